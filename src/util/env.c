@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "util/env.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "util/log.h"
+
+/* Order and text are those of docs/environment.md: a test compares them. */
+static const struct env_entry entries[] = {
+    {"EPX_LOG", "", "warn", "Least severe log lines shown on stderr: none, error, warn, info or debug"},
+    {"EPX_TIMEOUT_MS", "NCCL_EP_TIMEOUT_MS,UCCL_EP_CPU_TIMEOUT_SECS", "100000",
+     "Deadline of every wait of a group, in milliseconds, where its configuration says 0"},
+    {"EPX_BOOT_TIMEOUT_MS", "", "the group's timeout",
+     "Deadline of each step in which ranks meet over TCP, in milliseconds"},
+    {"EPX_SOCKET_IFNAME", "UCCL_SOCKET_IFNAME,NCCL_SOCKET_IFNAME", "any",
+     "Interfaces to meet over: prefixes separated by commas; a leading = means exact names, a leading ^ all but these"},
+    {"EPX_MASTER_PORT", "", "MASTER_PORT", "TCP port on which EPX's ranks meet, where it must differ from MASTER_PORT"},
+    {"EPX_RANKS_PER_NODE", "", "what the machines say", "Ranks that count as one node"},
+    {"EPX_NUM_AGENTS", "", "automatic", "Agents (CPU threads, GPU warps) per operation"},
+    {"EPX_ALLOC_BYTES", "", "4G", "Address space per rank from which epx_alloc serves"},
+    {"EPX_DEVICE", "", "cpu", "Device of groups whose configuration leaves it open: cpu"},
+    {"EPX_NET", "", "auto", "Network between nodes, where the configuration of a group names none"},
+};
+enum { ENTRY_COUNT = (int)(sizeof(entries) / sizeof(entries[0])), ALIAS_BYTES = 64 };
+
+/* Aliases counted in another unit than the variable they stand for; *factor units of the variable each. */
+static const struct {
+    const char *alias;
+    int64_t factor;
+} scaled_aliases[] = {{"UCCL_EP_CPU_TIMEOUT_SECS", 1000}};
+
+static atomic_flag warned[ENTRY_COUNT];
+
+const struct env_entry *env_table(int *count)
+{
+    *count = ENTRY_COUNT;
+    return entries;
+}
+
+static const struct env_entry *find_entry(const char *name)
+{
+    for (int i = 0; i < ENTRY_COUNT; i++)
+        if (!strcmp(entries[i].name, name))
+            return &entries[i];
+    return NULL;
+}
+
+static const char *nonempty(const char *name)
+{
+    const char *value = getenv(name);
+
+    return value && value[0] ? value : NULL;
+}
+
+/* The value, and in `used` (ALIAS_BYTES) the name under which it was found. */
+static const char *look_up(const struct env_entry *entry, char *used)
+{
+    const char *value = nonempty(entry->name);
+    const char *at = entry->aliases;
+
+    strncpy(used, entry->name, ALIAS_BYTES - 1);
+    used[ALIAS_BYTES - 1] = 0;
+    while (!value && *at) {
+        size_t length = strcspn(at, ",");
+        if (length < ALIAS_BYTES) {
+            memcpy(used, at, length);
+            used[length] = 0;
+            value = nonempty(used);
+        }
+        at += length + (at[length] == ',');
+    }
+    return value;
+}
+
+const char *env_string(const char *name)
+{
+    char used[ALIAS_BYTES];
+    const struct env_entry *entry = find_entry(name);
+
+    if (!entry) {
+        log_line(LOG_ERROR, "%s is missing from the table of environment variables", name);
+        return NULL;
+    }
+    return look_up(entry, used);
+}
+
+static int64_t unit_of(const char *name)
+{
+    for (size_t i = 0; i < sizeof(scaled_aliases) / sizeof(scaled_aliases[0]); i++)
+        if (!strcmp(scaled_aliases[i].alias, name))
+            return scaled_aliases[i].factor;
+    return 1;
+}
+
+static int suffix_shift(char letter)
+{
+    switch (letter) {
+    case 'k':
+    case 'K':
+        return 10;
+    case 'm':
+    case 'M':
+        return 20;
+    case 'g':
+    case 'G':
+        return 30;
+    default:
+        return -1;
+    }
+}
+
+/* Returns 0 when `text` is an integer with an optional suffix, and fits after scaling. */
+static int parse_int(const char *text, int64_t unit, int64_t *value)
+{
+    char *end;
+    long long number;
+
+    errno = 0;
+    number = strtoll(text, &end, 10);
+    if (errno || end == text)
+        return -1;
+    if (*end) {
+        int shift = suffix_shift(*end);
+        if (shift < 0 || end[1] || __builtin_mul_overflow(number, 1ll << shift, &number))
+            return -1;
+    }
+    return __builtin_mul_overflow(number, (long long)unit, value) ? -1 : 0;
+}
+
+int64_t env_int(const char *name, int64_t fallback, int64_t low, int64_t high)
+{
+    char used[ALIAS_BYTES];
+    const struct env_entry *entry = find_entry(name);
+    const char *text;
+    int64_t value, unit;
+
+    if (!entry) {
+        log_line(LOG_ERROR, "%s is missing from the table of environment variables", name);
+        return fallback;
+    }
+    text = look_up(entry, used);
+    if (!text)
+        return fallback;
+    unit = unit_of(used);
+    if (!parse_int(text, unit, &value) && value >= low && value <= high)
+        return value;
+    if (!atomic_flag_test_and_set(&warned[entry - entries]))
+        log_line(LOG_WARN, "%s is \"%s\", expected an integer from %lld to %lld: ignored", used, text,
+                 (long long)(low / unit), (long long)(high / unit));
+    return fallback;
+}

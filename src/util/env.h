@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Environment variables: one table (env.c) names each, its aliases, its default and its meaning, for `epx doctor` too. */
+#ifndef EPX_UTIL_ENV_H
+#define EPX_UTIL_ENV_H
+
+#include <stdint.h>
+
+struct env_entry {
+    const char *name;    /* EPX_... */
+    const char *aliases; /* comma separated, or "" */
+    const char *fallback;
+    const char *meaning;
+};
+
+/* The table; *count entries. */
+const struct env_entry *env_table(int *count);
+/* The value of `name` (it must be in the table) or of its first set alias; NULL when unset or empty. */
+const char *env_string(const char *name);
+/* Integer value with optional suffix K, M, G (powers of 1024); `fallback` when unset. A malformed or out-of-range
+ * value is warned about once and ignored. */
+int64_t env_int(const char *name, int64_t fallback, int64_t low, int64_t high);
+
+#endif
