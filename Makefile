@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+# A thin front for CMake:
+#   make         build/epx and build/libepx.so
+#   make demo    both modes with 8 ranks, every result checked
+#   make test    everything that CI checks (scripts/test.sh)
+#   make format  clang-format on all sources
+#   make clean
+
+BUILD ?= build
+JOBS ?= $(shell nproc)
+WERROR ?= ON
+MAKEFLAGS += --no-print-directory
+
+all: configure
+	@cmake --build $(BUILD) -j$(JOBS)
+
+configure:
+	@scripts/deps.sh build
+	@cmake -S . -B $(BUILD) -DCMAKE_BUILD_TYPE=Release -DEPX_WERROR=$(WERROR) $(CMAKE_ARGS) >$(BUILD).configure.log 2>&1 \
+	    || { cat $(BUILD).configure.log; exit 1; }
+	@rm -f $(BUILD).configure.log
+
+demo: all
+	$(BUILD)/epx bench ll --ranks 8 --check
+	$(BUILD)/epx bench ht --ranks 8 --check
+
+test:
+	@scripts/test.sh
+
+format:
+	@scripts/format.sh --fix
+
+clean:
+	rm -rf build build-*
+
+.PHONY: all configure demo test format clean
