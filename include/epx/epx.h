@@ -1,0 +1,429 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * EPX, expert-parallel exchange: the native C API.
+ *
+ * A GROUP is a set of ranks that exchange tokens; creating and destroying one is collective.
+ * A HANDLE belongs to a group and carries one routing (which token goes to which experts).
+ * DISPATCH sends each token to the ranks of its experts; COMBINE brings the results back and sums them.
+ * Both are asynchronous on a STREAM: they return once the work is queued.
+ *
+ * Rules that hold everywhere
+ *  - Every function returns an epx_status. epx_last_error() gives the full sentence for the calling thread.
+ *  - Every struct starts with its own size, set by the EPX_*_INIT macro. A library newer than its caller fills what the
+ *    caller does not know with defaults; an older one refuses non-zero fields it does not know.
+ *  - Tensor memory is memory of the group's device. On the CPU device that is ordinary memory.
+ *  - Operations of one group are issued in the same order on all its ranks, and run in that order.
+ *  - Nothing waits for ever: see epx_group_config.timeout_ms.
+ *
+ * Letters: B tokens of this rank, M = max_tokens_per_rank, R ranks, E experts, L = ceil(E / R) local experts (experts
+ * r*L .. r*L+L-1 live on rank r; where R does not divide E the last ranks have fewer, and their tensors keep size L),
+ * K top-k, H hidden, N rows of a receive tensor.
+ */
+#ifndef EPX_EPX_H
+#define EPX_EPX_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define EPX_VERSION_MAJOR 0
+#define EPX_VERSION_MINOR 1
+#define EPX_VERSION_PATCH 0
+#define EPX_VERSION_CODE (EPX_VERSION_MAJOR * 10000 + EPX_VERSION_MINOR * 100 + EPX_VERSION_PATCH)
+
+#if defined(__GNUC__)
+#define EPX_API __attribute__((visibility("default")))
+#else
+#define EPX_API
+#endif
+
+/* ---- Status ------------------------------------------------------------------------------------------------- */
+
+typedef enum epx_status {
+    EPX_OK = 0,
+    EPX_ERR_ARGUMENT = 1,    /* a value is wrong: null, shape, dtype, range, struct size */
+    EPX_ERR_USAGE = 2,       /* the call is not allowed now, or not with this configuration */
+    EPX_ERR_MISMATCH = 3,    /* ranks disagree: the message names the rank and the field */
+    EPX_ERR_OVERFLOW = 4,    /* a receive tensor is too small: the message names the need */
+    EPX_ERR_MEMORY = 5,      /* out of memory, or of the heap that epx_alloc serves from */
+    EPX_ERR_SYSTEM = 6,      /* a system call failed: the message has errno's text */
+    EPX_ERR_TIMEOUT = 7,     /* a wait reached its deadline: the message names rank, peer, phase, expected, seen */
+    EPX_ERR_PEER = 8,        /* another rank failed and said so */
+    EPX_ERR_BUSY = 9,        /* too many staged operations in flight: see epx_group_config.max_inflight */
+    EPX_ERR_UNSUPPORTED = 10,/* this build or this machine cannot do it */
+    EPX_ERR_NOT_READY = 11,  /* a query: not finished yet */
+    EPX_ERR_INTERNAL = 12    /* a bug in EPX: please report it */
+} epx_status;
+
+/* One line that says what a status means in general. Never NULL, also for unknown values. */
+EPX_API const char *epx_strerror(epx_status status);
+/* The sentence of the last failed call on this thread ("" if none): what was expected and what was given. */
+EPX_API const char *epx_last_error(void);
+/* EPX_VERSION_CODE of the library in use. */
+EPX_API epx_status epx_version(int *code);
+
+/* ---- Tensors ------------------------------------------------------------------------------------------------- */
+
+typedef enum epx_dtype {
+    EPX_BF16 = 1,
+    EPX_FP16 = 2,
+    EPX_FP32 = 3,
+    EPX_FP8_E4M3 = 4, /* OCP e4m3, "fn": no infinities, +-448 */
+    EPX_INT32 = 5,
+    EPX_INT64 = 6,
+    EPX_UINT8 = 7
+} epx_dtype;
+
+#define EPX_MAX_NDIM 4
+#define EPX_MAX_TOPK 32
+
+typedef struct epx_tensor {
+    uint32_t size;
+    int32_t dtype; /* epx_dtype */
+    int32_t ndim;
+    uint32_t reserved;
+    void *data;
+    int64_t shape[EPX_MAX_NDIM];
+    int64_t stride[EPX_MAX_NDIM]; /* in elements; all zero means contiguous, row-major */
+} epx_tensor;
+
+#define EPX_TENSOR_INIT {.size = (uint32_t)sizeof(epx_tensor)}
+
+/* Fills a contiguous descriptor. Only the first ndim of d0..d3 count. */
+static inline epx_tensor epx_tensor_make(void *data, epx_dtype dtype, int ndim, int64_t d0, int64_t d1, int64_t d2,
+                                         int64_t d3)
+{
+    epx_tensor t;
+    int i;
+    t.size = (uint32_t)sizeof(t);
+    t.dtype = (int32_t)dtype;
+    t.ndim = ndim;
+    t.reserved = 0;
+    t.data = data;
+    t.shape[0] = d0;
+    t.shape[1] = d1;
+    t.shape[2] = d2;
+    t.shape[3] = d3;
+    for (i = 0; i < EPX_MAX_NDIM; i++)
+        t.stride[i] = 0;
+    return t;
+}
+
+EPX_API size_t epx_dtype_size(epx_dtype dtype); /* 0 for an unknown dtype */
+
+/* ---- Bootstrap ----------------------------------------------------------------------------------------------- */
+
+/*
+ * How ranks find each other. With `allgather` set, EPX calls it, on the thread that creates or destroys the group:
+ * every rank gives `bytes` bytes and receives nranks * bytes in rank order; it returns 0, or anything else to fail.
+ * A NULL bootstrap reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun, `epx run` and others set them.
+ */
+typedef int (*epx_allgather_fn)(void *context, const void *send, void *recv, size_t bytes);
+
+typedef struct epx_bootstrap {
+    uint32_t size;
+    int32_t rank;
+    int32_t nranks;
+    uint32_t reserved;
+    epx_allgather_fn allgather;
+    void *context;
+} epx_bootstrap;
+
+#define EPX_BOOTSTRAP_INIT {.size = (uint32_t)sizeof(epx_bootstrap)}
+
+/* ---- Groups -------------------------------------------------------------------------------------------------- */
+
+typedef struct epx_group epx_group;
+typedef struct epx_handle epx_handle;
+typedef struct epx_event epx_event;
+/* A stream of the group's device: NULL is the group's own default stream. */
+typedef void *epx_stream;
+
+typedef enum epx_device { EPX_DEVICE_AUTO = 0, EPX_DEVICE_CPU = 1, EPX_DEVICE_CUDA = 2, EPX_DEVICE_HIP = 3 } epx_device;
+
+/* Modes are bits: one group may serve both. */
+typedef enum epx_mode { EPX_LOW_LATENCY = 1, EPX_HIGH_THROUGHPUT = 2 } epx_mode;
+
+typedef struct epx_group_config {
+    uint32_t size;
+    int32_t device;              /* epx_device; AUTO = CPU unless EPX_DEVICE says otherwise */
+    int32_t device_index;        /* which GPU; ignored on the CPU */
+    uint32_t modes;              /* epx_mode bits; 0 = both */
+    int32_t num_experts;         /* E */
+    int32_t max_tokens_per_rank; /* M: most tokens one rank dispatches in one call */
+    int32_t max_hidden_bytes;    /* most bytes of one token row, scales not counted: H * sizeof(element) */
+    int32_t max_topk;            /* most experts per token, 1..EPX_MAX_TOPK; 0 = 8 */
+    int32_t max_recv_tokens;     /* high throughput: most rows one rank receives; 0 = the worst case */
+    int32_t max_inflight;        /* low latency: staged operations in flight at a time; 0 = 2 */
+    int32_t num_agents;          /* agents (CPU threads, GPU warps) per operation; 0 = automatic, or EPX_NUM_AGENTS */
+    int32_t ranks_per_node;      /* 0 = what the machines say, or EPX_RANKS_PER_NODE */
+    int32_t enable_mask;         /* 1: a rank that times out is masked and the others go on (low latency) */
+    int32_t timeout_ms;          /* deadline of every wait; 0 = EPX_TIMEOUT_MS, or 100000 */
+    uint64_t alloc_bytes;        /* heap for epx_alloc; 0 = EPX_ALLOC_BYTES, or 4 GiB of untouched address space (CPU) */
+    char net[16];                /* network between nodes; "" = automatic, or EPX_NET */
+} epx_group_config;
+
+#define EPX_GROUP_CONFIG_INIT {.size = (uint32_t)sizeof(epx_group_config)}
+
+/* Collective. Ranks compare their configurations here: a difference fails on all of them, naming rank and field. */
+EPX_API epx_status epx_group_create(epx_group **group, const epx_bootstrap *bootstrap, const epx_group_config *config);
+/* Local: waits for the group's queued work (it is bounded by deadlines), then frees everything, handles included. */
+EPX_API epx_status epx_group_destroy(epx_group *group);
+
+typedef struct epx_group_info {
+    uint32_t size;
+    int32_t rank, nranks;
+    int32_t node, nnodes;      /* this rank's node and how many there are */
+    int32_t ranks_per_node;
+    int32_t num_experts, local_experts;
+    int32_t device;
+    int32_t num_agents;
+    int32_t timeout_ms;
+    int32_t max_recv_tokens;   /* as resolved: the worst case if the configuration said 0 */
+    char device_name[32];
+    char net_name[16];
+} epx_group_info;
+
+#define EPX_GROUP_INFO_INIT {.size = (uint32_t)sizeof(epx_group_info)}
+EPX_API epx_status epx_group_query(const epx_group *group, epx_group_info *info);
+
+/* Memory that a group will take on each rank, before creating it. Needs no other rank. */
+typedef struct epx_memory_info {
+    uint32_t size;
+    uint32_t reserved;
+    uint64_t heap_bytes;         /* shared memory in all: the sum of the next four */
+    uint64_t control_bytes;      /* signals and tables */
+    uint64_t low_latency_bytes;  /* slots, max_inflight times */
+    uint64_t high_throughput_bytes;
+    uint64_t alloc_bytes;        /* what epx_alloc may hand out */
+    uint64_t ll_receive_bytes;   /* worst-case bytes one low-latency dispatch plus one combine receive */
+    uint64_t ht_receive_bytes;   /* worst-case bytes one high-throughput dispatch receives */
+} epx_memory_info;
+
+#define EPX_MEMORY_INFO_INIT {.size = (uint32_t)sizeof(epx_memory_info)}
+EPX_API epx_status epx_group_memory(const epx_group_config *config, int nranks, epx_memory_info *info);
+
+/*
+ * Memory that every rank of the node can reach: tensors that lie here are read and written in place by peers
+ * (zero-copy). 256-byte aligned. Local calls. Freeing is for after the operations that use it have completed.
+ */
+EPX_API epx_status epx_alloc(epx_group *group, size_t bytes, void **ptr);
+EPX_API epx_status epx_free(epx_group *group, void *ptr);
+
+/* ---- Streams and events: as on a GPU, also on the CPU -------------------------------------------------------- */
+
+EPX_API epx_status epx_stream_create(epx_group *group, epx_stream *stream);
+EPX_API epx_status epx_stream_destroy(epx_group *group, epx_stream stream);
+/* Waits until all queued work is done. Returns the group's asynchronous error, if there is one. */
+EPX_API epx_status epx_stream_sync(epx_group *group, epx_stream stream);
+/* EPX_OK when idle, EPX_ERR_NOT_READY when not. */
+EPX_API epx_status epx_stream_query(epx_group *group, epx_stream stream);
+/* Runs fn(arg) in stream order on a thread of EPX's: how a CPU program puts its own work between operations. */
+EPX_API epx_status epx_stream_call(epx_group *group, epx_stream stream, void (*fn)(void *arg), void *arg);
+EPX_API epx_status epx_event_create(epx_group *group, epx_event **event);
+EPX_API epx_status epx_event_destroy(epx_event *event);
+EPX_API epx_status epx_event_record(epx_event *event, epx_stream stream);
+/* An event that was never recorded counts as reached. */
+EPX_API epx_status epx_event_sync(epx_event *event);
+EPX_API epx_status epx_event_query(epx_event *event);
+EPX_API epx_status epx_stream_wait_event(epx_group *group, epx_stream stream, epx_event *event);
+
+/* ---- Handles: one routing each ------------------------------------------------------------------------------- */
+
+/*
+ * Layouts of what a rank receives.
+ *  EXPERT_MAJOR  low latency:     tokens [L, R*M, H], the first expert_counts[l] rows of each expert, by (rank, token)
+ *                high throughput: tokens [N, H], a zone per local expert, each padded with zeros to expert_alignment
+ *  RANK_MAJOR    low latency:     tokens [R, M, H], the first rank_counts[r] rows of each rank, in token order
+ *  FLAT          high throughput: tokens [N, H], one row per (token, this rank), by (source rank, token)
+ */
+typedef enum epx_layout { EPX_EXPERT_MAJOR = 1, EPX_RANK_MAJOR = 2, EPX_FLAT = 3 } epx_layout;
+
+/* FLAT and RANK_MAJOR: local expert ids first, in ascending order, -1 after them, weights likewise; without the flag
+ * they stand in the source's k-order with -1 (weight 0) where an expert is not local. */
+#define EPX_HANDLE_COMPACT_TOPK 1u
+
+typedef struct epx_handle_config {
+    uint32_t size;
+    int32_t mode;             /* one epx_mode */
+    int32_t layout;           /* epx_layout */
+    int32_t topk;             /* K */
+    int32_t expert_alignment; /* EXPERT_MAJOR, high throughput: a power of two; 0 = 1 */
+    uint32_t flags;           /* EPX_HANDLE_* */
+} epx_handle_config;
+
+#define EPX_HANDLE_CONFIG_INIT {.size = (uint32_t)sizeof(epx_handle_config)}
+
+/* Local. */
+EPX_API epx_status epx_handle_create(epx_handle **handle, epx_group *group, const epx_handle_config *config);
+EPX_API epx_status epx_handle_destroy(epx_handle *handle);
+/* Bytes of device memory that such a handle takes beside the group's heap. */
+EPX_API epx_status epx_handle_memory(const epx_group *group, const epx_handle_config *config, size_t *bytes);
+
+/*
+ * Where EPX writes what was received, all optional, in device memory, complete when the operation is.
+ * High throughput fills it in epx_handle_update, low latency in the receive half of dispatch.
+ */
+typedef struct epx_layout_info {
+    uint32_t size;
+    uint32_t reserved;
+    epx_tensor *expert_counts;  /* int32 or int64 [L]: rows per local expert (padded in HT EXPERT_MAJOR) */
+    epx_tensor *expert_offsets; /* int32 or int64 [L]: first row of each zone (HT EXPERT_MAJOR) */
+    epx_tensor *rank_counts;    /* int32 or int64 [R]: rows (FLAT, RANK_MAJOR) or token-expert pairs from each rank */
+    epx_tensor *total;          /* int32 or int64 [1]: rows received, padding included */
+    epx_tensor *layout_range;   /* int64 [L,R]: LL EXPERT_MAJOR, first row << 32 | rows */
+    epx_tensor *expert_stats;   /* int32 [L]: rows per local expert are ADDED to it (low latency) */
+    epx_tensor *wait_ns;        /* int64 [R]: time spent waiting for each rank is ADDED to it (low latency) */
+} epx_layout_info;
+
+#define EPX_LAYOUT_INFO_INIT {.size = (uint32_t)sizeof(epx_layout_info)}
+
+/*
+ * Sets the routing: topk_idx int32 or int64 [B, K], -1 = dropped.
+ * High throughput: collective and asynchronous; ranks exchange counts; the handle keeps its own copy, so that any
+ * number of dispatches and combines may follow. Low latency: local; the indices are read when each dispatch runs.
+ */
+EPX_API epx_status epx_handle_update(epx_handle *handle, const epx_tensor *topk_idx, const epx_layout_info *info,
+                                     epx_stream stream);
+
+/* High throughput: waits for the update and returns the exact number of rows that this rank will receive, and, where
+ * expert_counts is not NULL, the (unpadded) rows of each local expert. */
+EPX_API epx_status epx_handle_recv_count(epx_handle *handle, int64_t *rows, int64_t *expert_counts);
+
+/*
+ * A tensor inside EPX's own receive buffer, for a high-throughput handle: dispatch into it moves each token once.
+ * Its content lasts until the next high-throughput operation of the group that is given ordinary memory, or this
+ * tensor again. `which`: EPX_RECV_*. rows = how many rows the descriptor shall have.
+ */
+typedef enum epx_recv_part { EPX_RECV_TOKENS = 1, EPX_RECV_SCALES = 2 } epx_recv_part;
+EPX_API epx_status epx_handle_recv_tensor(epx_handle *handle, epx_recv_part which, epx_dtype dtype, int64_t rows,
+                                          int64_t columns, epx_tensor *tensor);
+
+/* ---- Dispatch ------------------------------------------------------------------------------------------------ */
+
+typedef enum epx_direction { EPX_FORWARD = 0, EPX_BACKWARD = 1 } epx_direction;
+
+typedef struct epx_dispatch_inputs {
+    uint32_t size;
+    uint32_t reserved;
+    const epx_tensor *tokens;       /* [B, H] bf16, fp16, fp32, or fp8 with scales; rows contiguous */
+    const epx_tensor *scales;       /* fp8 input: [B, S] fp32 or int32, any strides, forwarded as they are */
+    const epx_tensor *topk_weights; /* [B, K] fp32, where the outputs ask for weights */
+} epx_dispatch_inputs;
+
+/* Rows beyond what was received are left alone, but for topk_idx (-1) and topk_weights (0) in FLAT. */
+typedef struct epx_dispatch_outputs {
+    uint32_t size;
+    uint32_t reserved;
+    epx_tensor *tokens;       /* as the layout says. fp8 here and bf16 in inputs.tokens: EPX casts */
+    epx_tensor *scales;       /* fp8: tokens' shape with ceil(H/128) fp32, or ceil(H/512) int32 (UE8M0), any strides */
+    epx_tensor *topk_weights; /* FLAT [N,K], RANK_MAJOR [R,M,K], HT EXPERT_MAJOR [N]; fp32 */
+    epx_tensor *topk_idx;     /* FLAT [N,K], RANK_MAJOR [R,M,K]: local expert id or -1; int32 or int64 */
+    epx_tensor *src_rank;     /* int32, tokens' shape without H: source rank of each row */
+    epx_tensor *src_token;    /* int32, likewise: source token of each row */
+} epx_dispatch_outputs;
+
+typedef struct epx_dispatch_config {
+    uint32_t size;
+    int32_t send_only;   /* low latency: return after the send half; epx_complete runs the receive half */
+    int32_t round_scale; /* fp8 cast: scales are powers of two (implied by int32 scales) */
+    int32_t direction;   /* high throughput: EPX_BACKWARD dispatches gradients of a combine, without weights and idx */
+} epx_dispatch_config;
+
+#define EPX_DISPATCH_INPUTS_INIT {.size = (uint32_t)sizeof(epx_dispatch_inputs)}
+#define EPX_DISPATCH_OUTPUTS_INIT {.size = (uint32_t)sizeof(epx_dispatch_outputs)}
+#define EPX_DISPATCH_CONFIG_INIT {.size = (uint32_t)sizeof(epx_dispatch_config)}
+
+/* Collective. `info` is for low latency; high throughput has it in epx_handle_update. config may be NULL. */
+EPX_API epx_status epx_dispatch(epx_handle *handle, const epx_dispatch_inputs *inputs,
+                                const epx_dispatch_outputs *outputs, const epx_layout_info *info,
+                                const epx_dispatch_config *config, epx_stream stream);
+
+/* ---- Combine ------------------------------------------------------------------------------------------------- */
+
+/*
+ *  LL EXPERT_MAJOR: out[b] = sum over k, in k-order, of topk_weights[b][k] * row of (b, k); -1 and masked ranks skipped
+ *  LL RANK_MAJOR:   out[b] = sum over ranks, ascending, of the row that rank returned (weight 1)
+ *  HT FLAT:         the same over ranks; HT EXPERT_MAJOR: sum over k, in k-order, weight 1
+ * A bias is added first. Sums are in fp32, rounded once. The routing is that of the handle's last dispatch.
+ */
+typedef struct epx_combine_inputs {
+    uint32_t size;
+    uint32_t reserved;
+    const epx_tensor *tokens;       /* shaped as dispatch's output tokens: bf16, fp16 or fp32 */
+    const epx_tensor *topk_weights; /* LL EXPERT_MAJOR: fp32 [B,K]. HT: as dispatch's output weights, to be returned */
+    const epx_tensor *bias[2];      /* [B, H], tokens' dtype */
+} epx_combine_inputs;
+
+typedef struct epx_combine_outputs {
+    uint32_t size;
+    uint32_t reserved;
+    epx_tensor *tokens;       /* [B, H] */
+    epx_tensor *topk_weights; /* HT: fp32 [B, K], each weight back in its (token, k) place */
+} epx_combine_outputs;
+
+typedef struct epx_combine_config {
+    uint32_t size;
+    int32_t send_only;
+    int32_t logfmt;    /* low latency, bf16: rows travel as LogFMT-10 */
+    int32_t direction; /* high throughput: EPX_BACKWARD combines gradients of a dispatch (needs weights in and out) */
+    epx_tensor *wait_ns; /* as in epx_layout_info */
+} epx_combine_config;
+
+#define EPX_COMBINE_INPUTS_INIT {.size = (uint32_t)sizeof(epx_combine_inputs)}
+#define EPX_COMBINE_OUTPUTS_INIT {.size = (uint32_t)sizeof(epx_combine_outputs)}
+#define EPX_COMBINE_CONFIG_INIT {.size = (uint32_t)sizeof(epx_combine_config)}
+
+EPX_API epx_status epx_combine(epx_handle *handle, const epx_combine_inputs *inputs,
+                               const epx_combine_outputs *outputs, const epx_combine_config *config,
+                               epx_stream stream);
+
+/* The receive half of the handle's staged (send_only) operation; nothing to do otherwise. */
+EPX_API epx_status epx_complete(epx_handle *handle, epx_stream stream);
+
+/* ---- Masks, errors, statistics ------------------------------------------------------------------------------- */
+
+/* 1 = active, 0 = masked: neither sent to nor waited for. Need enable_mask. `mask` of query is device int32 [R]. */
+EPX_API epx_status epx_mask_query(epx_group *group, int32_t *mask, epx_stream stream);
+EPX_API epx_status epx_mask_update(epx_group *group, const int32_t *host_mask, epx_stream stream);
+/* Collective over the active ranks and those that come back: all ranks active again. */
+EPX_API epx_status epx_mask_clean(epx_group *group, epx_stream stream);
+
+typedef struct epx_error_info {
+    uint32_t size;
+    int32_t status; /* epx_status, EPX_OK = none */
+    int32_t rank;   /* who found it */
+    int32_t peer;   /* about whom, or -1 */
+    int64_t expected, seen;
+    char phase[32]; /* for example "ll dispatch: wait for data" */
+    char message[256];
+} epx_error_info;
+
+#define EPX_ERROR_INFO_INIT {.size = (uint32_t)sizeof(epx_error_info)}
+/* The first error since the last clear. Never blocks. Returns its status; info may be NULL. */
+EPX_API epx_status epx_group_error(epx_group *group, epx_error_info *info);
+/* Collective after a failure: every rank calls it once its streams are idle; then the group may be used again. */
+EPX_API epx_status epx_group_error_clear(epx_group *group);
+
+typedef struct epx_stats {
+    uint32_t size;
+    uint32_t reserved;
+    uint64_t ll_dispatches, ll_combines, ht_updates, ht_dispatches, ht_combines;
+    uint64_t rows_sent, rows_received, rows_returned; /* dispatch out, dispatch in, combine in */
+    uint64_t bytes_peer;                              /* payload moved to or from other ranks of the node */
+    uint64_t bytes_local;                             /* payload copied a second time inside this rank */
+    uint64_t waits, wait_ns;                          /* waits that found nothing ready, and their time */
+    uint64_t timeouts;
+} epx_stats;
+
+#define EPX_STATS_INIT {.size = (uint32_t)sizeof(epx_stats)}
+EPX_API epx_status epx_group_stats(epx_group *group, epx_stats *stats);
+EPX_API epx_status epx_group_stats_reset(epx_group *group);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

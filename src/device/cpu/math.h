@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The CPU's bulk primitives: copies, casts, LogFMT-10, weighted sums. Plain functions of memory; no EPX state. */
+#ifndef EPX_DEVICE_CPU_MATH_H
+#define EPX_DEVICE_CPU_MATH_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum scale_kind { SCALE_FLOAT = 0, SCALE_UE8M0 = 1 };
+enum row_format { ROW_PLAIN = 0, ROW_LOGFMT = 1 };
+
+/* dtype arguments are epx_dtype values. Pointers may have any alignment that their element type has. */
+
+void math_copy(void *to, const void *from, size_t bytes);
+/* Reads once, writes n copies. */
+void math_copy_many(void *const *to, int n, const void *from, size_t bytes);
+void math_fill_zero(void *to, size_t bytes);
+
+/*
+ * Casts a row of `hidden` bf16, fp16 or fp32 values to e4m3 with one scale per 128 channels (the last block may be
+ * short). scales: SCALE_FLOAT writes ceil(hidden/128) floats, SCALE_UE8M0 packs 4 bytes to an int32 (unused bytes 0).
+ * Both written contiguously. round_scale: powers of two (implied by UE8M0).
+ */
+void math_cast_fp8(uint8_t *q, void *scales, enum scale_kind kind, int round_scale, const void *x, int dtype,
+                   int hidden);
+
+/* Largest encoded size of a row of `hidden` bf16 values, a multiple of 16. */
+size_t math_logfmt_bound(int hidden);
+/* Encodes; returns the bytes used (<= bound). `to` is 16-byte aligned. */
+size_t math_logfmt_encode(void *to, const uint16_t *x, int hidden);
+void math_logfmt_decode(float *to, const void *from, int hidden);
+
+struct reduce_row {
+    const void *data;
+    float weight;
+    int format; /* enum row_format; ROW_LOGFMT decodes to bf16's values */
+};
+
+/*
+ * out[i] = round(bias0[i] + bias1[i] + sum over rows, in order, of weight * row[i]), in fp32: each product rounded, then
+ * added (never fused), so that every device gives the same bits. weighted = 0 ignores the weights. Biases may be NULL;
+ * without rows and biases the result is zero. dtype of rows, biases and out: bf16, fp16 or fp32.
+ */
+void math_reduce(void *out, int dtype, int hidden, const struct reduce_row *rows, int n, int weighted,
+                 const void *bias0, const void *bias1);
+
+#endif

@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What EPX asks of a device (CPU, CUDA, HIP): memory, a heap that other processes of the node can map, streams, events,
+ * and launching one of EPX's kernels with a number of agents. One table per device; every slot is filled.
+ */
+#ifndef EPX_DEVICE_DEVICE_H
+#define EPX_DEVICE_DEVICE_H
+
+#include "epx/epx.h"
+#include "kernel/params.h"
+
+struct device;        /* one opened device; starts with `const struct device_ops *ops` */
+struct device_stream; /* the device's own stream object; what the caller sees as epx_stream */
+struct device_event;
+
+/* Goes through the bootstrap as it is: everything a peer needs to map this rank's heap. */
+struct heap_export {
+    uint64_t bytes;
+    uint64_t address; /* in the exporting process */
+    int64_t pid;
+    int64_t token; /* CPU: file descriptor in the exporting process */
+    uint8_t opaque[96]; /* CUDA: IPC handle; CPU: a nonce found at the start of the segment (checks that it is ours) */
+};
+
+struct heap {
+    void *base;
+    uint64_t bytes;
+    struct heap_export export;
+};
+
+enum {
+    DEVICE_HOST_ACCESS = 1, /* the host can read and write device memory directly */
+    DEVICE_SPARSE_HEAP = 2  /* untouched heap pages cost nothing */
+};
+
+struct device_ops {
+    const char *name;
+    int kind; /* epx_device */
+    unsigned caps;
+
+    epx_status (*open)(int index, struct device **device);
+    void (*close)(struct device *device);
+    /* 64 bytes that two ranks share exactly when they can map each other's heaps. */
+    epx_status (*identity)(struct device *device, uint8_t id[64]);
+    /* How many agents an operation should use when `local_ranks` ranks share this device. */
+    int (*default_agents)(struct device *device, int local_ranks);
+
+    epx_status (*mem_alloc)(struct device *device, size_t bytes, void **ptr); /* zeroed, 256-byte aligned */
+    void (*mem_free)(struct device *device, void *ptr);
+    /* Memory that both host and kernels reach (pinned and mapped on a GPU), zeroed. */
+    epx_status (*host_alloc)(struct device *device, size_t bytes, void **ptr);
+    void (*host_free)(struct device *device, void *ptr);
+    /* Synchronous copy between host and device memory, for set-up only. */
+    epx_status (*copy)(struct device *device, void *to, const void *from, size_t bytes);
+
+    epx_status (*heap_create)(struct device *device, uint64_t bytes, struct heap *heap);
+    void (*heap_destroy)(struct device *device, struct heap *heap);
+    /* Maps a peer's heap; a peer in the same process (same pid) is used at its own address. */
+    epx_status (*heap_open)(struct device *device, const struct heap_export *peer, void **base);
+    void (*heap_close)(struct device *device, const struct heap_export *peer, void *base);
+
+    epx_status (*stream_create)(struct device *device, struct device_stream **stream);
+    epx_status (*stream_destroy)(struct device *device, struct device_stream *stream); /* after its work is done */
+    epx_status (*stream_sync)(struct device *device, struct device_stream *stream);
+    epx_status (*stream_query)(struct device *device, struct device_stream *stream); /* EPX_OK or EPX_ERR_NOT_READY */
+    epx_status (*stream_call)(struct device *device, struct device_stream *stream, void (*fn)(void *), void *arg);
+    epx_status (*stream_wait)(struct device *device, struct device_stream *stream, struct device_event *event);
+    /* Copies in stream order. */
+    epx_status (*stream_copy)(struct device *device, struct device_stream *stream, void *to, const void *from,
+                              size_t bytes);
+    /* Runs kernel `id` with `agents` agents; `params` (bytes <= KERNEL_PARAMS_MAX) is copied. */
+    epx_status (*launch)(struct device *device, struct device_stream *stream, enum kernel_id id, const void *params,
+                         size_t bytes, int agents);
+
+    epx_status (*event_create)(struct device *device, struct device_event **event);
+    void (*event_destroy)(struct device *device, struct device_event *event);
+    epx_status (*event_record)(struct device *device, struct device_event *event, struct device_stream *stream);
+    epx_status (*event_sync)(struct device *device, struct device_event *event);
+    epx_status (*event_query)(struct device *device, struct device_event *event);
+};
+
+struct device {
+    const struct device_ops *ops;
+};
+
+/* Finds and opens: AUTO follows EPX_DEVICE, else the CPU. */
+epx_status device_open(epx_device kind, int index, struct device **device);
+
+extern const struct device_ops cpu_device_ops;
+
+#endif

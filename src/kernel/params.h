@@ -1,0 +1,391 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What host and kernels share: kernel numbers, what lies in every rank's heap, per-group and per-handle device tables,
+ * kernel parameters. C11, C++ and device compilers all read this file; layouts that cross ranks are asserted.
+ *
+ * The heap of a rank (the same offsets on all ranks, see algo/heap_layout.c)
+ *
+ *   control | signals[SIG_COUNT][R] | LL dispatch slots[W] | LL combine slots[W] | HT posts, counts | HT landing | alloc
+ *
+ * A signal word is written by ONE peer only and only grows: its value is the epoch up to which the peer has done what
+ * the signal's kind says. Epochs belong to the group and count operations of one kind; they live in device memory and
+ * are advanced by kernels, so that a captured graph replays.
+ */
+#ifndef EPX_KERNEL_PARAMS_H
+#define EPX_KERNEL_PARAMS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+#define EPX_STATIC_ASSERT static_assert
+#else
+#define EPX_STATIC_ASSERT _Static_assert
+#endif
+
+enum kernel_id {
+    KERNEL_LL_DISPATCH,
+    KERNEL_LL_COMBINE,
+    KERNEL_HT_NOTIFY,
+    KERNEL_HT_DISPATCH,
+    KERNEL_HT_COMBINE,
+    KERNEL_MASK,
+    KERNEL_COUNT
+};
+
+#define KERNEL_PARAMS_MAX 1024
+#define KERNEL_MAX_TOPK 32
+#define KERNEL_MAX_RANKS 4096
+
+/* ---- In every rank's heap ------------------------------------------------------------------------------------ */
+
+/* Wakes sleeping waiters of one rank. CPU only: whoever changes a word that a CPU agent of the rank may wait for bumps
+ * `seq` and, if `waiters` is not zero, wakes the futex on `seq`. */
+struct doorbell {
+    uint32_t seq;
+    uint32_t waiters;
+    uint8_t pad[56];
+};
+EPX_STATIC_ASSERT(sizeof(struct doorbell) == 64, "one cache line");
+
+/* First bytes of every rank's heap. */
+struct control {
+    uint64_t magic;
+    uint32_t rank;
+    uint32_t nranks;
+    uint8_t pad0[48];
+    struct doorbell bell;
+    uint64_t abort_word; /* 0, or who failed and how: set by the failing rank in all its peers' heaps */
+    uint8_t pad1[56];
+};
+EPX_STATIC_ASSERT(sizeof(struct control) == 192, "three cache lines");
+
+#define CONTROL_MAGIC 0x3130305850452e00u
+
+/* abort_word: 1 << 63 | status << 32 | rank */
+#define ABORT_WORD(status, rank) ((uint64_t)1 << 63 | (uint64_t)(status) << 32 | (uint64_t)(uint32_t)(rank))
+#define ABORT_STATUS(word) ((int)((word) >> 32 & 0xff))
+#define ABORT_RANK(word) ((int)((word)&0xffffffffu))
+
+/* One cache line per (kind, peer): peers on different cores never share one. */
+struct signal {
+    uint64_t value;
+    uint8_t pad[56];
+};
+EPX_STATIC_ASSERT(sizeof(struct signal) == 64, "one cache line");
+
+enum signal_kind {
+    SIG_LL_DATA,  /* low-latency dispatch: the peer's slot is filled and may be read */
+    SIG_LL_DONE,  /* the peer has read this rank's slot */
+    SIG_LC_DATA,  /* low-latency combine: the peer's rows may be read (in its heap, or here in the landing slot) */
+    SIG_LC_DONE,  /* the peer has read this rank's rows, and its landing slot is free again */
+    SIG_HN_DATA,  /* high-throughput notify: the peer's counts may be read */
+    SIG_HN_DONE,  /* the peer has read this rank's counts */
+    SIG_HD_READY, /* high-throughput dispatch: the peer's receive tensors may be written */
+    SIG_HD_DATA,  /* the peer has written all its rows here */
+    SIG_HC_DATA,  /* high-throughput combine: the peer's rows may be read */
+    SIG_HC_DONE,  /* the peer has read this rank's rows */
+    SIG_COUNT
+};
+
+enum operation { OP_LL_DISPATCH, OP_LL_COMBINE, OP_HT_NOTIFY, OP_HT_DISPATCH, OP_HT_COMBINE, OP_COUNT };
+
+/* What the ranks must agree on in one operation, carried by every post and compared by every reader. */
+struct agreement {
+    int32_t hidden_bytes; /* of one row on the wire, scales not counted */
+    int32_t dtype;        /* on the wire */
+    int32_t scale_bytes;  /* per row; 0 = none */
+    int32_t topk;
+    int32_t layout;
+    int32_t extra; /* per operation: weights asked for, direction */
+};
+EPX_STATIC_ASSERT(sizeof(struct agreement) == 24, "shared between ranks");
+
+/* Opens a low-latency dispatch slot; tables and rows follow at the offsets of struct ll_layout. */
+struct ll_post {
+    struct agreement agree;
+    int32_t ntokens;
+    int32_t reserved;
+    uint64_t rows;       /* heap offset of row 0: in the slot, or the caller's tensor */
+    uint64_t row_stride; /* bytes */
+    uint64_t pad[2];
+};
+EPX_STATIC_ASSERT(sizeof(struct ll_post) == 64, "shared between ranks");
+
+/* Opens a low-latency combine slot; EXPERT_MAJOR: begin[L][R] follows. */
+struct lc_post {
+    struct agreement agree;
+    int32_t pulled; /* 1: read the rows in this rank's heap; 0: they were written into the reader's landing slot */
+    int32_t reserved;
+    uint64_t rows;
+    uint64_t outer_stride, row_stride; /* bytes */
+    uint64_t pad;
+};
+EPX_STATIC_ASSERT(sizeof(struct lc_post) == 64, "shared between ranks");
+
+/* High-throughput dispatch: where this rank wants its rows. Offsets into its heap; 0 = not asked for. */
+struct hd_post {
+    struct agreement agree;
+    int32_t idx64;
+    int32_t compact;
+    int64_t capacity; /* rows */
+    uint64_t tokens, token_stride;
+    uint64_t scales, scale_row_stride, scale_stride;
+    uint64_t weights, topk_idx, src_rank, src_token;
+    uint64_t pad[2];
+};
+EPX_STATIC_ASSERT(sizeof(struct hd_post) == 128, "shared between ranks");
+
+/* High-throughput combine: where this rank's rows are. */
+struct hc_post {
+    struct agreement agree;
+    int64_t rows; /* how many */
+    uint64_t tokens, token_stride;
+    uint64_t weights;
+};
+EPX_STATIC_ASSERT(sizeof(struct hc_post) == 56, "shared between ranks");
+
+/* Offsets inside a heap, computed once from the configuration. */
+struct ll_layout {
+    uint64_t slots, slot_stride; /* dispatch */
+    uint64_t ecount, rcount, list, ids, eidx, weights, rows; /* from a slot's start */
+    uint64_t pitch;                                          /* bytes of a staged row: payload, then scales */
+    uint64_t cslots, cslot_stride;                           /* combine */
+    uint64_t begin, landing;                                 /* from a combine slot's start */
+    uint64_t cpitch;                                         /* bytes of a landing row */
+};
+
+struct ht_layout {
+    uint64_t counts, counts_stride; /* two slots: ecount[E], rcount[R] */
+    uint64_t dispatch_post, combine_post;
+    uint64_t tokens, scales, weights, topk_idx, src_rank, src_token; /* landing */
+    uint64_t pitch, scale_pitch;
+    int64_t rows; /* of the landing */
+};
+
+/* ---- In a rank's own device memory --------------------------------------------------------------------------- */
+
+struct group_state {
+    uint64_t epoch[OP_COUNT]; /* the last one begun */
+    uint64_t barrier;         /* generation */
+    uint32_t arrived;         /* agents in the barrier */
+    uint32_t ticket;          /* agents past a phase, see sync_last() */
+};
+
+enum error_state { ERROR_NONE = 0, ERROR_WRITING = 1, ERROR_SET = 2 };
+
+/* In memory that the host reads at any time; the first error wins. */
+struct error_record {
+    uint32_t state;
+    int32_t status;
+    int32_t peer;
+    int32_t phase;
+    int64_t expected, seen;
+    int64_t detail[2];
+};
+
+enum kernel_phase {
+    PHASE_NONE,
+    PHASE_LL_SLOT,
+    PHASE_LL_DATA,
+    PHASE_LL_DONE,
+    PHASE_LC_SLOT,
+    PHASE_LC_DATA,
+    PHASE_LC_DONE,
+    PHASE_HN_SLOT,
+    PHASE_HN_DATA,
+    PHASE_HD_READY,
+    PHASE_HD_DATA,
+    PHASE_HC_DATA,
+    PHASE_HC_DONE,
+    PHASE_AGENTS,
+    PHASE_ROUTING,
+    PHASE_COUNT
+};
+
+/* Kept by kernels in host-visible memory. */
+struct device_stats {
+    uint64_t rows_sent, rows_received, rows_returned;
+    uint64_t bytes_peer, bytes_local;
+    uint64_t waits, wait_ns, timeouts;
+};
+
+/* A group as kernels see it; constant after creation but for what the pointers lead to. */
+struct group_dev {
+    int32_t rank, nranks;
+    int32_t experts, local_experts;
+    int32_t max_tokens, max_topk;
+    int32_t inflight; /* W */
+    int32_t enable_mask;
+    uint64_t timeout_ns;
+    char *const *heap; /* [R]: each rank's heap as mapped here */
+    struct group_state *state;
+    int32_t *mask; /* [R] 1 = active */
+    struct error_record *error;
+    struct device_stats *stats;
+    int32_t *tables; /* route counting: [agents][E + R], see route.h */
+    int32_t max_agents;
+    int32_t reserved;
+    uint64_t signals;
+    struct ll_layout ll;
+    struct ht_layout ht;
+};
+
+/* What the host reads after a high-throughput notify. */
+struct recv_info {
+    uint64_t epoch; /* of the handle: how many updates have completed */
+    int64_t rows;   /* padding included */
+    int64_t expert_counts[1]; /* [L] */
+};
+
+/* A handle's tables. M and K are the group's limits here, so that a handle can be used with any number of tokens. */
+struct handle_dev {
+    uint64_t epoch; /* of the staged operation in flight */
+    int32_t ntokens;
+    int32_t topk;
+    int64_t recv_rows; /* high throughput */
+    /* Of this rank's tokens, [B*K]: */
+    int32_t *ids;  /* expert, or -1 */
+    int32_t *eidx; /* how many earlier (token, k) of this rank name the same expert */
+    int32_t *ridx; /* for the first k of a token that names a rank: how many earlier tokens go there; else -1 */
+    int32_t *rord; /* likewise: how many ranks of this token are smaller; else -1 */
+    int32_t *ecount; /* [E] */
+    int32_t *rcount; /* [R] */
+    /* Low latency: of what this rank received */
+    int32_t *begin;  /* [L*R] first row of each (expert, source) */
+    int32_t *count;  /* [L*R] */
+    int32_t *source; /* EXPERT_MAJOR [L*R*M]: token*K + k at the source; RANK_MAJOR [R*M]: the first k's */
+    /* High throughput */
+    int32_t *base;    /* FLAT [R], EXPERT_MAJOR [E]: where this rank's rows begin at the destination */
+    int32_t *zone;    /* EXPERT_MAJOR [L]: first row of each local expert */
+    int32_t *filled;  /* EXPERT_MAJOR [L]: rows that carry tokens */
+    int32_t *zones_end; /* unused rows end here: [L] padded counts */
+    struct recv_info *info;
+};
+
+/* ---- Kernel parameters --------------------------------------------------------------------------------------- */
+
+struct index_out { /* an int32 or int64 output, or NULL */
+    void *data;
+    int64_t is64;
+};
+
+struct route_in {
+    const void *topk; /* [B, K] int32 or int64 */
+    int32_t idx64, ntokens, topk_n, flat; /* flat: needs ridx/rord */
+};
+
+enum { STEP_SEND = 1, STEP_RECV = 2 };
+
+/* How a row of the caller's becomes a row on the wire. */
+struct row_in {
+    const char *tokens;
+    int64_t stride; /* bytes */
+    const char *scales;
+    int64_t scale_row_stride, scale_stride; /* bytes */
+    int32_t hidden;                         /* elements */
+    int32_t dtype;                          /* of tokens */
+    int32_t cast;                           /* 1: to fp8 */
+    int32_t scale_ue8m0, round_scale, nscales;
+};
+
+struct row_out {
+    char *tokens;
+    int64_t outer_stride, stride; /* bytes */
+    char *scales;
+    int64_t scale_outer_stride, scale_row_stride, scale_stride;
+};
+
+struct ll_dispatch_params {
+    const struct group_dev *g;
+    struct handle_dev *h;
+    int32_t steps, layout, compact, rank_major_rows;
+    struct agreement agree;
+    struct route_in route;
+    struct row_in in;
+    const float *weights;
+    uint64_t in_place; /* heap offset of tokens when they are read where they are; 0 = staged */
+    struct row_out out;
+    float *out_weights;
+    struct index_out out_idx;
+    int32_t *src_rank, *src_token;
+    struct index_out expert_counts, rank_counts, total;
+    int64_t *layout_range;
+    int32_t *expert_stats;
+    int64_t *wait_ns;
+};
+
+struct ll_combine_params {
+    const struct group_dev *g;
+    struct handle_dev *h;
+    int32_t steps, layout, logfmt, reserved;
+    struct agreement agree;
+    const char *tokens;
+    int64_t outer_stride, stride;
+    uint64_t in_place;
+    const float *weights;
+    const char *bias[2];
+    int64_t bias_stride[2];
+    char *out;
+    int64_t out_stride;
+    int32_t hidden, dtype;
+    int64_t *wait_ns;
+};
+
+struct ht_notify_params {
+    const struct group_dev *g;
+    struct handle_dev *h;
+    struct route_in route;
+    struct agreement agree;
+    int32_t layout, alignment;
+    struct index_out expert_counts, expert_offsets, rank_counts, total;
+};
+
+struct ht_dispatch_params {
+    const struct group_dev *g;
+    struct handle_dev *h;
+    int32_t layout, compact;
+    struct agreement agree;
+    struct row_in in;
+    const float *weights;
+    struct hd_post post; /* what this rank wants; offset 0 and a local pointer below = through the landing */
+    struct row_out out;  /* the caller's tensors, where they need a copy from the landing; else NULL */
+    float *out_weights;
+    struct index_out out_idx;
+    int32_t *src_rank, *src_token;
+    char *zero_tokens;  /* EXPERT_MAJOR: the final place of rows, for the padding */
+    char *zero_scales;
+    float *tail_weights; /* final places, for rows past the end */
+    struct index_out tail_idx;
+    int64_t tail_rows;
+};
+
+struct ht_combine_params {
+    const struct group_dev *g;
+    struct handle_dev *h;
+    int32_t layout, reserved;
+    struct agreement agree;
+    const char *tokens; /* to be copied to the landing; NULL = in place */
+    int64_t stride;
+    const float *weights; /* likewise */
+    struct hc_post post;
+    const char *bias[2];
+    int64_t bias_stride[2];
+    char *out;
+    int64_t out_stride;
+    float *out_weights;
+    int32_t hidden, dtype;
+};
+
+struct mask_params {
+    const struct group_dev *g;
+    int32_t *query; /* copy the mask here, or NULL */
+    int32_t update; /* 1: take `bits` */
+    uint8_t bits[KERNEL_MAX_RANKS / 8];
+};
+
+EPX_STATIC_ASSERT(sizeof(struct ll_dispatch_params) <= KERNEL_PARAMS_MAX, "fits");
+EPX_STATIC_ASSERT(sizeof(struct ht_dispatch_params) <= KERNEL_PARAMS_MAX, "fits");
+EPX_STATIC_ASSERT(sizeof(struct mask_params) <= KERNEL_PARAMS_MAX, "fits");
+
+#endif
