@@ -21,8 +21,7 @@ configure:
 	@rm -f $(BUILD).configure.log
 
 demo: all
-	$(BUILD)/epx bench ll --ranks 8 --check
-	$(BUILD)/epx bench ht --ranks 8 --check
+	@scripts/demo.sh $(BUILD)
 
 test:
 	@scripts/test.sh

@@ -39,12 +39,18 @@ else()
     message(FATAL_ERROR "EPX_SANITIZE is '${EPX_SANITIZE}'; expected none, address or thread")
 endif()
 
-function(epx_target_defaults target)
+# What every target of ours is compiled with, examples included.
+function(epx_target_flags target)
     set_target_properties(${target} PROPERTIES
         C_STANDARD 11 C_STANDARD_REQUIRED ON C_EXTENSIONS OFF C_VISIBILITY_PRESET hidden)
-    target_compile_definitions(${target} PRIVATE _GNU_SOURCE=)
     target_compile_options(${target} PRIVATE ${epx_compile_options})
     target_link_options(${target} PRIVATE ${epx_link_options})
+endfunction()
+
+# The same for code that may look inside: internal headers, and the C library beyond C11.
+function(epx_target_defaults target)
+    epx_target_flags(${target})
+    target_compile_definitions(${target} PRIVATE _GNU_SOURCE=)
     target_include_directories(${target} PRIVATE
         ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR})
 endfunction()

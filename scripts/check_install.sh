@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# check_install.sh BUILD_DIR: installs into a scratch folder, moves that folder (nothing may remember where it was),
+# then builds and runs a consumer through pkg-config and another through find_package(epx).
+set -euo pipefail
+build=$(realpath "$1")
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+
+cmake --install "$build" --prefix "$scratch/first" >/dev/null
+mv "$scratch/first" "$scratch/prefix"
+libdir=$(dirname "$(find "$scratch/prefix" -name libepx.so | head -1)")
+
+cat >"$scratch/consumer.c" <<'SOURCE'
+#include <epx/epx.h>
+#include <stdio.h>
+#include <string.h>
+
+int main(void)
+{
+    int code = 0;
+    if (epx_version(&code) != EPX_OK || code != EPX_VERSION_CODE || strlen(epx_strerror(EPX_ERR_TIMEOUT)) == 0)
+        return 1;
+    epx_memory_info info = EPX_MEMORY_INFO_INIT;
+    if (epx_group_memory(NULL, 4, &info) != EPX_ERR_ARGUMENT || strlen(epx_last_error()) == 0)
+        return 1;
+    printf("consumer: epx %d\n", code);
+    return 0;
+}
+SOURCE
+
+export PKG_CONFIG_PATH=$libdir/pkgconfig
+cc -std=c11 -Wall -Werror "$scratch/consumer.c" $(pkg-config --cflags --libs epx) -o "$scratch/by_pkg_config"
+LD_LIBRARY_PATH=$libdir "$scratch/by_pkg_config"
+
+mkdir "$scratch/cmake"
+cat >"$scratch/cmake/CMakeLists.txt" <<'CMAKE'
+cmake_minimum_required(VERSION 3.22)
+project(consumer LANGUAGES C)
+find_package(epx 0.1 REQUIRED)
+add_executable(by_cmake ../consumer.c)
+target_link_libraries(by_cmake PRIVATE epx::epx)
+CMAKE
+cmake -S "$scratch/cmake" -B "$scratch/cmake/build" -DCMAKE_PREFIX_PATH="$scratch/prefix" >/dev/null
+cmake --build "$scratch/cmake/build" >/dev/null
+"$scratch/cmake/build/by_cmake"
+
+if [ -x "$scratch/prefix/bin/epx" ]; then
+    # The program is self-contained: it runs without libepx.so in its path.
+    if ldd "$scratch/prefix/bin/epx" | grep -q libepx; then
+        echo "the installed epx needs libepx.so"
+        exit 1
+    fi
+fi

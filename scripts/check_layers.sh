@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Includes under src/ point downwards only (docs/architecture.md). Everything may include epx/epx.h and
+# kernel/params.h, the words that host and kernels share. Kernels include kernel/ alone; a device's kernels.* is where
+# the device's compiler meets them, so that file may include them.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+allowed() { # layer of the including file -> the layers it may include
+    case $1 in
+    api) echo "api algo kernel device boot util" ;;
+    algo) echo "algo kernel device boot util" ;;
+    kernel) echo "kernel" ;;
+    device) echo "device util" ;;
+    boot) echo "boot util" ;;
+    util) echo "util" ;;
+    *) echo "" ;;
+    esac
+}
+
+bad=0
+complain() {
+    echo "$1: includes \"$2\": $3"
+    bad=$((bad + 1))
+}
+
+check() { # file, included path
+    local file=$1 path=$2 from=${1#src/} to=${2%%/*}
+    from=${from%%/*}
+    case $path in
+    epx/epx.h | kernel/params.h) return ;;
+    ../* | */../*) complain "$file" "$path" "write paths from src/ downwards, without .."; return ;;
+    */*) ;;
+    *) [ -f "$(dirname "$file")/$path" ] || complain "$file" "$path" "not in this folder; write paths from src/"; return ;;
+    esac
+    if [[ $file == src/device/*/kernels.* && $to == kernel ]]; then
+        return
+    fi
+    if [ -z "$(allowed "$from")" ]; then
+        complain "$file" "$path" "src/$from is no layer that docs/architecture.md knows"
+    elif [[ " $(allowed "$from") " != *" $to "* ]]; then
+        complain "$file" "$path" "$from may include only: $(allowed "$from")"
+    fi
+}
+
+count=0
+while IFS=: read -r file line; do
+    check "$file" "$(sed -E 's/^[^"]*"([^"]*)".*$/\1/' <<<"$line")"
+    count=$((count + 1))
+done < <(grep -rE --include='*.[ch]' --include='*.cu' --include='*.hip' '^[[:space:]]*#[[:space:]]*include[[:space:]]*"' src || true)
+
+[ "$bad" -eq 0 ] && echo "$count includes point downwards"
+[ "$bad" -eq 0 ]

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# check_no_exit.sh [libepx.so]: nothing under src/ ends the user's process. Looks at the text (comments and strings
+# removed) and, where a library is given, at what it imports.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+words='abort|exit|_exit|_Exit|quick_exit|assert|__assert_fail|__builtin_trap|__builtin_abort|raise'
+bad=0
+count=0
+while read -r file; do
+    count=$((count + 1))
+    # -fpreprocessed keeps everything but the comments.
+    hits=$(gcc -fpreprocessed -dD -E -x c "$file" 2>/dev/null | grep -v '^#' | sed -E 's/"([^"\\]|\\.)*"//g' |
+        grep -nE "(^|[^A-Za-z0-9_.>])($words)[[:space:]]*\(" || true)
+    if [ -n "$hits" ]; then
+        echo "$file:"
+        sed -E 's/^[0-9]+:/   /' <<<"$hits"
+        bad=$((bad + 1))
+    fi
+done < <(find src -name '*.[ch]' -o -name '*.cu' -o -name '*.hip' | sort)
+
+if [ $# -gt 0 ]; then
+    imports=$(nm -D --undefined-only "$1" | awk '{print $NF}' | sed 's/@.*//' | grep -xE "$words" || true)
+    if [ -n "$imports" ]; then
+        echo "$1 imports: $imports"
+        bad=$((bad + 1))
+    fi
+fi
+
+[ "$bad" -eq 0 ] && echo "$count files: none can end the process"
+[ "$bad" -eq 0 ]

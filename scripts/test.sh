@@ -1,0 +1,174 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# All that CI checks, stage by stage; goes on after a failure and ends with "N passed, M failed, K skipped".
+#
+#   scripts/test.sh [STAGE...]   all stages, or those named
+#
+# Budget: 15 minutes on 2 cores, sanitizer builds included. Tests take their size from EPX_TEST_SCALE, the percentage
+# of their random cases to run; the numbers below keep the whole within the budget:
+#
+#   gcc      EPX_TEST_SCALE=100  all tests
+#   clang    EPX_TEST_SCALE=10   all tests but those labelled slow
+#   address  EPX_TEST_SCALE=25   AddressSanitizer, LeakSanitizer, UBSan; without the labels slow, noasan
+#   thread   EPX_TEST_SCALE=10   ThreadSanitizer; without the labels slow, notsan
+set -uo pipefail
+cd "$(dirname "$0")/.."
+exec </dev/null
+
+budget_s=${EPX_TEST_BUDGET_S:-900}
+jobs=${JOBS:-$(nproc)}
+log=$(mktemp -d)
+trap 'rm -rf "$log"' EXIT
+passed=0 failed=0 skipped=0
+summary=()
+ctest_prefix=()
+export PYTHONDONTWRITEBYTECODE=1
+# Open MPI refuses to run as root, as CI does, unless told.
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+
+stages_all="deps format layers noexit gcc symbols cxx install demo clang address thread"
+
+note() { # sentence to repeat before the last line
+    summary+=("$1")
+    echo "$1"
+}
+
+# One check that is a command: exit 0 passed, 77 skipped, anything else failed.
+check() { # name, command...
+    local name=$1 rc=0
+    shift
+    "$@" >"$log/$name" 2>&1 || rc=$?
+    if [ $rc -eq 0 ]; then
+        passed=$((passed + 1))
+        tail -1 "$log/$name"
+    elif [ $rc -eq 77 ]; then
+        skipped=$((skipped + 1))
+        note "skipped: $name: $(tail -1 "$log/$name")"
+    else
+        failed=$((failed + 1))
+        tail -60 "$log/$name"
+        note "FAILED: $name (exit $rc)"
+    fi
+    return $rc
+}
+
+build() { # name, directory, cmake arguments...
+    local name=$1 dir=$2
+    shift 2
+    check "$name-build" build_quietly "$dir" "$@"
+}
+
+build_quietly() {
+    local dir=$1
+    shift
+    cmake -S . -B "$dir" -DCMAKE_BUILD_TYPE=Release -DEPX_WERROR=ON "$@" && cmake --build "$dir" -j"$jobs"
+}
+
+run_ctest() { # name, directory, scale, ctest arguments...
+    local name=$1 dir=$2 scale=$3 rc=0 counts report
+    shift 3
+    report=$log/$name.xml
+    EPX_TEST_SCALE=$scale ${ctest_prefix[@]+"${ctest_prefix[@]}"} ctest --test-dir "$dir" -j"$jobs" --no-tests=ignore --output-on-failure \
+        --test-output-size-passed 1000000 --test-output-size-failed 1000000 --output-junit "$report" \
+        "$@" >"$log/$name" 2>&1 || rc=$?
+    [ $rc -eq 0 ] || cat "$log/$name"
+    if [ ! -f "$report" ]; then
+        echo "$name: ctest ran no tests"
+        [ $rc -eq 0 ] || failed=$((failed + 1))
+        return
+    fi
+    counts=$(python3 scripts/count_tests.py "$report") || counts="0 1 0"
+    read -r p f s < <(head -1 <<<"$counts")
+    [ $rc -ne 0 ] && [ "$f" -eq 0 ] && f=1
+    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+    echo "$name: $p passed, $f failed, $s skipped"
+    while read -r line; do
+        note "$name: $line"
+    done < <(tail -n +2 <<<"$counts")
+    if [ "$f" -ne 0 ]; then
+        note "FAILED: $name: $f tests: $(sed -nE 's/^[[:space:]]*[0-9]+ - ([^ ]+) \(.*$/\1/p' "$log/$name" | tr '\n' ' ')"
+    fi
+}
+
+stage_deps() {
+    scripts/deps.sh test || {
+        echo "0 passed, 1 failed, 0 skipped"
+        exit 1
+    }
+}
+stage_format() { check format scripts/format.sh; }
+stage_layers() { check layers scripts/check_layers.sh; }
+stage_noexit() { check noexit scripts/check_no_exit.sh; }
+stage_gcc() {
+    build gcc build -DCMAKE_C_COMPILER="${EPX_GCC:-gcc}" && run_ctest gcc build 100
+}
+stage_symbols() {
+    check symbols scripts/check_symbols.sh build/libepx.so
+    check imports scripts/check_no_exit.sh build/libepx.so
+}
+stage_cxx() { check cxx scripts/check_cxx.sh; }
+stage_install() { check install scripts/check_install.sh build; }
+stage_demo() { check demo timeout 60 scripts/demo.sh build; }
+stage_clang() {
+    build clang build-clang -DCMAKE_C_COMPILER=clang && run_ctest clang build-clang 10 -LE '^slow$'
+}
+
+# Compiles and runs a program that does nothing: says whether a sanitizer can run on this machine.
+probe() { # flags, then a prefix for the run
+    local flags=$1
+    shift
+    echo 'int main(void) { return 0; }' >"$log/probe.c"
+    gcc $flags "$log/probe.c" -o "$log/probe" && "$@" "$log/probe"
+} >"$log/probe.out" 2>&1
+
+stage_address() {
+    local leaks=1
+    if ! probe -fsanitize=address env ASAN_OPTIONS=detect_leaks=1; then
+        leaks=0
+        skipped=$((skipped + 1))
+        note "skipped: LeakSanitizer cannot run here (it needs ptrace): leaks not checked"
+    fi
+    export ASAN_OPTIONS=detect_leaks=$leaks:detect_stack_use_after_return=1:abort_on_error=0
+    export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
+    build address build-asan -DCMAKE_C_COMPILER=gcc -DEPX_SANITIZE=address &&
+        run_ctest address build-asan 25 -LE '^(slow|noasan)$'
+}
+
+stage_thread() {
+    if ! probe -fsanitize=thread env; then
+        # Some kernels place memory where ThreadSanitizer does not expect it; without randomisation they do not.
+        if probe -fsanitize=thread setarch -R; then
+            ctest_prefix=(setarch -R)
+        else
+            skipped=$((skipped + 1))
+            note "skipped: ThreadSanitizer cannot run here: $(head -1 "$log/probe.out")"
+            return
+        fi
+    fi
+    export TSAN_OPTIONS=halt_on_error=1:die_after_fork=0:second_deadlock_stack=1
+    build thread build-tsan -DCMAKE_C_COMPILER=gcc -DEPX_SANITIZE=thread || return
+    run_ctest thread build-tsan 10 -LE '^(slow|notsan)$'
+    ctest_prefix=()
+}
+
+main() {
+    local stages=${*:-$stages_all} started=$SECONDS stage begin
+    for stage in $stages; do
+        if ! declare -F "stage_$stage" >/dev/null; then
+            echo "no stage '$stage'; stages: $stages_all" >&2
+            exit 2
+        fi
+        begin=$SECONDS
+        echo "== $stage"
+        "stage_$stage"
+        echo "-- $stage: $((SECONDS - begin)) s"
+    done
+    echo
+    [ ${#summary[@]} -eq 0 ] || printf '%s\n' "${summary[@]}"
+    echo "make test took $((SECONDS - started)) s of a budget of $budget_s s"
+    [ $((SECONDS - started)) -le "$budget_s" ] || echo "OVER BUDGET: on 2 free cores this must not happen"
+    echo "$passed passed, $failed failed, $skipped skipped"
+    [ "$failed" -eq 0 ]
+}
+
+main "$@"
