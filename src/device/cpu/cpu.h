@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The CPU device's own objects, shared by the files of this folder and by its tests. */
+#ifndef EPX_DEVICE_CPU_CPU_H
+#define EPX_DEVICE_CPU_CPU_H
+
+#include <pthread.h>
+
+#include "device/cpu/agent.h"
+#include "device/device.h"
+
+/* More agents than this in one launch is a mistake rather than a machine. */
+#define CPU_MAX_AGENTS 1024
+
+struct cpu_device {
+    struct device base;           /* first: a struct device * is a struct cpu_device * */
+    const cpu_kernel_fn *kernels; /* cpu_kernels, unless a test puts its own table here */
+};
+
+/* ---- device.c: threads -------------------------------------------------------------------------------------- */
+
+/* Starts a thread with all signals blocked (they belong to the application's threads), named at most 15 characters. */
+epx_status cpu_thread_start(pthread_t *thread, const char *name, void *(*main)(void *), void *arg);
+
+/* ---- wait.c ------------------------------------------------------------------------------------------------- */
+
+/* Frees what agent_scratch gave. */
+void agent_scratch_free(struct agent *agent);
+
+/* ---- heap.c ------------------------------------------------------------------------------------------------- */
+
+epx_status cpu_heap_create(struct device *device, uint64_t bytes, struct heap *heap);
+void cpu_heap_destroy(struct device *device, struct heap *heap);
+epx_status cpu_heap_open(struct device *device, const struct heap_export *peer, void **base);
+void cpu_heap_close(struct device *device, const struct heap_export *peer, void *base);
+
+/* ---- team.c: the threads that run the agents of a stream's launches ------------------------------------------ */
+
+struct team;
+
+epx_status team_create(struct team **team);
+void team_destroy(struct team *team);
+/* Makes sure that `agents` agents can run at once. Safe while another thread runs the team. */
+epx_status team_reserve(struct team *team, int agents);
+/* Runs the kernel with `agents` agents (reserved before), all at once, agent 0 on the calling thread. One at a time. */
+void team_run(struct team *team, cpu_kernel_fn kernel, const void *params, int agents);
+
+/* ---- stream.c ----------------------------------------------------------------------------------------------- */
+
+epx_status cpu_stream_create(struct device *device, struct device_stream **stream);
+epx_status cpu_stream_destroy(struct device *device, struct device_stream *stream);
+epx_status cpu_stream_sync(struct device *device, struct device_stream *stream);
+epx_status cpu_stream_query(struct device *device, struct device_stream *stream);
+epx_status cpu_stream_call(struct device *device, struct device_stream *stream, void (*fn)(void *), void *arg);
+epx_status cpu_stream_wait(struct device *device, struct device_stream *stream, struct device_event *event);
+epx_status cpu_stream_copy(struct device *device, struct device_stream *stream, void *to, const void *from,
+                           size_t bytes);
+epx_status cpu_launch(struct device *device, struct device_stream *stream, enum kernel_id id, const void *params,
+                      size_t bytes, int agents);
+
+struct mark;
+/* Queues "this mark is reached", or "go on once it is". The queue takes over one reference on success. */
+epx_status stream_queue_mark(struct device_stream *stream, struct mark *mark);
+epx_status stream_queue_wait(struct device_stream *stream, struct mark *mark);
+/* Does the calling thread run a task of this stream just now? Then waiting for the stream would never end. */
+int stream_runs_here(const struct device_stream *stream);
+
+/* ---- event.c ------------------------------------------------------------------------------------------------ */
+
+epx_status cpu_event_create(struct device *device, struct device_event **event);
+void cpu_event_destroy(struct device *device, struct device_event *event);
+epx_status cpu_event_record(struct device *device, struct device_event *event, struct device_stream *stream);
+epx_status cpu_event_sync(struct device *device, struct device_event *event);
+epx_status cpu_event_query(struct device *device, struct device_event *event);
+
+/* The record that is current now, with a reference, or NULL: never recorded. */
+struct mark *event_mark(struct device_event *event);
+void mark_reach(struct mark *mark);
+int mark_reached(struct mark *mark);
+void mark_wait(struct mark *mark);
+void mark_put(struct mark *mark);
+/* Only to compare: the stream may be gone once the mark is reached. */
+const struct device_stream *mark_stream(const struct mark *mark);
+
+#endif

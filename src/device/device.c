@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Finds the device that a group asked for. */
+#include "device/device.h"
+
+#include <strings.h>
+
+#include "util/env.h"
+#include "util/status.h"
+
+/* What AUTO means: EPX_DEVICE by name, else the CPU, which is always there. */
+static epx_status auto_kind(epx_device *kind)
+{
+    static const struct {
+        const char *name;
+        epx_device kind;
+    } names[] = {{"auto", EPX_DEVICE_CPU}, {"cpu", EPX_DEVICE_CPU}, {"cuda", EPX_DEVICE_CUDA}, {"hip", EPX_DEVICE_HIP}};
+    const char *value = env_string("EPX_DEVICE");
+    size_t i;
+
+    *kind = EPX_DEVICE_CPU;
+    if (!value)
+        return EPX_OK;
+    for (i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        if (strcasecmp(value, names[i].name) == 0) {
+            *kind = names[i].kind;
+            return EPX_OK;
+        }
+    }
+    return fail(EPX_ERR_ARGUMENT, "EPX_DEVICE: expected auto, cpu, cuda or hip, got \"%s\"", value);
+}
+
+epx_status device_open(epx_device kind, int index, struct device **device)
+{
+    epx_status status;
+
+    *device = NULL;
+    if (kind == EPX_DEVICE_AUTO) {
+        status = auto_kind(&kind);
+        if (status != EPX_OK)
+            return status;
+    }
+    switch (kind) {
+    case EPX_DEVICE_CPU:
+        return cpu_device_ops.open(index, device);
+    case EPX_DEVICE_CUDA:
+        return fail(EPX_ERR_UNSUPPORTED, "device cuda: this build of EPX has the cpu device only");
+    case EPX_DEVICE_HIP:
+        return fail(EPX_ERR_UNSUPPORTED, "device hip: this build of EPX has the cpu device only");
+    default:
+        return fail(EPX_ERR_ARGUMENT, "device: expected an epx_device, 0 to 3, got %d", (int)kind);
+    }
+}
