@@ -83,11 +83,8 @@ run_ctest() { # name, directory, scale, ctest arguments...
     passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
     echo "$name: $p passed, $f failed, $s skipped"
     while read -r line; do
-        note "$name: $line"
+        [ -z "$line" ] || note "$name: $line"
     done < <(tail -n +2 <<<"$counts")
-    if [ "$f" -ne 0 ]; then
-        note "FAILED: $name: $f tests: $(sed -nE 's/^[[:space:]]*[0-9]+ - ([^ ]+) \(.*$/\1/p' "$log/$name" | tr '\n' ' ')"
-    fi
 }
 
 stage_deps() {
@@ -121,17 +118,24 @@ probe() { # flags, then a prefix for the run
     gcc $flags "$log/probe.c" -o "$log/probe" && "$@" "$log/probe"
 } >"$log/probe.out" 2>&1
 
+# On some machines (aarch64 with gcc 12) LeakSanitizer takes seconds at the end of every process. There it looks at the
+# test programs, whose ranks are threads, and not at the ranks that tests start as processes of their own.
 stage_address() {
-    local leaks=1
+    local leaks=1 process_leaks=1 begin=$SECONDS options=detect_stack_use_after_return=1:abort_on_error=0
     if ! probe -fsanitize=address env ASAN_OPTIONS=detect_leaks=1; then
-        leaks=0
+        leaks=0 process_leaks=0
         skipped=$((skipped + 1))
         note "skipped: LeakSanitizer cannot run here (it needs ptrace): leaks not checked"
+    elif [ $((SECONDS - begin)) -ge 2 ]; then
+        process_leaks=0
+        note "address: LeakSanitizer takes $((SECONDS - begin)) s per process here: on in test programs, off in started ranks"
     fi
-    export ASAN_OPTIONS=detect_leaks=$leaks:detect_stack_use_after_return=1:abort_on_error=0
     export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
-    build address build-asan -DCMAKE_C_COMPILER=gcc -DEPX_SANITIZE=address &&
-        run_ctest address build-asan 25 -LE '^(slow|noasan)$'
+    build address build-asan -DCMAKE_C_COMPILER=gcc -DEPX_SANITIZE=address || return
+    export ASAN_OPTIONS=detect_leaks=$leaks:$options
+    run_ctest address build-asan 25 -L '^program$' -LE '^(slow|noasan)$'
+    export ASAN_OPTIONS=detect_leaks=$process_leaks:$options
+    run_ctest address-processes build-asan 25 -LE '^(slow|noasan|program)$'
 }
 
 stage_thread() {
