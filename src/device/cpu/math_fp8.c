@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Block-scaled cast to e4m3; docs/formats.md has the definition. */
+#include "device/cpu/math.h"
+
+#include "device/cpu/math_vec.h"
+
+#define FP8_BLOCK 128
+#define FP8_AMAX_MIN 1e-4f
+
+struct fp8_scale {
+    float mul; /* x * mul is rounded to e4m3 */
+    float inv; /* stored for the reader: x = q * inv */
+};
+
+static struct fp8_scale fp8_scale_of(float amax, int power_of_two)
+{
+    struct fp8_scale s;
+    if (amax < FP8_AMAX_MIN)
+        amax = FP8_AMAX_MIN;
+    s.inv = amax * (1.0f / E4M3_MAX);
+    s.mul = E4M3_MAX / amax;
+    if (power_of_two) {
+        uint32_t bits = float_bits(s.inv);
+        uint32_t exponent = (bits >> 23) + ((bits & 0x7fffffu) != 0);
+        s.inv = float_from_bits(exponent << 23);
+        s.mul = float_from_bits((254u - exponent) << 23);
+    }
+    return s;
+}
+
+/* Largest of x and |v| as bits, where NaN counts as 0 and infinity as the largest float. */
+VEC_INLINE u32x4 fp8_amax_step(u32x4 max, f32x4 v)
+{
+    u32x4 inf = vec_u32(FLOAT_INF_BITS);
+    u32x4 abs = (u32x4)v & FLOAT_ABS_MASK;
+    abs = vec_select(vec_greater(abs, inf), vec_u32(0), abs);
+    return vec_select(vec_greater(abs, max), abs, max);
+}
+
+VEC_INLINE float fp8_block_amax(const char *x, int dtype, int n)
+{
+    u32x4 max = vec_u32(0);
+    uint32_t bits = 0;
+    for (int i = 0; i < n; i += 8) {
+        struct f32x8 v = vec_load8(x + (size_t)i * vec_element_bytes(dtype), dtype);
+        max = fp8_amax_step(fp8_amax_step(max, v.a), v.b);
+    }
+    for (int i = 0; i < 4; i++)
+        bits = max[i] > bits ? max[i] : bits;
+    return float_from_bits(bits < FLOAT_INF_BITS ? bits : FLOAT_INF_BITS - 1);
+}
+
+VEC_INLINE u16x8 fp8_cast8(const char *x, int dtype, float mul)
+{
+    struct f32x8 v = vec_in_order(vec_load8(x, dtype), dtype);
+    return vec_narrow_u32(vec_to_e4m3(v.a * mul), vec_to_e4m3(v.b * mul));
+}
+
+/* n is a multiple of 16. */
+VEC_INLINE struct fp8_scale fp8_cast_block(uint8_t *q, const char *x, int dtype, int n, int power_of_two)
+{
+    size_t half = 8 * vec_element_bytes(dtype);
+    struct fp8_scale s = fp8_scale_of(fp8_block_amax(x, dtype, n), power_of_two);
+    for (int i = 0; i < n; i += 16, x += 2 * half)
+        vec_store(q + i, (u32x4)vec_narrow_u16(fp8_cast8(x, dtype, s.mul), fp8_cast8(x + half, dtype, s.mul)));
+    return s;
+}
+
+/* The last block: zeros fill it up, which change no maximum. */
+VEC_INLINE struct fp8_scale fp8_cast_short(uint8_t *q, const char *x, int dtype, int n, int power_of_two)
+{
+    char padded[FP8_BLOCK * 4] = {0};
+    uint8_t cast[FP8_BLOCK];
+    struct fp8_scale s;
+    memcpy(padded, x, (size_t)n * vec_element_bytes(dtype));
+    s = fp8_cast_block(cast, padded, dtype, FP8_BLOCK, power_of_two);
+    memcpy(q, cast, (size_t)n);
+    return s;
+}
+
+static void fp8_store_scale(void *scales, enum scale_kind kind, int block, float inv)
+{
+    if (kind == SCALE_UE8M0)
+        ((uint8_t *)scales)[block] = (uint8_t)(float_bits(inv) >> 23);
+    else
+        memcpy((char *)scales + (size_t)block * sizeof(inv), &inv, sizeof(inv));
+}
+
+VEC_INLINE void fp8_cast_row(uint8_t *q, void *scales, enum scale_kind kind, int power_of_two, const char *x, int dtype,
+                             int hidden)
+{
+    int blocks = (hidden + FP8_BLOCK - 1) / FP8_BLOCK;
+    for (int b = 0; b < blocks; b++) {
+        int at = b * FP8_BLOCK;
+        const char *from = x + (size_t)at * vec_element_bytes(dtype);
+        struct fp8_scale s = hidden - at >= FP8_BLOCK ? fp8_cast_block(q + at, from, dtype, FP8_BLOCK, power_of_two)
+                                                      : fp8_cast_short(q + at, from, dtype, hidden - at, power_of_two);
+        fp8_store_scale(scales, kind, b, s.inv);
+    }
+    if (kind == SCALE_UE8M0)
+        for (int b = blocks; b % 4; b++)
+            ((uint8_t *)scales)[b] = 0;
+}
+
+void math_cast_fp8(uint8_t *q, void *scales, enum scale_kind kind, int round_scale, const void *x, int dtype,
+                   int hidden)
+{
+    int power_of_two = round_scale || kind == SCALE_UE8M0;
+    if (dtype == EPX_BF16)
+        fp8_cast_row(q, scales, kind, power_of_two, x, EPX_BF16, hidden);
+    else if (dtype == EPX_FP16)
+        fp8_cast_row(q, scales, kind, power_of_two, x, EPX_FP16, hidden);
+    else
+        fp8_cast_row(q, scales, kind, power_of_two, x, EPX_FP32, hidden);
+}

@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * LogFMT-10 rows: bf16 values as sign and 9-bit logarithm, per block of 128 channels.
+ *
+ *     | bitmap: 1 bit per block | (amax, amin) per coded block | pad to 16 | blocks, coded 160 or raw 256 bytes |
+ *
+ * docs/formats.md has the exact bytes. log2 and 2^x are polynomials written here, good to about 2e-7, so that a machine
+ * gives the same bits whatever its C library.
+ */
+#include "device/cpu/math_logfmt.h"
+
+#include "device/cpu/math.h"
+#include "device/cpu/math_vec.h"
+
+#define LOGFMT_TOP_CODE 511
+#define LOGFMT_RANGE 32.0f /* powers of two below amax that codes reach */
+#define BF16_ONE 0x3f80
+
+struct logfmt_range {
+    float log_amin, step;
+};
+
+static int logfmt_blocks(int hidden)
+{
+    return (hidden + LOGFMT_BLOCK - 1) / LOGFMT_BLOCK;
+}
+
+static size_t round_up16(size_t bytes)
+{
+    return (bytes + 15) & ~(size_t)15;
+}
+
+static size_t logfmt_bitmap_bytes(int hidden)
+{
+    return (size_t)(logfmt_blocks(hidden) + 31) / 32 * 4;
+}
+
+/* Offset of the first block in a row with `coded` coded blocks. */
+static size_t logfmt_payload(int hidden, int coded)
+{
+    return round_up16(logfmt_bitmap_bytes(hidden) + (size_t)coded * 4);
+}
+
+static uint32_t logfmt_bitmap_word(const void *row, int word)
+{
+    uint32_t bits;
+    memcpy(&bits, (const char *)row + (size_t)word * 4, sizeof(bits));
+    return bits;
+}
+
+/* Coded blocks before `block`. */
+static int logfmt_rank(const void *row, int block)
+{
+    int count = 0;
+    for (int w = 0; w < block / 32; w++)
+        count += __builtin_popcount(logfmt_bitmap_word(row, w));
+    if (block % 32)
+        count += __builtin_popcount(logfmt_bitmap_word(row, block / 32) & ((1u << block % 32) - 1));
+    return count;
+}
+
+/* log2 of x >= 0, x < 2^64; 0 gives -191. Scaled first, because bf16 subnormals lack the leading bit. */
+VEC_INLINE f32x4 logfmt_log2(f32x4 x)
+{
+    u32x4 bits = (u32x4)(x * 0x1p64f);
+    i32x4 exponent = (i32x4)(bits - 0x3f3504f3u) >> 23; /* so that the mantissa lies in [sqrt(1/2), sqrt(2)) */
+    f32x4 t = (f32x4)(bits - ((u32x4)exponent << 23)) - 1.0f;
+    f32x4 p = t * -0.14275973f + 0.23265258f;
+    p = p * t - 0.24927182f;
+    p = p * t + 0.28728888f;
+    p = p * t - 0.36022518f;
+    p = p * t + 0.48091671f;
+    p = p * t - 0.72135293f;
+    p = p * t + 1.44269499f;
+    return __builtin_convertvector(exponent, f32x4) - 64.0f + p * t;
+}
+
+/* 2^y for -180 < y < 1, subnormal and zero results included. */
+VEC_INLINE f32x4 logfmt_exp2(f32x4 y)
+{
+    i32x4 whole = __builtin_convertvector(y + 192.5f, i32x4) - 192; /* nearest, by truncating a positive number */
+    f32x4 f = y - __builtin_convertvector(whole, f32x4);
+    f32x4 p = f * 0.0013390863f + 0.0096760319f;
+    p = p * f + 0.055503571f;
+    p = p * f + 0.24022107f;
+    p = p * f + 0.69314719f;
+    p = p * f + 1.0f;
+    return p * (f32x4)((whole + (127 + 64)) << 23) * 0x1p-64f;
+}
+
+static struct logfmt_range logfmt_range_of(uint16_t amax, uint16_t amin)
+{
+    f32x4 logs = logfmt_log2((f32x4){bf16_to_float(amax), bf16_to_float(amin), 0.0f, 0.0f});
+    struct logfmt_range r = {logs[1], 0.0f};
+    if (r.log_amin < logs[0] - LOGFMT_RANGE)
+        r.log_amin = logs[0] - LOGFMT_RANGE;
+    r.step = (logs[0] - r.log_amin) / (LOGFMT_TOP_CODE - 1);
+    return r;
+}
+
+/* Largest and smallest magnitude of a full block, as bf16 bits: integers order as the values do, NaN above all. */
+static void logfmt_extremes(const uint16_t *x, uint16_t *amax, uint16_t *amin)
+{
+    i16x8 max = (i16x8){0}, min = max + 0x7fff;
+    int16_t top = 0, low = 0x7fff;
+    for (int i = 0; i < LOGFMT_BLOCK; i += 8) {
+        i16x8 v = (i16x8)(vec_load_u16(x + i) & 0x7fff);
+        i16x8 more = v > max, less = v < min;
+        max = (v & more) | (max & ~more);
+        min = (v & less) | (min & ~less);
+    }
+    for (int i = 0; i < 8; i++) {
+        top = max[i] > top ? max[i] : top;
+        low = min[i] < low ? min[i] : low;
+    }
+    *amax = (uint16_t)top;
+    *amin = (uint16_t)low;
+}
+
+/* Codes of magnitudes; `offset` is what the formula adds. */
+VEC_INLINE u32x4 logfmt_codes(f32x4 x, float log_amin, float per_step, float offset)
+{
+    f32x4 c = (logfmt_log2(x) - log_amin) * per_step + offset;
+    i32x4 positive = c > 0.0f;
+    i32x4 code = __builtin_convertvector((f32x4)((i32x4)c & positive), i32x4);
+    i32x4 over = code > LOGFMT_TOP_CODE;
+    return (u32x4)((code & ~over) | (LOGFMT_TOP_CODE & over));
+}
+
+static void logfmt_encode_block(uint8_t *to, const uint16_t *x, uint16_t amax, uint16_t amin)
+{
+    struct logfmt_range r = logfmt_range_of(amax, amin);
+    float per_step = 1.0f / r.step;
+    /* 2 - log2((1 + 2^step) / 2) / step by its series; the next term is below 5e-7 for every step that occurs. */
+    float offset = 1.5f - r.step * 0.08664340f;
+    u16x8 ninth = (u16x8){0}, sign = ninth, low[2];
+    for (int k = 0; k < 16; k++) {
+        u32x4 h = vec_load_u32(x + 8 * k);
+        u32x4 even = logfmt_codes((f32x4)((h & 0x7fffu) << 16), r.log_amin, per_step, offset);
+        u32x4 odd = logfmt_codes((f32x4)(h & 0x7fff0000u), r.log_amin, per_step, offset);
+        u16x8 code = (u16x8)(even | odd << 16);
+        ninth |= (code >> 8) << k;
+        sign |= ((u16x8)h >> 15) << k;
+        low[k & 1] = code;
+        if (k & 1)
+            vec_store(to + 8 * (k - 1), (u32x4)vec_narrow_u16(low[0], low[1]));
+    }
+    vec_store(to + 128, (u32x4)ninth);
+    vec_store(to + 144, (u32x4)sign);
+}
+
+VEC_INLINE f32x4 logfmt_values(u32x4 code, u32x4 sign, struct logfmt_range r)
+{
+    f32x4 y = (__builtin_convertvector((i32x4)code, f32x4) - 1.0f) * r.step + r.log_amin;
+    u32x4 some = (u32x4)(code != 0);
+    return (f32x4)(((u32x4)logfmt_exp2(y) & some) | sign);
+}
+
+static void logfmt_decode_coded(struct f32x8 *to, const uint8_t *from, struct logfmt_range r)
+{
+    u16x8 ninth = vec_load_u16(from + 128), sign = vec_load_u16(from + 144), zero = (u16x8){0};
+    for (int k = 0; k < 16; k++) {
+        u8x16 bytes = (u8x16){0};
+        memcpy(&bytes, from + 8 * k, 8);
+        u16x8 code =
+            (u16x8)__builtin_shufflevector(bytes, (u8x16)zero, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+        code |= (ninth >> k & 1) << 8;
+        u16x8 s = sign >> k << 15;
+        to[k].a = logfmt_values((u32x4)code & 0xffffu, (u32x4)s << 16, r);
+        to[k].b = logfmt_values((u32x4)code >> 16, (u32x4)s & 0xffff0000u, r);
+    }
+}
+
+static void logfmt_decode_raw(struct f32x8 *to, const uint8_t *from, int n)
+{
+    uint16_t padded[LOGFMT_BLOCK] = {0};
+    memcpy(padded, from, (size_t)n * sizeof(padded[0]));
+    for (int k = 0; k < LOGFMT_BLOCK / 8; k++)
+        to[k] = vec_load8(padded + 8 * k, EPX_BF16);
+}
+
+size_t math_logfmt_bound(int hidden)
+{
+    /* A coded block saves 96 bytes and costs 4 in the table and at most 12 of padding: all raw is the longest. */
+    return round_up16(logfmt_payload(hidden, 0) + (size_t)hidden * 2);
+}
+
+/* Finds which blocks are coded; fills bitmap and table; returns the offset of the first block. */
+static size_t logfmt_encode_head(uint8_t *to, const uint16_t *x, int hidden)
+{
+    size_t table = logfmt_bitmap_bytes(hidden), payload;
+    int coded = 0;
+    memset(to, 0, table);
+    for (int b = 0; b < hidden / LOGFMT_BLOCK; b++) {
+        uint16_t range[2];
+        logfmt_extremes(x + (size_t)b * LOGFMT_BLOCK, &range[0], &range[1]);
+        if (range[0] >= BF16_ONE || range[1] >= range[0])
+            continue;
+        to[b / 8] = (uint8_t)(to[b / 8] | 1u << b % 8);
+        memcpy(to + table + (size_t)coded * 4, range, sizeof(range));
+        coded++;
+    }
+    payload = logfmt_payload(hidden, coded);
+    memset(to + table + (size_t)coded * 4, 0, payload - table - (size_t)coded * 4);
+    return payload;
+}
+
+size_t math_logfmt_encode(void *to, const uint16_t *x, int hidden)
+{
+    uint8_t *row = to;
+    size_t at = logfmt_encode_head(row, x, hidden), end;
+    const uint8_t *range = row + logfmt_bitmap_bytes(hidden);
+    for (int b = 0; b < logfmt_blocks(hidden); b++, x += LOGFMT_BLOCK) {
+        int n = hidden - b * LOGFMT_BLOCK;
+        if (row[b / 8] >> b % 8 & 1) {
+            uint16_t extremes[2];
+            memcpy(extremes, range, sizeof(extremes));
+            range += sizeof(extremes);
+            logfmt_encode_block(row + at, x, extremes[0], extremes[1]);
+            at += LOGFMT_CODED_BYTES;
+        } else {
+            size_t bytes = n < LOGFMT_BLOCK ? (size_t)n * 2 : LOGFMT_RAW_BYTES;
+            memcpy(row + at, x, bytes);
+            at += bytes;
+        }
+    }
+    end = round_up16(at);
+    memset(row + at, 0, end - at);
+    return end;
+}
+
+void logfmt_decode_block(struct f32x8 *to, const void *row, int hidden, int block)
+{
+    int before = logfmt_rank(row, block), total = logfmt_rank(row, hidden / LOGFMT_BLOCK);
+    const uint8_t *from = (const uint8_t *)row + logfmt_payload(hidden, total) + (size_t)before * LOGFMT_CODED_BYTES +
+                          (size_t)(block - before) * LOGFMT_RAW_BYTES;
+    int n = hidden - block * LOGFMT_BLOCK;
+    if (logfmt_bitmap_word(row, block / 32) >> block % 32 & 1) {
+        uint16_t range[2];
+        memcpy(range, (const char *)row + logfmt_bitmap_bytes(hidden) + (size_t)before * 4, sizeof(range));
+        logfmt_decode_coded(to, from, logfmt_range_of(range[0], range[1]));
+    } else {
+        logfmt_decode_raw(to, from, n < LOGFMT_BLOCK ? n : LOGFMT_BLOCK);
+    }
+}
+
+void math_logfmt_decode(float *to, const void *from, int hidden)
+{
+    struct f32x8 block[LOGFMT_BLOCK / 8];
+    for (int b = 0; b < logfmt_blocks(hidden); b++, to += LOGFMT_BLOCK) {
+        int n = hidden - b * LOGFMT_BLOCK;
+        logfmt_decode_block(block, from, hidden, b);
+        for (int k = 0; k < LOGFMT_BLOCK / 8; k++)
+            block[k] = vec_in_order(block[k], EPX_BF16);
+        memcpy(to, block, (size_t)(n < LOGFMT_BLOCK ? n : LOGFMT_BLOCK) * sizeof(float));
+    }
+}

@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Weighted sums of rows. Every output element is ((0 + bias0) + bias1) + w0*x0 + w1*x1 ..., each step rounded to float,
+ * so that the result does not depend on how the channels are cut into pieces.
+ */
+#include "device/cpu/math.h"
+
+#include "device/cpu/math_logfmt.h"
+#include "device/cpu/math_vec.h"
+
+struct reduce_args {
+    const struct reduce_row *rows;
+    int n;
+    const void *bias[2];
+};
+
+/* Adds `groups` times eight elements of `from` to acc. */
+VEC_INLINE void reduce_add(struct f32x8 *acc, const void *from, int dtype, int groups, int weighted, float weight)
+{
+    for (int g = 0; g < groups; g++) {
+        struct f32x8 v = vec_load8((const char *)from + (size_t)g * 8 * vec_element_bytes(dtype), dtype);
+        acc[g].a += weighted ? v.a * weight : v.a;
+        acc[g].b += weighted ? v.b * weight : v.b;
+    }
+}
+
+/* Sums `groups` times eight elements at byte offset `at` of every row. `groups` is a constant: acc lives in registers. */
+VEC_INLINE void reduce_piece(char *out, const struct reduce_args *args, size_t at, int dtype, int groups, int weighted)
+{
+    struct f32x8 acc[4];
+    for (int g = 0; g < groups; g++)
+        acc[g].a = acc[g].b = vec_f32(0.0f);
+    for (int i = 0; i < 2; i++)
+        if (args->bias[i])
+            reduce_add(acc, (const char *)args->bias[i] + at, dtype, groups, 0, 0.0f);
+    for (int r = 0; r < args->n; r++)
+        reduce_add(acc, (const char *)args->rows[r].data + at, dtype, groups, weighted, args->rows[r].weight);
+    for (int g = 0; g < groups; g++)
+        vec_store8(out + at + (size_t)g * 8 * vec_element_bytes(dtype), dtype, acc[g]);
+}
+
+/* The last elements, fewer than eight: each source is copied to a padded buffer first. */
+VEC_INLINE void reduce_tail(char *out, const struct reduce_args *args, size_t at, size_t bytes, int dtype, int weighted)
+{
+    struct f32x8 acc = {vec_f32(0.0f), vec_f32(0.0f)};
+    char padded[32] = {0};
+    for (int i = 0; i < 2; i++) {
+        if (!args->bias[i])
+            continue;
+        memcpy(padded, (const char *)args->bias[i] + at, bytes);
+        reduce_add(&acc, padded, dtype, 1, 0, 0.0f);
+    }
+    for (int r = 0; r < args->n; r++) {
+        memcpy(padded, (const char *)args->rows[r].data + at, bytes);
+        reduce_add(&acc, padded, dtype, 1, weighted, args->rows[r].weight);
+    }
+    vec_store8(padded, dtype, acc);
+    memcpy(out + at, padded, bytes);
+}
+
+VEC_INLINE void reduce_plain(char *out, const struct reduce_args *args, int dtype, int hidden, int weighted)
+{
+    size_t size = vec_element_bytes(dtype), end = (size_t)hidden * size, at = 0;
+    for (; at + 32 * size <= end; at += 32 * size)
+        reduce_piece(out, args, at, dtype, 4, weighted);
+    for (; at + 8 * size <= end; at += 8 * size)
+        reduce_piece(out, args, at, dtype, 1, weighted);
+    if (at < end)
+        reduce_tail(out, args, at, end - at, dtype, weighted);
+}
+
+/* Adds one block of a bf16 source; the last may be short. */
+static void reduce_add_block(struct f32x8 *acc, const struct reduce_row *row, int hidden, int at, int weighted)
+{
+    struct f32x8 value[LOGFMT_BLOCK / 8];
+    int n = hidden - at < LOGFMT_BLOCK ? hidden - at : LOGFMT_BLOCK;
+    if (row->format == ROW_LOGFMT) {
+        logfmt_decode_block(value, row->data, hidden, at / LOGFMT_BLOCK);
+    } else {
+        uint16_t padded[LOGFMT_BLOCK] = {0};
+        memcpy(padded, (const char *)row->data + (size_t)at * 2, (size_t)n * 2);
+        for (int g = 0; g < LOGFMT_BLOCK / 8; g++)
+            value[g] = vec_load8(padded + 8 * g, EPX_BF16);
+    }
+    for (int g = 0; g < LOGFMT_BLOCK / 8; g++) {
+        acc[g].a += weighted ? value[g].a * row->weight : value[g].a;
+        acc[g].b += weighted ? value[g].b * row->weight : value[g].b;
+    }
+}
+
+/* bf16 rows of which some are LogFMT: block after block, through floats in the L1 cache. */
+static void reduce_logfmt(char *out, const struct reduce_args *args, int hidden, int weighted)
+{
+    for (int at = 0; at < hidden; at += LOGFMT_BLOCK) {
+        struct f32x8 acc[LOGFMT_BLOCK / 8];
+        uint16_t sum[LOGFMT_BLOCK];
+        int n = hidden - at < LOGFMT_BLOCK ? hidden - at : LOGFMT_BLOCK;
+        for (int g = 0; g < LOGFMT_BLOCK / 8; g++)
+            acc[g].a = acc[g].b = vec_f32(0.0f);
+        for (int i = 0; i < 2; i++) {
+            struct reduce_row bias = {args->bias[i], 1.0f, ROW_PLAIN};
+            if (bias.data)
+                reduce_add_block(acc, &bias, hidden, at, 0);
+        }
+        for (int r = 0; r < args->n; r++)
+            reduce_add_block(acc, &args->rows[r], hidden, at, weighted);
+        for (int g = 0; g < LOGFMT_BLOCK / 8; g++)
+            vec_store8(sum + 8 * g, EPX_BF16, acc[g]);
+        memcpy(out + (size_t)at * 2, sum, (size_t)n * 2);
+    }
+}
+
+static int reduce_has_logfmt(const struct reduce_row *rows, int n)
+{
+    for (int r = 0; r < n; r++)
+        if (rows[r].format == ROW_LOGFMT)
+            return 1;
+    return 0;
+}
+
+VEC_INLINE void reduce_dtype(void *out, const struct reduce_args *args, int dtype, int hidden, int weighted)
+{
+    if (weighted)
+        reduce_plain(out, args, dtype, hidden, 1);
+    else
+        reduce_plain(out, args, dtype, hidden, 0);
+}
+
+void math_reduce(void *out, int dtype, int hidden, const struct reduce_row *rows, int n, int weighted,
+                 const void *bias0, const void *bias1)
+{
+    struct reduce_args args = {rows, n, {bias0, bias1}};
+    if (reduce_has_logfmt(rows, n))
+        reduce_logfmt(out, &args, hidden, weighted);
+    else if (dtype == EPX_BF16)
+        reduce_dtype(out, &args, EPX_BF16, hidden, weighted);
+    else if (dtype == EPX_FP16)
+        reduce_dtype(out, &args, EPX_FP16, hidden, weighted);
+    else
+        reduce_dtype(out, &args, EPX_FP32, hidden, weighted);
+}
