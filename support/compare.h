@@ -16,6 +16,8 @@ struct mismatch {
 /* Formats `m`; returns -1, so that a check can end with it. m may be NULL. */
 int mismatch_set(struct mismatch *m, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* Bytes of one element: the comparison's own opinion, not the library's. */
+size_t tensor_element_size(int dtype);
 /* Address of an element; idx has t->ndim entries. Zero strides mean contiguous. */
 void *tensor_at(const epx_tensor *t, const int64_t *idx);
 /* The address of element 0 of row `row`, counting the dimensions before the last as one. */

@@ -40,6 +40,8 @@ int oracle_route_from_workload(struct oracle_route *route, const struct workload
                                int layout, uint32_t flags, int alignment);
 void oracle_route_free(struct oracle_route *route);
 int32_t *oracle_idx(const struct oracle_route *route, int rank, int token);
+/* Does a token with these entries go to `rank`? */
+int oracle_names_rank(const struct oracle_route *route, const int32_t *idx, int rank);
 
 /* One row that a rank receives. */
 struct oracle_place {
@@ -122,7 +124,7 @@ float oracle_e4m3_to_float(uint8_t code);
 uint8_t oracle_float_to_e4m3(float value); /* nearest even, saturating to +-448 */
 /* One row to fp8: q[hidden], scales ceil(hidden/128) floats or ceil(hidden/512) int32 when `ue8m0`. */
 void oracle_cast_fp8(uint8_t *q, void *scales, int ue8m0, int round_scale, const void *row, int dtype, int hidden);
-/* One bf16 row through LogFMT-10 and back, as floats, and how far each value may be off on another implementation. */
+/* One bf16 row through LogFMT-10 and back, as floats, and how far any implementation may be off the true value. */
 void oracle_logfmt(float *decoded, float *bound, const uint16_t *row, int hidden);
 
 #endif
