@@ -205,8 +205,10 @@ static void logfmt_block(float *decoded, float *bound, const uint16_t *row, int 
     for (int i = 0; i < n; i++) {
         decoded[i] = oracle_to_float(EPX_BF16, &row[i]);
         bound[i] = 0;
-        amax = fmaxf(amax, fabsf(decoded[i]));
-        amin = fminf(amin, fabsf(decoded[i]));
+        if (fabsf(decoded[i]) > amax)
+            amax = fabsf(decoded[i]);
+        if (fabsf(decoded[i]) < amin)
+            amin = fabsf(decoded[i]);
     }
     if (!(amax < 1 && amin < amax))
         return;
