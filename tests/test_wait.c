@@ -1,0 +1,460 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ctest: timeout=60 */
+/* How CPU agents wait and wake each other: results, deadlines, no lost wake-up between threads and processes. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "device/cpu/cpu.h"
+#include "util/clock.h"
+
+#define MS 1000000ull
+#define LONG_NS (10000 * MS) /* never reached unless something is wrong */
+
+static struct agent make_agent(struct doorbell *bell)
+{
+    return (struct agent){.count = 1, .env = &cpu_thread_env, .bell = bell};
+}
+
+static void advance(struct agent *agent, uint64_t *word, uint64_t value, struct doorbell *bell)
+{
+    __atomic_store_n(word, value, __ATOMIC_RELEASE); /* pairs with cpu_wait_ge */
+    cpu_ring_bell(agent, bell);
+}
+
+static void pause_ms(int ms)
+{
+    struct timespec ts = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L};
+
+    nanosleep(&ts, NULL);
+}
+
+/* ---- One waiter --------------------------------------------------------------------------------------------- */
+
+static void ready_word_returns_without_sleeping(void **state)
+{
+    struct doorbell bell = {0};
+    struct agent agent = make_agent(&bell);
+    uint64_t word = 7;
+
+    (void)state;
+    assert_int_equal(cpu_wait_ge(&agent, &word, 7, 0), WAIT_OK);
+    assert_int_equal(cpu_wait_ge(&agent, &word, 6, 0), WAIT_OK);
+    assert_int_equal(agent.waits, 0);
+    assert_int_equal(agent.wait_ns, 0);
+}
+
+static void deadline_ends_the_wait_and_is_counted(void **state)
+{
+    struct doorbell bell = {0};
+    struct agent agent = make_agent(&bell);
+    uint64_t word = 0, start = clock_ns(), took;
+
+    (void)state;
+    assert_int_equal(cpu_wait_ge(&agent, &word, 1, 50 * MS), WAIT_TIMEOUT);
+    took = clock_ns() - start;
+    assert_true(took >= 50 * MS);
+    assert_true(took < 2000 * MS);
+    assert_int_equal(agent.waits, 1);
+    assert_in_range(agent.wait_ns, 50 * MS, took);
+}
+
+static void zero_timeout_is_a_query(void **state)
+{
+    struct doorbell bell = {0};
+    struct agent agent = make_agent(&bell);
+    uint64_t word = 0;
+
+    (void)state;
+    assert_int_equal(cpu_wait_ge(&agent, &word, 1, 0), WAIT_TIMEOUT);
+}
+
+static void abort_word_ends_the_wait_unless_the_word_is_there(void **state)
+{
+    struct doorbell bell = {0};
+    struct agent agent = make_agent(&bell);
+    uint64_t word = 0, abort_word = ABORT_WORD(EPX_ERR_PEER, 3);
+
+    (void)state;
+    agent.abort_word = &abort_word;
+    assert_int_equal(cpu_wait_ge(&agent, &word, 1, LONG_NS), WAIT_ABORTED);
+    word = 1;
+    assert_int_equal(cpu_wait_ge(&agent, &word, 1, LONG_NS), WAIT_OK);
+}
+
+struct waiter {
+    struct agent agent;
+    const uint64_t *word;
+    uint64_t target, timeout_ns, cpu_ns;
+    enum wait_result result;
+    pthread_t thread;
+};
+
+static void *waiter_main(void *arg)
+{
+    struct waiter *waiter = arg;
+    struct timespec ts;
+
+    waiter->result = cpu_wait_ge(&waiter->agent, waiter->word, waiter->target, waiter->timeout_ns);
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ts);
+    waiter->cpu_ns = (uint64_t)ts.tv_sec * 1000 * MS + (uint64_t)ts.tv_nsec;
+    return NULL;
+}
+
+static void start_waiter(struct waiter *waiter, struct doorbell *bell, const uint64_t *word, uint64_t timeout_ns)
+{
+    *waiter = (struct waiter){.agent = make_agent(bell), .word = word, .target = 1, .timeout_ns = timeout_ns};
+    assert_int_equal(pthread_create(&waiter->thread, NULL, waiter_main, waiter), 0);
+}
+
+static void sleeping_waiter_is_woken_by_an_abort(void **state)
+{
+    struct doorbell bell = {0};
+    struct agent self = make_agent(&bell);
+    uint64_t word = 0, abort_word = 0;
+    struct waiter waiter = {.agent = make_agent(&bell), .word = &word, .target = 1, .timeout_ns = LONG_NS};
+
+    (void)state;
+    waiter.agent.abort_word = &abort_word;
+    assert_int_equal(pthread_create(&waiter.thread, NULL, waiter_main, &waiter), 0);
+    pause_ms(30);
+    advance(&self, &abort_word, ABORT_WORD(EPX_ERR_TIMEOUT, 1), &bell);
+    pthread_join(waiter.thread, NULL);
+    assert_int_equal(waiter.result, WAIT_ABORTED);
+}
+
+static void word_without_bell_is_seen_all_the_same(void **state)
+{
+    struct doorbell bell = {0};
+    uint64_t word = 0;
+    struct waiter waiter;
+
+    (void)state;
+    start_waiter(&waiter, &bell, &word, LONG_NS);
+    pause_ms(30);
+    __atomic_store_n(&word, 1, __ATOMIC_RELEASE);
+    pthread_join(waiter.thread, NULL);
+    assert_int_equal(waiter.result, WAIT_OK);
+    assert_true(waiter.agent.wait_ns < 2000 * MS);
+}
+
+static void waiter_gives_up_the_core(void **state)
+{
+    struct doorbell bell = {0};
+    uint64_t word = 0;
+    struct waiter waiter;
+
+    (void)state;
+    start_waiter(&waiter, &bell, &word, 300 * MS);
+    pthread_join(waiter.thread, NULL);
+    assert_int_equal(waiter.result, WAIT_TIMEOUT);
+    assert_true(waiter.cpu_ns < 60 * MS);
+}
+
+static void one_ring_wakes_every_agent_of_the_rank(void **state)
+{
+    enum { N = 8 };
+    struct doorbell bell = {0};
+    struct agent self = make_agent(&bell);
+    uint64_t word = 0;
+    struct waiter waiters[N];
+    int i;
+
+    (void)state;
+    for (i = 0; i < N; i++)
+        start_waiter(&waiters[i], &bell, &word, LONG_NS);
+    pause_ms(30);
+    advance(&self, &word, 1, &bell);
+    for (i = 0; i < N; i++) {
+        pthread_join(waiters[i].thread, NULL);
+        assert_int_equal(waiters[i].result, WAIT_OK);
+    }
+}
+
+static void endless_timeout_does_not_wrap(void **state)
+{
+    struct doorbell bell = {0};
+    struct agent self = make_agent(&bell);
+    uint64_t word = 0;
+    struct waiter waiter;
+
+    (void)state;
+    start_waiter(&waiter, &bell, &word, UINT64_MAX);
+    pause_ms(30);
+    advance(&self, &word, 1, &bell);
+    pthread_join(waiter.thread, NULL);
+    assert_int_equal(waiter.result, WAIT_OK);
+}
+
+/* ---- No lost wake-up ---------------------------------------------------------------------------------------- */
+
+/* Sleeps as the thread environment does, but far longer than a wait asks for: a lost wake-up then shows as time over
+ * rather than being healed by the next look. */
+static int lost_wakeups;
+
+static uint64_t strict_now(void *self)
+{
+    (void)self;
+    return clock_ns();
+}
+
+static void strict_sleep(void *self, struct agent *agent, struct doorbell *bell, uint32_t seen, uint64_t until_ns)
+{
+    struct timespec limit = {.tv_sec = 5};
+
+    (void)self;
+    (void)agent;
+    (void)until_ns;
+    if (syscall(SYS_futex, &bell->seq, FUTEX_WAIT, seen, &limit, NULL, 0) != 0 && errno == ETIMEDOUT)
+        __atomic_fetch_add(&lost_wakeups, 1, __ATOMIC_RELAXED);
+}
+
+static void strict_wake(void *self, struct doorbell *bell)
+{
+    (void)self;
+    syscall(SYS_futex, &bell->seq, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+static const struct cpu_env strict_env = {.now_ns = strict_now, .sleep = strict_sleep, .wake = strict_wake};
+
+/* Ranks of two agents each; agent a of rank r waits for word [r][a] and then advances that of the next rank. */
+enum { RANKS = 4, AGENTS = 2 };
+
+struct rank_area {
+    struct doorbell bell;
+    uint64_t word[AGENTS];
+    uint64_t data[AGENTS]; /* plain memory, ordered by the words alone */
+    uint8_t pad[32];
+};
+
+struct ring_agent {
+    struct rank_area *areas;
+    const struct cpu_env *env;
+    int rank, index;
+    uint64_t until_ns; /* the first rank ends the game by sending the last round */
+    uint64_t rounds;
+    int failures;
+    pthread_t thread;
+};
+
+#define LAST_ROUND ((uint64_t)1 << 40)
+
+static void run_ring(struct ring_agent *self)
+{
+    struct rank_area *own = &self->areas[self->rank], *next = &self->areas[(self->rank + 1) % RANKS];
+    struct agent agent = {.index = self->index, .count = AGENTS, .env = self->env, .bell = &own->bell};
+    uint64_t round, seen = 0;
+
+    for (round = 1; seen < LAST_ROUND; round++) {
+        int first = self->rank == 0;
+        uint64_t send;
+
+        if (!first || round > 1) {
+            uint64_t target = first ? round - 1 : round;
+
+            if (cpu_wait_ge(&agent, &own->word[self->index], target, LONG_NS) != WAIT_OK) {
+                self->failures++;
+                return;
+            }
+            seen = __atomic_load_n(&own->word[self->index], __ATOMIC_ACQUIRE);
+            self->failures += own->data[self->index] != seen;
+        }
+        if (first && seen >= LAST_ROUND)
+            break;
+        send = first ? (clock_ns() > self->until_ns ? LAST_ROUND : round) : seen;
+        next->data[self->index] = send;
+        advance(&agent, &next->word[self->index], send, &next->bell);
+    }
+    self->rounds = round;
+}
+
+static void *ring_main(void *arg)
+{
+    run_ring(arg);
+    return NULL;
+}
+
+static void no_wakeup_is_lost_between_threads(void **state)
+{
+    static struct rank_area areas[RANKS];
+    struct ring_agent agents[RANKS * AGENTS];
+    uint64_t until = clock_ns() + 1000 * MS;
+    int i;
+
+    (void)state;
+    for (i = 0; i < RANKS * AGENTS; i++) {
+        agents[i] = (struct ring_agent){
+            .areas = areas, .env = &strict_env, .rank = i / AGENTS, .index = i % AGENTS, .until_ns = until};
+        assert_int_equal(pthread_create(&agents[i].thread, NULL, ring_main, &agents[i]), 0);
+    }
+    for (i = 0; i < RANKS * AGENTS; i++) {
+        pthread_join(agents[i].thread, NULL);
+        assert_int_equal(agents[i].failures, 0);
+        assert_true(agents[i].rounds > 10);
+    }
+    assert_int_equal(lost_wakeups, 0);
+}
+
+/* A rank of its own, with one agent, in a process of its own. */
+static void ring_child(const struct heap_export *export, int rank, uint64_t until_ns)
+{
+    struct ring_agent self = {.env = &strict_env, .rank = rank, .index = 0, .until_ns = until_ns};
+    void *base;
+
+    if (cpu_heap_open(NULL, export, &base) != EPX_OK)
+        _exit(2);
+    self.areas = base;
+    run_ring(&self);
+    _exit(self.failures ? 3 : lost_wakeups ? 4 : self.rounds > 10 ? 0 : 5);
+}
+
+static void no_wakeup_is_lost_between_processes(void **state)
+{
+    uint64_t until = clock_ns() + 1000 * MS;
+    struct heap heap;
+    pid_t children[RANKS];
+    int i, status;
+
+    (void)state;
+    assert_int_equal(cpu_heap_create(NULL, RANKS * sizeof(struct rank_area), &heap), EPX_OK);
+    for (i = 0; i < RANKS; i++) {
+        children[i] = fork();
+        assert_true(children[i] >= 0);
+        if (children[i] == 0)
+            ring_child(&heap.export, i, until);
+    }
+    for (i = 0; i < RANKS; i++) {
+        assert_int_equal(waitpid(children[i], &status, 0), children[i]);
+        assert_true(WIFEXITED(status));
+        assert_int_equal(WEXITSTATUS(status), 0);
+    }
+    cpu_heap_destroy(NULL, &heap);
+}
+
+static void ring_without_sleepers_leaves_seq_alone(void **state)
+{
+    struct doorbell bell = {0};
+    struct agent agent = make_agent(&bell);
+    uint64_t word = 0;
+
+    (void)state;
+    advance(&agent, &word, 1, &bell);
+    assert_int_equal(bell.seq, 0);
+}
+
+/* ---- The simulation's seam ---------------------------------------------------------------------------------- */
+
+struct virtual_world {
+    uint64_t now, sleeps, wakes;
+    uint64_t *word; /* set once `at` is reached */
+    uint64_t at;
+};
+
+static uint64_t virtual_now(void *self)
+{
+    return ((struct virtual_world *)self)->now;
+}
+
+static void virtual_sleep(void *self, struct agent *agent, struct doorbell *bell, uint32_t seen, uint64_t until_ns)
+{
+    struct virtual_world *world = self;
+
+    (void)agent;
+    (void)bell;
+    (void)seen;
+    world->sleeps++;
+    world->now = until_ns;
+    if (world->word && world->now >= world->at)
+        *world->word = 1;
+}
+
+static void virtual_wake(void *self, struct doorbell *bell)
+{
+    (void)bell;
+    ((struct virtual_world *)self)->wakes++;
+}
+
+static void time_and_sleep_go_through_the_environment(void **state)
+{
+    struct virtual_world world = {.now = 1000};
+    struct cpu_env env = {.now_ns = virtual_now, .sleep = virtual_sleep, .wake = virtual_wake, .self = &world};
+    struct doorbell bell = {0};
+    struct agent agent = {.count = 1, .env = &env, .bell = &bell};
+    uint64_t word = 0, start = clock_ns();
+
+    (void)state;
+    assert_int_equal(cpu_wait_ge(&agent, &word, 1, 100000 * MS), WAIT_TIMEOUT);
+    assert_int_equal(world.now, 1000 + 100000 * MS);
+    assert_int_equal(agent.wait_ns, 100000 * MS);
+    assert_true(clock_ns() - start < 5000 * MS);
+
+    world.word = &word;
+    world.at = world.now + 500 * MS;
+    assert_int_equal(cpu_wait_ge(&agent, &word, 1, 100000 * MS), WAIT_OK);
+    assert_in_range(world.now, world.at, world.at + 100 * MS);
+
+    word = 0; /* a sleeper's flag makes the ring go through wake */
+    world.word = NULL;
+    bell.waiters = 1;
+    advance(&agent, &word, 1, &bell);
+    assert_int_equal(world.wakes, 1);
+    assert_int_equal(bell.waiters, 0);
+}
+
+/* ---- Scratch ------------------------------------------------------------------------------------------------ */
+
+static void scratch_is_aligned_kept_and_grows(void **state)
+{
+    struct agent agent = {.count = 1};
+    char *small = agent_scratch(&agent, 100), *big;
+
+    (void)state;
+    assert_non_null(small);
+    assert_int_equal((uintptr_t)small % 64, 0);
+    assert_ptr_equal(agent_scratch(&agent, 50), small);
+    big = agent_scratch(&agent, 1000000);
+    assert_non_null(big);
+    assert_int_equal((uintptr_t)big % 64, 0);
+    memset(big, 1, 1000000);
+    assert_ptr_equal(agent_scratch(&agent, 1000000), big);
+    assert_null(agent_scratch(&agent, SIZE_MAX - 100));
+    assert_ptr_equal(agent_scratch(&agent, 10), big);
+    agent_scratch_free(&agent);
+    assert_null(agent.scratch);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(ready_word_returns_without_sleeping),
+        cmocka_unit_test(deadline_ends_the_wait_and_is_counted),
+        cmocka_unit_test(zero_timeout_is_a_query),
+        cmocka_unit_test(abort_word_ends_the_wait_unless_the_word_is_there),
+        cmocka_unit_test(sleeping_waiter_is_woken_by_an_abort),
+        cmocka_unit_test(word_without_bell_is_seen_all_the_same),
+        cmocka_unit_test(waiter_gives_up_the_core),
+        cmocka_unit_test(one_ring_wakes_every_agent_of_the_rank),
+        cmocka_unit_test(endless_timeout_does_not_wrap),
+        cmocka_unit_test(no_wakeup_is_lost_between_threads),
+        cmocka_unit_test(no_wakeup_is_lost_between_processes),
+        cmocka_unit_test(ring_without_sleepers_leaves_seq_alone),
+        cmocka_unit_test(time_and_sleep_go_through_the_environment),
+        cmocka_unit_test(scratch_is_aligned_kept_and_grows),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
