@@ -19,6 +19,8 @@ static const struct env_entry entries[] = {
     {"EPX_SOCKET_IFNAME", "UCCL_SOCKET_IFNAME,NCCL_SOCKET_IFNAME", "any",
      "Interfaces to meet over: prefixes separated by commas; a leading = means exact names, a leading ^ all but these"},
     {"EPX_MASTER_PORT", "", "MASTER_PORT", "TCP port on which EPX's ranks meet, where it must differ from MASTER_PORT"},
+    {"EPX_JOB_ID", "TORCHELASTIC_RUN_ID", "none",
+     "Any text that the ranks of one job share and other jobs do not: keeps jobs on neighbouring ports apart"},
     {"EPX_RANKS_PER_NODE", "", "what the machines say", "Ranks that count as one node"},
     {"EPX_NUM_AGENTS", "", "automatic", "Agents (CPU threads, GPU warps) per operation"},
     {"EPX_ALLOC_BYTES", "", "4G", "Address space per rank from which epx_alloc serves"},

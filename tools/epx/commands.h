@@ -15,14 +15,14 @@ int cmd_bench(int argc, char **argv);
  * default.
  */
 struct launch_options {
-    const char *title;  /* first word of messages; "epx" when NULL */
-    int nranks;         /* 1..LAUNCH_MAX_RANKS */
-    char *const *argv;  /* the program (searched in PATH) and its arguments, NULL at the end */
-    int self;           /* start this very program again (/proc/self/exe) with argv, instead of argv[0] */
-    int port;           /* MASTER_PORT; 0 = a free one */
-    int tag;            /* each line of output starts with [rank] */
-    int grace_ms;       /* what the other ranks get after the first failure; 0 = LAUNCH_GRACE_MS, negative = none */
-    int timeout_ms;     /* end everything after this long, as a failure; 0 = no limit */
+    const char *title; /* first word of messages; "epx" when NULL */
+    int nranks;        /* 1..LAUNCH_MAX_RANKS */
+    char *const *argv; /* the program (searched in PATH) and its arguments, NULL at the end */
+    int self;          /* start this very program again (/proc/self/exe) with argv, instead of argv[0] */
+    int port;          /* MASTER_PORT; 0 = a free one */
+    int tag;           /* each line of output starts with [rank] */
+    int grace_ms;      /* what the other ranks get after the first failure; 0 = LAUNCH_GRACE_MS, negative = none */
+    int timeout_ms;    /* end everything after this long, as a failure; 0 = no limit */
     /* Gets rank 0's standard output line by line, without the newline, instead of it going to ours. */
     void (*rank0_line)(void *context, const char *line);
     void *context;

@@ -1,0 +1,267 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One face for both ways of meeting. The TCP rendezvous is one per process: groups share its connections, which stay
+ * open after the last group has closed, for the next one, until the process ends. (Closing them and meeting again would
+ * need a port that may be taken by then, and would race with ranks that are a group ahead.) Only a rendezvous that
+ * failed is given up: once no group uses it any more, the next one to open meets anew.
+ */
+#include "boot/boot.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "boot/star.h"
+#include "util/env.h"
+#include "util/log.h"
+#include "util/status.h"
+
+enum { DEFAULT_TIMEOUT_MS = 100000, MOST_TIMEOUT_MS = 1000000000 };
+
+struct boot {
+    int rank, nranks;
+    int timeout_ms;
+    uint32_t group; /* TCP: the how-manieth of the rendezvous */
+    int over_tcp;
+    epx_allgather_fn allgather;
+    void *context;
+};
+
+static struct {
+    pthread_mutex_t lock; /* held for a whole all-gather: groups of several threads take turns */
+    int meeting_done;
+    int rank, nranks;
+    int *fds; /* rank 0: of every rank; others: [0] is that of rank 0 */
+    int fd_count;
+    int users;
+    uint32_t groups;
+    uint64_t sequence;
+    pid_t pid;
+    epx_status broken;
+    char reason[512];
+} rendezvous = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* ---- The rendezvous; all with its lock held ------------------------------------------------------------------ */
+
+static void close_rendezvous(void)
+{
+    for (int i = 0; i < rendezvous.fd_count; i++)
+        if (rendezvous.fds[i] >= 0)
+            close(rendezvous.fds[i]);
+    free(rendezvous.fds);
+    rendezvous.fds = NULL;
+    rendezvous.fd_count = 0;
+    rendezvous.meeting_done = 0;
+    rendezvous.broken = EPX_OK;
+    rendezvous.groups = 0;
+    rendezvous.sequence = 0;
+}
+
+/* Only the end of the process can come here, but threads of its may still gather: then leave it to the system. */
+__attribute__((destructor)) static void close_at_exit(void)
+{
+    if (pthread_mutex_trylock(&rendezvous.lock))
+        return;
+    close_rendezvous();
+    pthread_mutex_unlock(&rendezvous.lock);
+}
+
+static epx_status meet(const struct meeting *meeting)
+{
+    int count = meeting->rank ? 1 : meeting->nranks;
+    int *fds = malloc((size_t)count * sizeof(*fds));
+    epx_status status;
+
+    if (!fds)
+        return fail(EPX_ERR_MEMORY, "no memory for a rendezvous of %d ranks", meeting->nranks);
+    status = meeting->rank ? meet_as_leaf(meeting, fds) : meet_as_root(meeting, fds);
+    if (status) {
+        free(fds);
+        return status;
+    }
+    rendezvous.fds = fds;
+    rendezvous.fd_count = count;
+    rendezvous.rank = meeting->rank;
+    rendezvous.nranks = meeting->nranks;
+    rendezvous.pid = getpid();
+    rendezvous.meeting_done = 1;
+    log_line(LOG_DEBUG, "all %d ranks have met", meeting->nranks);
+    return EPX_OK;
+}
+
+/* The rendezvous that there is, if it serves, or a new one. */
+static epx_status share_rendezvous(const struct meeting *meeting)
+{
+    if (rendezvous.meeting_done && rendezvous.pid != getpid())
+        return fail(EPX_ERR_USAGE,
+                    "this process was forked from rank %d after that had met the others: its connections "
+                    "cannot be shared",
+                    rendezvous.rank);
+    if (rendezvous.broken && rendezvous.users)
+        return fail(rendezvous.broken, "the rendezvous failed earlier: %s", rendezvous.reason);
+    if (rendezvous.broken)
+        close_rendezvous();
+    if (!rendezvous.meeting_done)
+        return meet(meeting);
+    if (rendezvous.rank != meeting->rank || rendezvous.nranks != meeting->nranks)
+        return fail(EPX_ERR_MISMATCH, "RANK and WORLD_SIZE are %d and %d now, but were %d and %d when the ranks met",
+                    meeting->rank, meeting->nranks, rendezvous.rank, rendezvous.nranks);
+    return EPX_OK;
+}
+
+/* ---- Opening ------------------------------------------------------------------------------------------------ */
+
+static epx_status open_from_environment(struct boot *boot)
+{
+    struct meeting meeting = {0};
+    epx_status status = meet_settings(&meeting);
+
+    if (status)
+        return status;
+    boot->rank = meeting.rank;
+    boot->nranks = meeting.nranks;
+    boot->timeout_ms = (int)env_int("EPX_BOOT_TIMEOUT_MS", boot->timeout_ms, 1, MOST_TIMEOUT_MS);
+    log_set_rank(boot->rank);
+    if (boot->nranks == 1)
+        return EPX_OK;
+    meeting.timeout_ms = boot->timeout_ms;
+    pthread_mutex_lock(&rendezvous.lock);
+    status = share_rendezvous(&meeting);
+    if (!status) {
+        boot->over_tcp = 1;
+        boot->group = ++rendezvous.groups;
+        rendezvous.users++;
+    }
+    pthread_mutex_unlock(&rendezvous.lock);
+    return status;
+}
+
+static int tail_is_zero(const epx_bootstrap *user)
+{
+    const unsigned char *bytes = (const unsigned char *)user;
+
+    for (uint32_t i = sizeof(*user); i < user->size; i++)
+        if (bytes[i])
+            return 0;
+    return 1;
+}
+
+static epx_status open_from_caller(struct boot *boot, const epx_bootstrap *user)
+{
+    if (user->size < sizeof(*user))
+        return fail(EPX_ERR_ARGUMENT, "bootstrap.size is %u, expected %zu: start from EPX_BOOTSTRAP_INIT", user->size,
+                    sizeof(*user));
+    if (user->size > 4096 || !tail_is_zero(user))
+        return fail(EPX_ERR_ARGUMENT, "bootstrap.size is %u and has fields that this version (%zu bytes) does not know",
+                    user->size, sizeof(*user));
+    if (user->nranks < 1 || user->nranks > MEET_MAX_RANKS)
+        return fail(EPX_ERR_ARGUMENT, "bootstrap.nranks is %d, expected 1 to %d", user->nranks, MEET_MAX_RANKS);
+    if (user->rank < 0 || user->rank >= user->nranks)
+        return fail(EPX_ERR_ARGUMENT, "bootstrap.rank is %d, expected 0 to %d", user->rank, user->nranks - 1);
+    if (!user->allgather && user->nranks > 1)
+        return fail(EPX_ERR_ARGUMENT, "bootstrap.allgather is NULL, expected a function for %d ranks", user->nranks);
+    boot->rank = user->rank;
+    boot->nranks = user->nranks;
+    boot->allgather = user->allgather;
+    boot->context = user->context;
+    return EPX_OK;
+}
+
+epx_status boot_open(const epx_bootstrap *user, int timeout_ms, struct boot **out)
+{
+    struct boot *boot;
+    epx_status status;
+
+    if (!out)
+        return fail(EPX_ERR_ARGUMENT, "boot_open: no place for the result");
+    *out = NULL;
+    boot = calloc(1, sizeof(*boot));
+    if (!boot)
+        return fail(EPX_ERR_MEMORY, "no memory for a bootstrap");
+    boot->timeout_ms = timeout_ms > 0 ? timeout_ms : DEFAULT_TIMEOUT_MS;
+    if (boot->timeout_ms > MOST_TIMEOUT_MS)
+        boot->timeout_ms = MOST_TIMEOUT_MS;
+    status = user ? open_from_caller(boot, user) : open_from_environment(boot);
+    if (status) {
+        free(boot);
+        return status;
+    }
+    *out = boot;
+    return EPX_OK;
+}
+
+void boot_close(struct boot *boot)
+{
+    if (!boot)
+        return;
+    if (boot->over_tcp) {
+        pthread_mutex_lock(&rendezvous.lock);
+        if (!--rendezvous.users && rendezvous.broken)
+            close_rendezvous();
+        pthread_mutex_unlock(&rendezvous.lock);
+    }
+    free(boot);
+}
+
+int boot_rank(const struct boot *boot)
+{
+    return boot->rank;
+}
+
+int boot_nranks(const struct boot *boot)
+{
+    return boot->nranks;
+}
+
+/* ---- Gathering ---------------------------------------------------------------------------------------------- */
+
+static epx_status gather_over_tcp(struct boot *boot, const void *send, void *recv, size_t bytes)
+{
+    struct gather gather = {.rank = boot->rank,
+                            .nranks = boot->nranks,
+                            .timeout_ms = boot->timeout_ms,
+                            .group = boot->group,
+                            .send = send,
+                            .recv = recv,
+                            .bytes = bytes};
+    epx_status status;
+
+    pthread_mutex_lock(&rendezvous.lock);
+    if (rendezvous.broken) {
+        status = fail(rendezvous.broken, "the rendezvous failed earlier: %s", rendezvous.reason);
+    } else {
+        gather.sequence = ++rendezvous.sequence;
+        status = boot->rank ? star_leaf(&gather, rendezvous.fds) : star_root(&gather, rendezvous.fds);
+        if (status) {
+            rendezvous.broken = status;
+            snprintf(rendezvous.reason, sizeof(rendezvous.reason), "%s", epx_last_error());
+        }
+    }
+    pthread_mutex_unlock(&rendezvous.lock);
+    return status;
+}
+
+epx_status boot_allgather(struct boot *boot, const void *send, void *recv, size_t bytes)
+{
+    int result;
+
+    if (bytes && (!send || !recv))
+        return fail(EPX_ERR_ARGUMENT, "an all-gather of %zu bytes was given a null pointer", bytes);
+    if (bytes > SIZE_MAX / (size_t)boot->nranks)
+        return fail(EPX_ERR_ARGUMENT, "an all-gather of %zu bytes among %d ranks does not fit memory", bytes,
+                    boot->nranks);
+    if (boot->over_tcp)
+        return gather_over_tcp(boot, send, recv, bytes);
+    if (boot->nranks == 1) {
+        if (bytes)
+            memmove(recv, send, bytes);
+        return EPX_OK;
+    }
+    result = boot->allgather(boot->context, send, recv, bytes);
+    if (result)
+        return fail(EPX_ERR_PEER, "rank %d: the caller's all-gather of %zu bytes among %d ranks returned %d",
+                    boot->rank, bytes, boot->nranks, result);
+    return EPX_OK;
+}

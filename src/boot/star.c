@@ -1,0 +1,339 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One all-gather (wire.h). Rank 0 first reads from all ranks at once, straight into their places in `recv`, then
+ * writes `recv` to all at once. Nobody writes while the other end is not reading, so full socket buffers cannot lock
+ * up whatever the size: a rank writes all it has before it reads, and rank 0 writes nothing before it has read all.
+ * The one exception, an error from rank 0 while a rank still writes, is looked for while writing.
+ */
+#include "boot/star.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "util/status.h"
+
+static struct wire_frame make_frame(const struct gather *gather, enum wire_op op, uint64_t bytes)
+{
+    return (struct wire_frame){
+        .magic = WIRE_FRAME_MAGIC, .op = op, .sequence = gather->sequence, .bytes = bytes, .group = gather->group};
+}
+
+/* ---- Rank 0 ------------------------------------------------------------------------------------------------- */
+
+enum stage { FRAME, DATA, ERROR_TEXT, DONE };
+
+struct peer {
+    enum stage stage;
+    struct transfer transfer;
+    struct wire_frame frame;
+    struct wire_error error;
+};
+
+struct root {
+    const struct gather *gather;
+    int *fds;
+    struct peer *peers;
+    struct pollfd *polls;
+    int left;         /* peers that are not DONE */
+    const char *duty; /* what those that are late have not done */
+    uint64_t deadline;
+};
+
+static void expect(struct peer *peer, enum stage stage, void *data, size_t bytes)
+{
+    peer->stage = stage;
+    peer->transfer = (struct transfer){.data = data, .bytes = bytes};
+}
+
+static epx_status check_frame(const struct gather *gather, int rank, const struct wire_frame *frame)
+{
+    if (frame->magic != WIRE_FRAME_MAGIC || frame->op != WIRE_GATHER)
+        return fail(EPX_ERR_INTERNAL, "rank %d said %u where an all-gather (%d) was due", rank, frame->op, WIRE_GATHER);
+    if (frame->sequence != gather->sequence)
+        return fail(EPX_ERR_INTERNAL, "rank %d is at all-gather %llu, rank 0 at %llu", rank,
+                    (unsigned long long)frame->sequence, (unsigned long long)gather->sequence);
+    if (frame->group != gather->group)
+        return fail(EPX_ERR_MISMATCH,
+                    "rank %d gathers for its group number %u, rank 0 for number %u: create groups in one order on all "
+                    "ranks",
+                    rank, frame->group, gather->group);
+    if (frame->bytes != gather->bytes)
+        return fail(EPX_ERR_MISMATCH, "rank %d gathers %llu bytes, rank 0 %zu, in all-gather %llu of the process", rank,
+                    (unsigned long long)frame->bytes, gather->bytes, (unsigned long long)gather->sequence);
+    return EPX_OK;
+}
+
+/* The part that was expected of a rank is there. */
+static epx_status advance(struct root *root, int rank)
+{
+    const struct gather *gather = root->gather;
+    struct peer *peer = &root->peers[rank];
+    epx_status status;
+
+    switch (peer->stage) {
+    case FRAME:
+        if (peer->frame.magic == WIRE_FRAME_MAGIC && peer->frame.op == WIRE_ERROR &&
+            peer->frame.bytes == sizeof(peer->error)) {
+            expect(peer, ERROR_TEXT, &peer->error, sizeof(peer->error));
+            return EPX_OK;
+        }
+        status = check_frame(gather, rank, &peer->frame);
+        if (!status)
+            expect(peer, DATA, (char *)gather->recv + (size_t)rank * gather->bytes, gather->bytes);
+        return status;
+    case DATA:
+        root->left--;
+        /* Then only an error, or the end, may come before the result. */
+        expect(peer, DONE, &peer->frame, sizeof(peer->frame));
+        return EPX_OK;
+    case DONE:
+        if (peer->frame.magic == WIRE_FRAME_MAGIC && peer->frame.op == WIRE_ERROR)
+            expect(peer, ERROR_TEXT, &peer->error, sizeof(peer->error));
+        else
+            return fail(EPX_ERR_INTERNAL, "rank %d went on before all-gather %llu was over", rank,
+                        (unsigned long long)gather->sequence);
+        return EPX_OK;
+    case ERROR_TEXT:
+        return fail_with(&peer->error);
+    }
+    return EPX_OK;
+}
+
+static epx_status lost(const struct gather *gather, int rank)
+{
+    unsigned long long sequence = gather->sequence;
+
+    if (errno == ENOTCONN || errno == ECONNRESET || errno == EPIPE)
+        return fail(EPX_ERR_PEER, "rank %d ended during all-gather %llu (%zu bytes per rank)", rank, sequence,
+                    gather->bytes);
+    return fail_errno(EPX_ERR_PEER, "rank %d was lost during all-gather %llu (%zu bytes per rank)", rank, sequence,
+                      gather->bytes);
+}
+
+static epx_status hear(struct root *root, int rank)
+{
+    struct peer *peer = &root->peers[rank];
+
+    for (;;) {
+        int state = transfer_receive(root->fds[rank], &peer->transfer);
+        epx_status status;
+        if (state < 0)
+            return lost(root->gather, rank);
+        if (state == 0)
+            return EPX_OK;
+        status = advance(root, rank);
+        if (status)
+            return status;
+    }
+}
+
+static epx_status gather_late(const struct root *root)
+{
+    char absent[128];
+    unsigned char *present = calloc((size_t)root->gather->nranks, 1);
+
+    if (!present)
+        return fail(EPX_ERR_TIMEOUT, "%d ranks did not %s within %d ms", root->left, root->duty,
+                    root->gather->timeout_ms);
+    present[0] = 1;
+    for (int i = 1; i < root->gather->nranks; i++)
+        present[i] = root->peers[i].stage == DONE;
+    absent_ranks(present, root->gather->nranks, absent, sizeof(absent));
+    free(present);
+    return fail(EPX_ERR_TIMEOUT, "%s did not %s within %d ms (all-gather %llu, %zu bytes per rank)", absent, root->duty,
+                root->gather->timeout_ms, (unsigned long long)root->gather->sequence, root->gather->bytes);
+}
+
+static epx_status wait_for_peers(struct root *root)
+{
+    int ready = poll_until(root->polls, (size_t)root->gather->nranks, root->deadline);
+
+    if (ready < 0)
+        return fail_errno(EPX_ERR_SYSTEM, "rank 0 cannot wait for the other ranks");
+    return ready || !deadline_passed(root->deadline) ? EPX_OK : gather_late(root);
+}
+
+static epx_status collect(struct root *root)
+{
+    const struct gather *gather = root->gather;
+    epx_status status = EPX_OK;
+
+    for (int i = 0; i < gather->nranks; i++) {
+        root->polls[i] = (struct pollfd){.fd = root->fds[i], .events = POLLIN};
+        expect(&root->peers[i], FRAME, &root->peers[i].frame, sizeof(root->peers[i].frame));
+    }
+    root->left = gather->nranks - 1;
+    root->duty = "arrive";
+    while (!status && root->left) {
+        status = wait_for_peers(root);
+        for (int i = 1; !status && i < gather->nranks; i++)
+            if (root->polls[i].revents)
+                status = hear(root, i);
+    }
+    return status;
+}
+
+/* What a rank that breaks off in the middle of its result cannot be told any more is said to the others only. */
+static void drop(struct root *root, int rank)
+{
+    close(root->fds[rank]);
+    root->fds[rank] = root->polls[rank].fd = -1;
+    root->left--;
+}
+
+static void tell(struct root *root, int rank, epx_status *status)
+{
+    struct peer *peer = &root->peers[rank];
+    int state = transfer_send(root->fds[rank], &peer->transfer);
+
+    if (state > 0 && peer->stage == FRAME) {
+        expect(peer, DATA, root->gather->recv, (size_t)root->gather->nranks * root->gather->bytes);
+        state = transfer_send(root->fds[rank], &peer->transfer);
+    }
+    if (state < 0) {
+        *status = lost(root->gather, rank);
+        drop(root, rank);
+    } else if (state > 0) {
+        peer->stage = DONE;
+        root->polls[rank].fd = -1;
+        root->left--;
+    }
+}
+
+/* Goes on when one rank is lost: the others are owed their result. */
+static epx_status spread(struct root *root)
+{
+    const struct gather *gather = root->gather;
+    uint64_t total = (uint64_t)gather->nranks * gather->bytes;
+    epx_status status = EPX_OK;
+
+    for (int i = 1; i < gather->nranks; i++) {
+        root->polls[i] = (struct pollfd){.fd = root->fds[i], .events = POLLOUT};
+        root->peers[i].frame = make_frame(gather, WIRE_RESULT, total);
+        expect(&root->peers[i], FRAME, &root->peers[i].frame, sizeof(root->peers[i].frame));
+    }
+    root->left = gather->nranks - 1;
+    root->duty = "take the result";
+    while (root->left) {
+        epx_status waited = wait_for_peers(root);
+        for (int i = 1; i < gather->nranks; i++) {
+            if (root->polls[i].fd < 0)
+                continue;
+            if (waited)
+                drop(root, i);
+            else if (root->polls[i].revents)
+                tell(root, i, &status);
+        }
+        status = waited ? waited : status;
+    }
+    return status;
+}
+
+epx_status star_root(const struct gather *gather, int *fds)
+{
+    struct root root = {.gather = gather, .fds = fds, .deadline = deadline_in(gather->timeout_ms)};
+    epx_status status = EPX_ERR_MEMORY;
+    char text[WIRE_TEXT];
+
+    root.peers = calloc((size_t)gather->nranks, sizeof(*root.peers));
+    root.polls = calloc((size_t)gather->nranks, sizeof(*root.polls));
+    if (!root.peers || !root.polls) {
+        fail(EPX_ERR_MEMORY, "no memory for an all-gather among %d ranks", gather->nranks);
+        goto free_all;
+    }
+    if (gather->bytes)
+        memmove(gather->recv, gather->send, gather->bytes);
+    status = collect(&root);
+    if (!status)
+        status = spread(&root);
+
+free_all:
+    free(root.polls);
+    free(root.peers);
+    if (status) {
+        snprintf(text, sizeof(text), "%s", epx_last_error());
+        dismiss(fds, gather->nranks, status, text);
+    }
+    return status;
+}
+
+/* ---- The others --------------------------------------------------------------------------------------------- */
+
+/* Writes until done or until something comes in, which can only be bad news. 1 = done, 0 = news, -1 = errno. */
+static int send_listening(int fd, const void *data, size_t bytes, uint64_t deadline)
+{
+    struct transfer transfer = {.data = (void *)(uintptr_t)data, .bytes = bytes};
+
+    for (;;) {
+        struct pollfd entry = {.fd = fd, .events = POLLIN | POLLOUT};
+        int state = transfer_send(fd, &transfer);
+        if (state)
+            return state;
+        state = poll_until(&entry, 1, deadline);
+        if (state < 0)
+            return -1;
+        if (state == 0) {
+            errno = ETIMEDOUT;
+            return -1;
+        }
+        if (entry.revents & POLLIN)
+            return 0;
+    }
+}
+
+/* Tells rank 0 before leaving, so that it does not have to guess; not in the middle of a message, where it would not
+ * be understood. */
+static epx_status give_up(const struct gather *gather, int fd, int between_messages)
+{
+    char text[WIRE_TEXT];
+    epx_status status;
+
+    if (errno != ETIMEDOUT)
+        return fail(EPX_ERR_PEER, "rank 0 ended during all-gather %llu (%zu bytes per rank)",
+                    (unsigned long long)gather->sequence, gather->bytes);
+    status = fail(EPX_ERR_TIMEOUT, "rank %d: rank 0 did not answer within %d ms in all-gather %llu", gather->rank,
+                  gather->timeout_ms, (unsigned long long)gather->sequence);
+    snprintf(text, sizeof(text), "%s", epx_last_error());
+    if (between_messages)
+        send_error(fd, status, text, deadline_in(0));
+    return status;
+}
+
+static epx_status receive_result(const struct gather *gather, int fd, uint64_t deadline)
+{
+    size_t total = (size_t)gather->nranks * gather->bytes;
+    struct wire_frame frame;
+
+    if (receive_all(fd, &frame, sizeof(frame), deadline))
+        return give_up(gather, fd, 1);
+    if (frame.magic == WIRE_FRAME_MAGIC && frame.op == WIRE_ERROR)
+        return receive_error(fd, &frame, deadline);
+    if (frame.magic != WIRE_FRAME_MAGIC || frame.op != WIRE_RESULT || frame.sequence != gather->sequence ||
+        frame.bytes != total)
+        return fail(EPX_ERR_INTERNAL, "rank 0 sent message %u of %llu bytes, expected the %zu bytes of all-gather %llu",
+                    frame.op, (unsigned long long)frame.bytes, total, (unsigned long long)gather->sequence);
+    return receive_all(fd, gather->recv, total, deadline) ? give_up(gather, fd, 1) : EPX_OK;
+}
+
+epx_status star_leaf(const struct gather *gather, int *fd)
+{
+    uint64_t deadline = deadline_in(gather->timeout_ms + MEET_SLACK_MS);
+    struct wire_frame frame = make_frame(gather, WIRE_GATHER, gather->bytes);
+    int state = send_listening(*fd, &frame, sizeof(frame), deadline);
+    epx_status status;
+
+    if (state > 0)
+        state = send_listening(*fd, gather->send, gather->bytes, deadline);
+    /* A broken pipe may still hold rank 0's last words. */
+    if (state < 0 && (errno == EPIPE || errno == ECONNRESET))
+        state = 0;
+    status = state < 0 ? give_up(gather, *fd, 0) : receive_result(gather, *fd, deadline);
+    if (status) {
+        close(*fd);
+        *fd = -1;
+    }
+    return status;
+}

@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What ranks say to each other over TCP. All connections end at rank 0:
+ *
+ *      rank r                                              rank 0
+ *        | connect to MASTER_PORT, else to one of the next   | listens on the first of these ports that is free
+ *        | -- hello (version, job, r, world size) ---------> |
+ *        | <------------------------------- WELCOME ------- | r is free; or OTHER_JOB: r goes on to the next port;
+ *        | -- ACK -----------------------------------------> |   or ERROR: both give up
+ *        |                                                   | ... until all have come, or the deadline: ERROR to all
+ *        | <-------------------------------- START --------- |
+ *        |                                                   |
+ *        | -- GATHER n, bytes, data -----------------------> | reads all ranks at once
+ *        | <------------------------ RESULT n, all data ---- | writes all ranks at once
+ *        |                ...                                |
+ *
+ * ACK tells a rank that has joined from one that gave up waiting for WELCOME and will come again: only the first is
+ * missed when its connection ends. Instead of any of its messages either side may send ERROR (status and text) and close;
+ * rank 0 passes the error of one rank on to all others. Both machines have the same byte order, or the magic differs.
+ */
+#ifndef EPX_BOOT_WIRE_H
+#define EPX_BOOT_WIRE_H
+
+#include <assert.h>
+#include <stdint.h>
+
+enum {
+    WIRE_VERSION = 1,
+    WIRE_FRAME_MAGIC = 0x46585045, /* "EPXF" */
+    WIRE_HELLO_MAGIC = 0x48585045, /* "EPXH" */
+    WIRE_TEXT = 504
+};
+
+enum wire_op {
+    WIRE_WELCOME = 1,
+    WIRE_OTHER_JOB = 2,
+    WIRE_ACK = 3,
+    WIRE_START = 4,
+    WIRE_GATHER = 5,
+    WIRE_RESULT = 6,
+    WIRE_ERROR = 7
+};
+
+/* The first three fields, struct wire_frame and struct wire_error keep their places in all versions, so that a version
+ * mismatch can be said. */
+struct wire_hello {
+    uint32_t magic;
+    uint32_t version;
+    uint64_t job;
+    int32_t rank;
+    int32_t nranks;
+    uint64_t reserved;
+};
+static_assert(sizeof(struct wire_hello) == 32, "on the wire");
+
+struct wire_frame {
+    uint32_t magic;
+    uint32_t op;
+    uint64_t sequence; /* GATHER, RESULT: counts the all-gathers of the connection */
+    uint64_t bytes;    /* GATHER: per rank; RESULT, ERROR: what follows */
+    uint32_t group;    /* GATHER, RESULT: which bootstrap of the process gathers, by order of opening */
+    uint32_t reserved;
+};
+static_assert(sizeof(struct wire_frame) == 32, "on the wire");
+
+struct wire_error {
+    int32_t status;
+    uint32_t reserved;
+    char text[WIRE_TEXT];
+};
+static_assert(sizeof(struct wire_error) == 512, "on the wire");
+
+#endif
