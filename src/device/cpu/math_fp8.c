@@ -2,6 +2,8 @@
 /* Block-scaled cast to e4m3; docs/formats.md has the definition. */
 #include "device/cpu/math.h"
 
+#include <float.h>
+
 #include "device/cpu/math_vec.h"
 
 #define FP8_BLOCK 128
@@ -28,41 +30,72 @@ static struct fp8_scale fp8_scale_of(float amax, int power_of_two)
     return s;
 }
 
-/* Largest of x and |v| as bits, where NaN counts as 0 and infinity as the largest float. */
-VEC_INLINE u32x4 fp8_amax_step(u32x4 max, f32x4 v)
-{
-    u32x4 inf = vec_u32(FLOAT_INF_BITS);
-    u32x4 abs = (u32x4)v & FLOAT_ABS_MASK;
-    abs = vec_select(vec_greater(abs, inf), vec_u32(0), abs);
-    return vec_select(vec_greater(abs, max), abs, max);
-}
-
-VEC_INLINE float fp8_block_amax(const char *x, int dtype, int n)
+/* Largest |x| of a block as float bits. NaN and infinity show as values from FLOAT_INF_BITS on. */
+VEC_INLINE uint32_t fp8_block_max(const char *x, int dtype)
 {
     u32x4 max = vec_u32(0);
     uint32_t bits = 0;
-    for (int i = 0; i < n; i += 8) {
-        struct f32x8 v = vec_load8(x + (size_t)i * vec_element_bytes(dtype), dtype);
-        max = fp8_amax_step(fp8_amax_step(max, v.a), v.b);
+    if (dtype == EPX_BF16) {
+        i16x8 max16 = {0};
+        for (int i = 0; i < FP8_BLOCK; i += 8)
+            max16 = vec_max16(max16, vec_load_abs16(x + (size_t)i * 2));
+        max = vec_max(vec_widen_lo((u16x8)max16, 1), vec_widen_hi((u16x8)max16, 1));
+    } else {
+        for (int i = 0; i < FP8_BLOCK; i += 8) {
+            struct f32x8 v = vec_load8(x + (size_t)i * vec_element_bytes(dtype), dtype);
+            max = vec_max(max, (u32x4)v.a & FLOAT_ABS_MASK);
+            max = vec_max(max, (u32x4)v.b & FLOAT_ABS_MASK);
+        }
     }
     for (int i = 0; i < 4; i++)
         bits = max[i] > bits ? max[i] : bits;
-    return float_from_bits(bits < FLOAT_INF_BITS ? bits : FLOAT_INF_BITS - 1);
+    return bits;
 }
 
-VEC_INLINE u16x8 fp8_cast8(const char *x, int dtype, float mul)
+/* The rare block with NaN or infinity: NaN does not count, infinity counts as the largest float. */
+static float fp8_finite_amax(const char *x, int dtype)
 {
-    struct f32x8 v = vec_in_order(vec_load8(x, dtype), dtype);
+    float amax = 0.0f;
+    for (int i = 0; i < FP8_BLOCK; i += 8) {
+        struct f32x8 v = vec_load8(x + (size_t)i * vec_element_bytes(dtype), dtype);
+        for (int j = 0; j < 4; j++) {
+            float a = float_from_bits(float_bits(v.a[j]) & FLOAT_ABS_MASK);
+            float b = float_from_bits(float_bits(v.b[j]) & FLOAT_ABS_MASK);
+            amax = a > amax ? a : amax; /* false for NaN */
+            amax = b > amax ? b : amax;
+        }
+    }
+    return amax < FLT_MAX ? amax : FLT_MAX;
+}
+
+VEC_INLINE u16x8 fp8_cast8(const char *x, int dtype, float mul, int finite)
+{
+    struct f32x8 v = vec_load8(x, dtype);
+    if (finite)
+        return vec_narrow_u32(vec_to_e4m3_finite(v.a * mul), vec_to_e4m3_finite(v.b * mul));
     return vec_narrow_u32(vec_to_e4m3(v.a * mul), vec_to_e4m3(v.b * mul));
 }
 
-/* n is a multiple of 16. */
-VEC_INLINE struct fp8_scale fp8_cast_block(uint8_t *q, const char *x, int dtype, int n, int power_of_two)
+VEC_INLINE void fp8_cast_values(uint8_t *q, const char *x, int dtype, float mul, int finite)
 {
     size_t half = 8 * vec_element_bytes(dtype);
-    struct fp8_scale s = fp8_scale_of(fp8_block_amax(x, dtype, n), power_of_two);
-    for (int i = 0; i < n; i += 16, x += 2 * half)
-        vec_store(q + i, (u32x4)vec_narrow_u16(fp8_cast8(x, dtype, s.mul), fp8_cast8(x + half, dtype, s.mul)));
+    for (int i = 0; i < FP8_BLOCK; i += 16, x += 2 * half) {
+        u16x8 low = fp8_cast8(x, dtype, mul, finite), high = fp8_cast8(x + half, dtype, mul, finite);
+        vec_store(q + i, (u32x4)vec_narrow_u16(low, high));
+    }
+}
+
+VEC_INLINE struct fp8_scale fp8_cast_block(uint8_t *q, const char *x, int dtype, int power_of_two)
+{
+    uint32_t max = fp8_block_max(x, dtype);
+    struct fp8_scale s;
+    if (max < FLOAT_INF_BITS) {
+        s = fp8_scale_of(float_from_bits(max), power_of_two);
+        fp8_cast_values(q, x, dtype, s.mul, 1);
+    } else {
+        s = fp8_scale_of(fp8_finite_amax(x, dtype), power_of_two);
+        fp8_cast_values(q, x, dtype, s.mul, 0);
+    }
     return s;
 }
 
@@ -73,7 +106,7 @@ VEC_INLINE struct fp8_scale fp8_cast_short(uint8_t *q, const char *x, int dtype,
     uint8_t cast[FP8_BLOCK];
     struct fp8_scale s;
     memcpy(padded, x, (size_t)n * vec_element_bytes(dtype));
-    s = fp8_cast_block(cast, padded, dtype, FP8_BLOCK, power_of_two);
+    s = fp8_cast_block(cast, padded, dtype, power_of_two);
     memcpy(q, cast, (size_t)n);
     return s;
 }
@@ -93,7 +126,7 @@ VEC_INLINE void fp8_cast_row(uint8_t *q, void *scales, enum scale_kind kind, int
     for (int b = 0; b < blocks; b++) {
         int at = b * FP8_BLOCK;
         const char *from = x + (size_t)at * vec_element_bytes(dtype);
-        struct fp8_scale s = hidden - at >= FP8_BLOCK ? fp8_cast_block(q + at, from, dtype, FP8_BLOCK, power_of_two)
+        struct fp8_scale s = hidden - at >= FP8_BLOCK ? fp8_cast_block(q + at, from, dtype, power_of_two)
                                                       : fp8_cast_short(q + at, from, dtype, hidden - at, power_of_two);
         fp8_store_scale(scales, kind, b, s.inv);
     }

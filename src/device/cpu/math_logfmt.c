@@ -4,7 +4,7 @@
  *
  *     | bitmap: 1 bit per block | (amax, amin) per coded block | pad to 16 | blocks, coded 160 or raw 256 bytes |
  *
- * docs/formats.md has the exact bytes. log2 and 2^x are polynomials written here, good to about 2e-7, so that a machine
+ * docs/formats.md has the exact bytes. log2 and 2^x are polynomials written here, good to about 1e-6, so that a machine
  * gives the same bits whatever its C library.
  */
 #include "device/cpu/math_logfmt.h"
@@ -15,6 +15,9 @@
 #define LOGFMT_TOP_CODE 511
 #define LOGFMT_RANGE 32.0f /* powers of two below amax that codes reach */
 #define BF16_ONE 0x3f80
+/* 1.5 * 2^23: adding it to a small float leaves the nearest integer in the lowest bits, and the other way round. */
+#define MAGIC 12582912.0f
+#define MAGIC_BITS 0x4b400000u
 
 struct logfmt_range {
     float log_amin, step;
@@ -59,33 +62,33 @@ static int logfmt_rank(const void *row, int block)
     return count;
 }
 
-/* log2 of x >= 0, x < 2^64; 0 gives -191. Scaled first, because bf16 subnormals lack the leading bit. */
+/*
+ * log2 of x >= 0, x < 2^64, within 7e-7; 0 gives -191. Scaled first, because bf16 subnormals lack the leading bit. Sums
+ * are paired (not Horner's) to shorten the chain, and small integers become floats by way of MAGIC.
+ */
 VEC_INLINE f32x4 logfmt_log2(f32x4 x)
 {
     u32x4 bits = (u32x4)(x * 0x1p64f);
     i32x4 exponent = (i32x4)(bits - 0x3f3504f3u) >> 23; /* so that the mantissa lies in [sqrt(1/2), sqrt(2)) */
     f32x4 t = (f32x4)(bits - ((u32x4)exponent << 23)) - 1.0f;
-    f32x4 p = t * -0.14275973f + 0.23265258f;
-    p = p * t - 0.24927182f;
-    p = p * t + 0.28728888f;
-    p = p * t - 0.36022518f;
-    p = p * t + 0.48091671f;
-    p = p * t - 0.72135293f;
-    p = p * t + 1.44269499f;
-    return __builtin_convertvector(exponent, f32x4) - 64.0f + p * t;
+    f32x4 t2 = t * t;
+    f32x4 p01 = 1.44269652f - t * 0.72136018f, p23 = 0.48061313f - t * 0.35952446f;
+    f32x4 p46 = (0.29611956f - t * 0.26796387f) + t2 * 0.16818659f;
+    f32x4 p = (p01 + p23 * t2) + p46 * (t2 * t2);
+    f32x4 whole = (f32x4)((u32x4)exponent + MAGIC_BITS) - (MAGIC + 64.0f);
+    return whole + p * t;
 }
 
-/* 2^y for -180 < y < 1, subnormal and zero results included. */
+/* 2^y for -180 < y < 1 within 3e-7, subnormal and zero results included. */
 VEC_INLINE f32x4 logfmt_exp2(f32x4 y)
 {
-    i32x4 whole = __builtin_convertvector(y + 192.5f, i32x4) - 192; /* nearest, by truncating a positive number */
-    f32x4 f = y - __builtin_convertvector(whole, f32x4);
-    f32x4 p = f * 0.0013390863f + 0.0096760319f;
-    p = p * f + 0.055503571f;
-    p = p * f + 0.24022107f;
-    p = p * f + 0.69314719f;
-    p = p * f + 1.0f;
-    return p * (f32x4)((whole + (127 + 64)) << 23) * 0x1p-64f;
+    f32x4 shifted = y + MAGIC; /* the nearest integer, in the lowest bits */
+    f32x4 f = y - (shifted - MAGIC);
+    f32x4 f2 = f * f;
+    f32x4 p01 = 1.00000008f + f * 0.69314719f, p23 = 0.24022107f + f * 0.055503571f;
+    f32x4 p45 = 0.0096760319f + f * 0.0013390863f;
+    f32x4 p = (p01 + p23 * f2) + p45 * (f2 * f2);
+    return p * (f32x4)(((u32x4)shifted + (127u + 64u)) << 23) * 0x1p-64f;
 }
 
 static struct logfmt_range logfmt_range_of(uint16_t amax, uint16_t amin)
@@ -98,16 +101,15 @@ static struct logfmt_range logfmt_range_of(uint16_t amax, uint16_t amin)
     return r;
 }
 
-/* Largest and smallest magnitude of a full block, as bf16 bits: integers order as the values do, NaN above all. */
+/* Largest and smallest magnitude of a full block, as bf16 bits. */
 static void logfmt_extremes(const uint16_t *x, uint16_t *amax, uint16_t *amin)
 {
-    i16x8 max = (i16x8){0}, min = max + 0x7fff;
+    i16x8 max = {0}, min = max + 0x7fff;
     int16_t top = 0, low = 0x7fff;
     for (int i = 0; i < LOGFMT_BLOCK; i += 8) {
-        i16x8 v = (i16x8)(vec_load_u16(x + i) & 0x7fff);
-        i16x8 more = v > max, less = v < min;
-        max = (v & more) | (max & ~more);
-        min = (v & less) | (min & ~less);
+        i16x8 v = vec_load_abs16(x + i);
+        max = vec_max16(max, v);
+        min = vec_min16(min, v);
     }
     for (int i = 0; i < 8; i++) {
         top = max[i] > top ? max[i] : top;
@@ -117,57 +119,74 @@ static void logfmt_extremes(const uint16_t *x, uint16_t *amax, uint16_t *amin)
     *amin = (uint16_t)low;
 }
 
-/* Codes of magnitudes; `offset` is what the formula adds. */
-VEC_INLINE u32x4 logfmt_codes(f32x4 x, float log_amin, float per_step, float offset)
+struct logfmt_coder {
+    float log_amin, per_step, offset;
+};
+
+static struct logfmt_coder logfmt_coder_of(uint16_t amax, uint16_t amin)
 {
-    f32x4 c = (logfmt_log2(x) - log_amin) * per_step + offset;
-    i32x4 positive = c > 0.0f;
-    i32x4 code = __builtin_convertvector((f32x4)((i32x4)c & positive), i32x4);
-    i32x4 over = code > LOGFMT_TOP_CODE;
-    return (u32x4)((code & ~over) | (LOGFMT_TOP_CODE & over));
+    struct logfmt_range r = logfmt_range_of(amax, amin);
+    /* 2 - log2((1 + 2^step) / 2) / step by its series; the next term is below 5e-7 for every step that occurs. */
+    struct logfmt_coder c = {r.log_amin, 1.0f / r.step, 1.5f - r.step * 0.08664340f};
+    return c;
+}
+
+/* Codes of four magnitudes, before they are limited to 0 and 511. They fit 16 bits: values below the range occur only
+ * where the range is 32 powers of two, 16 codes each. */
+VEC_INLINE u32x4 logfmt_codes4(u32x4 x, struct logfmt_coder c)
+{
+    f32x4 code = (logfmt_log2((f32x4)x) - c.log_amin) * c.per_step + c.offset;
+    return (u32x4) __builtin_convertvector(code, i32x4);
+}
+
+VEC_INLINE u16x8 logfmt_codes8(const uint16_t *x, struct logfmt_coder c)
+{
+    u16x8 abs = (u16x8)vec_load_abs16(x);
+    i16x8 code = (i16x8)vec_narrow_u32(logfmt_codes4(vec_widen_lo(abs, 1), c), logfmt_codes4(vec_widen_hi(abs, 1), c));
+    i16x8 zero = {0};
+    return (u16x8)vec_min16(vec_max16(code, zero), zero + LOGFMT_TOP_CODE);
 }
 
 static void logfmt_encode_block(uint8_t *to, const uint16_t *x, uint16_t amax, uint16_t amin)
 {
-    struct logfmt_range r = logfmt_range_of(amax, amin);
-    float per_step = 1.0f / r.step;
-    /* 2 - log2((1 + 2^step) / 2) / step by its series; the next term is below 5e-7 for every step that occurs. */
-    float offset = 1.5f - r.step * 0.08664340f;
-    u16x8 ninth = (u16x8){0}, sign = ninth, low[2];
-    for (int k = 0; k < 16; k++) {
-        u32x4 h = vec_load_u32(x + 8 * k);
-        u32x4 even = logfmt_codes((f32x4)((h & 0x7fffu) << 16), r.log_amin, per_step, offset);
-        u32x4 odd = logfmt_codes((f32x4)(h & 0x7fff0000u), r.log_amin, per_step, offset);
-        u16x8 code = (u16x8)(even | odd << 16);
-        ninth |= (code >> 8) << k;
-        sign |= ((u16x8)h >> 15) << k;
-        low[k & 1] = code;
-        if (k & 1)
-            vec_store(to + 8 * (k - 1), (u32x4)vec_narrow_u16(low[0], low[1]));
+    struct logfmt_coder c = logfmt_coder_of(amax, amin);
+    u16x8 ninth = {0}, sign = {0};
+    for (int k = 0; k < 16; k += 2) {
+        u16x8 low = logfmt_codes8(x + 8 * k, c), high = logfmt_codes8(x + 8 * k + 8, c);
+        ninth |= (low >> 8) << k | (high >> 8) << (k + 1);
+        sign |= (vec_load_u16(x + 8 * k) >> 15) << k | (vec_load_u16(x + 8 * k + 8) >> 15) << (k + 1);
+        vec_store(to + 8 * k, (u32x4)vec_narrow_u16(low & 0xff, high & 0xff));
     }
     vec_store(to + 128, (u32x4)ninth);
     vec_store(to + 144, (u32x4)sign);
 }
 
-VEC_INLINE f32x4 logfmt_values(u32x4 code, u32x4 sign, struct logfmt_range r)
+VEC_INLINE f32x4 logfmt_values4(u32x4 code, u32x4 sign, struct logfmt_range r)
 {
-    f32x4 y = (__builtin_convertvector((i32x4)code, f32x4) - 1.0f) * r.step + r.log_amin;
+    f32x4 y = ((f32x4)(code | MAGIC_BITS) - (MAGIC + 1.0f)) * r.step + r.log_amin;
     u32x4 some = (u32x4)(code != 0);
     return (f32x4)(((u32x4)logfmt_exp2(y) & some) | sign);
 }
 
+VEC_INLINE struct f32x8 logfmt_values8(u16x8 code, u16x8 sign, struct logfmt_range r)
+{
+    struct f32x8 v = {logfmt_values4(vec_widen_lo(code, 0), vec_widen_lo(sign, 1), r),
+                      logfmt_values4(vec_widen_hi(code, 0), vec_widen_hi(sign, 1), r)};
+    return v;
+}
+
 static void logfmt_decode_coded(struct f32x8 *to, const uint8_t *from, struct logfmt_range r)
 {
-    u16x8 ninth = vec_load_u16(from + 128), sign = vec_load_u16(from + 144), zero = (u16x8){0};
-    for (int k = 0; k < 16; k++) {
-        u8x16 bytes = (u8x16){0};
-        memcpy(&bytes, from + 8 * k, 8);
-        u16x8 code =
-            (u16x8)__builtin_shufflevector(bytes, (u8x16)zero, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-        code |= (ninth >> k & 1) << 8;
-        u16x8 s = sign >> k << 15;
-        to[k].a = logfmt_values((u32x4)code & 0xffffu, (u32x4)s << 16, r);
-        to[k].b = logfmt_values((u32x4)code >> 16, (u32x4)s & 0xffff0000u, r);
+    u16x8 ninth = vec_load_u16(from + 128), sign = vec_load_u16(from + 144);
+    for (int k = 0; k < 16; k += 2) {
+        u8x16 bytes = (u8x16)vec_load_u32(from + 8 * k), zero = {0};
+        u16x8 low = (u16x8)__builtin_shufflevector(bytes, zero, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+        u16x8 high =
+            (u16x8)__builtin_shufflevector(bytes, zero, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+        low |= (ninth >> k & 1) << 8;
+        high |= (ninth >> (k + 1) & 1) << 8;
+        to[k] = logfmt_values8(low, sign >> k << 15, r);
+        to[k + 1] = logfmt_values8(high, sign >> (k + 1) << 15, r);
     }
 }
 
@@ -250,8 +269,6 @@ void math_logfmt_decode(float *to, const void *from, int hidden)
     for (int b = 0; b < logfmt_blocks(hidden); b++, to += LOGFMT_BLOCK) {
         int n = hidden - b * LOGFMT_BLOCK;
         logfmt_decode_block(block, from, hidden, b);
-        for (int k = 0; k < LOGFMT_BLOCK / 8; k++)
-            block[k] = vec_in_order(block[k], EPX_BF16);
         memcpy(to, block, (size_t)(n < LOGFMT_BLOCK ? n : LOGFMT_BLOCK) * sizeof(float));
     }
 }

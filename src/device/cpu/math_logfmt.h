@@ -9,7 +9,7 @@
 #define LOGFMT_RAW_BYTES 256   /* a full block as bf16 */
 #define LOGFMT_CODED_BYTES 160 /* 128 low code bytes, 16 bytes of ninth bits, 16 bytes of signs */
 
-/* Decodes one block into 16 pairs, ordered as vec_load8 orders bf16; what a short last block lacks is 0. */
+/* Decodes one block into 128 floats; what a short last block lacks is 0. */
 void logfmt_decode_block(struct f32x8 *to, const void *row, int hidden, int block);
 
 #endif
