@@ -45,8 +45,10 @@ all=(${missing[@]+"${missing[@]}"} ${optional[@]+"${optional[@]}"})
 if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
     echo "Installing: ${all[*]}"
     export DEBIAN_FRONTEND=noninteractive
-    { apt-get update -qq && apt-get install -y -qq --no-install-recommends "${all[@]}"; } </dev/null >&2 ||
-        echo "apt-get failed" >&2
+    log=$(mktemp)
+    { apt-get update -qq && apt-get install -y -qq --no-install-recommends "${all[@]}"; } </dev/null >"$log" 2>&1 ||
+        { cat "$log" && echo "apt-get failed"; } >&2
+    rm -f "$log"
     find_missing "${1:-build}"
 fi
 
