@@ -66,7 +66,7 @@ build_quietly() {
 
 slowest() { # a ctest log -> "name 12.3 s, name 4.5 s, name 1.2 s"
     sed -nE 's|^ *[0-9]+/[0-9]+ Test +#[0-9]+: ([^ ]+) .* ([0-9.]+) sec.*$|\2 \1|p' "$1" | sort -rn | head -3 |
-        awk '{printf "%s%s %s s", NR > 1 ? ", " : "", $2, $1}'
+        awk '{printf "%s%s %s s", (NR > 1 ? ", " : ""), $2, $1}'
 }
 
 run_ctest() { # name, directory, scale, ctest arguments...
