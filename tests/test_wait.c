@@ -13,6 +13,7 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -231,113 +232,127 @@ static void strict_wake(void *self, struct doorbell *bell)
 
 static const struct cpu_env strict_env = {.now_ns = strict_now, .sleep = strict_sleep, .wake = strict_wake};
 
-/* Ranks of two agents each; agent a of rank r waits for word [r][a] and then advances that of the next rank. */
-enum { RANKS = 4, AGENTS = 2 };
+/*
+ * Ranks in a circle: in each round, agent a of every rank sends to agent a of the next rank and waits for the one before.
+ * Words so arrive just when their readers go to sleep, which is where wake-ups get lost.
+ */
+enum { MAX_RANKS = 4, AGENTS = 2, SLOTS = 2 * MAX_RANKS };
 
 struct rank_area {
     struct doorbell bell;
     uint64_t word[AGENTS];
-    uint64_t data[AGENTS]; /* plain memory, ordered by the words alone */
-    uint8_t pad[32];
+    uint64_t data[AGENTS][SLOTS]; /* plain memory, ordered by the words alone; ranks are less than SLOTS rounds apart */
 };
 
-struct ring_agent {
-    struct rank_area *areas;
-    const struct cpu_env *env;
-    int rank, index;
-    uint64_t until_ns; /* the first rank ends the game by sending the last round */
-    uint64_t rounds;
+struct circle {
+    uint64_t last[AGENTS]; /* round after which to stop: rank 0 sets it, far enough ahead that none has passed it */
+    struct rank_area rank[MAX_RANKS];
+};
+
+struct circle_agent {
+    struct circle *circle;
+    int ranks, rank, index;
+    uint64_t until_ns, rounds;
     int failures;
     pthread_t thread;
 };
 
-#define LAST_ROUND ((uint64_t)1 << 40)
-
-static void run_ring(struct ring_agent *self)
+static void run_circle(struct circle_agent *self)
 {
-    struct rank_area *own = &self->areas[self->rank], *next = &self->areas[(self->rank + 1) % RANKS];
-    struct agent agent = {.index = self->index, .count = AGENTS, .env = self->env, .bell = &own->bell};
-    uint64_t round, seen = 0;
+    struct rank_area *own = &self->circle->rank[self->rank];
+    struct rank_area *next = &self->circle->rank[(self->rank + 1) % self->ranks];
+    struct agent agent = {.index = self->index, .count = AGENTS, .env = &strict_env, .bell = &own->bell};
+    uint64_t *last = &self->circle->last[self->index];
+    uint64_t round;
 
-    for (round = 1; seen < LAST_ROUND; round++) {
-        int first = self->rank == 0;
-        uint64_t send;
-
-        if (!first || round > 1) {
-            uint64_t target = first ? round - 1 : round;
-
-            if (cpu_wait_ge(&agent, &own->word[self->index], target, LONG_NS) != WAIT_OK) {
-                self->failures++;
-                return;
-            }
-            seen = __atomic_load_n(&own->word[self->index], __ATOMIC_ACQUIRE);
-            self->failures += own->data[self->index] != seen;
-        }
-        if (first && seen >= LAST_ROUND)
+    for (round = 1; round <= __atomic_load_n(last, __ATOMIC_ACQUIRE); round++) {
+        if (self->rank == 0 && clock_ns() > self->until_ns && __atomic_load_n(last, __ATOMIC_RELAXED) == UINT64_MAX)
+            __atomic_store_n(last, round + SLOTS, __ATOMIC_RELEASE);
+        next->data[self->index][round % SLOTS] = round;
+        advance(&agent, &next->word[self->index], round, &next->bell);
+        if (cpu_wait_ge(&agent, &own->word[self->index], round, LONG_NS) != WAIT_OK) {
+            self->failures++;
             break;
-        send = first ? (clock_ns() > self->until_ns ? LAST_ROUND : round) : seen;
-        next->data[self->index] = send;
-        advance(&agent, &next->word[self->index], send, &next->bell);
+        }
+        self->failures += own->data[self->index][round % SLOTS] != round;
     }
     self->rounds = round;
 }
 
-static void *ring_main(void *arg)
+static void *circle_main(void *arg)
 {
-    run_ring(arg);
+    run_circle(arg);
     return NULL;
 }
 
-static void no_wakeup_is_lost_between_threads(void **state)
+static void circle_of_threads(int ranks)
 {
-    static struct rank_area areas[RANKS];
-    struct ring_agent agents[RANKS * AGENTS];
-    uint64_t until = clock_ns() + 1000 * MS;
+    struct circle *circle = calloc(1, sizeof(*circle));
+    struct circle_agent agents[MAX_RANKS * AGENTS];
+    uint64_t until = clock_ns() + 700 * MS;
     int i;
 
-    (void)state;
-    for (i = 0; i < RANKS * AGENTS; i++) {
-        agents[i] = (struct ring_agent){
-            .areas = areas, .env = &strict_env, .rank = i / AGENTS, .index = i % AGENTS, .until_ns = until};
-        assert_int_equal(pthread_create(&agents[i].thread, NULL, ring_main, &agents[i]), 0);
+    assert_non_null(circle);
+    for (i = 0; i < AGENTS; i++)
+        circle->last[i] = UINT64_MAX;
+    lost_wakeups = 0;
+    for (i = 0; i < ranks * AGENTS; i++) {
+        agents[i] = (struct circle_agent){
+            .circle = circle, .ranks = ranks, .rank = i / AGENTS, .index = i % AGENTS, .until_ns = until};
+        assert_int_equal(pthread_create(&agents[i].thread, NULL, circle_main, &agents[i]), 0);
     }
-    for (i = 0; i < RANKS * AGENTS; i++) {
+    for (i = 0; i < ranks * AGENTS; i++) {
         pthread_join(agents[i].thread, NULL);
         assert_int_equal(agents[i].failures, 0);
         assert_true(agents[i].rounds > 10);
     }
     assert_int_equal(lost_wakeups, 0);
+    free(circle);
+}
+
+static void no_wakeup_is_lost_between_two_ranks(void **state)
+{
+    (void)state;
+    circle_of_threads(2);
+}
+
+static void no_wakeup_is_lost_between_more_ranks_than_cores(void **state)
+{
+    (void)state;
+    circle_of_threads(MAX_RANKS);
 }
 
 /* A rank of its own, with one agent, in a process of its own. */
-static void ring_child(const struct heap_export *export, int rank, uint64_t until_ns)
+static void circle_child(const struct heap_export *export, int rank, uint64_t until_ns)
 {
-    struct ring_agent self = {.env = &strict_env, .rank = rank, .index = 0, .until_ns = until_ns};
+    struct circle_agent self = {.ranks = MAX_RANKS, .rank = rank, .until_ns = until_ns};
     void *base;
 
     if (cpu_heap_open(NULL, export, &base) != EPX_OK)
         _exit(2);
-    self.areas = base;
-    run_ring(&self);
+    self.circle = base;
+    lost_wakeups = 0;
+    run_circle(&self);
     _exit(self.failures ? 3 : lost_wakeups ? 4 : self.rounds > 10 ? 0 : 5);
 }
 
 static void no_wakeup_is_lost_between_processes(void **state)
 {
-    uint64_t until = clock_ns() + 1000 * MS;
+    uint64_t until = clock_ns() + 700 * MS;
     struct heap heap;
-    pid_t children[RANKS];
+    pid_t children[MAX_RANKS];
     int i, status;
 
     (void)state;
-    assert_int_equal(cpu_heap_create(NULL, RANKS * sizeof(struct rank_area), &heap), EPX_OK);
-    for (i = 0; i < RANKS; i++) {
+    assert_int_equal(cpu_heap_create(NULL, sizeof(struct circle), &heap), EPX_OK);
+    ((struct circle *)heap.base)->last[0] = UINT64_MAX;
+    for (i = 0; i < MAX_RANKS; i++) {
         children[i] = fork();
         assert_true(children[i] >= 0);
         if (children[i] == 0)
-            ring_child(&heap.export, i, until);
+            circle_child(&heap.export, i, until);
     }
-    for (i = 0; i < RANKS; i++) {
+    for (i = 0; i < MAX_RANKS; i++) {
         assert_int_equal(waitpid(children[i], &status, 0), children[i]);
         assert_true(WIFEXITED(status));
         assert_int_equal(WEXITSTATUS(status), 0);
@@ -415,6 +430,73 @@ static void time_and_sleep_go_through_the_environment(void **state)
     assert_int_equal(bell.waiters, 0);
 }
 
+/* A peer that acts at one point of the wait: when it first reads the clock, or when it goes to sleep. */
+struct interleaving {
+    int at_clock, at_sleep;
+    uint64_t *word;
+    struct agent *agent;
+    int sleeps, slept_on_stale_seq;
+};
+
+static uint64_t interleaved_now(void *self)
+{
+    struct interleaving *now = self;
+
+    if (now->at_clock) {
+        now->at_clock = 0;
+        advance(now->agent, now->word, 1, now->agent->bell);
+    }
+    return clock_ns();
+}
+
+static void interleaved_sleep(void *self, struct agent *agent, struct doorbell *bell, uint32_t seen, uint64_t until_ns)
+{
+    struct interleaving *now = self;
+
+    (void)until_ns;
+    if (now->at_sleep) {
+        now->at_sleep = 0;
+        advance(agent, now->word, 1, bell);
+    }
+    now->sleeps++;
+    now->slept_on_stale_seq += bell->seq == seen; /* the futex would sleep */
+}
+
+static void interleaved_wake(void *self, struct doorbell *bell)
+{
+    (void)self;
+    (void)bell;
+}
+
+static struct interleaving run_interleaving(int at_clock, int at_sleep)
+{
+    struct doorbell bell = {0};
+    uint64_t word = 0;
+    struct interleaving now = {.at_clock = at_clock, .at_sleep = at_sleep, .word = &word};
+    struct cpu_env env = {
+        .now_ns = interleaved_now, .sleep = interleaved_sleep, .wake = interleaved_wake, .self = &now};
+    struct agent agent = {.count = 1, .env = &env, .bell = &bell};
+
+    now.agent = &agent;
+    assert_int_equal(cpu_wait_ge(&agent, &word, 1, LONG_NS), WAIT_OK);
+    return now;
+}
+
+static void ring_before_the_waiter_is_announced_prevents_its_sleep(void **state)
+{
+    (void)state;
+    assert_int_equal(run_interleaving(1, 0).sleeps, 0);
+}
+
+static void ring_between_last_look_and_sleep_ends_the_sleep(void **state)
+{
+    struct interleaving result = run_interleaving(0, 1);
+
+    (void)state;
+    assert_int_equal(result.sleeps, 1);
+    assert_int_equal(result.slept_on_stale_seq, 0);
+}
+
 /* ---- Scratch ------------------------------------------------------------------------------------------------ */
 
 static void scratch_is_aligned_kept_and_grows(void **state)
@@ -449,10 +531,13 @@ int main(void)
         cmocka_unit_test(waiter_gives_up_the_core),
         cmocka_unit_test(one_ring_wakes_every_agent_of_the_rank),
         cmocka_unit_test(endless_timeout_does_not_wrap),
-        cmocka_unit_test(no_wakeup_is_lost_between_threads),
+        cmocka_unit_test(no_wakeup_is_lost_between_two_ranks),
+        cmocka_unit_test(no_wakeup_is_lost_between_more_ranks_than_cores),
         cmocka_unit_test(no_wakeup_is_lost_between_processes),
         cmocka_unit_test(ring_without_sleepers_leaves_seq_alone),
         cmocka_unit_test(time_and_sleep_go_through_the_environment),
+        cmocka_unit_test(ring_before_the_waiter_is_announced_prevents_its_sleep),
+        cmocka_unit_test(ring_between_last_look_and_sleep_ends_the_sleep),
         cmocka_unit_test(scratch_is_aligned_kept_and_grows),
     };
 

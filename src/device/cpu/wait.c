@@ -13,7 +13,8 @@
  *  - R2 before W2: W2 acquires what R2 released, so that W3 sees the new word and does not sleep.
  *  - W2 before R2: R2 finds 1, or another ringer took that 1 between W2 and R2; either way someone runs R3 after W2 and
  *    hence after W1: the kernel compares seq with `seen` under the lock that R3's wake takes, so the waiter either does
- *    not sleep or is woken.
+ *    not sleep or is woken. (Were seq read after W2, a ringer could take the 1, bump seq before W1 and wake nobody yet;
+ *    the next ringer would find 0, and nothing would end the sleep.)
  * `waiters` is a flag rather than a count: a ring costs a system call only once for each time that someone went to
  * sleep, although a woken waiter may need long to get a core; and a process killed in its sleep leaves nothing wrong.
  * A waiter that leaves without sleeping leaves the flag, which costs one needless wake.
