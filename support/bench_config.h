@@ -6,14 +6,14 @@
 #include <stdint.h>
 
 struct bench_config {
-    int32_t mode;         /* epx_mode, one */
-    int32_t layout;       /* epx_layout */
+    int32_t mode;   /* epx_mode, one */
+    int32_t layout; /* epx_layout */
     int32_t ranks, nodes;
-    int32_t tokens;       /* per rank */
+    int32_t tokens; /* per rank */
     int32_t hidden, topk, experts;
-    int32_t fp8;          /* dispatch casts bf16 to fp8 with one float scale per 128 channels */
-    int32_t routing;      /* enum workload_routing */
-    int32_t alignment;    /* high throughput, expert-major */
+    int32_t fp8;       /* dispatch casts bf16 to fp8 with one float scale per 128 channels */
+    int32_t routing;   /* enum workload_routing */
+    int32_t alignment; /* high throughput, expert-major */
     int32_t logfmt;
     int32_t agents;       /* 0 = automatic */
     int32_t device;       /* epx_device */

@@ -34,8 +34,8 @@ struct board_command {
     int32_t variant; /* which way of doing it, for a team that has several */
     int32_t warmup;  /* iterations before the timed ones */
     int32_t iters;
-    int32_t first;   /* where in times[] the first iteration goes; -1 = nowhere */
-    int32_t verify;  /* compare the last iteration's results with the oracle */
+    int32_t first;  /* where in times[] the first iteration goes; -1 = nowhere */
+    int32_t verify; /* compare the last iteration's results with the oracle */
 };
 
 struct board_team {
@@ -47,7 +47,7 @@ struct board_team {
     uint64_t last_end_ns; /* latest end of the running measurement */
     struct board_command command;
     int32_t variants[BOARD_OPS]; /* how many ways the team knows: its rank 0 writes this before the first `done` */
-    char library[64]; /* what the team runs on, likewise */
+    char library[64];            /* what the team runs on, likewise */
     char variant_name[BOARD_OPS][BOARD_VARIANTS][48];
     uint64_t times[BOARD_OPS][BOARD_VARIANTS][BOARD_MAX_ITERS]; /* ns */
 };

@@ -216,8 +216,8 @@ static void dispatch_expert_major(struct baseline *b, int variant, const void *f
         expand(plan, b->work->tokens.data, b->stage, (size_t)row);
     }
     if (scales) {
-        exchange_rows(&b->exchange, WAY_ALLTOALLV, &plan->copies.out, b->cast_scales, &plan->copies.in,
-                      b->stage_scales, LAND_PACKED, scales);
+        exchange_rows(&b->exchange, WAY_ALLTOALLV, &plan->copies.out, b->cast_scales, &plan->copies.in, b->stage_scales,
+                      LAND_PACKED, scales);
         expand(plan, b->work->scales.data, b->stage_scales, (size_t)scales);
     }
     if (c->mode == EPX_HIGH_THROUGHPUT) {

@@ -41,8 +41,8 @@ struct plan {
     struct flow copies, pairs;
     int *expand_first; /* [copies.in.total + 1]: copy j goes to rows expand[first[j]] .. of the tokens tensor */
     int *expand;
-    int *sum_slot;  /* [B][K]: which returned rows make up a token, in the order of the sum; -1 after the last */
-    int *sum_k;     /* [B][K]: the top-k entry that each of them answers (pairs) */
+    int *sum_slot; /* [B][K]: which returned rows make up a token, in the order of the sum; -1 after the last */
+    int *sum_k;    /* [B][K]: the top-k entry that each of them answers (pairs) */
     int *expert_counts, *expert_offsets; /* [L], padded, as the layout says */
     int *expert_rows;                    /* [L], not padded */
     int *zone;                           /* scratch [L] */

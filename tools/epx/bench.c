@@ -1,0 +1,232 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The conductor of `epx bench`.
+ *
+ *      start EPX's ranks, and mpirun if asked for           they set up, then sleep on the board
+ *      check                                                every team, every variant, once
+ *      round 1..n:  EPX plays | MPI variant 0 | 1 | ...     in turns, because a machine's speed drifts
+ *                   (the last round's results are checked)
+ *      check                                                EPX again, with routing and data that are new
+ *      quit, percentiles, report
+ */
+#include "bench.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "commands.h"
+
+struct conductor {
+    const struct bench_options *options;
+    struct board *board;
+    char board_path[64];
+    pid_t pid[BOARD_TEAMS]; /* 0 = not started */
+    int mpi_log;            /* what mpirun said */
+    struct bench_report report;
+};
+
+static const char *const team_names[BOARD_TEAMS] = {"EPX", "MPI"};
+
+/* A team whose watcher has ended will not finish anything any more. */
+static int team_lost(struct conductor *c, int team)
+{
+    int code = c->pid[team] > 0 ? bench_team_poll(c->pid[team]) : -1;
+
+    if (code < 0)
+        return 0;
+    c->pid[team] = 0;
+    board_fail(c->board, BOARD_ERROR, "the %s ranks ended too early, with exit code %d", team_names[team], code);
+    return 1;
+}
+
+/* Gives a command to a team and waits until it is done. 0 or -1. */
+static int conduct(struct conductor *c, enum board_team_id team, const struct board_command *command)
+{
+    int done;
+
+    board_order(c->board, team, command);
+    while ((done = board_poll_done(c->board, team, 100)) == 0)
+        if (team_lost(c, (int)team))
+            return -1;
+    return done > 0 ? 0 : -1;
+}
+
+static int mpi_variants(const struct board_team *team)
+{
+    int op, most = 1;
+
+    for (op = 0; op < BOARD_OPS; op++)
+        most = team->variants[op] > most ? team->variants[op] : most;
+    return most;
+}
+
+/* One untimed iteration: with --check of every team and variant, and always as a first touch of all memory. */
+static int conduct_check(struct conductor *c, uint64_t seed, int teams)
+{
+    struct board_command command = {.seed = seed, .iters = 1, .first = -1, .verify = c->options->check};
+
+    bench_progress("epx bench: %s, seed %llu", c->options->check ? "checking" : "warming up", (unsigned long long)seed);
+    if (conduct(c, BOARD_EPX, &command) != 0)
+        return -1;
+    if (teams < 2)
+        return 0;
+    do {
+        if (conduct(c, BOARD_MPI, &command) != 0)
+            return -1;
+    } while (++command.variant < mpi_variants(&c->board->team[BOARD_MPI]));
+    return 0;
+}
+
+static int conduct_round(struct conductor *c, int round, int first, int iters)
+{
+    const struct bench_options *o = c->options;
+    struct board_command command = {.seed = o->config.seed, .warmup = o->warmup, .iters = iters, .first = first};
+    int last = first + iters == o->iters;
+
+    bench_progress("epx bench: round %d of %d, EPX", round + 1, c->report.rounds);
+    command.verify = o->check && last;
+    if (conduct(c, BOARD_EPX, &command) != 0)
+        return -1;
+    command.verify = 0;
+    if (!o->vs_mpi)
+        return 0;
+    do {
+        bench_progress("epx bench: round %d of %d, MPI variant %d of %d", round + 1, c->report.rounds,
+                       command.variant + 1, mpi_variants(&c->board->team[BOARD_MPI]));
+        if (conduct(c, BOARD_MPI, &command) != 0)
+            return -1;
+    } while (++command.variant < mpi_variants(&c->board->team[BOARD_MPI]));
+    return 0;
+}
+
+static int conduct_all(struct conductor *c)
+{
+    const struct bench_options *o = c->options;
+    int round, first = 0;
+
+    c->report.rounds = o->iters < 5 ? o->iters : 5;
+    if (conduct_check(c, o->config.seed, o->vs_mpi ? 2 : 1) != 0)
+        return -1;
+    for (round = 0; round < c->report.rounds; round++) {
+        int next = (int)((int64_t)o->iters * (round + 1) / c->report.rounds);
+
+        if (conduct_round(c, round, first, next - first) != 0)
+            return -1;
+        first = next;
+    }
+    return o->check ? conduct_check(c, o->config.seed + 1, 1) : 0;
+}
+
+static int start_teams(struct conductor *c)
+{
+    const struct bench_config *config = &c->options->config;
+
+    c->board = board_create(config, c->board_path, sizeof(c->board_path));
+    if (c->board == NULL) {
+        fprintf(stderr, "epx bench: cannot make shared memory for the measurements: %s\n", strerror(errno));
+        return -1;
+    }
+    if (c->options->vs_mpi) {
+        c->mpi_log = memfd_create("epx-bench-mpi", MFD_CLOEXEC);
+        if ((c->pid[BOARD_MPI] = bench_team_start_mpi(config, c->board_path, c->mpi_log)) < 0)
+            return -1;
+    }
+    if ((c->pid[BOARD_EPX] = bench_team_start_epx(config, c->board_path)) < 0)
+        return -1;
+    return 0;
+}
+
+static void end_teams(struct conductor *c)
+{
+    struct board_command quit = {.quit = 1};
+    int team;
+
+    for (team = 0; team < BOARD_TEAMS; team++)
+        if (c->pid[team] > 0)
+            board_order(c->board, (enum board_team_id)team, &quit);
+    for (team = 0; team < BOARD_TEAMS; team++)
+        if (c->pid[team] > 0)
+            bench_team_end(c->pid[team]);
+}
+
+/* mpirun's words, when they may explain a failure. */
+static void show_mpi_log(int fd)
+{
+    char text[4096];
+    ssize_t n;
+
+    lseek(fd, 0, SEEK_SET);
+    while ((n = read(fd, text, sizeof(text))) > 0)
+        fwrite(text, 1, (size_t)n, stderr);
+}
+
+static void fill_rows(struct conductor *c)
+{
+    struct bench_report *r = &c->report;
+    int op, first = c->options->config.mode == EPX_LOW_LATENCY ? BOARD_DISPATCH : BOARD_UPDATE;
+
+    for (op = first; op < BOARD_OPS; op++)
+        bench_row_fill(&r->rows[r->nrows++], c->board, (enum board_op)op, c->options->iters, c->options->vs_mpi,
+                       &r->traffic, r->memcpy_GBps);
+}
+
+/* Says what failed; the exit code. */
+static int report_failure(struct conductor *c)
+{
+    struct board *board = c->board;
+
+    fprintf(stderr, "epx bench: %s%s\n", board->failure == BOARD_MISMATCH ? "check failed: " : "", board->message);
+    if (c->options->vs_mpi && strstr(board->message, "MPI") != NULL)
+        show_mpi_log(c->mpi_log);
+    if (board->failure == BOARD_MISMATCH && c->options->json) {
+        c->report.failed = 1;
+        fill_rows(c);
+        bench_report_json(&c->report);
+    }
+    return board->failure == BOARD_UNSUPPORTED ? BENCH_EXIT_USAGE : BENCH_EXIT_FAILED;
+}
+
+static int run(struct conductor *c)
+{
+    struct bench_report *r = &c->report;
+
+    r->options = c->options;
+    bench_progress("epx bench: measuring memcpy");
+    r->memcpy_GBps = bench_memcpy_ceiling(&r->memcpy_processes);
+    bench_work_traffic(&c->options->config, c->options->config.seed, &r->traffic);
+    bench_progress("epx bench: starting %d ranks", c->options->config.ranks);
+    if (start_teams(c) == 0)
+        conduct_all(c);
+    else if (c->board != NULL)
+        board_fail(c->board, BOARD_UNSUPPORTED, "nothing was measured");
+    if (c->board == NULL)
+        return BENCH_EXIT_FAILED;
+    end_teams(c);
+    bench_progress_end();
+    r->board = c->board;
+    if (board_stopped(c->board))
+        return report_failure(c);
+    fill_rows(c);
+    if (c->options->json)
+        bench_report_json(r);
+    else
+        bench_report_table(r);
+    return BENCH_EXIT_OK;
+}
+
+int cmd_bench(int argc, char **argv)
+{
+    struct bench_options options;
+    struct conductor conductor = {.options = &options, .mpi_log = -1};
+    int parsed = bench_options_parse(&options, argc, argv);
+
+    if (parsed != 0)
+        return parsed > 0 ? BENCH_EXIT_OK : BENCH_EXIT_USAGE;
+    if (options.worker != NULL)
+        return bench_worker(options.worker);
+    return run(&conductor);
+}

@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * `epx bench`, in parts:
+ *
+ *      bench.c          the conductor: starts the teams, gives rounds to them in turn, collects
+ *      bench_options.c  the command line
+ *      bench_team.c     starting and ending EPX's ranks and mpirun
+ *      bench_worker.c   one EPX rank; bench_ll.c and bench_ht.c have its operations
+ *      bench_stats.c    percentiles, bandwidths; bench_memcpy.c the ceiling
+ *      bench_report.c   the table, the JSON lines, the progress line
+ *
+ * The ranks' side of the measurement (board, timed loop, data, check) is in support/, shared with the MPI baseline.
+ */
+#ifndef EPX_TOOLS_BENCH_H
+#define EPX_TOOLS_BENCH_H
+
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "support/bench_work.h"
+#include "support/board.h"
+
+enum { BENCH_EXIT_OK = 0, BENCH_EXIT_FAILED = 1, BENCH_EXIT_USAGE = 2 };
+
+struct bench_options {
+    struct bench_config config;
+    int iters, warmup;
+    int check, json, vs_mpi;
+    const char *worker; /* board of a rank that the conductor started */
+};
+
+/* 0, 1 when only help was asked for (and given), or -1 after a message. */
+int bench_options_parse(struct bench_options *options, int argc, char **argv);
+const char *bench_mode_name(const struct bench_config *config);
+const char *bench_layout_name(const struct bench_config *config);
+const char *bench_routing_name(const struct bench_config *config);
+const char *bench_device_name(const struct bench_config *config);
+
+/* ---- Teams */
+
+/* Starts EPX's ranks or the baseline's; the process that watches over them, or -1 after a message. */
+pid_t bench_team_start_epx(const struct bench_config *config, const char *board_path);
+/* log_fd: where mpirun's own chatter goes. */
+pid_t bench_team_start_mpi(const struct bench_config *config, const char *board_path, int log_fd);
+/* Has it ended? Its exit code (128 + signal), or -1 while it runs. */
+int bench_team_poll(pid_t pid);
+/* Waits, then asks, then insists. */
+void bench_team_end(pid_t pid);
+
+/* One EPX rank; an exit code. What went wrong is on the board. */
+int bench_worker(const char *board_path);
+
+/* ---- Statistics */
+
+struct bench_row {
+    enum board_op op;
+    double us_p50, us_p99;
+    double logical_GBps, wire_GBps; /* 0 for an update */
+    double of_memcpy;               /* dispatch only */
+    double mpi_us_p50, vs_mpi;      /* 0 without MPI */
+    const char *mpi_variant;
+};
+
+/* Nearest-rank percentile of n values, which it sorts. */
+double bench_percentile(uint64_t *values, int n, double percent);
+/* Fills a row from the board's times. */
+void bench_row_fill(struct bench_row *row, struct board *board, enum board_op op, int iters, int with_mpi,
+                    const struct bench_traffic *traffic, double memcpy_GBps);
+/* Bytes of one row on its way: dispatch has scales with fp8, combine is bf16. */
+double bench_row_bytes(const struct bench_config *config, enum board_op op);
+
+/* Plain memcpy by one process on every core at once, GB copied per second; 0 with errno set. */
+double bench_memcpy_ceiling(int *processes);
+
+/* ---- Report */
+
+struct bench_report {
+    const struct bench_options *options;
+    const struct board *board;
+    struct bench_traffic traffic;
+    double memcpy_GBps;
+    int memcpy_processes;
+    int rounds;
+    int failed; /* the check found something */
+    int nrows;
+    struct bench_row rows[BOARD_OPS];
+};
+
+const char *bench_op_name(enum board_op op);
+void bench_report_table(const struct bench_report *report);
+void bench_report_json(const struct bench_report *report);
+/* On a terminal only; NULL ends the line. */
+void bench_progress(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void bench_progress_end(void);
+
+#endif

@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The ceiling: what plain memcpy moves when every core copies at once. One process per core, pinned, with buffers of
+ * its own that no cache holds; all start together and count the bytes that they copied in the same span of time. The
+ * best of several spans counts: a ceiling is what the machine can do when nobody disturbs it.
+ */
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "bench.h"
+#include "util/clock.h"
+
+#define BUFFER_BYTES ((size_t)96 << 20)
+#define CHUNK_BYTES ((size_t)1 << 20)
+#define SPANS 6
+#define SPAN_NS 60000000u
+#define START_NS 1000000000u
+
+struct copies {
+    uint32_t ready;
+    uint64_t start_ns; /* 0 until everybody is ready */
+    struct {
+        double GBps[SPANS];
+        uint8_t pad[16];
+    } process[];
+};
+
+static double copy_span(char *to, const char *from, size_t *at, uint64_t until)
+{
+    uint64_t start = clock_ns(), now = start;
+    size_t bytes = 0;
+
+    while (now < until) {
+        memcpy(to + *at, from + *at, CHUNK_BYTES);
+        *at = (*at + CHUNK_BYTES) % BUFFER_BYTES;
+        bytes += CHUNK_BYTES;
+        now = clock_ns();
+    }
+    return now > start ? (double)bytes / (double)(now - start) : 0;
+}
+
+static void copy_process(struct copies *shared, int index, int cpu)
+{
+    cpu_set_t set;
+    char *from = malloc(BUFFER_BYTES), *to = malloc(BUFFER_BYTES);
+    uint64_t give_up = clock_ns() + 20 * (uint64_t)START_NS, start;
+    size_t at = 0;
+    int i;
+
+    CPU_ZERO(&set);
+    CPU_SET(cpu, &set);
+    sched_setaffinity(0, sizeof(set), &set);
+    if (from == NULL || to == NULL)
+        _exit(1);
+    memset(from, 1, BUFFER_BYTES);
+    memset(to, 2, BUFFER_BYTES);
+    __atomic_fetch_add(&shared->ready, 1, __ATOMIC_RELEASE); /* pairs with the acquire in release_all */
+    /* pairs with the release in release_all */
+    while ((start = __atomic_load_n(&shared->start_ns, __ATOMIC_ACQUIRE)) == 0) {
+        if (clock_ns() > give_up)
+            _exit(1);
+        usleep(500);
+    }
+    for (i = 0; i < SPANS; i++)
+        shared->process[index].GBps[i] = copy_span(to, from, &at, start + (uint64_t)(i + 1) * SPAN_NS);
+    _exit(0);
+}
+
+/* Lets all start once all are ready; 0, or -1 when they do not come. */
+static int release_all(struct copies *shared, int n)
+{
+    uint64_t give_up = clock_ns() + 15 * (uint64_t)START_NS;
+
+    while (__atomic_load_n(&shared->ready, __ATOMIC_ACQUIRE) < (uint32_t)n) {
+        if (clock_ns() > give_up)
+            return -1;
+        usleep(500);
+    }
+    __atomic_store_n(&shared->start_ns, clock_ns(), __ATOMIC_RELEASE);
+    return 0;
+}
+
+static double best_sum(const struct copies *shared, int n)
+{
+    double best = 0;
+    int i, p;
+
+    for (i = 1; i < SPANS; i++) { /* the first span warms up */
+        double sum = 0;
+
+        for (p = 0; p < n; p++)
+            sum += shared->process[p].GBps[i];
+        best = sum > best ? sum : best;
+    }
+    return best;
+}
+
+static int start_copies(struct copies *shared, pid_t *pids, int limit)
+{
+    cpu_set_t set;
+    int cpu, n = 0;
+
+    if (sched_getaffinity(0, sizeof(set), &set) != 0)
+        return 0;
+    for (cpu = 0; cpu < CPU_SETSIZE && n < limit; cpu++) {
+        if (!CPU_ISSET(cpu, &set))
+            continue;
+        pids[n] = fork();
+        if (pids[n] < 0)
+            break;
+        if (pids[n] == 0)
+            copy_process(shared, n, cpu);
+        n++;
+    }
+    return n;
+}
+
+double bench_memcpy_ceiling(int *processes)
+{
+    enum { LIMIT = 256 };
+    size_t bytes = sizeof(struct copies) + LIMIT * sizeof(((struct copies *)0)->process[0]);
+    struct copies *shared = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    pid_t pids[LIMIT];
+    double result = 0;
+    int i, n, status, good = 1;
+
+    if (shared == MAP_FAILED)
+        return 0;
+    n = start_copies(shared, pids, LIMIT);
+    if (n > 0 && release_all(shared, n) != 0)
+        good = 0;
+    for (i = 0; i < n; i++) {
+        if (!good)
+            kill(pids[i], SIGKILL);
+        if (waitpid(pids[i], &status, 0) != pids[i] || status != 0)
+            good = 0;
+    }
+    if (good)
+        result = best_sum(shared, n);
+    *processes = n;
+    munmap(shared, bytes);
+    return result;
+}

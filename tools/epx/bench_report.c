@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "bench.h"
+
+static int progress_shown;
+
+void bench_progress(const char *format, ...)
+{
+    va_list args;
+
+    if (!isatty(STDERR_FILENO))
+        return;
+    fputs("\r\033[K", stderr);
+    va_start(args, format);
+    vfprintf(stderr, format, args);
+    va_end(args);
+    fflush(stderr);
+    progress_shown = 1;
+}
+
+void bench_progress_end(void)
+{
+    if (progress_shown)
+        fputs("\r\033[K", stderr);
+    progress_shown = 0;
+}
+
+const char *bench_op_name(enum board_op op)
+{
+    static const char *const names[] = {"update", "dispatch", "combine"};
+
+    return names[op];
+}
+
+static const char *dtype_name(const struct bench_config *c)
+{
+    return c->fp8 ? "fp8" : "bf16";
+}
+
+static const char *check_name(const struct bench_report *r)
+{
+    return !r->options->check ? "off" : r->failed ? "fail" : "ok";
+}
+
+/* ---- JSON ----------------------------------------------------------------------------------------------------- */
+
+static void json_row(const struct bench_report *r, const struct bench_row *row)
+{
+    const struct bench_config *c = &r->options->config;
+
+    printf("{\"op\":\"%s\",\"mode\":\"%s\",\"ranks\":%d,\"nodes\":%d,\"us_p50\":%.1f,\"us_p99\":%.1f,"
+           "\"logical_GBps\":%.3f,\"wire_GBps\":%.3f,\"check\":\"%s\"",
+           bench_op_name(row->op), bench_mode_name(c), c->ranks, c->nodes, row->us_p50, row->us_p99, row->logical_GBps,
+           row->wire_GBps, check_name(r));
+    if (r->options->vs_mpi)
+        printf(",\"mpi_us_p50\":%.1f,\"vs_mpi\":%.3f,\"mpi_variant\":\"%s\",\"mpi_library\":\"%s\"", row->mpi_us_p50,
+               row->vs_mpi, row->mpi_variant, r->board->team[BOARD_MPI].library);
+    printf(",\"memcpy_GBps\":%.2f", r->memcpy_GBps);
+    if (row->op == BOARD_DISPATCH)
+        printf(",\"of_memcpy\":%.3f", row->of_memcpy);
+    printf(",\"tokens\":%d,\"hidden\":%d,\"topk\":%d,\"experts\":%d,\"dtype\":\"%s\",\"routing\":\"%s\","
+           "\"layout\":\"%s\",\"device\":\"%s\",\"net\":\"%s\",\"logfmt\":%s,\"plain_memory\":%s,\"iters\":%d,"
+           "\"seed\":%llu}\n",
+           c->tokens, c->hidden, c->topk, c->experts, dtype_name(c), bench_routing_name(c), bench_layout_name(c),
+           bench_device_name(c), c->net[0] != '\0' ? c->net : "auto", c->logfmt ? "true" : "false",
+           c->plain_memory ? "true" : "false", r->options->iters, (unsigned long long)c->seed);
+}
+
+void bench_report_json(const struct bench_report *report)
+{
+    int i;
+
+    for (i = 0; i < report->nrows; i++)
+        json_row(report, &report->rows[i]);
+    fflush(stdout);
+}
+
+/* ---- Table ---------------------------------------------------------------------------------------------------- */
+
+static void print_configuration(const struct bench_report *r)
+{
+    const struct bench_config *c = &r->options->config;
+
+    printf("\nEPX %d.%d.%d  %s, %s layout: %d rank%s, %d node%s, device %s\n", EPX_VERSION_MAJOR, EPX_VERSION_MINOR,
+           EPX_VERSION_PATCH, c->mode == EPX_LOW_LATENCY ? "low latency" : "high throughput", bench_layout_name(c),
+           c->ranks, c->ranks == 1 ? "" : "s", c->nodes, c->nodes == 1 ? "" : "s", bench_device_name(c));
+    printf("%d tokens per rank, hidden %d, top-%d of %d experts, dispatch %s, combine %s, %s routing, seed %llu\n",
+           c->tokens, c->hidden, c->topk, c->experts, dtype_name(c), c->logfmt ? "LogFMT-10" : "bf16",
+           bench_routing_name(c), (unsigned long long)c->seed);
+    printf("tensors in %s, %d iterations in %d rounds\n\n", c->plain_memory ? "ordinary memory" : "epx_alloc memory",
+           r->options->iters, r->rounds);
+}
+
+/* A number, or a dash where there is none. */
+static void print_cell(int width, int decimals, double value, const char *unit)
+{
+    char text[32] = "-";
+
+    if (value > 0)
+        snprintf(text, sizeof(text), "%.*f%s", decimals, value, unit);
+    printf("%*s", width, text);
+}
+
+static void print_rows(const struct bench_report *r)
+{
+    int i, mpi = r->options->vs_mpi;
+
+    printf("%-10s%12s%12s%15s%12s%12s", "", "p50", "p99", "logical", "wire", "of memcpy");
+    printf(mpi ? "%14s%10s\n" : "\n", "MPI p50", "vs MPI");
+    for (i = 0; i < r->nrows; i++) {
+        const struct bench_row *row = &r->rows[i];
+
+        printf("%-10s", bench_op_name(row->op));
+        print_cell(12, 0, row->us_p50, " us");
+        print_cell(12, 0, row->us_p99, " us");
+        print_cell(15, 1, row->logical_GBps, " GB/s");
+        print_cell(12, 1, row->wire_GBps, " GB/s");
+        print_cell(12, 0, row->of_memcpy * 100, " %");
+        if (mpi) {
+            print_cell(14, 0, row->mpi_us_p50, " us");
+            print_cell(10, 2, row->vs_mpi, "x");
+        }
+        printf("\n");
+    }
+    printf("\n");
+}
+
+static void print_mpi_note(const struct bench_report *r)
+{
+    const char *separator = "";
+    int i;
+
+    printf("  MPI      %s, the fastest of its variants: ", r->board->team[BOARD_MPI].library);
+    for (i = 0; i < r->nrows; i++) {
+        printf("%s%s by %s", separator, bench_op_name(r->rows[i].op), r->rows[i].mpi_variant);
+        separator = ", ";
+    }
+    printf("\n");
+}
+
+static void print_notes(const struct bench_report *r)
+{
+    const struct bench_config *c = &r->options->config;
+
+    printf("  time     from the moment all ranks may start until the last one has finished\n");
+    printf("  logical  as if each of the %lld (token, expert) pairs were moved: %.1f MB per dispatch\n",
+           (long long)r->traffic.pairs, (double)r->traffic.pairs * bench_row_bytes(c, BOARD_DISPATCH) / 1e6);
+    printf("  wire     one row for each of the %lld (token, destination rank): %.1f MB per dispatch%s\n",
+           (long long)r->traffic.copies, (double)r->traffic.copies * bench_row_bytes(c, BOARD_DISPATCH) / 1e6,
+           c->layout == EPX_EXPERT_MAJOR ? "; combine returns pairs" : "");
+    printf("  memcpy   %.1f GB/s copied by %d process%s at once, one per core; dispatch writes %s\n", r->memcpy_GBps,
+           r->memcpy_processes, r->memcpy_processes == 1 ? "" : "es",
+           c->layout == EPX_EXPERT_MAJOR ? "a row per pair" : "a row per (token, destination rank)");
+    if (r->options->vs_mpi)
+        print_mpi_note(r);
+    printf("  check    %s\n\n", !r->options->check ? "off (--check compares every result with the oracle)"
+                                : r->failed        ? "FAILED"
+                                                   : "ok: every row that dispatch and combine delivered to every rank");
+}
+
+void bench_report_table(const struct bench_report *report)
+{
+    print_configuration(report);
+    print_rows(report);
+    print_notes(report);
+    fflush(stdout);
+}

@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "bench.h"
+
+static int by_value(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+
+    return x < y ? -1 : x > y;
+}
+
+double bench_percentile(uint64_t *values, int n, double percent)
+{
+    int rank;
+
+    if (n < 1)
+        return 0;
+    qsort(values, (size_t)n, sizeof(*values), by_value);
+    rank = (int)ceil(percent / 100 * n);
+    return (double)values[rank < 1 ? 0 : rank > n ? n - 1 : rank - 1];
+}
+
+double bench_row_bytes(const struct bench_config *c, enum board_op op)
+{
+    if (op == BOARD_DISPATCH && c->fp8)
+        return c->hidden + 4.0 * bench_work_scales(c);
+    return c->hidden * 2.0;
+}
+
+/* The fastest of the baseline's variants. */
+static void fill_mpi(struct bench_row *row, struct board_team *team, enum board_op op, int iters)
+{
+    int v;
+
+    for (v = 0; v < team->variants[op]; v++) {
+        double us = bench_percentile(team->times[op][v], iters, 50) / 1e3;
+
+        if (row->mpi_variant == NULL || us < row->mpi_us_p50) {
+            row->mpi_us_p50 = us;
+            row->mpi_variant = team->variant_name[op][v];
+        }
+    }
+    if (row->us_p50 > 0)
+        row->vs_mpi = row->mpi_us_p50 / row->us_p50;
+}
+
+/* Combine returns a row per pair where experts' rows are kept apart until the sum, else one per copy. Dispatch sends
+ * one copy to a rank; what it finally writes there is a row per pair in the expert-major layout. */
+static void fill_bandwidths(struct bench_row *row, const struct bench_config *c, const struct bench_traffic *traffic,
+                            double memcpy_GBps)
+{
+    double bytes = bench_row_bytes(c, row->op), ns = row->us_p50 * 1e3;
+    int expert_major = c->layout == EPX_EXPERT_MAJOR;
+    double wire = (double)(row->op == BOARD_COMBINE && expert_major ? traffic->pairs : traffic->copies);
+    double written = (double)(expert_major ? traffic->pairs : traffic->copies);
+
+    if (ns <= 0)
+        return;
+    row->logical_GBps = (double)traffic->pairs * bytes / ns;
+    row->wire_GBps = wire * bytes / ns;
+    if (row->op == BOARD_DISPATCH && memcpy_GBps > 0)
+        row->of_memcpy = written * bytes / ns / memcpy_GBps;
+}
+
+void bench_row_fill(struct bench_row *row, struct board *board, enum board_op op, int iters, int with_mpi,
+                    const struct bench_traffic *traffic, double memcpy_GBps)
+{
+    uint64_t *times = board->team[BOARD_EPX].times[op][0];
+
+    memset(row, 0, sizeof(*row));
+    row->op = op;
+    row->us_p50 = bench_percentile(times, iters, 50) / 1e3;
+    row->us_p99 = bench_percentile(times, iters, 99) / 1e3;
+    if (op != BOARD_UPDATE)
+        fill_bandwidths(row, &board->config, traffic, memcpy_GBps);
+    if (with_mpi)
+        fill_mpi(row, &board->team[BOARD_MPI], op, iters);
+}

@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Starting and ending teams. Each has one process that watches over its ranks: a copy of this program that runs
+ * launch_ranks, or mpirun. If the conductor dies, they are told.
+ */
+#include <errno.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "bench.h"
+#include "commands.h"
+
+static const char packages[] = "Debian has it in the packages openmpi-bin and libopenmpi-dev; "
+                               "after installing them build EPX again";
+
+static void die_with_parent(pid_t parent)
+{
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    if (getppid() != parent)
+        _exit(1);
+}
+
+/* In the watching process. */
+static int watch_epx(const struct bench_config *config, const char *board_path)
+{
+    char mode[] = "ll", worker[] = "--worker", program[] = "epx", bench[] = "bench", path[64], text[16];
+    char *argv[] = {program, bench, mode, worker, path, NULL};
+    struct launch_options launch = {.title = "epx bench", .nranks = config->ranks, .argv = argv, .self = 1};
+
+    snprintf(mode, sizeof(mode), "%s", bench_mode_name(config));
+    snprintf(path, sizeof(path), "%s", board_path);
+    if (config->nodes > 1) {
+        snprintf(text, sizeof(text), "%d", (config->ranks + config->nodes - 1) / config->nodes);
+        setenv("EPX_RANKS_PER_NODE", text, 1);
+    }
+    return launch_ranks(&launch);
+}
+
+pid_t bench_team_start_epx(const struct bench_config *config, const char *board_path)
+{
+    pid_t parent = getpid(), pid;
+
+    fflush(NULL);
+    pid = fork();
+    if (pid < 0)
+        fprintf(stderr, "epx bench: cannot fork: %s\n", strerror(errno));
+    if (pid != 0)
+        return pid;
+    die_with_parent(parent);
+    fflush(NULL);
+    _exit(watch_epx(config, board_path));
+}
+
+/* The baseline lies beside this program. 0 or -1 after a message. */
+static int find_baseline(char *path, size_t bytes)
+{
+    ssize_t n = readlink("/proc/self/exe", path, bytes - 1);
+    char *slash;
+
+    if (n < 0) {
+        fprintf(stderr, "epx bench: cannot find out where this program lies: %s\n", strerror(errno));
+        return -1;
+    }
+    path[n] = '\0';
+    slash = strrchr(path, '/');
+    if (slash == NULL || snprintf(slash + 1, bytes - (size_t)(slash + 1 - path), "epx-mpi-baseline") >=
+                             (int)(bytes - (size_t)(slash + 1 - path)))
+        return -1;
+    if (access(path, X_OK) == 0)
+        return 0;
+    fprintf(stderr, "epx bench: --vs mpi needs %s, which is not there. It is built where an MPI for C is found. %s.\n",
+            path, packages);
+    return -1;
+}
+
+/* Is there such a program in PATH? */
+static int in_path(const char *name)
+{
+    const char *path = getenv("PATH");
+    char file[PATH_MAX];
+
+    while (path != NULL && *path != '\0') {
+        size_t n = strcspn(path, ":");
+
+        if (snprintf(file, sizeof(file), "%.*s/%s", (int)n, path, name) < (int)sizeof(file) && access(file, X_OK) == 0)
+            return 1;
+        path += n + (path[n] == ':');
+    }
+    return 0;
+}
+
+pid_t bench_team_start_mpi(const struct bench_config *config, const char *board_path, int log_fd)
+{
+    char program[PATH_MAX], ranks[16];
+    pid_t parent = getpid(), pid;
+
+    if (find_baseline(program, sizeof(program)) != 0)
+        return -1;
+    if (!in_path("mpirun")) {
+        fprintf(stderr, "epx bench: --vs mpi needs mpirun, which is not in PATH. %s.\n", packages);
+        return -1;
+    }
+    snprintf(ranks, sizeof(ranks), "%d", config->ranks);
+    fflush(NULL);
+    pid = fork();
+    if (pid < 0)
+        fprintf(stderr, "epx bench: cannot fork: %s\n", strerror(errno));
+    if (pid != 0)
+        return pid;
+    die_with_parent(parent);
+    dup2(log_fd, STDOUT_FILENO);
+    dup2(log_fd, STDERR_FILENO);
+    /* What was fastest with more ranks than cores: docs/bench.md has the numbers. */
+    execlp("mpirun", "mpirun", "-n", ranks, "--oversubscribe", "--allow-run-as-root", "--bind-to", "none", "--mca",
+           "mpi_yield_when_idle", "1", "--mca", "btl_vader_single_copy_mechanism", "cma", program, board_path,
+           (char *)NULL);
+    _exit(127);
+}
+
+int bench_team_poll(pid_t pid)
+{
+    int status;
+
+    if (waitpid(pid, &status, WNOHANG) != pid)
+        return -1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+void bench_team_end(pid_t pid)
+{
+    int i;
+
+    for (i = 0; i < 300; i++) {
+        if (bench_team_poll(pid) >= 0 || errno == ECHILD)
+            return;
+        if (i == 200)
+            kill(pid, SIGTERM);
+        usleep(50000);
+    }
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+}

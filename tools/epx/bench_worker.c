@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One EPX rank of the benchmark: a group from the environment, a handle, tensors; then it plays what it is told. */
+#include "bench_worker.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "bench.h"
+#include "support/player.h"
+
+int bench_call(struct bench_rank *rank, const char *what, epx_status status)
+{
+    const char *why = epx_last_error();
+
+    if (status == EPX_OK)
+        return 0;
+    board_fail(rank->seat.board, status == EPX_ERR_UNSUPPORTED ? BOARD_UNSUPPORTED : BOARD_ERROR, "rank %d: %s: %s: %s",
+               rank->seat.rank, what, epx_strerror(status), why[0] != '\0' ? why : "(no more is known)");
+    return -1;
+}
+
+static int create_group(struct bench_rank *rank)
+{
+    const struct bench_config *c = rank->config;
+    epx_group_config config = EPX_GROUP_CONFIG_INIT;
+
+    config.device = c->device;
+    config.modes = (uint32_t)c->mode;
+    config.num_experts = c->experts;
+    config.max_tokens_per_rank = c->tokens;
+    config.max_hidden_bytes = c->hidden * 2;
+    config.max_topk = c->topk;
+    config.num_agents = c->agents;
+    /* room for the tensors, and for what rounding takes */
+    config.alloc_bytes = (c->plain_memory ? 0 : bench_work_bytes(c)) + ((uint64_t)1 << 20);
+    memcpy(config.net, c->net, sizeof(config.net));
+    return bench_call(rank, "epx_group_create", epx_group_create(&rank->group, NULL, &config));
+}
+
+static int create_handle(struct bench_rank *rank)
+{
+    const struct bench_config *c = rank->config;
+    epx_handle_config config = EPX_HANDLE_CONFIG_INIT;
+
+    config.mode = c->mode;
+    config.layout = c->layout;
+    config.topk = c->topk;
+    config.expert_alignment = c->mode == EPX_HIGH_THROUGHPUT && c->layout == EPX_EXPERT_MAJOR ? c->alignment : 0;
+    return bench_call(rank, "epx_handle_create", epx_handle_create(&rank->handle, rank->group, &config));
+}
+
+static void *tensor_alloc(void *context, size_t bytes)
+{
+    struct bench_rank *rank = context;
+    void *ptr = NULL;
+
+    if (rank->config->plain_memory)
+        return aligned_alloc(4096, (bytes + 4095) & ~(size_t)4095);
+    return bench_call(rank, "epx_alloc", epx_alloc(rank->group, bytes, &ptr)) == 0 ? ptr : NULL;
+}
+
+static int open_rank(struct bench_rank *rank)
+{
+    if (create_group(rank) != 0 || create_handle(rank) != 0)
+        return -1;
+    if (bench_work_open(&rank->work, rank->config, rank->seat.rank, tensor_alloc, rank) != 0) {
+        board_fail(rank->seat.board, BOARD_ERROR, "rank %d: no memory for its tensors", rank->seat.rank);
+        return -1;
+    }
+    rank->work.logfmt = rank->config->logfmt;
+    return rank->config->mode == EPX_LOW_LATENCY ? bench_ll_open(rank) : 0;
+}
+
+static int play(struct bench_rank *rank)
+{
+    int ll = rank->config->mode == EPX_LOW_LATENCY;
+    struct player player = {.name = "epx",
+                            .self = rank,
+                            .update = ll ? NULL : bench_ht_update,
+                            .dispatch = ll ? bench_ll_dispatch : bench_ht_dispatch,
+                            .combine = ll ? bench_ll_combine : bench_ht_combine,
+                            .corrupt_dispatch = rank->config->corrupt == 1,
+                            .corrupt_combine = rank->config->corrupt == 2};
+
+    return player_run(&player, &rank->seat, &rank->work);
+}
+
+int bench_worker(const char *board_path)
+{
+    static struct bench_rank rank;
+    const char *number = getenv("RANK");
+    epx_status status = EPX_OK;
+
+    if (number == NULL || board_attach(&rank.seat, board_path, BOARD_EPX, atoi(number)) != 0) {
+        fprintf(stderr, "epx bench: cannot open the board '%s': %s\n", board_path, strerror(errno));
+        return BENCH_EXIT_FAILED;
+    }
+    rank.config = &rank.seat.board->config;
+    /* Failures are on the board, for the conductor to report once; the exit code is for what nobody foresaw. */
+    if (open_rank(&rank) == 0)
+        play(&rank);
+    if (rank.handle != NULL)
+        status = epx_handle_destroy(rank.handle);
+    if (rank.group != NULL && status == EPX_OK)
+        status = epx_group_destroy(rank.group);
+    if (!board_stopped(rank.seat.board))
+        bench_call(&rank, "epx_group_destroy", status);
+    bench_work_close(&rank.work);
+    return BENCH_EXIT_OK;
+}
