@@ -44,18 +44,18 @@ extern "C" {
 
 typedef enum epx_status {
     EPX_OK = 0,
-    EPX_ERR_ARGUMENT = 1,    /* a value is wrong: null, shape, dtype, range, struct size */
-    EPX_ERR_USAGE = 2,       /* the call is not allowed now, or not with this configuration */
-    EPX_ERR_MISMATCH = 3,    /* ranks disagree: the message names the rank and the field */
-    EPX_ERR_OVERFLOW = 4,    /* a receive tensor is too small: the message names the need */
-    EPX_ERR_MEMORY = 5,      /* out of memory, or of the heap that epx_alloc serves from */
-    EPX_ERR_SYSTEM = 6,      /* a system call failed: the message has errno's text */
-    EPX_ERR_TIMEOUT = 7,     /* a wait reached its deadline: the message names rank, peer, phase, expected, seen */
-    EPX_ERR_PEER = 8,        /* another rank failed and said so */
-    EPX_ERR_BUSY = 9,        /* too many staged operations in flight: see epx_group_config.max_inflight */
-    EPX_ERR_UNSUPPORTED = 10,/* this build or this machine cannot do it */
-    EPX_ERR_NOT_READY = 11,  /* a query: not finished yet */
-    EPX_ERR_INTERNAL = 12    /* a bug in EPX: please report it */
+    EPX_ERR_ARGUMENT = 1,     /* a value is wrong: null, shape, dtype, range, struct size */
+    EPX_ERR_USAGE = 2,        /* the call is not allowed now, or not with this configuration */
+    EPX_ERR_MISMATCH = 3,     /* ranks disagree: the message names the rank and the field */
+    EPX_ERR_OVERFLOW = 4,     /* a receive tensor is too small: the message names the need */
+    EPX_ERR_MEMORY = 5,       /* out of memory, or of the heap that epx_alloc serves from */
+    EPX_ERR_SYSTEM = 6,       /* a system call failed: the message has errno's text */
+    EPX_ERR_TIMEOUT = 7,      /* a wait reached its deadline: the message names rank, peer, phase, expected, seen */
+    EPX_ERR_PEER = 8,         /* another rank failed and said so */
+    EPX_ERR_BUSY = 9,         /* too many staged operations in flight: see epx_group_config.max_inflight */
+    EPX_ERR_UNSUPPORTED = 10, /* this build or this machine cannot do it */
+    EPX_ERR_NOT_READY = 11,   /* a query: not finished yet */
+    EPX_ERR_INTERNAL = 12     /* a bug in EPX: please report it */
 } epx_status;
 
 /* One line that says what a status means in general. Never NULL, also for unknown values. */
@@ -90,7 +90,10 @@ typedef struct epx_tensor {
     int64_t stride[EPX_MAX_NDIM]; /* in elements; all zero means contiguous, row-major */
 } epx_tensor;
 
-#define EPX_TENSOR_INIT {.size = (uint32_t)sizeof(epx_tensor)}
+#define EPX_TENSOR_INIT                      \
+    {                                        \
+        .size = (uint32_t)sizeof(epx_tensor) \
+    }
 
 /* Fills a contiguous descriptor. Only the first ndim of d0..d3 count. */
 static inline epx_tensor epx_tensor_make(void *data, epx_dtype dtype, int ndim, int64_t d0, int64_t d1, int64_t d2,
@@ -117,7 +120,8 @@ EPX_API size_t epx_dtype_size(epx_dtype dtype); /* 0 for an unknown dtype */
 /* ---- Bootstrap ----------------------------------------------------------------------------------------------- */
 
 /*
- * How ranks find each other. With `allgather` set, EPX calls it, on the thread that creates or destroys the group:
+ * How ranks find each other. With `allgather` set, EPX calls it, on the thread that creates the group or clears its
+ * errors or masks (so it must stay usable as long as the group):
  * every rank gives `bytes` bytes and receives nranks * bytes in rank order; it returns 0, or anything else to fail.
  * A NULL bootstrap reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun, `epx run` and others set them.
  */
@@ -132,7 +136,10 @@ typedef struct epx_bootstrap {
     void *context;
 } epx_bootstrap;
 
-#define EPX_BOOTSTRAP_INIT {.size = (uint32_t)sizeof(epx_bootstrap)}
+#define EPX_BOOTSTRAP_INIT                      \
+    {                                           \
+        .size = (uint32_t)sizeof(epx_bootstrap) \
+    }
 
 /* ---- Groups -------------------------------------------------------------------------------------------------- */
 
@@ -156,17 +163,25 @@ typedef struct epx_group_config {
     int32_t max_tokens_per_rank; /* M: most tokens one rank dispatches in one call */
     int32_t max_hidden_bytes;    /* most bytes of one token row, scales not counted: H * sizeof(element) */
     int32_t max_topk;            /* most experts per token, 1..EPX_MAX_TOPK; 0 = 8 */
-    int32_t max_recv_tokens;     /* high throughput: most rows one rank receives; 0 = the worst case */
+    int32_t max_recv_tokens;     /* high throughput: most rows one rank receives; 0 = the worst case of `layouts` */
+    uint32_t layouts;            /* high throughput: EPX_LAYOUT_BIT()s whose worst case the buffers hold; 0 = FLAT */
     int32_t max_inflight;        /* low latency: staged operations in flight at a time; 0 = 2 */
     int32_t num_agents;          /* agents (CPU threads, GPU warps) per operation; 0 = automatic, or EPX_NUM_AGENTS */
     int32_t ranks_per_node;      /* 0 = what the machines say, or EPX_RANKS_PER_NODE */
     int32_t enable_mask;         /* 1: a rank that times out is masked and the others go on (low latency) */
     int32_t timeout_ms;          /* deadline of every wait; 0 = EPX_TIMEOUT_MS, or 100000 */
-    uint64_t alloc_bytes;        /* heap for epx_alloc; 0 = EPX_ALLOC_BYTES, or 4 GiB of untouched address space (CPU) */
-    char net[16];                /* network between nodes; "" = automatic, or EPX_NET */
+    uint64_t alloc_bytes; /* heap for epx_alloc; 0 = EPX_ALLOC_BYTES, or 4 GiB of untouched address space (CPU) */
+    char net[16];         /* network between nodes; "" = automatic, or EPX_NET */
 } epx_group_config;
 
-#define EPX_GROUP_CONFIG_INIT {.size = (uint32_t)sizeof(epx_group_config)}
+/* Worst cases: FLAT has one row per (token, rank): R*M. EXPERT_MAJOR has up to R*M*min(K, L), and padding: 127 rows per
+ * local expert are set aside. Only tensors in ordinary memory pass through these buffers. */
+#define EPX_LAYOUT_BIT(layout) (1u << (layout))
+
+#define EPX_GROUP_CONFIG_INIT                      \
+    {                                              \
+        .size = (uint32_t)sizeof(epx_group_config) \
+    }
 
 /* Collective. Ranks compare their configurations here: a difference fails on all of them, naming rank and field. */
 EPX_API epx_status epx_group_create(epx_group **group, const epx_bootstrap *bootstrap, const epx_group_config *config);
@@ -176,34 +191,40 @@ EPX_API epx_status epx_group_destroy(epx_group *group);
 typedef struct epx_group_info {
     uint32_t size;
     int32_t rank, nranks;
-    int32_t node, nnodes;      /* this rank's node and how many there are */
+    int32_t node, nnodes; /* this rank's node and how many there are */
     int32_t ranks_per_node;
     int32_t num_experts, local_experts;
     int32_t device;
     int32_t num_agents;
     int32_t timeout_ms;
-    int32_t max_recv_tokens;   /* as resolved: the worst case if the configuration said 0 */
+    int32_t max_recv_tokens; /* as resolved: the worst case if the configuration said 0 */
     char device_name[32];
     char net_name[16];
 } epx_group_info;
 
-#define EPX_GROUP_INFO_INIT {.size = (uint32_t)sizeof(epx_group_info)}
+#define EPX_GROUP_INFO_INIT                      \
+    {                                            \
+        .size = (uint32_t)sizeof(epx_group_info) \
+    }
 EPX_API epx_status epx_group_query(const epx_group *group, epx_group_info *info);
 
 /* Memory that a group will take on each rank, before creating it. Needs no other rank. */
 typedef struct epx_memory_info {
     uint32_t size;
     uint32_t reserved;
-    uint64_t heap_bytes;         /* shared memory in all: the sum of the next four */
-    uint64_t control_bytes;      /* signals and tables */
-    uint64_t low_latency_bytes;  /* slots, max_inflight times */
+    uint64_t heap_bytes;        /* shared memory in all: the sum of the next four */
+    uint64_t control_bytes;     /* signals and tables */
+    uint64_t low_latency_bytes; /* slots, max_inflight times */
     uint64_t high_throughput_bytes;
-    uint64_t alloc_bytes;        /* what epx_alloc may hand out */
-    uint64_t ll_receive_bytes;   /* worst-case bytes one low-latency dispatch plus one combine receive */
-    uint64_t ht_receive_bytes;   /* worst-case bytes one high-throughput dispatch receives */
+    uint64_t alloc_bytes;      /* what epx_alloc may hand out */
+    uint64_t ll_receive_bytes; /* worst-case bytes one low-latency dispatch plus one combine receive */
+    uint64_t ht_receive_bytes; /* worst-case bytes one high-throughput dispatch receives */
 } epx_memory_info;
 
-#define EPX_MEMORY_INFO_INIT {.size = (uint32_t)sizeof(epx_memory_info)}
+#define EPX_MEMORY_INFO_INIT                      \
+    {                                             \
+        .size = (uint32_t)sizeof(epx_memory_info) \
+    }
 EPX_API epx_status epx_group_memory(const epx_group_config *config, int nranks, epx_memory_info *info);
 
 /*
@@ -255,7 +276,10 @@ typedef struct epx_handle_config {
     uint32_t flags;           /* EPX_HANDLE_* */
 } epx_handle_config;
 
-#define EPX_HANDLE_CONFIG_INIT {.size = (uint32_t)sizeof(epx_handle_config)}
+#define EPX_HANDLE_CONFIG_INIT                      \
+    {                                               \
+        .size = (uint32_t)sizeof(epx_handle_config) \
+    }
 
 /* Local. */
 EPX_API epx_status epx_handle_create(epx_handle **handle, epx_group *group, const epx_handle_config *config);
@@ -279,7 +303,10 @@ typedef struct epx_layout_info {
     epx_tensor *wait_ns;        /* int64 [R]: time spent waiting for each rank is ADDED to it (low latency) */
 } epx_layout_info;
 
-#define EPX_LAYOUT_INFO_INIT {.size = (uint32_t)sizeof(epx_layout_info)}
+#define EPX_LAYOUT_INFO_INIT                      \
+    {                                             \
+        .size = (uint32_t)sizeof(epx_layout_info) \
+    }
 
 /*
  * Sets the routing: topk_idx int32 or int64 [B, K], -1 = dropped.
@@ -333,9 +360,18 @@ typedef struct epx_dispatch_config {
     int32_t direction;   /* high throughput: EPX_BACKWARD dispatches gradients of a combine, without weights and idx */
 } epx_dispatch_config;
 
-#define EPX_DISPATCH_INPUTS_INIT {.size = (uint32_t)sizeof(epx_dispatch_inputs)}
-#define EPX_DISPATCH_OUTPUTS_INIT {.size = (uint32_t)sizeof(epx_dispatch_outputs)}
-#define EPX_DISPATCH_CONFIG_INIT {.size = (uint32_t)sizeof(epx_dispatch_config)}
+#define EPX_DISPATCH_INPUTS_INIT                      \
+    {                                                 \
+        .size = (uint32_t)sizeof(epx_dispatch_inputs) \
+    }
+#define EPX_DISPATCH_OUTPUTS_INIT                      \
+    {                                                  \
+        .size = (uint32_t)sizeof(epx_dispatch_outputs) \
+    }
+#define EPX_DISPATCH_CONFIG_INIT                      \
+    {                                                 \
+        .size = (uint32_t)sizeof(epx_dispatch_config) \
+    }
 
 /* Collective. `info` is for low latency; high throughput has it in epx_handle_update. config may be NULL. */
 EPX_API epx_status epx_dispatch(epx_handle *handle, const epx_dispatch_inputs *inputs,
@@ -368,18 +404,26 @@ typedef struct epx_combine_outputs {
 typedef struct epx_combine_config {
     uint32_t size;
     int32_t send_only;
-    int32_t logfmt;    /* low latency, bf16: rows travel as LogFMT-10 */
-    int32_t direction; /* high throughput: EPX_BACKWARD combines gradients of a dispatch (needs weights in and out) */
+    int32_t logfmt;      /* low latency, bf16: rows travel as LogFMT-10 */
+    int32_t direction;   /* high throughput: EPX_BACKWARD combines gradients of a dispatch (needs weights in and out) */
     epx_tensor *wait_ns; /* as in epx_layout_info */
 } epx_combine_config;
 
-#define EPX_COMBINE_INPUTS_INIT {.size = (uint32_t)sizeof(epx_combine_inputs)}
-#define EPX_COMBINE_OUTPUTS_INIT {.size = (uint32_t)sizeof(epx_combine_outputs)}
-#define EPX_COMBINE_CONFIG_INIT {.size = (uint32_t)sizeof(epx_combine_config)}
+#define EPX_COMBINE_INPUTS_INIT                      \
+    {                                                \
+        .size = (uint32_t)sizeof(epx_combine_inputs) \
+    }
+#define EPX_COMBINE_OUTPUTS_INIT                      \
+    {                                                 \
+        .size = (uint32_t)sizeof(epx_combine_outputs) \
+    }
+#define EPX_COMBINE_CONFIG_INIT                      \
+    {                                                \
+        .size = (uint32_t)sizeof(epx_combine_config) \
+    }
 
-EPX_API epx_status epx_combine(epx_handle *handle, const epx_combine_inputs *inputs,
-                               const epx_combine_outputs *outputs, const epx_combine_config *config,
-                               epx_stream stream);
+EPX_API epx_status epx_combine(epx_handle *handle, const epx_combine_inputs *inputs, const epx_combine_outputs *outputs,
+                               const epx_combine_config *config, epx_stream stream);
 
 /* The receive half of the handle's staged (send_only) operation; nothing to do otherwise. */
 EPX_API epx_status epx_complete(epx_handle *handle, epx_stream stream);
@@ -402,10 +446,14 @@ typedef struct epx_error_info {
     char message[256];
 } epx_error_info;
 
-#define EPX_ERROR_INFO_INIT {.size = (uint32_t)sizeof(epx_error_info)}
+#define EPX_ERROR_INFO_INIT                      \
+    {                                            \
+        .size = (uint32_t)sizeof(epx_error_info) \
+    }
 /* The first error since the last clear. Never blocks. Returns its status; info may be NULL. */
 EPX_API epx_status epx_group_error(epx_group *group, epx_error_info *info);
-/* Collective after a failure: every rank calls it once its streams are idle; then the group may be used again. */
+/* Clears the error. After one that ended an operation (timeout, peer, mismatch) it is collective: every rank calls it
+ * once its streams are idle, the ranks meet through the bootstrap, and the group may be used again. */
 EPX_API epx_status epx_group_error_clear(epx_group *group);
 
 typedef struct epx_stats {
@@ -419,7 +467,10 @@ typedef struct epx_stats {
     uint64_t timeouts;
 } epx_stats;
 
-#define EPX_STATS_INIT {.size = (uint32_t)sizeof(epx_stats)}
+#define EPX_STATS_INIT                      \
+    {                                       \
+        .size = (uint32_t)sizeof(epx_stats) \
+    }
 EPX_API epx_status epx_group_stats(epx_group *group, epx_stats *stats);
 EPX_API epx_status epx_group_stats_reset(epx_group *group);
 

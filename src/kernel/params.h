@@ -147,7 +147,7 @@ EPX_STATIC_ASSERT(sizeof(struct hc_post) == 56, "shared between ranks");
 
 /* Offsets inside a heap, computed once from the configuration. */
 struct ll_layout {
-    uint64_t slots, slot_stride; /* dispatch */
+    uint64_t slots, slot_stride;                             /* dispatch */
     uint64_t ecount, rcount, list, ids, eidx, weights, rows; /* from a slot's start */
     uint64_t pitch;                                          /* bytes of a staged row: payload, then scales */
     uint64_t cslots, cslot_stride;                           /* combine */
@@ -169,7 +169,7 @@ struct group_state {
     uint64_t epoch[OP_COUNT]; /* the last one begun */
     uint64_t barrier;         /* generation */
     uint32_t arrived;         /* agents in the barrier */
-    uint32_t ticket;          /* agents past a phase, see sync_last() */
+    uint32_t ticket[4];       /* agents past a point of the running kernel, see sync_last() */
 };
 
 enum error_state { ERROR_NONE = 0, ERROR_WRITING = 1, ERROR_SET = 2 };
@@ -233,8 +233,8 @@ struct group_dev {
 
 /* What the host reads after a high-throughput notify. */
 struct recv_info {
-    uint64_t epoch; /* of the handle: how many updates have completed */
-    int64_t rows;   /* padding included */
+    uint64_t epoch;           /* of the handle: how many updates have completed */
+    int64_t rows;             /* padding included */
     int64_t expert_counts[1]; /* [L] */
 };
 
@@ -245,10 +245,10 @@ struct handle_dev {
     int32_t topk;
     int64_t recv_rows; /* high throughput */
     /* Of this rank's tokens, [B*K]: */
-    int32_t *ids;  /* expert, or -1 */
-    int32_t *eidx; /* how many earlier (token, k) of this rank name the same expert */
-    int32_t *ridx; /* for the first k of a token that names a rank: how many earlier tokens go there; else -1 */
-    int32_t *rord; /* likewise: how many ranks of this token are smaller; else -1 */
+    int32_t *ids;    /* expert, or -1 */
+    int32_t *eidx;   /* how many earlier (token, k) of this rank name the same expert */
+    int32_t *ridx;   /* for the first k of a token that names a rank: how many earlier tokens go there; else -1 */
+    int32_t *rord;   /* likewise: how many ranks of this token are smaller; else -1 */
     int32_t *ecount; /* [E] */
     int32_t *rcount; /* [R] */
     /* Low latency: of what this rank received */
@@ -256,10 +256,10 @@ struct handle_dev {
     int32_t *count;  /* [L*R] */
     int32_t *source; /* EXPERT_MAJOR [L*R*M]: token*K + k at the source; RANK_MAJOR [R*M]: the first k's */
     /* High throughput */
-    int32_t *base;    /* FLAT [R], EXPERT_MAJOR [E]: where this rank's rows begin at the destination */
-    int32_t *zone;    /* EXPERT_MAJOR [L]: first row of each local expert */
-    int32_t *filled;  /* EXPERT_MAJOR [L]: rows that carry tokens */
-    int32_t *zones_end; /* unused rows end here: [L] padded counts */
+    int32_t *base;   /* FLAT [R], EXPERT_MAJOR [E]: where this rank's rows begin at the destination */
+    int32_t *zone;   /* EXPERT_MAJOR [L]: first row of each local expert */
+    int32_t *filled; /* EXPERT_MAJOR [L]: rows that carry tokens */
+    int32_t *padded; /* [L]: rows of each zone, the zeroed ones included */
     struct recv_info *info;
 };
 
@@ -272,10 +272,13 @@ struct index_out { /* an int32 or int64 output, or NULL */
 
 struct route_in {
     const void *topk; /* [B, K] int32 or int64 */
-    int32_t idx64, ntokens, topk_n, flat; /* flat: needs ridx/rord */
+    int32_t idx64, ntokens, topk_n, reserved;
 };
 
 enum { STEP_SEND = 1, STEP_RECV = 2 };
+
+/* As epx_layout. */
+enum { LAYOUT_EXPERT_MAJOR = 1, LAYOUT_RANK_MAJOR = 2, LAYOUT_FLAT = 3 };
 
 /* How a row of the caller's becomes a row on the wire. */
 struct row_in {
@@ -299,7 +302,8 @@ struct row_out {
 struct ll_dispatch_params {
     const struct group_dev *g;
     struct handle_dev *h;
-    int32_t steps, layout, compact, rank_major_rows;
+    int32_t steps, layout, compact;
+    int32_t outer_rows; /* second extent of the caller's tensors: R*M or more, or M or more */
     struct agreement agree;
     struct route_in route;
     struct row_in in;
@@ -341,6 +345,16 @@ struct ht_notify_params {
     struct index_out expert_counts, expert_offsets, rank_counts, total;
 };
 
+/* Which receive tensors lie outside the heap: their rows come through the landing and are copied. */
+enum {
+    LANDED_TOKENS = 1,
+    LANDED_SCALES = 2,
+    LANDED_WEIGHTS = 4,
+    LANDED_IDX = 8,
+    LANDED_SRC_RANK = 16,
+    LANDED_SRC_TOKEN = 32
+};
+
 struct ht_dispatch_params {
     const struct group_dev *g;
     struct handle_dev *h;
@@ -348,22 +362,21 @@ struct ht_dispatch_params {
     struct agreement agree;
     struct row_in in;
     const float *weights;
-    struct hd_post post; /* what this rank wants; offset 0 and a local pointer below = through the landing */
-    struct row_out out;  /* the caller's tensors, where they need a copy from the landing; else NULL */
-    float *out_weights;
-    struct index_out out_idx;
-    int32_t *src_rank, *src_token;
-    char *zero_tokens;  /* EXPERT_MAJOR: the final place of rows, for the padding */
-    char *zero_scales;
-    float *tail_weights; /* final places, for rows past the end */
-    struct index_out tail_idx;
-    int64_t tail_rows;
+    struct hd_post post; /* where senders write */
+    int32_t landed;      /* LANDED_* */
+    int32_t reserved;
+    /* The caller's tensors. */
+    struct row_out final;
+    float *final_weights;
+    struct index_out final_idx;
+    int32_t *final_src_rank, *final_src_token;
+    int64_t final_rows;
 };
 
 struct ht_combine_params {
     const struct group_dev *g;
     struct handle_dev *h;
-    int32_t layout, reserved;
+    int32_t layout, compact;
     struct agreement agree;
     const char *tokens; /* to be copied to the landing; NULL = in place */
     int64_t stride;

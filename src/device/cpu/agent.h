@@ -23,10 +23,10 @@ struct cpu_env {
 struct agent {
     int index, count; /* this agent and how many the launch has */
     const struct cpu_env *env;
-    uint64_t timeout_ns;     /* set by the kernel's prologue from its parameters */
-    struct doorbell *bell;   /* this rank's, likewise */
+    uint64_t timeout_ns;   /* set by the kernel's prologue from its parameters */
+    struct doorbell *bell; /* this rank's, likewise */
     const uint64_t *abort_word;
-    void *scratch;           /* agent_scratch() */
+    void *scratch; /* agent_scratch() */
     size_t scratch_bytes;
     uint64_t waits, wait_ns; /* statistics, collected by the kernel's epilogue */
 };

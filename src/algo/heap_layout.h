@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where everything lies in a rank's heap: a pure function of the settings, so that all ranks agree without asking. */
+#ifndef EPX_ALGO_HEAP_LAYOUT_H
+#define EPX_ALGO_HEAP_LAYOUT_H
+
+#include "epx/epx.h"
+#include "kernel/params.h"
+
+/* A group's configuration with every default filled in. */
+struct settings {
+    int nranks;
+    int device, device_index;
+    unsigned modes;
+    int experts, local_experts;
+    int max_tokens, max_hidden_bytes, max_topk;
+    int64_t max_recv_tokens;
+    int max_recv_given; /* 1: the caller set max_recv_tokens */
+    int inflight, agents, ranks_per_node, enable_mask, timeout_ms;
+    uint64_t alloc_bytes;
+};
+
+struct heap_plan {
+    uint64_t signals;
+    struct ll_layout ll;
+    struct ht_layout ht;
+    uint64_t alloc; /* where epx_alloc's region begins */
+    uint64_t total;
+    uint64_t control_bytes, ll_bytes, ht_bytes;
+    uint64_t ll_receive_bytes, ht_receive_bytes;
+};
+
+void heap_plan_make(const struct settings *set, struct heap_plan *plan);
+
+#endif

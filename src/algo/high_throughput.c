@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* High throughput from the host's side; the protocol is in kernel/ht_notify.h, ht_dispatch.h and ht_combine.h. */
+#include <string.h>
+
+#include "algo/modes.h"
+
+epx_status ht_update(struct epx_handle *handle, const epx_tensor *topk, const struct layout_tensors *info,
+                     struct device_stream *stream)
+{
+    struct ht_notify_params p;
+    epx_status status;
+
+    memset(&p, 0, sizeof(p));
+    p.g = handle->group->dev;
+    p.h = handle->dev;
+    p.route = make_route(topk);
+    p.layout = handle->config.layout;
+    p.alignment = handle->config.layout == EPX_EXPERT_MAJOR ? handle->config.expert_alignment : 1;
+    p.agree = make_agreement(handle, NULL, 0, p.alignment);
+    p.expert_counts = make_index(&info->expert_counts);
+    p.expert_offsets = make_index(&info->expert_offsets);
+    p.rank_counts = make_index(&info->rank_counts);
+    p.total = make_index(&info->total);
+    status = launch_ordered(handle->group, stream, KERNEL_HT_NOTIFY, &p, sizeof(p));
+    if (status == EPX_OK) {
+        handle->updates++;
+        handle->ntokens = topk->shape[0];
+        handle->group->stats.ht_updates++;
+    }
+    return status;
+}
+
+/* Where senders write one tensor: in place when it lies in the heap, else the landing, which marks `bit`. */
+static uint64_t receive_at(const struct epx_group *group, const epx_tensor *t, uint64_t landing, int bit, int *landed)
+{
+    uint64_t offset;
+
+    if (!t->data)
+        return 0;
+    offset = tensor_heap_offset(group, t);
+    if (!offset) {
+        *landed |= bit;
+        offset = landing;
+    }
+    return offset;
+}
+
+static void make_post(const struct epx_handle *handle, const struct dispatch_args *args, struct ht_dispatch_params *p)
+{
+    const struct epx_group *group = handle->group;
+    const struct ht_layout *ht = &group->plan.ht;
+    struct hd_post *post = &p->post;
+    int landed = 0;
+
+    post->agree = p->agree;
+    post->compact = p->compact;
+    post->idx64 = args->out_idx.dtype == EPX_INT64;
+    post->tokens = receive_at(group, &args->out_tokens, ht->tokens, LANDED_TOKENS, &landed);
+    post->token_stride = landed & LANDED_TOKENS ? ht->pitch : (uint64_t)p->final.stride;
+    post->scales = receive_at(group, &args->out_scales, ht->scales, LANDED_SCALES, &landed);
+    post->scale_row_stride = landed & LANDED_SCALES ? ht->scale_pitch : (uint64_t)p->final.scale_row_stride;
+    post->scale_stride = landed & LANDED_SCALES ? 4 : (uint64_t)p->final.scale_stride;
+    post->weights = receive_at(group, &args->out_weights, ht->weights, LANDED_WEIGHTS, &landed);
+    post->topk_idx = receive_at(group, &args->out_idx, ht->topk_idx, LANDED_IDX, &landed);
+    post->src_rank = receive_at(group, &args->src_rank, ht->src_rank, LANDED_SRC_RANK, &landed);
+    post->src_token = receive_at(group, &args->src_token, ht->src_token, LANDED_SRC_TOKEN, &landed);
+    post->capacity = args->out_tokens.shape[0];
+    if (landed && post->capacity > ht->rows)
+        post->capacity = ht->rows;
+    p->landed = landed;
+}
+
+epx_status ht_dispatch(struct epx_handle *handle, const struct dispatch_args *args, struct device_stream *stream)
+{
+    struct ht_dispatch_params p;
+    epx_status status;
+
+    memset(&p, 0, sizeof(p));
+    p.g = handle->group->dev;
+    p.h = handle->dev;
+    p.layout = handle->config.layout;
+    p.compact = (handle->config.flags & EPX_HANDLE_COMPACT_TOPK) != 0;
+    p.agree = make_agreement(handle, &args->out_tokens, scale_row_bytes(args),
+                             (args->out_weights.ndim != 0) | args->backward << 1);
+    p.in = make_row_in(args);
+    p.weights = args->weights.data;
+    p.final = make_row_out(&args->out_tokens, &args->out_scales);
+    p.final_weights = args->out_weights.data;
+    p.final_idx = make_index(&args->out_idx);
+    p.final_src_rank = args->src_rank.data;
+    p.final_src_token = args->src_token.data;
+    p.final_rows = args->out_tokens.shape[0];
+    make_post(handle, args, &p);
+    status = launch_ordered(handle->group, stream, KERNEL_HT_DISPATCH, &p, sizeof(p));
+    if (status == EPX_OK)
+        handle->group->stats.ht_dispatches++;
+    return status;
+}
+
+epx_status ht_combine(struct epx_handle *handle, const struct combine_args *args, struct device_stream *stream)
+{
+    const int64_t element = (int64_t)epx_dtype_size((epx_dtype)args->tokens.dtype);
+    const struct ht_layout *ht = &handle->group->plan.ht;
+    struct ht_combine_params p;
+    epx_status status;
+    int landed = 0;
+
+    memset(&p, 0, sizeof(p));
+    p.g = handle->group->dev;
+    p.h = handle->dev;
+    p.layout = handle->config.layout;
+    p.compact = (handle->config.flags & EPX_HANDLE_COMPACT_TOPK) != 0;
+    p.agree = make_agreement(handle, &args->tokens, 0, (args->out_weights.ndim != 0) | args->backward << 1);
+    p.stride = args->tokens.stride[0] * element;
+    p.post.agree = p.agree;
+    p.post.rows = args->tokens.shape[0];
+    p.post.tokens = receive_at(handle->group, &args->tokens, ht->tokens, LANDED_TOKENS, &landed);
+    p.post.token_stride = landed & LANDED_TOKENS ? ht->pitch : (uint64_t)p.stride;
+    p.post.weights = receive_at(handle->group, &args->weights, ht->weights, LANDED_WEIGHTS, &landed);
+    p.tokens = landed & LANDED_TOKENS ? args->tokens.data : NULL;
+    p.weights = landed & LANDED_WEIGHTS ? args->weights.data : NULL;
+    if (landed && p.post.rows > ht->rows)
+        p.post.rows = ht->rows;
+    for (int i = 0; i < 2; i++) {
+        p.bias[i] = args->bias[i].data;
+        p.bias_stride[i] = args->bias[i].stride[0] * element;
+    }
+    p.out = args->out_tokens.data;
+    p.out_stride = args->out_tokens.stride[0] * element;
+    p.out_weights = args->out_weights.data;
+    p.hidden = (int32_t)args->tokens.shape[1];
+    p.dtype = args->tokens.dtype;
+    status = launch_ordered(handle->group, stream, KERNEL_HT_COMBINE, &p, sizeof(p));
+    if (status == EPX_OK)
+        handle->group->stats.ht_combines++;
+    return status;
+}

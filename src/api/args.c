@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "api/args.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "api/check.h"
+#include "api/structs.h"
+#include "util/status.h"
+
+epx_status need_rows(const char *call, const char *name, int64_t given, int64_t needed, const char *why)
+{
+    if (given < needed)
+        return fail(EPX_ERR_OVERFLOW, "%s: %s: %" PRId64 " rows are needed (%s), got %" PRId64, call, name, needed, why,
+                    given);
+    return EPX_OK;
+}
+
+epx_status need_row_bytes(struct epx_handle *handle, const char *call, const char *name, const epx_tensor *t)
+{
+    const int64_t bytes = t->shape[t->ndim - 1] * (int64_t)epx_dtype_size((epx_dtype)t->dtype);
+
+    if (bytes < 16 || bytes % 16)
+        return fail(EPX_ERR_ARGUMENT,
+                    "%s: %s: expected rows of a multiple of 16 bytes, got %" PRId64 " %s = %" PRId64 " bytes", call,
+                    name, t->shape[t->ndim - 1], dtype_name(t->dtype), bytes);
+    if (bytes > handle->group->set.max_hidden_bytes)
+        return fail(EPX_ERR_ARGUMENT, "%s: %s: expected rows of at most max_hidden_bytes = %d, got %" PRId64 " bytes",
+                    call, name, handle->group->set.max_hidden_bytes, bytes);
+    return EPX_OK;
+}
+
+epx_status layout_tensors_check(struct epx_handle *handle, const epx_layout_info *given, const char *call,
+                                struct layout_tensors *out)
+{
+    const int64_t R = handle->group->nranks, L = handle->group->set.local_experts;
+    const int low = handle->config.mode == EPX_LOW_LATENCY, major = handle->config.layout == EPX_EXPERT_MAJOR;
+    epx_layout_info info;
+    epx_status status;
+
+    memset(out, 0, sizeof(*out));
+    if (!given)
+        return EPX_OK;
+    status = struct_in(&info, sizeof(info), given, "epx_layout_info");
+    if (status != EPX_OK)
+        return status;
+    const struct {
+        const epx_tensor *tensor;
+        epx_tensor *out;
+        int allowed;
+        struct want want;
+    } parts[] = {
+        {info.expert_counts,
+         &out->expert_counts,
+         !low || major,
+         {call, "info.expert_counts", DTYPES_INDEX, 1, {L}, STRIDES_NONE}},
+        {info.expert_offsets,
+         &out->expert_offsets,
+         !low && major,
+         {call, "info.expert_offsets", DTYPES_INDEX, 1, {L}, STRIDES_NONE}},
+        {info.rank_counts, &out->rank_counts, 1, {call, "info.rank_counts", DTYPES_INDEX, 1, {R}, STRIDES_NONE}},
+        {info.total, &out->total, 1, {call, "info.total", DTYPES_INDEX, 1, {1}, STRIDES_NONE}},
+        {info.layout_range,
+         &out->layout_range,
+         low && major,
+         {call, "info.layout_range", DTYPE_BIT(EPX_INT64), 2, {L, R}, STRIDES_NONE}},
+        {info.expert_stats,
+         &out->expert_stats,
+         low && major,
+         {call, "info.expert_stats", DTYPE_BIT(EPX_INT32), 1, {L}, STRIDES_NONE}},
+        {info.wait_ns, &out->wait_ns, low, {call, "info.wait_ns", DTYPE_BIT(EPX_INT64), 1, {R}, STRIDES_NONE}},
+    };
+    for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
+        if (parts[i].tensor && !parts[i].allowed)
+            return fail(EPX_ERR_ARGUMENT, "%s: %s: this mode and layout do not have it, expected NULL", call,
+                        parts[i].want.name);
+        status = check_optional(parts[i].tensor, &parts[i].want, parts[i].out);
+        if (status != EPX_OK)
+            return status;
+    }
+    return EPX_OK;
+}
+
+epx_status indices_check(struct epx_handle *handle, const epx_tensor *topk, epx_stream stream, const char *call)
+{
+    struct epx_group *group = handle->group;
+    const struct device_ops *ops = group->device->ops;
+    const int64_t K = topk->shape[1], n = topk->shape[0] * K;
+
+    if (!(ops->caps & DEVICE_HOST_ACCESS) ||
+        ops->stream_query(group->device, stream ? (struct device_stream *)stream : group->default_stream) != EPX_OK)
+        return EPX_OK;
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t id =
+            topk->dtype == EPX_INT64 ? ((const int64_t *)topk->data)[i] : ((const int32_t *)topk->data)[i];
+        if (id < -1 || id >= group->set.experts)
+            return fail(EPX_ERR_ARGUMENT,
+                        "%s: topk_idx[%" PRId64 "][%" PRId64 "]: expected -1 (dropped) to %d, got %" PRId64, call,
+                        i / K, i % K, group->set.experts - 1, id);
+    }
+    return EPX_OK;
+}

@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "api/check.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "api/structs.h"
+#include "util/status.h"
+
+const char *dtype_name(int dtype)
+{
+    static const char *const names[] = {"0", "bf16", "fp16", "fp32", "fp8_e4m3", "int32", "int64", "uint8"};
+    return dtype >= 1 && dtype <= EPX_UINT8 ? names[dtype] : "unknown";
+}
+
+static void list_dtypes(unsigned bits, char *text, size_t bytes)
+{
+    size_t at = 0;
+
+    text[0] = 0;
+    for (int d = 1; d <= EPX_UINT8; d++)
+        if (bits & DTYPE_BIT(d))
+            at += (size_t)snprintf(text + at, bytes - at, "%s%s", at ? " or " : "", dtype_name(d));
+}
+
+static void list_shape(const int64_t *shape, int ndim, char *text, size_t bytes)
+{
+    size_t at = (size_t)snprintf(text, bytes, "[");
+
+    for (int i = 0; i < ndim && at < bytes; i++) {
+        if (shape[i] < 0)
+            at += (size_t)snprintf(text + at, bytes - at, "%s*", i ? ", " : "");
+        else
+            at += (size_t)snprintf(text + at, bytes - at, "%s%" PRId64, i ? ", " : "", shape[i]);
+    }
+    if (at < bytes)
+        snprintf(text + at, bytes - at, "]");
+}
+
+static epx_status wrong_shape(const epx_tensor *t, const struct want *want)
+{
+    char expected[128], given[128];
+
+    list_shape(want->shape, want->ndim, expected, sizeof(expected));
+    list_shape(t->shape, t->ndim > EPX_MAX_NDIM ? EPX_MAX_NDIM : t->ndim, given, sizeof(given));
+    return fail(EPX_ERR_ARGUMENT, "%s: %s: expected shape %s, got %s", want->call, want->name, expected, given);
+}
+
+static epx_status check_shape(const epx_tensor *t, const struct want *want)
+{
+    if (t->ndim != want->ndim)
+        return t->ndim >= 1 && t->ndim <= EPX_MAX_NDIM
+                   ? wrong_shape(t, want)
+                   : fail(EPX_ERR_ARGUMENT, "%s: %s: expected %d dimensions, got %d", want->call, want->name,
+                          want->ndim, t->ndim);
+    for (int i = 0; i < want->ndim; i++)
+        if (t->shape[i] < 0 || t->shape[i] > INT32_MAX || (want->shape[i] >= 0 && t->shape[i] != want->shape[i]))
+            return wrong_shape(t, want);
+    return EPX_OK;
+}
+
+/* Fills in contiguous strides where none were given; true if the given ones are contiguous too. */
+static int fill_strides(epx_tensor *t)
+{
+    int64_t expected[EPX_MAX_NDIM], step = 1;
+    int given = 0, contiguous = 1;
+
+    for (int i = t->ndim - 1; i >= 0; i--) {
+        expected[i] = step;
+        step *= t->shape[i];
+        given |= t->stride[i] != 0;
+    }
+    for (int i = 0; i < t->ndim; i++) {
+        if (!given)
+            t->stride[i] = expected[i];
+        else if (t->shape[i] > 1 && t->stride[i] != expected[i])
+            contiguous = 0;
+    }
+    return contiguous;
+}
+
+static epx_status check_strides(epx_tensor *t, const struct want *want)
+{
+    const int contiguous = fill_strides(t);
+
+    if (contiguous)
+        return EPX_OK;
+    if (want->strides == STRIDES_NONE)
+        return fail(EPX_ERR_ARGUMENT, "%s: %s: expected a contiguous tensor, got other strides", want->call,
+                    want->name);
+    for (int i = 0; i < t->ndim; i++)
+        if (t->stride[i] < 0 || (t->shape[i] > 1 && t->stride[i] == 0))
+            return fail(EPX_ERR_ARGUMENT, "%s: %s: expected positive strides, got stride[%d] = %" PRId64, want->call,
+                        want->name, i, t->stride[i]);
+    if (want->strides == STRIDES_ROWS) {
+        const int last = t->ndim - 1;
+        if (t->shape[last] > 1 && t->stride[last] != 1)
+            return fail(EPX_ERR_ARGUMENT, "%s: %s: expected contiguous rows, got stride[%d] = %" PRId64, want->call,
+                        want->name, last, t->stride[last]);
+        for (int i = last - 1; i >= 0; i--)
+            if (t->shape[i] > 1 && t->stride[i] < t->shape[i + 1] * t->stride[i + 1])
+                return fail(EPX_ERR_ARGUMENT, "%s: %s: rows overlap: stride[%d] = %" PRId64, want->call, want->name, i,
+                            t->stride[i]);
+    }
+    return EPX_OK;
+}
+
+epx_status check_tensor(const epx_tensor *given, const struct want *want, epx_tensor *out)
+{
+    char text[160];
+    epx_status status;
+
+    if (!given)
+        return fail(EPX_ERR_ARGUMENT, "%s: %s: expected a tensor, got NULL", want->call, want->name);
+    snprintf(text, sizeof(text), "%s: %s", want->call, want->name);
+    status = struct_in(out, sizeof(*out), given, text);
+    if (status != EPX_OK)
+        return status;
+    if (out->dtype < 1 || out->dtype > EPX_UINT8 || !(want->dtypes & DTYPE_BIT(out->dtype))) {
+        list_dtypes(want->dtypes, text, sizeof(text));
+        return fail(EPX_ERR_ARGUMENT, "%s: %s: expected dtype %s, got %s (%d)", want->call, want->name, text,
+                    dtype_name(out->dtype), out->dtype);
+    }
+    status = check_shape(out, want);
+    if (status == EPX_OK)
+        status = check_strides(out, want);
+    if (status != EPX_OK)
+        return status;
+    int64_t elements = 1;
+    for (int i = 0; i < out->ndim; i++)
+        elements *= out->shape[i] ? 1 : 0;
+    if (elements && !out->data)
+        return fail(EPX_ERR_ARGUMENT, "%s: %s.data: expected a pointer, got NULL", want->call, want->name);
+    if ((uintptr_t)out->data % epx_dtype_size((epx_dtype)out->dtype))
+        return fail(EPX_ERR_ARGUMENT, "%s: %s.data: expected an address aligned to %zu bytes, got %p", want->call,
+                    want->name, epx_dtype_size((epx_dtype)out->dtype), out->data);
+    return EPX_OK;
+}
+
+epx_status check_optional(const epx_tensor *given, const struct want *want, epx_tensor *out)
+{
+    if (given)
+        return check_tensor(given, want, out);
+    memset(out, 0, sizeof(*out));
+    return EPX_OK;
+}

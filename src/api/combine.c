@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* epx_combine: every argument is checked before anything is sent. */
+#include <string.h>
+
+#include "api/args.h"
+#include "api/check.h"
+#include "api/group.h"
+#include "api/registry.h"
+#include "api/structs.h"
+#include "util/status.h"
+
+static const char call[] = "epx_combine";
+
+static epx_status check_tokens(struct epx_handle *handle, const epx_combine_inputs *in, struct combine_args *args)
+{
+    const struct settings *set = &handle->group->set;
+    const int low = handle->config.mode == EPX_LOW_LATENCY, major = handle->config.layout == EPX_EXPERT_MAJOR;
+    struct want want = {call, "inputs.tokens", DTYPES_PAYLOAD, low ? 3 : 2, {-1, -1, -1}, STRIDES_ROWS};
+    int64_t needed = 0;
+    epx_status status;
+
+    if (low) {
+        want.shape[0] = major ? set->local_experts : set->nranks;
+        needed = major ? (int64_t)set->nranks * set->max_tokens : set->max_tokens;
+    } else if (__atomic_load_n(&handle->info->epoch, __ATOMIC_ACQUIRE) == handle->updates) {
+        needed = handle->info->rows;
+    }
+    status = check_tensor(in->tokens, &want, &args->tokens);
+    if (status == EPX_OK)
+        status = need_row_bytes(handle, call, want.name, &args->tokens);
+    if (status == EPX_OK)
+        status = need_rows(call, want.name, args->tokens.shape[want.ndim - 2], needed,
+                           low ? "as dispatch's output" : "as this routing received");
+    return status;
+}
+
+static epx_status check_weights(struct epx_handle *handle, const epx_combine_inputs *in, const epx_combine_outputs *out,
+                                struct combine_args *args)
+{
+    const int K = handle->config.topk, major = handle->config.layout == EPX_EXPERT_MAJOR;
+    const int low = handle->config.mode == EPX_LOW_LATENCY;
+    const struct want own = {call, "inputs.topk_weights", DTYPE_BIT(EPX_FP32), 2, {handle->ntokens, K}, STRIDES_NONE};
+    const struct want rows = {call,          "inputs.topk_weights",      DTYPE_BIT(EPX_FP32),
+                              major ? 1 : 2, {args->tokens.shape[0], K}, STRIDES_NONE};
+    const struct want back = {call, "outputs.topk_weights", DTYPE_BIT(EPX_FP32), 2, {handle->ntokens, K}, STRIDES_NONE};
+    epx_status status;
+
+    if (low && out->topk_weights)
+        return fail(EPX_ERR_ARGUMENT, "%s: outputs.topk_weights: low latency returns none, expected NULL", call);
+    if (low && !major && in->topk_weights)
+        return fail(EPX_ERR_ARGUMENT,
+                    "%s: inputs.topk_weights: RANK_MAJOR rows are already weighted by the caller, expected NULL", call);
+    if (low)
+        return major ? check_tensor(in->topk_weights, &own, &args->weights) : EPX_OK;
+    if (!in->topk_weights != !out->topk_weights)
+        return fail(EPX_ERR_ARGUMENT, "%s: %s.topk_weights: expected both or neither of inputs' and outputs', got NULL",
+                    call, in->topk_weights ? "outputs" : "inputs");
+    if (args->backward && !in->topk_weights)
+        return fail(EPX_ERR_ARGUMENT, "%s: inputs.topk_weights: a backward combine returns them, got NULL", call);
+    status = check_optional(in->topk_weights, &rows, &args->weights);
+    return status == EPX_OK ? check_optional(out->topk_weights, &back, &args->out_weights) : status;
+}
+
+static epx_status check_results(struct epx_handle *handle, const epx_combine_inputs *in, const epx_combine_outputs *out,
+                                struct combine_args *args)
+{
+    const int64_t hidden = args->tokens.shape[args->tokens.ndim - 1];
+    const struct want tokens = {call, "outputs.tokens",          DTYPE_BIT(args->tokens.dtype),
+                                2,    {handle->ntokens, hidden}, STRIDES_ROWS};
+    epx_status status = check_tensor(out->tokens, &tokens, &args->out_tokens);
+
+    for (int i = 0; i < 2 && status == EPX_OK; i++) {
+        struct want bias = tokens;
+        bias.name = i ? "inputs.bias[1]" : "inputs.bias[0]";
+        status = check_optional(in->bias[i], &bias, &args->bias[i]);
+    }
+    return status;
+}
+
+static epx_status check_config(struct epx_handle *handle, const epx_combine_config *cfg, struct combine_args *args)
+{
+    const int low = handle->config.mode == EPX_LOW_LATENCY;
+    const struct want wait = {call, "config.wait_ns", DTYPE_BIT(EPX_INT64), 1, {handle->group->nranks}, STRIDES_NONE};
+
+    if (cfg->direction != EPX_FORWARD && cfg->direction != EPX_BACKWARD)
+        return fail(EPX_ERR_ARGUMENT, "%s: config.direction: expected 0 or 1, got %d", call, cfg->direction);
+    if (cfg->direction == EPX_BACKWARD && low)
+        return fail(EPX_ERR_USAGE, "%s: config.direction: low latency has no backward pass", call);
+    if (cfg->logfmt && !low)
+        return fail(EPX_ERR_USAGE, "%s: config.logfmt: high throughput has no LogFMT", call);
+    if (cfg->wait_ns && !low)
+        return fail(EPX_ERR_USAGE, "%s: config.wait_ns: only low latency measures it", call);
+    args->send_only = cfg->send_only != 0;
+    args->logfmt = cfg->logfmt != 0;
+    args->backward = cfg->direction == EPX_BACKWARD;
+    return check_optional(cfg->wait_ns, &wait, &args->wait_ns);
+}
+
+epx_status combine_args_check(struct epx_handle *handle, const epx_combine_inputs *inputs,
+                              const epx_combine_outputs *outputs, const epx_combine_config *config,
+                              struct combine_args *args)
+{
+    epx_combine_inputs in;
+    epx_combine_outputs out;
+    epx_combine_config cfg = EPX_COMBINE_CONFIG_INIT;
+    epx_status status = struct_in(&in, sizeof(in), inputs, "epx_combine_inputs");
+
+    if (status == EPX_OK)
+        status = struct_in(&out, sizeof(out), outputs, "epx_combine_outputs");
+    if (status == EPX_OK && config)
+        status = struct_in(&cfg, sizeof(cfg), config, "epx_combine_config");
+    if (status == EPX_OK)
+        status = check_config(handle, &cfg, args);
+    if (status == EPX_OK)
+        status = check_tokens(handle, &in, args);
+    if (status == EPX_OK && args->logfmt && args->tokens.dtype != EPX_BF16)
+        status = fail(EPX_ERR_ARGUMENT, "%s: config.logfmt: expected bf16 tokens, got %s", call,
+                      dtype_name(args->tokens.dtype));
+    if (status == EPX_OK)
+        status = check_weights(handle, &in, &out, args);
+    if (status == EPX_OK)
+        status = check_results(handle, &in, &out, args);
+    return status;
+}
+
+epx_status epx_combine(epx_handle *handle, const epx_combine_inputs *inputs, const epx_combine_outputs *outputs,
+                       const epx_combine_config *config, epx_stream stream)
+{
+    struct combine_args args;
+    epx_status status = handle_check(handle, call);
+
+    if (status == EPX_OK)
+        status = group_usable(handle->group);
+    if (status != EPX_OK)
+        return status;
+    if (handle->ntokens < 0 || (handle->config.mode == EPX_LOW_LATENCY && !handle->dispatched))
+        return fail(EPX_ERR_USAGE, "%s: expected a handle with %s", call,
+                    handle->ntokens < 0 ? "a routing (epx_handle_update)" : "a dispatch to return (epx_dispatch)");
+    if (handle->staged != STAGED_NONE)
+        return fail(EPX_ERR_USAGE, "%s: the handle has a staged operation; call epx_complete first", call);
+    memset(&args, 0, sizeof(args));
+    status = combine_args_check(handle, inputs, outputs, config, &args);
+    if (status != EPX_OK)
+        return status;
+    return handle->config.mode == EPX_LOW_LATENCY ? ll_combine(handle, &args, (struct device_stream *)stream)
+                                                  : ht_combine(handle, &args, (struct device_stream *)stream);
+}

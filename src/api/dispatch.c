@@ -1,0 +1,238 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* epx_dispatch and epx_complete: every argument is checked before anything is sent. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "api/args.h"
+#include "api/check.h"
+#include "api/group.h"
+#include "api/registry.h"
+#include "api/structs.h"
+#include "util/status.h"
+
+static const char call[] = "epx_dispatch";
+
+/* Leading extents of what a rank receives: [L, R*M] and [R, M] in low latency, [N] in high throughput. */
+struct extents {
+    int ndim;
+    int64_t outer; /* ndim 2 */
+    int64_t rows;  /* needed at least; 0 = not known here */
+    const char *why;
+};
+
+static struct extents receive_extents(const struct epx_handle *handle)
+{
+    const struct settings *set = &handle->group->set;
+
+    if (handle->config.mode == EPX_HIGH_THROUGHPUT)
+        return (struct extents){1, -1, 0, ""};
+    if (handle->config.layout == EPX_EXPERT_MAJOR)
+        return (struct extents){2, set->local_experts, (int64_t)set->nranks * set->max_tokens,
+                                "ranks * max_tokens_per_rank"};
+    return (struct extents){2, set->nranks, set->max_tokens, "max_tokens_per_rank"};
+}
+
+static epx_status check_inputs(struct epx_handle *handle, const epx_dispatch_inputs *in, struct dispatch_args *args)
+{
+    const int64_t B = handle->ntokens;
+    const struct want tokens = {call, "inputs.tokens", DTYPES_PAYLOAD | DTYPE_BIT(EPX_FP8_E4M3),
+                                2,    {B, -1},         STRIDES_ROWS};
+    const struct want scales = {call, "inputs.scales", DTYPES_SCALE, 2, {B, -1}, STRIDES_ANY};
+    const struct want weights = {call, "inputs.topk_weights",    DTYPE_BIT(EPX_FP32),
+                                 2,    {B, handle->config.topk}, STRIDES_NONE};
+    epx_status status = check_tensor(in->tokens, &tokens, &args->tokens);
+
+    if (status == EPX_OK)
+        status = need_row_bytes(handle, call, tokens.name, &args->tokens);
+    if (status == EPX_OK)
+        status = check_optional(in->scales, &scales, &args->scales);
+    if (status == EPX_OK)
+        status = check_optional(in->topk_weights, &weights, &args->weights);
+    if (status != EPX_OK)
+        return status;
+    const int fp8 = args->tokens.dtype == EPX_FP8_E4M3;
+    if (fp8 && !in->scales)
+        return fail(EPX_ERR_ARGUMENT, "%s: inputs.scales: fp8 tokens need their scales, got NULL", call);
+    if (!fp8 && in->scales)
+        return fail(EPX_ERR_ARGUMENT, "%s: inputs.scales: expected NULL with %s tokens", call,
+                    dtype_name(args->tokens.dtype));
+    return EPX_OK;
+}
+
+/* Shape of an output: the receive extents, then `last` (-1 = none). */
+static struct want output_want(const struct extents *x, const char *name, unsigned dtypes, int64_t rows, int64_t last,
+                               enum strides strides)
+{
+    struct want w = {call, name, dtypes, 0, {0}, strides};
+
+    if (x->ndim == 2)
+        w.shape[w.ndim++] = x->outer;
+    w.shape[w.ndim++] = rows;
+    if (last >= 0)
+        w.shape[w.ndim++] = last;
+    return w;
+}
+
+static epx_status check_out_tokens(struct epx_handle *handle, const struct extents *x, const epx_dispatch_outputs *out,
+                                   struct dispatch_args *args)
+{
+    const int in_dtype = args->tokens.dtype;
+    const unsigned dtypes = DTYPE_BIT(in_dtype) | (in_dtype != EPX_FP8_E4M3 ? DTYPE_BIT(EPX_FP8_E4M3) : 0u);
+    const struct want want = output_want(x, "outputs.tokens", dtypes, -1, args->tokens.shape[1], STRIDES_ROWS);
+    epx_status status = check_tensor(out->tokens, &want, &args->out_tokens);
+
+    if (status != EPX_OK)
+        return status;
+    args->cast = args->out_tokens.dtype == EPX_FP8_E4M3 && in_dtype != EPX_FP8_E4M3;
+    (void)handle;
+    return need_rows(call, want.name, args->out_tokens.shape[x->ndim - 1], x->rows, x->why);
+}
+
+static epx_status check_out_scales(struct epx_handle *handle, const struct extents *x, int64_t rows,
+                                   const epx_dispatch_outputs *out, struct dispatch_args *args)
+{
+    const int64_t limit = ((int64_t)handle->group->set.max_hidden_bytes + 127) / 128;
+    struct want want;
+    int64_t columns;
+    epx_status status;
+
+    if (args->out_tokens.dtype != EPX_FP8_E4M3) {
+        if (out->scales)
+            return fail(EPX_ERR_ARGUMENT, "%s: outputs.scales: expected NULL with %s tokens", call,
+                        dtype_name(args->out_tokens.dtype));
+        return EPX_OK;
+    }
+    want = output_want(x, "outputs.scales", args->cast ? DTYPES_SCALE : DTYPE_BIT(args->scales.dtype), rows, 0,
+                       STRIDES_ANY);
+    want.shape[want.ndim - 1] = -1;
+    status = check_tensor(out->scales, &want, &args->out_scales);
+    if (status != EPX_OK)
+        return status;
+    columns = args->scales.ndim ? args->scales.shape[1] : (args->tokens.shape[1] + 127) / 128;
+    if (args->cast && args->out_scales.dtype == EPX_INT32)
+        columns = (columns + 3) / 4;
+    want.shape[want.ndim - 1] = columns;
+    status = check_tensor(out->scales, &want, &args->out_scales);
+    if (status == EPX_OK && columns > limit)
+        status = fail(EPX_ERR_ARGUMENT,
+                      "%s: outputs.scales: expected at most max_hidden_bytes / 128 = %" PRId64 " scales per row, got "
+                      "%" PRId64,
+                      call, limit, columns);
+    return status;
+}
+
+static epx_status check_out_meta(struct epx_handle *handle, const struct extents *x, int64_t rows,
+                                 const epx_dispatch_outputs *out, struct dispatch_args *args)
+{
+    const int K = handle->config.topk, major = handle->config.layout == EPX_EXPERT_MAJOR;
+    const int low = handle->config.mode == EPX_LOW_LATENCY;
+    const struct want weights =
+        output_want(x, "outputs.topk_weights", DTYPE_BIT(EPX_FP32), rows, major ? -1 : K, STRIDES_NONE);
+    const struct want idx = output_want(x, "outputs.topk_idx", DTYPES_INDEX, rows, K, STRIDES_NONE);
+    const struct want src_rank = output_want(x, "outputs.src_rank", DTYPE_BIT(EPX_INT32), rows, -1, STRIDES_NONE);
+    const struct want src_token = output_want(x, "outputs.src_token", DTYPE_BIT(EPX_INT32), rows, -1, STRIDES_NONE);
+    epx_status status;
+
+    if (out->topk_weights && major && low)
+        return fail(EPX_ERR_ARGUMENT,
+                    "%s: outputs.topk_weights: low latency EXPERT_MAJOR applies weights in combine, "
+                    "expected NULL",
+                    call);
+    if (out->topk_idx && major)
+        return fail(EPX_ERR_ARGUMENT, "%s: outputs.topk_idx: EXPERT_MAJOR has none, expected NULL", call);
+    if (args->backward && (out->topk_weights || out->topk_idx || args->weights.ndim))
+        return fail(EPX_ERR_ARGUMENT, "%s: topk_weights, topk_idx: a backward dispatch has none, expected NULL", call);
+    if (out->topk_weights && !args->weights.ndim)
+        return fail(EPX_ERR_ARGUMENT, "%s: inputs.topk_weights: outputs.topk_weights asks for them, got NULL", call);
+    status = check_optional(out->topk_weights, &weights, &args->out_weights);
+    if (status == EPX_OK)
+        status = check_optional(out->topk_idx, &idx, &args->out_idx);
+    if (status == EPX_OK)
+        status = check_optional(out->src_rank, &src_rank, &args->src_rank);
+    if (status == EPX_OK)
+        status = check_optional(out->src_token, &src_token, &args->src_token);
+    return status;
+}
+
+epx_status dispatch_args_check(struct epx_handle *handle, const epx_dispatch_inputs *inputs,
+                               const epx_dispatch_outputs *outputs, const epx_dispatch_config *config,
+                               struct dispatch_args *args)
+{
+    const struct extents x = receive_extents(handle);
+    epx_dispatch_inputs in;
+    epx_dispatch_outputs out;
+    epx_dispatch_config cfg = EPX_DISPATCH_CONFIG_INIT;
+    epx_status status = struct_in(&in, sizeof(in), inputs, "epx_dispatch_inputs");
+
+    if (status == EPX_OK)
+        status = struct_in(&out, sizeof(out), outputs, "epx_dispatch_outputs");
+    if (status == EPX_OK && config)
+        status = struct_in(&cfg, sizeof(cfg), config, "epx_dispatch_config");
+    if (status != EPX_OK)
+        return status;
+    if (cfg.direction != EPX_FORWARD && cfg.direction != EPX_BACKWARD)
+        return fail(EPX_ERR_ARGUMENT, "%s: config.direction: expected 0 or 1, got %d", call, cfg.direction);
+    if (cfg.direction == EPX_BACKWARD && handle->config.mode == EPX_LOW_LATENCY)
+        return fail(EPX_ERR_USAGE, "%s: config.direction: low latency has no backward pass", call);
+    args->send_only = cfg.send_only != 0;
+    args->round_scale = cfg.round_scale != 0;
+    args->backward = cfg.direction == EPX_BACKWARD;
+    status = check_inputs(handle, &in, args);
+    if (status == EPX_OK)
+        status = check_out_tokens(handle, &x, &out, args);
+    if (status != EPX_OK)
+        return status;
+    const int64_t rows = args->out_tokens.shape[x.ndim - 1];
+    status = check_out_scales(handle, &x, rows, &out, args);
+    return status == EPX_OK ? check_out_meta(handle, &x, rows, &out, args) : status;
+}
+
+/* High throughput: where the update has finished, the need is known exactly. */
+static epx_status check_capacity(struct epx_handle *handle, const struct dispatch_args *args)
+{
+    if (__atomic_load_n(&handle->info->epoch, __ATOMIC_ACQUIRE) != handle->updates)
+        return EPX_OK;
+    return need_rows(call, "outputs.tokens", args->out_tokens.shape[0], handle->info->rows, "this routing");
+}
+
+epx_status epx_dispatch(epx_handle *handle, const epx_dispatch_inputs *inputs, const epx_dispatch_outputs *outputs,
+                        const epx_layout_info *info, const epx_dispatch_config *config, epx_stream stream)
+{
+    struct dispatch_args args;
+    epx_status status = handle_check(handle, call);
+
+    if (status == EPX_OK)
+        status = group_usable(handle->group);
+    if (status != EPX_OK)
+        return status;
+    if (handle->ntokens < 0)
+        return fail(EPX_ERR_USAGE, "%s: expected a handle with a routing (epx_handle_update)", call);
+    if (handle->staged != STAGED_NONE)
+        return fail(EPX_ERR_USAGE, "%s: the handle has a staged operation; call epx_complete first", call);
+    memset(&args, 0, sizeof(args));
+    status = dispatch_args_check(handle, inputs, outputs, config, &args);
+    if (status != EPX_OK)
+        return status;
+    if (handle->config.mode == EPX_HIGH_THROUGHPUT) {
+        if (info)
+            return fail(EPX_ERR_ARGUMENT, "%s: info: high throughput takes it in epx_handle_update, expected NULL",
+                        call);
+        status = check_capacity(handle, &args);
+        return status == EPX_OK ? ht_dispatch(handle, &args, (struct device_stream *)stream) : status;
+    }
+    status = layout_tensors_check(handle, info, call, &args.info);
+    if (status == EPX_OK)
+        status = indices_check(handle, &handle->topk, stream, call);
+    return status == EPX_OK ? ll_dispatch(handle, &args, (struct device_stream *)stream) : status;
+}
+
+epx_status epx_complete(epx_handle *handle, epx_stream stream)
+{
+    epx_status status = handle_check(handle, "epx_complete");
+
+    if (status == EPX_OK)
+        status = group_usable(handle->group);
+    if (status != EPX_OK || handle->staged == STAGED_NONE)
+        return status;
+    return ll_complete(handle, (struct device_stream *)stream);
+}

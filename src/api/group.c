@@ -1,0 +1,218 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Groups: creation, destruction, queries. */
+#include "api/group.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/alloc.h"
+#include "api/config.h"
+#include "api/handle.h"
+#include "api/registry.h"
+#include "api/structs.h"
+#include "util/env.h"
+#include "util/log.h"
+#include "util/status.h"
+
+/* This rank's own part: device, heap with its control block, streams. */
+static epx_status open_own(struct epx_group *group)
+{
+    epx_status status = device_open((epx_device)group->set.device, group->set.device_index, &group->device);
+    struct control c;
+
+    if (status != EPX_OK)
+        return status;
+    heap_plan_make(&group->set, &group->plan);
+    status = group->device->ops->heap_create(group->device, group->plan.total, &group->heap);
+    if (status != EPX_OK)
+        return status;
+    memset(&c, 0, sizeof(c));
+    c.magic = CONTROL_MAGIC;
+    c.rank = (uint32_t)group->rank;
+    c.nranks = (uint32_t)group->nranks;
+    status = group->device->ops->copy(group->device, group->heap.base, &c, sizeof(c));
+    if (status == EPX_OK)
+        status = group->device->ops->stream_create(group->device, &group->default_stream);
+    if (status == EPX_OK)
+        status = group->device->ops->event_create(group->device, &group->order_event);
+    return status;
+}
+
+static void close_all(struct epx_group *group)
+{
+    const struct device_ops *ops = group->device ? group->device->ops : NULL;
+
+    if (ops) {
+        if (group->order_event)
+            ops->event_destroy(group->device, group->order_event);
+        if (group->default_stream)
+            ops->stream_destroy(group->device, group->default_stream);
+        group_device_destroy(group);
+        for (int r = 0; group->bases && r < group->nranks; r++)
+            if (group->bases[r])
+                ops->heap_close(group->device, &group->exports[r], group->bases[r]);
+        if (group->heap.base)
+            ops->heap_destroy(group->device, &group->heap);
+        ops->close(group->device);
+    }
+    if (group->boot)
+        boot_close(group->boot);
+    free(group->bases);
+    free(group->exports);
+    free(group);
+}
+
+static void choose_agents(struct epx_group *group)
+{
+    const int local = group->nranks; /* one node */
+
+    if (!group->set.agents)
+        group->set.agents = group->device->ops->default_agents(group->device, local);
+    if (group->set.agents < 1)
+        group->set.agents = 1;
+}
+
+epx_status epx_group_create(epx_group **out, const epx_bootstrap *bootstrap, const epx_group_config *config)
+{
+    struct epx_group *group;
+    epx_status status, mine;
+    const int boot_ms = (int)env_int("EPX_BOOT_TIMEOUT_MS", 0, 1, INT32_MAX);
+
+    if (!out)
+        return fail(EPX_ERR_ARGUMENT, "epx_group_create: group: expected a pointer, got NULL");
+    *out = NULL;
+    group = calloc(1, sizeof(*group));
+    if (!group)
+        return fail(EPX_ERR_MEMORY, "epx_group_create: no memory");
+    /* Ranks are counted first: the settings depend on them, and a wrong configuration is told to the others. */
+    mine = settings_make(config, 1, &group->set);
+    status = boot_open(bootstrap, boot_ms ? boot_ms : mine == EPX_OK ? group->set.timeout_ms : 100000, &group->boot);
+    if (status != EPX_OK)
+        goto fail;
+    group->rank = boot_rank(group->boot);
+    group->nranks = boot_nranks(group->boot);
+    log_set_rank(group->rank);
+    group->exports = calloc((size_t)group->nranks, sizeof(*group->exports));
+    group->bases = calloc((size_t)group->nranks, sizeof(*group->bases));
+    if (!group->exports || !group->bases)
+        mine = fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d ranks", group->nranks);
+    if (mine == EPX_OK)
+        mine = settings_make(config, group->nranks, &group->set);
+    status = meet_compare(group, mine);
+    if (status != EPX_OK)
+        goto fail;
+    status = meet_heaps(group, open_own(group));
+    if (status == EPX_OK) {
+        choose_agents(group);
+        status = group_device_create(group);
+    }
+    status = meet_ready(group, status);
+    if (status == EPX_OK)
+        status = registry_add(REGISTRY_GROUP, group);
+    if (status != EPX_OK)
+        goto fail;
+    log_line(LOG_INFO, "group of %d ranks on %s, %d agents, heap %llu bytes", group->nranks, group->device->ops->name,
+             group->set.agents, (unsigned long long)group->plan.total);
+    *out = group;
+    return EPX_OK;
+
+fail:
+    close_all(group);
+    return status;
+}
+
+epx_status epx_group_destroy(epx_group *group)
+{
+    epx_status status = group_check(group, "epx_group_destroy");
+
+    if (status != EPX_OK)
+        return status;
+    registry_remove(REGISTRY_GROUP, group);
+    group->device->ops->stream_sync(group->device, group->default_stream);
+    if (group->last_stream && group->last_stream != group->default_stream)
+        group->device->ops->stream_sync(group->device, group->last_stream);
+    while (group->handles)
+        handle_free(group->handles);
+    events_free_all(group);
+    blocks_free_all(group);
+    close_all(group);
+    return EPX_OK;
+}
+
+epx_status epx_group_query(const epx_group *group, epx_group_info *out)
+{
+    epx_group_info info = EPX_GROUP_INFO_INIT;
+    epx_status status = group_check(group, "epx_group_query");
+
+    if (status != EPX_OK)
+        return status;
+    info.rank = group->rank;
+    info.nranks = group->nranks;
+    info.node = group->node;
+    info.nnodes = group->nnodes;
+    info.ranks_per_node = group->nranks / group->nnodes;
+    info.num_experts = group->set.experts;
+    info.local_experts = group->set.local_experts;
+    info.device = group->device->ops->kind;
+    info.num_agents = group->set.agents;
+    info.timeout_ms = group->set.timeout_ms;
+    info.max_recv_tokens = (int32_t)group->set.max_recv_tokens;
+    snprintf(info.device_name, sizeof(info.device_name), "%s", group->device->ops->name);
+    snprintf(info.net_name, sizeof(info.net_name), "%s", "none");
+    return struct_out(out, &info, sizeof(info), "epx_group_info");
+}
+
+epx_status epx_group_memory(const epx_group_config *config, int nranks, epx_memory_info *out)
+{
+    epx_memory_info info = EPX_MEMORY_INFO_INIT;
+    struct settings set;
+    struct heap_plan plan;
+    epx_status status = settings_make(config, nranks, &set);
+
+    if (status != EPX_OK)
+        return status;
+    heap_plan_make(&set, &plan);
+    info.heap_bytes = plan.total;
+    info.control_bytes = plan.total - plan.ll_bytes - plan.ht_bytes - (plan.total - plan.alloc);
+    info.low_latency_bytes = plan.ll_bytes;
+    info.high_throughput_bytes = plan.ht_bytes;
+    info.alloc_bytes = plan.total - plan.alloc;
+    info.ll_receive_bytes = plan.ll_receive_bytes;
+    info.ht_receive_bytes = plan.ht_receive_bytes;
+    return struct_out(out, &info, sizeof(info), "epx_memory_info");
+}
+
+epx_status epx_group_stats(epx_group *group, epx_stats *out)
+{
+    epx_stats stats;
+    epx_status status = group_check(group, "epx_group_stats");
+
+    if (status != EPX_OK)
+        return status;
+    const struct device_stats *d = group->device_stats;
+    stats = group->stats;
+    stats.size = sizeof(stats);
+    stats.rows_sent = __atomic_load_n(&d->rows_sent, __ATOMIC_RELAXED);
+    stats.rows_received = __atomic_load_n(&d->rows_received, __ATOMIC_RELAXED);
+    stats.rows_returned = __atomic_load_n(&d->rows_returned, __ATOMIC_RELAXED);
+    stats.bytes_peer = __atomic_load_n(&d->bytes_peer, __ATOMIC_RELAXED);
+    stats.bytes_local = __atomic_load_n(&d->bytes_local, __ATOMIC_RELAXED);
+    stats.waits = __atomic_load_n(&d->waits, __ATOMIC_RELAXED);
+    stats.wait_ns = __atomic_load_n(&d->wait_ns, __ATOMIC_RELAXED);
+    stats.timeouts = __atomic_load_n(&d->timeouts, __ATOMIC_RELAXED);
+    return struct_out(out, &stats, sizeof(stats), "epx_stats");
+}
+
+epx_status epx_group_stats_reset(epx_group *group)
+{
+    epx_status status = group_check(group, "epx_group_stats_reset");
+
+    if (status != EPX_OK)
+        return status;
+    uint64_t *words = (uint64_t *)group->device_stats;
+    for (size_t i = 0; i < sizeof(*group->device_stats) / sizeof(*words); i++)
+        __atomic_store_n(&words[i], 0, __ATOMIC_RELAXED);
+    memset(&group->stats, 0, sizeof(group->stats));
+    return EPX_OK;
+}

@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef EPX_API_GROUP_H
+#define EPX_API_GROUP_H
+
+#include "algo/objects.h"
+
+/* EPX_OK unless the group has failed: a fatal error is returned again, with its message. */
+epx_status group_usable(struct epx_group *group);
+/* Collective: every rank's epochs, signals and error state start over from one common point. */
+epx_status group_resync(struct epx_group *group, int unmask);
+void events_free_all(struct epx_group *group);
+/* The group's device memory and its peers' heaps (group_memory.c). */
+epx_status group_device_create(struct epx_group *group);
+void group_device_destroy(struct epx_group *group);
+/* Collective steps of creation that exchange what ranks must know (group_meet.c). */
+epx_status meet_compare(struct epx_group *group, epx_status mine);
+epx_status meet_heaps(struct epx_group *group, epx_status mine);
+epx_status meet_ready(struct epx_group *group, epx_status mine);
+
+#endif

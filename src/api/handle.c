@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Handles: one routing each. */
+#include "api/handle.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "algo/modes.h"
+#include "api/args.h"
+#include "api/check.h"
+#include "api/group.h"
+#include "api/registry.h"
+#include "api/structs.h"
+#include "util/clock.h"
+#include "util/status.h"
+
+static epx_status check_config(const struct epx_group *group, const epx_handle_config *given, epx_handle_config *c)
+{
+    epx_status status = struct_in(c, sizeof(*c), given, "epx_handle_config");
+
+    if (status != EPX_OK)
+        return status;
+    if (c->mode != EPX_LOW_LATENCY && c->mode != EPX_HIGH_THROUGHPUT)
+        return fail(EPX_ERR_ARGUMENT,
+                    "epx_handle_config.mode: expected EPX_LOW_LATENCY (1) or EPX_HIGH_THROUGHPUT (2), got %d", c->mode);
+    if (!(group->set.modes & (unsigned)c->mode))
+        return fail(EPX_ERR_USAGE, "epx_handle_config.mode: the group was created with modes = %u, without mode %d",
+                    group->set.modes, c->mode);
+    const int other = c->mode == EPX_LOW_LATENCY ? EPX_RANK_MAJOR : EPX_FLAT;
+    if (c->layout != EPX_EXPERT_MAJOR && c->layout != other)
+        return fail(EPX_ERR_ARGUMENT, "epx_handle_config.layout: expected EXPERT_MAJOR (1) or %s (%d), got %d",
+                    other == EPX_FLAT ? "FLAT" : "RANK_MAJOR", other, c->layout);
+    if (c->topk < 1 || c->topk > group->set.max_topk)
+        return fail(EPX_ERR_ARGUMENT, "epx_handle_config.topk: expected 1 to the group's max_topk %d, got %d",
+                    group->set.max_topk, c->topk);
+    if (c->expert_alignment == 0)
+        c->expert_alignment = 1;
+    if (c->expert_alignment < 0 || (c->expert_alignment & (c->expert_alignment - 1)) || c->expert_alignment > 1 << 20)
+        return fail(EPX_ERR_ARGUMENT, "epx_handle_config.expert_alignment: expected a power of two, got %d",
+                    c->expert_alignment);
+    if (c->flags & ~EPX_HANDLE_COMPACT_TOPK)
+        return fail(EPX_ERR_ARGUMENT, "epx_handle_config.flags: expected EPX_HANDLE_* bits, got 0x%x", c->flags);
+    return EPX_OK;
+}
+
+epx_status epx_handle_create(epx_handle **out, epx_group *group, const epx_handle_config *config)
+{
+    struct epx_handle *handle;
+    epx_status status = group_check(group, "epx_handle_create");
+
+    if (status != EPX_OK)
+        return status;
+    if (!out)
+        return fail(EPX_ERR_ARGUMENT, "epx_handle_create: handle: expected a pointer, got NULL");
+    *out = NULL;
+    handle = calloc(1, sizeof(*handle));
+    if (!handle)
+        return fail(EPX_ERR_MEMORY, "epx_handle_create: no memory");
+    handle->group = group;
+    handle->ntokens = -1;
+    status = check_config(group, config, &handle->config);
+    if (status != EPX_OK)
+        goto free_handle;
+    status = handle_tables_create(handle);
+    if (status != EPX_OK)
+        goto free_handle;
+    status = registry_add(REGISTRY_HANDLE, handle);
+    if (status != EPX_OK)
+        goto destroy_tables;
+    handle->next = group->handles;
+    group->handles = handle;
+    *out = handle;
+    return EPX_OK;
+
+destroy_tables:
+    handle_tables_destroy(handle);
+free_handle:
+    free(handle);
+    return status;
+}
+
+void handle_free(struct epx_handle *handle)
+{
+    struct epx_handle **link = &handle->group->handles;
+
+    registry_remove(REGISTRY_HANDLE, handle);
+    while (*link && *link != handle)
+        link = &(*link)->next;
+    if (*link)
+        *link = handle->next;
+    handle_tables_destroy(handle);
+    free(handle);
+}
+
+epx_status epx_handle_destroy(epx_handle *handle)
+{
+    epx_status status = handle_check(handle, "epx_handle_destroy");
+
+    if (status != EPX_OK)
+        return status;
+    /* Kernels in the queue may still use its tables. */
+    if (handle->group->last_stream)
+        status = handle->group->device->ops->stream_sync(handle->group->device, handle->group->last_stream);
+    handle_free(handle);
+    return status;
+}
+
+epx_status epx_handle_memory(const epx_group *group, const epx_handle_config *config, size_t *bytes)
+{
+    epx_handle_config c;
+    epx_status status = group_check(group, "epx_handle_memory");
+
+    if (status != EPX_OK)
+        return status;
+    if (!bytes)
+        return fail(EPX_ERR_ARGUMENT, "epx_handle_memory: bytes: expected a pointer, got NULL");
+    status = check_config(group, config, &c);
+    if (status != EPX_OK)
+        return status;
+    *bytes = handle_table_bytes(&group->set, &c) + sizeof(struct recv_info) +
+             (size_t)group->set.local_experts * sizeof(int64_t);
+    return EPX_OK;
+}
+
+epx_status epx_handle_update(epx_handle *handle, const epx_tensor *topk_idx, const epx_layout_info *info,
+                             epx_stream stream)
+{
+    static const char call[] = "epx_handle_update";
+    struct layout_tensors tensors;
+    epx_tensor topk;
+    epx_status status = handle_check(handle, call);
+
+    if (status == EPX_OK)
+        status = group_usable(handle->group);
+    if (status != EPX_OK)
+        return status;
+    if (handle->staged != STAGED_NONE)
+        return fail(EPX_ERR_USAGE, "%s: the handle has a staged operation; call epx_complete first", call);
+    const struct want want = {call, "topk_idx", DTYPES_INDEX, 2, {-1, handle->config.topk}, STRIDES_NONE};
+    status = check_tensor(topk_idx, &want, &topk);
+    if (status != EPX_OK)
+        return status;
+    if (topk.shape[0] > handle->group->set.max_tokens)
+        return fail(EPX_ERR_ARGUMENT, "%s: topk_idx: expected at most max_tokens_per_rank = %d tokens, got %" PRId64,
+                    call, handle->group->set.max_tokens, topk.shape[0]);
+    status = layout_tensors_check(handle, info, call, &tensors);
+    if (status == EPX_OK)
+        status = indices_check(handle, &topk, stream, call);
+    if (status != EPX_OK)
+        return status;
+    if (handle->config.mode == EPX_LOW_LATENCY) {
+        if (info)
+            return fail(EPX_ERR_ARGUMENT, "%s: info: low latency takes it in epx_dispatch, expected NULL", call);
+        handle->topk = topk;
+        handle->ntokens = topk.shape[0];
+        handle->dispatched = 0;
+        return EPX_OK;
+    }
+    return ht_update(handle, &topk, &tensors, (struct device_stream *)stream);
+}
+
+/* The update is finished when the counter in shared memory says so; the stream's own deadlines bound it. */
+static epx_status wait_update(struct epx_handle *handle, const char *call)
+{
+    const uint64_t start = clock_ns();
+    const uint64_t limit = 4ull * (uint64_t)handle->group->set.timeout_ms * 1000000u;
+    const struct timespec nap = {.tv_nsec = 20000};
+
+    /* Pairs with the release at the end of the notify kernel. */
+    while (__atomic_load_n(&handle->info->epoch, __ATOMIC_ACQUIRE) < handle->updates) {
+        epx_status status = group_usable(handle->group);
+        if (status != EPX_OK)
+            return status;
+        if (clock_ns() - start > limit)
+            return fail(EPX_ERR_TIMEOUT,
+                        "%s: rank %d: the update did not run within %" PRIu64 " ms (is its stream "
+                        "blocked?)",
+                        call, handle->group->rank, limit / 1000000u);
+        nanosleep(&nap, NULL);
+    }
+    return EPX_OK;
+}
+
+epx_status epx_handle_recv_count(epx_handle *handle, int64_t *rows, int64_t *expert_counts)
+{
+    static const char call[] = "epx_handle_recv_count";
+    epx_status status = handle_check(handle, call);
+
+    if (status != EPX_OK)
+        return status;
+    if (handle->config.mode != EPX_HIGH_THROUGHPUT)
+        return fail(EPX_ERR_USAGE, "%s: expected a high-throughput handle", call);
+    if (!rows)
+        return fail(EPX_ERR_ARGUMENT, "%s: rows: expected a pointer, got NULL", call);
+    if (handle->ntokens < 0)
+        return fail(EPX_ERR_USAGE, "%s: expected a handle that was updated (epx_handle_update)", call);
+    status = wait_update(handle, call);
+    if (status != EPX_OK)
+        return status;
+    *rows = handle->info->rows;
+    for (int l = 0; expert_counts && l < handle->group->set.local_experts; l++)
+        expert_counts[l] = handle->info->expert_counts[l];
+    return EPX_OK;
+}
+
+epx_status epx_handle_recv_tensor(epx_handle *handle, epx_recv_part which, epx_dtype dtype, int64_t rows,
+                                  int64_t columns, epx_tensor *tensor)
+{
+    static const char call[] = "epx_handle_recv_tensor";
+    epx_status status = handle_check(handle, call);
+
+    if (status != EPX_OK)
+        return status;
+    const struct ht_layout *ht = &handle->group->plan.ht;
+    const uint64_t bytes = epx_dtype_size(dtype) * (uint64_t)(columns < 0 ? 0 : columns);
+    const uint64_t pitch = which == EPX_RECV_TOKENS ? ht->pitch : ht->scale_pitch;
+    if (handle->config.mode != EPX_HIGH_THROUGHPUT)
+        return fail(EPX_ERR_USAGE, "%s: expected a high-throughput handle", call);
+    if (which != EPX_RECV_TOKENS && which != EPX_RECV_SCALES)
+        return fail(EPX_ERR_ARGUMENT, "%s: which: expected EPX_RECV_TOKENS or EPX_RECV_SCALES, got %d", call, which);
+    if (!tensor)
+        return fail(EPX_ERR_ARGUMENT, "%s: tensor: expected a pointer, got NULL", call);
+    if (!epx_dtype_size(dtype) || bytes == 0 || bytes > pitch)
+        return fail(EPX_ERR_ARGUMENT, "%s: expected rows of 1 to %" PRIu64 " bytes, got %" PRId64 " %s", call, pitch,
+                    columns, dtype_name(dtype));
+    if (rows < 0 || rows > ht->rows)
+        return fail(EPX_ERR_OVERFLOW, "%s: rows: expected at most max_recv_tokens = %" PRId64 ", got %" PRId64, call,
+                    ht->rows, rows);
+    *tensor = epx_tensor_make((char *)handle->group->heap.base + (which == EPX_RECV_TOKENS ? ht->tokens : ht->scales),
+                              dtype, 2, rows, columns, 0, 0);
+    return EPX_OK;
+}

@@ -1,0 +1,214 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The primitives that kernels are written in, for the CPU: an agent has one lane. The contract is in kernel/agent.h.
+ */
+#ifndef EPX_DEVICE_CPU_PRIMS_H
+#define EPX_DEVICE_CPU_PRIMS_H
+
+#include "device/cpu/agent.h"
+#include "device/cpu/math.h"
+
+#include <string.h>
+
+#define KFN static inline
+
+#define AG_EACH(ag, type, i, n) for (type i = ((void)(ag), 0); i < (type)(n); i++)
+#define AG_EACH_ALL(ag, type, i, n) for (type i = (type)(ag)->index; i < (type)(n); i += (type)(ag)->count)
+
+struct copy_set {
+    void *to[KERNEL_MAX_TOPK];
+};
+
+struct sum_set {
+    struct reduce_row row[KERNEL_MAX_TOPK];
+};
+
+KFN void ag_begin(struct agent *ag, uint64_t timeout_ns, struct control *own)
+{
+    ag->timeout_ns = timeout_ns;
+    ag->bell = &own->bell;
+    ag->abort_word = &own->abort_word;
+    ag->waits = 0;
+    ag->wait_ns = 0;
+}
+
+KFN int ag_index(const struct agent *ag)
+{
+    return ag->index;
+}
+
+KFN int ag_count(const struct agent *ag)
+{
+    return ag->count;
+}
+
+KFN int ag_leader(const struct agent *ag)
+{
+    (void)ag;
+    return 1;
+}
+
+KFN void ag_sync(struct agent *ag)
+{
+    (void)ag;
+}
+
+KFN uint64_t ag_now(struct agent *ag)
+{
+    return ag->env->now_ns(ag->env->self);
+}
+
+KFN uint64_t ag_load_acquire(const uint64_t *word)
+{
+    return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+}
+
+KFN void ag_store_release(uint64_t *word, uint64_t value)
+{
+    __atomic_store_n(word, value, __ATOMIC_RELEASE);
+}
+
+KFN uint32_t ag_fetch_add(struct agent *ag, uint32_t *word, uint32_t n)
+{
+    (void)ag;
+    return __atomic_fetch_add(word, n, __ATOMIC_ACQ_REL);
+}
+
+KFN void ag_add_stat(uint64_t *word, uint64_t n)
+{
+    __atomic_fetch_add(word, n, __ATOMIC_RELAXED);
+}
+
+KFN int ag_claim(uint32_t *word, uint32_t from, uint32_t to)
+{
+    return __atomic_compare_exchange_n(word, &from, to, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+}
+
+KFN void ag_store_release32(uint32_t *word, uint32_t value)
+{
+    __atomic_store_n(word, value, __ATOMIC_RELEASE);
+}
+
+KFN void ag_ring(struct agent *ag, struct doorbell *bell)
+{
+    cpu_ring_bell(ag, bell);
+}
+
+KFN enum wait_result ag_wait_ge(struct agent *ag, const uint64_t *word, uint64_t target, uint64_t timeout_ns)
+{
+    return cpu_wait_ge(ag, word, target, timeout_ns);
+}
+
+KFN void ag_copy(struct agent *ag, void *to, const void *from, size_t bytes)
+{
+    (void)ag;
+    math_copy(to, from, bytes);
+}
+
+KFN void ag_zero(struct agent *ag, void *to, size_t bytes)
+{
+    (void)ag;
+    math_fill_zero(to, bytes);
+}
+
+KFN void copy_set_put(struct agent *ag, struct copy_set *set, int i, void *to)
+{
+    (void)ag;
+    set->to[i] = to;
+}
+
+KFN void *copy_set_get(struct agent *ag, const struct copy_set *set, int i)
+{
+    (void)ag;
+    return set->to[i];
+}
+
+KFN void ag_copy_many(struct agent *ag, const struct copy_set *set, int n, const void *from, size_t bytes)
+{
+    (void)ag;
+    math_copy_many(set->to, n, from, bytes);
+}
+
+KFN void sum_set_put(struct agent *ag, struct sum_set *set, int i, const void *data, float weight, int logfmt)
+{
+    (void)ag;
+    set->row[i].data = data;
+    set->row[i].weight = weight;
+    set->row[i].format = logfmt ? ROW_LOGFMT : ROW_PLAIN;
+}
+
+KFN void ag_reduce(struct agent *ag, void *out, int dtype, int hidden, const struct sum_set *set, int n, int weighted,
+                   const void *bias0, const void *bias1)
+{
+    (void)ag;
+    math_reduce(out, dtype, hidden, set->row, n, weighted, bias0, bias1);
+}
+
+KFN void ag_cast_fp8(struct agent *ag, void *q, void *scales, int ue8m0, int round_scale, const void *x, int dtype,
+                     int hidden)
+{
+    (void)ag;
+    math_cast_fp8((uint8_t *)q, scales, ue8m0 ? SCALE_UE8M0 : SCALE_FLOAT, round_scale, x, dtype, hidden);
+}
+
+KFN void ag_logfmt_encode(struct agent *ag, void *to, const void *x, int hidden)
+{
+    (void)ag;
+    math_logfmt_encode(to, (const uint16_t *)x, hidden);
+}
+
+KFN void *ag_scratch(struct agent *ag, size_t bytes)
+{
+    return agent_scratch(ag, bytes);
+}
+
+/*
+ * Counts and numbers the (token, k) pairs of tokens [t0, t1): table[e] counts pairs per expert, table[E + r] tokens per
+ * rank; both start at zero. Fills ids, eidx, ridx and rord of the handle (params.h). `bad` gets 1 + the place of the
+ * first index out of range; such an index counts as dropped.
+ */
+KFN void ag_route_chunk(struct agent *ag, const struct group_dev *g, const struct handle_dev *h,
+                        const struct route_in *in, int t0, int t1, int32_t *table, int64_t *bad)
+{
+    const int K = in->topk_n, E = g->experts, L = g->local_experts;
+    int32_t ranks[KERNEL_MAX_TOPK], at[KERNEL_MAX_TOPK];
+
+    (void)ag;
+    for (int t = t0; t < t1; t++) {
+        int n = 0;
+        for (int k = 0; k < K; k++) {
+            const int64_t i = (int64_t)t * K + k;
+            int64_t id = in->idx64 ? ((const int64_t *)in->topk)[i] : ((const int32_t *)in->topk)[i];
+            if (id < -1 || id >= E) {
+                if (*bad == 0)
+                    *bad = i + 1;
+                id = -1;
+            }
+            h->ridx[i] = -1;
+            h->rord[i] = -1;
+            if (id >= 0 && !g->mask[id / L])
+                id = -1;
+            h->ids[i] = (int32_t)id;
+            h->eidx[i] = id < 0 ? -1 : table[id]++;
+            if (id < 0)
+                continue;
+            const int rank = (int)(id / L);
+            int j = 0;
+            while (j < n && ranks[j] != rank)
+                j++;
+            if (j < n)
+                continue;
+            ranks[n] = rank;
+            at[n++] = k;
+            h->ridx[i] = table[E + rank]++;
+        }
+        for (int j = 0; j < n; j++) {
+            int smaller = 0;
+            for (int m = 0; m < n; m++)
+                smaller += ranks[m] < ranks[j];
+            h->rord[(int64_t)t * K + at[j]] = smaller;
+        }
+    }
+}
+
+#endif

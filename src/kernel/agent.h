@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The agent contract: what kernels may use. An agent is a warp, a wavefront, or a CPU thread; kernel code is
+ * agent-uniform (every lane takes the same path with the same values), and lanes differ only inside these primitives.
+ * A device compiler includes its own prims.h before the kernels; this page says what that header must provide.
+ *
+ *   KFN                              storage class of kernel functions
+ *   AG_EACH(ag, type, i, n)          for loop over 0..n-1, shared out among the lanes of this agent
+ *   AG_EACH_ALL(ag, type, i, n)      the same, shared out among all lanes of all agents of the launch
+ *   ag_begin(ag, timeout, control)   first call of a kernel
+ *   ag_index, ag_count               this agent, and how many the launch has (any number from 1 up)
+ *   ag_leader(ag)                    true for one lane: guards single stores
+ *   ag_sync(ag)                      lanes of this agent meet; their stores are visible to each other
+ *   ag_now(ag)                       nanoseconds, monotonic
+ *   ag_load_acquire, ag_store_release[32]   system scope
+ *   ag_fetch_add(ag, word, n)        device scope, acquire and release; once per agent, the old value to all lanes
+ *   ag_claim(word, from, to)         compare and swap, system scope
+ *   ag_add_stat(word, n)             relaxed add; call from the leader
+ *   ag_wait_ge(ag, word, target, ns) until *word >= target (acquire), WAIT_OK / WAIT_TIMEOUT / WAIT_ABORTED
+ *   ag_ring(ag, bell)                after storing to a word that another rank may sleep on; nothing on a GPU
+ *   ag_copy, ag_zero                 bulk, by all lanes
+ *   copy_set_put/get, ag_copy_many   read once, write n times
+ *   ag_cast_fp8, ag_logfmt_encode    numerics, see docs/formats.md
+ *   sum_set_put, ag_reduce           sum of n rows in fp32, rounded once
+ *   ag_scratch(ag, bytes)            private memory of this agent for one row, or NULL
+ *   ag_route_chunk                   prefix counting of top-k indices
+ */
+#ifndef EPX_KERNEL_AGENT_H
+#define EPX_KERNEL_AGENT_H
+
+#include "kernel/params.h"
+
+#ifndef KFN
+#error "include the device's prims.h before the kernels"
+#endif
+
+#endif

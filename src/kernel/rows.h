@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One token row: from the caller's tensor to its form on the wire (payload, scales), and small per-row outputs. */
+#ifndef EPX_KERNEL_ROWS_H
+#define EPX_KERNEL_ROWS_H
+
+#include "kernel/agent.h"
+
+/* Scales of a row in a staging slot or scratch row begin at the next multiple of 16. */
+KFN size_t row_scales_at(const struct agreement *a)
+{
+    return ((size_t)a->hidden_bytes + 15) & ~(size_t)15;
+}
+
+KFN const char *row_tokens(const struct row_in *in, int64_t t)
+{
+    return in->tokens + t * in->stride;
+}
+
+/* Copies n 4-byte scales between any strides (bytes). */
+KFN void row_copy_scales(struct agent *ag, char *to, int64_t to_stride, const char *from, int64_t from_stride, int n)
+{
+    AG_EACH(ag, int, i, n)
+    *(uint32_t *)(to + i * to_stride) = *(const uint32_t *)(from + i * from_stride);
+}
+
+/* Writes row t as it travels: payload at `to`, scales (if any) at row_scales_at(). */
+KFN void row_stage(struct agent *ag, char *to, const struct row_in *in, const struct agreement *a, int64_t t)
+{
+    char *scales = to + row_scales_at(a);
+
+    if (in->cast) {
+        ag_cast_fp8(ag, to, scales, in->scale_ue8m0, in->round_scale, row_tokens(in, t), in->dtype, in->hidden);
+        return;
+    }
+    ag_copy(ag, to, row_tokens(in, t), (size_t)a->hidden_bytes);
+    if (in->nscales)
+        row_copy_scales(ag, scales, 4, in->scales + t * in->scale_row_stride, in->scale_stride, in->nscales);
+}
+
+KFN void index_put(const struct index_out *out, int64_t i, int64_t value)
+{
+    if (out->is64)
+        ((int64_t *)out->data)[i] = value;
+    else
+        ((int32_t *)out->data)[i] = (int32_t)value;
+}
+
+/*
+ * The top-k row that rank `rank` receives: ids[K] and weights[K] of the source, turned to local ids. Compact: local
+ * ones first, ascending by id (equal ids in k-order), then -1; else in place with -1 elsewhere. `weights` may be NULL.
+ */
+KFN void row_put_topk(struct agent *ag, const int32_t *ids, const float *weights, int K, int first, int end,
+                      int compact, const struct index_out *out_idx, float *out_weights, int64_t at)
+{
+    AG_EACH(ag, int, k, K)
+    {
+        const int local = ids[k] >= first && ids[k] < end;
+        int place = k;
+        if (compact) {
+            int before = 0, locals = 0;
+            for (int j = 0; j < K; j++) {
+                const int is = ids[j] >= first && ids[j] < end;
+                locals += is;
+                if (local)
+                    before += is && (ids[j] < ids[k] || (ids[j] == ids[k] && j < k));
+                else
+                    before += !is && j < k;
+            }
+            place = local ? before : locals + before;
+        }
+        if (out_idx->data)
+            index_put(out_idx, at * K + place, local ? ids[k] - first : -1);
+        if (out_weights)
+            out_weights[at * K + place] = local && weights ? weights[k] : 0.0f;
+    }
+}
+
+#endif

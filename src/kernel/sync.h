@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Signals between ranks and meeting points between the agents of one launch.
+ *
+ *   writer                                        reader
+ *   data stores                                   wait_all(kind, e):  acquire  sig[kind][writer] >= e
+ *   sync_last():      acq_rel over the agents          ...            sync_barrier() shares it with its other agents
+ *   signal_all(kind, e): release sig[kind][me] = e     data loads
+ *
+ * Every wait has a deadline. Expiry masks the peer if the group allows it, otherwise it records who waited for whom,
+ * in which phase, for what and what was there, and tells all ranks through their abort words.
+ */
+#ifndef EPX_KERNEL_SYNC_H
+#define EPX_KERNEL_SYNC_H
+
+#include "kernel/agent.h"
+
+/* As epx_status; kernels do not include the public header. */
+enum {
+    KSTATUS_ARGUMENT = 1,
+    KSTATUS_MISMATCH = 3,
+    KSTATUS_OVERFLOW = 4,
+    KSTATUS_MEMORY = 5,
+    KSTATUS_TIMEOUT = 7,
+    KSTATUS_PEER = 8
+};
+
+KFN char *heap_at(const struct group_dev *g, int rank, uint64_t offset)
+{
+    return g->heap[rank] + offset;
+}
+
+KFN struct control *control_of(const struct group_dev *g, int rank)
+{
+    return (struct control *)g->heap[rank];
+}
+
+/* The word in `owner`'s heap that `from` writes. */
+KFN uint64_t *signal_at(const struct group_dev *g, int owner, int kind, int from)
+{
+    struct signal *s = (struct signal *)heap_at(g, owner, g->signals);
+    return &s[(size_t)kind * (size_t)g->nranks + (size_t)from].value;
+}
+
+/* Records an error for the host; the first one wins. Does not stop anything by itself. */
+KFN void report(struct agent *ag, const struct group_dev *g, int status, int phase, int peer, int64_t expected,
+                int64_t seen, int64_t detail0, int64_t detail1)
+{
+    if (!ag_leader(ag) || !ag_claim(&g->error->state, ERROR_NONE, ERROR_WRITING))
+        return;
+    g->error->status = status;
+    g->error->phase = phase;
+    g->error->peer = peer;
+    g->error->expected = expected;
+    g->error->seen = seen;
+    g->error->detail[0] = detail0;
+    g->error->detail[1] = detail1;
+    ag_store_release32(&g->error->state, ERROR_SET); /* pairs with the host's acquire in group_error() */
+}
+
+/* Ends the operation on every rank: abort words wake all waiters. */
+KFN int fail_all(struct agent *ag, const struct group_dev *g, int status, int phase, int peer, int64_t expected,
+                 int64_t seen)
+{
+    report(ag, g, status, phase, peer, expected, seen, 0, 0);
+    AG_EACH(ag, int, p, g->nranks)
+    {
+        struct control *c = control_of(g, p);
+        ag_store_release(&c->abort_word, ABORT_WORD(status, g->rank));
+        ag_ring(ag, &c->bell);
+    }
+    return 1;
+}
+
+/* First lines of every kernel: non-zero if the group has failed and the kernel must not run. */
+KFN int kernel_begin(struct agent *ag, const struct group_dev *g)
+{
+    ag_begin(ag, g->timeout_ns, control_of(g, g->rank));
+    return ag_load_acquire(&control_of(g, g->rank)->abort_word) != 0;
+}
+
+/* A wait that ended without its word. */
+KFN int wait_failed(struct agent *ag, const struct group_dev *g, enum wait_result why, int phase, int peer,
+                    uint64_t target, uint64_t seen)
+{
+    if (why == WAIT_ABORTED) {
+        const uint64_t word = ag_load_acquire(&control_of(g, g->rank)->abort_word);
+        report(ag, g, KSTATUS_PEER, phase, ABORT_RANK(word), (int64_t)target, (int64_t)seen, ABORT_STATUS(word), 0);
+        return 1;
+    }
+    if (ag_leader(ag))
+        ag_add_stat(&g->stats->timeouts, 1);
+    if (g->enable_mask && peer >= 0) {
+        report(ag, g, KSTATUS_TIMEOUT, phase, peer, (int64_t)target, (int64_t)seen, 1, 0);
+        if (ag_leader(ag))
+            g->mask[peer] = 0;
+        ag_sync(ag);
+        return 0;
+    }
+    return fail_all(ag, g, KSTATUS_TIMEOUT, phase, peer, (int64_t)target, (int64_t)seen);
+}
+
+/* All agents of the launch meet. Non-zero: the operation has failed. */
+KFN int sync_barrier(struct agent *ag, const struct group_dev *g)
+{
+    struct group_state *st = g->state;
+    const uint64_t generation = ag_load_acquire(&st->barrier);
+
+    ag_sync(ag);
+    if (ag_count(ag) == 1)
+        return 0;
+    if (ag_fetch_add(ag, &st->arrived, 1) == (uint32_t)ag_count(ag) - 1) {
+        if (ag_leader(ag)) {
+            st->arrived = 0;
+            ag_store_release(&st->barrier, generation + 1); /* pairs with the acquire of the waits below */
+        }
+        ag_ring(ag, &control_of(g, g->rank)->bell);
+        ag_sync(ag);
+        return 0;
+    }
+    /* Agent 0 may be spending a whole deadline on a peer: the others give it twice that. */
+    const enum wait_result why = ag_wait_ge(ag, &st->barrier, generation + 1, 2 * g->timeout_ns);
+    if (why == WAIT_OK)
+        return 0;
+    return wait_failed(ag, g, why, PHASE_AGENTS, -1, generation + 1, ag_load_acquire(&st->barrier));
+}
+
+/* True for the agent that comes last to `point` (0..3, each once per kernel): all others' work is visible to it. */
+KFN int sync_last(struct agent *ag, const struct group_dev *g, int point)
+{
+    ag_sync(ag);
+    if (ag_count(ag) == 1)
+        return 1;
+    if (ag_fetch_add(ag, &g->state->ticket[point], 1) != (uint32_t)ag_count(ag) - 1)
+        return 0;
+    if (ag_leader(ag))
+        g->state->ticket[point] = 0;
+    return 1;
+}
+
+/* Called by one agent, after sync_last: everything this rank did before is visible to whoever sees the signal. */
+KFN void signal_all(struct agent *ag, const struct group_dev *g, int kind, uint64_t epoch)
+{
+    AG_EACH(ag, int, p, g->nranks)
+    {
+        if (!g->mask[p])
+            continue;
+        ag_store_release(signal_at(g, p, kind, g->rank), epoch); /* pairs with the acquire in wait_all */
+        ag_ring(ag, &control_of(g, p)->bell);
+    }
+}
+
+/* Waits until every active peer's signal reaches `epoch`; one deadline for all of them. */
+KFN int wait_all(struct agent *ag, const struct group_dev *g, int kind, uint64_t epoch, int phase, int64_t *wait_ns)
+{
+    int failed = 0;
+
+    if (ag_index(ag) == 0) {
+        const uint64_t start = ag_now(ag);
+        uint64_t spent = 0;
+        for (int p = 0; p < g->nranks && !failed; p++) {
+            if (!g->mask[p])
+                continue;
+            const uint64_t *word = signal_at(g, g->rank, kind, p);
+            const uint64_t left = spent < g->timeout_ns ? g->timeout_ns - spent : 0;
+            const enum wait_result why = ag_wait_ge(ag, word, epoch, left);
+            if (why != WAIT_OK)
+                failed = wait_failed(ag, g, why, phase, p, epoch, ag_load_acquire(word));
+            spent = ag_now(ag) - start;
+            if (wait_ns && ag_leader(ag))
+                wait_ns[p] += (int64_t)spent;
+        }
+    }
+    return sync_barrier(ag, g) || failed;
+}
+
+KFN int agreement_differs(const struct agreement *a, const struct agreement *b)
+{
+    return a->hidden_bytes != b->hidden_bytes || a->dtype != b->dtype || a->scale_bytes != b->scale_bytes ||
+           a->topk != b->topk || a->layout != b->layout || a->extra != b->extra;
+}
+
+/* `theirs` was read from a peer's heap. Non-zero: the operation has failed, and the report names the first field. */
+KFN int check_agreement(struct agent *ag, const struct group_dev *g, const struct agreement *mine,
+                        const struct agreement *theirs, int phase, int peer)
+{
+    const int32_t *a = (const int32_t *)mine, *b = (const int32_t *)theirs;
+
+    if (!agreement_differs(mine, theirs))
+        return 0;
+    for (int i = 0; i < (int)(sizeof(*mine) / sizeof(*a)); i++) {
+        if (a[i] != b[i]) {
+            report(ag, g, KSTATUS_MISMATCH, phase, peer, a[i], b[i], i, 0);
+            break;
+        }
+    }
+    return fail_all(ag, g, KSTATUS_MISMATCH, phase, peer, 0, 0);
+}
+
+/* Last lines of every kernel. */
+KFN void kernel_end(struct agent *ag, const struct group_dev *g)
+{
+    if (ag->waits && ag_leader(ag)) {
+        ag_add_stat(&g->stats->waits, ag->waits);
+        ag_add_stat(&g->stats->wait_ns, ag->wait_ns);
+    }
+}
+
+#endif
