@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ctest: timeout=60 */
 /* The CPU device: opening, identity, memory, heaps between processes, streams, launches, events. */
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE
-#endif
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ctest: timeout=60 */
 /* How CPU agents wait and wake each other: results, deadlines, no lost wake-up between threads and processes. */
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE
-#endif
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -58,9 +58,8 @@ epx_status cpu_launch(struct device *device, struct device_stream *stream, enum 
                       size_t bytes, int agents);
 
 struct mark;
-/* Queues "this mark is reached", or "go on once it is". The queue takes over one reference on success. */
+/* Queues "this mark is reached". The queue takes over one reference on success. */
 epx_status stream_queue_mark(struct device_stream *stream, struct mark *mark);
-epx_status stream_queue_wait(struct device_stream *stream, struct mark *mark);
 /* Does the calling thread run a task of this stream just now? Then waiting for the stream would never end. */
 int stream_runs_here(const struct device_stream *stream);
 

@@ -10,9 +10,6 @@
  * descriptor stays open as long as the heap, for peers that come late. Pages are there once touched; untouched ones cost
  * nothing. The size is sealed, so that no process can shrink it under the others.
  */
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE
-#endif
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>

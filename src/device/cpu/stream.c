@@ -198,7 +198,8 @@ epx_status cpu_stream_query(struct device *device, struct device_stream *stream)
 
 /* ---- Queueing ----------------------------------------------------------------------------------------------- */
 
-static epx_status task_new(struct device_stream *stream, enum task_kind kind, struct task **result)
+/* NULL when there is no memory; fail() has been called then. */
+static struct task *task_new(struct device_stream *stream, enum task_kind kind)
 {
     struct task *task;
 
@@ -211,12 +212,13 @@ static epx_status task_new(struct device_stream *stream, enum task_kind kind, st
     pthread_mutex_unlock(&stream->lock);
     if (!task)
         task = malloc(sizeof(*task));
-    if (!task)
-        return fail(EPX_ERR_MEMORY, "cpu device: no memory to queue an operation");
+    if (!task) {
+        (void)fail(EPX_ERR_MEMORY, "cpu device: no memory to queue an operation");
+        return NULL;
+    }
     task->next = NULL;
     task->kind = kind;
-    *result = task;
-    return EPX_OK;
+    return task;
 }
 
 static void queue_task(struct device_stream *stream, struct task *task)
@@ -234,12 +236,11 @@ static void queue_task(struct device_stream *stream, struct task *task)
 
 epx_status cpu_stream_call(struct device *device, struct device_stream *stream, void (*fn)(void *), void *arg)
 {
-    struct task *task;
-    epx_status status = task_new(stream, TASK_CALL, &task);
+    struct task *task = task_new(stream, TASK_CALL);
 
     (void)device;
-    if (status != EPX_OK)
-        return status;
+    if (!task)
+        return EPX_ERR_MEMORY;
     task->call.fn = fn;
     task->call.arg = arg;
     queue_task(stream, task);
@@ -250,14 +251,13 @@ epx_status cpu_stream_copy(struct device *device, struct device_stream *stream, 
                            size_t bytes)
 {
     struct task *task;
-    epx_status status;
 
     (void)device;
     if (bytes == 0)
         return EPX_OK;
-    status = task_new(stream, TASK_COPY, &task);
-    if (status != EPX_OK)
-        return status;
+    task = task_new(stream, TASK_COPY);
+    if (!task)
+        return EPX_ERR_MEMORY;
     task->copy.to = to;
     task->copy.from = from;
     task->copy.bytes = bytes;
@@ -279,10 +279,11 @@ epx_status cpu_launch(struct device *device, struct device_stream *stream, enum 
     if (agents < 1 || agents > CPU_MAX_AGENTS)
         return fail(EPX_ERR_ARGUMENT, "cpu launch: expected 1 to %d agents, got %d", CPU_MAX_AGENTS, agents);
     status = team_reserve(stream->team, agents);
-    if (status == EPX_OK)
-        status = task_new(stream, TASK_LAUNCH, &task);
     if (status != EPX_OK)
         return status;
+    task = task_new(stream, TASK_LAUNCH);
+    if (!task)
+        return EPX_ERR_MEMORY;
     task->launch.kernel = stream->cpu->kernels[id];
     task->launch.agents = agents;
     if (bytes)
@@ -291,43 +292,36 @@ epx_status cpu_launch(struct device *device, struct device_stream *stream, enum 
     return EPX_OK;
 }
 
-epx_status stream_queue_mark(struct device_stream *stream, struct mark *mark)
+static epx_status queue_with_mark(struct device_stream *stream, enum task_kind kind, struct mark *mark)
 {
-    struct task *task;
-    epx_status status = task_new(stream, TASK_MARK, &task);
+    struct task *task = task_new(stream, kind);
 
-    if (status != EPX_OK)
-        return status;
+    if (!task)
+        return EPX_ERR_MEMORY;
     task->mark = mark;
     queue_task(stream, task);
     return EPX_OK;
 }
 
-epx_status stream_queue_wait(struct device_stream *stream, struct mark *mark)
+epx_status stream_queue_mark(struct device_stream *stream, struct mark *mark)
 {
-    struct task *task;
-    epx_status status = task_new(stream, TASK_WAIT, &task);
-
-    if (status != EPX_OK)
-        return status;
-    task->mark = mark;
-    queue_task(stream, task);
-    return EPX_OK;
+    return queue_with_mark(stream, TASK_MARK, mark);
 }
 
 epx_status cpu_stream_wait(struct device *device, struct device_stream *stream, struct device_event *event)
 {
     struct mark *mark = event_mark(event);
-    epx_status status = EPX_OK;
+    epx_status status;
 
     (void)device;
     if (!mark)
         return EPX_OK;
     /* A mark of this very stream lies before anything queued from now on. */
-    if (!mark_reached(mark) && mark_stream(mark) != stream)
-        status = stream_queue_wait(stream, mark);
-    else
+    if (mark_reached(mark) || mark_stream(mark) == stream) {
         mark_put(mark);
+        return EPX_OK;
+    }
+    status = queue_with_mark(stream, TASK_WAIT, mark);
     if (status != EPX_OK)
         mark_put(mark);
     return status;

@@ -22,9 +22,6 @@
  * Each sleep is short all the same (SLEEP_MAX_NS): words that something without a bell advances, such as a network card,
  * are then seen late but seen, as is the word of a ringer killed between R2 and R3.
  */
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE
-#endif
 #include <limits.h>
 #include <linux/futex.h>
 #include <stdlib.h>
