@@ -41,8 +41,9 @@ static epx_status heap_map(int fd, uint64_t bytes, void **base)
 
     if (map == MAP_FAILED)
         return fail_errno(EPX_ERR_MEMORY, "cpu heap: cannot map %" PRIu64 " bytes", bytes);
-    /* Best effort, both. Huge pages for shared memory come only where shmem_enabled says advise; with the common
-     * default (never) this changes nothing. Core files need no copy of what may be many GiB. */
+    /* Best effort, both. Huge pages for shared memory come only where transparent_hugepage/shmem_enabled says advise: with
+     * the common default, never, this changes nothing; where they come, scattered rows of 14 KiB copy some 20 to 40 %
+     * faster (measured with private memory on 64-bit ARM). Core files need no copy of what may be many GiB. */
     (void)madvise(map, bytes, MADV_HUGEPAGE);
     (void)madvise(map, bytes, MADV_DONTDUMP);
     *base = map;
