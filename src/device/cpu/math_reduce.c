@@ -8,6 +8,12 @@
 #include "device/cpu/math_logfmt.h"
 #include "device/cpu/math_vec.h"
 
+/*
+ * Measured on a Neoverse V1, rows of 14336 bytes out of memory: without this prefetch 32 rows go at 9.6 GB/s (more
+ * streams than the hardware follows), with it at 13; 8 rows are at 14.6 either way, bound by the additions.
+ */
+#define PREFETCH_AHEAD 512
+
 struct reduce_args {
     const struct reduce_row *rows;
     int n;
@@ -41,6 +47,9 @@ VEC_INLINE void reduce_piece32(char *out, const struct reduce_args *args, size_t
     for (int r = 0; r < args->n; r++) {
         const char *x = (const char *)args->rows[r].data + at;
         float weight = args->rows[r].weight;
+        __builtin_prefetch(x + PREFETCH_AHEAD);
+        if (step > 16)
+            __builtin_prefetch(x + PREFETCH_AHEAD + 64);
         reduce_add8(&acc0, x, dtype, weighted, weight);
         reduce_add8(&acc1, x + step, dtype, weighted, weight);
         reduce_add8(&acc2, x + 2 * step, dtype, weighted, weight);
