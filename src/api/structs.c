@@ -19,7 +19,7 @@ static epx_status claimed_size(const void *theirs, const char *name, uint32_t *s
 
 epx_status struct_in(void *ours, size_t bytes, const void *theirs, const char *name)
 {
-    uint32_t size;
+    uint32_t size = 0;
     epx_status status = claimed_size(theirs, name, &size);
 
     if (status != EPX_OK)
@@ -35,7 +35,7 @@ epx_status struct_in(void *ours, size_t bytes, const void *theirs, const char *n
 
 epx_status struct_out(void *theirs, const void *ours, size_t bytes, const char *name)
 {
-    uint32_t size;
+    uint32_t size = 0;
     epx_status status = claimed_size(theirs, name, &size);
 
     if (status != EPX_OK)

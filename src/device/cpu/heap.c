@@ -13,7 +13,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -21,6 +23,66 @@
 
 #include "device/cpu/cpu.h"
 #include "util/status.h"
+
+/*
+ * Heaps of this process, counted by who uses them: the rank that made one and every rank of the same process that
+ * opened it. Ranks end in any order, and a peer may still read, or ring the bell of, a rank that is already done.
+ */
+struct living {
+    void *base;
+    uint64_t bytes;
+    int fd, users;
+    struct living *next;
+};
+static struct living *living_heaps;
+static pthread_mutex_t living_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static epx_status living_add(void *base, uint64_t bytes, int fd)
+{
+    struct living *l = malloc(sizeof(*l));
+
+    if (!l)
+        return fail(EPX_ERR_MEMORY, "cpu heap: no memory for its entry");
+    pthread_mutex_lock(&living_lock);
+    *l = (struct living){.base = base, .bytes = bytes, .fd = fd, .users = 1, .next = living_heaps};
+    living_heaps = l;
+    pthread_mutex_unlock(&living_lock);
+    return EPX_OK;
+}
+
+/* One user more; zero if there is no such heap. */
+static int living_join(void *base)
+{
+    struct living *l;
+
+    pthread_mutex_lock(&living_lock);
+    for (l = living_heaps; l && l->base != base;)
+        l = l->next;
+    if (l)
+        l->users++;
+    pthread_mutex_unlock(&living_lock);
+    return l != NULL;
+}
+
+/* One user less; the last one unmaps. */
+static void living_leave(void *base)
+{
+    struct living **link, *gone = NULL;
+
+    pthread_mutex_lock(&living_lock);
+    for (link = &living_heaps; *link && (*link)->base != base;)
+        link = &(*link)->next;
+    if (*link && --(*link)->users == 0) {
+        gone = *link;
+        *link = gone->next;
+    }
+    pthread_mutex_unlock(&living_lock);
+    if (!gone)
+        return;
+    munmap(gone->base, gone->bytes);
+    close(gone->fd);
+    free(gone);
+}
 
 /* heap_export.opaque: which file it is. A process number may be given anew and its descriptors numbered alike, but an
  * inode number is not used twice while a file lives; a mark inside the memory would need room in the kernels' layout. */
@@ -93,16 +155,24 @@ epx_status cpu_heap_create(struct device *device, uint64_t bytes, struct heap *h
     if (status != EPX_OK)
         return status;
     status = heap_map(fd, bytes, &heap->base);
-    if (status != EPX_OK) {
-        close(fd);
-        return status;
-    }
+    if (status != EPX_OK)
+        goto close_fd;
+    status = living_add(heap->base, bytes, fd);
+    if (status != EPX_OK)
+        goto unmap;
     id = file_id_of(&st);
     heap->bytes = bytes;
     heap->export = (struct heap_export){
         .bytes = bytes, .address = (uint64_t)(uintptr_t)heap->base, .pid = (int64_t)getpid(), .token = fd};
     memcpy(heap->export.opaque, &id, sizeof(id));
     return EPX_OK;
+
+unmap:
+    munmap(heap->base, bytes);
+    heap->base = NULL;
+close_fd:
+    close(fd);
+    return status;
 }
 
 void cpu_heap_destroy(struct device *device, struct heap *heap)
@@ -110,8 +180,7 @@ void cpu_heap_destroy(struct device *device, struct heap *heap)
     (void)device;
     if (!heap->base)
         return;
-    munmap(heap->base, heap->bytes);
-    close((int)heap->export.token);
+    living_leave(heap->base);
     memset(heap, 0, sizeof(*heap));
 }
 
@@ -167,6 +236,8 @@ epx_status cpu_heap_open(struct device *device, const struct heap_export *peer, 
     if (peer->pid == (int64_t)getpid()) {
         /* One mapping per process: every thread sees one address, and so do the tools that watch for races. */
         status = check_file((int)peer->token, peer);
+        if (status == EPX_OK && !living_join((void *)(uintptr_t)peer->address))
+            status = fail(EPX_ERR_PEER, "cpu heap: a rank of this process has closed its heap already");
         if (status == EPX_OK)
             *base = (void *)(uintptr_t)peer->address;
         return status;
@@ -184,6 +255,10 @@ epx_status cpu_heap_open(struct device *device, const struct heap_export *peer, 
 void cpu_heap_close(struct device *device, const struct heap_export *peer, void *base)
 {
     (void)device;
-    if (base && peer->pid != (int64_t)getpid())
+    if (!base)
+        return;
+    if (peer->pid == (int64_t)getpid())
+        living_leave(base);
+    else
         munmap(base, peer->bytes);
 }
