@@ -178,6 +178,9 @@ void prop_shrink(struct prop_case *c)
     int tokens = 0;
 
     allow_staging(c);
+    /* A token that names an expert twice can exceed the default worst case of the expert-major layout. */
+    for (int i = 0; i < c->nhandles; i++)
+        c->bounded |= c->handle[i].w.duplicates && c->handle[i].layout == EPX_EXPERT_MAJOR;
     /* The group has one M, the largest of its handles: shrink to that. */
     for (int i = 0; i < c->nhandles; i++) {
         struct prop_handle *h = &c->handle[i];

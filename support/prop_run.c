@@ -571,6 +571,7 @@ static epx_group_config group_config(const struct shared *s, int group)
     config.enable_mask = c->enable_mask;
     config.timeout_ms = TIMEOUT_MS;
     config.alloc_bytes = 256u << 20;
+    config.layouts = EPX_LAYOUT_BIT(EPX_FLAT) | EPX_LAYOUT_BIT(EPX_EXPERT_MAJOR);
     config.max_recv_tokens = c->bounded ? s->max_recv[group] : 0;
     for (int i = group; i < c->nhandles; i += c->ngroups) {
         const struct prop_handle *h = &c->handle[i];

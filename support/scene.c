@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "scene.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { FILL = 0xab };
+
+static int complain(struct scene *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+static int complain(struct scene *s, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(s->why, sizeof(s->why), format, args);
+    va_end(args);
+    return -1;
+}
+
+static int must(struct scene *s, const char *call, epx_status status)
+{
+    return status == EPX_OK ? 0 : complain(s, "%s: %s: %s", call, epx_strerror(status), epx_last_error());
+}
+
+int scene_expect(struct scene *s, const char *call, epx_status got, epx_status expected, const char *const *words)
+{
+    const char *text = epx_last_error();
+
+    if (got != expected)
+        return complain(s, "%s: expected \"%s\", got \"%s\" (%s)", call, epx_strerror(expected), epx_strerror(got),
+                        text);
+    for (; got != EPX_OK && words && *words; words++)
+        if (!strstr(text, *words))
+            return complain(s, "%s: the message does not say \"%s\": %s", call, *words, text);
+    return 0;
+}
+
+epx_group_config scene_config(int timeout_ms)
+{
+    epx_group_config config = EPX_GROUP_CONFIG_INIT;
+
+    config.device = EPX_DEVICE_CPU;
+    config.num_experts = SCENE_EXPERTS;
+    config.max_tokens_per_rank = SCENE_M;
+    config.max_hidden_bytes = SCENE_HIDDEN * 2;
+    config.max_topk = SCENE_TOPK;
+    config.num_agents = 2;
+    config.timeout_ms = timeout_ms;
+    config.alloc_bytes = 1 << 20;
+    return config;
+}
+
+static void make(epx_tensor *t, epx_dtype dtype, int ndim, int64_t d0, int64_t d1, int64_t d2)
+{
+    int64_t n = d0 * (ndim > 1 ? d1 : 1) * (ndim > 2 ? d2 : 1);
+
+    *t = epx_tensor_make(calloc((size_t)n + 1, tensor_element_size(dtype)), dtype, ndim, d0, d1, d2, 0);
+}
+
+static void make_tensors(struct scene *s)
+{
+    int64_t L = s->ll_route.local_experts, rows = (int64_t)s->nranks * SCENE_M;
+
+    make(&s->idx, EPX_INT64, 2, SCENE_TOKENS, SCENE_TOPK, 0);
+    make(&s->tokens, EPX_BF16, 2, SCENE_TOKENS, SCENE_HIDDEN, 0);
+    make(&s->weights, EPX_FP32, 2, SCENE_TOKENS, SCENE_TOPK, 0);
+    make(&s->ll_rows, EPX_BF16, 3, L, rows, SCENE_HIDDEN);
+    make(&s->ll_counts, EPX_INT32, 1, L, 0, 0);
+    make(&s->ht_rows, EPX_BF16, 2, rows, SCENE_HIDDEN, 0);
+    make(&s->ht_weights, EPX_FP32, 2, rows, SCENE_TOPK, 0);
+    make(&s->ht_idx, EPX_INT64, 2, rows, SCENE_TOPK, 0);
+    make(&s->combined, EPX_BF16, 2, SCENE_TOKENS, SCENE_HIDDEN, 0);
+    s->ll_info = (epx_layout_info)EPX_LAYOUT_INFO_INIT;
+    s->ll_info.expert_counts = &s->ll_counts;
+    s->in = (epx_dispatch_inputs)EPX_DISPATCH_INPUTS_INIT;
+    s->in.tokens = &s->tokens;
+    s->ll_out = s->ht_out = (epx_dispatch_outputs)EPX_DISPATCH_OUTPUTS_INIT;
+    s->ll_out.tokens = &s->ll_rows;
+    s->ht_out.tokens = &s->ht_rows;
+    s->ht_out.topk_weights = &s->ht_weights;
+    s->ht_out.topk_idx = &s->ht_idx;
+    s->ll_cin = s->ht_cin = (epx_combine_inputs)EPX_COMBINE_INPUTS_INIT;
+    s->ll_cin.tokens = &s->ll_rows;
+    s->ll_cin.topk_weights = &s->weights;
+    s->ht_cin.tokens = &s->ht_rows;
+    s->cout = (epx_combine_outputs)EPX_COMBINE_OUTPUTS_INIT;
+    s->cout.tokens = &s->combined;
+}
+
+void scene_refill(struct scene *s)
+{
+    s->w.round++;
+    for (int t = 0; t < SCENE_TOKENS; t++) {
+        int32_t idx[SCENE_TOPK];
+
+        workload_topk(&s->w, s->rank, t, idx);
+        for (int k = 0; k < SCENE_TOPK; k++)
+            tensor_set_int(&s->idx, t * SCENE_TOPK + k, idx[k]);
+        workload_token(&s->w, s->rank, t, tensor_row(&s->tokens, t));
+        workload_weights(&s->w, s->rank, t, tensor_row(&s->weights, t));
+    }
+    memset(s->ll_rows.data, FILL, (size_t)tensor_rows(&s->ll_rows) * SCENE_HIDDEN * 2);
+    memset(s->ht_rows.data, FILL, (size_t)tensor_rows(&s->ht_rows) * SCENE_HIDDEN * 2);
+    memset(s->combined.data, FILL, (size_t)SCENE_TOKENS * SCENE_HIDDEN * 2);
+}
+
+static int open_handles(struct scene *s, uint32_t modes)
+{
+    epx_handle_config config = EPX_HANDLE_CONFIG_INIT;
+
+    config.topk = SCENE_TOPK;
+    config.mode = EPX_LOW_LATENCY;
+    config.layout = EPX_EXPERT_MAJOR;
+    if ((!modes || modes & EPX_LOW_LATENCY) &&
+        must(s, "epx_handle_create", epx_handle_create(&s->ll, s->group, &config)))
+        return -1;
+    config.mode = EPX_HIGH_THROUGHPUT;
+    config.layout = EPX_FLAT;
+    if (!modes || modes & EPX_HIGH_THROUGHPUT)
+        return must(s, "epx_handle_create", epx_handle_create(&s->ht, s->group, &config));
+    return 0;
+}
+
+int scene_open(struct scene *s, int rank, int nranks, const epx_bootstrap *boot, const epx_group_config *config)
+{
+    epx_group_config standard = scene_config(20000);
+
+    memset(s, 0, sizeof(*s));
+    s->rank = rank;
+    s->nranks = nranks;
+    s->w = (struct workload){.seed = 5,
+                             .nranks = nranks,
+                             .experts = SCENE_EXPERTS,
+                             .topk = SCENE_TOPK,
+                             .hidden = SCENE_HIDDEN,
+                             .max_tokens = SCENE_TOKENS,
+                             .dtype = EPX_BF16,
+                             .hole_percent = 10};
+    if (oracle_route_from_workload(&s->ll_route, &s->w, SCENE_M, EPX_LOW_LATENCY, EPX_EXPERT_MAJOR, 0, 1) ||
+        oracle_route_from_workload(&s->ht_route, &s->w, SCENE_M, EPX_HIGH_THROUGHPUT, EPX_FLAT, 0, 1) ||
+        oracle_recv_init(&s->ll_recv, &s->ll_route, rank) || oracle_recv_init(&s->ht_recv, &s->ht_route, rank))
+        return complain(s, "no memory for the oracle");
+    make_tensors(s);
+    scene_refill(s);
+    config = config ? config : &standard;
+    if (must(s, "epx_group_create", epx_group_create(&s->group, boot, config)))
+        return -1;
+    return open_handles(s, config->modes);
+}
+
+void scene_close(struct scene *s)
+{
+    epx_tensor *tensors[] = {&s->idx,     &s->tokens,     &s->weights, &s->ll_rows, &s->ll_counts,
+                             &s->ht_rows, &s->ht_weights, &s->ht_idx,  &s->combined};
+
+    if (s->group)
+        epx_group_destroy(s->group);
+    for (size_t i = 0; i < sizeof(tensors) / sizeof(*tensors); i++)
+        free(tensors[i]->data);
+    oracle_recv_free(&s->ll_recv);
+    oracle_recv_free(&s->ht_recv);
+    oracle_route_free(&s->ll_route);
+    oracle_route_free(&s->ht_route);
+}
+
+void scene_set_active(struct scene *s, int rank, int active)
+{
+    s->ll_route.active[rank] = active;
+    oracle_recv_free(&s->ll_recv);
+    if (oracle_recv_init(&s->ll_recv, &s->ll_route, s->rank))
+        complain(s, "no memory for the oracle");
+}
+
+int scene_check_ll_dispatch(struct scene *s)
+{
+    struct oracle_data data = oracle_data_workload(&s->w, EPX_BF16);
+    struct mismatch m;
+
+    if (oracle_check_layout(&s->ll_recv, &s->ll_info, &m) ||
+        oracle_check_dispatch(&s->ll_recv, &data, &s->ll_out, NULL, FILL, &m))
+        return complain(s, "low latency: %s", m.text);
+    oracle_fill_results(&s->ll_recv, &data, &s->ll_rows, NULL);
+    return 0;
+}
+
+int scene_check_ll_combine(struct scene *s)
+{
+    struct oracle_data data = oracle_data_workload(&s->w, EPX_BF16);
+    struct oracle_combine how = {.weighted = 1};
+    struct mismatch m;
+
+    if (oracle_check_combine(&s->ll_route, &data, s->rank, &how, &s->cout, &m))
+        return complain(s, "low latency: %s", m.text);
+    return 0;
+}
+
+int scene_ll(struct scene *s)
+{
+    scene_refill(s);
+    if (must(s, "epx_handle_update", epx_handle_update(s->ll, &s->idx, NULL, NULL)) ||
+        must(s, "epx_dispatch", epx_dispatch(s->ll, &s->in, &s->ll_out, &s->ll_info, NULL, NULL)) ||
+        must(s, "epx_stream_sync", epx_stream_sync(s->group, NULL)) || scene_check_ll_dispatch(s) ||
+        must(s, "epx_combine", epx_combine(s->ll, &s->ll_cin, &s->cout, NULL, NULL)) ||
+        must(s, "epx_stream_sync", epx_stream_sync(s->group, NULL)))
+        return -1;
+    return scene_check_ll_combine(s);
+}
+
+int scene_ht(struct scene *s)
+{
+    struct oracle_data data = oracle_data_workload(&s->w, EPX_BF16);
+    struct oracle_combine how = {0};
+    epx_dispatch_inputs in = s->in;
+    struct mismatch m;
+
+    scene_refill(s);
+    in.topk_weights = &s->weights;
+    if (must(s, "epx_handle_update", epx_handle_update(s->ht, &s->idx, NULL, NULL)) ||
+        must(s, "epx_dispatch", epx_dispatch(s->ht, &in, &s->ht_out, NULL, NULL, NULL)) ||
+        must(s, "epx_stream_sync", epx_stream_sync(s->group, NULL)))
+        return -1;
+    if (oracle_check_dispatch(&s->ht_recv, &data, &s->ht_out, NULL, FILL, &m))
+        return complain(s, "high throughput: %s", m.text);
+    oracle_fill_results(&s->ht_recv, &data, &s->ht_rows, NULL);
+    if (must(s, "epx_combine", epx_combine(s->ht, &s->ht_cin, &s->cout, NULL, NULL)) ||
+        must(s, "epx_stream_sync", epx_stream_sync(s->group, NULL)))
+        return -1;
+    if (oracle_check_combine(&s->ht_route, &data, s->rank, &how, &s->cout, &m))
+        return complain(s, "high throughput: %s", m.text);
+    return 0;
+}

@@ -1,0 +1,763 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Bad input: every refused call says what was expected and what was given, sends nothing, and leaves the group as it
+ * was: each test ends with good operations on the same group.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "support/scene.h"
+#include "support/thread_boot.h"
+
+#define WORDS(...) ((const char *const[]){__VA_ARGS__, NULL})
+/* In a function with a `struct scene *s`: the call must fail with `status` and say all the words. */
+#define REFUSED(call, status, ...)                                        \
+    do {                                                                  \
+        if (scene_expect(s, #call, (call), (status), WORDS(__VA_ARGS__))) \
+            return -1;                                                    \
+    } while (0)
+#define ACCEPTED(call) REFUSED(call, EPX_OK, "")
+
+typedef int (*misuse_fn)(struct scene *s);
+
+/* On every rank: a good round, the misuse, good rounds of both modes. */
+static int misuse_rank(int rank, int n, epx_bootstrap *boot, void *arg)
+{
+    struct scene *s = malloc(sizeof(*s));
+    misuse_fn misuse = *(misuse_fn *)arg;
+    int rc;
+
+    if (!s)
+        return -1;
+    rc = scene_open(s, rank, n, boot, NULL);
+    if (!rc)
+        rc = scene_ll(s) || scene_ht(s) || misuse(s);
+    if (!rc && (scene_ll(s) || scene_ht(s))) {
+        fprintf(stderr, "after the misuse, ");
+        rc = -1;
+    }
+    if (rc)
+        fprintf(stderr, "rank %d: %s\n", rank, s->why);
+    scene_close(s);
+    free(s);
+    return rc ? -1 : 0;
+}
+
+static void misuse_on(int nranks, misuse_fn misuse)
+{
+    assert_int_equal(run_ranks(nranks, misuse_rank, &misuse), 0);
+}
+
+/* ---- Null pointers and structs -------------------------------------------------------------------------------------- */
+
+static int null_pointers(struct scene *s)
+{
+    epx_handle_config config = EPX_HANDLE_CONFIG_INIT;
+    epx_handle *handle;
+    epx_event *event = NULL;
+    epx_tensor t;
+    int64_t rows;
+    size_t bytes;
+    void *p;
+
+    REFUSED(epx_handle_create(NULL, s->group, &config), EPX_ERR_ARGUMENT, "NULL");
+    REFUSED(epx_handle_create(&handle, NULL, &config), EPX_ERR_ARGUMENT, "group", "NULL");
+    REFUSED(epx_handle_create(&handle, s->group, NULL), EPX_ERR_ARGUMENT, "NULL");
+    REFUSED(epx_handle_update(NULL, &s->idx, NULL, NULL), EPX_ERR_ARGUMENT, "handle", "NULL");
+    REFUSED(epx_handle_update(s->ll, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "topk_idx", "NULL");
+    REFUSED(epx_handle_memory(s->group, NULL, &bytes), EPX_ERR_ARGUMENT, "NULL");
+    REFUSED(epx_handle_recv_count(s->ht, NULL, NULL), EPX_ERR_ARGUMENT, "rows", "NULL");
+    REFUSED(epx_handle_recv_count(NULL, &rows, NULL), EPX_ERR_ARGUMENT, "handle", "NULL");
+    REFUSED(epx_handle_recv_tensor(s->ht, EPX_RECV_TOKENS, EPX_BF16, 1, 8, NULL), EPX_ERR_ARGUMENT, "NULL");
+    REFUSED(epx_handle_recv_tensor(NULL, EPX_RECV_TOKENS, EPX_BF16, 1, 8, &t), EPX_ERR_ARGUMENT, "NULL");
+    REFUSED(epx_dispatch(NULL, &s->in, &s->ll_out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "handle", "NULL");
+    REFUSED(epx_dispatch(s->ll, NULL, &s->ll_out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "NULL");
+    REFUSED(epx_dispatch(s->ll, &s->in, NULL, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "NULL");
+    REFUSED(epx_combine(NULL, &s->ll_cin, &s->cout, NULL, NULL), EPX_ERR_ARGUMENT, "handle", "NULL");
+    REFUSED(epx_combine(s->ll, NULL, &s->cout, NULL, NULL), EPX_ERR_ARGUMENT, "NULL");
+    REFUSED(epx_combine(s->ll, &s->ll_cin, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "NULL");
+    REFUSED(epx_complete(NULL, NULL), EPX_ERR_ARGUMENT, "handle", "NULL");
+    REFUSED(epx_alloc(s->group, 16, NULL), EPX_ERR_ARGUMENT, "NULL");
+    REFUSED(epx_alloc(NULL, 16, &p), EPX_ERR_ARGUMENT, "NULL");
+    REFUSED(epx_stream_create(s->group, NULL), EPX_ERR_ARGUMENT, "NULL");
+    REFUSED(epx_stream_call(s->group, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "NULL");
+    REFUSED(epx_event_create(s->group, NULL), EPX_ERR_ARGUMENT, "NULL");
+    REFUSED(epx_event_create(NULL, &event), EPX_ERR_ARGUMENT, "NULL");
+    REFUSED(epx_event_record(NULL, NULL), EPX_ERR_ARGUMENT, "NULL");
+    REFUSED(epx_event_sync(NULL), EPX_ERR_ARGUMENT, "NULL");
+    REFUSED(epx_event_destroy(NULL), EPX_ERR_ARGUMENT, "NULL");
+    REFUSED(epx_group_query(s->group, NULL), EPX_ERR_ARGUMENT, "NULL");
+    REFUSED(epx_group_stats(s->group, NULL), EPX_ERR_ARGUMENT, "NULL");
+    REFUSED(epx_group_error_clear(NULL), EPX_ERR_ARGUMENT, "NULL");
+    REFUSED(epx_group_destroy(NULL), EPX_ERR_ARGUMENT, "NULL");
+    REFUSED(epx_version(NULL), EPX_ERR_ARGUMENT, "NULL");
+    return 0;
+}
+
+static void null_pointers_are_refused(void **state)
+{
+    (void)state;
+    misuse_on(2, null_pointers);
+}
+
+static int struct_sizes(struct scene *s)
+{
+    epx_dispatch_inputs in = s->in;
+    epx_dispatch_outputs out = s->ll_out;
+    epx_combine_inputs cin = s->ll_cin;
+    epx_combine_outputs cout = s->cout;
+    epx_handle_config config = EPX_HANDLE_CONFIG_INIT;
+    epx_group_info info = EPX_GROUP_INFO_INIT;
+    epx_tensor idx = s->idx;
+    epx_handle *handle;
+
+    in.size = 0;
+    REFUSED(epx_dispatch(s->ll, &in, &s->ll_out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "size", "0");
+    out.size = 3;
+    REFUSED(epx_dispatch(s->ll, &s->in, &out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "size", "3");
+    cin.size = 0;
+    REFUSED(epx_combine(s->ll, &cin, &s->cout, NULL, NULL), EPX_ERR_ARGUMENT, "size", "0");
+    cout.size = 0;
+    REFUSED(epx_combine(s->ll, &s->ll_cin, &cout, NULL, NULL), EPX_ERR_ARGUMENT, "size", "0");
+    config.size = 0;
+    REFUSED(epx_handle_create(&handle, s->group, &config), EPX_ERR_ARGUMENT, "size", "0");
+    info.size = 0;
+    REFUSED(epx_group_query(s->group, &info), EPX_ERR_ARGUMENT, "size", "0");
+    idx.size = 0;
+    REFUSED(epx_handle_update(s->ll, &idx, NULL, NULL), EPX_ERR_ARGUMENT, "topk_idx", "size");
+    return 0;
+}
+
+static void wrong_struct_sizes_are_refused(void **state)
+{
+    (void)state;
+    misuse_on(2, struct_sizes);
+}
+
+/* A caller from the future: what this library does not know must be zero. */
+static int future_structs(struct scene *s)
+{
+    struct {
+        epx_handle_config known;
+        uint64_t unknown;
+    } future = {.known = EPX_HANDLE_CONFIG_INIT};
+    epx_handle *handle = NULL;
+
+    future.known.size = sizeof(future);
+    future.known.mode = EPX_LOW_LATENCY;
+    future.known.layout = EPX_EXPERT_MAJOR;
+    future.known.topk = SCENE_TOPK;
+    ACCEPTED(epx_handle_create(&handle, s->group, &future.known));
+    ACCEPTED(epx_handle_destroy(handle));
+    future.unknown = 1;
+    REFUSED(epx_handle_create(&handle, s->group, &future.known), EPX_ERR_ARGUMENT, "epx_handle_config");
+    return 0;
+}
+
+static void unknown_fields_must_be_zero(void **state)
+{
+    (void)state;
+    misuse_on(2, future_structs);
+}
+
+/* ---- Tensors ----------------------------------------------------------------------------------------------------------- */
+
+static int wrong_tensors_ll(struct scene *s)
+{
+    epx_dispatch_inputs in = s->in;
+    epx_dispatch_outputs out = s->ll_out;
+    epx_layout_info info = s->ll_info;
+    epx_tensor idx = s->idx, tokens = s->tokens, rows = s->ll_rows, counts = s->ll_counts;
+
+    idx.dtype = EPX_FP32;
+    REFUSED(epx_handle_update(s->ll, &idx, NULL, NULL), EPX_ERR_ARGUMENT, "topk_idx", "int32 or int64", "fp32");
+    idx = s->idx;
+    idx.shape[1] = 2;
+    REFUSED(epx_handle_update(s->ll, &idx, NULL, NULL), EPX_ERR_ARGUMENT, "topk_idx", "3", "2");
+    idx = s->idx;
+    idx.shape[0] = SCENE_M + 1;
+    REFUSED(epx_handle_update(s->ll, &idx, NULL, NULL), EPX_ERR_ARGUMENT, "topk_idx", "6", "7");
+    idx = s->idx;
+    idx.ndim = 1;
+    REFUSED(epx_handle_update(s->ll, &idx, NULL, NULL), EPX_ERR_ARGUMENT, "topk_idx");
+    idx.ndim = 9;
+    REFUSED(epx_handle_update(s->ll, &idx, NULL, NULL), EPX_ERR_ARGUMENT, "topk_idx", "9");
+    idx = s->idx;
+    idx.data = NULL;
+    REFUSED(epx_handle_update(s->ll, &idx, NULL, NULL), EPX_ERR_ARGUMENT, "topk_idx", "NULL");
+    ACCEPTED(epx_handle_update(s->ll, &s->idx, NULL, NULL));
+
+    in.tokens = NULL;
+    REFUSED(epx_dispatch(s->ll, &in, &s->ll_out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "tokens", "NULL");
+    in.tokens = &tokens;
+    tokens.shape[0] = SCENE_TOKENS - 1;
+    REFUSED(epx_dispatch(s->ll, &in, &s->ll_out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "tokens", "5", "4");
+    tokens = s->tokens;
+    tokens.shape[1] = SCENE_HIDDEN - 1;
+    REFUSED(epx_dispatch(s->ll, &in, &s->ll_out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "tokens");
+    tokens.shape[1] = SCENE_HIDDEN + 8;
+    REFUSED(epx_dispatch(s->ll, &in, &s->ll_out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "144", "160");
+    tokens = s->tokens;
+    tokens.dtype = EPX_INT64;
+    REFUSED(epx_dispatch(s->ll, &in, &s->ll_out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "tokens", "int64");
+    tokens = s->tokens;
+    tokens.dtype = 77;
+    REFUSED(epx_dispatch(s->ll, &in, &s->ll_out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "tokens", "77");
+    tokens = s->tokens;
+    tokens.dtype = EPX_FP8_E4M3;
+    REFUSED(epx_dispatch(s->ll, &in, &s->ll_out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "scales");
+    tokens = s->tokens;
+    tokens.data = NULL;
+    REFUSED(epx_dispatch(s->ll, &in, &s->ll_out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "tokens", "NULL");
+    tokens = s->tokens;
+    tokens.stride[0] = 1;
+    tokens.stride[1] = SCENE_TOKENS;
+    REFUSED(epx_dispatch(s->ll, &in, &s->ll_out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "tokens", "contiguous");
+
+    out.tokens = NULL;
+    REFUSED(epx_dispatch(s->ll, &s->in, &out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "tokens", "NULL");
+    out.tokens = &rows;
+    rows.dtype = EPX_FP16;
+    REFUSED(epx_dispatch(s->ll, &s->in, &out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "tokens", "bf16", "fp16");
+    rows = s->ll_rows;
+    rows.shape[0]++;
+    REFUSED(epx_dispatch(s->ll, &s->in, &out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "tokens");
+    rows = s->ll_rows;
+    rows.ndim = 2;
+    REFUSED(epx_dispatch(s->ll, &s->in, &out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "tokens");
+    rows = s->ll_rows;
+    rows.dtype = EPX_FP8_E4M3;
+    REFUSED(epx_dispatch(s->ll, &s->in, &out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "scales");
+
+    info.expert_counts = &counts;
+    counts.shape[0]++;
+    REFUSED(epx_dispatch(s->ll, &s->in, &s->ll_out, &info, NULL, NULL), EPX_ERR_ARGUMENT, "expert_counts");
+    counts = s->ll_counts;
+    counts.dtype = EPX_FP32;
+    REFUSED(epx_dispatch(s->ll, &s->in, &s->ll_out, &info, NULL, NULL), EPX_ERR_ARGUMENT, "expert_counts", "fp32");
+    return 0;
+}
+
+static void wrong_low_latency_tensors_are_refused(void **state)
+{
+    (void)state;
+    misuse_on(2, wrong_tensors_ll);
+}
+
+static int wrong_tensors_ht(struct scene *s)
+{
+    epx_dispatch_inputs in = s->in;
+    epx_dispatch_outputs out = s->ht_out;
+    epx_tensor weights = s->weights, rows = s->ht_rows, idx = s->ht_idx, row_weights = s->ht_weights;
+
+    /* The routing of the good round before still stands. */
+    REFUSED(epx_dispatch(s->ht, &s->in, &s->ht_out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "topk_weights");
+    in.topk_weights = &weights;
+    weights.dtype = EPX_BF16;
+    REFUSED(epx_dispatch(s->ht, &in, &s->ht_out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "topk_weights", "fp32", "bf16");
+    weights = s->weights;
+    weights.shape[1]--;
+    REFUSED(epx_dispatch(s->ht, &in, &s->ht_out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "topk_weights");
+    weights = s->weights;
+    out.topk_idx = &idx;
+    idx.dtype = EPX_BF16;
+    REFUSED(epx_dispatch(s->ht, &in, &out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "topk_idx", "bf16");
+    idx = s->ht_idx;
+    idx.shape[0]--;
+    REFUSED(epx_dispatch(s->ht, &in, &out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "topk_idx");
+    out = s->ht_out;
+    out.topk_weights = &row_weights;
+    row_weights.shape[0]--;
+    REFUSED(epx_dispatch(s->ht, &in, &out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "topk_weights");
+    out = s->ht_out;
+    out.tokens = &rows;
+    rows.shape[1] -= 8;
+    REFUSED(epx_dispatch(s->ht, &in, &out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "tokens", "72", "64");
+    rows = s->ht_rows;
+    rows.ndim = 3;
+    REFUSED(epx_dispatch(s->ht, &in, &out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "tokens");
+    return 0;
+}
+
+static void wrong_high_throughput_tensors_are_refused(void **state)
+{
+    (void)state;
+    misuse_on(2, wrong_tensors_ht);
+}
+
+static int wrong_combines(struct scene *s)
+{
+    epx_combine_inputs in = s->ll_cin;
+    epx_combine_outputs out = s->cout;
+    epx_combine_config config = EPX_COMBINE_CONFIG_INIT;
+    epx_tensor tokens = s->ll_rows, combined = s->combined, bias = s->combined;
+
+    in.tokens = NULL;
+    REFUSED(epx_combine(s->ll, &in, &s->cout, NULL, NULL), EPX_ERR_ARGUMENT, "tokens", "NULL");
+    in.tokens = &tokens;
+    tokens.dtype = EPX_FP8_E4M3;
+    REFUSED(epx_combine(s->ll, &in, &s->cout, NULL, NULL), EPX_ERR_ARGUMENT, "tokens", "fp8");
+    tokens = s->ll_rows;
+    tokens.shape[1]--;
+    REFUSED(epx_combine(s->ll, &in, &s->cout, NULL, NULL), EPX_ERR_ARGUMENT, "tokens");
+    in = s->ll_cin;
+    in.topk_weights = NULL;
+    REFUSED(epx_combine(s->ll, &in, &s->cout, NULL, NULL), EPX_ERR_ARGUMENT, "topk_weights");
+    in = s->ll_cin;
+    in.bias[0] = &bias;
+    bias.dtype = EPX_FP32;
+    REFUSED(epx_combine(s->ll, &in, &s->cout, NULL, NULL), EPX_ERR_ARGUMENT, "bias", "bf16", "fp32");
+    out.tokens = NULL;
+    REFUSED(epx_combine(s->ll, &s->ll_cin, &out, NULL, NULL), EPX_ERR_ARGUMENT, "tokens", "NULL");
+    out.tokens = &combined;
+    combined.shape[0]++;
+    REFUSED(epx_combine(s->ll, &s->ll_cin, &out, NULL, NULL), EPX_ERR_ARGUMENT, "tokens", "5", "6");
+    combined = s->combined;
+    combined.dtype = EPX_FP32;
+    REFUSED(epx_combine(s->ll, &s->ll_cin, &out, NULL, NULL), EPX_ERR_ARGUMENT, "tokens", "fp32");
+    config.logfmt = 1;
+    REFUSED(epx_combine(s->ht, &s->ht_cin, &s->cout, &config, NULL), EPX_ERR_USAGE, "logfmt");
+    return 0;
+}
+
+static void wrong_combines_are_refused(void **state)
+{
+    (void)state;
+    misuse_on(2, wrong_combines);
+}
+
+/* ---- Indices --------------------------------------------------------------------------------------------------------- */
+
+/* The message names the place; wherever it is found (at the call, or when the operation runs), nothing is sent to an
+ * expert that does not exist, and the group works again after a clear. */
+static int bad_index(struct scene *s, epx_handle *handle, int64_t value)
+{
+    char given[24];
+    epx_status status;
+
+    snprintf(given, sizeof(given), "%lld", (long long)value);
+    scene_refill(s);
+    tensor_set_int(&s->idx, 2 * SCENE_TOPK + 1, value);
+    status = epx_handle_update(handle, &s->idx, NULL, NULL);
+    if (status == EPX_OK && handle == s->ll)
+        status = epx_dispatch(handle, &s->in, &s->ll_out, NULL, NULL, NULL);
+    if (status == EPX_OK)
+        status = epx_stream_sync(s->group, NULL);
+    if (scene_expect(s, "an index out of range", status, EPX_ERR_ARGUMENT, WORDS("topk_idx", "[2][1]", "5", given)))
+        return -1;
+    return epx_group_error(s->group, NULL) == EPX_OK ? 0 : epx_group_error_clear(s->group) == EPX_OK ? 0 : -1;
+}
+
+static int indices(struct scene *s)
+{
+    return bad_index(s, s->ll, SCENE_EXPERTS) || bad_index(s, s->ll, -2) || bad_index(s, s->ht, SCENE_EXPERTS) ||
+           bad_index(s, s->ht, 1ll << 40) || bad_index(s, s->ll, INT64_MIN);
+}
+
+static void indices_out_of_range_are_named(void **state)
+{
+    (void)state;
+    misuse_on(2, indices);
+}
+
+/* ---- Configurations ---------------------------------------------------------------------------------------------------- */
+
+static int handle_configs(struct scene *s)
+{
+    const epx_handle_config good = {
+        .size = sizeof(good), .mode = EPX_HIGH_THROUGHPUT, .layout = EPX_EXPERT_MAJOR, .topk = SCENE_TOPK};
+    epx_handle_config c = good;
+    epx_handle *h = NULL;
+
+    c.mode = 3;
+    REFUSED(epx_handle_create(&h, s->group, &c), EPX_ERR_ARGUMENT, "mode", "3");
+    c = good;
+    c.layout = EPX_RANK_MAJOR;
+    REFUSED(epx_handle_create(&h, s->group, &c), EPX_ERR_ARGUMENT, "layout", "2");
+    c.mode = EPX_LOW_LATENCY;
+    c.layout = EPX_FLAT;
+    REFUSED(epx_handle_create(&h, s->group, &c), EPX_ERR_ARGUMENT, "layout", "3");
+    c = good;
+    c.topk = 0;
+    REFUSED(epx_handle_create(&h, s->group, &c), EPX_ERR_ARGUMENT, "topk", "0");
+    c.topk = SCENE_TOPK + 1;
+    REFUSED(epx_handle_create(&h, s->group, &c), EPX_ERR_ARGUMENT, "topk", "3", "4");
+    c = good;
+    c.expert_alignment = 3;
+    REFUSED(epx_handle_create(&h, s->group, &c), EPX_ERR_ARGUMENT, "expert_alignment", "power of two", "3");
+    c.expert_alignment = -1;
+    REFUSED(epx_handle_create(&h, s->group, &c), EPX_ERR_ARGUMENT, "expert_alignment", "-1");
+    c = good;
+    c.flags = 1u << 30;
+    REFUSED(epx_handle_create(&h, s->group, &c), EPX_ERR_ARGUMENT, "flags");
+    return h ? -1 : 0;
+}
+
+static void wrong_handle_configurations_are_refused(void **state)
+{
+    (void)state;
+    misuse_on(2, handle_configs);
+}
+
+struct group_mistake {
+    const char *field, *given;
+    size_t offset;
+    int32_t value;
+};
+
+#define MISTAKE(field, value)                                    \
+    {                                                            \
+#field, #value, offsetof(epx_group_config, field), value \
+    }
+
+static const struct group_mistake group_mistakes[] = {
+    MISTAKE(num_experts, 0),
+    MISTAKE(num_experts, -4),
+    MISTAKE(max_tokens_per_rank, 0),
+    MISTAKE(max_tokens_per_rank, -1),
+    MISTAKE(max_hidden_bytes, 0),
+    MISTAKE(max_hidden_bytes, 40),
+    MISTAKE(max_topk, 33),
+    MISTAKE(max_topk, -1),
+    MISTAKE(max_inflight, -2),
+    MISTAKE(num_agents, -1),
+    MISTAKE(timeout_ms, -5),
+    MISTAKE(enable_mask, 2),
+    MISTAKE(device, 9),
+    MISTAKE(modes, 8),
+    MISTAKE(max_recv_tokens, -1),
+};
+
+static int group_mistake_rank(int rank, int n, epx_bootstrap *boot, void *arg)
+{
+    const struct group_mistake *mistake = arg;
+    epx_group_config config = scene_config(2000);
+    epx_memory_info info = EPX_MEMORY_INFO_INIT;
+    epx_group *group = (epx_group *)arg;
+    struct scene s = {.rank = rank, .nranks = n};
+    int rc;
+
+    memcpy((char *)&config + mistake->offset, &mistake->value, sizeof(int32_t));
+    rc = scene_expect(&s, "epx_group_memory", epx_group_memory(&config, n, &info), EPX_ERR_ARGUMENT,
+                      WORDS(mistake->field, mistake->given));
+    if (!rc)
+        rc = scene_expect(&s, "epx_group_create", epx_group_create(&group, boot, &config), EPX_ERR_ARGUMENT,
+                          WORDS(mistake->field, mistake->given));
+    if (!rc && group) {
+        snprintf(s.why, sizeof(s.why), "epx_group_create failed but left a pointer");
+        rc = -1;
+    }
+    if (rc)
+        fprintf(stderr, "rank %d, %s = %s: %s\n", rank, mistake->field, mistake->given, s.why);
+    return rc;
+}
+
+static void wrong_group_configurations_are_refused(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof(group_mistakes) / sizeof(*group_mistakes); i++)
+        assert_int_equal(run_ranks(2, group_mistake_rank, (void *)(uintptr_t)&group_mistakes[i]), 0);
+}
+
+static int bootstrap_rank(int rank, int n, epx_bootstrap *boot, void *arg)
+{
+    epx_group_config config = scene_config(2000);
+    epx_bootstrap bad = *boot;
+    epx_group *group;
+    struct scene scene = {.rank = rank}, *s = &scene;
+
+    (void)n;
+    (void)arg;
+    REFUSED(epx_group_create(NULL, boot, &config), EPX_ERR_ARGUMENT, "NULL");
+    bad.rank = 9;
+    REFUSED(epx_group_create(&group, &bad, &config), EPX_ERR_ARGUMENT, "rank", "9");
+    bad = *boot;
+    bad.nranks = 0;
+    REFUSED(epx_group_create(&group, &bad, &config), EPX_ERR_ARGUMENT, "nranks", "0");
+    bad = *boot;
+    bad.size = 1;
+    REFUSED(epx_group_create(&group, &bad, &config), EPX_ERR_ARGUMENT, "size");
+    return 0;
+}
+
+static int bootstrap_rank_told(int rank, int n, epx_bootstrap *boot, void *arg)
+{
+    int rc = bootstrap_rank(rank, n, boot, arg);
+
+    if (rc)
+        fprintf(stderr, "rank %d: last error: %s\n", rank, epx_last_error());
+    return rc;
+}
+
+static void wrong_bootstraps_are_refused(void **state)
+{
+    (void)state;
+    assert_int_equal(run_ranks(1, bootstrap_rank_told, NULL), 0);
+}
+
+/* Rank 2 of 3 differs in one field: all three say so. */
+static int mismatch_rank(int rank, int n, epx_bootstrap *boot, void *arg)
+{
+    const struct group_mistake *mistake = arg;
+    epx_group_config config = scene_config(2000);
+    epx_group *group = NULL;
+    struct scene s = {.rank = rank, .nranks = n};
+    int rc;
+
+    if (rank == 2)
+        memcpy((char *)&config + mistake->offset, &mistake->value, sizeof(int32_t));
+    rc = scene_expect(&s, "epx_group_create", epx_group_create(&group, boot, &config), EPX_ERR_MISMATCH,
+                      WORDS("rank 2", mistake->field, mistake->given));
+    if (rc)
+        fprintf(stderr, "rank %d, %s = %s on rank 2: %s\n", rank, mistake->field, mistake->given, s.why);
+    if (group)
+        epx_group_destroy(group);
+    return rc;
+}
+
+static void ranks_that_disagree_name_rank_and_field(void **state)
+{
+    static const struct group_mistake differences[] = {
+        MISTAKE(num_experts, 12),  MISTAKE(max_tokens_per_rank, 77), MISTAKE(max_hidden_bytes, 160),
+        MISTAKE(max_topk, 5),      MISTAKE(max_inflight, 4),         MISTAKE(enable_mask, 1),
+        MISTAKE(timeout_ms, 2001), MISTAKE(max_recv_tokens, 99),     MISTAKE(modes, 1)};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(differences) / sizeof(*differences); i++)
+        assert_int_equal(run_ranks(3, mismatch_rank, (void *)(uintptr_t)&differences[i]), 0);
+}
+
+/* One rank's configuration is wrong in itself: it says why, the others say who. */
+static int one_wrong_rank(int rank, int n, epx_bootstrap *boot, void *arg)
+{
+    epx_group_config config = scene_config(2000);
+    epx_group *group = NULL;
+    struct scene s = {.rank = rank, .nranks = n};
+    int rc;
+
+    (void)arg;
+    if (rank == 1)
+        config.num_experts = -1;
+    rc = scene_expect(&s, "epx_group_create", epx_group_create(&group, boot, &config),
+                      rank == 1 ? EPX_ERR_ARGUMENT : EPX_ERR_PEER, WORDS(rank == 1 ? "-1" : "rank 1", "num_experts"));
+    if (rc)
+        fprintf(stderr, "rank %d: %s\n", rank, s.why);
+    return rc;
+}
+
+static void one_wrong_configuration_ends_all(void **state)
+{
+    (void)state;
+    assert_int_equal(run_ranks(3, one_wrong_rank, NULL), 0);
+}
+
+/* ---- Destroyed objects, wrong order ------------------------------------------------------------------------------------ */
+
+static int destroyed(struct scene *s)
+{
+    epx_handle_config config = {
+        .size = sizeof(config), .mode = EPX_LOW_LATENCY, .layout = EPX_EXPERT_MAJOR, .topk = SCENE_TOPK};
+    epx_handle *h;
+    epx_event *event;
+    void *p;
+
+    ACCEPTED(epx_handle_create(&h, s->group, &config));
+    ACCEPTED(epx_handle_destroy(h));
+    REFUSED(epx_handle_destroy(h), EPX_ERR_ARGUMENT, "handle");
+    REFUSED(epx_handle_update(h, &s->idx, NULL, NULL), EPX_ERR_ARGUMENT, "handle");
+    REFUSED(epx_dispatch(h, &s->in, &s->ll_out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "handle");
+    REFUSED(epx_combine(h, &s->ll_cin, &s->cout, NULL, NULL), EPX_ERR_ARGUMENT, "handle");
+    REFUSED(epx_complete(h, NULL), EPX_ERR_ARGUMENT, "handle");
+    ACCEPTED(epx_event_create(s->group, &event));
+    ACCEPTED(epx_event_destroy(event));
+    REFUSED(epx_event_sync(event), EPX_ERR_ARGUMENT, "event");
+    ACCEPTED(epx_alloc(s->group, 100, &p));
+    ACCEPTED(epx_free(s->group, p));
+    REFUSED(epx_free(s->group, p), EPX_ERR_ARGUMENT, "epx_free");
+    REFUSED(epx_free(s->group, &p), EPX_ERR_ARGUMENT, "epx_free");
+    REFUSED(epx_stream_sync(s->group, &p), EPX_ERR_ARGUMENT, "stream");
+    REFUSED(epx_group_query((epx_group *)(void *)s, &(epx_group_info)EPX_GROUP_INFO_INIT), EPX_ERR_ARGUMENT, "group");
+    return 0;
+}
+
+static void destroyed_objects_are_refused(void **state)
+{
+    (void)state;
+    misuse_on(2, destroyed);
+}
+
+static int wrong_order(struct scene *s)
+{
+    epx_handle_config config = {
+        .size = sizeof(config), .mode = EPX_LOW_LATENCY, .layout = EPX_EXPERT_MAJOR, .topk = SCENE_TOPK};
+    epx_dispatch_config backward = EPX_DISPATCH_CONFIG_INIT;
+    epx_handle *h;
+    int64_t rows;
+
+    ACCEPTED(epx_handle_create(&h, s->group, &config));
+    REFUSED(epx_dispatch(h, &s->in, &s->ll_out, NULL, NULL, NULL), EPX_ERR_USAGE, "update");
+    REFUSED(epx_combine(h, &s->ll_cin, &s->cout, NULL, NULL), EPX_ERR_USAGE, "dispatch");
+    REFUSED(epx_handle_recv_count(h, &rows, NULL), EPX_ERR_USAGE, "high-throughput");
+    ACCEPTED(epx_complete(h, NULL));
+    ACCEPTED(epx_handle_destroy(h));
+    config.mode = EPX_HIGH_THROUGHPUT;
+    ACCEPTED(epx_handle_create(&h, s->group, &config));
+    REFUSED(epx_handle_recv_count(h, &rows, NULL), EPX_ERR_USAGE, "update");
+    ACCEPTED(epx_handle_destroy(h));
+    ACCEPTED(epx_handle_update(s->ll, &s->idx, NULL, NULL));
+    backward.direction = EPX_BACKWARD;
+    REFUSED(epx_dispatch(s->ll, &s->in, &s->ll_out, NULL, &backward, NULL), EPX_ERR_USAGE, "direction");
+    backward.direction = 7;
+    REFUSED(epx_dispatch(s->ht, &s->in, &s->ht_out, NULL, &backward, NULL), EPX_ERR_ARGUMENT, "direction", "7");
+    REFUSED(epx_mask_query(s->group, (int32_t[8]){0}, NULL), EPX_ERR_USAGE, "enable_mask");
+    REFUSED(epx_mask_update(s->group, (int32_t[8]){0}, NULL), EPX_ERR_USAGE, "enable_mask");
+    return 0;
+}
+
+static void calls_in_the_wrong_order_are_refused(void **state)
+{
+    (void)state;
+    misuse_on(2, wrong_order);
+}
+
+/* Two may be in flight; the third is refused, and works once one of them is complete. */
+static int staged_too_often(struct scene *s)
+{
+    epx_handle_config config = {
+        .size = sizeof(config), .mode = EPX_LOW_LATENCY, .layout = EPX_EXPERT_MAJOR, .topk = SCENE_TOPK};
+    epx_dispatch_config send_only = EPX_DISPATCH_CONFIG_INIT;
+    epx_handle *h[3];
+
+    send_only.send_only = 1;
+    scene_refill(s);
+    for (int i = 0; i < 3; i++) {
+        ACCEPTED(epx_handle_create(&h[i], s->group, &config));
+        ACCEPTED(epx_handle_update(h[i], &s->idx, NULL, NULL));
+    }
+    ACCEPTED(epx_dispatch(h[0], &s->in, &s->ll_out, NULL, &send_only, NULL));
+    REFUSED(epx_dispatch(h[0], &s->in, &s->ll_out, NULL, &send_only, NULL), EPX_ERR_USAGE, "epx_complete");
+    ACCEPTED(epx_dispatch(h[1], &s->in, &s->ll_out, NULL, &send_only, NULL));
+    REFUSED(epx_dispatch(h[2], &s->in, &s->ll_out, NULL, &send_only, NULL), EPX_ERR_BUSY, "max_inflight", "2");
+    ACCEPTED(epx_complete(h[0], NULL));
+    ACCEPTED(epx_dispatch(h[2], &s->in, &s->ll_out, NULL, &send_only, NULL));
+    ACCEPTED(epx_complete(h[1], NULL));
+    ACCEPTED(epx_complete(h[2], NULL));
+    ACCEPTED(epx_stream_sync(s->group, NULL));
+    for (int i = 0; i < 3; i++)
+        ACCEPTED(epx_handle_destroy(h[i]));
+    return 0;
+}
+
+static void too_many_staged_operations_are_refused(void **state)
+{
+    (void)state;
+    misuse_on(2, staged_too_often);
+}
+
+/* ---- Overflow ---------------------------------------------------------------------------------------------------------- */
+
+/* Rank 0 has room for one row too few. It learns so, its memory behind the tensor stays, the others are not hurt. */
+static int small_tensor(struct scene *s, int in_epx_alloc)
+{
+    int64_t rows = s->ht_recv.total - (s->rank == 0), need = s->ht_recv.total;
+    size_t row_bytes = SCENE_HIDDEN * 2, bytes = (size_t)(need + 2) * row_bytes;
+    epx_dispatch_outputs out = EPX_DISPATCH_OUTPUTS_INIT;
+    epx_tensor t;
+    epx_status status;
+    char words[24];
+    struct mismatch m;
+    void *memory = NULL;
+
+    if (in_epx_alloc)
+        ACCEPTED(epx_alloc(s->group, bytes, &memory));
+    else if (!(memory = malloc(bytes)))
+        return -1;
+    memset(memory, 0x77, bytes);
+    snprintf(words, sizeof(words), "%lld", (long long)need);
+    t = epx_tensor_make(memory, EPX_BF16, 2, rows, SCENE_HIDDEN, 0, 0);
+    out.tokens = &t;
+    scene_refill(s);
+    ACCEPTED(epx_handle_update(s->ht, &s->idx, NULL, NULL));
+    status = epx_dispatch(s->ht, &s->in, &out, NULL, NULL, NULL);
+    if (status == EPX_OK)
+        status = epx_stream_sync(s->group, NULL);
+    if (s->rank == 0 && scene_expect(s, "dispatch", status, EPX_ERR_OVERFLOW, WORDS(words)))
+        return -1;
+    if (s->rank != 0 && status != EPX_OK && status != EPX_ERR_PEER)
+        return scene_expect(s, "dispatch", status, EPX_OK, NULL);
+    if (compare_fill("behind the small tensor", 0, (char *)memory + (size_t)rows * row_bytes,
+                     bytes - (size_t)rows * row_bytes, 0x77, &m)) {
+        snprintf(s->why, sizeof(s->why), "%s", m.text);
+        return -1;
+    }
+    if (in_epx_alloc)
+        ACCEPTED(epx_free(s->group, memory));
+    else
+        free(memory);
+    ACCEPTED(epx_group_error_clear(s->group));
+    return 0;
+}
+
+static int overflow(struct scene *s)
+{
+    return small_tensor(s, 0) || small_tensor(s, 1);
+}
+
+static void too_small_receive_tensors_overflow_safely(void **state)
+{
+    (void)state;
+    misuse_on(3, overflow);
+}
+
+static int too_much_memory(struct scene *s)
+{
+    epx_tensor t;
+    void *p;
+
+    REFUSED(epx_alloc(s->group, (size_t)1 << 40, &p), EPX_ERR_MEMORY, "1099511627776");
+    REFUSED(epx_handle_recv_tensor(s->ht, EPX_RECV_TOKENS, EPX_BF16, 1 << 20, SCENE_HIDDEN, &t), EPX_ERR_OVERFLOW,
+            "max_recv_tokens", "1048576");
+    REFUSED(epx_handle_recv_tensor(s->ht, EPX_RECV_TOKENS, EPX_BF16, 1, SCENE_HIDDEN + 8, &t), EPX_ERR_ARGUMENT, "80");
+    REFUSED(epx_handle_recv_tensor(s->ll, EPX_RECV_TOKENS, EPX_BF16, 1, SCENE_HIDDEN, &t), EPX_ERR_USAGE,
+            "high-throughput");
+    return 0;
+}
+
+static void too_much_memory_is_refused(void **state)
+{
+    (void)state;
+    misuse_on(2, too_much_memory);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(null_pointers_are_refused),
+        cmocka_unit_test(wrong_struct_sizes_are_refused),
+        cmocka_unit_test(unknown_fields_must_be_zero),
+        cmocka_unit_test(wrong_low_latency_tensors_are_refused),
+        cmocka_unit_test(wrong_high_throughput_tensors_are_refused),
+        cmocka_unit_test(wrong_combines_are_refused),
+        cmocka_unit_test(indices_out_of_range_are_named),
+        cmocka_unit_test(wrong_handle_configurations_are_refused),
+        cmocka_unit_test(wrong_group_configurations_are_refused),
+        cmocka_unit_test(wrong_bootstraps_are_refused),
+        cmocka_unit_test(ranks_that_disagree_name_rank_and_field),
+        cmocka_unit_test(one_wrong_configuration_ends_all),
+        cmocka_unit_test(destroyed_objects_are_refused),
+        cmocka_unit_test(calls_in_the_wrong_order_are_refused),
+        cmocka_unit_test(too_many_staged_operations_are_refused),
+        cmocka_unit_test(too_small_receive_tensors_overflow_safely),
+        cmocka_unit_test(too_much_memory_is_refused),
+    };
+
+    if (getenv("EPX_TEST_ONLY"))
+        cmocka_set_test_filter(getenv("EPX_TEST_ONLY"));
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
