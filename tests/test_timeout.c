@@ -129,7 +129,7 @@ static epx_status ht_combine(struct scene *s)
 static int check_error(struct scene *s, const struct phase *phase, epx_status status, double took)
 {
     epx_error_info info = EPX_ERROR_INFO_INIT;
-    char peer[16], self[16];
+    char peer[24], self[24];
 
     if (status != EPX_ERR_TIMEOUT && status != EPX_ERR_PEER)
         return say(s, "expected a timeout, or the word of a peer that had one");
