@@ -7,11 +7,13 @@
 #include "device/cpu/math_vec.h"
 
 #define FP8_BLOCK 128
+#define FP8_GROUP 8
 #define FP8_AMAX_MIN 1e-4f
 
 struct fp8_scale {
-    float mul; /* x * mul is rounded to e4m3 */
-    float inv; /* stored for the reader: x = q * inv */
+    float mul;  /* x * mul is rounded to e4m3 */
+    float inv;  /* stored for the reader: x = q * inv */
+    int finite; /* the block has no NaN and no infinity */
 };
 
 static struct fp8_scale fp8_scale_of(float amax, int power_of_two)
@@ -19,6 +21,7 @@ static struct fp8_scale fp8_scale_of(float amax, int power_of_two)
     struct fp8_scale s;
     if (amax < FP8_AMAX_MIN)
         amax = FP8_AMAX_MIN;
+    s.finite = 1;
     s.inv = amax * (1.0f / E4M3_MAX);
     s.mul = E4M3_MAX / amax;
     if (power_of_two) {
@@ -85,30 +88,23 @@ VEC_INLINE void fp8_cast_values(uint8_t *q, const char *x, int dtype, float mul,
     }
 }
 
-VEC_INLINE struct fp8_scale fp8_cast_block(uint8_t *q, const char *x, int dtype, int power_of_two)
+VEC_INLINE struct fp8_scale fp8_block_scale(const char *x, int dtype, int power_of_two)
 {
     uint32_t max = fp8_block_max(x, dtype);
     struct fp8_scale s;
-    if (max < FLOAT_INF_BITS) {
-        s = fp8_scale_of(float_from_bits(max), power_of_two);
-        fp8_cast_values(q, x, dtype, s.mul, 1);
-    } else {
-        s = fp8_scale_of(fp8_finite_amax(x, dtype), power_of_two);
-        fp8_cast_values(q, x, dtype, s.mul, 0);
-    }
+    if (max < FLOAT_INF_BITS)
+        return fp8_scale_of(float_from_bits(max), power_of_two);
+    s = fp8_scale_of(fp8_finite_amax(x, dtype), power_of_two);
+    s.finite = 0;
     return s;
 }
 
-/* The last block: zeros fill it up, which change no maximum. */
-VEC_INLINE struct fp8_scale fp8_cast_short(uint8_t *q, const char *x, int dtype, int n, int power_of_two)
+VEC_INLINE void fp8_cast_block(uint8_t *q, const char *x, int dtype, struct fp8_scale s)
 {
-    char padded[FP8_BLOCK * 4] = {0};
-    uint8_t cast[FP8_BLOCK];
-    struct fp8_scale s;
-    memcpy(padded, x, (size_t)n * vec_element_bytes(dtype));
-    s = fp8_cast_block(cast, padded, dtype, power_of_two);
-    memcpy(q, cast, (size_t)n);
-    return s;
+    if (s.finite)
+        fp8_cast_values(q, x, dtype, s.mul, 1);
+    else
+        fp8_cast_values(q, x, dtype, s.mul, 0);
 }
 
 static void fp8_store_scale(void *scales, enum scale_kind kind, int block, float inv)
@@ -119,16 +115,43 @@ static void fp8_store_scale(void *scales, enum scale_kind kind, int block, float
         memcpy((char *)scales + (size_t)block * sizeof(inv), &inv, sizeof(inv));
 }
 
+/* `blocks` (at most FP8_GROUP) full blocks. All scales come first: their long chains (maximum, division) overlap. */
+VEC_INLINE void fp8_cast_group(uint8_t *q, struct fp8_scale *s, const char *x, int dtype, int blocks, int power_of_two)
+{
+    size_t bytes = FP8_BLOCK * vec_element_bytes(dtype);
+    for (int b = 0; b < blocks; b++)
+        s[b] = fp8_block_scale(x + (size_t)b * bytes, dtype, power_of_two);
+    for (int b = 0; b < blocks; b++)
+        fp8_cast_block(q + (size_t)b * FP8_BLOCK, x + (size_t)b * bytes, dtype, s[b]);
+}
+
+/* A short last block: zeros fill it up, which change no maximum. */
+VEC_INLINE void fp8_cast_short(uint8_t *q, struct fp8_scale *s, const char *x, int dtype, int n, int power_of_two)
+{
+    char padded[FP8_BLOCK * 4] = {0};
+    uint8_t cast[FP8_BLOCK];
+    memcpy(padded, x, (size_t)n * vec_element_bytes(dtype));
+    fp8_cast_group(cast, s, padded, dtype, 1, power_of_two);
+    memcpy(q, cast, (size_t)n);
+}
+
 VEC_INLINE void fp8_cast_row(uint8_t *q, void *scales, enum scale_kind kind, int power_of_two, const char *x, int dtype,
                              int hidden)
 {
-    int blocks = (hidden + FP8_BLOCK - 1) / FP8_BLOCK;
-    for (int b = 0; b < blocks; b++) {
-        int at = b * FP8_BLOCK;
-        const char *from = x + (size_t)at * vec_element_bytes(dtype);
-        struct fp8_scale s = hidden - at >= FP8_BLOCK ? fp8_cast_block(q + at, from, dtype, power_of_two)
-                                                      : fp8_cast_short(q + at, from, dtype, hidden - at, power_of_two);
-        fp8_store_scale(scales, kind, b, s.inv);
+    int blocks = (hidden + FP8_BLOCK - 1) / FP8_BLOCK, full = hidden / FP8_BLOCK, n;
+    for (int b = 0; b < blocks; b += n) {
+        struct fp8_scale s[FP8_GROUP];
+        size_t at = (size_t)b * FP8_BLOCK;
+        const char *from = x + at * vec_element_bytes(dtype);
+        n = full - b < FP8_GROUP ? full - b : FP8_GROUP;
+        if (n > 0) {
+            fp8_cast_group(q + at, s, from, dtype, n, power_of_two);
+        } else {
+            n = 1;
+            fp8_cast_short(q + at, s, from, dtype, hidden - (int)at, power_of_two);
+        }
+        for (int i = 0; i < n; i++)
+            fp8_store_scale(scales, kind, b + i, s[i].inv);
     }
     if (kind == SCALE_UE8M0)
         for (int b = blocks; b % 4; b++)
