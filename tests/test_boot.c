@@ -469,11 +469,9 @@ static void epx_master_port_overrides(void **state)
 {
     struct world world = world_make(2, open_and_gather);
     pid_t junk = start_service(world.port, "");
-    char port[8];
 
     (void)state;
-    snprintf(port, sizeof(port), "%d", some_port());
-    setenv("EPX_MASTER_PORT", port, 1);
+    set_int("EPX_MASTER_PORT", some_port());
     world_run(&world);
     unsetenv("EPX_MASTER_PORT");
     stop_service(junk);

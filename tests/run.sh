@@ -1,0 +1,138 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# epx run: what ranks get, how failures are told, and that nothing is left behind. ctest: timeout=120
+set -u
+epx=$EPX_BUILD_DIR/epx
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+failures=0
+# A leak check at every exit costs seconds on some machines: the run with tags, which uses the most, does it alone.
+leak_checked=${ASAN_OPTIONS:-}
+export ASAN_OPTIONS=${ASAN_OPTIONS:+$ASAN_OPTIONS:}detect_leaks=0
+
+fail() {
+    echo "FAILED: $1"
+    sed 's/^/    out: /' "$work/out"
+    sed 's/^/    err: /' "$work/err"
+    failures=$((failures + 1))
+}
+
+# check NAME EXPECTED_CODE COMMAND...: runs it with a time limit; output in $work/out and $work/err.
+check() {
+    local name=$1 expected=$2
+    shift 2
+    timeout -k 1 30 "$@" >"$work/out" 2>"$work/err" </dev/null
+    local code=$?
+    [ $code -eq "$expected" ] || fail "$name: exit code $code, expected $expected"
+    echo "ran: $name"
+}
+
+said() { grep -qF -- "$1" "$work/err" || fail "stderr does not say: $1"; }
+printed() { grep -qxF -- "$1" "$work/out" || fail "stdout has no line: $1"; }
+seconds_since() { echo $((SECONDS - $1)); }
+# Whether any process has the marker in its environment (of ours: the marker holds our process id).
+left_over() { grep -lsz "EPX_RUN_TEST=$1" /proc/[0-9]*/environ 2>/dev/null | grep -v "/proc/$$/" | head -1; }
+# gone PID: waits a little until the process has ended (a zombie that nobody reaps has).
+gone() {
+    local i
+    for i in $(seq 50); do
+        [ -e "/proc/$1" ] && ! grep -q '^State:.Z' "/proc/$1/status" 2>/dev/null || return 0
+        sleep 0.1
+    done
+    return 1
+}
+
+check "each rank has its environment" 0 "$epx" run -n 3 sh -c \
+    'echo "$RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $MASTER_ADDR ${MASTER_PORT:+port} ${EPX_JOB_ID:+job}"'
+for rank in 0 1 2; do
+    printed "$rank $rank 3 3 127.0.0.1 port job"
+done
+
+check "the port can be given" 0 "$epx" run -n 1 --port 23456 sh -c 'echo $MASTER_PORT'
+printed 23456
+
+check "arguments reach the program as they are" 0 "$epx" run -n 1 -- printf '<%s>\n' -n 'a b' --tag
+printed '<-n>'
+printed '<a b>'
+printed '<--tag>'
+
+ASAN_OPTIONS=$leak_checked check "tags" 0 "$epx" run -n 2 --tag sh -c 'echo one; echo two >&2; printf three'
+printed '[0] one'
+printed '[1] one'
+printed '[1] three'
+said '[0] two'
+
+check "a failing rank is named, its code returned" 7 "$epx" run -n 3 sh -c '[ $RANK != 2 ] || exit 7'
+said 'rank 2 failed with exit code 7'
+
+start=$SECONDS
+check "a signal is named, the others ended after the grace" 139 "$epx" run -n 3 --grace 0.5 sh -c \
+    'if [ $RANK = 1 ]; then kill -SEGV $$; fi; sleep 25'
+said 'rank 1 was ended by SIGSEGV'
+said 'ending ranks 0 2, still running'
+[ "$(seconds_since $start)" -lt 10 ] || fail "the grace took $(seconds_since $start) s"
+
+check "within the grace others may finish" 3 "$epx" run -n 2 --grace 10 sh -c \
+    'if [ $RANK = 1 ]; then exit 3; fi; sleep 0.5; echo finished'
+printed finished
+
+check "a rank that ignores SIGTERM is killed" 4 "$epx" run -n 2 --grace 0.1 bash -c \
+    'if [ $RANK = 1 ]; then sleep 0.3; exit 4; fi; trap "" TERM; while :; do sleep 0.1; done'
+
+check "a limit in time" 124 "$epx" run -n 2 --timeout 0.3 sleep 25
+said 'not finished after 300 ms'
+
+check "a program that does not exist" 127 "$epx" run -n 2 /no/such/program
+said 'cannot start /no/such/program'
+check "a program that may not be started" 126 "$epx" run -n 2 /etc/passwd
+said 'Permission denied'
+
+check "no ranks" 2 "$epx" run -n 0 true
+said 'expected an integer from 1'
+check "no program" 2 "$epx" run -n 2
+said 'the program is missing'
+check "unknown command" 2 "$epx" frobnicate
+said 'there is no command "frobnicate"'
+check "version" 0 "$epx" version
+check "help" 0 "$epx" help run
+printed 'usage: epx run -n RANKS [options] [--] PROGRAM [ARGUMENTS...]'
+
+# Signals are passed on: the ranks end by them, and so does the run.
+for signal in INT TERM; do
+    env --default-signal=INT "$epx" run -n 2 --grace 5 bash -c "trap 'echo got $signal; exit 5' $signal; echo ready; while :; do sleep 0.05; done" \
+        >"$work/out" 2>"$work/err" &
+    runner=$!
+    for _ in $(seq 100); do
+        [ "$(grep -c ready "$work/out")" = 2 ] && break
+        sleep 0.05
+    done
+    kill -$signal $runner
+    wait $runner
+    code=$?
+    [ $code -eq 5 ] || fail "SIG$signal: exit code $code, expected 5"
+    [ "$(grep -c "got $signal" "$work/out")" = 2 ] || fail "SIG$signal was not passed on to both ranks"
+    echo "ran: SIG$signal is passed on"
+done
+
+# Nothing stays behind, neither of a run that was killed itself nor what a rank started.
+"$epx" run -n 2 sh -c "echo \$\$ >$work/pid.\$RANK; exec sleep 25" 2>"$work/err" &
+runner=$!
+for _ in $(seq 100); do
+    [ -s "$work/pid.0" ] && [ -s "$work/pid.1" ] && break
+    sleep 0.05
+done
+kill -KILL $runner
+wait $runner 2>/dev/null # bash reports the kill
+for rank in 0 1; do
+    gone "$(cat "$work/pid.$rank")" || fail "rank $rank outlived a killed epx run"
+done
+echo "ran: ranks do not outlive epx run"
+
+marker=$$.$RANDOM
+EPX_RUN_TEST=$marker check "what ranks started is ended with them" 6 "$epx" run -n 2 --grace 0.1 sh -c \
+    'if [ $RANK = 1 ]; then sleep 0.3; exit 6; fi; sleep 25; true'
+sleep 0.2
+[ -z "$(left_over "$marker")" ] || fail "a process of a rank is left: $(left_over "$marker")"
+
+echo "$failures failed"
+[ $failures -eq 0 ]
