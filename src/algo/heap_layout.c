@@ -100,7 +100,8 @@ void heap_plan_make(const struct settings *set, struct heap_plan *plan)
     uint64_t at = sizeof(struct control);
 
     memset(plan, 0, sizeof(*plan));
-    plan->signals = take(&at, (uint64_t)SIG_COUNT * (uint64_t)set->nranks * sizeof(struct signal));
+    plan->signals =
+        take(&at, (uint64_t)SIG_COUNT * (uint64_t)set->inflight * (uint64_t)set->nranks * sizeof(struct signal));
     plan->control_bytes = up(at, 4096);
     if (set->modes & EPX_LOW_LATENCY)
         plan_ll(set, plan, &at);

@@ -139,7 +139,8 @@ epx_status group_usable(struct epx_group *group)
 static epx_status reset_device(struct epx_group *group, const uint64_t *epochs, int unmask)
 {
     const struct device_ops *ops = group->device->ops;
-    const size_t words = (size_t)SIG_COUNT * (size_t)group->nranks;
+    const size_t per_kind = (size_t)group->set.inflight * (size_t)group->nranks;
+    const size_t words = (size_t)SIG_COUNT * per_kind;
     struct group_state state;
     struct signal *signals = calloc(words, sizeof(*signals));
     int32_t *ones = malloc((size_t)group->nranks * sizeof(*ones));
@@ -156,7 +157,7 @@ static epx_status reset_device(struct epx_group *group, const uint64_t *epochs, 
     for (int r = 0; r < group->nranks; r++)
         ones[r] = 1;
     for (size_t i = 0; i < words; i++)
-        signals[i].value = epochs[op_of[i / (size_t)group->nranks]];
+        signals[i].value = epochs[op_of[i / per_kind]];
     status = ops->copy(group->device, group->shadow.state, &state, sizeof(state));
     if (status == EPX_OK)
         status =

@@ -133,9 +133,9 @@ KFN int hc_run(struct agent *ag, const struct ht_combine_params *p, uint64_t epo
             g->state->epoch[OP_HT_COMBINE] = epoch;
         }
         ag_sync(ag);
-        signal_all(ag, g, SIG_HC_DATA, epoch);
+        signal_all(ag, g, SIG_HC_DATA, 0, epoch);
     }
-    if (wait_all(ag, g, SIG_HC_DATA, epoch, PHASE_HC_DATA, NULL))
+    if (wait_all(ag, g, SIG_HC_DATA, 0, epoch, PHASE_HC_DATA, NULL))
         return 1;
     for (int d = 0; d < g->nranks; d++)
         if (g->mask[d] && check_agreement(ag, g, &p->agree, &hc_post_of(g, d)->agree, PHASE_HC_DATA, d))
@@ -143,8 +143,8 @@ KFN int hc_run(struct agent *ag, const struct ht_combine_params *p, uint64_t epo
     for (int t = ag_index(ag); t < p->h->ntokens; t += ag_count(ag))
         hc_sum_token(ag, p, t);
     if (sync_last(ag, g, 1))
-        signal_all(ag, g, SIG_HC_DONE, epoch);
-    return wait_all(ag, g, SIG_HC_DONE, epoch, PHASE_HC_DONE, NULL);
+        signal_all(ag, g, SIG_HC_DONE, 0, epoch);
+    return wait_all(ag, g, SIG_HC_DONE, 0, epoch, PHASE_HC_DONE, NULL);
 }
 
 KFN void kernel_ht_combine(struct agent *ag, const struct ht_combine_params *p)

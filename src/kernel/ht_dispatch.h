@@ -215,13 +215,13 @@ KFN int hd_run(struct agent *ag, const struct ht_dispatch_params *p, uint64_t ep
         if (ag_leader(ag))
             *(struct hd_post *)heap_at(g, g->rank, g->ht.dispatch_post) = p->post;
         ag_sync(ag);
-        signal_all(ag, g, SIG_HD_READY, epoch);
+        signal_all(ag, g, SIG_HD_READY, 0, epoch);
     }
     if (p->layout == LAYOUT_EXPERT_MAJOR)
         hd_zero_padding(ag, p);
     else
         hd_mark_tail(ag, p);
-    if (wait_all(ag, g, SIG_HD_READY, epoch, PHASE_HD_READY, NULL))
+    if (wait_all(ag, g, SIG_HD_READY, 0, epoch, PHASE_HD_READY, NULL))
         return 1;
     for (int d = 0; d < g->nranks; d++)
         if (g->mask[d] && check_agreement(ag, g, &p->agree, &hd_post_of(g, d)->agree, PHASE_HD_READY, d))
@@ -234,9 +234,9 @@ KFN int hd_run(struct agent *ag, const struct ht_dispatch_params *p, uint64_t ep
             hd_count(p);
         }
         ag_sync(ag);
-        signal_all(ag, g, SIG_HD_DATA, epoch);
+        signal_all(ag, g, SIG_HD_DATA, 0, epoch);
     }
-    if (wait_all(ag, g, SIG_HD_DATA, epoch, PHASE_HD_DATA, NULL))
+    if (wait_all(ag, g, SIG_HD_DATA, 0, epoch, PHASE_HD_DATA, NULL))
         return 1;
     if (p->h->recv_rows > p->post.capacity)
         report(ag, g, KSTATUS_OVERFLOW, PHASE_HD_DATA, -1, p->h->recv_rows, p->post.capacity, 0, 0);

@@ -55,7 +55,7 @@ KFN void hn_publish(struct agent *ag, const struct ht_notify_params *p, uint64_t
         g->state->epoch[OP_HT_NOTIFY] = epoch;
     }
     ag_sync(ag);
-    signal_all(ag, g, SIG_HN_DATA, epoch);
+    signal_all(ag, g, SIG_HN_DATA, 0, epoch);
 }
 
 /* FLAT: rows of earlier ranks at each destination. */
@@ -147,10 +147,10 @@ KFN int hn_run(struct agent *ag, const struct ht_notify_params *p, uint64_t epoc
 
     if (route_plan(ag, g, p->h, &p->route))
         return 1;
-    if (epoch > 2 && wait_all(ag, g, SIG_HN_DONE, epoch - 2, PHASE_HN_SLOT, NULL))
+    if (epoch > 2 && wait_all(ag, g, SIG_HN_DONE, 0, epoch - 2, PHASE_HN_SLOT, NULL))
         return 1;
     hn_publish(ag, p, epoch);
-    if (wait_all(ag, g, SIG_HN_DATA, epoch, PHASE_HN_DATA, NULL))
+    if (wait_all(ag, g, SIG_HN_DATA, 0, epoch, PHASE_HN_DATA, NULL))
         return 1;
     for (int s = 0; s < g->nranks; s++) {
         const struct hn_post *theirs = (const struct hn_post *)hn_slot(g, s, epoch);
@@ -168,7 +168,7 @@ KFN int hn_run(struct agent *ag, const struct ht_notify_params *p, uint64_t epoc
         ag_store_release(&p->h->info->epoch, p->h->info->epoch + 1); /* pairs with the host's acquire, recv_count */
     }
     ag_sync(ag);
-    signal_all(ag, g, SIG_HN_DONE, epoch);
+    signal_all(ag, g, SIG_HN_DONE, 0, epoch);
     return 0;
 }
 

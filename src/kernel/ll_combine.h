@@ -22,7 +22,7 @@
 
 KFN char *lc_slot(const struct group_dev *g, int rank, uint64_t epoch)
 {
-    return heap_at(g, rank, g->ll.cslots + (epoch % (uint64_t)g->inflight) * g->ll.cslot_stride);
+    return heap_at(g, rank, g->ll.cslots + (uint64_t)slot_of(g, epoch) * g->ll.cslot_stride);
 }
 
 KFN void lc_push_row(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch, int s, int32_t source,
@@ -79,7 +79,7 @@ KFN int lc_send(struct agent *ag, const struct ll_combine_params *p, uint64_t ep
     char *slot = lc_slot(g, g->rank, epoch);
 
     if (epoch > (uint64_t)g->inflight &&
-        wait_all(ag, g, SIG_LC_DONE, epoch - (uint64_t)g->inflight, PHASE_LC_SLOT, NULL))
+        wait_all(ag, g, SIG_LC_DONE, slot_of(g, epoch), epoch - (uint64_t)g->inflight, PHASE_LC_SLOT, NULL))
         return 1;
     if (!p->in_place) {
         lc_push_all(ag, p, epoch);
@@ -100,7 +100,7 @@ KFN int lc_send(struct agent *ag, const struct ll_combine_params *p, uint64_t ep
         p->h->epoch = epoch;
     }
     ag_sync(ag);
-    signal_all(ag, g, SIG_LC_DATA, epoch);
+    signal_all(ag, g, SIG_LC_DATA, slot_of(g, epoch), epoch);
     return 0;
 }
 
@@ -164,7 +164,7 @@ KFN int lc_recv(struct agent *ag, const struct ll_combine_params *p, uint64_t ep
 {
     const struct group_dev *g = p->g;
 
-    if (wait_all(ag, g, SIG_LC_DATA, epoch, PHASE_LC_DATA, p->wait_ns))
+    if (wait_all(ag, g, SIG_LC_DATA, slot_of(g, epoch), epoch, PHASE_LC_DATA, p->wait_ns))
         return 1;
     for (int s = 0; s < g->nranks; s++) {
         const struct agreement *theirs = &((const struct lc_post *)lc_slot(g, s, epoch))->agree;
@@ -174,9 +174,9 @@ KFN int lc_recv(struct agent *ag, const struct ll_combine_params *p, uint64_t ep
     for (int t = ag_index(ag); t < p->h->ntokens; t += ag_count(ag))
         lc_sum_token(ag, p, epoch, t);
     if (sync_last(ag, g, 1))
-        signal_all(ag, g, SIG_LC_DONE, epoch);
+        signal_all(ag, g, SIG_LC_DONE, slot_of(g, epoch), epoch);
     /* The caller may change its tensor once this operation has completed: not before all have read it. */
-    return p->in_place ? wait_all(ag, g, SIG_LC_DONE, epoch, PHASE_LC_DONE, NULL) : 0;
+    return p->in_place ? wait_all(ag, g, SIG_LC_DONE, slot_of(g, epoch), epoch, PHASE_LC_DONE, NULL) : 0;
 }
 
 KFN void kernel_ll_combine(struct agent *ag, const struct ll_combine_params *p)

@@ -32,7 +32,7 @@ struct ll_view {
 
 KFN char *ll_slot(const struct group_dev *g, int rank, uint64_t epoch)
 {
-    return heap_at(g, rank, g->ll.slots + (epoch % (uint64_t)g->inflight) * g->ll.slot_stride);
+    return heap_at(g, rank, g->ll.slots + (uint64_t)slot_of(g, epoch) * g->ll.slot_stride);
 }
 
 KFN struct ll_view ll_open(const struct group_dev *g, int rank, uint64_t epoch)
@@ -79,8 +79,7 @@ KFN void ll_write_post(const struct ll_dispatch_params *p, uint64_t epoch, char 
 
     post->agree = p->agree;
     post->ntokens = p->route.ntokens;
-    post->rows =
-        p->in_place ? p->in_place : g->ll.slots + (epoch % (uint64_t)g->inflight) * g->ll.slot_stride + g->ll.rows;
+    post->rows = p->in_place ? p->in_place : g->ll.slots + (uint64_t)slot_of(g, epoch) * g->ll.slot_stride + g->ll.rows;
     post->row_stride = p->in_place ? (uint64_t)p->in.stride : g->ll.pitch;
 }
 
@@ -98,7 +97,7 @@ KFN int ll_dispatch_send(struct agent *ag, const struct ll_dispatch_params *p, u
     char *slot = ll_slot(g, g->rank, epoch);
 
     if (epoch > (uint64_t)g->inflight &&
-        wait_all(ag, g, SIG_LL_DONE, epoch - (uint64_t)g->inflight, PHASE_LL_SLOT, NULL))
+        wait_all(ag, g, SIG_LL_DONE, slot_of(g, epoch), epoch - (uint64_t)g->inflight, PHASE_LL_SLOT, NULL))
         return 1;
     if (route_plan(ag, g, p->h, &p->route))
         return 1;
@@ -119,7 +118,7 @@ KFN int ll_dispatch_send(struct agent *ag, const struct ll_dispatch_params *p, u
             ag_add_stat(&g->stats->bytes_local, (uint64_t)p->route.ntokens * (uint64_t)p->agree.hidden_bytes);
     }
     ag_sync(ag);
-    signal_all(ag, g, SIG_LL_DATA, epoch);
+    signal_all(ag, g, SIG_LL_DATA, slot_of(g, epoch), epoch);
     return 0;
 }
 
@@ -264,7 +263,7 @@ KFN int ll_dispatch_recv(struct agent *ag, const struct ll_dispatch_params *p, u
 {
     const struct group_dev *g = p->g;
 
-    if (wait_all(ag, g, SIG_LL_DATA, epoch, PHASE_LL_DATA, p->wait_ns))
+    if (wait_all(ag, g, SIG_LL_DATA, slot_of(g, epoch), epoch, PHASE_LL_DATA, p->wait_ns))
         return 1;
     for (int s = 0; s < g->nranks; s++) {
         const struct agreement *theirs = &((const struct ll_post *)ll_slot(g, s, epoch))->agree;
@@ -278,9 +277,9 @@ KFN int ll_dispatch_recv(struct agent *ag, const struct ll_dispatch_params *p, u
     ll_count_ranks(ag, p, epoch);
     ll_take_rows(ag, p, epoch);
     if (sync_last(ag, g, 1))
-        signal_all(ag, g, SIG_LL_DONE, epoch);
+        signal_all(ag, g, SIG_LL_DONE, slot_of(g, epoch), epoch);
     /* The caller may change its tensor once this operation has completed: not before all have read it. */
-    return p->in_place ? wait_all(ag, g, SIG_LL_DONE, epoch, PHASE_LL_DONE, NULL) : 0;
+    return p->in_place ? wait_all(ag, g, SIG_LL_DONE, slot_of(g, epoch), epoch, PHASE_LL_DONE, NULL) : 0;
 }
 
 KFN void kernel_ll_dispatch(struct agent *ag, const struct ll_dispatch_params *p)

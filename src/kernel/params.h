@@ -5,10 +5,11 @@
  *
  * The heap of a rank (the same offsets on all ranks, see algo/heap_layout.c)
  *
- *   control | signals[SIG_COUNT][R] | LL dispatch slots[W] | LL combine slots[W] | HT posts, counts | HT landing | alloc
+ *   control | signals[SIG_COUNT][W][R] | LL dispatch slots[W] | LL combine slots[W] | HT posts, counts | HT landing | alloc
  *
- * A signal word is written by ONE peer only and only grows: its value is the epoch up to which the peer has done what
- * the signal's kind says. Epochs belong to the group and count operations of one kind; they live in device memory and
+ * A signal word belongs to one kind, one slot and one peer, which alone writes it; it only grows. Its value is the last
+ * epoch of that slot for which the peer has done what the kind says: staged operations may complete in any order, so that
+ * an epoch says nothing about those of other slots. Epochs belong to the group and count operations of one kind; they live in device memory and
  * are advanced by kernels, so that a captured graph replays.
  */
 #ifndef EPX_KERNEL_PARAMS_H
@@ -39,8 +40,8 @@ enum kernel_id {
 
 /* ---- In every rank's heap ------------------------------------------------------------------------------------ */
 
-/* Wakes sleeping waiters of one rank. CPU only: whoever changes a word that a CPU agent of the rank may wait for bumps
- * `seq` and, if `waiters` is not zero, wakes the futex on `seq`. */
+/* Wakes sleeping waiters of one rank. CPU only: whoever changes a word that a CPU agent of the rank may wait for rings it
+ * (device/cpu/wait.c): takes the `waiters` flag and, if it was set, bumps `seq` and wakes the futex on it. */
 struct doorbell {
     uint32_t seq;
     uint32_t waiters;

@@ -5,7 +5,7 @@
  *   writer                                        reader
  *   data stores                                   wait_all(kind, e):  acquire  sig[kind][writer] >= e
  *   sync_last():      acq_rel over the agents          ...            sync_barrier() shares it with its other agents
- *   signal_all(kind, e): release sig[kind][me] = e     data loads
+ *   signal_all(kind, slot, e): release sig[..][me] = e data loads
  *
  * Every wait has a deadline. Expiry masks the peer if the group allows it, otherwise it records who waited for whom,
  * in which phase, for what and what was there, and tells all ranks through their abort words.
@@ -35,11 +35,17 @@ KFN struct control *control_of(const struct group_dev *g, int rank)
     return (struct control *)g->heap[rank];
 }
 
+/* The slot of a low-latency epoch; high throughput has one operation in flight at a time and uses slot 0. */
+KFN int slot_of(const struct group_dev *g, uint64_t epoch)
+{
+    return (int)(epoch % (uint64_t)g->inflight);
+}
+
 /* The word in `owner`'s heap that `from` writes. */
-KFN uint64_t *signal_at(const struct group_dev *g, int owner, int kind, int from)
+KFN uint64_t *signal_at(const struct group_dev *g, int owner, int kind, int slot, int from)
 {
     struct signal *s = (struct signal *)heap_at(g, owner, g->signals);
-    return &s[(size_t)kind * (size_t)g->nranks + (size_t)from].value;
+    return &s[((size_t)kind * (size_t)g->inflight + (size_t)slot) * (size_t)g->nranks + (size_t)from].value;
 }
 
 /* Records an error for the host; the first one wins. Does not stop anything by itself. */
@@ -139,19 +145,20 @@ KFN int sync_last(struct agent *ag, const struct group_dev *g, int point)
 }
 
 /* Called by one agent, after sync_last: everything this rank did before is visible to whoever sees the signal. */
-KFN void signal_all(struct agent *ag, const struct group_dev *g, int kind, uint64_t epoch)
+KFN void signal_all(struct agent *ag, const struct group_dev *g, int kind, int slot, uint64_t epoch)
 {
     AG_EACH(ag, int, p, g->nranks)
     {
         if (!g->mask[p])
             continue;
-        ag_store_release(signal_at(g, p, kind, g->rank), epoch); /* pairs with the acquire in wait_all */
+        ag_store_release(signal_at(g, p, kind, slot, g->rank), epoch); /* pairs with the acquire in wait_all */
         ag_ring(ag, &control_of(g, p)->bell);
     }
 }
 
 /* Waits until every active peer's signal reaches `epoch`; one deadline for all of them. */
-KFN int wait_all(struct agent *ag, const struct group_dev *g, int kind, uint64_t epoch, int phase, int64_t *wait_ns)
+KFN int wait_all(struct agent *ag, const struct group_dev *g, int kind, int slot, uint64_t epoch, int phase,
+                 int64_t *wait_ns)
 {
     int failed = 0;
 
@@ -161,7 +168,7 @@ KFN int wait_all(struct agent *ag, const struct group_dev *g, int kind, uint64_t
         for (int p = 0; p < g->nranks && !failed; p++) {
             if (!g->mask[p])
                 continue;
-            const uint64_t *word = signal_at(g, g->rank, kind, p);
+            const uint64_t *word = signal_at(g, g->rank, kind, slot, p);
             const uint64_t left = spent < g->timeout_ns ? g->timeout_ns - spent : 0;
             const enum wait_result why = ag_wait_ge(ag, word, epoch, left);
             if (why != WAIT_OK)
