@@ -45,7 +45,7 @@ void math_copy_many(void *const *to, int n, const void *from, size_t bytes)
     size_t at = 0;
     if (n > 1 && bytes >= COPY_TURNS_FROM) {
         for (; at + COPY_LINE <= bytes; at += COPY_LINE) {
-            __builtin_prefetch((const char *)from + at + COPY_PREFETCH);
+            vec_prefetch(from, at + COPY_PREFETCH);
             copy_line_many(to, n, from, at);
         }
     }

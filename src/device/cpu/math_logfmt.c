@@ -2,7 +2,7 @@
 /*
  * LogFMT-10 rows: bf16 values as sign and 9-bit logarithm, per block of 128 channels.
  *
- *     | bitmap: 1 bit per block | (amax, amin) per coded block | pad to 16 | blocks, coded 160 or raw 256 bytes |
+ *     | bitmap: 1 bit per block | (amax, amin) per block | pad to 16 | blocks, coded 160 or raw 256 bytes |
  *
  * docs/formats.md has the exact bytes. log2 and 2^x are polynomials written here, good to about 1e-6, so that a machine
  * gives the same bits whatever its C library.
@@ -38,10 +38,10 @@ static size_t logfmt_bitmap_bytes(int hidden)
     return (size_t)(logfmt_blocks(hidden) + 31) / 32 * 4;
 }
 
-/* Offset of the first block in a row with `coded` coded blocks. */
-static size_t logfmt_payload(int hidden, int coded)
+/* Offset of the first block. */
+static size_t logfmt_payload(int hidden)
 {
-    return round_up16(logfmt_bitmap_bytes(hidden) + (size_t)coded * 4);
+    return round_up16(logfmt_bitmap_bytes(hidden) + (size_t)logfmt_blocks(hidden) * 4);
 }
 
 static uint32_t logfmt_bitmap_word(const void *row, int word)
@@ -49,6 +49,11 @@ static uint32_t logfmt_bitmap_word(const void *row, int word)
     uint32_t bits;
     memcpy(&bits, (const char *)row + (size_t)word * 4, sizeof(bits));
     return bits;
+}
+
+static void logfmt_load_range(uint16_t range[2], const void *row, int hidden, int block)
+{
+    memcpy(range, (const char *)row + logfmt_bitmap_bytes(hidden) + (size_t)block * 4, 4);
 }
 
 /* Coded blocks before `block`. */
@@ -200,42 +205,35 @@ static void logfmt_decode_raw(struct f32x8 *to, const uint8_t *from, int n)
 
 size_t math_logfmt_bound(int hidden)
 {
-    /* A coded block saves 96 bytes and costs 4 in the table and at most 12 of padding: all raw is the longest. */
-    return round_up16(logfmt_payload(hidden, 0) + (size_t)hidden * 2);
+    return round_up16(logfmt_payload(hidden) + (size_t)hidden * 2);
 }
 
-/* Finds which blocks are coded; fills bitmap and table; returns the offset of the first block. */
-static size_t logfmt_encode_head(uint8_t *to, const uint16_t *x, int hidden)
+/* Finds which blocks are coded; fills bitmap and table. */
+static void logfmt_encode_head(uint8_t *to, const uint16_t *x, int hidden)
 {
-    size_t table = logfmt_bitmap_bytes(hidden), payload;
-    int coded = 0;
-    memset(to, 0, table);
+    uint8_t *table = to + logfmt_bitmap_bytes(hidden);
+    memset(to, 0, logfmt_payload(hidden));
     for (int b = 0; b < hidden / LOGFMT_BLOCK; b++) {
         uint16_t range[2];
         logfmt_extremes(x + (size_t)b * LOGFMT_BLOCK, &range[0], &range[1]);
         if (range[0] >= BF16_ONE || range[1] >= range[0])
             continue;
         to[b / 8] = (uint8_t)(to[b / 8] | 1u << b % 8);
-        memcpy(to + table + (size_t)coded * 4, range, sizeof(range));
-        coded++;
+        memcpy(table + (size_t)b * 4, range, sizeof(range));
     }
-    payload = logfmt_payload(hidden, coded);
-    memset(to + table + (size_t)coded * 4, 0, payload - table - (size_t)coded * 4);
-    return payload;
 }
 
 size_t math_logfmt_encode(void *to, const uint16_t *x, int hidden)
 {
     uint8_t *row = to;
-    size_t at = logfmt_encode_head(row, x, hidden), end;
-    const uint8_t *range = row + logfmt_bitmap_bytes(hidden);
+    size_t at = logfmt_payload(hidden), end;
+    logfmt_encode_head(row, x, hidden);
     for (int b = 0; b < logfmt_blocks(hidden); b++, x += LOGFMT_BLOCK) {
         int n = hidden - b * LOGFMT_BLOCK;
         if (row[b / 8] >> b % 8 & 1) {
-            uint16_t extremes[2];
-            memcpy(extremes, range, sizeof(extremes));
-            range += sizeof(extremes);
-            logfmt_encode_block(row + at, x, extremes[0], extremes[1]);
+            uint16_t range[2];
+            logfmt_load_range(range, row, hidden, b);
+            logfmt_encode_block(row + at, x, range[0], range[1]);
             at += LOGFMT_CODED_BYTES;
         } else {
             size_t bytes = n < LOGFMT_BLOCK ? (size_t)n * 2 : LOGFMT_RAW_BYTES;
@@ -250,13 +248,12 @@ size_t math_logfmt_encode(void *to, const uint16_t *x, int hidden)
 
 void logfmt_decode_block(struct f32x8 *to, const void *row, int hidden, int block)
 {
-    int before = logfmt_rank(row, block), total = logfmt_rank(row, hidden / LOGFMT_BLOCK);
-    const uint8_t *from = (const uint8_t *)row + logfmt_payload(hidden, total) + (size_t)before * LOGFMT_CODED_BYTES +
+    int before = logfmt_rank(row, block), n = hidden - block * LOGFMT_BLOCK;
+    const uint8_t *from = (const uint8_t *)row + logfmt_payload(hidden) + (size_t)before * LOGFMT_CODED_BYTES +
                           (size_t)(block - before) * LOGFMT_RAW_BYTES;
-    int n = hidden - block * LOGFMT_BLOCK;
     if (logfmt_bitmap_word(row, block / 32) >> block % 32 & 1) {
         uint16_t range[2];
-        memcpy(range, (const char *)row + logfmt_bitmap_bytes(hidden) + (size_t)before * 4, sizeof(range));
+        logfmt_load_range(range, row, hidden, block);
         logfmt_decode_coded(to, from, logfmt_range_of(range[0], range[1]));
     } else {
         logfmt_decode_raw(to, from, n < LOGFMT_BLOCK ? n : LOGFMT_BLOCK);

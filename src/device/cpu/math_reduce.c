@@ -36,9 +36,10 @@ VEC_INLINE void reduce_piece32(char *out, const struct reduce_args *args, size_t
     struct f32x8 zero = {vec_f32(0.0f), vec_f32(0.0f)};
     struct f32x8 acc0 = zero, acc1 = zero, acc2 = zero, acc3 = zero;
     for (int i = 0; i < 2; i++) {
-        const char *x = (const char *)args->bias[i] + at;
-        if (!args->bias[i])
+        const char *x = args->bias[i];
+        if (!x)
             continue;
+        x += at;
         reduce_add8(&acc0, x, dtype, 0, 0.0f);
         reduce_add8(&acc1, x + step, dtype, 0, 0.0f);
         reduce_add8(&acc2, x + 2 * step, dtype, 0, 0.0f);
@@ -47,9 +48,9 @@ VEC_INLINE void reduce_piece32(char *out, const struct reduce_args *args, size_t
     for (int r = 0; r < args->n; r++) {
         const char *x = (const char *)args->rows[r].data + at;
         float weight = args->rows[r].weight;
-        __builtin_prefetch(x + PREFETCH_AHEAD);
+        vec_prefetch(x, PREFETCH_AHEAD);
         if (step > 16)
-            __builtin_prefetch(x + PREFETCH_AHEAD + 64);
+            vec_prefetch(x, PREFETCH_AHEAD + 64);
         reduce_add8(&acc0, x, dtype, weighted, weight);
         reduce_add8(&acc1, x + step, dtype, weighted, weight);
         reduce_add8(&acc2, x + 2 * step, dtype, weighted, weight);

@@ -47,6 +47,12 @@ VEC_INLINE u32x4 vec_u32(uint32_t x)
     return (u32x4){x, x, x, x};
 }
 
+/* May point past the end of an object, hence the integer. */
+VEC_INLINE void vec_prefetch(const void *base, size_t ahead)
+{
+    __builtin_prefetch((const void *)((uintptr_t)base + ahead));
+}
+
 VEC_INLINE u32x4 vec_load_u32(const void *from)
 {
     u32x4 v;
