@@ -49,15 +49,28 @@ struct world {
     pid_t pids[MAX_RANKS];
 };
 
-/* A port whose next 16 are likely free too: below the range from which the system picks on its own. */
+static int port_is_free(int port)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    int taken = bind(fd, (struct sockaddr *)&at, sizeof(at));
+
+    close(fd);
+    return !taken;
+}
+
+/* A port that is free with its next: below the range from which the system picks, and not where another run of this
+ * test, which may go on at the same time, begins to look. */
 static int some_port(void)
 {
-    static int next;
+    static unsigned next;
 
     if (!next)
-        next = 12000 + (int)(getpid() % 500) * 40;
-    next += 20;
-    return next;
+        next = (unsigned)getpid() * 7919u;
+    do
+        next += 20;
+    while (!port_is_free((int)(12000 + next % 20000)) || !port_is_free((int)(12001 + next % 20000)));
+    return (int)(12000 + next % 20000);
 }
 
 static void set_int(const char *name, int value)
@@ -66,6 +79,12 @@ static void set_int(const char *name, int value)
 
     snprintf(text, sizeof(text), "%d", value);
     setenv(name, text, 1);
+}
+
+/* Keeps ranks of several runs of this test apart, should they find the same port. */
+static void name_this_run(void)
+{
+    set_int("EPX_JOB_ID", (int)getpid());
 }
 
 static void be_rank(struct world *world, int rank)
@@ -572,7 +591,7 @@ static void jobs_on_one_port_are_told_apart_by_id(void **state)
     usleep(100000);
     setenv("EPX_JOB_ID", "second", 1);
     world_run(&second);
-    unsetenv("EPX_JOB_ID");
+    name_this_run();
     world_wait(&first);
     expect_all_ok(&first);
     expect_all_ok(&second);
@@ -665,6 +684,7 @@ static void a_wrong_world_size_is_named_on_both_sides(void **state)
     struct world world = world_make(3, open_and_gather);
 
     (void)state;
+    world.timeout_ms = 3000; /* rank 1 may come when it is all over */
     world.world_as[2] = 4;
     world_run(&world);
     expect_failure(&world, 0, EPX_ERR_MISMATCH, "rank 2 has WORLD_SIZE 4, rank 0 has 3");
@@ -701,7 +721,9 @@ static void another_version_is_refused(void **state)
     (void)state;
     world.absent[0] = 1;
     world.absent[1] = 2;
+    unsetenv("EPX_JOB_ID");
     world_start(&world);
+    name_this_run();
     fd = connect_to(world.port);
     assert_true(fd >= 0);
     /* The job's number: what settings.c makes of the port alone. */
@@ -912,5 +934,6 @@ int main(void)
         cmocka_unit_test(a_failing_thread_releases_the_others),
     };
 
+    name_this_run();
     return cmocka_run_group_tests_name("boot", tests, NULL, NULL);
 }

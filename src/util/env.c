@@ -25,7 +25,6 @@ static const struct env_entry entries[] = {
     {"EPX_NUM_AGENTS", "", "automatic", "Agents (CPU threads, GPU warps) per operation"},
     {"EPX_ALLOC_BYTES", "", "4G", "Address space per rank from which epx_alloc serves"},
     {"EPX_DEVICE", "", "cpu", "Device of groups whose configuration leaves it open: cpu"},
-    {"EPX_NET", "", "auto", "Network between nodes, where the configuration of a group names none"},
 };
 enum { ENTRY_COUNT = (int)(sizeof(entries) / sizeof(entries[0])), ALIAS_BYTES = 64 };
 
