@@ -2,7 +2,8 @@
 /*
  * Scalar conversions between float and bf16, fp16, e4m3: the definition that every device's fast code must match bit by
  * bit. C11 and C++; a device compiler may set NUMERIC_FN to give the functions its own qualifiers. All round to nearest,
- * ties to even, and use integer operations wherever flush-to-zero modes could change a result.
+ * ties to even, and use integer operations wherever flush-to-zero modes could change a result. (No hexadecimal floats:
+ * C++ before 17 lacks them.)
  */
 #ifndef EPX_UTIL_NUMERIC_H
 #define EPX_UTIL_NUMERIC_H
@@ -53,7 +54,7 @@ NUMERIC_FN float fp16_to_float(uint16_t h)
     if (abs >= 0x7c00u) /* infinity, NaN (made quiet, as the hardware does) */
         return float_from_bits(sign | FLOAT_INF_BITS | (abs & 0x3ffu) << 13 | (abs > 0x7c00u ? 0x400000u : 0u));
     if (abs < 0x400u) /* subnormal: a multiple of 2^-24, exact in float */
-        return float_from_bits(sign | float_bits((float)(int32_t)abs * 0x1p-24f));
+        return float_from_bits(sign | float_bits((float)(int32_t)abs * (1.0f / 16777216.0f)));
     return float_from_bits(sign | ((abs << 13) + (112u << 23)));
 }
 
@@ -80,7 +81,7 @@ NUMERIC_FN float e4m3_to_float(uint8_t q)
     if (abs == 0x7fu)
         return float_from_bits(sign | 0x7fc00000u);
     if (abs < 8u) /* subnormal: a multiple of 2^-9 */
-        return float_from_bits(sign | float_bits((float)(int32_t)abs * 0x1p-9f));
+        return float_from_bits(sign | float_bits((float)(int32_t)abs * (1.0f / 512.0f)));
     return float_from_bits(sign | ((abs << 20) + (120u << 23)));
 }
 
@@ -95,7 +96,7 @@ NUMERIC_FN uint8_t float_to_e4m3(float x)
     if (abs >= 0x43e00000u) /* 448 */
         return (uint8_t)(sign | 0x7eu);
     if (abs < 0x3c800000u) /* below 2^-6: adding 2^14, whose last bit is worth 2^-9, rounds to e4m3's subnormals */
-        return (uint8_t)(sign | (float_bits(float_from_bits(abs) + 0x1p14f) - 0x46800000u));
+        return (uint8_t)(sign | (float_bits(float_from_bits(abs) + 16384.0f) - 0x46800000u));
     return (uint8_t)(sign | (abs - (120u << 23) + 0x7ffffu + (abs >> 20 & 1u)) >> 20);
 }
 
