@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The command that a kernel pushes to a CPU proxy, and the immediate that crosses the network: both versioned, both
+ * checked in full by whoever takes them, in release builds too.
+ *
+ *   command, 128 bits in two words
+ *     a:  0 parity | 1..3 version | 4..7 op | 8..23 rank | 24..35 counter | 36..55 units of 16 bytes
+ *     b:  0..35 source unit | (a: 56..63, b: 36..63) target unit, 36 bits
+ *
+ *   immediate, 32 bits
+ *     0..11 source rank | 12..23 counter | 24..30 count - 1 | 31 version
+ *
+ * PUT means: copy `units` of 16 bytes from this rank's heap to the target rank's heap, and add one to the counter there
+ * once they have landed. Zero units is a pure signal. A proxy may merge neighbours that are contiguous on both sides and
+ * name the same counter: the count of the immediate says how many.
+ *
+ * A counter is (kind, slot): COUNTER(kind, slot). Counters are kept per source rank, 64 bits, never reset.
+ */
+#ifndef EPX_KERNEL_COMMAND_H
+#define EPX_KERNEL_COMMAND_H
+
+#include "kernel/params.h"
+
+struct command {
+    uint64_t a, b;
+};
+EPX_STATIC_ASSERT(sizeof(struct command) == 16, "one aligned store");
+
+enum { COMMAND_VERSION = 1, COMMAND_PUT = 1 };
+
+#define COMMAND_UNIT 16u
+#define COMMAND_MAX_UNITS ((1u << 20) - 1)
+#define COMMAND_MAX_OFFSET (((uint64_t)1 << 36) * COMMAND_UNIT) /* 1 TiB of heap */
+#define COMMAND_COUNTERS 4096
+
+/* Six bits each: at most 64 kinds and 64 slots. */
+#define COUNTER(kind, slot) ((uint32_t)(kind) << 6 | (uint32_t)(slot))
+#define COUNTER_KIND(counter) ((counter) >> 6)
+#define COUNTER_SLOT(counter) ((counter)&63u)
+
+struct command_fields {
+    uint32_t op, version, rank, counter, units;
+    uint64_t source, target; /* in units */
+};
+
+/* The parity bit is the ring's business: it is zero here. */
+static inline struct command command_pack(uint32_t rank, uint32_t counter, uint64_t source_offset,
+                                          uint64_t target_offset, uint32_t bytes)
+{
+    const uint64_t source = source_offset / COMMAND_UNIT, target = target_offset / COMMAND_UNIT;
+    struct command c;
+    c.a = (uint64_t)COMMAND_VERSION << 1 | (uint64_t)COMMAND_PUT << 4 | (uint64_t)(rank & 0xffffu) << 8 |
+          (uint64_t)(counter & 0xfffu) << 24 | (uint64_t)(bytes / COMMAND_UNIT & 0xfffffu) << 36 | (target >> 28) << 56;
+    c.b = (source & 0xfffffffffu) | (target & 0xfffffffu) << 36;
+    return c;
+}
+
+static inline struct command_fields command_unpack(struct command c)
+{
+    struct command_fields f;
+    f.version = (uint32_t)(c.a >> 1 & 7);
+    f.op = (uint32_t)(c.a >> 4 & 15);
+    f.rank = (uint32_t)(c.a >> 8 & 0xffff);
+    f.counter = (uint32_t)(c.a >> 24 & 0xfff);
+    f.units = (uint32_t)(c.a >> 36 & 0xfffff);
+    f.source = c.b & 0xfffffffffu;
+    f.target = (c.a >> 56) << 28 | c.b >> 36;
+    return f;
+}
+
+enum { IMMEDIATE_VERSION = 1, IMMEDIATE_MAX_COUNT = 128, IMMEDIATE_MAX_RANKS = 4096 };
+
+static inline uint32_t immediate_pack(uint32_t rank, uint32_t counter, uint32_t count)
+{
+    return (rank & 0xfffu) | (counter & 0xfffu) << 12 | ((count - 1) & 0x7fu) << 24 | (uint32_t)IMMEDIATE_VERSION << 31;
+}
+
+static inline uint32_t immediate_rank(uint32_t imm)
+{
+    return imm & 0xfffu;
+}
+
+static inline uint32_t immediate_counter(uint32_t imm)
+{
+    return imm >> 12 & 0xfffu;
+}
+
+static inline uint32_t immediate_count(uint32_t imm)
+{
+    return (imm >> 24 & 0x7fu) + 1;
+}
+
+static inline uint32_t immediate_version(uint32_t imm)
+{
+    return imm >> 31;
+}
+
+/*
+ * A ring of commands from the agents of one rank to one proxy thread. `slots` (power of two) lie in host memory. The
+ * producers claim by adding to `head` (device memory); slot i % capacity of lap i / capacity is valid when its parity
+ * bit equals (lap + 1) & 1, so nothing is ever cleared. The consumer returns `tail` now and then; producers read it
+ * only when their remembered tail says that the ring may be full.
+ */
+struct ring_dev {
+    struct command *slots;
+    uint64_t mask;         /* capacity - 1 */
+    uint64_t *head;        /* claimed so far; device memory */
+    uint64_t *tail;        /* consumed so far, written by the proxy; host memory */
+    uint64_t *tail_seen;   /* the producers' copy of it; device memory */
+    struct doorbell *bell; /* wakes a sleeping proxy (CPU producers) */
+};
+
+#define RING_MAX_PUSH 32
+
+#endif
