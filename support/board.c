@@ -16,6 +16,8 @@
 #include "util/clock.h"
 
 #define BOARD_MAGIC 0x45505842454e4348u
+/* A team may sleep for as long as another one plays; when the conductor dies, its watcher ends it anyway. */
+#define IDLE_MS 3600000
 
 /* Sleeps while *word == seen, at most ms. Shared between processes, so not FUTEX_PRIVATE. */
 static void futex_wait(uint32_t *word, uint32_t seen, int ms)
@@ -129,9 +131,9 @@ int board_poll_done(struct board *board, enum board_team_id team, int ms)
 }
 
 /* Waits until *word differs from `seen`. 0, or -1 when stopped or past the deadline. */
-static int wait_change(struct board *board, uint32_t *word, uint32_t seen)
+static int wait_change(struct board *board, uint32_t *word, uint32_t seen, int timeout_ms)
 {
-    uint64_t deadline = clock_ns() + (uint64_t)board->config.timeout_ms * 1000000u;
+    uint64_t deadline = clock_ns() + (uint64_t)timeout_ms * 1000000u;
 
     /* pairs with the releases in board_order and board_barrier */
     while (__atomic_load_n(word, __ATOMIC_ACQUIRE) == seen) {
@@ -144,7 +146,7 @@ static int wait_change(struct board *board, uint32_t *word, uint32_t seen)
 
 int board_next(struct board_seat *seat, struct board_command *command)
 {
-    if (wait_change(seat->board, &seat->team->command_seq, seat->command_seen) != 0)
+    if (wait_change(seat->board, &seat->team->command_seq, seat->command_seen, IDLE_MS) != 0)
         return -1;
     seat->command_seen++;
     *command = seat->team->command;
@@ -172,7 +174,7 @@ static int barrier_wait(struct board_seat *seat, uint32_t phase)
 {
     struct board *board = seat->board;
 
-    if (wait_change(board, &seat->team->phase, phase) == 0)
+    if (wait_change(board, &seat->team->phase, phase, board->config.timeout_ms) == 0)
         return 0;
     if (!board_stopped(board))
         board_fail(board, BOARD_ERROR, "rank %d waited %d ms at a barrier that %u of %d ranks reached", seat->rank,

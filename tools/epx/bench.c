@@ -4,7 +4,7 @@
  *
  *      start EPX's ranks, and mpirun if asked for           they set up, then sleep on the board
  *      check                                                every team, every variant, once
- *      round 1..n:  EPX plays | MPI variant 0 | 1 | ...     in turns, because a machine's speed drifts
+ *      round 1..n:  memcpy | EPX | MPI variant 0 | 1 | ...  in turns, because a machine's speed drifts
  *                   (the last round's results are checked)
  *      check                                                EPX again, with routing and data that are new
  *      quit, percentiles, report
@@ -81,12 +81,21 @@ static int conduct_check(struct conductor *c, uint64_t seed, int teams)
     return 0;
 }
 
+static void measure_memcpy(struct bench_report *report)
+{
+    double GBps = bench_memcpy_ceiling(&report->memcpy_processes);
+
+    report->memcpy_GBps = GBps > report->memcpy_GBps ? GBps : report->memcpy_GBps;
+}
+
 static int conduct_round(struct conductor *c, int round, int first, int iters)
 {
     const struct bench_options *o = c->options;
     struct board_command command = {.seed = o->config.seed, .warmup = o->warmup, .iters = iters, .first = first};
     int last = first + iters == o->iters;
 
+    bench_progress("epx bench: round %d of %d, memcpy", round + 1, c->report.rounds);
+    measure_memcpy(&c->report);
     bench_progress("epx bench: round %d of %d, EPX", round + 1, c->report.rounds);
     command.verify = o->check && last;
     if (conduct(c, BOARD_EPX, &command) != 0)
@@ -195,8 +204,6 @@ static int run(struct conductor *c)
     struct bench_report *r = &c->report;
 
     r->options = c->options;
-    bench_progress("epx bench: measuring memcpy");
-    r->memcpy_GBps = bench_memcpy_ceiling(&r->memcpy_processes);
     bench_work_traffic(&c->options->config, c->options->config.seed, &r->traffic);
     bench_progress("epx bench: starting %d ranks", c->options->config.ranks);
     if (start_teams(c) == 0)

@@ -58,7 +58,8 @@ struct bench_row {
     double logical_GBps, wire_GBps; /* 0 for an update */
     double of_memcpy;               /* dispatch only */
     double mpi_us_p50, vs_mpi;      /* 0 without MPI */
-    const char *mpi_variant;
+    const char *mpi_variant;        /* the fastest */
+    double mpi_variant_us_p50[BOARD_VARIANTS];
 };
 
 /* Nearest-rank percentile of n values, which it sorts. */

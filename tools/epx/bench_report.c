@@ -48,20 +48,46 @@ static const char *check_name(const struct bench_report *r)
 
 /* ---- JSON ----------------------------------------------------------------------------------------------------- */
 
+/* A number under its name; null when nothing was measured, as after a failed check. */
+static void json_number(const char *name, int decimals, double value, int measured)
+{
+    if (measured)
+        printf(",\"%s\":%.*f", name, decimals, value);
+    else
+        printf(",\"%s\":null", name);
+}
+
+static void json_mpi(const struct bench_report *r, const struct bench_row *row)
+{
+    const struct board_team *team = &r->board->team[BOARD_MPI];
+    int v, measured = row->mpi_us_p50 > 0;
+
+    json_number("mpi_us_p50", 1, row->mpi_us_p50, measured);
+    json_number("vs_mpi", 3, row->vs_mpi, measured);
+    printf(",\"mpi_variant\":\"%s\",\"mpi_library\":\"%s\"", row->mpi_variant != NULL ? row->mpi_variant : "",
+           team->library);
+    for (v = 0; measured && v < team->variants[row->op]; v++)
+        printf("%s\"%s\":%.1f%s", v == 0 ? ",\"mpi_variants\":{" : ",", team->variant_name[row->op][v],
+               row->mpi_variant_us_p50[v], v + 1 == team->variants[row->op] ? "}" : "");
+}
+
 static void json_row(const struct bench_report *r, const struct bench_row *row)
 {
     const struct bench_config *c = &r->options->config;
+    int measured = row->us_p50 > 0;
 
-    printf("{\"op\":\"%s\",\"mode\":\"%s\",\"ranks\":%d,\"nodes\":%d,\"us_p50\":%.1f,\"us_p99\":%.1f,"
-           "\"logical_GBps\":%.3f,\"wire_GBps\":%.3f,\"check\":\"%s\"",
-           bench_op_name(row->op), bench_mode_name(c), c->ranks, c->nodes, row->us_p50, row->us_p99, row->logical_GBps,
-           row->wire_GBps, check_name(r));
+    printf("{\"op\":\"%s\",\"mode\":\"%s\",\"ranks\":%d,\"nodes\":%d", bench_op_name(row->op), bench_mode_name(c),
+           c->ranks, c->nodes);
+    json_number("us_p50", 1, row->us_p50, measured);
+    json_number("us_p99", 1, row->us_p99, measured);
+    json_number("logical_GBps", 3, row->logical_GBps, measured);
+    json_number("wire_GBps", 3, row->wire_GBps, measured);
+    printf(",\"check\":\"%s\"", check_name(r));
     if (r->options->vs_mpi)
-        printf(",\"mpi_us_p50\":%.1f,\"vs_mpi\":%.3f,\"mpi_variant\":\"%s\",\"mpi_library\":\"%s\"", row->mpi_us_p50,
-               row->vs_mpi, row->mpi_variant, r->board->team[BOARD_MPI].library);
-    printf(",\"memcpy_GBps\":%.2f", r->memcpy_GBps);
+        json_mpi(r, row);
+    json_number("memcpy_GBps", 2, r->memcpy_GBps, r->memcpy_GBps > 0);
     if (row->op == BOARD_DISPATCH)
-        printf(",\"of_memcpy\":%.3f", row->of_memcpy);
+        json_number("of_memcpy", 3, row->of_memcpy, measured);
     printf(",\"tokens\":%d,\"hidden\":%d,\"topk\":%d,\"experts\":%d,\"dtype\":\"%s\",\"routing\":\"%s\","
            "\"layout\":\"%s\",\"device\":\"%s\",\"net\":\"%s\",\"logfmt\":%s,\"plain_memory\":%s,\"iters\":%d,"
            "\"seed\":%llu}\n",
@@ -131,14 +157,11 @@ static void print_rows(const struct bench_report *r)
 
 static void print_mpi_note(const struct bench_report *r)
 {
-    const char *separator = "";
     int i;
 
-    printf("  MPI      %s, the fastest of its variants: ", r->board->team[BOARD_MPI].library);
-    for (i = 0; i < r->nrows; i++) {
-        printf("%s%s by %s", separator, bench_op_name(r->rows[i].op), r->rows[i].mpi_variant);
-        separator = ", ";
-    }
+    printf("  MPI      %s, the fastest of its variants:", r->board->team[BOARD_MPI].library);
+    for (i = 0; i < r->nrows; i++)
+        printf("%s %s %s", i > 0 ? "," : "", bench_op_name(r->rows[i].op), r->rows[i].mpi_variant);
     printf("\n");
 }
 
@@ -152,9 +175,11 @@ static void print_notes(const struct bench_report *r)
     printf("  wire     one row for each of the %lld (token, destination rank): %.1f MB per dispatch%s\n",
            (long long)r->traffic.copies, (double)r->traffic.copies * bench_row_bytes(c, BOARD_DISPATCH) / 1e6,
            c->layout == EPX_EXPERT_MAJOR ? "; combine returns pairs" : "");
-    printf("  memcpy   %.1f GB/s copied by %d process%s at once, one per core; dispatch writes %s\n", r->memcpy_GBps,
-           r->memcpy_processes, r->memcpy_processes == 1 ? "" : "es",
-           c->layout == EPX_EXPERT_MAJOR ? "a row per pair" : "a row per (token, destination rank)");
+    printf("  memcpy   %.1f GB/s copied by %d process%s at once, one per core; compared with the %.1f MB of rows "
+           "written\n",
+           r->memcpy_GBps, r->memcpy_processes, r->memcpy_processes == 1 ? "" : "es",
+           (double)(c->layout == EPX_EXPERT_MAJOR ? r->traffic.pairs : r->traffic.copies) *
+               bench_row_bytes(c, BOARD_DISPATCH) / 1e6);
     if (r->options->vs_mpi)
         print_mpi_note(r);
     printf("  check    %s\n\n", !r->options->check ? "off (--check compares every result with the oracle)"

@@ -38,6 +38,7 @@ static void fill_mpi(struct bench_row *row, struct board_team *team, enum board_
     for (v = 0; v < team->variants[op]; v++) {
         double us = bench_percentile(team->times[op][v], iters, 50) / 1e3;
 
+        row->mpi_variant_us_p50[v] = us;
         if (row->mpi_variant == NULL || us < row->mpi_us_p50) {
             row->mpi_us_p50 = us;
             row->mpi_variant = team->variant_name[op][v];
