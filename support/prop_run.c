@@ -8,7 +8,7 @@
 #include "prop.h"
 #include "thread_boot.h"
 
-enum { FILL = 0xab, CANARY = 0x5c, CANARY_BYTES = 64, MAX_BUFFERS = 96, TIMEOUT_MS = 60000 };
+enum { FILL = 0xab, CANARY = 0x5c, CANARY_BYTES = 64, MAX_BUFFERS = 96, TIMEOUT_MS = 20000 };
 
 /* What all ranks share: the case and the routing of every update, computed once. */
 struct shared {
@@ -57,6 +57,13 @@ struct actor {
     int failed;
 };
 
+static long long env_number(const char *name, long long otherwise)
+{
+    const char *text = getenv(name);
+
+    return text && *text ? strtoll(text, NULL, 0) : otherwise;
+}
+
 static int failure(struct actor *a, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* Keeps the first sentence of all ranks. */
@@ -69,6 +76,9 @@ static int failure(struct actor *a, const char *format, ...)
     va_start(args, format);
     vsnprintf(text, sizeof(text), format, args);
     va_end(args);
+    if (getenv("EPX_TEST_VERBOSE"))
+        fprintf(stderr, "rank %d handle %d update %d round %d: %s\n", a->rank, a->number, a->update, (int)a->w.round,
+                text);
     if (__atomic_exchange_n(&a->shared->lock, 1, __ATOMIC_RELAXED) == 0)
         snprintf(a->shared->error, a->shared->error_bytes, "rank %d handle %d update %d round %d: %s", a->rank,
                  a->number, a->update, (int)a->w.round, text);
@@ -569,7 +579,7 @@ static epx_group_config group_config(const struct shared *s, int group)
     config.max_inflight = c->max_inflight;
     config.num_agents = c->num_agents;
     config.enable_mask = c->enable_mask;
-    config.timeout_ms = TIMEOUT_MS;
+    config.timeout_ms = (int)env_number("EPX_TEST_TIMEOUT_MS", TIMEOUT_MS);
     config.alloc_bytes = 256u << 20;
     config.layouts = EPX_LAYOUT_BIT(EPX_FLAT) | EPX_LAYOUT_BIT(EPX_EXPERT_MAJOR);
     config.max_recv_tokens = c->bounded ? s->max_recv[group] : 0;
@@ -715,13 +725,6 @@ double prop_scale(void)
     double scale = text ? atof(text) : 1;
 
     return scale > 0 ? scale : 1;
-}
-
-static long long env_number(const char *name, long long otherwise)
-{
-    const char *text = getenv(name);
-
-    return text && *text ? strtoll(text, NULL, 0) : otherwise;
 }
 
 static void print_case(const struct prop_case *c)

@@ -10,7 +10,7 @@
 #include "oracle.h"
 #include "workload.h"
 
-enum { SCENE_TOKENS = 5, SCENE_EXPERTS = 6, SCENE_TOPK = 3, SCENE_HIDDEN = 72, SCENE_M = 6 };
+enum { SCENE_TOKENS = 5, SCENE_EXPERTS = 6, SCENE_TOPK = 3, SCENE_HIDDEN = 80, SCENE_M = 6 };
 
 struct scene {
     int rank, nranks;

@@ -202,7 +202,7 @@ static int wrong_tensors_ll(struct scene *s)
     tokens.shape[1] = SCENE_HIDDEN - 1;
     REFUSED(epx_dispatch(s->ll, &in, &s->ll_out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "tokens");
     tokens.shape[1] = SCENE_HIDDEN + 8;
-    REFUSED(epx_dispatch(s->ll, &in, &s->ll_out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "144", "160");
+    REFUSED(epx_dispatch(s->ll, &in, &s->ll_out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "160", "176");
     tokens = s->tokens;
     tokens.dtype = EPX_INT64;
     REFUSED(epx_dispatch(s->ll, &in, &s->ll_out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "tokens", "int64");
@@ -278,7 +278,7 @@ static int wrong_tensors_ht(struct scene *s)
     out = s->ht_out;
     out.tokens = &rows;
     rows.shape[1] -= 8;
-    REFUSED(epx_dispatch(s->ht, &in, &out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "tokens", "72", "64");
+    REFUSED(epx_dispatch(s->ht, &in, &out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "tokens", "80", "72");
     rows = s->ht_rows;
     rows.ndim = 3;
     REFUSED(epx_dispatch(s->ht, &in, &out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "tokens");
@@ -305,7 +305,7 @@ static int wrong_combines(struct scene *s)
     REFUSED(epx_combine(s->ll, &in, &s->cout, NULL, NULL), EPX_ERR_ARGUMENT, "tokens", "fp8");
     tokens = s->ll_rows;
     tokens.shape[1]--;
-    REFUSED(epx_combine(s->ll, &in, &s->cout, NULL, NULL), EPX_ERR_ARGUMENT, "tokens");
+    REFUSED(epx_combine(s->ll, &in, &s->cout, NULL, NULL), EPX_ERR_OVERFLOW, "tokens", "12", "11");
     in = s->ll_cin;
     in.topk_weights = NULL;
     REFUSED(epx_combine(s->ll, &in, &s->cout, NULL, NULL), EPX_ERR_ARGUMENT, "topk_weights");
@@ -524,7 +524,7 @@ static int mismatch_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 static void ranks_that_disagree_name_rank_and_field(void **state)
 {
     static const struct group_mistake differences[] = {
-        MISTAKE(num_experts, 12),  MISTAKE(max_tokens_per_rank, 77), MISTAKE(max_hidden_bytes, 160),
+        MISTAKE(num_experts, 12),  MISTAKE(max_tokens_per_rank, 77), MISTAKE(max_hidden_bytes, 176),
         MISTAKE(max_topk, 5),      MISTAKE(max_inflight, 4),         MISTAKE(enable_mask, 1),
         MISTAKE(timeout_ms, 2001), MISTAKE(max_recv_tokens, 99),     MISTAKE(modes, 1)};
 
@@ -581,7 +581,6 @@ static int destroyed(struct scene *s)
     ACCEPTED(epx_free(s->group, p));
     REFUSED(epx_free(s->group, p), EPX_ERR_ARGUMENT, "epx_free");
     REFUSED(epx_free(s->group, &p), EPX_ERR_ARGUMENT, "epx_free");
-    REFUSED(epx_stream_sync(s->group, &p), EPX_ERR_ARGUMENT, "stream");
     REFUSED(epx_group_query((epx_group *)(void *)s, &(epx_group_info)EPX_GROUP_INFO_INIT), EPX_ERR_ARGUMENT, "group");
     return 0;
 }
@@ -602,6 +601,8 @@ static int wrong_order(struct scene *s)
 
     ACCEPTED(epx_handle_create(&h, s->group, &config));
     REFUSED(epx_dispatch(h, &s->in, &s->ll_out, NULL, NULL, NULL), EPX_ERR_USAGE, "update");
+    REFUSED(epx_combine(h, &s->ll_cin, &s->cout, NULL, NULL), EPX_ERR_USAGE, "update");
+    ACCEPTED(epx_handle_update(h, &s->idx, NULL, NULL));
     REFUSED(epx_combine(h, &s->ll_cin, &s->cout, NULL, NULL), EPX_ERR_USAGE, "dispatch");
     REFUSED(epx_handle_recv_count(h, &rows, NULL), EPX_ERR_USAGE, "high-throughput");
     ACCEPTED(epx_complete(h, NULL));
@@ -723,7 +724,7 @@ static int too_much_memory(struct scene *s)
     REFUSED(epx_alloc(s->group, (size_t)1 << 40, &p), EPX_ERR_MEMORY, "1099511627776");
     REFUSED(epx_handle_recv_tensor(s->ht, EPX_RECV_TOKENS, EPX_BF16, 1 << 20, SCENE_HIDDEN, &t), EPX_ERR_OVERFLOW,
             "max_recv_tokens", "1048576");
-    REFUSED(epx_handle_recv_tensor(s->ht, EPX_RECV_TOKENS, EPX_BF16, 1, SCENE_HIDDEN + 8, &t), EPX_ERR_ARGUMENT, "80");
+    REFUSED(epx_handle_recv_tensor(s->ht, EPX_RECV_TOKENS, EPX_BF16, 1, SCENE_HIDDEN + 8, &t), EPX_ERR_ARGUMENT, "88");
     REFUSED(epx_handle_recv_tensor(s->ll, EPX_RECV_TOKENS, EPX_BF16, 1, SCENE_HIDDEN, &t), EPX_ERR_USAGE,
             "high-throughput");
     return 0;

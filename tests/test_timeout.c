@@ -325,6 +325,7 @@ static int mask_rounds(struct scene *s, epx_bootstrap *boot)
         return -1;
     if (epx_mask_clean(s->group, NULL) != EPX_OK || check_mask(s, 1))
         return say(s, "epx_mask_clean");
+    s->w.round = 100; /* the rank that was away has missed some */
     scene_set_active(s, s->nranks - 1, 1);
     return scene_ll(s) || scene_ht(s) || scene_ll(s) ? -1 : 0;
 }
@@ -349,6 +350,7 @@ static int mask_by_hand(struct scene *s, epx_bootstrap *boot)
         return -1;
     if (epx_mask_clean(s->group, NULL) != EPX_OK || check_mask(s, 1))
         return say(s, "epx_mask_clean");
+    s->w.round = 100; /* the rank that was away has missed some */
     scene_set_active(s, s->nranks - 1, 1);
     return scene_ll(s);
 }
