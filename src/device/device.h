@@ -19,7 +19,7 @@ struct heap_export {
     uint64_t address; /* in the exporting process */
     int64_t pid;
     int64_t token;      /* CPU: file descriptor in the exporting process */
-    uint8_t opaque[96]; /* CUDA: IPC handle; CPU: a nonce found at the start of the segment (checks that it is ours) */
+    uint8_t opaque[96]; /* CUDA: IPC handle; CPU: device and inode of the memory file */
 };
 
 struct heap {
