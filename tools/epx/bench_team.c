@@ -97,6 +97,8 @@ static int in_path(const char *name)
 
 pid_t bench_team_start_mpi(const struct bench_config *config, const char *board_path, int log_fd)
 {
+    /* Ranks that wait spin; with more ranks than cores they must let the others run. */
+    const char *yield = config->ranks > sysconf(_SC_NPROCESSORS_ONLN) ? "1" : "0";
     char program[PATH_MAX], ranks[16];
     pid_t parent = getpid(), pid;
 
@@ -116,9 +118,9 @@ pid_t bench_team_start_mpi(const struct bench_config *config, const char *board_
     die_with_parent(parent);
     dup2(log_fd, STDOUT_FILENO);
     dup2(log_fd, STDERR_FILENO);
-    /* What was fastest with more ranks than cores: docs/bench.md has the numbers. */
+    /* What was fastest: docs/bench.md has the numbers. */
     execlp("mpirun", "mpirun", "-n", ranks, "--oversubscribe", "--allow-run-as-root", "--bind-to", "none", "--mca",
-           "mpi_yield_when_idle", "1", "--mca", "btl_vader_single_copy_mechanism", "cma", program, board_path,
+           "mpi_yield_when_idle", yield, "--mca", "btl_vader_single_copy_mechanism", "cma", program, board_path,
            (char *)NULL);
     _exit(127);
 }
