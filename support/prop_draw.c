@@ -121,14 +121,14 @@ static void draw_handle(struct prop_handle *h, struct prop_rng *rng, const struc
     h->w.seed = rng->state;
 }
 
-void prop_draw_case(struct prop_case *c, uint64_t seed, int modes, int max_ranks)
+static void draw_case(struct prop_case *c, uint64_t seed, int modes, int ranks, int max_ranks)
 {
     struct prop_rng rng = {workload_hash(seed, 0xca5e)};
     int experts;
 
     memset(c, 0, sizeof(*c));
     c->seed = seed;
-    c->nranks = draw_ranks(&rng, max_ranks);
+    c->nranks = ranks ? ranks : draw_ranks(&rng, max_ranks);
     c->nhandles = prop_chance(&rng, 70) ? 1 : 2 + prop_draw(&rng, PROP_MAX_HANDLES - 1);
     c->ngroups = c->nhandles > 1 && prop_chance(&rng, 30) ? 2 : 1;
     c->updates = 1 + prop_draw(&rng, PROP_MAX_UPDATES);
@@ -145,6 +145,16 @@ void prop_draw_case(struct prop_case *c, uint64_t seed, int modes, int max_ranks
         draw_handle(&c->handle[i], &rng, c, mode, experts);
     }
     prop_shrink(c);
+}
+
+void prop_draw_case(struct prop_case *c, uint64_t seed, int modes, int max_ranks)
+{
+    draw_case(c, seed, modes, 0, max_ranks);
+}
+
+void prop_draw_case_of(struct prop_case *c, uint64_t seed, int modes, int ranks)
+{
+    draw_case(c, seed, modes, ranks, ranks);
 }
 
 /* Bytes of the largest tensor of one rank, roughly, with `extra` more tokens per rank than the workload has. */

@@ -131,6 +131,7 @@ int scene_open(struct scene *s, int rank, int nranks, const epx_bootstrap *boot,
     memset(s, 0, sizeof(*s));
     s->rank = rank;
     s->nranks = nranks;
+    s->boot = boot;
     s->w = (struct workload){.seed = 5,
                              .nranks = nranks,
                              .experts = SCENE_EXPERTS,
@@ -164,6 +165,15 @@ void scene_close(struct scene *s)
     oracle_recv_free(&s->ht_recv);
     oracle_route_free(&s->ll_route);
     oracle_route_free(&s->ht_route);
+}
+
+int scene_meet(struct scene *s)
+{
+    char mine = 0, *all = malloc((size_t)s->nranks);
+    int rc = all ? s->boot->allgather(s->boot->context, &mine, all, 1) : -1;
+
+    free(all);
+    return rc ? complain(s, "the ranks did not meet") : 0;
 }
 
 void scene_set_active(struct scene *s, int rank, int active)

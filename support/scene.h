@@ -14,6 +14,7 @@ enum { SCENE_TOKENS = 5, SCENE_EXPERTS = 6, SCENE_TOPK = 3, SCENE_HIDDEN = 80, S
 
 struct scene {
     int rank, nranks;
+    const epx_bootstrap *boot;
     epx_group *group;
     epx_handle *ll, *ht; /* EXPERT_MAJOR and FLAT */
     struct workload w;
@@ -38,6 +39,8 @@ epx_group_config scene_config(int timeout_ms);
 /* 0, or -1 with why filled; `config` may be NULL. */
 int scene_open(struct scene *s, int rank, int nranks, const epx_bootstrap *boot, const epx_group_config *config);
 void scene_close(struct scene *s);
+/* All ranks meet, outside EPX. 0 or -1. */
+int scene_meet(struct scene *s);
 /* One whole checked round: dispatch and combine (high throughput: update first). 0 or -1. */
 int scene_ll(struct scene *s);
 int scene_ht(struct scene *s);

@@ -29,14 +29,6 @@ static double now_ms(void)
     return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
 
-/* All ranks meet, outside EPX. */
-static int meet(epx_bootstrap *boot)
-{
-    char mine = 0, all[64];
-
-    return boot->allgather(boot->context, &mine, all, 1);
-}
-
 static int say(struct scene *s, const char *what)
 {
     snprintf(s->why, sizeof(s->why), "%s (last error: %s)", what, epx_last_error());
@@ -101,7 +93,7 @@ static epx_status ht_update_counted(struct scene *s)
     epx_status status = epx_handle_update(s->ht, &s->idx, NULL, NULL);
     int64_t rows;
 
-    return status == EPX_OK ? epx_handle_recv_count(s->ht, &rows, NULL) : status;
+    return then_sync(s, status == EPX_OK ? epx_handle_recv_count(s->ht, &rows, NULL) : status);
 }
 
 static epx_status ht_dispatch(struct scene *s)
@@ -167,7 +159,7 @@ static int check_fast_failure(struct scene *s)
     return 0;
 }
 
-static int run_phase(struct scene *s, epx_bootstrap *boot, const struct phase *phase)
+static int run_phase(struct scene *s, const struct phase *phase)
 {
     int absent = s->rank == s->nranks - 1, rc = 0;
     double start;
@@ -176,18 +168,18 @@ static int run_phase(struct scene *s, epx_bootstrap *boot, const struct phase *p
     scene_refill(s);
     if (phase->prepare && phase->prepare(s) != EPX_OK)
         return say(s, "the preparation failed");
-    if (meet(boot))
+    if (scene_meet(s))
         return say(s, "ranks did not meet");
     start = now_ms();
     if (!absent) {
         status = phase->act(s);
         rc = check_error(s, phase, status, now_ms() - start);
     }
-    if (meet(boot) || rc)
+    if (scene_meet(s) || rc)
         return -1;
     if (!absent && check_fast_failure(s))
         return -1;
-    if (meet(boot))
+    if (scene_meet(s))
         return -1;
     if (epx_group_error_clear(s->group) != EPX_OK)
         return say(s, "epx_group_error_clear");
@@ -207,7 +199,7 @@ static int phase_rank(int rank, int n, epx_bootstrap *boot, void *arg)
     rc = scene_open(s, rank, n, boot, &config) || scene_ll(s) || scene_ht(s);
     /* Twice: what a failure leaves behind must not disturb the next one. */
     for (int i = 0; !rc && i < 2; i++)
-        rc = run_phase(s, boot, arg);
+        rc = run_phase(s, arg);
     if (rc)
         fprintf(stderr, "rank %d, %s: %s\n", rank, ((struct phase *)arg)->word, s->why);
     scene_close(s);
@@ -302,11 +294,11 @@ static int first_round_without(struct scene *s)
     return scene_check_ll_combine(s);
 }
 
-static int mask_rounds(struct scene *s, epx_bootstrap *boot)
+static int mask_rounds(struct scene *s)
 {
     int absent = s->rank == s->nranks - 1;
 
-    if (scene_ll(s) || meet(boot))
+    if (scene_ll(s) || scene_meet(s))
         return -1;
     if (!absent) {
         double start;
@@ -321,7 +313,7 @@ static int mask_rounds(struct scene *s, epx_bootstrap *boot)
         if (now_ms() - start > 2 * DEADLINE_MS && getenv("EPX_SANITIZE") == NULL)
             return say(s, "a masked rank is waited for");
     }
-    if (meet(boot))
+    if (scene_meet(s))
         return -1;
     if (epx_mask_clean(s->group, NULL) != EPX_OK || check_mask(s, 1))
         return say(s, "epx_mask_clean");
@@ -330,13 +322,13 @@ static int mask_rounds(struct scene *s, epx_bootstrap *boot)
     return scene_ll(s) || scene_ht(s) || scene_ll(s) ? -1 : 0;
 }
 
-static int mask_by_hand(struct scene *s, epx_bootstrap *boot)
+static int mask_by_hand(struct scene *s)
 {
     int absent = s->rank == s->nranks - 1;
     int32_t mask[8] = {1, 1, 1, 1, 1, 1, 1, 1};
 
     mask[s->nranks - 1] = 0;
-    if (scene_ll(s) || meet(boot))
+    if (scene_ll(s) || scene_meet(s))
         return -1;
     if (!absent) {
         if (epx_mask_update(s->group, mask, NULL) != EPX_OK || check_mask(s, 0))
@@ -346,7 +338,7 @@ static int mask_by_hand(struct scene *s, epx_bootstrap *boot)
             if (scene_ll(s))
                 return -1;
     }
-    if (meet(boot))
+    if (scene_meet(s))
         return -1;
     if (epx_mask_clean(s->group, NULL) != EPX_OK || check_mask(s, 1))
         return say(s, "epx_mask_clean");
@@ -356,7 +348,7 @@ static int mask_by_hand(struct scene *s, epx_bootstrap *boot)
 }
 
 struct mask_test {
-    int (*run)(struct scene *s, epx_bootstrap *boot);
+    int (*run)(struct scene *s);
 };
 
 static int mask_rank(int rank, int n, epx_bootstrap *boot, void *arg)
@@ -368,7 +360,7 @@ static int mask_rank(int rank, int n, epx_bootstrap *boot, void *arg)
     if (!s)
         return -1;
     config.enable_mask = 1;
-    rc = scene_open(s, rank, n, boot, &config) || ((struct mask_test *)arg)->run(s, boot);
+    rc = scene_open(s, rank, n, boot, &config) || ((struct mask_test *)arg)->run(s);
     if (rc)
         fprintf(stderr, "rank %d: %s\n", rank, s->why);
     scene_close(s);
