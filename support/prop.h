@@ -59,15 +59,26 @@ struct prop_case {
     int bounded;      /* max_recv_tokens = what is really needed */
     int enable_mask;
     uint32_t modes; /* of the groups */
+    int ranks_per_node; /* 0 = one node */
+    int timeout_ms;     /* 0 = the tests' usual one */
+    int may_fail;       /* ranks stall or die: a call may end with a status, but what is reported as good must be right */
+    char net[16];
     struct prop_handle handle[PROP_MAX_HANDLES];
 };
 
 /* A random case for the given epx_mode bits. */
 void prop_draw_case(struct prop_case *c, uint64_t seed, int modes, int max_ranks);
+/* The same with a given number of ranks. */
+void prop_draw_case_of(struct prop_case *c, uint64_t seed, int modes, int ranks);
 /* Makes sizes small enough after a test has changed something. */
 void prop_shrink(struct prop_case *c);
 /* 0, or -1 with the failing rank's sentence. */
 int prop_run_case(const struct prop_case *c, char *error, size_t bytes);
+/* The same with ranks as something else than threads: `ranks` runs fn on each and returns how many failed. */
+typedef int (*prop_rank_fn)(int rank, int n, epx_bootstrap *boot, void *arg);
+int prop_run_case_on(const struct prop_case *c, int (*ranks)(int n, prop_rank_fn fn, void *arg), char *error,
+                     size_t bytes);
+void prop_print_case(const struct prop_case *c);
 
 /* Runs `cases` (times EPX_TEST_SCALE) cases of which `change` may restrict or force something. Prints how to repeat the
  * first failure; returns how many failed (it stops at the first). */
