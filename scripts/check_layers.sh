@@ -1,16 +1,20 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Includes under src/ point downwards only (docs/architecture.md). Everything may include epx/epx.h and
-# kernel/params.h, the words that host and kernels share. Kernels include kernel/ alone; a device's kernels.* is where
+# kernel/params.h and kernel/command.h, the words that host and kernels share. Kernels include kernel/ alone; a device's kernels.* is where
 # the device's compiler meets them, so that file may include them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 allowed() { # layer of the including file -> the layers it may include
     case $1 in
-    api) echo "api algo kernel device boot util" ;;
-    algo) echo "algo kernel device boot util" ;;
+    api) echo "api algo proxy net kernel device boot util" ;;
+    algo) echo "algo proxy net kernel device boot util" ;;
+    proxy) echo "proxy kernel net device util" ;;
+    net) echo "net boot util" ;;
     kernel) echo "kernel" ;;
+    proxy) echo "proxy net device util" ;;
+    net) echo "net util" ;;
     device) echo "device util" ;;
     boot) echo "boot util" ;;
     util) echo "util" ;;
@@ -28,7 +32,7 @@ check() { # file, included path
     local file=$1 path=$2 from=${1#src/} to=${2%%/*}
     from=${from%%/*}
     case $path in
-    epx/epx.h | kernel/params.h) return ;;
+    epx/epx.h | kernel/params.h | kernel/command.h) return ;;
     ../* | */../*) complain "$file" "$path" "write paths from src/ downwards, without .."; return ;;
     */*) ;;
     *) [ -f "$(dirname "$file")/$path" ] || complain "$file" "$path" "not in this folder; write paths from src/"; return ;;

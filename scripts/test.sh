@@ -40,7 +40,7 @@ check() { # name, command...
     "$@" >"$log/$name" 2>&1 || rc=$?
     if [ $rc -eq 0 ]; then
         passed=$((passed + 1))
-        tail -1 "$log/$name"
+        sed '/^[[:space:]]*$/d' "$log/$name" | tail -1
     elif [ $rc -eq 77 ]; then
         skipped=$((skipped + 1))
         note "skipped: $name: $(tail -1 "$log/$name")"
