@@ -14,6 +14,8 @@
  *   ag_now(ag)                       nanoseconds, monotonic
  *   ag_load_acquire, ag_store_release[32]   system scope
  *   ag_fetch_add(ag, word, n)        device scope, acquire and release; once per agent, the old value to all lanes
+ *   ag_fetch_add64(ag, word, n)      the same for 64 bits
+ *   ag_timeout(ag)                   the deadline given to ag_begin, in nanoseconds
  *   ag_claim(word, from, to)         compare and swap, system scope
  *   ag_add_stat(word, n)             relaxed add; call from the leader
  *   ag_wait_ge(ag, word, target, ns) until *word >= target (acquire), WAIT_OK / WAIT_TIMEOUT / WAIT_ABORTED
@@ -23,6 +25,8 @@
  *   ag_cast_fp8, ag_logfmt_encode    numerics, see docs/formats.md
  *   sum_set_put, ag_reduce           sum of n rows in fp32, rounded once
  *   ag_scratch(ag, bytes)            private memory of this agent for one row, or NULL
+ *   ag_store_commands(ag, ring, first, cmds, n)   n <= 32 commands into slots first.. with their parity, released each
+ *   ag_push(ag, ring, cmds, n)       (kernel/ring.h, made of these) up to 32 commands to the CPU
  *   ag_route_chunk                   prefix counting of top-k indices
  */
 #ifndef EPX_KERNEL_AGENT_H

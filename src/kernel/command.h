@@ -21,6 +21,10 @@
 
 #include "kernel/params.h"
 
+#ifndef COMMAND_FN /* a device compiler may give the functions its own qualifiers */
+#define COMMAND_FN static inline
+#endif
+
 struct command {
     uint64_t a, b;
 };
@@ -44,8 +48,8 @@ struct command_fields {
 };
 
 /* The parity bit is the ring's business: it is zero here. */
-static inline struct command command_pack(uint32_t rank, uint32_t counter, uint64_t source_offset,
-                                          uint64_t target_offset, uint32_t bytes)
+COMMAND_FN struct command command_pack(uint32_t rank, uint32_t counter, uint64_t source_offset, uint64_t target_offset,
+                                       uint32_t bytes)
 {
     const uint64_t source = source_offset / COMMAND_UNIT, target = target_offset / COMMAND_UNIT;
     struct command c;
@@ -55,7 +59,7 @@ static inline struct command command_pack(uint32_t rank, uint32_t counter, uint6
     return c;
 }
 
-static inline struct command_fields command_unpack(struct command c)
+COMMAND_FN struct command_fields command_unpack(struct command c)
 {
     struct command_fields f;
     f.version = (uint32_t)(c.a >> 1 & 7);
@@ -70,27 +74,27 @@ static inline struct command_fields command_unpack(struct command c)
 
 enum { IMMEDIATE_VERSION = 1, IMMEDIATE_MAX_COUNT = 128, IMMEDIATE_MAX_RANKS = 4096 };
 
-static inline uint32_t immediate_pack(uint32_t rank, uint32_t counter, uint32_t count)
+COMMAND_FN uint32_t immediate_pack(uint32_t rank, uint32_t counter, uint32_t count)
 {
     return (rank & 0xfffu) | (counter & 0xfffu) << 12 | ((count - 1) & 0x7fu) << 24 | (uint32_t)IMMEDIATE_VERSION << 31;
 }
 
-static inline uint32_t immediate_rank(uint32_t imm)
+COMMAND_FN uint32_t immediate_rank(uint32_t imm)
 {
     return imm & 0xfffu;
 }
 
-static inline uint32_t immediate_counter(uint32_t imm)
+COMMAND_FN uint32_t immediate_counter(uint32_t imm)
 {
     return imm >> 12 & 0xfffu;
 }
 
-static inline uint32_t immediate_count(uint32_t imm)
+COMMAND_FN uint32_t immediate_count(uint32_t imm)
 {
     return (imm >> 24 & 0x7fu) + 1;
 }
 
-static inline uint32_t immediate_version(uint32_t imm)
+COMMAND_FN uint32_t immediate_version(uint32_t imm)
 {
     return imm >> 31;
 }
@@ -99,7 +103,8 @@ static inline uint32_t immediate_version(uint32_t imm)
  * A ring of commands from the agents of one rank to one proxy thread. `slots` (power of two) lie in host memory. The
  * producers claim by adding to `head` (device memory); slot i % capacity of lap i / capacity is valid when its parity
  * bit equals (lap + 1) & 1, so nothing is ever cleared. The consumer returns `tail` now and then; producers read it
- * only when their remembered tail says that the ring may be full.
+ * only when their remembered tail says that the ring may be full. head, tail and tail_seen count commands modulo 2^64
+ * and are compared by their difference. kernel/ring.h has the producers' side, proxy/ring.c the consumer's.
  */
 struct ring_dev {
     struct command *slots;
@@ -111,5 +116,12 @@ struct ring_dev {
 };
 
 #define RING_MAX_PUSH 32
+#define RING_PARITY ((uint64_t)1) /* in command.a */
+
+/* The parity bit that makes slot `index` valid. The lap is index / capacity, hence odd when this bit is set. */
+COMMAND_FN uint64_t ring_parity(uint64_t mask, uint64_t index)
+{
+    return index & (mask + 1) ? 0 : RING_PARITY;
+}
 
 #endif

@@ -45,7 +45,8 @@ enum kernel_id {
 struct doorbell {
     uint32_t seq;
     uint32_t waiters;
-    uint8_t pad[56];
+    int32_t wake_fd; /* 0, or an eventfd of this process to write instead of the futex: who sleeps there polls it */
+    uint8_t pad[52];
 };
 EPX_STATIC_ASSERT(sizeof(struct doorbell) == 64, "one cache line");
 

@@ -11,16 +11,22 @@
 
 struct proxy_group; /* all proxy threads of one rank in one group */
 
+/* What a put belongs to, by the kind of its counter: each has its own limit of messages. */
+enum proxy_flow { PROXY_LOW_LATENCY, PROXY_NORMAL, PROXY_FLOWS };
+
+/* Besides what adapts; 0 = the environment's word (EPX_IB_MAX_INFLIGHT...), else none. */
 struct proxy_limits {
-    uint64_t max_bytes;    /* in flight per peer; 0 = adaptive only */
-    uint32_t max_messages; /* likewise */
+    uint64_t max_bytes;                 /* in flight from this rank, to all peers together */
+    uint32_t max_messages[PROXY_FLOWS]; /* in flight to each peer */
 };
+
+struct cpu_env;
 
 struct proxy_options {
     int rank, nranks;
-    int threads;    /* >= 1 */
+    int threads;    /* 0 = EPX_PROXY_THREADS, else 1; the same on all ranks */
     int ring_slots; /* power of two */
-    int pin;        /* 1: pin thread i (EPX_PROXY_PIN) */
+    int pin;        /* 1: pin thread i, as EPX_PROXY_PIN=1 does */
     int timeout_ms;
     const struct net_ops *net;
     const char *provider;
@@ -31,8 +37,12 @@ struct proxy_options {
     int device_kind;
     uint64_t *counters; /* arrivals: [kinds][slots][nranks], in host memory, advanced by the proxies */
     int kinds, slots;
-    struct doorbell *bell; /* rung after counters advance: the rank's CPU agents sleep there */
+    const uint8_t *flows;  /* [kinds]: enum proxy_flow of each; NULL = all PROXY_LOW_LATENCY */
+    struct doorbell *bell; /* rung after counters or a ring's tail advance: the rank's CPU agents sleep there */
     struct proxy_limits limits;
+    const struct cpu_env
+        *env;            /* clock, and how agents behind `bell` wake; NULL = threads. Simulations have their own */
+    uint64_t ring_start; /* where the rings' counters start: 0, but for tests of their wrap */
     /* An error on the group: called once per distinct fault, from a proxy thread. status is an epx_status. */
     void (*on_error)(void *context, int status, int peer, int64_t expected, int64_t seen, const char *text);
     void *context;
@@ -41,8 +51,10 @@ struct proxy_options {
 struct proxy_stats {
     uint64_t commands, puts, signals; /* taken from rings; writes posted (merged); of these, without bytes */
     uint64_t bytes, arrivals;         /* posted; counted immediates */
-    uint64_t window_waits, sleeps, wakes;
-    uint64_t refused; /* bad commands and bad immediates */
+    uint64_t window_waits;            /* times that a peer's puts began to wait for its window or for the network */
+    uint64_t sleeps, wakes;           /* sleeps begun; those that a producer or the network ended */
+    uint64_t refused;                 /* bad commands and bad immediates */
+    uint64_t dropped;                 /* commands to peers that are lost */
 };
 
 /* What ranks exchange to connect: one per thread, through the bootstrap. */
@@ -59,10 +71,13 @@ epx_status proxy_connect(struct proxy_group *proxies, const struct proxy_card *c
 /* Rings of this rank, ring_count of them (= threads); the pair (rank, peer) always uses ring (rank + peer) % count. */
 int proxy_ring_count(const struct proxy_group *proxies);
 const struct ring_dev *proxy_ring(const struct proxy_group *proxies, int index);
+/* Wakes sleeping threads. For producers that cannot ring: called when a launch is queued, it saves them a nap's time. */
+void proxy_wake(struct proxy_group *proxies);
 /* Simulation: one turn of thread `index`; non-zero if it did something. */
 int proxy_step(struct proxy_group *proxies, int index);
 void proxy_stats_read(const struct proxy_group *proxies, struct proxy_stats *stats);
-/* All posted puts answered, or the deadline: EPX_ERR_TIMEOUT naming the peer. */
+/* All pushed commands posted and answered, or the deadline: EPX_ERR_TIMEOUT naming the peer. In a simulation: one turn of
+ * each thread, and EPX_ERR_NOT_READY until nothing is left. */
 epx_status proxy_quiet(struct proxy_group *proxies);
 void proxy_close(struct proxy_group *proxies);
 

@@ -25,6 +25,20 @@ static const struct env_entry entries[] = {
     {"EPX_NUM_AGENTS", "", "automatic", "Agents (CPU threads, GPU warps) per operation"},
     {"EPX_ALLOC_BYTES", "", "4G", "Address space per rank from which epx_alloc serves"},
     {"EPX_DEVICE", "", "cpu", "Device of groups whose configuration leaves it open: cpu"},
+    {"EPX_NET", "", "automatic",
+     "Network between nodes: verbs, ofi, ofi;PROVIDER (tcp, shm, efa, verbs, cxi), or null, which forgets everything"},
+    {"EPX_PROXY_THREADS", "", "1", "Proxy threads per rank; the same on all ranks"},
+    {"EPX_PROXY_PIN", "", "0", "1: pin each proxy thread to a core"},
+    {"EPX_PROXY_SLEEP_US", "", "5 to 100000",
+     "Microseconds without work after which a proxy thread sleeps; the default depends on device and cores"},
+    {"EPX_PROXY_MERGE_BYTES", "", "1M", "Largest write that is made of several commands"},
+    {"EPX_IB_MAX_INFLIGHT_BYTES", "UCCL_IB_MAX_INFLIGHT_BYTES", "0",
+     "Bytes in flight from one rank to all its peers; 0: no limit but what adapts"},
+    {"EPX_IB_MAX_INFLIGHT", "", "0", "Writes in flight from one rank to each peer; 0: no limit but what adapts"},
+    {"EPX_IB_MAX_INFLIGHT_LOW_LATENCY", "UCCL_IB_MAX_INFLIGHT_LOW_LATENCY", "EPX_IB_MAX_INFLIGHT",
+     "The same for the low-latency mode alone"},
+    {"EPX_IB_MAX_INFLIGHT_NORMAL", "UCCL_IB_MAX_INFLIGHT_NORMAL", "EPX_IB_MAX_INFLIGHT",
+     "The same for the high-throughput mode alone"},
 };
 enum { ENTRY_COUNT = (int)(sizeof(entries) / sizeof(entries[0])), ALIAS_BYTES = 64 };
 

@@ -7,6 +7,7 @@
 
 #include "device/cpu/agent.h"
 #include "device/cpu/math.h"
+#include "kernel/command.h"
 
 #include <string.h>
 
@@ -72,6 +73,17 @@ KFN uint32_t ag_fetch_add(struct agent *ag, uint32_t *word, uint32_t n)
 {
     (void)ag;
     return __atomic_fetch_add(word, n, __ATOMIC_ACQ_REL);
+}
+
+KFN uint64_t ag_fetch_add64(struct agent *ag, uint64_t *word, uint64_t n)
+{
+    (void)ag;
+    return __atomic_fetch_add(word, n, __ATOMIC_ACQ_REL);
+}
+
+KFN uint64_t ag_timeout(const struct agent *ag)
+{
+    return ag->timeout_ns;
 }
 
 KFN void ag_add_stat(uint64_t *word, uint64_t n)
@@ -160,6 +172,20 @@ KFN void ag_logfmt_encode(struct agent *ag, void *to, const void *x, int hidden)
 KFN void *ag_scratch(struct agent *ag, size_t bytes)
 {
     return agent_scratch(ag, bytes);
+}
+
+KFN void ag_store_commands(struct agent *ag, const struct ring_dev *ring, uint64_t first, const struct command *cmds,
+                           int n)
+{
+    (void)ag;
+    for (int i = 0; i < n; i++) {
+        const uint64_t index = first + (uint64_t)i;
+        struct command *slot = &ring->slots[index & ring->mask];
+
+        /* Release: pairs with the acquire of ring_peek (proxy/ring.h); the parity in `a` says that `b` is there too. */
+        __atomic_store_n(&slot->b, cmds[i].b, __ATOMIC_RELAXED);
+        __atomic_store_n(&slot->a, cmds[i].a | ring_parity(ring->mask, index), __ATOMIC_RELEASE);
+    }
 }
 
 /*

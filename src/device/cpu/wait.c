@@ -66,7 +66,15 @@ static void thread_sleep(void *self, struct agent *agent, struct doorbell *bell,
 
 static void thread_wake(void *self, struct doorbell *bell)
 {
+    const uint64_t one = 1;
+
     (void)self;
+    if (bell->wake_fd > 0) {
+        /* Fails only when the count is full, and then the descriptor is readable anyway. */
+        if (write(bell->wake_fd, &one, sizeof(one)) < 0)
+            return;
+        return;
+    }
     syscall(SYS_futex, &bell->seq, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
@@ -77,7 +85,7 @@ const struct cpu_env cpu_thread_env = {.now_ns = thread_now_ns, .sleep = thread_
 static inline int word_ready(const uint64_t *word, uint64_t target)
 {
     /* Acquire: pairs with the release store or add of whoever advances the word. */
-    return __atomic_load_n(word, __ATOMIC_ACQUIRE) >= target;
+    return (int64_t)(__atomic_load_n(word, __ATOMIC_ACQUIRE) - target) >= 0;
 }
 
 static int spin(const uint64_t *word, uint64_t target)
@@ -144,8 +152,11 @@ enum wait_result cpu_wait_ge(struct agent *agent, const uint64_t *word, uint64_t
 
 void cpu_ring_bell(struct agent *agent, struct doorbell *bell)
 {
-    const struct cpu_env *env = agent->env;
+    cpu_env_ring(agent->env, bell);
+}
 
+void cpu_env_ring(const struct cpu_env *env, struct doorbell *bell)
+{
     /* R2: release pairs with the acquire of W2 in wait_asleep (and hands on the word stored before), acquire with its
      * release. A plain load will not do: it could be served before the store to the word is visible. */
     if (__atomic_exchange_n(&bell->waiters, 0, __ATOMIC_SEQ_CST) == 0)

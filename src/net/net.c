@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The table of networks. */
+#include "net/net.h"
+
+#include <string.h>
+
+#include "util/env.h"
+#include "util/status.h"
+
+/* In the order in which they are tried when none is asked for; the last ones are taken only by name. */
+static const struct {
+    const struct net_ops *ops;
+    int automatic;
+} networks[] = {
+    {&net_null_ops, 0},
+};
+enum { NETWORKS = (int)(sizeof(networks) / sizeof(networks[0])) };
+
+static epx_status find_automatic(const struct net_ops **ops)
+{
+    char text[256];
+    int i;
+
+    for (i = 0; i < NETWORKS; i++)
+        if (networks[i].automatic && networks[i].ops->probe("", text, sizeof(text)) == EPX_OK) {
+            *ops = networks[i].ops;
+            return EPX_OK;
+        }
+    return fail(EPX_ERR_UNSUPPORTED, "no network can be used on this machine: see `epx doctor`");
+}
+
+epx_status net_find(const char *name, const struct net_ops **ops, const char **provider)
+{
+    const char *asked = name;
+    size_t length;
+    int i;
+
+    *provider = "";
+    if (!asked[0] || !strcmp(asked, "auto"))
+        asked = env_string("EPX_NET");
+    if (!asked || !strcmp(asked, "auto"))
+        return find_automatic(ops);
+    length = strcspn(asked, ";");
+    for (i = 0; i < NETWORKS; i++)
+        if (strlen(networks[i].ops->name) == length && !strncmp(networks[i].ops->name, asked, length)) {
+            *ops = networks[i].ops;
+            *provider = asked[length] ? asked + length + 1 : "";
+            return EPX_OK;
+        }
+    return fail(EPX_ERR_ARGUMENT, "unknown network \"%s\"; expected auto, verbs, ofi, ofi;PROVIDER, sim or null",
+                asked);
+}

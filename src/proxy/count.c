@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Arrivals: a peer's immediate says which counter of which source advances by how much.
+ *
+ *   peer's proxy                              this thread                               agents of this rank
+ *   put(bytes, immediate) ---- network --->   bytes are in the heap
+ *                                             counter[kind][slot][source] += count  --> wait until it is what I expect
+ *                                             (release)                                 (acquire), read the bytes
+ *                                             ring the rank's bell
+ *
+ * A counter has one writer: the pair (this rank, source) always meets on the same thread. It is never reset.
+ */
+#include "proxy/internal.h"
+
+static void refuse(struct proxy_thread *t, const struct net_event *event, int64_t expected, int64_t seen,
+                   const char *text)
+{
+    const int rank = (int)immediate_rank(event->immediate);
+    const int peer = event->peer >= 0 ? event->peer : rank < t->group->options.nranks ? rank : -1;
+
+    stat_add(&t->stats.refused, 1);
+    proxy_fault(t, FAULT_ARRIVAL, EPX_ERR_MISMATCH, peer, expected, seen, text);
+}
+
+void count_arrival(struct proxy_thread *t, const struct net_event *event)
+{
+    const struct proxy_options *o = &t->group->options;
+    const uint32_t imm = event->immediate, rank = immediate_rank(imm), counter = immediate_counter(imm);
+    uint64_t *word;
+
+    if (immediate_version(imm) != IMMEDIATE_VERSION) {
+        refuse(t, event, IMMEDIATE_VERSION, immediate_version(imm), "an immediate of another version arrived");
+        return;
+    }
+    if (rank >= (uint32_t)o->nranks || t->by_rank[rank] < 0 || (event->peer >= 0 && event->peer != (int)rank)) {
+        refuse(t, event, event->peer, rank, "an immediate from a rank that does not speak with this endpoint arrived");
+        return;
+    }
+    if (COUNTER_KIND(counter) >= (uint32_t)o->kinds || COUNTER_SLOT(counter) >= (uint32_t)o->slots) {
+        refuse(t, event, COUNTER(o->kinds, 0), counter, "an immediate for a counter that does not exist arrived");
+        return;
+    }
+    word = &o->counters[((size_t)COUNTER_KIND(counter) * (size_t)o->slots + COUNTER_SLOT(counter)) * (size_t)o->nranks +
+                        rank];
+    /* Release: pairs with the acquire of the agents that wait for it; the bytes came before. One writer: no add. */
+    __atomic_store_n(word, *word + immediate_count(imm), __ATOMIC_RELEASE);
+    stat_add(&t->stats.arrivals, 1);
+    t->ring_bell = 1;
+}

@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the files of this folder share.
+ *
+ *   proxy.c   opening, connecting, ending; statistics; quiet
+ *   thread.c  the thread around the turns: spinning, sleeping, waking, pinning
+ *   loop.c    one turn: take commands, check, merge, post, handle what the network reports
+ *   window.c  how much may be in flight to a peer
+ *   count.c   arrivals
+ *   ring.c    memory of the command rings; ring.h takes from them
+ *
+ * A peer belongs to one thread of each rank, and everything here but the words marked "shared" to one thread.
+ */
+#ifndef EPX_PROXY_INTERNAL_H
+#define EPX_PROXY_INTERNAL_H
+
+#include <pthread.h>
+
+#include "device/cpu/agent.h"
+#include "proxy/proxy.h"
+#include "proxy/ring.h"
+
+/* A put in the making: commands are merged into it until it is posted. */
+struct pending {
+    uint64_t source, target; /* bytes; 0 and 0 without bytes */
+    uint32_t bytes;
+    uint16_t counter;
+    uint8_t count; /* commands in it, 1 to IMMEDIATE_MAX_COUNT */
+    uint8_t flow;  /* enum proxy_flow */
+};
+
+/* A put that was posted, by sequence number % depth. */
+struct posted {
+    uint64_t at_ns;
+    uint32_t bytes;
+    uint32_t ahead_kib; /* bytes in flight to this peer when it was posted, itself included */
+    uint8_t open;       /* not answered yet */
+    uint8_t flow;
+};
+
+struct window {
+    uint64_t bytes; /* in flight */
+    uint32_t messages;
+    uint32_t by_flow[PROXY_FLOWS];
+    uint64_t bytes_limit; /* what adapts */
+    uint32_t messages_limit;
+    uint32_t messages_most; /* what it may grow to */
+    uint64_t round_end;     /* the limits change when the put with this number is answered */
+    uint64_t round_ns, round_bytes;
+    uint64_t best_ns;   /* shortest time to an answer seen lately */
+    uint64_t best_rate; /* highest, bytes per microsecond, likewise */
+    uint32_t late, timely;
+    uint8_t limited; /* something waited for the window in this round */
+    uint8_t refused; /* the network had no room in this round */
+};
+
+struct peer {
+    int rank;
+    uint8_t dead;
+    uint8_t listed;      /* in the thread's `busy` */
+    uint8_t stalled;     /* its first pending put waits */
+    uint32_t head, tail; /* of queue: pending[head .. tail) */
+    struct pending *queue;
+    struct posted *posted;
+    uint64_t next, oldest; /* numbers of the next put and of the oldest unanswered one */
+    uint64_t region_bytes;
+    struct window window;
+};
+
+enum { POLL_MAX = 64, TAKE_MAX = 256, POST_MAX = 256 };
+
+struct proxy_thread {
+    struct proxy_group *group;
+    int index;
+    struct net *net;
+    const struct net_ops *ops;
+    struct ring ring;
+    struct peer *peers;
+    int npeers;
+    uint32_t depth;   /* of a peer's queue and of its posted puts; a power of two */
+    int32_t *by_rank; /* [nranks]: index in peers, -1 = none of this thread's */
+    int *busy;        /* peers with pending puts */
+    int nbusy, first_busy;
+    uint64_t bytes_in_flight, bytes_most; /* to all its peers */
+    uint64_t messages_in_flight;
+    uint64_t now_ns;          /* once per turn, when asked for */
+    int broken;               /* the endpoint failed */
+    int unflushed;            /* the doorbell is still to be rung */
+    int ring_bell;            /* this turn: agents may wait for what it did */
+    struct proxy_stats stats; /* shared: relaxed stores here, relaxed loads in proxy_stats_read */
+    struct pending *pendings; /* memory of all peers */
+    struct posted *posteds;
+
+    pthread_t pthread;
+    int started;
+    int wake_fd;
+    uint64_t nap_ns;
+    int stop;       /* shared: set by proxy_close */
+    uint64_t asked; /* shared: proxy_quiet counts up */
+    uint64_t quiet; /* shared: the last `asked` for which nothing was left */
+    int blame;      /* shared: a peer that has not answered, or -1 */
+};
+
+struct proxy_group {
+    struct proxy_options options;
+    const struct cpu_env *env;
+    uint8_t *remote;
+    char provider[64];
+    struct proxy_thread *threads;
+    struct proxy_limits limits; /* options' or the environment's */
+    uint32_t merge_bytes;
+    uint64_t spin_ns;  /* idle time after which a thread sleeps */
+    uint32_t reported; /* shared: bit per enum fault that was reported */
+    int manual, connected;
+};
+
+enum fault {
+    FAULT_COMMAND,  /* version or operation */
+    FAULT_RANK,     /* of a command */
+    FAULT_RANGE,    /* of a command: outside a heap */
+    FAULT_COUNTER,  /* of a command */
+    FAULT_ARRIVAL,  /* an immediate */
+    FAULT_ANSWER,   /* the network answers what was not asked */
+    FAULT_ENDPOINT, /* the network as a whole */
+};
+
+/* ---- proxy.c */
+void proxy_fault(struct proxy_thread *t, enum fault fault, int status, int peer, int64_t expected, int64_t seen,
+                 const char *text);
+
+/* ---- thread.c */
+epx_status thread_open(struct proxy_thread *t);
+epx_status thread_start(struct proxy_thread *t);
+void thread_wake(struct proxy_thread *t);
+void thread_stop(struct proxy_thread *t);
+void thread_close(struct proxy_thread *t);
+
+/* ---- loop.c */
+/* One bounded turn; non-zero if there was something to do. */
+int proxy_turn(struct proxy_thread *t);
+void peer_lost(struct proxy_thread *t, struct peer *peer, int error);
+uint64_t turn_now(struct proxy_thread *t);
+
+/* ---- window.c */
+void window_init(struct window *w, uint32_t depth);
+int window_allows(const struct proxy_thread *t, const struct peer *peer, const struct pending *put);
+void window_posted(struct proxy_thread *t, struct peer *peer, const struct pending *put);
+/* The network had no room for a put. */
+void window_refused(struct window *w);
+/* Puts number - count + 1 .. number are answered. Negative: they were not in flight. */
+int window_answered(struct proxy_thread *t, struct peer *peer, uint64_t number, uint32_t count);
+void window_forget(struct proxy_thread *t, struct peer *peer);
+
+/* ---- count.c */
+void count_arrival(struct proxy_thread *t, const struct net_event *event);
+
+/* Statistics have one writer each. */
+static inline void stat_add(uint64_t *word, uint64_t n)
+{
+    __atomic_store_n(word, *word + n, __ATOMIC_RELAXED);
+}
+
+#endif

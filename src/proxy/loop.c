@@ -1,0 +1,384 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One turn of a proxy thread. No lock, no allocation, no system call of its own.
+ *
+ *   network --poll--> answers: windows open      arrivals: counters (count.c)      failures: peer is lost
+ *
+ *   ring --take, check--> peer's queue of pending puts --window, network--> posted puts --answer--> forgotten
+ *              |              merge with one of the last MERGE_LOOK                  one doorbell per turn
+ *              |              pending puts that touches on both sides
+ *              `- bad: refused, counted, reported once
+ *
+ * Commands of one turn are merged before the first is posted, and those behind a closed window go on being merged. A peer
+ * whose window is closed keeps its puts in its own queue while others post. Only when that queue is full does the
+ * ring wait, at the first command for this peer.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "proxy/internal.h"
+
+#define MERGE_LOOK 8
+
+/* version and op of a command, in place */
+#define HEAD_MASK ((uint64_t)0x7f << 1)
+#define HEAD_WANTED ((uint64_t)COMMAND_VERSION << 1 | (uint64_t)COMMAND_PUT << 4)
+
+uint64_t turn_now(struct proxy_thread *t)
+{
+    if (t->now_ns == 0)
+        t->now_ns = t->group->env->now_ns(t->group->env->self);
+    return t->now_ns;
+}
+
+/* ---- What the network reports ------------------------------------------------------------------------------- */
+
+void peer_lost(struct proxy_thread *t, struct peer *peer, int error)
+{
+    const struct proxy_options *o = &t->group->options;
+    char text[160];
+    uint32_t i;
+
+    if (peer->dead)
+        return;
+    peer->dead = 1;
+    for (i = peer->head; i != peer->tail; i++)
+        stat_add(&t->stats.dropped, peer->queue[i & (t->depth - 1)].count);
+    peer->head = peer->tail;
+    window_forget(t, peer);
+    snprintf(text, sizeof(text), "the network (%s) lost rank %d: %s", t->ops->name, peer->rank, strerror(error));
+    if (o->on_error)
+        o->on_error(o->context, EPX_ERR_PEER, peer->rank, 0, error, text);
+}
+
+static void endpoint_lost(struct proxy_thread *t, int error)
+{
+    char text[160];
+    int i;
+
+    if (t->broken)
+        return;
+    t->broken = 1;
+    snprintf(text, sizeof(text), "endpoint %d of the network (%s) failed: %s", t->index, t->ops->name, strerror(error));
+    proxy_fault(t, FAULT_ENDPOINT, EPX_ERR_SYSTEM, -1, 0, error, text);
+    for (i = 0; i < t->npeers; i++)
+        peer_lost(t, &t->peers[i], error);
+}
+
+static struct peer *peer_of(const struct proxy_thread *t, int rank)
+{
+    if (rank < 0 || rank >= t->group->options.nranks || t->by_rank[rank] < 0)
+        return NULL;
+    return &t->peers[t->by_rank[rank]];
+}
+
+/* A cookie is rank << 48 | number of the put; numbers are compared modulo 2^48. */
+static uint64_t cookie_of(const struct peer *peer)
+{
+    return (uint64_t)peer->rank << 48 | (peer->next & 0xffffffffffffu);
+}
+
+static void handle_sent(struct proxy_thread *t, const struct net_event *event)
+{
+    struct peer *peer = peer_of(t, (int)(event->cookie >> 48));
+    uint64_t back;
+
+    if (peer && peer->dead)
+        return;
+    if (peer) {
+        back = (peer->next - event->cookie) & 0xffffffffffffu; /* 1 = the last one posted */
+        if (window_answered(t, peer, peer->next - back, event->count) == 0)
+            return;
+    }
+    proxy_fault(t, FAULT_ANSWER, EPX_ERR_INTERNAL, event->peer, 1, event->count,
+                "the network answered a put that was not posted");
+}
+
+static void handle_failed(struct proxy_thread *t, const struct net_event *event)
+{
+    struct peer *peer = peer_of(t, event->peer);
+
+    if (peer)
+        peer_lost(t, peer, event->error);
+    else
+        endpoint_lost(t, event->error);
+}
+
+static int poll_net(struct proxy_thread *t)
+{
+    struct net_event events[POLL_MAX];
+    int i, n;
+
+    if (t->broken)
+        return 0;
+    n = t->ops->poll(t->net, events, POLL_MAX);
+    if (n < 0) {
+        if (n != -EAGAIN)
+            endpoint_lost(t, -n);
+        return n != -EAGAIN;
+    }
+    for (i = 0; i < n; i++) {
+        if (events[i].kind == NET_SENT)
+            handle_sent(t, &events[i]);
+        else if (events[i].kind == NET_ARRIVED)
+            count_arrival(t, &events[i]);
+        else
+            handle_failed(t, &events[i]);
+    }
+    return n;
+}
+
+/* ---- Taking and merging ------------------------------------------------------------------------------------- */
+
+static void refuse(struct proxy_thread *t, enum fault fault, int peer, int64_t expected, int64_t seen, const char *text)
+{
+    stat_add(&t->stats.refused, 1);
+    proxy_fault(t, fault, EPX_ERR_INTERNAL, peer, expected, seen, text);
+}
+
+/* The peer, and the put that the command asks for; NULL: refused. Everything is believed only after this. */
+static struct peer *check(struct proxy_thread *t, struct command c, struct pending *put)
+{
+    const struct proxy_options *o = &t->group->options;
+    const struct command_fields f = command_unpack(c);
+    const uint64_t heap_units = o->heap_bytes / COMMAND_UNIT;
+    struct peer *peer;
+
+    if ((c.a & HEAD_MASK) != HEAD_WANTED) {
+        refuse(t, FAULT_COMMAND, -1, HEAD_WANTED >> 1, (int64_t)(c.a & HEAD_MASK) >> 1,
+               "a command has an unknown version or operation");
+        return NULL;
+    }
+    peer = peer_of(t, (int)f.rank);
+    if (!peer) {
+        refuse(t, FAULT_RANK, -1, o->nranks, f.rank, "a command names a rank that this ring does not serve");
+        return NULL;
+    }
+    if (COUNTER_KIND(f.counter) >= (uint32_t)o->kinds || COUNTER_SLOT(f.counter) >= (uint32_t)o->slots) {
+        refuse(t, FAULT_COUNTER, peer->rank, COUNTER(o->kinds, 0), f.counter, "a command names an unknown counter");
+        return NULL;
+    }
+    if (f.units > heap_units || f.source > heap_units - f.units) {
+        refuse(t, FAULT_RANGE, peer->rank, (int64_t)heap_units, (int64_t)(f.source + f.units),
+               "a command reads beyond the end of the heap (units of 16 bytes)");
+        return NULL;
+    }
+    if (f.target + f.units > peer->region_bytes / COMMAND_UNIT) {
+        refuse(t, FAULT_RANGE, peer->rank, (int64_t)(peer->region_bytes / COMMAND_UNIT), (int64_t)(f.target + f.units),
+               "a command writes beyond the end of the peer's heap (units of 16 bytes)");
+        return NULL;
+    }
+    put->source = f.units ? f.source * COMMAND_UNIT : 0;
+    put->target = f.units ? f.target * COMMAND_UNIT : 0;
+    put->bytes = f.units * COMMAND_UNIT;
+    put->counter = (uint16_t)f.counter;
+    put->count = 1;
+    put->flow = o->flows ? o->flows[COUNTER_KIND(f.counter)] : PROXY_LOW_LATENCY;
+    return peer;
+}
+
+/* Adds b to a if the two can be one put: same counter, and contiguous on both sides or one of them without bytes. */
+static inline int merge(struct pending *a, const struct pending *b, uint32_t most)
+{
+    if (a->counter != b->counter || a->count + b->count > IMMEDIATE_MAX_COUNT)
+        return 0;
+    if (b->bytes == 0) {
+        a->count = (uint8_t)(a->count + b->count);
+        return 1;
+    }
+    if ((uint64_t)a->bytes + b->bytes > most)
+        return 0;
+    if (a->bytes == 0 || (b->source + b->bytes == a->source && b->target + b->bytes == a->target)) {
+        a->source = b->source;
+        a->target = b->target;
+    } else if (a->source + a->bytes != b->source || a->target + a->bytes != b->target) {
+        return 0;
+    }
+    a->bytes += b->bytes;
+    a->count = (uint8_t)(a->count + b->count);
+    return 1;
+}
+
+/* A pending put that grew may now touch another one: the gap between the two was filled. */
+static void close_gap(struct proxy_thread *t, struct peer *peer, uint32_t at, uint32_t from)
+{
+    const uint32_t mask = t->depth - 1;
+    uint32_t i;
+
+    for (i = from; i != peer->tail; i++) {
+        if (i == at || !merge(&peer->queue[at & mask], &peer->queue[i & mask], t->group->merge_bytes))
+            continue;
+        peer->queue[i & mask] = peer->queue[--peer->tail & mask];
+        return;
+    }
+}
+
+/* Into the queue of its peer. 0: the queue is full. */
+static int enqueue(struct proxy_thread *t, struct peer *peer, const struct pending *put)
+{
+    const uint32_t mask = t->depth - 1, queued = peer->tail - peer->head;
+    const uint32_t from = queued > MERGE_LOOK ? peer->tail - MERGE_LOOK : peer->head;
+    uint32_t i;
+
+    for (i = peer->tail; i != from; i--) {
+        if (!merge(&peer->queue[(i - 1) & mask], put, t->group->merge_bytes))
+            continue;
+        close_gap(t, peer, i - 1, from);
+        return 1;
+    }
+    if (queued == t->depth)
+        return 0;
+    peer->queue[peer->tail++ & mask] = *put;
+    if (!peer->listed) {
+        peer->listed = 1;
+        t->busy[t->nbusy++] = (int)(peer - t->peers);
+    }
+    return 1;
+}
+
+static int take_commands(struct proxy_thread *t)
+{
+    struct command c;
+    struct pending put;
+    struct peer *peer;
+    int n;
+
+    for (n = 0; n < TAKE_MAX && ring_peek(&t->ring, &c); n++) {
+        peer = check(t, c, &put);
+        if (peer && peer->dead)
+            stat_add(&t->stats.dropped, 1);
+        else if (peer && !enqueue(t, peer, &put))
+            break;
+        ring_take(&t->ring);
+    }
+    if (n > 0)
+        stat_add(&t->stats.commands, (uint64_t)n);
+    /* Producers that wait for room are told of an eighth of the ring at a time, or when there is no more to take. */
+    if (n < TAKE_MAX || t->ring.taken - t->ring.returned > t->ring.dev.mask / 8)
+        t->ring_bell |= ring_return(&t->ring);
+    return n;
+}
+
+/* ---- Posting ------------------------------------------------------------------------------------------------ */
+
+/* 1: posted; 0: not now, or never. */
+static int post(struct proxy_thread *t, struct peer *peer, const struct pending *p)
+{
+    const struct net_put put = {
+        .peer = peer->rank,
+        .bytes = p->bytes,
+        .source = p->source,
+        .target = p->target,
+        .immediate = immediate_pack((uint32_t)t->group->options.rank, p->counter, p->count),
+        .more = 1, /* flush rings once for the whole turn */
+        .cookie = cookie_of(peer),
+    };
+    const int result = t->ops->put(t->net, &put);
+
+    if (result == -EAGAIN) {
+        window_refused(&peer->window);
+        return 0;
+    }
+    if (result < 0) {
+        peer_lost(t, peer, -result);
+        return 0;
+    }
+    window_posted(t, peer, p);
+    stat_add(&t->stats.puts, 1);
+    stat_add(&t->stats.bytes, p->bytes);
+    if (p->bytes == 0)
+        stat_add(&t->stats.signals, 1);
+    return 1;
+}
+
+static int post_peer(struct proxy_thread *t, struct peer *peer)
+{
+    int n;
+
+    for (n = 0; n < POST_MAX && peer->head != peer->tail; n++) {
+        const struct pending *p = &peer->queue[peer->head & (t->depth - 1)];
+        const int allowed = window_allows(t, peer, p);
+
+        if (!allowed)
+            peer->window.limited = 1;
+        if (!allowed || !post(t, peer, p)) {
+            if (!peer->stalled && !peer->dead)
+                stat_add(&t->stats.window_waits, 1);
+            peer->stalled = 1;
+            break;
+        }
+        peer->stalled = 0;
+        peer->head++;
+    }
+    return n;
+}
+
+/* Every peer with something pending has its turn; who comes first changes. */
+static int post_all(struct proxy_thread *t)
+{
+    int i, n = 0, kept = 0;
+    const int busy = t->nbusy;
+
+    if (busy == 0)
+        return 0;
+    if (++t->first_busy >= busy)
+        t->first_busy = 0;
+    for (i = 0; i < busy; i++)
+        n += post_peer(t, &t->peers[t->busy[(t->first_busy + i) % busy]]);
+    for (i = 0; i < busy; i++) {
+        struct peer *peer = &t->peers[t->busy[i]];
+
+        if (peer->head != peer->tail)
+            t->busy[kept++] = t->busy[i];
+        else
+            peer->listed = 0;
+    }
+    t->nbusy = kept;
+    return n;
+}
+
+static void flush_net(struct proxy_thread *t)
+{
+    const int result = t->broken ? 0 : t->ops->flush(t->net);
+
+    t->unflushed = result == -EAGAIN;
+    if (result < 0 && result != -EAGAIN)
+        endpoint_lost(t, -result);
+}
+
+/* ---- The turn ----------------------------------------------------------------------------------------------- */
+
+/* For proxy_quiet: nothing in the ring, nothing pending, nothing unanswered; or who has not answered. */
+static void answer_quiet(struct proxy_thread *t, uint64_t asked, int taken)
+{
+    int i, blame = -1;
+
+    if (asked == t->quiet)
+        return;
+    for (i = 0; i < t->npeers && blame < 0; i++)
+        if (t->peers[i].head != t->peers[i].tail || t->peers[i].window.messages > 0)
+            blame = t->peers[i].rank;
+    __atomic_store_n(&t->blame, blame, __ATOMIC_RELAXED);
+    if (blame < 0 && taken == 0)
+        __atomic_store_n(&t->quiet, asked, __ATOMIC_RELEASE); /* pairs with the acquire in proxy_quiet */
+}
+
+int proxy_turn(struct proxy_thread *t)
+{
+    /* Acquire: pairs with the add in proxy_quiet; commands pushed before it are then seen below. */
+    const uint64_t asked = __atomic_load_n(&t->asked, __ATOMIC_ACQUIRE);
+    int events, taken, posted;
+
+    t->now_ns = 0;
+    t->ring_bell = 0;
+    events = poll_net(t);
+    taken = take_commands(t);
+    posted = post_all(t);
+    if (posted || t->unflushed)
+        flush_net(t);
+    if (t->ring_bell && t->group->options.bell)
+        cpu_env_ring(t->group->env, t->group->options.bell); /* C4 of kernel/ring.h, and for arrivals */
+    answer_quiet(t, asked, taken);
+    return events | taken | posted;
+}

@@ -1,0 +1,332 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Proxies of a rank: opening, connecting, ending, statistics, quiet. The life of a command is in loop.c. */
+#include "proxy/proxy.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "proxy/internal.h"
+#include "util/clock.h"
+#include "util/env.h"
+#include "util/status.h"
+
+#define THREADS_MOST 64
+/* Places in the queues of all peers of a thread, shared out among them; and what one peer gets at least and at most. */
+#define PLACES (1u << 14)
+#define DEPTH_LEAST 64u
+#define DEPTH_MOST 1024u
+#define MERGE_BYTES (1 << 20)
+#define QUIET_POLL_NS 50000
+
+void proxy_fault(struct proxy_thread *t, enum fault fault, int status, int peer, int64_t expected, int64_t seen,
+                 const char *text)
+{
+    const struct proxy_options *o = &t->group->options;
+    const uint32_t bit = 1u << fault;
+
+    if (__atomic_fetch_or(&t->group->reported, bit, __ATOMIC_RELAXED) & bit)
+        return;
+    if (o->on_error)
+        o->on_error(o->context, status, peer, expected, seen, text);
+}
+
+/* ---- Opening ------------------------------------------------------------------------------------------------ */
+
+static epx_status check_options(const struct proxy_options *o)
+{
+    if (o->nranks < 1 || o->nranks > IMMEDIATE_MAX_RANKS || o->rank < 0 || o->rank >= o->nranks)
+        return fail(EPX_ERR_ARGUMENT, "proxies: expected a rank below the number of ranks, at most %d; got %d of %d",
+                    IMMEDIATE_MAX_RANKS, o->rank, o->nranks);
+    if (o->threads < 0 || o->threads > THREADS_MOST)
+        return fail(EPX_ERR_ARGUMENT, "proxies: expected 1 to %d threads, got %d", THREADS_MOST, o->threads);
+    if (o->kinds < 1 || o->kinds > 64 || o->slots < 1 || o->slots > 64)
+        return fail(EPX_ERR_ARGUMENT, "proxies: expected 1 to 64 kinds and slots of counters, got %d and %d", o->kinds,
+                    o->slots);
+    if (o->heap_bytes > COMMAND_MAX_OFFSET)
+        return fail(EPX_ERR_UNSUPPORTED, "proxies: expected a heap of at most %llu bytes, got %llu",
+                    (unsigned long long)COMMAND_MAX_OFFSET, (unsigned long long)o->heap_bytes);
+    if (!o->net || !o->remote || !o->counters)
+        return fail(EPX_ERR_ARGUMENT, "proxies: expected a network, the remote ranks and counters");
+    return EPX_OK;
+}
+
+static void read_environment(struct proxy_group *g)
+{
+    struct proxy_options *o = &g->options;
+    const int64_t cores = sysconf(_SC_NPROCESSORS_ONLN);
+    const int64_t both = env_int("EPX_IB_MAX_INFLIGHT", 0, 0, 1 << 20);
+    /* A GPU cannot wake its proxy, which has a core of its own for that; few cores are needed by others at once. */
+    const int64_t spin_us = o->device_kind != EPX_DEVICE_CPU ? 100000 : cores < 8 ? 5 : 50;
+
+    if (o->threads == 0)
+        o->threads = (int)env_int("EPX_PROXY_THREADS", 1, 1, THREADS_MOST);
+    o->pin = (int)env_int("EPX_PROXY_PIN", o->pin, 0, 1);
+    g->spin_ns = (uint64_t)env_int("EPX_PROXY_SLEEP_US", spin_us, 0, 1000000000) * 1000;
+    g->merge_bytes = (uint32_t)env_int("EPX_PROXY_MERGE_BYTES", MERGE_BYTES, 0, 1 << 30);
+    g->limits = o->limits;
+    if (!g->limits.max_bytes)
+        g->limits.max_bytes = (uint64_t)env_int("EPX_IB_MAX_INFLIGHT_BYTES", 0, 0, INT64_MAX);
+    if (!g->limits.max_messages[PROXY_LOW_LATENCY])
+        g->limits.max_messages[PROXY_LOW_LATENCY] =
+            (uint32_t)env_int("EPX_IB_MAX_INFLIGHT_LOW_LATENCY", both, 0, 1 << 20);
+    if (!g->limits.max_messages[PROXY_NORMAL])
+        g->limits.max_messages[PROXY_NORMAL] = (uint32_t)env_int("EPX_IB_MAX_INFLIGHT_NORMAL", both, 0, 1 << 20);
+}
+
+/* The peers that a thread serves, and room for what is on its way to them. */
+static epx_status open_peers(struct proxy_thread *t)
+{
+    const struct proxy_group *g = t->group;
+    const struct proxy_options *o = &g->options;
+    size_t places;
+    int rank;
+
+    t->by_rank = calloc((size_t)o->nranks, sizeof(*t->by_rank));
+    t->busy = calloc((size_t)o->nranks, sizeof(*t->busy));
+    t->peers = calloc((size_t)o->nranks, sizeof(*t->peers));
+    if (!t->by_rank || !t->busy || !t->peers)
+        return fail(EPX_ERR_MEMORY, "proxy %d: no memory for %d ranks", t->index, o->nranks);
+    for (rank = 0; rank < o->nranks; rank++) {
+        const int mine = g->remote[rank] && rank != o->rank && (o->rank + rank) % o->threads == t->index;
+
+        t->by_rank[rank] = mine ? t->npeers : -1;
+        if (mine)
+            t->peers[t->npeers++].rank = rank;
+    }
+    t->depth = DEPTH_MOST;
+    while (t->depth > DEPTH_LEAST && t->depth * (uint32_t)t->npeers > PLACES)
+        t->depth /= 2;
+    places = (size_t)t->npeers * t->depth + 1;
+    t->pendings = calloc(places, sizeof(*t->pendings));
+    t->posteds = calloc(places, sizeof(*t->posteds));
+    if (!t->pendings || !t->posteds)
+        return fail(EPX_ERR_MEMORY, "proxy %d: no memory for %zu puts", t->index, places);
+    for (rank = 0; rank < t->npeers; rank++) {
+        t->peers[rank].queue = &t->pendings[(size_t)rank * t->depth];
+        t->peers[rank].posted = &t->posteds[(size_t)rank * t->depth];
+        window_init(&t->peers[rank].window, t->depth);
+    }
+    return EPX_OK;
+}
+
+static epx_status open_thread(struct proxy_group *g, int index)
+{
+    struct proxy_thread *t = &g->threads[index];
+    const struct proxy_options *o = &g->options;
+    const struct net_options net = {.rank = o->rank,
+                                    .nranks = o->nranks,
+                                    .index = index,
+                                    .timeout_ms = o->timeout_ms,
+                                    .provider = g->provider,
+                                    .world = o->world};
+    epx_status status;
+
+    t->group = g;
+    t->index = index;
+    t->ops = o->net;
+    t->blame = -1;
+    t->bytes_most = (g->limits.max_bytes + (uint64_t)o->threads - 1) / (uint64_t)o->threads;
+    status = open_peers(t);
+    if (status == EPX_OK)
+        status = ring_create(&t->ring, o->ring_slots, o->ring_start);
+    if (status == EPX_OK)
+        status = thread_open(t);
+    if (status == EPX_OK)
+        status = o->net->open(&net, &t->net);
+    return status;
+}
+
+epx_status proxy_open(const struct proxy_options *options, struct proxy_group **proxies)
+{
+    struct proxy_group *g;
+    epx_status status = check_options(options);
+    int i;
+
+    if (status != EPX_OK)
+        return status;
+    g = calloc(1, sizeof(*g));
+    if (!g)
+        return fail(EPX_ERR_MEMORY, "proxies: no memory for %zu bytes", sizeof(*g));
+    g->options = *options;
+    g->env = options->env ? options->env : &cpu_thread_env;
+    snprintf(g->provider, sizeof(g->provider), "%s", options->provider ? options->provider : "");
+    read_environment(g);
+    g->threads = calloc((size_t)g->options.threads, sizeof(*g->threads));
+    g->remote = malloc((size_t)options->nranks);
+    if (!g->threads || !g->remote) {
+        status = fail(EPX_ERR_MEMORY, "proxies: no memory for %d threads", g->options.threads);
+        goto close;
+    }
+    memcpy(g->remote, options->remote, (size_t)options->nranks);
+    g->options.remote = g->remote;
+    for (i = 0; i < g->options.threads && status == EPX_OK; i++)
+        status = open_thread(g, i);
+    if (status != EPX_OK)
+        goto close;
+    *proxies = g;
+    return EPX_OK;
+close:
+    proxy_close(g);
+    return status;
+}
+
+/* ---- Connecting --------------------------------------------------------------------------------------------- */
+
+epx_status proxy_cards(struct proxy_group *g, struct proxy_card *cards)
+{
+    const struct proxy_options *o = &g->options;
+    epx_status status = EPX_OK;
+    int i;
+
+    memset(cards, 0, (size_t)o->threads * sizeof(*cards));
+    for (i = 0; i < o->threads && status == EPX_OK; i++) {
+        struct proxy_thread *t = &g->threads[i];
+
+        status = t->ops->add_region(t->net, o->heap, o->heap_bytes, o->device_kind, &cards[i].region);
+        if (status == EPX_OK)
+            status = t->ops->address(t->net, &cards[i].address);
+    }
+    return status;
+}
+
+epx_status proxy_connect(struct proxy_group *g, const struct proxy_card *cards, int manual)
+{
+    const struct proxy_options *o = &g->options;
+    epx_status status = EPX_OK;
+    int i, p;
+
+    if (g->connected)
+        return fail(EPX_ERR_USAGE, "proxies are connected already");
+    for (i = 0; i < o->threads; i++) {
+        struct proxy_thread *t = &g->threads[i];
+
+        for (p = 0; p < t->npeers && status == EPX_OK; p++) {
+            struct peer *peer = &t->peers[p];
+            const struct proxy_card *card = &cards[(size_t)peer->rank * (size_t)o->threads + (size_t)i];
+
+            peer->region_bytes = card->region.bytes < COMMAND_MAX_OFFSET ? card->region.bytes : COMMAND_MAX_OFFSET;
+            status = t->ops->connect(t->net, peer->rank, &card->address, &card->region);
+        }
+    }
+    if (status != EPX_OK)
+        return status;
+    g->connected = 1;
+    g->manual = manual;
+    for (i = 0; i < o->threads && !manual && status == EPX_OK; i++)
+        status = thread_start(&g->threads[i]);
+    return status;
+}
+
+void proxy_close(struct proxy_group *g)
+{
+    int i;
+
+    if (!g)
+        return;
+    for (i = 0; g->threads && i < g->options.threads; i++) {
+        struct proxy_thread *t = &g->threads[i];
+
+        thread_close(t);
+        if (t->net)
+            t->ops->close(t->net);
+        ring_destroy(&t->ring);
+        free(t->posteds);
+        free(t->pendings);
+        free(t->peers);
+        free(t->busy);
+        free(t->by_rank);
+    }
+    free(g->threads);
+    free(g->remote);
+    free(g);
+}
+
+/* ---- In use ------------------------------------------------------------------------------------------------- */
+
+int proxy_ring_count(const struct proxy_group *g)
+{
+    return g->options.threads;
+}
+
+const struct ring_dev *proxy_ring(const struct proxy_group *g, int index)
+{
+    return &g->threads[index].ring.dev;
+}
+
+int proxy_step(struct proxy_group *g, int index)
+{
+    return proxy_turn(&g->threads[index]);
+}
+
+void proxy_wake(struct proxy_group *g)
+{
+    int i;
+
+    for (i = 0; i < g->options.threads; i++)
+        cpu_env_ring(&cpu_thread_env, g->threads[i].ring.dev.bell);
+}
+
+void proxy_stats_read(const struct proxy_group *g, struct proxy_stats *stats)
+{
+    uint64_t *sum = (uint64_t *)stats;
+    size_t word;
+    int i;
+
+    memset(stats, 0, sizeof(*stats));
+    for (i = 0; i < g->options.threads; i++) {
+        const uint64_t *own = (const uint64_t *)&g->threads[i].stats;
+
+        for (word = 0; word < sizeof(*stats) / sizeof(*sum); word++)
+            sum[word] += __atomic_load_n(&own[word], __ATOMIC_RELAXED);
+    }
+}
+
+/* ---- Quiet -------------------------------------------------------------------------------------------------- */
+
+/* Non-zero when thread t has found nothing left since `asked`. */
+static int is_quiet(struct proxy_thread *t, uint64_t asked)
+{
+    if (t->group->manual)
+        proxy_turn(t);
+    /* Acquire: pairs with the release in answer_quiet. */
+    return __atomic_load_n(&t->quiet, __ATOMIC_ACQUIRE) >= asked;
+}
+
+static epx_status wait_quiet(struct proxy_thread *t, uint64_t asked, uint64_t deadline)
+{
+    const struct proxy_group *g = t->group;
+    const struct timespec pause = {.tv_sec = 0, .tv_nsec = QUIET_POLL_NS};
+
+    while (!is_quiet(t, asked)) {
+        if (g->manual) /* whoever calls the turns also moves the clock and the peers */
+            return EPX_ERR_NOT_READY;
+        if (g->env->now_ns(g->env->self) >= deadline)
+            return fail(EPX_ERR_TIMEOUT,
+                        "proxy %d: not all puts were answered after %d ms; rank %d is the first that has not", t->index,
+                        g->options.timeout_ms, __atomic_load_n(&t->blame, __ATOMIC_RELAXED));
+        nanosleep(&pause, NULL);
+    }
+    return EPX_OK;
+}
+
+epx_status proxy_quiet(struct proxy_group *g)
+{
+    const uint64_t deadline = g->env->now_ns(g->env->self) + (uint64_t)g->options.timeout_ms * 1000000u;
+    epx_status status = EPX_OK;
+    int i;
+
+    if (!g->connected)
+        return EPX_OK;
+    for (i = 0; i < g->options.threads && status == EPX_OK; i++) {
+        struct proxy_thread *t = &g->threads[i];
+        /* Pairs with the acquire in proxy_turn. */
+        const uint64_t asked = __atomic_add_fetch(&t->asked, 1, __ATOMIC_ACQ_REL);
+
+        thread_wake(t);
+        status = wait_quiet(t, asked, deadline);
+    }
+    return status;
+}

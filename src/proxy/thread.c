@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The thread around the turns. Busy, it makes no system call. Idle, it spins for a moment, then offers its core to others
+ * between turns, then sleeps on two descriptors: the network's, and an eventfd that producers write.
+ *
+ *   proxy thread                                  producer on the CPU (kernel/ring.h)
+ *   S1 bell.waiters = 1      (exchange)           P3 slots                (release)
+ *   S2 ring empty? network says sleep?            P4 bell.waiters = 0     (exchange); it was 1: write the eventfd
+ *   S3 poll(eventfd, network's fd), bounded
+ *
+ * S1 and P4 are read-modify-writes of one word: if P4 comes first, S2 sees the slots; if S1 does, P4 (or another producer
+ * that took the 1 after S1) writes the eventfd, which stays readable until the proxy reads it. No wake-up is lost.
+ *
+ * How long a sleep may last: where producers cannot ring (a GPU), where the network has no descriptor, or while
+ * something is unanswered, NAP_LEAST_NS, doubled up to NAP_MOST_NS; otherwise REST_NS, which only bounds the harm of a
+ * network that forgets to wake.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
+#include <stdio.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "device/cpu/cpu.h"
+#include "proxy/internal.h"
+#include "util/log.h"
+#include "util/status.h"
+
+#define NAP_LEAST_NS 50000u
+#define NAP_MOST_NS 1000000u
+#define REST_NS 100000000u
+#define SPIN_TURNS 64 /* some microseconds */
+
+static inline void cpu_relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb" ::: "memory");
+#endif
+}
+
+/* ---- Sleeping ----------------------------------------------------------------------------------------------- */
+
+static uint64_t nap_length(struct proxy_thread *t, int net_fd)
+{
+    const int waits = t->messages_in_flight > 0 || t->nbusy > 0;
+
+    if (!waits && net_fd >= 0 && t->group->options.device_kind == EPX_DEVICE_CPU)
+        return REST_NS;
+    t->nap_ns = t->nap_ns == 0 ? NAP_LEAST_NS : t->nap_ns * 2 < NAP_MOST_NS ? t->nap_ns * 2 : NAP_MOST_NS;
+    return t->nap_ns;
+}
+
+static void nap(struct proxy_thread *t)
+{
+    const int net_fd = t->broken ? -1 : t->ops->wait_fd(t->net);
+    struct pollfd fds[2] = {{.fd = t->wake_fd, .events = POLLIN}, {.fd = net_fd, .events = POLLIN}};
+    const uint64_t ns = nap_length(t, net_fd);
+    const struct timespec limit = {.tv_sec = 0, .tv_nsec = (long)ns};
+    struct command c;
+    uint64_t count;
+
+    /* S1: pairs with the exchange of cpu_env_ring, which producers call. */
+    __atomic_exchange_n(&t->ring.dev.bell->waiters, 1, __ATOMIC_SEQ_CST);
+    if (__atomic_load_n(&t->stop, __ATOMIC_ACQUIRE)) /* pairs with thread_stop */
+        return;
+    if (t->nbusy == 0 && ring_peek(&t->ring, &c))
+        return;
+    if (net_fd >= 0 && t->ops->arm(t->net) == -EAGAIN)
+        return;
+    stat_add(&t->stats.sleeps, 1);
+    if (ppoll(fds, 2, &limit, NULL) > 0)
+        stat_add(&t->stats.wakes, 1);
+    if ((fds[0].revents & POLLIN) && read(t->wake_fd, &count, sizeof(count)) < 0 && errno != EAGAIN)
+        log_line(LOG_WARN, "proxy %d: cannot read its eventfd: errno %d", t->index, errno);
+}
+
+/* ---- The thread --------------------------------------------------------------------------------------------- */
+
+/* Thread i of the rank to the i-th last of the cores that the process may use, ranks counted too. */
+static void pin(const struct proxy_thread *t)
+{
+    const struct proxy_options *o = &t->group->options;
+    const int wanted = o->rank * o->threads + t->index;
+    cpu_set_t may, one;
+    int cpu, seen = 0, n;
+
+    if (sched_getaffinity(0, sizeof(may), &may) != 0 || (n = CPU_COUNT(&may)) == 0)
+        return;
+    CPU_ZERO(&one);
+    for (cpu = 0; cpu < CPU_SETSIZE; cpu++)
+        if (CPU_ISSET(cpu, &may) && seen++ == n - 1 - wanted % n)
+            CPU_SET(cpu, &one);
+    if (pthread_setaffinity_np(pthread_self(), sizeof(one), &one) != 0)
+        log_line(LOG_WARN, "proxy %d: cannot be pinned to a core", t->index);
+}
+
+static void *thread_main(void *arg)
+{
+    struct proxy_thread *t = arg;
+    const struct cpu_env *env = t->group->env;
+    uint64_t idle_since = 0, now;
+    int idle = 0;
+
+    log_set_rank(t->group->options.rank);
+    if (t->group->options.pin)
+        pin(t);
+    while (!__atomic_load_n(&t->stop, __ATOMIC_ACQUIRE)) { /* pairs with thread_stop */
+        if (proxy_turn(t)) {
+            idle = 0;
+            t->nap_ns = 0;
+            continue;
+        }
+        if (idle++ < SPIN_TURNS) {
+            cpu_relax();
+            continue;
+        }
+        now = env->now_ns(env->self);
+        if (idle == SPIN_TURNS + 1)
+            idle_since = now;
+        if (now - idle_since < t->group->spin_ns)
+            sched_yield();
+        else
+            nap(t);
+        idle = SPIN_TURNS + 1 < idle ? SPIN_TURNS + 2 : idle;
+    }
+    return NULL;
+}
+
+epx_status thread_open(struct proxy_thread *t)
+{
+    int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+
+    if (fd >= 0 && fd < 3) { /* 0 means none in a doorbell */
+        int high = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+
+        close(fd);
+        fd = high;
+    }
+    if (fd < 0)
+        return fail_errno(EPX_ERR_SYSTEM, "proxy %d: no eventfd", t->index);
+    t->wake_fd = fd;
+    t->ring.dev.bell->wake_fd = fd;
+    return EPX_OK;
+}
+
+epx_status thread_start(struct proxy_thread *t)
+{
+    char name[16];
+    epx_status status;
+
+    snprintf(name, sizeof(name), "epx-proxy-%d", t->index);
+    status = cpu_thread_start(&t->pthread, name, thread_main, t);
+    t->started = status == EPX_OK;
+    return status;
+}
+
+void thread_wake(struct proxy_thread *t)
+{
+    const uint64_t one = 1;
+
+    if (t->wake_fd > 0 && write(t->wake_fd, &one, sizeof(one)) < 0 && errno != EAGAIN)
+        log_line(LOG_WARN, "proxy %d: cannot write its eventfd: errno %d", t->index, errno);
+}
+
+void thread_stop(struct proxy_thread *t)
+{
+    if (!t->started)
+        return;
+    __atomic_store_n(&t->stop, 1, __ATOMIC_RELEASE); /* pairs with thread_main */
+    thread_wake(t);
+    pthread_join(t->pthread, NULL); /* turns and sleeps are bounded */
+    t->started = 0;
+}
+
+void thread_close(struct proxy_thread *t)
+{
+    thread_stop(t);
+    if (t->wake_fd > 0)
+        close(t->wake_fd);
+    t->wake_fd = 0;
+}

@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How much may be in flight to a peer: a window in bytes and one in messages, which adapt once per round, a round being
+ * the time until a put posted at its start is answered.
+ *
+ *   grow    by an eighth, when something waited for the window and the answers came in time
+ *   shrink  by a quarter, when most answers were late: later than four times what the bytes ahead of them would take at
+ *           the best rate seen, which an own queue cannot cause but a crowded network can
+ *   shrink  the messages to three quarters of those in flight, when the network had no room
+ *
+ * Best time and best rate fade slowly, so that a path that has become slower for good is not called late for ever.
+ * Limits set by the user bound what the windows let through; they do not adapt. One put is always let through when
+ * nothing is in flight, however large.
+ */
+#include <string.h>
+
+#include "proxy/internal.h"
+
+#define BYTES_START ((uint64_t)4 << 20)
+#define BYTES_LEAST ((uint64_t)256 << 10)
+#define BYTES_MOST ((uint64_t)64 << 20)
+#define MESSAGES_LEAST 16u
+#define LATE_FACTOR 4
+#define LATE_GRACE_NS 100000u /* a proxy that lost its core for a moment is not a crowded network */
+
+void window_init(struct window *w, uint32_t depth)
+{
+    memset(w, 0, sizeof(*w));
+    w->bytes_limit = BYTES_START;
+    w->messages_most = depth;
+    w->messages_limit = depth < 128 ? depth : 128;
+}
+
+int window_allows(const struct proxy_thread *t, const struct peer *peer, const struct pending *put)
+{
+    const struct window *w = &peer->window;
+    const struct proxy_limits *limits = &t->group->limits;
+    const uint32_t most = limits->max_messages[put->flow];
+
+    if (peer->next - peer->oldest >= t->depth) /* no place to remember it */
+        return 0;
+    if (t->bytes_most && t->bytes_in_flight && t->bytes_in_flight + put->bytes > t->bytes_most)
+        return 0;
+    if (w->messages == 0)
+        return 1;
+    return w->bytes + put->bytes <= w->bytes_limit && w->messages < w->messages_limit &&
+           (most == 0 || w->by_flow[put->flow] < most);
+}
+
+void window_posted(struct proxy_thread *t, struct peer *peer, const struct pending *put)
+{
+    struct window *w = &peer->window;
+    struct posted *posted = &peer->posted[peer->next & (t->depth - 1)];
+
+    w->bytes += put->bytes;
+    w->messages++;
+    w->by_flow[put->flow]++;
+    t->bytes_in_flight += put->bytes;
+    t->messages_in_flight++;
+    posted->at_ns = turn_now(t);
+    posted->bytes = put->bytes;
+    posted->ahead_kib = (uint32_t)(w->bytes >> 10);
+    posted->open = 1;
+    posted->flow = put->flow;
+    peer->next++;
+}
+
+void window_refused(struct window *w)
+{
+    const uint32_t less = w->messages * 3 / 4;
+
+    if (w->refused)
+        return;
+    w->refused = 1;
+    w->messages_limit = less > MESSAGES_LEAST ? less : MESSAGES_LEAST;
+}
+
+static void note_time(struct window *w, const struct posted *posted, uint64_t now)
+{
+    const uint64_t took = now - posted->at_ns;
+    uint64_t expected;
+
+    if (w->best_ns == 0 || took < w->best_ns)
+        w->best_ns = took ? took : 1;
+    expected = w->best_ns + (w->best_rate ? ((uint64_t)posted->ahead_kib << 10) * 1000 / w->best_rate : 0);
+    if (took > LATE_FACTOR * expected + LATE_GRACE_NS)
+        w->late++;
+    else
+        w->timely++;
+}
+
+static void adapt(struct window *w)
+{
+    if (w->late > w->timely) {
+        w->bytes_limit -= w->bytes_limit / 4;
+        w->messages_limit -= w->messages_limit / 4;
+    } else if (w->limited && !w->refused) {
+        w->bytes_limit += w->bytes_limit / 8;
+        w->messages_limit += w->messages_limit / 8 + 1;
+    }
+    w->bytes_limit = w->bytes_limit < BYTES_LEAST ? BYTES_LEAST : w->bytes_limit;
+    w->bytes_limit = w->bytes_limit > BYTES_MOST ? BYTES_MOST : w->bytes_limit;
+    w->messages_limit = w->messages_limit < MESSAGES_LEAST ? MESSAGES_LEAST : w->messages_limit;
+    w->messages_limit = w->messages_limit > w->messages_most ? w->messages_most : w->messages_limit;
+}
+
+static void end_round(struct window *w, uint64_t next, uint64_t now)
+{
+    const uint64_t us = (now - w->round_ns) / 1000;
+    const uint64_t rate = us && w->limited ? w->round_bytes / us : 0; /* says something only of a path kept full */
+
+    adapt(w);
+    w->best_ns += w->best_ns / 256 + 1;
+    w->best_rate -= w->best_rate / 256;
+    if (rate > w->best_rate)
+        w->best_rate = rate;
+    w->round_end = next;
+    w->round_ns = now;
+    w->round_bytes = 0;
+    w->late = w->timely = 0;
+    w->limited = w->refused = 0;
+}
+
+int window_answered(struct proxy_thread *t, struct peer *peer, uint64_t number, uint32_t count)
+{
+    struct window *w = &peer->window;
+    const uint64_t first = number + 1 - count;
+    uint64_t i, bytes = 0;
+    uint32_t by_flow[PROXY_FLOWS] = {0}, answered = 0;
+
+    if (count == 0 || (int64_t)(first - peer->oldest) < 0 || (int64_t)(peer->next - number) <= 0)
+        return -1;
+    for (i = first; i != number + 1; i++) {
+        struct posted *posted = &peer->posted[i & (t->depth - 1)];
+
+        if (!posted->open)
+            continue;
+        posted->open = 0;
+        bytes += posted->bytes;
+        by_flow[posted->flow]++;
+        answered++;
+    }
+    for (i = 0; i < PROXY_FLOWS; i++)
+        w->by_flow[i] -= by_flow[i];
+    w->bytes -= bytes;
+    w->round_bytes += bytes;
+    w->messages -= answered;
+    t->bytes_in_flight -= bytes;
+    t->messages_in_flight -= answered;
+    note_time(w, &peer->posted[number & (t->depth - 1)], turn_now(t));
+    while (peer->oldest != peer->next && !peer->posted[peer->oldest & (t->depth - 1)].open)
+        peer->oldest++;
+    if ((int64_t)(peer->oldest - w->round_end) >= 0)
+        end_round(w, peer->next, turn_now(t));
+    return answered == count ? 0 : -1;
+}
+
+void window_forget(struct proxy_thread *t, struct peer *peer)
+{
+    struct window *w = &peer->window;
+
+    t->bytes_in_flight -= w->bytes;
+    t->messages_in_flight -= w->messages;
+    w->bytes = 0;
+    w->messages = 0;
+    memset(w->by_flow, 0, sizeof(w->by_flow));
+    peer->oldest = peer->next;
+}
