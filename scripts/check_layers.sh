@@ -13,11 +13,10 @@ allowed() { # layer of the including file -> the layers it may include
     proxy) echo "proxy kernel net device util" ;;
     net) echo "net boot util" ;;
     kernel) echo "kernel" ;;
-    proxy) echo "proxy net device util" ;;
-    net) echo "net util" ;;
     device) echo "device util" ;;
     boot) echo "boot util" ;;
     util) echo "util" ;;
+    sim) echo "sim proxy net kernel device boot util" ;; # takes the place of threads, device and network
     *) echo "" ;;
     esac
 }

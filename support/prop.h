@@ -58,10 +58,10 @@ struct prop_case {
     int spare_tokens; /* max_tokens_per_rank of the group beyond the workloads' */
     int bounded;      /* max_recv_tokens = what is really needed */
     int enable_mask;
-    uint32_t modes; /* of the groups */
+    uint32_t modes;     /* of the groups */
     int ranks_per_node; /* 0 = one node */
     int timeout_ms;     /* 0 = the tests' usual one */
-    int may_fail;       /* ranks stall or die: a call may end with a status, but what is reported as good must be right */
+    int may_fail; /* ranks stall or die: a call may end with a status, but what is reported as good must be right */
     char net[16];
     struct prop_handle handle[PROP_MAX_HANDLES];
 };

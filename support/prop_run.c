@@ -513,6 +513,7 @@ static int update_routing(struct actor *a, int update)
     if (low_latency(a))
         return 0;
     TRY(a, epx_handle_recv_count(a->handle, &rows, experts));
+    TRY(a, epx_group_error(a->group, NULL)); /* a rank masked meanwhile has no rows */
     if (rows != a->recv.total)
         return failure(a, "epx_handle_recv_count: expected %lld rows, got %lld", (long long)a->recv.total,
                        (long long)rows);
@@ -637,11 +638,14 @@ static int open_actor(struct actor *a, struct shared *s, int rank, int number, e
 
 static int close_actor(struct actor *a, int ok)
 {
+    /* After a failure too: streams belong to whoever made them. */
+    for (int i = 0; i < 2; i++) {
+        const epx_status status = a->stream[i] ? epx_stream_destroy(a->group, a->stream[i]) : EPX_OK;
+        if (ok)
+            TRY(a, status);
+    }
     if (a->event && ok)
         TRY(a, epx_event_destroy(a->event));
-    for (int i = 0; i < 2; i++)
-        if (a->stream[i] && ok)
-            TRY(a, epx_stream_destroy(a->group, a->stream[i]));
     /* Half of the handles are left to the group. */
     if (a->handle && ok && prop_chance(&a->rng, 50))
         TRY(a, epx_handle_destroy(a->handle));

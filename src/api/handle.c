@@ -5,7 +5,6 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "algo/modes.h"
 #include "api/args.h"
@@ -13,7 +12,7 @@
 #include "api/group.h"
 #include "api/registry.h"
 #include "api/structs.h"
-#include "util/clock.h"
+#include "util/pause.h"
 #include "util/status.h"
 
 static epx_status check_config(const struct epx_group *group, const epx_handle_config *given, epx_handle_config *c)
@@ -164,21 +163,20 @@ epx_status epx_handle_update(epx_handle *handle, const epx_tensor *topk_idx, con
 /* The update is finished when the counter in shared memory says so; the stream's own deadlines bound it. */
 static epx_status wait_update(struct epx_handle *handle, const char *call)
 {
-    const uint64_t start = clock_ns();
+    const uint64_t start = host_now_ns();
     const uint64_t limit = 4ull * (uint64_t)handle->group->set.timeout_ms * 1000000u;
-    const struct timespec nap = {.tv_nsec = 20000};
 
     /* Pairs with the release at the end of the notify kernel. */
     while (__atomic_load_n(&handle->info->epoch, __ATOMIC_ACQUIRE) < handle->updates) {
         epx_status status = group_usable(handle->group);
         if (status != EPX_OK)
             return status;
-        if (clock_ns() - start > limit)
+        if (host_now_ns() - start > limit)
             return fail(EPX_ERR_TIMEOUT,
                         "%s: rank %d: the update did not run within %" PRIu64 " ms (is its stream "
                         "blocked?)",
                         call, handle->group->rank, limit / 1000000u);
-        nanosleep(&nap, NULL);
+        pause_ns(20000);
     }
     return EPX_OK;
 }

@@ -87,5 +87,7 @@ struct device {
 epx_status device_open(epx_device kind, int index, struct device **device);
 
 extern const struct device_ops cpu_device_ops;
+/* Not NULL: what every device_open opens. Set by the simulator while it runs. */
+extern const struct device_ops *device_override;
 
 #endif

@@ -78,11 +78,15 @@ KFN int fail_all(struct agent *ag, const struct group_dev *g, int status, int ph
     return 1;
 }
 
-/* First lines of every kernel: non-zero if the group has failed and the kernel must not run. */
+/* First lines of every kernel: non-zero if the group has failed and the kernel must not run. That is an error of this
+ * rank too: whoever waits for the operation must not take it for done. */
 KFN int kernel_begin(struct agent *ag, const struct group_dev *g)
 {
     ag_begin(ag, g->timeout_ns, control_of(g, g->rank));
-    return ag_load_acquire(&control_of(g, g->rank)->abort_word) != 0;
+    const uint64_t word = ag_load_acquire(&control_of(g, g->rank)->abort_word);
+    if (word)
+        report(ag, g, KSTATUS_PEER, PHASE_NONE, ABORT_RANK(word), 0, 0, ABORT_STATUS(word), 0);
+    return word != 0;
 }
 
 /* A wait that ended without its word. */
@@ -98,8 +102,13 @@ KFN int wait_failed(struct agent *ag, const struct group_dev *g, enum wait_resul
         ag_add_stat(&g->stats->timeouts, 1);
     if (g->enable_mask && peer >= 0) {
         report(ag, g, KSTATUS_TIMEOUT, phase, peer, (int64_t)target, (int64_t)seen, 1, 0);
-        if (ag_leader(ag))
+        if (ag_leader(ag)) {
             g->mask[peer] = 0;
+            /* Should it be late rather than dead: what it reads from now on may belong to a later operation. Pairs with
+             * the acquire in kernel_end(). */
+            ag_store_release(&control_of(g, peer)->abort_word, ABORT_WORD(KSTATUS_TIMEOUT, g->rank));
+        }
+        ag_ring(ag, &control_of(g, peer)->bell);
         ag_sync(ag);
         return 0;
     }
@@ -207,6 +216,13 @@ KFN int check_agreement(struct agent *ag, const struct group_dev *g, const struc
 /* Last lines of every kernel. */
 KFN void kernel_end(struct agent *ag, const struct group_dev *g)
 {
+    if (g->enable_mask) {
+        /* Masked by a peer while it ran, this rank may have read slots that are in use again: the last agent's release of
+         * its DONE signal puts all those reads before this load. */
+        const uint64_t word = ag_load_acquire(&control_of(g, g->rank)->abort_word);
+        if (word)
+            report(ag, g, KSTATUS_PEER, PHASE_NONE, ABORT_RANK(word), 0, 0, ABORT_STATUS(word), 0);
+    }
     if (ag->waits && ag_leader(ag)) {
         ag_add_stat(&g->stats->waits, ag->waits);
         ag_add_stat(&g->stats->wait_ns, ag->wait_ns);

@@ -8,6 +8,7 @@
 /* argv[0] is the subcommand's own name; the result is the exit code of `epx`. */
 int cmd_run(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
+int cmd_sim(int argc, char **argv);
 
 /*
  * Starts ranks of a program on this machine, each with RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR,

@@ -1,0 +1,497 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A stream is a task that takes work out of a queue; a launch runs agent 0 on that task and the others on tasks of
+ * their own, as the CPU device does with threads. Whoever waits for a stream or an event parks.
+ */
+#include "sim/device.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "device/cpu/cpu.h"
+#include "sim/sched.h"
+#include "util/status.h"
+
+struct sim_device {
+    struct device base;
+    int rank; /* of the task that opened it */
+};
+
+/* An event's record. Held by the event, by queues and by waiters. */
+struct sim_mark {
+    int refs, done;
+    const struct device_stream *stream;
+};
+
+struct device_event {
+    struct sim_mark *mark;
+};
+
+enum work_kind { WORK_CALL, WORK_COPY, WORK_LAUNCH, WORK_MARK, WORK_WAIT };
+
+struct work {
+    struct work *next;
+    enum work_kind kind;
+    void (*fn)(void *);
+    void *arg;
+    void *to;
+    const void *from;
+    size_t bytes;
+    cpu_kernel_fn kernel;
+    int agents;
+    struct sim_mark *mark;
+    _Alignas(16) uint8_t params[KERNEL_PARAMS_MAX];
+};
+
+struct sim_agent {
+    struct agent agent; /* its scratch is kept from launch to launch */
+    struct device_stream *stream;
+};
+
+struct device_stream {
+    int rank, number;
+    struct work *head, *tail;
+    uint64_t queued, done;
+    int stop, ended;
+    int working; /* its task runs a call of the user's: waiting for itself would never end */
+    struct sim_agent *agents[CPU_MAX_AGENTS];
+    int nagents;
+    int running; /* agents 1.. of the launch that have not returned */
+    const struct work *launch;
+};
+
+/* ---- The agents' environment -------------------------------------------------------------------------------- */
+
+static uint64_t env_now(void *self)
+{
+    (void)self;
+    sim_point();
+    return sim_now();
+}
+
+static void env_sleep(void *self, struct agent *agent, struct doorbell *bell, uint32_t seen, uint64_t until_ns)
+{
+    (void)self;
+    (void)agent;
+    sim_park_bell(bell, seen, until_ns, "waits for a signal");
+}
+
+static void env_wake(void *self, struct doorbell *bell)
+{
+    (void)self;
+    sim_wake(bell);
+}
+
+static const struct cpu_env sim_env = {.now_ns = env_now, .sleep = env_sleep, .wake = env_wake};
+
+/* ---- Running ------------------------------------------------------------------------------------------------ */
+
+static void run_agent(struct sim_agent *a, int index, const struct work *launch)
+{
+    struct agent *agent = &a->agent;
+    void *scratch = agent->scratch;
+    size_t scratch_bytes = agent->scratch_bytes;
+
+    *agent = (struct agent){
+        .index = index, .count = launch->agents, .env = &sim_env, .scratch = scratch, .scratch_bytes = scratch_bytes};
+    launch->kernel(agent, launch->params);
+}
+
+static void agent_main(void *arg)
+{
+    struct sim_agent *a = arg;
+    struct device_stream *stream = a->stream;
+
+    run_agent(a, a->agent.index, stream->launch);
+    if (--stream->running == 0)
+        sim_wake(&stream->running);
+}
+
+static void run_launch(struct device_stream *stream, const struct work *launch)
+{
+    stream->launch = launch;
+    stream->running = launch->agents - 1;
+    for (int i = 1; i < launch->agents; i++) {
+        stream->agents[i]->agent.index = i;
+        if (sim_spawn(SIM_AGENT, stream->rank, i, agent_main, stream->agents[i]) != 0)
+            stream->running--; /* out of memory: the others will say that an agent is missing */
+    }
+    run_agent(stream->agents[0], 0, launch);
+    while (stream->running > 0)
+        sim_park(&stream->running, SIM_NEVER, "waits for its agents");
+}
+
+static void sim_mark_put(struct sim_mark *mark)
+{
+    if (mark && --mark->refs == 0)
+        free(mark);
+}
+
+static void run_work(struct device_stream *stream, struct work *w)
+{
+    sim_point();
+    switch (w->kind) {
+    case WORK_CALL:
+        stream->working = 1;
+        w->fn(w->arg);
+        stream->working = 0;
+        break;
+    case WORK_COPY:
+        memcpy(w->to, w->from, w->bytes);
+        break;
+    case WORK_LAUNCH:
+        run_launch(stream, w);
+        break;
+    case WORK_MARK:
+        w->mark->done = 1;
+        sim_wake(w->mark);
+        sim_mark_put(w->mark);
+        break;
+    case WORK_WAIT:
+        while (!w->mark->done)
+            sim_park(w->mark, SIM_NEVER, "waits for an event of another stream");
+        sim_mark_put(w->mark);
+        break;
+    }
+}
+
+static void stream_main(void *arg)
+{
+    struct device_stream *stream = arg;
+
+    for (;;) {
+        struct work *w = stream->head;
+
+        if (!w && stream->stop)
+            break;
+        if (!w) {
+            sim_park(&stream->head, SIM_NEVER, "idle");
+            continue;
+        }
+        stream->head = w->next;
+        run_work(stream, w);
+        free(w);
+        stream->done++;
+        sim_wake(&stream->done);
+    }
+    stream->ended = 1;
+    sim_wake(&stream->ended);
+}
+
+/* ---- Queueing ----------------------------------------------------------------------------------------------- */
+
+static struct work *work_new(enum work_kind kind)
+{
+    struct work *w = calloc(1, sizeof(*w));
+
+    if (w)
+        w->kind = kind;
+    else
+        fail(EPX_ERR_MEMORY, "sim device: no memory for a task");
+    return w;
+}
+
+static void queue(struct device_stream *stream, struct work *w)
+{
+    if (stream->head)
+        stream->tail->next = w;
+    else
+        stream->head = w;
+    stream->tail = w;
+    stream->queued++;
+    sim_wake(&stream->head);
+    sim_point();
+}
+
+static epx_status sim_stream_call(struct device *device, struct device_stream *stream, void (*fn)(void *), void *arg)
+{
+    struct work *w = work_new(WORK_CALL);
+
+    (void)device;
+    if (!w)
+        return EPX_ERR_MEMORY;
+    w->fn = fn;
+    w->arg = arg;
+    queue(stream, w);
+    return EPX_OK;
+}
+
+static epx_status sim_stream_copy(struct device *device, struct device_stream *stream, void *to, const void *from,
+                                  size_t bytes)
+{
+    struct work *w;
+
+    (void)device;
+    if (bytes == 0)
+        return EPX_OK;
+    w = work_new(WORK_COPY);
+    if (!w)
+        return EPX_ERR_MEMORY;
+    w->to = to;
+    w->from = from;
+    w->bytes = bytes;
+    queue(stream, w);
+    return EPX_OK;
+}
+
+static epx_status reserve_agents(struct device_stream *stream, int agents)
+{
+    while (stream->nagents < agents) {
+        struct sim_agent *a = calloc(1, sizeof(*a));
+
+        if (!a)
+            return fail(EPX_ERR_MEMORY, "sim device: no memory for agent %d", stream->nagents);
+        a->stream = stream;
+        stream->agents[stream->nagents++] = a;
+    }
+    return EPX_OK;
+}
+
+static epx_status sim_launch(struct device *device, struct device_stream *stream, enum kernel_id id, const void *params,
+                             size_t bytes, int agents)
+{
+    struct work *w;
+    epx_status status;
+
+    (void)device;
+    if ((int)id < 0 || id >= KERNEL_COUNT || bytes > KERNEL_PARAMS_MAX || !sim_kernels[id])
+        return fail(EPX_ERR_INTERNAL, "sim launch: no kernel %d with %zu bytes of parameters", (int)id, bytes);
+    if (agents < 1 || agents > CPU_MAX_AGENTS)
+        return fail(EPX_ERR_ARGUMENT, "sim launch: expected 1 to %d agents, got %d", CPU_MAX_AGENTS, agents);
+    status = reserve_agents(stream, agents);
+    if (status != EPX_OK)
+        return status;
+    w = work_new(WORK_LAUNCH);
+    if (!w)
+        return EPX_ERR_MEMORY;
+    w->kernel = sim_kernels[id];
+    w->agents = agents;
+    memcpy(w->params, params, bytes);
+    queue(stream, w);
+    return EPX_OK;
+}
+
+static epx_status queue_mark(struct device_stream *stream, enum work_kind kind, struct sim_mark *mark)
+{
+    struct work *w = work_new(kind);
+
+    if (!w)
+        return EPX_ERR_MEMORY;
+    mark->refs++;
+    w->mark = mark;
+    queue(stream, w);
+    return EPX_OK;
+}
+
+static epx_status sim_stream_wait(struct device *device, struct device_stream *stream, struct device_event *event)
+{
+    struct sim_mark *mark = event->mark;
+
+    (void)device;
+    if (!mark || mark->done || mark->stream == stream)
+        return EPX_OK;
+    return queue_mark(stream, WORK_WAIT, mark);
+}
+
+/* ---- Streams ------------------------------------------------------------------------------------------------ */
+
+static epx_status sim_stream_create(struct device *device, struct device_stream **result)
+{
+    static int numbers;
+    struct device_stream *stream = calloc(1, sizeof(*stream));
+
+    *result = NULL;
+    if (!stream)
+        return fail(EPX_ERR_MEMORY, "sim device: no memory for a stream");
+    stream->rank = ((struct sim_device *)device)->rank;
+    stream->number = numbers++;
+    if (sim_spawn(SIM_STREAM, stream->rank, 0, stream_main, stream) != 0) {
+        free(stream);
+        return fail(EPX_ERR_MEMORY, "sim device: no memory for a stream's task");
+    }
+    *result = stream;
+    return EPX_OK;
+}
+
+static epx_status sim_stream_sync(struct device *device, struct device_stream *stream)
+{
+    const uint64_t target = stream->queued;
+
+    (void)device;
+    if (stream->working)
+        return fail(EPX_ERR_USAGE, "stream: a call queued on a stream may not wait for that stream");
+    while (stream->done < target)
+        sim_park(&stream->done, SIM_NEVER, "waits for a stream");
+    return EPX_OK;
+}
+
+static epx_status sim_stream_query(struct device *device, struct device_stream *stream)
+{
+    (void)device;
+    sim_point();
+    return stream->done == stream->queued ? EPX_OK : EPX_ERR_NOT_READY;
+}
+
+static epx_status sim_stream_destroy(struct device *device, struct device_stream *stream)
+{
+    epx_status status;
+
+    if (!stream)
+        return EPX_OK;
+    status = sim_stream_sync(device, stream);
+    if (status != EPX_OK)
+        return status;
+    stream->stop = 1;
+    sim_wake(&stream->head);
+    while (!stream->ended)
+        sim_park(&stream->ended, SIM_NEVER, "waits for a stream to end");
+    for (int i = 0; i < stream->nagents; i++) {
+        agent_scratch_free(&stream->agents[i]->agent);
+        free(stream->agents[i]);
+    }
+    free(stream);
+    return EPX_OK;
+}
+
+/* ---- Events ------------------------------------------------------------------------------------------------- */
+
+static epx_status sim_event_create(struct device *device, struct device_event **event)
+{
+    (void)device;
+    *event = calloc(1, sizeof(**event));
+    return *event ? EPX_OK : fail(EPX_ERR_MEMORY, "sim device: no memory for an event");
+}
+
+static void sim_event_destroy(struct device *device, struct device_event *event)
+{
+    (void)device;
+    if (!event)
+        return;
+    sim_mark_put(event->mark);
+    free(event);
+}
+
+static epx_status sim_event_record(struct device *device, struct device_event *event, struct device_stream *stream)
+{
+    struct sim_mark *mark = calloc(1, sizeof(*mark));
+    epx_status status;
+
+    (void)device;
+    if (!mark)
+        return fail(EPX_ERR_MEMORY, "sim device: no memory to record an event");
+    mark->refs = 1;
+    mark->stream = stream;
+    status = queue_mark(stream, WORK_MARK, mark);
+    if (status != EPX_OK) {
+        free(mark);
+        return status;
+    }
+    sim_mark_put(event->mark);
+    event->mark = mark;
+    return EPX_OK;
+}
+
+static epx_status sim_event_sync(struct device *device, struct device_event *event)
+{
+    struct sim_mark *mark = event->mark;
+
+    (void)device;
+    if (!mark)
+        return EPX_OK;
+    mark->refs++;
+    while (!mark->done)
+        sim_park(mark, SIM_NEVER, "waits for an event");
+    sim_mark_put(mark);
+    return EPX_OK;
+}
+
+static epx_status sim_event_query(struct device *device, struct device_event *event)
+{
+    (void)device;
+    sim_point();
+    return !event->mark || event->mark->done ? EPX_OK : EPX_ERR_NOT_READY;
+}
+
+/* ---- The device --------------------------------------------------------------------------------------------- */
+
+static epx_status sim_open(int index, struct device **device)
+{
+    struct sim_device *d = calloc(1, sizeof(*d));
+
+    (void)index;
+    *device = NULL;
+    if (!d)
+        return fail(EPX_ERR_MEMORY, "sim device: no memory");
+    d->base.ops = &sim_device_ops;
+    d->rank = sim_rank();
+    *device = &d->base;
+    return EPX_OK;
+}
+
+static void sim_close(struct device *device)
+{
+    free(device);
+}
+
+static epx_status sim_identity(struct device *device, uint8_t id[64])
+{
+    (void)device;
+    memset(id, 0, 64);
+    memcpy(id, "sim", 3); /* all ranks share the process: nodes come from ranks_per_node */
+    return EPX_OK;
+}
+
+static int sim_default_agents(struct device *device, int local_ranks)
+{
+    (void)device;
+    (void)local_ranks;
+    return 2;
+}
+
+static epx_status sim_mem_alloc(struct device *device, size_t bytes, void **ptr)
+{
+    return cpu_device_ops.mem_alloc(device, bytes, ptr);
+}
+
+static void sim_mem_free(struct device *device, void *ptr)
+{
+    cpu_device_ops.mem_free(device, ptr);
+}
+
+static epx_status sim_copy(struct device *device, void *to, const void *from, size_t bytes)
+{
+    sim_point();
+    return cpu_device_ops.copy(device, to, from, bytes);
+}
+
+const struct device_ops sim_device_ops = {
+    .name = "sim",
+    .kind = EPX_DEVICE_CPU,
+    .caps = DEVICE_HOST_ACCESS | DEVICE_SPARSE_HEAP,
+    .open = sim_open,
+    .close = sim_close,
+    .identity = sim_identity,
+    .default_agents = sim_default_agents,
+    .mem_alloc = sim_mem_alloc,
+    .mem_free = sim_mem_free,
+    .host_alloc = sim_mem_alloc,
+    .host_free = sim_mem_free,
+    .copy = sim_copy,
+    .heap_create = cpu_heap_create,
+    .heap_destroy = cpu_heap_destroy,
+    .heap_open = cpu_heap_open,
+    .heap_close = cpu_heap_close,
+    .stream_create = sim_stream_create,
+    .stream_destroy = sim_stream_destroy,
+    .stream_sync = sim_stream_sync,
+    .stream_query = sim_stream_query,
+    .stream_call = sim_stream_call,
+    .stream_wait = sim_stream_wait,
+    .stream_copy = sim_stream_copy,
+    .launch = sim_launch,
+    .event_create = sim_event_create,
+    .event_destroy = sim_event_destroy,
+    .event_record = sim_event_record,
+    .event_sync = sim_event_sync,
+    .event_query = sim_event_query,
+};

@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The simulated device: memory is the CPU device's, streams and agents are tasks of the simulation. */
+#ifndef EPX_SIM_DEVICE_H
+#define EPX_SIM_DEVICE_H
+
+#include "device/cpu/agent.h"
+#include "device/device.h"
+
+extern const struct device_ops sim_device_ops;
+/* As cpu_kernels. */
+extern const cpu_kernel_fn sim_kernels[KERNEL_COUNT];
+
+#endif

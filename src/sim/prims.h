@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The CPU's primitives once more, for kernels in simulation: before each one another task may go first. Everything that
+ * ranks and agents see of each other passes through a primitive, so that every order that matters can come about.
+ */
+#ifndef EPX_SIM_PRIMS_H
+#define EPX_SIM_PRIMS_H
+
+#include "device/cpu/prims.h"
+#include "sim/sched.h"
+
+/* A macro is not expanded inside itself: these call the functions of the same name. */
+#define ag_sync(ag) (sim_point(), ag_sync(ag))
+#define ag_load_acquire(word) (sim_point(), ag_load_acquire(word))
+#define ag_store_release(word, value) (sim_point(), ag_store_release(word, value))
+#define ag_store_release32(word, value) (sim_point(), ag_store_release32(word, value))
+#define ag_fetch_add(ag, word, n) (sim_point(), ag_fetch_add(ag, word, n))
+#define ag_claim(word, from, to) (sim_point(), ag_claim(word, from, to))
+#define ag_ring(ag, bell) (sim_point(), ag_ring(ag, bell))
+#define ag_wait_ge(ag, word, target, ns) (sim_point(), ag_wait_ge(ag, word, target, ns))
+#define ag_copy(ag, to, from, bytes) (sim_point(), ag_copy(ag, to, from, bytes))
+#define ag_zero(ag, to, bytes) (sim_point(), ag_zero(ag, to, bytes))
+#define ag_copy_many(ag, set, n, from, bytes) (sim_point(), ag_copy_many(ag, set, n, from, bytes))
+#define ag_reduce(ag, out, dtype, hidden, set, n, weighted, bias0, bias1) \
+    (sim_point(), ag_reduce(ag, out, dtype, hidden, set, n, weighted, bias0, bias1))
+#define ag_cast_fp8(ag, q, scales, ue8m0, round_scale, x, dtype, hidden) \
+    (sim_point(), ag_cast_fp8(ag, q, scales, ue8m0, round_scale, x, dtype, hidden))
+#define ag_logfmt_encode(ag, to, x, hidden) (sim_point(), ag_logfmt_encode(ag, to, x, hidden))
+
+#endif

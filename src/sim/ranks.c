@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One all-gather: every rank copies what it gives into the table of this round; the last one to come wakes the others,
+ * and each reads the whole table. Two tables take turns: a rank can be one round ahead of another, never two.
+ */
+#include "sim/ranks.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "device/device.h"
+#include "sim/device.h"
+#include "util/pause.h"
+
+struct meeting;
+
+struct seat {
+    struct meeting *meeting;
+    int rank, result;
+    epx_bootstrap boot;
+};
+
+struct meeting {
+    int nranks, arrived, failed;
+    uint64_t round, timeout_ns;
+    size_t bytes;
+    char *table[2];
+    size_t room[2];
+    struct seat *seats;
+    int (*fn)(int rank, int n, epx_bootstrap *boot, void *arg);
+    void *arg;
+};
+
+static void meeting_fail(struct meeting *m)
+{
+    m->failed = 1;
+    sim_wake(m);
+}
+
+/* Puts this rank's part into the table; non-zero when it does not fit the others'. */
+static int give(struct meeting *m, int rank, const void *send, size_t bytes)
+{
+    const int turn = (int)(m->round & 1);
+
+    if (m->arrived == 0) {
+        m->bytes = bytes;
+        if (m->room[turn] < bytes * (size_t)m->nranks) {
+            free(m->table[turn]);
+            m->room[turn] = bytes * (size_t)m->nranks;
+            m->table[turn] = malloc(m->room[turn]);
+        }
+    }
+    if (m->bytes != bytes || !m->table[turn])
+        return -1;
+    memcpy(m->table[turn] + (size_t)rank * bytes, send, bytes);
+    return 0;
+}
+
+static int gather(void *context, const void *send, void *recv, size_t bytes)
+{
+    struct seat *seat = context;
+    struct meeting *m = seat->meeting;
+    const uint64_t round = m->round, deadline = sim_now() + m->timeout_ns;
+
+    sim_point();
+    if (m->failed)
+        return 1;
+    if (give(m, seat->rank, send, bytes) != 0) {
+        meeting_fail(m);
+        return 1;
+    }
+    if (++m->arrived == m->nranks) {
+        m->arrived = 0;
+        m->round++;
+        sim_wake(m);
+        sim_point();
+    }
+    while (m->round == round && !m->failed) {
+        if (!sim_park(m, deadline, "waits for the other ranks to meet") && m->round == round)
+            meeting_fail(m);
+    }
+    if (m->round == round)
+        return 1;
+    memcpy(recv, m->table[round & 1], bytes * (size_t)m->nranks);
+    return 0;
+}
+
+static void seat_main(void *arg)
+{
+    struct seat *seat = arg;
+    struct meeting *m = seat->meeting;
+
+    seat->result = m->fn(seat->rank, m->nranks, &seat->boot, m->arg);
+    if (seat->result)
+        meeting_fail(m); /* those that wait for it need not */
+}
+
+static int seats_make(struct meeting *m)
+{
+    m->seats = calloc((size_t)m->nranks, sizeof(*m->seats));
+    if (!m->seats)
+        return -1;
+    for (int r = 0; r < m->nranks; r++) {
+        struct seat *seat = &m->seats[r];
+
+        seat->meeting = m;
+        seat->rank = r;
+        seat->boot = (epx_bootstrap)EPX_BOOTSTRAP_INIT;
+        seat->boot.rank = r;
+        seat->boot.nranks = m->nranks;
+        seat->boot.allgather = gather;
+        seat->boot.context = seat;
+        if (sim_spawn(SIM_PROGRAM, r, 0, seat_main, seat) != 0)
+            return -1;
+    }
+    return 0;
+}
+
+static void nap(uint64_t ns)
+{
+    int nobody;
+
+    sim_park(&nobody, sim_now() + ns, "sleeps");
+}
+
+static const struct time_source sim_time = {.now_ns = sim_now, .pause_ns = nap};
+
+int sim_run_ranks(const struct sim_setup *setup, int (*fn)(int rank, int n, epx_bootstrap *boot, void *arg), void *arg,
+                  struct sim_outcome *outcome)
+{
+    struct meeting m = {.nranks = setup->sched.nranks, .timeout_ns = setup->gather_ns, .fn = fn, .arg = arg};
+    int rc = -1;
+
+    memset(outcome, 0, sizeof(*outcome));
+    snprintf(outcome->stuck, sizeof(outcome->stuck), "no memory for the simulation");
+    if (sim_begin(&setup->sched) != 0)
+        return -1;
+    device_override = &sim_device_ops;
+    time_source_set(&sim_time);
+    if (seats_make(&m) == 0) {
+        outcome->stuck[0] = 0;
+        rc = sim_run(outcome->stuck, sizeof(outcome->stuck));
+    }
+    for (int r = 0; m.seats && r < m.nranks; r++)
+        outcome->failures += m.seats[r].result != 0;
+    sim_totals(&outcome->totals);
+    time_source_set(NULL);
+    device_override = NULL;
+    sim_end();
+    free(m.seats);
+    free(m.table[0]);
+    free(m.table[1]);
+    return rc;
+}

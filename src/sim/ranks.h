@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A whole simulation: ranks as tasks that meet through an all-gather of the simulation's own, with the simulated device,
+ * clock and network in place of the real ones until all have ended.
+ */
+#ifndef EPX_SIM_RANKS_H
+#define EPX_SIM_RANKS_H
+
+#include "epx/epx.h"
+#include "sim/sched.h"
+
+struct sim_net_options;
+
+struct sim_setup {
+    struct sim_options sched;
+    const struct sim_net_options *net; /* NULL = none */
+    uint64_t gather_ns;                /* how long one all-gather waits for the other ranks */
+};
+
+struct sim_outcome {
+    int failures; /* ranks that returned non-zero */
+    struct sim_totals totals;
+    char stuck[1500]; /* "" or who waits for what */
+};
+
+/* Runs fn(rank, n, boot, arg) for every rank. Returns 0 when the simulation came to its end, whatever ranks returned. */
+int sim_run_ranks(const struct sim_setup *setup, int (*fn)(int rank, int n, epx_bootstrap *boot, void *arg), void *arg,
+                  struct sim_outcome *outcome);
+
+#endif

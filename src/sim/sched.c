@@ -1,0 +1,506 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "sim/sched.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernel/params.h"
+#include "sim/fiber.h"
+#include "util/log.h"
+
+enum task_state { TASK_RUNNABLE, TASK_PARKED, TASK_FROZEN, TASK_ENDED };
+
+struct sim_task {
+    struct fiber *fiber;
+    enum sim_kind kind;
+    enum task_state state;
+    int rank, index;
+    int number; /* in order of birth: what the hash knows it by */
+    int place;  /* in the list of runnable tasks */
+    int woken;
+    uint32_t priority;
+    const void *key;
+    const struct doorbell *bell; /* key is a bell: */
+    uint32_t seen;
+    uint64_t until;
+    const char *what;
+    void (*fn)(void *);
+    void *arg;
+    struct sim_task *next; /* spare */
+};
+
+struct rank_state {
+    uint64_t thaw; /* 0 = runs; otherwise when it goes on */
+    int dead;
+};
+
+static struct sim {
+    int active;
+    struct sim_options o;
+    struct sim_source source;
+    uint64_t rng, now, steps, hash;
+    uint64_t next_timer; /* no parked task is due before */
+    uint64_t points;     /* until the next one that counts */
+    int deaths, stalls, born, programs, living_programs;
+    struct rank_state rank[SIM_MAX_RANKS];
+    struct sim_task *current;
+    struct sim_task **runnable, **all;
+    int nrunnable, nall, room;
+    struct sim_task *spare;
+} sim;
+
+static const char *const kind_names[SIM_KINDS] = {"program", "stream", "agent", "proxy"};
+
+/* ---- Chance ------------------------------------------------------------------------------------------------- */
+
+static uint64_t mix(uint64_t x)
+{
+    x ^= x >> 30;
+    x *= 0xbf58476d1ce4e5b9u;
+    x ^= x >> 27;
+    x *= 0x94d049bb133111ebu;
+    return x ^ x >> 31;
+}
+
+uint64_t sim_draw(uint64_t n)
+{
+    sim.rng += 0x9e3779b97f4a7c15u;
+    return n > 1 ? mix(sim.rng) % n : 0;
+}
+
+void sim_note(uint64_t value)
+{
+    sim.hash = mix(sim.hash * 31 + value);
+}
+
+uint64_t sim_now(void)
+{
+    return sim.now;
+}
+
+int sim_active(void)
+{
+    return sim.active;
+}
+
+int sim_rank(void)
+{
+    return sim.current ? sim.current->rank : -1;
+}
+
+/* ---- Lists -------------------------------------------------------------------------------------------------- */
+
+static void make_runnable(struct sim_task *t)
+{
+    t->state = TASK_RUNNABLE;
+    t->place = sim.nrunnable;
+    sim.runnable[sim.nrunnable++] = t;
+}
+
+static void take_off(struct sim_task *t)
+{
+    struct sim_task *last = sim.runnable[--sim.nrunnable];
+
+    sim.runnable[t->place] = last;
+    last->place = t->place;
+}
+
+/* Parked, and now free to go on. */
+static void unpark(struct sim_task *t, int woken)
+{
+    t->woken = woken;
+    t->key = NULL;
+    t->bell = NULL;
+    make_runnable(t);
+}
+
+static int grow(void)
+{
+    int room = sim.room ? sim.room * 2 : 64;
+    struct sim_task **all = realloc(sim.all, (size_t)room * sizeof(*all));
+    struct sim_task **runnable;
+
+    if (!all)
+        return -1;
+    sim.all = all;
+    runnable = realloc(sim.runnable, (size_t)room * sizeof(*runnable));
+    if (!runnable)
+        return -1;
+    sim.runnable = runnable;
+    sim.room = room;
+    return 0;
+}
+
+/* ---- Tasks -------------------------------------------------------------------------------------------------- */
+
+static void task_main(void *arg)
+{
+    struct sim_task *t = arg;
+
+    t->fn(t->arg);
+    t->state = TASK_ENDED;
+    fiber_leave(1);
+}
+
+int sim_spawn(enum sim_kind kind, int rank, int index, void (*fn)(void *), void *arg)
+{
+    struct sim_task *t;
+
+    if (!sim.active || rank < 0 || rank >= sim.o.nranks || (sim.nall == sim.room && grow() != 0))
+        return -1;
+    t = sim.spare;
+    if (t)
+        sim.spare = t->next;
+    else
+        t = malloc(sizeof(*t));
+    if (!t)
+        return -1;
+    *t = (struct sim_task){.kind = kind, .rank = rank, .index = index, .number = sim.born++, .fn = fn, .arg = arg};
+    t->priority = (uint32_t)sim_draw(1u << 30);
+    t->fiber = fiber_new(task_main, t);
+    if (!t->fiber) {
+        t->next = sim.spare;
+        sim.spare = t;
+        return -1;
+    }
+    sim.all[sim.nall++] = t;
+    sim.living_programs += kind == SIM_PROGRAM;
+    make_runnable(t);
+    return 0;
+}
+
+static void task_end(struct sim_task *t)
+{
+    int i;
+
+    for (i = 0; sim.all[i] != t;)
+        i++;
+    sim.all[i] = sim.all[--sim.nall];
+    sim.living_programs -= t->kind == SIM_PROGRAM;
+    fiber_free(t->fiber);
+    t->next = sim.spare;
+    sim.spare = t;
+}
+
+void sim_point(void)
+{
+    if (!sim.current || sim.o.point_every == 0 || sim.points-- > 0)
+        return;
+    sim.points = sim_draw(2 * (uint64_t)sim.o.point_every);
+    fiber_leave(0);
+}
+
+static int park(const void *key, const struct doorbell *bell, uint32_t seen, uint64_t until_ns, const char *what)
+{
+    struct sim_task *t = sim.current;
+
+    t->key = key;
+    t->bell = bell;
+    t->seen = seen;
+    t->until = until_ns;
+    t->what = what;
+    t->state = TASK_PARKED;
+    if (until_ns < sim.next_timer)
+        sim.next_timer = until_ns;
+    fiber_leave(0);
+    return t->woken;
+}
+
+int sim_park(const void *key, uint64_t until_ns, const char *what)
+{
+    return park(key, NULL, 0, until_ns, what);
+}
+
+int sim_park_bell(struct doorbell *bell, uint32_t seen, uint64_t until_ns, const char *what)
+{
+    if (bell->seq != seen)
+        return 1;
+    return park(bell, bell, seen, until_ns, what);
+}
+
+void sim_wake(const void *key)
+{
+    int i;
+
+    for (i = 0; i < sim.nall; i++)
+        if (sim.all[i]->state == TASK_PARKED && sim.all[i]->key == key)
+            unpark(sim.all[i], 1);
+}
+
+void sim_check_bells(void)
+{
+    int i;
+
+    for (i = 0; i < sim.nall; i++) {
+        struct sim_task *t = sim.all[i];
+        if (t->state == TASK_PARKED && t->bell && t->bell->seq != t->seen)
+            unpark(t, 1);
+    }
+}
+
+/* ---- Faults ------------------------------------------------------------------------------------------------- */
+
+static void rank_thaw(int rank)
+{
+    int i;
+
+    sim.rank[rank].thaw = 0;
+    for (i = 0; i < sim.nall; i++)
+        if (sim.all[i]->rank == rank && sim.all[i]->state == TASK_FROZEN)
+            make_runnable(sim.all[i]);
+}
+
+static void rank_freeze(const struct sim_fault *fault)
+{
+    struct rank_state *r = &sim.rank[fault->rank];
+    int i, lives = 0;
+
+    for (i = 0; i < sim.nall; i++)
+        lives |= sim.all[i]->rank == fault->rank && sim.all[i]->kind == SIM_PROGRAM;
+    if (!lives || r->dead)
+        return;
+    sim_note(0xfa017u + (uint64_t)fault->rank);
+    r->thaw = fault->ns == SIM_NEVER ? SIM_NEVER : sim.now + fault->ns;
+    if (fault->ns != SIM_NEVER) {
+        sim.stalls++;
+        return;
+    }
+    r->dead = 1;
+    sim.deaths++;
+    if (sim.source.rank_dies)
+        sim.source.rank_dies(sim.source.self, fault->rank);
+}
+
+static void faults_due(void)
+{
+    int i;
+
+    for (i = 0; i < sim.o.nfaults; i++) {
+        if (sim.o.fault[i].at != sim.steps)
+            continue;
+        rank_freeze(&sim.o.fault[i]);
+    }
+}
+
+/* When all others have ended, the dead wake up as from a very long sleep, so that they clean up after themselves. */
+static int raise_dead(void)
+{
+    int i, raised = 0;
+
+    for (i = 0; i < sim.nall; i++)
+        if (sim.all[i]->kind == SIM_PROGRAM && !sim.rank[sim.all[i]->rank].dead)
+            return 0;
+    for (i = 0; i < sim.o.nranks; i++) {
+        if (sim.rank[i].thaw != SIM_NEVER)
+            continue;
+        rank_thaw(i);
+        raised = 1;
+    }
+    return raised;
+}
+
+/* ---- Time --------------------------------------------------------------------------------------------------- */
+
+static void timers_due(void)
+{
+    uint64_t next = SIM_NEVER;
+    int i;
+
+    if (sim.now < sim.next_timer)
+        return;
+    for (i = 0; i < sim.nall; i++) {
+        struct sim_task *t = sim.all[i];
+        if (t->state != TASK_PARKED)
+            continue;
+        if (t->until <= sim.now)
+            unpark(t, 0);
+        else if (t->until < next)
+            next = t->until;
+    }
+    for (i = 0; i < sim.o.nranks; i++) {
+        if (!sim.rank[i].thaw || sim.rank[i].thaw == SIM_NEVER)
+            continue;
+        if (sim.rank[i].thaw <= sim.now)
+            rank_thaw(i);
+        else if (sim.rank[i].thaw < next)
+            next = sim.rank[i].thaw;
+    }
+    sim.next_timer = next;
+}
+
+static void events_due(void)
+{
+    if (sim.source.next_ns && sim.source.next_ns(sim.source.self) <= sim.now)
+        sim.source.advance(sim.source.self, sim.now);
+    timers_due();
+}
+
+/* Nobody can run: the clock jumps to what comes next. Zero when nothing will ever come. */
+static int jump(void)
+{
+    uint64_t next = sim.next_timer, theirs;
+
+    theirs = sim.source.next_ns ? sim.source.next_ns(sim.source.self) : SIM_NEVER;
+    if (theirs < next)
+        next = theirs;
+    if (next == SIM_NEVER)
+        return 0;
+    if (next > sim.now)
+        sim.now = next;
+    events_due();
+    return 1;
+}
+
+/* ---- Picking ------------------------------------------------------------------------------------------------ */
+
+static struct sim_task *pick_priority(void)
+{
+    struct sim_task *best = sim.runnable[0];
+    int i;
+
+    for (i = 1; i < sim.nrunnable; i++)
+        if (sim.runnable[i]->priority > best->priority)
+            best = sim.runnable[i];
+    if (sim_draw(32) == 0)
+        best->priority = (uint32_t)sim_draw(1u << 30);
+    return best;
+}
+
+static struct sim_task *pick(void)
+{
+    struct sim_task *t;
+
+    if (sim.o.policy == SIM_PRIORITY)
+        return pick_priority();
+    t = sim.runnable[sim_draw((uint64_t)sim.nrunnable)];
+    if (sim.o.policy != SIM_LAGGARD || t->rank != sim.o.laggard || sim_draw(64) == 0)
+        return t;
+    for (int tries = 0; tries < 8 && t->rank == sim.o.laggard; tries++)
+        t = sim.runnable[sim_draw((uint64_t)sim.nrunnable)];
+    return t;
+}
+
+/* The next task that may run, or NULL. Those of frozen ranks are put aside on the way. */
+static struct sim_task *next_task(void)
+{
+    while (sim.nrunnable > 0) {
+        struct sim_task *t = pick();
+
+        take_off(t);
+        if (!sim.rank[t->rank].thaw)
+            return t;
+        t->state = TASK_FROZEN;
+        if (sim.rank[t->rank].thaw < sim.next_timer)
+            sim.next_timer = sim.rank[t->rank].thaw;
+    }
+    return NULL;
+}
+
+static void run_task(struct sim_task *t)
+{
+    sim_note((uint64_t)t->number << 40 ^ sim.now);
+    sim.current = t;
+    log_set_rank(t->rank);
+    fiber_enter(t->fiber);
+    sim.current = NULL;
+    if (t->state == TASK_ENDED)
+        task_end(t);
+    else if (t->state == TASK_RUNNABLE)
+        make_runnable(t);
+}
+
+/* ---- The whole ---------------------------------------------------------------------------------------------- */
+
+static void describe(char *text, size_t bytes, const char *head)
+{
+    size_t used =
+        (size_t)snprintf(text, bytes, "%s at step %" PRIu64 ", %" PRIu64 " us:", head, sim.steps, sim.now / 1000);
+
+    for (int i = 0; i < sim.nall && used < bytes; i++) {
+        const struct sim_task *t = sim.all[i];
+        const char *state = t->state == TASK_PARKED ? t->what : t->state == TASK_FROZEN ? "frozen" : "runnable";
+        used += (size_t)snprintf(text + used, bytes - used, "%s rank %d %s %d: %s", i ? ";" : "", t->rank,
+                                 kind_names[t->kind], t->index, state);
+    }
+}
+
+int sim_run(char *why, size_t bytes)
+{
+    while (sim.living_programs > 0) {
+        struct sim_task *t;
+
+        events_due();
+        t = next_task();
+        if (!t) {
+            if (!jump() && !raise_dead()) {
+                describe(why, bytes, "nobody can go on");
+                return -1;
+            }
+            continue;
+        }
+        faults_due();
+        if (++sim.steps > sim.o.max_steps) {
+            describe(why, bytes, "does not end");
+            return -1;
+        }
+        run_task(t);
+        sim.now += sim_draw(2 * sim.o.step_ns + 1);
+        if (sim.deaths && t->kind == SIM_PROGRAM && t->state == TASK_ENDED)
+            raise_dead();
+    }
+    if (sim.nall > 0) {
+        describe(why, bytes, "all ranks have ended, but tasks remain");
+        return -1;
+    }
+    return 0;
+}
+
+int sim_begin(const struct sim_options *options)
+{
+    if (sim.active || options->nranks < 1 || options->nranks > SIM_MAX_RANKS)
+        return -1;
+    memset(&sim, 0, sizeof(sim));
+    sim.o = *options;
+    sim.rng = mix(options->seed + 0x51e0u);
+    sim.now = 1000000;
+    sim.next_timer = SIM_NEVER;
+    if (grow() != 0) {
+        free(sim.all);
+        return -1;
+    }
+    sim.active = 1;
+    return 0;
+}
+
+void sim_set_source(const struct sim_source *source)
+{
+    if (source)
+        sim.source = *source;
+    else
+        memset(&sim.source, 0, sizeof(sim.source));
+}
+
+void sim_totals(struct sim_totals *totals)
+{
+    *totals = (struct sim_totals){
+        .steps = sim.steps, .now_ns = sim.now, .hash = sim.hash, .deaths = sim.deaths, .stalls = sim.stalls};
+}
+
+void sim_end(void)
+{
+    for (int i = 0; i < sim.nall; i++) {
+        fiber_free(sim.all[i]->fiber);
+        free(sim.all[i]);
+    }
+    while (sim.spare) {
+        struct sim_task *t = sim.spare;
+        sim.spare = t->next;
+        free(t);
+    }
+    free(sim.all);
+    free(sim.runnable);
+    memset(&sim, 0, sizeof(sim));
+    log_set_rank(-1);
+}

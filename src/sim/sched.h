@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The simulator's scheduler: every agent, stream, proxy and rank's program is a task, a fiber on the one thread that
+ * calls sim_run; which of them runs next, how long things take and what goes wrong is drawn from one seed.
+ *
+ *   runnable --- picked by the seed ---> runs until it parks, ends, or a point (sim_point) lets another go first
+ *   parked on a key, until a time   ---> runnable again when the key is woken or the time has come
+ *
+ * Time is virtual: every step takes a little, and when nobody can run the clock jumps to the next event. The same seed
+ * gives the same run, bit by bit, which the hash of all choices shows.
+ *
+ * One simulation at a time in a process: kernels and host code find it through the functions below.
+ */
+#ifndef EPX_SIM_SCHED_H
+#define EPX_SIM_SCHED_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { SIM_MAX_RANKS = 512, SIM_MAX_FAULTS = 4 };
+
+#define SIM_NEVER UINT64_MAX
+
+/* How the next task is picked. */
+enum sim_policy {
+    SIM_UNIFORM,  /* each with the same chance */
+    SIM_PRIORITY, /* the one with the highest priority, which is redrawn now and then: long runs of one task */
+    SIM_LAGGARD,  /* one rank goes on only when the others cannot, or seldom */
+    SIM_POLICIES
+};
+
+/* At step `at`, all tasks of a rank stop: for `ns`, or for good (SIM_NEVER): then the others see a dead rank. */
+struct sim_fault {
+    uint64_t at;
+    uint64_t ns;
+    int rank;
+};
+
+struct sim_options {
+    uint64_t seed;
+    int nranks;
+    enum sim_policy policy;
+    int laggard;      /* rank, for SIM_LAGGARD */
+    int point_every;  /* another task may go first at every so manieth point on average; 0 = only where a task waits */
+    uint64_t step_ns; /* average time of one step */
+    uint64_t max_steps; /* more is a run that does not end */
+    struct sim_fault fault[SIM_MAX_FAULTS];
+    int nfaults;
+};
+
+/* Something else with events of its own in virtual time: the network. */
+struct sim_source {
+    uint64_t (*next_ns)(void *self);              /* SIM_NEVER = none */
+    void (*advance)(void *self, uint64_t now_ns); /* does what is due */
+    void (*rank_dies)(void *self, int rank);
+    void *self;
+};
+
+struct sim_totals {
+    uint64_t steps, now_ns, hash;
+    int deaths, stalls; /* faults that took place */
+};
+
+/* NULL: no memory, or a simulation exists already. */
+int sim_begin(const struct sim_options *options);
+void sim_set_source(const struct sim_source *source);
+/* Runs until all programs have ended: 0. Otherwise -1, and `why` says who waits for what. */
+int sim_run(char *why, size_t bytes);
+void sim_totals(struct sim_totals *totals);
+/* Tasks that have not ended lose what they hold. */
+void sim_end(void);
+/* 1 while there is a simulation. */
+int sim_active(void);
+
+/* ---- Tasks -------------------------------------------------------------------------------------------------- */
+
+enum sim_kind { SIM_PROGRAM, SIM_STREAM, SIM_AGENT, SIM_PROXY, SIM_KINDS };
+
+/* 0, or -1 without memory. `fn` returns when the task is done. */
+int sim_spawn(enum sim_kind kind, int rank, int index, void (*fn)(void *), void *arg);
+/* Of the running task; -1 outside. */
+int sim_rank(void);
+
+/* ---- What a task calls ----------------------------------------------------------------------------------------- */
+
+/* Another task may go first. Cheap, for use before every primitive of a kernel. */
+void sim_point(void);
+/* Until sim_wake(key), or `until_ns`, whichever is first. `what` is for the report. Returns non-zero if woken. */
+int sim_park(const void *key, uint64_t until_ns, const char *what);
+/* All that are parked on `key` may go on. */
+void sim_wake(const void *key);
+/* Likewise those parked on a bell (kernel/params.h) whose sequence has changed without sim_wake. */
+struct doorbell;
+int sim_park_bell(struct doorbell *bell, uint32_t seen, uint64_t until_ns, const char *what);
+void sim_check_bells(void);
+
+uint64_t sim_now(void);
+/* 0 .. n-1. */
+uint64_t sim_draw(uint64_t n);
+/* Mixes an event into the hash. */
+void sim_note(uint64_t value);
+
+#endif

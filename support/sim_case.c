@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "sim_case.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { TIMEOUT_MS = 2000 }; /* of virtual time */
+
+static int pick_one(struct prop_rng *rng, const int *from, int n)
+{
+    return from[prop_draw(rng, n)];
+}
+
+/* ---- The exchange ------------------------------------------------------------------------------------------- */
+
+static int nodes_of(struct prop_rng *rng, const struct sim_case_options *o)
+{
+    (void)rng;
+    return o->nodes ? o->nodes : 1;
+}
+
+/* Small rows: what is looked for lies in the order of events, not in their size. */
+static void make_small(struct prop_case *c, struct prop_rng *rng)
+{
+    for (int i = 0; i < c->nhandles; i++) {
+        struct workload *w = &c->handle[i].w;
+        const int unit = 16;
+
+        if (w->hidden > 256)
+            w->hidden = unit * (1 + prop_draw(rng, 16));
+        if (w->max_tokens > 12 && !prop_chance(rng, 10))
+            w->max_tokens = 1 + prop_draw(rng, 12);
+        if (w->topk > 8)
+            w->topk = 1 + prop_draw(rng, 8);
+    }
+    prop_shrink(c);
+}
+
+static void draw_exchange(struct sim_case *c, struct prop_rng *rng, const struct sim_case_options *o)
+{
+    const int nodes = nodes_of(rng, o);
+    int ranks = o->ranks;
+
+    if (!ranks)
+        ranks = nodes * (1 + prop_draw(rng, nodes > 4 ? 2 : 8 / nodes));
+    prop_draw_case_of(&c->prop, c->seed, o->modes, ranks);
+    make_small(&c->prop, rng);
+    c->prop.ranks_per_node = nodes > 1 ? ranks / nodes : 0;
+    c->prop.timeout_ms = TIMEOUT_MS + 500 * ranks; /* one processor runs them all */
+}
+
+/* ---- The schedule ------------------------------------------------------------------------------------------- */
+
+static void draw_schedule(struct sim_options *s, struct prop_rng *rng, uint64_t seed, int ranks)
+{
+    static const int every[] = {0, 1, 2, 8, 64};
+    static const int steps[] = {10, 100, 1000};
+
+    s->seed = seed;
+    s->nranks = ranks;
+    s->policy = (enum sim_policy)prop_draw(rng, SIM_POLICIES);
+    s->laggard = prop_draw(rng, ranks);
+    s->point_every = pick_one(rng, every, 5);
+    s->step_ns = (uint64_t)pick_one(rng, steps, 3);
+    s->max_steps = 20000000;
+}
+
+/* Somewhere in the run, which has some hundreds to some ten thousands of steps. */
+static uint64_t draw_moment(struct prop_rng *rng)
+{
+    const int magnitude = 4 + prop_draw(rng, 12);
+
+    return (1u << magnitude) + (uint64_t)prop_draw(rng, 1 << magnitude);
+}
+
+static void draw_faults(struct sim_case *c, struct prop_rng *rng, unsigned allowed)
+{
+    struct sim_options *s = &c->setup.sched;
+    const uint64_t timeout_ns = (uint64_t)c->prop.timeout_ms * 1000000u;
+
+    c->faults = allowed & (unsigned)(1 + prop_draw(rng, 3));
+    if (c->faults & SIM_FAULT_DEATH) {
+        const int n = prop_chance(rng, 80) ? 1 : 2;
+        for (int i = 0; i < n; i++)
+            s->fault[s->nfaults++] =
+                (struct sim_fault){.at = draw_moment(rng), .ns = SIM_NEVER, .rank = prop_draw(rng, s->nranks)};
+    }
+    if (c->faults & SIM_FAULT_DELAY) {
+        /* Well within the deadline, near it, or far beyond. */
+        const int n = 1 + prop_draw(rng, 2), much = prop_draw(rng, 3);
+        for (int i = 0; i < n; i++) {
+            uint64_t ns = much == 0   ? timeout_ns / 8 * (uint64_t)prop_draw(rng, 3)
+                          : much == 1 ? timeout_ns / 8 * (uint64_t)(6 + prop_draw(rng, 4))
+                                      : timeout_ns * (uint64_t)(1 + prop_draw(rng, 6));
+            s->fault[s->nfaults++] =
+                (struct sim_fault){.at = draw_moment(rng), .ns = ns, .rank = prop_draw(rng, s->nranks)};
+        }
+        if (much > 0)
+            c->prop.may_fail = 1;
+    }
+    if (c->faults & SIM_FAULT_DEATH)
+        c->prop.may_fail = 1;
+}
+
+void sim_case_draw(struct sim_case *c, uint64_t seed, const struct sim_case_options *options)
+{
+    struct prop_rng rng = {workload_hash(seed, 0x51b)};
+
+    memset(c, 0, sizeof(*c));
+    c->seed = seed;
+    draw_exchange(c, &rng, options);
+    draw_schedule(&c->setup.sched, &rng, seed, c->prop.nranks);
+    c->setup.gather_ns = 4000000u * (uint64_t)c->prop.timeout_ms;
+    draw_faults(c, &rng, options->faults);
+    /* A masked rank is taken for dead. One that is only late may be in the midst of writing to its peers. */
+    if (c->prop.may_fail && (c->faults & SIM_FAULT_DELAY))
+        c->prop.enable_mask = 0;
+}
+
+/* ---- Running ------------------------------------------------------------------------------------------------ */
+
+/* One simulation at a time in a process, as the simulator has it. */
+static struct {
+    const struct sim_case *c;
+    struct sim_report *report;
+} now;
+
+static int simulated_ranks(int n, prop_rank_fn fn, void *arg)
+{
+    (void)n;
+    if (sim_run_ranks(&now.c->setup, fn, arg, &now.report->outcome) != 0)
+        return -1;
+    return now.report->outcome.failures;
+}
+
+int sim_case_run(const struct sim_case *c, struct sim_report *report)
+{
+    int rc;
+
+    memset(report, 0, sizeof(*report));
+    now.c = c;
+    now.report = report;
+    rc = prop_run_case_on(&c->prop, simulated_ranks, report->error, sizeof(report->error));
+    if (report->outcome.stuck[0]) {
+        snprintf(report->error, sizeof(report->error), "%s", report->outcome.stuck);
+        rc = -1;
+    }
+    return rc;
+}
+
+void sim_case_print(const struct sim_case *c)
+{
+    const struct sim_options *s = &c->setup.sched;
+
+    prop_print_case(&c->prop);
+    fprintf(stderr, "  schedule: policy %d, laggard %d, a point in %d, %llu ns a step\n", (int)s->policy, s->laggard,
+            s->point_every, (unsigned long long)s->step_ns);
+    for (int i = 0; i < s->nfaults; i++) {
+        if (s->fault[i].ns == SIM_NEVER)
+            fprintf(stderr, "  rank %d dies at step %llu\n", s->fault[i].rank, (unsigned long long)s->fault[i].at);
+        else
+            fprintf(stderr, "  rank %d stalls at step %llu for %llu us\n", s->fault[i].rank,
+                    (unsigned long long)s->fault[i].at, (unsigned long long)s->fault[i].ns / 1000);
+    }
+}
