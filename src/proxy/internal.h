@@ -22,11 +22,12 @@
 
 /* A put in the making: commands are merged into it until it is posted. */
 struct pending {
-    uint64_t source, target; /* bytes; 0 and 0 without bytes */
-    uint32_t bytes;
+    uint64_t source, end; /* bytes [source, end) of the own heap; 0 and 0 without bytes */
+    uint64_t target;
     uint16_t counter;
     uint8_t count; /* commands in it, 1 to IMMEDIATE_MAX_COUNT */
     uint8_t flow;  /* enum proxy_flow */
+    uint32_t reserved;
 };
 
 /* A put that was posted, by sequence number % depth. */
@@ -81,8 +82,10 @@ struct proxy_thread {
     int32_t *by_rank; /* [nranks]: index in peers, -1 = none of this thread's */
     int *busy;        /* peers with pending puts */
     int nbusy, first_busy;
-    uint64_t bytes_in_flight, bytes_most; /* to all its peers */
-    uint64_t messages_in_flight;
+    uint64_t bytes_in_flight, messages_in_flight; /* to all its peers */
+    uint64_t bytes_most;                          /* the user's limits, or the largest number */
+    uint32_t messages_most[PROXY_FLOWS];          /* to each peer */
+    uint32_t merge_bytes;
     uint64_t now_ns;          /* once per turn, when asked for */
     int broken;               /* the endpoint failed */
     int unflushed;            /* the doorbell is still to be rung */
@@ -108,9 +111,9 @@ struct proxy_group {
     char provider[64];
     struct proxy_thread *threads;
     struct proxy_limits limits; /* options' or the environment's */
-    uint32_t merge_bytes;
-    uint64_t spin_ns;  /* idle time after which a thread sleeps */
-    uint32_t reported; /* shared: bit per enum fault that was reported */
+    uint32_t merge_bytes;       /* largest put made of several commands */
+    uint64_t spin_ns;           /* idle time after which a thread sleeps */
+    uint32_t reported;          /* shared: bit per enum fault that was reported */
     int manual, connected;
 };
 
@@ -143,8 +146,6 @@ uint64_t turn_now(struct proxy_thread *t);
 
 /* ---- window.c */
 void window_init(struct window *w, uint32_t depth);
-int window_allows(const struct proxy_thread *t, const struct peer *peer, const struct pending *put);
-void window_posted(struct proxy_thread *t, struct peer *peer, const struct pending *put);
 /* The network had no room for a put. */
 void window_refused(struct window *w);
 /* Puts number - count + 1 .. number are answered. Negative: they were not in flight. */
@@ -153,6 +154,38 @@ void window_forget(struct proxy_thread *t, struct peer *peer);
 
 /* ---- count.c */
 void count_arrival(struct proxy_thread *t, const struct net_event *event);
+
+static inline int window_allows(const struct proxy_thread *t, const struct peer *peer, uint64_t bytes, int flow)
+{
+    const struct window *w = &peer->window;
+
+    if (peer->next - peer->oldest >= t->depth) /* no place to remember it */
+        return 0;
+    if (t->bytes_in_flight + bytes > t->bytes_most && t->bytes_in_flight)
+        return 0;
+    if (w->messages == 0) /* one is always let through, however large */
+        return 1;
+    return w->bytes + bytes <= w->bytes_limit && w->messages < w->messages_limit &&
+           w->by_flow[flow] < t->messages_most[flow];
+}
+
+static inline void window_posted(struct proxy_thread *t, struct peer *peer, uint32_t bytes, int flow)
+{
+    struct window *w = &peer->window;
+    struct posted *posted = &peer->posted[peer->next & (t->depth - 1)];
+
+    w->bytes += bytes;
+    w->messages++;
+    w->by_flow[flow]++;
+    t->bytes_in_flight += bytes;
+    t->messages_in_flight++;
+    posted->at_ns = t->now_ns;
+    posted->bytes = bytes;
+    posted->ahead_kib = (uint32_t)(w->bytes >> 10);
+    posted->open = 1;
+    posted->flow = (uint8_t)flow;
+    peer->next++;
+}
 
 /* Statistics have one writer each. */
 static inline void stat_add(uint64_t *word, uint64_t n)

@@ -171,7 +171,7 @@ static struct peer *check(struct proxy_thread *t, struct command c, struct pendi
     }
     put->source = f.units ? f.source * COMMAND_UNIT : 0;
     put->target = f.units ? f.target * COMMAND_UNIT : 0;
-    put->bytes = f.units * COMMAND_UNIT;
+    put->end = put->source + (uint64_t)f.units * COMMAND_UNIT;
     put->counter = (uint16_t)f.counter;
     put->count = 1;
     put->flow = o->flows ? o->flows[COUNTER_KIND(f.counter)] : PROXY_LOW_LATENCY;
@@ -179,23 +179,28 @@ static struct peer *check(struct proxy_thread *t, struct command c, struct pendi
 }
 
 /* Adds b to a if the two can be one put: same counter, and contiguous on both sides or one of them without bytes. */
-static inline int merge(struct pending *a, const struct pending *b, uint32_t most)
+static int merge(struct pending *a, const struct pending *b, uint64_t most)
 {
+    const uint64_t a_bytes = a->end - a->source, b_bytes = b->end - b->source;
+
     if (a->counter != b->counter || a->count + b->count > IMMEDIATE_MAX_COUNT)
         return 0;
-    if (b->bytes == 0) {
-        a->count = (uint8_t)(a->count + b->count);
-        return 1;
-    }
-    if ((uint64_t)a->bytes + b->bytes > most)
+    if (a_bytes == 0 || b_bytes == 0) {
+        if (a_bytes == 0) {
+            a->source = b->source;
+            a->end = b->end;
+            a->target = b->target;
+        }
+    } else if (a_bytes + b_bytes > most) {
         return 0;
-    if (a->bytes == 0 || (b->source + b->bytes == a->source && b->target + b->bytes == a->target)) {
+    } else if (a->end == b->source && a->target + a_bytes == b->target) {
+        a->end = b->end;
+    } else if (b->end == a->source && b->target + b_bytes == a->target) {
         a->source = b->source;
         a->target = b->target;
-    } else if (a->source + a->bytes != b->source || a->target + a->bytes != b->target) {
+    } else {
         return 0;
     }
-    a->bytes += b->bytes;
     a->count = (uint8_t)(a->count + b->count);
     return 1;
 }
@@ -204,32 +209,48 @@ static inline int merge(struct pending *a, const struct pending *b, uint32_t mos
 static void close_gap(struct proxy_thread *t, struct peer *peer, uint32_t at, uint32_t from)
 {
     const uint32_t mask = t->depth - 1;
+    struct pending *grown = &peer->queue[at & mask];
     uint32_t i;
 
     for (i = from; i != peer->tail; i++) {
-        if (i == at || !merge(&peer->queue[at & mask], &peer->queue[i & mask], t->group->merge_bytes))
+        struct pending *p = &peer->queue[i & mask];
+
+        if (i == at || (p->source != grown->end && p->end != grown->source) || !merge(grown, p, t->merge_bytes))
             continue;
-        peer->queue[i & mask] = peer->queue[--peer->tail & mask];
+        *p = peer->queue[--peer->tail & mask];
         return;
     }
+}
+
+/* Tries the last few pending puts, the latest first. Most do not touch: that is found by two comparisons. */
+static int merge_queued(struct proxy_thread *t, struct peer *peer, const struct pending *put)
+{
+    const uint32_t mask = t->depth - 1, queued = peer->tail - peer->head;
+    const uint32_t from = queued > MERGE_LOOK ? peer->tail - MERGE_LOOK : peer->head;
+    const int signal = put->end == put->source;
+    uint32_t i;
+
+    for (i = peer->tail; i != from; i--) {
+        struct pending *p = &peer->queue[(i - 1) & mask];
+
+        if (p->end != put->source && p->source != put->end && !(signal && p->counter == put->counter))
+            continue;
+        if (!merge(p, put, t->merge_bytes))
+            continue;
+        close_gap(t, peer, i - 1, from);
+        return 1;
+    }
+    return 0;
 }
 
 /* Into the queue of its peer. 0: the queue is full. */
 static int enqueue(struct proxy_thread *t, struct peer *peer, const struct pending *put)
 {
-    const uint32_t mask = t->depth - 1, queued = peer->tail - peer->head;
-    const uint32_t from = queued > MERGE_LOOK ? peer->tail - MERGE_LOOK : peer->head;
-    uint32_t i;
-
-    for (i = peer->tail; i != from; i--) {
-        if (!merge(&peer->queue[(i - 1) & mask], put, t->group->merge_bytes))
-            continue;
-        close_gap(t, peer, i - 1, from);
+    if (merge_queued(t, peer, put))
         return 1;
-    }
-    if (queued == t->depth)
+    if (peer->tail - peer->head == t->depth)
         return 0;
-    peer->queue[peer->tail++ & mask] = *put;
+    peer->queue[peer->tail++ & (t->depth - 1)] = *put;
     if (!peer->listed) {
         peer->listed = 1;
         t->busy[t->nbusy++] = (int)(peer - t->peers);
@@ -265,52 +286,59 @@ static int take_commands(struct proxy_thread *t)
 /* 1: posted; 0: not now, or never. */
 static int post(struct proxy_thread *t, struct peer *peer, const struct pending *p)
 {
+    const uint32_t bytes = (uint32_t)(p->end - p->source);
     const struct net_put put = {
         .peer = peer->rank,
-        .bytes = p->bytes,
+        .bytes = bytes,
         .source = p->source,
         .target = p->target,
         .immediate = immediate_pack((uint32_t)t->group->options.rank, p->counter, p->count),
         .more = 1, /* flush rings once for the whole turn */
         .cookie = cookie_of(peer),
     };
-    const int result = t->ops->put(t->net, &put);
+    int result;
 
-    if (result == -EAGAIN) {
-        window_refused(&peer->window);
+    if (!window_allows(t, peer, bytes, p->flow)) {
+        peer->window.limited = 1;
         return 0;
     }
+    result = t->ops->put(t->net, &put);
     if (result < 0) {
-        peer_lost(t, peer, -result);
+        if (result == -EAGAIN)
+            window_refused(&peer->window);
+        else
+            peer_lost(t, peer, -result);
         return 0;
     }
-    window_posted(t, peer, p);
-    stat_add(&t->stats.puts, 1);
-    stat_add(&t->stats.bytes, p->bytes);
-    if (p->bytes == 0)
-        stat_add(&t->stats.signals, 1);
+    window_posted(t, peer, bytes, p->flow);
     return 1;
 }
 
 static int post_peer(struct proxy_thread *t, struct peer *peer)
 {
+    uint64_t bytes = 0, signals = 0;
     int n;
 
     for (n = 0; n < POST_MAX && peer->head != peer->tail; n++) {
         const struct pending *p = &peer->queue[peer->head & (t->depth - 1)];
-        const int allowed = window_allows(t, peer, p);
 
-        if (!allowed)
-            peer->window.limited = 1;
-        if (!allowed || !post(t, peer, p)) {
+        if (!post(t, peer, p)) {
             if (!peer->stalled && !peer->dead)
                 stat_add(&t->stats.window_waits, 1);
             peer->stalled = 1;
             break;
         }
-        peer->stalled = 0;
+        bytes += p->end - p->source;
+        signals += p->end == p->source;
         peer->head++;
     }
+    if (n > 0) {
+        stat_add(&t->stats.puts, (uint64_t)n);
+        stat_add(&t->stats.bytes, bytes);
+        stat_add(&t->stats.signals, signals);
+    }
+    if (peer->head == peer->tail)
+        peer->stalled = 0;
     return n;
 }
 
@@ -322,6 +350,7 @@ static int post_all(struct proxy_thread *t)
 
     if (busy == 0)
         return 0;
+    turn_now(t);
     if (++t->first_busy >= busy)
         t->first_busy = 0;
     for (i = 0; i < busy; i++)

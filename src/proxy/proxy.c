@@ -123,12 +123,18 @@ static epx_status open_thread(struct proxy_group *g, int index)
                                     .provider = g->provider,
                                     .world = o->world};
     epx_status status;
+    int i;
 
     t->group = g;
     t->index = index;
     t->ops = o->net;
     t->blame = -1;
-    t->bytes_most = (g->limits.max_bytes + (uint64_t)o->threads - 1) / (uint64_t)o->threads;
+    t->merge_bytes = g->merge_bytes;
+    t->bytes_most = UINT64_MAX;
+    if (g->limits.max_bytes)
+        t->bytes_most = (g->limits.max_bytes + (uint64_t)o->threads - 1) / (uint64_t)o->threads;
+    for (i = 0; i < PROXY_FLOWS; i++)
+        t->messages_most[i] = g->limits.max_messages[i] ? g->limits.max_messages[i] : UINT32_MAX;
     status = open_peers(t);
     if (status == EPX_OK)
         status = ring_create(&t->ring, o->ring_slots, o->ring_start);

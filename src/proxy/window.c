@@ -10,7 +10,7 @@
  *
  * Best time and best rate fade slowly, so that a path that has become slower for good is not called late for ever.
  * Limits set by the user bound what the windows let through; they do not adapt. One put is always let through when
- * nothing is in flight, however large.
+ * nothing is in flight, however large. What every put passes through is inline, in internal.h.
  */
 #include <string.h>
 
@@ -29,40 +29,6 @@ void window_init(struct window *w, uint32_t depth)
     w->bytes_limit = BYTES_START;
     w->messages_most = depth;
     w->messages_limit = depth < 128 ? depth : 128;
-}
-
-int window_allows(const struct proxy_thread *t, const struct peer *peer, const struct pending *put)
-{
-    const struct window *w = &peer->window;
-    const struct proxy_limits *limits = &t->group->limits;
-    const uint32_t most = limits->max_messages[put->flow];
-
-    if (peer->next - peer->oldest >= t->depth) /* no place to remember it */
-        return 0;
-    if (t->bytes_most && t->bytes_in_flight && t->bytes_in_flight + put->bytes > t->bytes_most)
-        return 0;
-    if (w->messages == 0)
-        return 1;
-    return w->bytes + put->bytes <= w->bytes_limit && w->messages < w->messages_limit &&
-           (most == 0 || w->by_flow[put->flow] < most);
-}
-
-void window_posted(struct proxy_thread *t, struct peer *peer, const struct pending *put)
-{
-    struct window *w = &peer->window;
-    struct posted *posted = &peer->posted[peer->next & (t->depth - 1)];
-
-    w->bytes += put->bytes;
-    w->messages++;
-    w->by_flow[put->flow]++;
-    t->bytes_in_flight += put->bytes;
-    t->messages_in_flight++;
-    posted->at_ns = turn_now(t);
-    posted->bytes = put->bytes;
-    posted->ahead_kib = (uint32_t)(w->bytes >> 10);
-    posted->open = 1;
-    posted->flow = put->flow;
-    peer->next++;
 }
 
 void window_refused(struct window *w)
