@@ -6,7 +6,7 @@
 set -uo pipefail
 
 epx=${EPX_BUILD_DIR:-build}/epx
-small=(--ranks 4 --tokens 24 --hidden 512 --experts 16 --topk 4 --iters 3 --warmup 1)
+small=(--ranks 4 --tokens 24 --hidden 512 --experts 16 --topk 4 --iters 2 --warmup 1)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 failures=0
