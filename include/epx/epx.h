@@ -256,7 +256,8 @@ EPX_API epx_status epx_stream_wait_event(epx_group *group, epx_stream stream, ep
 
 /*
  * Layouts of what a rank receives.
- *  EXPERT_MAJOR  low latency:     tokens [L, R*M, H], the first expert_counts[l] rows of each expert, by (rank, token)
+ *  EXPERT_MAJOR  low latency:     tokens [L, R*M, H], the first expert_counts[l] rows of each expert, by (rank, token);
+ *                                 a token may name an expert once
  *                high throughput: tokens [N, H], a zone per local expert, each padded with zeros to expert_alignment
  *  RANK_MAJOR    low latency:     tokens [R, M, H], the first rank_counts[r] rows of each rank, in token order
  *  FLAT          high throughput: tokens [N, H], one row per (token, this rank), by (source rank, token)
@@ -465,6 +466,12 @@ typedef struct epx_stats {
     uint64_t bytes_local;                             /* payload copied a second time inside this rank */
     uint64_t waits, wait_ns;                          /* waits that found nothing ready, and their time */
     uint64_t timeouts;
+    /* Between nodes */
+    uint64_t rows_remote;             /* rows given to the proxies: per destination rank (LL) or node (HT) */
+    uint64_t net_commands, net_puts;  /* commands taken from the rings; writes posted after merging */
+    uint64_t net_signals;             /* of net_puts: those without bytes */
+    uint64_t net_bytes, net_arrivals; /* posted; counted */
+    uint64_t net_window_waits, net_sleeps, net_refused;
 } epx_stats;
 
 #define EPX_STATS_INIT                      \

@@ -12,6 +12,18 @@ static void *place(char *base, size_t *at, size_t bytes)
     return p;
 }
 
+static void lay_out_relay(const struct settings *set, size_t pairs, char *base, size_t *at, struct handle_dev *h)
+{
+    const size_t M = (size_t)set->max_tokens, sources = (size_t)set->relay_max;
+
+    h->nidx = place(base, at, (size_t)set->nnodes * M * 4);
+    h->ncount = place(base, at, (size_t)set->nnodes * 4);
+    h->relay_n = place(base, at, sources * 4);
+    h->relay_list = place(base, at, sources * M * 4);
+    h->relay_ids = place(base, at, sources * pairs * 4);
+    h->relay_pos = place(base, at, sources * pairs * 4);
+}
+
 static size_t lay_out(const struct settings *set, const epx_handle_config *config, char *base, struct handle_dev *h)
 {
     const size_t R = (size_t)set->nranks, M = (size_t)set->max_tokens, L = (size_t)set->local_experts;
@@ -35,6 +47,9 @@ static size_t lay_out(const struct settings *set, const epx_handle_config *confi
         h->zone = place(base, &at, L * 4);
         h->filled = place(base, &at, L * 4);
         h->padded = place(base, &at, L * 4);
+        h->pos = place(base, &at, pairs * 4);
+        if (set->nnodes > 1)
+            lay_out_relay(set, pairs, base, &at, h);
     }
     return at;
 }

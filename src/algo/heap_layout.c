@@ -24,20 +24,36 @@ static uint64_t scale_bytes(const struct settings *set)
     return up(((uint64_t)set->max_hidden_bytes + 127) / 128 * 4, 16);
 }
 
+void settings_nodes(struct settings *set, const struct node_map *map)
+{
+    set->nnodes = map->nnodes;
+    set->remotes = map->remotes;
+    set->relay_max = map->relay_max;
+    set->smallest_node = map->smallest;
+    set->sig_slots = set->inflight;
+    if (set->nnodes > 1 && set->sig_slots < HD_CHUNKS)
+        set->sig_slots = HD_CHUNKS;
+}
+
+/* Post and tables before the rows, as ll_view_at() in kernel/ll_dispatch.h puts them. */
+static uint64_t head_bytes(const struct settings *set)
+{
+    const uint64_t M = (uint64_t)set->max_tokens, pairs = up(M * (uint64_t)set->max_topk * 4, 16);
+
+    return up(sizeof(struct ll_post) + up(M * 4, 16) + 3 * pairs + up((uint64_t)set->nranks * 4, 16) +
+                  up((uint64_t)set->experts * 4, 16),
+              64);
+}
+
 static void plan_ll_dispatch(const struct settings *set, struct ll_layout *ll)
 {
-    const uint64_t R = (uint64_t)set->nranks, M = (uint64_t)set->max_tokens, K = (uint64_t)set->max_topk;
-    uint64_t at = sizeof(struct ll_post);
+    const uint64_t R = (uint64_t)set->nranks, M = (uint64_t)set->max_tokens;
 
     ll->pitch = up((uint64_t)set->max_hidden_bytes, 16) + scale_bytes(set);
-    ll->ecount = take(&at, (uint64_t)set->experts * 4);
-    ll->rcount = take(&at, R * 4);
-    ll->list = take(&at, R * M * 4);
-    ll->ids = take(&at, M * K * 4);
-    ll->eidx = take(&at, M * K * 4);
-    ll->weights = take(&at, M * K * 4);
-    ll->rows = take(&at, M * ll->pitch);
-    ll->slot_stride = up(at, 4096);
+    ll->head = head_bytes(set);
+    ll->rows = up(R * M * 4, 64) + ll->head;
+    ll->slot_stride = up(ll->rows + M * ll->pitch, 64);
+    ll->landing_stride = up(ll->head + M * ll->pitch, 64);
 }
 
 static void plan_ll_combine(const struct settings *set, struct ll_layout *ll)
@@ -50,8 +66,21 @@ static void plan_ll_combine(const struct settings *set, struct ll_layout *ll)
     if (logfmt > ll->cpitch)
         ll->cpitch = logfmt;
     ll->begin = take(&at, (uint64_t)set->local_experts * (uint64_t)set->nranks * 4);
-    ll->landing = take(&at, M * K * ll->cpitch);
-    ll->cslot_stride = up(at, 4096);
+    ll->cposts = take(&at, (uint64_t)set->remotes * sizeof(struct lc_post));
+    ll->crows = take(&at, M * K * ll->cpitch);
+    ll->cslot_stride = up(at, 64);
+}
+
+/* Rows on their way out: half of what ranks that share memory save in landings, or a few. More rows are sent in turns. */
+static uint64_t stage_rows(const struct settings *set)
+{
+    const uint64_t M = (uint64_t)set->max_tokens;
+    const uint64_t saved = (uint64_t)set->inflight * M * (uint64_t)(set->smallest_node - 1) / 2;
+    const uint64_t few = M < 64 ? M : 64;
+
+    if (set->nnodes == 1)
+        return 0;
+    return saved > few ? saved : few;
 }
 
 static void plan_ll(const struct settings *set, struct heap_plan *plan, uint64_t *at)
@@ -65,9 +94,42 @@ static void plan_ll(const struct settings *set, struct heap_plan *plan, uint64_t
     *at = start;
     ll->slots = take(at, W * ll->slot_stride);
     ll->cslots = take(at, W * ll->cslot_stride);
+    ll->landing = take(at, W * (uint64_t)set->remotes * ll->landing_stride);
+    ll->stage_rows = stage_rows(set);
+    ll->stage = take(at, ll->stage_rows * ll->cpitch);
     plan->ll_bytes = *at - start;
-    plan->ll_receive_bytes = (uint64_t)set->nranks * (uint64_t)set->max_tokens * ll->pitch +
+    /* Rows, and the tables that come with them: what a rank may have to read of each of its peers. */
+    plan->ll_receive_bytes = (uint64_t)set->nranks * (ll->head + (uint64_t)set->max_tokens * (4 + ll->pitch)) +
                              (uint64_t)set->max_tokens * (uint64_t)set->max_topk * ll->cpitch;
+}
+
+static void plan_ht_tables(const struct settings *set, struct ht_layout *ht, uint64_t *at)
+{
+    const uint64_t pairs = up((uint64_t)set->max_tokens * (uint64_t)set->max_topk * 4, 16);
+
+    ht->counts_stride = up(32 + ((uint64_t)set->experts + (uint64_t)set->nranks) * 4, 64);
+    ht->counts = take(at, 2 * (uint64_t)(1 + set->remotes) * ht->counts_stride);
+    ht->dispatch_post = take(at, sizeof(struct hd_post));
+    ht->combine_post = take(at, sizeof(struct hc_post));
+    if (set->nnodes == 1)
+        return;
+    ht->table_stride = up(2 * pairs, 64);
+    ht->tables = take(at, 2 * (uint64_t)(1 + set->relay_max) * ht->table_stride);
+    ht->agreements = take(at, 2 * (uint64_t)set->relay_max * 32);
+}
+
+/* What passes between nodes: in at the relay, and back at the source. */
+static uint64_t plan_ht_relay(const struct settings *set, struct ht_layout *ht, uint64_t *at)
+{
+    const uint64_t M = (uint64_t)set->max_tokens, relays = (uint64_t)set->relay_max, others = (uint64_t)set->nnodes - 1;
+
+    if (set->nnodes == 1)
+        return 0;
+    ht->hpitch = ht->pitch + ht->scale_pitch + up((uint64_t)set->max_topk * 4, 16);
+    ht->relay_stride = M * ht->hpitch;
+    ht->relay = take(at, relays * ht->relay_stride);
+    ht->back = take(at, others * M * ht->hpitch);
+    return (relays + others) * M * ht->hpitch;
 }
 
 static void plan_ht(const struct settings *set, struct heap_plan *plan, uint64_t *at)
@@ -77,10 +139,7 @@ static void plan_ht(const struct settings *set, struct heap_plan *plan, uint64_t
     struct ht_layout *ht = &plan->ht;
 
     *at = start;
-    ht->counts_stride = up(64 + ((uint64_t)set->experts + (uint64_t)set->nranks) * 4, 64);
-    ht->counts = take(at, 2 * ht->counts_stride);
-    ht->dispatch_post = take(at, sizeof(struct hd_post));
-    ht->combine_post = take(at, sizeof(struct hc_post));
+    plan_ht_tables(set, ht, at);
     ht->rows = set->max_recv_tokens;
     ht->pitch = up((uint64_t)set->max_hidden_bytes, 16);
     ht->scale_pitch = scale_bytes(set);
@@ -91,8 +150,8 @@ static void plan_ht(const struct settings *set, struct heap_plan *plan, uint64_t
     ht->src_token = take(at, N * 4);
     *at = up(*at, 4096);
     ht->tokens = take(at, N * ht->pitch);
+    plan->ht_receive_bytes = N * (ht->pitch + ht->scale_pitch + K * 12 + 8) + plan_ht_relay(set, ht, at);
     plan->ht_bytes = *at - start;
-    plan->ht_receive_bytes = N * (ht->pitch + ht->scale_pitch + K * 12 + 8);
 }
 
 void heap_plan_make(const struct settings *set, struct heap_plan *plan)
@@ -101,7 +160,7 @@ void heap_plan_make(const struct settings *set, struct heap_plan *plan)
 
     memset(plan, 0, sizeof(*plan));
     plan->signals =
-        take(&at, (uint64_t)SIG_COUNT * (uint64_t)set->inflight * (uint64_t)set->nranks * sizeof(struct signal));
+        take(&at, (uint64_t)SIG_COUNT * (uint64_t)set->sig_slots * (uint64_t)set->nranks * sizeof(struct signal));
     plan->control_bytes = up(at, 4096);
     if (set->modes & EPX_LOW_LATENCY)
         plan_ll(set, plan, &at);

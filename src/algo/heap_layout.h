@@ -3,6 +3,7 @@
 #ifndef EPX_ALGO_HEAP_LAYOUT_H
 #define EPX_ALGO_HEAP_LAYOUT_H
 
+#include "algo/nodes.h"
 #include "epx/epx.h"
 #include "kernel/params.h"
 
@@ -16,6 +17,10 @@ struct settings {
     int64_t max_recv_tokens;
     int max_recv_given; /* 1: the caller set max_recv_tokens */
     int inflight, agents, ranks_per_node, enable_mask, timeout_ms;
+    char net[16];
+    /* From the node map; one node until it is known. */
+    int nnodes, remotes, relay_max, smallest_node;
+    int sig_slots;
     uint64_t alloc_bytes;
 };
 
@@ -29,6 +34,7 @@ struct heap_plan {
     uint64_t ll_receive_bytes, ht_receive_bytes;
 };
 
+void settings_nodes(struct settings *set, const struct node_map *map);
 void heap_plan_make(const struct settings *set, struct heap_plan *plan);
 
 #endif

@@ -52,7 +52,8 @@ static epx_status launch_steps(struct epx_handle *handle, enum staged_kind kind,
 
 static uint64_t in_place_offset(const struct epx_handle *handle, const struct dispatch_args *args)
 {
-    if (args->cast || args->scales.ndim || args->tokens.shape[0] == 0)
+    /* Rows for other nodes are staged in an order that merges. */
+    if (args->cast || args->scales.ndim || args->tokens.shape[0] == 0 || handle->group->nnodes > 1)
         return 0;
     return tensor_heap_offset(handle->group, &args->tokens);
 }
@@ -72,6 +73,7 @@ epx_status ll_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
     p.outer_rows = (int32_t)args->out_tokens.shape[1];
     p.agree = make_agreement(handle, &args->out_tokens, scale_row_bytes(args), args->out_weights.ndim != 0);
     p.route = make_route(&handle->topk);
+    p.route.once = handle->config.layout == EPX_EXPERT_MAJOR;
     p.in = make_row_in(args);
     p.weights = args->out_weights.ndim ? args->weights.data : NULL;
     p.in_place = in_place_offset(handle, args);
@@ -113,6 +115,8 @@ epx_status ll_combine(struct epx_handle *handle, const struct combine_args *args
     p.outer_stride = args->tokens.stride[0] * element;
     p.stride = args->tokens.stride[1] * element;
     p.in_place = args->logfmt ? 0 : tensor_heap_offset(handle->group, &args->tokens);
+    if (handle->group->nnodes > 1 && (p.in_place % 16 || p.stride % 16 || p.outer_stride % 16))
+        p.in_place = 0; /* commands count in units of 16 bytes */
     p.weights = args->weights.data;
     for (int i = 0; i < 2; i++) {
         p.bias[i] = args->bias[i].data;

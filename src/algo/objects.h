@@ -6,6 +6,7 @@
 #include "algo/heap_layout.h"
 #include "boot/boot.h"
 #include "device/device.h"
+#include "proxy/proxy.h"
 
 struct heap_block; /* alloc.c */
 
@@ -17,6 +18,7 @@ struct epx_group {
     int rank, nranks, node, nnodes;
     struct settings set;
     struct heap_plan plan;
+    struct node_map map;
 
     struct heap heap;
     struct heap_export *exports; /* [R] */
@@ -27,6 +29,10 @@ struct epx_group {
     void *host_memory;           /* one block: error record, statistics */
     struct error_record *error;
     struct device_stats *device_stats;
+    struct proxy_group *proxies; /* NULL on one node */
+    struct proxy_stats net_base; /* when statistics were last reset */
+    const char *net_name;
+    uint8_t *remote; /* [R] */
 
     struct heap_block *blocks; /* epx_alloc */
     struct device_stream *default_stream;

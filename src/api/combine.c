@@ -131,6 +131,8 @@ epx_status epx_combine(epx_handle *handle, const epx_combine_inputs *inputs, con
 
     if (status == EPX_OK)
         status = group_usable(handle->group);
+    if (status == EPX_OK)
+        status = stream_check(handle->group, stream, call);
     if (status != EPX_OK)
         return status;
     if (handle->ntokens < 0 || (handle->config.mode == EPX_LOW_LATENCY && !handle->dispatched))

@@ -114,6 +114,11 @@ epx_status settings_make(const epx_group_config *config, int nranks, struct sett
     set->timeout_ms = (int)pick(c.timeout_ms, "EPX_TIMEOUT_MS", DEFAULT_TIMEOUT_MS, INT32_MAX);
     set->alloc_bytes =
         (uint64_t)pick((int64_t)c.alloc_bytes, "EPX_ALLOC_BYTES", (int64_t)DEFAULT_ALLOC_BYTES, INT64_MAX / 4);
+    memcpy(set->net, c.net, sizeof(set->net));
+    set->net[sizeof(set->net) - 1] = 0;
+    set->nnodes = 1;
+    set->smallest_node = nranks;
+    set->sig_slots = set->inflight;
     return check_products(set);
 }
 

@@ -203,6 +203,8 @@ epx_status epx_dispatch(epx_handle *handle, const epx_dispatch_inputs *inputs, c
 
     if (status == EPX_OK)
         status = group_usable(handle->group);
+    if (status == EPX_OK)
+        status = stream_check(handle->group, stream, call);
     if (status != EPX_OK)
         return status;
     if (handle->ntokens < 0)
@@ -232,6 +234,8 @@ epx_status epx_complete(epx_handle *handle, epx_stream stream)
 
     if (status == EPX_OK)
         status = group_usable(handle->group);
+    if (status == EPX_OK)
+        status = stream_check(handle->group, stream, "epx_complete");
     if (status != EPX_OK || handle->staged == STAGED_NONE)
         return status;
     return ll_complete(handle, (struct device_stream *)stream);

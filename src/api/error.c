@@ -8,6 +8,7 @@
 #include "api/group.h"
 #include "api/registry.h"
 #include "api/structs.h"
+#include "device/cpu/agent.h"
 #include "util/status.h"
 
 static const char *const phase_names[PHASE_COUNT] = {
@@ -26,6 +27,16 @@ static const char *const phase_names[PHASE_COUNT] = {
     [PHASE_HC_DONE] = "ht combine: wait for readers",
     [PHASE_AGENTS] = "wait for own agents",
     [PHASE_ROUTING] = "routing",
+    [PHASE_LL_ROWS] = "ll dispatch: wait for rows",
+    [PHASE_LC_ROWS] = "ll combine: wait for rows",
+    [PHASE_LC_SENT] = "ll combine: wait for the network",
+    [PHASE_HN_TABLE] = "ht update: wait for table",
+    [PHASE_HD_ROWS] = "ht dispatch: wait for rows",
+    [PHASE_HD_FREE] = "ht dispatch: wait for relay",
+    [PHASE_HC_READY] = "ht combine: wait for source",
+    [PHASE_HC_ROWS] = "ht combine: wait for rows",
+    [PHASE_RING] = "push to the command ring",
+    [PHASE_NET] = "network",
 };
 
 static const char *const agreement_fields[] = {"bytes per row", "dtype",  "scale bytes per row",
@@ -64,8 +75,8 @@ static void write_message(const struct epx_group *group, const struct error_reco
         break;
     case EPX_ERR_ARGUMENT:
         snprintf(text, bytes,
-                 "rank %d: topk_idx[%" PRId64 "][%" PRId64 "]: expected -1 to %" PRId64 ", got %" PRId64
-                 "; it was dropped",
+                 "rank %d: topk_idx[%" PRId64 "][%" PRId64 "]: expected -1 to %" PRId64
+                 " (in low latency EXPERT_MAJOR each once per token), got %" PRId64 "; it was dropped",
                  group->rank, e->detail[0], e->detail[1], e->expected - 1, e->seen);
         break;
     default:
@@ -94,22 +105,6 @@ static epx_status read_error(const struct epx_group *group, epx_error_info *info
     return (epx_status)out.status;
 }
 
-epx_status epx_group_error(epx_group *group, epx_error_info *out)
-{
-    epx_error_info info;
-    epx_status status = group_check(group, "epx_group_error");
-
-    if (status != EPX_OK)
-        return status;
-    status = read_error(group, &info);
-    if (out) {
-        epx_status copied = struct_out(out, &info, sizeof(info), "epx_error_info");
-        if (copied != EPX_OK)
-            return copied;
-    }
-    return status == EPX_OK ? EPX_OK : fail(status, "%s", info.message);
-}
-
 /* The own abort word: set exactly when an operation was ended. */
 static uint64_t abort_word(struct epx_group *group)
 {
@@ -120,6 +115,43 @@ static uint64_t abort_word(struct epx_group *group)
         return __atomic_load_n((uint64_t *)at, __ATOMIC_ACQUIRE);
     group->device->ops->copy(group->device, &word, at, sizeof(word));
     return word;
+}
+
+epx_status epx_group_error(epx_group *group, epx_error_info *out)
+{
+    epx_error_info info;
+    epx_status status = group_check(group, "epx_group_error");
+
+    if (status != EPX_OK)
+        return status;
+    status = read_error(group, &info);
+    if (status == EPX_OK && abort_word(group)) {
+        /* Told by another rank, before a kernel of this one has noticed. */
+        info.status = EPX_ERR_PEER;
+        info.peer = ABORT_RANK(abort_word(group));
+        status = EPX_ERR_PEER;
+        snprintf(info.message, sizeof(info.message), "rank %d: rank %d failed (%s)", group->rank, info.peer,
+                 epx_strerror((epx_status)ABORT_STATUS(abort_word(group))));
+    }
+    if (out) {
+        epx_status copied = struct_out(out, &info, sizeof(info), "epx_error_info");
+        if (copied != EPX_OK)
+            return copied;
+    }
+    return status == EPX_OK ? EPX_OK : fail(status, "%s", info.message);
+}
+
+void group_abort(struct epx_group *group, int status)
+{
+    const uint64_t word = ABORT_WORD(status, group->rank);
+
+    for (int r = 0; r < group->nranks; r++) {
+        struct control *c = group->bases[r];
+        if (!c || !(group->device->ops->caps & DEVICE_HOST_ACCESS))
+            continue;
+        __atomic_store_n(&c->abort_word, word, __ATOMIC_RELEASE); /* pairs with the acquire in cpu_wait_ge */
+        cpu_env_ring(group->device->ops->env ? group->device->ops->env : &cpu_thread_env, &c->bell);
+    }
 }
 
 epx_status group_usable(struct epx_group *group)
@@ -136,20 +168,69 @@ epx_status group_usable(struct epx_group *group)
                 ABORT_RANK(word), epx_strerror((epx_status)ABORT_STATUS(word)));
 }
 
+/* Where a signal stands when nothing is outstanding after these epochs. */
+static uint64_t signal_after(const struct epx_group *group, const uint64_t *epochs, int kind, int slot)
+{
+    static const int8_t op_of[SIG_COUNT] = {[SIG_LL_DATA] = OP_LL_DISPATCH,
+                                            [SIG_LL_DONE] = OP_LL_DISPATCH,
+                                            [SIG_LC_DATA] = OP_LL_COMBINE,
+                                            [SIG_LC_DONE] = OP_LL_COMBINE,
+                                            [SIG_HN_DATA] = OP_HT_NOTIFY,
+                                            [SIG_HN_DONE] = OP_HT_NOTIFY,
+                                            [SIG_HD_READY] = OP_HT_DISPATCH,
+                                            [SIG_HD_DATA] = OP_HT_DISPATCH,
+                                            [SIG_HC_DATA] = OP_HT_COMBINE,
+                                            [SIG_HC_DONE] = OP_HT_COMBINE,
+                                            [SIG_LL_ROWS] = -1,
+                                            [SIG_LC_ROWS] = -1,
+                                            [SIG_HN_TABLE] = OP_HT_NOTIFY,
+                                            [SIG_HD_ROWS] = -1,
+                                            [SIG_HD_FREE] = OP_HT_DISPATCH,
+                                            [SIG_HC_READY] = OP_HT_COMBINE,
+                                            [SIG_HC_ROWS] = -1,
+                                            [SIG_ABORT] = -1};
+    const uint64_t W = (uint64_t)group->set.inflight;
+
+    if (op_of[kind] < 0)
+        return 0;
+    const uint64_t epoch = epochs[op_of[kind]];
+    if (op_of[kind] != OP_LL_DISPATCH && op_of[kind] != OP_LL_COMBINE)
+        return slot == 0 ? epoch : 0;
+    if ((uint64_t)slot >= W || epoch < (uint64_t)slot + 1)
+        return 0;
+    return (epoch - 1 - (uint64_t)slot) / W + 1; /* how many of epochs 1..epoch have this slot */
+}
+
+/* Between nodes: what the proxies count. Rows expected start over with them. */
+static void reset_counters(struct epx_group *group, const uint64_t *epochs)
+{
+    const size_t R = (size_t)group->nranks, slots = (size_t)group->set.sig_slots;
+    const size_t words = (size_t)SIG_COUNT * slots * R;
+    uint64_t *zero;
+
+    if (group->nnodes == 1)
+        return;
+    for (size_t i = 0; i < words; i++)
+        group->shadow.counters[i] = signal_after(group, epochs, (int)(i / (slots * R)), (int)(i / R % slots));
+    memset(group->shadow.sent, 0, R * sizeof(uint64_t));
+    zero = calloc(words, sizeof(*zero));
+    if (!zero)
+        return;
+    group->device->ops->copy(group->device, group->shadow.expected, zero, words * sizeof(*zero));
+    group->device->ops->copy(group->device, group->shadow.pushed, zero, R * sizeof(*zero));
+    free(zero);
+}
+
 static epx_status reset_device(struct epx_group *group, const uint64_t *epochs, int unmask)
 {
     const struct device_ops *ops = group->device->ops;
-    const size_t per_kind = (size_t)group->set.inflight * (size_t)group->nranks;
+    const size_t slots = (size_t)group->set.sig_slots, per_kind = slots * (size_t)group->nranks;
     const size_t words = (size_t)SIG_COUNT * per_kind;
     struct group_state state;
     struct signal *signals = calloc(words, sizeof(*signals));
     int32_t *ones = malloc((size_t)group->nranks * sizeof(*ones));
     epx_status status = signals && ones ? EPX_OK : fail(EPX_ERR_MEMORY, "no memory to reset %zu signals", words);
     static const uint64_t no_abort = 0;
-    /* Every signal stands at the epoch of its operation: nothing is outstanding. */
-    static const int op_of[SIG_COUNT] = {OP_LL_DISPATCH, OP_LL_DISPATCH, OP_LL_COMBINE,  OP_LL_COMBINE, OP_HT_NOTIFY,
-                                         OP_HT_NOTIFY,   OP_HT_DISPATCH, OP_HT_DISPATCH, OP_HT_COMBINE, OP_HT_COMBINE};
-
     if (status != EPX_OK)
         goto out;
     memset(&state, 0, sizeof(state));
@@ -157,7 +238,8 @@ static epx_status reset_device(struct epx_group *group, const uint64_t *epochs, 
     for (int r = 0; r < group->nranks; r++)
         ones[r] = 1;
     for (size_t i = 0; i < words; i++)
-        signals[i].value = epochs[op_of[i / per_kind]];
+        signals[i].value = signal_after(group, epochs, (int)(i / per_kind), (int)(i % per_kind) / group->nranks);
+    reset_counters(group, epochs);
     status = ops->copy(group->device, group->shadow.state, &state, sizeof(state));
     if (status == EPX_OK)
         status =
@@ -205,13 +287,23 @@ epx_status group_resync(struct epx_group *group, int unmask)
         status = group->device->ops->stream_sync(group->device, group->default_stream);
     if (status == EPX_OK && group->last_stream)
         status = group->device->ops->stream_sync(group->device, group->last_stream);
-    /* First meeting: all are idle, nobody writes signals any more. Second: all have reset. */
+    /* First meeting: all are idle, nobody writes signals any more; what the network still holds ends with its
+     * endpoints. Second: all have reset. */
     if (status == EPX_OK)
         status = gather_epochs(group, epochs);
-    if (status == EPX_OK)
+    if (status == EPX_OK) {
+        group_net_close(group);
         status = reset_device(group, epochs, unmask);
+    }
     if (status == EPX_OK)
         status = boot_allgather(group->boot, &token, tokens, 1);
+    if (status == EPX_OK && group->nnodes > 1) {
+        memset(&group->net_base, 0, sizeof(group->net_base));
+        status = group_net_open(group);
+        if (status == EPX_OK)
+            status = group_device_rings(group);
+        status = meet_ready(group, status);
+    }
     free(tokens);
     if (status != EPX_OK)
         return status;

@@ -15,14 +15,12 @@
 #include "util/log.h"
 #include "util/status.h"
 
-/* This rank's own part: device, heap with its control block, streams. */
+/* This rank's own part, once the nodes are known: heap with its control block, streams. */
 static epx_status open_own(struct epx_group *group)
 {
-    epx_status status = device_open((epx_device)group->set.device, group->set.device_index, &group->device);
     struct control c;
+    epx_status status;
 
-    if (status != EPX_OK)
-        return status;
     heap_plan_make(&group->set, &group->plan);
     status = group->device->ops->heap_create(group->device, group->plan.total, &group->heap);
     if (status != EPX_OK)
@@ -48,6 +46,7 @@ static void close_all(struct epx_group *group)
             ops->event_destroy(group->device, group->order_event);
         if (group->default_stream)
             ops->stream_destroy(group->device, group->default_stream);
+        group_net_close(group);
         group_device_destroy(group);
         for (int r = 0; group->bases && r < group->nranks; r++)
             if (group->bases[r])
@@ -58,6 +57,8 @@ static void close_all(struct epx_group *group)
     }
     if (group->boot)
         boot_close(group->boot);
+    node_map_free(&group->map);
+    free(group->remote);
     free(group->bases);
     free(group->exports);
     free(group);
@@ -65,18 +66,60 @@ static void close_all(struct epx_group *group)
 
 static void choose_agents(struct epx_group *group)
 {
-    const int local = group->nranks; /* one node */
+    int local = 0;
 
+    for (int r = 0; r < group->nranks; r++)
+        local += group->map.node_of[r] == group->node;
+    /* Nodes cut out of one machine share its cores. */
+    if (group->set.ranks_per_node)
+        local = group->nranks;
     if (!group->set.agents)
         group->set.agents = group->device->ops->default_agents(group->device, local);
     if (group->set.agents < 1)
         group->set.agents = 1;
 }
 
+/* Rank and number of ranks are known: what each rank does alone before the first meeting. */
+static epx_status prepare(struct epx_group *group, const epx_group_config *config)
+{
+    const size_t n = (size_t)group->nranks;
+    epx_status status;
+
+    group->exports = calloc(n, sizeof(*group->exports));
+    group->bases = calloc(n, sizeof(*group->bases));
+    group->remote = calloc(n, sizeof(*group->remote));
+    if (!group->exports || !group->bases || !group->remote)
+        return fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %zu ranks", n);
+    status = settings_make(config, group->nranks, &group->set);
+    if (status == EPX_OK)
+        status = device_open((epx_device)group->set.device, group->set.device_index, &group->device);
+    return status;
+}
+
+/* Everything after the settings agree. A rank that fails goes on to the next meeting and says so there. */
+static epx_status build(struct epx_group *group)
+{
+    epx_status status = meet_heaps(group, open_own(group));
+
+    if (status == EPX_OK) {
+        choose_agents(group);
+        status = group_device_create(group);
+    }
+    status = meet_ready(group, status);
+    if (status == EPX_OK && group->nnodes > 1) {
+        status = group_net_open(group);
+        if (status == EPX_OK)
+            status = group_device_rings(group);
+        status = meet_ready(group, status);
+    }
+    return status;
+}
+
 epx_status epx_group_create(epx_group **out, const epx_bootstrap *bootstrap, const epx_group_config *config)
 {
     struct epx_group *group;
-    epx_status status, mine;
+    struct settings first;
+    epx_status status;
     const int boot_ms = (int)env_int("EPX_BOOT_TIMEOUT_MS", 0, 1, INT32_MAX);
 
     if (!out)
@@ -85,35 +128,23 @@ epx_status epx_group_create(epx_group **out, const epx_bootstrap *bootstrap, con
     group = calloc(1, sizeof(*group));
     if (!group)
         return fail(EPX_ERR_MEMORY, "epx_group_create: no memory");
-    /* Ranks are counted first: the settings depend on them, and a wrong configuration is told to the others. */
-    mine = settings_make(config, 1, &group->set);
-    status = boot_open(bootstrap, boot_ms ? boot_ms : mine == EPX_OK ? group->set.timeout_ms : 100000, &group->boot);
+    /* A wrong configuration still meets the others, to tell them. */
+    const int good = settings_make(config, 1, &first) == EPX_OK;
+    status = boot_open(bootstrap, boot_ms ? boot_ms : good ? first.timeout_ms : 100000, &group->boot);
     if (status != EPX_OK)
         goto fail;
     group->rank = boot_rank(group->boot);
     group->nranks = boot_nranks(group->boot);
     log_set_rank(group->rank);
-    group->exports = calloc((size_t)group->nranks, sizeof(*group->exports));
-    group->bases = calloc((size_t)group->nranks, sizeof(*group->bases));
-    if (!group->exports || !group->bases)
-        mine = fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d ranks", group->nranks);
-    if (mine == EPX_OK)
-        mine = settings_make(config, group->nranks, &group->set);
-    status = meet_compare(group, mine);
-    if (status != EPX_OK)
-        goto fail;
-    status = meet_heaps(group, open_own(group));
-    if (status == EPX_OK) {
-        choose_agents(group);
-        status = group_device_create(group);
-    }
-    status = meet_ready(group, status);
+    status = meet_compare(group, prepare(group, config));
+    if (status == EPX_OK)
+        status = build(group);
     if (status == EPX_OK)
         status = registry_add(REGISTRY_GROUP, group);
     if (status != EPX_OK)
         goto fail;
-    log_line(LOG_INFO, "group of %d ranks on %s, %d agents, heap %llu bytes", group->nranks, group->device->ops->name,
-             group->set.agents, (unsigned long long)group->plan.total);
+    log_line(LOG_INFO, "group of %d ranks on %d nodes, %s, %d agents, heap %llu bytes", group->nranks, group->nnodes,
+             group->device->ops->name, group->set.agents, (unsigned long long)group->plan.total);
     *out = group;
     return EPX_OK;
 
@@ -151,7 +182,7 @@ epx_status epx_group_query(const epx_group *group, epx_group_info *out)
     info.nranks = group->nranks;
     info.node = group->node;
     info.nnodes = group->nnodes;
-    info.ranks_per_node = group->nranks / group->nnodes;
+    info.ranks_per_node = group->map.smallest;
     info.num_experts = group->set.experts;
     info.local_experts = group->set.local_experts;
     info.device = group->device->ops->kind;
@@ -159,7 +190,7 @@ epx_status epx_group_query(const epx_group *group, epx_group_info *out)
     info.timeout_ms = group->set.timeout_ms;
     info.max_recv_tokens = (int32_t)group->set.max_recv_tokens;
     snprintf(info.device_name, sizeof(info.device_name), "%s", group->device->ops->name);
-    snprintf(info.net_name, sizeof(info.net_name), "%s", "none");
+    snprintf(info.net_name, sizeof(info.net_name), "%s", group->proxies ? group->net_name : "none");
     return struct_out(out, &info, sizeof(info), "epx_group_info");
 }
 
@@ -168,10 +199,15 @@ epx_status epx_group_memory(const epx_group_config *config, int nranks, epx_memo
     epx_memory_info info = EPX_MEMORY_INFO_INIT;
     struct settings set;
     struct heap_plan plan;
+    struct node_map map;
     epx_status status = settings_make(config, nranks, &set);
 
+    if (status == EPX_OK)
+        status = node_map_slice(&map, nranks, set.ranks_per_node);
     if (status != EPX_OK)
         return status;
+    settings_nodes(&set, &map);
+    node_map_free(&map);
     heap_plan_make(&set, &plan);
     info.heap_bytes = plan.total;
     info.control_bytes = plan.total - plan.ll_bytes - plan.ht_bytes - (plan.total - plan.alloc);
@@ -195,12 +231,25 @@ epx_status epx_group_stats(epx_group *group, epx_stats *out)
     stats.size = sizeof(stats);
     stats.rows_sent = __atomic_load_n(&d->rows_sent, __ATOMIC_RELAXED);
     stats.rows_received = __atomic_load_n(&d->rows_received, __ATOMIC_RELAXED);
+    stats.rows_remote = __atomic_load_n(&d->rows_remote, __ATOMIC_RELAXED);
     stats.rows_returned = __atomic_load_n(&d->rows_returned, __ATOMIC_RELAXED);
     stats.bytes_peer = __atomic_load_n(&d->bytes_peer, __ATOMIC_RELAXED);
     stats.bytes_local = __atomic_load_n(&d->bytes_local, __ATOMIC_RELAXED);
     stats.waits = __atomic_load_n(&d->waits, __ATOMIC_RELAXED);
     stats.wait_ns = __atomic_load_n(&d->wait_ns, __ATOMIC_RELAXED);
     stats.timeouts = __atomic_load_n(&d->timeouts, __ATOMIC_RELAXED);
+    if (group->proxies) {
+        struct proxy_stats p;
+        proxy_stats_read(group->proxies, &p);
+        stats.net_commands = p.commands - group->net_base.commands;
+        stats.net_puts = p.puts - group->net_base.puts;
+        stats.net_signals = p.signals - group->net_base.signals;
+        stats.net_bytes = p.bytes - group->net_base.bytes;
+        stats.net_arrivals = p.arrivals - group->net_base.arrivals;
+        stats.net_window_waits = p.window_waits - group->net_base.window_waits;
+        stats.net_sleeps = p.sleeps - group->net_base.sleeps;
+        stats.net_refused = p.refused - group->net_base.refused;
+    }
     return struct_out(out, &stats, sizeof(stats), "epx_stats");
 }
 
@@ -214,5 +263,7 @@ epx_status epx_group_stats_reset(epx_group *group)
     for (size_t i = 0; i < sizeof(*group->device_stats) / sizeof(*words); i++)
         __atomic_store_n(&words[i], 0, __ATOMIC_RELAXED);
     memset(&group->stats, 0, sizeof(group->stats));
+    if (group->proxies)
+        proxy_stats_read(group->proxies, &group->net_base);
     return EPX_OK;
 }

@@ -12,7 +12,15 @@ void events_free_all(struct epx_group *group);
 /* The group's device memory and its peers' heaps (group_memory.c). */
 epx_status group_device_create(struct epx_group *group);
 void group_device_destroy(struct epx_group *group);
+/* Proxies, where ranks are on several nodes (group_net.c). Opening is collective, also when a rank fails. */
+epx_status group_net_open(struct epx_group *group);
+void group_net_close(struct epx_group *group);
+/* The group has failed: wakes and ends what this rank and those of its node wait for (error.c). */
+void group_abort(struct epx_group *group, int status);
+/* After group_net_open: tells kernels of the rings. */
+epx_status group_device_rings(struct epx_group *group);
 /* Collective steps of creation that exchange what ranks must know (group_meet.c). */
+/* Also finds the nodes. */
 epx_status meet_compare(struct epx_group *group, epx_status mine);
 epx_status meet_heaps(struct epx_group *group, epx_status mine);
 epx_status meet_ready(struct epx_group *group, epx_status mine);

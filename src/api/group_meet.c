@@ -3,9 +3,10 @@
  * How a group comes to be, step by step; each step is an all-gather that also carries how the rank fares, so that a
  * rank that cannot go on says so and no other waits for it.
  *
- *   1. compare   settings of all ranks: equal, or EPX_ERR_MISMATCH everywhere
- *   2. heaps     who shares memory with whom; each rank maps the heaps of its node
- *   3. ready     all have mapped: from here on signals may fly
+ *   1. compare   settings of all ranks: equal, or EPX_ERR_MISMATCH everywhere; who shares memory with whom: the nodes
+ *   2. heaps     each rank maps the heaps of its node
+ *   3. cards     with several nodes: addresses of the proxies, which connect (group_net.c)
+ *   4. ready     all have mapped and connected: from here on signals may fly
  */
 #include <stdlib.h>
 #include <string.h>
@@ -22,11 +23,11 @@ struct fate {
 struct hello {
     struct fate fate;
     int64_t fields[SETTINGS_FIELDS];
+    uint8_t identity[64]; /* equal where ranks can map each other's memory */
 };
 
 struct heap_card {
     struct fate fate;
-    uint8_t identity[64];
     struct heap_export export;
 };
 
@@ -53,6 +54,36 @@ static epx_status fates_judge(const struct epx_group *group, const void *cards, 
     return EPX_OK;
 }
 
+/* Nodes: ranks of one identity, cut to ranks_per_node where that is set. Node numbers go by the lowest rank. */
+static epx_status find_nodes(struct epx_group *group, const struct hello *all)
+{
+    const int per = group->set.ranks_per_node;
+    int *node_of = calloc((size_t)group->nranks, sizeof(*node_of));
+    int nodes = 0;
+    epx_status status;
+
+    if (!node_of)
+        return fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d ranks", group->nranks);
+    for (int r = 0; r < group->nranks; r++) {
+        node_of[r] = -1;
+        for (int s = 0; s < r && node_of[r] < 0; s++)
+            if ((!per || r / per == s / per) && !memcmp(all[r].identity, all[s].identity, sizeof(all[r].identity)))
+                node_of[r] = node_of[s];
+        if (node_of[r] < 0)
+            node_of[r] = nodes++;
+    }
+    status = node_map_make(&group->map, group->nranks, node_of);
+    free(node_of);
+    if (status != EPX_OK)
+        return status;
+    group->nnodes = nodes;
+    group->node = group->map.node_of[group->rank];
+    for (int r = 0; r < group->nranks; r++)
+        group->remote[r] = group->map.node_of[r] != group->node;
+    settings_nodes(&group->set, &group->map);
+    return EPX_OK;
+}
+
 epx_status meet_compare(struct epx_group *group, epx_status mine)
 {
     struct hello own, *all = calloc((size_t)group->nranks, sizeof(*all));
@@ -61,6 +92,8 @@ epx_status meet_compare(struct epx_group *group, epx_status mine)
     if (!all)
         return fail(EPX_ERR_MEMORY, "epx_group_create: no memory to compare %d ranks", group->nranks);
     memset(&own, 0, sizeof(own));
+    if (mine == EPX_OK)
+        mine = group->device->ops->identity(group->device, own.identity);
     fate_set(&own.fate, mine);
     settings_pack(&group->set, own.fields);
     status = boot_allgather(group->boot, &own, all, sizeof(own));
@@ -68,34 +101,18 @@ epx_status meet_compare(struct epx_group *group, epx_status mine)
         status = fates_judge(group, all, sizeof(*all));
     if (status == EPX_OK)
         status = settings_compare(all[0].fields, group->nranks, sizeof(*all));
+    if (status == EPX_OK)
+        status = find_nodes(group, all);
     free(all);
     return status;
-}
-
-/* Nodes: ranks of one identity, cut to ranks_per_node where that is set. Node numbers go by the lowest rank. */
-static void find_nodes(struct epx_group *group, const struct heap_card *all, int *node_of)
-{
-    int nodes = 0;
-
-    for (int r = 0; r < group->nranks; r++) {
-        const int slice = group->set.ranks_per_node ? r / group->set.ranks_per_node : 0;
-        node_of[r] = -1;
-        for (int s = 0; s < r && node_of[r] < 0; s++) {
-            const int other = group->set.ranks_per_node ? s / group->set.ranks_per_node : 0;
-            if (other == slice && !memcmp(all[r].identity, all[s].identity, sizeof(all[r].identity)))
-                node_of[r] = node_of[s];
-        }
-        if (node_of[r] < 0)
-            node_of[r] = nodes++;
-    }
-    group->nnodes = nodes;
-    group->node = node_of[group->rank];
 }
 
 static epx_status map_heaps(struct epx_group *group, const struct heap_card *all)
 {
     for (int r = 0; r < group->nranks; r++) {
         group->exports[r] = all[r].export;
+        if (group->remote[r])
+            continue;
         epx_status status = group->device->ops->heap_open(group->device, &all[r].export, &group->bases[r]);
         if (status != EPX_OK)
             return status;
@@ -108,34 +125,19 @@ static epx_status map_heaps(struct epx_group *group, const struct heap_card *all
 
 epx_status meet_heaps(struct epx_group *group, epx_status mine)
 {
-    const size_t n = (size_t)group->nranks;
-    struct heap_card own, *all = calloc(n, sizeof(*all));
-    int *node_of = calloc(n, sizeof(*node_of));
-    epx_status status = all && node_of ? EPX_OK : fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %zu ranks", n);
+    struct heap_card own, *all = calloc((size_t)group->nranks, sizeof(*all));
+    epx_status status;
 
-    if (status != EPX_OK)
-        goto out;
+    if (!all)
+        return fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d ranks", group->nranks);
     memset(&own, 0, sizeof(own));
-    if (mine == EPX_OK)
-        mine = group->device->ops->identity(group->device, own.identity);
     fate_set(&own.fate, mine);
     own.export = group->heap.export;
     status = boot_allgather(group->boot, &own, all, sizeof(own));
     if (status == EPX_OK)
         status = fates_judge(group, all, sizeof(*all));
-    if (status != EPX_OK)
-        goto out;
-    find_nodes(group, all, node_of);
-    if (group->nnodes > 1)
-        status = fail(EPX_ERR_UNSUPPORTED,
-                      "epx_group_create: the %d ranks are on %d nodes; this version exchanges inside one node only "
-                      "(ranks_per_node = %d)",
-                      group->nranks, group->nnodes, group->set.ranks_per_node);
-    else
+    if (status == EPX_OK)
         status = map_heaps(group, all);
-
-out:
-    free(node_of);
     free(all);
     return status;
 }

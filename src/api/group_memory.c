@@ -6,8 +6,17 @@
 #include "api/group.h"
 #include "util/status.h"
 
+#define RINGS_MAX 64
+
 struct blocks {
-    size_t state, mask, heaps, tables, total;
+    size_t state, mask, heaps, tables;
+    size_t nodes, expected, pushed, rings, order, lists; /* several nodes */
+    size_t total;
+};
+
+/* In memory that host and device share. */
+struct host_blocks {
+    size_t stats, counters, sent, total;
 };
 
 static size_t take(size_t *at, size_t bytes)
@@ -17,18 +26,96 @@ static size_t take(size_t *at, size_t bytes)
     return place;
 }
 
+static void lay_out_nodes(const struct epx_group *group, struct blocks *b, size_t *at)
+{
+    const size_t R = (size_t)group->nranks, N = (size_t)group->nnodes, M = (size_t)group->set.max_tokens;
+
+    b->nodes = take(at, (3 * R + 2 * N + (size_t)group->map.relay_max) * sizeof(int32_t));
+    b->expected = take(at, (size_t)SIG_COUNT * (size_t)group->set.sig_slots * R * sizeof(uint64_t));
+    b->pushed = take(at, R * sizeof(uint64_t));
+    b->rings = take(at, RINGS_MAX * sizeof(struct ring_dev));
+    b->order = take(at, (M + 1025) * sizeof(int32_t));
+    b->lists = take(at, (size_t)group->map.remotes * M * sizeof(int32_t));
+}
+
 static struct blocks lay_out(const struct epx_group *group)
 {
     const size_t R = (size_t)group->nranks;
     struct blocks b;
     size_t at = sizeof(struct group_dev);
 
+    memset(&b, 0, sizeof(b));
     b.state = take(&at, sizeof(struct group_state));
     b.mask = take(&at, R * sizeof(int32_t));
     b.heaps = take(&at, R * sizeof(char *));
     b.tables = take(&at, (size_t)group->set.agents * ((size_t)group->set.experts + R) * sizeof(int32_t));
+    if (group->nnodes > 1)
+        lay_out_nodes(group, &b, &at);
     b.total = at;
     return b;
+}
+
+static struct host_blocks lay_out_host(const struct epx_group *group)
+{
+    const size_t R = (size_t)group->nranks;
+    struct host_blocks b;
+    size_t at = sizeof(struct error_record);
+
+    memset(&b, 0, sizeof(b));
+    b.stats = take(&at, sizeof(struct device_stats));
+    if (group->nnodes > 1) {
+        b.counters = take(&at, (size_t)SIG_COUNT * (size_t)group->set.sig_slots * R * sizeof(uint64_t));
+        b.sent = take(&at, R * sizeof(uint64_t));
+    }
+    b.total = at;
+    return b;
+}
+
+/* Tables of the node map, as int32: node_of[R], landing_at[R], landing_of[R], relay_rank[N], relay_slot[N], sources. */
+static epx_status copy_nodes(struct epx_group *group, const struct blocks *b)
+{
+    const struct node_map *map = &group->map;
+    const size_t R = (size_t)group->nranks, N = (size_t)group->nnodes;
+    const size_t bytes = (3 * R + 2 * N + (size_t)map->relay_max) * sizeof(int32_t);
+    int32_t *t = calloc(1, bytes);
+    epx_status status;
+
+    if (!t)
+        return fail(EPX_ERR_MEMORY, "epx_group_create: no memory for the tables of %zu nodes", N);
+    for (int r = 0; r < group->nranks; r++) {
+        t[r] = map->node_of[r];
+        t[R + (size_t)r] = group->remote[r] ? node_landing(map, group->rank, r) : -1;
+        t[2 * R + (size_t)r] = group->remote[r] ? node_landing(map, r, group->rank) : -1;
+    }
+    for (int n = 0; n < group->nnodes; n++) {
+        t[3 * R + (size_t)n] = node_relay(map, group->rank, n);
+        t[3 * R + N + (size_t)n] = n == group->node ? -1 : node_relay_number(map, group->rank, n);
+    }
+    group->shadow.relay_count = node_relay_sources(map, group->rank, t + 3 * R + 2 * N);
+    status = group->device->ops->copy(group->device, (char *)group->device_memory + b->nodes, t, bytes);
+    free(t);
+    return status;
+}
+
+static void fill_nodes(struct epx_group *group, const struct blocks *b)
+{
+    const size_t R = (size_t)group->nranks, N = (size_t)group->nnodes;
+    char *base = group->device_memory;
+    const int32_t *t = (const int32_t *)(base + b->nodes);
+    struct group_dev *g = &group->shadow;
+
+    g->remotes = group->map.remotes;
+    g->relay_max = group->map.relay_max;
+    g->node_of = t;
+    g->landing_at = t + R;
+    g->landing_of = t + 2 * R;
+    g->relay_rank = t + 3 * R;
+    g->relay_slot = t + 3 * R + N;
+    g->relay_sources = t + 3 * R + 2 * N;
+    g->expected = (uint64_t *)(base + b->expected);
+    g->pushed = (uint64_t *)(base + b->pushed);
+    g->order = (int32_t *)(base + b->order);
+    g->lists = (int32_t *)(base + b->lists);
 }
 
 static void fill_shadow(struct epx_group *group, const struct blocks *b)
@@ -56,6 +143,11 @@ static void fill_shadow(struct epx_group *group, const struct blocks *b)
     g->signals = group->plan.signals;
     g->ll = group->plan.ll;
     g->ht = group->plan.ht;
+    g->nnodes = group->nnodes;
+    g->node = group->node;
+    g->sig_slots = group->set.sig_slots;
+    if (group->nnodes > 1)
+        fill_nodes(group, b);
 }
 
 static epx_status copy_in(struct epx_group *group, const struct blocks *b)
@@ -82,21 +174,46 @@ epx_status group_device_create(struct epx_group *group)
 {
     const struct device_ops *ops = group->device->ops;
     const struct blocks b = lay_out(group);
-    epx_status status;
+    const struct host_blocks hb = lay_out_host(group);
+    epx_status status = ops->host_alloc(group->device, hb.total, &group->host_memory);
 
-    status = ops->host_alloc(group->device, sizeof(struct error_record) + sizeof(struct device_stats) + 64,
-                             &group->host_memory);
     if (status != EPX_OK)
         return status;
     group->error = group->host_memory;
-    group->device_stats = (struct device_stats *)((char *)group->host_memory + 64);
-    EPX_STATIC_ASSERT(sizeof(struct error_record) <= 64, "the statistics follow it");
+    group->device_stats = (struct device_stats *)((char *)group->host_memory + hb.stats);
     status = ops->mem_alloc(group->device, b.total, &group->device_memory);
     if (status != EPX_OK)
         return status;
     fill_shadow(group, &b);
     group->dev = group->device_memory;
+    if (group->nnodes > 1) {
+        group->shadow.counters = (uint64_t *)((char *)group->host_memory + hb.counters);
+        group->shadow.sent = (uint64_t *)((char *)group->host_memory + hb.sent);
+        status = copy_nodes(group, &b);
+        if (status != EPX_OK)
+            return status;
+    }
     return copy_in(group, &b);
+}
+
+epx_status group_device_rings(struct epx_group *group)
+{
+    const struct device_ops *ops = group->device->ops;
+    const struct blocks b = lay_out(group);
+    const int n = proxy_ring_count(group->proxies);
+    char *at = (char *)group->device_memory + b.rings;
+    epx_status status = EPX_OK;
+
+    if (n > RINGS_MAX)
+        return fail(EPX_ERR_UNSUPPORTED, "epx_group_create: expected at most %d proxy threads, got %d", RINGS_MAX, n);
+    for (int i = 0; i < n && status == EPX_OK; i++)
+        status = ops->copy(group->device, at + (size_t)i * sizeof(struct ring_dev), proxy_ring(group->proxies, i),
+                           sizeof(struct ring_dev));
+    group->shadow.rings = (const struct ring_dev *)at;
+    group->shadow.nrings = n;
+    if (status == EPX_OK)
+        status = ops->copy(group->device, group->device_memory, &group->shadow, sizeof(group->shadow));
+    return status;
 }
 
 void group_device_destroy(struct epx_group *group)

@@ -133,6 +133,8 @@ epx_status epx_handle_update(epx_handle *handle, const epx_tensor *topk_idx, con
 
     if (status == EPX_OK)
         status = group_usable(handle->group);
+    if (status == EPX_OK)
+        status = stream_check(handle->group, stream, call);
     if (status != EPX_OK)
         return status;
     if (handle->staged != STAGED_NONE)

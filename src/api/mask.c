@@ -17,6 +17,10 @@ static epx_status need_mask(epx_group *group, const char *function)
 
 static epx_status launch_mask(epx_group *group, const struct mask_params *params, epx_stream stream)
 {
+    epx_status status = stream_check(group, stream, "epx_mask");
+
+    if (status != EPX_OK)
+        return status;
     return launch_ordered(group, (struct device_stream *)stream, KERNEL_MASK, params, sizeof(*params));
 }
 

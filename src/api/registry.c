@@ -92,3 +92,10 @@ epx_status event_check(const epx_event *event, const char *function)
 {
     return check(REGISTRY_EVENT, event, function, "event");
 }
+
+epx_status stream_check(const epx_group *group, epx_stream stream, const char *function)
+{
+    if (!stream || !(group->device->ops->caps & DEVICE_HOST_ACCESS))
+        return EPX_OK;
+    return check(REGISTRY_STREAM, stream, function, "stream");
+}

@@ -26,8 +26,15 @@ epx_status epx_stream_create(epx_group *group, epx_stream *stream)
         return status;
     if (!stream)
         return fail(EPX_ERR_ARGUMENT, "epx_stream_create: stream: expected a pointer, got NULL");
+    *stream = NULL;
     status = group->device->ops->stream_create(group->device, &created);
-    *stream = status == EPX_OK ? created : NULL;
+    if (status != EPX_OK)
+        return status;
+    status = registry_add(REGISTRY_STREAM, created);
+    if (status != EPX_OK)
+        group->device->ops->stream_destroy(group->device, created);
+    else
+        *stream = created;
     return status;
 }
 
@@ -35,8 +42,11 @@ epx_status epx_stream_destroy(epx_group *group, epx_stream stream)
 {
     epx_status status = group_check(group, "epx_stream_destroy");
 
+    if (status == EPX_OK)
+        status = stream_check(group, stream, "epx_stream_destroy");
     if (status != EPX_OK || !stream)
         return status;
+    registry_remove(REGISTRY_STREAM, stream);
     /* Its work is done when it is destroyed, so that nothing later needs to be ordered after it. */
     if (group->last_stream == stream)
         group->last_stream = NULL;
@@ -48,6 +58,8 @@ epx_status epx_stream_sync(epx_group *group, epx_stream stream)
     epx_status status = group_check(group, "epx_stream_sync");
 
     if (status == EPX_OK)
+        status = stream_check(group, stream, "epx_stream_sync");
+    if (status == EPX_OK)
         status = group->device->ops->stream_sync(group->device, resolve(group, stream));
     return status == EPX_OK ? epx_group_error(group, NULL) : status;
 }
@@ -56,6 +68,8 @@ epx_status epx_stream_query(epx_group *group, epx_stream stream)
 {
     epx_status status = group_check(group, "epx_stream_query");
 
+    if (status == EPX_OK)
+        status = stream_check(group, stream, "epx_stream_query");
     return status == EPX_OK ? group->device->ops->stream_query(group->device, resolve(group, stream)) : status;
 }
 
@@ -63,6 +77,8 @@ epx_status epx_stream_call(epx_group *group, epx_stream stream, void (*fn)(void 
 {
     epx_status status = group_check(group, "epx_stream_call");
 
+    if (status == EPX_OK)
+        status = stream_check(group, stream, "epx_stream_call");
     if (status != EPX_OK)
         return status;
     if (!fn)
@@ -129,6 +145,8 @@ epx_status epx_event_record(epx_event *event, epx_stream stream)
 {
     epx_status status = event_check(event, "epx_event_record");
 
+    if (status == EPX_OK)
+        status = stream_check(event->group, stream, "epx_event_record");
     if (status != EPX_OK)
         return status;
     return event->group->device->ops->event_record(event->group->device, event->event, resolve(event->group, stream));
@@ -156,6 +174,8 @@ epx_status epx_stream_wait_event(epx_group *group, epx_stream stream, epx_event 
 
     if (status == EPX_OK)
         status = event_check(event, "epx_stream_wait_event");
+    if (status == EPX_OK)
+        status = stream_check(group, stream, "epx_stream_wait_event");
     return status == EPX_OK ? group->device->ops->stream_wait(group->device, resolve(group, stream), event->event)
                             : status;
 }

@@ -9,6 +9,7 @@
 #include "epx/epx.h"
 #include "kernel/params.h"
 
+struct cpu_env;       /* device/cpu/agent.h */
 struct device;        /* one opened device; starts with `const struct device_ops *ops` */
 struct device_stream; /* the device's own stream object; what the caller sees as epx_stream */
 struct device_event;
@@ -37,6 +38,7 @@ struct device_ops {
     const char *name;
     int kind; /* epx_device */
     unsigned caps;
+    const struct cpu_env *env; /* how its agents sleep, where that is not the threads' way: simulation; else NULL */
 
     epx_status (*open)(int index, struct device **device);
     void (*close)(struct device *device);

@@ -2,14 +2,22 @@
 /*
  * High-throughput combine, epoch e.
  *
- *   expert rank d                                     source s
+ *   expert rank d                                     source s of the node
  *   rows in epx_alloc memory: post where they are
  *   otherwise copy them to the own landing first
- *   signal HC_DATA = e  ---------------------------->  wait HC_DATA[*] >= e
+ *   signal HC_DATA = e  ---------------------------->  wait HC_DATA[node] >= e
  *                                                      out[t] = bias + sum of its rows, read where they are
- *   wait HC_DONE[*] >= e  <--------------------------  signal HC_DONE = e
+ *   wait HC_DONE[node] >= e  <-----------------------  signal HC_DONE = e
  *
- * The last wait makes the caller's tensor and the landing free again when the operation completes.
+ *   relay q in each other node                        source s elsewhere
+ *   wait HC_READY[s] >= e, compare  <----------------  put what it expects, counter HC_READY
+ *   sum the rows of its node for every token of s,
+ *     in fp32, round; put it, counter HC_ROWS  ----->  wait HC_ROWS[q] >= expected so far + its tokens there
+ *                                                      out[t] = bias + node by node, ascending: the rows of its own
+ *                                                      node one by one, or the sum that a relay sent
+ *
+ * The wait for HC_DONE makes the caller's tensor and the landing free again when the operation completes; the next
+ * HC_READY says that the returned rows have been read.
  */
 #ifndef EPX_KERNEL_HT_COMBINE_H
 #define EPX_KERNEL_HT_COMBINE_H
@@ -52,36 +60,183 @@ KFN int hc_compact_place(const int32_t *ids, int K, int k, int local_experts)
     return place;
 }
 
-/* Weights return to their (token, k) place; FLAT in k-order sums over ranks, ascending. */
-KFN void hc_return_weights(struct agent *ag, const struct ht_combine_params *p, int t)
+/* The post of the rank of this node that holds the row of (ids[k], pos[k]); NULL if there is no such row. */
+KFN const struct hc_post *hc_row_post(const struct group_dev *g, const int32_t *ids, const int32_t *pos, int k,
+                                      int *rank)
+{
+    const int d = ids[k] < 0 || pos[k] < 0 ? -1 : ids[k] / g->local_experts;
+
+    if (d < 0 || !is_local(g, d) || !g->mask[d])
+        return NULL;
+    const struct hc_post *post = hc_post_of(g, d);
+    *rank = d;
+    return pos[k] < post->rows ? post : NULL; /* else it did not fit at the dispatch, which said so */
+}
+
+/* The weight that returns to place k of a token from this node: FLAT in k-order sums over ranks, ascending. */
+KFN float hc_node_weight(const struct ht_combine_params *p, const int32_t *ids, const int32_t *pos, int k)
+{
+    const struct group_dev *g = p->g;
+    const int K = p->h->topk, L = g->local_experts;
+    float sum = 0.0f;
+    int last = -1;
+
+    for (;;) {
+        int next = -1, at = 0, d = 0;
+        for (int j = 0; j < K; j++) {
+            const int one = p->layout == LAYOUT_EXPERT_MAJOR ? j == k && last < 0 : 1;
+            if (!one || !hc_row_post(g, ids, pos, j, &d) || d <= last || (next >= 0 && d >= next))
+                continue;
+            next = d;
+            at = j;
+        }
+        if (next < 0)
+            return sum;
+        const float *w = (const float *)heap_at(g, next, hc_post_of(g, next)->weights);
+        if (p->layout == LAYOUT_EXPERT_MAJOR)
+            return w[pos[k]];
+        if (!p->compact)
+            sum += w[(int64_t)pos[at] * K + k];
+        else if (ids[k] >= 0 && ids[k] / L == next)
+            sum += w[(int64_t)pos[at] * K + hc_compact_place(ids, K, k, L)];
+        last = next;
+    }
+}
+
+/* Adds the rows of this node to the set, by ascending rank (FLAT) or k (EXPERT_MAJOR); returns how many there are. */
+KFN int hc_node_rows(struct agent *ag, const struct ht_combine_params *p, const int32_t *ids, const int32_t *pos,
+                     struct sum_set *set, int n)
+{
+    const struct group_dev *g = p->g;
+    const int K = p->h->topk, flat = p->layout == LAYOUT_FLAT;
+    int added = 0;
+
+    for (int k = 0; k < K; k++) {
+        int d = 0, other = 0, place = n + added;
+        const struct hc_post *post = hc_row_post(g, ids, pos, k, &d);
+        if (!post)
+            continue;
+        if (flat) {
+            place = n;
+            for (int j = 0; j < K; j++)
+                place += hc_row_post(g, ids, pos, j, &other) && other < d;
+        }
+        sum_set_put(ag, set, place, heap_at(g, d, post->tokens + (uint64_t)pos[k] * post->token_stride), 1.0f, 0);
+        added++;
+    }
+    return n + added;
+}
+
+/* ---- Between nodes -------------------------------------------------------------------------------------------- */
+
+/* A returned row: the sum, then weights. */
+KFN size_t hc_wire_bytes(const struct ht_combine_params *p)
+{
+    return row_scales_at(&p->agree) + (p->agree.extra & 1 ? ((size_t)p->h->topk * 4 + 15) & ~(size_t)15 : 0);
+}
+
+/* Where source s keeps what comes from node n. */
+KFN uint64_t hc_back_at(const struct group_dev *g, int s_node, int n, size_t bytes)
+{
+    const int number = n < s_node ? n : n - 1;
+    return g->ht.back + (uint64_t)number * (uint64_t)g->max_tokens * bytes;
+}
+
+/* As a relay: the sums of this node for rows [begin, end) of source number j. */
+KFN int hc_relay_chunk(struct agent *ag, const struct ht_combine_params *p, int j, int begin, int end)
 {
     const struct group_dev *g = p->g;
     const struct handle_dev *h = p->h;
-    const int K = h->topk, L = g->local_experts;
-    const int32_t *ids = h->ids + (size_t)t * K;
+    const size_t M = (size_t)g->max_tokens, K = (size_t)h->topk, bytes = hc_wire_bytes(p);
+    const int s = g->relay_sources[j];
+    const uint64_t out = g->ht.relay + (uint64_t)j * g->ht.relay_stride;
+    const uint64_t back = hc_back_at(g, g->node_of[s], g->node, bytes);
+    struct put_batch batch;
+
+    put_begin(&batch);
+    for (int i = begin; i < end; i++) {
+        const size_t t = (size_t)j * M + (size_t)h->relay_list[(size_t)j * M + (size_t)i];
+        const int32_t *ids = h->relay_ids + t * K, *pos = h->relay_pos + t * K;
+        char *row = heap_at(g, g->rank, out + (uint64_t)i * bytes);
+        struct sum_set set;
+        const int n = hc_node_rows(ag, p, ids, pos, &set, 0);
+        ag_reduce(ag, row, p->dtype, p->hidden, &set, n, 0, NULL, NULL);
+        if (p->agree.extra & 1)
+            AG_EACH(ag, int, k, (int)K)
+        ((float *)(row + row_scales_at(&p->agree)))[k] = hc_node_weight(p, ids, pos, k);
+        ag_sync(ag);
+        put(ag, g, &batch, s, COUNTER(SIG_HC_ROWS, 0), out + (uint64_t)i * bytes, back + (uint64_t)i * bytes,
+            (uint32_t)bytes);
+    }
+    if (ag_leader(ag))
+        ag_add_stat(&g->stats->rows_remote, (uint64_t)(end - begin));
+    return put_flush(ag, g, &batch) ? fail_all(ag, g, KSTATUS_TIMEOUT, PHASE_RING, s, 0, 0) : 0;
+}
+
+KFN int hc_relay(struct agent *ag, const struct ht_combine_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+    const uint64_t start = ag_now(ag);
+
+    for (int j = 0; j < g->relay_count; j++) {
+        const int s = g->relay_sources[j];
+        const int64_t n = p->h->relay_n[j], me = ag_index(ag), A = ag_count(ag);
+        const struct agreement *theirs = (const struct agreement *)heap_at(g, g->rank, ht_agreement_at(g, 1, j));
+        if (!g->mask[s])
+            continue;
+        if (wait_word(ag, g, signal_from(g, SIG_HC_READY, 0, s), epoch, PHASE_HC_READY, s, start))
+            return 1;
+        if (!g->mask[s])
+            continue;
+        if (check_agreement(ag, g, &p->agree, theirs, PHASE_HC_READY, s) ||
+            hc_relay_chunk(ag, p, j, (int)(n * me / A), (int)(n * (me + 1) / A)))
+            return 1;
+    }
+    return 0;
+}
+
+/* Rows that relays return to this rank. */
+KFN int hc_wait_back(struct agent *ag, const struct ht_combine_params *p)
+{
+    const struct group_dev *g = p->g;
+    const uint64_t start = ag_now(ag);
+
+    for (int n = 0; n < g->nnodes && ag_index(ag) == 0; n++)
+        if (n != g->node && g->mask[g->relay_rank[n]] &&
+            wait_rows(ag, g, SIG_HC_ROWS, 0, g->relay_rank[n], (uint64_t)p->h->ncount[n], PHASE_HC_ROWS, start))
+            return 1;
+    return sync_barrier(ag, g);
+}
+
+/* ---- The own tokens ------------------------------------------------------------------------------------------- */
+
+/* What node n returned for token t, or NULL. */
+KFN const char *hc_back_row(const struct ht_combine_params *p, int n, int t)
+{
+    const struct group_dev *g = p->g;
+    const int i = p->h->nidx[(size_t)n * (size_t)g->max_tokens + (size_t)t];
+    const size_t bytes = hc_wire_bytes(p);
+
+    if (i < 0 || !g->mask[g->relay_rank[n]])
+        return NULL;
+    return heap_at(g, g->rank, hc_back_at(g, g->node, n, bytes) + (uint64_t)i * bytes);
+}
+
+KFN void hc_return_weights(struct agent *ag, const struct ht_combine_params *p, int t)
+{
+    const struct group_dev *g = p->g;
+    const int K = p->h->topk;
+    const int32_t *ids = p->h->ids + (size_t)t * K, *pos = p->h->pos + (size_t)t * K;
 
     AG_EACH(ag, int, k, K)
     {
         float sum = 0.0f;
-        for (int want = 0; want < K; want++) {
-            for (int j = 0; j < K; j++) {
-                const int64_t i = (int64_t)t * K + j;
-                const int one = p->layout == LAYOUT_EXPERT_MAJOR ? j == k && want == 0 : h->rord[i] == want;
-                const int64_t pos = one ? ht_position(h, p->layout, L, i) : -1;
-                if (pos < 0 || !g->mask[ids[j] / L])
-                    continue;
-                const int d = ids[j] / L;
-                const struct hc_post *post = hc_post_of(g, d);
-                if (pos >= post->rows)
-                    continue;
-                const float *w = (const float *)heap_at(g, d, post->weights);
-                if (p->layout == LAYOUT_EXPERT_MAJOR)
-                    sum += w[pos];
-                else if (!p->compact)
-                    sum += w[pos * K + k];
-                else if (ids[k] >= 0 && ids[k] / L == d)
-                    sum += w[pos * K + hc_compact_place(ids, K, k, L)];
-            }
+        for (int n = 0; n < g->nnodes; n++) {
+            const char *row = n == g->node ? NULL : hc_back_row(p, n, t);
+            if (n == g->node)
+                sum += hc_node_weight(p, ids, pos, k);
+            else if (row)
+                sum += ((const float *)(row + row_scales_at(&p->agree)))[k];
         }
         p->out_weights[(int64_t)t * K + k] = sum;
     }
@@ -90,36 +245,47 @@ KFN void hc_return_weights(struct agent *ag, const struct ht_combine_params *p, 
 KFN void hc_sum_token(struct agent *ag, const struct ht_combine_params *p, int t)
 {
     const struct group_dev *g = p->g;
-    const struct handle_dev *h = p->h;
-    const int K = h->topk, L = g->local_experts;
-    const int flat = p->layout == LAYOUT_FLAT;
+    const int K = p->h->topk;
     struct sum_set set;
-    int n = 0;
+    int rows = 0;
 
-    /* FLAT: rank by rank, ascending; EXPERT_MAJOR: k by k. rord of a flat row is its place in that order. */
-    for (int want = 0; want < K; want++) {
-        int k = flat ? 0 : want;
-        while (flat && k < K && h->rord[(int64_t)t * K + k] != want)
-            k++;
-        if (k == K)
-            break;
-        const int64_t i = (int64_t)t * K + k;
-        const int64_t pos = ht_position(h, p->layout, L, i);
-        if (pos < 0 || !g->mask[h->ids[i] / L])
-            continue;
-        const int d = h->ids[i] / L;
-        const struct hc_post *post = hc_post_of(g, d);
-        if (pos >= post->rows)
-            continue; /* did not fit at the dispatch, which said so */
-        sum_set_put(ag, &set, n++, heap_at(g, d, post->tokens + (uint64_t)pos * post->token_stride), 1.0f, 0);
+    for (int n = 0; n < g->nnodes; n++) {
+        if (n == g->node) {
+            rows = hc_node_rows(ag, p, p->h->ids + (size_t)t * K, p->h->pos + (size_t)t * K, &set, rows);
+        } else {
+            const char *row = hc_back_row(p, n, t);
+            if (row)
+                sum_set_put(ag, &set, rows++, row, 1.0f, 0);
+        }
     }
-    ag_reduce(ag, p->out + t * p->out_stride, p->dtype, p->hidden, &set, n, 0,
+    ag_reduce(ag, p->out + t * p->out_stride, p->dtype, p->hidden, &set, rows, 0,
               p->bias[0] ? p->bias[0] + t * p->bias_stride[0] : NULL,
               p->bias[1] ? p->bias[1] + t * p->bias_stride[1] : NULL);
     if (p->out_weights)
         hc_return_weights(ag, p, t);
     if (ag_leader(ag))
-        ag_add_stat(&g->stats->rows_returned, (uint64_t)n);
+        ag_add_stat(&g->stats->rows_returned, (uint64_t)rows);
+}
+
+/* The own rows stand: tell the node, and tell the relays what this rank expects of them. One agent. */
+KFN int hc_publish(struct agent *ag, const struct ht_combine_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+
+    if (ag_leader(ag)) {
+        *(struct hc_post *)heap_at(g, g->rank, g->ht.combine_post) = p->post;
+        g->state->epoch[OP_HT_COMBINE] = epoch;
+    }
+    ag_sync(ag);
+    signal_peers(ag, g, SCOPE_NODE, SIG_HC_DATA, 0, epoch);
+    if (g->nnodes == 1)
+        return 0;
+    /* Returned rows land where the last dispatch staged its own: its relays must have taken them. */
+    if (hd_wait_free(ag, g, g->state->epoch[OP_HT_DISPATCH]))
+        return 1;
+    if (ht_put_agreement(ag, g, 1, SIG_HC_READY, g->ht.combine_post))
+        return fail_all(ag, g, KSTATUS_TIMEOUT, PHASE_RING, -1, 0, 0);
+    return 0;
 }
 
 KFN int hc_run(struct agent *ag, const struct ht_combine_params *p, uint64_t epoch)
@@ -127,24 +293,20 @@ KFN int hc_run(struct agent *ag, const struct ht_combine_params *p, uint64_t epo
     const struct group_dev *g = p->g;
 
     hc_stage(ag, p);
-    if (sync_last(ag, g, 0)) {
-        if (ag_leader(ag)) {
-            *(struct hc_post *)heap_at(g, g->rank, g->ht.combine_post) = p->post;
-            g->state->epoch[OP_HT_COMBINE] = epoch;
-        }
-        ag_sync(ag);
-        signal_all(ag, g, SIG_HC_DATA, 0, epoch);
-    }
-    if (wait_all(ag, g, SIG_HC_DATA, 0, epoch, PHASE_HC_DATA, NULL))
+    if (sync_last(ag, g, 0) && hc_publish(ag, p, epoch))
+        return 1;
+    if (wait_peers(ag, g, SCOPE_NODE, SIG_HC_DATA, 0, epoch, PHASE_HC_DATA, NULL))
         return 1;
     for (int d = 0; d < g->nranks; d++)
-        if (g->mask[d] && check_agreement(ag, g, &p->agree, &hc_post_of(g, d)->agree, PHASE_HC_DATA, d))
+        if (in_scope(g, SCOPE_NODE, d) && check_agreement(ag, g, &p->agree, &hc_post_of(g, d)->agree, PHASE_HC_DATA, d))
             return 1;
+    if (g->nnodes > 1 && (hc_relay(ag, p, epoch) || hc_wait_back(ag, p)))
+        return 1;
     for (int t = ag_index(ag); t < p->h->ntokens; t += ag_count(ag))
         hc_sum_token(ag, p, t);
     if (sync_last(ag, g, 1))
-        signal_all(ag, g, SIG_HC_DONE, 0, epoch);
-    return wait_all(ag, g, SIG_HC_DONE, 0, epoch, PHASE_HC_DONE, NULL);
+        signal_peers(ag, g, SCOPE_NODE, SIG_HC_DONE, 0, epoch);
+    return wait_peers(ag, g, SCOPE_NODE, SIG_HC_DONE, 0, epoch, PHASE_HC_DONE, NULL);
 }
 
 KFN void kernel_ht_combine(struct agent *ag, const struct ht_combine_params *p)

@@ -2,13 +2,22 @@
 /*
  * High-throughput dispatch, epoch e. Routing is known (ht_notify.h): every row has its final place.
  *
- *   sender s                                          receiver d
+ *   sender s                                          receiver d of the node
  *                                                     post: where its tensors are (the caller's own in epx_alloc
- *   wait HD_READY[*] >= e  <------------------------    memory, else the landing); signal HD_READY = e
+ *   wait HD_READY[node] >= e  <---------------------    memory, else the landing); signal HD_READY = e
  *   read each row once, write it straight to its      zero its padding, mark the rows past the end
- *     place at every destination
- *   signal HD_DATA = e  ---------------------------->  wait HD_DATA[*] >= e
+ *     place at every destination of the node
+ *   signal HD_DATA = e  ---------------------------->  wait HD_DATA[node] >= e
  *                                                      copy from the landing, if it was used
+ *
+ *                                                     relay q: one rank of each other node
+ *   wait HD_FREE[q] >= e - 1
+ *   put what this operation is, counter HD_DATA  --->  wait HD_DATA[s] >= e, compare
+ *   stage each row; put ONE copy per node, at its
+ *     number among the node's, counter HD_ROWS  ---->  chunk by chunk: wait HD_ROWS[s], write the rows straight to
+ *                                                        their places in its node, as if they were its own
+ *   HD_FREE counted               <------------------  put of no bytes, counter HD_FREE
+ *                                                      its own HD_DATA = e to the node covers what it forwarded
  *
  * A receiver's next post comes only after this epoch's HD_DATA of all: no row can land in the wrong epoch.
  */
@@ -23,75 +32,226 @@ KFN const struct hd_post *hd_post_of(const struct group_dev *g, int rank)
     return (const struct hd_post *)heap_at(g, rank, g->ht.dispatch_post);
 }
 
+/* A row to be written to its places in this node: the own token, or one that came through this rank as a relay. */
+struct hd_row {
+    const char *data, *scales;
+    int64_t scale_stride;
+    const int32_t *ids, *pos; /* [K] */
+    const float *weights;     /* [K] or NULL */
+    int src_rank, src_token;
+};
+
 /* Small outputs that go with the row at `pos` of rank d. */
-KFN void hd_put_meta(struct agent *ag, const struct ht_dispatch_params *p, const struct hd_post *post, int d, int t,
-                     int k, int64_t pos)
+KFN void hd_put_meta(struct agent *ag, const struct ht_dispatch_params *p, const struct hd_row *r, int d, int k)
 {
     const struct group_dev *g = p->g;
+    const struct hd_post *post = hd_post_of(g, d);
     const int K = p->h->topk, L = g->local_experts;
+    const int64_t pos = r->pos[k];
 
     if (p->layout == LAYOUT_FLAT && (post->weights || post->topk_idx)) {
         struct index_out idx;
         idx.data = post->topk_idx ? heap_at(g, d, post->topk_idx) : NULL;
         idx.is64 = post->idx64;
-        row_put_topk(ag, p->h->ids + (size_t)t * K, p->weights ? p->weights + (size_t)t * K : NULL, K, d * L, d * L + L,
-                     p->compact, &idx, post->weights ? (float *)heap_at(g, d, post->weights) : NULL, pos);
+        row_put_topk(ag, r->ids, r->weights, K, d * L, d * L + L, p->compact, &idx,
+                     post->weights ? (float *)heap_at(g, d, post->weights) : NULL, pos);
     }
     if (!ag_leader(ag))
         return;
     if (p->layout == LAYOUT_EXPERT_MAJOR && post->weights)
-        ((float *)heap_at(g, d, post->weights))[pos] = p->weights[(size_t)t * K + k];
+        ((float *)heap_at(g, d, post->weights))[pos] = r->weights[k];
     if (post->src_rank)
-        ((int32_t *)heap_at(g, d, post->src_rank))[pos] = g->rank;
+        ((int32_t *)heap_at(g, d, post->src_rank))[pos] = r->src_rank;
     if (post->src_token)
-        ((int32_t *)heap_at(g, d, post->src_token))[pos] = t;
+        ((int32_t *)heap_at(g, d, post->src_token))[pos] = r->src_token;
 }
 
-/* Where the row of (t, k) goes at its rank; -1 = no row of its own. */
-KFN int64_t ht_position(const struct handle_dev *h, int layout, int local_experts, int64_t i)
-{
-    const int32_t id = h->ids[i];
-
-    if (id < 0)
-        return -1;
-    if (layout == LAYOUT_EXPERT_MAJOR)
-        return h->base[id] + h->eidx[i];
-    return h->ridx[i] < 0 ? -1 : h->base[id / local_experts] + h->ridx[i];
-}
-
-KFN void hd_send_token(struct agent *ag, const struct ht_dispatch_params *p, int t, char *scratch)
+/* Reads the row once, writes it to all its places in this node. */
+KFN void hd_place_row(struct agent *ag, const struct ht_dispatch_params *p, const struct hd_row *r)
 {
     const struct group_dev *g = p->g;
     const int K = p->h->topk, L = g->local_experts;
-    const char *row = row_tokens(&p->in, t);
-    const char *scales = p->in.scales + t * p->in.scale_row_stride;
-    int64_t scale_stride = p->in.scale_stride;
     struct copy_set set;
     int n = 0;
 
-    if (p->in.cast) {
-        row_stage(ag, scratch, &p->in, &p->agree, t);
-        ag_sync(ag);
-        row = scratch;
-        scales = scratch + row_scales_at(&p->agree);
-        scale_stride = 4;
-    }
     for (int k = 0; k < K; k++) {
-        const int64_t pos = ht_position(p->h, p->layout, L, (int64_t)t * K + k);
-        if (pos < 0)
+        const int64_t pos = r->pos[k];
+        const int d = r->ids[k] < 0 ? -1 : r->ids[k] / L;
+        if (pos < 0 || d < 0 || !is_local(g, d) || !g->mask[d])
             continue;
-        const int d = p->h->ids[(int64_t)t * K + k] / L;
         const struct hd_post *post = hd_post_of(g, d);
-        if (!g->mask[d] || pos >= post->capacity)
+        if (pos >= post->capacity)
             continue; /* the receiver reports the overflow */
         copy_set_put(ag, &set, n++, heap_at(g, d, post->tokens + (uint64_t)pos * post->token_stride));
         if (p->agree.scale_bytes)
             row_copy_scales(ag, heap_at(g, d, post->scales + (uint64_t)pos * post->scale_row_stride),
-                            (int64_t)post->scale_stride, scales, scale_stride, p->agree.scale_bytes / 4);
-        hd_put_meta(ag, p, post, d, t, k, pos);
+                            (int64_t)post->scale_stride, r->scales, r->scale_stride, p->agree.scale_bytes / 4);
+        hd_put_meta(ag, p, r, d, k);
     }
-    ag_copy_many(ag, &set, n, row, (size_t)p->agree.hidden_bytes);
+    ag_copy_many(ag, &set, n, r->data, (size_t)p->agree.hidden_bytes);
 }
+
+KFN void hd_send_token(struct agent *ag, const struct ht_dispatch_params *p, int t, const char *staged)
+{
+    const int K = p->h->topk;
+    struct hd_row r;
+
+    r.ids = p->h->ids + (size_t)t * K;
+    r.pos = p->h->pos + (size_t)t * K;
+    r.weights = p->weights ? p->weights + (size_t)t * K : NULL;
+    r.src_rank = p->g->rank;
+    r.src_token = t;
+    r.data = staged ? staged : row_tokens(&p->in, t);
+    r.scales = staged ? staged + row_scales_at(&p->agree) : p->in.scales + t * p->in.scale_row_stride;
+    r.scale_stride = staged ? 4 : p->in.scale_stride;
+    hd_place_row(ag, p, &r);
+}
+
+/* ---- Between nodes -------------------------------------------------------------------------------------------- */
+
+/* A row between nodes: payload, scales, weights, each from a multiple of 16. */
+KFN size_t hd_weights_at(const struct ht_dispatch_params *p)
+{
+    return row_scales_at(&p->agree) + (((size_t)p->agree.scale_bytes + 15) & ~(size_t)15);
+}
+
+KFN size_t hd_wire_bytes(const struct ht_dispatch_params *p)
+{
+    const size_t weights = p->agree.extra & 1 ? ((size_t)p->h->topk * 4 + 15) & ~(size_t)15 : 0;
+    return hd_weights_at(p) + weights;
+}
+
+/* Row number i of n belongs to this chunk. */
+KFN int hd_chunk(int i, int n)
+{
+    return i / ((n + HD_CHUNKS - 1) / HD_CHUNKS);
+}
+
+KFN uint64_t ht_agreement_at(const struct group_dev *g, int combine, int number)
+{
+    return g->ht.agreements + ((uint64_t)combine * (uint64_t)g->relay_max + (uint64_t)number) * 32;
+}
+
+/* Tells the relays what is coming: the first 32 bytes of the own post are the agreement. One agent. */
+KFN int ht_put_agreement(struct agent *ag, const struct group_dev *g, int combine, int kind, uint64_t post)
+{
+    struct put_batch batch;
+
+    put_begin(&batch);
+    for (int n = 0; n < g->nnodes; n++)
+        if (n != g->node && g->mask[g->relay_rank[n]])
+            put(ag, g, &batch, g->relay_rank[n], COUNTER(kind, 0), post, ht_agreement_at(g, combine, g->relay_slot[n]),
+                32);
+    return put_flush(ag, g, &batch);
+}
+
+/* Waits until every relay of this rank has forwarded its rows of `epoch`. One agent. */
+KFN int hd_wait_free(struct agent *ag, const struct group_dev *g, uint64_t epoch)
+{
+    const uint64_t start = ag_now(ag);
+
+    for (int n = 0; n < g->nnodes; n++)
+        if (n != g->node && g->mask[g->relay_rank[n]] &&
+            wait_word(ag, g, signal_from(g, SIG_HD_FREE, 0, g->relay_rank[n]), epoch, PHASE_HD_FREE, g->relay_rank[n],
+                      start))
+            return 1;
+    return 0;
+}
+
+/* Stages the own tokens and puts one copy to each node that wants it. Each agent has a run of tokens. */
+KFN int hd_send_remote(struct agent *ag, const struct ht_dispatch_params *p)
+{
+    const struct group_dev *g = p->g;
+    const struct handle_dev *h = p->h;
+    const int64_t B = h->ntokens, me = ag_index(ag), A = ag_count(ag);
+    const size_t bytes = hd_wire_bytes(p), M = (size_t)g->max_tokens;
+    struct put_batch batch;
+    uint64_t rows = 0;
+
+    put_begin(&batch);
+    for (int64_t t = B * me / A; t < B * (me + 1) / A; t++) {
+        const uint64_t source = g->ht.back + (uint64_t)t * bytes;
+        char *row = heap_at(g, g->rank, source);
+        row_stage(ag, row, &p->in, &p->agree, t);
+        if (p->agree.extra & 1)
+            ag_copy(ag, row + hd_weights_at(p), p->weights + t * h->topk, (size_t)h->topk * 4);
+        ag_sync(ag);
+        for (int j = 1; j < g->nnodes; j++) {
+            const int n = (g->node + j) % g->nnodes;
+            const int i = h->nidx[(size_t)n * M + (size_t)t];
+            if (i < 0 || !g->mask[g->relay_rank[n]])
+                continue;
+            put(ag, g, &batch, g->relay_rank[n], COUNTER(SIG_HD_ROWS, hd_chunk(i, h->ncount[n])), source,
+                g->ht.relay + (uint64_t)g->relay_slot[n] * g->ht.relay_stride + (uint64_t)i * bytes, (uint32_t)bytes);
+            rows++;
+        }
+    }
+    if (ag_leader(ag))
+        ag_add_stat(&g->stats->rows_remote, rows);
+    return put_flush(ag, g, &batch) ? fail_all(ag, g, KSTATUS_TIMEOUT, PHASE_RING, -1, 0, 0) : 0;
+}
+
+KFN void hd_forward_row(struct agent *ag, const struct ht_dispatch_params *p, int j, int i)
+{
+    const struct group_dev *g = p->g;
+    const struct handle_dev *h = p->h;
+    const size_t M = (size_t)g->max_tokens, K = (size_t)h->topk;
+    const int t = h->relay_list[(size_t)j * M + (size_t)i];
+    const char *row =
+        heap_at(g, g->rank, g->ht.relay + (uint64_t)j * g->ht.relay_stride) + (size_t)i * hd_wire_bytes(p);
+    struct hd_row r;
+
+    r.ids = h->relay_ids + ((size_t)j * M + (size_t)t) * K;
+    r.pos = h->relay_pos + ((size_t)j * M + (size_t)t) * K;
+    r.weights = p->agree.extra & 1 ? (const float *)(row + hd_weights_at(p)) : NULL;
+    r.src_rank = g->relay_sources[j];
+    r.src_token = t;
+    r.data = row;
+    r.scales = row + row_scales_at(&p->agree);
+    r.scale_stride = 4;
+    hd_place_row(ag, p, &r);
+}
+
+/* Rows of source number j, chunk by chunk as they land; the chunks are dealt out to the agents. */
+KFN int hd_forward(struct agent *ag, const struct ht_dispatch_params *p, uint64_t epoch, int j)
+{
+    const struct group_dev *g = p->g;
+    const int s = g->relay_sources[j], n = p->h->relay_n[j];
+    const int per = (n + HD_CHUNKS - 1) / HD_CHUNKS;
+    const uint64_t start = ag_now(ag);
+    const struct agreement *theirs = (const struct agreement *)heap_at(g, g->rank, ht_agreement_at(g, 0, j));
+
+    if (!g->mask[s])
+        return 0;
+    if (wait_word(ag, g, signal_from(g, SIG_HD_DATA, 0, s), epoch, PHASE_HD_ROWS, s, start))
+        return 1;
+    if (g->mask[s] && check_agreement(ag, g, &p->agree, theirs, PHASE_HD_ROWS, s))
+        return 1;
+    for (int c = 0; c < HD_CHUNKS && c * per < n; c++) {
+        const int end = (c + 1) * per < n ? (c + 1) * per : n;
+        if ((j * HD_CHUNKS + c) % ag_count(ag) != ag_index(ag))
+            continue;
+        if (wait_rows(ag, g, SIG_HD_ROWS, c, s, (uint64_t)(end - c * per), PHASE_HD_ROWS, start))
+            return 1;
+        for (int i = c * per; i < end; i++)
+            hd_forward_row(ag, p, j, i);
+    }
+    return 0;
+}
+
+/* The landing of this relay is free again. One agent. */
+KFN void hd_release(struct agent *ag, const struct group_dev *g)
+{
+    struct put_batch batch;
+
+    put_begin(&batch);
+    for (int j = 0; j < g->relay_count; j++)
+        if (g->mask[g->relay_sources[j]])
+            put(ag, g, &batch, g->relay_sources[j], COUNTER(SIG_HD_FREE, 0), 0, 0, 0);
+    put_flush(ag, g, &batch);
+}
+
+/* ---- The own receive tensors ---------------------------------------------------------------------------------- */
 
 /* EXPERT_MAJOR: rows between the tokens of an expert and the next zone. */
 KFN void hd_zero_padding(struct agent *ag, const struct ht_dispatch_params *p)
@@ -204,6 +364,47 @@ KFN void hd_count(const struct ht_dispatch_params *p)
         ag_add_stat(&g->stats->bytes_local, (uint64_t)h->recv_rows * (uint64_t)p->agree.hidden_bytes);
 }
 
+/* The own post, and the word that it stands. One agent. */
+KFN int hd_open(struct agent *ag, const struct ht_dispatch_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+
+    if (g->nnodes > 1 && hd_wait_free(ag, g, epoch - 1))
+        return 1;
+    if (ag_leader(ag))
+        *(struct hd_post *)heap_at(g, g->rank, g->ht.dispatch_post) = p->post;
+    ag_sync(ag);
+    signal_peers(ag, g, SCOPE_NODE, SIG_HD_READY, 0, epoch);
+    if (g->nnodes > 1 && ht_put_agreement(ag, g, 0, SIG_HD_DATA, g->ht.dispatch_post))
+        return fail_all(ag, g, KSTATUS_TIMEOUT, PHASE_RING, -1, 0, 0);
+    return 0;
+}
+
+KFN int hd_send(struct agent *ag, const struct ht_dispatch_params *p, uint64_t epoch, char *scratch)
+{
+    const struct group_dev *g = p->g;
+
+    if (wait_peers(ag, g, SCOPE_NODE, SIG_HD_READY, 0, epoch, PHASE_HD_READY, NULL))
+        return 1;
+    for (int d = 0; d < g->nranks; d++)
+        if (in_scope(g, SCOPE_NODE, d) &&
+            check_agreement(ag, g, &p->agree, &hd_post_of(g, d)->agree, PHASE_HD_READY, d))
+            return 1;
+    if (g->nnodes > 1 && hd_send_remote(ag, p))
+        return 1;
+    for (int t = ag_index(ag); t < p->h->ntokens; t += ag_count(ag)) {
+        if (p->in.cast) {
+            row_stage(ag, scratch, &p->in, &p->agree, t);
+            ag_sync(ag);
+        }
+        hd_send_token(ag, p, t, p->in.cast ? scratch : NULL);
+    }
+    for (int j = 0; j < g->relay_count; j++)
+        if (hd_forward(ag, p, epoch, j))
+            return 1;
+    return 0;
+}
+
 KFN int hd_run(struct agent *ag, const struct ht_dispatch_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
@@ -211,32 +412,25 @@ KFN int hd_run(struct agent *ag, const struct ht_dispatch_params *p, uint64_t ep
 
     if (p->in.cast && !(scratch = (char *)ag_scratch(ag, row_scales_at(&p->agree) + (size_t)p->agree.scale_bytes)))
         return fail_all(ag, g, KSTATUS_MEMORY, PHASE_HD_READY, -1, p->agree.hidden_bytes, 0);
-    if (ag_index(ag) == 0) {
-        if (ag_leader(ag))
-            *(struct hd_post *)heap_at(g, g->rank, g->ht.dispatch_post) = p->post;
-        ag_sync(ag);
-        signal_all(ag, g, SIG_HD_READY, 0, epoch);
-    }
+    if (ag_index(ag) == 0 && hd_open(ag, p, epoch))
+        return 1;
     if (p->layout == LAYOUT_EXPERT_MAJOR)
         hd_zero_padding(ag, p);
     else
         hd_mark_tail(ag, p);
-    if (wait_all(ag, g, SIG_HD_READY, 0, epoch, PHASE_HD_READY, NULL))
+    if (hd_send(ag, p, epoch, scratch))
         return 1;
-    for (int d = 0; d < g->nranks; d++)
-        if (g->mask[d] && check_agreement(ag, g, &p->agree, &hd_post_of(g, d)->agree, PHASE_HD_READY, d))
-            return 1;
-    for (int t = ag_index(ag); t < p->h->ntokens; t += ag_count(ag))
-        hd_send_token(ag, p, t, scratch);
     if (sync_last(ag, g, 0)) {
         if (ag_leader(ag)) {
             g->state->epoch[OP_HT_DISPATCH] = epoch;
             hd_count(p);
         }
         ag_sync(ag);
-        signal_all(ag, g, SIG_HD_DATA, 0, epoch);
+        signal_peers(ag, g, SCOPE_NODE, SIG_HD_DATA, 0, epoch);
+        if (g->nnodes > 1)
+            hd_release(ag, g);
     }
-    if (wait_all(ag, g, SIG_HD_DATA, 0, epoch, PHASE_HD_DATA, NULL))
+    if (wait_peers(ag, g, SCOPE_NODE, SIG_HD_DATA, 0, epoch, PHASE_HD_DATA, NULL))
         return 1;
     if (p->h->recv_rows > p->post.capacity)
         report(ag, g, KSTATUS_OVERFLOW, PHASE_HD_DATA, -1, p->h->recv_rows, p->post.capacity, 0, 0);

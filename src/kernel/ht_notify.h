@@ -1,14 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * High-throughput notify (handle update), epoch e, slot e % 2: after it every rank knows where each of its rows goes.
+ * High-throughput notify (handle update), epoch e, slot e % 2: after it every rank knows where each of its rows goes, and
+ * every relay knows where to forward what passes through it.
  *
  *   rank s                                            rank d
  *   route its tokens
  *   wait HN_DONE[*] >= e - 2  (slot free)
- *   slot: ecount[E], rcount[R]; signal HN_DATA = e -->  wait HN_DATA[*] >= e, read everybody's counts
- *                                                       base[key] = rows of earlier ranks (+ zone start) at the
- *                                                       destination; totals, offsets and padding of its own zones
- *                             <----------------------  signal HN_DONE = e
+ *   slot: post, ecount[E], rcount[R];
+ *   HN_DATA = e (put to other nodes)  -------------->  wait HN_DATA[*] >= e, read everybody's counts
+ *                                                      base[key] = rows of earlier ranks (+ zone start) at the
+ *                                                      destination; totals, offsets and padding of its own zones
+ *   pos[t][k] = base[key] + number
+ *   put ids[B*K], pos[B*K], counter HN_TABLE  ------>  the relay of s in each other node keeps them in its handle
+ *                             <----------------------  HN_DONE = e
  */
 #ifndef EPX_KERNEL_HT_NOTIFY_H
 #define EPX_KERNEL_HT_NOTIFY_H
@@ -18,19 +22,32 @@
 
 struct hn_post {
     struct agreement agree;
-    int32_t alignment;
+    int32_t ntokens;
     int32_t reserved;
 };
 EPX_STATIC_ASSERT(sizeof(struct hn_post) == 32, "shared between ranks");
 
-KFN char *hn_slot(const struct group_dev *g, int rank, uint64_t epoch)
+/* Number 0 is the own block, 1 + n that of the n-th rank of other nodes. */
+KFN uint64_t hn_counts_at(const struct group_dev *g, uint64_t epoch, int number)
 {
-    return heap_at(g, rank, g->ht.counts + (epoch % 2) * g->ht.counts_stride);
+    return g->ht.counts + ((epoch % 2) * (uint64_t)(1 + g->remotes) + (uint64_t)number) * g->ht.counts_stride;
+}
+
+KFN uint64_t hn_table_at(const struct group_dev *g, uint64_t epoch, int number)
+{
+    return g->ht.tables + ((epoch % 2) * (uint64_t)(1 + g->relay_max) + (uint64_t)number) * g->ht.table_stride;
+}
+
+KFN const struct hn_post *hn_post_of(const struct group_dev *g, int rank, uint64_t epoch)
+{
+    if (is_local(g, rank))
+        return (const struct hn_post *)heap_at(g, rank, hn_counts_at(g, epoch, 0));
+    return (const struct hn_post *)heap_at(g, g->rank, hn_counts_at(g, epoch, 1 + g->landing_of[rank]));
 }
 
 KFN const int32_t *hn_ecount(const struct group_dev *g, int rank, uint64_t epoch)
 {
-    return (const int32_t *)(hn_slot(g, rank, epoch) + sizeof(struct hn_post));
+    return (const int32_t *)(hn_post_of(g, rank, epoch) + 1);
 }
 
 KFN const int32_t *hn_rcount(const struct group_dev *g, int rank, uint64_t epoch)
@@ -38,24 +55,39 @@ KFN const int32_t *hn_rcount(const struct group_dev *g, int rank, uint64_t epoch
     return hn_ecount(g, rank, epoch) + g->experts;
 }
 
+KFN void hn_put_counts(struct agent *ag, const struct group_dev *g, uint64_t epoch)
+{
+    const uint32_t bytes =
+        (uint32_t)((sizeof(struct hn_post) + (size_t)(g->experts + g->nranks) * 4 + 15) & ~(size_t)15);
+    struct put_batch batch;
+
+    put_begin(&batch);
+    for (int d = 0; d < g->nranks; d++)
+        if (in_scope(g, SCOPE_REMOTE, d))
+            put(ag, g, &batch, d, COUNTER(SIG_HN_DATA, 0), hn_counts_at(g, epoch, 0),
+                hn_counts_at(g, epoch, 1 + g->landing_at[d]), bytes);
+    put_flush(ag, g, &batch);
+}
+
 KFN void hn_publish(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
-    char *slot = hn_slot(g, g->rank, epoch);
-    int32_t *counts = (int32_t *)(slot + sizeof(struct hn_post));
+    struct hn_post *post = (struct hn_post *)heap_at(g, g->rank, hn_counts_at(g, epoch, 0));
+    int32_t *counts = (int32_t *)(post + 1);
 
     AG_EACH_ALL(ag, int, e, g->experts) counts[e] = p->h->ecount[e];
     AG_EACH_ALL(ag, int, r, g->nranks) counts[g->experts + r] = p->h->rcount[r];
     if (!sync_last(ag, g, 0))
         return;
     if (ag_leader(ag)) {
-        struct hn_post *post = (struct hn_post *)slot;
         post->agree = p->agree;
-        post->alignment = p->alignment;
+        post->ntokens = p->route.ntokens;
         g->state->epoch[OP_HT_NOTIFY] = epoch;
     }
     ag_sync(ag);
-    signal_all(ag, g, SIG_HN_DATA, 0, epoch);
+    if (g->nnodes > 1)
+        hn_put_counts(ag, g, epoch);
+    signal_peers(ag, g, SCOPE_NODE, SIG_HN_DATA, 0, epoch);
 }
 
 /* FLAT: rows of earlier ranks at each destination. */
@@ -98,14 +130,121 @@ KFN void hn_base_zones(struct agent *ag, const struct ht_notify_params *p, uint6
     }
 }
 
-/* The caller's counters and what the host will ask for. One lane of one agent. */
-KFN void hn_report_counts(const struct ht_notify_params *p, uint64_t epoch)
+/* The row of every (token, k) at its destination. */
+KFN void hn_positions(struct agent *ag, const struct ht_notify_params *p)
 {
     const struct group_dev *g = p->g;
     struct handle_dev *h = p->h;
-    const int L = g->local_experts, align = p->alignment;
     const int flat = p->layout == LAYOUT_FLAT;
-    int64_t total = 0, offset = 0;
+
+    AG_EACH_ALL(ag, int64_t, i, (int64_t)p->route.ntokens * p->route.topk_n)
+    {
+        const int32_t id = h->ids[i];
+        if (id < 0)
+            h->pos[i] = -1;
+        else if (flat)
+            h->pos[i] = h->ridx[i] < 0 ? -1 : h->base[id / g->local_experts] + h->ridx[i];
+        else
+            h->pos[i] = h->base[id] + h->eidx[i];
+    }
+}
+
+/* Does token t have an expert on `node`? */
+KFN int hn_goes_to_node(const struct group_dev *g, const int32_t *ids, int K, int64_t t, int node)
+{
+    for (int k = 0; k < K; k++) {
+        const int32_t id = ids[t * K + k];
+        if (id >= 0 && g->node_of[id / g->local_experts] == node)
+            return 1;
+    }
+    return 0;
+}
+
+/* Between nodes: the own table to the relays, and each token's number among those that go to a node. */
+KFN int hn_send_tables(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+    struct handle_dev *h = p->h;
+    const int B = p->route.ntokens, K = p->route.topk_n;
+    const size_t half = ((size_t)B * (size_t)K * 4 + 15) & ~(size_t)15;
+    char *table = heap_at(g, g->rank, hn_table_at(g, epoch, 0));
+    struct put_batch batch;
+
+    AG_EACH_ALL(ag, int64_t, i, (int64_t)B * K)
+    {
+        ((int32_t *)table)[i] = h->ids[i];
+        ((int32_t *)(table + half))[i] = h->pos[i];
+    }
+    for (int n = ag_index(ag); n < g->nnodes; n += ag_count(ag)) {
+        int32_t run = 0;
+        for (int t = 0; t < B && n != g->node; t++) {
+            const int goes = hn_goes_to_node(g, h->ids, K, t, n);
+            if (ag_leader(ag))
+                h->nidx[(size_t)n * (size_t)g->max_tokens + (size_t)t] = goes ? run : -1;
+            run += goes;
+        }
+        if (ag_leader(ag))
+            h->ncount[n] = run;
+    }
+    if (sync_barrier(ag, g))
+        return 1;
+    if (ag_index(ag) != 0)
+        return 0;
+    put_begin(&batch);
+    for (int n = 0; n < g->nnodes; n++)
+        if (n != g->node && g->mask[g->relay_rank[n]])
+            put(ag, g, &batch, g->relay_rank[n], COUNTER(SIG_HN_TABLE, 0), hn_table_at(g, epoch, 0),
+                hn_table_at(g, epoch, 1 + g->relay_slot[n]), (uint32_t)(2 * half));
+    return put_flush(ag, g, &batch) ? fail_all(ag, g, KSTATUS_TIMEOUT, PHASE_RING, -1, 0, 0) : 0;
+}
+
+/* As a relay: take the table of source number j into the handle. */
+KFN int hn_take_table(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch, int j)
+{
+    const struct group_dev *g = p->g;
+    struct handle_dev *h = p->h;
+    const int s = g->relay_sources[j], K = p->route.topk_n;
+    const size_t M = (size_t)g->max_tokens;
+    int32_t *ids = h->relay_ids + (size_t)j * M * (size_t)K, *pos = h->relay_pos + (size_t)j * M * (size_t)K;
+    int32_t *list = h->relay_list + (size_t)j * M;
+    int run = 0;
+
+    if (!g->mask[s]) {
+        if (ag_leader(ag))
+            h->relay_n[j] = 0;
+        return 0;
+    }
+    if (wait_word(ag, g, signal_from(g, SIG_HN_TABLE, 0, s), epoch, PHASE_HN_TABLE, s, ag_now(ag)))
+        return 1;
+    const int B = hn_post_of(g, s, epoch)->ntokens;
+    const size_t half = ((size_t)B * (size_t)K * 4 + 15) & ~(size_t)15;
+    const char *table = heap_at(g, g->rank, hn_table_at(g, epoch, 1 + j));
+    ag_copy(ag, ids, table, (size_t)B * (size_t)K * 4);
+    ag_copy(ag, pos, table + half, (size_t)B * (size_t)K * 4);
+    ag_sync(ag);
+    /* What came over a network decides where this rank writes: believe nothing. */
+    for (int64_t i = 0; i < (int64_t)B * K; i++)
+        if (ids[i] < -1 || ids[i] >= g->experts || pos[i] < -1)
+            return fail_all(ag, g, KSTATUS_MISMATCH, PHASE_HN_TABLE, s, g->experts, ids[i]);
+    for (int t = 0; t < B; t++) {
+        if (!hn_goes_to_node(g, ids, K, t, g->node))
+            continue;
+        if (ag_leader(ag))
+            list[run] = t;
+        run++;
+    }
+    if (ag_leader(ag))
+        h->relay_n[j] = run;
+    return 0;
+}
+
+/* Padded and plain counts per local expert. */
+KFN int64_t hn_report_experts(const struct ht_notify_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+    struct handle_dev *h = p->h;
+    const int L = g->local_experts, align = p->alignment, flat = p->layout == LAYOUT_FLAT;
+    int64_t offset = 0;
 
     for (int l = 0; l < L; l++) {
         int64_t n = 0;
@@ -125,6 +264,18 @@ KFN void hn_report_counts(const struct ht_notify_params *p, uint64_t epoch)
             index_put(&p->expert_offsets, l, offset);
         offset += padded;
     }
+    return offset;
+}
+
+/* The caller's counters and what the host will ask for. One lane of one agent. */
+KFN void hn_report_counts(const struct ht_notify_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+    struct handle_dev *h = p->h;
+    const int L = g->local_experts, flat = p->layout == LAYOUT_FLAT;
+    const int64_t offset = hn_report_experts(p, epoch);
+    int64_t total = 0;
+
     for (int s = 0; s < g->nranks; s++) {
         int64_t n = 0;
         if (g->mask[s] && flat)
@@ -141,26 +292,47 @@ KFN void hn_report_counts(const struct ht_notify_params *p, uint64_t epoch)
         index_put(&p->total, 0, h->recv_rows);
 }
 
+KFN int hn_check_posts(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+
+    for (int s = 0; s < g->nranks; s++) {
+        if (!g->mask[s])
+            continue;
+        const struct hn_post *post = hn_post_of(g, s, epoch);
+        if (check_agreement(ag, g, &p->agree, &post->agree, PHASE_HN_DATA, s))
+            return 1;
+        if (post->ntokens < 0 || post->ntokens > g->max_tokens)
+            return fail_all(ag, g, KSTATUS_MISMATCH, PHASE_HN_DATA, s, g->max_tokens, post->ntokens);
+    }
+    return 0;
+}
+
 KFN int hn_run(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
 
     if (route_plan(ag, g, p->h, &p->route))
         return 1;
-    if (epoch > 2 && wait_all(ag, g, SIG_HN_DONE, 0, epoch - 2, PHASE_HN_SLOT, NULL))
+    if (epoch > 2 && wait_peers(ag, g, SCOPE_ALL, SIG_HN_DONE, 0, epoch - 2, PHASE_HN_SLOT, NULL))
         return 1;
     hn_publish(ag, p, epoch);
-    if (wait_all(ag, g, SIG_HN_DATA, 0, epoch, PHASE_HN_DATA, NULL))
+    if (wait_peers(ag, g, SCOPE_ALL, SIG_HN_DATA, 0, epoch, PHASE_HN_DATA, NULL) || hn_check_posts(ag, p, epoch))
         return 1;
-    for (int s = 0; s < g->nranks; s++) {
-        const struct hn_post *theirs = (const struct hn_post *)hn_slot(g, s, epoch);
-        if (g->mask[s] && check_agreement(ag, g, &p->agree, &theirs->agree, PHASE_HN_DATA, s))
-            return 1;
-    }
     if (p->layout == LAYOUT_FLAT)
         hn_base_flat(ag, p, epoch);
     else
         hn_base_zones(ag, p, epoch);
+    if (sync_barrier(ag, g))
+        return 1;
+    hn_positions(ag, p);
+    if (g->nnodes > 1) {
+        if (sync_barrier(ag, g) || hn_send_tables(ag, p, epoch))
+            return 1;
+        for (int j = ag_index(ag); j < g->relay_count; j += ag_count(ag))
+            if (hn_take_table(ag, p, epoch, j))
+                return 1;
+    }
     if (!sync_last(ag, g, 1))
         return 0;
     if (ag_leader(ag)) {
@@ -168,7 +340,7 @@ KFN int hn_run(struct agent *ag, const struct ht_notify_params *p, uint64_t epoc
         ag_store_release(&p->h->info->epoch, p->h->info->epoch + 1); /* pairs with the host's acquire, recv_count */
     }
     ag_sync(ag);
-    signal_all(ag, g, SIG_HN_DONE, 0, epoch);
+    signal_peers(ag, g, SCOPE_ALL, SIG_HN_DONE, 0, epoch);
     return 0;
 }
 

@@ -1,16 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Low-latency combine, epoch e, slot e % W.
+ * Low-latency combine, epoch e, slot (e - 1) % W, lap v of that slot.
  *
- *   expert rank d                                     source s
- *   wait LC_DONE[*] >= e - W  (landing slots free)
+ *   expert rank d                                     source s of the node
+ *   wait LC_DONE[*] >= v - 1  (landing slots free)
  *   rows in epx_alloc memory: post where they are       (nothing moves)
  *   otherwise: write each row, LogFMT or plain, into
  *     s's landing slot at [token][k]
- *   signal LC_DATA = e  ---------------------------->  wait LC_DATA[*] >= e
+ *   signal LC_DATA = v  ---------------------------->  wait LC_DATA[*] >= v
  *                                                      out[t] = sum over k of weight * row, read in d's heap or
  *                                                      in the own landing slot
- *   (in place: wait LC_DONE[*] >= e)  <--------------  signal LC_DONE = e
+ *   (in place: wait LC_DONE[*] >= v)  <--------------  signal LC_DONE = v
+ *
+ *                                                     source s of another node
+ *   put the post, counter LC_DATA  ----------------->  wait LC_DATA[d] >= v, compare what both do
+ *   put each row from where it is, or from the stage,
+ *     into s's landing slot, counter LC_ROWS  ------>  wait LC_ROWS[d] >= expected so far + rows it has there
+ *   LC_DONE counted                <-----------------  put of no bytes, counter LC_DONE
  *
  * Each row crosses between ranks once, by a read (in place) or by a write (landing).
  */
@@ -20,57 +26,187 @@
 #include "kernel/rows.h"
 #include "kernel/sync.h"
 
+KFN uint64_t lc_slot_offset(const struct group_dev *g, uint64_t epoch)
+{
+    return g->ll.cslots + (uint64_t)slot_of(g, epoch) * g->ll.cslot_stride;
+}
+
 KFN char *lc_slot(const struct group_dev *g, int rank, uint64_t epoch)
 {
-    return heap_at(g, rank, g->ll.cslots + (uint64_t)slot_of(g, epoch) * g->ll.cslot_stride);
+    return heap_at(g, rank, lc_slot_offset(g, epoch));
 }
 
-KFN void lc_push_row(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch, int s, int32_t source,
-                     const char *row)
+/* What rank d posted: in its heap, or put here. */
+KFN const struct lc_post *lc_post_of(const struct group_dev *g, int d, uint64_t epoch)
 {
-    const struct group_dev *g = p->g;
-    char *to = lc_slot(g, s, epoch) + g->ll.landing + (size_t)source * g->ll.cpitch;
-
-    if (p->logfmt)
-        ag_logfmt_encode(ag, to, row, p->hidden);
-    else
-        ag_copy(ag, to, row, (size_t)p->agree.hidden_bytes);
+    if (is_local(g, d))
+        return (const struct lc_post *)lc_slot(g, d, epoch);
+    return (const struct lc_post *)(lc_slot(g, g->rank, epoch) + g->ll.cposts) + g->landing_of[d];
 }
 
-/* Blocks (outer, source s) of received rows; EXPERT_MAJOR: outer = local expert, RANK_MAJOR: outer = s, one block. */
-KFN void lc_push_block(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch, int outer, int s,
-                       int64_t *before)
+/* ---- Send ----------------------------------------------------------------------------------------------------- */
+
+/* A block: the rows of source s that stand together. EXPERT_MAJOR: one per local expert, RANK_MAJOR: one. */
+struct lc_block {
+    const char *rows;      /* first one */
+    const int32_t *source; /* landing places at s */
+    int n;
+};
+
+KFN int lc_blocks(const struct ll_combine_params *p)
+{
+    return p->layout == LAYOUT_EXPERT_MAJOR ? p->g->local_experts : 1;
+}
+
+KFN struct lc_block lc_block_at(const struct ll_combine_params *p, int s, int l)
 {
     const struct group_dev *g = p->g;
     const struct handle_dev *h = p->h;
-    const int R = g->nranks, M = g->max_tokens, A = ag_count(ag);
-    const int major = p->layout == LAYOUT_EXPERT_MAJOR;
-    const int n = major ? h->count[outer * R + s] : h->count[s];
-    const int first = major ? h->begin[outer * R + s] : 0;
-    const int64_t block = major ? (int64_t)outer * R * M : (int64_t)s * M;
+    const int64_t R = g->nranks, M = g->max_tokens;
+    struct lc_block b;
 
-    for (int i = (int)(((int64_t)ag_index(ag) - *before % A + A) % A); i < n; i += A)
-        lc_push_row(ag, p, epoch, s, h->source[block + first + i],
-                    p->tokens + outer * p->outer_stride + (first + i) * p->stride);
-    *before += n;
+    if (p->layout == LAYOUT_EXPERT_MAJOR) {
+        const int32_t first = h->begin[l * R + s];
+        b.n = h->count[l * R + s];
+        b.rows = p->tokens + l * p->outer_stride + first * p->stride;
+        b.source = h->source + l * R * M + first;
+    } else {
+        b.n = h->count[s];
+        b.rows = p->tokens + s * p->outer_stride;
+        b.source = h->source + s * M;
+    }
+    return b;
 }
 
-KFN void lc_push_all(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
+/* Writes one row as it travels; returns its bytes. */
+KFN uint32_t lc_write_row(struct agent *ag, const struct ll_combine_params *p, char *to, const char *row)
+{
+    if (p->logfmt)
+        return (uint32_t)ag_logfmt_encode(ag, to, row, p->hidden);
+    ag_copy(ag, to, row, (size_t)p->agree.hidden_bytes);
+    return (uint32_t)p->agree.hidden_bytes;
+}
+
+/* To a source of the node: straight into its landing slot. Rows are dealt out to the agents in one sequence. */
+KFN void lc_push_local(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch, int s, int64_t *before)
 {
     const struct group_dev *g = p->g;
-    const int outers = p->layout == LAYOUT_EXPERT_MAJOR ? g->local_experts : 1;
+    const int A = ag_count(ag);
+    char *landing = lc_slot(g, s, epoch) + g->ll.crows;
+
+    for (int l = 0; l < lc_blocks(p); l++) {
+        const struct lc_block b = lc_block_at(p, s, l);
+        for (int i = (int)(((int64_t)ag_index(ag) - *before % A + A) % A); i < b.n; i += A)
+            lc_write_row(ag, p, landing + (size_t)b.source[i] * g->ll.cpitch, b.rows + i * p->stride);
+        *before += b.n;
+    }
+}
+
+/* This agent's part of the stage, and how far it is filled. */
+struct lc_stage {
+    uint64_t at;
+    int rows, used;
+    struct put_batch batch;
+};
+
+/* All puts to ranks elsewhere that were pushed so far have been read from this rank's memory. One agent, or each. */
+KFN int wait_sent(struct agent *ag, const struct group_dev *g)
+{
+    const uint64_t start = ag_now(ag);
+
+    for (int r = 0; r < g->nranks; r++)
+        if (!is_local(g, r) && g->mask[r] &&
+            wait_word(ag, g, &g->sent[r], ag_load_acquire(&g->pushed[r]), PHASE_LC_SENT, r, start))
+            return 1;
+    return 0;
+}
+
+/* To a source of another node. */
+KFN int lc_push_remote(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch, int s,
+                       struct lc_stage *stage)
+{
+    const struct group_dev *g = p->g;
+    const int slot = slot_of(g, epoch);
+    const uint64_t landing = lc_slot_offset(g, epoch) + g->ll.crows;
+    uint64_t rows = 0;
+
+    put(ag, g, &stage->batch, s, COUNTER(SIG_LC_DATA, slot), lc_slot_offset(g, epoch),
+        lc_slot_offset(g, epoch) + g->ll.cposts + (uint64_t)g->landing_at[s] * sizeof(struct lc_post),
+        sizeof(struct lc_post));
+    for (int l = 0; l < lc_blocks(p); l++) {
+        const struct lc_block b = lc_block_at(p, s, l);
+        for (int i = 0; i < b.n; i++) {
+            const char *row = b.rows + i * p->stride;
+            uint64_t source = (uint64_t)(row - heap_at(g, g->rank, 0));
+            uint32_t bytes = (uint32_t)p->agree.hidden_bytes;
+            if (!p->in_place) {
+                if (stage->used == stage->rows) {
+                    if (put_flush(ag, g, &stage->batch) || wait_sent(ag, g))
+                        return 1;
+                    stage->used = 0;
+                }
+                source = stage->at + (uint64_t)stage->used++ * g->ll.cpitch;
+                bytes = lc_write_row(ag, p, heap_at(g, g->rank, source), row);
+                ag_sync(ag);
+            }
+            put(ag, g, &stage->batch, s, COUNTER(SIG_LC_ROWS, slot), source,
+                landing + (uint64_t)b.source[i] * g->ll.cpitch, bytes);
+        }
+        rows += (uint64_t)b.n;
+    }
+    if (ag_leader(ag))
+        ag_add_stat(&g->stats->rows_remote, rows);
+    return 0;
+}
+
+/* Each agent serves some of the sources elsewhere, with its own part of the stage. */
+KFN int lc_push_others(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+    const int A = ag_count(ag);
+    struct lc_stage stage;
+    int nth = 0;
+
+    /* With fewer rows than agents only the first agents have a part. */
+    const int parts = A < (int)g->ll.stage_rows ? A : (int)g->ll.stage_rows;
+    stage.rows = (int)(g->ll.stage_rows / (uint64_t)parts);
+    stage.at = g->ll.stage + (uint64_t)ag_index(ag) * (uint64_t)stage.rows * g->ll.cpitch;
+    stage.used = 0;
+    put_begin(&stage.batch);
+    for (int j = 1; j < g->nranks; j++) {
+        const int s = (g->rank + j) % g->nranks;
+        if (is_local(g, s) || !g->mask[s])
+            continue;
+        if (nth++ % parts == ag_index(ag) && lc_push_remote(ag, p, epoch, s, &stage))
+            return 1;
+    }
+    if (put_flush(ag, g, &stage.batch))
+        return fail_all(ag, g, KSTATUS_TIMEOUT, PHASE_RING, -1, 0, 0);
+    return 0;
+}
+
+KFN void lc_push_node(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
     int64_t before = 0;
 
     /* Start with the next rank, so that not all ranks write to rank 0 at first. */
     for (int j = 1; j <= g->nranks; j++) {
         const int s = (g->rank + j) % g->nranks;
-        if (!g->mask[s])
-            continue;
-        for (int o = 0; o < outers; o++)
-            lc_push_block(ag, p, epoch, p->layout == LAYOUT_EXPERT_MAJOR ? o : s, s, &before);
+        if (is_local(g, s) && g->mask[s])
+            lc_push_local(ag, p, epoch, s, &before);
     }
     if (ag_index(ag) == 0 && ag_leader(ag))
         ag_add_stat(&g->stats->bytes_peer, (uint64_t)before * (uint64_t)p->agree.hidden_bytes);
+}
+
+KFN void lc_write_post(const struct ll_combine_params *p, struct lc_post *post)
+{
+    post->agree = p->agree;
+    post->pulled = p->in_place != 0;
+    post->rows = p->in_place;
+    post->outer_stride = (uint64_t)p->outer_stride;
+    post->row_stride = (uint64_t)p->stride;
 }
 
 KFN int lc_send(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
@@ -78,11 +214,19 @@ KFN int lc_send(struct agent *ag, const struct ll_combine_params *p, uint64_t ep
     const struct group_dev *g = p->g;
     char *slot = lc_slot(g, g->rank, epoch);
 
-    if (epoch > (uint64_t)g->inflight &&
-        wait_all(ag, g, SIG_LC_DONE, slot_of(g, epoch), epoch - (uint64_t)g->inflight, PHASE_LC_SLOT, NULL))
+    if (wait_peers(ag, g, SCOPE_ALL, SIG_LC_DONE, slot_of(g, epoch), lap_of(g, epoch) - 1, PHASE_LC_SLOT, NULL))
         return 1;
+    if (ag_index(ag) == 0 && ag_leader(ag))
+        lc_write_post(p, (struct lc_post *)slot);
+    if (g->nnodes > 1) {
+        /* The stage still holds the last combine's rows until the network has read them. */
+        if (!p->in_place && ag_index(ag) == 0 && wait_sent(ag, g))
+            return 1;
+        if (sync_barrier(ag, g) || lc_push_others(ag, p, epoch))
+            return 1;
+    }
     if (!p->in_place) {
-        lc_push_all(ag, p, epoch);
+        lc_push_node(ag, p, epoch);
     } else if (p->layout == LAYOUT_EXPERT_MAJOR) {
         int32_t *begin = (int32_t *)(slot + g->ll.begin);
         AG_EACH_ALL(ag, int, i, g->local_experts * g->nranks) begin[i] = p->h->begin[i];
@@ -90,27 +234,23 @@ KFN int lc_send(struct agent *ag, const struct ll_combine_params *p, uint64_t ep
     if (!sync_last(ag, g, 0))
         return 0;
     if (ag_leader(ag)) {
-        struct lc_post *post = (struct lc_post *)slot;
-        post->agree = p->agree;
-        post->pulled = p->in_place != 0;
-        post->rows = p->in_place;
-        post->outer_stride = (uint64_t)p->outer_stride;
-        post->row_stride = (uint64_t)p->stride;
         g->state->epoch[OP_LL_COMBINE] = epoch;
         p->h->epoch = epoch;
     }
     ag_sync(ag);
-    signal_all(ag, g, SIG_LC_DATA, slot_of(g, epoch), epoch);
+    signal_peers(ag, g, SCOPE_NODE, SIG_LC_DATA, slot_of(g, epoch), lap_of(g, epoch));
     return 0;
 }
+
+/* ---- Receive -------------------------------------------------------------------------------------------------- */
 
 /* Where the row of (t, k) is, for this rank as the source. */
 KFN const char *lc_row(const struct ll_combine_params *p, uint64_t epoch, const struct lc_post *post, int d, int64_t i)
 {
     const struct group_dev *g = p->g;
 
-    if (!post->pulled)
-        return lc_slot(g, g->rank, epoch) + g->ll.landing + (size_t)i * g->ll.cpitch;
+    if (!post->pulled || !is_local(g, d))
+        return lc_slot(g, g->rank, epoch) + g->ll.crows + (size_t)i * g->ll.cpitch;
     const char *rows = heap_at(g, d, post->rows);
     if (p->layout == LAYOUT_RANK_MAJOR)
         return rows + (size_t)g->rank * post->outer_stride + (size_t)p->h->ridx[i] * post->row_stride;
@@ -120,37 +260,45 @@ KFN const char *lc_row(const struct ll_combine_params *p, uint64_t epoch, const 
            (size_t)(begin[l * g->nranks + g->rank] + p->h->eidx[i]) * post->row_stride;
 }
 
+/* Does (t, k) have a row of its own that comes back? */
+KFN int lc_returns(const struct ll_combine_params *p, int64_t i)
+{
+    const int32_t id = p->h->ids[i];
+
+    if (id < 0 || !p->g->mask[id / p->g->local_experts])
+        return 0;
+    return p->layout == LAYOUT_EXPERT_MAJOR || p->h->rord[i] >= 0;
+}
+
+/* RANK_MAJOR sums by ascending rank: the place of (t, k) among those that return. */
+KFN int lc_rank_place(const struct ll_combine_params *p, int t, int64_t i)
+{
+    const int K = p->h->topk;
+    int place = 0;
+
+    for (int j = 0; j < K; j++) {
+        const int64_t o = (int64_t)t * K + j;
+        place += lc_returns(p, o) && p->h->rord[o] < p->h->rord[i];
+    }
+    return place;
+}
+
 KFN void lc_sum_token(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch, int t)
 {
     const struct group_dev *g = p->g;
     const int K = p->h->topk, L = g->local_experts;
     const int weighted = p->layout == LAYOUT_EXPERT_MAJOR;
     struct sum_set set;
-    int n = 0, lost = 0;
+    int n = 0;
 
     for (int k = 0; k < K; k++) {
         const int64_t i = (int64_t)t * K + k;
-        const int32_t id = p->h->ids[i];
-        if (id < 0 || (!weighted && p->h->rord[i] < 0))
+        if (!lc_returns(p, i))
             continue;
-        lost |= !g->mask[id / L];
-    }
-    for (int k = 0; k < K; k++) {
-        const int64_t i = (int64_t)t * K + k;
-        const int32_t id = p->h->ids[i];
-        if (id < 0 || (!weighted && p->h->rord[i] < 0) || !g->mask[id / L])
-            continue;
-        /* RANK_MAJOR sums by ascending rank; a rank masked since the dispatch leaves a gap to close. */
-        int place = weighted ? n : p->h->rord[i];
-        for (int j = 0; lost && !weighted && j < K; j++) {
-            const int64_t o = (int64_t)t * K + j;
-            if (p->h->rord[o] >= 0 && p->h->rord[o] < p->h->rord[i] && !g->mask[p->h->ids[o] / L])
-                place--;
-        }
-        const int d = id / L;
-        const struct lc_post *post = (const struct lc_post *)lc_slot(g, d, epoch);
-        sum_set_put(ag, &set, place, lc_row(p, epoch, post, d, i), weighted ? p->weights[i] : 1.0f,
-                    p->logfmt && !post->pulled);
+        const int d = p->h->ids[i] / L;
+        const struct lc_post *post = lc_post_of(g, d, epoch);
+        const int place = weighted ? n : lc_rank_place(p, t, i);
+        sum_set_put(ag, &set, place, lc_row(p, epoch, post, d, i), weighted ? p->weights[i] : 1.0f, p->logfmt);
         n++;
     }
     ag_reduce(ag, p->out + t * p->out_stride, p->dtype, p->hidden, &set, n, weighted,
@@ -160,23 +308,51 @@ KFN void lc_sum_token(struct agent *ag, const struct ll_combine_params *p, uint6
         ag_add_stat(&g->stats->rows_returned, (uint64_t)n);
 }
 
+/* Rows that come back from rank d. */
+KFN uint64_t lc_rows_from(const struct ll_combine_params *p, int d)
+{
+    const struct group_dev *g = p->g;
+    const int L = g->local_experts;
+    uint64_t n = 0;
+
+    if (p->layout == LAYOUT_RANK_MAJOR)
+        return (uint64_t)p->h->rcount[d];
+    for (int e = d * L; e < d * L + L && e < g->experts; e++)
+        n += (uint64_t)p->h->ecount[e];
+    return n;
+}
+
+KFN int lc_wait_remote(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+    const uint64_t start = ag_now(ag);
+
+    for (int d = 0; d < g->nranks && ag_index(ag) == 0; d++)
+        if (!is_local(g, d) && g->mask[d] &&
+            wait_rows(ag, g, SIG_LC_ROWS, slot_of(g, epoch), d, lc_rows_from(p, d), PHASE_LC_ROWS, start))
+            return 1;
+    return sync_barrier(ag, g);
+}
+
 KFN int lc_recv(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
+    const int slot = slot_of(g, epoch);
+    const uint64_t lap = lap_of(g, epoch);
 
-    if (wait_all(ag, g, SIG_LC_DATA, slot_of(g, epoch), epoch, PHASE_LC_DATA, p->wait_ns))
+    if (wait_peers(ag, g, SCOPE_ALL, SIG_LC_DATA, slot, lap, PHASE_LC_DATA, p->wait_ns))
         return 1;
-    for (int s = 0; s < g->nranks; s++) {
-        const struct agreement *theirs = &((const struct lc_post *)lc_slot(g, s, epoch))->agree;
-        if (g->mask[s] && check_agreement(ag, g, &p->agree, theirs, PHASE_LC_DATA, s))
+    for (int d = 0; d < g->nranks; d++)
+        if (g->mask[d] && check_agreement(ag, g, &p->agree, &lc_post_of(g, d, epoch)->agree, PHASE_LC_DATA, d))
             return 1;
-    }
+    if (g->nnodes > 1 && lc_wait_remote(ag, p, epoch))
+        return 1;
     for (int t = ag_index(ag); t < p->h->ntokens; t += ag_count(ag))
         lc_sum_token(ag, p, epoch, t);
     if (sync_last(ag, g, 1))
-        signal_all(ag, g, SIG_LC_DONE, slot_of(g, epoch), epoch);
+        signal_peers(ag, g, SCOPE_ALL, SIG_LC_DONE, slot, lap);
     /* The caller may change its tensor once this operation has completed: not before all have read it. */
-    return p->in_place ? wait_all(ag, g, SIG_LC_DONE, slot_of(g, epoch), epoch, PHASE_LC_DONE, NULL) : 0;
+    return p->in_place ? wait_peers(ag, g, SCOPE_ALL, SIG_LC_DONE, slot, lap, PHASE_LC_DONE, NULL) : 0;
 }
 
 KFN void kernel_ll_combine(struct agent *ag, const struct ll_combine_params *p)

@@ -1,20 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Low-latency dispatch, epoch e, slot e % W.
+ * Low-latency dispatch, epoch e, slot (e - 1) % W, lap v of that slot.
  *
- *   sender s                                          receiver d
- *   wait LL_DONE[*] >= e - W   (slot free)
+ *   sender s                                          receiver d of the node
+ *   wait LL_DONE[*] >= v - 1   (slot free)
  *   route its tokens
  *   slot: counts per expert and rank, per-rank list
  *     of tokens, ids, numbers, weights; rows, cast,
  *     each ONCE (or the caller's own tensor in place)
- *   signal LL_DATA = e  ---------------------------->  wait LL_DATA[*] >= e
+ *   signal LL_DATA = v  ---------------------------->  wait LL_DATA[*] >= v
  *                                                      begin[l][s] = sum over s' < s of s' counts for expert l
- *                                                      for every token in s's list for d: read the row once, write it
- *                                                      to each of its local experts at begin[l][s] + number
- *   (in place: wait LL_DONE[*] >= e)  <--------------  signal LL_DONE = e
+ *                                                      for every token of s for d: read the row once, write it to each
+ *                                                      of its local experts at begin[l][s] + number
+ *   (in place: wait LL_DONE[*] >= v)  <--------------  signal LL_DONE = v
  *
- * No round before the data, no atomics that decide an order: rows stand by (source rank, source token).
+ *                                                     receiver d of another node
+ *   put tables and post, counter LL_DATA  ---------->  wait LL_DATA[s] >= v: tables and post are in s's landing here
+ *   put each row for d,  counter LL_ROWS  ---------->  wait LL_ROWS[s] >= expected so far + what the tables say
+ *                                                      the same expansion, reading the landing
+ *   LL_DONE counted                <-----------------  put of no bytes, counter LL_DONE
+ *
+ * Rows are staged in an order in which those for one destination are neighbours (ll_order), so that the proxy merges
+ * them. No round before the data, no atomics that decide an order: rows stand by (source rank, source token).
  */
 #ifndef EPX_KERNEL_LL_DISPATCH_H
 #define EPX_KERNEL_LL_DISPATCH_H
@@ -22,105 +29,272 @@
 #include "kernel/route.h"
 #include "kernel/rows.h"
 
-/* A source's slot as this rank sees it. */
+/*
+ * A source's tables as this rank sees them. They end where the rows begin, so that they travel as one piece with them:
+ *   ecount[E] rcount[R] ids[B*K] eidx[B*K] weights[B*K] pos[B] post | rows
+ */
 struct ll_view {
-    const struct ll_post *post;
-    const int32_t *ecount, *rcount, *list, *ids, *eidx;
-    const float *weights;
+    char *start;
+    struct ll_post *post;
+    int32_t *ecount, *rcount, *ids, *eidx, *pos;
+    float *weights;
+    const int32_t *list; /* tokens for this rank */
     const char *rows;
 };
 
-KFN char *ll_slot(const struct group_dev *g, int rank, uint64_t epoch)
+KFN size_t up16(size_t n)
 {
-    return heap_at(g, rank, g->ll.slots + (uint64_t)slot_of(g, epoch) * g->ll.slot_stride);
+    return (n + 15) & ~(size_t)15;
 }
 
-KFN struct ll_view ll_open(const struct group_dev *g, int rank, uint64_t epoch)
+KFN struct ll_view ll_view_at(const struct group_dev *g, char *rows, int ntokens, int topk)
 {
-    const char *slot = ll_slot(g, rank, epoch);
+    const size_t pairs = up16((size_t)ntokens * (size_t)topk * 4);
     struct ll_view v;
+    char *at = rows - sizeof(struct ll_post);
 
-    v.post = (const struct ll_post *)slot;
-    v.ecount = (const int32_t *)(slot + g->ll.ecount);
-    v.rcount = (const int32_t *)(slot + g->ll.rcount);
-    v.list = (const int32_t *)(slot + g->ll.list) + (size_t)g->rank * (size_t)g->max_tokens;
-    v.ids = (const int32_t *)(slot + g->ll.ids);
-    v.eidx = (const int32_t *)(slot + g->ll.eidx);
-    v.weights = (const float *)(slot + g->ll.weights);
-    v.rows = heap_at(g, rank, v.post->rows);
+    v.post = (struct ll_post *)at;
+    v.pos = (int32_t *)(at -= up16((size_t)ntokens * 4));
+    v.weights = (float *)(at -= pairs);
+    v.eidx = (int32_t *)(at -= pairs);
+    v.ids = (int32_t *)(at -= pairs);
+    v.rcount = (int32_t *)(at -= up16((size_t)g->nranks * 4));
+    v.ecount = (int32_t *)(at -= up16((size_t)g->experts * 4));
+    v.start = at;
+    v.rows = rows;
+    v.list = NULL;
     return v;
 }
 
-KFN void ll_fill_tables(struct agent *ag, const struct ll_dispatch_params *p, char *slot)
+KFN uint64_t ll_slot_offset(const struct group_dev *g, uint64_t epoch)
+{
+    return g->ll.slots + (uint64_t)slot_of(g, epoch) * g->ll.slot_stride;
+}
+
+/* Offset of the rows of source number `number` in the landing of its receiver. */
+KFN uint64_t ll_landing_rows(const struct group_dev *g, uint64_t epoch, int number)
+{
+    const uint64_t piece = (uint64_t)slot_of(g, epoch) * (uint64_t)g->remotes + (uint64_t)number;
+    return g->ll.landing + piece * g->ll.landing_stride + g->ll.head;
+}
+
+KFN char *ll_rows_of(const struct group_dev *g, int rank, uint64_t epoch)
+{
+    if (is_local(g, rank))
+        return heap_at(g, rank, ll_slot_offset(g, epoch) + g->ll.rows);
+    return heap_at(g, g->rank, ll_landing_rows(g, epoch, g->landing_of[rank]));
+}
+
+KFN const struct ll_post *ll_post_of(const struct group_dev *g, int rank, uint64_t epoch)
+{
+    return (const struct ll_post *)(ll_rows_of(g, rank, epoch) - sizeof(struct ll_post));
+}
+
+/* The tables of any rank, once its LL_DATA has come. */
+KFN struct ll_view ll_open(const struct group_dev *g, int rank, uint64_t epoch)
+{
+    const struct ll_post *post = ll_post_of(g, rank, epoch);
+    struct ll_view v = ll_view_at(g, ll_rows_of(g, rank, epoch), post->ntokens, post->agree.topk);
+
+    if (is_local(g, rank)) {
+        v.rows = heap_at(g, rank, post->rows);
+        v.list = (const int32_t *)heap_at(g, rank, ll_slot_offset(g, epoch)) + (size_t)g->rank * (size_t)g->max_tokens;
+    } else {
+        v.list = g->lists + (size_t)g->landing_of[rank] * (size_t)g->max_tokens;
+    }
+    return v;
+}
+
+/* Does token t of `ids` go to `rank`? */
+KFN int ll_goes_to(const struct group_dev *g, const int32_t *ids, int K, int t, int rank)
+{
+    for (int k = 0; k < K; k++) {
+        const int32_t id = ids[(size_t)t * (size_t)K + (size_t)k];
+        if (id >= 0 && id / g->local_experts == rank)
+            return 1;
+    }
+    return 0;
+}
+
+/* ---- Send ----------------------------------------------------------------------------------------------------- */
+
+#define LL_ORDER_BITS 10
+
+/* Which of the next ranks of other nodes a token goes to, as its place in a Gray sequence: from one place to the next
+ * one destination changes, so that tokens sorted by it form long runs for every destination. */
+KFN int ll_order_key(const struct group_dev *g, const int32_t *ids, int K, int t)
+{
+    int code = 0, bits = 0;
+
+    for (int j = 1; j < g->nranks && bits < LL_ORDER_BITS; j++) {
+        const int r = (g->rank + j) % g->nranks;
+        if (is_local(g, r))
+            continue;
+        code |= ll_goes_to(g, ids, K, t, r) << bits++;
+    }
+    for (int shift = 1; shift < LL_ORDER_BITS; shift <<= 1)
+        code ^= code >> shift;
+    return code;
+}
+
+/* order[i] = token of row i, pos[t] = row of token t: a stable counting sort. One agent. */
+KFN void ll_order(struct agent *ag, const struct ll_dispatch_params *p, int32_t *pos)
+{
+    const struct group_dev *g = p->g;
+    const int B = p->route.ntokens, K = p->route.topk_n;
+    int32_t *order = g->order, *begin = g->order + g->max_tokens;
+
+    AG_EACH(ag, int, i, 1 << LL_ORDER_BITS) begin[i + 1] = 0;
+    ag_sync(ag);
+    if (ag_leader(ag)) {
+        begin[0] = 0;
+        for (int t = 0; t < B; t++)
+            begin[ll_order_key(g, p->h->ids, K, t) + 1]++;
+        for (int i = 0; i < 1 << LL_ORDER_BITS; i++)
+            begin[i + 1] += begin[i];
+        for (int t = 0; t < B; t++) {
+            const int row = begin[ll_order_key(g, p->h->ids, K, t)]++;
+            order[row] = t;
+            pos[t] = row;
+        }
+    }
+    ag_sync(ag);
+}
+
+KFN void ll_fill_tables(struct agent *ag, const struct ll_dispatch_params *p, const struct ll_view *v, int32_t *list)
 {
     const struct group_dev *g = p->g;
     const struct handle_dev *h = p->h;
     const int K = p->route.topk_n;
-    int32_t *list = (int32_t *)(slot + g->ll.list);
 
-    AG_EACH_ALL(ag, int, e, g->experts)((int32_t *)(slot + g->ll.ecount))[e] = h->ecount[e];
-    AG_EACH_ALL(ag, int, r, g->nranks)((int32_t *)(slot + g->ll.rcount))[r] = h->rcount[r];
+    AG_EACH_ALL(ag, int, e, g->experts) v->ecount[e] = h->ecount[e];
+    AG_EACH_ALL(ag, int, r, g->nranks) v->rcount[r] = h->rcount[r];
     AG_EACH_ALL(ag, int64_t, i, (int64_t)p->route.ntokens * K)
     {
-        ((int32_t *)(slot + g->ll.ids))[i] = h->ids[i];
-        ((int32_t *)(slot + g->ll.eidx))[i] = h->eidx[i];
+        v->ids[i] = h->ids[i];
+        v->eidx[i] = h->eidx[i];
         if (p->weights)
-            ((float *)(slot + g->ll.weights))[i] = p->weights[i];
+            v->weights[i] = p->weights[i];
         if (h->ridx[i] >= 0)
             list[(size_t)(h->ids[i] / g->local_experts) * (size_t)g->max_tokens + (size_t)h->ridx[i]] =
                 (int32_t)(i / K);
     }
 }
 
-KFN void ll_write_post(const struct ll_dispatch_params *p, uint64_t epoch, char *slot)
+KFN uint64_t ll_row_stride(const struct ll_dispatch_params *p)
+{
+    return p->in_place ? (uint64_t)p->in.stride : row_scales_at(&p->agree) + up16((size_t)p->agree.scale_bytes);
+}
+
+KFN void ll_write_post(const struct ll_dispatch_params *p, uint64_t epoch, struct ll_post *post)
 {
     const struct group_dev *g = p->g;
-    struct ll_post *post = (struct ll_post *)slot;
 
     post->agree = p->agree;
     post->ntokens = p->route.ntokens;
-    post->rows = p->in_place ? p->in_place : g->ll.slots + (uint64_t)slot_of(g, epoch) * g->ll.slot_stride + g->ll.rows;
-    post->row_stride = p->in_place ? (uint64_t)p->in.stride : g->ll.pitch;
+    post->ordered = g->nnodes > 1;
+    post->rows = p->in_place ? p->in_place : ll_slot_offset(g, epoch) + g->ll.rows;
+    post->row_stride = ll_row_stride(p);
 }
 
-KFN uint64_t ll_rows_to_peers(const struct group_dev *g, const struct handle_dev *h)
+/* Tables and rows to one rank of another node. */
+KFN void ll_put_to(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch, const struct ll_view *v, int d,
+                   struct put_batch *batch)
+{
+    const struct group_dev *g = p->g;
+    const uint64_t source = ll_slot_offset(g, epoch) + g->ll.rows;
+    const uint64_t target = ll_landing_rows(g, epoch, g->landing_at[d]);
+    const uint64_t stride = ll_row_stride(p), head = (uint64_t)(v->rows - v->start);
+    const int K = p->route.topk_n, slot = slot_of(g, epoch);
+
+    put(ag, g, batch, d, COUNTER(SIG_LL_DATA, slot), source - head, target - head, (uint32_t)head);
+    for (int i = 0; i < p->route.ntokens; i++)
+        if (ll_goes_to(g, p->h->ids, K, g->order[i], d))
+            put(ag, g, batch, d, COUNTER(SIG_LL_ROWS, slot), source + (uint64_t)i * stride,
+                target + (uint64_t)i * stride, (uint32_t)stride);
+}
+
+/* All rows are staged: each agent serves some of the destinations, beginning with the next rank. */
+KFN int ll_put_remote(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch, const struct ll_view *v)
+{
+    const struct group_dev *g = p->g;
+    struct put_batch batch;
+    int nth = 0;
+
+    put_begin(&batch);
+    for (int j = 1; j < g->nranks; j++) {
+        const int d = (g->rank + j) % g->nranks;
+        if (is_local(g, d) || !g->mask[d])
+            continue;
+        if (nth++ % ag_count(ag) == ag_index(ag))
+            ll_put_to(ag, p, epoch, v, d, &batch);
+    }
+    if (put_flush(ag, g, &batch))
+        return fail_all(ag, g, KSTATUS_TIMEOUT, PHASE_RING, -1, 0, 0);
+    return 0;
+}
+
+KFN uint64_t ll_rows_out(const struct group_dev *g, const struct handle_dev *h, int remote)
 {
     uint64_t n = 0;
     for (int r = 0; r < g->nranks; r++)
-        n += (uint64_t)h->rcount[r];
+        n += !remote || !is_local(g, r) ? (uint64_t)h->rcount[r] : 0;
     return n;
+}
+
+/* The last agent of the send half: the slot is complete. */
+KFN void ll_publish(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch, const struct ll_view *v)
+{
+    const struct group_dev *g = p->g;
+
+    if (ag_leader(ag)) {
+        if (g->nnodes == 1)
+            ll_write_post(p, epoch, v->post);
+        g->state->epoch[OP_LL_DISPATCH] = epoch;
+        p->h->epoch = epoch;
+        ag_add_stat(&g->stats->rows_sent, ll_rows_out(g, p->h, 0));
+        ag_add_stat(&g->stats->rows_remote, ll_rows_out(g, p->h, 1));
+        if (!p->in_place)
+            ag_add_stat(&g->stats->bytes_local, (uint64_t)p->route.ntokens * (uint64_t)p->agree.hidden_bytes);
+    }
+    ag_sync(ag);
+    signal_peers(ag, g, SCOPE_NODE, SIG_LL_DATA, slot_of(g, epoch), lap_of(g, epoch));
 }
 
 KFN int ll_dispatch_send(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
-    char *slot = ll_slot(g, g->rank, epoch);
+    char *slot = heap_at(g, g->rank, ll_slot_offset(g, epoch));
+    const struct ll_view v = ll_view_at(g, slot + g->ll.rows, p->route.ntokens, p->route.topk_n);
+    const uint64_t stride = ll_row_stride(p);
+    const int spread = g->nnodes > 1;
 
-    if (epoch > (uint64_t)g->inflight &&
-        wait_all(ag, g, SIG_LL_DONE, slot_of(g, epoch), epoch - (uint64_t)g->inflight, PHASE_LL_SLOT, NULL))
+    if (wait_peers(ag, g, SCOPE_ALL, SIG_LL_DONE, slot_of(g, epoch), lap_of(g, epoch) - 1, PHASE_LL_SLOT, NULL))
         return 1;
     if (route_plan(ag, g, p->h, &p->route))
         return 1;
-    ll_fill_tables(ag, p, slot);
+    ll_fill_tables(ag, p, &v, (int32_t *)slot);
+    if (spread) {
+        if (ag_index(ag) == 0) {
+            ll_order(ag, p, v.pos);
+            if (ag_leader(ag))
+                ll_write_post(p, epoch, v.post);
+        }
+        if (sync_barrier(ag, g))
+            return 1;
+    }
     if (!p->in_place) {
         for (int t = ag_index(ag); t < p->route.ntokens; t += ag_count(ag))
-            row_stage(ag, slot + g->ll.rows + (size_t)t * g->ll.pitch, &p->in, &p->agree, t);
+            row_stage(ag, slot + g->ll.rows + (size_t)(spread ? v.pos[t] : t) * stride, &p->in, &p->agree, t);
     }
-    if (!sync_last(ag, g, 0))
-        return 0;
-    if (ag_leader(ag)) {
-        const uint64_t rows = ll_rows_to_peers(g, p->h);
-        ll_write_post(p, epoch, slot);
-        g->state->epoch[OP_LL_DISPATCH] = epoch;
-        p->h->epoch = epoch;
-        ag_add_stat(&g->stats->rows_sent, rows);
-        if (!p->in_place)
-            ag_add_stat(&g->stats->bytes_local, (uint64_t)p->route.ntokens * (uint64_t)p->agree.hidden_bytes);
-    }
-    ag_sync(ag);
-    signal_all(ag, g, SIG_LL_DATA, slot_of(g, epoch), epoch);
+    if (spread && (sync_barrier(ag, g) || ll_put_remote(ag, p, epoch, &v)))
+        return 1;
+    if (sync_last(ag, g, 0))
+        ll_publish(ag, p, epoch, &v);
     return 0;
 }
+
+/* ---- Receive -------------------------------------------------------------------------------------------------- */
 
 /* begin[l][s] and count[l][s] for this rank's experts; the caller's counters. */
 KFN void ll_count_experts(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
@@ -148,6 +322,21 @@ KFN void ll_count_experts(struct agent *ag, const struct ll_dispatch_params *p, 
     }
 }
 
+/* A token that names one expert twice takes two rows there: then R*M may be too few. */
+KFN int ll_check_room(struct agent *ag, const struct ll_dispatch_params *p)
+{
+    const struct group_dev *g = p->g;
+    const int R = g->nranks;
+    const int64_t room = (int64_t)R * g->max_tokens;
+
+    for (int l = 0; l < g->local_experts; l++) {
+        const int64_t rows = (int64_t)p->h->begin[l * R + R - 1] + p->h->count[l * R + R - 1];
+        if (rows > room)
+            return fail_all(ag, g, KSTATUS_OVERFLOW, PHASE_LL_DATA, -1, rows, room);
+    }
+    return 0;
+}
+
 /* What came from each rank, and in all. */
 KFN void ll_count_ranks(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
 {
@@ -172,13 +361,18 @@ KFN void ll_count_ranks(struct agent *ag, const struct ll_dispatch_params *p, ui
     ag_add_stat(&g->stats->rows_received, (uint64_t)total);
 }
 
+KFN const char *ll_row(const struct ll_view *v, int t)
+{
+    return v->rows + (size_t)(v->post->ordered ? v->pos[t] : t) * v->post->row_stride;
+}
+
 /* Row i of source s's list, to all its local experts. */
 KFN void ll_expand(struct agent *ag, const struct ll_dispatch_params *p, const struct ll_view *v, int s, int i)
 {
     const struct group_dev *g = p->g;
     const int R = g->nranks, L = g->local_experts, K = p->route.topk_n, M = g->max_tokens;
     const int t = v->list[i];
-    const char *row = v->rows + (size_t)t * v->post->row_stride;
+    const char *row = ll_row(v, t);
     const char *scales = row + row_scales_at(&p->agree);
     struct copy_set set;
     int n = 0;
@@ -211,12 +405,12 @@ KFN void ll_place(struct agent *ag, const struct ll_dispatch_params *p, const st
     const struct group_dev *g = p->g;
     const int L = g->local_experts, K = p->route.topk_n;
     const int t = v->list[i];
-    const char *row = v->rows + (size_t)t * v->post->row_stride;
+    const char *row = ll_row(v, t);
     const int32_t *ids = v->ids + (size_t)t * K;
     const int64_t place = (int64_t)s * p->outer_rows + i;
     int first = 0;
 
-    while (ids[first] < 0 || ids[first] / L != g->rank)
+    while (first < K - 1 && (ids[first] < 0 || ids[first] / L != g->rank))
         first++;
     ag_copy(ag, p->out.tokens + s * p->out.outer_stride + i * p->out.stride, row, (size_t)p->agree.hidden_bytes);
     if (p->agree.scale_bytes)
@@ -259,27 +453,96 @@ KFN void ll_take_rows(struct agent *ag, const struct ll_dispatch_params *p, uint
     }
 }
 
-KFN int ll_dispatch_recv(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
+/* What came over a network decides where this rank writes: believe nothing. Zero: the tables are sound. */
+KFN int ll_tables_unsound(const struct group_dev *g, const struct ll_view *v, int K)
+{
+    const int B = v->post->ntokens;
+
+    for (int e = g->rank * g->local_experts; e < (g->rank + 1) * g->local_experts && e < g->experts; e++)
+        if (v->ecount[e] < 0 || v->ecount[e] > B * K)
+            return 1;
+    for (int t = 0; t < B; t++) {
+        if (v->pos[t] < 0 || v->pos[t] >= B)
+            return 1;
+        for (int k = 0; k < K; k++) {
+            const int32_t id = v->ids[t * K + k];
+            if (id < -1 || id >= g->experts)
+                return 1;
+            if (id >= 0 && id / g->local_experts == g->rank &&
+                (v->eidx[t * K + k] < 0 || v->eidx[t * K + k] >= v->ecount[id]))
+                return 1;
+        }
+    }
+    return 0;
+}
+
+/* Rows from other nodes: as many as the tables say (checked against what is possible); and the list of their tokens. */
+KFN int ll_wait_remote(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+    const uint64_t start = ag_now(ag);
+
+    for (int s = 0; s < g->nranks; s++) {
+        if (is_local(g, s) || !g->mask[s] || g->landing_of[s] % ag_count(ag) != ag_index(ag))
+            continue;
+        const struct ll_view v = ll_open(g, s, epoch);
+        int32_t *list = g->lists + (size_t)g->landing_of[s] * (size_t)g->max_tokens;
+        const int32_t n = v.rcount[g->rank];
+        int found = 0;
+        if (ll_tables_unsound(g, &v, p->route.topk_n))
+            return fail_all(ag, g, KSTATUS_MISMATCH, PHASE_LL_ROWS, s, 0, 0);
+        for (int t = 0; t < v.post->ntokens; t++) {
+            if (!ll_goes_to(g, v.ids, p->route.topk_n, t, g->rank))
+                continue;
+            if (ag_leader(ag))
+                list[found] = t;
+            found++;
+        }
+        if (found != n)
+            return fail_all(ag, g, KSTATUS_MISMATCH, PHASE_LL_ROWS, s, found, n);
+        if (wait_rows(ag, g, SIG_LL_ROWS, slot_of(g, epoch), s, (uint64_t)n, PHASE_LL_ROWS, start))
+            return 1;
+    }
+    return 0;
+}
+
+/* What a peer posted fits what this rank does, and the limits of the group. */
+KFN int ll_check_posts(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
 
-    if (wait_all(ag, g, SIG_LL_DATA, slot_of(g, epoch), epoch, PHASE_LL_DATA, p->wait_ns))
-        return 1;
     for (int s = 0; s < g->nranks; s++) {
-        const struct agreement *theirs = &((const struct ll_post *)ll_slot(g, s, epoch))->agree;
-        if (g->mask[s] && check_agreement(ag, g, &p->agree, theirs, PHASE_LL_DATA, s))
+        if (!g->mask[s])
+            continue;
+        const struct ll_post *post = ll_post_of(g, s, epoch);
+        if (check_agreement(ag, g, &p->agree, &post->agree, PHASE_LL_DATA, s))
             return 1;
+        if (post->ntokens < 0 || post->ntokens > g->max_tokens)
+            return fail_all(ag, g, KSTATUS_MISMATCH, PHASE_LL_DATA, s, g->max_tokens, post->ntokens);
     }
+    return 0;
+}
+
+KFN int ll_dispatch_recv(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+    const int slot = slot_of(g, epoch);
+    const uint64_t lap = lap_of(g, epoch);
+
+    if (wait_peers(ag, g, SCOPE_ALL, SIG_LL_DATA, slot, lap, PHASE_LL_DATA, p->wait_ns) || ll_check_posts(ag, p, epoch))
+        return 1;
+    if (g->nnodes > 1 && (ll_wait_remote(ag, p, epoch) || sync_barrier(ag, g)))
+        return 1;
     if (p->layout == LAYOUT_EXPERT_MAJOR)
         ll_count_experts(ag, p, epoch);
-    if (sync_barrier(ag, g))
+    if (sync_barrier(ag, g) || (p->layout == LAYOUT_EXPERT_MAJOR && ll_check_room(ag, p)))
         return 1;
     ll_count_ranks(ag, p, epoch);
     ll_take_rows(ag, p, epoch);
     if (sync_last(ag, g, 1))
-        signal_all(ag, g, SIG_LL_DONE, slot_of(g, epoch), epoch);
+        signal_peers(ag, g, SCOPE_ALL, SIG_LL_DONE, slot, lap);
     /* The caller may change its tensor once this operation has completed: not before all have read it. */
-    return p->in_place ? wait_all(ag, g, SIG_LL_DONE, slot_of(g, epoch), epoch, PHASE_LL_DONE, NULL) : 0;
+    return p->in_place ? wait_peers(ag, g, SCOPE_ALL, SIG_LL_DONE, slot, lap, PHASE_LL_DONE, NULL) : 0;
 }
 
 KFN void kernel_ll_dispatch(struct agent *ag, const struct ll_dispatch_params *p)

@@ -5,11 +5,13 @@
  *
  * The heap of a rank (the same offsets on all ranks, see algo/heap_layout.c)
  *
- *   control | signals[SIG_COUNT][W][R] | LL dispatch slots[W] | LL combine slots[W] | HT posts, counts | HT landing | alloc
+ *   control | signals[SIG_COUNT][slots][R] | LL dispatch and combine slots[W] | HT posts, counts, tables | HT landing |
+ *   HT relay and return rows | alloc
  *
- * A signal word belongs to one kind, one slot and one peer, which alone writes it; it only grows. Its value is the last
- * epoch of that slot for which the peer has done what the kind says: staged operations may complete in any order, so that
- * an epoch says nothing about those of other slots. Epochs belong to the group and count operations of one kind; they live in device memory and
+ * A signal word belongs to one kind, one slot and one peer, which alone advances it, by one per operation of that slot:
+ * its value is how many operations of the slot the peer has done what the kind says for. (Staged operations may complete
+ * in any order, so that one slot says nothing about another.) A peer of the node stores it; for a peer on another node
+ * the own proxy counts it when the put lands, in struct group_dev.counters. Epochs belong to the group and count operations of one kind; they live in device memory and
  * are advanced by kernels, so that a captured graph replays.
  */
 #ifndef EPX_KERNEL_PARAMS_H
@@ -23,6 +25,8 @@
 #else
 #define EPX_STATIC_ASSERT _Static_assert
 #endif
+
+struct ring_dev; /* kernel/command.h */
 
 enum kernel_id {
     KERNEL_LL_DISPATCH,
@@ -58,7 +62,9 @@ struct control {
     uint8_t pad0[48];
     struct doorbell bell;
     uint64_t abort_word; /* 0, or who failed and how: set by the failing rank in all its peers' heaps */
-    uint8_t pad1[56];
+    uint64_t abort_pad;
+    uint64_t abort_out[2]; /* what this rank's proxy writes into other nodes' abort words */
+    uint8_t pad1[32];
 };
 EPX_STATIC_ASSERT(sizeof(struct control) == 192, "three cache lines");
 
@@ -69,7 +75,7 @@ EPX_STATIC_ASSERT(sizeof(struct control) == 192, "three cache lines");
 #define ABORT_STATUS(word) ((int)((word) >> 32 & 0xff))
 #define ABORT_RANK(word) ((int)((word)&0xffffffffu))
 
-/* One cache line per (kind, peer): peers on different cores never share one. */
+/* One cache line per (kind, slot, peer): peers on different cores never share one. */
 struct signal {
     uint64_t value;
     uint8_t pad[56];
@@ -87,8 +93,20 @@ enum signal_kind {
     SIG_HD_DATA,  /* the peer has written all its rows here */
     SIG_HC_DATA,  /* high-throughput combine: the peer's rows may be read */
     SIG_HC_DONE,  /* the peer has read this rank's rows */
+    /* Between nodes only. ROWS count rows, so that what is expected adds up from operation to operation. */
+    SIG_LL_ROWS,  /* low-latency dispatch: rows landed here */
+    SIG_LC_ROWS,  /* low-latency combine: likewise */
+    SIG_HN_TABLE, /* high-throughput notify: the peer's routing table landed at its relay */
+    SIG_HD_ROWS,  /* high-throughput dispatch: rows landed at the relay; slot = chunk */
+    SIG_HD_FREE,  /* the relay has forwarded this rank's rows */
+    SIG_HC_READY, /* high-throughput combine: the peer takes returned rows now */
+    SIG_HC_ROWS,  /* rows returned by a relay */
+    SIG_ABORT,    /* the abort word was written */
     SIG_COUNT
 };
+
+/* A source's rows to one relay are counted in this many chunks, so that forwarding starts before the last has landed. */
+#define HD_CHUNKS 8
 
 enum operation { OP_LL_DISPATCH, OP_LL_COMBINE, OP_HT_NOTIFY, OP_HT_DISPATCH, OP_HT_COMBINE, OP_COUNT };
 
@@ -103,12 +121,12 @@ struct agreement {
 };
 EPX_STATIC_ASSERT(sizeof(struct agreement) == 24, "shared between ranks");
 
-/* Opens a low-latency dispatch slot; tables and rows follow at the offsets of struct ll_layout. */
+/* Stands right before the rows of a low-latency dispatch slot; its tables stand before it (ll_view in ll_dispatch.h). */
 struct ll_post {
     struct agreement agree;
     int32_t ntokens;
-    int32_t reserved;
-    uint64_t rows;       /* heap offset of row 0: in the slot, or the caller's tensor */
+    int32_t ordered;     /* 1: row pos[t] is token t's; 0: row t */
+    uint64_t rows;       /* heap offset of row 0 for readers of the node: in the slot, or the caller's tensor */
     uint64_t row_stride; /* bytes */
     uint64_t pad[2];
 };
@@ -149,20 +167,28 @@ EPX_STATIC_ASSERT(sizeof(struct hc_post) == 56, "shared between ranks");
 
 /* Offsets inside a heap, computed once from the configuration. */
 struct ll_layout {
-    uint64_t slots, slot_stride;                             /* dispatch */
-    uint64_t ecount, rcount, list, ids, eidx, weights, rows; /* from a slot's start */
-    uint64_t pitch;                                          /* bytes of a staged row: payload, then scales */
-    uint64_t cslots, cslot_stride;                           /* combine */
-    uint64_t begin, landing;                                 /* from a combine slot's start */
-    uint64_t cpitch;                                         /* bytes of a landing row */
+    uint64_t slots, slot_stride;      /* dispatch: list[R][M], tables, post, rows[M] */
+    uint64_t rows;                    /* from a slot's start */
+    uint64_t pitch;                   /* most bytes of a row: payload, then scales */
+    uint64_t landing, landing_stride; /* [W][remote ranks]: tables, post, rows[M] from each */
+    uint64_t head;                    /* from a landing's start to its rows: room for post and tables */
+    uint64_t cslots, cslot_stride;    /* combine */
+    uint64_t begin, cposts, crows; /* from a combine slot's start: begin[L][R], posts of remote ranks, landing rows */
+    uint64_t cpitch;               /* most bytes of a landing row */
+    uint64_t stage, stage_rows;    /* combine: rows on their way to other nodes, when they are not in the heap */
 };
 
 struct ht_layout {
-    uint64_t counts, counts_stride; /* two slots: ecount[E], rcount[R] */
+    uint64_t counts, counts_stride; /* [2 slots][own, then R of other nodes]: hn_post, ecount[E], rcount[R] */
+    uint64_t tables, table_stride;  /* [2 slots][own, then each source of this relay]: ids[M*K], pos[M*K] */
     uint64_t dispatch_post, combine_post;
-    uint64_t tokens, scales, weights, topk_idx, src_rank, src_token; /* landing */
+    uint64_t agreements; /* [dispatch, combine][source of this relay]: 32 bytes each */
+    uint64_t tokens, scales, weights, topk_idx, src_rank, src_token; /* landing of the node */
     uint64_t pitch, scale_pitch;
-    int64_t rows; /* of the landing */
+    int64_t rows;                 /* of the landing */
+    uint64_t relay, relay_stride; /* rows of each source that this rank relays for: in (dispatch), out (combine) */
+    uint64_t back;                /* rows of this rank: out (dispatch), in (combine, [other nodes][M]) */
+    uint64_t hpitch;              /* most bytes of such a row: payload, scales, weights */
 };
 
 /* ---- In a rank's own device memory --------------------------------------------------------------------------- */
@@ -202,12 +228,23 @@ enum kernel_phase {
     PHASE_HC_DONE,
     PHASE_AGENTS,
     PHASE_ROUTING,
+    PHASE_LL_ROWS,
+    PHASE_LC_ROWS,
+    PHASE_LC_SENT,
+    PHASE_HN_TABLE,
+    PHASE_HD_ROWS,
+    PHASE_HD_FREE,
+    PHASE_HC_READY,
+    PHASE_HC_ROWS,
+    PHASE_RING,
+    PHASE_NET,
     PHASE_COUNT
 };
 
 /* Kept by kernels in host-visible memory. */
 struct device_stats {
     uint64_t rows_sent, rows_received, rows_returned;
+    uint64_t rows_remote; /* of rows_sent and rows returned: to ranks (low latency) or nodes elsewhere */
     uint64_t bytes_peer, bytes_local;
     uint64_t waits, wait_ns, timeouts;
 };
@@ -231,6 +268,26 @@ struct group_dev {
     uint64_t signals;
     struct ll_layout ll;
     struct ht_layout ht;
+    /* Nodes. heap[r] is NULL for ranks of other nodes. */
+    int32_t nnodes, node;
+    int32_t sig_slots;
+    int32_t remotes;     /* most ranks of other nodes that any rank has */
+    int32_t relay_count; /* sources this rank relays for */
+    int32_t relay_max;   /* most that any rank relays for */
+    int32_t nrings;
+    const int32_t *node_of;       /* [R] */
+    const int32_t *landing_at;    /* [R]: this rank's number among the remote ranks of r */
+    const int32_t *landing_of;    /* [R]: r's number among this rank's remote ranks */
+    const int32_t *relay_rank;    /* [nnodes]: who relays this rank's rows in each other node; -1 = own node */
+    const int32_t *relay_slot;    /* [nnodes]: this rank's number among the sources of that relay */
+    const int32_t *relay_sources; /* [relay_count] */
+    uint64_t *counters;           /* [SIG_COUNT][sig_slots][R]: counted by the proxies; host memory */
+    uint64_t *expected;           /* likewise: rows expected so far */
+    uint64_t *sent;               /* [R]: puts to each rank whose source may be reused; counted by the proxies */
+    uint64_t *pushed;             /* [R]: puts given to the rings so far */
+    const struct ring_dev *rings; /* [nrings]; the ring of a pair is (rank + peer) % nrings */
+    int32_t *order;               /* [M + 1025]: low-latency staging order, see ll_order() */
+    int32_t *lists;               /* [remotes][M]: tokens of each remote source that come here */
 };
 
 /* What the host reads after a high-throughput notify. */
@@ -262,6 +319,14 @@ struct handle_dev {
     int32_t *zone;   /* EXPERT_MAJOR [L]: first row of each local expert */
     int32_t *filled; /* EXPERT_MAJOR [L]: rows that carry tokens */
     int32_t *padded; /* [L]: rows of each zone, the zeroed ones included */
+    int32_t *pos;    /* [B*K]: the row of (token, k) at its destination; -1 = no row of its own */
+    int32_t *nidx;   /* [nnodes][M]: the token's number among those that go to the node; -1 = none */
+    int32_t *ncount; /* [nnodes] */
+    /* Relay: [source number] of what other nodes route through this rank */
+    int32_t *relay_n;    /* tokens */
+    int32_t *relay_list; /* [M]: which tokens, in order */
+    int32_t *relay_ids;  /* [M*K] */
+    int32_t *relay_pos;  /* [M*K] */
     struct recv_info *info;
 };
 
@@ -274,7 +339,8 @@ struct index_out { /* an int32 or int64 output, or NULL */
 
 struct route_in {
     const void *topk; /* [B, K] int32 or int64 */
-    int32_t idx64, ntokens, topk_n, reserved;
+    int32_t idx64, ntokens, topk_n;
+    int32_t once; /* 1: an expert may be named once per token */
 };
 
 enum { STEP_SEND = 1, STEP_RECV = 2 };

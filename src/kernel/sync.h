@@ -2,10 +2,12 @@
 /*
  * Signals between ranks and meeting points between the agents of one launch.
  *
- *   writer                                        reader
- *   data stores                                   wait_all(kind, e):  acquire  sig[kind][writer] >= e
- *   sync_last():      acq_rel over the agents          ...            sync_barrier() shares it with its other agents
- *   signal_all(kind, slot, e): release sig[..][me] = e data loads
+ *   writer                                             reader
+ *   data stores                                        wait_peers(kind, slot, v): acquire sig[kind][slot][writer] >= v
+ *   sync_last(): acq_rel over the agents                 sync_barrier() shares it with its other agents
+ *   signal_peers(kind, slot, v): release sig[..][me] = v data loads
+ *
+ * To a rank on another node a signal is a put of no bytes: its proxy counts it (put.h).
  *
  * Every wait has a deadline. Expiry masks the peer if the group allows it, otherwise it records who waited for whom,
  * in which phase, for what and what was there, and tells all ranks through their abort words.
@@ -14,6 +16,7 @@
 #define EPX_KERNEL_SYNC_H
 
 #include "kernel/agent.h"
+#include "kernel/put.h"
 
 /* As epx_status; kernels do not include the public header. */
 enum {
@@ -25,27 +28,44 @@ enum {
     KSTATUS_PEER = 8
 };
 
-KFN char *heap_at(const struct group_dev *g, int rank, uint64_t offset)
-{
-    return g->heap[rank] + offset;
-}
-
 KFN struct control *control_of(const struct group_dev *g, int rank)
 {
     return (struct control *)g->heap[rank];
 }
 
-/* The slot of a low-latency epoch; high throughput has one operation in flight at a time and uses slot 0. */
+/* A low-latency epoch uses slot (e - 1) % W, and is that slot's ((e - 1) / W + 1)-th. High throughput has one operation
+ * of a kind in flight at a time: slot 0, and the epoch itself. */
 KFN int slot_of(const struct group_dev *g, uint64_t epoch)
 {
-    return (int)(epoch % (uint64_t)g->inflight);
+    return (int)((epoch - 1) % (uint64_t)g->inflight);
 }
 
-/* The word in `owner`'s heap that `from` writes. */
+KFN uint64_t lap_of(const struct group_dev *g, uint64_t epoch)
+{
+    return (epoch - 1) / (uint64_t)g->inflight + 1;
+}
+
+KFN int is_local(const struct group_dev *g, int rank)
+{
+    return g->heap[rank] != NULL;
+}
+
+KFN size_t signal_index(const struct group_dev *g, int kind, int slot, int from)
+{
+    return ((size_t)kind * (size_t)g->sig_slots + (size_t)slot) * (size_t)g->nranks + (size_t)from;
+}
+
+/* The word in `owner`'s heap that `from`, of the same node, writes. */
 KFN uint64_t *signal_at(const struct group_dev *g, int owner, int kind, int slot, int from)
 {
-    struct signal *s = (struct signal *)heap_at(g, owner, g->signals);
-    return &s[((size_t)kind * (size_t)g->inflight + (size_t)slot) * (size_t)g->nranks + (size_t)from].value;
+    return &((struct signal *)heap_at(g, owner, g->signals))[signal_index(g, kind, slot, from)].value;
+}
+
+/* Where this rank sees the signal of `from`, wherever that is. */
+KFN const uint64_t *signal_from(const struct group_dev *g, int kind, int slot, int from)
+{
+    return is_local(g, from) ? signal_at(g, g->rank, kind, slot, from)
+                             : &g->counters[signal_index(g, kind, slot, from)];
 }
 
 /* Records an error for the host; the first one wins. Does not stop anything by itself. */
@@ -68,13 +88,17 @@ KFN void report(struct agent *ag, const struct group_dev *g, int status, int pha
 KFN int fail_all(struct agent *ag, const struct group_dev *g, int status, int phase, int peer, int64_t expected,
                  int64_t seen)
 {
+    const uint64_t word = ABORT_WORD(status, g->rank);
+
     report(ag, g, status, phase, peer, expected, seen, 0, 0);
     AG_EACH(ag, int, p, g->nranks)
     {
-        struct control *c = control_of(g, p);
-        ag_store_release(&c->abort_word, ABORT_WORD(status, g->rank));
-        ag_ring(ag, &c->bell);
+        if (!is_local(g, p))
+            continue;
+        ag_store_release(&control_of(g, p)->abort_word, word); /* pairs with the acquire in ag_wait_ge */
+        ag_ring(ag, &control_of(g, p)->bell);
     }
+    put_abort(ag, g, word);
     return 1;
 }
 
@@ -153,41 +177,77 @@ KFN int sync_last(struct agent *ag, const struct group_dev *g, int point)
     return 1;
 }
 
-/* Called by one agent, after sync_last: everything this rank did before is visible to whoever sees the signal. */
-KFN void signal_all(struct agent *ag, const struct group_dev *g, int kind, int slot, uint64_t epoch)
+enum scope { SCOPE_ALL, SCOPE_NODE, SCOPE_REMOTE };
+
+KFN int in_scope(const struct group_dev *g, enum scope scope, int rank)
 {
-    AG_EACH(ag, int, p, g->nranks)
-    {
-        if (!g->mask[p])
-            continue;
-        ag_store_release(signal_at(g, p, kind, slot, g->rank), epoch); /* pairs with the acquire in wait_all */
-        ag_ring(ag, &control_of(g, p)->bell);
-    }
+    if (!g->mask[rank])
+        return 0;
+    return scope == SCOPE_ALL || (scope == SCOPE_NODE) == is_local(g, rank);
 }
 
-/* Waits until every active peer's signal reaches `epoch`; one deadline for all of them. */
-KFN int wait_all(struct agent *ag, const struct group_dev *g, int kind, int slot, uint64_t epoch, int phase,
-                 int64_t *wait_ns)
+/* Called by one agent, after sync_last: everything this rank did before is visible to whoever sees the signal. */
+KFN void signal_peers(struct agent *ag, const struct group_dev *g, enum scope scope, int kind, int slot, uint64_t value)
+{
+    struct put_batch batch;
+
+    AG_EACH(ag, int, p, g->nranks)
+    {
+        if (!in_scope(g, scope, p) || !is_local(g, p))
+            continue;
+        ag_store_release(signal_at(g, p, kind, slot, g->rank), value); /* pairs with the acquire in wait_word */
+        ag_ring(ag, &control_of(g, p)->bell);
+    }
+    if (g->nnodes == 1 || scope == SCOPE_NODE)
+        return;
+    put_begin(&batch);
+    for (int p = 0; p < g->nranks; p++)
+        if (in_scope(g, scope, p) && !is_local(g, p))
+            put(ag, g, &batch, p, COUNTER(kind, slot), 0, 0, 0);
+    put_flush(ag, g, &batch);
+}
+
+/* One word of one peer; `start` is when the caller began to wait, for one deadline over many. Non-zero: failed. */
+KFN int wait_word(struct agent *ag, const struct group_dev *g, const uint64_t *word, uint64_t target, int phase,
+                  int peer, uint64_t start)
+{
+    const uint64_t spent = ag_now(ag) - start;
+    const uint64_t left = spent < g->timeout_ns ? g->timeout_ns - spent : 0;
+    const enum wait_result why = ag_wait_ge(ag, word, target, left);
+
+    return why == WAIT_OK ? 0 : wait_failed(ag, g, why, phase, peer, target, ag_load_acquire(word));
+}
+
+/* Waits until every active peer's signal reaches `value`; one deadline for all of them. All agents call it. */
+KFN int wait_peers(struct agent *ag, const struct group_dev *g, enum scope scope, int kind, int slot, uint64_t value,
+                   int phase, int64_t *wait_ns)
 {
     int failed = 0;
 
     if (ag_index(ag) == 0) {
         const uint64_t start = ag_now(ag);
-        uint64_t spent = 0;
         for (int p = 0; p < g->nranks && !failed; p++) {
-            if (!g->mask[p])
+            if (!in_scope(g, scope, p))
                 continue;
-            const uint64_t *word = signal_at(g, g->rank, kind, slot, p);
-            const uint64_t left = spent < g->timeout_ns ? g->timeout_ns - spent : 0;
-            const enum wait_result why = ag_wait_ge(ag, word, epoch, left);
-            if (why != WAIT_OK)
-                failed = wait_failed(ag, g, why, phase, p, epoch, ag_load_acquire(word));
-            spent = ag_now(ag) - start;
+            failed = wait_word(ag, g, signal_from(g, kind, slot, p), value, phase, p, start);
             if (wait_ns && ag_leader(ag))
-                wait_ns[p] += (int64_t)spent;
+                wait_ns[p] += (int64_t)(ag_now(ag) - start);
         }
     }
     return sync_barrier(ag, g) || failed;
+}
+
+/* `n` more rows of a counter of rows. One agent per (kind, slot, peer); the others learn of it at the next barrier. */
+KFN int wait_rows(struct agent *ag, const struct group_dev *g, int kind, int slot, int peer, uint64_t n, int phase,
+                  uint64_t start)
+{
+    const size_t i = signal_index(g, kind, slot, peer);
+    const uint64_t target = g->expected[i] + n;
+
+    ag_sync(ag);
+    if (ag_leader(ag))
+        g->expected[i] = target;
+    return wait_word(ag, g, &g->counters[i], target, phase, peer, start);
 }
 
 KFN int agreement_differs(const struct agreement *a, const struct agreement *b)

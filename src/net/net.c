@@ -7,6 +7,8 @@
 #include "util/env.h"
 #include "util/status.h"
 
+void *net_sim_world;
+
 /* In the order in which they are tried when none is asked for; the last ones are taken only by name. */
 static const struct {
     const struct net_ops *ops;

@@ -100,6 +100,9 @@ struct net {
  * "null" (takes puts and forgets them, for measurements). *provider points into `name` or is "". */
 epx_status net_find(const char *name, const struct net_ops **ops, const char **provider);
 
+/* The simulated world that ranks of this process share; NULL outside a simulation. */
+extern void *net_sim_world;
+
 extern const struct net_ops net_ofi_ops, net_verbs_ops, net_sim_ops, net_null_ops;
 
 #endif

@@ -35,6 +35,7 @@ struct posted {
     uint64_t at_ns;
     uint32_t bytes;
     uint32_t ahead_kib; /* bytes in flight to this peer when it was posted, itself included */
+    uint8_t count;      /* commands in it */
     uint8_t open;       /* not answered yet */
     uint8_t flow;
 };
@@ -182,6 +183,7 @@ static inline void window_posted(struct proxy_thread *t, struct peer *peer, uint
     posted->at_ns = t->now_ns;
     posted->bytes = bytes;
     posted->ahead_kib = (uint32_t)(w->bytes >> 10);
+    posted->count = put->count;
     posted->open = 1;
     posted->flow = (uint8_t)flow;
     peer->next++;

@@ -91,7 +91,7 @@ int window_answered(struct proxy_thread *t, struct peer *peer, uint64_t number, 
 {
     struct window *w = &peer->window;
     const uint64_t first = number + 1 - count;
-    uint64_t i, bytes = 0;
+    uint64_t i, bytes = 0, commands = 0;
     uint32_t by_flow[PROXY_FLOWS] = {0}, answered = 0;
 
     if (count == 0 || (int64_t)(first - peer->oldest) < 0 || (int64_t)(peer->next - number) <= 0)
@@ -103,11 +103,19 @@ int window_answered(struct proxy_thread *t, struct peer *peer, uint64_t number, 
             continue;
         posted->open = 0;
         bytes += posted->bytes;
+        commands += posted->count;
         by_flow[posted->flow]++;
         answered++;
     }
     for (i = 0; i < PROXY_FLOWS; i++)
         w->by_flow[i] -= by_flow[i];
+    if (t->group->options.sent) {
+        uint64_t *sent = &t->group->options.sent[peer->rank];
+
+        /* Release: pairs with the acquire of agents that wait to use the bytes' memory again. */
+        __atomic_store_n(sent, *sent + commands, __ATOMIC_RELEASE);
+        t->ring_bell = 1;
+    }
     w->bytes -= bytes;
     w->round_bytes += bytes;
     w->messages -= answered;

@@ -163,10 +163,10 @@ KFN void ag_cast_fp8(struct agent *ag, void *q, void *scales, int ue8m0, int rou
     math_cast_fp8((uint8_t *)q, scales, ue8m0 ? SCALE_UE8M0 : SCALE_FLOAT, round_scale, x, dtype, hidden);
 }
 
-KFN void ag_logfmt_encode(struct agent *ag, void *to, const void *x, int hidden)
+KFN size_t ag_logfmt_encode(struct agent *ag, void *to, const void *x, int hidden)
 {
     (void)ag;
-    math_logfmt_encode(to, (const uint16_t *)x, hidden);
+    return (math_logfmt_encode(to, (const uint16_t *)x, hidden) + 15) & ~(size_t)15;
 }
 
 KFN void *ag_scratch(struct agent *ag, size_t bytes)
@@ -191,7 +191,7 @@ KFN void ag_store_commands(struct agent *ag, const struct ring_dev *ring, uint64
 /*
  * Counts and numbers the (token, k) pairs of tokens [t0, t1): table[e] counts pairs per expert, table[E + r] tokens per
  * rank; both start at zero. Fills ids, eidx, ridx and rord of the handle (params.h). `bad` gets 1 + the place of the
- * first index out of range; such an index counts as dropped.
+ * first index that is out of range, or named twice where once is allowed; such an index counts as dropped.
  */
 KFN void ag_route_chunk(struct agent *ag, const struct group_dev *g, const struct handle_dev *h,
                         const struct route_in *in, int t0, int t1, int32_t *table, int64_t *bad)
@@ -205,7 +205,10 @@ KFN void ag_route_chunk(struct agent *ag, const struct group_dev *g, const struc
         for (int k = 0; k < K; k++) {
             const int64_t i = (int64_t)t * K + k;
             int64_t id = in->idx64 ? ((const int64_t *)in->topk)[i] : ((const int32_t *)in->topk)[i];
-            if (id < -1 || id >= E) {
+            int twice = 0;
+            for (int j = 0; in->once && id >= 0 && j < k; j++)
+                twice |= h->ids[(int64_t)t * K + j] == id;
+            if (id < -1 || id >= E || twice) {
                 if (*bad == 0)
                     *bad = i + 1;
                 id = -1;

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Which rank is on which node, and what follows: who receives whose puts where. All ranks compute the same.
+ *
+ *   landing number   of rank s at rank d: how many ranks before s are on other nodes than d
+ *   relay            of rank s in node n: the rank there whose place in its node is that of s (modulo the node's size)
+ *   relay number     of rank s at its relay: how many ranks before s have the same relay
+ */
+#ifndef EPX_ALGO_NODES_H
+#define EPX_ALGO_NODES_H
+
+#include "epx/epx.h"
+
+struct node_map {
+    int nranks, nnodes;
+    int remotes;   /* most ranks of other nodes that any rank has */
+    int relay_max; /* most sources that any rank relays for */
+    int smallest;  /* ranks of the smallest node */
+    int *node_of;  /* [nranks] */
+};
+
+/* `node_of` is copied. */
+epx_status node_map_make(struct node_map *map, int nranks, const int *node_of);
+/* Nodes of ranks_per_node consecutive ranks; 0 = one node. */
+epx_status node_map_slice(struct node_map *map, int nranks, int ranks_per_node);
+void node_map_free(struct node_map *map);
+
+int node_landing(const struct node_map *map, int source, int receiver);
+int node_relay(const struct node_map *map, int source, int node);
+int node_relay_number(const struct node_map *map, int source, int node);
+/* Fills sources[] (room for relay_max) and returns how many rank `relay` has. */
+int node_relay_sources(const struct node_map *map, int relay, int *sources);
+
+#endif

@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A group's proxies: opened when its ranks are on several nodes. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/group.h"
+#include "device/cpu/agent.h"
+#include "util/log.h"
+#include "util/status.h"
+
+#define RING_SLOTS 4096
+
+/* High-throughput rows are bulk; everything else is urgent. */
+static const uint8_t flows[SIG_COUNT] = {[SIG_HD_ROWS] = PROXY_NORMAL, [SIG_HC_ROWS] = PROXY_NORMAL};
+
+/* From a proxy thread: what kernels do in fail_all(), for this rank and the node's. */
+static void on_error(void *context, int status, int peer, int64_t expected, int64_t seen, const char *text)
+{
+    struct epx_group *group = context;
+    struct error_record *e = group->error;
+    uint32_t none = ERROR_NONE;
+
+    log_line(LOG_WARN, "%s", text);
+    if (__atomic_compare_exchange_n(&e->state, &none, ERROR_WRITING, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) {
+        e->status = status;
+        e->phase = PHASE_NET;
+        e->peer = peer;
+        e->expected = expected;
+        e->seen = seen;
+        e->detail[0] = status;
+        __atomic_store_n(&e->state, ERROR_SET, __ATOMIC_RELEASE); /* pairs with the acquire in read_error() */
+    }
+    if (group->set.enable_mask && status == EPX_ERR_PEER)
+        return; /* the wait for that rank ends by its deadline, and masks it */
+    group_abort(group, status);
+}
+
+static epx_status open_proxies(struct epx_group *group)
+{
+    struct proxy_options o;
+    epx_status status;
+
+    memset(&o, 0, sizeof(o));
+    status = net_find(group->set.net, &o.net, &o.provider);
+    if (status != EPX_OK)
+        return status;
+    o.rank = group->rank;
+    o.nranks = group->nranks;
+    o.ring_slots = RING_SLOTS;
+    o.timeout_ms = group->set.timeout_ms;
+    o.world = net_sim_world;
+    o.remote = group->remote;
+    o.heap = group->heap.base;
+    o.heap_bytes = group->plan.total;
+    o.device_kind = group->device->ops->kind;
+    o.counters = group->shadow.counters;
+    o.sent = group->shadow.sent;
+    o.kinds = SIG_COUNT;
+    o.slots = group->set.sig_slots;
+    o.flows = flows;
+    o.bell = &((struct control *)group->heap.base)->bell;
+    o.env = group->device->ops->env;
+    o.on_error = on_error;
+    o.context = group;
+    group->net_name = o.net->name;
+    return proxy_open(&o, &group->proxies);
+}
+
+/* Each rank's cards, one per thread, to all. */
+static epx_status exchange_cards(struct epx_group *group, epx_status mine, struct proxy_card **all)
+{
+    const size_t threads = group->proxies ? (size_t)proxy_ring_count(group->proxies) : 1;
+    const size_t bytes = threads * sizeof(struct proxy_card);
+    struct proxy_card *own = calloc(threads, sizeof(*own));
+    epx_status status;
+
+    *all = calloc((size_t)group->nranks * threads, sizeof(**all));
+    if (!own || !*all)
+        mine = fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d network addresses", group->nranks);
+    if (mine == EPX_OK)
+        mine = proxy_cards(group->proxies, own);
+    status = meet_ready(group, mine);
+    if (status == EPX_OK)
+        status = boot_allgather(group->boot, own, *all, bytes);
+    free(own);
+    return status;
+}
+
+epx_status group_net_open(struct epx_group *group)
+{
+    struct proxy_card *cards = NULL;
+    epx_status status;
+
+    if (group->nnodes == 1)
+        return EPX_OK;
+    status = exchange_cards(group, open_proxies(group), &cards);
+    if (status == EPX_OK)
+        status = proxy_connect(group->proxies, cards, group->device->ops->env != NULL);
+    free(cards);
+    return status;
+}
+
+void group_net_close(struct epx_group *group)
+{
+    if (group->proxies)
+        proxy_close(group->proxies);
+    group->proxies = NULL;
+}

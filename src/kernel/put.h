@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Puts to ranks of other nodes: commands for the proxies, gathered up to 32 for one push.
+ *
+ *   kernel                    ring              proxy                      network            peer's proxy
+ *   put(), put_flush()  --->  16-byte commands  merge, window, post  --->  write + immediate  counters[kind][slot][me] += n
+ */
+#ifndef EPX_KERNEL_PUT_H
+#define EPX_KERNEL_PUT_H
+
+#include "kernel/agent.h"
+#include "kernel/command.h"
+#include "kernel/ring.h"
+
+struct put_batch {
+    struct command command[RING_MAX_PUSH];
+    int n, ring, failed;
+};
+
+KFN char *heap_at(const struct group_dev *g, int rank, uint64_t offset)
+{
+    return g->heap[rank] + offset;
+}
+
+KFN void put_begin(struct put_batch *batch)
+{
+    batch->n = 0;
+    batch->ring = 0;
+    batch->failed = 0;
+}
+
+/* Non-zero: the ring stayed full for a whole deadline, or the group has failed. */
+KFN int put_flush(struct agent *ag, const struct group_dev *g, struct put_batch *batch)
+{
+    if (batch->n && ag_push(ag, &g->rings[batch->ring], batch->command, batch->n) != WAIT_OK)
+        batch->failed = 1;
+    batch->n = 0;
+    return batch->failed;
+}
+
+/* Heap offsets and bytes are multiples of 16; target is in the peer's heap. The counter goes up by one there. */
+KFN void put(struct agent *ag, const struct group_dev *g, struct put_batch *batch, int peer, uint32_t counter,
+             uint64_t source, uint64_t target, uint32_t bytes)
+{
+    const int ring = (g->rank + peer) % g->nrings;
+
+    if (batch->n == RING_MAX_PUSH || (batch->n && batch->ring != ring))
+        put_flush(ag, g, batch);
+    batch->ring = ring;
+    batch->command[batch->n++] = command_pack((uint32_t)peer, counter, source, target, bytes);
+    if (ag_leader(ag))
+        ag_add_stat(&g->pushed[peer], 1);
+}
+
+/* The abort word to all ranks of other nodes, as far as the rings take it. */
+KFN void put_abort(struct agent *ag, const struct group_dev *g, uint64_t word)
+{
+    struct control *own = (struct control *)g->heap[g->rank];
+    struct put_batch batch;
+
+    if (g->nnodes == 1)
+        return;
+    if (ag_leader(ag)) {
+        own->abort_out[0] = word;
+        own->abort_out[1] = 0;
+    }
+    ag_sync(ag);
+    put_begin(&batch);
+    for (int p = 0; p < g->nranks; p++)
+        if (!g->heap[p])
+            put(ag, g, &batch, p, COUNTER(SIG_ABORT, 0), offsetof(struct control, abort_out),
+                offsetof(struct control, abort_word), 16);
+    put_flush(ag, g, &batch);
+}
+
+#endif
