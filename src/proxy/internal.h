@@ -170,7 +170,7 @@ static inline int window_allows(const struct proxy_thread *t, const struct peer 
            w->by_flow[flow] < t->messages_most[flow];
 }
 
-static inline void window_posted(struct proxy_thread *t, struct peer *peer, uint32_t bytes, int flow)
+static inline void window_posted(struct proxy_thread *t, struct peer *peer, uint32_t bytes, int flow, uint32_t commands)
 {
     struct window *w = &peer->window;
     struct posted *posted = &peer->posted[peer->next & (t->depth - 1)];
@@ -183,7 +183,7 @@ static inline void window_posted(struct proxy_thread *t, struct peer *peer, uint
     posted->at_ns = t->now_ns;
     posted->bytes = bytes;
     posted->ahead_kib = (uint32_t)(w->bytes >> 10);
-    posted->count = put->count;
+    posted->count = (uint8_t)commands;
     posted->open = 1;
     posted->flow = (uint8_t)flow;
     peer->next++;

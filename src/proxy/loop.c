@@ -310,7 +310,7 @@ static int post(struct proxy_thread *t, struct peer *peer, const struct pending 
             peer_lost(t, peer, -result);
         return 0;
     }
-    window_posted(t, peer, bytes, p->flow);
+    window_posted(t, peer, bytes, p->flow, p->count);
     return 1;
 }
 
