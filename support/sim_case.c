@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { TIMEOUT_MS = 2000 }; /* of virtual time */
+enum { TIMEOUT_MS = 1000 }; /* of virtual time */
 
 static int pick_one(struct prop_rng *rng, const int *from, int n)
 {
@@ -46,7 +46,7 @@ static void draw_exchange(struct sim_case *c, struct prop_rng *rng, const struct
     prop_draw_case_of(&c->prop, c->seed, o->modes, ranks);
     make_small(&c->prop, rng);
     c->prop.ranks_per_node = nodes > 1 ? ranks / nodes : 0;
-    c->prop.timeout_ms = TIMEOUT_MS + 500 * ranks; /* one processor runs them all */
+    c->prop.timeout_ms = TIMEOUT_MS + 100 * ranks; /* one processor runs them all */
 }
 
 /* ---- The schedule ------------------------------------------------------------------------------------------- */

@@ -264,6 +264,12 @@ KFN int check_agreement(struct agent *ag, const struct group_dev *g, const struc
 
     if (!agreement_differs(mine, theirs))
         return 0;
+    /* Masked by a peer meanwhile, this rank looks at a later operation: that is no disagreement. */
+    const uint64_t word = ag_load_acquire(&control_of(g, g->rank)->abort_word);
+    if (word) {
+        report(ag, g, KSTATUS_PEER, phase, ABORT_RANK(word), 0, 0, ABORT_STATUS(word), 0);
+        return 1;
+    }
     for (int i = 0; i < (int)(sizeof(*mine) / sizeof(*a)); i++) {
         if (a[i] != b[i]) {
             report(ag, g, KSTATUS_MISMATCH, phase, peer, a[i], b[i], i, 0);

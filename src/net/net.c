@@ -15,6 +15,7 @@ static const struct {
     int automatic;
 } networks[] = {
     {&net_null_ops, 0},
+    {&net_sim_ops, 0},
 };
 enum { NETWORKS = (int)(sizeof(networks) / sizeof(networks[0])) };
 

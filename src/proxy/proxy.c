@@ -5,12 +5,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "proxy/internal.h"
 #include "util/clock.h"
 #include "util/env.h"
+#include "util/pause.h"
 #include "util/status.h"
 
 #define THREADS_MOST 64
@@ -157,7 +157,7 @@ epx_status proxy_open(const struct proxy_options *options, struct proxy_group **
     if (!g)
         return fail(EPX_ERR_MEMORY, "proxies: no memory for %zu bytes", sizeof(*g));
     g->options = *options;
-    g->env = options->env ? options->env : &cpu_thread_env;
+    g->env = options->env ? options->env : proxy_driver ? proxy_driver->env : &cpu_thread_env;
     snprintf(g->provider, sizeof(g->provider), "%s", options->provider ? options->provider : "");
     read_environment(g);
     g->threads = calloc((size_t)g->options.threads, sizeof(*g->threads));
@@ -272,7 +272,7 @@ void proxy_wake(struct proxy_group *g)
     int i;
 
     for (i = 0; i < g->options.threads; i++)
-        cpu_env_ring(&cpu_thread_env, g->threads[i].ring.dev.bell);
+        cpu_env_ring(g->env, g->threads[i].ring.dev.bell);
 }
 
 void proxy_stats_read(const struct proxy_group *g, struct proxy_stats *stats)
@@ -304,7 +304,6 @@ static int is_quiet(struct proxy_thread *t, uint64_t asked)
 static epx_status wait_quiet(struct proxy_thread *t, uint64_t asked, uint64_t deadline)
 {
     const struct proxy_group *g = t->group;
-    const struct timespec pause = {.tv_sec = 0, .tv_nsec = QUIET_POLL_NS};
 
     while (!is_quiet(t, asked)) {
         if (g->manual) /* whoever calls the turns also moves the clock and the peers */
@@ -313,7 +312,7 @@ static epx_status wait_quiet(struct proxy_thread *t, uint64_t asked, uint64_t de
             return fail(EPX_ERR_TIMEOUT,
                         "proxy %d: not all puts were answered after %d ms; rank %d is the first that has not", t->index,
                         g->options.timeout_ms, __atomic_load_n(&t->blame, __ATOMIC_RELAXED));
-        nanosleep(&pause, NULL);
+        pause_ns(QUIET_POLL_NS);
     }
     return EPX_OK;
 }

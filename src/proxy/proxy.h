@@ -82,4 +82,13 @@ void proxy_stats_read(const struct proxy_group *proxies, struct proxy_stats *sta
 epx_status proxy_quiet(struct proxy_group *proxies);
 void proxy_close(struct proxy_group *proxies);
 
+/* Who runs the turns instead of threads: set by the simulator while it runs, NULL otherwise. */
+struct proxy_driver {
+    const struct cpu_env *env;                                   /* where the options name none */
+    epx_status (*start)(struct proxy_group *proxies, int index); /* from now on, proxy_step now and then */
+    void (*wake)(struct proxy_group *proxies, int index);        /* soon */
+    void (*stop)(struct proxy_group *proxies, int index);        /* returns when no turn will follow */
+};
+extern const struct proxy_driver *proxy_driver;
+
 #endif

@@ -42,6 +42,8 @@ static inline void cpu_relax(void)
 #endif
 }
 
+const struct proxy_driver *proxy_driver;
+
 /* ---- Sleeping ----------------------------------------------------------------------------------------------- */
 
 static uint64_t nap_length(struct proxy_thread *t, int net_fd)
@@ -152,6 +154,11 @@ epx_status thread_start(struct proxy_thread *t)
     char name[16];
     epx_status status;
 
+    if (proxy_driver) {
+        status = proxy_driver->start(t->group, t->index);
+        t->started = status == EPX_OK;
+        return status;
+    }
     snprintf(name, sizeof(name), "epx-proxy-%d", t->index);
     status = cpu_thread_start(&t->pthread, name, thread_main, t);
     t->started = status == EPX_OK;
@@ -162,7 +169,9 @@ void thread_wake(struct proxy_thread *t)
 {
     const uint64_t one = 1;
 
-    if (t->wake_fd > 0 && write(t->wake_fd, &one, sizeof(one)) < 0 && errno != EAGAIN)
+    if (proxy_driver)
+        proxy_driver->wake(t->group, t->index);
+    else if (t->wake_fd > 0 && write(t->wake_fd, &one, sizeof(one)) < 0 && errno != EAGAIN)
         log_line(LOG_WARN, "proxy %d: cannot write its eventfd: errno %d", t->index, errno);
 }
 
@@ -170,10 +179,14 @@ void thread_stop(struct proxy_thread *t)
 {
     if (!t->started)
         return;
+    t->started = 0;
+    if (proxy_driver) {
+        proxy_driver->stop(t->group, t->index);
+        return;
+    }
     __atomic_store_n(&t->stop, 1, __ATOMIC_RELEASE); /* pairs with thread_main */
     thread_wake(t);
     pthread_join(t->pthread, NULL); /* turns and sleeps are bounded */
-    t->started = 0;
 }
 
 void thread_close(struct proxy_thread *t)

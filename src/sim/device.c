@@ -49,7 +49,7 @@ struct sim_agent {
 };
 
 struct device_stream {
-    int rank, number;
+    int rank;
     struct work *head, *tail;
     uint64_t queued, done;
     int stop, ended;
@@ -82,7 +82,7 @@ static void env_wake(void *self, struct doorbell *bell)
     sim_wake(bell);
 }
 
-static const struct cpu_env sim_env = {.now_ns = env_now, .sleep = env_sleep, .wake = env_wake};
+const struct cpu_env sim_cpu_env = {.now_ns = env_now, .sleep = env_sleep, .wake = env_wake};
 
 /* ---- Running ------------------------------------------------------------------------------------------------ */
 
@@ -92,8 +92,11 @@ static void run_agent(struct sim_agent *a, int index, const struct work *launch)
     void *scratch = agent->scratch;
     size_t scratch_bytes = agent->scratch_bytes;
 
-    *agent = (struct agent){
-        .index = index, .count = launch->agents, .env = &sim_env, .scratch = scratch, .scratch_bytes = scratch_bytes};
+    *agent = (struct agent){.index = index,
+                            .count = launch->agents,
+                            .env = &sim_cpu_env,
+                            .scratch = scratch,
+                            .scratch_bytes = scratch_bytes};
     launch->kernel(agent, launch->params);
 }
 
@@ -297,14 +300,12 @@ static epx_status sim_stream_wait(struct device *device, struct device_stream *s
 
 static epx_status sim_stream_create(struct device *device, struct device_stream **result)
 {
-    static int numbers;
     struct device_stream *stream = calloc(1, sizeof(*stream));
 
     *result = NULL;
     if (!stream)
         return fail(EPX_ERR_MEMORY, "sim device: no memory for a stream");
     stream->rank = ((struct sim_device *)device)->rank;
-    stream->number = numbers++;
     if (sim_spawn(SIM_STREAM, stream->rank, 0, stream_main, stream) != 0) {
         free(stream);
         return fail(EPX_ERR_MEMORY, "sim device: no memory for a stream's task");

@@ -7,6 +7,8 @@
 #include "device/device.h"
 
 extern const struct device_ops sim_device_ops;
+/* Of agents, and of whoever rings their bells. */
+extern const struct cpu_env sim_cpu_env;
 /* As cpu_kernels. */
 extern const cpu_kernel_fn sim_kernels[KERNEL_COUNT];
 

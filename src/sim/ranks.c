@@ -11,6 +11,7 @@
 
 #include "device/device.h"
 #include "sim/device.h"
+#include "sim/proxy.h"
 #include "util/pause.h"
 
 struct meeting;
@@ -117,12 +118,80 @@ static int seats_make(struct meeting *m)
     return 0;
 }
 
+static struct {
+    uint64_t end, ns;
+} naps[SIM_MAX_RANKS]; /* of this run */
+
+/* Whoever sleeps again and again sleeps longer and longer: the wait for a rank that never comes takes few steps. */
 static void nap(uint64_t ns)
 {
-    int nobody;
+    const int rank = sim_rank();
+    const int again = naps[rank].end <= sim_now() && sim_now() - naps[rank].end < 100000;
 
-    sim_park(&nobody, sim_now() + ns, "sleeps");
+    naps[rank].ns = again ? naps[rank].ns + naps[rank].ns / 16 : ns;
+    if (naps[rank].ns < ns)
+        naps[rank].ns = ns;
+    sim_park(&naps[rank], sim_now() + naps[rank].ns, "sleeps");
+    naps[rank].end = sim_now();
 }
+
+/* ---- The network -------------------------------------------------------------------------------------------- */
+
+static uint64_t net_clock(void *context)
+{
+    (void)context;
+    return sim_now();
+}
+
+static void net_notify(void *context, int rank, int index)
+{
+    (void)context;
+    sim_proxy_notify(rank, index);
+}
+
+static uint64_t net_next(void *self)
+{
+    return sim_net_next(self);
+}
+
+static void net_advance(void *self, uint64_t now_ns)
+{
+    sim_net_advance(self, now_ns);
+}
+
+static void net_rank_dies(void *self, int rank)
+{
+    sim_net_kill(self, rank);
+}
+
+static int net_begin(const struct sim_net_options *given)
+{
+    struct sim_net_options options = *given;
+    struct sim_source source = {.next_ns = net_next, .advance = net_advance, .rank_dies = net_rank_dies};
+
+    options.clock = net_clock;
+    options.notify = net_notify;
+    sim_net_world = source.self = sim_net_create(&options);
+    if (!sim_net_world)
+        return -1;
+    sim_set_source(&source);
+    proxy_driver = &sim_proxy_driver;
+    return 0;
+}
+
+static void net_end(struct sim_outcome *outcome)
+{
+    if (!sim_net_world)
+        return;
+    sim_net_totals(sim_net_world, &outcome->net);
+    sim_set_source(NULL);
+    proxy_driver = NULL;
+    sim_net_destroy(sim_net_world);
+    sim_net_world = NULL;
+    sim_proxy_reset();
+}
+
+/* ---- The whole ---------------------------------------------------------------------------------------------- */
 
 static const struct time_source sim_time = {.now_ns = sim_now, .pause_ns = nap};
 
@@ -133,18 +202,20 @@ int sim_run_ranks(const struct sim_setup *setup, int (*fn)(int rank, int n, epx_
     int rc = -1;
 
     memset(outcome, 0, sizeof(*outcome));
+    memset(naps, 0, sizeof(naps));
     snprintf(outcome->stuck, sizeof(outcome->stuck), "no memory for the simulation");
     if (sim_begin(&setup->sched) != 0)
         return -1;
     device_override = &sim_device_ops;
     time_source_set(&sim_time);
-    if (seats_make(&m) == 0) {
+    if ((!setup->net || net_begin(setup->net) == 0) && seats_make(&m) == 0) {
         outcome->stuck[0] = 0;
         rc = sim_run(outcome->stuck, sizeof(outcome->stuck));
     }
     for (int r = 0; m.seats && r < m.nranks; r++)
         outcome->failures += m.seats[r].result != 0;
     sim_totals(&outcome->totals);
+    net_end(outcome);
     time_source_set(NULL);
     device_override = NULL;
     sim_end();

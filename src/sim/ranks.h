@@ -7,9 +7,8 @@
 #define EPX_SIM_RANKS_H
 
 #include "epx/epx.h"
+#include "net/sim.h"
 #include "sim/sched.h"
-
-struct sim_net_options;
 
 struct sim_setup {
     struct sim_options sched;
@@ -20,6 +19,7 @@ struct sim_setup {
 struct sim_outcome {
     int failures; /* ranks that returned non-zero */
     struct sim_totals totals;
+    struct sim_net_totals net;
     char stuck[1500]; /* "" or who waits for what */
 };
 

@@ -22,8 +22,6 @@ struct sim_task {
     int woken;
     uint32_t priority;
     const void *key;
-    const struct doorbell *bell; /* key is a bell: */
-    uint32_t seen;
     uint64_t until;
     const char *what;
     void (*fn)(void *);
@@ -112,7 +110,6 @@ static void unpark(struct sim_task *t, int woken)
 {
     t->woken = woken;
     t->key = NULL;
-    t->bell = NULL;
     make_runnable(t);
 }
 
@@ -184,6 +181,12 @@ static void task_end(struct sim_task *t)
     sim.spare = t;
 }
 
+void sim_yield(void)
+{
+    if (sim.current)
+        fiber_leave(0);
+}
+
 void sim_point(void)
 {
     if (!sim.current || sim.o.point_every == 0 || sim.points-- > 0)
@@ -192,13 +195,11 @@ void sim_point(void)
     fiber_leave(0);
 }
 
-static int park(const void *key, const struct doorbell *bell, uint32_t seen, uint64_t until_ns, const char *what)
+int sim_park(const void *key, uint64_t until_ns, const char *what)
 {
     struct sim_task *t = sim.current;
 
     t->key = key;
-    t->bell = bell;
-    t->seen = seen;
     t->until = until_ns;
     t->what = what;
     t->state = TASK_PARKED;
@@ -208,16 +209,9 @@ static int park(const void *key, const struct doorbell *bell, uint32_t seen, uin
     return t->woken;
 }
 
-int sim_park(const void *key, uint64_t until_ns, const char *what)
-{
-    return park(key, NULL, 0, until_ns, what);
-}
-
 int sim_park_bell(struct doorbell *bell, uint32_t seen, uint64_t until_ns, const char *what)
 {
-    if (bell->seq != seen)
-        return 1;
-    return park(bell, bell, seen, until_ns, what);
+    return bell->seq != seen || sim_park(bell, until_ns, what);
 }
 
 void sim_wake(const void *key)
@@ -227,17 +221,6 @@ void sim_wake(const void *key)
     for (i = 0; i < sim.nall; i++)
         if (sim.all[i]->state == TASK_PARKED && sim.all[i]->key == key)
             unpark(sim.all[i], 1);
-}
-
-void sim_check_bells(void)
-{
-    int i;
-
-    for (i = 0; i < sim.nall; i++) {
-        struct sim_task *t = sim.all[i];
-        if (t->state == TASK_PARKED && t->bell && t->bell->seq != t->seen)
-            unpark(t, 1);
-    }
 }
 
 /* ---- Faults ------------------------------------------------------------------------------------------------- */

@@ -61,7 +61,7 @@ struct sim_totals {
     int deaths, stalls; /* faults that took place */
 };
 
-/* NULL: no memory, or a simulation exists already. */
+/* 0, or -1: no memory, too many ranks, or a simulation exists already. */
 int sim_begin(const struct sim_options *options);
 void sim_set_source(const struct sim_source *source);
 /* Runs until all programs have ended: 0. Otherwise -1, and `why` says who waits for what. */
@@ -85,14 +85,15 @@ int sim_rank(void);
 
 /* Another task may go first. Cheap, for use before every primitive of a kernel. */
 void sim_point(void);
+/* Another task may go first, always. */
+void sim_yield(void);
 /* Until sim_wake(key), or `until_ns`, whichever is first. `what` is for the report. Returns non-zero if woken. */
 int sim_park(const void *key, uint64_t until_ns, const char *what);
 /* All that are parked on `key` may go on. */
 void sim_wake(const void *key);
-/* Likewise those parked on a bell (kernel/params.h) whose sequence has changed without sim_wake. */
+/* The same for a bell (kernel/params.h) that was last seen at `seen`. */
 struct doorbell;
 int sim_park_bell(struct doorbell *bell, uint32_t seen, uint64_t until_ns, const char *what);
-void sim_check_bells(void);
 
 uint64_t sim_now(void);
 /* 0 .. n-1. */
