@@ -147,8 +147,6 @@ epx_status epx_handle_update(epx_handle *handle, const epx_tensor *topk_idx, con
         return fail(EPX_ERR_ARGUMENT, "%s: topk_idx: expected at most max_tokens_per_rank = %d tokens, got %" PRId64,
                     call, handle->group->set.max_tokens, topk.shape[0]);
     status = layout_tensors_check(handle, info, call, &tensors);
-    if (status == EPX_OK)
-        status = indices_check(handle, &topk, stream, call);
     if (status != EPX_OK)
         return status;
     if (handle->config.mode == EPX_LOW_LATENCY) {
@@ -159,7 +157,8 @@ epx_status epx_handle_update(epx_handle *handle, const epx_tensor *topk_idx, con
         handle->dispatched = 0;
         return EPX_OK;
     }
-    return ht_update(handle, &topk, &tensors, (struct device_stream *)stream);
+    status = indices_check(handle, &topk, stream, call);
+    return status == EPX_OK ? ht_update(handle, &topk, &tensors, (struct device_stream *)stream) : status;
 }
 
 /* The update is finished when the counter in shared memory says so; the stream's own deadlines bound it. */
