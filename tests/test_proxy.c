@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ctest: timeout=60 */
+/* Proxies deliver and count every command once, whatever the order, and merge what touches. */
+#include "proxy_scene.h"
+
+/* ---- Delivery ----------------------------------------------------------------------------------------------- */
+
+/* All ranks send to all others at random; bytes and counts must be what was asked, whatever the order. */
+static void deliver_everything(struct scene *s, int commands)
+{
+    static uint8_t wanted[RANKS][HEAP];
+    static uint64_t counts[RANKS][KINDS * SLOTS * RANKS];
+    uint32_t used[RANKS] = {0}; /* of the target heap: its upper half, in units, never written twice */
+    int i, r;
+
+    memset(wanted, 0, sizeof(wanted));
+    memset(counts, 0, sizeof(counts));
+    for (r = 0; r < RANKS; r++)
+        for (i = 0; i < HEAP / 2; i++)
+            wanted[r][i] = (uint8_t)(s->ranks[r].heap[i] = (char)draw(&s->wild, 256));
+    for (i = 0; i < commands; i++) {
+        const int from = (int)draw(&s->wild, RANKS), to = (int)draw(&s->wild, RANKS);
+        const uint32_t kind = draw(&s->wild, KINDS), slot = draw(&s->wild, SLOTS);
+        uint32_t units = draw(&s->wild, 4), source, target;
+
+        if (!is_remote(from, to))
+            continue;
+        if (used[to] + units > HEAP / 32)
+            units = 0;
+        source = draw(&s->wild, HEAP / 32 - 4) * 16;
+        target = HEAP / 2 + used[to] * 16;
+        used[to] += units;
+        push(s, from, to, COUNTER(kind, slot), source, target, units * 16);
+        memcpy(&wanted[to][target], &wanted[from][source], units * 16);
+        counts[to][(kind * SLOTS + slot) * RANKS + (uint32_t)from]++;
+        if (draw(&s->wild, 4) == 0)
+            step(s, (int)draw(&s->wild, RANKS));
+    }
+    steps(s, 2000);
+    for (r = 0; r < RANKS; r++) {
+        assert_memory_equal(s->ranks[r].heap, wanted[r], HEAP);
+        assert_memory_equal(s->ranks[r].counters, counts[r], sizeof(counts[r]));
+        assert_int_equal(proxy_quiet(s->ranks[r].proxies), EPX_OK);
+    }
+    assert_int_equal(s->wild.nflying, 0);
+    expect_nothing_wrong(s);
+}
+
+static void every_command_lands_and_is_counted_in_any_order(void **state)
+{
+    deliver_everything(open_wild(state), 6000);
+}
+
+static void with_two_threads_a_pair_keeps_to_one(void **state)
+{
+    ((struct scene *)*state)->options.threads = 2;
+    deliver_everything(open_wild(state), 6000);
+}
+
+static void through_the_wrap_of_the_ring_s_counters(void **state)
+{
+    ((struct scene *)*state)->options.ring_start = UINT64_MAX - 500;
+    deliver_everything(open_wild(state), 6000);
+}
+
+static void with_a_network_that_often_has_no_room(void **state)
+{
+    ((struct scene *)*state)->wild.room = 3;
+    deliver_everything(open_wild(state), 6000);
+}
+
+/* ---- Merging ------------------------------------------------------------------------------------------------ */
+
+static void contiguous_neighbours_become_one_put(void **state)
+{
+    struct scene *s = open_wild(state);
+    int i;
+
+    for (i = 0; i < 10; i++)
+        push(s, 0, 2, COUNTER(1, 1), (uint64_t)i * 64, 4096 + (uint64_t)i * 64, 64);
+    steps(s, 50);
+    assert_int_equal(s->wild.puts, 1);
+    assert_int_equal(s->wild.last.bytes, 640);
+    assert_int_equal(immediate_count(s->wild.last.immediate), 10);
+    assert_int_equal(counter_at(s, 2, COUNTER(1, 1), 0), 10);
+    assert_int_equal(stats_of(s, 0).commands, 10);
+    assert_int_equal(stats_of(s, 0).puts, 1);
+    assert_int_equal(stats_of(s, 0).bytes, 640);
+    assert_int_equal(stats_of(s, 2).arrivals, 1);
+}
+
+static void interleaved_destinations_merge_all_the_same(void **state)
+{
+    struct scene *s = open_wild(state);
+    int i, to;
+
+    for (i = 0; i < 10; i++)
+        for (to = 2; to < 5; to++)
+            push(s, 0, to, 0, (uint64_t)i * 16, (uint64_t)i * 16, 16);
+    step(s, 0);
+    assert_int_equal(s->wild.puts, 3);
+    assert_int_equal(s->wild.flushes, 1); /* one doorbell for all */
+}
+
+static void neighbours_in_any_order_merge_and_close_gaps(void **state)
+{
+    static const int order[] = {3, 1, 5, 4, 0, 2};
+    struct scene *s = open_wild(state);
+    size_t i;
+
+    for (i = 0; i < 6; i++)
+        push(s, 0, 2, 0, (uint64_t)order[i] * 16, 1024 + (uint64_t)order[i] * 16, 16);
+    step(s, 0);
+    assert_int_equal(s->wild.puts, 1);
+    assert_int_equal(s->wild.last.source, 0);
+    assert_int_equal(s->wild.last.target, 1024);
+    assert_int_equal(s->wild.last.bytes, 96);
+}
+
+static void what_does_not_touch_on_both_sides_is_not_merged(void **state)
+{
+    struct scene *s = open_wild(state);
+
+    push(s, 0, 2, 0, 0, 0, 16);
+    push(s, 0, 2, 0, 16, 32, 16);  /* contiguous at the source alone */
+    push(s, 0, 2, 0, 64, 48, 16);  /* at the target alone */
+    push(s, 0, 2, 1, 80, 64, 16);  /* on both sides, but another counter */
+    push(s, 0, 2, 0, 128, 80, 16); /* nowhere */
+    step(s, 0);
+    assert_int_equal(s->wild.puts, 5);
+}
+
+static void a_put_carries_no_more_than_its_immediate_can_count(void **state)
+{
+    struct scene *s = open_wild(state);
+    int i;
+
+    for (i = 0; i < 200; i++)
+        push(s, 0, 2, 0, (uint64_t)i * 16, (uint64_t)i * 16, 16);
+    steps(s, 50);
+    assert_int_equal(s->wild.puts, 2);
+    assert_int_equal(counter_at(s, 2, 0, 0), 200);
+}
+
+static void a_put_grows_to_the_set_size_at_most(void **state)
+{
+    struct scene *s = *state;
+    int i;
+
+    setenv("EPX_PROXY_MERGE_BYTES", "256", 1);
+    scene_open(s, RANKS, 1);
+    unsetenv("EPX_PROXY_MERGE_BYTES");
+    for (i = 0; i < 8; i++)
+        push(s, 0, 2, 0, (uint64_t)i * 64, (uint64_t)i * 64, 64);
+    push(s, 0, 2, 0, 8192, 8192, 1024); /* larger as it is: goes as it is */
+    step(s, 0);
+    assert_int_equal(s->wild.puts, 3);
+    assert_int_equal(s->wild.last.bytes, 1024);
+}
+
+static void signals_ride_on_what_is_there(void **state)
+{
+    struct scene *s = open_wild(state);
+    int i;
+
+    for (i = 0; i < 5; i++)
+        push(s, 0, 2, COUNTER(2, 0), 0, 0, 0);
+    push(s, 0, 2, COUNTER(3, 0), 64, 64, 32);
+    push(s, 0, 2, COUNTER(3, 0), 0, 0, 0);
+    steps(s, 50);
+    assert_int_equal(s->wild.puts, 2);
+    assert_int_equal(stats_of(s, 0).signals, 1);
+    assert_int_equal(counter_at(s, 2, COUNTER(2, 0), 0), 5);
+    assert_int_equal(counter_at(s, 2, COUNTER(3, 0), 0), 2);
+    expect_nothing_wrong(s);
+}
+
+static void what_waits_goes_on_merging(void **state)
+{
+    struct scene *s = open_wild(state);
+    int i;
+
+    s->wild.refuse[2] = EAGAIN;
+    for (i = 0; i < 20; i++) {
+        push(s, 0, 2, 0, (uint64_t)i * 16, (uint64_t)i * 16, 16);
+        step(s, 0);
+    }
+    s->wild.refuse[2] = 0;
+    steps(s, 50);
+    assert_int_equal(s->wild.puts, 1);
+    assert_int_equal(counter_at(s, 2, 0, 0), 20);
+    assert_int_equal(stats_of(s, 0).window_waits, 1);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(every_command_lands_and_is_counted_in_any_order),
+        TEST(with_two_threads_a_pair_keeps_to_one),
+        TEST(through_the_wrap_of_the_ring_s_counters),
+        TEST(with_a_network_that_often_has_no_room),
+        TEST(contiguous_neighbours_become_one_put),
+        TEST(interleaved_destinations_merge_all_the_same),
+        TEST(neighbours_in_any_order_merge_and_close_gaps),
+        TEST(what_does_not_touch_on_both_sides_is_not_merged),
+        TEST(a_put_carries_no_more_than_its_immediate_can_count),
+        TEST(a_put_grows_to_the_set_size_at_most),
+        TEST(signals_ride_on_what_is_there),
+        TEST(what_waits_goes_on_merging),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,377 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ctest: timeout=60 */
+/* Windows and limits; threads that sleep and wake. */
+#include "proxy_scene.h"
+
+/* ---- Windows ------------------------------------------------------------------------------------------------ */
+
+static void a_peer_that_takes_nothing_does_not_hold_up_the_others(void **state)
+{
+    struct scene *s = open_wild(state);
+    int i;
+
+    s->wild.refuse[2] = EAGAIN;
+    for (i = 0; i < 500; i++) {
+        push(s, 0, 2, 0, 0, (uint64_t)i * 32, 16);
+        push(s, 0, 3, 0, 0, (uint64_t)i * 32, 16);
+    }
+    steps(s, 400);
+    assert_int_equal(counter_at(s, 2, 0, 0), 0);
+    assert_int_equal(counter_at(s, 3, 0, 0), 500);
+    s->wild.refuse[2] = 0;
+    steps(s, 400);
+    assert_int_equal(counter_at(s, 2, 0, 0), 500);
+    expect_nothing_wrong(s);
+}
+
+static void when_a_peer_s_queue_is_full_the_ring_waits_and_nothing_is_lost(void **state)
+{
+    struct scene *s = open_wild(state);
+    int i;
+
+    s->wild.refuse[2] = EAGAIN;
+    for (i = 0; i < 3000; i++)
+        push(s, 0, 2, 0, 0, (uint64_t)(i % 1000) * 32, 16);
+    steps(s, 100);
+    assert_int_equal(stats_of(s, 0).commands, 1024);
+    s->wild.refuse[2] = 0;
+    steps(s, 2000);
+    assert_int_equal(counter_at(s, 2, 0, 0), 3000);
+}
+
+static void messages_in_flight_keep_to_the_limit_of_their_kind(void **state)
+{
+    static const uint8_t flows[KINDS] = {PROXY_LOW_LATENCY, PROXY_NORMAL, PROXY_LOW_LATENCY, PROXY_LOW_LATENCY};
+    struct scene *s = *state;
+
+    s->options.flows = flows;
+    s->options.limits.max_messages[PROXY_LOW_LATENCY] = 7;
+    s->options.limits.max_messages[PROXY_NORMAL] = 2;
+    scene_open(s, RANKS, 1);
+    s->wild.hold = 1;
+    push_apart(s, 2, COUNTER(0, 0), 20, 16);
+    push_apart(s, 3, COUNTER(1, 0), 20, 16);
+    steps(s, 10);
+    assert_int_equal(s->wild.nflying, 7 + 2);
+    s->wild.hold = 0;
+    steps(s, 100);
+    assert_int_equal(counter_at(s, 2, COUNTER(0, 0), 0), 20);
+    assert_int_equal(counter_at(s, 3, COUNTER(1, 0), 0), 20);
+}
+
+static void limits_come_from_the_environment(void **state)
+{
+    struct scene *s = *state;
+
+    setenv("EPX_IB_MAX_INFLIGHT", "9", 1);
+    setenv("UCCL_IB_MAX_INFLIGHT_NORMAL", "3", 1);
+    setenv("UCCL_IB_MAX_INFLIGHT_BYTES", "2K", 1);
+    scene_open(s, RANKS, 1);
+    unsetenv("EPX_IB_MAX_INFLIGHT");
+    unsetenv("UCCL_IB_MAX_INFLIGHT_NORMAL");
+    unsetenv("UCCL_IB_MAX_INFLIGHT_BYTES");
+    assert_int_equal(s->ranks[0].proxies->limits.max_messages[PROXY_LOW_LATENCY], 9);
+    assert_int_equal(s->ranks[0].proxies->limits.max_messages[PROXY_NORMAL], 3);
+    assert_int_equal(s->ranks[0].proxies->limits.max_bytes, 2048);
+}
+
+static void bytes_in_flight_to_all_peers_keep_to_the_limit(void **state)
+{
+    struct scene *s = *state;
+    int to;
+
+    s->options.limits.max_bytes = 1000;
+    scene_open(s, RANKS, 1);
+    for (to = 2; to < RANKS; to++)
+        push_apart(s, to, 0, 30, 64);
+    push(s, 0, 2, 1, 0, 0, 8192); /* larger than the limit: goes alone */
+    steps(s, 300);
+    assert_int_equal(s->wild.most_bytes, 8192);
+    assert_true(s->wild.most_flying <= 1000 / 64);
+    assert_int_equal(counter_at(s, 4, 0, 0), 30);
+    assert_int_equal(counter_at(s, 2, 1, 0), 1);
+}
+
+static struct window *window_of(struct scene *s, int rank, int peer)
+{
+    struct proxy_thread *t = &s->ranks[rank].proxies->threads[0];
+
+    return &t->peers[t->by_rank[peer]].window;
+}
+
+static void a_window_that_limits_grows_while_answers_come_in_time(void **state)
+{
+    struct scene *s = open_wild(state);
+    const uint32_t before = window_of(s, 0, 2)->messages_limit;
+    int i;
+
+    for (i = 0; i < 20; i++) {
+        push_apart(s, 2, 0, 900, 16);
+        steps(s, 150);
+    }
+    assert_true(window_of(s, 0, 2)->messages_limit > before);
+    assert_true(window_of(s, 0, 2)->messages_limit <= 1024);
+    assert_int_equal(window_of(s, 0, 3)->messages_limit, before);
+}
+
+static void a_network_without_room_shrinks_the_window(void **state)
+{
+    struct scene *s = open_wild(state);
+    const uint32_t before = window_of(s, 0, 2)->messages_limit;
+
+    s->wild.room = 20;
+    push_apart(s, 2, 0, 500, 16);
+    step(s, 0);
+    assert_true(window_of(s, 0, 2)->messages_limit < before);
+    assert_true(window_of(s, 0, 2)->messages_limit >= 15);
+    steps(s, 1000);
+    assert_int_equal(counter_at(s, 2, 0, 0), 500);
+}
+
+/* Answers after a microsecond first, then after 10 ms. */
+static void late_answers_shrink_the_window(void **state)
+{
+    struct scene *s = open_wild(state);
+    uint64_t before;
+    int i;
+
+    for (i = 0; i < 20; i++) {
+        push_apart(s, 2, 0, 4, 64);
+        steps(s, 4);
+    }
+    before = window_of(s, 0, 2)->bytes_limit;
+    for (i = 0; i < 10; i++) {
+        push_apart(s, 2, 0, 4, 64);
+        step(s, 0);
+        s->wild.now_ns += 10 * MS;
+        steps(s, 4);
+    }
+    assert_true(window_of(s, 0, 2)->bytes_limit < before);
+    assert_int_equal(counter_at(s, 2, 0, 0), 120);
+}
+
+/* One answer may stand for several puts; the rest stays in flight. */
+static void an_answer_may_stand_for_several_puts(void **state)
+{
+    struct scene *s = open_wild(state);
+
+    s->wild.hold = 1;
+    push_apart(s, 2, 0, 5, 16);
+    step(s, 0);
+    assert_int_equal(window_of(s, 0, 2)->messages, 5);
+    s->wild.nflying = 0;
+    tell(s->wild.ends[0][0], (struct net_event){.kind = NET_SENT, .peer = 2, .count = 3, .cookie = (2ull << 48) + 2});
+    step(s, 0);
+    assert_int_equal(window_of(s, 0, 2)->messages, 2);
+    assert_int_equal(window_of(s, 0, 2)->bytes, 32);
+    tell(s->wild.ends[0][0], (struct net_event){.kind = NET_SENT, .peer = 2, .count = 2, .cookie = (2ull << 48) + 4});
+    step(s, 0);
+    assert_int_equal(window_of(s, 0, 2)->messages, 0);
+    assert_int_equal(window_of(s, 0, 2)->bytes, 0);
+    expect_nothing_wrong(s);
+}
+
+/* ---- Threads ------------------------------------------------------------------------------------------------ */
+
+static struct scene *open_null(void **state, int threads)
+{
+    struct scene *s = *state;
+
+    s->options.net = &net_null_ops;
+    s->options.env = NULL;
+    s->options.threads = threads;
+    scene_open(s, 1, 0);
+    return s;
+}
+
+static void pause_ms(int ms)
+{
+    struct timespec ts = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L};
+
+    nanosleep(&ts, NULL);
+}
+
+static int wait_for(const struct scene *s, uint64_t commands)
+{
+    const uint64_t deadline = clock_ns() + 5000 * MS;
+
+    while (stats_of(s, 0).commands < commands && clock_ns() < deadline)
+        sched_yield();
+    return stats_of(s, 0).commands == commands;
+}
+
+static int wait_for_sleeps(const struct scene *s, uint64_t sleeps)
+{
+    const uint64_t deadline = clock_ns() + 5000 * MS;
+
+    while (stats_of(s, 0).sleeps < sleeps && clock_ns() < deadline)
+        pause_ms(1);
+    return stats_of(s, 0).sleeps >= sleeps;
+}
+
+static void threads_take_what_is_pushed_and_are_quiet_afterwards(void **state)
+{
+    struct scene *s = open_null(state, 2);
+    int i;
+
+    for (i = 0; i < 20000; i++)
+        push(s, 0, 2 + i % 3, 0, (uint64_t)i % 512 * 64, 0, 32);
+    assert_int_equal(proxy_quiet(s->ranks[0].proxies), EPX_OK);
+    assert_int_equal(stats_of(s, 0).commands, 20000);
+    expect_nothing_wrong(s);
+}
+
+/* The same small launch again and again, with pauses in which the proxy falls asleep: it wakes for each. */
+static void a_sleeping_thread_wakes_for_every_replay(void **state)
+{
+    struct scene *s = open_null(state, 1);
+    struct proxy_stats stats;
+    int i;
+
+    for (i = 1; i <= 20; i++) {
+        pause_ms(3);
+        push(s, 0, 2, 0, 0, 0, 16);
+        assert_true(wait_for(s, (uint64_t)i));
+    }
+    stats = stats_of(s, 0);
+    assert_true(stats.sleeps > 0);
+    assert_true(stats.wakes > 0);
+    assert_true(stats.wakes <= stats.sleeps);
+}
+
+static uint64_t cpu_ns_of(pthread_t thread)
+{
+    struct timespec ts;
+    clockid_t clock;
+
+    assert_int_equal(pthread_getcpuclockid(thread, &clock), 0);
+    clock_gettime(clock, &ts);
+    return (uint64_t)ts.tv_sec * 1000 * MS + (uint64_t)ts.tv_nsec;
+}
+
+static void expect_idle_costs_nothing(struct scene *s, uint64_t most_ns)
+{
+    const pthread_t thread = s->ranks[0].proxies->threads[0].pthread;
+    uint64_t before;
+
+    pause_ms(20);
+    before = cpu_ns_of(thread);
+    pause_ms(300);
+    assert_true(cpu_ns_of(thread) - before < most_ns);
+}
+
+static void an_idle_thread_uses_no_core(void **state)
+{
+    expect_idle_costs_nothing(open_null(state, 1), 3 * MS);
+}
+
+/* Producers that cannot ring: naps, and the commands are seen all the same. */
+static void a_device_that_cannot_ring_is_looked_after_by_naps(void **state)
+{
+    struct scene *s = *state;
+    struct ring_dev deaf;
+    struct doorbell nobody = {0};
+    struct command c = command_pack(2, 0, 0, 0, 16);
+
+    setenv("EPX_PROXY_SLEEP_US", "100", 1);
+    s->options.device_kind = EPX_DEVICE_CUDA;
+    s = open_null(state, 1);
+    unsetenv("EPX_PROXY_SLEEP_US");
+    assert_true(wait_for_sleeps(s, 3));
+    deaf = *proxy_ring(s->ranks[0].proxies, 0);
+    deaf.bell = &nobody;
+    assert_int_equal(ag_push(&s->ranks[0].agent, &deaf, &c, 1), WAIT_OK);
+    assert_true(wait_for(s, 1));
+    expect_idle_costs_nothing(s, 60 * MS);
+}
+
+static void an_idle_thread_over_a_network_without_descriptor_naps(void **state)
+{
+    struct scene *s = *state;
+
+    s->options.env = NULL;
+    scene_open(s, 1, 0);
+    assert_true(wait_for_sleeps(s, 3));
+    expect_idle_costs_nothing(s, 60 * MS);
+    push(s, 0, 2, 0, 0, 0, 16);
+    assert_true(wait_for(s, 1));
+}
+
+static void quiet_ends_at_its_deadline_and_names_the_peer(void **state)
+{
+    struct scene *s = *state;
+
+    s->options.env = NULL;
+    s->options.timeout_ms = 50;
+    s->wild.hold = 1;
+    scene_open(s, 1, 0);
+    push(s, 0, 3, 0, 0, 0, 16);
+    assert_int_equal(proxy_quiet(s->ranks[0].proxies), EPX_ERR_TIMEOUT);
+    assert_non_null(strstr(epx_last_error(), "rank 3"));
+}
+
+static void bad_options_are_refused(void **state)
+{
+    struct scene *s = *state;
+    uint8_t remote[RANKS] = {0};
+    struct proxy_options good = s->options, o;
+    struct proxy_group *proxies;
+
+    good.remote = remote;
+    good.counters = s->ranks[0].counters;
+    o = good;
+    o.rank = RANKS;
+    assert_int_equal(proxy_open(&o, &proxies), EPX_ERR_ARGUMENT);
+    o = good;
+    o.nranks = IMMEDIATE_MAX_RANKS + 1;
+    assert_int_equal(proxy_open(&o, &proxies), EPX_ERR_ARGUMENT);
+    o = good;
+    o.ring_slots = 100;
+    assert_int_equal(proxy_open(&o, &proxies), EPX_ERR_ARGUMENT);
+    o = good;
+    o.kinds = 65;
+    assert_int_equal(proxy_open(&o, &proxies), EPX_ERR_ARGUMENT);
+    o = good;
+    o.heap_bytes = COMMAND_MAX_OFFSET + 1;
+    assert_int_equal(proxy_open(&o, &proxies), EPX_ERR_UNSUPPORTED);
+}
+
+static void networks_are_found_by_name(void **state)
+{
+    const struct net_ops *ops;
+    const char *provider;
+
+    (void)state;
+    assert_int_equal(net_find("null", &ops, &provider), EPX_OK);
+    assert_ptr_equal(ops, &net_null_ops);
+    assert_string_equal(provider, "");
+    assert_int_equal(net_find("null;any", &ops, &provider), EPX_OK);
+    assert_string_equal(provider, "any");
+    assert_int_equal(net_find("nul", &ops, &provider), EPX_ERR_ARGUMENT);
+    assert_int_equal(net_find("nullx", &ops, &provider), EPX_ERR_ARGUMENT);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(a_peer_that_takes_nothing_does_not_hold_up_the_others),
+        TEST(when_a_peer_s_queue_is_full_the_ring_waits_and_nothing_is_lost),
+        TEST(messages_in_flight_keep_to_the_limit_of_their_kind),
+        TEST(limits_come_from_the_environment),
+        TEST(bytes_in_flight_to_all_peers_keep_to_the_limit),
+        TEST(a_window_that_limits_grows_while_answers_come_in_time),
+        TEST(a_network_without_room_shrinks_the_window),
+        TEST(late_answers_shrink_the_window),
+        TEST(an_answer_may_stand_for_several_puts),
+        TEST(threads_take_what_is_pushed_and_are_quiet_afterwards),
+        TEST(a_sleeping_thread_wakes_for_every_replay),
+        TEST(an_idle_thread_uses_no_core),
+        TEST(a_device_that_cannot_ring_is_looked_after_by_naps),
+        TEST(an_idle_thread_over_a_network_without_descriptor_naps),
+        TEST(quiet_ends_at_its_deadline_and_names_the_peer),
+        TEST(bad_options_are_refused),
+        TEST(networks_are_found_by_name),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
