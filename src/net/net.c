@@ -14,6 +14,7 @@ static const struct {
     const struct net_ops *ops;
     int automatic;
 } networks[] = {
+    {&net_verbs_ops, 1},
     {&net_null_ops, 0},
     {&net_sim_ops, 0},
 };

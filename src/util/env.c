@@ -39,6 +39,18 @@ static const struct env_entry entries[] = {
      "The same for the low-latency mode alone"},
     {"EPX_IB_MAX_INFLIGHT_NORMAL", "UCCL_IB_MAX_INFLIGHT_NORMAL", "EPX_IB_MAX_INFLIGHT",
      "The same for the high-throughput mode alone"},
+    {"EPX_IB_HCA", "UCCL_IB_HCA,NCCL_IB_HCA", "all",
+     "Cards that verbs may use: prefixes of names, each with :PORT or without, separated by commas; a leading "
+     "= means exact names, a leading ^ all but these"},
+    {"EPX_IB_GID_INDEX", "UCCL_IB_GID_INDEX,NCCL_IB_GID_INDEX", "-1",
+     "GID that verbs uses on its cards; -1: the best, RoCEv2 over IPv4 before RoCEv2 over IPv6 before others"},
+    {"EPX_IB_SL", "UCCL_IB_SL,NCCL_IB_SL", "3, on an EFA 8", "Service level of verbs"},
+    {"EPX_IB_TC", "UCCL_IB_TC,NCCL_IB_TC", "104, on an EFA 0", "Traffic class of verbs"},
+    {"EPX_IB_TIMEOUT", "NCCL_IB_TIMEOUT", "18, or less",
+     "Time after which a card repeats a packet, 4.096 us * 2^this; the default makes all repeats end within "
+     "the group's timeout"},
+    {"EPX_IB_RETRY_CNT", "NCCL_IB_RETRY_CNT", "6", "How often a card repeats a packet before the peer counts as lost"},
+    {"EPX_IB_SRQ", "", "1", "0: verbs keeps receives per peer even where a card can share them"},
 };
 enum { ENTRY_COUNT = (int)(sizeof(entries) / sizeof(entries[0])), ALIAS_BYTES = 64 };
 
