@@ -229,8 +229,11 @@ int cmd_bench(int argc, char **argv)
 {
     struct bench_options options;
     struct conductor conductor = {.options = &options, .mpi_log = -1};
-    int parsed = bench_options_parse(&options, argc, argv);
+    int parsed;
 
+    if (argc > 1 && strcmp(argv[1], "ring") == 0)
+        return bench_ring(argc - 1, argv + 1);
+    parsed = bench_options_parse(&options, argc, argv);
     if (parsed != 0)
         return parsed > 0 ? BENCH_EXIT_OK : BENCH_EXIT_USAGE;
     if (options.worker != NULL)

@@ -7,6 +7,7 @@
  *      bench_team.c     starting and ending EPX's ranks and mpirun
  *      bench_worker.c   one EPX rank; bench_ll.c and bench_ht.c have its operations
  *      bench_stats.c    percentiles, bandwidths; bench_memcpy.c the ceiling
+ *      bench_ring.c     `epx bench ring`, which has nothing to do with the others
  *      bench_report.c   the table, the JSON lines, the progress line
  *
  * The ranks' side of the measurement (board, timed loop, data, check) is in support/, shared with the MPI baseline.
@@ -49,6 +50,9 @@ void bench_team_end(pid_t pid);
 
 /* One EPX rank; an exit code. What went wrong is on the board. */
 int bench_worker(const char *board_path);
+
+/* `epx bench ring`; an exit code. */
+int bench_ring(int argc, char **argv);
 
 /* ---- Statistics */
 

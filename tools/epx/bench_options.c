@@ -10,6 +10,7 @@
 #include "commands.h"
 
 static const char usage_text[] = "usage: epx bench ll|ht [options]\n"
+                                 "       epx bench ring [options]   (epx bench ring --help)\n"
                                  "\n"
                                  "Measures dispatch and combine: ll = low latency, ht = high throughput.\n"
                                  "\n"
@@ -258,7 +259,7 @@ static int parse_mode(struct bench_options *o, const char *word)
     while (mode->name != NULL && strcmp(mode->name, word) != 0)
         mode++;
     if (mode->name == NULL) {
-        fprintf(stderr, "epx bench: the mode is '%s'; expected ll or ht (epx bench --help says more)\n", word);
+        fprintf(stderr, "epx bench: the mode is '%s'; expected ll, ht or ring (epx bench --help says more)\n", word);
         return -1;
     }
     o->iters = 50;
