@@ -15,6 +15,7 @@ static const struct {
     int automatic;
 } networks[] = {
     {&net_verbs_ops, 1},
+    {&net_ofi_ops, 1},
     {&net_null_ops, 0},
     {&net_sim_ops, 0},
 };

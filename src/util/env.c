@@ -27,6 +27,8 @@ static const struct env_entry entries[] = {
     {"EPX_DEVICE", "", "cpu", "Device of groups whose configuration leaves it open: cpu"},
     {"EPX_NET", "", "automatic",
      "Network between nodes: verbs, ofi, ofi;PROVIDER (tcp, shm, efa, verbs, cxi), or null, which forgets everything"},
+    {"EPX_OFI_PROVIDER", "", "the first there is of efa, cxi, verbs, tcp",
+     "Provider of libfabric where the network is ofi: efa, cxi, verbs, tcp, shm"},
     {"EPX_PROXY_THREADS", "", "1", "Proxy threads per rank; the same on all ranks"},
     {"EPX_PROXY_PIN", "", "0", "1: pin each proxy thread to a core"},
     {"EPX_PROXY_SLEEP_US", "", "5 to 100000",

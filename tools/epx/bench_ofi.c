@@ -1,0 +1,366 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The baseline of `epx bench ht --vs ofi`: a loop around fi_write.
+ *
+ *      process 2p, thread t     <--- fi_write both ways --->     process 2p + 1, thread t        p = 0..pairs - 1
+ *
+ * The processes meet on a board in shared memory: addresses and keys, a barrier before and after, times. A side has
+ * finished when its writes are completed and the last word of the other side, a write with CQ data, has come.
+ */
+#include "tools/epx/bench_ofi.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "net/ofi.h"
+
+#ifdef EPX_HAVE_OFI
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "util/clock.h"
+
+enum { MAX_PAIRS = 64, MAX_THREADS = 16, MAX_PROCESSES = 2 * MAX_PAIRS, ADDRESS_BYTES = 240, LIMIT_S = 60 };
+enum { WINDOW_BYTES = 8 << 20 }; /* of memory per thread; writes go round in it */
+
+struct seat {
+    size_t address_bytes;
+    uint8_t address[ADDRESS_BYTES];
+    uint64_t key, base;
+};
+
+struct board {
+    atomic_int ready, finished, failed;
+    atomic_ullong first_ns, last_ns; /* start of the first, end of the last */
+    char text[256];
+    struct seat seats[MAX_PROCESSES][MAX_THREADS];
+};
+
+struct job {
+    struct board *board;
+    const char *provider;
+    uint64_t messages; /* per thread */
+    uint32_t message_bytes;
+    int threads, processes;
+};
+
+struct side {
+    const struct job *job;
+    int process, thread;
+    const struct ofi_lib *lib;
+    struct fi_info *info;
+    struct fid_fabric *fabric;
+    struct fid_domain *domain;
+    struct fid_av *av;
+    struct fid_cq *cq;
+    struct fid_ep *ep;
+    struct fid_mr *mr;
+    uint8_t *memory;
+    size_t memory_bytes;
+    struct fi_context2 *contexts;
+    fi_addr_t peer;
+    uint64_t posted, completed;
+    int heard; /* the other side's last word */
+};
+
+static int complain(const struct side *side, int rc, const char *what)
+{
+    if (!atomic_exchange(&side->job->board->failed, 1))
+        snprintf(side->job->board->text, sizeof(side->job->board->text), "process %d thread %d: %s: %s", side->process,
+                 side->thread, what, side->lib ? side->lib->strerror(-rc) : "");
+    return -1;
+}
+
+static uint64_t deadline(void)
+{
+    return clock_ns() + LIMIT_S * 1000000000ull;
+}
+
+/* ---- An endpoint */
+
+static int open_objects(struct side *side)
+{
+    struct fi_cq_attr cq = {.size = 16384, .format = FI_CQ_FORMAT_DATA, .wait_obj = FI_WAIT_NONE};
+    struct fi_av_attr av = {.type = side->info->domain_attr->av_type, .count = 1};
+    int rc = side->lib->fabric(side->info->fabric_attr, &side->fabric, NULL);
+
+    if (!rc)
+        rc = fi_domain(side->fabric, side->info, &side->domain, NULL);
+    if (!rc)
+        rc = fi_av_open(side->domain, &av, &side->av, NULL);
+    if (!rc)
+        rc = fi_cq_open(side->domain, &cq, &side->cq, NULL);
+    if (!rc)
+        rc = fi_endpoint(side->domain, side->info, &side->ep, NULL);
+    if (!rc)
+        rc = fi_ep_bind(side->ep, &side->av->fid, 0);
+    if (!rc)
+        rc = fi_ep_bind(side->ep, &side->cq->fid, FI_TRANSMIT | FI_RECV);
+    return rc ? rc : fi_enable(side->ep);
+}
+
+static int open_memory(struct side *side)
+{
+    const int mode = side->info->domain_attr->mr_mode;
+    struct seat *seat = &side->job->board->seats[side->process][side->thread];
+    int rc;
+
+    side->memory_bytes = WINDOW_BYTES / side->job->message_bytes * side->job->message_bytes;
+    if (!side->memory_bytes)
+        side->memory_bytes = side->job->message_bytes;
+    side->memory = aligned_alloc(4096, (side->memory_bytes * 2 + 4095) & ~(size_t)4095);
+    side->contexts = calloc(side->info->tx_attr->size, sizeof(*side->contexts));
+    if (!side->memory || !side->contexts)
+        return -FI_ENOMEM;
+    memset(side->memory, side->process + 1, side->memory_bytes * 2);
+    rc = fi_mr_reg(side->domain, side->memory, side->memory_bytes * 2, FI_WRITE | FI_REMOTE_WRITE, 0, 1, 0, &side->mr,
+                   NULL);
+    if (!rc && (mode & (FI_MR_ENDPOINT | FI_MR_RMA_EVENT))) {
+        rc = fi_mr_bind(side->mr, &side->ep->fid, 0);
+        if (!rc)
+            rc = fi_mr_enable(side->mr);
+    }
+    seat->key = rc ? 0 : fi_mr_key(side->mr);
+    seat->base = mode & FI_MR_VIRT_ADDR ? (uint64_t)(uintptr_t)side->memory : 0;
+    seat->address_bytes = ADDRESS_BYTES;
+    return rc ? rc : fi_getname(&side->ep->fid, seat->address, &seat->address_bytes);
+}
+
+static void close_side(struct side *side)
+{
+    struct fid *fids[] = {side->mr ? &side->mr->fid : NULL,         side->ep ? &side->ep->fid : NULL,
+                          side->cq ? &side->cq->fid : NULL,         side->av ? &side->av->fid : NULL,
+                          side->domain ? &side->domain->fid : NULL, side->fabric ? &side->fabric->fid : NULL};
+
+    for (size_t i = 0; i < sizeof(fids) / sizeof(fids[0]); i++)
+        if (fids[i])
+            fi_close(fids[i]);
+    if (side->info)
+        side->lib->freeinfo(side->info);
+    free(side->contexts);
+    free(side->memory);
+}
+
+/* ---- The loop */
+
+static int drain(struct side *side)
+{
+    struct fi_cq_data_entry entries[64];
+    struct fi_cq_err_entry error;
+    const ssize_t got = fi_cq_read(side->cq, entries, 64);
+
+    for (ssize_t i = 0; i < got; i++) {
+        if (entries[i].flags & FI_REMOTE_CQ_DATA && !(entries[i].flags & FI_WRITE))
+            side->heard = 1;
+        else
+            side->completed++;
+    }
+    if (got >= 0 || got == -FI_EAGAIN)
+        return 0;
+    memset(&error, 0, sizeof(error));
+    if (got == -FI_EAVAIL)
+        fi_cq_readerr(side->cq, &error, 0);
+    return complain(side, got == -FI_EAVAIL ? -error.err : (int)got, "a write failed");
+}
+
+/* The last one carries CQ data. Returns 0, or -1; *posted tells whether there was room. */
+static int post(struct side *side, int last, int *posted)
+{
+    const struct job *job = side->job;
+    const struct seat *other = &job->board->seats[side->process ^ 1][side->thread];
+    const uint64_t offset = side->posted * job->message_bytes % side->memory_bytes;
+    void *context = &side->contexts[side->posted % side->info->tx_attr->size];
+    void *desc = fi_mr_desc(side->mr);
+    const uint64_t target = other->base + side->memory_bytes + (last ? 0 : offset);
+    ssize_t rc;
+
+    if (last)
+        rc = fi_writedata(side->ep, side->memory, 0, desc, 1, side->peer, target, other->key, context);
+    else
+        rc = fi_write(side->ep, side->memory + offset, job->message_bytes, desc, side->peer, target, other->key,
+                      context);
+    *posted = !rc;
+    return !rc || rc == -FI_EAGAIN ? 0 : complain(side, (int)rc, "fi_write");
+}
+
+static int write_all(struct side *side)
+{
+    const uint64_t until = deadline(), window = side->info->tx_attr->size;
+    const uint64_t total = side->job->messages + 1;
+    int room;
+
+    while (side->completed < total || !side->heard) {
+        room = side->posted < total && side->posted - side->completed < window;
+        /* The last word waits until the rest is out: not every provider keeps the order. */
+        if (room && (side->posted + 1 < total || side->completed + 1 == total)) {
+            if (post(side, side->posted + 1 == total, &room))
+                return -1;
+            side->posted += (uint64_t)room;
+        } else {
+            room = 0;
+        }
+        if ((!room || !(side->posted & 15)) && drain(side))
+            return -1;
+        if (!room && (atomic_load(&side->job->board->failed) || clock_ns() > until))
+            return complain(side, -FI_ETIMEDOUT, "the writes did not end in time");
+    }
+    return 0;
+}
+
+/* Polls meanwhile: the other side may need it. */
+static int meet(struct side *side, atomic_int *count)
+{
+    const uint64_t until = deadline();
+
+    atomic_fetch_add(count, 1);
+    while (atomic_load(count) < side->job->processes * side->job->threads) {
+        if (atomic_load(&side->job->board->failed) || clock_ns() > until)
+            return complain(side, -FI_ETIMEDOUT, "the others did not come");
+        if (side->peer != FI_ADDR_UNSPEC && drain(side))
+            return -1;
+        sched_yield();
+    }
+    return 0;
+}
+
+static void note_time(atomic_ullong *slot, uint64_t now, int earliest)
+{
+    unsigned long long seen = atomic_load(slot);
+
+    while ((!seen || (earliest ? now < seen : now > seen)) && !atomic_compare_exchange_weak(slot, &seen, now))
+        ;
+}
+
+static void *run_side(void *arg)
+{
+    struct side *side = arg;
+    struct board *board = side->job->board;
+    const struct seat *other = &board->seats[side->process ^ 1][side->thread];
+    const char *missing;
+    int rc;
+
+    side->peer = FI_ADDR_UNSPEC;
+    side->lib = ofi_lib_get(&missing);
+    if (!side->lib || ofi_choose(side->lib, side->job->provider, side->thread, &side->info)) {
+        complain(side, -FI_ENODATA, side->lib ? epx_last_error() : missing);
+        return NULL;
+    }
+    rc = open_objects(side);
+    if (!rc)
+        rc = open_memory(side);
+    if (rc) {
+        complain(side, rc, "open");
+    } else if (!meet(side, &board->ready)) {
+        if (fi_av_insert(side->av, other->address, 1, &side->peer, 0, NULL) != 1) {
+            complain(side, -FI_EINVAL, "fi_av_insert");
+        } else {
+            note_time(&board->first_ns, clock_ns(), 1);
+            if (!write_all(side)) {
+                note_time(&board->last_ns, clock_ns(), 0);
+                meet(side, &board->finished);
+            }
+        }
+    }
+    close_side(side);
+    return NULL;
+}
+
+static void run_process(const struct job *job, int process)
+{
+    struct side sides[MAX_THREADS];
+    pthread_t threads[MAX_THREADS];
+    int started = 0;
+
+    memset(sides, 0, sizeof(sides));
+    for (; started < job->threads; started++) {
+        sides[started].job = job;
+        sides[started].process = process;
+        sides[started].thread = started;
+        if (pthread_create(&threads[started], NULL, run_side, &sides[started])) {
+            complain(&sides[started], 0, "a thread cannot be started");
+            break;
+        }
+    }
+    for (int i = 0; i < started; i++)
+        pthread_join(threads[i], NULL);
+}
+
+/* ---- Processes */
+
+static int run_pairs(const struct job *job)
+{
+    pid_t pids[MAX_PROCESSES];
+    int started = 0, status, failed = 0;
+
+    for (; started < job->processes; started++) {
+        pids[started] = fork();
+        if (pids[started] < 0) {
+            atomic_store(&job->board->failed, 1);
+            break;
+        }
+        if (!pids[started]) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            run_process(job, started);
+            _exit(0);
+        }
+    }
+    for (int i = 0; i < started; i++)
+        if (waitpid(pids[i], &status, 0) != pids[i] || status) {
+            atomic_store(&job->board->failed, 1); /* the others need not wait for this one */
+            failed = 1;
+        }
+    return failed || atomic_load(&job->board->failed) ? -1 : 0;
+}
+
+int ofi_baseline(const char *provider, uint64_t bytes, uint32_t message_bytes, int threads, int pairs,
+                 double *gbytes_per_s)
+{
+    struct job job = {.provider = provider, .message_bytes = message_bytes, .threads = threads, .processes = 2 * pairs};
+    int rc;
+
+    if (threads < 1 || threads > MAX_THREADS || pairs < 1 || pairs > MAX_PAIRS || !message_bytes || !bytes) {
+        fprintf(stderr, "epx: ofi baseline: %d threads, %d pairs, %u bytes a message; expected 1 to %d, 1 to %d, > 0\n",
+                threads, pairs, message_bytes, MAX_THREADS, MAX_PAIRS);
+        return -1;
+    }
+    job.messages = (bytes / (uint64_t)threads + message_bytes - 1) / message_bytes;
+    job.board = mmap(NULL, sizeof(*job.board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (job.board == MAP_FAILED) {
+        fprintf(stderr, "epx: ofi baseline: no shared memory: %s\n", strerror(errno));
+        return -1;
+    }
+    rc = run_pairs(&job);
+    if (rc)
+        fprintf(stderr, "epx: ofi baseline: %s\n", job.board->text[0] ? job.board->text : "a process failed");
+    else
+        *gbytes_per_s = (double)(job.messages * message_bytes) * threads * job.processes /
+                        (double)(job.board->last_ns - job.board->first_ns);
+    munmap(job.board, sizeof(*job.board));
+    return rc;
+}
+
+#else
+
+int ofi_baseline(const char *provider, uint64_t bytes, uint32_t message_bytes, int threads, int pairs,
+                 double *gbytes_per_s)
+{
+    (void)provider;
+    (void)bytes;
+    (void)message_bytes;
+    (void)threads;
+    (void)pairs;
+    (void)gbytes_per_s;
+    fprintf(stderr, "epx: ofi baseline: this EPX was built without the headers of libfabric\n");
+    return -1;
+}
+
+#endif
