@@ -191,6 +191,7 @@ int bench_work_seed(struct bench_work *work, uint64_t seed)
     work->workload = make_workload(c, seed);
     if (oracle_route_from_workload(&work->route, &work->workload, 0, c->mode, c->layout, 0, c->alignment) != 0)
         return -1;
+    work->route.ranks_per_node = work->ranks_per_node;
     if (oracle_recv_init(&work->recv, &work->route, work->rank) != 0) {
         oracle_route_free(&work->route);
         return -1;

@@ -26,8 +26,9 @@ struct bench_work {
     struct oracle_route route;
     struct oracle_recv recv;
     struct oracle_data data;
-    int routed; /* route and recv hold something */
-    int logfmt; /* rows travelled as LogFMT-10: set by whoever does that */
+    int routed;         /* route and recv hold something */
+    int ranks_per_node; /* sums are rounded per node: set by whoever does that; 0 = not */
+    int logfmt;         /* rows travelled as LogFMT-10: set by whoever does that */
 
     epx_tensor x, idx, weights; /* what the rank gives: bf16 [B,H], int32 [B,K], fp32 [B,K] */
 

@@ -22,14 +22,15 @@
 /* The routing of all ranks and how it shall be laid out. */
 struct oracle_route {
     int nranks, experts, local_experts, topk;
-    int max_tokens;  /* M of the group: decides the shape of low-latency tensors */
-    int mode;        /* epx_mode */
-    int layout;      /* epx_layout */
-    uint32_t flags;  /* EPX_HANDLE_* */
-    int alignment;   /* HT EXPERT_MAJOR; at least 1 */
-    int *tokens;     /* [nranks] */
-    int32_t *idx;    /* [nranks][max_tokens][topk] */
-    int32_t *active; /* [nranks]: 0 = masked rank, neither sends nor receives */
+    int max_tokens;     /* M of the group: decides the shape of low-latency tensors */
+    int mode;           /* epx_mode */
+    int layout;         /* epx_layout */
+    uint32_t flags;     /* EPX_HANDLE_* */
+    int alignment;      /* HT EXPERT_MAJOR; at least 1 */
+    int ranks_per_node; /* 0 = one node. HT combine sums inside every other node first, rounding its sum */
+    int *tokens;        /* [nranks] */
+    int32_t *idx;       /* [nranks][max_tokens][topk] */
+    int32_t *active;    /* [nranks]: 0 = masked rank, neither sends nor receives */
 };
 
 /* Allocates for the given sizes, all tokens 0, all ranks active. 0, or -1 without memory. */

@@ -383,7 +383,13 @@ static int row_entry(const struct oracle_route *route, const int32_t *idx, int k
     return k;
 }
 
-static void sum_by_expert(struct combine_check *c, int token)
+/* Low latency has no nodes: every row comes back by itself. */
+static int node_of(const struct oracle_route *route, int rank)
+{
+    return route->ranks_per_node && route->mode == EPX_HIGH_THROUGHPUT ? rank / route->ranks_per_node : 0;
+}
+
+static void sum_by_expert(struct combine_check *c, int token, int node)
 {
     const struct oracle_route *route = c->route;
     const int32_t *idx = oracle_idx(route, c->rank, token);
@@ -393,22 +399,49 @@ static void sum_by_expert(struct combine_check *c, int token)
     for (int k = 0; k < route->topk; k++) {
         int owner = idx[k] < 0 ? -1 : idx[k] / route->local_experts;
 
-        if (owner < 0 || !route->active[owner])
+        if (owner < 0 || !route->active[owner] || node_of(route, owner) != node)
             continue;
         c->data->result(c->data->context, owner, idx[k], c->rank, token, row_entry(route, idx, k), c->row);
         add_row(c, c->how->weighted ? weights[k] : 1, 1);
     }
 }
 
-static void sum_by_rank(struct combine_check *c, int token)
+static void sum_by_rank(struct combine_check *c, int token, int node)
 {
     const struct oracle_route *route = c->route;
 
     for (int owner = 0; owner < route->nranks; owner++) {
-        if (!route->active[owner] || !oracle_names_rank(route, oracle_idx(route, c->rank, token), owner))
+        if (!route->active[owner] || node_of(route, owner) != node ||
+            !oracle_names_rank(route, oracle_idx(route, c->rank, token), owner))
             continue;
         c->data->result(c->data->context, owner, -1, c->rank, token, -1, c->row);
         add_row(c, 1, 1);
+    }
+}
+
+static void sum_node(struct combine_check *c, int token, int node)
+{
+    if (c->route->layout == EPX_EXPERT_MAJOR)
+        sum_by_expert(c, token, node);
+    else
+        sum_by_rank(c, token, node);
+}
+
+/* Another node sends its sum, rounded to the dtype of the rows. */
+static void add_other_node(struct combine_check *c, int token, int node)
+{
+    const int dtype = c->data->result_dtype;
+    const size_t size = tensor_element_size(dtype);
+    float *total = c->decoded;
+
+    for (int i = 0; i < c->data->hidden; i++) {
+        total[i] = c->sum[i];
+        c->sum[i] = 0;
+    }
+    sum_node(c, token, node);
+    for (int i = 0; i < c->data->hidden; i++) {
+        oracle_from_float(dtype, c->sum[i], c->expected + (size_t)i * size);
+        c->sum[i] = total[i] + oracle_to_float(dtype, c->expected + (size_t)i * size);
     }
 }
 
@@ -432,10 +465,12 @@ static int check_token(struct combine_check *c, int token, const epx_tensor *out
     for (int i = 0; i < c->data->hidden; i++)
         c->sum[i] = c->bound[i] = 0;
     add_biases(c, token);
-    if (c->route->layout == EPX_EXPERT_MAJOR)
-        sum_by_expert(c, token);
-    else
-        sum_by_rank(c, token);
+    for (int node = 0; node <= node_of(c->route, c->route->nranks - 1); node++) {
+        if (node == node_of(c->route, c->rank))
+            sum_node(c, token, node);
+        else
+            add_other_node(c, token, node);
+    }
     for (int i = 0; i < c->data->hidden; i++)
         oracle_from_float(c->data->result_dtype, c->sum[i], c->expected + (size_t)i * size);
     if (c->how->logfmt)

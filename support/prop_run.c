@@ -697,6 +697,7 @@ static int shared_init(struct shared *s)
             if (oracle_route_from_workload(&s->route[u][i], w, tokens_per_rank(c), h->mode, h->layout, h->flags,
                                            h->alignment))
                 return -1;
+            s->route[u][i].ranks_per_node = c->ranks_per_node;
             for (int r = 0; h->mode == EPX_HIGH_THROUGHPUT && r < c->nranks; r++) {
                 struct oracle_recv recv;
                 int *most = &s->max_recv[i % c->ngroups];

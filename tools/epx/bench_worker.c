@@ -69,6 +69,8 @@ static int open_rank(struct bench_rank *rank)
         board_fail(rank->seat.board, BOARD_ERROR, "rank %d: no memory for its tensors", rank->seat.rank);
         return -1;
     }
+    if (rank->config->nodes > 1)
+        rank->work.ranks_per_node = (rank->config->ranks + rank->config->nodes - 1) / rank->config->nodes;
     rank->work.logfmt = rank->config->logfmt;
     return rank->config->mode == EPX_LOW_LATENCY ? bench_ll_open(rank) : 0;
 }
