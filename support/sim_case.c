@@ -13,10 +13,15 @@ static int pick_one(struct prop_rng *rng, const int *from, int n)
 
 /* ---- The exchange ------------------------------------------------------------------------------------------- */
 
-static int nodes_of(struct prop_rng *rng, const struct sim_case_options *o)
+static int draw_nodes(struct prop_rng *rng, const struct sim_case_options *o)
 {
-    (void)rng;
-    return o->nodes ? o->nodes : 1;
+    static const int likely[] = {1, 2, 2, 2, 3, 4};
+    int nodes = o->nodes ? o->nodes : pick_one(rng, likely, 6);
+
+    if (!o->nodes && o->ranks)
+        while (o->ranks % nodes)
+            nodes--;
+    return nodes;
 }
 
 /* Small rows: what is looked for lies in the order of events, not in their size. */
@@ -38,7 +43,7 @@ static void make_small(struct prop_case *c, struct prop_rng *rng)
 
 static void draw_exchange(struct sim_case *c, struct prop_rng *rng, const struct sim_case_options *o)
 {
-    const int nodes = nodes_of(rng, o);
+    const int nodes = draw_nodes(rng, o);
     int ranks = o->ranks;
 
     if (!ranks)
@@ -46,6 +51,8 @@ static void draw_exchange(struct sim_case *c, struct prop_rng *rng, const struct
     prop_draw_case_of(&c->prop, c->seed, o->modes, ranks);
     make_small(&c->prop, rng);
     c->prop.ranks_per_node = nodes > 1 ? ranks / nodes : 0;
+    if (nodes > 1)
+        snprintf(c->prop.net, sizeof(c->prop.net), "sim");
     c->prop.timeout_ms = TIMEOUT_MS + 100 * ranks; /* one processor runs them all */
 }
 
@@ -64,6 +71,31 @@ static void draw_schedule(struct sim_options *s, struct prop_rng *rng, uint64_t 
     s->step_ns = (uint64_t)pick_one(rng, steps, 3);
     s->max_steps = 20000000;
 }
+
+/* ---- The network -------------------------------------------------------------------------------------------- */
+
+static void draw_network(struct sim_case *c, struct prop_rng *rng)
+{
+    static const int latencies[] = {100, 2000, 20000, 200000};
+    static const int depths[] = {1, 2, 8, 64, 1024};
+    struct sim_net_options *n = &c->net;
+
+    n->seed = c->seed;
+    n->nranks = c->prop.nranks;
+    n->latency_ns = (uint64_t)pick_one(rng, latencies, 4);
+    /* Often so much that nothing keeps its order. */
+    n->jitter_ns = n->latency_ns * (uint64_t)prop_draw(rng, 4) * (uint64_t)prop_draw(rng, 8);
+    n->message_ns = prop_chance(rng, 50) ? 0 : (uint64_t)prop_draw(rng, 2000);
+    n->bytes_per_us = prop_chance(rng, 30) ? 0 : 1 + (uint64_t)prop_draw(rng, 20000);
+    n->depth = pick_one(rng, depths, 5);
+    n->ordered = prop_chance(rng, 10);
+    n->torn_percent = prop_chance(rng, 50) ? prop_draw(rng, 101) : 0;
+    n->refuse_percent = prop_chance(rng, 30) ? prop_draw(rng, 50) : 0;
+    n->anonymous = prop_chance(rng, 50);
+    n->death_ns = prop_chance(rng, 50) ? SIM_NET_NEVER : 1000u << prop_draw(rng, 16);
+}
+
+/* ---- Faults ------------------------------------------------------------------------------------------------- */
 
 /* Somewhere in the run, which has some hundreds to some ten thousands of steps. */
 static uint64_t draw_moment(struct prop_rng *rng)
@@ -98,8 +130,11 @@ static void draw_faults(struct sim_case *c, struct prop_rng *rng, unsigned allow
         if (much > 0)
             c->prop.may_fail = 1;
     }
-    if (c->faults & SIM_FAULT_DEATH)
+    if (c->faults & SIM_FAULT_DEATH) {
         c->prop.may_fail = 1;
+        if (prop_chance(rng, 30))
+            c->net.lose_one_in = 1u << (4 + prop_draw(rng, 8));
+    }
 }
 
 void sim_case_draw(struct sim_case *c, uint64_t seed, const struct sim_case_options *options)
@@ -110,6 +145,7 @@ void sim_case_draw(struct sim_case *c, uint64_t seed, const struct sim_case_opti
     c->seed = seed;
     draw_exchange(c, &rng, options);
     draw_schedule(&c->setup.sched, &rng, seed, c->prop.nranks);
+    draw_network(c, &rng);
     c->setup.gather_ns = 4000000u * (uint64_t)c->prop.timeout_ms;
     draw_faults(c, &rng, options->faults);
     /* A masked rank is taken for dead. One that is only late may be in the midst of writing to its peers. */
@@ -127,8 +163,11 @@ static struct {
 
 static int simulated_ranks(int n, prop_rank_fn fn, void *arg)
 {
+    struct sim_setup setup = now.c->setup;
+
     (void)n;
-    if (sim_run_ranks(&now.c->setup, fn, arg, &now.report->outcome) != 0)
+    setup.net = &now.c->net;
+    if (sim_run_ranks(&setup, fn, arg, &now.report->outcome) != 0)
         return -1;
     return now.report->outcome.failures;
 }
@@ -155,6 +194,15 @@ void sim_case_print(const struct sim_case *c)
     prop_print_case(&c->prop);
     fprintf(stderr, "  schedule: policy %d, laggard %d, a point in %d, %llu ns a step\n", (int)s->policy, s->laggard,
             s->point_every, (unsigned long long)s->step_ns);
+    if (c->prop.ranks_per_node)
+        fprintf(
+            stderr,
+            "  network: %d ranks per node, latency %llu + %llu ns, message %llu ns, %llu bytes/us, depth %d, ordered "
+            "%d, torn %d%%, refused %d%%, anonymous %d, one in %llu lost\n",
+            c->prop.ranks_per_node, (unsigned long long)c->net.latency_ns, (unsigned long long)c->net.jitter_ns,
+            (unsigned long long)c->net.message_ns, (unsigned long long)c->net.bytes_per_us, c->net.depth,
+            c->net.ordered, c->net.torn_percent, c->net.refuse_percent, c->net.anonymous,
+            (unsigned long long)c->net.lose_one_in);
     for (int i = 0; i < s->nfaults; i++) {
         if (s->fault[i].ns == SIM_NEVER)
             fprintf(stderr, "  rank %d dies at step %llu\n", s->fault[i].rank, (unsigned long long)s->fault[i].at);

@@ -21,7 +21,8 @@ struct sim_case_options {
 struct sim_case {
     uint64_t seed;
     struct prop_case prop;
-    struct sim_setup setup;
+    struct sim_setup setup; /* its network is filled in when it runs */
+    struct sim_net_options net;
     unsigned faults; /* those that were drawn */
 };
 

@@ -95,7 +95,7 @@ epx_status group_net_open(struct epx_group *group)
         return EPX_OK;
     status = exchange_cards(group, open_proxies(group), &cards);
     if (status == EPX_OK)
-        status = proxy_connect(group->proxies, cards, group->device->ops->env != NULL);
+        status = proxy_connect(group->proxies, cards, 0);
     free(cards);
     return status;
 }

@@ -126,13 +126,15 @@ KFN int wait_failed(struct agent *ag, const struct group_dev *g, enum wait_resul
         ag_add_stat(&g->stats->timeouts, 1);
     if (g->enable_mask && peer >= 0) {
         report(ag, g, KSTATUS_TIMEOUT, phase, peer, (int64_t)target, (int64_t)seen, 1, 0);
-        if (ag_leader(ag)) {
+        if (ag_leader(ag))
             g->mask[peer] = 0;
+        if (is_local(g, peer)) {
             /* Should it be late rather than dead: what it reads from now on may belong to a later operation. Pairs with
              * the acquire in kernel_end(). */
-            ag_store_release(&control_of(g, peer)->abort_word, ABORT_WORD(KSTATUS_TIMEOUT, g->rank));
+            if (ag_leader(ag))
+                ag_store_release(&control_of(g, peer)->abort_word, ABORT_WORD(KSTATUS_TIMEOUT, g->rank));
+            ag_ring(ag, &control_of(g, peer)->bell);
         }
-        ag_ring(ag, &control_of(g, peer)->bell);
         ag_sync(ag);
         return 0;
     }

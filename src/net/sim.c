@@ -20,13 +20,13 @@ static struct sim_endpoint *endpoint(struct net *net)
 static epx_status sim_probe(const char *provider, char *text, size_t bytes)
 {
     (void)provider;
-    snprintf(text, bytes, "%s", sim_net_world ? "simulated, in this process" : "only inside a simulation (epx sim)");
-    return sim_net_world ? EPX_OK : EPX_ERR_UNSUPPORTED;
+    snprintf(text, bytes, "%s", net_sim_world ? "simulated, in this process" : "only inside a simulation (epx sim)");
+    return net_sim_world ? EPX_OK : EPX_ERR_UNSUPPORTED;
 }
 
 static epx_status sim_open(const struct net_options *options, struct net **net)
 {
-    struct sim_net *w = options->world ? options->world : sim_net_world;
+    struct sim_net *w = options->world ? options->world : net_sim_world;
     struct sim_endpoint *e;
 
     *net = NULL;

@@ -53,7 +53,4 @@ void sim_net_advance(struct sim_net *world, uint64_t now_ns);
 void sim_net_kill(struct sim_net *world, int rank);
 void sim_net_totals(const struct sim_net *world, struct sim_net_totals *totals);
 
-/* The world of endpoints whose net_options.world is NULL: set by the simulator while it runs. */
-extern struct sim_net *sim_net_world;
-
 #endif

@@ -13,8 +13,6 @@
 
 #include "util/status.h"
 
-struct sim_net *sim_net_world;
-
 static uint64_t mix(uint64_t x)
 {
     x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;

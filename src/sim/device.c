@@ -469,6 +469,7 @@ const struct device_ops sim_device_ops = {
     .name = "sim",
     .kind = EPX_DEVICE_CPU,
     .caps = DEVICE_HOST_ACCESS | DEVICE_SPARSE_HEAP,
+    .env = &sim_cpu_env,
     .open = sim_open,
     .close = sim_close,
     .identity = sim_identity,

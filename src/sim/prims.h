@@ -15,6 +15,8 @@
 #define ag_store_release(word, value) (sim_point(), ag_store_release(word, value))
 #define ag_store_release32(word, value) (sim_point(), ag_store_release32(word, value))
 #define ag_fetch_add(ag, word, n) (sim_point(), ag_fetch_add(ag, word, n))
+#define ag_fetch_add64(ag, word, n) (sim_point(), ag_fetch_add64(ag, word, n))
+#define ag_store_commands(ag, ring, first, cmds, n) (sim_point(), ag_store_commands(ag, ring, first, cmds, n))
 #define ag_claim(word, from, to) (sim_point(), ag_claim(word, from, to))
 #define ag_ring(ag, bell) (sim_point(), ag_ring(ag, bell))
 #define ag_wait_ge(ag, word, target, ns) (sim_point(), ag_wait_ge(ag, word, target, ns))

@@ -171,8 +171,8 @@ static int net_begin(const struct sim_net_options *given)
 
     options.clock = net_clock;
     options.notify = net_notify;
-    sim_net_world = source.self = sim_net_create(&options);
-    if (!sim_net_world)
+    source.self = net_sim_world = sim_net_create(&options);
+    if (!net_sim_world)
         return -1;
     sim_set_source(&source);
     proxy_driver = &sim_proxy_driver;
@@ -181,13 +181,13 @@ static int net_begin(const struct sim_net_options *given)
 
 static void net_end(struct sim_outcome *outcome)
 {
-    if (!sim_net_world)
+    if (!net_sim_world)
         return;
-    sim_net_totals(sim_net_world, &outcome->net);
+    sim_net_totals(net_sim_world, &outcome->net);
     sim_set_source(NULL);
     proxy_driver = NULL;
-    sim_net_destroy(sim_net_world);
-    sim_net_world = NULL;
+    sim_net_destroy(net_sim_world);
+    net_sim_world = NULL;
     sim_proxy_reset();
 }
 
