@@ -90,6 +90,7 @@ struct proxy_thread {
     uint64_t now_ns;          /* once per turn, when asked for */
     int broken;               /* the endpoint failed */
     int unflushed;            /* the doorbell is still to be rung */
+    int blocked;              /* the ring's next command waits for room in its peer's queue */
     int ring_bell;            /* this turn: agents may wait for what it did */
     struct proxy_stats stats; /* shared: relaxed stores here, relaxed loads in proxy_stats_read */
     struct pending *pendings; /* memory of all peers */
@@ -156,18 +157,20 @@ void window_forget(struct proxy_thread *t, struct peer *peer);
 /* ---- count.c */
 void count_arrival(struct proxy_thread *t, const struct net_event *event);
 
-static inline int window_allows(const struct proxy_thread *t, const struct peer *peer, uint64_t bytes, int flow)
+/* What adapts. One put is always let through, however large. */
+static inline int window_open(const struct window *w, uint64_t bytes)
 {
-    const struct window *w = &peer->window;
+    return w->messages == 0 || (w->bytes + bytes <= w->bytes_limit && w->messages < w->messages_limit);
+}
 
+/* What does not: the user's limits. */
+static inline int limits_allow(const struct proxy_thread *t, const struct peer *peer, uint64_t bytes, int flow)
+{
     if (peer->next - peer->oldest >= t->depth) /* no place to remember it */
         return 0;
     if (t->bytes_in_flight + bytes > t->bytes_most && t->bytes_in_flight)
         return 0;
-    if (w->messages == 0) /* one is always let through, however large */
-        return 1;
-    return w->bytes + bytes <= w->bytes_limit && w->messages < w->messages_limit &&
-           w->by_flow[flow] < t->messages_most[flow];
+    return peer->window.by_flow[flow] < t->messages_most[flow];
 }
 
 static inline void window_posted(struct proxy_thread *t, struct peer *peer, uint32_t bytes, int flow, uint32_t commands)

@@ -265,11 +265,12 @@ static int take_commands(struct proxy_thread *t)
     struct peer *peer;
     int n;
 
+    t->blocked = 0;
     for (n = 0; n < TAKE_MAX && ring_peek(&t->ring, &c); n++) {
         peer = check(t, c, &put);
         if (peer && peer->dead)
             stat_add(&t->stats.dropped, 1);
-        else if (peer && !enqueue(t, peer, &put))
+        else if (peer && (t->blocked = !enqueue(t, peer, &put)))
             break;
         ring_take(&t->ring);
     }
@@ -298,10 +299,12 @@ static int post(struct proxy_thread *t, struct peer *peer, const struct pending 
     };
     int result;
 
-    if (!window_allows(t, peer, bytes, p->flow)) {
+    if (!window_open(&peer->window, bytes)) {
         peer->window.limited = 1;
         return 0;
     }
+    if (!limits_allow(t, peer, bytes, p->flow))
+        return 0;
     result = t->ops->put(t->net, &put);
     if (result < 0) {
         if (result == -EAGAIN)

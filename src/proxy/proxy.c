@@ -63,7 +63,8 @@ static void read_environment(struct proxy_group *g)
 
     if (o->threads == 0)
         o->threads = (int)env_int("EPX_PROXY_THREADS", 1, 1, THREADS_MOST);
-    o->pin = (int)env_int("EPX_PROXY_PIN", o->pin, 0, 1);
+    /* Agents on the CPU use all cores: a proxy that could not leave its own would often wait for them. */
+    o->pin = (int)env_int("EPX_PROXY_PIN", o->pin || o->device_kind != EPX_DEVICE_CPU, 0, 1);
     g->spin_ns = (uint64_t)env_int("EPX_PROXY_SLEEP_US", spin_us, 0, 1000000000) * 1000;
     g->merge_bytes = (uint32_t)env_int("EPX_PROXY_MERGE_BYTES", MERGE_BYTES, 0, 1 << 30);
     g->limits = o->limits;

@@ -69,7 +69,7 @@ static void nap(struct proxy_thread *t)
     __atomic_exchange_n(&t->ring.dev.bell->waiters, 1, __ATOMIC_SEQ_CST);
     if (__atomic_load_n(&t->stop, __ATOMIC_ACQUIRE)) /* pairs with thread_stop */
         return;
-    if (t->nbusy == 0 && ring_peek(&t->ring, &c))
+    if (!t->blocked && ring_peek(&t->ring, &c))
         return;
     if (net_fd >= 0 && t->ops->arm(t->net) == -EAGAIN)
         return;
