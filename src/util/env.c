@@ -30,7 +30,7 @@ static const struct env_entry entries[] = {
     {"EPX_OFI_PROVIDER", "", "the first there is of efa, cxi, verbs, tcp",
      "Provider of libfabric where the network is ofi: efa, cxi, verbs, tcp, shm"},
     {"EPX_PROXY_THREADS", "", "1", "Proxy threads per rank; the same on all ranks"},
-    {"EPX_PROXY_PIN", "", "0", "1: pin each proxy thread to a core"},
+    {"EPX_PROXY_PIN", "", "1 with a GPU", "1: pin each proxy thread to a core; 0: do not"},
     {"EPX_PROXY_SLEEP_US", "", "5 to 100000",
      "Microseconds without work after which a proxy thread sleeps; the default depends on device and cores"},
     {"EPX_PROXY_MERGE_BYTES", "", "1M", "Largest write that is made of several commands"},
