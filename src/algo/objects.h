@@ -33,6 +33,7 @@ struct epx_group {
     struct proxy_stats net_base; /* when statistics were last reset */
     const char *net_name;
     uint8_t *remote; /* [R] */
+    int closing;     /* what the network says does not matter any more */
 
     struct heap_block *blocks; /* epx_alloc */
     struct device_stream *default_stream;

@@ -168,8 +168,7 @@ epx_status group_usable(struct epx_group *group)
                 ABORT_RANK(word), epx_strerror((epx_status)ABORT_STATUS(word)));
 }
 
-/* Where a signal stands when nothing is outstanding after these epochs. */
-static uint64_t signal_after(const struct epx_group *group, const uint64_t *epochs, int kind, int slot)
+uint64_t signal_after(const struct epx_group *group, const uint64_t *epochs, int kind, int slot)
 {
     static const int8_t op_of[SIG_COUNT] = {[SIG_LL_DATA] = OP_LL_DISPATCH,
                                             [SIG_LL_DONE] = OP_LL_DISPATCH,

@@ -163,6 +163,7 @@ epx_status epx_group_destroy(epx_group *group)
     group->device->ops->stream_sync(group->device, group->default_stream);
     if (group->last_stream && group->last_stream != group->default_stream)
         group->device->ops->stream_sync(group->device, group->last_stream);
+    group_net_settle(group);
     while (group->handles)
         handle_free(group->handles);
     events_free_all(group);

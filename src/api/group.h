@@ -15,6 +15,10 @@ void group_device_destroy(struct epx_group *group);
 /* Proxies, where ranks are on several nodes (group_net.c). Opening is collective, also when a rank fails. */
 epx_status group_net_open(struct epx_group *group);
 void group_net_close(struct epx_group *group);
+/* Before the end of a group that works: until no peer misses it. */
+void group_net_settle(struct epx_group *group);
+/* Where a signal (enum signal_kind) of every peer stands when nothing is outstanding after these epochs (error.c). */
+uint64_t signal_after(const struct epx_group *group, const uint64_t *epochs, int kind, int slot);
 /* The group has failed: wakes and ends what this rank and those of its node wait for (error.c). */
 void group_abort(struct epx_group *group, int status);
 /* After group_net_open: tells kernels of the rings. */

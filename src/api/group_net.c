@@ -6,6 +6,7 @@
 #include "api/group.h"
 #include "device/cpu/agent.h"
 #include "util/log.h"
+#include "util/pause.h"
 #include "util/status.h"
 
 #define RING_SLOTS 4096
@@ -20,6 +21,8 @@ static void on_error(void *context, int status, int peer, int64_t expected, int6
     struct error_record *e = group->error;
     uint32_t none = ERROR_NONE;
 
+    if (__atomic_load_n(&group->closing, __ATOMIC_RELAXED))
+        return; /* all is done here, and a peer that was quicker may be gone */
     log_line(LOG_WARN, "%s", text);
     if (__atomic_compare_exchange_n(&e->state, &none, ERROR_WRITING, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) {
         e->status = status;
@@ -98,6 +101,57 @@ epx_status group_net_open(struct epx_group *group)
         status = proxy_connect(group->proxies, cards, 0);
     free(cards);
     return status;
+}
+
+/* Signals that operations wait for only when they use a slot again: at the end they may still be on their way. */
+static const uint8_t owed[] = {SIG_LL_DONE, SIG_LC_DONE, SIG_HN_DONE, SIG_HD_FREE};
+
+/* Has everything come that `rank` owes? */
+static int has_paid(struct epx_group *group, const uint64_t *epochs, int rank)
+{
+    const int slots = group->set.sig_slots;
+
+    for (size_t i = 0; i < sizeof(owed); i++) {
+        if (owed[i] == SIG_HD_FREE && node_relay(&group->map, group->rank, group->map.node_of[rank]) != rank)
+            continue;
+        for (int slot = 0; slot < slots; slot++) {
+            const size_t at = ((size_t)owed[i] * (size_t)slots + (size_t)slot) * (size_t)group->nranks + (size_t)rank;
+            /* Acquire, though nothing is read behind it: pairs with the release in count_arrival(). */
+            if (__atomic_load_n(&group->shadow.counters[at], __ATOMIC_ACQUIRE) <
+                signal_after(group, epochs, owed[i], slot))
+                return 0;
+        }
+    }
+    return 1;
+}
+
+/*
+ * Before the endpoints close in peace: what peers still have to tell this rank has come, so that none of them finds
+ * nobody there; and what this rank had to tell has landed. Bounded by the deadline of all waits; a group that has failed
+ * does not wait.
+ */
+void group_net_settle(struct epx_group *group)
+{
+    const uint64_t deadline = host_now_ns() + (uint64_t)group->set.timeout_ms * 1000000u;
+    const struct device_ops *ops = group->device->ops;
+    int32_t *mask = calloc((size_t)group->nranks, sizeof(*mask));
+    struct group_state state;
+
+    if (!group->proxies || !mask || group_usable(group) != EPX_OK)
+        goto out;
+    if (ops->copy(group->device, &state, group->shadow.state, sizeof(state)) != EPX_OK ||
+        ops->copy(group->device, mask, group->shadow.mask, (size_t)group->nranks * sizeof(*mask)) != EPX_OK)
+        goto out;
+    for (int r = 0; r < group->nranks; r++)
+        while (group->remote[r] && mask[r] && !has_paid(group, state.epoch, r) && group_usable(group) == EPX_OK &&
+               host_now_ns() < deadline)
+            pause_ns(20000);
+    __atomic_store_n(&group->closing, 1, __ATOMIC_RELAXED);
+    if (group_usable(group) == EPX_OK && proxy_quiet(group->proxies) != EPX_OK)
+        log_line(LOG_INFO, "rank %d ends although not all that it sent has arrived", group->rank);
+
+out:
+    free(mask);
 }
 
 void group_net_close(struct epx_group *group)

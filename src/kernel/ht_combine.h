@@ -12,12 +12,14 @@
  *   relay q in each other node                        source s elsewhere
  *   wait HC_READY[s] >= e, compare  <----------------  put what it expects, counter HC_READY
  *   sum the rows of its node for every token of s,
- *     in fp32, round; put it, counter HC_ROWS  ----->  wait HC_ROWS[q] >= expected so far + its tokens there
+ *     in fp32, round; put it, counter HC_ROWS; when
+ *     all are put, count one more  ----------------->  wait HC_ROWS[q] >= expected so far + its tokens there + 1
  *                                                      out[t] = bias + node by node, ascending: the rows of its own
  *                                                      node one by one, or the sum that a relay sent
  *
  * The wait for HC_DONE makes the caller's tensor and the landing free again when the operation completes; the next
- * HC_READY says that the returned rows have been read.
+ * HC_READY says that the returned rows have been read; the one count more, that the relay has compared and needs what
+ * HC_READY brought no longer, also where no row returns.
  */
 #ifndef EPX_KERNEL_HT_COMBINE_H
 #define EPX_KERNEL_HT_COMBINE_H
@@ -173,6 +175,18 @@ KFN int hc_relay_chunk(struct agent *ag, const struct ht_combine_params *p, int 
     return put_flush(ag, g, &batch) ? fail_all(ag, g, KSTATUS_TIMEOUT, PHASE_RING, s, 0, 0) : 0;
 }
 
+/* One count more than rows, to every source: this relay is through, and whoever gets no row knows that too. One agent. */
+KFN int hc_relay_done(struct agent *ag, const struct group_dev *g)
+{
+    struct put_batch batch;
+
+    put_begin(&batch);
+    for (int j = 0; j < g->relay_count; j++)
+        if (g->mask[g->relay_sources[j]])
+            put(ag, g, &batch, g->relay_sources[j], COUNTER(SIG_HC_ROWS, 0), 0, 0, 0);
+    return put_flush(ag, g, &batch) ? fail_all(ag, g, KSTATUS_TIMEOUT, PHASE_RING, -1, 0, 0) : 0;
+}
+
 KFN int hc_relay(struct agent *ag, const struct ht_combine_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
@@ -192,7 +206,7 @@ KFN int hc_relay(struct agent *ag, const struct ht_combine_params *p, uint64_t e
             hc_relay_chunk(ag, p, j, (int)(n * me / A), (int)(n * (me + 1) / A)))
             return 1;
     }
-    return 0;
+    return sync_last(ag, g, 2) ? hc_relay_done(ag, g) : 0;
 }
 
 /* Rows that relays return to this rank. */
@@ -203,7 +217,7 @@ KFN int hc_wait_back(struct agent *ag, const struct ht_combine_params *p)
 
     for (int n = 0; n < g->nnodes && ag_index(ag) == 0; n++)
         if (n != g->node && g->mask[g->relay_rank[n]] &&
-            wait_rows(ag, g, SIG_HC_ROWS, 0, g->relay_rank[n], (uint64_t)p->h->ncount[n], PHASE_HC_ROWS, start))
+            wait_rows(ag, g, SIG_HC_ROWS, 0, g->relay_rank[n], (uint64_t)p->h->ncount[n] + 1, PHASE_HC_ROWS, start))
             return 1;
     return sync_barrier(ag, g);
 }
