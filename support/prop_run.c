@@ -85,10 +85,11 @@ static int failure(struct actor *a, const char *format, ...)
     return -1;
 }
 
-/* How an operation ends when another rank is gone or late. */
+/* How an operation ends when another rank is gone or late, or the own network is down. */
 static int excusable(const struct actor *a, epx_status status)
 {
-    return a->shared->c->may_fail && (status == EPX_ERR_TIMEOUT || status == EPX_ERR_PEER);
+    return a->shared->c->may_fail &&
+           (status == EPX_ERR_TIMEOUT || status == EPX_ERR_PEER || status == EPX_ERR_SYSTEM);
 }
 
 static int check_status(struct actor *a, const char *call, epx_status status)

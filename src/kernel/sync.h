@@ -113,6 +113,12 @@ KFN int kernel_begin(struct agent *ag, const struct group_dev *g)
     return word != 0;
 }
 
+/* Low latency goes on without a rank. High throughput cannot: who waits is not always who would miss its rows. */
+KFN int phase_masks(int phase)
+{
+    return (phase >= PHASE_LL_SLOT && phase <= PHASE_LC_DONE) || (phase >= PHASE_LL_ROWS && phase <= PHASE_LC_SENT);
+}
+
 /* A wait that ended without its word. */
 KFN int wait_failed(struct agent *ag, const struct group_dev *g, enum wait_result why, int phase, int peer,
                     uint64_t target, uint64_t seen)
@@ -124,7 +130,7 @@ KFN int wait_failed(struct agent *ag, const struct group_dev *g, enum wait_resul
     }
     if (ag_leader(ag))
         ag_add_stat(&g->stats->timeouts, 1);
-    if (g->enable_mask && peer >= 0) {
+    if (g->enable_mask && peer >= 0 && phase_masks(phase)) {
         report(ag, g, KSTATUS_TIMEOUT, phase, peer, (int64_t)target, (int64_t)seen, 1, 0);
         if (ag_leader(ag))
             g->mask[peer] = 0;

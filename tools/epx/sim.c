@@ -260,6 +260,7 @@ int cmd_sim(int argc, char **argv)
 
     if (rc)
         return rc - 1;
+    setenv("EPX_LOG", "error", 0); /* faults are what it is about: warnings of them would be many */
     report = malloc(sizeof(*report));
     if (!report)
         return 1;
