@@ -57,6 +57,7 @@ struct wild_world {
     int room;                 /* puts beyond so many in flight get EAGAIN; 0 = any number */
     int flushes, flush_error; /* times; what flush returns, once */
     int poll_error;
+    int descriptor; /* 1 + what wait_fd says; 0 = none */
     uint64_t now_ns;
 };
 
@@ -201,8 +202,7 @@ static inline int wild_flush(struct net *net)
 
 static inline int wild_wait_fd(struct net *net)
 {
-    (void)net;
-    return -1;
+    return ((struct wild *)net)->world->descriptor - 1;
 }
 
 static inline int wild_arm(struct net *net)

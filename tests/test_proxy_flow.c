@@ -3,6 +3,9 @@
 /* Windows and limits; threads that sleep and wake. */
 #include "proxy_scene.h"
 
+#include <sys/eventfd.h>
+#include <unistd.h>
+
 /* ---- Windows ------------------------------------------------------------------------------------------------ */
 
 static void a_peer_that_takes_nothing_does_not_hold_up_the_others(void **state)
@@ -297,6 +300,25 @@ static void an_idle_thread_over_a_network_without_descriptor_naps(void **state)
     assert_true(wait_for(s, 1));
 }
 
+/* Always readable, and nothing to report. */
+static void a_descriptor_that_lies_is_left_out(void **state)
+{
+    struct scene *s = *state;
+    const int fd = eventfd(1, EFD_CLOEXEC);
+
+    assert_true(fd >= 0);
+    s->wild.descriptor = fd + 1;
+    s->options.env = NULL;
+    scene_open(s, 1, 0);
+    assert_true(wait_for_sleeps(s, 20));
+    expect_idle_costs_nothing(s, 60 * MS);
+    push(s, 0, 2, 0, 0, 0, 16);
+    assert_true(wait_for(s, 1));
+    proxy_close(s->ranks[0].proxies);
+    s->ranks[0].proxies = NULL;
+    close(fd);
+}
+
 static void quiet_ends_at_its_deadline_and_names_the_peer(void **state)
 {
     struct scene *s = *state;
@@ -368,6 +390,7 @@ int main(void)
         TEST(an_idle_thread_uses_no_core),
         TEST(a_device_that_cannot_ring_is_looked_after_by_naps),
         TEST(an_idle_thread_over_a_network_without_descriptor_naps),
+        TEST(a_descriptor_that_lies_is_left_out),
         TEST(quiet_ends_at_its_deadline_and_names_the_peer),
         TEST(bad_options_are_refused),
         TEST(networks_are_found_by_name),

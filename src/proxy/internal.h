@@ -100,10 +100,12 @@ struct proxy_thread {
     int started;
     int wake_fd;
     uint64_t nap_ns;
-    int stop;       /* shared: set by proxy_close */
-    uint64_t asked; /* shared: proxy_quiet counts up */
-    uint64_t quiet; /* shared: the last `asked` for which nothing was left */
-    int blame;      /* shared: a peer that has not answered, or -1 */
+    int events;         /* reported by the network in the last turn */
+    int net_woke, lies; /* the network's descriptor ended a sleep; so many times for nothing */
+    int stop;           /* shared: set by proxy_close */
+    uint64_t asked;     /* shared: proxy_quiet counts up */
+    uint64_t quiet;     /* shared: the last `asked` for which nothing was left */
+    int blame;          /* shared: a peer that has not answered, or -1 */
 };
 
 struct proxy_group {

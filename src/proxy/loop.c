@@ -400,11 +400,11 @@ int proxy_turn(struct proxy_thread *t)
 {
     /* Acquire: pairs with the add in proxy_quiet; commands pushed before it are then seen below. */
     const uint64_t asked = __atomic_load_n(&t->asked, __ATOMIC_ACQUIRE);
-    int events, taken, posted;
+    int taken, posted;
 
     t->now_ns = 0;
     t->ring_bell = 0;
-    events = poll_net(t);
+    t->events = poll_net(t);
     taken = take_commands(t);
     posted = post_all(t);
     if (posted || t->unflushed)
@@ -412,5 +412,5 @@ int proxy_turn(struct proxy_thread *t)
     if (t->ring_bell && t->group->options.bell)
         cpu_env_ring(t->group->env, t->group->options.bell); /* C4 of kernel/ring.h, and for arrivals */
     answer_quiet(t, asked, taken);
-    return events | taken | posted;
+    return t->events | taken | posted;
 }

@@ -10,6 +10,7 @@
 #include "proxy/internal.h"
 #include "util/clock.h"
 #include "util/env.h"
+#include "util/log.h"
 #include "util/pause.h"
 #include "util/status.h"
 
@@ -227,6 +228,35 @@ epx_status proxy_connect(struct proxy_group *g, const struct proxy_card *cards, 
     return status;
 }
 
+/* For whoever wants to know how it went: EPX_LOG=info. */
+static void log_totals(const struct proxy_thread *t)
+{
+    const struct proxy_stats *s = &t->stats;
+    uint64_t least = UINT64_MAX, most = 0;
+    uint32_t messages = UINT32_MAX;
+    int i;
+
+    for (i = 0; i < t->npeers; i++) {
+        const struct window *w = &t->peers[i].window;
+
+        least = w->bytes_limit < least ? w->bytes_limit : least;
+        most = w->bytes_limit > most ? w->bytes_limit : most;
+        messages = w->messages_limit < messages ? w->messages_limit : messages;
+    }
+    if (s->commands == 0 || t->npeers == 0)
+        return;
+    log_line(
+        LOG_INFO,
+        "proxy %d over %s: %llu commands in %llu puts (%llu without bytes), %llu bytes, %llu arrivals, %llu window "
+        "waits, %llu sleeps, %llu wakes, %llu refused, %llu dropped; windows at last %llu to %llu KiB, %u messages "
+        "or more",
+        t->index, t->ops->name, (unsigned long long)s->commands, (unsigned long long)s->puts,
+        (unsigned long long)s->signals, (unsigned long long)s->bytes, (unsigned long long)s->arrivals,
+        (unsigned long long)s->window_waits, (unsigned long long)s->sleeps, (unsigned long long)s->wakes,
+        (unsigned long long)s->refused, (unsigned long long)s->dropped, (unsigned long long)least >> 10,
+        (unsigned long long)most >> 10, messages);
+}
+
 void proxy_close(struct proxy_group *g)
 {
     int i;
@@ -237,6 +267,7 @@ void proxy_close(struct proxy_group *g)
         struct proxy_thread *t = &g->threads[i];
 
         thread_close(t);
+        log_totals(t);
         if (t->net)
             t->ops->close(t->net);
         ring_destroy(&t->ring);

@@ -11,6 +11,9 @@
  * S1 and P4 are read-modify-writes of one word: if P4 comes first, S2 sees the slots; if S1 does, P4 (or another producer
  * that took the 1 after S1) writes the eventfd, which stays readable until the proxy reads it. No wake-up is lost.
  *
+ * A descriptor that wakes the thread again and again although the network then has nothing to report (libfabric 1.17's
+ * over tcp does, once data has moved) is left out until something is reported again.
+ *
  * How long a sleep may last: where producers cannot ring (a GPU), where the network has no descriptor, or while
  * something is unanswered, NAP_LEAST_NS, doubled up to NAP_MOST_NS; otherwise REST_NS, which only bounds the harm of a
  * network that forgets to wake.
@@ -28,9 +31,10 @@
 #include "util/log.h"
 #include "util/status.h"
 
-#define NAP_LEAST_NS 50000u
+#define NAP_LEAST_NS 20000u
 #define NAP_MOST_NS 1000000u
 #define REST_NS 100000000u
+#define LIES_MOST 8   /* needless wake-ups in a row: partly received data also makes some */
 #define SPIN_TURNS 64 /* some microseconds */
 
 static inline void cpu_relax(void)
@@ -58,7 +62,7 @@ static uint64_t nap_length(struct proxy_thread *t, int net_fd)
 
 static void nap(struct proxy_thread *t)
 {
-    const int net_fd = t->broken ? -1 : t->ops->wait_fd(t->net);
+    const int net_fd = t->broken || t->lies >= LIES_MOST ? -1 : t->ops->wait_fd(t->net);
     struct pollfd fds[2] = {{.fd = t->wake_fd, .events = POLLIN}, {.fd = net_fd, .events = POLLIN}};
     const uint64_t ns = nap_length(t, net_fd);
     const struct timespec limit = {.tv_sec = 0, .tv_nsec = (long)ns};
@@ -76,6 +80,7 @@ static void nap(struct proxy_thread *t)
     stat_add(&t->stats.sleeps, 1);
     if (ppoll(fds, 2, &limit, NULL) > 0)
         stat_add(&t->stats.wakes, 1);
+    t->net_woke = fds[1].revents != 0;
     if ((fds[0].revents & POLLIN) && read(t->wake_fd, &count, sizeof(count)) < 0 && errno != EAGAIN)
         log_line(LOG_WARN, "proxy %d: cannot read its eventfd: errno %d", t->index, errno);
 }
@@ -111,7 +116,11 @@ static void *thread_main(void *arg)
     if (t->group->options.pin)
         pin(t);
     while (!__atomic_load_n(&t->stop, __ATOMIC_ACQUIRE)) { /* pairs with thread_stop */
-        if (proxy_turn(t)) {
+        const int busy = proxy_turn(t);
+
+        t->lies = t->events ? 0 : t->lies + t->net_woke;
+        t->net_woke = 0;
+        if (busy) {
             idle = 0;
             t->nap_ns = 0;
             continue;
