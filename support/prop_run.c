@@ -88,8 +88,7 @@ static int failure(struct actor *a, const char *format, ...)
 /* How an operation ends when another rank is gone or late, or the own network is down. */
 static int excusable(const struct actor *a, epx_status status)
 {
-    return a->shared->c->may_fail &&
-           (status == EPX_ERR_TIMEOUT || status == EPX_ERR_PEER || status == EPX_ERR_SYSTEM);
+    return a->shared->c->may_fail && (status == EPX_ERR_TIMEOUT || status == EPX_ERR_PEER || status == EPX_ERR_SYSTEM);
 }
 
 static int check_status(struct actor *a, const char *call, epx_status status)

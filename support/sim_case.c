@@ -37,8 +37,35 @@ static void make_small(struct prop_case *c, struct prop_rng *rng)
             w->max_tokens = 1 + prop_draw(rng, 12);
         if (w->topk > 8)
             w->topk = 1 + prop_draw(rng, 8);
+        /* Now and then more tokens than one put can merge. */
+        if (prop_chance(rng, 4)) {
+            w->hidden = unit;
+            w->max_tokens = 64 + prop_draw(rng, 128);
+            w->topk = 1 + prop_draw(rng, 2);
+        }
     }
     prop_shrink(c);
+}
+
+/* Several handles of one mode in one group, and few slots: operations meet those before them. */
+static void make_crowded(struct prop_case *c, struct prop_rng *rng)
+{
+    const int staged = prop_chance(rng, 30);
+
+    c->nhandles = PROP_MAX_HANDLES;
+    c->ngroups = 1;
+    c->max_inflight = staged ? PROP_MAX_HANDLES : 1 + prop_draw(rng, 2);
+    for (int i = 0; i < c->nhandles; i++) {
+        struct prop_handle *h = &c->handle[i];
+
+        if (i > 0 && h->mode != c->handle[0].mode) {
+            *h = c->handle[0];
+            h->w.seed += (uint64_t)i;
+        }
+        h->recv_tensor = 0;
+        h->staged_dispatch &= staged;
+        h->staged_combine &= staged;
+    }
 }
 
 static void draw_exchange(struct sim_case *c, struct prop_rng *rng, const struct sim_case_options *o)
@@ -49,6 +76,8 @@ static void draw_exchange(struct sim_case *c, struct prop_rng *rng, const struct
     if (!ranks)
         ranks = nodes * (1 + prop_draw(rng, nodes > 4 ? 2 : 8 / nodes));
     prop_draw_case_of(&c->prop, c->seed, o->modes, ranks);
+    if (prop_chance(rng, 25))
+        make_crowded(&c->prop, rng);
     make_small(&c->prop, rng);
     c->prop.ranks_per_node = nodes > 1 ? ranks / nodes : 0;
     if (nodes > 1)
@@ -137,6 +166,18 @@ static void draw_faults(struct sim_case *c, struct prop_rng *rng, unsigned allow
     }
 }
 
+/* A masked rank is taken for dead: one that is only late may be in the midst of writing to its peers. And masking is for
+ * low latency: high throughput has others in between, who may have masked other ranks than those that miss them. */
+static void choose_mask(struct sim_case *c)
+{
+    int throughput = 0;
+
+    for (int i = 0; i < c->prop.nhandles; i++)
+        throughput |= c->prop.handle[i].mode == EPX_HIGH_THROUGHPUT;
+    if (c->prop.may_fail && (c->faults & SIM_FAULT_DELAY || throughput))
+        c->prop.enable_mask = 0;
+}
+
 void sim_case_draw(struct sim_case *c, uint64_t seed, const struct sim_case_options *options)
 {
     struct prop_rng rng = {workload_hash(seed, 0x51b)};
@@ -148,9 +189,7 @@ void sim_case_draw(struct sim_case *c, uint64_t seed, const struct sim_case_opti
     draw_network(c, &rng);
     c->setup.gather_ns = 4000000u * (uint64_t)c->prop.timeout_ms;
     draw_faults(c, &rng, options->faults);
-    /* A masked rank is taken for dead. One that is only late may be in the midst of writing to its peers. */
-    if (c->prop.may_fail && (c->faults & SIM_FAULT_DELAY))
-        c->prop.enable_mask = 0;
+    choose_mask(c);
 }
 
 /* ---- Running ------------------------------------------------------------------------------------------------ */

@@ -369,7 +369,7 @@ KFN int hd_open(struct agent *ag, const struct ht_dispatch_params *p, uint64_t e
 {
     const struct group_dev *g = p->g;
 
-    if (g->nnodes > 1 && hd_wait_free(ag, g, epoch - 1))
+    if (g->nnodes > 1 && hd_wait_free(ag, g, PLANT(PLANT_EPOCH, epoch - 2, epoch - 1)))
         return 1;
     if (ag_leader(ag))
         *(struct hd_post *)heap_at(g, g->rank, g->ht.dispatch_post) = p->post;

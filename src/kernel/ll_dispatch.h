@@ -269,7 +269,8 @@ KFN int ll_dispatch_send(struct agent *ag, const struct ll_dispatch_params *p, u
     const uint64_t stride = ll_row_stride(p);
     const int spread = g->nnodes > 1;
 
-    if (wait_peers(ag, g, SCOPE_ALL, SIG_LL_DONE, slot_of(g, epoch), lap_of(g, epoch) - 1, PHASE_LL_SLOT, NULL))
+    if (PLANT(PLANT_SLOT, 0,
+              wait_peers(ag, g, SCOPE_ALL, SIG_LL_DONE, slot_of(g, epoch), lap_of(g, epoch) - 1, PHASE_LL_SLOT, NULL)))
         return 1;
     if (route_plan(ag, g, p->h, &p->route))
         return 1;
