@@ -78,6 +78,8 @@ epx_status ll_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
     p.weights = args->out_weights.ndim ? args->weights.data : NULL;
     p.in_place = in_place_offset(handle, args);
     p.out = make_row_out(&args->out_tokens, &args->out_scales);
+    p.open_tokens = tensor_heap_offset(handle->group, &args->out_tokens);
+    p.open_scales = tensor_heap_offset(handle->group, &args->out_scales);
     p.out_weights = args->out_weights.data;
     p.out_idx = make_index(&args->out_idx);
     p.src_rank = args->src_rank.data;

@@ -1,17 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Low-latency dispatch, epoch e, slot (e - 1) % W, lap v of that slot.
+ * Low-latency dispatch, epoch e, slot (e - 1) % W, lap v of that slot. Rows stand by (source rank, source token).
  *
  *   sender s                                          receiver d of the node
  *   wait LL_DONE[*] >= v - 1   (slot free)
- *   route its tokens
- *   slot: counts per expert and rank, per-rank list
- *     of tokens, ids, numbers, weights; rows, cast,
- *     each ONCE (or the caller's own tensor in place)
+ *   route its tokens; slot: counts per expert and
+ *     rank, per-rank list of tokens, ids, numbers,
+ *     weights; post: where its own receive tensors are
  *   signal LL_DATA = v  ---------------------------->  wait LL_DATA[*] >= v
  *                                                      begin[l][s] = sum over s' < s of s' counts for expert l
- *                                                      for every token of s for d: read the row once, write it to each
- *                                                      of its local experts at begin[l][s] + number
+ *   If all ranks' receive tensors can be written (they are in the heaps, nothing is staged, one node):
+ *   wait LL_DATA[*] >= v, begin of all experts
+ *   read each row once, write it, cast, to its places
+ *     at all its experts on all ranks
+ *   signal LL_ROWS = v  ---------------------------->  wait LL_ROWS[*] >= v; the small outputs
+ *   Otherwise:
+ *   stage each row, cast, ONCE (or leave the caller's
+ *     tensor in place); signal LL_ROWS = v  -------->  wait LL_ROWS[*] >= v; for every token of s for d: read the row
+ *                                                      once, write it to its local experts at begin[l][s] + number
  *   (in place: wait LL_DONE[*] >= v)  <--------------  signal LL_DONE = v
  *
  *                                                     receiver d of another node
@@ -20,8 +26,9 @@
  *                                                      the same expansion, reading the landing
  *   LL_DONE counted                <-----------------  put of no bytes, counter LL_DONE
  *
- * Rows are staged in an order in which those for one destination are neighbours (ll_order), so that the proxy merges
- * them. No round before the data, no atomics that decide an order: rows stand by (source rank, source token).
+ * Between nodes no round comes before the data, and rows are staged in an order in which those for one destination are
+ * neighbours (ll_order), so that the proxy merges them. Inside a node the round is two cache lines per pair of ranks,
+ * and saves reading every row again at every receiver.
  */
 #ifndef EPX_KERNEL_LL_DISPATCH_H
 #define EPX_KERNEL_LL_DISPATCH_H
@@ -195,6 +202,15 @@ KFN void ll_write_post(const struct ll_dispatch_params *p, uint64_t epoch, struc
     post->ordered = g->nnodes > 1;
     post->rows = p->in_place ? p->in_place : ll_slot_offset(g, epoch) + g->ll.rows;
     post->row_stride = ll_row_stride(p);
+    post->open = (p->steps & STEP_RECV) && p->open_tokens && (p->open_scales || !p->agree.scale_bytes);
+    post->written = 0;
+    post->tokens = p->open_tokens;
+    post->outer_stride = (uint64_t)p->out.outer_stride;
+    post->stride = (uint64_t)p->out.stride;
+    post->scales = p->open_scales;
+    post->scale_outer_stride = (uint64_t)p->out.scale_outer_stride;
+    post->scale_row_stride = (uint64_t)p->out.scale_row_stride;
+    post->scale_stride = (uint64_t)p->out.scale_stride;
 }
 
 /* Tables and rows to one rank of another node. */
@@ -242,7 +258,7 @@ KFN uint64_t ll_rows_out(const struct group_dev *g, const struct handle_dev *h, 
     return n;
 }
 
-/* The last agent of the send half: the slot is complete. */
+/* The last agent: tables and post stand. */
 KFN void ll_publish(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch, const struct ll_view *v)
 {
     const struct group_dev *g = p->g;
@@ -254,44 +270,171 @@ KFN void ll_publish(struct agent *ag, const struct ll_dispatch_params *p, uint64
         p->h->epoch = epoch;
         ag_add_stat(&g->stats->rows_sent, ll_rows_out(g, p->h, 0));
         ag_add_stat(&g->stats->rows_remote, ll_rows_out(g, p->h, 1));
-        if (!p->in_place)
-            ag_add_stat(&g->stats->bytes_local, (uint64_t)p->route.ntokens * (uint64_t)p->agree.hidden_bytes);
     }
     ag_sync(ag);
     signal_peers(ag, g, SCOPE_NODE, SIG_LL_DATA, slot_of(g, epoch), lap_of(g, epoch));
 }
 
-KFN int ll_dispatch_send(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
+KFN int ll_send_tables(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch, const struct ll_view *v)
 {
     const struct group_dev *g = p->g;
-    char *slot = heap_at(g, g->rank, ll_slot_offset(g, epoch));
-    const struct ll_view v = ll_view_at(g, slot + g->ll.rows, p->route.ntokens, p->route.topk_n);
-    const uint64_t stride = ll_row_stride(p);
-    const int spread = g->nnodes > 1;
 
     if (PLANT(PLANT_SLOT, 0,
               wait_peers(ag, g, SCOPE_ALL, SIG_LL_DONE, slot_of(g, epoch), lap_of(g, epoch) - 1, PHASE_LL_SLOT, NULL)))
         return 1;
     if (route_plan(ag, g, p->h, &p->route))
         return 1;
-    ll_fill_tables(ag, p, &v, (int32_t *)slot);
-    if (spread) {
+    ll_fill_tables(ag, p, v, (int32_t *)heap_at(g, g->rank, ll_slot_offset(g, epoch)));
+    if (g->nnodes > 1) {
         if (ag_index(ag) == 0) {
-            ll_order(ag, p, v.pos);
+            ll_order(ag, p, v->pos);
             if (ag_leader(ag))
-                ll_write_post(p, epoch, v.post);
+                ll_write_post(p, epoch, v->post);
         }
         if (sync_barrier(ag, g))
             return 1;
     }
-    if (!p->in_place) {
-        for (int t = ag_index(ag); t < p->route.ntokens; t += ag_count(ag))
-            row_stage(ag, slot + g->ll.rows + (size_t)(spread ? v.pos[t] : t) * stride, &p->in, &p->agree, t);
-    }
-    if (spread && (sync_barrier(ag, g) || ll_put_remote(ag, p, epoch, &v)))
-        return 1;
     if (sync_last(ag, g, 0))
-        ll_publish(ag, p, epoch, &v);
+        ll_publish(ag, p, epoch, v);
+    return 0;
+}
+
+/* Rows into the own slot, for receivers that read them there, and for the proxies. */
+KFN int ll_stage_rows(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch, const struct ll_view *v)
+{
+    const struct group_dev *g = p->g;
+    char *rows = heap_at(g, g->rank, ll_slot_offset(g, epoch) + g->ll.rows);
+    const uint64_t stride = ll_row_stride(p);
+    const int spread = g->nnodes > 1;
+
+    for (int t = ag_index(ag); t < p->route.ntokens && !p->in_place; t += ag_count(ag))
+        row_stage(ag, rows + (size_t)(spread ? v->pos[t] : t) * stride, &p->in, &p->agree, t);
+    if (spread && (sync_barrier(ag, g) || ll_put_remote(ag, p, epoch, v)))
+        return 1;
+    if (!sync_last(ag, g, 1))
+        return 0;
+    if (ag_leader(ag) && !p->in_place)
+        ag_add_stat(&g->stats->bytes_local, (uint64_t)p->route.ntokens * (uint64_t)p->agree.hidden_bytes);
+    signal_peers(ag, g, SCOPE_NODE, SIG_LL_ROWS, slot_of(g, epoch), lap_of(g, epoch));
+    return 0;
+}
+
+KFN struct ll_view ll_own_view(const struct ll_dispatch_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+    return ll_view_at(g, heap_at(g, g->rank, ll_slot_offset(g, epoch) + g->ll.rows), p->route.ntokens, p->route.topk_n);
+}
+
+/* The send half of a staged operation: no peer is waited for but to free the slot. */
+KFN int ll_dispatch_send(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
+{
+    const struct ll_view v = ll_own_view(p, epoch);
+
+    return ll_send_tables(ag, p, epoch, &v) || ll_stage_rows(ag, p, epoch, &v);
+}
+
+/* May all ranks write into each other's receive tensors? All read the same posts and find the same. */
+KFN int ll_all_open(const struct group_dev *g, uint64_t epoch)
+{
+    for (int s = 0; s < g->nranks; s++)
+        if (!is_local(g, s) || (g->mask[s] && !ll_post_of(g, s, epoch)->open))
+            return 0;
+    return 1;
+}
+
+/* first[e] = rows of earlier ranks at expert e's rank: where this rank's begin. */
+KFN void ll_first_rows(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+
+    AG_EACH_ALL(ag, int, e, g->experts)
+    {
+        int32_t run = 0;
+        for (int s = 0; s < g->rank; s++)
+            run += g->mask[s] ? ll_open(g, s, epoch).ecount[e] : 0;
+        p->h->first[e] = run;
+    }
+}
+
+/* Where the row of (t, k) goes at its rank d, as d posted it: EXPERT_MAJOR by expert, RANK_MAJOR by this rank. */
+KFN int ll_target(const struct ll_dispatch_params *p, const struct ll_post *post, int64_t i, uint64_t *token,
+                  uint64_t *scale)
+{
+    const struct group_dev *g = p->g;
+    const int32_t id = p->h->ids[i];
+    uint64_t outer, row;
+
+    if (p->layout == LAYOUT_EXPERT_MAJOR) {
+        outer = (uint64_t)(id % g->local_experts);
+        row = (uint64_t)(p->h->first[id] + p->h->eidx[i]);
+        if (row >= (uint64_t)g->nranks * (uint64_t)g->max_tokens)
+            return 0; /* the receiver finds the same and reports it */
+    } else {
+        if (p->h->ridx[i] < 0)
+            return 0;
+        outer = (uint64_t)g->rank;
+        row = (uint64_t)p->h->ridx[i];
+    }
+    *token = post->tokens + outer * post->outer_stride + row * post->stride;
+    *scale = post->scales + outer * post->scale_outer_stride + row * post->scale_row_stride;
+    return 1;
+}
+
+/* Token t to all its places on all ranks. */
+KFN void ll_write_token(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch, int t, char *scratch)
+{
+    const struct group_dev *g = p->g;
+    const int K = p->route.topk_n;
+    const char *row = row_tokens(&p->in, t), *scales = p->in.scales + t * p->in.scale_row_stride;
+    int64_t scale_stride = p->in.scale_stride;
+    struct copy_set set;
+    int n = 0;
+
+    if (p->in.cast) {
+        row_stage(ag, scratch, &p->in, &p->agree, t);
+        ag_sync(ag);
+        row = scratch;
+        scales = scratch + row_scales_at(&p->agree);
+        scale_stride = 4;
+    }
+    for (int k = 0; k < K; k++) {
+        const int64_t i = (int64_t)t * K + k;
+        uint64_t token, scale;
+        if (p->h->ids[i] < 0)
+            continue;
+        const int d = p->h->ids[i] / g->local_experts;
+        const struct ll_post *post = ll_post_of(g, d, epoch);
+        if (!g->mask[d] || !ll_target(p, post, i, &token, &scale))
+            continue;
+        copy_set_put(ag, &set, n++, heap_at(g, d, token));
+        if (p->agree.scale_bytes)
+            row_copy_scales(ag, heap_at(g, d, scale), (int64_t)post->scale_stride, scales, scale_stride,
+                            p->agree.scale_bytes / 4);
+    }
+    ag_copy_many(ag, &set, n, row, (size_t)p->agree.hidden_bytes);
+}
+
+KFN int ll_write_rows(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch, const struct ll_view *v)
+{
+    const struct group_dev *g = p->g;
+    const size_t bytes = row_scales_at(&p->agree) + (size_t)p->agree.scale_bytes;
+    char *scratch = p->in.cast ? (char *)ag_scratch(ag, bytes) : NULL;
+
+    if (p->in.cast && !scratch)
+        return fail_all(ag, g, KSTATUS_MEMORY, PHASE_LL_ROWS, -1, (int64_t)bytes, 0);
+    if (p->layout == LAYOUT_EXPERT_MAJOR) {
+        ll_first_rows(ag, p, epoch);
+        if (sync_barrier(ag, g))
+            return 1;
+    }
+    for (int t = ag_index(ag); t < p->route.ntokens; t += ag_count(ag))
+        ll_write_token(ag, p, epoch, t, scratch);
+    if (sync_last(ag, g, 1)) {
+        if (ag_leader(ag))
+            v->post->written = 1;
+        ag_sync(ag);
+        signal_peers(ag, g, SCOPE_NODE, SIG_LL_ROWS, slot_of(g, epoch), lap_of(g, epoch));
+    }
     return 0;
 }
 
@@ -367,14 +510,14 @@ KFN const char *ll_row(const struct ll_view *v, int t)
     return v->rows + (size_t)(v->post->ordered ? v->pos[t] : t) * v->post->row_stride;
 }
 
-/* Row i of source s's list, to all its local experts. */
-KFN void ll_expand(struct agent *ag, const struct ll_dispatch_params *p, const struct ll_view *v, int s, int i)
+/* Row i of source s's list: what belongs to each of its local experts; the rows themselves unless they were written. */
+KFN void ll_expand(struct agent *ag, const struct ll_dispatch_params *p, const struct ll_view *v, int s, int i,
+                   int written)
 {
     const struct group_dev *g = p->g;
     const int R = g->nranks, L = g->local_experts, K = p->route.topk_n, M = g->max_tokens;
     const int t = v->list[i];
-    const char *row = ll_row(v, t);
-    const char *scales = row + row_scales_at(&p->agree);
+    const char *row = written ? NULL : ll_row(v, t);
     struct copy_set set;
     int n = 0;
 
@@ -384,39 +527,45 @@ KFN void ll_expand(struct agent *ag, const struct ll_dispatch_params *p, const s
             continue;
         const int l = id - g->rank * L;
         const int64_t at = p->h->begin[l * R + s] + v->eidx[(size_t)t * K + k];
-        copy_set_put(ag, &set, n++, p->out.tokens + l * p->out.outer_stride + at * p->out.stride);
-        if (p->agree.scale_bytes)
-            row_copy_scales(ag, p->out.scales + l * p->out.scale_outer_stride + at * p->out.scale_row_stride,
-                            p->out.scale_stride, scales, 4, p->agree.scale_bytes / 4);
+        if (!written) {
+            copy_set_put(ag, &set, n++, p->out.tokens + l * p->out.outer_stride + at * p->out.stride);
+            if (p->agree.scale_bytes)
+                row_copy_scales(ag, p->out.scales + l * p->out.scale_outer_stride + at * p->out.scale_row_stride,
+                                p->out.scale_stride, row + row_scales_at(&p->agree), 4, p->agree.scale_bytes / 4);
+        }
         if (ag_leader(ag)) {
             const int64_t place = (int64_t)l * p->outer_rows + at;
-            p->h->source[(int64_t)l * R * M + at] = t * K + k;
+            p->h->source[((int64_t)l * R) * M + at] = t * K + k;
             if (p->src_rank)
                 p->src_rank[place] = s;
             if (p->src_token)
                 p->src_token[place] = t;
         }
     }
-    ag_copy_many(ag, &set, n, row, (size_t)p->agree.hidden_bytes);
+    if (!written)
+        ag_copy_many(ag, &set, n, row, (size_t)p->agree.hidden_bytes);
 }
 
-/* Row i of source s's list, to its place in s's block. */
-KFN void ll_place(struct agent *ag, const struct ll_dispatch_params *p, const struct ll_view *v, int s, int i)
+/* Row i of source s's list, at its place in s's block. */
+KFN void ll_place(struct agent *ag, const struct ll_dispatch_params *p, const struct ll_view *v, int s, int i,
+                  int written)
 {
     const struct group_dev *g = p->g;
     const int L = g->local_experts, K = p->route.topk_n;
     const int t = v->list[i];
-    const char *row = ll_row(v, t);
     const int32_t *ids = v->ids + (size_t)t * K;
     const int64_t place = (int64_t)s * p->outer_rows + i;
     int first = 0;
 
     while (first < K - 1 && (ids[first] < 0 || ids[first] / L != g->rank))
         first++;
-    ag_copy(ag, p->out.tokens + s * p->out.outer_stride + i * p->out.stride, row, (size_t)p->agree.hidden_bytes);
-    if (p->agree.scale_bytes)
-        row_copy_scales(ag, p->out.scales + s * p->out.scale_outer_stride + i * p->out.scale_row_stride,
-                        p->out.scale_stride, row + row_scales_at(&p->agree), 4, p->agree.scale_bytes / 4);
+    if (!written) {
+        const char *row = ll_row(v, t);
+        ag_copy(ag, p->out.tokens + s * p->out.outer_stride + i * p->out.stride, row, (size_t)p->agree.hidden_bytes);
+        if (p->agree.scale_bytes)
+            row_copy_scales(ag, p->out.scales + s * p->out.scale_outer_stride + i * p->out.scale_row_stride,
+                            p->out.scale_stride, row + row_scales_at(&p->agree), 4, p->agree.scale_bytes / 4);
+    }
     row_put_topk(ag, ids, v->weights + (size_t)t * K, K, g->rank * L, g->rank * L + L, p->compact, &p->out_idx,
                  p->out_weights, place);
     if (ag_leader(ag)) {
@@ -439,12 +588,12 @@ KFN void ll_take_rows(struct agent *ag, const struct ll_dispatch_params *p, uint
         if (!g->mask[s])
             continue;
         const struct ll_view v = ll_open(g, s, epoch);
-        const int n = v.rcount[g->rank];
+        const int n = v.rcount[g->rank], written = v.post->written;
         for (int i = (int)(((int64_t)ag_index(ag) - before % A + A) % A); i < n; i += A) {
             if (p->layout == LAYOUT_RANK_MAJOR)
-                ll_place(ag, p, &v, s, i);
+                ll_place(ag, p, &v, s, i, written);
             else
-                ll_expand(ag, p, &v, s, i);
+                ll_expand(ag, p, &v, s, i, written);
         }
         if (p->layout == LAYOUT_RANK_MAJOR && ag_index(ag) == 0 && ag_leader(ag))
             p->h->count[s] = n;
@@ -524,14 +673,13 @@ KFN int ll_check_posts(struct agent *ag, const struct ll_dispatch_params *p, uin
     return 0;
 }
 
-KFN int ll_dispatch_recv(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
+/* Counts and small outputs; and the rows, where senders have not written them. */
+KFN int ll_receive(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
     const int slot = slot_of(g, epoch);
     const uint64_t lap = lap_of(g, epoch);
 
-    if (wait_peers(ag, g, SCOPE_ALL, SIG_LL_DATA, slot, lap, PHASE_LL_DATA, p->wait_ns) || ll_check_posts(ag, p, epoch))
-        return 1;
     if (g->nnodes > 1 && (ll_wait_remote(ag, p, epoch) || sync_barrier(ag, g)))
         return 1;
     if (p->layout == LAYOUT_EXPERT_MAJOR)
@@ -539,25 +687,61 @@ KFN int ll_dispatch_recv(struct agent *ag, const struct ll_dispatch_params *p, u
     if (sync_barrier(ag, g) || (p->layout == LAYOUT_EXPERT_MAJOR && ll_check_room(ag, p)))
         return 1;
     ll_count_ranks(ag, p, epoch);
+    if (wait_peers(ag, g, SCOPE_NODE, SIG_LL_ROWS, slot, lap, PHASE_LL_ROWS, NULL))
+        return 1;
     ll_take_rows(ag, p, epoch);
-    if (sync_last(ag, g, 1))
+    if (sync_last(ag, g, 2))
         signal_peers(ag, g, SCOPE_ALL, SIG_LL_DONE, slot, lap);
     /* The caller may change its tensor once this operation has completed: not before all have read it. */
-    return p->in_place ? wait_peers(ag, g, SCOPE_ALL, SIG_LL_DONE, slot, lap, PHASE_LL_DONE, NULL) : 0;
+    return p->in_place && !ll_own_view(p, epoch).post->written
+               ? wait_peers(ag, g, SCOPE_ALL, SIG_LL_DONE, slot, lap, PHASE_LL_DONE, NULL)
+               : 0;
+}
+
+/* All tables stand and fit what this rank does. */
+KFN int ll_wait_tables(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+
+    return wait_peers(ag, g, SCOPE_ALL, SIG_LL_DATA, slot_of(g, epoch), lap_of(g, epoch), PHASE_LL_DATA, p->wait_ns) ||
+           ll_check_posts(ag, p, epoch);
+}
+
+KFN int ll_dispatch_recv(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
+{
+    return ll_wait_tables(ag, p, epoch) || ll_receive(ag, p, epoch);
+}
+
+/* Both halves in one operation. */
+KFN int ll_dispatch_whole(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+    const struct ll_view v = ll_own_view(p, epoch);
+
+    if (ll_send_tables(ag, p, epoch, &v))
+        return 1;
+    if (g->nnodes > 1)
+        return ll_stage_rows(ag, p, epoch, &v) || ll_dispatch_recv(ag, p, epoch);
+    if (ll_wait_tables(ag, p, epoch))
+        return 1;
+    if (ll_all_open(g, epoch) ? ll_write_rows(ag, p, epoch, &v) : ll_stage_rows(ag, p, epoch, &v))
+        return 1;
+    return ll_receive(ag, p, epoch);
 }
 
 KFN void kernel_ll_dispatch(struct agent *ag, const struct ll_dispatch_params *p)
 {
     const struct group_dev *g = p->g;
-    uint64_t epoch = g->state->epoch[OP_LL_DISPATCH] + 1;
-    int failed = kernel_begin(ag, g);
+    const uint64_t next = g->state->epoch[OP_LL_DISPATCH] + 1;
 
-    if (!failed && (p->steps & STEP_SEND))
-        failed = ll_dispatch_send(ag, p, epoch);
-    else
-        epoch = p->h->epoch;
-    if (!failed && (p->steps & STEP_RECV))
-        failed = ll_dispatch_recv(ag, p, epoch);
+    if (!kernel_begin(ag, g)) {
+        if (p->steps == (STEP_SEND | STEP_RECV))
+            ll_dispatch_whole(ag, p, next);
+        else if (p->steps == STEP_SEND)
+            ll_dispatch_send(ag, p, next);
+        else
+            ll_dispatch_recv(ag, p, p->h->epoch);
+    }
     kernel_end(ag, g);
 }
 

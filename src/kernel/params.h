@@ -94,7 +94,7 @@ enum signal_kind {
     SIG_HC_DATA,  /* high-throughput combine: the peer's rows may be read */
     SIG_HC_DONE,  /* the peer has read this rank's rows */
     /* Between nodes only. ROWS count rows, so that what is expected adds up from operation to operation. */
-    SIG_LL_ROWS,  /* low-latency dispatch: rows landed here */
+    SIG_LL_ROWS,  /* low-latency dispatch: the peer's rows are staged, or written here; between nodes: rows landed */
     SIG_LC_ROWS,  /* low-latency combine: likewise */
     SIG_HN_TABLE, /* high-throughput notify: the peer's routing table landed at its relay */
     SIG_HD_ROWS,  /* high-throughput dispatch: rows landed at the relay; slot = chunk */
@@ -128,9 +128,14 @@ struct ll_post {
     int32_t ordered;     /* 1: row pos[t] is token t's; 0: row t */
     uint64_t rows;       /* heap offset of row 0 for readers of the node: in the slot, or the caller's tensor */
     uint64_t row_stride; /* bytes */
+    /* Where this rank's receive tensors are, if they are in its heap and it receives in this very operation. */
+    int32_t open;    /* 1: rows may be written there */
+    int32_t written; /* 1: this rank wrote its rows into its peers' tensors; stands with LL_ROWS */
+    uint64_t tokens, outer_stride, stride;
+    uint64_t scales, scale_outer_stride, scale_row_stride, scale_stride;
     uint64_t pad[2];
 };
-EPX_STATIC_ASSERT(sizeof(struct ll_post) == 64, "shared between ranks");
+EPX_STATIC_ASSERT(sizeof(struct ll_post) == 128, "shared between ranks");
 
 /* Opens a low-latency combine slot; EXPERT_MAJOR: begin[L][R] follows. */
 struct lc_post {
@@ -313,6 +318,7 @@ struct handle_dev {
     /* Low latency: of what this rank received */
     int32_t *begin;  /* [L*R] first row of each (expert, source) */
     int32_t *count;  /* [L*R] */
+    int32_t *first;  /* EXPERT_MAJOR [E]: where this rank's rows begin at each expert */
     int32_t *source; /* EXPERT_MAJOR [L*R*M]: token*K + k at the source; RANK_MAJOR [R*M]: the first k's */
     /* High throughput */
     int32_t *base;   /* FLAT [R], EXPERT_MAJOR [E]: where this rank's rows begin at the destination */
@@ -376,7 +382,8 @@ struct ll_dispatch_params {
     struct route_in route;
     struct row_in in;
     const float *weights;
-    uint64_t in_place; /* heap offset of tokens when they are read where they are; 0 = staged */
+    uint64_t in_place;                 /* heap offset of tokens when they are read where they are; 0 = staged */
+    uint64_t open_tokens, open_scales; /* heap offsets of what `out` has; 0 = not in the heap */
     struct row_out out;
     float *out_weights;
     struct index_out out_idx;
