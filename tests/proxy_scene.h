@@ -238,7 +238,7 @@ const struct net_ops wild_ops = {.name = "wild",
 struct rank {
     struct proxy_group *proxies;
     char *heap;
-    uint64_t counters[KINDS * SLOTS * RANKS];
+    uint64_t counters[KINDS * SLOTS * RANKS], sent[RANKS];
     struct doorbell bell;
     struct agent agent;
     int errors, status, peer; /* on_error: how often, and the last one */
@@ -323,6 +323,7 @@ static inline void open_rank(struct scene *s, int r, struct proxy_card *cards)
     o.remote = remote;
     o.heap = rank->heap;
     o.counters = rank->counters;
+    o.sent = rank->sent;
     o.bell = &rank->bell;
     o.on_error = on_error;
     o.context = rank;

@@ -38,6 +38,11 @@ static void deliver_everything(struct scene *s, int commands)
     }
     steps(s, 2000);
     for (r = 0; r < RANKS; r++) {
+        uint64_t sent = 0;
+
+        for (i = 0; i < RANKS; i++)
+            sent += s->ranks[r].sent[i];
+        assert_int_equal(sent, stats_of(s, r).commands);
         assert_memory_equal(s->ranks[r].heap, wanted[r], HEAP);
         assert_memory_equal(s->ranks[r].counters, counts[r], sizeof(counts[r]));
         assert_int_equal(proxy_quiet(s->ranks[r].proxies), EPX_OK);

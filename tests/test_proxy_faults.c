@@ -206,6 +206,26 @@ static void a_peer_that_the_network_loses_is_named(void **state)
     assert_non_null(strstr(s->ranks[0].text, "rank 3"));
 }
 
+/* Who waits to use the memory again must not wait for a peer that is no more. */
+static void what_a_lost_peer_never_answers_counts_as_sent(void **state)
+{
+    struct scene *s = open_wild(state);
+
+    s->wild.hold = 1;
+    push_apart(s, 3, 0, 5, 16); /* posted */
+    step(s, 0);
+    s->wild.refuse[3] = EAGAIN;
+    push_apart(s, 3, 0, 6, 16); /* pending */
+    step(s, 0);
+    assert_int_equal(s->ranks[0].sent[3], 0);
+    tell(s->wild.ends[0][0], (struct net_event){.kind = NET_FAILED, .peer = 3, .error = ETIMEDOUT});
+    step(s, 0);
+    assert_int_equal(s->ranks[0].sent[3], 11);
+    push_apart(s, 3, 0, 7, 16); /* too late */
+    step(s, 0);
+    assert_int_equal(s->ranks[0].sent[3], 18);
+}
+
 static void an_endpoint_that_breaks_is_reported_and_the_rings_go_on_being_emptied(void **state)
 {
     struct scene *s = open_wild(state);
@@ -260,6 +280,7 @@ int main(void)
         TEST(an_answer_to_nothing_is_reported_and_changes_nothing),
         TEST(a_put_that_fails_loses_the_peer_and_no_other),
         TEST(a_peer_that_the_network_loses_is_named),
+        TEST(what_a_lost_peer_never_answers_counts_as_sent),
         TEST(an_endpoint_that_breaks_is_reported_and_the_rings_go_on_being_emptied),
         TEST(a_doorbell_that_must_wait_is_rung_later),
     };

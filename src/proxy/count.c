@@ -8,6 +8,9 @@
  *                                             (release)                                 (acquire), read the bytes
  *                                             ring the rank's bell
  *
+ * The other way round, sent[peer] counts the commands whose bytes the network has read, or that were dropped because the
+ * peer is lost: agents wait for it before they use the memory again, and must not wait for what will never be answered.
+ *
  * A counter has one writer: the pair (this rank, source) always meets on the same thread. It is never reset.
  */
 #include "proxy/internal.h"
@@ -45,5 +48,16 @@ void count_arrival(struct proxy_thread *t, const struct net_event *event)
     /* Release: pairs with the acquire of the agents that wait for it; the bytes came before. One writer: no add. */
     __atomic_store_n(word, *word + immediate_count(imm), __ATOMIC_RELEASE);
     stat_add(&t->stats.arrivals, 1);
+    t->ring_bell = 1;
+}
+
+void count_sent(struct proxy_thread *t, const struct peer *peer, uint64_t commands)
+{
+    uint64_t *sent = t->group->options.sent;
+
+    if (!sent || commands == 0)
+        return;
+    /* Release: pairs with the acquire of agents that wait to use the bytes' memory again. One writer: no add. */
+    __atomic_store_n(&sent[peer->rank], sent[peer->rank] + commands, __ATOMIC_RELEASE);
     t->ring_bell = 1;
 }

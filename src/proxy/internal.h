@@ -158,6 +158,8 @@ void window_forget(struct proxy_thread *t, struct peer *peer);
 
 /* ---- count.c */
 void count_arrival(struct proxy_thread *t, const struct net_event *event);
+/* So many commands to the peer need their source bytes no more. */
+void count_sent(struct proxy_thread *t, const struct peer *peer, uint64_t commands);
 
 /* What adapts. One put is always let through, however large. */
 static inline int window_open(const struct window *w, uint64_t bytes)

@@ -34,6 +34,12 @@ uint64_t turn_now(struct proxy_thread *t)
 
 /* ---- What the network reports ------------------------------------------------------------------------------- */
 
+static void drop(struct proxy_thread *t, const struct peer *peer, uint64_t commands)
+{
+    stat_add(&t->stats.dropped, commands);
+    count_sent(t, peer, commands);
+}
+
 void peer_lost(struct proxy_thread *t, struct peer *peer, int error)
 {
     const struct proxy_options *o = &t->group->options;
@@ -44,7 +50,7 @@ void peer_lost(struct proxy_thread *t, struct peer *peer, int error)
         return;
     peer->dead = 1;
     for (i = peer->head; i != peer->tail; i++)
-        stat_add(&t->stats.dropped, peer->queue[i & (t->depth - 1)].count);
+        drop(t, peer, peer->queue[i & (t->depth - 1)].count);
     peer->head = peer->tail;
     window_forget(t, peer);
     snprintf(text, sizeof(text), "the network (%s) lost rank %d: %s", t->ops->name, peer->rank, strerror(error));
@@ -269,7 +275,7 @@ static int take_commands(struct proxy_thread *t)
     for (n = 0; n < TAKE_MAX && ring_peek(&t->ring, &c); n++) {
         peer = check(t, c, &put);
         if (peer && peer->dead)
-            stat_add(&t->stats.dropped, 1);
+            drop(t, peer, 1);
         else if (peer && (t->blocked = !enqueue(t, peer, &put)))
             break;
         ring_take(&t->ring);

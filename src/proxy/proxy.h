@@ -36,7 +36,7 @@ struct proxy_options {
     uint64_t heap_bytes;
     int device_kind;
     uint64_t *counters; /* arrivals: [kinds][slots][nranks], in host memory, advanced by the proxies */
-    uint64_t *sent;     /* [nranks] or NULL: commands to each peer whose bytes have been read; likewise */
+    uint64_t *sent;     /* [nranks] or NULL: commands to each peer whose bytes have been read, or dropped; likewise */
     int kinds, slots;
     const uint8_t *flows;  /* [kinds]: enum proxy_flow of each; NULL = all PROXY_LOW_LATENCY */
     struct doorbell *bell; /* rung after counters or a ring's tail advance: the rank's CPU agents sleep there */

@@ -109,13 +109,7 @@ int window_answered(struct proxy_thread *t, struct peer *peer, uint64_t number, 
     }
     for (i = 0; i < PROXY_FLOWS; i++)
         w->by_flow[i] -= by_flow[i];
-    if (t->group->options.sent) {
-        uint64_t *sent = &t->group->options.sent[peer->rank];
-
-        /* Release: pairs with the acquire of agents that wait to use the bytes' memory again. */
-        __atomic_store_n(sent, *sent + commands, __ATOMIC_RELEASE);
-        t->ring_bell = 1;
-    }
+    count_sent(t, peer, commands);
     w->bytes -= bytes;
     w->round_bytes += bytes;
     w->messages -= answered;
@@ -132,7 +126,15 @@ int window_answered(struct proxy_thread *t, struct peer *peer, uint64_t number, 
 void window_forget(struct proxy_thread *t, struct peer *peer)
 {
     struct window *w = &peer->window;
+    uint64_t i, commands = 0;
 
+    for (i = peer->oldest; i != peer->next; i++) {
+        struct posted *posted = &peer->posted[i & (t->depth - 1)];
+
+        commands += posted->open ? posted->count : 0;
+        posted->open = 0;
+    }
+    count_sent(t, peer, commands);
     t->bytes_in_flight -= w->bytes;
     t->messages_in_flight -= w->messages;
     w->bytes = 0;
