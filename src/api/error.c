@@ -200,6 +200,16 @@ uint64_t signal_after(const struct epx_group *group, const uint64_t *epochs, int
     return (epoch - 1 - (uint64_t)slot) / W + 1; /* how many of epochs 1..epoch have this slot */
 }
 
+/* The same for what proxies count: updates are counted for each of their two slots (kernel/ht_notify.h). */
+static uint64_t counter_after(const struct epx_group *group, const uint64_t *epochs, int kind, int slot)
+{
+    const uint64_t updates = epochs[OP_HT_NOTIFY];
+
+    if (kind != SIG_HN_DATA && kind != SIG_HN_TABLE)
+        return signal_after(group, epochs, kind, slot);
+    return slot == 0 ? updates / 2 : slot == 1 ? (updates + 1) / 2 : 0;
+}
+
 /* Between nodes: what the proxies count. Rows expected start over with them. */
 static void reset_counters(struct epx_group *group, const uint64_t *epochs)
 {
@@ -210,7 +220,7 @@ static void reset_counters(struct epx_group *group, const uint64_t *epochs)
     if (group->nnodes == 1)
         return;
     for (size_t i = 0; i < words; i++)
-        group->shadow.counters[i] = signal_after(group, epochs, (int)(i / (slots * R)), (int)(i / R % slots));
+        group->shadow.counters[i] = counter_after(group, epochs, (int)(i / (slots * R)), (int)(i / R % slots));
     memset(group->shadow.sent, 0, R * sizeof(uint64_t));
     zero = calloc(words, sizeof(*zero));
     if (!zero)

@@ -7,7 +7,8 @@
  *   route its tokens
  *   wait HN_DONE[*] >= e - 2  (slot free)
  *   slot: post, ecount[E], rcount[R];
- *   HN_DATA = e (put to other nodes)  -------------->  wait HN_DATA[*] >= e, read everybody's counts
+ *   HN_DATA = e (put to other nodes,
+ *     counted for each slot)  ---------------------->  wait HN_DATA[*] >= e, read everybody's counts
  *                                                      base[key] = rows of earlier ranks (+ zone start) at the
  *                                                      destination; totals, offsets and padding of its own zones
  *   pos[t][k] = base[key] + number
@@ -38,6 +39,13 @@ KFN uint64_t hn_table_at(const struct group_dev *g, uint64_t epoch, int number)
     return g->ht.tables + ((epoch % 2) * (uint64_t)(1 + g->relay_max) + (uint64_t)number) * g->ht.table_stride;
 }
 
+/* How many epochs up to this one have its slot. Two epochs are on their way at a time, and the later may land first: the
+ * network counts them apart. */
+KFN uint64_t hn_lap(uint64_t epoch)
+{
+    return (epoch + 1) / 2;
+}
+
 KFN const struct hn_post *hn_post_of(const struct group_dev *g, int rank, uint64_t epoch)
 {
     if (is_local(g, rank))
@@ -64,7 +72,7 @@ KFN void hn_put_counts(struct agent *ag, const struct group_dev *g, uint64_t epo
     put_begin(&batch);
     for (int d = 0; d < g->nranks; d++)
         if (in_scope(g, SCOPE_REMOTE, d))
-            put(ag, g, &batch, d, COUNTER(SIG_HN_DATA, 0), hn_counts_at(g, epoch, 0),
+            put(ag, g, &batch, d, COUNTER(SIG_HN_DATA, epoch % 2), hn_counts_at(g, epoch, 0),
                 hn_counts_at(g, epoch, 1 + g->landing_at[d]), bytes);
     put_flush(ag, g, &batch);
 }
@@ -193,7 +201,7 @@ KFN int hn_send_tables(struct agent *ag, const struct ht_notify_params *p, uint6
     put_begin(&batch);
     for (int n = 0; n < g->nnodes; n++)
         if (n != g->node && g->mask[g->relay_rank[n]])
-            put(ag, g, &batch, g->relay_rank[n], COUNTER(SIG_HN_TABLE, 0), hn_table_at(g, epoch, 0),
+            put(ag, g, &batch, g->relay_rank[n], COUNTER(SIG_HN_TABLE, epoch % 2), hn_table_at(g, epoch, 0),
                 hn_table_at(g, epoch, 1 + g->relay_slot[n]), (uint32_t)(2 * half));
     return put_flush(ag, g, &batch) ? fail_all(ag, g, KSTATUS_TIMEOUT, PHASE_RING, -1, 0, 0) : 0;
 }
@@ -214,7 +222,8 @@ KFN int hn_take_table(struct agent *ag, const struct ht_notify_params *p, uint64
             h->relay_n[j] = 0;
         return 0;
     }
-    if (wait_word(ag, g, signal_from(g, SIG_HN_TABLE, 0, s), epoch, PHASE_HN_TABLE, s, ag_now(ag)))
+    if (wait_word(ag, g, signal_from(g, SIG_HN_TABLE, (int)(epoch % 2), s), hn_lap(epoch), PHASE_HN_TABLE, s,
+                  ag_now(ag)))
         return 1;
     const int B = hn_post_of(g, s, epoch)->ntokens;
     const size_t half = ((size_t)B * (size_t)K * 4 + 15) & ~(size_t)15;
@@ -317,7 +326,12 @@ KFN int hn_run(struct agent *ag, const struct ht_notify_params *p, uint64_t epoc
     if (epoch > 2 && wait_peers(ag, g, SCOPE_ALL, SIG_HN_DONE, 0, epoch - 2, PHASE_HN_SLOT, NULL))
         return 1;
     hn_publish(ag, p, epoch);
-    if (wait_peers(ag, g, SCOPE_ALL, SIG_HN_DATA, 0, epoch, PHASE_HN_DATA, NULL) || hn_check_posts(ag, p, epoch))
+    if (wait_peers(ag, g, SCOPE_NODE, SIG_HN_DATA, 0, epoch, PHASE_HN_DATA, NULL))
+        return 1;
+    if (g->nnodes > 1 &&
+        wait_peers(ag, g, SCOPE_REMOTE, SIG_HN_DATA, (int)(epoch % 2), hn_lap(epoch), PHASE_HN_DATA, NULL))
+        return 1;
+    if (hn_check_posts(ag, p, epoch))
         return 1;
     if (p->layout == LAYOUT_FLAT)
         hn_base_flat(ag, p, epoch);

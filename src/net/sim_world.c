@@ -2,7 +2,7 @@
 /*
  * What happens in the simulated network, and when. The life of a put:
  *
- *   posted -> [PIECE_LANDS ...] -> PUT_LANDS (the last bytes, then the immediate) -> PUT_ANSWERED
+ *   posted -> [PIECE_LANDS ...] PUT_ARRIVES at the receiver's card -> PUT_LANDS (bytes, then immediate) -> PUT_ANSWERED
  *          `-> PUT_FAILS (lost, or nobody there): the peer is lost to the sender, and so are all puts behind it
  */
 #include "net/sim_world.h"
@@ -175,13 +175,13 @@ static uint64_t busy_ns(const struct sim_net *w, uint32_t bytes)
 }
 
 /* Up to SIM_NET_PIECES - 1 parts of the put land before the rest of it. */
-static void tear(struct sim_net *w, struct flight *f, uint64_t start, uint64_t landing)
+static void tear(struct sim_net *w, struct flight *f, uint64_t start, uint64_t arrival)
 {
     const int pieces = 1 + (int)world_draw(w, SIM_NET_PIECES - 1);
 
     for (int i = 0; i < pieces; i++) {
         const uint32_t offset = (uint32_t)world_draw(w, f->put.bytes);
-        add_event(w, (struct sim_event){.at = start + world_draw(w, landing - start + 1),
+        add_event(w, (struct sim_event){.at = start + world_draw(w, arrival - start + 1),
                                         .kind = PIECE_LANDS,
                                         .endpoint = f->from,
                                         .offset = offset,
@@ -193,9 +193,8 @@ static void tear(struct sim_net *w, struct flight *f, uint64_t start, uint64_t l
 int world_post(struct sim_net *w, struct sim_endpoint *e, const struct net_put *put)
 {
     struct sim_peer *peer = &e->peers[put->peer];
-    struct sim_endpoint *target = endpoint_at(w, peer->endpoint);
     struct flight *f;
-    uint64_t start, landing;
+    uint64_t start, arrival;
 
     f = reserve(w, SIM_NET_PIECES + 2) == 0 ? calloc(1, sizeof(*f)) : NULL;
     if (!f)
@@ -212,21 +211,19 @@ int world_post(struct sim_net *w, struct sim_endpoint *e, const struct net_put *
 
     start = later(world_now(w), e->send_free);
     e->send_free = start + busy_ns(w, put->bytes);
-    landing = e->send_free + w->o.latency_ns + world_draw(w, w->o.jitter_ns + 1);
-    if (target)
-        target->receive_free = landing = later(landing, target->receive_free) + busy_ns(w, put->bytes);
+    arrival = e->send_free + w->o.latency_ns + world_draw(w, w->o.jitter_ns + 1);
     if (w->o.ordered)
-        landing = later(landing, peer->last_landing);
-    peer->last_landing = landing;
+        arrival = later(arrival, peer->last_arrival);
+    peer->last_arrival = arrival;
     if (w->o.lose_one_in && world_draw(w, w->o.lose_one_in) == 0) {
         w->totals.lost++;
         add_event(w,
-                  (struct sim_event){.at = landing, .kind = PUT_FAILS, .endpoint = e->id, .error = EIO, .flight = f});
+                  (struct sim_event){.at = arrival, .kind = PUT_FAILS, .endpoint = e->id, .error = EIO, .flight = f});
         return 0;
     }
     if (put->bytes > 1 && world_draw(w, 100) < (uint64_t)w->o.torn_percent)
-        tear(w, f, start, landing);
-    add_event(w, (struct sim_event){.at = landing, .kind = PUT_LANDS, .endpoint = e->id, .flight = f});
+        tear(w, f, start, arrival);
+    add_event(w, (struct sim_event){.at = arrival, .kind = PUT_ARRIVES, .endpoint = e->id, .flight = f});
     return 0;
 }
 
@@ -258,6 +255,18 @@ static void copy_bytes(struct sim_net *w, const struct sim_endpoint *from, const
     w->totals.pieces++;
     if (bytes)
         memcpy(to->heap + put->target + offset, from->heap + put->source + offset, bytes);
+}
+
+/* The receiver's card takes one after the other, in the order in which they come to it. */
+static void put_arrives(struct sim_net *w, struct sim_endpoint *from, struct flight *f)
+{
+    struct sim_endpoint *to = endpoint_at(w, f->to);
+    uint64_t landing = w->now;
+
+    if (to)
+        landing = to->receive_free = later(landing, to->receive_free) + busy_ns(w, f->put.bytes);
+    if (reserve(w, 1) == 0)
+        add_event(w, (struct sim_event){.at = landing, .kind = PUT_LANDS, .endpoint = from->id, .flight = f});
 }
 
 static void put_lands(struct sim_net *w, struct sim_endpoint *from, struct sim_event *event)
@@ -313,6 +322,9 @@ static void happen(struct sim_net *w, struct sim_event *event)
     if (!e || (event->kind != PEER_LOST && !event->flight))
         return;
     switch (event->kind) {
+    case PUT_ARRIVES:
+        put_arrives(w, e, event->flight);
+        break;
     case PIECE_LANDS:
     case PUT_LANDS:
         put_lands(w, e, event);
@@ -331,12 +343,13 @@ static void happen(struct sim_net *w, struct sim_event *event)
 
 void sim_net_advance(struct sim_net *w, uint64_t now_ns)
 {
-    w->now = later(w->now, now_ns);
     while (w->nevents && w->events[0].at <= now_ns) {
         struct sim_event event = take_event(w);
 
+        w->now = event.at; /* several may be due: each at its time */
         happen(w, &event);
     }
+    w->now = now_ns;
 }
 
 void sim_net_kill(struct sim_net *w, int rank)

@@ -19,7 +19,7 @@ struct flight {
 struct sim_peer {
     uint32_t endpoint; /* 0 = not connected */
     uint64_t region_bytes;
-    uint64_t last_landing; /* ordered worlds */
+    uint64_t last_arrival; /* ordered worlds */
     int lost;
     struct flight *first, *last;
 };
@@ -42,7 +42,7 @@ struct sim_endpoint {
     struct queued_event *head, *tail;
 };
 
-enum happening { PIECE_LANDS, PUT_LANDS, PUT_ANSWERED, PUT_FAILS, PEER_LOST };
+enum happening { PUT_ARRIVES, PIECE_LANDS, PUT_LANDS, PUT_ANSWERED, PUT_FAILS, PEER_LOST };
 
 struct sim_event {
     uint64_t at, number; /* the number decides between events of one time */
