@@ -229,9 +229,10 @@ static const char *why_skipped(const struct net_suite *suite, const struct suite
     return NULL;
 }
 
-enum net_suite_outcome net_suite_run(const struct net_suite *suite, int index, char *text, size_t bytes)
+enum net_suite_outcome suite_run_case(const struct net_suite *suite, const struct suite_case *what, char *text,
+                                      size_t bytes)
 {
-    struct run run = {.suite = suite, .what = &suite_cases[index]};
+    struct run run = {.suite = suite, .what = what};
     const char *skipped = why_skipped(suite, run.what);
     enum net_suite_outcome outcome = NET_SUITE_FAILED;
     int failed;
@@ -259,4 +260,9 @@ enum net_suite_outcome net_suite_run(const struct net_suite *suite, int index, c
     }
     munmap(run.board, sizeof(*run.board));
     return outcome;
+}
+
+enum net_suite_outcome net_suite_run(const struct net_suite *suite, int index, char *text, size_t bytes)
+{
+    return suite_run_case(suite, &suite_cases[index], text, bytes);
 }

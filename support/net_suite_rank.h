@@ -57,6 +57,10 @@ struct suite_case {
 extern const struct suite_case suite_cases[];
 extern const int suite_case_count;
 
+/* Runs a case that is not one of those: what only one network can be asked. */
+enum net_suite_outcome suite_run_case(const struct net_suite *suite, const struct suite_case *what, char *text,
+                                      size_t bytes);
+
 /* Both return -1, so that a body says: return suite_fail(self, "..."). Only the first is kept. */
 int suite_fail(struct suite_rank *self, const char *format, ...) __attribute__((format(printf, 2, 3)));
 int suite_skip(struct suite_rank *self, const char *format, ...) __attribute__((format(printf, 2, 3)));

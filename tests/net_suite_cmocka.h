@@ -11,13 +11,13 @@
 
 #include <stdio.h>
 
-#include "support/net_suite.h"
+#include "support/net_suite_rank.h"
 
 enum { NET_SUITE_TESTS = 128 };
 
 struct net_suite_test {
     const struct net_suite *suite;
-    int index;
+    const struct suite_case *what;
     char name[96];
 };
 
@@ -28,7 +28,7 @@ static void net_suite_test_run(void **state)
     const struct net_suite_test *test = *state;
     char text[600];
 
-    switch (net_suite_run(test->suite, test->index, text, sizeof(text))) {
+    switch (suite_run_case(test->suite, test->what, text, sizeof(text))) {
     case NET_SUITE_PASSED:
         break;
     case NET_SUITE_SKIPPED:
@@ -40,14 +40,15 @@ static void net_suite_test_run(void **state)
     }
 }
 
-/* Adds the cases over `suite` to tests[count...]; the new count. */
-static int net_suite_add(const struct net_suite *suite, struct CMUnitTest *tests, int count)
+/* Adds `ncases` cases over `suite` to tests[count...]; the new count. */
+static int net_suite_add(const struct net_suite *suite, const struct suite_case *cases, int ncases,
+                         struct CMUnitTest *tests, int count)
 {
-    for (int i = 0; i < net_suite_count() && count < NET_SUITE_TESTS; i++, count++) {
+    for (int i = 0; i < ncases && count < NET_SUITE_TESTS; i++, count++) {
         struct net_suite_test *test = &net_suite_tests[count];
         test->suite = suite;
-        test->index = i;
-        snprintf(test->name, sizeof(test->name), "%s_%s", suite->label, net_suite_name(i));
+        test->what = &cases[i];
+        snprintf(test->name, sizeof(test->name), "%s_%s", suite->label, cases[i].name);
         tests[count] = (struct CMUnitTest){test->name, net_suite_test_run, NULL, NULL, test};
     }
     return count;

@@ -169,6 +169,9 @@ static epx_status net_open(const struct net_options *options, struct net **net)
     if (status)
         goto close;
     n->depth = n->info->tx_attr->size < OFI_MAX_DEPTH ? (uint32_t)n->info->tx_attr->size : OFI_MAX_DEPTH;
+    /* A provider over sockets makes connections. Its CQ data must have room for more than an immediate. */
+    n->greets = (n->info->addr_format == FI_SOCKADDR_IN || n->info->addr_format == FI_SOCKADDR_IN6) &&
+                n->info->domain_attr->cq_data_size >= sizeof(uint64_t);
     n->selective = (n->info->tx_attr->comp_order & FI_ORDER_STRICT) == FI_ORDER_STRICT;
     status = make_tables(n);
     if (!status)
@@ -293,8 +296,8 @@ static epx_status check_card(const struct ofi_net *n, int peer, const struct net
     return EPX_OK;
 }
 
-/* Only remembers the address: what connections a provider needs it makes at the first put, which meanwhile answers
- * -EAGAIN. Waiting for them here would need the peer to poll, and the peer may be waiting here too. */
+/* Begins, and does not wait: that would need the peer to poll, and the peer may be waiting here too. Until there is a
+ * connection put answers -EAGAIN. */
 static epx_status net_connect(struct net *net, int peer, const struct net_address *address,
                               const struct net_region *region)
 {
@@ -320,6 +323,7 @@ static epx_status net_connect(struct net *net, int peer, const struct net_addres
     p->base = key.base;
     p->bytes = region->bytes;
     p->state = OFI_CONNECTED;
+    ofi_greet(n, peer);
     return EPX_OK;
 }
 

@@ -83,8 +83,12 @@ struct ofi_op {
     struct ofi_op *next;        /* in the peer's queue, or in the free list */
     uint64_t cookie;
     uint32_t peer;
-    uint32_t done;
+    uint16_t done;
+    uint16_t hello; /* ours, not a put of the caller's */
 };
+
+/* In the CQ data of a hello, with the rank below; see ofi_data.c. */
+#define OFI_HELLO ((uint64_t)1 << 63)
 
 enum ofi_peer_state { OFI_UNKNOWN, OFI_CONNECTED, OFI_FAILED };
 
@@ -102,6 +106,9 @@ struct ofi_peer {
     uint64_t refused_ns;      /* the provider says EAGAIN since */
     int reach_fd;             /* + 1; a question under way whether the peer is there */
     uint64_t reach_ns;        /* when it was asked last */
+    int owes_hello;           /* we shall say it and have not yet */
+    int awaits_hello;         /* the peer shall */
+    int heard_hello;
     int has_held;
     struct net_put held; /* posted when the next put, or flush, says how */
 };
@@ -124,6 +131,8 @@ struct ofi_net {
     int wait_fd;
     int selective; /* completions come in order: one in OFI_SIGNAL_EVERY is asked for */
     struct ofi_peer *peers;
+    int greets;       /* whether hellos are said */
+    int hellos;       /* how many are owed */
     int *held, nheld; /* peers with a held put */
     int *dirty;       /* peers with answers in the current batch */
     int unreported;   /* failed peers that poll has not told of */
@@ -138,6 +147,9 @@ struct ofi_net {
  * somebody does or it is not known yet. Only for addresses of sockets; 0 for others. */
 int ofi_reach(struct ofi_net *n, int peer, uint64_t now);
 void ofi_reach_end(struct ofi_peer *peer);
+
+/* After connect: begins the connection, or waits for the peer to. */
+void ofi_greet(struct ofi_net *n, int peer);
 
 int ofi_put(struct net *net, const struct net_put *put);
 int ofi_flush(struct net *net);

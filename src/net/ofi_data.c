@@ -14,6 +14,10 @@
  * OFI_SIGNAL_EVERY asks for a completion, and that of the last of a chain answers all before it. Else every put asks,
  * and those of a peer are answered from the oldest on, as far as there is no gap.
  *
+ * Where the provider makes connections when they are first used, two that call each other at once can both lose (seen in
+ * libfabric 1.17, one time in a hundred on a busy machine). So of each pair the lower rank says hello first, a put
+ * without bytes whose CQ data has OFI_HELLO set, and the other puts nothing before it has heard that.
+ *
  * A peer is lost when a put to it fails, and when the provider takes none, or answers none, for the timeout: connections
  * are made and made again inside some providers, which then say EAGAIN without end, whether or not anybody is there.
  * After REACH_AFTER_NS of that we look ourselves, where the address is one of sockets.
@@ -108,8 +112,8 @@ static int post_refused(struct ofi_net *n, int peer)
     return -p->error;
 }
 
-/* follows: the next put to this peer will be posted too. */
-static int post(struct ofi_net *n, const struct net_put *put, int follows)
+/* follows: the next put to this peer will be posted too. data: what the peer finds in its completion queue. */
+static int post(struct ofi_net *n, const struct net_put *put, int follows, uint64_t data)
 {
     struct ofi_peer *p = &n->peers[put->peer];
     const int signalled = !n->selective || !follows || p->unsignalled + 1 >= OFI_SIGNAL_EVERY;
@@ -121,7 +125,7 @@ static int post(struct ofi_net *n, const struct net_put *put, int follows)
                                  .addr = p->address,
                                  .rma_iov = &remote,
                                  .rma_iov_count = 1,
-                                 .data = put->immediate};
+                                 .data = data};
     struct ofi_op *op = n->free;
     ssize_t rc;
 
@@ -130,6 +134,7 @@ static int post(struct ofi_net *n, const struct net_put *put, int follows)
     op->cookie = put->cookie;
     op->peer = (uint32_t)put->peer;
     op->done = 0;
+    op->hello = (data & OFI_HELLO) != 0;
     message.context = op;
     n->free = op->next;
     rc = fi_writemsg(n->ep, &message, FI_REMOTE_CQ_DATA | (follows ? FI_MORE : 0) | (signalled ? FI_COMPLETION : 0));
@@ -145,10 +150,56 @@ static int post(struct ofi_net *n, const struct net_put *put, int follows)
     return -p->error;
 }
 
+/* ---- Hello */
+
+static void say_hello(struct ofi_net *n, int peer)
+{
+    const struct net_put nothing = {.peer = peer};
+
+    if (n->peers[peer].state == OFI_CONNECTED && post(n, &nothing, 0, OFI_HELLO | (uint32_t)n->rank) == -EAGAIN)
+        return;
+    n->peers[peer].owes_hello = 0;
+    n->hellos--;
+}
+
+static void say_hellos(struct ofi_net *n)
+{
+    for (int peer = 0; peer < n->nranks && n->hellos; peer++)
+        if (n->peers[peer].owes_hello)
+            say_hello(n, peer);
+}
+
+void ofi_greet(struct ofi_net *n, int peer)
+{
+    if (!n->greets || peer == n->rank)
+        return;
+    if (peer < n->rank) {
+        n->peers[peer].awaits_hello = !n->peers[peer].heard_hello;
+        return;
+    }
+    n->peers[peer].owes_hello = 1;
+    n->hellos++;
+    say_hello(n, peer);
+}
+
+/* It may come before our own connect. */
+static void hear_hello(struct ofi_net *n, uint64_t data)
+{
+    const uint64_t peer = data & ~OFI_HELLO;
+
+    if (peer >= (uint64_t)n->nranks)
+        return;
+    n->peers[peer].heard_hello = 1;
+    n->peers[peer].awaits_hello = 0;
+    n->peers[peer].refused_ns = 0;
+}
+
+/* ---- Puts */
+
 /* 0: posted, or gone with its peer; -EAGAIN: still held. */
 static int post_held(struct ofi_net *n, int peer, int follows)
 {
-    if (post(n, &n->peers[peer].held, follows) == -EAGAIN)
+    if (post(n, &n->peers[peer].held, follows, n->peers[peer].held.immediate) == -EAGAIN)
         return -EAGAIN;
     release_held(n, peer);
     return 0;
@@ -188,6 +239,8 @@ int ofi_put(struct net *net, const struct net_put *put)
     if (rc)
         return rc;
     p = &n->peers[put->peer];
+    if (p->owes_hello || p->awaits_hello)
+        return post_refused(n, put->peer);
     if (n->nheld > p->has_held)
         post_others(n, put->peer);
     if (p->has_held && post_held(n, put->peer, 1))
@@ -195,7 +248,7 @@ int ofi_put(struct net *net, const struct net_put *put)
     if (p->state == OFI_FAILED)
         return -p->error;
     if (!put->more)
-        return post(n, put, 0);
+        return post(n, put, 0, put->immediate);
     p->held = *put;
     p->has_held = 1;
     n->held[n->nheld++] = put->peer;
@@ -228,10 +281,12 @@ static void complete(struct ofi_net *n, struct ofi_op *op, int *ndirty)
         p->inflight--;
         if (p->state == OFI_CONNECTED) {
             n->inflight--;
+            p->moved = 1;
+        }
+        if (p->state == OFI_CONNECTED && !oldest->hello) {
             if (!p->answered++)
                 n->dirty[(*ndirty)++] = (int)oldest->peer;
             p->answered_cookie = oldest->cookie;
-            p->moved = 1;
         }
         oldest->next = n->free;
         n->free = oldest;
@@ -268,7 +323,11 @@ static int take_batch(struct ofi_net *n, const struct fi_cq_data_entry *entries,
         struct ofi_op *op = own_op(n, entries[i].op_context, entries[i].flags);
         if (op)
             complete(n, op, &ndirty);
-        else if (entries[i].flags & FI_REMOTE_CQ_DATA)
+        else if (!(entries[i].flags & FI_REMOTE_CQ_DATA))
+            continue;
+        else if (n->greets && (entries[i].data & OFI_HELLO))
+            hear_hello(n, entries[i].data);
+        else
             events[used++] =
                 (struct net_event){.kind = NET_ARRIVED, .peer = -1, .immediate = (uint32_t)entries[i].data};
     }
@@ -335,6 +394,8 @@ int ofi_poll(struct net *net, struct net_event *events, int max)
     struct fi_cq_data_entry entries[OFI_BATCH];
     int used = 0;
 
+    if (n->hellos)
+        say_hellos(n);
     if (n->nheld)
         post_others(n, -1);
     while (used < max) {
@@ -366,7 +427,7 @@ int ofi_arm(struct net *net)
     struct ofi_net *n = of(net);
     struct fid *fids[1] = {&n->cq->fid};
 
-    if (n->nheld || n->unreported)
+    if (n->nheld || n->unreported || n->hellos)
         return -EAGAIN;
     if (n->wait_fd < 0)
         return -ENOSYS;

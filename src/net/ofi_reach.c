@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -50,7 +51,7 @@ int ofi_reach(struct ofi_net *n, int peer, uint64_t now)
     socklen_t length = sizeof(int);
     int error = 0;
 
-    if (n->info->addr_format != FI_SOCKADDR_IN && n->info->addr_format != FI_SOCKADDR_IN6)
+    if (strncmp(n->info->fabric_attr->prov_name, "tcp", 3)) /* verbs listens in a port space of its own */
         return 0;
     if (p->reach_fd) {
         if (poll(&fd, 1, 0) != 1)
