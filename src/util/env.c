@@ -54,7 +54,7 @@ static const struct env_entry entries[] = {
     {"EPX_IB_RETRY_CNT", "NCCL_IB_RETRY_CNT", "6", "How often a card repeats a packet before the peer counts as lost"},
     {"EPX_IB_SRQ", "", "1", "0: verbs keeps receives per peer even where a card can share them"},
 };
-enum { ENTRY_COUNT = (int)(sizeof(entries) / sizeof(entries[0])), ALIAS_BYTES = 64 };
+enum { ENTRY_COUNT = (int)(sizeof(entries) / sizeof(entries[0])) };
 
 /* Aliases counted in another unit than the variable they stand for; *factor units of the variable each. */
 static const struct {
@@ -85,17 +85,16 @@ static const char *nonempty(const char *name)
     return value && value[0] ? value : NULL;
 }
 
-/* The value, and in `used` (ALIAS_BYTES) the name under which it was found. */
-static const char *look_up(const struct env_entry *entry, char *used)
+const char *env_look_up(const struct env_entry *entry, char used[ENV_NAME_BYTES])
 {
     const char *value = nonempty(entry->name);
     const char *at = entry->aliases;
 
-    strncpy(used, entry->name, ALIAS_BYTES - 1);
-    used[ALIAS_BYTES - 1] = 0;
+    strncpy(used, entry->name, ENV_NAME_BYTES - 1);
+    used[ENV_NAME_BYTES - 1] = 0;
     while (!value && *at) {
         size_t length = strcspn(at, ",");
-        if (length < ALIAS_BYTES) {
+        if (length < ENV_NAME_BYTES) {
             memcpy(used, at, length);
             used[length] = 0;
             value = nonempty(used);
@@ -107,14 +106,14 @@ static const char *look_up(const struct env_entry *entry, char *used)
 
 const char *env_string(const char *name)
 {
-    char used[ALIAS_BYTES];
+    char used[ENV_NAME_BYTES];
     const struct env_entry *entry = find_entry(name);
 
     if (!entry) {
         log_line(LOG_ERROR, "%s is missing from the table of environment variables", name);
         return NULL;
     }
-    return look_up(entry, used);
+    return env_look_up(entry, used);
 }
 
 static int64_t unit_of(const char *name)
@@ -162,7 +161,7 @@ static int parse_int(const char *text, int64_t unit, int64_t *value)
 
 int64_t env_int(const char *name, int64_t fallback, int64_t low, int64_t high)
 {
-    char used[ALIAS_BYTES];
+    char used[ENV_NAME_BYTES];
     const struct env_entry *entry = find_entry(name);
     const char *text;
     int64_t value, unit;
@@ -171,7 +170,7 @@ int64_t env_int(const char *name, int64_t fallback, int64_t low, int64_t high)
         log_line(LOG_ERROR, "%s is missing from the table of environment variables", name);
         return fallback;
     }
-    text = look_up(entry, used);
+    text = env_look_up(entry, used);
     if (!text)
         return fallback;
     unit = unit_of(used);

@@ -14,6 +14,9 @@ struct env_entry {
 
 /* The table; *count entries. */
 const struct env_entry *env_table(int *count);
+enum { ENV_NAME_BYTES = 64 };
+/* The value of an entry, NULL when unset or empty, and in `used` the name, its own or an alias, that has it. */
+const char *env_look_up(const struct env_entry *entry, char used[ENV_NAME_BYTES]);
 /* The value of `name` (it must be in the table) or of its first set alias; NULL when unset or empty. */
 const char *env_string(const char *name);
 /* Integer value with optional suffix K, M, G (powers of 1024); `fallback` when unset. A malformed or out-of-range

@@ -16,6 +16,7 @@ static const struct command {
     {"run", cmd_run, "start ranks of a program on this machine"},
     {"bench", cmd_bench, "measure and check dispatch and combine"},
     {"sim", cmd_sim, "simulate many ranks on one thread, with faults, from seeds"},
+    {"doctor", cmd_doctor, "what is found here, what would be chosen and why"},
     {"help", cmd_help, "this list, or the options of one command"},
     {"version", cmd_version, "which version this is"},
 };

@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Variables: what each is, and those that somebody set in vain. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "doctor.h"
+#include "util/env.h"
+
+extern char **environ;
+
+enum { NAME_MOST = 48, NEAR = 3 };
+
+/* Names of others that have nothing to set here, and why. */
+static const struct {
+    const char *name, *why;
+} needless[] = {
+    {"UCCL_RDMA_ADAPTIVE_SLEEP", "idle proxies always sleep; EPX_PROXY_SLEEP_US says after how long"},
+    {"UCCL_EP_ENABLE_AGGRESSIVE_ATOMIC", "EPX uses no remote atomics"},
+};
+
+/* EPX_ names that are none of the library's: build, tests and benchmarks. */
+static const char *const others[] = {"EPX_TEST_", "EPX_BENCH_", "EPX_RXE_", "EPX_BUILD_DIR", "EPX_SANITIZE", "EPX_GCC"};
+
+static void show_entry(struct report *report, const struct env_entry *entry)
+{
+    char used[ENV_NAME_BYTES];
+    const char *value = env_look_up(entry, used);
+    const int by_alias = value && strcmp(used, entry->name);
+
+    if (value)
+        report_row(report, entry->name, "\"%s\"%s%s%s; the default is %s\n%s", value, by_alias ? " (by " : "",
+                   by_alias ? used : "", by_alias ? ")" : "", entry->fallback, entry->meaning);
+    else
+        report_row(report, entry->name, "%s (not set)\n%s%s%s", entry->fallback, entry->meaning,
+                   entry->aliases[0] ? "; also " : "", entry->aliases);
+}
+
+static void json_or_null(const char *name, const char *text)
+{
+    printf("\"%s\": ", name);
+    if (text)
+        json_string(text);
+    else
+        printf("null");
+}
+
+void doctor_env_json(void)
+{
+    char used[ENV_NAME_BYTES];
+    int count;
+    const struct env_entry *table = env_table(&count);
+
+    putchar('[');
+    for (int i = 0; i < count; i++) {
+        const char *value = env_look_up(&table[i], used);
+
+        printf("%s{", i ? ", " : "");
+        json_or_null("name", table[i].name);
+        printf(", ");
+        json_or_null("value", value);
+        printf(", ");
+        json_or_null("by", value ? used : NULL);
+        printf(", ");
+        json_or_null("default", table[i].fallback);
+        printf(", ");
+        json_or_null("aliases", table[i].aliases);
+        printf(", ");
+        json_or_null("meaning", table[i].meaning);
+        putchar('}');
+    }
+    putchar(']');
+}
+
+/* An alias that is set to something else and has no say. */
+static void check_aliases(struct report *report, const struct env_entry *entry)
+{
+    char used[ENV_NAME_BYTES], alias[ENV_NAME_BYTES];
+    const char *value = env_look_up(entry, used), *at = entry->aliases;
+
+    while (value && *at) {
+        size_t length = strcspn(at, ",");
+        const char *other;
+        snprintf(alias, sizeof(alias), "%.*s", (int)length, at);
+        other = getenv(alias);
+        if (other && other[0] && strcmp(alias, used) && strcmp(other, value))
+            report_warn(report, "%s is \"%s\" to no effect: %s comes first", alias, other, used);
+        at += length + (at[length] == ',');
+    }
+}
+
+static int least(int a, int b)
+{
+    return a < b ? a : b;
+}
+
+/* How many letters must be added, dropped, changed, or swapped with their neighbour. */
+static int distance(const char *a, const char *b)
+{
+    int d[NAME_MOST + 1][NAME_MOST + 1], m = (int)strlen(a), n = (int)strlen(b);
+
+    if (m > NAME_MOST || n > NAME_MOST)
+        return NAME_MOST;
+    for (int i = 0; i <= m; i++) {
+        for (int j = 0; j <= n; j++) {
+            if (!i || !j) {
+                d[i][j] = i + j;
+                continue;
+            }
+            d[i][j] = least(least(d[i - 1][j], d[i][j - 1]) + 1, d[i - 1][j - 1] + (a[i - 1] != b[j - 1]));
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+                d[i][j] = least(d[i][j], d[i - 2][j - 2] + 1);
+        }
+    }
+    return d[m][n];
+}
+
+static int is_others(const char *name)
+{
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
+        if (!strncmp(name, others[i], strlen(others[i])))
+            return 1;
+    return 0;
+}
+
+static void check_unknown(struct report *report, const struct env_entry *table, int count, const char *name)
+{
+    const struct env_entry *nearest = NULL;
+    const int letters = (int)strlen(name) - (int)strlen("EPX_");
+    int best = 1 + least(NEAR, letters / 3);
+
+    for (int i = 0; i < count; i++) {
+        int d = distance(name, table[i].name);
+        if (d < best) {
+            best = d;
+            nearest = &table[i];
+        }
+    }
+    if (best == 0 || is_others(name))
+        return;
+    report_warn(report, "%s is set, but EPX reads no such variable%s%s%s", name, nearest ? ": is " : "",
+                nearest ? nearest->name : "", nearest ? " meant?" : "");
+}
+
+void doctor_env(struct report *report)
+{
+    int count;
+    const struct env_entry *table = env_table(&count);
+
+    report_section(report, "environment");
+    for (int i = 0; i < count; i++) {
+        show_entry(report, &table[i]);
+        check_aliases(report, &table[i]);
+    }
+    for (char **at = environ; *at; at++) {
+        char name[ENV_NAME_BYTES];
+        snprintf(name, sizeof(name), "%.*s", (int)strcspn(*at, "="), *at);
+        if (!strncmp(name, "EPX_", 4))
+            check_unknown(report, table, count, name);
+    }
+    for (size_t i = 0; i < sizeof(needless) / sizeof(needless[0]); i++)
+        if (getenv(needless[i].name))
+            report_warn(report, "%s has no effect: %s", needless[i].name, needless[i].why);
+}

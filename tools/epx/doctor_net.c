@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which network a group on several nodes would use. */
+#include <stdio.h>
+#include <string.h>
+
+#include "doctor.h"
+#include "net/net.h"
+#include "util/env.h"
+
+/* In the order in which net_find tries them. */
+static const struct net_ops *const automatic[] = {&net_verbs_ops, &net_ofi_ops};
+enum { AUTOMATIC = (int)(sizeof(automatic) / sizeof(automatic[0])), TEXT = 1024 };
+
+/* "verbs: no card" -> "no card", where the row says already whose sentence it is. */
+static const char *without_prefix(const char *text, const char *name)
+{
+    const size_t length = strlen(name);
+
+    return !strncmp(text, name, length) && !strncmp(text + length, ": ", 2) ? text + length + 2 : text;
+}
+
+/* What EPX_NET asks for, whether it can be had or not. */
+static void show_asked(struct report *report, const char *asked)
+{
+    const struct net_ops *ops;
+    const char *provider;
+    char text[TEXT] = "";
+
+    if (net_find("", &ops, &provider) != EPX_OK) {
+        report_row(report, "chosen", "none: %s", epx_last_error());
+        report_warn(report, "EPX_NET: %s", epx_last_error());
+        return;
+    }
+    report_network(report, ops->name);
+    if (ops->probe(provider, text, sizeof(text)) == EPX_OK) {
+        report_row(report, "chosen", "%s, as EPX_NET is \"%s\": %s", ops->name, asked, text);
+        return;
+    }
+    report_row(report, "chosen", "%s, as EPX_NET is \"%s\", but it cannot be used: %s", ops->name, asked,
+               without_prefix(text, ops->name));
+    report_warn(report, "EPX_NET is \"%s\", which cannot be used here: groups on several nodes will fail", asked);
+}
+
+/* `asked`: EPX_NET has decided, and these are only the others that there are. */
+static void show_automatic(struct report *report, int asked)
+{
+    const struct net_ops *chosen = NULL;
+    const char *provider;
+    char text[TEXT];
+
+    if (!asked && net_find("", &chosen, &provider) == EPX_OK)
+        report_network(report, chosen->name);
+    if (!asked && chosen)
+        report_row(report, "chosen", "%s, the first of verbs and ofi that can be used", chosen->name);
+    else if (!asked)
+        report_row(report, "chosen", "none: only ranks of one node can form a group");
+    if (!asked && !chosen)
+        report_warn(report, "There is no network: groups on several nodes cannot be created");
+    for (int i = 0; i < AUTOMATIC; i++) {
+        if (automatic[i]->probe("", text, sizeof(text)) != EPX_OK)
+            report_row(report, automatic[i]->name, "cannot be used: %s", without_prefix(text, automatic[i]->name));
+        else if (chosen && automatic[i] != chosen)
+            report_row(report, automatic[i]->name, "could be used, but %s comes first: %s", chosen->name, text);
+        else
+            report_row(report, automatic[i]->name, "can be used: %s", text);
+    }
+}
+
+void doctor_net(struct report *report)
+{
+    const char *asked = env_string("EPX_NET");
+
+    report_section(report, "network between nodes");
+    if (asked && !strcmp(asked, "auto"))
+        asked = NULL;
+    if (asked)
+        show_asked(report, asked);
+    show_automatic(report, asked != NULL);
+}
