@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # `epx doctor`: it finds that EPX runs here, and where it cannot, says so and why; --json is one object that has every
 # variable; misspelt, shadowed and useless variables are named; what EPX_NET asks for in vain is a warning.
-# ctest: timeout=60
+# ctest: timeout=120
 set -uo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
