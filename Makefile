@@ -3,6 +3,7 @@
 #   make         build/epx and build/libepx.so
 #   make demo    both modes with 8 ranks, every result checked
 #   make test    everything that CI checks (scripts/test.sh)
+#   make test-rxe  verbs on Soft-RoCE in a virtual machine (docs/verbs.md)
 #   make format  clang-format on all sources
 #   make clean
 
@@ -26,10 +27,13 @@ demo: all
 test:
 	@scripts/test.sh
 
+test-rxe: all
+	@scripts/rxe/run.sh $(BUILD) || [ $$? -eq 77 ]
+
 format:
 	@scripts/format.sh --fix
 
 clean:
 	rm -rf build build-*
 
-.PHONY: all configure demo test format clean
+.PHONY: all configure demo test test-rxe format clean

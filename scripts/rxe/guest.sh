@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Runs inside the machine that run.sh boots: guest.sh BUILD SHELL. Ends with "EPX-RXE-RESULT passed failed skipped".
+# Runs inside the machine that run.sh boots: guest.sh BUILD SHELL TESTS. Ends with "EPX-RXE-RESULT passed failed skipped".
 #
 #        rxe0 (10.77.0.1)                     rxe1 (10.77.0.2)
 #             |                                    |
@@ -10,7 +10,7 @@
 # never leave. The rules below look up "10.77.0.2 by veth0" and "10.77.0.1 by veth1" before the local table, which is
 # asked first only for what comes in through one of the two.
 set -u
-build=$1 shell=$2
+build=$1 shell=$2 tests=$3
 export HOME=/tmp LC_ALL=C
 cd /tmp || exit 1
 passed=0 failed=0 skipped=0
@@ -83,5 +83,5 @@ fi
 echo "EPX-RXE-BEGIN $(uname -r)"
 ibv_devices
 run devices 20 bash -c 'test $(ibv_devices | grep -c rxe) = 2'
-. "$(dirname "$0")/tests.sh"
+. "$tests"
 echo "EPX-RXE-RESULT $passed $failed $skipped"

@@ -7,15 +7,16 @@
 #   scripts/rxe/run.sh [BUILD]      0: all passed, 77: skipped (the last line says why), else failed
 #
 #   EPX_RXE_CACHE    where the kernel is kept          (~/.cache/epx-rxe)
-#   EPX_RXE_LIMIT_S  seconds until the machine is stopped (400)
+#   EPX_RXE_LIMIT_S  seconds until the machine is stopped (900)
 #   EPX_RXE_ACCEL    tcg or kvm                         (kvm where /dev/kvm can be opened)
+#   EPX_RXE_TESTS    what to run there                  (tests.sh)
 #   EPX_RXE_SHELL=1  a shell in the machine instead of the tests
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 build=$(cd "$root" && realpath -m "${1:-build}")
 cache=${EPX_RXE_CACHE:-${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/epx-rxe}
-limit_s=${EPX_RXE_LIMIT_S:-400}
+limit_s=${EPX_RXE_LIMIT_S:-900}
 
 skip() {
     echo "Soft-RoCE skipped: $1"
@@ -83,7 +84,8 @@ fi
 [ "$accel" = tcg ] && accel=tcg,thread=multi
 
 # Arguments reach the guest on the kernel's command line, spelled without spaces.
-append="console=$console quiet panic=-1 epx.build=$build epx.root=$root epx.shell=${EPX_RXE_SHELL:-0}"
+append="console=$console quiet panic=-1 epx.build=$build epx.tests=${EPX_RXE_TESTS:-$here/tests.sh}"
+append+=" epx.root=$root epx.shell=${EPX_RXE_SHELL:-0}"
 command=("$qemu" -M "$machine" -accel "$accel" -cpu "$cpu" -smp 2 -m 2048 -nographic -nic none -no-reboot
     -kernel "$kernel/vmlinuz" -initrd "$work/initramfs" -append "$append"
     -fsdev local,id=fs0,path=/,security_model=none,readonly=on,multidevs=remap
@@ -104,7 +106,7 @@ if [ -z "$result" ]; then
     exit 1
 fi
 read -r passed failed skipped <<<"$result"
-if [ "$failed" -ne 0 ]; then
+if [ "$failed" -ne 0 ] || [ -n "${EPX_RXE_TESTS:-}" ]; then
     sed -n '/^EPX-RXE-BEGIN/,$p' "$work/log" | tail -300
 else
     grep -E '^(passed|skipped): ' "$work/log" || true

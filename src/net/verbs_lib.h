@@ -21,12 +21,14 @@
 
 /* _query_gid_ex is the symbol behind the inline ibv_query_gid_ex. query_port and reg_mr are macros in the header; the
  * table has the functions of those names. */
-#define VERBS_FUNCTIONS(X)                                                                                            \
-    X(get_device_list)                                                                                                \
-    X(free_device_list) X(get_device_name) X(open_device) X(close_device) X(query_device) X(query_port) X(alloc_pd)   \
-        X(dealloc_pd) X(reg_mr) X(dereg_mr) X(create_comp_channel) X(destroy_comp_channel) X(create_cq) X(destroy_cq) \
-            X(get_cq_event) X(ack_cq_events) X(create_srq) X(destroy_srq) X(create_qp) X(modify_qp) X(destroy_qp)     \
-                X(create_ah) X(destroy_ah) X(get_async_event) X(ack_async_event) X(wc_status_str) X(event_type_str)
+/* clang-format off */
+#define VERBS_FUNCTIONS(X)                                                                                       \
+    X(get_device_list) X(free_device_list) X(get_device_name) X(open_device) X(close_device) X(query_device)     \
+    X(query_port) X(alloc_pd) X(dealloc_pd) X(reg_mr) X(dereg_mr) X(create_comp_channel) X(destroy_comp_channel) \
+    X(create_cq) X(destroy_cq) X(get_cq_event) X(ack_cq_events) X(create_srq) X(destroy_srq) X(create_qp)        \
+    X(modify_qp) X(destroy_qp) X(create_ah) X(destroy_ah) X(get_async_event) X(ack_async_event)                  \
+    X(wc_status_str) X(event_type_str)
+/* clang-format on */
 
 struct verbs_lib {
 #define VERBS_FIELD(name) __typeof__(ibv_##name) *name;
