@@ -20,7 +20,7 @@
  *
  * A peer is lost when a put to it fails, and when the provider takes none, or answers none, for the timeout: connections
  * are made and made again inside some providers, which then say EAGAIN without end, whether or not anybody is there.
- * After REACH_AFTER_NS of that we look ourselves, where the address is one of sockets.
+ * After REACH_AFTER_NS without any movement we look ourselves, where the address is one of sockets.
  */
 #include "net/ofi.h"
 
@@ -102,7 +102,7 @@ static int post_refused(struct ofi_net *n, int peer)
 
     if (!p->refused_ns)
         p->refused_ns = now;
-    /* With puts under way there is a connection, and only room is missing. */
+    /* With puts under way check_deadlines does it. */
     if (!p->inflight && now - p->refused_ns >= REACH_AFTER_NS)
         error = ofi_reach(n, peer, now);
     if (!error && now - p->refused_ns < n->timeout_ns)
@@ -382,8 +382,12 @@ static void check_deadlines(struct ofi_net *n)
         if (p->moved) {
             p->moved = 0;
             p->since_ns = now;
-        } else if (now - p->since_ns > n->timeout_ns) {
-            lose_peer(n, peer, ETIMEDOUT, "no put was answered until the deadline");
+        } else if (now - p->since_ns >= REACH_AFTER_NS) {
+            int error = ofi_reach(n, peer, now);
+            if (error)
+                lose_peer(n, peer, error, "nobody listens at its address");
+            else if (now - p->since_ns > n->timeout_ns)
+                lose_peer(n, peer, ETIMEDOUT, "no put was answered until the deadline");
         }
     }
 }
