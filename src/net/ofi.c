@@ -66,6 +66,7 @@ static void net_close(struct net *net)
         ofi_reach_end(&n->peers[peer]);
     fid_close(n->mr ? &n->mr->fid : NULL);
     fid_close(n->ep ? &n->ep->fid : NULL);
+    ofi_wait_close(n);
     fid_close(n->cq ? &n->cq->fid : NULL);
     fid_close(n->av ? &n->av->fid : NULL);
     fid_close(n->domain ? &n->domain->fid : NULL);
@@ -105,12 +106,13 @@ static int open_cq(struct ofi_net *n)
     struct fi_cq_attr attr = {.size = 16384, .format = FI_CQ_FORMAT_DATA, .wait_obj = FI_WAIT_FD};
     int rc = fi_cq_open(n->domain, &attr, &n->cq, NULL);
 
-    n->wait_fd = -1;
     if (!rc) {
-        if (!fi_control(&n->cq->fid, FI_GETWAIT, &n->wait_fd))
+        if (!fi_control(&n->cq->fid, FI_GETWAIT, &n->cq_fd)) {
+            ofi_wait_open(n);
             return 0;
+        }
         fi_close(&n->cq->fid);
-        n->wait_fd = -1;
+        n->cq_fd = -1;
     }
     n->cq = NULL;
     attr.wait_obj = FI_WAIT_NONE;
@@ -164,7 +166,7 @@ static epx_status net_open(const struct net_options *options, struct net **net)
     n->rank = options->rank;
     n->nranks = options->nranks;
     n->timeout_ns = (uint64_t)(options->timeout_ms > 0 ? options->timeout_ms : 100000) * 1000000u;
-    n->wait_fd = -1;
+    n->cq_fd = n->wait_fd = -1;
     status = ofi_choose(lib, options->provider, options->index, &n->info);
     if (status)
         goto close;

@@ -5,7 +5,8 @@
  *      ofi_lib.c      libfabric opened at run time
  *      ofi_choose.c   which provider, which interface, which card
  *      ofi.c          an endpoint: open, register, connect, close; the table
- *      ofi_data.c     put, flush, poll, sleep
+ *      ofi_data.c     put, flush, poll
+ *      ofi_wait.c     sleep
  *      ofi_reach.c    whether anybody listens at a peer's address
  *      ofi_none.c     in place of all this where the headers were missing
  *
@@ -128,8 +129,9 @@ struct ofi_net {
     uint64_t bytes;
     int rank, nranks;
     uint64_t timeout_ns;
-    int wait_fd;
-    int selective; /* completions come in order: one in OFI_SIGNAL_EVERY is asked for */
+    int cq_fd, wait_fd;   /* the queue's descriptor, and the one to sleep on (ofi_wait.c); -1 = none */
+    uint64_t signal_data; /* of cq_fd's entry that says nothing */
+    int selective;        /* completions come in order: one in OFI_SIGNAL_EVERY is asked for */
     struct ofi_peer *peers;
     int greets;       /* whether hellos are said */
     int hellos;       /* how many are owed */
@@ -154,6 +156,9 @@ void ofi_greet(struct ofi_net *n, int peer);
 int ofi_put(struct net *net, const struct net_put *put);
 int ofi_flush(struct net *net);
 int ofi_poll(struct net *net, struct net_event *events, int max);
+/* Once the queue has a descriptor; then before the queue is closed. */
+void ofi_wait_open(struct ofi_net *n);
+void ofi_wait_close(struct ofi_net *n);
 int ofi_wait_fd(struct net *net);
 int ofi_arm(struct net *net);
 

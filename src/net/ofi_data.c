@@ -419,25 +419,6 @@ int ofi_poll(struct net *net, struct net_event *events, int max)
     return n->unreported ? used + take_lost(n, events + used, max - used) : used;
 }
 
-/* ---- Sleep */
-
-int ofi_wait_fd(struct net *net)
-{
-    return of(net)->wait_fd;
-}
-
-int ofi_arm(struct net *net)
-{
-    struct ofi_net *n = of(net);
-    struct fid *fids[1] = {&n->cq->fid};
-
-    if (n->nheld || n->unreported || n->hellos)
-        return -EAGAIN;
-    if (n->wait_fd < 0)
-        return -ENOSYS;
-    return fi_trywait(n->fabric, fids, 1) ? -EAGAIN : 0;
-}
-
 #else
 
 typedef int ofi_data_is_empty;
