@@ -20,6 +20,11 @@ static int is_expert_major(const struct bench_config *c)
     return c->layout == EPX_EXPERT_MAJOR;
 }
 
+int bench_ranks_per_node(const struct bench_config *c)
+{
+    return (c->ranks + c->nodes - 1) / c->nodes;
+}
+
 int bench_work_scales(const struct bench_config *c)
 {
     return c->fp8 ? (c->hidden + 127) / 128 : 0;
@@ -296,24 +301,46 @@ epx_combine_outputs bench_work_combine_outputs(struct bench_work *work)
     return out;
 }
 
+/* Does an entry before k go to the same unit of experts (those of a rank, of a node)? */
+static int seen_before(const int32_t *idx, int k, int experts)
+{
+    int j;
+
+    for (j = 0; j < k; j++)
+        if (idx[j] >= 0 && idx[j] / experts == idx[k] / experts)
+            return 1;
+    return 0;
+}
+
+static void count_token(const struct bench_config *c, int rank, const int32_t *idx, struct bench_traffic *traffic)
+{
+    int experts = local_experts(c), node = experts * bench_ranks_per_node(c), k;
+
+    for (k = 0; k < c->topk; k++) {
+        int first, remote;
+
+        if (idx[k] < 0)
+            continue;
+        remote = idx[k] / node != rank / bench_ranks_per_node(c);
+        first = !seen_before(idx, k, experts);
+        traffic->pairs++;
+        traffic->copies += first;
+        traffic->remote += remote && (is_ll(c) ? first : !seen_before(idx, k, node));
+        traffic->remote_back += remote && (is_ll(c) ? is_expert_major(c) || first : !seen_before(idx, k, node));
+    }
+}
+
 void bench_work_traffic(const struct bench_config *c, uint64_t seed, struct bench_traffic *traffic)
 {
     struct workload w = make_workload(c, seed);
     int32_t idx[EPX_MAX_TOPK];
-    int r, t, k, j, experts = local_experts(c);
+    int r, t;
 
-    *traffic = (struct bench_traffic){0, 0};
+    memset(traffic, 0, sizeof(*traffic));
     for (r = 0; r < c->ranks; r++) {
         for (t = 0; t < workload_tokens(&w, r); t++) {
             workload_topk(&w, r, t, idx);
-            for (k = 0; k < c->topk; k++) {
-                if (idx[k] < 0)
-                    continue;
-                traffic->pairs++;
-                for (j = 0; j < k && (idx[j] < 0 || idx[j] / experts != idx[k] / experts); j++)
-                    ;
-                traffic->copies += j == k;
-            }
+            count_token(c, r, idx, traffic);
         }
     }
 }

@@ -43,6 +43,7 @@ struct bench_work {
 int64_t bench_work_max_rows(const struct bench_config *config);
 /* Bytes that bench_work_open will ask the allocator for, in all. */
 size_t bench_work_bytes(const struct bench_config *config);
+int bench_ranks_per_node(const struct bench_config *config);
 int bench_work_scales(const struct bench_config *config); /* per row; 0 without fp8 */
 
 /* 0, or -1 without memory. */
@@ -69,6 +70,9 @@ epx_combine_outputs bench_work_combine_outputs(struct bench_work *work);
 struct bench_traffic {
     int64_t pairs;  /* (token, expert) */
     int64_t copies; /* (token, destination rank) */
+    /* Between nodes: (token, destination rank) in low latency, (token, node) in high throughput; in the expert-major
+     * layout of low latency combine returns (token, expert). */
+    int64_t remote, remote_back;
 };
 void bench_work_traffic(const struct bench_config *config, uint64_t seed, struct bench_traffic *traffic);
 

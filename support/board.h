@@ -52,6 +52,13 @@ struct board_team {
     uint64_t times[BOARD_OPS][BOARD_VARIANTS][BOARD_MAX_ITERS]; /* ns */
 };
 
+/* What EPX's ranks gave to the network in the timed iterations, all of them together. */
+struct board_net {
+    uint64_t ops;  /* ranks times iterations */
+    uint64_t rows; /* for ranks of other nodes */
+    uint64_t commands, puts, signals, bytes;
+};
+
 /* What a failed rank leaves behind. */
 enum board_failure { BOARD_FINE = 0, BOARD_ERROR = 1, BOARD_MISMATCH = 2, BOARD_UNSUPPORTED = 3 };
 
@@ -61,6 +68,7 @@ struct board {
     uint32_t failure; /* enum board_failure; the first one stays */
     char message[768];
     struct bench_config config;
+    struct board_net net[BOARD_OPS];
     struct board_team team[BOARD_TEAMS];
 };
 

@@ -6,14 +6,33 @@ static int recorded(const struct board_command *c, int i)
     return c->first < 0 || i < c->warmup ? -1 : c->first + i - c->warmup;
 }
 
+/* Ends a measurement; only after its barrier is everything of the operation posted and counted. */
+static int finish(const struct player *player, struct board_seat *seat, enum board_op op, int variant, int slot)
+{
+    if (board_finish(seat, op, variant, slot) != 0)
+        return -1;
+    if (player->finished != NULL)
+        player->finished(player->self, slot >= 0 ? (int)op : -1);
+    return 0;
+}
+
+static int start(const struct player *player, struct board_seat *seat)
+{
+    if (board_barrier(seat) != 0)
+        return -1;
+    if (player->finished != NULL)
+        player->finished(player->self, -1);
+    return 0;
+}
+
 static int play_updates(const struct player *player, struct board_seat *seat, const struct board_command *c)
 {
     int i;
 
-    if (board_barrier(seat) != 0)
+    if (start(player, seat) != 0)
         return -1;
     for (i = 0; i < c->warmup + c->iters; i++)
-        if (player->update(player->self) != 0 || board_finish(seat, BOARD_UPDATE, 0, recorded(c, i)) != 0)
+        if (player->update(player->self) != 0 || finish(player, seat, BOARD_UPDATE, 0, recorded(c, i)) != 0)
             return -1;
     return 0;
 }
@@ -22,16 +41,16 @@ static int play_exchanges(const struct player *player, struct board_seat *seat, 
 {
     int i;
 
-    if (board_barrier(seat) != 0)
+    if (start(player, seat) != 0)
         return -1;
     for (i = 0; i < c->warmup + c->iters; i++) {
         if (player->dispatch(player->self, c->variant) != 0)
             return -1;
-        if (board_finish(seat, BOARD_DISPATCH, c->variant, recorded(c, i)) != 0)
+        if (finish(player, seat, BOARD_DISPATCH, c->variant, recorded(c, i)) != 0)
             return -1;
         if (player->combine(player->self, c->variant) != 0)
             return -1;
-        if (board_finish(seat, BOARD_COMBINE, c->variant, recorded(c, i)) != 0)
+        if (finish(player, seat, BOARD_COMBINE, c->variant, recorded(c, i)) != 0)
             return -1;
     }
     return 0;

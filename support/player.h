@@ -18,6 +18,8 @@ struct player {
     int (*update)(void *self); /* NULL: routing comes with each dispatch */
     int (*dispatch)(void *self, int variant);
     int (*combine)(void *self, int variant);
+    /* All ranks have finished a timed operation, or (-1) something that does not count. NULL: no interest. */
+    void (*finished)(void *self, int op);
     int corrupt_dispatch, corrupt_combine; /* spoil this team's results before the check */
 };
 

@@ -4,7 +4,7 @@
  *
  *      start EPX's ranks, and mpirun if asked for           they set up, then sleep on the board
  *      check                                                every team, every variant, once
- *      round 1..n:  memcpy | EPX | MPI variant 0 | 1 | ...  in turns, because a machine's speed drifts
+ *      round 1..n:  memcpy | EPX | MPI variant 0 | 1 | ... | fi_write   in turns, because a machine's speed drifts
  *                   (the last round's results are checked)
  *      check                                                EPX again, with routing and data that are new
  *      quit, percentiles, report
@@ -14,10 +14,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "bench_ofi.h"
 #include "commands.h"
 
 struct conductor {
@@ -88,6 +90,67 @@ static void measure_memcpy(struct bench_report *report)
     report->memcpy_GBps = GBps > report->memcpy_GBps ? GBps : report->memcpy_GBps;
 }
 
+/* What follows "ofi;", or the environment's word. */
+static const char *ofi_provider(const struct bench_config *config)
+{
+    const char *semicolon = strchr(config->net, ';');
+
+    return semicolon != NULL ? semicolon + 1 : "";
+}
+
+/* As many bytes and threads as EPX's dispatch has; the processes exist for this round only. 0 or -1. */
+static int measure_ofi(struct conductor *c, int iters)
+{
+    const struct bench_config *config = &c->options->config;
+    struct bench_ofi_rounds *ofi = c->report.ofi;
+    const int pairs = (config->ranks + 1) / 2;
+    const double bytes = (double)c->report.traffic.remote * bench_row_bytes(config, BOARD_DISPATCH) / (2 * pairs);
+    int size;
+
+    iters = iters < OFI_BASELINE_MAX_REPEATS ? iters : OFI_BASELINE_MAX_REPEATS;
+    for (size = 0; size < BENCH_OFI_SIZES && bytes >= 1; size++)
+        if (ofi_baseline(ofi_provider(config), (uint64_t)bytes, ofi->message_bytes[size], ofi->threads, pairs, iters,
+                         ofi->GBps[size] + ofi->count) != 0) {
+            board_fail(c->board, BOARD_ERROR, "the loop around fi_write could not be measured");
+            return -1;
+        }
+    ofi->count += bytes >= 1 ? iters : 0;
+    return 0;
+}
+
+static void end_ofi(struct bench_ofi_rounds *ofi)
+{
+    int size;
+
+    for (size = 0; size < BENCH_OFI_SIZES; size++)
+        ofi->p50[size] = bench_percentile_double(ofi->GBps[size], ofi->count, 50);
+}
+
+/* Messages of a row, and of as much as proxies make of contiguous rows. */
+static void begin_ofi(struct conductor *c)
+{
+    static struct bench_ofi_rounds ofi;
+    const char *threads = getenv("EPX_PROXY_THREADS");
+
+    ofi.message_bytes[0] = (uint32_t)bench_row_bytes(&c->options->config, BOARD_DISPATCH);
+    ofi.message_bytes[1] = 1 << 20;
+    ofi.threads = threads != NULL && atoi(threads) > 0 ? atoi(threads) : 1;
+    c->report.ofi = &ofi;
+}
+
+static int conduct_mpi_round(struct conductor *c, int round, struct board_command *command)
+{
+    const int variants = mpi_variants(&c->board->team[BOARD_MPI]);
+
+    for (command->variant = 0; command->variant < variants; command->variant++) {
+        bench_progress("epx bench: round %d of %d, MPI variant %d of %d", round + 1, c->report.rounds,
+                       command->variant + 1, variants);
+        if (conduct(c, BOARD_MPI, command) != 0)
+            return -1;
+    }
+    return 0;
+}
+
 static int conduct_round(struct conductor *c, int round, int first, int iters)
 {
     const struct bench_options *o = c->options;
@@ -101,15 +164,12 @@ static int conduct_round(struct conductor *c, int round, int first, int iters)
     if (conduct(c, BOARD_EPX, &command) != 0)
         return -1;
     command.verify = 0;
-    if (!o->vs_mpi)
+    if (o->vs_mpi && conduct_mpi_round(c, round, &command) != 0)
+        return -1;
+    if (!o->vs_ofi)
         return 0;
-    do {
-        bench_progress("epx bench: round %d of %d, MPI variant %d of %d", round + 1, c->report.rounds,
-                       command.variant + 1, mpi_variants(&c->board->team[BOARD_MPI]));
-        if (conduct(c, BOARD_MPI, &command) != 0)
-            return -1;
-    } while (++command.variant < mpi_variants(&c->board->team[BOARD_MPI]));
-    return 0;
+    bench_progress("epx bench: round %d of %d, fi_write", round + 1, c->report.rounds);
+    return measure_ofi(c, iters);
 }
 
 static int conduct_all(struct conductor *c)
@@ -178,9 +238,10 @@ static void fill_rows(struct conductor *c)
     struct bench_report *r = &c->report;
     int op, first = c->options->config.mode == EPX_LOW_LATENCY ? BOARD_DISPATCH : BOARD_UPDATE;
 
+    if (r->ofi != NULL)
+        end_ofi(r->ofi);
     for (op = first; op < BOARD_OPS; op++)
-        bench_row_fill(&r->rows[r->nrows++], c->board, (enum board_op)op, c->options->iters, c->options->vs_mpi,
-                       &r->traffic, r->memcpy_GBps);
+        bench_row_fill(&r->rows[r->nrows++], c->board, (enum board_op)op, r);
 }
 
 /* Says what failed; the exit code. */
@@ -205,6 +266,8 @@ static int run(struct conductor *c)
 
     r->options = c->options;
     bench_work_traffic(&c->options->config, c->options->config.seed, &r->traffic);
+    if (c->options->vs_ofi)
+        begin_ofi(c);
     bench_progress("epx bench: starting %d ranks", c->options->config.ranks);
     if (start_teams(c) == 0)
         conduct_all(c);

@@ -6,6 +6,7 @@
  *      bench_options.c  the command line
  *      bench_team.c     starting and ending EPX's ranks and mpirun
  *      bench_worker.c   one EPX rank; bench_ll.c and bench_ht.c have its operations
+ *      bench_ofi.c      a loop around fi_write: the baseline of --vs ofi
  *      bench_stats.c    percentiles, bandwidths; bench_memcpy.c the ceiling
  *      bench_ring.c     `epx bench ring`, which has nothing to do with the others
  *      bench_report.c   the table, the JSON lines, the progress line
@@ -26,7 +27,7 @@ enum { BENCH_EXIT_OK = 0, BENCH_EXIT_FAILED = 1, BENCH_EXIT_USAGE = 2 };
 struct bench_options {
     struct bench_config config;
     int iters, warmup;
-    int check, json, vs_mpi;
+    int check, json, vs_mpi, vs_ofi;
     const char *worker; /* board of a rank that the conductor started */
 };
 
@@ -60,17 +61,21 @@ struct bench_row {
     enum board_op op;
     double us_p50, us_p99;
     double logical_GBps, wire_GBps; /* 0 for an update */
+    double copies_GBps;             /* one row per (token, destination rank): what `wire` is on one node */
     double of_memcpy;               /* dispatch only */
     double mpi_us_p50, vs_mpi;      /* 0 without MPI */
+    double ofi_GBps, vs_ofi;        /* 0 without */
     const char *mpi_variant;        /* the fastest */
     double mpi_variant_us_p50[BOARD_VARIANTS];
 };
 
 /* Nearest-rank percentile of n values, which it sorts. */
 double bench_percentile(uint64_t *values, int n, double percent);
+/* Likewise of speeds. */
+double bench_percentile_double(double *values, int n, double percent);
+struct bench_report;
 /* Fills a row from the board's times. */
-void bench_row_fill(struct bench_row *row, struct board *board, enum board_op op, int iters, int with_mpi,
-                    const struct bench_traffic *traffic, double memcpy_GBps);
+void bench_row_fill(struct bench_row *row, struct board *board, enum board_op op, const struct bench_report *report);
 /* Bytes of one row on its way: dispatch has scales with fp8, combine is bf16. */
 double bench_row_bytes(const struct bench_config *config, enum board_op op);
 
@@ -79,12 +84,23 @@ double bench_memcpy_ceiling(int *processes);
 
 /* ---- Report */
 
+enum { BENCH_OFI_SIZES = 2 };
+
+/* The loop around fi_write, with messages of one row and with large ones; the faster counts. */
+struct bench_ofi_rounds {
+    uint32_t message_bytes[BENCH_OFI_SIZES];
+    int threads, count; /* of GBps */
+    double GBps[BENCH_OFI_SIZES][BOARD_MAX_ITERS];
+    double p50[BENCH_OFI_SIZES];
+};
+
 struct bench_report {
     const struct bench_options *options;
     const struct board *board;
     struct bench_traffic traffic;
     double memcpy_GBps;
     int memcpy_processes;
+    struct bench_ofi_rounds *ofi; /* NULL without --vs ofi */
     int rounds;
     int failed; /* the check found something */
     int nrows;

@@ -4,9 +4,10 @@
  *
  *      process 2p, thread t     <--- fi_write both ways --->     process 2p + 1, thread t        p = 0..pairs - 1
  *
- * The processes meet on a board in shared memory: addresses and keys, barriers, times. A side has finished when its
- * writes are completed and the last word of the other side, a write with CQ data, has come. A few writes go before that
- * are not timed: connections are made by then.
+ * The processes meet on a board in shared memory: addresses and keys, barriers, times. One exchange that is not timed
+ * makes the connections. A side has finished an exchange when its writes are completed and the last word of the other
+ * side, a write with CQ data, has come. Where there are fewer cores than threads, a thread that finds nothing to do gives
+ * its core away, as the proxies do: a loop that spins there takes the time of the one that it waits for.
  */
 #include "tools/epx/bench_ofi.h"
 
@@ -31,11 +32,7 @@
 #include "util/clock.h"
 
 enum { MAX_PAIRS = 64, MAX_THREADS = 16, MAX_PROCESSES = 2 * MAX_PAIRS, ADDRESS_BYTES = 240, LIMIT_S = 60 };
-enum {
-    WINDOW_BYTES = 4 << 20, /* of memory per thread to write from, and as much to write to; writes go round in it */
-    WINDOW_MESSAGES = 64,   /* in flight: more only makes the caches miss */
-    WARM_MESSAGES = 16
-};
+enum { WINDOW_BYTES = 8 << 20 }; /* of memory per thread; writes go round in it */
 
 struct seat {
     size_t address_bytes;
@@ -44,8 +41,11 @@ struct seat {
 };
 
 struct board {
-    atomic_int open, ready, finished, failed;
-    atomic_ullong first_ns, last_ns; /* start of the first, end of the last */
+    atomic_int failed;
+    atomic_int met; /* sides that came to a barrier, over all barriers */
+    struct {
+        atomic_ullong first_ns, last_ns; /* start of the first, end of the last */
+    } times[OFI_BASELINE_MAX_REPEATS + 1];
     char text[256];
     struct seat seats[MAX_PROCESSES][MAX_THREADS];
 };
@@ -56,6 +56,8 @@ struct job {
     uint64_t messages; /* per thread */
     uint32_t message_bytes;
     int threads, processes;
+    int repeats; /* after the first, which is not timed */
+    int yield;
 };
 
 struct side {
@@ -73,8 +75,9 @@ struct side {
     size_t memory_bytes;
     struct fi_context2 *contexts;
     fi_addr_t peer;
-    uint64_t posted, completed;
-    int heard, rounds; /* last words of the other side; own rounds begun */
+    uint64_t posted, completed; /* of this exchange */
+    int heard;                  /* last words of the other side, less exchanges */
+    int barriers;               /* passed */
 };
 
 static int complain(const struct side *side, int rc, const char *what)
@@ -197,46 +200,52 @@ static int post(struct side *side, int last, int *posted)
     return !rc || rc == -FI_EAGAIN ? 0 : complain(side, (int)rc, "fi_write");
 }
 
-static int write_all(struct side *side, uint64_t messages)
+static int write_all(struct side *side)
 {
-    const uint64_t until = deadline();
-    const uint64_t window = side->info->tx_attr->size < WINDOW_MESSAGES ? side->info->tx_attr->size : WINDOW_MESSAGES;
-    const uint64_t total = messages + 1;
-    const int ordered = (side->info->tx_attr->msg_order & side->info->rx_attr->msg_order & FI_ORDER_WAW) != 0;
+    const uint64_t until = deadline(), window = side->info->tx_attr->size;
+    const uint64_t total = side->job->messages + 1;
+    uint64_t before;
     int room;
 
     side->posted = side->completed = 0;
-    side->rounds++;
-    while (side->completed < total || side->heard < side->rounds) {
+    while (side->completed < total || side->heard <= 0) {
         room = side->posted < total && side->posted - side->completed < window;
-        /* Where writes may overtake each other, the last word waits until the rest is out. */
-        if (room && (ordered || side->posted + 1 < total || side->completed + 1 == total)) {
+        /* The last word waits until the rest is out: not every provider keeps the order. */
+        if (room && (side->posted + 1 < total || side->completed + 1 == total)) {
             if (post(side, side->posted + 1 == total, &room))
                 return -1;
             side->posted += (uint64_t)room;
         } else {
             room = 0;
         }
+        before = side->completed;
         if ((!room || !(side->posted & 15)) && drain(side))
             return -1;
-        if (!room && (atomic_load(&side->job->board->failed) || clock_ns() > until))
+        if (room || side->completed != before)
+            continue;
+        if (atomic_load(&side->job->board->failed) || clock_ns() > until)
             return complain(side, -FI_ETIMEDOUT, "the writes did not end in time");
+        if (side->job->yield)
+            sched_yield();
     }
+    side->heard--;
     return 0;
 }
 
-/* Polls meanwhile: the other side may need it. */
-static int meet(struct side *side, atomic_int *count)
+/* Polls meanwhile, now and then: the other side may need it. */
+static int meet(struct side *side)
 {
     const uint64_t until = deadline();
+    atomic_int *count = &side->job->board->met;
 
     atomic_fetch_add(count, 1);
-    while (atomic_load(count) < side->job->processes * side->job->threads) {
+    side->barriers++;
+    while (atomic_load(count) < side->barriers * side->job->processes * side->job->threads) {
         if (atomic_load(&side->job->board->failed) || clock_ns() > until)
             return complain(side, -FI_ETIMEDOUT, "the others did not come");
         if (side->peer != FI_ADDR_UNSPEC && drain(side))
             return -1;
-        sched_yield();
+        usleep(side->peer == FI_ADDR_UNSPEC ? 1000 : 50);
     }
     return 0;
 }
@@ -249,28 +258,26 @@ static void note_time(atomic_ullong *slot, uint64_t now, int earliest)
         ;
 }
 
-/* Between the barriers: once for the connection, once by the clock. */
-static int write_timed(struct side *side)
+static void exchange(struct side *side)
 {
     struct board *board = side->job->board;
-    const struct seat *other = &board->seats[side->process ^ 1][side->thread];
 
-    if (meet(side, &board->open))
-        return -1;
-    if (fi_av_insert(side->av, other->address, 1, &side->peer, 0, NULL) != 1)
-        return complain(side, -FI_EINVAL, "fi_av_insert");
-    if (write_all(side, WARM_MESSAGES) || meet(side, &board->ready))
-        return -1;
-    note_time(&board->first_ns, clock_ns(), 1);
-    if (write_all(side, side->job->messages))
-        return -1;
-    note_time(&board->last_ns, clock_ns(), 0);
-    return meet(side, &board->finished);
+    for (int i = 0; i <= side->job->repeats; i++) {
+        if (meet(side))
+            return;
+        note_time(&board->times[i].first_ns, clock_ns(), 1);
+        if (write_all(side))
+            return;
+        note_time(&board->times[i].last_ns, clock_ns(), 0);
+    }
+    meet(side);
 }
 
 static void *run_side(void *arg)
 {
     struct side *side = arg;
+    struct board *board = side->job->board;
+    const struct seat *other = &board->seats[side->process ^ 1][side->thread];
     const char *missing;
     int rc;
 
@@ -283,10 +290,14 @@ static void *run_side(void *arg)
     rc = open_objects(side);
     if (!rc)
         rc = open_memory(side);
-    if (rc)
+    if (rc) {
         complain(side, rc, "open");
-    else
-        write_timed(side);
+    } else if (!meet(side)) {
+        if (fi_av_insert(side->av, other->address, 1, &side->peer, 0, NULL) != 1)
+            complain(side, -FI_EINVAL, "fi_av_insert");
+        else
+            exchange(side);
+    }
     close_side(side);
     return NULL;
 }
@@ -338,15 +349,23 @@ static int run_pairs(const struct job *job)
     return failed || atomic_load(&job->board->failed) ? -1 : 0;
 }
 
-int ofi_baseline(const char *provider, uint64_t bytes, uint32_t message_bytes, int threads, int pairs,
+int ofi_baseline(const char *provider, uint64_t bytes, uint32_t message_bytes, int threads, int pairs, int repeats,
                  double *gbytes_per_s)
 {
-    struct job job = {.provider = provider, .message_bytes = message_bytes, .threads = threads, .processes = 2 * pairs};
+    struct job job = {.provider = provider,
+                      .message_bytes = message_bytes,
+                      .threads = threads,
+                      .processes = 2 * pairs,
+                      .repeats = repeats,
+                      .yield = 2 * pairs * threads > sysconf(_SC_NPROCESSORS_ONLN)};
     int rc;
 
-    if (threads < 1 || threads > MAX_THREADS || pairs < 1 || pairs > MAX_PAIRS || !message_bytes || !bytes) {
-        fprintf(stderr, "epx: ofi baseline: %d threads, %d pairs, %u bytes a message; expected 1 to %d, 1 to %d, > 0\n",
-                threads, pairs, message_bytes, MAX_THREADS, MAX_PAIRS);
+    if (threads < 1 || threads > MAX_THREADS || pairs < 1 || pairs > MAX_PAIRS || !message_bytes || !bytes ||
+        repeats < 1 || repeats > OFI_BASELINE_MAX_REPEATS) {
+        fprintf(stderr,
+                "epx: ofi baseline: %d threads, %d pairs, %u bytes a message, %d repeats; expected 1 to %d, 1 to %d, "
+                "> 0, 1 to %d\n",
+                threads, pairs, message_bytes, repeats, MAX_THREADS, MAX_PAIRS, OFI_BASELINE_MAX_REPEATS);
         return -1;
     }
     job.messages = (bytes / (uint64_t)threads + message_bytes - 1) / message_bytes;
@@ -358,19 +377,20 @@ int ofi_baseline(const char *provider, uint64_t bytes, uint32_t message_bytes, i
     rc = run_pairs(&job);
     if (rc)
         fprintf(stderr, "epx: ofi baseline: %s\n", job.board->text[0] ? job.board->text : "a process failed");
-    else
-        *gbytes_per_s = (double)(job.messages * message_bytes) * threads * job.processes /
-                        (double)(job.board->last_ns - job.board->first_ns);
+    for (int i = 0; !rc && i < repeats; i++)
+        gbytes_per_s[i] = (double)(job.messages * message_bytes) * threads * job.processes /
+                          (double)(job.board->times[i + 1].last_ns - job.board->times[i + 1].first_ns);
     munmap(job.board, sizeof(*job.board));
     return rc;
 }
 
 #else
 
-int ofi_baseline(const char *provider, uint64_t bytes, uint32_t message_bytes, int threads, int pairs,
+int ofi_baseline(const char *provider, uint64_t bytes, uint32_t message_bytes, int threads, int pairs, int repeats,
                  double *gbytes_per_s)
 {
     (void)provider;
+    (void)repeats;
     (void)bytes;
     (void)message_bytes;
     (void)threads;

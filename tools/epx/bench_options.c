@@ -34,6 +34,7 @@ static const char usage_text[] = "usage: epx bench ll|ht [options]\n"
                                  "  --seed S        of routing and data                          (1)\n"
                                  "  --check         compare results with the oracle; a mismatch makes the exit code 1\n"
                                  "  --vs mpi        the same work on MPI, in turns with EPX\n"
+                                 "  --vs ofi        between nodes: the same bytes by a plain loop around fi_write\n"
                                  "  --json          one object per line instead of a table\n"
                                  "\n"
                                  "docs/bench.md says what the columns mean.\n";
@@ -174,11 +175,19 @@ static int parse_net(const char *text, char *net, size_t bytes)
     return 0;
 }
 
-static int parse_vs(const char *text, int *vs_mpi)
+/* May be given once for each. */
+static int parse_vs(const char *text, struct bench_options *o)
 {
-    static const struct choice baselines[] = {{"mpi", 1}, {NULL, 0}};
+    static const struct choice baselines[] = {{"mpi", 1}, {"ofi", 2}, {NULL, 0}};
+    int32_t which;
 
-    return parse_choice("vs", baselines, text, vs_mpi);
+    if (parse_choice("vs", baselines, text, &which) != 0)
+        return -1;
+    if (which == 1)
+        o->vs_mpi = 1;
+    else
+        o->vs_ofi = 1;
+    return 0;
 }
 
 /* Options about the shape of the work. 1 = not one of them. */
@@ -238,7 +247,7 @@ static int parse_rest(struct bench_options *o, int id, const char *name, const c
         o->check = 1;
         return 0;
     case OPT_VS:
-        return parse_vs(arg, &o->vs_mpi);
+        return parse_vs(arg, o);
     case OPT_JSON:
         o->json = 1;
         return 0;
@@ -279,8 +288,28 @@ static int parse_mode(struct bench_options *o, const char *word)
     return 0;
 }
 
-static int check_combination(const struct bench_options *o)
+/* --vs ofi compares with the provider that EPX runs on, so EPX must run on ofi. */
+static int settle_ofi(struct bench_options *o)
 {
+    const char *env = getenv("EPX_NET"), *net;
+
+    if (o->config.nodes < 2) {
+        fprintf(stderr, "epx bench: --vs ofi compares what crosses between nodes; expected --nodes 2 or more\n");
+        return -1;
+    }
+    if (o->config.net[0] == '\0' && parse_net(env != NULL ? env : "ofi", o->config.net, sizeof(o->config.net)) != 0)
+        return -1;
+    net = o->config.net;
+    if (strcmp(net, "ofi") == 0 || strncmp(net, "ofi;", 4) == 0)
+        return 0;
+    fprintf(stderr, "epx bench: --vs ofi with the network '%s'; expected ofi, or ofi;PROVIDER\n", net);
+    return -1;
+}
+
+static int check_combination(struct bench_options *o)
+{
+    if (o->vs_ofi && settle_ofi(o) != 0)
+        return -1;
     if (o->config.logfmt && o->config.mode != EPX_LOW_LATENCY) {
         fprintf(stderr, "epx bench: --logfmt belongs to ll; ht was given\n");
         return -1;

@@ -71,6 +71,30 @@ static void json_mpi(const struct bench_report *r, const struct bench_row *row)
                row->mpi_variant_us_p50[v], v + 1 == team->variants[row->op] ? "}" : "");
 }
 
+/* Numbers of one operation of all ranks; the ratio per row, which is a (token, destination). */
+static void json_net(const struct bench_report *r, const struct bench_row *row)
+{
+    const struct board_net *net = &r->board->net[row->op];
+    const double ops = (double)net->ops / r->options->config.ranks;
+    const int measured = row->us_p50 > 0 && net->ops > 0;
+
+    json_number("rows_remote", 1, (double)net->rows / ops, measured);
+    json_number("net_commands", 1, (double)net->commands / ops, measured);
+    json_number("net_puts", 1, (double)net->puts / ops, measured);
+    json_number("net_signals", 1, (double)net->signals / ops, measured);
+    json_number("net_bytes", 0, (double)net->bytes / ops, measured);
+    if (row->op != BOARD_UPDATE)
+        json_number("writes_per_row", 3, (double)net->puts / (double)net->rows, measured && net->rows > 0);
+}
+
+static void json_ofi(const struct bench_report *r, const struct bench_row *row)
+{
+    json_number("ofi_GBps", 3, row->ofi_GBps, row->ofi_GBps > 0);
+    json_number("vs_ofi", 3, row->vs_ofi, row->vs_ofi > 0);
+    printf(",\"ofi_threads\":%d,\"ofi_messages\":{\"%u\":%.3f,\"%u\":%.3f}", r->ofi->threads, r->ofi->message_bytes[0],
+           r->ofi->p50[0], r->ofi->message_bytes[1], r->ofi->p50[1]);
+}
+
 static void json_row(const struct bench_report *r, const struct bench_row *row)
 {
     const struct bench_config *c = &r->options->config;
@@ -82,7 +106,12 @@ static void json_row(const struct bench_report *r, const struct bench_row *row)
     json_number("us_p99", 1, row->us_p99, measured);
     json_number("logical_GBps", 3, row->logical_GBps, measured);
     json_number("wire_GBps", 3, row->wire_GBps, measured);
+    json_number("copies_GBps", 3, row->copies_GBps, measured);
     printf(",\"check\":\"%s\"", check_name(r));
+    if (c->nodes > 1)
+        json_net(r, row);
+    if (r->ofi != NULL && row->op != BOARD_UPDATE)
+        json_ofi(r, row);
     if (r->options->vs_mpi)
         json_mpi(r, row);
     json_number("memcpy_GBps", 2, r->memcpy_GBps, r->memcpy_GBps > 0);
@@ -133,10 +162,12 @@ static void print_cell(int width, int decimals, double value, const char *unit)
 
 static void print_rows(const struct bench_report *r)
 {
-    int i, mpi = r->options->vs_mpi;
+    int i, mpi = r->options->vs_mpi, ofi = r->ofi != NULL;
 
     printf("%-10s%12s%12s%15s%12s%12s", "", "p50", "p99", "logical", "wire", "of memcpy");
-    printf(mpi ? "%14s%10s\n" : "\n", "MPI p50", "vs MPI");
+    if (mpi)
+        printf("%14s%10s", "MPI p50", "vs MPI");
+    printf(ofi ? "%10s\n" : "\n", "vs ofi");
     for (i = 0; i < r->nrows; i++) {
         const struct bench_row *row = &r->rows[i];
 
@@ -150,6 +181,8 @@ static void print_rows(const struct bench_report *r)
             print_cell(14, 0, row->mpi_us_p50, " us");
             print_cell(10, 2, row->vs_mpi, "x");
         }
+        if (ofi)
+            print_cell(10, 2, row->vs_ofi, "x");
         printf("\n");
     }
     printf("\n");
@@ -165,6 +198,53 @@ static void print_mpi_note(const struct bench_report *r)
     printf("\n");
 }
 
+static void print_net_note(const struct bench_report *r)
+{
+    int i;
+
+    for (i = 0; i < r->nrows; i++) {
+        const struct board_net *net = &r->board->net[r->rows[i].op];
+        const double ops = (double)net->ops / r->options->config.ranks;
+
+        if (net->ops == 0)
+            continue;
+        printf("  net      %s: %.0f rows to other nodes in %.0f commands, %.0f writes (%.0f of them without bytes), "
+               "%.1f MB",
+               bench_op_name(r->rows[i].op), (double)net->rows / ops, (double)net->commands / ops,
+               (double)net->puts / ops, (double)net->signals / ops, (double)net->bytes / ops / 1e6);
+        if (net->rows > 0)
+            printf("; %.2f writes per row", (double)net->puts / (double)net->rows);
+        printf("\n");
+    }
+}
+
+static void print_ofi_note(const struct bench_report *r)
+{
+    const struct bench_ofi_rounds *ofi = r->ofi;
+
+    printf("  ofi      plain fi_write, %d thread%s per process: %.2f GB/s in messages of %u bytes, %.2f GB/s of %u; "
+           "compared with wire\n",
+           ofi->threads, ofi->threads == 1 ? "" : "s", ofi->p50[0], ofi->message_bytes[0], ofi->p50[1],
+           ofi->message_bytes[1]);
+}
+
+static void print_wire_note(const struct bench_report *r)
+{
+    const struct bench_config *c = &r->options->config;
+    const struct bench_traffic *t = &r->traffic;
+    const char *unit = c->mode == EPX_LOW_LATENCY ? "destination rank" : "node";
+
+    if (c->nodes > 1) {
+        printf("  wire     between nodes: one row for each of the %lld (token, %s): %.1f MB per dispatch%s\n",
+               (long long)t->remote, unit, (double)t->remote * bench_row_bytes(c, BOARD_DISPATCH) / 1e6,
+               t->remote_back != t->remote ? "; combine returns pairs" : "");
+        return;
+    }
+    printf("  wire     one row for each of the %lld (token, destination rank): %.1f MB per dispatch%s\n",
+           (long long)t->copies, (double)t->copies * bench_row_bytes(c, BOARD_DISPATCH) / 1e6,
+           c->layout == EPX_EXPERT_MAJOR ? "; combine returns pairs" : "");
+}
+
 static void print_notes(const struct bench_report *r)
 {
     const struct bench_config *c = &r->options->config;
@@ -172,14 +252,16 @@ static void print_notes(const struct bench_report *r)
     printf("  time     from the moment all ranks may start until the last one has finished\n");
     printf("  logical  as if each of the %lld (token, expert) pairs were moved: %.1f MB per dispatch\n",
            (long long)r->traffic.pairs, (double)r->traffic.pairs * bench_row_bytes(c, BOARD_DISPATCH) / 1e6);
-    printf("  wire     one row for each of the %lld (token, destination rank): %.1f MB per dispatch%s\n",
-           (long long)r->traffic.copies, (double)r->traffic.copies * bench_row_bytes(c, BOARD_DISPATCH) / 1e6,
-           c->layout == EPX_EXPERT_MAJOR ? "; combine returns pairs" : "");
+    print_wire_note(r);
     printf("  memcpy   %.1f GB/s copied by %d process%s at once, one per core; compared with the %.1f MB of rows "
            "written\n",
            r->memcpy_GBps, r->memcpy_processes, r->memcpy_processes == 1 ? "" : "es",
            (double)(c->layout == EPX_EXPERT_MAJOR ? r->traffic.pairs : r->traffic.copies) *
                bench_row_bytes(c, BOARD_DISPATCH) / 1e6);
+    if (c->nodes > 1)
+        print_net_note(r);
+    if (r->ofi != NULL)
+        print_ofi_note(r);
     if (r->options->vs_mpi)
         print_mpi_note(r);
     printf("  check    %s\n\n", !r->options->check ? "off (--check compares every result with the oracle)"

@@ -23,6 +23,23 @@ double bench_percentile(uint64_t *values, int n, double percent)
     return (double)values[rank < 1 ? 0 : rank > n ? n - 1 : rank - 1];
 }
 
+static int by_speed(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return x < y ? -1 : x > y;
+}
+
+double bench_percentile_double(double *values, int n, double percent)
+{
+    int rank = (int)ceil(percent / 100 * n);
+
+    if (n < 1)
+        return 0;
+    qsort(values, (size_t)n, sizeof(*values), by_speed);
+    return values[rank < 1 ? 0 : rank > n ? n - 1 : rank - 1];
+}
+
 double bench_row_bytes(const struct bench_config *c, enum board_op op)
 {
     if (op == BOARD_DISPATCH && c->fp8)
@@ -55,28 +72,42 @@ static void fill_bandwidths(struct bench_row *row, const struct bench_config *c,
 {
     double bytes = bench_row_bytes(c, row->op), ns = row->us_p50 * 1e3;
     int expert_major = c->layout == EPX_EXPERT_MAJOR;
-    double wire = (double)(row->op == BOARD_COMBINE && expert_major ? traffic->pairs : traffic->copies);
+    double copies = (double)(row->op == BOARD_COMBINE && expert_major ? traffic->pairs : traffic->copies);
+    double remote = (double)(row->op == BOARD_COMBINE ? traffic->remote_back : traffic->remote);
     double written = (double)(expert_major ? traffic->pairs : traffic->copies);
 
     if (ns <= 0)
         return;
     row->logical_GBps = (double)traffic->pairs * bytes / ns;
-    row->wire_GBps = wire * bytes / ns;
+    row->copies_GBps = copies * bytes / ns;
+    row->wire_GBps = c->nodes > 1 ? remote * bytes / ns : row->copies_GBps;
     if (row->op == BOARD_DISPATCH && memcpy_GBps > 0)
         row->of_memcpy = written * bytes / ns / memcpy_GBps;
 }
 
-void bench_row_fill(struct bench_row *row, struct board *board, enum board_op op, int iters, int with_mpi,
-                    const struct bench_traffic *traffic, double memcpy_GBps)
+static void fill_ofi(struct bench_row *row, const struct bench_ofi_rounds *ofi)
+{
+    int size;
+
+    for (size = 0; size < BENCH_OFI_SIZES; size++)
+        row->ofi_GBps = ofi->p50[size] > row->ofi_GBps ? ofi->p50[size] : row->ofi_GBps;
+    if (row->ofi_GBps > 0)
+        row->vs_ofi = row->wire_GBps / row->ofi_GBps;
+}
+
+void bench_row_fill(struct bench_row *row, struct board *board, enum board_op op, const struct bench_report *report)
 {
     uint64_t *times = board->team[BOARD_EPX].times[op][0];
+    int iters = report->options->iters;
 
     memset(row, 0, sizeof(*row));
     row->op = op;
     row->us_p50 = bench_percentile(times, iters, 50) / 1e3;
     row->us_p99 = bench_percentile(times, iters, 99) / 1e3;
     if (op != BOARD_UPDATE)
-        fill_bandwidths(row, &board->config, traffic, memcpy_GBps);
-    if (with_mpi)
+        fill_bandwidths(row, &board->config, &report->traffic, report->memcpy_GBps);
+    if (op != BOARD_UPDATE && report->ofi != NULL)
+        fill_ofi(row, report->ofi);
+    if (report->options->vs_mpi)
         fill_mpi(row, &board->team[BOARD_MPI], op, iters);
 }

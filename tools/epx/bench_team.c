@@ -36,7 +36,7 @@ static int watch_epx(const struct bench_config *config, const char *board_path)
     snprintf(mode, sizeof(mode), "%s", bench_mode_name(config));
     snprintf(path, sizeof(path), "%s", board_path);
     if (config->nodes > 1) {
-        snprintf(text, sizeof(text), "%d", (config->ranks + config->nodes - 1) / config->nodes);
+        snprintf(text, sizeof(text), "%d", bench_ranks_per_node(config));
         setenv("EPX_RANKS_PER_NODE", text, 1);
     }
     return launch_ranks(&launch);
@@ -95,20 +95,92 @@ static int in_path(const char *name)
     return 0;
 }
 
-pid_t bench_team_start_mpi(const struct bench_config *config, const char *board_path, int log_fd)
+#define MPI_WORDS 48
+
+struct mpirun {
+    const char *argv[MPI_WORDS];
+    int n;
+    char program[PATH_MAX], agent[PATH_MAX + 16], ranks[16], hosts[4096];
+};
+
+static void add_words(struct mpirun *run, const char *const *words)
+{
+    while (*words != NULL && run->n < MPI_WORDS - 1)
+        run->argv[run->n++] = *words++;
+}
+
+/* One host per node, each with its share of the ranks. 0, or -1 after a message. */
+static int list_hosts(const struct bench_config *config, char *text, size_t bytes)
+{
+    const int per = bench_ranks_per_node(config);
+    size_t used = 0;
+    int node, first;
+
+    for (node = first = 0; first < config->ranks; node++, first += per) {
+        const int count = config->ranks - first < per ? config->ranks - first : per;
+        const int n = snprintf(text + used, bytes - used, "%sepx-node-%d:%d", node > 0 ? "," : "", node, count);
+
+        if (n < 0 || (size_t)n >= bytes - used) {
+            fprintf(stderr, "epx bench: --vs mpi: too many nodes, %d\n", config->nodes);
+            return -1;
+        }
+        used += (size_t)n;
+    }
+    return 0;
+}
+
+/* What was fastest: docs/bench.md has the numbers. */
+static int mpirun_words(const struct bench_config *config, const char *board_path, struct mpirun *run)
 {
     /* Ranks that wait spin; with more ranks than cores they must let the others run. */
     const char *yield = config->ranks > sysconf(_SC_NPROCESSORS_ONLN) ? "1" : "0";
-    char program[PATH_MAX], ranks[16];
+    const char *const always[] = {"mpirun",
+                                  "-n",
+                                  run->ranks,
+                                  "--oversubscribe",
+                                  "--allow-run-as-root",
+                                  "--bind-to",
+                                  "none",
+                                  "--mca",
+                                  "mpi_yield_when_idle",
+                                  yield,
+                                  "--mca",
+                                  "btl_vader_single_copy_mechanism",
+                                  "cma",
+                                  NULL};
+    /* The baseline stands in for ssh (tools/mpi/node.h). */
+    const char *const nodes[] = {
+        "--host", run->hosts, "--mca",          "plm_rsh_agent", run->agent,           "--mca", "pml", "ob1",
+        "--mca",  "btl",      "self,vader,tcp", "--mca",         "btl_tcp_if_include", "lo",    NULL};
+    const char *const last[] = {run->program, board_path, NULL};
+
+    run->n = 0;
+    snprintf(run->ranks, sizeof(run->ranks), "%d", config->ranks);
+    snprintf(run->agent, sizeof(run->agent), "%s --node", run->program);
+    add_words(run, always);
+    if (config->nodes > 1) {
+        if (list_hosts(config, run->hosts, sizeof(run->hosts)) != 0)
+            return -1;
+        add_words(run, nodes);
+    }
+    add_words(run, last);
+    run->argv[run->n] = NULL;
+    return 0;
+}
+
+pid_t bench_team_start_mpi(const struct bench_config *config, const char *board_path, int log_fd)
+{
+    static struct mpirun run;
     pid_t parent = getpid(), pid;
 
-    if (find_baseline(program, sizeof(program)) != 0)
+    if (find_baseline(run.program, sizeof(run.program)) != 0)
         return -1;
     if (!in_path("mpirun")) {
         fprintf(stderr, "epx bench: --vs mpi needs mpirun, which is not in PATH. %s.\n", packages);
         return -1;
     }
-    snprintf(ranks, sizeof(ranks), "%d", config->ranks);
+    if (mpirun_words(config, board_path, &run) != 0)
+        return -1;
     fflush(NULL);
     pid = fork();
     if (pid < 0)
@@ -118,10 +190,7 @@ pid_t bench_team_start_mpi(const struct bench_config *config, const char *board_
     die_with_parent(parent);
     dup2(log_fd, STDOUT_FILENO);
     dup2(log_fd, STDERR_FILENO);
-    /* What was fastest: docs/bench.md has the numbers. */
-    execlp("mpirun", "mpirun", "-n", ranks, "--oversubscribe", "--allow-run-as-root", "--bind-to", "none", "--mca",
-           "mpi_yield_when_idle", yield, "--mca", "btl_vader_single_copy_mechanism", "cma", program, board_path,
-           (char *)NULL);
+    execvp("mpirun", (char *const *)run.argv);
     _exit(127);
 }
 

@@ -70,9 +70,29 @@ static int open_rank(struct bench_rank *rank)
         return -1;
     }
     if (rank->config->nodes > 1)
-        rank->work.ranks_per_node = (rank->config->ranks + rank->config->nodes - 1) / rank->config->nodes;
+        rank->work.ranks_per_node = bench_ranks_per_node(rank->config);
     rank->work.logfmt = rank->config->logfmt;
     return rank->config->mode == EPX_LOW_LATENCY ? bench_ll_open(rank) : 0;
+}
+
+/* What the operation gave to the network; called after its barrier, when all of it has been posted. */
+static void count_net(void *self, int op)
+{
+    struct bench_rank *rank = self;
+    epx_stats now = EPX_STATS_INIT;
+    struct board_net *net = &rank->seat.board->net[op < 0 ? 0 : op];
+
+    if (bench_call(rank, "epx_group_stats", epx_group_stats(rank->group, &now)) != 0)
+        return;
+    if (op >= 0) {
+        __atomic_fetch_add(&net->ops, 1, __ATOMIC_RELAXED);
+        __atomic_fetch_add(&net->rows, now.rows_remote - rank->before.rows_remote, __ATOMIC_RELAXED);
+        __atomic_fetch_add(&net->commands, now.net_commands - rank->before.net_commands, __ATOMIC_RELAXED);
+        __atomic_fetch_add(&net->puts, now.net_puts - rank->before.net_puts, __ATOMIC_RELAXED);
+        __atomic_fetch_add(&net->signals, now.net_signals - rank->before.net_signals, __ATOMIC_RELAXED);
+        __atomic_fetch_add(&net->bytes, now.net_bytes - rank->before.net_bytes, __ATOMIC_RELAXED);
+    }
+    rank->before = now;
 }
 
 static int play(struct bench_rank *rank)
@@ -83,6 +103,7 @@ static int play(struct bench_rank *rank)
                             .update = ll ? NULL : bench_ht_update,
                             .dispatch = ll ? bench_ll_dispatch : bench_ht_dispatch,
                             .combine = ll ? bench_ll_combine : bench_ht_combine,
+                            .finished = rank->config->nodes > 1 ? count_net : NULL,
                             .corrupt_dispatch = rank->config->corrupt == 1,
                             .corrupt_combine = rank->config->corrupt == 2};
 

@@ -12,6 +12,7 @@ struct bench_rank {
     struct bench_work work;
     epx_group *group;
     epx_handle *handle;
+    epx_stats before; /* at the end of the last operation */
 };
 
 /* 0 for EPX_OK; otherwise tells the board what call failed and why, and returns -1. */

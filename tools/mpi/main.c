@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "baseline.h"
+#include "node.h"
 #include "support/player.h"
 
 static void *plain_alloc(void *context, size_t bytes)
@@ -56,6 +57,8 @@ int main(int argc, char **argv)
     struct board_seat seat;
     int rank, nranks;
 
+    if (argc > 3 && strcmp(argv[1], "--node") == 0)
+        return node_run(argv[2], argv + 3, argc - 3);
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &nranks);
