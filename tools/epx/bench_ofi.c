@@ -32,7 +32,8 @@
 #include "util/clock.h"
 
 enum { MAX_PAIRS = 64, MAX_THREADS = 16, MAX_PROCESSES = 2 * MAX_PAIRS, ADDRESS_BYTES = 240, LIMIT_S = 60 };
-enum { WINDOW_BYTES = 8 << 20 }; /* of memory per thread; writes go round in it */
+enum { WINDOW_MESSAGES = 64 };            /* in flight: more only makes the caches miss */
+#define MEMORY_MOST ((uint64_t)256 << 20) /* to write from, per thread, and as much to write to; then writes go round */
 
 struct seat {
     size_t address_bytes;
@@ -122,9 +123,9 @@ static int open_memory(struct side *side)
     struct seat *seat = &side->job->board->seats[side->process][side->thread];
     int rc;
 
-    side->memory_bytes = WINDOW_BYTES / side->job->message_bytes * side->job->message_bytes;
-    if (!side->memory_bytes)
-        side->memory_bytes = side->job->message_bytes;
+    side->memory_bytes = side->job->messages * side->job->message_bytes;
+    if (side->memory_bytes > MEMORY_MOST && side->job->message_bytes <= MEMORY_MOST)
+        side->memory_bytes = MEMORY_MOST / side->job->message_bytes * side->job->message_bytes;
     side->memory = aligned_alloc(4096, (side->memory_bytes * 2 + 4095) & ~(size_t)4095);
     side->contexts = calloc(side->info->tx_attr->size, sizeof(*side->contexts));
     if (!side->memory || !side->contexts)
@@ -202,7 +203,9 @@ static int post(struct side *side, int last, int *posted)
 
 static int write_all(struct side *side)
 {
-    const uint64_t until = deadline(), window = side->info->tx_attr->size;
+    const uint64_t until = deadline();
+    const uint64_t window = side->info->tx_attr->size < WINDOW_MESSAGES ? side->info->tx_attr->size : WINDOW_MESSAGES;
+    const int ordered = (side->info->tx_attr->msg_order & side->info->rx_attr->msg_order & FI_ORDER_WAW) != 0;
     const uint64_t total = side->job->messages + 1;
     uint64_t before;
     int room;
@@ -210,8 +213,8 @@ static int write_all(struct side *side)
     side->posted = side->completed = 0;
     while (side->completed < total || side->heard <= 0) {
         room = side->posted < total && side->posted - side->completed < window;
-        /* The last word waits until the rest is out: not every provider keeps the order. */
-        if (room && (side->posted + 1 < total || side->completed + 1 == total)) {
+        /* Where writes may overtake each other, the last word waits until the rest is out. */
+        if (room && (ordered || side->posted + 1 < total || side->completed + 1 == total)) {
             if (post(side, side->posted + 1 == total, &room))
                 return -1;
             side->posted += (uint64_t)room;
