@@ -167,14 +167,15 @@ static void draw_faults(struct sim_case *c, struct prop_rng *rng, unsigned allow
 }
 
 /* A masked rank is taken for dead: one that is only late may be in the midst of writing to its peers. And masking is for
- * low latency: high throughput has others in between, who may have masked other ranks than those that miss them. */
+ * low latency: high throughput has others in between, who may have masked other ranks than those that miss them. Nor
+ * does a combine that is queued before its dispatch has ended know that results are missing. */
 static void choose_mask(struct sim_case *c)
 {
-    int throughput = 0;
+    int others = 0;
 
     for (int i = 0; i < c->prop.nhandles; i++)
-        throughput |= c->prop.handle[i].mode == EPX_HIGH_THROUGHPUT;
-    if (c->prop.may_fail && (c->faults & SIM_FAULT_DELAY || throughput))
+        others |= c->prop.handle[i].mode == EPX_HIGH_THROUGHPUT || c->prop.handle[i].async;
+    if (c->prop.may_fail && (c->faults & SIM_FAULT_DELAY || others))
         c->prop.enable_mask = 0;
 }
 
