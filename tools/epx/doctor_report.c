@@ -25,12 +25,13 @@ struct report {
     char *cannot_run;
 };
 
+static struct report spare; /* without memory nothing is added to it either */
+
 struct report *report_new(void)
 {
-    static struct report none; /* without memory nothing is added to it either */
     struct report *report = calloc(1, sizeof(*report));
 
-    return report ? report : &none;
+    return report ? report : &spare;
 }
 
 void report_free(struct report *report)
@@ -39,9 +40,8 @@ void report_free(struct report *report)
         free(report->items[i].text);
     free(report->items);
     free(report->cannot_run);
-    report->items = NULL;
-    report->count = 0;
-    report->cannot_run = NULL;
+    if (report != &spare)
+        free(report);
 }
 
 static char *format_text(const char *format, va_list args)
