@@ -96,7 +96,11 @@ if [ "${EPX_RXE_SHELL:-0}" = 1 ]; then
 fi
 
 rc=0
-timeout "$limit_s" "${command[@]}" </dev/null >"$work/console" 2>&1 || rc=$?
+timeout "$limit_s" "${command[@]}" </dev/null >"$work/console" 2>&1 &
+guest=$!
+trap 'kill "$guest" 2>/dev/null; rm -rf "$work"' EXIT
+trap 'exit 143' INT TERM # a wait is interrupted, a command in the foreground is not: the machine must not outlive us
+wait "$guest" || rc=$?
 tr -d '\r' <"$work/console" >"$work/log"
 result=$(sed -n 's/^EPX-RXE-RESULT \([0-9]*\) \([0-9]*\) \([0-9]*\)$/\1 \2 \3/p' "$work/log" | tail -1)
 if [ -z "$result" ]; then
