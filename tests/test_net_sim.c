@@ -79,8 +79,8 @@ int main(void)
     static struct CMUnitTest tests[NET_SUITE_TESTS];
     int count = 0;
 
-    count = net_suite_add(&ordered, tests, count);
-    count = net_suite_add(&unordered, tests, count);
-    count = net_suite_add(&one_at_a_time, tests, count);
+    count = net_suite_add(&ordered, suite_cases, suite_case_count, tests, count);
+    count = net_suite_add(&unordered, suite_cases, suite_case_count, tests, count);
+    count = net_suite_add(&one_at_a_time, suite_cases, suite_case_count, tests, count);
     return _cmocka_run_group_tests("net_sim", tests, (size_t)count, NULL, NULL);
 }
