@@ -455,6 +455,40 @@ static void wrong_handle_configurations_are_refused(void **state)
     misuse_on(2, handle_configs);
 }
 
+static int wide_zones_rank(int rank, int n, epx_bootstrap *boot, void *arg)
+{
+    epx_group_config config = scene_config(2000);
+    epx_handle_config c = {.size = sizeof(c),
+                           .mode = EPX_HIGH_THROUGHPUT,
+                           .layout = EPX_EXPERT_MAJOR,
+                           .topk = SCENE_TOPK,
+                           .expert_alignment = 1 << 20};
+    struct scene scene = {.rank = rank, .nranks = n}, *s = &scene;
+    epx_group *group;
+    size_t bytes;
+    int rc;
+
+    (void)arg;
+    config.num_experts = 4096;
+    ACCEPTED(epx_group_create(&group, boot, &config));
+    rc = scene_expect(s, "epx_handle_memory", epx_handle_memory(group, &c, &bytes), EPX_ERR_ARGUMENT,
+                      WORDS("expert_alignment", "1048576", "4096"));
+    c.expert_alignment = 1 << 18;
+    if (!rc)
+        rc = scene_expect(s, "epx_handle_memory", epx_handle_memory(group, &c, &bytes), EPX_OK, NULL);
+    epx_group_destroy(group);
+    if (rc)
+        fprintf(stderr, "rank %d: %s\n", rank, s->why);
+    return rc;
+}
+
+/* Rows are numbered with 32 bits: so many padded zones would begin again below zero. */
+static void zones_beyond_all_rows_are_refused(void **state)
+{
+    (void)state;
+    assert_int_equal(run_ranks(1, wide_zones_rank, NULL), 0);
+}
+
 struct group_mistake {
     const char *field, *given;
     size_t offset;
@@ -513,6 +547,44 @@ static void wrong_group_configurations_are_refused(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof(group_mistakes) / sizeof(*group_mistakes); i++)
         assert_int_equal(run_ranks(2, group_mistake_rank, (void *)(uintptr_t)&group_mistakes[i]), 0);
+}
+
+/* So much that the sum of all parts would begin again at zero, and nearly so much. */
+static void an_endless_alloc_heap_is_refused(void **state)
+{
+    static const uint64_t bytes[] = {UINT64_MAX, UINT64_MAX - 8191, (uint64_t)INT64_MAX + 1};
+    epx_memory_info info = EPX_MEMORY_INFO_INIT;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(bytes) / sizeof(*bytes); i++) {
+        epx_group_config config = scene_config(2000);
+
+        config.alloc_bytes = bytes[i];
+        assert_int_equal(epx_group_memory(&config, 2, &info), EPX_ERR_ARGUMENT);
+        assert_non_null(strstr(epx_last_error(), "alloc_bytes"));
+    }
+}
+
+/* Between nodes everything that belongs together is one message, whose size has an end. */
+static void what_no_message_holds_is_refused_across_nodes(void **state)
+{
+    epx_group_config config = scene_config(2000);
+    epx_memory_info info = EPX_MEMORY_INFO_INIT;
+
+    (void)state;
+    config.max_hidden_bytes = 1 << 24;
+    assert_int_equal(epx_group_memory(&config, 4, &info), EPX_OK);
+    config.ranks_per_node = 2;
+    assert_int_equal(epx_group_memory(&config, 4, &info), EPX_ERR_ARGUMENT);
+    assert_non_null(strstr(epx_last_error(), "max_hidden_bytes"));
+    config = scene_config(2000);
+    config.ranks_per_node = 2;
+    config.max_tokens_per_rank = 1 << 20;
+    assert_int_equal(epx_group_memory(&config, 4, &info), EPX_ERR_ARGUMENT);
+    assert_non_null(strstr(epx_last_error(), "max_tokens_per_rank"));
+    config.modes = EPX_HIGH_THROUGHPUT;
+    config.max_topk = 1;
+    assert_int_equal(epx_group_memory(&config, 4, &info), EPX_OK);
 }
 
 static int bootstrap_rank(int rank, int n, epx_bootstrap *boot, void *arg)
@@ -801,7 +873,10 @@ int main(void)
         cmocka_unit_test(indices_out_of_range_are_named),
         cmocka_unit_test(an_expert_named_often_never_overflows),
         cmocka_unit_test(wrong_handle_configurations_are_refused),
+        cmocka_unit_test(zones_beyond_all_rows_are_refused),
         cmocka_unit_test(wrong_group_configurations_are_refused),
+        cmocka_unit_test(an_endless_alloc_heap_is_refused),
+        cmocka_unit_test(what_no_message_holds_is_refused_across_nodes),
         cmocka_unit_test(wrong_bootstraps_are_refused),
         cmocka_unit_test(ranks_that_disagree_name_rank_and_field),
         cmocka_unit_test(one_wrong_configuration_ends_all),

@@ -2,7 +2,10 @@
 #include "algo/heap_layout.h"
 
 #include "device/cpu/math.h"
+#include "kernel/command.h"
+#include "util/status.h"
 
+#include <inttypes.h>
 #include <string.h>
 
 static uint64_t up(uint64_t n, uint64_t align)
@@ -154,6 +157,19 @@ static void plan_ht(const struct settings *set, struct heap_plan *plan, uint64_t
     plan->ht_bytes = *at - start;
 }
 
+static uint64_t larger(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+static void plan_puts(const struct settings *set, struct heap_plan *plan)
+{
+    if (set->nnodes == 1)
+        return;
+    plan->row_put = larger(larger(plan->ll.pitch, plan->ll.cpitch), plan->ht.hpitch);
+    plan->table_put = larger(larger(plan->ll.head, plan->ht.table_stride), plan->ht.counts_stride);
+}
+
 void heap_plan_make(const struct settings *set, struct heap_plan *plan)
 {
     uint64_t at = sizeof(struct control);
@@ -168,4 +184,23 @@ void heap_plan_make(const struct settings *set, struct heap_plan *plan)
         plan_ht(set, plan, &at);
     plan->alloc = up(at, 4096);
     plan->total = plan->alloc + up(set->alloc_bytes, 4096);
+    plan_puts(set, plan);
+}
+
+epx_status heap_plan_check(const struct settings *set, const struct heap_plan *plan)
+{
+    const uint64_t most = (uint64_t)COMMAND_MAX_UNITS * COMMAND_UNIT;
+
+    if (plan->row_put > most)
+        return fail(EPX_ERR_ARGUMENT,
+                    "epx_group_config.max_hidden_bytes: %d make rows of up to %" PRIu64
+                    " bytes; between nodes at most %" PRIu64 " travel as one",
+                    set->max_hidden_bytes, plan->row_put, most);
+    if (plan->table_put > most)
+        return fail(
+            EPX_ERR_ARGUMENT,
+            "epx_group_config: max_tokens_per_rank = %d, max_topk = %d and num_experts = %d make tables of %" PRIu64
+            " bytes; between nodes at most %" PRIu64 " travel as one",
+            set->max_tokens, set->max_topk, set->experts, plan->table_put, most);
+    return EPX_OK;
 }

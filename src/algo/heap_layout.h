@@ -32,9 +32,12 @@ struct heap_plan {
     uint64_t total;
     uint64_t control_bytes, ll_bytes, ht_bytes;
     uint64_t ll_receive_bytes, ht_receive_bytes;
+    uint64_t row_put, table_put; /* the largest puts between nodes; 0 on one */
 };
 
 void settings_nodes(struct settings *set, const struct node_map *map);
 void heap_plan_make(const struct settings *set, struct heap_plan *plan);
+/* Can a command name everything that crosses between nodes? */
+epx_status heap_plan_check(const struct settings *set, const struct heap_plan *plan);
 
 #endif

@@ -10,6 +10,7 @@
 
 #define DEFAULT_TIMEOUT_MS 100000
 #define DEFAULT_ALLOC_BYTES ((uint64_t)4 << 30)
+#define MAX_ALLOC_BYTES ((uint64_t)1 << 60) /* with all other parts far from where 64 bits end */
 #define PADDING_PER_EXPERT 127
 
 static epx_status need_range(const char *field, int64_t value, int64_t low, int64_t high)
@@ -49,6 +50,9 @@ static epx_status check_ranges(const epx_group_config *c)
     if (c->max_hidden_bytes % 16)
         return fail(EPX_ERR_ARGUMENT, "epx_group_config.max_hidden_bytes: expected a multiple of 16, got %d",
                     c->max_hidden_bytes);
+    if (c->alloc_bytes > MAX_ALLOC_BYTES)
+        return fail(EPX_ERR_ARGUMENT, "epx_group_config.alloc_bytes: expected at most %" PRIu64 ", got %" PRIu64,
+                    MAX_ALLOC_BYTES, c->alloc_bytes);
     if (c->layouts & ~(EPX_LAYOUT_BIT(EPX_FLAT) | EPX_LAYOUT_BIT(EPX_EXPERT_MAJOR)))
         return fail(EPX_ERR_ARGUMENT, "epx_group_config.layouts: expected bits of FLAT and EXPERT_MAJOR, got 0x%x",
                     c->layouts);
@@ -112,8 +116,8 @@ epx_status settings_make(const epx_group_config *config, int nranks, struct sett
         (int)(c.ranks_per_node ? c.ranks_per_node : env_int("EPX_RANKS_PER_NODE", 0, 1, KERNEL_MAX_RANKS));
     set->enable_mask = c.enable_mask;
     set->timeout_ms = (int)pick(c.timeout_ms, "EPX_TIMEOUT_MS", DEFAULT_TIMEOUT_MS, INT32_MAX);
-    set->alloc_bytes =
-        (uint64_t)pick((int64_t)c.alloc_bytes, "EPX_ALLOC_BYTES", (int64_t)DEFAULT_ALLOC_BYTES, INT64_MAX / 4);
+    set->alloc_bytes = (uint64_t)pick((int64_t)c.alloc_bytes, "EPX_ALLOC_BYTES", (int64_t)DEFAULT_ALLOC_BYTES,
+                                      (int64_t)MAX_ALLOC_BYTES);
     memcpy(set->net, c.net, sizeof(set->net));
     set->net[sizeof(set->net) - 1] = 0;
     set->nnodes = 1;

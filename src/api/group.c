@@ -22,7 +22,9 @@ static epx_status open_own(struct epx_group *group)
     epx_status status;
 
     heap_plan_make(&group->set, &group->plan);
-    status = group->device->ops->heap_create(group->device, group->plan.total, &group->heap);
+    status = heap_plan_check(&group->set, &group->plan);
+    if (status == EPX_OK)
+        status = group->device->ops->heap_create(group->device, group->plan.total, &group->heap);
     if (status != EPX_OK)
         return status;
     memset(&c, 0, sizeof(c));
@@ -210,6 +212,9 @@ epx_status epx_group_memory(const epx_group_config *config, int nranks, epx_memo
     settings_nodes(&set, &map);
     node_map_free(&map);
     heap_plan_make(&set, &plan);
+    status = heap_plan_check(&set, &plan);
+    if (status != EPX_OK)
+        return status;
     info.heap_bytes = plan.total;
     info.control_bytes = plan.total - plan.ll_bytes - plan.ht_bytes - (plan.total - plan.alloc);
     info.low_latency_bytes = plan.ll_bytes;

@@ -15,6 +15,21 @@
 #include "util/pause.h"
 #include "util/status.h"
 
+/* Places of rows are 32 bits wide, here with the padding of all zones. */
+static epx_status check_zones(const struct settings *set, const epx_handle_config *c)
+{
+    const int64_t copies = c->topk < set->local_experts ? c->topk : set->local_experts;
+    const int64_t rows =
+        set->nranks * (int64_t)set->max_tokens * copies + set->local_experts * (int64_t)(c->expert_alignment - 1);
+
+    if (rows > INT32_MAX)
+        return fail(EPX_ERR_ARGUMENT,
+                    "epx_handle_config.expert_alignment: %d with %d local experts makes up to %" PRId64
+                    " rows; at most %d can be numbered",
+                    c->expert_alignment, set->local_experts, rows, INT32_MAX);
+    return EPX_OK;
+}
+
 static epx_status check_config(const struct epx_group *group, const epx_handle_config *given, epx_handle_config *c)
 {
     epx_status status = struct_in(c, sizeof(*c), given, "epx_handle_config");
@@ -41,7 +56,7 @@ static epx_status check_config(const struct epx_group *group, const epx_handle_c
                     c->expert_alignment);
     if (c->flags & ~EPX_HANDLE_COMPACT_TOPK)
         return fail(EPX_ERR_ARGUMENT, "epx_handle_config.flags: expected EPX_HANDLE_* bits, got 0x%x", c->flags);
-    return EPX_OK;
+    return check_zones(&group->set, c);
 }
 
 epx_status epx_handle_create(epx_handle **out, epx_group *group, const epx_handle_config *config)
