@@ -841,6 +841,54 @@ static void too_small_receive_tensors_overflow_safely(void **state)
     misuse_on(3, overflow);
 }
 
+/* Receives in memory from epx_alloc more rows than max_recv_tokens, which is allowed, and returns results from ordinary
+ * memory, which is not: they pass through EPX's own rows. With `known` the update has finished and the call says so. */
+static int return_too_many(struct scene *s, int known)
+{
+    epx_dispatch_outputs out = EPX_DISPATCH_OUTPUTS_INIT;
+    epx_tensor in_heap = s->ht_rows;
+    epx_status status;
+    char need[24];
+
+    snprintf(need, sizeof(need), "%lld", (long long)s->ht_recv.total);
+    out.tokens = &in_heap;
+    scene_refill(s);
+    ACCEPTED(epx_alloc(s->group, (size_t)tensor_rows(&in_heap) * SCENE_HIDDEN * 2, &in_heap.data));
+    ACCEPTED(epx_handle_update(s->ht, &s->idx, NULL, NULL));
+    ACCEPTED(epx_dispatch(s->ht, &s->in, &out, NULL, NULL, NULL));
+    if (known)
+        ACCEPTED(epx_stream_sync(s->group, NULL));
+    status = epx_combine(s->ht, &s->ht_cin, &s->cout, NULL, NULL);
+    if (status == EPX_OK)
+        status = epx_stream_sync(s->group, NULL);
+    if (scene_expect(s, "combine", status, EPX_ERR_OVERFLOW, WORDS(need, "max_recv_tokens")) || scene_meet(s))
+        return -1;
+    ACCEPTED(epx_group_error_clear(s->group));
+    ACCEPTED(epx_free(s->group, in_heap.data));
+    return 0;
+}
+
+static int return_too_many_rank(int rank, int n, epx_bootstrap *boot, void *arg)
+{
+    epx_group_config config = scene_config(DEADLINE_MS);
+    struct scene s;
+    int rc;
+
+    config.max_recv_tokens = 2;
+    rc = scene_open(&s, rank, n, boot, &config) || return_too_many(&s, *(int *)arg) || scene_ll(&s);
+    if (rc)
+        fprintf(stderr, "rank %d: %s\n", rank, s.why);
+    scene_close(&s);
+    return rc;
+}
+
+static void more_rows_than_can_return_overflow(void **state)
+{
+    (void)state;
+    assert_int_equal(run_ranks(2, return_too_many_rank, &(int){1}), 0);
+    assert_int_equal(run_ranks(2, return_too_many_rank, &(int){0}), 0);
+}
+
 static int too_much_memory(struct scene *s)
 {
     epx_tensor t;
@@ -884,6 +932,7 @@ int main(void)
         cmocka_unit_test(calls_in_the_wrong_order_are_refused),
         cmocka_unit_test(too_many_staged_operations_are_refused),
         cmocka_unit_test(too_small_receive_tensors_overflow_safely),
+        cmocka_unit_test(more_rows_than_can_return_overflow),
         cmocka_unit_test(too_much_memory_is_refused),
     };
 

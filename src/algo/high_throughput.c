@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* High throughput from the host's side; the protocol is in kernel/ht_notify.h, ht_dispatch.h and ht_combine.h. */
+#include <inttypes.h>
 #include <string.h>
 
 #include "algo/modes.h"
+#include "util/status.h"
 
 epx_status ht_update(struct epx_handle *handle, const epx_tensor *topk, const struct layout_tensors *info,
                      struct device_stream *stream)
@@ -43,6 +45,22 @@ static uint64_t receive_at(const struct epx_group *group, const epx_tensor *t, u
         offset = landing;
     }
     return offset;
+}
+
+/* Rows of tensors in ordinary memory pass through the landing. Where the update has finished, their number is known;
+ * otherwise the kernel says the same. */
+static epx_status landing_check(const struct epx_handle *handle, int landed, const char *call)
+{
+    const int64_t room = handle->group->plan.ht.rows;
+
+    /* Pairs with the release at the end of the notify kernel. */
+    if (!landed || __atomic_load_n(&handle->info->epoch, __ATOMIC_ACQUIRE) != handle->updates ||
+        handle->info->rows <= room)
+        return EPX_OK;
+    return fail(EPX_ERR_OVERFLOW,
+                "%s: %" PRId64 " rows are needed (this routing), and tensors in ordinary memory have max_recv_tokens = "
+                "%" PRId64 ": raise it, or use memory from epx_alloc",
+                call, handle->info->rows, room);
 }
 
 static void make_post(const struct epx_handle *handle, const struct dispatch_args *args, struct ht_dispatch_params *p)
@@ -91,7 +109,9 @@ epx_status ht_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
     p.final_src_token = args->src_token.data;
     p.final_rows = args->out_tokens.shape[0];
     make_post(handle, args, &p);
-    status = launch_ordered(handle->group, stream, KERNEL_HT_DISPATCH, &p, sizeof(p));
+    status = landing_check(handle, p.landed, "epx_dispatch");
+    if (status == EPX_OK)
+        status = launch_ordered(handle->group, stream, KERNEL_HT_DISPATCH, &p, sizeof(p));
     if (status == EPX_OK)
         handle->group->stats.ht_dispatches++;
     return status;
@@ -130,7 +150,9 @@ epx_status ht_combine(struct epx_handle *handle, const struct combine_args *args
     p.out_weights = args->out_weights.data;
     p.hidden = (int32_t)args->tokens.shape[1];
     p.dtype = args->tokens.dtype;
-    status = launch_ordered(handle->group, stream, KERNEL_HT_COMBINE, &p, sizeof(p));
+    status = landing_check(handle, landed, "epx_combine");
+    if (status == EPX_OK)
+        status = launch_ordered(handle->group, stream, KERNEL_HT_COMBINE, &p, sizeof(p));
     if (status == EPX_OK)
         handle->group->stats.ht_combines++;
     return status;

@@ -69,7 +69,7 @@ static void write_message(const struct epx_group *group, const struct error_reco
         break;
     case EPX_ERR_OVERFLOW:
         snprintf(text, bytes,
-                 "rank %d, %s: the receive tensors hold %" PRId64 " rows, %" PRId64
+                 "rank %d, %s: the tensors hold %" PRId64 " rows, %" PRId64
                  " are needed (tensors in ordinary memory also need max_recv_tokens)",
                  group->rank, phase, e->seen, e->expected);
         break;

@@ -72,7 +72,7 @@ KFN const struct hc_post *hc_row_post(const struct group_dev *g, const int32_t *
         return NULL;
     const struct hc_post *post = hc_post_of(g, d);
     *rank = d;
-    return pos[k] < post->rows ? post : NULL; /* else it did not fit at the dispatch, which said so */
+    return pos[k] < post->rows ? post : NULL; /* else rank d says that its rows are too many */
 }
 
 /* The weight that returns to place k of a token from this node: FLAT in k-order sums over ranks, ascending. */
@@ -306,6 +306,8 @@ KFN int hc_run(struct agent *ag, const struct ht_combine_params *p, uint64_t epo
 {
     const struct group_dev *g = p->g;
 
+    if (p->h->recv_rows > p->post.rows)
+        report(ag, g, KSTATUS_OVERFLOW, PHASE_HC_DATA, -1, p->h->recv_rows, p->post.rows, 0, 0);
     hc_stage(ag, p);
     if (sync_last(ag, g, 0) && hc_publish(ag, p, epoch))
         return 1;
