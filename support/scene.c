@@ -147,6 +147,7 @@ int scene_open(struct scene *s, int rank, int nranks, const epx_bootstrap *boot,
     make_tensors(s);
     scene_refill(s);
     config = config ? config : &standard;
+    s->ht_route.ranks_per_node = config->ranks_per_node;
     if (must(s, "epx_group_create", epx_group_create(&s->group, boot, config)))
         return -1;
     return open_handles(s, config->modes);

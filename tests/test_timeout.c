@@ -2,7 +2,7 @@
 /*
  * A rank that does not come: the others' waits end at their deadline, say whom they waited for and in which phase,
  * later operations fail at once, and after epx_group_error_clear on all ranks the group works again. With enable_mask,
- * low latency goes on without the missing rank.
+ * low latency goes on without the missing rank. Across nodes too, where ranks learn of a failure a moment later.
  *
  * The last rank is the one that stays away. ctest: timeout=180 labels=ranks
  */
@@ -16,10 +16,14 @@
 
 #include <cmocka.h>
 
+#include "net/net.h"
 #include "support/scene.h"
 #include "support/thread_boot.h"
 
-enum { DEADLINE_MS = 300, SLACK_MS = 5000 };
+enum { ONE_NODE_MS = 300, ACROSS_NODES_MS = 1500, SLACK_MS = 5000 };
+
+/* Of the running test; the deadline across nodes includes the time to connect. */
+static int deadline_ms = ONE_NODE_MS, ranks_per_node;
 
 static double now_ms(void)
 {
@@ -125,7 +129,7 @@ static int check_error(struct scene *s, const struct phase *phase, epx_status st
 
     if (status != EPX_ERR_TIMEOUT && status != EPX_ERR_PEER)
         return say(s, "expected a timeout, or the word of a peer that had one");
-    if (took > DEADLINE_MS + SLACK_MS)
+    if (took > deadline_ms + SLACK_MS)
         return say(s, "it took too long");
     if (epx_group_error(s->group, &info) != status || info.status != (int)status)
         return say(s, "epx_group_error has another status");
@@ -133,7 +137,7 @@ static int check_error(struct scene *s, const struct phase *phase, epx_status st
         return 0;
     snprintf(peer, sizeof(peer), "rank %d", s->nranks - 1);
     snprintf(self, sizeof(self), "rank %d", s->rank);
-    if (took < DEADLINE_MS * 0.9)
+    if (took < deadline_ms * 0.9)
         return say(s, "it gave up before the deadline");
     if (info.rank != s->rank || info.peer != s->nranks - 1 || info.expected <= info.seen)
         return say(s, "rank, peer, expected or seen are wrong");
@@ -154,7 +158,7 @@ static int check_fast_failure(struct scene *s)
         return say(s, "an update after the failure was accepted");
     if (ll_dispatch(s) == EPX_OK)
         return say(s, "a dispatch after the failure succeeded");
-    if (now_ms() - start > DEADLINE_MS)
+    if (now_ms() - start > deadline_ms)
         return say(s, "operations after the failure waited");
     return 0;
 }
@@ -190,12 +194,13 @@ static int run_phase(struct scene *s, const struct phase *phase)
 
 static int phase_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 {
-    epx_group_config config = scene_config(DEADLINE_MS);
+    epx_group_config config = scene_config(deadline_ms);
     struct scene *s = malloc(sizeof(*s));
     int rc;
 
     if (!s)
         return -1;
+    config.ranks_per_node = ranks_per_node;
     rc = scene_open(s, rank, n, boot, &config) || scene_ll(s) || scene_ht(s);
     /* Twice: what a failure leaves behind must not disturb the next one. */
     for (int i = 0; !rc && i < 2; i++)
@@ -310,7 +315,7 @@ static int mask_rounds(struct scene *s)
         start = now_ms();
         if (scene_ll(s) || scene_ll(s))
             return -1;
-        if (now_ms() - start > 2 * DEADLINE_MS && getenv("EPX_SANITIZE") == NULL)
+        if (now_ms() - start > 2 * deadline_ms && getenv("EPX_SANITIZE") == NULL)
             return say(s, "a masked rank is waited for");
     }
     if (scene_meet(s))
@@ -353,13 +358,14 @@ struct mask_test {
 
 static int mask_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 {
-    epx_group_config config = scene_config(DEADLINE_MS);
+    epx_group_config config = scene_config(deadline_ms);
     struct scene *s = malloc(sizeof(*s));
     int rc;
 
     if (!s)
         return -1;
     config.enable_mask = 1;
+    config.ranks_per_node = ranks_per_node;
     rc = scene_open(s, rank, n, boot, &config) || ((struct mask_test *)arg)->run(s);
     if (rc)
         fprintf(stderr, "rank %d: %s\n", rank, s->why);
@@ -384,14 +390,55 @@ static void a_rank_masked_by_hand_is_left_out(void **state)
     assert_int_equal(run_ranks(4, mask_rank, &test), 0);
 }
 
+/* ---- Across nodes ------------------------------------------------------------------------------------------------------- */
+
+/* These are the last ones: nothing is set back. */
+static void across(void (*test)(void **state))
+{
+    char text[256];
+
+    if (net_ofi_ops.probe("", text, sizeof(text)) != EPX_OK) {
+        fprintf(stderr, "no network to test with: %s\n", text);
+        skip();
+    }
+    deadline_ms = ACROSS_NODES_MS;
+    ranks_per_node = 2;
+    test(NULL);
+}
+
+static void low_latency_dispatch_times_out_across_nodes(void **state)
+{
+    (void)state;
+    across(low_latency_dispatch_times_out);
+}
+
+static void high_throughput_update_times_out_across_nodes(void **state)
+{
+    (void)state;
+    across(high_throughput_update_times_out);
+}
+
+static void a_missing_rank_is_masked_across_nodes(void **state)
+{
+    (void)state;
+    across(a_missing_rank_is_masked_and_comes_back);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(low_latency_dispatch_times_out),    cmocka_unit_test(low_latency_staged_dispatch_times_out),
-        cmocka_unit_test(low_latency_combine_times_out),     cmocka_unit_test(high_throughput_update_times_out),
-        cmocka_unit_test(waiting_for_the_count_times_out),   cmocka_unit_test(high_throughput_dispatch_times_out),
-        cmocka_unit_test(high_throughput_combine_times_out), cmocka_unit_test(a_missing_rank_is_masked_and_comes_back),
+        cmocka_unit_test(low_latency_dispatch_times_out),
+        cmocka_unit_test(low_latency_staged_dispatch_times_out),
+        cmocka_unit_test(low_latency_combine_times_out),
+        cmocka_unit_test(high_throughput_update_times_out),
+        cmocka_unit_test(waiting_for_the_count_times_out),
+        cmocka_unit_test(high_throughput_dispatch_times_out),
+        cmocka_unit_test(high_throughput_combine_times_out),
+        cmocka_unit_test(a_missing_rank_is_masked_and_comes_back),
         cmocka_unit_test(a_rank_masked_by_hand_is_left_out),
+        cmocka_unit_test(low_latency_dispatch_times_out_across_nodes),
+        cmocka_unit_test(high_throughput_update_times_out_across_nodes),
+        cmocka_unit_test(a_missing_rank_is_masked_across_nodes),
     };
 
     if (getenv("EPX_TEST_ONLY"))

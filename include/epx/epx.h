@@ -454,7 +454,8 @@ typedef struct epx_error_info {
 /* The first error since the last clear. Never blocks. Returns its status; info may be NULL. */
 EPX_API epx_status epx_group_error(epx_group *group, epx_error_info *info);
 /* Clears the error. After one that ended an operation (timeout, peer, mismatch) it is collective: every rank calls it
- * once its streams are idle, the ranks meet through the bootstrap, and the group may be used again. */
+ * once its streams are idle, the ranks meet through the bootstrap, and the group may be used again. Across nodes a rank
+ * that has no error itself waits up to a second for the word of one that has. */
 EPX_API epx_status epx_group_error_clear(epx_group *group);
 
 typedef struct epx_stats {

@@ -9,6 +9,7 @@
 #include "api/registry.h"
 #include "api/structs.h"
 #include "device/cpu/agent.h"
+#include "util/pause.h"
 #include "util/status.h"
 
 static const char *const phase_names[PHASE_COUNT] = {
@@ -326,12 +327,28 @@ epx_status group_resync(struct epx_group *group, int unmask)
     return EPX_OK;
 }
 
+/*
+ * Whoever clears without an error of its own does so because another rank failed. From a rank of another node the word
+ * of that may still be on its way: one that went on alone would leave the others waiting in group_resync().
+ */
+static void await_abort_word(struct epx_group *group)
+{
+    const uint64_t most = 1000, ms = (uint64_t)group->set.timeout_ms < most ? (uint64_t)group->set.timeout_ms : most;
+    const uint64_t deadline = host_now_ns() + ms * 1000000u;
+
+    if (group->nnodes == 1 || __atomic_load_n(&group->error->state, __ATOMIC_ACQUIRE) != ERROR_NONE)
+        return;
+    while (!abort_word(group) && host_now_ns() < deadline)
+        pause_ns(100000);
+}
+
 epx_status epx_group_error_clear(epx_group *group)
 {
     epx_status status = group_check(group, "epx_group_error_clear");
 
     if (status != EPX_OK)
         return status;
+    await_abort_word(group);
     if (abort_word(group))
         return group_resync(group, 0);
     __atomic_store_n(&group->error->state, ERROR_NONE, __ATOMIC_RELEASE);
