@@ -352,6 +352,25 @@ static int mask_by_hand(struct scene *s)
     return scene_ll(s);
 }
 
+/* A rank that is only late may run on after it was masked: it must not write into what its peers use again by then. */
+static int nobody_writes_here(struct scene *s)
+{
+    epx_dispatch_outputs out = s->ll_out;
+    epx_tensor rows = s->ll_rows;
+    epx_stats stats = EPX_STATS_INIT;
+
+    out.tokens = &rows;
+    scene_refill(s);
+    if (epx_alloc(s->group, (size_t)tensor_rows(&rows) * SCENE_HIDDEN * 2, &rows.data) != EPX_OK ||
+        set_routing(s) != EPX_OK || epx_group_stats_reset(s->group) != EPX_OK ||
+        then_sync(s, epx_dispatch(s->ll, &s->in, &out, &s->ll_info, NULL, NULL)) != EPX_OK ||
+        epx_group_stats(s->group, &stats) != EPX_OK)
+        return say(s, "dispatch into memory from epx_alloc");
+    if (stats.bytes_local != SCENE_TOKENS * SCENE_HIDDEN * 2)
+        return say(s, "rows were not staged for their receivers to read");
+    return 0;
+}
+
 struct mask_test {
     int (*run)(struct scene *s);
 };
@@ -388,6 +407,14 @@ static void a_rank_masked_by_hand_is_left_out(void **state)
 
     (void)state;
     assert_int_equal(run_ranks(4, mask_rank, &test), 0);
+}
+
+static void ranks_that_may_be_masked_write_to_nobody(void **state)
+{
+    struct mask_test test = {nobody_writes_here};
+
+    (void)state;
+    assert_int_equal(run_ranks(3, mask_rank, &test), 0);
 }
 
 /* ---- Across nodes ------------------------------------------------------------------------------------------------------- */
@@ -436,6 +463,7 @@ int main(void)
         cmocka_unit_test(high_throughput_combine_times_out),
         cmocka_unit_test(a_missing_rank_is_masked_and_comes_back),
         cmocka_unit_test(a_rank_masked_by_hand_is_left_out),
+        cmocka_unit_test(ranks_that_may_be_masked_write_to_nobody),
         cmocka_unit_test(low_latency_dispatch_times_out_across_nodes),
         cmocka_unit_test(high_throughput_update_times_out_across_nodes),
         cmocka_unit_test(a_missing_rank_is_masked_across_nodes),

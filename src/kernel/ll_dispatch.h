@@ -9,7 +9,7 @@
  *     weights; post: where its own receive tensors are
  *   signal LL_DATA = v  ---------------------------->  wait LL_DATA[*] >= v
  *                                                      begin[l][s] = sum over s' < s of s' counts for expert l
- *   If all ranks' receive tensors can be written (they are in the heaps, nothing is staged, one node):
+ *   If all ranks' receive tensors can be written (in the heaps, nothing staged, one node, nobody masked):
  *   wait LL_DATA[*] >= v, begin of all experts
  *   read each row once, write it, cast, to its places
  *     at all its experts on all ranks
@@ -202,7 +202,11 @@ KFN void ll_write_post(const struct ll_dispatch_params *p, uint64_t epoch, struc
     post->ordered = g->nnodes > 1;
     post->rows = p->in_place ? p->in_place : ll_slot_offset(g, epoch) + g->ll.rows;
     post->row_stride = ll_row_stride(p);
-    post->open = (p->steps & STEP_RECV) && p->open_tokens && (p->open_scales || !p->agree.scale_bytes);
+    /* Not where ranks may be masked: one that is late rather than dead would write into a tensor that its receiver has
+     * long given to something else, and one that masked another counts fewer rows before its own than a receiver that
+     * did not. */
+    post->open =
+        (p->steps & STEP_RECV) && !g->enable_mask && p->open_tokens && (p->open_scales || !p->agree.scale_bytes);
     post->written = 0;
     post->tokens = p->open_tokens;
     post->outer_stride = (uint64_t)p->out.outer_stride;
@@ -466,7 +470,8 @@ KFN void ll_count_experts(struct agent *ag, const struct ll_dispatch_params *p, 
     }
 }
 
-/* A token that names one expert twice takes two rows there: then R*M may be too few. */
+/* Every token names an expert once (route.h sees to that), so that R*M rows are enough: unless another node's tables,
+ * which are believed only so far, say otherwise. */
 KFN int ll_check_room(struct agent *ag, const struct ll_dispatch_params *p)
 {
     const struct group_dev *g = p->g;
@@ -585,8 +590,11 @@ KFN void ll_take_rows(struct agent *ag, const struct ll_dispatch_params *p, uint
     int64_t before = 0;
 
     for (int s = 0; s < g->nranks; s++) {
-        if (!g->mask[s])
+        if (!g->mask[s]) {
+            if (p->layout == LAYOUT_RANK_MAJOR && ag_index(ag) == 0 && ag_leader(ag))
+                p->h->count[s] = 0;
             continue;
+        }
         const struct ll_view v = ll_open(g, s, epoch);
         const int n = v.rcount[g->rank], written = v.post->written;
         for (int i = (int)(((int64_t)ag_index(ag) - before % A + A) % A); i < n; i += A) {
