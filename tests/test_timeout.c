@@ -14,9 +14,11 @@
 #include <string.h>
 #include <time.h>
 
+#include "api/group.h" /* before cmocka.h, whose fail() is another */
+#include "net/net.h"
+
 #include <cmocka.h>
 
-#include "net/net.h"
 #include "support/scene.h"
 #include "support/thread_boot.h"
 
@@ -445,6 +447,50 @@ static void high_throughput_update_times_out_across_nodes(void **state)
     across(high_throughput_update_times_out);
 }
 
+/* Rank 0 fails as it does when its proxy finds something wrong; the last rank is missing, so that all others wait. */
+static int proxy_fails_rank(int rank, int n, epx_bootstrap *boot, void *arg)
+{
+    epx_group_config config = scene_config(8 * ACROSS_NODES_MS);
+    struct scene *s = malloc(sizeof(*s));
+    epx_status status = EPX_ERR_PEER;
+    double start = 0;
+    int rc;
+
+    (void)arg;
+    if (!s)
+        return -1;
+    config.ranks_per_node = ranks_per_node;
+    rc = scene_open(s, rank, n, boot, &config) || scene_ll(s) || set_routing(s) != EPX_OK || scene_meet(s);
+    if (!rc && rank < n - 1) {
+        start = now_ms();
+        rc = epx_dispatch(s->ll, &s->in, &s->ll_out, &s->ll_info, NULL, NULL) != EPX_OK;
+        nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
+        if (rank == 0)
+            group_abort(s->group, EPX_ERR_SYSTEM);
+        status = epx_stream_sync(s->group, NULL);
+        if (status != EPX_ERR_PEER || now_ms() - start > 4 * ACROSS_NODES_MS)
+            rc = say(s, "the failure of rank 0 was not told");
+    }
+    rc = scene_meet(s) || rc;
+    if (rc)
+        fprintf(stderr, "rank %d: %s\n", rank, s->why);
+    scene_close(s);
+    free(s);
+    return rc;
+}
+
+static void run_proxy_fails(void **state)
+{
+    (void)state;
+    assert_int_equal(run_ranks(4, proxy_fails_rank, NULL), 0);
+}
+
+static void a_failed_proxy_is_known_on_all_nodes(void **state)
+{
+    (void)state;
+    across(run_proxy_fails);
+}
+
 static void a_missing_rank_is_masked_across_nodes(void **state)
 {
     (void)state;
@@ -467,6 +513,7 @@ int main(void)
         cmocka_unit_test(low_latency_dispatch_times_out_across_nodes),
         cmocka_unit_test(high_throughput_update_times_out_across_nodes),
         cmocka_unit_test(a_missing_rank_is_masked_across_nodes),
+        cmocka_unit_test(a_failed_proxy_is_known_on_all_nodes),
     };
 
     if (getenv("EPX_TEST_ONLY"))

@@ -54,6 +54,12 @@ static void write_message(const struct epx_group *group, const struct error_reco
 
     switch (e->status) {
     case EPX_ERR_TIMEOUT:
+        if (e->peer < 0) { /* about no other rank */
+            snprintf(text, bytes,
+                     "rank %d, %s: not within its deadline (timeout %d ms; expected %" PRId64 ", seen %" PRId64 ")",
+                     group->rank, phase, group->set.timeout_ms, e->expected, e->seen);
+            break;
+        }
         snprintf(text, bytes,
                  "rank %d, %s: rank %d did not come within %d ms (expected %" PRId64 ", seen %" PRId64 ")%s",
                  group->rank, phase, e->peer, group->set.timeout_ms, e->expected, e->seen,
@@ -240,7 +246,7 @@ static epx_status reset_device(struct epx_group *group, const uint64_t *epochs, 
     struct signal *signals = calloc(words, sizeof(*signals));
     int32_t *ones = malloc((size_t)group->nranks * sizeof(*ones));
     epx_status status = signals && ones ? EPX_OK : fail(EPX_ERR_MEMORY, "no memory to reset %zu signals", words);
-    static const uint64_t no_abort = 0;
+    static const uint64_t no_abort[4]; /* abort_word to the end of abort_out */
     if (status != EPX_OK)
         goto out;
     memset(&state, 0, sizeof(state));
@@ -255,7 +261,7 @@ static epx_status reset_device(struct epx_group *group, const uint64_t *epochs, 
         status =
             ops->copy(group->device, (char *)group->heap.base + group->plan.signals, signals, words * sizeof(*signals));
     if (status == EPX_OK)
-        status = ops->copy(group->device, (char *)group->heap.base + offsetof(struct control, abort_word), &no_abort,
+        status = ops->copy(group->device, (char *)group->heap.base + offsetof(struct control, abort_word), no_abort,
                            sizeof(no_abort));
     if (status == EPX_OK && unmask)
         status = ops->copy(group->device, group->shadow.mask, ones, (size_t)group->nranks * sizeof(*ones));

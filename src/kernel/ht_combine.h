@@ -172,7 +172,7 @@ KFN int hc_relay_chunk(struct agent *ag, const struct ht_combine_params *p, int 
     }
     if (ag_leader(ag))
         ag_add_stat(&g->stats->rows_remote, (uint64_t)(end - begin));
-    return put_flush(ag, g, &batch) ? fail_all(ag, g, KSTATUS_TIMEOUT, PHASE_RING, s, 0, 0) : 0;
+    return put_flush(ag, g, &batch) ? push_failed(ag, g) : 0;
 }
 
 /* One count more than rows, to every source: this relay is through, and whoever gets no row knows that too. One agent. */
@@ -184,7 +184,7 @@ KFN int hc_relay_done(struct agent *ag, const struct group_dev *g)
     for (int j = 0; j < g->relay_count; j++)
         if (g->mask[g->relay_sources[j]])
             put(ag, g, &batch, g->relay_sources[j], COUNTER(SIG_HC_ROWS, 0), 0, 0, 0);
-    return put_flush(ag, g, &batch) ? fail_all(ag, g, KSTATUS_TIMEOUT, PHASE_RING, -1, 0, 0) : 0;
+    return put_flush(ag, g, &batch) ? push_failed(ag, g) : 0;
 }
 
 KFN int hc_relay(struct agent *ag, const struct ht_combine_params *p, uint64_t epoch)
@@ -298,7 +298,7 @@ KFN int hc_publish(struct agent *ag, const struct ht_combine_params *p, uint64_t
     if (hd_wait_free(ag, g, g->state->epoch[OP_HT_DISPATCH]))
         return 1;
     if (ht_put_agreement(ag, g, 1, SIG_HC_READY, g->ht.combine_post))
-        return fail_all(ag, g, KSTATUS_TIMEOUT, PHASE_RING, -1, 0, 0);
+        return push_failed(ag, g);
     return 0;
 }
 

@@ -188,7 +188,7 @@ KFN int hd_send_remote(struct agent *ag, const struct ht_dispatch_params *p)
     }
     if (ag_leader(ag))
         ag_add_stat(&g->stats->rows_remote, rows);
-    return put_flush(ag, g, &batch) ? fail_all(ag, g, KSTATUS_TIMEOUT, PHASE_RING, -1, 0, 0) : 0;
+    return put_flush(ag, g, &batch) ? push_failed(ag, g) : 0;
 }
 
 KFN void hd_forward_row(struct agent *ag, const struct ht_dispatch_params *p, int j, int i)
@@ -248,7 +248,8 @@ KFN void hd_release(struct agent *ag, const struct group_dev *g)
     for (int j = 0; j < g->relay_count; j++)
         if (g->mask[g->relay_sources[j]])
             put(ag, g, &batch, g->relay_sources[j], COUNTER(SIG_HD_FREE, 0), 0, 0, 0);
-    put_flush(ag, g, &batch);
+    if (put_flush(ag, g, &batch))
+        push_failed(ag, g); /* as in signal_peers() */
 }
 
 /* ---- The own receive tensors ---------------------------------------------------------------------------------- */
@@ -376,7 +377,7 @@ KFN int hd_open(struct agent *ag, const struct ht_dispatch_params *p, uint64_t e
     ag_sync(ag);
     signal_peers(ag, g, SCOPE_NODE, SIG_HD_READY, 0, epoch);
     if (g->nnodes > 1 && ht_put_agreement(ag, g, 0, SIG_HD_DATA, g->ht.dispatch_post))
-        return fail_all(ag, g, KSTATUS_TIMEOUT, PHASE_RING, -1, 0, 0);
+        return push_failed(ag, g);
     return 0;
 }
 

@@ -74,7 +74,8 @@ KFN void hn_put_counts(struct agent *ag, const struct group_dev *g, uint64_t epo
         if (in_scope(g, SCOPE_REMOTE, d))
             put(ag, g, &batch, d, COUNTER(SIG_HN_DATA, epoch % 2), hn_counts_at(g, epoch, 0),
                 hn_counts_at(g, epoch, 1 + g->landing_at[d]), bytes);
-    put_flush(ag, g, &batch);
+    if (put_flush(ag, g, &batch))
+        push_failed(ag, g); /* as in signal_peers() */
 }
 
 KFN void hn_publish(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
@@ -203,7 +204,7 @@ KFN int hn_send_tables(struct agent *ag, const struct ht_notify_params *p, uint6
         if (n != g->node && g->mask[g->relay_rank[n]])
             put(ag, g, &batch, g->relay_rank[n], COUNTER(SIG_HN_TABLE, epoch % 2), hn_table_at(g, epoch, 0),
                 hn_table_at(g, epoch, 1 + g->relay_slot[n]), (uint32_t)(2 * half));
-    return put_flush(ag, g, &batch) ? fail_all(ag, g, KSTATUS_TIMEOUT, PHASE_RING, -1, 0, 0) : 0;
+    return put_flush(ag, g, &batch) ? push_failed(ag, g) : 0;
 }
 
 /* As a relay: take the table of source number j into the handle. */

@@ -141,7 +141,9 @@ KFN int lc_push_remote(struct agent *ag, const struct ll_combine_params *p, uint
             uint32_t bytes = (uint32_t)p->agree.hidden_bytes;
             if (!p->in_place) {
                 if (stage->used == stage->rows) {
-                    if (put_flush(ag, g, &stage->batch) || wait_sent(ag, g))
+                    if (put_flush(ag, g, &stage->batch))
+                        return push_failed(ag, g);
+                    if (wait_sent(ag, g))
                         return 1;
                     stage->used = 0;
                 }
@@ -181,7 +183,7 @@ KFN int lc_push_others(struct agent *ag, const struct ll_combine_params *p, uint
             return 1;
     }
     if (put_flush(ag, g, &stage.batch))
-        return fail_all(ag, g, KSTATUS_TIMEOUT, PHASE_RING, -1, 0, 0);
+        return push_failed(ag, g);
     return 0;
 }
 

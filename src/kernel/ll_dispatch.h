@@ -250,7 +250,7 @@ KFN int ll_put_remote(struct agent *ag, const struct ll_dispatch_params *p, uint
             ll_put_to(ag, p, epoch, v, d, &batch);
     }
     if (put_flush(ag, g, &batch))
-        return fail_all(ag, g, KSTATUS_TIMEOUT, PHASE_RING, -1, 0, 0);
+        return push_failed(ag, g);
     return 0;
 }
 

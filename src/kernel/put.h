@@ -60,10 +60,8 @@ KFN void put_abort(struct agent *ag, const struct group_dev *g, uint64_t word)
 
     if (g->nnodes == 1)
         return;
-    if (ag_leader(ag)) {
-        own->abort_out[0] = word;
-        own->abort_out[1] = 0;
-    }
+    if (ag_leader(ag))
+        ag_store_release(&own->abort_out[0], word); /* pairs with the acquire in wait_failed(), of another agent */
     ag_sync(ag);
     put_begin(&batch);
     for (int p = 0; p < g->nranks; p++)

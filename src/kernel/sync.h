@@ -126,6 +126,9 @@ KFN int wait_failed(struct agent *ag, const struct group_dev *g, enum wait_resul
     if (why == WAIT_ABORTED) {
         const uint64_t word = ag_load_acquire(&control_of(g, g->rank)->abort_word);
         report(ag, g, KSTATUS_PEER, phase, ABORT_RANK(word), (int64_t)target, (int64_t)seen, ABORT_STATUS(word), 0);
+        /* The own proxy, when it fails, reaches the ranks of its node only (group_abort() on the host). */
+        if (ABORT_RANK(word) == g->rank && ag_load_acquire(&control_of(g, g->rank)->abort_out[0]) != word)
+            put_abort(ag, g, word);
         return 1;
     }
     if (ag_leader(ag))
@@ -145,6 +148,13 @@ KFN int wait_failed(struct agent *ag, const struct group_dev *g, enum wait_resul
         return 0;
     }
     return fail_all(ag, g, KSTATUS_TIMEOUT, phase, peer, (int64_t)target, (int64_t)seen);
+}
+
+/* A push that did not go through: its ring stayed full for a whole deadline, or the group has failed meanwhile. */
+KFN int push_failed(struct agent *ag, const struct group_dev *g)
+{
+    const int aborted = ag_load_acquire(&control_of(g, g->rank)->abort_word) != 0;
+    return wait_failed(ag, g, aborted ? WAIT_ABORTED : WAIT_TIMEOUT, PHASE_RING, -1, 0, 0);
 }
 
 /* All agents of the launch meet. Non-zero: the operation has failed. */
@@ -212,7 +222,8 @@ KFN void signal_peers(struct agent *ag, const struct group_dev *g, enum scope sc
     for (int p = 0; p < g->nranks; p++)
         if (in_scope(g, scope, p) && !is_local(g, p))
             put(ag, g, &batch, p, COUNTER(kind, slot), 0, 0, 0);
-    put_flush(ag, g, &batch);
+    if (put_flush(ag, g, &batch))
+        push_failed(ag, g); /* who waits for the signal is told */
 }
 
 /* One word of one peer; `start` is when the caller began to wait, for one deadline over many. Non-zero: failed. */
