@@ -783,6 +783,48 @@ static void too_many_staged_operations_are_refused(void **state)
     misuse_on(2, staged_too_often);
 }
 
+/* What one rank's handle says and the others' do not is found by the first operation that needs it, on all ranks. */
+static int handles_differ(struct scene *s, int32_t layout, const char *word)
+{
+    epx_handle_config config = {
+        .size = sizeof(config), .mode = EPX_HIGH_THROUGHPUT, .layout = layout, .topk = SCENE_TOPK};
+    epx_dispatch_outputs out = EPX_DISPATCH_OUTPUTS_INIT;
+    epx_handle *h;
+    epx_status status;
+
+    if (layout == EPX_EXPERT_MAJOR)
+        config.expert_alignment = s->rank == 1 ? 8 : 4;
+    else
+        config.flags = s->rank == 1 ? EPX_HANDLE_COMPACT_TOPK : 0;
+    scene_refill(s);
+    out.tokens = &s->ht_rows;
+    out.topk_idx = &s->ht_idx;
+    ACCEPTED(epx_handle_create(&h, s->group, &config));
+    status = epx_handle_update(h, &s->idx, NULL, NULL);
+    if (status == EPX_OK && layout == EPX_FLAT)
+        status = epx_dispatch(h, &s->in, &out, NULL, NULL, NULL);
+    if (status == EPX_OK)
+        status = epx_stream_sync(s->group, NULL);
+    if (status != EPX_ERR_PEER && scene_expect(s, "mismatch", status, EPX_ERR_MISMATCH, WORDS(word)))
+        return -1;
+    if (scene_meet(s))
+        return -1;
+    ACCEPTED(epx_group_error_clear(s->group));
+    ACCEPTED(epx_handle_destroy(h));
+    return 0;
+}
+
+static int different_handles(struct scene *s)
+{
+    return handles_differ(s, EPX_EXPERT_MAJOR, "expert_alignment") || handles_differ(s, EPX_FLAT, "compact");
+}
+
+static void handles_that_differ_are_found(void **state)
+{
+    (void)state;
+    misuse_on(3, different_handles);
+}
+
 /* ---- Overflow ---------------------------------------------------------------------------------------------------------- */
 
 /* Rank 0 has room for one row too few. It learns so, at once (then it sends nothing, and the others' wait for it ends at
@@ -931,6 +973,7 @@ int main(void)
         cmocka_unit_test(destroyed_objects_are_refused),
         cmocka_unit_test(calls_in_the_wrong_order_are_refused),
         cmocka_unit_test(too_many_staged_operations_are_refused),
+        cmocka_unit_test(handles_that_differ_are_found),
         cmocka_unit_test(too_small_receive_tensors_overflow_safely),
         cmocka_unit_test(more_rows_than_can_return_overflow),
         cmocka_unit_test(too_much_memory_is_refused),

@@ -71,7 +71,6 @@ static void make_post(const struct epx_handle *handle, const struct dispatch_arg
     int landed = 0;
 
     post->agree = p->agree;
-    post->compact = p->compact;
     post->idx64 = args->out_idx.dtype == EPX_INT64;
     post->tokens = receive_at(group, &args->out_tokens, ht->tokens, LANDED_TOKENS, &landed);
     post->token_stride = landed & LANDED_TOKENS ? ht->pitch : (uint64_t)p->final.stride;
@@ -99,7 +98,7 @@ epx_status ht_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
     p.layout = handle->config.layout;
     p.compact = (handle->config.flags & EPX_HANDLE_COMPACT_TOPK) != 0;
     p.agree = make_agreement(handle, &args->out_tokens, scale_row_bytes(args),
-                             (args->out_weights.ndim != 0) | args->backward << 1);
+                             (args->out_weights.ndim != 0) | args->backward << 1 | p.compact << 2);
     p.in = make_row_in(args);
     p.weights = args->weights.data;
     p.final = make_row_out(&args->out_tokens, &args->out_scales);
@@ -130,7 +129,8 @@ epx_status ht_combine(struct epx_handle *handle, const struct combine_args *args
     p.h = handle->dev;
     p.layout = handle->config.layout;
     p.compact = (handle->config.flags & EPX_HANDLE_COMPACT_TOPK) != 0;
-    p.agree = make_agreement(handle, &args->tokens, 0, (args->out_weights.ndim != 0) | args->backward << 1);
+    p.agree =
+        make_agreement(handle, &args->tokens, 0, (args->out_weights.ndim != 0) | args->backward << 1 | p.compact << 2);
     p.stride = args->tokens.stride[0] * element;
     p.post.agree = p.agree;
     p.post.rows = args->tokens.shape[0];

@@ -40,8 +40,19 @@ static const char *const phase_names[PHASE_COUNT] = {
     [PHASE_NET] = "network",
 };
 
-static const char *const agreement_fields[] = {"bytes per row", "dtype",  "scale bytes per row",
-                                               "top-k",         "layout", "weights and direction"};
+/* As in struct agreement; what `extra` is depends on the operation. */
+static const char *agreement_field(int phase, int64_t field)
+{
+    static const char *const names[] = {"bytes per row", "dtype", "scale bytes per row", "top-k", "layout"};
+
+    if (field >= 0 && field < 5)
+        return names[field];
+    if (phase == PHASE_HN_DATA)
+        return "expert_alignment";
+    if (phase == PHASE_LL_DATA)
+        return "weights asked for";
+    return phase == PHASE_LC_DATA ? "logfmt" : "weights (1) + backward (2) + compact top-k (4)";
+}
 
 static const char *phase_name(int phase)
 {
@@ -71,8 +82,7 @@ static void write_message(const struct epx_group *group, const struct error_reco
         break;
     case EPX_ERR_MISMATCH:
         snprintf(text, bytes, "rank %d, %s: rank %d has %s = %" PRId64 " where this rank has %" PRId64, group->rank,
-                 phase, e->peer, agreement_fields[e->detail[0] >= 0 && e->detail[0] < 6 ? e->detail[0] : 5], e->seen,
-                 e->expected);
+                 phase, e->peer, agreement_field(e->phase, e->detail[0]), e->seen, e->expected);
         break;
     case EPX_ERR_OVERFLOW:
         snprintf(text, bytes,

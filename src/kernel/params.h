@@ -117,7 +117,7 @@ struct agreement {
     int32_t scale_bytes;  /* per row; 0 = none */
     int32_t topk;
     int32_t layout;
-    int32_t extra; /* per operation: weights asked for, direction */
+    int32_t extra; /* HT update: alignment; HT: 1 weights asked for, 2 backward, 4 compact; LL: weights, or LogFMT */
 };
 EPX_STATIC_ASSERT(sizeof(struct agreement) == 24, "shared between ranks");
 
@@ -152,7 +152,7 @@ EPX_STATIC_ASSERT(sizeof(struct lc_post) == 64, "shared between ranks");
 struct hd_post {
     struct agreement agree;
     int32_t idx64;
-    int32_t compact;
+    int32_t reserved;
     int64_t capacity; /* rows */
     uint64_t tokens, token_stride;
     uint64_t scales, scale_row_stride, scale_stride;
