@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -767,6 +768,7 @@ static int staged_too_often(struct scene *s)
     REFUSED(epx_dispatch(h[0], &s->in, &s->ll_out, NULL, &send_only, NULL), EPX_ERR_USAGE, "epx_complete");
     ACCEPTED(epx_dispatch(h[1], &s->in, &s->ll_out, NULL, &send_only, NULL));
     REFUSED(epx_dispatch(h[2], &s->in, &s->ll_out, NULL, &send_only, NULL), EPX_ERR_BUSY, "max_inflight", "2");
+    REFUSED(epx_handle_destroy(h[1]), EPX_ERR_USAGE, "epx_complete");
     ACCEPTED(epx_complete(h[0], NULL));
     ACCEPTED(epx_dispatch(h[2], &s->in, &s->ll_out, NULL, &send_only, NULL));
     ACCEPTED(epx_complete(h[1], NULL));
@@ -781,6 +783,47 @@ static void too_many_staged_operations_are_refused(void **state)
 {
     (void)state;
     misuse_on(2, staged_too_often);
+}
+
+struct last_work {
+    epx_group *group;
+    epx_status inside;
+    int done;
+};
+
+static void late_work(void *arg)
+{
+    struct last_work *work = arg;
+
+    nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
+    work->inside = epx_group_destroy(work->group);
+    work->done = 1;
+}
+
+/* Destroying waits for what streams still hold, and is refused to that work itself. */
+static int last_work_rank(int rank, int n, epx_bootstrap *boot, void *arg)
+{
+    epx_group_config config = scene_config(2000);
+    struct last_work work = {0};
+    epx_stream stream;
+    int rc;
+
+    (void)arg;
+    (void)n;
+    if (epx_group_create(&work.group, boot, &config) != EPX_OK)
+        return -1;
+    rc = epx_stream_create(work.group, &stream) != EPX_OK ||
+         epx_stream_call(work.group, stream, late_work, &work) != EPX_OK;
+    rc |= epx_group_destroy(work.group) != EPX_OK || !work.done || work.inside != EPX_ERR_USAGE;
+    if (rc)
+        fprintf(stderr, "rank %d: done %d, destroying inside: %s\n", rank, work.done, epx_strerror(work.inside));
+    return rc;
+}
+
+static void a_group_ends_after_its_streams(void **state)
+{
+    (void)state;
+    assert_int_equal(run_ranks(1, last_work_rank, NULL), 0);
 }
 
 /* What one rank's handle says and the others' do not is found by the first operation that needs it, on all ranks. */
@@ -973,6 +1016,7 @@ int main(void)
         cmocka_unit_test(destroyed_objects_are_refused),
         cmocka_unit_test(calls_in_the_wrong_order_are_refused),
         cmocka_unit_test(too_many_staged_operations_are_refused),
+        cmocka_unit_test(a_group_ends_after_its_streams),
         cmocka_unit_test(handles_that_differ_are_found),
         cmocka_unit_test(too_small_receive_tensors_overflow_safely),
         cmocka_unit_test(more_rows_than_can_return_overflow),

@@ -185,7 +185,8 @@ typedef struct epx_group_config {
 
 /* Collective. Ranks compare their configurations here: a difference fails on all of them, naming rank and field. */
 EPX_API epx_status epx_group_create(epx_group **group, const epx_bootstrap *bootstrap, const epx_group_config *config);
-/* Local: waits for the group's queued work (it is bounded by deadlines), then frees everything, handles included. */
+/* Local: waits for the group's queued work (it is bounded by deadlines), then frees everything, handles, events and streams
+ * included. */
 EPX_API epx_status epx_group_destroy(epx_group *group);
 
 typedef struct epx_group_info {
@@ -282,7 +283,8 @@ typedef struct epx_handle_config {
         .size = (uint32_t)sizeof(epx_handle_config) \
     }
 
-/* Local. */
+/* Local. A handle with a staged operation is destroyed only after epx_complete (or with its group, or after a failure):
+ * the other ranks wait for its receive half. */
 EPX_API epx_status epx_handle_create(epx_handle **handle, epx_group *group, const epx_handle_config *config);
 EPX_API epx_status epx_handle_destroy(epx_handle *handle);
 /* Bytes of device memory that such a handle takes beside the group's heap. */
@@ -385,7 +387,8 @@ EPX_API epx_status epx_dispatch(epx_handle *handle, const epx_dispatch_inputs *i
  *  LL EXPERT_MAJOR: out[b] = sum over k, in k-order, of topk_weights[b][k] * row of (b, k); -1 and masked ranks skipped
  *  LL RANK_MAJOR:   out[b] = sum over ranks, ascending, of the row that rank returned (weight 1)
  *  HT FLAT:         the same over ranks; HT EXPERT_MAJOR: sum over k, in k-order, weight 1
- * A bias is added first. Sums are in fp32, rounded once. The routing is that of the handle's last dispatch.
+ * A bias is added first. Sums are in fp32, rounded once; across nodes, high throughput sums each other node's rows
+ * there, and that sum is rounded too. The routing is that of the handle's last dispatch.
  */
 typedef struct epx_combine_inputs {
     uint32_t size;

@@ -8,7 +8,8 @@
 #include "device/device.h"
 #include "proxy/proxy.h"
 
-struct heap_block; /* alloc.c */
+struct heap_block;   /* alloc.c */
+struct owned_stream; /* stream.c */
 
 enum staged_kind { STAGED_NONE, STAGED_DISPATCH, STAGED_COMBINE, STAGED_KINDS };
 
@@ -43,6 +44,7 @@ struct epx_group {
     uint64_t issued[STAGED_KINDS]; /* low-latency operations so far */
     struct epx_handle *handles;
     struct epx_event *events;
+    struct owned_stream *streams; /* of epx_stream_create */
     epx_stats stats;
 };
 

@@ -161,10 +161,15 @@ epx_status epx_group_destroy(epx_group *group)
 
     if (status != EPX_OK)
         return status;
+    /* Refused inside a call that runs on one of its own streams: nothing is taken apart then. */
+    status = group->device->ops->stream_sync(group->device, group->default_stream);
+    if (status == EPX_OK)
+        status = streams_free_all(group);
+    if (status == EPX_OK && group->last_stream)
+        status = group->device->ops->stream_sync(group->device, group->last_stream);
+    if (status != EPX_OK)
+        return status;
     registry_remove(REGISTRY_GROUP, group);
-    group->device->ops->stream_sync(group->device, group->default_stream);
-    if (group->last_stream && group->last_stream != group->default_stream)
-        group->device->ops->stream_sync(group->device, group->last_stream);
     group_net_settle(group);
     while (group->handles)
         handle_free(group->handles);

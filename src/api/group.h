@@ -9,6 +9,8 @@ epx_status group_usable(struct epx_group *group);
 /* Collective: every rank's epochs, signals and error state start over from one common point. */
 epx_status group_resync(struct epx_group *group, int unmask);
 void events_free_all(struct epx_group *group);
+/* Waits for their work. */
+epx_status streams_free_all(struct epx_group *group);
 /* The group's device memory and its peers' heaps (group_memory.c). */
 epx_status group_device_create(struct epx_group *group);
 void group_device_destroy(struct epx_group *group);

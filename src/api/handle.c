@@ -114,6 +114,10 @@ epx_status epx_handle_destroy(epx_handle *handle)
 
     if (status != EPX_OK)
         return status;
+    if (handle->staged != STAGED_NONE && group_usable(handle->group) == EPX_OK)
+        return fail(EPX_ERR_USAGE,
+                    "epx_handle_destroy: the handle has a staged operation; call epx_complete first, or its slot is "
+                    "never free again");
     /* Kernels in the queue may still use its tables. */
     if (handle->group->last_stream)
         status = handle->group->device->ops->stream_sync(handle->group->device, handle->group->last_stream);

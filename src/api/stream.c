@@ -12,6 +12,11 @@ struct epx_event {
     struct epx_event *next; /* of the group: events end with it */
 };
 
+struct owned_stream {
+    struct device_stream *stream;
+    struct owned_stream *next; /* of the group: streams end with it */
+};
+
 static struct device_stream *resolve(epx_group *group, epx_stream stream)
 {
     return stream ? (struct device_stream *)stream : group->default_stream;
@@ -19,7 +24,7 @@ static struct device_stream *resolve(epx_group *group, epx_stream stream)
 
 epx_status epx_stream_create(epx_group *group, epx_stream *stream)
 {
-    struct device_stream *created;
+    struct owned_stream *owned;
     epx_status status = group_check(group, "epx_stream_create");
 
     if (status != EPX_OK)
@@ -27,30 +32,67 @@ epx_status epx_stream_create(epx_group *group, epx_stream *stream)
     if (!stream)
         return fail(EPX_ERR_ARGUMENT, "epx_stream_create: stream: expected a pointer, got NULL");
     *stream = NULL;
-    status = group->device->ops->stream_create(group->device, &created);
+    owned = calloc(1, sizeof(*owned));
+    if (!owned)
+        return fail(EPX_ERR_MEMORY, "epx_stream_create: no memory");
+    status = group->device->ops->stream_create(group->device, &owned->stream);
+    if (status != EPX_OK)
+        goto free_owned;
+    status = registry_add(REGISTRY_STREAM, owned->stream);
+    if (status != EPX_OK)
+        goto destroy_stream;
+    owned->next = group->streams;
+    group->streams = owned;
+    *stream = owned->stream;
+    return EPX_OK;
+
+destroy_stream:
+    group->device->ops->stream_destroy(group->device, owned->stream);
+free_owned:
+    free(owned);
+    return status;
+}
+
+/* Its work is done when it is destroyed, so that nothing later needs to be ordered after it. */
+static epx_status owned_destroy(struct epx_group *group, struct owned_stream **link)
+{
+    struct owned_stream *owned = *link;
+    struct device_stream *stream = owned->stream;
+    epx_status status = group->device->ops->stream_sync(group->device, stream); /* refuses inside its own calls */
+
     if (status != EPX_OK)
         return status;
-    status = registry_add(REGISTRY_STREAM, created);
-    if (status != EPX_OK)
-        group->device->ops->stream_destroy(group->device, created);
-    else
-        *stream = created;
-    return status;
+    *link = owned->next;
+    free(owned);
+    registry_remove(REGISTRY_STREAM, stream);
+    if (group->last_stream == stream)
+        group->last_stream = NULL;
+    return group->device->ops->stream_destroy(group->device, stream);
 }
 
 epx_status epx_stream_destroy(epx_group *group, epx_stream stream)
 {
+    struct owned_stream **link;
     epx_status status = group_check(group, "epx_stream_destroy");
 
     if (status == EPX_OK)
         status = stream_check(group, stream, "epx_stream_destroy");
     if (status != EPX_OK || !stream)
         return status;
-    registry_remove(REGISTRY_STREAM, stream);
-    /* Its work is done when it is destroyed, so that nothing later needs to be ordered after it. */
-    if (group->last_stream == stream)
-        group->last_stream = NULL;
-    return group->device->ops->stream_destroy(group->device, (struct device_stream *)stream);
+    for (link = &group->streams; *link && (*link)->stream != stream;)
+        link = &(*link)->next;
+    return *link ? owned_destroy(group, link)
+                 : fail(EPX_ERR_ARGUMENT, "epx_stream_destroy: stream: expected one that this group created, got %p",
+                        stream);
+}
+
+epx_status streams_free_all(struct epx_group *group)
+{
+    epx_status status = EPX_OK;
+
+    while (group->streams && status == EPX_OK)
+        status = owned_destroy(group, &group->streams);
+    return status;
 }
 
 epx_status epx_stream_sync(epx_group *group, epx_stream stream)
