@@ -22,7 +22,7 @@
 #include "support/scene.h"
 #include "support/thread_boot.h"
 
-enum { ONE_NODE_MS = 300, ACROSS_NODES_MS = 1500, SLACK_MS = 5000 };
+enum { ONE_NODE_MS = 300, ACROSS_NODES_MS = 3000, SLACK_MS = 5000 };
 
 /* Of the running test; the deadline across nodes includes the time to connect. */
 static int deadline_ms = ONE_NODE_MS, ranks_per_node;
@@ -441,12 +441,6 @@ static void low_latency_dispatch_times_out_across_nodes(void **state)
     across(low_latency_dispatch_times_out);
 }
 
-static void high_throughput_update_times_out_across_nodes(void **state)
-{
-    (void)state;
-    across(high_throughput_update_times_out);
-}
-
 /* Rank 0 fails as it does when its proxy finds something wrong; the last rank is missing, so that all others wait. */
 static int proxy_fails_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 {
@@ -511,7 +505,6 @@ int main(void)
         cmocka_unit_test(a_rank_masked_by_hand_is_left_out),
         cmocka_unit_test(ranks_that_may_be_masked_write_to_nobody),
         cmocka_unit_test(low_latency_dispatch_times_out_across_nodes),
-        cmocka_unit_test(high_throughput_update_times_out_across_nodes),
         cmocka_unit_test(a_missing_rank_is_masked_across_nodes),
         cmocka_unit_test(a_failed_proxy_is_known_on_all_nodes),
     };

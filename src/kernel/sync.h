@@ -248,9 +248,10 @@ KFN int wait_peers(struct agent *ag, const struct group_dev *g, enum scope scope
         for (int p = 0; p < g->nranks && !failed; p++) {
             if (!in_scope(g, scope, p))
                 continue;
+            const uint64_t before = wait_ns ? ag_now(ag) : 0;
             failed = wait_word(ag, g, signal_from(g, kind, slot, p), value, phase, p, start);
             if (wait_ns && ag_leader(ag))
-                wait_ns[p] += (int64_t)(ag_now(ag) - start);
+                wait_ns[p] += (int64_t)(ag_now(ag) - before); /* not what earlier ranks took */
         }
     }
     return sync_barrier(ag, g) || failed;
