@@ -42,7 +42,8 @@ static size_t lay_out(const struct settings *set, const epx_handle_config *confi
         h->begin = place(base, &at, L * R * 4);
         h->count = place(base, &at, L * R * 4);
         h->first = place(base, &at, (size_t)set->experts * 4);
-        h->source = place(base, &at, (config->layout == EPX_EXPERT_MAJOR ? L : 1) * R * M * 4);
+        h->source = place(base, &at, (config->layout == EPX_EXPERT_MAJOR ? L : 1) * R * 4);
+        h->back = place(base, &at, (config->layout == EPX_EXPERT_MAJOR ? (size_t)set->experts : R) * 4);
     } else {
         h->base = place(base, &at, ((size_t)set->experts + R) * 4);
         h->zone = place(base, &at, L * 4);

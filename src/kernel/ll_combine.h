@@ -6,7 +6,7 @@
  *   wait LC_DONE[*] >= v - 1  (landing slots free)
  *   rows in epx_alloc memory: post where they are       (nothing moves)
  *   otherwise: write each row, LogFMT or plain, into
- *     s's landing slot at [token][k]
+ *     s's landing slot, at ll_places()
  *   signal LC_DATA = v  ---------------------------->  wait LC_DATA[*] >= v
  *                                                      out[t] = sum over k of weight * row, read in d's heap or
  *                                                      in the own landing slot
@@ -48,10 +48,16 @@ KFN const struct lc_post *lc_post_of(const struct group_dev *g, int d, uint64_t 
 
 /* A block: the rows of source s that stand together. EXPERT_MAJOR: one per local expert, RANK_MAJOR: one. */
 struct lc_block {
-    const char *rows;      /* first one */
-    const int32_t *source; /* landing places at s */
+    const char *rows; /* first one */
+    uint64_t place;   /* of the first one in the landing at s; the others follow */
     int n;
 };
+
+/* From one row of a landing to the next: rows that travel as they are touch, so that puts of neighbours merge. */
+KFN size_t lc_pitch(const struct ll_combine_params *p)
+{
+    return p->logfmt ? (size_t)p->g->ll.cpitch : up16((size_t)p->agree.hidden_bytes);
+}
 
 KFN int lc_blocks(const struct ll_combine_params *p)
 {
@@ -62,18 +68,18 @@ KFN struct lc_block lc_block_at(const struct ll_combine_params *p, int s, int l)
 {
     const struct group_dev *g = p->g;
     const struct handle_dev *h = p->h;
-    const int64_t R = g->nranks, M = g->max_tokens;
+    const int64_t R = g->nranks;
     struct lc_block b;
 
     if (p->layout == LAYOUT_EXPERT_MAJOR) {
         const int32_t first = h->begin[l * R + s];
         b.n = h->count[l * R + s];
         b.rows = p->tokens + l * p->outer_stride + first * p->stride;
-        b.source = h->source + l * R * M + first;
+        b.place = (uint64_t)h->source[l * R + s];
     } else {
         b.n = h->count[s];
         b.rows = p->tokens + s * p->outer_stride;
-        b.source = h->source + s * M;
+        b.place = (uint64_t)h->source[s];
     }
     return b;
 }
@@ -97,7 +103,7 @@ KFN void lc_push_local(struct agent *ag, const struct ll_combine_params *p, uint
     for (int l = 0; l < lc_blocks(p); l++) {
         const struct lc_block b = lc_block_at(p, s, l);
         for (int i = (int)(((int64_t)ag_index(ag) - *before % A + A) % A); i < b.n; i += A)
-            lc_write_row(ag, p, landing + (size_t)b.source[i] * g->ll.cpitch, b.rows + i * p->stride);
+            lc_write_row(ag, p, landing + (b.place + (uint64_t)i) * lc_pitch(p), b.rows + i * p->stride);
         *before += b.n;
     }
 }
@@ -121,6 +127,15 @@ KFN int wait_sent(struct agent *ag, const struct group_dev *g)
     return 0;
 }
 
+/* Rows in the heap can be put where they are. But a network's cost per message is that of copying some ten thousand
+ * bytes: short blocks are copied to the stage, where all that go to one source become neighbours. */
+#define LC_SHORT_BYTES (256 << 10)
+
+KFN int lc_short(const struct ll_combine_params *p, const struct lc_block *b)
+{
+    return p->layout == LAYOUT_EXPERT_MAJOR && (int64_t)b->n * p->agree.hidden_bytes < LC_SHORT_BYTES;
+}
+
 /* To a source of another node. */
 KFN int lc_push_remote(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch, int s,
                        struct lc_stage *stage)
@@ -128,6 +143,7 @@ KFN int lc_push_remote(struct agent *ag, const struct ll_combine_params *p, uint
     const struct group_dev *g = p->g;
     const int slot = slot_of(g, epoch);
     const uint64_t landing = lc_slot_offset(g, epoch) + g->ll.crows;
+    const size_t pitch = lc_pitch(p);
     uint64_t rows = 0;
 
     put(ag, g, &stage->batch, s, COUNTER(SIG_LC_DATA, slot), lc_slot_offset(g, epoch),
@@ -139,7 +155,7 @@ KFN int lc_push_remote(struct agent *ag, const struct ll_combine_params *p, uint
             const char *row = b.rows + i * p->stride;
             uint64_t source = (uint64_t)(row - heap_at(g, g->rank, 0));
             uint32_t bytes = (uint32_t)p->agree.hidden_bytes;
-            if (!p->in_place) {
+            if (!p->in_place || (lc_short(p, &b) && stage->used < stage->rows)) {
                 if (stage->used == stage->rows) {
                     if (put_flush(ag, g, &stage->batch))
                         return push_failed(ag, g);
@@ -147,12 +163,12 @@ KFN int lc_push_remote(struct agent *ag, const struct ll_combine_params *p, uint
                         return 1;
                     stage->used = 0;
                 }
-                source = stage->at + (uint64_t)stage->used++ * g->ll.cpitch;
+                source = stage->at + (uint64_t)stage->used++ * pitch;
                 bytes = lc_write_row(ag, p, heap_at(g, g->rank, source), row);
                 ag_sync(ag);
             }
-            put(ag, g, &stage->batch, s, COUNTER(SIG_LC_ROWS, slot), source,
-                landing + (uint64_t)b.source[i] * g->ll.cpitch, bytes);
+            put(ag, g, &stage->batch, s, COUNTER(SIG_LC_ROWS, slot), source, landing + (b.place + (uint64_t)i) * pitch,
+                bytes);
         }
         rows += (uint64_t)b.n;
     }
@@ -169,8 +185,9 @@ KFN int lc_push_others(struct agent *ag, const struct ll_combine_params *p, uint
     struct lc_stage stage;
     int nth = 0;
 
-    /* With fewer rows than agents only the first agents have a part. */
-    const int parts = A < (int)g->ll.stage_rows ? A : (int)g->ll.stage_rows;
+    /* With fewer rows, or fewer ranks elsewhere, than agents only the first agents have a part. */
+    const int most = g->remotes < (int)g->ll.stage_rows ? g->remotes : (int)g->ll.stage_rows;
+    const int parts = A < most ? A : most;
     stage.rows = (int)(g->ll.stage_rows / (uint64_t)parts);
     stage.at = g->ll.stage + (uint64_t)ag_index(ag) * (uint64_t)stage.rows * g->ll.cpitch;
     stage.used = 0;
@@ -222,7 +239,7 @@ KFN int lc_send(struct agent *ag, const struct ll_combine_params *p, uint64_t ep
         lc_write_post(p, (struct lc_post *)slot);
     if (g->nnodes > 1) {
         /* The stage still holds the last combine's rows until the network has read them. */
-        if (!p->in_place && ag_index(ag) == 0 && wait_sent(ag, g))
+        if (ag_index(ag) == 0 && wait_sent(ag, g))
             return 1;
         if (sync_barrier(ag, g) || lc_push_others(ag, p, epoch))
             return 1;
@@ -246,13 +263,22 @@ KFN int lc_send(struct agent *ag, const struct ll_combine_params *p, uint64_t ep
 
 /* ---- Receive -------------------------------------------------------------------------------------------------- */
 
+/* Where the row of (t, k) lands, for this rank as the source. */
+KFN int64_t lc_place(const struct ll_combine_params *p, int d, int64_t i)
+{
+    const struct handle_dev *h = p->h;
+
+    return p->layout == LAYOUT_EXPERT_MAJOR ? (int64_t)h->back[h->ids[i]] + h->eidx[i]
+                                            : (int64_t)h->back[d] + h->ridx[i];
+}
+
 /* Where the row of (t, k) is, for this rank as the source. */
 KFN const char *lc_row(const struct ll_combine_params *p, uint64_t epoch, const struct lc_post *post, int d, int64_t i)
 {
     const struct group_dev *g = p->g;
 
     if (!post->pulled || !is_local(g, d))
-        return lc_slot(g, g->rank, epoch) + g->ll.crows + (size_t)i * g->ll.cpitch;
+        return lc_slot(g, g->rank, epoch) + g->ll.crows + (size_t)lc_place(p, d, i) * lc_pitch(p);
     const char *rows = heap_at(g, d, post->rows);
     if (p->layout == LAYOUT_RANK_MAJOR)
         return rows + (size_t)g->rank * post->outer_stride + (size_t)p->h->ridx[i] * post->row_stride;

@@ -49,11 +49,6 @@ struct ll_view {
     const char *rows;
 };
 
-KFN size_t up16(size_t n)
-{
-    return (n + 15) & ~(size_t)15;
-}
-
 KFN struct ll_view ll_view_at(const struct group_dev *g, char *rows, int ntokens, int topk)
 {
     const size_t pairs = up16((size_t)ntokens * (size_t)topk * 4);
@@ -188,6 +183,47 @@ KFN void ll_fill_tables(struct agent *ag, const struct ll_dispatch_params *p, co
     }
 }
 
+/*
+ * Where combined rows land at their source: by expert (or rank), then by number among its rows. What one rank returns is
+ * then one piece, in the order in which that rank has it: `back` at the source, `source` at the rank that returns.
+ */
+KFN void ll_places(struct agent *ag, const struct ll_dispatch_params *p)
+{
+    const int by_expert = p->layout == LAYOUT_EXPERT_MAJOR;
+    const int32_t *count = by_expert ? p->h->ecount : p->h->rcount;
+    const int n = by_expert ? p->g->experts : p->g->nranks;
+    int32_t run = 0;
+
+    if (ag_index(ag) != 0 || !ag_leader(ag))
+        return;
+    for (int i = 0; i < n; i++) {
+        p->h->back[i] = run;
+        run += count[i];
+    }
+}
+
+KFN void ll_source_places(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+    const int R = g->nranks, L = g->local_experts, by_expert = p->layout == LAYOUT_EXPERT_MAJOR;
+
+    AG_EACH_ALL(ag, int, s, R)
+    {
+        if (!g->mask[s])
+            continue;
+        const struct ll_view v = ll_open(g, s, epoch);
+        const int32_t *count = by_expert ? v.ecount : v.rcount;
+        const int first = by_expert ? g->rank * L : g->rank;
+        int32_t run = 0;
+        for (int i = 0; i < first && i < (by_expert ? g->experts : R); i++)
+            run += count[i];
+        for (int l = 0; l < (by_expert ? L : 1); l++) {
+            p->h->source[l * R + s] = run;
+            run += first + l < (by_expert ? g->experts : R) ? count[first + l] : 0;
+        }
+    }
+}
+
 KFN uint64_t ll_row_stride(const struct ll_dispatch_params *p)
 {
     return p->in_place ? (uint64_t)p->in.stride : row_scales_at(&p->agree) + up16((size_t)p->agree.scale_bytes);
@@ -288,6 +324,7 @@ KFN int ll_send_tables(struct agent *ag, const struct ll_dispatch_params *p, uin
         return 1;
     if (route_plan(ag, g, p->h, &p->route))
         return 1;
+    ll_places(ag, p);
     ll_fill_tables(ag, p, v, (int32_t *)heap_at(g, g->rank, ll_slot_offset(g, epoch)));
     if (g->nnodes > 1) {
         if (ag_index(ag) == 0) {
@@ -520,7 +557,7 @@ KFN void ll_expand(struct agent *ag, const struct ll_dispatch_params *p, const s
                    int written)
 {
     const struct group_dev *g = p->g;
-    const int R = g->nranks, L = g->local_experts, K = p->route.topk_n, M = g->max_tokens;
+    const int R = g->nranks, L = g->local_experts, K = p->route.topk_n;
     const int t = v->list[i];
     const char *row = written ? NULL : ll_row(v, t);
     struct copy_set set;
@@ -540,7 +577,6 @@ KFN void ll_expand(struct agent *ag, const struct ll_dispatch_params *p, const s
         }
         if (ag_leader(ag)) {
             const int64_t place = (int64_t)l * p->outer_rows + at;
-            p->h->source[((int64_t)l * R) * M + at] = t * K + k;
             if (p->src_rank)
                 p->src_rank[place] = s;
             if (p->src_token)
@@ -560,10 +596,7 @@ KFN void ll_place(struct agent *ag, const struct ll_dispatch_params *p, const st
     const int t = v->list[i];
     const int32_t *ids = v->ids + (size_t)t * K;
     const int64_t place = (int64_t)s * p->outer_rows + i;
-    int first = 0;
 
-    while (first < K - 1 && (ids[first] < 0 || ids[first] / L != g->rank))
-        first++;
     if (!written) {
         const char *row = ll_row(v, t);
         ag_copy(ag, p->out.tokens + s * p->out.outer_stride + i * p->out.stride, row, (size_t)p->agree.hidden_bytes);
@@ -574,7 +607,6 @@ KFN void ll_place(struct agent *ag, const struct ll_dispatch_params *p, const st
     row_put_topk(ag, ids, v->weights + (size_t)t * K, K, g->rank * L, g->rank * L + L, p->compact, &p->out_idx,
                  p->out_weights, place);
     if (ag_leader(ag)) {
-        p->h->source[(int64_t)s * g->max_tokens + i] = t * K + first;
         if (p->src_rank)
             p->src_rank[place] = s;
         if (p->src_token)
@@ -615,10 +647,18 @@ KFN void ll_take_rows(struct agent *ag, const struct ll_dispatch_params *p, uint
 KFN int ll_tables_unsound(const struct group_dev *g, const struct ll_view *v, int K)
 {
     const int B = v->post->ntokens;
+    int64_t pairs = 0;
 
-    for (int e = g->rank * g->local_experts; e < (g->rank + 1) * g->local_experts && e < g->experts; e++)
-        if (v->ecount[e] < 0 || v->ecount[e] > B * K)
+    for (int e = 0; e < g->experts; e++) {
+        if (v->ecount[e] < 0)
             return 1;
+        pairs += v->ecount[e];
+    }
+    for (int r = 0; r < g->nranks; r++)
+        if (v->rcount[r] < 0 || v->rcount[r] > B)
+            return 1;
+    if (pairs > (int64_t)B * K)
+        return 1;
     for (int t = 0; t < B; t++) {
         if (v->pos[t] < 0 || v->pos[t] >= B)
             return 1;
@@ -692,6 +732,7 @@ KFN int ll_receive(struct agent *ag, const struct ll_dispatch_params *p, uint64_
         return 1;
     if (p->layout == LAYOUT_EXPERT_MAJOR)
         ll_count_experts(ag, p, epoch);
+    ll_source_places(ag, p, epoch);
     if (sync_barrier(ag, g) || (p->layout == LAYOUT_EXPERT_MAJOR && ll_check_room(ag, p)))
         return 1;
     ll_count_ranks(ag, p, epoch);

@@ -319,7 +319,8 @@ struct handle_dev {
     int32_t *begin;  /* [L*R] first row of each (expert, source) */
     int32_t *count;  /* [L*R] */
     int32_t *first;  /* EXPERT_MAJOR [E]: where this rank's rows begin at each expert */
-    int32_t *source; /* EXPERT_MAJOR [L*R*M]: token*K + k at the source; RANK_MAJOR [R*M]: the first k's */
+    int32_t *source; /* EXPERT_MAJOR [L*R], RANK_MAJOR [R]: the source's `back` for this expert or rank */
+    int32_t *back;   /* of this rank's tokens, EXPERT_MAJOR [E], RANK_MAJOR [R]: first place in the combine's landing */
     /* High throughput */
     int32_t *base;   /* FLAT [R], EXPERT_MAJOR [E]: where this rank's rows begin at the destination */
     int32_t *zone;   /* EXPERT_MAJOR [L]: first row of each local expert */

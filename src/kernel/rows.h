@@ -5,6 +5,11 @@
 
 #include "kernel/agent.h"
 
+KFN size_t up16(size_t n)
+{
+    return (n + 15) & ~(size_t)15;
+}
+
 /* Scales of a row in a staging slot or scratch row begin at the next multiple of 16. */
 KFN size_t row_scales_at(const struct agreement *a)
 {
