@@ -132,8 +132,8 @@ static void begin_ofi(struct conductor *c)
     static struct bench_ofi_rounds ofi;
     const char *threads = getenv("EPX_PROXY_THREADS");
 
-    ofi.message_bytes[0] = (uint32_t)bench_row_bytes(&c->options->config, BOARD_DISPATCH);
-    ofi.message_bytes[1] = 1 << 20;
+    ofi.message_bytes[BENCH_OFI_ROWS] = (uint32_t)bench_row_bytes(&c->options->config, BOARD_DISPATCH);
+    ofi.message_bytes[BENCH_OFI_LARGE] = 1 << 20;
     ofi.threads = threads != NULL && atoi(threads) > 0 ? atoi(threads) : 1;
     c->report.ofi = &ofi;
 }

@@ -64,7 +64,7 @@ struct bench_row {
     double copies_GBps;             /* one row per (token, destination rank): what `wire` is on one node */
     double of_memcpy;               /* dispatch only */
     double mpi_us_p50, vs_mpi;      /* 0 without MPI */
-    double ofi_GBps, vs_ofi;        /* 0 without */
+    double vs_ofi[2];               /* enum bench_ofi_size; 0 without */
     const char *mpi_variant;        /* the fastest */
     double mpi_variant_us_p50[BOARD_VARIANTS];
 };
@@ -84,9 +84,9 @@ double bench_memcpy_ceiling(int *processes);
 
 /* ---- Report */
 
-enum { BENCH_OFI_SIZES = 2 };
+/* The loop around fi_write: one write per row, or per MiB as where all rows are neighbours. */
+enum bench_ofi_size { BENCH_OFI_ROWS, BENCH_OFI_LARGE, BENCH_OFI_SIZES };
 
-/* The loop around fi_write, with messages of one row and with large ones; the faster counts. */
 struct bench_ofi_rounds {
     uint32_t message_bytes[BENCH_OFI_SIZES];
     int threads, count; /* of GBps */

@@ -90,9 +90,7 @@ static void fill_ofi(struct bench_row *row, const struct bench_ofi_rounds *ofi)
     int size;
 
     for (size = 0; size < BENCH_OFI_SIZES; size++)
-        row->ofi_GBps = ofi->p50[size] > row->ofi_GBps ? ofi->p50[size] : row->ofi_GBps;
-    if (row->ofi_GBps > 0)
-        row->vs_ofi = row->wire_GBps / row->ofi_GBps;
+        row->vs_ofi[size] = ofi->p50[size] > 0 ? row->wire_GBps / ofi->p50[size] : 0;
 }
 
 void bench_row_fill(struct bench_row *row, struct board *board, enum board_op op, const struct bench_report *report)

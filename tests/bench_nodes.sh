@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# `epx bench` across nodes over libfabric's tcp: both modes are checked, the JSON has the numbers of the network,
+# neighbouring rows are merged, --vs ofi and --vs mpi give ratios, and --vs ofi says when it has nothing to compare.
+# ctest: timeout=300 serial
+set -uo pipefail
+
+epx=${EPX_BUILD_DIR:-build}/epx
+small=(--nodes 2 --ranks 4 --net "ofi;tcp" --tokens 24 --hidden 512 --experts 16 --topk 4 --iters 2 --warmup 1)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+failures=0
+
+fail() {
+    echo "FAILED: $1"
+    sed 's/^/    /' "$work/out" "$work/err" 2>/dev/null
+    failures=$((failures + 1))
+}
+
+expect() { # CODE NAME ARGUMENTS...: runs epx bench, keeps its output, compares the exit code
+    local code=$1 name=$2 got
+    shift 2
+    timeout 120 "$epx" bench "$@" >"$work/out" 2>"$work/err"
+    got=$?
+    if [ "$got" -eq "$code" ]; then
+        echo "ok: $name"
+    else
+        fail "$name: exit code $got, expected $code (epx bench $*)"
+        return 1
+    fi
+}
+
+says() { # NAME TEXT: the output of the last run has TEXT
+    grep -qF -- "$2" "$work/out" "$work/err" && echo "ok: $1" || fail "$1: '$2' is not in the output"
+}
+
+json() { # NAME CONDITION: every line that is no update is an object o, for which the Python expression holds
+    python3 - "$work/out" "$2" <<'PY' && echo "ok: $1" || fail "$1"
+import json, sys
+rows = [json.loads(line) for line in open(sys.argv[1])]
+rows = [o for o in rows if o['op'] != 'update']
+assert rows, "no lines"
+for o in rows:
+    assert eval('(' + sys.argv[2] + ')'), (sys.argv[2], o)
+PY
+}
+
+timeout 60 "$epx" bench ll "${small[@]}" --iters 1 >"$work/out" 2>"$work/err"
+if [ $? -eq 2 ]; then
+    echo "skipped: $(cat "$work/err")"
+    exit 77
+fi
+
+for shape in "ll" "ll --layout rank" "ll --dtype fp8" "ll --logfmt" "ll --plain-memory" "ht" "ht --layout expert" \
+    "ht --dtype fp8" "ll --nodes 3 --ranks 5" "ht --nodes 4"; do
+    # shellcheck disable=SC2086
+    set -- $shape
+    expect 0 "$shape is checked" "$1" "${small[@]}" "${@:2}" --check --json &&
+        json "$shape: numbers of the network" "o['check'] == 'ok' and o['wire_GBps'] > 0 and o['rows_remote'] > 0 and
+            o['net_puts'] > 0 and o['net_commands'] > 0 and o['net_bytes'] > 0 and o['writes_per_row'] > 0"
+done
+
+# What the analysis says crosses, crosses.
+expect 0 "rows that cross, low latency" ll "${small[@]}" --json &&
+    json "each row once" "o['net_bytes'] >= o['rows_remote'] * 1024"
+
+# Neighbours merge: at most 0.35 writes per (token, destination) of low latency.
+expect 0 "128 tokens, 2 nodes of 4 ranks" ll --nodes 2 --ranks 8 --net "ofi;tcp" --hidden 1024 --iters 3 --json &&
+    json "writes per row" "o['writes_per_row'] <= 0.35"
+
+expect 0 "against fi_write" ht "${small[@]}" --vs ofi --json &&
+    json "ratios" "abs(o['vs_ofi'] - o['wire_GBps'] / o['ofi_GBps']) < 0.05 and o['vs_ofi_large'] > 0"
+expect 2 "fi_write has nothing to do on one node" ht --vs ofi && says "and why" "--nodes 2 or more"
+expect 2 "fi_write against another network" ht --nodes 2 --net sim --vs ofi && says "which is named" "'sim'"
+
+if [ -x "$(dirname "$epx")/epx-mpi-baseline" ] && command -v mpirun >/dev/null &&
+    { [ "$(id -u)" -eq 0 ] || unshare -Ur true 2>/dev/null; }; then
+    for mode in ll ht; do
+        expect 0 "$mode against MPI, both checked" "$mode" "${small[@]}" --check --vs mpi --json &&
+            json "$mode: the ratio" "abs(o['vs_mpi'] - o['mpi_us_p50'] / o['us_p50']) < 0.1 and o['mpi_variant']"
+    done
+else
+    echo "skipped: --vs mpi (no epx-mpi-baseline in this build, no mpirun, or no right to give nodes their names)"
+fi
+
+echo "$failures failures"
+[ "$failures" -eq 0 ]
