@@ -115,8 +115,13 @@ static void draw_network(struct sim_case *c, struct prop_rng *rng)
     /* Often so much that nothing keeps its order. */
     n->jitter_ns = n->latency_ns * (uint64_t)prop_draw(rng, 4) * (uint64_t)prop_draw(rng, 8);
     n->message_ns = prop_chance(rng, 50) ? 0 : (uint64_t)prop_draw(rng, 2000);
-    n->bytes_per_us = prop_chance(rng, 30) ? 0 : 1 + (uint64_t)prop_draw(rng, 20000);
+    n->bytes_per_us = prop_chance(rng, 30) ? 0 : 50 + (uint64_t)prop_draw(rng, 20000);
     n->depth = pick_one(rng, depths, 5);
+    /* Slow, but not so slow that what is asked of it takes longer than the deadline. */
+    while ((n->latency_ns + n->jitter_ns) / (uint64_t)n->depth > 100000) {
+        n->latency_ns /= 2;
+        n->jitter_ns /= 2;
+    }
     n->ordered = prop_chance(rng, 10);
     n->torn_percent = prop_chance(rng, 50) ? prop_draw(rng, 101) : 0;
     n->refuse_percent = prop_chance(rng, 30) ? prop_draw(rng, 50) : 0;
