@@ -195,6 +195,15 @@ static void fiber_main(void)
     setcontext(&fibers.home);
 }
 
+/* On its own: compilers take getcontext for something that may return twice, and worry about loop counters. */
+static void make_fiber(ucontext_t *fiber, char *stack)
+{
+    getcontext(fiber);
+    fiber->uc_stack.ss_sp = stack;
+    fiber->uc_stack.ss_size = FIBER_STACK;
+    makecontext(fiber, fiber_main, 0);
+}
+
 static int run_fibers(struct run *run)
 {
     char *stacks = malloc((size_t)FIBER_STACK * SUITE_RANKS);
@@ -204,12 +213,8 @@ static int run_fibers(struct run *run)
     memset(&fibers, 0, sizeof(fibers));
     fibers.run = run;
     fibers.count = run->what->nranks;
-    for (int i = 0; i < fibers.count; i++) {
-        getcontext(&fibers.ranks[i]);
-        fibers.ranks[i].uc_stack.ss_sp = stacks + (size_t)FIBER_STACK * (size_t)i;
-        fibers.ranks[i].uc_stack.ss_size = FIBER_STACK;
-        makecontext(&fibers.ranks[i], fiber_main, 0);
-    }
+    for (int i = 0; i < fibers.count; i++)
+        make_fiber(&fibers.ranks[i], stacks + (size_t)FIBER_STACK * (size_t)i);
     suite_switch = fiber_switch;
     swapcontext(&fibers.home, &fibers.ranks[0]);
     suite_switch = NULL;

@@ -429,12 +429,14 @@ typedef struct epx_combine_config {
 EPX_API epx_status epx_combine(epx_handle *handle, const epx_combine_inputs *inputs, const epx_combine_outputs *outputs,
                                const epx_combine_config *config, epx_stream stream);
 
-/* The receive half of the handle's staged (send_only) operation; nothing to do otherwise. */
+/* The receive half of the handle's staged (send_only) operation; nothing to do otherwise. Ranks may complete in
+ * different orders, but for combines whose tokens lie in epx_alloc memory: each waits until its rows have been read. */
 EPX_API epx_status epx_complete(epx_handle *handle, epx_stream stream);
 
 /* ---- Masks, errors, statistics ------------------------------------------------------------------------------- */
 
-/* 1 = active, 0 = masked: neither sent to nor waited for. Need enable_mask. `mask` of query is device int32 [R]. */
+/* 1 = active, 0 = masked: neither sent to nor waited for. Need enable_mask. `mask` of query is device int32 [R]. A rank
+ * of another node that was masked comes back by epx_mask_clean only. */
 EPX_API epx_status epx_mask_query(epx_group *group, int32_t *mask, epx_stream stream);
 EPX_API epx_status epx_mask_update(epx_group *group, const int32_t *host_mask, epx_stream stream);
 /* Collective over the active ranks and those that come back: all ranks active again. */

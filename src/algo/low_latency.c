@@ -52,8 +52,9 @@ static epx_status launch_steps(struct epx_handle *handle, enum staged_kind kind,
 
 static uint64_t in_place_offset(const struct epx_handle *handle, const struct dispatch_args *args)
 {
-    /* Rows for other nodes are staged in an order that merges. */
-    if (args->cast || args->scales.ndim || args->tokens.shape[0] == 0 || handle->group->nnodes > 1)
+    /* Rows for other nodes are staged in an order that merges. The rows of a staged operation are copied: otherwise its
+     * completion would wait for its readers, and ranks that complete in different orders for each other. */
+    if (args->cast || args->scales.ndim || args->tokens.shape[0] == 0 || handle->group->nnodes > 1 || args->send_only)
         return 0;
     return tensor_heap_offset(handle->group, &args->tokens);
 }
