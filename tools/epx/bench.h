@@ -63,9 +63,10 @@ struct bench_row {
     double logical_GBps, wire_GBps; /* 0 for an update */
     double copies_GBps;             /* one row per (token, destination rank): what `wire` is on one node */
     double of_memcpy;               /* dispatch only */
-    double mpi_us_p50, vs_mpi;      /* 0 without MPI */
-    double vs_ofi[2];               /* enum bench_ofi_size; 0 without */
-    const char *mpi_variant;        /* the fastest */
+    double mpi_us_p50, vs_mpi;      /* the variant with MPI_Alltoallv; 0 without MPI */
+    double mpi_best_us_p50, vs_mpi_best;
+    double vs_ofi[2]; /* enum bench_ofi_size; 0 without */
+    const char *mpi_variant, *mpi_best;
     double mpi_variant_us_p50[BOARD_VARIANTS];
 };
 

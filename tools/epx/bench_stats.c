@@ -47,7 +47,7 @@ double bench_row_bytes(const struct bench_config *c, enum board_op op)
     return c->hidden * 2.0;
 }
 
-/* The fastest of the baseline's variants. */
+/* The baseline is what most programs do, MPI_Alltoallv of packed rows; the fastest of all variants stands beside it. */
 static void fill_mpi(struct bench_row *row, struct board_team *team, enum board_op op, int iters)
 {
     int v;
@@ -56,13 +56,19 @@ static void fill_mpi(struct bench_row *row, struct board_team *team, enum board_
         double us = bench_percentile(team->times[op][v], iters, 50) / 1e3;
 
         row->mpi_variant_us_p50[v] = us;
-        if (row->mpi_variant == NULL || us < row->mpi_us_p50) {
+        if (row->mpi_best == NULL || us < row->mpi_best_us_p50) {
+            row->mpi_best_us_p50 = us;
+            row->mpi_best = team->variant_name[op][v];
+        }
+        if (row->mpi_variant == NULL || strstr(team->variant_name[op][v], "Alltoallv") != NULL) {
             row->mpi_us_p50 = us;
             row->mpi_variant = team->variant_name[op][v];
         }
     }
-    if (row->us_p50 > 0)
+    if (row->us_p50 > 0) {
         row->vs_mpi = row->mpi_us_p50 / row->us_p50;
+        row->vs_mpi_best = row->mpi_best_us_p50 / row->us_p50;
+    }
 }
 
 /* Combine returns a row per pair where experts' rows are kept apart until the sum, else one per copy. Dispatch sends
