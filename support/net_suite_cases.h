@@ -12,6 +12,7 @@ int case_remote_bounds(struct suite_rank *self);
 int case_wrong_version(struct suite_rank *self);
 int case_peer_never_there(struct suite_rank *self);
 int case_sleeper_wakes(struct suite_rank *self);
+int case_sleeper_sleeps(struct suite_rank *self);
 int case_death_is_told(struct suite_rank *self);
 int case_survivors_go_on(struct suite_rank *self);
 
