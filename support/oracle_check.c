@@ -347,7 +347,7 @@ struct combine_check {
     char *expected; /* [hidden] of result_dtype */
 };
 
-/* sum += weight * row. The product is exact in double and rounded to float, then added: never fused. */
+/* sum = fma(weight, row, sum): rounded once. With weight 1 that is the sum. */
 static void add_row(struct combine_check *c, float weight, int is_result)
 {
     int dtype = c->data->result_dtype;
@@ -355,8 +355,7 @@ static void add_row(struct combine_check *c, float weight, int is_result)
 
     for (int i = 0; i < c->data->hidden; i++) {
         float x = oracle_to_float(dtype, c->row + (size_t)i * size);
-        float product = (float)((double)weight * (double)x);
-        c->sum[i] += product;
+        c->sum[i] = fmaf(weight, x, c->sum[i]);
     }
     if (!c->how->logfmt || !is_result)
         return;

@@ -424,18 +424,16 @@ struct reduce_case {
     int dtype, hidden, n, weighted, biases, logfmt;
 };
 
-/* Products and sums in double would not round as the contract says: plain float, one step at a time. */
+/* Sums in double would not round as the contract says: plain float, one step at a time. */
 static float reference_sum(const struct reduce_case *c, const struct reduce_row *rows, const void *const *plain,
                            float *const *decoded, const void *const *bias, int i)
 {
-    volatile float sum = 0.0f, product;
+    volatile float sum = 0.0f;
     for (int b = 0; b < c->biases; b++)
         sum += element(bias[b], c->dtype, i);
     for (int r = 0; r < c->n; r++) {
-        product = rows[r].format == ROW_LOGFMT ? decoded[r][i] : element(plain[r], c->dtype, i);
-        if (c->weighted)
-            product *= rows[r].weight;
-        sum += product;
+        const float x = rows[r].format == ROW_LOGFMT ? decoded[r][i] : element(plain[r], c->dtype, i);
+        sum = c->weighted ? fmaf(rows[r].weight, x, sum) : sum + x;
     }
     return sum;
 }
