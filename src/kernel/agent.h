@@ -34,6 +34,11 @@
 
 #include "kernel/params.h"
 
+/* Optional, for devices whose agents run one after another through long rows: brings the first bytes of a row near. */
+#ifndef AG_PREFETCH
+#define AG_PREFETCH(ptr) ((void)(ptr))
+#endif
+
 #ifndef KFN
 #error "include the device's prims.h before the kernels"
 #endif

@@ -256,6 +256,21 @@ KFN void hc_return_weights(struct agent *ag, const struct ht_combine_params *p, 
     }
 }
 
+/* The next token's rows will be wanted soon. */
+KFN void hc_look_ahead(const struct ht_combine_params *p, int64_t t)
+{
+    const struct group_dev *g = p->g;
+    const int K = p->h->topk;
+    const int32_t *ids = p->h->ids + t * K, *pos = p->h->pos + t * K;
+
+    for (int k = 0; t < p->h->ntokens && k < K; k++) {
+        int d = 0;
+        const struct hc_post *post = hc_row_post(g, ids, pos, k, &d);
+        if (post)
+            AG_PREFETCH(heap_at(g, d, post->tokens + (uint64_t)pos[k] * post->token_stride));
+    }
+}
+
 KFN void hc_sum_token(struct agent *ag, const struct ht_combine_params *p, int t)
 {
     const struct group_dev *g = p->g;
@@ -318,8 +333,10 @@ KFN int hc_run(struct agent *ag, const struct ht_combine_params *p, uint64_t epo
             return 1;
     if (g->nnodes > 1 && (hc_relay(ag, p, epoch) || hc_wait_back(ag, p)))
         return 1;
-    for (int t = ag_index(ag); t < p->h->ntokens; t += ag_count(ag))
+    for (int t = ag_index(ag); t < p->h->ntokens; t += ag_count(ag)) {
+        hc_look_ahead(p, (int64_t)t + ag_count(ag));
         hc_sum_token(ag, p, t);
+    }
     if (sync_last(ag, g, 1))
         signal_peers(ag, g, SCOPE_NODE, SIG_HC_DONE, 0, epoch);
     return wait_peers(ag, g, SCOPE_NODE, SIG_HC_DONE, 0, epoch, PHASE_HC_DONE, NULL);

@@ -311,6 +311,20 @@ KFN int lc_rank_place(const struct ll_combine_params *p, int t, int64_t i)
     return place;
 }
 
+/* The next token's rows will be wanted soon. */
+KFN void lc_look_ahead(const struct ll_combine_params *p, uint64_t epoch, int64_t t)
+{
+    const struct group_dev *g = p->g;
+    const int K = p->h->topk;
+
+    for (int64_t i = t * K; t < p->h->ntokens && i < (t + 1) * K; i++) {
+        if (!lc_returns(p, i))
+            continue;
+        const int d = p->h->ids[i] / g->local_experts;
+        AG_PREFETCH(lc_row(p, epoch, lc_post_of(g, d, epoch), d, i));
+    }
+}
+
 KFN void lc_sum_token(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch, int t)
 {
     const struct group_dev *g = p->g;
@@ -375,8 +389,10 @@ KFN int lc_recv(struct agent *ag, const struct ll_combine_params *p, uint64_t ep
             return 1;
     if (g->nnodes > 1 && lc_wait_remote(ag, p, epoch))
         return 1;
-    for (int t = ag_index(ag); t < p->h->ntokens; t += ag_count(ag))
+    for (int t = ag_index(ag); t < p->h->ntokens; t += ag_count(ag)) {
+        lc_look_ahead(p, epoch, (int64_t)t + ag_count(ag));
         lc_sum_token(ag, p, epoch, t);
+    }
     if (sync_last(ag, g, 1))
         signal_peers(ag, g, SCOPE_ALL, SIG_LC_DONE, slot, lap);
     /* The caller may change its tensor once this operation has completed: not before all have read it. */
