@@ -139,6 +139,7 @@ stage_address() {
     export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
     build address build-asan -DCMAKE_C_COMPILER=gcc -DEPX_SANITIZE=address || return
     export ASAN_OPTIONS=detect_leaks=$leaks
+    export LSAN_OPTIONS=suppressions=$PWD/scripts/lsan.supp:print_suppressions=0
     run_ctest address build-asan 0.25 -L '^program$' -LE '^(slow|noasan)$'
     export ASAN_OPTIONS=detect_leaks=$process_leaks
     run_ctest address-processes build-asan 0.25 -LE '^(slow|noasan|program)$'
