@@ -31,7 +31,8 @@ struct heap {
 
 enum {
     DEVICE_HOST_ACCESS = 1, /* the host can read and write device memory directly */
-    DEVICE_SPARSE_HEAP = 2  /* untouched heap pages cost nothing */
+    DEVICE_SPARSE_HEAP = 2, /* untouched heap pages cost nothing */
+    DEVICE_HOST_HEAP = 4    /* the host can read and write heaps directly */
 };
 
 struct device_ops {

@@ -4,28 +4,39 @@
  * agent-uniform (every lane takes the same path with the same values), and lanes differ only inside these primitives.
  * A device compiler includes its own prims.h before the kernels; this page says what that header must provide.
  *
- *   KFN                              storage class of kernel functions
+ *   KFN, KFN_STEP                    storage class of kernel functions; of those that are a step of their own, or rare
+ *   AG_LOOK_AHEAD                    1 where fetching what the next step needs (AG_PREFETCH) is worth finding it
+ *   AG_UNROLL                        before a loop of a few steps whose arrays must not need an address
  *   AG_EACH(ag, type, i, n)          for loop over 0..n-1, shared out among the lanes of this agent
  *   AG_EACH_ALL(ag, type, i, n)      the same, shared out among all lanes of all agents of the launch
+ *   AG_ROUNDS(ag, type, i, n)        AG_EACH in whole rounds, in which lanes may have i >= n: for ag_scan within
  *   ag_begin(ag, timeout, control)   first call of a kernel
  *   ag_index, ag_count               this agent, and how many the launch has (any number from 1 up)
  *   ag_leader(ag)                    true for one lane: guards single stores
  *   ag_sync(ag)                      lanes of this agent meet; their stores are visible to each other
  *   ag_now(ag)                       nanoseconds, monotonic
- *   ag_load_acquire, ag_store_release[32]   system scope
+ *   ag_load_acquire, ag_store_release[32]   system scope; ag_store_release_near: device scope, among agents of a launch
+ *   ag_peek(word)                    acquire, by each lane for itself: within AG_EACH
+ *   ag_last(ag, word, id)            true for the agent that comes last to *word (0 again then) of all agents of the launch:
+ *                                    what the others did before is visible to it. id: 0 to AG_POINTS - 1, one per word
  *   ag_fetch_add(ag, word, n)        device scope, acquire and release; once per agent, the old value to all lanes
  *   ag_fetch_add64(ag, word, n)      the same for 64 bits
  *   ag_timeout(ag)                   the deadline given to ag_begin, in nanoseconds
  *   ag_claim(word, from, to)         compare and swap, system scope
- *   ag_add_stat(word, n)             relaxed add; call from the leader
+ *   ag_add_stat(word, n)             relaxed add; call from the leader, and once per operation: it may cross a bus
+ *   ag_sum(ag, v), ag_any(ag, v)     over the lanes of this agent; ag_scan(ag, v): over those before this one
  *   ag_wait_ge(ag, word, target, ns) until *word >= target (acquire), WAIT_OK / WAIT_TIMEOUT / WAIT_ABORTED
  *   ag_ring(ag, bell)                after storing to a word that another rank may sleep on; nothing on a GPU
  *   ag_copy, ag_zero                 bulk, by all lanes
  *   copy_set_put/get, ag_copy_many   read once, write n times
+ *   word_set_*, ag_copy_words        the same for 4-byte words with strides: scales
+ *   copy_set_begin, _offer, _settle  fills a set within AG_EACH over at most 32: offer(set, place, ...) by one lane each
  *   ag_cast_fp8, ag_logfmt_encode    numerics, see docs/formats.md
- *   sum_set_put, ag_reduce           sum of n rows in fp32, rounded once
+ *   sum_set_put, ag_reduce           sum of n rows in fp32, rounded once; sum_set_begin, _offer, _settle as for copies
+ *   AG_GLANCES                       looks at all peers at once before waiting for one after the other
  *   ag_scratch(ag, bytes)            private memory of this agent for one row, or NULL
- *   ag_store_commands(ag, ring, first, cmds, n)   n <= 32 commands into slots first.. with their parity, released each
+ *   command_set_put(ag, set, i, c), command_set_list(set)   up to 32 commands, wherever the device keeps them
+ *   ag_store_commands(ag, ring, first, cmds, n)   n commands of a set into slots first.. with their parity, released each
  *   ag_push(ag, ring, cmds, n)       (kernel/ring.h, made of these) up to 32 commands to the CPU
  *   ag_route_chunk                   prefix counting of top-k indices
  */

@@ -31,7 +31,7 @@ KFN const struct hc_post *hc_post_of(const struct group_dev *g, int rank)
     return (const struct hc_post *)heap_at(g, rank, g->ht.combine_post);
 }
 
-KFN void hc_stage(struct agent *ag, const struct ht_combine_params *p)
+KFN_STEP void hc_stage(struct agent *ag, const struct ht_combine_params *p)
 {
     const struct group_dev *g = p->g;
     char *heap = heap_at(g, g->rank, 0);
@@ -76,7 +76,7 @@ KFN const struct hc_post *hc_row_post(const struct group_dev *g, const int32_t *
 }
 
 /* The weight that returns to place k of a token from this node: FLAT in k-order sums over ranks, ascending. */
-KFN float hc_node_weight(const struct ht_combine_params *p, const int32_t *ids, const int32_t *pos, int k)
+KFN_STEP float hc_node_weight(const struct ht_combine_params *p, const int32_t *ids, const int32_t *pos, int k)
 {
     const struct group_dev *g = p->g;
     const int K = p->h->topk, L = g->local_experts;
@@ -105,7 +105,8 @@ KFN float hc_node_weight(const struct ht_combine_params *p, const int32_t *ids, 
     }
 }
 
-/* Adds the rows of this node to the set, by ascending rank (FLAT) or k (EXPERT_MAJOR); returns how many there are. */
+/* Offers the rows of this node to the set, from place n on, by ascending rank (FLAT) or k (EXPERT_MAJOR); returns the
+ * place after them. */
 KFN int hc_node_rows(struct agent *ag, const struct ht_combine_params *p, const int32_t *ids, const int32_t *pos,
                      struct sum_set *set, int n)
 {
@@ -113,20 +114,18 @@ KFN int hc_node_rows(struct agent *ag, const struct ht_combine_params *p, const 
     const int K = p->h->topk, flat = p->layout == LAYOUT_FLAT;
     int added = 0;
 
-    for (int k = 0; k < K; k++) {
-        int d = 0, other = 0, place = n + added;
+    AG_EACH(ag, int, k, K)
+    {
+        int d = 0, other = 0, place = n;
         const struct hc_post *post = hc_row_post(g, ids, pos, k, &d);
         if (!post)
             continue;
-        if (flat) {
-            place = n;
-            for (int j = 0; j < K; j++)
-                place += hc_row_post(g, ids, pos, j, &other) && other < d;
-        }
-        sum_set_put(ag, set, place, heap_at(g, d, post->tokens + (uint64_t)pos[k] * post->token_stride), 1.0f, 0);
+        for (int j = 0; j < (flat ? K : k); j++)
+            place += hc_row_post(g, ids, pos, j, &other) && (!flat || other < d);
+        sum_set_offer(set, place, heap_at(g, d, post->tokens + (uint64_t)pos[k] * post->token_stride), 1.0f, 0);
         added++;
     }
-    return n + added;
+    return n + (int)ag_sum(ag, added);
 }
 
 /* ---- Between nodes -------------------------------------------------------------------------------------------- */
@@ -145,7 +144,7 @@ KFN uint64_t hc_back_at(const struct group_dev *g, int s_node, int n, size_t byt
 }
 
 /* As a relay: the sums of this node for rows [begin, end) of source number j. */
-KFN int hc_relay_chunk(struct agent *ag, const struct ht_combine_params *p, int j, int begin, int end)
+KFN_STEP int hc_relay_chunk(struct agent *ag, const struct ht_combine_params *p, int j, int begin, int end)
 {
     const struct group_dev *g = p->g;
     const struct handle_dev *h = p->h;
@@ -161,7 +160,9 @@ KFN int hc_relay_chunk(struct agent *ag, const struct ht_combine_params *p, int 
         const int32_t *ids = h->relay_ids + t * K, *pos = h->relay_pos + t * K;
         char *row = heap_at(g, g->rank, out + (uint64_t)i * bytes);
         struct sum_set set;
+        sum_set_begin(&set);
         const int n = hc_node_rows(ag, p, ids, pos, &set, 0);
+        sum_set_settle(ag, &set);
         ag_reduce(ag, row, p->dtype, p->hidden, &set, n, 0, NULL, NULL);
         if (p->agree.extra & 1)
             AG_EACH(ag, int, k, (int)K)
@@ -187,7 +188,7 @@ KFN int hc_relay_done(struct agent *ag, const struct group_dev *g)
     return put_flush(ag, g, &batch) ? push_failed(ag, g) : 0;
 }
 
-KFN int hc_relay(struct agent *ag, const struct ht_combine_params *p, uint64_t epoch)
+KFN_STEP int hc_relay(struct agent *ag, const struct ht_combine_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
     const uint64_t start = ag_now(ag);
@@ -210,7 +211,7 @@ KFN int hc_relay(struct agent *ag, const struct ht_combine_params *p, uint64_t e
 }
 
 /* Rows that relays return to this rank. */
-KFN int hc_wait_back(struct agent *ag, const struct ht_combine_params *p)
+KFN_STEP int hc_wait_back(struct agent *ag, const struct ht_combine_params *p)
 {
     const struct group_dev *g = p->g;
     const uint64_t start = ag_now(ag);
@@ -236,7 +237,7 @@ KFN const char *hc_back_row(const struct ht_combine_params *p, int n, int t)
     return heap_at(g, g->rank, hc_back_at(g, g->node, n, bytes) + (uint64_t)i * bytes);
 }
 
-KFN void hc_return_weights(struct agent *ag, const struct ht_combine_params *p, int t)
+KFN_STEP void hc_return_weights(struct agent *ag, const struct ht_combine_params *p, int t)
 {
     const struct group_dev *g = p->g;
     const int K = p->h->topk;
@@ -271,33 +272,35 @@ KFN void hc_look_ahead(const struct ht_combine_params *p, int64_t t)
     }
 }
 
-KFN void hc_sum_token(struct agent *ag, const struct ht_combine_params *p, int t)
+/* Returns how many rows there were. */
+KFN_STEP int hc_sum_token(struct agent *ag, const struct ht_combine_params *p, int t)
 {
     const struct group_dev *g = p->g;
     const int K = p->h->topk;
     struct sum_set set;
-    int rows = 0;
+    int rows = 0, before = 0;
 
-    for (int n = 0; n < g->nnodes; n++) {
-        if (n == g->node) {
-            rows = hc_node_rows(ag, p, p->h->ids + (size_t)t * K, p->h->pos + (size_t)t * K, &set, rows);
-        } else {
-            const char *row = hc_back_row(p, n, t);
-            if (row)
-                sum_set_put(ag, &set, rows++, row, 1.0f, 0);
-        }
+    /* Node by node, ascending: the rows of the own node one by one, in the place of its sum. */
+    for (int n = 0; n < g->node; n++)
+        before += hc_back_row(p, n, t) != NULL;
+    sum_set_begin(&set);
+    rows = hc_node_rows(ag, p, p->h->ids + (size_t)t * K, p->h->pos + (size_t)t * K, &set, before);
+    sum_set_settle(ag, &set);
+    for (int n = 0, place = 0; n < g->nnodes; n++) {
+        const char *row = n == g->node ? NULL : hc_back_row(p, n, t);
+        if (row)
+            sum_set_put(ag, &set, n < g->node ? place++ : rows++, row, 1.0f, 0);
     }
     ag_reduce(ag, p->out + t * p->out_stride, p->dtype, p->hidden, &set, rows, 0,
               p->bias[0] ? p->bias[0] + t * p->bias_stride[0] : NULL,
               p->bias[1] ? p->bias[1] + t * p->bias_stride[1] : NULL);
     if (p->out_weights)
         hc_return_weights(ag, p, t);
-    if (ag_leader(ag))
-        ag_add_stat(&g->stats->rows_returned, (uint64_t)rows);
+    return rows;
 }
 
 /* The own rows stand: tell the node, and tell the relays what this rank expects of them. One agent. */
-KFN int hc_publish(struct agent *ag, const struct ht_combine_params *p, uint64_t epoch)
+KFN_STEP int hc_publish(struct agent *ag, const struct ht_combine_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
 
@@ -320,6 +323,7 @@ KFN int hc_publish(struct agent *ag, const struct ht_combine_params *p, uint64_t
 KFN int hc_run(struct agent *ag, const struct ht_combine_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
+    uint64_t rows = 0;
 
     if (p->h->recv_rows > p->post.rows)
         report(ag, g, KSTATUS_OVERFLOW, PHASE_HC_DATA, -1, p->h->recv_rows, p->post.rows, 0, 0);
@@ -334,11 +338,15 @@ KFN int hc_run(struct agent *ag, const struct ht_combine_params *p, uint64_t epo
     if (g->nnodes > 1 && (hc_relay(ag, p, epoch) || hc_wait_back(ag, p)))
         return 1;
     for (int t = ag_index(ag); t < p->h->ntokens; t += ag_count(ag)) {
-        hc_look_ahead(p, (int64_t)t + ag_count(ag));
-        hc_sum_token(ag, p, t);
+        if (AG_LOOK_AHEAD)
+            hc_look_ahead(p, (int64_t)t + ag_count(ag));
+        rows += (uint64_t)hc_sum_token(ag, p, t);
     }
-    if (sync_last(ag, g, 1))
+    count_returned(ag, g, rows);
+    if (sync_last(ag, g, 1)) {
         signal_peers(ag, g, SCOPE_NODE, SIG_HC_DONE, 0, epoch);
+        report_returned(ag, g);
+    }
     return wait_peers(ag, g, SCOPE_NODE, SIG_HC_DONE, 0, epoch, PHASE_HC_DONE, NULL);
 }
 

@@ -41,23 +41,43 @@ struct hd_row {
     int src_rank, src_token;
 };
 
-/* Small outputs that go with the row at `pos` of rank d. */
-KFN void hd_put_meta(struct agent *ag, const struct ht_dispatch_params *p, const struct hd_row *r, int d, int k)
+/* The rank of this node that takes the row for entry k, or -1. */
+KFN int hd_taker(const struct group_dev *g, const struct hd_row *r, int k)
+{
+    const int d = r->ids[k] < 0 || r->pos[k] < 0 ? -1 : r->ids[k] / g->local_experts;
+
+    if (d < 0 || !is_local(g, d) || !g->mask[d])
+        return -1;
+    return r->pos[k] < hd_post_of(g, d)->capacity ? d : -1; /* the receiver reports the overflow */
+}
+
+/* FLAT: the top-k rows of all takers, one lane per (taker, entry): as row_put_topk(). */
+KFN void hd_put_topk(struct agent *ag, const struct ht_dispatch_params *p, const struct hd_row *r)
 {
     const struct group_dev *g = p->g;
-    const struct hd_post *post = hd_post_of(g, d);
     const int K = p->h->topk, L = g->local_experts;
-    const int64_t pos = r->pos[k];
 
-    if (p->layout == LAYOUT_FLAT && (post->weights || post->topk_idx)) {
+    AG_EACH(ag, int, i, K *K)
+    {
+        const int at = i / K, d = hd_taker(g, r, at);
+        if (d < 0)
+            continue;
+        const struct hd_post *post = hd_post_of(g, d);
         struct index_out idx;
         idx.data = post->topk_idx ? heap_at(g, d, post->topk_idx) : NULL;
         idx.is64 = post->idx64;
-        row_put_topk(ag, r->ids, r->weights, K, d * L, d * L + L, p->compact, &idx,
-                     post->weights ? (float *)heap_at(g, d, post->weights) : NULL, pos);
+        row_put_entry(r->ids, r->weights, K, i % K, d * L, d * L + L, p->compact, &idx,
+                      post->weights ? (float *)heap_at(g, d, post->weights) : NULL, r->pos[at]);
     }
-    if (!ag_leader(ag))
-        return;
+}
+
+/* Small outputs that go with the row of entry k at rank d. */
+KFN void hd_put_meta(const struct ht_dispatch_params *p, const struct hd_row *r, int d, int k)
+{
+    const struct group_dev *g = p->g;
+    const struct hd_post *post = hd_post_of(g, d);
+    const int64_t pos = r->pos[k];
+
     if (p->layout == LAYOUT_EXPERT_MAJOR && post->weights)
         ((float *)heap_at(g, d, post->weights))[pos] = r->weights[k];
     if (post->src_rank)
@@ -67,28 +87,40 @@ KFN void hd_put_meta(struct agent *ag, const struct ht_dispatch_params *p, const
 }
 
 /* Reads the row once, writes it to all its places in this node. */
-KFN void hd_place_row(struct agent *ag, const struct ht_dispatch_params *p, const struct hd_row *r)
+KFN_STEP void hd_place_row(struct agent *ag, const struct ht_dispatch_params *p, const struct hd_row *r)
 {
     const struct group_dev *g = p->g;
-    const int K = p->h->topk, L = g->local_experts;
+    const int K = p->h->topk;
     struct copy_set set;
+    struct word_set words;
     int n = 0;
 
-    for (int k = 0; k < K; k++) {
-        const int64_t pos = r->pos[k];
-        const int d = r->ids[k] < 0 ? -1 : r->ids[k] / L;
-        if (pos < 0 || d < 0 || !is_local(g, d) || !g->mask[d])
+    copy_set_begin(&set);
+    word_set_begin(&words);
+    AG_EACH(ag, int, k, K)
+    {
+        const int d = hd_taker(g, r, k);
+        int place = 0;
+        if (d < 0)
             continue;
+        for (int j = 0; j < k; j++)
+            place += hd_taker(g, r, j) >= 0;
         const struct hd_post *post = hd_post_of(g, d);
-        if (pos >= post->capacity)
-            continue; /* the receiver reports the overflow */
-        copy_set_put(ag, &set, n++, heap_at(g, d, post->tokens + (uint64_t)pos * post->token_stride));
-        if (p->agree.scale_bytes)
-            row_copy_scales(ag, heap_at(g, d, post->scales + (uint64_t)pos * post->scale_row_stride),
-                            (int64_t)post->scale_stride, r->scales, r->scale_stride, p->agree.scale_bytes / 4);
-        hd_put_meta(ag, p, r, d, k);
+        copy_set_offer(&set, place, heap_at(g, d, post->tokens + (uint64_t)r->pos[k] * post->token_stride));
+        word_set_offer(&words, place, heap_at(g, d, post->scales + (uint64_t)r->pos[k] * post->scale_row_stride),
+                       (int64_t)post->scale_stride);
+        hd_put_meta(p, r, d, k);
+        n++;
     }
+    n = (int)ag_sum(ag, n);
+    copy_set_settle(ag, &set);
     ag_copy_many(ag, &set, n, r->data, (size_t)p->agree.hidden_bytes);
+    if (p->agree.scale_bytes) {
+        word_set_settle(ag, &words);
+        ag_copy_words(ag, &words, n, r->scales, r->scale_stride, p->agree.scale_bytes / 4);
+    }
+    if (p->layout == LAYOUT_FLAT)
+        hd_put_topk(ag, p, r);
 }
 
 KFN void hd_send_token(struct agent *ag, const struct ht_dispatch_params *p, int t, const char *staged)
@@ -133,7 +165,7 @@ KFN uint64_t ht_agreement_at(const struct group_dev *g, int combine, int number)
 }
 
 /* Tells the relays what is coming: the first 32 bytes of the own post are the agreement. One agent. */
-KFN int ht_put_agreement(struct agent *ag, const struct group_dev *g, int combine, int kind, uint64_t post)
+KFN_STEP int ht_put_agreement(struct agent *ag, const struct group_dev *g, int combine, int kind, uint64_t post)
 {
     struct put_batch batch;
 
@@ -146,7 +178,7 @@ KFN int ht_put_agreement(struct agent *ag, const struct group_dev *g, int combin
 }
 
 /* Waits until every relay of this rank has forwarded its rows of `epoch`. One agent. */
-KFN int hd_wait_free(struct agent *ag, const struct group_dev *g, uint64_t epoch)
+KFN_STEP int hd_wait_free(struct agent *ag, const struct group_dev *g, uint64_t epoch)
 {
     const uint64_t start = ag_now(ag);
 
@@ -159,7 +191,7 @@ KFN int hd_wait_free(struct agent *ag, const struct group_dev *g, uint64_t epoch
 }
 
 /* Stages the own tokens and puts one copy to each node that wants it. Each agent has a run of tokens. */
-KFN int hd_send_remote(struct agent *ag, const struct ht_dispatch_params *p)
+KFN_STEP int hd_send_remote(struct agent *ag, const struct ht_dispatch_params *p)
 {
     const struct group_dev *g = p->g;
     const struct handle_dev *h = p->h;
@@ -213,7 +245,7 @@ KFN void hd_forward_row(struct agent *ag, const struct ht_dispatch_params *p, in
 }
 
 /* Rows of source number j, chunk by chunk as they land; the chunks are dealt out to the agents. */
-KFN int hd_forward(struct agent *ag, const struct ht_dispatch_params *p, uint64_t epoch, int j)
+KFN_STEP int hd_forward(struct agent *ag, const struct ht_dispatch_params *p, uint64_t epoch, int j)
 {
     const struct group_dev *g = p->g;
     const int s = g->relay_sources[j], n = p->h->relay_n[j];
@@ -240,7 +272,7 @@ KFN int hd_forward(struct agent *ag, const struct ht_dispatch_params *p, uint64_
 }
 
 /* The landing of this relay is free again. One agent. */
-KFN void hd_release(struct agent *ag, const struct group_dev *g)
+KFN_STEP void hd_release(struct agent *ag, const struct group_dev *g)
 {
     struct put_batch batch;
 
@@ -255,7 +287,7 @@ KFN void hd_release(struct agent *ag, const struct group_dev *g)
 /* ---- The own receive tensors ---------------------------------------------------------------------------------- */
 
 /* EXPERT_MAJOR: rows between the tokens of an expert and the next zone. */
-KFN void hd_zero_padding(struct agent *ag, const struct ht_dispatch_params *p)
+KFN_STEP void hd_zero_padding(struct agent *ag, const struct ht_dispatch_params *p)
 {
     const struct handle_dev *h = p->h;
 
@@ -279,7 +311,7 @@ KFN void hd_zero_padding(struct agent *ag, const struct ht_dispatch_params *p)
 }
 
 /* FLAT: rows past the last one carry no expert. */
-KFN void hd_mark_tail(struct agent *ag, const struct ht_dispatch_params *p)
+KFN_STEP void hd_mark_tail(struct agent *ag, const struct ht_dispatch_params *p)
 {
     const int K = p->h->topk;
     const int64_t first = p->h->recv_rows * K, end = p->final_rows * K;
@@ -325,7 +357,7 @@ KFN void hd_take_row(struct agent *ag, const struct ht_dispatch_params *p, int64
         p->final_src_token[row] = ((const int32_t *)(heap + p->post.src_token))[row];
 }
 
-KFN void hd_take_landing(struct agent *ag, const struct ht_dispatch_params *p)
+KFN_STEP void hd_take_landing(struct agent *ag, const struct ht_dispatch_params *p)
 {
     const struct handle_dev *h = p->h;
     const int A = ag_count(ag);
@@ -344,7 +376,7 @@ KFN void hd_take_landing(struct agent *ag, const struct ht_dispatch_params *p)
 }
 
 /* Counted once per operation, by one lane. */
-KFN void hd_count(const struct ht_dispatch_params *p)
+KFN_STEP void hd_count(const struct ht_dispatch_params *p)
 {
     const struct group_dev *g = p->g;
     const struct handle_dev *h = p->h;
@@ -366,7 +398,7 @@ KFN void hd_count(const struct ht_dispatch_params *p)
 }
 
 /* The own post, and the word that it stands. One agent. */
-KFN int hd_open(struct agent *ag, const struct ht_dispatch_params *p, uint64_t epoch)
+KFN_STEP int hd_open(struct agent *ag, const struct ht_dispatch_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
 

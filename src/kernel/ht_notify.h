@@ -63,7 +63,7 @@ KFN const int32_t *hn_rcount(const struct group_dev *g, int rank, uint64_t epoch
     return hn_ecount(g, rank, epoch) + g->experts;
 }
 
-KFN void hn_put_counts(struct agent *ag, const struct group_dev *g, uint64_t epoch)
+KFN_STEP void hn_put_counts(struct agent *ag, const struct group_dev *g, uint64_t epoch)
 {
     const uint32_t bytes =
         (uint32_t)((sizeof(struct hn_post) + (size_t)(g->experts + g->nranks) * 4 + 15) & ~(size_t)15);
@@ -78,7 +78,7 @@ KFN void hn_put_counts(struct agent *ag, const struct group_dev *g, uint64_t epo
         push_failed(ag, g); /* as in signal_peers() */
 }
 
-KFN void hn_publish(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
+KFN_STEP void hn_publish(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
     struct hn_post *post = (struct hn_post *)heap_at(g, g->rank, hn_counts_at(g, epoch, 0));
@@ -100,7 +100,7 @@ KFN void hn_publish(struct agent *ag, const struct ht_notify_params *p, uint64_t
 }
 
 /* FLAT: rows of earlier ranks at each destination. */
-KFN void hn_base_flat(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
+KFN_STEP void hn_base_flat(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
 
@@ -114,7 +114,7 @@ KFN void hn_base_flat(struct agent *ag, const struct ht_notify_params *p, uint64
 }
 
 /* EXPERT_MAJOR: zone start of each expert at its rank, plus rows of earlier ranks. */
-KFN void hn_base_zones(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
+KFN_STEP void hn_base_zones(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
     const int L = g->local_experts, align = p->alignment;
@@ -140,7 +140,7 @@ KFN void hn_base_zones(struct agent *ag, const struct ht_notify_params *p, uint6
 }
 
 /* The row of every (token, k) at its destination. */
-KFN void hn_positions(struct agent *ag, const struct ht_notify_params *p)
+KFN_STEP void hn_positions(struct agent *ag, const struct ht_notify_params *p)
 {
     const struct group_dev *g = p->g;
     struct handle_dev *h = p->h;
@@ -170,7 +170,7 @@ KFN int hn_goes_to_node(const struct group_dev *g, const int32_t *ids, int K, in
 }
 
 /* Between nodes: the own table to the relays, and each token's number among those that go to a node. */
-KFN int hn_send_tables(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
+KFN_STEP int hn_send_tables(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
     struct handle_dev *h = p->h;
@@ -208,7 +208,7 @@ KFN int hn_send_tables(struct agent *ag, const struct ht_notify_params *p, uint6
 }
 
 /* As a relay: take the table of source number j into the handle. */
-KFN int hn_take_table(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch, int j)
+KFN_STEP int hn_take_table(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch, int j)
 {
     const struct group_dev *g = p->g;
     struct handle_dev *h = p->h;
@@ -249,7 +249,7 @@ KFN int hn_take_table(struct agent *ag, const struct ht_notify_params *p, uint64
 }
 
 /* Padded and plain counts per local expert. */
-KFN int64_t hn_report_experts(const struct ht_notify_params *p, uint64_t epoch)
+KFN_STEP int64_t hn_report_experts(const struct ht_notify_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
     struct handle_dev *h = p->h;
@@ -278,7 +278,7 @@ KFN int64_t hn_report_experts(const struct ht_notify_params *p, uint64_t epoch)
 }
 
 /* The caller's counters and what the host will ask for. One lane of one agent. */
-KFN void hn_report_counts(const struct ht_notify_params *p, uint64_t epoch)
+KFN_STEP void hn_report_counts(const struct ht_notify_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
     struct handle_dev *h = p->h;
@@ -302,7 +302,7 @@ KFN void hn_report_counts(const struct ht_notify_params *p, uint64_t epoch)
         index_put(&p->total, 0, h->recv_rows);
 }
 
-KFN int hn_check_posts(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
+KFN_STEP int hn_check_posts(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
 

@@ -116,7 +116,7 @@ struct lc_stage {
 };
 
 /* All puts to ranks elsewhere that were pushed so far have been read from this rank's memory. One agent, or each. */
-KFN int wait_sent(struct agent *ag, const struct group_dev *g)
+KFN_STEP int wait_sent(struct agent *ag, const struct group_dev *g)
 {
     const uint64_t start = ag_now(ag);
 
@@ -137,8 +137,8 @@ KFN int lc_short(const struct ll_combine_params *p, const struct lc_block *b)
 }
 
 /* To a source of another node. */
-KFN int lc_push_remote(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch, int s,
-                       struct lc_stage *stage)
+KFN_STEP int lc_push_remote(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch, int s,
+                            struct lc_stage *stage)
 {
     const struct group_dev *g = p->g;
     const int slot = slot_of(g, epoch);
@@ -178,7 +178,7 @@ KFN int lc_push_remote(struct agent *ag, const struct ll_combine_params *p, uint
 }
 
 /* Each agent serves some of the sources elsewhere, with its own part of the stage. */
-KFN int lc_push_others(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
+KFN_STEP int lc_push_others(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
     const int A = ag_count(ag);
@@ -204,7 +204,7 @@ KFN int lc_push_others(struct agent *ag, const struct ll_combine_params *p, uint
     return 0;
 }
 
-KFN void lc_push_node(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
+KFN_STEP void lc_push_node(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
     int64_t before = 0;
@@ -228,7 +228,7 @@ KFN void lc_write_post(const struct ll_combine_params *p, struct lc_post *post)
     post->row_stride = (uint64_t)p->stride;
 }
 
-KFN int lc_send(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
+KFN_STEP int lc_send(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
     char *slot = lc_slot(g, g->rank, epoch);
@@ -298,16 +298,20 @@ KFN int lc_returns(const struct ll_combine_params *p, int64_t i)
     return p->layout == LAYOUT_EXPERT_MAJOR || p->h->rord[i] >= 0;
 }
 
-/* RANK_MAJOR sums by ascending rank: the place of (t, k) among those that return. */
-KFN int lc_rank_place(const struct ll_combine_params *p, int t, int64_t i)
+/* The place of (t, k) among those that return: by k, or by ascending rank. */
+KFN int lc_turn(const struct ll_combine_params *p, int t, int k)
 {
     const int K = p->h->topk;
+    const int64_t first = (int64_t)t * K;
     int place = 0;
 
-    for (int j = 0; j < K; j++) {
-        const int64_t o = (int64_t)t * K + j;
-        place += lc_returns(p, o) && p->h->rord[o] < p->h->rord[i];
+    if (p->layout == LAYOUT_EXPERT_MAJOR) {
+        for (int j = 0; j < k; j++)
+            place += lc_returns(p, first + j);
+        return place;
     }
+    for (int j = 0; j < K; j++)
+        place += lc_returns(p, first + j) && p->h->rord[first + j] < p->h->rord[first + k];
     return place;
 }
 
@@ -325,29 +329,63 @@ KFN void lc_look_ahead(const struct ll_combine_params *p, uint64_t epoch, int64_
     }
 }
 
-KFN void lc_sum_token(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch, int t)
+/* Channels [begin, end) of token t. Returns how many rows there were. */
+KFN_STEP int lc_sum_token(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch, int t, int begin,
+                          int end)
 {
     const struct group_dev *g = p->g;
     const int K = p->h->topk, L = g->local_experts;
     const int weighted = p->layout == LAYOUT_EXPERT_MAJOR;
+    const int64_t at = (int64_t)begin * (p->agree.hidden_bytes / p->hidden);
     struct sum_set set;
     int n = 0;
 
-    for (int k = 0; k < K; k++) {
+    sum_set_begin(&set);
+    AG_EACH(ag, int, k, K)
+    {
         const int64_t i = (int64_t)t * K + k;
         if (!lc_returns(p, i))
             continue;
         const int d = p->h->ids[i] / L;
-        const struct lc_post *post = lc_post_of(g, d, epoch);
-        const int place = weighted ? n : lc_rank_place(p, t, i);
-        sum_set_put(ag, &set, place, lc_row(p, epoch, post, d, i), weighted ? p->weights[i] : 1.0f, p->logfmt);
+        const char *row = lc_row(p, epoch, lc_post_of(g, d, epoch), d, i);
+        sum_set_offer(&set, lc_turn(p, t, k), row + at, weighted ? p->weights[i] : 1.0f, p->logfmt);
         n++;
     }
-    ag_reduce(ag, p->out + t * p->out_stride, p->dtype, p->hidden, &set, n, weighted,
-              p->bias[0] ? p->bias[0] + t * p->bias_stride[0] : NULL,
-              p->bias[1] ? p->bias[1] + t * p->bias_stride[1] : NULL);
-    if (ag_leader(ag))
-        ag_add_stat(&g->stats->rows_returned, (uint64_t)n);
+    n = (int)ag_sum(ag, n);
+    sum_set_settle(ag, &set);
+    ag_reduce(ag, p->out + t * p->out_stride + at, p->dtype, end - begin, &set, n, weighted,
+              p->bias[0] ? p->bias[0] + t * p->bias_stride[0] + at : NULL,
+              p->bias[1] ? p->bias[1] + t * p->bias_stride[1] + at : NULL);
+    return n;
+}
+
+#define LC_SLICE 1024 /* channels: least that is worth an agent of its own */
+
+/* With more agents than tokens each token is cut into slices. LogFMT rows are not: their blocks have no fixed places. */
+KFN int lc_slices(struct agent *ag, const struct ll_combine_params *p)
+{
+    const int tokens = p->h->ntokens > 0 ? p->h->ntokens : 1;
+    const int most = p->logfmt ? 1 : (p->hidden + LC_SLICE - 1) / LC_SLICE;
+    const int spare = ag_count(ag) / tokens;
+
+    return spare < 1 ? 1 : spare < most ? spare : most;
+}
+
+/* All tokens, dealt out; returns the rows of this agent's (of each token's first slice). */
+KFN_STEP uint64_t lc_sum_tokens(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
+{
+    const int slices = lc_slices(ag, p), items = p->h->ntokens * slices;
+    const int width = ((p->hidden + slices - 1) / slices + 255) / 256 * 256;
+    uint64_t rows = 0;
+
+    for (int item = ag_index(ag); item < items; item += ag_count(ag)) {
+        if (AG_LOOK_AHEAD)
+            lc_look_ahead(p, epoch, ((int64_t)item + ag_count(ag)) / slices);
+        const int begin = item % slices * width, end = begin + width < p->hidden ? begin + width : p->hidden;
+        const int n = begin < end ? lc_sum_token(ag, p, epoch, item / slices, begin, end) : 0;
+        rows += begin ? 0 : (uint64_t)n;
+    }
+    return rows;
 }
 
 /* Rows that come back from rank d. */
@@ -364,7 +402,7 @@ KFN uint64_t lc_rows_from(const struct ll_combine_params *p, int d)
     return n;
 }
 
-KFN int lc_wait_remote(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
+KFN_STEP int lc_wait_remote(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
     const uint64_t start = ag_now(ag);
@@ -376,7 +414,22 @@ KFN int lc_wait_remote(struct agent *ag, const struct ll_combine_params *p, uint
     return sync_barrier(ag, g);
 }
 
-KFN int lc_recv(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
+KFN int lc_check_posts(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+    int odd = 0;
+
+    AG_EACH(ag, int, d, g->nranks)
+    odd |= g->mask[d] && agreement_differs(&p->agree, &lc_post_of(g, d, epoch)->agree);
+    if (!ag_any(ag, odd))
+        return 0;
+    for (int d = 0; d < g->nranks; d++)
+        if (g->mask[d] && check_agreement(ag, g, &p->agree, &lc_post_of(g, d, epoch)->agree, PHASE_LC_DATA, d))
+            return 1;
+    return 0;
+}
+
+KFN_STEP int lc_recv(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
     const int slot = slot_of(g, epoch);
@@ -384,17 +437,15 @@ KFN int lc_recv(struct agent *ag, const struct ll_combine_params *p, uint64_t ep
 
     if (wait_peers(ag, g, SCOPE_ALL, SIG_LC_DATA, slot, lap, PHASE_LC_DATA, p->wait_ns))
         return 1;
-    for (int d = 0; d < g->nranks; d++)
-        if (g->mask[d] && check_agreement(ag, g, &p->agree, &lc_post_of(g, d, epoch)->agree, PHASE_LC_DATA, d))
-            return 1;
+    if (lc_check_posts(ag, p, epoch))
+        return 1;
     if (g->nnodes > 1 && lc_wait_remote(ag, p, epoch))
         return 1;
-    for (int t = ag_index(ag); t < p->h->ntokens; t += ag_count(ag)) {
-        lc_look_ahead(p, epoch, (int64_t)t + ag_count(ag));
-        lc_sum_token(ag, p, epoch, t);
-    }
-    if (sync_last(ag, g, 1))
+    count_returned(ag, g, lc_sum_tokens(ag, p, epoch));
+    if (sync_last(ag, g, 1)) {
         signal_peers(ag, g, SCOPE_ALL, SIG_LC_DONE, slot, lap);
+        report_returned(ag, g);
+    }
     /* The caller may change its tensor once this operation has completed: not before all have read it. */
     return p->in_place ? wait_peers(ag, g, SCOPE_ALL, SIG_LC_DONE, slot, lap, PHASE_LC_DONE, NULL) : 0;
 }

@@ -140,7 +140,7 @@ KFN int ll_order_key(const struct group_dev *g, const int32_t *ids, int K, int t
 }
 
 /* order[i] = token of row i, pos[t] = row of token t: a stable counting sort. One agent. */
-KFN void ll_order(struct agent *ag, const struct ll_dispatch_params *p, int32_t *pos)
+KFN_STEP void ll_order(struct agent *ag, const struct ll_dispatch_params *p, int32_t *pos)
 {
     const struct group_dev *g = p->g;
     const int B = p->route.ntokens, K = p->route.topk_n;
@@ -163,7 +163,8 @@ KFN void ll_order(struct agent *ag, const struct ll_dispatch_params *p, int32_t 
     ag_sync(ag);
 }
 
-KFN void ll_fill_tables(struct agent *ag, const struct ll_dispatch_params *p, const struct ll_view *v, int32_t *list)
+KFN_STEP void ll_fill_tables(struct agent *ag, const struct ll_dispatch_params *p, const struct ll_view *v,
+                             int32_t *list)
 {
     const struct group_dev *g = p->g;
     const struct handle_dev *h = p->h;
@@ -187,41 +188,55 @@ KFN void ll_fill_tables(struct agent *ag, const struct ll_dispatch_params *p, co
  * Where combined rows land at their source: by expert (or rank), then by number among its rows. What one rank returns is
  * then one piece, in the order in which that rank has it: `back` at the source, `source` at the rank that returns.
  */
-KFN void ll_places(struct agent *ag, const struct ll_dispatch_params *p)
+KFN_STEP void ll_places(struct agent *ag, const struct ll_dispatch_params *p)
 {
     const int by_expert = p->layout == LAYOUT_EXPERT_MAJOR;
     const int32_t *count = by_expert ? p->h->ecount : p->h->rcount;
     const int n = by_expert ? p->g->experts : p->g->nranks;
-    int32_t run = 0;
+    int64_t run = 0;
 
-    if (ag_index(ag) != 0 || !ag_leader(ag))
-        return;
-    for (int i = 0; i < n; i++) {
-        p->h->back[i] = run;
-        run += count[i];
+    AG_ROUNDS(ag, int, i, n)
+    {
+        const int64_t here = i < n ? count[i] : 0, before = ag_scan(ag, here);
+        if (i < n)
+            p->h->back[i] = (int32_t)(run + before);
+        run += ag_sum(ag, here);
     }
 }
 
-KFN void ll_source_places(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
+/* What source s gets back begins here, in its landing. */
+KFN_STEP void ll_source_places(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch, int s)
 {
     const struct group_dev *g = p->g;
-    const int R = g->nranks, L = g->local_experts, by_expert = p->layout == LAYOUT_EXPERT_MAJOR;
+    const int R = g->nranks, by_expert = p->layout == LAYOUT_EXPERT_MAJOR;
+    const int first = by_expert ? g->rank * g->local_experts : g->rank, n = by_expert ? g->local_experts : 1;
+    const int keys = by_expert ? g->experts : R;
+    const struct ll_view v = ll_open(g, s, epoch);
+    const int32_t *count = by_expert ? v.ecount : v.rcount;
+    int64_t run = 0;
 
-    AG_EACH_ALL(ag, int, s, R)
+    AG_EACH(ag, int, i, first < keys ? first : keys) run += count[i];
+    run = ag_sum(ag, run);
+    AG_ROUNDS(ag, int, l, n)
     {
-        if (!g->mask[s])
-            continue;
-        const struct ll_view v = ll_open(g, s, epoch);
-        const int32_t *count = by_expert ? v.ecount : v.rcount;
-        const int first = by_expert ? g->rank * L : g->rank;
-        int32_t run = 0;
-        for (int i = 0; i < first && i < (by_expert ? g->experts : R); i++)
-            run += count[i];
-        for (int l = 0; l < (by_expert ? L : 1); l++) {
-            p->h->source[l * R + s] = run;
-            run += first + l < (by_expert ? g->experts : R) ? count[first + l] : 0;
-        }
+        const int64_t here = l < n && first + l < keys ? count[first + l] : 0, before = ag_scan(ag, here);
+        if (l < n)
+            p->h->source[l * R + s] = (int32_t)(run + before);
+        run += ag_sum(ag, here);
     }
+}
+
+/* Both, for the combine that follows, by the agents that have the least other work: the last ones. */
+KFN void ll_all_places(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+    const int A = ag_count(ag), me = A - 1 - ag_index(ag);
+
+    if (g->nranks % A == me)
+        ll_places(ag, p);
+    for (int s = me; s < g->nranks; s += A)
+        if (g->mask[s])
+            ll_source_places(ag, p, epoch, s);
 }
 
 KFN uint64_t ll_row_stride(const struct ll_dispatch_params *p)
@@ -254,8 +269,8 @@ KFN void ll_write_post(const struct ll_dispatch_params *p, uint64_t epoch, struc
 }
 
 /* Tables and rows to one rank of another node. */
-KFN void ll_put_to(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch, const struct ll_view *v, int d,
-                   struct put_batch *batch)
+KFN_STEP void ll_put_to(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch, const struct ll_view *v,
+                        int d, struct put_batch *batch)
 {
     const struct group_dev *g = p->g;
     const uint64_t source = ll_slot_offset(g, epoch) + g->ll.rows;
@@ -271,7 +286,8 @@ KFN void ll_put_to(struct agent *ag, const struct ll_dispatch_params *p, uint64_
 }
 
 /* All rows are staged: each agent serves some of the destinations, beginning with the next rank. */
-KFN int ll_put_remote(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch, const struct ll_view *v)
+KFN_STEP int ll_put_remote(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch,
+                           const struct ll_view *v)
 {
     const struct group_dev *g = p->g;
     struct put_batch batch;
@@ -290,16 +306,27 @@ KFN int ll_put_remote(struct agent *ag, const struct ll_dispatch_params *p, uint
     return 0;
 }
 
-KFN uint64_t ll_rows_out(const struct group_dev *g, const struct handle_dev *h, int remote)
+/* Statistics of what goes out. One agent. */
+KFN void ll_count_sent(struct agent *ag, const struct group_dev *g, const struct handle_dev *h)
 {
-    uint64_t n = 0;
-    for (int r = 0; r < g->nranks; r++)
-        n += !remote || !is_local(g, r) ? (uint64_t)h->rcount[r] : 0;
-    return n;
+    int64_t all = 0, remote = 0;
+
+    AG_EACH(ag, int, r, g->nranks)
+    {
+        all += h->rcount[r];
+        remote += is_local(g, r) ? 0 : h->rcount[r];
+    }
+    all = ag_sum(ag, all);
+    remote = ag_sum(ag, remote);
+    if (!ag_leader(ag))
+        return;
+    ag_add_stat(&g->stats->rows_sent, (uint64_t)all);
+    if (remote)
+        ag_add_stat(&g->stats->rows_remote, (uint64_t)remote);
 }
 
 /* The last agent: tables and post stand. */
-KFN void ll_publish(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch, const struct ll_view *v)
+KFN_STEP void ll_publish(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch, const struct ll_view *v)
 {
     const struct group_dev *g = p->g;
 
@@ -308,14 +335,14 @@ KFN void ll_publish(struct agent *ag, const struct ll_dispatch_params *p, uint64
             ll_write_post(p, epoch, v->post);
         g->state->epoch[OP_LL_DISPATCH] = epoch;
         p->h->epoch = epoch;
-        ag_add_stat(&g->stats->rows_sent, ll_rows_out(g, p->h, 0));
-        ag_add_stat(&g->stats->rows_remote, ll_rows_out(g, p->h, 1));
     }
     ag_sync(ag);
     signal_peers(ag, g, SCOPE_NODE, SIG_LL_DATA, slot_of(g, epoch), lap_of(g, epoch));
+    ll_count_sent(ag, g, p->h);
 }
 
-KFN int ll_send_tables(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch, const struct ll_view *v)
+KFN_STEP int ll_send_tables(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch,
+                            const struct ll_view *v)
 {
     const struct group_dev *g = p->g;
 
@@ -324,7 +351,6 @@ KFN int ll_send_tables(struct agent *ag, const struct ll_dispatch_params *p, uin
         return 1;
     if (route_plan(ag, g, p->h, &p->route))
         return 1;
-    ll_places(ag, p);
     ll_fill_tables(ag, p, v, (int32_t *)heap_at(g, g->rank, ll_slot_offset(g, epoch)));
     if (g->nnodes > 1) {
         if (ag_index(ag) == 0) {
@@ -341,7 +367,8 @@ KFN int ll_send_tables(struct agent *ag, const struct ll_dispatch_params *p, uin
 }
 
 /* Rows into the own slot, for receivers that read them there, and for the proxies. */
-KFN int ll_stage_rows(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch, const struct ll_view *v)
+KFN_STEP int ll_stage_rows(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch,
+                           const struct ll_view *v)
 {
     const struct group_dev *g = p->g;
     char *rows = heap_at(g, g->rank, ll_slot_offset(g, epoch) + g->ll.rows);
@@ -367,7 +394,7 @@ KFN struct ll_view ll_own_view(const struct ll_dispatch_params *p, uint64_t epoc
 }
 
 /* The send half of a staged operation: no peer is waited for but to free the slot. */
-KFN int ll_dispatch_send(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
+KFN_STEP int ll_dispatch_send(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
 {
     const struct ll_view v = ll_own_view(p, epoch);
 
@@ -375,60 +402,134 @@ KFN int ll_dispatch_send(struct agent *ag, const struct ll_dispatch_params *p, u
 }
 
 /* May all ranks write into each other's receive tensors? All read the same posts and find the same. */
-KFN int ll_all_open(const struct group_dev *g, uint64_t epoch)
+KFN int ll_all_open(struct agent *ag, const struct group_dev *g, uint64_t epoch)
 {
-    for (int s = 0; s < g->nranks; s++)
-        if (!is_local(g, s) || (g->mask[s] && !ll_post_of(g, s, epoch)->open))
-            return 0;
-    return 1;
+    int closed = 0;
+
+    AG_EACH(ag, int, s, g->nranks) closed |= !is_local(g, s) || (g->mask[s] && !ll_post_of(g, s, epoch)->open);
+    return !ag_any(ag, closed);
+}
+
+#define LL_COUNTS 8
+
+/* What sources s to s + LL_COUNTS - 1 have for expert e (0: masked, no such source). All are asked before the first answer is
+ * looked at. */
+KFN void ll_expert_counts(const struct group_dev *g, uint64_t epoch, int e, int s, int32_t *n)
+{
+    const int32_t *at[LL_COUNTS];
+
+    AG_UNROLL
+    for (int j = 0; j < LL_COUNTS; j++)
+        at[j] = s + j < g->nranks && g->mask[s + j] && e < g->experts ? &ll_open(g, s + j, epoch).ecount[e] : NULL;
+    AG_UNROLL
+    for (int j = 0; j < LL_COUNTS; j++)
+        n[j] = at[j] ? *at[j] : 0;
 }
 
 /* first[e] = rows of earlier ranks at expert e's rank: where this rank's begin. */
-KFN void ll_first_rows(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
+KFN_STEP void ll_first_rows(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
 
     AG_EACH_ALL(ag, int, e, g->experts)
     {
-        int32_t run = 0;
-        for (int s = 0; s < g->rank; s++)
-            run += g->mask[s] ? ll_open(g, s, epoch).ecount[e] : 0;
+        int32_t run = 0, n[LL_COUNTS];
+        for (int s = 0; s < g->rank; s += LL_COUNTS) {
+            ll_expert_counts(g, epoch, e, s, n);
+            AG_UNROLL
+            for (int j = 0; j < LL_COUNTS; j++)
+                run += s + j < g->rank ? n[j] : 0;
+        }
         p->h->first[e] = run;
     }
 }
 
-/* Where the row of (t, k) goes at its rank d, as d posted it: EXPERT_MAJOR by expert, RANK_MAJOR by this rank. */
-KFN int ll_target(const struct ll_dispatch_params *p, const struct ll_post *post, int64_t i, uint64_t *token,
-                  uint64_t *scale)
+/* begin[l][s] and count[l][s] for this rank's experts; the caller's counters. */
+KFN_STEP void ll_count_experts(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+    const struct handle_dev *h = p->h;
+    const int R = g->nranks, L = g->local_experts;
+
+    AG_EACH_ALL(ag, int, l, L)
+    {
+        int32_t run = 0, n[LL_COUNTS];
+        for (int first = 0; first < R; first += LL_COUNTS) {
+            ll_expert_counts(g, epoch, g->rank * L + l, first, n);
+            AG_UNROLL
+            for (int j = 0; j < LL_COUNTS; j++) {
+                const int s = first + j;
+                if (s >= R)
+                    continue;
+                h->begin[l * R + s] = run;
+                h->count[l * R + s] = n[j];
+                if (p->layout_range)
+                    p->layout_range[l * R + s] = (int64_t)run << 32 | (int64_t)n[j];
+                run += n[j];
+            }
+        }
+        if (p->expert_counts.data)
+            index_put(&p->expert_counts, l, run);
+        if (p->expert_stats)
+            p->expert_stats[l] += run;
+    }
+}
+
+/* What the tables say. */
+KFN void ll_count(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
+{
+    if (p->layout == LAYOUT_EXPERT_MAJOR)
+        ll_count_experts(ag, p, epoch);
+    ll_all_places(ag, p, epoch);
+}
+
+/* Does (t, k) have a place of its own, EXPERT_MAJOR by expert, RANK_MAJOR by this rank? */
+KFN int ll_has_target(const struct ll_dispatch_params *p, int64_t i)
+{
+    const struct group_dev *g = p->g;
+    const int32_t id = p->h->ids[i];
+
+    if (id < 0 || !g->mask[id / g->local_experts])
+        return 0;
+    if (p->layout == LAYOUT_RANK_MAJOR)
+        return p->h->ridx[i] >= 0;
+    /* Else the receiver finds the same and reports it. */
+    return p->h->first[id] + p->h->eidx[i] < (int64_t)g->nranks * g->max_tokens;
+}
+
+/* Where the row of (t, k) goes, as its rank posted it. Zero: nowhere. */
+KFN int ll_target(const struct ll_dispatch_params *p, uint64_t epoch, int64_t i, char **token, char **scale,
+                  int64_t *scale_stride)
 {
     const struct group_dev *g = p->g;
     const int32_t id = p->h->ids[i];
     uint64_t outer, row;
 
+    if (!ll_has_target(p, i))
+        return 0;
     if (p->layout == LAYOUT_EXPERT_MAJOR) {
         outer = (uint64_t)(id % g->local_experts);
         row = (uint64_t)(p->h->first[id] + p->h->eidx[i]);
-        if (row >= (uint64_t)g->nranks * (uint64_t)g->max_tokens)
-            return 0; /* the receiver finds the same and reports it */
     } else {
-        if (p->h->ridx[i] < 0)
-            return 0;
         outer = (uint64_t)g->rank;
         row = (uint64_t)p->h->ridx[i];
     }
-    *token = post->tokens + outer * post->outer_stride + row * post->stride;
-    *scale = post->scales + outer * post->scale_outer_stride + row * post->scale_row_stride;
+    const int d = id / g->local_experts;
+    const struct ll_post *post = ll_post_of(g, d, epoch);
+    *token = heap_at(g, d, post->tokens + outer * post->outer_stride + row * post->stride);
+    *scale = heap_at(g, d, post->scales + outer * post->scale_outer_stride + row * post->scale_row_stride);
+    *scale_stride = (int64_t)post->scale_stride;
     return 1;
 }
 
 /* Token t to all its places on all ranks. */
-KFN void ll_write_token(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch, int t, char *scratch)
+KFN_STEP void ll_write_token(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch, int t, char *scratch)
 {
-    const struct group_dev *g = p->g;
     const int K = p->route.topk_n;
     const char *row = row_tokens(&p->in, t), *scales = p->in.scales + t * p->in.scale_row_stride;
     int64_t scale_stride = p->in.scale_stride;
     struct copy_set set;
+    struct word_set words;
     int n = 0;
 
     if (p->in.cast) {
@@ -438,24 +539,32 @@ KFN void ll_write_token(struct agent *ag, const struct ll_dispatch_params *p, ui
         scales = scratch + row_scales_at(&p->agree);
         scale_stride = 4;
     }
-    for (int k = 0; k < K; k++) {
-        const int64_t i = (int64_t)t * K + k;
-        uint64_t token, scale;
-        if (p->h->ids[i] < 0)
+    copy_set_begin(&set);
+    word_set_begin(&words);
+    AG_EACH(ag, int, k, K)
+    {
+        char *token, *scale;
+        int64_t stride;
+        int place = 0;
+        if (!ll_target(p, epoch, (int64_t)t * K + k, &token, &scale, &stride))
             continue;
-        const int d = p->h->ids[i] / g->local_experts;
-        const struct ll_post *post = ll_post_of(g, d, epoch);
-        if (!g->mask[d] || !ll_target(p, post, i, &token, &scale))
-            continue;
-        copy_set_put(ag, &set, n++, heap_at(g, d, token));
-        if (p->agree.scale_bytes)
-            row_copy_scales(ag, heap_at(g, d, scale), (int64_t)post->scale_stride, scales, scale_stride,
-                            p->agree.scale_bytes / 4);
+        for (int j = 0; j < k; j++)
+            place += ll_has_target(p, (int64_t)t * K + j);
+        copy_set_offer(&set, place, token);
+        word_set_offer(&words, place, scale, stride);
+        n++;
     }
+    n = (int)ag_sum(ag, n);
+    copy_set_settle(ag, &set);
     ag_copy_many(ag, &set, n, row, (size_t)p->agree.hidden_bytes);
+    if (!p->agree.scale_bytes)
+        return;
+    word_set_settle(ag, &words);
+    ag_copy_words(ag, &words, n, scales, scale_stride, p->agree.scale_bytes / 4);
 }
 
-KFN int ll_write_rows(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch, const struct ll_view *v)
+KFN_STEP int ll_write_rows(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch,
+                           const struct ll_view *v)
 {
     const struct group_dev *g = p->g;
     const size_t bytes = row_scales_at(&p->agree) + (size_t)p->agree.scale_bytes;
@@ -468,6 +577,7 @@ KFN int ll_write_rows(struct agent *ag, const struct ll_dispatch_params *p, uint
         if (sync_barrier(ag, g))
             return 1;
     }
+    ll_count(ag, p, epoch); /* by agents that mostly have no token */
     for (int t = ag_index(ag); t < p->route.ntokens; t += ag_count(ag))
         ll_write_token(ag, p, epoch, t, scratch);
     if (sync_last(ag, g, 1)) {
@@ -481,67 +591,51 @@ KFN int ll_write_rows(struct agent *ag, const struct ll_dispatch_params *p, uint
 
 /* ---- Receive -------------------------------------------------------------------------------------------------- */
 
-/* begin[l][s] and count[l][s] for this rank's experts; the caller's counters. */
-KFN void ll_count_experts(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
-{
-    const struct group_dev *g = p->g;
-    const struct handle_dev *h = p->h;
-    const int R = g->nranks, L = g->local_experts;
-
-    AG_EACH_ALL(ag, int, l, L)
-    {
-        int32_t run = 0;
-        const int e = g->rank * L + l;
-        for (int s = 0; s < R; s++) {
-            const int32_t n = g->mask[s] && e < g->experts ? ll_open(g, s, epoch).ecount[e] : 0;
-            h->begin[l * R + s] = run;
-            h->count[l * R + s] = n;
-            if (p->layout_range)
-                p->layout_range[l * R + s] = (int64_t)run << 32 | (int64_t)n;
-            run += n;
-        }
-        if (p->expert_counts.data)
-            index_put(&p->expert_counts, l, run);
-        if (p->expert_stats)
-            p->expert_stats[l] += run;
-    }
-}
-
 /* Every token names an expert once (route.h sees to that), so that R*M rows are enough: unless another node's tables,
  * which are believed only so far, say otherwise. */
-KFN int ll_check_room(struct agent *ag, const struct ll_dispatch_params *p)
+KFN_STEP int ll_check_room(struct agent *ag, const struct ll_dispatch_params *p)
 {
     const struct group_dev *g = p->g;
     const int R = g->nranks;
     const int64_t room = (int64_t)R * g->max_tokens;
 
-    for (int l = 0; l < g->local_experts; l++) {
+    int64_t most = 0;
+
+    AG_EACH(ag, int, l, g->local_experts)
+    {
         const int64_t rows = (int64_t)p->h->begin[l * R + R - 1] + p->h->count[l * R + R - 1];
-        if (rows > room)
-            return fail_all(ag, g, KSTATUS_OVERFLOW, PHASE_LL_DATA, -1, rows, room);
+        most = rows > most ? rows : most;
     }
-    return 0;
+    if (!ag_any(ag, most > room))
+        return 0;
+    return fail_all(ag, g, KSTATUS_OVERFLOW, PHASE_LL_DATA, -1, most, room);
 }
 
 /* What came from each rank, and in all. */
-KFN void ll_count_ranks(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
+KFN_STEP void ll_count_ranks(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
     const int R = g->nranks, L = g->local_experts;
     int64_t total = 0;
 
-    if (ag_index(ag) != 0 || !ag_leader(ag))
+    if (ag_index(ag) != ag_count(ag) / 2) /* the first agents wait for peers, the last ones find places */
         return;
-    for (int s = 0; s < R; s++) {
+    AG_EACH(ag, int, s, R)
+    {
         int64_t n = 0;
         if (g->mask[s] && p->layout == LAYOUT_RANK_MAJOR)
             n = ll_open(g, s, epoch).rcount[g->rank];
-        for (int l = 0; l < L && p->layout == LAYOUT_EXPERT_MAJOR; l++)
+        for (int l = 0; l < L && p->layout == LAYOUT_EXPERT_MAJOR && p->rank_counts.data; l++)
             n += p->h->count[l * R + s];
         if (p->rank_counts.data)
             index_put(&p->rank_counts, s, n);
-        total += n;
+        total += p->layout == LAYOUT_RANK_MAJOR ? n : 0;
     }
+    if (p->layout == LAYOUT_EXPERT_MAJOR)
+        AG_EACH(ag, int, i, L *R) total += p->h->count[i];
+    total = ag_sum(ag, total);
+    if (!ag_leader(ag))
+        return;
     if (p->total.data)
         index_put(&p->total, 0, total);
     ag_add_stat(&g->stats->rows_received, (uint64_t)total);
@@ -552,44 +646,61 @@ KFN const char *ll_row(const struct ll_view *v, int t)
     return v->rows + (size_t)(v->post->ordered ? v->pos[t] : t) * v->post->row_stride;
 }
 
+/* How many of ids[0..k-1] live on `rank`. */
+KFN int ll_local_before(const int32_t *ids, int k, int rank, int local_experts)
+{
+    int n = 0;
+    for (int j = 0; j < k; j++)
+        n += ids[j] >= 0 && ids[j] / local_experts == rank;
+    return n;
+}
+
 /* Row i of source s's list: what belongs to each of its local experts; the rows themselves unless they were written. */
-KFN void ll_expand(struct agent *ag, const struct ll_dispatch_params *p, const struct ll_view *v, int s, int i,
-                   int written)
+KFN_STEP void ll_expand(struct agent *ag, const struct ll_dispatch_params *p, const struct ll_view *v, int s, int i,
+                        int written)
 {
     const struct group_dev *g = p->g;
     const int R = g->nranks, L = g->local_experts, K = p->route.topk_n;
     const int t = v->list[i];
+    const int32_t *ids = v->ids + (size_t)t * K;
     const char *row = written ? NULL : ll_row(v, t);
     struct copy_set set;
     int n = 0;
 
-    for (int k = 0; k < K; k++) {
-        const int32_t id = v->ids[(size_t)t * K + k];
-        if (id < 0 || id / L != g->rank)
+    copy_set_begin(&set);
+    AG_EACH(ag, int, k, K)
+    {
+        if (ids[k] < 0 || ids[k] / L != g->rank)
             continue;
-        const int l = id - g->rank * L;
+        const int l = ids[k] - g->rank * L;
         const int64_t at = p->h->begin[l * R + s] + v->eidx[(size_t)t * K + k];
-        if (!written) {
-            copy_set_put(ag, &set, n++, p->out.tokens + l * p->out.outer_stride + at * p->out.stride);
-            if (p->agree.scale_bytes)
-                row_copy_scales(ag, p->out.scales + l * p->out.scale_outer_stride + at * p->out.scale_row_stride,
-                                p->out.scale_stride, row + row_scales_at(&p->agree), 4, p->agree.scale_bytes / 4);
-        }
-        if (ag_leader(ag)) {
-            const int64_t place = (int64_t)l * p->outer_rows + at;
-            if (p->src_rank)
-                p->src_rank[place] = s;
-            if (p->src_token)
-                p->src_token[place] = t;
-        }
+        const int64_t place = (int64_t)l * p->outer_rows + at;
+        copy_set_offer(&set, ll_local_before(ids, k, g->rank, L),
+                       p->out.tokens + l * p->out.outer_stride + at * p->out.stride);
+        if (p->src_rank)
+            p->src_rank[place] = s;
+        if (p->src_token)
+            p->src_token[place] = t;
+        n++;
     }
-    if (!written)
-        ag_copy_many(ag, &set, n, row, (size_t)p->agree.hidden_bytes);
+    if (written)
+        return;
+    n = (int)ag_sum(ag, n);
+    copy_set_settle(ag, &set);
+    ag_copy_many(ag, &set, n, row, (size_t)p->agree.hidden_bytes);
+    for (int k = 0; k < K && p->agree.scale_bytes; k++) {
+        if (ids[k] < 0 || ids[k] / L != g->rank)
+            continue;
+        const int l = ids[k] - g->rank * L;
+        const int64_t at = p->h->begin[l * R + s] + v->eidx[(size_t)t * K + k];
+        row_copy_scales(ag, p->out.scales + l * p->out.scale_outer_stride + at * p->out.scale_row_stride,
+                        p->out.scale_stride, row + row_scales_at(&p->agree), 4, p->agree.scale_bytes / 4);
+    }
 }
 
 /* Row i of source s's list, at its place in s's block. */
-KFN void ll_place(struct agent *ag, const struct ll_dispatch_params *p, const struct ll_view *v, int s, int i,
-                  int written)
+KFN_STEP void ll_place(struct agent *ag, const struct ll_dispatch_params *p, const struct ll_view *v, int s, int i,
+                       int written)
 {
     const struct group_dev *g = p->g;
     const int L = g->local_experts, K = p->route.topk_n;
@@ -614,37 +725,47 @@ KFN void ll_place(struct agent *ag, const struct ll_dispatch_params *p, const st
     }
 }
 
-/* Items (source, i) are dealt out to the agents in one sequence over all sources. */
-KFN void ll_take_rows(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
+/* What came from source s, by agents `nth`, nth + step, ... of those that serve it. */
+KFN void ll_take_source(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch, int s, int nth, int step)
 {
     const struct group_dev *g = p->g;
-    const int A = ag_count(ag);
-    int64_t before = 0;
+    const int first = nth == 0 && ag_leader(ag);
 
-    for (int s = 0; s < g->nranks; s++) {
-        if (!g->mask[s]) {
-            if (p->layout == LAYOUT_RANK_MAJOR && ag_index(ag) == 0 && ag_leader(ag))
-                p->h->count[s] = 0;
-            continue;
-        }
-        const struct ll_view v = ll_open(g, s, epoch);
-        const int n = v.rcount[g->rank], written = v.post->written;
-        for (int i = (int)(((int64_t)ag_index(ag) - before % A + A) % A); i < n; i += A) {
-            if (p->layout == LAYOUT_RANK_MAJOR)
-                ll_place(ag, p, &v, s, i, written);
-            else
-                ll_expand(ag, p, &v, s, i, written);
-        }
-        if (p->layout == LAYOUT_RANK_MAJOR && ag_index(ag) == 0 && ag_leader(ag))
-            p->h->count[s] = n;
-        if (s != g->rank && ag_index(ag) == 0 && ag_leader(ag))
-            ag_add_stat(&g->stats->bytes_peer, (uint64_t)n * (uint64_t)p->agree.hidden_bytes);
-        before += n;
+    if (!g->mask[s]) {
+        if (first && p->layout == LAYOUT_RANK_MAJOR)
+            p->h->count[s] = 0;
+        return;
     }
+    const struct ll_view v = ll_open(g, s, epoch);
+    const int n = v.rcount[g->rank], written = v.post->written;
+    const int nothing = written && p->layout == LAYOUT_EXPERT_MAJOR && !p->src_rank && !p->src_token;
+    for (int i = nth; i < n && !nothing; i += step) {
+        if (p->layout == LAYOUT_RANK_MAJOR)
+            ll_place(ag, p, &v, s, i, written);
+        else
+            ll_expand(ag, p, &v, s, i, written);
+    }
+    if (first && p->layout == LAYOUT_RANK_MAJOR)
+        p->h->count[s] = n;
+    if (first && s != g->rank)
+        ag_add_stat(&g->stats->bytes_peer, (uint64_t)n * (uint64_t)p->agree.hidden_bytes);
+}
+
+/* Each source is served by its own share of the agents: none looks into more tables than it must, and no source has more
+ * than max_tokens rows. */
+KFN_STEP void ll_take_rows(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
+{
+    const int R = p->g->nranks, A = ag_count(ag), me = ag_index(ag);
+
+    if (A >= R)
+        ll_take_source(ag, p, epoch, me % R, me / R, A / R + (me % R < A % R));
+    else
+        for (int s = me; s < R; s += A)
+            ll_take_source(ag, p, epoch, s, 0, 1);
 }
 
 /* What came over a network decides where this rank writes: believe nothing. Zero: the tables are sound. */
-KFN int ll_tables_unsound(const struct group_dev *g, const struct ll_view *v, int K)
+KFN_STEP int ll_tables_unsound(const struct group_dev *g, const struct ll_view *v, int K)
 {
     const int B = v->post->ntokens;
     int64_t pairs = 0;
@@ -675,7 +796,7 @@ KFN int ll_tables_unsound(const struct group_dev *g, const struct ll_view *v, in
 }
 
 /* Rows from other nodes: as many as the tables say (checked against what is possible); and the list of their tokens. */
-KFN int ll_wait_remote(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
+KFN_STEP int ll_wait_remote(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
     const uint64_t start = ag_now(ag);
@@ -705,10 +826,19 @@ KFN int ll_wait_remote(struct agent *ag, const struct ll_dispatch_params *p, uin
 }
 
 /* What a peer posted fits what this rank does, and the limits of the group. */
-KFN int ll_check_posts(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
+KFN_STEP int ll_check_posts(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
+    int odd = 0;
 
+    AG_EACH(ag, int, s, g->nranks)
+    {
+        const struct ll_post *post = ll_post_of(g, s, epoch);
+        odd |= g->mask[s] &&
+               (agreement_differs(&p->agree, &post->agree) || post->ntokens < 0 || post->ntokens > g->max_tokens);
+    }
+    if (!ag_any(ag, odd))
+        return 0;
     for (int s = 0; s < g->nranks; s++) {
         if (!g->mask[s])
             continue;
@@ -722,7 +852,7 @@ KFN int ll_check_posts(struct agent *ag, const struct ll_dispatch_params *p, uin
 }
 
 /* Counts and small outputs; and the rows, where senders have not written them. */
-KFN int ll_receive(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
+KFN_STEP int ll_receive(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch, int counted)
 {
     const struct group_dev *g = p->g;
     const int slot = slot_of(g, epoch);
@@ -730,14 +860,13 @@ KFN int ll_receive(struct agent *ag, const struct ll_dispatch_params *p, uint64_
 
     if (g->nnodes > 1 && (ll_wait_remote(ag, p, epoch) || sync_barrier(ag, g)))
         return 1;
-    if (p->layout == LAYOUT_EXPERT_MAJOR)
-        ll_count_experts(ag, p, epoch);
-    ll_source_places(ag, p, epoch);
-    if (sync_barrier(ag, g) || (p->layout == LAYOUT_EXPERT_MAJOR && ll_check_room(ag, p)))
-        return 1;
-    ll_count_ranks(ag, p, epoch);
+    if (!counted)
+        ll_count(ag, p, epoch);
     if (wait_peers(ag, g, SCOPE_NODE, SIG_LL_ROWS, slot, lap, PHASE_LL_ROWS, NULL))
         return 1;
+    if (p->layout == LAYOUT_EXPERT_MAJOR && ll_check_room(ag, p))
+        return 1;
+    ll_count_ranks(ag, p, epoch);
     ll_take_rows(ag, p, epoch);
     if (sync_last(ag, g, 2))
         signal_peers(ag, g, SCOPE_ALL, SIG_LL_DONE, slot, lap);
@@ -748,7 +877,7 @@ KFN int ll_receive(struct agent *ag, const struct ll_dispatch_params *p, uint64_
 }
 
 /* All tables stand and fit what this rank does. */
-KFN int ll_wait_tables(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
+KFN_STEP int ll_wait_tables(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
 
@@ -756,9 +885,9 @@ KFN int ll_wait_tables(struct agent *ag, const struct ll_dispatch_params *p, uin
            ll_check_posts(ag, p, epoch);
 }
 
-KFN int ll_dispatch_recv(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
+KFN_STEP int ll_dispatch_recv(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
 {
-    return ll_wait_tables(ag, p, epoch) || ll_receive(ag, p, epoch);
+    return ll_wait_tables(ag, p, epoch) || ll_receive(ag, p, epoch, 0);
 }
 
 /* Both halves in one operation. */
@@ -773,9 +902,10 @@ KFN int ll_dispatch_whole(struct agent *ag, const struct ll_dispatch_params *p, 
         return ll_stage_rows(ag, p, epoch, &v) || ll_dispatch_recv(ag, p, epoch);
     if (ll_wait_tables(ag, p, epoch))
         return 1;
-    if (ll_all_open(g, epoch) ? ll_write_rows(ag, p, epoch, &v) : ll_stage_rows(ag, p, epoch, &v))
+    const int open = ll_all_open(ag, g, epoch);
+    if (open ? ll_write_rows(ag, p, epoch, &v) : ll_stage_rows(ag, p, epoch, &v))
         return 1;
-    return ll_receive(ag, p, epoch);
+    return ll_receive(ag, p, epoch, open);
 }
 
 KFN void kernel_ll_dispatch(struct agent *ag, const struct ll_dispatch_params *p)

@@ -203,6 +203,7 @@ struct group_state {
     uint64_t barrier;         /* generation */
     uint32_t arrived;         /* agents in the barrier */
     uint32_t ticket[4];       /* agents past a point of the running kernel, see sync_last() */
+    uint64_t returned;        /* rows that the running combine has summed */
 };
 
 enum error_state { ERROR_NONE = 0, ERROR_WRITING = 1, ERROR_SET = 2 };

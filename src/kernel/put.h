@@ -13,7 +13,7 @@
 #include "kernel/ring.h"
 
 struct put_batch {
-    struct command command[RING_MAX_PUSH];
+    struct command_set set;
     int n, ring, failed;
 };
 
@@ -30,30 +30,30 @@ KFN void put_begin(struct put_batch *batch)
 }
 
 /* Non-zero: the ring stayed full for a whole deadline, or the group has failed. */
-KFN int put_flush(struct agent *ag, const struct group_dev *g, struct put_batch *batch)
+KFN_STEP int put_flush(struct agent *ag, const struct group_dev *g, struct put_batch *batch)
 {
-    if (batch->n && ag_push(ag, &g->rings[batch->ring], batch->command, batch->n) != WAIT_OK)
+    if (batch->n && ag_push(ag, &g->rings[batch->ring], command_set_list(&batch->set), batch->n) != WAIT_OK)
         batch->failed = 1;
     batch->n = 0;
     return batch->failed;
 }
 
 /* Heap offsets and bytes are multiples of 16; target is in the peer's heap. The counter goes up by one there. */
-KFN void put(struct agent *ag, const struct group_dev *g, struct put_batch *batch, int peer, uint32_t counter,
-             uint64_t source, uint64_t target, uint32_t bytes)
+KFN_STEP void put(struct agent *ag, const struct group_dev *g, struct put_batch *batch, int peer, uint32_t counter,
+                  uint64_t source, uint64_t target, uint32_t bytes)
 {
     const int ring = (g->rank + peer) % g->nrings;
 
     if (batch->n == RING_MAX_PUSH || (batch->n && batch->ring != ring))
         put_flush(ag, g, batch);
     batch->ring = ring;
-    batch->command[batch->n++] = command_pack((uint32_t)peer, counter, source, target, bytes);
+    command_set_put(ag, &batch->set, batch->n++, command_pack((uint32_t)peer, counter, source, target, bytes));
     if (ag_leader(ag))
         ag_add_stat(&g->pushed[peer], 1);
 }
 
 /* The abort word to all ranks of other nodes, as far as the rings take it. */
-KFN void put_abort(struct agent *ag, const struct group_dev *g, uint64_t word)
+KFN_STEP void put_abort(struct agent *ag, const struct group_dev *g, uint64_t word)
 {
     struct control *own = (struct control *)g->heap[g->rank];
     struct put_batch batch;

@@ -18,7 +18,7 @@ KFN int32_t *route_table(const struct group_dev *g, int planner)
     return g->tables + (size_t)planner * (size_t)(g->experts + g->nranks);
 }
 
-KFN void route_report_bad(struct agent *ag, const struct group_dev *g, const struct route_in *in, int64_t bad)
+KFN_STEP void route_report_bad(struct agent *ag, const struct group_dev *g, const struct route_in *in, int64_t bad)
 {
     const int64_t i = bad - 1;
     const int64_t value = in->idx64 ? ((const int64_t *)in->topk)[i] : ((const int32_t *)in->topk)[i];
@@ -33,10 +33,13 @@ KFN void route_total(const struct group_dev *g, const struct handle_dev *h, int 
         h->rcount[key - g->experts] = total;
 }
 
-KFN int route_plan(struct agent *ag, const struct group_dev *g, struct handle_dev *h, const struct route_in *in)
+#define ROUTE_PAIRS 32 /* least (token, k) pairs that are worth a planner of their own */
+#define ROUTE_BATCH 8  /* tables that are read before the first is looked at */
+
+KFN_STEP int route_plan(struct agent *ag, const struct group_dev *g, struct handle_dev *h, const struct route_in *in)
 {
     const int keys = g->experts + g->nranks;
-    const int wanted = (in->ntokens * in->topk_n + 255) / 256;
+    const int wanted = (in->ntokens * in->topk_n + ROUTE_PAIRS - 1) / ROUTE_PAIRS;
     const int most = ag_count(ag) < g->max_agents ? ag_count(ag) : g->max_agents;
     const int planners = wanted < 1 ? 1 : wanted < most ? wanted : most;
     const int me = ag_index(ag);
@@ -61,11 +64,17 @@ KFN int route_plan(struct agent *ag, const struct group_dev *g, struct handle_de
     AG_EACH_ALL(ag, int, key, keys)
     {
         int32_t run = 0;
-        for (int p = 0; p < planners; p++) {
-            int32_t *cell = route_table(g, p) + key;
-            const int32_t n = *cell;
-            *cell = run;
-            run += n;
+        for (int first = 0; first < planners; first += ROUTE_BATCH) {
+            int32_t n[ROUTE_BATCH];
+            AG_UNROLL
+            for (int j = 0; j < ROUTE_BATCH; j++)
+                n[j] = first + j < planners ? route_table(g, first + j)[key] : 0;
+            AG_UNROLL
+            for (int j = 0; j < ROUTE_BATCH; j++) {
+                if (first + j < planners)
+                    route_table(g, first + j)[key] = run;
+                run += n[j];
+            }
         }
         route_total(g, h, key, run);
     }

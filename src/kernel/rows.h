@@ -29,7 +29,7 @@ KFN void row_copy_scales(struct agent *ag, char *to, int64_t to_stride, const ch
 }
 
 /* Writes row t as it travels: payload at `to`, scales (if any) at row_scales_at(). */
-KFN void row_stage(struct agent *ag, char *to, const struct row_in *in, const struct agreement *a, int64_t t)
+KFN_STEP void row_stage(struct agent *ag, char *to, const struct row_in *in, const struct agreement *a, int64_t t)
 {
     char *scales = to + row_scales_at(a);
 
@@ -54,30 +54,34 @@ KFN void index_put(const struct index_out *out, int64_t i, int64_t value)
  * The top-k row that rank `rank` receives: ids[K] and weights[K] of the source, turned to local ids. Compact: local
  * ones first, ascending by id (equal ids in k-order), then -1; else in place with -1 elsewhere. `weights` may be NULL.
  */
-KFN void row_put_topk(struct agent *ag, const int32_t *ids, const float *weights, int K, int first, int end,
-                      int compact, const struct index_out *out_idx, float *out_weights, int64_t at)
+KFN void row_put_entry(const int32_t *ids, const float *weights, int K, int k, int first, int end, int compact,
+                       const struct index_out *out_idx, float *out_weights, int64_t at)
 {
-    AG_EACH(ag, int, k, K)
-    {
-        const int local = ids[k] >= first && ids[k] < end;
-        int place = k;
-        if (compact) {
-            int before = 0, locals = 0;
-            for (int j = 0; j < K; j++) {
-                const int is = ids[j] >= first && ids[j] < end;
-                locals += is;
-                if (local)
-                    before += is && (ids[j] < ids[k] || (ids[j] == ids[k] && j < k));
-                else
-                    before += !is && j < k;
-            }
-            place = local ? before : locals + before;
+    const int local = ids[k] >= first && ids[k] < end;
+    int place = k;
+
+    if (compact) {
+        int before = 0, locals = 0;
+        for (int j = 0; j < K; j++) {
+            const int is = ids[j] >= first && ids[j] < end;
+            locals += is;
+            if (local)
+                before += is && (ids[j] < ids[k] || (ids[j] == ids[k] && j < k));
+            else
+                before += !is && j < k;
         }
-        if (out_idx->data)
-            index_put(out_idx, at * K + place, local ? ids[k] - first : -1);
-        if (out_weights)
-            out_weights[at * K + place] = local && weights ? weights[k] : 0.0f;
+        place = local ? before : locals + before;
     }
+    if (out_idx->data)
+        index_put(out_idx, at * K + place, local ? ids[k] - first : -1);
+    if (out_weights)
+        out_weights[at * K + place] = local && weights ? weights[k] : 0.0f;
+}
+
+KFN_STEP void row_put_topk(struct agent *ag, const int32_t *ids, const float *weights, int K, int first, int end,
+                           int compact, const struct index_out *out_idx, float *out_weights, int64_t at)
+{
+    AG_EACH(ag, int, k, K) row_put_entry(ids, weights, K, k, first, end, compact, out_idx, out_weights, at);
 }
 
 #endif

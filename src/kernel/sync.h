@@ -69,8 +69,8 @@ KFN const uint64_t *signal_from(const struct group_dev *g, int kind, int slot, i
 }
 
 /* Records an error for the host; the first one wins. Does not stop anything by itself. */
-KFN void report(struct agent *ag, const struct group_dev *g, int status, int phase, int peer, int64_t expected,
-                int64_t seen, int64_t detail0, int64_t detail1)
+KFN_STEP void report(struct agent *ag, const struct group_dev *g, int status, int phase, int peer, int64_t expected,
+                     int64_t seen, int64_t detail0, int64_t detail1)
 {
     if (!ag_leader(ag) || !ag_claim(&g->error->state, ERROR_NONE, ERROR_WRITING))
         return;
@@ -85,8 +85,8 @@ KFN void report(struct agent *ag, const struct group_dev *g, int status, int pha
 }
 
 /* Ends the operation on every rank: abort words wake all waiters. */
-KFN int fail_all(struct agent *ag, const struct group_dev *g, int status, int phase, int peer, int64_t expected,
-                 int64_t seen)
+KFN_STEP int fail_all(struct agent *ag, const struct group_dev *g, int status, int phase, int peer, int64_t expected,
+                      int64_t seen)
 {
     const uint64_t word = ABORT_WORD(status, g->rank);
 
@@ -120,8 +120,8 @@ KFN int phase_masks(int phase)
 }
 
 /* A wait that ended without its word. */
-KFN int wait_failed(struct agent *ag, const struct group_dev *g, enum wait_result why, int phase, int peer,
-                    uint64_t target, uint64_t seen)
+KFN_STEP int wait_failed(struct agent *ag, const struct group_dev *g, enum wait_result why, int phase, int peer,
+                         uint64_t target, uint64_t seen)
 {
     if (why == WAIT_ABORTED) {
         const uint64_t word = ag_load_acquire(&control_of(g, g->rank)->abort_word);
@@ -151,14 +151,14 @@ KFN int wait_failed(struct agent *ag, const struct group_dev *g, enum wait_resul
 }
 
 /* A push that did not go through: its ring stayed full for a whole deadline, or the group has failed meanwhile. */
-KFN int push_failed(struct agent *ag, const struct group_dev *g)
+KFN_STEP int push_failed(struct agent *ag, const struct group_dev *g)
 {
     const int aborted = ag_load_acquire(&control_of(g, g->rank)->abort_word) != 0;
     return wait_failed(ag, g, aborted ? WAIT_ABORTED : WAIT_TIMEOUT, PHASE_RING, -1, 0, 0);
 }
 
 /* All agents of the launch meet. Non-zero: the operation has failed. */
-KFN int sync_barrier(struct agent *ag, const struct group_dev *g)
+KFN_STEP int sync_barrier(struct agent *ag, const struct group_dev *g)
 {
     struct group_state *st = g->state;
     const uint64_t generation = ag_load_acquire(&st->barrier);
@@ -166,11 +166,9 @@ KFN int sync_barrier(struct agent *ag, const struct group_dev *g)
     ag_sync(ag);
     if (ag_count(ag) == 1)
         return 0;
-    if (ag_fetch_add(ag, &st->arrived, 1) == (uint32_t)ag_count(ag) - 1) {
-        if (ag_leader(ag)) {
-            st->arrived = 0;
-            ag_store_release(&st->barrier, generation + 1); /* pairs with the acquire of the waits below */
-        }
+    if (ag_last(ag, &st->arrived, 0)) {
+        if (ag_leader(ag))
+            ag_store_release_near(&st->barrier, generation + 1); /* pairs with the acquire of the waits below */
         ag_ring(ag, &control_of(g, g->rank)->bell);
         ag_sync(ag);
         return 0;
@@ -188,11 +186,22 @@ KFN int sync_last(struct agent *ag, const struct group_dev *g, int point)
     ag_sync(ag);
     if (ag_count(ag) == 1)
         return 1;
-    if (ag_fetch_add(ag, &g->state->ticket[point], 1) != (uint32_t)ag_count(ag) - 1)
-        return 0;
-    if (ag_leader(ag))
-        g->state->ticket[point] = 0;
-    return 1;
+    return ag_last(ag, &g->state->ticket[point], 1 + point);
+}
+
+/* Statistics lie in the host's memory: agents add up in device memory, and the last one (sync_last) passes it on. */
+KFN void count_returned(struct agent *ag, const struct group_dev *g, uint64_t rows)
+{
+    if (rows)
+        ag_fetch_add64(ag, &g->state->returned, rows);
+}
+
+KFN void report_returned(struct agent *ag, const struct group_dev *g)
+{
+    if (!ag_leader(ag))
+        return;
+    ag_add_stat(&g->stats->rows_returned, g->state->returned);
+    g->state->returned = 0;
 }
 
 enum scope { SCOPE_ALL, SCOPE_NODE, SCOPE_REMOTE };
@@ -205,7 +214,8 @@ KFN int in_scope(const struct group_dev *g, enum scope scope, int rank)
 }
 
 /* Called by one agent, after sync_last: everything this rank did before is visible to whoever sees the signal. */
-KFN void signal_peers(struct agent *ag, const struct group_dev *g, enum scope scope, int kind, int slot, uint64_t value)
+KFN_STEP void signal_peers(struct agent *ag, const struct group_dev *g, enum scope scope, int kind, int slot,
+                           uint64_t value)
 {
     struct put_batch batch;
 
@@ -227,8 +237,8 @@ KFN void signal_peers(struct agent *ag, const struct group_dev *g, enum scope sc
 }
 
 /* One word of one peer; `start` is when the caller began to wait, for one deadline over many. Non-zero: failed. */
-KFN int wait_word(struct agent *ag, const struct group_dev *g, const uint64_t *word, uint64_t target, int phase,
-                  int peer, uint64_t start)
+KFN_STEP int wait_word(struct agent *ag, const struct group_dev *g, const uint64_t *word, uint64_t target, int phase,
+                       int peer, uint64_t start)
 {
     const uint64_t spent = ag_now(ag) - start;
     const uint64_t left = spent < g->timeout_ns ? g->timeout_ns - spent : 0;
@@ -237,13 +247,26 @@ KFN int wait_word(struct agent *ag, const struct group_dev *g, const uint64_t *w
     return why == WAIT_OK ? 0 : wait_failed(ag, g, why, phase, peer, target, ag_load_acquire(word));
 }
 
+/* Are the signals of all active peers there? */
+KFN int glance_peers(struct agent *ag, const struct group_dev *g, enum scope scope, int kind, int slot, uint64_t value)
+{
+    for (int i = 0; i < AG_GLANCES; i++) {
+        int missing = 0;
+        AG_EACH(ag, int, p, g->nranks)
+        missing |= in_scope(g, scope, p) && (int64_t)(ag_peek(signal_from(g, kind, slot, p)) - value) < 0;
+        if (!ag_any(ag, missing))
+            return 1;
+    }
+    return 0;
+}
+
 /* Waits until every active peer's signal reaches `value`; one deadline for all of them. All agents call it. */
-KFN int wait_peers(struct agent *ag, const struct group_dev *g, enum scope scope, int kind, int slot, uint64_t value,
-                   int phase, int64_t *wait_ns)
+KFN_STEP int wait_peers(struct agent *ag, const struct group_dev *g, enum scope scope, int kind, int slot,
+                        uint64_t value, int phase, int64_t *wait_ns)
 {
     int failed = 0;
 
-    if (ag_index(ag) == 0) {
+    if (ag_index(ag) == 0 && (wait_ns || !glance_peers(ag, g, scope, kind, slot, value))) {
         const uint64_t start = ag_now(ag);
         for (int p = 0; p < g->nranks && !failed; p++) {
             if (!in_scope(g, scope, p))
@@ -258,8 +281,8 @@ KFN int wait_peers(struct agent *ag, const struct group_dev *g, enum scope scope
 }
 
 /* `n` more rows of a counter of rows. One agent per (kind, slot, peer); the others learn of it at the next barrier. */
-KFN int wait_rows(struct agent *ag, const struct group_dev *g, int kind, int slot, int peer, uint64_t n, int phase,
-                  uint64_t start)
+KFN_STEP int wait_rows(struct agent *ag, const struct group_dev *g, int kind, int slot, int peer, uint64_t n, int phase,
+                       uint64_t start)
 {
     const size_t i = signal_index(g, kind, slot, peer);
     const uint64_t target = g->expected[i] + n;
@@ -277,8 +300,8 @@ KFN int agreement_differs(const struct agreement *a, const struct agreement *b)
 }
 
 /* `theirs` was read from a peer's heap. Non-zero: the operation has failed, and the report names the first field. */
-KFN int check_agreement(struct agent *ag, const struct group_dev *g, const struct agreement *mine,
-                        const struct agreement *theirs, int phase, int peer)
+KFN_STEP int check_agreement(struct agent *ag, const struct group_dev *g, const struct agreement *mine,
+                             const struct agreement *theirs, int phase, int peer)
 {
     const int32_t *a = (const int32_t *)mine, *b = (const int32_t *)theirs;
 

@@ -468,7 +468,7 @@ static epx_status sim_copy(struct device *device, void *to, const void *from, si
 const struct device_ops sim_device_ops = {
     .name = "sim",
     .kind = EPX_DEVICE_CPU,
-    .caps = DEVICE_HOST_ACCESS | DEVICE_SPARSE_HEAP,
+    .caps = DEVICE_HOST_ACCESS | DEVICE_SPARSE_HEAP | DEVICE_HOST_HEAP,
     .env = &sim_cpu_env,
     .open = sim_open,
     .close = sim_close,

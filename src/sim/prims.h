@@ -12,7 +12,10 @@
 /* A macro is not expanded inside itself: these call the functions of the same name. */
 #define ag_sync(ag) (sim_point(), ag_sync(ag))
 #define ag_load_acquire(word) (sim_point(), ag_load_acquire(word))
+#define ag_peek(word) (sim_point(), ag_peek(word))
+#define ag_last(ag, word, id) (sim_point(), ag_last(ag, word, id))
 #define ag_store_release(word, value) (sim_point(), ag_store_release(word, value))
+#define ag_store_release_near(word, value) (sim_point(), ag_store_release_near(word, value))
 #define ag_store_release32(word, value) (sim_point(), ag_store_release32(word, value))
 #define ag_fetch_add(ag, word, n) (sim_point(), ag_fetch_add(ag, word, n))
 #define ag_fetch_add64(ag, word, n) (sim_point(), ag_fetch_add64(ag, word, n))

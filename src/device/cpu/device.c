@@ -183,7 +183,7 @@ static epx_status cpu_copy(struct device *device, void *to, const void *from, si
 const struct device_ops cpu_device_ops = {
     .name = "cpu",
     .kind = EPX_DEVICE_CPU,
-    .caps = DEVICE_HOST_ACCESS | DEVICE_SPARSE_HEAP,
+    .caps = DEVICE_HOST_ACCESS | DEVICE_SPARSE_HEAP | DEVICE_HOST_HEAP,
     .open = cpu_open,
     .close = cpu_close,
     .identity = cpu_identity,

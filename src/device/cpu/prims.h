@@ -12,8 +12,12 @@
 #include <string.h>
 
 #define KFN static inline
+#define KFN_STEP static inline
+#define AG_UNROLL
+#define AG_LOOK_AHEAD 1
 
 #define AG_EACH(ag, type, i, n) for (type i = ((void)(ag), 0); i < (type)(n); i++)
+#define AG_ROUNDS AG_EACH
 #define AG_EACH_ALL(ag, type, i, n) for (type i = (type)(ag)->index; i < (type)(n); i += (type)(ag)->count)
 
 /* math_reduce fetches 512 bytes ahead inside a row; this covers where it begins. */
@@ -74,7 +78,17 @@ KFN uint64_t ag_load_acquire(const uint64_t *word)
     return __atomic_load_n(word, __ATOMIC_ACQUIRE);
 }
 
+KFN uint64_t ag_peek(const uint64_t *word)
+{
+    return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+}
+
 KFN void ag_store_release(uint64_t *word, uint64_t value)
+{
+    __atomic_store_n(word, value, __ATOMIC_RELEASE);
+}
+
+KFN void ag_store_release_near(uint64_t *word, uint64_t value)
 {
     __atomic_store_n(word, value, __ATOMIC_RELEASE);
 }
@@ -91,6 +105,18 @@ KFN uint64_t ag_fetch_add64(struct agent *ag, uint64_t *word, uint64_t n)
     return __atomic_fetch_add(word, n, __ATOMIC_ACQ_REL);
 }
 
+#define AG_POINTS 5
+#define AG_GLANCES 1
+
+KFN int ag_last(struct agent *ag, uint32_t *word, int id)
+{
+    (void)id;
+    if (__atomic_fetch_add(word, 1, __ATOMIC_ACQ_REL) != (uint32_t)ag->count - 1)
+        return 0;
+    *word = 0; /* nobody comes before the last one has let the others go on */
+    return 1;
+}
+
 KFN uint64_t ag_timeout(const struct agent *ag)
 {
     return ag->timeout_ns;
@@ -99,6 +125,25 @@ KFN uint64_t ag_timeout(const struct agent *ag)
 KFN void ag_add_stat(uint64_t *word, uint64_t n)
 {
     __atomic_fetch_add(word, n, __ATOMIC_RELAXED);
+}
+
+KFN int64_t ag_sum(struct agent *ag, int64_t v)
+{
+    (void)ag;
+    return v;
+}
+
+KFN int64_t ag_scan(struct agent *ag, int64_t v)
+{
+    (void)ag;
+    (void)v;
+    return 0;
+}
+
+KFN int ag_any(struct agent *ag, int v)
+{
+    (void)ag;
+    return v != 0;
 }
 
 KFN int ag_claim(uint32_t *word, uint32_t from, uint32_t to)
@@ -145,6 +190,52 @@ KFN void *copy_set_get(struct agent *ag, const struct copy_set *set, int i)
     return set->to[i];
 }
 
+KFN void copy_set_begin(struct copy_set *set)
+{
+    set->to[0] = NULL;
+}
+
+KFN void copy_set_offer(struct copy_set *set, int place, void *to)
+{
+    set->to[place] = to;
+}
+
+KFN void copy_set_settle(struct agent *ag, struct copy_set *set)
+{
+    (void)ag;
+    (void)set;
+}
+
+struct word_set {
+    char *to[KERNEL_MAX_TOPK];
+    int64_t stride[KERNEL_MAX_TOPK];
+};
+
+KFN void word_set_begin(struct word_set *set)
+{
+    set->to[0] = NULL;
+}
+
+KFN void word_set_offer(struct word_set *set, int place, void *to, int64_t stride)
+{
+    set->to[place] = (char *)to;
+    set->stride[place] = stride;
+}
+
+KFN void word_set_settle(struct agent *ag, struct word_set *set)
+{
+    (void)ag;
+    (void)set;
+}
+
+KFN void ag_copy_words(struct agent *ag, const struct word_set *set, int n, const char *from, int64_t stride, int words)
+{
+    (void)ag;
+    for (int i = 0; i < n; i++)
+        for (int j = 0; j < words; j++)
+            memcpy(set->to[i] + j * set->stride[i], from + j * stride, 4);
+}
+
 KFN void ag_copy_many(struct agent *ag, const struct copy_set *set, int n, const void *from, size_t bytes)
 {
     (void)ag;
@@ -157,6 +248,24 @@ KFN void sum_set_put(struct agent *ag, struct sum_set *set, int i, const void *d
     set->row[i].data = data;
     set->row[i].weight = weight;
     set->row[i].format = logfmt ? ROW_LOGFMT : ROW_PLAIN;
+}
+
+KFN void sum_set_begin(struct sum_set *set)
+{
+    set->row[0].data = NULL;
+}
+
+KFN void sum_set_offer(struct sum_set *set, int place, const void *data, float weight, int logfmt)
+{
+    set->row[place].data = data;
+    set->row[place].weight = weight;
+    set->row[place].format = logfmt ? ROW_LOGFMT : ROW_PLAIN;
+}
+
+KFN void sum_set_settle(struct agent *ag, struct sum_set *set)
+{
+    (void)ag;
+    (void)set;
 }
 
 KFN void ag_reduce(struct agent *ag, void *out, int dtype, int hidden, const struct sum_set *set, int n, int weighted,
@@ -182,6 +291,21 @@ KFN size_t ag_logfmt_encode(struct agent *ag, void *to, const void *x, int hidde
 KFN void *ag_scratch(struct agent *ag, size_t bytes)
 {
     return agent_scratch(ag, bytes);
+}
+
+struct command_set {
+    struct command command[RING_MAX_PUSH];
+};
+
+KFN void command_set_put(struct agent *ag, struct command_set *set, int i, struct command c)
+{
+    (void)ag;
+    set->command[i] = c;
+}
+
+KFN const struct command *command_set_list(const struct command_set *set)
+{
+    return set->command;
 }
 
 KFN void ag_store_commands(struct agent *ag, const struct ring_dev *ring, uint64_t first, const struct command *cmds,
