@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bench_work.h"
 
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define POISON 0xa5
@@ -57,6 +59,7 @@ enum part {
     PART_COMBINED,
     PART_COUNT
 };
+_Static_assert(PART_COUNT == BENCH_PARTS, "as the header says");
 
 static void part_sizes(const struct bench_config *c, size_t *bytes)
 {
@@ -128,6 +131,70 @@ int bench_work_open(struct bench_work *work, const struct bench_config *config, 
     work->out_idx.data = data[PART_OUT_IDX];
     work->results.data = data[PART_RESULTS];
     return 0;
+}
+
+static void *twin_alloc(void *context, size_t bytes)
+{
+    (void)context;
+    return calloc(1, bytes);
+}
+
+int bench_work_open_far(struct bench_work *work, const struct bench_config *config, int rank, bench_alloc_fn alloc,
+                        int (*copy)(void *context, void *to, const void *from, size_t bytes), void *context)
+{
+    size_t bytes[PART_COUNT];
+    epx_tensor *const tensors[PART_COUNT] = {
+        [PART_X] = &work->x,
+        [PART_IDX] = &work->idx,
+        [PART_WEIGHTS] = &work->weights,
+        [PART_TOKENS] = &work->tokens,
+        [PART_SCALES] = &work->scales,
+        [PART_OUT_WEIGHTS] = &work->out_weights,
+        [PART_OUT_IDX] = &work->out_idx,
+        [PART_EXPERT_COUNTS] = &work->expert_counts,
+        [PART_RANK_COUNTS] = &work->rank_counts,
+        [PART_RESULTS] = &work->results,
+        [PART_COMBINED] = &work->combined,
+    };
+    int i;
+
+    if (bench_work_open(work, config, rank, twin_alloc, NULL) != 0)
+        return -1;
+    part_sizes(config, bytes);
+    work->copy = copy;
+    work->copy_context = context;
+    for (i = 0; i < PART_COUNT; i++) {
+        work->parts[i] = (struct bench_part){.host = tensors[i]->data, .bytes = bytes[i]};
+        if (bytes[i] != 0 && (work->parts[i].device = alloc(context, bytes[i])) == NULL)
+            return -1;
+    }
+    return 0;
+}
+
+/* All of it, either way: what the device does not write comes back as it was. */
+static int copy_parts(struct bench_work *work, int in)
+{
+    int i;
+
+    for (i = 0; work->copy != NULL && i < PART_COUNT; i++) {
+        const struct bench_part *p = &work->parts[i];
+        if (p->bytes != 0 &&
+            work->copy(work->copy_context, in ? p->device : p->host, in ? p->host : p->device, p->bytes))
+            return -1;
+    }
+    return 0;
+}
+
+/* The tensor as EPX gets it; NULL where the layout has none. */
+static epx_tensor *given(struct bench_work *work, epx_tensor *tensor, enum part part)
+{
+    if (tensor->data == NULL)
+        return NULL;
+    if (work->copy == NULL)
+        return tensor;
+    work->far[part] = *tensor;
+    work->far[part].data = work->parts[part].device;
+    return &work->far[part];
 }
 
 static void free_routing(struct bench_work *work)
@@ -206,7 +273,7 @@ int bench_work_seed(struct bench_work *work, uint64_t seed)
     shape_outputs(work);
     fill_inputs(work);
     oracle_fill_results(&work->recv, &work->data, &work->results, NULL);
-    return 0;
+    return copy_parts(work, 1);
 }
 
 void bench_work_poison(struct bench_work *work)
@@ -218,27 +285,50 @@ void bench_work_poison(struct bench_work *work)
     for (i = 0; i < work->recv.nplaces; i++)
         memset(tensor_row(&work->tokens, work->recv.places[i].row), POISON, row);
     memset(work->combined.data, POISON, (size_t)c->tokens * (size_t)c->hidden * 2);
+    copy_parts(work, 1);
 }
 
 void bench_work_corrupt(struct bench_work *work, int combine)
 {
     uint8_t *byte = combine ? work->combined.data : NULL;
 
+    if (copy_parts(work, 0) != 0)
+        return;
     if (!combine && work->recv.nplaces > 0)
         byte = tensor_row(&work->tokens, work->recv.places[work->recv.nplaces / 2].row);
     if (byte != NULL)
         *byte ^= 1;
+    copy_parts(work, 1);
+}
+
+/* The host's own tensor, or NULL where the layout has none. */
+static epx_tensor *if_any(epx_tensor *tensor)
+{
+    return tensor->data != NULL ? tensor : NULL;
 }
 
 int bench_work_check(struct bench_work *work, struct mismatch *m)
 {
     const struct bench_config *c = work->config;
-    epx_layout_info info = bench_work_layout_info(work);
-    epx_dispatch_outputs out = bench_work_dispatch_outputs(work);
-    epx_combine_outputs back = bench_work_combine_outputs(work);
+    epx_layout_info info = EPX_LAYOUT_INFO_INIT;
+    epx_dispatch_outputs out = EPX_DISPATCH_OUTPUTS_INIT;
+    epx_combine_outputs back = EPX_COMBINE_OUTPUTS_INIT;
     epx_dispatch_config dispatch = EPX_DISPATCH_CONFIG_INIT;
     struct oracle_combine how = {.weighted = is_ll(c) && is_expert_major(c), .logfmt = work->logfmt};
 
+    if (copy_parts(work, 0) != 0) {
+        snprintf(m->text, sizeof(m->text), "the results cannot be copied to the host");
+        return -1;
+    }
+    if (is_expert_major(c))
+        info.expert_counts = &work->expert_counts;
+    else
+        info.rank_counts = &work->rank_counts;
+    out.tokens = &work->tokens;
+    out.scales = if_any(&work->scales);
+    out.topk_weights = if_any(&work->out_weights);
+    out.topk_idx = if_any(&work->out_idx);
+    back.tokens = &work->combined;
     if (oracle_check_layout(&work->recv, &info, m) != 0)
         return -1;
     if (oracle_check_dispatch(&work->recv, &work->data, &out, &dispatch, -1, m) != 0)
@@ -246,18 +336,17 @@ int bench_work_check(struct bench_work *work, struct mismatch *m)
     return oracle_check_combine(&work->route, &work->data, work->rank, &how, &back, m);
 }
 
-/* The tensor, or NULL where the layout has none. */
-static epx_tensor *if_any(epx_tensor *tensor)
+epx_tensor *bench_work_idx(struct bench_work *work)
 {
-    return tensor->data != NULL ? tensor : NULL;
+    return given(work, &work->idx, PART_IDX);
 }
 
 epx_dispatch_inputs bench_work_dispatch_inputs(struct bench_work *work)
 {
     epx_dispatch_inputs in = EPX_DISPATCH_INPUTS_INIT;
 
-    in.tokens = &work->x;
-    in.topk_weights = work->out_weights.data != NULL ? &work->weights : NULL;
+    in.tokens = given(work, &work->x, PART_X);
+    in.topk_weights = work->out_weights.data != NULL ? given(work, &work->weights, PART_WEIGHTS) : NULL;
     return in;
 }
 
@@ -265,10 +354,10 @@ epx_dispatch_outputs bench_work_dispatch_outputs(struct bench_work *work)
 {
     epx_dispatch_outputs out = EPX_DISPATCH_OUTPUTS_INIT;
 
-    out.tokens = &work->tokens;
-    out.scales = if_any(&work->scales);
-    out.topk_weights = if_any(&work->out_weights);
-    out.topk_idx = if_any(&work->out_idx);
+    out.tokens = given(work, &work->tokens, PART_TOKENS);
+    out.scales = given(work, &work->scales, PART_SCALES);
+    out.topk_weights = given(work, &work->out_weights, PART_OUT_WEIGHTS);
+    out.topk_idx = given(work, &work->out_idx, PART_OUT_IDX);
     return out;
 }
 
@@ -277,9 +366,9 @@ epx_layout_info bench_work_layout_info(struct bench_work *work)
     epx_layout_info info = EPX_LAYOUT_INFO_INIT;
 
     if (is_expert_major(work->config))
-        info.expert_counts = &work->expert_counts;
+        info.expert_counts = given(work, &work->expert_counts, PART_EXPERT_COUNTS);
     else
-        info.rank_counts = &work->rank_counts;
+        info.rank_counts = given(work, &work->rank_counts, PART_RANK_COUNTS);
     return info;
 }
 
@@ -287,9 +376,9 @@ epx_combine_inputs bench_work_combine_inputs(struct bench_work *work)
 {
     epx_combine_inputs in = EPX_COMBINE_INPUTS_INIT;
 
-    in.tokens = &work->results;
+    in.tokens = given(work, &work->results, PART_RESULTS);
     if (is_ll(work->config) && is_expert_major(work->config))
-        in.topk_weights = &work->weights;
+        in.topk_weights = given(work, &work->weights, PART_WEIGHTS);
     return in;
 }
 
@@ -297,7 +386,7 @@ epx_combine_outputs bench_work_combine_outputs(struct bench_work *work)
 {
     epx_combine_outputs out = EPX_COMBINE_OUTPUTS_INIT;
 
-    out.tokens = &work->combined;
+    out.tokens = given(work, &work->combined, PART_COMBINED);
     return out;
 }
 

@@ -18,6 +18,8 @@
 /* Where tensors come from; NULL when there is no memory. Nothing is freed before the process ends. */
 typedef void *(*bench_alloc_fn)(void *context, size_t bytes);
 
+#define BENCH_PARTS 11
+
 struct bench_work {
     const struct bench_config *config;
     int rank;
@@ -37,6 +39,15 @@ struct bench_work {
 
     epx_tensor results;  /* combine's input, bf16, shaped as tokens */
     epx_tensor combined; /* combine's output, bf16 [B,H] */
+
+    /* Where the device's memory is not the host's: the tensors above are the host's copies of these. */
+    int (*copy)(void *context, void *to, const void *from, size_t bytes);
+    void *copy_context;
+    struct bench_part {
+        void *host, *device;
+        size_t bytes;
+    } parts[BENCH_PARTS];
+    epx_tensor far[BENCH_PARTS]; /* descriptors of the device's */
 };
 
 /* Most rows of the tokens tensor, whatever the routing. */
@@ -49,6 +60,10 @@ int bench_work_scales(const struct bench_config *config); /* per row; 0 without 
 /* 0, or -1 without memory. */
 int bench_work_open(struct bench_work *work, const struct bench_config *config, int rank, bench_alloc_fn alloc,
                     void *context);
+/* The same with tensors that only `copy` (0 or -1) reaches: what is given is copied in by bench_work_seed and _poison, what
+ * was delivered is copied out by bench_work_check. */
+int bench_work_open_far(struct bench_work *work, const struct bench_config *config, int rank, bench_alloc_fn alloc,
+                        int (*copy)(void *context, void *to, const void *from, size_t bytes), void *context);
 void bench_work_close(struct bench_work *work);
 /* Routing and data of a seed; tensors get the row counts that this routing has. 0, or -1 without memory. */
 int bench_work_seed(struct bench_work *work, uint64_t seed);
@@ -60,6 +75,7 @@ void bench_work_corrupt(struct bench_work *work, int combine);
 int bench_work_check(struct bench_work *work, struct mismatch *m);
 
 /* Descriptors as EPX's calls want them; the structs point into `work`. */
+epx_tensor *bench_work_idx(struct bench_work *work);
 epx_dispatch_inputs bench_work_dispatch_inputs(struct bench_work *work);
 epx_dispatch_outputs bench_work_dispatch_outputs(struct bench_work *work);
 epx_layout_info bench_work_layout_info(struct bench_work *work);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "prop.h"
+#include "tensor_memory.h"
 #include "thread_boot.h"
 
 enum { FILL = 0xab, CANARY = 0x5c, CANARY_BYTES = 64, MAX_BUFFERS = 96, TIMEOUT_MS = 20000 };
@@ -137,7 +138,7 @@ static epx_tensor *new_tensor(struct actor *a, int dtype, int64_t d0, int64_t d1
     if (b->from_epx) {
         if (check_status(a, "epx_alloc", epx_alloc(a->group, b->bytes + CANARY_BYTES, &memory)))
             return NULL;
-    } else if (posix_memalign(&memory, 64, b->bytes + CANARY_BYTES)) {
+    } else if ((memory = tensor_memory(a->group, b->bytes + CANARY_BYTES)) == NULL) {
         failure(a, "no memory for a tensor");
         return NULL;
     }
@@ -180,7 +181,7 @@ static void free_tensors(struct actor *a)
         if (a->buffer[i].from_epx)
             epx_free(a->buffer[i].group, a->buffer[i].base);
         else
-            free(a->buffer[i].base);
+            tensor_memory_free(a->buffer[i].group, a->buffer[i].base);
     }
     a->nbuffers = 0;
 }
@@ -585,7 +586,7 @@ static epx_group_config group_config(const struct shared *s, int group)
     const struct prop_case *c = s->c;
     epx_group_config config = EPX_GROUP_CONFIG_INIT;
 
-    config.device = EPX_DEVICE_CPU;
+    config.device = test_device();
     config.modes = c->modes;
     config.num_experts = c->handle[0].w.experts;
     config.max_tokens_per_rank = tokens_per_rank(c);
@@ -595,7 +596,7 @@ static epx_group_config group_config(const struct shared *s, int group)
     config.timeout_ms = c->timeout_ms ? c->timeout_ms : (int)env_number("EPX_TEST_TIMEOUT_MS", TIMEOUT_MS);
     config.ranks_per_node = c->ranks_per_node;
     snprintf(config.net, sizeof(config.net), "%s", c->net);
-    config.alloc_bytes = 256u << 20;
+    config.alloc_bytes = config.device == EPX_DEVICE_CPU ? 256u << 20 : 64u << 20; /* a GPU's heap is there at once */
     config.layouts = EPX_LAYOUT_BIT(EPX_FLAT) | EPX_LAYOUT_BIT(EPX_EXPERT_MAJOR);
     config.max_recv_tokens = c->bounded ? s->max_recv[group] : 0;
     for (int i = group; i < c->nhandles; i += c->ngroups) {

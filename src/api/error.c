@@ -128,7 +128,7 @@ static uint64_t abort_word(struct epx_group *group)
     uint64_t word = 0;
     char *at = (char *)group->heap.base + offsetof(struct control, abort_word);
 
-    if (group->device->ops->caps & DEVICE_HOST_ACCESS)
+    if (group->device->ops->caps & DEVICE_HOST_HEAP)
         return __atomic_load_n((uint64_t *)at, __ATOMIC_ACQUIRE);
     group->device->ops->copy(group->device, &word, at, sizeof(word));
     return word;
@@ -160,22 +160,31 @@ epx_status epx_group_error(epx_group *group, epx_error_info *out)
 
 void group_abort(struct epx_group *group, int status)
 {
+    const struct device_ops *ops = group->device->ops;
     const uint64_t word = ABORT_WORD(status, group->rank);
 
     for (int r = 0; r < group->nranks; r++) {
         struct control *c = group->bases[r];
-        if (!c || !(group->device->ops->caps & DEVICE_HOST_ACCESS))
+        if (!c)
             continue;
+        if (!(ops->caps & DEVICE_HOST_HEAP)) {
+            ops->copy(group->device, &c->abort_word, &word, sizeof(word));
+            continue;
+        }
         __atomic_store_n(&c->abort_word, word, __ATOMIC_RELEASE); /* pairs with the acquire in cpu_wait_ge */
-        cpu_env_ring(group->device->ops->env ? group->device->ops->env : &cpu_thread_env, &c->bell);
+        cpu_env_ring(ops->env ? ops->env : &cpu_thread_env, &c->bell);
     }
 }
 
 epx_status group_usable(struct epx_group *group)
 {
     epx_error_info info;
-    const uint64_t word = abort_word(group);
+    uint64_t word;
 
+    /* Where the word is far, the next kernel looks at it anyway: only what a kernel has told is looked at here. */
+    if (!(group->device->ops->caps & DEVICE_HOST_HEAP) && read_error(group, &info) == EPX_OK)
+        return EPX_OK;
+    word = abort_word(group);
     if (!word)
         return EPX_OK;
     if (read_error(group, &info) != EPX_OK)

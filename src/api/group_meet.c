@@ -117,7 +117,7 @@ static epx_status map_heaps(struct epx_group *group, const struct heap_card *all
         if (status != EPX_OK)
             return status;
         const struct control *c = group->bases[r];
-        if (group->device->ops->caps & DEVICE_HOST_ACCESS && (c->magic != CONTROL_MAGIC || c->rank != (uint32_t)r))
+        if (group->device->ops->caps & DEVICE_HOST_HEAP && (c->magic != CONTROL_MAGIC || c->rank != (uint32_t)r))
             return fail(EPX_ERR_INTERNAL, "epx_group_create: the heap of rank %d does not begin as expected", r);
     }
     return EPX_OK;

@@ -44,6 +44,10 @@ static epx_status open_proxies(struct epx_group *group)
     epx_status status;
 
     memset(&o, 0, sizeof(o));
+    if (!(group->device->ops->caps & DEVICE_HOST_ACCESS))
+        return fail(EPX_ERR_UNSUPPORTED,
+                    "device %s: expected one node, got %d: rings for its kernels are not there yet",
+                    group->device->ops->name, group->nnodes);
     status = net_find(group->set.net, &o.net, &o.provider);
     if (status != EPX_OK)
         return status;
@@ -61,7 +65,8 @@ static epx_status open_proxies(struct epx_group *group)
     o.kinds = SIG_COUNT;
     o.slots = group->set.sig_slots;
     o.flows = flows;
-    o.bell = &((struct control *)group->heap.base)->bell;
+    if (group->device->ops->caps & DEVICE_HOST_HEAP)
+        o.bell = &((struct control *)group->heap.base)->bell;
     o.env = group->device->ops->env;
     o.on_error = on_error;
     o.context = group;

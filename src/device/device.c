@@ -4,6 +4,7 @@
 
 #include <strings.h>
 
+#include "device/module.h"
 #include "util/env.h"
 #include "util/status.h"
 
@@ -31,6 +32,14 @@ static epx_status auto_kind(epx_device *kind)
     return fail(EPX_ERR_ARGUMENT, "EPX_DEVICE: expected auto, cpu, cuda or hip, got \"%s\"", value);
 }
 
+static epx_status open_module(const char *name, int index, struct device **device)
+{
+    const struct device_ops *ops;
+    epx_status status = device_module_open(name, &ops);
+
+    return status == EPX_OK ? ops->open(index, device) : status;
+}
+
 epx_status device_open(epx_device kind, int index, struct device **device)
 {
     epx_status status;
@@ -47,9 +56,9 @@ epx_status device_open(epx_device kind, int index, struct device **device)
     case EPX_DEVICE_CPU:
         return cpu_device_ops.open(index, device);
     case EPX_DEVICE_CUDA:
-        return fail(EPX_ERR_UNSUPPORTED, "device cuda: this build of EPX has the cpu device only");
+        return open_module("cuda", index, device);
     case EPX_DEVICE_HIP:
-        return fail(EPX_ERR_UNSUPPORTED, "device hip: this build of EPX has the cpu device only");
+        return open_module("hip", index, device);
     default:
         return fail(EPX_ERR_ARGUMENT, "device: expected an epx_device, 0 to 3, got %d", (int)kind);
     }

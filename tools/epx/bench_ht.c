@@ -9,7 +9,7 @@ int bench_ht_update(void *self)
     epx_layout_info info = bench_work_layout_info(work);
     int64_t rows = -1;
 
-    if (bench_call(rank, "epx_handle_update", epx_handle_update(rank->handle, &work->idx, &info, NULL)) != 0)
+    if (bench_call(rank, "epx_handle_update", epx_handle_update(rank->handle, bench_work_idx(work), &info, NULL)) != 0)
         return -1;
     if (bench_call(rank, "update", epx_stream_sync(rank->group, NULL)) != 0)
         return -1;

@@ -5,7 +5,8 @@
 /* The handle only needs to know where the indices will be. */
 int bench_ll_open(struct bench_rank *rank)
 {
-    return bench_call(rank, "epx_handle_update", epx_handle_update(rank->handle, &rank->work.idx, NULL, NULL));
+    return bench_call(rank, "epx_handle_update",
+                      epx_handle_update(rank->handle, bench_work_idx(&rank->work), NULL, NULL));
 }
 
 int bench_ll_dispatch(void *self, int variant)

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "api/group.h"
 #include "bench.h"
 #include "support/player.h"
 
@@ -51,21 +52,46 @@ static int create_handle(struct bench_rank *rank)
     return bench_call(rank, "epx_handle_create", epx_handle_create(&rank->handle, rank->group, &config));
 }
 
+/* On a GPU tensors are its memory, which the host does not reach. */
+static int is_far(const struct bench_rank *rank)
+{
+    return !(rank->group->device->ops->caps & DEVICE_HOST_ACCESS);
+}
+
+static int tensor_copy(void *context, void *to, const void *from, size_t bytes)
+{
+    struct bench_rank *rank = context;
+
+    return bench_call(rank, "copying tensors", rank->group->device->ops->copy(rank->group->device, to, from, bytes));
+}
+
 static void *tensor_alloc(void *context, size_t bytes)
 {
     struct bench_rank *rank = context;
     void *ptr = NULL;
 
+    if (rank->config->plain_memory && is_far(rank))
+        return bench_call(rank, "tensor memory",
+                          rank->group->device->ops->mem_alloc(rank->group->device, bytes, &ptr)) == 0
+                   ? ptr
+                   : NULL;
     if (rank->config->plain_memory)
         return aligned_alloc(4096, (bytes + 4095) & ~(size_t)4095);
     return bench_call(rank, "epx_alloc", epx_alloc(rank->group, bytes, &ptr)) == 0 ? ptr : NULL;
+}
+
+static int open_work(struct bench_rank *rank)
+{
+    if (is_far(rank))
+        return bench_work_open_far(&rank->work, rank->config, rank->seat.rank, tensor_alloc, tensor_copy, rank);
+    return bench_work_open(&rank->work, rank->config, rank->seat.rank, tensor_alloc, rank);
 }
 
 static int open_rank(struct bench_rank *rank)
 {
     if (create_group(rank) != 0 || create_handle(rank) != 0)
         return -1;
-    if (bench_work_open(&rank->work, rank->config, rank->seat.rank, tensor_alloc, rank) != 0) {
+    if (open_work(rank) != 0) {
         board_fail(rank->seat.board, BOARD_ERROR, "rank %d: no memory for its tensors", rank->seat.rank);
         return -1;
     }

@@ -1,0 +1,128 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# Builds, tests and measures EPX on one GPU, and prints a table last. Needs nvcc, gcc, make, python3.
+#   usage: bench/gpu.sh [STEP...]     steps: smoke check measure tune prop sanitize (default: the first three)
+# log.txt, results.json and table.txt go to $OUT (default: gpu-results). Each part has a time limit of its own.
+set -u
+cd "$(dirname "$0")/.."
+OUT=${OUT:-$PWD/gpu-results}
+mkdir -p "$OUT"
+export PATH=$PATH:/usr/local/cuda/bin
+build=${EPX_GPU_BUILD:-$PWD/build-gpu}
+steps=${*:-smoke check measure}
+work=$(mktemp -d)
+log=$OUT/log.txt
+results=$work/results.txt
+: >"$log"; : >"$results"; : >"$work/verdicts.txt"
+export CUDA_MODULE_LOADING=EAGER EPX_LOG=${EPX_LOG:-warn}
+began=$SECONDS
+
+note() { echo "[$((SECONDS - began)) s] $*" | tee -a "$log"; }
+
+# try NAME SECONDS COMMAND...: one line of verdict; what it printed goes to the log, `result` lines to the results.
+try() {
+    local name=$1 limit=$2 start=$SECONDS out=$work/$1.txt rc
+    shift 2
+    timeout -k 5 "$limit" "$@" >"$out" 2>&1
+    rc=$?
+    grep '^result ' "$out" >>"$results"
+    { echo "==== $name: $*"; tail -n 25 "$out"; } >>"$log"
+    if [ $rc = 0 ]; then
+        echo "ok      $name ($((SECONDS - start)) s)" | tee -a "$work/verdicts.txt"
+    else
+        echo "FAILED  $name (exit $rc, $((SECONDS - start)) s)" | tee -a "$work/verdicts.txt"
+        grep -v '^result ' "$out" | tail -n 6 | cut -c1-300 | sed 's/^/        /'
+    fi
+    return $rc
+}
+procs() { local name=$1 limit=$2 n=$3; shift 3; try "$name" "$limit" "$build/epx" run -n "$n" --timeout "$limit" -- "$build/gpu_bench" "$@" --name "$name"; }
+threads() { local name=$1 limit=$2 n=$3; shift 3; try "$name" "$limit" "$build/gpu_bench" "$@" --threads "$n" --name "$name"; }
+
+mps_start() {
+    export CUDA_MPS_PIPE_DIRECTORY=/tmp/epx-mps-$$ CUDA_MPS_LOG_DIRECTORY=$work/mps
+    mkdir -p "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY"
+    if nvidia-cuda-mps-control -d >>"$log" 2>&1; then note "MPS runs"; else note "MPS does not start"; unset CUDA_MPS_PIPE_DIRECTORY; fi
+    export CUDA_MPS_CLIENT_PRIORITY=0
+}
+mps_stop() { [ -n "${CUDA_MPS_PIPE_DIRECTORY:-}" ] && echo quit | timeout 20 nvidia-cuda-mps-control >>"$log" 2>&1; }
+trap mps_stop EXIT
+
+{ nvidia-smi; nvcc --version; gcc --version; nproc; free -g; } >>"$log" 2>&1
+note "$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null)"
+note "building"
+if ! bash bench/gpu_build.sh "$build" "${EPX_GPU_ARCH:-90}" >"$work/build.txt" 2>&1; then
+    tail -n 30 "$work/build.txt"
+    note "the build failed"
+    exit 1
+fi
+note "built"
+
+if [[ " $steps " == *" smoke "* ]]; then
+    # One rank, two ranks as threads, small: stops here if nothing works.
+    threads t1-ll 40 1 ll --tokens 16 --hidden 1024 --experts 8 --iters 0 --check --timeout 5000 &&
+        threads t1-ht 40 1 ht --tokens 64 --hidden 1024 --experts 8 --iters 0 --check --timeout 5000
+    threads t2-ll 40 2 ll --tokens 16 --hidden 1024 --experts 16 --iters 0 --check --timeout 5000
+    threads t2-ht 40 2 ht --tokens 64 --hidden 1024 --experts 16 --iters 0 --check --timeout 5000
+fi
+mps_start
+if [[ " $steps " == *" smoke "* ]]; then
+    procs p2-ll 40 2 ll --tokens 16 --hidden 1024 --experts 16 --iters 0 --check --timeout 5000
+    procs p2-ht 40 2 ht --tokens 64 --hidden 1024 --experts 16 --iters 0 --check --timeout 5000
+fi
+if [[ " $steps " == *" check "* ]]; then
+    for how in threads procs; do
+        t=${how:0:1}
+        $how ${t}8-ll-bf16 40 8 ll --tokens 33 --hidden 2048 --experts 32 --iters 0 --check --timeout 5000
+        $how ${t}8-ll-fp8 40 8 ll --tokens 33 --hidden 2048 --experts 32 --fp8 --iters 0 --check --timeout 5000
+        $how ${t}8-ht-bf16 40 8 ht --tokens 300 --hidden 2048 --experts 32 --iters 0 --check --timeout 5000
+        $how ${t}8-ht-fp8 40 8 ht --tokens 300 --hidden 2048 --experts 32 --fp8 --iters 0 --check --timeout 5000
+    done
+    threads t4-ll-logfmt 40 4 ll --tokens 33 --hidden 2000 --experts 32 --logfmt --iters 0 --check --timeout 5000
+    threads t4-ll-rank 40 4 ll --tokens 33 --hidden 2000 --experts 30 --rank-major --iters 0 --check --timeout 5000
+    threads t4-ht-expert 40 4 ht --tokens 100 --hidden 2000 --experts 30 --expert-major --iters 0 --check --timeout 5000
+    threads t4-ll-plain 40 4 ll --tokens 33 --hidden 2000 --experts 32 --plain --iters 0 --check --timeout 5000
+    threads t4-ht-plain 40 4 ht --tokens 100 --hidden 2000 --experts 32 --plain --iters 0 --check --timeout 5000
+    EPX_GPU_HEAP=host threads t2-ll-host 40 2 ll --tokens 16 --hidden 1024 --experts 16 --iters 0 --check --timeout 5000
+    EPX_GPU_HEAP=host procs p2-ht-host 40 2 ht --tokens 64 --hidden 1024 --experts 16 --iters 0 --check --timeout 5000
+fi
+if [[ " $steps " == *" measure "* ]]; then
+    procs ht-bf16 60 8 ht --iters 40
+    procs ht-fp8 60 8 ht --raw-fp8 --iters 40
+    procs ht-fp8-cast 60 8 ht --fp8 --iters 40
+    procs ll-fp8 60 8 ll --fp8 --iters 200
+    procs ll-bf16 60 8 ll --iters 200
+    threads ll-fp8-threads 60 8 ll --fp8 --iters 200
+    threads ht-bf16-threads 60 8 ht --iters 40
+fi
+if [[ " $steps " == *" prop "* ]]; then
+    # Random configurations against the oracle, ranks as threads; heaps and tensors in memory that the host reaches too.
+    mps_stop; unset CUDA_MPS_PIPE_DIRECTORY
+    for mode in ll ht mixed; do
+        EPX_GPU_HEAP=host EPX_TEST_DEVICE=cuda CUDA_DEVICE_MAX_CONNECTIONS=32 try prop-$mode 100 "$build/gpu_prop" $mode "${EPX_GPU_CASES:-40}"
+    done
+fi
+if [[ " $steps " == *" sanitize "* ]]; then
+    for tool in memcheck racecheck; do
+        try $tool-ll 120 compute-sanitizer --tool $tool --error-exitcode 9 "$build/gpu_bench" ll --threads 2 --tokens 4 --hidden 512 --experts 4 --agents 4 --iters 0 --check --timeout 60000
+        try $tool-ht 120 compute-sanitizer --tool $tool --error-exitcode 9 "$build/gpu_bench" ht --threads 2 --tokens 8 --hidden 512 --experts 4 --agents 4 --iters 0 --check --timeout 60000
+    done
+fi
+if [[ " $steps " == *" tune "* ]]; then
+    # Variants of the constants that matter, ranks as threads.
+    variant() { # NAME FLAGS...: builds the two kernels anew and measures
+        local name=$1; shift
+        rm -rf "$build-$name"; cp -a "$build" "$build-$name"; rm -f "$build-$name"/o/src_device_cuda_*
+        EPX_NVCC_FLAGS="$*" bash bench/gpu_build.sh "$build-$name" "${EPX_GPU_ARCH:-90}" >>"$log" 2>&1 || { note "variant $name does not build"; return; }
+        for mode in "ht" "ll --fp8"; do
+            timeout 40 "$build-$name/gpu_bench" $mode --threads 8 --iters 40 --name "$name-${mode%% *}" 2>>"$log" | grep '^result ' | grep -v update >>"$results"
+        done
+    }
+    for v in "store-cs -DSTORE_KIND=1" "store-plain -DSTORE_KIND=2" "rows4x2 -DSUM_ROWS=4 -DSUM_WIDE=2" "rows6x2 -DSUM_ROWS=6 -DSUM_WIDE=2" "flight14 -DCOPY_FLIGHT=14" \
+        "warps24 -DLAUNCH_WARPS=24"; do
+        variant $v
+    done
+fi
+grep -h -E "Function properties for epx_|spill" "$build"/o/*.cu.o.log 2>/dev/null | grep -A1 "for epx_" | grep -v '^--' >>"$log"
+note "done"
+python3 bench/gpu_table.py "$results" "$OUT/results.json" "$began" | tee "$OUT/table.txt"
+! grep -q FAILED "$work/verdicts.txt"

@@ -1,0 +1,44 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# Builds the library, its tool, the CUDA module and the GPU benchmark with gcc and nvcc alone: for GPU machines without
+# CMake. usage: gpu_build.sh FOLDER [ARCHITECTURE, default 90]. Only what is newer than its object is compiled.
+set -eu
+root=$(cd "$(dirname "$0")/.." && pwd)
+build=$1 arch=${2:-90}
+nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
+cuda=$(cd "$(dirname "$nvcc")/.." && pwd)
+cc=${CC:-gcc}
+jobs=$(nproc)
+cflags="-std=gnu11 -D_GNU_SOURCE= -O3 -g1 -Wall -Wextra -fPIC -fvisibility=hidden -ffp-contract=off -fno-math-errno -fno-strict-aliasing"
+includes="-I$root/include -I$root/src -I$root -I$root/support -I$root/tools/epx -I$cuda/include"
+warps=${EPX_NVCC_FLAGS:-} # for experiments: -DLAUNCH_WARPS=24
+mkdir -p "$build/o"
+
+rules=$build/rules.mk
+{
+    objects() { for f in "$@"; do echo "$build/o/$(echo "${f#"$root"/}" | tr / _).o"; done; }
+    lib=$(find "$root/src" -name '*.c' ! -path '*/device/cuda/*' ! -path '*/device/hip/*')
+    tool=$(ls "$root"/tools/epx/*.c)
+    support=$(ls "$root"/support/*.c)
+    host=$(ls "$root"/src/device/cuda/*.c)
+    kernels=$(ls "$root"/src/device/cuda/*.cu)
+    headers=$(find "$root/src" "$root/include" "$root/support" -name '*.h' -o -name '*.cuh' | tr '\n' ' ')
+    bench="$root/bench/gpu_bench.c" prop="$root/bench/gpu_prop.c"
+    echo "all: $build/epx $build/libepx_cuda.so $build/gpu_bench $build/gpu_prop"
+    for f in $lib $tool $support $bench $prop; do
+        printf '%s: %s %s\n\t@%s %s %s -c $< -o $@\n' "$(objects "$f")" "$f" "$headers" "$cc" "$cflags" "$includes"
+    done
+    for f in $host; do
+        printf '%s: %s %s\n\t@%s %s %s %s -c $< -o $@\n' "$(objects "$f")" "$f" "$headers" "$cc" "$cflags" "$warps" "$includes"
+    done
+    for f in $kernels; do
+        printf '%s: %s %s\n\t@%s -std=c++17 -O3 -lineinfo -fmad=false -Xptxas -v -Xcompiler -fPIC %s %s -gencode arch=compute_%s,code=sm_%s -c $< -o $@ >$@.log 2>&1 || { cat $@.log; false; }\n' \
+            "$(objects "$f")" "$f" "$headers" "$nvcc" "$warps" "$includes" "$arch" "$arch"
+    done
+    printf '%s: %s\n\t@%s -o $@ $^ -lpthread -lm -lrt -ldl\n' "$build/epx" "$(objects $lib $support $tool | tr '\n' ' ')" "$cc"
+    printf '%s: %s\n\t@%s -o $@ $^ -lpthread -lm -lrt -ldl\n' "$build/gpu_prop" "$(objects $lib $support $prop | tr '\n' ' ')" "$cc"
+    printf '%s: %s\n\t@%s -shared -cudart static -o $@ $^\n' "$build/libepx_cuda.so" "$(objects $host $kernels | tr '\n' ' ')" "$nvcc"
+    printf '%s: %s\n\t@%s -cudart static -o $@ $^ -lpthread -lm -lrt -ldl\n' "$build/gpu_bench" \
+        "$(objects $lib $support $bench | tr '\n' ' ')" "$nvcc"
+} >"$rules"
+make -s -j"$jobs" -f "$rules" all

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+# libepx_cuda.so, the module that the library opens when a group asks for the cuda device. Built where nvcc is; the
+# library itself knows nothing of it.
+
+option(EPX_CUDA "Build the CUDA module (needs nvcc)" OFF)
+set(EPX_CUDA_ARCHITECTURES "80-real;90-real;100-real;100-virtual" CACHE STRING "GPU architectures of the CUDA module")
+if(NOT EPX_CUDA OR NOT EPX_SANITIZE STREQUAL none)
+    return()
+endif()
+
+include(CheckLanguage)
+if(NOT CMAKE_CUDA_COMPILER AND EXISTS /usr/local/cuda/bin/nvcc)
+    set(CMAKE_CUDA_COMPILER /usr/local/cuda/bin/nvcc)
+endif()
+set(CMAKE_CUDA_ARCHITECTURES ${EPX_CUDA_ARCHITECTURES})
+check_language(CUDA)
+if(NOT CMAKE_CUDA_COMPILER)
+    message(STATUS "No nvcc: the CUDA module is not built")
+    return()
+endif()
+enable_language(CUDA)
+find_package(CUDAToolkit REQUIRED)
+
+file(GLOB epx_cuda_sources CONFIGURE_DEPENDS
+    ${PROJECT_SOURCE_DIR}/src/device/cuda/*.c ${PROJECT_SOURCE_DIR}/src/device/cuda/*.cu)
+add_library(epx_cuda MODULE ${epx_cuda_sources})
+set_target_properties(epx_cuda PROPERTIES
+    C_STANDARD 11 C_STANDARD_REQUIRED ON C_VISIBILITY_PRESET hidden
+    CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON CUDA_RUNTIME_LIBRARY Static CUDA_VISIBILITY_PRESET hidden
+    POSITION_INDEPENDENT_CODE ON LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
+target_compile_definitions(epx_cuda PRIVATE $<$<COMPILE_LANGUAGE:C>:_GNU_SOURCE=>)
+target_compile_options(epx_cuda PRIVATE
+    $<$<COMPILE_LANGUAGE:C>:${epx_compile_options}>
+    # One result for identical inputs, as everywhere: no fused multiply-add.
+    "$<$<COMPILE_LANGUAGE:CUDA>:-O3;-lineinfo;-fmad=false;-Xcompiler=-Wall,-Wextra>")
+target_include_directories(epx_cuda PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
+target_link_libraries(epx_cuda PRIVATE CUDA::cudart_static)
+install(TARGETS epx_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+
+add_executable(gpu_bench ${PROJECT_SOURCE_DIR}/bench/gpu_bench.c)
+epx_target_defaults(gpu_bench)
+target_link_libraries(gpu_bench PRIVATE epx_support epx_static CUDA::cudart_static)
+set_target_properties(gpu_bench PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})

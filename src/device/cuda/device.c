@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A CUDA GPU as a device: its operations tables, one for heaps in its own memory and one for heaps in the host's. */
+#include "device/cuda/cuda.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "device/cuda/launch.h"
+
+const struct device_host *cuda_host;
+
+epx_status cuda_check(cudaError_t error, const char *what)
+{
+    if (error == cudaSuccess)
+        return EPX_OK;
+    (void)cudaGetLastError(); /* or the next launch would report it */
+    return fail(error == cudaErrorMemoryAllocation ? EPX_ERR_MEMORY : EPX_ERR_SYSTEM, "cuda: %s: %s (%s)", what,
+                cudaGetErrorString(error), cudaGetErrorName(error));
+}
+
+/* The current device belongs to the thread, and threads of callers and proxies come as they like. */
+epx_status cuda_use(struct device *device)
+{
+    return cuda_check(cudaSetDevice(((struct cuda_device *)device)->index), "cudaSetDevice");
+}
+
+static epx_status cuda_device_open(const struct device_ops *ops, int index, struct device **device)
+{
+    struct cuda_device *cuda;
+    int count = 0;
+    const cudaError_t error = cudaGetDeviceCount(&count);
+    epx_status status;
+
+    *device = NULL;
+    if (error != cudaSuccess)
+        return fail(EPX_ERR_UNSUPPORTED, "device cuda: no GPU can be used: %s", cudaGetErrorString(error));
+    if (index < 0 || index >= count)
+        return fail(EPX_ERR_ARGUMENT, "device cuda: expected device_index 0 to %d, got %d", count - 1, index);
+    cuda = calloc(1, sizeof(*cuda));
+    if (!cuda)
+        return fail(EPX_ERR_MEMORY, "device cuda: no memory for %zu bytes", sizeof(*cuda));
+    cuda->base.ops = ops;
+    cuda->index = index;
+    status = cuda_use(&cuda->base);
+    if (status == EPX_OK)
+        status = cuda_check(cudaDeviceGetAttribute(&cuda->sms, cudaDevAttrMultiProcessorCount, index), "number of SMs");
+    if (status == EPX_OK)
+        status = cuda_kernels_load(cuda);
+    if (status == EPX_OK)
+        status = cuda_check(cudaStreamCreateWithFlags(&cuda->side, cudaStreamNonBlocking), "cudaStreamCreate");
+    if (status != EPX_OK) {
+        free(cuda);
+        return status;
+    }
+    cuda_opened();
+    *device = &cuda->base;
+    return EPX_OK;
+}
+
+static void cuda_close(struct device *device)
+{
+    struct cuda_device *cuda = (struct cuda_device *)device;
+
+    if (cuda_use(device) == EPX_OK) {
+        cudaStreamDestroy(cuda->side);
+        cuda_mem_free(device, cuda->scratch);
+    }
+    cuda_closed();
+    free(cuda);
+}
+
+/* Ranks that share a booted kernel and a user map each other's heaps: by an IPC handle, or a memory file. Whether one GPU
+ * reaches the other is seen when the heap is opened. */
+static epx_status identity(struct device *device, const char *name, uint8_t id[64])
+{
+    epx_status status = cuda_host->cpu->identity(device, id);
+
+    if (status == EPX_OK)
+        memcpy(id, name, 8);
+    return status;
+}
+
+static epx_status cuda_identity(struct device *device, uint8_t id[64])
+{
+    return identity(device, "cuda\0\0\0", id);
+}
+
+static epx_status cuda_host_identity(struct device *device, uint8_t id[64])
+{
+    return identity(device, "cudahst", id);
+}
+
+/* All ranks that share the GPU must run at the same time. A rank alone needs no more SMs than move what its links carry,
+ * and leaves the others to computation. */
+static int cuda_default_agents(struct device *device, int local_ranks)
+{
+    const int sms = ((struct cuda_device *)device)->sms / (local_ranks > 0 ? local_ranks : 1);
+
+    return (sms < 1 ? 1 : sms < 32 ? sms : 32) * LAUNCH_WARPS;
+}
+
+static epx_status cuda_open(int index, struct device **device);
+
+static struct device_ops cuda_ops = {
+    .name = "cuda",
+    .kind = EPX_DEVICE_CUDA,
+    .open = cuda_open,
+    .close = cuda_close,
+    .identity = cuda_identity,
+    .default_agents = cuda_default_agents,
+    .mem_alloc = cuda_mem_alloc,
+    .mem_free = cuda_mem_free,
+    .host_alloc = cuda_host_alloc,
+    .host_free = cuda_host_free,
+    .copy = cuda_copy,
+    .heap_create = cuda_heap_create,
+    .heap_destroy = cuda_heap_destroy,
+    .heap_open = cuda_heap_open,
+    .heap_close = cuda_heap_close,
+    .stream_create = cuda_stream_create,
+    .stream_destroy = cuda_stream_destroy,
+    .stream_sync = cuda_stream_sync,
+    .stream_query = cuda_stream_query,
+    .stream_call = cuda_stream_call,
+    .stream_wait = cuda_stream_wait,
+    .stream_copy = cuda_stream_copy,
+    .launch = cuda_launch,
+    .event_create = cuda_event_create,
+    .event_destroy = cuda_event_destroy,
+    .event_record = cuda_event_record,
+    .event_sync = cuda_event_sync,
+    .event_query = cuda_event_query,
+};
+
+static epx_status cuda_open(int index, struct device **device)
+{
+    return cuda_device_open(&cuda_ops, index, device);
+}
+
+/* The one symbol of the module. */
+__attribute__((visibility("default"))) const struct device_ops *epx_device_module(const struct device_host *host);
+
+const struct device_ops *epx_device_module(const struct device_host *host)
+{
+    if (host->version != DEVICE_MODULE_VERSION ||
+        host->params_bytes != sizeof(struct group_dev) + sizeof(struct handle_dev))
+        return NULL;
+    cuda_host = host;
+    if (host->host_heap) {
+        cuda_ops.caps = DEVICE_HOST_HEAP;
+        cuda_ops.identity = cuda_host_identity;
+        cuda_ops.heap_create = cuda_host_heap_create;
+        cuda_ops.heap_destroy = cuda_host_heap_destroy;
+        cuda_ops.heap_open = cuda_host_heap_open;
+        cuda_ops.heap_close = cuda_host_heap_close;
+    }
+    return &cuda_ops;
+}

@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How a kernel of src/kernel becomes a CUDA kernel: included by one file per kernel, each its own compilation. */
+#ifndef EPX_DEVICE_CUDA_ENTRY_CUH
+#define EPX_DEVICE_CUDA_ENTRY_CUH
+
+#include "device/cuda/prims.cuh"
+
+#include "device/cuda/launch.h"
+
+#define HEAPS_NEAR 64 /* ranks whose heap addresses are kept in shared memory */
+
+/* What every step of a kernel looks up, near at hand. */
+template <typename params> struct near_copy {
+    struct agent agent[LAUNCH_WARPS];
+    uint32_t met[AG_POINTS];
+    params p;
+    struct group_dev g;
+    char *heap[HEAPS_NEAR];
+};
+
+KFN void copy_words(void *to, const void *from, size_t bytes)
+{
+    for (size_t i = threadIdx.x; i < bytes / 4; i += blockDim.x)
+        ((uint32_t *)to)[i] = ((const uint32_t *)from)[i];
+}
+
+KFN void make_agent(struct agent *ag, const struct launch_info &info, uint32_t *met, int32_t *counts)
+{
+    if (threadIdx.x < AG_POINTS)
+        met[threadIdx.x] = 0;
+    if (lane_id() == 0) {
+        ag->index = (int)blockIdx.x + (int)(threadIdx.x / WARP) * (int)gridDim.x; /* neighbours on different SMs */
+        ag->count = info.agents;
+        ag->scratch = info.scratch + (size_t)ag->index * info.scratch_stride;
+        ag->scratch_bytes = info.scratch_stride;
+        ag->met = met;
+        ag->mates = (uint32_t)(info.agents - (int)blockIdx.x + (int)gridDim.x - 1) / gridDim.x;
+        ag->counts = counts ? counts + threadIdx.x / WARP * ROUTE_NEAR : NULL;
+    }
+    __syncthreads();
+}
+
+template <typename params> KFN void take_near(struct near_copy<params> *near, const params &given)
+{
+    copy_words(&near->p, &given, sizeof(given));
+    copy_words(&near->g, given.g, sizeof(near->g));
+    __syncthreads();
+    if (near->g.nranks <= HEAPS_NEAR)
+        copy_words(near->heap, near->g.heap, (size_t)near->g.nranks * sizeof(char *));
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        if (near->g.nranks <= HEAPS_NEAR)
+            near->g.heap = near->heap;
+        near->p.g = &near->g;
+    }
+    __syncthreads();
+}
+
+/* `counts`: a __shared__ array for ag_route_chunk, or NULL where it is not called. */
+#define CUDA_KERNEL(name, counts)                                                                                 \
+    extern "C" __global__ void __launch_bounds__(LAUNCH_WARPS *WARP, 1)                                           \
+        epx_##name(const __grid_constant__ struct name##_params params, const __grid_constant__ launch_info info) \
+    {                                                                                                             \
+        __shared__ struct near_copy<struct name##_params> near;                                                   \
+        struct agent *agent = &near.agent[threadIdx.x / WARP];                                                    \
+        make_agent(agent, info, near.met, counts);                                                                \
+        take_near(&near, params);                                                                                 \
+        if (agent->index < agent->count)                                                                          \
+            kernel_##name(agent, &near.p);                                                                        \
+    }
+
+#endif

@@ -1,0 +1,6 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "device/cuda/entry.cuh"
+
+#include "kernel/ht_combine.h"
+
+CUDA_KERNEL(ht_combine, NULL)

@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Launches. All agents of a launch run at the same time, or one of them would wait for another that never starts: a
+ * launch has no more blocks than the GPU holds at once. That other ranks on the same GPU fit too is the business of
+ * whoever chooses the number of agents (cuda_default_agents, epx_group_config.num_agents).
+ */
+#include "device/cuda/launch.h"
+
+#include "device/cuda/cuda.h"
+
+/* Written by nvcc for each __global__ function: its address is its name for the runtime. */
+void epx_ll_dispatch(void);
+void epx_ll_combine(void);
+void epx_ht_notify(void);
+void epx_ht_dispatch(void);
+void epx_ht_combine(void);
+void epx_mask(void);
+
+typedef void (*kernel_entry)(void);
+static const kernel_entry kernels[KERNEL_COUNT] = {
+    [KERNEL_LL_DISPATCH] = epx_ll_dispatch, [KERNEL_LL_COMBINE] = epx_ll_combine, [KERNEL_HT_NOTIFY] = epx_ht_notify,
+    [KERNEL_HT_DISPATCH] = epx_ht_dispatch, [KERNEL_HT_COMBINE] = epx_ht_combine, [KERNEL_MASK] = epx_mask,
+};
+
+static const void *entry_of(int id)
+{
+    return *(const void *const *)&kernels[id];
+}
+
+/* Asking loads the code now: the first launch might otherwise have to, and wait for kernels that wait for it. */
+epx_status cuda_kernels_load(struct cuda_device *cuda)
+{
+    for (int id = 0; id < KERNEL_COUNT; id++) {
+        struct cudaFuncAttributes attributes;
+        int blocks = 0;
+        epx_status status = cuda_check(cudaFuncGetAttributes(&attributes, entry_of(id)), "loading a kernel");
+
+        if (status == EPX_OK)
+            status =
+                cuda_check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, entry_of(id), LAUNCH_WARPS * 32, 0),
+                           "occupancy");
+        if (status != EPX_OK)
+            return status;
+        cuda->resident[id] = blocks * cuda->sms;
+    }
+    return EPX_OK;
+}
+
+/* Memory for one row per agent, as far as this kernel asks for it. */
+static size_t scratch_row(enum kernel_id id, const void *params)
+{
+    const struct agreement *a;
+
+    if (id == KERNEL_HT_DISPATCH && ((const struct ht_dispatch_params *)params)->in.cast)
+        a = &((const struct ht_dispatch_params *)params)->agree;
+    else if (id == KERNEL_LL_DISPATCH && ((const struct ll_dispatch_params *)params)->in.cast)
+        a = &((const struct ll_dispatch_params *)params)->agree;
+    else
+        return 0;
+    return (((size_t)a->hidden_bytes + 15) / 16 * 16 + (size_t)a->scale_bytes + 255) / 256 * 256;
+}
+
+/* Operations of a group run one after the other, whatever their streams: one scratch serves them all. */
+static epx_status need_scratch(struct cuda_device *cuda, size_t bytes)
+{
+    void *block;
+    epx_status status;
+
+    if (bytes <= cuda->scratch_bytes)
+        return EPX_OK;
+    status = cuda_mem_alloc(&cuda->base, bytes, &block);
+    if (status != EPX_OK)
+        return status;
+    cuda_mem_free(&cuda->base, cuda->scratch); /* later: it may be in use */
+    cuda->scratch = block;
+    cuda->scratch_bytes = bytes;
+    return EPX_OK;
+}
+
+epx_status cuda_launch(struct device *device, struct device_stream *stream, enum kernel_id id, const void *params,
+                       size_t bytes, int agents)
+{
+    struct cuda_device *cuda = (struct cuda_device *)device;
+    struct launch_info info = {.agents = agents};
+    void *arguments[] = {(void *)(uintptr_t)params, &info};
+    epx_status status = cuda_use(device);
+    dim3 grid = {1, 1, 1}, block = {32, 1, 1};
+
+    (void)bytes;
+    if (status != EPX_OK)
+        return status;
+    grid.x = (unsigned)((agents + LAUNCH_WARPS - 1) / LAUNCH_WARPS);
+    if (grid.x > (unsigned)cuda->resident[id])
+        grid.x = (unsigned)cuda->resident[id];
+    if (info.agents > (int)grid.x * LAUNCH_WARPS)
+        info.agents = (int)grid.x * LAUNCH_WARPS;
+    block.x = 32 * (((unsigned)info.agents + grid.x - 1) / grid.x);
+    info.scratch_stride = scratch_row(id, params);
+    if (info.scratch_stride)
+        status = need_scratch(cuda, info.scratch_stride * (size_t)grid.x * (block.x / 32));
+    if (status != EPX_OK)
+        return status;
+    info.scratch = cuda->scratch;
+    return cuda_check(cudaLaunchKernel(entry_of(id), grid, block, arguments, 0, (cudaStream_t)stream), "launch");
+}

@@ -1,0 +1,6 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "device/cuda/entry.cuh"
+
+#include "kernel/ll_combine.h"
+
+CUDA_KERNEL(ll_combine, NULL)

@@ -1,0 +1,346 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The primitives that kernels are written in, for CUDA: an agent is a warp. The contract is in kernel/agent.h.
+ *
+ * What is the same for all lanes stays the same: whatever could differ from lane to lane (a clock, a word that somebody
+ * changes meanwhile) is read by one lane and handed to the others. Functions that kernels also call from the leader alone
+ * do so among the lanes that are there.
+ */
+#ifndef EPX_DEVICE_CUDA_PRIMS_CUH
+#define EPX_DEVICE_CUDA_PRIMS_CUH
+
+#define KFN static __device__ __forceinline__
+#define KFN_STEP static __device__ __noinline__ /* registers of its own */
+#define AG_UNROLL _Pragma("unroll")
+#define AG_PREFETCH(address) ((void)(address))
+#define AG_LOOK_AHEAD 0 /* other warps have their loads in flight meanwhile */
+#define COMMAND_FN static __host__ __device__ __forceinline__
+#define NUMERIC_FN static __device__ __forceinline__
+
+#include "kernel/command.h"
+#include "kernel/params.h"
+#include "util/numeric.h"
+
+#define WARP 32
+#define ALL_LANES 0xffffffffu
+#define AG_POINTS 5
+#define AG_GLANCES 64
+
+/* One per warp, in shared memory: the same for all lanes, and written by lane 0. */
+struct agent {
+    int index, count;
+    uint64_t timeout_ns;
+    const uint64_t *abort_word;
+    char *scratch; /* of this agent */
+    size_t scratch_bytes;
+    uint64_t waits, wait_ns;
+    uint32_t *met;   /* of the block, [AG_POINTS]: its agents that have come to each point */
+    uint32_t mates;  /* agents of the block */
+    int32_t *counts; /* of this agent: ROUTE_NEAR words for ag_route_chunk, or NULL */
+};
+
+KFN int lane_id(void)
+{
+    return (int)(threadIdx.x % WARP);
+}
+
+enum wait_result { WAIT_OK = 0, WAIT_TIMEOUT = 1, WAIT_ABORTED = 2 };
+
+#define AG_EACH(ag, type, i, n) for (type i = ((void)(ag), (type)lane_id()); i < (type)(n); i += WARP)
+#define AG_ROUNDS(ag, type, i, n) for (type i = ((void)(ag), (type)lane_id()); i - lane_id() < (type)(n); i += WARP)
+#define AG_EACH_ALL(ag, type, i, n)                                                     \
+    for (type i = (type)(ag)->index * WARP + (type)lane_id(), i##_end = (type)(n); i < i##_end; \
+         i += (type)(ag)->count * WARP)
+
+/* ---- Words that others read and write -------------------------------------------------------------------------- */
+
+KFN uint64_t word_relaxed(const uint64_t *word)
+{
+    uint64_t v;
+    asm volatile("ld.relaxed.sys.u64 %0, [%1];" : "=l"(v) : "l"(word) : "memory");
+    return v;
+}
+
+KFN uint64_t word_acquire(const uint64_t *word)
+{
+    uint64_t v;
+    asm volatile("ld.acquire.sys.u64 %0, [%1];" : "=l"(v) : "l"(word) : "memory");
+    return v;
+}
+
+KFN uint64_t clock_global(void)
+{
+    uint64_t t;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+    return t;
+}
+
+/* The value of the first of the lanes that are here. */
+KFN uint64_t from_first(uint64_t v, unsigned here)
+{
+    return __shfl_sync(here, v, __ffs((int)here) - 1);
+}
+
+KFN void ag_begin(struct agent *ag, uint64_t timeout_ns, struct control *own)
+{
+    if (lane_id() == 0) {
+        ag->timeout_ns = timeout_ns;
+        ag->abort_word = &own->abort_word;
+        ag->waits = 0;
+        ag->wait_ns = 0;
+    }
+    __syncwarp();
+}
+
+KFN int ag_index(const struct agent *ag)
+{
+    return ag->index;
+}
+
+KFN int ag_count(const struct agent *ag)
+{
+    return ag->count;
+}
+
+KFN int ag_leader(const struct agent *ag)
+{
+    (void)ag;
+    return lane_id() == 0;
+}
+
+KFN void ag_sync(struct agent *ag)
+{
+    (void)ag;
+    __syncwarp();
+}
+
+KFN uint64_t ag_now(struct agent *ag)
+{
+    (void)ag;
+    return from_first(clock_global(), __activemask());
+}
+
+KFN uint64_t ag_load_acquire(const uint64_t *word)
+{
+    return from_first(word_acquire(word), __activemask());
+}
+
+KFN uint64_t ag_peek(const uint64_t *word)
+{
+    return word_acquire(word);
+}
+
+KFN void ag_store_release(uint64_t *word, uint64_t value)
+{
+    asm volatile("st.release.sys.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+
+KFN void ag_store_release_near(uint64_t *word, uint64_t value)
+{
+    asm volatile("st.release.gpu.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+
+KFN void ag_store_release32(uint32_t *word, uint32_t value)
+{
+    asm volatile("st.release.sys.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+}
+
+KFN uint32_t ag_fetch_add(struct agent *ag, uint32_t *word, uint32_t n)
+{
+    uint32_t old = 0;
+
+    (void)ag;
+    __syncwarp(); /* the leader's release covers what the other lanes wrote */
+    if (lane_id() == 0)
+        asm volatile("atom.acq_rel.gpu.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(word), "r"(n) : "memory");
+    __syncwarp(); /* and they see what its acquire saw */
+    return __shfl_sync(ALL_LANES, old, 0);
+}
+
+KFN uint64_t ag_fetch_add64(struct agent *ag, uint64_t *word, uint64_t n)
+{
+    uint64_t old = 0;
+
+    (void)ag;
+    __syncwarp();
+    if (lane_id() == 0)
+        asm volatile("atom.acq_rel.gpu.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(word), "l"(n) : "memory");
+    __syncwarp();
+    return __shfl_sync(ALL_LANES, old, 0);
+}
+
+/* First among the agents of the block, in shared memory, then one add per block. */
+KFN_STEP int ag_last(struct agent *ag, uint32_t *word, int id)
+{
+    int last = 0;
+
+    __syncwarp(); /* the leader's release covers what the other lanes wrote */
+    if (lane_id() == 0) {
+        const uint32_t mates = ag->mates, met = (uint32_t)__cvta_generic_to_shared(&ag->met[id]);
+        uint32_t old;
+        asm volatile("atom.acq_rel.cta.shared.add.u32 %0, [%1], 1;" : "=r"(old) : "r"(met) : "memory");
+        if (old == mates - 1) {
+            ag->met[id] = 0;
+            asm volatile("atom.acq_rel.gpu.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(word), "r"(mates) : "memory");
+            last = old + mates == (uint32_t)ag->count;
+            if (last)
+                *word = 0; /* nobody comes before the last one has let the others go on */
+        }
+    }
+    __syncwarp(); /* and they see what its acquire saw */
+    return __shfl_sync(ALL_LANES, last, 0);
+}
+
+KFN uint64_t ag_timeout(const struct agent *ag)
+{
+    return ag->timeout_ns;
+}
+
+KFN void ag_add_stat(uint64_t *word, uint64_t n)
+{
+    asm volatile("red.relaxed.sys.add.u64 [%0], %1;" ::"l"(word), "l"(n) : "memory");
+}
+
+KFN int ag_claim(uint32_t *word, uint32_t from, uint32_t to)
+{
+    uint32_t old;
+    asm volatile("atom.acq_rel.sys.cas.b32 %0, [%1], %2, %3;" : "=r"(old) : "l"(word), "r"(from), "r"(to) : "memory");
+    return old == from;
+}
+
+/* Nobody sleeps on a GPU; CPU threads that wait for it poll. */
+KFN void ag_ring(struct agent *ag, struct doorbell *bell)
+{
+    (void)ag;
+    (void)bell;
+}
+
+/* ---- Values of all lanes ---------------------------------------------------------------------------------------- */
+
+KFN int64_t ag_sum(struct agent *ag, int64_t v)
+{
+    (void)ag;
+    for (int d = WARP / 2; d; d /= 2)
+        v += __shfl_xor_sync(ALL_LANES, v, d);
+    return v;
+}
+
+KFN int64_t ag_scan(struct agent *ag, int64_t v)
+{
+    int64_t sum = v;
+
+    (void)ag;
+    for (int d = 1; d < WARP; d *= 2) {
+        const int64_t below = __shfl_up_sync(ALL_LANES, sum, d);
+        sum += lane_id() >= d ? below : 0;
+    }
+    return sum - v;
+}
+
+KFN int ag_any(struct agent *ag, int v)
+{
+    (void)ag;
+    return __any_sync(ALL_LANES, v);
+}
+
+/* ---- Waiting ---------------------------------------------------------------------------------------------------- */
+
+/* Looks at the abort word and the clock now and then only: both cost as much as the word itself. */
+#define WAIT_LOOKS 16
+
+/* One lane. Polls relaxed: an acquire would throw the SM's first-level cache away with every look. */
+KFN int wait_slow(const uint64_t *word, uint64_t target, uint64_t timeout_ns,
+                                             const uint64_t *abort_word)
+{
+    const uint64_t start = clock_global();
+    unsigned nap = 0;
+
+    for (;;) {
+        for (int i = 0; i < WAIT_LOOKS; i++) {
+            if ((int64_t)(word_relaxed(word) - target) >= 0)
+                return WAIT_OK;
+            if (nap)
+                __nanosleep(nap);
+        }
+        if (word_relaxed(abort_word))
+            return WAIT_ABORTED;
+        const uint64_t spent = clock_global() - start;
+        if (spent >= timeout_ns)
+            return (int64_t)(word_relaxed(word) - target) >= 0 ? WAIT_OK : WAIT_TIMEOUT;
+        nap = spent > 100000 ? 1000 : spent > 10000 ? 100 : 20;
+    }
+}
+
+KFN_STEP enum wait_result ag_wait_ge(struct agent *ag, const uint64_t *word, uint64_t target, uint64_t timeout_ns)
+{
+    int result = WAIT_OK;
+
+    if (lane_id() == 0 && (int64_t)(word_relaxed(word) - target) < 0) {
+        /* Only agent 0 keeps count: the others mostly wait for it, and their counts would be so many more words to add
+         * up across the bus. */
+        const uint64_t start = ag->index == 0 ? clock_global() : 0;
+        result = wait_slow(word, target, timeout_ns, ag->abort_word);
+        if (ag->index == 0) {
+            ag->waits++;
+            ag->wait_ns += clock_global() - start;
+        }
+    }
+    /* Acquire: pairs with the release of whoever advanced the word (also of the abort word, by its reader). */
+    if (lane_id() == 0)
+        word_acquire(word);
+    __syncwarp();
+    return (enum wait_result)__shfl_sync(ALL_LANES, result, 0);
+}
+
+/* ---- Commands for the proxies: lane i holds command i ----------------------------------------------------------- */
+
+struct command_set {
+    struct command own;
+};
+
+KFN void command_set_put(struct agent *ag, struct command_set *set, int i, struct command c)
+{
+    (void)ag;
+    if (lane_id() == i)
+        set->own = c;
+}
+
+KFN const struct command *command_set_list(const struct command_set *set)
+{
+    return &set->own;
+}
+
+/* Everything the agent wrote before is visible to whoever sees the command: the barrier hands the lanes' stores to each of
+ * them, and its release passes them on. */
+KFN void ag_store_commands(struct agent *ag, const struct ring_dev *ring, uint64_t first, const struct command *cmds,
+                           int n)
+{
+    const uint64_t index = first + (uint64_t)lane_id();
+    struct command *slot = &ring->slots[index & ring->mask];
+
+    (void)ag;
+    __syncwarp();
+    if (lane_id() < n) {
+        const uint64_t a = cmds->a | ring_parity(ring->mask, index);
+        asm volatile("st.relaxed.sys.u64 [%0], %1;" ::"l"(&slot->b), "l"(cmds->b) : "memory");
+        /* Release: pairs with the acquire of ring_peek (proxy/ring.h); the parity in `a` says that `b` is there too. */
+        asm volatile("st.release.sys.u64 [%0], %1;" ::"l"(&slot->a), "l"(a) : "memory");
+    }
+    __syncwarp();
+}
+
+KFN void *ag_scratch(struct agent *ag, size_t bytes)
+{
+    return bytes <= ag->scratch_bytes ? ag->scratch : NULL;
+}
+
+#include "device/cuda/copy.cuh"
+#include "device/cuda/numbers.cuh"
+
+#include "device/cuda/fp8.cuh"
+#include "device/cuda/logfmt.cuh"
+
+#include "device/cuda/reduce.cuh"
+#include "device/cuda/route.cuh"
+
+#endif
