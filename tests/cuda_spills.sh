@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # What moves rows on a GPU keeps its values in registers: the compiler's report must show no spill stores for it, but for
 # one address or two (16 bytes) that a function may put aside before its loop.
-# ctest: timeout=600 labels=cuda
+# ctest: timeout=600 labels=cuda,slow,noasan,notsan
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
 nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
