@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Includes under src/ point downwards only (docs/architecture.md). Everything may include epx/epx.h and
-# kernel/params.h and kernel/command.h, the words that host and kernels share. Kernels include kernel/ alone; a device's kernels.* is where
-# the device's compiler meets them, so that file may include them.
+# kernel/params.h and kernel/command.h, the words that host and kernels share. Kernels include kernel/ alone; a device's
+# kernels.* and the files of a GPU's compiler (*.cu, *.hip) are where a device's compiler meets them, so they may include them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -36,7 +36,7 @@ check() { # file, included path
     */*) ;;
     *) [ -f "$(dirname "$file")/$path" ] || complain "$file" "$path" "not in this folder; write paths from src/"; return ;;
     esac
-    if [[ $file == src/device/*/kernels.* && $to == kernel ]]; then
+    if [[ $file == src/device/*/kernels.* || $file == src/device/*.cu || $file == src/device/*.hip ]] && [ "$to" = kernel ]; then
         return
     fi
     if [ -z "$(allowed "$from")" ]; then
