@@ -38,7 +38,7 @@ void settings_nodes(struct settings *set, const struct node_map *map)
         set->sig_slots = HD_CHUNKS;
 }
 
-/* Post and tables before the rows, as ll_view_at() in kernel/ll_dispatch.h puts them. */
+/* Post and tables before the rows, as ll_view_at() in kernel/ll_dispatch_send.h puts them. */
 static uint64_t head_bytes(const struct settings *set)
 {
     const uint64_t M = (uint64_t)set->max_tokens, pairs = up(M * (uint64_t)set->max_topk * 4, 16);

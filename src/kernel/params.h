@@ -121,7 +121,7 @@ struct agreement {
 };
 EPX_STATIC_ASSERT(sizeof(struct agreement) == 24, "shared between ranks");
 
-/* Stands right before the rows of a low-latency dispatch slot; its tables stand before it (ll_view in ll_dispatch.h). */
+/* Stands right before the rows of a low-latency dispatch slot; its tables stand before it (ll_view in ll_dispatch_send.h). */
 struct ll_post {
     struct agreement agree;
     int32_t ntokens;

@@ -1,0 +1,562 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Low-latency dispatch: the slot as all see it, and the send half. The protocol is drawn in ll_dispatch.h. */
+#ifndef EPX_KERNEL_LL_DISPATCH_SEND_H
+#define EPX_KERNEL_LL_DISPATCH_SEND_H
+
+#include "kernel/route.h"
+#include "kernel/rows.h"
+
+/*
+ * A source's tables as this rank sees them. They end where the rows begin, so that they travel as one piece with them:
+ *   ecount[E] rcount[R] ids[B*K] eidx[B*K] weights[B*K] pos[B] post | rows
+ */
+struct ll_view {
+    char *start;
+    struct ll_post *post;
+    int32_t *ecount, *rcount, *ids, *eidx, *pos;
+    float *weights;
+    const int32_t *list; /* tokens for this rank */
+    const char *rows;
+};
+
+KFN struct ll_view ll_view_at(const struct group_dev *g, char *rows, int ntokens, int topk)
+{
+    const size_t pairs = up16((size_t)ntokens * (size_t)topk * 4);
+    struct ll_view v;
+    char *at = rows - sizeof(struct ll_post);
+
+    v.post = (struct ll_post *)at;
+    v.pos = (int32_t *)(at -= up16((size_t)ntokens * 4));
+    v.weights = (float *)(at -= pairs);
+    v.eidx = (int32_t *)(at -= pairs);
+    v.ids = (int32_t *)(at -= pairs);
+    v.rcount = (int32_t *)(at -= up16((size_t)g->nranks * 4));
+    v.ecount = (int32_t *)(at -= up16((size_t)g->experts * 4));
+    v.start = at;
+    v.rows = rows;
+    v.list = NULL;
+    return v;
+}
+
+KFN uint64_t ll_slot_offset(const struct group_dev *g, uint64_t epoch)
+{
+    return g->ll.slots + (uint64_t)slot_of(g, epoch) * g->ll.slot_stride;
+}
+
+/* Offset of the rows of source number `number` in the landing of its receiver. */
+KFN uint64_t ll_landing_rows(const struct group_dev *g, uint64_t epoch, int number)
+{
+    const uint64_t piece = (uint64_t)slot_of(g, epoch) * (uint64_t)g->remotes + (uint64_t)number;
+    return g->ll.landing + piece * g->ll.landing_stride + g->ll.head;
+}
+
+KFN char *ll_rows_of(const struct group_dev *g, int rank, uint64_t epoch)
+{
+    if (is_local(g, rank))
+        return heap_at(g, rank, ll_slot_offset(g, epoch) + g->ll.rows);
+    return heap_at(g, g->rank, ll_landing_rows(g, epoch, g->landing_of[rank]));
+}
+
+KFN const struct ll_post *ll_post_of(const struct group_dev *g, int rank, uint64_t epoch)
+{
+    return (const struct ll_post *)(ll_rows_of(g, rank, epoch) - sizeof(struct ll_post));
+}
+
+/* The tables of any rank, once its LL_DATA has come. */
+KFN struct ll_view ll_open(const struct group_dev *g, int rank, uint64_t epoch)
+{
+    const struct ll_post *post = ll_post_of(g, rank, epoch);
+    struct ll_view v = ll_view_at(g, ll_rows_of(g, rank, epoch), post->ntokens, post->agree.topk);
+
+    if (is_local(g, rank)) {
+        v.rows = heap_at(g, rank, post->rows);
+        v.list = (const int32_t *)heap_at(g, rank, ll_slot_offset(g, epoch)) + (size_t)g->rank * (size_t)g->max_tokens;
+    } else {
+        v.list = g->lists + (size_t)g->landing_of[rank] * (size_t)g->max_tokens;
+    }
+    return v;
+}
+
+/* Does token t of `ids` go to `rank`? */
+KFN int ll_goes_to(const struct group_dev *g, const int32_t *ids, int K, int t, int rank)
+{
+    for (int k = 0; k < K; k++) {
+        const int32_t id = ids[(size_t)t * (size_t)K + (size_t)k];
+        if (id >= 0 && id / g->local_experts == rank)
+            return 1;
+    }
+    return 0;
+}
+
+/* ---- Send ----------------------------------------------------------------------------------------------------- */
+
+#define LL_ORDER_BITS 10
+
+/* Which of the next ranks of other nodes a token goes to, as its place in a Gray sequence: from one place to the next
+ * one destination changes, so that tokens sorted by it form long runs for every destination. */
+KFN int ll_order_key(const struct group_dev *g, const int32_t *ids, int K, int t)
+{
+    int code = 0, bits = 0;
+
+    for (int j = 1; j < g->nranks && bits < LL_ORDER_BITS; j++) {
+        const int r = (g->rank + j) % g->nranks;
+        if (is_local(g, r))
+            continue;
+        code |= ll_goes_to(g, ids, K, t, r) << bits++;
+    }
+    for (int shift = 1; shift < LL_ORDER_BITS; shift <<= 1)
+        code ^= code >> shift;
+    return code;
+}
+
+/* order[i] = token of row i, pos[t] = row of token t: a stable counting sort. One agent. */
+KFN_STEP void ll_order(struct agent *ag, const struct ll_dispatch_params *p, int32_t *pos)
+{
+    const struct group_dev *g = p->g;
+    const int B = p->route.ntokens, K = p->route.topk_n;
+    int32_t *order = g->order, *begin = g->order + g->max_tokens;
+
+    AG_EACH(ag, int, i, 1 << LL_ORDER_BITS) begin[i + 1] = 0;
+    ag_sync(ag);
+    if (ag_leader(ag)) {
+        begin[0] = 0;
+        for (int t = 0; t < B; t++)
+            begin[ll_order_key(g, p->h->ids, K, t) + 1]++;
+        for (int i = 0; i < 1 << LL_ORDER_BITS; i++)
+            begin[i + 1] += begin[i];
+        for (int t = 0; t < B; t++) {
+            const int row = begin[ll_order_key(g, p->h->ids, K, t)]++;
+            order[row] = t;
+            pos[t] = row;
+        }
+    }
+    ag_sync(ag);
+}
+
+KFN_STEP void ll_fill_tables(struct agent *ag, const struct ll_dispatch_params *p, const struct ll_view *v,
+                             int32_t *list)
+{
+    const struct group_dev *g = p->g;
+    const struct handle_dev *h = p->h;
+    const int K = p->route.topk_n;
+
+    AG_EACH_ALL(ag, int, e, g->experts) v->ecount[e] = h->ecount[e];
+    AG_EACH_ALL(ag, int, r, g->nranks) v->rcount[r] = h->rcount[r];
+    AG_EACH_ALL(ag, int64_t, i, (int64_t)p->route.ntokens * K)
+    {
+        v->ids[i] = h->ids[i];
+        v->eidx[i] = h->eidx[i];
+        if (p->weights)
+            v->weights[i] = p->weights[i];
+        if (h->ridx[i] >= 0)
+            list[(size_t)(h->ids[i] / g->local_experts) * (size_t)g->max_tokens + (size_t)h->ridx[i]] =
+                (int32_t)(i / K);
+    }
+}
+
+/*
+ * Where combined rows land at their source: by expert (or rank), then by number among its rows. What one rank returns is
+ * then one piece, in the order in which that rank has it: `back` at the source, `source` at the rank that returns.
+ */
+KFN_STEP void ll_places(struct agent *ag, const struct ll_dispatch_params *p)
+{
+    const int by_expert = p->layout == LAYOUT_EXPERT_MAJOR;
+    const int32_t *count = by_expert ? p->h->ecount : p->h->rcount;
+    const int n = by_expert ? p->g->experts : p->g->nranks;
+    int64_t run = 0;
+
+    AG_ROUNDS(ag, int, i, n)
+    {
+        const int64_t here = i < n ? count[i] : 0, before = ag_scan(ag, here);
+        if (i < n)
+            p->h->back[i] = (int32_t)(run + before);
+        run += ag_sum(ag, here);
+    }
+}
+
+/* What source s gets back begins here, in its landing. */
+KFN_STEP void ll_source_places(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch, int s)
+{
+    const struct group_dev *g = p->g;
+    const int R = g->nranks, by_expert = p->layout == LAYOUT_EXPERT_MAJOR;
+    const int first = by_expert ? g->rank * g->local_experts : g->rank, n = by_expert ? g->local_experts : 1;
+    const int keys = by_expert ? g->experts : R;
+    const struct ll_view v = ll_open(g, s, epoch);
+    const int32_t *count = by_expert ? v.ecount : v.rcount;
+    int64_t run = 0;
+
+    AG_EACH(ag, int, i, first < keys ? first : keys) run += count[i];
+    run = ag_sum(ag, run);
+    AG_ROUNDS(ag, int, l, n)
+    {
+        const int64_t here = l < n && first + l < keys ? count[first + l] : 0, before = ag_scan(ag, here);
+        if (l < n)
+            p->h->source[l * R + s] = (int32_t)(run + before);
+        run += ag_sum(ag, here);
+    }
+}
+
+/* Both, for the combine that follows, by the agents that have the least other work: the last ones. */
+KFN void ll_all_places(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+    const int A = ag_count(ag), me = A - 1 - ag_index(ag);
+
+    if (g->nranks % A == me)
+        ll_places(ag, p);
+    for (int s = me; s < g->nranks; s += A)
+        if (g->mask[s])
+            ll_source_places(ag, p, epoch, s);
+}
+
+KFN uint64_t ll_row_stride(const struct ll_dispatch_params *p)
+{
+    return p->in_place ? (uint64_t)p->in.stride : row_scales_at(&p->agree) + up16((size_t)p->agree.scale_bytes);
+}
+
+KFN void ll_write_post(const struct ll_dispatch_params *p, uint64_t epoch, struct ll_post *post)
+{
+    const struct group_dev *g = p->g;
+
+    post->agree = p->agree;
+    post->ntokens = p->route.ntokens;
+    post->ordered = g->nnodes > 1;
+    post->rows = p->in_place ? p->in_place : ll_slot_offset(g, epoch) + g->ll.rows;
+    post->row_stride = ll_row_stride(p);
+    /* Not where ranks may be masked: one that is late rather than dead would write into a tensor that its receiver has
+     * long given to something else, and one that masked another counts fewer rows before its own than a receiver that
+     * did not. */
+    post->open =
+        (p->steps & STEP_RECV) && !g->enable_mask && p->open_tokens && (p->open_scales || !p->agree.scale_bytes);
+    post->written = 0;
+    post->tokens = p->open_tokens;
+    post->outer_stride = (uint64_t)p->out.outer_stride;
+    post->stride = (uint64_t)p->out.stride;
+    post->scales = p->open_scales;
+    post->scale_outer_stride = (uint64_t)p->out.scale_outer_stride;
+    post->scale_row_stride = (uint64_t)p->out.scale_row_stride;
+    post->scale_stride = (uint64_t)p->out.scale_stride;
+}
+
+/* Tables and rows to one rank of another node. */
+KFN_STEP void ll_put_to(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch, const struct ll_view *v,
+                        int d, struct put_batch *batch)
+{
+    const struct group_dev *g = p->g;
+    const uint64_t source = ll_slot_offset(g, epoch) + g->ll.rows;
+    const uint64_t target = ll_landing_rows(g, epoch, g->landing_at[d]);
+    const uint64_t stride = ll_row_stride(p), head = (uint64_t)(v->rows - v->start);
+    const int K = p->route.topk_n, slot = slot_of(g, epoch);
+
+    put(ag, g, batch, d, COUNTER(SIG_LL_DATA, slot), source - head, target - head, (uint32_t)head);
+    for (int i = 0; i < p->route.ntokens; i++)
+        if (ll_goes_to(g, p->h->ids, K, g->order[i], d))
+            put(ag, g, batch, d, COUNTER(SIG_LL_ROWS, slot), source + (uint64_t)i * stride,
+                target + (uint64_t)i * stride, (uint32_t)stride);
+}
+
+/* All rows are staged: each agent serves some of the destinations, beginning with the next rank. */
+KFN_STEP int ll_put_remote(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch,
+                           const struct ll_view *v)
+{
+    const struct group_dev *g = p->g;
+    struct put_batch batch;
+    int nth = 0;
+
+    put_begin(&batch);
+    for (int j = 1; j < g->nranks; j++) {
+        const int d = (g->rank + j) % g->nranks;
+        if (is_local(g, d) || !g->mask[d])
+            continue;
+        if (nth++ % ag_count(ag) == ag_index(ag))
+            ll_put_to(ag, p, epoch, v, d, &batch);
+    }
+    if (put_flush(ag, g, &batch))
+        return push_failed(ag, g);
+    return 0;
+}
+
+/* Statistics of what goes out. One agent. */
+KFN void ll_count_sent(struct agent *ag, const struct group_dev *g, const struct handle_dev *h)
+{
+    int64_t all = 0, remote = 0;
+
+    AG_EACH(ag, int, r, g->nranks)
+    {
+        all += h->rcount[r];
+        remote += is_local(g, r) ? 0 : h->rcount[r];
+    }
+    all = ag_sum(ag, all);
+    remote = ag_sum(ag, remote);
+    if (!ag_leader(ag))
+        return;
+    ag_add_stat(&g->stats->rows_sent, (uint64_t)all);
+    if (remote)
+        ag_add_stat(&g->stats->rows_remote, (uint64_t)remote);
+}
+
+/* The last agent: tables and post stand. */
+KFN_STEP void ll_publish(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch, const struct ll_view *v)
+{
+    const struct group_dev *g = p->g;
+
+    if (ag_leader(ag)) {
+        if (g->nnodes == 1)
+            ll_write_post(p, epoch, v->post);
+        g->state->epoch[OP_LL_DISPATCH] = epoch;
+        p->h->epoch = epoch;
+    }
+    ag_sync(ag);
+    signal_peers(ag, g, SCOPE_NODE, SIG_LL_DATA, slot_of(g, epoch), lap_of(g, epoch));
+    ll_count_sent(ag, g, p->h);
+}
+
+KFN_STEP int ll_send_tables(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch,
+                            const struct ll_view *v)
+{
+    const struct group_dev *g = p->g;
+
+    if (PLANT(PLANT_SLOT, 0,
+              wait_peers(ag, g, SCOPE_ALL, SIG_LL_DONE, slot_of(g, epoch), lap_of(g, epoch) - 1, PHASE_LL_SLOT, NULL)))
+        return 1;
+    if (route_plan(ag, g, p->h, &p->route))
+        return 1;
+    ll_fill_tables(ag, p, v, (int32_t *)heap_at(g, g->rank, ll_slot_offset(g, epoch)));
+    if (g->nnodes > 1) {
+        if (ag_index(ag) == 0) {
+            ll_order(ag, p, v->pos);
+            if (ag_leader(ag))
+                ll_write_post(p, epoch, v->post);
+        }
+        if (sync_barrier(ag, g))
+            return 1;
+    }
+    if (sync_last(ag, g, 0))
+        ll_publish(ag, p, epoch, v);
+    return 0;
+}
+
+/* Rows into the own slot, for receivers that read them there, and for the proxies. */
+KFN_STEP int ll_stage_rows(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch,
+                           const struct ll_view *v)
+{
+    const struct group_dev *g = p->g;
+    char *rows = heap_at(g, g->rank, ll_slot_offset(g, epoch) + g->ll.rows);
+    const uint64_t stride = ll_row_stride(p);
+    const int spread = g->nnodes > 1;
+
+    for (int t = ag_index(ag); t < p->route.ntokens && !p->in_place; t += ag_count(ag))
+        row_stage(ag, rows + (size_t)(spread ? v->pos[t] : t) * stride, &p->in, &p->agree, t);
+    if (spread && (sync_barrier(ag, g) || ll_put_remote(ag, p, epoch, v)))
+        return 1;
+    if (!sync_last(ag, g, 1))
+        return 0;
+    if (ag_leader(ag) && !p->in_place)
+        ag_add_stat(&g->stats->bytes_local, (uint64_t)p->route.ntokens * (uint64_t)p->agree.hidden_bytes);
+    signal_peers(ag, g, SCOPE_NODE, SIG_LL_ROWS, slot_of(g, epoch), lap_of(g, epoch));
+    return 0;
+}
+
+KFN struct ll_view ll_own_view(const struct ll_dispatch_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+    return ll_view_at(g, heap_at(g, g->rank, ll_slot_offset(g, epoch) + g->ll.rows), p->route.ntokens, p->route.topk_n);
+}
+
+/* The send half of a staged operation: no peer is waited for but to free the slot. */
+KFN_STEP int ll_dispatch_send(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
+{
+    const struct ll_view v = ll_own_view(p, epoch);
+
+    return ll_send_tables(ag, p, epoch, &v) || ll_stage_rows(ag, p, epoch, &v);
+}
+
+/* May all ranks write into each other's receive tensors? All read the same posts and find the same. */
+KFN int ll_all_open(struct agent *ag, const struct group_dev *g, uint64_t epoch)
+{
+    int closed = 0;
+
+    AG_EACH(ag, int, s, g->nranks) closed |= !is_local(g, s) || (g->mask[s] && !ll_post_of(g, s, epoch)->open);
+    return !ag_any(ag, closed);
+}
+
+#define LL_COUNTS 8
+
+/* What sources s to s + LL_COUNTS - 1 have for expert e (0: masked, no such source). All are asked before the first answer is
+ * looked at. */
+KFN void ll_expert_counts(const struct group_dev *g, uint64_t epoch, int e, int s, int32_t *n)
+{
+    const int32_t *at[LL_COUNTS];
+
+    AG_UNROLL
+    for (int j = 0; j < LL_COUNTS; j++)
+        at[j] = s + j < g->nranks && g->mask[s + j] && e < g->experts ? &ll_open(g, s + j, epoch).ecount[e] : NULL;
+    AG_UNROLL
+    for (int j = 0; j < LL_COUNTS; j++)
+        n[j] = at[j] ? *at[j] : 0;
+}
+
+/* first[e] = rows of earlier ranks at expert e's rank: where this rank's begin. */
+KFN_STEP void ll_first_rows(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+
+    AG_EACH_ALL(ag, int, e, g->experts)
+    {
+        int32_t run = 0, n[LL_COUNTS];
+        for (int s = 0; s < g->rank; s += LL_COUNTS) {
+            ll_expert_counts(g, epoch, e, s, n);
+            AG_UNROLL
+            for (int j = 0; j < LL_COUNTS; j++)
+                run += s + j < g->rank ? n[j] : 0;
+        }
+        p->h->first[e] = run;
+    }
+}
+
+/* begin[l][s] and count[l][s] for this rank's experts; the caller's counters. */
+KFN_STEP void ll_count_experts(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+    const struct handle_dev *h = p->h;
+    const int R = g->nranks, L = g->local_experts;
+
+    AG_EACH_ALL(ag, int, l, L)
+    {
+        int32_t run = 0, n[LL_COUNTS];
+        for (int first = 0; first < R; first += LL_COUNTS) {
+            ll_expert_counts(g, epoch, g->rank * L + l, first, n);
+            AG_UNROLL
+            for (int j = 0; j < LL_COUNTS; j++) {
+                const int s = first + j;
+                if (s >= R)
+                    continue;
+                h->begin[l * R + s] = run;
+                h->count[l * R + s] = n[j];
+                if (p->layout_range)
+                    p->layout_range[l * R + s] = (int64_t)run << 32 | (int64_t)n[j];
+                run += n[j];
+            }
+        }
+        if (p->expert_counts.data)
+            index_put(&p->expert_counts, l, run);
+        if (p->expert_stats)
+            p->expert_stats[l] += run;
+    }
+}
+
+/* What the tables say. */
+KFN void ll_count(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
+{
+    if (p->layout == LAYOUT_EXPERT_MAJOR)
+        ll_count_experts(ag, p, epoch);
+    ll_all_places(ag, p, epoch);
+}
+
+/* Does (t, k) have a place of its own, EXPERT_MAJOR by expert, RANK_MAJOR by this rank? */
+KFN int ll_has_target(const struct ll_dispatch_params *p, int64_t i)
+{
+    const struct group_dev *g = p->g;
+    const int32_t id = p->h->ids[i];
+
+    if (id < 0 || !g->mask[id / g->local_experts])
+        return 0;
+    if (p->layout == LAYOUT_RANK_MAJOR)
+        return p->h->ridx[i] >= 0;
+    /* Else the receiver finds the same and reports it. */
+    return p->h->first[id] + p->h->eidx[i] < (int64_t)g->nranks * g->max_tokens;
+}
+
+/* Where the row of (t, k) goes, as its rank posted it. Zero: nowhere. */
+KFN int ll_target(const struct ll_dispatch_params *p, uint64_t epoch, int64_t i, char **token, char **scale,
+                  int64_t *scale_stride)
+{
+    const struct group_dev *g = p->g;
+    const int32_t id = p->h->ids[i];
+    uint64_t outer, row;
+
+    if (!ll_has_target(p, i))
+        return 0;
+    if (p->layout == LAYOUT_EXPERT_MAJOR) {
+        outer = (uint64_t)(id % g->local_experts);
+        row = (uint64_t)(p->h->first[id] + p->h->eidx[i]);
+    } else {
+        outer = (uint64_t)g->rank;
+        row = (uint64_t)p->h->ridx[i];
+    }
+    const int d = id / g->local_experts;
+    const struct ll_post *post = ll_post_of(g, d, epoch);
+    *token = heap_at(g, d, post->tokens + outer * post->outer_stride + row * post->stride);
+    *scale = heap_at(g, d, post->scales + outer * post->scale_outer_stride + row * post->scale_row_stride);
+    *scale_stride = (int64_t)post->scale_stride;
+    return 1;
+}
+
+/* Token t to all its places on all ranks. */
+KFN_STEP void ll_write_token(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch, int t, char *scratch)
+{
+    const int K = p->route.topk_n;
+    const char *row = row_tokens(&p->in, t), *scales = p->in.scales + t * p->in.scale_row_stride;
+    int64_t scale_stride = p->in.scale_stride;
+    struct copy_set set;
+    struct word_set words;
+    int n = 0;
+
+    if (p->in.cast) {
+        row_stage(ag, scratch, &p->in, &p->agree, t);
+        ag_sync(ag);
+        row = scratch;
+        scales = scratch + row_scales_at(&p->agree);
+        scale_stride = 4;
+    }
+    copy_set_begin(&set);
+    word_set_begin(&words);
+    AG_EACH(ag, int, k, K)
+    {
+        char *token, *scale;
+        int64_t stride;
+        int place = 0;
+        if (!ll_target(p, epoch, (int64_t)t * K + k, &token, &scale, &stride))
+            continue;
+        for (int j = 0; j < k; j++)
+            place += ll_has_target(p, (int64_t)t * K + j);
+        copy_set_offer(&set, place, token);
+        word_set_offer(&words, place, scale, stride);
+        n++;
+    }
+    n = (int)ag_sum(ag, n);
+    copy_set_settle(ag, &set);
+    ag_copy_many(ag, &set, n, row, (size_t)p->agree.hidden_bytes);
+    if (!p->agree.scale_bytes)
+        return;
+    word_set_settle(ag, &words);
+    ag_copy_words(ag, &words, n, scales, scale_stride, p->agree.scale_bytes / 4);
+}
+
+KFN_STEP int ll_write_rows(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch,
+                           const struct ll_view *v)
+{
+    const struct group_dev *g = p->g;
+    const size_t bytes = row_scales_at(&p->agree) + (size_t)p->agree.scale_bytes;
+    char *scratch = p->in.cast ? (char *)ag_scratch(ag, bytes) : NULL;
+
+    if (p->in.cast && !scratch)
+        return fail_all(ag, g, KSTATUS_MEMORY, PHASE_LL_ROWS, -1, (int64_t)bytes, 0);
+    if (p->layout == LAYOUT_EXPERT_MAJOR) {
+        ll_first_rows(ag, p, epoch);
+        if (sync_barrier(ag, g))
+            return 1;
+    }
+    ll_count(ag, p, epoch); /* by agents that mostly have no token */
+    for (int t = ag_index(ag); t < p->route.ntokens; t += ag_count(ag))
+        ll_write_token(ag, p, epoch, t, scratch);
+    if (sync_last(ag, g, 1)) {
+        if (ag_leader(ag))
+            v->post->written = 1;
+        ag_sync(ag);
+        signal_peers(ag, g, SCOPE_NODE, SIG_LL_ROWS, slot_of(g, epoch), lap_of(g, epoch));
+    }
+    return 0;
+}
+
+#endif
