@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds and loads the C library.
+
+Looked for, in this order:
+
+1. the file that ``EPX_LIBRARY`` names (if it is set, nothing else is tried);
+2. ``epx/lib/`` inside this package, where a wheel keeps it together with the modules of GPU devices;
+3. ``build/`` of the source tree that this package lies in;
+4. wherever the system's loader finds ``libepx.so.0``.
+"""
+
+import ctypes
+import glob
+import os
+from typing import List, Optional
+
+from .errors import EpxError, Status
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_SONAME = "libepx.so.0"
+
+_library: Optional[ctypes.CDLL] = None
+
+
+def _in_folder(folder: str) -> List[str]:
+    """Files libepx.so* of a folder, the plain name first."""
+    return sorted(glob.glob(os.path.join(folder, "libepx.so*")), key=len)
+
+
+def candidates() -> List[str]:
+    """Names under which the library is tried, in order."""
+    named = os.environ.get("EPX_LIBRARY")
+    if named:
+        return [named]
+    source_tree = os.path.dirname(os.path.dirname(_HERE))
+    return [
+        *_in_folder(os.path.join(_HERE, "lib")),
+        *_in_folder(os.path.join(source_tree, "build")),
+        _SONAME,
+    ]
+
+
+def load() -> ctypes.CDLL:
+    """The C library, loaded once per process. Raises EpxError, with all that was tried, if there is none."""
+    global _library
+    if _library is None:
+        _library = _open(candidates())
+    return _library
+
+
+def _open(names: List[str]) -> ctypes.CDLL:
+    reasons = []
+    for name in names:
+        try:
+            return ctypes.CDLL(name)
+        except OSError as error:
+            reasons.append(str(error) if name in str(error) else "%s: %s" % (name, error))
+    raise EpxError(
+        Status.UNSUPPORTED,
+        "expected libepx.so as EPX_LIBRARY names it, in epx/lib of this package, in build/ of the source tree, or as %s "
+        "by the loader's rules; got: %s" % (_SONAME, "; ".join(reasons)),
+    )
