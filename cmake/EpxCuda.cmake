@@ -3,7 +3,7 @@
 # library itself knows nothing of it.
 
 option(EPX_CUDA "Build the CUDA module (needs nvcc)" OFF)
-set(EPX_CUDA_ARCHITECTURES "80-real;90-real;100-real;100-virtual" CACHE STRING "GPU architectures of the CUDA module")
+set(EPX_CUDA_ARCHITECTURES "" CACHE STRING "GPU architectures of the CUDA module; empty = those of its nvcc from 80 to 100")
 if(NOT EPX_CUDA OR NOT EPX_SANITIZE STREQUAL none)
     return()
 endif()
@@ -12,7 +12,7 @@ include(CheckLanguage)
 if(NOT CMAKE_CUDA_COMPILER AND EXISTS /usr/local/cuda/bin/nvcc)
     set(CMAKE_CUDA_COMPILER /usr/local/cuda/bin/nvcc)
 endif()
-set(CMAKE_CUDA_ARCHITECTURES ${EPX_CUDA_ARCHITECTURES})
+set(CMAKE_CUDA_ARCHITECTURES 90) # for CMake's own trials
 check_language(CUDA)
 if(NOT CMAKE_CUDA_COMPILER)
     message(STATUS "No nvcc: the CUDA module is not built")
@@ -20,6 +20,12 @@ if(NOT CMAKE_CUDA_COMPILER)
 endif()
 enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
+set(epx_cuda_architectures ${EPX_CUDA_ARCHITECTURES})
+if(NOT epx_cuda_architectures AND CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.8)
+    set(epx_cuda_architectures "80-real;90-real;90-virtual")
+elseif(NOT epx_cuda_architectures)
+    set(epx_cuda_architectures "80-real;90-real;100-real;100-virtual")
+endif()
 
 file(GLOB epx_cuda_sources CONFIGURE_DEPENDS
     ${PROJECT_SOURCE_DIR}/src/device/cuda/*.c ${PROJECT_SOURCE_DIR}/src/device/cuda/*.cu)
@@ -27,6 +33,7 @@ add_library(epx_cuda MODULE ${epx_cuda_sources})
 set_target_properties(epx_cuda PROPERTIES
     C_STANDARD 11 C_STANDARD_REQUIRED ON C_VISIBILITY_PRESET hidden
     CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON CUDA_RUNTIME_LIBRARY Static CUDA_VISIBILITY_PRESET hidden
+    CUDA_ARCHITECTURES "${epx_cuda_architectures}"
     POSITION_INDEPENDENT_CODE ON LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
 target_compile_definitions(epx_cuda PRIVATE $<$<COMPILE_LANGUAGE:C>:_GNU_SOURCE=>)
 target_compile_options(epx_cuda PRIVATE
