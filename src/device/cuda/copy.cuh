@@ -7,36 +7,8 @@
 #define EPX_DEVICE_CUDA_COPY_CUH
 
 #ifndef COPY_FLIGHT
-#define COPY_FLIGHT 8 /* loads of a lane in flight: 8 * 512 bytes of a row */
+#define COPY_FLIGHT 8 /* loads of a lane in flight: 8 * WARP * 16 bytes of a row */
 #endif
-#ifndef STORE_KIND
-#define STORE_KIND 0
-#endif
-#if STORE_KIND == 0
-#define STORE_HOW "st.global.L1::no_allocate.v4.u32"
-#elif STORE_KIND == 1
-#define STORE_HOW "st.global.cs.v4.u32"
-#else
-#define STORE_HOW "st.global.v4.u32"
-#endif
-
-/* Not .nc: peers and other warps write what is read here while the kernel runs. */
-KFN uint4 vec_load(const void *from)
-{
-    uint4 v;
-    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(from)
-                 : "memory");
-    return v;
-}
-
-KFN void vec_store(void *to, uint4 v)
-{
-    asm volatile(STORE_HOW " [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z),
-                 "r"(v.w)
-                 : "memory");
-}
 
 KFN int aligned16(const void *p)
 {
@@ -128,11 +100,11 @@ KFN void copy_set_offer(struct copy_set *set, int place, void *to)
 /* The lane that offers for this lane's place; its own number where none does. */
 KFN int offers_lane(int place)
 {
-    uint32_t offers = __ballot_sync(ALL_LANES, place >= 0);
+    lanes_t offers = __ballot_sync(ALL_LANES, place >= 0);
     int from = lane_id();
 
     while (offers) {
-        const int lane = __ffs((int)offers) - 1;
+        const int lane = lanes_first(offers);
         if (__shfl_sync(ALL_LANES, place, lane) == lane_id())
             from = lane;
         offers &= offers - 1;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Block-scaled cast to e4m3 by a warp; docs/formats.md has the definition. Sixteen lanes hold a block of 128 channels,
- * eight each, so that a step of the warp casts two blocks.
+ * eight each, so that a step of the warp casts two blocks, or four where it has 64 lanes.
  */
 #ifndef EPX_DEVICE_CUDA_FP8_CUH
 #define EPX_DEVICE_CUDA_FP8_CUH
 
 #define FP8_BLOCK 128
-#define FP8_STEP 256   /* channels of a step */
+#define FP8_STEP (WARP * 8) /* channels of a step */
 #define FP8_FLIGHT 5   /* steps whose loads are in flight together */
 #define FLOAT_MAX_BITS 0x7f7fffffu
 
@@ -53,17 +53,14 @@ KFN uint32_t fp8_pack4_soft(const float *x)
 
 KFN uint32_t fp8_pack4(const float *x)
 {
-#if __CUDA_ARCH__ >= 890
-    uint16_t low, high;
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(x[1]), "f"(x[0]));
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(x[3]), "f"(x[2]));
-    return (uint32_t)low | (uint32_t)high << 16;
+#ifdef FP8_PAIR
+    return fp8_pair(x[0], x[1]) | fp8_pair(x[2], x[3]) << 16;
 #else
     return fp8_pack4_soft(x);
 #endif
 }
 
-/* One step: lanes 0..15 have one block, 16..31 the next. `block` is the lane's own. */
+/* One step: lanes 0..15 have one block, 16..31 the next, and so on. `block` is the lane's own. */
 template <int dtype>
 KFN void fp8_step(uint8_t *q, void *scales, int ue8m0, int power_of_two, struct raw8<dtype> raw, int at,
                   int hidden)

@@ -14,6 +14,7 @@
 #define LOGFMT_MAGIC 12582912.0f /* 1.5 * 2^23 */
 #define LOGFMT_MAGIC_BITS 0x4b400000u
 #define BF16_ONE 0x3f80u
+#define LOGFMT_GROUPS (WARP / 16) /* blocks of a step */
 
 KFN float logfmt_log2(float x)
 {
@@ -75,14 +76,14 @@ KFN size_t logfmt_payload(int hidden)
 
 /* ---- Encode ----------------------------------------------------------------------------------------------------- */
 
-/* One coded block, by the sixteen lanes of `half`; words are the lane's eight bf16. */
+/* One coded block, by sixteen lanes; words are the lane's eight bf16. */
 KFN void logfmt_encode_block(char *to, uint4 words, uint32_t amax, uint32_t amin, int coded)
 {
     const uint32_t w[4] = {words.x, words.y, words.z, words.w};
     const struct logfmt_range r = logfmt_range_of(amax, amin);
     const float per_step = __fdiv_rn(1.0f, r.step);
     const float offset = __fsub_rn(1.5f, __fmul_rn(r.step, 0.08664340f));
-    const int shift = lane_id() & 16, place = lane_id() % 16;
+    const int shift = lane_id() & ~15, place = lane_id() % 16;
     uint32_t low[2] = {0, 0}, mine = 0;
 
 #pragma unroll
@@ -92,9 +93,9 @@ KFN void logfmt_encode_block(char *to, uint4 words, uint32_t amax, uint32_t amin
         int code = (int)__fadd_rn(__fmul_rn(__fsub_rn(log, r.log_amin), per_step), offset);
         code = code < 0 ? 0 : code > LOGFMT_TOP_CODE ? LOGFMT_TOP_CODE : code;
         low[i / 4] |= (uint32_t)(code & 0xff) << i % 4 * 8;
-        /* Lane i of a half keeps word i of the ninth bits, lane 8 + i that of the signs. */
-        const uint32_t ninth = __ballot_sync(ALL_LANES, code >> 8) >> shift & 0xffffu;
-        const uint32_t sign = __ballot_sync(ALL_LANES, h >> 15) >> shift & 0xffffu;
+        /* Lane i of sixteen keeps word i of the ninth bits, lane 8 + i that of the signs. */
+        const uint32_t ninth = (uint32_t)(__ballot_sync(ALL_LANES, code >> 8) >> shift) & 0xffffu;
+        const uint32_t sign = (uint32_t)(__ballot_sync(ALL_LANES, h >> 15) >> shift) & 0xffffu;
         if (place == i)
             mine = ninth;
         if (place == i + 8)
@@ -127,12 +128,12 @@ KFN void logfmt_extremes(uint4 words, uint32_t *amax, uint32_t *amin)
 KFN_STEP size_t logfmt_encode_row(void *to, const void *x, int hidden)
 {
     char *row = (char *)to;
-    const int blocks = logfmt_blocks(hidden), half = lane_id() / 16;
+    const int blocks = logfmt_blocks(hidden), group = lane_id() / 16;
     size_t at = logfmt_payload(hidden);
     uint32_t bitmap = 0;
 
-    for (int b = 0; b < blocks; b += 2) {
-        const int mine = b + half, channel = b * LOGFMT_BLOCK + lane_id() * 8, n = hidden - channel;
+    for (int b = 0; b < blocks; b += LOGFMT_GROUPS) {
+        const int mine = b + group, channel = b * LOGFMT_BLOCK + lane_id() * 8, n = hidden - channel;
         const char *from = (const char *)x + (size_t)channel * 2;
         uint32_t amax, amin;
         uint4 words = make_uint4(0, 0, 0, 0);
@@ -141,21 +142,23 @@ KFN_STEP size_t logfmt_encode_row(void *to, const void *x, int hidden)
         logfmt_extremes(words, &amax, &amin);
         const int full = (mine + 1) * LOGFMT_BLOCK <= hidden;
         const int coded = full && amax < BF16_ONE && amin < amax;
-        const uint32_t votes = __ballot_sync(ALL_LANES, coded);
-        const int first = votes & 1, second = votes >> 16 & 1;
-        const size_t begin = at + (half ? (first ? LOGFMT_CODED_BYTES : LOGFMT_RAW_BYTES) : 0);
+        const lanes_t votes = __ballot_sync(ALL_LANES, coded);
+        size_t begin = at;
+#pragma unroll
+        for (int i = 0; i < LOGFMT_GROUPS; i++) {
+            const uint32_t bit = (uint32_t)(votes >> i * 16) & 1;
+            if (i == group)
+                begin = at;
+            bitmap |= bit << (b + i) % 32;
+            if (b + i < blocks)
+                at += bit ? LOGFMT_CODED_BYTES : LOGFMT_RAW_BYTES;
+        }
         logfmt_encode_block(row + begin, words, amax, amin, coded);
-        if (!coded && n >= 8)
-            vec_store(row + begin + lane_id() % 16 * 16, words);
-        else if (!coded && n > 0)
+        if (!coded && n > 0)
             vec_store(row + begin + lane_id() % 16 * 16, words); /* zeros behind the last element: the row's padding */
         if (lane_id() % 16 == 0 && mine < blocks)
             *(uint32_t *)(row + logfmt_table(hidden) + (size_t)mine * 4) = coded ? amax | amin << 16 : 0;
-        bitmap |= (uint32_t)(first | second << 1) << b % 32;
-        at += first ? LOGFMT_CODED_BYTES : LOGFMT_RAW_BYTES;
-        if (b + 1 < blocks)
-            at += second ? LOGFMT_CODED_BYTES : LOGFMT_RAW_BYTES;
-        if (b % 32 == 30 || b + 2 >= blocks) {
+        if (b % 32 == 32 - LOGFMT_GROUPS || b + LOGFMT_GROUPS >= blocks) {
             if (lane_id() == 0)
                 *(uint32_t *)(row + b / 32 * 4) = bitmap;
             bitmap = 0;

@@ -6,9 +6,6 @@
 #ifndef EPX_DEVICE_CUDA_NUMBERS_CUH
 #define EPX_DEVICE_CUDA_NUMBERS_CUH
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 /* As epx_dtype; kernels do not include the public header. */
 enum { DTYPE_BF16 = 1, DTYPE_FP16 = 2, DTYPE_FP32 = 3 };
 
@@ -79,21 +76,6 @@ template <int dtype> KFN struct float8 raw_floats(struct raw8<dtype> r)
             f.v[i] = i % 2 ? fp16_high(w[i / 2]) : fp16_low(w[i / 2]);
     }
     return f;
-}
-
-/* Two floats in one word; the hardware's NaN becomes the canonical one of docs/formats.md. */
-KFN uint32_t pack_bf16(float low, float high)
-{
-    uint32_t w;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(high), "f"(low));
-    return w ^ (__vcmpeq2(w, 0x7fff7fffu) & 0x003f003fu);
-}
-
-KFN uint32_t pack_fp16(float low, float high)
-{
-    const __half2 h = __floats2half2_rn(low, high);
-    const uint32_t w = *(const uint32_t *)&h;
-    return w ^ (__vcmpeq2(w, 0x7fff7fffu) & 0x01ff01ffu);
 }
 
 KFN uint32_t canonical_fp32(float x)

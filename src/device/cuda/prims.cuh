@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The primitives that kernels are written in, for CUDA: an agent is a warp. The contract is in kernel/agent.h.
+ * The primitives that kernels are written in, for GPUs: an agent is a warp. The contract is in kernel/agent.h. What only
+ * one maker's GPUs understand is in hardware.cuh, and in device/hip/hardware.h.
  *
  * What is the same for all lanes stays the same: whatever could differ from lane to lane (a clock, a word that somebody
  * changes meanwhile) is read by one lane and handed to the others. Functions that kernels also call from the leader alone
@@ -21,8 +22,12 @@
 #include "kernel/params.h"
 #include "util/numeric.h"
 
-#define WARP 32
-#define ALL_LANES 0xffffffffu
+#ifdef __HIP__
+#include "device/hip/hardware.h"
+#else
+#include "device/cuda/hardware.cuh"
+#endif
+
 #define AG_POINTS 5
 #define AG_GLANCES 64
 
@@ -44,6 +49,12 @@ KFN int lane_id(void)
     return (int)(threadIdx.x % WARP);
 }
 
+/* The lanes before this one. */
+KFN lanes_t lanes_below(void)
+{
+    return ((lanes_t)1 << lane_id()) - 1;
+}
+
 enum wait_result { WAIT_OK = 0, WAIT_TIMEOUT = 1, WAIT_ABORTED = 2 };
 
 #define AG_EACH(ag, type, i, n) for (type i = ((void)(ag), (type)lane_id()); i < (type)(n); i += WARP)
@@ -54,31 +65,10 @@ enum wait_result { WAIT_OK = 0, WAIT_TIMEOUT = 1, WAIT_ABORTED = 2 };
 
 /* ---- Words that others read and write -------------------------------------------------------------------------- */
 
-KFN uint64_t word_relaxed(const uint64_t *word)
-{
-    uint64_t v;
-    asm volatile("ld.relaxed.sys.u64 %0, [%1];" : "=l"(v) : "l"(word) : "memory");
-    return v;
-}
-
-KFN uint64_t word_acquire(const uint64_t *word)
-{
-    uint64_t v;
-    asm volatile("ld.acquire.sys.u64 %0, [%1];" : "=l"(v) : "l"(word) : "memory");
-    return v;
-}
-
-KFN uint64_t clock_global(void)
-{
-    uint64_t t;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
-    return t;
-}
-
 /* The value of the first of the lanes that are here. */
-KFN uint64_t from_first(uint64_t v, unsigned here)
+KFN uint64_t from_first(uint64_t v, lanes_t here)
 {
-    return __shfl_sync(here, v, __ffs((int)here) - 1);
+    return __shfl_sync(here, v, lanes_first(here));
 }
 
 KFN void ag_begin(struct agent *ag, uint64_t timeout_ns, struct control *own)
@@ -132,17 +122,17 @@ KFN uint64_t ag_peek(const uint64_t *word)
 
 KFN void ag_store_release(uint64_t *word, uint64_t value)
 {
-    asm volatile("st.release.sys.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+    word_release(word, value);
 }
 
 KFN void ag_store_release_near(uint64_t *word, uint64_t value)
 {
-    asm volatile("st.release.gpu.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+    word_release_near(word, value);
 }
 
 KFN void ag_store_release32(uint32_t *word, uint32_t value)
 {
-    asm volatile("st.release.sys.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+    word_release32(word, value);
 }
 
 KFN uint32_t ag_fetch_add(struct agent *ag, uint32_t *word, uint32_t n)
@@ -152,7 +142,7 @@ KFN uint32_t ag_fetch_add(struct agent *ag, uint32_t *word, uint32_t n)
     (void)ag;
     __syncwarp(); /* the leader's release covers what the other lanes wrote */
     if (lane_id() == 0)
-        asm volatile("atom.acq_rel.gpu.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(word), "r"(n) : "memory");
+        old = word_add_near(word, n);
     __syncwarp(); /* and they see what its acquire saw */
     return __shfl_sync(ALL_LANES, old, 0);
 }
@@ -164,7 +154,7 @@ KFN uint64_t ag_fetch_add64(struct agent *ag, uint64_t *word, uint64_t n)
     (void)ag;
     __syncwarp();
     if (lane_id() == 0)
-        asm volatile("atom.acq_rel.gpu.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(word), "l"(n) : "memory");
+        old = word_add_near64(word, n);
     __syncwarp();
     return __shfl_sync(ALL_LANES, old, 0);
 }
@@ -176,13 +166,10 @@ KFN_STEP int ag_last(struct agent *ag, uint32_t *word, int id)
 
     __syncwarp(); /* the leader's release covers what the other lanes wrote */
     if (lane_id() == 0) {
-        const uint32_t mates = ag->mates, met = (uint32_t)__cvta_generic_to_shared(&ag->met[id]);
-        uint32_t old;
-        asm volatile("atom.acq_rel.cta.shared.add.u32 %0, [%1], 1;" : "=r"(old) : "r"(met) : "memory");
-        if (old == mates - 1) {
+        const uint32_t mates = ag->mates;
+        if (word_add_block(&ag->met[id], 1) == mates - 1) {
             ag->met[id] = 0;
-            asm volatile("atom.acq_rel.gpu.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(word), "r"(mates) : "memory");
-            last = old + mates == (uint32_t)ag->count;
+            last = word_add_near(word, mates) + mates == (uint32_t)ag->count;
             if (last)
                 *word = 0; /* nobody comes before the last one has let the others go on */
         }
@@ -198,14 +185,12 @@ KFN uint64_t ag_timeout(const struct agent *ag)
 
 KFN void ag_add_stat(uint64_t *word, uint64_t n)
 {
-    asm volatile("red.relaxed.sys.add.u64 [%0], %1;" ::"l"(word), "l"(n) : "memory");
+    word_add(word, n);
 }
 
 KFN int ag_claim(uint32_t *word, uint32_t from, uint32_t to)
 {
-    uint32_t old;
-    asm volatile("atom.acq_rel.sys.cas.b32 %0, [%1], %2, %3;" : "=r"(old) : "l"(word), "r"(from), "r"(to) : "memory");
-    return old == from;
+    return word_claim(word, from, to) == from;
 }
 
 /* Nobody sleeps on a GPU; CPU threads that wait for it poll. */
@@ -253,21 +238,21 @@ KFN int wait_slow(const uint64_t *word, uint64_t target, uint64_t timeout_ns,
                                              const uint64_t *abort_word)
 {
     const uint64_t start = clock_global();
-    unsigned nap = 0;
+    unsigned pause = 0;
 
     for (;;) {
         for (int i = 0; i < WAIT_LOOKS; i++) {
             if ((int64_t)(word_relaxed(word) - target) >= 0)
                 return WAIT_OK;
-            if (nap)
-                __nanosleep(nap);
+            if (pause)
+                nap(pause);
         }
         if (word_relaxed(abort_word))
             return WAIT_ABORTED;
         const uint64_t spent = clock_global() - start;
         if (spent >= timeout_ns)
             return (int64_t)(word_relaxed(word) - target) >= 0 ? WAIT_OK : WAIT_TIMEOUT;
-        nap = spent > 100000 ? 1000 : spent > 10000 ? 100 : 20;
+        pause = spent > 100000 ? 1000 : spent > 10000 ? 100 : 20;
     }
 }
 
@@ -322,9 +307,9 @@ KFN void ag_store_commands(struct agent *ag, const struct ring_dev *ring, uint64
     __syncwarp();
     if (lane_id() < n) {
         const uint64_t a = cmds->a | ring_parity(ring->mask, index);
-        asm volatile("st.relaxed.sys.u64 [%0], %1;" ::"l"(&slot->b), "l"(cmds->b) : "memory");
+        word_store(&slot->b, cmds->b);
         /* Release: pairs with the acquire of ring_peek (proxy/ring.h); the parity in `a` says that `b` is there too. */
-        asm volatile("st.release.sys.u64 [%0], %1;" ::"l"(&slot->a), "l"(a) : "memory");
+        word_release(&slot->a, a);
     }
     __syncwarp();
 }

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Sums of rows by a warp. Each lane has eight channels of a step of 256; the order of the additions is that of
+ * Sums of rows by a warp. Each lane has eight channels of a step; the order of the additions is that of
  * device/cpu/math_reduce.c, so that the bits are the same.
  */
 #ifndef EPX_DEVICE_CUDA_REDUCE_CUH
 #define EPX_DEVICE_CUDA_REDUCE_CUH
 
-#define SUM_STEP 256
+#define SUM_STEP (WARP * 8)
 #ifndef SUM_ROWS
 #define SUM_ROWS 4 /* rows whose loads are in flight together */
 #endif

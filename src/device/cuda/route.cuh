@@ -15,17 +15,17 @@ KFN int64_t route_index(const struct route_in *in, int64_t i)
 }
 
 /* The lane's number under `key` (negative: none) among `lanes` and what the table counts already; counts them. */
-KFN int route_number(int32_t *table, int key, uint32_t lanes)
+KFN int route_number(int32_t *table, int key, lanes_t lanes)
 {
-    const uint32_t below = (1u << lane_id()) - 1;
-    const uint32_t same = __match_any_sync(ALL_LANES, lanes >> lane_id() & 1 ? key : -1 - lane_id()) & lanes;
+    const lanes_t below = lanes_below();
+    const lanes_t same = __match_any_sync(ALL_LANES, lanes >> lane_id() & 1 ? key : -1 - lane_id()) & lanes;
     int number = -1;
 
     if (lanes >> lane_id() & 1)
-        number = table[key] + __popc(same & below);
+        number = table[key] + lanes_count(same & below);
     __syncwarp();
     if ((lanes >> lane_id() & 1) && !(same & below))
-        table[key] = number + __popc(same);
+        table[key] = number + lanes_count(same);
     __syncwarp();
     return number;
 }
@@ -47,18 +47,18 @@ KFN_STEP int64_t route_tokens(const struct group_dev *g, const struct handle_dev
         if (id >= 0 && !g->mask[id / L])
             id = -1;
         /* The same expert earlier in the same token. */
-        const uint32_t twins = __match_any_sync(ALL_LANES, id < 0 ? -1 - lane_id() : id * WARP + token);
-        if (in->once && id >= 0 && (twins & ((1u << lane_id()) - 1))) {
+        const lanes_t twins = __match_any_sync(ALL_LANES, id < 0 ? -1 - lane_id() : id * WARP + token);
+        if (in->once && id >= 0 && (twins & lanes_below())) {
             wrong = 1;
             id = -1;
         }
-        const uint32_t wrongs = __ballot_sync(ALL_LANES, wrong);
+        const lanes_t wrongs = __ballot_sync(ALL_LANES, wrong);
         if (wrongs && bad == 0)
-            bad = (int64_t)(t + (__ffs((int)wrongs) - 1) / K) * K + (__ffs((int)wrongs) - 1) % K + 1;
+            bad = (int64_t)(t + lanes_first(wrongs) / K) * K + lanes_first(wrongs) % K + 1;
         const int rank = id < 0 ? -1 : id / L;
         /* The first of the token's pairs that names its rank. */
-        const uint32_t mates = __match_any_sync(ALL_LANES, rank < 0 ? -1 - lane_id() : rank * WARP + token);
-        const uint32_t firsts = __ballot_sync(ALL_LANES, rank >= 0 && !(mates & ((1u << lane_id()) - 1)));
+        const lanes_t mates = __match_any_sync(ALL_LANES, rank < 0 ? -1 - lane_id() : rank * WARP + token);
+        const lanes_t firsts = __ballot_sync(ALL_LANES, rank >= 0 && !(mates & lanes_below()));
         const int first = firsts >> lane_id() & 1;
         const int eidx = route_number(table, id, __ballot_sync(ALL_LANES, id >= 0));
         const int ridx = route_number(table + E, rank, firsts);
