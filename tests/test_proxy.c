@@ -197,6 +197,43 @@ static void what_waits_goes_on_merging(void **state)
     assert_int_equal(stats_of(s, 0).window_waits, 1);
 }
 
+static struct {
+    int times, rank, number;
+    const void *context;
+} alarm_heard;
+
+static void on_alarm(void *context, int rank, int number)
+{
+    alarm_heard.times++;
+    alarm_heard.rank = rank;
+    alarm_heard.number = number;
+    alarm_heard.context = context;
+}
+
+static void an_alarm_carries_a_number_and_counts_nothing(void **state)
+{
+    struct scene *s = *state;
+    int i, r;
+
+    s->options.alarm_kind = KINDS;
+    s->options.on_alarm = on_alarm;
+    scene_open(s, RANKS, 1);
+    push(s, 2, 4, COUNTER(KINDS, 63), 0, 0, 0); /* a number that no slot has */
+    steps(s, 50);
+    assert_int_equal(alarm_heard.times, 1);
+    assert_int_equal(alarm_heard.rank, 2);
+    assert_int_equal(alarm_heard.number, 63);
+    assert_ptr_equal(alarm_heard.context, &s->ranks[4]);
+    for (r = 0; r < RANKS; r++)
+        for (i = 0; i < KINDS * SLOTS * RANKS; i++)
+            assert_int_equal(s->ranks[r].counters[i], 0);
+    expect_nothing_wrong(s);
+    push(s, 2, 4, COUNTER(KINDS + 1, 0), 0, 0, 0); /* other kinds beyond the counted ones are refused all the same */
+    steps(s, 50);
+    assert_int_equal(alarm_heard.times, 1);
+    assert_int_equal(stats_of(s, 2).refused, 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -212,6 +249,7 @@ int main(void)
         TEST(a_put_grows_to_the_set_size_at_most),
         TEST(signals_ride_on_what_is_there),
         TEST(what_waits_goes_on_merging),
+        TEST(an_alarm_carries_a_number_and_counts_nothing),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

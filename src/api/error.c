@@ -158,22 +158,29 @@ epx_status epx_group_error(epx_group *group, epx_error_info *out)
     return status == EPX_OK ? EPX_OK : fail(status, "%s", info.message);
 }
 
-void group_abort(struct epx_group *group, int status)
+/* Into the heap of a rank of this node. */
+static void store_abort_word(struct epx_group *group, struct control *c, uint64_t word)
 {
     const struct device_ops *ops = group->device->ops;
-    const uint64_t word = ABORT_WORD(status, group->rank);
 
-    for (int r = 0; r < group->nranks; r++) {
-        struct control *c = group->bases[r];
-        if (!c)
-            continue;
-        if (!(ops->caps & DEVICE_HOST_HEAP)) {
-            ops->copy(group->device, &c->abort_word, &word, sizeof(word));
-            continue;
-        }
-        __atomic_store_n(&c->abort_word, word, __ATOMIC_RELEASE); /* pairs with the acquire in cpu_wait_ge */
-        cpu_env_ring(ops->env ? ops->env : &cpu_thread_env, &c->bell);
+    if (!(ops->caps & DEVICE_HOST_HEAP)) {
+        ops->copy(group->device, &c->abort_word, &word, sizeof(word));
+        return;
     }
+    __atomic_store_n(&c->abort_word, word, __ATOMIC_RELEASE); /* pairs with the acquire in cpu_wait_ge */
+    cpu_env_ring(ops->env ? ops->env : &cpu_thread_env, &c->bell);
+}
+
+void group_abort(struct epx_group *group, int status)
+{
+    for (int r = 0; r < group->nranks; r++)
+        if (group->bases[r])
+            store_abort_word(group, group->bases[r], ABORT_WORD(status, group->rank));
+}
+
+void group_aborted_by(struct epx_group *group, int rank, int status)
+{
+    store_abort_word(group, group->heap.base, ABORT_WORD(status, rank));
 }
 
 epx_status group_usable(struct epx_group *group)
@@ -265,7 +272,7 @@ static epx_status reset_device(struct epx_group *group, const uint64_t *epochs, 
     struct signal *signals = calloc(words, sizeof(*signals));
     int32_t *ones = malloc((size_t)group->nranks * sizeof(*ones));
     epx_status status = signals && ones ? EPX_OK : fail(EPX_ERR_MEMORY, "no memory to reset %zu signals", words);
-    static const uint64_t no_abort[4]; /* abort_word to the end of abort_out */
+    static const uint64_t no_abort[2]; /* abort_word and abort_told */
     if (status != EPX_OK)
         goto out;
     memset(&state, 0, sizeof(state));

@@ -23,6 +23,8 @@ void group_net_settle(struct epx_group *group);
 uint64_t signal_after(const struct epx_group *group, const uint64_t *epochs, int kind, int slot);
 /* The group has failed: wakes and ends what this rank and those of its node wait for (error.c). */
 void group_abort(struct epx_group *group, int status);
+/* A rank of another node has failed: the same for this rank alone, for that rank tells all others too. */
+void group_aborted_by(struct epx_group *group, int rank, int status);
 /* After group_net_open: tells kernels of the rings. */
 epx_status group_device_rings(struct epx_group *group);
 /* Collective steps of creation that exchange what ranks must know (group_meet.c). */

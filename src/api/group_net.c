@@ -38,6 +38,12 @@ static void on_error(void *context, int status, int peer, int64_t expected, int6
     group_abort(group, status);
 }
 
+/* From a proxy thread: a rank of another node tells that it has failed (put_abort() in kernel/put.h). */
+static void on_alarm(void *context, int rank, int status)
+{
+    group_aborted_by(context, rank, status);
+}
+
 static epx_status open_proxies(struct epx_group *group)
 {
     struct proxy_options o;
@@ -69,6 +75,8 @@ static epx_status open_proxies(struct epx_group *group)
         o.bell = &((struct control *)group->heap.base)->bell;
     o.env = group->device->ops->env;
     o.on_error = on_error;
+    o.alarm_kind = SIG_ABORT;
+    o.on_alarm = on_alarm;
     o.context = group;
     group->net_name = o.net->name;
     return proxy_open(&o, &group->proxies);

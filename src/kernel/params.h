@@ -61,10 +61,10 @@ struct control {
     uint32_t nranks;
     uint8_t pad0[48];
     struct doorbell bell;
-    uint64_t abort_word; /* 0, or who failed and how: set by the failing rank in all its peers' heaps */
-    uint64_t abort_pad;
-    uint64_t abort_out[2]; /* what this rank's proxy writes into other nodes' abort words */
-    uint8_t pad1[32];
+    uint64_t
+        abort_word; /* 0, or who failed and how: set by ranks of the node, or by the own proxy for those elsewhere */
+    uint64_t abort_told; /* the abort word that this rank's kernels have passed on to other nodes */
+    uint8_t pad1[48];
 };
 EPX_STATIC_ASSERT(sizeof(struct control) == 192, "three cache lines");
 
@@ -101,7 +101,7 @@ enum signal_kind {
     SIG_HD_FREE,  /* the relay has forwarded this rank's rows */
     SIG_HC_READY, /* high-throughput combine: the peer takes returned rows now */
     SIG_HC_ROWS,  /* rows returned by a relay */
-    SIG_ABORT,    /* the abort word was written */
+    SIG_ABORT,    /* the peer has failed, with the status that stands in the place of a slot: stored, not counted */
     SIG_COUNT
 };
 

@@ -52,7 +52,8 @@ KFN_STEP void put(struct agent *ag, const struct group_dev *g, struct put_batch 
         ag_add_stat(&g->pushed[peer], 1);
 }
 
-/* The abort word to all ranks of other nodes, as far as the rings take it. */
+/* The abort word to all ranks of other nodes, as far as the rings take it. Nothing is written into their heaps, which
+ * they read at any time: the signal says all (rank and status), and their proxies store the word. */
 KFN_STEP void put_abort(struct agent *ag, const struct group_dev *g, uint64_t word)
 {
     struct control *own = (struct control *)g->heap[g->rank];
@@ -61,13 +62,12 @@ KFN_STEP void put_abort(struct agent *ag, const struct group_dev *g, uint64_t wo
     if (g->nnodes == 1)
         return;
     if (ag_leader(ag))
-        ag_store_release(&own->abort_out[0], word); /* pairs with the acquire in wait_failed(), of another agent */
+        ag_store_release(&own->abort_told, word); /* pairs with the acquire in wait_failed(), of another agent */
     ag_sync(ag);
     put_begin(&batch);
     for (int p = 0; p < g->nranks; p++)
         if (!g->heap[p])
-            put(ag, g, &batch, p, COUNTER(SIG_ABORT, 0), offsetof(struct control, abort_out),
-                offsetof(struct control, abort_word), 16);
+            put(ag, g, &batch, p, COUNTER(SIG_ABORT, ABORT_STATUS(word)), 0, 0, 0);
     put_flush(ag, g, &batch);
 }
 

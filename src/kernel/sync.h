@@ -127,7 +127,7 @@ KFN_STEP int wait_failed(struct agent *ag, const struct group_dev *g, enum wait_
         const uint64_t word = ag_load_acquire(&control_of(g, g->rank)->abort_word);
         report(ag, g, KSTATUS_PEER, phase, ABORT_RANK(word), (int64_t)target, (int64_t)seen, ABORT_STATUS(word), 0);
         /* The own proxy, when it fails, reaches the ranks of its node only (group_abort() on the host). */
-        if (ABORT_RANK(word) == g->rank && ag_load_acquire(&control_of(g, g->rank)->abort_out[0]) != word)
+        if (ABORT_RANK(word) == g->rank && ag_load_acquire(&control_of(g, g->rank)->abort_told) != word)
             put_abort(ag, g, word);
         return 1;
     }

@@ -39,15 +39,19 @@ void count_arrival(struct proxy_thread *t, const struct net_event *event)
         refuse(t, event, event->peer, rank, "an immediate from a rank that does not speak with this endpoint arrived");
         return;
     }
-    if (COUNTER_KIND(counter) >= (uint32_t)o->kinds || COUNTER_SLOT(counter) >= (uint32_t)o->slots) {
+    if (!counter_exists(o, counter)) {
         refuse(t, event, COUNTER(o->kinds, 0), counter, "an immediate for a counter that does not exist arrived");
+        return;
+    }
+    stat_add(&t->stats.arrivals, 1);
+    if (is_alarm(o, counter)) {
+        o->on_alarm(o->context, (int)rank, (int)COUNTER_SLOT(counter));
         return;
     }
     word = &o->counters[((size_t)COUNTER_KIND(counter) * (size_t)o->slots + COUNTER_SLOT(counter)) * (size_t)o->nranks +
                         rank];
     /* Release: pairs with the acquire of the agents that wait for it; the bytes came before. One writer: no add. */
     __atomic_store_n(word, *word + immediate_count(imm), __ATOMIC_RELEASE);
-    stat_add(&t->stats.arrivals, 1);
     t->ring_bell = 1;
 }
 

@@ -196,6 +196,17 @@ static inline void window_posted(struct proxy_thread *t, struct peer *peer, uint
     peer->next++;
 }
 
+static inline int is_alarm(const struct proxy_options *o, uint32_t counter)
+{
+    return o->on_alarm && COUNTER_KIND(counter) == (uint32_t)o->alarm_kind;
+}
+
+static inline int counter_exists(const struct proxy_options *o, uint32_t counter)
+{
+    return is_alarm(o, counter) ||
+           (COUNTER_KIND(counter) < (uint32_t)o->kinds && COUNTER_SLOT(counter) < (uint32_t)o->slots);
+}
+
 /* Statistics have one writer each. */
 static inline void stat_add(uint64_t *word, uint64_t n)
 {

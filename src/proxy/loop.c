@@ -161,7 +161,7 @@ static struct peer *check(struct proxy_thread *t, struct command c, struct pendi
         refuse(t, FAULT_RANK, -1, o->nranks, f.rank, "a command names a rank that this ring does not serve");
         return NULL;
     }
-    if (COUNTER_KIND(f.counter) >= (uint32_t)o->kinds || COUNTER_SLOT(f.counter) >= (uint32_t)o->slots) {
+    if (!counter_exists(o, f.counter)) {
         refuse(t, FAULT_COUNTER, peer->rank, COUNTER(o->kinds, 0), f.counter, "a command names an unknown counter");
         return NULL;
     }

@@ -39,6 +39,7 @@ struct proxy_options {
     uint64_t *sent;     /* [nranks] or NULL: commands to each peer whose bytes have been read, or dropped; likewise */
     int kinds, slots;
     const uint8_t *flows;  /* [kinds]: enum proxy_flow of each; NULL = all PROXY_LOW_LATENCY */
+    int alarm_kind;        /* with on_alarm: this kind has no counters, and a number from 0 to 63 instead of a slot */
     struct doorbell *bell; /* rung after counters or a ring's tail advance: the rank's CPU agents sleep there */
     struct proxy_limits limits;
     const struct cpu_env
@@ -46,6 +47,8 @@ struct proxy_options {
     uint64_t ring_start; /* where the rings' counters start: 0, but for tests of their wrap */
     /* An error on the group: called once per distinct fault, from a proxy thread. status is an epx_status. */
     void (*on_error)(void *context, int status, int peer, int64_t expected, int64_t seen, const char *text);
+    /* A command of the kind alarm_kind came from `rank`; called from a proxy thread. NULL = no such kind. */
+    void (*on_alarm)(void *context, int rank, int number);
     void *context;
 };
 
