@@ -1,2 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EPX, expert-parallel exchange, for Python: a thin layer over the C library, without a compiled extension."""
+"""EPX, expert-parallel exchange, for Python: a thin layer over the C library, without a compiled extension.
+
+A Group is a set of ranks; a Handle carries one routing; dispatch sends tokens to their experts, combine brings the results
+back. Tensors are torch's, NumPy's, or anything with DLPack or ``__cuda_array_interface__``; none of them is imported here.
+"""
+
+import ctypes as _ctypes
+
+from . import bootstrap
+from ._abi import Device, Direction, DType, Layout, Mode, RecvPart
+from ._library import check as _check, load as _load
+from .bootstrap import Bootstrap
+from .errors import (ArgumentError, BusyError, EpxError, MismatchError, OutOfMemoryError, OverflowingError, PeerError,
+                     Status, TimeoutExpired, UnsupportedError, UsageError)
+from .group import ErrorInfo, Group, GroupInfo, memory
+from .handle import Handle, LayoutInfo
+from .memory import Block
+from .streams import Event, Stream
+
+__all__ = [
+    "ArgumentError", "Block", "Bootstrap", "BusyError", "Device", "Direction", "DType", "EpxError", "ErrorInfo", "Event",
+    "Group", "GroupInfo", "Handle", "Layout", "LayoutInfo", "MismatchError", "Mode", "OutOfMemoryError",
+    "OverflowingError", "PeerError", "RecvPart", "Status", "Stream", "TimeoutExpired", "UnsupportedError", "UsageError",
+    "bootstrap", "library_version", "memory",
+]
+
+
+def library_version() -> str:
+    """The version of the C library in use, as "major.minor.patch"."""
+    code = _ctypes.c_int()
+    _check(_load().epx_version(_ctypes.byref(code)))
+    return "%d.%d.%d" % (code.value // 10000, code.value // 100 % 100, code.value % 100)

@@ -14,7 +14,8 @@ import glob
 import os
 from typing import List, Optional
 
-from .errors import EpxError, Status
+from . import _abi
+from .errors import EpxError, Status, make_error
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _SONAME = "libepx.so.0"
@@ -44,8 +45,16 @@ def load() -> ctypes.CDLL:
     """The C library, loaded once per process. Raises EpxError, with all that was tried, if there is none."""
     global _library
     if _library is None:
-        _library = _open(candidates())
+        library = _open(candidates())
+        _abi.declare(library)
+        _library = library
     return _library
+
+
+def check(status: int) -> None:
+    """Raises the exception of a status that is not OK, with the library's sentence for this thread."""
+    if status:
+        raise make_error(status, load().epx_last_error().decode("utf-8", "replace"))
 
 
 def _open(names: List[str]) -> ctypes.CDLL:

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How ranks find each other: an all-gather of bytes, made from torch.distributed, mpi4py or anything else.
+
+Without a bootstrap a group reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets them.
+"""
+
+import ctypes
+from typing import Any, Callable, List, Optional
+
+from ._abi import ALLGATHER, BootstrapStruct
+
+
+class Bootstrap:
+    """An all-gather for creating groups: `gather(data)` returns the bytes of every rank, in rank order."""
+
+    def __init__(self, rank: int, nranks: int, gather: Callable[[bytes], List[bytes]]) -> None:
+        self.rank = rank
+        self.nranks = nranks
+        self._gather = gather
+        self._error: Optional[BaseException] = None
+        self._callback = ALLGATHER(self._called)
+        self.struct = BootstrapStruct(rank=rank, nranks=nranks, allgather=self._callback)
+
+    def allgather(self, data: bytes) -> List[bytes]:
+        """The bytes of every rank, in rank order."""
+        return self._gather(data)
+
+    def _called(self, _context: int, send: int, recv: int, size: int) -> int:
+        """Called by the C library. An exception must not leave it: take_error() hands it to who made the call."""
+        try:
+            parts = self._gather(ctypes.string_at(send, size))
+            if len(parts) != self.nranks or any(len(part) != size for part in parts):
+                raise ValueError("bootstrap: expected %d parts of %d bytes, got %s" % (
+                    self.nranks, size, [len(part) for part in parts]))
+            ctypes.memmove(recv, b"".join(parts), size * self.nranks)
+            return 0
+        except BaseException as error:  # KeyboardInterrupt too
+            self._error = error
+            return 1
+
+    def take_error(self) -> Optional[BaseException]:
+        """The exception that ended the last all-gather, once."""
+        error, self._error = self._error, None
+        return error
+
+
+def from_torch(group: Any = None) -> Bootstrap:
+    """A bootstrap over a torch.distributed process group; only all_gather_object is used, so gloo will do."""
+    import torch.distributed as dist
+
+    nranks = dist.get_world_size(group)
+
+    def gather(data: bytes) -> List[bytes]:
+        parts: List[Any] = [None] * nranks
+        dist.all_gather_object(parts, data, group)
+        return parts
+
+    return Bootstrap(dist.get_rank(group), nranks, gather)
+
+
+def from_mpi(comm: Any) -> Bootstrap:
+    """A bootstrap over an mpi4py communicator."""
+    return Bootstrap(comm.Get_rank(), comm.Get_size(), comm.allgather)

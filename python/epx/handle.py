@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Handles: one routing each, with its dispatches and combines."""
+
+import ctypes
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
+
+from . import _abi
+from ._abi import DType, Direction, Layout, Mode, RecvPart, TensorStruct
+from ._library import check, load
+from .errors import Status, UsageError
+from .streams import poll, stream_address
+from .tensors import describe
+
+if TYPE_CHECKING:
+    from .group import Group
+
+
+class Arguments:
+    """A struct of tensors, prepared once: each field has a descriptor of its own, which is linked when it is filled."""
+
+    def __init__(self, struct: _abi.Struct, prefix: str = "", **tensors: str) -> None:
+        self.struct = struct
+        self.address = ctypes.addressof(struct)
+        self._prefix = prefix
+        self._parts: Dict[str, Tuple[TensorStruct, Any]] = {}
+
+    def set(self, field: str, tensor: Any, name: Optional[str] = None) -> Any:
+        """Points a field to a tensor, or to nothing; returns what must stay alive."""
+        if tensor is None:
+            setattr(self.struct, field, None)
+            return None
+        part = self._parts.get(field)
+        if part is None:
+            desc = TensorStruct()
+            part = self._parts[field] = (desc, ctypes.pointer(desc))
+        keep = describe(name or self._prefix + field, tensor, part[0])
+        setattr(self.struct, field, part[1])
+        return keep
+
+    def fill(self, values: Dict[str, Any]) -> List[Any]:
+        """Sets several fields; returns what must stay alive."""
+        return [self.set(field, tensor) for field, tensor in values.items()]
+
+
+class LayoutInfo:
+    """Where EPX writes what was received, all optional: tensors of the device, complete when the operation is.
+
+    expert_counts, expert_offsets, rank_counts, total, layout_range, expert_stats, wait_ns: see ``epx_layout_info``.
+    """
+
+    _FIELDS = tuple(name for name, _ in _abi.LayoutInfoStruct._fields_ if name not in ("size", "reserved"))
+
+    def __init__(self, **tensors: Any) -> None:
+        self._arguments = Arguments(_abi.LayoutInfoStruct(), "info.")
+        for name in tensors:
+            if name not in self._FIELDS:
+                raise TypeError("LayoutInfo: expected names of %s, got %s" % (", ".join(self._FIELDS), name))
+        self._keep = self._arguments.fill(tensors)
+
+    @property
+    def address(self) -> int:
+        """The struct as the C library sees it."""
+        return self._arguments.address
+
+
+class Handle:
+    """One routing of a group. Made by Group.handle()."""
+
+    def __init__(self, group: "Group", mode: Mode, layout: Layout, topk: int, expert_alignment: int = 0,
+                 compact: bool = False) -> None:
+        self._lib = load()
+        self._address: Optional[int] = None
+        self.group = group
+        self.mode = Mode(mode)
+        self.layout = Layout(layout)
+        self.topk = topk
+        config = _abi.HandleConfigStruct(
+            mode=mode, layout=layout, topk=topk, expert_alignment=expert_alignment,
+            flags=_abi.HANDLE_COMPACT_TOPK if compact else 0)
+        out = ctypes.c_void_p()
+        check(self._lib.epx_handle_create(ctypes.byref(out), group.address, ctypes.byref(config)))
+        self._address = out.value
+        self._topk = TensorStruct()
+        self._topk_address = ctypes.addressof(self._topk)
+        self._routing: Any = None
+        self._staged: Any = None
+        self._dispatch = (
+            Arguments(_abi.DispatchInputsStruct(), "inputs."), Arguments(_abi.DispatchOutputsStruct(), "outputs."),
+            _abi.DispatchConfigStruct())
+        self._combine = (
+            Arguments(_abi.CombineInputsStruct(), "inputs."), Arguments(_abi.CombineOutputsStruct(), "outputs."),
+            Arguments(_abi.CombineConfigStruct(), "config."))
+        self._bias = (TensorStruct(), TensorStruct())
+
+    @property
+    def address(self) -> int:
+        """The handle as the C library sees it."""
+        self.group.address  # raises where the group has gone
+        if self._address is None:
+            raise UsageError(Status.USAGE, "the handle was destroyed")
+        return self._address
+
+    def destroy(self) -> None:
+        """Frees the handle, once what is queued has run. Not with a staged operation: complete() it first."""
+        if self._address is not None and self.group.alive:
+            check(self._lib.epx_handle_destroy(self._address))
+        self._address = None
+
+    def update(self, topk_idx: Any, info: Optional[LayoutInfo] = None, stream: Any = None) -> None:
+        """Sets the routing: topk_idx int32 or int64 [tokens, topk], -1 = dropped.
+
+        High throughput: collective, the handle keeps its own copy, and `info` is filled. Low latency: local; the indices
+        are read when each dispatch runs.
+        """
+        keep = describe("topk_idx", topk_idx, self._topk)
+        check(self._lib.epx_handle_update(
+            self.address, self._topk_address, info.address if info else None, stream_address(self.group, stream)))
+        self._routing = keep
+        self._recounted = False
+        if self.mode == Mode.HIGH_THROUGHPUT:
+            self.group.hold((keep, info), stream)
+            self._update_event = self.group.event()
+            self._update_event.record(stream)
+
+    def recv_count(self) -> Tuple[int, List[int]]:
+        """High throughput: waits for the update; (rows this rank will receive, rows of each local expert, unpadded)."""
+        if self.mode == Mode.HIGH_THROUGHPUT and self._routing is not None:
+            poll(self._update_event.query)
+        rows = ctypes.c_int64()
+        counts = (ctypes.c_int64 * self.group.info.local_experts)()
+        check(self._lib.epx_handle_recv_count(self.address, ctypes.byref(rows), ctypes.byref(counts)))
+        return rows.value, list(counts)
+
+    def recv_tensor(self, part: RecvPart, dtype: DType, rows: int, columns: int) -> TensorStruct:
+        """High throughput: a descriptor inside EPX's own receive buffer. See ``epx_handle_recv_tensor``."""
+        struct = TensorStruct()
+        check(self._lib.epx_handle_recv_tensor(self.address, part, dtype, rows, columns, ctypes.byref(struct)))
+        return struct
+
+    def dispatch(self, tokens: Any, out: Any, *, scales: Any = None, topk_weights: Any = None, out_scales: Any = None,
+                 out_topk_weights: Any = None, out_topk_idx: Any = None, src_rank: Any = None, src_token: Any = None,
+                 info: Optional[LayoutInfo] = None, send_only: bool = False, round_scale: bool = False,
+                 direction: Direction = Direction.FORWARD, stream: Any = None) -> None:
+        """Sends each token to the ranks of its experts. Collective and asynchronous on the stream.
+
+        Shapes are those of ``epx_dispatch_inputs`` and ``epx_dispatch_outputs``; `info` is for low latency. With
+        `send_only`, complete() runs the receive half.
+        """
+        inputs, outputs, config = self._dispatch
+        keep = inputs.fill({"tokens": tokens, "scales": scales, "topk_weights": topk_weights})
+        keep += outputs.fill({
+            "tokens": out, "scales": out_scales, "topk_weights": out_topk_weights, "topk_idx": out_topk_idx,
+            "src_rank": src_rank, "src_token": src_token})
+        config.send_only, config.round_scale, config.direction = send_only, round_scale, direction
+        check(self._lib.epx_dispatch(
+            self.address, inputs.address, outputs.address, info.address if info else None,
+            ctypes.addressof(config), stream_address(self.group, stream)))
+        self._keep((keep, info, self._routing), send_only, stream)
+
+    def combine(self, tokens: Any, out: Any, *, topk_weights: Any = None, out_topk_weights: Any = None,
+                bias: Sequence[Any] = (), send_only: bool = False, logfmt: bool = False,
+                direction: Direction = Direction.FORWARD, wait_ns: Any = None, stream: Any = None) -> None:
+        """Brings results back and sums them. Collective and asynchronous on the stream. Shapes as ``epx_combine_inputs``."""
+        inputs, outputs, config = self._combine
+        keep = inputs.fill({"tokens": tokens, "topk_weights": topk_weights})
+        keep += outputs.fill({"tokens": out, "topk_weights": out_topk_weights})
+        keep.append(config.set("wait_ns", wait_ns))
+        for i in range(2):
+            given = bias[i] if i < len(bias) else None
+            if given is not None:
+                keep.append(describe("bias[%d]" % i, given, self._bias[i]))
+            inputs.struct.bias[i] = ctypes.pointer(self._bias[i]) if given is not None else None
+        config.struct.send_only, config.struct.logfmt, config.struct.direction = send_only, logfmt, direction
+        check(self._lib.epx_combine(
+            self.address, inputs.address, outputs.address, config.address, stream_address(self.group, stream)))
+        self._keep(keep, send_only, stream)
+
+    def complete(self, stream: Any = None) -> None:
+        """The receive half of the staged operation; nothing to do where there is none."""
+        check(self._lib.epx_complete(self.address, stream_address(self.group, stream)))
+        staged, self._staged = self._staged, None
+        if staged is not None:
+            self.group.hold(staged, stream)
+
+    def _keep(self, keep: Any, send_only: bool, stream: Any) -> None:
+        if send_only:
+            self._staged = keep
+        else:
+            self.group.hold(keep, stream)
+
+    def __del__(self) -> None:
+        if getattr(self, "_address", None) is not None and self.group.alive and not self.group._closing:
+            if self._lib.epx_handle_destroy(self._address) == Status.USAGE:
+                # A staged operation, which the other ranks wait for: end it first.
+                self._lib.epx_complete(self._address, None)
+                self._lib.epx_handle_destroy(self._address)

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams and events, as on a GPU, also on the CPU; and waits that Ctrl-C ends."""
+
+import ctypes
+import time
+from typing import TYPE_CHECKING, Any, List, Optional
+
+from ._abi import Device
+from ._library import check, load
+from .errors import ArgumentError, Status
+
+if TYPE_CHECKING:
+    from .group import Group
+
+# CUDA's own name for the default stream; EPX takes NULL for the group's stream.
+_CUDA_DEFAULT_STREAM = 1
+_SLICE_S = 0.1
+
+
+def stream_address(group: "Group", stream: Any) -> Optional[int]:
+    """What the C library is given for a stream: None is the group's own; on a GPU also a torch stream or its number."""
+    if stream is None:
+        return None
+    if isinstance(stream, Stream):
+        return stream.address
+    number = getattr(stream, "cuda_stream", stream)
+    if group.device == Device.CPU or not isinstance(number, int):
+        raise ArgumentError(
+            Status.ARGUMENT, "stream: expected None%s, got %r" % (
+                " or a stream of this group" if group.device == Device.CPU else ", a stream of this group or a torch stream",
+                stream))
+    return number or _CUDA_DEFAULT_STREAM
+
+
+class Stream:
+    """A stream of a group's device. It ends with the group."""
+
+    def __init__(self, group: "Group") -> None:
+        out = ctypes.c_void_p()
+        check(load().epx_stream_create(group.address, ctypes.byref(out)))
+        self._group = group
+        self._address = out.value
+
+    @property
+    def address(self) -> int:
+        """The stream as the C library sees it; on a GPU the number of a CUDA stream."""
+        self._group.address  # raises where the group has gone
+        return self._address
+
+    def sync(self) -> None:
+        """Waits for all work queued here. Raises the group's error, if there is one."""
+        self._group.sync(self)
+
+    def query(self) -> bool:
+        """Is all work queued here done?"""
+        return _ready(load().epx_stream_query(self._group.address, self.address))
+
+    def wait_event(self, event: "Event") -> None:
+        """Later work here waits until the event is reached."""
+        check(load().epx_stream_wait_event(self._group.address, self.address, event.address))
+
+
+class Event:
+    """A point in a stream's work. It ends with the group; one that was never recorded counts as reached."""
+
+    def __init__(self, group: "Group") -> None:
+        out = ctypes.c_void_p()
+        check(load().epx_event_create(group.address, ctypes.byref(out)))
+        self._group = group
+        self._address = out.value
+
+    @property
+    def address(self) -> int:
+        """The event as the C library sees it."""
+        self._group.address
+        return self._address
+
+    def record(self, stream: Any = None) -> None:
+        """Marks the end of what is queued on the stream now."""
+        check(load().epx_event_record(self.address, stream_address(self._group, stream)))
+
+    def query(self) -> bool:
+        """Has the stream reached it?"""
+        return _ready(load().epx_event_query(self.address))
+
+    def sync(self) -> None:
+        """Waits until the stream has reached it. Raises the group's error, if there is one."""
+        poll(self.query)
+        check(load().epx_event_sync(self.address))
+
+    def __del__(self) -> None:
+        group = getattr(self, "_group", None)
+        if group is not None and group.alive:
+            load().epx_event_destroy(self._address)
+
+
+def _ready(status: int) -> bool:
+    if status == Status.NOT_READY:
+        return False
+    check(status)
+    return True
+
+
+def poll(ready: Any) -> None:
+    """Waits until ready() is true: at once and often first, then in steps of up to a millisecond. Ctrl-C ends it."""
+    start = time.perf_counter()
+    step = 20e-6
+    while not ready():
+        if time.perf_counter() - start > 200e-6:
+            time.sleep(step)
+            step = min(2 * step, 1e-3)
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
+
+
+class CpuWaiter:
+    """Sleeps until a stream of the CPU device has come this far, in slices, so that Ctrl-C is heard.
+
+    The stream itself posts a semaphore: nothing polls. A waiter belongs to one thread at a time.
+    """
+
+    _abandoned: List[Any] = []  # semaphores that a stream may still post
+
+    def __init__(self) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._post = ctypes.cast(libc.sem_post, ctypes.c_void_p).value
+        self._init = libc.sem_init
+        self._wait = libc.sem_timedwait
+        self._limit = _Timespec()
+        self._new()
+
+    def _new(self) -> None:
+        self._semaphore = ctypes.create_string_buffer(64)  # sem_t has 32 bytes
+        self._init(self._semaphore, 0, 0)
+
+    def wait(self, group_address: int, stream: Optional[int]) -> None:
+        """Returns when what is queued on the stream now is done."""
+        check(load().epx_stream_call(group_address, stream, self._post, ctypes.addressof(self._semaphore)))
+        done = False
+        try:
+            while not done:
+                now = time.time() + _SLICE_S
+                self._limit.seconds = int(now)
+                self._limit.nanoseconds = int((now - int(now)) * 1e9)
+                done = self._wait(self._semaphore, ctypes.byref(self._limit)) == 0
+        finally:
+            if not done:
+                self._abandoned.append(self._semaphore)
+                self._new()
