@@ -18,6 +18,28 @@ static int check_ints(const char *what, const epx_tensor *t, const int64_t *expe
     return 0;
 }
 
+/* Tokens that rank i sends to rank r, and that rank i has. */
+static int check_ranks(const struct oracle_route *route, const epx_layout_info *info, struct mismatch *m)
+{
+    const int R = route->nranks;
+
+    for (int i = 0; i < R; i++) {
+        const int64_t tokens = route->active[i] ? route->tokens[i] : 0;
+        if (info->rank_tokens && tensor_int(info->rank_tokens, i) != tokens)
+            return mismatch_set(m, "rank_tokens[%d]: expected %lld, got %lld", i, (long long)tokens,
+                                (long long)tensor_int(info->rank_tokens, i));
+        for (int r = 0; info->rank_matrix && r < R; r++) {
+            int64_t n = 0;
+            for (int t = 0; t < tokens; t++)
+                n += oracle_names_rank(route, oracle_idx(route, i, t), r);
+            if (tensor_int(info->rank_matrix, (int64_t)i * R + r) != n)
+                return mismatch_set(m, "rank_matrix[%d][%d]: expected %lld, got %lld", i, r, (long long)n,
+                                    (long long)tensor_int(info->rank_matrix, (int64_t)i * R + r));
+        }
+    }
+    return 0;
+}
+
 int oracle_check_layout(const struct oracle_recv *recv, const epx_layout_info *info, struct mismatch *m)
 {
     int experts = recv->route->local_experts, ranks = recv->route->nranks;
@@ -26,7 +48,8 @@ int oracle_check_layout(const struct oracle_recv *recv, const epx_layout_info *i
         check_ints("expert_offsets", info->expert_offsets, recv->expert_offsets, experts, m) ||
         check_ints("rank_counts", info->rank_counts, recv->rank_counts, ranks, m) ||
         check_ints("total", info->total, &recv->total, 1, m) ||
-        check_ints("layout_range", info->layout_range, recv->layout_range, (int64_t)experts * ranks, m))
+        check_ints("layout_range", info->layout_range, recv->layout_range, (int64_t)experts * ranks, m) ||
+        check_ranks(recv->route, info, m))
         return -1;
     return 0;
 }

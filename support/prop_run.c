@@ -239,6 +239,11 @@ static int make_info(struct actor *a)
         a->info.rank_counts = new_index(a, R, -1, -1);
     if (prop_chance(&a->rng, 70))
         a->info.total = new_index(a, 1, -1, -1);
+    if (!low_latency(a) && prop_chance(&a->rng, 50)) {
+        a->info.rank_matrix = new_index(a, R, R, -1);
+        a->info.rank_tokens = new_index(a, R, -1, -1);
+        a->info.relay_counts = new_index(a, R, -1, -1);
+    }
     if (low_latency(a) && expert_major && prop_chance(&a->rng, 70))
         a->info.layout_range = new_tensor(a, EPX_INT64, L, R, -1);
     if (low_latency(a) && expert_major && prop_chance(&a->rng, 50)) {

@@ -304,6 +304,10 @@ typedef struct epx_layout_info {
     epx_tensor *layout_range;   /* int64 [L,R]: LL EXPERT_MAJOR, first row << 32 | rows */
     epx_tensor *expert_stats;   /* int32 [L]: rows per local expert are ADDED to it (low latency) */
     epx_tensor *wait_ns;        /* int64 [R]: time spent waiting for each rank is ADDED to it (low latency) */
+    /* High throughput, int32 or int64: what all ranks learn of each other when they exchange counts */
+    epx_tensor *rank_matrix;  /* [R,R]: tokens that rank i sends to rank r */
+    epx_tensor *rank_tokens;  /* [R]: tokens that each rank has */
+    epx_tensor *relay_counts; /* [R]: tokens of each rank of another node that reach this node through this rank */
 } epx_layout_info;
 
 #define EPX_LAYOUT_INFO_INIT                      \

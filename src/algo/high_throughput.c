@@ -23,6 +23,9 @@ epx_status ht_update(struct epx_handle *handle, const epx_tensor *topk, const st
     p.expert_offsets = make_index(&info->expert_offsets);
     p.rank_counts = make_index(&info->rank_counts);
     p.total = make_index(&info->total);
+    p.rank_matrix = make_index(&info->rank_matrix);
+    p.rank_tokens = make_index(&info->rank_tokens);
+    p.relay_counts = make_index(&info->relay_counts);
     status = launch_ordered(handle->group, stream, KERNEL_HT_NOTIFY, &p, sizeof(p));
     if (status == EPX_OK) {
         handle->updates++;

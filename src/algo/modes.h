@@ -8,6 +8,7 @@
 /* epx_layout_info, checked; data NULL = not asked for. */
 struct layout_tensors {
     epx_tensor expert_counts, expert_offsets, rank_counts, total, layout_range, expert_stats, wait_ns;
+    epx_tensor rank_matrix, rank_tokens, relay_counts;
 };
 
 /* Dispatch and combine, checked; strides are explicit; data NULL = not given. */

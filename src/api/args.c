@@ -69,6 +69,9 @@ epx_status layout_tensors_check(struct epx_handle *handle, const epx_layout_info
          low && major,
          {call, "info.expert_stats", DTYPE_BIT(EPX_INT32), 1, {L}, STRIDES_NONE}},
         {info.wait_ns, &out->wait_ns, low, {call, "info.wait_ns", DTYPE_BIT(EPX_INT64), 1, {R}, STRIDES_NONE}},
+        {info.rank_matrix, &out->rank_matrix, !low, {call, "info.rank_matrix", DTYPES_INDEX, 2, {R, R}, STRIDES_NONE}},
+        {info.rank_tokens, &out->rank_tokens, !low, {call, "info.rank_tokens", DTYPES_INDEX, 1, {R}, STRIDES_NONE}},
+        {info.relay_counts, &out->relay_counts, !low, {call, "info.relay_counts", DTYPES_INDEX, 1, {R}, STRIDES_NONE}},
     };
     for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
         if (parts[i].tensor && !parts[i].allowed)

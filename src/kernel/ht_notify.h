@@ -302,6 +302,32 @@ KFN_STEP void hn_report_counts(const struct ht_notify_params *p, uint64_t epoch)
         index_put(&p->total, 0, h->recv_rows);
 }
 
+/* What every rank learns of all ranks. */
+KFN_STEP void hn_report_ranks(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+    const int R = g->nranks;
+
+    if (p->rank_matrix.data)
+        AG_EACH_ALL(ag, int, i, R *R)
+    index_put(&p->rank_matrix, i, g->mask[i / R] ? hn_rcount(g, i / R, epoch)[i % R] : 0);
+    if (p->rank_tokens.data)
+        AG_EACH_ALL(ag, int, s, R) index_put(&p->rank_tokens, s, g->mask[s] ? hn_post_of(g, s, epoch)->ntokens : 0);
+}
+
+/* What passes through this rank. One lane of one agent, when all tables have been taken. */
+KFN void hn_report_relay(const struct ht_notify_params *p)
+{
+    const struct group_dev *g = p->g;
+
+    if (!p->relay_counts.data)
+        return;
+    for (int s = 0; s < g->nranks; s++)
+        index_put(&p->relay_counts, s, 0);
+    for (int j = 0; j < g->relay_count; j++)
+        index_put(&p->relay_counts, g->relay_sources[j], p->h->relay_n[j]);
+}
+
 KFN_STEP int hn_check_posts(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
@@ -334,6 +360,7 @@ KFN int hn_run(struct agent *ag, const struct ht_notify_params *p, uint64_t epoc
         return 1;
     if (hn_check_posts(ag, p, epoch))
         return 1;
+    hn_report_ranks(ag, p, epoch);
     if (p->layout == LAYOUT_FLAT)
         hn_base_flat(ag, p, epoch);
     else
@@ -352,6 +379,7 @@ KFN int hn_run(struct agent *ag, const struct ht_notify_params *p, uint64_t epoc
         return 0;
     if (ag_leader(ag)) {
         hn_report_counts(p, epoch);
+        hn_report_relay(p);
         ag_store_release(&p->h->info->epoch, p->h->info->epoch + 1); /* pairs with the host's acquire, recv_count */
     }
     ag_sync(ag);

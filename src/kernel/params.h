@@ -419,7 +419,7 @@ struct ht_notify_params {
     struct route_in route;
     struct agreement agree;
     int32_t layout, alignment;
-    struct index_out expert_counts, expert_offsets, rank_counts, total;
+    struct index_out expert_counts, expert_offsets, rank_counts, total, rank_matrix, rank_tokens, relay_counts;
 };
 
 /* Which receive tensors lie outside the heap: their rows come through the landing and are copied. */
