@@ -17,6 +17,7 @@
  *   ag_now(ag)                       nanoseconds, monotonic
  *   ag_load_acquire, ag_store_release[32]   system scope; ag_store_release_near: device scope, among agents of a launch
  *   ag_peek(word)                    acquire, by each lane for itself: within AG_EACH
+ *   ag_store_signal(word, value)     release, by each lane for itself; with AG_BELLS in one order with ag_peek for all
  *   ag_last(ag, word, id)            true for the agent that comes last to *word (0 again then) of all agents of the launch:
  *                                    what the others did before is visible to it. id: 0 to AG_POINTS - 1, one per word
  *   ag_fetch_add(ag, word, n)        device scope, acquire and release; once per agent, the old value to all lanes
@@ -26,7 +27,7 @@
  *   ag_add_stat(word, n)             relaxed add; call from the leader, and once per operation: it may cross a bus
  *   ag_sum(ag, v), ag_any(ag, v)     over the lanes of this agent; ag_scan(ag, v): over those before this one
  *   ag_wait_ge(ag, word, target, ns) until *word >= target (acquire), WAIT_OK / WAIT_TIMEOUT / WAIT_ABORTED
- *   ag_ring(ag, bell)                after storing to a word that another rank may sleep on; nothing on a GPU
+ *   ag_ring(ag, bell), AG_BELLS      after storing to a word that another rank may sleep on; 0 where nobody sleeps (a GPU)
  *   ag_copy, ag_zero                 bulk, by all lanes
  *   copy_set_put/get, ag_copy_many   read once, write n times
  *   word_set_*, ag_copy_words        the same for 4-byte words with strides: scales

@@ -20,7 +20,7 @@
 #define AG_ROUNDS AG_EACH
 #define AG_EACH_ALL(ag, type, i, n) for (type i = (type)(ag)->index; i < (type)(n); i += (type)(ag)->count)
 
-/* math_reduce fetches 512 bytes ahead inside a row; this covers where it begins. */
+/* The hardware follows a row once it has seen its beginning; this covers that. */
 #define PREFETCH_BYTES 512
 #define AG_PREFETCH(ptr) cpu_prefetch(ptr)
 
@@ -80,7 +80,12 @@ KFN uint64_t ag_load_acquire(const uint64_t *word)
 
 KFN uint64_t ag_peek(const uint64_t *word)
 {
-    return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+    return __atomic_load_n(word, __ATOMIC_SEQ_CST);
+}
+
+KFN void ag_store_signal(uint64_t *word, uint64_t value)
+{
+    __atomic_store_n(word, value, __ATOMIC_SEQ_CST);
 }
 
 KFN void ag_store_release(uint64_t *word, uint64_t value)
@@ -107,6 +112,7 @@ KFN uint64_t ag_fetch_add64(struct agent *ag, uint64_t *word, uint64_t n)
 
 #define AG_POINTS 5
 #define AG_GLANCES 1
+#define AG_BELLS 1
 
 KFN int ag_last(struct agent *ag, uint32_t *word, int id)
 {

@@ -30,6 +30,8 @@
 
 #define AG_POINTS 5
 #define AG_GLANCES 64
+#define AG_BELLS 0
+#define ag_store_signal ag_store_release
 
 /* One per warp, in shared memory: the same for all lanes, and written by lane 0. */
 struct agent {
