@@ -111,6 +111,9 @@ class Group:
         self._held: Deque[Tuple[Event, Any]] = collections.deque()
         self._events: List[Event] = []
         self._waiter: Optional[CpuWaiter] = None
+        # Do operations keep their tensors alive until they have run? Callers whose memory is freed in the order of a
+        # stream, as torch's on a GPU, may say no.
+        self.holds = True
         self._lib = load()
         self._bootstrap = bootstrap  # the C library may call it as long as the group lives
         struct = _make_config(config)
@@ -121,6 +124,7 @@ class Group:
         self._pid = os.getpid()
         self.info = self._query()
         self.device = self.info.device
+        self.device_index = struct.device_index
         _living.add(self)
 
     def _check_collective(self, call: Callable[[], int]) -> None:
@@ -181,6 +185,10 @@ class Group:
         self._held.clear()
         self._events.clear()
 
+    def __del__(self) -> None:
+        if getattr(self, "_address", None) is not None:
+            self._finish()
+
     def __enter__(self) -> "Group":
         return self
 
@@ -192,7 +200,7 @@ class Group:
     def alloc(self, nbytes: int) -> Block:
         """Memory that every rank of the node can reach: tensors there are exchanged without a copy.
 
-        It is freed when the block and all that was made from it (``numpy.asarray(block)``, ``torch.frombuffer``) are gone.
+        It is freed when the block and all that was made from it (``torch.from_dlpack(block)``) are gone.
         """
         out = ctypes.c_void_p()
         check(self._lib.epx_alloc(self.address, nbytes, ctypes.byref(out)))
@@ -232,7 +240,9 @@ class Group:
         self._waiter = waiter
 
     def hold(self, objects: Any, stream: Any = None) -> None:
-        """Keeps objects alive until what is queued on the stream now has run."""
+        """Keeps objects alive until what is queued on the stream now has run. Does nothing where `holds` is False."""
+        if not self.holds:
+            return
         event = self._events.pop() if self._events else Event(self)
         check(self._lib.epx_event_record(event.address, stream_address(self, stream)))
         self._held.append((event, objects))

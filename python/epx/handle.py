@@ -8,7 +8,7 @@ from . import _abi
 from ._abi import DType, Direction, Layout, Mode, RecvPart, TensorStruct
 from ._library import check, load
 from .errors import Status, UsageError
-from .streams import poll, stream_address
+from .streams import Event, poll, stream_address
 from .tensors import describe
 
 if TYPE_CHECKING:
@@ -82,7 +82,8 @@ class Handle:
         self._address = out.value
         self._topk = TensorStruct()
         self._topk_address = ctypes.addressof(self._topk)
-        self._routing: Any = None
+        self._routing: Any = None  # low latency: the indices, which every dispatch reads
+        self._updated: Optional[Event] = None
         self._staged: Any = None
         self._dispatch = (
             Arguments(_abi.DispatchInputsStruct(), "inputs."), Arguments(_abi.DispatchOutputsStruct(), "outputs."),
@@ -106,26 +107,27 @@ class Handle:
             check(self._lib.epx_handle_destroy(self._address))
         self._address = None
 
-    def update(self, topk_idx: Any, info: Optional[LayoutInfo] = None, stream: Any = None) -> None:
+    def update(self, topk_idx: Any, info: Optional[LayoutInfo] = None, stream: Any = None, count: bool = True) -> None:
         """Sets the routing: topk_idx int32 or int64 [tokens, topk], -1 = dropped.
 
-        High throughput: collective, the handle keeps its own copy, and `info` is filled. Low latency: local; the indices
-        are read when each dispatch runs.
+        High throughput: collective, the handle keeps its own copy, and `info` is filled; without `count` recv_count() must
+        not follow. Low latency: local; the indices are read when each dispatch runs.
         """
         keep = describe("topk_idx", topk_idx, self._topk)
         check(self._lib.epx_handle_update(
             self.address, self._topk_address, info.address if info else None, stream_address(self.group, stream)))
-        self._routing = keep
-        self._recounted = False
-        if self.mode == Mode.HIGH_THROUGHPUT:
-            self.group.hold((keep, info), stream)
-            self._update_event = self.group.event()
-            self._update_event.record(stream)
+        if self.mode == Mode.LOW_LATENCY:
+            self._routing = keep
+            return
+        self.group.hold((keep, info), stream)
+        if count:
+            self._updated = self._updated or self.group.event()
+            self._updated.record(stream)
 
     def recv_count(self) -> Tuple[int, List[int]]:
         """High throughput: waits for the update; (rows this rank will receive, rows of each local expert, unpadded)."""
-        if self.mode == Mode.HIGH_THROUGHPUT and self._routing is not None:
-            poll(self._update_event.query)
+        if self._updated is not None:
+            poll(self._updated.query)
         rows = ctypes.c_int64()
         counts = (ctypes.c_int64 * self.group.info.local_experts)()
         check(self._lib.epx_handle_recv_count(self.address, ctypes.byref(rows), ctypes.byref(counts)))

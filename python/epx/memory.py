@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory from a group's heap, for NumPy, torch and others."""
 
-import ctypes
-from typing import TYPE_CHECKING, Any, Dict
+from typing import TYPE_CHECKING, Any, Dict, Tuple
 
+from . import dlpack
 from ._abi import Device
 
 if TYPE_CHECKING:
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Block:
-    """A piece of a group's heap. ``numpy.asarray`` and ``torch.as_tensor`` make byte arrays over it that keep it alive."""
+    """A piece of a group's heap. ``torch.from_dlpack`` and ``numpy.asarray`` make byte arrays over it that keep it alive."""
 
     def __init__(self, group: "Group", address: int, nbytes: int) -> None:
         self.group = group
@@ -23,11 +23,14 @@ class Block:
         else:
             self.__cuda_array_interface__: Dict[str, Any] = dict(interface, strides=None)
 
-    def buffer(self) -> Any:
-        """The same memory through the buffer protocol, for ``torch.frombuffer``; CPU device only. It keeps the block."""
-        array = (ctypes.c_char * self.nbytes).from_address(self.address)
-        array.block = self
-        return array
+    def __dlpack_device__(self) -> Tuple[int, int]:
+        """DLPack's (device type, index)."""
+        kind = {Device.CPU: dlpack.CPU, Device.CUDA: dlpack.CUDA, Device.HIP: dlpack.ROCM}[self.group.device]
+        return kind, self.group.device_index
+
+    def __dlpack__(self, stream: Any = None, **_: Any) -> Any:
+        """A DLPack capsule over the bytes."""
+        return dlpack.export_bytes(self, self.address, self.nbytes, self.__dlpack_device__())
 
     def __len__(self) -> int:
         return self.nbytes

@@ -5,11 +5,11 @@ Taken, without importing any of them: torch tensors, objects with ``__cuda_array
 with ``__array_interface__``, and anything that speaks DLPack.
 """
 
-import ctypes
 import sys
 from typing import Any, Dict, Optional, Sequence, Tuple
 
 from ._abi import DType, MAX_NDIM, TensorStruct
+from .dlpack import look_into
 from .errors import ArgumentError, Status
 
 _TYPESTR = {"f2": DType.FP16, "f4": DType.FP32, "i4": DType.INT32, "i8": DType.INT64, "u1": DType.UINT8}
@@ -111,21 +111,10 @@ def _look_array(name: str, tensor: Any, interface: Dict[str, Any], dtype: Option
     return interface["data"][0], found, tuple(interface["shape"]), strides, (tensor, interface)
 
 
-class _DLTensor(ctypes.Structure):
-    _fields_ = [
-        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    ]
-
-
 def _look_dlpack(name: str, tensor: Any, dtype: Optional[DType]) -> _Looked:
     capsule = tensor.__dlpack__()
-    get = ctypes.pythonapi.PyCapsule_GetPointer
-    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     # The capsule is kept and never renamed: whoever made it frees the tensor when the capsule goes.
-    t = _DLTensor.from_address(get(capsule, b"dltensor"))
+    t = look_into(capsule)
     found = _DLPACK.get((t.code, t.bits))
     if t.lanes != 1 or (found is None and dtype is None):
         raise _unknown(name, "code %d with %d bits and %d lanes (DLPack)" % (t.code, t.bits, t.lanes))

@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DeepEP's interface (V1) over EPX: the same names, arguments and results, on GPUs and on CPUs, over any network."""
+
+import torch
+
+from .buffer import Buffer
+from .config import Config
+from .elastic import ElasticBuffer, EPHandle, get_logical_domain_size, get_physical_domain_size
+from .utils import EventHandle, EventOverlap
+
+__version__ = "1.2.1+epx"
+
+topk_idx_t = torch.int64
+
+__all__ = [
+    "Buffer", "Config", "ElasticBuffer", "EPHandle", "EventHandle", "EventOverlap", "get_logical_domain_size",
+    "get_physical_domain_size", "topk_idx_t", "__version__",
+]

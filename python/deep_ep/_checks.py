@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of arguments: each failure names the argument, what was expected and what was given. Nothing was sent then."""
+
+from typing import Any, Optional, Sequence, Tuple
+
+import torch
+from epx import ArgumentError, Status
+
+
+def wrong(name: str, expected: str, given: Any) -> ArgumentError:
+    """The exception for an argument."""
+    return ArgumentError(Status.ARGUMENT, "%s: expected %s, got %s" % (name, expected, given))
+
+
+def _names(dtypes: Sequence[torch.dtype]) -> str:
+    return " or ".join(str(d).replace("torch.", "") for d in dtypes)
+
+
+def tensor(name: str, value: Any, dtypes: Sequence[torch.dtype], shape: Sequence[Optional[int]],
+           device: Optional[torch.device] = None, contiguous: bool = True) -> torch.Tensor:
+    """A tensor of one of the dtypes; None in the shape stands for any extent."""
+    if not isinstance(value, torch.Tensor):
+        raise wrong(name, "a tensor", type(value).__name__)
+    if value.dtype not in dtypes:
+        raise wrong(name, "dtype " + _names(dtypes), str(value.dtype).replace("torch.", ""))
+    if value.dim() != len(shape) or any(s is not None and s != v for s, v in zip(shape, value.shape)):
+        text = ", ".join("*" if s is None else str(s) for s in shape)
+        raise wrong(name, "shape [%s]" % text, list(value.shape))
+    if contiguous and not value.is_contiguous():
+        raise wrong(name, "a contiguous tensor", "strides %s" % (value.stride(),))
+    if device is not None and value.device != device:
+        raise wrong(name, "a tensor on %s" % device, value.device)
+    return value
+
+
+def optional(name: str, value: Any, dtypes: Sequence[torch.dtype], shape: Sequence[Optional[int]],
+             device: Optional[torch.device] = None) -> Optional[torch.Tensor]:
+    """None, or a tensor."""
+    return None if value is None else tensor(name, value, dtypes, shape, device)
+
+
+def positive(name: str, value: Any, least: int = 1) -> int:
+    """An integer of at least `least`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise wrong(name, "an integer of at least %d" % least, repr(value))
+    return value
+
+
+def device_of(name: str, value: torch.Tensor) -> torch.device:
+    """The device of a tensor, CPU or CUDA."""
+    if value.device.type not in ("cpu", "cuda"):
+        raise wrong(name, "a tensor on the CPU or on a CUDA device", value.device)
+    return value.device
+
+
+def tokens(x: Any) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
+    """(tokens, scales) of a high-throughput dispatch: bf16 (or fp16, fp32), or a pair of e4m3 and its scales."""
+    if not isinstance(x, (tuple, list)):
+        return tensor("x", x, (torch.bfloat16, torch.float16, torch.float32), (None, None)), None
+    if len(x) != 2:
+        raise wrong("x", "a tensor or a pair (tokens, scales)", "%d items" % len(x))
+    rows = tensor("x[0]", x[0], (torch.float8_e4m3fn,), (None, None))
+    dims = x[1].dim() if isinstance(x[1], torch.Tensor) else 2
+    shape = (rows.shape[0],) if dims == 1 else (rows.shape[0], None)
+    scales = tensor("x[1]", x[1], (torch.float32, torch.int32), shape, rows.device, contiguous=False)
+    return rows, scales
+
+
+def row_bytes(name: str, value: torch.Tensor) -> None:
+    """Rows of a multiple of 16 bytes."""
+    nbytes = value.shape[-1] * value.element_size()
+    if nbytes < 16 or nbytes % 16:
+        raise wrong(name, "rows of a multiple of 16 bytes", "%d %s = %d bytes" % (value.shape[-1], value.dtype, nbytes))

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""EPX's groups behind a buffer.
+
+DeepEP's buffer is given bytes; a group of EPX is given experts, tokens, hidden size and top-k. So groups are made when the
+first call says what is needed, and replaced by larger ones when a later call needs more. All ranks pass the same values in
+the same calls, so that all of them come to the same decision. What differs between ranks, the number of tokens, is agreed
+on when a group is made.
+"""
+
+import struct
+from typing import Any, Dict, List, Optional, Tuple
+
+import epx
+import torch
+
+from ._memory import CudaHeap, Heap
+from ._settings import Settings
+
+
+class Pool:
+    """A group, its heap, and handles that wait to be used again."""
+
+    def __init__(self, group: epx.Group, device: torch.device, topk: int, hidden_bytes: int) -> None:
+        self.group = group
+        self.device = device
+        self.topk = topk
+        self.hidden_bytes = hidden_bytes
+        self.heap = Heap(group, device) if device.type == "cpu" else CudaHeap(group, device)
+        self.plans: Dict[Any, Any] = {}
+        self.combine_buffers: List[Optional[torch.Tensor]] = [None, None]
+        self.next_combine_buffer = 0
+        self.active: Optional[List[int]] = None  # the mask that the caller set
+        self._handles: Dict[int, List[epx.Handle]] = {}
+
+    def take(self, mode: epx.Mode, layout: epx.Layout, topk: int) -> epx.Handle:
+        """A handle, an old one if there is one."""
+        free = self._handles.get(topk)
+        return free.pop() if free else self.group.handle(mode, layout, topk)
+
+    def give(self, handle: epx.Handle) -> None:
+        """The handle may be used for another routing: operations of a group run in the order in which they are issued."""
+        self._handles.setdefault(handle.topk, []).append(handle)
+
+    def fits(self, topk: int, hidden_bytes: int) -> bool:
+        """Is it large enough?"""
+        return topk <= self.topk and hidden_bytes <= self.hidden_bytes
+
+
+class Engine:
+    """The groups of one buffer."""
+
+    def __init__(self, bootstrap: epx.Bootstrap, settings: Settings) -> None:
+        self.bootstrap = bootstrap
+        self.settings = settings
+        self.closed = False
+        self._high: Dict[Tuple[torch.device, int], Pool] = {}
+        self._low: Dict[Tuple[torch.device, int, int], Pool] = {}
+        # The smallest group there is, for what it tells about nodes.
+        probe = epx.Group(bootstrap, device=epx.Device.CPU, num_experts=1, max_tokens_per_rank=1, max_hidden_bytes=16,
+                          max_topk=1, modes=epx.Mode.HIGH_THROUGHPUT, alloc_bytes=4096, num_agents=1)
+        info = probe.info
+        self.rank, self.nranks, self.node, self.nnodes = info.rank, info.nranks, info.node, info.nnodes
+        nodes = [struct.unpack("i", part)[0] for part in bootstrap.allgather(struct.pack("i", info.node))]
+        self.node_of = nodes
+        probe.destroy()
+
+    def close(self) -> None:
+        """Destroys the groups; the heap of one whose tensors still live goes with the last of them."""
+        self.closed = True
+        for pools in (self._high, self._low):
+            for pool in pools.values():
+                pool.plans.clear()
+                pool.combine_buffers = [None, None]
+                pool.group.destroy()
+            pools.clear()
+
+    def local_experts(self, num_experts: int) -> int:
+        """Experts per rank."""
+        return -(-num_experts // self.nranks)
+
+    def high_throughput(self, device: torch.device, num_experts: int, tokens: int, hidden_bytes: int,
+                        topk: int) -> Pool:
+        """The pool for such a dispatch."""
+        pool = self._high.get((device, num_experts))
+        if pool is None or not pool.fits(topk, hidden_bytes):
+            old = (pool.topk, pool.hidden_bytes) if pool else (8, 0)
+            pool = self._make_high(device, num_experts, tokens, max(hidden_bytes, old[1]), max(topk, old[0]))
+            self._high[(device, num_experts)] = pool
+        return pool
+
+    def _make_high(self, device: torch.device, num_experts: int, tokens: int, hidden_bytes: int, topk: int) -> Pool:
+        most = max(struct.unpack("q", part)[0] for part in self.bootstrap.allgather(struct.pack("q", tokens)))
+        max_tokens = max(self.settings.max_tokens, most)
+        rows, alloc = self.settings.high_throughput_memory(device, self.nranks, max_tokens, hidden_bytes)
+        group = self._group(
+            device, modes=epx.Mode.HIGH_THROUGHPUT, num_experts=num_experts, max_tokens_per_rank=max_tokens,
+            max_hidden_bytes=hidden_bytes, max_topk=topk, max_recv_tokens=rows, alloc_bytes=alloc)
+        return Pool(group, device, topk, hidden_bytes)
+
+    def low_latency(self, device: torch.device, max_tokens: int, num_experts: int, hidden_bytes: int,
+                    topk: int) -> Pool:
+        """The pool for such a dispatch: the largest number of tokens shapes its tensors, so each has a group."""
+        key = (device, max_tokens, num_experts)
+        pool = self._low.get(key)
+        if pool is None or not pool.fits(topk, hidden_bytes):
+            old = (pool.topk, pool.hidden_bytes) if pool else (8, 0)
+            pool = self._low[key] = self._make_low(
+                device, max_tokens, num_experts, max(hidden_bytes, old[1]), max(topk, old[0]))
+        return pool
+
+    def _make_low(self, device: torch.device, max_tokens: int, num_experts: int, hidden_bytes: int, topk: int) -> Pool:
+        group = self._group(device, **self.settings.low_latency_config(
+            max_tokens, num_experts, hidden_bytes, topk, self.nranks))
+        return Pool(group, device, topk, hidden_bytes)
+
+    def low_latency_pools(self) -> List[Pool]:
+        """Those that exist."""
+        return list(self._low.values())
+
+    def _group(self, device: torch.device, **config: Any) -> epx.Group:
+        kind = {"cpu": epx.Device.CPU, "cuda": epx.Device.CUDA}[device.type]
+        group = epx.Group(self.bootstrap, device=kind, device_index=device.index or 0, **config)
+        group.holds = device.type == "cpu"  # on a GPU torch frees memory in the order of its streams
+        return group

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""High throughput: dispatch and combine of thousands of tokens, inside a node and between nodes."""
+
+import struct
+from typing import Any, List, Optional, Sequence, Tuple, Union
+
+import epx
+import torch
+
+from . import _checks as checks
+from ._checks import wrong
+from ._engine import Engine, Pool
+from ._layout import NVL_PEERS, in_nodes, receive_field, send_fields, source_meta
+from ._routing import Handle, HighThroughputRouting, attach, find
+from ._streams import CudaLaunch, HostLaunch
+
+Launch = Union[HostLaunch, CudaLaunch]
+_PAYLOADS = (torch.bfloat16, torch.float16, torch.float32)
+
+
+class DispatchRequest:
+    """The arguments of a fresh dispatch, checked."""
+
+    def __init__(self, engine: Engine, x: Any, is_token_in_rank: Any, num_tokens_per_expert: Any, topk_idx: Any,
+                 topk_weights: Any, expert_alignment: int, num_worst_tokens: int) -> None:
+        self.tokens, self.scales = checks.tokens(x)
+        self.device = checks.device_of("x", self.tokens)
+        checks.row_bytes("x", self.tokens)
+        count, ranks = self.tokens.shape[0], engine.nranks
+        self.in_rank = checks.tensor("is_token_in_rank", is_token_in_rank, (torch.bool,), (count, ranks), self.device)
+        self.per_expert = checks.tensor(
+            "num_tokens_per_expert", num_tokens_per_expert, (torch.int32,), (None,), self.device)
+        self.experts = self.per_expert.shape[0]
+        self.topk_idx = checks.optional("topk_idx", topk_idx, (torch.int64, torch.int32), (count, None), self.device)
+        topk = self.topk_idx.shape[1] if self.topk_idx is not None else None
+        self.topk_weights = checks.optional("topk_weights", topk_weights, (torch.float32,), (count, topk), self.device)
+        if (self.topk_idx is None) != (self.topk_weights is None):
+            raise wrong("topk_weights", "topk_idx and topk_weights, both or neither", "one of them")
+        self.alignment = checks.positive("expert_alignment", expert_alignment)
+        self.worst = checks.positive("num_worst_tokens", num_worst_tokens, 0)
+        if self.worst and self.topk_idx is None:
+            raise wrong("topk_idx", "a tensor where num_worst_tokens is given", "None")
+
+    def routing_indices(self, engine: Engine) -> torch.Tensor:
+        """The top-k that EPX routes by: the caller's, or one expert of each rank the token goes to."""
+        if self.topk_idx is not None:
+            return self.topk_idx
+        ranks, local = engine.nranks, engine.local_experts(self.experts)
+        if ranks > 32:
+            raise wrong("topk_idx", "a tensor with more than 32 ranks", "None")
+        first = torch.arange(ranks, device=self.device) * local
+        if (ranks - 1) * local >= self.experts:
+            raise wrong("num_tokens_per_expert", "experts on each of %d ranks where topk_idx is None" % ranks,
+                        "%d experts" % self.experts)
+        return torch.where(self.in_rank, first, -1)
+
+
+def dispatch(engine: Engine, launch_on: Any, request: DispatchRequest, channels: int) -> Tuple[Any, ...]:
+    """A fresh dispatch: exchanges counts, then rows. Returns all that Buffer.dispatch() does."""
+    tokens = request.tokens
+    topk = request.topk_idx.shape[1] if request.topk_idx is not None else engine.nranks
+    if not 1 <= topk <= 32:
+        raise wrong("topk_idx", "1 to 32 experts per token", topk)
+    hidden_bytes = tokens.shape[1] * max(2, tokens.element_size())
+    pool = engine.high_throughput(request.device, request.experts, tokens.shape[0], hidden_bytes, topk)
+    launch: Launch = launch_on(pool.group)
+    with launch.context():
+        idx = request.routing_indices(engine)
+        routing = HighThroughputRouting(
+            pool, pool.take(epx.Mode.HIGH_THROUGHPUT, epx.Layout.FLAT, topk), tokens.shape[0])
+        counts = Counts(engine.nranks, request.device)
+        routing.handle.update(idx, counts.info(), stream=launch.address, count=not request.worst)
+        rows, per_expert = _received(engine, routing, request)
+        routing.rows = rows
+        recv = _Received(pool, request, rows, topk if request.topk_idx is not None else 0)
+        routing.handle.dispatch(
+            tokens, recv.tokens, scales=_two_dim(request.scales), topk_weights=request.topk_weights,
+            out_scales=_two_dim(recv.scales), out_topk_weights=recv.weights, out_topk_idx=recv.idx,
+            src_rank=recv.src_rank, src_token=recv.src_token, stream=launch.address)
+        if isinstance(launch, HostLaunch):
+            pool.group.sync()  # the fields below are computed by this thread
+        handle = make_handle(engine, routing, request.in_rank, counts, recv, channels)
+    inputs = [tokens, request.scales, idx, request.topk_weights, request.in_rank]
+    event = launch.finish(inputs, [recv.tokens, recv.scales, recv.idx, recv.weights, *handle])
+    out = (recv.tokens, recv.scales) if recv.scales is not None else recv.tokens
+    return out, recv.idx, recv.weights, per_expert, handle, event
+
+
+class Counts:
+    """What the ranks tell each other when they exchange counts."""
+
+    def __init__(self, nranks: int, device: torch.device) -> None:
+        flat = torch.empty(nranks * (nranks + 2), dtype=torch.int32, device=device)
+        self.matrix = flat[:nranks * nranks].view(nranks, nranks)
+        self.tokens = flat[nranks * nranks:nranks * (nranks + 1)]
+        self.relayed = flat[nranks * (nranks + 1):]
+
+    def info(self) -> epx.LayoutInfo:
+        """For the update of a handle."""
+        return epx.LayoutInfo(rank_matrix=self.matrix, rank_tokens=self.tokens, relay_counts=self.relayed)
+
+
+class _Received:
+    """The tensors of a fresh dispatch's results. Small ones share a piece of memory, so that keeping a handle does not
+    keep the rows."""
+
+    def __init__(self, pool: Pool, request: DispatchRequest, rows: int, topk: int) -> None:
+        tokens, scales = request.tokens, request.scales
+        self.tokens = pool.heap.empty((rows, tokens.shape[1]), tokens.dtype)
+        self.scales = None
+        if scales is not None:
+            self.scales = pool.heap.empty((rows, *scales.shape[1:]), scales.dtype)
+        self.src_rank, self.src_token = pool.heap.several(((rows,), torch.int32), ((rows,), torch.int32))
+        self.bounded = request.worst > 0
+        if self.bounded:
+            self.src_rank.fill_(-1)  # rows past the end are left alone
+            self.src_token.fill_(-1)
+        self.idx = self.weights = None
+        if topk:
+            assert request.topk_idx is not None
+            self.idx, self.weights = pool.heap.several(
+                ((rows, topk), request.topk_idx.dtype), ((rows, topk), torch.float32))
+
+
+def _two_dim(scales: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+    return scales.unsqueeze(1) if scales is not None and scales.dim() == 1 else scales
+
+
+def _received(engine: Engine, routing: HighThroughputRouting, request: DispatchRequest) -> Tuple[int, List[int]]:
+    """(rows to make room for, rows of each local expert, aligned): waits for the counts unless a bound was given."""
+    if request.worst:
+        return request.worst, []
+    rows, counts = routing.handle.recv_count()
+    if request.topk_idx is None:
+        counts = _sum_counts(engine, request.per_expert)
+    align = request.alignment
+    return rows, [-(-n // align) * align for n in counts]
+
+
+def _sum_counts(engine: Engine, per_expert: torch.Tensor) -> List[int]:
+    """Without a top-k the callers' counts are all there is: summed over the ranks."""
+    own = per_expert.tolist()
+    parts = engine.bootstrap.allgather(struct.pack("%di" % len(own), *own))
+    local = engine.local_experts(len(own))
+    sums = [sum(column) for column in zip(*(struct.unpack("%di" % len(own), part) for part in parts))]
+    mine = sums[engine.rank * local:(engine.rank + 1) * local]
+    return mine + [0] * (local - len(mine))
+
+
+def make_handle(engine: Engine, routing: HighThroughputRouting, in_rank: torch.Tensor, counts: Counts, recv: _Received,
+                channels: int) -> Handle:
+    """The tuple that DeepEP's callers get: 6 fields inside a node, 10 between nodes."""
+    prefix, head = send_fields(in_rank, channels)
+    recv_prefix = receive_field(recv.src_rank, recv.src_token, counts.tokens, channels)
+    rank_prefix = counts.matrix.cumsum(0, dtype=torch.int32)
+    if engine.nnodes == 1:
+        return rank_prefix, prefix, recv_prefix, attach(recv.src_token, routing), in_rank, head
+    goes = in_nodes(in_rank, engine.node_of)
+    node_prefix, node_head = send_fields(goes, channels)
+    relayed = torch.zeros(engine.nnodes, dtype=torch.int32, device=in_rank.device)
+    relayed.index_add_(0, torch.tensor(engine.node_of, device=in_rank.device), counts.relayed)
+    relayed[engine.node] = goes[:, engine.node].sum()
+    relayed_sum = relayed.cumsum(0, dtype=torch.int32)
+    passing = 0 if recv.bounded else int(relayed_sum[-1])  # a bound was given in order not to wait here
+    local_rank = engine.node_of[:engine.rank].count(engine.node)
+    meta = source_meta(recv.src_rank, engine.node_of, local_rank)
+    return (in_rank, node_prefix, prefix, relayed[:, None].expand(-1, channels).contiguous(), relayed_sum, recv_prefix,
+            rank_prefix[:, engine.rank].contiguous(), attach(meta, routing), node_head,
+            torch.full((passing, NVL_PEERS), -1, dtype=torch.int32, device=in_rank.device))
+
+
+def dispatch_again(engine: Engine, launch_on: Any, x: Any, handle: Handle) -> Tuple[Any, ...]:
+    """A dispatch along a routing that is known."""
+    tokens, scales = checks.tokens(x)
+    routing = find(HighThroughputRouting, handle)
+    pool = _usable(routing, tokens)
+    if tokens.shape[0] != routing.tokens:
+        raise wrong("x", "%d tokens, as the handle has" % routing.tokens, tokens.shape[0])
+    launch: Launch = launch_on(pool.group)
+    with launch.context():
+        out = pool.heap.empty((routing.rows, tokens.shape[1]), tokens.dtype)
+        out_scales = None
+        if scales is not None:
+            out_scales = pool.heap.empty((routing.rows, *scales.shape[1:]), scales.dtype)
+        routing.handle.dispatch(tokens, out, scales=_two_dim(scales), out_scales=_two_dim(out_scales),
+                                stream=launch.address)
+    event = launch.finish([tokens, scales], [out, out_scales])
+    return (out, out_scales) if out_scales is not None else out, None, None, None, None, event
+
+
+def _usable(routing: HighThroughputRouting, tokens: torch.Tensor) -> Pool:
+    """The pool of a routing, if it takes such rows."""
+    pool = routing.pool
+    pool.group.address  # raises where the buffer was destroyed
+    if tokens.device != pool.device:
+        raise wrong("x", "a tensor on %s, as the handle's" % pool.device, tokens.device)
+    checks.row_bytes("x", tokens)
+    if tokens.shape[1] * tokens.element_size() > pool.hidden_bytes:
+        raise wrong("x", "rows of at most %d bytes, for which the handle was made" % pool.hidden_bytes,
+                    "%d bytes" % (tokens.shape[1] * tokens.element_size()))
+    return pool
+
+
+def combine(engine: Engine, launch_on: Any, x: Any, handle: Handle, topk_weights: Any, bias: Any) -> Tuple[Any, ...]:
+    """Returns rows and sums them: (combined_x, combined_topk_weights or None, event)."""
+    routing = find(HighThroughputRouting, handle)
+    checks.tensor("x", x, _PAYLOADS, (None, None))
+    pool = _usable(routing, x)
+    if x.shape[0] < routing.rows:
+        raise wrong("x", "at least the %d rows that were received" % routing.rows, x.shape[0])
+    topk = routing.handle.topk
+    checks.optional("topk_weights", topk_weights, (torch.float32,), (x.shape[0], topk), x.device)
+    biases = _biases(bias, (routing.tokens, x.shape[1]), x)
+    launch: Launch = launch_on(pool.group)
+    with launch.context():
+        rows = _within_reach(pool, x)
+        out = torch.empty(routing.tokens, x.shape[1], dtype=x.dtype, device=x.device)
+        out_weights = None
+        if topk_weights is not None:
+            out_weights = torch.empty(routing.tokens, topk, dtype=torch.float32, device=x.device)
+        routing.handle.combine(rows, out, topk_weights=topk_weights, out_topk_weights=out_weights, bias=biases,
+                               stream=launch.address)
+    event = launch.finish([x, topk_weights, *biases], [out, out_weights])
+    return out, out_weights, event
+
+
+def _biases(bias: Any, shape: Sequence[int], x: torch.Tensor) -> List[torch.Tensor]:
+    given = list(bias) if isinstance(bias, (tuple, list)) else [bias]
+    if len(given) > 2:
+        raise wrong("bias", "None, a tensor or a pair of tensors", "%d tensors" % len(given))
+    return [checks.tensor("bias", b, (x.dtype,), shape, x.device) for b in given if b is not None]
+
+
+def _within_reach(pool: Pool, x: torch.Tensor) -> torch.Tensor:
+    """Rows in ordinary memory pass through EPX's landing; more than it holds are moved to the heap first."""
+    if x.shape[0] <= pool.group.info.max_recv_tokens:
+        return x
+    copy = pool.heap.empty(x.shape, x.dtype)
+    return copy.copy_(x)

@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Low latency: dispatch and combine of up to a thousand tokens, with send and receive apart if asked.
+
+The host's time counts here: the structs that the C library is given are made once per kind of call (a plan) and only
+pointed elsewhere afterwards.
+"""
+
+import ctypes
+from typing import Any, Callable, List, Optional, Tuple
+
+import epx
+import torch
+from epx import _abi
+from epx._library import check, load
+from epx.tensors import fill
+
+from . import _checks as checks
+from ._checks import wrong
+from ._engine import Engine, Pool
+from ._routing import Handle, Routing, attach, find
+from ._streams import CudaLaunch, HostLaunch
+from .utils import EventOverlap
+
+_DTYPES = {torch.bfloat16: epx.DType.BF16, torch.int64: epx.DType.INT64, torch.int32: epx.DType.INT32}
+
+
+class LowLatencyRouting(Routing):
+    """Of a low-latency dispatch. `staged` holds the tensors of a send whose receive half has not been asked for."""
+
+    def __init__(self, pool: Pool, handle: epx.Handle, max_tokens: int) -> None:
+        super().__init__(pool, handle)
+        self.address = handle.address
+        self.max_tokens = max_tokens
+        self.tokens = 0
+        self.topk_idx: Any = None
+        self.staged: Any = None
+        self.combine_buffer: Optional[torch.Tensor] = None
+
+    def __del__(self) -> None:
+        group = self.pool.group
+        if self.staged is not None and group.alive:
+            # Its hook was never called, and the other ranks wait for this rank's half.
+            load().epx_complete(self.address, _stream_of(self.pool.device))
+            group.hold(self.staged)
+        super().__del__()
+
+
+def _stream_of(device: torch.device) -> Optional[int]:
+    """The current stream, for the C library."""
+    if device.type == "cpu":
+        return None
+    return torch._C._cuda_getCurrentRawStream(device.index) or 1
+
+
+def _struct(dtype: int, shape: Tuple[int, ...], stride: Optional[Tuple[int, ...]] = None) -> _abi.TensorStruct:
+    struct = _abi.TensorStruct()
+    fill(struct, 0, dtype, shape, stride)
+    return struct
+
+
+class DispatchPlan:
+    """The structs of one kind of low-latency dispatch."""
+
+    def __init__(self, pool: Pool, hidden: int, topk: int, idx_dtype: torch.dtype, use_fp8: bool, round_scale: bool,
+                 use_ue8m0: bool, max_tokens: int, staged: bool) -> None:
+        info = pool.group.info
+        local, ranks = info.local_experts, info.nranks
+        rows = ranks * max_tokens
+        self.local, self.rows, self.ranks, self.hidden = local, rows, ranks, hidden
+        self.topk = _struct(_DTYPES[idx_dtype], (0, topk))
+        self.tokens = _struct(epx.DType.BF16, (0, hidden))
+        self.out = _struct(epx.DType.FP8_E4M3 if use_fp8 else epx.DType.BF16, (local, rows, hidden))
+        self.groups = -(-hidden // (512 if use_ue8m0 else 128))
+        self.scales = _struct(epx.DType.INT32 if use_ue8m0 else epx.DType.FP32, (local, rows, self.groups),
+                              (rows * self.groups, 1, rows))
+        self.src_token = _struct(epx.DType.INT32, (local, rows))
+        self.counts = _struct(epx.DType.INT32, (local,))
+        self.ranges = _struct(epx.DType.INT64, (local, ranks))
+        self.stats = _struct(epx.DType.INT32, (local,))
+        self.wait = _struct(epx.DType.INT64, (ranks,))
+        pointer = ctypes.pointer
+        self.inputs = _abi.DispatchInputsStruct(tokens=pointer(self.tokens))
+        self.outputs = _abi.DispatchOutputsStruct(tokens=pointer(self.out), src_token=pointer(self.src_token))
+        if use_fp8:
+            self.outputs.scales = pointer(self.scales)
+        self.info = _abi.LayoutInfoStruct(expert_counts=pointer(self.counts), layout_range=pointer(self.ranges))
+        self.config = _abi.DispatchConfigStruct(send_only=staged, round_scale=round_scale or use_ue8m0)
+        self.stats_pointer, self.wait_pointer = pointer(self.stats), pointer(self.wait)
+        self.has_stats = self.has_wait = False
+        self.topk_shape, self.tokens_shape = self.topk.shape, self.tokens.shape
+        self.topk_address = ctypes.addressof(self.topk)
+        self.addresses = tuple(map(ctypes.addressof, (self.inputs, self.outputs, self.info, self.config)))
+
+    def optional(self, stats: Optional[torch.Tensor], wait: Optional[torch.Tensor]) -> None:
+        """Points to the counters that the caller adds up in, or to none."""
+        if stats is not None:
+            self.stats.data = stats.data_ptr()
+        if self.has_stats != (stats is not None):
+            self.has_stats = stats is not None
+            self.info.expert_stats = self.stats_pointer if self.has_stats else None
+        if wait is not None:
+            self.wait.data = wait.data_ptr()
+        if self.has_wait != (wait is not None):
+            self.has_wait = wait is not None
+            self.info.wait_ns = self.wait_pointer if self.has_wait else None
+
+
+class CombinePlan:
+    """The structs of one kind of low-latency combine."""
+
+    def __init__(self, pool: Pool, hidden: int, topk: int, max_tokens: int, use_logfmt: bool, staged: bool) -> None:
+        info = pool.group.info
+        self.shape = (info.local_experts, info.nranks * max_tokens, hidden)
+        self.tokens = _struct(epx.DType.BF16, self.shape)
+        self.weights = _struct(epx.DType.FP32, (0, topk))
+        self.out = _struct(epx.DType.BF16, (0, hidden))
+        self.wait = _struct(epx.DType.INT64, (info.nranks,))
+        pointer = ctypes.pointer
+        self.inputs = _abi.CombineInputsStruct(tokens=pointer(self.tokens), topk_weights=pointer(self.weights))
+        self.outputs = _abi.CombineOutputsStruct(tokens=pointer(self.out))
+        self.config = _abi.CombineConfigStruct(send_only=staged, logfmt=use_logfmt)
+        self.wait_pointer = pointer(self.wait)
+        self.has_wait = False
+        self.weights_shape, self.out_shape, self.token_stride = self.weights.shape, self.out.shape, self.tokens.stride
+        self.addresses = tuple(map(ctypes.addressof, (self.inputs, self.outputs, self.config)))
+
+    def optional(self, wait: Optional[torch.Tensor]) -> None:
+        """Points to the counters that the caller adds up in, or to none."""
+        if wait is not None:
+            self.wait.data = wait.data_ptr()
+        if self.has_wait != (wait is not None):
+            self.has_wait = wait is not None
+            self.config.wait_ns = self.wait_pointer if self.has_wait else None
+
+
+def _check_dispatch(engine: Engine, x: Any, topk_idx: Any, max_tokens: int, num_experts: int, stats: Any,
+                    wait: Any) -> None:
+    checks.tensor("x", x, (torch.bfloat16,), (None, None))
+    device = checks.device_of("x", x)
+    checks.positive("num_max_dispatch_tokens_per_rank", max_tokens)
+    checks.positive("num_experts", num_experts)
+    if x.shape[0] > max_tokens:
+        raise wrong("x", "at most num_max_dispatch_tokens_per_rank = %d tokens" % max_tokens, x.shape[0])
+    checks.row_bytes("x", x)
+    checks.tensor("topk_idx", topk_idx, (torch.int64, torch.int32), (x.shape[0], None), device)
+    if not 1 <= topk_idx.shape[1] <= 32:
+        raise wrong("topk_idx", "1 to 32 experts per token", topk_idx.shape[1])
+    checks.optional("cumulative_local_expert_recv_stats", stats, (torch.int32,),
+                    (engine.local_experts(num_experts),), device)
+    checks.optional("dispatch_wait_recv_cost_stats", wait, (torch.int64,), (engine.nranks,), device)
+
+
+def dispatch(engine: Engine, launch_on: Any, x: torch.Tensor, topk_idx: torch.Tensor, max_tokens: int,
+             num_experts: int, stats: Optional[torch.Tensor], wait: Optional[torch.Tensor], use_fp8: bool,
+             round_scale: bool, use_ue8m0: bool, async_finish: bool, staged: bool) -> Tuple[Any, ...]:
+    """All that Buffer.low_latency_dispatch() returns."""
+    _check_dispatch(engine, x, topk_idx, max_tokens, num_experts, stats, wait)
+    device, (tokens, hidden), topk = x.device, x.shape, topk_idx.shape[1]
+    pool = engine.low_latency(device, max_tokens, num_experts, 2 * hidden, topk)
+    key = (hidden, topk, topk_idx.dtype, use_fp8, round_scale, use_ue8m0, staged)
+    plan = pool.plans.get(key)
+    if plan is None:
+        plan = pool.plans[key] = DispatchPlan(
+            pool, hidden, topk, topk_idx.dtype, use_fp8, round_scale, use_ue8m0, max_tokens, staged)
+    launch = None if staged else launch_on(pool.group)
+    routing = LowLatencyRouting(
+        pool, pool.take(epx.Mode.LOW_LATENCY, epx.Layout.EXPERT_MAJOR, topk), max_tokens)
+    routing.tokens, routing.topk_idx = tokens, topk_idx
+    if launch is None or not async_finish:
+        out = _receive_tensors(pool, plan, use_fp8, use_ue8m0, staged)
+    else:
+        with launch.context():
+            out = _receive_tensors(pool, plan, use_fp8, use_ue8m0, staged)
+    recv, scales, counts, src, ranges = out
+    plan.topk.data, plan.topk_shape[0] = topk_idx.data_ptr(), tokens
+    plan.tokens.data, plan.tokens_shape[0] = x.data_ptr(), tokens
+    plan.out.data, plan.src_token.data = recv.data_ptr(), src.data_ptr()
+    plan.counts.data, plan.ranges.data = counts.data_ptr(), ranges.data_ptr()
+    if scales is not None:
+        plan.scales.data = scales.data_ptr()
+    plan.optional(stats, wait)
+    stream = launch.address if launch is not None else _stream_of(device)
+    lib = load()
+    status = lib.epx_handle_update(routing.address, plan.topk_address, None, stream)
+    check(status or lib.epx_dispatch(routing.address, *plan.addresses, stream))
+    handle: Handle = (attach(src, routing), ranges, max_tokens, hidden, num_experts)
+    event, hook = _finish(routing, launch, staged, [x, topk_idx, stats, wait], out)
+    return (recv, scales) if scales is not None else recv, counts, handle, event, hook
+
+
+def _receive_tensors(pool: Pool, plan: DispatchPlan, use_fp8: bool, use_ue8m0: bool, staged: bool) -> List[Any]:
+    """Rows, scales or None, counts, source tokens, ranges. Rows of a staged dispatch are fetched by the receiver, so that
+    ordinary memory will do; others are written by their senders."""
+    device, shape = pool.device, (plan.local, plan.rows, plan.hidden)
+    dtype = torch.float8_e4m3fn if use_fp8 else torch.bfloat16
+    recv = torch.empty(shape, dtype=dtype, device=device) if staged else pool.heap.empty(shape, dtype)
+    scales = None
+    if use_fp8:
+        # Column-major, as matrix kernels want them: consecutive rows are neighbours.
+        across = (plan.local, plan.groups, plan.rows)
+        scale_dtype = torch.int32 if use_ue8m0 else torch.float32
+        scales = torch.empty(across, dtype=scale_dtype, device=device) if staged else pool.heap.empty(
+            across, scale_dtype)
+        scales = scales.transpose(1, 2)
+    counts = torch.empty(plan.local, dtype=torch.int32, device=device)
+    src = torch.empty(plan.local, plan.rows, dtype=torch.int32, device=device)
+    ranges = torch.empty(plan.local, plan.ranks, dtype=torch.int64, device=device)
+    return [recv, scales, counts, src, ranges]
+
+
+def _finish(routing: LowLatencyRouting, launch: Any, staged: bool, inputs: List[Any],
+            outputs: List[Any]) -> Tuple[EventOverlap, Optional[Callable[[], None]]]:
+    """The event, and the hook that runs the receive half of a staged operation."""
+    if not staged:
+        return launch.finish(inputs, outputs), None
+    device, group = routing.pool.device, routing.pool.group
+    routing.staged = (inputs, outputs)
+    if device.type == "cpu":
+        group.sync()  # the caller may change x when this returns
+
+    def hook() -> None:
+        """Receives: afterwards the tensors are complete for the current stream."""
+        if routing.staged is None:
+            return
+        check(load().epx_complete(routing.address, _stream_of(device)))
+        routing.staged = None
+        if device.type == "cpu":
+            group.hold((inputs, outputs))
+            group.sync()
+
+    return EventOverlap(), hook
+
+
+def _check_combine(routing: LowLatencyRouting, plan: CombinePlan, x: Any, topk_idx: Any, topk_weights: Any, out: Any,
+                   wait: Any) -> None:
+    device, topk = routing.pool.device, routing.handle.topk
+    checks.tensor("x", x, (torch.bfloat16,), plan.shape, device)
+    checks.tensor("topk_idx", topk_idx, (torch.int64, torch.int32), (routing.tokens, topk), device)
+    checks.tensor("topk_weights", topk_weights, (torch.float32,), (routing.tokens, topk), device)
+    checks.optional("out", out, (torch.bfloat16,), (routing.tokens, plan.shape[2]), device)
+    checks.optional("combine_wait_recv_cost_stats", wait, (torch.int64,), (routing.pool.group.info.nranks,), device)
+
+
+def combine(engine: Engine, launch_on: Any, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor,
+            handle: Handle, use_logfmt: bool, zero_copy: bool, async_finish: bool, staged: bool,
+            out: Optional[torch.Tensor], wait: Optional[torch.Tensor]) -> Tuple[Any, ...]:
+    """All that Buffer.low_latency_combine() returns."""
+    routing = find(LowLatencyRouting, handle)
+    pool = routing.pool
+    pool.group.address  # raises where the buffer was destroyed
+    hidden, topk = handle[3], routing.handle.topk
+    key = ("combine", hidden, topk, use_logfmt, staged)
+    plan = pool.plans.get(key)
+    if plan is None:
+        plan = pool.plans[key] = CombinePlan(pool, hidden, topk, routing.max_tokens, use_logfmt, staged)
+    _check_combine(routing, plan, x, topk_idx, topk_weights, out, wait)
+    if routing.staged is not None:
+        raise epx.UsageError(epx.Status.USAGE, "low_latency_combine: expected the hook of the last operation with this "
+                             "handle to have been called")
+    if zero_copy:
+        x = _filled_buffer(routing, use_logfmt)
+    launch = None if staged else launch_on(pool.group)
+    if out is None:
+        if launch is not None and async_finish:
+            with launch.context():
+                out = torch.empty(routing.tokens, hidden, dtype=torch.bfloat16, device=x.device)
+        else:
+            out = torch.empty(routing.tokens, hidden, dtype=torch.bfloat16, device=x.device)
+    plan.tokens.data = x.data_ptr()
+    plan.weights.data, plan.weights_shape[0] = topk_weights.data_ptr(), routing.tokens
+    plan.out.data, plan.out_shape[0] = out.data_ptr(), routing.tokens
+    plan.optional(wait)
+    stream = launch.address if launch is not None else _stream_of(pool.device)
+    check(load().epx_combine(routing.address, *plan.addresses, stream))
+    event, hook = _finish(routing, launch, staged, [x, topk_weights, topk_idx, wait], [out])
+    return out, event, hook
+
+
+def _filled_buffer(routing: LowLatencyRouting, use_logfmt: bool) -> torch.Tensor:
+    if use_logfmt:
+        raise wrong("zero_copy", "not together with use_logfmt, which writes rows anew", "both")
+    if routing.combine_buffer is None:
+        raise epx.UsageError(epx.Status.USAGE, "low_latency_combine: zero_copy: expected the rows in what "
+                             "get_next_low_latency_combine_buffer(handle) returned, got no such call")
+    return routing.combine_buffer
+
+
+def next_combine_buffer(handle: Handle) -> torch.Tensor:
+    """bf16 [El, N, H] in the heap, for combine with zero_copy. Two take turns; they stay as long as the buffer."""
+    routing = find(LowLatencyRouting, handle)
+    pool = routing.pool
+    pool.group.address
+    shape = (pool.group.info.local_experts, pool.group.info.nranks * routing.max_tokens, handle[3])
+    which = pool.next_combine_buffer
+    pool.next_combine_buffer = (which + 1) % len(pool.combine_buffers)
+    kept = pool.combine_buffers[which]
+    if kept is None or kept.shape != shape:
+        kept = pool.combine_buffers[which] = None
+        kept = pool.combine_buffers[which] = pool.heap.empty(shape, torch.bfloat16)
+    routing.combine_buffer = kept
+    return kept

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors in a group's heap, where other ranks read and write them in place.
+
+A tensor keeps its memory for as long as it or any view of it lives, also after the buffer is destroyed. On a GPU a piece
+that was let go may still be in use by queued work: it is given out again only to work that waits for that.
+"""
+
+import collections
+import math
+from typing import Any, Deque, Dict, List, Sequence, Tuple
+
+import epx
+import torch
+from epx.dlpack import export_bytes
+from torch.utils.dlpack import from_dlpack
+
+
+class _Lease:
+    """A piece of the heap in use; when nobody refers to it, it goes back."""
+
+    def __init__(self, heap: "CudaHeap", block: epx.Block) -> None:
+        self._heap = heap
+        self._block = block
+
+    def __del__(self) -> None:
+        self._heap.take_back(self._block)
+
+
+class Heap:
+    """Tensors in the heap of a group on the CPU."""
+
+    def __init__(self, group: epx.Group, device: torch.device) -> None:
+        self._group = group
+        self._device = device
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor in the heap, or in ordinary memory where the heap has no room."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        flat = self._bytes(nbytes) if nbytes else None
+        if flat is None:
+            return torch.empty(shape, dtype=dtype, device=self._device)
+        return flat[:nbytes].view(dtype).view(*shape)
+
+    def several(self, *parts: Tuple[Sequence[int], torch.dtype]) -> List[torch.Tensor]:
+        """Several small tensors in one piece."""
+        sizes = [(math.prod(shape) * dtype.itemsize + 63) // 64 * 64 for shape, dtype in parts]
+        flat = self.empty((sum(sizes),), torch.uint8)
+        tensors, at = [], 0
+        for (shape, dtype), size in zip(parts, sizes):
+            nbytes = math.prod(shape) * dtype.itemsize
+            tensors.append(flat[at:at + nbytes].view(dtype).view(*shape))
+            at += size
+        return tensors
+
+    def _bytes(self, nbytes: int) -> Any:
+        try:
+            block = self._group.alloc(nbytes)
+        except epx.OutOfMemoryError:
+            return None
+        return from_dlpack(block.__dlpack__())
+
+
+class CudaHeap(Heap):
+    """Tensors in the heap of a group on a GPU: pieces are kept by size, each with the event that says it is free."""
+
+    def __init__(self, group: epx.Group, device: torch.device) -> None:
+        super().__init__(group, device)
+        self._returned: Deque[Tuple[epx.Block, Any]] = collections.deque()  # __del__ may run anywhere: no lock here
+        self._free: Dict[int, List[Tuple[epx.Block, Any]]] = {}
+
+    def take_back(self, block: epx.Block) -> None:
+        """A piece is no longer referred to; queued work of the current stream may still use it."""
+        event = None
+        if not torch.cuda.is_current_stream_capturing():
+            event = torch.cuda.Event()
+            event.record(torch.cuda.current_stream(self._device))
+        self._returned.append((block, event))
+
+    def _bytes(self, nbytes: int) -> Any:
+        if torch.cuda.is_current_stream_capturing():
+            return None  # a graph replays on its own memory, which torch's allocator keeps for it
+        nbytes = (nbytes + 511) // 512 * 512
+        self._collect()
+        same = self._free.get(nbytes)
+        if same:
+            block, event = same.pop()
+            torch.cuda.current_stream(self._device).wait_event(event)
+        else:
+            block = self._alloc(nbytes)
+            if block is None:
+                return None
+        return from_dlpack(export_bytes(_Lease(self, block), block.address, nbytes, block.__dlpack_device__()))
+
+    def _collect(self) -> None:
+        while self._returned:
+            block, event = self._returned.popleft()
+            if event is None:
+                event = torch.cuda.Event()
+                event.record(torch.cuda.current_stream(self._device))
+            self._free.setdefault(block.nbytes, []).append((block, event))
+
+    def _alloc(self, nbytes: int) -> Any:
+        for _ in range(2):
+            try:
+                return self._group.alloc(nbytes)
+            except epx.OutOfMemoryError:
+                # Pieces of other sizes: give them all back, once nothing uses them.
+                for pieces in self._free.values():
+                    for _block, event in pieces:
+                        event.synchronize()
+                self._free.clear()
+        return None

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How large EPX's groups are made, from the bytes a buffer was given and from the environment."""
+
+import os
+from typing import Any, Dict, Tuple
+
+import epx
+import torch
+
+_GIB = 1 << 30
+_INFLIGHT = 4  # low-latency operations whose receive half may be outstanding
+
+
+def _variable(name: str, fallback: int) -> int:
+    text = os.environ.get(name, "")
+    if not text:
+        return fallback
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise ValueError("%s: expected a positive integer, got %r" % (name, text))
+    return value
+
+
+def _slab(max_tokens: int, num_experts: int, hidden_bytes: int, nranks: int) -> int:
+    """Bytes of a low-latency receive tensor."""
+    return -(-num_experts // nranks) * nranks * max_tokens * hidden_bytes
+
+
+def low_latency_config(max_tokens: int, num_experts: int, hidden_bytes: int, topk: int, nranks: int) -> Dict[str, Any]:
+    """A low-latency group with room for one receive tensor and two of get_next_low_latency_combine_buffer()."""
+    return dict(
+        modes=epx.Mode.LOW_LATENCY, num_experts=num_experts, max_tokens_per_rank=max_tokens,
+        max_hidden_bytes=hidden_bytes, max_topk=topk, max_inflight=_INFLIGHT,
+        alloc_bytes=3 * _slab(max_tokens, num_experts, hidden_bytes, nranks) + (1 << 20))
+
+
+def low_latency_bytes(max_tokens: int, num_experts: int, hidden_bytes: int, nranks: int) -> int:
+    """Bytes that such a group takes on each rank."""
+    config = low_latency_config(max_tokens, num_experts, hidden_bytes, 8, nranks)
+    return epx.memory(nranks, device=epx.Device.CPU, **config)["heap_bytes"]
+
+
+class Settings:
+    """What a buffer was given."""
+
+    def __init__(self, num_nvl_bytes: int, num_rdma_bytes: int, enable_shrink: bool) -> None:
+        self.num_nvl_bytes = num_nvl_bytes
+        self.num_rdma_bytes = num_rdma_bytes
+        self.enable_shrink = enable_shrink
+        self.max_tokens = _variable("EPX_DEEP_EP_MAX_TOKENS", 16384)
+        self.gpu_bytes = _variable("EPX_DEEP_EP_GPU_BYTES", 2 * _GIB)
+
+    def high_throughput_memory(self, device: torch.device, nranks: int, max_tokens: int,
+                               hidden_bytes: int) -> Tuple[int, int]:
+        """(rows that may pass through EPX's landing, bytes of the heap for tensors).
+
+        On the CPU memory that nobody touches costs nothing: the worst case, and the library's default.
+        """
+        if device.type == "cpu":
+            return 0, 0
+        rows = max(self.num_nvl_bytes, self.gpu_bytes // 2) // hidden_bytes
+        return min(rows, nranks * max_tokens), max(self.num_nvl_bytes, self.gpu_bytes)
+
+    def low_latency_config(self, max_tokens: int, num_experts: int, hidden_bytes: int, topk: int,
+                           nranks: int) -> Dict[str, Any]:
+        """The configuration of a low-latency group."""
+        config = low_latency_config(max_tokens, num_experts, hidden_bytes, topk, nranks)
+        config["enable_mask"] = int(self.enable_shrink)
+        return config

@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Buffer: DeepEP's V1 interface."""
+
+from typing import Any, Callable, List, Optional, Tuple, Union
+
+import epx
+import torch
+
+from . import _checks as checks
+from . import _high_throughput, _low_latency
+from ._checks import wrong
+from ._engine import Engine
+from ._layout import dispatch_layout
+from ._settings import Settings, low_latency_bytes
+from ._streams import CudaLaunch, HostLaunch
+from .config import Config
+from .utils import EventHandle, EventOverlap
+
+_Tokens = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
+_Handle = Tuple[Any, ...]
+
+
+class Runtime:
+    """What callers ask a buffer's `runtime`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def is_available(self) -> bool:
+        """May the buffer be used?"""
+        return not self._engine.closed
+
+    def get_num_rdma_ranks(self) -> int:
+        """Nodes."""
+        return self._engine.nnodes
+
+    def get_rdma_rank(self) -> int:
+        """The node of this rank."""
+        return self._engine.node
+
+    def get_local_device_id(self) -> int:
+        """The GPU of this rank, or -1."""
+        return torch.cuda.current_device() if torch.cuda.is_available() else -1
+
+
+class Buffer:
+    """Expert-parallel communication for a group of ranks: high throughput (dispatch, combine), low latency
+    (low_latency_dispatch, low_latency_combine), inside a node and between nodes, for CUDA and for CPU tensors.
+
+    Creating one is collective. See docs/python.md for what differs from DeepEP.
+    """
+
+    num_sms: int = 20
+
+    def __init__(self, group: Any = None, num_nvl_bytes: int = 0, num_rdma_bytes: int = 0, low_latency_mode: bool = False,
+                 num_qps_per_rank: int = 24, allow_nvlink_for_low_latency_mode: bool = True, allow_mnnvl: bool = False,
+                 explicitly_destroy: bool = False, enable_shrink: bool = False, comm: Any = None) -> None:
+        """`group` is a torch.distributed group (any backend: only all_gather_object is used), or `comm` an mpi4py one.
+
+        The bytes are hints for the memory that is set aside on a GPU. num_qps_per_rank, allow_nvlink_for_low_latency_mode
+        and allow_mnnvl are accepted and have no meaning here.
+        """
+        checks.positive("num_nvl_bytes", num_nvl_bytes, 0)
+        checks.positive("num_rdma_bytes", num_rdma_bytes, 0)
+        if (group is None) == (comm is None):
+            raise wrong("group, comm", "one of them", "neither" if group is None else "both")
+        bootstrap = epx.bootstrap.from_torch(group) if comm is None else epx.bootstrap.from_mpi(comm)
+        self._engine = Engine(bootstrap, Settings(num_nvl_bytes, num_rdma_bytes, enable_shrink))
+        self.rank = bootstrap.rank
+        self.group_size = bootstrap.nranks
+        self.group = group if comm is None else comm
+        self.num_nvl_bytes = num_nvl_bytes
+        self.num_rdma_bytes = num_rdma_bytes
+        self.low_latency_mode = low_latency_mode
+        self.explicitly_destroy = explicitly_destroy
+        self.enable_shrink = enable_shrink
+        self.runtime: Optional[Runtime] = Runtime(self._engine)
+        self._comm_stream: Any = None
+        self._local: dict = {}
+
+    def destroy(self) -> None:
+        """Ends the buffer; needs explicitly_destroy=True. Tensors that it returned stay valid as long as they live."""
+        if not self.explicitly_destroy:
+            raise epx.UsageError(epx.Status.USAGE, "destroy: expected a buffer created with explicitly_destroy=True")
+        self._close()
+
+    def _close(self) -> None:
+        engine = getattr(self, "_engine", None)
+        if engine is not None and not engine.closed:
+            engine.close()
+        self.runtime = None
+
+    def __del__(self) -> None:
+        if not getattr(self, "explicitly_destroy", False):
+            self._close()
+
+    # ---- Settings
+
+    @staticmethod
+    def is_sm90_compiled() -> bool:
+        """True: nothing that DeepEP does on Hopper alone is missing."""
+        return True
+
+    @staticmethod
+    def set_num_sms(new_num_sms: int) -> None:
+        """Sets the default of Config.num_sms, an even number. How many SMs EPX uses is said by EPX_NUM_AGENTS."""
+        if not isinstance(new_num_sms, int) or new_num_sms < 2 or new_num_sms % 2:
+            raise wrong("new_num_sms", "a positive even integer", repr(new_num_sms))
+        Buffer.num_sms = new_num_sms
+
+    @staticmethod
+    def capture() -> EventOverlap:
+        """An event on the current stream, now."""
+        return EventOverlap(EventHandle())
+
+    @staticmethod
+    def get_low_latency_rdma_size_hint(num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int,
+                                       num_experts: int) -> int:
+        """Bytes that low latency takes on each rank, for `num_rdma_bytes`."""
+        return low_latency_bytes(num_max_dispatch_tokens_per_rank, num_experts, 2 * hidden, num_ranks)
+
+    @staticmethod
+    def get_dispatch_config(num_ranks: int) -> Config:
+        """The Config for dispatch: the same for any number of ranks."""
+        checks.positive("num_ranks", num_ranks)
+        return Config(Buffer.num_sms)
+
+    @staticmethod
+    def get_combine_config(num_ranks: int) -> Config:
+        """The Config for combine: the same for any number of ranks."""
+        checks.positive("num_ranks", num_ranks)
+        return Config(Buffer.num_sms)
+
+    def get_comm_stream(self) -> Any:
+        """The communication stream, a torch.cuda.Stream. Without a GPU there is none: raises RuntimeError."""
+        if self._comm_stream is None:
+            if not torch.cuda.is_available():
+                raise RuntimeError("get_comm_stream: expected a CUDA device; CPU tensors have no streams")
+            self._comm_stream = torch.cuda.Stream()
+        return self._comm_stream
+
+    def get_local_buffer_tensor(self, dtype: torch.dtype, size: Optional[torch.Size] = None, offset: int = 0,
+                                use_rdma_buffer: bool = False) -> torch.Tensor:
+        """Scratch memory of num_nvl_bytes (or num_rdma_bytes) bytes, from byte `offset` on. It is the caller's alone: EPX
+        keeps its own state elsewhere, so that clearing it does no harm, and is not needed."""
+        nbytes = self.num_rdma_bytes if use_rdma_buffer else self.num_nvl_bytes
+        flat = self._local.get(use_rdma_buffer)
+        if flat is None:
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+            flat = self._local[use_rdma_buffer] = torch.empty(nbytes, dtype=torch.uint8, device=device)
+        checks.positive("offset", offset, 0)
+        usable = max(nbytes - offset, 0) // dtype.itemsize * dtype.itemsize
+        tensor = flat[offset:offset + usable].view(dtype)
+        if size is None:
+            return tensor
+        if torch.Size(size).numel() > tensor.numel():
+            raise wrong("size", "at most %d elements" % tensor.numel(), list(size))
+        return tensor[:torch.Size(size).numel()].view(size)
+
+    # ---- High throughput
+
+    def _launcher(self, device: torch.device, previous_event: Optional[EventOverlap], async_finish: bool,
+                  allocate_on_comm_stream: bool) -> Callable[[Optional[epx.Group]], Any]:
+        if self._engine.closed:
+            raise epx.UsageError(epx.Status.USAGE, "the buffer was destroyed")
+        if previous_event is not None and not isinstance(previous_event, EventOverlap):
+            raise wrong("previous_event", "an EventOverlap or None", type(previous_event).__name__)
+        if allocate_on_comm_stream and (previous_event is None or not async_finish):
+            raise wrong("allocate_on_comm_stream", "previous_event and async_finish with it",
+                        "previous_event=%r, async_finish=%r" % (previous_event, async_finish))
+        if device.type == "cpu":
+            return lambda group: HostLaunch(group, previous_event, async_finish)
+        return lambda group: CudaLaunch(self.get_comm_stream(), previous_event, async_finish)
+
+    def get_dispatch_layout(self, topk_idx: torch.Tensor, num_experts: int,
+                            previous_event: Optional[EventOverlap] = None, async_finish: bool = False,
+                            allocate_on_comm_stream: bool = False) -> Tuple[
+                                torch.Tensor, Optional[torch.Tensor], torch.Tensor, torch.Tensor, EventOverlap]:
+        """Counts for dispatch: (num_tokens_per_rank i32[R], num_tokens_per_rdma_rank i32[nodes] or None inside a node,
+        num_tokens_per_expert i32[E], is_token_in_rank bool[T,R], event). -1 in topk_idx selects nothing."""
+        checks.tensor("topk_idx", topk_idx, (torch.int64, torch.int32), (None, None))
+        checks.positive("num_experts", num_experts)
+        device = checks.device_of("topk_idx", topk_idx)
+        launcher = self._launcher(device, previous_event, async_finish, allocate_on_comm_stream)
+        if device.type == "cpu":
+            if previous_event is not None and previous_event.event is not None:
+                previous_event.event.current_stream_wait()
+            event = EventOverlap(EventHandle()) if async_finish else EventOverlap()
+            return (*dispatch_layout(topk_idx, num_experts, self.group_size, self._engine.node_of), event)
+        launch = launcher(None)
+        with launch.context():
+            layout = dispatch_layout(topk_idx, num_experts, self.group_size, self._engine.node_of)
+        return (*layout, launch.finish([topk_idx], layout))
+
+    def dispatch(self, x: _Tokens, handle: Optional[_Handle] = None, num_tokens_per_rank: Optional[torch.Tensor] = None,
+                 num_tokens_per_rdma_rank: Optional[torch.Tensor] = None,
+                 is_token_in_rank: Optional[torch.Tensor] = None, num_tokens_per_expert: Optional[torch.Tensor] = None,
+                 topk_idx: Optional[torch.Tensor] = None, topk_weights: Optional[torch.Tensor] = None,
+                 expert_alignment: int = 1, num_worst_tokens: int = 0, config: Optional[Config] = None,
+                 previous_event: Optional[EventOverlap] = None, async_finish: bool = False,
+                 allocate_on_comm_stream: bool = False) -> Tuple[
+                     _Tokens, Optional[torch.Tensor], Optional[torch.Tensor], Optional[List[int]], Optional[_Handle],
+                     EventOverlap]:
+        """Sends tokens to the ranks of their experts, one row per (token, rank), in order of source rank and token.
+
+        `x` is bf16 [T,H] or a pair (e4m3, scales). Returns (recv_x or (recv_x, recv_scales), recv_topk_idx,
+        recv_topk_weights, num_recv_tokens_per_expert_list, handle, event). With a `handle` of an earlier dispatch its
+        routing is used again, and all but recv_x and the event are None.
+        """
+        if handle is not None and (topk_idx is not None or topk_weights is not None):
+            raise wrong("topk_idx, topk_weights", "None with a handle, which has the routing", "a tensor")
+        tokens, _scales = checks.tokens(x)
+        launcher = self._launcher(tokens.device, previous_event, async_finish, allocate_on_comm_stream)
+        if handle is not None:
+            return _high_throughput.dispatch_again(self._engine, launcher, x, handle)
+        checks.tensor("num_tokens_per_rank", num_tokens_per_rank, (torch.int32,), (self.group_size,), tokens.device)
+        request = _high_throughput.DispatchRequest(
+            self._engine, x, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights, expert_alignment,
+            num_worst_tokens)
+        channels = max((config.num_sms if config is not None else Buffer.num_sms) // 2, 1)
+        return _high_throughput.dispatch(self._engine, launcher, request, channels)
+
+    def combine(self, x: torch.Tensor, handle: _Handle, topk_weights: Optional[torch.Tensor] = None, bias: Any = None,
+                config: Optional[Config] = None, previous_event: Optional[EventOverlap] = None,
+                async_finish: bool = False, allocate_on_comm_stream: bool = False) -> Tuple[
+                    torch.Tensor, Optional[torch.Tensor], EventOverlap]:
+        """Returns rows to where they came from and sums them, without weights: (combined_x, combined_topk_weights or None,
+        event). Sums are in fp32, the bias first, then ranks ascending, rounded once."""
+        if not isinstance(x, torch.Tensor):
+            raise wrong("x", "a tensor", type(x).__name__)
+        launcher = self._launcher(x.device, previous_event, async_finish, allocate_on_comm_stream)
+        return _high_throughput.combine(self._engine, launcher, x, handle, topk_weights, bias)
+
+    def internode_dispatch(self, *args: Any, **kwargs: Any) -> Tuple[Any, ...]:
+        """As dispatch(), which does both."""
+        return self.dispatch(*args, **kwargs)
+
+    def internode_combine(self, *args: Any, **kwargs: Any) -> Tuple[Any, ...]:
+        """As combine(), which does both."""
+        return self.combine(*args, **kwargs)
+
+    # ---- Low latency
+
+    def low_latency_dispatch(self, x: torch.Tensor, topk_idx: torch.Tensor, num_max_dispatch_tokens_per_rank: int,
+                             num_experts: int, cumulative_local_expert_recv_stats: Optional[torch.Tensor] = None,
+                             dispatch_wait_recv_cost_stats: Optional[torch.Tensor] = None, use_fp8: bool = True,
+                             round_scale: bool = False, use_ue8m0: bool = False, async_finish: bool = False,
+                             return_recv_hook: bool = False) -> Tuple[
+                                 _Tokens, torch.Tensor, _Handle, EventOverlap, Optional[Callable[[], None]]]:
+        """Sends tokens to their experts: (recv_x [El,R*M,H] or (e4m3, scales), recv_count i32[El], handle, event, hook).
+
+        With return_recv_hook only the send half is queued, on the current stream, and the hook queues the receive half.
+        """
+        _exclusive(async_finish, return_recv_hook)
+        if use_ue8m0 and not (use_fp8 and round_scale):
+            raise wrong("use_ue8m0", "use_fp8 and round_scale with it",
+                        "use_fp8=%r, round_scale=%r" % (use_fp8, round_scale))
+        launcher = self._launcher(_device(x), None, async_finish, False)
+        return _low_latency.dispatch(
+            self._engine, launcher, x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts,
+            cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats, use_fp8, round_scale, use_ue8m0,
+            async_finish, return_recv_hook)
+
+    def low_latency_combine(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, handle: _Handle,
+                            use_logfmt: bool = False, zero_copy: bool = False, async_finish: bool = False,
+                            return_recv_hook: bool = False, out: Optional[torch.Tensor] = None,
+                            combine_wait_recv_cost_stats: Optional[torch.Tensor] = None) -> Tuple[
+                                torch.Tensor, EventOverlap, Optional[Callable[[], None]]]:
+        """Weighted sums of the experts' rows, in top-k order, in fp32, rounded once: (combined_x [T,H], event, hook)."""
+        _exclusive(async_finish, return_recv_hook)
+        launcher = self._launcher(_device(x), None, async_finish, False)
+        return _low_latency.combine(
+            self._engine, launcher, x, topk_idx, topk_weights, handle, use_logfmt, zero_copy, async_finish,
+            return_recv_hook, out, combine_wait_recv_cost_stats)
+
+    def get_next_low_latency_combine_buffer(self, handle: _Handle) -> torch.Tensor:
+        """bf16 [El,R*M,H] that other ranks can read: fill it and combine with zero_copy=True."""
+        return _low_latency.next_combine_buffer(handle)
+
+    def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
+        """Nothing to do: EPX's modes share no memory, and counters are never cleared. Arguments are checked."""
+        checks.positive("num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank)
+        checks.positive("hidden", hidden)
+        checks.positive("num_experts", num_experts)
+
+    # ---- Masks
+
+    def _mask_pools(self) -> List[Any]:
+        if not self.enable_shrink:
+            raise epx.UsageError(epx.Status.USAGE, "masks: expected a buffer created with enable_shrink=True")
+        pools = self._engine.low_latency_pools()
+        if not pools:
+            raise epx.UsageError(epx.Status.USAGE, "masks: expected a low-latency dispatch before, which makes the ranks meet")
+        return pools
+
+    def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
+        """Masks a rank (mask=True: neither sent to nor waited for) or lets it take part again."""
+        pools = self._mask_pools()
+        if not isinstance(rank_to_mask, int) or not 0 <= rank_to_mask < self.group_size:
+            raise wrong("rank_to_mask", "0 to %d" % (self.group_size - 1), repr(rank_to_mask))
+        for pool in pools:
+            active = pool.active or [1] * self.group_size
+            active[rank_to_mask] = 0 if mask else 1
+            pool.active = active
+            pool.group.mask_update(active, stream=_stream(pool.device))
+
+    def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
+        """Writes 1 for each masked rank and 0 for each active one into an int32 [R] tensor."""
+        pools = self._mask_pools()
+        checks.tensor("mask_status", mask_status, (torch.int32,), (self.group_size,), pools[0].device)
+        masked = torch.zeros_like(mask_status)
+        for pool in pools:
+            pool.group.mask_query(mask_status, stream=_stream(pool.device))
+            if pool.device.type == "cpu":
+                pool.group.sync()
+            masked |= 1 - mask_status
+        mask_status.copy_(masked)
+
+    def low_latency_clean_mask_buffer(self) -> None:
+        """All ranks active again. Collective over the active ranks and those that come back."""
+        for pool in self._mask_pools():
+            pool.active = None
+            pool.group.mask_clean(stream=_stream(pool.device))
+
+
+def _device(x: Any) -> torch.device:
+    if not isinstance(x, torch.Tensor):
+        raise wrong("x", "a tensor", type(x).__name__)
+    return x.device
+
+
+def _stream(device: torch.device) -> Any:
+    return None if device.type == "cpu" else torch.cuda.current_stream(device)
+
+
+def _exclusive(async_finish: bool, return_recv_hook: bool) -> None:
+    if async_finish and return_recv_hook:
+        raise wrong("async_finish, return_recv_hook", "at most one of them", "both")

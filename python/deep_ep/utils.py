@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Events: points in the work of a stream that other work can wait for."""
+
+from typing import Any, Optional, Tuple
+
+import torch
+
+
+class EventHandle:
+    """A point in the current stream's work, from now. On the CPU, where work is done when a call returns, it is reached at
+    once; events that operations return are reached when the operation is done."""
+
+    def __init__(self) -> None:
+        self._event: Any = None
+        if torch.cuda.is_available():
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def current_stream_wait(self) -> None:
+        """Later work of the current stream waits for this point; on the CPU the caller does."""
+        if self._event is not None:
+            torch.cuda.current_stream().wait_event(self._event)
+
+    def wait_on(self, stream: "torch.cuda.Stream") -> None:
+        """Later work of `stream` waits for this point."""
+        if self._event is not None:
+            stream.wait_event(self._event)
+
+
+class StreamEvent(EventHandle):
+    """A point in the work of a given CUDA stream."""
+
+    def __init__(self, stream: "torch.cuda.Stream") -> None:
+        self._event = torch.cuda.Event()
+        self._event.record(stream)
+
+
+class HostEvent(EventHandle):
+    """The end of an operation on CPU tensors."""
+
+    def __init__(self, event: Any) -> None:
+        self._event = event
+
+    def current_stream_wait(self) -> None:
+        """Waits until the operation is done. Raises its error, if there is one."""
+        self._event.sync()
+
+    def wait_on(self, stream: Any) -> None:
+        """As current_stream_wait(): a CUDA stream cannot wait for the CPU."""
+        self._event.sync()
+
+
+class EventOverlap:
+    """An event that may be absent, and tensors that live as long as it. As a context manager it waits at the end."""
+
+    def __init__(self, event: Optional[EventHandle] = None, extra_tensors: Optional[Tuple[Any, ...]] = None) -> None:
+        self.event = event
+        self.extra_tensors = extra_tensors
+
+    def current_stream_wait(self) -> None:
+        """Later work of the current stream waits for the event."""
+        if self.event is None:
+            raise ValueError("EventOverlap.current_stream_wait: expected an event, got None (was async_finish given?)")
+        self.event.current_stream_wait()
+
+    def __enter__(self) -> "EventOverlap":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self.event is not None:
+            self.event.current_stream_wait()
