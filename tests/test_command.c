@@ -28,6 +28,8 @@ static void check_command(const uint64_t v[FIELDS])
     assert_int_equal(f.target * COMMAND_UNIT, v[3]);
     assert_int_equal(f.units * COMMAND_UNIT, v[4]);
     assert_int_equal(c.a & RING_PARITY, 0);
+    assert_int_equal(c.b & RING_PARITY, 0);
+    assert_int_equal(c.a & COMMAND_HEAD_MASK, COMMAND_HEAD);
 }
 
 static void fields_hold_their_largest_values_in_every_combination(void **state)
@@ -64,7 +66,7 @@ static void every_single_bit_of_a_field_survives(void **state)
 static void fields_do_not_overlap(void **state)
 {
     const struct command none = command_pack(0, 0, 0, 0, 0);
-    uint64_t a = none.a | RING_PARITY, b = none.b;
+    uint64_t a = none.a | RING_PARITY, b = none.b | RING_PARITY;
     int field;
 
     (void)state;
@@ -80,7 +82,7 @@ static void fields_do_not_overlap(void **state)
         a |= c.a;
         b |= c.b;
     }
-    assert_int_equal(a | 0xfe, UINT64_MAX); /* bits 1..7: version and operation */
+    assert_int_equal(a | COMMAND_HEAD_MASK, UINT64_MAX);
     assert_int_equal(b, UINT64_MAX);
 }
 

@@ -28,7 +28,7 @@ static void a_command_of_another_version_is_refused(void **state)
 {
     struct command c = command_pack(2, 0, 0, 0, 16);
 
-    c.a ^= (uint64_t)2 << 1;
+    c.a ^= (uint64_t)1 << 1;
     expect_refused(open_wild(state), c, "version");
 }
 
@@ -36,7 +36,7 @@ static void an_unknown_operation_is_refused(void **state)
 {
     struct command c = command_pack(2, 0, 0, 0, 16);
 
-    c.a ^= (uint64_t)8 << 4;
+    c.a ^= (uint64_t)8 << 3;
     expect_refused(open_wild(state), c, "operation");
 }
 

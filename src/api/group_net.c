@@ -50,10 +50,6 @@ static epx_status open_proxies(struct epx_group *group)
     epx_status status;
 
     memset(&o, 0, sizeof(o));
-    if (!(group->device->ops->caps & DEVICE_HOST_ACCESS))
-        return fail(EPX_ERR_UNSUPPORTED,
-                    "device %s: expected one node, got %d: rings for its kernels are not there yet",
-                    group->device->ops->name, group->nnodes);
     status = net_find(group->set.net, &o.net, &o.provider);
     if (status != EPX_OK)
         return status;
@@ -66,6 +62,7 @@ static epx_status open_proxies(struct epx_group *group)
     o.heap = group->heap.base;
     o.heap_bytes = group->plan.total;
     o.device_kind = group->device->ops->kind;
+    o.device = group->device;
     o.counters = group->shadow.counters;
     o.sent = group->shadow.sent;
     o.kinds = SIG_COUNT;

@@ -4,8 +4,11 @@
  * checked in full by whoever takes them, in release builds too.
  *
  *   command, 128 bits in two words
- *     a:  0 parity | 1..3 version | 4..7 op | 8..23 rank | 24..35 counter | 36..55 units of 16 bytes
- *     b:  0..35 source unit | (a: 56..63, b: 36..63) target unit, 36 bits
+ *     a:  0 parity | 1..2 version | 3..6 op | 7..22 rank | 23..34 counter | 35..54 units of 16 bytes | 55..63 target
+ *     b:  0 parity | 1..36 source unit | 37..63 target unit, its lower 27 of 36 bits
+ *
+ * Both words carry the parity of the lap: whoever stores a command by one 16-byte store (a GPU) need not rely on its
+ * arriving in one piece, as long as 8 bytes do.
  *
  *   immediate, 32 bits
  *     0..11 source rank | 12..23 counter | 24..30 count - 1 | 31 version
@@ -31,7 +34,11 @@ struct command {
 };
 EPX_STATIC_ASSERT(sizeof(struct command) == 16, "one aligned store");
 
-enum { COMMAND_VERSION = 1, COMMAND_PUT = 1 };
+enum { COMMAND_VERSION = 2, COMMAND_PUT = 1 };
+
+/* Version and operation, in place. */
+#define COMMAND_HEAD ((uint64_t)COMMAND_VERSION << 1 | (uint64_t)COMMAND_PUT << 3)
+#define COMMAND_HEAD_MASK ((uint64_t)0x3f << 1)
 
 #define COMMAND_UNIT 16u
 #define COMMAND_MAX_UNITS ((1u << 20) - 1)
@@ -48,28 +55,28 @@ struct command_fields {
     uint64_t source, target; /* in units */
 };
 
-/* The parity bit is the ring's business: it is zero here. */
+/* The parity bits are the ring's business: they are zero here. */
 COMMAND_FN struct command command_pack(uint32_t rank, uint32_t counter, uint64_t source_offset, uint64_t target_offset,
                                        uint32_t bytes)
 {
     const uint64_t source = source_offset / COMMAND_UNIT, target = target_offset / COMMAND_UNIT;
     struct command c;
-    c.a = (uint64_t)COMMAND_VERSION << 1 | (uint64_t)COMMAND_PUT << 4 | (uint64_t)(rank & 0xffffu) << 8 |
-          (uint64_t)(counter & 0xfffu) << 24 | (uint64_t)(bytes / COMMAND_UNIT & 0xfffffu) << 36 | (target >> 28) << 56;
-    c.b = (source & 0xfffffffffu) | (target & 0xfffffffu) << 36;
+    c.a = COMMAND_HEAD | (uint64_t)(rank & 0xffffu) << 7 | (uint64_t)(counter & 0xfffu) << 23 |
+          (uint64_t)(bytes / COMMAND_UNIT & 0xfffffu) << 35 | (target >> 27) << 55;
+    c.b = (source & 0xfffffffffu) << 1 | (target & 0x7ffffffu) << 37;
     return c;
 }
 
 COMMAND_FN struct command_fields command_unpack(struct command c)
 {
     struct command_fields f;
-    f.version = (uint32_t)(c.a >> 1 & 7);
-    f.op = (uint32_t)(c.a >> 4 & 15);
-    f.rank = (uint32_t)(c.a >> 8 & 0xffff);
-    f.counter = (uint32_t)(c.a >> 24 & 0xfff);
-    f.units = (uint32_t)(c.a >> 36 & 0xfffff);
-    f.source = c.b & 0xfffffffffu;
-    f.target = (c.a >> 56) << 28 | c.b >> 36;
+    f.version = (uint32_t)(c.a >> 1 & 3);
+    f.op = (uint32_t)(c.a >> 3 & 15);
+    f.rank = (uint32_t)(c.a >> 7 & 0xffff);
+    f.counter = (uint32_t)(c.a >> 23 & 0xfff);
+    f.units = (uint32_t)(c.a >> 35 & 0xfffff);
+    f.source = c.b >> 1 & 0xfffffffffu;
+    f.target = (c.a >> 55) << 27 | c.b >> 37;
     return f;
 }
 
@@ -104,7 +111,7 @@ COMMAND_FN uint32_t immediate_version(uint32_t imm)
 /*
  * A ring of commands from the agents of one rank to one proxy thread. `slots` (power of two) lie in host memory. The
  * producers claim by adding to `head` (device memory); slot i % capacity of lap i / capacity is valid when its parity
- * bit equals (lap + 1) & 1, so nothing is ever cleared. The consumer returns `tail` now and then; producers read it
+ * bits equal (lap + 1) & 1, so nothing is ever cleared. The consumer returns `tail` now and then; producers read it
  * only when their remembered tail says that the ring may be full. head, tail and tail_seen count commands modulo 2^64
  * and are compared by their difference. kernel/ring.h has the producers' side, proxy/ring.c the consumer's.
  */
@@ -118,9 +125,9 @@ struct ring_dev {
 };
 
 #define RING_MAX_PUSH 32
-#define RING_PARITY ((uint64_t)1) /* in command.a */
+#define RING_PARITY ((uint64_t)1) /* in both words */
 
-/* The parity bit that makes slot `index` valid. The lap is index / capacity, hence odd when this bit is set. */
+/* The parity that makes slot `index` valid. The lap is index / capacity, hence odd when this bit is set. */
 COMMAND_FN uint64_t ring_parity(uint64_t mask, uint64_t index)
 {
     return index & (mask + 1) ? 0 : RING_PARITY;

@@ -21,10 +21,6 @@
 
 #define MERGE_LOOK 8
 
-/* version and op of a command, in place */
-#define HEAD_MASK ((uint64_t)0x7f << 1)
-#define HEAD_WANTED ((uint64_t)COMMAND_VERSION << 1 | (uint64_t)COMMAND_PUT << 4)
-
 uint64_t turn_now(struct proxy_thread *t)
 {
     if (t->now_ns == 0)
@@ -151,8 +147,8 @@ static struct peer *check(struct proxy_thread *t, struct command c, struct pendi
     const uint64_t heap_units = o->heap_bytes / COMMAND_UNIT;
     struct peer *peer;
 
-    if ((c.a & HEAD_MASK) != HEAD_WANTED) {
-        refuse(t, FAULT_COMMAND, -1, HEAD_WANTED >> 1, (int64_t)(c.a & HEAD_MASK) >> 1,
+    if ((c.a & COMMAND_HEAD_MASK) != COMMAND_HEAD) {
+        refuse(t, FAULT_COMMAND, -1, COMMAND_HEAD >> 1, (int64_t)(c.a & COMMAND_HEAD_MASK) >> 1,
                "a command has an unknown version or operation");
         return NULL;
     }

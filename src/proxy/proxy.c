@@ -139,7 +139,7 @@ static epx_status open_thread(struct proxy_group *g, int index)
         t->messages_most[i] = g->limits.max_messages[i] ? g->limits.max_messages[i] : UINT32_MAX;
     status = open_peers(t);
     if (status == EPX_OK)
-        status = ring_create(&t->ring, o->ring_slots, o->ring_start);
+        status = ring_create(&t->ring, o->device, o->ring_slots, o->ring_start);
     if (status == EPX_OK)
         status = thread_open(t);
     if (status == EPX_OK)

@@ -35,7 +35,8 @@ struct proxy_options {
     void *heap;            /* registered with every endpoint */
     uint64_t heap_bytes;
     int device_kind;
-    uint64_t *counters; /* arrivals: [kinds][slots][nranks], in host memory, advanced by the proxies */
+    struct device *device; /* whose kernels push into the rings: they lie where it reaches them; NULL = the CPU */
+    uint64_t *counters;    /* arrivals: [kinds][slots][nranks], in host memory, advanced by the proxies */
     uint64_t *sent;     /* [nranks] or NULL: commands to each peer whose bytes have been read, or dropped; likewise */
     int kinds, slots;
     const uint8_t *flows;  /* [kinds]: enum proxy_flow of each; NULL = all PROXY_LOW_LATENCY */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory of a command ring. */
+/* Memory of a command ring: slots, tail and bell in the host's, which kernels reach too; head in the device's own. */
 #include "proxy/ring.h"
 
 #include <stdlib.h>
@@ -9,22 +9,42 @@
 
 /* Producers share head and tail_seen, the consumer owns tail: each on lines of its own, two because cores fetch pairs. */
 struct ring_words {
-    uint64_t head, tail_seen;
-    uint8_t pad0[112];
     uint64_t tail;
-    uint8_t pad1[120];
+    uint8_t pad0[120];
     struct doorbell bell;
-    uint8_t pad2[64];
+    uint8_t pad1[64];
 };
-EPX_STATIC_ASSERT(sizeof(struct ring_words) == 384, "whole pairs of cache lines");
+EPX_STATIC_ASSERT(sizeof(struct ring_words) == 256, "whole pairs of cache lines");
 
-static void *zeroed(size_t bytes)
+struct ring_claims {
+    uint64_t head, tail_seen;
+    uint8_t pad[112];
+};
+EPX_STATIC_ASSERT(sizeof(struct ring_claims) == 128, "a pair of cache lines");
+
+/* Zeroed memory: the CPU's, or where the device's kernels reach it too (`near` 0), or the device's own. */
+static void *get(struct device *device, size_t bytes, int near)
 {
-    void *block = aligned_alloc(128, (bytes + 127) / 128 * 128);
+    const size_t whole = (bytes + 127) / 128 * 128;
+    void *block = NULL;
+    epx_status status = EPX_OK;
 
-    if (block)
-        memset(block, 0, bytes);
-    return block;
+    if (!device) {
+        block = aligned_alloc(128, whole);
+        return block ? memset(block, 0, whole) : NULL;
+    }
+    status = near ? device->ops->mem_alloc(device, whole, &block) : device->ops->host_alloc(device, whole, &block);
+    return status == EPX_OK ? block : NULL;
+}
+
+static void put_back(struct device *device, void *block, int near)
+{
+    if (!device)
+        free(block);
+    else if (block && near)
+        device->ops->mem_free(device, block);
+    else if (block)
+        device->ops->host_free(device, block);
 }
 
 /* As if the ring had been in use for ever: slots of the lap that `start` is in are invalid from `start` on, and those
@@ -37,37 +57,54 @@ static void set_parities(struct ring_dev *dev, uint64_t start)
         uint64_t lap_first = start & ~dev->mask;
         uint64_t last_written = lap_first + i < start ? lap_first + i : lap_first + i - dev->mask - 1;
 
-        dev->slots[i].a = ring_parity(dev->mask, last_written);
+        dev->slots[i].a = dev->slots[i].b = ring_parity(dev->mask, last_written);
     }
 }
 
-epx_status ring_create(struct ring *ring, int slots, uint64_t start)
+static epx_status set_claims(struct ring *ring, uint64_t start)
 {
-    struct ring_words *words;
+    const struct ring_claims first = {.head = start, .tail_seen = start};
 
+    if (ring->device)
+        return ring->device->ops->copy(ring->device, ring->claims, &first, sizeof(first));
+    *ring->claims = first;
+    return EPX_OK;
+}
+
+epx_status ring_create(struct ring *ring, struct device *device, int slots, uint64_t start)
+{
+    epx_status status;
+
+    memset(ring, 0, sizeof(*ring));
     if (slots < RING_MAX_PUSH || (slots & (slots - 1)) != 0)
         return fail(EPX_ERR_ARGUMENT, "command ring: expected a power of two of at least %d slots, got %d",
                     RING_MAX_PUSH, slots);
-    memset(ring, 0, sizeof(*ring));
-    ring->words = words = zeroed(sizeof(*words));
-    ring->dev.slots = zeroed((size_t)slots * sizeof(struct command));
-    if (!words || !ring->dev.slots) {
+    ring->device = device;
+    ring->words = get(device, sizeof(*ring->words), 0);
+    ring->claims = get(device, sizeof(*ring->claims), 1);
+    ring->dev.slots = get(device, (size_t)slots * sizeof(struct command), 0);
+    if (!ring->words || !ring->claims || !ring->dev.slots) {
         ring_destroy(ring);
-        return fail(EPX_ERR_MEMORY, "command ring: no memory for %d slots", slots);
+        return fail(EPX_ERR_MEMORY, "command ring: no memory for %d slots%s%s", slots, device ? " on device " : "",
+                    device ? device->ops->name : "");
     }
-    words->head = words->tail = words->tail_seen = ring->taken = ring->returned = start;
+    ring->words->tail = ring->taken = ring->returned = start;
     ring->dev.mask = (uint64_t)slots - 1;
-    ring->dev.head = &words->head;
-    ring->dev.tail = &words->tail;
-    ring->dev.tail_seen = &words->tail_seen;
-    ring->dev.bell = &words->bell;
+    ring->dev.head = &ring->claims->head;
+    ring->dev.tail_seen = &ring->claims->tail_seen;
+    ring->dev.tail = &ring->words->tail;
+    ring->dev.bell = &ring->words->bell;
     set_parities(&ring->dev, start);
-    return EPX_OK;
+    status = set_claims(ring, start);
+    if (status != EPX_OK)
+        ring_destroy(ring);
+    return status;
 }
 
 void ring_destroy(struct ring *ring)
 {
-    free(ring->dev.slots);
-    free(ring->words);
+    put_back(ring->device, ring->dev.slots, 0);
+    put_back(ring->device, ring->claims, 1);
+    put_back(ring->device, ring->words, 0);
     memset(ring, 0, sizeof(*ring));
 }

@@ -321,10 +321,11 @@ KFN void ag_store_commands(struct agent *ag, const struct ring_dev *ring, uint64
     for (int i = 0; i < n; i++) {
         const uint64_t index = first + (uint64_t)i;
         struct command *slot = &ring->slots[index & ring->mask];
+        const uint64_t parity = ring_parity(ring->mask, index);
 
-        /* Release: pairs with the acquire of ring_peek (proxy/ring.h); the parity in `a` says that `b` is there too. */
-        __atomic_store_n(&slot->b, cmds[i].b, __ATOMIC_RELAXED);
-        __atomic_store_n(&slot->a, cmds[i].a | ring_parity(ring->mask, index), __ATOMIC_RELEASE);
+        /* Release: pairs with the acquires of ring_peek (proxy/ring.h), which takes no command before both are there. */
+        __atomic_store_n(&slot->b, cmds[i].b | parity, __ATOMIC_RELAXED);
+        __atomic_store_n(&slot->a, cmds[i].a | parity, __ATOMIC_RELEASE);
     }
 }
 

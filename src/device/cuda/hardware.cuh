@@ -6,7 +6,8 @@
  *   WARP, lanes_t, ALL_LANES             lanes of an agent, a set of them, all of them
  *   lanes_first, lanes_count             of a set that is not empty; of any
  *   word_relaxed, word_acquire           loads, system scope
- *   word_store, word_release[32]         stores, system scope; word_release_near: device scope
+ *   word_release[32]                     stores, system scope; word_release_near: device scope
+ *   fence_far, pair_store                acquire and release, system scope; two words, by one store if there is one
  *   word_add, word_claim                 system scope: relaxed; compare and swap, acquire and release
  *   word_add_near[64], word_add_block    acquire and release: device scope; in shared memory, among the agents of a block
  *   clock_global, nap                    nanoseconds; for about so many
@@ -49,9 +50,14 @@ KFN uint64_t word_acquire(const uint64_t *word)
     return v;
 }
 
-KFN void word_store(uint64_t *word, uint64_t value)
+KFN void fence_far(void)
 {
-    asm volatile("st.relaxed.sys.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+    asm volatile("fence.acq_rel.sys;" ::: "memory");
+}
+
+KFN void pair_store(void *to, uint64_t a, uint64_t b)
+{
+    asm volatile("st.relaxed.sys.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(a), "l"(b) : "memory");
 }
 
 KFN void word_release(uint64_t *word, uint64_t value)

@@ -298,7 +298,7 @@ KFN const struct command *command_set_list(const struct command_set *set)
 }
 
 /* Everything the agent wrote before is visible to whoever sees the command: the barrier hands the lanes' stores to each of
- * them, and its release passes them on. */
+ * them, and the fence of each passes them on. A command is one 16-byte store: half as many pieces for the bus as two. */
 KFN void ag_store_commands(struct agent *ag, const struct ring_dev *ring, uint64_t first, const struct command *cmds,
                            int n)
 {
@@ -308,10 +308,11 @@ KFN void ag_store_commands(struct agent *ag, const struct ring_dev *ring, uint64
     (void)ag;
     __syncwarp();
     if (lane_id() < n) {
-        const uint64_t a = cmds->a | ring_parity(ring->mask, index);
-        word_store(&slot->b, cmds->b);
-        /* Release: pairs with the acquire of ring_peek (proxy/ring.h); the parity in `a` says that `b` is there too. */
-        word_release(&slot->a, a);
+        const uint64_t parity = ring_parity(ring->mask, index);
+        /* Release: pairs with the acquires of ring_peek (proxy/ring.h). Whether the two words arrive together is not
+         * promised; each says by its parity that it is there. */
+        fence_far();
+        pair_store(slot, cmds->a | parity, cmds->b | parity);
     }
     __syncwarp();
 }
