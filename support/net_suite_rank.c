@@ -113,10 +113,12 @@ int suite_open_alone(struct suite_rank *self)
 int suite_publish(struct suite_rank *self)
 {
     const struct net_ops *ops = self->suite->ops;
+    const struct net_memory memory = {
+        .base = self->heap, .bytes = SUITE_HEAP, .kind = EPX_DEVICE_CPU, .dmabuf = -1};
 
     if (ops->address(self->net, &self->board->addresses[self->rank]))
         return suite_fail(self, "address: %s", epx_last_error());
-    if (ops->add_region(self->net, self->heap, SUITE_HEAP, EPX_DEVICE_CPU, &self->board->regions[self->rank]))
+    if (ops->add_region(self->net, &memory, &self->board->regions[self->rank]))
         return suite_fail(self, "add_region: %s", epx_last_error());
     SUITE_CHECK(self, self->board->addresses[self->rank].bytes <= NET_ADDRESS_MAX);
     SUITE_CHECK(self, self->board->regions[self->rank].key_bytes <= NET_KEY_MAX);

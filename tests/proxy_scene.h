@@ -102,14 +102,12 @@ static inline epx_status wild_address(struct net *net, struct net_address *addre
     return EPX_OK;
 }
 
-static inline epx_status wild_add_region(struct net *net, void *base, uint64_t bytes, int kind,
-                                         struct net_region *region)
+static inline epx_status wild_add_region(struct net *net, const struct net_memory *memory, struct net_region *region)
 {
     struct wild *end = (struct wild *)net;
 
-    (void)kind;
-    end->world->heaps[end->rank] = base;
-    region->bytes = bytes;
+    end->world->heaps[end->rank] = memory->base;
+    region->bytes = memory->bytes;
     return EPX_OK;
 }
 

@@ -35,7 +35,8 @@ static struct pair *open_pair(struct sim_net_options options)
     for (int r = 0; r < 2; r++) {
         const struct net_options mine = {.rank = r, .nranks = 2, .provider = "", .world = p->world};
         assert_int_equal(net_sim_ops.open(&mine, &p->net[r]), EPX_OK);
-        assert_int_equal(net_sim_ops.add_region(p->net[r], p->heap[r], HEAP, EPX_DEVICE_CPU, &region[r]), EPX_OK);
+        const struct net_memory memory = {.base = p->heap[r], .bytes = HEAP, .kind = EPX_DEVICE_CPU, .dmabuf = -1};
+        assert_int_equal(net_sim_ops.add_region(p->net[r], &memory, &region[r]), EPX_OK);
         assert_int_equal(net_sim_ops.address(p->net[r], &address[r]), EPX_OK);
     }
     for (int r = 0; r < 2; r++)

@@ -95,14 +95,18 @@ static epx_status prepare(struct epx_group *group, const epx_group_config *confi
     status = settings_make(config, group->nranks, &group->set);
     if (status == EPX_OK)
         status = device_open((epx_device)group->set.device, group->set.device_index, &group->device);
+    if (status == EPX_OK)
+        status = group_heap_begin(group);
     return status;
 }
 
 /* Everything after the settings agree. A rank that fails goes on to the next meeting and says so there. */
 static epx_status build(struct epx_group *group)
 {
-    epx_status status = meet_heaps(group, open_own(group));
+    epx_status status = group_heap_settle(group);
 
+    if (status == EPX_OK)
+        status = meet_heaps(group, open_own(group));
     if (status == EPX_OK) {
         choose_agents(group);
         status = group_device_create(group);

@@ -32,5 +32,10 @@ epx_status group_device_rings(struct epx_group *group);
 epx_status meet_compare(struct epx_group *group, epx_status mine);
 epx_status meet_heaps(struct epx_group *group, epx_status mine);
 epx_status meet_ready(struct epx_group *group, epx_status mine);
+/* *flag is 1 afterwards if it was on any rank. */
+epx_status meet_any(struct epx_group *group, epx_status mine, int *flag);
+/* Where heaps lie (group_heap.c): after the device is open; and once the nodes are known, collectively. */
+epx_status group_heap_begin(struct epx_group *group);
+epx_status group_heap_settle(struct epx_group *group);
 
 #endif

@@ -4,9 +4,10 @@
  * rank that cannot go on says so and no other waits for it.
  *
  *   1. compare   settings of all ranks: equal, or EPX_ERR_MISMATCH everywhere; who shares memory with whom: the nodes
- *   2. heaps     each rank maps the heaps of its node
- *   3. cards     with several nodes: addresses of the proxies, which connect (group_net.c)
- *   4. ready     all have mapped and connected: from here on signals may fly
+ *   2. place     with several nodes beside a GPU: whether heaps lie in its memory or in the host's (group_heap.c)
+ *   3. heaps     each rank maps the heaps of its node
+ *   4. cards     with several nodes: addresses of the proxies, which connect (group_net.c)
+ *   5. ready     all have mapped and connected: from here on signals may fly
  */
 #include <stdlib.h>
 #include <string.h>
@@ -24,6 +25,11 @@ struct hello {
     struct fate fate;
     int64_t fields[SETTINGS_FIELDS];
     uint8_t identity[64]; /* equal where ranks can map each other's memory */
+};
+
+struct vote {
+    struct fate fate;
+    int64_t flag;
 };
 
 struct heap_card {
@@ -142,17 +148,28 @@ epx_status meet_heaps(struct epx_group *group, epx_status mine)
     return status;
 }
 
-epx_status meet_ready(struct epx_group *group, epx_status mine)
+epx_status meet_any(struct epx_group *group, epx_status mine, int *flag)
 {
-    struct fate own, *all = calloc((size_t)group->nranks, sizeof(*all));
+    struct vote own, *all = calloc((size_t)group->nranks, sizeof(*all));
     epx_status status;
 
     if (!all)
         return fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d ranks", group->nranks);
-    fate_set(&own, mine);
+    memset(&own, 0, sizeof(own));
+    fate_set(&own.fate, mine);
+    own.flag = *flag;
     status = boot_allgather(group->boot, &own, all, sizeof(own));
     if (status == EPX_OK)
         status = fates_judge(group, all, sizeof(*all));
+    for (int r = 0; r < group->nranks && status == EPX_OK; r++)
+        *flag |= all[r].flag != 0;
     free(all);
     return status;
+}
+
+epx_status meet_ready(struct epx_group *group, epx_status mine)
+{
+    int none = 0;
+
+    return meet_any(group, mine, &none);
 }

@@ -2,8 +2,10 @@
 /* A group's proxies: opened when its ranks are on several nodes. */
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "api/group.h"
+#include "device/arrivals.h"
 #include "device/cpu/agent.h"
 #include "util/log.h"
 #include "util/pause.h"
@@ -44,12 +46,38 @@ static void on_alarm(void *context, int rank, int status)
     group_aborted_by(context, rank, status);
 }
 
-static epx_status open_proxies(struct epx_group *group)
+/* How the network finds the heap, and what arrivals there need. */
+static epx_status describe_heap(struct epx_group *group, struct proxy_options *o)
+{
+    struct device *device = group->device;
+    const int rule = device->ops->arrivals(device);
+
+    o->heap = group->heap.base;
+    o->heap_bytes = group->plan.total;
+    o->memory_kind = device->ops->caps & DEVICE_HOST_HEAP ? EPX_DEVICE_CPU : device->ops->kind;
+    o->memory_index = group->set.device_index;
+    o->dmabuf = -1;
+    if (rule == ARRIVALS_NEVER)
+        return fail(EPX_ERR_UNSUPPORTED,
+                    "device %s: EPX_GPU_HEAP: expected host or auto, got device: the device has no way to see what a "
+                    "card writes into its memory",
+                    device->ops->name);
+    o->flush = rule == ARRIVALS_FLUSH;
+    if (net_memory_far(o->memory_kind) && device->ops->heap_dmabuf(device, &group->heap, &o->dmabuf) != EPX_OK)
+        log_line(LOG_INFO, "%s; the network may have another way", epx_last_error());
+    return EPX_OK;
+}
+
+static epx_status open_proxies(struct epx_group *group, int *dmabuf)
 {
     struct proxy_options o;
     epx_status status;
 
     memset(&o, 0, sizeof(o));
+    status = describe_heap(group, &o);
+    *dmabuf = o.dmabuf;
+    if (status != EPX_OK)
+        return status;
     status = net_find(group->set.net, &o.net, &o.provider);
     if (status != EPX_OK)
         return status;
@@ -59,8 +87,6 @@ static epx_status open_proxies(struct epx_group *group)
     o.timeout_ms = group->set.timeout_ms;
     o.world = net_sim_world;
     o.remote = group->remote;
-    o.heap = group->heap.base;
-    o.heap_bytes = group->plan.total;
     o.device_kind = group->device->ops->kind;
     o.device = group->device;
     o.counters = group->shadow.counters;
@@ -102,11 +128,15 @@ static epx_status exchange_cards(struct epx_group *group, epx_status mine, struc
 epx_status group_net_open(struct epx_group *group)
 {
     struct proxy_card *cards = NULL;
+    int dmabuf = -1;
     epx_status status;
 
     if (group->nnodes == 1)
         return EPX_OK;
-    status = exchange_cards(group, open_proxies(group), &cards);
+    status = open_proxies(group, &dmabuf);
+    status = exchange_cards(group, status, &cards);
+    if (dmabuf >= 0)
+        close(dmabuf); /* it is registered */
     if (status == EPX_OK)
         status = proxy_connect(group->proxies, cards, 0);
     free(cards);

@@ -56,11 +56,19 @@ struct device_ops {
     /* Synchronous copy between host and device memory, for set-up only. */
     epx_status (*copy)(struct device *device, void *to, const void *from, size_t bytes);
 
+    /* Where heaps lie from now on: 1 = in host memory that kernels reach, 0 = in the device's own, where that is another.
+     * May change `ops`. Before the first heap. */
+    epx_status (*heap_place)(struct device *device, int host);
     epx_status (*heap_create)(struct device *device, uint64_t bytes, struct heap *heap);
     void (*heap_destroy)(struct device *device, struct heap *heap);
     /* Maps a peer's heap; a peer in the same process (same pid) is used at its own address. */
     epx_status (*heap_open)(struct device *device, const struct heap_export *peer, void **base);
     void (*heap_close)(struct device *device, const struct heap_export *peer, void *base);
+    /* For cards: a dma-buf of a heap in the device's memory (the caller closes it); what must be done before kernels are
+     * told of what a card wrote there (enum arrival_rule, device/arrivals.h); and that, if it is a flush. */
+    epx_status (*heap_dmabuf)(struct device *device, const struct heap *heap, int *fd);
+    int (*arrivals)(struct device *device);
+    epx_status (*flush_arrivals)(struct device *device);
 
     epx_status (*stream_create)(struct device *device, struct device_stream **stream);
     epx_status (*stream_destroy)(struct device *device, struct device_stream *stream); /* after its work is done */

@@ -5,7 +5,6 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
-#include <strings.h>
 
 #include "util/env.h"
 #include "util/status.h"
@@ -28,17 +27,6 @@ static void own_folder(char *folder, size_t bytes)
     if (!dladdr((const void *)&modules_lock, &info) || !info.dli_fname || !(slash = strrchr(info.dli_fname, '/')))
         return;
     snprintf(folder, bytes, "%.*s", (int)(slash + 1 - info.dli_fname), info.dli_fname);
-}
-
-static epx_status heap_place(int *host)
-{
-    const char *value = env_string("EPX_GPU_HEAP");
-
-    *host = 0;
-    if (!value || strcasecmp(value, "device") == 0)
-        return EPX_OK;
-    *host = strcasecmp(value, "host") == 0;
-    return *host ? EPX_OK : fail(EPX_ERR_ARGUMENT, "EPX_GPU_HEAP: expected device or host, got \"%s\"", value);
 }
 
 static void *open_library(const char *name)
@@ -66,12 +54,8 @@ static epx_status load(const char *name, const struct device_ops **ops)
                                       .fail = fail,
                                       .cpu = &cpu_device_ops};
     device_module_fn entry;
-    void *library;
-    epx_status status = heap_place(&host.host_heap);
+    void *library = open_library(name);
 
-    if (status != EPX_OK)
-        return status;
-    library = open_library(name);
     if (!library)
         return fail(EPX_ERR_UNSUPPORTED, "device %s: cannot open its module: %s", name, dlerror());
     *(void **)&entry = dlsym(library, DEVICE_MODULE_SYMBOL);

@@ -16,7 +16,7 @@ struct net; /* starts with `const struct net_ops *ops` */
 
 enum {
     NET_ORDERED = 1,       /* puts to one peer land in the order they were posted */
-    NET_DEVICE_MEMORY = 2, /* can register GPU memory */
+    NET_DEVICE_MEMORY = 2, /* can register GPU memory, of the kind that open was told */
     NET_NEEDS_PROGRESS = 4 /* incoming data moves only while poll is called */
 };
 
@@ -35,12 +35,26 @@ struct net_region { /* `key` travels through the bootstrap: what a peer needs to
     uint8_t key[NET_KEY_MAX];
 };
 
+struct net_memory { /* the rank's heap, as a network may register it */
+    void *base;
+    uint64_t bytes;
+    int kind;   /* epx_device: whose memory it is; EPX_DEVICE_CPU = the host's, also where a GPU maps it */
+    int index;  /* which GPU */
+    int dmabuf; /* a descriptor of it, from its first byte on; -1 = none */
+};
+
+static inline int net_memory_far(int kind) /* not the host's */
+{
+    return kind == EPX_DEVICE_CUDA || kind == EPX_DEVICE_HIP;
+}
+
 struct net_options {
     int rank, nranks;
     int index; /* which endpoint of the rank */
     int timeout_ms;
     const char *provider; /* "" = automatic; ofi: "tcp", "shm", "efa", ...; verbs: card filter as EPX_IB_HCA */
     void *world;          /* sim: the simulated world all ranks share; others ignore it */
+    int memory_kind;      /* net_memory.kind of what will be registered; where it cannot be, caps() lacks NET_DEVICE_MEMORY */
 };
 
 struct net_put {
@@ -75,7 +89,7 @@ struct net_ops {
     unsigned (*caps)(struct net *net);
     epx_status (*address)(struct net *net, struct net_address *address);
     /* Registers the rank's heap, once per endpoint. */
-    epx_status (*add_region)(struct net *net, void *base, uint64_t bytes, int device_kind, struct net_region *region);
+    epx_status (*add_region)(struct net *net, const struct net_memory *memory, struct net_region *region);
     /* Called once for every peer on another node, with what it exported. */
     epx_status (*connect)(struct net *net, int peer, const struct net_address *address,
                           const struct net_region *region);

@@ -81,14 +81,11 @@ static epx_status null_address(struct net *net, struct net_address *address)
     return EPX_OK;
 }
 
-static epx_status null_add_region(struct net *net, void *base, uint64_t bytes, int device_kind,
-                                  struct net_region *region)
+static epx_status null_add_region(struct net *net, const struct net_memory *memory, struct net_region *region)
 {
     (void)net;
-    (void)base;
-    (void)device_kind;
     memset(region, 0, sizeof(*region));
-    region->bytes = bytes;
+    region->bytes = memory->bytes;
     return EPX_OK;
 }
 

@@ -36,7 +36,7 @@ static epx_status probe(const char *provider, char *text, size_t bytes)
         snprintf(text, bytes, "%s", missing);
         return fail(EPX_ERR_UNSUPPORTED, "ofi: %s", missing);
     }
-    status = ofi_choose(lib, provider, 0, &info);
+    status = ofi_choose(lib, provider, 0, EPX_DEVICE_CPU, &info);
     if (status) {
         snprintf(text, bytes, "%s", epx_last_error());
         return status;
@@ -167,7 +167,7 @@ static epx_status net_open(const struct net_options *options, struct net **net)
     n->nranks = options->nranks;
     n->timeout_ns = (uint64_t)(options->timeout_ms > 0 ? options->timeout_ms : 100000) * 1000000u;
     n->cq_fd = n->wait_fd = -1;
-    status = ofi_choose(lib, options->provider, options->index, &n->info);
+    status = ofi_choose(lib, options->provider, options->index, options->memory_kind, &n->info);
     if (status)
         goto close;
     n->depth = n->info->tx_attr->size < OFI_MAX_DEPTH ? (uint32_t)n->info->tx_attr->size : OFI_MAX_DEPTH;
@@ -197,6 +197,8 @@ static unsigned caps(struct net *net)
         flags |= NET_ORDERED;
     if (info->domain_attr->data_progress == FI_PROGRESS_MANUAL)
         flags |= NET_NEEDS_PROGRESS;
+    if (info->caps & FI_HMEM)
+        flags |= NET_DEVICE_MEMORY;
     return flags;
 }
 
@@ -232,27 +234,59 @@ static uint64_t draw_key(const struct fi_info *info)
     return bytes < sizeof(key) ? key & (((uint64_t)1 << 8 * bytes) - 1) : key;
 }
 
-static epx_status add_region(struct net *net, void *base, uint64_t bytes, int device_kind, struct net_region *region)
+/* Memory of a GPU: the provider is told whose it is and finds its way; else by a dma-buf, where libfabric knows them. */
+static int register_far(struct ofi_net *n, const struct net_memory *memory, struct fi_mr_attr *attr)
+{
+    int rc;
+
+    attr->iface = memory->kind == EPX_DEVICE_CUDA ? FI_HMEM_CUDA : FI_HMEM_ROCR;
+    attr->device.cuda = memory->kind == EPX_DEVICE_CUDA ? memory->index : 0;
+    rc = fi_mr_regattr(n->domain, attr, 0, &n->mr);
+#ifdef FI_MR_DMABUF
+    if (rc && memory->dmabuf >= 0) {
+        const struct fi_mr_dmabuf dmabuf = {.fd = memory->dmabuf, .len = memory->bytes, .base_addr = memory->base};
+
+        attr->dmabuf = &dmabuf;
+        rc = fi_mr_regattr(n->domain, attr, FI_MR_DMABUF, &n->mr);
+    }
+#endif
+    return rc;
+}
+
+static int register_memory(struct ofi_net *n, const struct net_memory *memory)
+{
+    const struct iovec piece = {.iov_base = memory->base, .iov_len = memory->bytes};
+    struct fi_mr_attr attr = {.mr_iov = &piece,
+                              .iov_count = 1,
+                              .access = FI_WRITE | FI_REMOTE_WRITE,
+                              .requested_key = draw_key(n->info)};
+
+    return net_memory_far(memory->kind) ? register_far(n, memory, &attr) : fi_mr_regattr(n->domain, &attr, 0, &n->mr);
+}
+
+static epx_status add_region(struct net *net, const struct net_memory *memory, struct net_region *region)
 {
     struct ofi_net *n = of(net);
+    void *const base = memory->base;
+    const uint64_t bytes = memory->bytes;
     const int mode = n->info->domain_attr->mr_mode;
     struct ofi_wire_key wire;
     int rc;
 
-    if (device_kind != EPX_DEVICE_CPU)
-        return fail(EPX_ERR_UNSUPPORTED, "ofi: memory of device kind %d cannot be registered yet, expected the CPU's",
-                    device_kind);
+    if (net_memory_far(memory->kind) && !(n->info->caps & FI_HMEM))
+        return fail(EPX_ERR_UNSUPPORTED, "ofi: the provider %s registers no GPU memory (FI_HMEM)",
+                    n->info->fabric_attr->prov_name);
     if (n->mr)
         return fail(EPX_ERR_USAGE, "ofi: this endpoint has a region of %llu bytes, expected one call",
                     (unsigned long long)n->bytes);
-    rc = fi_mr_reg(n->domain, base, bytes, FI_WRITE | FI_REMOTE_WRITE, 0, draw_key(n->info), 0, &n->mr, NULL);
+    rc = register_memory(n, memory);
     if (!rc && (mode & (FI_MR_ENDPOINT | FI_MR_RMA_EVENT))) {
         rc = fi_mr_bind(n->mr, &n->ep->fid, 0);
         if (!rc)
             rc = fi_mr_enable(n->mr);
     }
     if (rc)
-        return fail_ofi(n, rc, "register the heap");
+        return fail_ofi(n, rc, net_memory_far(memory->kind) ? "register GPU memory" : "register the heap");
     n->desc = fi_mr_desc(n->mr);
     n->base = base;
     n->bytes = bytes;

@@ -52,8 +52,10 @@ struct ofi_lib {
 const struct ofi_lib *ofi_lib_get(const char **text);
 
 /* What an endpoint shall run on: one info, to be freed. `provider` "" = EPX_OFI_PROVIDER, else the best there is.
- * `index` spreads the endpoints of a rank over the cards. */
-epx_status ofi_choose(const struct ofi_lib *lib, const char *provider, int index, struct fi_info **info);
+ * `index` spreads the endpoints of a rank over the cards. `memory_kind` of a GPU: one with FI_HMEM, if the provider has
+ * one. */
+epx_status ofi_choose(const struct ofi_lib *lib, const char *provider, int index, int memory_kind,
+                      struct fi_info **info);
 /* "tcp;ofi_rxm on lo (127.0.0.1)" */
 void ofi_describe(const struct fi_info *info, char *text, size_t bytes);
 /* 1 for an IP address that only this machine can reach; 0 for others and for other formats. */

@@ -121,6 +121,7 @@ struct wish {
     int loopback;               /* only loopback addresses */
     const char *interfaces;     /* EPX_SOCKET_IFNAME, or NULL */
     struct sockaddr_storage at; /* this address, where ss_family is set */
+    int far;                    /* GPU memory is to be registered */
 };
 
 static void make_wish(struct wish *wish)
@@ -199,7 +200,7 @@ static const struct fi_info *best(const struct fi_info *list, const struct wish 
 
 /* ---- Providers */
 
-static struct fi_info *make_hints(const struct ofi_lib *lib, const char *provider)
+static struct fi_info *make_hints(const struct ofi_lib *lib, const char *provider, int far)
 {
     struct fi_info *hints = lib->dupinfo(NULL);
 
@@ -210,6 +211,10 @@ static struct fi_info *make_hints(const struct ofi_lib *lib, const char *provide
     hints->ep_attr->type = FI_EP_RDM;
     hints->domain_attr->mr_mode =
         FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT | FI_MR_RMA_EVENT;
+    if (far) {
+        hints->caps |= FI_HMEM;
+        hints->domain_attr->mr_mode |= FI_MR_HMEM;
+    }
     hints->domain_attr->threading = FI_THREAD_DOMAIN;
     /* No threads of the provider beside the proxy, which polls anyway. */
     hints->domain_attr->control_progress = FI_PROGRESS_MANUAL;
@@ -224,10 +229,10 @@ static struct fi_info *make_hints(const struct ofi_lib *lib, const char *provide
 }
 
 /* 0, or what fi_getinfo said (-FI_ENODATA: no such provider, or nothing that it could run on). */
-static int try_provider(const struct ofi_lib *lib, const char *provider, const struct wish *wish, int index,
-                        struct fi_info **info)
+static int try_memory(const struct ofi_lib *lib, const char *provider, const struct wish *wish, int index, int far,
+                      struct fi_info **info)
 {
-    struct fi_info *hints = make_hints(lib, provider), *list = NULL;
+    struct fi_info *hints = make_hints(lib, provider, far), *list = NULL;
     const struct fi_info *taken;
     int rc;
 
@@ -241,6 +246,15 @@ static int try_provider(const struct ofi_lib *lib, const char *provider, const s
     *info = taken ? lib->dupinfo(taken) : NULL;
     lib->freeinfo(list);
     return *info ? 0 : taken ? -FI_ENOMEM : -FI_ENODATA;
+}
+
+/* Where a GPU's memory is to be registered, and the provider can: for that; else for the host's. */
+static int try_provider(const struct ofi_lib *lib, const char *provider, const struct wish *wish, int index,
+                        struct fi_info **info)
+{
+    if (wish->far && !try_memory(lib, provider, wish, index, 1, info))
+        return 0;
+    return try_memory(lib, provider, wish, index, 0, info);
 }
 
 /* The same, with what "tcp" means. */
@@ -259,13 +273,15 @@ static int find_provider(const struct ofi_lib *lib, const char *provider, const 
     return 0;
 }
 
-epx_status ofi_choose(const struct ofi_lib *lib, const char *provider, int index, struct fi_info **info)
+epx_status ofi_choose(const struct ofi_lib *lib, const char *provider, int index, int memory_kind,
+                      struct fi_info **info)
 {
     const char *name = provider && provider[0] ? provider : env_string("EPX_OFI_PROVIDER");
     struct wish wish;
     int rc = -FI_ENODATA;
 
     make_wish(&wish);
+    wish.far = net_memory_far(memory_kind);
     if (name) {
         rc = find_provider(lib, name, &wish, index, info);
         if (!rc)

@@ -39,12 +39,10 @@ static epx_status address(struct net *net, struct net_address *address)
     return fail(EPX_ERR_UNSUPPORTED, "ofi: " MISSING);
 }
 
-static epx_status add_region(struct net *net, void *base, uint64_t bytes, int device_kind, struct net_region *region)
+static epx_status add_region(struct net *net, const struct net_memory *memory, struct net_region *region)
 {
     (void)net;
-    (void)base;
-    (void)bytes;
-    (void)device_kind;
+    (void)memory;
     (void)region;
     return fail(EPX_ERR_UNSUPPORTED, "ofi: " MISSING);
 }

@@ -68,14 +68,14 @@ static epx_status sim_address(struct net *net, struct net_address *address)
     return EPX_OK;
 }
 
-static epx_status sim_add_region(struct net *net, void *base, uint64_t bytes, int device_kind,
-                                 struct net_region *region)
+static epx_status sim_add_region(struct net *net, const struct net_memory *memory, struct net_region *region)
 {
-    (void)device_kind;
-    endpoint(net)->heap = base;
-    endpoint(net)->heap_bytes = bytes;
+    if (net_memory_far(memory->kind))
+        return fail(EPX_ERR_UNSUPPORTED, "network sim: expected host memory, got that of device kind %d", memory->kind);
+    endpoint(net)->heap = memory->base;
+    endpoint(net)->heap_bytes = memory->bytes;
     memset(region, 0, sizeof(*region));
-    region->bytes = bytes;
+    region->bytes = memory->bytes;
     return EPX_OK;
 }
 

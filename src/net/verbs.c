@@ -248,27 +248,55 @@ void verbs_ah_attr(const struct verbs_net *net, const struct verbs_address *to, 
     attr->grh.traffic_class = (uint8_t)net->tc;
 }
 
-static epx_status verbs_add_region(struct net *base, void *memory, uint64_t bytes, int device_kind,
-                                   struct net_region *region)
+/* Memory of a GPU: by its dma-buf, else as if it were the host's, which works where a peer memory module is loaded. */
+static epx_status register_far(struct verbs_net *net, const struct net_memory *memory, int access)
+{
+    const uint64_t at = (uint64_t)(uintptr_t)memory->base;
+    int dmabuf_errno = 0;
+
+    if (memory->dmabuf >= 0 && net->lib->reg_dmabuf_mr) {
+        net->mr = net->lib->reg_dmabuf_mr(net->pd, 0, (size_t)memory->bytes, at, memory->dmabuf, access);
+        dmabuf_errno = errno;
+    }
+    if (!net->mr)
+        net->mr = net->lib->reg_mr(net->pd, memory->base, (size_t)memory->bytes, access);
+    if (net->mr)
+        return EPX_OK;
+    return fail(EPX_ERR_UNSUPPORTED,
+                "verbs: %s cannot register %llu bytes of GPU memory: by dma-buf: %s; by a peer memory module: %s",
+                net->card.device, (unsigned long long)memory->bytes,
+                memory->dmabuf < 0         ? "the device has none"
+                : net->lib->reg_dmabuf_mr ? strerror(dmabuf_errno)
+                                           : "libibverbs has no ibv_reg_dmabuf_mr",
+                strerror(errno));
+}
+
+static epx_status register_near(struct verbs_net *net, const struct net_memory *memory, int access)
+{
+    net->mr = net->lib->reg_mr(net->pd, memory->base, (size_t)memory->bytes, access);
+    if (!net->mr)
+        return fail_errno(EPX_ERR_SYSTEM, "verbs: %s cannot register %llu bytes (is locked memory limited? ulimit -l)",
+                          net->card.device, (unsigned long long)memory->bytes);
+    return EPX_OK;
+}
+
+static epx_status verbs_add_region(struct net *base, const struct net_memory *memory, struct net_region *region)
 {
     struct verbs_net *net = verbs_of(base);
     const int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
-    struct verbs_key key = {.base = (uint64_t)(uintptr_t)memory};
+    struct verbs_key key = {.base = (uint64_t)(uintptr_t)memory->base};
+    epx_status status;
 
     if (net->mr)
         return fail(EPX_ERR_USAGE, "verbs: the endpoint has a region already");
-    /* Memory of a GPU: the place for ibv_reg_dmabuf_mr, or plain ibv_reg_mr where the peer memory module is loaded. */
-    if (device_kind != EPX_DEVICE_CPU)
-        return fail(EPX_ERR_UNSUPPORTED, "verbs: registers memory of the CPU only, not of device kind %d", device_kind);
-    net->mr = net->lib->reg_mr(net->pd, memory, (size_t)bytes, access);
-    if (!net->mr)
-        return fail_errno(EPX_ERR_SYSTEM, "verbs: %s cannot register %llu bytes (is locked memory limited? ulimit -l)",
-                          net->card.device, (unsigned long long)bytes);
-    net->heap = memory;
-    net->heap_bytes = bytes;
+    status = net_memory_far(memory->kind) ? register_far(net, memory, access) : register_near(net, memory, access);
+    if (status != EPX_OK)
+        return status;
+    net->heap = memory->base;
+    net->heap_bytes = memory->bytes;
     key.rkey = net->mr->rkey;
     memset(region, 0, sizeof(*region));
-    region->bytes = bytes;
+    region->bytes = memory->bytes;
     region->key_bytes = sizeof(key);
     memcpy(region->key, &key, sizeof(key));
     return EPX_OK;

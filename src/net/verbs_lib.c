@@ -56,6 +56,7 @@ static void load(void)
     bad |= resolve(handle, "ibv_qp_to_qp_ex", &library.qp_to_qp_ex);
     if (bad)
         return;
+    *(void **)(void *)&library.reg_dmabuf_mr = dlsym(handle, "ibv_reg_dmabuf_mr");
     load_efa();
     loaded = 1;
 }

@@ -36,6 +36,9 @@ struct verbs_lib {
 #undef VERBS_FIELD
     __typeof__(_ibv_query_gid_ex) *query_gid_ex;
     __typeof__(ibv_qp_to_qp_ex) *qp_to_qp_ex;
+    /* NULL before rdma-core 34. */
+    struct ibv_mr *(*reg_dmabuf_mr)(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd,
+                                    int access);
 #ifdef EPX_EFADV
     /* NULL without libefa. */
     __typeof__(efadv_query_device) *efa_query_device;

@@ -39,12 +39,10 @@ static epx_status none_address(struct net *net, struct net_address *address)
     return fail(EPX_ERR_UNSUPPORTED, "verbs: %s", missing);
 }
 
-static epx_status none_add_region(struct net *net, void *base, uint64_t bytes, int kind, struct net_region *region)
+static epx_status none_add_region(struct net *net, const struct net_memory *memory, struct net_region *region)
 {
     (void)net;
-    (void)base;
-    (void)bytes;
-    (void)kind;
+    (void)memory;
     (void)region;
     return fail(EPX_ERR_UNSUPPORTED, "verbs: %s", missing);
 }

@@ -129,6 +129,7 @@ enum fault {
     FAULT_ARRIVAL,  /* an immediate */
     FAULT_ANSWER,   /* the network answers what was not asked */
     FAULT_ENDPOINT, /* the network as a whole */
+    FAULT_FLUSH,    /* the device cannot make visible what arrived */
 };
 
 /* ---- proxy.c */

@@ -107,6 +107,18 @@ static void handle_failed(struct proxy_thread *t, const struct net_event *event)
         endpoint_lost(t, event->error);
 }
 
+/* Before counters tell kernels of what a card wrote into the device's memory. */
+static void flush_arrivals(struct proxy_thread *t, const struct net_event *events, int n)
+{
+    struct device *device = t->group->options.device;
+    int i = 0;
+
+    while (i < n && events[i].kind != NET_ARRIVED)
+        i++;
+    if (i < n && device->ops->flush_arrivals(device) != EPX_OK)
+        proxy_fault(t, FAULT_FLUSH, EPX_ERR_SYSTEM, -1, 0, 0, epx_last_error());
+}
+
 static int poll_net(struct proxy_thread *t)
 {
     struct net_event events[POLL_MAX];
@@ -120,6 +132,8 @@ static int poll_net(struct proxy_thread *t)
             endpoint_lost(t, -n);
         return n != -EAGAIN;
     }
+    if (t->group->options.flush)
+        flush_arrivals(t, events, n);
     for (i = 0; i < n; i++) {
         if (events[i].kind == NET_SENT)
             handle_sent(t, &events[i]);

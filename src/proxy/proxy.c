@@ -123,7 +123,8 @@ static epx_status open_thread(struct proxy_group *g, int index)
                                     .index = index,
                                     .timeout_ms = o->timeout_ms,
                                     .provider = g->provider,
-                                    .world = o->world};
+                                    .world = o->world,
+                                    .memory_kind = o->memory_kind};
     epx_status status;
     int i;
 
@@ -186,6 +187,12 @@ close:
 epx_status proxy_cards(struct proxy_group *g, struct proxy_card *cards)
 {
     const struct proxy_options *o = &g->options;
+    const int far = net_memory_far(o->memory_kind);
+    const struct net_memory memory = {.base = o->heap,
+                                      .bytes = o->heap_bytes,
+                                      .kind = far ? o->memory_kind : EPX_DEVICE_CPU,
+                                      .index = o->memory_index,
+                                      .dmabuf = far ? o->dmabuf : -1};
     epx_status status = EPX_OK;
     int i;
 
@@ -193,7 +200,7 @@ epx_status proxy_cards(struct proxy_group *g, struct proxy_card *cards)
     for (i = 0; i < o->threads && status == EPX_OK; i++) {
         struct proxy_thread *t = &g->threads[i];
 
-        status = t->ops->add_region(t->net, o->heap, o->heap_bytes, o->device_kind, &cards[i].region);
+        status = t->ops->add_region(t->net, &memory, &cards[i].region);
         if (status == EPX_OK)
             status = t->ops->address(t->net, &cards[i].address);
     }

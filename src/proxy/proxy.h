@@ -34,7 +34,9 @@ struct proxy_options {
     const uint8_t *remote; /* [nranks]: 1 = reached through the network */
     void *heap;            /* registered with every endpoint */
     uint64_t heap_bytes;
+    int memory_kind, memory_index, dmabuf; /* of the heap, as in struct net_memory; memory_kind 0 = the host's */
     int device_kind;
+    int flush; /* 1: arrivals are counted after device->ops->flush_arrivals (device/arrivals.h) */
     struct device *device; /* whose kernels push into the rings: they lie where it reaches them; NULL = the CPU */
     uint64_t *counters;    /* arrivals: [kinds][slots][nranks], in host memory, advanced by the proxies */
     uint64_t *sent;     /* [nranks] or NULL: commands to each peer whose bytes have been read, or dropped; likewise */

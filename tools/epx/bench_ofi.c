@@ -286,7 +286,7 @@ static void *run_side(void *arg)
 
     side->peer = FI_ADDR_UNSPEC;
     side->lib = ofi_lib_get(&missing);
-    if (!side->lib || ofi_choose(side->lib, side->job->provider, side->thread, &side->info)) {
+    if (!side->lib || ofi_choose(side->lib, side->job->provider, side->thread, EPX_DEVICE_CPU, &side->info)) {
         complain(side, -FI_ENODATA, side->lib ? epx_last_error() : missing);
         return NULL;
     }

@@ -33,6 +33,13 @@ void cpu_heap_destroy(struct device *device, struct heap *heap);
 epx_status cpu_heap_open(struct device *device, const struct heap_export *peer, void **base);
 void cpu_heap_close(struct device *device, const struct heap_export *peer, void *base);
 
+/* ---- device.c ------------------------------------------------------------------------------------------------ */
+
+epx_status cpu_heap_place(struct device *device, int host);
+epx_status cpu_heap_dmabuf(struct device *device, const struct heap *heap, int *fd);
+int cpu_arrivals(struct device *device);
+epx_status cpu_flush_arrivals(struct device *device);
+
 /* ---- team.c: the threads that run the agents of a stream's launches ------------------------------------------ */
 
 struct team;

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "device/arrivals.h"
 #include "device/cpu/cpu.h"
 #include "util/status.h"
 
@@ -180,6 +181,34 @@ static epx_status cpu_copy(struct device *device, void *to, const void *from, si
     return EPX_OK;
 }
 
+/* Its memory is the host's: cards reach it as such, and it is where heaps lie in any case. */
+epx_status cpu_heap_place(struct device *device, int host)
+{
+    (void)device;
+    (void)host;
+    return EPX_OK;
+}
+
+epx_status cpu_heap_dmabuf(struct device *device, const struct heap *heap, int *fd)
+{
+    (void)device;
+    (void)heap;
+    *fd = -1;
+    return fail(EPX_ERR_UNSUPPORTED, "device cpu: its heaps are host memory, which has no dma-buf");
+}
+
+int cpu_arrivals(struct device *device)
+{
+    (void)device;
+    return ARRIVALS_VISIBLE;
+}
+
+epx_status cpu_flush_arrivals(struct device *device)
+{
+    (void)device;
+    return EPX_OK;
+}
+
 const struct device_ops cpu_device_ops = {
     .name = "cpu",
     .kind = EPX_DEVICE_CPU,
@@ -193,10 +222,14 @@ const struct device_ops cpu_device_ops = {
     .host_alloc = cpu_mem_alloc, /* host and device memory are one */
     .host_free = cpu_mem_free,
     .copy = cpu_copy,
+    .heap_place = cpu_heap_place,
     .heap_create = cpu_heap_create,
     .heap_destroy = cpu_heap_destroy,
     .heap_open = cpu_heap_open,
     .heap_close = cpu_heap_close,
+    .heap_dmabuf = cpu_heap_dmabuf,
+    .arrivals = cpu_arrivals,
+    .flush_arrivals = cpu_flush_arrivals,
     .stream_create = cpu_stream_create,
     .stream_destroy = cpu_stream_destroy,
     .stream_sync = cpu_stream_sync,

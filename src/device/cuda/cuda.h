@@ -50,6 +50,11 @@ void cuda_host_heap_destroy(struct device *device, struct heap *heap);
 epx_status cuda_host_heap_open(struct device *device, const struct heap_export *peer, void **base);
 void cuda_host_heap_close(struct device *device, const struct heap_export *peer, void *base);
 
+/* direct.c */
+epx_status cuda_heap_dmabuf(struct device *device, const struct heap *heap, int *fd);
+int cuda_arrivals(struct device *device);
+epx_status cuda_flush_arrivals(struct device *device);
+
 /* stream.c */
 epx_status cuda_stream_create(struct device *device, struct device_stream **stream);
 epx_status cuda_stream_destroy(struct device *device, struct device_stream *stream);

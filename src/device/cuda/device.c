@@ -100,8 +100,9 @@ static int cuda_default_agents(struct device *device, int local_ranks)
 }
 
 static epx_status cuda_open(int index, struct device **device);
+static epx_status cuda_heap_place(struct device *device, int host);
 
-static struct device_ops cuda_ops = {
+static const struct device_ops cuda_ops = {
     .name = "cuda",
     .kind = EPX_DEVICE_CUDA,
     .open = cuda_open,
@@ -113,10 +114,14 @@ static struct device_ops cuda_ops = {
     .host_alloc = cuda_host_alloc,
     .host_free = cuda_host_free,
     .copy = cuda_copy,
+    .heap_place = cuda_heap_place,
     .heap_create = cuda_heap_create,
     .heap_destroy = cuda_heap_destroy,
     .heap_open = cuda_heap_open,
     .heap_close = cuda_heap_close,
+    .heap_dmabuf = cuda_heap_dmabuf,
+    .arrivals = cuda_arrivals,
+    .flush_arrivals = cuda_flush_arrivals,
     .stream_create = cuda_stream_create,
     .stream_destroy = cuda_stream_destroy,
     .stream_sync = cuda_stream_sync,
@@ -132,9 +137,29 @@ static struct device_ops cuda_ops = {
     .event_query = cuda_event_query,
 };
 
+/* The same with heaps in host memory; made of the other when the module is opened. */
+static struct device_ops cuda_host_ops;
+
+static void make_host_ops(void)
+{
+    cuda_host_ops = cuda_ops;
+    cuda_host_ops.caps = DEVICE_HOST_HEAP;
+    cuda_host_ops.identity = cuda_host_identity;
+    cuda_host_ops.heap_create = cuda_host_heap_create;
+    cuda_host_ops.heap_destroy = cuda_host_heap_destroy;
+    cuda_host_ops.heap_open = cuda_host_heap_open;
+    cuda_host_ops.heap_close = cuda_host_heap_close;
+}
+
 static epx_status cuda_open(int index, struct device **device)
 {
     return cuda_device_open(&cuda_ops, index, device);
+}
+
+static epx_status cuda_heap_place(struct device *device, int host)
+{
+    device->ops = host ? &cuda_host_ops : &cuda_ops;
+    return EPX_OK;
 }
 
 /* The one symbol of the module. */
@@ -146,13 +171,6 @@ const struct device_ops *epx_device_module(const struct device_host *host)
         host->params_bytes != sizeof(struct group_dev) + sizeof(struct handle_dev))
         return NULL;
     cuda_host = host;
-    if (host->host_heap) {
-        cuda_ops.caps = DEVICE_HOST_HEAP;
-        cuda_ops.identity = cuda_host_identity;
-        cuda_ops.heap_create = cuda_host_heap_create;
-        cuda_ops.heap_destroy = cuda_host_heap_destroy;
-        cuda_ops.heap_open = cuda_host_heap_open;
-        cuda_ops.heap_close = cuda_host_heap_close;
-    }
+    make_host_ops();
     return &cuda_ops;
 }
