@@ -22,6 +22,8 @@
  *                                    what the others did before is visible to it. id: 0 to AG_POINTS - 1, one per word
  *   ag_fetch_add(ag, word, n)        device scope, acquire and release; once per agent, the old value to all lanes
  *   ag_fetch_add64(ag, word, n)      the same for 64 bits
+ *   ag_number(ag, word, n)           the same for 64 bits, in no order with anything else
+ *   ag_look(word)                    a load by one lane, the value to all; ag_store_commands orders what it stores after it
  *   ag_timeout(ag)                   the deadline given to ag_begin, in nanoseconds
  *   ag_claim(word, from, to)         compare and swap, system scope
  *   ag_add_stat(word, n)             relaxed add; call from the leader, and once per operation: it may cross a bus

@@ -35,6 +35,7 @@ enum kernel_id {
     KERNEL_HT_DISPATCH,
     KERNEL_HT_COMBINE,
     KERNEL_MASK,
+    KERNEL_RING_BENCH,
     KERNEL_COUNT
 };
 
@@ -472,6 +473,20 @@ struct mask_params {
     int32_t *query; /* copy the mask here, or NULL */
     int32_t update; /* 1: take `bits` */
     uint8_t bits[KERNEL_MAX_RANKS / 8];
+};
+
+/* `epx bench ring`: rank 0 among 1 + nrings ranks; ring i serves ranks p with p % nrings == i. */
+struct ring_bench_params {
+    struct control *control;
+    const struct ring_dev *rings; /* [nrings] */
+    int32_t nrings, contiguous;
+    int32_t trips; /* 0: commands until *stop is set; else so many round trips of agent 0 */
+    uint32_t bytes;
+    uint64_t heap_bytes, timeout_ns;
+    const uint64_t *stop, *sent; /* written by the host, by the proxies */
+    uint64_t *pushed;            /* [agents] */
+    uint64_t *failed;            /* 1: a push found no room in time */
+    uint64_t *times;             /* [trips], in nanoseconds; 0: no answer came */
 };
 
 EPX_STATIC_ASSERT(sizeof(struct ll_dispatch_params) <= KERNEL_PARAMS_MAX, "fits");

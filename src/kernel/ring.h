@@ -34,8 +34,8 @@ KFN enum wait_result ring_room(struct agent *ag, const struct ring_dev *ring, ui
     const uint64_t need = end - (ring->mask + 1); /* the tail that makes room */
     enum wait_result result;
 
-    /* Acquire: pairs with the release below, by another agent. */
-    if ((int64_t)(ag_load_acquire(ring->tail_seen) - need) >= 0)
+    /* Ordered by ag_store_commands: pairs with the release below, by another agent. */
+    if ((int64_t)(ag_look(ring->tail_seen) - need) >= 0)
         return WAIT_OK;
     result = ag_wait_ge(ag, ring->tail, need, ag_timeout(ag)); /* acquire: pairs with C3 */
     if (result == WAIT_OK && ag_leader(ag))
@@ -49,7 +49,7 @@ KFN enum wait_result ring_room(struct agent *ag, const struct ring_dev *ring, ui
  */
 KFN enum wait_result ag_push(struct agent *ag, const struct ring_dev *ring, const struct command *cmds, int n)
 {
-    const uint64_t first = ag_fetch_add64(ag, ring->head, (uint64_t)n); /* P1 */
+    const uint64_t first = ag_number(ag, ring->head, (uint64_t)n); /* P1 */
     const enum wait_result result = ring_room(ag, ring, first + (uint64_t)n);
 
     if (result != WAIT_OK)

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * `epx bench ring`: what the way from an agent through a command ring and a proxy thread into a network costs, the
- * network itself left out (net/null.c).
+ * network itself left out (net/null.c). The agents run kernel/ring_bench.h on the device that is asked for.
  *
- *      producer i --32 commands at a time--> ring i --> proxy thread i --> null network       commands per second
- *      producer 0 --1 command--> ring 0 --> proxy 0 --> null network --> "sent" counter       round trip
+ *      agents of ring i --32 commands at a time--> ring i --> proxy thread i --> null network       commands per second
+ *      agent 0 --1 command--> ring 1 --> its proxy --> null network --> "sent" counter              round trip
  *
  * Commands are counted by the proxies over spans of time while everything runs. Two patterns: scattered, in which no two
  * commands touch and each becomes a put of its own; contiguous, in which neighbours merge.
@@ -15,15 +15,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <time.h>
 
 #include "bench.h"
-#include "device/cpu/prims.h"
-#include "kernel/ring.h"
+#include "device/device.h"
 #include "proxy/internal.h"
 #include "util/clock.h"
 
-enum { RINGS_MOST = 16, SPANS = 5, RING_SLOTS = 4096, TRIPS = 20000, TRIP_TIMEOUT_MS = 10000 };
+enum { RINGS_MOST = 16, AGENTS_MOST = 1024, SPANS = 5, RING_SLOTS = 4096, TRIPS = 20000, TRIP_TIMEOUT_MS = 10000 };
 #define HEAP_BYTES ((uint64_t)1 << 30)
 #define BYTES 64u
 
@@ -31,36 +31,39 @@ static const char usage_text[] = "usage: epx bench ring [options]\n"
                                  "\n"
                                  "Measures command rings and proxy threads, over a network that forgets everything.\n"
                                  "\n"
-                                 "  --device D      where commands are pushed: cpu               (cpu)\n"
-                                 "  --rings N       rings, each with a producer and a proxy      (1)\n"
+                                 "  --device D      where commands are pushed: cpu, cuda or hip  (cpu)\n"
+                                 "  --rings N       rings, each with a proxy thread              (1)\n"
+                                 "  --agents N      agents that push into each ring              (cpu 1, else 8)\n"
                                  "  --ms M          length of each of the five timed spans       (200)\n"
                                  "  --json          one object instead of a table\n";
 
 struct options {
-    int rings, ms, json;
+    epx_device device;
+    int rings, agents, ms, json;
 };
 
-struct producer {
-    struct agent agent;
-    const struct ring_dev *ring;
-    int peer; /* the one that this ring serves */
-    int contiguous;
-    const int *stop;
-    uint64_t pushed;
-    enum wait_result result;
-    pthread_t thread;
+/* In memory that the device's kernels reach. */
+struct words {
+    struct control control;
+    uint64_t stop, failed;
+    uint8_t pad[48];
+    uint64_t counters[RINGS_MOST + 1], sent[RINGS_MOST + 1];
+    uint64_t pushed[AGENTS_MOST];
+    uint64_t times[TRIPS];
 };
 
 struct bench {
     const struct options *options;
+    struct device *device;
+    struct device_stream *stream;
+    struct words *words;
+    void *rings; /* the proxies' rings, as kernels see them */
     struct proxy_group *proxies;
-    uint64_t *counters, *sent;
-    struct doorbell bell;
     char error[200];
 };
 
 struct rate {
-    double median, best; /* commands per second and proxy thread */
+    double median, best; /* commands per second, all rings together */
     double cpu_ns;       /* a proxy's CPU time per command */
     double puts;         /* per command */
 };
@@ -73,10 +76,29 @@ static void on_error(void *context, int status, int peer, int64_t expected, int6
              (long long)expected, (long long)seen);
 }
 
-/* ---- Proxies and producers ---------------------------------------------------------------------------------- */
+static int complain(const char *text)
+{
+    fprintf(stderr, "epx bench: %s\n", text);
+    return -1;
+}
+
+/* ---- Device, proxies, launches ------------------------------------------------------------------------------ */
+
+static epx_status open_device(struct bench *b)
+{
+    epx_status status = device_open(b->options->device, 0, &b->device);
+    void *words = NULL;
+
+    if (status == EPX_OK)
+        status = b->device->ops->stream_create(b->device, &b->stream);
+    if (status == EPX_OK)
+        status = b->device->ops->host_alloc(b->device, sizeof(*b->words), &words);
+    b->words = words;
+    return status;
+}
 
 /* Rank 0 among 1 + rings ranks, all others remote: ring i serves the ranks p with p % rings == i. */
-static int open_proxies(struct bench *b)
+static epx_status open_proxies(struct bench *b)
 {
     const int n = b->options->rings, nranks = n + 1;
     uint8_t remote[RINGS_MOST + 1];
@@ -88,49 +110,77 @@ static int open_proxies(struct bench *b)
                                     .net = &net_null_ops,
                                     .remote = remote,
                                     .heap_bytes = HEAP_BYTES,
-                                    .device_kind = EPX_DEVICE_CPU,
-                                    .counters = b->counters,
-                                    .sent = b->sent,
+                                    .device_kind = b->device->ops->kind,
+                                    .device = b->device,
+                                    .counters = b->words->counters,
+                                    .sent = b->words->sent,
                                     .kinds = 1,
                                     .slots = 1,
-                                    .bell = &b->bell,
+                                    .bell = &b->words->control.bell,
                                     .on_error = on_error,
                                     .context = b};
+    epx_status status;
     int i;
 
     memset(remote, 1, sizeof(remote));
-    if (proxy_open(&o, &b->proxies) != EPX_OK || proxy_cards(b->proxies, cards) != EPX_OK)
-        return -1;
+    status = proxy_open(&o, &b->proxies);
+    if (status == EPX_OK)
+        status = proxy_cards(b->proxies, cards);
+    if (status != EPX_OK)
+        return status;
     for (i = n; i < nranks * n; i++)
         cards[i] = cards[i % n];
-    return proxy_connect(b->proxies, cards, 0) == EPX_OK ? 0 : -1;
+    return proxy_connect(b->proxies, cards, 0);
 }
 
-static struct agent make_agent(struct bench *b)
+static epx_status copy_rings(struct bench *b)
 {
-    return (struct agent){
-        .count = 1, .env = &cpu_thread_env, .bell = &b->bell, .timeout_ns = (uint64_t)TRIP_TIMEOUT_MS * 1000000u};
+    const struct device_ops *ops = b->device->ops;
+    const size_t each = sizeof(struct ring_dev);
+    epx_status status = ops->mem_alloc(b->device, RINGS_MOST * each, &b->rings);
+    int i;
+
+    for (i = 0; i < b->options->rings && status == EPX_OK; i++)
+        status = ops->copy(b->device, (char *)b->rings + (size_t)i * each, proxy_ring(b->proxies, i), each);
+    return status;
 }
 
-static void *producer_main(void *arg)
+static void close_bench(struct bench *b)
 {
-    struct producer *p = arg;
-    const uint64_t stride = p->contiguous ? BYTES : 2 * BYTES;
-    struct command cmds[RING_MAX_PUSH];
-    uint64_t offset = 0;
+    if (!b->device)
+        return;
+    if (b->stream)
+        b->device->ops->stream_destroy(b->device, b->stream);
+    proxy_close(b->proxies);
+    if (b->rings)
+        b->device->ops->mem_free(b->device, b->rings);
+    if (b->words)
+        b->device->ops->host_free(b->device, b->words);
+    b->device->ops->close(b->device);
+}
 
-    while (!__atomic_load_n(p->stop, __ATOMIC_RELAXED) && p->result == WAIT_OK) {
-        int i;
+static epx_status launch(struct bench *b, int contiguous, int trips)
+{
+    struct words *w = b->words;
+    const struct ring_bench_params params = {.control = &w->control,
+                                             .rings = b->rings,
+                                             .nrings = b->options->rings,
+                                             .contiguous = contiguous,
+                                             .trips = trips,
+                                             .bytes = BYTES,
+                                             .heap_bytes = HEAP_BYTES,
+                                             .timeout_ns = (uint64_t)TRIP_TIMEOUT_MS * 1000000u,
+                                             .stop = &w->stop,
+                                             .sent = w->sent,
+                                             .pushed = w->pushed,
+                                             .failed = &w->failed,
+                                             .times = w->times};
 
-        for (i = 0; i < RING_MAX_PUSH; i++, offset += stride) {
-            if (offset + stride > HEAP_BYTES)
-                offset = 0;
-            cmds[i] = command_pack((uint32_t)p->peer, 0, offset, offset, BYTES);
-        }
-        p->result = ag_push(&p->agent, p->ring, cmds, RING_MAX_PUSH);
-        p->pushed += RING_MAX_PUSH;
-    }
-    return NULL;
+    memset(w->pushed, 0, sizeof(w->pushed));
+    w->failed = 0;
+    __atomic_store_n(&w->stop, 0, __ATOMIC_RELEASE); /* pairs with the acquire in ring_bench_rate */
+    return b->device->ops->launch(b->device, b->stream, KERNEL_RING_BENCH, &params, sizeof(params),
+                                  trips ? 1 : b->options->rings * b->options->agents);
 }
 
 static uint64_t cpu_ns_of(const struct bench *b)
@@ -177,7 +227,7 @@ static void measure_spans(struct bench *b, struct rate *rate)
         nanosleep(&span, NULL);
         proxy_stats_read(b->proxies, &after);
         now = clock_ns();
-        rates[i] = (double)(after.commands - before.commands) * 1e9 / (double)(now - start) / b->options->rings;
+        rates[i] = (double)(after.commands - before.commands) * 1e9 / (double)(now - start);
     }
     rate->cpu_ns = (double)(cpu_ns_of(b) - cpu) / (double)(after.commands - first.commands);
     rate->puts = (double)(after.puts - first.puts) / (double)(after.commands - first.commands);
@@ -191,10 +241,8 @@ static int check_all_taken(struct bench *b, uint64_t pushed, uint64_t before)
 {
     struct proxy_stats stats;
 
-    if (proxy_quiet(b->proxies) != EPX_OK) {
-        fprintf(stderr, "epx bench: %s\n", epx_last_error());
-        return -1;
-    }
+    if (proxy_quiet(b->proxies) != EPX_OK)
+        return complain(epx_last_error());
     proxy_stats_read(b->proxies, &stats);
     if (b->error[0] || stats.refused || stats.dropped || stats.commands - before != pushed) {
         fprintf(stderr, "epx bench: %llu commands were pushed, %llu taken; %s\n", (unsigned long long)pushed,
@@ -206,35 +254,21 @@ static int check_all_taken(struct bench *b, uint64_t pushed, uint64_t before)
 
 static int measure_rate(struct bench *b, int contiguous, struct rate *rate)
 {
-    struct producer producers[RINGS_MOST];
     struct proxy_stats stats;
     uint64_t pushed = 0;
-    int i, n, stop = 0, failed = 0;
+    int i;
 
     proxy_stats_read(b->proxies, &stats);
-    for (n = 0; n < b->options->rings; n++) {
-        const int ring = (n + 1) % b->options->rings;
-
-        producers[n] = (struct producer){.agent = make_agent(b),
-                                         .ring = proxy_ring(b->proxies, ring),
-                                         .peer = n + 1,
-                                         .contiguous = contiguous,
-                                         .stop = &stop};
-        if (pthread_create(&producers[n].thread, NULL, producer_main, &producers[n]) != 0)
-            break;
-    }
-    if (n == b->options->rings)
-        measure_spans(b, rate);
-    __atomic_store_n(&stop, 1, __ATOMIC_RELAXED);
-    for (i = 0; i < n; i++) {
-        pthread_join(producers[i].thread, NULL);
-        pushed += producers[i].pushed;
-        failed |= producers[i].result != WAIT_OK;
-    }
-    if (n < b->options->rings || failed) {
-        fprintf(stderr, "epx bench: %s\n", failed ? "a push did not find room in time" : "cannot start threads");
-        return -1;
-    }
+    if (launch(b, contiguous, 0) != EPX_OK)
+        return complain(epx_last_error());
+    measure_spans(b, rate);
+    __atomic_store_n(&b->words->stop, 1, __ATOMIC_RELEASE); /* pairs with the acquire in ring_bench_rate */
+    if (b->device->ops->stream_sync(b->device, b->stream) != EPX_OK)
+        return complain(epx_last_error());
+    for (i = 0; i < AGENTS_MOST; i++)
+        pushed += b->words->pushed[i];
+    if (b->words->failed)
+        return complain("a push did not find room in time");
     return check_all_taken(b, pushed, stats.commands);
 }
 
@@ -242,29 +276,16 @@ static int measure_rate(struct bench *b, int contiguous, struct rate *rate)
 
 static int measure_trips(struct bench *b, double *p50, double *p99)
 {
-    static uint64_t times[TRIPS];
-    struct agent agent = make_agent(b);
-    const struct ring_dev *ring = proxy_ring(b->proxies, 1 % b->options->rings);
-    uint64_t *sent = &b->sent[1], target = __atomic_load_n(sent, __ATOMIC_ACQUIRE), start = 0, now;
+    uint64_t *times = b->words->times;
     int i;
 
-    for (i = 0; i < TRIPS; i++) {
-        const struct command c = command_pack(1, 0, 0, 0, BYTES);
-
-        start = clock_ns();
-        if (ag_push(&agent, ring, &c, 1) != WAIT_OK)
+    if (launch(b, 0, TRIPS) != EPX_OK || b->device->ops->stream_sync(b->device, b->stream) != EPX_OK)
+        return complain(epx_last_error());
+    for (i = 0; i < TRIPS; i++)
+        if (times[i] == 0) {
+            fprintf(stderr, "epx bench: command %d was not answered within %d ms\n", i, TRIP_TIMEOUT_MS);
             return -1;
-        target++;
-        /* Acquire: pairs with the release in window_answered. As a GPU waits: looking again and again. */
-        do
-            now = clock_ns();
-        while (__atomic_load_n(sent, __ATOMIC_ACQUIRE) != target && now - start < (uint64_t)TRIP_TIMEOUT_MS * 1000000u);
-        times[i] = now - start;
-    }
-    if (__atomic_load_n(sent, __ATOMIC_ACQUIRE) != target) {
-        fprintf(stderr, "epx bench: a command was not answered within %d ms\n", TRIP_TIMEOUT_MS);
-        return -1;
-    }
+        }
     *p50 = bench_percentile(times, TRIPS, 50) / 1e3;
     *p99 = bench_percentile(times, TRIPS, 99) / 1e3;
     return 0;
@@ -272,33 +293,37 @@ static int measure_trips(struct bench *b, double *p50, double *p99)
 
 /* ---- Command line ------------------------------------------------------------------------------------------- */
 
-static void print_rate(const char *name, const struct rate *r)
+static void print_rate(const char *name, const struct rate *r, int rings)
 {
-    printf("  %-11s %8.2f M/s  (best span %.2f)   %6.1f ns of a proxy's CPU time each   %.3f puts per command\n", name,
-           r->median / 1e6, r->best / 1e6, r->cpu_ns, r->puts);
+    printf("  %-11s %8.2f M/s  (best span %.2f; %.2f per ring)   %6.1f ns of a proxy's CPU time each   %.3f puts per "
+           "command\n",
+           name, r->median / 1e6, r->best / 1e6, r->median / 1e6 / rings, r->cpu_ns, r->puts);
 }
 
 static int run(struct bench *b)
 {
     struct rate scattered = {0}, contiguous = {0};
+    const struct options *o = b->options;
     double p50 = 0, p99 = 0;
 
     if (measure_trips(b, &p50, &p99) != 0 || measure_rate(b, 0, &scattered) != 0 ||
         measure_rate(b, 1, &contiguous) != 0)
         return BENCH_EXIT_FAILED;
-    if (b->options->json) {
-        printf("{\"op\":\"ring\",\"device\":\"cpu\",\"rings\":%d,\"push\":%d,\"cmds_per_s\":%.0f,"
+    if (o->json) {
+        printf("{\"op\":\"ring\",\"device\":\"%s\",\"rings\":%d,\"agents\":%d,\"push\":%d,\"cmds_per_s\":%.0f,"
                "\"cmds_per_s_best\":%.0f,\"merged_cmds_per_s\":%.0f,\"merged_cmds_per_s_best\":%.0f,"
                "\"proxy_ns_per_cmd\":%.1f,\"merged_proxy_ns_per_cmd\":%.1f,\"puts_per_cmd\":%.3f,"
                "\"merged_puts_per_cmd\":%.4f,\"rtt_us_p50\":%.2f,\"rtt_us_p99\":%.2f}\n",
-               b->options->rings, RING_MAX_PUSH, scattered.median, scattered.best, contiguous.median, contiguous.best,
-               scattered.cpu_ns, contiguous.cpu_ns, scattered.puts, contiguous.puts, p50, p99);
+               b->device->ops->name, o->rings, o->agents, RING_MAX_PUSH, scattered.median, scattered.best,
+               contiguous.median, contiguous.best, scattered.cpu_ns, contiguous.cpu_ns, scattered.puts, contiguous.puts,
+               p50, p99);
         return BENCH_EXIT_OK;
     }
-    printf("command ring, cpu: %d ring%s with a producer and a proxy thread each, pushes of %d, network null\n",
-           b->options->rings, b->options->rings == 1 ? "" : "s", RING_MAX_PUSH);
-    print_rate("scattered", &scattered);
-    print_rate("contiguous", &contiguous);
+    printf("command ring, %s: %d ring%s with %d agent%s and a proxy thread each, pushes of %d, network null\n",
+           b->device->ops->name, o->rings, o->rings == 1 ? "" : "s", o->agents, o->agents == 1 ? "" : "s",
+           RING_MAX_PUSH);
+    print_rate("scattered", &scattered, o->rings);
+    print_rate("contiguous", &contiguous, o->rings);
     printf("  round trip  %8.2f us p50, %.2f us p99   one command, until its put is answered\n", p50, p99);
     return BENCH_EXIT_OK;
 }
@@ -318,16 +343,35 @@ static int parse_number(const char *name, const char *text, int low, int high, i
     return 0;
 }
 
+static int parse_device(const char *text, epx_device *device)
+{
+    static const struct {
+        const char *name;
+        epx_device device;
+    } names[] = {{"cpu", EPX_DEVICE_CPU}, {"cuda", EPX_DEVICE_CUDA}, {"hip", EPX_DEVICE_HIP}};
+    size_t i;
+
+    for (i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        if (strcasecmp(text, names[i].name) == 0) {
+            *device = names[i].device;
+            return 0;
+        }
+    }
+    fprintf(stderr, "epx bench: --device is '%s'; expected cpu, cuda or hip\n", text);
+    return -1;
+}
+
 /* 0, 1 when only help was asked for (and given), or -1 after a message. */
 static int parse(struct options *o, int argc, char **argv)
 {
     static const struct option long_options[] = {
         {"device", required_argument, NULL, 'd'}, {"rings", required_argument, NULL, 'r'},
-        {"ms", required_argument, NULL, 'm'},     {"json", no_argument, NULL, 'j'},
-        {"help", no_argument, NULL, 'h'},         {NULL, 0, NULL, 0}};
+        {"agents", required_argument, NULL, 'a'}, {"ms", required_argument, NULL, 'm'},
+        {"json", no_argument, NULL, 'j'},         {"help", no_argument, NULL, 'h'},
+        {NULL, 0, NULL, 0}};
     int id, bad = 0;
 
-    *o = (struct options){.rings = 1, .ms = 200};
+    *o = (struct options){.device = EPX_DEVICE_CPU, .rings = 1, .ms = 200};
     optind = 1;
     while (!bad && (id = getopt_long(argc, argv, "h", long_options, NULL)) != -1) {
         if (id == 'h') {
@@ -335,21 +379,24 @@ static int parse(struct options *o, int argc, char **argv)
             return 1;
         } else if (id == 'r') {
             bad = parse_number("rings", optarg, 1, RINGS_MOST, &o->rings);
+        } else if (id == 'a') {
+            bad = parse_number("agents", optarg, 1, AGENTS_MOST / RINGS_MOST, &o->agents);
         } else if (id == 'm') {
             bad = parse_number("ms", optarg, 1, 60000, &o->ms);
         } else if (id == 'j') {
             o->json = 1;
-        } else if (id != 'd') {
+        } else if (id == 'd') {
+            bad = parse_device(optarg, &o->device);
+        } else {
             bad = -1; /* getopt has said what is wrong */
-        } else if (strcmp(optarg, "cpu") != 0) {
-            fprintf(stderr, "epx bench: --device is '%s'; rings are measured on cpu alone\n", optarg);
-            bad = -1;
         }
     }
     if (!bad && optind < argc) {
         fprintf(stderr, "epx bench: '%s' is one word too many\n", argv[optind]);
         bad = -1;
     }
+    if (!o->agents)
+        o->agents = o->device == EPX_DEVICE_CPU ? 1 : 8;
     return bad;
 }
 
@@ -358,18 +405,20 @@ int bench_ring(int argc, char **argv)
     struct options options;
     struct bench b = {.options = &options};
     int code = parse(&options, argc, argv);
+    epx_status status;
 
     if (code != 0)
         return code > 0 ? BENCH_EXIT_OK : BENCH_EXIT_USAGE;
-    b.counters = calloc((size_t)options.rings + 1, sizeof(*b.counters));
-    b.sent = calloc((size_t)options.rings + 1, sizeof(*b.sent));
+    status = open_device(&b);
+    if (status == EPX_OK)
+        status = open_proxies(&b);
+    if (status == EPX_OK)
+        status = copy_rings(&b);
     code = BENCH_EXIT_FAILED;
-    if (b.counters && b.sent && open_proxies(&b) == 0)
+    if (status == EPX_OK)
         code = run(&b);
     else
-        fprintf(stderr, "epx bench: %s\n", epx_last_error());
-    proxy_close(b.proxies);
-    free(b.sent);
-    free(b.counters);
+        complain(epx_last_error());
+    close_bench(&b);
     return code;
 }

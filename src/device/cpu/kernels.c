@@ -8,6 +8,7 @@
 #include "kernel/ll_combine.h"
 #include "kernel/ll_dispatch.h"
 #include "kernel/mask.h"
+#include "kernel/ring_bench.h"
 
 #define CPU_KERNEL(name)                                            \
     static void run_##name(struct agent *agent, const void *params) \
@@ -21,8 +22,10 @@ CPU_KERNEL(ht_notify)
 CPU_KERNEL(ht_dispatch)
 CPU_KERNEL(ht_combine)
 CPU_KERNEL(mask)
+CPU_KERNEL(ring_bench)
 
 const cpu_kernel_fn cpu_kernels[KERNEL_COUNT] = {
     [KERNEL_LL_DISPATCH] = run_ll_dispatch, [KERNEL_LL_COMBINE] = run_ll_combine, [KERNEL_HT_NOTIFY] = run_ht_notify,
     [KERNEL_HT_DISPATCH] = run_ht_dispatch, [KERNEL_HT_COMBINE] = run_ht_combine, [KERNEL_MASK] = run_mask,
+    [KERNEL_RING_BENCH] = run_ring_bench,
 };

@@ -110,6 +110,17 @@ KFN uint64_t ag_fetch_add64(struct agent *ag, uint64_t *word, uint64_t n)
     return __atomic_fetch_add(word, n, __ATOMIC_ACQ_REL);
 }
 
+KFN uint64_t ag_number(struct agent *ag, uint64_t *word, uint64_t n)
+{
+    (void)ag;
+    return __atomic_fetch_add(word, n, __ATOMIC_RELAXED);
+}
+
+KFN uint64_t ag_look(const uint64_t *word)
+{
+    return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+}
+
 #define AG_POINTS 5
 #define AG_GLANCES 1
 #define AG_BELLS 1

@@ -10,6 +10,7 @@
  *   fence_far, pair_store                acquire and release, system scope; two words, by one store if there is one
  *   word_add, word_claim                 system scope: relaxed; compare and swap, acquire and release
  *   word_add_near[64], word_add_block    acquire and release: device scope; in shared memory, among the agents of a block
+ *   word_number                          the same, device scope, in no order
  *   clock_global, nap                    nanoseconds; for about so many
  *   vec_load, vec_store                  16 bytes that pass once
  *   pack_bf16, pack_fp16                 two floats in one word
@@ -98,6 +99,13 @@ KFN uint64_t word_add_near64(uint64_t *word, uint64_t n)
 {
     uint64_t old;
     asm volatile("atom.acq_rel.gpu.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(word), "l"(n) : "memory");
+    return old;
+}
+
+KFN uint64_t word_number(uint64_t *word, uint64_t n)
+{
+    uint64_t old;
+    asm volatile("atom.relaxed.gpu.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(word), "l"(n) : "memory");
     return old;
 }
 

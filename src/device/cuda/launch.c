@@ -15,11 +15,13 @@ void epx_ht_notify(void);
 void epx_ht_dispatch(void);
 void epx_ht_combine(void);
 void epx_mask(void);
+void epx_ring_bench(void);
 
 typedef void (*kernel_entry)(void);
 static const kernel_entry kernels[KERNEL_COUNT] = {
     [KERNEL_LL_DISPATCH] = epx_ll_dispatch, [KERNEL_LL_COMBINE] = epx_ll_combine, [KERNEL_HT_NOTIFY] = epx_ht_notify,
     [KERNEL_HT_DISPATCH] = epx_ht_dispatch, [KERNEL_HT_COMBINE] = epx_ht_combine, [KERNEL_MASK] = epx_mask,
+    [KERNEL_RING_BENCH] = epx_ring_bench,
 };
 
 static const void *entry_of(int id)

@@ -161,6 +161,22 @@ KFN uint64_t ag_fetch_add64(struct agent *ag, uint64_t *word, uint64_t n)
     return __shfl_sync(ALL_LANES, old, 0);
 }
 
+KFN uint64_t ag_number(struct agent *ag, uint64_t *word, uint64_t n)
+{
+    uint64_t old = 0;
+
+    (void)ag;
+    if (lane_id() == 0)
+        old = word_number(word, n);
+    return __shfl_sync(ALL_LANES, old, 0);
+}
+
+/* With the fence of ag_store_commands behind it, it acquires. */
+KFN uint64_t ag_look(const uint64_t *word)
+{
+    return from_first(word_relaxed(word), __activemask());
+}
+
 /* First among the agents of the block, in shared memory, then one add per block. */
 KFN_STEP int ag_last(struct agent *ag, uint32_t *word, int id)
 {
@@ -310,7 +326,7 @@ KFN void ag_store_commands(struct agent *ag, const struct ring_dev *ring, uint64
     if (lane_id() < n) {
         const uint64_t parity = ring_parity(ring->mask, index);
         /* Release: pairs with the acquires of ring_peek (proxy/ring.h). Whether the two words arrive together is not
-         * promised; each says by its parity that it is there. */
+         * promised; each says by its parity that it is there. Acquire, for the load of ag_look: the slot was read. */
         fence_far();
         pair_store(slot, cmds->a | parity, cmds->b | parity);
     }
