@@ -1,32 +1,56 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Builds, tests and measures EPX on one GPU, and prints a table last. Needs nvcc, gcc, make, python3.
-#   usage: bench/gpu.sh [STEP...]     steps: smoke check measure tune prop sanitize (default: the first three)
-# log.txt, results.json and table.txt go to $OUT (default: gpu-results). Each part has a time limit of its own.
+# Builds, tests and measures EPX on one GPU, and prints a table last. Needs nvcc, gcc, make, python3; for the steps across
+# nodes also libfabric.so.1 and its headers (/usr/include, or EPX_OFI_INCLUDE=FOLDER that has rdma/fabric.h).
+#   usage: bench/gpu.sh [STEP...]
+#     steps: smoke check measure ring nodes graph   (default: these, within 8 minutes)
+#            prop sanitize tune net
+# log.txt (everything that was printed, at most 2 MB), results.json and table.txt go to $OUT (default: gpu-results). Each
+# part has a time limit of its own.
 set -u
 cd "$(dirname "$0")/.."
 OUT=${OUT:-$PWD/gpu-results}
 mkdir -p "$OUT"
 export PATH=$PATH:/usr/local/cuda/bin
 build=${EPX_GPU_BUILD:-$PWD/build-gpu}
-steps=${*:-smoke check measure}
+steps=${*:-smoke check measure ring nodes graph}
 work=$(mktemp -d)
 log=$OUT/log.txt
 results=$work/results.txt
 : >"$log"; : >"$results"; : >"$work/verdicts.txt"
 export CUDA_MODULE_LOADING=EAGER EPX_LOG=${EPX_LOG:-warn}
 began=$SECONDS
+LOG_MOST=2000000 PART_MOST=60000
 
 note() { echo "[$((SECONDS - began)) s] $*" | tee -a "$log"; }
+step() { [[ " $steps " == *" $1 "* ]]; }
 
-# try NAME SECONDS COMMAND...: one line of verdict; what it printed goes to the log, `result` lines to the results.
+# Begin and end of what is long, all of what is not.
+keep() {
+    local size
+    size=$(stat -c %s "$1")
+    if [ "$(stat -c %s "$log")" -gt $LOG_MOST ]; then
+        echo "(the log is full)"
+    elif [ "$size" -le $PART_MOST ]; then
+        cat "$1"
+    else
+        head -c $((PART_MOST / 2)) "$1"
+        echo; echo "... $((size - PART_MOST)) bytes left out ..."
+        tail -c $((PART_MOST / 2)) "$1"
+    fi
+}
+
+# try NAME SECONDS COMMAND...: one line of verdict; what it printed goes to the log, `result` and JSON lines to the results.
 try() {
-    local name=$1 limit=$2 start=$SECONDS out=$work/$1.txt rc
+    local name=$1 limit=$2 start=$SECONDS out=$work/$1.txt rc verdict=ok
     shift 2
     timeout -k 5 "$limit" "$@" >"$out" 2>&1
     rc=$?
     grep '^result ' "$out" >>"$results"
-    { echo "==== $name: $*"; tail -n 25 "$out"; } >>"$log"
+    grep '^{' "$out" | sed "s/^/json $name /" >>"$results"
+    { echo "==== $name: $* (exit $rc, $((SECONDS - start)) s)"; keep "$out"; } >>"$log"
+    [ $rc = 0 ] || verdict=FAILED
+    echo "verdict $name $verdict $((SECONDS - start))" >>"$results"
     if [ $rc = 0 ]; then
         echo "ok      $name ($((SECONDS - start)) s)" | tee -a "$work/verdicts.txt"
     else
@@ -44,7 +68,10 @@ mps_start() {
     if nvidia-cuda-mps-control -d >>"$log" 2>&1; then note "MPS runs"; else note "MPS does not start"; unset CUDA_MPS_PIPE_DIRECTORY; fi
     export CUDA_MPS_CLIENT_PRIORITY=0
 }
-mps_stop() { [ -n "${CUDA_MPS_PIPE_DIRECTORY:-}" ] && echo quit | timeout 20 nvidia-cuda-mps-control >>"$log" 2>&1; }
+mps_stop() {
+    [ -n "${CUDA_MPS_PIPE_DIRECTORY:-}" ] && echo quit | timeout 20 nvidia-cuda-mps-control >>"$log" 2>&1
+    unset CUDA_MPS_PIPE_DIRECTORY
+}
 trap mps_stop EXIT
 
 { nvidia-smi; nvcc --version; gcc --version; nproc; free -g; } >>"$log" 2>&1
@@ -56,20 +83,27 @@ if ! bash bench/gpu_build.sh "$build" "${EPX_GPU_ARCH:-90}" >"$work/build.txt" 2
     exit 1
 fi
 note "built"
+"$build/epx" doctor >>"$log" 2>&1
 
-if [[ " $steps " == *" smoke "* ]]; then
+if step smoke; then
     # One rank, two ranks as threads, small: stops here if nothing works.
     threads t1-ll 40 1 ll --tokens 16 --hidden 1024 --experts 8 --iters 0 --check --timeout 5000 &&
         threads t1-ht 40 1 ht --tokens 64 --hidden 1024 --experts 8 --iters 0 --check --timeout 5000
     threads t2-ll 40 2 ll --tokens 16 --hidden 1024 --experts 16 --iters 0 --check --timeout 5000
     threads t2-ht 40 2 ht --tokens 64 --hidden 1024 --experts 16 --iters 0 --check --timeout 5000
 fi
+if step ring; then
+    # Alone on the GPU: commands per second into decoding proxies, and the way there and back.
+    try ring-8 30 "$build/epx" bench ring --device cuda --rings 8 --json
+    try ring-1 30 "$build/epx" bench ring --device cuda --rings 1 --json
+    try ring-8-wide 30 "$build/epx" bench ring --device cuda --rings 8 --agents 32 --json
+fi
 mps_start
-if [[ " $steps " == *" smoke "* ]]; then
+if step smoke; then
     procs p2-ll 40 2 ll --tokens 16 --hidden 1024 --experts 16 --iters 0 --check --timeout 5000
     procs p2-ht 40 2 ht --tokens 64 --hidden 1024 --experts 16 --iters 0 --check --timeout 5000
 fi
-if [[ " $steps " == *" check "* ]]; then
+if step check; then
     for how in threads procs; do
         t=${how:0:1}
         $how ${t}8-ll-bf16 40 8 ll --tokens 33 --hidden 2048 --experts 32 --iters 0 --check --timeout 5000
@@ -85,7 +119,7 @@ if [[ " $steps " == *" check "* ]]; then
     EPX_GPU_HEAP=host threads t2-ll-host 40 2 ll --tokens 16 --hidden 1024 --experts 16 --iters 0 --check --timeout 5000
     EPX_GPU_HEAP=host procs p2-ht-host 40 2 ht --tokens 64 --hidden 1024 --experts 16 --iters 0 --check --timeout 5000
 fi
-if [[ " $steps " == *" measure "* ]]; then
+if step measure; then
     procs ht-bf16 60 8 ht --iters 40
     procs ht-fp8 60 8 ht --raw-fp8 --iters 40
     procs ht-fp8-cast 60 8 ht --fp8 --iters 40
@@ -94,20 +128,56 @@ if [[ " $steps " == *" measure "* ]]; then
     threads ll-fp8-threads 60 8 ll --fp8 --iters 200
     threads ht-bf16-threads 60 8 ht --iters 40
 fi
-if [[ " $steps " == *" prop "* ]]; then
+if step graph; then
+    # One graph, hundreds of replays with other routing in the same tensors; in halves; beside work on another stream.
+    small="--check --agents 64 --timeout 5000"
+    threads g4-ll 60 4 ll --tokens 24 --hidden 1024 --experts 32 --replays 300 $small
+    threads g4-ll-fp8-overlap 60 4 ll --tokens 24 --hidden 1024 --experts 32 --fp8 --replays 300 --overlap $small
+    threads g4-ll-staged 60 4 ll --tokens 24 --hidden 1024 --experts 32 --replays 300 --staged --overlap $small
+    procs g8-ll-staged-procs 60 8 ll --tokens 24 --hidden 1024 --experts 32 --replays 200 --staged $small
+    threads g4-ht 60 4 ht --tokens 64 --hidden 1024 --experts 32 --replays 300 $small
+    threads g4-ht-expert-overlap 60 4 ht --tokens 64 --hidden 1024 --experts 32 --expert-major --replays 200 --overlap $small
+    procs g8-ht-procs 60 8 ht --tokens 64 --hidden 1024 --experts 32 --replays 200 --overlap $small
+fi
+if step nodes; then
+    # Two nodes of four ranks cut out of this machine: rings, proxies and a network library between them.
+    for net in tcp shm; do
+        for how in threads procs; do
+            n=n${how:0:1}8-$net
+            $how $n-ll 60 8 ll --nodes 2 --net "ofi;$net" --tokens 33 --hidden 2048 --experts 32 --iters 0 --check --timeout 10000
+            $how $n-ht 60 8 ht --nodes 2 --net "ofi;$net" --tokens 100 --hidden 2048 --experts 32 --iters 0 --check --timeout 10000
+        done
+    done
+    procs np8-tcp-ll-graph 60 8 ll --nodes 2 --net "ofi;tcp" --tokens 24 --hidden 1024 --experts 32 --fp8 --replays 100 --check --timeout 10000
+    procs np8-tcp-ht-graph 60 8 ht --nodes 2 --net "ofi;tcp" --tokens 64 --hidden 1024 --experts 32 --replays 100 --check --timeout 10000
+    for net in tcp shm; do
+        # What the path can carry: the same bytes by a plain loop around fi_write between the same processes.
+        try nodes-$net-ll 60 "$build/epx" bench ll --device cuda --nodes 2 --net "ofi;$net" --iters 20 --check --vs ofi --json
+        try nodes-$net-ht 60 "$build/epx" bench ht --device cuda --nodes 2 --net "ofi;$net" --iters 20 --check --vs ofi --json
+    done
+fi
+if step net; then
+    # The conformance suite of networks with heaps in memory that the GPU maps.
+    try net-tcp 100 "$build/gpu_net" "ofi;tcp"
+    try net-shm 100 "$build/gpu_net" "ofi;shm"
+fi
+if step prop; then
     # Random configurations against the oracle, ranks as threads; heaps and tensors in memory that the host reaches too.
-    mps_stop; unset CUDA_MPS_PIPE_DIRECTORY
-    for mode in ll ht mixed; do
-        EPX_GPU_HEAP=host EPX_TEST_DEVICE=cuda CUDA_DEVICE_MAX_CONNECTIONS=32 try prop-$mode 100 "$build/gpu_prop" $mode "${EPX_GPU_CASES:-40}"
+    mps_stop
+    for mode in ll ht mixed nodes; do
+        EPX_GPU_HEAP=host EPX_TEST_DEVICE=cuda EPX_TEST_VERBOSE=1 CUDA_DEVICE_MAX_CONNECTIONS=32 \
+            try prop-$mode 100 "$build/gpu_prop" $mode "${EPX_GPU_CASES:-40}"
     done
 fi
-if [[ " $steps " == *" sanitize "* ]]; then
+if step sanitize; then
+    mps_stop
+    # Everything runs some hundred times slower: one agent per rank would still end in time.
     for tool in memcheck racecheck; do
-        try $tool-ll 120 compute-sanitizer --tool $tool --error-exitcode 9 "$build/gpu_bench" ll --threads 2 --tokens 4 --hidden 512 --experts 4 --agents 4 --iters 0 --check --timeout 60000
-        try $tool-ht 120 compute-sanitizer --tool $tool --error-exitcode 9 "$build/gpu_bench" ht --threads 2 --tokens 8 --hidden 512 --experts 4 --agents 4 --iters 0 --check --timeout 60000
+        try $tool-ll 120 compute-sanitizer --tool $tool --error-exitcode 9 --print-limit 20 "$build/gpu_bench" ll --threads 2 --tokens 4 --hidden 512 --experts 4 --agents 4 --iters 0 --check --timeout 60000
+        try $tool-ht 120 compute-sanitizer --tool $tool --error-exitcode 9 --print-limit 20 "$build/gpu_bench" ht --threads 2 --tokens 8 --hidden 512 --experts 4 --agents 4 --iters 0 --check --timeout 60000
     done
 fi
-if [[ " $steps " == *" tune "* ]]; then
+if step tune; then
     # Variants of the constants that matter, ranks as threads.
     variant() { # NAME FLAGS...: builds the two kernels anew and measures
         local name=$1; shift
@@ -124,5 +194,5 @@ if [[ " $steps " == *" tune "* ]]; then
 fi
 grep -h -E "Function properties for epx_|spill" "$build"/o/*.cu.o.log 2>/dev/null | grep -A1 "for epx_" | grep -v '^--' >>"$log"
 note "done"
-python3 bench/gpu_table.py "$results" "$OUT/results.json" "$began" | tee "$OUT/table.txt"
+python3 bench/gpu_table.py "$results" "$OUT/results.json" | tee "$OUT/table.txt"
 ! grep -q FAILED "$work/verdicts.txt"

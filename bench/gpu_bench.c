@@ -4,6 +4,8 @@
  *
  *      check:   dispatch and combine of a seed, against the oracle; once more by replay, with new routing and data
  *      measure: [ event | graph of dispatch | event | graph of combine | event ] * iterations, queued without a stop
+ *      replays: one graph of (update,) dispatch and combine, replayed with other routing and data in the same tensors,
+ *               each time against the oracle; --staged: both in halves; --overlap: beside copies on another stream
  *
  * Ranks are threads of this process (--threads N), or processes that `epx run` started. Each rank prints
  *      result NAME OP RANK p50_us p99_us min_us
@@ -20,12 +22,12 @@
 #include "support/bench_work.h"
 #include "support/thread_boot.h"
 
-enum { OP_DISPATCH, OP_COMBINE, OP_UPDATE, OPS, WARM = 5 };
-static const char *const op_names[OPS] = {"dispatch", "combine", "update"};
+enum { OP_DISPATCH, OP_COMBINE, OP_UPDATE, OP_WHOLE, OPS, WARM = 5 };
+static const char *const op_names[OPS] = {"dispatch", "combine", "update", "whole"};
 
 struct options {
     struct bench_config config;
-    int threads, iters, check, raw_fp8, timeout_ms, plain;
+    int threads, iters, check, raw_fp8, timeout_ms, plain, replays, staged, overlap;
     const char *name;
 };
 
@@ -39,7 +41,12 @@ struct rank {
     cudaGraphExec_t graph[OPS];
     cudaEvent_t *event;
     void *fp8, *fp8_scales, *fp8_out, *fp8_out_scales; /* --raw-fp8 */
+    cudaStream_t beside;                               /* --overlap */
+    void *side[2];
 };
+
+#define SIDE_BYTES ((size_t)8 << 20)
+#define SEEDS 5 /* of --replays */
 
 static int is_ll(const struct rank *r)
 {
@@ -133,6 +140,12 @@ static int open_rank(struct rank *r, epx_bootstrap *boot)
             cuda_ok(r, "cudaMemset", cudaMemset(r->fp8_scales, 0, (size_t)c->tokens * scales)))
             return -1;
     }
+    if (r->o->overlap) {
+        if (cuda_ok(r, "cudaStreamCreate", cudaStreamCreateWithFlags(&r->beside, cudaStreamNonBlocking)) ||
+            cuda_ok(r, "cudaMalloc", cudaMalloc(&r->side[0], SIDE_BYTES)) ||
+            cuda_ok(r, "cudaMalloc", cudaMalloc(&r->side[1], SIDE_BYTES)))
+            return -1;
+    }
     return 0;
 }
 
@@ -146,14 +159,27 @@ static int issue_update(struct rank *r)
                   epx_handle_update(r->handle, bench_work_idx(&r->work), is_ll(r) ? NULL : &info, r->stream));
 }
 
+/* A graph serves all routings: its receive tensors have room for the largest. */
+static void widen(const struct rank *r, const epx_tensor *tensor)
+{
+    if (tensor && r->o->replays && !is_ll(r))
+        ((epx_tensor *)(uintptr_t)tensor)->shape[0] = bench_work_max_rows(&r->o->config);
+}
+
 static int issue_dispatch(struct rank *r)
 {
     const struct bench_config *c = &r->o->config;
     epx_dispatch_inputs in = bench_work_dispatch_inputs(&r->work);
     epx_dispatch_outputs out = bench_work_dispatch_outputs(&r->work);
     epx_layout_info info = bench_work_layout_info(&r->work);
+    epx_dispatch_config config = EPX_DISPATCH_CONFIG_INIT;
     epx_tensor x, s, y, z;
 
+    widen(r, out.tokens);
+    widen(r, out.scales);
+    widen(r, out.topk_weights);
+    widen(r, out.topk_idx);
+    config.send_only = r->o->staged;
     if (r->o->raw_fp8) {
         const int64_t rows = r->work.recv.total;
         x = epx_tensor_make(r->fp8, EPX_FP8_E4M3, 2, c->tokens, c->hidden, 0, 0);
@@ -165,7 +191,8 @@ static int issue_dispatch(struct rank *r)
         out.tokens = &y;
         out.scales = &z;
     }
-    return epx_ok(r, "epx_dispatch", epx_dispatch(r->handle, &in, &out, is_ll(r) ? &info : NULL, NULL, r->stream));
+    return epx_ok(r, "epx_dispatch", epx_dispatch(r->handle, &in, &out, is_ll(r) ? &info : NULL, &config, r->stream)) ||
+           (r->o->staged && epx_ok(r, "epx_complete", epx_complete(r->handle, r->stream)));
 }
 
 static int issue_combine(struct rank *r)
@@ -174,8 +201,11 @@ static int issue_combine(struct rank *r)
     epx_combine_outputs out = bench_work_combine_outputs(&r->work);
     epx_combine_config config = EPX_COMBINE_CONFIG_INIT;
 
+    widen(r, in.tokens);
     config.logfmt = r->o->config.logfmt;
-    return epx_ok(r, "epx_combine", epx_combine(r->handle, &in, &out, &config, r->stream));
+    config.send_only = r->o->staged;
+    return epx_ok(r, "epx_combine", epx_combine(r->handle, &in, &out, &config, r->stream)) ||
+           (r->o->staged && epx_ok(r, "epx_complete", epx_complete(r->handle, r->stream)));
 }
 
 static int sync(struct rank *r, const char *what)
@@ -190,7 +220,10 @@ static int capture(struct rank *r, int op)
 
     if (cuda_ok(r, "capture", cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal)))
         return -1;
-    failed = op == OP_DISPATCH ? issue_dispatch(r) : issue_combine(r);
+    if (op == OP_WHOLE)
+        failed = (!is_ll(r) && issue_update(r)) || issue_dispatch(r) || issue_combine(r);
+    else
+        failed = op == OP_DISPATCH ? issue_dispatch(r) : issue_combine(r);
     if (cuda_ok(r, "end of capture", cudaStreamEndCapture(r->stream, &graph)) || failed)
         return -1;
     failed = cuda_ok(r, "instantiate", cudaGraphInstantiate(&r->graph[op], graph, 0));
@@ -235,6 +268,54 @@ static int check(struct rank *r, uint64_t seed, int by_replay)
         return -1;
     if (r->o->check && bench_work_check(&r->work, &m))
         return complain(r, by_replay ? "check of a replay" : "check", m.text);
+    return 0;
+}
+
+/* ---- Replays ---------------------------------------------------------------------------------------------------- */
+
+/* Work of the caller's own, meanwhile: copies a pattern to and fro. */
+static int begin_beside(struct rank *r, int turn)
+{
+    int failed = cuda_ok(r, "cudaMemsetAsync", cudaMemsetAsync(r->side[0], turn & 0xff, SIDE_BYTES, r->beside));
+
+    for (int i = 0; i < 4 && !failed; i++)
+        failed = cuda_ok(
+            r, "cudaMemcpyAsync",
+            cudaMemcpyAsync(r->side[(i + 1) % 2], r->side[i % 2], SIDE_BYTES, cudaMemcpyDeviceToDevice, r->beside));
+    return failed;
+}
+
+static int check_beside(struct rank *r, int turn)
+{
+    unsigned char got[64];
+
+    if (cuda_ok(r, "cudaMemcpyAsync",
+                cudaMemcpyAsync(got, (char *)r->side[0] + SIDE_BYTES / 2, sizeof(got), cudaMemcpyDeviceToHost,
+                                r->beside)) ||
+        cuda_ok(r, "work on another stream", cudaStreamSynchronize(r->beside)))
+        return -1;
+    for (size_t i = 0; i < sizeof(got); i++)
+        if (got[i] != (turn & 0xff))
+            return complain(r, "work on another stream", "its result is wrong");
+    return 0;
+}
+
+static int replay_all(struct rank *r)
+{
+    struct mismatch m;
+
+    for (int i = 0; i < r->o->replays; i++) {
+        if (bench_work_seed(&r->work, 1 + (uint64_t)i % SEEDS))
+            return complain(r, "workload", "no memory");
+        bench_work_poison(&r->work);
+        if ((r->o->overlap && begin_beside(r, i)) || replay(r, OP_WHOLE) || sync(r, "replay") ||
+            (r->o->overlap && check_beside(r, i)))
+            return -1;
+        if (bench_work_check(&r->work, &m)) {
+            fprintf(stderr, "gpu_bench %s: rank %d: replay %d: %s\n", r->o->name, r->number, i, m.text);
+            return -1;
+        }
+    }
     return 0;
 }
 
@@ -319,13 +400,15 @@ static int run_rank(int number, int n, epx_bootstrap *boot, void *arg)
     meet(&r);
     failed = failed || check(&r, 1, 0);
     meet(&r);
-    failed = failed || capture(&r, OP_DISPATCH) || capture(&r, OP_COMBINE);
+    failed = failed || (r.o->replays ? capture(&r, OP_WHOLE) : capture(&r, OP_DISPATCH) || capture(&r, OP_COMBINE));
     meet(&r);
-    if (!failed && r.o->check && is_ll(&r))
+    if (r.o->replays)
+        failed = failed || replay_all(&r);
+    else if (!failed && r.o->check && is_ll(&r))
         failed = check(&r, 2, 1) || check(&r, 1, 1);
     else if (!failed && r.o->check)
         failed = check(&r, 1, 1);
-    failed = failed || (r.o->iters && measure(&r));
+    failed = failed || (r.o->iters && !r.o->replays && measure(&r));
     if (r.handle && !failed)
         failed = epx_ok(&r, "epx_handle_destroy", epx_handle_destroy(r.handle));
     if (r.group && epx_ok(&r, "epx_group_destroy", epx_group_destroy(r.group)))
@@ -345,18 +428,24 @@ static int usage(void)
         stderr,
         "usage: gpu_bench ll|ht [--name NAME] [--threads RANKS] [--tokens N] [--hidden N] [--topk N] [--experts N]\n"
         "           [--fp8] [--raw-fp8] [--logfmt] [--rank-major | --expert-major] [--agents N] [--nodes N]\n"
-        "           [--net NAME] [--iters N] [--timeout MS] [--check] [--plain]\n");
+        "           [--net NAME] [--iters N] [--timeout MS] [--check] [--plain] [--replays N [--overlap]] "
+        "[--staged]\n");
     return 2;
 }
 
 static int parse(struct options *o, int argc, char **argv)
 {
-    static const struct option names[] = {
-        {"name", 1, NULL, 'n'},   {"threads", 1, NULL, 'T'},      {"tokens", 1, NULL, 't'},  {"hidden", 1, NULL, 'h'},
-        {"topk", 1, NULL, 'k'},   {"experts", 1, NULL, 'e'},      {"fp8", 0, NULL, '8'},     {"raw-fp8", 0, NULL, 'r'},
-        {"logfmt", 0, NULL, 'l'}, {"rank-major", 0, NULL, 'R'},   {"agents", 1, NULL, 'a'},  {"nodes", 1, NULL, 'N'},
-        {"net", 1, NULL, 'w'},    {"iters", 1, NULL, 'i'},        {"timeout", 1, NULL, 'o'}, {"check", 0, NULL, 'c'},
-        {"plain", 0, NULL, 'p'},  {"expert-major", 0, NULL, 'E'}, {NULL, 0, NULL, 0}};
+    static const struct option names[] = {{"name", 1, NULL, 'n'},    {"threads", 1, NULL, 'T'},
+                                          {"tokens", 1, NULL, 't'},  {"hidden", 1, NULL, 'h'},
+                                          {"topk", 1, NULL, 'k'},    {"experts", 1, NULL, 'e'},
+                                          {"fp8", 0, NULL, '8'},     {"raw-fp8", 0, NULL, 'r'},
+                                          {"logfmt", 0, NULL, 'l'},  {"rank-major", 0, NULL, 'R'},
+                                          {"agents", 1, NULL, 'a'},  {"nodes", 1, NULL, 'N'},
+                                          {"net", 1, NULL, 'w'},     {"iters", 1, NULL, 'i'},
+                                          {"timeout", 1, NULL, 'o'}, {"check", 0, NULL, 'c'},
+                                          {"plain", 0, NULL, 'p'},   {"expert-major", 0, NULL, 'E'},
+                                          {"replays", 1, NULL, 'g'}, {"staged", 0, NULL, 's'},
+                                          {"overlap", 0, NULL, 'v'}, {NULL, 0, NULL, 0}};
     struct bench_config *c = &o->config;
     int id;
 
@@ -431,6 +520,15 @@ static int parse(struct options *o, int argc, char **argv)
             break;
         case 'p':
             o->plain = 1;
+            break;
+        case 'g':
+            o->replays = atoi(optarg);
+            break;
+        case 's':
+            o->staged = 1;
+            break;
+        case 'v':
+            o->overlap = 1;
             break;
         default:
             return usage();

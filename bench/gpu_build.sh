@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Builds the library, its tool, the CUDA module and the GPU benchmark with gcc and nvcc alone: for GPU machines without
 # CMake. usage: gpu_build.sh FOLDER [ARCHITECTURE, default 90]. Only what is newer than its object is compiled.
+# Without libfabric's headers the network `ofi` is left out; EPX_OFI_INCLUDE=FOLDER says where rdma/fabric.h is, where that is
+# not /usr/include (the library itself, libfabric.so.1, is opened at run time).
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
 build=$1 arch=${2:-90}
@@ -11,6 +13,7 @@ cc=${CC:-gcc}
 jobs=$(nproc)
 cflags="-std=gnu11 -D_GNU_SOURCE= -O3 -g1 -Wall -Wextra -fPIC -fvisibility=hidden -ffp-contract=off -fno-math-errno -fno-strict-aliasing"
 includes="-I$root/include -I$root/src -I$root -I$root/support -I$root/tools/epx -I$cuda/include"
+[ -z "${EPX_OFI_INCLUDE:-}" ] || includes="$includes -I$(cd "$EPX_OFI_INCLUDE" && pwd)"
 warps=${EPX_NVCC_FLAGS:-} # for experiments: -DLAUNCH_WARPS=24
 mkdir -p "$build/o"
 

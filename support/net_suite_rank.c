@@ -113,8 +113,7 @@ int suite_open_alone(struct suite_rank *self)
 int suite_publish(struct suite_rank *self)
 {
     const struct net_ops *ops = self->suite->ops;
-    const struct net_memory memory = {
-        .base = self->heap, .bytes = SUITE_HEAP, .kind = EPX_DEVICE_CPU, .dmabuf = -1};
+    const struct net_memory memory = {.base = self->heap, .bytes = SUITE_HEAP, .kind = EPX_DEVICE_CPU, .dmabuf = -1};
 
     if (ops->address(self->net, &self->board->addresses[self->rank]))
         return suite_fail(self, "address: %s", epx_last_error());

@@ -256,10 +256,8 @@ static int register_far(struct ofi_net *n, const struct net_memory *memory, stru
 static int register_memory(struct ofi_net *n, const struct net_memory *memory)
 {
     const struct iovec piece = {.iov_base = memory->base, .iov_len = memory->bytes};
-    struct fi_mr_attr attr = {.mr_iov = &piece,
-                              .iov_count = 1,
-                              .access = FI_WRITE | FI_REMOTE_WRITE,
-                              .requested_key = draw_key(n->info)};
+    struct fi_mr_attr attr = {
+        .mr_iov = &piece, .iov_count = 1, .access = FI_WRITE | FI_REMOTE_WRITE, .requested_key = draw_key(n->info)};
 
     return net_memory_far(memory->kind) ? register_far(n, memory, &attr) : fi_mr_regattr(n->domain, &attr, 0, &n->mr);
 }

@@ -265,9 +265,9 @@ static epx_status register_far(struct verbs_net *net, const struct net_memory *m
     return fail(EPX_ERR_UNSUPPORTED,
                 "verbs: %s cannot register %llu bytes of GPU memory: by dma-buf: %s; by a peer memory module: %s",
                 net->card.device, (unsigned long long)memory->bytes,
-                memory->dmabuf < 0         ? "the device has none"
+                memory->dmabuf < 0        ? "the device has none"
                 : net->lib->reg_dmabuf_mr ? strerror(dmabuf_errno)
-                                           : "libibverbs has no ibv_reg_dmabuf_mr",
+                                          : "libibverbs has no ibv_reg_dmabuf_mr",
                 strerror(errno));
 }
 

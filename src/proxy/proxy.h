@@ -36,10 +36,10 @@ struct proxy_options {
     uint64_t heap_bytes;
     int memory_kind, memory_index, dmabuf; /* of the heap, as in struct net_memory; memory_kind 0 = the host's */
     int device_kind;
-    int flush; /* 1: arrivals are counted after device->ops->flush_arrivals (device/arrivals.h) */
+    int flush;             /* 1: arrivals are counted after device->ops->flush_arrivals (device/arrivals.h) */
     struct device *device; /* whose kernels push into the rings: they lie where it reaches them; NULL = the CPU */
     uint64_t *counters;    /* arrivals: [kinds][slots][nranks], in host memory, advanced by the proxies */
-    uint64_t *sent;     /* [nranks] or NULL: commands to each peer whose bytes have been read, or dropped; likewise */
+    uint64_t *sent; /* [nranks] or NULL: commands to each peer whose bytes have been read, or dropped; likewise */
     int kinds, slots;
     const uint8_t *flows;  /* [kinds]: enum proxy_flow of each; NULL = all PROXY_LOW_LATENCY */
     int alarm_kind;        /* with on_alarm: this kind has no counters, and a number from 0 to 63 instead of a slot */

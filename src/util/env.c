@@ -26,7 +26,8 @@ static const struct env_entry entries[] = {
     {"EPX_ALLOC_BYTES", "", "4G", "Address space per rank from which epx_alloc serves"},
     {"EPX_DEVICE", "", "cpu", "Device of groups whose configuration leaves it open: cpu, cuda or hip"},
     {"EPX_GPU_HEAP", "", "auto",
-     "Where the heaps of GPU groups lie: device, host, or auto: host where the network between nodes does not reach GPU "
+     "Where the heaps of GPU groups lie: device, host, or auto: host where the network between nodes does not reach "
+     "GPU "
      "memory"},
     {"EPX_MODULE_DIR", "", "beside the library",
      "Folder with the modules of GPU devices, libepx_cuda.so, libepx_hip.so"},

@@ -364,11 +364,13 @@ static int parse_device(const char *text, epx_device *device)
 /* 0, 1 when only help was asked for (and given), or -1 after a message. */
 static int parse(struct options *o, int argc, char **argv)
 {
-    static const struct option long_options[] = {
-        {"device", required_argument, NULL, 'd'}, {"rings", required_argument, NULL, 'r'},
-        {"agents", required_argument, NULL, 'a'}, {"ms", required_argument, NULL, 'm'},
-        {"json", no_argument, NULL, 'j'},         {"help", no_argument, NULL, 'h'},
-        {NULL, 0, NULL, 0}};
+    static const struct option long_options[] = {{"device", required_argument, NULL, 'd'},
+                                                 {"rings", required_argument, NULL, 'r'},
+                                                 {"agents", required_argument, NULL, 'a'},
+                                                 {"ms", required_argument, NULL, 'm'},
+                                                 {"json", no_argument, NULL, 'j'},
+                                                 {"help", no_argument, NULL, 'h'},
+                                                 {NULL, 0, NULL, 0}};
     int id, bad = 0;
 
     *o = (struct options){.device = EPX_DEVICE_CPU, .rings = 1, .ms = 200};
