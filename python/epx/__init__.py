@@ -31,3 +31,9 @@ def library_version() -> str:
     code = _ctypes.c_int()
     _check(_load().epx_version(_ctypes.byref(code)))
     return "%d.%d.%d" % (code.value // 10000, code.value // 100 % 100, code.value % 100)
+
+
+def __getattr__(name: str) -> str:
+    if name == "__version__":  # asked of the library when wanted: importing this package loads nothing
+        return library_version()
+    raise AttributeError("module %r has no attribute %r" % (__name__, name))

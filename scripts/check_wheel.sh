@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# check_wheel.sh VENV [CMAKE_BUILD_DIR]: builds the wheels as `pip install .` does, installs them into VENV, and checks what
+# a user meets first: nothing is shadowed, imports are quick and need neither torch nor NumPy, versions agree, and the
+# source distribution has every file.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=$(realpath -s "$1/bin/python")
+cmake_dir=${2:-build/wheel}
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+unset PYTHONPATH EPX_LIBRARY
+
+pip() { "$python" -m pip --quiet --disable-pip-version-check --no-input "$@"; }
+fail() {
+    echo "$1"
+    exit 1
+}
+
+# The CUDA module takes minutes to compile; bench/gpu.sh tests it where a GPU is.
+export CMAKE_BUILD_PARALLEL_LEVEL=${JOBS:-$(nproc)}
+pip wheel --no-build-isolation --no-deps -w "$scratch" -C build-dir="$cmake_dir" -C cmake.define.EPX_CUDA=OFF .
+pip wheel --no-build-isolation --no-deps -w "$scratch" ./python
+pip uninstall -y epx deep_ep >/dev/null 2>&1
+pip install --no-deps "$scratch"/epx-*.whl
+
+cd "$scratch" # not the source tree: what is imported is what was installed
+if "$python" -c 'import deep_ep' 2>/dev/null; then
+    fail "installing epx alone made a deep_ep: it may shadow another one"
+fi
+
+# Without torch and NumPy, best of five: the first import also reads files.
+"$python" - <<'EOF2'
+import subprocess, sys
+code = """
+import sys, time
+sys.modules["torch"] = sys.modules["numpy"] = None
+begin = time.perf_counter()
+import epx
+print(time.perf_counter() - begin)
+"""
+seconds = min(float(subprocess.check_output([sys.executable, "-c", code])) for _ in range(5))
+print(f"import epx takes {seconds:.3f} s without torch and NumPy")
+sys.exit(f"expected at most 0.3 s to import epx, got {seconds:.3f} s" if seconds > 0.3 else 0)
+EOF2
+
+header=$(sed -nE 's/^#define EPX_VERSION_(MAJOR|MINOR|PATCH) ([0-9]+)$/\2/p' "$OLDPWD/include/epx/epx.h" | paste -sd.)
+version=$("$python" -c 'import importlib.metadata as m, epx; assert m.version("epx") == epx.__version__; print(epx.__version__)')
+[ "$version" = "$header" ] || fail "epx.__version__: expected $header as in epx.h, got $version"
+"$(dirname "$python")/epx" doctor >doctor.txt || fail "the command epx of the wheel: epx doctor failed"
+grep -q "EPX $header" doctor.txt || fail "epx doctor: expected \"EPX $header\", got $(head -1 doctor.txt)"
+
+pip install --no-deps "$scratch"/deep_ep-*.whl
+"$python" -c '
+import importlib.metadata, deep_ep
+from deep_ep.utils import EventHandle, EventOverlap
+assert EventOverlap is deep_ep.EventOverlap and importlib.metadata.version("deep_ep") == deep_ep.__version__'
+
+# An sdist is what git has, and a wheel built from it needs nothing else.
+cd "$OLDPWD"
+"$python" -c "
+import scikit_build_core.build as backend, sys
+print(backend.build_sdist(sys.argv[1]))" "$scratch" >"$scratch/name"
+if git rev-parse --is-inside-work-tree >/dev/null 2>&1; then
+    tar tzf "$scratch/$(tail -1 "$scratch/name")" | sed 's|^[^/]*/||' | sort >"$scratch/packed"
+    missing=$(git ls-files -- CMakeLists.txt LICENSE README.md bench cmake include src support tools python pyproject.toml | sort |
+        comm -23 - "$scratch/packed")
+    [ -z "$missing" ] || fail "the sdist lacks: $missing"
+fi
+echo "wheel epx $version and deep_ep installed into $1"

@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# python_env.sh VENV: a virtual environment with what the Python tests and examples need, made once and kept. Exit 77, with
+# the reason as the last line, where it cannot be made here.
+#
+# torch on the CPU is enough. For aarch64 the plain wheel has nothing else (100 MB). For x86_64 the plain wheel comes with
+# CUDA's libraries (3 GB); a "+cpu" wheel, found where pip is configured to look for one (PIP_EXTRA_INDEX_URL,
+# PIP_FIND_LINKS), is tried first.
+set -euo pipefail
+venv=$1
+here=$(dirname "$0")
+limit_s=${EPX_PIP_TIMEOUT_S:-300}
+requirements=$here/python_requirements.txt
+
+skip() {
+    echo "$1"
+    exit 77
+}
+
+pip_install() { # arguments of pip install...
+    timeout "$limit_s" "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --no-compile "$@"
+}
+
+# A marker of what is installed: another list, or another Python, makes a new environment.
+want=$({ cat "$requirements" "$0" && python3 --version; } | sha256sum | cut -c1-16)
+[ "$(cat "$venv/epx-env" 2>/dev/null)" != "$want" ] || { echo "python environment: $venv, as it was" && exit 0; }
+
+python3 -c 'import ensurepip, venv' 2>/dev/null || skip "no venv for python3 (Debian: python3-venv)"
+python3 -c 'import sys; sys.exit(sys.version_info < (3, 9))' || skip "python3 is older than 3.9"
+rm -rf "$venv"
+python3 -m venv "$venv"
+
+torch=$(sed -n 's/^torch==\([0-9.]*\).*/\1/p' "$requirements" | head -1)
+if [ "$(uname -m)" = x86_64 ] && pip_install "torch==$torch+cpu" >/dev/null 2>&1; then
+    echo "torch $torch+cpu"
+fi
+pip_install -r "$requirements" || skip "pip could not install torch and the others within $limit_s s ($requirements)"
+# Only what is used gets compiled, by importing it once: that takes half the time of pip compiling everything.
+env -u PYTHONDONTWRITEBYTECODE "$venv/bin/python" -c '
+import numpy, torch, torch.distributed.run
+import transformers.models.qwen3_moe.modeling_qwen3_moe' || skip "torch was installed, but cannot be imported here"
+echo "$want" >"$venv/epx-env"
+echo "python environment: $venv, $("$venv/bin/python" -c 'import torch; print("torch", torch.__version__)')"
