@@ -35,6 +35,7 @@ find_missing() {
     need clang clang --version
     need python3 python3 --version
     want clang-format clang-format --version
+    want hipcc sh -c "command -v hipcc"
     mapfile -t missing < <(printf "%s\n" ${missing[@]+"${missing[@]}"} | sed "/^$/d" | sort -u)
 }
 

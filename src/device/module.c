@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "util/env.h"
 #include "util/status.h"
@@ -21,12 +22,22 @@ static pthread_mutex_t modules_lock = PTHREAD_MUTEX_INITIALIZER;
 static void own_folder(char *folder, size_t bytes)
 {
     Dl_info info;
-    const char *slash;
+    ssize_t length;
+    char *slash;
 
     folder[0] = '\0';
-    if (!dladdr((const void *)&modules_lock, &info) || !info.dli_fname || !(slash = strrchr(info.dli_fname, '/')))
+    if (!dladdr((const void *)&modules_lock, &info) || !info.dli_fname)
         return;
-    snprintf(folder, bytes, "%.*s", (int)(slash + 1 - info.dli_fname), info.dli_fname);
+    snprintf(folder, bytes, "%s", info.dli_fname);
+    if (!strchr(folder, '/')) { /* a program, by the name it was called */
+        length = readlink("/proc/self/exe", folder, bytes - 1);
+        folder[length > 0 ? length : 0] = '\0';
+    }
+    slash = strrchr(folder, '/');
+    if (slash)
+        slash[1] = '\0';
+    else
+        folder[0] = '\0';
 }
 
 static void *open_library(const char *name)
@@ -56,6 +67,7 @@ static epx_status load(const char *name, const struct device_ops **ops)
     device_module_fn entry;
     void *library = open_library(name);
 
+    host.relaxed_atomics = (int)env_int("EPX_AGGRESSIVE_ATOMIC", 1, 0, 1);
     if (!library)
         return fail(EPX_ERR_UNSUPPORTED, "device %s: cannot open its module: %s", name, dlerror());
     *(void **)&entry = dlsym(library, DEVICE_MODULE_SYMBOL);

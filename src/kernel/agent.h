@@ -16,7 +16,7 @@
  *   ag_sync(ag)                      lanes of this agent meet; their stores are visible to each other
  *   ag_now(ag)                       nanoseconds, monotonic
  *   ag_load_acquire, ag_store_release[32]   system scope; ag_store_release_near: device scope, among agents of a launch
- *   ag_peek(word)                    acquire, by each lane for itself: within AG_EACH
+ *   ag_peek(word), ag_peeked(ag)     looks, by each lane for itself: within AG_EACH; acquires what the looks have seen
  *   ag_store_signal(word, value)     release, by each lane for itself; with AG_BELLS in one order with ag_peek for all
  *   ag_last(ag, word, id)            true for the agent that comes last to *word (0 again then) of all agents of the launch:
  *                                    what the others did before is visible to it. id: 0 to AG_POINTS - 1, one per word

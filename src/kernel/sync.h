@@ -269,8 +269,10 @@ KFN int glance_peers(struct agent *ag, const struct group_dev *g, enum scope sco
         int missing = 0;
         AG_EACH(ag, int, p, g->nranks)
         missing |= in_scope(g, scope, p) && (int64_t)(ag_peek(signal_from(g, kind, slot, p)) - value) < 0;
-        if (!ag_any(ag, missing))
+        if (!ag_any(ag, missing)) {
+            ag_peeked(ag);
             return 1;
+        }
     }
     return 0;
 }

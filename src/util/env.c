@@ -27,8 +27,10 @@ static const struct env_entry entries[] = {
     {"EPX_DEVICE", "", "cpu", "Device of groups whose configuration leaves it open: cpu, cuda or hip"},
     {"EPX_GPU_HEAP", "", "auto",
      "Where the heaps of GPU groups lie: device, host, or auto: host where the network between nodes does not reach "
-     "GPU "
-     "memory"},
+     "GPU memory"},
+    {"EPX_AGGRESSIVE_ATOMIC", "UCCL_EP_ENABLE_AGGRESSIVE_ATOMIC", "1",
+     "AMD GPUs: 1: words that others wait for are reached by relaxed operations between explicit fences; 0: by "
+     "acquire and release operations"},
     {"EPX_MODULE_DIR", "", "beside the library",
      "Folder with the modules of GPU devices, libepx_cuda.so, libepx_hip.so"},
     {"EPX_NET", "", "automatic",

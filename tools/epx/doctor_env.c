@@ -16,7 +16,6 @@ static const struct {
     const char *name, *why;
 } needless[] = {
     {"UCCL_RDMA_ADAPTIVE_SLEEP", "idle proxies always sleep; EPX_PROXY_SLEEP_US says after how long"},
-    {"UCCL_EP_ENABLE_AGGRESSIVE_ATOMIC", "EPX uses no remote atomics"},
 };
 
 /* EPX_ names that are none of the library's: build, tests and benchmarks. */

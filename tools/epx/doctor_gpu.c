@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/utsname.h>
 
+#include "device/module.h"
 #include "doctor.h"
 
 enum { DMA_BUF_SUPPORTED = 124 /* CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED */ };
@@ -110,6 +111,17 @@ static int show_hip(struct report *report)
     return rc == 0 ? count : 0;
 }
 
+/* Modules are opened, as a group would: one that is there may still miss its vendor's library. */
+static void show_module(struct report *report, const char *row, const char *name)
+{
+    const struct device_ops *ops;
+
+    if (device_module_open(name, &ops) == EPX_OK)
+        report_row(report, row, "libepx_%s.so can be opened", name);
+    else
+        report_row(report, row, "not here: %s", epx_last_error());
+}
+
 static int verbs_has_dma_buf(void)
 {
     void *handle = dlopen("libibverbs.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -139,6 +151,8 @@ void doctor_gpu(struct report *report)
     report_section(report, "gpus");
     cuda = show_cuda(report, &dma_bufs);
     hip = show_hip(report);
+    show_module(report, "module for CUDA", "cuda");
+    show_module(report, "module for HIP", "hip");
     report_section(report, "registration of gpu memory");
     report_row(report, "peermem", "%s",
                peermem ? "yes (nvidia_peermem is loaded)" : "no (nvidia_peermem is not loaded)");

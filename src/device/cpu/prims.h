@@ -88,6 +88,11 @@ KFN void ag_store_signal(uint64_t *word, uint64_t value)
     __atomic_store_n(word, value, __ATOMIC_SEQ_CST);
 }
 
+KFN void ag_peeked(struct agent *ag)
+{
+    (void)ag;
+}
+
 KFN void ag_store_release(uint64_t *word, uint64_t value)
 {
     __atomic_store_n(word, value, __ATOMIC_RELEASE);

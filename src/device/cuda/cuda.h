@@ -1,9 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CUDA module's host part: what its files share. Nothing newer than CUDA 12.4 is called. */
+/*
+ * The host part of a GPU module: what its files share. Written in the names of CUDA's runtime, of which nothing newer than
+ * 12.4 is called; device/hip/runtime.h maps them to HIP's.
+ */
 #ifndef EPX_DEVICE_CUDA_CUDA_H
 #define EPX_DEVICE_CUDA_CUDA_H
 
-#include <cuda_runtime_api.h>
+#ifdef EPX_HIP
+#include "device/hip/runtime.h"
+#else
+#include "device/cuda/runtime.h"
+#endif
 
 #include "device/module.h"
 
@@ -21,7 +28,7 @@ struct cuda_device {
 extern const struct device_host *cuda_host;
 #define fail cuda_host->fail
 
-/* EPX_OK, or the failure of `what` with CUDA's own words. */
+/* EPX_OK, or the failure of `what` with the runtime's own words. */
 epx_status cuda_check(cudaError_t error, const char *what);
 epx_status cuda_use(struct device *device);
 
@@ -35,6 +42,8 @@ void cuda_closed(void);
 
 /* memory.c */
 epx_status cuda_mem_alloc(struct device *device, size_t bytes, void **ptr);
+/* shared: for other GPUs and processes too, while kernels run. */
+epx_status cuda_mem_alloc_for(struct device *device, size_t bytes, int shared, void **ptr);
 void cuda_mem_free(struct device *device, void *ptr);
 epx_status cuda_host_alloc(struct device *device, size_t bytes, void **ptr);
 void cuda_host_free(struct device *device, void *ptr);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A CUDA GPU as a device: its operations tables, one for heaps in its own memory and one for heaps in the host's. */
+/* A GPU as a device: its operations tables, one for heaps in its own memory and one for heaps in the host's. */
 #include "device/cuda/cuda.h"
 
 #include <stdlib.h>
@@ -14,7 +14,7 @@ epx_status cuda_check(cudaError_t error, const char *what)
     if (error == cudaSuccess)
         return EPX_OK;
     (void)cudaGetLastError(); /* or the next launch would report it */
-    return fail(error == cudaErrorMemoryAllocation ? EPX_ERR_MEMORY : EPX_ERR_SYSTEM, "cuda: %s: %s (%s)", what,
+    return fail(error == cudaErrorMemoryAllocation ? EPX_ERR_MEMORY : EPX_ERR_SYSTEM, GPU_NAME ": %s: %s (%s)", what,
                 cudaGetErrorString(error), cudaGetErrorName(error));
 }
 
@@ -33,12 +33,12 @@ static epx_status cuda_device_open(const struct device_ops *ops, int index, stru
 
     *device = NULL;
     if (error != cudaSuccess)
-        return fail(EPX_ERR_UNSUPPORTED, "device cuda: no GPU can be used: %s", cudaGetErrorString(error));
+        return fail(EPX_ERR_UNSUPPORTED, "device " GPU_NAME ": no GPU can be used: %s", cudaGetErrorString(error));
     if (index < 0 || index >= count)
-        return fail(EPX_ERR_ARGUMENT, "device cuda: expected device_index 0 to %d, got %d", count - 1, index);
+        return fail(EPX_ERR_ARGUMENT, "device " GPU_NAME ": expected device_index 0 to %d, got %d", count - 1, index);
     cuda = calloc(1, sizeof(*cuda));
     if (!cuda)
-        return fail(EPX_ERR_MEMORY, "device cuda: no memory for %zu bytes", sizeof(*cuda));
+        return fail(EPX_ERR_MEMORY, "device " GPU_NAME ": no memory for %zu bytes", sizeof(*cuda));
     cuda->base.ops = ops;
     cuda->index = index;
     status = cuda_use(&cuda->base);
@@ -76,18 +76,18 @@ static epx_status identity(struct device *device, const char *name, uint8_t id[6
     epx_status status = cuda_host->cpu->identity(device, id);
 
     if (status == EPX_OK)
-        memcpy(id, name, 8);
+        strncpy((char *)id, name, 8); /* filled up with zeros */
     return status;
 }
 
 static epx_status cuda_identity(struct device *device, uint8_t id[64])
 {
-    return identity(device, "cuda\0\0\0", id);
+    return identity(device, GPU_NAME, id);
 }
 
 static epx_status cuda_host_identity(struct device *device, uint8_t id[64])
 {
-    return identity(device, "cudahst", id);
+    return identity(device, GPU_NAME "hst", id);
 }
 
 /* All ranks that share the GPU must run at the same time. A rank alone needs no more SMs than move what its links carry,
@@ -103,8 +103,8 @@ static epx_status cuda_open(int index, struct device **device);
 static epx_status cuda_heap_place(struct device *device, int host);
 
 static const struct device_ops cuda_ops = {
-    .name = "cuda",
-    .kind = EPX_DEVICE_CUDA,
+    .name = GPU_NAME,
+    .kind = GPU_KIND,
     .open = cuda_open,
     .close = cuda_close,
     .identity = cuda_identity,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How a kernel of src/kernel becomes a CUDA kernel: included by one file per kernel, each its own compilation. */
+/* How a kernel of src/kernel becomes one of a GPU: included by one file per kernel, each its own compilation. */
 #ifndef EPX_DEVICE_CUDA_ENTRY_CUH
 #define EPX_DEVICE_CUDA_ENTRY_CUH
 
@@ -26,6 +26,7 @@ KFN void copy_words(void *to, const void *from, size_t bytes)
 
 KFN void make_agent(struct agent *ag, const struct launch_info &info, uint32_t *met, int32_t *counts)
 {
+    words_begin(info.relaxed_words);
     if (threadIdx.x < AG_POINTS)
         met[threadIdx.x] = 0;
     if (lane_id() == 0) {

@@ -5,7 +5,10 @@
  *
  *   WARP, lanes_t, ALL_LANES             lanes of an agent, a set of them, all of them
  *   lanes_first, lanes_count             of a set that is not empty; of any
+ *   words_begin                          by all threads of a block, before any of what follows
  *   word_relaxed, word_acquire           loads, system scope
+ *   word_peek, word_peeked               looks now and then; to be called when one was worth it: acquire
+ *   word_poll                            looks again and again, by one lane that acquires afterwards
  *   word_release[32]                     stores, system scope; word_release_near: device scope
  *   fence_far, pair_store                acquire and release, system scope; two words, by one store if there is one
  *   word_add, word_claim                 system scope: relaxed; compare and swap, acquire and release
@@ -20,6 +23,7 @@
 #define EPX_DEVICE_CUDA_HARDWARE_CUH
 
 #include <cuda_fp16.h>
+#include <stdint.h>
 
 #define WARP 32
 #define ALL_LANES 0xffffffffu
@@ -49,6 +53,25 @@ KFN uint64_t word_acquire(const uint64_t *word)
     uint64_t v;
     asm volatile("ld.acquire.sys.u64 %0, [%1];" : "=l"(v) : "l"(word) : "memory");
     return v;
+}
+
+KFN void words_begin(int relaxed)
+{
+    (void)relaxed;
+}
+
+KFN uint64_t word_peek(const uint64_t *word)
+{
+    return word_acquire(word);
+}
+
+KFN void word_peeked(void)
+{
+}
+
+KFN uint64_t word_poll(const uint64_t *word)
+{
+    return word_relaxed(word);
 }
 
 KFN void fence_far(void)

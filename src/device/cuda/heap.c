@@ -2,9 +2,9 @@
 /*
  * The heap of a rank, which the other ranks of the node map too.
  *
- *   in GPU memory:  cudaMalloc, cudaIpcGetMemHandle  --->  cudaIpcOpenMemHandle (another process)
- *                                                          the same address (the same process)
- *   in host memory: the CPU device's memory file     --->  the same file, mapped; both register it with CUDA
+ *   in GPU memory:  gpuMallocShared, cudaIpcGetMemHandle  --->  cudaIpcOpenMemHandle (another process)
+ *                                                               the same address (the same process)
+ *   in host memory: the CPU device's memory file          --->  the same file, mapped; both register it with the runtime
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -13,7 +13,7 @@
 
 #include "device/cuda/cuda.h"
 
-/* CUDA serves what is smaller out of common pieces, which a handle would export whole. */
+/* The runtime serves what is smaller out of common pieces, which a handle would export whole. */
 #define HEAP_UNIT ((uint64_t)2 << 20)
 
 EPX_STATIC_ASSERT(sizeof(cudaIpcMemHandle_t) <= sizeof(((struct heap_export *)0)->opaque), "fits");
@@ -38,7 +38,7 @@ epx_status cuda_heap_create(struct device *device, uint64_t bytes, struct heap *
 
     memset(heap, 0, sizeof(*heap));
     bytes = (bytes + HEAP_UNIT - 1) / HEAP_UNIT * HEAP_UNIT;
-    status = cuda_mem_alloc(device, bytes, &heap->base);
+    status = cuda_mem_alloc_for(device, bytes, 1, &heap->base);
     if (status != EPX_OK)
         return status;
     status = cuda_check(cudaIpcGetMemHandle(&handle, heap->base), "cudaIpcGetMemHandle");

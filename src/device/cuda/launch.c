@@ -8,7 +8,7 @@
 
 #include "device/cuda/cuda.h"
 
-/* Written by nvcc for each __global__ function: its address is its name for the runtime. */
+/* Written by the GPU's compiler for each __global__ function: its address is its name for the runtime. */
 void epx_ll_dispatch(void);
 void epx_ll_combine(void);
 void epx_ht_notify(void);
@@ -38,9 +38,9 @@ epx_status cuda_kernels_load(struct cuda_device *cuda)
         epx_status status = cuda_check(cudaFuncGetAttributes(&attributes, entry_of(id)), "loading a kernel");
 
         if (status == EPX_OK)
-            status =
-                cuda_check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, entry_of(id), LAUNCH_WARPS * 32, 0),
-                           "occupancy");
+            status = cuda_check(
+                cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, entry_of(id), LAUNCH_WARPS * LAUNCH_LANES, 0),
+                "occupancy");
         if (status != EPX_OK)
             return status;
         cuda->resident[id] = blocks * cuda->sms;
@@ -83,10 +83,10 @@ epx_status cuda_launch(struct device *device, struct device_stream *stream, enum
                        size_t bytes, int agents)
 {
     struct cuda_device *cuda = (struct cuda_device *)device;
-    struct launch_info info = {.agents = agents};
+    struct launch_info info = {.agents = agents, .relaxed_words = cuda_host->relaxed_atomics};
     void *arguments[] = {(void *)(uintptr_t)params, &info};
     epx_status status = cuda_use(device);
-    dim3 grid = {1, 1, 1}, block = {32, 1, 1};
+    dim3 grid = {1, 1, 1}, block = {LAUNCH_LANES, 1, 1};
 
     (void)bytes;
     if (status != EPX_OK)
@@ -96,10 +96,10 @@ epx_status cuda_launch(struct device *device, struct device_stream *stream, enum
         grid.x = (unsigned)cuda->resident[id];
     if (info.agents > (int)grid.x * LAUNCH_WARPS)
         info.agents = (int)grid.x * LAUNCH_WARPS;
-    block.x = 32 * (((unsigned)info.agents + grid.x - 1) / grid.x);
+    block.x = LAUNCH_LANES * (((unsigned)info.agents + grid.x - 1) / grid.x);
     info.scratch_stride = scratch_row(id, params);
     if (info.scratch_stride)
-        status = need_scratch(cuda, info.scratch_stride * (size_t)grid.x * (block.x / 32));
+        status = need_scratch(cuda, info.scratch_stride * (size_t)grid.x * (block.x / LAUNCH_LANES));
     if (status != EPX_OK)
         return status;
     info.scratch = cuda->scratch;

@@ -75,19 +75,26 @@ static void release_host(void *ptr, void *context)
     cudaFreeHost(ptr);
 }
 
-epx_status cuda_mem_alloc(struct device *device, size_t bytes, void **ptr)
+epx_status cuda_mem_alloc_for(struct device *device, size_t bytes, int shared, void **ptr)
 {
     struct cuda_device *cuda = (struct cuda_device *)device;
     epx_status status = cuda_use(device);
 
     *ptr = NULL;
-    if (status == EPX_OK)
-        status = cuda_check(cudaMalloc(ptr, bytes ? bytes : 1), "cudaMalloc");
+    if (status == EPX_OK && shared)
+        status = cuda_check(gpuMallocShared(ptr, bytes ? bytes : 1), "allocating shared memory");
+    else if (status == EPX_OK)
+        status = cuda_check(cudaMalloc(ptr, bytes ? bytes : 1), "allocating memory");
     if (status == EPX_OK)
         status = cuda_check(cudaMemsetAsync(*ptr, 0, bytes ? bytes : 1, cuda->side), "cudaMemsetAsync");
     if (status == EPX_OK)
         status = cuda_check(cudaStreamSynchronize(cuda->side), "clearing memory");
     return status;
+}
+
+epx_status cuda_mem_alloc(struct device *device, size_t bytes, void **ptr)
+{
+    return cuda_mem_alloc_for(device, bytes, 0, ptr);
 }
 
 void cuda_mem_free(struct device *device, void *ptr)

@@ -11,22 +11,22 @@
 #define EPX_DEVICE_CUDA_PRIMS_CUH
 
 #define KFN static __device__ __forceinline__
-#define KFN_STEP static __device__ __noinline__ /* registers of its own */
+#define KFN_STEP static __device__ __noinline__ __attribute__((unused)) /* registers of its own */
 #define AG_UNROLL _Pragma("unroll")
 #define AG_PREFETCH(address) ((void)(address))
 #define AG_LOOK_AHEAD 0 /* other warps have their loads in flight meanwhile */
 #define COMMAND_FN static __host__ __device__ __forceinline__
 #define NUMERIC_FN static __device__ __forceinline__
 
-#include "kernel/command.h"
-#include "kernel/params.h"
-#include "util/numeric.h"
-
 #ifdef __HIP__
 #include "device/hip/hardware.h"
 #else
 #include "device/cuda/hardware.cuh"
 #endif
+
+#include "kernel/command.h"
+#include "kernel/params.h"
+#include "util/numeric.h"
 
 #define AG_POINTS 5
 #define AG_GLANCES 64
@@ -119,7 +119,13 @@ KFN uint64_t ag_load_acquire(const uint64_t *word)
 
 KFN uint64_t ag_peek(const uint64_t *word)
 {
-    return word_acquire(word);
+    return word_peek(word);
+}
+
+KFN void ag_peeked(struct agent *ag)
+{
+    (void)ag;
+    word_peeked();
 }
 
 KFN void ag_store_release(uint64_t *word, uint64_t value)
@@ -260,7 +266,7 @@ KFN int wait_slow(const uint64_t *word, uint64_t target, uint64_t timeout_ns,
 
     for (;;) {
         for (int i = 0; i < WAIT_LOOKS; i++) {
-            if ((int64_t)(word_relaxed(word) - target) >= 0)
+            if ((int64_t)(word_poll(word) - target) >= 0)
                 return WAIT_OK;
             if (pause)
                 nap(pause);
