@@ -5,11 +5,15 @@
 #include <net/if.h>
 #include <netinet/in.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "boot/meet.h"
+#include "util/env.h"
 #include "util/status.h"
 
-enum { NAMES_BYTES = 256 };
+enum { NAMES_BYTES = 256, RESOLVE_MS = 5000 };
 
 /* The marks stand in front of the whole list, as users of NCCL know it: "^=eth0,lo" is all but exactly these two. */
 int interface_match(const char *spec, const char *name)
@@ -80,4 +84,74 @@ epx_status interface_addresses(const char *spec, struct endpoint *out, int limit
         return fail(EPX_ERR_ARGUMENT, "EPX_SOCKET_IFNAME is \"%s\", which picks no interface that is up; there are: %s",
                     spec, names);
     return EPX_OK;
+}
+
+/* Connecting a datagram socket only looks up the route. */
+int interface_towards(const struct endpoint *to, struct endpoint *from)
+{
+    struct endpoint at = *to;
+    int fd = socket(at.address.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0), failed;
+
+    if (fd < 0)
+        return -1;
+    memset(from, 0, sizeof(*from));
+    from->length = sizeof(from->address);
+    endpoint_set_port(&at, 9);
+    failed = connect(fd, (struct sockaddr *)&at.address, at.length) ||
+             getsockname(fd, (struct sockaddr *)&from->address, &from->length);
+    close(fd);
+    return failed ? -1 : 0;
+}
+
+static void take_loopback(struct endpoint *own)
+{
+    struct sockaddr_in *in = (struct sockaddr_in *)&own->address;
+
+    memset(own, 0, sizeof(*own));
+    in->sin_family = AF_INET;
+    in->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    own->length = sizeof(*in);
+}
+
+/* IPv4 before IPv6 before link-local before loopback. */
+static int worth(const struct endpoint *at)
+{
+    if (endpoint_is_loopback(at))
+        return 0;
+    return endpoint_is_link_local(at) ? 1 : at->address.ss_family == AF_INET6 ? 2 : 3;
+}
+
+static epx_status take_best(const char *spec, struct endpoint *own)
+{
+    struct endpoint all[MEET_MAX_ADDRESSES];
+    int count;
+    epx_status status = interface_addresses(spec, all, MEET_MAX_ADDRESSES, &count);
+
+    if (status != EPX_OK)
+        return status;
+    *own = all[0];
+    for (int i = 1; i < count; i++)
+        if (worth(&all[i]) > worth(own))
+            *own = all[i];
+    return EPX_OK;
+}
+
+epx_status interface_own_address(int near, struct endpoint *own)
+{
+    const char *host = getenv("MASTER_ADDR"), *spec = env_string("EPX_SOCKET_IFNAME");
+    struct endpoint master;
+    int count = 0;
+
+    if (host && !*host)
+        host = NULL;
+    if (host ? host_is_loopback(host) : near && !spec) {
+        take_loopback(own);
+        return EPX_OK;
+    }
+    if (spec)
+        return take_best(spec, own);
+    if (host && resolve_host(host, deadline_in(RESOLVE_MS), &master, 1, &count) == EPX_OK && count &&
+        interface_towards(&master, own) == 0 && !endpoint_is_loopback(own))
+        return EPX_OK;
+    return take_best("^", own); /* all */
 }

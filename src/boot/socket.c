@@ -121,6 +121,19 @@ static int finish_connect(int fd, uint64_t deadline)
     return error ? -1 : 0;
 }
 
+int socket_call(const struct endpoint *to)
+{
+    int fd = socket(to->address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+
+    if (fd < 0)
+        return -1;
+    tune(fd);
+    if (!connect(fd, (const struct sockaddr *)&to->address, to->length) || errno == EINPROGRESS || errno == EINTR)
+        return fd;
+    close_keeping_errno(fd);
+    return -1;
+}
+
 int socket_connect(const struct endpoint *to, const struct endpoint *from, uint64_t deadline)
 {
     int fd = socket(to->address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);

@@ -96,25 +96,6 @@ static int same_host(const struct sockaddr *a, const struct sockaddr *b)
                    sizeof(struct in6_addr));
 }
 
-/* The address from which packets to `to` leave. Nothing is sent: connecting a datagram socket only looks up the route. */
-static int route_source(struct endpoint to, struct sockaddr_storage *from)
-{
-    socklen_t length = sizeof(*from);
-    int fd = socket(to.address.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    int failed;
-
-    if (fd < 0)
-        return -1;
-    if (to.address.ss_family == AF_INET)
-        ((struct sockaddr_in *)&to.address)->sin_port = htons(9);
-    else
-        ((struct sockaddr_in6 *)&to.address)->sin6_port = htons(9);
-    failed =
-        connect(fd, (struct sockaddr *)&to.address, to.length) || getsockname(fd, (struct sockaddr *)from, &length);
-    close(fd);
-    return failed ? -1 : 0;
-}
-
 /* ---- The choice among the entries of a provider */
 
 struct wish {
@@ -127,7 +108,7 @@ struct wish {
 static void make_wish(struct wish *wish)
 {
     const char *host = getenv("MASTER_ADDR");
-    struct endpoint found;
+    struct endpoint found, from;
     int count = 0;
 
     memset(wish, 0, sizeof(*wish));
@@ -135,9 +116,10 @@ static void make_wish(struct wish *wish)
     wish->interfaces = env_string("EPX_SOCKET_IFNAME");
     if (!host || !*host || wish->loopback || wish->interfaces)
         return;
-    if (resolve_host(host, deadline_in(RESOLVE_MS), &found, 1, &count) || !count || route_source(found, &wish->at) ||
-        is_loopback((struct sockaddr *)&wish->at)) /* a name that means loopback here means another thing elsewhere */
-        wish->at.ss_family = 0;
+    if (resolve_host(host, deadline_in(RESOLVE_MS), &found, 1, &count) || !count || interface_towards(&found, &from) ||
+        endpoint_is_loopback(&from)) /* a name that means loopback here means another thing elsewhere */
+        return;
+    wish->at = from.address;
 }
 
 /* 0 = not usable; the highest is taken, and the first of equals. */
