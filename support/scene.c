@@ -179,9 +179,10 @@ int scene_meet(struct scene *s)
 
 void scene_set_active(struct scene *s, int rank, int active)
 {
-    s->ll_route.active[rank] = active;
+    s->ll_route.active[rank] = s->ht_route.active[rank] = active;
     oracle_recv_free(&s->ll_recv);
-    if (oracle_recv_init(&s->ll_recv, &s->ll_route, s->rank))
+    oracle_recv_free(&s->ht_recv);
+    if (oracle_recv_init(&s->ll_recv, &s->ll_route, s->rank) || oracle_recv_init(&s->ht_recv, &s->ht_route, s->rank))
         complain(s, "no memory for the oracle");
 }
 

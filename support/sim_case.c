@@ -194,6 +194,7 @@ void sim_case_draw(struct sim_case *c, uint64_t seed, const struct sim_case_opti
     draw_schedule(&c->setup.sched, &rng, seed, c->prop.nranks);
     draw_network(c, &rng);
     c->setup.gather_ns = 4000000u * (uint64_t)c->prop.timeout_ms;
+    c->setup.deaths_seen = c->net.death_ns != SIM_NET_NEVER;
     draw_faults(c, &rng, options->faults);
     choose_mask(c);
 }

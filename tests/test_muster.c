@@ -20,13 +20,13 @@ enum { N = 5, GATHERS = 20, LARGE = 300000 };
 
 /* What each rank does, and what must come of it. */
 struct part {
-    int stays_away;          /* it has a port, but does not come */
-    int closes;              /* its port is gone before the others meet */
-    int purpose;             /* 0 unless it says */
-    uint8_t out[N];          /* whom it leaves out */
-    uint8_t agreed[N];       /* whom all leave out, where it succeeds */
+    int stays_away;    /* it has a port, but does not come */
+    int closes;        /* its port is gone before the others meet */
+    int purpose;       /* 0 unless it says */
+    uint8_t out[N];    /* whom it leaves out */
+    uint8_t agreed[N]; /* whom all leave out, where it succeeds */
     epx_status expected;
-    const char *words[3];    /* of the message */
+    const char *words[3]; /* of the message */
 };
 
 struct play {

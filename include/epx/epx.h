@@ -168,7 +168,7 @@ typedef struct epx_group_config {
     int32_t max_inflight;        /* low latency: staged operations in flight at a time; 0 = 2 */
     int32_t num_agents;          /* agents (CPU threads, GPU warps) per operation; 0 = automatic, or EPX_NUM_AGENTS */
     int32_t ranks_per_node;      /* 0 = what the machines say, or EPX_RANKS_PER_NODE */
-    int32_t enable_mask;         /* 1: a rank that times out is masked and the others go on (low latency) */
+    int32_t enable_mask;         /* 1: ranks may be masked, and the others go on (needs TCP between all ranks) */
     int32_t timeout_ms;          /* deadline of every wait; 0 = EPX_TIMEOUT_MS, or 100000 */
     uint64_t alloc_bytes; /* heap for epx_alloc; 0 = EPX_ALLOC_BYTES, or 4 GiB of untouched address space (CPU) */
     char net[16];         /* network between nodes; "" = automatic, or EPX_NET */
@@ -439,11 +439,16 @@ EPX_API epx_status epx_complete(epx_handle *handle, epx_stream stream);
 
 /* ---- Masks, errors, statistics ------------------------------------------------------------------------------- */
 
-/* 1 = active, 0 = masked: neither sent to nor waited for. Need enable_mask. `mask` of query is device int32 [R]. A rank
- * of another node that was masked comes back by epx_mask_clean only. */
+/*
+ * 1 = active, 0 = masked: neither sent to nor waited for. Need enable_mask. `mask` of query is device int32 [R]. update masks
+ * more ranks, in stream order; one that is masked comes back by epx_mask_clean only (EPX_ERR_USAGE), for it has missed
+ * operations. Low latency goes by each rank's own mask. High throughput needs one that all agree on: after a rank was masked,
+ * its operations fail until epx_group_error_clear. Whoever is masked must be dead or idle: a rank that still runs may write
+ * into the tensors of its node.
+ */
 EPX_API epx_status epx_mask_query(epx_group *group, int32_t *mask, epx_stream stream);
 EPX_API epx_status epx_mask_update(epx_group *group, const int32_t *host_mask, epx_stream stream);
-/* Collective over the active ranks and those that come back: all ranks active again. */
+/* Collective over all ranks that live: all of them are active again. Those whose process has ended stay masked. */
 EPX_API epx_status epx_mask_clean(epx_group *group, epx_stream stream);
 
 typedef struct epx_error_info {
@@ -462,9 +467,11 @@ typedef struct epx_error_info {
     }
 /* The first error since the last clear. Never blocks. Returns its status; info may be NULL. */
 EPX_API epx_status epx_group_error(epx_group *group, epx_error_info *info);
-/* Clears the error. After one that ended an operation (timeout, peer, mismatch) it is collective: every rank calls it
- * once its streams are idle, the ranks meet through the bootstrap, and the group may be used again. Across nodes a rank
- * that has no error itself waits up to a second for the word of one that has. */
+/* Clears the error. After one that ended an operation (timeout, peer, mismatch) and after epx_mask_update it is collective:
+ * ranks call it once their streams are idle, they meet, and the group may be used again; handles need an update. Without
+ * enable_mask all ranks meet, through the bootstrap. With it those do that live and that none of them has masked, and the
+ * group goes on without the others, in both modes; whoever neither comes nor has ended is named after twice the timeout, and
+ * may be masked then. Across nodes a rank that has no error itself waits up to a second for the word of one that has. */
 EPX_API epx_status epx_group_error_clear(epx_group *group);
 
 typedef struct epx_stats {

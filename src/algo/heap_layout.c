@@ -32,6 +32,9 @@ void settings_nodes(struct settings *set, const struct node_map *map)
     set->nnodes = map->nnodes;
     set->remotes = map->remotes;
     set->relay_max = map->relay_max;
+    /* Where ranks may be left out, others relay in their place: up to twice as much. */
+    if (set->enable_mask)
+        set->relay_max = 2 * map->relay_max < map->remotes ? 2 * map->relay_max : map->remotes;
     set->smallest_node = map->smallest;
     set->sig_slots = set->inflight;
     if (set->nnodes > 1 && set->sig_slots < HD_CHUNKS)

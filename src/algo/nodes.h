@@ -3,7 +3,8 @@
  * Which rank is on which node, and what follows: who receives whose puts where. All ranks compute the same.
  *
  *   landing number   of rank s at rank d: how many ranks before s are on other nodes than d
- *   relay            of rank s in node n: the rank there whose place in its node is that of s (modulo the node's size)
+ *   relay            of rank s in node n: the rank there whose place in its node is that of s (modulo the node's size),
+ *                    ranks that are left out not counted
  *   relay number     of rank s at its relay: how many ranks before s have the same relay
  */
 #ifndef EPX_ALGO_NODES_H
@@ -17,6 +18,7 @@ struct node_map {
     int relay_max; /* most sources that any rank relays for */
     int smallest;  /* ranks of the smallest node */
     int *node_of;  /* [nranks] */
+    uint8_t *out;  /* [nranks]: 1 = left out by all ranks: no relay, no source. The numbers above count all ranks */
 };
 
 /* `node_of` is copied. */
@@ -30,5 +32,7 @@ int node_relay(const struct node_map *map, int source, int node);
 int node_relay_number(const struct node_map *map, int source, int node);
 /* Fills sources[] (room for relay_max) and returns how many rank `relay` has. */
 int node_relay_sources(const struct node_map *map, int relay, int *sources);
+/* The most that any rank has now. */
+int node_most_sources(const struct node_map *map);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Asynchronous errors: what kernels recorded, as a sentence; and starting over after a failure. */
+/* Asynchronous errors: what kernels recorded, as a sentence, and clearing it. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,6 +38,7 @@ static const char *const phase_names[PHASE_COUNT] = {
     [PHASE_HC_ROWS] = "ht combine: wait for rows",
     [PHASE_RING] = "push to the command ring",
     [PHASE_NET] = "network",
+    [PHASE_MASKS] = "masks",
 };
 
 /* As in struct agreement; what `extra` is depends on the operation. */
@@ -89,6 +90,13 @@ static void write_message(const struct epx_group *group, const struct error_reco
                  "rank %d, %s: the tensors hold %" PRId64 " rows, %" PRId64
                  " are needed (tensors in ordinary memory also need max_recv_tokens)",
                  group->rank, phase, e->seen, e->expected);
+        break;
+    case EPX_ERR_USAGE:
+        snprintf(
+            text, bytes,
+            "rank %d: rank %d is masked here, but not by agreement: high throughput needs epx_group_error_clear on all "
+            "ranks that go on",
+            group->rank, e->peer);
         break;
     case EPX_ERR_ARGUMENT:
         snprintf(text, bytes,
@@ -201,167 +209,9 @@ epx_status group_usable(struct epx_group *group)
                 ABORT_RANK(word), epx_strerror((epx_status)ABORT_STATUS(word)));
 }
 
-uint64_t signal_after(const struct epx_group *group, const uint64_t *epochs, int kind, int slot)
-{
-    static const int8_t op_of[SIG_COUNT] = {[SIG_LL_DATA] = OP_LL_DISPATCH,
-                                            [SIG_LL_DONE] = OP_LL_DISPATCH,
-                                            [SIG_LC_DATA] = OP_LL_COMBINE,
-                                            [SIG_LC_DONE] = OP_LL_COMBINE,
-                                            [SIG_HN_DATA] = OP_HT_NOTIFY,
-                                            [SIG_HN_DONE] = OP_HT_NOTIFY,
-                                            [SIG_HD_READY] = OP_HT_DISPATCH,
-                                            [SIG_HD_DATA] = OP_HT_DISPATCH,
-                                            [SIG_HC_DATA] = OP_HT_COMBINE,
-                                            [SIG_HC_DONE] = OP_HT_COMBINE,
-                                            [SIG_LL_ROWS] = -1,
-                                            [SIG_LC_ROWS] = -1,
-                                            [SIG_HN_TABLE] = OP_HT_NOTIFY,
-                                            [SIG_HD_ROWS] = -1,
-                                            [SIG_HD_FREE] = OP_HT_DISPATCH,
-                                            [SIG_HC_READY] = OP_HT_COMBINE,
-                                            [SIG_HC_ROWS] = -1,
-                                            [SIG_ABORT] = -1};
-    const uint64_t W = (uint64_t)group->set.inflight;
-
-    if (op_of[kind] < 0)
-        return 0;
-    const uint64_t epoch = epochs[op_of[kind]];
-    if (op_of[kind] != OP_LL_DISPATCH && op_of[kind] != OP_LL_COMBINE)
-        return slot == 0 ? epoch : 0;
-    if ((uint64_t)slot >= W || epoch < (uint64_t)slot + 1)
-        return 0;
-    return (epoch - 1 - (uint64_t)slot) / W + 1; /* how many of epochs 1..epoch have this slot */
-}
-
-/* The same for what proxies count: updates are counted for each of their two slots (kernel/ht_notify.h). */
-static uint64_t counter_after(const struct epx_group *group, const uint64_t *epochs, int kind, int slot)
-{
-    const uint64_t updates = epochs[OP_HT_NOTIFY];
-
-    if (kind != SIG_HN_DATA && kind != SIG_HN_TABLE)
-        return signal_after(group, epochs, kind, slot);
-    return slot == 0 ? updates / 2 : slot == 1 ? (updates + 1) / 2 : 0;
-}
-
-/* Between nodes: what the proxies count. Rows expected start over with them. */
-static void reset_counters(struct epx_group *group, const uint64_t *epochs)
-{
-    const size_t R = (size_t)group->nranks, slots = (size_t)group->set.sig_slots;
-    const size_t words = (size_t)SIG_COUNT * slots * R;
-    uint64_t *zero;
-
-    if (group->nnodes == 1)
-        return;
-    for (size_t i = 0; i < words; i++)
-        group->shadow.counters[i] = counter_after(group, epochs, (int)(i / (slots * R)), (int)(i / R % slots));
-    memset(group->shadow.sent, 0, R * sizeof(uint64_t));
-    zero = calloc(words, sizeof(*zero));
-    if (!zero)
-        return;
-    group->device->ops->copy(group->device, group->shadow.expected, zero, words * sizeof(*zero));
-    group->device->ops->copy(group->device, group->shadow.pushed, zero, R * sizeof(*zero));
-    free(zero);
-}
-
-static epx_status reset_device(struct epx_group *group, const uint64_t *epochs, int unmask)
-{
-    const struct device_ops *ops = group->device->ops;
-    const size_t slots = (size_t)group->set.sig_slots, per_kind = slots * (size_t)group->nranks;
-    const size_t words = (size_t)SIG_COUNT * per_kind;
-    struct group_state state;
-    struct signal *signals = calloc(words, sizeof(*signals));
-    int32_t *ones = malloc((size_t)group->nranks * sizeof(*ones));
-    epx_status status = signals && ones ? EPX_OK : fail(EPX_ERR_MEMORY, "no memory to reset %zu signals", words);
-    static const uint64_t no_abort[2]; /* abort_word and abort_told */
-    if (status != EPX_OK)
-        goto out;
-    memset(&state, 0, sizeof(state));
-    memcpy(state.epoch, epochs, sizeof(state.epoch));
-    for (int r = 0; r < group->nranks; r++)
-        ones[r] = 1;
-    for (size_t i = 0; i < words; i++)
-        signals[i].value = signal_after(group, epochs, (int)(i / per_kind), (int)(i % per_kind) / group->nranks);
-    reset_counters(group, epochs);
-    status = ops->copy(group->device, group->shadow.state, &state, sizeof(state));
-    if (status == EPX_OK)
-        status =
-            ops->copy(group->device, (char *)group->heap.base + group->plan.signals, signals, words * sizeof(*signals));
-    if (status == EPX_OK)
-        status = ops->copy(group->device, (char *)group->heap.base + offsetof(struct control, abort_word), no_abort,
-                           sizeof(no_abort));
-    if (status == EPX_OK && unmask)
-        status = ops->copy(group->device, group->shadow.mask, ones, (size_t)group->nranks * sizeof(*ones));
-
-out:
-    free(ones);
-    free(signals);
-    return status;
-}
-
-/* The greatest epoch of each operation over all ranks. */
-static epx_status gather_epochs(struct epx_group *group, uint64_t *epochs)
-{
-    struct group_state state;
-    uint64_t *all = calloc((size_t)group->nranks, sizeof(state.epoch));
-    epx_status status = all ? EPX_OK : fail(EPX_ERR_MEMORY, "no memory for the epochs of %d ranks", group->nranks);
-
-    if (status == EPX_OK)
-        status = group->device->ops->copy(group->device, &state, group->shadow.state, sizeof(state));
-    if (status == EPX_OK)
-        status = boot_allgather(group->boot, state.epoch, all, sizeof(state.epoch));
-    for (int i = 0; status == EPX_OK && i < OP_COUNT; i++) {
-        epochs[i] = 0;
-        for (int r = 0; r < group->nranks; r++)
-            if (all[r * OP_COUNT + i] > epochs[i])
-                epochs[i] = all[r * OP_COUNT + i];
-    }
-    free(all);
-    return status;
-}
-
-epx_status group_resync(struct epx_group *group, int unmask)
-{
-    uint64_t epochs[OP_COUNT];
-    char token = 0, *tokens = malloc((size_t)group->nranks);
-    epx_status status = tokens ? EPX_OK : fail(EPX_ERR_MEMORY, "no memory for %d ranks", group->nranks);
-
-    if (status == EPX_OK)
-        status = group->device->ops->stream_sync(group->device, group->default_stream);
-    if (status == EPX_OK && group->last_stream)
-        status = group->device->ops->stream_sync(group->device, group->last_stream);
-    /* First meeting: all are idle, nobody writes signals any more; what the network still holds ends with its
-     * endpoints. Second: all have reset. */
-    if (status == EPX_OK)
-        status = gather_epochs(group, epochs);
-    if (status == EPX_OK) {
-        group_net_close(group);
-        status = reset_device(group, epochs, unmask);
-    }
-    if (status == EPX_OK)
-        status = boot_allgather(group->boot, &token, tokens, 1);
-    if (status == EPX_OK && group->nnodes > 1) {
-        memset(&group->net_base, 0, sizeof(group->net_base));
-        status = group_net_open(group);
-        if (status == EPX_OK)
-            status = group_device_rings(group);
-        status = meet_ready(group, status);
-    }
-    free(tokens);
-    if (status != EPX_OK)
-        return status;
-    for (struct epx_handle *h = group->handles; h; h = h->next) {
-        h->staged = STAGED_NONE;
-        h->dispatched = 0;
-        h->updates = __atomic_load_n(&h->info->epoch, __ATOMIC_ACQUIRE);
-        h->ntokens = -1;
-    }
-    memset(group->error, 0, sizeof(*group->error));
-    return EPX_OK;
-}
-
 /*
  * Whoever clears without an error of its own does so because another rank failed. From a rank of another node the word
- * of that may still be on its way: one that went on alone would leave the others waiting in group_resync().
+ * of that may still be on its way: one that went on alone would leave the others waiting in group_rejoin().
  */
 static void await_abort_word(struct epx_group *group)
 {
@@ -381,8 +231,8 @@ epx_status epx_group_error_clear(epx_group *group)
     if (status != EPX_OK)
         return status;
     await_abort_word(group);
-    if (abort_word(group))
-        return group_resync(group, 0);
+    if (abort_word(group) || group->masked_by_hand)
+        return group_rejoin(group, 0);
     __atomic_store_n(&group->error->state, ERROR_NONE, __ATOMIC_RELEASE);
     return EPX_OK;
 }

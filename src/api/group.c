@@ -57,9 +57,11 @@ static void close_all(struct epx_group *group)
             ops->heap_destroy(group->device, &group->heap);
         ops->close(group->device);
     }
+    muster_close(group->muster);
     if (group->boot)
         boot_close(group->boot);
     node_map_free(&group->map);
+    free(group->asked_out);
     free(group->remote);
     free(group->bases);
     free(group->exports);
@@ -90,7 +92,8 @@ static epx_status prepare(struct epx_group *group, const epx_group_config *confi
     group->exports = calloc(n, sizeof(*group->exports));
     group->bases = calloc(n, sizeof(*group->bases));
     group->remote = calloc(n, sizeof(*group->remote));
-    if (!group->exports || !group->bases || !group->remote)
+    group->asked_out = calloc(n, sizeof(*group->asked_out));
+    if (!group->exports || !group->bases || !group->remote || !group->asked_out)
         return fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %zu ranks", n);
     status = settings_make(config, group->nranks, &group->set);
     if (status == EPX_OK)
@@ -118,6 +121,8 @@ static epx_status build(struct epx_group *group)
             status = group_device_rings(group);
         status = meet_ready(group, status);
     }
+    if (status == EPX_OK && group->set.enable_mask && group->nranks > 1)
+        status = meet_muster(group);
     return status;
 }
 

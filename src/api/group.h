@@ -6,20 +6,23 @@
 
 /* EPX_OK unless the group has failed: a fatal error is returned again, with its message. */
 epx_status group_usable(struct epx_group *group);
-/* Collective: every rank's epochs, signals and error state start over from one common point. */
-epx_status group_resync(struct epx_group *group, int unmask);
+/* Collective over those that go on: epochs, signals and error state start over from one common point (rejoin.c).
+ * `unmask`: those that are masked too, if they are not gone. */
+epx_status group_rejoin(struct epx_group *group, int unmask);
 void events_free_all(struct epx_group *group);
 /* Waits for their work. */
 epx_status streams_free_all(struct epx_group *group);
 /* The group's device memory and its peers' heaps (group_memory.c). */
 epx_status group_device_create(struct epx_group *group);
 void group_device_destroy(struct epx_group *group);
+/* Mask, members and relays in device memory as group->map.out has them. */
+epx_status group_device_members(struct epx_group *group);
 /* Proxies, where ranks are on several nodes (group_net.c). Opening is collective, also when a rank fails. */
 epx_status group_net_open(struct epx_group *group);
 void group_net_close(struct epx_group *group);
 /* Before the end of a group that works: until no peer misses it. */
 void group_net_settle(struct epx_group *group);
-/* Where a signal (enum signal_kind) of every peer stands when nothing is outstanding after these epochs (error.c). */
+/* Where a signal (enum signal_kind) of every peer stands when nothing is outstanding after these epochs (rejoin.c). */
 uint64_t signal_after(const struct epx_group *group, const uint64_t *epochs, int kind, int slot);
 /* The group has failed: wakes and ends what this rank and those of its node wait for (error.c). */
 void group_abort(struct epx_group *group, int status);
@@ -37,5 +40,9 @@ epx_status meet_any(struct epx_group *group, epx_status mine, int *flag);
 /* Where heaps lie (group_heap.c): after the device is open; and once the nodes are known, collectively. */
 epx_status group_heap_begin(struct epx_group *group);
 epx_status group_heap_settle(struct epx_group *group);
+/* With enable_mask: how ranks meet later, when some may be gone. */
+epx_status meet_muster(struct epx_group *group);
+/* An all-gather of all ranks, or while the group starts over without some, of the others: zeros stand for those. */
+epx_status meet_gather(struct epx_group *group, const void *send, void *recv, size_t bytes);
 
 #endif

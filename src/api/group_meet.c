@@ -8,9 +8,12 @@
  *   3. heaps     each rank maps the heaps of its node
  *   4. cards     with several nodes: addresses of the proxies, which connect (group_net.c)
  *   5. ready     all have mapped and connected: from here on signals may fly
+ *   6. muster    with enable_mask: the ranks call each other once as they would after one is gone, so that it is known
+ *                to work
  */
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 
 #include "api/config.h"
 #include "api/group.h"
@@ -60,6 +63,13 @@ static epx_status fates_judge(const struct epx_group *group, const void *cards, 
     return EPX_OK;
 }
 
+epx_status meet_gather(struct epx_group *group, const void *send, void *recv, size_t bytes)
+{
+    if (group->mustered)
+        return muster_gather(group->muster, send, recv, bytes);
+    return boot_allgather(group->boot, send, recv, bytes);
+}
+
 /* Nodes: ranks of one identity, cut to ranks_per_node where that is set. Node numbers go by the lowest rank. */
 static epx_status find_nodes(struct epx_group *group, const struct hello *all)
 {
@@ -102,7 +112,7 @@ epx_status meet_compare(struct epx_group *group, epx_status mine)
         mine = group->device->ops->identity(group->device, own.identity);
     fate_set(&own.fate, mine);
     settings_pack(&group->set, own.fields);
-    status = boot_allgather(group->boot, &own, all, sizeof(own));
+    status = meet_gather(group, &own, all, sizeof(own));
     if (status == EPX_OK)
         status = fates_judge(group, all, sizeof(*all));
     if (status == EPX_OK)
@@ -139,7 +149,7 @@ epx_status meet_heaps(struct epx_group *group, epx_status mine)
     memset(&own, 0, sizeof(own));
     fate_set(&own.fate, mine);
     own.export = group->heap.export;
-    status = boot_allgather(group->boot, &own, all, sizeof(own));
+    status = meet_gather(group, &own, all, sizeof(own));
     if (status == EPX_OK)
         status = fates_judge(group, all, sizeof(*all));
     if (status == EPX_OK)
@@ -158,7 +168,7 @@ epx_status meet_any(struct epx_group *group, epx_status mine, int *flag)
     memset(&own, 0, sizeof(own));
     fate_set(&own.fate, mine);
     own.flag = *flag;
-    status = boot_allgather(group->boot, &own, all, sizeof(own));
+    status = meet_gather(group, &own, all, sizeof(own));
     if (status == EPX_OK)
         status = fates_judge(group, all, sizeof(*all));
     for (int r = 0; r < group->nranks && status == EPX_OK; r++)
@@ -172,4 +182,60 @@ epx_status meet_ready(struct epx_group *group, epx_status mine)
     int none = 0;
 
     return meet_any(group, mine, &none);
+}
+
+struct muster_card {
+    struct fate fate;
+    struct line_address address;
+    uint64_t token; /* rank 0's is taken */
+};
+
+static epx_status call_all(struct epx_group *group)
+{
+    uint8_t *out = calloc((size_t)group->nranks, 2), *tokens = out ? out + group->nranks : NULL, token = 0;
+    epx_status status;
+
+    if (!out)
+        return fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d ranks", group->nranks);
+    status = muster_begin(group->muster, -1, out, group->set.timeout_ms);
+    if (status == EPX_OK)
+        status = muster_gather(group->muster, &token, tokens, 1);
+    for (int r = 0; status == EPX_OK && r < group->nranks; r++)
+        if (out[r])
+            status =
+                fail(EPX_ERR_SYSTEM,
+                     "epx_group_create: rank %d cannot be called over TCP: groups with enable_mask need connections "
+                     "between all ranks (EPX_SOCKET_IFNAME picks the interfaces)",
+                     r);
+    muster_end(group->muster);
+    free(out);
+    return status;
+}
+
+epx_status meet_muster(struct epx_group *group)
+{
+    struct muster_card own, *all = calloc((size_t)group->nranks, sizeof(*all));
+    struct line_address *addresses = calloc((size_t)group->nranks, sizeof(*addresses));
+    epx_status status = EPX_OK, mine;
+
+    memset(&own, 0, sizeof(own));
+    mine = muster_open(group->rank, group->nranks, group->nnodes == 1, &own.address, &group->muster);
+    if (mine == EPX_OK && getrandom(&own.token, sizeof(own.token), 0) != (ssize_t)sizeof(own.token))
+        mine = fail_errno(EPX_ERR_SYSTEM, "epx_group_create: getrandom");
+    fate_set(&own.fate, mine);
+    if (!all || !addresses)
+        status = fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d ranks", group->nranks);
+    if (status == EPX_OK)
+        status = meet_gather(group, &own, all, sizeof(own));
+    if (status == EPX_OK)
+        status = fates_judge(group, all, sizeof(*all));
+    if (status == EPX_OK) {
+        for (int r = 0; r < group->nranks; r++)
+            addresses[r] = all[r].address;
+        muster_know(group->muster, addresses, all[0].token);
+        status = meet_ready(group, call_all(group));
+    }
+    free(addresses);
+    free(all);
+    return status;
 }

@@ -9,7 +9,7 @@
 #define RINGS_MAX 64
 
 struct blocks {
-    size_t state, mask, heaps, tables;
+    size_t state, mask, members, heaps, tables;
     size_t nodes, expected, pushed, rings, order, lists; /* several nodes */
     size_t total;
 };
@@ -30,7 +30,7 @@ static void lay_out_nodes(const struct epx_group *group, struct blocks *b, size_
 {
     const size_t R = (size_t)group->nranks, N = (size_t)group->nnodes, M = (size_t)group->set.max_tokens;
 
-    b->nodes = take(at, (3 * R + 2 * N + (size_t)group->map.relay_max) * sizeof(int32_t));
+    b->nodes = take(at, (3 * R + 2 * N + (size_t)group->set.relay_max) * sizeof(int32_t));
     b->expected = take(at, (size_t)SIG_COUNT * (size_t)group->set.sig_slots * R * sizeof(uint64_t));
     b->pushed = take(at, R * sizeof(uint64_t));
     b->rings = take(at, RINGS_MAX * sizeof(struct ring_dev));
@@ -47,6 +47,7 @@ static struct blocks lay_out(const struct epx_group *group)
     memset(&b, 0, sizeof(b));
     b.state = take(&at, sizeof(struct group_state));
     b.mask = take(&at, R * sizeof(int32_t));
+    b.members = take(&at, R * sizeof(int32_t));
     b.heaps = take(&at, R * sizeof(char *));
     b.tables = take(&at, (size_t)group->set.agents * ((size_t)group->set.experts + R) * sizeof(int32_t));
     if (group->nnodes > 1)
@@ -76,7 +77,7 @@ static epx_status copy_nodes(struct epx_group *group, const struct blocks *b)
 {
     const struct node_map *map = &group->map;
     const size_t R = (size_t)group->nranks, N = (size_t)group->nnodes;
-    const size_t bytes = (3 * R + 2 * N + (size_t)map->relay_max) * sizeof(int32_t);
+    const size_t bytes = (3 * R + 2 * N + (size_t)group->set.relay_max) * sizeof(int32_t);
     int32_t *t = calloc(1, bytes);
     epx_status status;
 
@@ -105,7 +106,7 @@ static void fill_nodes(struct epx_group *group, const struct blocks *b)
     struct group_dev *g = &group->shadow;
 
     g->remotes = group->map.remotes;
-    g->relay_max = group->map.relay_max;
+    g->relay_max = group->set.relay_max;
     g->node_of = t;
     g->landing_at = t + R;
     g->landing_of = t + 2 * R;
@@ -136,6 +137,7 @@ static void fill_shadow(struct epx_group *group, const struct blocks *b)
     g->heap = (char *const *)(base + b->heaps);
     g->state = (struct group_state *)(base + b->state);
     g->mask = (int32_t *)(base + b->mask);
+    g->members = (int32_t *)(base + b->members);
     g->error = group->error;
     g->stats = group->device_stats;
     g->tables = (int32_t *)(base + b->tables);
@@ -154,19 +156,12 @@ static epx_status copy_in(struct epx_group *group, const struct blocks *b)
 {
     const struct device_ops *ops = group->device->ops;
     char *base = group->device_memory;
-    int32_t *ones = malloc((size_t)group->nranks * sizeof(*ones));
-    epx_status status;
+    epx_status status = group_device_members(group);
 
-    if (!ones)
-        return fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d ranks", group->nranks);
-    for (int r = 0; r < group->nranks; r++)
-        ones[r] = 1;
-    status = ops->copy(group->device, base, &group->shadow, sizeof(group->shadow));
     if (status == EPX_OK)
-        status = ops->copy(group->device, base + b->mask, ones, (size_t)group->nranks * sizeof(*ones));
+        status = ops->copy(group->device, base, &group->shadow, sizeof(group->shadow));
     if (status == EPX_OK)
         status = ops->copy(group->device, base + b->heaps, group->bases, (size_t)group->nranks * sizeof(void *));
-    free(ones);
     return status;
 }
 
@@ -189,11 +184,32 @@ epx_status group_device_create(struct epx_group *group)
     if (group->nnodes > 1) {
         group->shadow.counters = (uint64_t *)((char *)group->host_memory + hb.counters);
         group->shadow.sent = (uint64_t *)((char *)group->host_memory + hb.sent);
-        status = copy_nodes(group, &b);
-        if (status != EPX_OK)
-            return status;
     }
     return copy_in(group, &b);
+}
+
+epx_status group_device_members(struct epx_group *group)
+{
+    const struct device_ops *ops = group->device->ops;
+    const struct blocks b = lay_out(group);
+    const size_t bytes = (size_t)group->nranks * sizeof(int32_t);
+    char *base = group->device_memory;
+    int32_t *in = malloc(bytes);
+    epx_status status;
+
+    if (!in)
+        return fail(EPX_ERR_MEMORY, "no memory for the mask of %d ranks", group->nranks);
+    for (int r = 0; r < group->nranks; r++)
+        in[r] = !group->map.out[r];
+    status = ops->copy(group->device, base + b.mask, in, bytes);
+    if (status == EPX_OK)
+        status = ops->copy(group->device, base + b.members, in, bytes);
+    free(in);
+    if (status == EPX_OK && group->nnodes > 1)
+        status = copy_nodes(group, &b);
+    if (status == EPX_OK && group->nnodes > 1) /* the relays' sources */
+        status = ops->copy(group->device, base, &group->shadow, sizeof(group->shadow));
+    return status;
 }
 
 epx_status group_device_rings(struct epx_group *group)

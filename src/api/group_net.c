@@ -87,6 +87,7 @@ static epx_status open_proxies(struct epx_group *group, int *dmabuf)
     o.timeout_ms = group->set.timeout_ms;
     o.world = net_sim_world;
     o.remote = group->remote;
+    o.absent = group->map.out;
     o.device_kind = group->device->ops->kind;
     o.device = group->device;
     o.counters = group->shadow.counters;
@@ -120,7 +121,7 @@ static epx_status exchange_cards(struct epx_group *group, epx_status mine, struc
         mine = proxy_cards(group->proxies, own);
     status = meet_ready(group, mine);
     if (status == EPX_OK)
-        status = boot_allgather(group->boot, own, *all, bytes);
+        status = meet_gather(group, own, *all, bytes);
     free(own);
     return status;
 }

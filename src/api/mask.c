@@ -39,9 +39,33 @@ epx_status epx_mask_query(epx_group *group, int32_t *mask, epx_stream stream)
     return launch_mask(group, &params, stream);
 }
 
+/* Masked by a timeout, by hand, or by agreement. */
+static epx_status is_masked(epx_group *group, int rank, int *masked)
+{
+    int32_t word = 1;
+    epx_status status = group->device->ops->copy(group->device, &word, &group->shadow.mask[rank], sizeof(word));
+
+    *masked = !word || group->asked_out[rank] || group->map.out[rank];
+    return status;
+}
+
+/* By what a rank missed while it was masked, it would be an operation behind: only a meeting brings it back. */
+static epx_status check_unmask(epx_group *group, int rank)
+{
+    int masked = 0;
+    epx_status status = is_masked(group, rank, &masked);
+
+    if (status == EPX_OK && masked)
+        status = fail(
+            EPX_ERR_USAGE,
+            "epx_mask_update: mask[%d]: expected 0, got 1: a rank that is masked comes back by epx_mask_clean", rank);
+    return status;
+}
+
 epx_status epx_mask_update(epx_group *group, const int32_t *mask, epx_stream stream)
 {
     struct mask_params params;
+    int more = 0;
     epx_status status = need_mask(group, "epx_mask_update");
 
     if (status != EPX_OK)
@@ -56,9 +80,18 @@ epx_status epx_mask_update(epx_group *group, const int32_t *mask, epx_stream str
             return fail(EPX_ERR_ARGUMENT, "epx_mask_update: mask[%d]: expected 0 or 1, got %d", r, mask[r]);
         if (r == group->rank && !mask[r])
             return fail(EPX_ERR_ARGUMENT, "epx_mask_update: mask[%d]: a rank cannot mask itself", r);
+        if (mask[r] && (status = check_unmask(group, r)) != EPX_OK)
+            return status;
         params.bits[r / 8] |= (uint8_t)(mask[r] << (r % 8));
+        more |= !mask[r] && !group->map.out[r];
     }
-    return launch_mask(group, &params, stream);
+    status = launch_mask(group, &params, stream);
+    if (status != EPX_OK)
+        return status;
+    group->masked_by_hand |= more;
+    for (int r = 0; r < group->nranks; r++)
+        group->asked_out[r] |= !mask[r];
+    return EPX_OK;
 }
 
 epx_status epx_mask_clean(epx_group *group, epx_stream stream)
@@ -69,5 +102,5 @@ epx_status epx_mask_clean(epx_group *group, epx_stream stream)
         return status;
     status =
         group->device->ops->stream_sync(group->device, stream ? (struct device_stream *)stream : group->default_stream);
-    return status == EPX_OK ? group_resync(group, 1) : status;
+    return status == EPX_OK ? group_rejoin(group, 1) : status;
 }

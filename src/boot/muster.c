@@ -83,11 +83,11 @@ struct muster {
     struct line_address *addresses;
     struct peer *peers;
     struct ear visitors[VISITORS]; /* lines whose rank is not known yet */
-    uint8_t *out;  /* [nranks] */
-    uint8_t *card; /* as said last: out[nranks], has[nranks] */
+    uint8_t *out;                  /* [nranks] */
+    uint8_t *card;                 /* as said last: out[nranks], has[nranks] */
     int purpose, number, agreed;
     int left_out_by; /* a rank that goes on without this one, or -1 */
-    int moved; /* something happened in this turn */
+    int moved;       /* something happened in this turn */
 };
 
 /* ---- Speaking ----------------------------------------------------------------------------------------------- */
@@ -95,12 +95,8 @@ struct muster {
 static epx_status tell(struct muster *m, struct peer *peer, enum frame_kind kind, int number, const void *data,
                        size_t bytes)
 {
-    const struct frame frame = {.magic = FRAME_MAGIC,
-                                .kind = kind,
-                                .token = m->token,
-                                .rank = m->rank,
-                                .number = number,
-                                .bytes = bytes};
+    const struct frame frame = {
+        .magic = FRAME_MAGIC, .kind = kind, .token = m->token, .rank = m->rank, .number = number, .bytes = bytes};
     const size_t need = peer->length + sizeof(frame) + bytes;
 
     if (need > peer->room) {
@@ -192,7 +188,8 @@ static int is_sound(const struct muster *m, const struct frame *f)
 {
     if (f->magic != FRAME_MAGIC || f->token != m->token || f->rank < 0 || f->rank >= m->nranks || f->rank == m->rank)
         return 0;
-    return f->kind == FRAME_CARD ? f->bytes == 2 * (uint64_t)m->nranks : f->kind == FRAME_DATA && f->bytes <= PAYLOAD_MOST;
+    return f->kind == FRAME_CARD ? f->bytes == 2 * (uint64_t)m->nranks
+                                 : f->kind == FRAME_DATA && f->bytes <= PAYLOAD_MOST;
 }
 
 /* 1: a whole frame is there; 0: not yet; -1: the line is to be given up. */
@@ -323,8 +320,10 @@ static epx_status learn(struct muster *m)
         if (r == m->rank || m->out[r] || !peer->has_card)
             continue;
         if (peer->purpose != m->purpose)
-            return fail(EPX_ERR_MISMATCH, "rank %d and rank %d call different functions to go on: one clears an error, one"
-                        " cleans the mask", m->rank, r);
+            return fail(EPX_ERR_MISMATCH,
+                        "rank %d and rank %d call different functions to go on: one clears an error, one"
+                        " cleans the mask",
+                        m->rank, r);
         for (int i = 0; i < m->nranks; i++)
             m->out[i] |= peer->out[i];
     }
@@ -373,8 +372,8 @@ static epx_status too_late(const struct muster *m, int number)
     if (!there)
         return fail(EPX_ERR_MEMORY, "no memory for %d ranks", m->nranks);
     for (int r = 0; r < m->nranks; r++)
-        there[r] = r == m->rank || m->out[r] ||
-                   (number ? m->peers[r].data[number & 1].number == number : m->peers[r].came);
+        there[r] =
+            r == m->rank || m->out[r] || (number ? m->peers[r].data[number & 1].number == number : m->peers[r].came);
     if (absent_ranks(there, m->nranks, names, sizeof(names)))
         status = fail(EPX_ERR_TIMEOUT, "rank %d: %s did not come to go on with the others within %d ms", m->rank, names,
                       m->timeout_ms);

@@ -354,7 +354,7 @@ KFN void kernel_ht_combine(struct agent *ag, const struct ht_combine_params *p)
 {
     const uint64_t epoch = p->g->state->epoch[OP_HT_COMBINE] + 1;
 
-    if (!kernel_begin(ag, p->g))
+    if (!kernel_begin_agreed(ag, p->g))
         hc_run(ag, p, epoch);
     kernel_end(ag, p->g);
 }

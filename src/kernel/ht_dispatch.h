@@ -476,7 +476,7 @@ KFN void kernel_ht_dispatch(struct agent *ag, const struct ht_dispatch_params *p
 {
     const uint64_t epoch = p->g->state->epoch[OP_HT_DISPATCH] + 1;
 
-    if (!kernel_begin(ag, p->g))
+    if (!kernel_begin_agreed(ag, p->g))
         hd_run(ag, p, epoch);
     kernel_end(ag, p->g);
 }

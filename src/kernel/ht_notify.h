@@ -391,7 +391,7 @@ KFN void kernel_ht_notify(struct agent *ag, const struct ht_notify_params *p)
 {
     const uint64_t epoch = p->g->state->epoch[OP_HT_NOTIFY] + 1;
 
-    if (!kernel_begin(ag, p->g))
+    if (!kernel_begin_agreed(ag, p->g))
         hn_run(ag, p, epoch);
     kernel_end(ag, p->g);
 }

@@ -245,6 +245,7 @@ enum kernel_phase {
     PHASE_HC_ROWS,
     PHASE_RING,
     PHASE_NET,
+    PHASE_MASKS,
     PHASE_COUNT
 };
 
@@ -266,7 +267,8 @@ struct group_dev {
     uint64_t timeout_ns;
     char *const *heap; /* [R]: each rank's heap as mapped here */
     struct group_state *state;
-    int32_t *mask; /* [R] 1 = active */
+    int32_t *mask;          /* [R] 1 = active */
+    const int32_t *members; /* [R] likewise, as all ranks agreed last */
     struct error_record *error;
     struct device_stats *stats;
     int32_t *tables; /* route counting: [agents][E + R], see route.h */

@@ -21,6 +21,7 @@
 /* As epx_status; kernels do not include the public header. */
 enum {
     KSTATUS_ARGUMENT = 1,
+    KSTATUS_USAGE = 2,
     KSTATUS_MISMATCH = 3,
     KSTATUS_OVERFLOW = 4,
     KSTATUS_MEMORY = 5,
@@ -111,6 +112,22 @@ KFN int kernel_begin(struct agent *ag, const struct group_dev *g)
     if (word)
         report(ag, g, KSTATUS_PEER, PHASE_NONE, ABORT_RANK(word), 0, 0, ABORT_STATUS(word), 0);
     return word != 0;
+}
+
+/* The same for high throughput, which goes by what all ranks have agreed on (api/rejoin.c): a rank that is masked here
+ * alone is counted, and relayed for, by others. */
+KFN_STEP int kernel_begin_agreed(struct agent *ag, const struct group_dev *g)
+{
+    if (kernel_begin(ag, g))
+        return 1;
+    for (int r = 0; g->enable_mask && r < g->nranks; r++) {
+        if (g->mask[r] == g->members[r])
+            continue;
+        if (ag_index(ag) == 0)
+            fail_all(ag, g, KSTATUS_USAGE, PHASE_MASKS, r, g->members[r], g->mask[r]);
+        return 1;
+    }
+    return 0;
 }
 
 /* Low latency goes on without a rank. High throughput cannot: who waits is not always who would miss its rows. */

@@ -180,7 +180,7 @@ static struct peer *check(struct proxy_thread *t, struct command c, struct pendi
                "a command reads beyond the end of the heap (units of 16 bytes)");
         return NULL;
     }
-    if (f.target + f.units > peer->region_bytes / COMMAND_UNIT) {
+    if (!peer->dead && f.target + f.units > peer->region_bytes / COMMAND_UNIT) {
         refuse(t, FAULT_RANGE, peer->rank, (int64_t)(peer->region_bytes / COMMAND_UNIT), (int64_t)(f.target + f.units),
                "a command writes beyond the end of the peer's heap (units of 16 bytes)");
         return NULL;

@@ -95,8 +95,10 @@ static epx_status open_peers(struct proxy_thread *t)
         const int mine = g->remote[rank] && rank != o->rank && (o->rank + rank) % o->threads == t->index;
 
         t->by_rank[rank] = mine ? t->npeers : -1;
-        if (mine)
-            t->peers[t->npeers++].rank = rank;
+        if (!mine)
+            continue;
+        t->peers[t->npeers].rank = rank;
+        t->peers[t->npeers++].dead = o->absent && o->absent[rank];
     }
     t->depth = DEPTH_MOST;
     while (t->depth > DEPTH_LEAST && t->depth * (uint32_t)t->npeers > PLACES)
@@ -222,6 +224,8 @@ epx_status proxy_connect(struct proxy_group *g, const struct proxy_card *cards, 
             struct peer *peer = &t->peers[p];
             const struct proxy_card *card = &cards[(size_t)peer->rank * (size_t)o->threads + (size_t)i];
 
+            if (peer->dead)
+                continue;
             peer->region_bytes = card->region.bytes < COMMAND_MAX_OFFSET ? card->region.bytes : COMMAND_MAX_OFFSET;
             status = t->ops->connect(t->net, peer->rank, &card->address, &card->region);
         }

@@ -32,6 +32,7 @@ struct proxy_options {
     const char *provider;
     void *world;           /* for the sim network */
     const uint8_t *remote; /* [nranks]: 1 = reached through the network */
+    const uint8_t *absent; /* [nranks] or NULL: 1 = gone already: not connected, and what is for it is dropped */
     void *heap;            /* registered with every endpoint */
     uint64_t heap_bytes;
     int memory_kind, memory_index, dmabuf; /* of the heap, as in struct net_memory; memory_kind 0 = the host's */

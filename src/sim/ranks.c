@@ -11,6 +11,7 @@
 
 #include "device/device.h"
 #include "sim/device.h"
+#include "sim/line.h"
 #include "sim/proxy.h"
 #include "util/pause.h"
 
@@ -208,6 +209,8 @@ int sim_run_ranks(const struct sim_setup *setup, int (*fn)(int rank, int n, epx_
         return -1;
     device_override = &sim_device_ops;
     time_source_set(&sim_time);
+    line_override = &sim_line_ops;
+    sim_lines_begin(setup->deaths_seen);
     if ((!setup->net || net_begin(setup->net) == 0) && seats_make(&m) == 0) {
         outcome->stuck[0] = 0;
         rc = sim_run(outcome->stuck, sizeof(outcome->stuck));
@@ -216,6 +219,8 @@ int sim_run_ranks(const struct sim_setup *setup, int (*fn)(int rank, int n, epx_
         outcome->failures += m.seats[r].result != 0;
     sim_totals(&outcome->totals);
     net_end(outcome);
+    sim_lines_end();
+    line_override = NULL;
     time_source_set(NULL);
     device_override = NULL;
     sim_end();

@@ -88,6 +88,11 @@ int sim_rank(void)
     return sim.current ? sim.current->rank : -1;
 }
 
+int sim_is_dead(int rank)
+{
+    return sim.rank[rank].dead && sim.rank[rank].thaw == SIM_NEVER;
+}
+
 /* ---- Lists -------------------------------------------------------------------------------------------------- */
 
 static void make_runnable(struct sim_task *t)
