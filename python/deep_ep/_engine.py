@@ -29,7 +29,6 @@ class Pool:
         self.plans: Dict[Any, Any] = {}
         self.combine_buffers: List[Optional[torch.Tensor]] = [None, None]
         self.next_combine_buffer = 0
-        self.active: Optional[List[int]] = None  # the mask that the caller set
         self._handles: Dict[int, List[epx.Handle]] = {}
 
     def take(self, mode: epx.Mode, layout: epx.Layout, topk: int) -> epx.Handle:
@@ -50,7 +49,7 @@ class Engine:
     """The groups of one buffer."""
 
     def __init__(self, bootstrap: epx.Bootstrap, settings: Settings) -> None:
-        self.bootstrap = bootstrap
+        self._bootstrap: Optional[epx.Bootstrap] = bootstrap
         self.settings = settings
         self.closed = False
         self._high: Dict[Tuple[torch.device, int], Pool] = {}
@@ -73,6 +72,14 @@ class Engine:
                 pool.combine_buffers = [None, None]
                 pool.group.destroy()
             pools.clear()
+        self._bootstrap = None
+
+    @property
+    def bootstrap(self) -> epx.Bootstrap:
+        """How the ranks meet."""
+        if self._bootstrap is None:
+            raise epx.UsageError(epx.Status.USAGE, "the buffer was destroyed")
+        return self._bootstrap
 
     def local_experts(self, num_experts: int) -> int:
         """Experts per rank."""

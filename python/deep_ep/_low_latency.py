@@ -18,7 +18,7 @@ from . import _checks as checks
 from ._checks import wrong
 from ._engine import Engine, Pool
 from ._routing import Handle, Routing, attach, find
-from ._streams import CudaLaunch, HostLaunch
+from ._streams import settle
 from .utils import EventOverlap
 
 _DTYPES = {torch.bfloat16: epx.DType.BF16, torch.int64: epx.DType.INT64, torch.int32: epx.DType.INT32}
@@ -183,6 +183,8 @@ def dispatch(engine: Engine, launch_on: Any, x: torch.Tensor, topk_idx: torch.Te
     lib = load()
     status = lib.epx_handle_update(routing.address, plan.topk_address, None, stream)
     check(status or lib.epx_dispatch(routing.address, *plan.addresses, stream))
+    # The routing holds the tensors of a staged operation: not through the object that holds the routing, or both would stay.
+    out[3] = src.detach()
     handle: Handle = (attach(src, routing), ranges, max_tokens, hidden, num_experts)
     event, hook = _finish(routing, launch, staged, [x, topk_idx, stats, wait], out)
     return (recv, scales) if scales is not None else recv, counts, handle, event, hook
@@ -216,7 +218,7 @@ def _finish(routing: LowLatencyRouting, launch: Any, staged: bool, inputs: List[
     device, group = routing.pool.device, routing.pool.group
     routing.staged = (inputs, outputs)
     if device.type == "cpu":
-        group.sync()  # the caller may change x when this returns
+        settle(group)  # the caller may change x when this returns
 
     def hook() -> None:
         """Receives: afterwards the tensors are complete for the current stream."""
@@ -226,7 +228,7 @@ def _finish(routing: LowLatencyRouting, launch: Any, staged: bool, inputs: List[
         routing.staged = None
         if device.type == "cpu":
             group.hold((inputs, outputs))
-            group.sync()
+            settle(group)
 
     return EventOverlap(), hook
 

@@ -14,7 +14,44 @@ from typing import Any, ContextManager, Iterable, Optional
 import epx
 import torch
 
-from .utils import EventOverlap, HostEvent, StreamEvent
+from .utils import EventHandle, EventOverlap
+
+
+def settle(group: epx.Group, event: Optional[epx.Event] = None) -> None:
+    """Waits for the work on CPU tensors, all of it or up to an event. A rank that was masked because it did not come is no
+    error: the masks tell of it."""
+    try:
+        event.sync() if event is not None else group.sync()
+    except epx.TimeoutExpired:
+        error = group.error()
+        if error is None or not error.message.endswith("it is masked now"):
+            raise
+        group.error_clear()
+
+
+class HostEvent(EventHandle):
+    """The end of an operation on CPU tensors."""
+
+    def __init__(self, group: epx.Group) -> None:
+        self._group = group
+        self._event = group.event()
+        self._event.record()
+
+    def current_stream_wait(self) -> None:
+        """Waits until the operation is done. Raises its error, if there is one."""
+        settle(self._group, self._event)
+
+    def wait_on(self, stream: Any) -> None:
+        """As current_stream_wait(): a CUDA stream cannot wait for the CPU."""
+        self.current_stream_wait()
+
+
+class StreamEvent(EventHandle):
+    """A point in the work of a given CUDA stream."""
+
+    def __init__(self, stream: "torch.cuda.Stream") -> None:
+        self._event = torch.cuda.Event()
+        self._event.record(stream)
 
 
 class HostLaunch:
@@ -35,12 +72,10 @@ class HostLaunch:
     def finish(self, inputs: Iterable[Any], outputs: Iterable[Any]) -> EventOverlap:
         """All is queued: waits for it, or returns the event to wait for."""
         if not self._async:
-            self._group.sync()
+            settle(self._group)
             return EventOverlap()
-        event = self._group.event()
-        event.record()
         self._group.hold((list(inputs), list(outputs)))
-        return EventOverlap(HostEvent(event))
+        return EventOverlap(HostEvent(self._group))
 
 
 class CudaLaunch:

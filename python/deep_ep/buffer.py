@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Buffer: DeepEP's V1 interface."""
 
+import atexit
+import weakref
 from typing import Any, Callable, List, Optional, Tuple, Union
 
 import epx
@@ -9,15 +11,18 @@ import torch
 from . import _checks as checks
 from . import _high_throughput, _low_latency
 from ._checks import wrong
-from ._engine import Engine
+from ._engine import Engine, Pool
 from ._layout import dispatch_layout
 from ._settings import Settings, low_latency_bytes
-from ._streams import CudaLaunch, HostLaunch
+from ._streams import CudaLaunch, HostLaunch, settle
 from .config import Config
 from .utils import EventHandle, EventOverlap
 
 _Tokens = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
 _Handle = Tuple[Any, ...]
+
+
+_living: "weakref.WeakSet[Buffer]" = weakref.WeakSet()
 
 
 class Runtime:
@@ -77,6 +82,7 @@ class Buffer:
         self.runtime: Optional[Runtime] = Runtime(self._engine)
         self._comm_stream: Any = None
         self._local: dict = {}
+        _living.add(self)
 
     def destroy(self) -> None:
         """Ends the buffer; needs explicitly_destroy=True. Tensors that it returned stay valid as long as they live."""
@@ -285,7 +291,7 @@ class Buffer:
 
     # ---- Masks
 
-    def _mask_pools(self) -> List[Any]:
+    def _mask_pools(self) -> List[Pool]:
         if not self.enable_shrink:
             raise epx.UsageError(epx.Status.USAGE, "masks: expected a buffer created with enable_shrink=True")
         pools = self._engine.low_latency_pools()
@@ -299,9 +305,8 @@ class Buffer:
         if not isinstance(rank_to_mask, int) or not 0 <= rank_to_mask < self.group_size:
             raise wrong("rank_to_mask", "0 to %d" % (self.group_size - 1), repr(rank_to_mask))
         for pool in pools:
-            active = pool.active or [1] * self.group_size
+            active = _active(pool, torch.empty(self.group_size, dtype=torch.int32, device=pool.device)).tolist()
             active[rank_to_mask] = 0 if mask else 1
-            pool.active = active
             pool.group.mask_update(active, stream=_stream(pool.device))
 
     def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
@@ -310,17 +315,21 @@ class Buffer:
         checks.tensor("mask_status", mask_status, (torch.int32,), (self.group_size,), pools[0].device)
         masked = torch.zeros_like(mask_status)
         for pool in pools:
-            pool.group.mask_query(mask_status, stream=_stream(pool.device))
-            if pool.device.type == "cpu":
-                pool.group.sync()
-            masked |= 1 - mask_status
+            masked |= 1 - _active(pool, mask_status)
         mask_status.copy_(masked)
 
     def low_latency_clean_mask_buffer(self) -> None:
         """All ranks active again. Collective over the active ranks and those that come back."""
         for pool in self._mask_pools():
-            pool.active = None
             pool.group.mask_clean(stream=_stream(pool.device))
+
+
+def _active(pool: Pool, out: torch.Tensor) -> torch.Tensor:
+    """1 for each active rank of a pool's group."""
+    pool.group.mask_query(out, stream=_stream(pool.device))
+    if pool.device.type == "cpu":
+        settle(pool.group)
+    return out
 
 
 def _device(x: Any) -> torch.device:
@@ -336,3 +345,13 @@ def _stream(device: torch.device) -> Any:
 def _exclusive(async_finish: bool, return_recv_hook: bool) -> None:
     if async_finish and return_recv_hook:
         raise wrong("async_finish, return_recv_hook", "at most one of them", "both")
+
+
+def _at_exit() -> None:
+    # A process group that lives until Python ends may end the process by an exception in its destructor: let go of it.
+    for buffer in list(_living):
+        buffer._close()
+        buffer.group = None
+
+
+atexit.register(_at_exit)

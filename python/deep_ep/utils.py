@@ -27,29 +27,6 @@ class EventHandle:
             stream.wait_event(self._event)
 
 
-class StreamEvent(EventHandle):
-    """A point in the work of a given CUDA stream."""
-
-    def __init__(self, stream: "torch.cuda.Stream") -> None:
-        self._event = torch.cuda.Event()
-        self._event.record(stream)
-
-
-class HostEvent(EventHandle):
-    """The end of an operation on CPU tensors."""
-
-    def __init__(self, event: Any) -> None:
-        self._event = event
-
-    def current_stream_wait(self) -> None:
-        """Waits until the operation is done. Raises its error, if there is one."""
-        self._event.sync()
-
-    def wait_on(self, stream: Any) -> None:
-        """As current_stream_wait(): a CUDA stream cannot wait for the CPU."""
-        self._event.sync()
-
-
 class EventOverlap:
     """An event that may be absent, and tensors that live as long as it. As a context manager it waits at the end."""
 

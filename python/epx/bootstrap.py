@@ -17,31 +17,39 @@ class Bootstrap:
         self.rank = rank
         self.nranks = nranks
         self._gather = gather
-        self._error: Optional[BaseException] = None
-        self._callback = ALLGATHER(self._called)
+        self._errors: List[BaseException] = []
+        self._callback = ALLGATHER(_callback(nranks, gather, self._errors))
         self.struct = BootstrapStruct(rank=rank, nranks=nranks, allgather=self._callback)
 
     def allgather(self, data: bytes) -> List[bytes]:
         """The bytes of every rank, in rank order."""
         return self._gather(data)
 
-    def _called(self, _context: int, send: int, recv: int, size: int) -> int:
-        """Called by the C library. An exception must not leave it: take_error() hands it to who made the call."""
-        try:
-            parts = self._gather(ctypes.string_at(send, size))
-            if len(parts) != self.nranks or any(len(part) != size for part in parts):
-                raise ValueError("bootstrap: expected %d parts of %d bytes, got %s" % (
-                    self.nranks, size, [len(part) for part in parts]))
-            ctypes.memmove(recv, b"".join(parts), size * self.nranks)
-            return 0
-        except BaseException as error:  # KeyboardInterrupt too
-            self._error = error
-            return 1
-
     def take_error(self) -> Optional[BaseException]:
         """The exception that ended the last all-gather, once."""
-        error, self._error = self._error, None
-        return error
+        return self._errors.pop() if self._errors else None
+
+
+def _callback(nranks: int, gather: Callable[[bytes], List[bytes]],
+              errors: List[BaseException]) -> Callable[[int, int, int, int], int]:
+    """What the C library calls. An exception must not leave it: `errors` hands it to who made the call.
+
+    It knows nothing of the Bootstrap: a circle of references would keep a process group alive until Python ends.
+    """
+
+    def called(_context: int, send: int, recv: int, size: int) -> int:
+        try:
+            parts = gather(ctypes.string_at(send, size))
+            if len(parts) != nranks or any(len(part) != size for part in parts):
+                raise ValueError("bootstrap: expected %d parts of %d bytes, got %s" % (
+                    nranks, size, [len(part) for part in parts]))
+            ctypes.memmove(recv, b"".join(parts), size * nranks)
+            return 0
+        except BaseException as error:  # KeyboardInterrupt too
+            errors[:] = [error]
+            return 1
+
+    return called
 
 
 def from_torch(group: Any = None) -> Bootstrap:

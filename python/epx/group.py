@@ -178,6 +178,7 @@ class Group:
             self._held.clear()
             self._address, self._why = None, "was destroyed"
             self._lib.epx_group_destroy(address)
+            self._bootstrap = None
 
     def _forked(self) -> None:
         self._address = None

@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""deep_ep's high throughput against the reference."""
+
+import itertools
+from typing import Any, Dict, List, Optional, Tuple
+
+import deep_ep
+import torch
+import torch.distributed as dist
+from reference import Work, calc_diff, cast_fp8, combine_flat, expert_result, same_bits, uncast_fp8
+from suite import World
+
+
+def layout(buffer: deep_ep.Buffer, idx: torch.Tensor, experts: int, **options: Any) -> Dict[str, Any]:
+    """The arguments of dispatch that get_dispatch_layout() makes."""
+    per_rank, per_node, per_expert, in_rank, event = buffer.get_dispatch_layout(idx, experts, **options)
+    if options.get("async_finish"):
+        event.current_stream_wait()
+    return dict(num_tokens_per_rank=per_rank, num_tokens_per_rdma_rank=per_node, num_tokens_per_expert=per_expert,
+                is_token_in_rank=in_rank)
+
+
+def node_of(buffer: deep_ep.Buffer) -> List[int]:
+    """The node of each rank."""
+    nodes = buffer.runtime.get_num_rdma_ranks()
+    return [r * nodes // buffer.group_size for r in range(buffer.group_size)]
+
+
+def exchange(world: World, buffer: deep_ep.Buffer, work: Work, kind: str = "bf16", with_topk: bool = True,
+             asynchronous: bool = False, previous: bool = False, bias: int = 0) -> Tuple[torch.Tensor, ...]:
+    """One dispatch, one cached dispatch and one combine, all checked; returns results for bit comparison."""
+    me = buffer.rank
+    idx, weights = world.to(work.idx[me]), world.to(work.weights[me])
+    sent = {"bf16": lambda x: x, "fp8": cast_fp8, "fp8t": cast_fp8}[kind]
+    _rank, _token, rows, ref_idx, ref_weights = work.flat(me)
+    options: Dict[str, Any] = {"async_finish": asynchronous}
+
+    def event() -> Dict[str, Any]:
+        return dict(options, previous_event=deep_ep.Buffer.capture()) if previous else options
+
+    x = sent(work.x[me])
+    x = tuple(map(world.to, x)) if isinstance(x, tuple) else world.to(x)
+    if kind == "fp8t":
+        x = (x[0], x[1].t().contiguous().t())
+    parts = dict(topk_idx=idx, topk_weights=weights) if with_topk else {}
+    recv, recv_idx, recv_weights, counts, handle, done = buffer.dispatch(
+        x, **layout(buffer, idx, work.experts, **event()), **parts, **event())
+    assert (done.event is not None) == asynchronous
+    if asynchronous:
+        done.current_stream_wait()
+    expected = sent(rows)
+    for got, want in zip(_parts(recv), _parts(expected)):
+        assert got.is_contiguous() and got.dtype == want.dtype and got.shape == want.shape, (got.shape, want.shape)
+        assert same_bits(got, want)
+    assert counts == work.expert_counts(me), (counts, work.expert_counts(me))
+    if with_topk:
+        assert torch.equal(recv_idx.cpu(), ref_idx) and torch.equal(recv_weights.cpu(), ref_weights)
+    else:
+        assert recv_idx is None and recv_weights is None
+    again = buffer.dispatch(x, handle=handle, **event())
+    assert again[1:5] == (None, None, None, None)
+    if asynchronous:
+        again[5].current_stream_wait()
+    for got, want in zip(_parts(again[0]), _parts(recv)):
+        assert same_bits(got, want)
+    out = check_combine(world, buffer, work, handle, recv, recv_weights, with_topk, event, bias)
+    return (_parts(recv)[0], *out)
+
+
+def _parts(x: Any) -> Tuple[torch.Tensor, ...]:
+    return x if isinstance(x, tuple) else (x,)
+
+
+def check_combine(world: World, buffer: deep_ep.Buffer, work: Work, handle: Any, recv: Any,
+                  recv_weights: Optional[torch.Tensor], with_topk: bool, event: Any, bias: int) -> Tuple[Any, Any]:
+    """Every rank scales its rows in its own way, so that sums tell ranks apart."""
+    me = buffer.rank
+    rows = uncast_fp8(recv[0].cpu(), recv[1].cpu()) if isinstance(recv, tuple) else recv.cpu()
+    y = world.to(expert_result(rows, me))
+    rng = torch.Generator().manual_seed(me)
+    biases = [torch.randn(work.x[me].shape, generator=rng).bfloat16() for _ in range(bias)]
+    given = [world.to(b) for b in biases]
+    out, out_weights, done = buffer.combine(
+        y, handle, topk_weights=recv_weights if with_topk else None,
+        bias={0: None, 1: given[0] if given else None, 2: tuple(given)}[bias], **event())
+    if done.event is not None:
+        done.current_stream_wait()
+    results = []
+    for r in range(work.nranks):
+        source = work.flat(r)[2]
+        if isinstance(recv, tuple):
+            source = uncast_fp8(*cast_fp8(source))
+        results.append(expert_result(source, r))
+    expected = combine_flat(work, me, results, biases, node_of(buffer))
+    assert out.dtype == torch.bfloat16 and calc_diff(out.cpu(), expected) < 5e-6
+    if buffer.runtime.get_num_rdma_ranks() == 1:
+        assert torch.equal(out.cpu(), expected)
+    if with_topk:
+        sent = work.weights[me].masked_fill(work.idx[me] < 0, 0)
+        assert calc_diff(out_weights.cpu(), sent) < 1e-9
+    else:
+        assert out_weights is None
+    return out, out_weights
+
+
+def check_all(world: World, buffer: deep_ep.Buffer, hidden: int = 256) -> None:
+    """All kinds of tokens with and without top-k, streams and events, bias."""
+    ranks = buffer.group_size
+    for seed, (kind, with_topk) in enumerate(itertools.product(("bf16", "fp8", "fp8t"), (True, False))):
+        work = Work(ranks, 24, hidden, 4 * ranks, 4, seed=seed + 1)
+        exchange(world, buffer, work, kind, with_topk, bias=seed % 3)
+    for asynchronous, previous in itertools.product((False, True), repeat=2):
+        exchange(world, buffer, Work(ranks, 24, hidden, 4 * ranks, 4, seed=9), "bf16", True, asynchronous, previous)
+
+
+def test_all_in_a_node(world: World) -> None:
+    check_all(world, world.buffer())
+
+
+def test_all_between_nodes(world: World) -> None:
+    check_all(world, world.node_buffer())
+
+
+def test_layout_counts(world: World) -> None:
+    for buffer in (world.buffer(), world.node_buffer()):
+        work = Work(buffer.group_size, 30, 64, 4 * buffer.group_size, 4, seed=3)
+        me, nodes = buffer.rank, torch.tensor(node_of(buffer))
+        per_rank, per_node, per_expert, in_rank, event = buffer.get_dispatch_layout(
+            world.to(work.idx[me]), work.experts)
+        goes = work.ranks_of(me)
+        assert event.event is None and torch.equal(in_rank.cpu(), goes) and in_rank.dtype == torch.bool
+        assert torch.equal(per_rank.cpu(), goes.sum(0).int())
+        flat = work.idx[me][work.idx[me] >= 0]
+        assert torch.equal(per_expert.cpu(), torch.bincount(flat, minlength=work.experts).int())
+        if int(nodes.max()) == 0:
+            assert per_node is None
+        else:
+            expected = [int(goes[:, nodes == n].any(1).sum()) for n in range(int(nodes.max()) + 1)]
+            assert per_node.tolist() == expected and per_node.dtype == torch.int32
+
+
+def test_repeats_bit_for_bit(world: World) -> None:
+    for buffer in (world.buffer(), world.node_buffer()):
+        work = Work(buffer.group_size, 40, 128, 4 * buffer.group_size, 6, seed=5)
+        first = exchange(world, buffer, work, bias=2)
+        for _ in range(3):
+            again = exchange(world, buffer, work, bias=2)
+            assert all(torch.equal(a, b) for a, b in zip(first, again))
+
+
+def test_handle_fields_in_a_node(world: World) -> None:
+    buffer = world.buffer()
+    ranks, me = buffer.group_size, buffer.rank
+    work = Work(ranks, 50, 64, 4 * ranks, 4, seed=2)
+    idx = world.to(work.idx[me])
+    config = deep_ep.Config(num_sms=8)
+    recv, *_rest, handle, _event = buffer.dispatch(
+        world.to(work.x[me]), **layout(buffer, idx, work.experts), topk_idx=idx,
+        topk_weights=world.to(work.weights[me]), config=config)
+    rank_prefix, prefix, recv_prefix, src_idx, in_rank, head = (field.cpu() for field in handle)
+    goes = [work.ranks_of(s) for s in range(ranks)]
+    matrix = torch.stack([g.sum(0) for g in goes]).cumsum(0).int()
+    assert torch.equal(rank_prefix, matrix) and rank_prefix.dtype == torch.int32
+    assert int(rank_prefix[-1, me]) == recv.shape[0]
+    source_rank, source_token, *_ = work.flat(me)
+    assert torch.equal(src_idx, source_token.int()) and torch.equal(in_rank, goes[me])
+    tokens = work.x[me].shape[0]
+    assert prefix.shape == recv_prefix.shape == (ranks, 4) and head.shape == (tokens, ranks)
+    check_channels(goes[me], prefix, head, 4)
+    for s in range(ranks):
+        per = max(-(-work.x[s].shape[0] // 4), 1)
+        before = [int(goes[s][:c * per, me].sum()) for c in range(4)]
+        assert recv_prefix[s].tolist() == before
+
+
+def check_channels(goes: torch.Tensor, prefix: torch.Tensor, head: torch.Tensor, channels: int) -> None:
+    """prefix [X, C] and head [T, X] of bool [T, X]."""
+    tokens = goes.shape[0]
+    per = max(-(-tokens // channels), 1)
+    for c in range(channels):
+        assert torch.equal(prefix[:, c], goes[:(c + 1) * per].sum(0).int())
+    for t in range(tokens):
+        start = t // per * per
+        for r in range(goes.shape[1]):
+            assert int(head[t, r]) == (int(goes[start:t, r].sum()) if goes[t, r] else -1)
+
+
+def test_handle_fields_between_nodes(world: World) -> None:
+    buffer = world.node_buffer()
+    ranks, me, nodes = buffer.group_size, buffer.rank, node_of(buffer)
+    work = Work(ranks, 30, 64, 4 * ranks, 4, seed=4)
+    idx = world.to(work.idx[me])
+    recv, *_rest, handle, _event = buffer.dispatch(
+        world.to(work.x[me]), **layout(buffer, idx, work.experts), topk_idx=idx,
+        topk_weights=world.to(work.weights[me]), config=deep_ep.Config(num_sms=6))
+    assert len(handle) == 10
+    (in_rank, node_prefix, prefix, recv_node_prefix, recv_node_sum, recv_prefix, recv_sum, meta, node_head,
+     nvl_head) = (field.cpu() for field in handle)
+    goes = [work.ranks_of(s) for s in range(ranks)]
+    at = torch.tensor(nodes)
+    by_node = [torch.stack([g[:, at == n].any(1) for n in range(2)], 1) for g in goes]
+    assert torch.equal(in_rank, goes[me])
+    check_channels(by_node[me], node_prefix, node_head, 3)
+    assert prefix.shape == recv_prefix.shape == (ranks, 3) and recv_node_prefix.shape == (2, 3)
+    # Through this rank come the tokens of the rank with its index in each node.
+    half = ranks // 2
+    through = [int(by_node[n * half + me % half][:, nodes[me]].sum()) for n in range(2)]
+    assert recv_node_sum.tolist() == [through[0], sum(through)] and nvl_head.shape == (sum(through), 8)
+    source_rank, _token, *_ = work.flat(me)
+    assert recv_sum.tolist() == [int((source_rank <= s).sum()) for s in range(ranks)]
+    assert meta.dtype == torch.uint8 and meta.shape == (recv.shape[0], 8)
+    assert torch.equal(meta.view(torch.int32)[:, 0], at[source_rank].int())
+
+
+def test_alignment_rounds_counts_only(world: World) -> None:
+    buffer = world.buffer()
+    work = Work(buffer.group_size, 20, 64, 2 * buffer.group_size, 2, seed=6)
+    idx = world.to(work.idx[buffer.rank])
+    recv, _idx, _weights, counts, _handle, _event = buffer.dispatch(
+        world.to(work.x[buffer.rank]), **layout(buffer, idx, work.experts), topk_idx=idx,
+        topk_weights=world.to(work.weights[buffer.rank]), expert_alignment=16)
+    assert counts == [-(-n // 16) * 16 for n in work.expert_counts(buffer.rank)]
+    assert recv.shape[0] == work.flat(buffer.rank)[2].shape[0]
+
+
+def test_worst_case_size(world: World) -> None:
+    for buffer in (world.buffer(), world.node_buffer()):
+        work = Work(buffer.group_size, 20, 64, 2 * buffer.group_size, 3, seed=8)
+        me = buffer.rank
+        idx, worst = world.to(work.idx[me]), buffer.group_size * 20
+        recv, recv_idx, recv_weights, counts, handle, _event = buffer.dispatch(
+            world.to(work.x[me]), **layout(buffer, idx, work.experts), topk_idx=idx,
+            topk_weights=world.to(work.weights[me]), num_worst_tokens=worst)
+        _rank, _token, rows, ref_idx, ref_weights = work.flat(me)
+        n = rows.shape[0]
+        assert counts == [] and recv.shape[0] == recv_idx.shape[0] == worst
+        assert torch.equal(recv[:n].cpu(), rows) and torch.equal(recv_idx[:n].cpu(), ref_idx)
+        assert torch.equal(recv_weights[:n].cpu(), ref_weights)
+        assert bool((recv_idx[n:] == -1).all()) and bool((recv_weights[n:] == 0).all())
+        out, _weights, _event = buffer.combine(recv, handle)
+        expected = combine_flat(work, me, [work.flat(r)[2] for r in range(work.nranks)], [], node_of(buffer))
+        assert calc_diff(out.cpu(), expected) < 5e-6
+
+
+def test_any_size(world: World) -> None:
+    """Hidden sizes, top-k, experts and tokens that DeepEP refuses."""
+    buffer = world.buffer()
+    ranks = buffer.group_size
+    for hidden, experts, topk, tokens in ((8, 3 * ranks, 1, 5), (7168, 2 * ranks, 2, 6), (136, ranks + 3, 3, 512),
+                                          (512, 4 * ranks, min(17, 4 * ranks), 9), (64, 2 * ranks, 2, 0)):
+        exchange(world, buffer, Work(ranks, tokens, hidden, experts, topk, seed=hidden))
+
+
+def test_weights_sum_over_ranks(world: World) -> None:
+    """Combined weights are sums over all ranks a token went to, of whatever the caller gives."""
+    buffer = world.buffer()
+    work = Work(buffer.group_size, 16, 64, 2 * buffer.group_size, 3, seed=11)
+    me = buffer.rank
+    idx = world.to(work.idx[me])
+    recv, *_rest, handle, _event = buffer.dispatch(
+        world.to(work.x[me]), **layout(buffer, idx, work.experts), topk_idx=idx,
+        topk_weights=world.to(work.weights[me]))
+    _out, weights, _event = buffer.combine(
+        recv, handle, topk_weights=torch.ones(recv.shape[0], 3, device=world.device))
+    expected = work.ranks_of(me).sum(1, keepdim=True).float().expand(-1, 3)
+    assert torch.equal(weights.cpu(), expected)
+
+
+def test_one_dimensional_scales(world: World) -> None:
+    buffer = world.buffer()
+    work = Work(buffer.group_size, 12, 128, 2 * buffer.group_size, 2, seed=12)
+    me = buffer.rank
+    values, scales = cast_fp8(work.x[me])
+    idx = world.to(work.idx[me])
+    recv, *_ = buffer.dispatch((world.to(values), world.to(scales[:, 0].contiguous())),
+                               **layout(buffer, idx, work.experts), topk_idx=idx,
+                               topk_weights=world.to(work.weights[me]))
+    assert recv[1].shape == (recv[0].shape[0],)
+    rows = work.flat(me)[2]
+    assert torch.equal(recv[1].cpu(), cast_fp8(rows)[1][:, 0])
+
+
+def test_smaller_groups(world: World) -> None:
+    """Groups of some of the ranks: 2, 4, and 3."""
+    for size in (2, 3, 4):
+        if size > world.nranks:
+            continue
+        group = dist.new_group(list(range(size)))
+        if world.rank < size:
+            buffer = deep_ep.Buffer(group, 1 << 26, 0, explicitly_destroy=True)
+            assert buffer.group_size == size
+            exchange(world, buffer, Work(size, 24, 128, 2 * size + 1, 3, seed=size))
+            exchange(world, buffer, Work(size, 24, 128, 2 * size + 1, 3, seed=size), "fp8")
+            buffer.destroy()
+        world.meet()

@@ -1,0 +1,314 @@
+# SPDX-License-Identifier: Apache-2.0
+"""deep_ep's low latency against the reference."""
+
+import itertools
+import os
+from typing import Any, Callable, List, Optional, Tuple
+
+import deep_ep
+import epx
+import torch
+import torch.distributed as dist
+from ranks_high_throughput import exchange as exchange_high
+from reference import Work, calc_diff, cast_fp8, combine_weighted, expert_result, same_bits, uncast_fp8, unpack_ue8m0
+from suite import World, environment
+
+
+def wait_for(event: deep_ep.EventOverlap, hook: Optional[Callable[[], None]], asynchronous: bool, hooked: bool) -> None:
+    """Waits in the way that was asked for."""
+    assert (hook is not None) == hooked and (event.event is not None) == asynchronous
+    if hooked:
+        hook()
+    if asynchronous:
+        event.current_stream_wait()
+
+
+def dispatch(world: World, buffer: deep_ep.Buffer, work: Work, most: int, **options: Any) -> Tuple[Any, Any, Any]:
+    """(received, counts, handle) of one dispatch, complete."""
+    me = buffer.rank
+    recv, counts, handle, event, hook = buffer.low_latency_dispatch(
+        world.to(work.x[me]), world.to(work.idx[me]), most, work.experts, **options)
+    wait_for(event, hook, options.get("async_finish", False), options.get("return_recv_hook", False))
+    return recv, counts, handle
+
+
+def check_received(buffer: deep_ep.Buffer, work: Work, most: int, recv: Any, counts: torch.Tensor, handle: Any,
+                   round_scale: bool = False) -> torch.Tensor:
+    """Checks rows, scales, counts and handle; returns the rows in bf16, zero where nothing was received."""
+    me, ranks, local = buffer.rank, buffer.group_size, work.local
+    lists = work.by_expert(me)
+    src_info, layout_range, given_most, hidden, experts = handle
+    assert (given_most, hidden, experts) == (most, work.hidden, work.experts)
+    assert counts.tolist() == [len(rows) for rows in lists] and counts.dtype == torch.int32
+    assert src_info.shape == (local, ranks * most) and src_info.dtype == torch.int32
+    assert layout_range.shape == (local, ranks) and layout_range.dtype == torch.int64
+    rows = recv[0] if isinstance(recv, tuple) else recv
+    assert rows.shape == (local, ranks * most, work.hidden) and rows.is_contiguous()
+    full = torch.zeros(rows.shape, dtype=torch.bfloat16)
+    for expert, places in enumerate(lists):
+        n = len(places)
+        assert src_info[expert, :n].tolist() == [t for _s, t in places]
+        for s in range(ranks):
+            begin = sum(1 for source, _t in places if source < s)
+            count = sum(1 for source, _t in places if source == s)
+            assert int(layout_range[expert, s]) == begin << 32 | count
+        if not n:
+            continue
+        expected = torch.stack([work.x[s][t] for s, t in places])
+        if isinstance(recv, tuple):
+            expected = check_cast(recv, expert, n, expected, round_scale)
+        else:
+            assert same_bits(recv[expert, :n], expected)
+        full[expert, :n] = expected
+    return full
+
+
+def check_cast(recv: Tuple[torch.Tensor, torch.Tensor], expert: int, n: int, rows: torch.Tensor,
+               round_scale: bool) -> torch.Tensor:
+    """FP8 rows and scales of one expert; returns the rows that they stand for."""
+    values, scales = recv
+    want_values, want_scales = cast_fp8(rows, round_scale)
+    groups = want_scales.shape[1]
+    got = scales[expert, :n].cpu()
+    if scales.dtype == torch.int32:
+        got = unpack_ue8m0(got, groups)
+    assert same_bits(got, want_scales), (got, want_scales)
+    assert same_bits(values[expert, :n], want_values)
+    rows_out = uncast_fp8(want_values, want_scales)
+    assert calc_diff(rows_out, rows) < 9e-4
+    return rows_out
+
+
+def results(work: Work, me: int, rows: torch.Tensor) -> torch.Tensor:
+    """What the local experts make of received rows."""
+    return torch.stack([expert_result(rows[l], me * work.local + l) for l in range(work.local)])
+
+
+def check_one(world: World, buffer: deep_ep.Buffer, work: Work, most: int, cast: str = "bf16", logfmt: bool = False,
+              zero_copy: bool = False, asynchronous: bool = False, hooked: bool = False) -> torch.Tensor:
+    """One dispatch and one combine, checked; returns the combined rows."""
+    me = buffer.rank
+    how = dict(async_finish=asynchronous, return_recv_hook=hooked)
+    options = {"bf16": dict(use_fp8=False), "fp8": {}, "round": dict(round_scale=True),
+               "ue8m0": dict(round_scale=True, use_ue8m0=True)}[cast]
+    recv, counts, handle = dispatch(world, buffer, work, most, **options, **how)
+    if isinstance(recv, tuple):
+        groups = -(-work.hidden // (512 if cast == "ue8m0" else 128))
+        rows = buffer.group_size * most
+        assert recv[1].shape == (work.local, rows, groups) and recv[1].stride() == (rows * groups, 1, rows)
+        assert recv[1].dtype == (torch.int32 if cast == "ue8m0" else torch.float32)
+    rows = check_received(buffer, work, most, recv, counts, handle, cast in ("round", "ue8m0"))
+    y = world.to(results(work, me, rows))
+    if zero_copy:
+        given = buffer.get_next_low_latency_combine_buffer(handle)
+        assert given.shape == y.shape and given.dtype == torch.bfloat16
+        given.copy_(y)
+    out = torch.empty_like(world.to(work.x[me])) if hooked else None
+    combined, event, hook = buffer.low_latency_combine(
+        y, world.to(work.idx[me]), world.to(work.weights[me]), handle, use_logfmt=logfmt, zero_copy=zero_copy, out=out,
+        **how)
+    wait_for(event, hook, asynchronous, hooked)
+    assert out is None or combined is out
+    limit = 1e-5 if cast == "bf16" and not logfmt else 9e-4
+    assert calc_diff(combined.cpu(), combine_weighted(work, me)) < limit
+    return combined
+
+
+def check_all(world: World, buffer: deep_ep.Buffer) -> None:
+    """All casts with all ways to wait, zero copy, LogFMT."""
+    ranks = buffer.group_size
+    ways = ((False, False), (True, False), (False, True))
+    for seed, (cast, (asynchronous, hooked)) in enumerate(itertools.product(("bf16", "fp8", "round", "ue8m0"), ways)):
+        work = Work(ranks, 12, 640 if seed % 2 else 256, 2 * ranks, 3, seed=seed + 1)
+        check_one(world, buffer, work, 16, cast, asynchronous=asynchronous, hooked=hooked,
+                  zero_copy=seed % 2 == 1, logfmt=cast == "fp8" and seed % 2 == 0)
+
+
+def test_all_in_a_node(world: World) -> None:
+    check_all(world, world.buffer())
+
+
+def test_all_between_nodes(world: World) -> None:
+    check_all(world, world.node_buffer())
+
+
+def test_logfmt_travels(world: World) -> None:
+    """LogFMT is lossy: results differ from bf16's in bits, and little."""
+    buffer = world.buffer()
+    work = Work(buffer.group_size, 12, 512, 2 * buffer.group_size, 4, seed=3)
+    for rank in range(work.nranks):
+        work.x[rank] = (work.x[rank].float() * 0.05).bfloat16()  # it encodes values below 1
+    plain = check_one(world, buffer, work, 16, logfmt=False)
+    coded = check_one(world, buffer, work, 16, logfmt=True)
+    if plain.numel():
+        assert not torch.equal(plain, coded) and calc_diff(plain.cpu(), coded.cpu()) < 9e-4
+
+
+def test_zero_copy_reads_the_buffer(world: World) -> None:
+    """What is combined is the buffer's content, whatever x holds."""
+    buffer = world.buffer()
+    work = Work(buffer.group_size, 8, 128, 2 * buffer.group_size, 2, seed=4)
+    recv, counts, handle = dispatch(world, buffer, work, 8, use_fp8=False)
+    rows = check_received(buffer, work, 8, recv, counts, handle)
+    y = world.to(results(work, buffer.rank, rows))
+    buffer.get_next_low_latency_combine_buffer(handle).copy_(y)
+    combined, _event, _hook = buffer.low_latency_combine(
+        torch.zeros_like(y), world.to(work.idx[buffer.rank]), world.to(work.weights[buffer.rank]), handle, zero_copy=True)
+    assert calc_diff(combined.cpu(), combine_weighted(work, buffer.rank)) < 1e-5
+
+
+def test_repeats_bit_for_bit(world: World) -> None:
+    for buffer in (world.buffer(), world.node_buffer()):
+        work = Work(buffer.group_size, 14, 256, 2 * buffer.group_size, 4, seed=6)
+        for cast in ("bf16", "fp8"):
+            first = check_one(world, buffer, work, 16, cast)
+            for hooked in (False, True, False):
+                assert torch.equal(first, check_one(world, buffer, work, 16, cast, hooked=hooked))
+
+
+def test_any_size(world: World) -> None:
+    """Hidden sizes, top-k and numbers of experts that DeepEP refuses; several M on one buffer."""
+    buffer = world.buffer()
+    ranks = buffer.group_size
+    for hidden, experts, topk, most in ((8, ranks + 1, 1, 3), (7168, ranks, 2, 4), (136, 3 * ranks, 13, 7)):
+        work = Work(ranks, most, hidden, experts, min(topk, experts), seed=hidden)
+        check_one(world, buffer, work, most)
+        if hidden % 16 == 0:
+            check_one(world, buffer, work, most, "fp8")
+
+
+def test_statistics(world: World) -> None:
+    buffer = world.buffer()
+    work = Work(buffer.group_size, 10, 128, 2 * buffer.group_size, 2, seed=7)
+    stats = torch.arange(work.local, dtype=torch.int32, device=world.device)
+    waited = torch.zeros(buffer.group_size, dtype=torch.int64, device=world.device)
+    for _ in range(2):
+        recv, counts, handle = dispatch(world, buffer, work, 16, use_fp8=False, cumulative_local_expert_recv_stats=stats,
+                                        dispatch_wait_recv_cost_stats=waited)
+    expected = [l + 2 * n for l, n in enumerate(work.expert_counts(buffer.rank))]
+    assert stats.tolist() == expected
+    assert bool((waited >= 0).all())
+    before = waited.clone()
+    buffer.low_latency_combine(recv, world.to(work.idx[buffer.rank]), world.to(work.weights[buffer.rank]), handle,
+                               combine_wait_recv_cost_stats=waited)
+    assert bool((waited >= before).all())
+
+
+def staged(world: World, buffer: deep_ep.Buffer, work: Work) -> Any:
+    """A dispatch whose hook was not called yet."""
+    return buffer.low_latency_dispatch(world.to(work.x[buffer.rank]), world.to(work.idx[buffer.rank]), 16, work.experts,
+                                       use_fp8=False, return_recv_hook=True)
+
+
+def test_several_hooks_outstanding(world: World) -> None:
+    """Four sends may be ahead of their receives, in any order; a fifth is refused and changes nothing."""
+    buffer = world.buffer()
+    works = [Work(buffer.group_size, 9, 128, 2 * buffer.group_size, 3, seed=20 + i) for i in range(5)]
+    pending = [staged(world, buffer, work) for work in works[:4]]
+    try:
+        staged(world, buffer, works[4])
+        raise AssertionError("a fifth staged dispatch was accepted")
+    except epx.BusyError as error:
+        assert "max_inflight" in str(error)
+    for i in (2, 0, 3, 1):
+        recv, counts, handle, _event, hook = pending[i]
+        hook()
+        check_received(buffer, works[i], 16, recv, counts, handle)
+    check_one(world, buffer, works[4], 16)
+
+
+def test_hook_that_is_never_called(world: World) -> None:
+    buffer = world.buffer()
+    work = Work(buffer.group_size, 9, 128, 2 * buffer.group_size, 3, seed=30)
+    for _ in range(6):
+        pending = staged(world, buffer, work)
+        del pending
+    check_one(world, buffer, work, 16)
+
+
+def test_two_batches_overlap(world: World) -> None:
+    """Dispatch A, dispatch B, combine A, combine B, with hooks."""
+    buffer = world.buffer()
+    works = [Work(buffer.group_size, 9, 128, 2 * buffer.group_size, 3, seed=40 + i) for i in range(2)]
+    sent = [staged(world, buffer, work) for work in works]
+    back: List[Any] = []
+    for work, (recv, counts, handle, _event, hook) in zip(works, sent):
+        hook()
+        y = world.to(results(work, buffer.rank, check_received(buffer, work, 16, recv, counts, handle)))
+        back.append(buffer.low_latency_combine(y, world.to(work.idx[buffer.rank]), world.to(work.weights[buffer.rank]),
+                                               handle, return_recv_hook=True))
+    for work, (combined, _event, hook) in zip(works, back):
+        hook()
+        assert calc_diff(combined.cpu(), combine_weighted(work, buffer.rank)) < 1e-5
+
+
+def test_input_may_change_after_send(world: World) -> None:
+    """With a hook the send half has read x, in the order of the current stream, when the call returns."""
+    buffer = world.buffer()
+    work = Work(buffer.group_size, 16, 256, 2 * buffer.group_size, 3, seed=50)
+    x = world.to(work.x[buffer.rank].clone())
+    recv, counts, handle, _event, hook = buffer.low_latency_dispatch(
+        x, world.to(work.idx[buffer.rank]), 16, work.experts, use_fp8=False, return_recv_hook=True)
+    x.fill_(7)
+    hook()
+    check_received(buffer, work, 16, recv, counts, handle)
+
+
+def test_both_modes_on_one_buffer(world: World) -> None:
+    buffer = world.buffer()
+    for seed in range(2):
+        exchange_high(world, buffer, Work(buffer.group_size, 20, 256, 2 * buffer.group_size, 3, seed=60 + seed))
+        buffer.clean_low_latency_buffer(16, 256, 2 * buffer.group_size)
+        check_one(world, buffer, Work(buffer.group_size, 12, 256, 2 * buffer.group_size, 3, seed=60 + seed), 16, "fp8")
+
+
+def test_masks(world: World) -> None:
+    """A rank that does not come is masked after the timeout, the others go on, and it comes back by a clean."""
+    if world.nranks < 3:
+        return
+    with environment(EPX_TIMEOUT_MS="1500"):
+        buffer = deep_ep.Buffer(dist.group.WORLD, 0, 1 << 20, low_latency_mode=True, enable_shrink=True,
+                                explicitly_destroy=True)
+        late = world.nranks - 1
+        work = Work(world.nranks, 6, 128, 2 * world.nranks, 2, seed=70)
+        check_one(world, buffer, work, 8)
+        status = torch.full((world.nranks,), 9, dtype=torch.int32, device=world.device)
+        buffer.low_latency_query_mask_buffer(status)
+        assert status.tolist() == [0] * world.nranks
+        world.meet()
+        if world.rank != late:
+            recv, counts, handle = dispatch(world, buffer, work, 8, use_fp8=False)
+            buffer.low_latency_query_mask_buffer(status)
+            assert status.tolist() == [0] * late + [1]
+            combined, _event, _hook = buffer.low_latency_combine(
+                recv, world.to(work.idx[world.rank]), world.to(work.weights[world.rank]), handle)
+            check_without(work, world.rank, late, combined.cpu())
+        world.meet()
+        buffer.low_latency_clean_mask_buffer()
+        check_one(world, buffer, work, 8)
+        other = (world.rank + 1) % world.nranks
+        buffer.low_latency_update_mask_buffer(other, True)
+        buffer.low_latency_query_mask_buffer(status)
+        assert status.tolist() == [int(r == other) for r in range(world.nranks)]
+        buffer.low_latency_update_mask_buffer(other, False)
+        check_one(world, buffer, work, 8)
+        buffer.destroy()
+
+
+def check_without(work: Work, me: int, missing: int, combined: torch.Tensor) -> None:
+    """The combined rows where experts of a missing rank add nothing."""
+    out = torch.zeros(work.x[me].shape)
+    for t, row in enumerate(work.idx[me].tolist()):
+        for k, e in enumerate(row):
+            if e >= 0 and e // work.local != missing:
+                out[t] += work.weights[me][t, k] * work.x[me][t].float()
+    assert calc_diff(combined, out.bfloat16()) < 1e-5
+
+
+def test_size_hint_is_enough(world: World) -> None:
+    hint = deep_ep.Buffer.get_low_latency_rdma_size_hint(16, 256, world.nranks, 2 * world.nranks)
+    assert 0 < hint < 1 << 32
+    larger = deep_ep.Buffer.get_low_latency_rdma_size_hint(
+        num_max_dispatch_tokens_per_rank=32, hidden=256, num_ranks=world.nranks, num_experts=2 * world.nranks)
+    assert larger > hint
+    assert os.environ.get("EPX_RANKS_PER_NODE") is None

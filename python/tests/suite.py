@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the tests that need ranks: every function test_* of the modules named, on all ranks at once.
+
+    torchrun --nproc-per-node 8 suite.py [MODULE...] [-k PART]
+
+Prints a line per test and "N passed, M failed" at the end. EPX_TEST_DEVICE=cuda runs them on CUDA tensors, all ranks on
+one GPU unless there are more.
+"""
+
+import argparse
+import contextlib
+import datetime
+import importlib
+import os
+import sys
+import time
+import traceback
+from typing import Any, Callable, Dict, Iterator, List, Tuple
+
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import deep_ep  # noqa: E402
+
+MODULES = ["ranks_high_throughput", "ranks_low_latency", "ranks_lifetime", "ranks_errors", "ranks_native"]
+
+
+class Stopped(Exception):
+    """A rank has failed."""
+
+
+class World:
+    """The ranks, and buffers that tests share."""
+
+    def __init__(self) -> None:
+        self.rank, self.nranks = dist.get_rank(), dist.get_world_size()
+        self.device = torch.device(os.environ.get("EPX_TEST_DEVICE", "cpu"))
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.rank % torch.cuda.device_count())
+            self.device = torch.device("cuda", torch.cuda.current_device())
+        self._buffers: Dict[Any, deep_ep.Buffer] = {}
+
+    def buffer(self) -> deep_ep.Buffer:
+        """All ranks, one node."""
+        return self._shared("one", {})
+
+    def node_buffer(self) -> deep_ep.Buffer:
+        """All ranks, two nodes cut out of this machine, over libfabric's tcp."""
+        return self._shared("two", {"EPX_RANKS_PER_NODE": str(self.nranks // 2), "EPX_NET": "ofi;tcp"})
+
+    def _shared(self, name: str, environment: Dict[str, str]) -> deep_ep.Buffer:
+        # The environment is read when groups are made, at first use: it stays as long as the test.
+        for key in ("EPX_RANKS_PER_NODE", "EPX_NET"):
+            os.environ.pop(key, None)
+        os.environ.update(environment)
+        if name not in self._buffers:
+            self._buffers[name] = deep_ep.Buffer(
+                dist.group.WORLD, 1 << 28, 0, low_latency_mode=True, explicitly_destroy=True)
+        return self._buffers[name]
+
+    def close(self) -> None:
+        """Ends the shared buffers."""
+        for buffer in self._buffers.values():
+            buffer.destroy()
+        self._buffers.clear()
+
+    def meet(self, why: str = "") -> None:
+        """A barrier. A rank that has failed says why, and all ranks raise Stopped."""
+        said: List[Any] = [None] * self.nranks
+        dist.all_gather_object(said, why)
+        bad = [(r, text) for r, text in enumerate(said) if text]
+        # Ranks that waited in vain are not the ones to ask.
+        bad.sort(key=lambda item: "TIMEOUT:" in item[1] or "PEER:" in item[1])
+        if bad:
+            raise Stopped("on %d ranks; rank %d: %s" % (len(bad), *bad[0]))
+
+    def to(self, tensor: torch.Tensor) -> torch.Tensor:
+        """To the device under test."""
+        return tensor.to(self.device)
+
+
+@contextlib.contextmanager
+def environment(**values: str) -> Iterator[None]:
+    """Sets variables for a while."""
+    old = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in old.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+def collect(names: List[str], part: str) -> List[Tuple[str, Callable[[World], None]]]:
+    """The tests, in the order in which they stand."""
+    tests = []
+    for name in names:
+        module = importlib.import_module(name)
+        tests += [("%s.%s" % (name, attr), value) for attr, value in vars(module).items()
+                  if attr.startswith("test_") and callable(value) and part in attr]
+    return tests
+
+
+def run_one(world: World, name: str, test: Callable[[World], None]) -> None:
+    """Runs a test; all ranks learn of a failure at their next meeting, and stop."""
+    for key in ("EPX_RANKS_PER_NODE", "EPX_NET"):
+        os.environ.pop(key, None)
+    why = ""
+    try:
+        test(world)
+    except Stopped:
+        raise
+    except BaseException:
+        why = "FAILED %s\n%s" % (name, traceback.format_exc())
+    world.meet(why)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("modules", nargs="*")
+    parser.add_argument("-k", dest="part", default="")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    os.environ.setdefault("EPX_TIMEOUT_MS", "30000")
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=120))
+    world, passed = World(), 0
+    tests = collect(args.modules or MODULES, args.part)
+    try:
+        for name, test in tests:
+            start = time.perf_counter()
+            run_one(world, name, test)
+            passed += 1
+            if world.rank == 0:
+                print("ok %s (%.2f s)" % (name, time.perf_counter() - start), flush=True)
+        world.close()
+    except Stopped as stopped:
+        if world.rank == 0:
+            print(stopped, flush=True)
+    if world.rank == 0:
+        print("%d passed, %d failed, %d not run" % (
+            passed, int(passed < len(tests)), max(len(tests) - passed - 1, 0)), flush=True)
+    world.meet("")
+    dist.destroy_process_group()
+    return 0 if passed and passed == len(tests) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
