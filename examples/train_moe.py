@@ -212,7 +212,7 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--exchange", default="float32", choices=sorted(TOLERANCE), help="type of what EPX carries")
-    for name, value in (("steps", 300), ("batch", 32), ("length", 64), ("hidden", 64), ("layers", 2), ("heads", 4),
+    for name, value in (("steps", 300), ("batch", 16), ("length", 64), ("hidden", 64), ("layers", 2), ("heads", 4),
                         ("experts", 16), ("topk", 2)):
         parser.add_argument(f"--{name}", type=int, default=value, help=f"default {value}")
     parser.add_argument("--rate", type=float, default=3e-3, help="learning rate, default 0.003")
