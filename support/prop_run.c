@@ -39,6 +39,7 @@ struct actor {
     epx_group *group;
     epx_handle *handle;
     epx_stream stream[2];
+    int borrowed[2]; /* the stream is another actor's */
     epx_event *event;
     struct prop_rng rng; /* this rank's own choices */
     struct workload w;
@@ -406,7 +407,8 @@ static void after_dispatch(void *arg)
     epx_tensor *weights = NULL;
     struct mismatch m;
 
-    if (a->shared->c->may_fail && check_status(a, "epx_group_error", epx_group_error(a->group, NULL)))
+    /* What a kernel that failed left behind is not to be looked at. */
+    if (check_status(a, "epx_group_error", epx_group_error(a->group, NULL)))
         return;
     if (low_latency(a) && oracle_check_layout(&a->recv, &a->info, &m)) {
         failure(a, "%s", m.text);
@@ -616,6 +618,23 @@ static epx_group_config group_config(const struct shared *s, int group)
     return config;
 }
 
+/* A GPU has 32 queues for the streams of a process, and kernels in one queue wait for each other: there, handles of a
+ * group share two streams. `a` is the last of `number` + 1 actors. */
+static int open_streams(struct actor *a, int number)
+{
+    const int want = a->p->streams == PROP_TWO_STREAMS ? 2 : a->p->streams == PROP_OWN_STREAM ? 1 : 0;
+
+    for (int i = 0; i < want; i++) {
+        for (struct actor *b = a - number; b < a && test_device() != EPX_DEVICE_CPU && !a->stream[i]; b++)
+            if (b->group == a->group)
+                a->stream[i] = b->stream[i];
+        a->borrowed[i] = a->stream[i] != NULL;
+        if (!a->stream[i])
+            TRY(a, epx_stream_create(a->group, &a->stream[i]));
+    }
+    return 0;
+}
+
 static int open_actor(struct actor *a, struct shared *s, int rank, int number, epx_group *group)
 {
     epx_handle_config config = EPX_HANDLE_CONFIG_INIT;
@@ -633,12 +652,10 @@ static int open_actor(struct actor *a, struct shared *s, int rank, int number, e
     config.expert_alignment = a->p->alignment;
     config.flags = a->p->flags;
     TRY(a, epx_handle_create(&a->handle, group, &config));
-    if (a->p->streams != PROP_DEFAULT_STREAM)
-        TRY(a, epx_stream_create(group, &a->stream[0]));
-    if (a->p->streams == PROP_TWO_STREAMS) {
-        TRY(a, epx_stream_create(group, &a->stream[1]));
+    if (open_streams(a, number))
+        return -1;
+    if (a->p->streams == PROP_TWO_STREAMS)
         TRY(a, epx_event_create(group, &a->event));
-    }
     return 0;
 }
 
@@ -646,7 +663,8 @@ static int close_actor(struct actor *a, int ok)
 {
     /* After a failure too: streams belong to whoever made them. */
     for (int i = 0; i < 2; i++) {
-        const epx_status status = a->stream[i] ? epx_stream_destroy(a->group, a->stream[i]) : EPX_OK;
+        const int own = a->stream[i] && !a->borrowed[i];
+        const epx_status status = own ? epx_stream_destroy(a->group, a->stream[i]) : EPX_OK;
         if (ok)
             TRY(a, status);
     }

@@ -2,10 +2,13 @@
 /* A GPU as a device: its operations tables, one for heaps in its own memory and one for heaps in the host's. */
 #include "device/cuda/cuda.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "device/cuda/launch.h"
+
+#define SIDES_MOST 64
 
 const struct device_host *cuda_host;
 
@@ -22,6 +25,26 @@ epx_status cuda_check(cudaError_t error, const char *what)
 epx_status cuda_use(struct device *device)
 {
     return cuda_check(cudaSetDevice(((struct cuda_device *)device)->index), "cudaSetDevice");
+}
+
+/*
+ * The stream for copies of set-up, one per GPU for all devices of the process: a GPU has 32 queues for the streams of a
+ * process, and two streams in one queue wait for each other. Stays until the process ends.
+ */
+static epx_status side_stream(int index, cudaStream_t *side)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static cudaStream_t made[SIDES_MOST];
+    epx_status status = EPX_OK;
+
+    if (index >= SIDES_MOST)
+        return fail(EPX_ERR_UNSUPPORTED, "device cuda: expected a device_index below %d, got %d", SIDES_MOST, index);
+    pthread_mutex_lock(&lock);
+    if (!made[index])
+        status = cuda_check(cudaStreamCreateWithFlags(&made[index], cudaStreamNonBlocking), "cudaStreamCreate");
+    *side = made[index];
+    pthread_mutex_unlock(&lock);
+    return status;
 }
 
 static epx_status cuda_device_open(const struct device_ops *ops, int index, struct device **device)
@@ -47,7 +70,7 @@ static epx_status cuda_device_open(const struct device_ops *ops, int index, stru
     if (status == EPX_OK)
         status = cuda_kernels_load(cuda);
     if (status == EPX_OK)
-        status = cuda_check(cudaStreamCreateWithFlags(&cuda->side, cudaStreamNonBlocking), "cudaStreamCreate");
+        status = side_stream(index, &cuda->side);
     if (status != EPX_OK) {
         free(cuda);
         return status;
@@ -61,10 +84,7 @@ static void cuda_close(struct device *device)
 {
     struct cuda_device *cuda = (struct cuda_device *)device;
 
-    if (cuda_use(device) == EPX_OK) {
-        cudaStreamDestroy(cuda->side);
-        cuda_mem_free(device, cuda->scratch);
-    }
+    cuda_mem_free(device, cuda->scratch);
     cuda_closed();
     free(cuda);
 }
