@@ -27,16 +27,16 @@ struct epx_group {
     struct node_map map;
 
     struct heap heap;
-    struct heap_export *exports; /* [R] */
-    void **bases;                /* [R]: mapped heaps, own included; NULL = not mapped */
-    void *device_memory;         /* one block: group_dev, state, mask, heap table, route tables */
-    struct group_dev *dev;       /* device memory */
-    struct group_dev shadow;     /* the host's copy */
-    void *host_memory;           /* one block: error record, statistics */
-    struct error_record *error;
-    struct device_stats *device_stats;
-    struct proxy_group *proxies; /* NULL on one node */
-    struct proxy_stats net_base; /* when statistics were last reset */
+    struct heap_export *exports;   /* [R] */
+    void **bases;                  /* [R]: mapped heaps, own included; NULL = not mapped */
+    void *device_memory;           /* one block: group_dev, state, mask, heap table, route tables */
+    struct group_dev *dev;         /* device memory */
+    struct group_dev shadow;       /* the host's copy */
+    void *host_memory;             /* one block: error record, the proxies' counters */
+    struct error_record *error;    /* the kernels' */
+    struct error_record net_error; /* the proxies' */
+    struct proxy_group *proxies;   /* NULL on one node */
+    struct proxy_stats net_base;   /* when statistics were last reset */
     const char *net_name;
     uint8_t *remote; /* [R] */
     int closing;     /* what the network says does not matter any more */

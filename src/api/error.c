@@ -112,12 +112,15 @@ static void write_message(const struct epx_group *group, const struct error_reco
 /* EPX_OK when kernels have recorded nothing. */
 static epx_status read_error(const struct epx_group *group, epx_error_info *info)
 {
-    const struct error_record *e = group->error;
+    const struct error_record *e = &group->net_error;
     epx_error_info out = EPX_ERROR_INFO_INIT;
 
     out.rank = group->rank;
     out.peer = -1;
-    /* Pairs with the release in report(). */
+    /* What the network says comes first: kernels then only tell that they ended. Pairs with the release in on_error(). */
+    if (__atomic_load_n(&e->state, __ATOMIC_ACQUIRE) != ERROR_SET)
+        e = group->error;
+    /* Pairs with the release in report(), or in on_error(). */
     if (__atomic_load_n(&e->state, __ATOMIC_ACQUIRE) == ERROR_SET) {
         out.status = e->status;
         out.peer = e->peer;
@@ -209,6 +212,20 @@ epx_status group_usable(struct epx_group *group)
                 ABORT_RANK(word), epx_strerror((epx_status)ABORT_STATUS(word)));
 }
 
+/* The records first: who claims one afterwards finds it empty. */
+epx_status errors_forget(struct epx_group *group)
+{
+    static const uint32_t none;
+    uint32_t *reported = &group->shadow.state->reported;
+
+    __atomic_store_n(&group->net_error.state, ERROR_NONE, __ATOMIC_RELEASE); /* pairs with the claim in on_error() */
+    __atomic_store_n(&group->error->state, ERROR_NONE, __ATOMIC_RELEASE);    /* likewise in report(), after this: */
+    if (!(group->device->ops->caps & DEVICE_HOST_ACCESS))
+        return group->device->ops->copy(group->device, reported, &none, sizeof(none));
+    __atomic_store_n(reported, none, __ATOMIC_RELEASE); /* pairs with the claim in report() */
+    return EPX_OK;
+}
+
 /*
  * Whoever clears without an error of its own does so because another rank failed. From a rank of another node the word
  * of that may still be on its way: one that went on alone would leave the others waiting in group_rejoin().
@@ -217,8 +234,9 @@ static void await_abort_word(struct epx_group *group)
 {
     const uint64_t most = 1000, ms = (uint64_t)group->set.timeout_ms < most ? (uint64_t)group->set.timeout_ms : most;
     const uint64_t deadline = host_now_ns() + ms * 1000000u;
+    epx_error_info info;
 
-    if (group->nnodes == 1 || __atomic_load_n(&group->error->state, __ATOMIC_ACQUIRE) != ERROR_NONE)
+    if (group->nnodes == 1 || read_error(group, &info) != EPX_OK)
         return;
     while (!abort_word(group) && host_now_ns() < deadline)
         pause_ns(100000);
@@ -233,6 +251,5 @@ epx_status epx_group_error_clear(epx_group *group)
     await_abort_word(group);
     if (abort_word(group) || group->masked_by_hand)
         return group_rejoin(group, 0);
-    __atomic_store_n(&group->error->state, ERROR_NONE, __ATOMIC_RELEASE);
-    return EPX_OK;
+    return errors_forget(group);
 }

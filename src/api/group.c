@@ -239,25 +239,55 @@ epx_status epx_group_memory(const epx_group_config *config, int nranks, epx_memo
     return struct_out(out, &info, sizeof(info), "epx_memory_info");
 }
 
+/* What kernels count lies in device memory: read in place where the host can, else copied. */
+static epx_status read_device_stats(struct epx_group *group, struct device_stats *out)
+{
+    const struct device_ops *ops = group->device->ops;
+    const uint64_t *from = (const uint64_t *)group->shadow.stats;
+    uint64_t *to = (uint64_t *)out;
+
+    if (!(ops->caps & DEVICE_HOST_ACCESS))
+        return ops->copy(group->device, out, group->shadow.stats, sizeof(*out));
+    for (size_t i = 0; i < sizeof(*out) / sizeof(*to); i++)
+        to[i] = __atomic_load_n(&from[i], __ATOMIC_RELAXED);
+    return EPX_OK;
+}
+
+static epx_status clear_device_stats(struct epx_group *group)
+{
+    static const struct device_stats none;
+    const struct device_ops *ops = group->device->ops;
+    uint64_t *words = (uint64_t *)group->shadow.stats;
+
+    if (!(ops->caps & DEVICE_HOST_ACCESS))
+        return ops->copy(group->device, group->shadow.stats, &none, sizeof(none));
+    for (size_t i = 0; i < sizeof(none) / sizeof(*words); i++)
+        __atomic_store_n(&words[i], 0, __ATOMIC_RELAXED);
+    return EPX_OK;
+}
+
 epx_status epx_group_stats(epx_group *group, epx_stats *out)
 {
+    struct device_stats d;
     epx_stats stats;
     epx_status status = group_check(group, "epx_group_stats");
 
     if (status != EPX_OK)
         return status;
-    const struct device_stats *d = group->device_stats;
+    status = read_device_stats(group, &d);
+    if (status != EPX_OK)
+        return status;
     stats = group->stats;
     stats.size = sizeof(stats);
-    stats.rows_sent = __atomic_load_n(&d->rows_sent, __ATOMIC_RELAXED);
-    stats.rows_received = __atomic_load_n(&d->rows_received, __ATOMIC_RELAXED);
-    stats.rows_remote = __atomic_load_n(&d->rows_remote, __ATOMIC_RELAXED);
-    stats.rows_returned = __atomic_load_n(&d->rows_returned, __ATOMIC_RELAXED);
-    stats.bytes_peer = __atomic_load_n(&d->bytes_peer, __ATOMIC_RELAXED);
-    stats.bytes_local = __atomic_load_n(&d->bytes_local, __ATOMIC_RELAXED);
-    stats.waits = __atomic_load_n(&d->waits, __ATOMIC_RELAXED);
-    stats.wait_ns = __atomic_load_n(&d->wait_ns, __ATOMIC_RELAXED);
-    stats.timeouts = __atomic_load_n(&d->timeouts, __ATOMIC_RELAXED);
+    stats.rows_sent = d.rows_sent;
+    stats.rows_received = d.rows_received;
+    stats.rows_remote = d.rows_remote;
+    stats.rows_returned = d.rows_returned;
+    stats.bytes_peer = d.bytes_peer;
+    stats.bytes_local = d.bytes_local;
+    stats.waits = d.waits;
+    stats.wait_ns = d.wait_ns;
+    stats.timeouts = d.timeouts;
     if (group->proxies) {
         struct proxy_stats p;
         proxy_stats_read(group->proxies, &p);
@@ -279,9 +309,9 @@ epx_status epx_group_stats_reset(epx_group *group)
 
     if (status != EPX_OK)
         return status;
-    uint64_t *words = (uint64_t *)group->device_stats;
-    for (size_t i = 0; i < sizeof(*group->device_stats) / sizeof(*words); i++)
-        __atomic_store_n(&words[i], 0, __ATOMIC_RELAXED);
+    status = clear_device_stats(group);
+    if (status != EPX_OK)
+        return status;
     memset(&group->stats, 0, sizeof(group->stats));
     if (group->proxies)
         proxy_stats_read(group->proxies, &group->net_base);

@@ -6,6 +6,8 @@
 
 /* EPX_OK unless the group has failed: a fatal error is returned again, with its message. */
 epx_status group_usable(struct epx_group *group);
+/* The records of errors are empty again. Nothing may run that would write them. */
+epx_status errors_forget(struct epx_group *group);
 /* Collective over those that go on: epochs, signals and error state start over from one common point (rejoin.c).
  * `unmask`: those that are masked too, if they are not gone. */
 epx_status group_rejoin(struct epx_group *group, int unmask);

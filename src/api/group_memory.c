@@ -9,14 +9,14 @@
 #define RINGS_MAX 64
 
 struct blocks {
-    size_t state, mask, members, heaps, tables;
+    size_t state, stats, mask, members, heaps, tables;
     size_t nodes, expected, pushed, rings, order, lists; /* several nodes */
     size_t total;
 };
 
 /* In memory that host and device share. */
 struct host_blocks {
-    size_t stats, counters, sent, total;
+    size_t counters, sent, total;
 };
 
 static size_t take(size_t *at, size_t bytes)
@@ -46,6 +46,7 @@ static struct blocks lay_out(const struct epx_group *group)
 
     memset(&b, 0, sizeof(b));
     b.state = take(&at, sizeof(struct group_state));
+    b.stats = take(&at, sizeof(struct device_stats));
     b.mask = take(&at, R * sizeof(int32_t));
     b.members = take(&at, R * sizeof(int32_t));
     b.heaps = take(&at, R * sizeof(char *));
@@ -63,7 +64,6 @@ static struct host_blocks lay_out_host(const struct epx_group *group)
     size_t at = sizeof(struct error_record);
 
     memset(&b, 0, sizeof(b));
-    b.stats = take(&at, sizeof(struct device_stats));
     if (group->nnodes > 1) {
         b.counters = take(&at, (size_t)SIG_COUNT * (size_t)group->set.sig_slots * R * sizeof(uint64_t));
         b.sent = take(&at, R * sizeof(uint64_t));
@@ -139,7 +139,7 @@ static void fill_shadow(struct epx_group *group, const struct blocks *b)
     g->mask = (int32_t *)(base + b->mask);
     g->members = (int32_t *)(base + b->members);
     g->error = group->error;
-    g->stats = group->device_stats;
+    g->stats = (struct device_stats *)(base + b->stats);
     g->tables = (int32_t *)(base + b->tables);
     g->max_agents = group->set.agents;
     g->signals = group->plan.signals;
@@ -175,7 +175,6 @@ epx_status group_device_create(struct epx_group *group)
     if (status != EPX_OK)
         return status;
     group->error = group->host_memory;
-    group->device_stats = (struct device_stats *)((char *)group->host_memory + hb.stats);
     status = ops->mem_alloc(group->device, b.total, &group->device_memory);
     if (status != EPX_OK)
         return status;

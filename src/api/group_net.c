@@ -20,7 +20,7 @@ static const uint8_t flows[SIG_COUNT] = {[SIG_HD_ROWS] = PROXY_NORMAL, [SIG_HC_R
 static void on_error(void *context, int status, int peer, int64_t expected, int64_t seen, const char *text)
 {
     struct epx_group *group = context;
-    struct error_record *e = group->error;
+    struct error_record *e = &group->net_error;
     uint32_t none = ERROR_NONE;
 
     if (__atomic_load_n(&group->closing, __ATOMIC_RELAXED))

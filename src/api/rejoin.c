@@ -153,7 +153,7 @@ static epx_status set_members(struct epx_group *group, const uint8_t *out)
     return EPX_OK;
 }
 
-static void forget_operations(struct epx_group *group)
+static epx_status forget_operations(struct epx_group *group)
 {
     for (struct epx_handle *h = group->handles; h; h = h->next) {
         h->staged = STAGED_NONE;
@@ -163,7 +163,7 @@ static void forget_operations(struct epx_group *group)
     }
     group->masked_by_hand = 0;
     memset(group->asked_out, 0, (size_t)group->nranks);
-    memset(group->error, 0, sizeof(*group->error));
+    return errors_forget(group);
 }
 
 /* With the ranks that meet_gather() reaches. */
@@ -187,8 +187,8 @@ static epx_status start_over(struct epx_group *group, const uint8_t *out)
         status = meet_ready(group, status);
     }
     if (status == EPX_OK)
-        forget_operations(group);
-    else
+        status = forget_operations(group);
+    if (status != EPX_OK)
         group_aborted_by(group, group->rank, status); /* half of it is not usable */
     return status;
 }

@@ -205,11 +205,12 @@ struct group_state {
     uint32_t arrived;         /* agents in the barrier */
     uint32_t ticket[4];       /* agents past a point of the running kernel, see sync_last() */
     uint64_t returned;        /* rows that the running combine has summed */
+    uint32_t reported;        /* 1: an agent of this rank has the error record; not there: a bus may lack atomics */
 };
 
 enum error_state { ERROR_NONE = 0, ERROR_WRITING = 1, ERROR_SET = 2 };
 
-/* In memory that the host reads at any time; the first error wins. */
+/* In memory that the host reads at any time; the first error wins. Kernels and proxies have one each. */
 struct error_record {
     uint32_t state;
     int32_t status;
@@ -249,7 +250,7 @@ enum kernel_phase {
     PHASE_COUNT
 };
 
-/* Kept by kernels in host-visible memory. */
+/* Kept by kernels in device memory. */
 struct device_stats {
     uint64_t rows_sent, rows_received, rows_returned;
     uint64_t rows_remote; /* of rows_sent and rows returned: to ranks (low latency) or nodes elsewhere */

@@ -73,7 +73,7 @@ KFN const uint64_t *signal_from(const struct group_dev *g, int kind, int slot, i
 KFN_STEP void report(struct agent *ag, const struct group_dev *g, int status, int phase, int peer, int64_t expected,
                      int64_t seen, int64_t detail0, int64_t detail1)
 {
-    if (!ag_leader(ag) || !ag_claim(&g->error->state, ERROR_NONE, ERROR_WRITING))
+    if (!ag_leader(ag) || !ag_claim(&g->state->reported, 0, 1))
         return;
     g->error->status = status;
     g->error->phase = phase;
