@@ -10,6 +10,8 @@
 BUILD ?= build
 JOBS ?= $(shell nproc)
 WERROR ?= ON
+# Of the CUDA module, where nvcc is; empty: all that a release has (80, 90, 100).
+CUDA_ARCHITECTURES ?= 90
 MAKEFLAGS += --no-print-directory
 
 all: configure
@@ -17,7 +19,8 @@ all: configure
 
 configure:
 	@scripts/deps.sh build
-	@cmake -S . -B $(BUILD) -DCMAKE_BUILD_TYPE=Release -DEPX_WERROR=$(WERROR) $(CMAKE_ARGS) >$(BUILD).configure.log 2>&1 \
+	@cmake -S . -B $(BUILD) -DCMAKE_BUILD_TYPE=Release -DEPX_WERROR=$(WERROR) \
+	    -DEPX_CUDA_ARCHITECTURES="$(CUDA_ARCHITECTURES)" $(CMAKE_ARGS) >$(BUILD).configure.log 2>&1 \
 	    || { cat $(BUILD).configure.log; exit 1; }
 	@rm -f $(BUILD).configure.log
 

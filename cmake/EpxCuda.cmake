@@ -2,9 +2,10 @@
 # libepx_cuda.so, the module that the library opens when a group asks for the cuda device. Built where nvcc is; the
 # library itself knows nothing of it.
 
-option(EPX_CUDA "Build the CUDA module (needs nvcc)" OFF)
+set(EPX_CUDA AUTO CACHE STRING "Build the CUDA module: ON, OFF, or AUTO: where nvcc is, unless with clang or a sanitizer")
+set_property(CACHE EPX_CUDA PROPERTY STRINGS AUTO ON OFF)
 set(EPX_CUDA_ARCHITECTURES "" CACHE STRING "GPU architectures of the CUDA module; empty = those of its nvcc from 80 to 100")
-if(NOT EPX_CUDA OR NOT EPX_SANITIZE STREQUAL none)
+if(NOT EPX_CUDA OR NOT EPX_SANITIZE STREQUAL none OR (EPX_CUDA STREQUAL AUTO AND NOT CMAKE_C_COMPILER_ID STREQUAL GNU))
     return()
 endif()
 
@@ -14,7 +15,9 @@ if(NOT CMAKE_CUDA_COMPILER AND EXISTS /usr/local/cuda/bin/nvcc)
 endif()
 set(CMAKE_CUDA_ARCHITECTURES 90) # for CMake's own trials
 check_language(CUDA)
-if(NOT CMAKE_CUDA_COMPILER)
+if(NOT CMAKE_CUDA_COMPILER AND NOT EPX_CUDA STREQUAL AUTO)
+    message(FATAL_ERROR "EPX_CUDA is ON, and there is no nvcc")
+elseif(NOT CMAKE_CUDA_COMPILER)
     message(STATUS "No nvcc: the CUDA module is not built")
     return()
 endif()
@@ -39,12 +42,17 @@ target_compile_definitions(epx_cuda PRIVATE $<$<COMPILE_LANGUAGE:C>:_GNU_SOURCE=
 target_compile_options(epx_cuda PRIVATE
     $<$<COMPILE_LANGUAGE:C>:${epx_compile_options}>
     # One result for identical inputs, as everywhere: no fused multiply-add.
-    "$<$<COMPILE_LANGUAGE:CUDA>:-O3;-lineinfo;-fmad=false;-Xcompiler=-Wall,-Wextra>")
+    "$<$<COMPILE_LANGUAGE:CUDA>:-O3;-lineinfo;-fmad=false;-Xcompiler=-Wall,-Wextra;-Xptxas=-v>")
+set(epx_cuda_launcher ${PROJECT_SOURCE_DIR}/scripts/keep_report.sh ${CMAKE_BINARY_DIR}/ptxas ${CMAKE_CUDA_COMPILER_LAUNCHER})
+set_target_properties(epx_cuda PROPERTIES CUDA_COMPILER_LAUNCHER "${epx_cuda_launcher}")
 target_include_directories(epx_cuda PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
 target_link_libraries(epx_cuda PRIVATE CUDA::cudart_static)
 install(TARGETS epx_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 
-add_executable(gpu_bench ${PROJECT_SOURCE_DIR}/bench/gpu_bench.c)
-epx_target_defaults(gpu_bench)
-target_link_libraries(gpu_bench PRIVATE epx_support epx_static CUDA::cudart_static)
-set_target_properties(gpu_bench PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
+# What bench/gpu.sh runs, which builds it without CMake.
+foreach(program gpu_bench gpu_prop gpu_net)
+    add_executable(${program} ${PROJECT_SOURCE_DIR}/bench/${program}.c)
+    epx_target_defaults(${program})
+    target_link_libraries(${program} PRIVATE epx_support epx_static CUDA::cudart_static)
+    set_target_properties(${program} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
+endforeach()
