@@ -26,9 +26,9 @@ rules=$build/rules.mk
     host=$(ls "$root"/src/device/cuda/*.c)
     kernels=$(ls "$root"/src/device/cuda/*.cu)
     headers=$(find "$root/src" "$root/include" "$root/support" -name '*.h' -o -name '*.cuh' | tr '\n' ' ')
-    bench="$root/bench/gpu_bench.c" prop="$root/bench/gpu_prop.c"
-    echo "all: $build/epx $build/libepx_cuda.so $build/gpu_bench $build/gpu_prop"
-    for f in $lib $tool $support $bench $prop; do
+    bench="$root/bench/gpu_bench.c" prop="$root/bench/gpu_prop.c" net="$root/bench/gpu_net.c"
+    echo "all: $build/epx $build/libepx_cuda.so $build/gpu_bench $build/gpu_prop $build/gpu_net"
+    for f in $lib $tool $support $bench $prop $net; do
         printf '%s: %s %s\n\t@%s %s %s -c $< -o $@\n' "$(objects "$f")" "$f" "$headers" "$cc" "$cflags" "$includes"
     done
     for f in $host; do
@@ -40,6 +40,7 @@ rules=$build/rules.mk
     done
     printf '%s: %s\n\t@%s -o $@ $^ -lpthread -lm -lrt -ldl\n' "$build/epx" "$(objects $lib $support $tool | tr '\n' ' ')" "$cc"
     printf '%s: %s\n\t@%s -o $@ $^ -lpthread -lm -lrt -ldl\n' "$build/gpu_prop" "$(objects $lib $support $prop | tr '\n' ' ')" "$cc"
+    printf '%s: %s\n\t@%s -o $@ $^ -lpthread -lm -lrt -ldl\n' "$build/gpu_net" "$(objects $lib $support $net | tr '\n' ' ')" "$cc"
     printf '%s: %s\n\t@%s -shared -cudart static -o $@ $^\n' "$build/libepx_cuda.so" "$(objects $host $kernels | tr '\n' ' ')" "$nvcc"
     printf '%s: %s\n\t@%s -cudart static -o $@ $^ -lpthread -lm -lrt -ldl\n' "$build/gpu_bench" \
         "$(objects $lib $support $bench | tr '\n' ' ')" "$nvcc"

@@ -29,6 +29,9 @@ struct net_suite {
     void (*world_idle)(void *world);
     /* Ends a rank as if its machine died. Processes are killed without it; else NULL skips the cases that need it. */
     void (*world_kill)(void *world, int rank);
+    /* Where heaps come from, in each rank's own process or thread; NULL = ordinary memory. */
+    void *(*memory)(size_t bytes);
+    void (*memory_free)(void *memory);
     /* What this network is known not to do; ends at a name of NULL. */
     struct {
         const char *name, *why;

@@ -94,7 +94,7 @@ int suite_open_alone(struct suite_rank *self)
                                         .world = self->world};
     const size_t bytes = SUITE_GUARD + SUITE_HEAP + SUITE_GUARD;
 
-    self->memory = aligned_alloc(4096, bytes);
+    self->memory = self->suite->memory ? self->suite->memory(bytes) : aligned_alloc(4096, bytes);
     if (!self->memory)
         return suite_fail(self, "no memory");
     memset(self->memory, GUARD_BYTE, bytes);
@@ -151,7 +151,10 @@ void suite_close(struct suite_rank *self)
         free(self->seen[i]);
         self->seen[i] = NULL;
     }
-    free(self->memory);
+    if (self->memory && self->suite->memory)
+        self->suite->memory_free(self->memory);
+    else
+        free(self->memory);
     self->memory = self->heap = NULL;
 }
 
