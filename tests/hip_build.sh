@@ -19,7 +19,7 @@ fail() {
 }
 
 began=$SECONDS
-{ cmake -S "$root" -B "$work" -DCMAKE_BUILD_TYPE=Release -DEPX_WERROR=ON -DEPX_HIP=ON -DEPX_BUILD_TESTS=OFF &&
+{ cmake -S "$root" -B "$work" -DCMAKE_BUILD_TYPE=Release -DEPX_WERROR=ON -DEPX_HIP=ON -DEPX_CUDA=OFF -DEPX_BUILD_TESTS=OFF &&
     cmake --build "$work" -j2 --target epx_hip; } >"$work/log" 2>&1 || { tail -40 "$work/log"; echo "FAILED: the build"; exit 1; }
 echo "ok: built in $((SECONDS - began)) s"
 module=$work/libepx_hip.so
