@@ -13,6 +13,7 @@ from typing import Any, Dict, List, Optional, Tuple
 import epx
 import torch
 
+from ._checks import wrong
 from ._memory import CudaHeap, Heap
 from ._settings import Settings
 
@@ -20,9 +21,10 @@ from ._settings import Settings
 class Pool:
     """A group, its heap, and handles that wait to be used again."""
 
-    def __init__(self, group: epx.Group, device: torch.device, topk: int, hidden_bytes: int) -> None:
+    def __init__(self, group: epx.Group, device: torch.device, max_tokens: int, topk: int, hidden_bytes: int) -> None:
         self.group = group
         self.device = device
+        self.max_tokens = max_tokens
         self.topk = topk
         self.hidden_bytes = hidden_bytes
         self.heap = Heap(group, device) if device.type == "cpu" else CudaHeap(group, device)
@@ -74,6 +76,10 @@ class Engine:
             pools.clear()
         self._bootstrap = None
 
+    def leave(self) -> None:
+        """Python ends: lets go of the process group. The groups end with Python, see epx."""
+        self._bootstrap = None
+
     @property
     def bootstrap(self) -> epx.Bootstrap:
         """How the ranks meet."""
@@ -89,6 +95,9 @@ class Engine:
                         topk: int) -> Pool:
         """The pool for such a dispatch."""
         pool = self._high.get((device, num_experts))
+        if pool is not None and tokens > pool.max_tokens:
+            raise wrong("x", "at most %d tokens, as the ranks agreed when they met (EPX_DEEP_EP_MAX_TOKENS raises it)"
+                        % pool.max_tokens, tokens)
         if pool is None or not pool.fits(topk, hidden_bytes):
             old = (pool.topk, pool.hidden_bytes) if pool else (8, 0)
             pool = self._make_high(device, num_experts, tokens, max(hidden_bytes, old[1]), max(topk, old[0]))
@@ -102,7 +111,7 @@ class Engine:
         group = self._group(
             device, modes=epx.Mode.HIGH_THROUGHPUT, num_experts=num_experts, max_tokens_per_rank=max_tokens,
             max_hidden_bytes=hidden_bytes, max_topk=topk, max_recv_tokens=rows, alloc_bytes=alloc)
-        return Pool(group, device, topk, hidden_bytes)
+        return Pool(group, device, max_tokens, topk, hidden_bytes)
 
     def low_latency(self, device: torch.device, max_tokens: int, num_experts: int, hidden_bytes: int,
                     topk: int) -> Pool:
@@ -118,7 +127,7 @@ class Engine:
     def _make_low(self, device: torch.device, max_tokens: int, num_experts: int, hidden_bytes: int, topk: int) -> Pool:
         group = self._group(device, **self.settings.low_latency_config(
             max_tokens, num_experts, hidden_bytes, topk, self.nranks))
-        return Pool(group, device, topk, hidden_bytes)
+        return Pool(group, device, max_tokens, topk, hidden_bytes)
 
     def low_latency_pools(self) -> List[Pool]:
         """Those that exist."""

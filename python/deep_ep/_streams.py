@@ -71,11 +71,17 @@ class HostLaunch:
 
     def finish(self, inputs: Iterable[Any], outputs: Iterable[Any]) -> EventOverlap:
         """All is queued: waits for it, or returns the event to wait for."""
-        if not self._async:
+        tensors = (list(inputs), list(outputs))
+        if self._async:
+            self._group.hold(tensors)
+            return EventOverlap(HostEvent(self._group))
+        try:
             settle(self._group)
-            return EventOverlap()
-        self._group.hold((list(inputs), list(outputs)))
-        return EventOverlap(HostEvent(self._group))
+        except BaseException:  # Ctrl-C ends the wait, not the work
+            if self._group.alive:
+                self._group.hold(tensors)
+            raise
+        return EventOverlap()
 
 
 class CudaLaunch:

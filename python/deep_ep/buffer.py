@@ -350,7 +350,7 @@ def _exclusive(async_finish: bool, return_recv_hook: bool) -> None:
 def _at_exit() -> None:
     # A process group that lives until Python ends may end the process by an exception in its destructor: let go of it.
     for buffer in list(_living):
-        buffer._close()
+        buffer._engine.leave()
         buffer.group = None
 
 

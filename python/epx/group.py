@@ -6,6 +6,7 @@ import collections
 import ctypes
 import os
 import threading
+import time
 import weakref
 from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Tuple
 
@@ -167,18 +168,28 @@ class Group:
             self._finish()
 
     def _finish(self) -> None:
-        if self._address is None:
-            return
+        """Waits for queued work, which Ctrl-C may end, and frees all."""
         address = self._address
+        if address is None:
+            return
+        if self._lib.epx_group_error(address, None) == 0:
+            self._wait(None)
         self._events.clear()
-        try:
-            if self._lib.epx_group_error(address, None) == 0:
-                self._wait(None)
-        finally:
-            self._held.clear()
-            self._address, self._why = None, "was destroyed"
-            self._lib.epx_group_destroy(address)
-            self._bootstrap = None
+        self._held.clear()
+        self._address, self._why = None, "was destroyed"
+        self._lib.epx_group_destroy(address)
+        self._bootstrap = None
+
+    def _finish_at_exit(self) -> None:
+        """As _finish(), for a process that is going: work that waits for others gets a second, and is left to the system
+        then. Between nodes the last writes are delivered by destroying the group, hence the trouble."""
+        limit = time.monotonic() + 1.0
+        while self._lib.epx_stream_query(self.address, None) == Status.NOT_READY:
+            if time.monotonic() > limit:
+                self._address, self._why = None, "was left when Python ended"
+                return
+            time.sleep(1e-3)
+        self._finish()
 
     def _forked(self) -> None:
         self._address = None
@@ -327,10 +338,9 @@ def _after_fork() -> None:
 
 
 def _at_exit() -> None:
-    # Between nodes the last writes are delivered by destroying the group; the process is going, and its tensors with it.
     for group in list(_living):
         if group.alive:
-            group._finish()
+            group._finish_at_exit()
 
 
 os.register_at_fork(after_in_child=_after_fork)

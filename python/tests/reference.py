@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What dispatch and combine must give, in plain torch on the CPU, and inputs that every rank can compute for every other."""
 
+import functools
 from typing import List, Optional, Tuple
 
 import torch
@@ -45,13 +46,11 @@ class Work:
     def ranks_of(self, rank: int) -> torch.Tensor:
         """bool [T, R]: where the tokens of a rank go."""
         idx = self.idx[rank]
-        goes = torch.zeros(idx.shape[0], self.nranks, dtype=torch.bool)
-        for t, row in enumerate(idx.tolist()):
-            for e in row:
-                if e >= 0:
-                    goes[t, e // self.local] = True
-        return goes
+        goes = torch.zeros(idx.shape[0], self.nranks + 1, dtype=torch.bool)
+        goes.scatter_(1, torch.where(idx < 0, self.nranks, torch.div(idx, self.local, rounding_mode="floor")), True)
+        return goes[:, :self.nranks]
 
+    @functools.lru_cache(maxsize=None)
     def flat(self, me: int) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """What rank `me` receives in high throughput: (source rank, source token, rows, local top-k, weights)."""
         ranks, tokens, rows, idx, weights = [], [], [], [], []
@@ -106,7 +105,7 @@ def combine_flat(work: Work, me: int, results: List[torch.Tensor], bias: List[to
             ranks, tokens, *_ = work.flat(r)
             mine = ranks == me
             target = out if node == node_of[me] else part
-            target[tokens[mine]] += results[r][mine].float()
+            target.index_add_(0, tokens[mine], results[r][mine].float())
         if node != node_of[me]:
             out += part.bfloat16().float()
     return out.bfloat16()

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bad input: the exception names the argument, what was expected and what was given; the buffer works on."""
+
+from typing import Any, Callable, List, Tuple
+
+import deep_ep
+import epx
+import torch
+import torch.distributed as dist
+from ranks_high_throughput import exchange, layout
+from ranks_low_latency import check_one
+from reference import Work
+from suite import World, environment
+
+_Case = Tuple[Callable[[], Any], str]
+
+
+def refused(cases: List[_Case]) -> None:
+    """Each call must raise ArgumentError (or UsageError) with the words given."""
+    for number, (call, words) in enumerate(cases):
+        try:
+            call()
+        except (epx.ArgumentError, epx.UsageError) as error:
+            text = str(error)
+            assert all(word in text for word in words.split("|")), "case %d: %r not in %r" % (number, words, text)
+            assert "expected" in text or "destroyed" in text, text
+        else:
+            raise AssertionError("case %d (%s) was accepted" % (number, words))
+
+
+def test_high_throughput(world: World) -> None:
+    buffer = world.buffer()
+    work = Work(world.nranks, 12, 128, 2 * world.nranks, 2, seed=1, uneven=False)
+    me, n = world.rank, 12
+    x, idx, weights = world.to(work.x[me]), world.to(work.idx[me]), world.to(work.weights[me])
+    parts = layout(buffer, idx, work.experts)
+    recv, *_rest, handle, _event = buffer.dispatch(x, **parts, topk_idx=idx, topk_weights=weights)
+
+    def dispatch(x: Any = x, **changes: Any) -> Any:
+        return buffer.dispatch(x, **{**parts, "topk_idx": idx, "topk_weights": weights, **changes})
+
+    fp8 = torch.zeros(n, 128, dtype=torch.float8_e4m3fn, device=world.device)
+    refused([
+        (lambda: dispatch("tokens"), "x|tensor|str"),
+        (lambda: dispatch(x.double()), "x|dtype bfloat16|float64"),
+        (lambda: dispatch(x[0]), "x|shape [*, *]|[128]"),
+        (lambda: dispatch(x.t()), "x|contiguous"),
+        (lambda: dispatch(x[:, :4].contiguous()), "x|16 bytes|8 bytes"),
+        (lambda: dispatch((fp8,)), "x|pair|1 items"),
+        (lambda: dispatch((fp8, weights.double())), "x[1]|float32 or int32|float64"),
+        (lambda: dispatch((x, weights)), "x[0]|float8_e4m3fn|bfloat16"),
+        (lambda: dispatch(num_tokens_per_rank=None), "num_tokens_per_rank|tensor|NoneType"),
+        (lambda: dispatch(is_token_in_rank=parts["is_token_in_rank"][:, :1]), "is_token_in_rank|shape"),
+        (lambda: dispatch(is_token_in_rank=None), "is_token_in_rank|NoneType"),
+        (lambda: dispatch(num_tokens_per_expert=parts["num_tokens_per_expert"].float()), "num_tokens_per_expert|int32"),
+        (lambda: dispatch(topk_idx=idx[:3]), "topk_idx|shape [12, *]"),
+        (lambda: dispatch(topk_idx=idx.float()), "topk_idx|int64"),
+        (lambda: dispatch(topk_weights=weights.double()), "topk_weights|float32|float64"),
+        (lambda: dispatch(topk_weights=None), "topk_weights|both or neither"),
+        (lambda: dispatch(topk_idx=None, topk_weights=None, num_worst_tokens=99), "topk_idx|num_worst_tokens|None"),
+        (lambda: dispatch(expert_alignment=0), "expert_alignment|at least 1|0"),
+        (lambda: dispatch(num_worst_tokens=-1), "num_worst_tokens|at least 0|-1"),
+        (lambda: dispatch(previous_event=1), "previous_event|EventOverlap|int"),
+        (lambda: dispatch(allocate_on_comm_stream=True), "allocate_on_comm_stream|previous_event"),
+        (lambda: dispatch(handle=handle), "topk_idx, topk_weights|None|tensor"),
+        (lambda: buffer.dispatch(x[:5], handle=handle), "x|12 tokens|5"),
+        (lambda: buffer.dispatch(x, handle=(1, 2)), "handle|high-throughput|2 fields"),
+        (lambda: buffer.dispatch(x.repeat(1, 9), handle=handle) if False else buffer.combine(3, handle), "x|tensor|int"),
+        (lambda: buffer.combine(recv, None), "handle|NoneType"),
+        (lambda: buffer.combine(recv.float().double(), handle), "x|dtype|float64"),
+        (lambda: buffer.combine(recv[:-1], handle) if recv.shape[0] else buffer.combine(None, handle), "x"),
+        (lambda: buffer.combine(recv, handle, topk_weights=weights.new_zeros(recv.shape[0], 7)), "topk_weights|shape"),
+        (lambda: buffer.combine(recv, handle, bias=(x, x, x)), "bias|pair|3"),
+        (lambda: buffer.combine(recv, handle, bias=x[:2]), "bias|shape"),
+        (lambda: buffer.get_dispatch_layout(idx.float(), 8), "topk_idx|int64"),
+        (lambda: buffer.get_dispatch_layout(idx, 0), "num_experts|at least 1|0"),
+    ])
+    exchange(world, buffer, work)
+
+
+def test_indices_out_of_range(world: World) -> None:
+    """On the CPU they are seen before anything is sent."""
+    if world.device.type != "cpu":
+        return
+    buffer = world.buffer()
+    work = Work(world.nranks, 6, 128, 2 * world.nranks, 2, seed=2, uneven=False)
+    x, idx, weights = work.x[world.rank], work.idx[world.rank], work.weights[world.rank]
+    parts = layout(buffer, idx, work.experts)
+    exchange(world, buffer, work)
+    bad = idx.clone()
+    bad[3, 1] = work.experts
+    twice = torch.zeros_like(idx)
+    refused([
+        (lambda: buffer.dispatch(x, **parts, topk_idx=bad, topk_weights=weights), "topk_idx[3][1]|%d" % work.experts),
+        (lambda: buffer.low_latency_dispatch(x, bad, 8, work.experts), "topk_idx[3][1]|%d" % work.experts),
+        (lambda: buffer.low_latency_dispatch(x, twice, 8, work.experts), "topk_idx[0][1]|once"),
+    ])
+    exchange(world, buffer, work)
+    check_one(world, buffer, work, 8)
+
+
+def test_low_latency(world: World) -> None:
+    buffer = world.buffer()
+    work = Work(world.nranks, 6, 128, 2 * world.nranks, 2, seed=3, uneven=False)
+    me = world.rank
+    x, idx, weights = world.to(work.x[me]), world.to(work.idx[me]), world.to(work.weights[me])
+    recv, _counts, handle, _event, _hook = buffer.low_latency_dispatch(x, idx, 8, work.experts, use_fp8=False)
+    dispatch, combine = buffer.low_latency_dispatch, buffer.low_latency_combine
+    fifteen = torch.zeros(world.nranks + 1, dtype=torch.int64, device=world.device)
+    refused([
+        (lambda: dispatch(None, idx, 8, work.experts), "x|tensor|NoneType"),
+        (lambda: dispatch(x.float(), idx, 8, work.experts), "x|bfloat16|float32"),
+        (lambda: dispatch(x, idx, 4, work.experts), "x|num_max_dispatch_tokens_per_rank = 4|6"),
+        (lambda: dispatch(x, idx[:2], 8, work.experts), "topk_idx|shape [6, *]"),
+        (lambda: dispatch(x, idx, 8, -1), "num_experts|at least 1|-1"),
+        (lambda: dispatch(x, idx, 0, work.experts), "num_max_dispatch_tokens_per_rank|0"),
+        (lambda: dispatch(x, idx, 8, work.experts, use_ue8m0=True), "use_ue8m0|round_scale"),
+        (lambda: dispatch(x, idx, 8, work.experts, async_finish=True, return_recv_hook=True), "at most one|both"),
+        (lambda: dispatch(x, idx, 8, work.experts, cumulative_local_expert_recv_stats=fifteen),
+         "cumulative_local_expert_recv_stats|int32|int64"),
+        (lambda: dispatch(x, idx, 8, work.experts, dispatch_wait_recv_cost_stats=fifteen),
+         "dispatch_wait_recv_cost_stats|shape"),
+        (lambda: combine(recv, idx, weights, (1,)), "handle|low-latency|1 fields"),
+        (lambda: combine(recv[:1, :3], idx, weights, handle), "x|shape"),
+        (lambda: combine(recv.float(), idx, weights, handle), "x|bfloat16"),
+        (lambda: combine(recv, idx, weights.double(), handle), "topk_weights|float32"),
+        (lambda: combine(recv, idx[:1], weights, handle), "topk_idx|shape"),
+        (lambda: combine(recv, idx, weights, handle, out=x[:1]), "out|shape"),
+        (lambda: combine(recv, idx, weights, handle, zero_copy=True), "get_next_low_latency_combine_buffer"),
+        (lambda: buffer.low_latency_query_mask_buffer(fifteen), "enable_shrink"),
+        (lambda: buffer.low_latency_clean_mask_buffer(), "enable_shrink"),
+        (lambda: buffer.low_latency_update_mask_buffer(0, True), "enable_shrink"),
+        (lambda: buffer.clean_low_latency_buffer(0, 1, 1), "num_max_dispatch_tokens_per_rank"),
+        (lambda: deep_ep.Buffer.set_num_sms(3), "new_num_sms|even|3"),
+        (lambda: deep_ep.Buffer(None), "group, comm|neither"),
+    ])
+    buffer.get_next_low_latency_combine_buffer(handle)
+    refused([(lambda: combine(recv, idx, weights, handle, zero_copy=True, use_logfmt=True), "zero_copy|use_logfmt")])
+    check_one(world, buffer, work, 8)
+
+
+def test_too_many_tokens(world: World) -> None:
+    """More tokens than were agreed on when the ranks met: refused where it is seen, with the variable that raises it."""
+    with environment(EPX_DEEP_EP_MAX_TOKENS="32"):
+        buffer = deep_ep.Buffer(dist.group.WORLD, explicitly_destroy=True)
+        small = Work(world.nranks, 40, 128, 2 * world.nranks, 2, seed=5, uneven=False)
+        large = Work(world.nranks, 41, 128, 2 * world.nranks, 2, seed=5, uneven=False)
+        exchange(world, buffer, small)  # the first call decides where it needs more
+        idx = world.to(large.idx[world.rank])
+        refused([(lambda: buffer.dispatch(
+            world.to(large.x[world.rank]), **layout(buffer, idx, large.experts), topk_idx=idx,
+            topk_weights=world.to(large.weights[world.rank])), "x|40|41|EPX_DEEP_EP_MAX_TOKENS")])
+        exchange(world, buffer, small)
+        buffer.destroy()
+
+
+def test_absent_rank(world: World) -> None:
+    """A rank that does not come: a timeout that names it."""
+    if world.device.type != "cpu":
+        return
+    with environment(EPX_TIMEOUT_MS="1000"):
+        buffer = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True, explicitly_destroy=True)
+        work = Work(world.nranks, 6, 128, 2 * world.nranks, 2, seed=6)
+        check_one(world, buffer, work, 8)
+        late = world.nranks - 1
+        world.meet()
+        if world.rank != late:
+            try:
+                buffer.low_latency_dispatch(work.x[world.rank], work.idx[world.rank], 8, work.experts)
+                raise AssertionError("a dispatch without rank %d succeeded" % late)
+            except epx.EpxError as error:
+                assert error.status in (epx.Status.TIMEOUT, epx.Status.PEER), error
+                assert error.status != epx.Status.TIMEOUT or "rank %d" % late in error.message, error
+        world.meet()
+        buffer.destroy()
+
+
+def test_second_interface_says_later(world: World) -> None:
+    for call in (lambda: deep_ep.ElasticBuffer(dist.group.WORLD), deep_ep.EPHandle, deep_ep.get_physical_domain_size,
+                 deep_ep.get_logical_domain_size):
+        try:
+            call()
+            raise AssertionError("expected NotImplementedError")
+        except NotImplementedError as error:
+            assert "V2" in str(error) and "deep_ep.Buffer" in str(error)

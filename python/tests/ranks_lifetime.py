@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who keeps what alive: results after their buffer, inputs of queued work, handles, forked processes, Ctrl-C."""
+
+import gc
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import deep_ep
+import epx
+import torch
+import torch.distributed as dist
+from ranks_high_throughput import exchange, layout
+from ranks_low_latency import check_one, check_received, dispatch as dispatch_low
+from reference import Work
+from suite import World, environment
+
+
+def new_buffer() -> deep_ep.Buffer:
+    """A buffer of its own."""
+    return deep_ep.Buffer(dist.group.WORLD, 1 << 26, 0, low_latency_mode=True, explicitly_destroy=True)
+
+
+def dispatch(world: World, buffer: deep_ep.Buffer, work: Work, **options: Any) -> Any:
+    """A fresh high-throughput dispatch."""
+    idx = world.to(work.idx[buffer.rank])
+    return buffer.dispatch(world.to(work.x[buffer.rank]), **layout(buffer, idx, work.experts), topk_idx=idx,
+                           topk_weights=world.to(work.weights[buffer.rank]), **options)
+
+
+def test_results_outlive_the_buffer(world: World) -> None:
+    buffer = new_buffer()
+    work = Work(world.nranks, 20, 256, 2 * world.nranks, 3, seed=1)
+    recv, recv_idx, recv_weights, _counts, handle, _event = dispatch(world, buffer, work)
+    low, counts, low_handle = dispatch_low(world, buffer, work, 32, use_fp8=False)
+    view = recv[recv.shape[0] // 2:]
+    buffer.destroy()
+    del buffer
+    gc.collect()
+    world.meet()
+    expected = work.flat(world.rank)
+    assert torch.equal(recv.cpu(), expected[2]) and torch.equal(recv_idx.cpu(), expected[3])
+    assert torch.equal(recv_weights.cpu(), expected[4]) and torch.equal(handle[3].cpu(), expected[1].int())
+    rows = view.clone()
+    del recv, recv_idx, recv_weights
+    gc.collect()
+    assert torch.equal(view, rows)
+    assert torch.equal(low[0, :int(counts[0])].cpu(), torch.cat([work.x[s][t:t + 1] for s, t in work.by_expert(
+        world.rank)[0]] or [torch.empty(0, 256, dtype=torch.bfloat16)]))
+    assert low_handle[2] == 32
+
+
+def test_destroyed_buffer_says_so(world: World) -> None:
+    buffer = new_buffer()
+    work = Work(world.nranks, 8, 128, 2 * world.nranks, 2, seed=2)
+    recv, *_rest, handle, _event = dispatch(world, buffer, work)
+    buffer.destroy()
+    buffer.destroy()
+    assert buffer.runtime is None
+    for call in (lambda: dispatch(world, buffer, work), lambda: buffer.combine(recv, handle),
+                 lambda: dispatch_low(world, buffer, work, 8)):
+        try:
+            call()
+            raise AssertionError("a destroyed buffer was used")
+        except epx.UsageError as error:
+            assert "destroyed" in str(error)
+    with_default = deep_ep.Buffer(dist.group.WORLD)
+    try:
+        with_default.destroy()
+        raise AssertionError("destroy() without explicitly_destroy")
+    except epx.UsageError as error:
+        assert "explicitly_destroy" in str(error)
+
+
+def test_inputs_may_go_after_an_asynchronous_call(world: World) -> None:
+    buffer = world.buffer()
+    work = Work(world.nranks, 200, 1024, 2 * world.nranks, 3, seed=4)
+    for _ in range(5):
+        x = world.to(work.x[world.rank].clone())
+        idx = world.to(work.idx[world.rank].clone())
+        arguments = layout(buffer, idx, work.experts)
+        recv, _i, _w, _c, handle, event = buffer.dispatch(
+            x, **arguments, topk_idx=idx, topk_weights=world.to(work.weights[world.rank].clone()), async_finish=True)
+        again = buffer.dispatch(x, handle=handle, async_finish=True)
+        out, _weights, combined = buffer.combine(recv.clone(), handle, async_finish=True)
+        del x, idx, arguments
+        garbage = [torch.full((256, 1024), 7.0, dtype=torch.bfloat16, device=world.device) for _ in range(8)]
+        event.current_stream_wait()
+        again[5].current_stream_wait()
+        assert torch.equal(recv.cpu(), work.flat(world.rank)[2]) and torch.equal(again[0].cpu(), recv.cpu())
+        del out, garbage
+        combined.current_stream_wait()
+
+
+def test_results_may_go_before_the_event(world: World) -> None:
+    buffer = world.buffer()
+    work = Work(world.nranks, 100, 512, 2 * world.nranks, 3, seed=6)
+    for _ in range(10):
+        dispatch(world, buffer, work, async_finish=True)
+    exchange(world, buffer, work)
+
+
+def test_event_as_context(world: World) -> None:
+    buffer = world.buffer()
+    work = Work(world.nranks, 20, 128, 2 * world.nranks, 3, seed=7)
+    recv, *_rest, event = dispatch(world, buffer, work, async_finish=True)
+    with event:
+        pass
+    assert torch.equal(recv.cpu(), work.flat(world.rank)[2])
+    with deep_ep.EventOverlap():
+        pass
+    captured = deep_ep.Buffer.capture()
+    assert captured.event is not None
+    captured.current_stream_wait()
+    try:
+        deep_ep.EventOverlap().current_stream_wait()
+        raise AssertionError("waited for no event")
+    except ValueError as error:
+        assert "async_finish" in str(error)
+
+
+def test_memory_is_used_again(world: World) -> None:
+    """Hundreds of results that are let go fit a heap that holds a few."""
+    with environment(EPX_ALLOC_BYTES=str(2 << 20)):
+        buffer = new_buffer()
+        work = Work(world.nranks, 64, 256, 2 * world.nranks, 3, seed=8)
+        for _ in range(60):
+            recv, *_rest, handle, _event = dispatch(world, buffer, work)
+            buffer.combine(recv, handle)
+        assert torch.equal(recv.cpu(), work.flat(world.rank)[2])
+        buffer.destroy()
+
+
+def test_full_heap(world: World) -> None:
+    """Results that are kept outgrow the heap: the next ones lie in ordinary memory."""
+    with environment(EPX_ALLOC_BYTES=str(1 << 20)):
+        buffer = new_buffer()
+        work = Work(world.nranks, 64, 512, 2 * world.nranks, 3, seed=10)
+        kept = [dispatch(world, buffer, work) for _ in range(12)]
+        for recv, _idx, _weights, _counts, handle, _event in kept:
+            assert torch.equal(recv.cpu(), work.flat(world.rank)[2])
+            buffer.combine(recv, handle)
+        buffer.destroy()
+
+
+def test_many_handles(world: World) -> None:
+    """Handles of many layers, used in reverse, as a backward pass does; put together again from their fields."""
+    buffer = world.buffer()
+    works = [Work(world.nranks, 10, 128, 2 * world.nranks, 2, seed=100 + i) for i in range(8)]
+    kept = [dispatch(world, buffer, work) for work in works]
+    for work, (recv, *_rest, handle, _event) in reversed(list(zip(works, kept))):
+        again = buffer.dispatch(world.to(work.x[world.rank]), handle=tuple(list(handle)))
+        assert torch.equal(again[0], recv)
+
+
+def test_several_buffers(world: World) -> None:
+    buffers = [new_buffer() for _ in range(3)]
+    for seed, buffer in enumerate(buffers):
+        exchange(world, buffer, Work(world.nranks, 12, 128, 2 * world.nranks, 2, seed=200 + seed))
+        check_one(world, buffer, Work(world.nranks, 6, 128, 2 * world.nranks, 2, seed=200 + seed), 8)
+    recv, *_rest, handle, _event = dispatch(
+        world, buffers[0], Work(world.nranks, 12, 128, 2 * world.nranks, 2, seed=210))
+    for buffer in buffers[1:]:
+        buffer.destroy()
+    buffers[0].combine(recv, handle)
+    buffers[0].destroy()
+
+
+def test_fork(world: World) -> None:
+    """A child of fork gets an error that says so, and harms nobody."""
+    buffer = world.buffer()
+    work = Work(world.nranks, 8, 128, 2 * world.nranks, 2, seed=12)
+    exchange(world, buffer, work)
+    if world.device.type == "cpu" and world.rank == 0:
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                dispatch(world, buffer, work)
+            except epx.UsageError as error:
+                code = 0 if "fork" in str(error) else 2
+            del buffer
+            gc.collect()
+            os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+    world.meet()
+    exchange(world, buffer, work)
+
+
+def test_interrupt(world: World) -> None:
+    """Ctrl-C ends the wait for a rank that is late, within a second; the work itself goes on, and so does the buffer."""
+    if world.device.type != "cpu":
+        return
+    buffer = world.buffer()
+    work = Work(world.nranks, 8, 128, 2 * world.nranks, 2, seed=13)
+    exchange(world, buffer, work)
+    dispatch_low(world, buffer, work, 8, use_fp8=False)
+    world.meet()
+    late = world.nranks - 1
+    if world.rank == late:
+        time.sleep(1.5)
+        got = dispatch_low(world, buffer, work, 8, use_fp8=False)
+        check_received(buffer, work, 8, *got)
+    elif world.rank == 0:
+        begin = time.monotonic()
+        timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        try:
+            dispatch_low(world, buffer, work, 8, use_fp8=False)
+            raise AssertionError("the wait was not interrupted")
+        except KeyboardInterrupt:
+            assert 0.2 < time.monotonic() - begin < 1.3, time.monotonic() - begin
+        timer.join()
+    else:
+        got = dispatch_low(world, buffer, work, 8, use_fp8=False)
+        check_received(buffer, work, 8, *got)
+    world.meet()
+    check_one(world, buffer, work, 8)
+    exchange(world, buffer, work)
+
+
+def test_interrupt_while_counts_are_exchanged(world: World) -> None:
+    """The same where a high-throughput dispatch waits for the counts of a rank that is late."""
+    if world.device.type != "cpu":
+        return
+    with environment(EPX_TIMEOUT_MS="1500"):
+        buffer = new_buffer()
+        work = Work(world.nranks, 8, 128, 2 * world.nranks, 2, seed=14)
+        exchange(world, buffer, work)
+    world.meet()
+    if world.rank == 0:
+        begin = time.monotonic()
+        timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        try:
+            dispatch(world, buffer, work)
+            raise AssertionError("the wait was not interrupted")
+        except KeyboardInterrupt:
+            assert 0.2 < time.monotonic() - begin < 1.3, time.monotonic() - begin
+        timer.join()
+    world.meet()
+    # Rank 0 has told its counts and gave up on the rows: so does everybody.
+    buffer.destroy()

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The packages as a user meets them: imports, documentation, errors that say what is wrong."""
+
+import inspect
+import os
+import pickle
+import subprocess
+import sys
+import unittest
+
+import deep_ep
+import deep_ep.utils
+import epx
+import epx.bootstrap
+from epx import _library
+
+
+def run(code: str, **environment: str) -> str:
+    """Runs Python code in a process of its own."""
+    return subprocess.run([sys.executable, "-c", code], env={**os.environ, **environment}, check=True,
+                          capture_output=True, text=True, timeout=60).stdout.strip()
+
+
+class Imports(unittest.TestCase):
+    def test_needs_neither_torch_nor_numpy(self) -> None:
+        code = """
+import sys, time
+sys.modules["torch"] = sys.modules["numpy"] = None
+begin = time.perf_counter()
+import epx
+print(time.perf_counter() - begin)
+group = epx.Group(num_experts=1, max_tokens_per_rank=1, max_hidden_bytes=16)
+print(group.info.nranks, group.stats()["waits"], epx.library_version())
+group.destroy()
+"""
+        output = run(code, RANK="0", WORLD_SIZE="1").splitlines()
+        self.assertEqual(output[1].split()[:2], ["1", "0"])
+        best = min(float(run(code, RANK="0", WORLD_SIZE="1").splitlines()[0]) for _ in range(3))
+        self.assertLess(best, 0.3)
+
+    def test_a_missing_library_is_named(self) -> None:
+        output = run("""
+import epx
+try:
+    epx.library_version()
+except epx.EpxError as error:
+    print(error)
+""", EPX_LIBRARY="/nowhere/libepx.so")
+        self.assertIn("/nowhere/libepx.so", output)
+        self.assertIn("expected libepx.so as EPX_LIBRARY names it", output)
+
+    def test_names_of_deep_ep(self) -> None:
+        for name in ("Buffer", "ElasticBuffer", "EPHandle", "EventOverlap", "EventHandle", "Config", "topk_idx_t",
+                     "get_physical_domain_size", "get_logical_domain_size", "__version__"):
+            self.assertTrue(hasattr(deep_ep, name), name)
+        self.assertIs(deep_ep.utils.EventHandle, deep_ep.EventHandle)
+        self.assertIs(deep_ep.utils.EventOverlap, deep_ep.EventOverlap)
+        self.assertEqual(deep_ep.Buffer.num_sms, 20)
+
+    def test_signatures_of_deep_ep(self) -> None:
+        expected = {
+            "__init__": "group num_nvl_bytes=0 num_rdma_bytes=0 low_latency_mode=False num_qps_per_rank=24 "
+                        "allow_nvlink_for_low_latency_mode=True allow_mnnvl=False explicitly_destroy=False "
+                        "enable_shrink=False comm=None",
+            "get_dispatch_layout": "topk_idx num_experts previous_event=None async_finish=False "
+                                   "allocate_on_comm_stream=False",
+            "dispatch": "x handle=None num_tokens_per_rank=None num_tokens_per_rdma_rank=None is_token_in_rank=None "
+                        "num_tokens_per_expert=None topk_idx=None topk_weights=None expert_alignment=1 "
+                        "num_worst_tokens=0 config=None previous_event=None async_finish=False "
+                        "allocate_on_comm_stream=False",
+            "combine": "x handle topk_weights=None bias=None config=None previous_event=None async_finish=False "
+                       "allocate_on_comm_stream=False",
+            "low_latency_dispatch": "x topk_idx num_max_dispatch_tokens_per_rank num_experts "
+                                    "cumulative_local_expert_recv_stats=None dispatch_wait_recv_cost_stats=None "
+                                    "use_fp8=True round_scale=False use_ue8m0=False async_finish=False "
+                                    "return_recv_hook=False",
+            "low_latency_combine": "x topk_idx topk_weights handle use_logfmt=False zero_copy=False "
+                                   "async_finish=False return_recv_hook=False out=None "
+                                   "combine_wait_recv_cost_stats=None",
+            "get_local_buffer_tensor": "dtype size=None offset=0 use_rdma_buffer=False",
+            "clean_low_latency_buffer": "num_max_dispatch_tokens_per_rank hidden num_experts",
+            "low_latency_update_mask_buffer": "rank_to_mask mask=False",
+            "low_latency_query_mask_buffer": "mask_status",
+            "low_latency_clean_mask_buffer": "",
+            "get_next_low_latency_combine_buffer": "handle",
+        }
+        for name, text in expected.items():
+            parameters = list(inspect.signature(getattr(deep_ep.Buffer, name)).parameters.values())[1:]
+            got = " ".join(p.name if p.default is p.empty else "%s=%r" % (p.name, p.default) for p in parameters)
+            self.assertEqual(got.replace("group=None", "group"), text, name)
+
+
+class Documentation(unittest.TestCase):
+    def test_every_public_name_has_a_docstring(self) -> None:
+        missing = []
+        for package in (epx, epx.bootstrap, deep_ep, deep_ep.utils):
+            for name in getattr(package, "__all__", None) or [n for n in vars(package) if not n.startswith("_")]:
+                value = getattr(package, name)
+                if inspect.isfunction(value) or inspect.isclass(value):
+                    missing += self.undocumented("%s.%s" % (package.__name__, name), value)
+        self.assertEqual(missing, [])
+
+    def undocumented(self, path: str, value) -> list:
+        """Names without a docstring: a function, or a class and what it defines itself."""
+        found = [] if inspect.getdoc(value) else [path]
+        if inspect.isclass(value) and value.__module__.split(".")[0] in ("epx", "deep_ep"):
+            for name, member in vars(value).items():
+                member = member.__func__ if isinstance(member, staticmethod) else member
+                public = not name.startswith("_") and (inspect.isfunction(member) or isinstance(member, property))
+                if public and not (member.__doc__ or "").strip():
+                    found.append("%s.%s" % (path, name))
+        return found
+
+    def test_every_public_function_has_type_hints(self) -> None:
+        for package in (epx, deep_ep):
+            for name in package.__all__:
+                value = getattr(package, name)
+                members = [value] if inspect.isfunction(value) else [
+                    m for n, m in vars(value).items() if inspect.isfunction(m) and not n.startswith("_")
+                ] if inspect.isclass(value) and value.__module__.split(".")[0] in ("epx", "deep_ep") else []
+                for member in members:
+                    self.assertIn("return", member.__annotations__, "%s.%s" % (name, member.__name__))
+
+
+class Errors(unittest.TestCase):
+    def test_exceptions_carry_status_and_message(self) -> None:
+        try:
+            epx.memory(2, num_experts=-1, max_tokens_per_rank=1, max_hidden_bytes=16)
+            self.fail("accepted")
+        except epx.ArgumentError as error:
+            self.assertEqual(error.status, epx.Status.ARGUMENT)
+            self.assertIn("num_experts", error.message)
+            self.assertIn("expected 1 to", error.message)
+            self.assertIsInstance(error, ValueError)
+            again = pickle.loads(pickle.dumps(error))
+            self.assertEqual((again.status, again.message), (error.status, error.message))
+
+    def test_each_status_has_its_exception(self) -> None:
+        for status in epx.Status:
+            error = epx.errors.make_error(status, "why")
+            self.assertEqual((error.status, str(error)), (status, "%s: why" % status.name))
+        self.assertIsInstance(epx.errors.make_error(epx.Status.TIMEOUT, ""), TimeoutError)
+        self.assertIsInstance(epx.errors.make_error(epx.Status.MEMORY, ""), MemoryError)
+        self.assertEqual(epx.errors.make_error(99, "new").status, epx.Status.INTERNAL)
+
+    def test_unknown_configuration(self) -> None:
+        with self.assertRaisesRegex(epx.ArgumentError, "config: expected names of .*num_experts.*, got colour"):
+            epx.memory(1, colour=3)
+        with self.assertRaisesRegex(epx.ArgumentError, "config.num_experts: expected an integer, got 'many'"):
+            epx.memory(1, num_experts="many")
+
+    def test_config_of_deep_ep(self) -> None:
+        config = deep_ep.Config()
+        self.assertEqual((config.num_sms, config.num_max_rdma_chunked_recv_tokens), (20, 256))
+        self.assertGreater(config.get_nvl_buffer_size_hint(14336, 8), 0)
+        self.assertEqual(config.get_rdma_buffer_size_hint(14336, 8), 0)
+        self.assertGreater(config.get_rdma_buffer_size_hint(14336, 16), 0)
+        with self.assertRaisesRegex(ValueError, "num_sms: expected a positive integer, got 0"):
+            deep_ep.Config(0)
+        self.assertEqual(deep_ep.Buffer.get_dispatch_config(8).num_sms, deep_ep.Buffer.num_sms)
+        self.assertEqual(deep_ep.Buffer.get_combine_config(3).num_sms, deep_ep.Buffer.num_sms)
+        self.assertTrue(deep_ep.Buffer.is_sm90_compiled())
+
+
+class Library(unittest.TestCase):
+    def test_order_of_candidates(self) -> None:
+        old = os.environ.pop("EPX_LIBRARY", None)
+        try:
+            self.assertEqual(_library.candidates()[-1], "libepx.so.0")
+            os.environ["EPX_LIBRARY"] = "/here/it/is.so"
+            self.assertEqual(_library.candidates(), ["/here/it/is.so"])
+        finally:
+            os.environ.pop("EPX_LIBRARY")
+            if old is not None:
+                os.environ["EPX_LIBRARY"] = old
+
+
+if __name__ == "__main__":
+    unittest.main()

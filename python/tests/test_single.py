@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One process: descriptors of tensors, waits that end, processes that end."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import unittest
+
+import numpy
+import torch
+
+import epx
+from epx._abi import TensorStruct
+from epx.tensors import describe
+
+
+def described(tensor, dtype=None):
+    """(dtype, shape, strides) of a descriptor."""
+    struct = TensorStruct()
+    describe("t", tensor, struct, dtype)
+    n = struct.ndim
+    return epx.DType(struct.dtype), list(struct.shape[:n]), list(struct.stride[:n])
+
+
+class Descriptors(unittest.TestCase):
+    def test_torch(self) -> None:
+        pairs = ((torch.bfloat16, epx.DType.BF16), (torch.float16, epx.DType.FP16), (torch.float32, epx.DType.FP32),
+                 (torch.float8_e4m3fn, epx.DType.FP8_E4M3), (torch.int32, epx.DType.INT32),
+                 (torch.int64, epx.DType.INT64), (torch.uint8, epx.DType.UINT8))
+        for dtype, expected in pairs:
+            self.assertEqual(described(torch.empty(3, 4, dtype=dtype)), (expected, [3, 4], [4, 1]))
+        self.assertEqual(described(torch.empty(3, 4).t()), (epx.DType.FP32, [4, 3], [1, 4]))
+
+    def test_numpy(self) -> None:
+        self.assertEqual(described(numpy.zeros((2, 3), numpy.float32)), (epx.DType.FP32, [2, 3], [0, 0]))
+        self.assertEqual(described(numpy.zeros((2, 6), numpy.int64)[:, ::2]), (epx.DType.INT64, [2, 3], [6, 2]))
+        self.assertEqual(described(numpy.zeros((2, 3), numpy.uint16), epx.DType.BF16)[0], epx.DType.BF16)
+
+    def test_dlpack(self) -> None:
+        class Wrapped:
+            def __dlpack__(self):
+                return torch.zeros(2, 8, dtype=torch.bfloat16)[:, ::2].__dlpack__()
+
+        self.assertEqual(described(Wrapped()), (epx.DType.BF16, [2, 4], [8, 2]))
+
+    def test_refused(self) -> None:
+        for tensor, words in ((None, "NoneType"), ("x", "str"), (torch.zeros(1, dtype=torch.bool), "torch.bool"),
+                              (numpy.zeros(1, numpy.float64), "float64"), (torch.zeros(()), "1 to 4 dimensions"),
+                              (torch.zeros(1, 1, 1, 1, 1), "got 5"), (torch.zeros(3).to_sparse(), "strided")):
+            with self.assertRaisesRegex(epx.ArgumentError, "t: expected .*") as caught:
+                described(tensor)
+            self.assertIn(words, str(caught.exception))
+
+
+ALONE = dict(os.environ, RANK="0", WORLD_SIZE="1")
+
+
+def start(code: str, **environment: str) -> subprocess.Popen:
+    """A Python process that prints "ready" when it is there."""
+    process = subprocess.Popen([sys.executable, "-c", code], env={**ALONE, **environment}, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+class Processes(unittest.TestCase):
+    def test_interrupt_while_ranks_meet(self) -> None:
+        """Ctrl-C while a group waits for a rank that never comes."""
+        process = start("""
+import epx
+print("ready", flush=True)
+try:
+    epx.Group(num_experts=2, max_tokens_per_rank=1, max_hidden_bytes=16)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+""", RANK="1", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="9", EPX_BOOT_TIMEOUT_MS="30000")
+        time.sleep(0.5)
+        begin = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        self.assertEqual(process.stdout.readline(), "interrupted\n")
+        self.assertLess(time.monotonic() - begin, 1.0)
+        process.kill()
+        process.communicate()
+
+    def test_exit_with_everything_alive(self) -> None:
+        """Groups, handles and memory that nobody destroyed do not trouble the end of a program."""
+        process = start("""
+import epx, torch
+group = epx.Group(num_experts=1, max_tokens_per_rank=4, max_hidden_bytes=64)
+handle = group.handle(epx.Mode.LOW_LATENCY, epx.Layout.EXPERT_MAJOR, 1)
+kept = torch.from_dlpack(group.alloc(4096))
+event = group.event()
+event.record()
+print("ready", flush=True)
+""")
+        _out, err = process.communicate(timeout=60)
+        self.assertEqual((process.returncode, err), (0, ""))
+
+    def test_fork(self) -> None:
+        process = start("""
+import os, epx
+group = epx.Group(num_experts=1, max_tokens_per_rank=4, max_hidden_bytes=64)
+handle = group.handle(epx.Mode.LOW_LATENCY, epx.Layout.EXPERT_MAJOR, 1)
+block = group.alloc(100)
+print("ready", flush=True)
+child = os.fork()
+if child == 0:
+    try:
+        group.sync()
+    except epx.UsageError as error:
+        print(error, flush=True)
+    del block, handle
+    group.destroy()
+    raise SystemExit(0)
+assert os.waitpid(child, 0)[1] == 0
+group.sync()
+group.destroy()
+""")
+        out, err = process.communicate(timeout=60)
+        self.assertEqual((process.returncode, err), (0, ""))
+        self.assertRegex(out, r"USAGE: the group was created by process \d+ before it forked this one")
+
+
+if __name__ == "__main__":
+    unittest.main()
