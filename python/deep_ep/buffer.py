@@ -300,12 +300,16 @@ class Buffer:
         return pools
 
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
-        """Masks a rank (mask=True: neither sent to nor waited for) or lets it take part again."""
+        """mask=True: the rank is neither sent to nor waited for any more. It comes back by low_latency_clean_mask_buffer(),
+        which all ranks call; mask=False is refused for a rank that is masked."""
         pools = self._mask_pools()
         if not isinstance(rank_to_mask, int) or not 0 <= rank_to_mask < self.group_size:
             raise wrong("rank_to_mask", "0 to %d" % (self.group_size - 1), repr(rank_to_mask))
         for pool in pools:
             active = _active(pool, torch.empty(self.group_size, dtype=torch.int32, device=pool.device)).tolist()
+            if not mask and not active[rank_to_mask]:
+                raise epx.UsageError(epx.Status.USAGE, "low_latency_update_mask_buffer: rank %d is masked: expected "
+                                     "low_latency_clean_mask_buffer(), called by all ranks, to bring it back" % rank_to_mask)
             active[rank_to_mask] = 0 if mask else 1
             pool.group.mask_update(active, stream=_stream(pool.device))
 

@@ -290,7 +290,13 @@ def test_masks(world: World) -> None:
         buffer.low_latency_update_mask_buffer(other, True)
         buffer.low_latency_query_mask_buffer(status)
         assert status.tolist() == [int(r == other) for r in range(world.nranks)]
-        buffer.low_latency_update_mask_buffer(other, False)
+        try:
+            buffer.low_latency_update_mask_buffer(other, False)
+            raise AssertionError("a masked rank came back without the others")
+        except epx.UsageError as error:
+            assert "low_latency_clean_mask_buffer" in str(error)
+        world.meet()
+        buffer.low_latency_clean_mask_buffer()
         check_one(world, buffer, work, 8)
         buffer.destroy()
 
