@@ -55,8 +55,11 @@ class DispatchRequest:
         return torch.where(self.in_rank, first, -1)
 
 
-def dispatch(engine: Engine, launch_on: Any, request: DispatchRequest, channels: int) -> Tuple[Any, ...]:
+def dispatch(engine: Engine, launch_on: Any, request: DispatchRequest, channels: int,
+             counts_as_tensor: bool) -> Tuple[Any, ...]:
     """A fresh dispatch: exchanges counts, then rows. Returns all that Buffer.dispatch() does."""
+    if counts_as_tensor and request.topk_idx is None:
+        raise wrong("topk_idx", "a tensor where num_recv_tokens_per_expert_as_cuda is given", "None")
     tokens = request.tokens
     topk = request.topk_idx.shape[1] if request.topk_idx is not None else engine.nranks
     if not 1 <= topk <= 32:
@@ -68,7 +71,7 @@ def dispatch(engine: Engine, launch_on: Any, request: DispatchRequest, channels:
         idx = request.routing_indices(engine)
         routing = HighThroughputRouting(
             pool, pool.take(epx.Mode.HIGH_THROUGHPUT, epx.Layout.FLAT, topk), tokens.shape[0])
-        counts = Counts(engine.nranks, request.device)
+        counts = Counts(engine.nranks, request.device, engine.local_experts(request.experts) if counts_as_tensor else 0)
         routing.handle.update(idx, counts.info(), stream=launch.address, count=not request.worst)
         rows, per_expert = _received(engine, routing, request)
         routing.rows = rows
@@ -80,8 +83,10 @@ def dispatch(engine: Engine, launch_on: Any, request: DispatchRequest, channels:
         if isinstance(launch, HostLaunch):
             pool.group.sync()  # the fields below are computed by this thread
         handle = make_handle(engine, routing, request.in_rank, counts, recv, channels)
+        if counts.experts is not None:
+            per_expert = counts.aligned(request.alignment)
     inputs = [tokens, request.scales, idx, request.topk_weights, request.in_rank]
-    event = launch.finish(inputs, [recv.tokens, recv.scales, recv.idx, recv.weights, *handle])
+    event = launch.finish(inputs, [recv.tokens, recv.scales, recv.idx, recv.weights, counts.experts, *handle])
     out = (recv.tokens, recv.scales) if recv.scales is not None else recv.tokens
     return out, recv.idx, recv.weights, per_expert, handle, event
 
@@ -89,15 +94,23 @@ def dispatch(engine: Engine, launch_on: Any, request: DispatchRequest, channels:
 class Counts:
     """What the ranks tell each other when they exchange counts."""
 
-    def __init__(self, nranks: int, device: torch.device) -> None:
+    def __init__(self, nranks: int, device: torch.device, local_experts: int) -> None:
+        """`local_experts`: 0 where nobody asks for a tensor of their rows."""
         flat = torch.empty(nranks * (nranks + 2), dtype=torch.int32, device=device)
         self.matrix = flat[:nranks * nranks].view(nranks, nranks)
         self.tokens = flat[nranks * nranks:nranks * (nranks + 1)]
         self.relayed = flat[nranks * (nranks + 1):]
+        self.experts = torch.empty(local_experts, dtype=torch.int64, device=device) if local_experts else None
 
     def info(self) -> epx.LayoutInfo:
         """For the update of a handle."""
-        return epx.LayoutInfo(rank_matrix=self.matrix, rank_tokens=self.tokens, relay_counts=self.relayed)
+        return epx.LayoutInfo(rank_matrix=self.matrix, rank_tokens=self.tokens, relay_counts=self.relayed,
+                              expert_counts=self.experts)
+
+    def aligned(self, alignment: int) -> torch.Tensor:
+        """Rows of each local expert, rounded up."""
+        assert self.experts is not None
+        return self.experts if alignment == 1 else (self.experts + alignment - 1) // alignment * alignment
 
 
 class _Received:

@@ -59,11 +59,13 @@ class Buffer:
 
     def __init__(self, group: Any = None, num_nvl_bytes: int = 0, num_rdma_bytes: int = 0, low_latency_mode: bool = False,
                  num_qps_per_rank: int = 24, allow_nvlink_for_low_latency_mode: bool = True, allow_mnnvl: bool = False,
-                 explicitly_destroy: bool = False, enable_shrink: bool = False, comm: Any = None) -> None:
+                 explicitly_destroy: bool = False, enable_shrink: bool = False, comm: Any = None,
+                 use_default_stream_as_comm_stream: bool = False) -> None:
         """`group` is a torch.distributed group (any backend: only all_gather_object is used), or `comm` an mpi4py one.
 
         The bytes are hints for the memory that is set aside on a GPU. num_qps_per_rank, allow_nvlink_for_low_latency_mode
-        and allow_mnnvl are accepted and have no meaning here.
+        and allow_mnnvl are accepted and have no meaning here. use_default_stream_as_comm_stream, which Primus-Turbo has:
+        work runs on the stream that is current when it is called.
         """
         checks.positive("num_nvl_bytes", num_nvl_bytes, 0)
         checks.positive("num_rdma_bytes", num_rdma_bytes, 0)
@@ -81,6 +83,7 @@ class Buffer:
         self.enable_shrink = enable_shrink
         self.runtime: Optional[Runtime] = Runtime(self._engine)
         self._comm_stream: Any = None
+        self._on_current_stream = use_default_stream_as_comm_stream
         self._local: dict = {}
         _living.add(self)
 
@@ -139,6 +142,8 @@ class Buffer:
 
     def get_comm_stream(self) -> Any:
         """The communication stream, a torch.cuda.Stream. Without a GPU there is none: raises RuntimeError."""
+        if self._on_current_stream and torch.cuda.is_available():
+            return torch.cuda.current_stream()
         if self._comm_stream is None:
             if not torch.cuda.is_available():
                 raise RuntimeError("get_comm_stream: expected a CUDA device; CPU tensors have no streams")
@@ -204,14 +209,15 @@ class Buffer:
                  topk_idx: Optional[torch.Tensor] = None, topk_weights: Optional[torch.Tensor] = None,
                  expert_alignment: int = 1, num_worst_tokens: int = 0, config: Optional[Config] = None,
                  previous_event: Optional[EventOverlap] = None, async_finish: bool = False,
-                 allocate_on_comm_stream: bool = False) -> Tuple[
-                     _Tokens, Optional[torch.Tensor], Optional[torch.Tensor], Optional[List[int]], Optional[_Handle],
-                     EventOverlap]:
+                 allocate_on_comm_stream: bool = False, num_recv_tokens_per_expert_as_cuda: bool = False) -> Tuple[
+                     _Tokens, Optional[torch.Tensor], Optional[torch.Tensor], Union[None, List[int], torch.Tensor],
+                     Optional[_Handle], EventOverlap]:
         """Sends tokens to the ranks of their experts, one row per (token, rank), in order of source rank and token.
 
         `x` is bf16 [T,H] or a pair (e4m3, scales). Returns (recv_x or (recv_x, recv_scales), recv_topk_idx,
         recv_topk_weights, num_recv_tokens_per_expert_list, handle, event). With a `handle` of an earlier dispatch its
-        routing is used again, and all but recv_x and the event are None.
+        routing is used again, and all but recv_x and the event are None. With num_recv_tokens_per_expert_as_cuda, which
+        Primus-Turbo has, the list is an int64 tensor on x's device, also where num_worst_tokens makes it empty otherwise.
         """
         if handle is not None and (topk_idx is not None or topk_weights is not None):
             raise wrong("topk_idx, topk_weights", "None with a handle, which has the routing", "a tensor")
@@ -224,7 +230,8 @@ class Buffer:
             self._engine, x, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights, expert_alignment,
             num_worst_tokens)
         channels = max((config.num_sms if config is not None else Buffer.num_sms) // 2, 1)
-        return _high_throughput.dispatch(self._engine, launcher, request, channels)
+        return _high_throughput.dispatch(
+            self._engine, launcher, request, channels, num_recv_tokens_per_expert_as_cuda)
 
     def combine(self, x: torch.Tensor, handle: _Handle, topk_weights: Optional[torch.Tensor] = None, bias: Any = None,
                 config: Optional[Config] = None, previous_event: Optional[EventOverlap] = None,

@@ -23,7 +23,7 @@ import torch.distributed as dist
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import deep_ep  # noqa: E402
 
-MODULES = ["ranks_high_throughput", "ranks_low_latency", "ranks_lifetime", "ranks_errors", "ranks_native"]
+MODULES = sorted(name[:-3] for name in os.listdir(os.path.dirname(os.path.abspath(__file__))) if name.startswith("ranks_"))
 
 
 class Stopped(Exception):
