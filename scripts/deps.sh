@@ -34,6 +34,7 @@ find_missing() {
     need build-essential sh -c 'gcc --version && g++ --version'
     need clang clang --version
     need python3 python3 --version
+    want python3-venv python3 -c 'import ensurepip, venv'
     want clang-format clang-format --version
     want hipcc sh -c "command -v hipcc"
     mapfile -t missing < <(printf "%s\n" ${missing[@]+"${missing[@]}"} | sed "/^$/d" | sort -u)

@@ -11,6 +11,8 @@
 #   clang    EPX_TEST_SCALE=0.1   all tests but those labelled slow
 #   address  EPX_TEST_SCALE=0.25  AddressSanitizer, LeakSanitizer, UBSan; without the labels slow, noasan
 #   thread   EPX_TEST_SCALE=0.1   ThreadSanitizer; without the labels slow, notsan
+#
+# The stage python keeps a virtual environment in build/venv (scripts/python_env.sh); making it takes half a minute.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 exec </dev/null
@@ -26,7 +28,7 @@ export PYTHONDONTWRITEBYTECODE=1
 # Open MPI refuses to run as root, as CI does, unless told.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 
-stages_all="deps format layers noexit gcc symbols cxx install demo clang address thread"
+stages_all="deps format layers noexit gcc symbols cxx install demo python clang address thread"
 
 note() { # sentence to repeat before the last line
     summary+=("$1")
@@ -112,6 +114,35 @@ stage_symbols() {
 stage_cxx() { check cxx scripts/check_cxx.sh; }
 stage_install() { check install scripts/check_install.sh build; }
 stage_demo() { check demo timeout 60 scripts/demo.sh build; }
+# Python programs, each on several ranks: of the wheel that was just installed, not of the source tree.
+torchrun() { # ranks, program, arguments...
+    local ranks=$1
+    shift
+    OMP_NUM_THREADS=1 timeout 120 build/venv/bin/python -m torch.distributed.run --standalone --nproc-per-node "$ranks" "$@"
+}
+
+# python/tests/suite.py prints "ok NAME (1.23 s)" for each test, stops at the first that fails, and ends with the counts.
+run_python_suite() {
+    local rc=0 p f
+    torchrun 8 python/tests/suite.py >"$log/python" 2>&1 || rc=$?
+    read -r p f < <(sed -nE 's/^([0-9]+) passed, ([0-9]+) failed.*/\1 \2/p' "$log/python" | tail -1)
+    p=${p:-0} f=${f:-0}
+    [ $rc -eq 0 ] || grep -v '^[WE][0-9]* ' "$log/python"
+    [ $rc -ne 0 ] && [ "$f" -eq 0 ] && f=1
+    passed=$((passed + p)) failed=$((failed + f))
+    echo "python: $p passed, $f failed; slowest: $(sed -nE 's/^ok (.*) \((.*) s\)$/\2 \1/p' "$log/python" | sort -rn | head -3 |
+        awk '{printf "%s%s %s s", (NR > 1 ? ", " : ""), $2, $1}')"
+    [ $rc -eq 0 ] || note "FAILED: python: $(grep -ho 'FAILED ranks_[^ ]*' "$log/python" | paste -sd' ') (exit $rc)"
+}
+
+stage_python() {
+    check python-env scripts/python_env.sh build/venv || return
+    check python-wheel scripts/check_wheel.sh build/venv || return
+    run_python_suite
+    check python-hf-qwen3 torchrun 4 examples/hf_moe.py --prompts 1 --length 16 --decode 3
+    check python-hf-mixtral torchrun 2 examples/hf_moe.py --model mixtral --prompts 1 --length 16 --decode 3
+    check python-train torchrun 4 examples/train_moe.py --steps 30 --batch 8 --length 32
+}
 stage_clang() {
     build clang build-clang -DCMAKE_C_COMPILER=clang && run_ctest clang build-clang 0.1 -LE '^slow$'
 }
