@@ -478,10 +478,13 @@ typedef struct epx_stats {
     uint32_t size;
     uint32_t reserved;
     uint64_t ll_dispatches, ll_combines, ht_updates, ht_dispatches, ht_combines;
-    uint64_t rows_sent, rows_received, rows_returned; /* dispatch out, dispatch in, combine in */
-    uint64_t bytes_peer;                              /* payload moved to or from other ranks of the node */
-    uint64_t bytes_local;                             /* payload copied a second time inside this rank */
-    uint64_t waits, wait_ns;                          /* waits that found nothing ready, and their time */
+    /* Dispatch out: one per (token, rank), in high throughput's EXPERT_MAJOR per (token, expert). Dispatch in: rows of the
+     * receive tensors, without padding. Combine in: rows that were summed; another node's sum is one in high throughput. */
+    uint64_t rows_sent, rows_received, rows_returned;
+    uint64_t
+        bytes_peer; /* payload of rows that came from other ranks of the node: dispatched, forwarded, read for sums */
+    uint64_t bytes_local;    /* payload copied a second time inside this rank */
+    uint64_t waits, wait_ns; /* waits that found nothing ready, and their time */
     uint64_t timeouts;
     /* Between nodes */
     uint64_t rows_remote;             /* rows given to the proxies: per destination rank (LL) or node (HT) */

@@ -19,6 +19,7 @@ static void lay_out_relay(const struct settings *set, size_t pairs, char *base, 
     h->nidx = place(base, at, (size_t)set->nnodes * M * 4);
     h->ncount = place(base, at, (size_t)set->nnodes * 4);
     h->relay_n = place(base, at, sources * 4);
+    h->relay_peer = place(base, at, sources * 4);
     h->relay_list = place(base, at, sources * M * 4);
     h->relay_ids = place(base, at, sources * pairs * 4);
     h->relay_pos = place(base, at, sources * pairs * 4);

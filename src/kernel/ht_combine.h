@@ -320,6 +320,26 @@ KFN_STEP int hc_publish(struct agent *ag, const struct ht_combine_params *p, uin
     return 0;
 }
 
+/* Rows that this rank has read of other ranks of its node: for its own tokens, and as a relay. One agent. */
+KFN_STEP void hc_count_peer(struct agent *ag, const struct ht_combine_params *p)
+{
+    const struct group_dev *g = p->g;
+    const struct handle_dev *h = p->h;
+    int64_t rows = 0;
+
+    AG_EACH(ag, int, r, p->layout == LAYOUT_FLAT ? g->nranks : 0)
+    rows += r != g->rank && is_local(g, r) && g->mask[r] ? h->rcount[r] : 0;
+    AG_EACH(ag, int, e, p->layout == LAYOUT_FLAT ? 0 : g->experts)
+    {
+        const int r = e / g->local_experts;
+        rows += r != g->rank && is_local(g, r) && g->mask[r] ? h->ecount[e] : 0;
+    }
+    AG_EACH(ag, int, j, g->nnodes > 1 ? g->relay_count : 0) rows += h->relay_peer[j];
+    rows = ag_sum(ag, rows);
+    if (ag_leader(ag))
+        ag_add_stat(&g->stats->bytes_peer, (uint64_t)rows * (uint64_t)p->agree.hidden_bytes);
+}
+
 KFN int hc_run(struct agent *ag, const struct ht_combine_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
@@ -346,6 +366,7 @@ KFN int hc_run(struct agent *ag, const struct ht_combine_params *p, uint64_t epo
     if (sync_last(ag, g, 1)) {
         signal_peers(ag, g, SCOPE_NODE, SIG_HC_DONE, 0, epoch);
         report_returned(ag, g);
+        hc_count_peer(ag, p);
     }
     return wait_peers(ag, g, SCOPE_NODE, SIG_HC_DONE, 0, epoch, PHASE_HC_DONE, NULL);
 }

@@ -380,21 +380,17 @@ KFN_STEP void hd_count(const struct ht_dispatch_params *p)
 {
     const struct group_dev *g = p->g;
     const struct handle_dev *h = p->h;
-    uint64_t all = 0, own = 0;
+    uint64_t all = 0;
 
-    for (int e = 0; e < g->experts && p->layout == LAYOUT_EXPERT_MAJOR; e++) {
+    for (int e = 0; e < g->experts && p->layout == LAYOUT_EXPERT_MAJOR; e++)
         all += (uint64_t)h->ecount[e];
-        own += e / g->local_experts == g->rank ? (uint64_t)h->ecount[e] : 0;
-    }
     for (int r = 0; r < g->nranks && p->layout == LAYOUT_FLAT; r++)
         all += (uint64_t)h->rcount[r];
-    if (p->layout == LAYOUT_FLAT)
-        own = (uint64_t)h->rcount[g->rank];
     ag_add_stat(&g->stats->rows_sent, all);
-    ag_add_stat(&g->stats->bytes_peer, (all - own) * (uint64_t)p->agree.hidden_bytes);
-    ag_add_stat(&g->stats->rows_received, (uint64_t)h->recv_rows);
+    ag_add_stat(&g->stats->bytes_peer, (uint64_t)h->peer_rows * (uint64_t)p->agree.hidden_bytes);
+    ag_add_stat(&g->stats->rows_received, (uint64_t)h->filled_rows);
     if (p->landed & LANDED_TOKENS)
-        ag_add_stat(&g->stats->bytes_local, (uint64_t)h->recv_rows * (uint64_t)p->agree.hidden_bytes);
+        ag_add_stat(&g->stats->bytes_local, (uint64_t)h->filled_rows * (uint64_t)p->agree.hidden_bytes);
 }
 
 /* The own post, and the word that it stands. One agent. */

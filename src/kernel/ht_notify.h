@@ -220,7 +220,7 @@ KFN_STEP int hn_take_table(struct agent *ag, const struct ht_notify_params *p, u
 
     if (!g->mask[s]) {
         if (ag_leader(ag))
-            h->relay_n[j] = 0;
+            h->relay_n[j] = h->relay_peer[j] = 0;
         return 0;
     }
     if (wait_word(ag, g, signal_from(g, SIG_HN_TABLE, (int)(epoch % 2), s), hn_lap(epoch), PHASE_HN_TABLE, s,
@@ -243,8 +243,17 @@ KFN_STEP int hn_take_table(struct agent *ag, const struct ht_notify_params *p, u
             list[run] = t;
         run++;
     }
-    if (ag_leader(ag))
+    int64_t peer = 0;
+    AG_EACH(ag, int64_t, i, (int64_t)B * K)
+    {
+        const int d = ids[i] < 0 || pos[i] < 0 ? g->rank : ids[i] / g->local_experts;
+        peer += d != g->rank && is_local(g, d) && g->mask[d];
+    }
+    peer = ag_sum(ag, peer);
+    if (ag_leader(ag)) {
         h->relay_n[j] = run;
+        h->relay_peer[j] = (int32_t)peer;
+    }
     return 0;
 }
 
@@ -277,25 +286,41 @@ KFN_STEP int64_t hn_report_experts(const struct ht_notify_params *p, uint64_t ep
     return offset;
 }
 
+/* Rows that carry tokens of rank s to this one. */
+KFN int64_t hn_rows_from(const struct ht_notify_params *p, int s, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+    const int L = g->local_experts;
+    int64_t n = 0;
+
+    if (!g->mask[s])
+        return 0;
+    if (p->layout == LAYOUT_FLAT)
+        return hn_rcount(g, s, epoch)[g->rank];
+    for (int e = g->rank * L; e < g->rank * L + L && e < g->experts; e++)
+        n += hn_ecount(g, s, epoch)[e];
+    return n;
+}
+
 /* The caller's counters and what the host will ask for. One lane of one agent. */
 KFN_STEP void hn_report_counts(const struct ht_notify_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
     struct handle_dev *h = p->h;
-    const int L = g->local_experts, flat = p->layout == LAYOUT_FLAT;
+    const int flat = p->layout == LAYOUT_FLAT;
     const int64_t offset = hn_report_experts(p, epoch);
     int64_t total = 0;
 
     for (int s = 0; s < g->nranks; s++) {
-        int64_t n = 0;
-        if (g->mask[s] && flat)
-            n = hn_rcount(g, s, epoch)[g->rank];
-        for (int e = g->rank * L; g->mask[s] && !flat && e < g->rank * L + L && e < g->experts; e++)
-            n += hn_ecount(g, s, epoch)[e];
+        const int64_t n = hn_rows_from(p, s, epoch);
         if (p->rank_counts.data)
             index_put(&p->rank_counts, s, n);
         total += n;
     }
+    h->filled_rows = total;
+    h->peer_rows = total - hn_rows_from(p, g->rank, epoch);
+    for (int j = 0; g->nnodes > 1 && j < g->relay_count; j++) /* these this rank forwards to itself */
+        h->peer_rows -= hn_rows_from(p, g->relay_sources[j], epoch);
     h->recv_rows = flat ? total : offset;
     h->info->rows = h->recv_rows;
     if (p->total.data)

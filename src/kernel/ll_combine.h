@@ -215,8 +215,6 @@ KFN_STEP void lc_push_node(struct agent *ag, const struct ll_combine_params *p, 
         if (is_local(g, s) && g->mask[s])
             lc_push_local(ag, p, epoch, s, &before);
     }
-    if (ag_index(ag) == 0 && ag_leader(ag))
-        ag_add_stat(&g->stats->bytes_peer, (uint64_t)before * (uint64_t)p->agree.hidden_bytes);
 }
 
 KFN void lc_write_post(const struct ll_combine_params *p, struct lc_post *post)
@@ -402,6 +400,19 @@ KFN uint64_t lc_rows_from(const struct ll_combine_params *p, int d)
     return n;
 }
 
+/* Rows that other ranks of the node have returned. One agent. */
+KFN void lc_count_peer(struct agent *ag, const struct ll_combine_params *p)
+{
+    const struct group_dev *g = p->g;
+    uint64_t rows = 0;
+
+    AG_EACH(ag, int, d, g->nranks)
+    rows += d != g->rank && is_local(g, d) && g->mask[d] ? lc_rows_from(p, d) : 0;
+    rows = (uint64_t)ag_sum(ag, (int64_t)rows);
+    if (ag_leader(ag))
+        ag_add_stat(&g->stats->bytes_peer, rows * (uint64_t)p->agree.hidden_bytes);
+}
+
 KFN_STEP int lc_wait_remote(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
@@ -445,6 +456,7 @@ KFN_STEP int lc_recv(struct agent *ag, const struct ll_combine_params *p, uint64
     if (sync_last(ag, g, 1)) {
         signal_peers(ag, g, SCOPE_ALL, SIG_LC_DONE, slot, lap);
         report_returned(ag, g);
+        lc_count_peer(ag, p);
     }
     /* The caller may change its tensor once this operation has completed: not before all have read it. */
     return p->in_place ? wait_peers(ag, g, SCOPE_ALL, SIG_LC_DONE, slot, lap, PHASE_LC_DONE, NULL) : 0;

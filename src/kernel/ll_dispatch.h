@@ -193,7 +193,7 @@ KFN void ll_take_source(struct agent *ag, const struct ll_dispatch_params *p, ui
     }
     if (first && p->layout == LAYOUT_RANK_MAJOR)
         p->h->count[s] = n;
-    if (first && s != g->rank)
+    if (first && s != g->rank && is_local(g, s))
         ag_add_stat(&g->stats->bytes_peer, (uint64_t)n * (uint64_t)p->agree.hidden_bytes);
 }
 

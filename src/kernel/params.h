@@ -312,7 +312,9 @@ struct handle_dev {
     uint64_t epoch; /* of the staged operation in flight */
     int32_t ntokens;
     int32_t topk;
-    int64_t recv_rows; /* high throughput */
+    int64_t recv_rows;   /* high throughput; padding included */
+    int64_t filled_rows; /* likewise, those that carry tokens */
+    int64_t peer_rows;   /* of these, those that another rank of the node writes here */
     /* Of this rank's tokens, [B*K]: */
     int32_t *ids;    /* expert, or -1 */
     int32_t *eidx;   /* how many earlier (token, k) of this rank name the same expert */
@@ -336,6 +338,7 @@ struct handle_dev {
     int32_t *ncount; /* [nnodes] */
     /* Relay: [source number] of what other nodes route through this rank */
     int32_t *relay_n;    /* tokens */
+    int32_t *relay_peer; /* rows that other ranks of this node hold for them */
     int32_t *relay_list; /* [M]: which tokens, in order */
     int32_t *relay_ids;  /* [M*K] */
     int32_t *relay_pos;  /* [M*K] */
