@@ -13,6 +13,7 @@
 
 #include <cmocka.h>
 
+#include "net/net.h"
 #include "support/scene.h"
 #include "support/thread_boot.h"
 
@@ -656,6 +657,60 @@ static void ranks_that_disagree_name_rank_and_field(void **state)
         assert_int_equal(run_ranks(3, mismatch_rank, (void *)(uintptr_t)&differences[i]), 0);
 }
 
+/* Each rank a node; rank 2 has another network than the others. */
+static int other_net_rank(int rank, int n, epx_bootstrap *boot, void *arg)
+{
+    epx_group_config config = scene_config(5000);
+    epx_group *group = NULL;
+    struct scene s = {.rank = rank, .nranks = n};
+    int rc;
+
+    (void)arg;
+    config.ranks_per_node = 1;
+    snprintf(config.net, sizeof(config.net), "%s", rank == 2 ? "null" : "ofi");
+    rc = scene_expect(&s, "epx_group_create", epx_group_create(&group, boot, &config), EPX_ERR_MISMATCH,
+                      WORDS("rank 2", "net = null", "ofi"));
+    if (rc)
+        fprintf(stderr, "rank %d: %s\n", rank, s.why);
+    if (group)
+        epx_group_destroy(group);
+    return rc;
+}
+
+static void ranks_of_different_networks_name_them(void **state)
+{
+    char text[256];
+
+    (void)state;
+    if (net_ofi_ops.probe("", text, sizeof(text)) != EPX_OK)
+        skip();
+    assert_int_equal(run_ranks(3, other_net_rank, NULL), 0);
+}
+
+/* What one rank names and another leaves open may be the same. */
+static int open_device_rank(int rank, int n, epx_bootstrap *boot, void *arg)
+{
+    epx_group_config config = scene_config(5000);
+    epx_group *group = NULL;
+    epx_status status;
+
+    (void)n;
+    (void)arg;
+    config.device = rank ? EPX_DEVICE_AUTO : EPX_DEVICE_CPU;
+    status = epx_group_create(&group, boot, &config);
+    if (status != EPX_OK)
+        fprintf(stderr, "rank %d: %s\n", rank, epx_last_error());
+    if (group)
+        epx_group_destroy(group);
+    return status != EPX_OK;
+}
+
+static void a_device_left_open_is_the_one_it_stands_for(void **state)
+{
+    (void)state;
+    assert_int_equal(run_ranks(2, open_device_rank, NULL), 0);
+}
+
 /* One rank's configuration is wrong in itself: it says why, the others say who. */
 static int one_wrong_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 {
@@ -1012,6 +1067,8 @@ int main(void)
         cmocka_unit_test(what_no_message_holds_is_refused_across_nodes),
         cmocka_unit_test(wrong_bootstraps_are_refused),
         cmocka_unit_test(ranks_that_disagree_name_rank_and_field),
+        cmocka_unit_test(ranks_of_different_networks_name_them),
+        cmocka_unit_test(a_device_left_open_is_the_one_it_stands_for),
         cmocka_unit_test(one_wrong_configuration_ends_all),
         cmocka_unit_test(destroyed_objects_are_refused),
         cmocka_unit_test(calls_in_the_wrong_order_are_refused),

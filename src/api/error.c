@@ -82,6 +82,11 @@ static void write_message(const struct epx_group *group, const struct error_reco
                  epx_strerror((epx_status)e->detail[0]));
         break;
     case EPX_ERR_MISMATCH:
+        if (e->detail[0] < 0) {
+            snprintf(text, bytes, "rank %d, %s: what rank %d sent cannot be (expected %" PRId64 ", got %" PRId64 ")",
+                     group->rank, phase, e->peer, e->expected, e->seen);
+            break;
+        }
         snprintf(text, bytes, "rank %d, %s: rank %d has %s = %" PRId64 " where this rank has %" PRId64, group->rank,
                  phase, e->peer, agreement_field(e->phase, e->detail[0]), e->seen, e->expected);
         break;
@@ -192,6 +197,12 @@ void group_abort(struct epx_group *group, int status)
 void group_aborted_by(struct epx_group *group, int rank, int status)
 {
     store_abort_word(group, group->heap.base, ABORT_WORD(status, rank));
+}
+
+void group_tell_left_out(struct epx_group *group, int rank)
+{
+    if (group->bases[rank])
+        store_abort_word(group, group->bases[rank], ABORT_WORD(EPX_ERR_TIMEOUT, group->rank));
 }
 
 epx_status group_usable(struct epx_group *group)

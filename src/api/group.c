@@ -99,6 +99,8 @@ static epx_status prepare(struct epx_group *group, const epx_group_config *confi
     if (status == EPX_OK)
         status = device_open((epx_device)group->set.device, group->set.device_index, &group->device);
     if (status == EPX_OK)
+        group->set.device = group->device->ops->kind; /* AUTO, and the device that it stands for, are the same */
+    if (status == EPX_OK)
         status = group_heap_begin(group);
     return status;
 }

@@ -30,6 +30,9 @@ uint64_t signal_after(const struct epx_group *group, const uint64_t *epochs, int
 void group_abort(struct epx_group *group, int status);
 /* A rank of another node has failed: the same for this rank alone, for that rank tells all others too. */
 void group_aborted_by(struct epx_group *group, int rank, int status);
+/* The group goes on without that rank of the node: should it be late rather than dead, it must not take what it finds from
+ * now on for its own operation's. */
+void group_tell_left_out(struct epx_group *group, int rank);
 /* After group_net_open: tells kernels of the rings. */
 epx_status group_device_rings(struct epx_group *group);
 /* Collective steps of creation that exchange what ranks must know (group_meet.c). */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A group's proxies: opened when its ranks are on several nodes. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -106,6 +107,35 @@ static epx_status open_proxies(struct epx_group *group, int *dmabuf)
     return proxy_open(&o, &group->proxies);
 }
 
+enum { NET_NAME = 16 };
+
+/* All ranks have chosen the same network: addresses of another say nothing to this one. */
+static epx_status compare_nets(struct epx_group *group)
+{
+    char own[NET_NAME] = "", *all = calloc((size_t)group->nranks, NET_NAME);
+    epx_status status = all ? EPX_OK : fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d ranks", group->nranks);
+    int first = -1;
+
+    snprintf(own, sizeof(own), "%s", group->net_name);
+    if (status == EPX_OK)
+        status = meet_gather(group, own, all, sizeof(own));
+    for (int r = 0; r < group->nranks && status == EPX_OK; r++) {
+        const char *theirs = all + (size_t)r * NET_NAME;
+
+        if (group->map.out[r])
+            continue;
+        first = first < 0 ? r : first;
+        if (strncmp(theirs, all + (size_t)first * NET_NAME, NET_NAME) != 0)
+            status = fail(
+                EPX_ERR_MISMATCH,
+                "epx_group_create: rank %d has net = %.15s where rank %d has %.15s (epx_group_config.net, EPX_NET, "
+                "or what each machine has)",
+                r, theirs, first, all + (size_t)first * NET_NAME);
+    }
+    free(all);
+    return status;
+}
+
 /* Each rank's cards, one per thread, to all. */
 static epx_status exchange_cards(struct epx_group *group, epx_status mine, struct proxy_card **all)
 {
@@ -120,6 +150,8 @@ static epx_status exchange_cards(struct epx_group *group, epx_status mine, struc
     if (mine == EPX_OK)
         mine = proxy_cards(group->proxies, own);
     status = meet_ready(group, mine);
+    if (status == EPX_OK)
+        status = compare_nets(group);
     if (status == EPX_OK)
         status = meet_gather(group, own, *all, bytes);
     free(own);

@@ -140,6 +140,9 @@ static epx_status set_members(struct epx_group *group, const uint8_t *out)
 {
     int most;
 
+    for (int r = 0; r < group->nranks; r++)
+        if (out[r])
+            group_tell_left_out(group, r);
     memcpy(group->map.out, out, (size_t)group->nranks);
     if (group->nnodes == 1 || !(group->set.modes & EPX_HIGH_THROUGHPUT))
         return EPX_OK;

@@ -91,7 +91,8 @@ KFN_STEP int fail_all(struct agent *ag, const struct group_dev *g, int status, i
 {
     const uint64_t word = ABORT_WORD(status, g->rank);
 
-    report(ag, g, status, phase, peer, expected, seen, 0, 0);
+    /* A disagreement that check_agreement() has not reported before has no field: something cannot be at all. */
+    report(ag, g, status, phase, peer, expected, seen, status == KSTATUS_MISMATCH ? -1 : 0, 0);
     AG_EACH(ag, int, p, g->nranks)
     {
         if (!is_local(g, p))
