@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The network suite over verbs; skipped where no card can be used. ctest: timeout=300 */
-/* test_net_verbs [verbs|ofi [CASE...]]: `ofi` goes through libfabric's verbs provider; cases as the suite names them. */
+/* test_net_verbs [verbs|ofi [CASE...]]: `ofi` goes through libfabric's verbs provider; cases as the suite names them.
+ * test_net_verbs --list: their names. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -68,6 +69,11 @@ int main(int argc, char **argv)
     static int indices[MAX_TESTS];
     int count = 0;
 
+    if (argc > 1 && !strcmp(argv[1], "--list")) {
+        for (int i = 0; i < net_suite_count(); i++)
+            puts(net_suite_name(i));
+        return 0;
+    }
     if (argc > 1 && !strcmp(argv[1], "ofi"))
         suite = &ofi;
     for (int i = 0; i < net_suite_count() && count < MAX_TESTS; i++) {

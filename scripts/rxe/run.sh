@@ -7,7 +7,7 @@
 #   scripts/rxe/run.sh [BUILD]      0: all passed, 77: skipped (the last line says why), else failed
 #
 #   EPX_RXE_CACHE    where the kernel is kept          (~/.cache/epx-rxe)
-#   EPX_RXE_LIMIT_S  seconds until the machine is stopped (900)
+#   EPX_RXE_LIMIT_S  seconds until the machine is stopped (1500)
 #   EPX_RXE_ACCEL    tcg or kvm                         (kvm where /dev/kvm can be opened)
 #   EPX_RXE_TESTS    what to run there                  (tests.sh)
 #   EPX_RXE_SHELL=1  a shell in the machine instead of the tests
@@ -16,7 +16,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 build=$(cd "$root" && realpath -m "${1:-build}")
 cache=${EPX_RXE_CACHE:-${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/epx-rxe}
-limit_s=${EPX_RXE_LIMIT_S:-900}
+limit_s=${EPX_RXE_LIMIT_S:-1500}
 
 skip() {
     echo "Soft-RoCE skipped: $1"
@@ -98,7 +98,7 @@ fi
 rc=0
 timeout "$limit_s" "${command[@]}" </dev/null >"$work/console" 2>&1 &
 guest=$!
-trap 'kill "$guest" 2>/dev/null; rm -rf "$work"' EXIT
+trap 'kill "$guest" 2>/dev/null || true; rm -rf "$work"' EXIT
 trap 'exit 143' INT TERM # a wait is interrupted, a command in the foreground is not: the machine must not outlive us
 wait "$guest" || rc=$?
 tr -d '\r' <"$work/console" >"$work/log"

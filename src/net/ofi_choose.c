@@ -30,6 +30,7 @@
 
 #include "boot/interface.h"
 #include "boot/meet.h"
+#include "net/verbs_card.h"
 #include "util/env.h"
 #include "util/status.h"
 
@@ -101,6 +102,7 @@ static int same_host(const struct sockaddr *a, const struct sockaddr *b)
 struct wish {
     int loopback;               /* only loopback addresses */
     const char *interfaces;     /* EPX_SOCKET_IFNAME, or NULL */
+    const char *cards;          /* EPX_IB_HCA, for verbs, or NULL */
     struct sockaddr_storage at; /* this address, where ss_family is set */
     int far;                    /* GPU memory is to be registered */
 };
@@ -114,12 +116,25 @@ static void make_wish(struct wish *wish)
     memset(wish, 0, sizeof(*wish));
     wish->loopback = host && host_is_loopback(host);
     wish->interfaces = env_string("EPX_SOCKET_IFNAME");
+    wish->cards = env_string("EPX_IB_HCA");
     if (!host || !*host || wish->loopback || wish->interfaces)
         return;
     if (resolve_host(host, deadline_in(RESOLVE_MS), &found, 1, &count) || !count || interface_towards(&found, &from) ||
         endpoint_is_loopback(&from)) /* a name that means loopback here means another thing elsewhere */
         return;
     wish->at = from.address;
+}
+
+/* Domains of the verbs provider are named after their devices, and have no port in the name. */
+static int card_allowed(const struct wish *wish, const struct fi_info *info)
+{
+    char device[64];
+
+    if (!wish->cards || strncmp(info->fabric_attr->prov_name, "verbs", 5) != 0)
+        return 1;
+    snprintf(device, sizeof(device), "%s", info->domain_attr->name);
+    device[strcspn(device, "-")] = 0; /* "mlx5_0-xrc" */
+    return verbs_filter_match(wish->cards, device, 1);
 }
 
 /* 0 = not usable; the highest is taken, and the first of equals. */
@@ -130,6 +145,8 @@ static int score(const struct wish *wish, const struct fi_info *info)
 
     if (strstr(info->fabric_attr->prov_name, "ofi_rxd") || info->domain_attr->cq_data_size < sizeof(uint32_t))
         return 0; /* datagrams made reliable in software have no business here */
+    if (!card_allowed(wish, info))
+        return 0;
     points += strstr(info->fabric_attr->prov_name, LAYER) ? 0 : 32;
     if (!address)
         return points;
