@@ -22,15 +22,16 @@
 /* The routing of all ranks and how it shall be laid out. */
 struct oracle_route {
     int nranks, experts, local_experts, topk;
-    int max_tokens;     /* M of the group: decides the shape of low-latency tensors */
-    int mode;           /* epx_mode */
-    int layout;         /* epx_layout */
-    uint32_t flags;     /* EPX_HANDLE_* */
-    int alignment;      /* HT EXPERT_MAJOR; at least 1 */
-    int ranks_per_node; /* 0 = one node. HT combine sums inside every other node first, rounding its sum */
-    int *tokens;        /* [nranks] */
-    int32_t *idx;       /* [nranks][max_tokens][topk] */
-    int32_t *active;    /* [nranks]: 0 = masked rank, neither sends nor receives */
+    int max_tokens;         /* M of the group: decides the shape of low-latency tensors */
+    int mode;               /* epx_mode */
+    int layout;             /* epx_layout */
+    uint32_t flags;         /* EPX_HANDLE_* */
+    int alignment;          /* HT EXPERT_MAJOR; at least 1 */
+    const uint8_t *node_of; /* [nranks] of the caller's, for nodes of different sizes; NULL = by ranks_per_node */
+    int ranks_per_node;     /* 0 = one node. HT combine sums inside every other node first, rounding its sum */
+    int *tokens;            /* [nranks] */
+    int32_t *idx;           /* [nranks][max_tokens][topk] */
+    int32_t *active;        /* [nranks]: 0 = masked rank, neither sends nor receives */
 };
 
 /* Allocates for the given sizes, all tokens 0, all ranks active. 0, or -1 without memory. */
@@ -116,6 +117,14 @@ struct oracle_combine {
 /* Checks what combine returned to `rank`, bit by bit but for logfmt. */
 int oracle_check_combine(const struct oracle_route *route, const struct oracle_data *data, int rank,
                          const struct oracle_combine *how, const epx_combine_outputs *outputs, struct mismatch *m);
+
+/* What one operation adds to a rank's statistics (oracle_count.c). */
+struct oracle_counts {
+    uint64_t rows_sent, rows_received, rows_returned;
+    uint64_t rows_peer; /* epx_stats.bytes_peer, in rows */
+};
+void oracle_count_dispatch(const struct oracle_route *route, int rank, struct oracle_counts *counts);
+void oracle_count_combine(const struct oracle_route *route, int rank, struct oracle_counts *counts);
 
 /* ---- The scalar references, also for tests of src/device ------------------------------------------------------ */
 

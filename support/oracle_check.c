@@ -30,7 +30,7 @@ static int check_ranks(const struct oracle_route *route, const epx_layout_info *
                                 (long long)tensor_int(info->rank_tokens, i));
         for (int r = 0; info->rank_matrix && r < R; r++) {
             int64_t n = 0;
-            for (int t = 0; t < tokens; t++)
+            for (int t = 0; route->active[r] && t < tokens; t++)
                 n += oracle_names_rank(route, oracle_idx(route, i, t), r);
             if (tensor_int(info->rank_matrix, (int64_t)i * R + r) != n)
                 return mismatch_set(m, "rank_matrix[%d][%d]: expected %lld, got %lld", i, r, (long long)n,
@@ -408,7 +408,20 @@ static int row_entry(const struct oracle_route *route, const int32_t *idx, int k
 /* Low latency has no nodes: every row comes back by itself. */
 static int node_of(const struct oracle_route *route, int rank)
 {
-    return route->ranks_per_node && route->mode == EPX_HIGH_THROUGHPUT ? rank / route->ranks_per_node : 0;
+    if (route->mode != EPX_HIGH_THROUGHPUT)
+        return 0;
+    if (route->node_of)
+        return route->node_of[rank];
+    return route->ranks_per_node ? rank / route->ranks_per_node : 0;
+}
+
+static int node_count(const struct oracle_route *route)
+{
+    int most = 0;
+
+    for (int r = 0; r < route->nranks; r++)
+        most = node_of(route, r) > most ? node_of(route, r) : most;
+    return most + 1;
 }
 
 static void sum_by_expert(struct combine_check *c, int token, int node)
@@ -487,7 +500,7 @@ static int check_token(struct combine_check *c, int token, const epx_tensor *out
     for (int i = 0; i < c->data->hidden; i++)
         c->sum[i] = c->bound[i] = 0;
     add_biases(c, token);
-    for (int node = 0; node <= node_of(c->route, c->route->nranks - 1); node++) {
+    for (int node = 0, nodes = node_count(c->route); node < nodes; node++) {
         if (node == node_of(c->route, c->rank))
             sum_node(c, token, node);
         else
@@ -508,7 +521,9 @@ static int check_returned_weights(struct combine_check *c, int token, const epx_
     float expected[EPX_MAX_TOPK];
 
     for (int k = 0; k < c->route->topk; k++)
-        expected[k] = idx[k] < 0 ? 0 : c->data->result_weight(c->data->context, c->rank, token, k);
+        expected[k] = idx[k] < 0 || !c->route->active[idx[k] / c->route->local_experts]
+                          ? 0
+                          : c->data->result_weight(c->data->context, c->rank, token, k);
     return compare_bits("combined topk_weights", token, EPX_FP32, expected, tensor_row(out, token), c->route->topk, m);
 }
 

@@ -21,6 +21,7 @@
 #define PROP_MAX_HANDLES 3
 #define PROP_MAX_GROUPS 2
 #define PROP_MAX_UPDATES 3
+#define PROP_MAX_RANKS 512
 
 struct prop_rng {
     uint64_t state;
@@ -59,9 +60,12 @@ struct prop_case {
     int bounded;      /* max_recv_tokens = what is really needed */
     int enable_mask;
     uint32_t modes;     /* of the groups */
-    int ranks_per_node; /* 0 = one node */
-    int timeout_ms;     /* 0 = the tests' usual one */
-    int may_fail; /* ranks stall or die: a call may end with a status, but what is reported as good must be right */
+    int ranks_per_node; /* 0 = one node, or uneven ones */
+    int uneven;         /* nodes of different sizes, which the machine has: node_of */
+    uint8_t node_of[PROP_MAX_RANKS];
+    int timeout_ms; /* 0 = the tests' usual one */
+    int may_fail;   /* ranks stall or die: a call may end with a status, but what is reported as good must be right */
+    int recover; /* after such an end, ranks mask whom they blame, clear the error and go on with those that are left */
     char net[16];
     struct prop_handle handle[PROP_MAX_HANDLES];
 };
@@ -79,6 +83,8 @@ typedef int (*prop_rank_fn)(int rank, int n, epx_bootstrap *boot, void *arg);
 int prop_run_case_on(const struct prop_case *c, int (*ranks)(int n, prop_rank_fn fn, void *arg), char *error,
                      size_t bytes);
 void prop_print_case(const struct prop_case *c);
+/* How many ranks have gone on after a failure, and how many checked rounds they have run since, in this process. */
+void prop_recoveries(uint64_t *ranks, uint64_t *rounds);
 
 /* Runs `cases` (times EPX_TEST_SCALE) cases of which `change` may restrict or force something. Prints how to repeat the
  * first failure; returns how many failed (it stops at the first). */

@@ -14,8 +14,8 @@ enum { FILL = 0xab, CANARY = 0x5c, CANARY_BYTES = 64, MAX_BUFFERS = 96, TIMEOUT_
 /* What all ranks share: the case and the routing of every update, computed once. */
 struct shared {
     const struct prop_case *c;
-    struct oracle_route route[PROP_MAX_UPDATES][PROP_MAX_HANDLES];
-    struct workload w[PROP_MAX_UPDATES][PROP_MAX_HANDLES];
+    struct oracle_route route[PROP_MAX_UPDATES + 1][PROP_MAX_HANDLES]; /* the last: after a recovery */
+    struct workload w[PROP_MAX_UPDATES + 1][PROP_MAX_HANDLES];
     int max_recv[PROP_MAX_GROUPS]; /* most rows of any rank */
     char *error;
     size_t error_bytes;
@@ -44,6 +44,7 @@ struct actor {
     struct prop_rng rng; /* this rank's own choices */
     struct workload w;
     const struct oracle_route *route;
+    struct oracle_route left; /* after a recovery: without those that are out */
     struct oracle_recv recv;
     struct buffer buffer[MAX_BUFFERS];
     int nbuffers;
@@ -56,6 +57,7 @@ struct actor {
     epx_combine_inputs cin;
     epx_combine_outputs cout;
     epx_combine_config combine_config;
+    epx_stats expected; /* what this handle has added to the group's */
     int failed;
 };
 
@@ -90,7 +92,12 @@ static int failure(struct actor *a, const char *format, ...)
 /* How an operation ends when another rank is gone or late, or the own network is down. */
 static int excusable(const struct actor *a, epx_status status)
 {
-    return a->shared->c->may_fail && (status == EPX_ERR_TIMEOUT || status == EPX_ERR_PEER || status == EPX_ERR_SYSTEM);
+    const struct prop_case *c = a->shared->c;
+
+    /* High throughput after low latency has masked a rank; or more ranks lost than others can relay for. */
+    if (c->recover && (status == EPX_ERR_USAGE || status == EPX_ERR_UNSUPPORTED))
+        return 1;
+    return c->may_fail && (status == EPX_ERR_TIMEOUT || status == EPX_ERR_PEER || status == EPX_ERR_SYSTEM);
 }
 
 static int check_status(struct actor *a, const char *call, epx_status status)
@@ -399,6 +406,62 @@ static int check_counters(struct actor *a)
     return 0;
 }
 
+/* An operation that went well. */
+static void count_operation(struct actor *a, int combine)
+{
+    struct oracle_counts counts = {0};
+    const int dtype = combine ? a->p->result_dtype : a->p->out_dtype;
+
+    if (combine)
+        oracle_count_combine(a->route, a->rank, &counts);
+    else
+        oracle_count_dispatch(a->route, a->rank, &counts);
+    a->expected.rows_sent += counts.rows_sent;
+    a->expected.rows_received += counts.rows_received;
+    a->expected.rows_returned += counts.rows_returned;
+    a->expected.bytes_peer += counts.rows_peer * (uint64_t)a->w.hidden * tensor_element_size(dtype);
+    *(low_latency(a) ? combine ? &a->expected.ll_combines : &a->expected.ll_dispatches
+      : combine      ? &a->expected.ht_combines
+                     : &a->expected.ht_dispatches) += 1;
+}
+
+static int check_stat(struct actor *a, const char *name, uint64_t expected, uint64_t got)
+{
+    return expected == got ? 0
+                           : failure(a, "epx_stats.%s: expected %llu, got %llu", name, (unsigned long long)expected,
+                                     (unsigned long long)got);
+}
+
+/* All operations of all handles of a group, when all of them went well. */
+static int check_stats(struct actor *actors, const struct prop_case *c, int group)
+{
+    struct actor *first = &actors[group];
+    epx_stats e = EPX_STATS_INIT, got = EPX_STATS_INIT;
+
+    TRY(first, epx_group_stats(first->group, &got));
+    for (int i = group; i < c->nhandles; i += c->ngroups) {
+        const epx_stats *one = &actors[i].expected;
+        e.rows_sent += one->rows_sent;
+        e.rows_received += one->rows_received;
+        e.rows_returned += one->rows_returned;
+        e.bytes_peer += one->bytes_peer;
+        e.ll_dispatches += one->ll_dispatches;
+        e.ll_combines += one->ll_combines;
+        e.ht_dispatches += one->ht_dispatches;
+        e.ht_combines += one->ht_combines;
+    }
+    return check_stat(first, "rows_sent", e.rows_sent, got.rows_sent) ||
+                   check_stat(first, "rows_received", e.rows_received, got.rows_received) ||
+                   check_stat(first, "rows_returned", e.rows_returned, got.rows_returned) ||
+                   check_stat(first, "bytes_peer", e.bytes_peer, got.bytes_peer) ||
+                   check_stat(first, "ll_dispatches", e.ll_dispatches, got.ll_dispatches) ||
+                   check_stat(first, "ll_combines", e.ll_combines, got.ll_combines) ||
+                   check_stat(first, "ht_dispatches", e.ht_dispatches, got.ht_dispatches) ||
+                   check_stat(first, "ht_combines", e.ht_combines, got.ht_combines)
+               ? -1
+               : 0;
+}
+
 /* Checks dispatch and makes the experts' results; on the caller's thread or in stream order. */
 static void after_dispatch(void *arg)
 {
@@ -478,6 +541,7 @@ static int finish_combine(struct actor *a)
     if (a->p->staged_combine)
         TRY(a, epx_complete(a->handle, stream));
     TRY(a, epx_stream_sync(a->group, stream));
+    count_operation(a, 1);
     return a->failed ? -1 : check_combine(a);
 }
 
@@ -512,7 +576,7 @@ static int update_routing(struct actor *a, int update)
 
     a->update = update;
     a->w = a->shared->w[update][a->number];
-    a->route = &a->shared->route[update][a->number];
+    a->route = update < PROP_MAX_UPDATES ? &a->shared->route[update][a->number] : &a->left;
     if (oracle_recv_init(&a->recv, a->route, a->rank))
         return failure(a, "no memory for the oracle");
     if (make_idx(a) || (!low_latency(a) && make_info(a)))
@@ -543,9 +607,11 @@ static int run_pair(struct actor *actors, int n, int update, int pair)
         if (issue_dispatch(&actors[i]))
             return -1;
     }
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < n; i++) {
         if (finish_dispatch(&actors[i]))
             return -1;
+        count_operation(&actors[i], 0);
+    }
     for (int i = 0; i < n; i++)
         if (issue_combine(&actors[i]))
             return -1;
@@ -558,24 +624,106 @@ static int run_pair(struct actor *actors, int n, int update, int pair)
     return 0;
 }
 
+static int run_update(struct actor *actors, const struct prop_case *c, int update)
+{
+    int rc = 0;
+
+    for (int i = 0; !rc && i < c->nhandles; i++)
+        rc = update_routing(&actors[i], update);
+    for (int pair = 0; !rc && pair < c->pairs; pair++)
+        rc = run_pair(actors, c->nhandles, update, pair);
+    for (int i = 0; i < c->nhandles; i++) {
+        if (actors[i].group) {
+            epx_stream_sync(actors[i].group, actors[i].stream[0]);
+            epx_stream_sync(actors[i].group, actors[i].stream[1]);
+        }
+        free_tensors(&actors[i]);
+        oracle_recv_free(&actors[i].recv);
+    }
+    return rc;
+}
+
 static int run_updates(struct actor *actors, const struct prop_case *c)
 {
     int rc = 0;
 
-    for (int u = 0; !rc && u < c->updates; u++) {
-        for (int i = 0; !rc && i < c->nhandles; i++)
-            rc = update_routing(&actors[i], u);
-        for (int pair = 0; !rc && pair < c->pairs; pair++)
-            rc = run_pair(actors, c->nhandles, u, pair);
-        for (int i = 0; i < c->nhandles; i++) {
-            if (actors[i].group) {
-                epx_stream_sync(actors[i].group, actors[i].stream[0]);
-                epx_stream_sync(actors[i].group, actors[i].stream[1]);
-            }
-            free_tensors(&actors[i]);
-            oracle_recv_free(&actors[i].recv);
-        }
+    for (int u = 0; !rc && u < c->updates; u++)
+        rc = run_update(actors, c, u);
+    return rc;
+}
+
+/* ---- Going on without some ------------------------------------------------------------------------------------------ */
+
+static struct {
+    uint64_t ranks, rounds;
+} recovered;
+
+void prop_recoveries(uint64_t *ranks, uint64_t *rounds)
+{
+    *ranks = __atomic_load_n(&recovered.ranks, __ATOMIC_RELAXED);
+    *rounds = __atomic_load_n(&recovered.rounds, __ATOMIC_RELAXED);
+}
+
+/* Leaves out whom this rank waited for in vain: the others learn of it when they meet. */
+static int mask_the_blamed(struct actor *a, int32_t *mask)
+{
+    epx_error_info info = EPX_ERROR_INFO_INIT;
+    epx_status status = epx_group_error(a->group, &info);
+
+    if (epx_mask_query(a->group, mask, NULL) != EPX_OK)
+        return failure(a, "epx_mask_query: %s", epx_last_error());
+    epx_stream_sync(a->group, NULL);
+    /* A timeout, or the own network, blames somebody; the word of a rank that failed only says that it did. */
+    if ((status != EPX_ERR_TIMEOUT && strcmp(info.phase, "network") != 0) || info.peer < 0 || info.peer == a->rank)
+        return 0;
+    mask[info.peer] = 0;
+    status = epx_mask_update(a->group, mask, NULL);
+    return status == EPX_OK ? 0 : failure(a, "epx_mask_update: %s", epx_last_error());
+}
+
+static int make_left_routes(struct actor *actors, const struct prop_case *c, const int32_t *mask)
+{
+    for (int i = 0; i < c->nhandles; i++) {
+        struct actor *a = &actors[i];
+        const struct prop_handle *h = a->p;
+
+        if (oracle_route_from_workload(&a->left, &a->shared->w[PROP_MAX_UPDATES][i], a->tokens_per_rank, h->mode,
+                                       h->layout, h->flags, h->alignment))
+            return failure(a, "no memory for the oracle");
+        a->left.ranks_per_node = c->ranks_per_node;
+        a->left.node_of = c->uneven ? c->node_of : NULL;
+        memcpy(a->left.active, mask, (size_t)c->nranks * sizeof(*mask));
+        a->failed = 0;
     }
+    return 0;
+}
+
+/* 0: this rank is through, or ended in a way that faults excuse. */
+static int recover(struct actor *actors, const struct prop_case *c)
+{
+    struct actor *a = &actors[0];
+    int32_t *mask = calloc((size_t)c->nranks, sizeof(*mask));
+    int rc = mask ? mask_the_blamed(a, mask) : failure(a, "no memory");
+
+    if (!rc)
+        rc = check_status(a, "epx_group_error_clear", epx_group_error_clear(a->group));
+    if (!rc)
+        rc = check_status(a, "epx_group_error", epx_group_error(a->group, NULL));
+    if (!rc)
+        rc = check_status(a, "epx_mask_query", epx_mask_query(a->group, mask, NULL));
+    if (!rc)
+        rc = check_status(a, "epx_stream_sync", epx_stream_sync(a->group, NULL));
+    if (!rc)
+        rc = make_left_routes(actors, c, mask);
+    if (!rc) {
+        __atomic_fetch_add(&recovered.ranks, 1, __ATOMIC_RELAXED);
+        rc = run_update(actors, c, PROP_MAX_UPDATES);
+    }
+    if (!rc)
+        __atomic_fetch_add(&recovered.rounds, (uint64_t)c->pairs, __ATOMIC_RELAXED);
+    for (int i = 0; i < c->nhandles; i++)
+        oracle_route_free(&actors[i].left);
+    free(mask);
     return rc;
 }
 
@@ -693,8 +841,13 @@ static int run_rank(int rank, int n, epx_bootstrap *boot, void *arg)
     }
     for (int i = 0; !rc && i < c->nhandles; i++)
         rc = open_actor(&actors[i], s, rank, i, groups[i % c->ngroups]);
-    if (!rc)
+    if (!rc) {
         rc = run_updates(actors, c);
+        if (rc && c->recover)
+            rc = recover(actors, c);
+    }
+    for (int g = 0; !rc && !c->may_fail && g < c->ngroups && g < c->nhandles; g++)
+        rc = check_stats(actors, c, g);
     for (int i = 0; actors && i < c->nhandles; i++)
         if (actors[i].group && close_actor(&actors[i], !rc))
             rc = -1;
@@ -711,7 +864,9 @@ static int shared_init(struct shared *s)
 {
     const struct prop_case *c = s->c;
 
-    for (int u = 0; u < c->updates; u++) {
+    for (int u = 0; u <= PROP_MAX_UPDATES; u++) {
+        if (u >= c->updates && (u < PROP_MAX_UPDATES || !c->recover))
+            continue;
         for (int i = 0; i < c->nhandles; i++) {
             const struct prop_handle *h = &c->handle[i];
             struct workload *w = &s->w[u][i];
@@ -722,6 +877,7 @@ static int shared_init(struct shared *s)
                                            h->alignment))
                 return -1;
             s->route[u][i].ranks_per_node = c->ranks_per_node;
+            s->route[u][i].node_of = c->uneven ? c->node_of : NULL;
             for (int r = 0; h->mode == EPX_HIGH_THROUGHPUT && r < c->nranks; r++) {
                 struct oracle_recv recv;
                 int *most = &s->max_recv[i % c->ngroups];
@@ -756,7 +912,7 @@ int prop_run_case_on(const struct prop_case *c, int (*ranks)(int n, prop_rank_fn
         if (rc && !error[0])
             snprintf(error, bytes, "a rank failed without a word");
     }
-    for (int u = 0; u < PROP_MAX_UPDATES; u++)
+    for (int u = 0; u <= PROP_MAX_UPDATES; u++)
         for (int i = 0; i < PROP_MAX_HANDLES; i++)
             oracle_route_free(&s->route[u][i]);
     free(s);
@@ -786,6 +942,14 @@ void prop_print_case(const struct prop_case *c)
             "  ranks %d groups %d updates %d pairs %d agents %d inflight %d spare %d bounded %d mask %d modes %u\n",
             c->nranks, c->ngroups, c->updates, c->pairs, c->num_agents, c->max_inflight, c->spare_tokens, c->bounded,
             c->enable_mask, c->modes);
+    if (c->recover)
+        fprintf(stderr, "  after a failure the ranks that are left go on\n");
+    if (c->uneven) {
+        fprintf(stderr, "  nodes of the ranks:");
+        for (int r = 0; r < c->nranks; r++)
+            fprintf(stderr, " %d", c->node_of[r]);
+        fprintf(stderr, "\n");
+    }
     for (int i = 0; i < c->nhandles; i++) {
         const struct prop_handle *h = &c->handle[i];
         fprintf(stderr,

@@ -21,7 +21,28 @@ static int draw_nodes(struct prop_rng *rng, const struct sim_case_options *o)
     if (!o->nodes && o->ranks)
         while (o->ranks % nodes)
             nodes--;
+    if (o->ranks && nodes > o->ranks)
+        nodes = o->ranks;
     return nodes;
+}
+
+/* Nodes of any sizes, their ranks mixed, numbered by their lowest ranks as EPX does. */
+static void draw_uneven_nodes(struct prop_case *c, struct prop_rng *rng, int nodes)
+{
+    int number[SIM_MAX_RANKS], named = 0;
+
+    for (int n = 0; n < nodes; n++)
+        number[n] = -1;
+    for (int r = 0; r < c->nranks; r++) {
+        /* The first ranks see to it that no node is empty. */
+        const int drawn = r < nodes ? r : prop_draw(rng, nodes);
+
+        if (number[drawn] < 0)
+            number[drawn] = named++;
+        c->node_of[r] = (uint8_t)number[drawn];
+    }
+    c->uneven = 1;
+    c->ranks_per_node = 0;
 }
 
 /* Small rows: what is looked for lies in the order of events, not in their size. */
@@ -80,6 +101,10 @@ static void draw_exchange(struct sim_case *c, struct prop_rng *rng, const struct
         make_crowded(&c->prop, rng);
     make_small(&c->prop, rng);
     c->prop.ranks_per_node = nodes > 1 ? ranks / nodes : 0;
+    /* With numbers of their own, so that seeds mean what they meant before. */
+    struct prop_rng own = {workload_hash(c->seed, 0x0de5)};
+    if (nodes > 1 && ranks > nodes && nodes < 256 && (ranks % nodes || prop_chance(&own, 20)))
+        draw_uneven_nodes(&c->prop, &own, nodes);
     if (nodes > 1)
         snprintf(c->prop.net, sizeof(c->prop.net), "sim");
     c->prop.timeout_ms = TIMEOUT_MS + 100 * ranks; /* one processor runs them all */
@@ -184,6 +209,20 @@ static void choose_mask(struct sim_case *c)
         c->prop.enable_mask = 0;
 }
 
+/* After deaths, and where no call queues what comes after a failure: the others go on, in both modes. */
+static void choose_recovery(struct sim_case *c)
+{
+    struct prop_rng own = {workload_hash(c->seed, 0x6e0e)};
+    int async = 0;
+
+    for (int i = 0; i < c->prop.nhandles; i++)
+        async |= c->prop.handle[i].async;
+    if (c->faults != SIM_FAULT_DEATH || async || c->prop.ngroups > 1 || !prop_chance(&own, 70))
+        return;
+    c->prop.enable_mask = 1;
+    c->prop.recover = 1;
+}
+
 void sim_case_draw(struct sim_case *c, uint64_t seed, const struct sim_case_options *options)
 {
     struct prop_rng rng = {workload_hash(seed, 0x51b)};
@@ -197,6 +236,7 @@ void sim_case_draw(struct sim_case *c, uint64_t seed, const struct sim_case_opti
     c->setup.deaths_seen = c->net.death_ns != SIM_NET_NEVER;
     draw_faults(c, &rng, options->faults);
     choose_mask(c);
+    choose_recovery(c);
 }
 
 /* ---- Running ------------------------------------------------------------------------------------------------ */
@@ -213,6 +253,7 @@ static int simulated_ranks(int n, prop_rank_fn fn, void *arg)
 
     (void)n;
     setup.net = &now.c->net;
+    setup.node_of = now.c->prop.uneven ? now.c->prop.node_of : NULL;
     if (sim_run_ranks(&setup, fn, arg, &now.report->outcome) != 0)
         return -1;
     return now.report->outcome.failures;
@@ -240,7 +281,7 @@ void sim_case_print(const struct sim_case *c)
     prop_print_case(&c->prop);
     fprintf(stderr, "  schedule: policy %d, laggard %d, a point in %d, %llu ns a step\n", (int)s->policy, s->laggard,
             s->point_every, (unsigned long long)s->step_ns);
-    if (c->prop.ranks_per_node)
+    if (c->prop.ranks_per_node || c->prop.uneven)
         fprintf(
             stderr,
             "  network: %d ranks per node, latency %llu + %llu ns, message %llu ns, %llu bytes/us, depth %d, ordered "

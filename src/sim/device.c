@@ -434,11 +434,16 @@ static void sim_close(struct device *device)
     free(device);
 }
 
+const uint8_t *sim_machines;
+
 static epx_status sim_identity(struct device *device, uint8_t id[64])
 {
-    (void)device;
+    const int rank = ((struct sim_device *)device)->rank;
+
     memset(id, 0, 64);
-    memcpy(id, "sim", 3); /* all ranks share the process: nodes come from ranks_per_node */
+    memcpy(id, "sim", 3);
+    if (sim_machines) /* else nodes come from ranks_per_node */
+        id[3] = (uint8_t)(1 + sim_machines[rank]);
     return EPX_OK;
 }
 

@@ -7,6 +7,8 @@
 #include "device/device.h"
 
 extern const struct device_ops sim_device_ops;
+/* [ranks]: which machine each rank is on, for the run; NULL = all on one. */
+extern const uint8_t *sim_machines;
 /* Of agents, and of whoever rings their bells. */
 extern const struct cpu_env sim_cpu_env;
 /* As cpu_kernels. */

@@ -208,6 +208,7 @@ int sim_run_ranks(const struct sim_setup *setup, int (*fn)(int rank, int n, epx_
     if (sim_begin(&setup->sched) != 0)
         return -1;
     device_override = &sim_device_ops;
+    sim_machines = setup->node_of;
     time_source_set(&sim_time);
     line_override = &sim_line_ops;
     sim_lines_begin(setup->deaths_seen);
@@ -221,6 +222,7 @@ int sim_run_ranks(const struct sim_setup *setup, int (*fn)(int rank, int n, epx_
     net_end(outcome);
     sim_lines_end();
     line_override = NULL;
+    sim_machines = NULL;
     time_source_set(NULL);
     device_override = NULL;
     sim_end();

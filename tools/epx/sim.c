@@ -159,9 +159,8 @@ static int parse(int argc, char **argv, struct options *o)
         fprintf(stderr, "epx sim: unexpected argument \"%s\"\n", argv[optind]);
         return USAGE_ERROR + 1;
     }
-    if (o->given.ranks && o->given.nodes && o->given.ranks % o->given.nodes) {
-        fprintf(stderr, "epx sim: --ranks %d cannot be split into --nodes %d of the same size\n", o->given.ranks,
-                o->given.nodes);
+    if (o->given.ranks && o->given.nodes > o->given.ranks) {
+        fprintf(stderr, "epx sim: --ranks %d cannot be split into --nodes %d\n", o->given.ranks, o->given.nodes);
         return USAGE_ERROR + 1;
     }
     return 0;
@@ -227,6 +226,9 @@ static int run_seed(const struct options *o, uint64_t seed, struct sim_report *r
 
 static void print_tally(const struct options *o, const struct tally *t)
 {
+    uint64_t ranks, rounds;
+
+    prop_recoveries(&ranks, &rounds);
     if (o->json) {
         printf("{\"seeds\": %" PRIu64 ", \"from\": %" PRIu64 ", \"failed\": %" PRIu64 ", \"first_failure\": ", t->run,
                o->from, t->failed);
@@ -235,15 +237,16 @@ static void print_tally(const struct options *o, const struct tally *t)
         else
             printf("null");
         printf(", \"mode\": \"%s\", \"faults\": \"%s\", \"stalls\": %" PRIu64 ", \"deaths\": %" PRIu64
-               ", \"ended_by_faults\": %" PRIu64 ", \"steps\": %" PRIu64 ", \"hash\": \"%016" PRIx64
-               "\", \"seconds\": %.3f}\n",
-               o->mode, o->faults, t->stalls, t->deaths, t->ended, t->steps, t->hash, t->seconds);
+               ", \"ended_by_faults\": %" PRIu64 ", \"ranks_gone_on\": %" PRIu64 ", \"rounds_since\": %" PRIu64
+               ", \"steps\": %" PRIu64 ", \"hash\": \"%016" PRIx64 "\", \"seconds\": %.3f}\n",
+               o->mode, o->faults, t->stalls, t->deaths, t->ended, ranks, rounds, t->steps, t->hash, t->seconds);
         return;
     }
     printf("%" PRIu64 " seeds from %" PRIu64 ", mode %s, faults %s: %" PRIu64 " failed; %" PRIu64 " steps, %" PRIu64
-           " stalls, %" PRIu64 " deaths, %" PRIu64 " runs ended by them; %.1f s, hash %016" PRIx64 "\n",
-           t->run, o->from, o->mode, o->faults, t->failed, t->steps, t->stalls, t->deaths, t->ended, t->seconds,
-           t->hash);
+           " stalls, %" PRIu64 " deaths, %" PRIu64 " runs ended by them, %" PRIu64 " ranks went on for %" PRIu64
+           " rounds; %.1f s, hash %016" PRIx64 "\n",
+           t->run, o->from, o->mode, o->faults, t->failed, t->steps, t->stalls, t->deaths, t->ended, ranks, rounds,
+           t->seconds, t->hash);
 }
 
 int cmd_sim(int argc, char **argv)
