@@ -24,7 +24,9 @@ epx_device test_device(void)
 {
     const char *name = getenv("EPX_TEST_DEVICE");
 
-    return name && strcmp(name, "cuda") == 0 ? EPX_DEVICE_CUDA : EPX_DEVICE_CPU;
+    if (name && strcmp(name, "cuda") == 0)
+        return EPX_DEVICE_CUDA;
+    return name && strcmp(name, "hip") == 0 ? EPX_DEVICE_HIP : EPX_DEVICE_CPU;
 }
 
 static int host_reaches(const epx_group *group)

@@ -5,7 +5,7 @@
 
 #include "epx/epx.h"
 
-/* The device that tests run on: EPX_TEST_DEVICE, "cpu" or "cuda"; the CPU where it is not set. */
+/* The device that tests run on: EPX_TEST_DEVICE, "cpu", "cuda" or "hip"; the CPU where it is not set. */
 epx_device test_device(void);
 /* 64-byte aligned; NULL without memory. */
 void *tensor_memory(epx_group *group, size_t bytes);

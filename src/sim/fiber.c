@@ -69,7 +69,7 @@ struct fiber {
     struct fiber *next; /* in the pool */
 };
 
-static struct fiber *running;
+static _Thread_local struct fiber *running;
 static struct fiber *pool;
 
 /* ---- The switch --------------------------------------------------------------------------------------------- */

@@ -18,7 +18,9 @@
 #define COMMAND_FN static __host__ __device__ __forceinline__
 #define NUMERIC_FN static __device__ __forceinline__
 
-#ifdef __HIP__
+#if defined(EPX_HARDWARE) /* tests: lanes that a CPU plays */
+#include EPX_HARDWARE
+#elif defined(__HIP__)
 #include "device/hip/hardware.h"
 #else
 #include "device/cuda/hardware.cuh"

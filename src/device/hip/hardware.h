@@ -49,17 +49,7 @@ KFN void lanes_meet(void)
     __builtin_amdgcn_wave_barrier();
 }
 
-/* The lanes that have the same value: those that agree in every bit. */
-KFN lanes_t lanes_match(int value)
-{
-    lanes_t same = ALL_LANES;
-    for (int i = 0; i < 32; i++) {
-        const int bit = value >> i & 1;
-        const lanes_t ones = __ballot_sync(ALL_LANES, bit);
-        same &= bit ? ones : ~ones;
-    }
-    return same;
-}
+#include "device/hip/match.h"
 
 KFN uint32_t umax(uint32_t a, uint32_t b)
 {

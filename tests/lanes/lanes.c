@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "lanes.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "sim/fiber.h"
+
+enum { IDLE_TURNS = 20 }; /* in which all that may go on polled, before the block sleeps a little */
+
+struct warp {
+    uint64_t value[2][LANES_MOST]; /* of this meeting, and of the last, which slow lanes still read */
+    unsigned arrived, meetings;
+    enum meeting what;
+};
+
+/* A fiber that plays one thread after the other, for whichever block: making one takes two system calls. */
+struct seat {
+    struct fiber *fiber;
+    struct thread *thread;
+    struct seat *next;
+};
+
+static struct seat *seats;
+static pthread_mutex_t seats_lock = PTHREAD_MUTEX_INITIALIZER;
+
+struct thread {
+    struct seat *seat;
+    unsigned index;
+    const unsigned *until; /* waits while this has the value `seen` */
+    unsigned seen;
+    int ended;
+};
+
+static _Thread_local struct block {
+    const struct lanes_launch *launch;
+    unsigned index, arrived, meetings;
+    unsigned paused; /* threads that polled in this turn */
+    struct thread threads[THREADS_MOST];
+    struct warp warps[THREADS_MOST / 32];
+} * block;
+static _Thread_local struct thread *now;
+
+struct index3 lanes_thread(void)
+{
+    return (struct index3){now->index, 0, 0};
+}
+
+struct index3 lanes_block(void)
+{
+    return (struct index3){block->index, 0, 0};
+}
+
+struct index3 lanes_block_size(void)
+{
+    return (struct index3){block->launch->threads, 1, 1};
+}
+
+struct index3 lanes_grid_size(void)
+{
+    return (struct index3){block->launch->blocks, 1, 1};
+}
+
+static void give_up(const char *why)
+{
+    fprintf(stderr, "lanes: block %u, thread %u (lane %u): %s\n", block->index, now->index,
+            now->index % block->launch->lanes, why);
+    abort();
+}
+
+static void wait_while(const unsigned *word, unsigned seen)
+{
+    now->until = word;
+    now->seen = seen;
+    while (*word == seen)
+        fiber_leave(0);
+    now->until = NULL;
+}
+
+const uint64_t *lanes_exchange(enum meeting what, uint64_t value)
+{
+    const unsigned lanes = block->launch->lanes;
+    struct warp *w = &block->warps[now->index / lanes];
+    const unsigned meeting = w->meetings;
+
+    if (w->arrived == 0)
+        w->what = what;
+    else if (w->what != what)
+        give_up("lanes of one warp are at different meetings");
+    w->value[meeting % 2][now->index % lanes] = value;
+    if (++w->arrived == lanes) {
+        w->arrived = 0;
+        w->meetings++;
+    } else {
+        wait_while(&w->meetings, meeting);
+    }
+    return w->value[meeting % 2];
+}
+
+void lanes_block_meet(void)
+{
+    const unsigned meeting = block->meetings;
+
+    if (++block->arrived == block->launch->threads) {
+        block->arrived = 0;
+        block->meetings++;
+    } else {
+        wait_while(&block->meetings, meeting);
+    }
+}
+
+void lanes_pause(void)
+{
+    block->paused++;
+    fiber_leave(0);
+}
+
+/* Not inlined: a seat comes from one thread of the CPU to another, and must not remember where `block` was. */
+__attribute__((noinline)) static void play(struct seat *seat)
+{
+    block->launch->kernel(block->launch->params, block->launch->info);
+    seat->thread->ended = 1;
+}
+
+static void seat_main(void *arg)
+{
+    for (;;) {
+        play(arg);
+        fiber_leave(0);
+    }
+}
+
+static struct seat *seat_take(void)
+{
+    struct seat *seat;
+
+    pthread_mutex_lock(&seats_lock);
+    seat = seats;
+    if (seat)
+        seats = seat->next;
+    pthread_mutex_unlock(&seats_lock);
+    if (seat)
+        return seat;
+    seat = calloc(1, sizeof(*seat));
+    if (seat)
+        seat->fiber = fiber_new(seat_main, seat);
+    return seat;
+}
+
+static void seat_give(struct seat *seat)
+{
+    pthread_mutex_lock(&seats_lock);
+    seat->next = seats;
+    seats = seat;
+    pthread_mutex_unlock(&seats_lock);
+}
+
+/* One turn of each that may go on; returns how many were entered. */
+static unsigned turn(unsigned *ended)
+{
+    unsigned entered = 0;
+
+    block->paused = 0;
+    for (unsigned i = 0; i < block->launch->threads; i++) {
+        struct thread *t = &block->threads[i];
+        if (t->ended || (t->until && *t->until == t->seen))
+            continue;
+        now = t;
+        fiber_enter(t->seat->fiber);
+        entered++;
+        *ended += (unsigned)t->ended;
+    }
+    return entered;
+}
+
+void lanes_run_block(const struct lanes_launch *launch, unsigned index)
+{
+    unsigned ended = 0, idle = 0;
+
+    block = calloc(1, sizeof(*block));
+    if (!block) {
+        fprintf(stderr, "lanes: no memory\n");
+        abort();
+    }
+    block->launch = launch;
+    block->index = index;
+    for (unsigned i = 0; i < launch->threads; i++) {
+        block->threads[i].index = i;
+        now = &block->threads[i];
+        now->seat = seat_take();
+        if (!now->seat || !now->seat->fiber)
+            give_up("no memory for a fiber");
+        now->seat->thread = now;
+    }
+    while (ended < launch->threads) {
+        const unsigned entered = turn(&ended);
+        if (!entered)
+            give_up("those that are left wait for lanes that have ended");
+        idle = entered == block->paused ? idle + 1 : 0;
+        if (idle > IDLE_TURNS)
+            nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+        else if (idle)
+            sched_yield();
+    }
+    for (unsigned i = 0; i < launch->threads; i++)
+        seat_give(block->threads[i].seat);
+    free(block);
+    block = NULL;
+}
