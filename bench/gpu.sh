@@ -1,6 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Builds, tests and measures EPX on one GPU, and prints a table last. Needs nvcc, gcc, make, python3; for the steps across
+# Builds, tests and measures EPX on one GPU, and prints a table last. Needs nvcc (or hipcc: EPX_BENCH_GPU=hip, the default where
+# there is hipcc and no nvcc; not run yet), gcc, make, python3; for the steps across
 # nodes also libfabric.so.1 and its headers (/usr/include, or EPX_OFI_INCLUDE=FOLDER that has rdma/fabric.h).
 #   usage: bench/gpu.sh [STEP...]
 #     steps: smoke check measure ring nodes graph   (default: these, within 8 minutes)
@@ -11,7 +12,9 @@ set -u
 cd "$(dirname "$0")/.."
 OUT=${OUT:-$PWD/gpu-results}
 mkdir -p "$OUT"
-export PATH=$PATH:/usr/local/cuda/bin
+export PATH=$PATH:/usr/local/cuda/bin:/opt/rocm/bin
+if ! command -v nvcc >/dev/null && command -v hipcc >/dev/null; then EPX_BENCH_GPU=${EPX_BENCH_GPU:-hip}; fi
+export EPX_BENCH_GPU=${EPX_BENCH_GPU:-cuda}
 build=${EPX_GPU_BUILD:-$PWD/build-gpu}
 steps=${*:-smoke check measure ring nodes graph}
 work=$(mktemp -d)
@@ -63,6 +66,7 @@ procs() { local name=$1 limit=$2 n=$3; shift 3; try "$name" "$limit" "$build/epx
 threads() { local name=$1 limit=$2 n=$3; shift 3; try "$name" "$limit" "$build/gpu_bench" "$@" --threads "$n" --name "$name"; }
 
 mps_start() {
+    [ "$EPX_BENCH_GPU" = cuda ] || return 0
     export CUDA_MPS_PIPE_DIRECTORY=/tmp/epx-mps-$$ CUDA_MPS_LOG_DIRECTORY=$work/mps
     mkdir -p "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY"
     if nvidia-cuda-mps-control -d >>"$log" 2>&1; then note "MPS runs"; else note "MPS does not start"; unset CUDA_MPS_PIPE_DIRECTORY; fi
@@ -74,10 +78,10 @@ mps_stop() {
 }
 trap mps_stop EXIT
 
-{ nvidia-smi; nvcc --version; gcc --version; nproc; free -g; } >>"$log" 2>&1
+{ nvidia-smi || rocm-smi; nvcc --version || hipcc --version; gcc --version; nproc; free -g; } >>"$log" 2>&1
 note "$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null)"
 note "building"
-if ! bash bench/gpu_build.sh "$build" "${EPX_GPU_ARCH:-90}" >"$work/build.txt" 2>&1; then
+if ! bash bench/gpu_build.sh "$build" ${EPX_GPU_ARCH:-} >"$work/build.txt" 2>&1; then
     tail -n 30 "$work/build.txt"
     note "the build failed"
     exit 1
@@ -94,9 +98,9 @@ if step smoke; then
 fi
 if step ring; then
     # Alone on the GPU: commands per second into decoding proxies, and the way there and back.
-    try ring-8 30 "$build/epx" bench ring --device cuda --rings 8 --json
-    try ring-1 30 "$build/epx" bench ring --device cuda --rings 1 --json
-    try ring-8-wide 30 "$build/epx" bench ring --device cuda --rings 8 --agents 32 --json
+    try ring-8 30 "$build/epx" bench ring --device $EPX_BENCH_GPU --rings 8 --json
+    try ring-1 30 "$build/epx" bench ring --device $EPX_BENCH_GPU --rings 1 --json
+    try ring-8-wide 30 "$build/epx" bench ring --device $EPX_BENCH_GPU --rings 8 --agents 32 --json
 fi
 mps_start
 if step smoke; then
@@ -152,8 +156,8 @@ if step nodes; then
     procs np8-tcp-ht-graph 60 8 ht --nodes 2 --net "ofi;tcp" --tokens 64 --hidden 1024 --experts 32 --replays 100 --check --timeout 10000
     for net in tcp shm; do
         # What the path can carry: the same bytes by a plain loop around fi_write between the same processes.
-        try nodes-$net-ll 60 "$build/epx" bench ll --device cuda --nodes 2 --net "ofi;$net" --iters 20 --check --vs ofi --json
-        try nodes-$net-ht 60 "$build/epx" bench ht --device cuda --nodes 2 --net "ofi;$net" --iters 20 --check --vs ofi --json
+        try nodes-$net-ll 60 "$build/epx" bench ll --device $EPX_BENCH_GPU --nodes 2 --net "ofi;$net" --iters 20 --check --vs ofi --json
+        try nodes-$net-ht 60 "$build/epx" bench ht --device $EPX_BENCH_GPU --nodes 2 --net "ofi;$net" --iters 20 --check --vs ofi --json
     done
 fi
 if step net; then
@@ -165,7 +169,7 @@ if step prop; then
     # Random configurations against the oracle, ranks as threads; heaps and tensors in memory that the host reaches too.
     mps_stop
     for mode in ll ht mixed nodes; do
-        EPX_GPU_HEAP=host EPX_TEST_DEVICE=cuda EPX_TEST_VERBOSE=1 CUDA_DEVICE_MAX_CONNECTIONS=32 \
+        EPX_GPU_HEAP=host EPX_TEST_DEVICE=$EPX_BENCH_GPU EPX_TEST_VERBOSE=1 CUDA_DEVICE_MAX_CONNECTIONS=32 \
             try prop-$mode 100 "$build/gpu_prop" $mode "${EPX_GPU_CASES:-40}"
     done
 fi
@@ -185,7 +189,7 @@ if step tune; then
     variant() { # NAME FLAGS...: builds the two kernels anew and measures
         local name=$1; shift
         rm -rf "$build-$name"; cp -a "$build" "$build-$name"; rm -f "$build-$name"/o/src_device_cuda_*
-        EPX_NVCC_FLAGS="$*" bash bench/gpu_build.sh "$build-$name" "${EPX_GPU_ARCH:-90}" >>"$log" 2>&1 || { note "variant $name does not build"; return; }
+        EPX_NVCC_FLAGS="$*" bash bench/gpu_build.sh "$build-$name" ${EPX_GPU_ARCH:-} >>"$log" 2>&1 || { note "variant $name does not build"; return; }
         for mode in "ht" "ll --fp8"; do
             timeout 40 "$build-$name/gpu_bench" $mode --threads 8 --iters 40 --name "$name-${mode%% *}" 2>>"$log" | grep '^result ' | grep -v update >>"$results"
         done

@@ -11,7 +11,6 @@
  *      result NAME OP RANK p50_us p99_us min_us
  * and the script beside this file makes a table of them.
  */
-#include <cuda_runtime_api.h>
 #include <getopt.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -19,6 +18,11 @@
 #include <string.h>
 
 #include "api/group.h"
+#ifdef EPX_HIP
+#include "device/hip/runtime.h"
+#else
+#include "device/cuda/runtime.h"
+#endif
 #include "support/bench_work.h"
 #include "support/thread_boot.h"
 
@@ -94,7 +98,7 @@ static int open_group(struct rank *r, epx_bootstrap *boot)
     epx_group_config config = EPX_GROUP_CONFIG_INIT;
     epx_handle_config handle = EPX_HANDLE_CONFIG_INIT;
 
-    config.device = EPX_DEVICE_CUDA;
+    config.device = GPU_KIND;
     config.modes = (uint32_t)c->mode;
     config.num_experts = c->experts;
     config.max_tokens_per_rank = c->tokens;
@@ -463,7 +467,7 @@ static int parse(struct options *o, int argc, char **argv)
                                .topk = 8,
                                .experts = argv[1][1] == 'l' ? 288 : 256,
                                .alignment = 1,
-                               .device = EPX_DEVICE_CUDA};
+                               .device = GPU_KIND};
     optind = 2;
     while ((id = getopt_long(argc, argv, "", names, NULL)) != -1) {
         switch (id) {

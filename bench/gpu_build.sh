@@ -1,20 +1,34 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Builds the library, its tool, the CUDA module and the GPU benchmark with gcc and nvcc alone: for GPU machines without
-# CMake. usage: gpu_build.sh FOLDER [ARCHITECTURE, default 90]. Only what is newer than its object is compiled.
+# Builds the library, its tool, the GPU module and the GPU benchmark with gcc and nvcc (or, EPX_BENCH_GPU=hip, hipcc) alone: for
+# GPU machines without CMake. usage: gpu_build.sh FOLDER [ARCHITECTURE, default 90 or gfx942]. Only what is newer than its
+# object is compiled.
 # Without libfabric's headers the network `ofi` is left out; EPX_OFI_INCLUDE=FOLDER says where rdma/fabric.h is, where that is
 # not /usr/include (the library itself, libfabric.so.1, is opened at run time).
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
-build=$1 arch=${2:-90}
-nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
-cuda=$(cd "$(dirname "$nvcc")/.." && pwd)
+build=$1 gpu=${EPX_BENCH_GPU:-cuda}
 cc=${CC:-gcc}
 jobs=$(nproc)
 cflags="-std=gnu11 -D_GNU_SOURCE= -O3 -g1 -Wall -Wextra -fPIC -fvisibility=hidden -ffp-contract=off -fno-math-errno -fno-strict-aliasing"
-includes="-I$root/include -I$root/src -I$root -I$root/support -I$root/tools/epx -I$cuda/include"
+includes="-I$root/include -I$root/src -I$root -I$root/support -I$root/tools/epx"
 [ -z "${EPX_OFI_INCLUDE:-}" ] || includes="$includes -I$(cd "$EPX_OFI_INCLUDE" && pwd)"
 warps=${EPX_NVCC_FLAGS:-} # for experiments: -DLAUNCH_WARPS=24
+if [ "$gpu" = hip ]; then
+    arch=${2:-gfx942}
+    hipcc=$(command -v hipcc || echo /opt/rocm/bin/hipcc)
+    rocm=$(cd "$(dirname "$hipcc")/.." && pwd)
+    cflags="$cflags -DEPX_HIP"
+    [ "$rocm" = /usr ] || includes="$includes -isystem $rocm/include"
+    kernel_flags="-x hip --hipcc-func-supp -std=c++17 -O3 -DEPX_HIP -fPIC -fvisibility=hidden -ffp-contract=off --offload-arch=$arch"
+    kernel_cc=$hipcc linker=$cc link="-L$rocm/lib -Wl,-rpath,$rocm/lib -lamdhip64"
+else
+    arch=${2:-90}
+    nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
+    includes="$includes -I$(cd "$(dirname "$nvcc")/.." && pwd)/include"
+    kernel_flags="-std=c++17 -O3 -lineinfo -fmad=false -Xptxas -v -Xcompiler -fPIC -gencode arch=compute_$arch,code=sm_$arch"
+    kernel_cc=$nvcc linker=$nvcc link="-cudart static"
+fi
 mkdir -p "$build/o"
 
 rules=$build/rules.mk
@@ -24,10 +38,11 @@ rules=$build/rules.mk
     tool=$(ls "$root"/tools/epx/*.c)
     support=$(ls "$root"/support/*.c)
     host=$(ls "$root"/src/device/cuda/*.c)
+    [ "$gpu" = hip ] && host="$host $(ls "$root"/src/device/hip/*.c)"
     kernels=$(ls "$root"/src/device/cuda/*.cu)
     headers=$(find "$root/src" "$root/include" "$root/support" -name '*.h' -o -name '*.cuh' | tr '\n' ' ')
     bench="$root/bench/gpu_bench.c" prop="$root/bench/gpu_prop.c" net="$root/bench/gpu_net.c"
-    echo "all: $build/epx $build/libepx_cuda.so $build/gpu_bench $build/gpu_prop $build/gpu_net"
+    echo "all: $build/epx $build/libepx_$gpu.so $build/gpu_bench $build/gpu_prop $build/gpu_net"
     for f in $lib $tool $support $bench $prop $net; do
         printf '%s: %s %s\n\t@%s %s %s -c $< -o $@\n' "$(objects "$f")" "$f" "$headers" "$cc" "$cflags" "$includes"
     done
@@ -35,14 +50,14 @@ rules=$build/rules.mk
         printf '%s: %s %s\n\t@%s %s %s %s -c $< -o $@\n' "$(objects "$f")" "$f" "$headers" "$cc" "$cflags" "$warps" "$includes"
     done
     for f in $kernels; do
-        printf '%s: %s %s\n\t@%s -std=c++17 -O3 -lineinfo -fmad=false -Xptxas -v -Xcompiler -fPIC %s %s -gencode arch=compute_%s,code=sm_%s -c $< -o $@ >$@.log 2>&1 || { cat $@.log; false; }\n' \
-            "$(objects "$f")" "$f" "$headers" "$nvcc" "$warps" "$includes" "$arch" "$arch"
+        printf '%s: %s %s\n\t@%s %s %s %s -c $< -o $@ >$@.log 2>&1 || { cat $@.log; false; }\n' \
+            "$(objects "$f")" "$f" "$headers" "$kernel_cc" "$kernel_flags" "$warps" "$includes"
     done
     printf '%s: %s\n\t@%s -o $@ $^ -lpthread -lm -lrt -ldl\n' "$build/epx" "$(objects $lib $support $tool | tr '\n' ' ')" "$cc"
     printf '%s: %s\n\t@%s -o $@ $^ -lpthread -lm -lrt -ldl\n' "$build/gpu_prop" "$(objects $lib $support $prop | tr '\n' ' ')" "$cc"
     printf '%s: %s\n\t@%s -o $@ $^ -lpthread -lm -lrt -ldl\n' "$build/gpu_net" "$(objects $lib $support $net | tr '\n' ' ')" "$cc"
-    printf '%s: %s\n\t@%s -shared -cudart static -o $@ $^\n' "$build/libepx_cuda.so" "$(objects $host $kernels | tr '\n' ' ')" "$nvcc"
-    printf '%s: %s\n\t@%s -cudart static -o $@ $^ -lpthread -lm -lrt -ldl\n' "$build/gpu_bench" \
-        "$(objects $lib $support $bench | tr '\n' ' ')" "$nvcc"
+    printf '%s: %s\n\t@%s -shared -o $@ $^ %s\n' "$build/libepx_$gpu.so" "$(objects $host $kernels | tr '\n' ' ')" "$linker" "$link"
+    printf '%s: %s\n\t@%s -o $@ $^ %s -lpthread -lm -lrt -ldl\n' "$build/gpu_bench" \
+        "$(objects $lib $support $bench | tr '\n' ' ')" "$linker" "$link"
 } >"$rules"
 make -s -j"$jobs" -f "$rules" all
