@@ -28,7 +28,7 @@ class Pool:
         self.topk = topk
         self.hidden_bytes = hidden_bytes
         self.heap = Heap(group, device) if device.type == "cpu" else CudaHeap(group, device)
-        self.plans: Dict[Any, Any] = {}
+        self.combine_plans: Dict[Any, Any] = {}
         self.combine_buffers: List[Optional[torch.Tensor]] = [None, None]
         self.next_combine_buffer = 0
         self._handles: Dict[int, List[epx.Handle]] = {}
@@ -53,6 +53,7 @@ class Engine:
     def __init__(self, bootstrap: epx.Bootstrap, settings: Settings) -> None:
         self._bootstrap: Optional[epx.Bootstrap] = bootstrap
         self.settings = settings
+        self.plans: Dict[Any, Any] = {}  # of low-latency dispatches
         self.closed = False
         self._high: Dict[Tuple[torch.device, int], Pool] = {}
         self._low: Dict[Tuple[torch.device, int, int], Pool] = {}
@@ -70,10 +71,10 @@ class Engine:
         self.closed = True
         for pools in (self._high, self._low):
             for pool in pools.values():
-                pool.plans.clear()
                 pool.combine_buffers = [None, None]
                 pool.group.destroy()
             pools.clear()
+        self.plans.clear()
         self._bootstrap = None
 
     def leave(self) -> None:
@@ -120,6 +121,7 @@ class Engine:
         pool = self._low.get(key)
         if pool is None or not pool.fits(topk, hidden_bytes):
             old = (pool.topk, pool.hidden_bytes) if pool else (8, 0)
+            self.plans.clear()  # they may belong to the pool that is replaced
             pool = self._low[key] = self._make_low(
                 device, max_tokens, num_experts, max(hidden_bytes, old[1]), max(topk, old[0]))
         return pool

@@ -5,8 +5,10 @@ The host's time counts here: the structs that the C library is given are made on
 pointed elsewhere afterwards.
 """
 
+import contextlib
 import ctypes
-from typing import Any, Callable, List, Optional, Tuple
+import functools
+from typing import Any, Callable, Optional, Tuple
 
 import epx
 import torch
@@ -27,12 +29,11 @@ _DTYPES = {torch.bfloat16: epx.DType.BF16, torch.int64: epx.DType.INT64, torch.i
 class LowLatencyRouting(Routing):
     """Of a low-latency dispatch. `staged` holds the tensors of a send whose receive half has not been asked for."""
 
-    def __init__(self, pool: Pool, handle: epx.Handle, max_tokens: int) -> None:
+    def __init__(self, pool: Pool, handle: epx.Handle, max_tokens: int, tokens: int) -> None:
         super().__init__(pool, handle)
         self.address = handle.address
         self.max_tokens = max_tokens
-        self.tokens = 0
-        self.topk_idx: Any = None
+        self.tokens = tokens
         self.staged: Any = None
         self.combine_buffer: Optional[torch.Tensor] = None
 
@@ -40,12 +41,12 @@ class LowLatencyRouting(Routing):
         group = self.pool.group
         if self.staged is not None and group.alive:
             # Its hook was never called, and the other ranks wait for this rank's half.
-            load().epx_complete(self.address, _stream_of(self.pool.device))
+            load().epx_complete(self.address, stream_of(self.pool.device))
             group.hold(self.staged)
         super().__del__()
 
 
-def _stream_of(device: torch.device) -> Optional[int]:
+def stream_of(device: torch.device) -> Optional[int]:
     """The current stream, for the C library."""
     if device.type == "cpu":
         return None
@@ -61,18 +62,24 @@ def _struct(dtype: int, shape: Tuple[int, ...], stride: Optional[Tuple[int, ...]
 class DispatchPlan:
     """The structs of one kind of low-latency dispatch."""
 
-    def __init__(self, pool: Pool, hidden: int, topk: int, idx_dtype: torch.dtype, use_fp8: bool, round_scale: bool,
-                 use_ue8m0: bool, max_tokens: int, staged: bool) -> None:
+    def __init__(self, pool: Pool, hidden: int, topk: int, idx_dtype: torch.dtype, casts: Tuple[bool, bool, bool],
+                 max_tokens: int, staged: bool) -> None:
+        use_fp8, round_scale, use_ue8m0 = casts
         info = pool.group.info
         local, ranks = info.local_experts, info.nranks
         rows = ranks * max_tokens
-        self.local, self.rows, self.ranks, self.hidden = local, rows, ranks, hidden
+        self.pool, self.hidden, self.use_fp8, self.staged = pool, hidden, use_fp8, staged
+        self.take = functools.partial(pool.take, epx.Mode.LOW_LATENCY, epx.Layout.EXPERT_MAJOR, topk)
+        self.dtype = torch.float8_e4m3fn if use_fp8 else torch.bfloat16
+        self.scale_dtype = torch.int32 if use_ue8m0 else torch.float32
+        self.shapes = (local, rows, hidden), (local,), (local, rows), (local, ranks)
         self.topk = _struct(_DTYPES[idx_dtype], (0, topk))
         self.tokens = _struct(epx.DType.BF16, (0, hidden))
         self.out = _struct(epx.DType.FP8_E4M3 if use_fp8 else epx.DType.BF16, (local, rows, hidden))
-        self.groups = -(-hidden // (512 if use_ue8m0 else 128))
-        self.scales = _struct(epx.DType.INT32 if use_ue8m0 else epx.DType.FP32, (local, rows, self.groups),
-                              (rows * self.groups, 1, rows))
+        # Scales are column-major, as matrix kernels want them: consecutive rows are neighbours.
+        groups = -(-hidden // (512 if use_ue8m0 else 128))
+        self.scale_shape, self.scale_stride = (local, rows, groups), (rows * groups, 1, rows)
+        self.scales = _struct(epx.DType.INT32 if use_ue8m0 else epx.DType.FP32, self.scale_shape, self.scale_stride)
         self.src_token = _struct(epx.DType.INT32, (local, rows))
         self.counts = _struct(epx.DType.INT32, (local,))
         self.ranges = _struct(epx.DType.INT64, (local, ranks))
@@ -90,6 +97,33 @@ class DispatchPlan:
         self.topk_shape, self.tokens_shape = self.topk.shape, self.tokens.shape
         self.topk_address = ctypes.addressof(self.topk)
         self.addresses = tuple(map(ctypes.addressof, (self.inputs, self.outputs, self.info, self.config)))
+
+    def receive_tensors(self) -> Tuple[torch.Tensor, Optional[torch.Tensor], torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Rows, scales or None, counts, source tokens, ranges. Rows of a staged dispatch are fetched by the receiver, so that
+        ordinary memory will do; others are written by their senders."""
+        device, heap, scales = self.pool.device, self.pool.heap, None
+        rows_shape, counts_shape, src_shape, ranges_shape = self.shapes
+        if self.staged:
+            recv = torch.empty(rows_shape, dtype=self.dtype, device=device)
+            if self.use_fp8:
+                scales = torch.empty_strided(self.scale_shape, self.scale_stride, dtype=self.scale_dtype, device=device)
+        else:
+            recv = heap.empty(rows_shape, self.dtype)
+            if self.use_fp8:
+                scales = heap.empty(self.scale_shape, self.scale_dtype, self.scale_stride)
+        counts = torch.empty(counts_shape, dtype=torch.int32, device=device)
+        src = torch.empty(src_shape, dtype=torch.int32, device=device)
+        return recv, scales, counts, src, torch.empty(ranges_shape, dtype=torch.int64, device=device)
+
+    def point(self, x: torch.Tensor, topk_idx: torch.Tensor, recv: torch.Tensor, scales: Optional[torch.Tensor],
+              counts: torch.Tensor, src: torch.Tensor, ranges: torch.Tensor) -> None:
+        """Points the structs to the tensors of one call."""
+        self.topk_shape[0] = self.tokens_shape[0] = x.size(0)
+        self.topk.data, self.tokens.data = topk_idx.data_ptr(), x.data_ptr()
+        self.out.data, self.src_token.data = recv.data_ptr(), src.data_ptr()
+        self.counts.data, self.ranges.data = counts.data_ptr(), ranges.data_ptr()
+        if scales is not None:
+            self.scales.data = scales.data_ptr()
 
     def optional(self, stats: Optional[torch.Tensor], wait: Optional[torch.Tensor]) -> None:
         """Points to the counters that the caller adds up in, or to none."""
@@ -121,8 +155,13 @@ class CombinePlan:
         self.config = _abi.CombineConfigStruct(send_only=staged, logfmt=use_logfmt)
         self.wait_pointer = pointer(self.wait)
         self.has_wait = False
-        self.weights_shape, self.out_shape, self.token_stride = self.weights.shape, self.out.shape, self.tokens.stride
+        self.weights_shape, self.out_shape = self.weights.shape, self.out.shape
         self.addresses = tuple(map(ctypes.addressof, (self.inputs, self.outputs, self.config)))
+
+    def point(self, tokens: int, x: torch.Tensor, topk_weights: torch.Tensor, out: torch.Tensor) -> None:
+        """Points the structs to the tensors of one call."""
+        self.weights_shape[0] = self.out_shape[0] = tokens
+        self.tokens.data, self.weights.data, self.out.data = x.data_ptr(), topk_weights.data_ptr(), out.data_ptr()
 
     def optional(self, wait: Optional[torch.Tensor]) -> None:
         """Points to the counters that the caller adds up in, or to none."""
@@ -150,84 +189,71 @@ def _check_dispatch(engine: Engine, x: Any, topk_idx: Any, max_tokens: int, num_
     checks.optional("dispatch_wait_recv_cost_stats", wait, (torch.int64,), (engine.nranks,), device)
 
 
-def dispatch(engine: Engine, launch_on: Any, x: torch.Tensor, topk_idx: torch.Tensor, max_tokens: int,
-             num_experts: int, stats: Optional[torch.Tensor], wait: Optional[torch.Tensor], use_fp8: bool,
-             round_scale: bool, use_ue8m0: bool, async_finish: bool, staged: bool) -> Tuple[Any, ...]:
-    """All that Buffer.low_latency_dispatch() returns."""
-    _check_dispatch(engine, x, topk_idx, max_tokens, num_experts, stats, wait)
-    device, (tokens, hidden), topk = x.device, x.shape, topk_idx.shape[1]
-    pool = engine.low_latency(device, max_tokens, num_experts, 2 * hidden, topk)
-    key = (hidden, topk, topk_idx.dtype, use_fp8, round_scale, use_ue8m0, staged)
-    plan = pool.plans.get(key)
+def _dispatch_plan(engine: Engine, x: Any, topk_idx: Any, max_tokens: int, num_experts: int, stats: Any, wait: Any,
+                   casts: Tuple[bool, bool, bool], staged: bool) -> DispatchPlan:
+    """The plan for these arguments, which are checked: what its key has in common with an earlier call's was checked then."""
+    key = plan = None
+    if isinstance(x, torch.Tensor) and isinstance(topk_idx, torch.Tensor):
+        key = (x.device, x.dtype, x.shape[1:], topk_idx.device, topk_idx.dtype, topk_idx.shape[1:], max_tokens,
+               num_experts, casts, staged)
+        plan = engine.plans.get(key)
+    if (plan is None or stats is not None or wait is not None or not x.size(0) == topk_idx.size(0) <= max_tokens
+            or not x.is_contiguous() or not topk_idx.is_contiguous()):
+        _check_dispatch(engine, x, topk_idx, max_tokens, num_experts, stats, wait)
     if plan is None:
-        plan = pool.plans[key] = DispatchPlan(
-            pool, hidden, topk, topk_idx.dtype, use_fp8, round_scale, use_ue8m0, max_tokens, staged)
+        hidden, topk = x.shape[1], topk_idx.shape[1]
+        pool = engine.low_latency(x.device, max_tokens, num_experts, 2 * hidden, topk)
+        plan = engine.plans[key] = DispatchPlan(pool, hidden, topk, topk_idx.dtype, casts, max_tokens, staged)
+    return plan
+
+
+def dispatch(engine: Engine, launch_on: Any, x: torch.Tensor, topk_idx: torch.Tensor, max_tokens: int,
+             num_experts: int, stats: Optional[torch.Tensor], wait: Optional[torch.Tensor],
+             casts: Tuple[bool, bool, bool], staged: bool) -> Tuple[Any, ...]:
+    """All that Buffer.low_latency_dispatch() returns. `casts` are use_fp8, round_scale, use_ue8m0; a staged dispatch runs on
+    the current stream, another one where `launch_on` puts it."""
+    plan = _dispatch_plan(engine, x, topk_idx, max_tokens, num_experts, stats, wait, casts, staged)
+    pool = plan.pool
     launch = None if staged else launch_on(pool.group)
-    routing = LowLatencyRouting(
-        pool, pool.take(epx.Mode.LOW_LATENCY, epx.Layout.EXPERT_MAJOR, topk), max_tokens)
-    routing.tokens, routing.topk_idx = tokens, topk_idx
-    if launch is None or not async_finish:
-        out = _receive_tensors(pool, plan, use_fp8, use_ue8m0, staged)
+    routing = LowLatencyRouting(pool, plan.take(), max_tokens, x.size(0))
+    if launch is None:
+        recv, scales, counts, src, ranges = plan.receive_tensors()
+        stream = stream_of(pool.device)
     else:
         with launch.context():
-            out = _receive_tensors(pool, plan, use_fp8, use_ue8m0, staged)
-    recv, scales, counts, src, ranges = out
-    plan.topk.data, plan.topk_shape[0] = topk_idx.data_ptr(), tokens
-    plan.tokens.data, plan.tokens_shape[0] = x.data_ptr(), tokens
-    plan.out.data, plan.src_token.data = recv.data_ptr(), src.data_ptr()
-    plan.counts.data, plan.ranges.data = counts.data_ptr(), ranges.data_ptr()
-    if scales is not None:
-        plan.scales.data = scales.data_ptr()
+            recv, scales, counts, src, ranges = plan.receive_tensors()
+        stream = launch.address
+    plan.point(x, topk_idx, recv, scales, counts, src, ranges)
     plan.optional(stats, wait)
-    stream = launch.address if launch is not None else _stream_of(device)
     lib = load()
     status = lib.epx_handle_update(routing.address, plan.topk_address, None, stream)
     check(status or lib.epx_dispatch(routing.address, *plan.addresses, stream))
-    # The routing holds the tensors of a staged operation: not through the object that holds the routing, or both would stay.
-    out[3] = src.detach()
-    handle: Handle = (attach(src, routing), ranges, max_tokens, hidden, num_experts)
-    event, hook = _finish(routing, launch, staged, [x, topk_idx, stats, wait], out)
-    return (recv, scales) if scales is not None else recv, counts, handle, event, hook
+    handle: Handle = (attach(src, routing), ranges, max_tokens, plan.hidden, num_experts)
+    # The routing holds what a staged operation uses: of src the storage, as src itself holds the routing.
+    event, hook = _finish(routing, launch, (x, topk_idx, stats, wait), (recv, scales, counts, ranges),
+                          src.untyped_storage() if staged else src)
+    return recv if scales is None else (recv, scales), counts, handle, event, hook
 
 
-def _receive_tensors(pool: Pool, plan: DispatchPlan, use_fp8: bool, use_ue8m0: bool, staged: bool) -> List[Any]:
-    """Rows, scales or None, counts, source tokens, ranges. Rows of a staged dispatch are fetched by the receiver, so that
-    ordinary memory will do; others are written by their senders."""
-    device, shape = pool.device, (plan.local, plan.rows, plan.hidden)
-    dtype = torch.float8_e4m3fn if use_fp8 else torch.bfloat16
-    recv = torch.empty(shape, dtype=dtype, device=device) if staged else pool.heap.empty(shape, dtype)
-    scales = None
-    if use_fp8:
-        # Column-major, as matrix kernels want them: consecutive rows are neighbours.
-        across = (plan.local, plan.groups, plan.rows)
-        scale_dtype = torch.int32 if use_ue8m0 else torch.float32
-        scales = torch.empty(across, dtype=scale_dtype, device=device) if staged else pool.heap.empty(
-            across, scale_dtype)
-        scales = scales.transpose(1, 2)
-    counts = torch.empty(plan.local, dtype=torch.int32, device=device)
-    src = torch.empty(plan.local, plan.rows, dtype=torch.int32, device=device)
-    ranges = torch.empty(plan.local, plan.ranks, dtype=torch.int64, device=device)
-    return [recv, scales, counts, src, ranges]
-
-
-def _finish(routing: LowLatencyRouting, launch: Any, staged: bool, inputs: List[Any],
-            outputs: List[Any]) -> Tuple[EventOverlap, Optional[Callable[[], None]]]:
-    """The event, and the hook that runs the receive half of a staged operation."""
-    if not staged:
-        return launch.finish(inputs, outputs), None
-    device, group = routing.pool.device, routing.pool.group
-    routing.staged = (inputs, outputs)
-    if device.type == "cpu":
+def _finish(routing: LowLatencyRouting, launch: Any, inputs: Tuple[Any, ...], outputs: Tuple[Any, ...],
+            kept: Any) -> Tuple[EventOverlap, Optional[Callable[[], None]]]:
+    """The event, and the hook that runs the receive half of a staged operation, for which there is no launch."""
+    if launch is not None:
+        return launch.finish(inputs, (*outputs, kept)), None
+    on_cpu, group = routing.pool.device.type == "cpu", routing.pool.group
+    routing.staged = (inputs, outputs, kept)
+    if on_cpu:
         settle(group)  # the caller may change x when this returns
 
     def hook() -> None:
         """Receives: afterwards the tensors are complete for the current stream."""
-        if routing.staged is None:
+        held = routing.staged
+        if held is None:
             return
-        check(load().epx_complete(routing.address, _stream_of(device)))
+        check(load().epx_complete(routing.address, stream_of(routing.pool.device)))
         routing.staged = None
-        if device.type == "cpu":
-            group.hold((inputs, outputs))
+        if on_cpu:
+            group.hold(held)
             settle(group)
 
     return EventOverlap(), hook
@@ -235,26 +261,29 @@ def _finish(routing: LowLatencyRouting, launch: Any, staged: bool, inputs: List[
 
 def _check_combine(routing: LowLatencyRouting, plan: CombinePlan, x: Any, topk_idx: Any, topk_weights: Any, out: Any,
                    wait: Any) -> None:
-    device, topk = routing.pool.device, routing.handle.topk
-    checks.tensor("x", x, (torch.bfloat16,), plan.shape, device)
-    checks.tensor("topk_idx", topk_idx, (torch.int64, torch.int32), (routing.tokens, topk), device)
-    checks.tensor("topk_weights", topk_weights, (torch.float32,), (routing.tokens, topk), device)
-    checks.optional("out", out, (torch.bfloat16,), (routing.tokens, plan.shape[2]), device)
+    device, tokens, topk = routing.pool.device, routing.tokens, routing.handle.topk
+    if (isinstance(x, torch.Tensor) and x.dtype is torch.bfloat16 and x.shape == plan.shape and x.is_contiguous()
+            and x.device == device):
+        x = None  # the largest of them, and right: no need to look closer
+    checks.optional("x", x, (torch.bfloat16,), plan.shape, device)
+    checks.tensor("topk_idx", topk_idx, (torch.int64, torch.int32), (tokens, topk), device)
+    checks.tensor("topk_weights", topk_weights, (torch.float32,), (tokens, topk), device)
+    checks.optional("out", out, (torch.bfloat16,), (tokens, plan.shape[2]), device)
     checks.optional("combine_wait_recv_cost_stats", wait, (torch.int64,), (routing.pool.group.info.nranks,), device)
 
 
 def combine(engine: Engine, launch_on: Any, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor,
-            handle: Handle, use_logfmt: bool, zero_copy: bool, async_finish: bool, staged: bool,
-            out: Optional[torch.Tensor], wait: Optional[torch.Tensor]) -> Tuple[Any, ...]:
+            handle: Handle, use_logfmt: bool, zero_copy: bool, staged: bool, out: Optional[torch.Tensor],
+            wait: Optional[torch.Tensor]) -> Tuple[Any, ...]:
     """All that Buffer.low_latency_combine() returns."""
     routing = find(LowLatencyRouting, handle)
     pool = routing.pool
     pool.group.address  # raises where the buffer was destroyed
-    hidden, topk = handle[3], routing.handle.topk
-    key = ("combine", hidden, topk, use_logfmt, staged)
-    plan = pool.plans.get(key)
+    key = (handle[3], routing.handle.topk, use_logfmt, staged)
+    plan = pool.combine_plans.get(key)
     if plan is None:
-        plan = pool.plans[key] = CombinePlan(pool, hidden, topk, routing.max_tokens, use_logfmt, staged)
+        plan = pool.combine_plans[key] = CombinePlan(
+            pool, handle[3], routing.handle.topk, routing.max_tokens, use_logfmt, staged)
     _check_combine(routing, plan, x, topk_idx, topk_weights, out, wait)
     if routing.staged is not None:
         raise epx.UsageError(epx.Status.USAGE, "low_latency_combine: expected the hook of the last operation with this "
@@ -263,18 +292,13 @@ def combine(engine: Engine, launch_on: Any, x: torch.Tensor, topk_idx: torch.Ten
         x = _filled_buffer(routing, use_logfmt)
     launch = None if staged else launch_on(pool.group)
     if out is None:
-        if launch is not None and async_finish:
-            with launch.context():
-                out = torch.empty(routing.tokens, hidden, dtype=torch.bfloat16, device=x.device)
-        else:
-            out = torch.empty(routing.tokens, hidden, dtype=torch.bfloat16, device=x.device)
-    plan.tokens.data = x.data_ptr()
-    plan.weights.data, plan.weights_shape[0] = topk_weights.data_ptr(), routing.tokens
-    plan.out.data, plan.out_shape[0] = out.data_ptr(), routing.tokens
+        with launch.context() if launch is not None else contextlib.nullcontext():
+            out = torch.empty((routing.tokens, handle[3]), dtype=torch.bfloat16, device=pool.device)
+    plan.point(routing.tokens, x, topk_weights, out)
     plan.optional(wait)
-    stream = launch.address if launch is not None else _stream_of(pool.device)
+    stream = launch.address if launch is not None else stream_of(pool.device)
     check(load().epx_combine(routing.address, *plan.addresses, stream))
-    event, hook = _finish(routing, launch, staged, [x, topk_weights, topk_idx, wait], [out])
+    event, hook = _finish(routing, launch, (x, topk_weights, wait), (out,), None)
     return out, event, hook
 
 

@@ -7,11 +7,11 @@ that was let go may still be in use by queued work: it is given out again only t
 
 import collections
 import math
-from typing import Any, Deque, Dict, List, Sequence, Tuple
+from typing import Any, Deque, Dict, List, Optional, Tuple
 
 import epx
 import torch
-from epx.dlpack import export_bytes
+from epx import dlpack
 from torch.utils.dlpack import from_dlpack
 
 
@@ -26,38 +26,48 @@ class _Lease:
         self._heap.take_back(self._block)
 
 
+_KINDS = {torch.bfloat16: (4, 16), torch.float16: (2, 16), torch.float32: (2, 32), torch.int32: (0, 32),
+          torch.int64: (0, 64), torch.uint8: (1, 8), torch.float8_e4m3fn: (1, 8)}  # DLPack's; FP8 travels as bytes
+
+
 class Heap:
     """Tensors in the heap of a group on the CPU."""
 
     def __init__(self, group: epx.Group, device: torch.device) -> None:
         self._group = group
         self._device = device
+        self._where = {"cpu": (dlpack.CPU, 0), "cuda": (dlpack.CUDA, device.index or 0)}[device.type]
 
-    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor in the heap, or in ordinary memory where the heap has no room."""
+    def empty(self, shape: Tuple[int, ...], dtype: torch.dtype, strides: Optional[Tuple[int, ...]] = None) -> torch.Tensor:
+        """A tensor in the heap, or in ordinary memory where the heap has no room; dense, whatever its strides."""
         nbytes = math.prod(shape) * dtype.itemsize
-        flat = self._bytes(nbytes) if nbytes else None
-        if flat is None:
+        piece = self._piece(nbytes) if nbytes else None
+        if piece is None:
+            if strides is not None:
+                return torch.empty_strided(shape, strides, dtype=dtype, device=self._device)
             return torch.empty(shape, dtype=dtype, device=self._device)
-        return flat[:nbytes].view(dtype).view(*shape)
+        owner, address = piece
+        tensor = from_dlpack(dlpack.export(owner, address, shape, self._where, _KINDS[dtype], strides))
+        return tensor if tensor.dtype is dtype else tensor.view(dtype)
 
-    def several(self, *parts: Tuple[Sequence[int], torch.dtype]) -> List[torch.Tensor]:
+    def several(self, *parts: Tuple[Tuple[int, ...], torch.dtype]) -> List[torch.Tensor]:
         """Several small tensors in one piece."""
         sizes = [(math.prod(shape) * dtype.itemsize + 63) // 64 * 64 for shape, dtype in parts]
         flat = self.empty((sum(sizes),), torch.uint8)
         tensors, at = [], 0
         for (shape, dtype), size in zip(parts, sizes):
             nbytes = math.prod(shape) * dtype.itemsize
-            tensors.append(flat[at:at + nbytes].view(dtype).view(*shape))
+            tensors.append(flat[at:at + nbytes].view(dtype).view(shape))
             at += size
         return tensors
 
-    def _bytes(self, nbytes: int) -> Any:
+    def _piece(self, nbytes: int) -> Optional[Tuple[Any, int]]:
+        """(what to keep alive, address), or None."""
         try:
             block = self._group.alloc(nbytes)
         except epx.OutOfMemoryError:
             return None
-        return from_dlpack(block.__dlpack__())
+        return block, block.address
 
 
 class CudaHeap(Heap):
@@ -76,7 +86,7 @@ class CudaHeap(Heap):
             event.record(torch.cuda.current_stream(self._device))
         self._returned.append((block, event))
 
-    def _bytes(self, nbytes: int) -> Any:
+    def _piece(self, nbytes: int) -> Optional[Tuple[Any, int]]:
         if torch.cuda.is_current_stream_capturing():
             return None  # a graph replays on its own memory, which torch's allocator keeps for it
         nbytes = (nbytes + 511) // 512 * 512
@@ -89,7 +99,7 @@ class CudaHeap(Heap):
             block = self._alloc(nbytes)
             if block is None:
                 return None
-        return from_dlpack(export_bytes(_Lease(self, block), block.address, nbytes, block.__dlpack_device__()))
+        return _Lease(self, block), block.address
 
     def _collect(self) -> None:
         while self._returned:

@@ -170,10 +170,14 @@ class Buffer:
 
     # ---- High throughput
 
-    def _launcher(self, device: torch.device, previous_event: Optional[EventOverlap], async_finish: bool,
-                  allocate_on_comm_stream: bool) -> Callable[[Optional[epx.Group]], Any]:
+    def _open(self) -> Engine:
         if self._engine.closed:
             raise epx.UsageError(epx.Status.USAGE, "the buffer was destroyed")
+        return self._engine
+
+    def _launcher(self, device: torch.device, previous_event: Optional[EventOverlap], async_finish: bool,
+                  allocate_on_comm_stream: bool) -> Callable[[Optional[epx.Group]], Any]:
+        self._open()
         if previous_event is not None and not isinstance(previous_event, EventOverlap):
             raise wrong("previous_event", "an EventOverlap or None", type(previous_event).__name__)
         if allocate_on_comm_stream and (previous_event is None or not async_finish):
@@ -268,11 +272,11 @@ class Buffer:
         if use_ue8m0 and not (use_fp8 and round_scale):
             raise wrong("use_ue8m0", "use_fp8 and round_scale with it",
                         "use_fp8=%r, round_scale=%r" % (use_fp8, round_scale))
-        launcher = self._launcher(_device(x), None, async_finish, False)
+        launcher = None if return_recv_hook else self._launcher(_device(x), None, async_finish, False)
         return _low_latency.dispatch(
-            self._engine, launcher, x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts,
-            cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats, use_fp8, round_scale, use_ue8m0,
-            async_finish, return_recv_hook)
+            self._open(), launcher, x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts,
+            cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats, (use_fp8, round_scale, use_ue8m0),
+            return_recv_hook)
 
     def low_latency_combine(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, handle: _Handle,
                             use_logfmt: bool = False, zero_copy: bool = False, async_finish: bool = False,
@@ -281,10 +285,10 @@ class Buffer:
                                 torch.Tensor, EventOverlap, Optional[Callable[[], None]]]:
         """Weighted sums of the experts' rows, in top-k order, in fp32, rounded once: (combined_x [T,H], event, hook)."""
         _exclusive(async_finish, return_recv_hook)
-        launcher = self._launcher(_device(x), None, async_finish, False)
+        launcher = None if return_recv_hook else self._launcher(_device(x), None, async_finish, False)
         return _low_latency.combine(
-            self._engine, launcher, x, topk_idx, topk_weights, handle, use_logfmt, zero_copy, async_finish,
-            return_recv_hook, out, combine_wait_recv_cost_stats)
+            self._open(), launcher, x, topk_idx, topk_weights, handle, use_logfmt, zero_copy, return_recv_hook, out,
+            combine_wait_recv_cost_stats)
 
     def get_next_low_latency_combine_buffer(self, handle: _Handle) -> torch.Tensor:
         """bf16 [El,R*M,H] that other ranks can read: fill it and combine with zero_copy=True."""

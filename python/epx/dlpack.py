@@ -2,7 +2,7 @@
 """Memory of EPX as DLPack capsules, so that torch and others make tensors over it that keep its owner alive."""
 
 import ctypes
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 CPU, CUDA, ROCM = 1, 2, 10  # DLDeviceType
 
@@ -19,13 +19,16 @@ class DLTensor(ctypes.Structure):
 
 
 _Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_Extents = ctypes.c_int64 * 8
 
 
 class _Managed(ctypes.Structure):
-    _fields_ = [("tensor", DLTensor), ("context", ctypes.c_void_p), ("deleter", _Deleter)]
+    """``DLManagedTensor``, and the arrays that it points to."""
+
+    _fields_ = [("tensor", DLTensor), ("context", ctypes.c_void_p), ("deleter", _Deleter), ("extents", _Extents)]
 
 
-_given: Dict[int, Tuple[Any, Any, Any]] = {}  # what consumers hold, by the address of its struct
+_given: Dict[int, Tuple[_Managed, Any]] = {}  # what consumers hold, and for whom, by the address of its struct
 
 
 @_Deleter
@@ -37,19 +40,28 @@ _new_capsule = ctypes.pythonapi.PyCapsule_New
 _new_capsule.restype, _new_capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 _pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer_of.restype, _pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+_SHAPE_AT = _Managed.extents.offset
+_BYTE = (1, 8)
+_Pointer = ctypes.POINTER(ctypes.c_int64)
 
 
-def export_bytes(owner: Any, address: int, nbytes: int, device: Tuple[int, int]) -> Any:
-    """A capsule over `nbytes` bytes (uint8) at `address`; whoever consumes it keeps `owner` alive. To be consumed once."""
-    shape = (ctypes.c_int64 * 1)(nbytes)
+def export(owner: Any, address: int, shape: Sequence[int], device: Tuple[int, int], kind: Tuple[int, int] = _BYTE,
+           strides: Optional[Sequence[int]] = None) -> Any:
+    """A capsule over memory at `address`; whoever consumes it keeps `owner` alive. To be consumed once.
+
+    `kind` is DLPack's (code, bits) of an element, bytes if not said; at most four dimensions, contiguous without strides.
+    """
+    ndim = len(shape)
     managed = _Managed()
-    tensor = managed.tensor
-    tensor.data, tensor.device_type, tensor.device_id = address, device[0], device[1]
-    tensor.ndim, tensor.code, tensor.bits, tensor.lanes = 1, 1, 8, 1
-    tensor.shape = ctypes.cast(shape, ctypes.POINTER(ctypes.c_int64))
-    managed.deleter = _delete
     at = ctypes.addressof(managed)
-    _given[at] = (managed, shape, owner)
+    managed.tensor = DLTensor(
+        address, device[0], device[1], ndim, kind[0], kind[1], 1, ctypes.cast(at + _SHAPE_AT, _Pointer),
+        ctypes.cast(at + _SHAPE_AT + 32, _Pointer) if strides is not None else None, 0)
+    managed.extents[:ndim] = shape
+    if strides is not None:
+        managed.extents[4:4 + ndim] = strides
+    managed.deleter = _delete
+    _given[at] = (managed, owner)
     return _new_capsule(at, b"dltensor", None)
 
 

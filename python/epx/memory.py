@@ -17,11 +17,12 @@ class Block:
         self.group = group
         self.address = address
         self.nbytes = nbytes
-        interface = {"data": (address, False), "shape": (nbytes,), "typestr": "|u1", "version": 3}
-        if group.device == Device.CPU:
-            self.__array_interface__: Dict[str, Any] = interface
-        else:
-            self.__cuda_array_interface__: Dict[str, Any] = dict(interface, strides=None)
+
+    def __getattr__(self, name: str) -> Dict[str, Any]:
+        expected = "__array_interface__" if self.group.device == Device.CPU else "__cuda_array_interface__"
+        if name != expected:
+            raise AttributeError("Block has no attribute %r" % name)
+        return {"data": (self.address, False), "shape": (self.nbytes,), "strides": None, "typestr": "|u1", "version": 3}
 
     def __dlpack_device__(self) -> Tuple[int, int]:
         """DLPack's (device type, index)."""
@@ -30,7 +31,7 @@ class Block:
 
     def __dlpack__(self, stream: Any = None, **_: Any) -> Any:
         """A DLPack capsule over the bytes."""
-        return dlpack.export_bytes(self, self.address, self.nbytes, self.__dlpack_device__())
+        return dlpack.export(self, self.address, (self.nbytes,), self.__dlpack_device__())
 
     def __len__(self) -> int:
         return self.nbytes

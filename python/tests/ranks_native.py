@@ -145,6 +145,7 @@ def test_kinds_of_tensors(world: World) -> None:
         torch_tensors[4].zero_()
         again = low_latency(group, work, me, wrapped, lambda t: t._tensor)
         assert torch.equal(got, again)
+        assert numpy.asarray(block).ctypes.data == block.address and len(block) == block.nbytes
         arrays = [work.x[me].float().numpy(), work.idx[me].numpy(), work.weights[me].numpy(),
                   numpy.zeros(shape, numpy.float32), numpy.empty((work.x[me].shape[0], 128), numpy.float32)]
         again = low_latency(group, work, me, arrays, torch.from_numpy)
