@@ -139,8 +139,7 @@ stage_python() {
     check python-env scripts/python_env.sh build/venv || return
     check python-wheel scripts/check_wheel.sh build/venv || return
     run_python_suite
-    check python-hf-qwen3 torchrun 4 examples/hf_moe.py --prompts 1 --length 16 --decode 3
-    check python-hf-mixtral torchrun 2 examples/hf_moe.py --model mixtral --prompts 1 --length 16 --decode 3
+    check python-hf torchrun 4 examples/hf_moe.py --model qwen3 mixtral --prompts 1 --length 16 --decode 3
     check python-train torchrun 4 examples/train_moe.py --steps 30 --batch 8 --length 32
 }
 stage_clang() {
