@@ -9,7 +9,12 @@ epx_status order_stream(struct epx_group *group, struct device_stream **stream)
 
     if (!*stream)
         *stream = group->default_stream;
-    if (group->last_stream && group->last_stream != *stream) {
+    if (group->last_stream == *stream)
+        return EPX_OK;
+    /* A graph runs when its owner says so: it neither waits for what is queued elsewhere now, nor does later work for it. */
+    if (ops->stream_captures(group->device, *stream))
+        return EPX_OK;
+    if (group->last_stream) {
         status = ops->event_record(group->device, group->order_event, group->last_stream);
         if (status == EPX_OK)
             status = ops->stream_wait(group->device, *stream, group->order_event);

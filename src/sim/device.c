@@ -496,6 +496,7 @@ const struct device_ops sim_device_ops = {
     .stream_destroy = sim_stream_destroy,
     .stream_sync = sim_stream_sync,
     .stream_query = sim_stream_query,
+    .stream_captures = cpu_stream_captures,
     .stream_call = sim_stream_call,
     .stream_wait = sim_stream_wait,
     .stream_copy = sim_stream_copy,

@@ -57,6 +57,7 @@ epx_status cpu_stream_create(struct device *device, struct device_stream **strea
 epx_status cpu_stream_destroy(struct device *device, struct device_stream *stream);
 epx_status cpu_stream_sync(struct device *device, struct device_stream *stream);
 epx_status cpu_stream_query(struct device *device, struct device_stream *stream);
+int cpu_stream_captures(struct device *device, struct device_stream *stream);
 epx_status cpu_stream_call(struct device *device, struct device_stream *stream, void (*fn)(void *), void *arg);
 epx_status cpu_stream_wait(struct device *device, struct device_stream *stream, struct device_event *event);
 epx_status cpu_stream_copy(struct device *device, struct device_stream *stream, void *to, const void *from,

@@ -234,6 +234,7 @@ const struct device_ops cpu_device_ops = {
     .stream_destroy = cpu_stream_destroy,
     .stream_sync = cpu_stream_sync,
     .stream_query = cpu_stream_query,
+    .stream_captures = cpu_stream_captures,
     .stream_call = cpu_stream_call,
     .stream_wait = cpu_stream_wait,
     .stream_copy = cpu_stream_copy,

@@ -185,6 +185,14 @@ epx_status cpu_stream_sync(struct device *device, struct device_stream *stream)
     return EPX_OK;
 }
 
+/* The CPU has no graphs. */
+int cpu_stream_captures(struct device *device, struct device_stream *stream)
+{
+    (void)device;
+    (void)stream;
+    return 0;
+}
+
 epx_status cpu_stream_query(struct device *device, struct device_stream *stream)
 {
     int idle;

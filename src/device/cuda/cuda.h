@@ -69,6 +69,7 @@ epx_status cuda_stream_create(struct device *device, struct device_stream **stre
 epx_status cuda_stream_destroy(struct device *device, struct device_stream *stream);
 epx_status cuda_stream_sync(struct device *device, struct device_stream *stream);
 epx_status cuda_stream_query(struct device *device, struct device_stream *stream);
+int cuda_stream_captures(struct device *device, struct device_stream *stream);
 epx_status cuda_stream_call(struct device *device, struct device_stream *stream, void (*fn)(void *), void *arg);
 epx_status cuda_stream_wait(struct device *device, struct device_stream *stream, struct device_event *event);
 epx_status cuda_stream_copy(struct device *device, struct device_stream *stream, void *to, const void *from,

@@ -146,6 +146,7 @@ static const struct device_ops cuda_ops = {
     .stream_destroy = cuda_stream_destroy,
     .stream_sync = cuda_stream_sync,
     .stream_query = cuda_stream_query,
+    .stream_captures = cuda_stream_captures,
     .stream_call = cuda_stream_call,
     .stream_wait = cuda_stream_wait,
     .stream_copy = cuda_stream_copy,

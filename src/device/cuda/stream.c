@@ -55,6 +55,14 @@ epx_status cuda_stream_query(struct device *device, struct device_stream *stream
     return EPX_ERR_NOT_READY;
 }
 
+int cuda_stream_captures(struct device *device, struct device_stream *stream)
+{
+    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+
+    return cuda_use(device) == EPX_OK && cudaStreamIsCapturing(stream_of(stream), &capture) == cudaSuccess &&
+           capture != cudaStreamCaptureStatusNone;
+}
+
 epx_status cuda_stream_call(struct device *device, struct device_stream *stream, void (*fn)(void *), void *arg)
 {
     epx_status status = cuda_use(device);
