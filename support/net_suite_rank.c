@@ -245,6 +245,11 @@ int suite_patience(void)
     return times > 1 ? times : 1;
 }
 
+uint32_t suite_share(uint32_t n)
+{
+    return suite_patience() > 1 ? n / 4 : n;
+}
+
 static uint64_t limit(void)
 {
     return clock_ns() + (uint64_t)suite_patience() * SUITE_LIMIT_MS * 1000000u;

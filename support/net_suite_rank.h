@@ -18,6 +18,8 @@ enum {
 
 /* EPX_TEST_PATIENCE, 1 by default: how many times slower than usual this machine may be, an emulated one say. */
 int suite_patience(void);
+/* How many of n where much is done: a quarter on such a machine. */
+uint32_t suite_share(uint32_t n);
 
 /* In memory that all ranks share. */
 struct suite_board {

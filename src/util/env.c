@@ -50,7 +50,8 @@ static const struct env_entry entries[] = {
     {"EPX_IB_MAX_INFLIGHT_NORMAL", "UCCL_IB_MAX_INFLIGHT_NORMAL", "EPX_IB_MAX_INFLIGHT",
      "The same for the high-throughput mode alone"},
     {"EPX_IB_HCA", "UCCL_IB_HCA,NCCL_IB_HCA", "all",
-     "Cards that verbs may use: prefixes of names, each with :PORT or without, separated by commas; a leading "
+     "Cards that verbs, also libfabric's, may use: prefixes of names, each with :PORT or without, separated by commas; "
+     "a leading "
      "= means exact names, a leading ^ all but these"},
     {"EPX_IB_GID_INDEX", "UCCL_IB_GID_INDEX,NCCL_IB_GID_INDEX", "-1",
      "GID that verbs uses on its cards; -1: the best, RoCEv2 over IPv4 before RoCEv2 over IPv6 before others"},
