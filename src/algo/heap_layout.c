@@ -65,7 +65,8 @@ static void plan_ll_dispatch(const struct settings *set, struct ll_layout *ll)
 static void plan_ll_combine(const struct settings *set, struct ll_layout *ll)
 {
     const uint64_t M = (uint64_t)set->max_tokens, K = (uint64_t)set->max_topk;
-    const uint64_t logfmt = math_logfmt_bound(set->max_hidden_bytes / 2);
+    /* Between nodes the length of a row stands before it (kernel/ll_combine.h). */
+    const uint64_t logfmt = up(math_logfmt_bound(set->max_hidden_bytes / 2), 16) + (set->nnodes > 1 ? 16 : 0);
     uint64_t at = sizeof(struct lc_post);
 
     ll->cpitch = up((uint64_t)set->max_hidden_bytes, 16);

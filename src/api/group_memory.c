@@ -10,7 +10,7 @@
 
 struct blocks {
     size_t state, stats, mask, members, heaps, tables;
-    size_t nodes, expected, pushed, rings, order, lists; /* several nodes */
+    size_t nodes, expected, pushed, rings, order, lists, packed; /* several nodes */
     size_t total;
 };
 
@@ -36,6 +36,7 @@ static void lay_out_nodes(const struct epx_group *group, struct blocks *b, size_
     b->rings = take(at, RINGS_MAX * sizeof(struct ring_dev));
     b->order = take(at, (M + 1025) * sizeof(int32_t));
     b->lists = take(at, (size_t)group->map.remotes * M * sizeof(int32_t));
+    b->packed = take(at, M * (size_t)group->set.max_topk * sizeof(int32_t));
 }
 
 static struct blocks lay_out(const struct epx_group *group)
@@ -117,6 +118,7 @@ static void fill_nodes(struct epx_group *group, const struct blocks *b)
     g->pushed = (uint64_t *)(base + b->pushed);
     g->order = (int32_t *)(base + b->order);
     g->lists = (int32_t *)(base + b->lists);
+    g->packed_at = (int32_t *)(base + b->packed);
 }
 
 static void fill_shadow(struct epx_group *group, const struct blocks *b)

@@ -16,6 +16,7 @@
  *   put the post, counter LC_DATA  ----------------->  wait LC_DATA[d] >= v, compare what both do
  *   put each row from where it is, or from the stage,
  *     into s's landing slot, counter LC_ROWS  ------>  wait LC_ROWS[d] >= expected so far + rows it has there
+ *     (LogFMT: without gaps, behind their lengths)      (find where each begins)
  *   LC_DONE counted                <-----------------  put of no bytes, counter LC_DONE
  *
  * Each row crosses between ranks once, by a read (in place) or by a write (landing).
@@ -108,10 +109,22 @@ KFN void lc_push_local(struct agent *ag, const struct ll_combine_params *p, uint
     }
 }
 
-/* This agent's part of the stage, and how far it is filled. */
+/* LogFMT rows differ in length. To another node they go one behind the other, so that their puts merge and only their own
+ * bytes travel; each stands behind this many bytes that begin with its length. */
+#define LC_LENGTH 16
+
+KFN uint32_t lc_pack_row(struct agent *ag, const struct ll_combine_params *p, char *to, const char *row)
+{
+    const uint32_t bytes = lc_write_row(ag, p, to + LC_LENGTH, row);
+
+    if (ag_leader(ag))
+        *(uint32_t *)to = bytes;
+    return LC_LENGTH + bytes;
+}
+
+/* This agent's part of the stage, and how far it is filled. Bytes. */
 struct lc_stage {
-    uint64_t at;
-    int rows, used;
+    uint64_t at, room, used;
     struct put_batch batch;
 };
 
@@ -144,7 +157,7 @@ KFN_STEP int lc_push_remote(struct agent *ag, const struct ll_combine_params *p,
     const int slot = slot_of(g, epoch);
     const uint64_t landing = lc_slot_offset(g, epoch) + g->ll.crows;
     const size_t pitch = lc_pitch(p);
-    uint64_t rows = 0;
+    uint64_t rows = 0, packed = landing + lc_block_at(p, s, 0).place * pitch; /* all blocks follow each other there */
 
     put(ag, g, &stage->batch, s, COUNTER(SIG_LC_DATA, slot), lc_slot_offset(g, epoch),
         lc_slot_offset(g, epoch) + g->ll.cposts + (uint64_t)g->landing_at[s] * sizeof(struct lc_post),
@@ -153,22 +166,25 @@ KFN_STEP int lc_push_remote(struct agent *ag, const struct ll_combine_params *p,
         const struct lc_block b = lc_block_at(p, s, l);
         for (int i = 0; i < b.n; i++) {
             const char *row = b.rows + i * p->stride;
+            const uint64_t target = p->logfmt ? packed : landing + (b.place + (uint64_t)i) * pitch;
             uint64_t source = (uint64_t)(row - heap_at(g, g->rank, 0));
             uint32_t bytes = (uint32_t)p->agree.hidden_bytes;
-            if (!p->in_place || (lc_short(p, &b) && stage->used < stage->rows)) {
-                if (stage->used == stage->rows) {
+            if (!p->in_place || (lc_short(p, &b) && stage->used + pitch <= stage->room)) {
+                if (stage->used + pitch > stage->room) {
                     if (put_flush(ag, g, &stage->batch))
                         return push_failed(ag, g);
                     if (wait_sent(ag, g))
                         return 1;
                     stage->used = 0;
                 }
-                source = stage->at + (uint64_t)stage->used++ * pitch;
-                bytes = lc_write_row(ag, p, heap_at(g, g->rank, source), row);
+                source = stage->at + stage->used;
+                bytes = p->logfmt ? lc_pack_row(ag, p, heap_at(g, g->rank, source), row)
+                                  : lc_write_row(ag, p, heap_at(g, g->rank, source), row);
+                stage->used += p->logfmt ? bytes : pitch;
+                packed += bytes;
                 ag_sync(ag);
             }
-            put(ag, g, &stage->batch, s, COUNTER(SIG_LC_ROWS, slot), source, landing + (b.place + (uint64_t)i) * pitch,
-                bytes);
+            put(ag, g, &stage->batch, s, COUNTER(SIG_LC_ROWS, slot), source, target, bytes);
         }
         rows += (uint64_t)b.n;
     }
@@ -188,8 +204,8 @@ KFN_STEP int lc_push_others(struct agent *ag, const struct ll_combine_params *p,
     /* With fewer rows, or fewer ranks elsewhere, than agents only the first agents have a part. */
     const int most = g->remotes < (int)g->ll.stage_rows ? g->remotes : (int)g->ll.stage_rows;
     const int parts = A < most ? A : most;
-    stage.rows = (int)(g->ll.stage_rows / (uint64_t)parts);
-    stage.at = g->ll.stage + (uint64_t)ag_index(ag) * (uint64_t)stage.rows * g->ll.cpitch;
+    stage.room = g->ll.stage_rows / (uint64_t)parts * g->ll.cpitch;
+    stage.at = g->ll.stage + (uint64_t)ag_index(ag) * stage.room;
     stage.used = 0;
     put_begin(&stage.batch);
     for (int j = 1; j < g->nranks; j++) {
@@ -275,6 +291,8 @@ KFN const char *lc_row(const struct ll_combine_params *p, uint64_t epoch, const 
 {
     const struct group_dev *g = p->g;
 
+    if (p->logfmt && !is_local(g, d))
+        return lc_slot(g, g->rank, epoch) + g->ll.crows + (size_t)g->packed_at[lc_place(p, d, i)] * 16;
     if (!post->pulled || !is_local(g, d))
         return lc_slot(g, g->rank, epoch) + g->ll.crows + (size_t)lc_place(p, d, i) * lc_pitch(p);
     const char *rows = heap_at(g, d, post->rows);
@@ -413,15 +431,40 @@ KFN void lc_count_peer(struct agent *ag, const struct ll_combine_params *p)
         ag_add_stat(&g->stats->bytes_peer, rows * (uint64_t)p->agree.hidden_bytes);
 }
 
+/* Where each LogFMT row of rank d begins. What came over a network decides what is read: believe nothing. One agent. */
+KFN_STEP int lc_unpack(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch, int d)
+{
+    const struct group_dev *g = p->g;
+    const uint64_t n = lc_rows_from(p, d), pitch = lc_pitch(p);
+    const int64_t first = n ? p->h->back[p->layout == LAYOUT_EXPERT_MAJOR ? d * g->local_experts : d] : 0;
+    const char *rows = lc_slot(g, g->rank, epoch) + g->ll.crows;
+    uint64_t at = (uint64_t)first * pitch;
+    const uint64_t end = at + n * pitch;
+
+    for (uint64_t i = 0; i < n; i++) {
+        const uint32_t bytes = *(const uint32_t *)(rows + at);
+        if (bytes % 16 || bytes > pitch || at + LC_LENGTH + bytes > end)
+            return fail_all(ag, g, KSTATUS_MISMATCH, PHASE_LC_ROWS, d, (int64_t)pitch, bytes);
+        if (ag_leader(ag))
+            g->packed_at[(uint64_t)first + i] = (int32_t)((at + LC_LENGTH) / 16);
+        at += LC_LENGTH + bytes;
+    }
+    return 0;
+}
+
 KFN_STEP int lc_wait_remote(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
     const uint64_t start = ag_now(ag);
 
-    for (int d = 0; d < g->nranks && ag_index(ag) == 0; d++)
-        if (!is_local(g, d) && g->mask[d] &&
-            wait_rows(ag, g, SIG_LC_ROWS, slot_of(g, epoch), d, lc_rows_from(p, d), PHASE_LC_ROWS, start))
+    for (int d = 0; d < g->nranks; d++) {
+        if (is_local(g, d) || !g->mask[d] || g->landing_of[d] % ag_count(ag) != ag_index(ag))
+            continue;
+        if (wait_rows(ag, g, SIG_LC_ROWS, slot_of(g, epoch), d, lc_rows_from(p, d), PHASE_LC_ROWS, start))
             return 1;
+        if (p->logfmt && g->mask[d] && lc_unpack(ag, p, epoch, d))
+            return 1;
+    }
     return sync_barrier(ag, g);
 }
 

@@ -298,6 +298,7 @@ struct group_dev {
     const struct ring_dev *rings; /* [nrings]; the ring of a pair is (rank + peer) % nrings */
     int32_t *order;               /* [M + 1025]: low-latency staging order, see ll_order() */
     int32_t *lists;               /* [remotes][M]: tokens of each remote source that come here */
+    int32_t *packed_at; /* [M*K]: where LogFMT rows of other nodes begin in the landing, in units of 16 bytes */
 };
 
 /* What the host reads after a high-throughput notify. */
