@@ -125,8 +125,9 @@ int case_wrong_version(struct suite_rank *self)
 }
 
 /* Waits until the loss of `peer` is told. Puts now and then: silence tells nobody anything. */
-static int wait_lost(struct suite_rank *self, int peer, int limit_ms)
+static int wait_lost(struct suite_rank *self, int peer, int usual_ms)
 {
+    const int limit_ms = usual_ms * suite_patience();
     const uint64_t deadline = clock_ns() + (uint64_t)limit_ms * 1000000u;
     uint64_t next = 0;
 

@@ -485,6 +485,47 @@ static void a_failed_proxy_is_known_on_all_nodes(void **state)
     across(run_proxy_fails);
 }
 
+/* Rank 0 ends with a staged operation that it never completes; the others complete theirs and end. */
+static int staged_end_rank(int rank, int n, epx_bootstrap *boot, void *arg)
+{
+    epx_group_config config = scene_config(8 * ACROSS_NODES_MS);
+    struct scene *s = malloc(sizeof(*s));
+    epx_dispatch_config send_only = EPX_DISPATCH_CONFIG_INIT;
+    double start;
+    int rc;
+
+    (void)arg;
+    if (!s)
+        return -1;
+    send_only.send_only = 1;
+    config.ranks_per_node = ranks_per_node;
+    rc = scene_open(s, rank, n, boot, &config) || scene_ll(s) || set_routing(s) != EPX_OK || scene_meet(s) ||
+         epx_dispatch(s->ll, &s->in, &s->ll_out, &s->ll_info, &send_only, NULL) != EPX_OK ||
+         then_sync(s, rank ? epx_complete(s->ll, NULL) : EPX_OK) != EPX_OK;
+    start = now_ms();
+    scene_close(s);
+    if (!rc && now_ms() - start > 4 * ACROSS_NODES_MS) {
+        fprintf(stderr, "rank %d: the end took %.0f ms\n", rank, now_ms() - start);
+        rc = -1;
+    }
+    if (rc)
+        fprintf(stderr, "rank %d: %s\n", rank, s->why);
+    free(s);
+    return rc;
+}
+
+static void run_staged_end(void **state)
+{
+    (void)state;
+    assert_int_equal(run_ranks(4, staged_end_rank, NULL), 0);
+}
+
+static void a_staged_operation_at_the_end_keeps_nobody_waiting(void **state)
+{
+    (void)state;
+    across(run_staged_end);
+}
+
 static void a_missing_rank_is_masked_across_nodes(void **state)
 {
     (void)state;
@@ -506,6 +547,7 @@ int main(void)
         cmocka_unit_test(ranks_that_may_be_masked_write_to_nobody),
         cmocka_unit_test(low_latency_dispatch_times_out_across_nodes),
         cmocka_unit_test(a_missing_rank_is_masked_across_nodes),
+        cmocka_unit_test(a_staged_operation_at_the_end_keeps_nobody_waiting),
         cmocka_unit_test(a_failed_proxy_is_known_on_all_nodes),
     };
 

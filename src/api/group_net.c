@@ -198,6 +198,24 @@ static int has_paid(struct epx_group *group, const uint64_t *epochs, int rank)
     return 1;
 }
 
+/* Staged operations that will not be completed any more: the other ranks wait for their readers before they end. */
+static void release_staged(struct epx_group *group)
+{
+    for (struct epx_handle *h = group->handles; h; h = h->next) {
+        struct mask_params params;
+
+        if (h->staged == STAGED_NONE)
+            continue;
+        memset(&params, 0, sizeof(params));
+        params.g = group->dev;
+        params.staged = h->dev;
+        params.staged_kind = h->staged == STAGED_DISPATCH ? SIG_LL_DONE : SIG_LC_DONE;
+        if (launch_ordered(group, NULL, KERNEL_MASK, &params, sizeof(params)) != EPX_OK)
+            log_line(LOG_WARN, "rank %d: a staged operation stays open: %s", group->rank, epx_last_error());
+    }
+    group->device->ops->stream_sync(group->device, group->default_stream);
+}
+
 /*
  * Before the endpoints close in peace: what peers still have to tell this rank has come, so that none of them finds
  * nobody there; and what this rank had to tell has landed. Bounded by the deadline of all waits; a group that has failed
@@ -212,6 +230,7 @@ void group_net_settle(struct epx_group *group)
 
     if (!group->proxies || !mask || group_usable(group) != EPX_OK)
         goto out;
+    release_staged(group);
     if (ops->copy(group->device, &state, group->shadow.state, sizeof(state)) != EPX_OK ||
         ops->copy(group->device, mask, group->shadow.mask, (size_t)group->nranks * sizeof(*mask)) != EPX_OK)
         goto out;
