@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Builds the library, its tool, the GPU module and the GPU benchmark with gcc and nvcc (or, EPX_BENCH_GPU=hip, hipcc) alone: for
+# Builds the library (also as libepx.so, for Python), its tool, the GPU module and the GPU benchmark with gcc and nvcc (or, EPX_BENCH_GPU=hip, hipcc) alone: for
 # GPU machines without CMake. usage: gpu_build.sh FOLDER [ARCHITECTURE, default 90 or gfx942]. Only what is newer than its
 # object is compiled.
 # Without libfabric's headers the network `ofi` is left out; EPX_OFI_INCLUDE=FOLDER says where rdma/fabric.h is, where that is
@@ -42,7 +42,7 @@ rules=$build/rules.mk
     kernels=$(ls "$root"/src/device/cuda/*.cu)
     headers=$(find "$root/src" "$root/include" "$root/support" -name '*.h' -o -name '*.cuh' | tr '\n' ' ')
     bench="$root/bench/gpu_bench.c" prop="$root/bench/gpu_prop.c" net="$root/bench/gpu_net.c"
-    echo "all: $build/epx $build/libepx_$gpu.so $build/gpu_bench $build/gpu_prop $build/gpu_net"
+    echo "all: $build/epx $build/libepx.so $build/libepx_$gpu.so $build/gpu_bench $build/gpu_prop $build/gpu_net"
     for f in $lib $tool $support $bench $prop $net; do
         printf '%s: %s %s\n\t@%s %s %s -c $< -o $@\n' "$(objects "$f")" "$f" "$headers" "$cc" "$cflags" "$includes"
     done
@@ -56,6 +56,8 @@ rules=$build/rules.mk
     printf '%s: %s\n\t@%s -o $@ $^ -lpthread -lm -lrt -ldl\n' "$build/epx" "$(objects $lib $support $tool | tr '\n' ' ')" "$cc"
     printf '%s: %s\n\t@%s -o $@ $^ -lpthread -lm -lrt -ldl\n' "$build/gpu_prop" "$(objects $lib $support $prop | tr '\n' ' ')" "$cc"
     printf '%s: %s\n\t@%s -o $@ $^ -lpthread -lm -lrt -ldl\n' "$build/gpu_net" "$(objects $lib $support $net | tr '\n' ' ')" "$cc"
+    printf '%s: %s\n\t@%s -shared -Wl,-soname,libepx.so.0 -Wl,--version-script=%s -o $@ $^ -lpthread -lm -lrt -ldl\n' \
+        "$build/libepx.so" "$(objects $lib | tr '\n' ' ')" "$cc" "$root/src/epx.map"
     printf '%s: %s\n\t@%s -shared -o $@ $^ %s\n' "$build/libepx_$gpu.so" "$(objects $host $kernels | tr '\n' ' ')" "$linker" "$link"
     printf '%s: %s\n\t@%s -o $@ $^ %s -lpthread -lm -lrt -ldl\n' "$build/gpu_bench" \
         "$(objects $lib $support $bench | tr '\n' ' ')" "$linker" "$link"

@@ -18,6 +18,9 @@ from ._memory import CudaHeap, Heap
 from ._settings import Settings
 
 
+_SPARE_HANDLES = 3
+
+
 class Pool:
     """A group, its heap, and handles that wait to be used again."""
 
@@ -31,16 +34,32 @@ class Pool:
         self.combine_plans: Dict[Any, Any] = {}
         self.combine_buffers: List[Optional[torch.Tensor]] = [None, None]
         self.next_combine_buffer = 0
-        self._handles: Dict[int, List[epx.Handle]] = {}
+        self._handles: Dict[Tuple[int, bool], List[epx.Handle]] = {}  # by top-k, and whether they serve graphs
 
     def take(self, mode: epx.Mode, layout: epx.Layout, topk: int) -> epx.Handle:
-        """A handle, an old one if there is one."""
-        free = self._handles.get(topk)
-        return free.pop() if free else self.group.handle(mode, layout, topk)
+        """A handle, an old one if there is one.
 
-    def give(self, handle: epx.Handle) -> None:
-        """The handle may be used for another routing: operations of a group run in the order in which they are issued."""
-        self._handles.setdefault(handle.topk, []).append(handle)
+        Operations of a group run in the order in which they are issued, so that a handle may serve another routing as soon as
+        nobody refers to the last one. A graph runs again and again: handles that were captured serve graphs alone.
+        """
+        capturing = self.capturing()
+        for in_graph in (True, False) if capturing else (False,):
+            free = self._handles.get((topk, in_graph))
+            if free:
+                return free.pop()
+        if self.device.type == "cuda" and not capturing:
+            # While a graph is captured no memory can be had: a few are made in advance.
+            for _ in range(_SPARE_HANDLES):
+                self.give(self.group.handle(mode, layout, topk), False)
+        return self.group.handle(mode, layout, topk)
+
+    def give(self, handle: epx.Handle, in_graph: bool) -> None:
+        """Nobody refers to the handle's routing any more."""
+        self._handles.setdefault((handle.topk, in_graph), []).append(handle)
+
+    def capturing(self) -> bool:
+        """Is the current stream recorded into a graph?"""
+        return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
     def fits(self, topk: int, hidden_bytes: int) -> bool:
         """Is it large enough?"""

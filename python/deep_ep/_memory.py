@@ -7,6 +7,7 @@ that was let go may still be in use by queued work: it is given out again only t
 
 import collections
 import math
+import sys
 from typing import Any, Deque, Dict, List, Optional, Tuple
 
 import epx
@@ -23,7 +24,8 @@ class _Lease:
         self._block = block
 
     def __del__(self) -> None:
-        self._heap.take_back(self._block)
+        if not sys.is_finalizing():
+            self._heap.take_back(self._block)
 
 
 _KINDS = {torch.bfloat16: (4, 16), torch.float16: (2, 16), torch.float32: (2, 32), torch.int32: (0, 32),

@@ -23,11 +23,11 @@ class Routing:
     def __init__(self, pool: Pool, handle: epx.Handle) -> None:
         self.pool = pool
         self.handle = handle
-        self.keep_handle = False  # a captured graph uses it: it must not serve another routing
+        self.in_graph = pool.capturing()
 
     def __del__(self) -> None:
-        if not self.keep_handle and self.pool.group.alive:
-            self.pool.give(self.handle)
+        if self.pool.group.alive:
+            self.pool.give(self.handle, self.in_graph)
 
 
 class HighThroughputRouting(Routing):

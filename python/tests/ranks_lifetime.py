@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from typing import Any
+from typing import Any, ContextManager
 
 import deep_ep
 import epx
@@ -20,7 +20,12 @@ from suite import World, environment
 
 def new_buffer() -> deep_ep.Buffer:
     """A buffer of its own."""
-    return deep_ep.Buffer(dist.group.WORLD, 1 << 26, 0, low_latency_mode=True, explicitly_destroy=True)
+    return deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True, explicitly_destroy=True)
+
+
+def small_heap(nbytes: int) -> ContextManager[None]:
+    """For buffers whose tensors have that much room, on either device."""
+    return environment(EPX_ALLOC_BYTES=str(nbytes), EPX_DEEP_EP_GPU_BYTES=str(nbytes))
 
 
 def dispatch(world: World, buffer: deep_ep.Buffer, work: Work, **options: Any) -> Any:
@@ -123,7 +128,7 @@ def test_event_as_context(world: World) -> None:
 
 def test_memory_is_used_again(world: World) -> None:
     """Hundreds of results that are let go fit a heap that holds a few."""
-    with environment(EPX_ALLOC_BYTES=str(2 << 20)):
+    with small_heap(2 << 20):
         buffer = new_buffer()
         work = Work(world.nranks, 64, 256, 2 * world.nranks, 3, seed=8)
         for _ in range(60):
@@ -135,7 +140,7 @@ def test_memory_is_used_again(world: World) -> None:
 
 def test_full_heap(world: World) -> None:
     """Results that are kept outgrow the heap: the next ones lie in ordinary memory."""
-    with environment(EPX_ALLOC_BYTES=str(1 << 20)):
+    with small_heap(1 << 20):
         buffer = new_buffer()
         work = Work(world.nranks, 64, 512, 2 * world.nranks, 3, seed=10)
         kept = [dispatch(world, buffer, work) for _ in range(12)]

@@ -262,6 +262,41 @@ def test_both_modes_on_one_buffer(world: World) -> None:
         check_one(world, buffer, Work(buffer.group_size, 12, 256, 2 * buffer.group_size, 3, seed=60 + seed), 16, "fp8")
 
 
+def test_graph(world: World) -> None:
+    """A captured dispatch and combine, replayed with other tokens and other routing in the same tensors."""
+    if world.device.type != "cuda":
+        return
+    buffer, me = world.buffer(), world.rank
+    works = [Work(world.nranks, 12, 256, 2 * world.nranks, 3, seed=80 + i, uneven=False) for i in range(4)]
+    x, idx, weights = (world.to(t[me].clone()) for t in (works[0].x, works[0].idx, works[0].weights))
+
+    def both() -> torch.Tensor:
+        recv, _counts, handle, _event, hook = buffer.low_latency_dispatch(
+            x, idx, 16, works[0].experts, use_fp8=False, return_recv_hook=True)
+        hook()
+        combined, _event, hook = buffer.low_latency_combine(recv, idx, weights, handle, return_recv_hook=True)
+        hook()
+        return combined
+
+    both()
+    torch.cuda.synchronize()
+    world.meet()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        combined = both()
+    world.meet()
+    for work in works[1:]:
+        x.copy_(work.x[me])
+        idx.copy_(work.idx[me])
+        weights.copy_(work.weights[me])
+        graph.replay()
+        expected = torch.zeros(work.x[me].shape)
+        for k in range(work.topk):
+            expected += torch.where(work.idx[me][:, k:k + 1] >= 0, work.weights[me][:, k:k + 1], 0.0) * work.x[me].float()
+        assert calc_diff(combined.cpu(), expected.bfloat16()) < 1e-5
+        check_one(world, buffer, work, 16)  # between replays, with handles of its own
+
+
 def test_masks(world: World) -> None:
     """A rank that does not come is masked after the timeout, the others go on, and it comes back by a clean."""
     if world.nranks < 3:
