@@ -58,6 +58,9 @@ for device in cuda hip; do
     try "$device: low latency, FP8" "$build/epx" bench ll "${small[@]}" --hidden 1408 --dtype fp8
     try "$device: low latency, LogFMT" "$build/epx" bench ll "${small[@]}" --hidden 1536 --logfmt
     try "$device: high throughput" "$build/epx" bench ht "${small[@]}" --hidden 1400
+    for mode in ll ht; do
+        try "$device: two nodes, $mode" "$build/epx" bench $mode "${small[@]}" --nodes 2 --ranks 4 --hidden 1024
+    done
     for mode in ll ht mixed; do
         EPX_TEST_SCALE=$scale try "$device: random cases, $mode" "$build/tests/test_prop_$mode"
     done

@@ -11,7 +11,7 @@
 #define EPX_DEVICE_CUDA_PRIMS_CUH
 
 #define KFN static __device__ __forceinline__
-#define KFN_STEP static __device__ __noinline__ __attribute__((unused)) /* registers of its own */
+#define KFN_STEP static __device__ __attribute__((noinline, unused)) /* registers of its own */
 #define AG_UNROLL _Pragma("unroll")
 #define AG_PREFETCH(address) ((void)(address))
 #define AG_LOOK_AHEAD 0 /* other warps have their loads in flight meanwhile */
