@@ -123,14 +123,15 @@ torchrun() { # ranks, program, arguments...
 
 # python/tests/suite.py prints "ok NAME (1.23 s)" for each test, stops at the first that fails, and ends with the counts.
 run_python_suite() {
-    local rc=0 p f
+    local rc=0 p f s
     torchrun 8 python/tests/suite.py >"$log/python" 2>&1 || rc=$?
-    read -r p f < <(sed -nE 's/^([0-9]+) passed, ([0-9]+) failed.*/\1 \2/p' "$log/python" | tail -1)
-    p=${p:-0} f=${f:-0}
+    read -r p f s < <(sed -nE 's/^([0-9]+) passed, ([0-9]+) failed, ([0-9]+) skipped.*/\1 \2 \3/p' "$log/python" | tail -1)
+    p=${p:-0} f=${f:-0} s=${s:-0}
     [ $rc -eq 0 ] || grep -v '^[WE][0-9]* ' "$log/python"
     [ $rc -ne 0 ] && [ "$f" -eq 0 ] && f=1
-    passed=$((passed + p)) failed=$((failed + f))
-    echo "python: $p passed, $f failed; slowest: $(sed -nE 's/^ok (.*) \((.*) s\)$/\2 \1/p' "$log/python" | sort -rn | head -3 |
+    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+    while read -r line; do note "python: $line"; done < <(grep '^skipped ' "$log/python")
+    echo "python: $p passed, $f failed, $s skipped; slowest: $(sed -nE 's/^ok (.*) \((.*) s\)$/\2 \1/p' "$log/python" | sort -rn | head -3 |
         awk '{printf "%s%s %s s", (NR > 1 ? ", " : ""), $2, $1}')"
     [ $rc -eq 0 ] || note "FAILED: python: $(grep -ho 'FAILED ranks_[^ ]*' "$log/python" | paste -sd' ') (exit $rc)"
 }
@@ -138,6 +139,7 @@ run_python_suite() {
 stage_python() {
     check python-env scripts/python_env.sh build/venv || return
     check python-wheel scripts/check_wheel.sh build/venv || return
+    check python-alone timeout 100 build/venv/bin/python -m unittest discover -s python/tests -p 'test_*.py'
     run_python_suite
     check python-hf torchrun 4 examples/hf_moe.py --model qwen3 mixtral --prompts 1 --length 16 --decode 3
     check python-train torchrun 4 examples/train_moe.py --steps 30 --batch 8 --length 32

@@ -80,8 +80,7 @@ def test_high_throughput(world: World) -> None:
 
 def test_indices_out_of_range(world: World) -> None:
     """On the CPU they are seen before anything is sent."""
-    if world.device.type != "cpu":
-        return
+    world.only("cpu")
     buffer = world.buffer()
     work = Work(world.nranks, 6, 128, 2 * world.nranks, 2, seed=2, uneven=False)
     x, idx, weights = work.x[world.rank], work.idx[world.rank], work.weights[world.rank]
@@ -156,8 +155,7 @@ def test_too_many_tokens(world: World) -> None:
 
 def test_absent_rank(world: World) -> None:
     """A rank that does not come: a timeout that names it."""
-    if world.device.type != "cpu":
-        return
+    world.only("cpu")
     with environment(EPX_TIMEOUT_MS="1000"):
         buffer = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True, explicitly_destroy=True)
         work = Work(world.nranks, 6, 128, 2 * world.nranks, 2, seed=6)

@@ -196,8 +196,7 @@ def test_fork(world: World) -> None:
 
 def test_interrupt(world: World) -> None:
     """Ctrl-C ends the wait for a rank that is late, within a second; the work itself goes on, and so does the buffer."""
-    if world.device.type != "cpu":
-        return
+    world.only("cpu")
     buffer = world.buffer()
     work = Work(world.nranks, 8, 128, 2 * world.nranks, 2, seed=13)
     exchange(world, buffer, work)
@@ -228,8 +227,7 @@ def test_interrupt(world: World) -> None:
 
 def test_interrupt_while_counts_are_exchanged(world: World) -> None:
     """The same where a high-throughput dispatch waits for the counts of a rank that is late."""
-    if world.device.type != "cpu":
-        return
+    world.only("cpu")
     with environment(EPX_TIMEOUT_MS="1500"):
         buffer = new_buffer()
         work = Work(world.nranks, 8, 128, 2 * world.nranks, 2, seed=14)

@@ -264,8 +264,7 @@ def test_both_modes_on_one_buffer(world: World) -> None:
 
 def test_graph(world: World) -> None:
     """A captured dispatch and combine, replayed with other tokens and other routing in the same tensors."""
-    if world.device.type != "cuda":
-        return
+    world.only("cuda")
     buffer, me = world.buffer(), world.rank
     works = [Work(world.nranks, 12, 256, 2 * world.nranks, 3, seed=80 + i, uneven=False) for i in range(4)]
     x, idx, weights = (world.to(t[me].clone()) for t in (works[0].x, works[0].idx, works[0].weights))

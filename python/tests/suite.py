@@ -3,7 +3,7 @@
 
     torchrun --nproc-per-node 8 suite.py [MODULE...] [-k PART]
 
-Prints a line per test and "N passed, M failed" at the end. EPX_TEST_DEVICE=cuda runs them on CUDA tensors, all ranks on
+Prints a line per test and "N passed, M failed, K skipped, L not run" at the end. EPX_TEST_DEVICE=cuda runs them on CUDA tensors, all ranks on
 one GPU unless there are more.
 """
 
@@ -28,6 +28,10 @@ MODULES = sorted(name[:-3] for name in os.listdir(os.path.dirname(os.path.abspat
 
 class Stopped(Exception):
     """A rank has failed."""
+
+
+class Skipped(Exception):
+    """A test that cannot run here; every rank says so."""
 
 
 class World:
@@ -75,6 +79,11 @@ class World:
         if bad:
             raise Stopped("on %d ranks; rank %d: %s" % (len(bad), *bad[0]))
 
+    def only(self, device: str) -> None:
+        """The rest of the test is for tensors of one kind of device."""
+        if self.device.type != device:
+            raise Skipped("needs %s tensors" % device)
+
     def to(self, tensor: torch.Tensor) -> torch.Tensor:
         """To the device under test."""
         return tensor.to(self.device)
@@ -104,18 +113,21 @@ def collect(names: List[str], part: str) -> List[Tuple[str, Callable[[World], No
     return tests
 
 
-def run_one(world: World, name: str, test: Callable[[World], None]) -> None:
-    """Runs a test; all ranks learn of a failure at their next meeting, and stop."""
+def run_one(world: World, name: str, test: Callable[[World], None]) -> str:
+    """Runs a test: "", or why it was skipped. All ranks learn of a failure at their next meeting, and stop."""
     for key in ("EPX_RANKS_PER_NODE", "EPX_NET"):
         os.environ.pop(key, None)
-    why = ""
+    why = skipped = ""
     try:
         test(world)
     except Stopped:
         raise
+    except Skipped as reason:
+        skipped = str(reason)
     except BaseException:
         why = "FAILED %s\n%s" % (name, traceback.format_exc())
     world.meet(why)
+    return skipped
 
 
 def main() -> int:
@@ -126,25 +138,27 @@ def main() -> int:
     torch.set_num_threads(1)
     os.environ.setdefault("EPX_TIMEOUT_MS", "30000")
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=120))
-    world, passed = World(), 0
+    world, passed, skipped = World(), 0, 0
     tests = collect(args.modules or MODULES, args.part)
     try:
         for name, test in tests:
             start = time.perf_counter()
-            run_one(world, name, test)
-            passed += 1
+            reason = run_one(world, name, test)
+            passed, skipped = passed + (not reason), skipped + bool(reason)
             if world.rank == 0:
-                print("ok %s (%.2f s)" % (name, time.perf_counter() - start), flush=True)
+                print("skipped %s: %s" % (name, reason) if reason else "ok %s (%.2f s)" % (
+                    name, time.perf_counter() - start), flush=True)
         world.close()
     except Stopped as stopped:
         if world.rank == 0:
             print(stopped, flush=True)
     if world.rank == 0:
-        print("%d passed, %d failed, %d not run" % (
-            passed, int(passed < len(tests)), max(len(tests) - passed - 1, 0)), flush=True)
+        done = passed + skipped
+        print("%d passed, %d failed, %d skipped, %d not run" % (
+            passed, int(done < len(tests)), skipped, max(len(tests) - done - 1, 0)), flush=True)
     world.meet("")
     dist.destroy_process_group()
-    return 0 if passed and passed == len(tests) else 1
+    return 0 if passed and passed + skipped == len(tests) else 1
 
 
 if __name__ == "__main__":
