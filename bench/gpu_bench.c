@@ -3,7 +3,8 @@
  * Times EPX's operations on a GPU, per rank, by CUDA events in steady state:
  *
  *      check:   dispatch and combine of a seed, against the oracle; once more by replay, with new routing and data
- *      measure: [ event | graph of dispatch | event | graph of combine | event ] * iterations, queued without a stop
+ *      measure: one graph of [ event | dispatch | event | combine ] * iterations, the events recorded by the graph; and
+ *               `pair`: a graph with an event after every tenth dispatch and combine only, since events take time too
  *      replays: one graph of (update,) dispatch and combine, replayed with other routing and data in the same tensors,
  *               each time against the oracle; --staged: both in halves; --overlap: beside copies on another stream
  *
@@ -26,8 +27,8 @@
 #include "support/bench_work.h"
 #include "support/thread_boot.h"
 
-enum { OP_DISPATCH, OP_COMBINE, OP_UPDATE, OP_WHOLE, OPS, WARM = 5 };
-static const char *const op_names[OPS] = {"dispatch", "combine", "update", "whole"};
+enum { OP_DISPATCH, OP_COMBINE, OP_UPDATE, OP_WHOLE, OP_PAIR, OPS, WARM = 5, PAIRS = 10 };
+static const char *const op_names[OPS] = {"dispatch", "combine", "update", "whole", "pair"};
 
 struct options {
     struct bench_config config;
@@ -42,7 +43,7 @@ struct rank {
     epx_handle *handle;
     struct bench_work work;
     cudaStream_t stream;
-    cudaGraphExec_t graph[OPS];
+    cudaGraphExec_t graph[OPS], rounds; /* one operation each (OP_PAIR: all pairs); all that is measured */
     cudaEvent_t *event;
     void *fp8, *fp8_scales, *fp8_out, *fp8_out_scales; /* --raw-fp8 */
     cudaStream_t beside;                               /* --overlap */
@@ -217,22 +218,47 @@ static int sync(struct rank *r, const char *what)
     return epx_ok(r, what, epx_stream_sync(r->group, r->stream));
 }
 
-static int capture(struct rank *r, int op)
+static int record(struct rank *r, int i)
+{
+    return cuda_ok(r, "record", cudaEventRecordWithFlags(r->event[i], r->stream, cudaEventRecordExternal));
+}
+
+static int issue_rounds(struct rank *r)
+{
+    int failed = 0;
+
+    for (int i = 0; i < r->o->iters + WARM && !failed; i++)
+        failed = record(r, 2 * i) || issue_dispatch(r) || record(r, 2 * i + 1) || issue_combine(r);
+    return failed || record(r, 2 * (r->o->iters + WARM));
+}
+
+static int issue_pairs(struct rank *r)
+{
+    int failed = record(r, 0);
+
+    for (int i = 0; i < (r->o->iters + WARM) * PAIRS && !failed; i++)
+        failed = issue_dispatch(r) || issue_combine(r) || (i % PAIRS == PAIRS - 1 && record(r, i / PAIRS + 1));
+    return failed;
+}
+
+static int issue_whole(struct rank *r)
+{
+    return (!is_ll(r) && issue_update(r)) || issue_dispatch(r) || issue_combine(r);
+}
+
+static int capture(struct rank *r, int (*issue)(struct rank *), cudaGraphExec_t *made)
 {
     cudaGraph_t graph;
     int failed;
 
     if (cuda_ok(r, "capture", cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal)))
         return -1;
-    if (op == OP_WHOLE)
-        failed = (!is_ll(r) && issue_update(r)) || issue_dispatch(r) || issue_combine(r);
-    else
-        failed = op == OP_DISPATCH ? issue_dispatch(r) : issue_combine(r);
+    failed = issue(r);
     if (cuda_ok(r, "end of capture", cudaStreamEndCapture(r->stream, &graph)) || failed)
         return -1;
-    failed = cuda_ok(r, "instantiate", cudaGraphInstantiate(&r->graph[op], graph, 0));
+    failed = cuda_ok(r, "instantiate", cudaGraphInstantiate(made, graph, 0));
     cudaGraphDestroy(graph);
-    return failed || cuda_ok(r, "upload", cudaGraphUpload(r->graph[op], r->stream));
+    return failed || cuda_ok(r, "upload", cudaGraphUpload(*made, r->stream));
 }
 
 static int replay(struct rank *r, int op)
@@ -345,7 +371,7 @@ static void print_times(struct rank *r, int op, float *us, int n)
 
 static int prepare(struct rank *r)
 {
-    const int n = (r->o->iters + WARM) * 3;
+    const int n = (r->o->iters + WARM) * 2 + 1;
     int failed;
 
     r->event = calloc((size_t)n, sizeof(*r->event));
@@ -357,24 +383,29 @@ static int prepare(struct rank *r)
 
 static int measure(struct rank *r)
 {
-    const int n = r->o->iters, warm = WARM;
+    const int n = r->o->iters;
     cudaEvent_t *event = r->event;
     float *us = calloc((size_t)n, sizeof(*us));
-    int failed = !us;
+    int failed = !us || cuda_ok(r, "measured operations", cudaGraphLaunch(r->rounds, r->stream)) ||
+                 sync(r, "measured operations");
 
-    for (int i = 0; !failed && i < n + warm; i++) {
-        failed = cuda_ok(r, "record", cudaEventRecord(event[3 * i], r->stream)) || replay(r, OP_DISPATCH) ||
-                 cuda_ok(r, "record", cudaEventRecord(event[3 * i + 1], r->stream)) || replay(r, OP_COMBINE) ||
-                 cuda_ok(r, "record", cudaEventRecord(event[3 * i + 2], r->stream));
-    }
-    failed = failed || sync(r, "measured operations");
     for (int op = 0; !failed && op < 2; op++) {
         for (int i = 0; i < n; i++) {
             float ms = 0;
-            cudaEventElapsedTime(&ms, event[3 * (i + warm) + op], event[3 * (i + warm) + op + 1]);
+            cudaEventElapsedTime(&ms, event[2 * (i + WARM) + op], event[2 * (i + WARM) + op + 1]);
             us[i] = ms * 1000;
         }
         print_times(r, op, us, n);
+    }
+    if (!failed && is_ll(r)) {
+        failed = replay(r, OP_PAIR) || sync(r, "pairs");
+        for (int i = 0; i < n && !failed; i++) {
+            float ms = 0;
+            cudaEventElapsedTime(&ms, event[i + WARM], event[i + WARM + 1]);
+            us[i] = ms * 1000 / PAIRS;
+        }
+        if (!failed)
+            print_times(r, OP_PAIR, us, n);
     }
     if (!failed && !is_ll(r)) {
         for (int i = 0; !failed && i < n; i++) {
@@ -404,7 +435,13 @@ static int run_rank(int number, int n, epx_bootstrap *boot, void *arg)
     meet(&r);
     failed = failed || check(&r, 1, 0);
     meet(&r);
-    failed = failed || (r.o->replays ? capture(&r, OP_WHOLE) : capture(&r, OP_DISPATCH) || capture(&r, OP_COMBINE));
+    if (!failed && r.o->replays)
+        failed = capture(&r, issue_whole, &r.graph[OP_WHOLE]);
+    else if (!failed)
+        failed = capture(&r, issue_dispatch, &r.graph[OP_DISPATCH]) ||
+                 capture(&r, issue_combine, &r.graph[OP_COMBINE]) ||
+                 (r.o->iters && capture(&r, issue_rounds, &r.rounds)) ||
+                 (r.o->iters && is_ll(&r) && capture(&r, issue_pairs, &r.graph[OP_PAIR]));
     meet(&r);
     if (r.o->replays)
         failed = failed || replay_all(&r);

@@ -9,6 +9,13 @@
  *   AG_UNROLL                        before a loop of a few steps whose arrays must not need an address
  *   AG_EACH(ag, type, i, n)          for loop over 0..n-1, shared out among the lanes of this agent
  *   AG_EACH_ALL(ag, type, i, n)      the same, shared out among all lanes of all agents of the launch
+ *   AG_EACH_CREW(ag, type, i, n)     the same, shared out among all lanes of this agent's crew
+ *   AG_CREWS                         1 where agents form crews that meet cheaply (a block of a GPU), several to a launch:
+ *                                    small work is done by each crew for itself. 0: one crew, the launch
+ *   ag_crew_index, ag_crew_count     this agent in its crew, and how many that has
+ *   ag_crew_any(ag, v)               only with AG_CREWS: the agents of the crew meet; is v true for any lane of any?
+ *   ag_crew_tables(ag, keys)         only with AG_CREWS: AG_CREW_KEYS words for each agent of the crew, one after the other, that
+ *                                    all of it see; NULL if `keys` are more
  *   AG_ROUNDS(ag, type, i, n)        AG_EACH in whole rounds, in which lanes may have i >= n: for ag_scan within
  *   ag_begin(ag, timeout, control)   first call of a kernel
  *   ag_index, ag_count               this agent, and how many the launch has (any number from 1 up)
@@ -35,18 +42,26 @@
  *   word_set_*, ag_copy_words        the same for 4-byte words with strides: scales
  *   copy_set_begin, _offer, _settle  fills a set within AG_EACH over at most 32: offer(set, place, ...) by one lane each
  *   ag_cast_fp8, ag_logfmt_encode    numerics, see docs/formats.md
+ *   ag_cast_fp8_many                 casts a row to n destinations and its scales to as many; may use the scratch
  *   sum_set_put, ag_reduce           sum of n rows in fp32, rounded once; sum_set_begin, _offer, _settle as for copies
  *   AG_GLANCES                       looks at all peers at once before waiting for one after the other
  *   ag_scratch(ag, bytes)            private memory of this agent for one row, or NULL
  *   command_set_put(ag, set, i, c), command_set_list(set)   up to 32 commands, wherever the device keeps them
  *   ag_store_commands(ag, ring, first, cmds, n)   n commands of a set into slots first.. with their parity, released each
  *   ag_push(ag, ring, cmds, n)       (kernel/ring.h, made of these) up to 32 commands to the CPU
- *   ag_route_chunk                   prefix counting of top-k indices
+ *   struct route_kept                what counting keeps for numbering, as a device likes
+ *   ag_route_count, ag_route_number  prefix counting of top-k indices: into a table; into the handle, from a table of offsets
+ *   AG_MARK(ag, name)                a moment to be remembered, where a device can show how a kernel spends its time
  */
 #ifndef EPX_KERNEL_AGENT_H
 #define EPX_KERNEL_AGENT_H
 
 #include "kernel/params.h"
+
+/* Optional: nothing. */
+#ifndef AG_MARK
+#define AG_MARK(ag, name) ((void)0)
+#endif
 
 /* Optional, for devices whose agents run one after another through long rows: brings the first bytes of a row near. */
 #ifndef AG_PREFETCH

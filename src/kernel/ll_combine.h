@@ -27,18 +27,18 @@
 #include "kernel/rows.h"
 #include "kernel/sync.h"
 
-KFN uint64_t lc_slot_offset(const struct group_dev *g, uint64_t epoch)
+KFN_STEP uint64_t lc_slot_offset(const struct group_dev *g, uint64_t epoch)
 {
     return g->ll.cslots + (uint64_t)slot_of(g, epoch) * g->ll.cslot_stride;
 }
 
-KFN char *lc_slot(const struct group_dev *g, int rank, uint64_t epoch)
+KFN_STEP char *lc_slot(const struct group_dev *g, int rank, uint64_t epoch)
 {
     return heap_at(g, rank, lc_slot_offset(g, epoch));
 }
 
 /* What rank d posted: in its heap, or put here. */
-KFN const struct lc_post *lc_post_of(const struct group_dev *g, int d, uint64_t epoch)
+KFN_STEP const struct lc_post *lc_post_of(const struct group_dev *g, int d, uint64_t epoch)
 {
     if (is_local(g, d))
         return (const struct lc_post *)lc_slot(g, d, epoch);
@@ -249,6 +249,7 @@ KFN_STEP int lc_send(struct agent *ag, const struct ll_combine_params *p, uint64
 
     if (wait_peers(ag, g, SCOPE_ALL, SIG_LC_DONE, slot_of(g, epoch), lap_of(g, epoch) - 1, PHASE_LC_SLOT, NULL))
         return 1;
+    AG_MARK(ag, "slot");
     if (ag_index(ag) == 0 && ag_leader(ag))
         lc_write_post(p, (struct lc_post *)slot);
     if (g->nnodes > 1) {
@@ -287,7 +288,7 @@ KFN int64_t lc_place(const struct ll_combine_params *p, int d, int64_t i)
 }
 
 /* Where the row of (t, k) is, for this rank as the source. */
-KFN const char *lc_row(const struct ll_combine_params *p, uint64_t epoch, const struct lc_post *post, int d, int64_t i)
+KFN_STEP const char *lc_row(const struct ll_combine_params *p, uint64_t epoch, const struct lc_post *post, int d, int64_t i)
 {
     const struct group_dev *g = p->g;
 
@@ -305,7 +306,7 @@ KFN const char *lc_row(const struct ll_combine_params *p, uint64_t epoch, const 
 }
 
 /* Does (t, k) have a row of its own that comes back? */
-KFN int lc_returns(const struct ll_combine_params *p, int64_t i)
+KFN_STEP int lc_returns(const struct ll_combine_params *p, int64_t i)
 {
     const int32_t id = p->h->ids[i];
 
@@ -315,7 +316,7 @@ KFN int lc_returns(const struct ll_combine_params *p, int64_t i)
 }
 
 /* The place of (t, k) among those that return: by k, or by ascending rank. */
-KFN int lc_turn(const struct ll_combine_params *p, int t, int k)
+KFN_STEP int lc_turn(const struct ll_combine_params *p, int t, int k)
 {
     const int K = p->h->topk;
     const int64_t first = (int64_t)t * K;
@@ -491,11 +492,13 @@ KFN_STEP int lc_recv(struct agent *ag, const struct ll_combine_params *p, uint64
 
     if (wait_peers(ag, g, SCOPE_ALL, SIG_LC_DATA, slot, lap, PHASE_LC_DATA, p->wait_ns))
         return 1;
+    AG_MARK(ag, "data");
     if (lc_check_posts(ag, p, epoch))
         return 1;
     if (g->nnodes > 1 && lc_wait_remote(ag, p, epoch))
         return 1;
     count_returned(ag, g, lc_sum_tokens(ag, p, epoch));
+    AG_MARK(ag, "sum");
     if (sync_last(ag, g, 1)) {
         signal_peers(ag, g, SCOPE_ALL, SIG_LC_DONE, slot, lap);
         report_returned(ag, g);

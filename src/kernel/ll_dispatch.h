@@ -37,54 +37,138 @@
 
 /* ---- Receive -------------------------------------------------------------------------------------------------- */
 
-/* Every token names an expert once (route.h sees to that), so that R*M rows are enough: unless another node's tables,
- * which are believed only so far, say otherwise. */
-KFN_STEP int ll_check_room(struct agent *ag, const struct ll_dispatch_params *p)
-{
-    const struct group_dev *g = p->g;
-    const int R = g->nranks;
-    const int64_t room = (int64_t)R * g->max_tokens;
-
-    int64_t most = 0;
-
-    AG_EACH(ag, int, l, g->local_experts)
-    {
-        const int64_t rows = (int64_t)p->h->begin[l * R + R - 1] + p->h->count[l * R + R - 1];
-        most = rows > most ? rows : most;
-    }
-    if (!ag_any(ag, most > room))
-        return 0;
-    return fail_all(ag, g, KSTATUS_OVERFLOW, PHASE_LL_DATA, -1, most, room);
-}
-
-/* What came from each rank, and in all. */
+/* What came from each rank, and in all. One agent, from the tables themselves: others may not have counted yet. */
 KFN_STEP void ll_count_ranks(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
     const int R = g->nranks, L = g->local_experts;
-    int64_t total = 0;
+    const int first = g->rank * L < g->experts ? g->rank * L : g->experts;
+    const int end = first + L < g->experts ? first + L : g->experts;
+    int64_t total = 0, peers = 0;
 
     if (ag_index(ag) != ag_count(ag) / 2) /* the first agents wait for peers, the last ones find places */
         return;
-    AG_EACH(ag, int, s, R)
-    {
+    for (int s = 0; s < R; s++) {
+        const struct ll_view v = ll_view_at(g, ll_rows_of(g, s, epoch), 0, 0);
         int64_t n = 0;
         if (g->mask[s] && p->layout == LAYOUT_RANK_MAJOR)
-            n = ll_open(g, s, epoch).rcount[g->rank];
-        for (int l = 0; l < L && p->layout == LAYOUT_EXPERT_MAJOR && p->rank_counts.data; l++)
-            n += p->h->count[l * R + s];
-        if (p->rank_counts.data)
+            n = v.rcount[g->rank];
+        if (g->mask[s] && p->layout == LAYOUT_EXPERT_MAJOR) {
+            AG_EACH(ag, int, e, end - first) n += v.ecount[first + e];
+            n = ag_sum(ag, n);
+        }
+        if (p->rank_counts.data && ag_leader(ag))
             index_put(&p->rank_counts, s, n);
-        total += p->layout == LAYOUT_RANK_MAJOR ? n : 0;
+        total += n;
+        peers += g->mask[s] && s != g->rank && is_local(g, s) ? v.rcount[g->rank] : 0;
     }
-    if (p->layout == LAYOUT_EXPERT_MAJOR)
-        AG_EACH(ag, int, i, L *R) total += p->h->count[i];
-    total = ag_sum(ag, total);
     if (!ag_leader(ag))
         return;
     if (p->total.data)
         index_put(&p->total, 0, total);
     ag_add_stat(&g->stats->rows_received, (uint64_t)total);
+    ag_add_stat(&g->stats->bytes_peer, (uint64_t)peers * (uint64_t)p->agree.hidden_bytes);
+}
+
+/*
+ * Where combined rows land at their source: by expert (or rank), then by number among its rows. What one rank returns is
+ * then one piece, in the order in which that rank has it: `back` at the source, `source` at the rank that returns.
+ */
+KFN_STEP void ll_places(struct agent *ag, const struct ll_dispatch_params *p)
+{
+    const int by_expert = p->layout == LAYOUT_EXPERT_MAJOR;
+    const int32_t *count = by_expert ? p->h->ecount : p->h->rcount;
+    const int n = by_expert ? p->g->experts : p->g->nranks;
+    int64_t run = 0;
+
+    AG_ROUNDS(ag, int, i, n)
+    {
+        const int64_t here = i < n ? count[i] : 0, before = ag_scan(ag, here);
+        if (i < n)
+            p->h->back[i] = (int32_t)(run + before);
+        run += ag_sum(ag, here);
+    }
+}
+
+/* What source s gets back begins here, in its landing. */
+KFN_STEP void ll_source_places(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch, int s)
+{
+    const struct group_dev *g = p->g;
+    const int R = g->nranks, by_expert = p->layout == LAYOUT_EXPERT_MAJOR;
+    const int first = by_expert ? g->rank * g->local_experts : g->rank, n = by_expert ? g->local_experts : 1;
+    const int keys = by_expert ? g->experts : R;
+    const struct ll_view v = ll_open(g, s, epoch);
+    const int32_t *count = by_expert ? v.ecount : v.rcount;
+    int64_t run = 0;
+
+    AG_EACH(ag, int, i, first < keys ? first : keys) run += count[i];
+    run = ag_sum(ag, run);
+    AG_ROUNDS(ag, int, l, n)
+    {
+        const int64_t here = l < n && first + l < keys ? count[first + l] : 0, before = ag_scan(ag, here);
+        if (l < n)
+            p->h->source[l * R + s] = (int32_t)(run + before);
+        run += ag_sum(ag, here);
+    }
+}
+
+/* Both, for the combine that follows, by the agents that have the least other work: the last ones. */
+KFN void ll_all_places(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+    const int A = ag_count(ag), me = A - 1 - ag_index(ag);
+
+    if (g->nranks % A == me)
+        ll_places(ag, p);
+    for (int s = me; s < g->nranks; s += A)
+        if (g->mask[s])
+            ll_source_places(ag, p, epoch, s);
+}
+
+/*
+ * begin[l][s] and count[l][s] for this rank's experts; the caller's counters. Every token names an expert once (route.h sees
+ * to that), so that R*M rows are enough: unless another node's tables, which are believed only so far, say otherwise.
+ */
+KFN_STEP int ll_count_experts(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+    const struct handle_dev *h = p->h;
+    const int R = g->nranks, L = g->local_experts;
+    const int64_t room = (int64_t)R * g->max_tokens;
+
+    for (int l = ag_index(ag); l < L; l += ag_count(ag)) {
+        const int e = g->rank * L + l;
+        int64_t run = 0;
+        AG_ROUNDS(ag, int, s, R)
+        {
+            const int there = s < R && g->mask[s] && e < g->experts;
+            const int64_t n = there ? ll_expert_counts_of(g, s, epoch)[e] : 0, begin = run + ag_scan(ag, n);
+            if (s < R) {
+                h->begin[l * R + s] = (int32_t)begin;
+                h->count[l * R + s] = (int32_t)n;
+                if (p->layout_range)
+                    p->layout_range[l * R + s] = begin << 32 | n;
+            }
+            run += ag_sum(ag, n);
+        }
+        if (ag_leader(ag) && p->expert_counts.data)
+            index_put(&p->expert_counts, l, run);
+        if (ag_leader(ag) && p->expert_stats)
+            p->expert_stats[l] += (int32_t)run;
+        if (run > room)
+            return fail_all(ag, g, KSTATUS_OVERFLOW, PHASE_LL_DATA, -1, run, room);
+    }
+    return 0;
+}
+
+/* What the tables say. */
+KFN int ll_count(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
+{
+    if (p->layout == LAYOUT_EXPERT_MAJOR && ll_count_experts(ag, p, epoch))
+        return 1;
+    ll_count_ranks(ag, p, epoch);
+    ll_all_places(ag, p, epoch);
+    return 0;
 }
 
 KFN const char *ll_row(const struct ll_view *v, int t)
@@ -184,8 +268,7 @@ KFN void ll_take_source(struct agent *ag, const struct ll_dispatch_params *p, ui
     }
     const struct ll_view v = ll_open(g, s, epoch);
     const int n = v.rcount[g->rank], written = v.post->written;
-    const int nothing = written && p->layout == LAYOUT_EXPERT_MAJOR && !p->src_rank && !p->src_token;
-    for (int i = nth; i < n && !nothing; i += step) {
+    for (int i = nth; i < n; i += step) {
         if (p->layout == LAYOUT_RANK_MAJOR)
             ll_place(ag, p, &v, s, i, written);
         else
@@ -193,8 +276,6 @@ KFN void ll_take_source(struct agent *ag, const struct ll_dispatch_params *p, ui
     }
     if (first && p->layout == LAYOUT_RANK_MAJOR)
         p->h->count[s] = n;
-    if (first && s != g->rank && is_local(g, s))
-        ag_add_stat(&g->stats->bytes_peer, (uint64_t)n * (uint64_t)p->agree.hidden_bytes);
 }
 
 /* Each source is served by its own share of the agents: none looks into more tables than it must, and no source has more
@@ -297,8 +378,8 @@ KFN_STEP int ll_check_posts(struct agent *ag, const struct ll_dispatch_params *p
     return 0;
 }
 
-/* Counts and small outputs; and the rows, where senders have not written them. */
-KFN_STEP int ll_receive(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch, int counted)
+/* Counts and small outputs; and the rows, where senders have not `written` them. */
+KFN_STEP int ll_receive(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch, int written)
 {
     const struct group_dev *g = p->g;
     const int slot = slot_of(g, epoch);
@@ -306,14 +387,18 @@ KFN_STEP int ll_receive(struct agent *ag, const struct ll_dispatch_params *p, ui
 
     if (g->nnodes > 1 && (ll_wait_remote(ag, p, epoch) || sync_barrier(ag, g)))
         return 1;
-    if (!counted)
-        ll_count(ag, p, epoch);
+    if (ll_count(ag, p, epoch))
+        return 1;
+    AG_MARK(ag, "count");
+    /* Whoever looks for the places of rows reads what all agents have counted. */
+    const int places = !written || p->src_rank || p->src_token;
+    if (places && sync_barrier(ag, g))
+        return 1;
     if (wait_peers(ag, g, SCOPE_NODE, SIG_LL_ROWS, slot, lap, PHASE_LL_ROWS, NULL))
         return 1;
-    if (p->layout == LAYOUT_EXPERT_MAJOR && ll_check_room(ag, p))
-        return 1;
-    ll_count_ranks(ag, p, epoch);
-    ll_take_rows(ag, p, epoch);
+    AG_MARK(ag, "written");
+    if (places || p->layout == LAYOUT_RANK_MAJOR)
+        ll_take_rows(ag, p, epoch);
     if (sync_last(ag, g, 2))
         signal_peers(ag, g, SCOPE_ALL, SIG_LL_DONE, slot, lap);
     /* The caller may change its tensor once this operation has completed: not before all have read it. */
@@ -348,6 +433,7 @@ KFN int ll_dispatch_whole(struct agent *ag, const struct ll_dispatch_params *p, 
         return ll_stage_rows(ag, p, epoch, &v) || ll_dispatch_recv(ag, p, epoch);
     if (ll_wait_tables(ag, p, epoch))
         return 1;
+    AG_MARK(ag, "data");
     const int open = ll_all_open(ag, g, epoch);
     if (open ? ll_write_rows(ag, p, epoch, &v) : ll_stage_rows(ag, p, epoch, &v))
         return 1;

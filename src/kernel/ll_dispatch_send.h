@@ -8,7 +8,8 @@
 
 /*
  * A source's tables as this rank sees them. They end where the rows begin, so that they travel as one piece with them:
- *   ecount[E] rcount[R] ids[B*K] eidx[B*K] weights[B*K] pos[B] post | rows
+ *   ids[B*K] eidx[B*K] weights[B*K] pos[B] ecount[E] rcount[R] post | rows
+ * Where the counts are does not depend on what the post says: both can be asked for at once.
  */
 struct ll_view {
     char *start;
@@ -26,19 +27,19 @@ KFN struct ll_view ll_view_at(const struct group_dev *g, char *rows, int ntokens
     char *at = rows - sizeof(struct ll_post);
 
     v.post = (struct ll_post *)at;
+    v.rcount = (int32_t *)(at -= up16((size_t)g->nranks * 4));
+    v.ecount = (int32_t *)(at -= up16((size_t)g->experts * 4));
     v.pos = (int32_t *)(at -= up16((size_t)ntokens * 4));
     v.weights = (float *)(at -= pairs);
     v.eidx = (int32_t *)(at -= pairs);
     v.ids = (int32_t *)(at -= pairs);
-    v.rcount = (int32_t *)(at -= up16((size_t)g->nranks * 4));
-    v.ecount = (int32_t *)(at -= up16((size_t)g->experts * 4));
     v.start = at;
     v.rows = rows;
     v.list = NULL;
     return v;
 }
 
-KFN uint64_t ll_slot_offset(const struct group_dev *g, uint64_t epoch)
+KFN_STEP uint64_t ll_slot_offset(const struct group_dev *g, uint64_t epoch)
 {
     return g->ll.slots + (uint64_t)slot_of(g, epoch) * g->ll.slot_stride;
 }
@@ -50,16 +51,22 @@ KFN uint64_t ll_landing_rows(const struct group_dev *g, uint64_t epoch, int numb
     return g->ll.landing + piece * g->ll.landing_stride + g->ll.head;
 }
 
-KFN char *ll_rows_of(const struct group_dev *g, int rank, uint64_t epoch)
+KFN_STEP char *ll_rows_of(const struct group_dev *g, int rank, uint64_t epoch)
 {
     if (is_local(g, rank))
         return heap_at(g, rank, ll_slot_offset(g, epoch) + g->ll.rows);
     return heap_at(g, g->rank, ll_landing_rows(g, epoch, g->landing_of[rank]));
 }
 
-KFN const struct ll_post *ll_post_of(const struct group_dev *g, int rank, uint64_t epoch)
+KFN_STEP const struct ll_post *ll_post_of(const struct group_dev *g, int rank, uint64_t epoch)
 {
     return (const struct ll_post *)(ll_rows_of(g, rank, epoch) - sizeof(struct ll_post));
+}
+
+/* How many rows a rank has for each expert, once its LL_DATA has come. */
+KFN_STEP const int32_t *ll_expert_counts_of(const struct group_dev *g, int rank, uint64_t epoch)
+{
+    return ll_view_at(g, ll_rows_of(g, rank, epoch), 0, 0).ecount;
 }
 
 /* The tables of any rank, once its LL_DATA has come. */
@@ -152,61 +159,6 @@ KFN_STEP void ll_fill_tables(struct agent *ag, const struct ll_dispatch_params *
             list[(size_t)(h->ids[i] / g->local_experts) * (size_t)g->max_tokens + (size_t)h->ridx[i]] =
                 (int32_t)(i / K);
     }
-}
-
-/*
- * Where combined rows land at their source: by expert (or rank), then by number among its rows. What one rank returns is
- * then one piece, in the order in which that rank has it: `back` at the source, `source` at the rank that returns.
- */
-KFN_STEP void ll_places(struct agent *ag, const struct ll_dispatch_params *p)
-{
-    const int by_expert = p->layout == LAYOUT_EXPERT_MAJOR;
-    const int32_t *count = by_expert ? p->h->ecount : p->h->rcount;
-    const int n = by_expert ? p->g->experts : p->g->nranks;
-    int64_t run = 0;
-
-    AG_ROUNDS(ag, int, i, n)
-    {
-        const int64_t here = i < n ? count[i] : 0, before = ag_scan(ag, here);
-        if (i < n)
-            p->h->back[i] = (int32_t)(run + before);
-        run += ag_sum(ag, here);
-    }
-}
-
-/* What source s gets back begins here, in its landing. */
-KFN_STEP void ll_source_places(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch, int s)
-{
-    const struct group_dev *g = p->g;
-    const int R = g->nranks, by_expert = p->layout == LAYOUT_EXPERT_MAJOR;
-    const int first = by_expert ? g->rank * g->local_experts : g->rank, n = by_expert ? g->local_experts : 1;
-    const int keys = by_expert ? g->experts : R;
-    const struct ll_view v = ll_open(g, s, epoch);
-    const int32_t *count = by_expert ? v.ecount : v.rcount;
-    int64_t run = 0;
-
-    AG_EACH(ag, int, i, first < keys ? first : keys) run += count[i];
-    run = ag_sum(ag, run);
-    AG_ROUNDS(ag, int, l, n)
-    {
-        const int64_t here = l < n && first + l < keys ? count[first + l] : 0, before = ag_scan(ag, here);
-        if (l < n)
-            p->h->source[l * R + s] = (int32_t)(run + before);
-        run += ag_sum(ag, here);
-    }
-}
-
-/* Both, for the combine that follows, by the agents that have the least other work: the last ones. */
-KFN void ll_all_places(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
-{
-    const struct group_dev *g = p->g;
-    const int A = ag_count(ag), me = A - 1 - ag_index(ag);
-
-    if (g->nranks % A == me)
-        ll_places(ag, p);
-    for (int s = me; s < g->nranks; s += A)
-        if (g->mask[s])
-            ll_source_places(ag, p, epoch, s);
 }
 
 KFN uint64_t ll_row_stride(const struct ll_dispatch_params *p)
@@ -319,8 +271,10 @@ KFN_STEP int ll_send_tables(struct agent *ag, const struct ll_dispatch_params *p
     if (PLANT(PLANT_SLOT, 0,
               wait_peers(ag, g, SCOPE_ALL, SIG_LL_DONE, slot_of(g, epoch), lap_of(g, epoch) - 1, PHASE_LL_SLOT, NULL)))
         return 1;
+    AG_MARK(ag, "slot");
     if (route_plan(ag, g, p->h, &p->route))
         return 1;
+    AG_MARK(ag, "route");
     ll_fill_tables(ag, p, v, (int32_t *)heap_at(g, g->rank, ll_slot_offset(g, epoch)));
     if (g->nnodes > 1) {
         if (ag_index(ag) == 0) {
@@ -333,6 +287,7 @@ KFN_STEP int ll_send_tables(struct agent *ag, const struct ll_dispatch_params *p
     }
     if (sync_last(ag, g, 0))
         ll_publish(ag, p, epoch, v);
+    AG_MARK(ag, "tables");
     return 0;
 }
 
@@ -390,18 +345,18 @@ KFN void ll_expert_counts(const struct group_dev *g, uint64_t epoch, int e, int 
 
     AG_UNROLL
     for (int j = 0; j < LL_COUNTS; j++)
-        at[j] = s + j < g->nranks && g->mask[s + j] && e < g->experts ? &ll_open(g, s + j, epoch).ecount[e] : NULL;
+        at[j] = s + j < g->nranks && g->mask[s + j] && e < g->experts ? &ll_expert_counts_of(g, s + j, epoch)[e] : NULL;
     AG_UNROLL
     for (int j = 0; j < LL_COUNTS; j++)
         n[j] = at[j] ? *at[j] : 0;
 }
 
-/* first[e] = rows of earlier ranks at expert e's rank: where this rank's begin. */
+/* first[e] = rows of earlier ranks at expert e's rank: where this rank's begin. Every crew finds them for itself. */
 KFN_STEP void ll_first_rows(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
 
-    AG_EACH_ALL(ag, int, e, g->experts)
+    AG_EACH_CREW(ag, int, e, g->experts)
     {
         int32_t run = 0, n[LL_COUNTS];
         for (int s = 0; s < g->rank; s += LL_COUNTS) {
@@ -414,47 +369,8 @@ KFN_STEP void ll_first_rows(struct agent *ag, const struct ll_dispatch_params *p
     }
 }
 
-/* begin[l][s] and count[l][s] for this rank's experts; the caller's counters. */
-KFN_STEP void ll_count_experts(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
-{
-    const struct group_dev *g = p->g;
-    const struct handle_dev *h = p->h;
-    const int R = g->nranks, L = g->local_experts;
-
-    AG_EACH_ALL(ag, int, l, L)
-    {
-        int32_t run = 0, n[LL_COUNTS];
-        for (int first = 0; first < R; first += LL_COUNTS) {
-            ll_expert_counts(g, epoch, g->rank * L + l, first, n);
-            AG_UNROLL
-            for (int j = 0; j < LL_COUNTS; j++) {
-                const int s = first + j;
-                if (s >= R)
-                    continue;
-                h->begin[l * R + s] = run;
-                h->count[l * R + s] = n[j];
-                if (p->layout_range)
-                    p->layout_range[l * R + s] = (int64_t)run << 32 | (int64_t)n[j];
-                run += n[j];
-            }
-        }
-        if (p->expert_counts.data)
-            index_put(&p->expert_counts, l, run);
-        if (p->expert_stats)
-            p->expert_stats[l] += run;
-    }
-}
-
-/* What the tables say. */
-KFN void ll_count(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
-{
-    if (p->layout == LAYOUT_EXPERT_MAJOR)
-        ll_count_experts(ag, p, epoch);
-    ll_all_places(ag, p, epoch);
-}
-
 /* Does (t, k) have a place of its own, EXPERT_MAJOR by expert, RANK_MAJOR by this rank? */
-KFN int ll_has_target(const struct ll_dispatch_params *p, int64_t i)
+KFN_STEP int ll_has_target(const struct ll_dispatch_params *p, int64_t i)
 {
     const struct group_dev *g = p->g;
     const int32_t id = p->h->ids[i];
@@ -468,8 +384,8 @@ KFN int ll_has_target(const struct ll_dispatch_params *p, int64_t i)
 }
 
 /* Where the row of (t, k) goes, as its rank posted it. Zero: nowhere. */
-KFN int ll_target(const struct ll_dispatch_params *p, uint64_t epoch, int64_t i, char **token, char **scale,
-                  int64_t *scale_stride)
+KFN_STEP int ll_target(const struct ll_dispatch_params *p, uint64_t epoch, int64_t i, char **token, char **scale,
+                       int64_t *scale_stride)
 {
     const struct group_dev *g = p->g;
     const int32_t id = p->h->ids[i];
@@ -492,25 +408,31 @@ KFN int ll_target(const struct ll_dispatch_params *p, uint64_t epoch, int64_t i,
     return 1;
 }
 
-/* Token t to all its places on all ranks. */
-KFN_STEP void ll_write_token(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch, int t, char *scratch)
+#define LL_SLICE 512 /* channels: a whole number of scales in any format, and of vectors */
+
+/* With more agents than tokens each token is cut into slices of so many channels. */
+KFN int ll_slice_width(struct agent *ag, const struct ll_dispatch_params *p)
 {
-    const int K = p->route.topk_n;
-    const char *row = row_tokens(&p->in, t), *scales = p->in.scales + t * p->in.scale_row_stride;
-    int64_t scale_stride = p->in.scale_stride;
+    const int tokens = p->route.ntokens > 0 ? p->route.ntokens : 1;
+    const int units = (p->in.hidden + LL_SLICE - 1) / LL_SLICE, spare = ag_count(ag) / tokens;
+
+    return spare < 2 ? p->in.hidden : (units + spare - 1) / spare * LL_SLICE;
+}
+
+/* Channels [begin, end) of token t to all its places on all ranks. */
+KFN_STEP void ll_write_token(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch, int t, int begin,
+                             int end, char *scratch)
+{
+    const int K = p->route.topk_n, hidden = p->in.hidden, words = p->agree.scale_bytes / 4;
+    const int per = words == (hidden + 127) / 128 ? 128 : 512; /* channels of a word of scales */
+    const int64_t from = (int64_t)begin * (p->agree.hidden_bytes / hidden);
+    const int64_t bytes = (int64_t)(end - begin) * (p->agree.hidden_bytes / hidden);
     struct copy_set set;
-    struct word_set words;
+    struct word_set scales;
     int n = 0;
 
-    if (p->in.cast) {
-        row_stage(ag, scratch, &p->in, &p->agree, t);
-        ag_sync(ag);
-        row = scratch;
-        scales = scratch + row_scales_at(&p->agree);
-        scale_stride = 4;
-    }
     copy_set_begin(&set);
-    word_set_begin(&words);
+    word_set_begin(&scales);
     AG_EACH(ag, int, k, K)
     {
         char *token, *scale;
@@ -520,17 +442,24 @@ KFN_STEP void ll_write_token(struct agent *ag, const struct ll_dispatch_params *
             continue;
         for (int j = 0; j < k; j++)
             place += ll_has_target(p, (int64_t)t * K + j);
-        copy_set_offer(&set, place, token);
-        word_set_offer(&words, place, scale, stride);
+        copy_set_offer(&set, place, token + from);
+        word_set_offer(&scales, place, scale + begin / per * stride, stride);
         n++;
     }
     n = (int)ag_sum(ag, n);
     copy_set_settle(ag, &set);
-    ag_copy_many(ag, &set, n, row, (size_t)p->agree.hidden_bytes);
-    if (!p->agree.scale_bytes)
+    if (words)
+        word_set_settle(ag, &scales);
+    if (p->in.cast) {
+        const char *x = row_tokens(&p->in, t) + (int64_t)begin * (p->in.dtype == DTYPE_FP32 ? 4 : 2);
+        ag_cast_fp8_many(ag, &set, &scales, n, scratch, p->in.scale_ue8m0, p->in.round_scale, x, p->in.dtype,
+                         end - begin);
         return;
-    word_set_settle(ag, &words);
-    ag_copy_words(ag, &words, n, scales, scale_stride, p->agree.scale_bytes / 4);
+    }
+    ag_copy_many(ag, &set, n, row_tokens(&p->in, t) + from, (size_t)bytes);
+    if (words)
+        ag_copy_words(ag, &scales, n, p->in.scales + t * p->in.scale_row_stride + begin / per * p->in.scale_stride,
+                      p->in.scale_stride, (end - begin + per - 1) / per);
 }
 
 KFN_STEP int ll_write_rows(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch,
@@ -538,24 +467,29 @@ KFN_STEP int ll_write_rows(struct agent *ag, const struct ll_dispatch_params *p,
 {
     const struct group_dev *g = p->g;
     const size_t bytes = row_scales_at(&p->agree) + (size_t)p->agree.scale_bytes;
+    const int hidden = p->in.hidden, width = ll_slice_width(ag, p), slices = (hidden + width - 1) / width;
     char *scratch = p->in.cast ? (char *)ag_scratch(ag, bytes) : NULL;
 
     if (p->in.cast && !scratch)
         return fail_all(ag, g, KSTATUS_MEMORY, PHASE_LL_ROWS, -1, (int64_t)bytes, 0);
     if (p->layout == LAYOUT_EXPERT_MAJOR) {
         ll_first_rows(ag, p, epoch);
-        if (sync_barrier(ag, g))
+        if (crew_barrier(ag, g, 0))
             return 1;
     }
-    ll_count(ag, p, epoch); /* by agents that mostly have no token */
-    for (int t = ag_index(ag); t < p->route.ntokens; t += ag_count(ag))
-        ll_write_token(ag, p, epoch, t, scratch);
+    AG_MARK(ag, "places");
+    for (int item = ag_index(ag); item < p->route.ntokens * slices; item += ag_count(ag)) {
+        const int begin = item % slices * width, end = begin + width < hidden ? begin + width : hidden;
+        ll_write_token(ag, p, epoch, item / slices, begin, end, scratch);
+    }
+    AG_MARK(ag, "rows");
     if (sync_last(ag, g, 1)) {
         if (ag_leader(ag))
             v->post->written = 1;
         ag_sync(ag);
         signal_peers(ag, g, SCOPE_NODE, SIG_LL_ROWS, slot_of(g, epoch), lap_of(g, epoch));
     }
+    AG_MARK(ag, "last");
     return 0;
 }
 

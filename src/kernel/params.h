@@ -111,6 +111,9 @@ enum signal_kind {
 
 enum operation { OP_LL_DISPATCH, OP_LL_COMBINE, OP_HT_NOTIFY, OP_HT_DISPATCH, OP_HT_COMBINE, OP_COUNT };
 
+/* As epx_dtype; kernels do not include the public header. */
+enum { DTYPE_BF16 = 1, DTYPE_FP16 = 2, DTYPE_FP32 = 3 };
+
 /* What the ranks must agree on in one operation, carried by every post and compared by every reader. */
 struct agreement {
     int32_t hidden_bytes; /* of one row on the wire, scales not counted */

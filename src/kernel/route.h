@@ -3,20 +3,18 @@
  * Routing of this rank's own tokens: counts per expert and per rank, and for every (token, k) its number among those.
  * Both modes start here. Deterministic whatever the number of agents:
  *
- *   1. the tokens are cut into chunks; each planner counts and numbers its own chunk in its own table
+ *   1. the tokens are cut into chunks; each planner counts its own chunk in its own table
  *   2. barrier; for every key, the tables become offsets (what earlier chunks counted) and the totals are written
- *   3. barrier; each planner adds its offsets to its chunk's numbers
+ *   3. barrier; each planner numbers its chunk, beginning at its offsets
  *   4. barrier; all tables of the handle are ready
+ *
+ * One planner alone begins with step 3. Where agents form crews and the work is small, every crew does all of it: it
+ * costs less than three meetings of the launch. All of them write the same values, and nothing but final ones.
  */
 #ifndef EPX_KERNEL_ROUTE_H
 #define EPX_KERNEL_ROUTE_H
 
 #include "kernel/sync.h"
-
-KFN int32_t *route_table(const struct group_dev *g, int planner)
-{
-    return g->tables + (size_t)planner * (size_t)(g->experts + g->nranks);
-}
 
 KFN_STEP void route_report_bad(struct agent *ag, const struct group_dev *g, const struct route_in *in, int64_t bad)
 {
@@ -33,67 +31,103 @@ KFN void route_total(const struct group_dev *g, const struct handle_dev *h, int 
         h->rcount[key - g->experts] = total;
 }
 
-#define ROUTE_PAIRS 32 /* least (token, k) pairs that are worth a planner of their own */
-#define ROUTE_BATCH 8  /* tables that are read before the first is looked at */
+#define ROUTE_PAIRS 32        /* least (token, k) pairs that are worth a planner of their own */
+#define ROUTE_BATCH 8         /* tables that are read before the first is looked at */
+#define ROUTE_CREW_PAIRS 4096 /* most that every crew counts for itself */
+
+/* Who plans: the agents of a crew, or of the launch; and their tables. */
+struct planning {
+    int crew, planners, me, stride;
+    int32_t *tables;
+};
+
+KFN struct planning route_share(struct agent *ag, const struct group_dev *g, const struct route_in *in)
+{
+    const int keys = g->experts + g->nranks, pairs = in->ntokens * in->topk_n;
+    const int wanted = (pairs + ROUTE_PAIRS - 1) / ROUTE_PAIRS;
+    const int agents = ag_count(ag) < g->max_agents ? ag_count(ag) : g->max_agents;
+    struct planning plan = {0, agents, ag_index(ag), keys, g->tables};
+
+#if AG_CREWS
+    if (pairs <= ROUTE_CREW_PAIRS && ag_crew_tables(ag, keys)) {
+        plan.crew = 1;
+        plan.planners = ag_crew_count(ag);
+        plan.me = ag_crew_index(ag);
+        plan.stride = AG_CREW_KEYS;
+        plan.tables = ag_crew_tables(ag, keys);
+    }
+#endif
+    if (wanted < plan.planners)
+        plan.planners = wanted < 1 ? 1 : wanted;
+    return plan;
+}
+
+KFN int route_barrier(struct agent *ag, const struct group_dev *g, const struct planning *plan)
+{
+    return plan->crew ? crew_barrier(ag, g, 0) : sync_barrier(ag, g);
+}
+
+/* Counts become offsets. `counts`: the first planner's, of this key. */
+KFN_STEP void route_offsets(const struct group_dev *g, const struct handle_dev *h, int32_t *counts, int planners,
+                            int stride, int key)
+{
+    int32_t run = 0;
+
+    for (int first = 0; first < planners; first += ROUTE_BATCH) {
+        int32_t n[ROUTE_BATCH];
+        AG_UNROLL
+        for (int j = 0; j < ROUTE_BATCH; j++)
+            n[j] = first + j < planners ? counts[(size_t)(first + j) * (size_t)stride] : 0;
+        AG_UNROLL
+        for (int j = 0; j < ROUTE_BATCH; j++) {
+            if (first + j < planners)
+                counts[(size_t)(first + j) * (size_t)stride] = run;
+            run += n[j];
+        }
+    }
+    route_total(g, h, key, run);
+}
 
 KFN_STEP int route_plan(struct agent *ag, const struct group_dev *g, struct handle_dev *h, const struct route_in *in)
 {
     const int keys = g->experts + g->nranks;
-    const int wanted = (in->ntokens * in->topk_n + ROUTE_PAIRS - 1) / ROUTE_PAIRS;
-    const int most = ag_count(ag) < g->max_agents ? ag_count(ag) : g->max_agents;
-    const int planners = wanted < 1 ? 1 : wanted < most ? wanted : most;
-    const int me = ag_index(ag);
-    const int t0 = (int)((int64_t)in->ntokens * me / planners);
-    const int t1 = (int)((int64_t)in->ntokens * (me + 1) / planners);
+    const struct planning plan = route_share(ag, g, in);
+    const int mine = plan.me < plan.planners;
+    const int t0 = (int)((int64_t)in->ntokens * plan.me / plan.planners);
+    const int t1 = (int)((int64_t)in->ntokens * (plan.me + 1) / plan.planners);
+    int32_t *table = plan.tables + (size_t)(mine ? plan.me : 0) * (size_t)plan.stride;
+    struct route_kept kept;
     int64_t bad = 0;
 
-    if (me < planners) {
-        int32_t *table = route_table(g, me);
+    if (mine) {
         AG_EACH(ag, int, i, keys) table[i] = 0;
         ag_sync(ag);
-        ag_route_chunk(ag, g, h, in, t0, t1, table, &bad);
+    }
+    if (plan.planners > 1) {
+        if (mine)
+            ag_route_count(ag, g, in, t0, t1, table, &kept);
+        if (route_barrier(ag, g, &plan))
+            return 1;
+        if (plan.crew)
+            AG_EACH_CREW(ag, int, key, keys) route_offsets(g, h, plan.tables + key, plan.planners, plan.stride, key);
+        else
+            AG_EACH_ALL(ag, int, key, keys) route_offsets(g, h, plan.tables + key, plan.planners, plan.stride, key);
+        if (route_barrier(ag, g, &plan))
+            return 1;
+    }
+    if (mine) {
+        ag_route_number(ag, g, h, in, t0, t1, table, plan.planners > 1 ? &kept : NULL, &bad);
         if (bad)
             route_report_bad(ag, g, in, bad);
-    }
-    if (me == 0 && ag_leader(ag)) {
-        h->ntokens = in->ntokens;
-        h->topk = in->topk_n;
-    }
-    if (sync_barrier(ag, g))
-        return 1;
-    AG_EACH_ALL(ag, int, key, keys)
-    {
-        int32_t run = 0;
-        for (int first = 0; first < planners; first += ROUTE_BATCH) {
-            int32_t n[ROUTE_BATCH];
-            AG_UNROLL
-            for (int j = 0; j < ROUTE_BATCH; j++)
-                n[j] = first + j < planners ? route_table(g, first + j)[key] : 0;
-            AG_UNROLL
-            for (int j = 0; j < ROUTE_BATCH; j++) {
-                if (first + j < planners)
-                    route_table(g, first + j)[key] = run;
-                run += n[j];
-            }
-        }
-        route_total(g, h, key, run);
-    }
-    if (sync_barrier(ag, g))
-        return 1;
-    if (me > 0 && me < planners) {
-        const int32_t *table = route_table(g, me);
-        const int K = in->topk_n;
-        AG_EACH(ag, int64_t, j, (int64_t)(t1 - t0) * K)
-        {
-            const int64_t i = (int64_t)t0 * K + j;
-            const int32_t id = h->ids[i];
-            if (id >= 0)
-                h->eidx[i] += table[id];
-            if (h->ridx[i] >= 0)
-                h->ridx[i] += table[g->experts + id / g->local_experts];
+        ag_sync(ag);
+        if (plan.planners == 1)
+            AG_EACH(ag, int, key, keys) route_total(g, h, key, table[key]);
+        if (plan.me == 0 && ag_leader(ag)) {
+            h->ntokens = in->ntokens;
+            h->topk = in->topk_n;
         }
     }
-    return planners > 1 ? sync_barrier(ag, g) : 0;
+    return route_barrier(ag, g, &plan);
 }
 
 #endif

@@ -36,12 +36,12 @@ KFN struct control *control_of(const struct group_dev *g, int rank)
 
 /* A low-latency epoch uses slot (e - 1) % W, and is that slot's ((e - 1) / W + 1)-th. High throughput has one operation
  * of a kind in flight at a time: slot 0, and the epoch itself. */
-KFN int slot_of(const struct group_dev *g, uint64_t epoch)
+KFN_STEP int slot_of(const struct group_dev *g, uint64_t epoch)
 {
     return (int)((epoch - 1) % (uint64_t)g->inflight);
 }
 
-KFN uint64_t lap_of(const struct group_dev *g, uint64_t epoch)
+KFN_STEP uint64_t lap_of(const struct group_dev *g, uint64_t epoch)
 {
     return (epoch - 1) / (uint64_t)g->inflight + 1;
 }
@@ -57,13 +57,13 @@ KFN size_t signal_index(const struct group_dev *g, int kind, int slot, int from)
 }
 
 /* The word in `owner`'s heap that `from`, of the same node, writes. */
-KFN uint64_t *signal_at(const struct group_dev *g, int owner, int kind, int slot, int from)
+KFN_STEP uint64_t *signal_at(const struct group_dev *g, int owner, int kind, int slot, int from)
 {
     return &((struct signal *)heap_at(g, owner, g->signals))[signal_index(g, kind, slot, from)].value;
 }
 
 /* Where this rank sees the signal of `from`, wherever that is. */
-KFN const uint64_t *signal_from(const struct group_dev *g, int kind, int slot, int from)
+KFN_STEP const uint64_t *signal_from(const struct group_dev *g, int kind, int slot, int from)
 {
     return is_local(g, from) ? signal_at(g, g->rank, kind, slot, from)
                              : &g->counters[signal_index(g, kind, slot, from)];
@@ -108,6 +108,7 @@ KFN_STEP int fail_all(struct agent *ag, const struct group_dev *g, int status, i
  * rank too: whoever waits for the operation must not take it for done. */
 KFN int kernel_begin(struct agent *ag, const struct group_dev *g)
 {
+    AG_MARK(ag, "near");
     ag_begin(ag, g->timeout_ns, control_of(g, g->rank));
     const uint64_t word = ag_load_acquire(&control_of(g, g->rank)->abort_word);
     if (word)
@@ -196,6 +197,21 @@ KFN_STEP int sync_barrier(struct agent *ag, const struct group_dev *g)
     if (why == WAIT_OK)
         return 0;
     return wait_failed(ag, g, why, PHASE_AGENTS, -1, generation + 1, ag_load_acquire(&st->barrier));
+}
+
+/*
+ * The agents of a crew meet: what one of them did or saw is visible to the others. Non-zero: one of them has failed.
+ * Crews of one launch do not meet here; whoever needs what another crew did waits for a signal that its rank gives after
+ * sync_last(), or calls sync_barrier().
+ */
+KFN int crew_barrier(struct agent *ag, const struct group_dev *g, int failed)
+{
+#if AG_CREWS
+    (void)g;
+    return ag_crew_any(ag, failed);
+#else
+    return sync_barrier(ag, g) || failed;
+#endif
 }
 
 /* True for the agent that comes last to `point` (0..3, each once per kernel): all others' work is visible to it. */
@@ -295,13 +311,20 @@ KFN int glance_peers(struct agent *ag, const struct group_dev *g, enum scope sco
     return 0;
 }
 
-/* Waits until every active peer's signal reaches `value`; one deadline for all of them. All agents call it. */
+/*
+ * Waits until every active peer's signal reaches `value`; one deadline for all of them. All agents call it. Each crew waits
+ * for itself, and nothing else that other crews do is waited for. Where a wait may end by masking a peer, one agent decides
+ * that for the whole launch.
+ */
 KFN_STEP int wait_peers(struct agent *ag, const struct group_dev *g, enum scope scope, int kind, int slot,
                         uint64_t value, int phase, int64_t *wait_ns)
 {
+    const int one = g->enable_mask;
     int failed = 0;
 
-    if (ag_index(ag) == 0 && (wait_ns || !glance_peers(ag, g, scope, kind, slot, value))) {
+    if (ag_index(ag) != 0)
+        wait_ns = NULL;
+    if ((one ? ag_index(ag) : ag_crew_index(ag)) == 0 && (wait_ns || !glance_peers(ag, g, scope, kind, slot, value))) {
         const uint64_t start = ag_now(ag);
         for (int p = 0; p < g->nranks && !failed; p++) {
             if (!in_scope(g, scope, p))
@@ -312,7 +335,7 @@ KFN_STEP int wait_peers(struct agent *ag, const struct group_dev *g, enum scope 
                 wait_ns[p] += (int64_t)(ag_now(ag) - before); /* not what earlier ranks took */
         }
     }
-    return sync_barrier(ag, g) || failed;
+    return one ? sync_barrier(ag, g) || failed : crew_barrier(ag, g, failed);
 }
 
 /* `n` more rows of a counter of rows. One agent per (kind, slot, peer); the others learn of it at the next barrier. */

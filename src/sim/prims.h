@@ -13,6 +13,7 @@
 #define ag_sync(ag) (sim_point(), ag_sync(ag))
 #define ag_load_acquire(word) (sim_point(), ag_load_acquire(word))
 #define ag_peek(word) (sim_point(), ag_peek(word))
+#define ag_store_signal(word, value) (sim_point(), ag_store_signal(word, value))
 #define ag_last(ag, word, id) (sim_point(), ag_last(ag, word, id))
 #define ag_store_release(word, value) (sim_point(), ag_store_release(word, value))
 #define ag_store_release_near(word, value) (sim_point(), ag_store_release_near(word, value))
@@ -32,6 +33,8 @@
     (sim_point(), ag_reduce(ag, out, dtype, hidden, set, n, weighted, bias0, bias1))
 #define ag_cast_fp8(ag, q, scales, ue8m0, round_scale, x, dtype, hidden) \
     (sim_point(), ag_cast_fp8(ag, q, scales, ue8m0, round_scale, x, dtype, hidden))
+#define ag_cast_fp8_many(ag, set, words, n, scratch, ue8m0, round_scale, x, dtype, channels) \
+    (sim_point(), ag_cast_fp8_many(ag, set, words, n, scratch, ue8m0, round_scale, x, dtype, channels))
 #define ag_logfmt_encode(ag, to, x, hidden) (sim_point(), ag_logfmt_encode(ag, to, x, hidden))
 
 #endif

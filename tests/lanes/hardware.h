@@ -89,6 +89,12 @@ template <typename T> KFN T __shfl_up_sync(lanes_t, T value, int by)
     return value_at<T>(values_of(value), from < 0 ? threadIdx.x : (unsigned)from);
 }
 
+template <typename T> KFN T __shfl_down_sync(lanes_t, T value, int by)
+{
+    const unsigned from = threadIdx.x % WARP + (unsigned)by;
+    return value_at<T>(values_of(value), from < WARP ? from : threadIdx.x);
+}
+
 KFN lanes_t __ballot_sync(lanes_t, int yes)
 {
     const uint64_t *values = lanes_exchange(MEET_VOTE, yes != 0);
@@ -215,6 +221,11 @@ KFN uint64_t word_number(uint64_t *word, uint64_t n)
 KFN uint32_t word_add_block(uint32_t *shared, uint32_t n)
 {
     return __atomic_fetch_add(shared, n, __ATOMIC_ACQ_REL);
+}
+
+KFN int block_any(int v, unsigned threads)
+{
+    return lanes_block_any(v, threads);
 }
 
 KFN uint64_t clock_global(void)

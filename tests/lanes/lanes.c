@@ -39,7 +39,9 @@ struct thread {
 static _Thread_local struct block {
     const struct lanes_launch *launch;
     unsigned index, arrived, meetings;
-    unsigned paused; /* threads that polled in this turn */
+    unsigned votes, voted, ballots; /* of lanes_block_any: of whom, so far; how many there were */
+    int yes[2];                     /* of this ballot, and of the last, which slow threads still read */
+    unsigned paused;                /* threads that polled in this turn */
     struct thread threads[THREADS_MOST];
     struct warp warps[THREADS_MOST / 32];
 } * block;
@@ -111,6 +113,26 @@ void lanes_block_meet(void)
     } else {
         wait_while(&block->meetings, meeting);
     }
+}
+
+int lanes_block_any(int v, unsigned threads)
+{
+    const unsigned ballot = block->ballots;
+
+    if (block->voted == 0) {
+        block->votes = threads;
+        block->yes[ballot % 2] = 0;
+    } else if (block->votes != threads) {
+        give_up("threads of one block are at different meetings");
+    }
+    block->yes[ballot % 2] |= v != 0;
+    if (++block->voted == threads) {
+        block->voted = 0;
+        block->ballots++;
+    } else {
+        wait_while(&block->ballots, ballot);
+    }
+    return block->yes[ballot % 2];
 }
 
 void lanes_pause(void)

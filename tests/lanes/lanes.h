@@ -30,6 +30,8 @@ struct index3 lanes_grid_size(void);
 const uint64_t *lanes_exchange(enum meeting what, uint64_t value);
 /* All threads of the block. */
 void lanes_block_meet(void);
+/* The first `threads` of the block; is v true for any of them? */
+int lanes_block_any(int v, unsigned threads);
 /* Others may run now: of a thread that polls. */
 void lanes_pause(void);
 

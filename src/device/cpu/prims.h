@@ -19,6 +19,8 @@
 #define AG_EACH(ag, type, i, n) for (type i = ((void)(ag), 0); i < (type)(n); i++)
 #define AG_ROUNDS AG_EACH
 #define AG_EACH_ALL(ag, type, i, n) for (type i = (type)(ag)->index; i < (type)(n); i += (type)(ag)->count)
+#define AG_EACH_CREW AG_EACH_ALL
+#define AG_CREWS 0
 
 /* The hardware follows a row once it has seen its beginning; this covers that. */
 #define PREFETCH_BYTES 512
@@ -53,6 +55,16 @@ KFN int ag_index(const struct agent *ag)
 }
 
 KFN int ag_count(const struct agent *ag)
+{
+    return ag->count;
+}
+
+KFN int ag_crew_index(const struct agent *ag)
+{
+    return ag->index;
+}
+
+KFN int ag_crew_count(const struct agent *ag)
 {
     return ag->count;
 }
@@ -304,6 +316,17 @@ KFN void ag_cast_fp8(struct agent *ag, void *q, void *scales, int ue8m0, int rou
     math_cast_fp8((uint8_t *)q, scales, ue8m0 ? SCALE_UE8M0 : SCALE_FLOAT, round_scale, x, dtype, hidden);
 }
 
+KFN void ag_cast_fp8_many(struct agent *ag, const struct copy_set *set, const struct word_set *words, int n,
+                          char *scratch, int ue8m0, int round_scale, const void *x, int dtype, int channels)
+{
+    const int blocks = (channels + 127) / 128;
+    char *scales = scratch + (((size_t)channels + 15) & ~(size_t)15);
+
+    ag_cast_fp8(ag, scratch, scales, ue8m0, round_scale, x, dtype, channels);
+    math_copy_many(set->to, n, scratch, (size_t)channels);
+    ag_copy_words(ag, words, n, scales, 4, ue8m0 ? (blocks + 3) / 4 : blocks);
+}
+
 KFN size_t ag_logfmt_encode(struct agent *ag, void *to, const void *x, int hidden)
 {
     (void)ag;
@@ -345,54 +368,86 @@ KFN void ag_store_commands(struct agent *ag, const struct ring_dev *ring, uint64
     }
 }
 
-/*
- * Counts and numbers the (token, k) pairs of tokens [t0, t1): table[e] counts pairs per expert, table[E + r] tokens per
- * rank; both start at zero. Fills ids, eidx, ridx and rord of the handle (params.h). `bad` gets 1 + the place of the
- * first index that is out of range, or named twice where once is allowed; such an index counts as dropped.
- */
-KFN void ag_route_chunk(struct agent *ag, const struct group_dev *g, const struct handle_dev *h,
-                        const struct route_in *in, int t0, int t1, int32_t *table, int64_t *bad)
+/* One token: its ids with what is dropped as -1, and of each pair the number among its expert's and (the first of its rank)
+ * its rank's. Returns 1 + the place of the first bad index, or 0. */
+struct routed {
+    int32_t ids[KERNEL_MAX_TOPK], eidx[KERNEL_MAX_TOPK], ridx[KERNEL_MAX_TOPK];
+};
+
+KFN int route_token(const struct group_dev *g, const struct route_in *in, int t, int32_t *table, struct routed *out)
 {
     const int K = in->topk_n, E = g->experts, L = g->local_experts;
-    int32_t ranks[KERNEL_MAX_TOPK], at[KERNEL_MAX_TOPK];
+    const int64_t first = (int64_t)t * K;
+    int bad = 0;
+
+    for (int k = 0; k < K; k++) {
+        int64_t id = in->idx64 ? ((const int64_t *)in->topk)[first + k] : ((const int32_t *)in->topk)[first + k];
+        int j = 0;
+        while (in->once && id >= 0 && j < k && out->ids[j] != id)
+            j++;
+        if (id < -1 || id >= E || (in->once && id >= 0 && j < k)) {
+            bad = bad ? bad : k + 1;
+            id = -1;
+        }
+        if (id >= 0 && !g->mask[id / L])
+            id = -1;
+        out->ids[k] = (int32_t)id;
+        out->eidx[k] = id < 0 ? -1 : table[id]++;
+        out->ridx[k] = -1;
+        if (id < 0)
+            continue;
+        for (j = 0; j < k && (out->ids[j] < 0 || out->ids[j] / L != id / L); j++)
+            ;
+        if (j == k)
+            out->ridx[k] = table[E + id / L]++;
+    }
+    return bad;
+}
+
+struct route_kept {
+    char nothing;
+};
+
+/* Adds tokens [t0, t1) to `table`: table[e] pairs per expert, table[E + r] tokens per rank. */
+KFN void ag_route_count(struct agent *ag, const struct group_dev *g, const struct route_in *in, int t0, int t1,
+                        int32_t *table, struct route_kept *kept)
+{
+    struct routed routed;
 
     (void)ag;
+    (void)kept;
+    for (int t = t0; t < t1; t++)
+        route_token(g, in, t, table, &routed);
+}
+
+/*
+ * Fills ids, eidx, ridx and rord of the handle (params.h) for tokens [t0, t1); the numbers go on from what `table` says.
+ * `kept` is NULL if nobody counted before. `bad` gets 1 + the place of the first index that is out of range, or named twice
+ * where once is allowed; such an index counts as dropped.
+ */
+KFN void ag_route_number(struct agent *ag, const struct group_dev *g, const struct handle_dev *h,
+                         const struct route_in *in, int t0, int t1, int32_t *table, const struct route_kept *kept,
+                         int64_t *bad)
+{
+    const int K = in->topk_n, L = g->local_experts;
+
+    (void)ag;
+    (void)kept;
+    *bad = 0;
     for (int t = t0; t < t1; t++) {
-        int n = 0;
+        const int64_t first = (int64_t)t * K;
+        struct routed r;
+        const int wrong = route_token(g, in, t, table, &r);
+        if (wrong && !*bad)
+            *bad = first + wrong;
         for (int k = 0; k < K; k++) {
-            const int64_t i = (int64_t)t * K + k;
-            int64_t id = in->idx64 ? ((const int64_t *)in->topk)[i] : ((const int32_t *)in->topk)[i];
-            int twice = 0;
-            for (int j = 0; in->once && id >= 0 && j < k; j++)
-                twice |= h->ids[(int64_t)t * K + j] == id;
-            if (id < -1 || id >= E || twice) {
-                if (*bad == 0)
-                    *bad = i + 1;
-                id = -1;
-            }
-            h->ridx[i] = -1;
-            h->rord[i] = -1;
-            if (id >= 0 && !g->mask[id / L])
-                id = -1;
-            h->ids[i] = (int32_t)id;
-            h->eidx[i] = id < 0 ? -1 : table[id]++;
-            if (id < 0)
-                continue;
-            const int rank = (int)(id / L);
-            int j = 0;
-            while (j < n && ranks[j] != rank)
-                j++;
-            if (j < n)
-                continue;
-            ranks[n] = rank;
-            at[n++] = k;
-            h->ridx[i] = table[E + rank]++;
-        }
-        for (int j = 0; j < n; j++) {
             int smaller = 0;
-            for (int m = 0; m < n; m++)
-                smaller += ranks[m] < ranks[j];
-            h->rord[(int64_t)t * K + at[j]] = smaller;
+            for (int j = 0; j < K && r.ridx[k] >= 0; j++)
+                smaller += r.ridx[j] >= 0 && r.ids[j] / L < r.ids[k] / L;
+            h->ids[first + k] = r.ids[k];
+            h->eidx[first + k] = r.eidx[k];
+            h->ridx[first + k] = r.ridx[k];
+            h->rord[first + k] = r.ridx[k] >= 0 ? smaller : -1;
         }
     }
 }

@@ -18,7 +18,7 @@ KFN int aligned16(const void *p)
 /* Any alignment: in elements of 4, 2 or 1 bytes. */
 template <typename T> KFN void copy_elements(void *to, const void *from, size_t bytes)
 {
-    for (size_t i = (size_t)lane_id(); i < bytes / sizeof(T); i += WARP)
+    ROLLED for (size_t i = (size_t)lane_id(); i < bytes / sizeof(T); i += WARP)
         ((volatile T *)to)[i] = ((const volatile T *)from)[i];
 }
 
@@ -98,7 +98,7 @@ KFN void copy_set_offer(struct copy_set *set, int place, void *to)
 }
 
 /* The lane that offers for this lane's place; its own number where none does. */
-KFN int offers_lane(int place)
+KFN_STEP int offers_lane(int place)
 {
     lanes_t offers = __ballot_sync(ALL_LANES, place >= 0);
     int from = lane_id();
@@ -160,14 +160,14 @@ KFN void word_set_settle(struct agent *ag, struct word_set *set)
     set->stride = __shfl_sync(ALL_LANES, set->stride, from);
 }
 
-KFN void ag_copy_words(struct agent *ag, const struct word_set *set, int n, const char *from, int64_t stride, int words)
+KFN_STEP void ag_copy_words(struct agent *ag, const struct word_set *set, int n, const char *from, int64_t stride, int words)
 {
     (void)ag;
-    for (int at = 0; at < words; at += 2 * WARP) {
+    ROLLED for (int at = 0; at < words; at += 2 * WARP) {
         const int a = at + lane_id(), b = a + WARP;
         const uint32_t first = a < words ? *(const volatile uint32_t *)(from + a * stride) : 0;
         const uint32_t second = b < words ? *(const volatile uint32_t *)(from + b * stride) : 0;
-        for (int i = 0; i < n; i++) {
+        ROLLED for (int i = 0; i < n; i++) {
             char *to = (char *)__shfl_sync(ALL_LANES, (unsigned long long)set->to, i);
             const int64_t step = __shfl_sync(ALL_LANES, set->stride, i);
             if (a < words)
@@ -187,7 +187,7 @@ KFN_STEP void copy_row_many(char *own, int count, const char *from, int n)
         for (int j = 0; j < COPY_FLIGHT; j++)
             if (at + j * WARP < n)
                 v[j] = vec_load(from + (size_t)(at + j * WARP) * 16);
-        for (int i = 0; i < count; i++) {
+        ROLLED for (int i = 0; i < count; i++) {
             char *to = (char *)__shfl_sync(ALL_LANES, (unsigned long long)own, i) + (size_t)at * 16;
 #pragma unroll
             for (int j = 0; j < COPY_FLIGHT; j++)

@@ -7,7 +7,7 @@
 
 #include "device/cuda/launch.h"
 
-#define HEAPS_NEAR 64 /* ranks whose heap addresses are kept in shared memory */
+#define RANKS_NEAR 64 /* ranks whose heap addresses and masks are kept in shared memory */
 
 /* What every step of a kernel looks up, near at hand. */
 template <typename params> struct near_copy {
@@ -15,7 +15,8 @@ template <typename params> struct near_copy {
     uint32_t met[AG_POINTS];
     params p;
     struct group_dev g;
-    char *heap[HEAPS_NEAR];
+    char *heap[RANKS_NEAR];
+    int32_t mask[RANKS_NEAR];
 };
 
 KFN void copy_words(void *to, const void *from, size_t bytes)
@@ -36,7 +37,11 @@ KFN void make_agent(struct agent *ag, const struct launch_info &info, uint32_t *
         ag->scratch_bytes = info.scratch_stride;
         ag->met = met;
         ag->mates = (uint32_t)(info.agents - (int)blockIdx.x + (int)gridDim.x - 1) / gridDim.x;
-        ag->counts = counts ? counts + threadIdx.x / WARP * ROUTE_NEAR : NULL;
+        ag->counts = counts;
+#ifdef EPX_KERNEL_MARKS
+        ag->marks = 0;
+        mark(ag, "begin");
+#endif
     }
     __syncthreads();
 }
@@ -46,16 +51,27 @@ template <typename params> KFN void take_near(struct near_copy<params> *near, co
     copy_words(&near->p, &given, sizeof(given));
     copy_words(&near->g, given.g, sizeof(near->g));
     __syncthreads();
-    if (near->g.nranks <= HEAPS_NEAR)
+    const int fits = near->g.nranks <= RANKS_NEAR;
+    if (fits) {
         copy_words(near->heap, near->g.heap, (size_t)near->g.nranks * sizeof(char *));
+        copy_words(near->mask, near->g.mask, (size_t)near->g.nranks * sizeof(int32_t));
+    }
     __syncthreads();
     if (threadIdx.x == 0) {
-        if (near->g.nranks <= HEAPS_NEAR)
+        if (fits)
             near->g.heap = near->heap;
+        if (fits && !near->g.enable_mask) /* else it may change while the kernel runs */
+            near->g.mask = near->mask;
         near->p.g = &near->g;
     }
     __syncthreads();
 }
+
+#ifdef EPX_KERNEL_MARKS
+#define MARKS_PRINT(ag, kernel) (mark(ag, "end"), marks_print(ag, kernel))
+#else
+#define MARKS_PRINT(ag, kernel) ((void)0)
+#endif
 
 /* `counts`: a __shared__ array for ag_route_chunk, or NULL where it is not called. */
 #define CUDA_KERNEL(name, counts)                                                                                 \
@@ -68,6 +84,7 @@ template <typename params> KFN void take_near(struct near_copy<params> *near, co
         take_near(&near, params);                                                                                 \
         if (agent->index < agent->count)                                                                          \
             kernel_##name(agent, &near.p);                                                                        \
+        MARKS_PRINT(agent, #name);                                                                                \
     }
 
 #endif

@@ -15,7 +15,7 @@ struct fp8_scale {
     float mul, inv;
 };
 
-KFN struct fp8_scale fp8_scale_of(uint32_t amax_bits, int power_of_two)
+KFN_STEP struct fp8_scale fp8_scale_of(uint32_t amax_bits, int power_of_two)
 {
     const float amax = fmaxf(__uint_as_float(amax_bits), 1e-4f);
     struct fp8_scale s;
@@ -45,10 +45,14 @@ KFN uint32_t fp8_amax8(const struct float8 &f, int *odd)
     return max;
 }
 
-KFN uint32_t fp8_pack4_soft(const float *x)
+KFN_STEP uint32_t fp8_pack4_soft(float x0, float x1, float x2, float x3)
 {
-    return (uint32_t)float_to_e4m3(x[0]) | (uint32_t)float_to_e4m3(x[1]) << 8 | (uint32_t)float_to_e4m3(x[2]) << 16 |
-           (uint32_t)float_to_e4m3(x[3]) << 24;
+    const float x[4] = {x0, x1, x2, x3};
+    uint32_t w = 0;
+#pragma unroll 1
+    for (int i = 0; i < 4; i++)
+        w |= (uint32_t)float_to_e4m3(i == 0 ? x[0] : i == 1 ? x[1] : i == 2 ? x[2] : x[3]) << 8 * i;
+    return w;
 }
 
 KFN uint32_t fp8_pack4(const float *x)
@@ -56,7 +60,7 @@ KFN uint32_t fp8_pack4(const float *x)
 #ifdef FP8_PAIR
     return fp8_pair(x[0], x[1]) | fp8_pair(x[2], x[3]) << 16;
 #else
-    return fp8_pack4_soft(x);
+    return fp8_pack4_soft(x[0], x[1], x[2], x[3]);
 #endif
 }
 
@@ -79,7 +83,7 @@ KFN void fp8_step(uint8_t *q, void *scales, int ue8m0, int power_of_two, struct 
     if (at >= hidden)
         return;
     /* The hardware's cast drops the sign of a NaN. */
-    uint2 bytes = odd ? make_uint2(fp8_pack4_soft(f.v), fp8_pack4_soft(f.v + 4))
+    uint2 bytes = odd ? make_uint2(fp8_pack4_soft(f.v[0], f.v[1], f.v[2], f.v[3]), fp8_pack4_soft(f.v[4], f.v[5], f.v[6], f.v[7]))
                       : make_uint2(fp8_pack4(f.v), fp8_pack4(f.v + 4));
     *(uint2 *)(q + at) = bytes;
     if (lane_id() % 16)
@@ -127,6 +131,130 @@ KFN void ag_cast_fp8(struct agent *ag, void *q, void *scales, int ue8m0, int rou
         fp8_row<DTYPE_FP16>((uint8_t *)q, scales, ue8m0, power_of_two, (const char *)x, hidden);
     else
         fp8_row<DTYPE_FP32>((uint8_t *)q, scales, ue8m0, power_of_two, (const char *)x, hidden);
+}
+
+/* ---- To many destinations, without a detour through memory ------------------------------------------------------ */
+
+/* Eight lanes hold a block, sixteen channels each: a lane's result is one vector. */
+#define FP8_WIDE_STEP (WARP * 16)
+#define FP8_HELD (WARP * FP8_BLOCK) /* channels whose scales the lanes hold, one each */
+
+template <int dtype> struct raw16 {
+    struct raw8<dtype> low, high;
+};
+
+template <int dtype>
+KFN uint4 fp8_wide(const struct raw16<dtype> &raw, int power_of_two, float *scale)
+{
+    struct float8 f = raw_floats<dtype>(raw.low), h = raw_floats<dtype>(raw.high);
+    int odd, odd_high;
+    uint32_t max = umax(fp8_amax8(f, &odd), fp8_amax8(h, &odd_high));
+
+    for (int d = 4; d; d /= 2)
+        max = umax(max, __shfl_xor_sync(ALL_LANES, max, d));
+    const struct fp8_scale s = fp8_scale_of(max, power_of_two);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        f.v[i] = __fmul_rn(f.v[i], s.mul);
+        h.v[i] = __fmul_rn(h.v[i], s.mul);
+    }
+    *scale = s.inv;
+    if (odd | odd_high)
+        return make_uint4(fp8_pack4_soft(f.v[0], f.v[1], f.v[2], f.v[3]), fp8_pack4_soft(f.v[4], f.v[5], f.v[6], f.v[7]), fp8_pack4_soft(h.v[0], h.v[1], h.v[2], h.v[3]), fp8_pack4_soft(h.v[4], h.v[5], h.v[6], h.v[7]));
+    return make_uint4(fp8_pack4(f.v), fp8_pack4(f.v + 4), fp8_pack4(h.v), fp8_pack4(h.v + 4));
+}
+
+/* Lane i: the scale of block i, of `blocks`, to all destinations, `first` words from their beginning. */
+KFN_STEP void fp8_put_scales(const struct word_set &own, int count, int ue8m0, float scale, int first, int blocks)
+{
+    uint32_t word = __float_as_uint(scale);
+    int words = blocks, at = lane_id();
+
+    if (ue8m0) {
+        word = lane_id() < blocks ? word >> 23 & 0xffu : 0;
+        word |= __shfl_down_sync(ALL_LANES, word, 1) << 8;
+        word |= __shfl_down_sync(ALL_LANES, word, 2) << 16;
+        words = (blocks + 3) / 4;
+        at = lane_id() % 4 ? words : lane_id() / 4;
+    }
+    ROLLED for (int i = 0; i < count; i++) {
+        char *to = (char *)__shfl_sync(ALL_LANES, (unsigned long long)own.to, i);
+        const int64_t stride = __shfl_sync(ALL_LANES, own.stride, i);
+        if (at < words)
+            *(uint32_t *)(to + (first + at) * stride) = word;
+    }
+}
+
+/* One step of a row: `block` is its first block among those whose scales are held. */
+template <int dtype>
+KFN void fp8_wide_step(char *own, int count, const struct raw16<dtype> &raw, int power_of_two, int step, int end,
+                       int block, float *held)
+{
+    const int mine = step + lane_id() * 16, nth = lane_id() - block;
+    float scale;
+    const uint4 q = fp8_wide<dtype>(raw, power_of_two, &scale);
+
+    ROLLED for (int i = 0; i < count; i++) {
+        char *to = (char *)__shfl_sync(ALL_LANES, (unsigned long long)own, i);
+        if (mine < end)
+            vec_store(to + mine, q);
+    }
+    const float theirs = __shfl_sync(ALL_LANES, scale, nth * 8 & (WARP - 1));
+    *held = nth >= 0 && nth < WARP / 8 ? theirs : *held;
+}
+
+template <int dtype, int flight>
+KFN_STEP void fp8_row_many(char *own, const struct word_set &scales, int count, int ue8m0, int power_of_two,
+                           const char *x, int channels)
+{
+    for (int part = 0; part < channels; part += FP8_HELD) {
+        const int end = channels - part < FP8_HELD ? channels : part + FP8_HELD;
+        float held = 0.0f;
+        for (int at = part; at < end; at += FP8_WIDE_STEP * flight) {
+            struct raw16<dtype> raw[flight];
+#pragma unroll
+            for (int j = 0; j < flight; j++) {
+                const int mine = at + j * FP8_WIDE_STEP + lane_id() * 16;
+                const char *from = x + (size_t)mine * element_bytes<dtype>();
+                raw[j].low.a = raw[j].low.b = raw[j].high.a = raw[j].high.b = make_uint4(0, 0, 0, 0);
+                if (mine < end) {
+                    raw[j].low = raw_load<dtype>(from);
+                    raw[j].high = raw_load<dtype>(from + 8 * element_bytes<dtype>());
+                }
+            }
+#pragma unroll
+            for (int j = 0; j < flight; j++) {
+                const int step = at + j * FP8_WIDE_STEP;
+                if (step < end)
+                    fp8_wide_step<dtype>(own, count, raw[j], power_of_two, step, end, (step - part) / FP8_BLOCK, &held);
+            }
+        }
+        fp8_put_scales(scales, count, ue8m0, held, part / FP8_BLOCK / (ue8m0 ? 4 : 1),
+                       (end - part + FP8_BLOCK - 1) / FP8_BLOCK);
+    }
+}
+
+KFN_STEP void ag_cast_fp8_many(struct agent *ag, const struct copy_set *set, const struct word_set *words, int n,
+                          char *scratch, int ue8m0, int round_scale, const void *x, int dtype, int channels)
+{
+    const int power_of_two = round_scale || ue8m0;
+    const int odd = (lane_id() < n && !aligned16(set->to)) || !aligned16(x) || channels % 16;
+
+    if (__any_sync(ALL_LANES, odd)) {
+        const int blocks = (channels + FP8_BLOCK - 1) / FP8_BLOCK;
+        char *scales = scratch + (((size_t)channels + 15) & ~(size_t)15);
+        ag_cast_fp8(ag, scratch, scales, ue8m0, round_scale, x, dtype, channels);
+        __syncwarp();
+        ag_copy_many(ag, set, n, scratch, (size_t)channels);
+        ag_copy_words(ag, words, n, scales, 4, ue8m0 ? (blocks + 3) / 4 : blocks);
+        __syncwarp();
+    } else if (dtype == DTYPE_BF16) {
+        fp8_row_many<DTYPE_BF16, 4>(set->to, *words, n, ue8m0, power_of_two, (const char *)x, channels);
+    } else if (dtype == DTYPE_FP16) {
+        fp8_row_many<DTYPE_FP16, 4>(set->to, *words, n, ue8m0, power_of_two, (const char *)x, channels);
+    } else {
+        fp8_row_many<DTYPE_FP32, 2>(set->to, *words, n, ue8m0, power_of_two, (const char *)x, channels);
+    }
 }
 
 #endif

@@ -14,6 +14,7 @@
  *   word_add, word_claim                 system scope: relaxed; compare and swap, acquire and release
  *   word_add_near[64], word_add_block    acquire and release: device scope; in shared memory, among the agents of a block
  *   word_number                          the same, device scope, in no order
+ *   block_any(v, threads)                the first `threads` threads of the block meet; is v true for any?
  *   clock_global, nap                    nanoseconds; for about so many
  *   vec_load, vec_store                  16 bytes that pass once
  *   pack_bf16, pack_fp16                 two floats in one word
@@ -138,6 +139,16 @@ KFN uint32_t word_add_block(uint32_t *shared, uint32_t n)
     uint32_t old;
     asm volatile("atom.acq_rel.cta.shared.add.u32 %0, [%1], %2;" : "=r"(old) : "r"(word), "r"(n) : "memory");
     return old;
+}
+
+KFN int block_any(int v, unsigned threads)
+{
+    int any;
+    asm volatile("{ .reg .pred p, q; setp.ne.s32 p, %1, 0; barrier.cta.red.or.pred q, 1, %2, p; selp.s32 %0, 1, 0, q; }"
+                 : "=r"(any)
+                 : "r"(v), "r"(threads)
+                 : "memory");
+    return any;
 }
 
 KFN uint64_t clock_global(void)

@@ -6,9 +6,6 @@
 #ifndef EPX_DEVICE_CUDA_NUMBERS_CUH
 #define EPX_DEVICE_CUDA_NUMBERS_CUH
 
-/* As epx_dtype; kernels do not include the public header. */
-enum { DTYPE_BF16 = 1, DTYPE_FP16 = 2, DTYPE_FP32 = 3 };
-
 struct float8 {
     float v[8];
 };

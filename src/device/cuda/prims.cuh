@@ -18,6 +18,10 @@
 #define COMMAND_FN static __host__ __device__ __forceinline__
 #define NUMERIC_FN static __device__ __forceinline__
 
+#ifdef EPX_KERNEL_MARKS
+#include <stdio.h>
+#endif
+
 #if defined(EPX_HARDWARE) /* tests: lanes that a CPU plays */
 #include EPX_HARDWARE
 #elif defined(__HIP__)
@@ -33,6 +37,7 @@
 #define AG_POINTS 5
 #define AG_GLANCES 64
 #define AG_BELLS 0
+#define AG_CREWS 1 /* the agents of a block */
 #define ag_store_signal ag_store_release
 
 /* One per warp, in shared memory: the same for all lanes, and written by lane 0. */
@@ -45,7 +50,12 @@ struct agent {
     uint64_t waits, wait_ns;
     uint32_t *met;   /* of the block, [AG_POINTS]: its agents that have come to each point */
     uint32_t mates;  /* agents of the block */
-    int32_t *counts; /* of this agent: ROUTE_NEAR words for ag_route_chunk, or NULL */
+    int32_t *counts; /* of the block: ROUTE_NEAR words per agent for routing, or NULL */
+#ifdef EPX_KERNEL_MARKS
+    int marks;
+    uint64_t mark_ns[16];
+    const char *mark_name[16];
+#endif
 };
 
 KFN int lane_id(void)
@@ -61,11 +71,20 @@ KFN lanes_t lanes_below(void)
 
 enum wait_result { WAIT_OK = 0, WAIT_TIMEOUT = 1, WAIT_ABORTED = 2 };
 
-#define AG_EACH(ag, type, i, n) for (type i = ((void)(ag), (type)lane_id()); i < (type)(n); i += WARP)
-#define AG_ROUNDS(ag, type, i, n) for (type i = ((void)(ag), (type)lane_id()); i - lane_id() < (type)(n); i += WARP)
-#define AG_EACH_ALL(ag, type, i, n)                                                     \
-    for (type i = (type)(ag)->index * WARP + (type)lane_id(), i##_end = (type)(n); i < i##_end; \
-         i += (type)(ag)->count * WARP)
+/* Not unrolled: most of these loops have one round or two, and code that runs once comes from memory, line by line. */
+#define ROLLED _Pragma("unroll 1")
+#define AG_EACH(ag, type, i, n) ROLLED for (type i = ((void)(ag), (type)lane_id()); i < (type)(n); i += WARP)
+#define AG_ROUNDS(ag, type, i, n) \
+    ROLLED for (type i = ((void)(ag), (type)lane_id()); i - lane_id() < (type)(n); i += WARP)
+#define AG_EACH_ALL(ag, type, i, n)                                                                    \
+    ROLLED for (type i = (type)(ag)->index * WARP + (type)lane_id(), i##_end = (type)(n); i < i##_end; \
+                i += (type)(ag)->count * WARP)
+#define AG_EACH_CREW(ag, type, i, n) \
+    ROLLED for (type i = (type)threadIdx.x, i##_end = (type)(n); i < i##_end; i += (type)(ag)->mates * WARP)
+
+#ifdef EPX_KERNEL_MARKS
+#define AG_MARK(ag, name) mark(ag, name)
+#endif
 
 /* ---- Words that others read and write -------------------------------------------------------------------------- */
 
@@ -74,6 +93,27 @@ KFN uint64_t from_first(uint64_t v, lanes_t here)
 {
     return __shfl_sync(here, v, lanes_first(here));
 }
+
+#ifdef EPX_KERNEL_MARKS
+/* For a look at where time goes: build with -DEPX_KERNEL_MARKS; agent 0 prints now and then what it took from mark to
+ * mark, in nanoseconds (the clock ticks every 32 on most GPUs, every 1000 on some). */
+KFN void mark(struct agent *ag, const char *name)
+{
+    if (lane_id() || ag->index || ag->marks == 16)
+        return;
+    ag->mark_name[ag->marks] = name;
+    ag->mark_ns[ag->marks++] = clock_global();
+}
+
+KFN void marks_print(struct agent *ag, const char *kernel)
+{
+    if (lane_id() || ag->index || ag->mark_ns[0] >> 15 & 31)
+        return;
+    for (int i = 1; i < ag->marks; i++)
+        printf("mark %s %s %llu\n", kernel, ag->mark_name[i], (unsigned long long)(ag->mark_ns[i] - ag->mark_ns[i - 1]));
+    printf("mark %s all %llu\n", kernel, (unsigned long long)(ag->mark_ns[ag->marks - 1] - ag->mark_ns[0]));
+}
+#endif
 
 KFN void ag_begin(struct agent *ag, uint64_t timeout_ns, struct control *own)
 {
@@ -94,6 +134,22 @@ KFN int ag_index(const struct agent *ag)
 KFN int ag_count(const struct agent *ag)
 {
     return ag->count;
+}
+
+KFN int ag_crew_index(const struct agent *ag)
+{
+    (void)ag;
+    return (int)(threadIdx.x / WARP);
+}
+
+KFN int ag_crew_count(const struct agent *ag)
+{
+    return (int)ag->mates;
+}
+
+KFN int ag_crew_any(struct agent *ag, int v)
+{
+    return block_any(v, ag->mates * WARP);
 }
 
 KFN int ag_leader(const struct agent *ag)
@@ -228,20 +284,20 @@ KFN void ag_ring(struct agent *ag, struct doorbell *bell)
 
 /* ---- Values of all lanes ---------------------------------------------------------------------------------------- */
 
-KFN int64_t ag_sum(struct agent *ag, int64_t v)
+KFN_STEP int64_t ag_sum(struct agent *ag, int64_t v)
 {
     (void)ag;
-    for (int d = WARP / 2; d; d /= 2)
+    ROLLED for (int d = WARP / 2; d; d /= 2)
         v += __shfl_xor_sync(ALL_LANES, v, d);
     return v;
 }
 
-KFN int64_t ag_scan(struct agent *ag, int64_t v)
+KFN_STEP int64_t ag_scan(struct agent *ag, int64_t v)
 {
     int64_t sum = v;
 
     (void)ag;
-    for (int d = 1; d < WARP; d *= 2) {
+    ROLLED for (int d = 1; d < WARP; d *= 2) {
         const int64_t below = __shfl_up_sync(ALL_LANES, sum, d);
         sum += lane_id() >= d ? below : 0;
     }
@@ -267,7 +323,7 @@ KFN int wait_slow(const uint64_t *word, uint64_t target, uint64_t timeout_ns,
     unsigned pause = 0;
 
     for (;;) {
-        for (int i = 0; i < WAIT_LOOKS; i++) {
+        ROLLED for (int i = 0; i < WAIT_LOOKS; i++) {
             if ((int64_t)(word_poll(word) - target) >= 0)
                 return WAIT_OK;
             if (pause)

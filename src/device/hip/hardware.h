@@ -26,6 +26,7 @@ typedef uint64_t lanes_t;
 #define __shfl_sync(lanes, value, from) __shfl(value, from)
 #define __shfl_xor_sync(lanes, value, with) __shfl_xor(value, with)
 #define __shfl_up_sync(lanes, value, by) __shfl_up(value, by)
+#define __shfl_down_sync(lanes, value, by) __shfl_down(value, by)
 #define __ballot_sync(lanes, yes) ((lanes_t)__ballot(yes))
 #define __any_sync(lanes, yes) __any(yes)
 #define __match_any_sync(lanes, value) lanes_match(value)
@@ -204,6 +205,13 @@ KFN uint32_t word_add_block(uint32_t *shared, uint32_t n)
 }
 
 /* The counter runs at 100 MHz on every GPU that this is built for. */
+/* Waves that have ended are not waited for. */
+KFN int block_any(int v, unsigned threads)
+{
+    (void)threads;
+    return __syncthreads_or(v);
+}
+
 KFN uint64_t clock_global(void)
 {
     return __builtin_amdgcn_s_memrealtime() * 10;
