@@ -18,7 +18,6 @@ fail() {
 }
 
 # The CUDA module takes minutes to compile; bench/gpu.sh tests it where a GPU is.
-export CMAKE_BUILD_PARALLEL_LEVEL=${JOBS:-$(nproc)}
 pip wheel --no-build-isolation --no-deps -w "$scratch" -C build-dir="$cmake_dir" -C cmake.define.EPX_CUDA=OFF .
 pip wheel --no-build-isolation --no-deps -w "$scratch" ./python
 pip uninstall -y epx deep_ep >/dev/null 2>&1
