@@ -6,9 +6,11 @@
 #include <sys/utsname.h>
 
 #include "device/module.h"
+#include "device/arrivals.h"
 #include "doctor.h"
 
-enum { DMA_BUF_SUPPORTED = 124 /* CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED */ };
+/* CU_DEVICE_ATTRIBUTE_... */
+enum { DIRECT_SUPPORTED = 116, DIRECT_FLUSH = 117, DIRECT_ORDERING = 118, DMA_BUF_SUPPORTED = 124 };
 
 typedef int (*int_call)(int *value);
 
@@ -33,6 +35,18 @@ static void *open_first(const char *const *names, const char **opened)
     return NULL;
 }
 
+static const char *arrival_text(enum arrival_rule rule)
+{
+    switch (rule) {
+    case ARRIVALS_VISIBLE:
+        return "in order, nothing to do";
+    case ARRIVALS_FLUSH:
+        return "flushed by the proxy before it is counted";
+    default:
+        return "never certain to be seen: heaps of groups on several nodes lie in host memory";
+    }
+}
+
 /* Returns how many of the devices can hand out dma-bufs. */
 static int show_cuda_devices(struct report *report, void *handle, int count)
 {
@@ -44,10 +58,17 @@ static int show_cuda_devices(struct report *report, void *handle, int count)
         return 0;
     for (int i = 0; i < count; i++) {
         char name[128] = "?";
+        struct gpu_direct direct = {0, 0, 0};
         int yes = 0;
         get_name(name, sizeof(name), i);
         attribute(&yes, DMA_BUF_SUPPORTED, i);
+        attribute(&direct.supported, DIRECT_SUPPORTED, i);
+        attribute(&direct.flush, DIRECT_FLUSH, i);
+        attribute(&direct.ordering, DIRECT_ORDERING, i);
         report_row(report, "CUDA", "  %d: %s, dma-buf %s", i, name, yes ? "yes" : "no");
+        report_row(report, "CUDA", "     what cards write there: %s (GPUDirect %s, ordering %d, flush %d)",
+                   arrival_text(arrival_rule(0, &direct)), direct.supported ? "yes" : "no", direct.ordering,
+                   direct.flush);
         with += yes;
     }
     return with;
