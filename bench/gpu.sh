@@ -156,8 +156,11 @@ if step nodes; then
     procs np8-tcp-ht-graph 60 8 ht --nodes 2 --net "ofi;tcp" --tokens 64 --hidden 1024 --experts 32 --replays 100 --check --timeout 10000
     for net in tcp shm; do
         # What the path can carry: the same bytes by a plain loop around fi_write between the same processes.
-        try nodes-$net-ll 60 "$build/epx" bench ll --device $EPX_BENCH_GPU --nodes 2 --net "ofi;$net" --iters 20 --check --vs ofi --json
-        try nodes-$net-ht 60 "$build/epx" bench ht --device $EPX_BENCH_GPU --nodes 2 --net "ofi;$net" --iters 20 --check --vs ofi --json
+        # Tensors in heaps, hence in host memory, and in the GPU's own.
+        for mode in ll ht; do
+            try nodes-$net-$mode 60 "$build/epx" bench $mode --device $EPX_BENCH_GPU --nodes 2 --net "ofi;$net" --iters 20 --check --vs ofi --json
+            try nodes-$net-$mode-gpu 60 "$build/epx" bench $mode --device $EPX_BENCH_GPU --nodes 2 --net "ofi;$net" --iters 20 --check --vs ofi --json --plain-memory
+        done
     done
 fi
 if step net; then

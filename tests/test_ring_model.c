@@ -47,7 +47,7 @@ struct slot {
     uint8_t parity_a, parity_b, a, b;
 };
 
-enum producer_at { P_CLAIM, P_LOOK, P_WAIT, P_REMEMBER, P_FIRST, P_SECOND, P_DONE };
+enum producer_at { P_LOOK, P_CLAIM, P_WAIT, P_REMEMBER, P_FIRST, P_SECOND, P_DONE };
 enum consumer_at { C_LOOK, C_READ };
 
 struct producer {
@@ -157,13 +157,15 @@ static int step_producer(struct model *m, struct state s, int which)
     const int n = p->at == P_DONE ? 0 : push[p->push];
 
     switch (p->at) {
+    case P_LOOK:
+        p->tail = s.tail_seen;
+        p->at = P_CLAIM;
+        break;
     case P_CLAIM:
         p->first = s.head;
         s.head = (uint8_t)(s.head + n);
-        p->at = P_LOOK;
-        break;
-    case P_LOOK:
-        p->at = has_room(m, p, n, s.tail_seen) ? P_FIRST : P_WAIT;
+        p->at = has_room(m, p, n, p->tail) ? P_FIRST : P_WAIT;
+        p->tail = 0;
         break;
     case P_WAIT:
         if (!has_room(m, p, n, s.tail))
@@ -184,7 +186,7 @@ static int step_producer(struct model *m, struct state s, int which)
         if (p->stored == n) {
             p->first = p->stored = 0;
             p->push++;
-            p->at = p->push < PUSHES_MOST && push[p->push] ? P_CLAIM : P_DONE;
+            p->at = p->push < PUSHES_MOST && push[p->push] ? P_LOOK : P_DONE;
         }
         break;
     default:

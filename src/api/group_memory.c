@@ -34,7 +34,7 @@ static void lay_out_nodes(const struct epx_group *group, struct blocks *b, size_
     b->expected = take(at, (size_t)SIG_COUNT * (size_t)group->set.sig_slots * R * sizeof(uint64_t));
     b->pushed = take(at, R * sizeof(uint64_t));
     b->rings = take(at, RINGS_MAX * sizeof(struct ring_dev));
-    b->order = take(at, (M + 1025) * sizeof(int32_t));
+    b->order = take(at, 2 * M * sizeof(int32_t));
     b->lists = take(at, (size_t)group->map.remotes * M * sizeof(int32_t));
     b->packed = take(at, M * (size_t)group->set.max_topk * sizeof(int32_t));
 }

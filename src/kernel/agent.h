@@ -29,8 +29,9 @@
  *                                    what the others did before is visible to it. id: 0 to AG_POINTS - 1, one per word
  *   ag_fetch_add(ag, word, n)        device scope, acquire and release; once per agent, the old value to all lanes
  *   ag_fetch_add64(ag, word, n)      the same for 64 bits
- *   ag_number(ag, word, n)           the same for 64 bits, in no order with anything else
- *   ag_look(word)                    a load by one lane, the value to all; ag_store_commands orders what it stores after it
+ *   ag_claim_slots(ag, ring, n, &seen)   head += n, the old value to all lanes, and what tail_seen said before; together with
+ *                                    ag_store_commands after it: releases what the agent did, acquires for that tail_seen
+ *   ag_look(word)                    a load by one lane, the value to all, in no order with anything else
  *   ag_timeout(ag)                   the deadline given to ag_begin, in nanoseconds
  *   ag_claim(word, from, to)         compare and swap, system scope
  *   ag_add_stat(word, n)             relaxed add; call from the leader, and once per operation: it may cross a bus
@@ -47,7 +48,7 @@
  *   AG_GLANCES                       looks at all peers at once before waiting for one after the other
  *   ag_scratch(ag, bytes)            private memory of this agent for one row, or NULL
  *   command_set_put(ag, set, i, c), command_set_list(set)   up to 32 commands, wherever the device keeps them
- *   ag_store_commands(ag, ring, first, cmds, n)   n commands of a set into slots first.. with their parity, released each
+ *   ag_store_commands(ag, ring, first, cmds, n)   n commands of a set into slots first.. with their parity
  *   ag_push(ag, ring, cmds, n)       (kernel/ring.h, made of these) up to 32 commands to the CPU
  *   struct route_kept                what counting keeps for numbering, as a device likes
  *   ag_route_count, ag_route_number  prefix counting of top-k indices: into a table; into the handle, from a table of offsets

@@ -186,11 +186,13 @@ KFN_STEP int hn_send_tables(struct agent *ag, const struct ht_notify_params *p, 
     }
     for (int n = ag_index(ag); n < g->nnodes; n += ag_count(ag)) {
         int32_t run = 0;
-        for (int t = 0; t < B && n != g->node; t++) {
-            const int goes = hn_goes_to_node(g, h->ids, K, t, n);
-            if (ag_leader(ag))
-                h->nidx[(size_t)n * (size_t)g->max_tokens + (size_t)t] = goes ? run : -1;
-            run += goes;
+        AG_ROUNDS(ag, int, t, n != g->node ? B : 0)
+        {
+            const int goes = t < B && hn_goes_to_node(g, h->ids, K, t, n);
+            const int before = (int)ag_scan(ag, goes);
+            if (t < B)
+                h->nidx[(size_t)n * (size_t)g->max_tokens + (size_t)t] = goes ? run + before : -1;
+            run += (int32_t)ag_sum(ag, goes);
         }
         if (ag_leader(ag))
             h->ncount[n] = run;
@@ -233,15 +235,17 @@ KFN_STEP int hn_take_table(struct agent *ag, const struct ht_notify_params *p, u
     ag_copy(ag, pos, table + half, (size_t)B * (size_t)K * 4);
     ag_sync(ag);
     /* What came over a network decides where this rank writes: believe nothing. */
-    for (int64_t i = 0; i < (int64_t)B * K; i++)
-        if (ids[i] < -1 || ids[i] >= g->experts || pos[i] < -1)
-            return fail_all(ag, g, KSTATUS_MISMATCH, PHASE_HN_TABLE, s, g->experts, ids[i]);
-    for (int t = 0; t < B; t++) {
-        if (!hn_goes_to_node(g, ids, K, t, g->node))
-            continue;
-        if (ag_leader(ag))
-            list[run] = t;
-        run++;
+    int odd = 0;
+    AG_EACH(ag, int64_t, i, (int64_t)B * K) odd |= ids[i] < -1 || ids[i] >= g->experts || pos[i] < -1;
+    if (ag_any(ag, odd))
+        return fail_all(ag, g, KSTATUS_MISMATCH, PHASE_HN_TABLE, s, g->experts, -1);
+    AG_ROUNDS(ag, int, t, B)
+    {
+        const int comes = t < B && hn_goes_to_node(g, ids, K, t, g->node);
+        const int before = (int)ag_scan(ag, comes);
+        if (comes)
+            list[run + before] = t;
+        run += (int)ag_sum(ag, comes);
     }
     int64_t peer = 0;
     AG_EACH(ag, int64_t, i, (int64_t)B * K)

@@ -291,35 +291,54 @@ KFN_STEP void ll_take_rows(struct agent *ag, const struct ll_dispatch_params *p,
             ll_take_source(ag, p, epoch, s, 0, 1);
 }
 
+/* Is token t of the tables no token: a row, an expert or a number that there cannot be? */
+KFN int ll_token_unsound(const struct group_dev *g, const struct ll_view *v, int B, int K, int t)
+{
+    int odd = v->pos[t] < 0 || v->pos[t] >= B;
+
+    for (int k = 0; k < K; k++) {
+        const int32_t id = v->ids[t * K + k], number = v->eidx[t * K + k];
+        odd |= id < -1 || id >= g->experts;
+        if (!odd && id >= 0 && id / g->local_experts == g->rank)
+            odd |= number < 0 || number >= v->ecount[id];
+    }
+    return odd;
+}
+
 /* What came over a network decides where this rank writes: believe nothing. Zero: the tables are sound. */
-KFN_STEP int ll_tables_unsound(const struct group_dev *g, const struct ll_view *v, int K)
+KFN_STEP int ll_tables_unsound(struct agent *ag, const struct group_dev *g, const struct ll_view *v, int K)
 {
     const int B = v->post->ntokens;
     int64_t pairs = 0;
+    int odd = 0;
 
-    for (int e = 0; e < g->experts; e++) {
-        if (v->ecount[e] < 0)
-            return 1;
+    AG_EACH(ag, int, e, g->experts)
+    {
+        odd |= v->ecount[e] < 0;
         pairs += v->ecount[e];
     }
-    for (int r = 0; r < g->nranks; r++)
-        if (v->rcount[r] < 0 || v->rcount[r] > B)
-            return 1;
-    if (pairs > (int64_t)B * K)
+    AG_EACH(ag, int, r, g->nranks) odd |= v->rcount[r] < 0 || v->rcount[r] > B;
+    if (ag_any(ag, odd) || ag_sum(ag, pairs) > (int64_t)B * K)
         return 1;
-    for (int t = 0; t < B; t++) {
-        if (v->pos[t] < 0 || v->pos[t] >= B)
-            return 1;
-        for (int k = 0; k < K; k++) {
-            const int32_t id = v->ids[t * K + k];
-            if (id < -1 || id >= g->experts)
-                return 1;
-            if (id >= 0 && id / g->local_experts == g->rank &&
-                (v->eidx[t * K + k] < 0 || v->eidx[t * K + k] >= v->ecount[id]))
-                return 1;
-        }
+    AG_EACH(ag, int, t, B) odd |= ll_token_unsound(g, v, B, K, t);
+    return ag_any(ag, odd);
+}
+
+/* The tokens of source s that come here, in order; how many. */
+KFN int ll_list_remote(struct agent *ag, const struct group_dev *g, const struct ll_view *v, int K, int32_t *list)
+{
+    const int B = v->post->ntokens;
+    int found = 0;
+
+    AG_ROUNDS(ag, int, t, B)
+    {
+        const int comes = t < B && ll_goes_to(g, v->ids, K, t, g->rank);
+        const int before = (int)ag_scan(ag, comes);
+        if (comes)
+            list[found + before] = t;
+        found += (int)ag_sum(ag, comes);
     }
-    return 0;
+    return found;
 }
 
 /* Rows from other nodes: as many as the tables say (checked against what is possible); and the list of their tokens. */
@@ -327,23 +346,16 @@ KFN_STEP int ll_wait_remote(struct agent *ag, const struct ll_dispatch_params *p
 {
     const struct group_dev *g = p->g;
     const uint64_t start = ag_now(ag);
+    const int K = p->route.topk_n;
 
     for (int s = 0; s < g->nranks; s++) {
         if (is_local(g, s) || !g->mask[s] || g->landing_of[s] % ag_count(ag) != ag_index(ag))
             continue;
         const struct ll_view v = ll_open(g, s, epoch);
-        int32_t *list = g->lists + (size_t)g->landing_of[s] * (size_t)g->max_tokens;
         const int32_t n = v.rcount[g->rank];
-        int found = 0;
-        if (ll_tables_unsound(g, &v, p->route.topk_n))
+        if (ll_tables_unsound(ag, g, &v, K))
             return fail_all(ag, g, KSTATUS_MISMATCH, PHASE_LL_ROWS, s, 0, 0);
-        for (int t = 0; t < v.post->ntokens; t++) {
-            if (!ll_goes_to(g, v.ids, p->route.topk_n, t, g->rank))
-                continue;
-            if (ag_leader(ag))
-                list[found] = t;
-            found++;
-        }
+        const int found = ll_list_remote(ag, g, &v, K, g->lists + (size_t)g->landing_of[s] * (size_t)g->max_tokens);
         if (found != n)
             return fail_all(ag, g, KSTATUS_MISMATCH, PHASE_LL_ROWS, s, found, n);
         if (wait_rows(ag, g, SIG_LL_ROWS, slot_of(g, epoch), s, (uint64_t)n, PHASE_LL_ROWS, start))

@@ -116,26 +116,24 @@ KFN int ll_order_key(const struct group_dev *g, const int32_t *ids, int K, int t
     return code;
 }
 
-/* order[i] = token of row i, pos[t] = row of token t: a stable counting sort. One agent. */
+/* order[i] = token of row i, pos[t] = row of token t: tokens sorted by their keys, and those with the same key by number. One
+ * agent; each lane finds the rows of some tokens by looking at all keys. */
 KFN_STEP void ll_order(struct agent *ag, const struct ll_dispatch_params *p, int32_t *pos)
 {
     const struct group_dev *g = p->g;
     const int B = p->route.ntokens, K = p->route.topk_n;
-    int32_t *order = g->order, *begin = g->order + g->max_tokens;
+    int32_t *order = g->order, *keys = g->order + g->max_tokens;
 
-    AG_EACH(ag, int, i, 1 << LL_ORDER_BITS) begin[i + 1] = 0;
+    AG_EACH(ag, int, t, B) keys[t] = ll_order_key(g, p->h->ids, K, t);
     ag_sync(ag);
-    if (ag_leader(ag)) {
-        begin[0] = 0;
-        for (int t = 0; t < B; t++)
-            begin[ll_order_key(g, p->h->ids, K, t) + 1]++;
-        for (int i = 0; i < 1 << LL_ORDER_BITS; i++)
-            begin[i + 1] += begin[i];
-        for (int t = 0; t < B; t++) {
-            const int row = begin[ll_order_key(g, p->h->ids, K, t)]++;
-            order[row] = t;
-            pos[t] = row;
-        }
+    AG_EACH(ag, int, t, B)
+    {
+        const int32_t key = keys[t];
+        int row = 0;
+        for (int u = 0; u < B; u++)
+            row += keys[u] < key || (keys[u] == key && u < t);
+        order[row] = t;
+        pos[t] = row;
     }
     ag_sync(ag);
 }

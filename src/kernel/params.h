@@ -299,7 +299,7 @@ struct group_dev {
     uint64_t *sent;               /* [R]: puts to each rank whose source may be reused; counted by the proxies */
     uint64_t *pushed;             /* [R]: puts given to the rings so far */
     const struct ring_dev *rings; /* [nrings]; the ring of a pair is (rank + peer) % nrings */
-    int32_t *order;               /* [M + 1025]: low-latency staging order, see ll_order() */
+    int32_t *order;               /* [2*M]: low-latency staging order, and the keys that it follows, see ll_order() */
     int32_t *lists;               /* [remotes][M]: tokens of each remote source that come here */
     int32_t *packed_at; /* [M*K]: where LogFMT rows of other nodes begin in the landing, in units of 16 bytes */
 };

@@ -4,8 +4,9 @@
  *
  *   agent                                             proxy thread (proxy/ring.h)
  *   -----                                             ------------
- *   P1 first = head; head += n   (one add per push)
- *   P2 room?  first + n - tail_seen <= capacity
+ *   P1 seen = tail_seen
+ *      first = head; head += n   (one add per push)
+ *   P2 room?  first + n - seen <= capacity
  *      no: wait until tail >= first + n - capacity    C4 ring the rank's bell
  *          tail_seen = tail
  *   P3 slots first .. first + n - 1: a and b, each    C1 slot at `taken`: a's parity is that of this lap, and b's
@@ -28,14 +29,13 @@
 #include "kernel/agent.h"
 #include "kernel/command.h"
 
-/* P2: waits until slots up to `end` may be written. */
-KFN enum wait_result ring_room(struct agent *ag, const struct ring_dev *ring, uint64_t end)
+/* P2: waits until slots up to `end` may be written, if what was seen of the tail does not say so. */
+KFN enum wait_result ring_room(struct agent *ag, const struct ring_dev *ring, uint64_t end, uint64_t seen)
 {
     const uint64_t need = end - (ring->mask + 1); /* the tail that makes room */
     enum wait_result result;
 
-    /* Ordered by ag_store_commands: pairs with the release below, by another agent. */
-    if ((int64_t)(ag_look(ring->tail_seen) - need) >= 0)
+    if ((int64_t)(seen - need) >= 0)
         return WAIT_OK;
     result = ag_wait_ge(ag, ring->tail, need, ag_timeout(ag)); /* acquire: pairs with C3 */
     if (result == WAIT_OK && ag_leader(ag))
@@ -49,8 +49,9 @@ KFN enum wait_result ring_room(struct agent *ag, const struct ring_dev *ring, ui
  */
 KFN enum wait_result ag_push(struct agent *ag, const struct ring_dev *ring, const struct command *cmds, int n)
 {
-    const uint64_t first = ag_number(ag, ring->head, (uint64_t)n); /* P1 */
-    const enum wait_result result = ring_room(ag, ring, first + (uint64_t)n);
+    uint64_t seen; /* acquire: pairs with the release of tail_seen in ring_room(), by another agent */
+    const uint64_t first = ag_claim_slots(ag, ring, (uint64_t)n, &seen); /* P1 */
+    const enum wait_result result = ring_room(ag, ring, first + (uint64_t)n, seen);
 
     if (result != WAIT_OK)
         return result;

@@ -122,6 +122,7 @@ static void *thread_main(void *arg)
         t->net_woke = 0;
         if (busy) {
             idle = 0;
+            idle_since = 0;
             t->nap_ns = 0;
             continue;
         }
@@ -130,13 +131,14 @@ static void *thread_main(void *arg)
             continue;
         }
         now = env->now_ns(env->self);
-        if (idle == SPIN_TURNS + 1)
+        if (!idle_since)
             idle_since = now;
-        if (now - idle_since < t->group->spin_ns)
-            sched_yield();
-        else
+        if (now - idle_since >= t->group->spin_ns)
             nap(t);
-        idle = SPIN_TURNS + 1 < idle ? SPIN_TURNS + 2 : idle;
+        else
+            sched_yield();
+        /* A proxy of a GPU has a core of its own: it looks again and again before it offers the core the next time. */
+        idle = t->group->options.device_kind == EPX_DEVICE_CPU ? SPIN_TURNS : 0;
     }
     return NULL;
 }

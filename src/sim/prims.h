@@ -20,7 +20,7 @@
 #define ag_store_release32(word, value) (sim_point(), ag_store_release32(word, value))
 #define ag_fetch_add(ag, word, n) (sim_point(), ag_fetch_add(ag, word, n))
 #define ag_fetch_add64(ag, word, n) (sim_point(), ag_fetch_add64(ag, word, n))
-#define ag_number(ag, word, n) (sim_point(), ag_number(ag, word, n))
+#define ag_claim_slots(ag, ring, n, seen) (sim_point(), ag_claim_slots(ag, ring, n, seen))
 #define ag_look(word) (sim_point(), ag_look(word))
 #define ag_store_commands(ag, ring, first, cmds, n) (sim_point(), ag_store_commands(ag, ring, first, cmds, n))
 #define ag_claim(word, from, to) (sim_point(), ag_claim(word, from, to))

@@ -127,15 +127,16 @@ KFN uint64_t ag_fetch_add64(struct agent *ag, uint64_t *word, uint64_t n)
     return __atomic_fetch_add(word, n, __ATOMIC_ACQ_REL);
 }
 
-KFN uint64_t ag_number(struct agent *ag, uint64_t *word, uint64_t n)
+KFN uint64_t ag_claim_slots(struct agent *ag, const struct ring_dev *ring, uint64_t n, uint64_t *seen)
 {
     (void)ag;
-    return __atomic_fetch_add(word, n, __ATOMIC_RELAXED);
+    *seen = __atomic_load_n(ring->tail_seen, __ATOMIC_ACQUIRE);
+    return __atomic_fetch_add(ring->head, n, __ATOMIC_RELAXED);
 }
 
 KFN uint64_t ag_look(const uint64_t *word)
 {
-    return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+    return __atomic_load_n(word, __ATOMIC_RELAXED);
 }
 
 #define AG_POINTS 5

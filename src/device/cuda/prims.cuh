@@ -225,17 +225,28 @@ KFN uint64_t ag_fetch_add64(struct agent *ag, uint64_t *word, uint64_t n)
     return __shfl_sync(ALL_LANES, old, 0);
 }
 
-KFN uint64_t ag_number(struct agent *ag, uint64_t *word, uint64_t n)
+/*
+ * The two words are asked for and the fence is begun before the first answer is there: each takes as long as the others.
+ * Release: the barrier hands the lanes' stores to each of them, and the fence of each passes them on with what it stores
+ * later (ag_store_commands). Acquire: the load of tail_seen comes before the fence.
+ */
+KFN uint64_t ag_claim_slots(struct agent *ag, const struct ring_dev *ring, uint64_t n, uint64_t *seen)
 {
-    uint64_t old = 0;
+    uint64_t old = 0, tail = 0;
 
     (void)ag;
-    if (lane_id() == 0)
-        old = word_number(word, n);
-    return __shfl_sync(ALL_LANES, old, 0);
+    __syncwarp();
+    if (lane_id() == 0) {
+        tail = word_relaxed(ring->tail_seen);
+        old = word_number(ring->head, n);
+    }
+    fence_far();
+    *seen = __shfl_sync(ALL_LANES, tail, 0);
+    old = __shfl_sync(ALL_LANES, old, 0);
+    __syncwarp(); /* what lane 0 acquired, all have */
+    return old;
 }
 
-/* With the fence of ag_store_commands behind it, it acquires. */
 KFN uint64_t ag_look(const uint64_t *word)
 {
     return from_first(word_relaxed(word), __activemask());
@@ -377,22 +388,18 @@ KFN const struct command *command_set_list(const struct command_set *set)
     return &set->own;
 }
 
-/* Everything the agent wrote before is visible to whoever sees the command: the barrier hands the lanes' stores to each of
- * them, and the fence of each passes them on. A command is one 16-byte store: half as many pieces for the bus as two. */
+/* A command is one 16-byte store: half as many pieces for the bus as two. Release: by the fence of ag_claim_slots, pairs
+ * with the acquires of ring_peek (proxy/ring.h). Whether the two words arrive together is not promised; each says by its
+ * parity that it is there. */
 KFN void ag_store_commands(struct agent *ag, const struct ring_dev *ring, uint64_t first, const struct command *cmds,
                            int n)
 {
     const uint64_t index = first + (uint64_t)lane_id();
-    struct command *slot = &ring->slots[index & ring->mask];
 
     (void)ag;
-    __syncwarp();
     if (lane_id() < n) {
         const uint64_t parity = ring_parity(ring->mask, index);
-        /* Release: pairs with the acquires of ring_peek (proxy/ring.h). Whether the two words arrive together is not
-         * promised; each says by its parity that it is there. Acquire, for the load of ag_look: the slot was read. */
-        fence_far();
-        pair_store(slot, cmds->a | parity, cmds->b | parity);
+        pair_store(&ring->slots[index & ring->mask], cmds->a | parity, cmds->b | parity);
     }
     __syncwarp();
 }
