@@ -2,6 +2,8 @@
 """How large EPX's groups are made, from the bytes a buffer was given and from the environment."""
 
 import os
+import re
+import warnings
 from typing import Any, Dict, Tuple
 
 import epx
@@ -12,16 +14,13 @@ _INFLIGHT = 4  # low-latency operations whose receive half may be outstanding
 
 
 def _variable(name: str, fallback: int) -> int:
+    """A positive number, which may end in K, M or G; another value is warned about and ignored, as the library does."""
     text = os.environ.get(name, "")
-    if not text:
-        return fallback
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise ValueError("%s: expected a positive integer, got %r" % (name, text))
-    return value
+    match = re.fullmatch(r"(\d+)([KMG]?)", text)
+    value = int(match.group(1)) << {"": 0, "K": 10, "M": 20, "G": 30}[match.group(2)] if match else 0
+    if text and value < 1:
+        warnings.warn("%s: expected a positive number, got %r; %d is used" % (name, text, fallback))
+    return value or fallback
 
 
 def _slab(max_tokens: int, num_experts: int, hidden_bytes: int, nranks: int) -> int:
