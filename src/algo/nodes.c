@@ -6,34 +6,24 @@
 
 #include "util/status.h"
 
-static int is_in(const struct node_map *map, int rank, int node)
-{
-    return map->node_of[rank] == node && !map->out[rank];
-}
-
 static int node_size(const struct node_map *map, int node)
 {
-    int n = 0;
-    for (int r = 0; r < map->nranks; r++)
-        n += is_in(map, r, node);
-    return n;
+    return map->start[node + 1] - map->start[node];
 }
 
-/* The rank at place `index` of a node. */
-static int node_member(const struct node_map *map, int node, int index)
+/* Members of all nodes, one node behind the other, and each rank's place among them. */
+static void index_members(struct node_map *map)
 {
+    memset(map->start, 0, ((size_t)map->nnodes + 1) * sizeof(int));
+    for (int r = 0; r < map->nranks; r++) {
+        map->place[r] = map->start[map->node_of[r] + 1];
+        map->start[map->node_of[r] + 1] += !map->out[r];
+    }
+    for (int n = 0; n < map->nnodes; n++)
+        map->start[n + 1] += map->start[n];
     for (int r = 0; r < map->nranks; r++)
-        if (is_in(map, r, node) && index-- == 0)
-            return r;
-    return -1;
-}
-
-static int place_in_node(const struct node_map *map, int rank)
-{
-    int place = 0;
-    for (int r = 0; r < rank; r++)
-        place += is_in(map, r, map->node_of[rank]);
-    return place;
+        if (!map->out[r])
+            map->members[map->start[map->node_of[r]] + map->place[r]] = r;
 }
 
 /* Any, for a node that nobody is left of: whoever looks at it finds it masked. */
@@ -61,18 +51,32 @@ static void find_extremes(struct node_map *map)
 
 epx_status node_map_make(struct node_map *map, int nranks, const int *node_of)
 {
+    const size_t n = (size_t)nranks;
+
     memset(map, 0, sizeof(*map));
-    map->node_of = malloc((size_t)nranks * sizeof(int));
-    map->out = calloc((size_t)nranks, 1);
-    if (!map->node_of || !map->out)
-        return fail(EPX_ERR_MEMORY, "no memory for the nodes of %d ranks", nranks);
-    memcpy(map->node_of, node_of, (size_t)nranks * sizeof(int));
     map->nranks = nranks;
     for (int r = 0; r < nranks; r++)
         if (node_of[r] >= map->nnodes)
             map->nnodes = node_of[r] + 1;
+    map->node_of = malloc((3 * n + (size_t)map->nnodes + 1) * sizeof(int));
+    map->out = calloc(n, 1);
+    if (!map->node_of || !map->out) {
+        node_map_free(map);
+        return fail(EPX_ERR_MEMORY, "no memory for the nodes of %d ranks", nranks);
+    }
+    map->place = map->node_of + n;
+    map->members = map->place + n;
+    map->start = map->members + n;
+    memcpy(map->node_of, node_of, n * sizeof(int));
+    index_members(map);
     find_extremes(map);
     return EPX_OK;
+}
+
+void node_map_leave_out(struct node_map *map, const uint8_t *out)
+{
+    memcpy(map->out, out, (size_t)map->nranks);
+    index_members(map);
 }
 
 epx_status node_map_slice(struct node_map *map, int nranks, int ranks_per_node)
@@ -111,7 +115,7 @@ int node_relay(const struct node_map *map, int source, int node)
 
     if (map->node_of[source] == node)
         return -1;
-    return size ? node_member(map, node, place_in_node(map, source) % size) : first_of(map, node);
+    return size ? map->members[map->start[node] + map->place[source] % size] : first_of(map, node);
 }
 
 int node_relay_number(const struct node_map *map, int source, int node)
@@ -138,13 +142,17 @@ int node_relay_sources(const struct node_map *map, int relay, int *sources)
     return n;
 }
 
+/* Sources of a node are dealt out to the members of another in turns: the first gets the most. */
 int node_most_sources(const struct node_map *map)
 {
     int most = 0;
 
-    for (int r = 0; r < map->nranks; r++) {
-        const int n = map->out[r] ? 0 : node_relay_sources(map, r, NULL);
-        most = n > most ? n : most;
+    for (int n = 0; n < map->nnodes; n++) {
+        int sources = 0;
+        for (int from = 0; from < map->nnodes && node_size(map, n); from++)
+            if (from != n)
+                sources += (node_size(map, from) + node_size(map, n) - 1) / node_size(map, n);
+        most = sources > most ? sources : most;
     }
     return most;
 }

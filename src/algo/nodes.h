@@ -19,6 +19,8 @@ struct node_map {
     int smallest;  /* ranks of the smallest node */
     int *node_of;  /* [nranks] */
     uint8_t *out;  /* [nranks]: 1 = left out by all ranks: no relay, no source. The numbers above count all ranks */
+    int *place, *members,
+        *start; /* of those that are not out: place in the node [nranks], members by node, from start[node] */
 };
 
 /* `node_of` is copied. */
@@ -26,6 +28,8 @@ epx_status node_map_make(struct node_map *map, int nranks, const int *node_of);
 /* Nodes of ranks_per_node consecutive ranks; 0 = one node. */
 epx_status node_map_slice(struct node_map *map, int nranks, int ranks_per_node);
 void node_map_free(struct node_map *map);
+/* From now on without the ranks whose mark is set. */
+void node_map_leave_out(struct node_map *map, const uint8_t *out);
 
 int node_landing(const struct node_map *map, int source, int receiver);
 int node_relay(const struct node_map *map, int source, int node);

@@ -143,7 +143,7 @@ static epx_status set_members(struct epx_group *group, const uint8_t *out)
     for (int r = 0; r < group->nranks; r++)
         if (out[r])
             group_tell_left_out(group, r);
-    memcpy(group->map.out, out, (size_t)group->nranks);
+    node_map_leave_out(&group->map, out);
     if (group->nnodes == 1 || !(group->set.modes & EPX_HIGH_THROUGHPUT))
         return EPX_OK;
     most = node_most_sources(&group->map);
