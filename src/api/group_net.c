@@ -17,6 +17,21 @@
 /* High-throughput rows are bulk; everything else is urgent. */
 static const uint8_t flows[SIG_COUNT] = {[SIG_HD_ROWS] = PROXY_NORMAL, [SIG_HC_ROWS] = PROXY_NORMAL};
 
+/* What is told of a rank that is masked already is no news. */
+static int is_masked(const struct epx_group *group, int peer)
+{
+    int32_t active = 1;
+
+    if (!group->set.enable_mask || peer < 0)
+        return 0;
+    if (group->device->ops->caps & DEVICE_HOST_ACCESS)
+        active =
+            __atomic_load_n(&group->shadow.mask[peer], __ATOMIC_ACQUIRE); /* pairs with wait_failed() in a kernel */
+    else
+        group->device->ops->copy(group->device, &active, &group->shadow.mask[peer], sizeof(active));
+    return !active;
+}
+
 /* From a proxy thread: what kernels do in fail_all(), for this rank and the node's. */
 static void on_error(void *context, int status, int peer, int64_t expected, int64_t seen, const char *text)
 {
@@ -26,6 +41,10 @@ static void on_error(void *context, int status, int peer, int64_t expected, int6
 
     if (__atomic_load_n(&group->closing, __ATOMIC_RELAXED))
         return; /* all is done here, and a peer that was quicker may be gone */
+    if (status == EPX_ERR_PEER && is_masked(group, peer)) {
+        log_line(LOG_INFO, "%s; it is masked", text);
+        return;
+    }
     log_line(LOG_WARN, "%s", text);
     if (__atomic_compare_exchange_n(&e->state, &none, ERROR_WRITING, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) {
         e->status = status;

@@ -11,8 +11,8 @@ KFN void kernel_mask(struct agent *ag, const struct mask_params *p)
 
     AG_EACH_ALL(ag, int, r, g->nranks)
     {
-        if (p->update)
-            g->mask[r] &= p->bits[r / 8] >> (r % 8) & 1;
+        if (p->update && !(p->bits[r / 8] >> (r % 8) & 1))
+            ag_store_release32((uint32_t *)&g->mask[r], 0);
         if (p->query)
             p->query[r] = g->mask[r];
     }
