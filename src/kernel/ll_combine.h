@@ -288,7 +288,8 @@ KFN int64_t lc_place(const struct ll_combine_params *p, int d, int64_t i)
 }
 
 /* Where the row of (t, k) is, for this rank as the source. */
-KFN_STEP const char *lc_row(const struct ll_combine_params *p, uint64_t epoch, const struct lc_post *post, int d, int64_t i)
+KFN_STEP const char *lc_row(const struct ll_combine_params *p, uint64_t epoch, const struct lc_post *post, int d,
+                            int64_t i)
 {
     const struct group_dev *g = p->g;
 
