@@ -89,7 +89,11 @@ except epx.EpxError as error:
         for name, text in expected.items():
             parameters = list(inspect.signature(getattr(deep_ep.Buffer, name)).parameters.values())[1:]
             got = " ".join(p.name if p.default is p.empty else "%s=%r" % (p.name, p.default) for p in parameters)
-            self.assertEqual(got.replace("group=None", "group"), text, name)
+            got = got.replace("group=None", "group")
+            for extra in (" use_default_stream_as_comm_stream=False", " num_recv_tokens_per_expert_as_cuda=False"):
+                if got.endswith(extra):  # Primus-Turbo's, after all of DeepEP's
+                    got = got[:-len(extra)]
+            self.assertEqual(got, text, name)
 
 
 class Documentation(unittest.TestCase):
