@@ -26,7 +26,7 @@ module() {
         -fno-strict-aliasing -DLAUNCH_WARPS=2 "-DEPX_HARDWARE=\"hardware.h\"" -I"$root/include"
         -I"$root/src" -I"$root/tests/lanes" "$@")
     mkdir -p "$folder"
-    for file in ll_dispatch ll_combine ht_notify ht_dispatch ht_combine mask; do
+    for file in ll_dispatch ll_combine ht_notify ht_dispatch ht_combine mask ring_bench; do
         "$cxx" -x c++ -std=c++17 "${flags[@]}" -c "$root/src/device/cuda/$file.cu" -o "$folder/$file.o" || return
         objects+=("$folder/$file.o")
     done
@@ -61,6 +61,7 @@ for device in cuda hip; do
     for mode in ll ht; do
         try "$device: two nodes, $mode" "$build/epx" bench $mode "${small[@]}" --nodes 2 --ranks 4 --hidden 1024
     done
+    try "$device: commands to the proxies" "$build/epx" bench ring --device $device --rings 2 --agents 3 --ms 20
     for mode in ll ht mixed; do
         EPX_TEST_SCALE=$scale try "$device: random cases, $mode" "$build/tests/test_prop_$mode"
     done

@@ -72,10 +72,14 @@ template <typename T> KFN T value_at(const uint64_t *values, unsigned lane)
     return value;
 }
 
-/* A lane on its own has nobody to ask. */
+/* Of all lanes, or of those that __activemask() has just found together. */
 template <typename T> KFN T __shfl_sync(lanes_t lanes, T value, int from)
 {
-    return lanes != ALL_LANES ? value : value_at<T>(values_of(value), (unsigned)from);
+    uint64_t bits = 0, here;
+    if (lanes == ALL_LANES)
+        return value_at<T>(values_of(value), (unsigned)from);
+    memcpy(&bits, &value, sizeof(value));
+    return value_at<T>(lanes_gather(bits, &here), (unsigned)from);
 }
 
 template <typename T> KFN T __shfl_xor_sync(lanes_t, T value, int with)
@@ -128,10 +132,11 @@ KFN void __syncwarp(void)
     lanes_exchange(MEET_WARP, 0);
 }
 
-/* Asked by functions that the leader also calls alone, and whose result is that of any lane. */
 KFN lanes_t __activemask(void)
 {
-    return (lanes_t)1 << threadIdx.x % WARP;
+    uint64_t lanes;
+    lanes_gather(0, &lanes);
+    return (lanes_t)lanes;
 }
 
 /* ---- Words that others read and write -------------------------------------------------------------------------- */

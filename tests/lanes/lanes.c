@@ -16,6 +16,8 @@ struct warp {
     uint64_t value[2][LANES_MOST]; /* of this meeting, and of the last, which slow lanes still read */
     unsigned arrived, meetings;
     enum meeting what;
+    uint64_t gathered_value[2][LANES_MOST], gathered[2];
+    unsigned gatherings;
 };
 
 /* A fiber that plays one thread after the other, for whichever block: making one takes two system calls. */
@@ -33,7 +35,7 @@ struct thread {
     unsigned index;
     const unsigned *until; /* waits while this has the value `seen` */
     unsigned seen;
-    int ended;
+    int gathers, ended;
 };
 
 static _Thread_local struct block {
@@ -101,6 +103,19 @@ const uint64_t *lanes_exchange(enum meeting what, uint64_t value)
         wait_while(&w->meetings, meeting);
     }
     return w->value[meeting % 2];
+}
+
+const uint64_t *lanes_gather(uint64_t value, uint64_t *lanes)
+{
+    struct warp *w = &block->warps[now->index / block->launch->lanes];
+    const unsigned gathering = w->gatherings;
+
+    w->gathered_value[gathering % 2][now->index % block->launch->lanes] = value;
+    now->gathers = 1;
+    wait_while(&w->gatherings, gathering);
+    now->gathers = 0;
+    *lanes = w->gathered[gathering % 2];
+    return w->gathered_value[gathering % 2];
 }
 
 void lanes_block_meet(void)
@@ -181,7 +196,30 @@ static void seat_give(struct seat *seat)
     pthread_mutex_unlock(&seats_lock);
 }
 
-/* One turn of each that may go on; returns how many were entered. */
+static int waits(const struct thread *t)
+{
+    return t->until && *t->until == t->seen;
+}
+
+/* Lets those of a warp go on that gather, once none of its lanes can come to them any more. Returns how many. */
+static unsigned let_go(unsigned warp)
+{
+    const struct thread *lane = &block->threads[warp * block->launch->lanes];
+    struct warp *w = &block->warps[warp];
+    uint64_t lanes = 0;
+
+    for (unsigned i = 0; i < block->launch->lanes; i++) {
+        if (!lane[i].ended && !waits(&lane[i]))
+            return 0;
+        if (!lane[i].ended && lane[i].gathers)
+            lanes |= (uint64_t)1 << i;
+    }
+    if (lanes)
+        w->gathered[w->gatherings++ % 2] = lanes;
+    return (unsigned)__builtin_popcountll(lanes);
+}
+
+/* One turn of each that may go on; returns how many were entered, or may be next. */
 static unsigned turn(unsigned *ended)
 {
     unsigned entered = 0;
@@ -189,12 +227,14 @@ static unsigned turn(unsigned *ended)
     block->paused = 0;
     for (unsigned i = 0; i < block->launch->threads; i++) {
         struct thread *t = &block->threads[i];
-        if (t->ended || (t->until && *t->until == t->seen))
-            continue;
-        now = t;
-        fiber_enter(t->seat->fiber);
-        entered++;
-        *ended += (unsigned)t->ended;
+        if (!t->ended && !waits(t)) {
+            now = t;
+            fiber_enter(t->seat->fiber);
+            entered++;
+            *ended += (unsigned)t->ended;
+        }
+        if (i % block->launch->lanes == block->launch->lanes - 1)
+            entered += let_go(i / block->launch->lanes);
     }
     return entered;
 }

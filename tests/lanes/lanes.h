@@ -28,6 +28,9 @@ struct index3 lanes_grid_size(void);
 
 /* All lanes of the warp call it: each gives a value and gets those of all. The array is good until the next meeting. */
 const uint64_t *lanes_exchange(enum meeting what, uint64_t value);
+/* The lanes that are here together: those that call it before all the others wait elsewhere, have ended, or call it too.
+ * *lanes gets their set. */
+const uint64_t *lanes_gather(uint64_t value, uint64_t *lanes);
 /* All threads of the block. */
 void lanes_block_meet(void);
 /* The first `threads` of the block; is v true for any of them? */

@@ -25,6 +25,7 @@ KERNEL(ht_notify)
 KERNEL(ht_dispatch)
 KERNEL(ht_combine)
 KERNEL(mask)
+KERNEL(ring_bench)
 
 static const struct device_host *host;
 static struct device_ops ops;
@@ -50,6 +51,8 @@ static void (*entry_of(enum kernel_id id))(const void *, const void *)
         return run_ht_combine;
     case KERNEL_MASK:
         return run_mask;
+    case KERNEL_RING_BENCH:
+        return run_ring_bench;
     default:
         return NULL;
     }
