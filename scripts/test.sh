@@ -141,8 +141,8 @@ stage_python() {
     check python-wheel scripts/check_wheel.sh build/venv || return
     check python-alone timeout 100 build/venv/bin/python -m unittest discover -s python/tests -p 'test_*.py'
     run_python_suite
-    check python-hf torchrun 4 examples/hf_moe.py --model qwen3 mixtral --prompts 1 --length 16 --decode 3
-    check python-train torchrun 4 examples/train_moe.py --steps 30 --batch 8 --length 32
+    check python-hf torchrun 2 examples/hf_moe.py --model qwen3 mixtral --prompts 1 --length 16 --decode 3
+    check python-train torchrun 4 examples/train_moe.py --steps 20 --batch 8 --length 32
 }
 stage_clang() {
     build clang build-clang -DCMAKE_C_COMPILER=clang && run_ctest clang build-clang 0.1 -LE '^slow$'
