@@ -65,6 +65,13 @@ def start(code: str, **environment: str) -> subprocess.Popen:
     return process
 
 
+def finish(process: subprocess.Popen) -> tuple:
+    """(exit status, what it printed after "ready", its errors). Not communicate(), which does not see what readline() took."""
+    with process:
+        out, err = process.stdout.read(), process.stderr.read()
+        return process.wait(60), out, err
+
+
 class Processes(unittest.TestCase):
     def test_interrupt_while_ranks_meet(self) -> None:
         """Ctrl-C while a group waits for a rank that never comes."""
@@ -82,7 +89,7 @@ except KeyboardInterrupt:
         self.assertEqual(process.stdout.readline(), "interrupted\n")
         self.assertLess(time.monotonic() - begin, 1.0)
         process.kill()
-        process.communicate()
+        finish(process)
 
     def test_exit_with_everything_alive(self) -> None:
         """Groups, handles and memory that nobody destroyed do not trouble the end of a program."""
@@ -95,8 +102,7 @@ event = group.event()
 event.record()
 print("ready", flush=True)
 """)
-        _out, err = process.communicate(timeout=60)
-        self.assertEqual((process.returncode, err), (0, ""))
+        self.assertEqual(finish(process), (0, "", ""))
 
     def test_fork(self) -> None:
         process = start("""
@@ -118,8 +124,8 @@ assert os.waitpid(child, 0)[1] == 0
 group.sync()
 group.destroy()
 """)
-        out, err = process.communicate(timeout=60)
-        self.assertEqual((process.returncode, err), (0, ""))
+        status, out, err = finish(process)
+        self.assertEqual((status, err), (0, ""))
         self.assertRegex(out, r"USAGE: the group was created by process \d+ before it forked this one")
 
 
