@@ -111,14 +111,15 @@ class CudaHeap(Heap):
                 event.record(torch.cuda.current_stream(self._device))
             self._free.setdefault(block.nbytes, []).append((block, event))
 
-    def _alloc(self, nbytes: int) -> Any:
-        for _ in range(2):
-            try:
-                return self._group.alloc(nbytes)
-            except epx.OutOfMemoryError:
-                # Pieces of other sizes: give them all back, once nothing uses them.
-                for pieces in self._free.values():
-                    for _block, event in pieces:
-                        event.synchronize()
-                self._free.clear()
-        return None
+    def _alloc(self, nbytes: int) -> Optional[epx.Block]:
+        try:
+            return self._group.alloc(nbytes)
+        except epx.OutOfMemoryError:
+            # There may be pieces of other sizes: they go back, once nothing uses them.
+            for event in [event for pieces in self._free.values() for _block, event in pieces]:
+                event.synchronize()
+            self._free.clear()
+        try:
+            return self._group.alloc(nbytes)
+        except epx.OutOfMemoryError:
+            return None

@@ -271,17 +271,6 @@ class Group:
         """A handle: one routing. Local; `compact` puts local experts first in received top-k rows."""
         return Handle(self, mode, layout, topk, expert_alignment, compact)
 
-    def mask(self, stream: Any = None) -> List[int]:
-        """1 for each active rank, 0 for each masked one. Needs enable_mask. Waits for the stream."""
-        with_device = self.device != Device.CPU
-        nranks = self.info.nranks
-        if with_device:
-            raise UsageError(Status.USAGE, "mask: on a GPU expected mask_query() into a device tensor")
-        values = (ctypes.c_int32 * nranks)()
-        check(self._lib.epx_mask_query(self.address, ctypes.addressof(values), stream_address(self, stream)))
-        self.sync(stream)
-        return list(values)
-
     def mask_query(self, out: Any, stream: Any = None) -> None:
         """Writes the mask into a tensor of the device, int32 [ranks]."""
         from .tensors import describe
