@@ -178,13 +178,13 @@ if step prop; then
 fi
 if step sanitize; then
     mps_stop
-    # memcheck makes kernels of one process run one after the other: ranks that wait for each other are processes there.
+    # The tools make kernels of one process run one after the other: ranks that wait for each other are processes there.
     small="--tokens 4 --hidden 512 --experts 4 --agents 4 --iters 0 --check --timeout 60000"
     check="compute-sanitizer --error-exitcode 9 --print-limit 20"
     for mode in ll ht; do
         try memcheck-$mode 100 $check --tool memcheck "$build/gpu_bench" $mode --threads 1 $small
         try memcheck-$mode-2 100 $check --tool memcheck --target-processes all "$build/epx" run -n 2 --timeout 90 -- "$build/gpu_bench" $mode $small
-        try racecheck-$mode 100 $check --tool racecheck "$build/gpu_bench" $mode --threads 2 $small
+        try racecheck-$mode 100 $check --tool racecheck "$build/gpu_bench" $mode --threads 1 $small
     done
 fi
 if step tune; then
