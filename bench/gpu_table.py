@@ -62,10 +62,10 @@ def show_rings(lines):
     for o in lines:
         judged = o["rings"] == 8
         print("%-18s %d rings, %d agents each: %.0f M commands/s (%.0f ns of a proxy each)%s; merged %.0f M/s; "
-              "round trip %.2f us, p99 %.2f%s" %
+              "round trip %.2f us (push %.2f), p99 %.2f%s" %
               (o["name"], o["rings"], o["agents"], o["cmds_per_s"] / 1e6, o["proxy_ns_per_cmd"],
                "" if not judged else "  ok" if o["cmds_per_s"] >= RING_RATE else "  UNDER 100",
-               o["merged_cmds_per_s"] / 1e6, o["rtt_us_p50"], o["rtt_us_p99"],
+               o["merged_cmds_per_s"] / 1e6, o["rtt_us_p50"], o["push_us_p50"], o["rtt_us_p99"],
                "  ok" if o["rtt_us_p50"] <= RING_TRIP else "  OVER 3"))
 
 

@@ -74,9 +74,11 @@ KFN_STEP void ring_bench_trips(struct agent *ag, const struct ring_bench_params 
         const uint64_t start = ag_now(ag);
         if (ag_push(ag, &p->rings[ring], command_set_list(&set), 1) != WAIT_OK)
             break;
-        const uint64_t took = ring_bench_answer(ag, sent, ++target, start, p->timeout_ns);
-        if (ag_leader(ag))
+        const uint64_t pushed = ag_now(ag) - start, took = ring_bench_answer(ag, sent, ++target, start, p->timeout_ns);
+        if (ag_leader(ag)) {
             p->times[i] = took;
+            p->times[p->trips + i] = pushed;
+        }
         if (!took)
             break;
     }

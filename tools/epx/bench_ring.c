@@ -49,7 +49,6 @@ struct words {
     uint8_t pad[48];
     uint64_t counters[RINGS_MOST + 1], sent[RINGS_MOST + 1];
     uint64_t pushed[AGENTS_MOST];
-    uint64_t times[TRIPS];
 };
 
 struct bench {
@@ -57,9 +56,14 @@ struct bench {
     struct device *device;
     struct device_stream *stream;
     struct words *words;
-    void *rings; /* the proxies' rings, as kernels see them */
+    void *rings; /* device memory: the proxies' rings, as kernels see them */
+    void *times; /* device memory: [2][TRIPS] */
     struct proxy_group *proxies;
     char error[200];
+};
+
+struct trip {
+    double p50, p99, push; /* us: until the answer; the push alone, p50 */
 };
 
 struct rate {
@@ -133,13 +137,15 @@ static epx_status open_proxies(struct bench *b)
     return proxy_connect(b->proxies, cards, 0);
 }
 
-static epx_status copy_rings(struct bench *b)
+static epx_status open_memory(struct bench *b)
 {
     const struct device_ops *ops = b->device->ops;
     const size_t each = sizeof(struct ring_dev);
     epx_status status = ops->mem_alloc(b->device, RINGS_MOST * each, &b->rings);
     int i;
 
+    if (status == EPX_OK)
+        status = ops->mem_alloc(b->device, 2 * TRIPS * sizeof(uint64_t), &b->times);
     for (i = 0; i < b->options->rings && status == EPX_OK; i++)
         status = ops->copy(b->device, (char *)b->rings + (size_t)i * each, proxy_ring(b->proxies, i), each);
     return status;
@@ -154,6 +160,8 @@ static void close_bench(struct bench *b)
     proxy_close(b->proxies);
     if (b->rings)
         b->device->ops->mem_free(b->device, b->rings);
+    if (b->times)
+        b->device->ops->mem_free(b->device, b->times);
     if (b->words)
         b->device->ops->host_free(b->device, b->words);
     b->device->ops->close(b->device);
@@ -174,7 +182,7 @@ static epx_status launch(struct bench *b, int contiguous, int trips)
                                              .sent = w->sent,
                                              .pushed = w->pushed,
                                              .failed = &w->failed,
-                                             .times = w->times};
+                                             .times = b->times};
 
     memset(w->pushed, 0, sizeof(w->pushed));
     w->failed = 0;
@@ -274,20 +282,22 @@ static int measure_rate(struct bench *b, int contiguous, struct rate *rate)
 
 /* ---- Round trip --------------------------------------------------------------------------------------------- */
 
-static int measure_trips(struct bench *b, double *p50, double *p99)
+static int measure_trips(struct bench *b, struct trip *trip)
 {
-    uint64_t *times = b->words->times;
+    static uint64_t times[2 * TRIPS];
     int i;
 
-    if (launch(b, 0, TRIPS) != EPX_OK || b->device->ops->stream_sync(b->device, b->stream) != EPX_OK)
+    if (launch(b, 0, TRIPS) != EPX_OK || b->device->ops->stream_sync(b->device, b->stream) != EPX_OK ||
+        b->device->ops->copy(b->device, times, b->times, sizeof(times)) != EPX_OK)
         return complain(epx_last_error());
     for (i = 0; i < TRIPS; i++)
         if (times[i] == 0) {
             fprintf(stderr, "epx bench: command %d was not answered within %d ms\n", i, TRIP_TIMEOUT_MS);
             return -1;
         }
-    *p50 = bench_percentile(times, TRIPS, 50) / 1e3;
-    *p99 = bench_percentile(times, TRIPS, 99) / 1e3;
+    trip->p50 = bench_percentile(times, TRIPS, 50) / 1e3;
+    trip->p99 = bench_percentile(times, TRIPS, 99) / 1e3;
+    trip->push = bench_percentile(times + TRIPS, TRIPS, 50) / 1e3;
     return 0;
 }
 
@@ -304,19 +314,18 @@ static int run(struct bench *b)
 {
     struct rate scattered = {0}, contiguous = {0};
     const struct options *o = b->options;
-    double p50 = 0, p99 = 0;
+    struct trip trip = {0};
 
-    if (measure_trips(b, &p50, &p99) != 0 || measure_rate(b, 0, &scattered) != 0 ||
-        measure_rate(b, 1, &contiguous) != 0)
+    if (measure_trips(b, &trip) != 0 || measure_rate(b, 0, &scattered) != 0 || measure_rate(b, 1, &contiguous) != 0)
         return BENCH_EXIT_FAILED;
     if (o->json) {
         printf("{\"op\":\"ring\",\"device\":\"%s\",\"rings\":%d,\"agents\":%d,\"push\":%d,\"cmds_per_s\":%.0f,"
                "\"cmds_per_s_best\":%.0f,\"merged_cmds_per_s\":%.0f,\"merged_cmds_per_s_best\":%.0f,"
                "\"proxy_ns_per_cmd\":%.1f,\"merged_proxy_ns_per_cmd\":%.1f,\"puts_per_cmd\":%.3f,"
-               "\"merged_puts_per_cmd\":%.4f,\"rtt_us_p50\":%.2f,\"rtt_us_p99\":%.2f}\n",
+               "\"merged_puts_per_cmd\":%.4f,\"push_us_p50\":%.2f,\"rtt_us_p50\":%.2f,\"rtt_us_p99\":%.2f}\n",
                b->device->ops->name, o->rings, o->agents, RING_MAX_PUSH, scattered.median, scattered.best,
                contiguous.median, contiguous.best, scattered.cpu_ns, contiguous.cpu_ns, scattered.puts, contiguous.puts,
-               p50, p99);
+               trip.push, trip.p50, trip.p99);
         return BENCH_EXIT_OK;
     }
     printf("command ring, %s: %d ring%s with %d agent%s and a proxy thread each, pushes of %d, network null\n",
@@ -324,7 +333,9 @@ static int run(struct bench *b)
            RING_MAX_PUSH);
     print_rate("scattered", &scattered, o->rings);
     print_rate("contiguous", &contiguous, o->rings);
-    printf("  round trip  %8.2f us p50, %.2f us p99   one command, until its put is answered\n", p50, p99);
+    printf("  round trip  %8.2f us p50, %.2f us p99   one command, until its put is answered (%.2f us of it for the "
+           "push)\n",
+           trip.p50, trip.p99, trip.push);
     return BENCH_EXIT_OK;
 }
 
@@ -415,7 +426,7 @@ int bench_ring(int argc, char **argv)
     if (status == EPX_OK)
         status = open_proxies(&b);
     if (status == EPX_OK)
-        status = copy_rings(&b);
+        status = open_memory(&b);
     code = BENCH_EXIT_FAILED;
     if (status == EPX_OK)
         code = run(&b);
