@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Property tests: a group's statistics, and what ranks do after a failure that they may survive. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "prop_actor.h"
+
+static int check_stat(struct actor *a, const char *name, uint64_t expected, uint64_t got)
+{
+    return expected == got ? 0
+                           : actor_failure(a, "epx_stats.%s: expected %llu, got %llu", name, (unsigned long long)expected,
+                                     (unsigned long long)got);
+}
+
+/* All operations of all handles of a group, when all of them went well. */
+int actors_check_stats(struct actor *actors, const struct prop_case *c, int group)
+{
+    struct actor *first = &actors[group];
+    epx_stats e = EPX_STATS_INIT, got = EPX_STATS_INIT;
+
+    TRY(first, epx_group_stats(first->group, &got));
+    for (int i = group; i < c->nhandles; i += c->ngroups) {
+        const epx_stats *one = &actors[i].expected;
+        e.rows_sent += one->rows_sent;
+        e.rows_received += one->rows_received;
+        e.rows_returned += one->rows_returned;
+        e.bytes_peer += one->bytes_peer;
+        e.ll_dispatches += one->ll_dispatches;
+        e.ll_combines += one->ll_combines;
+        e.ht_dispatches += one->ht_dispatches;
+        e.ht_combines += one->ht_combines;
+    }
+    return check_stat(first, "rows_sent", e.rows_sent, got.rows_sent) ||
+                   check_stat(first, "rows_received", e.rows_received, got.rows_received) ||
+                   check_stat(first, "rows_returned", e.rows_returned, got.rows_returned) ||
+                   check_stat(first, "bytes_peer", e.bytes_peer, got.bytes_peer) ||
+                   check_stat(first, "ll_dispatches", e.ll_dispatches, got.ll_dispatches) ||
+                   check_stat(first, "ll_combines", e.ll_combines, got.ll_combines) ||
+                   check_stat(first, "ht_dispatches", e.ht_dispatches, got.ht_dispatches) ||
+                   check_stat(first, "ht_combines", e.ht_combines, got.ht_combines)
+               ? -1
+               : 0;
+}
+
+/* ---- Going on without some ------------------------------------------------------------------------------------------ */
+
+static struct {
+    uint64_t ranks, rounds;
+} recovered;
+
+void prop_recoveries(uint64_t *ranks, uint64_t *rounds)
+{
+    *ranks = __atomic_load_n(&recovered.ranks, __ATOMIC_RELAXED);
+    *rounds = __atomic_load_n(&recovered.rounds, __ATOMIC_RELAXED);
+}
+
+/* Leaves out whom this rank waited for in vain: the others learn of it when they meet. */
+static int mask_the_blamed(struct actor *a, int32_t *mask)
+{
+    epx_error_info info = EPX_ERROR_INFO_INIT;
+    epx_status status = epx_group_error(a->group, &info);
+
+    if (epx_mask_query(a->group, mask, NULL) != EPX_OK)
+        return actor_failure(a, "epx_mask_query: %s", epx_last_error());
+    epx_stream_sync(a->group, NULL);
+    /* A timeout, or the own network, blames somebody; the word of a rank that failed only says that it did. */
+    if ((status != EPX_ERR_TIMEOUT && strcmp(info.phase, "network") != 0) || info.peer < 0 || info.peer == a->rank)
+        return 0;
+    mask[info.peer] = 0;
+    status = epx_mask_update(a->group, mask, NULL);
+    return status == EPX_OK ? 0 : actor_failure(a, "epx_mask_update: %s", epx_last_error());
+}
+
+static int make_left_routes(struct actor *actors, const struct prop_case *c, const int32_t *mask)
+{
+    for (int i = 0; i < c->nhandles; i++) {
+        struct actor *a = &actors[i];
+        const struct prop_handle *h = a->p;
+
+        if (oracle_route_from_workload(&a->left, &a->shared->w[PROP_MAX_UPDATES][i], a->tokens_per_rank, h->mode,
+                                       h->layout, h->flags, h->alignment))
+            return actor_failure(a, "no memory for the oracle");
+        a->left.ranks_per_node = c->ranks_per_node;
+        a->left.node_of = c->uneven ? c->node_of : NULL;
+        memcpy(a->left.active, mask, (size_t)c->nranks * sizeof(*mask));
+        a->failed = 0;
+    }
+    return 0;
+}
+
+/* 0: this rank is through, or ended in a way that faults excuse. */
+int actors_recover(struct actor *actors, const struct prop_case *c)
+{
+    struct actor *a = &actors[0];
+    int32_t *mask = calloc((size_t)c->nranks, sizeof(*mask));
+    int rc = mask ? mask_the_blamed(a, mask) : actor_failure(a, "no memory");
+
+    if (!rc)
+        rc = actor_status(a, "epx_group_error_clear", epx_group_error_clear(a->group));
+    if (!rc)
+        rc = actor_status(a, "epx_group_error", epx_group_error(a->group, NULL));
+    if (!rc)
+        rc = actor_status(a, "epx_mask_query", epx_mask_query(a->group, mask, NULL));
+    if (!rc)
+        rc = actor_status(a, "epx_stream_sync", epx_stream_sync(a->group, NULL));
+    if (!rc)
+        rc = make_left_routes(actors, c, mask);
+    if (!rc) {
+        __atomic_fetch_add(&recovered.ranks, 1, __ATOMIC_RELAXED);
+        rc = actors_update(actors, c, PROP_MAX_UPDATES);
+    }
+    if (!rc)
+        __atomic_fetch_add(&recovered.rounds, (uint64_t)c->pairs, __ATOMIC_RELAXED);
+    for (int i = 0; i < c->nhandles; i++)
+        oracle_route_free(&actors[i].left);
+    free(mask);
+    return rc;
+}

@@ -1,0 +1,540 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Property tests: what one handle does on one rank, and checking everything that is written. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "prop_actor.h"
+
+enum { FILL = 0xab, CANARY = 0x5c, CANARY_BYTES = 64 };
+
+/* Keeps the first sentence of all ranks. */
+int actor_failure(struct actor *a, const char *format, ...)
+{
+    char text[900];
+    va_list args;
+
+    a->failed = 1;
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    if (getenv("EPX_TEST_VERBOSE"))
+        fprintf(stderr, "rank %d handle %d update %d round %d: %s\n", a->rank, a->number, a->update, (int)a->w.round,
+                text);
+    if (__atomic_exchange_n(&a->shared->lock, 1, __ATOMIC_RELAXED) == 0)
+        snprintf(a->shared->error, a->shared->error_bytes, "rank %d handle %d update %d round %d: %s", a->rank,
+                 a->number, a->update, (int)a->w.round, text);
+    return -1;
+}
+
+/* How an operation ends when another rank is gone or late, or the own network is down. */
+static int excusable(const struct actor *a, epx_status status)
+{
+    const struct prop_case *c = a->shared->c;
+
+    /* High throughput after low latency has masked a rank; or more ranks lost than others can relay for. */
+    if (c->recover && (status == EPX_ERR_USAGE || status == EPX_ERR_UNSUPPORTED))
+        return 1;
+    return c->may_fail && (status == EPX_ERR_TIMEOUT || status == EPX_ERR_PEER || status == EPX_ERR_SYSTEM);
+}
+
+int actor_status(struct actor *a, const char *call, epx_status status)
+{
+    if (status == EPX_OK)
+        return 0;
+    if (excusable(a, status)) {
+        a->failed = 1;
+        return -1;
+    }
+    return actor_failure(a, "%s: %s: %s", call, epx_strerror(status), epx_last_error());
+}
+
+/* ---- Tensors with canaries ---------------------------------------------------------------------------------------- */
+
+static int64_t elements_of(const epx_tensor *t)
+{
+    int64_t n = 1;
+
+    for (int i = 0; i < t->ndim; i++)
+        n *= t->shape[i];
+    return n;
+}
+
+/* NULL on failure. d2 < 0: two dimensions, d1 < 0: one. */
+static epx_tensor *new_tensor(struct actor *a, int dtype, int64_t d0, int64_t d1, int64_t d2)
+{
+    struct buffer *b = &a->buffer[a->nbuffers];
+    int ndim = d1 < 0 ? 1 : d2 < 0 ? 2 : 3;
+    void *memory = NULL;
+
+    if (a->nbuffers == PROP_MAX_BUFFERS) {
+        actor_failure(a, "the test ran out of buffers");
+        return NULL;
+    }
+    b->t = epx_tensor_make(NULL, (epx_dtype)dtype, ndim, d0, d1, d2, 0);
+    b->bytes = (size_t)elements_of(&b->t) * tensor_element_size(dtype);
+    b->from_epx = prop_chance(&a->rng, a->p->in_epx_alloc);
+    b->group = a->group;
+    if (b->from_epx) {
+        if (actor_status(a, "epx_alloc", epx_alloc(a->group, b->bytes + CANARY_BYTES, &memory)))
+            return NULL;
+    } else if ((memory = tensor_memory(a->group, b->bytes + CANARY_BYTES)) == NULL) {
+        actor_failure(a, "no memory for a tensor");
+        return NULL;
+    }
+    b->base = b->t.data = memory;
+    memset(b->base, FILL, b->bytes);
+    memset(b->base + b->bytes, CANARY, CANARY_BYTES);
+    a->nbuffers++;
+    if (!b->bytes && prop_chance(&a->rng, 50))
+        b->t.data = NULL; /* an empty tensor has no need of memory */
+    return &b->t;
+}
+
+/* Scales that lie column by column. */
+static void make_column_major(epx_tensor *t)
+{
+    int64_t rows = t->shape[t->ndim - 2];
+
+    t->stride[t->ndim - 1] = rows > 0 ? rows : 1;
+    t->stride[t->ndim - 2] = 1;
+    if (t->ndim == 3)
+        t->stride[0] = rows * t->shape[2] > 0 ? rows * t->shape[2] : 1;
+}
+
+static int check_canaries(struct actor *a)
+{
+    struct mismatch m;
+
+    for (int i = 0; i < a->nbuffers; i++) {
+        struct buffer *b = &a->buffer[i];
+        if (b->base && compare_fill("canary behind a tensor", i, b->base + b->bytes, CANARY_BYTES, CANARY, &m))
+            return actor_failure(a, "%s (dtype %d, ndim %d, %lld x %lld)", m.text, b->t.dtype, b->t.ndim,
+                           (long long)b->t.shape[0], (long long)b->t.shape[1]);
+    }
+    return 0;
+}
+
+static void free_tensors(struct actor *a)
+{
+    for (int i = 0; i < a->nbuffers; i++) {
+        if (a->buffer[i].from_epx)
+            epx_free(a->buffer[i].group, a->buffer[i].base);
+        else
+            tensor_memory_free(a->buffer[i].group, a->buffer[i].base);
+    }
+    a->nbuffers = 0;
+}
+
+/* ---- Inputs and outputs of one pair ---------------------------------------------------------------------------------- */
+
+static int low_latency(const struct actor *a)
+{
+    return a->p->mode == EPX_LOW_LATENCY;
+}
+
+/* The tokens tensor of dispatch's output and combine's input, of any width. */
+static epx_tensor *received_shape(struct actor *a, int dtype, int64_t rows, int64_t width)
+{
+    int64_t R = a->route->nranks, M = a->tokens_per_rank;
+
+    if (!low_latency(a))
+        return new_tensor(a, dtype, rows, width, -1);
+    if (a->p->layout == EPX_RANK_MAJOR)
+        return width < 0 ? new_tensor(a, dtype, R, M, -1) : new_tensor(a, dtype, R, M, width);
+    return width < 0 ? new_tensor(a, dtype, a->route->local_experts, R * M, -1)
+                     : new_tensor(a, dtype, a->route->local_experts, R * M, width);
+}
+
+static epx_tensor *new_index(struct actor *a, int64_t d0, int64_t d1, int64_t d2)
+{
+    return new_tensor(a, prop_chance(&a->rng, 50) ? EPX_INT32 : EPX_INT64, d0, d1, d2);
+}
+
+static int make_idx(struct actor *a)
+{
+    int B = a->route->tokens[a->rank], K = a->route->topk;
+
+    a->idx = new_index(a, B, K, -1);
+    if (!a->idx)
+        return -1;
+    for (int t = 0; t < B; t++)
+        for (int k = 0; k < K; k++)
+            tensor_set_int(a->idx, (int64_t)t * K + k, oracle_idx(a->route, a->rank, t)[k]);
+    return 0;
+}
+
+/* Asks for some of the counts that this layout has. */
+static int make_info(struct actor *a)
+{
+    int64_t L = a->route->local_experts, R = a->route->nranks;
+    int expert_major = a->p->layout == EPX_EXPERT_MAJOR;
+
+    a->info = (epx_layout_info)EPX_LAYOUT_INFO_INIT;
+    if (prop_chance(&a->rng, 70) && (expert_major || !low_latency(a)))
+        a->info.expert_counts = new_index(a, L, -1, -1);
+    if (prop_chance(&a->rng, 70) && expert_major && !low_latency(a))
+        a->info.expert_offsets = new_index(a, L, -1, -1);
+    if (prop_chance(&a->rng, 70))
+        a->info.rank_counts = new_index(a, R, -1, -1);
+    if (prop_chance(&a->rng, 70))
+        a->info.total = new_index(a, 1, -1, -1);
+    if (!low_latency(a) && prop_chance(&a->rng, 50)) {
+        a->info.rank_matrix = new_index(a, R, R, -1);
+        a->info.rank_tokens = new_index(a, R, -1, -1);
+        a->info.relay_counts = new_index(a, R, -1, -1);
+    }
+    if (low_latency(a) && expert_major && prop_chance(&a->rng, 70))
+        a->info.layout_range = new_tensor(a, EPX_INT64, L, R, -1);
+    if (low_latency(a) && expert_major && prop_chance(&a->rng, 50)) {
+        a->info.expert_stats = new_tensor(a, EPX_INT32, L, -1, -1);
+        for (int64_t l = 0; a->info.expert_stats && l < L; l++)
+            tensor_set_int(a->info.expert_stats, l, 1000 + l);
+    }
+    if (low_latency(a) && prop_chance(&a->rng, 50)) {
+        a->info.wait_ns = new_tensor(a, EPX_INT64, R, -1, -1);
+        for (int64_t r = 0; a->info.wait_ns && r < R; r++)
+            tensor_set_int(a->info.wait_ns, r, 7);
+    }
+    return a->failed ? -1 : 0;
+}
+
+static int make_dispatch_inputs(struct actor *a)
+{
+    const struct workload *w = &a->w;
+    int B = a->route->tokens[a->rank];
+    epx_tensor *tokens, *scales = NULL, *weights = NULL;
+
+    a->in = (epx_dispatch_inputs)EPX_DISPATCH_INPUTS_INIT;
+    a->in.tokens = tokens = new_tensor(a, w->dtype, B, w->hidden, -1);
+    if (w->dtype == EPX_FP8_E4M3)
+        a->in.scales = scales = new_tensor(a, w->scale_dtype, B, w->scale_count, -1);
+    if (a->p->weights && !a->backward && !(low_latency(a) && a->p->layout == EPX_EXPERT_MAJOR))
+        a->in.topk_weights = weights = new_tensor(a, EPX_FP32, B, w->topk, -1);
+    if (a->failed)
+        return -1;
+    if (scales && prop_chance(&a->rng, 50))
+        make_column_major(scales);
+    for (int t = 0; t < B; t++) {
+        workload_token(w, a->rank, t, tensor_row(tokens, t));
+        if (weights)
+            workload_weights(w, a->rank, t, tensor_row(weights, t));
+        if (scales) {
+            uint32_t row[512];
+            workload_scales(w, a->rank, t, row);
+            for (int i = 0; i < w->scale_count; i++)
+                memcpy((char *)tensor_row(scales, t) + 4 * i * tensor_last_stride(scales), &row[i], 4);
+        }
+    }
+    return 0;
+}
+
+/* EPX's own receive buffer as the output. */
+static epx_tensor *recv_tensor(struct actor *a, epx_recv_part part, int dtype, int64_t rows, int64_t columns)
+{
+    struct buffer *b = &a->buffer[a->nbuffers++];
+
+    memset(b, 0, sizeof(*b));
+    if (actor_status(a, "epx_handle_recv_tensor",
+                     epx_handle_recv_tensor(a->handle, part, (epx_dtype)dtype, rows, columns, &b->t)))
+        return NULL;
+    for (int64_t i = 0; i < rows; i++)
+        memset(tensor_row(&b->t, i), FILL, (size_t)columns * tensor_element_size(dtype));
+    return &b->t;
+}
+
+static int make_dispatch_outputs(struct actor *a)
+{
+    const struct prop_handle *p = a->p;
+    const struct workload *w = &a->w;
+    int64_t spare = p->recv_tensor || prop_chance(&a->rng, 50) ? 0 : prop_draw(&a->rng, 9);
+    int64_t rows = a->recv.rows + spare;
+    int64_t nscales = p->out_scale_dtype == EPX_FP32 ? (w->hidden + 127) / 128 : (w->hidden + 511) / 512;
+    int fp8 = p->out_dtype == EPX_FP8_E4M3;
+
+    a->out = (epx_dispatch_outputs)EPX_DISPATCH_OUTPUTS_INIT;
+    a->out.tokens = p->recv_tensor ? recv_tensor(a, EPX_RECV_TOKENS, p->out_dtype, rows, w->hidden)
+                                   : received_shape(a, p->out_dtype, rows, w->hidden);
+    if (fp8 && p->recv_tensor) {
+        a->out.scales = recv_tensor(a, EPX_RECV_SCALES, p->out_scale_dtype, rows, nscales);
+    } else if (fp8) {
+        a->out.scales = received_shape(a, p->out_scale_dtype, rows, nscales);
+        if (a->out.scales && prop_chance(&a->rng, 50))
+            make_column_major(a->out.scales);
+    }
+    if (a->in.topk_weights)
+        a->out.topk_weights = received_shape(a, EPX_FP32, rows, p->layout == EPX_EXPERT_MAJOR ? -1 : w->topk);
+    if (p->idx_out && !a->backward)
+        a->out.topk_idx = received_shape(a, prop_chance(&a->rng, 50) ? EPX_INT32 : EPX_INT64, rows, w->topk);
+    if (p->src_out)
+        a->out.src_rank = received_shape(a, EPX_INT32, rows, -1);
+    if (p->src_out)
+        a->out.src_token = received_shape(a, EPX_INT32, rows, -1);
+    return a->failed ? -1 : 0;
+}
+
+static int make_combine_tensors(struct actor *a)
+{
+    const struct prop_handle *p = a->p;
+    int B = a->route->tokens[a->rank];
+    int64_t rows = a->recv.rows + (prop_chance(&a->rng, 50) ? 0 : prop_draw(&a->rng, 9));
+    int returned = !low_latency(a) && (p->weights || a->backward);
+
+    a->cin = (epx_combine_inputs)EPX_COMBINE_INPUTS_INIT;
+    a->cout = (epx_combine_outputs)EPX_COMBINE_OUTPUTS_INIT;
+    /* Experts may answer in place, in the tensor that dispatch filled. */
+    a->cin.tokens = p->result_dtype == p->out_dtype && prop_chance(&a->rng, 40)
+                        ? a->out.tokens
+                        : received_shape(a, p->result_dtype, rows, a->w.hidden);
+    if (a->cin.tokens && !low_latency(a))
+        rows = a->cin.tokens->shape[0];
+    if (low_latency(a) && p->layout == EPX_EXPERT_MAJOR) {
+        epx_tensor *weights = new_tensor(a, EPX_FP32, B, a->w.topk, -1);
+        for (int t = 0; weights && t < B; t++)
+            workload_weights(&a->w, a->rank, t, tensor_row(weights, t));
+        a->cin.topk_weights = weights;
+    } else if (returned) {
+        a->cin.topk_weights = received_shape(a, EPX_FP32, rows, p->layout == EPX_EXPERT_MAJOR ? -1 : a->w.topk);
+        a->cout.topk_weights = new_tensor(a, EPX_FP32, B, a->w.topk, -1);
+    }
+    for (int i = 0; i < p->biases; i++) {
+        epx_tensor *bias = new_tensor(a, p->result_dtype, B, a->w.hidden, -1);
+        for (int t = 0; bias && t < B; t++)
+            workload_bias(&a->w, p->result_dtype, i, a->rank, t, tensor_row(bias, t));
+        a->cin.bias[i] = bias;
+    }
+    a->cout.tokens = new_tensor(a, p->result_dtype, B, a->w.hidden, -1);
+    return a->failed ? -1 : 0;
+}
+
+/* ---- The steps of a pair ----------------------------------------------------------------------------------------------- */
+
+static int issue_dispatch(struct actor *a)
+{
+    const struct prop_handle *p = a->p;
+
+    if (make_dispatch_inputs(a) || make_dispatch_outputs(a) || (low_latency(a) && make_info(a)))
+        return -1;
+    a->dispatch_config = (epx_dispatch_config)EPX_DISPATCH_CONFIG_INIT;
+    a->dispatch_config.send_only = p->staged_dispatch;
+    a->dispatch_config.round_scale = p->round_scale;
+    a->dispatch_config.direction = a->backward ? EPX_BACKWARD : EPX_FORWARD;
+    TRY(a,
+        epx_dispatch(a->handle, &a->in, &a->out, low_latency(a) ? &a->info : NULL, &a->dispatch_config, a->stream[0]));
+    return 0;
+}
+
+static int check_counters(struct actor *a)
+{
+    const epx_tensor *stats = a->info.expert_stats, *waits = a->info.wait_ns;
+
+    for (int64_t l = 0; stats && l < a->route->local_experts; l++)
+        if (tensor_int(stats, l) != 1000 + l + a->recv.expert_rows[l])
+            return actor_failure(a, "expert_stats[%lld]: expected %lld, got %lld", (long long)l,
+                           (long long)(1000 + l + a->recv.expert_rows[l]), (long long)tensor_int(stats, l));
+    for (int64_t r = 0; waits && r < a->route->nranks; r++)
+        if (tensor_int(waits, r) < 7 || tensor_int(waits, r) > 7 + 1000000ll * PROP_TIMEOUT_MS)
+            return actor_failure(a, "wait_ns[%lld] is %lld", (long long)r, (long long)tensor_int(waits, r));
+    return 0;
+}
+
+/* An operation that went well. */
+static void count_operation(struct actor *a, int combine)
+{
+    struct oracle_counts counts = {0};
+    const int dtype = combine ? a->p->result_dtype : a->p->out_dtype;
+
+    if (combine)
+        oracle_count_combine(a->route, a->rank, &counts);
+    else
+        oracle_count_dispatch(a->route, a->rank, &counts);
+    a->expected.rows_sent += counts.rows_sent;
+    a->expected.rows_received += counts.rows_received;
+    a->expected.rows_returned += counts.rows_returned;
+    a->expected.bytes_peer += counts.rows_peer * (uint64_t)a->w.hidden * tensor_element_size(dtype);
+    *(low_latency(a) ? combine ? &a->expected.ll_combines : &a->expected.ll_dispatches
+      : combine      ? &a->expected.ht_combines
+                     : &a->expected.ht_dispatches) += 1;
+}
+
+/* Checks dispatch and makes the experts' results; on the caller's thread or in stream order. */
+static void after_dispatch(void *arg)
+{
+    struct actor *a = arg;
+    struct oracle_data data = oracle_data_workload(&a->w, a->p->result_dtype);
+    epx_tensor *weights = NULL;
+    struct mismatch m;
+
+    /* What a kernel that failed left behind is not to be looked at. */
+    if (actor_status(a, "epx_group_error", epx_group_error(a->group, NULL)))
+        return;
+    if (low_latency(a) && oracle_check_layout(&a->recv, &a->info, &m)) {
+        actor_failure(a, "%s", m.text);
+        return;
+    }
+    if (low_latency(a) && check_counters(a))
+        return;
+    if (oracle_check_dispatch(&a->recv, &data, &a->out, &a->dispatch_config, FILL, &m)) {
+        actor_failure(a, "%s", m.text);
+        return;
+    }
+    if (!low_latency(a) && a->cin.topk_weights)
+        weights = (epx_tensor *)(uintptr_t)a->cin.topk_weights;
+    oracle_fill_results(&a->recv, &data, (epx_tensor *)(uintptr_t)a->cin.tokens, weights);
+}
+
+/* The receive half, then the check, before or in the stream that combine will use. */
+static int finish_dispatch(struct actor *a)
+{
+    epx_stream then = a->stream[a->p->streams == PROP_TWO_STREAMS];
+
+    if (a->p->staged_dispatch)
+        TRY(a, epx_complete(a->handle, a->stream[0]));
+    if (make_combine_tensors(a))
+        return -1;
+    if (a->p->streams == PROP_TWO_STREAMS) {
+        TRY(a, epx_event_record(a->event, a->stream[0]));
+        TRY(a, epx_stream_wait_event(a->group, then, a->event));
+    }
+    if (a->p->async) {
+        TRY(a, epx_stream_call(a->group, then, after_dispatch, a));
+        return 0;
+    }
+    TRY(a, epx_stream_sync(a->group, then));
+    after_dispatch(a);
+    return a->failed ? -1 : 0;
+}
+
+static int issue_combine(struct actor *a)
+{
+    const struct prop_handle *p = a->p;
+
+    a->combine_config = (epx_combine_config)EPX_COMBINE_CONFIG_INIT;
+    a->combine_config.send_only = p->staged_combine;
+    a->combine_config.logfmt = p->logfmt;
+    a->combine_config.direction = a->backward ? EPX_BACKWARD : EPX_FORWARD;
+    TRY(a, epx_combine(a->handle, &a->cin, &a->cout, &a->combine_config, a->stream[p->streams == PROP_TWO_STREAMS]));
+    return 0;
+}
+
+static int check_combine(struct actor *a)
+{
+    const struct prop_handle *p = a->p;
+    struct oracle_data data = oracle_data_workload(&a->w, p->result_dtype);
+    struct oracle_combine how = {low_latency(a) && p->layout == EPX_EXPERT_MAJOR, p->biases, p->logfmt};
+    struct mismatch m;
+
+    if (oracle_check_combine(a->route, &data, a->rank, &how, &a->cout, &m))
+        return actor_failure(a, "%s", m.text);
+    return check_canaries(a);
+}
+
+static int finish_combine(struct actor *a)
+{
+    epx_stream stream = a->stream[a->p->streams == PROP_TWO_STREAMS];
+
+    if (a->p->staged_combine)
+        TRY(a, epx_complete(a->handle, stream));
+    TRY(a, epx_stream_sync(a->group, stream));
+    count_operation(a, 1);
+    return a->failed ? -1 : check_combine(a);
+}
+
+/* LogFMT is compared within a bound; but the same rows must give the same bits a second time. */
+static int repeat_combine(struct actor *a)
+{
+    size_t bytes = (size_t)elements_of(a->cout.tokens) * tensor_element_size(a->p->result_dtype);
+    void *first;
+
+    if (!a->p->logfmt)
+        return 0;
+    first = malloc(bytes + 1);
+    if (!first)
+        return actor_failure(a, "no memory");
+    memcpy(first, bytes ? a->cout.tokens->data : "", bytes);
+    if (issue_combine(a) || finish_combine(a)) {
+        free(first);
+        return -1;
+    }
+    if (bytes && memcmp(first, a->cout.tokens->data, bytes))
+        actor_failure(a, "the second combine of the same rows gave other bits");
+    free(first);
+    return a->failed ? -1 : 0;
+}
+
+/* ---- An update ------------------------------------------------------------------------------------------------------- */
+
+static int update_routing(struct actor *a, int update)
+{
+    struct mismatch m;
+    int64_t rows = -1, experts[1024];
+
+    a->update = update;
+    a->w = a->shared->w[update][a->number];
+    a->route = update < PROP_MAX_UPDATES ? &a->shared->route[update][a->number] : &a->left;
+    if (oracle_recv_init(&a->recv, a->route, a->rank))
+        return actor_failure(a, "no memory for the oracle");
+    if (make_idx(a) || (!low_latency(a) && make_info(a)))
+        return -1;
+    TRY(a, epx_handle_update(a->handle, a->idx, low_latency(a) ? NULL : &a->info, a->stream[0]));
+    if (low_latency(a))
+        return 0;
+    TRY(a, epx_handle_recv_count(a->handle, &rows, experts));
+    TRY(a, epx_group_error(a->group, NULL)); /* a rank masked meanwhile has no rows */
+    if (rows != a->recv.total)
+        return actor_failure(a, "epx_handle_recv_count: expected %lld rows, got %lld", (long long)a->recv.total,
+                       (long long)rows);
+    for (int l = 0; l < a->route->local_experts; l++)
+        if (experts[l] != a->recv.expert_rows[l])
+            return actor_failure(a, "epx_handle_recv_count: expert %d: expected %lld rows, got %lld", l,
+                           (long long)a->recv.expert_rows[l], (long long)experts[l]);
+    TRY(a, epx_stream_sync(a->group, a->stream[0]));
+    if (oracle_check_layout(&a->recv, &a->info, &m))
+        return actor_failure(a, "%s", m.text);
+    return check_canaries(a);
+}
+
+static int run_pair(struct actor *actors, int n, int update, int pair)
+{
+    for (int i = 0; i < n; i++) {
+        actors[i].w.round = (uint64_t)(update * 16 + pair);
+        actors[i].backward = actors[i].p->backward && pair % 2 == 1;
+        if (issue_dispatch(&actors[i]))
+            return -1;
+    }
+    for (int i = 0; i < n; i++) {
+        if (finish_dispatch(&actors[i]))
+            return -1;
+        count_operation(&actors[i], 0);
+    }
+    for (int i = 0; i < n; i++)
+        if (issue_combine(&actors[i]))
+            return -1;
+    for (int i = 0; i < n; i++)
+        if (finish_combine(&actors[i]))
+            return -1;
+    for (int i = 0; i < n; i++)
+        if (repeat_combine(&actors[i]))
+            return -1;
+    return 0;
+}
+
+int actors_update(struct actor *actors, const struct prop_case *c, int update)
+{
+    int rc = 0;
+
+    for (int i = 0; !rc && i < c->nhandles; i++)
+        rc = update_routing(&actors[i], update);
+    for (int pair = 0; !rc && pair < c->pairs; pair++)
+        rc = run_pair(actors, c->nhandles, update, pair);
+    for (int i = 0; i < c->nhandles; i++) {
+        if (actors[i].group) {
+            epx_stream_sync(actors[i].group, actors[i].stream[0]);
+            epx_stream_sync(actors[i].group, actors[i].stream[1]);
+        }
+        free_tensors(&actors[i]);
+        oracle_recv_free(&actors[i].recv);
+    }
+    return rc;
+}
