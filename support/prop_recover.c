@@ -8,8 +8,8 @@
 static int check_stat(struct actor *a, const char *name, uint64_t expected, uint64_t got)
 {
     return expected == got ? 0
-                           : actor_failure(a, "epx_stats.%s: expected %llu, got %llu", name, (unsigned long long)expected,
-                                     (unsigned long long)got);
+                           : actor_failure(a, "epx_stats.%s: expected %llu, got %llu", name,
+                                           (unsigned long long)expected, (unsigned long long)got);
 }
 
 /* All operations of all handles of a group, when all of them went well. */

@@ -111,7 +111,7 @@ static int check_canaries(struct actor *a)
         struct buffer *b = &a->buffer[i];
         if (b->base && compare_fill("canary behind a tensor", i, b->base + b->bytes, CANARY_BYTES, CANARY, &m))
             return actor_failure(a, "%s (dtype %d, ndim %d, %lld x %lld)", m.text, b->t.dtype, b->t.ndim,
-                           (long long)b->t.shape[0], (long long)b->t.shape[1]);
+                                 (long long)b->t.shape[0], (long long)b->t.shape[1]);
     }
     return 0;
 }
@@ -332,7 +332,7 @@ static int check_counters(struct actor *a)
     for (int64_t l = 0; stats && l < a->route->local_experts; l++)
         if (tensor_int(stats, l) != 1000 + l + a->recv.expert_rows[l])
             return actor_failure(a, "expert_stats[%lld]: expected %lld, got %lld", (long long)l,
-                           (long long)(1000 + l + a->recv.expert_rows[l]), (long long)tensor_int(stats, l));
+                                 (long long)(1000 + l + a->recv.expert_rows[l]), (long long)tensor_int(stats, l));
     for (int64_t r = 0; waits && r < a->route->nranks; r++)
         if (tensor_int(waits, r) < 7 || tensor_int(waits, r) > 7 + 1000000ll * PROP_TIMEOUT_MS)
             return actor_failure(a, "wait_ns[%lld] is %lld", (long long)r, (long long)tensor_int(waits, r));
@@ -484,11 +484,11 @@ static int update_routing(struct actor *a, int update)
     TRY(a, epx_group_error(a->group, NULL)); /* a rank masked meanwhile has no rows */
     if (rows != a->recv.total)
         return actor_failure(a, "epx_handle_recv_count: expected %lld rows, got %lld", (long long)a->recv.total,
-                       (long long)rows);
+                             (long long)rows);
     for (int l = 0; l < a->route->local_experts; l++)
         if (experts[l] != a->recv.expert_rows[l])
             return actor_failure(a, "epx_handle_recv_count: expert %d: expected %lld rows, got %lld", l,
-                           (long long)a->recv.expert_rows[l], (long long)experts[l]);
+                                 (long long)a->recv.expert_rows[l], (long long)experts[l]);
     TRY(a, epx_stream_sync(a->group, a->stream[0]));
     if (oracle_check_layout(&a->recv, &a->info, &m))
         return actor_failure(a, "%s", m.text);
