@@ -4,8 +4,8 @@
 # there is hipcc and no nvcc; not run yet), gcc, make, python3; for the steps across
 # nodes also libfabric.so.1 and its headers (/usr/include, or EPX_OFI_INCLUDE=FOLDER that has rdma/fabric.h).
 #   usage: bench/gpu.sh [STEP...]
-#     steps: smoke check measure ring nodes graph   (default: these, within 8 minutes)
-#            prop sanitize tune net
+#     steps: smoke check measure ring nodes graph net prop sanitize   (default: all of these, within 8 minutes)
+#            tune
 # log.txt (everything that was printed, at most 2 MB), results.json and table.txt go to $OUT (default: gpu-results). Each
 # part has a time limit of its own.
 set -u
@@ -16,7 +16,7 @@ export PATH=$PATH:/usr/local/cuda/bin:/opt/rocm/bin
 if ! command -v nvcc >/dev/null && command -v hipcc >/dev/null; then EPX_BENCH_GPU=${EPX_BENCH_GPU:-hip}; fi
 export EPX_BENCH_GPU=${EPX_BENCH_GPU:-cuda}
 build=${EPX_GPU_BUILD:-$PWD/build-gpu}
-steps=${*:-smoke check measure ring nodes graph}
+steps=${*:-smoke check measure ring nodes graph net prop sanitize}
 work=$(mktemp -d)
 log=$OUT/log.txt
 results=$work/results.txt
