@@ -165,8 +165,9 @@ if step nodes; then
 fi
 if step net; then
     # The conformance suite of networks with heaps in memory that the GPU maps.
-    try net-tcp 100 "$build/gpu_net" "ofi;tcp"
-    try net-shm 100 "$build/gpu_net" "ofi;shm"
+    for net in tcp shm; do
+        EPX_DEVICE=$EPX_BENCH_GPU try net-$net 100 "$build/gpu_net" "ofi;$net"
+    done
 fi
 if step prop; then
     # Random configurations against the oracle, ranks as threads; heaps and tensors in memory that the host reaches too.

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The conformance suite of networks on a GPU machine, with heaps in host memory that the GPU maps: gpu_net "ofi;tcp". */
+/* The conformance suite of networks on a GPU machine, with heaps in host memory that the GPU (EPX_DEVICE) maps:
+ * gpu_net "ofi;tcp". */
 #include <stdio.h>
 #include <string.h>
 
@@ -13,9 +14,11 @@ static void *pinned(size_t bytes)
 {
     void *memory = NULL;
 
-    if (!device && device_open(EPX_DEVICE_CUDA, 0, &device) != EPX_OK)
-        return NULL;
-    return device->ops->host_alloc(device, bytes, &memory) == EPX_OK ? memory : NULL;
+    if ((device || device_open(EPX_DEVICE_AUTO, 0, &device) == EPX_OK) &&
+        device->ops->host_alloc(device, bytes, &memory) == EPX_OK)
+        return memory;
+    fprintf(stderr, "gpu_net: %s\n", epx_last_error());
+    return NULL;
 }
 
 static void unpin(void *memory)
