@@ -384,8 +384,8 @@ KFN_STEP int check_agreement(struct agent *ag, const struct group_dev *g, const 
 KFN void kernel_end(struct agent *ag, const struct group_dev *g)
 {
     if (g->enable_mask) {
-        /* Masked by a peer while it ran, this rank may have read slots that are in use again: the last agent's release of
-         * its DONE signal puts all those reads before this load. */
+        /* Masked by a peer while it ran, this rank may have read slots that are in use again. Each agent has been counted
+         * since (sync_last), by an add that acquires and releases: that puts all those reads before this load. */
         const uint64_t word = ag_load_acquire(&control_of(g, g->rank)->abort_word);
         if (word)
             report(ag, g, KSTATUS_PEER, PHASE_NONE, ABORT_RANK(word), 0, 0, ABORT_STATUS(word), 0);
