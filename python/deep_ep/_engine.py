@@ -91,6 +91,7 @@ class Engine:
         for pools in (self._high, self._low):
             for pool in pools.values():
                 pool.combine_buffers = [None, None]
+                pool.heap.close()
                 pool.group.destroy()
             pools.clear()
         self.plans.clear()

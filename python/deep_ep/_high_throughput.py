@@ -246,7 +246,7 @@ def _biases(bias: Any, shape: Sequence[int], x: torch.Tensor) -> List[torch.Tens
 
 def _within_reach(pool: Pool, x: torch.Tensor) -> torch.Tensor:
     """Rows in ordinary memory pass through EPX's landing; more than it holds are moved to the heap first."""
-    if x.shape[0] <= pool.group.info.max_recv_tokens:
+    if x.shape[0] <= pool.group.info.max_recv_tokens or pool.heap.holds(x):
         return x
     copy = pool.heap.empty(x.shape, x.dtype)
     return copy.copy_(x)

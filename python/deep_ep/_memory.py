@@ -8,7 +8,7 @@ that was let go may still be in use by queued work: it is given out again only t
 import collections
 import math
 import sys
-from typing import Any, Deque, Dict, List, Optional, Tuple
+from typing import Any, Deque, Dict, List, Optional, Set, Tuple
 
 import epx
 import torch
@@ -63,6 +63,13 @@ class Heap:
             at += size
         return tensors
 
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Is it known to lie in the heap? On the CPU nobody needs to know."""
+        return False
+
+    def close(self) -> None:
+        """Gives back what is kept for later."""
+
     def _piece(self, nbytes: int) -> Optional[Tuple[Any, int]]:
         """(what to keep alive, address), or None."""
         try:
@@ -79,9 +86,24 @@ class CudaHeap(Heap):
         super().__init__(group, device)
         self._returned: Deque[Tuple[epx.Block, Any]] = collections.deque()  # __del__ may run anywhere: no lock here
         self._free: Dict[int, List[Tuple[epx.Block, Any]]] = {}
+        self._lent: Set[int] = set()  # addresses
+        self._closed = False
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Does it lie in the heap?"""
+        return tensor.untyped_storage().data_ptr() in self._lent
+
+    def close(self) -> None:
+        """Gives back what is kept for later, and what comes from now on."""
+        self._closed = True
+        self._returned.clear()
+        self._free.clear()
 
     def take_back(self, block: epx.Block) -> None:
         """A piece is no longer referred to; queued work of the current stream may still use it."""
+        self._lent.discard(block.address)
+        if self._closed:
+            return
         event = None
         if not torch.cuda.is_current_stream_capturing():
             event = torch.cuda.Event()
@@ -91,7 +113,9 @@ class CudaHeap(Heap):
     def _piece(self, nbytes: int) -> Optional[Tuple[Any, int]]:
         if torch.cuda.is_current_stream_capturing():
             return None  # a graph replays on its own memory, which torch's allocator keeps for it
-        nbytes = (nbytes + 511) // 512 * 512
+        # In steps of an eighth, so that the next dispatch, with a few rows more or less, finds a piece of its size.
+        step = max(512, 1 << nbytes.bit_length() - 4)
+        nbytes = (nbytes + step - 1) // step * step
         self._collect()
         same = self._free.get(nbytes)
         if same:
@@ -101,6 +125,7 @@ class CudaHeap(Heap):
             block = self._alloc(nbytes)
             if block is None:
                 return None
+        self._lent.add(block.address)
         return _Lease(self, block), block.address
 
     def _collect(self) -> None:

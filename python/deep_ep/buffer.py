@@ -147,7 +147,7 @@ class Buffer:
         if self._comm_stream is None:
             if not torch.cuda.is_available():
                 raise RuntimeError("get_comm_stream: expected a CUDA device; CPU tensors have no streams")
-            self._comm_stream = torch.cuda.Stream()
+            self._comm_stream = torch.cuda.Stream(priority=-1)
         return self._comm_stream
 
     def get_local_buffer_tensor(self, dtype: torch.dtype, size: Optional[torch.Size] = None, offset: int = 0,

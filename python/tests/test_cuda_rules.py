@@ -134,8 +134,10 @@ class Memory(Rules):
         self.assertEqual(story, [])
         with on_stream(Stream("side", 5)):
             del view
-        again = self.heap.empty((25, 4), torch.float32)
-        self.assertEqual((again.data_ptr(), again.shape), (self.first, (25, 4)))
+        self.assertFalse(self.heap.holds(torch.empty(4)))
+        again = self.heap.empty((24, 4), torch.float32)  # somewhat smaller: the same piece will do
+        self.assertEqual((again.data_ptr(), again.shape), (self.first, (24, 4)))
+        self.assertTrue(self.heap.holds(again[3:]))
         self.assertEqual(story, ["current waits for event of side"])
 
     def test_full_heap(self) -> None:
@@ -161,6 +163,16 @@ class Memory(Rules):
         again = self.heap.empty((1000,), torch.uint8)
         self.assertEqual(again.data_ptr(), self.first)
         self.assertEqual(story, ["current waits for event of current"])
+
+    def test_a_closed_heap_goes_with_its_last_tensor(self) -> None:
+        kept, free = self.heap.empty((100,), torch.uint8), self.heap.empty((1000,), torch.uint8)
+        del free
+        self.heap.close()
+        self.group.destroy()
+        self.assertTrue(self.group.alive)
+        kept.fill_(3)
+        del kept
+        self.assertFalse(self.group.alive)
 
     def test_fp8_and_strides(self) -> None:
         values = self.heap.empty((3, 16), torch.float8_e4m3fn)
