@@ -165,6 +165,7 @@ if step nodes; then
 fi
 if step net; then
     # The conformance suite of networks with heaps in memory that the GPU maps.
+    EPX_DEVICE=$EPX_BENCH_GPU try net-memory 20 "$build/gpu_net" memory
     for net in tcp shm; do
         EPX_DEVICE=$EPX_BENCH_GPU try net-$net 100 "$build/gpu_net" "ofi;$net"
     done

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The conformance suite of networks on a GPU machine, with heaps in host memory that the GPU (EPX_DEVICE) maps:
- * gpu_net "ofi;tcp". */
+ * gpu_net "ofi;tcp". And what a card would need of the GPU's own memory: gpu_net memory. */
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "device/arrivals.h"
 #include "device/device.h"
 #include "support/net_suite.h"
 
@@ -26,14 +28,47 @@ static void unpin(void *memory)
     device->ops->host_free(device, memory);
 }
 
+/* A heap in the GPU's memory: its dma-buf is as large as it is, and what must be done about arrivals can be. */
+static int check_memory(void)
+{
+    static const char *const rules[] = {"visible", "flushed", "never visible"};
+    struct heap heap;
+    int fd = -1, rule, failed = 0;
+
+    if (device_open(EPX_DEVICE_AUTO, 0, &device) != EPX_OK ||
+        device->ops->heap_create(device, (uint64_t)64 << 20, &heap) != EPX_OK) {
+        fprintf(stderr, "gpu_net: %s\n", epx_last_error());
+        return 1;
+    }
+    if (device->ops->heap_dmabuf(device, &heap, &fd) != EPX_OK) {
+        printf("no dma-buf: %s\n", epx_last_error());
+    } else {
+        failed |= lseek(fd, 0, SEEK_END) != (off_t)heap.bytes;
+        printf("dma-buf of %llu bytes, heap of %llu\n", (unsigned long long)lseek(fd, 0, SEEK_END),
+               (unsigned long long)heap.bytes);
+        close(fd);
+    }
+    rule = device->ops->arrivals(device);
+    printf("arrivals in its memory: %s\n", rules[rule]);
+    if (rule == ARRIVALS_FLUSH && device->ops->flush_arrivals(device) != EPX_OK) {
+        printf("flush: %s\n", epx_last_error());
+        failed = 1;
+    }
+    device->ops->heap_destroy(device, &heap);
+    device->ops->close(device);
+    return failed;
+}
+
 int main(int argc, char **argv)
 {
     struct net_suite suite = {.label = "gpu", .memory = pinned, .memory_free = unpin};
     int failed = 0, skipped = 0;
     char text[600];
 
+    if (argc == 2 && strcmp(argv[1], "memory") == 0)
+        return check_memory();
     if (argc != 2 || net_find(argv[1], &suite.ops, &suite.provider) != EPX_OK) {
-        fprintf(stderr, "usage: gpu_net NETWORK\n%s\n", argc == 2 ? epx_last_error() : "");
+        fprintf(stderr, "usage: gpu_net NETWORK|memory\n%s\n", argc == 2 ? epx_last_error() : "");
         return 2;
     }
     if (strstr(argv[1], "shm")) /* as in tests/test_net_ofi.c */
