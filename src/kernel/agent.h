@@ -36,6 +36,7 @@
  *   ag_claim(word, from, to)         compare and swap, system scope
  *   ag_add_stat(word, n)             relaxed add; call from the leader, and once per operation: it may cross a bus
  *   ag_sum(ag, v), ag_any(ag, v)     over the lanes of this agent; ag_scan(ag, v): over those before this one
+ *   ag_vote(ag, v, &before)          how many lanes have v, and how many of those before this one; all lanes call it
  *   ag_wait_ge(ag, word, target, ns) until *word >= target (acquire), WAIT_OK / WAIT_TIMEOUT / WAIT_ABORTED
  *   ag_ring(ag, bell), AG_BELLS      after storing to a word that another rank may sleep on; 0 where nobody sleeps (a GPU)
  *   ag_copy, ag_zero                 bulk, by all lanes

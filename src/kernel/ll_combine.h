@@ -316,18 +316,13 @@ KFN_STEP int lc_returns(const struct ll_combine_params *p, int64_t i)
     return p->layout == LAYOUT_EXPERT_MAJOR || p->h->rord[i] >= 0;
 }
 
-/* The place of (t, k) among those that return: by k, or by ascending rank. */
+/* The place of (t, k) among those that return, by ascending rank. RANK_MAJOR. */
 KFN_STEP int lc_turn(const struct ll_combine_params *p, int t, int k)
 {
     const int K = p->h->topk;
     const int64_t first = (int64_t)t * K;
     int place = 0;
 
-    if (p->layout == LAYOUT_EXPERT_MAJOR) {
-        for (int j = 0; j < k; j++)
-            place += lc_returns(p, first + j);
-        return place;
-    }
     for (int j = 0; j < K; j++)
         place += lc_returns(p, first + j) && p->h->rord[first + j] < p->h->rord[first + k];
     return place;
@@ -359,17 +354,20 @@ KFN_STEP int lc_sum_token(struct agent *ag, const struct ll_combine_params *p, u
     int n = 0;
 
     sum_set_begin(&set);
-    AG_EACH(ag, int, k, K)
+    AG_ROUNDS(ag, int, k, K)
     {
         const int64_t i = (int64_t)t * K + k;
-        if (!lc_returns(p, i))
-            continue;
-        const int d = p->h->ids[i] / L;
-        const char *row = lc_row(p, epoch, lc_post_of(g, d, epoch), d, i);
-        sum_set_offer(&set, lc_turn(p, t, k), row + at, weighted ? p->weights[i] : 1.0f, p->logfmt);
-        n++;
+        const int returns = k < K && lc_returns(p, i);
+        int before;
+        const int all = ag_vote(ag, returns, &before);
+        if (returns) {
+            const int d = p->h->ids[i] / L;
+            const char *row = lc_row(p, epoch, lc_post_of(g, d, epoch), d, i);
+            sum_set_offer(&set, weighted ? n + before : lc_turn(p, t, k), row + at, weighted ? p->weights[i] : 1.0f,
+                          p->logfmt);
+        }
+        n += all;
     }
-    n = (int)ag_sum(ag, n);
     sum_set_settle(ag, &set);
     ag_reduce(ag, p->out + t * p->out_stride + at, p->dtype, end - begin, &set, n, weighted,
               p->bias[0] ? p->bias[0] + t * p->bias_stride[0] + at : NULL,

@@ -135,6 +135,7 @@ KFN_STEP int ll_count_experts(struct agent *ag, const struct ll_dispatch_params 
     const struct handle_dev *h = p->h;
     const int R = g->nranks, L = g->local_experts;
     const int64_t room = (int64_t)R * g->max_tokens;
+    const uint64_t offset = ll_counts_offset(g, epoch);
 
     for (int l = ag_index(ag); l < L; l += ag_count(ag)) {
         const int e = g->rank * L + l;
@@ -142,7 +143,7 @@ KFN_STEP int ll_count_experts(struct agent *ag, const struct ll_dispatch_params 
         AG_ROUNDS(ag, int, s, R)
         {
             const int there = s < R && g->mask[s] && e < g->experts;
-            const int64_t n = there ? ll_expert_counts_of(g, s, epoch)[e] : 0, begin = run + ag_scan(ag, n);
+            const int64_t n = there ? ll_counts_of(g, s, epoch, offset)[e] : 0, begin = run + ag_scan(ag, n);
             if (s < R) {
                 h->begin[l * R + s] = (int32_t)begin;
                 h->count[l * R + s] = (int32_t)n;
@@ -176,15 +177,6 @@ KFN const char *ll_row(const struct ll_view *v, int t)
     return v->rows + (size_t)(v->post->ordered ? v->pos[t] : t) * v->post->row_stride;
 }
 
-/* How many of ids[0..k-1] live on `rank`. */
-KFN int ll_local_before(const int32_t *ids, int k, int rank, int local_experts)
-{
-    int n = 0;
-    for (int j = 0; j < k; j++)
-        n += ids[j] >= 0 && ids[j] / local_experts == rank;
-    return n;
-}
-
 /* Row i of source s's list: what belongs to each of its local experts; the rows themselves unless they were written. */
 KFN_STEP void ll_expand(struct agent *ag, const struct ll_dispatch_params *p, const struct ll_view *v, int s, int i,
                         int written)
@@ -198,24 +190,25 @@ KFN_STEP void ll_expand(struct agent *ag, const struct ll_dispatch_params *p, co
     int n = 0;
 
     copy_set_begin(&set);
-    AG_EACH(ag, int, k, K)
+    AG_ROUNDS(ag, int, k, K)
     {
-        if (ids[k] < 0 || ids[k] / L != g->rank)
-            continue;
-        const int l = ids[k] - g->rank * L;
-        const int64_t at = p->h->begin[l * R + s] + v->eidx[(size_t)t * K + k];
-        const int64_t place = (int64_t)l * p->outer_rows + at;
-        copy_set_offer(&set, ll_local_before(ids, k, g->rank, L),
-                       p->out.tokens + l * p->out.outer_stride + at * p->out.stride);
-        if (p->src_rank)
-            p->src_rank[place] = s;
-        if (p->src_token)
-            p->src_token[place] = t;
-        n++;
+        const int here = k < K && ids[k] >= 0 && ids[k] / L == g->rank;
+        int before;
+        const int all = ag_vote(ag, here, &before);
+        if (here) {
+            const int l = ids[k] - g->rank * L;
+            const int64_t at = p->h->begin[l * R + s] + v->eidx[(size_t)t * K + k];
+            const int64_t place = (int64_t)l * p->outer_rows + at;
+            copy_set_offer(&set, n + before, p->out.tokens + l * p->out.outer_stride + at * p->out.stride);
+            if (p->src_rank)
+                p->src_rank[place] = s;
+            if (p->src_token)
+                p->src_token[place] = t;
+        }
+        n += all;
     }
     if (written)
         return;
-    n = (int)ag_sum(ag, n);
     copy_set_settle(ag, &set);
     ag_copy_many(ag, &set, n, row, (size_t)p->agree.hidden_bytes);
     for (int k = 0; k < K && p->agree.scale_bytes; k++) {

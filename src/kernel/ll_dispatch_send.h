@@ -63,10 +63,22 @@ KFN_STEP const struct ll_post *ll_post_of(const struct group_dev *g, int rank, u
     return (const struct ll_post *)(ll_rows_of(g, rank, epoch) - sizeof(struct ll_post));
 }
 
-/* How many rows a rank has for each expert, once its LL_DATA has come. */
-KFN_STEP const int32_t *ll_expert_counts_of(const struct group_dev *g, int rank, uint64_t epoch)
+/* Where the counts per expert are in the heap of each rank of the node. */
+KFN uint64_t ll_counts_offset(const struct group_dev *g, uint64_t epoch)
+{
+    return ll_slot_offset(g, epoch) + g->ll.rows - sizeof(struct ll_post) - up16((size_t)g->nranks * 4) -
+           up16((size_t)g->experts * 4);
+}
+
+KFN_STEP const int32_t *ll_counts_from_afar(const struct group_dev *g, int rank, uint64_t epoch)
 {
     return ll_view_at(g, ll_rows_of(g, rank, epoch), 0, 0).ecount;
+}
+
+/* How many rows a rank has for each expert, once its LL_DATA has come. `offset` is ll_counts_offset(). */
+KFN const int32_t *ll_counts_of(const struct group_dev *g, int rank, uint64_t epoch, uint64_t offset)
+{
+    return is_local(g, rank) ? (const int32_t *)heap_at(g, rank, offset) : ll_counts_from_afar(g, rank, epoch);
 }
 
 /* The tables of any rank, once its LL_DATA has come. */
@@ -333,35 +345,24 @@ KFN int ll_all_open(struct agent *ag, const struct group_dev *g, uint64_t epoch)
     return !ag_any(ag, closed);
 }
 
-#define LL_COUNTS 8
-
-/* What sources s to s + LL_COUNTS - 1 have for expert e (0: masked, no such source). All are asked before the first answer is
- * looked at. */
-KFN void ll_expert_counts(const struct group_dev *g, uint64_t epoch, int e, int s, int32_t *n)
-{
-    const int32_t *at[LL_COUNTS];
-
-    AG_UNROLL
-    for (int j = 0; j < LL_COUNTS; j++)
-        at[j] = s + j < g->nranks && g->mask[s + j] && e < g->experts ? &ll_expert_counts_of(g, s + j, epoch)[e] : NULL;
-    AG_UNROLL
-    for (int j = 0; j < LL_COUNTS; j++)
-        n[j] = at[j] ? *at[j] : 0;
-}
+#define LL_COUNTS 8 /* sources that are asked before the first answer is looked at */
 
 /* first[e] = rows of earlier ranks at expert e's rank: where this rank's begin. Every crew finds them for itself. */
 KFN_STEP void ll_first_rows(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
+    const uint64_t offset = ll_counts_offset(g, epoch);
 
     AG_EACH_CREW(ag, int, e, g->experts)
     {
         int32_t run = 0, n[LL_COUNTS];
         for (int s = 0; s < g->rank; s += LL_COUNTS) {
-            ll_expert_counts(g, epoch, e, s, n);
             AG_UNROLL
             for (int j = 0; j < LL_COUNTS; j++)
-                run += s + j < g->rank ? n[j] : 0;
+                n[j] = s + j < g->rank && g->mask[s + j] ? ll_counts_of(g, s + j, epoch, offset)[e] : 0;
+            AG_UNROLL
+            for (int j = 0; j < LL_COUNTS; j++)
+                run += n[j];
         }
         p->h->first[e] = run;
     }
@@ -431,20 +432,19 @@ KFN_STEP void ll_write_token(struct agent *ag, const struct ll_dispatch_params *
 
     copy_set_begin(&set);
     word_set_begin(&scales);
-    AG_EACH(ag, int, k, K)
+    AG_ROUNDS(ag, int, k, K)
     {
         char *token, *scale;
         int64_t stride;
-        int place = 0;
-        if (!ll_target(p, epoch, (int64_t)t * K + k, &token, &scale, &stride))
-            continue;
-        for (int j = 0; j < k; j++)
-            place += ll_has_target(p, (int64_t)t * K + j);
-        copy_set_offer(&set, place, token + from);
-        word_set_offer(&scales, place, scale + begin / per * stride, stride);
-        n++;
+        int before;
+        const int goes = k < K && ll_target(p, epoch, (int64_t)t * K + k, &token, &scale, &stride);
+        const int all = ag_vote(ag, goes, &before);
+        if (goes) {
+            copy_set_offer(&set, n + before, token + from);
+            word_set_offer(&scales, n + before, scale + begin / per * stride, stride);
+        }
+        n += all;
     }
-    n = (int)ag_sum(ag, n);
     copy_set_settle(ag, &set);
     if (words)
         word_set_settle(ag, &scales);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What device/cuda/hardware.cuh and device/hip/hardware.h are for GPUs, for lanes that a CPU plays (lanes.h). With EPX_HIP a
- * warp has 64 lanes, matches are made of votes, and e4m3 comes out of a FNUZ cast, all as on an AMD GPU.
+ * warp has 64 lanes, and e4m3 comes out of a FNUZ cast, all as on an AMD GPU.
  */
 #ifndef EPX_TESTS_LANES_HARDWARE_H
 #define EPX_TESTS_LANES_HARDWARE_H
@@ -112,20 +112,6 @@ KFN int __any_sync(lanes_t lanes, int yes)
 {
     return __ballot_sync(lanes, yes) != 0;
 }
-
-#ifdef EPX_HIP
-#include "device/hip/match.h"
-#define __match_any_sync(lanes, value) lanes_match(value)
-#else
-KFN lanes_t __match_any_sync(lanes_t, int value)
-{
-    const uint64_t *values = values_of(value);
-    lanes_t lanes = 0;
-    for (int i = 0; i < WARP; i++)
-        lanes |= (lanes_t)(value_at<int>(values, (unsigned)i) == value) << i;
-    return lanes;
-}
-#endif
 
 KFN void __syncwarp(void)
 {
@@ -265,6 +251,13 @@ KFN uint4 vec_load(const void *from)
 KFN void vec_store(void *to, uint4 v)
 {
     *(uint4 *)__builtin_assume_aligned(to, 16) = v;
+}
+
+KFN uint32_t max_u16x2(uint32_t a, uint32_t b)
+{
+    const uint32_t high = a >> 16 > b >> 16 ? a >> 16 : b >> 16;
+    const uint32_t low = (a & 0xffffu) > (b & 0xffffu) ? a & 0xffffu : b & 0xffffu;
+    return high << 16 | low;
 }
 
 KFN uint32_t umax(uint32_t a, uint32_t b)

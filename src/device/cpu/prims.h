@@ -175,6 +175,13 @@ KFN int64_t ag_scan(struct agent *ag, int64_t v)
     return 0;
 }
 
+KFN int ag_vote(struct agent *ag, int v, int *before)
+{
+    (void)ag;
+    *before = 0;
+    return v != 0;
+}
+
 KFN int ag_any(struct agent *ag, int v)
 {
     (void)ag;

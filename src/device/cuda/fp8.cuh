@@ -137,18 +137,44 @@ KFN void ag_cast_fp8(struct agent *ag, void *q, void *scales, int ue8m0, int rou
 
 /* Eight lanes hold a block, sixteen channels each: a lane's result is one vector. */
 #define FP8_WIDE_STEP (WARP * 16)
+#ifndef FP8_WIDE_FLIGHT
+#define FP8_WIDE_FLIGHT 2 /* steps whose loads are in flight together */
+#endif
 #define FP8_HELD (WARP * FP8_BLOCK) /* channels whose scales the lanes hold, one each */
 
 template <int dtype> struct raw16 {
     struct raw8<dtype> low, high;
 };
 
+/* The largest |x| of a lane's sixteen, as fp8_amax8. bf16: as 16-bit numbers, two at a time. */
+template <int dtype>
+KFN uint32_t fp8_amax16(const struct raw16<dtype> &raw, const struct float8 &f, const struct float8 &h, int *odd)
+{
+    int low, high;
+
+    if (dtype == DTYPE_BF16) {
+        const uint32_t w[8] = {raw.low.a.x,  raw.low.a.y,  raw.low.a.z,  raw.low.a.w,
+                               raw.high.a.x, raw.high.a.y, raw.high.a.z, raw.high.a.w};
+        uint32_t pair = 0;
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            pair = max_u16x2(pair, w[i] & 0x7fff7fffu);
+        const uint32_t max = umax(pair & 0xffff0000u, pair << 16);
+        *odd = max >= FLOAT_INF_BITS;
+        if (!*odd)
+            return max;
+    }
+    const uint32_t max = umax(fp8_amax8(f, &low), fp8_amax8(h, &high));
+    *odd = low | high;
+    return max;
+}
+
 template <int dtype>
 KFN uint4 fp8_wide(const struct raw16<dtype> &raw, int power_of_two, float *scale)
 {
     struct float8 f = raw_floats<dtype>(raw.low), h = raw_floats<dtype>(raw.high);
-    int odd, odd_high;
-    uint32_t max = umax(fp8_amax8(f, &odd), fp8_amax8(h, &odd_high));
+    int odd;
+    uint32_t max = fp8_amax16<dtype>(raw, f, h, &odd);
 
     for (int d = 4; d; d /= 2)
         max = umax(max, __shfl_xor_sync(ALL_LANES, max, d));
@@ -159,7 +185,7 @@ KFN uint4 fp8_wide(const struct raw16<dtype> &raw, int power_of_two, float *scal
         h.v[i] = __fmul_rn(h.v[i], s.mul);
     }
     *scale = s.inv;
-    if (odd | odd_high)
+    if (odd)
         return make_uint4(fp8_pack4_soft(f.v[0], f.v[1], f.v[2], f.v[3]), fp8_pack4_soft(f.v[4], f.v[5], f.v[6], f.v[7]), fp8_pack4_soft(h.v[0], h.v[1], h.v[2], h.v[3]), fp8_pack4_soft(h.v[4], h.v[5], h.v[6], h.v[7]));
     return make_uint4(fp8_pack4(f.v), fp8_pack4(f.v + 4), fp8_pack4(h.v), fp8_pack4(h.v + 4));
 }
@@ -185,19 +211,25 @@ KFN_STEP void fp8_put_scales(const struct word_set &own, int count, int ue8m0, f
     }
 }
 
+#define FP8_TARGETS 8 /* destinations whose addresses every lane holds */
+
 /* One step of a row: `block` is its first block among those whose scales are held. */
 template <int dtype>
-KFN void fp8_wide_step(char *own, int count, const struct raw16<dtype> &raw, int power_of_two, int step, int end,
-                       int block, float *held)
+KFN void fp8_wide_step(char *own, char *const *to, int count, const struct raw16<dtype> &raw, int power_of_two, int step,
+                       int end, int block, float *held)
 {
     const int mine = step + lane_id() * 16, nth = lane_id() - block;
     float scale;
     const uint4 q = fp8_wide<dtype>(raw, power_of_two, &scale);
 
-    ROLLED for (int i = 0; i < count; i++) {
-        char *to = (char *)__shfl_sync(ALL_LANES, (unsigned long long)own, i);
+#pragma unroll
+    for (int i = 0; i < FP8_TARGETS; i++)
+        if (i < count && mine < end)
+            vec_store(to[i] + mine, q);
+    ROLLED for (int i = FP8_TARGETS; i < count; i++) {
+        char *more = (char *)__shfl_sync(ALL_LANES, (unsigned long long)own, i);
         if (mine < end)
-            vec_store(to + mine, q);
+            vec_store(more + mine, q);
     }
     const float theirs = __shfl_sync(ALL_LANES, scale, nth * 8 & (WARP - 1));
     *held = nth >= 0 && nth < WARP / 8 ? theirs : *held;
@@ -207,7 +239,12 @@ template <int dtype, int flight>
 KFN_STEP void fp8_row_many(char *own, const struct word_set &scales, int count, int ue8m0, int power_of_two,
                            const char *x, int channels)
 {
-    for (int part = 0; part < channels; part += FP8_HELD) {
+    char *to[FP8_TARGETS];
+
+#pragma unroll
+    for (int i = 0; i < FP8_TARGETS; i++)
+        to[i] = (char *)__shfl_sync(ALL_LANES, (unsigned long long)own, i);
+    ROLLED for (int part = 0; part < channels; part += FP8_HELD) {
         const int end = channels - part < FP8_HELD ? channels : part + FP8_HELD;
         float held = 0.0f;
         for (int at = part; at < end; at += FP8_WIDE_STEP * flight) {
@@ -226,7 +263,7 @@ KFN_STEP void fp8_row_many(char *own, const struct word_set &scales, int count, 
             for (int j = 0; j < flight; j++) {
                 const int step = at + j * FP8_WIDE_STEP;
                 if (step < end)
-                    fp8_wide_step<dtype>(own, count, raw[j], power_of_two, step, end, (step - part) / FP8_BLOCK, &held);
+                    fp8_wide_step<dtype>(own, to, count, raw[j], power_of_two, step, end, (step - part) / FP8_BLOCK, &held);
             }
         }
         fp8_put_scales(scales, count, ue8m0, held, part / FP8_BLOCK / (ue8m0 ? 4 : 1),
@@ -249,11 +286,11 @@ KFN_STEP void ag_cast_fp8_many(struct agent *ag, const struct copy_set *set, con
         ag_copy_words(ag, words, n, scales, 4, ue8m0 ? (blocks + 3) / 4 : blocks);
         __syncwarp();
     } else if (dtype == DTYPE_BF16) {
-        fp8_row_many<DTYPE_BF16, 4>(set->to, *words, n, ue8m0, power_of_two, (const char *)x, channels);
+        fp8_row_many<DTYPE_BF16, FP8_WIDE_FLIGHT>(set->to, *words, n, ue8m0, power_of_two, (const char *)x, channels);
     } else if (dtype == DTYPE_FP16) {
-        fp8_row_many<DTYPE_FP16, 4>(set->to, *words, n, ue8m0, power_of_two, (const char *)x, channels);
+        fp8_row_many<DTYPE_FP16, FP8_WIDE_FLIGHT>(set->to, *words, n, ue8m0, power_of_two, (const char *)x, channels);
     } else {
-        fp8_row_many<DTYPE_FP32, 2>(set->to, *words, n, ue8m0, power_of_two, (const char *)x, channels);
+        fp8_row_many<DTYPE_FP32, 1>(set->to, *words, n, ue8m0, power_of_two, (const char *)x, channels);
     }
 }
 

@@ -18,6 +18,7 @@
  *   clock_global, nap                    nanoseconds; for about so many
  *   vec_load, vec_store                  16 bytes that pass once
  *   pack_bf16, pack_fp16                 two floats in one word
+ *   max_u16x2                            the larger of 16-bit numbers, two at a time
  *   fp8_pair                             where FP8_PAIR is defined: two floats as OCP e4m3; not NaN
  */
 #ifndef EPX_DEVICE_CUDA_HARDWARE_CUH
@@ -209,6 +210,11 @@ KFN uint32_t pack_fp16(float low, float high)
     const __half2 h = __floats2half2_rn(low, high);
     const uint32_t w = *(const uint32_t *)&h;
     return w ^ (__vcmpeq2(w, 0x7fff7fffu) & 0x01ff01ffu);
+}
+
+KFN uint32_t max_u16x2(uint32_t a, uint32_t b)
+{
+    return __vmaxu2(a, b);
 }
 
 #if __CUDA_ARCH__ >= 890

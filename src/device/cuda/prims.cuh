@@ -315,6 +315,15 @@ KFN_STEP int64_t ag_scan(struct agent *ag, int64_t v)
     return sum - v;
 }
 
+KFN int ag_vote(struct agent *ag, int v, int *before)
+{
+    const lanes_t lanes = __ballot_sync(ALL_LANES, v);
+
+    (void)ag;
+    *before = lanes_count(lanes & lanes_below());
+    return lanes_count(lanes);
+}
+
 KFN int ag_any(struct agent *ag, int v)
 {
     (void)ag;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Counting and numbering of top-k indices by a warp: a step takes the pairs of as many whole tokens as it has lanes for,
- * one pair per lane. Lanes that name the same expert find each other by a match; a lane's number is what the table says
- * plus how many of them come before it. The result is that of the loop in device/cpu/prims.h.
- * The tables of a crew lie in shared memory.
+ * one pair per lane. The pairs of a token find each other by shuffles (a match of all lanes costs far more), and the tokens
+ * of a step take their turns at the table. The result is that of the loop in device/cpu/prims.h. The tables of a crew lie in
+ * shared memory.
  */
 #ifndef EPX_DEVICE_CUDA_ROUTE_CUH
 #define EPX_DEVICE_CUDA_ROUTE_CUH
@@ -19,22 +19,6 @@ KFN int32_t *ag_crew_tables(struct agent *ag, int keys)
 KFN int64_t route_index(const struct route_in *in, int64_t i)
 {
     return in->idx64 ? ((const int64_t *)in->topk)[i] : (int64_t)((const int32_t *)in->topk)[i];
-}
-
-/* The lane's number under `key` (negative: none) among `lanes` and what the table counts already; counts them. */
-KFN_STEP int route_number(int32_t *table, int key, lanes_t lanes)
-{
-    const lanes_t below = lanes_below();
-    const lanes_t same = __match_any_sync(ALL_LANES, lanes >> lane_id() & 1 ? key : -1 - lane_id()) & lanes;
-    int number = -1;
-
-    if (lanes >> lane_id() & 1)
-        number = table[key] + lanes_count(same & below);
-    __syncwarp();
-    if ((lanes >> lane_id() & 1) && !(same & below))
-        table[key] = number + lanes_count(same);
-    __syncwarp();
-    return number;
 }
 
 /* A step's result in one lane; numbers count from the table of the counting agent. */
@@ -58,32 +42,51 @@ KFN int64_t route_step(const struct group_dev *g, const struct route_in *in, int
                        struct routed *out)
 {
     const int K = in->topk_n, E = g->experts, L = g->local_experts;
-    const int token = lane_id() / K, k = lane_id() % K;
+    const int token = lane_id() / K, k = lane_id() % K, base = lane_id() - k;
     int wrong = wide < -1 || wide >= E;
-    int id = wrong ? -1 : (int)wide;
+    int id = wrong ? -1 : (int)wide, rank = id < 0 ? -1 : id / L;
+    lanes_t twins = 0, mates = 0; /* bit j: the token's pair j names the same expert; the same rank */
 
-    if (id >= 0 && !g->mask[id / L])
-        id = -1;
-    /* The same expert earlier in the same token. */
-    const lanes_t twins = __match_any_sync(ALL_LANES, id < 0 ? -1 - lane_id() : id * WARP + token);
-    if (in->once && id >= 0 && (twins & lanes_below())) {
+    if (id >= 0 && !g->mask[rank])
+        id = rank = -1;
+#pragma unroll 4
+    for (int j = 0; j < K; j++) {
+        const int lane = (base + j) & (WARP - 1);
+        const int other = __shfl_sync(ALL_LANES, id, lane), at = __shfl_sync(ALL_LANES, rank, lane);
+        twins |= (lanes_t)(other == id) << j;
+        mates |= (lanes_t)(at == rank) << j;
+    }
+    const lanes_t before = ((lanes_t)1 << k) - 1;
+    if (in->once && id >= 0 && (twins & before)) {
         wrong = 1;
-        id = -1;
+        id = rank = -1;
     }
+    if (in->once)
+        twins = (lanes_t)1 << k; /* the others were dropped */
     const lanes_t wrongs = __ballot_sync(ALL_LANES, wrong);
-    const int rank = id < 0 ? -1 : id / L;
-    /* The first of the token's pairs that names its rank. */
-    const lanes_t mates = __match_any_sync(ALL_LANES, rank < 0 ? -1 - lane_id() : rank * WARP + token);
-    const lanes_t firsts = __ballot_sync(ALL_LANES, rank >= 0 && !(mates & lanes_below()));
-    out->id = id;
-    out->eidx = route_number(table, id, __ballot_sync(ALL_LANES, id >= 0));
-    out->ridx = route_number(table + E, rank, firsts);
+    const int first = rank >= 0 && !(mates & before);
+    const lanes_t firsts = __ballot_sync(ALL_LANES, first);
     int smaller = 0;
-    ROLLED for (int j = 0; j < K; j++) {
-        const int lane = (lane_id() - k + j) & (WARP - 1), other = __shfl_sync(ALL_LANES, rank, lane);
-        smaller += (firsts >> lane & 1) && other < rank;
+#pragma unroll 4
+    for (int j = 0; j < K; j++) {
+        const int lane = (base + j) & (WARP - 1), at = __shfl_sync(ALL_LANES, rank, lane);
+        smaller += (firsts >> lane & 1) && at < rank;
     }
-    out->rord = firsts >> lane_id() & 1 ? smaller : -1;
+    /* Token after token; within one, those that name an expert share what the table says. */
+    int eidx = -1, ridx = -1;
+    ROLLED for (int u = 0; u < WARP / K; u++) {
+        if (token == u && id >= 0) {
+            eidx = table[id] + lanes_count(twins & before);
+            ridx = first ? table[E + rank] : -1;
+        }
+        __syncwarp();
+        if (token == u && id >= 0 && !(twins & before))
+            table[id] = eidx + lanes_count(twins);
+        if (token == u && first)
+            table[E + rank] = ridx + 1;
+        __syncwarp();
+    }
+    *out = {id, eidx, ridx, first ? smaller : -1};
     return wrongs ? (int64_t)(t + lanes_first(wrongs) / K) * K + lanes_first(wrongs) % K + 1 : 0;
 }
 

@@ -29,7 +29,6 @@ typedef uint64_t lanes_t;
 #define __shfl_down_sync(lanes, value, by) __shfl_down(value, by)
 #define __ballot_sync(lanes, yes) ((lanes_t)__ballot(yes))
 #define __any_sync(lanes, yes) __any(yes)
-#define __match_any_sync(lanes, value) lanes_match(value)
 #define __activemask() ((lanes_t)__ballot(1))
 #define __syncwarp() lanes_meet()
 
@@ -50,8 +49,6 @@ KFN void lanes_meet(void)
     __builtin_amdgcn_wave_barrier();
 }
 
-#include "device/hip/match.h"
-
 KFN uint32_t umax(uint32_t a, uint32_t b)
 {
     return a > b ? a : b;
@@ -60,6 +57,11 @@ KFN uint32_t umax(uint32_t a, uint32_t b)
 KFN uint32_t umin(uint32_t a, uint32_t b)
 {
     return a < b ? a : b;
+}
+
+KFN uint32_t max_u16x2(uint32_t a, uint32_t b)
+{
+    return umax(a & 0xffff0000u, b & 0xffff0000u) | umax(a & 0xffffu, b & 0xffffu);
 }
 
 /* ---- Words that others read and write -------------------------------------------------------------------------- */
