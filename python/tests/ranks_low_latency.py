@@ -9,6 +9,8 @@ import deep_ep
 import epx
 import torch
 import torch.distributed as dist
+from deep_ep._low_latency import LowLatencyRouting
+from deep_ep._routing import find
 from ranks_high_throughput import exchange as exchange_high
 from reference import Work, calc_diff, cast_fp8, combine_weighted, expert_result, same_bits, uncast_fp8, unpack_ue8m0
 from suite import World, environment
@@ -142,6 +144,31 @@ def test_logfmt_travels(world: World) -> None:
     coded = check_one(world, buffer, work, 16, logfmt=True)
     if plain.numel():
         assert not torch.equal(plain, coded) and calc_diff(plain.cpu(), coded.cpu()) < 9e-4
+
+
+def combined_bytes(world: World, buffer: deep_ep.Buffer, work: Work, name: str, **options: Any) -> int:
+    """What one combine adds to a counter of the library."""
+    recv, _counts, handle = dispatch(world, buffer, work, 16, use_fp8=False)
+    group = find(LowLatencyRouting, handle).pool.group
+    world.meet()
+    before = group.stats()[name]
+    buffer.low_latency_combine(recv.clone(), world.to(work.idx[buffer.rank]), world.to(work.weights[buffer.rank]), handle,
+                               **options)
+    if world.device.type == "cuda":
+        torch.cuda.synchronize()
+    world.meet()
+    return group.stats()[name] - before
+
+
+def test_logfmt_saves_bytes_between_nodes(world: World) -> None:
+    """10 bits and a little in place of 16."""
+    buffer = world.node_buffer()
+    work = Work(buffer.group_size, 12, 1024, 2 * buffer.group_size, 4, seed=3, uneven=False)
+    for rank in range(work.nranks):
+        work.x[rank] = (work.x[rank].float() * 0.05).bfloat16()
+    plain = combined_bytes(world, buffer, work, "net_bytes")
+    coded = combined_bytes(world, buffer, work, "net_bytes", use_logfmt=True)
+    assert 0.5 * plain < coded < 0.75 * plain, (plain, coded)
 
 
 def test_zero_copy_reads_the_buffer(world: World) -> None:
