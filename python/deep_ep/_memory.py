@@ -122,9 +122,10 @@ class CudaHeap(Heap):
             block, event = same.pop()
             torch.cuda.current_stream(self._device).wait_event(event)
         else:
-            block = self._alloc(nbytes)
-            if block is None:
+            fresh = self._alloc(nbytes)
+            if fresh is None:
                 return None
+            block = fresh
         self._lent.add(block.address)
         return _Lease(self, block), block.address
 

@@ -305,10 +305,7 @@ class Buffer:
     def _mask_pools(self) -> List[Pool]:
         if not self.enable_shrink:
             raise epx.UsageError(epx.Status.USAGE, "masks: expected a buffer created with enable_shrink=True")
-        pools = self._engine.low_latency_pools()
-        if not pools:
-            raise epx.UsageError(epx.Status.USAGE, "masks: expected a low-latency dispatch before, which makes the ranks meet")
-        return pools
+        return self._open().low_latency_pools()
 
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
         """mask=True: the rank is neither sent to nor waited for any more. It comes back by low_latency_clean_mask_buffer(),
@@ -316,6 +313,9 @@ class Buffer:
         pools = self._mask_pools()
         if not isinstance(rank_to_mask, int) or not 0 <= rank_to_mask < self.group_size:
             raise wrong("rank_to_mask", "0 to %d" % (self.group_size - 1), repr(rank_to_mask))
+        if mask and not pools:
+            raise epx.UsageError(epx.Status.USAGE, "low_latency_update_mask_buffer: expected a low-latency dispatch before, in "
+                                 "which the ranks meet")
         for pool in pools:
             active = _active(pool, torch.empty(self.group_size, dtype=torch.int32, device=pool.device)).tolist()
             if not mask and not active[rank_to_mask]:
@@ -325,9 +325,10 @@ class Buffer:
             pool.group.mask_update(active, stream=_stream(pool.device))
 
     def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
-        """Writes 1 for each masked rank and 0 for each active one into an int32 [R] tensor."""
+        """Writes 1 for each masked rank and 0 for each active one into an int32 [R] tensor. Before the first low-latency
+        dispatch nobody is masked."""
         pools = self._mask_pools()
-        checks.tensor("mask_status", mask_status, (torch.int32,), (self.group_size,), pools[0].device)
+        checks.tensor("mask_status", mask_status, (torch.int32,), (self.group_size,), pools[0].device if pools else None)
         masked = torch.zeros_like(mask_status)
         for pool in pools:
             masked |= 1 - _active(pool, mask_status)

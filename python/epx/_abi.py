@@ -4,6 +4,7 @@
 import ctypes
 import enum
 from ctypes import (POINTER, c_char, c_char_p, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p)
+from typing import List
 
 MAX_NDIM = 4
 MAX_TOPK = 32
@@ -72,6 +73,11 @@ class Struct(ctypes.Structure):
     def __init__(self, **fields) -> None:
         super().__init__(**fields)
         self.size = ctypes.sizeof(self)
+
+    @classmethod
+    def names(cls) -> List[str]:
+        """Its fields, but for the size and what is reserved."""
+        return [field[0] for field in cls._fields_ if field[0] not in ("size", "reserved")]
 
 
 class TensorStruct(Struct):

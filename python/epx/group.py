@@ -58,7 +58,7 @@ def _text(value: Any) -> Any:
 
 def _make_config(config: Dict[str, Any]) -> _abi.GroupConfigStruct:
     struct = _abi.GroupConfigStruct()
-    known = [name for name, _ in struct._fields_ if name != "size"]
+    known = struct.names()
     for name, value in config.items():
         if name not in known:
             raise ArgumentError(
@@ -76,7 +76,7 @@ def memory(nranks: int, **config: Any) -> Dict[str, int]:
     """Bytes that a group with this configuration would take on each rank; needs no other rank."""
     info = _abi.MemoryInfoStruct()
     check(load().epx_group_memory(ctypes.byref(_make_config(config)), nranks, ctypes.byref(info)))
-    return {name: getattr(info, name) for name, _ in info._fields_ if name not in ("size", "reserved")}
+    return {name: getattr(info, name) for name in info.names()}
 
 
 def _interruptible(call: Callable[[], int]) -> Tuple[int, str]:
@@ -314,7 +314,7 @@ class Group:
         """Counters since creation or the last reset: operations, rows, bytes, waits."""
         struct = _abi.StatsStruct()
         check(self._lib.epx_group_stats(self.address, ctypes.byref(struct)))
-        return {name: getattr(struct, name) for name, _ in struct._fields_ if name not in ("size", "reserved")}
+        return {name: getattr(struct, name) for name in struct.names()}
 
     def stats_reset(self) -> None:
         """Sets the counters to zero."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Arguments:
     """A struct of tensors, prepared once: each field has a descriptor of its own, which is linked when it is filled."""
 
-    def __init__(self, struct: _abi.Struct, prefix: str = "", **tensors: str) -> None:
+    def __init__(self, struct: _abi.Struct, prefix: str) -> None:
         self.struct = struct
         self.address = ctypes.addressof(struct)
         self._prefix = prefix
@@ -48,7 +48,7 @@ class LayoutInfo:
     expert_counts, expert_offsets, rank_counts, total, layout_range, expert_stats, wait_ns: see ``epx_layout_info``.
     """
 
-    _FIELDS = tuple(name for name, _ in _abi.LayoutInfoStruct._fields_ if name not in ("size", "reserved"))
+    _FIELDS = _abi.LayoutInfoStruct.names()
 
     def __init__(self, **tensors: Any) -> None:
         self._arguments = Arguments(_abi.LayoutInfoStruct(), "info.")

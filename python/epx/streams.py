@@ -39,7 +39,7 @@ class Stream:
         out = ctypes.c_void_p()
         check(load().epx_stream_create(group.address, ctypes.byref(out)))
         self._group = group
-        self._address = out.value
+        self._address = out.value or 0
 
     @property
     def address(self) -> int:
@@ -67,7 +67,7 @@ class Event:
         out = ctypes.c_void_p()
         check(load().epx_event_create(group.address, ctypes.byref(out)))
         self._group = group
-        self._address = out.value
+        self._address = out.value or 0
 
     @property
     def address(self) -> int:

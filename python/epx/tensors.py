@@ -54,7 +54,7 @@ def describe(name: str, tensor: Any, struct: TensorStruct, dtype: Optional[DType
     if len(shape) > MAX_NDIM or len(shape) < 1:
         raise ArgumentError(
             Status.ARGUMENT, "%s: expected 1 to %d dimensions, got %d" % (name, MAX_NDIM, len(shape)))
-    fill(struct, data, dtype if dtype is not None else found, shape, stride)
+    fill(struct, data, int(dtype or found or 0), shape, stride)
     return keep
 
 

@@ -332,8 +332,11 @@ def test_masks(world: World) -> None:
                                 explicitly_destroy=True)
         late = world.nranks - 1
         work = Work(world.nranks, 6, 128, 2 * world.nranks, 2, seed=70)
-        check_one(world, buffer, work, 8)
         status = torch.full((world.nranks,), 9, dtype=torch.int32, device=world.device)
+        buffer.low_latency_query_mask_buffer(status)
+        assert status.tolist() == [0] * world.nranks
+        buffer.low_latency_clean_mask_buffer()
+        check_one(world, buffer, work, 8)
         buffer.low_latency_query_mask_buffer(status)
         assert status.tolist() == [0] * world.nranks
         world.meet()

@@ -3,8 +3,8 @@
 
     torchrun --nproc-per-node 8 suite.py [MODULE...] [-k PART]
 
-Prints a line per test and "N passed, M failed, K skipped, L not run" at the end. EPX_TEST_DEVICE=cuda runs them on CUDA tensors, all ranks on
-one GPU unless there are more.
+Prints a line per test and "N passed, M failed, K skipped, L not run" at the end. EPX_TEST_DEVICE=cuda runs them on CUDA
+tensors, all ranks on one GPU unless there are more.
 """
 
 import argparse
