@@ -253,8 +253,7 @@ def main():
     failed = report(args, max(worst), losses_one, losses) if rank == 0 else 0
     if rank == 0 and args.plot:
         plot(args.plot, losses_one, losses, args, ranks)
-    dist.destroy_process_group()
-    sys.exit(failed)
+    return failed
 
 
 def report(args, worst, one, spread):
@@ -270,4 +269,6 @@ def report(args, worst, one, spread):
 
 
 if __name__ == "__main__":
-    main()
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # without destroy_process_group(), in which torch 2.6 may wait for gloo's thread, and that for Python's lock
