@@ -499,7 +499,7 @@ struct ring_bench_params {
     const uint64_t *stop, *sent; /* written by the host, by the proxies */
     uint64_t *pushed;            /* [agents] */
     uint64_t *failed;            /* 1: a push found no room in time */
-    uint64_t *times;             /* [2][trips], in nanoseconds: until the answer (0: none came), of the push alone */
+    uint64_t *times;             /* [2][trips], in nanoseconds: until the answer (0: none came), of some pushes alone */
 };
 
 EPX_STATIC_ASSERT(sizeof(struct ll_dispatch_params) <= KERNEL_PARAMS_MAX, "fits");

@@ -109,6 +109,8 @@ static void *thread_main(void *arg)
 {
     struct proxy_thread *t = arg;
     const struct cpu_env *env = t->group->env;
+    /* A proxy of a GPU has a core of its own: it looks again and again, and offers the core now and then. */
+    const int alone = t->group->options.device_kind != EPX_DEVICE_CPU, spins = alone ? 4 * SPIN_TURNS : SPIN_TURNS;
     uint64_t idle_since = 0, now;
     int idle = 0;
 
@@ -126,8 +128,9 @@ static void *thread_main(void *arg)
             t->nap_ns = 0;
             continue;
         }
-        if (idle++ < SPIN_TURNS) {
-            cpu_relax();
+        if (idle++ < spins) {
+            if (!alone)
+                cpu_relax();
             continue;
         }
         now = env->now_ns(env->self);
@@ -137,8 +140,7 @@ static void *thread_main(void *arg)
             nap(t);
         else
             sched_yield();
-        /* A proxy of a GPU has a core of its own: it looks again and again before it offers the core the next time. */
-        idle = t->group->options.device_kind == EPX_DEVICE_CPU ? SPIN_TURNS : 0;
+        idle = alone ? 0 : spins;
     }
     return NULL;
 }
