@@ -33,6 +33,7 @@ static size_t lay_out(const struct settings *set, const epx_handle_config *confi
     size_t at = 0;
 
     place(base, &at, sizeof(struct handle_dev));
+    h->state = place(base, &at, sizeof(struct handle_state));
     h->ids = place(base, &at, pairs * 4);
     h->eidx = place(base, &at, pairs * 4);
     h->ridx = place(base, &at, pairs * 4);
@@ -68,6 +69,7 @@ epx_status handle_tables_create(struct epx_handle *handle)
     struct epx_group *group = handle->group;
     const struct device_ops *ops = group->device->ops;
     struct handle_dev h = {0};
+    struct handle_state state = {.topk = handle->config.topk};
     void *block = NULL, *info = NULL;
     epx_status status;
 
@@ -79,9 +81,10 @@ epx_status handle_tables_create(struct epx_handle *handle)
     if (status != EPX_OK)
         goto free_block;
     lay_out(&group->set, &handle->config, block, &h);
-    h.topk = handle->config.topk;
     h.info = info;
     status = ops->copy(group->device, block, &h, sizeof(h));
+    if (status == EPX_OK)
+        status = ops->copy(group->device, h.state, &state, sizeof(state));
     if (status != EPX_OK)
         goto free_info;
     handle->device_memory = block;

@@ -35,8 +35,8 @@ KFN_STEP void hc_stage(struct agent *ag, const struct ht_combine_params *p)
 {
     const struct group_dev *g = p->g;
     char *heap = heap_at(g, g->rank, 0);
-    const int64_t rows = p->h->recv_rows < p->post.rows ? p->h->recv_rows : p->post.rows;
-    const int K = p->layout == LAYOUT_FLAT ? p->h->topk : 1;
+    const int64_t rows = p->h->state->recv_rows < p->post.rows ? p->h->state->recv_rows : p->post.rows;
+    const int K = p->layout == LAYOUT_FLAT ? p->h->state->topk : 1;
 
     if (p->tokens) {
         for (int64_t row = ag_index(ag); row < rows; row += ag_count(ag))
@@ -79,7 +79,7 @@ KFN const struct hc_post *hc_row_post(const struct group_dev *g, const int32_t *
 KFN_STEP float hc_node_weight(const struct ht_combine_params *p, const int32_t *ids, const int32_t *pos, int k)
 {
     const struct group_dev *g = p->g;
-    const int K = p->h->topk, L = g->local_experts;
+    const int K = p->h->state->topk, L = g->local_experts;
     float sum = 0.0f;
     int last = -1;
 
@@ -111,7 +111,7 @@ KFN int hc_node_rows(struct agent *ag, const struct ht_combine_params *p, const 
                      struct sum_set *set, int n)
 {
     const struct group_dev *g = p->g;
-    const int K = p->h->topk, flat = p->layout == LAYOUT_FLAT;
+    const int K = p->h->state->topk, flat = p->layout == LAYOUT_FLAT;
     int added = 0;
 
     AG_EACH(ag, int, k, K)
@@ -133,7 +133,7 @@ KFN int hc_node_rows(struct agent *ag, const struct ht_combine_params *p, const 
 /* A returned row: the sum, then weights. */
 KFN size_t hc_wire_bytes(const struct ht_combine_params *p)
 {
-    return row_scales_at(&p->agree) + (p->agree.extra & 1 ? ((size_t)p->h->topk * 4 + 15) & ~(size_t)15 : 0);
+    return row_scales_at(&p->agree) + (p->agree.extra & 1 ? ((size_t)p->h->state->topk * 4 + 15) & ~(size_t)15 : 0);
 }
 
 /* Where source s keeps what comes from node n. */
@@ -148,7 +148,7 @@ KFN_STEP int hc_relay_chunk(struct agent *ag, const struct ht_combine_params *p,
 {
     const struct group_dev *g = p->g;
     const struct handle_dev *h = p->h;
-    const size_t M = (size_t)g->max_tokens, K = (size_t)h->topk, bytes = hc_wire_bytes(p);
+    const size_t M = (size_t)g->max_tokens, K = (size_t)h->state->topk, bytes = hc_wire_bytes(p);
     const int s = g->relay_sources[j];
     const uint64_t out = g->ht.relay + (uint64_t)j * g->ht.relay_stride;
     const uint64_t back = hc_back_at(g, g->node_of[s], g->node, bytes);
@@ -240,7 +240,7 @@ KFN const char *hc_back_row(const struct ht_combine_params *p, int n, int t)
 KFN_STEP void hc_return_weights(struct agent *ag, const struct ht_combine_params *p, int t)
 {
     const struct group_dev *g = p->g;
-    const int K = p->h->topk;
+    const int K = p->h->state->topk;
     const int32_t *ids = p->h->ids + (size_t)t * K, *pos = p->h->pos + (size_t)t * K;
 
     AG_EACH(ag, int, k, K)
@@ -261,10 +261,10 @@ KFN_STEP void hc_return_weights(struct agent *ag, const struct ht_combine_params
 KFN void hc_look_ahead(const struct ht_combine_params *p, int64_t t)
 {
     const struct group_dev *g = p->g;
-    const int K = p->h->topk;
+    const int K = p->h->state->topk;
     const int32_t *ids = p->h->ids + t * K, *pos = p->h->pos + t * K;
 
-    for (int k = 0; t < p->h->ntokens && k < K; k++) {
+    for (int k = 0; t < p->h->state->ntokens && k < K; k++) {
         int d = 0;
         const struct hc_post *post = hc_row_post(g, ids, pos, k, &d);
         if (post)
@@ -276,7 +276,7 @@ KFN void hc_look_ahead(const struct ht_combine_params *p, int64_t t)
 KFN_STEP int hc_sum_token(struct agent *ag, const struct ht_combine_params *p, int t)
 {
     const struct group_dev *g = p->g;
-    const int K = p->h->topk;
+    const int K = p->h->state->topk;
     struct sum_set set;
     int rows = 0, before = 0;
 
@@ -345,8 +345,8 @@ KFN int hc_run(struct agent *ag, const struct ht_combine_params *p, uint64_t epo
     const struct group_dev *g = p->g;
     uint64_t rows = 0;
 
-    if (p->h->recv_rows > p->post.rows)
-        report(ag, g, KSTATUS_OVERFLOW, PHASE_HC_DATA, -1, p->h->recv_rows, p->post.rows, 0, 0);
+    if (p->h->state->recv_rows > p->post.rows)
+        report(ag, g, KSTATUS_OVERFLOW, PHASE_HC_DATA, -1, p->h->state->recv_rows, p->post.rows, 0, 0);
     hc_stage(ag, p);
     if (sync_last(ag, g, 0) && hc_publish(ag, p, epoch))
         return 1;
@@ -357,7 +357,7 @@ KFN int hc_run(struct agent *ag, const struct ht_combine_params *p, uint64_t epo
             return 1;
     if (g->nnodes > 1 && (hc_relay(ag, p, epoch) || hc_wait_back(ag, p)))
         return 1;
-    for (int t = ag_index(ag); t < p->h->ntokens; t += ag_count(ag)) {
+    for (int t = ag_index(ag); t < p->h->state->ntokens; t += ag_count(ag)) {
         if (AG_LOOK_AHEAD)
             hc_look_ahead(p, (int64_t)t + ag_count(ag));
         rows += (uint64_t)hc_sum_token(ag, p, t);

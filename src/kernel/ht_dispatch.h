@@ -55,7 +55,7 @@ KFN int hd_taker(const struct group_dev *g, const struct hd_row *r, int k)
 KFN void hd_put_topk(struct agent *ag, const struct ht_dispatch_params *p, const struct hd_row *r)
 {
     const struct group_dev *g = p->g;
-    const int K = p->h->topk, L = g->local_experts;
+    const int K = p->h->state->topk, L = g->local_experts;
 
     AG_EACH(ag, int, i, K *K)
     {
@@ -90,7 +90,7 @@ KFN void hd_put_meta(const struct ht_dispatch_params *p, const struct hd_row *r,
 KFN_STEP void hd_place_row(struct agent *ag, const struct ht_dispatch_params *p, const struct hd_row *r)
 {
     const struct group_dev *g = p->g;
-    const int K = p->h->topk;
+    const int K = p->h->state->topk;
     struct copy_set set;
     struct word_set words;
     int n = 0;
@@ -125,7 +125,7 @@ KFN_STEP void hd_place_row(struct agent *ag, const struct ht_dispatch_params *p,
 
 KFN void hd_send_token(struct agent *ag, const struct ht_dispatch_params *p, int t, const char *staged)
 {
-    const int K = p->h->topk;
+    const int K = p->h->state->topk;
     struct hd_row r;
 
     r.ids = p->h->ids + (size_t)t * K;
@@ -149,7 +149,7 @@ KFN size_t hd_weights_at(const struct ht_dispatch_params *p)
 
 KFN size_t hd_wire_bytes(const struct ht_dispatch_params *p)
 {
-    const size_t weights = p->agree.extra & 1 ? ((size_t)p->h->topk * 4 + 15) & ~(size_t)15 : 0;
+    const size_t weights = p->agree.extra & 1 ? ((size_t)p->h->state->topk * 4 + 15) & ~(size_t)15 : 0;
     return hd_weights_at(p) + weights;
 }
 
@@ -195,7 +195,7 @@ KFN_STEP int hd_send_remote(struct agent *ag, const struct ht_dispatch_params *p
 {
     const struct group_dev *g = p->g;
     const struct handle_dev *h = p->h;
-    const int64_t B = h->ntokens, me = ag_index(ag), A = ag_count(ag);
+    const int64_t B = h->state->ntokens, me = ag_index(ag), A = ag_count(ag);
     const size_t bytes = hd_wire_bytes(p), M = (size_t)g->max_tokens;
     struct put_batch batch;
     uint64_t rows = 0;
@@ -206,7 +206,7 @@ KFN_STEP int hd_send_remote(struct agent *ag, const struct ht_dispatch_params *p
         char *row = heap_at(g, g->rank, source);
         row_stage(ag, row, &p->in, &p->agree, t);
         if (p->agree.extra & 1)
-            ag_copy(ag, row + hd_weights_at(p), p->weights + t * h->topk, (size_t)h->topk * 4);
+            ag_copy(ag, row + hd_weights_at(p), p->weights + t * h->state->topk, (size_t)h->state->topk * 4);
         ag_sync(ag);
         for (int j = 1; j < g->nnodes; j++) {
             const int n = (g->node + j) % g->nnodes;
@@ -227,7 +227,7 @@ KFN void hd_forward_row(struct agent *ag, const struct ht_dispatch_params *p, in
 {
     const struct group_dev *g = p->g;
     const struct handle_dev *h = p->h;
-    const size_t M = (size_t)g->max_tokens, K = (size_t)h->topk;
+    const size_t M = (size_t)g->max_tokens, K = (size_t)h->state->topk;
     const int t = h->relay_list[(size_t)j * M + (size_t)i];
     const char *row =
         heap_at(g, g->rank, g->ht.relay + (uint64_t)j * g->ht.relay_stride) + (size_t)i * hd_wire_bytes(p);
@@ -313,8 +313,8 @@ KFN_STEP void hd_zero_padding(struct agent *ag, const struct ht_dispatch_params 
 /* FLAT: rows past the last one carry no expert. */
 KFN_STEP void hd_mark_tail(struct agent *ag, const struct ht_dispatch_params *p)
 {
-    const int K = p->h->topk;
-    const int64_t first = p->h->recv_rows * K, end = p->final_rows * K;
+    const int K = p->h->state->topk;
+    const int64_t first = p->h->state->recv_rows * K, end = p->final_rows * K;
 
     AG_EACH_ALL(ag, int64_t, i, end - first)
     {
@@ -329,7 +329,7 @@ KFN_STEP void hd_mark_tail(struct agent *ag, const struct ht_dispatch_params *p)
 KFN void hd_take_row(struct agent *ag, const struct ht_dispatch_params *p, int64_t row)
 {
     const struct group_dev *g = p->g;
-    const int K = p->layout == LAYOUT_FLAT ? p->h->topk : 1;
+    const int K = p->layout == LAYOUT_FLAT ? p->h->state->topk : 1;
     const char *heap = heap_at(g, g->rank, 0);
 
     if (p->landed & LANDED_TOKENS)
@@ -361,7 +361,7 @@ KFN_STEP void hd_take_landing(struct agent *ag, const struct ht_dispatch_params 
 {
     const struct handle_dev *h = p->h;
     const int A = ag_count(ag);
-    int64_t rows = h->recv_rows < p->post.capacity ? h->recv_rows : p->post.capacity;
+    int64_t rows = h->state->recv_rows < p->post.capacity ? h->state->recv_rows : p->post.capacity;
 
     if (p->layout == LAYOUT_FLAT) {
         for (int64_t row = ag_index(ag); row < rows; row += A)
@@ -387,10 +387,10 @@ KFN_STEP void hd_count(const struct ht_dispatch_params *p)
     for (int r = 0; r < g->nranks && p->layout == LAYOUT_FLAT; r++)
         all += (uint64_t)h->rcount[r];
     ag_add_stat(&g->stats->rows_sent, all);
-    ag_add_stat(&g->stats->bytes_peer, (uint64_t)h->peer_rows * (uint64_t)p->agree.hidden_bytes);
-    ag_add_stat(&g->stats->rows_received, (uint64_t)h->filled_rows);
+    ag_add_stat(&g->stats->bytes_peer, (uint64_t)h->state->peer_rows * (uint64_t)p->agree.hidden_bytes);
+    ag_add_stat(&g->stats->rows_received, (uint64_t)h->state->filled_rows);
     if (p->landed & LANDED_TOKENS)
-        ag_add_stat(&g->stats->bytes_local, (uint64_t)h->filled_rows * (uint64_t)p->agree.hidden_bytes);
+        ag_add_stat(&g->stats->bytes_local, (uint64_t)h->state->filled_rows * (uint64_t)p->agree.hidden_bytes);
 }
 
 /* The own post, and the word that it stands. One agent. */
@@ -421,7 +421,7 @@ KFN int hd_send(struct agent *ag, const struct ht_dispatch_params *p, uint64_t e
             return 1;
     if (g->nnodes > 1 && hd_send_remote(ag, p))
         return 1;
-    for (int t = ag_index(ag); t < p->h->ntokens; t += ag_count(ag)) {
+    for (int t = ag_index(ag); t < p->h->state->ntokens; t += ag_count(ag)) {
         if (p->in.cast) {
             row_stage(ag, scratch, &p->in, &p->agree, t);
             ag_sync(ag);
@@ -461,8 +461,8 @@ KFN int hd_run(struct agent *ag, const struct ht_dispatch_params *p, uint64_t ep
     }
     if (wait_peers(ag, g, SCOPE_NODE, SIG_HD_DATA, 0, epoch, PHASE_HD_DATA, NULL))
         return 1;
-    if (p->h->recv_rows > p->post.capacity)
-        report(ag, g, KSTATUS_OVERFLOW, PHASE_HD_DATA, -1, p->h->recv_rows, p->post.capacity, 0, 0);
+    if (p->h->state->recv_rows > p->post.capacity)
+        report(ag, g, KSTATUS_OVERFLOW, PHASE_HD_DATA, -1, p->h->state->recv_rows, p->post.capacity, 0, 0);
     if (p->landed)
         hd_take_landing(ag, p);
     return 0;

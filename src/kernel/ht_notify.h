@@ -321,14 +321,14 @@ KFN_STEP void hn_report_counts(const struct ht_notify_params *p, uint64_t epoch)
             index_put(&p->rank_counts, s, n);
         total += n;
     }
-    h->filled_rows = total;
-    h->peer_rows = total - hn_rows_from(p, g->rank, epoch);
+    h->state->filled_rows = total;
+    h->state->peer_rows = total - hn_rows_from(p, g->rank, epoch);
     for (int j = 0; g->nnodes > 1 && j < g->relay_count; j++) /* these this rank forwards to itself */
-        h->peer_rows -= hn_rows_from(p, g->relay_sources[j], epoch);
-    h->recv_rows = flat ? total : offset;
-    h->info->rows = h->recv_rows;
+        h->state->peer_rows -= hn_rows_from(p, g->relay_sources[j], epoch);
+    h->state->recv_rows = flat ? total : offset;
+    h->info->rows = h->state->recv_rows;
     if (p->total.data)
-        index_put(&p->total, 0, h->recv_rows);
+        index_put(&p->total, 0, h->state->recv_rows);
 }
 
 /* What every rank learns of all ranks. */

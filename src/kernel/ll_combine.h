@@ -269,7 +269,7 @@ KFN_STEP int lc_send(struct agent *ag, const struct ll_combine_params *p, uint64
         return 0;
     if (ag_leader(ag)) {
         g->state->epoch[OP_LL_COMBINE] = epoch;
-        p->h->epoch = epoch;
+        p->h->state->epoch = epoch;
     }
     ag_sync(ag);
     signal_peers(ag, g, SCOPE_NODE, SIG_LC_DATA, slot_of(g, epoch), lap_of(g, epoch));
@@ -319,7 +319,7 @@ KFN_STEP int lc_returns(const struct ll_combine_params *p, int64_t i)
 /* The place of (t, k) among those that return, by ascending rank. RANK_MAJOR. */
 KFN_STEP int lc_turn(const struct ll_combine_params *p, int t, int k)
 {
-    const int K = p->h->topk;
+    const int K = p->h->state->topk;
     const int64_t first = (int64_t)t * K;
     int place = 0;
 
@@ -332,9 +332,9 @@ KFN_STEP int lc_turn(const struct ll_combine_params *p, int t, int k)
 KFN void lc_look_ahead(const struct ll_combine_params *p, uint64_t epoch, int64_t t)
 {
     const struct group_dev *g = p->g;
-    const int K = p->h->topk;
+    const int K = p->h->state->topk;
 
-    for (int64_t i = t * K; t < p->h->ntokens && i < (t + 1) * K; i++) {
+    for (int64_t i = t * K; t < p->h->state->ntokens && i < (t + 1) * K; i++) {
         if (!lc_returns(p, i))
             continue;
         const int d = p->h->ids[i] / g->local_experts;
@@ -347,7 +347,7 @@ KFN_STEP int lc_sum_token(struct agent *ag, const struct ll_combine_params *p, u
                           int end)
 {
     const struct group_dev *g = p->g;
-    const int K = p->h->topk, L = g->local_experts;
+    const int K = p->h->state->topk, L = g->local_experts;
     const int weighted = p->layout == LAYOUT_EXPERT_MAJOR;
     const int64_t at = (int64_t)begin * (p->agree.hidden_bytes / p->hidden);
     struct sum_set set;
@@ -380,7 +380,7 @@ KFN_STEP int lc_sum_token(struct agent *ag, const struct ll_combine_params *p, u
 /* With more agents than tokens each token is cut into slices. LogFMT rows are not: their blocks have no fixed places. */
 KFN int lc_slices(struct agent *ag, const struct ll_combine_params *p)
 {
-    const int tokens = p->h->ntokens > 0 ? p->h->ntokens : 1;
+    const int tokens = p->h->state->ntokens > 0 ? p->h->state->ntokens : 1;
     const int most = p->logfmt ? 1 : (p->hidden + LC_SLICE - 1) / LC_SLICE;
     const int spare = ag_count(ag) / tokens;
 
@@ -390,7 +390,7 @@ KFN int lc_slices(struct agent *ag, const struct ll_combine_params *p)
 /* All tokens, dealt out; returns the rows of this agent's (of each token's first slice). */
 KFN_STEP uint64_t lc_sum_tokens(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
 {
-    const int slices = lc_slices(ag, p), items = p->h->ntokens * slices;
+    const int slices = lc_slices(ag, p), items = p->h->state->ntokens * slices;
     const int width = ((p->hidden + slices - 1) / slices + 255) / 256 * 256;
     uint64_t rows = 0;
 
@@ -516,7 +516,7 @@ KFN void kernel_ll_combine(struct agent *ag, const struct ll_combine_params *p)
     if (!failed && (p->steps & STEP_SEND))
         failed = lc_send(ag, p, epoch);
     else
-        epoch = p->h->epoch;
+        epoch = p->h->state->epoch;
     if (!failed && (p->steps & STEP_RECV))
         failed = lc_recv(ag, p, epoch);
     kernel_end(ag, g);

@@ -456,7 +456,7 @@ KFN void kernel_ll_dispatch(struct agent *ag, const struct ll_dispatch_params *p
         else if (p->steps == STEP_SEND)
             ll_dispatch_send(ag, p, next);
         else
-            ll_dispatch_recv(ag, p, p->h->epoch);
+            ll_dispatch_recv(ag, p, p->h->state->epoch);
     }
     kernel_end(ag, g);
 }

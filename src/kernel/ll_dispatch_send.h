@@ -266,7 +266,7 @@ KFN_STEP void ll_publish(struct agent *ag, const struct ll_dispatch_params *p, u
         if (g->nnodes == 1)
             ll_write_post(p, epoch, v->post);
         g->state->epoch[OP_LL_DISPATCH] = epoch;
-        p->h->epoch = epoch;
+        p->h->state->epoch = epoch;
     }
     ag_sync(ag);
     signal_peers(ag, g, SCOPE_NODE, SIG_LL_DATA, slot_of(g, epoch), lap_of(g, epoch));

@@ -18,7 +18,8 @@ KFN void kernel_mask(struct agent *ag, const struct mask_params *p)
     }
     /* Its slots elsewhere are free again: nobody shall wait for a reader that never comes. */
     if (p->staged && ag_index(ag) == 0)
-        signal_peers(ag, g, SCOPE_ALL, p->staged_kind, slot_of(g, p->staged->epoch), lap_of(g, p->staged->epoch));
+        signal_peers(ag, g, SCOPE_ALL, p->staged_kind, slot_of(g, p->staged->state->epoch),
+                     lap_of(g, p->staged->state->epoch));
 }
 
 #endif

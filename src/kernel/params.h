@@ -311,14 +311,19 @@ struct recv_info {
     int64_t expert_counts[1]; /* [L] */
 };
 
-/* A handle's tables. M and K are the group's limits here, so that a handle can be used with any number of tokens. */
-struct handle_dev {
+/* What kernels change in a handle. */
+struct handle_state {
     uint64_t epoch; /* of the staged operation in flight */
     int32_t ntokens;
     int32_t topk;
     int64_t recv_rows;   /* high throughput; padding included */
     int64_t filled_rows; /* likewise, those that carry tokens */
     int64_t peer_rows;   /* of these, those that another rank of the node writes here */
+};
+
+/* A handle's tables. M and K are the group's limits here, so that a handle can be used with any number of tokens. */
+struct handle_dev {
+    struct handle_state *state;
     /* Of this rank's tokens, [B*K]: */
     int32_t *ids;    /* expert, or -1 */
     int32_t *eidx;   /* how many earlier (token, k) of this rank name the same expert */

@@ -123,8 +123,8 @@ KFN_STEP int route_plan(struct agent *ag, const struct group_dev *g, struct hand
         if (plan.planners == 1)
             AG_EACH(ag, int, key, keys) route_total(g, h, key, table[key]);
         if (plan.me == 0 && ag_leader(ag)) {
-            h->ntokens = in->ntokens;
-            h->topk = in->topk_n;
+            h->state->ntokens = in->ntokens;
+            h->state->topk = in->topk_n;
         }
     }
     return route_barrier(ag, g, &plan);

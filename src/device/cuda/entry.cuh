@@ -15,6 +15,7 @@ template <typename params> struct near_copy {
     uint32_t met[AG_POINTS];
     params p;
     struct group_dev g;
+    struct handle_dev h;
     char *heap[RANKS_NEAR];
     int32_t mask[RANKS_NEAR];
 };
@@ -50,6 +51,7 @@ template <typename params> KFN void take_near(struct near_copy<params> *near, co
 {
     copy_words(&near->p, &given, sizeof(given));
     copy_words(&near->g, given.g, sizeof(near->g));
+    copy_words(&near->h, given.h, sizeof(near->h));
     __syncthreads();
     const int fits = near->g.nranks <= RANKS_NEAR;
     if (fits) {
@@ -63,6 +65,7 @@ template <typename params> KFN void take_near(struct near_copy<params> *near, co
         if (fits && !near->g.enable_mask) /* else it may change while the kernel runs */
             near->g.mask = near->mask;
         near->p.g = &near->g;
+        near->p.h = &near->h;
     }
     __syncthreads();
 }
