@@ -29,12 +29,13 @@ _DTYPES = {torch.bfloat16: epx.DType.BF16, torch.int64: epx.DType.INT64, torch.i
 class LowLatencyRouting(Routing):
     """Of a low-latency dispatch. `staged` holds the tensors of a send whose receive half has not been asked for."""
 
+    staged: Any = None
+
     def __init__(self, pool: Pool, handle: epx.Handle, max_tokens: int, tokens: int) -> None:
         super().__init__(pool, handle)
         self.address = handle.address
         self.max_tokens = max_tokens
         self.tokens = tokens
-        self.staged: Any = None
         self.combine_buffer: Optional[torch.Tensor] = None
 
     def __del__(self) -> None:

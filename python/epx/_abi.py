@@ -222,9 +222,19 @@ OTHER_RESULTS = {"epx_strerror": c_char_p, "epx_last_error": c_char_p, "epx_dtyp
 _KINDS = {"p": c_void_p, "i": c_int, "z": c_size_t, "l": c_int64}
 
 
+# These may wait for work or for other ranks. All others are called with Python's lock held: memory is freed, and events end,
+# wherever the last reference to a tensor goes, and must not meet another thread inside the same group.
+WAITING = {
+    "epx_group_create", "epx_group_destroy", "epx_stream_destroy", "epx_stream_sync", "epx_event_sync", "epx_handle_destroy",
+    "epx_handle_recv_count", "epx_mask_clean", "epx_group_error_clear",
+}
+
+
 def declare(library: ctypes.CDLL) -> None:
-    """Gives every function of the library its argument and result types."""
+    """Gives every function of the library its argument and result types, and decides who holds Python's lock."""
+    locked = ctypes.PyDLL(library._name, handle=library._handle)
     for name, arguments in FUNCTIONS.items():
-        function = getattr(library, name)
+        function = getattr(library if name in WAITING else locked, name)
         function.argtypes = [_KINDS[kind] for kind in arguments]
         function.restype = OTHER_RESULTS.get(name, c_int)
+        setattr(library, name, function)

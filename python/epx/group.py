@@ -8,7 +8,7 @@ import os
 import threading
 import time
 import weakref
-from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from . import _abi
 from ._abi import Device, DType, Layout, Mode
@@ -108,9 +108,10 @@ class Group:
         self._address: Optional[int] = None
         self._why = "was not created"
         self._closing = False
-        self._blocks = 0
+        self._blocks: Set[int] = set()  # addresses; blocks end in any thread, and each step here is one that cannot be split
         self._held: Deque[Tuple[Event, Any]] = collections.deque()
         self._events: List[Event] = []
+        self._lost_handles: List[Tuple[int, Any]] = []  # to be destroyed, and what their staged operations use
         self._waiter: Optional[CpuWaiter] = None
         # Do operations keep their tensors alive until they have run? Callers whose memory is freed in the order of a
         # stream, as torch's on a GPU, may say no.
@@ -164,7 +165,7 @@ class Group:
         if self._address is None or self._closing:
             return
         self._closing = True
-        if self._blocks == 0:
+        if not self._blocks:
             self._finish()
 
     def _finish(self) -> None:
@@ -216,14 +217,15 @@ class Group:
         """
         out = ctypes.c_void_p()
         check(self._lib.epx_alloc(self.address, nbytes, ctypes.byref(out)))
-        self._blocks += 1
-        return Block(self, out.value or 0, nbytes)
+        address = out.value or 0
+        self._blocks.add(address)
+        return Block(self, address, nbytes)
 
     def _release(self, address: int) -> None:
-        self._blocks -= 1
+        self._blocks.discard(address)  # before it can be given out again
         if self._address is not None:
             self._lib.epx_free(self._address, address)
-            if self._closing and self._blocks == 0:
+            if self._closing and not self._blocks:
                 self._finish()
 
     # ---- Waiting
@@ -269,7 +271,16 @@ class Group:
 
     def handle(self, mode: Mode, layout: Layout, topk: int, expert_alignment: int = 0, compact: bool = False) -> Handle:
         """A handle: one routing. Local; `compact` puts local experts first in received top-k rows."""
+        self._end_lost_handles()
         return Handle(self, mode, layout, topk, expert_alignment, compact)
+
+    def _end_lost_handles(self) -> None:
+        while self._lost_handles:
+            address, staged = self._lost_handles.pop()
+            if staged is not None:
+                # The other ranks wait for its receive half.
+                self._lib.epx_complete(address, None)
+            self._lib.epx_handle_destroy(address)  # waits for it
 
     def mask_query(self, out: Any, stream: Any = None) -> None:
         """Writes the mask into a tensor of the device, int32 [ranks]."""

@@ -191,8 +191,6 @@ class Handle:
             self.group.hold(keep, stream)
 
     def __del__(self) -> None:
-        if getattr(self, "_address", None) is not None and self.group.alive and not self.group._closing:
-            if self._lib.epx_handle_destroy(self._address) == Status.USAGE:
-                # A staged operation, which the other ranks wait for: end it first.
-                self._lib.epx_complete(self._address, None)
-                self._lib.epx_handle_destroy(self._address)
+        # Any thread may come here, and destroying waits: the group does it when it makes its next handle.
+        if getattr(self, "_address", None) is not None and self.group.alive:
+            self.group._lost_handles.append((self._address, self._staged))

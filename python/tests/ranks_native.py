@@ -2,8 +2,11 @@
 """epx itself: layouts that deep_ep does not use, NumPy and DLPack, streams, events, bootstraps."""
 
 import ctypes
+import gc
 import os
+import queue
 import socket
+import threading
 from typing import Any, List
 
 import epx
@@ -261,6 +264,42 @@ def test_masks(world: World) -> None:
             assert "mask" in str(error)
         world.meet()
         group.mask_clean()
+
+
+def test_lost_handles(world: World) -> None:
+    """Handles that nobody destroyed, one of them with a send whose receive half was never asked for."""
+    work = Work(world.nranks, 6, 128, 2 * world.nranks, 2, seed=6, uneven=False)
+    with make_group(world) as group:
+        for staged in (True, False, True):
+            handle = group.handle(epx.Mode.LOW_LATENCY, epx.Layout.EXPERT_MAJOR, 2)
+            handle.update(world.to(work.idx[world.rank]))
+            rows = torch.empty(2, world.nranks * 16, 128, dtype=torch.bfloat16, device=world.device)
+            handle.dispatch(world.to(work.x[world.rank]), rows, send_only=staged, stream=stream_of(world))
+            del handle, rows
+        group.handle(epx.Mode.LOW_LATENCY, epx.Layout.EXPERT_MAJOR, 2)
+        group.sync(stream_of(world))
+
+
+def test_tensors_end_in_other_threads(world: World) -> None:
+    """Memory of the heap is taken here and let go elsewhere, at the same time."""
+    with make_group(world) as group:
+        pieces: "queue.Queue[Any]" = queue.Queue(maxsize=64)
+
+        def let_go() -> None:
+            while pieces.get() is not None:
+                pass
+
+        threads = [threading.Thread(target=let_go) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for i in range(3000):
+            pieces.put(torch.from_dlpack(group.alloc(64 + i % 1000)))
+        for _ in threads:
+            pieces.put(None)
+        for thread in threads:
+            thread.join()
+        gc.collect()
+        group.alloc(63 << 20)  # all of it is there again
 
 
 def test_recv_tensor(world: World) -> None:
