@@ -145,7 +145,7 @@ def main() -> None:
         print("| operation | median rank, us | slowest rank, us | GB/s received | bar, us | DeepEP 1.2.1, us |")
         print("|---|---|---|---|---|---|")
         for name, (median, slowest, nbytes) in results.items():
-            bar, theirs = BARS[name]
+            bar, theirs = BARS[name] if device.type == "cuda" else ("", "")
             print("| %s | %.0f | %.0f | %s | %s | %s |" % (
                 name, median, slowest, "%.0f" % (nbytes / median / 1e3) if nbytes else "", bar, theirs or ""))
     buffer.destroy()

@@ -3,9 +3,10 @@
 # The tests of python/tests on CUDA tensors: RANKS processes (default 8) share the GPUs there are, under MPS. Builds the library
 # with gcc and nvcc alone, as bench/gpu.sh does.
 #   usage: python/tests/run_gpu.sh [tests] [bench] [-- arguments of suite.py]     (default: tests and bench)
-#   PYTHON=... names an interpreter with torch; the one of the path if not said. Logs go to $OUT (default: gpu-results).
+#   PYTHON=... names an interpreter with torch; the one of the path if not said. BENCH="--iterations 10 ..." goes to
+#   bench/deep_ep_bench.py. Logs go to $OUT (default: gpu-results).
 set -u
-cd "$(dirname "$0")/../.."
+cd "$(dirname "$0")/../.." || exit
 steps=
 while [ $# -gt 0 ] && [ "$1" != -- ]; do steps="$steps $1" && shift; done
 [ $# -gt 0 ] && shift
@@ -21,20 +22,19 @@ export CUDA_MPS_PIPE_DIRECTORY=/tmp/epx-python-mps-$$ CUDA_MPS_LOG_DIRECTORY=/tm
 mkdir -p "$CUDA_MPS_PIPE_DIRECTORY"
 nvidia-cuda-mps-control -d || echo "MPS does not start: ranks on one GPU take turns"
 trap 'echo quit | timeout 20 nvidia-cuda-mps-control >/dev/null 2>&1; rm -rf "$CUDA_MPS_PIPE_DIRECTORY"' EXIT
-ranks_of() { "$python" -m torch.distributed.run --nproc-per-node "$ranks" "$@"; }
+export EPX_TEST_DEVICE=${EPX_TEST_DEVICE:-cuda}
+launch=("$python" -m torch.distributed.run --standalone --nproc-per-node "$ranks")
 
 failed=0
 if [[ $steps == *tests* ]]; then
     # Groups of one process keep their GPU memory until the last of them ends: small heaps.
-    EPX_TEST_DEVICE=cuda EPX_DEEP_EP_GPU_BYTES=${EPX_DEEP_EP_GPU_BYTES:-134217728} EPX_TIMEOUT_MS=${EPX_TIMEOUT_MS:-20000} \
-        timeout 300 bash -c "$(declare -f ranks_of); python=$python ranks=$ranks; ranks_of python/tests/suite.py $*" >"$out/python-tests.txt" 2>&1 ||
-        failed=1
-    grep -E '^(ok|on [0-9]+ ranks|[0-9]+ passed)' "$out/python-tests.txt" || tail -40 "$out/python-tests.txt"
+    EPX_DEEP_EP_GPU_BYTES=${EPX_DEEP_EP_GPU_BYTES:-128M} EPX_TIMEOUT_MS=${EPX_TIMEOUT_MS:-20000} \
+        timeout 300 "${launch[@]}" python/tests/suite.py "$@" >"$out/python-tests.txt" 2>&1 || failed=1
+    grep -E '^(ok|skipped|on [0-9]+ ranks|[0-9]+ passed)' "$out/python-tests.txt" || tail -40 "$out/python-tests.txt"
     [ $failed = 0 ] || grep -A25 -m1 'FAILED' "$out/python-tests.txt"
 fi
 if [[ $steps == *bench* ]]; then
-    timeout 200 bash -c "$(declare -f ranks_of); python=$python ranks=$ranks; ranks_of bench/deep_ep_bench.py --device cuda" >"$out/python-bench.txt" 2>&1 ||
-        failed=1
-    grep -E '^(\||deep_ep|FAILED|host)' "$out/python-bench.txt" || tail -40 "$out/python-bench.txt"
+    timeout 200 "${launch[@]}" bench/deep_ep_bench.py --device "$EPX_TEST_DEVICE" ${BENCH:-} >"$out/python-bench.txt" 2>&1 || failed=1
+    grep -E '^(\||deep_ep)' "$out/python-bench.txt" || tail -40 "$out/python-bench.txt"
 fi
 exit $failed
