@@ -123,7 +123,7 @@ class _Received:
         self.scales = None
         if scales is not None:
             self.scales = pool.heap.empty((rows, *scales.shape[1:]), scales.dtype)
-        self.src_rank, self.src_token = pool.heap.several(((rows,), torch.int32), ((rows,), torch.int32))
+        self.src_rank, self.src_token = pool.heap.several(((rows,), torch.int32, None), ((rows,), torch.int32, None))
         self.bounded = request.worst > 0
         if self.bounded:
             self.src_rank.fill_(-1)  # rows past the end are left alone
@@ -132,7 +132,7 @@ class _Received:
         if topk:
             assert request.topk_idx is not None
             self.idx, self.weights = pool.heap.several(
-                ((rows, topk), request.topk_idx.dtype), ((rows, topk), torch.float32))
+                ((rows, topk), request.topk_idx.dtype, None), ((rows, topk), torch.float32, None))
 
 
 def _two_dim(scales: Optional[torch.Tensor]) -> Optional[torch.Tensor]:

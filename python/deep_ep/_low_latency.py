@@ -108,10 +108,11 @@ class DispatchPlan:
             recv = torch.empty(rows_shape, dtype=self.dtype, device=device)
             if self.use_fp8:
                 scales = torch.empty_strided(self.scale_shape, self.scale_stride, dtype=self.scale_dtype, device=device)
+        elif self.use_fp8:
+            recv, scales = heap.several((rows_shape, self.dtype, None),
+                                        (self.scale_shape, self.scale_dtype, self.scale_stride))
         else:
             recv = heap.empty(rows_shape, self.dtype)
-            if self.use_fp8:
-                scales = heap.empty(self.scale_shape, self.scale_dtype, self.scale_stride)
         counts = torch.empty(counts_shape, dtype=torch.int32, device=device)
         src = torch.empty(src_shape, dtype=torch.int32, device=device)
         return recv, scales, counts, src, torch.empty(ranges_shape, dtype=torch.int64, device=device)

@@ -42,26 +42,28 @@ class Heap:
 
     def empty(self, shape: Tuple[int, ...], dtype: torch.dtype, strides: Optional[Tuple[int, ...]] = None) -> torch.Tensor:
         """A tensor in the heap, or in ordinary memory where the heap has no room; dense, whatever its strides."""
-        nbytes = math.prod(shape) * dtype.itemsize
-        piece = self._piece(nbytes) if nbytes else None
-        if piece is None:
-            if strides is not None:
-                return torch.empty_strided(shape, strides, dtype=dtype, device=self._device)
-            return torch.empty(shape, dtype=dtype, device=self._device)
-        owner, address = piece
-        tensor = from_dlpack(dlpack.export(owner, address, shape, self._where, _KINDS[dtype], strides))
-        return tensor if tensor.dtype is dtype else tensor.view(dtype)
+        return self.several((shape, dtype, strides))[0]
 
-    def several(self, *parts: Tuple[Tuple[int, ...], torch.dtype]) -> List[torch.Tensor]:
-        """Several small tensors in one piece."""
-        sizes = [(math.prod(shape) * dtype.itemsize + 63) // 64 * 64 for shape, dtype in parts]
-        flat = self.empty((sum(sizes),), torch.uint8)
+    def several(self, *parts: Tuple[Tuple[int, ...], torch.dtype, Optional[Tuple[int, ...]]]) -> List[torch.Tensor]:
+        """Tensors that share a piece of the heap: it is free again when all of them are gone. (shape, dtype, strides or
+        None) each."""
+        sizes = [math.prod(shape) * dtype.itemsize for shape, dtype, _strides in parts]
+        total = sum((size + 255) // 256 * 256 for size in sizes)
+        piece = self._piece(total) if total else None
         tensors, at = [], 0
-        for (shape, dtype), size in zip(parts, sizes):
-            nbytes = math.prod(shape) * dtype.itemsize
-            tensors.append(flat[at:at + nbytes].view(dtype).view(shape))
-            at += size
+        for (shape, dtype, strides), size in zip(parts, sizes):
+            if piece is None or not size:
+                tensors.append(self._ordinary(shape, dtype, strides))
+                continue
+            tensor = from_dlpack(dlpack.export(piece[0], piece[1] + at, shape, self._where, _KINDS[dtype], strides))
+            tensors.append(tensor if tensor.dtype is dtype else tensor.view(dtype))
+            at += (size + 255) // 256 * 256
         return tensors
+
+    def _ordinary(self, shape: Tuple[int, ...], dtype: torch.dtype, strides: Optional[Tuple[int, ...]]) -> torch.Tensor:
+        if strides is not None:
+            return torch.empty_strided(shape, strides, dtype=dtype, device=self._device)
+        return torch.empty(shape, dtype=dtype, device=self._device)
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Is it known to lie in the heap? On the CPU nobody needs to know."""
