@@ -122,7 +122,7 @@ def test_all_between_nodes(world: World) -> None:
 
 
 def test_layout_counts(world: World) -> None:
-    for buffer in (world.buffer(), world.node_buffer()):
+    for buffer in world.buffers():
         work = Work(buffer.group_size, 30, 64, 4 * buffer.group_size, 4, seed=3)
         me, nodes = buffer.rank, torch.tensor(node_of(buffer))
         per_rank, per_node, per_expert, in_rank, event = buffer.get_dispatch_layout(
@@ -140,7 +140,7 @@ def test_layout_counts(world: World) -> None:
 
 
 def test_repeats_bit_for_bit(world: World) -> None:
-    for buffer in (world.buffer(), world.node_buffer()):
+    for buffer in world.buffers():
         work = Work(buffer.group_size, 40, 128, 4 * buffer.group_size, 6, seed=5)
         first = exchange(world, buffer, work, bias=2)
         for _ in range(3):
@@ -224,7 +224,7 @@ def test_alignment_rounds_counts_only(world: World) -> None:
 
 
 def test_worst_case_size(world: World) -> None:
-    for buffer in (world.buffer(), world.node_buffer()):
+    for buffer in world.buffers():
         work = Work(buffer.group_size, 20, 64, 2 * buffer.group_size, 3, seed=8)
         me = buffer.rank
         idx, worst = world.to(work.idx[me]), buffer.group_size * 20

@@ -185,7 +185,7 @@ def test_zero_copy_reads_the_buffer(world: World) -> None:
 
 
 def test_repeats_bit_for_bit(world: World) -> None:
-    for buffer in (world.buffer(), world.node_buffer()):
+    for buffer in world.buffers():
         work = Work(buffer.group_size, 14, 256, 2 * buffer.group_size, 4, seed=6)
         for cast in ("bf16", "fp8"):
             first = check_one(world, buffer, work, 16, cast)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the tests that need ranks: every function test_* of the modules named, on all ranks at once.
 
-    torchrun --nproc-per-node 8 suite.py [MODULE...] [-k PART]
+    torchrun --nproc-per-node 8 suite.py [MODULE...] [-k PART] [--leave-out PART]
 
 Prints a line per test and "N passed, M failed, K skipped, L not run" at the end. EPX_TEST_DEVICE=cuda runs them on CUDA
-tensors, all ranks on one GPU unless there are more.
+tensors, all ranks on one GPU unless there are more; EPX_TEST_NODES=0 leaves out two nodes, which need libfabric.
 """
 
 import argparse
@@ -44,6 +44,7 @@ class World:
             torch.cuda.set_device(self.rank % torch.cuda.device_count())
             self.device = torch.device("cuda", torch.cuda.current_device())
         self._buffers: Dict[Any, deep_ep.Buffer] = {}
+        self._nodes = os.environ.get("EPX_TEST_NODES", "1") != "0"
 
     def buffer(self) -> deep_ep.Buffer:
         """All ranks, one node."""
@@ -51,7 +52,15 @@ class World:
 
     def node_buffer(self) -> deep_ep.Buffer:
         """All ranks, two nodes cut out of this machine, over libfabric's tcp."""
+        if not self._nodes:
+            raise Skipped("EPX_TEST_NODES=0")
         return self._shared("two", {"EPX_RANKS_PER_NODE": str(self.nranks // 2), "EPX_NET": "ofi;tcp"})
+
+    def buffers(self) -> Iterator[deep_ep.Buffer]:
+        """One after the other, as the environment that makes nodes is set for each."""
+        yield self.buffer()
+        if self._nodes:
+            yield self.node_buffer()
 
     def _shared(self, name: str, environment: Dict[str, str]) -> deep_ep.Buffer:
         # The environment is read when groups are made, at first use: it stays as long as the test.
@@ -103,13 +112,14 @@ def environment(**values: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def collect(names: List[str], part: str) -> List[Tuple[str, Callable[[World], None]]]:
+def collect(names: List[str], part: str, leave_out: str) -> List[Tuple[str, Callable[[World], None]]]:
     """The tests, in the order in which they stand."""
     tests = []
     for name in names:
         module = importlib.import_module(name)
         tests += [("%s.%s" % (name, attr), value) for attr, value in vars(module).items()
-                  if attr.startswith("test_") and callable(value) and part in attr]
+                  if attr.startswith("test_") and callable(value) and part in attr
+                  and not (leave_out and leave_out in attr)]
     return tests
 
 
@@ -134,12 +144,13 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("modules", nargs="*")
     parser.add_argument("-k", dest="part", default="")
+    parser.add_argument("--leave-out", default="")
     args = parser.parse_args()
     torch.set_num_threads(1)
     os.environ.setdefault("EPX_TIMEOUT_MS", "30000")
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=120))
     world, passed, skipped = World(), 0, 0
-    tests = collect(args.modules or MODULES, args.part)
+    tests = collect(args.modules or MODULES, args.part, args.leave_out)
     try:
         for name, test in tests:
             start = time.perf_counter()
