@@ -236,16 +236,11 @@ KFN uint64_t ag_claim_slots(struct agent *ag, const struct ring_dev *ring, uint6
 
     (void)ag;
     __syncwarp();
-    if (lane_id() == 0)
+    if (lane_id() == 0) {
         tail = word_relaxed(ring->tail_seen);
-#if RING_FENCE_FIRST
-    fence_far();
-#endif
-    if (lane_id() == 0)
         old = word_number(ring->head, n);
-#if !RING_FENCE_FIRST
+    }
     fence_far();
-#endif
     *seen = __shfl_sync(ALL_LANES, tail, 0);
     old = __shfl_sync(ALL_LANES, old, 0);
     __syncwarp(); /* what lane 0 acquired, all have */
