@@ -125,7 +125,7 @@ def cast_fp8(x: torch.Tensor, round_scale: bool = False) -> Tuple[torch.Tensor, 
     """Per 128 channels: (e4m3 values, fp32 scales to multiply by)."""
     rows, hidden = x.shape
     groups = -(-hidden // 128)
-    padded = torch.zeros(rows, groups * 128)
+    padded = torch.zeros(rows, groups * 128, device=x.device)
     padded[:, :hidden] = x.float()
     blocks = padded.view(rows, groups, 128)
     amax = blocks.abs().amax(2).clamp(min=1e-4)

@@ -76,7 +76,7 @@ template <typename params> KFN void take_near(struct near_copy<params> *near, co
 #define MARKS_PRINT(ag, kernel) ((void)0)
 #endif
 
-/* `counts`: a __shared__ array for ag_route_chunk, or NULL where it is not called. */
+/* `counts`: a __shared__ array for the tables of routing, or NULL where it is not called. */
 #define CUDA_KERNEL(name, counts)                                                                                 \
     extern "C" __global__ void __launch_bounds__(LAUNCH_WARPS *WARP, 1)                                           \
         epx_##name(const __grid_constant__ struct name##_params params, const __grid_constant__ launch_info info) \

@@ -49,8 +49,7 @@ KFN int64_t route_step(const struct group_dev *g, const struct route_in *in, int
 
     if (id >= 0 && !g->mask[rank])
         id = rank = -1;
-#pragma unroll 4
-    for (int j = 0; j < K; j++) {
+    ROLLED for (int j = 0; j < K; j++) {
         const int lane = (base + j) & (WARP - 1);
         const int other = __shfl_sync(ALL_LANES, id, lane), at = __shfl_sync(ALL_LANES, rank, lane);
         twins |= (lanes_t)(other == id) << j;
@@ -67,8 +66,7 @@ KFN int64_t route_step(const struct group_dev *g, const struct route_in *in, int
     const int first = rank >= 0 && !(mates & before);
     const lanes_t firsts = __ballot_sync(ALL_LANES, first);
     int smaller = 0;
-#pragma unroll 4
-    for (int j = 0; j < K; j++) {
+    ROLLED for (int j = 0; j < K; j++) {
         const int lane = (base + j) & (WARP - 1), at = __shfl_sync(ALL_LANES, rank, lane);
         smaller += (firsts >> lane & 1) && at < rank;
     }
