@@ -4,7 +4,7 @@
 # there is hipcc and no nvcc; not run yet), gcc, make, python3; for the steps across
 # nodes also libfabric.so.1 and its headers (/usr/include, or EPX_OFI_INCLUDE=FOLDER that has rdma/fabric.h).
 #   usage: bench/gpu.sh [STEP...]
-#     steps: smoke check measure ring nodes graph net prop sanitize   (default: all of these, within 8 minutes)
+#     steps: smoke check measure ring nodes graph net prop sanitize python   (default: all of these, within 8 minutes)
 #            tune
 # log.txt (everything that was printed, at most 2 MB), results.json and table.txt go to $OUT (default: gpu-results). Each
 # part has a time limit of its own.
@@ -16,7 +16,7 @@ export PATH=$PATH:/usr/local/cuda/bin:/opt/rocm/bin
 if ! command -v nvcc >/dev/null && command -v hipcc >/dev/null; then EPX_BENCH_GPU=${EPX_BENCH_GPU:-hip}; fi
 export EPX_BENCH_GPU=${EPX_BENCH_GPU:-cuda}
 build=${EPX_GPU_BUILD:-$PWD/build-gpu}
-steps=${*:-smoke check measure ring nodes graph net prop sanitize}
+steps=${*:-smoke check measure ring nodes graph net prop sanitize python}
 work=$(mktemp -d)
 log=$OUT/log.txt
 results=$work/results.txt
@@ -188,6 +188,16 @@ if step sanitize; then
         try memcheck-$mode-2 100 $check --tool memcheck --target-processes all "$build/epx" run -n 2 --timeout 90 -- "$build/gpu_bench" $mode $small
         try racecheck-$mode 100 $check --tool racecheck "$build/gpu_bench" $mode --threads 1 $small
     done
+fi
+if step python; then
+    mps_stop # run_gpu.sh starts its own
+    if python3 -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2>>"$log"; then
+        try python-tests 180 env OUT="$OUT" EPX_GPU_BUILD="$build" bash python/tests/run_gpu.sh tests
+        try python-bench 120 env OUT="$OUT" EPX_GPU_BUILD="$build" bash python/tests/run_gpu.sh bench
+        cat "$work/python-bench.txt"
+    else
+        note "skipped: python: no torch that sees a GPU"
+    fi
 fi
 if step tune; then
     # Variants of the constants that matter, ranks as threads.
