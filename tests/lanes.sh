@@ -16,7 +16,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 failures=0
 # As many cases as the scale says; a launch here takes a thousand times as long as on a GPU.
-scale=$(awk "BEGIN { print 0.02 * ${EPX_TEST_SCALE:-1} }")
+scale=$(awk "BEGIN { print 0.03 * ${EPX_TEST_SCALE:-1} }")
 
 # module FOLDER DEVICE FLAGS...: blocks of two warps, so that launches have several.
 module() {
@@ -62,7 +62,9 @@ for device in cuda hip; do
         try "$device: two nodes, $mode" "$build/epx" bench $mode "${small[@]}" --nodes 2 --ranks 4 --hidden 1024
     done
     try "$device: commands to the proxies" "$build/epx" bench ring --device $device --rings 2 --agents 3 --ms 20
-    for mode in ll ht mixed; do
+    modes=mixed
+    [ $device = cuda ] && modes="ll ht" # what is different with 64 lanes is few lines: one kind of random case will do
+    for mode in $modes; do
         EPX_TEST_SCALE=$scale try "$device: random cases, $mode" "$build/tests/test_prop_$mode"
     done
 done

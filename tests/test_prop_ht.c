@@ -17,7 +17,7 @@ static void run(const char *name, int cases, int max_ranks, void (*change)(struc
 static void anything_goes(void **state)
 {
     (void)state;
-    run("anything_goes", 400, 8, NULL);
+    run("anything_goes", 240, 8, NULL);
 }
 
 static void force_plain(struct prop_case *c, struct prop_rng *rng)
@@ -34,7 +34,7 @@ static void force_plain(struct prop_case *c, struct prop_rng *rng)
 static void plain_bf16(void **state)
 {
     (void)state;
-    run("plain_bf16", 120, 8, force_plain);
+    run("plain_bf16", 72, 8, force_plain);
 }
 
 static void force_cast(struct prop_case *c, struct prop_rng *rng)
@@ -52,7 +52,7 @@ static void force_cast(struct prop_case *c, struct prop_rng *rng)
 static void fp8_cast(void **state)
 {
     (void)state;
-    run("fp8_cast", 150, 8, force_cast);
+    run("fp8_cast", 90, 8, force_cast);
 }
 
 /* One routing, many uses of it, forth and back. */
@@ -68,7 +68,7 @@ static void force_cached(struct prop_case *c, struct prop_rng *rng)
 static void cached_routing_and_backward(void **state)
 {
     (void)state;
-    run("cached_routing_and_backward", 150, 8, force_cached);
+    run("cached_routing_and_backward", 90, 8, force_cached);
 }
 
 static void force_zero_copy(struct prop_case *c, struct prop_rng *rng)
@@ -81,7 +81,7 @@ static void force_zero_copy(struct prop_case *c, struct prop_rng *rng)
 static void zero_copy(void **state)
 {
     (void)state;
-    run("zero_copy", 150, 8, force_zero_copy);
+    run("zero_copy", 90, 8, force_zero_copy);
 }
 
 static void force_many_ranks(struct prop_case *c, struct prop_rng *rng)
@@ -100,7 +100,7 @@ static void force_many_ranks(struct prop_case *c, struct prop_rng *rng)
 static void many_ranks(void **state)
 {
     (void)state;
-    run("many_ranks", 12, 64, force_many_ranks);
+    run("many_ranks", 10, 64, force_many_ranks);
 }
 
 int main(void)

@@ -17,7 +17,7 @@ static void run(const char *name, int cases, int max_ranks, void (*change)(struc
 static void anything_goes(void **state)
 {
     (void)state;
-    run("anything_goes", 300, 8, NULL);
+    run("anything_goes", 180, 8, NULL);
 }
 
 static void force_plain(struct prop_case *c, struct prop_rng *rng)
@@ -35,7 +35,7 @@ static void force_plain(struct prop_case *c, struct prop_rng *rng)
 static void plain_bf16(void **state)
 {
     (void)state;
-    run("plain_bf16", 100, 8, force_plain);
+    run("plain_bf16", 60, 8, force_plain);
 }
 
 /* Casts need bf16 in and fp8 out; rows of 16 channels. */
@@ -54,7 +54,7 @@ static void force_cast(struct prop_case *c, struct prop_rng *rng)
 static void fp8_cast(void **state)
 {
     (void)state;
-    run("fp8_cast", 120, 8, force_cast);
+    run("fp8_cast", 72, 8, force_cast);
 }
 
 static void force_logfmt(struct prop_case *c, struct prop_rng *rng)
@@ -71,7 +71,7 @@ static void force_logfmt(struct prop_case *c, struct prop_rng *rng)
 static void logfmt(void **state)
 {
     (void)state;
-    run("logfmt", 80, 8, force_logfmt);
+    run("logfmt", 48, 8, force_logfmt);
 }
 
 static void force_staged(struct prop_case *c, struct prop_rng *rng)
@@ -86,7 +86,7 @@ static void force_staged(struct prop_case *c, struct prop_rng *rng)
 static void staged(void **state)
 {
     (void)state;
-    run("staged", 150, 8, force_staged);
+    run("staged", 90, 8, force_staged);
 }
 
 static void force_many_ranks(struct prop_case *c, struct prop_rng *rng)
@@ -108,7 +108,7 @@ static void force_many_ranks(struct prop_case *c, struct prop_rng *rng)
 static void many_ranks(void **state)
 {
     (void)state;
-    run("many_ranks", 10, 64, force_many_ranks);
+    run("many_ranks", 8, 64, force_many_ranks);
 }
 
 int main(void)

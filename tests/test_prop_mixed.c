@@ -19,7 +19,7 @@ static void run(const char *name, int cases, int max_ranks, void (*change)(struc
 static void anything_goes(void **state)
 {
     (void)state;
-    run("anything_goes", 250, 8, NULL);
+    run("anything_goes", 150, 8, NULL);
 }
 
 /* The drawn handle once more in each place, with other seeds. */
@@ -39,7 +39,7 @@ static void force_handles(struct prop_case *c, struct prop_rng *rng)
 static void interleaved_handles(void **state)
 {
     (void)state;
-    run("interleaved_handles", 150, 8, force_handles);
+    run("interleaved_handles", 90, 8, force_handles);
 }
 
 static void force_two_groups(struct prop_case *c, struct prop_rng *rng)
@@ -51,7 +51,7 @@ static void force_two_groups(struct prop_case *c, struct prop_rng *rng)
 static void two_groups(void **state)
 {
     (void)state;
-    run("two_groups", 120, 8, force_two_groups);
+    run("two_groups", 72, 8, force_two_groups);
 }
 
 /* Everything in stream order: no host waits between dispatch and combine. */
@@ -66,7 +66,7 @@ static void force_async(struct prop_case *c, struct prop_rng *rng)
 static void streams_and_events(void **state)
 {
     (void)state;
-    run("streams_and_events", 120, 8, force_async);
+    run("streams_and_events", 72, 8, force_async);
 }
 
 int main(void)
