@@ -76,7 +76,7 @@ template <typename params> KFN void take_near(struct near_copy<params> *near, co
 #define MARKS_PRINT(ag, kernel) ((void)0)
 #endif
 
-/* `counts`: a __shared__ array for the tables of routing, or NULL where it is not called. */
+/* `counts`: a __shared__ array for the tables of routing, or NULL where there is none. */
 #define CUDA_KERNEL(name, counts)                                                                                 \
     extern "C" __global__ void __launch_bounds__(LAUNCH_WARPS *WARP, 1)                                           \
         epx_##name(const __grid_constant__ struct name##_params params, const __grid_constant__ launch_info info) \
@@ -88,6 +88,19 @@ template <typename params> KFN void take_near(struct near_copy<params> *near, co
         if (agent->index < agent->count)                                                                          \
             kernel_##name(agent, &near.p);                                                                        \
         MARKS_PRINT(agent, #name);                                                                                \
+    }
+
+/* Of small kernels: the parameters stay where they are. */
+#define CUDA_KERNEL_FAR(name)                                                                                     \
+    extern "C" __global__ void __launch_bounds__(LAUNCH_WARPS *WARP, 1)                                           \
+        epx_##name(const __grid_constant__ struct name##_params params, const __grid_constant__ launch_info info) \
+    {                                                                                                             \
+        __shared__ struct agent agents[LAUNCH_WARPS];                                                             \
+        __shared__ uint32_t met[AG_POINTS];                                                                       \
+        struct agent *agent = &agents[threadIdx.x / WARP];                                                        \
+        make_agent(agent, info, met, NULL);                                                                       \
+        if (agent->index < agent->count)                                                                          \
+            kernel_##name(agent, &params);                                                                        \
     }
 
 #endif

@@ -3,15 +3,4 @@
 
 #include "kernel/mask.h"
 
-/* Its parameters carry the bits of all ranks: they stay where they are. */
-extern "C" __global__ void __launch_bounds__(LAUNCH_WARPS *WARP, 1)
-    epx_mask(const __grid_constant__ struct mask_params params, const __grid_constant__ launch_info info)
-{
-    __shared__ struct agent agents[LAUNCH_WARPS];
-    __shared__ uint32_t met[AG_POINTS];
-    struct agent *agent = &agents[threadIdx.x / WARP];
-
-    make_agent(agent, info, met, NULL);
-    if (agent->index < agent->count)
-        kernel_mask(agent, &params);
-}
+CUDA_KERNEL_FAR(mask)
