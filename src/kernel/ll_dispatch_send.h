@@ -129,7 +129,7 @@ KFN int ll_order_key(const struct group_dev *g, const int32_t *ids, int K, int t
 }
 
 /* order[i] = token of row i, pos[t] = row of token t: tokens sorted by their keys, and those with the same key by number. One
- * agent; each lane finds the rows of some tokens by looking at all keys. */
+ * agent. With lanes each finds the rows of some tokens by looking at all keys; a single one counts instead. */
 KFN_STEP void ll_order(struct agent *ag, const struct ll_dispatch_params *p, int32_t *pos)
 {
     const struct group_dev *g = p->g;
@@ -138,6 +138,18 @@ KFN_STEP void ll_order(struct agent *ag, const struct ll_dispatch_params *p, int
 
     AG_EACH(ag, int, t, B) keys[t] = ll_order_key(g, p->h->ids, K, t);
     ag_sync(ag);
+#if AG_ONE_LANE
+    int32_t next[(1 << LL_ORDER_BITS) + 1] = {0}; /* row of the next token with this key */
+
+    for (int t = 0; t < B; t++)
+        next[keys[t] + 1]++;
+    for (int key = 0; key < 1 << LL_ORDER_BITS; key++)
+        next[key + 1] += next[key];
+    for (int t = 0; t < B; t++) {
+        pos[t] = next[keys[t]]++;
+        order[pos[t]] = t;
+    }
+#else
     AG_EACH(ag, int, t, B)
     {
         const int32_t key = keys[t];
@@ -148,6 +160,7 @@ KFN_STEP void ll_order(struct agent *ag, const struct ll_dispatch_params *p, int
         pos[t] = row;
     }
     ag_sync(ag);
+#endif
 }
 
 KFN_STEP void ll_fill_tables(struct agent *ag, const struct ll_dispatch_params *p, const struct ll_view *v,

@@ -14,6 +14,7 @@
 #define KFN static inline
 #define KFN_STEP static inline
 #define AG_UNROLL
+#define AG_ONE_LANE 1
 #define AG_LOOK_AHEAD 1
 
 #define AG_EACH(ag, type, i, n) for (type i = ((void)(ag), 0); i < (type)(n); i++)

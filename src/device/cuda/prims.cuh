@@ -14,6 +14,7 @@
 #define KFN_STEP static __device__ __attribute__((noinline, unused)) /* registers of its own */
 #define AG_UNROLL _Pragma("unroll")
 #define AG_PREFETCH(address) ((void)(address))
+#define AG_ONE_LANE 0
 #define AG_LOOK_AHEAD 0 /* other warps have their loads in flight meanwhile */
 #define COMMAND_FN static __host__ __device__ __forceinline__
 #define NUMERIC_FN static __device__ __forceinline__
