@@ -47,7 +47,7 @@ class WaitClock:
             wait(group, stream)
             self.seconds += time.perf_counter() - begin
 
-        epx.Group._wait = timed  # type: ignore[method-assign]
+        setattr(epx.Group, "_wait", timed)
 
 
 class Library:
@@ -79,9 +79,9 @@ class Library:
         nothing = ctypes.cast(self._library.epx_dtype_size, ctypes.c_void_p).value  # 0 for what is no dtype
         for name in OPERATIONS:
             kinds = [_abi._KINDS[kind] for kind in _abi.FUNCTIONS[name]]
-            setattr(self._library, name, ctypes.PYFUNCTYPE(ctypes.c_int, *kinds)(nothing))
+            setattr(self._library, name, ctypes.PYFUNCTYPE(ctypes.c_int, *kinds)(nothing or 0))
         _low_latency.settle = _streams.settle = lambda group, event=None: None
-        epx.Group.hold = lambda group, objects, stream=None: None  # type: ignore[method-assign]
+        setattr(epx.Group, "hold", lambda group, objects, stream=None: None)
 
 
 class Work:
@@ -177,7 +177,8 @@ def show_profile(run: Callable[[], Any]) -> None:
     import pstats
 
     profile = cProfile.Profile()
-    profile.runcall(lambda: [run() for _ in range(500)])
+    for _ in range(500):
+        profile.runcall(run)
     pstats.Stats(profile).sort_stats("tottime").print_stats(25)
 
 

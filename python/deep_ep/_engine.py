@@ -27,10 +27,13 @@ class Pool:
     def __init__(self, group: epx.Group, device: torch.device, max_tokens: int, topk: int, hidden_bytes: int) -> None:
         self.group = group
         self.device = device
+        self.on_cpu = device.type == "cpu"
+        self._index = device.index or 0
         self.max_tokens = max_tokens
         self.topk = topk
         self.hidden_bytes = hidden_bytes
-        self.heap = Heap(group, device) if device.type == "cpu" else CudaHeap(group, device)
+        self.heap = Heap(group, device) if self.on_cpu else CudaHeap(group, device)
+        self.dispatch_plans: Dict[Any, Any] = {}  # of low latency, by kind of call
         self.combine_plans: Dict[Any, Any] = {}
         self.combine_buffers: List[Optional[torch.Tensor]] = [None, None]
         self.next_combine_buffer = 0
@@ -44,22 +47,31 @@ class Pool:
         """
         capturing = self.capturing()
         for in_graph in (True, False) if capturing else (False,):
-            free = self._handles.get((topk, in_graph))
+            free = self.free_handles(topk, in_graph)
             if free:
                 return free.pop()
-        if self.device.type == "cuda" and not capturing:
+        if not self.on_cpu and not capturing:
             # While a graph is captured no memory can be had: a few are made in advance.
             for _ in range(_SPARE_HANDLES):
                 self.give(self.group.handle(mode, layout, topk), False)
         return self.group.handle(mode, layout, topk)
 
+    def free_handles(self, topk: int, in_graph: bool) -> List[epx.Handle]:
+        """Handles that wait to be used again: the list itself."""
+        return self._handles.setdefault((topk, in_graph), [])
+
     def give(self, handle: epx.Handle, in_graph: bool) -> None:
         """Nobody refers to the handle's routing any more."""
-        self._handles.setdefault((handle.topk, in_graph), []).append(handle)
+        self.free_handles(handle.topk, in_graph).append(handle)
 
     def capturing(self) -> bool:
         """Is the current stream recorded into a graph?"""
-        return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        return not self.on_cpu and torch.cuda.is_current_stream_capturing()
+
+    def stream(self) -> Optional[int]:
+        """The current stream, for the C library."""
+        # 0 is torch's default stream, and EPX's word for its own.
+        return None if self.on_cpu else torch._C._cuda_getCurrentRawStream(self._index) or 1
 
     def fits(self, topk: int, hidden_bytes: int) -> bool:
         """Is it large enough?"""
@@ -72,7 +84,7 @@ class Engine:
     def __init__(self, bootstrap: epx.Bootstrap, settings: Settings) -> None:
         self._bootstrap: Optional[epx.Bootstrap] = bootstrap
         self.settings = settings
-        self.plans: Dict[Any, Any] = {}  # of low-latency dispatches
+        self.plans: Dict[Any, Any] = {}  # of low-latency dispatches, by all that is to be checked of their arguments
         self.closed = False
         self._high: Dict[Tuple[torch.device, int], Pool] = {}
         self._low: Dict[Tuple[torch.device, int, int], Pool] = {}

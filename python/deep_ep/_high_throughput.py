@@ -73,7 +73,7 @@ def dispatch(engine: Engine, launch_on: Any, request: DispatchRequest, channels:
             pool, pool.take(epx.Mode.HIGH_THROUGHPUT, epx.Layout.FLAT, topk), tokens.shape[0])
         counts = Counts(engine.nranks, request.device, engine.local_experts(request.experts) if counts_as_tensor else 0)
         routing.handle.update(idx, counts.info(), stream=launch.address, count=not request.worst)
-        rows, per_expert = _received(engine, routing, request)
+        rows, per_expert_list = _received(engine, routing, request)
         routing.rows = rows
         recv = _Received(pool, request, rows, topk if request.topk_idx is not None else 0)
         routing.handle.dispatch(
@@ -83,8 +83,7 @@ def dispatch(engine: Engine, launch_on: Any, request: DispatchRequest, channels:
         if isinstance(launch, HostLaunch):
             pool.group.sync()  # the fields below are computed by this thread
         handle = make_handle(engine, routing, request.in_rank, counts, recv, channels)
-        if counts.experts is not None:
-            per_expert = counts.aligned(request.alignment)
+        per_expert = per_expert_list if counts.experts is None else counts.aligned(request.alignment)
     inputs = [tokens, request.scales, idx, request.topk_weights, request.in_rank]
     event = launch.finish(inputs, [recv.tokens, recv.scales, recv.idx, recv.weights, counts.experts, *handle])
     out = (recv.tokens, recv.scales) if recv.scales is not None else recv.tokens

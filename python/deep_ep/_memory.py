@@ -2,7 +2,8 @@
 """Tensors in a group's heap, where other ranks read and write them in place.
 
 A tensor keeps its memory for as long as it or any view of it lives, also after the buffer is destroyed. On a GPU a piece
-that was let go may still be in use by queued work: it is given out again only to work that waits for that.
+that was let go may still be in use by queued work: it is given out again only to work that comes after that, on the same
+stream, or on one that waits.
 """
 
 import collections
@@ -12,24 +13,47 @@ from typing import Any, Deque, Dict, List, Optional, Set, Tuple
 
 import epx
 import torch
-from epx import dlpack
+from epx.dlpack import CPU, CUDA, Export
 from torch.utils.dlpack import from_dlpack
-
-
-class _Lease:
-    """A piece of the heap in use; when nobody refers to it, it goes back."""
-
-    def __init__(self, heap: "CudaHeap", block: epx.Block) -> None:
-        self._heap = heap
-        self._block = block
-
-    def __del__(self) -> None:
-        if not sys.is_finalizing():
-            self._heap.take_back(self._block)
-
 
 _KINDS = {torch.bfloat16: (4, 16), torch.float16: (2, 16), torch.float32: (2, 32), torch.int32: (0, 32),
           torch.int64: (0, 64), torch.uint8: (1, 8), torch.float8_e4m3fn: (1, 8)}  # DLPack's; FP8 travels as bytes
+
+Part = Tuple[Tuple[int, ...], torch.dtype, Optional[Tuple[int, ...]]]  # shape, dtype, strides or None
+
+
+class Form:
+    """Tensors that share a piece of a heap, each at its place in it. Dense, whatever their strides."""
+
+    def __init__(self, *parts: Part) -> None:
+        self.parts = parts
+        self.places: List[int] = []
+        nbytes = 0
+        for shape, dtype, _strides in parts:
+            self.places.append(nbytes)
+            nbytes += (math.prod(shape) * dtype.itemsize + 255) // 256 * 256
+        self.nbytes = nbytes
+        # In steps of an eighth, so that the next dispatch, with a few rows more or less, finds a piece of its size.
+        step = max(512, 1 << max(nbytes.bit_length() - 4, 0))
+        self.piece_bytes = (nbytes + step - 1) // step * step
+
+    def exports(self, address: int, device: Tuple[int, int]) -> List[Export]:
+        """The tensors, for DLPack, in a piece at an address."""
+        return [Export(address + place, shape, device, _KINDS[dtype], strides)
+                for (shape, dtype, strides), place in zip(self.parts, self.places)]
+
+    def tensors(self, exports: List[Export], owner: Any) -> List[torch.Tensor]:
+        """The tensors, all of which keep `owner` alive."""
+        tensors = []
+        for export, (_shape, dtype, _strides) in zip(exports, self.parts):
+            tensor = from_dlpack(export.capsule(owner))
+            tensors.append(tensor if tensor.dtype is dtype else tensor.view(dtype))
+        return tensors
+
+    def ordinary(self, device: torch.device) -> List[torch.Tensor]:
+        """The same in ordinary memory."""
+        return [torch.empty(shape, dtype=dtype, device=device) if strides is None else
+                torch.empty_strided(shape, strides, dtype=dtype, device=device) for shape, dtype, strides in self.parts]
 
 
 class Heap:
@@ -38,32 +62,25 @@ class Heap:
     def __init__(self, group: epx.Group, device: torch.device) -> None:
         self._group = group
         self._device = device
-        self._where = {"cpu": (dlpack.CPU, 0), "cuda": (dlpack.CUDA, device.index or 0)}[device.type]
+        self._where = {"cpu": (CPU, 0), "cuda": (CUDA, device.index or 0)}[device.type]
 
     def empty(self, shape: Tuple[int, ...], dtype: torch.dtype, strides: Optional[Tuple[int, ...]] = None) -> torch.Tensor:
-        """A tensor in the heap, or in ordinary memory where the heap has no room; dense, whatever its strides."""
-        return self.several((shape, dtype, strides))[0]
+        """A tensor in the heap, or in ordinary memory where the heap has no room."""
+        return self.make(Form((shape, dtype, strides)))[0]
 
-    def several(self, *parts: Tuple[Tuple[int, ...], torch.dtype, Optional[Tuple[int, ...]]]) -> List[torch.Tensor]:
-        """Tensors that share a piece of the heap: it is free again when all of them are gone. (shape, dtype, strides or
-        None) each."""
-        sizes = [math.prod(shape) * dtype.itemsize for shape, dtype, _strides in parts]
-        total = sum((size + 255) // 256 * 256 for size in sizes)
-        piece = self._piece(total) if total else None
-        tensors, at = [], 0
-        for (shape, dtype, strides), size in zip(parts, sizes):
-            if piece is None or not size:
-                tensors.append(self._ordinary(shape, dtype, strides))
-                continue
-            tensor = from_dlpack(dlpack.export(piece[0], piece[1] + at, shape, self._where, _KINDS[dtype], strides))
-            tensors.append(tensor if tensor.dtype is dtype else tensor.view(dtype))
-            at += (size + 255) // 256 * 256
-        return tensors
+    def several(self, *parts: Part) -> List[torch.Tensor]:
+        """Tensors that share a piece of the heap: it is free again when all of them are gone."""
+        return self.make(Form(*parts))
 
-    def _ordinary(self, shape: Tuple[int, ...], dtype: torch.dtype, strides: Optional[Tuple[int, ...]]) -> torch.Tensor:
-        if strides is not None:
-            return torch.empty_strided(shape, strides, dtype=dtype, device=self._device)
-        return torch.empty(shape, dtype=dtype, device=self._device)
+    def make(self, form: Form) -> List[torch.Tensor]:
+        """The tensors of a form."""
+        try:
+            block = self._group.alloc(form.nbytes) if form.nbytes else None
+        except epx.OutOfMemoryError:
+            block = None
+        if block is None:
+            return form.ordinary(self._device)
+        return form.tensors(form.exports(block.address, self._where), block)
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Is it known to lie in the heap? On the CPU nobody needs to know."""
@@ -72,22 +89,45 @@ class Heap:
     def close(self) -> None:
         """Gives back what is kept for later."""
 
-    def _piece(self, nbytes: int) -> Optional[Tuple[Any, int]]:
-        """(what to keep alive, address), or None."""
-        try:
-            block = self._group.alloc(nbytes)
-        except epx.OutOfMemoryError:
-            return None
-        return block, block.address
+
+class _Piece:
+    """A piece of the heap of a GPU, kept for tensors of its size. `stream` is the number of the CUDA stream that was current
+    when it was let go: queued work there may still use it."""
+
+    def __init__(self, block: epx.Block) -> None:
+        self.block = block
+        self.stream = 0
+        self._form: Optional[Form] = None
+        self._exports: List[Export] = []
+
+    def exports(self, form: Form, device: Tuple[int, int]) -> List[Export]:
+        """The tensors of a form in this piece, prepared once as long as it is the same form."""
+        if form is not self._form:
+            self._form, self._exports = form, form.exports(self.block.address, device)
+        return self._exports
+
+
+class _Lease:
+    """A piece in use; when nobody refers to the lease, the piece goes back."""
+
+    def __init__(self, heap: "CudaHeap", piece: _Piece) -> None:
+        self._heap = heap
+        self._piece = piece
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self._heap.take_back(self._piece)
 
 
 class CudaHeap(Heap):
-    """Tensors in the heap of a group on a GPU: pieces are kept by size, each with the event that says it is free."""
+    """Tensors in the heap of a group on a GPU. Pieces are kept by size. What runs on the stream on which a piece was let go
+    comes after all that used it; another stream is made to wait."""
 
     def __init__(self, group: epx.Group, device: torch.device) -> None:
         super().__init__(group, device)
-        self._returned: Deque[Tuple[epx.Block, Any]] = collections.deque()  # __del__ may run anywhere: no lock here
-        self._free: Dict[int, List[Tuple[epx.Block, Any]]] = {}
+        self._index = device.index or 0
+        self._returned: Deque[_Piece] = collections.deque()  # __del__ may run anywhere: no lock here
+        self._free: Dict[int, List[_Piece]] = {}
         self._lent: Set[int] = set()  # addresses
         self._closed = False
 
@@ -101,51 +141,53 @@ class CudaHeap(Heap):
         self._returned.clear()
         self._free.clear()
 
-    def take_back(self, block: epx.Block) -> None:
+    def take_back(self, piece: _Piece) -> None:
         """A piece is no longer referred to; queued work of the current stream may still use it."""
-        self._lent.discard(block.address)
-        if self._closed:
-            return
-        event = None
-        if not torch.cuda.is_current_stream_capturing():
-            event = torch.cuda.Event()
-            event.record(torch.cuda.current_stream(self._device))
-        self._returned.append((block, event))
+        self._lent.discard(piece.block.address)
+        if not self._closed:
+            # A stream that is captured runs nothing now: what uses the piece was queued on the stream it was made for.
+            if not torch.cuda.is_current_stream_capturing():
+                piece.stream = torch._C._cuda_getCurrentRawStream(self._index)
+            self._returned.append(piece)
 
-    def _piece(self, nbytes: int) -> Optional[Tuple[Any, int]]:
-        if torch.cuda.is_current_stream_capturing():
-            return None  # a graph replays on its own memory, which torch's allocator keeps for it
-        # In steps of an eighth, so that the next dispatch, with a few rows more or less, finds a piece of its size.
-        step = max(512, 1 << nbytes.bit_length() - 4)
-        nbytes = (nbytes + step - 1) // step * step
-        self._collect()
-        same = self._free.get(nbytes)
+    def make(self, form: Form) -> List[torch.Tensor]:
+        """The tensors of a form."""
+        # A graph replays on its own memory, which torch's allocator keeps for it.
+        if torch.cuda.is_current_stream_capturing() or not form.nbytes:
+            return form.ordinary(self._device)
+        stream = torch._C._cuda_getCurrentRawStream(self._index)
+        if self._returned:
+            self._collect()
+        same = self._free.get(form.piece_bytes)
         if same:
-            block, event = same.pop()
-            torch.cuda.current_stream(self._device).wait_event(event)
+            piece = same.pop()
+            if piece.stream != stream:
+                torch.cuda.current_stream(self._device).wait_stream(self._stream(piece.stream))
         else:
-            fresh = self._alloc(nbytes)
-            if fresh is None:
-                return None
-            block = fresh
-        self._lent.add(block.address)
-        return _Lease(self, block), block.address
+            block = self._alloc(form.piece_bytes)
+            if block is None:
+                return form.ordinary(self._device)
+            piece = _Piece(block)
+        piece.stream = stream
+        self._lent.add(piece.block.address)
+        return form.tensors(piece.exports(form, self._where), _Lease(self, piece))
 
     def _collect(self) -> None:
         while self._returned:
-            block, event = self._returned.popleft()
-            if event is None:
-                event = torch.cuda.Event()
-                event.record(torch.cuda.current_stream(self._device))
-            self._free.setdefault(block.nbytes, []).append((block, event))
+            piece = self._returned.popleft()
+            self._free.setdefault(piece.block.nbytes, []).append(piece)
+
+    def _stream(self, number: int) -> "torch.cuda.Stream":
+        """The stream with a number."""
+        return torch.cuda.ExternalStream(number, self._device) if number else torch.cuda.default_stream(self._device)
 
     def _alloc(self, nbytes: int) -> Optional[epx.Block]:
         try:
             return self._group.alloc(nbytes)
         except epx.OutOfMemoryError:
             # There may be pieces of other sizes: they go back, once nothing uses them.
-            for event in [event for pieces in self._free.values() for _block, event in pieces]:
-                event.synchronize()
+            for number in {piece.stream for pieces in self._free.values() for piece in pieces}:
+                self._stream(number).synchronize()
             self._free.clear()
         try:
             return self._group.alloc(nbytes)

@@ -20,10 +20,10 @@ _R = TypeVar("_R", bound="Routing")
 class Routing:
     """One routing: an EPX handle and what is known of it. The handle is used again when nobody refers to the routing."""
 
-    def __init__(self, pool: Pool, handle: epx.Handle) -> None:
+    def __init__(self, pool: Pool, handle: epx.Handle, in_graph: bool) -> None:
         self.pool = pool
         self.handle = handle
-        self.in_graph = pool.capturing()
+        self.in_graph = in_graph
 
     def __del__(self) -> None:
         if self.pool.group.alive:
@@ -34,7 +34,7 @@ class HighThroughputRouting(Routing):
     """Of a high-throughput dispatch: `tokens` of this rank, `rows` received (or the bound given for them)."""
 
     def __init__(self, pool: Pool, handle: epx.Handle, tokens: int) -> None:
-        super().__init__(pool, handle)
+        super().__init__(pool, handle, pool.capturing())
         self.tokens = tokens
         self.rows = 0
 

@@ -176,7 +176,7 @@ class Buffer:
         return self._engine
 
     def _launcher(self, device: torch.device, previous_event: Optional[EventOverlap], async_finish: bool,
-                  allocate_on_comm_stream: bool) -> Callable[[Optional[epx.Group]], Any]:
+                  allocate_on_comm_stream: bool) -> Callable[[Any], Any]:
         self._open()
         if previous_event is not None and not isinstance(previous_event, EventOverlap):
             raise wrong("previous_event", "an EventOverlap or None", type(previous_event).__name__)
@@ -185,7 +185,7 @@ class Buffer:
                         "previous_event=%r, async_finish=%r" % (previous_event, async_finish))
         if device.type == "cpu":
             return lambda group: HostLaunch(group, previous_event, async_finish)
-        return lambda group: CudaLaunch(self.get_comm_stream(), previous_event, async_finish)
+        return lambda _group: CudaLaunch(self.get_comm_stream(), previous_event, async_finish)
 
     def get_dispatch_layout(self, topk_idx: torch.Tensor, num_experts: int,
                             previous_event: Optional[EventOverlap] = None, async_finish: bool = False,
@@ -258,6 +258,17 @@ class Buffer:
 
     # ---- Low latency
 
+    def _low_latency_launcher(self, x: Any, async_finish: bool, return_recv_hook: bool) -> Optional[
+            Callable[[Any], Any]]:
+        """None where it runs on the current stream, and nobody waits."""
+        if return_recv_hook:
+            if async_finish:
+                raise wrong("async_finish, return_recv_hook", "at most one of them", "both")
+            return None
+        if not isinstance(x, torch.Tensor):
+            raise wrong("x", "a tensor", type(x).__name__)
+        return None if x.is_cuda and not async_finish else self._launcher(x.device, None, async_finish, False)
+
     def low_latency_dispatch(self, x: torch.Tensor, topk_idx: torch.Tensor, num_max_dispatch_tokens_per_rank: int,
                              num_experts: int, cumulative_local_expert_recv_stats: Optional[torch.Tensor] = None,
                              dispatch_wait_recv_cost_stats: Optional[torch.Tensor] = None, use_fp8: bool = True,
@@ -268,13 +279,11 @@ class Buffer:
 
         With return_recv_hook only the send half is queued, on the current stream, and the hook queues the receive half.
         """
-        _exclusive(async_finish, return_recv_hook)
         if use_ue8m0 and not (use_fp8 and round_scale):
             raise wrong("use_ue8m0", "use_fp8 and round_scale with it",
                         "use_fp8=%r, round_scale=%r" % (use_fp8, round_scale))
-        launcher = None if return_recv_hook else self._launcher(_device(x), None, async_finish, False)
         return _low_latency.dispatch(
-            self._open(), launcher, x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts,
+            self._open(), self._low_latency_launcher(x, async_finish, return_recv_hook), x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts,
             cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats, (use_fp8, round_scale, use_ue8m0),
             return_recv_hook)
 
@@ -284,11 +293,9 @@ class Buffer:
                             combine_wait_recv_cost_stats: Optional[torch.Tensor] = None) -> Tuple[
                                 torch.Tensor, EventOverlap, Optional[Callable[[], None]]]:
         """Weighted sums of the experts' rows, in top-k order, in fp32, rounded once: (combined_x [T,H], event, hook)."""
-        _exclusive(async_finish, return_recv_hook)
-        launcher = None if return_recv_hook else self._launcher(_device(x), None, async_finish, False)
         return _low_latency.combine(
-            self._open(), launcher, x, topk_idx, topk_weights, handle, use_logfmt, zero_copy, return_recv_hook, out,
-            combine_wait_recv_cost_stats)
+            self._open(), self._low_latency_launcher(x, async_finish, return_recv_hook), x, topk_idx, topk_weights, handle,
+            use_logfmt, zero_copy, return_recv_hook, out, combine_wait_recv_cost_stats)
 
     def get_next_low_latency_combine_buffer(self, handle: _Handle) -> torch.Tensor:
         """bf16 [El,R*M,H] that other ranks can read: fill it and combine with zero_copy=True."""
@@ -348,19 +355,8 @@ def _active(pool: Pool, out: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def _device(x: Any) -> torch.device:
-    if not isinstance(x, torch.Tensor):
-        raise wrong("x", "a tensor", type(x).__name__)
-    return x.device
-
-
 def _stream(device: torch.device) -> Any:
     return None if device.type == "cpu" else torch.cuda.current_stream(device)
-
-
-def _exclusive(async_finish: bool, return_recv_hook: bool) -> None:
-    if async_finish and return_recv_hook:
-        raise wrong("async_finish, return_recv_hook", "at most one of them", "both")
 
 
 def _at_exit() -> None:

@@ -28,7 +28,7 @@ class _Managed(ctypes.Structure):
     _fields_ = [("tensor", DLTensor), ("context", ctypes.c_void_p), ("deleter", _Deleter), ("extents", _Extents)]
 
 
-_given: Dict[int, Tuple[_Managed, Any]] = {}  # what consumers hold, and for whom, by the address of its struct
+_given: Dict[int, Tuple["Export", Any]] = {}  # what consumers hold, and for whom, by the address of its struct
 
 
 @_Deleter
@@ -45,24 +45,29 @@ _BYTE = (1, 8)
 _Pointer = ctypes.POINTER(ctypes.c_int64)
 
 
-def export(owner: Any, address: int, shape: Sequence[int], device: Tuple[int, int], kind: Tuple[int, int] = _BYTE,
-           strides: Optional[Sequence[int]] = None) -> Any:
-    """A capsule over memory at `address`; whoever consumes it keeps `owner` alive. To be consumed once.
+class Export:
+    """Memory at an address as a tensor, prepared once for capsules that follow one another.
 
     `kind` is DLPack's (code, bits) of an element, bytes if not said; at most four dimensions, contiguous without strides.
     """
-    ndim = len(shape)
-    managed = _Managed()
-    at = ctypes.addressof(managed)
-    managed.tensor = DLTensor(
-        address, device[0], device[1], ndim, kind[0], kind[1], 1, ctypes.cast(at + _SHAPE_AT, _Pointer),
-        ctypes.cast(at + _SHAPE_AT + 32, _Pointer) if strides is not None else None, 0)
-    managed.extents[:ndim] = shape
-    if strides is not None:
-        managed.extents[4:4 + ndim] = strides
-    managed.deleter = _delete
-    _given[at] = (managed, owner)
-    return _new_capsule(at, b"dltensor", None)
+
+    def __init__(self, address: int, shape: Sequence[int], device: Tuple[int, int], kind: Tuple[int, int] = _BYTE,
+                 strides: Optional[Sequence[int]] = None) -> None:
+        ndim = len(shape)
+        managed = self._managed = _Managed()
+        at = self._at = ctypes.addressof(managed)
+        managed.tensor = DLTensor(
+            address, device[0], device[1], ndim, kind[0], kind[1], 1, ctypes.cast(at + _SHAPE_AT, _Pointer),
+            ctypes.cast(at + _SHAPE_AT + 32, _Pointer) if strides is not None else None, 0)
+        managed.extents[:ndim] = shape
+        if strides is not None:
+            managed.extents[4:4 + ndim] = strides
+        managed.deleter = _delete
+
+    def capsule(self, owner: Any) -> Any:
+        """A capsule, to be consumed once; whoever does keeps `owner` alive. The next one when that has been let go."""
+        _given[self._at] = (self, owner)
+        return _new_capsule(self._at, b"dltensor", None)
 
 
 def look_into(capsule: Any) -> DLTensor:

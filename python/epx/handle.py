@@ -192,5 +192,6 @@ class Handle:
 
     def __del__(self) -> None:
         # Any thread may come here, and destroying waits: the group does it when it makes its next handle.
-        if getattr(self, "_address", None) is not None and self.group.alive:
-            self.group._lost_handles.append((self._address, self._staged))
+        address = getattr(self, "_address", None)
+        if address is not None and self.group.alive:
+            self.group._lost_handles.append((address, self._staged))

@@ -31,7 +31,7 @@ class Block:
 
     def __dlpack__(self, stream: Any = None, **_: Any) -> Any:
         """A DLPack capsule over the bytes."""
-        return dlpack.export(self, self.address, (self.nbytes,), self.__dlpack_device__())
+        return dlpack.Export(self.address, (self.nbytes,), self.__dlpack_device__()).capsule(self)
 
     def __len__(self) -> int:
         return self.nbytes

@@ -11,7 +11,7 @@ import deep_ep
 import epx
 import torch
 from deep_ep._engine import Pool
-from deep_ep._memory import CudaHeap
+from deep_ep._memory import CudaHeap, Form
 from deep_ep._streams import CudaLaunch
 from deep_ep.utils import EventHandle
 
@@ -32,6 +32,9 @@ class Stream:
     def wait_event(self, event: "Event") -> None:
         story.append("%s waits for event of %s" % (self.name, event.of))
 
+    def synchronize(self) -> None:
+        story.append("the host waits for %s" % self.name)
+
 
 class Event:
     """An event that remembers its stream."""
@@ -41,9 +44,6 @@ class Event:
 
     def record(self, stream: Any = None) -> None:
         self.of = (stream or now[0]).name
-
-    def synchronize(self) -> None:
-        story.append("the host waits for event of %s" % self.of)
 
 
 class Tensor:
@@ -56,8 +56,10 @@ class Tensor:
         story.append("%s is used on %s" % (self.name, stream.name))
 
 
-now = [Stream("current", 0)]
-comm = Stream("comm", 77)
+default = Stream("current", 0)
+now = [default]
+comm, side = Stream("comm", 77), Stream("side", 5)
+by_number = {stream.cuda_stream: stream for stream in (comm, side)}
 capturing = [False]
 
 
@@ -72,9 +74,12 @@ class Rules(unittest.TestCase):
     def setUp(self) -> None:
         story.clear()
         fakes = dict(current_stream=lambda device=None: now[0], Event=Event, stream=on_stream,
-                     is_current_stream_capturing=lambda: capturing[0], is_available=lambda: True)
-        for name, fake in fakes.items():
-            patch = mock.patch.object(torch.cuda, name, fake)
+                     is_current_stream_capturing=lambda: capturing[0], is_available=lambda: True,
+                     default_stream=lambda device=None: default, ExternalStream=lambda number, device=None: by_number[number])
+        patches = [mock.patch.object(torch.cuda, name, fake) for name, fake in fakes.items()]
+        patches.append(mock.patch.object(
+            torch._C, "_cuda_getCurrentRawStream", lambda index: now[0].cuda_stream, create=True))
+        for patch in patches:
             patch.start()
             self.addCleanup(patch.stop)
 
@@ -132,13 +137,37 @@ class Memory(Rules):
         other = self.heap.empty((100,), torch.float32)
         self.assertNotEqual(other.data_ptr(), self.first)  # the view still lives
         self.assertEqual(story, [])
-        with on_stream(Stream("side", 5)):
+        with on_stream(side):
             del view
         self.assertFalse(self.heap.holds(torch.empty(4)))
         again = self.heap.empty((24, 4), torch.float32)  # somewhat smaller: the same piece will do
         self.assertEqual((again.data_ptr(), again.shape), (self.first, (24, 4)))
         self.assertTrue(self.heap.holds(again[3:]))
-        self.assertEqual(story, ["current waits for event of side"])
+        self.assertEqual(story, ["current waits for side"])
+
+    def test_one_stream_waits_for_nothing(self) -> None:
+        form = Form(((4, 8), torch.float8_e4m3fn, None), ((4,), torch.float32, None))
+        rows, scales = self.heap.make(form)
+        self.assertEqual([(t.shape, t.dtype) for t in (rows, scales)], [((4, 8), torch.float8_e4m3fn), ((4,), torch.float32)])
+        first = rows.data_ptr()
+        for _ in range(3):
+            del rows
+            other, _scales = self.heap.make(form)
+            self.assertNotEqual(other.data_ptr(), first)  # the scales still live
+            del scales
+            rows, scales = self.heap.make(form)
+            self.assertEqual(rows.data_ptr(), first)
+        self.assertEqual(story, [])
+
+    def test_a_stream_waits_for_the_one_that_had_the_piece(self) -> None:
+        with on_stream(side):
+            self.first = self.heap.empty((100,), torch.float32).data_ptr()
+        with on_stream(comm):
+            self.assertEqual(self.heap.empty((100,), torch.float32).data_ptr(), self.first)
+        self.assertEqual(self.heap.empty((100,), torch.float32).data_ptr(), self.first)
+        with on_stream(side):
+            self.assertEqual(self.heap.empty((100,), torch.float32).data_ptr(), self.first)
+        self.assertEqual(story, ["comm waits for side", "current waits for comm", "side waits for current"])
 
     def test_full_heap(self) -> None:
         first = self.heap.empty((40000,), torch.uint8)
@@ -148,7 +177,7 @@ class Memory(Rules):
         del first
         larger = self.heap.empty((50000,), torch.uint8)  # another size: what is free is given back first
         self.assertTrue(self.inside(larger))
-        self.assertEqual(story, ["the host waits for event of current"])
+        self.assertEqual(story, ["the host waits for current"])
 
     def test_graphs_have_memory_of_their_own(self) -> None:
         piece = self.heap.empty((1000,), torch.uint8)
@@ -162,7 +191,20 @@ class Memory(Rules):
         self.assertFalse(self.inside(captured))
         again = self.heap.empty((1000,), torch.uint8)
         self.assertEqual(again.data_ptr(), self.first)
-        self.assertEqual(story, ["current waits for event of current"])
+        self.assertEqual(story, [])
+
+    def test_pieces_let_go_while_another_stream_is_captured(self) -> None:
+        with on_stream(side):
+            piece = self.heap.empty((1000,), torch.uint8)
+        self.first = piece.data_ptr()
+        capturing[0] = True
+        try:
+            with on_stream(comm):
+                del piece
+        finally:
+            capturing[0] = False
+        self.assertEqual(self.heap.empty((1000,), torch.uint8).data_ptr(), self.first)
+        self.assertEqual(story, ["current waits for side"])
 
     def test_a_closed_heap_goes_with_its_last_tensor(self) -> None:
         kept, free = self.heap.empty((100,), torch.uint8), self.heap.empty((1000,), torch.uint8)

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans: the structs that the C library is given for a kind of low-latency call. They are made once and only pointed elsewhere
+afterwards, as the host's time counts here."""
+
+import ctypes
+from typing import Any, Optional, Set, Tuple
+
+import epx
+import torch
+from epx import _abi
+from epx._library import load
+from epx.tensors import fill
+
+from ._engine import Pool
+from ._memory import Form
+
+_DTYPES = {torch.bfloat16: epx.DType.BF16, torch.int64: epx.DType.INT64, torch.int32: epx.DType.INT32}
+Received = Tuple[torch.Tensor, Optional[torch.Tensor], torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def _struct(dtype: int, shape: Tuple[int, ...], stride: Optional[Tuple[int, ...]] = None) -> _abi.TensorStruct:
+    struct = _abi.TensorStruct()
+    fill(struct, 0, dtype, shape, stride)
+    return struct
+
+
+class DispatchPlan:
+    """The structs of one kind of dispatch."""
+
+    def __init__(self, pool: Pool, hidden: int, topk: int, idx_dtype: torch.dtype, casts: Tuple[bool, bool, bool],
+                 max_tokens: int, staged: bool) -> None:
+        use_fp8, round_scale, use_ue8m0 = casts
+        info = pool.group.info
+        local, ranks = info.local_experts, info.nranks
+        rows = ranks * max_tokens
+        self.pool, self.hidden, self.max_tokens = pool, hidden, max_tokens
+        self._topk, self._free = topk, pool.free_handles(topk, False)
+        # Scales are column-major, as matrix kernels want them: consecutive rows are neighbours.
+        groups = -(-hidden // (512 if use_ue8m0 else 128))
+        scale_shape, scale_stride = (local, rows, groups), (rows * groups, 1, rows)
+        self._prepare_tensors(
+            staged, ((local, rows, hidden), torch.float8_e4m3fn if use_fp8 else torch.bfloat16, None),
+            (scale_shape, torch.int32 if use_ue8m0 else torch.float32, scale_stride) if use_fp8 else None)
+        self._counts_shape, self._src_shape, self._ranges_shape = (local,), (local, rows), (local, ranks)
+        self._topk_idx = _struct(_DTYPES[idx_dtype], (0, topk))
+        self._tokens = _struct(epx.DType.BF16, (0, hidden))
+        self._out = _struct(epx.DType.FP8_E4M3 if use_fp8 else epx.DType.BF16, (local, rows, hidden))
+        self._scales = _struct(epx.DType.INT32 if use_ue8m0 else epx.DType.FP32, scale_shape, scale_stride)
+        self._src_token = _struct(epx.DType.INT32, (local, rows))
+        self._counts = _struct(epx.DType.INT32, (local,))
+        self._ranges = _struct(epx.DType.INT64, (local, ranks))
+        self._stats = _struct(epx.DType.INT32, (local,))
+        self._wait = _struct(epx.DType.INT64, (ranks,))
+        pointer = ctypes.pointer
+        inputs = _abi.DispatchInputsStruct(tokens=pointer(self._tokens))
+        outputs = _abi.DispatchOutputsStruct(tokens=pointer(self._out), src_token=pointer(self._src_token))
+        if use_fp8:
+            outputs.scales = pointer(self._scales)
+        self._info = _abi.LayoutInfoStruct(expert_counts=pointer(self._counts), layout_range=pointer(self._ranges))
+        config = _abi.DispatchConfigStruct(send_only=staged, round_scale=round_scale or use_ue8m0)
+        self._has_stats = self._has_wait = False
+        self._ntokens = 0
+        self._keep = (inputs, outputs, config)
+        self._update = ctypes.addressof(self._topk_idx), None
+        self._dispatch = tuple(map(ctypes.addressof, (inputs, outputs, self._info, config)))
+        self._lib = load()
+
+    def _prepare_tensors(self, staged: bool, rows: Any, scales: Any) -> None:
+        # Rows of a staged dispatch are fetched by the receiver, so that ordinary memory will do; others are written by their
+        # senders. new_empty() takes the dtype and the device of a tensor, and less time than torch.empty().
+        device = self.pool.device
+        self._form = None if staged else Form(rows) if scales is None else Form(rows, scales)
+        self._new_rows = torch.empty(0, dtype=rows[1], device=device).new_empty
+        self._rows_shape = rows[0]
+        self._new_scales = None
+        if scales is not None:
+            self._scale_shape, self._scale_stride = scales[0], scales[2]
+            self._new_scales = torch.empty(0, dtype=scales[1], device=device).new_empty_strided
+        self._new_int32 = torch.empty(0, dtype=torch.int32, device=device).new_empty
+        self._new_int64 = torch.empty(0, dtype=torch.int64, device=device).new_empty
+
+    def take_handle(self, capturing: bool) -> epx.Handle:
+        """A handle for one routing."""
+        if self._free and not capturing:
+            return self._free.pop()
+        return self.pool.take(epx.Mode.LOW_LATENCY, epx.Layout.EXPERT_MAJOR, self._topk)
+
+    def receive_tensors(self) -> Received:
+        """Rows, scales or None, counts, source tokens, ranges."""
+        scales = None
+        if self._form is not None:
+            made = self.pool.heap.make(self._form)
+            recv = made[0]
+            if len(made) > 1:
+                scales = made[1]
+        else:
+            recv = self._new_rows(self._rows_shape)
+            if self._new_scales is not None:
+                scales = self._new_scales(self._scale_shape, self._scale_stride)
+        return (recv, scales, self._new_int32(self._counts_shape), self._new_int32(self._src_shape),
+                self._new_int64(self._ranges_shape))
+
+    def run(self, address: int, ntokens: int, x: torch.Tensor, topk_idx: torch.Tensor, received: Received,
+            stats: Optional[torch.Tensor], wait: Optional[torch.Tensor], stream: Optional[int]) -> int:
+        """Dispatches with the handle at `address`; the status."""
+        recv, scales, counts, src, ranges = received
+        if ntokens != self._ntokens:
+            self._ntokens = self._topk_idx.shape[0] = self._tokens.shape[0] = ntokens
+        self._topk_idx.data = topk_idx.data_ptr()
+        self._tokens.data = x.data_ptr()
+        self._out.data = recv.data_ptr()
+        self._src_token.data = src.data_ptr()
+        self._counts.data = counts.data_ptr()
+        self._ranges.data = ranges.data_ptr()
+        if scales is not None:
+            self._scales.data = scales.data_ptr()
+        if stats is not None or wait is not None or self._has_stats or self._has_wait:
+            self._point_to_counters(stats, wait)
+        status = self._lib.epx_handle_update(address, *self._update, stream)
+        return status or self._lib.epx_dispatch(address, *self._dispatch, stream)
+
+    def _point_to_counters(self, stats: Optional[torch.Tensor], wait: Optional[torch.Tensor]) -> None:
+        """Those that the caller adds up in, or none."""
+        self._has_stats, self._has_wait = stats is not None, wait is not None
+        self._info.expert_stats = ctypes.pointer(self._stats) if stats is not None else None
+        self._info.wait_ns = ctypes.pointer(self._wait) if wait is not None else None
+        if stats is not None:
+            self._stats.data = stats.data_ptr()
+        if wait is not None:
+            self._wait.data = wait.data_ptr()
+
+
+class CombinePlan:
+    """The structs of one kind of combine."""
+
+    def __init__(self, pool: Pool, hidden: int, topk: int, max_tokens: int, use_logfmt: bool, staged: bool) -> None:
+        info = pool.group.info
+        self.shape = (info.local_experts, info.nranks * max_tokens, hidden)
+        self.checked: Set[Any] = set()  # all that is to be checked of arguments, of those that were right
+        self.new_out = torch.empty(0, dtype=torch.bfloat16, device=pool.device).new_empty
+        self._tokens = _struct(epx.DType.BF16, self.shape)
+        self._weights = _struct(epx.DType.FP32, (0, topk))
+        self._out = _struct(epx.DType.BF16, (0, hidden))
+        self._wait = _struct(epx.DType.INT64, (info.nranks,))
+        pointer = ctypes.pointer
+        inputs = _abi.CombineInputsStruct(tokens=pointer(self._tokens), topk_weights=pointer(self._weights))
+        outputs = _abi.CombineOutputsStruct(tokens=pointer(self._out))
+        self._config = _abi.CombineConfigStruct(send_only=staged, logfmt=use_logfmt)
+        self._has_wait = False
+        self._ntokens = 0
+        self._keep = (inputs, outputs)
+        self._combine = tuple(map(ctypes.addressof, (inputs, outputs, self._config)))
+        self._lib = load()
+
+    def run(self, address: int, ntokens: int, x: torch.Tensor, topk_weights: torch.Tensor, out: torch.Tensor,
+            wait: Optional[torch.Tensor], stream: Optional[int]) -> int:
+        """Combines with the handle at `address`; the status."""
+        if ntokens != self._ntokens:
+            self._ntokens = self._weights.shape[0] = self._out.shape[0] = ntokens
+        self._tokens.data = x.data_ptr()
+        self._weights.data = topk_weights.data_ptr()
+        self._out.data = out.data_ptr()
+        if wait is not None or self._has_wait:
+            self._has_wait = wait is not None
+            self._config.wait_ns = ctypes.pointer(self._wait) if wait is not None else None
+            if wait is not None:
+                self._wait.data = wait.data_ptr()
+        return self._lib.epx_combine(address, *self._combine, stream)
