@@ -106,6 +106,18 @@ static epx_status check_strides(epx_tensor *t, const struct want *want)
     return EPX_OK;
 }
 
+static epx_status copy_in(const epx_tensor *given, const struct want *want, epx_tensor *out)
+{
+    char name[160];
+
+    if (given->size == sizeof(*out)) { /* as nearly always: no sentence to prepare */
+        *out = *given;
+        return EPX_OK;
+    }
+    snprintf(name, sizeof(name), "%s: %s", want->call, want->name);
+    return struct_in(out, sizeof(*out), given, name);
+}
+
 epx_status check_tensor(const epx_tensor *given, const struct want *want, epx_tensor *out)
 {
     char text[160];
@@ -113,8 +125,7 @@ epx_status check_tensor(const epx_tensor *given, const struct want *want, epx_te
 
     if (!given)
         return fail(EPX_ERR_ARGUMENT, "%s: %s: expected a tensor, got NULL", want->call, want->name);
-    snprintf(text, sizeof(text), "%s: %s", want->call, want->name);
-    status = struct_in(out, sizeof(*out), given, text);
+    status = copy_in(given, want, out);
     if (status != EPX_OK)
         return status;
     if (out->dtype < 1 || out->dtype > EPX_UINT8 || !(want->dtypes & DTYPE_BIT(out->dtype))) {

@@ -79,13 +79,23 @@ static epx_status need_scratch(struct cuda_device *cuda, size_t bytes)
     return EPX_OK;
 }
 
+/* Asking for the thread's device is cheaper than setting it, and most callers have the right one. */
+static epx_status use_for_launch(struct device *device)
+{
+    int current = -1;
+
+    if (cudaGetDevice(&current) == cudaSuccess && current == ((struct cuda_device *)device)->index)
+        return EPX_OK;
+    return cuda_use(device);
+}
+
 epx_status cuda_launch(struct device *device, struct device_stream *stream, enum kernel_id id, const void *params,
                        size_t bytes, int agents)
 {
     struct cuda_device *cuda = (struct cuda_device *)device;
     struct launch_info info = {.agents = agents, .relaxed_words = cuda_host->relaxed_atomics};
     void *arguments[] = {(void *)(uintptr_t)params, &info};
-    epx_status status = cuda_use(device);
+    epx_status status = use_for_launch(device);
     dim3 grid = {1, 1, 1}, block = {LAUNCH_LANES, 1, 1};
 
     (void)bytes;

@@ -53,6 +53,7 @@ hipError_t hip_launch_host_func(hipStream_t stream, hipHostFn_t fn, void *arg);
 #define cudaFree hipFree
 #define cudaFreeHost hipHostFree
 #define cudaFuncGetAttributes hipFuncGetAttributes
+#define cudaGetDevice hipGetDevice
 #define cudaGetDeviceCount hipGetDeviceCount
 #define cudaGetErrorName hipGetErrorName
 #define cudaGetErrorString hipGetErrorString
