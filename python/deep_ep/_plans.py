@@ -3,16 +3,17 @@
 afterwards, as the host's time counts here."""
 
 import ctypes
-from typing import Any, Optional, Set, Tuple
+from typing import Any, List, Optional, Set, Tuple
 
 import epx
 import torch
 from epx import _abi
 from epx._library import load
 from epx.tensors import fill
+from torch import empty_like
 
 from ._engine import Pool
-from ._memory import Form
+from ._memory import Form, Part
 
 _DTYPES = {torch.bfloat16: epx.DType.BF16, torch.int64: epx.DType.INT64, torch.int32: epx.DType.INT32}
 Received = Tuple[torch.Tensor, Optional[torch.Tensor], torch.Tensor, torch.Tensor, torch.Tensor]
@@ -22,6 +23,14 @@ def _struct(dtype: int, shape: Tuple[int, ...], stride: Optional[Tuple[int, ...]
     struct = _abi.TensorStruct()
     fill(struct, 0, dtype, shape, stride)
     return struct
+
+
+def _templates(parts: List[Part], device: torch.device) -> List[torch.Tensor]:
+    """Tensors without memory, for torch.empty_like(), which takes less time than torch.empty()."""
+    templates = Form(*parts).ordinary(device)
+    for template in templates:
+        template.untyped_storage().resize_(0)
+    return templates
 
 
 class DispatchPlan:
@@ -38,10 +47,16 @@ class DispatchPlan:
         # Scales are column-major, as matrix kernels want them: consecutive rows are neighbours.
         groups = -(-hidden // (512 if use_ue8m0 else 128))
         scale_shape, scale_stride = (local, rows, groups), (rows * groups, 1, rows)
-        self._prepare_tensors(
-            staged, ((local, rows, hidden), torch.float8_e4m3fn if use_fp8 else torch.bfloat16, None),
-            (scale_shape, torch.int32 if use_ue8m0 else torch.float32, scale_stride) if use_fp8 else None)
-        self._counts_shape, self._src_shape, self._ranges_shape = (local,), (local, rows), (local, ranks)
+        # Rows of a staged dispatch are fetched by the receiver, so that ordinary memory will do; others are written by their
+        # senders, into the heap.
+        large: List[Part] = [((local, rows, hidden), torch.float8_e4m3fn if use_fp8 else torch.bfloat16, None)]
+        if use_fp8:
+            large.append((scale_shape, torch.int32 if use_ue8m0 else torch.float32, scale_stride))
+        small: List[Part] = [((local,), torch.int32, None), ((local, rows), torch.int32, None),
+                             ((local, ranks), torch.int64, None)]
+        self._form = None if staged else Form(*large)
+        self._large = _templates(large, pool.device) if staged else []
+        self._counts_like, self._src_like, self._ranges_like = _templates(small, pool.device)
         self._topk_idx = _struct(_DTYPES[idx_dtype], (0, topk))
         self._tokens = _struct(epx.DType.BF16, (0, hidden))
         self._out = _struct(epx.DType.FP8_E4M3 if use_fp8 else epx.DType.BF16, (local, rows, hidden))
@@ -65,20 +80,6 @@ class DispatchPlan:
         self._dispatch = tuple(map(ctypes.addressof, (inputs, outputs, self._info, config)))
         self._lib = load()
 
-    def _prepare_tensors(self, staged: bool, rows: Any, scales: Any) -> None:
-        # Rows of a staged dispatch are fetched by the receiver, so that ordinary memory will do; others are written by their
-        # senders. new_empty() takes the dtype and the device of a tensor, and less time than torch.empty().
-        device = self.pool.device
-        self._form = None if staged else Form(rows) if scales is None else Form(rows, scales)
-        self._new_rows = torch.empty(0, dtype=rows[1], device=device).new_empty
-        self._rows_shape = rows[0]
-        self._new_scales = None
-        if scales is not None:
-            self._scale_shape, self._scale_stride = scales[0], scales[2]
-            self._new_scales = torch.empty(0, dtype=scales[1], device=device).new_empty_strided
-        self._new_int32 = torch.empty(0, dtype=torch.int32, device=device).new_empty
-        self._new_int64 = torch.empty(0, dtype=torch.int64, device=device).new_empty
-
     def take_handle(self, capturing: bool) -> epx.Handle:
         """A handle for one routing."""
         if self._free and not capturing:
@@ -87,18 +88,9 @@ class DispatchPlan:
 
     def receive_tensors(self) -> Received:
         """Rows, scales or None, counts, source tokens, ranges."""
-        scales = None
-        if self._form is not None:
-            made = self.pool.heap.make(self._form)
-            recv = made[0]
-            if len(made) > 1:
-                scales = made[1]
-        else:
-            recv = self._new_rows(self._rows_shape)
-            if self._new_scales is not None:
-                scales = self._new_scales(self._scale_shape, self._scale_stride)
-        return (recv, scales, self._new_int32(self._counts_shape), self._new_int32(self._src_shape),
-                self._new_int64(self._ranges_shape))
+        large = [empty_like(t) for t in self._large] if self._form is None else self.pool.heap.make(self._form)
+        return (large[0], large[1] if len(large) > 1 else None, empty_like(self._counts_like), empty_like(self._src_like),
+                empty_like(self._ranges_like))
 
     def run(self, address: int, ntokens: int, x: torch.Tensor, topk_idx: torch.Tensor, received: Received,
             stats: Optional[torch.Tensor], wait: Optional[torch.Tensor], stream: Optional[int]) -> int:
