@@ -13,7 +13,7 @@ from typing import Any, Deque, Dict, List, Optional, Set, Tuple
 
 import epx
 import torch
-from epx.dlpack import CPU, CUDA, Export
+from epx.dlpack import CPU, CUDA, Export, TorchKeeper
 from torch.utils.dlpack import from_dlpack
 
 _KINDS = {torch.bfloat16: (4, 16), torch.float16: (2, 16), torch.float32: (2, 32), torch.int32: (0, 32),
@@ -44,9 +44,10 @@ class Form:
 
     def tensors(self, exports: List[Export], owner: Any) -> List[torch.Tensor]:
         """The tensors, all of which keep `owner` alive."""
+        keeper = TorchKeeper(owner)
         tensors = []
         for export, (_shape, dtype, _strides) in zip(exports, self.parts):
-            tensor = from_dlpack(export.capsule(owner))
+            tensor = from_dlpack(keeper.capsule(export))
             tensors.append(tensor if tensor.dtype is dtype else tensor.view(dtype))
         return tensors
 

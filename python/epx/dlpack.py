@@ -2,6 +2,7 @@
 """Memory of EPX as DLPack capsules, so that torch and others make tensors over it that keep its owner alive."""
 
 import ctypes
+import sys
 from typing import Any, Dict, Optional, Sequence, Tuple
 
 CPU, CUDA, ROCM = 1, 2, 10  # DLDeviceType
@@ -28,7 +29,7 @@ class _Managed(ctypes.Structure):
     _fields_ = [("tensor", DLTensor), ("context", ctypes.c_void_p), ("deleter", _Deleter), ("extents", _Extents)]
 
 
-_given: Dict[int, Tuple["Export", Any]] = {}  # what consumers hold, and for whom, by the address of its struct
+_given: Dict[int, Any] = {}  # what consumers hold of Keeper's capsules, by the address of its struct
 
 
 @_Deleter
@@ -40,8 +41,12 @@ _new_capsule = ctypes.pythonapi.PyCapsule_New
 _new_capsule.restype, _new_capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 _pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer_of.restype, _pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+_copy = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
+    ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0)
 _SHAPE_AT = _Managed.extents.offset
+_TENSOR_BYTES = ctypes.sizeof(DLTensor)
 _BYTE = (1, 8)
+_Byte = ctypes.c_char * 1
 _Pointer = ctypes.POINTER(ctypes.c_int64)
 
 
@@ -55,7 +60,7 @@ class Export:
                  strides: Optional[Sequence[int]] = None) -> None:
         ndim = len(shape)
         managed = self._managed = _Managed()
-        at = self._at = ctypes.addressof(managed)
+        at = self.at = ctypes.addressof(managed)
         managed.tensor = DLTensor(
             address, device[0], device[1], ndim, kind[0], kind[1], 1, ctypes.cast(at + _SHAPE_AT, _Pointer),
             ctypes.cast(at + _SHAPE_AT + 32, _Pointer) if strides is not None else None, 0)
@@ -64,10 +69,39 @@ class Export:
             managed.extents[4:4 + ndim] = strides
         managed.deleter = _delete
 
-    def capsule(self, owner: Any) -> Any:
-        """A capsule, to be consumed once; whoever does keeps `owner` alive. The next one when that has been let go."""
-        _given[self._at] = (self, owner)
-        return _new_capsule(self._at, b"dltensor", None)
+
+class Keeper:
+    """Makes capsules; whoever consumes one keeps `owner` alive.
+
+    A consumer that lets go while an exception is under way loses that exception, as Python cannot be called then. Where torch
+    is there, TorchKeeper does better.
+    """
+
+    def __init__(self, owner: Any) -> None:
+        self._owner = owner
+
+    def capsule(self, export: Export) -> Any:
+        """A capsule, to be consumed once. The next one of the same export when that has been let go."""
+        _given[export.at] = (export, self._owner)
+        return _new_capsule(export.at, b"dltensor", None)
+
+
+class TorchKeeper:
+    """The same by means of torch: a tensor of one byte keeps `owner` alive, and its capsules are made to describe other
+    memory. What torch calls when a consumer lets go is no Python. Exports must live until their capsules are consumed."""
+
+    def __init__(self, owner: Any) -> None:
+        torch = sys.modules["torch"]
+        byte: Any = _Byte()
+        byte.owner = owner
+        self._tensor = torch.frombuffer(byte, dtype=torch.uint8)
+        self._to_dlpack = torch.utils.dlpack.to_dlpack
+
+    def capsule(self, export: Export) -> Any:
+        """A capsule, to be consumed once."""
+        capsule = self._to_dlpack(self._tensor)
+        _copy(_pointer_of(capsule, b"dltensor"), export.at, _TENSOR_BYTES)
+        return capsule
 
 
 def look_into(capsule: Any) -> DLTensor:

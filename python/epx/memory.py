@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory from a group's heap, for NumPy, torch and others."""
 
+import sys
 from typing import TYPE_CHECKING, Any, Dict, Tuple
 
 from . import dlpack
@@ -31,7 +32,9 @@ class Block:
 
     def __dlpack__(self, stream: Any = None, **_: Any) -> Any:
         """A DLPack capsule over the bytes."""
-        return dlpack.Export(self.address, (self.nbytes,), self.__dlpack_device__()).capsule(self)
+        export = dlpack.Export(self.address, (self.nbytes,), self.__dlpack_device__())
+        keeper = dlpack.TorchKeeper if "torch" in sys.modules else dlpack.Keeper
+        return keeper((self, export)).capsule(export)
 
     def __len__(self) -> int:
         return self.nbytes

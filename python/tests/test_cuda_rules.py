@@ -206,6 +206,11 @@ class Memory(Rules):
         self.assertEqual(self.heap.empty((1000,), torch.uint8).data_ptr(), self.first)
         self.assertEqual(story, ["current waits for side"])
 
+    def test_an_exception_passes(self) -> None:
+        with self.assertRaises(ZeroDivisionError):
+            print(self.heap.empty((100,), torch.uint8), 1 // 0)
+        self.assertEqual(story, [])
+
     def test_a_closed_heap_goes_with_its_last_tensor(self) -> None:
         kept, free = self.heap.empty((100,), torch.uint8), self.heap.empty((1000,), torch.uint8)
         del free

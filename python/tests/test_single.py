@@ -7,11 +7,14 @@ import subprocess
 import sys
 import time
 import unittest
+import weakref
+from unittest import mock
 
 import numpy
 import torch
 
 import epx
+from epx import dlpack
 from epx._abi import TensorStruct
 from epx.tensors import describe
 
@@ -52,6 +55,60 @@ class Descriptors(unittest.TestCase):
             with self.assertRaisesRegex(epx.ArgumentError, "t: expected .*") as caught:
                 described(tensor)
             self.assertIn(words, str(caught.exception))
+
+
+class Owner:
+    """Something that memory belongs to."""
+
+
+class Exports(unittest.TestCase):
+    def setUp(self) -> None:
+        self.memory = torch.arange(24, dtype=torch.int32)
+        self.export = dlpack.Export(self.memory.data_ptr(), (3, 2), (dlpack.CPU, 0), (0, 32), (1, 4))
+
+    def test_owners_live_as_long_as_tensors(self) -> None:
+        for kind in (dlpack.Keeper, dlpack.TorchKeeper):
+            for _ in range(3):  # the same export again and again
+                owner = Owner()
+                alive = weakref.ref(owner)
+                tensor = torch.from_dlpack(kind(owner).capsule(self.export))
+                del owner
+                view = tensor[1:]
+                self.assertEqual(view.tolist(), [[1, 5], [2, 6]])
+                del tensor
+                self.assertIsNotNone(alive())
+                del view
+                self.assertIsNone(alive())
+
+    def test_two_tensors_of_one_owner(self) -> None:
+        owner = Owner()
+        alive = weakref.ref(owner)
+        keeper = dlpack.TorchKeeper(owner)
+        other = dlpack.Export(self.memory.data_ptr() + 40, (14,), (dlpack.CPU, 0), (0, 32))
+        first, second = (torch.from_dlpack(keeper.capsule(export)) for export in (self.export, other))
+        del owner, keeper
+        del first
+        self.assertEqual(second.tolist(), list(range(10, 24)))
+        self.assertIsNotNone(alive())
+        del second
+        self.assertIsNone(alive())
+
+    def test_capsules_that_nobody_consumes(self) -> None:
+        owner = Owner()
+        alive = weakref.ref(owner)
+        dlpack.TorchKeeper(owner).capsule(self.export)
+        del owner
+        self.assertIsNone(alive())
+
+    def test_an_exception_passes(self) -> None:
+        """A tensor that nobody else refers to goes while an exception is under way."""
+        with mock.patch.dict(os.environ, RANK="0", WORLD_SIZE="1"):
+            group = epx.Group(num_experts=1, max_tokens_per_rank=1, max_hidden_bytes=16, alloc_bytes=1 << 16)
+        with self.assertRaises(ZeroDivisionError):
+            print(torch.from_dlpack(group.alloc(1 << 15)), 1 // 0)
+        group.alloc(1 << 15)  # there is room: it went back
+        group.destroy()
+        self.assertFalse(group.alive)
 
 
 ALONE = dict(os.environ, RANK="0", WORLD_SIZE="1")
