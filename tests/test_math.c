@@ -15,6 +15,10 @@
 #include "epx/epx.h"
 #include "util/numeric.h"
 
+/* The sums once more, as they are where the machine has no instructions for them. */
+#define REDUCE_NAME reduce_without_more
+#include "device/cpu/math_reduce.c"
+
 #define MAX_HIDDEN 16384
 #define MAX_ROWS 33
 
@@ -519,11 +523,44 @@ static void test_reduce_every_pattern(void **state)
     math_reduce(out, EPX_BF16, 65536, &row, 1, 1, NULL, NULL);
     for (uint32_t i = 0; i < 65536; i++)
         assert_int_equal(out[i], (i & 0x7fff) > 0x7f80 ? 0x7fc0 : i == 0x8000 ? 0 : i);
+    math_reduce(out, EPX_BF16, 65536, &row, 1, 0, NULL, NULL);
+    for (uint32_t i = 0; i < 65536; i++)
+        assert_int_equal(out[i], (i & 0x7fff) > 0x7f80 ? 0x7fc0 : i == 0x8000 ? 0 : i);
     math_reduce(out, EPX_FP16, 65536, &row, 1, 1, NULL, NULL);
     for (uint32_t i = 0; i < 65536; i++)
         assert_int_equal(out[i], (i & 0x7fff) > 0x7c00 ? 0x7e00 : i == 0x8000 ? 0 : i);
     free(x);
     free(out);
+}
+
+/* Any patterns, NaN, infinities and denormal numbers included: the machine's own instructions give the same bits, and leave
+ * the thread's arithmetic as it was. */
+static void test_reduce_of_any_patterns(void **state)
+{
+    const int hidden = 4096 + 8 + 3;
+    uint16_t *x = malloc((size_t)hidden * 2 * 11), *out = malloc((size_t)hidden * 2),
+             *same = malloc((size_t)hidden * 2);
+    struct reduce_row rows[9];
+    (void)state;
+    for (int round = 0; round < 60; round++) {
+        const int n = round % 10, weighted = round / 10 % 2, biases = round % 3, tiny = round % 4 == 3;
+        for (int i = 0; i < hidden * 11; i++)
+            x[i] = (uint16_t)(tiny ? random_u32() & 0x81ff : random_u32());
+        for (int r = 0; r < n; r++)
+            rows[r] = (struct reduce_row){x + r * hidden, r % 3 ? random_value() : 1.0f, ROW_PLAIN};
+        const uint16_t *bias0 = biases > 0 ? x + 9 * hidden : NULL, *bias1 = biases > 1 ? x + 10 * hidden : NULL;
+        math_reduce(out, EPX_BF16, hidden, rows, n, weighted, bias0, bias1);
+        reduce_without_more(same, EPX_BF16, hidden, rows, n, weighted, bias0, bias1);
+        assert_memory_equal(out, same, (size_t)hidden * 2);
+    }
+    volatile float nan;
+    const uint32_t odd = 0x7fc01234u;
+    memcpy((void *)&nan, &odd, 4);
+    const float sum = nan + 1.0f;
+    assert_memory_equal(&sum, &odd, 4);
+    free(x);
+    free(out);
+    free(same);
 }
 
 /* Rounding of sums at 16 bits: a bf16 or fp16 bias plus a small second row lands on ties and their neighbours. */
@@ -557,6 +594,7 @@ int main(void)
         cmocka_unit_test(test_reduce_of_logfmt_rows),
         cmocka_unit_test(test_reduce_largest_hidden),
         cmocka_unit_test(test_reduce_every_pattern),
+        cmocka_unit_test(test_reduce_of_any_patterns),
         cmocka_unit_test(test_reduce_rounds_to_nearest_even),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -44,9 +44,9 @@ struct reduce_row {
 void math_reduce(void *out, int dtype, int hidden, const struct reduce_row *rows, int n, int weighted,
                  const void *bias0, const void *bias1);
 
-/* x86_64: the same, compiled for machines with fused multiply-add; has_fma says whether this build has it. */
-extern const int math_reduce_has_fma;
-void math_reduce_fma(void *out, int dtype, int hidden, const struct reduce_row *rows, int n, int weighted,
-                     const void *bias0, const void *bias1);
+/* The same, compiled for machines with more instructions (math_reduce_more.c); has_more says whether this build has it. */
+extern const int math_reduce_has_more;
+void math_reduce_more(void *out, int dtype, int hidden, const struct reduce_row *rows, int n, int weighted,
+                      const void *bias0, const void *bias1);
 
 #endif

@@ -45,7 +45,7 @@ VEC_INLINE f32x4 vec_f32(float x)
 }
 
 /* x * y + z, rounded once. Without the instruction the C library does it, lane by lane: right, but slow; on x86_64
- * math_reduce_fma.c is compiled for machines that have it. */
+ * math_reduce_more.c is compiled for machines that have it. */
 VEC_INLINE f32x4 vec_fma(f32x4 x, f32x4 y, f32x4 z)
 {
 #if defined(__aarch64__)
