@@ -111,10 +111,10 @@ def dispatch(engine: Engine, launch_on: Any, x: torch.Tensor, topk_idx: torch.Te
     launch = launch_on(pool.group) if launch_on is not None else None
     routing = LowLatencyRouting(pool, plan.take_handle(capturing), capturing, max_tokens, tokens)
     if launch is None:
-        received, stream = plan.receive_tensors(), pool.stream()
+        received, stream = plan.receive_tensors(capturing), pool.stream()
     else:
         with launch.context():
-            received, stream = plan.receive_tensors(), launch.address
+            received, stream = plan.receive_tensors(capturing), launch.address
     status = plan.run(routing.address, tokens, x, topk_idx, received, stats, wait, stream)
     if status:
         check(status)

@@ -67,14 +67,14 @@ class Heap:
 
     def empty(self, shape: Tuple[int, ...], dtype: torch.dtype, strides: Optional[Tuple[int, ...]] = None) -> torch.Tensor:
         """A tensor in the heap, or in ordinary memory where the heap has no room."""
-        return self.make(Form((shape, dtype, strides)))[0]
+        return self.make(Form((shape, dtype, strides)), self._capturing())[0]
 
     def several(self, *parts: Part) -> List[torch.Tensor]:
         """Tensors that share a piece of the heap: it is free again when all of them are gone."""
-        return self.make(Form(*parts))
+        return self.make(Form(*parts), self._capturing())
 
-    def make(self, form: Form) -> List[torch.Tensor]:
-        """The tensors of a form."""
+    def make(self, form: Form, capturing: bool) -> List[torch.Tensor]:
+        """The tensors of a form; `capturing`: is the current stream recorded into a graph?"""
         try:
             block = self._group.alloc(form.nbytes) if form.nbytes else None
         except epx.OutOfMemoryError:
@@ -82,6 +82,9 @@ class Heap:
         if block is None:
             return form.ordinary(self._device)
         return form.tensors(form.exports(block.address, self._where), block)
+
+    def _capturing(self) -> bool:
+        return False
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Is it known to lie in the heap? On the CPU nobody needs to know."""
@@ -147,14 +150,17 @@ class CudaHeap(Heap):
         self._lent.discard(piece.block.address)
         if not self._closed:
             # A stream that is captured runs nothing now: what uses the piece was queued on the stream it was made for.
-            if not torch.cuda.is_current_stream_capturing():
+            if not self._capturing():
                 piece.stream = torch._C._cuda_getCurrentRawStream(self._index)
             self._returned.append(piece)
 
-    def make(self, form: Form) -> List[torch.Tensor]:
-        """The tensors of a form."""
+    def _capturing(self) -> bool:
+        return torch.cuda.is_current_stream_capturing()
+
+    def make(self, form: Form, capturing: bool) -> List[torch.Tensor]:
+        """The tensors of a form; `capturing`: is the current stream recorded into a graph?"""
         # A graph replays on its own memory, which torch's allocator keeps for it.
-        if torch.cuda.is_current_stream_capturing() or not form.nbytes:
+        if capturing or not form.nbytes:
             return form.ordinary(self._device)
         stream = torch._C._cuda_getCurrentRawStream(self._index)
         if self._returned:

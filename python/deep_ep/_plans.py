@@ -86,9 +86,12 @@ class DispatchPlan:
             return self._free.pop()
         return self.pool.take(epx.Mode.LOW_LATENCY, epx.Layout.EXPERT_MAJOR, self._topk)
 
-    def receive_tensors(self) -> Received:
+    def receive_tensors(self, capturing: bool) -> Received:
         """Rows, scales or None, counts, source tokens, ranges."""
-        large = [empty_like(t) for t in self._large] if self._form is None else self.pool.heap.make(self._form)
+        if self._form is None:
+            large = [empty_like(template) for template in self._large]
+        else:
+            large = self.pool.heap.make(self._form, capturing)
         return (large[0], large[1] if len(large) > 1 else None, empty_like(self._counts_like), empty_like(self._src_like),
                 empty_like(self._ranges_like))
 
