@@ -44,6 +44,9 @@ int scene_meet(struct scene *s);
 /* One whole checked round: dispatch and combine (high throughput: update first). 0 or -1. */
 int scene_ll(struct scene *s);
 int scene_ht(struct scene *s);
+/* The two halves of scene_ht: afterwards ht_rows holds what the experts made of the rows; and its return. */
+int scene_ht_dispatch(struct scene *s);
+int scene_ht_combine(struct scene *s);
 /* Refills the inputs for the next round and forgets the outputs. */
 void scene_refill(struct scene *s);
 /* Parts of scene_ll: after a dispatch that was issued by hand. */
