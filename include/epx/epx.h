@@ -235,6 +235,16 @@ EPX_API epx_status epx_group_memory(const epx_group_config *config, int nranks, 
 EPX_API epx_status epx_alloc(epx_group *group, size_t bytes, void **ptr);
 EPX_API epx_status epx_free(epx_group *group, void *ptr);
 
+/*
+ * High-throughput combine reads rows in ordinary memory where they are, too, once the ranks of the node have mapped the
+ * allocation that holds them (GPU memory of cudaMalloc, between processes; EPX_LEND). Each combine asks for that, and until
+ * then rows are copied, max_recv_tokens at most. This asks beforehand: *in_place is 1 if a combine that is given
+ * [data, data + bytes) next will copy nothing, any number of rows. Local, waits for nothing.
+ * Memory that was lent may be freed as any other, when the operations that use it have completed; where one has failed,
+ * after epx_group_error_clear, for a rank that is late may still read it.
+ */
+EPX_API epx_status epx_lend(epx_group *group, const void *data, size_t bytes, epx_stream stream, int *in_place);
+
 /* ---- Streams and events: as on a GPU, also on the CPU -------------------------------------------------------- */
 
 EPX_API epx_status epx_stream_create(epx_group *group, epx_stream *stream);

@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "algo/lend.h"
 #include "algo/modes.h"
 #include "util/status.h"
 
@@ -12,6 +13,7 @@ epx_status ht_update(struct epx_handle *handle, const epx_tensor *topk, const st
     struct ht_notify_params p;
     epx_status status;
 
+    lend_look(handle->group, stream);
     memset(&p, 0, sizeof(p));
     p.g = handle->group->dev;
     p.h = handle->dev;
@@ -111,6 +113,7 @@ epx_status ht_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
     p.final_src_token = args->src_token.data;
     p.final_rows = args->out_tokens.shape[0];
     make_post(handle, args, &p);
+    lend_look(handle->group, stream);
     status = landing_check(handle, p.landed, "epx_dispatch");
     if (status == EPX_OK)
         status = launch_ordered(handle->group, stream, KERNEL_HT_DISPATCH, &p, sizeof(p));
@@ -119,13 +122,49 @@ epx_status ht_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
     return status;
 }
 
+/* Where the others read one tensor: in the heap or in memory that is lent to them, else in the landing, which marks
+ * `bit`. */
+static uint64_t source_at(struct epx_group *group, const epx_tensor *t, struct device_stream *stream, uint64_t landing,
+                          int bit, int *landed, int32_t *in)
+{
+    uint64_t offset;
+
+    *in = 0;
+    if (!t->data)
+        return 0;
+    offset = tensor_heap_offset(group, t);
+    if (!offset)
+        *in = lend_find(group, t->data, tensor_span(t), stream, &offset);
+    if (*in || offset)
+        return offset;
+    *landed |= bit;
+    return landing;
+}
+
+static void make_combine_post(struct epx_handle *handle, const struct combine_args *args, struct device_stream *stream,
+                              struct ht_combine_params *p)
+{
+    struct epx_group *group = handle->group;
+    const struct ht_layout *ht = &group->plan.ht;
+    struct hc_post *post = &p->post;
+    int landed = 0;
+
+    post->agree = p->agree;
+    post->rows = args->tokens.shape[0];
+    post->tokens = source_at(group, &args->tokens, stream, ht->tokens, LANDED_TOKENS, &landed, &post->tokens_in);
+    post->token_stride = landed & LANDED_TOKENS ? ht->pitch : (uint64_t)p->stride;
+    post->weights = source_at(group, &args->weights, stream, ht->weights, LANDED_WEIGHTS, &landed, &post->weights_in);
+    p->tokens = landed & LANDED_TOKENS ? args->tokens.data : NULL;
+    p->weights = landed & LANDED_WEIGHTS ? args->weights.data : NULL;
+    if (landed && post->rows > ht->rows)
+        post->rows = ht->rows;
+}
+
 epx_status ht_combine(struct epx_handle *handle, const struct combine_args *args, struct device_stream *stream)
 {
     const int64_t element = (int64_t)epx_dtype_size((epx_dtype)args->tokens.dtype);
-    const struct ht_layout *ht = &handle->group->plan.ht;
     struct ht_combine_params p;
     epx_status status;
-    int landed = 0;
 
     memset(&p, 0, sizeof(p));
     p.g = handle->group->dev;
@@ -135,15 +174,8 @@ epx_status ht_combine(struct epx_handle *handle, const struct combine_args *args
     p.agree =
         make_agreement(handle, &args->tokens, 0, (args->out_weights.ndim != 0) | args->backward << 1 | p.compact << 2);
     p.stride = args->tokens.stride[0] * element;
-    p.post.agree = p.agree;
-    p.post.rows = args->tokens.shape[0];
-    p.post.tokens = receive_at(handle->group, &args->tokens, ht->tokens, LANDED_TOKENS, &landed);
-    p.post.token_stride = landed & LANDED_TOKENS ? ht->pitch : (uint64_t)p.stride;
-    p.post.weights = receive_at(handle->group, &args->weights, ht->weights, LANDED_WEIGHTS, &landed);
-    p.tokens = landed & LANDED_TOKENS ? args->tokens.data : NULL;
-    p.weights = landed & LANDED_WEIGHTS ? args->weights.data : NULL;
-    if (landed && p.post.rows > ht->rows)
-        p.post.rows = ht->rows;
+    lend_look(handle->group, stream);
+    make_combine_post(handle, args, stream, &p);
     for (int i = 0; i < 2; i++) {
         p.bias[i] = args->bias[i].data;
         p.bias_stride[i] = args->bias[i].stride[0] * element;
@@ -153,7 +185,7 @@ epx_status ht_combine(struct epx_handle *handle, const struct combine_args *args
     p.out_weights = args->out_weights.data;
     p.hidden = (int32_t)args->tokens.shape[1];
     p.dtype = args->tokens.dtype;
-    status = landing_check(handle, landed, "epx_combine");
+    status = landing_check(handle, p.tokens || p.weights, "epx_combine");
     if (status == EPX_OK)
         status = launch_ordered(handle->group, stream, KERNEL_HT_COMBINE, &p, sizeof(p));
     if (status == EPX_OK)

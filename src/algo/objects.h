@@ -10,6 +10,7 @@
 #include "proxy/proxy.h"
 
 struct heap_block;   /* alloc.c */
+struct lend;         /* lend.c */
 struct owned_stream; /* stream.c */
 
 enum staged_kind { STAGED_NONE, STAGED_DISPATCH, STAGED_COMBINE, STAGED_KINDS };
@@ -29,6 +30,7 @@ struct epx_group {
     struct heap heap;
     struct heap_export *exports;   /* [R] */
     void **bases;                  /* [R]: mapped heaps, own included; NULL = not mapped */
+    struct lend *lend;             /* NULL: nothing is lent or borrowed */
     void *device_memory;           /* one block: group_dev, state, mask, heap table, route tables */
     struct group_dev *dev;         /* device memory */
     struct group_dev shadow;       /* the host's copy */

@@ -4,6 +4,8 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
+#include "algo/lend.h"
+#include "api/group.h"
 #include "api/registry.h"
 #include "util/status.h"
 
@@ -76,6 +78,25 @@ epx_status epx_free(epx_group *group, void *ptr)
         }
     }
     return fail(EPX_ERR_ARGUMENT, "epx_free: expected a pointer from epx_alloc of this group, got %p", ptr);
+}
+
+epx_status epx_lend(epx_group *group, const void *data, size_t bytes, epx_stream stream, int *in_place)
+{
+    uint64_t offset;
+    epx_status status = group_check(group, "epx_lend");
+
+    if (status == EPX_OK)
+        status = group_usable(group);
+    if (status == EPX_OK)
+        status = stream_check(group, stream, "epx_lend");
+    if (status != EPX_OK)
+        return status;
+    if (!data || !in_place)
+        return fail(EPX_ERR_ARGUMENT, "epx_lend: %s: expected a pointer, got NULL", data ? "in_place" : "data");
+    lend_look(group, (struct device_stream *)stream);
+    *in_place =
+        heap_offset(group, data, bytes) || lend_find(group, data, bytes, (struct device_stream *)stream, &offset);
+    return EPX_OK;
 }
 
 void blocks_free_all(struct epx_group *group)

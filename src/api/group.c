@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "algo/lend.h"
 #include "api/alloc.h"
 #include "api/config.h"
 #include "api/handle.h"
@@ -33,6 +34,8 @@ static epx_status open_own(struct epx_group *group)
     c.nranks = (uint32_t)group->nranks;
     status = group->device->ops->copy(group->device, group->heap.base, &c, sizeof(c));
     if (status == EPX_OK)
+        status = lend_create(group);
+    if (status == EPX_OK)
         status = group->device->ops->stream_create(group->device, &group->default_stream);
     if (status == EPX_OK)
         status = group->device->ops->event_create(group->device, &group->order_event);
@@ -50,6 +53,7 @@ static void close_all(struct epx_group *group)
             ops->stream_destroy(group->device, group->default_stream);
         group_net_close(group);
         group_device_destroy(group);
+        lend_destroy(group);
         for (int r = 0; group->bases && r < group->nranks; r++)
             if (group->bases[r])
                 ops->heap_close(group->device, &group->exports[r], group->bases[r]);

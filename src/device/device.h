@@ -14,7 +14,7 @@ struct device;        /* one opened device; starts with `const struct device_ops
 struct device_stream; /* the device's own stream object; what the caller sees as epx_stream */
 struct device_event;
 
-/* Goes through the bootstrap as it is: everything a peer needs to map this rank's heap. */
+/* Everything a peer needs to map memory of this rank: its heap, or what it lends. Goes through the bootstrap as it is. */
 struct heap_export {
     uint64_t bytes;
     uint64_t address; /* in the exporting process */
@@ -32,7 +32,8 @@ struct heap {
 enum {
     DEVICE_HOST_ACCESS = 1, /* the host can read and write device memory directly */
     DEVICE_SPARSE_HEAP = 2, /* untouched heap pages cost nothing */
-    DEVICE_HOST_HEAP = 4    /* the host can read and write heaps directly */
+    DEVICE_HOST_HEAP = 4,   /* the host can read and write heaps directly */
+    DEVICE_LENDS = 8        /* callers' own memory is lent to the ranks of the node unless EPX_LEND says no */
 };
 
 struct device_ops {
@@ -69,6 +70,16 @@ struct device_ops {
     epx_status (*heap_dmabuf)(struct device *device, const struct heap *heap, int *fd);
     int (*arrivals)(struct device *device);
     epx_status (*flush_arrivals)(struct device *device);
+
+    /* Memory of the caller's, lent to other ranks (algo/lend.h). A region is a whole allocation. Its number is never used
+     * again in this process, also when the memory is freed; 0 = `data` lies in nothing that could be lent. Quick, and
+     * allowed while a graph is captured. */
+    uint64_t (*region_id)(struct device *device, const void *data);
+    /* The region of `data` for peers; address and bytes say which it is. */
+    epx_status (*region_export)(struct device *device, const void *data, struct heap_export *region);
+    epx_status (*region_open)(struct device *device, const struct heap_export *region, void **base);
+    /* now: may wait for what runs on the device; else the memory stays mapped until it need not wait. */
+    void (*region_close)(struct device *device, const struct heap_export *region, void *base, int now);
 
     epx_status (*stream_create)(struct device *device, struct device_stream **stream);
     epx_status (*stream_destroy)(struct device *device, struct device_stream *stream); /* after its work is done */

@@ -3,7 +3,8 @@
  * High-throughput combine, epoch e.
  *
  *   expert rank d                                     source s of the node
- *   rows in epx_alloc memory: post where they are
+ *   rows in epx_alloc memory, or in memory that is
+ *   lent (algo/lend.h): post where they are
  *   otherwise copy them to the own landing first
  *   signal HC_DATA = e  ---------------------------->  wait HC_DATA[node] >= e
  *                                                      out[t] = bias + sum of its rows, read where they are
@@ -29,6 +30,19 @@
 KFN const struct hc_post *hc_post_of(const struct group_dev *g, int rank)
 {
     return (const struct hc_post *)heap_at(g, rank, g->ht.combine_post);
+}
+
+/* What lies `offset` bytes into the heap of a rank of the node, or into a region that it lends. */
+KFN const char *hc_at(const struct group_dev *g, int rank, int32_t in, uint64_t offset)
+{
+    if (in == 0)
+        return heap_at(g, rank, offset);
+    return (const char *)(uintptr_t)(g->lent[rank * LENT_REGIONS + in - 1] + offset);
+}
+
+KFN const char *hc_row_at(const struct group_dev *g, int rank, const struct hc_post *post, int32_t row)
+{
+    return hc_at(g, rank, post->tokens_in, post->tokens + (uint64_t)row * post->token_stride);
 }
 
 KFN_STEP void hc_stage(struct agent *ag, const struct ht_combine_params *p)
@@ -94,7 +108,8 @@ KFN_STEP float hc_node_weight(const struct ht_combine_params *p, const int32_t *
         }
         if (next < 0)
             return sum;
-        const float *w = (const float *)heap_at(g, next, hc_post_of(g, next)->weights);
+        const struct hc_post *post = hc_post_of(g, next);
+        const float *w = (const float *)hc_at(g, next, post->weights_in, post->weights);
         if (p->layout == LAYOUT_EXPERT_MAJOR)
             return w[pos[k]];
         if (!p->compact)
@@ -122,7 +137,7 @@ KFN int hc_node_rows(struct agent *ag, const struct ht_combine_params *p, const 
             continue;
         for (int j = 0; j < (flat ? K : k); j++)
             place += hc_row_post(g, ids, pos, j, &other) && (!flat || other < d);
-        sum_set_offer(set, place, heap_at(g, d, post->tokens + (uint64_t)pos[k] * post->token_stride), 1.0f, 0);
+        sum_set_offer(set, place, hc_row_at(g, d, post, pos[k]), 1.0f, 0);
         added++;
     }
     return n + (int)ag_sum(ag, added);
@@ -268,7 +283,7 @@ KFN void hc_look_ahead(const struct ht_combine_params *p, int64_t t)
         int d = 0;
         const struct hc_post *post = hc_row_post(g, ids, pos, k, &d);
         if (post)
-            AG_PREFETCH(heap_at(g, d, post->tokens + (uint64_t)pos[k] * post->token_stride));
+            AG_PREFETCH(hc_row_at(g, d, post, pos[k]));
     }
 }
 
@@ -375,8 +390,8 @@ KFN void kernel_ht_combine(struct agent *ag, const struct ht_combine_params *p)
 {
     const uint64_t epoch = p->g->state->epoch[OP_HT_COMBINE] + 1;
 
-    if (!kernel_begin_agreed(ag, p->g))
-        hc_run(ag, p, epoch);
+    if (!kernel_begin_agreed(ag, p->g) && !hc_run(ag, p, epoch) && p->g->lent && !p->g->enable_mask)
+        kernel_check_abort(ag, p->g); /* a peer that failed meanwhile may have let go of the rows that it lent */
     kernel_end(ag, p->g);
 }
 

@@ -165,14 +165,19 @@ struct hd_post {
 };
 EPX_STATIC_ASSERT(sizeof(struct hd_post) == 128, "shared between ranks");
 
+/* Regions of its own memory that a rank lends at a time (algo/lend.h). */
+#define LENT_REGIONS 64
+
 /* High-throughput combine: where this rank's rows are. */
 struct hc_post {
     struct agreement agree;
     int64_t rows; /* how many */
     uint64_t tokens, token_stride;
     uint64_t weights;
+    int32_t tokens_in,
+        weights_in; /* what the offsets count from: 0 = this rank's heap, n = region n - 1 that it lends */
 };
-EPX_STATIC_ASSERT(sizeof(struct hc_post) == 56, "shared between ranks");
+EPX_STATIC_ASSERT(sizeof(struct hc_post) == 64, "shared between ranks");
 
 /* Offsets inside a heap, computed once from the configuration. */
 struct ll_layout {
@@ -269,7 +274,8 @@ struct group_dev {
     int32_t inflight; /* W */
     int32_t enable_mask;
     uint64_t timeout_ns;
-    char *const *heap; /* [R]: each rank's heap as mapped here */
+    char *const *heap;    /* [R]: each rank's heap as mapped here */
+    const uint64_t *lent; /* [R][LENT_REGIONS]: addresses of what ranks of the node lend, as mapped here; or NULL */
     struct group_state *state;
     int32_t *mask;          /* [R] 1 = active */
     const int32_t *members; /* [R] likewise, as all ranks agreed last */

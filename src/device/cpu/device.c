@@ -209,6 +209,39 @@ epx_status cpu_flush_arrivals(struct device *device)
     return EPX_OK;
 }
 
+/* ---- Memory that is lent: all of the process's, to its own ranks ---------------------------------------------- */
+
+uint64_t cpu_region_id(struct device *device, const void *data)
+{
+    (void)device;
+    return data != NULL;
+}
+
+epx_status cpu_region_export(struct device *device, const void *data, struct heap_export *region)
+{
+    (void)device;
+    (void)data;
+    *region = (struct heap_export){.bytes = UINT64_MAX, .address = 0, .pid = (int64_t)getpid()};
+    return EPX_OK;
+}
+
+epx_status cpu_region_open(struct device *device, const struct heap_export *region, void **base)
+{
+    (void)device;
+    *base = NULL; /* where it begins for its owner, too */
+    if (region->pid == (int64_t)getpid())
+        return EPX_OK;
+    return fail(EPX_ERR_UNSUPPORTED, "device cpu: only ranks of one process reach each other's ordinary memory");
+}
+
+void cpu_region_close(struct device *device, const struct heap_export *region, void *base, int now)
+{
+    (void)device;
+    (void)region;
+    (void)base;
+    (void)now;
+}
+
 const struct device_ops cpu_device_ops = {
     .name = "cpu",
     .kind = EPX_DEVICE_CPU,
@@ -230,6 +263,10 @@ const struct device_ops cpu_device_ops = {
     .heap_dmabuf = cpu_heap_dmabuf,
     .arrivals = cpu_arrivals,
     .flush_arrivals = cpu_flush_arrivals,
+    .region_id = cpu_region_id,
+    .region_export = cpu_region_export,
+    .region_open = cpu_region_open,
+    .region_close = cpu_region_close,
     .stream_create = cpu_stream_create,
     .stream_destroy = cpu_stream_destroy,
     .stream_sync = cpu_stream_sync,

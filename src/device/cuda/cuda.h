@@ -64,6 +64,12 @@ epx_status cuda_heap_dmabuf(struct device *device, const struct heap *heap, int 
 int cuda_arrivals(struct device *device);
 epx_status cuda_flush_arrivals(struct device *device);
 
+/* lend.c */
+uint64_t cuda_region_id(struct device *device, const void *data);
+epx_status cuda_region_export(struct device *device, const void *data, struct heap_export *region);
+epx_status cuda_region_open(struct device *device, const struct heap_export *region, void **base);
+void cuda_region_close(struct device *device, const struct heap_export *region, void *base, int now);
+
 /* stream.c */
 epx_status cuda_stream_create(struct device *device, struct device_stream **stream);
 epx_status cuda_stream_destroy(struct device *device, struct device_stream *stream);

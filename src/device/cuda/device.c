@@ -125,6 +125,7 @@ static epx_status cuda_heap_place(struct device *device, int host);
 static const struct device_ops cuda_ops = {
     .name = GPU_NAME,
     .kind = GPU_KIND,
+    .caps = GPU_LENDS,
     .open = cuda_open,
     .close = cuda_close,
     .identity = cuda_identity,
@@ -142,6 +143,10 @@ static const struct device_ops cuda_ops = {
     .heap_dmabuf = cuda_heap_dmabuf,
     .arrivals = cuda_arrivals,
     .flush_arrivals = cuda_flush_arrivals,
+    .region_id = cuda_region_id,
+    .region_export = cuda_region_export,
+    .region_open = cuda_region_open,
+    .region_close = cuda_region_close,
     .stream_create = cuda_stream_create,
     .stream_destroy = cuda_stream_destroy,
     .stream_sync = cuda_stream_sync,
@@ -164,7 +169,7 @@ static struct device_ops cuda_host_ops;
 static void make_host_ops(void)
 {
     cuda_host_ops = cuda_ops;
-    cuda_host_ops.caps = DEVICE_HOST_HEAP;
+    cuda_host_ops.caps |= DEVICE_HOST_HEAP;
     cuda_host_ops.identity = cuda_host_identity;
     cuda_host_ops.heap_create = cuda_host_heap_create;
     cuda_host_ops.heap_destroy = cuda_host_heap_destroy;
