@@ -24,6 +24,12 @@ struct shared {
     char *error;
     size_t error_bytes;
     int lock;
+    struct kept *kept; /* tensors that a late rank may still read */
+};
+
+struct kept {
+    void *memory;
+    struct kept *next;
 };
 
 /* A tensor with a canary behind it. */

@@ -204,11 +204,19 @@ int prop_run_case_on(const struct prop_case *c, int (*ranks)(int n, prop_rank_fn
     s->error_bytes = bytes;
     if (shared_init(s) == 0) {
         error[0] = 0;
+        setenv("EPX_LEND", c->lend ? "1" : "0", 1);
         rc = ranks(c->nranks, run_rank, s) ? -1 : 0;
         if (c->may_fail && !error[0])
             rc = 0;
         if (rc && !error[0])
             snprintf(error, bytes, "a rank failed without a word");
+        unsetenv("EPX_LEND");
+    }
+    while (s->kept) {
+        struct kept *next = s->kept->next;
+        free(s->kept->memory);
+        free(s->kept);
+        s->kept = next;
     }
     for (int u = 0; u <= PROP_MAX_UPDATES; u++)
         for (int i = 0; i < PROP_MAX_HANDLES; i++)
@@ -236,10 +244,11 @@ void prop_print_case(const struct prop_case *c)
 {
     char text[400];
 
-    fprintf(stderr,
-            "  ranks %d groups %d updates %d pairs %d agents %d inflight %d spare %d bounded %d mask %d modes %u\n",
-            c->nranks, c->ngroups, c->updates, c->pairs, c->num_agents, c->max_inflight, c->spare_tokens, c->bounded,
-            c->enable_mask, c->modes);
+    fprintf(
+        stderr,
+        "  ranks %d groups %d updates %d pairs %d agents %d inflight %d spare %d bounded %d mask %d lend %d modes %u\n",
+        c->nranks, c->ngroups, c->updates, c->pairs, c->num_agents, c->max_inflight, c->spare_tokens, c->bounded,
+        c->enable_mask, c->lend, c->modes);
     if (c->recover)
         fprintf(stderr, "  after a failure the ranks that are left go on\n");
     if (c->uneven) {

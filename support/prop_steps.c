@@ -7,7 +7,7 @@
 
 #include "prop_actor.h"
 
-enum { FILL = 0xab, CANARY = 0x5c, CANARY_BYTES = 64 };
+enum { FILL = 0xab, CANARY = 0x5c, SPOILED = 0x3e, CANARY_BYTES = 64 };
 
 /* Keeps the first sentence of all ranks. */
 int actor_failure(struct actor *a, const char *format, ...)
@@ -116,11 +116,30 @@ static int check_canaries(struct actor *a)
     return 0;
 }
 
+/* After a failure a rank that is late may still read what was lent to it (epx_lend): the memory stays until the end of the
+ * case, but is used for something else. */
+static void spoil(struct shared *s, struct buffer *b)
+{
+    struct kept *kept = b->base ? malloc(sizeof(*kept)) : NULL;
+
+    if (!kept)
+        return;
+    memset(b->base, SPOILED, b->bytes);
+    kept->memory = b->base;
+    kept->next = __atomic_load_n(&s->kept, __ATOMIC_RELAXED);
+    while (!__atomic_compare_exchange_n(&s->kept, &kept->next, kept, 1, __ATOMIC_RELEASE, __ATOMIC_RELAXED))
+        ;
+}
+
 static void free_tensors(struct actor *a)
 {
+    const struct prop_case *c = a->shared->c;
+
     for (int i = 0; i < a->nbuffers; i++) {
         if (a->buffer[i].from_epx)
             epx_free(a->buffer[i].group, a->buffer[i].base);
+        else if (c->lend && c->may_fail && test_device() == EPX_DEVICE_CPU)
+            spoil(a->shared, &a->buffer[i]);
         else
             tensor_memory_free(a->buffer[i].group, a->buffer[i].base);
     }
