@@ -225,12 +225,12 @@ def combine(engine: Engine, launch_on: Any, x: Any, handle: Handle, topk_weights
     biases = _biases(bias, (routing.tokens, x.shape[1]), x)
     launch: Launch = launch_on(pool.group)
     with launch.context():
-        rows = _within_reach(pool, x)
+        rows, weights = _within_reach(pool, x, launch), _within_reach(pool, topk_weights, launch)
         out = torch.empty(routing.tokens, x.shape[1], dtype=x.dtype, device=x.device)
         out_weights = None
         if topk_weights is not None:
             out_weights = torch.empty(routing.tokens, topk, dtype=torch.float32, device=x.device)
-        routing.handle.combine(rows, out, topk_weights=topk_weights, out_topk_weights=out_weights, bias=biases,
+        routing.handle.combine(rows, out, topk_weights=weights, out_topk_weights=out_weights, bias=biases,
                                stream=launch.address)
     event = launch.finish([x, topk_weights, *biases], [out, out_weights])
     return out, out_weights, event
@@ -243,9 +243,12 @@ def _biases(bias: Any, shape: Sequence[int], x: torch.Tensor) -> List[torch.Tens
     return [checks.tensor("bias", b, (x.dtype,), shape, x.device) for b in given if b is not None]
 
 
-def _within_reach(pool: Pool, x: torch.Tensor) -> torch.Tensor:
-    """Rows in ordinary memory pass through EPX's landing; more than it holds are moved to the heap first."""
-    if x.shape[0] <= pool.group.info.max_recv_tokens or pool.heap.holds(x):
+def _within_reach(pool: Pool, x: Optional[torch.Tensor], launch: Launch) -> Optional[torch.Tensor]:
+    """EPX reads rows of ordinary memory where they are, or passes them through its landing; more than that holds are moved to
+    the heap as long as they cannot be read."""
+    if x is None or x.shape[0] <= pool.group.info.max_recv_tokens or pool.heap.holds(x):
+        return x
+    if pool.group.lend(x, launch.address):
         return x
     copy = pool.heap.empty(x.shape, x.dtype)
     return copy.copy_(x)

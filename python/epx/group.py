@@ -4,6 +4,7 @@
 import atexit
 import collections
 import ctypes
+import math
 import os
 import threading
 import time
@@ -11,13 +12,14 @@ import weakref
 from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from . import _abi
-from ._abi import Device, DType, Layout, Mode
+from ._abi import Device, DType, Layout, Mode, TensorStruct
 from ._library import check, load
 from .bootstrap import Bootstrap
 from .errors import ArgumentError, Status, UsageError, make_error
 from .handle import Handle
 from .memory import Block
 from .streams import CpuWaiter, Event, Stream, poll, stream_address
+from .tensors import describe
 
 _living: "weakref.WeakSet[Group]" = weakref.WeakSet()
 
@@ -220,6 +222,26 @@ class Group:
         address = out.value or 0
         self._blocks.add(address)
         return Block(self, address, nbytes)
+
+    def lend(self, tensor: Any, stream: Any = None) -> bool:
+        """Will a high-throughput combine of this tensor read its rows where they are, without a copy and in any number?
+
+        Always so in memory of alloc(). Other memory is offered to the ranks of the node, if it was not before: they map it
+        in their next call, and a later call of this returns True. Waits for nothing.
+        """
+        struct, lent = TensorStruct(), ctypes.c_int()
+        keep = describe("tensor", tensor, struct)
+        shape, stride = struct.shape[:struct.ndim], struct.stride[:struct.ndim]
+        if 0 in shape:
+            return True
+        if not any(stride):  # contiguous
+            elements = math.prod(shape)
+        else:
+            elements = 1 + sum((n - 1) * step for n, step in zip(shape, stride))
+        check(self._lib.epx_lend(self.address, struct.data, elements * self._lib.epx_dtype_size(struct.dtype),
+                                 stream_address(self, stream), ctypes.byref(lent)))
+        del keep
+        return bool(lent.value)
 
     def _release(self, address: int) -> None:
         self._blocks.discard(address)  # before it can be given out again
