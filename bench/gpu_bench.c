@@ -27,12 +27,12 @@
 #include "support/bench_work.h"
 #include "support/thread_boot.h"
 
-enum { OP_DISPATCH, OP_COMBINE, OP_UPDATE, OP_WHOLE, OP_PAIR, OPS, WARM = 5, PAIRS = 10 };
+enum { OP_DISPATCH, OP_COMBINE, OP_UPDATE, OP_WHOLE, OP_PAIR, OPS, WARM = 5, PAIRS = 10, UNTIL_LENT = 3 };
 static const char *const op_names[OPS] = {"dispatch", "combine", "update", "whole", "pair"};
 
 struct options {
     struct bench_config config;
-    int threads, iters, check, raw_fp8, timeout_ms, plain, replays, staged, overlap;
+    int threads, iters, check, raw_fp8, timeout_ms, plain, lent, replays, staged, overlap;
     const char *name;
 };
 
@@ -48,6 +48,7 @@ struct rank {
     void *fp8, *fp8_scales, *fp8_out, *fp8_out_scales; /* --raw-fp8 */
     cudaStream_t beside;                               /* --overlap */
     void *side[2];
+    uint64_t copied; /* bytes that the last checked combine copied before they were read */
 };
 
 #define SIDE_BYTES ((size_t)8 << 20)
@@ -281,6 +282,7 @@ static int meet(struct rank *r)
 
 static int check(struct rank *r, uint64_t seed, int by_replay)
 {
+    epx_stats before = EPX_STATS_INIT, after = EPX_STATS_INIT;
     struct mismatch m;
 
     if (bench_work_seed(&r->work, seed))
@@ -290,15 +292,25 @@ static int check(struct rank *r, uint64_t seed, int by_replay)
         return -1;
     if (by_replay ? replay(r, OP_DISPATCH) : issue_dispatch(r))
         return -1;
-    if (sync(r, "dispatch"))
+    if (sync(r, "dispatch") || epx_ok(r, "epx_group_stats", epx_group_stats(r->group, &before)))
         return -1;
     if (by_replay ? replay(r, OP_COMBINE) : issue_combine(r))
         return -1;
-    if (sync(r, "combine"))
+    if (sync(r, "combine") || epx_ok(r, "epx_group_stats", epx_group_stats(r->group, &after)))
         return -1;
+    r->copied = after.bytes_local - before.bytes_local;
     if (r->o->check && bench_work_check(&r->work, &m))
         return complain(r, by_replay ? "check of a replay" : "check", m.text);
     return 0;
+}
+
+/* --lent: memory that is not EPX's is read in place once all ranks have mapped it, which takes some calls. */
+static int check_lent(struct rank *r)
+{
+    for (int i = 1; i < UNTIL_LENT; i++)
+        if (check(r, 1, 0))
+            return -1;
+    return r->copied ? complain(r, "combine", "its rows were copied, expected them to be lent") : 0;
 }
 
 /* ---- Replays ---------------------------------------------------------------------------------------------------- */
@@ -433,7 +445,7 @@ static int run_rank(int number, int n, epx_bootstrap *boot, void *arg)
     r.number = number;
     failed = open_rank(&r, boot) || prepare(&r);
     meet(&r);
-    failed = failed || check(&r, 1, 0);
+    failed = failed || check(&r, 1, 0) || (r.o->lent && check_lent(&r));
     meet(&r);
     if (!failed && r.o->replays)
         failed = capture(&r, issue_whole, &r.graph[OP_WHOLE]);
@@ -448,7 +460,8 @@ static int run_rank(int number, int n, epx_bootstrap *boot, void *arg)
     else if (!failed && r.o->check && is_ll(&r))
         failed = check(&r, 2, 1) || check(&r, 1, 1);
     else if (!failed && r.o->check)
-        failed = check(&r, 1, 1);
+        failed = check(&r, 1, 1) ||
+                 (r.o->lent && r.copied && complain(&r, "replay", "its rows were copied, expected them to be lent"));
     failed = failed || (r.o->iters && !r.o->replays && measure(&r));
     if (r.handle && !failed)
         failed = epx_ok(&r, "epx_handle_destroy", epx_handle_destroy(r.handle));
@@ -469,24 +482,20 @@ static int usage(void)
         stderr,
         "usage: gpu_bench ll|ht [--name NAME] [--threads RANKS] [--tokens N] [--hidden N] [--topk N] [--experts N]\n"
         "           [--fp8] [--raw-fp8] [--logfmt] [--rank-major | --expert-major] [--agents N] [--nodes N]\n"
-        "           [--net NAME] [--iters N] [--timeout MS] [--check] [--plain] [--replays N [--overlap]] "
+        "           [--net NAME] [--iters N] [--timeout MS] [--check] [--plain [--lent]] [--replays N [--overlap]] "
         "[--staged]\n");
     return 2;
 }
 
 static int parse(struct options *o, int argc, char **argv)
 {
-    static const struct option names[] = {{"name", 1, NULL, 'n'},    {"threads", 1, NULL, 'T'},
-                                          {"tokens", 1, NULL, 't'},  {"hidden", 1, NULL, 'h'},
-                                          {"topk", 1, NULL, 'k'},    {"experts", 1, NULL, 'e'},
-                                          {"fp8", 0, NULL, '8'},     {"raw-fp8", 0, NULL, 'r'},
-                                          {"logfmt", 0, NULL, 'l'},  {"rank-major", 0, NULL, 'R'},
-                                          {"agents", 1, NULL, 'a'},  {"nodes", 1, NULL, 'N'},
-                                          {"net", 1, NULL, 'w'},     {"iters", 1, NULL, 'i'},
-                                          {"timeout", 1, NULL, 'o'}, {"check", 0, NULL, 'c'},
-                                          {"plain", 0, NULL, 'p'},   {"expert-major", 0, NULL, 'E'},
-                                          {"replays", 1, NULL, 'g'}, {"staged", 0, NULL, 's'},
-                                          {"overlap", 0, NULL, 'v'}, {NULL, 0, NULL, 0}};
+    static const struct option names[] = {
+        {"name", 1, NULL, 'n'},    {"threads", 1, NULL, 'T'},      {"tokens", 1, NULL, 't'},  {"hidden", 1, NULL, 'h'},
+        {"topk", 1, NULL, 'k'},    {"experts", 1, NULL, 'e'},      {"fp8", 0, NULL, '8'},     {"raw-fp8", 0, NULL, 'r'},
+        {"logfmt", 0, NULL, 'l'},  {"rank-major", 0, NULL, 'R'},   {"agents", 1, NULL, 'a'},  {"nodes", 1, NULL, 'N'},
+        {"net", 1, NULL, 'w'},     {"iters", 1, NULL, 'i'},        {"timeout", 1, NULL, 'o'}, {"check", 0, NULL, 'c'},
+        {"plain", 0, NULL, 'p'},   {"expert-major", 0, NULL, 'E'}, {"replays", 1, NULL, 'g'}, {"staged", 0, NULL, 's'},
+        {"overlap", 0, NULL, 'v'}, {"lent", 0, NULL, 'L'},         {NULL, 0, NULL, 0}};
     struct bench_config *c = &o->config;
     int id;
 
@@ -561,6 +570,9 @@ static int parse(struct options *o, int argc, char **argv)
             break;
         case 'p':
             o->plain = 1;
+            break;
+        case 'L':
+            o->lent = 1;
             break;
         case 'g':
             o->replays = atoi(optarg);
