@@ -336,6 +336,42 @@ static void freed_memory_is_not_read_and_not_kept(void **state)
     assert_int_equal(run_ranks(RANKS, freed_rank, NULL), 0);
 }
 
+/* Rank 0 calls when the others have already queued the same operations: they have mapped nothing of what it lends. */
+static int play_late(struct scene *s)
+{
+    char *rows = region_make(s->rank * PLENTY);
+    void *usual = s->ht_rows.data;
+    epx_stats before = EPX_STATS_INIT, after = EPX_STATS_INIT;
+    int rc;
+
+    s->ht_rows.data = rows;
+    rc = !rows || scene_ht_dispatch(s) || epx_group_stats(s->group, &before) != EPX_OK || scene_meet(s);
+    for (int turn = 0; turn < 2 && !rc; turn++) {
+        rc = (s->rank == 0) != turn ? 0
+                                    : epx_combine(s->ht, &s->ht_cin, &s->cout, NULL, NULL) != EPX_OK ||
+                                          epx_combine(s->ht, &s->ht_cin, &s->cout, NULL, NULL) != EPX_OK;
+        rc = rc || scene_meet(s);
+    }
+    rc = rc || scene_ht_combine(s) || epx_group_stats(s->group, &after) != EPX_OK;
+    s->ht_rows.data = usual;
+    if (!rc && s->rank == 0 &&
+        after.bytes_local - before.bytes_local < 2 * (uint64_t)s->ht_recv.total * SCENE_HIDDEN * 2)
+        rc = say(s, "rows were posted in memory that nobody has mapped", 0);
+    return rc;
+}
+
+static int late_rank(int rank, int n, epx_bootstrap *boot, void *arg)
+{
+    (void)arg;
+    return run_scene(rank, n, boot, play_late, 0);
+}
+
+static void nothing_is_posted_before_all_have_mapped_it(void **state)
+{
+    (void)state;
+    assert_int_equal(run_ranks(RANKS, late_rank, NULL), 0);
+}
+
 static int play_plenty(struct scene *s)
 {
     const int first = s->rank * PLENTY;
@@ -506,6 +542,7 @@ int main(void)
         cmocka_unit_test(also_by_relays_between_nodes),
         cmocka_unit_test(nothing_is_lent_unless_asked),
         cmocka_unit_test_setup_teardown(freed_memory_is_not_read_and_not_kept, files_begin, files_end),
+        cmocka_unit_test_setup_teardown(nothing_is_posted_before_all_have_mapped_it, files_begin, files_end),
         cmocka_unit_test_setup_teardown(a_full_table_lends_what_is_used, files_begin, files_end),
         cmocka_unit_test_setup_teardown(what_cannot_be_exported_is_asked_for_once, files_begin, files_end),
         cmocka_unit_test_setup_teardown(the_landing_does_not_bound_what_is_lent, files_begin, files_end),
