@@ -390,8 +390,8 @@ KFN void kernel_ht_combine(struct agent *ag, const struct ht_combine_params *p)
 {
     const uint64_t epoch = p->g->state->epoch[OP_HT_COMBINE] + 1;
 
-    if (!kernel_begin_agreed(ag, p->g) && !hc_run(ag, p, epoch) && p->g->lent && !p->g->enable_mask)
-        kernel_check_abort(ag, p->g); /* a peer that failed meanwhile may have let go of the rows that it lent */
+    if (!kernel_begin_agreed(ag, p->g))
+        hc_run(ag, p, epoch);
     kernel_end(ag, p->g);
 }
 

@@ -381,20 +381,15 @@ KFN_STEP int check_agreement(struct agent *ag, const struct group_dev *g, const 
 }
 
 /* Last lines of every kernel. */
-/* What this rank has read may not have been what it took it for, if it was told to stop. Each agent has been counted since
- * (sync_last), by an add that acquires and releases: that puts all its reads before this load. */
-KFN void kernel_check_abort(struct agent *ag, const struct group_dev *g)
-{
-    const uint64_t word = ag_load_acquire(&control_of(g, g->rank)->abort_word);
-    if (word)
-        report(ag, g, KSTATUS_PEER, PHASE_NONE, ABORT_RANK(word), 0, 0, ABORT_STATUS(word), 0);
-}
-
 KFN void kernel_end(struct agent *ag, const struct group_dev *g)
 {
-    /* Masked by a peer while it ran, this rank may have read slots that are in use again. */
-    if (g->enable_mask)
-        kernel_check_abort(ag, g);
+    if (g->enable_mask) {
+        /* Masked by a peer while it ran, this rank may have read slots that are in use again. Each agent has been counted
+         * since (sync_last), by an add that acquires and releases: that puts all those reads before this load. */
+        const uint64_t word = ag_load_acquire(&control_of(g, g->rank)->abort_word);
+        if (word)
+            report(ag, g, KSTATUS_PEER, PHASE_NONE, ABORT_RANK(word), 0, 0, ABORT_STATUS(word), 0);
+    }
     if (ag->waits && ag_leader(ag)) {
         ag_add_stat(&g->stats->waits, ag->waits);
         ag_add_stat(&g->stats->wait_ns, ag->wait_ns);
