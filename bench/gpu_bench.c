@@ -4,7 +4,8 @@
  *
  *      check:   dispatch and combine of a seed, against the oracle; once more by replay, with new routing and data
  *      measure: one graph of [ event | dispatch | event | combine ] * iterations, the events recorded by the graph; and
- *               `pair`: a graph with an event after every tenth dispatch and combine only, since events take time too
+ *               low latency also by graphs with an event after every tenth operation only, since events take time too:
+ *               `pair` of dispatch and combine in turn, `dispatches` and `combines` of one kind in a row
  *      replays: one graph of (update,) dispatch and combine, replayed with other routing and data in the same tensors,
  *               each time against the oracle; --staged: both in halves; --overlap: beside copies on another stream
  *
@@ -27,8 +28,9 @@
 #include "support/bench_work.h"
 #include "support/thread_boot.h"
 
-enum { OP_DISPATCH, OP_COMBINE, OP_UPDATE, OP_WHOLE, OP_PAIR, OPS, WARM = 5, PAIRS = 10, UNTIL_LENT = 3 };
-static const char *const op_names[OPS] = {"dispatch", "combine", "update", "whole", "pair"};
+enum { OP_DISPATCH, OP_COMBINE, OP_UPDATE, OP_WHOLE, OP_PAIR, OP_DISPATCHES, OP_COMBINES, OPS };
+enum { WARM = 5, SERIES = 10, UNTIL_LENT = 3 };
+static const char *const op_names[OPS] = {"dispatch", "combine", "update", "whole", "pair", "dispatches", "combines"};
 
 struct options {
     struct bench_config config;
@@ -43,7 +45,8 @@ struct rank {
     epx_handle *handle;
     struct bench_work work;
     cudaStream_t stream;
-    cudaGraphExec_t graph[OPS], rounds; /* one operation each (OP_PAIR: all pairs); all that is measured */
+    cudaGraphExec_t graph[OPS],
+        rounds; /* one operation each (from OP_PAIR on: all of a series); all that is measured */
     cudaEvent_t *event;
     void *fp8, *fp8_scales, *fp8_out, *fp8_out_scales; /* --raw-fp8 */
     cudaStream_t beside;                               /* --overlap */
@@ -233,13 +236,29 @@ static int issue_rounds(struct rank *r)
     return failed || record(r, 2 * (r->o->iters + WARM));
 }
 
-static int issue_pairs(struct rank *r)
+/* An event after every SERIES-th. */
+static int issue_series(struct rank *r, int (*first)(struct rank *), int (*second)(struct rank *))
 {
     int failed = record(r, 0);
 
-    for (int i = 0; i < (r->o->iters + WARM) * PAIRS && !failed; i++)
-        failed = issue_dispatch(r) || issue_combine(r) || (i % PAIRS == PAIRS - 1 && record(r, i / PAIRS + 1));
+    for (int i = 0; i < (r->o->iters + WARM) * SERIES && !failed; i++)
+        failed = first(r) || (second && second(r)) || (i % SERIES == SERIES - 1 && record(r, i / SERIES + 1));
     return failed;
+}
+
+static int issue_pairs(struct rank *r)
+{
+    return issue_series(r, issue_dispatch, issue_combine);
+}
+
+static int issue_dispatches(struct rank *r)
+{
+    return issue_series(r, issue_dispatch, NULL);
+}
+
+static int issue_combines(struct rank *r)
+{
+    return issue_series(r, issue_combine, NULL);
 }
 
 static int issue_whole(struct rank *r)
@@ -409,15 +428,15 @@ static int measure(struct rank *r)
         }
         print_times(r, op, us, n);
     }
-    if (!failed && is_ll(r)) {
-        failed = replay(r, OP_PAIR) || sync(r, "pairs");
+    for (int op = OP_PAIR; !failed && is_ll(r) && op <= OP_COMBINES; op++) {
+        failed = replay(r, op) || sync(r, op_names[op]);
         for (int i = 0; i < n && !failed; i++) {
             float ms = 0;
             cudaEventElapsedTime(&ms, event[i + WARM], event[i + WARM + 1]);
-            us[i] = ms * 1000 / PAIRS;
+            us[i] = ms * 1000 / SERIES;
         }
         if (!failed)
-            print_times(r, OP_PAIR, us, n);
+            print_times(r, op, us, n);
     }
     if (!failed && !is_ll(r)) {
         for (int i = 0; !failed && i < n; i++) {
@@ -450,10 +469,12 @@ static int run_rank(int number, int n, epx_bootstrap *boot, void *arg)
     if (!failed && r.o->replays)
         failed = capture(&r, issue_whole, &r.graph[OP_WHOLE]);
     else if (!failed)
-        failed = capture(&r, issue_dispatch, &r.graph[OP_DISPATCH]) ||
-                 capture(&r, issue_combine, &r.graph[OP_COMBINE]) ||
-                 (r.o->iters && capture(&r, issue_rounds, &r.rounds)) ||
-                 (r.o->iters && is_ll(&r) && capture(&r, issue_pairs, &r.graph[OP_PAIR]));
+        failed =
+            capture(&r, issue_dispatch, &r.graph[OP_DISPATCH]) || capture(&r, issue_combine, &r.graph[OP_COMBINE]) ||
+            (r.o->iters && capture(&r, issue_rounds, &r.rounds)) ||
+            (r.o->iters && is_ll(&r) &&
+             (capture(&r, issue_pairs, &r.graph[OP_PAIR]) || capture(&r, issue_dispatches, &r.graph[OP_DISPATCHES]) ||
+              capture(&r, issue_combines, &r.graph[OP_COMBINES])));
     meet(&r);
     if (r.o->replays)
         failed = failed || replay_all(&r);

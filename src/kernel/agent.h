@@ -8,6 +8,7 @@
  *   AG_LOOK_AHEAD                    1 where fetching what the next step needs (AG_PREFETCH) is worth finding it
  *   AG_ONE_LANE                      1 where an agent has a single lane: what lanes would share out, it may do in a way of its own
  *   AG_UNROLL                        before a loop of a few steps whose arrays must not need an address
+ *   AG_ROLLED                        before a loop that is not worth more code than it needs
  *   AG_EACH(ag, type, i, n)          for loop over 0..n-1, shared out among the lanes of this agent
  *   AG_EACH_ALL(ag, type, i, n)      the same, shared out among all lanes of all agents of the launch
  *   AG_EACH_CREW(ag, type, i, n)     the same, shared out among all lanes of this agent's crew
@@ -17,6 +18,12 @@
  *   ag_crew_any(ag, v)               only with AG_CREWS: the agents of the crew meet; is v true for any lane of any?
  *   ag_crew_tables(ag, keys)         only with AG_CREWS: AG_CREW_KEYS words for each agent of the crew, one after the other, that
  *                                    all of it see; NULL if `keys` are more
+ *   ag_crew_number(ag)               likewise: which crew this is; agent 0 is of number 0
+ *   ag_crew_room(ag, words)          likewise: so many words that all agents of the crew see, the same as ag_crew_tables(), or
+ *                                    NULL; all crews get the same answer
+ *   ag_crew_or(word, bits)           likewise: sets bits of such a word; returns what it was. By each lane for itself
+ *   ag_bits(word)                    how many are set
+ *   ag_fetch(ptr), AG_LINE           brings the line of so many bytes nearer, by each lane for itself
  *   AG_ROUNDS(ag, type, i, n)        AG_EACH in whole rounds, in which lanes may have i >= n: for ag_scan within
  *   ag_begin(ag, timeout, control)   first call of a kernel
  *   ag_index, ag_count               this agent, and how many the launch has (any number from 1 up)

@@ -270,6 +270,12 @@ KFN void ll_count_sent(struct agent *ag, const struct group_dev *g, const struct
         ag_add_stat(&g->stats->rows_remote, (uint64_t)remote);
 }
 
+KFN struct ll_view ll_own_view(const struct ll_dispatch_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+    return ll_view_at(g, heap_at(g, g->rank, ll_slot_offset(g, epoch) + g->ll.rows), p->route.ntokens, p->route.topk_n);
+}
+
 /* The last agent: tables and post stand. */
 KFN_STEP void ll_publish(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch, const struct ll_view *v)
 {
@@ -286,10 +292,10 @@ KFN_STEP void ll_publish(struct agent *ag, const struct ll_dispatch_params *p, u
     ll_count_sent(ag, g, p->h);
 }
 
-KFN_STEP int ll_send_tables(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch,
-                            const struct ll_view *v)
+KFN_STEP int ll_send_tables(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
+    const struct ll_view v = ll_own_view(p, epoch);
 
     if (PLANT(PLANT_SLOT, 0,
               wait_peers(ag, g, SCOPE_ALL, SIG_LL_DONE, slot_of(g, epoch), lap_of(g, epoch) - 1, PHASE_LL_SLOT, NULL)))
@@ -298,34 +304,34 @@ KFN_STEP int ll_send_tables(struct agent *ag, const struct ll_dispatch_params *p
     if (route_plan(ag, g, p->h, &p->route))
         return 1;
     AG_MARK(ag, "route");
-    ll_fill_tables(ag, p, v, (int32_t *)heap_at(g, g->rank, ll_slot_offset(g, epoch)));
+    ll_fill_tables(ag, p, &v, (int32_t *)heap_at(g, g->rank, ll_slot_offset(g, epoch)));
     if (g->nnodes > 1) {
         if (ag_index(ag) == 0) {
-            ll_order(ag, p, v->pos);
+            ll_order(ag, p, v.pos);
             if (ag_leader(ag))
-                ll_write_post(p, epoch, v->post);
+                ll_write_post(p, epoch, v.post);
         }
         if (sync_barrier(ag, g))
             return 1;
     }
     if (sync_last(ag, g, 0))
-        ll_publish(ag, p, epoch, v);
+        ll_publish(ag, p, epoch, &v);
     AG_MARK(ag, "tables");
     return 0;
 }
 
 /* Rows into the own slot, for receivers that read them there, and for the proxies. */
-KFN_STEP int ll_stage_rows(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch,
-                           const struct ll_view *v)
+KFN_STEP int ll_stage_rows(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
+    const struct ll_view v = ll_own_view(p, epoch);
     char *rows = heap_at(g, g->rank, ll_slot_offset(g, epoch) + g->ll.rows);
     const uint64_t stride = ll_row_stride(p);
     const int spread = g->nnodes > 1;
 
     for (int t = ag_index(ag); t < p->route.ntokens && !p->in_place; t += ag_count(ag))
-        row_stage(ag, rows + (size_t)(spread ? v->pos[t] : t) * stride, &p->in, &p->agree, t);
-    if (spread && (sync_barrier(ag, g) || ll_put_remote(ag, p, epoch, v)))
+        row_stage(ag, rows + (size_t)(spread ? v.pos[t] : t) * stride, &p->in, &p->agree, t);
+    if (spread && (sync_barrier(ag, g) || ll_put_remote(ag, p, epoch, &v)))
         return 1;
     if (!sync_last(ag, g, 1))
         return 0;
@@ -335,18 +341,10 @@ KFN_STEP int ll_stage_rows(struct agent *ag, const struct ll_dispatch_params *p,
     return 0;
 }
 
-KFN struct ll_view ll_own_view(const struct ll_dispatch_params *p, uint64_t epoch)
-{
-    const struct group_dev *g = p->g;
-    return ll_view_at(g, heap_at(g, g->rank, ll_slot_offset(g, epoch) + g->ll.rows), p->route.ntokens, p->route.topk_n);
-}
-
 /* The send half of a staged operation: no peer is waited for but to free the slot. */
 KFN_STEP int ll_dispatch_send(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
 {
-    const struct ll_view v = ll_own_view(p, epoch);
-
-    return ll_send_tables(ag, p, epoch, &v) || ll_stage_rows(ag, p, epoch, &v);
+    return ll_send_tables(ag, p, epoch) || ll_stage_rows(ag, p, epoch);
 }
 
 /* May all ranks write into each other's receive tensors? All read the same posts and find the same. */
@@ -360,25 +358,28 @@ KFN int ll_all_open(struct agent *ag, const struct group_dev *g, uint64_t epoch)
 
 #define LL_COUNTS 8 /* sources that are asked before the first answer is looked at */
 
-/* first[e] = rows of earlier ranks at expert e's rank: where this rank's begin. Every crew finds them for itself. */
+/* Rows of earlier ranks at expert e's rank: where this rank's begin there. `offset` is ll_counts_offset(). */
+KFN int32_t ll_first_row(const struct group_dev *g, uint64_t epoch, uint64_t offset, int e)
+{
+    int32_t run = 0, n[LL_COUNTS];
+
+    for (int s = 0; s < g->rank; s += LL_COUNTS) {
+        AG_UNROLL
+        for (int j = 0; j < LL_COUNTS; j++)
+            n[j] = s + j < g->rank && g->mask[s + j] ? ll_counts_of(g, s + j, epoch, offset)[e] : 0;
+        AG_UNROLL
+        for (int j = 0; j < LL_COUNTS; j++)
+            run += n[j];
+    }
+    return run;
+}
+
+/* Of all experts. Every crew finds them for itself. */
 KFN_STEP void ll_first_rows(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
 {
-    const struct group_dev *g = p->g;
-    const uint64_t offset = ll_counts_offset(g, epoch);
+    const uint64_t offset = ll_counts_offset(p->g, epoch);
 
-    AG_EACH_CREW(ag, int, e, g->experts)
-    {
-        int32_t run = 0, n[LL_COUNTS];
-        for (int s = 0; s < g->rank; s += LL_COUNTS) {
-            AG_UNROLL
-            for (int j = 0; j < LL_COUNTS; j++)
-                n[j] = s + j < g->rank && g->mask[s + j] ? ll_counts_of(g, s + j, epoch, offset)[e] : 0;
-            AG_UNROLL
-            for (int j = 0; j < LL_COUNTS; j++)
-                run += n[j];
-        }
-        p->h->first[e] = run;
-    }
+    AG_EACH_CREW(ag, int, e, p->g->experts) p->h->first[e] = ll_first_row(p->g, epoch, offset, e);
 }
 
 /* Does (t, k) have a place of its own, EXPERT_MAJOR by expert, RANK_MAJOR by this rank? */
@@ -395,28 +396,35 @@ KFN_STEP int ll_has_target(const struct ll_dispatch_params *p, int64_t i)
     return p->h->first[id] + p->h->eidx[i] < (int64_t)g->nranks * g->max_tokens;
 }
 
-/* Where the row of (t, k) goes, as its rank posted it. Zero: nowhere. */
-KFN_STEP int ll_target(const struct ll_dispatch_params *p, uint64_t epoch, int64_t i, char **token, char **scale,
-                       int64_t *scale_stride)
+/* Where a row goes, for one of its channels: by one lane. */
+struct ll_target {
+    char *token, *scale;
+    int64_t scale_stride;
+};
+
+/* Row `row` of block `outer` (an expert's, or a source's) of rank d, as that has posted it. */
+KFN struct ll_target ll_target_at(const struct group_dev *g, uint64_t epoch, int d, uint64_t outer, uint64_t row)
+{
+    const struct ll_post *post = ll_post_of(g, d, epoch);
+    struct ll_target to;
+
+    to.token = heap_at(g, d, post->tokens + outer * post->outer_stride + row * post->stride);
+    to.scale = heap_at(g, d, post->scales + outer * post->scale_outer_stride + row * post->scale_row_stride);
+    to.scale_stride = (int64_t)post->scale_stride;
+    return to;
+}
+
+/* Where the row of (t, k) goes. Zero: nowhere. */
+KFN_STEP int ll_target(const struct ll_dispatch_params *p, uint64_t epoch, int64_t i, struct ll_target *to)
 {
     const struct group_dev *g = p->g;
     const int32_t id = p->h->ids[i];
-    uint64_t outer, row;
+    const int major = p->layout == LAYOUT_EXPERT_MAJOR;
 
     if (!ll_has_target(p, i))
         return 0;
-    if (p->layout == LAYOUT_EXPERT_MAJOR) {
-        outer = (uint64_t)(id % g->local_experts);
-        row = (uint64_t)(p->h->first[id] + p->h->eidx[i]);
-    } else {
-        outer = (uint64_t)g->rank;
-        row = (uint64_t)p->h->ridx[i];
-    }
-    const int d = id / g->local_experts;
-    const struct ll_post *post = ll_post_of(g, d, epoch);
-    *token = heap_at(g, d, post->tokens + outer * post->outer_stride + row * post->stride);
-    *scale = heap_at(g, d, post->scales + outer * post->scale_outer_stride + row * post->scale_row_stride);
-    *scale_stride = (int64_t)post->scale_stride;
+    *to = ll_target_at(g, epoch, id / g->local_experts, (uint64_t)(major ? id % g->local_experts : g->rank),
+                       (uint64_t)(major ? p->h->first[id] + p->h->eidx[i] : p->h->ridx[i]));
     return 1;
 }
 
@@ -431,54 +439,129 @@ KFN int ll_slice_width(struct agent *ag, const struct ll_dispatch_params *p)
     return spare < 2 ? p->in.hidden : (units + spare - 1) / spare * LL_SLICE;
 }
 
-/* Channels [begin, end) of token t to all its places on all ranks. */
-KFN_STEP void ll_write_token(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch, int t, int begin,
-                             int end, char *scratch)
-{
-    const int K = p->route.topk_n, hidden = p->in.hidden, words = p->agree.scale_bytes / 4;
-    const int per = words == (hidden + 127) / 128 ? 128 : 512; /* channels of a word of scales */
-    const int64_t from = (int64_t)begin * (p->agree.hidden_bytes / hidden);
-    const int64_t bytes = (int64_t)(end - begin) * (p->agree.hidden_bytes / hidden);
-    struct copy_set set;
-    struct word_set scales;
-    int n = 0;
+/* A piece of work: channels [begin, end) of token t. */
+struct ll_part {
+    int t, begin, end;
+};
 
-    copy_set_begin(&set);
-    word_set_begin(&scales);
-    AG_ROUNDS(ag, int, k, K)
-    {
-        char *token, *scale;
-        int64_t stride;
-        int before;
-        const int goes = k < K && ll_target(p, epoch, (int64_t)t * K + k, &token, &scale, &stride);
-        const int all = ag_vote(ag, goes, &before);
-        if (goes) {
-            copy_set_offer(&set, n + before, token + from);
-            word_set_offer(&scales, n + before, scale + begin / per * stride, stride);
-        }
-        n += all;
-    }
-    copy_set_settle(ag, &set);
-    if (words)
-        word_set_settle(ag, &scales);
-    if (p->in.cast) {
-        const char *x = row_tokens(&p->in, t) + (int64_t)begin * (p->in.dtype == DTYPE_FP32 ? 4 : 2);
-        ag_cast_fp8_many(ag, &set, &scales, n, scratch, p->in.scale_ue8m0, p->in.round_scale, x, p->in.dtype,
-                         end - begin);
-        return;
-    }
-    ag_copy_many(ag, &set, n, row_tokens(&p->in, t) + from, (size_t)bytes);
-    if (words)
-        ag_copy_words(ag, &scales, n, p->in.scales + t * p->in.scale_row_stride + begin / per * p->in.scale_stride,
-                      p->in.scale_stride, (end - begin + per - 1) / per);
+KFN struct ll_part ll_part(const struct ll_dispatch_params *p, int item, int width, int slices)
+{
+    struct ll_part part;
+
+    part.t = item / slices;
+    part.begin = item % slices * width;
+    part.end = part.begin + width < p->in.hidden ? part.begin + width : p->in.hidden;
+    return part;
 }
 
-KFN_STEP int ll_write_rows(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch,
-                           const struct ll_view *v)
+/* Where a part goes. */
+struct ll_goals {
+    struct copy_set rows;
+    struct word_set scales;
+    int n;
+};
+
+KFN void ll_goals_begin(struct ll_goals *goals)
+{
+    copy_set_begin(&goals->rows);
+    word_set_begin(&goals->scales);
+    goals->n = 0;
+}
+
+/* Channels of a word of scales. */
+KFN int ll_word_channels(const struct ll_dispatch_params *p)
+{
+    return p->agree.scale_bytes / 4 == (p->in.hidden + 127) / 128 ? 128 : 512;
+}
+
+/* By all lanes; `to` is of those that have one. */
+KFN void ll_goals_add(struct agent *ag, const struct ll_dispatch_params *p, const struct ll_part *part,
+                      struct ll_goals *goals, int goes, const struct ll_target *to)
+{
+    int before;
+    const int all = ag_vote(ag, goes, &before), place = goals->n + before;
+
+    if (goes) {
+        copy_set_offer(&goals->rows, place, to->token + part->begin * (p->agree.hidden_bytes / p->in.hidden));
+        word_set_offer(&goals->scales, place, to->scale + part->begin / ll_word_channels(p) * to->scale_stride,
+                       to->scale_stride);
+    }
+    goals->n += all;
+}
+
+KFN void ll_goals_end(struct agent *ag, const struct ll_dispatch_params *p, struct ll_goals *goals)
+{
+    copy_set_settle(ag, &goals->rows);
+    if (p->agree.scale_bytes)
+        word_set_settle(ag, &goals->scales);
+}
+
+/* Of a channel of the caller's tokens. */
+KFN int ll_source_bytes(const struct ll_dispatch_params *p)
+{
+    return p->in.cast ? (p->in.dtype == DTYPE_FP32 ? 4 : 2) : p->agree.hidden_bytes / p->in.hidden;
+}
+
+KFN const char *ll_part_tokens(const struct ll_dispatch_params *p, const struct ll_part *part)
+{
+    return row_tokens(&p->in, part->t) + (int64_t)part->begin * ll_source_bytes(p);
+}
+
+/* A part of a row that travels as it is. */
+KFN void ll_copy_part(struct agent *ag, const struct ll_dispatch_params *p, const struct ll_part *part,
+                      const struct ll_goals *goals)
+{
+    const int64_t bytes = (int64_t)(part->end - part->begin) * (p->agree.hidden_bytes / p->in.hidden);
+    const int per = ll_word_channels(p);
+
+    ag_copy_many(ag, &goals->rows, goals->n, ll_part_tokens(p, part), (size_t)bytes);
+    if (p->agree.scale_bytes)
+        ag_copy_words(ag, &goals->scales, goals->n,
+                      p->in.scales + part->t * p->in.scale_row_stride + part->begin / per * p->in.scale_stride,
+                      p->in.scale_stride, (part->end - part->begin + per - 1) / per);
+}
+
+/* A part of a token to all its places on all ranks. */
+KFN_STEP void ll_write_part(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch,
+                            const struct ll_part *part, char *scratch)
+{
+    const int K = p->route.topk_n;
+    struct ll_goals goals;
+
+    ll_goals_begin(&goals);
+    AG_ROUNDS(ag, int, k, K)
+    {
+        struct ll_target to;
+        const int goes = k < K && ll_target(p, epoch, (int64_t)part->t * K + k, &to);
+        ll_goals_add(ag, p, part, &goals, goes, &to);
+    }
+    ll_goals_end(ag, p, &goals);
+    if (p->in.cast)
+        ag_cast_fp8_many(ag, &goals.rows, &goals.scales, goals.n, scratch, p->in.scale_ue8m0, p->in.round_scale,
+                         ll_part_tokens(p, part), p->in.dtype, part->end - part->begin);
+    else
+        ll_copy_part(ag, p, part, &goals);
+}
+
+/* All have written their rows into the peers' tensors: the last agent says so. True for that one. */
+KFN_STEP int ll_say_written(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+
+    if (!sync_last(ag, g, 1))
+        return 0;
+    if (ag_leader(ag))
+        ll_own_view(p, epoch).post->written = 1;
+    ag_sync(ag);
+    signal_peers(ag, g, SCOPE_NODE, SIG_LL_ROWS, slot_of(g, epoch), lap_of(g, epoch));
+    return 1;
+}
+
+KFN_STEP int ll_write_rows(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
     const size_t bytes = row_scales_at(&p->agree) + (size_t)p->agree.scale_bytes;
-    const int hidden = p->in.hidden, width = ll_slice_width(ag, p), slices = (hidden + width - 1) / width;
+    const int width = ll_slice_width(ag, p), slices = (p->in.hidden + width - 1) / width;
     char *scratch = p->in.cast ? (char *)ag_scratch(ag, bytes) : NULL;
 
     if (p->in.cast && !scratch)
@@ -490,16 +573,11 @@ KFN_STEP int ll_write_rows(struct agent *ag, const struct ll_dispatch_params *p,
     }
     AG_MARK(ag, "places");
     for (int item = ag_index(ag); item < p->route.ntokens * slices; item += ag_count(ag)) {
-        const int begin = item % slices * width, end = begin + width < hidden ? begin + width : hidden;
-        ll_write_token(ag, p, epoch, item / slices, begin, end, scratch);
+        const struct ll_part part = ll_part(p, item, width, slices);
+        ll_write_part(ag, p, epoch, &part, scratch);
     }
     AG_MARK(ag, "rows");
-    if (sync_last(ag, g, 1)) {
-        if (ag_leader(ag))
-            v->post->written = 1;
-        ag_sync(ag);
-        signal_peers(ag, g, SCOPE_NODE, SIG_LL_ROWS, slot_of(g, epoch), lap_of(g, epoch));
-    }
+    ll_say_written(ag, p, epoch);
     AG_MARK(ag, "last");
     return 0;
 }

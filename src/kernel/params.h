@@ -500,17 +500,21 @@ struct mask_params {
 };
 
 /* `epx bench ring`: rank 0 among 1 + nrings ranks; ring i serves ranks p with p % nrings == i. */
+#define RING_BENCH_KEPT 4 /* trips whose times are stored together */
+
 struct ring_bench_params {
     struct control *control;
     const struct ring_dev *rings; /* [nrings] */
     int32_t nrings, contiguous;
     int32_t trips; /* 0: commands until *stop is set; else so many round trips of agent 0 */
     uint32_t bytes;
+    uint64_t pause_ns; /* from a push to the first look for its answer */
     uint64_t heap_bytes, timeout_ns;
     const uint64_t *stop, *sent; /* written by the host, by the proxies */
     uint64_t *pushed;            /* [agents] */
     uint64_t *failed;            /* 1: a push found no room in time */
-    uint64_t *times;             /* [2][trips], in nanoseconds: until the answer (0: none came), of some pushes alone */
+    uint64_t
+        *times; /* in nanoseconds: [trips] until the answer (0: none came), [trips / RING_BENCH_KEPT] of pushes alone */
 };
 
 EPX_STATIC_ASSERT(sizeof(struct ll_dispatch_params) <= KERNEL_PARAMS_MAX, "fits");

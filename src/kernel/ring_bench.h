@@ -12,7 +12,7 @@
 #include "kernel/command.h"
 #include "kernel/ring.h"
 
-#define RING_BENCH_PUSHES 16 /* between two looks at the stop word; between two pushes that are timed alone */
+#define RING_BENCH_PUSHES 16 /* between two looks at the stop word */
 
 /* A rank that ring i serves: rank 0 and rank p share ring p % nrings. */
 KFN int ring_bench_peer(const struct ring_bench_params *p, int ring)
@@ -50,39 +50,53 @@ KFN_STEP void ring_bench_rate(struct agent *ag, const struct ring_bench_params *
 
 #define RING_BENCH_LOOKS 64 /* between two looks at the clock */
 
-/* 0, or the time until *sent reached the target; nothing is read behind it, so that looking is all there is to it. */
-KFN uint64_t ring_bench_answer(struct agent *ag, const uint64_t *sent, uint64_t target, uint64_t start,
-                               uint64_t timeout_ns)
+/*
+ * 0, or when *sent reached the target; nothing is read behind it, so that looking is all there is to it. A look takes its
+ * time across a bus, and one that comes too early costs that of another: there is a pause before the first.
+ */
+KFN uint64_t ring_bench_answer(struct agent *ag, const struct ring_bench_params *p, const uint64_t *sent,
+                               uint64_t target, uint64_t start)
 {
+    const uint64_t pushed = p->pause_ns ? ag_now(ag) : 0;
+
+    while (p->pause_ns && ag_now(ag) - pushed < p->pause_ns)
+        ;
     for (int n = 1;; n++) {
         if ((int64_t)(ag_look(sent) - target) >= 0)
-            return ag_now(ag) - start;
-        if (n % RING_BENCH_LOOKS == 0 && ag_now(ag) - start >= timeout_ns)
+            return ag_now(ag);
+        if (n % RING_BENCH_LOOKS == 0 && ag_now(ag) - start >= p->timeout_ns)
             return 0;
     }
 }
 
+/* Each trip begins when the one before it has ended. Times are kept for a while: a push waits for what its agent stored
+ * before, which is not the ring's affair. */
 KFN_STEP void ring_bench_trips(struct agent *ag, const struct ring_bench_params *p)
 {
-    const int ring = 1 % p->nrings;
+    const struct ring_dev ring = p->rings[1 % p->nrings];
     const uint64_t *sent = &p->sent[1];
-    uint64_t target = ag_load_acquire(sent);
+    uint64_t target = ag_load_acquire(sent), start = ag_now(ag), times[RING_BENCH_KEPT], pushed = 0;
     struct command_set set;
 
     command_set_put(ag, &set, 0, command_pack(1, 0, 0, 0, p->bytes));
-    for (int i = 0; i < p->trips; i++) {
-        const uint64_t start = ag_now(ag);
-        if (ag_push(ag, &p->rings[ring], command_set_list(&set), 1) != WAIT_OK)
-            break;
-        const uint64_t pushed = i % RING_BENCH_PUSHES ? 0 : ag_now(ag) - start;
-        const uint64_t took = ring_bench_answer(ag, sent, ++target, start, p->timeout_ns);
-        if (ag_leader(ag)) {
-            p->times[i] = took;
-            if (pushed) /* looking at the clock takes time too: not in every trip */
-                p->times[p->trips + i / RING_BENCH_PUSHES] = pushed;
+    for (int i = 0; i < p->trips; i += RING_BENCH_KEPT) {
+        AG_UNROLL
+        for (int j = 0; j < RING_BENCH_KEPT; j++) {
+            times[j] = 0;
+            if (!start || ag_push(ag, &ring, command_set_list(&set), 1) != WAIT_OK)
+                continue;
+            if (j == 1) /* looking at the clock takes time too: not in every trip */
+                pushed = ag_now(ag) - start;
+            const uint64_t end = ring_bench_answer(ag, p, sent, ++target, start);
+            times[j] = end ? end - start : 0;
+            start = end;
         }
-        if (!took)
-            break;
+        AG_UNROLL
+        for (int j = 0; j < RING_BENCH_KEPT; j++)
+            if (ag_leader(ag) && i + j < p->trips)
+                p->times[i + j] = times[j];
+        if (ag_leader(ag))
+            p->times[p->trips + i / RING_BENCH_KEPT] = pushed;
     }
 }
 

@@ -110,7 +110,7 @@ KFN int kernel_begin(struct agent *ag, const struct group_dev *g)
 {
     AG_MARK(ag, "near");
     ag_begin(ag, g->timeout_ns, control_of(g, g->rank));
-    const uint64_t word = ag_load_acquire(&control_of(g, g->rank)->abort_word);
+    const uint64_t word = ag_look(&control_of(g, g->rank)->abort_word); /* nothing is read behind it */
     if (word)
         report(ag, g, KSTATUS_PEER, PHASE_NONE, ABORT_RANK(word), 0, 0, ABORT_STATUS(word), 0);
     return word != 0;
@@ -311,10 +311,29 @@ KFN int glance_peers(struct agent *ag, const struct group_dev *g, enum scope sco
     return 0;
 }
 
+/* Waits until every active peer's signal reaches `value`; one deadline for all of them. One agent. Non-zero: failed. */
+KFN_STEP int wait_each(struct agent *ag, const struct group_dev *g, enum scope scope, int kind, int slot,
+                       uint64_t value, int phase, int64_t *wait_ns)
+{
+    int failed = 0;
+
+    if (!wait_ns && glance_peers(ag, g, scope, kind, slot, value))
+        return 0;
+    const uint64_t start = ag_now(ag);
+    for (int p = 0; p < g->nranks && !failed; p++) {
+        if (!in_scope(g, scope, p))
+            continue;
+        const uint64_t before = wait_ns ? ag_now(ag) : 0;
+        failed = wait_word(ag, g, signal_from(g, kind, slot, p), value, phase, p, start);
+        if (wait_ns && ag_leader(ag))
+            wait_ns[p] += (int64_t)(ag_now(ag) - before); /* not what earlier ranks took */
+    }
+    return failed;
+}
+
 /*
- * Waits until every active peer's signal reaches `value`; one deadline for all of them. All agents call it. Each crew waits
- * for itself, and nothing else that other crews do is waited for. Where a wait may end by masking a peer, one agent decides
- * that for the whole launch.
+ * The same for all agents, which all call it. Each crew waits for itself, and nothing else that other crews do is waited
+ * for. Where a wait may end by masking a peer, one agent decides that for the whole launch.
  */
 KFN_STEP int wait_peers(struct agent *ag, const struct group_dev *g, enum scope scope, int kind, int slot,
                         uint64_t value, int phase, int64_t *wait_ns)
@@ -322,19 +341,8 @@ KFN_STEP int wait_peers(struct agent *ag, const struct group_dev *g, enum scope 
     const int one = g->enable_mask;
     int failed = 0;
 
-    if (ag_index(ag) != 0)
-        wait_ns = NULL;
-    if ((one ? ag_index(ag) : ag_crew_index(ag)) == 0 && (wait_ns || !glance_peers(ag, g, scope, kind, slot, value))) {
-        const uint64_t start = ag_now(ag);
-        for (int p = 0; p < g->nranks && !failed; p++) {
-            if (!in_scope(g, scope, p))
-                continue;
-            const uint64_t before = wait_ns ? ag_now(ag) : 0;
-            failed = wait_word(ag, g, signal_from(g, kind, slot, p), value, phase, p, start);
-            if (wait_ns && ag_leader(ag))
-                wait_ns[p] += (int64_t)(ag_now(ag) - before); /* not what earlier ranks took */
-        }
-    }
+    if ((one ? ag_index(ag) : ag_crew_index(ag)) == 0)
+        failed = wait_each(ag, g, scope, kind, slot, value, phase, ag_index(ag) == 0 ? wait_ns : NULL);
     return one ? sync_barrier(ag, g) || failed : crew_barrier(ag, g, failed);
 }
 

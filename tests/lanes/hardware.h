@@ -253,6 +253,16 @@ KFN void vec_store(void *to, uint4 v)
     *(uint4 *)__builtin_assume_aligned(to, 16) = v;
 }
 
+KFN void line_fetch(const void *from)
+{
+    __builtin_prefetch(from);
+}
+
+KFN uint32_t atomicOr(uint32_t *word, uint32_t bits)
+{
+    return __atomic_fetch_or(word, bits, __ATOMIC_RELAXED);
+}
+
 KFN uint32_t max_u16x2(uint32_t a, uint32_t b)
 {
     const uint32_t high = a >> 16 > b >> 16 ? a >> 16 : b >> 16;

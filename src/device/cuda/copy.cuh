@@ -10,6 +10,8 @@
 #define COPY_FLIGHT 8 /* loads of a lane in flight: 8 * WARP * 16 bytes of a row */
 #endif
 
+#define ROW_FLIGHT 4 /* the same for a row that is copied to one place */
+
 KFN int aligned16(const void *p)
 {
     return ((uintptr_t)p & 15) == 0;
@@ -44,18 +46,18 @@ KFN_STEP void copy_row(char *to, const char *from, size_t bytes)
     }
     const char *src = from + lane_id() * 16;
     char *dst = to + lane_id() * 16;
-    for (int at = lane_id(); at < n; at += COPY_FLIGHT * WARP) {
-        uint4 v[COPY_FLIGHT];
+    for (int at = lane_id(); at < n; at += ROW_FLIGHT * WARP) {
+        uint4 v[ROW_FLIGHT];
 #pragma unroll
-        for (int j = 0; j < COPY_FLIGHT; j++)
+        for (int j = 0; j < ROW_FLIGHT; j++)
             if (at + j * WARP < n)
                 v[j] = vec_load(src + j * WARP * 16);
 #pragma unroll
-        for (int j = 0; j < COPY_FLIGHT; j++)
+        for (int j = 0; j < ROW_FLIGHT; j++)
             if (at + j * WARP < n)
                 vec_store(dst + j * WARP * 16, v[j]);
-        src += COPY_FLIGHT * WARP * 16;
-        dst += COPY_FLIGHT * WARP * 16;
+        src += ROW_FLIGHT * WARP * 16;
+        dst += ROW_FLIGHT * WARP * 16;
     }
 }
 
@@ -100,7 +102,7 @@ KFN void copy_set_offer(struct copy_set *set, int place, void *to)
 /* The lane that offers for this lane's place; its own number where none does. */
 KFN_STEP int offers_lane(int place)
 {
-    lanes_t offers = __ballot_sync(ALL_LANES, place >= 0);
+    lanes_t offers = __ballot_sync(ALL_LANES, place >= 0 && place != lane_id());
     int from = lane_id();
 
     while (offers) {

@@ -5,8 +5,6 @@
 
 #include "device/cuda/prims.cuh"
 
-#include "device/cuda/launch.h"
-
 #define RANKS_NEAR 64 /* ranks whose heap addresses and masks are kept in shared memory */
 
 /* What every step of a kernel looks up, near at hand. */

@@ -119,20 +119,6 @@ KFN_STEP void fp8_row(uint8_t *q, void *scales, int ue8m0, int power_of_two, con
         ((uint8_t *)scales)[blocks + lane_id()] = 0;
 }
 
-KFN void ag_cast_fp8(struct agent *ag, void *q, void *scales, int ue8m0, int round_scale, const void *x, int dtype,
-                     int hidden)
-{
-    const int power_of_two = round_scale || ue8m0;
-
-    (void)ag;
-    if (dtype == DTYPE_BF16)
-        fp8_row<DTYPE_BF16>((uint8_t *)q, scales, ue8m0, power_of_two, (const char *)x, hidden);
-    else if (dtype == DTYPE_FP16)
-        fp8_row<DTYPE_FP16>((uint8_t *)q, scales, ue8m0, power_of_two, (const char *)x, hidden);
-    else
-        fp8_row<DTYPE_FP32>((uint8_t *)q, scales, ue8m0, power_of_two, (const char *)x, hidden);
-}
-
 /* ---- To many destinations, without a detour through memory ------------------------------------------------------ */
 
 /* Eight lanes hold a block, sixteen channels each: a lane's result is one vector. */
@@ -211,10 +197,10 @@ KFN_STEP void fp8_put_scales(const struct word_set &own, int count, int ue8m0, f
     }
 }
 
-#define FP8_TARGETS 8 /* destinations whose addresses every lane holds */
+#define FP8_TARGETS 8 /* destinations whose addresses every lane holds, where there may be several */
 
 /* One step of a row: `block` is its first block among those whose scales are held. */
-template <int dtype>
+template <int dtype, int targets>
 KFN void fp8_wide_step(char *own, char *const *to, int count, const struct raw16<dtype> &raw, int power_of_two, int step,
                        int end, int block, float *held)
 {
@@ -223,10 +209,10 @@ KFN void fp8_wide_step(char *own, char *const *to, int count, const struct raw16
     const uint4 q = fp8_wide<dtype>(raw, power_of_two, &scale);
 
 #pragma unroll
-    for (int i = 0; i < FP8_TARGETS; i++)
+    for (int i = 0; i < targets; i++)
         if (i < count && mine < end)
             vec_store(to[i] + mine, q);
-    ROLLED for (int i = FP8_TARGETS; i < count; i++) {
+    ROLLED for (int i = targets; targets > 1 && i < count; i++) {
         char *more = (char *)__shfl_sync(ALL_LANES, (unsigned long long)own, i);
         if (mine < end)
             vec_store(more + mine, q);
@@ -235,14 +221,14 @@ KFN void fp8_wide_step(char *own, char *const *to, int count, const struct raw16
     *held = nth >= 0 && nth < WARP / 8 ? theirs : *held;
 }
 
-template <int dtype, int flight>
+template <int dtype, int flight, int targets>
 KFN_STEP void fp8_row_many(char *own, const struct word_set &scales, int count, int ue8m0, int power_of_two,
                            const char *x, int channels)
 {
-    char *to[FP8_TARGETS];
+    char *to[targets];
 
 #pragma unroll
-    for (int i = 0; i < FP8_TARGETS; i++)
+    for (int i = 0; i < targets; i++)
         to[i] = (char *)__shfl_sync(ALL_LANES, (unsigned long long)own, i);
     ROLLED for (int part = 0; part < channels; part += FP8_HELD) {
         const int end = channels - part < FP8_HELD ? channels : part + FP8_HELD;
@@ -263,12 +249,43 @@ KFN_STEP void fp8_row_many(char *own, const struct word_set &scales, int count, 
             for (int j = 0; j < flight; j++) {
                 const int step = at + j * FP8_WIDE_STEP;
                 if (step < end)
-                    fp8_wide_step<dtype>(own, to, count, raw[j], power_of_two, step, end, (step - part) / FP8_BLOCK, &held);
+                    fp8_wide_step<dtype, targets>(own, to, count, raw[j], power_of_two, step, end, (step - part) / FP8_BLOCK, &held);
             }
         }
         fp8_put_scales(scales, count, ue8m0, held, part / FP8_BLOCK / (ue8m0 ? 4 : 1),
                        (end - part + FP8_BLOCK - 1) / FP8_BLOCK);
     }
+}
+
+/* ---- To one ----------------------------------------------------------------------------------------------------- */
+
+template <int dtype, int flight>
+KFN void fp8_row_one(void *q, void *scales, int ue8m0, int power_of_two, const void *x, int hidden)
+{
+    struct word_set words;
+
+    if (!aligned16(q) || !aligned16(x) || hidden % 16) {
+        fp8_row<dtype>((uint8_t *)q, scales, ue8m0, power_of_two, (const char *)x, hidden);
+        return;
+    }
+    words.to = (char *)scales;
+    words.stride = 4;
+    words.place = -1;
+    fp8_row_many<dtype, flight, 1>((char *)q, words, 1, ue8m0, power_of_two, (const char *)x, hidden);
+}
+
+KFN void ag_cast_fp8(struct agent *ag, void *q, void *scales, int ue8m0, int round_scale, const void *x, int dtype,
+                     int hidden)
+{
+    const int power_of_two = round_scale || ue8m0;
+
+    (void)ag;
+    if (dtype == DTYPE_BF16)
+        fp8_row_one<DTYPE_BF16, FP8_WIDE_FLIGHT>(q, scales, ue8m0, power_of_two, x, hidden);
+    else if (dtype == DTYPE_FP16)
+        fp8_row_one<DTYPE_FP16, FP8_WIDE_FLIGHT>(q, scales, ue8m0, power_of_two, x, hidden);
+    else
+        fp8_row_one<DTYPE_FP32, 1>(q, scales, ue8m0, power_of_two, x, hidden);
 }
 
 KFN_STEP void ag_cast_fp8_many(struct agent *ag, const struct copy_set *set, const struct word_set *words, int n,
@@ -286,11 +303,11 @@ KFN_STEP void ag_cast_fp8_many(struct agent *ag, const struct copy_set *set, con
         ag_copy_words(ag, words, n, scales, 4, ue8m0 ? (blocks + 3) / 4 : blocks);
         __syncwarp();
     } else if (dtype == DTYPE_BF16) {
-        fp8_row_many<DTYPE_BF16, FP8_WIDE_FLIGHT>(set->to, *words, n, ue8m0, power_of_two, (const char *)x, channels);
+        fp8_row_many<DTYPE_BF16, FP8_WIDE_FLIGHT, FP8_TARGETS>(set->to, *words, n, ue8m0, power_of_two, (const char *)x, channels);
     } else if (dtype == DTYPE_FP16) {
-        fp8_row_many<DTYPE_FP16, FP8_WIDE_FLIGHT>(set->to, *words, n, ue8m0, power_of_two, (const char *)x, channels);
+        fp8_row_many<DTYPE_FP16, FP8_WIDE_FLIGHT, FP8_TARGETS>(set->to, *words, n, ue8m0, power_of_two, (const char *)x, channels);
     } else {
-        fp8_row_many<DTYPE_FP32, 1>(set->to, *words, n, ue8m0, power_of_two, (const char *)x, channels);
+        fp8_row_many<DTYPE_FP32, 1, FP8_TARGETS>(set->to, *words, n, ue8m0, power_of_two, (const char *)x, channels);
     }
 }
 

@@ -17,6 +17,7 @@
  *   block_any(v, threads)                the first `threads` threads of the block meet; is v true for any?
  *   clock_global, nap                    nanoseconds; for about so many
  *   vec_load, vec_store                  16 bytes that pass once
+ *   line_fetch                           brings a line of 128 bytes to the GPU's common cache
  *   pack_bf16, pack_fp16                 two floats in one word
  *   max_u16x2                            the larger of 16-bit numbers, two at a time
  *   fp8_pair                             where FP8_PAIR is defined: two floats as OCP e4m3; not NaN
@@ -193,6 +194,11 @@ KFN void vec_store(void *to, uint4 v)
     asm volatile(STORE_HOW " [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z),
                  "r"(v.w)
                  : "memory");
+}
+
+KFN void line_fetch(const void *from)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
 }
 
 /* ---- Numbers ---------------------------------------------------------------------------------------------------- */

@@ -13,6 +13,7 @@
 #define KFN static __device__ __forceinline__
 #define KFN_STEP static __device__ __attribute__((noinline, unused)) /* registers of its own */
 #define AG_UNROLL _Pragma("unroll")
+#define AG_ROLLED _Pragma("unroll 1")
 #define AG_PREFETCH(address) ((void)(address))
 #define AG_ONE_LANE 0
 #define AG_LOOK_AHEAD 0 /* other warps have their loads in flight meanwhile */
@@ -31,6 +32,7 @@
 #include "device/cuda/hardware.cuh"
 #endif
 
+#include "device/cuda/launch.h"
 #include "kernel/command.h"
 #include "kernel/params.h"
 #include "util/numeric.h"
@@ -73,7 +75,7 @@ KFN lanes_t lanes_below(void)
 enum wait_result { WAIT_OK = 0, WAIT_TIMEOUT = 1, WAIT_ABORTED = 2 };
 
 /* Not unrolled: most of these loops have one round or two, and code that runs once comes from memory, line by line. */
-#define ROLLED _Pragma("unroll 1")
+#define ROLLED AG_ROLLED
 #define AG_EACH(ag, type, i, n) ROLLED for (type i = ((void)(ag), (type)lane_id()); i < (type)(n); i += WARP)
 #define AG_ROUNDS(ag, type, i, n) \
     ROLLED for (type i = ((void)(ag), (type)lane_id()); i - lane_id() < (type)(n); i += WARP)
@@ -96,11 +98,11 @@ KFN uint64_t from_first(uint64_t v, lanes_t here)
 }
 
 #ifdef EPX_KERNEL_MARKS
-/* For a look at where time goes: build with -DEPX_KERNEL_MARKS; agent 0 prints now and then what it took from mark to
+/* For a look at where time goes: build with -DEPX_KERNEL_MARKS=0; agent 0 (or another one) prints now and then what it took from mark to
  * mark, in nanoseconds (the clock ticks every 32 on most GPUs, every 1000 on some). */
 KFN void mark(struct agent *ag, const char *name)
 {
-    if (lane_id() || ag->index || ag->marks == 16)
+    if (lane_id() || ag->index != EPX_KERNEL_MARKS || ag->marks == 16)
         return;
     ag->mark_name[ag->marks] = name;
     ag->mark_ns[ag->marks++] = clock_global();
@@ -108,7 +110,7 @@ KFN void mark(struct agent *ag, const char *name)
 
 KFN void marks_print(struct agent *ag, const char *kernel)
 {
-    if (lane_id() || ag->index || ag->mark_ns[0] >> 15 & 31)
+    if (lane_id() || ag->index != EPX_KERNEL_MARKS || ag->mark_ns[0] >> 15 & 31)
         return;
     for (int i = 1; i < ag->marks; i++)
         printf("mark %s %s %llu\n", kernel, ag->mark_name[i], (unsigned long long)(ag->mark_ns[i] - ag->mark_ns[i - 1]));
@@ -141,6 +143,28 @@ KFN int ag_crew_index(const struct agent *ag)
 {
     (void)ag;
     return (int)(threadIdx.x / WARP);
+}
+
+KFN int ag_crew_number(const struct agent *ag)
+{
+    (void)ag;
+    return (int)blockIdx.x;
+}
+
+KFN uint32_t ag_crew_or(uint32_t *word, uint32_t bits)
+{
+    return atomicOr(word, bits);
+}
+
+KFN int ag_bits(uint32_t word)
+{
+    return __popc(word);
+}
+
+#define AG_LINE 128
+KFN void ag_fetch(const void *ptr)
+{
+    line_fetch(ptr);
 }
 
 KFN int ag_crew_count(const struct agent *ag)
@@ -337,8 +361,7 @@ KFN int ag_any(struct agent *ag, int v)
 #define WAIT_LOOKS 16
 
 /* One lane. Polls relaxed: an acquire would throw the SM's first-level cache away with every look. */
-KFN int wait_slow(const uint64_t *word, uint64_t target, uint64_t timeout_ns,
-                                             const uint64_t *abort_word)
+KFN int wait_slow(const uint64_t *word, uint64_t target, uint64_t timeout_ns, const uint64_t *abort_word)
 {
     const uint64_t start = clock_global();
     unsigned pause = 0;

@@ -8,12 +8,19 @@
 #ifndef EPX_DEVICE_CUDA_ROUTE_CUH
 #define EPX_DEVICE_CUDA_ROUTE_CUH
 
+#ifndef ROUTE_NEAR
 #define ROUTE_NEAR 512 /* experts and ranks whose counts fit shared memory */
+#endif
 #define AG_CREW_KEYS ROUTE_NEAR
 
 KFN int32_t *ag_crew_tables(struct agent *ag, int keys)
 {
     return keys <= ROUTE_NEAR ? ag->counts : NULL;
+}
+
+KFN int32_t *ag_crew_room(struct agent *ag, int words)
+{
+    return words <= LAUNCH_WARPS * ROUTE_NEAR ? ag->counts : NULL;
 }
 
 KFN int64_t route_index(const struct route_in *in, int64_t i)

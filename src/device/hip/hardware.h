@@ -249,6 +249,12 @@ KFN void vec_store(void *to, uint4 v)
     __builtin_nontemporal_store(w, (IN_MEMORY vec4 *)to);
 }
 
+/* Other wavefronts' work hides the way. */
+KFN void line_fetch(const void *from)
+{
+    (void)from;
+}
+
 /* ---- Numbers ---------------------------------------------------------------------------------------------------- */
 
 KFN uint32_t canonical_bf16(float x)

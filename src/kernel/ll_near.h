@@ -1,0 +1,356 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Low-latency dispatch inside one node where agents form crews (the blocks of a GPU): the same protocol as everywhere
+ * (ll_dispatch.h), with fewer meetings, fewer looks at far memory and fewer instructions, which is what its time is made of.
+ *
+ *   Every crew routes all tokens for itself: a bit per (expert, token) and (rank, token) in the crew's own memory. A row's
+ *   number is then the count of bits before its token, whoever asks.
+ *   The first crew writes the counts and says LL_DATA at once. The tables that receivers need no earlier than the rows are
+ *   shared out among all crews, and stand with LL_ROWS.
+ *   While peers' counts are on their way each agent casts the first row that it will write, into its scratch.
+ *   Then lane k finds the place of the token's k-th row: what earlier ranks have for that expert, from their counts, and
+ *   the post of its rank.
+ *
+ * Different agents of a crew do what is to be done once: n of them, agent 0 finds the offsets, n / 4 looks at the posts,
+ * n / 2 says LL_DATA, n - 1 waits for peers.
+ */
+#ifndef EPX_KERNEL_LL_NEAR_H
+#define EPX_KERNEL_LL_NEAR_H
+
+#include "kernel/ll_dispatch_recv.h"
+
+#if AG_CREWS
+
+/* What all agents of a crew need to know, in the crew's memory. */
+struct near_plan {
+    uint64_t lap, counts, post;         /* offsets are the same in all heaps */
+    int32_t slot, width, slices, items; /* pieces of work: ll_part() */
+    int32_t bytes, per;                 /* of a channel as it travels; channels of a word of scales */
+    int32_t words;                      /* of a mask */
+    int32_t pad;
+};
+#define NEAR_PLAN_WORDS ((int)sizeof(struct near_plan) / 4)
+
+/* Masks of a key, an expert or (after them) a rank: bit t is set if token t goes there. */
+KFN uint32_t *near_mask(const struct near_plan *plan, int key)
+{
+    return (uint32_t *)(plan + 1) + key * plan->words;
+}
+
+/* Is this dispatch one for which all that is here is made? Then the crew's memory, else NULL. All crews find the same. */
+KFN struct near_plan *near_room(struct agent *ag, const struct ll_dispatch_params *p)
+{
+    const struct group_dev *g = p->g;
+    const int words = (p->route.ntokens + 31) / 32 * (g->experts + g->nranks);
+
+    if (g->nnodes > 1 || g->enable_mask || p->layout != LAYOUT_EXPERT_MAJOR)
+        return NULL;
+    if (p->in.cast && !ag_scratch(ag, row_scales_at(&p->agree) + (size_t)p->agree.scale_bytes))
+        return NULL;
+    return (struct near_plan *)ag_crew_room(ag, NEAR_PLAN_WORDS + words);
+}
+
+KFN_STEP void near_make_plan(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch,
+                             struct near_plan *plan)
+{
+    const struct group_dev *g = p->g;
+    const int width = ll_slice_width(ag, p), slices = (p->in.hidden + width - 1) / width;
+    const uint64_t counts = ll_counts_offset(g, epoch);
+
+    if (!ag_leader(ag))
+        return;
+    plan->lap = lap_of(g, epoch);
+    plan->slot = slot_of(g, epoch);
+    plan->counts = counts;
+    plan->post = counts + up16((size_t)g->experts * 4) + up16((size_t)g->nranks * 4);
+    plan->width = width;
+    plan->slices = slices;
+    plan->items = p->route.ntokens * slices;
+    plan->bytes = p->agree.hidden_bytes / p->in.hidden;
+    plan->per = ll_word_channels(p);
+    plan->words = (p->route.ntokens + 31) / 32;
+}
+
+KFN int64_t near_index(const struct route_in *in, int i)
+{
+    return in->idx64 ? ((const int64_t *)in->topk)[i] : (int64_t)((const int32_t *)in->topk)[i];
+}
+
+/* How many of the tokens before t. */
+KFN int near_before(const uint32_t *mask, int t)
+{
+    int n = ag_bits(mask[t / 32] & (((uint32_t)1 << t % 32) - 1));
+
+    AG_ROLLED
+    for (int w = 0; w < t / 32; w++)
+        n += ag_bits(mask[w]);
+    return n;
+}
+
+/* Fills plan and masks, and waits for the slot meanwhile. Non-zero: an index is wrong, or a wait has failed; route_plan() and
+ * the waits that go with it say so. */
+KFN int near_route(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch, struct near_plan *plan)
+{
+    const struct group_dev *g = p->g;
+    const int K = p->route.topk_n, E = g->experts, L = g->local_experts, words = (p->route.ntokens + 31) / 32;
+    uint32_t *masks = (uint32_t *)(plan + 1);
+    int odd = 0;
+
+    AG_EACH_CREW(ag, int, i, (E + g->nranks) * words) masks[i] = 0;
+    if (ag_crew_index(ag) == 0)
+        near_make_plan(ag, p, epoch, plan);
+    crew_barrier(ag, g, 0);
+    AG_MARK(ag, "zero");
+    if (ag_crew_index(ag) == ag_crew_count(ag) - 1)
+        odd = wait_each(ag, g, SCOPE_NODE, SIG_LL_DONE, plan->slot, plan->lap - 1, PHASE_LL_SLOT, NULL);
+    AG_EACH_CREW(ag, int, i, p->route.ntokens *K)
+    {
+        const int64_t id = near_index(&p->route, i);
+        const int t = i / K, word = t / 32;
+        const uint32_t bit = (uint32_t)1 << t % 32;
+        odd |= id < -1 || id >= E;
+        if (id < 0 || id >= E)
+            continue;
+        odd |= (ag_crew_or(&masks[(int)id * words + word], bit) & bit) != 0; /* named twice */
+        ag_crew_or(&masks[(E + (int)id / L) * words + word], bit);
+    }
+    AG_MARK(ag, "or");
+    return crew_barrier(ag, g, odd);
+}
+
+/* The first crew: counts and post stand. */
+KFN_STEP void near_publish(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch,
+                           const struct near_plan *plan)
+{
+    const struct group_dev *g = p->g;
+    const struct handle_dev *h = p->h;
+    const int E = g->experts, nth = ag_crew_index(ag), n = ag_crew_count(ag);
+    int32_t *ecount = (int32_t *)heap_at(g, g->rank, plan->counts), *rcount = ecount + up16((size_t)E * 4) / 4;
+
+    AG_EACH_CREW(ag, int, key, E + g->nranks)
+    {
+        const uint32_t *mask = near_mask(plan, key);
+        int sum = 0;
+        AG_ROLLED
+        for (int w = 0; w < plan->words; w++)
+            sum += ag_bits(mask[w]);
+        if (key < E)
+            h->ecount[key] = ecount[key] = sum;
+        else
+            h->rcount[key - E] = rcount[key - E] = sum;
+    }
+    if (nth == n - 1 && ag_leader(ag)) {
+        ll_write_post(p, epoch, (struct ll_post *)heap_at(g, g->rank, plan->post));
+        h->state->ntokens = p->route.ntokens;
+        h->state->topk = p->route.topk_n;
+    }
+    crew_barrier(ag, g, 0);
+    if (nth == n / 2)
+        signal_peers(ag, g, SCOPE_NODE, SIG_LL_DATA, plan->slot, plan->lap);
+}
+
+/* What stands with LL_ROWS, and what the combine that follows needs. */
+KFN_STEP void near_tables(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch,
+                          const struct near_plan *plan)
+{
+    const struct group_dev *g = p->g;
+    const struct handle_dev *h = p->h;
+    const int K = p->route.topk_n, L = g->local_experts;
+    const struct ll_view v = ll_own_view(p, epoch);
+    int32_t *list = (int32_t *)heap_at(g, g->rank, ll_slot_offset(g, epoch));
+
+    AG_EACH_ALL(ag, int, i, p->route.ntokens *K)
+    {
+        const int id = (int)near_index(&p->route, i), t = i / K, r = id / L;
+        int number = -1, nth = -1, first = id >= 0;
+        AG_ROLLED
+        for (int j = t * K; j < i; j++) { /* the token's first index of this rank? */
+            const int64_t other = near_index(&p->route, j);
+            first &= other < (int64_t)r * L || other >= (int64_t)r * L + L;
+        }
+        if (id >= 0)
+            number = near_before(near_mask(plan, id), t);
+        if (first) {
+            nth = near_before(near_mask(plan, g->experts + r), t);
+            list[(size_t)r * (size_t)g->max_tokens + (size_t)nth] = t;
+        }
+        h->ids[i] = v.ids[i] = id;
+        h->eidx[i] = v.eidx[i] = number;
+        h->ridx[i] = nth;
+        if (p->weights)
+            v.weights[i] = p->weights[i];
+    }
+}
+
+/* Lane k's row of a part: the k-th index of its token, and its number among those of its expert. K is at most 32, and no
+ * crew's agents have fewer lanes. */
+struct near_row {
+    int id, number;
+};
+
+KFN struct near_row near_row(struct agent *ag, const struct ll_dispatch_params *p, const struct near_plan *plan, int t)
+{
+    const int K = p->route.topk_n;
+    struct near_row row = {-1, 0};
+
+    AG_EACH(ag, int, k, K)
+    {
+        row.id = (int)near_index(&p->route, t * K + k);
+        row.number = row.id < 0 ? 0 : near_before(near_mask(plan, row.id), t);
+    }
+    return row;
+}
+
+/* Where the rows of a part go, once the counts are there: EXPERT_MAJOR. */
+KFN_STEP void near_goals(struct agent *ag, const struct ll_dispatch_params *p, const struct near_plan *plan,
+                         const struct ll_part *part, struct near_row row, struct ll_goals *goals)
+{
+    const struct group_dev *g = p->g;
+    const int d = row.id < 0 ? 0 : row.id / g->local_experts, l = row.id - d * g->local_experts;
+    const struct ll_post *post = (const struct ll_post *)heap_at(g, d, plan->post);
+    int64_t at = row.number;
+
+    AG_ROLLED
+    for (int s = 0; s < g->rank && row.id >= 0; s += LL_COUNTS) {
+        int32_t n[LL_COUNTS];
+        AG_UNROLL
+        for (int j = 0; j < LL_COUNTS; j++)
+            n[j] = s + j < g->rank ? ((const int32_t *)heap_at(g, s + j, plan->counts))[row.id] : 0;
+        AG_UNROLL
+        for (int j = 0; j < LL_COUNTS; j++)
+            at += n[j];
+    }
+    const int goes =
+        row.id >= 0 && at < (int64_t)g->nranks * g->max_tokens; /* else the receiver finds it and reports it */
+    int before;
+    goals->n = ag_vote(ag, goes, &before);
+    copy_set_begin(&goals->rows);
+    word_set_begin(&goals->scales);
+    if (goes) {
+        copy_set_offer(&goals->rows, before,
+                       heap_at(g, d,
+                               post->tokens + (uint64_t)l * post->outer_stride + (uint64_t)at * post->stride +
+                                   (uint64_t)part->begin * (uint64_t)plan->bytes));
+        word_set_offer(&goals->scales, before,
+                       heap_at(g, d,
+                               post->scales + (uint64_t)l * post->scale_outer_stride +
+                                   (uint64_t)at * post->scale_row_stride +
+                                   (uint64_t)(part->begin / plan->per) * post->scale_stride),
+                       (int64_t)post->scale_stride);
+    }
+    ll_goals_end(ag, p, goals);
+}
+
+/* The scratch gets the part as it travels: payload, then scales. */
+KFN_STEP void near_cast(struct agent *ag, const struct ll_dispatch_params *p, const struct ll_part *part, char *scratch)
+{
+    const int channels = part->end - part->begin;
+
+    ag_cast_fp8(ag, scratch, scratch + up16((size_t)channels), p->in.scale_ue8m0, p->in.round_scale,
+                ll_part_tokens(p, part), p->in.dtype, channels);
+    ag_sync(ag);
+}
+
+KFN_STEP void near_write(struct agent *ag, const struct ll_dispatch_params *p, const struct near_plan *plan,
+                         const struct ll_part *part, const struct ll_goals *goals, const char *scratch)
+{
+    const int channels = part->end - part->begin;
+
+    if (!p->in.cast) {
+        ll_copy_part(ag, p, part, goals);
+        return;
+    }
+    ag_copy_many(ag, &goals->rows, goals->n, scratch, (size_t)channels);
+    ag_copy_words(ag, &goals->scales, goals->n, scratch + up16((size_t)channels), 4,
+                  (channels + plan->per - 1) / plan->per);
+    ag_sync(ag);
+}
+
+/* The row is far away: on its way before it is needed. */
+KFN void near_fetch(struct agent *ag, const struct ll_dispatch_params *p, const struct ll_part *part)
+{
+    const int bytes = (part->end - part->begin) * ll_source_bytes(p);
+    const char *from = ll_part_tokens(p, part);
+
+    AG_EACH(ag, int, i, (bytes + AG_LINE - 1) / AG_LINE) ag_fetch(from + i * AG_LINE);
+}
+
+/* The last of all agents: this operation is the newest. All have begun it by now. */
+KFN void near_advance(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
+{
+    if (ag_leader(ag)) {
+        p->g->state->epoch[OP_LL_DISPATCH] = epoch;
+        p->h->state->epoch = epoch;
+    }
+    ll_count_sent(ag, p->g, p->h);
+}
+
+/* Rows were written into the peers' tensors; some rank's cannot be written; failed; nothing was said yet: ll_dispatch_whole()
+ * is to do it. */
+enum near_result { NEAR_WRITTEN, NEAR_CLOSED, NEAR_FAILED, NEAR_ELSEWHERE };
+
+/* The send half, up to LL_ROWS. */
+KFN_STEP enum near_result ll_dispatch_near(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch,
+                                           struct near_plan *plan)
+{
+    const struct group_dev *g = p->g;
+    const int nth = ag_crew_index(ag), n = ag_crew_count(ag);
+    char *scratch = p->in.cast ? (char *)ag_scratch(ag, 0) : NULL;
+    int item = ag_index(ag), bad = 0;
+    struct near_row row = {-1, 0};
+    struct ll_part part;
+    struct ll_goals goals;
+
+    if (near_route(ag, p, epoch, plan))
+        return NEAR_ELSEWHERE;
+    AG_MARK(ag, "route");
+    part = ll_part(p, item, plan->width, plan->slices);
+    if (item < plan->items)
+        near_fetch(ag, p, &part);
+    if (ag_crew_number(ag) == 0)
+        near_publish(ag, p, epoch, plan);
+    AG_MARK(ag, "publish");
+    near_tables(ag, p, epoch, plan);
+    AG_MARK(ag, "tables");
+    if (item < plan->items) {
+        row = near_row(ag, p, plan, part.t);
+        if (p->in.cast)
+            near_cast(ag, p, &part, scratch);
+    }
+    AG_MARK(ag, "cast");
+    if (nth == n - 1)
+        bad = wait_each(ag, g, SCOPE_NODE, SIG_LL_DATA, plan->slot, plan->lap, PHASE_LL_DATA,
+                        ag_crew_number(ag) == 0 ? p->wait_ns : NULL);
+    if (crew_barrier(ag, g, bad))
+        return NEAR_FAILED;
+    AG_MARK(ag, "data");
+    if (nth == n / 4) /* for the whole crew */
+        bad = ll_check_posts(ag, p, epoch) || !ll_all_open(ag, g, epoch);
+    near_goals(ag, p, plan, &part, row, &goals);
+    if (crew_barrier(ag, g, bad)) {
+        if (ll_check_posts(ag, p, epoch))
+            return NEAR_FAILED;
+        if (sync_last(ag, g, 0))
+            near_advance(ag, p, epoch);
+        return NEAR_CLOSED;
+    }
+    AG_MARK(ag, "places");
+    while (item < plan->items) {
+        near_write(ag, p, plan, &part, &goals, scratch);
+        item += ag_count(ag);
+        if (item >= plan->items)
+            break;
+        part = ll_part(p, item, plan->width, plan->slices);
+        if (p->in.cast)
+            near_cast(ag, p, &part, scratch);
+        near_goals(ag, p, plan, &part, near_row(ag, p, plan, part.t), &goals);
+    }
+    AG_MARK(ag, "rows");
+    if (ll_say_written(ag, p, epoch))
+        near_advance(ag, p, epoch);
+    AG_MARK(ag, "last");
+    return NEAR_WRITTEN;
+}
+
+#endif
+#endif
