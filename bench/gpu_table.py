@@ -19,6 +19,8 @@ BARS = {  # us: must, aim, DeepEP 1.2.1 in the same setting, a bare kernel witho
     ("ht-bf16", "combine"): (1100, None, 2294, 887),
     ("ll-fp8", "dispatch"): (77, 50, 77, None),
     ("ll-fp8", "combine"): (100, 65, 114, None),
+    ("ll-fp8", "dispatches"): (77, 50, 77, None),  # in a row, with an event after every tenth
+    ("ll-fp8", "combines"): (100, 65, 114, None),
 }
 RING_RATE, RING_TRIP = 100e6, 3.0  # commands per second over 8 rings; us
 

@@ -11,8 +11,8 @@
  *   Then lane k finds the place of the token's k-th row: what earlier ranks have for that expert, from their counts, and
  *   the post of its rank.
  *
- * Different agents of a crew do what is to be done once: n of them, agent 0 finds the offsets, n / 4 looks at the posts,
- * n / 2 says LL_DATA, n - 1 waits for peers.
+ * Different agents of a crew do what is to be done once: of n of them agent 0 finds the offsets, n / 2 says LL_DATA, n - 1 waits
+ * for peers and looks at their posts.
  */
 #ifndef EPX_KERNEL_LL_NEAR_H
 #define EPX_KERNEL_LL_NEAR_H
@@ -266,13 +266,28 @@ KFN_STEP void near_write(struct agent *ag, const struct ll_dispatch_params *p, c
     ag_sync(ag);
 }
 
-/* The row is far away: on its way before it is needed. */
-KFN void near_fetch(struct agent *ag, const struct ll_dispatch_params *p, const struct ll_part *part)
+/* The tokens are far away: on their way before they are needed, each line by whoever comes to it. */
+KFN void near_fetch(struct agent *ag, const struct ll_dispatch_params *p)
 {
-    const int bytes = (part->end - part->begin) * ll_source_bytes(p);
-    const char *from = ll_part_tokens(p, part);
+    const int64_t row = (int64_t)p->in.hidden * ll_source_bytes(p), bytes = row * p->route.ntokens;
 
-    AG_EACH(ag, int, i, (bytes + AG_LINE - 1) / AG_LINE) ag_fetch(from + i * AG_LINE);
+    if (p->in.stride == row)
+        AG_EACH_ALL(ag, int64_t, i, (bytes + AG_LINE - 1) / AG_LINE) ag_fetch(p->in.tokens + i * AG_LINE);
+}
+
+/* May rows be written to all ranks, and do all do the same? Else ll_check_posts() and ll_all_open() say which it is. One agent. */
+KFN_STEP int near_posts_fit(struct agent *ag, const struct ll_dispatch_params *p, const struct near_plan *plan)
+{
+    const struct group_dev *g = p->g;
+    int odd = 0;
+
+    AG_EACH(ag, int, s, g->nranks)
+    {
+        const struct ll_post *post = (const struct ll_post *)heap_at(g, s, plan->post);
+        odd |= agreement_differs(&p->agree, &post->agree) | (post->ntokens < 0) | (post->ntokens > g->max_tokens) |
+               !post->open;
+    }
+    return !ag_any(ag, odd);
 }
 
 /* The last of all agents: this operation is the newest. All have begun it by now. */
@@ -294,19 +309,17 @@ KFN_STEP enum near_result ll_dispatch_near(struct agent *ag, const struct ll_dis
                                            struct near_plan *plan)
 {
     const struct group_dev *g = p->g;
-    const int nth = ag_crew_index(ag), n = ag_crew_count(ag);
     char *scratch = p->in.cast ? (char *)ag_scratch(ag, 0) : NULL;
     int item = ag_index(ag), bad = 0;
     struct near_row row = {-1, 0};
     struct ll_part part;
     struct ll_goals goals;
 
+    near_fetch(ag, p);
     if (near_route(ag, p, epoch, plan))
         return NEAR_ELSEWHERE;
     AG_MARK(ag, "route");
     part = ll_part(p, item, plan->width, plan->slices);
-    if (item < plan->items)
-        near_fetch(ag, p, &part);
     if (ag_crew_number(ag) == 0)
         near_publish(ag, p, epoch, plan);
     AG_MARK(ag, "publish");
@@ -318,22 +331,19 @@ KFN_STEP enum near_result ll_dispatch_near(struct agent *ag, const struct ll_dis
             near_cast(ag, p, &part, scratch);
     }
     AG_MARK(ag, "cast");
-    if (nth == n - 1)
+    if (ag_crew_index(ag) == ag_crew_count(ag) - 1)
         bad = wait_each(ag, g, SCOPE_NODE, SIG_LL_DATA, plan->slot, plan->lap, PHASE_LL_DATA,
-                        ag_crew_number(ag) == 0 ? p->wait_ns : NULL);
-    if (crew_barrier(ag, g, bad))
-        return NEAR_FAILED;
-    AG_MARK(ag, "data");
-    if (nth == n / 4) /* for the whole crew */
-        bad = ll_check_posts(ag, p, epoch) || !ll_all_open(ag, g, epoch);
-    near_goals(ag, p, plan, &part, row, &goals);
-    if (crew_barrier(ag, g, bad)) {
-        if (ll_check_posts(ag, p, epoch))
+                        ag_crew_number(ag) == 0 ? p->wait_ns : NULL) ||
+              !near_posts_fit(ag, p, plan);
+    if (crew_barrier(ag, g, bad)) { /* in all crews, unless something has failed */
+        if (ll_wait_tables(ag, p, epoch))
             return NEAR_FAILED;
         if (sync_last(ag, g, 0))
             near_advance(ag, p, epoch);
         return NEAR_CLOSED;
     }
+    AG_MARK(ag, "data");
+    near_goals(ag, p, plan, &part, row, &goals);
     AG_MARK(ag, "places");
     while (item < plan->items) {
         near_write(ag, p, plan, &part, &goals, scratch);
