@@ -78,7 +78,8 @@ KFN void hd_put_meta(const struct ht_dispatch_params *p, const struct hd_row *r,
     const struct hd_post *post = hd_post_of(g, d);
     const int64_t pos = r->pos[k];
 
-    if (p->layout == LAYOUT_EXPERT_MAJOR && post->weights)
+    /* A rank that the others have left behind may find the post of an operation that is not its own. */
+    if (p->layout == LAYOUT_EXPERT_MAJOR && post->weights && r->weights)
         ((float *)heap_at(g, d, post->weights))[pos] = r->weights[k];
     if (post->src_rank)
         ((int32_t *)heap_at(g, d, post->src_rank))[pos] = r->src_rank;
