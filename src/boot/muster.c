@@ -88,6 +88,7 @@ struct muster {
     int purpose, number, agreed;
     int left_out_by; /* a rank that goes on without this one, or -1 */
     int moved;       /* something happened in this turn */
+    epx_status gone; /* how a gather of this meeting has failed; EPX_OK = none has */
 };
 
 /* ---- Speaking ----------------------------------------------------------------------------------------------- */
@@ -437,6 +438,7 @@ epx_status muster_begin(struct muster *m, int purpose, uint8_t *out, int timeout
     m->timeout_ms = timeout_ms;
     m->number = 0;
     m->left_out_by = -1;
+    m->gone = EPX_OK;
     for (int r = 0; r < m->nranks; r++)
         m->peers[r].came = 0;
     for (;;) {
@@ -480,7 +482,7 @@ static epx_status look_around(const struct muster *m, int number, size_t bytes, 
     return EPX_OK;
 }
 
-epx_status muster_gather(struct muster *m, const void *send, void *recv, size_t bytes)
+static epx_status gather(struct muster *m, const void *send, void *recv, size_t bytes)
 {
     const uint64_t deadline = host_now_ns() + (uint64_t)m->timeout_ms * 1000000u;
     const int number = ++m->number;
@@ -511,6 +513,15 @@ epx_status muster_gather(struct muster *m, const void *send, void *recv, size_t 
             memmove(to, r == m->rank ? send : m->peers[r].data[number & 1].data, bytes);
     }
     return EPX_OK;
+}
+
+/* After one that failed, others may be a step further than this rank: what it says next would be taken for that step. The
+ * meeting is over, and the last failure's words stand. */
+epx_status muster_gather(struct muster *m, const void *send, void *recv, size_t bytes)
+{
+    if (m->gone == EPX_OK)
+        m->gone = gather(m, send, recv, bytes);
+    return m->gone;
 }
 
 /* ---- Opening and ending ------------------------------------------------------------------------------------- */
