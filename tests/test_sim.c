@@ -225,6 +225,19 @@ static void many_ranks(void **state)
     run_seeds("many_ranks", 50001, 4, (struct sim_case_options){.modes = BOTH, .ranks = 32, .nodes = 4});
 }
 
+/* Each has found something once: a relay that was left behind forwards by a post of another operation; a rank whose gather
+ * failed took part in the next one, where others were a step behind it; a relay sent on sums of rows that a rank which had
+ * failed used for something else. */
+static void seeds_that_have_found_something(void **state)
+{
+    static const uint64_t seeds[] = {26794, 16881, 50214};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(seeds) / sizeof(*seeds); i++)
+        run_seeds("seeds_that_have_found_something", seeds[i], 1,
+                  (struct sim_case_options){.modes = EPX_HIGH_THROUGHPUT, .faults = FAULTS});
+}
+
 /* The same seed takes the same steps: a failure can be looked at again. */
 static void a_seed_replays_exactly(void **state)
 {
@@ -259,6 +272,7 @@ int main(void)
         cmocka_unit_test(what_does_not_end_is_ended),
         cmocka_unit_test(ranks_meet),
         cmocka_unit_test(the_living_do_not_wait_for_the_dead),
+        cmocka_unit_test(seeds_that_have_found_something),
         cmocka_unit_test(a_seed_replays_exactly),
         cmocka_unit_test(on_one_node),
         cmocka_unit_test(low_latency_across_nodes),

@@ -191,11 +191,16 @@ KFN_STEP int hc_relay_chunk(struct agent *ag, const struct ht_combine_params *p,
     return put_flush(ag, g, &batch) ? push_failed(ag, g) : 0;
 }
 
-/* One count more than rows, to every source: this relay is through, and whoever gets no row knows that too. One agent. */
+/* One count more than rows, to every source: this relay is through, and whoever gets no row knows that too. One agent, when
+ * all have read their rows (sync_last). A rank of the node that has failed since may have used the memory of its rows for
+ * something else, but not before it had set the abort words: then the sources, which may hear of it later, must not take
+ * what they got. */
 KFN int hc_relay_done(struct agent *ag, const struct group_dev *g)
 {
     struct put_batch batch;
 
+    if (ag_load_acquire(&control_of(g, g->rank)->abort_word))
+        return wait_failed(ag, g, WAIT_ABORTED, PHASE_HC_ROWS, -1, 0, 0);
     put_begin(&batch);
     for (int j = 0; j < g->relay_count; j++)
         if (g->mask[g->relay_sources[j]])
