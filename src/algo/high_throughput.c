@@ -5,6 +5,7 @@
 
 #include "algo/lend.h"
 #include "algo/modes.h"
+#include "kernel/command.h"
 #include "util/status.h"
 
 epx_status ht_update(struct epx_handle *handle, const epx_tensor *topk, const struct layout_tensors *info,
@@ -92,6 +93,20 @@ static void make_post(const struct epx_handle *handle, const struct dispatch_arg
     p->landed = landed;
 }
 
+/* Rows that lie in the heap as they travel are put to other nodes from there. Their extras then travel as one piece. */
+static uint64_t in_place_offset(const struct epx_handle *handle, const struct dispatch_args *args,
+                                const struct ht_dispatch_params *p)
+{
+    const struct epx_group *group = handle->group;
+    const uint64_t extras = (uint64_t)group->set.max_tokens * (group->plan.ht.hpitch - group->plan.ht.pitch);
+    uint64_t offset;
+
+    if (group->nnodes == 1 || args->cast || HD_NOTE + extras > (uint64_t)COMMAND_MAX_UNITS * COMMAND_UNIT)
+        return 0;
+    offset = tensor_heap_offset(group, &args->tokens);
+    return (offset | (uint64_t)p->in.stride | (uint64_t)p->agree.hidden_bytes) % COMMAND_UNIT ? 0 : offset;
+}
+
 epx_status ht_dispatch(struct epx_handle *handle, const struct dispatch_args *args, struct device_stream *stream)
 {
     struct ht_dispatch_params p;
@@ -113,6 +128,8 @@ epx_status ht_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
     p.final_src_token = args->src_token.data;
     p.final_rows = args->out_tokens.shape[0];
     make_post(handle, args, &p);
+    p.in_place = in_place_offset(handle, args, &p);
+    p.post.apart = p.in_place != 0;
     lend_look(handle->group, stream);
     status = landing_check(handle, p.landed, "epx_dispatch");
     if (status == EPX_OK)

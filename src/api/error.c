@@ -34,6 +34,7 @@ static const char *const phase_names[PHASE_COUNT] = {
     [PHASE_HN_TABLE] = "ht update: wait for table",
     [PHASE_HD_ROWS] = "ht dispatch: wait for rows",
     [PHASE_HD_FREE] = "ht dispatch: wait for relay",
+    [PHASE_HD_SENT] = "ht dispatch: wait for the network",
     [PHASE_HC_READY] = "ht combine: wait for source",
     [PHASE_HC_ROWS] = "ht combine: wait for rows",
     [PHASE_RING] = "push to the command ring",

@@ -165,7 +165,7 @@ KFN_STEP int hc_relay_chunk(struct agent *ag, const struct ht_combine_params *p,
     const struct handle_dev *h = p->h;
     const size_t M = (size_t)g->max_tokens, K = (size_t)h->state->topk, bytes = hc_wire_bytes(p);
     const int s = g->relay_sources[j];
-    const uint64_t out = g->ht.relay + (uint64_t)j * g->ht.relay_stride;
+    const uint64_t out = ht_landing(g, j);
     const uint64_t back = hc_back_at(g, g->node_of[s], g->node, bytes);
     struct put_batch batch;
 
@@ -216,7 +216,8 @@ KFN_STEP int hc_relay(struct agent *ag, const struct ht_combine_params *p, uint6
     for (int j = 0; j < g->relay_count; j++) {
         const int s = g->relay_sources[j];
         const int64_t n = p->h->relay_n[j], me = ag_index(ag), A = ag_count(ag);
-        const struct agreement *theirs = (const struct agreement *)heap_at(g, g->rank, ht_agreement_at(g, 1, j));
+        const struct agreement *theirs =
+            (const struct agreement *)heap_at(g, g->rank, g->ht.agreements + (uint64_t)j * HD_NOTE);
         if (!g->mask[s])
             continue;
         if (wait_word(ag, g, signal_from(g, SIG_HC_READY, 0, s), epoch, PHASE_HC_READY, s, start))
@@ -335,7 +336,7 @@ KFN_STEP int hc_publish(struct agent *ag, const struct ht_combine_params *p, uin
     /* Returned rows land where the last dispatch staged its own: its relays must have taken them. */
     if (hd_wait_free(ag, g, g->state->epoch[OP_HT_DISPATCH]))
         return 1;
-    if (ht_put_agreement(ag, g, 1, SIG_HC_READY, g->ht.combine_post))
+    if (ht_put_relays(ag, g, SIG_HC_READY, g->ht.combine_post, g->ht.agreements, HD_NOTE, HD_NOTE))
         return push_failed(ag, g);
     return 0;
 }

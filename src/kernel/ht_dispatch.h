@@ -13,8 +13,9 @@
  *                                                     relay q: one rank of each other node
  *   wait HD_FREE[q] >= e - 1
  *   put what this operation is, counter HD_DATA  --->  wait HD_DATA[s] >= e, compare
- *   stage each row; put ONE copy per node, at its
- *     number among the node's, counter HD_ROWS  ---->  chunk by chunk: wait HD_ROWS[s], write the rows straight to
+ *   put ONE copy of each row per node, from where it
+ *     is or from the stage, at its number among the
+ *     node's, counter HD_ROWS  --------------------->  chunk by chunk: wait HD_ROWS[s], write the rows straight to
  *                                                        their places in its node, as if they were its own
  *   HD_FREE counted               <------------------  put of no bytes, counter HD_FREE
  *                                                      its own HD_DATA = e to the node covers what it forwarded
@@ -24,105 +25,7 @@
 #ifndef EPX_KERNEL_HT_DISPATCH_H
 #define EPX_KERNEL_HT_DISPATCH_H
 
-#include "kernel/rows.h"
-#include "kernel/sync.h"
-
-KFN const struct hd_post *hd_post_of(const struct group_dev *g, int rank)
-{
-    return (const struct hd_post *)heap_at(g, rank, g->ht.dispatch_post);
-}
-
-/* A row to be written to its places in this node: the own token, or one that came through this rank as a relay. */
-struct hd_row {
-    const char *data, *scales;
-    int64_t scale_stride;
-    const int32_t *ids, *pos; /* [K] */
-    const float *weights;     /* [K] or NULL */
-    int src_rank, src_token;
-};
-
-/* The rank of this node that takes the row for entry k, or -1. */
-KFN int hd_taker(const struct group_dev *g, const struct hd_row *r, int k)
-{
-    const int d = r->ids[k] < 0 || r->pos[k] < 0 ? -1 : r->ids[k] / g->local_experts;
-
-    if (d < 0 || !is_local(g, d) || !g->mask[d])
-        return -1;
-    return r->pos[k] < hd_post_of(g, d)->capacity ? d : -1; /* the receiver reports the overflow */
-}
-
-/* FLAT: the top-k rows of all takers, one lane per (taker, entry): as row_put_topk(). */
-KFN void hd_put_topk(struct agent *ag, const struct ht_dispatch_params *p, const struct hd_row *r)
-{
-    const struct group_dev *g = p->g;
-    const int K = p->h->state->topk, L = g->local_experts;
-
-    AG_EACH(ag, int, i, K *K)
-    {
-        const int at = i / K, d = hd_taker(g, r, at);
-        if (d < 0)
-            continue;
-        const struct hd_post *post = hd_post_of(g, d);
-        struct index_out idx;
-        idx.data = post->topk_idx ? heap_at(g, d, post->topk_idx) : NULL;
-        idx.is64 = post->idx64;
-        row_put_entry(r->ids, r->weights, K, i % K, d * L, d * L + L, p->compact, &idx,
-                      post->weights ? (float *)heap_at(g, d, post->weights) : NULL, r->pos[at]);
-    }
-}
-
-/* Small outputs that go with the row of entry k at rank d. */
-KFN void hd_put_meta(const struct ht_dispatch_params *p, const struct hd_row *r, int d, int k)
-{
-    const struct group_dev *g = p->g;
-    const struct hd_post *post = hd_post_of(g, d);
-    const int64_t pos = r->pos[k];
-
-    /* A rank that the others have left behind may find the post of an operation that is not its own. */
-    if (p->layout == LAYOUT_EXPERT_MAJOR && post->weights && r->weights)
-        ((float *)heap_at(g, d, post->weights))[pos] = r->weights[k];
-    if (post->src_rank)
-        ((int32_t *)heap_at(g, d, post->src_rank))[pos] = r->src_rank;
-    if (post->src_token)
-        ((int32_t *)heap_at(g, d, post->src_token))[pos] = r->src_token;
-}
-
-/* Reads the row once, writes it to all its places in this node. */
-KFN_STEP void hd_place_row(struct agent *ag, const struct ht_dispatch_params *p, const struct hd_row *r)
-{
-    const struct group_dev *g = p->g;
-    const int K = p->h->state->topk;
-    struct copy_set set;
-    struct word_set words;
-    int n = 0;
-
-    copy_set_begin(&set);
-    word_set_begin(&words);
-    AG_EACH(ag, int, k, K)
-    {
-        const int d = hd_taker(g, r, k);
-        int place = 0;
-        if (d < 0)
-            continue;
-        for (int j = 0; j < k; j++)
-            place += hd_taker(g, r, j) >= 0;
-        const struct hd_post *post = hd_post_of(g, d);
-        copy_set_offer(&set, place, heap_at(g, d, post->tokens + (uint64_t)r->pos[k] * post->token_stride));
-        word_set_offer(&words, place, heap_at(g, d, post->scales + (uint64_t)r->pos[k] * post->scale_row_stride),
-                       (int64_t)post->scale_stride);
-        hd_put_meta(p, r, d, k);
-        n++;
-    }
-    n = (int)ag_sum(ag, n);
-    copy_set_settle(ag, &set);
-    ag_copy_many(ag, &set, n, r->data, (size_t)p->agree.hidden_bytes);
-    if (p->agree.scale_bytes) {
-        word_set_settle(ag, &words);
-        ag_copy_words(ag, &words, n, r->scales, r->scale_stride, p->agree.scale_bytes / 4);
-    }
-    if (p->layout == LAYOUT_FLAT)
-        hd_put_topk(ag, p, r);
-}
+#include "kernel/ht_place.h"
 
 KFN void hd_send_token(struct agent *ag, const struct ht_dispatch_params *p, int t, const char *staged)
 {
@@ -142,16 +45,26 @@ KFN void hd_send_token(struct agent *ag, const struct ht_dispatch_params *p, int
 
 /* ---- Between nodes -------------------------------------------------------------------------------------------- */
 
-/* A row between nodes: payload, scales, weights, each from a multiple of 16. */
-KFN size_t hd_weights_at(const struct ht_dispatch_params *p)
+/*
+ * Between nodes a row is its payload, then its extras: scales and weights, each from a multiple of 16. Rows that lie in the
+ * sender's heap as they travel are put from there, and the extras of all its tokens go apart, behind what tells the relay
+ * which operation this is (its note). Other rows are staged with their extras.
+ *
+ *   a source's landing at its relay:   rows, one after the other ... | note: 32 bytes | extras by token, if apart
+ */
+KFN size_t hd_weights_at(const struct ht_dispatch_params *p) /* among the extras */
 {
-    return row_scales_at(&p->agree) + (((size_t)p->agree.scale_bytes + 15) & ~(size_t)15);
+    return up16((size_t)p->agree.scale_bytes);
 }
 
-KFN size_t hd_wire_bytes(const struct ht_dispatch_params *p)
+KFN size_t hd_extra_bytes(const struct ht_dispatch_params *p)
 {
-    const size_t weights = p->agree.extra & 1 ? ((size_t)p->h->state->topk * 4 + 15) & ~(size_t)15 : 0;
-    return hd_weights_at(p) + weights;
+    return hd_weights_at(p) + (p->agree.extra & 1 ? up16((size_t)p->h->state->topk * 4) : 0);
+}
+
+KFN size_t hd_wire_bytes(const struct ht_dispatch_params *p, int apart)
+{
+    return row_scales_at(&p->agree) + (apart ? 0 : hd_extra_bytes(p));
 }
 
 /* Row number i of n belongs to this chunk. */
@@ -160,21 +73,23 @@ KFN int hd_chunk(int i, int n)
     return i / ((n + HD_CHUNKS - 1) / HD_CHUNKS);
 }
 
-KFN uint64_t ht_agreement_at(const struct group_dev *g, int combine, int number)
+/* The landing of the source with this number at its relay. */
+KFN uint64_t ht_landing(const struct group_dev *g, int number)
 {
-    return g->ht.agreements + ((uint64_t)combine * (uint64_t)g->relay_max + (uint64_t)number) * 32;
+    return g->ht.relay + (uint64_t)number * g->ht.relay_stride;
 }
 
-/* Tells the relays what is coming: the first 32 bytes of the own post are the agreement. One agent. */
-KFN_STEP int ht_put_agreement(struct agent *ag, const struct group_dev *g, int combine, int kind, uint64_t post)
+/* The same bytes to all relays of this rank, at `target` from the start of its landing there. One agent. */
+KFN_STEP int ht_put_relays(struct agent *ag, const struct group_dev *g, int kind, uint64_t source, uint64_t target,
+                           uint64_t target_stride, uint32_t bytes)
 {
     struct put_batch batch;
 
     put_begin(&batch);
     for (int n = 0; n < g->nnodes; n++)
         if (n != g->node && g->mask[g->relay_rank[n]])
-            put(ag, g, &batch, g->relay_rank[n], COUNTER(kind, 0), post, ht_agreement_at(g, combine, g->relay_slot[n]),
-                32);
+            put(ag, g, &batch, g->relay_rank[n], COUNTER(kind, 0), source,
+                target + (uint64_t)g->relay_slot[n] * target_stride, bytes);
     return put_flush(ag, g, &batch);
 }
 
@@ -191,31 +106,66 @@ KFN_STEP int hd_wait_free(struct agent *ag, const struct group_dev *g, uint64_t 
     return 0;
 }
 
-/* Stages the own tokens and puts one copy to each node that wants it. Each agent has a run of tokens. */
+KFN void hd_stage_extras(struct agent *ag, const struct ht_dispatch_params *p, char *to, int64_t t)
+{
+    const int K = p->h->state->topk;
+
+    if (p->in.nscales)
+        row_copy_scales(ag, to, 4, p->in.scales + t * p->in.scale_row_stride, p->in.scale_stride, p->in.nscales);
+    if (p->agree.extra & 1)
+        ag_copy(ag, to + hd_weights_at(p), p->weights + t * K, (size_t)K * 4);
+}
+
+/* Tells the relays what is coming, with the extras if they go apart. */
+KFN_STEP int hd_put_note(struct agent *ag, const struct ht_dispatch_params *p)
+{
+    const struct group_dev *g = p->g;
+    const int64_t B = p->h->state->ntokens;
+    const size_t extra = p->post.apart ? hd_extra_bytes(p) : 0;
+    char *note = heap_at(g, g->rank, g->ht.back);
+
+    for (int64_t t = ag_index(ag); t < B && extra; t += ag_count(ag))
+        hd_stage_extras(ag, p, note + HD_NOTE + (size_t)t * extra, t);
+    if (!sync_last(ag, g, 1))
+        return 0;
+    if (extra)
+        ag_copy(ag, note, heap_at(g, g->rank, g->ht.dispatch_post), HD_NOTE);
+    ag_sync(ag);
+    return ht_put_relays(ag, g, SIG_HD_DATA, extra ? g->ht.back : g->ht.dispatch_post, g->ht.relay + g->ht.note,
+                         g->ht.relay_stride, (uint32_t)(HD_NOTE + (size_t)B * extra))
+               ? push_failed(ag, g)
+               : 0;
+}
+
+/* Puts one copy of each token to each node that wants it, staged if need be. Each agent has a run of tokens. */
 KFN_STEP int hd_send_remote(struct agent *ag, const struct ht_dispatch_params *p)
 {
     const struct group_dev *g = p->g;
     const struct handle_dev *h = p->h;
     const int64_t B = h->state->ntokens, me = ag_index(ag), A = ag_count(ag);
-    const size_t bytes = hd_wire_bytes(p), M = (size_t)g->max_tokens;
+    const int apart = p->post.apart;
+    const size_t bytes = hd_wire_bytes(p, apart), M = (size_t)g->max_tokens;
     struct put_batch batch;
     uint64_t rows = 0;
 
     put_begin(&batch);
     for (int64_t t = B * me / A; t < B * (me + 1) / A; t++) {
-        const uint64_t source = g->ht.back + (uint64_t)t * bytes;
-        char *row = heap_at(g, g->rank, source);
-        row_stage(ag, row, &p->in, &p->agree, t);
-        if (p->agree.extra & 1)
-            ag_copy(ag, row + hd_weights_at(p), p->weights + t * h->state->topk, (size_t)h->state->topk * 4);
-        ag_sync(ag);
+        const uint64_t source = apart ? p->in_place + (uint64_t)(t * p->in.stride) : g->ht.back + (uint64_t)t * bytes;
+        if (!apart) {
+            char *row = heap_at(g, g->rank, source);
+            row_stage(ag, row, &p->in, &p->agree, t);
+            if (p->agree.extra & 1)
+                ag_copy(ag, row + row_scales_at(&p->agree) + hd_weights_at(p), p->weights + t * h->state->topk,
+                        (size_t)h->state->topk * 4);
+            ag_sync(ag);
+        }
         for (int j = 1; j < g->nnodes; j++) {
             const int n = (g->node + j) % g->nnodes;
             const int i = h->nidx[(size_t)n * M + (size_t)t];
             if (i < 0 || !g->mask[g->relay_rank[n]])
                 continue;
             put(ag, g, &batch, g->relay_rank[n], COUNTER(SIG_HD_ROWS, hd_chunk(i, h->ncount[n])), source,
-                g->ht.relay + (uint64_t)g->relay_slot[n] * g->ht.relay_stride + (uint64_t)i * bytes, (uint32_t)bytes);
+                ht_landing(g, g->relay_slot[n]) + (uint64_t)i * bytes, (uint32_t)bytes);
             rows++;
         }
     }
@@ -224,23 +174,24 @@ KFN_STEP int hd_send_remote(struct agent *ag, const struct ht_dispatch_params *p
     return put_flush(ag, g, &batch) ? push_failed(ag, g) : 0;
 }
 
-KFN void hd_forward_row(struct agent *ag, const struct ht_dispatch_params *p, int j, int i)
+KFN void hd_forward_row(struct agent *ag, const struct ht_dispatch_params *p, int j, int i, int apart)
 {
     const struct group_dev *g = p->g;
     const struct handle_dev *h = p->h;
     const size_t M = (size_t)g->max_tokens, K = (size_t)h->state->topk;
     const int t = h->relay_list[(size_t)j * M + (size_t)i];
-    const char *row =
-        heap_at(g, g->rank, g->ht.relay + (uint64_t)j * g->ht.relay_stride) + (size_t)i * hd_wire_bytes(p);
+    const char *landing = heap_at(g, g->rank, ht_landing(g, j)), *row = landing + (size_t)i * hd_wire_bytes(p, apart);
+    const char *extras =
+        apart ? landing + g->ht.note + HD_NOTE + (size_t)t * hd_extra_bytes(p) : row + row_scales_at(&p->agree);
     struct hd_row r;
 
     r.ids = h->relay_ids + ((size_t)j * M + (size_t)t) * K;
     r.pos = h->relay_pos + ((size_t)j * M + (size_t)t) * K;
-    r.weights = p->agree.extra & 1 ? (const float *)(row + hd_weights_at(p)) : NULL;
+    r.weights = p->agree.extra & 1 ? (const float *)(extras + hd_weights_at(p)) : NULL;
     r.src_rank = g->relay_sources[j];
     r.src_token = t;
     r.data = row;
-    r.scales = row + row_scales_at(&p->agree);
+    r.scales = extras;
     r.scale_stride = 4;
     hd_place_row(ag, p, &r);
 }
@@ -252,13 +203,13 @@ KFN_STEP int hd_forward(struct agent *ag, const struct ht_dispatch_params *p, ui
     const int s = g->relay_sources[j], n = p->h->relay_n[j];
     const int per = (n + HD_CHUNKS - 1) / HD_CHUNKS;
     const uint64_t start = ag_now(ag);
-    const struct agreement *theirs = (const struct agreement *)heap_at(g, g->rank, ht_agreement_at(g, 0, j));
+    const struct hd_post *note = (const struct hd_post *)heap_at(g, g->rank, ht_landing(g, j) + g->ht.note);
 
     if (!g->mask[s])
         return 0;
     if (wait_word(ag, g, signal_from(g, SIG_HD_DATA, 0, s), epoch, PHASE_HD_ROWS, s, start))
         return 1;
-    if (g->mask[s] && check_agreement(ag, g, &p->agree, theirs, PHASE_HD_ROWS, s))
+    if (g->mask[s] && check_agreement(ag, g, &p->agree, &note->agree, PHASE_HD_ROWS, s))
         return 1;
     for (int c = 0; c < HD_CHUNKS && c * per < n; c++) {
         const int end = (c + 1) * per < n ? (c + 1) * per : n;
@@ -267,7 +218,7 @@ KFN_STEP int hd_forward(struct agent *ag, const struct ht_dispatch_params *p, ui
         if (wait_rows(ag, g, SIG_HD_ROWS, c, s, (uint64_t)(end - c * per), PHASE_HD_ROWS, start))
             return 1;
         for (int i = c * per; i < end; i++)
-            hd_forward_row(ag, p, j, i);
+            hd_forward_row(ag, p, j, i, note->apart);
     }
     return 0;
 }
@@ -405,8 +356,6 @@ KFN_STEP int hd_open(struct agent *ag, const struct ht_dispatch_params *p, uint6
         *(struct hd_post *)heap_at(g, g->rank, g->ht.dispatch_post) = p->post;
     ag_sync(ag);
     signal_peers(ag, g, SCOPE_NODE, SIG_HD_READY, 0, epoch);
-    if (g->nnodes > 1 && ht_put_agreement(ag, g, 0, SIG_HD_DATA, g->ht.dispatch_post))
-        return push_failed(ag, g);
     return 0;
 }
 
@@ -420,7 +369,7 @@ KFN int hd_send(struct agent *ag, const struct ht_dispatch_params *p, uint64_t e
         if (in_scope(g, SCOPE_NODE, d) &&
             check_agreement(ag, g, &p->agree, &hd_post_of(g, d)->agree, PHASE_HD_READY, d))
             return 1;
-    if (g->nnodes > 1 && hd_send_remote(ag, p))
+    if (g->nnodes > 1 && (hd_put_note(ag, p) || hd_send_remote(ag, p)))
         return 1;
     for (int t = ag_index(ag); t < p->h->state->ntokens; t += ag_count(ag)) {
         if (p->in.cast) {
@@ -466,7 +415,8 @@ KFN int hd_run(struct agent *ag, const struct ht_dispatch_params *p, uint64_t ep
         report(ag, g, KSTATUS_OVERFLOW, PHASE_HD_DATA, -1, p->h->state->recv_rows, p->post.capacity, 0, 0);
     if (p->landed)
         hd_take_landing(ag, p);
-    return 0;
+    /* The caller may change its tensor once this operation has completed: not before the network has read it. */
+    return p->post.apart && ag_index(ag) == 0 ? wait_sent(ag, g, PHASE_HD_SENT) : 0;
 }
 
 KFN void kernel_ht_dispatch(struct agent *ag, const struct ht_dispatch_params *p)

@@ -128,18 +128,6 @@ struct lc_stage {
     struct put_batch batch;
 };
 
-/* All puts to ranks elsewhere that were pushed so far have been read from this rank's memory. One agent, or each. */
-KFN_STEP int wait_sent(struct agent *ag, const struct group_dev *g)
-{
-    const uint64_t start = ag_now(ag);
-
-    for (int r = 0; r < g->nranks; r++)
-        if (!is_local(g, r) && g->mask[r] &&
-            wait_word(ag, g, &g->sent[r], ag_load_acquire(&g->pushed[r]), PHASE_LC_SENT, r, start))
-            return 1;
-    return 0;
-}
-
 /* Rows in the heap can be put where they are. But a network's cost per message is that of copying some ten thousand
  * bytes: short blocks are copied to the stage, where all that go to one source become neighbours. */
 #define LC_SHORT_BYTES (256 << 10)
@@ -173,7 +161,7 @@ KFN_STEP int lc_push_remote(struct agent *ag, const struct ll_combine_params *p,
                 if (stage->used + pitch > stage->room) {
                     if (put_flush(ag, g, &stage->batch))
                         return push_failed(ag, g);
-                    if (wait_sent(ag, g))
+                    if (wait_sent(ag, g, PHASE_LC_SENT))
                         return 1;
                     stage->used = 0;
                 }
@@ -254,7 +242,7 @@ KFN_STEP int lc_send(struct agent *ag, const struct ll_combine_params *p, uint64
         lc_write_post(p, (struct lc_post *)slot);
     if (g->nnodes > 1) {
         /* The stage still holds the last combine's rows until the network has read them. */
-        if (ag_index(ag) == 0 && wait_sent(ag, g))
+        if (ag_index(ag) == 0 && wait_sent(ag, g, PHASE_LC_SENT))
             return 1;
         if (sync_barrier(ag, g) || lc_push_others(ag, p, epoch))
             return 1;

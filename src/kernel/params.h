@@ -108,6 +108,8 @@ enum signal_kind {
 
 /* A source's rows to one relay are counted in this many chunks, so that forwarding starts before the last has landed. */
 #define HD_CHUNKS 8
+/* Bytes that tell a relay which operation this is: the first ones of a struct hd_post or hc_post. */
+#define HD_NOTE 32
 
 enum operation { OP_LL_DISPATCH, OP_LL_COMBINE, OP_HT_NOTIFY, OP_HT_DISPATCH, OP_HT_COMBINE, OP_COUNT };
 
@@ -156,7 +158,7 @@ EPX_STATIC_ASSERT(sizeof(struct lc_post) == 64, "shared between ranks");
 struct hd_post {
     struct agreement agree;
     int32_t idx64;
-    int32_t reserved;
+    int32_t apart;    /* 1: extras of rows for other nodes go apart from them; the last word of a note (HD_NOTE) */
     int64_t capacity; /* rows */
     uint64_t tokens, token_stride;
     uint64_t scales, scale_row_stride, scale_stride;
@@ -196,11 +198,12 @@ struct ht_layout {
     uint64_t counts, counts_stride; /* [2 slots][own, then R of other nodes]: hn_post, ecount[E], rcount[R] */
     uint64_t tables, table_stride;  /* [2 slots][own, then each source of this relay]: ids[M*K], pos[M*K] */
     uint64_t dispatch_post, combine_post;
-    uint64_t agreements; /* [dispatch, combine][source of this relay]: 32 bytes each */
+    uint64_t agreements; /* combine: of each source of this relay, HD_NOTE bytes each */
     uint64_t tokens, scales, weights, topk_idx, src_rank, src_token; /* landing of the node */
     uint64_t pitch, scale_pitch;
     int64_t rows;                 /* of the landing */
     uint64_t relay, relay_stride; /* rows of each source that this rank relays for: in (dispatch), out (combine) */
+    uint64_t note;                /* dispatch, from the start of such a source's rows: its note, extras that go apart */
     uint64_t back;                /* rows of this rank: out (dispatch), in (combine, [other nodes][M]) */
     uint64_t hpitch;              /* most bytes of such a row: payload, scales, weights */
 };
@@ -255,6 +258,7 @@ enum kernel_phase {
     PHASE_RING,
     PHASE_NET,
     PHASE_MASKS,
+    PHASE_HD_SENT,
     PHASE_COUNT
 };
 
@@ -461,6 +465,7 @@ struct ht_dispatch_params {
     struct agreement agree;
     struct row_in in;
     const float *weights;
+    uint64_t in_place;   /* heap offset of tokens, where rows for other nodes are put from there (post.apart) */
     struct hd_post post; /* where senders write */
     int32_t landed;      /* LANDED_* */
     int32_t reserved;

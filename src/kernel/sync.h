@@ -359,6 +359,18 @@ KFN_STEP int wait_rows(struct agent *ag, const struct group_dev *g, int kind, in
     return wait_word(ag, g, &g->counters[i], target, phase, peer, start);
 }
 
+/* All puts to ranks elsewhere that were pushed so far have been read from this rank's memory. One agent, or each. */
+KFN_STEP int wait_sent(struct agent *ag, const struct group_dev *g, int phase)
+{
+    const uint64_t start = ag_now(ag);
+
+    for (int r = 0; r < g->nranks; r++)
+        if (!is_local(g, r) && g->mask[r] &&
+            wait_word(ag, g, &g->sent[r], ag_load_acquire(&g->pushed[r]), phase, r, start))
+            return 1;
+    return 0;
+}
+
 KFN int agreement_differs(const struct agreement *a, const struct agreement *b)
 {
     return a->hidden_bytes != b->hidden_bytes || a->dtype != b->dtype || a->scale_bytes != b->scale_bytes ||

@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* High-throughput dispatch: one row to all its places in this node, with what belongs to it. */
+#ifndef EPX_KERNEL_HT_PLACE_H
+#define EPX_KERNEL_HT_PLACE_H
+
+#include "kernel/rows.h"
+#include "kernel/sync.h"
+
+KFN const struct hd_post *hd_post_of(const struct group_dev *g, int rank)
+{
+    return (const struct hd_post *)heap_at(g, rank, g->ht.dispatch_post);
+}
+
+/* A row to be written to its places in this node: the own token, or one that came through this rank as a relay. */
+struct hd_row {
+    const char *data, *scales;
+    int64_t scale_stride;
+    const int32_t *ids, *pos; /* [K] */
+    const float *weights;     /* [K] or NULL */
+    int src_rank, src_token;
+};
+
+/* The rank of this node that takes the row for entry k, or -1. */
+KFN int hd_taker(const struct group_dev *g, const struct hd_row *r, int k)
+{
+    const int d = r->ids[k] < 0 || r->pos[k] < 0 ? -1 : r->ids[k] / g->local_experts;
+
+    if (d < 0 || !is_local(g, d) || !g->mask[d])
+        return -1;
+    return r->pos[k] < hd_post_of(g, d)->capacity ? d : -1; /* the receiver reports the overflow */
+}
+
+/* FLAT: the top-k rows of all takers, one lane per (taker, entry): as row_put_topk(). */
+KFN void hd_put_topk(struct agent *ag, const struct ht_dispatch_params *p, const struct hd_row *r)
+{
+    const struct group_dev *g = p->g;
+    const int K = p->h->state->topk, L = g->local_experts;
+
+    AG_EACH(ag, int, i, K *K)
+    {
+        const int at = i / K, d = hd_taker(g, r, at);
+        if (d < 0)
+            continue;
+        const struct hd_post *post = hd_post_of(g, d);
+        struct index_out idx;
+        idx.data = post->topk_idx ? heap_at(g, d, post->topk_idx) : NULL;
+        idx.is64 = post->idx64;
+        row_put_entry(r->ids, r->weights, K, i % K, d * L, d * L + L, p->compact, &idx,
+                      post->weights ? (float *)heap_at(g, d, post->weights) : NULL, r->pos[at]);
+    }
+}
+
+/* Small outputs that go with the row of entry k at rank d. */
+KFN void hd_put_meta(const struct ht_dispatch_params *p, const struct hd_row *r, int d, int k)
+{
+    const struct group_dev *g = p->g;
+    const struct hd_post *post = hd_post_of(g, d);
+    const int64_t pos = r->pos[k];
+
+    /* A rank that the others have left behind may find the post of an operation that is not its own. */
+    if (p->layout == LAYOUT_EXPERT_MAJOR && post->weights && r->weights)
+        ((float *)heap_at(g, d, post->weights))[pos] = r->weights[k];
+    if (post->src_rank)
+        ((int32_t *)heap_at(g, d, post->src_rank))[pos] = r->src_rank;
+    if (post->src_token)
+        ((int32_t *)heap_at(g, d, post->src_token))[pos] = r->src_token;
+}
+
+/* Reads the row once, writes it to all its places in this node. */
+KFN_STEP void hd_place_row(struct agent *ag, const struct ht_dispatch_params *p, const struct hd_row *r)
+{
+    const struct group_dev *g = p->g;
+    const int K = p->h->state->topk;
+    struct copy_set set;
+    struct word_set words;
+    int n = 0;
+
+    copy_set_begin(&set);
+    word_set_begin(&words);
+    AG_EACH(ag, int, k, K)
+    {
+        const int d = hd_taker(g, r, k);
+        int place = 0;
+        if (d < 0)
+            continue;
+        for (int j = 0; j < k; j++)
+            place += hd_taker(g, r, j) >= 0;
+        const struct hd_post *post = hd_post_of(g, d);
+        copy_set_offer(&set, place, heap_at(g, d, post->tokens + (uint64_t)r->pos[k] * post->token_stride));
+        word_set_offer(&words, place, heap_at(g, d, post->scales + (uint64_t)r->pos[k] * post->scale_row_stride),
+                       (int64_t)post->scale_stride);
+        hd_put_meta(p, r, d, k);
+        n++;
+    }
+    n = (int)ag_sum(ag, n);
+    copy_set_settle(ag, &set);
+    ag_copy_many(ag, &set, n, r->data, (size_t)p->agree.hidden_bytes);
+    if (p->agree.scale_bytes) {
+        word_set_settle(ag, &words);
+        ag_copy_words(ag, &words, n, r->scales, r->scale_stride, p->agree.scale_bytes / 4);
+    }
+    if (p->layout == LAYOUT_FLAT)
+        hd_put_topk(ag, p, r);
+}
+
+#endif
