@@ -30,24 +30,40 @@ KFN int hd_taker(const struct group_dev *g, const struct hd_row *r, int k)
     return r->pos[k] < hd_post_of(g, d)->capacity ? d : -1; /* the receiver reports the overflow */
 }
 
-/* FLAT: the top-k rows of all takers, one lane per (taker, entry): as row_put_topk(). */
-KFN void hd_put_topk(struct agent *ag, const struct ht_dispatch_params *p, const struct hd_row *r)
+/* FLAT: entry k of the top-k row that the taker of entry `at` gets: as row_put_topk(). */
+KFN void hd_put_entry(const struct ht_dispatch_params *p, const struct hd_row *r, int d, int at, int k)
 {
     const struct group_dev *g = p->g;
-    const int K = p->h->state->topk, L = g->local_experts;
+    const struct hd_post *post = hd_post_of(g, d);
+    const int L = g->local_experts;
+    struct index_out idx;
 
+    idx.data = post->topk_idx ? heap_at(g, d, post->topk_idx) : NULL;
+    idx.is64 = post->idx64;
+    row_put_entry(r->ids, r->weights, p->h->state->topk, k, d * L, d * L + L, p->compact, &idx,
+                  post->weights ? (float *)heap_at(g, d, post->weights) : NULL, r->pos[at]);
+}
+
+/* The top-k rows of all takers: one lane per (taker, entry); or one lane finds each taker once. */
+KFN void hd_put_topk(struct agent *ag, const struct ht_dispatch_params *p, const struct hd_row *r)
+{
+    const int K = p->h->state->topk;
+
+#if AG_ONE_LANE
+    (void)ag;
+    for (int at = 0; at < K; at++) {
+        const int d = hd_taker(p->g, r, at);
+        for (int k = 0; k < K && d >= 0; k++)
+            hd_put_entry(p, r, d, at, k);
+    }
+#else
     AG_EACH(ag, int, i, K *K)
     {
-        const int at = i / K, d = hd_taker(g, r, at);
-        if (d < 0)
-            continue;
-        const struct hd_post *post = hd_post_of(g, d);
-        struct index_out idx;
-        idx.data = post->topk_idx ? heap_at(g, d, post->topk_idx) : NULL;
-        idx.is64 = post->idx64;
-        row_put_entry(r->ids, r->weights, K, i % K, d * L, d * L + L, p->compact, &idx,
-                      post->weights ? (float *)heap_at(g, d, post->weights) : NULL, r->pos[at]);
+        const int d = hd_taker(p->g, r, i / K);
+        if (d >= 0)
+            hd_put_entry(p, r, d, i / K, i % K);
     }
+#endif
 }
 
 /* Small outputs that go with the row of entry k at rank d. */
@@ -80,10 +96,10 @@ KFN_STEP void hd_place_row(struct agent *ag, const struct ht_dispatch_params *p,
     AG_EACH(ag, int, k, K)
     {
         const int d = hd_taker(g, r, k);
-        int place = 0;
+        int place = AG_ONE_LANE ? n : 0;
         if (d < 0)
             continue;
-        for (int j = 0; j < k; j++)
+        for (int j = 0; j < k && !AG_ONE_LANE; j++)
             place += hd_taker(g, r, j) >= 0;
         const struct hd_post *post = hd_post_of(g, d);
         copy_set_offer(&set, place, heap_at(g, d, post->tokens + (uint64_t)r->pos[k] * post->token_stride));
