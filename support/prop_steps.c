@@ -377,6 +377,14 @@ static void count_operation(struct actor *a, int combine)
                      : &a->expected.ht_dispatches) += 1;
 }
 
+/* An operation has completed: its inputs are the caller's again, who may change them at once, and does. They are made by
+ * new_tensor, without gaps. */
+static void take_back(const epx_tensor *t)
+{
+    if (t && elements_of(t))
+        memset(t->data, SPOILED, (size_t)elements_of(t) * tensor_element_size(t->dtype));
+}
+
 /* Checks dispatch and makes the experts' results; on the caller's thread or in stream order. */
 static void after_dispatch(void *arg)
 {
@@ -398,6 +406,9 @@ static void after_dispatch(void *arg)
         actor_failure(a, "%s", m.text);
         return;
     }
+    take_back(a->in.tokens);
+    take_back(a->in.scales);
+    take_back(a->in.topk_weights);
     if (!low_latency(a) && a->cin.topk_weights)
         weights = (epx_tensor *)(uintptr_t)a->cin.topk_weights;
     oracle_fill_results(&a->recv, &data, (epx_tensor *)(uintptr_t)a->cin.tokens, weights);

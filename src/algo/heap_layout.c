@@ -133,7 +133,6 @@ static uint64_t plan_ht_relay(const struct settings *set, struct ht_layout *ht, 
     if (set->nnodes == 1)
         return 0;
     ht->hpitch = ht->pitch + ht->scale_pitch + up((uint64_t)set->max_topk * 4, 16);
-    ht->note = M * ht->pitch;
     ht->relay_stride = up(M * ht->hpitch + HD_NOTE, 64);
     ht->relay = take(at, relays * ht->relay_stride);
     ht->back = take(at, others * M * ht->hpitch + HD_NOTE);

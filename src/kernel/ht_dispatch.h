@@ -50,7 +50,7 @@ KFN void hd_send_token(struct agent *ag, const struct ht_dispatch_params *p, int
  * sender's heap as they travel are put from there, and the extras of all its tokens go apart, behind what tells the relay
  * which operation this is (its note). Other rows are staged with their extras.
  *
- *   a source's landing at its relay:   rows, one after the other ... | note: 32 bytes | extras by token, if apart
+ *   a source's landing at its relay:   note | rows with extras ...      or      note | room for all extras, by token | rows ...
  */
 KFN size_t hd_weights_at(const struct ht_dispatch_params *p) /* among the extras */
 {
@@ -65,6 +65,12 @@ KFN size_t hd_extra_bytes(const struct ht_dispatch_params *p)
 KFN size_t hd_wire_bytes(const struct ht_dispatch_params *p, int apart)
 {
     return row_scales_at(&p->agree) + (apart ? 0 : hd_extra_bytes(p));
+}
+
+/* From the start of a landing to its rows. */
+KFN uint64_t hd_rows_at(const struct group_dev *g, int apart)
+{
+    return HD_NOTE + (apart ? (uint64_t)g->max_tokens * (g->ht.hpitch - g->ht.pitch) : 0);
 }
 
 /* Row number i of n belongs to this chunk. */
@@ -131,8 +137,8 @@ KFN_STEP int hd_put_note(struct agent *ag, const struct ht_dispatch_params *p)
     if (extra)
         ag_copy(ag, note, heap_at(g, g->rank, g->ht.dispatch_post), HD_NOTE);
     ag_sync(ag);
-    return ht_put_relays(ag, g, SIG_HD_DATA, extra ? g->ht.back : g->ht.dispatch_post, g->ht.relay + g->ht.note,
-                         g->ht.relay_stride, (uint32_t)(HD_NOTE + (size_t)B * extra))
+    return ht_put_relays(ag, g, SIG_HD_DATA, extra ? g->ht.back : g->ht.dispatch_post, g->ht.relay, g->ht.relay_stride,
+                         (uint32_t)(HD_NOTE + (size_t)B * extra))
                ? push_failed(ag, g)
                : 0;
 }
@@ -165,7 +171,7 @@ KFN_STEP int hd_send_remote(struct agent *ag, const struct ht_dispatch_params *p
             if (i < 0 || !g->mask[g->relay_rank[n]])
                 continue;
             put(ag, g, &batch, g->relay_rank[n], COUNTER(SIG_HD_ROWS, hd_chunk(i, h->ncount[n])), source,
-                ht_landing(g, g->relay_slot[n]) + (uint64_t)i * bytes, (uint32_t)bytes);
+                ht_landing(g, g->relay_slot[n]) + hd_rows_at(g, apart) + (uint64_t)i * bytes, (uint32_t)bytes);
             rows++;
         }
     }
@@ -180,9 +186,9 @@ KFN void hd_forward_row(struct agent *ag, const struct ht_dispatch_params *p, in
     const struct handle_dev *h = p->h;
     const size_t M = (size_t)g->max_tokens, K = (size_t)h->state->topk;
     const int t = h->relay_list[(size_t)j * M + (size_t)i];
-    const char *landing = heap_at(g, g->rank, ht_landing(g, j)), *row = landing + (size_t)i * hd_wire_bytes(p, apart);
-    const char *extras =
-        apart ? landing + g->ht.note + HD_NOTE + (size_t)t * hd_extra_bytes(p) : row + row_scales_at(&p->agree);
+    const char *landing = heap_at(g, g->rank, ht_landing(g, j));
+    const char *row = landing + hd_rows_at(g, apart) + (size_t)i * hd_wire_bytes(p, apart);
+    const char *extras = apart ? landing + HD_NOTE + (size_t)t * hd_extra_bytes(p) : row + row_scales_at(&p->agree);
     struct hd_row r;
 
     r.ids = h->relay_ids + ((size_t)j * M + (size_t)t) * K;
@@ -203,7 +209,7 @@ KFN_STEP int hd_forward(struct agent *ag, const struct ht_dispatch_params *p, ui
     const int s = g->relay_sources[j], n = p->h->relay_n[j];
     const int per = (n + HD_CHUNKS - 1) / HD_CHUNKS;
     const uint64_t start = ag_now(ag);
-    const struct hd_post *note = (const struct hd_post *)heap_at(g, g->rank, ht_landing(g, j) + g->ht.note);
+    const struct hd_post *note = (const struct hd_post *)heap_at(g, g->rank, ht_landing(g, j));
 
     if (!g->mask[s])
         return 0;

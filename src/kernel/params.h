@@ -203,7 +203,6 @@ struct ht_layout {
     uint64_t pitch, scale_pitch;
     int64_t rows;                 /* of the landing */
     uint64_t relay, relay_stride; /* rows of each source that this rank relays for: in (dispatch), out (combine) */
-    uint64_t note;                /* dispatch, from the start of such a source's rows: its note, extras that go apart */
     uint64_t back;                /* rows of this rank: out (dispatch), in (combine, [other nodes][M]) */
     uint64_t hpitch;              /* most bytes of such a row: payload, scales, weights */
 };
