@@ -15,6 +15,7 @@ import torch
 
 from ._checks import wrong
 from ._memory import CudaHeap, Heap
+from ._results import Results
 from ._settings import Settings
 
 
@@ -37,6 +38,8 @@ class Pool:
         self.combine_plans: Dict[Any, Any] = {}
         self.combine_buffers: List[Optional[torch.Tensor]] = [None, None]
         self.next_combine_buffer = 0
+        self.heap_results: List[Results] = []  # of low latency
+        self.heap.shed = self._shed
         self._handles: Dict[Tuple[int, bool], List[epx.Handle]] = {}  # by top-k, and whether they serve graphs
 
     def take(self, mode: epx.Mode, layout: epx.Layout, topk: int) -> epx.Handle:
@@ -63,6 +66,10 @@ class Pool:
     def give(self, handle: epx.Handle, in_graph: bool) -> None:
         """Nobody refers to the handle's routing any more."""
         self.free_handles(handle.topk, in_graph).append(handle)
+
+    def _shed(self) -> None:
+        for results in self.heap_results:
+            results.shed(self.stream())
 
     def capturing(self) -> bool:
         """Is the current stream recorded into a graph?"""

@@ -111,25 +111,27 @@ def dispatch(engine: Engine, launch_on: Any, x: torch.Tensor, topk_idx: torch.Te
     launch = launch_on(pool.group) if launch_on is not None else None
     routing = LowLatencyRouting(pool, plan.take_handle(capturing), capturing, max_tokens, tokens)
     if launch is None:
-        received, stream = plan.receive_tensors(capturing), pool.stream()
+        stream = pool.stream()
+        rows, small = plan.receive_tensors(stream, capturing)
     else:
+        stream = launch.address
         with launch.context():
-            received, stream = plan.receive_tensors(capturing), launch.address
-    status = plan.run(routing.address, tokens, x, topk_idx, received, stats, wait, stream)
+            rows, small = plan.receive_tensors(stream, capturing)
+    status = plan.run(routing.address, tokens, x, topk_idx, stats, wait, stream)
     if status:
         check(status)
-    recv, scales, counts, src, ranges = received
+    counts, src, ranges = small
     handle: Handle = (attach(src, routing), ranges, max_tokens, plan.hidden, num_experts)
     event, hook = EventOverlap(), None
     if staged:
         # The routing holds what the receive half uses: of src the storage, as src itself holds the routing.
-        routing.staged = (x, topk_idx, stats, wait, recv, scales, counts, ranges, src.untyped_storage())
+        routing.staged = (x, topk_idx, stats, wait, rows, counts, ranges, src.untyped_storage())
         hook = routing.receive
         if pool.on_cpu:
             settle(pool.group)  # the caller may change x when this returns
     elif launch is not None:
-        event = launch.finish((x, topk_idx, stats, wait), received)
-    return recv if scales is None else (recv, scales), counts, handle, event, hook
+        event = launch.finish((x, topk_idx, stats, wait), (*rows, *small))
+    return rows[0] if len(rows) == 1 else (rows[0], rows[1]), counts, handle, event, hook
 
 
 def _check_combine(routing: LowLatencyRouting, plan: CombinePlan, x: Any, topk_idx: Any, topk_weights: Any, out: Any,
@@ -164,14 +166,14 @@ def combine(engine: Engine, launch_on: Any, x: torch.Tensor, topk_idx: torch.Ten
     if zero_copy:
         x = _filled_buffer(routing, use_logfmt)
     launch = launch_on(pool.group) if launch_on is not None else None
+    stream = launch.address if launch is not None else pool.stream()
     if out is None:
         if launch is None:
-            out = plan.new_out((tokens, hidden))
+            out = plan.new_out(tokens, stream, pool.capturing())
         else:
             with launch.context():
-                out = plan.new_out((tokens, hidden))
-    status = plan.run(routing.address, tokens, x, topk_weights, out, wait,
-                      launch.address if launch is not None else pool.stream())
+                out = plan.new_out(tokens, stream, pool.capturing())
+    status = plan.run(routing.address, tokens, x, topk_weights, out, wait, stream)
     if status:
         check(status)
     if staged:

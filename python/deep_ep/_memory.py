@@ -9,7 +9,7 @@ stream, or on one that waits.
 import collections
 import math
 import sys
-from typing import Any, Deque, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Deque, Dict, List, Optional, Set, Tuple
 
 import epx
 import torch
@@ -57,34 +57,63 @@ class Form:
                 torch.empty_strided(shape, strides, dtype=dtype, device=device) for shape, dtype, strides in self.parts]
 
 
+    def together(self, device: torch.device) -> List[torch.Tensor]:
+        """The same in one piece of ordinary memory."""
+        memory = torch.empty(self.nbytes, dtype=torch.uint8, device=device)
+        tensors = []
+        for (shape, dtype, strides), place in zip(self.parts, self.places):
+            flat = memory[place:place + math.prod(shape) * dtype.itemsize].view(dtype)
+            tensors.append(flat.view(shape) if strides is None else flat.as_strided(shape, strides))
+        return tensors
+
+
+def wait_for(stream: Optional[int], device: torch.device) -> None:
+    """Later work of the current stream waits for what is queued on another one, which is given by its number."""
+    if stream is not None:
+        torch.cuda.current_stream(device).wait_stream(stream_of(stream, device))
+
+
+def stream_of(number: int, device: torch.device) -> "torch.cuda.Stream":
+    """The stream with a number; 1 is the default stream too, in the C library's words."""
+    return torch.cuda.ExternalStream(number, device) if number > 1 else torch.cuda.default_stream(device)
+
+
 class Heap:
     """Tensors in the heap of a group on the CPU."""
+
+    shed: Callable[[], None]  # gives back what is kept elsewhere and not in use; for a heap that is full
 
     def __init__(self, group: epx.Group, device: torch.device) -> None:
         self._group = group
         self._device = device
+        self.shed = lambda: None
         self._where = {"cpu": (CPU, 0), "cuda": (CUDA, device.index or 0)}[device.type]
 
     def empty(self, shape: Tuple[int, ...], dtype: torch.dtype, strides: Optional[Tuple[int, ...]] = None) -> torch.Tensor:
         """A tensor in the heap, or in ordinary memory where the heap has no room."""
-        return self.make(Form((shape, dtype, strides)), self._capturing())[0]
+        return self.several((shape, dtype, strides))[0]
 
     def several(self, *parts: Part) -> List[torch.Tensor]:
         """Tensors that share a piece of the heap: it is free again when all of them are gone."""
-        return self.make(Form(*parts), self._capturing())
+        form = Form(*parts)
+        return self.try_make(form) or form.ordinary(self._device)
 
-    def make(self, form: Form, capturing: bool) -> List[torch.Tensor]:
-        """The tensors of a form; `capturing`: is the current stream recorded into a graph?"""
-        try:
-            block = self._group.alloc(form.nbytes) if form.nbytes else None
-        except epx.OutOfMemoryError:
-            block = None
+    def try_make(self, form: Form) -> Optional[List[torch.Tensor]]:
+        """The tensors of a form, or None where the heap has no room."""
+        block = self._alloc(form.nbytes) if form.nbytes else None
         if block is None:
-            return form.ordinary(self._device)
+            return None
         return form.tensors(form.exports(block.address, self._where), block)
 
-    def _capturing(self) -> bool:
-        return False
+    def _alloc(self, nbytes: int) -> Optional[epx.Block]:
+        try:
+            return self._group.alloc(nbytes)
+        except epx.OutOfMemoryError:
+            self.shed()
+        try:
+            return self._group.alloc(nbytes)
+        except epx.OutOfMemoryError:
+            return None
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Is it known to lie in the heap? On the CPU nobody needs to know."""
@@ -150,18 +179,15 @@ class CudaHeap(Heap):
         self._lent.discard(piece.block.address)
         if not self._closed:
             # A stream that is captured runs nothing now: what uses the piece was queued on the stream it was made for.
-            if not self._capturing():
+            if not torch.cuda.is_current_stream_capturing():
                 piece.stream = torch._C._cuda_getCurrentRawStream(self._index)
             self._returned.append(piece)
 
-    def _capturing(self) -> bool:
-        return torch.cuda.is_current_stream_capturing()
-
-    def make(self, form: Form, capturing: bool) -> List[torch.Tensor]:
-        """The tensors of a form; `capturing`: is the current stream recorded into a graph?"""
+    def try_make(self, form: Form) -> Optional[List[torch.Tensor]]:
+        """The tensors of a form, or None where the heap has no room."""
         # A graph replays on its own memory, which torch's allocator keeps for it.
-        if capturing or not form.nbytes:
-            return form.ordinary(self._device)
+        if not form.nbytes or torch.cuda.is_current_stream_capturing():
+            return None
         stream = torch._C._cuda_getCurrentRawStream(self._index)
         if self._returned:
             self._collect()
@@ -169,11 +195,11 @@ class CudaHeap(Heap):
         if same:
             piece = same.pop()
             if piece.stream != stream:
-                torch.cuda.current_stream(self._device).wait_stream(self._stream(piece.stream))
+                wait_for(piece.stream, self._device)
         else:
             block = self._alloc(form.piece_bytes)
             if block is None:
-                return form.ordinary(self._device)
+                return None
             piece = _Piece(block)
         piece.stream = stream
         self._lent.add(piece.block.address)
@@ -184,17 +210,15 @@ class CudaHeap(Heap):
             piece = self._returned.popleft()
             self._free.setdefault(piece.block.nbytes, []).append(piece)
 
-    def _stream(self, number: int) -> "torch.cuda.Stream":
-        """The stream with a number."""
-        return torch.cuda.ExternalStream(number, self._device) if number else torch.cuda.default_stream(self._device)
-
     def _alloc(self, nbytes: int) -> Optional[epx.Block]:
         try:
             return self._group.alloc(nbytes)
         except epx.OutOfMemoryError:
             # There may be pieces of other sizes: they go back, once nothing uses them.
+            self.shed()
+            self._collect()
             for number in {piece.stream for pieces in self._free.values() for piece in pieces}:
-                self._stream(number).synchronize()
+                stream_of(number, self._device).synchronize()
             self._free.clear()
         try:
             return self._group.alloc(nbytes)

@@ -3,34 +3,26 @@
 afterwards, as the host's time counts here."""
 
 import ctypes
-from typing import Any, List, Optional, Set, Tuple
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 import epx
 import torch
 from epx import _abi
 from epx._library import load
 from epx.tensors import fill
-from torch import empty_like
 
 from ._engine import Pool
 from ._memory import Form, Part
+from ._results import Results
 
+_MOST_OUTS = 8  # numbers of tokens for which combine's results are kept
 _DTYPES = {torch.bfloat16: epx.DType.BF16, torch.int64: epx.DType.INT64, torch.int32: epx.DType.INT32}
-Received = Tuple[torch.Tensor, Optional[torch.Tensor], torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def _struct(dtype: int, shape: Tuple[int, ...], stride: Optional[Tuple[int, ...]] = None) -> _abi.TensorStruct:
     struct = _abi.TensorStruct()
     fill(struct, 0, dtype, shape, stride)
     return struct
-
-
-def _templates(parts: List[Part], device: torch.device) -> List[torch.Tensor]:
-    """Tensors without memory, for torch.empty_like(), which takes less time than torch.empty()."""
-    templates = Form(*parts).ordinary(device)
-    for template in templates:
-        template.untyped_storage().resize_(0)
-    return templates
 
 
 class DispatchPlan:
@@ -54,9 +46,13 @@ class DispatchPlan:
             large.append((scale_shape, torch.int32 if use_ue8m0 else torch.float32, scale_stride))
         small: List[Part] = [((local,), torch.int32, None), ((local, rows), torch.int32, None),
                              ((local, ranks), torch.int64, None)]
-        self._form = None if staged else Form(*large)
-        self._large = _templates(large, pool.device) if staged else []
-        self._counts_like, self._src_like, self._ranges_like = _templates(small, pool.device)
+        rows_form, small_form, device = Form(*large), Form(*small), pool.device
+        self._rows = Results((lambda: rows_form.together(device)) if staged else (lambda: pool.heap.try_make(rows_form)),
+                             lambda: rows_form.ordinary(device), device)
+        self._small = Results(lambda: small_form.together(device), lambda: small_form.ordinary(device), device)
+        if not staged:
+            pool.heap_results.append(self._rows)
+        self._pointed: Tuple[Any, Any] = (None, None)
         self._topk_idx = _struct(_DTYPES[idx_dtype], (0, topk))
         self._tokens = _struct(epx.DType.BF16, (0, hidden))
         self._out = _struct(epx.DType.FP8_E4M3 if use_fp8 else epx.DType.BF16, (local, rows, hidden))
@@ -66,6 +62,8 @@ class DispatchPlan:
         self._ranges = _struct(epx.DType.INT64, (local, ranks))
         self._stats = _struct(epx.DType.INT32, (local,))
         self._wait = _struct(epx.DType.INT64, (ranks,))
+        self._row_structs = self._out, self._scales
+        self._small_structs = self._counts, self._src_token, self._ranges
         pointer = ctypes.pointer
         inputs = _abi.DispatchInputsStruct(tokens=pointer(self._tokens))
         outputs = _abi.DispatchOutputsStruct(tokens=pointer(self._out), src_token=pointer(self._src_token))
@@ -86,29 +84,26 @@ class DispatchPlan:
             return self._free.pop()
         return self.pool.take(epx.Mode.LOW_LATENCY, epx.Layout.EXPERT_MAJOR, self._topk)
 
-    def receive_tensors(self, capturing: bool) -> Received:
-        """Rows, scales or None, counts, source tokens, ranges."""
-        if self._form is None:
-            large = [empty_like(template) for template in self._large]
-        else:
-            large = self.pool.heap.make(self._form, capturing)
-        return (large[0], large[1] if len(large) > 1 else None, empty_like(self._counts_like), empty_like(self._src_like),
-                empty_like(self._ranges_like))
+    def receive_tensors(self, stream: Optional[int], capturing: bool) -> Tuple[List[torch.Tensor], List[torch.Tensor]]:
+        """(rows and, for FP8, scales), (counts, source tokens, ranges) for a call on the current stream. The structs point to
+        them now."""
+        rows, rows_set = self._rows.take(stream, capturing)
+        small, small_set = self._small.take(stream, capturing)
+        if rows_set is None or small_set is None or self._pointed != (rows_set, small_set):
+            self._pointed = (rows_set, small_set)
+            for struct, tensor in zip(self._row_structs, rows):
+                struct.data = tensor.data_ptr()
+            for struct, tensor in zip(self._small_structs, small):
+                struct.data = tensor.data_ptr()
+        return rows, small
 
-    def run(self, address: int, ntokens: int, x: torch.Tensor, topk_idx: torch.Tensor, received: Received,
-            stats: Optional[torch.Tensor], wait: Optional[torch.Tensor], stream: Optional[int]) -> int:
+    def run(self, address: int, ntokens: int, x: torch.Tensor, topk_idx: torch.Tensor, stats: Optional[torch.Tensor],
+            wait: Optional[torch.Tensor], stream: Optional[int]) -> int:
         """Dispatches with the handle at `address`; the status."""
-        recv, scales, counts, src, ranges = received
         if ntokens != self._ntokens:
             self._ntokens = self._topk_idx.shape[0] = self._tokens.shape[0] = ntokens
         self._topk_idx.data = topk_idx.data_ptr()
         self._tokens.data = x.data_ptr()
-        self._out.data = recv.data_ptr()
-        self._src_token.data = src.data_ptr()
-        self._counts.data = counts.data_ptr()
-        self._ranges.data = ranges.data_ptr()
-        if scales is not None:
-            self._scales.data = scales.data_ptr()
         if stats is not None or wait is not None or self._has_stats or self._has_wait:
             self._point_to_counters(stats, wait)
         status = self._lib.epx_handle_update(address, *self._update, stream)
@@ -132,7 +127,8 @@ class CombinePlan:
         info = pool.group.info
         self.shape = (info.local_experts, info.nranks * max_tokens, hidden)
         self.checked: Set[Any] = set()  # all that is to be checked of arguments, of those that were right
-        self.new_out = torch.empty(0, dtype=torch.bfloat16, device=pool.device).new_empty
+        self._pool, self._hidden = pool, hidden
+        self._outs: Dict[int, Results] = {}  # by number of tokens
         self._tokens = _struct(epx.DType.BF16, self.shape)
         self._weights = _struct(epx.DType.FP32, (0, topk))
         self._out = _struct(epx.DType.BF16, (0, hidden))
@@ -146,6 +142,17 @@ class CombinePlan:
         self._keep = (inputs, outputs)
         self._combine = tuple(map(ctypes.addressof, (inputs, outputs, self._config)))
         self._lib = load()
+
+    def new_out(self, ntokens: int, stream: Optional[int], capturing: bool) -> torch.Tensor:
+        """A tensor for the sums of a call on the current stream."""
+        results = self._outs.get(ntokens)
+        if results is None:
+            device, shape = self._pool.device, (ntokens, self._hidden)
+            if len(self._outs) >= _MOST_OUTS:
+                self._outs.clear()
+            form = Form((shape, torch.bfloat16, None))
+            results = self._outs[ntokens] = Results(lambda: form.ordinary(device), lambda: form.ordinary(device), device)
+        return results.take(stream, capturing)[0][0]
 
     def run(self, address: int, ntokens: int, x: torch.Tensor, topk_weights: torch.Tensor, out: torch.Tensor,
             wait: Optional[torch.Tensor], stream: Optional[int]) -> int:

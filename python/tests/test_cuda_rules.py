@@ -147,15 +147,15 @@ class Memory(Rules):
 
     def test_one_stream_waits_for_nothing(self) -> None:
         form = Form(((4, 8), torch.float8_e4m3fn, None), ((4,), torch.float32, None))
-        rows, scales = self.heap.make(form, False)
+        rows, scales = self.heap.try_make(form)
         self.assertEqual([(t.shape, t.dtype) for t in (rows, scales)], [((4, 8), torch.float8_e4m3fn), ((4,), torch.float32)])
         first = rows.data_ptr()
         for _ in range(3):
             del rows
-            other, _scales = self.heap.make(form, False)
+            other, _scales = self.heap.try_make(form)
             self.assertNotEqual(other.data_ptr(), first)  # the scales still live
             del scales
-            rows, scales = self.heap.make(form, False)
+            rows, scales = self.heap.try_make(form)
             self.assertEqual(rows.data_ptr(), first)
         self.assertEqual(story, [])
 
