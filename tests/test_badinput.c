@@ -195,6 +195,9 @@ static int wrong_tensors_ll(struct scene *s)
     idx = s->idx;
     idx.shape[0] = SCENE_M + 1;
     REFUSED(epx_handle_update(s->ll, &idx, NULL, NULL), EPX_ERR_ARGUMENT, "topk_idx", "6", "7");
+    in.topk_idx = &idx;
+    REFUSED(epx_dispatch(s->ll, &in, &out, &info, NULL, NULL), EPX_ERR_ARGUMENT, "inputs.topk_idx", "6", "7");
+    in.topk_idx = NULL;
     idx = s->idx;
     idx.ndim = 1;
     REFUSED(epx_handle_update(s->ll, &idx, NULL, NULL), EPX_ERR_ARGUMENT, "topk_idx");

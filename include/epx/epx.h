@@ -356,6 +356,7 @@ typedef struct epx_dispatch_inputs {
     const epx_tensor *tokens;       /* [B, H] bf16, fp16, fp32, or fp8 with scales; rows contiguous */
     const epx_tensor *scales;       /* fp8 input: [B, S] fp32 or int32, any strides, forwarded as they are */
     const epx_tensor *topk_weights; /* [B, K] fp32, where the outputs ask for weights */
+    const epx_tensor *topk_idx;     /* low latency, may be NULL: sets the routing first, as epx_handle_update does */
 } epx_dispatch_inputs;
 
 /* Rows beyond what was received are left alone, but for topk_idx (-1) and topk_weights (0) in FLAT. */

@@ -26,12 +26,14 @@ class LowLatencyRouting(Routing):
     staged: Any = None
     combine_buffer: Optional[torch.Tensor] = None
 
-    def __init__(self, pool: Pool, handle: epx.Handle, in_graph: bool, max_tokens: int, tokens: int) -> None:
-        self.pool = pool
+    def __init__(self, plan: DispatchPlan, in_graph: bool, topk_idx: torch.Tensor, tokens: int) -> None:
+        handle = plan.take_handle(in_graph)
+        self.pool = plan.pool
         self.handle = handle
         self.in_graph = in_graph
         self.address = handle.address
-        self.max_tokens = max_tokens
+        self.max_tokens = plan.max_tokens
+        self.topk_idx = topk_idx  # combine is given the same ones: no need to look at them again
         self.tokens = tokens
 
     def __del__(self) -> None:
@@ -100,16 +102,17 @@ def dispatch(engine: Engine, launch_on: Any, x: torch.Tensor, topk_idx: torch.Te
              casts: Tuple[bool, bool, bool], staged: bool) -> Tuple[Any, ...]:
     """All that Buffer.low_latency_dispatch() returns. `casts` are use_fp8, round_scale, use_ue8m0. It runs where `launch_on`
     puts it; without that, and always if it is staged, on the current stream."""
-    key = (_look(x), _look(topk_idx), max_tokens, num_experts, casts, staged)
+    look = _look(x)
+    key = (look, _look(topk_idx), max_tokens, num_experts, casts, staged)
     plan = engine.plans.get(key)
     if plan is None or stats is not None or wait is not None:
         _check_dispatch(engine, x, topk_idx, max_tokens, num_experts, stats, wait)
         if plan is None:
             plan = engine.plans[key] = _dispatch_plan(engine, x, topk_idx, max_tokens, num_experts, casts, staged)
-    pool, tokens = plan.pool, x.shape[0]
+    pool, tokens = plan.pool, look[0][0]
     capturing = pool.capturing()
     launch = launch_on(pool.group) if launch_on is not None else None
-    routing = LowLatencyRouting(pool, plan.take_handle(capturing), capturing, max_tokens, tokens)
+    routing = LowLatencyRouting(plan, capturing, topk_idx, tokens)
     if launch is None:
         stream = pool.stream()
         rows, small = plan.receive_tensors(stream, capturing)
@@ -124,7 +127,7 @@ def dispatch(engine: Engine, launch_on: Any, x: torch.Tensor, topk_idx: torch.Te
     handle: Handle = (attach(src, routing), ranges, max_tokens, plan.hidden, num_experts)
     event, hook = EventOverlap(), None
     if staged:
-        # The routing holds what the receive half uses: of src the storage, as src itself holds the routing.
+        # The routing holds what the receive half uses: not src, which holds the routing, but its memory.
         routing.staged = (x, topk_idx, stats, wait, rows, counts, ranges, src.untyped_storage())
         hook = routing.receive
         if pool.on_cpu:
@@ -156,7 +159,8 @@ def combine(engine: Engine, launch_on: Any, x: torch.Tensor, topk_idx: torch.Ten
     if plan is None:
         plan = pool.combine_plans[key] = CombinePlan(
             pool, hidden, routing.handle.topk, routing.max_tokens, use_logfmt, staged)
-    looks = (tokens, _look(x), _look(topk_idx), _look(topk_weights), None if out is None else _look(out))
+    looks = (tokens, _look(x), None if topk_idx is routing.topk_idx else _look(topk_idx), _look(topk_weights),
+             None if out is None else _look(out))
     if looks not in plan.checked or wait is not None:
         _check_combine(routing, plan, x, topk_idx, topk_weights, out, wait)
         plan.checked.add(looks)

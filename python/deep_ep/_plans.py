@@ -65,7 +65,7 @@ class DispatchPlan:
         self._row_structs = self._out, self._scales
         self._small_structs = self._counts, self._src_token, self._ranges
         pointer = ctypes.pointer
-        inputs = _abi.DispatchInputsStruct(tokens=pointer(self._tokens))
+        inputs = _abi.DispatchInputsStruct(tokens=pointer(self._tokens), topk_idx=pointer(self._topk_idx))
         outputs = _abi.DispatchOutputsStruct(tokens=pointer(self._out), src_token=pointer(self._src_token))
         if use_fp8:
             outputs.scales = pointer(self._scales)
@@ -74,7 +74,6 @@ class DispatchPlan:
         self._has_stats = self._has_wait = False
         self._ntokens = 0
         self._keep = (inputs, outputs, config)
-        self._update = ctypes.addressof(self._topk_idx), None
         self._dispatch = tuple(map(ctypes.addressof, (inputs, outputs, self._info, config)))
         self._lib = load()
 
@@ -106,8 +105,7 @@ class DispatchPlan:
         self._tokens.data = x.data_ptr()
         if stats is not None or wait is not None or self._has_stats or self._has_wait:
             self._point_to_counters(stats, wait)
-        status = self._lib.epx_handle_update(address, *self._update, stream)
-        return status or self._lib.epx_dispatch(address, *self._dispatch, stream)
+        return self._lib.epx_dispatch(address, *self._dispatch, stream)
 
     def _point_to_counters(self, stats: Optional[torch.Tensor], wait: Optional[torch.Tensor]) -> None:
         """Those that the caller adds up in, or none."""

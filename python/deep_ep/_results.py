@@ -56,17 +56,21 @@ class Results:
             return self._plain(), None
         if _use_count is None:
             return self._make() or self._plain(), None
-        found = self._find(stream) if self._sets else None
+        sets = self._sets
+        found = sets.popleft() if sets else None
+        if found is not None and (found.stream != stream or not found.idle()):
+            sets.append(found)
+            found = self._find(stream)
         if found is None:
             with torch.inference_mode(False):
                 tensors = self._make()
             if tensors is None:
                 return self._plain(), None
-            if len(self._sets) >= _MOST:
+            if len(sets) >= _MOST:
                 return tensors, None
             found = ResultSet(tensors, stream)
         tensors = [tensor.data for tensor in found.tensors]
-        self._sets.append(found)
+        sets.append(found)
         return tensors, found
 
     def _find(self, stream: Optional[int]) -> Optional[ResultSet]:

@@ -145,6 +145,7 @@ class LayoutInfoStruct(Struct):
 class DispatchInputsStruct(Struct):
     _fields_ = [
         ("size", c_uint32), ("reserved", c_uint32), ("tokens", _TENSOR), ("scales", _TENSOR), ("topk_weights", _TENSOR),
+        ("topk_idx", _TENSOR),
     ]
 
 

@@ -6,6 +6,7 @@
 #include "api/args.h"
 #include "api/check.h"
 #include "api/group.h"
+#include "api/handle.h"
 #include "api/registry.h"
 #include "api/structs.h"
 #include "util/status.h"
@@ -168,8 +169,12 @@ epx_status dispatch_args_check(struct epx_handle *handle, const epx_dispatch_inp
         status = struct_in(&out, sizeof(out), outputs, "epx_dispatch_outputs");
     if (status == EPX_OK && config)
         status = struct_in(&cfg, sizeof(cfg), config, "epx_dispatch_config");
+    if (status == EPX_OK && in.topk_idx)
+        status = handle_route(handle, in.topk_idx, call, "inputs.topk_idx");
     if (status != EPX_OK)
         return status;
+    if (handle->ntokens < 0)
+        return fail(EPX_ERR_USAGE, "%s: expected a handle with a routing (epx_handle_update)", call);
     if (cfg.direction != EPX_FORWARD && cfg.direction != EPX_BACKWARD)
         return fail(EPX_ERR_ARGUMENT, "%s: config.direction: expected 0 or 1, got %d", call, cfg.direction);
     if (cfg.direction == EPX_BACKWARD && handle->config.mode == EPX_LOW_LATENCY)
@@ -207,8 +212,6 @@ epx_status epx_dispatch(epx_handle *handle, const epx_dispatch_inputs *inputs, c
         status = stream_check(handle->group, stream, call);
     if (status != EPX_OK)
         return status;
-    if (handle->ntokens < 0)
-        return fail(EPX_ERR_USAGE, "%s: expected a handle with a routing (epx_handle_update)", call);
     if (handle->staged != STAGED_NONE)
         return fail(EPX_ERR_USAGE, "%s: the handle has a staged operation; call epx_complete first", call);
     memset(&args, 0, sizeof(args));

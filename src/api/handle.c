@@ -142,6 +142,43 @@ epx_status epx_handle_memory(const epx_group *group, const epx_handle_config *co
     return EPX_OK;
 }
 
+/* The indices of a routing, checked but for their values. */
+static epx_status check_topk(struct epx_handle *handle, const epx_tensor *topk_idx, const char *call, const char *name,
+                             epx_tensor *topk)
+{
+    const struct want want = {call, name, DTYPES_INDEX, 2, {-1, handle->config.topk}, STRIDES_NONE};
+    epx_status status;
+
+    if (handle->staged != STAGED_NONE)
+        return fail(EPX_ERR_USAGE, "%s: the handle has a staged operation; call epx_complete first", call);
+    status = check_tensor(topk_idx, &want, topk);
+    if (status == EPX_OK && topk->shape[0] > handle->group->set.max_tokens)
+        status = fail(EPX_ERR_ARGUMENT, "%s: %s: expected at most max_tokens_per_rank = %d tokens, got %" PRId64, call,
+                      name, handle->group->set.max_tokens, topk->shape[0]);
+    return status;
+}
+
+static void set_routing(struct epx_handle *handle, const epx_tensor *topk)
+{
+    handle->topk = *topk;
+    handle->ntokens = topk->shape[0];
+    handle->dispatched = 0;
+}
+
+epx_status handle_route(struct epx_handle *handle, const epx_tensor *topk_idx, const char *call, const char *name)
+{
+    epx_tensor topk;
+    epx_status status;
+
+    if (handle->config.mode != EPX_LOW_LATENCY)
+        return fail(EPX_ERR_ARGUMENT, "%s: %s: high throughput takes it in epx_handle_update, expected NULL", call,
+                    name);
+    status = check_topk(handle, topk_idx, call, name, &topk);
+    if (status == EPX_OK)
+        set_routing(handle, &topk);
+    return status;
+}
+
 epx_status epx_handle_update(epx_handle *handle, const epx_tensor *topk_idx, const epx_layout_info *info,
                              epx_stream stream)
 {
@@ -154,26 +191,16 @@ epx_status epx_handle_update(epx_handle *handle, const epx_tensor *topk_idx, con
         status = group_usable(handle->group);
     if (status == EPX_OK)
         status = stream_check(handle->group, stream, call);
-    if (status != EPX_OK)
-        return status;
-    if (handle->staged != STAGED_NONE)
-        return fail(EPX_ERR_USAGE, "%s: the handle has a staged operation; call epx_complete first", call);
-    const struct want want = {call, "topk_idx", DTYPES_INDEX, 2, {-1, handle->config.topk}, STRIDES_NONE};
-    status = check_tensor(topk_idx, &want, &topk);
-    if (status != EPX_OK)
-        return status;
-    if (topk.shape[0] > handle->group->set.max_tokens)
-        return fail(EPX_ERR_ARGUMENT, "%s: topk_idx: expected at most max_tokens_per_rank = %d tokens, got %" PRId64,
-                    call, handle->group->set.max_tokens, topk.shape[0]);
-    status = layout_tensors_check(handle, info, call, &tensors);
+    if (status == EPX_OK)
+        status = check_topk(handle, topk_idx, call, "topk_idx", &topk);
+    if (status == EPX_OK)
+        status = layout_tensors_check(handle, info, call, &tensors);
     if (status != EPX_OK)
         return status;
     if (handle->config.mode == EPX_LOW_LATENCY) {
         if (info)
             return fail(EPX_ERR_ARGUMENT, "%s: info: low latency takes it in epx_dispatch, expected NULL", call);
-        handle->topk = topk;
-        handle->ntokens = topk.shape[0];
-        handle->dispatched = 0;
+        set_routing(handle, &topk);
         return EPX_OK;
     }
     status = indices_check(handle, &topk, stream, call);

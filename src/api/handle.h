@@ -5,5 +5,7 @@
 #include "algo/objects.h"
 
 void handle_free(struct epx_handle *handle);
+/* Low latency: sets the routing. */
+epx_status handle_route(struct epx_handle *handle, const epx_tensor *topk_idx, const char *call, const char *name);
 
 #endif
