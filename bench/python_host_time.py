@@ -90,7 +90,7 @@ class Work:
     def __init__(self, args: argparse.Namespace) -> None:
         rank, ranks = dist.get_rank(), dist.get_world_size()
         rng = torch.Generator().manual_seed(rank)
-        self.experts = args.experts
+        self.tokens, self.experts = args.tokens, args.experts
         self.x = torch.randn(args.tokens, args.hidden, generator=rng).bfloat16().to(args.device)
         self.idx = torch.rand(args.tokens, args.experts, generator=rng).argsort(1)[:, :args.topk].contiguous().to(args.device)
         self.weights = torch.rand(args.tokens, args.topk, generator=rng).to(args.device)
@@ -110,7 +110,7 @@ class Case:
         """One dispatch and one combine; returns what they gave."""
         work, hooked = self._work, self._hooked
         recv, count, handle, _event, hook = self._buffer.low_latency_dispatch(
-            work.x, work.idx, work.x.size(0), work.experts, use_fp8=self._use_fp8, return_recv_hook=hooked)
+            work.x, work.idx, work.tokens, work.experts, use_fp8=self._use_fp8, return_recv_hook=hooked)
         if hook is not None:
             hook()
         out, _event, hook = self._buffer.low_latency_combine(work.y, work.idx, work.weights, handle, return_recv_hook=hooked)

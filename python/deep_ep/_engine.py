@@ -7,11 +7,13 @@ the same calls, so that all of them come to the same decision. What differs betw
 on when a group is made.
 """
 
+import collections
 import struct
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, DefaultDict, Dict, List, Optional, Tuple
 
 import epx
 import torch
+from epx._library import load
 
 from ._checks import wrong
 from ._memory import CudaHeap, Heap
@@ -28,7 +30,10 @@ class Pool:
     def __init__(self, group: epx.Group, device: torch.device, max_tokens: int, topk: int, hidden_bytes: int) -> None:
         self.group = group
         self.device = device
+        self.lib = load()
         self.on_cpu = device.type == "cpu"
+        # Is the current stream recorded into a graph?
+        self.capturing: Callable[[], bool] = (lambda: False) if self.on_cpu else torch.cuda.is_current_stream_capturing
         self._index = device.index or 0
         self.max_tokens = max_tokens
         self.topk = topk
@@ -40,7 +45,8 @@ class Pool:
         self.next_combine_buffer = 0
         self.heap_results: List[Results] = []  # of low latency
         self.heap.shed = self._shed
-        self._handles: Dict[Tuple[int, bool], List[epx.Handle]] = {}  # by top-k, and whether they serve graphs
+        # By top-k, and whether they serve graphs.
+        self._handles: DefaultDict[Tuple[int, bool], List[epx.Handle]] = collections.defaultdict(list)
 
     def take(self, mode: epx.Mode, layout: epx.Layout, topk: int) -> epx.Handle:
         """A handle, an old one if there is one.
@@ -61,19 +67,15 @@ class Pool:
 
     def free_handles(self, topk: int, in_graph: bool) -> List[epx.Handle]:
         """Handles that wait to be used again: the list itself."""
-        return self._handles.setdefault((topk, in_graph), [])
+        return self._handles[(topk, in_graph)]
 
     def give(self, handle: epx.Handle, in_graph: bool) -> None:
         """Nobody refers to the handle's routing any more."""
-        self.free_handles(handle.topk, in_graph).append(handle)
+        self._handles[(handle.topk, in_graph)].append(handle)
 
     def _shed(self) -> None:
         for results in self.heap_results:
             results.shed(self.stream())
-
-    def capturing(self) -> bool:
-        """Is the current stream recorded into a graph?"""
-        return not self.on_cpu and torch.cuda.is_current_stream_capturing()
 
     def stream(self) -> Optional[int]:
         """The current stream, for the C library."""

@@ -9,13 +9,13 @@ from typing import Any, Optional, Tuple
 
 import epx
 import torch
-from epx._library import check, load
+from epx._library import check
 
 from . import _checks as checks
 from ._checks import wrong
-from ._engine import Engine, Pool
+from ._engine import Engine
 from ._plans import CombinePlan, DispatchPlan
-from ._routing import Handle, Routing, attach, find
+from ._routing import ATTRIBUTE, Handle, Routing, find
 from ._streams import settle
 from .utils import EventOverlap
 
@@ -27,11 +27,9 @@ class LowLatencyRouting(Routing):
     combine_buffer: Optional[torch.Tensor] = None
 
     def __init__(self, plan: DispatchPlan, in_graph: bool, topk_idx: torch.Tensor, tokens: int) -> None:
-        handle = plan.take_handle(in_graph)
         self.pool = plan.pool
-        self.handle = handle
+        self.handle, self.address = plan.take_handle(in_graph)
         self.in_graph = in_graph
-        self.address = handle.address
         self.max_tokens = plan.max_tokens
         self.topk_idx = topk_idx  # combine is given the same ones: no need to look at them again
         self.tokens = tokens
@@ -41,7 +39,7 @@ class LowLatencyRouting(Routing):
         if pool.group.alive:
             if self.staged is not None:
                 # Its hook was never called, and the other ranks wait for this rank's half.
-                load().epx_complete(self.address, pool.stream())
+                pool.lib.epx_complete(self.address, pool.stream())
                 pool.group.hold(self.staged)
             pool.give(self.handle, self.in_graph)
 
@@ -51,7 +49,7 @@ class LowLatencyRouting(Routing):
         if held is None:
             return
         pool = self.pool
-        status = load().epx_complete(self.address, pool.stream())
+        status = pool.lib.epx_complete(self.address, pool.stream())
         if status:
             check(status)
         self.staged = None
@@ -124,7 +122,8 @@ def dispatch(engine: Engine, launch_on: Any, x: torch.Tensor, topk_idx: torch.Te
     if status:
         check(status)
     counts, src, ranges = small
-    handle: Handle = (attach(src, routing), ranges, max_tokens, plan.hidden, num_experts)
+    setattr(src, ATTRIBUTE, routing)
+    handle: Handle = (src, ranges, max_tokens, plan.hidden, num_experts)
     event, hook = EventOverlap(), None
     if staged:
         # The routing holds what the receive half uses: not src, which holds the routing, but its memory.
@@ -147,7 +146,7 @@ def _check_combine(routing: LowLatencyRouting, plan: CombinePlan, x: Any, topk_i
     checks.optional("combine_wait_recv_cost_stats", wait, (torch.int64,), (routing.pool.group.info.nranks,), device)
 
 
-def combine(engine: Engine, launch_on: Any, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor,
+def combine(launch_on: Any, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor,
             handle: Handle, use_logfmt: bool, zero_copy: bool, staged: bool, out: Optional[torch.Tensor],
             wait: Optional[torch.Tensor]) -> Tuple[Any, ...]:
     """All that Buffer.low_latency_combine() returns. For `launch_on` see dispatch()."""

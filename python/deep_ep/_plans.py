@@ -77,11 +77,13 @@ class DispatchPlan:
         self._dispatch = tuple(map(ctypes.addressof, (inputs, outputs, self._info, config)))
         self._lib = load()
 
-    def take_handle(self, capturing: bool) -> epx.Handle:
-        """A handle for one routing."""
+    def take_handle(self, capturing: bool) -> Tuple[epx.Handle, int]:
+        """A handle for one routing, and its address."""
         if self._free and not capturing:
-            return self._free.pop()
-        return self.pool.take(epx.Mode.LOW_LATENCY, epx.Layout.EXPERT_MAJOR, self._topk)
+            handle = self._free.pop()
+        else:
+            handle = self.pool.take(epx.Mode.LOW_LATENCY, epx.Layout.EXPERT_MAJOR, self._topk)
+        return handle, handle._address or handle.address  # .address says why there is none
 
     def receive_tensors(self, stream: Optional[int], capturing: bool) -> Tuple[List[torch.Tensor], List[torch.Tensor]]:
         """(rows and, for FP8, scales), (counts, source tokens, ranges) for a call on the current stream. The structs point to

@@ -28,11 +28,11 @@ class ResultSet:
         self.addresses = [tensor.data_ptr() for tensor in tensors]
         storages = {tensor.untyped_storage()._cdata for tensor in tensors}
         assert _use_count is not None
-        self._own = [(storage, _use_count(storage)) for storage in storages]
+        self.own = [(storage, _use_count(storage)) for storage in storages]
 
     def idle(self) -> bool:
         """Does nobody else refer to the memory?"""
-        for storage, own in self._own:
+        for storage, own in self.own:
             if _use_count(storage) != own:  # type: ignore[misc]
                 return False
         return True
@@ -58,9 +58,12 @@ class Results:
             return self._make() or self._plain(), None
         sets = self._sets
         found = sets.popleft() if sets else None
-        if found is not None and (found.stream != stream or not found.idle()):
-            sets.append(found)
-            found = self._find(stream)
+        if found is not None:
+            for storage, own in found.own:  # as in idle(), but most calls come here and go no further
+                if _use_count(storage) != own or found.stream != stream:
+                    sets.append(found)
+                    found = self._find(stream)
+                    break
         if found is None:
             with torch.inference_mode(False):
                 tensors = self._make()

@@ -13,7 +13,7 @@ import torch
 from ._checks import wrong
 from ._engine import Pool
 
-_ATTRIBUTE = "_epx_routing"
+ATTRIBUTE = "_epx_routing"
 _R = TypeVar("_R", bound="Routing")
 
 
@@ -41,7 +41,7 @@ class HighThroughputRouting(Routing):
 
 def attach(tensor: torch.Tensor, routing: Routing) -> torch.Tensor:
     """Makes a tensor of the tuple carry the routing."""
-    setattr(tensor, _ATTRIBUTE, routing)
+    setattr(tensor, ATTRIBUTE, routing)
     return tensor
 
 
@@ -49,7 +49,7 @@ def find(kind: Type[_R], handle: Any) -> _R:
     """The routing of a handle tuple."""
     if isinstance(handle, (tuple, list)):
         for field in handle:
-            routing: Optional[Routing] = getattr(field, _ATTRIBUTE, None)
+            routing: Optional[Routing] = getattr(field, ATTRIBUTE, None)
             if isinstance(routing, kind):
                 return routing
     raise wrong("handle", "a handle that a %s dispatch returned" % (

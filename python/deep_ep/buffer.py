@@ -261,6 +261,7 @@ class Buffer:
     def _low_latency_launcher(self, x: Any, async_finish: bool, return_recv_hook: bool) -> Optional[
             Callable[[Any], Any]]:
         """None where it runs on the current stream, and nobody waits."""
+        self._open()
         if return_recv_hook:
             if async_finish:
                 raise wrong("async_finish, return_recv_hook", "at most one of them", "both")
@@ -282,8 +283,11 @@ class Buffer:
         if use_ue8m0 and not (use_fp8 and round_scale):
             raise wrong("use_ue8m0", "use_fp8 and round_scale with it",
                         "use_fp8=%r, round_scale=%r" % (use_fp8, round_scale))
+        engine, launcher = self._engine, None
+        if engine.closed or async_finish or not return_recv_hook:
+            launcher = self._low_latency_launcher(x, async_finish, return_recv_hook)
         return _low_latency.dispatch(
-            self._open(), self._low_latency_launcher(x, async_finish, return_recv_hook), x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts,
+            engine, launcher, x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts,
             cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats, (use_fp8, round_scale, use_ue8m0),
             return_recv_hook)
 
@@ -293,9 +297,12 @@ class Buffer:
                             combine_wait_recv_cost_stats: Optional[torch.Tensor] = None) -> Tuple[
                                 torch.Tensor, EventOverlap, Optional[Callable[[], None]]]:
         """Weighted sums of the experts' rows, in top-k order, in fp32, rounded once: (combined_x [T,H], event, hook)."""
+        engine, launcher = self._engine, None
+        if engine.closed or async_finish or not return_recv_hook:
+            launcher = self._low_latency_launcher(x, async_finish, return_recv_hook)
         return _low_latency.combine(
-            self._open(), self._low_latency_launcher(x, async_finish, return_recv_hook), x, topk_idx, topk_weights, handle,
-            use_logfmt, zero_copy, return_recv_hook, out, combine_wait_recv_cost_stats)
+            launcher, x, topk_idx, topk_weights, handle, use_logfmt, zero_copy, return_recv_hook, out,
+            combine_wait_recv_cost_stats)
 
     def get_next_low_latency_combine_buffer(self, handle: _Handle) -> torch.Tensor:
         """bf16 [El,R*M,H] that other ranks can read: fill it and combine with zero_copy=True."""

@@ -12,6 +12,7 @@ import epx
 import torch
 from deep_ep._engine import Pool
 from deep_ep._memory import CudaHeap, Form
+from deep_ep._results import Results
 from deep_ep._streams import CudaLaunch
 from deep_ep.utils import EventHandle
 
@@ -227,6 +228,68 @@ class Memory(Rules):
         scales = self.heap.empty((2, 8, 3), torch.float32, (24, 1, 8))
         self.assertEqual((scales.stride(), scales.shape), ((24, 1, 8), (2, 8, 3)))
         self.assertEqual(self.heap.empty((0, 7), torch.bfloat16).shape, (0, 7))
+
+    @unittest.skipUnless(hasattr(torch._C, "_storage_Use_Count"), "torch does not tell who refers to a storage")
+    def test_results_use_memory_again(self) -> None:
+        form = Form(((4, 8), torch.float8_e4m3fn, None), ((4, 2), torch.float32, (1, 4)))
+        results = Results(lambda: form.together(torch.device("cpu")), lambda: form.ordinary(torch.device("cpu")),
+                          torch.device("cpu"))
+        (rows, scales), first = results.take(0, False)
+        self.assertEqual([(t.shape, t.dtype, t.stride()) for t in (rows, scales)],
+                         [((4, 8), torch.float8_e4m3fn, (8, 1)), ((4, 2), torch.float32, (1, 4))])
+        address = rows.data_ptr()
+        for user in (lambda: scales[:, 1:], lambda: rows.view(torch.uint8), lambda: rows.untyped_storage(), lambda: rows):
+            kept = user()
+            del rows, scales
+            (other, _), second = results.take(0, False)
+            self.assertNotEqual(other.data_ptr(), address)  # in use
+            del kept
+            del other, _
+            (rows, scales), _set = results.take(0, False)
+            while rows.data_ptr() != address:  # they take turns
+                (rows, scales), _set = results.take(0, False)
+            self.assertIs(_set, first)
+        self.assertEqual(rows.is_leaf and not rows.requires_grad and rows._base is None, True)
+        self.assertEqual(story, [])
+
+    @unittest.skipUnless(hasattr(torch._C, "_storage_Use_Count"), "torch does not tell who refers to a storage")
+    def test_results_on_two_streams(self) -> None:
+        used: List[str] = []
+        form = Form(((4, 8), torch.float32, None))
+
+        def make() -> List[torch.Tensor]:
+            return form.together(torch.device("cpu"))
+
+        results = Results(make, make, torch.device("cpu"))
+        with mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: used.append(stream.name)):
+            with on_stream(side):
+                first = results.take(5, False)[0][0].data_ptr()
+                self.assertEqual(results.take(5, False)[0][0].data_ptr(), first)
+                kept = results.take(5, False)
+            fresh = results.take(1, False)[0][0]
+            self.assertNotEqual(fresh.data_ptr(), first)  # in use
+            self.assertEqual((story, used), ([], []))
+            del kept
+            again = results.take(1, False)[0][0]
+            self.assertEqual(again.data_ptr(), first)
+            self.assertEqual((story, used), (["current waits for side"], ["current"]))
+            with on_stream(side):
+                self.assertNotIn(results.take(5, True)[0][0].data_ptr(), (first, fresh.data_ptr()))  # a graph's own
+            del again, fresh
+            with on_stream(comm):
+                results.shed(77)
+            self.assertEqual((story[1:], used[1:]), (["comm waits for current"] * 2, ["comm"] * 2))
+            results.take(1, False)
+            self.assertEqual(len(story), 3)
+
+    @unittest.skipUnless(hasattr(torch._C, "_storage_Use_Count"), "torch does not tell who refers to a storage")
+    def test_results_beyond_what_is_kept(self) -> None:
+        results = Results(lambda: [torch.empty(8)], lambda: [torch.zeros(1)], torch.device("cpu"))
+        taken = [results.take(None, False) for _ in range(6)]
+        self.assertEqual([one is None for _tensors, one in taken], [False] * 4 + [True] * 2)
+        self.assertEqual(len({tensors[0].data_ptr() for tensors, _one in taken}), 6)
+        none = Results(lambda: None, lambda: [torch.zeros(1)], torch.device("cpu"))
+        self.assertEqual(none.take(None, False)[0][0].shape, (1,))
 
     def test_handles_of_graphs_stay_apart(self) -> None:
         pool = Pool(self.group, torch.device("cpu"), 1, 1, 16)
