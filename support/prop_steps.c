@@ -136,6 +136,8 @@ static void free_tensors(struct actor *a)
     const struct prop_case *c = a->shared->c;
 
     for (int i = 0; i < a->nbuffers; i++) {
+        if (a->buffer[i].from_epx && a->buffer[i].base)
+            memset(a->buffer[i].base, SPOILED, a->buffer[i].bytes); /* used for something else, also after a failure */
         if (a->buffer[i].from_epx)
             epx_free(a->buffer[i].group, a->buffer[i].base);
         else if (c->lend && c->may_fail && test_device() == EPX_DEVICE_CPU)

@@ -94,7 +94,10 @@ static epx_status copy_nodes(struct epx_group *group, const struct blocks *b)
         t[3 * R + (size_t)n] = node_relay(map, group->rank, n);
         t[3 * R + N + (size_t)n] = n == group->node ? -1 : node_relay_number(map, group->rank, n);
     }
-    group->shadow.relay_count = node_relay_sources(map, group->rank, t + 3 * R + 2 * N);
+    /* Without high throughput there are no relays, and no limit to how many a rank would relay for when others are gone. */
+    group->shadow.relay_count = 0;
+    if (group->set.modes & EPX_HIGH_THROUGHPUT)
+        group->shadow.relay_count = node_relay_sources(map, group->rank, t + 3 * R + 2 * N);
     status = group->device->ops->copy(group->device, (char *)group->device_memory + b->nodes, t, bytes);
     free(t);
     return status;
