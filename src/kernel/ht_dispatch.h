@@ -27,7 +27,7 @@
 
 #include "kernel/ht_place.h"
 
-KFN void hd_send_token(struct agent *ag, const struct ht_dispatch_params *p, int t, const char *staged)
+KFN void hd_send_token(struct agent *ag, const struct ht_dispatch_params *p, int t, char *scratch)
 {
     const int K = p->h->state->topk;
     struct hd_row r;
@@ -37,9 +37,10 @@ KFN void hd_send_token(struct agent *ag, const struct ht_dispatch_params *p, int
     r.weights = p->weights ? p->weights + (size_t)t * K : NULL;
     r.src_rank = p->g->rank;
     r.src_token = t;
-    r.data = staged ? staged : row_tokens(&p->in, t);
-    r.scales = staged ? staged + row_scales_at(&p->agree) : p->in.scales + t * p->in.scale_row_stride;
-    r.scale_stride = staged ? 4 : p->in.scale_stride;
+    r.data = row_tokens(&p->in, t);
+    r.scales = p->in.scales + t * p->in.scale_row_stride;
+    r.scale_stride = p->in.scale_stride;
+    r.scratch = scratch;
     hd_place_row(ag, p, &r);
 }
 
@@ -199,6 +200,7 @@ KFN void hd_forward_row(struct agent *ag, const struct ht_dispatch_params *p, in
     r.data = row;
     r.scales = extras;
     r.scale_stride = 4;
+    r.scratch = NULL;
     hd_place_row(ag, p, &r);
 }
 
@@ -377,13 +379,8 @@ KFN int hd_send(struct agent *ag, const struct ht_dispatch_params *p, uint64_t e
             return 1;
     if (g->nnodes > 1 && (hd_put_note(ag, p) || hd_send_remote(ag, p)))
         return 1;
-    for (int t = ag_index(ag); t < p->h->state->ntokens; t += ag_count(ag)) {
-        if (p->in.cast) {
-            row_stage(ag, scratch, &p->in, &p->agree, t);
-            ag_sync(ag);
-        }
-        hd_send_token(ag, p, t, p->in.cast ? scratch : NULL);
-    }
+    for (int t = ag_index(ag); t < p->h->state->ntokens; t += ag_count(ag))
+        hd_send_token(ag, p, t, scratch);
     for (int j = 0; j < g->relay_count; j++)
         if (hd_forward(ag, p, epoch, j))
             return 1;

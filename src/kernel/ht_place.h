@@ -15,6 +15,7 @@ KFN const struct hd_post *hd_post_of(const struct group_dev *g, int rank)
 struct hd_row {
     const char *data, *scales;
     int64_t scale_stride;
+    char *scratch;            /* not NULL: the data is the caller's, and is cast on its way */
     const int32_t *ids, *pos; /* [K] */
     const float *weights;     /* [K] or NULL */
     int src_rank, src_token;
@@ -110,11 +111,15 @@ KFN_STEP void hd_place_row(struct agent *ag, const struct ht_dispatch_params *p,
     }
     n = (int)ag_sum(ag, n);
     copy_set_settle(ag, &set);
-    ag_copy_many(ag, &set, n, r->data, (size_t)p->agree.hidden_bytes);
-    if (p->agree.scale_bytes) {
+    if (p->agree.scale_bytes)
         word_set_settle(ag, &words);
+    if (r->scratch)
+        ag_cast_fp8_many(ag, &set, &words, n, r->scratch, p->in.scale_ue8m0, p->in.round_scale, r->data, p->in.dtype,
+                         p->in.hidden);
+    else
+        ag_copy_many(ag, &set, n, r->data, (size_t)p->agree.hidden_bytes);
+    if (p->agree.scale_bytes && !r->scratch)
         ag_copy_words(ag, &words, n, r->scales, r->scale_stride, p->agree.scale_bytes / 4);
-    }
     if (p->layout == LAYOUT_FLAT)
         hd_put_topk(ag, p, r);
 }
