@@ -11,7 +11,7 @@ if [ ! -d "$reports" ]; then
 fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-hot='copy_row|copy_row_many|sum_fastILi[12]E|fp8_rowILi[12]E|fp8_row_manyILi[12]E|logfmt_encode_row|route_tokens'
+hot='copy_row_many|sum_fastILi[12]E|fp8_rowILi[12]E|fp8_row_manyILi[12]E|logfmt_encode_row|route_tokens'
 for kernel in ll_dispatch ll_combine ht_dispatch ht_combine ht_notify; do
     grep -A1 'Function properties' "$reports/$kernel.cu.txt" | grep -v '^--' | paste - - >>"$work/functions"
 done

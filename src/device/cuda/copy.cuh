@@ -10,8 +10,6 @@
 #define COPY_FLIGHT 8 /* loads of a lane in flight: 8 * WARP * 16 bytes of a row */
 #endif
 
-#define ROW_FLIGHT 4 /* the same for a row that is copied to one place */
-
 KFN int aligned16(const void *p)
 {
     return ((uintptr_t)p & 15) == 0;
@@ -34,37 +32,6 @@ KFN_STEP void copy_odd(void *to, const void *from, size_t bytes)
         copy_elements<uint16_t>(to, from, bytes);
     else
         copy_elements<uint8_t>(to, from, bytes);
-}
-
-KFN_STEP void copy_row(char *to, const char *from, size_t bytes)
-{
-    const int n = (int)(bytes / 16);
-
-    if (((uintptr_t)to | (uintptr_t)from | bytes) & 15) {
-        copy_odd(to, from, bytes);
-        return;
-    }
-    const char *src = from + lane_id() * 16;
-    char *dst = to + lane_id() * 16;
-    for (int at = lane_id(); at < n; at += ROW_FLIGHT * WARP) {
-        uint4 v[ROW_FLIGHT];
-#pragma unroll
-        for (int j = 0; j < ROW_FLIGHT; j++)
-            if (at + j * WARP < n)
-                v[j] = vec_load(src + j * WARP * 16);
-#pragma unroll
-        for (int j = 0; j < ROW_FLIGHT; j++)
-            if (at + j * WARP < n)
-                vec_store(dst + j * WARP * 16, v[j]);
-        src += ROW_FLIGHT * WARP * 16;
-        dst += ROW_FLIGHT * WARP * 16;
-    }
-}
-
-KFN void ag_copy(struct agent *ag, void *to, const void *from, size_t bytes)
-{
-    (void)ag;
-    copy_row((char *)to, (const char *)from, bytes);
 }
 
 KFN void ag_zero(struct agent *ag, void *to, size_t bytes)
@@ -197,6 +164,15 @@ KFN_STEP void copy_row_many(char *own, int count, const char *from, int n)
                     vec_store(to + j * WARP * 16, v[j]);
         }
     }
+}
+
+KFN void ag_copy(struct agent *ag, void *to, const void *from, size_t bytes)
+{
+    (void)ag;
+    if (((uintptr_t)to | (uintptr_t)from | bytes) & 15)
+        copy_odd(to, from, bytes);
+    else
+        copy_row_many((char *)to, 1, (const char *)from, (int)(bytes / 16));
 }
 
 KFN void ag_copy_many(struct agent *ag, const struct copy_set *set, int count, const void *from, size_t bytes)

@@ -7,8 +7,12 @@
 #define EPX_DEVICE_CUDA_REDUCE_CUH
 
 #define SUM_STEP (WARP * 8)
-#ifndef SUM_ROWS
-#define SUM_ROWS 4 /* rows whose loads are in flight together */
+#ifndef SUM_ROWS /* rows whose loads are in flight together: as many as there are registers for */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
+#define SUM_ROWS 3
+#else
+#define SUM_ROWS 4
+#endif
 #endif
 #ifndef SUM_WIDE
 #define SUM_WIDE 2 /* steps likewise */
