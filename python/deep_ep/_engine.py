@@ -17,7 +17,6 @@ from epx._library import load
 
 from ._checks import wrong
 from ._memory import CudaHeap, Heap
-from ._results import Results
 from ._settings import Settings
 
 
@@ -39,12 +38,9 @@ class Pool:
         self.topk = topk
         self.hidden_bytes = hidden_bytes
         self.heap = Heap(group, device) if self.on_cpu else CudaHeap(group, device)
-        self.dispatch_plans: Dict[Any, Any] = {}  # of low latency, by kind of call
-        self.combine_plans: Dict[Any, Any] = {}
+        self.combine_plans: Dict[Any, Any] = {}  # of low latency, by kind of call
         self.combine_buffers: List[Optional[torch.Tensor]] = [None, None]
         self.next_combine_buffer = 0
-        self.heap_results: List[Results] = []  # of low latency
-        self.heap.shed = self._shed
         # By top-k, and whether they serve graphs.
         self._handles: DefaultDict[Tuple[int, bool], List[epx.Handle]] = collections.defaultdict(list)
 
@@ -73,10 +69,6 @@ class Pool:
         """Nobody refers to the handle's routing any more."""
         self._handles[(handle.topk, in_graph)].append(handle)
 
-    def _shed(self) -> None:
-        for results in self.heap_results:
-            results.shed(self.stream())
-
     def stream(self) -> Optional[int]:
         """The current stream, for the C library."""
         # 0 is torch's default stream, and EPX's word for its own.
@@ -93,7 +85,9 @@ class Engine:
     def __init__(self, bootstrap: epx.Bootstrap, settings: Settings) -> None:
         self._bootstrap: Optional[epx.Bootstrap] = bootstrap
         self.settings = settings
-        self.plans: Dict[Any, Any] = {}  # of low-latency dispatches, by all that is to be checked of their arguments
+        # Plans of low-latency dispatches: by all that is to be checked of their arguments, and by pool and kind of call.
+        self.plans: Dict[Any, Any] = {}
+        self.plans_of_pools: Dict[Any, Any] = {}
         self.closed = False
         self._high: Dict[Tuple[torch.device, int], Pool] = {}
         self._low: Dict[Tuple[torch.device, int, int], Pool] = {}
@@ -109,14 +103,19 @@ class Engine:
     def close(self) -> None:
         """Destroys the groups; the heap of one whose tensors still live goes with the last of them."""
         self.closed = True
+        self._forget_plans()
         for pools in (self._high, self._low):
             for pool in pools.values():
                 pool.combine_buffers = [None, None]
+                pool.combine_plans.clear()
                 pool.heap.close()
                 pool.group.destroy()
             pools.clear()
-        self.plans.clear()
         self._bootstrap = None
+
+    def _forget_plans(self) -> None:
+        self.plans.clear()
+        self.plans_of_pools.clear()
 
     def leave(self) -> None:
         """Python ends: lets go of the process group. The groups end with Python, see epx."""
@@ -162,7 +161,7 @@ class Engine:
         pool = self._low.get(key)
         if pool is None or not pool.fits(topk, hidden_bytes):
             old = (pool.topk, pool.hidden_bytes) if pool else (8, 0)
-            self.plans.clear()  # they may belong to the pool that is replaced
+            self._forget_plans()  # they may belong to the pool that is replaced
             pool = self._low[key] = self._make_low(
                 device, max_tokens, num_experts, max(hidden_bytes, old[1]), max(topk, old[0]))
         return pool

@@ -88,10 +88,10 @@ def _dispatch_plan(engine: Engine, x: torch.Tensor, topk_idx: torch.Tensor, max_
     """The plan for arguments that were checked."""
     hidden, topk = x.shape[1], topk_idx.shape[1]
     pool = engine.low_latency(x.device, max_tokens, num_experts, 2 * hidden, topk)
-    key = (hidden, topk, topk_idx.dtype, casts, staged)
-    plan = pool.dispatch_plans.get(key)
+    key = (pool, hidden, topk, topk_idx.dtype, casts, staged)
+    plan = engine.plans_of_pools.get(key)
     if plan is None:
-        plan = pool.dispatch_plans[key] = DispatchPlan(pool, hidden, topk, topk_idx.dtype, casts, max_tokens, staged)
+        plan = engine.plans_of_pools[key] = DispatchPlan(pool, hidden, topk, topk_idx.dtype, casts, max_tokens, staged)
     return plan
 
 

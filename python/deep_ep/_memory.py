@@ -9,7 +9,8 @@ stream, or on one that waits.
 import collections
 import math
 import sys
-from typing import Any, Callable, Deque, Dict, List, Optional, Set, Tuple
+import weakref
+from typing import Any, Deque, Dict, List, Optional, Set, Tuple
 
 import epx
 import torch
@@ -81,12 +82,10 @@ def stream_of(number: int, device: torch.device) -> "torch.cuda.Stream":
 class Heap:
     """Tensors in the heap of a group on the CPU."""
 
-    shed: Callable[[], None]  # gives back what is kept elsewhere and not in use; for a heap that is full
-
     def __init__(self, group: epx.Group, device: torch.device) -> None:
         self._group = group
         self._device = device
-        self.shed = lambda: None
+        self.keepers: "weakref.WeakSet[Any]" = weakref.WeakSet()  # Results that keep tensors of this heap
         self._where = {"cpu": (CPU, 0), "cuda": (CUDA, device.index or 0)}[device.type]
 
     def empty(self, shape: Tuple[int, ...], dtype: torch.dtype, strides: Optional[Tuple[int, ...]] = None) -> torch.Tensor:
@@ -109,7 +108,8 @@ class Heap:
         try:
             return self._group.alloc(nbytes)
         except epx.OutOfMemoryError:
-            self.shed()
+            for keeper in list(self.keepers):
+                keeper.shed(None)
         try:
             return self._group.alloc(nbytes)
         except epx.OutOfMemoryError:
@@ -215,7 +215,8 @@ class CudaHeap(Heap):
             return self._group.alloc(nbytes)
         except epx.OutOfMemoryError:
             # There may be pieces of other sizes: they go back, once nothing uses them.
-            self.shed()
+            for keeper in list(self.keepers):
+                keeper.shed(torch._C._cuda_getCurrentRawStream(self._index) or 1)
             self._collect()
             for number in {piece.stream for pieces in self._free.values() for piece in pieces}:
                 stream_of(number, self._device).synchronize()

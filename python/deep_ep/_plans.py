@@ -46,12 +46,12 @@ class DispatchPlan:
             large.append((scale_shape, torch.int32 if use_ue8m0 else torch.float32, scale_stride))
         small: List[Part] = [((local,), torch.int32, None), ((local, rows), torch.int32, None),
                              ((local, ranks), torch.int64, None)]
-        rows_form, small_form, device = Form(*large), Form(*small), pool.device
-        self._rows = Results((lambda: rows_form.together(device)) if staged else (lambda: pool.heap.try_make(rows_form)),
+        rows_form, small_form, device, heap = Form(*large), Form(*small), pool.device, pool.heap
+        self._rows = Results((lambda: rows_form.together(device)) if staged else (lambda: heap.try_make(rows_form)),
                              lambda: rows_form.ordinary(device), device)
         self._small = Results(lambda: small_form.together(device), lambda: small_form.ordinary(device), device)
         if not staged:
-            pool.heap_results.append(self._rows)
+            heap.keepers.add(self._rows)
         self._pointed: Tuple[Any, Any] = (None, None)
         self._topk_idx = _struct(_DTYPES[idx_dtype], (0, topk))
         self._tokens = _struct(epx.DType.BF16, (0, hidden))
@@ -127,7 +127,7 @@ class CombinePlan:
         info = pool.group.info
         self.shape = (info.local_experts, info.nranks * max_tokens, hidden)
         self.checked: Set[Any] = set()  # all that is to be checked of arguments, of those that were right
-        self._pool, self._hidden = pool, hidden
+        self._device, self._hidden = pool.device, hidden
         self._outs: Dict[int, Results] = {}  # by number of tokens
         self._tokens = _struct(epx.DType.BF16, self.shape)
         self._weights = _struct(epx.DType.FP32, (0, topk))
@@ -147,7 +147,7 @@ class CombinePlan:
         """A tensor for the sums of a call on the current stream."""
         results = self._outs.get(ntokens)
         if results is None:
-            device, shape = self._pool.device, (ntokens, self._hidden)
+            device, shape = self._device, (ntokens, self._hidden)
             if len(self._outs) >= _MOST_OUTS:
                 self._outs.clear()
             form = Form((shape, torch.bfloat16, None))

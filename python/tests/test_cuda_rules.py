@@ -283,6 +283,22 @@ class Memory(Rules):
             self.assertEqual(len(story), 3)
 
     @unittest.skipUnless(hasattr(torch._C, "_storage_Use_Count"), "torch does not tell who refers to a storage")
+    def test_results_make_room_in_a_full_heap(self) -> None:
+        form = Form(((30000,), torch.uint8, None))
+        results = Results(lambda: self.heap.try_make(form), lambda: form.ordinary(torch.device("cpu")), torch.device("cpu"))
+        self.heap.keepers.add(results)
+        with on_stream(side):
+            first, second = results.take(5, False), results.take(5, False)
+        self.first = first[0][0].data_ptr()
+        self.assertIsNone(results.take(1, False)[1])  # full, and all of it in use
+        del first
+        with mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None):
+            other = self.heap.empty((28000,), torch.uint8)
+        self.assertTrue(self.inside(other))
+        self.assertEqual(story, ["current waits for side", "the host waits for current"])
+        del results, second
+
+    @unittest.skipUnless(hasattr(torch._C, "_storage_Use_Count"), "torch does not tell who refers to a storage")
     def test_results_beyond_what_is_kept(self) -> None:
         results = Results(lambda: [torch.empty(8)], lambda: [torch.zeros(1)], torch.device("cpu"))
         taken = [results.take(None, False) for _ in range(6)]
