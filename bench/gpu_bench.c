@@ -109,6 +109,7 @@ static int open_group(struct rank *r, epx_bootstrap *boot)
     config.max_tokens_per_rank = c->tokens;
     config.max_hidden_bytes = c->hidden * 2;
     config.max_topk = c->topk;
+    config.layouts = r->o->plain && c->layout == EPX_EXPERT_MAJOR ? EPX_LAYOUT_BIT(EPX_EXPERT_MAJOR) : 0;
     config.num_agents = c->agents;
     config.timeout_ms = r->o->timeout_ms;
     config.ranks_per_node = c->nodes > 1 ? (c->ranks + c->nodes - 1) / c->nodes : 0;

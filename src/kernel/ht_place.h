@@ -90,26 +90,26 @@ KFN_STEP void hd_place_row(struct agent *ag, const struct ht_dispatch_params *p,
     const int K = p->h->state->topk;
     struct copy_set set;
     struct word_set words;
-    int n = 0;
+    int n = 0, topk = 0;
 
     copy_set_begin(&set);
     word_set_begin(&words);
-    AG_EACH(ag, int, k, K)
+    AG_ROUNDS(ag, int, k, K)
     {
-        const int d = hd_taker(g, r, k);
-        int place = AG_ONE_LANE ? n : 0;
-        if (d < 0)
-            continue;
-        for (int j = 0; j < k && !AG_ONE_LANE; j++)
-            place += hd_taker(g, r, j) >= 0;
-        const struct hd_post *post = hd_post_of(g, d);
-        copy_set_offer(&set, place, heap_at(g, d, post->tokens + (uint64_t)r->pos[k] * post->token_stride));
-        word_set_offer(&words, place, heap_at(g, d, post->scales + (uint64_t)r->pos[k] * post->scale_row_stride),
-                       (int64_t)post->scale_stride);
-        hd_put_meta(p, r, d, k);
-        n++;
+        const int d = k < K ? hd_taker(g, r, k) : -1;
+        int before;
+        const int all = ag_vote(ag, d >= 0, &before);
+        if (d >= 0) {
+            const struct hd_post *post = hd_post_of(g, d);
+            copy_set_offer(&set, n + before, heap_at(g, d, post->tokens + (uint64_t)r->pos[k] * post->token_stride));
+            word_set_offer(&words, n + before,
+                           heap_at(g, d, post->scales + (uint64_t)r->pos[k] * post->scale_row_stride),
+                           (int64_t)post->scale_stride);
+            hd_put_meta(p, r, d, k);
+            topk |= post->topk_idx || post->weights;
+        }
+        n += all;
     }
-    n = (int)ag_sum(ag, n);
     copy_set_settle(ag, &set);
     if (p->agree.scale_bytes)
         word_set_settle(ag, &words);
@@ -120,7 +120,7 @@ KFN_STEP void hd_place_row(struct agent *ag, const struct ht_dispatch_params *p,
         ag_copy_many(ag, &set, n, r->data, (size_t)p->agree.hidden_bytes);
     if (p->agree.scale_bytes && !r->scratch)
         ag_copy_words(ag, &words, n, r->scales, r->scale_stride, p->agree.scale_bytes / 4);
-    if (p->layout == LAYOUT_FLAT)
+    if (p->layout == LAYOUT_FLAT && ag_any(ag, topk))
         hd_put_topk(ag, p, r);
 }
 
