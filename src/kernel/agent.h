@@ -8,6 +8,7 @@
  *   AG_LOOK_AHEAD                    1 where fetching what the next step needs (AG_PREFETCH) is worth finding it
  *   AG_ONE_LANE                      1 where an agent has a single lane: what lanes would share out, it may do in a way of its own
  *   AG_UNROLL                        before a loop of a few steps whose arrays must not need an address
+ *   AG_LANES, ag_lane(ag)            how many lanes an agent has, and which this is
  *   AG_ROLLED                        before a loop that is not worth more code than it needs
  *   AG_EACH(ag, type, i, n)          for loop over 0..n-1, shared out among the lanes of this agent
  *   AG_EACH_ALL(ag, type, i, n)      the same, shared out among all lanes of all agents of the launch

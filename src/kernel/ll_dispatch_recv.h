@@ -16,20 +16,21 @@ KFN_STEP void ll_count_ranks(struct agent *ag, const struct ll_dispatch_params *
 
     if (ag_index(ag) != ag_count(ag) / 2) /* the first agents wait for peers, the last ones find places */
         return;
-    for (int s = 0; s < R; s++) {
+    AG_EACH(ag, int, s, R)
+    {
         const struct ll_view v = ll_view_at(g, ll_rows_of(g, s, epoch), 0, 0);
         int64_t n = 0;
         if (g->mask[s] && p->layout == LAYOUT_RANK_MAJOR)
             n = v.rcount[g->rank];
-        if (g->mask[s] && p->layout == LAYOUT_EXPERT_MAJOR) {
-            AG_EACH(ag, int, e, end - first) n += v.ecount[first + e];
-            n = ag_sum(ag, n);
-        }
-        if (p->rank_counts.data && ag_leader(ag))
+        for (int e = first; e < end && g->mask[s] && p->layout == LAYOUT_EXPERT_MAJOR; e++)
+            n += v.ecount[e];
+        if (p->rank_counts.data)
             index_put(&p->rank_counts, s, n);
         total += n;
         peers += g->mask[s] && s != g->rank && is_local(g, s) ? v.rcount[g->rank] : 0;
     }
+    total = ag_sum(ag, total);
+    peers = ag_sum(ag, peers);
     if (!ag_leader(ag))
         return;
     if (p->total.data)
@@ -38,24 +39,32 @@ KFN_STEP void ll_count_ranks(struct agent *ag, const struct ll_dispatch_params *
     ag_add_stat(&g->stats->bytes_peer, (uint64_t)peers * (uint64_t)p->agree.hidden_bytes);
 }
 
+/* at[i * stride] = base + what counts[0] to counts[i - 1] add up to. Each lane takes neighbours: one scan for all. */
+KFN_STEP void ll_add_up(struct agent *ag, const int32_t *counts, int n, int64_t base, int32_t *at, int stride)
+{
+    const int per = (n + AG_LANES - 1) / AG_LANES, first = ag_lane(ag) * per;
+    const int end = first + per < n ? first + per : n;
+    int64_t sum = 0;
+
+    for (int i = first; i < end; i++)
+        sum += counts[i];
+    sum = base + ag_scan(ag, sum);
+    for (int i = first; i < end; i++) {
+        at[i * stride] = (int32_t)sum;
+        sum += counts[i];
+    }
+}
+
 /*
  * Where combined rows land at their source: by expert (or rank), then by number among its rows. What one rank returns is
  * then one piece, in the order in which that rank has it: `back` at the source, `source` at the rank that returns.
  */
-KFN_STEP void ll_places(struct agent *ag, const struct ll_dispatch_params *p)
+KFN void ll_places(struct agent *ag, const struct ll_dispatch_params *p)
 {
-    const int by_expert = p->layout == LAYOUT_EXPERT_MAJOR;
-    const int32_t *count = by_expert ? p->h->ecount : p->h->rcount;
-    const int n = by_expert ? p->g->experts : p->g->nranks;
-    int64_t run = 0;
-
-    AG_ROUNDS(ag, int, i, n)
-    {
-        const int64_t here = i < n ? count[i] : 0, before = ag_scan(ag, here);
-        if (i < n)
-            p->h->back[i] = (int32_t)(run + before);
-        run += ag_sum(ag, here);
-    }
+    if (p->layout == LAYOUT_EXPERT_MAJOR)
+        ll_add_up(ag, p->h->ecount, p->g->experts, 0, p->h->back, 1);
+    else
+        ll_add_up(ag, p->h->rcount, p->g->nranks, 0, p->h->back, 1);
 }
 
 /* What source s gets back begins here, in its landing. */
@@ -63,21 +72,17 @@ KFN_STEP void ll_source_places(struct agent *ag, const struct ll_dispatch_params
 {
     const struct group_dev *g = p->g;
     const int R = g->nranks, by_expert = p->layout == LAYOUT_EXPERT_MAJOR;
-    const int first = by_expert ? g->rank * g->local_experts : g->rank, n = by_expert ? g->local_experts : 1;
-    const int keys = by_expert ? g->experts : R;
+    const int keys = by_expert ? g->experts : R, wanted = by_expert ? g->rank * g->local_experts : g->rank;
+    const int first = wanted < keys ? wanted : keys, n = by_expert ? g->local_experts : 1;
     const struct ll_view v = ll_open(g, s, epoch);
     const int32_t *count = by_expert ? v.ecount : v.rcount;
     int64_t run = 0;
 
-    AG_EACH(ag, int, i, first < keys ? first : keys) run += count[i];
+    AG_EACH(ag, int, i, first) run += count[i];
     run = ag_sum(ag, run);
-    AG_ROUNDS(ag, int, l, n)
-    {
-        const int64_t here = l < n && first + l < keys ? count[first + l] : 0, before = ag_scan(ag, here);
-        if (l < n)
-            p->h->source[l * R + s] = (int32_t)(run + before);
-        run += ag_sum(ag, here);
-    }
+    const int there = n < keys - first ? n : keys - first; /* the last rank may have fewer experts */
+    ll_add_up(ag, count + first, there, run, p->h->source + s, R);
+    AG_EACH(ag, int, l, n - there) p->h->source[(there + l) * R + s] = 0;
 }
 
 /* Both, for the combine that follows, by the agents that have the least other work: the last ones. */

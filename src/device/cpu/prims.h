@@ -60,6 +60,13 @@ KFN int ag_count(const struct agent *ag)
     return ag->count;
 }
 
+#define AG_LANES 1
+KFN int ag_lane(const struct agent *ag)
+{
+    (void)ag;
+    return 0;
+}
+
 KFN int ag_crew_index(const struct agent *ag)
 {
     return ag->index;

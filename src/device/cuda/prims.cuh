@@ -66,6 +66,13 @@ KFN int lane_id(void)
     return (int)(threadIdx.x % WARP);
 }
 
+#define AG_LANES WARP
+KFN int ag_lane(const struct agent *ag)
+{
+    (void)ag;
+    return lane_id();
+}
+
 /* The lanes before this one. */
 KFN lanes_t lanes_below(void)
 {
