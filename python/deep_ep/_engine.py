@@ -32,7 +32,7 @@ class Pool:
         self.lib = load()
         self.on_cpu = device.type == "cpu"
         # Is the current stream recorded into a graph?
-        self.capturing: Callable[[], bool] = (lambda: False) if self.on_cpu else torch.cuda.is_current_stream_capturing
+        self.capturing: Callable[[], bool] = (lambda: False) if self.on_cpu else torch._C._cuda_isCurrentStreamCapturing
         self._index = device.index or 0
         self.max_tokens = max_tokens
         self.topk = topk

@@ -121,7 +121,7 @@ def dispatch(engine: Engine, launch_on: Any, x: torch.Tensor, topk_idx: torch.Te
     status = plan.run(routing.address, tokens, x, topk_idx, stats, wait, stream)
     if status:
         check(status)
-    counts, src, ranges = small
+    src, counts, ranges = small
     setattr(src, ATTRIBUTE, routing)
     handle: Handle = (src, ranges, max_tokens, plan.hidden, num_experts)
     event, hook = EventOverlap(), None

@@ -44,7 +44,7 @@ class DispatchPlan:
         large: List[Part] = [((local, rows, hidden), torch.float8_e4m3fn if use_fp8 else torch.bfloat16, None)]
         if use_fp8:
             large.append((scale_shape, torch.int32 if use_ue8m0 else torch.float32, scale_stride))
-        small: List[Part] = [((local,), torch.int32, None), ((local, rows), torch.int32, None),
+        small: List[Part] = [((local, rows), torch.int32, None), ((local,), torch.int32, None),
                              ((local, ranks), torch.int64, None)]
         rows_form, small_form, device, heap = Form(*large), Form(*small), pool.device, pool.heap
         self._rows = Results((lambda: rows_form.together(device)) if staged else (lambda: heap.try_make(rows_form)),
@@ -63,7 +63,7 @@ class DispatchPlan:
         self._stats = _struct(epx.DType.INT32, (local,))
         self._wait = _struct(epx.DType.INT64, (ranks,))
         self._row_structs = self._out, self._scales
-        self._small_structs = self._counts, self._src_token, self._ranges
+        self._small_structs = self._src_token, self._counts, self._ranges
         pointer = ctypes.pointer
         inputs = _abi.DispatchInputsStruct(tokens=pointer(self._tokens), topk_idx=pointer(self._topk_idx))
         outputs = _abi.DispatchOutputsStruct(tokens=pointer(self._out), src_token=pointer(self._src_token))
@@ -86,7 +86,7 @@ class DispatchPlan:
         return handle, handle._address or handle.address  # .address says why there is none
 
     def receive_tensors(self, stream: Optional[int], capturing: bool) -> Tuple[List[torch.Tensor], List[torch.Tensor]]:
-        """(rows and, for FP8, scales), (counts, source tokens, ranges) for a call on the current stream. The structs point to
+        """(rows and, for FP8, scales), (source tokens, counts, ranges) for a call on the current stream. The structs point to
         them now."""
         rows, rows_set = self._rows.take(stream, capturing)
         small, small_set = self._small.take(stream, capturing)
@@ -145,14 +145,15 @@ class CombinePlan:
 
     def new_out(self, ntokens: int, stream: Optional[int], capturing: bool) -> torch.Tensor:
         """A tensor for the sums of a call on the current stream."""
-        results = self._outs.get(ntokens)
-        if results is None:
-            device, shape = self._device, (ntokens, self._hidden)
-            if len(self._outs) >= _MOST_OUTS:
-                self._outs.clear()
-            form = Form((shape, torch.bfloat16, None))
-            results = self._outs[ntokens] = Results(lambda: form.ordinary(device), lambda: form.ordinary(device), device)
+        results = self._outs.get(ntokens) or self._new_outs(ntokens)
         return results.take(stream, capturing)[0][0]
+
+    def _new_outs(self, ntokens: int) -> Results:
+        form, device = Form(((ntokens, self._hidden), torch.bfloat16, None)), self._device
+        if len(self._outs) >= _MOST_OUTS:
+            self._outs.clear()
+        results = self._outs[ntokens] = Results(lambda: form.ordinary(device), lambda: form.ordinary(device), device)
+        return results
 
     def run(self, address: int, ntokens: int, x: torch.Tensor, topk_weights: torch.Tensor, out: torch.Tensor,
             wait: Optional[torch.Tensor], stream: Optional[int]) -> int:

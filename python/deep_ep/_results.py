@@ -20,22 +20,31 @@ _MOST = 4  # sets that are kept: as many as there may be operations ahead of the
 
 
 class ResultSet:
-    """Tensors that are kept, and where they lie. `stream` is the one that they served last, by its number."""
+    """Tensors that are kept, and the stream that they served last, by its number."""
 
     def __init__(self, tensors: List[torch.Tensor], stream: Optional[int]) -> None:
-        self.tensors = tensors
-        self.stream = stream
-        self.addresses = [tensor.data_ptr() for tensor in tensors]
-        storages = {tensor.untyped_storage()._cdata for tensor in tensors}
         assert _use_count is not None
-        self.own = [(storage, _use_count(storage)) for storage in storages]
+        self.stream = stream
+        self._kept = tensors
+        self._address = tensors[0].data_ptr()
+        storages = {tensor.untyped_storage()._cdata for tensor in tensors}
+        self._own = [(storage, _use_count(storage)) for storage in storages]
 
     def idle(self) -> bool:
-        """Does nobody else refer to the memory?"""
-        for storage, own in self.own:
+        """Does nobody else refer to the memory? Who resized a result has taken it away for good."""
+        for storage, own in self._own:
             if _use_count(storage) != own:  # type: ignore[misc]
                 return False
-        return True
+        return self._kept[0].data_ptr() == self._address
+
+    def tensors(self) -> List[torch.Tensor]:
+        """Other names for the next call: nothing that is done to a tensor object outlives it."""
+        return [tensor.data for tensor in self._kept]
+
+    def record_stream(self, stream: "torch.cuda.Stream") -> None:
+        """As Tensor.record_stream()."""
+        for tensor in self._kept:
+            tensor.record_stream(stream)
 
 
 class Results:
@@ -54,26 +63,28 @@ class Results:
         that is captured keeps what it uses: it gets tensors of its own."""
         if capturing:
             return self._plain(), None
-        if _use_count is None:
-            return self._make() or self._plain(), None
         sets = self._sets
-        found = sets.popleft() if sets else None
-        if found is not None:
-            for storage, own in found.own:  # as in idle(), but most calls come here and go no further
-                if _use_count(storage) != own or found.stream != stream:
-                    sets.append(found)
-                    found = self._find(stream)
-                    break
+        if sets:
+            found = sets.popleft()
+            if found.stream == stream and found.idle():
+                tensors = found.tensors()
+                sets.append(found)
+                return tensors, found
+            sets.append(found)
+        return self._take_another(stream)
+
+    def _take_another(self, stream: Optional[int]) -> Tuple[List[torch.Tensor], Optional[ResultSet]]:
+        found = self._find(stream)
         if found is None:
             with torch.inference_mode(False):
-                tensors = self._make()
-            if tensors is None:
+                made = self._make()
+            if made is None:
                 return self._plain(), None
-            if len(sets) >= _MOST:
-                return tensors, None
-            found = ResultSet(tensors, stream)
-        tensors = [tensor.data for tensor in found.tensors]
-        sets.append(found)
+            if _use_count is None or len(self._sets) >= _MOST:
+                return made, None
+            found = ResultSet(made, stream)
+        tensors = found.tensors()
+        self._sets.append(found)
         return tensors, found
 
     def _find(self, stream: Optional[int]) -> Optional[ResultSet]:
@@ -97,8 +108,7 @@ class Results:
     def _move(self, one: ResultSet, stream: Optional[int]) -> None:
         """Lets a set serve another stream."""
         wait_for(one.stream, self._device)
-        for tensor in one.tensors:
-            tensor.record_stream(torch.cuda.current_stream(self._device))
+        one.record_stream(torch.cuda.current_stream(self._device))
         one.stream = stream
 
     def shed(self, stream: Optional[int]) -> None:

@@ -283,6 +283,29 @@ class Memory(Rules):
             self.assertEqual(len(story), 3)
 
     @unittest.skipUnless(hasattr(torch._C, "_storage_Use_Count"), "torch does not tell who refers to a storage")
+    def test_results_that_are_changed(self) -> None:
+        """What is done to a result is not seen in the next one."""
+        form = Form(((4, 8), torch.int32, None), ((6,), torch.int64, None))
+        results = Results(lambda: form.together(torch.device("cpu")), lambda: form.ordinary(torch.device("cpu")),
+                          torch.device("cpu"))
+        (rows, other), first = results.take(None, False)
+        address = rows.data_ptr()
+        rows.resize_(2, 2)
+        rows.note = "mine"
+        other.t_()
+        del rows, other
+        (rows, other), again = results.take(None, False)
+        self.assertIs(again, first)
+        self.assertEqual((rows.shape, rows.data_ptr(), hasattr(rows, "note")), ((4, 8), address, False))
+        rows.resize_(100000)  # other memory
+        moved = rows.data_ptr()
+        del rows, other, again
+        for _ in range(3):
+            (rows, other), again = results.take(None, False)
+            self.assertIsNot(again, first)
+            self.assertNotEqual(rows.data_ptr(), moved)
+
+    @unittest.skipUnless(hasattr(torch._C, "_storage_Use_Count"), "torch does not tell who refers to a storage")
     def test_results_make_room_in_a_full_heap(self) -> None:
         form = Form(((30000,), torch.uint8, None))
         results = Results(lambda: self.heap.try_make(form), lambda: form.ordinary(torch.device("cpu")), torch.device("cpu"))
