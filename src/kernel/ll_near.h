@@ -97,12 +97,12 @@ KFN int near_route(struct agent *ag, const struct ll_dispatch_params *p, uint64_
     int odd = 0;
 
     AG_EACH_CREW(ag, int, i, (E + g->nranks) * words) masks[i] = 0;
-    if (ag_crew_index(ag) == 0)
-        near_make_plan(ag, p, epoch, plan);
     crew_barrier(ag, g, 0);
     AG_MARK(ag, "zero");
+    if (ag_crew_index(ag) == 0)
+        near_make_plan(ag, p, epoch, plan);
     if (ag_crew_index(ag) == ag_crew_count(ag) - 1)
-        odd = wait_each(ag, g, SCOPE_NODE, SIG_LL_DONE, plan->slot, plan->lap - 1, PHASE_LL_SLOT, NULL);
+        odd = wait_each(ag, g, SCOPE_NODE, SIG_LL_DONE, slot_of(g, epoch), lap_of(g, epoch) - 1, PHASE_LL_SLOT, NULL);
     AG_EACH_CREW(ag, int, i, p->route.ntokens *K)
     {
         const int64_t id = near_index(&p->route, i);
@@ -266,7 +266,7 @@ KFN_STEP void near_write(struct agent *ag, const struct ll_dispatch_params *p, c
     ag_sync(ag);
 }
 
-/* The tokens are far away: on their way before they are needed, each line by whoever comes to it. */
+/* The tokens are far away: on their way before they are needed, each line by whoever comes to it, most of them at least. */
 KFN void near_fetch(struct agent *ag, const struct ll_dispatch_params *p)
 {
     const int64_t row = (int64_t)p->in.hidden * ll_source_bytes(p), bytes = row * p->route.ntokens;
@@ -315,7 +315,8 @@ KFN_STEP enum near_result ll_dispatch_near(struct agent *ag, const struct ll_dis
     struct ll_part part;
     struct ll_goals goals;
 
-    near_fetch(ag, p);
+    if (ag_crew_number(ag) != 0) /* the first crew is in a hurry: all wait for its counts */
+        near_fetch(ag, p);
     if (near_route(ag, p, epoch, plan))
         return NEAR_ELSEWHERE;
     AG_MARK(ag, "route");
