@@ -126,8 +126,8 @@ def dispatch(engine: Engine, launch_on: Any, x: torch.Tensor, topk_idx: torch.Te
     handle: Handle = (src, ranges, max_tokens, plan.hidden, num_experts)
     event, hook = EventOverlap(), None
     if staged:
-        # The routing holds what the receive half uses: not src, which holds the routing, but its memory.
-        routing.staged = (x, topk_idx, stats, wait, rows, counts, ranges, src.untyped_storage())
+        # The routing holds what the receive half uses: not src, which holds the routing, but its memory, which counts shares.
+        routing.staged = (x, topk_idx, stats, wait, rows, counts)
         hook = routing.receive
         if pool.on_cpu:
             settle(pool.group)  # the caller may change x when this returns
@@ -150,7 +150,9 @@ def combine(launch_on: Any, x: torch.Tensor, topk_idx: torch.Tensor, topk_weight
             handle: Handle, use_logfmt: bool, zero_copy: bool, staged: bool, out: Optional[torch.Tensor],
             wait: Optional[torch.Tensor]) -> Tuple[Any, ...]:
     """All that Buffer.low_latency_combine() returns. For `launch_on` see dispatch()."""
-    routing = find(LowLatencyRouting, handle)
+    routing = getattr(handle[0], ATTRIBUTE, None) if type(handle) is tuple and handle else None
+    if type(routing) is not LowLatencyRouting:
+        routing = find(LowLatencyRouting, handle)
     pool, hidden, tokens = routing.pool, handle[3], routing.tokens
     pool.group.address  # raises where the buffer was destroyed
     key = (hidden, routing.handle.topk, use_logfmt, staged)

@@ -49,7 +49,7 @@ class DispatchPlan:
         rows_form, small_form, device, heap = Form(*large), Form(*small), pool.device, pool.heap
         self._rows = Results((lambda: rows_form.together(device)) if staged else (lambda: heap.try_make(rows_form)),
                              lambda: rows_form.ordinary(device), device)
-        self._small = Results(lambda: small_form.together(device), lambda: small_form.ordinary(device), device)
+        self._small = Results(lambda: small_form.together(device), lambda: small_form.together(device), device)
         if not staged:
             heap.keepers.add(self._rows)
         self._pointed: Tuple[Any, Any] = (None, None)
