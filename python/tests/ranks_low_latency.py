@@ -150,6 +150,8 @@ def combined_bytes(world: World, buffer: deep_ep.Buffer, work: Work, name: str, 
     """What one combine adds to a counter of the library."""
     recv, _counts, handle = dispatch(world, buffer, work, 16, use_fp8=False)
     group = find(LowLatencyRouting, handle).pool.group
+    if world.device.type == "cuda":
+        torch.cuda.synchronize()  # what the dispatch sends is not the combine's
     world.meet()
     before = group.stats()[name]
     buffer.low_latency_combine(recv.clone(), world.to(work.idx[buffer.rank]), world.to(work.weights[buffer.rank]), handle,

@@ -87,6 +87,14 @@ static void choose_agents(struct epx_group *group)
         group->set.agents = 1;
 }
 
+/* Most that a row takes which is cast on its way: payload, then a scale of four bytes for 128 channels. */
+static size_t cast_row_bytes(const struct settings *set)
+{
+    const size_t channels = (size_t)set->max_hidden_bytes; /* one byte each at least */
+
+    return (channels + 15) / 16 * 16 + (channels + 127) / 128 * 4;
+}
+
 /* Rank and number of ranks are known: what each rank does alone before the first meeting. */
 static epx_status prepare(struct epx_group *group, const epx_group_config *config)
 {
@@ -118,7 +126,9 @@ static epx_status build(struct epx_group *group)
         status = meet_heaps(group, open_own(group));
     if (status == EPX_OK) {
         choose_agents(group);
-        status = group_device_create(group);
+        status = group->device->ops->rows_reserve(group->device, cast_row_bytes(&group->set), group->set.agents);
+        if (status == EPX_OK)
+            status = group_device_create(group);
     }
     status = meet_ready(group, status);
     if (status == EPX_OK && group->nnodes > 1) {

@@ -54,6 +54,9 @@ struct device_ops {
     /* Memory that both host and kernels reach (pinned and mapped on a GPU), zeroed. */
     epx_status (*host_alloc)(struct device *device, size_t bytes, void **ptr);
     void (*host_free)(struct device *device, void *ptr);
+    /* Memory for one row of so many bytes per agent of a launch, before any kernel runs: a kernel of this rank may later
+     * have to start while those of others wait for it, and memory may not be had then. */
+    epx_status (*rows_reserve)(struct device *device, size_t row_bytes, int agents);
     /* Synchronous copy between host and device memory, for set-up only. */
     epx_status (*copy)(struct device *device, void *to, const void *from, size_t bytes);
 

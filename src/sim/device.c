@@ -483,6 +483,7 @@ const struct device_ops sim_device_ops = {
     .mem_free = sim_mem_free,
     .host_alloc = sim_mem_alloc,
     .host_free = sim_mem_free,
+    .rows_reserve = cpu_rows_reserve,
     .copy = sim_copy,
     .heap_place = cpu_heap_place,
     .heap_create = cpu_heap_create,

@@ -181,6 +181,15 @@ static epx_status cpu_copy(struct device *device, void *to, const void *from, si
     return EPX_OK;
 }
 
+/* Its agents take what they need when they need it. */
+epx_status cpu_rows_reserve(struct device *device, size_t row_bytes, int agents)
+{
+    (void)device;
+    (void)row_bytes;
+    (void)agents;
+    return EPX_OK;
+}
+
 /* Its memory is the host's: cards reach it as such, and it is where heaps lie in any case. */
 epx_status cpu_heap_place(struct device *device, int host)
 {
@@ -254,6 +263,7 @@ const struct device_ops cpu_device_ops = {
     .mem_free = cpu_mem_free,
     .host_alloc = cpu_mem_alloc, /* host and device memory are one */
     .host_free = cpu_mem_free,
+    .rows_reserve = cpu_rows_reserve,
     .copy = cpu_copy,
     .heap_place = cpu_heap_place,
     .heap_create = cpu_heap_create,

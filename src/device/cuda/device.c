@@ -134,6 +134,7 @@ static const struct device_ops cuda_ops = {
     .mem_free = cuda_mem_free,
     .host_alloc = cuda_host_alloc,
     .host_free = cuda_host_free,
+    .rows_reserve = cuda_rows_reserve,
     .copy = cuda_copy,
     .heap_place = cuda_heap_place,
     .heap_create = cuda_heap_create,

@@ -48,6 +48,11 @@ epx_status cuda_kernels_load(struct cuda_device *cuda)
     return EPX_OK;
 }
 
+static size_t whole(size_t n, size_t unit)
+{
+    return (n + unit - 1) / unit * unit;
+}
+
 /* Memory for one row per agent, as far as this kernel asks for it. */
 static size_t scratch_row(enum kernel_id id, const void *params)
 {
@@ -59,21 +64,27 @@ static size_t scratch_row(enum kernel_id id, const void *params)
         a = &((const struct ll_dispatch_params *)params)->agree;
     else
         return 0;
-    return (((size_t)a->hidden_bytes + 15) / 16 * 16 + (size_t)a->scale_bytes + 255) / 256 * 256;
+    return whole(whole((size_t)a->hidden_bytes, 16) + (size_t)a->scale_bytes, 256);
 }
 
-/* Operations of a group run one after the other, whatever their streams: one scratch serves them all. */
-static epx_status need_scratch(struct cuda_device *cuda, size_t bytes)
+/*
+ * Before the first launch: memory is not always had while kernels run, and those of other ranks may already wait for the
+ * launch that needs it. Operations of a group run one after the other, whatever their streams: one scratch serves them all.
+ */
+epx_status cuda_rows_reserve(struct device *device, size_t row_bytes, int agents)
 {
+    struct cuda_device *cuda = (struct cuda_device *)device;
+    /* Blocks have equal numbers of warps: the last ones may have no agent. */
+    const size_t warps = (size_t)agents + whole((size_t)agents, LAUNCH_WARPS) / LAUNCH_WARPS;
+    const size_t bytes = whole(row_bytes, 256) * warps;
     void *block;
-    epx_status status;
+    epx_status status = cuda_use(device);
 
-    if (bytes <= cuda->scratch_bytes)
-        return EPX_OK;
-    status = cuda_mem_alloc(&cuda->base, bytes, &block);
+    if (status == EPX_OK)
+        status = cuda_mem_alloc(device, bytes, &block);
     if (status != EPX_OK)
         return status;
-    cuda_mem_free(&cuda->base, cuda->scratch); /* later: it may be in use */
+    cuda_mem_free(device, cuda->scratch);
     cuda->scratch = block;
     cuda->scratch_bytes = bytes;
     return EPX_OK;
@@ -108,10 +119,9 @@ epx_status cuda_launch(struct device *device, struct device_stream *stream, enum
         info.agents = (int)grid.x * LAUNCH_WARPS;
     block.x = LAUNCH_LANES * (((unsigned)info.agents + grid.x - 1) / grid.x);
     info.scratch_stride = scratch_row(id, params);
-    if (info.scratch_stride)
-        status = need_scratch(cuda, info.scratch_stride * (size_t)grid.x * (block.x / LAUNCH_LANES));
-    if (status != EPX_OK)
-        return status;
+    if (info.scratch_stride * (size_t)grid.x * (block.x / LAUNCH_LANES) > cuda->scratch_bytes)
+        return fail(EPX_ERR_MEMORY, "device %s: rows of %zu bytes for %d agents are more than was reserved",
+                    device->ops->name, info.scratch_stride, info.agents);
     info.scratch = cuda->scratch;
     return cuda_check(cudaLaunchKernel(entry_of(id), grid, block, arguments, 0, (cudaStream_t)stream), "launch");
 }
