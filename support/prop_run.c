@@ -122,6 +122,18 @@ static int close_actor(struct actor *a, int ok)
     return 0;
 }
 
+/* On a GPU memory may not be had while kernels of other ranks of the process wait for this one (docs/cuda.md): all have
+ * theirs before the first kernel runs. */
+static int meet(epx_bootstrap *boot, int n)
+{
+    char *all = calloc((size_t)n, 1);
+    const char here = 1;
+    const int rc = all ? boot->allgather(boot->context, &here, all, 1) : -1;
+
+    free(all);
+    return rc;
+}
+
 static int run_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 {
     struct shared *s = arg;
@@ -130,7 +142,6 @@ static int run_rank(int rank, int n, epx_bootstrap *boot, void *arg)
     epx_group *groups[PROP_MAX_GROUPS] = {NULL};
     int rc = actors ? 0 : -1;
 
-    (void)n;
     for (int g = 0; !rc && g < c->ngroups; g++) {
         epx_group_config config = group_config(s, g);
         actors[0].shared = s;
@@ -139,6 +150,8 @@ static int run_rank(int rank, int n, epx_bootstrap *boot, void *arg)
     }
     for (int i = 0; !rc && i < c->nhandles; i++)
         rc = open_actor(&actors[i], s, rank, i, groups[i % c->ngroups]);
+    if (!rc && test_device() != EPX_DEVICE_CPU)
+        rc = meet(boot, n);
     if (!rc) {
         rc = run_updates(actors, c);
         if (rc && c->recover)
