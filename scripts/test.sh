@@ -121,7 +121,7 @@ torchrun() { # ranks, program, arguments...
     OMP_NUM_THREADS=1 timeout 120 build/venv/bin/python -m torch.distributed.run --standalone --nproc-per-node "$ranks" "$@"
 }
 
-# python/tests/suite.py prints "ok NAME (1.23 s)" for each test, stops at the first that fails, and ends with the counts.
+# python/tests/suite.py prints "ok NAME (1.23 s)" for each test, what failed, and ends with the counts.
 run_python_suite() {
     local rc=0 p f s
     torchrun 8 python/tests/suite.py >"$log/python" 2>&1 || rc=$?

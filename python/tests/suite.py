@@ -3,7 +3,8 @@
 
     torchrun --nproc-per-node 8 suite.py [MODULE...] [-k PART] [--leave-out PART]
 
-Prints a line per test and "N passed, M failed, K skipped, L not run" at the end. EPX_TEST_DEVICE=cuda runs them on CUDA
+Prints a line per test and "N passed, M failed, K skipped, L not run" at the end; goes on after a failure, with other
+buffers, until there are three. EPX_TEST_DEVICE=cuda runs them on CUDA
 tensors, all ranks on one GPU unless there are more; EPX_TEST_NODES=0 leaves out two nodes, which need libfabric.
 """
 
@@ -23,6 +24,7 @@ import torch.distributed as dist
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import deep_ep  # noqa: E402
 
+MOST_FAILURES = 3
 MODULES = sorted(name[:-3] for name in os.listdir(os.path.dirname(os.path.abspath(__file__))) if name.startswith("ranks_"))
 
 
@@ -44,6 +46,7 @@ class World:
             torch.cuda.set_device(self.rank % torch.cuda.device_count())
             self.device = torch.device("cuda", torch.cuda.current_device())
         self._buffers: Dict[Any, deep_ep.Buffer] = {}
+        self._abandoned: List[deep_ep.Buffer] = []
         self._nodes = os.environ.get("EPX_TEST_NODES", "1") != "0"
 
     def buffer(self) -> deep_ep.Buffer:
@@ -76,6 +79,11 @@ class World:
         """Ends the shared buffers."""
         for buffer in self._buffers.values():
             buffer.destroy()
+        self._buffers.clear()
+
+    def abandon(self) -> None:
+        """After a failure, in which ranks may have left each other alone: the next test gets buffers of its own."""
+        self._abandoned += self._buffers.values()
         self._buffers.clear()
 
     def meet(self, why: str = "") -> None:
@@ -149,24 +157,28 @@ def main() -> int:
     torch.set_num_threads(1)
     os.environ.setdefault("EPX_TIMEOUT_MS", "30000")
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=120))
-    world, passed, skipped = World(), 0, 0
+    world, passed, skipped, failed = World(), 0, 0, 0
     tests = collect(args.modules or MODULES, args.part, args.leave_out)
-    try:
-        for name, test in tests:
-            start = time.perf_counter()
+    for name, test in tests:
+        start, reason = time.perf_counter(), ""
+        try:
             reason = run_one(world, name, test)
+            line = "skipped %s: %s" % (name, reason) if reason else "ok %s (%.2f s)" % (name, time.perf_counter() - start)
+        except Stopped as stopped:  # on all ranks
+            line = str(stopped)
+            failed += 1
+            world.abandon()
+        else:
             passed, skipped = passed + (not reason), skipped + bool(reason)
-            if world.rank == 0:
-                print("skipped %s: %s" % (name, reason) if reason else "ok %s (%.2f s)" % (
-                    name, time.perf_counter() - start), flush=True)
-        world.close()
-    except Stopped as stopped:
         if world.rank == 0:
-            print(stopped, flush=True)
+            print(line, flush=True)
+        if failed == MOST_FAILURES:
+            break
+    if not failed:
+        world.close()
     if world.rank == 0:
-        done = passed + skipped
         print("%d passed, %d failed, %d skipped, %d not run" % (
-            passed, int(done < len(tests)), skipped, max(len(tests) - done - 1, 0)), flush=True)
+            passed, failed, skipped, len(tests) - passed - failed - skipped), flush=True)
     world.meet("")
     return 0 if passed and passed + skipped == len(tests) else 1
 
