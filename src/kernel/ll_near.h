@@ -71,11 +71,6 @@ KFN_STEP void near_make_plan(struct agent *ag, const struct ll_dispatch_params *
     plan->words = (p->route.ntokens + 31) / 32;
 }
 
-KFN int64_t near_index(const struct route_in *in, int i)
-{
-    return in->idx64 ? ((const int64_t *)in->topk)[i] : (int64_t)((const int32_t *)in->topk)[i];
-}
-
 /* How many of the tokens before t. */
 KFN int near_before(const uint32_t *mask, int t)
 {
@@ -105,7 +100,7 @@ KFN int near_route(struct agent *ag, const struct ll_dispatch_params *p, uint64_
         odd = wait_each(ag, g, SCOPE_NODE, SIG_LL_DONE, slot_of(g, epoch), lap_of(g, epoch) - 1, PHASE_LL_SLOT, NULL);
     AG_EACH_CREW(ag, int, i, p->route.ntokens *K)
     {
-        const int64_t id = near_index(&p->route, i);
+        const int64_t id = route_given(&p->route, i);
         const int t = i / K, word = t / 32;
         const uint32_t bit = (uint32_t)1 << t % 32;
         odd |= id < -1 || id >= E;
@@ -161,11 +156,11 @@ KFN_STEP void near_tables(struct agent *ag, const struct ll_dispatch_params *p, 
 
     AG_EACH_ALL(ag, int, i, p->route.ntokens *K)
     {
-        const int id = (int)near_index(&p->route, i), t = i / K, r = id / L;
+        const int id = (int)route_given(&p->route, i), t = i / K, r = id / L;
         int number = -1, nth = -1, first = id >= 0;
         AG_ROLLED
         for (int j = t * K; j < i; j++) { /* the token's first index of this rank? */
-            const int64_t other = near_index(&p->route, j);
+            const int64_t other = route_given(&p->route, j);
             first &= other < (int64_t)r * L || other >= (int64_t)r * L + L;
         }
         if (id >= 0)
@@ -195,7 +190,7 @@ KFN struct near_row near_row(struct agent *ag, const struct ll_dispatch_params *
 
     AG_EACH(ag, int, k, K)
     {
-        row.id = (int)near_index(&p->route, t * K + k);
+        row.id = (int)route_given(&p->route, t * K + k);
         row.number = row.id < 0 ? 0 : near_before(near_mask(plan, row.id), t);
     }
     return row;

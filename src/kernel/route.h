@@ -16,11 +16,17 @@
 
 #include "kernel/sync.h"
 
+/* The i-th index as the caller gave it. */
+KFN int64_t route_given(const struct route_in *in, int64_t i)
+{
+    return in->idx64 ? ((const int64_t *)in->topk)[i] : (int64_t)((const int32_t *)in->topk)[i];
+}
+
 KFN_STEP void route_report_bad(struct agent *ag, const struct group_dev *g, const struct route_in *in, int64_t bad)
 {
     const int64_t i = bad - 1;
-    const int64_t value = in->idx64 ? ((const int64_t *)in->topk)[i] : ((const int32_t *)in->topk)[i];
-    report(ag, g, KSTATUS_ARGUMENT, PHASE_ROUTING, -1, g->experts, value, i / in->topk_n, i % in->topk_n);
+
+    report(ag, g, KSTATUS_ARGUMENT, PHASE_ROUTING, -1, g->experts, route_given(in, i), i / in->topk_n, i % in->topk_n);
 }
 
 KFN void route_total(const struct group_dev *g, const struct handle_dev *h, int key, int32_t total)
