@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Streams and events: CUDA's own. What callers see as epx_stream is a cudaStream_t, theirs or ours. */
-#include <stdlib.h>
+#include <pthread.h>
 
 #include "device/cuda/cuda.h"
 
@@ -14,12 +14,58 @@ static cudaEvent_t event_of(struct device_event *event)
     return (cudaEvent_t)event;
 }
 
+/*
+ * A GPU has 32 queues at most for the streams of a process, and the runtime deals new streams out to them in turn, whichever
+ * are free: after some have been destroyed, two that live can be in one queue, and a kernel of the one does not start before
+ * those of the other have ended, which may wait for it. Streams that come back are given out again, so that a process has
+ * no more than live at a time.
+ */
+#define IDLE_MOST 64
+
+static struct {
+    pthread_mutex_t lock;
+    int n;
+    struct {
+        cudaStream_t stream;
+        int device;
+    } at[IDLE_MOST];
+} idle = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static cudaStream_t take_idle(int device)
+{
+    cudaStream_t stream = NULL;
+
+    pthread_mutex_lock(&idle.lock);
+    for (int i = idle.n - 1; i >= 0 && !stream; i--)
+        if (idle.at[i].device == device) {
+            stream = idle.at[i].stream;
+            idle.at[i] = idle.at[--idle.n];
+        }
+    pthread_mutex_unlock(&idle.lock);
+    return stream;
+}
+
+/* Zero: there is no room. */
+static int keep_idle(int device, cudaStream_t stream)
+{
+    int kept = 0;
+
+    pthread_mutex_lock(&idle.lock);
+    if (idle.n < IDLE_MOST) {
+        idle.at[idle.n].stream = stream;
+        idle.at[idle.n++].device = device;
+        kept = 1;
+    }
+    pthread_mutex_unlock(&idle.lock);
+    return kept;
+}
+
 epx_status cuda_stream_create(struct device *device, struct device_stream **stream)
 {
     epx_status status = cuda_use(device);
-    cudaStream_t created = NULL;
+    cudaStream_t created = status == EPX_OK ? take_idle(((struct cuda_device *)device)->index) : NULL;
 
-    if (status == EPX_OK)
+    if (status == EPX_OK && !created)
         status = cuda_check(cudaStreamCreateWithFlags(&created, cudaStreamNonBlocking), "cudaStreamCreate");
     *stream = (struct device_stream *)created;
     return status;
@@ -29,7 +75,7 @@ epx_status cuda_stream_destroy(struct device *device, struct device_stream *stre
 {
     epx_status status = stream ? cuda_stream_sync(device, stream) : EPX_OK;
 
-    if (status == EPX_OK && stream)
+    if (status == EPX_OK && stream && !keep_idle(((struct cuda_device *)device)->index, stream_of(stream)))
         status = cuda_check(cudaStreamDestroy(stream_of(stream)), "cudaStreamDestroy");
     return status;
 }
