@@ -88,6 +88,8 @@ epx_status cuda_event_query(struct device *device, struct device_event *event);
 
 /* launch.c */
 epx_status cuda_kernels_load(struct cuda_device *cuda);
+/* A kernel that does nothing. */
+epx_status cuda_first_launch(cudaStream_t stream);
 epx_status cuda_rows_reserve(struct device *device, size_t row_bytes, int agents);
 epx_status cuda_launch(struct device *device, struct device_stream *stream, enum kernel_id id, const void *params,
                        size_t bytes, int agents);

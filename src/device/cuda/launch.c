@@ -16,6 +16,7 @@ void epx_ht_dispatch(void);
 void epx_ht_combine(void);
 void epx_mask(void);
 void epx_ring_bench(void);
+void epx_first(void);
 
 typedef void (*kernel_entry)(void);
 static const kernel_entry kernels[KERNEL_COUNT] = {
@@ -46,6 +47,15 @@ epx_status cuda_kernels_load(struct cuda_device *cuda)
         cuda->resident[id] = blocks * cuda->sms;
     }
     return EPX_OK;
+}
+
+epx_status cuda_first_launch(cudaStream_t stream)
+{
+    static const kernel_entry first = epx_first;
+    const dim3 one = {1, 1, 1}, block = {LAUNCH_LANES, 1, 1};
+    void *arguments[] = {NULL};
+
+    return cuda_check(cudaLaunchKernel(*(const void *const *)&first, one, block, arguments, 0, stream), "first launch");
 }
 
 static size_t whole(size_t n, size_t unit)
