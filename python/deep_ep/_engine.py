@@ -4,7 +4,8 @@
 DeepEP's buffer is given bytes; a group of EPX is given experts, tokens, hidden size and top-k. So groups are made when the
 first call says what is needed, and replaced by larger ones when a later call needs more. All ranks pass the same values in
 the same calls, so that all of them come to the same decision. What differs between ranks, the number of tokens, is agreed
-on when a group is made.
+on when a group is made. Bytes that were hinted for low latency tell its sizes: that group is made with the buffer, so that a
+rank may be missing from the first operation on.
 """
 
 import collections
@@ -17,7 +18,7 @@ from epx._library import load
 
 from ._checks import wrong
 from ._memory import CudaHeap, Heap
-from ._settings import Settings
+from ._settings import LOW_LATENCY_TOPK, Settings, hinted_sizes
 
 
 _SPARE_HANDLES = 3
@@ -160,7 +161,7 @@ class Engine:
         key = (device, max_tokens, num_experts)
         pool = self._low.get(key)
         if pool is None or not pool.fits(topk, hidden_bytes):
-            old = (pool.topk, pool.hidden_bytes) if pool else (8, 0)
+            old = (pool.topk, pool.hidden_bytes) if pool else (LOW_LATENCY_TOPK, 0)
             self._forget_plans()  # they may belong to the pool that is replaced
             pool = self._low[key] = self._make_low(
                 device, max_tokens, num_experts, max(hidden_bytes, old[1]), max(topk, old[0]))
@@ -171,9 +172,26 @@ class Engine:
             max_tokens, num_experts, hidden_bytes, topk, self.nranks))
         return Pool(group, device, max_tokens, topk, hidden_bytes)
 
+    def prepare_low_latency(self) -> None:
+        """Makes the group for low latency now, if the buffer's bytes tell all ranks the same sizes."""
+        sizes = hinted_sizes(self.settings.num_rdma_bytes, self.nranks) or (0, 0, 0)
+        parts = self.bootstrap.allgather(struct.pack("3q", *sizes))
+        if not all(sizes) or any(part != parts[0] for part in parts):
+            return
+        max_tokens, hidden, num_experts = sizes
+        device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+        try:
+            self.low_latency(device, max_tokens, num_experts, 2 * hidden, 1)
+        except epx.UnsupportedError:  # this build has no CUDA; CPU tensors are still served
+            pass
+
     def low_latency_pools(self) -> List[Pool]:
         """Those that exist."""
         return list(self._low.values())
+
+    def low_latency_devices(self, max_tokens: int, num_experts: int) -> List[torch.device]:
+        """Where there are pools of this size."""
+        return [device for device, tokens, experts in self._low if (tokens, experts) == (max_tokens, num_experts)]
 
     def _group(self, device: torch.device, **config: Any) -> epx.Group:
         kind = {"cpu": epx.Device.CPU, "cuda": epx.Device.CUDA}[device.type]

@@ -4,13 +4,17 @@
 import os
 import re
 import warnings
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import epx
 import torch
 
 _GIB = 1 << 30
 _INFLIGHT = 4  # low-latency operations whose receive half may be outstanding
+LOW_LATENCY_TOPK = 11  # experts per token that a low-latency group serves from the start: DeepEP's most
+
+# Sizes by the bytes that were hinted for them, and by ranks: (tokens per rank, hidden size, experts).
+_hinted: Dict[Tuple[int, int], Tuple[int, int, int]] = {}
 
 
 def _variable(name: str, fallback: int) -> int:
@@ -36,10 +40,17 @@ def low_latency_config(max_tokens: int, num_experts: int, hidden_bytes: int, top
         alloc_bytes=3 * _slab(max_tokens, num_experts, hidden_bytes, nranks) + (1 << 20))
 
 
-def low_latency_bytes(max_tokens: int, num_experts: int, hidden_bytes: int, nranks: int) -> int:
-    """Bytes that such a group takes on each rank."""
-    config = low_latency_config(max_tokens, num_experts, hidden_bytes, 8, nranks)
-    return epx.memory(nranks, device=epx.Device.CPU, **config)["heap_bytes"]
+def low_latency_hint(max_tokens: int, hidden: int, nranks: int, num_experts: int) -> int:
+    """Bytes that such a group takes on each rank. A buffer that is given them knows the sizes, see hinted_sizes()."""
+    config = low_latency_config(max_tokens, num_experts, 2 * hidden, LOW_LATENCY_TOPK, nranks)
+    nbytes = epx.memory(nranks, device=epx.Device.CPU, **config)["heap_bytes"]
+    _hinted[(nbytes, nranks)] = (max_tokens, hidden, num_experts)
+    return nbytes
+
+
+def hinted_sizes(nbytes: int, nranks: int) -> Optional[Tuple[int, int, int]]:
+    """(tokens per rank, hidden size, experts) for which low_latency_hint() last said so many bytes."""
+    return _hinted.get((nbytes, nranks))
 
 
 class Settings:

@@ -19,12 +19,13 @@ from .utils import EventHandle, EventOverlap
 
 def settle(group: epx.Group, event: Optional[epx.Event] = None) -> None:
     """Waits for the work on CPU tensors, all of it or up to an event. A rank that was masked because it did not come is no
-    error: the masks tell of it."""
+    error: the masks tell of it. Nor is one that the network has lost: where ranks may be masked, it will be."""
     try:
         event.sync() if event is not None else group.sync()
-    except epx.TimeoutExpired:
+    except (epx.TimeoutExpired, epx.PeerError):
         error = group.error()
-        if error is None or not error.message.endswith("it is masked now"):
+        lost = error is not None and group.masks and (error.status, error.phase) == (epx.Status.PEER, "network")
+        if error is None or not (lost or error.message.endswith("it is masked now")):
             raise
         group.error_clear()
 

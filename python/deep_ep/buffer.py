@@ -13,7 +13,7 @@ from . import _high_throughput, _low_latency
 from ._checks import wrong
 from ._engine import Engine, Pool
 from ._layout import dispatch_layout
-from ._settings import Settings, low_latency_bytes
+from ._settings import Settings, low_latency_hint
 from ._streams import CudaLaunch, HostLaunch, settle
 from .config import Config
 from .utils import EventHandle, EventOverlap
@@ -85,6 +85,8 @@ class Buffer:
         self._comm_stream: Any = None
         self._on_current_stream = use_default_stream_as_comm_stream
         self._local: dict = {}
+        if low_latency_mode:
+            self._engine.prepare_low_latency()
         _living.add(self)
 
     def destroy(self) -> None:
@@ -125,8 +127,9 @@ class Buffer:
     @staticmethod
     def get_low_latency_rdma_size_hint(num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int,
                                        num_experts: int) -> int:
-        """Bytes that low latency takes on each rank, for `num_rdma_bytes`."""
-        return low_latency_bytes(num_max_dispatch_tokens_per_rank, num_experts, 2 * hidden, num_ranks)
+        """Bytes that low latency takes on each rank, for `num_rdma_bytes`. A low-latency buffer that is given just these
+        makes its low-latency group at once, for these sizes; another one with the first dispatch."""
+        return low_latency_hint(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts)
 
     @staticmethod
     def get_dispatch_config(num_ranks: int) -> Config:
@@ -309,10 +312,17 @@ class Buffer:
         return _low_latency.next_combine_buffer(handle)
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
-        """Nothing to do: EPX's modes share no memory, and counters are never cleared. Arguments are checked."""
+        """Nothing to clean: EPX's modes share no memory, and counters are never cleared. With enable_shrink the ranks meet, as
+        they do in DeepEP: one that does not come is masked."""
         checks.positive("num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank)
         checks.positive("hidden", hidden)
         checks.positive("num_experts", num_experts)
+        engine = self._open()
+        if self.enable_shrink:
+            for device in engine.low_latency_devices(num_max_dispatch_tokens_per_rank, num_experts):
+                nothing = torch.empty(0, hidden, dtype=torch.bfloat16, device=device)
+                self.low_latency_dispatch(nothing, torch.empty(0, 1, dtype=torch.int64, device=device),
+                                          num_max_dispatch_tokens_per_rank, num_experts, use_fp8=False)
 
     # ---- Masks
 

@@ -118,6 +118,7 @@ class Group:
         # Do operations keep their tensors alive until they have run? Callers whose memory is freed in the order of a
         # stream, as torch's on a GPU, may say no.
         self.holds = True
+        self.masks = bool(config.get("enable_mask"))  # may ranks be masked?
         self._lib = load()
         self._bootstrap = bootstrap  # the C library may call it as long as the group lives
         struct = _make_config(config)

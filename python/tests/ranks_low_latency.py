@@ -367,6 +367,40 @@ def test_masks(world: World) -> None:
         buffer.destroy()
 
 
+def check_missing_from_the_start(world: World) -> None:
+    """With hinted bytes the ranks meet when a buffer is made: one of them may leave before the first operation, and another
+    one may not come to clean the buffer."""
+    gone, late, most, experts = world.nranks - 1, world.nranks - 2, 8, 2 * world.nranks
+    work = Work(world.nranks, 6, 128, experts, 2, seed=71)
+    nbytes = deep_ep.Buffer.get_low_latency_rdma_size_hint(most, 128, world.nranks, experts)
+    buffer = deep_ep.Buffer(dist.group.WORLD, 0, nbytes, low_latency_mode=True, enable_shrink=True, explicitly_destroy=True)
+    status = torch.full((world.nranks,), 9, dtype=torch.int32, device=world.device)
+    if world.rank != gone:
+        recv, _counts, handle = dispatch(world, buffer, work, most, use_fp8=False)
+        buffer.low_latency_query_mask_buffer(status)
+        assert status.nonzero().flatten().tolist() == [gone]
+        combined, _event, _hook = buffer.low_latency_combine(
+            recv, world.to(work.idx[world.rank]), world.to(work.weights[world.rank]), handle)
+        check_without(work, world.rank, gone, combined.cpu())
+        if world.rank != late:
+            buffer.clean_low_latency_buffer(most, 128, experts)
+            buffer.low_latency_query_mask_buffer(status)
+            assert status.nonzero().flatten().tolist() == [late, gone]
+    buffer.destroy()
+    world.meet()
+
+
+def test_missing_from_the_start(world: World) -> None:
+    with environment(EPX_TIMEOUT_MS="1500"):
+        check_missing_from_the_start(world)
+
+
+def test_missing_from_the_start_between_nodes(world: World) -> None:
+    world.node_buffer()  # sets the environment
+    with environment(EPX_TIMEOUT_MS="1500"):
+        check_missing_from_the_start(world)
+
+
 def check_without(work: Work, me: int, missing: int, combined: torch.Tensor) -> None:
     """The combined rows where experts of a missing rank add nothing."""
     out = torch.zeros(work.x[me].shape)
