@@ -1,15 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of arguments: each failure names the argument, what was expected and what was given. Nothing was sent then."""
+"""Checks of arguments: each failure names the argument, what was expected and what was given. Nothing was sent then.
+
+DeepEP's checks are assertions in Python and RuntimeErrors in C++. Programs that expect either get it: EPX's errors are
+RuntimeErrors, and those of this package are AssertionErrors too.
+"""
 
 from typing import Any, Optional, Sequence, Tuple
 
 import torch
-from epx import ArgumentError, Status
+from epx import ArgumentError, Status, UsageError
 
 
-def wrong(name: str, expected: str, given: Any) -> ArgumentError:
+class InputError(ArgumentError, AssertionError):
+    """An argument is wrong."""
+
+
+class CallError(UsageError, AssertionError):
+    """The call is not allowed now, or not on this buffer."""
+
+
+def wrong(name: str, expected: str, given: Any) -> InputError:
     """The exception for an argument."""
-    return ArgumentError(Status.ARGUMENT, "%s: expected %s, got %s" % (name, expected, given))
+    return InputError(Status.ARGUMENT, "%s: expected %s, got %s" % (name, expected, given))
+
+
+def refused(why: str) -> CallError:
+    """The exception for a call."""
+    return CallError(Status.USAGE, why)
 
 
 def _names(dtypes: Sequence[torch.dtype]) -> str:

@@ -16,7 +16,7 @@ import epx
 import torch
 from epx._library import load
 
-from ._checks import wrong
+from ._checks import refused, wrong
 from ._memory import CudaHeap, Heap
 from ._settings import LOW_LATENCY_TOPK, Settings, hinted_sizes
 
@@ -126,7 +126,7 @@ class Engine:
     def bootstrap(self) -> epx.Bootstrap:
         """How the ranks meet."""
         if self._bootstrap is None:
-            raise epx.UsageError(epx.Status.USAGE, "the buffer was destroyed")
+            raise refused("the buffer was destroyed")
         return self._bootstrap
 
     def local_experts(self, num_experts: int) -> int:

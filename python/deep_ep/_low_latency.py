@@ -12,7 +12,7 @@ import torch
 from epx._library import check
 
 from . import _checks as checks
-from ._checks import wrong
+from ._checks import refused, wrong
 from ._engine import Engine
 from ._plans import CombinePlan, DispatchPlan
 from ._routing import ATTRIBUTE, Handle, Routing, find
@@ -32,6 +32,7 @@ class LowLatencyRouting(Routing):
         self.in_graph = in_graph
         self.max_tokens = plan.max_tokens
         self.topk_idx = topk_idx  # combine is given the same ones: no need to look at them again
+        self.version = _version(topk_idx)
         self.tokens = tokens
 
     def __del__(self) -> None:
@@ -56,6 +57,11 @@ class LowLatencyRouting(Routing):
         if pool.on_cpu:
             pool.group.hold(held)
             settle(pool.group)
+
+
+def _version(tensor: torch.Tensor) -> Optional[int]:
+    """Changes whenever somebody writes to a tensor; torch does not count that for tensors of inference_mode()."""
+    return None if tensor.is_inference() else tensor._version
 
 
 def _look(tensor: Any) -> Any:
@@ -166,10 +172,12 @@ def combine(launch_on: Any, x: torch.Tensor, topk_idx: torch.Tensor, topk_weight
         _check_combine(routing, plan, x, topk_idx, topk_weights, out, wait)
         plan.checked.add(looks)
     if routing.staged is not None:
-        raise epx.UsageError(epx.Status.USAGE, "low_latency_combine: expected the hook of the last operation with this "
-                             "handle to have been called")
+        raise refused("low_latency_combine: expected the hook of the last operation with this handle to have been called")
     if zero_copy:
         x = _filled_buffer(routing, use_logfmt)
+    if topk_idx is not routing.topk_idx or _version(topk_idx) != routing.version:
+        # Rows come back along the dispatch's indices. What the caller has taken out since then adds nothing.
+        topk_weights = torch.where(topk_idx < 0, 0.0, topk_weights)
     launch = launch_on(pool.group) if launch_on is not None else None
     stream = launch.address if launch is not None else pool.stream()
     if out is None:
@@ -194,8 +202,8 @@ def _filled_buffer(routing: LowLatencyRouting, use_logfmt: bool) -> torch.Tensor
     if use_logfmt:
         raise wrong("zero_copy", "not together with use_logfmt, which writes rows anew", "both")
     if routing.combine_buffer is None:
-        raise epx.UsageError(epx.Status.USAGE, "low_latency_combine: zero_copy: expected the rows in what "
-                             "get_next_low_latency_combine_buffer(handle) returned, got no such call")
+        raise refused("low_latency_combine: zero_copy: expected the rows in what "
+                      "get_next_low_latency_combine_buffer(handle) returned, got no such call")
     return routing.combine_buffer
 
 

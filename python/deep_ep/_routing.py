@@ -29,6 +29,12 @@ class Routing:
         if self.pool.group.alive:
             self.pool.give(self.handle, self.in_graph)
 
+    def __deepcopy__(self, _memo: Any) -> "Routing":
+        return self  # whoever copies the tensors of a handle has another handle of the same routing
+
+    def __reduce__(self) -> Any:
+        return type(None), ()  # tensors of a handle may be saved, but have no routing elsewhere
+
 
 class HighThroughputRouting(Routing):
     """Of a high-throughput dispatch: `tokens` of this rank, `rows` received (or the bound given for them)."""

@@ -10,7 +10,7 @@ import torch
 
 from . import _checks as checks
 from . import _high_throughput, _low_latency
-from ._checks import wrong
+from ._checks import refused, wrong
 from ._engine import Engine, Pool
 from ._layout import dispatch_layout
 from ._settings import Settings, low_latency_hint
@@ -61,7 +61,7 @@ class Buffer:
                  num_qps_per_rank: int = 24, allow_nvlink_for_low_latency_mode: bool = True, allow_mnnvl: bool = False,
                  explicitly_destroy: bool = False, enable_shrink: bool = False, comm: Any = None,
                  use_default_stream_as_comm_stream: bool = False) -> None:
-        """`group` is a torch.distributed group (any backend: only all_gather_object is used), or `comm` an mpi4py one.
+        """`group` is a torch.distributed group (any backend: only all_gather_object is used); without it `comm` is an mpi4py one.
 
         The bytes are hints for the memory that is set aside on a GPU. num_qps_per_rank, allow_nvlink_for_low_latency_mode
         and allow_mnnvl are accepted and have no meaning here. use_default_stream_as_comm_stream, which Primus-Turbo has:
@@ -69,13 +69,13 @@ class Buffer:
         """
         checks.positive("num_nvl_bytes", num_nvl_bytes, 0)
         checks.positive("num_rdma_bytes", num_rdma_bytes, 0)
-        if (group is None) == (comm is None):
-            raise wrong("group, comm", "one of them", "neither" if group is None else "both")
-        bootstrap = epx.bootstrap.from_torch(group) if comm is None else epx.bootstrap.from_mpi(comm)
+        if group is None and comm is None:
+            raise wrong("group, comm", "one of them", "neither")
+        bootstrap = epx.bootstrap.from_torch(group) if group is not None else epx.bootstrap.from_mpi(comm)
         self._engine = Engine(bootstrap, Settings(num_nvl_bytes, num_rdma_bytes, enable_shrink))
         self.rank = bootstrap.rank
         self.group_size = bootstrap.nranks
-        self.group = group if comm is None else comm
+        self.group = group if group is not None else comm
         self.num_nvl_bytes = num_nvl_bytes
         self.num_rdma_bytes = num_rdma_bytes
         self.low_latency_mode = low_latency_mode
@@ -92,7 +92,7 @@ class Buffer:
     def destroy(self) -> None:
         """Ends the buffer; needs explicitly_destroy=True. Tensors that it returned stay valid as long as they live."""
         if not self.explicitly_destroy:
-            raise epx.UsageError(epx.Status.USAGE, "destroy: expected a buffer created with explicitly_destroy=True")
+            raise refused("destroy: expected a buffer created with explicitly_destroy=True")
         self._close()
 
     def _close(self) -> None:
@@ -175,7 +175,7 @@ class Buffer:
 
     def _open(self) -> Engine:
         if self._engine.closed:
-            raise epx.UsageError(epx.Status.USAGE, "the buffer was destroyed")
+            raise refused("the buffer was destroyed")
         return self._engine
 
     def _launcher(self, device: torch.device, previous_event: Optional[EventOverlap], async_finish: bool,
@@ -328,7 +328,7 @@ class Buffer:
 
     def _mask_pools(self) -> List[Pool]:
         if not self.enable_shrink:
-            raise epx.UsageError(epx.Status.USAGE, "masks: expected a buffer created with enable_shrink=True")
+            raise refused("masks: expected a buffer created with enable_shrink=True")
         return self._open().low_latency_pools()
 
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
@@ -338,13 +338,12 @@ class Buffer:
         if not isinstance(rank_to_mask, int) or not 0 <= rank_to_mask < self.group_size:
             raise wrong("rank_to_mask", "0 to %d" % (self.group_size - 1), repr(rank_to_mask))
         if mask and not pools:
-            raise epx.UsageError(epx.Status.USAGE, "low_latency_update_mask_buffer: expected a low-latency dispatch before, in "
-                                 "which the ranks meet")
+            raise refused("low_latency_update_mask_buffer: expected a low-latency dispatch before, in which the ranks meet")
         for pool in pools:
             active = _active(pool, torch.empty(self.group_size, dtype=torch.int32, device=pool.device)).tolist()
             if not mask and not active[rank_to_mask]:
-                raise epx.UsageError(epx.Status.USAGE, "low_latency_update_mask_buffer: rank %d is masked: expected "
-                                     "low_latency_clean_mask_buffer(), called by all ranks, to bring it back" % rank_to_mask)
+                raise refused("low_latency_update_mask_buffer: rank %d is masked: expected low_latency_clean_mask_buffer(), "
+                              "called by all ranks, to bring it back" % rank_to_mask)
             active[rank_to_mask] = 0 if mask else 1
             pool.group.mask_update(active, stream=_stream(pool.device))
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Config: tuning numbers that callers pass around, and hints for the sizes of a buffer."""
 
+from ._checks import positive
+
 # Tokens per rank that the hints make room for; a buffer takes more, see docs/python.md.
 _HINT_TOKENS = 4096
 _RANKS_PER_NODE = 8
@@ -19,8 +21,7 @@ class Config:
         self.num_max_rdma_chunked_send_tokens = num_max_rdma_chunked_send_tokens
         self.num_max_rdma_chunked_recv_tokens = num_max_rdma_chunked_recv_tokens
         for name, value in vars(self).items():
-            if not isinstance(value, int) or value < 1:
-                raise ValueError("Config: %s: expected a positive integer, got %r" % (name, value))
+            positive("Config: " + name, value, 0 if name == "num_sms" else 1)
 
     def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
         """Bytes for `num_nvl_bytes`: what a rank receives when every rank sends it 4096 tokens."""

@@ -5,6 +5,8 @@ from typing import Any, Optional, Tuple
 
 import torch
 
+from ._checks import wrong
+
 
 class EventHandle:
     """A point in the current stream's work, from now. On the CPU, where work is done when a call returns, it is reached at
@@ -37,7 +39,7 @@ class EventOverlap:
     def current_stream_wait(self) -> None:
         """Later work of the current stream waits for the event."""
         if self.event is None:
-            raise ValueError("EventOverlap.current_stream_wait: expected an event, got None (was async_finish given?)")
+            raise wrong("EventOverlap.event", "an event", "None (was async_finish given?)")
         self.event.current_stream_wait()
 
     def __enter__(self) -> "EventOverlap":

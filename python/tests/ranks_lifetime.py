@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who keeps what alive: results after their buffer, inputs of queued work, handles, forked processes, Ctrl-C."""
 
+import copy
 import gc
 import os
+import pickle
 import signal
 import threading
 import time
@@ -158,6 +160,27 @@ def test_many_handles(world: World) -> None:
     for work, (recv, *_rest, handle, _event) in reversed(list(zip(works, kept))):
         again = buffer.dispatch(world.to(work.x[world.rank]), handle=tuple(list(handle)))
         assert torch.equal(again[0], recv)
+
+
+def test_copied_handles(world: World) -> None:
+    """A copy of a handle serves as the handle does; one that was pickled has its fields, but no routing."""
+    buffer = world.buffer()
+    work = Work(world.nranks, 10, 128, 2 * world.nranks, 2, seed=110)
+    recv, *_rest, handle, _event = dispatch(world, buffer, work)
+    low, _counts, low_handle = dispatch_low(world, buffer, work, 16, use_fp8=False)
+    idx, weights = world.to(work.idx[world.rank]), world.to(work.weights[world.rank])
+    sums, low_sums = buffer.combine(recv, handle)[0], buffer.low_latency_combine(low, idx, weights, low_handle)[0]
+    copies = copy.deepcopy((handle, low_handle))
+    saved = pickle.loads(pickle.dumps(handle))
+    assert all(torch.equal(a, b) for a, b in zip(saved, handle))
+    del handle, low_handle
+    assert torch.equal(buffer.combine(recv, copies[0])[0], sums)
+    assert torch.equal(buffer.low_latency_combine(low, idx, weights, copies[1])[0], low_sums)
+    try:
+        buffer.combine(recv, saved)
+        raise AssertionError("expected an ArgumentError")
+    except epx.ArgumentError as error:
+        assert "handle" in str(error)
 
 
 def test_several_buffers(world: World) -> None:
