@@ -161,8 +161,8 @@ class Errors(unittest.TestCase):
         self.assertGreater(config.get_nvl_buffer_size_hint(14336, 8), 0)
         self.assertEqual(config.get_rdma_buffer_size_hint(14336, 8), 0)
         self.assertGreater(config.get_rdma_buffer_size_hint(14336, 16), 0)
-        with self.assertRaisesRegex(ValueError, "num_sms: expected a positive integer, got 0"):
-            deep_ep.Config(0)
+        with self.assertRaisesRegex(ValueError, "num_sms: expected an integer of at least 0, got -2"):
+            deep_ep.Config(-2)
         self.assertEqual(deep_ep.Buffer.get_dispatch_config(8).num_sms, deep_ep.Buffer.num_sms)
         self.assertEqual(deep_ep.Buffer.get_combine_config(3).num_sms, deep_ep.Buffer.num_sms)
         self.assertTrue(deep_ep.Buffer.is_sm90_compiled())
