@@ -44,6 +44,8 @@ struct device_ops {
 
     epx_status (*open)(int index, struct device **device);
     void (*close)(struct device *device);
+    /* The calling thread will hand memory of this device to a library that asks for the thread's current one. */
+    epx_status (*use)(struct device *device);
     /* 64 bytes that two ranks share exactly when they can map each other's heaps. */
     epx_status (*identity)(struct device *device, uint8_t id[64]);
     /* How many agents an operation should use when `local_ranks` ranks share this device. */

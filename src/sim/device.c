@@ -493,6 +493,7 @@ const struct device_ops sim_device_ops = {
     .heap_dmabuf = cpu_heap_dmabuf,
     .arrivals = cpu_arrivals,
     .flush_arrivals = cpu_flush_arrivals,
+    .use = cpu_use,
     .region_id = cpu_region_id,
     .region_export = cpu_region_export,
     .region_open = cpu_region_open,

@@ -40,6 +40,7 @@ epx_status cpu_heap_place(struct device *device, int host);
 epx_status cpu_heap_dmabuf(struct device *device, const struct heap *heap, int *fd);
 int cpu_arrivals(struct device *device);
 epx_status cpu_flush_arrivals(struct device *device);
+epx_status cpu_use(struct device *device);
 uint64_t cpu_region_id(struct device *device, const void *data);
 epx_status cpu_region_export(struct device *device, const void *data, struct heap_export *region);
 epx_status cpu_region_open(struct device *device, const struct heap_export *region, void **base);

@@ -212,6 +212,12 @@ int cpu_arrivals(struct device *device)
     return ARRIVALS_VISIBLE;
 }
 
+epx_status cpu_use(struct device *device)
+{
+    (void)device;
+    return EPX_OK;
+}
+
 epx_status cpu_flush_arrivals(struct device *device)
 {
     (void)device;
@@ -273,6 +279,7 @@ const struct device_ops cpu_device_ops = {
     .heap_dmabuf = cpu_heap_dmabuf,
     .arrivals = cpu_arrivals,
     .flush_arrivals = cpu_flush_arrivals,
+    .use = cpu_use,
     .region_id = cpu_region_id,
     .region_export = cpu_region_export,
     .region_open = cpu_region_open,

@@ -144,6 +144,7 @@ static const struct device_ops cuda_ops = {
     .heap_dmabuf = cuda_heap_dmabuf,
     .arrivals = cuda_arrivals,
     .flush_arrivals = cuda_flush_arrivals,
+    .use = cuda_use,
     .region_id = cuda_region_id,
     .region_export = cuda_region_export,
     .region_open = cuda_region_open,
