@@ -8,6 +8,7 @@
 #include "util/status.h"
 
 void *net_sim_world;
+const struct net_ops *net_guest;
 
 /* In the order in which they are tried when none is asked for; the last ones are taken only by name. */
 static const struct {
@@ -26,12 +27,21 @@ static epx_status find_automatic(const struct net_ops **ops)
     char text[256];
     int i;
 
+    if (net_guest && net_guest->probe("", text, sizeof(text)) == EPX_OK) {
+        *ops = net_guest;
+        return EPX_OK;
+    }
     for (i = 0; i < NETWORKS; i++)
         if (networks[i].automatic && networks[i].ops->probe("", text, sizeof(text)) == EPX_OK) {
             *ops = networks[i].ops;
             return EPX_OK;
         }
     return fail(EPX_ERR_UNSUPPORTED, "no network can be used on this machine: see `epx doctor`");
+}
+
+static int is_called(const struct net_ops *ops, const char *name, size_t length)
+{
+    return strlen(ops->name) == length && !strncmp(ops->name, name, length);
 }
 
 epx_status net_find(const char *name, const struct net_ops **ops, const char **provider)
@@ -46,12 +56,15 @@ epx_status net_find(const char *name, const struct net_ops **ops, const char **p
     if (!asked || !strcmp(asked, "auto"))
         return find_automatic(ops);
     length = strcspn(asked, ";");
-    for (i = 0; i < NETWORKS; i++)
-        if (strlen(networks[i].ops->name) == length && !strncmp(networks[i].ops->name, asked, length)) {
-            *ops = networks[i].ops;
-            *provider = asked[length] ? asked + length + 1 : "";
-            return EPX_OK;
-        }
+    for (i = 0; i <= NETWORKS; i++) {
+        const struct net_ops *one = i < NETWORKS ? networks[i].ops : net_guest;
+
+        if (!one || !is_called(one, asked, length))
+            continue;
+        *ops = one;
+        *provider = asked[length] ? asked + length + 1 : "";
+        return EPX_OK;
+    }
     return fail(EPX_ERR_ARGUMENT, "unknown network \"%s\"; expected auto, verbs, ofi, ofi;PROVIDER, sim or null",
                 asked);
 }

@@ -4,8 +4,9 @@
  * immediate there once they have landed". Nothing assumes that two puts arrive in order. What the immediate means is
  * the proxy's business (kernel/command.h).
  *
- * An endpoint (struct net) belongs to ONE proxy thread: no locks. Peers are numbered by rank; endpoint i of a rank
- * speaks with endpoint i of every peer. All calls are non-blocking but open, register and connect, which have deadlines.
+ * An endpoint (struct net) belongs to ONE proxy thread, which makes all calls from open to close: no locks. Peers are
+ * numbered by rank; endpoint i of a rank speaks with endpoint i of every peer. All calls are non-blocking but open,
+ * register, connect and close, which have deadlines; a library that breaks its word is bounded by proxy/errand.c.
  */
 #ifndef EPX_NET_NET_H
 #define EPX_NET_NET_H
@@ -116,6 +117,9 @@ epx_status net_find(const char *name, const struct net_ops **ops, const char **p
 
 /* The simulated world that ranks of this process share; NULL outside a simulation. */
 extern void *net_sim_world;
+
+/* One more network, the first that is tried, and found by its name too: tests have one that misbehaves. NULL = none. */
+extern const struct net_ops *net_guest;
 
 extern const struct net_ops net_ofi_ops, net_verbs_ops, net_sim_ops, net_null_ops;
 
