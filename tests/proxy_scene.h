@@ -305,7 +305,7 @@ static inline int is_remote(int a, int b)
     return a != b && !(a < 2 && b < 2);
 }
 
-static inline void open_rank(struct scene *s, int r, struct proxy_card *cards)
+static inline void open_rank(struct scene *s, int r, int manual, struct proxy_card *cards)
 {
     struct rank *rank = &s->ranks[r];
     struct proxy_options o = s->options;
@@ -318,6 +318,7 @@ static inline void open_rank(struct scene *s, int r, struct proxy_card *cards)
     assert_non_null(rank->heap);
     memset(rank->heap, 0, HEAP);
     o.rank = r;
+    o.manual = manual;
     o.remote = remote;
     o.heap = rank->heap;
     o.counters = rank->counters;
@@ -338,12 +339,12 @@ static inline void scene_open(struct scene *s, int ranks, int manual)
     s->threads = s->options.threads;
     memset(cards, 0, sizeof(cards));
     for (r = 0; r < ranks; r++)
-        open_rank(s, r, cards);
+        open_rank(s, r, manual, cards);
     for (; r < RANKS * s->threads; r++) /* ranks that are not there: their cards are, for networks that do not care */
         if (r >= ranks * s->threads)
             cards[r] = cards[0];
     for (r = 0; r < ranks; r++)
-        assert_int_equal(proxy_connect(s->ranks[r].proxies, cards, manual), EPX_OK);
+        assert_int_equal(proxy_connect(s->ranks[r].proxies, cards), EPX_OK);
     s->opened = ranks;
 }
 
@@ -353,7 +354,7 @@ static inline int teardown(void **state)
     int r;
 
     for (r = 0; r < RANKS; r++) {
-        proxy_close(s->ranks[r].proxies);
+        assert_int_equal(proxy_close(s->ranks[r].proxies), EPX_OK);
         free(s->ranks[r].heap);
     }
     free(s);

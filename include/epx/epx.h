@@ -186,7 +186,8 @@ typedef struct epx_group_config {
 /* Collective. Ranks compare their configurations here: a difference fails on all of them, naming rank and field. */
 EPX_API epx_status epx_group_create(epx_group **group, const epx_bootstrap *bootstrap, const epx_group_config *config);
 /* Local: waits for the group's queued work (it is bounded by deadlines), then frees everything, handles, events and streams
- * included. */
+ * included. EPX_ERR_TIMEOUT: the group is gone all the same, but a thread has not come back from the network's library; what
+ * it may still use, the heap included, stays allocated until the process ends. */
 EPX_API epx_status epx_group_destroy(epx_group *group);
 
 typedef struct epx_group_info {
@@ -503,6 +504,7 @@ typedef struct epx_stats {
     uint64_t net_signals;             /* of net_puts: those without bytes */
     uint64_t net_bytes, net_arrivals; /* posted; counted */
     uint64_t net_window_waits, net_sleeps, net_refused;
+    uint64_t net_stuck; /* proxy threads that did not come back from the network's library, when last looked at */
 } epx_stats;
 
 #define EPX_STATS_INIT                      \

@@ -190,7 +190,7 @@ class StatsStruct(Struct):
             "ll_dispatches", "ll_combines", "ht_updates", "ht_dispatches", "ht_combines", "rows_sent", "rows_received",
             "rows_returned", "bytes_peer", "bytes_local", "waits", "wait_ns", "timeouts", "rows_remote",
             "net_commands", "net_puts", "net_signals", "net_bytes", "net_arrivals", "net_window_waits", "net_sleeps",
-            "net_refused")
+            "net_refused", "net_stuck")
     ]
 
 

@@ -13,6 +13,8 @@ struct heap_block;   /* alloc.c */
 struct lend;         /* lend.c */
 struct owned_stream; /* stream.c */
 
+enum stuck_state { STUCK_UNKNOWN, STUCK_ASKING, STUCK_NO, STUCK_YES };
+
 enum staged_kind { STAGED_NONE, STAGED_DISPATCH, STAGED_COMBINE, STAGED_KINDS };
 
 struct epx_group {
@@ -42,6 +44,9 @@ struct epx_group {
     const char *net_name;
     uint8_t *remote; /* [R] */
     int closing;     /* what the network says does not matter any more */
+    int kept;        /* a thread that called the network's library has not come back: what it may use is never freed */
+    int stuck_state; /* enum stuck_state: whether own proxies were found stuck after the last failure */
+    char stuck_text[128];
 
     struct heap_block *blocks; /* epx_alloc */
     struct device_stream *default_stream;

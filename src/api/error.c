@@ -115,6 +115,28 @@ static void write_message(const struct epx_group *group, const struct error_reco
     }
 }
 
+/* Who waited in vain may have waited for its own proxy: looked at once per failure, by the first who asks. */
+static void look_at_proxies(struct epx_group *group)
+{
+    int state = STUCK_UNKNOWN;
+
+    if (!group->proxies ||
+        !__atomic_compare_exchange_n(&group->stuck_state, &state, STUCK_ASKING, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
+        return;
+    state = group_net_answers(group) == EPX_OK ? STUCK_NO : STUCK_YES;
+    if (state == STUCK_YES)
+        snprintf(group->stuck_text, sizeof(group->stuck_text), "; %.120s", epx_last_error());
+    __atomic_store_n(&group->stuck_state, state, __ATOMIC_RELEASE); /* pairs with the acquire in add_stuck() */
+}
+
+static void add_stuck(const struct epx_group *group, char *text, size_t bytes)
+{
+    const size_t used = strlen(text);
+
+    if (__atomic_load_n(&group->stuck_state, __ATOMIC_ACQUIRE) == STUCK_YES)
+        snprintf(text + used, bytes - used, "%s", group->stuck_text);
+}
+
 /* EPX_OK when kernels have recorded nothing. */
 static epx_status read_error(const struct epx_group *group, epx_error_info *info)
 {
@@ -134,6 +156,8 @@ static epx_status read_error(const struct epx_group *group, epx_error_info *info
         out.seen = e->seen;
         snprintf(out.phase, sizeof(out.phase), "%s", phase_name(e->phase));
         write_message(group, e, out.message, sizeof(out.message));
+        if (out.status == EPX_ERR_TIMEOUT || out.status == EPX_ERR_PEER)
+            add_stuck(group, out.message, sizeof(out.message));
     }
     *info = out;
     return (epx_status)out.status;
@@ -159,6 +183,10 @@ epx_status epx_group_error(epx_group *group, epx_error_info *out)
     if (status != EPX_OK)
         return status;
     status = read_error(group, &info);
+    if (status == EPX_ERR_TIMEOUT || status == EPX_ERR_PEER) {
+        look_at_proxies(group);
+        status = read_error(group, &info);
+    }
     if (status == EPX_OK && abort_word(group)) {
         /* Told by another rank, before a kernel of this one has noticed. */
         info.status = EPX_ERR_PEER;
@@ -230,6 +258,7 @@ epx_status errors_forget(struct epx_group *group)
     static const uint32_t none;
     uint32_t *reported = &group->shadow.state->reported;
 
+    __atomic_store_n(&group->stuck_state, STUCK_UNKNOWN, __ATOMIC_RELAXED);
     __atomic_store_n(&group->net_error.state, ERROR_NONE, __ATOMIC_RELEASE); /* pairs with the claim in on_error() */
     __atomic_store_n(&group->error->state, ERROR_NONE, __ATOMIC_RELEASE);    /* likewise in report(), after this: */
     if (!(group->device->ops->caps & DEVICE_HOST_ACCESS))

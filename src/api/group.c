@@ -13,6 +13,7 @@
 #include "api/registry.h"
 #include "api/structs.h"
 #include "util/env.h"
+#include "util/keep.h"
 #include "util/log.h"
 #include "util/status.h"
 
@@ -42,24 +43,35 @@ static epx_status open_own(struct epx_group *group)
     return status;
 }
 
-static void close_all(struct epx_group *group)
+/* What threads that are left in the network's library may use: the proxies' memory, the heaps, the group itself. */
+static void close_memory(struct epx_group *group)
+{
+    const struct device_ops *ops = group->device->ops;
+
+    group_device_destroy(group);
+    for (int r = 0; group->bases && r < group->nranks; r++)
+        if (group->bases[r])
+            ops->heap_close(group->device, &group->exports[r], group->bases[r]);
+    if (group->heap.base)
+        ops->heap_destroy(group->device, &group->heap);
+    ops->close(group->device);
+}
+
+static epx_status close_all(struct epx_group *group)
 {
     const struct device_ops *ops = group->device ? group->device->ops : NULL;
+    epx_status status = EPX_OK;
 
     if (ops) {
         if (group->order_event)
             ops->event_destroy(group->device, group->order_event);
         if (group->default_stream)
             ops->stream_destroy(group->device, group->default_stream);
-        group_net_close(group);
-        group_device_destroy(group);
+        __atomic_store_n(&group->closing, 1, __ATOMIC_RELAXED);
+        status = group_net_close(group);
         lend_destroy(group);
-        for (int r = 0; group->bases && r < group->nranks; r++)
-            if (group->bases[r])
-                ops->heap_close(group->device, &group->exports[r], group->bases[r]);
-        if (group->heap.base)
-            ops->heap_destroy(group->device, &group->heap);
-        ops->close(group->device);
+        if (!group->kept)
+            close_memory(group);
     }
     muster_close(group->muster);
     if (group->boot)
@@ -67,9 +79,14 @@ static void close_all(struct epx_group *group)
     node_map_free(&group->map);
     free(group->asked_out);
     free(group->remote);
-    free(group->bases);
     free(group->exports);
+    if (group->kept) {
+        keep_forever(group);
+        return status;
+    }
+    free(group->bases);
     free(group);
+    return status;
 }
 
 static void choose_agents(struct epx_group *group)
@@ -176,7 +193,7 @@ epx_status epx_group_create(epx_group **out, const epx_bootstrap *bootstrap, con
     return EPX_OK;
 
 fail:
-    close_all(group);
+    (void)close_all(group); /* what made it fail is the message */
     return status;
 }
 
@@ -200,8 +217,7 @@ epx_status epx_group_destroy(epx_group *group)
         handle_free(group->handles);
     events_free_all(group);
     blocks_free_all(group);
-    close_all(group);
-    return EPX_OK;
+    return close_all(group);
 }
 
 epx_status epx_group_query(const epx_group *group, epx_group_info *out)
@@ -315,6 +331,7 @@ epx_status epx_group_stats(epx_group *group, epx_stats *out)
         stats.net_window_waits = p.window_waits - group->net_base.window_waits;
         stats.net_sleeps = p.sleeps - group->net_base.sleeps;
         stats.net_refused = p.refused - group->net_base.refused;
+        stats.net_stuck = p.stuck;
     }
     return struct_out(out, &stats, sizeof(stats), "epx_stats");
 }

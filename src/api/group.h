@@ -21,7 +21,12 @@ void group_device_destroy(struct epx_group *group);
 epx_status group_device_members(struct epx_group *group);
 /* Proxies, where ranks are on several nodes (group_net.c). Opening is collective, also when a rank fails. */
 epx_status group_net_open(struct epx_group *group);
-void group_net_close(struct epx_group *group);
+/* EPX_ERR_TIMEOUT: a proxy has not come back from the network's library; `proxies` and what they use must stay. */
+epx_status group_net_close(struct epx_group *group);
+/* EPX_OK when the own proxies make turns; else EPX_ERR_TIMEOUT, and what they do instead. */
+epx_status group_net_answers(struct epx_group *group);
+/* How long this rank may take between two meetings: those that wait for it shall still be told why it failed. */
+int group_meeting_ms(const struct epx_group *group);
 /* Before the end of a group that works: until no peer misses it. */
 void group_net_settle(struct epx_group *group);
 /* Where a signal (enum signal_kind) of every peer stands when nothing is outstanding after these epochs (rejoin.c). */

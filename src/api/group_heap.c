@@ -8,6 +8,7 @@
  *
  * A device whose memory is the host's (CPU) has nothing to choose.
  */
+#include <stdlib.h>
 #include <strings.h>
 #include <unistd.h>
 
@@ -49,19 +50,26 @@ epx_status group_heap_begin(struct epx_group *group)
     return group->device->ops->heap_place(group->device, place == PLACE_HOST);
 }
 
-/* EPX_OK if an endpoint registers a piece of the device's memory; else why not. */
-static epx_status try_registering(struct epx_group *group)
+/* An endpoint registers a piece of the device's memory. */
+struct attempt {
+    struct epx_group *group;
+    struct heap piece;
+};
+
+static epx_status attempt_registering(void *arg)
 {
+    struct attempt *a = arg;
+    struct epx_group *group = a->group;
     const struct device_ops *ops = group->device->ops;
     struct net_options o = {.rank = group->rank,
                             .nranks = group->nranks,
                             .timeout_ms = group->set.timeout_ms,
                             .world = net_sim_world,
                             .memory_kind = ops->kind};
-    struct net_memory memory = {.kind = ops->kind, .index = group->set.device_index};
+    struct net_memory memory = {
+        .kind = ops->kind, .index = group->set.device_index, .base = a->piece.base, .bytes = a->piece.bytes};
     const struct net_ops *net_ops;
     struct net_region region;
-    struct heap piece = {0};
     struct net *net = NULL;
     epx_status status = net_find(group->set.net, &net_ops, &o.provider);
 
@@ -70,11 +78,9 @@ static epx_status try_registering(struct epx_group *group)
     if (status == EPX_OK && !(net_ops->caps(net) & NET_DEVICE_MEMORY))
         status = fail(EPX_ERR_UNSUPPORTED, "the network %s registers no GPU memory", net_ops->name);
     if (status == EPX_OK)
-        status = ops->heap_create(group->device, PROBE_BYTES, &piece);
+        status = ops->use(group->device);
     if (status == EPX_OK) {
-        memory.base = piece.base;
-        memory.bytes = piece.bytes;
-        if (ops->heap_dmabuf(group->device, &piece, &memory.dmabuf) != EPX_OK)
+        if (ops->heap_dmabuf(group->device, &a->piece, &memory.dmabuf) != EPX_OK)
             memory.dmabuf = -1; /* a peer memory module may do */
         status = net_ops->add_region(net, &memory, &region);
         if (memory.dmabuf >= 0)
@@ -82,8 +88,29 @@ static epx_status try_registering(struct epx_group *group)
     }
     if (net)
         net_ops->close(net);
-    if (piece.base)
-        ops->heap_destroy(group->device, &piece);
+    return status;
+}
+
+/* EPX_OK if it can; else why not. */
+static epx_status try_registering(struct epx_group *group)
+{
+    const struct device_ops *ops = group->device->ops;
+    struct attempt *a = calloc(1, sizeof(*a));
+    epx_status status = a ? EPX_OK : fail(EPX_ERR_MEMORY, "epx_group_create: no memory");
+    int left = 0;
+
+    if (status == EPX_OK)
+        status = ops->heap_create(group->device, PROBE_BYTES, &a->piece);
+    if (status == EPX_OK) {
+        a->group = group;
+        status = proxy_guard("registering GPU memory", group_meeting_ms(group), attempt_registering, a, &left);
+    }
+    group->kept |= left;
+    if (left)
+        return status; /* the piece stays, as the group will */
+    if (a && a->piece.base)
+        ops->heap_destroy(group->device, &a->piece);
+    free(a);
     return status;
 }
 

@@ -8,11 +8,13 @@
 #include "api/group.h"
 #include "device/arrivals.h"
 #include "device/cpu/agent.h"
+#include "util/env.h"
 #include "util/log.h"
 #include "util/pause.h"
 #include "util/status.h"
 
 #define RING_SLOTS 4096
+#define ANSWER_MS 200 /* a turn takes microseconds; a thread may have to wait for a core */
 
 /* High-throughput rows are bulk; everything else is urgent. */
 static const uint8_t flows[SIG_COUNT] = {[SIG_HD_ROWS] = PROXY_NORMAL, [SIG_HC_ROWS] = PROXY_NORMAL};
@@ -63,7 +65,10 @@ static void on_error(void *context, int status, int peer, int64_t expected, int6
 /* From a proxy thread: a rank of another node tells that it has failed (put_abort() in kernel/put.h). */
 static void on_alarm(void *context, int rank, int status)
 {
-    group_aborted_by(context, rank, status);
+    struct epx_group *group = context;
+
+    if (!__atomic_load_n(&group->closing, __ATOMIC_RELAXED))
+        group_aborted_by(group, rank, status);
 }
 
 /* How the network finds the heap, and what arrivals there need. */
@@ -88,6 +93,46 @@ static epx_status describe_heap(struct epx_group *group, struct proxy_options *o
     return EPX_OK;
 }
 
+struct search {
+    const char *name;
+    const struct net_ops *ops;
+    const char *provider;
+};
+
+static epx_status search_net(void *arg)
+{
+    struct search *s = arg;
+
+    return net_find(s->name, &s->ops, &s->provider);
+}
+
+/* Libraries are opened, and drivers asked what there is. */
+static epx_status find_net(struct epx_group *group, struct proxy_options *o)
+{
+    struct search *s = calloc(1, sizeof(*s));
+    epx_status status;
+    int left;
+
+    if (!s)
+        return fail(EPX_ERR_MEMORY, "epx_group_create: no memory");
+    s->name = group->set.net;
+    status = proxy_guard("looking for a network", group_meeting_ms(group), search_net, s, &left);
+    group->kept |= left;
+    if (left) /* not freed: kept as the group is */
+        return fail(status, "rank %d: %s", group->rank, epx_last_error());
+    o->net = s->ops;
+    o->provider = s->provider;
+    free(s);
+    return status;
+}
+
+int group_meeting_ms(const struct epx_group *group)
+{
+    const int boot_ms = (int)env_int("EPX_BOOT_TIMEOUT_MS", 0, 1, INT32_MAX);
+
+    return (boot_ms ? boot_ms : group->set.timeout_ms) / 4 * 3;
+}
+
 static epx_status open_proxies(struct epx_group *group, int *dmabuf)
 {
     struct proxy_options o;
@@ -98,13 +143,14 @@ static epx_status open_proxies(struct epx_group *group, int *dmabuf)
     *dmabuf = o.dmabuf;
     if (status != EPX_OK)
         return status;
-    status = net_find(group->set.net, &o.net, &o.provider);
+    status = find_net(group, &o);
     if (status != EPX_OK)
         return status;
     o.rank = group->rank;
     o.nranks = group->nranks;
     o.ring_slots = RING_SLOTS;
     o.timeout_ms = group->set.timeout_ms;
+    o.open_ms = group_meeting_ms(group);
     o.world = net_sim_world;
     o.remote = group->remote;
     o.absent = group->map.out;
@@ -187,10 +233,10 @@ epx_status group_net_open(struct epx_group *group)
         return EPX_OK;
     status = open_proxies(group, &dmabuf);
     status = exchange_cards(group, status, &cards);
-    if (dmabuf >= 0)
-        close(dmabuf); /* it is registered */
+    if (dmabuf >= 0 && status != EPX_ERR_TIMEOUT)
+        close(dmabuf); /* it is registered, or will never be; a thread that is stuck may still use it */
     if (status == EPX_OK)
-        status = proxy_connect(group->proxies, cards, 0);
+        status = proxy_connect(group->proxies, cards);
     free(cards);
     return status;
 }
@@ -247,7 +293,7 @@ void group_net_settle(struct epx_group *group)
     int32_t *mask = calloc((size_t)group->nranks, sizeof(*mask));
     struct group_state state;
 
-    if (!group->proxies || !mask || group_usable(group) != EPX_OK)
+    if (!group->proxies || !mask || group_usable(group) != EPX_OK || group_net_answers(group) != EPX_OK)
         goto out;
     release_staged(group);
     if (ops->copy(group->device, &state, group->shadow.state, sizeof(state)) != EPX_OK ||
@@ -265,9 +311,24 @@ out:
     free(mask);
 }
 
-void group_net_close(struct epx_group *group)
+epx_status group_net_answers(struct epx_group *group)
 {
+    char text[128];
+
+    if (!group->proxies || proxy_answers(group->proxies, ANSWER_MS, text, sizeof(text)))
+        return EPX_OK;
+    return fail(EPX_ERR_TIMEOUT, "%s", text);
+}
+
+epx_status group_net_close(struct epx_group *group)
+{
+    epx_status status = EPX_OK;
+
     if (group->proxies)
-        proxy_close(group->proxies);
-    group->proxies = NULL;
+        status = proxy_close(group->proxies);
+    if (status == EPX_OK)
+        group->proxies = NULL;
+    else
+        group->kept = 1;
+    return status;
 }

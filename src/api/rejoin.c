@@ -178,8 +178,9 @@ static epx_status start_over(struct epx_group *group, const uint8_t *out)
     epx_status status = gather_epochs(group, epochs);
 
     if (status == EPX_OK) {
-        group_net_close(group);
-        status = set_members(group, out);
+        status = group_net_close(group);
+        if (status == EPX_OK)
+            status = set_members(group, out);
         if (status == EPX_OK)
             status = reset_device(group, epochs);
         status = meet_ready(group, status);
@@ -256,6 +257,9 @@ epx_status group_rejoin(struct epx_group *group, int unmask)
         status = group->device->ops->stream_sync(group->device, group->default_stream);
     if (status == EPX_OK && group->last_stream)
         status = group->device->ops->stream_sync(group->device, group->last_stream);
+    /* One that is stuck may come back at any time and write what arrived into the heap: nothing can start over there. */
+    if (status == EPX_OK)
+        status = group_net_answers(group);
     if (status == EPX_OK)
         status = group->muster ? rejoin_survivors(group, unmask, out) : start_over(group, out);
     free(out);

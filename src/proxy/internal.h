@@ -3,7 +3,8 @@
  * What the files of this folder share.
  *
  *   proxy.c   opening, connecting, ending; statistics; quiet
- *   thread.c  the thread around the turns: spinning, sleeping, waking, pinning
+ *   errand.c  the thread, and what it does besides turns while somebody waits, with a deadline
+ *   thread.c  turn after turn: spinning, sleeping, waking, pinning
  *   loop.c    one turn: take commands, check, merge, post, handle what the network reports
  *   window.c  how much may be in flight to a peer
  *   count.c   arrivals
@@ -71,6 +72,24 @@ struct peer {
 
 enum { POLL_MAX = 64, TAKE_MAX = 256, POST_MAX = 256 };
 
+/* What a caller wants done by the thread that owns the endpoint. */
+enum errand { ERRAND_NONE, ERRAND_OPEN, ERRAND_REGISTER, ERRAND_CONNECT, ERRAND_CLOSE };
+
+/* Where a thread is: told of one that does not come back. */
+enum doing {
+    DOING_NOTHING,
+    DOING_OPEN,
+    DOING_REGISTER,
+    DOING_CONNECT,
+    DOING_POLL,
+    DOING_PUT,
+    DOING_FLUSH,
+    DOING_ARRIVALS,
+    DOING_ARM,
+    DOING_SLEEP,
+    DOING_CLOSE
+};
+
 struct proxy_thread {
     struct proxy_group *group;
     int index;
@@ -96,16 +115,28 @@ struct proxy_thread {
     struct pending *pendings; /* memory of all peers */
     struct posted *posteds;
 
-    pthread_t pthread;
-    int started;
+    int doing, doing_with; /* shared: enum doing, and the peer where there is one */
+    uint64_t turns;        /* shared: begun so far */
     int wake_fd;
     uint64_t nap_ns;
     int events;         /* reported by the network in the last turn */
     int net_woke, lies; /* the network's descriptor ended a sleep; so many times for nothing */
-    int stop;           /* shared: set by proxy_close */
     uint64_t asked;     /* shared: proxy_quiet counts up */
     uint64_t quiet;     /* shared: the last `asked` for which nothing was left */
     int blame;          /* shared: a peer that has not answered, or -1 */
+
+    /* errand.c; the caller's but for what `lock` is said to protect */
+    pthread_t pthread;
+    int begun, started;
+    pthread_mutex_t lock;   /* of the following; never held during a call of the network */
+    pthread_cond_t changed; /* errand, abandoned */
+    int errand;             /* enum errand; also read without the lock, after each turn */
+    int abandoned;          /* nobody waits for this thread any more; written once, by the caller */
+    int connected;          /* turns between errands */
+    epx_status outcome;     /* of the last errand, and its message */
+    char text[256];
+    struct proxy_card card;        /* ERRAND_REGISTER makes it */
+    struct proxy_card *peer_cards; /* [npeers], for ERRAND_CONNECT */
 };
 
 struct proxy_group {
@@ -118,7 +149,11 @@ struct proxy_group {
     uint32_t merge_bytes;       /* largest put made of several commands */
     uint64_t spin_ns;           /* idle time after which a thread sleeps */
     uint32_t reported;          /* shared: bit per enum fault that was reported */
-    int manual, connected;
+    uint64_t open_until;        /* when opening and registering must be done */
+    int manual;                 /* turns are proxy_step()s */
+    int in_place;               /* no threads here, manual or in a simulation: errands are run by whoever wants them */
+    int connected;
+    int kept; /* for good: a thread was left behind */
 };
 
 enum fault {
@@ -136,11 +171,28 @@ enum fault {
 void proxy_fault(struct proxy_thread *t, enum fault fault, int status, int peer, int64_t expected, int64_t seen,
                  const char *text);
 
+/* ---- errand.c */
+/* The thread starts; nothing is open yet. */
+epx_status errand_begin(struct proxy_thread *t);
+/* First asked of all threads, then awaited of each. EPX_ERR_TIMEOUT: not done within `ms`, at `deadline` of clock_ns(); the
+ * thread is abandoned then. */
+void errand_ask(struct proxy_thread *t, enum errand errand);
+epx_status errand_await(struct proxy_thread *t, uint64_t deadline, int ms);
+/* After ERRAND_CLOSE was asked: also until the thread has ended. */
+epx_status errand_end(struct proxy_thread *t, uint64_t deadline, int ms);
+void errand_free(struct proxy_thread *t);
+
+static inline void doing(struct proxy_thread *t, enum doing what)
+{
+    __atomic_store_n(&t->doing, (int)what, __ATOMIC_RELAXED);
+}
+
 /* ---- thread.c */
 epx_status thread_open(struct proxy_thread *t);
-epx_status thread_start(struct proxy_thread *t);
+/* Until an errand is asked for. */
+void thread_turns(struct proxy_thread *t);
+void thread_pin(const struct proxy_thread *t);
 void thread_wake(struct proxy_thread *t);
-void thread_stop(struct proxy_thread *t);
 void thread_close(struct proxy_thread *t);
 
 /* ---- loop.c */

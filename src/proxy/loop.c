@@ -115,6 +115,7 @@ static void flush_arrivals(struct proxy_thread *t, const struct net_event *event
 
     while (i < n && events[i].kind != NET_ARRIVED)
         i++;
+    doing(t, DOING_ARRIVALS);
     if (i < n && device->ops->flush_arrivals(device) != EPX_OK)
         proxy_fault(t, FAULT_FLUSH, EPX_ERR_SYSTEM, -1, 0, 0, epx_last_error());
 }
@@ -126,6 +127,7 @@ static int poll_net(struct proxy_thread *t)
 
     if (t->broken)
         return 0;
+    doing(t, DOING_POLL);
     n = t->ops->poll(t->net, events, POLL_MAX);
     if (n < 0) {
         if (n != -EAGAIN)
@@ -338,6 +340,7 @@ static int post_peer(struct proxy_thread *t, struct peer *peer)
     uint64_t bytes = 0, signals = 0;
     int n;
 
+    __atomic_store_n(&t->doing_with, peer->rank, __ATOMIC_RELAXED);
     for (n = 0; n < POST_MAX && peer->head != peer->tail; n++) {
         const struct pending *p = &peer->queue[peer->head & (t->depth - 1)];
 
@@ -370,6 +373,7 @@ static int post_all(struct proxy_thread *t)
     if (busy == 0)
         return 0;
     turn_now(t);
+    doing(t, DOING_PUT);
     if (++t->first_busy >= busy)
         t->first_busy = 0;
     for (i = 0; i < busy; i++)
@@ -388,8 +392,10 @@ static int post_all(struct proxy_thread *t)
 
 static void flush_net(struct proxy_thread *t)
 {
-    const int result = t->broken ? 0 : t->ops->flush(t->net);
+    int result;
 
+    doing(t, DOING_FLUSH);
+    result = t->broken ? 0 : t->ops->flush(t->net);
     t->unflushed = result == -EAGAIN;
     if (result < 0 && result != -EAGAIN)
         endpoint_lost(t, -result);
@@ -418,6 +424,7 @@ int proxy_turn(struct proxy_thread *t)
     const uint64_t asked = __atomic_load_n(&t->asked, __ATOMIC_ACQUIRE);
     int taken, posted;
 
+    stat_add(&t->turns, 1);
     t->now_ns = 0;
     t->ring_bell = 0;
     t->events = poll_net(t);
@@ -428,5 +435,6 @@ int proxy_turn(struct proxy_thread *t)
     if (t->ring_bell && t->group->options.bell)
         cpu_env_ring(t->group->env, t->group->options.bell); /* C4 of kernel/ring.h, and for arrivals */
     answer_quiet(t, asked, taken);
+    doing(t, DOING_NOTHING);
     return t->events | taken | posted;
 }

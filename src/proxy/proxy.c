@@ -10,6 +10,7 @@
 #include "proxy/internal.h"
 #include "util/clock.h"
 #include "util/env.h"
+#include "util/keep.h"
 #include "util/log.h"
 #include "util/pause.h"
 #include "util/status.h"
@@ -21,6 +22,8 @@
 #define DEPTH_MOST 1024u
 #define MERGE_BYTES (1 << 20)
 #define QUIET_POLL_NS 50000
+
+const struct proxy_driver *proxy_driver;
 
 void proxy_fault(struct proxy_thread *t, enum fault fault, int status, int peer, int64_t expected, int64_t seen,
                  const char *text)
@@ -120,13 +123,6 @@ static epx_status open_thread(struct proxy_group *g, int index)
 {
     struct proxy_thread *t = &g->threads[index];
     const struct proxy_options *o = &g->options;
-    const struct net_options net = {.rank = o->rank,
-                                    .nranks = o->nranks,
-                                    .index = index,
-                                    .timeout_ms = o->timeout_ms,
-                                    .provider = g->provider,
-                                    .world = o->world,
-                                    .memory_kind = o->memory_kind};
     epx_status status;
     int i;
 
@@ -146,7 +142,31 @@ static epx_status open_thread(struct proxy_group *g, int index)
     if (status == EPX_OK)
         status = thread_open(t);
     if (status == EPX_OK)
-        status = o->net->open(&net, &t->net);
+        status = errand_begin(t);
+    return status;
+}
+
+/* How long a caller waits for threads that open or connect. */
+static int open_ms(const struct proxy_group *g)
+{
+    const int ms = g->options.open_ms ? g->options.open_ms : g->options.timeout_ms;
+
+    return ms > PROXY_CLOSE_MS ? ms : PROXY_CLOSE_MS;
+}
+
+/* By all threads at once; the first that fails is told of. */
+static epx_status all_threads(struct proxy_group *g, enum errand errand, uint64_t deadline)
+{
+    epx_status status = EPX_OK;
+    int i;
+
+    for (i = 0; i < g->options.threads; i++)
+        errand_ask(&g->threads[i], errand);
+    for (i = 0; i < g->options.threads; i++) {
+        epx_status own = errand_await(&g->threads[i], deadline, open_ms(g));
+
+        status = status == EPX_OK ? own : status;
+    }
     return status;
 }
 
@@ -162,6 +182,8 @@ epx_status proxy_open(const struct proxy_options *options, struct proxy_group **
     if (!g)
         return fail(EPX_ERR_MEMORY, "proxies: no memory for %zu bytes", sizeof(*g));
     g->options = *options;
+    g->manual = options->manual;
+    g->in_place = options->manual || proxy_driver;
     g->env = options->env ? options->env : proxy_driver ? proxy_driver->env : &cpu_thread_env;
     snprintf(g->provider, sizeof(g->provider), "%s", options->provider ? options->provider : "");
     read_environment(g);
@@ -175,12 +197,16 @@ epx_status proxy_open(const struct proxy_options *options, struct proxy_group **
     g->options.remote = g->remote;
     for (i = 0; i < g->options.threads && status == EPX_OK; i++)
         status = open_thread(g, i);
+    g->open_until = clock_ns() + (uint64_t)open_ms(g) * 1000000u;
+    if (status == EPX_OK)
+        status = all_threads(g, ERRAND_OPEN, g->open_until);
     if (status != EPX_OK)
         goto close;
     *proxies = g;
     return EPX_OK;
 close:
-    proxy_close(g);
+    if (proxy_close(g) != EPX_OK)
+        *proxies = g; /* for its statistics, and so that what it uses is kept */
     return status;
 }
 
@@ -188,54 +214,46 @@ close:
 
 epx_status proxy_cards(struct proxy_group *g, struct proxy_card *cards)
 {
-    const struct proxy_options *o = &g->options;
-    const int far = net_memory_far(o->memory_kind);
-    const struct net_memory memory = {.base = o->heap,
-                                      .bytes = o->heap_bytes,
-                                      .kind = far ? o->memory_kind : EPX_DEVICE_CPU,
-                                      .index = o->memory_index,
-                                      .dmabuf = far ? o->dmabuf : -1};
-    epx_status status = EPX_OK;
+    const epx_status status = all_threads(g, ERRAND_REGISTER, g->open_until);
     int i;
 
-    memset(cards, 0, (size_t)o->threads * sizeof(*cards));
-    for (i = 0; i < o->threads && status == EPX_OK; i++) {
-        struct proxy_thread *t = &g->threads[i];
-
-        status = t->ops->add_region(t->net, &memory, &cards[i].region);
-        if (status == EPX_OK)
-            status = t->ops->address(t->net, &cards[i].address);
-    }
+    for (i = 0; i < g->options.threads && status == EPX_OK; i++)
+        cards[i] = g->threads[i].card;
     return status;
 }
 
-epx_status proxy_connect(struct proxy_group *g, const struct proxy_card *cards, int manual)
+/* The cards of its peers, for as long as the thread may need them. */
+static epx_status keep_cards(struct proxy_thread *t, const struct proxy_card *cards)
 {
-    const struct proxy_options *o = &g->options;
+    const struct proxy_options *o = &t->group->options;
+    int p;
+
+    t->peer_cards = calloc((size_t)t->npeers + 1, sizeof(*t->peer_cards));
+    if (!t->peer_cards)
+        return fail(EPX_ERR_MEMORY, "proxy %d: no memory for the addresses of %d ranks", t->index, t->npeers);
+    for (p = 0; p < t->npeers; p++)
+        t->peer_cards[p] = cards[(size_t)t->peers[p].rank * (size_t)o->threads + (size_t)t->index];
+    return EPX_OK;
+}
+
+epx_status proxy_connect(struct proxy_group *g, const struct proxy_card *cards)
+{
     epx_status status = EPX_OK;
-    int i, p;
+    int i;
 
     if (g->connected)
         return fail(EPX_ERR_USAGE, "proxies are connected already");
-    for (i = 0; i < o->threads; i++) {
-        struct proxy_thread *t = &g->threads[i];
-
-        for (p = 0; p < t->npeers && status == EPX_OK; p++) {
-            struct peer *peer = &t->peers[p];
-            const struct proxy_card *card = &cards[(size_t)peer->rank * (size_t)o->threads + (size_t)i];
-
-            if (peer->dead)
-                continue;
-            peer->region_bytes = card->region.bytes < COMMAND_MAX_OFFSET ? card->region.bytes : COMMAND_MAX_OFFSET;
-            status = t->ops->connect(t->net, peer->rank, &card->address, &card->region);
-        }
-    }
+    for (i = 0; i < g->options.threads && status == EPX_OK; i++)
+        status = keep_cards(&g->threads[i], cards);
+    if (status == EPX_OK)
+        status = all_threads(g, ERRAND_CONNECT, clock_ns() + (uint64_t)open_ms(g) * 1000000u);
     if (status != EPX_OK)
         return status;
     g->connected = 1;
-    g->manual = manual;
-    for (i = 0; i < o->threads && !manual && status == EPX_OK; i++)
-        status = thread_start(&g->threads[i]);
+    for (i = 0; proxy_driver && !g->options.manual && i < g->options.threads && status == EPX_OK; i++) {
+        status = proxy_driver->start(g, i);
+        g->threads[i].started = status == EPX_OK;
+    }
     return status;
 }
 
@@ -268,29 +286,62 @@ static void log_totals(const struct proxy_thread *t)
         (unsigned long long)most >> 10, messages);
 }
 
-void proxy_close(struct proxy_group *g)
+static void free_thread(struct proxy_thread *t)
+{
+    thread_close(t);
+    ring_destroy(&t->ring);
+    errand_free(t);
+    free(t->peer_cards);
+    free(t->posteds);
+    free(t->pendings);
+    free(t->peers);
+    free(t->busy);
+    free(t->by_rank);
+}
+
+static void stop_driven(struct proxy_group *g)
 {
     int i;
 
-    if (!g)
-        return;
-    for (i = 0; g->threads && i < g->options.threads; i++) {
-        struct proxy_thread *t = &g->threads[i];
+    for (i = 0; g->in_place && i < g->options.threads; i++)
+        if (g->threads[i].started) {
+            g->threads[i].started = 0;
+            proxy_driver->stop(g, i);
+        }
+}
 
-        thread_close(t);
-        log_totals(t);
-        if (t->net)
-            t->ops->close(t->net);
-        ring_destroy(&t->ring);
-        free(t->posteds);
-        free(t->pendings);
-        free(t->peers);
-        free(t->busy);
-        free(t->by_rank);
+epx_status proxy_close(struct proxy_group *g)
+{
+    const int half = g ? g->options.timeout_ms / 2 : 0, ms = half > PROXY_CLOSE_MS ? half : PROXY_CLOSE_MS;
+    const uint64_t deadline = clock_ns() + (uint64_t)ms * 1000000u;
+    epx_status status = EPX_OK;
+    int i;
+
+    if (!g)
+        return EPX_OK;
+    if (g->threads) {
+        stop_driven(g);
+        for (i = 0; i < g->options.threads; i++)
+            errand_ask(&g->threads[i], ERRAND_CLOSE);
+        for (i = 0; i < g->options.threads; i++) {
+            epx_status own = errand_end(&g->threads[i], deadline, ms);
+
+            log_totals(&g->threads[i]);
+            status = status == EPX_OK ? own : status;
+        }
     }
+    if (status != EPX_OK) {
+        if (!g->kept)
+            keep_forever(g);
+        g->kept = 1;
+        return status;
+    }
+    for (i = 0; g->threads && i < g->options.threads; i++)
+        free_thread(&g->threads[i]);
     free(g->threads);
     free(g->remote);
     free(g);
+    return EPX_OK;
 }
 
 /* ---- In use ------------------------------------------------------------------------------------------------- */

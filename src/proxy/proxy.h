@@ -27,7 +27,9 @@ struct proxy_options {
     int threads;    /* 0 = EPX_PROXY_THREADS, else 1; the same on all ranks */
     int ring_slots; /* power of two */
     int pin;        /* 1: pin thread i, as EPX_PROXY_PIN=1 does */
+    int manual;     /* 1: no threads; proxy_step is called instead */
     int timeout_ms;
+    int open_ms; /* for opening and registering together, and for connecting; 0 = timeout_ms */
     const struct net_ops *net;
     const char *provider;
     void *world;           /* for the sim network */
@@ -63,6 +65,7 @@ struct proxy_stats {
     uint64_t sleeps, wakes;           /* sleeps begun; those that a producer or the network ended */
     uint64_t refused;                 /* bad commands and bad immediates */
     uint64_t dropped;                 /* commands to peers that are lost */
+    uint64_t stuck;                   /* threads that did not come back from the network when last looked at */
 };
 
 /* What ranks exchange to connect: one per thread, through the bootstrap. */
@@ -71,11 +74,15 @@ struct proxy_card {
     struct net_region region;
 };
 
+/*
+ * Every call of the network's library is made by the thread of its endpoint, and waited for with a deadline. EPX_ERR_TIMEOUT
+ * says that one has not come back, and in what; its proxies are then good for proxy_stats_read and proxy_close only.
+ */
 epx_status proxy_open(const struct proxy_options *options, struct proxy_group **proxies);
 /* cards[threads] of this rank. */
 epx_status proxy_cards(struct proxy_group *proxies, struct proxy_card *cards);
-/* cards[nranks][threads]; then threads start. With `manual` no thread starts: proxy_step is called instead. */
-epx_status proxy_connect(struct proxy_group *proxies, const struct proxy_card *cards, int manual);
+/* cards[nranks][threads]; then turns begin. */
+epx_status proxy_connect(struct proxy_group *proxies, const struct proxy_card *cards);
 /* Rings of this rank, ring_count of them (= threads); the pair (rank, peer) always uses ring (rank + peer) % count. */
 int proxy_ring_count(const struct proxy_group *proxies);
 const struct ring_dev *proxy_ring(const struct proxy_group *proxies, int index);
@@ -87,7 +94,18 @@ void proxy_stats_read(const struct proxy_group *proxies, struct proxy_stats *sta
 /* All pushed commands posted and answered, or the deadline: EPX_ERR_TIMEOUT naming the peer. In a simulation: one turn of
  * each thread, and EPX_ERR_NOT_READY until nothing is left. */
 epx_status proxy_quiet(struct proxy_group *proxies);
-void proxy_close(struct proxy_group *proxies);
+/*
+ * Half of timeout_ms, and at least PROXY_CLOSE_MS, is given to threads to end their turns and to close their endpoints.
+ * EPX_OK: all is freed. EPX_ERR_TIMEOUT: some thread has not come back. It is left behind, and it may come back at any time:
+ * `proxies` stays allocated, and so must everything that `options` named, until the process ends.
+ */
+enum { PROXY_CLOSE_MS = 2000 };
+epx_status proxy_close(struct proxy_group *proxies);
+/* Have all threads begun another turn within `ms`? If not, `text` says which has not and what it is doing. */
+int proxy_answers(struct proxy_group *proxies, int ms, char *text, size_t bytes);
+/* fn(arg), which calls a network's library, on a thread of its own. EPX_ERR_TIMEOUT with *left = 1: it has not come back
+ * within `ms`; what it uses must stay. `what` begins the message. */
+epx_status proxy_guard(const char *what, int ms, epx_status (*fn)(void *arg), void *arg, int *left);
 
 /* Who runs the turns instead of threads: set by the simulator while it runs, NULL otherwise. */
 struct proxy_driver {

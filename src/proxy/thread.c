@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The thread around the turns. Busy, it makes no system call. Idle, it spins for a moment, then offers its core to others
+ * Turn after turn. Busy, a thread makes no system call. Idle, it spins for a moment, then offers its core to others
  * between turns, then sleeps on two descriptors: the network's, and an eventfd that producers write.
  *
  *   proxy thread                                  producer on the CPU (kernel/ring.h)
@@ -47,8 +47,6 @@ static inline void cpu_relax(void)
 #endif
 }
 
-const struct proxy_driver *proxy_driver;
-
 /* ---- Sleeping ----------------------------------------------------------------------------------------------- */
 
 static uint64_t nap_length(struct proxy_thread *t, int net_fd)
@@ -61,9 +59,15 @@ static uint64_t nap_length(struct proxy_thread *t, int net_fd)
     return t->nap_ns;
 }
 
+static int ask_fd(struct proxy_thread *t)
+{
+    doing(t, DOING_ARM);
+    return t->ops->wait_fd(t->net);
+}
+
 static void nap(struct proxy_thread *t)
 {
-    const int net_fd = t->broken || t->lies >= LIES_MOST ? -1 : t->ops->wait_fd(t->net);
+    const int net_fd = t->broken || t->lies >= LIES_MOST ? -1 : ask_fd(t);
     struct pollfd fds[2] = {{.fd = t->wake_fd, .events = POLLIN}, {.fd = net_fd, .events = POLLIN}};
     const uint64_t ns = nap_length(t, net_fd);
     const struct timespec limit = {.tv_sec = 0, .tv_nsec = (long)ns};
@@ -72,13 +76,14 @@ static void nap(struct proxy_thread *t)
 
     /* S1: pairs with the exchange of cpu_env_ring, which producers call. */
     __atomic_exchange_n(&t->ring.dev.bell->waiters, 1, __ATOMIC_SEQ_CST);
-    if (__atomic_load_n(&t->stop, __ATOMIC_ACQUIRE)) /* pairs with thread_stop */
+    if (__atomic_load_n(&t->errand, __ATOMIC_ACQUIRE)) /* pairs with errand_ask */
         return;
     if (!t->blocked && ring_peek(&t->ring, &c))
         return;
     if (net_fd >= 0 && t->ops->arm(t->net) == -EAGAIN)
         return;
     stat_add(&t->stats.sleeps, 1);
+    doing(t, DOING_SLEEP);
     if (ppoll(fds, 2, &limit, NULL) > 0)
         stat_add(&t->stats.wakes, 1);
     t->net_woke = fds[1].revents != 0;
@@ -86,10 +91,10 @@ static void nap(struct proxy_thread *t)
         log_line(LOG_WARN, "proxy %d: cannot read its eventfd: errno %d", t->index, errno);
 }
 
-/* ---- The thread --------------------------------------------------------------------------------------------- */
+/* ---- Turns -------------------------------------------------------------------------------------------------- */
 
 /* Thread i of the rank to the i-th last of the cores that the process may use, ranks counted too. */
-static void pin(const struct proxy_thread *t)
+void thread_pin(const struct proxy_thread *t)
 {
     const struct proxy_options *o = &t->group->options;
     const int wanted = o->rank * o->threads + t->index;
@@ -106,19 +111,15 @@ static void pin(const struct proxy_thread *t)
         log_line(LOG_WARN, "proxy %d: cannot be pinned to a core", t->index);
 }
 
-static void *thread_main(void *arg)
+void thread_turns(struct proxy_thread *t)
 {
-    struct proxy_thread *t = arg;
     const struct cpu_env *env = t->group->env;
     /* A proxy of a GPU has a core of its own: it looks again and again, and offers the core now and then. */
     const int alone = t->group->options.device_kind != EPX_DEVICE_CPU;
     uint64_t idle_since = 0, now;
     int idle = 0;
 
-    log_set_rank(t->group->options.rank);
-    if (t->group->options.pin)
-        pin(t);
-    while (!__atomic_load_n(&t->stop, __ATOMIC_ACQUIRE)) { /* pairs with thread_stop */
+    while (!__atomic_load_n(&t->errand, __ATOMIC_ACQUIRE)) { /* pairs with errand_ask */
         const int busy = proxy_turn(t);
 
         t->lies = t->events ? 0 : t->lies + t->net_woke;
@@ -143,7 +144,6 @@ static void *thread_main(void *arg)
         else
             sched_yield();
     }
-    return NULL;
 }
 
 epx_status thread_open(struct proxy_thread *t)
@@ -163,22 +163,6 @@ epx_status thread_open(struct proxy_thread *t)
     return EPX_OK;
 }
 
-epx_status thread_start(struct proxy_thread *t)
-{
-    char name[16];
-    epx_status status;
-
-    if (proxy_driver) {
-        status = proxy_driver->start(t->group, t->index);
-        t->started = status == EPX_OK;
-        return status;
-    }
-    snprintf(name, sizeof(name), "epx-proxy-%d", t->index);
-    status = cpu_thread_start(&t->pthread, name, thread_main, t);
-    t->started = status == EPX_OK;
-    return status;
-}
-
 void thread_wake(struct proxy_thread *t)
 {
     const uint64_t one = 1;
@@ -189,23 +173,8 @@ void thread_wake(struct proxy_thread *t)
         log_line(LOG_WARN, "proxy %d: cannot write its eventfd: errno %d", t->index, errno);
 }
 
-void thread_stop(struct proxy_thread *t)
-{
-    if (!t->started)
-        return;
-    t->started = 0;
-    if (proxy_driver) {
-        proxy_driver->stop(t->group, t->index);
-        return;
-    }
-    __atomic_store_n(&t->stop, 1, __ATOMIC_RELEASE); /* pairs with thread_main */
-    thread_wake(t);
-    pthread_join(t->pthread, NULL); /* turns and sleeps are bounded */
-}
-
 void thread_close(struct proxy_thread *t)
 {
-    thread_stop(t);
     if (t->wake_fd > 0)
         close(t->wake_fd);
     t->wake_fd = 0;
