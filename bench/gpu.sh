@@ -4,7 +4,7 @@
 # there is hipcc and no nvcc; not run yet), gcc, make, python3; for the steps across
 # nodes also libfabric.so.1 and its headers (/usr/include, or EPX_OFI_INCLUDE=FOLDER that has rdma/fabric.h).
 #   usage: bench/gpu.sh [STEP...]
-#     steps: smoke check measure ring nodes graph net prop sanitize python   (default: all of these, within 8 minutes)
+#     steps: smoke check measure ring nodes nccl-ep graph net prop sanitize python   (default: all of these, within 8 minutes)
 #            tune
 # log.txt (everything that was printed, at most 2 MB), results.json and table.txt go to $OUT (default: gpu-results). Each
 # part has a time limit of its own.
@@ -16,7 +16,7 @@ export PATH=$PATH:/usr/local/cuda/bin:/opt/rocm/bin
 if ! command -v nvcc >/dev/null && command -v hipcc >/dev/null; then EPX_BENCH_GPU=${EPX_BENCH_GPU:-hip}; fi
 export EPX_BENCH_GPU=${EPX_BENCH_GPU:-cuda}
 build=${EPX_GPU_BUILD:-$PWD/build-gpu}
-steps=${*:-smoke check measure ring nodes graph net prop sanitize python}
+steps=${*:-smoke check measure ring nodes nccl-ep graph net prop sanitize python}
 work=$(mktemp -d)
 log=$OUT/log.txt
 results=$work/results.txt
@@ -170,6 +170,15 @@ if step nodes; then
             try nodes-$net-$mode-gpu 60 "$build/epx" bench $mode --device $EPX_BENCH_GPU --nodes 2 --net "ofi;$net" --iters 20 --check --vs ofi --json --plain-memory
         done
     done
+fi
+if step nccl-ep && [ $EPX_BENCH_GPU = cuda ]; then
+    # NCCL EP's interface: the tests of tests/nccl_ep.sh with GPU memory, on the stand-in for NCCL.
+    nccl_ep() { local name=$1 n=$2; shift 2; try "$name" 60 "$build/epx" run -n "$n" --timeout 55 -- "$build/nccl_ep_ranks" "$@"; }
+    export EPX_DEVICE=cuda EPX_ALLOC_BYTES=64M
+    nccl_ep nccl-ep-1 1 layouts misuse
+    nccl_ep nccl-ep-8 8 layouts misuse masks
+    EPX_RANKS_PER_NODE=4 nccl_ep nccl-ep-nodes 8 layouts
+    unset EPX_DEVICE EPX_ALLOC_BYTES
 fi
 if step net; then
     # The conformance suite of networks with heaps in memory that the GPU maps.

@@ -1,6 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Builds the library (also as libepx.so, for Python), its tool, the GPU module and the GPU benchmark with gcc and nvcc (or, EPX_BENCH_GPU=hip, hipcc) alone: for
+# Builds the library (also as libepx.so, for Python), its tool, the GPU module, the GPU benchmark and (CUDA) the tests of
+# NCCL EP's interface with gcc and nvcc (or, EPX_BENCH_GPU=hip, hipcc) alone: for
 # GPU machines without CMake. usage: gpu_build.sh FOLDER [ARCHITECTURE, default 90 or gfx942]. Only what is newer than its
 # object is compiled.
 # Without libfabric's headers the network `ofi` is left out; EPX_OFI_INCLUDE=FOLDER says where rdma/fabric.h is, where that is
@@ -34,7 +35,7 @@ mkdir -p "$build/o"
 rules=$build/rules.mk
 {
     objects() { for f in "$@"; do echo "$build/o/$(echo "${f#"$root"/}" | tr / _).o"; done; }
-    lib=$(find "$root/src" -name '*.c' ! -path '*/device/cuda/*' ! -path '*/device/hip/*')
+    lib=$(find "$root/src" -name '*.c' ! -path '*/device/cuda/*' ! -path '*/device/hip/*' ! -path '*/nccl_ep/*' ! -path '*/standin/*')
     tool=$(ls "$root"/tools/epx/*.c)
     support=$(ls "$root"/support/*.c)
     host=$(ls "$root"/src/device/cuda/*.c)
@@ -42,7 +43,9 @@ rules=$build/rules.mk
     kernels=$(ls "$root"/src/device/cuda/*.cu)
     headers=$(find "$root/src" "$root/include" "$root/support" -name '*.h' -o -name '*.cuh' | tr '\n' ' ')
     bench="$root/bench/gpu_bench.c" prop="$root/bench/gpu_prop.c" net="$root/bench/gpu_net.c"
-    echo "all: $build/epx $build/libepx.so $build/libepx_$gpu.so $build/gpu_bench $build/gpu_prop $build/gpu_net"
+    nccl_all=""
+    [ "$gpu" = hip ] || nccl_all="$build/libnccl_ep.so $build/libepx_nccl.so $build/nccl_ep_ranks"
+    echo "all: $nccl_all $build/epx $build/libepx.so $build/libepx_$gpu.so $build/gpu_bench $build/gpu_prop $build/gpu_net"
     for f in $lib $tool $support $bench $prop $net; do
         printf '%s: %s %s\n\t@%s %s %s -c $< -o $@\n' "$(objects "$f")" "$f" "$headers" "$cc" "$cflags" "$includes"
     done
@@ -61,5 +64,35 @@ rules=$build/rules.mk
     printf '%s: %s\n\t@%s -shared -o $@ $^ %s\n' "$build/libepx_$gpu.so" "$(objects $host $kernels | tr '\n' ' ')" "$linker" "$link"
     printf '%s: %s\n\t@%s -o $@ $^ %s -lpthread -lm -lrt -ldl\n' "$build/gpu_bench" \
         "$(objects $lib $support $bench | tr '\n' ' ')" "$linker" "$link"
+    if [ "$gpu" = cuda ]; then
+        # Several ranks share the GPU, which NCCL refuses: its stand-in with real CUDA. The libraries need no CUDA at all.
+        face=$(ls "$root"/src/nccl_ep/*.c)
+        standin="$root/src/standin/nccl_comm.c $root/src/standin/nccl_memory.c"
+        ranks=$(ls "$root"/tests/nccl_ep/*.c)
+        oracle="$root/support/oracle.c $root/support/oracle_check.c $root/support/oracle_math.c $root/support/compare.c $root/support/workload.c"
+        nccl="-I$root/include/nccl_ep -I$root/include/nccl_ep/standin/nccl"
+        for f in $face $standin; do
+            printf '%s: %s %s\n\t@%s %s %s -I%s %s -c $< -o $@\n' "$(objects "$f")" "$f" "$headers" "$cc" "$cflags" "$nccl" \
+                "$root/include/nccl_ep/standin/cuda" "$includes"
+        done
+        for f in $ranks; do
+            printf '%s: %s %s\n\t@%s %s %s %s -c $< -o $@\n' "$(objects "$f")" "$f" "$headers $root/tests/nccl_ep/lane.h" "$cc" "$cflags" "$nccl" "$includes"
+        done
+        util="$root/src/util/log.c $root/src/util/env.c"
+        printf '%s: %s %s\n\t@%s -shared -Wl,-soname,libnccl_ep.so.0 -Wl,--version-script=%s -o $@ $^ -Wl,-rpath,%s -lpthread -ldl\n' \
+            "$build/libnccl_ep.so.0" "$(objects $face $util | tr '\n' ' ')" "$build/libepx.so.0" "$cc" \
+            "$root/src/nccl_ep/nccl_ep.map" "'\$\$ORIGIN'"
+        printf '%s: %s\n\t@%s -shared -Wl,-soname,libepx_nccl.so.0 -Wl,--version-script=%s -o $@ $^ -lpthread -ldl\n' \
+            "$build/libepx_nccl.so.0" \
+            "$(objects $standin "$root/src/nccl_ep/driver.c" "$root"/src/boot/*.c "$root"/src/util/*.c | tr '\n' ' ')" "$cc" \
+            "$root/src/standin/standin.map"
+        for name in libepx libnccl_ep libepx_nccl; do
+            [ $name = libepx ] && from=libepx.so to=libepx.so.0 || from=$name.so.0 to=$name.so
+            printf '%s: %s\n\t@ln -sf %s $@\n' "$build/$to" "$build/$from" "$from"
+        done
+        printf '%s: %s | %s\n\t@%s -o $@ $^ -L%s -lnccl_ep -lepx_nccl %s -Xlinker -rpath -Xlinker %s -lpthread -lm -lrt -ldl\n' \
+            "$build/nccl_ep_ranks" "$(objects $ranks $oracle | tr '\n' ' ')" "$build/libnccl_ep.so $build/libepx_nccl.so" "$linker" \
+            "$build" "$link" "'\$\$ORIGIN'"
+    fi
 } >"$rules"
 make -s -j"$jobs" -f "$rules" all

@@ -2,8 +2,10 @@
 # Which files make which part. A new file is picked up by the next build.
 
 file(GLOB_RECURSE epx_library_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/*.c)
-# These have compilers of their own.
+# These have compilers of their own,
 list(FILTER epx_library_sources EXCLUDE REGEX "/src/device/(cuda|hip)/")
+# and these are libraries of their own (EpxNccl.cmake).
+list(FILTER epx_library_sources EXCLUDE REGEX "/src/(nccl_ep|standin)/")
 
 file(GLOB epx_support_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/support/*.c)
 file(GLOB epx_tool_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tools/epx/*.c)

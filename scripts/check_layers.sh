@@ -17,6 +17,8 @@ allowed() { # layer of the including file -> the layers it may include
     boot) echo "boot util" ;;
     util) echo "util" ;;
     sim) echo "sim proxy net kernel device boot util" ;; # takes the place of threads, device and network
+    nccl_ep) echo "nccl_ep util" ;;                    # a library of its own, over epx.h
+    standin) echo "standin nccl_ep boot util" ;;        # libraries of their own, beside it
     *) echo "" ;;
     esac
 }

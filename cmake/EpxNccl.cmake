@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+# NCCL EP's interface (docs/nccl_ep.md): libnccl_ep.so over libepx.so, and two stand-ins for machines without NCCL or CUDA.
+# All are built against the stand-ins' headers, whose types are those of the real ones.
+
+set(epx_nccl_include ${PROJECT_SOURCE_DIR}/include/nccl_ep)
+set(epx_standin_nccl_include ${epx_nccl_include}/standin/nccl)
+set(epx_standin_cuda_include ${epx_nccl_include}/standin/cuda)
+
+function(epx_nccl_library name map)
+    epx_target_defaults(${name})
+    target_include_directories(${name} PRIVATE
+        ${epx_nccl_include} ${epx_standin_nccl_include} ${epx_standin_cuda_include})
+    target_link_libraries(${name} PRIVATE ${epx_system_libraries})
+    target_link_options(${name} PRIVATE LINKER:--version-script=${PROJECT_SOURCE_DIR}/${map})
+    if(EPX_SANITIZE STREQUAL none)
+        target_link_options(${name} PRIVATE LINKER:--no-undefined)
+    endif()
+    set_target_properties(${name} PROPERTIES
+        SOVERSION 0 LINK_DEPENDS ${PROJECT_SOURCE_DIR}/${map} LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}
+        INSTALL_RPATH "$ORIGIN")
+endfunction()
+
+# The log, and the environment it reads.
+set(epx_nccl_util ${PROJECT_SOURCE_DIR}/src/util/log.c ${PROJECT_SOURCE_DIR}/src/util/env.c)
+
+file(GLOB epx_nccl_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/nccl_ep/*.c)
+add_library(nccl_ep SHARED ${epx_nccl_sources} ${epx_nccl_util})
+epx_nccl_library(nccl_ep src/nccl_ep/nccl_ep.map)
+target_link_libraries(nccl_ep PRIVATE epx)
+target_include_directories(nccl_ep INTERFACE
+    $<BUILD_INTERFACE:${epx_nccl_include}> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/nccl_ep>)
+
+file(GLOB epx_standin_boot CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/boot/*.c ${PROJECT_SOURCE_DIR}/src/util/*.c)
+add_library(epx_nccl SHARED ${PROJECT_SOURCE_DIR}/src/standin/nccl_comm.c ${PROJECT_SOURCE_DIR}/src/standin/nccl_memory.c
+    ${PROJECT_SOURCE_DIR}/src/nccl_ep/driver.c ${epx_standin_boot})
+epx_nccl_library(epx_nccl src/standin/standin.map)
+target_include_directories(epx_nccl INTERFACE
+    $<BUILD_INTERFACE:${epx_standin_nccl_include}> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/nccl_ep/standin/nccl>)
+
+add_library(epx_cudart SHARED ${PROJECT_SOURCE_DIR}/src/standin/cudart.c)
+epx_nccl_library(epx_cudart src/standin/standin.map)
+target_include_directories(epx_cudart INTERFACE
+    $<BUILD_INTERFACE:${epx_standin_cuda_include}> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/nccl_ep/standin/cuda>)
+
+set_target_properties(epx_nccl PROPERTIES EXPORT_NAME standin_nccl)
+set_target_properties(epx_cudart PROPERTIES EXPORT_NAME standin_cudart)
+add_library(epx::nccl_ep ALIAS nccl_ep)
+add_library(epx::standin_nccl ALIAS epx_nccl)
+add_library(epx::standin_cudart ALIAS epx_cudart)

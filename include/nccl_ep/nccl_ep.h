@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * NCCL EP's C interface, served by EPX: a program written for nccl_ep.h (API version 1) compiles against this one and
+ * links libnccl_ep.so of EPX instead. docs/nccl_ep.md says how to switch, what differs, and has the table of tensor shapes.
+ *
+ * Letters as in epx.h: B tokens of this rank, M = max_dispatch_tokens_per_rank, R ranks, L local experts, K top-k, H hidden,
+ * N rows of a receive tensor of the high-throughput algorithm.
+ *
+ * Every struct begins with its size and a magic number, which its NCCL_EP_*_INIT macro fills in; anything else is refused
+ * with ncclInvalidArgument. What was wrong is told by ncclEpxGetLastError and, with EPX_LOG=info, on stderr.
+ */
+#ifndef EPX_NCCL_EP_NCCL_EP_H
+#define EPX_NCCL_EP_NCCL_EP_H
+
+#include <cuda.h>
+#include <nccl.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "nccl_ep/ep_enums.h"
+
+#define NCCL_EP_MAJOR 0
+#define NCCL_EP_MINOR 1
+#define NCCL_EP_PATCH 0
+#define NCCL_EP_VERSION_CODE (NCCL_EP_MAJOR * 10000 + NCCL_EP_MINOR * 100 + NCCL_EP_PATCH)
+#define NCCL_EP_API_VERSION 1
+
+#define NCCL_EP_MAGIC 0xC00FFFEEu
+#define NCCL_EP_TENSOR_MAGIC 0xCAFECAFE
+#define NCCL_EP_AUTO 0
+
+/* This is EPX's: for programs that want to know. */
+#define NCCL_EP_IS_EPX 1
+
+/* Initial values: compound literals in C; in C++, which has none, calls that return the same. */
+#ifdef __cplusplus
+template <typename T> inline T ncclEpxInit(unsigned int magic)
+{
+    T value = T();
+    value.size = (unsigned int)sizeof(T);
+    value.magic = magic;
+    return value;
+}
+#define NCCL_EPX_INIT(type) (ncclEpxInit<type>(NCCL_EP_MAGIC))
+#define NCCL_EP_TENSOR_INIT (ncclEpxInit<ncclEpTensor_t>(NCCL_EP_TENSOR_MAGIC))
+#define NCCL_EP_GROUP_CONFIG_INIT (ncclEpxInitGroup<ncclEpGroupConfig_t>())
+template <typename T> inline T ncclEpxInitGroup()
+{
+    T value = ncclEpxInit<T>(NCCL_EP_MAGIC);
+    value.version = NCCL_EP_API_VERSION;
+    return value;
+}
+extern "C" {
+#else
+#define NCCL_EPX_INIT(type) ((type){.size = (unsigned int)sizeof(type), .magic = NCCL_EP_MAGIC})
+#define NCCL_EP_TENSOR_INIT ((ncclEpTensor_t){NCCL_EP_TENSOR_INIT_INLINE})
+#define NCCL_EP_GROUP_CONFIG_INIT \
+    ((ncclEpGroupConfig_t){       \
+        .size = (unsigned int)sizeof(ncclEpGroupConfig_t), .magic = NCCL_EP_MAGIC, .version = NCCL_EP_API_VERSION})
+#endif
+
+#if defined(__GNUC__)
+#define NCCL_EP_API __attribute__((visibility("default")))
+#else
+#define NCCL_EP_API
+#endif
+
+NCCL_EP_API ncclResult_t ncclEpGetVersion(int *version);
+
+/* ---- Tensors: descriptions of the caller's memory -------------------------------------------------------------- */
+
+/* Contiguous, row-major. The memory is `data` or, where that is NULL, win_offset bytes into the window win_hdl. `sizes`
+ * has ndim entries and is the caller's, but for tensors of ncclEpTensorAlloc. */
+typedef struct ncclEpTensor {
+    unsigned int size;
+    unsigned int magic;
+    unsigned int ndim;
+    ncclDataType_t datatype;
+    void *data;
+    ncclWindow_t win_hdl;
+    uint64_t win_offset;
+    size_t *sizes;
+} ncclEpTensor_t;
+
+/* For a list of designated initialisers: ncclEpTensor_t t = {NCCL_EP_TENSOR_INIT_INLINE, .ndim = 2, ...}; */
+#define NCCL_EP_TENSOR_INIT_INLINE .size = (unsigned int)sizeof(ncclEpTensor_t), .magic = NCCL_EP_TENSOR_MAGIC
+
+typedef struct {
+    unsigned int size;
+    unsigned int magic;
+} ncclEpTensorAllocConfig_t;
+#define NCCL_EP_TENSOR_ALLOC_CONFIG_INIT NCCL_EPX_INIT(ncclEpTensorAllocConfig_t)
+
+/* A description on the heap with a copy of `sizes`; it has no memory yet: set its data, or win_hdl. config may be NULL. */
+NCCL_EP_API ncclResult_t ncclEpTensorAlloc(ncclEpTensor_t **tensor, unsigned int ndim, ncclDataType_t datatype,
+                                           const size_t *sizes, const ncclEpTensorAllocConfig_t *config);
+/* Of ncclEpTensorAlloc; NULL does nothing. Its memory stays the caller's. */
+NCCL_EP_API ncclResult_t ncclEpTensorDestroy(ncclEpTensor_t *tensor);
+
+/* ---- Groups ----------------------------------------------------------------------------------------------------- */
+
+typedef cudaError_t (*ncclEpAllocFn_t)(void **ptr, size_t size, void *context);
+typedef cudaError_t (*ncclEpFreeFn_t)(void *ptr, void *context);
+
+/* Both or neither. EPX checks that and calls neither: its memory must be such as other ranks can map. */
+typedef struct {
+    ncclEpAllocFn_t alloc_fn;
+    ncclEpFreeFn_t free_fn;
+    void *context;
+} ncclEpAllocConfig_t;
+
+typedef struct {
+    unsigned int size;
+    unsigned int magic;
+    unsigned int version; /* NCCL_EP_API_VERSION */
+    ncclEpAlgorithm_t algorithm;
+    unsigned int num_experts;
+    unsigned int max_dispatch_tokens_per_rank;
+    unsigned int max_recv_tokens_per_rank; /* high throughput: N is at least this; AUTO: R * M, and N what is needed */
+    unsigned int max_token_bytes;          /* of one row, scales not counted */
+    unsigned long int rdma_buffer_size;    /* AUTO, or at least what EPX takes for the algorithm */
+    unsigned int num_qp_per_rank;          /* no meaning here */
+    unsigned int num_channels;             /* no meaning here */
+    unsigned int max_num_sms;              /* of a GPU; no meaning on the CPU device */
+    ncclEpAllocConfig_t alloc;
+    unsigned int enable_mask;
+    uint64_t timeout_ns; /* 0: 100 s; NCCL_EP_TIMEOUT_MS comes first */
+} ncclEpGroupConfig_t;
+
+typedef struct ncclEpGroup *ncclEpGroup_t;
+
+/* Collective. The communicator must live as long as the group. */
+NCCL_EP_API ncclResult_t ncclEpCreateGroup(ncclEpGroup_t *ep_group, ncclComm_t comm, const ncclEpGroupConfig_t *config);
+/* Waits for the group's own work, frees its handles too. */
+NCCL_EP_API ncclResult_t ncclEpGroupDestroy(ncclEpGroup_t ep_group);
+
+/* ---- Handles: one routing each ---------------------------------------------------------------------------------- */
+
+/* Where counts go, int32 or int64; NULL: not wanted. High throughput fills them in ncclEpUpdateHandle, low latency in
+ * dispatch, where EXPERT_MAJOR needs expert_counters and RANK_MAJOR needs src_rank_counters. */
+typedef struct {
+    unsigned int size;
+    unsigned int magic;
+    ncclEpTensor_t *expert_counters;    /* [L]; padded in high throughput's EXPERT_MAJOR */
+    ncclEpTensor_t *src_rank_counters;  /* [R] */
+    ncclEpTensor_t *expert_offsets;     /* [L]: high throughput's EXPERT_MAJOR */
+    ncclEpTensor_t *recv_total_counter; /* [1] */
+} ncclEpLayoutInfo_t;
+#define NCCL_EP_LAYOUT_INFO_INIT NCCL_EPX_INIT(ncclEpLayoutInfo_t)
+
+typedef struct {
+    unsigned int size;
+    unsigned int magic;
+    size_t dispatch_output_per_expert_alignment; /* high throughput's EXPERT_MAJOR: a power of two; 0 = 1 */
+} ncclEpHandleConfig_t;
+#define NCCL_EP_HANDLE_CONFIG_INIT NCCL_EPX_INIT(ncclEpHandleConfig_t)
+
+typedef struct ncclEpHandle *ncclEpHandle_t;
+
+/* Bytes of device memory that such a handle takes. num_topk: K; high throughput takes anything below 1 as "any K". */
+NCCL_EP_API ncclResult_t ncclEpHandleMemSize(ncclEpGroup_t ep_group, ncclEpLayout_t layout,
+                                             const ncclEpHandleConfig_t *config, size_t *size_out, int num_topk);
+/* Local. handle_mem: NULL, or uint8 [at least ncclEpHandleMemSize], which is checked and left alone: EPX keeps the tables in
+ * memory of its own, so that the caller's may be moved or freed at any time. */
+NCCL_EP_API ncclResult_t ncclEpInitHandle(ncclEpHandle_t *handle, ncclEpGroup_t ep_group, ncclEpLayout_t layout,
+                                          const ncclEpHandleConfig_t *config, int num_topk,
+                                          const ncclEpTensor_t *handle_mem);
+/* topk_idx: int64 or int32 [B, K], -1 = dropped. Collective in high throughput, which keeps a copy of it; in low latency
+ * local, and the indices are read when each dispatch runs. layout_info is high throughput's, or NULL. */
+NCCL_EP_API ncclResult_t ncclEpUpdateHandle(ncclEpHandle_t handle, const ncclEpTensor_t *topk_idx,
+                                            const ncclEpLayoutInfo_t *layout_info, cudaStream_t stream);
+/* ncclEpInitHandle, then ncclEpUpdateHandle. */
+NCCL_EP_API ncclResult_t ncclEpCreateHandle(ncclEpHandle_t *handle, ncclEpGroup_t ep_group, ncclEpLayout_t layout,
+                                            const ncclEpTensor_t *topk_idx, const ncclEpLayoutInfo_t *layout_info,
+                                            const ncclEpHandleConfig_t *config, cudaStream_t stream);
+NCCL_EP_API ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
+
+/* ---- Dispatch, combine, complete: collective, asynchronous on the stream ---------------------------------------- */
+
+typedef struct {
+    unsigned int size;
+    unsigned int magic;
+    ncclEpTensor_t *tokens; /* [B, H] */
+    ncclEpTensor_t *topk_weights;
+    ncclEpTensor_t *scales; /* of fp8 tokens: float32, or uint8 (UE8M0, columns in fours) */
+} ncclEpDispatchInputs_t;
+#define NCCL_EP_DISPATCH_INPUTS_INIT NCCL_EPX_INIT(ncclEpDispatchInputs_t)
+
+typedef struct {
+    unsigned int size;
+    unsigned int magic;
+    ncclEpTensor_t *tokens;
+    ncclEpTensor_t *topk_weights;
+    ncclEpTensor_t *scales;
+    ncclEpTensor_t *topk_idx;
+} ncclEpDispatchOutputs_t;
+#define NCCL_EP_DISPATCH_OUTPUTS_INIT NCCL_EPX_INIT(ncclEpDispatchOutputs_t)
+
+typedef struct {
+    unsigned int size;
+    unsigned int magic;
+    unsigned int send_only;    /* low latency: ncclEpComplete runs the receive half */
+    unsigned int round_scales; /* casts to fp8: scales are powers of two */
+    ncclEpPassDir_t pass_direction;
+} ncclEpDispatchConfig_t;
+#define NCCL_EP_DISPATCH_CONFIG_INIT NCCL_EPX_INIT(ncclEpDispatchConfig_t)
+
+NCCL_EP_API ncclResult_t ncclEpDispatch(ncclEpHandle_t handle, const ncclEpDispatchInputs_t *inputs,
+                                        const ncclEpDispatchOutputs_t *outputs, const ncclEpLayoutInfo_t *layout_info,
+                                        const ncclEpDispatchConfig_t *config, cudaStream_t stream);
+
+typedef struct {
+    unsigned int size;
+    unsigned int magic;
+    ncclEpTensor_t *tokens;       /* shaped as dispatch's output tokens */
+    ncclEpTensor_t *topk_weights; /* high throughput, backward */
+} ncclEpCombineInputs_t;
+#define NCCL_EP_COMBINE_INPUTS_INIT NCCL_EPX_INIT(ncclEpCombineInputs_t)
+
+typedef struct {
+    unsigned int size;
+    unsigned int magic;
+    ncclEpTensor_t *tokens; /* [B, H] */
+    ncclEpTensor_t
+        *topk_weights; /* [B, K]: low latency's EXPERT_MAJOR READS it; high throughput, backward, writes it */
+} ncclEpCombineOutputs_t;
+#define NCCL_EP_COMBINE_OUTPUTS_INIT NCCL_EPX_INIT(ncclEpCombineOutputs_t)
+
+typedef struct {
+    unsigned int size;
+    unsigned int magic;
+    unsigned int send_only;
+    ncclEpPassDir_t pass_direction;
+} ncclEpCombineConfig_t;
+#define NCCL_EP_COMBINE_CONFIG_INIT NCCL_EPX_INIT(ncclEpCombineConfig_t)
+
+NCCL_EP_API ncclResult_t ncclEpCombine(ncclEpHandle_t handle, const ncclEpCombineInputs_t *inputs,
+                                       const ncclEpCombineOutputs_t *outputs, const ncclEpCombineConfig_t *config,
+                                       cudaStream_t stream);
+
+typedef struct {
+    unsigned int size;
+    unsigned int magic;
+} ncclEpCompleteConfig_t;
+#define NCCL_EP_COMPLETE_CONFIG_INIT NCCL_EPX_INIT(ncclEpCompleteConfig_t)
+
+/* The receive half of the handle's staged operation, on this stream; nothing to do where there is none. */
+NCCL_EP_API ncclResult_t ncclEpComplete(ncclEpHandle_t handle, const ncclEpCompleteConfig_t *config,
+                                        cudaStream_t stream);
+
+/* ---- Masks and errors: 1 = active, 0 = masked. The first three need enable_mask --------------------------------- */
+
+NCCL_EP_API ncclResult_t ncclEpMaskQuery(ncclEpGroup_t ep_group, int *mask_status,
+                                         cudaStream_t stream); /* device [R] */
+/* Masks more ranks; one that is masked comes back by ncclEpMaskClean only. */
+NCCL_EP_API ncclResult_t ncclEpMaskUpdate(ncclEpGroup_t ep_group, const int *mask, cudaStream_t stream); /* host [R] */
+/* Collective over the ranks that live: all of them are active again. The error of before stays until ncclEpErrorClear. */
+NCCL_EP_API ncclResult_t ncclEpMaskClean(ncclEpGroup_t ep_group, cudaStream_t stream);
+/* 0, or 1 after a failure on the device (a rank that timed out, say). Never blocks. */
+NCCL_EP_API ncclResult_t ncclEpGetAsyncError(ncclEpGroup_t ep_group, int *error_out);
+/* Local after a rank was masked for being late; after a failure that ended an operation all ranks meet here. */
+NCCL_EP_API ncclResult_t ncclEpErrorClear(ncclEpGroup_t ep_group);
+
+/* ---- EPX's own additions ---------------------------------------------------------------------------------------- */
+
+/* The sentence of the last failed call on this thread ("" if none): what was expected and what was given. */
+NCCL_EP_API const char *ncclEpxGetLastError(void);
+/* Device memory that the node's ranks read and write in place: for tensors. It ends with the group, or by MemFree. */
+NCCL_EP_API ncclResult_t ncclEpxMemAlloc(ncclEpGroup_t ep_group, size_t bytes, void **ptr);
+NCCL_EP_API ncclResult_t ncclEpxMemFree(ncclEpGroup_t ep_group, void *ptr);
+/* On the CPU device any value serves as a stream: this waits until what this process queued on it is done. Where streams
+ * are a GPU's it does nothing: its runtime knows them. */
+NCCL_EP_API ncclResult_t ncclEpxStreamSynchronize(cudaStream_t stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

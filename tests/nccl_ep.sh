@@ -1,0 +1,26 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# NCCL EP's interface on 8 ranks of the CPU device, on the stand-ins for NCCL and CUDA: all layouts against the oracle, what
+# is refused, masks; on one node and on two. ctest: timeout=120 labels=processes
+set -u
+ranks=$EPX_BUILD_DIR/tests/nccl_ep_ranks
+leak_checked=${ASAN_OPTIONS:-} # at the end of one rank, not of eight: it takes seconds on some machines
+export ASAN_OPTIONS=${ASAN_OPTIONS:+$ASAN_OPTIONS:}detect_leaks=0
+export EPX_ALLOC_BYTES=64M # ThreadSanitizer leaves little room for addresses
+failures=0
+
+check() { # name, ranks, arguments...
+    local name=$1 n=$2
+    shift 2
+    if "$EPX_BUILD_DIR/epx" run -n "$n" --timeout 100 -- "$ranks" "$@"; then
+        echo "ok $name"
+    else
+        echo "FAILED $name"
+        failures=$((failures + 1))
+    fi
+}
+
+check "one node" 8 layouts misuse masks
+EPX_RANKS_PER_NODE=4 check "two nodes" 8 layouts
+ASAN_OPTIONS=$leak_checked check "one rank" 1 layouts misuse
+[ $failures -eq 0 ]

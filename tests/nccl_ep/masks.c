@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ranks that are masked by hand, and ranks that come too late. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "lane.h"
+
+enum { TIMEOUT_MS = 700 };
+
+static const struct spec spec = {.name = "masks",
+                                 .algorithm = NCCL_EP_ALGO_LOW_LATENCY,
+                                 .layout = NCCL_EP_LAYOUT_EXPERT_MAJOR,
+                                 .dtype = EPX_BF16,
+                                 .received = EPX_BF16,
+                                 .counter = EPX_INT32,
+                                 .alignment = 1,
+                                 .topk = 3,
+                                 .hidden = 128,
+                                 .tokens = 6,
+                                 .experts = 16};
+
+/* Everybody but the last rank. */
+static int absent(void)
+{
+    return world.rank == world.nranks - 1;
+}
+
+/* What the device says, in the order of the stream. */
+static int mask_is(ncclEpGroup_t group, const int *expected)
+{
+    struct side mask = {0};
+
+    if (side_open(&mask, group, PLAIN, EPX_INT32, 1, world.nranks, 0, 0))
+        return -1;
+    TRY(ncclEpMaskQuery(group, (int *)(void *)mask.data, world.stream));
+    if (side_get(&mask))
+        return -1;
+    for (int r = 0; r < world.nranks; r++)
+        CHECK(((int *)mask.view.data)[r] == expected[r]);
+    return side_close(&mask);
+}
+
+static int error_is(ncclEpGroup_t group, int expected)
+{
+    int error = -1;
+
+    TRY(ncclEpGetAsyncError(group, &error));
+    CHECK(error == expected);
+    return 0;
+}
+
+static int without_last(struct lane *lane, uint64_t round, const int *active)
+{
+    if (lane_expect_active(lane, active) || lane_round(lane, round, 0))
+        return -1;
+    return 0;
+}
+
+/* The last rank waits meanwhile for all to meet again. */
+static int mask_by_hand(ncclEpGroup_t group, struct lane *lane, const int *all, const int *some)
+{
+    TRY(ncclEpMaskUpdate(group, some, world.stream));
+    if (mask_is(group, some) || without_last(lane, 2, some) || error_is(group, 0))
+        return -1;
+    EXPECT(ncclInvalidUsage, ncclEpMaskUpdate(group, all, world.stream)); /* comes back by MaskClean only */
+    return 0;
+}
+
+static int dispatch_in_vain(ncclEpGroup_t group, struct lane *lane, uint64_t round, const int *some)
+{
+    if (lane_dispatch(lane, round, 0, 0))
+        return -1;
+    TRY(cudaStreamSynchronize(world.stream));
+    if (error_is(group, 1))
+        return -1;
+    CHECK(strstr(ncclEpxGetLastError(), "did not come within") != NULL);
+    return mask_is(group, some) || lane_expect_active(lane, some) || lane_check_dispatch(lane, 0) ? -1 : 0;
+}
+
+/* All ranks are here again. */
+static int meet_again(ncclEpGroup_t group, struct lane *lane, uint64_t seed, int error)
+{
+    static const int all[] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+
+    TRY(ncclEpMaskClean(group, world.stream));
+    if (error_is(group, error))
+        return -1;
+    TRY(ncclEpErrorClear(group));
+    return error_is(group, 0) || mask_is(group, all) || lane_expect_active(lane, NULL) || lane_route(lane, seed) ||
+                   lane_round(lane, seed, 0)
+               ? -1
+               : 0;
+}
+
+int test_masks(void)
+{
+    int all[16], some[16];
+    ncclEpGroup_t group;
+    struct lane lane;
+
+    CHECK(world.nranks > 1 && world.nranks <= 16);
+    for (int r = 0; r < world.nranks; r++) {
+        all[r] = 1;
+        some[r] = r < world.nranks - 1;
+    }
+    if (group_open(&group, &spec, 1, TIMEOUT_MS) || lane_open(&lane, group, &spec, 0) || lane_route(&lane, 1) ||
+        mask_is(group, all) || lane_round(&lane, 1, 0))
+        return -1;
+    if (!absent() && mask_by_hand(group, &lane, all, some))
+        return -1;
+    if (meet_again(group, &lane, 2, 0))
+        return -1;
+    /* Masked for its absence: the others go on, without an error once they have cleared it. */
+    if (!absent()) {
+        if (dispatch_in_vain(group, &lane, 4, some))
+            return -1;
+        TRY(ncclEpErrorClear(group));
+        if (error_is(group, 0) || without_last(&lane, 5, some))
+            return -1;
+    }
+    if (meet_again(group, &lane, 3, 0))
+        return -1;
+    /* The same, and the error is there until it is cleared. */
+    if (!absent() && dispatch_in_vain(group, &lane, 6, some))
+        return -1;
+    if (meet_again(group, &lane, 4, !absent()) || lane_close(&lane))
+        return -1;
+    TRY(ncclEpGroupDestroy(group));
+    return 0;
+}
