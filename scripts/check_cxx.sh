@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The public header is C and C++; kernel sources are also valid C++, which is what nvcc and hipcc compile. Checks
+# The public headers are C and C++; kernel sources are also valid C++, which is what nvcc and hipcc compile. Checks
 # both with g++ and clang++ (where it is), each kernel file by itself after the primitives of the CPU device.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -15,10 +15,28 @@ for cxx in "${compilers[@]}"; do
 done
 cc -x c -std=c11 -pedantic -Wall -Wextra -Werror -Iinclude -fsyntax-only - <<<'#include "epx/epx.h"'
 
+# nccl_ep.h, with all its initial values.
+standin="-Iinclude/nccl_ep -Iinclude/nccl_ep/standin/nccl -Iinclude/nccl_ep/standin/cuda"
+values=$(grep -oE '#define NCCL_EP_[A-Z_]+_INIT ' include/nccl_ep/nccl_ep.h | awk '{print $2}' | sort -u)
+[ "$(wc -w <<<"$values")" -eq 12 ] || { echo "expected 12 NCCL_EP_*_INIT in nccl_ep.h, got" $values; exit 1; }
+program=$(
+    echo '#include "nccl_ep.h"'
+    echo 'unsigned int sum(void) { unsigned int n = 0;'
+    for value in $values; do echo "n += $value.size;"; done
+    echo 'return n; }'
+)
+for cxx in "${compilers[@]}"; do
+    "$cxx" -x c++ -std=c++11 -pedantic -Wall -Wextra -Werror $standin -fsyntax-only - <<<"$program"
+    # Designated initialisers are C++ since C++20.
+    "$cxx" -x c++ -std=c++20 -Wall -Wextra -Werror -Wno-missing-field-initializers $standin -fsyntax-only - <<<'#include "nccl_ep.h"
+ncclEpTensor_t t = {NCCL_EP_TENSOR_INIT_INLINE, .ndim = 2, .datatype = ncclFloat32};'
+done
+cc -x c -std=c11 -pedantic -Wall -Wextra -Werror $standin -fsyntax-only - <<<"$program"
+
 prims=src/device/cpu/prims.h
 mapfile -t kernels < <(find src/kernel -name '*.[ch]' 2>/dev/null | sort)
 if [ ! -f "$prims" ] || [ ${#kernels[@]} -eq 0 ]; then
-    echo "epx.h is C11 and C++11; no kernels yet: not compiled as C++"
+    echo "epx.h and nccl_ep.h are C11 and C++11; no kernels yet: not compiled as C++"
     exit 77
 fi
 for cxx in "${compilers[@]}"; do
@@ -28,4 +46,4 @@ for cxx in "${compilers[@]}"; do
 #include \"${kernel#src/}\""
     done
 done
-echo "epx.h and ${#kernels[@]} kernel files are C++ too: ${compilers[*]}"
+echo "epx.h, nccl_ep.h and ${#kernels[@]} kernel files are C++ too: ${compilers[*]}"

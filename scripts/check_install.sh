@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # check_install.sh BUILD_DIR: installs into a scratch folder, moves that folder (nothing may remember where it was),
-# then builds and runs a consumer through pkg-config and another through find_package(epx).
+# then builds and runs a consumer through pkg-config and another through find_package(epx), of epx.h and of nccl_ep.h.
 set -euo pipefail
 build=$(realpath "$1")
 scratch=$(mktemp -d)
@@ -44,6 +44,23 @@ CMAKE
 cmake -S "$scratch/cmake" -B "$scratch/cmake/build" -DCMAKE_PREFIX_PATH="$scratch/prefix" >/dev/null
 cmake --build "$scratch/cmake/build" >/dev/null
 "$scratch/cmake/build/by_cmake"
+
+# NCCL EP's interface, installed, on the stand-ins: the example, both ways.
+example=$(dirname "$0")/../examples/nccl_ep_hello.c
+cc -std=gnu11 -Wall -Werror "$example" $(pkg-config --cflags --libs epx-nccl-ep epx-standin) -o "$scratch/nccl_by_pkg_config"
+LD_LIBRARY_PATH=$libdir "$scratch/nccl_by_pkg_config"
+mkdir "$scratch/cmake-nccl"
+cp "$example" "$scratch/nccl_hello.c"
+cat >"$scratch/cmake-nccl/CMakeLists.txt" <<'CMAKE'
+cmake_minimum_required(VERSION 3.22)
+project(consumer LANGUAGES C)
+find_package(epx 0.1 REQUIRED)
+add_executable(by_cmake ../nccl_hello.c)
+target_link_libraries(by_cmake PRIVATE epx::nccl_ep epx::standin_nccl epx::standin_cudart)
+CMAKE
+cmake -S "$scratch/cmake-nccl" -B "$scratch/cmake-nccl/build" -DCMAKE_PREFIX_PATH="$scratch/prefix" >/dev/null
+cmake --build "$scratch/cmake-nccl/build" >/dev/null
+"$scratch/cmake-nccl/build/by_cmake"
 
 if [ -x "$scratch/prefix/bin/epx" ]; then
     # The program is self-contained: it runs without libepx.so in its path.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# check_no_exit.sh [libepx.so]: nothing under src/ ends the user's process. Looks at the text (comments and strings
-# removed) and, where a library is given, at what it imports.
+# check_no_exit.sh [LIBRARY...]: nothing under src/ ends the user's process. Looks at the text (comments and strings
+# removed) and, where libraries are given, at what they import.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -20,13 +20,13 @@ while read -r file; do
     fi
 done < <(find src -name '*.[ch]' -o -name '*.cu' -o -name '*.hip' | sort)
 
-if [ $# -gt 0 ]; then
-    imports=$(nm -D --undefined-only "$1" | awk '{print $NF}' | sed 's/@.*//' | grep -xE "$words" || true)
+for library in "$@"; do
+    imports=$(nm -D --undefined-only "$library" | awk '{print $NF}' | sed 's/@.*//' | grep -xE "$words" || true)
     if [ -n "$imports" ]; then
-        echo "$1 imports: $imports"
+        echo "$library imports: $imports"
         bad=$((bad + 1))
     fi
-fi
+done
 
 [ "$bad" -eq 0 ] && echo "$count files: none can end the process"
 [ "$bad" -eq 0 ]

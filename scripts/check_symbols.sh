@@ -1,26 +1,36 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# check_symbols.sh libepx.so: it exports exactly the functions that epx.h marks EPX_API, each under a version.
+# check_symbols.sh FOLDER: each library there exports exactly the functions that its header declares for export: libepx.so
+# those of epx.h, under a version; libnccl_ep.so those of nccl_ep.h; the stand-ins those of nccl.h and cuda_runtime.h.
 set -euo pipefail
-library=$(realpath "$1")
+build=$(realpath "$1")
 cd "$(dirname "$0")/.."
 
-exported=$(nm -D --defined-only --with-symbol-versions "$library" | awk '$2 != "A" {print $NF}' | sort)
-unversioned=$(grep -vE '@@EPX_[0-9.]+$' <<<"$exported" | sed '/^$/d' || true)
-names=$(sed 's/@.*//' <<<"$exported" | sort -u)
-declared=$(gcc -E -Iinclude -x c - <<<'#include "epx/epx.h"' | tr '\n' ' ' | grep -oE 'visibility\("default"\)[^;{]*' |
-    grep -oE 'epx_[a-z0-9_]+ *\(' | tr -d ' (' | sort -u)
-
-bad=0
+bad=0 total=0
 report() { # sentence, names
     if [ -n "$2" ]; then
         echo "$1:" $2
         bad=1
     fi
 }
-report "exported, not epx_*" "$(grep -v '^epx_' <<<"$names" | sed '/^$/d' || true)"
-report "exported without a version" "$unversioned"
-report "exported, not declared in epx.h" "$(comm -23 <(echo "$names") <(echo "$declared") | sed '/^$/d')"
-report "declared in epx.h, not exported" "$(comm -13 <(echo "$names") <(echo "$declared") | sed '/^$/d')"
-[ "$bad" -eq 0 ] && echo "$(wc -l <<<"$names") symbols, all versioned"
+
+check() { # library, header, pattern of a name, pattern of its version ("" = none)
+    local library=$1 header=$2 name=$3 version=$4 exported names declared
+    exported=$(nm -D --defined-only --with-symbol-versions "$build/$library" | awk '$2 != "A" {print $NF}' | sort)
+    names=$(sed 's/@.*//' <<<"$exported" | sort -u)
+    # Only what stands in the header itself: it includes others.
+    declared=$(gcc -E -Iinclude -Iinclude/nccl_ep -Iinclude/nccl_ep/standin/nccl -Iinclude/nccl_ep/standin/cuda -x c "include/$header" |
+        awk -v file="include/$header" '/^# [0-9]/ { mine = index($3, "\"" file "\"") == 1; next } mine' | tr '\n' ' ' |
+        grep -oE 'visibility\("default"\)[^;{]*' | grep -oE "$name *\(" | tr -d ' (' | sort -u)
+    report "$library: exported with another version than $version" "$(grep -vE "^[A-Za-z0-9_]+$version\$" <<<"$exported" | sed '/^$/d' || true)"
+    report "$library: exported, not declared in $header" "$(comm -23 <(echo "$names") <(echo "$declared") | sed '/^$/d')"
+    report "$library: declared in $header, not exported" "$(comm -13 <(echo "$names") <(echo "$declared") | sed '/^$/d')"
+    total=$((total + $(wc -l <<<"$names")))
+}
+
+check libepx.so epx/epx.h 'epx_[a-z0-9_]+' '@@EPX_[0-9.]+'
+check libnccl_ep.so nccl_ep/nccl_ep.h 'ncclEp[A-Za-z]+' ''
+check libepx_nccl.so nccl_ep/standin/nccl/nccl.h '(nccl|epxNccl)[A-Za-z]+' ''
+check libepx_cudart.so nccl_ep/standin/cuda/cuda_runtime.h 'cuda[A-Za-z]+' ''
+[ "$bad" -eq 0 ] && echo "$total symbols in 4 libraries, all declared, those of libepx.so versioned"
 [ "$bad" -eq 0 ]

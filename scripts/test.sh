@@ -108,8 +108,8 @@ stage_gcc() {
     build gcc build -DCMAKE_C_COMPILER="${EPX_GCC:-gcc}" -DEPX_CUDA_ARCHITECTURES=90 && run_ctest gcc build 1
 }
 stage_symbols() {
-    check symbols scripts/check_symbols.sh build/libepx.so
-    check imports scripts/check_no_exit.sh build/libepx.so
+    check symbols scripts/check_symbols.sh build
+    check imports scripts/check_no_exit.sh build/libepx.so build/libnccl_ep.so build/libepx_nccl.so build/libepx_cudart.so
 }
 stage_cxx() { check cxx scripts/check_cxx.sh; }
 stage_install() { check install scripts/check_install.sh build; }
