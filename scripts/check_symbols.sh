@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # check_symbols.sh FOLDER: each library there exports exactly the functions that its header declares for export: libepx.so
-# those of epx.h, under a version; libnccl_ep.so those of nccl_ep.h; the stand-ins those of nccl.h and cuda_runtime.h.
+# those of epx.h, under a version; libnccl_ep.so those of nccl_ep.h; the stand-ins those of nccl.h and cuda_runtime.h. Kernels of
+# libepx_cuda.so, where it is there, have the names that profiles of DeepEP are searched for.
 set -euo pipefail
 build=$(realpath "$1")
 cd "$(dirname "$0")/.."
@@ -32,5 +33,10 @@ check libepx.so epx/epx.h 'epx_[a-z0-9_]+' '@@EPX_[0-9.]+'
 check libnccl_ep.so nccl_ep/nccl_ep.h 'ncclEp[A-Za-z]+' ''
 check libepx_nccl.so nccl_ep/standin/nccl/nccl.h '(nccl|epxNccl)[A-Za-z]+' ''
 check libepx_cudart.so nccl_ep/standin/cuda/cuda_runtime.h 'cuda[A-Za-z]+' ''
+if [ -f "$build/libepx_cuda.so" ]; then
+    kernels=$(nm -C "$build/libepx_cuda.so" | grep -oE ' epx_(ll|ht)::[a-z]+\(' | tr -d ' (' | sort -u)
+    wanted=$(printf '%s\n' epx_ht::combine epx_ht::dispatch epx_ht::notify epx_ll::combine epx_ll::dispatch)
+    report "libepx_cuda.so: kernels that are not there" "$(comm -13 <(echo "$kernels") <(echo "$wanted"))"
+fi
 [ "$bad" -eq 0 ] && echo "$total symbols in 4 libraries, all declared, those of libepx.so versioned"
 [ "$bad" -eq 0 ]

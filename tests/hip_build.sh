@@ -26,7 +26,7 @@ module=$work/libepx_hip.so
 
 # Code for GPUs lies in the module as bundles: a magic, then per piece its offset, size and target.
 python3 - "$module" "$root"/src/device/cuda/*.cu <<'PY' || fail "kernels"
-import pathlib, struct, sys
+import pathlib, re, struct, sys
 
 data = open(sys.argv[1], "rb").read()
 magic, found, at = b"__CLANG_OFFLOAD_BUNDLE__", {}, 0
@@ -46,8 +46,10 @@ names = [pathlib.Path(file).stem for file in sys.argv[2:]]
 assert all(any(part in name for name in names) for part in ("dispatch", "combine", "notify")), names
 for gpu in ("gfx90a", "gfx940"):
     for name in names:
-        here = sum(f"epx_{name}.kd\0".encode() in code for code in found.get(gpu, []))
-        assert here == 1, f"{gpu}: epx_{name} is there {here} times, expected once"
+        space, verb = (f"epx_{name[:2]}", name[3:]) if name[:3] in ("ll_", "ht_") else ("epx", name)
+        symbol = "epx_first" if name == "first" else f"_ZN{len(space)}{space}{len(verb)}{verb}E\\w+"
+        here = sum(bool(re.search(f"\0{symbol}\\.kd\0".encode(), code)) for code in found.get(gpu, []))
+        assert here == 1, f"{gpu}: {space}::{verb} is there {here} times, expected once"
     print(f"ok: {len(names)} kernels for {gpu}")
 PY
 

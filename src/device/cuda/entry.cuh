@@ -74,31 +74,46 @@ template <typename params> KFN void take_near(struct near_copy<params> *near, co
 #define MARKS_PRINT(ag, kernel) ((void)0)
 #endif
 
+/*
+ * A profile shows a kernel as epx_ll::dispatch, epx_ht::notify and so on: what reads profiles of DeepEP looks for "::dispatch"
+ * and the like. The host finds it by a pointer with a plain name, epx_ll_dispatch.
+ */
+#define CUDA_ENTRY(space, verb, name)                                         \
+    namespace space                                                           \
+    {                                                                         \
+    __global__ void verb(const __grid_constant__ struct name##_params params, \
+                         const __grid_constant__ launch_info info);           \
+    }                                                                         \
+    extern "C" {                                                              \
+    extern const void *const epx_##name;                                      \
+    const void *const epx_##name = (const void *)space::verb;                 \
+    }                                                                         \
+    __global__ void __launch_bounds__(LAUNCH_WARPS *WARP, 1)                  \
+        space::verb(const __grid_constant__ struct name##_params params, const __grid_constant__ launch_info info)
+
 /* `counts`: a __shared__ array for the tables of routing, or NULL where there is none. */
-#define CUDA_KERNEL(name, counts)                                                                                 \
-    extern "C" __global__ void __launch_bounds__(LAUNCH_WARPS *WARP, 1)                                           \
-        epx_##name(const __grid_constant__ struct name##_params params, const __grid_constant__ launch_info info) \
-    {                                                                                                             \
-        __shared__ struct near_copy<struct name##_params> near;                                                   \
-        struct agent *agent = &near.agent[threadIdx.x / WARP];                                                    \
-        make_agent(agent, info, near.met, counts);                                                                \
-        take_near(&near, params);                                                                                 \
-        if (agent->index < agent->count)                                                                          \
-            kernel_##name(agent, &near.p);                                                                        \
-        MARKS_PRINT(agent, #name);                                                                                \
+#define CUDA_KERNEL(space, verb, name, counts)                  \
+    CUDA_ENTRY(space, verb, name)                               \
+    {                                                           \
+        __shared__ struct near_copy<struct name##_params> near; \
+        struct agent *agent = &near.agent[threadIdx.x / WARP];  \
+        make_agent(agent, info, near.met, counts);              \
+        take_near(&near, params);                               \
+        if (agent->index < agent->count)                        \
+            kernel_##name(agent, &near.p);                      \
+        MARKS_PRINT(agent, #name);                              \
     }
 
 /* Of small kernels: the parameters stay where they are. */
-#define CUDA_KERNEL_FAR(name)                                                                                     \
-    extern "C" __global__ void __launch_bounds__(LAUNCH_WARPS *WARP, 1)                                           \
-        epx_##name(const __grid_constant__ struct name##_params params, const __grid_constant__ launch_info info) \
-    {                                                                                                             \
-        __shared__ struct agent agents[LAUNCH_WARPS];                                                             \
-        __shared__ uint32_t met[AG_POINTS];                                                                       \
-        struct agent *agent = &agents[threadIdx.x / WARP];                                                        \
-        make_agent(agent, info, met, NULL);                                                                       \
-        if (agent->index < agent->count)                                                                          \
-            kernel_##name(agent, &params);                                                                        \
+#define CUDA_KERNEL_FAR(name)                              \
+    CUDA_ENTRY(epx, name, name)                            \
+    {                                                      \
+        __shared__ struct agent agents[LAUNCH_WARPS];      \
+        __shared__ uint32_t met[AG_POINTS];                \
+        struct agent *agent = &agents[threadIdx.x / WARP]; \
+        make_agent(agent, info, met, NULL);                \
+        if (agent->index < agent->count)                   \
+            kernel_##name(agent, &params);                 \
     }
 
 #endif

@@ -3,4 +3,4 @@
 
 #include "kernel/ht_combine.h"
 
-CUDA_KERNEL(ht_combine, NULL)
+CUDA_KERNEL(epx_ht, combine, ht_combine, NULL)

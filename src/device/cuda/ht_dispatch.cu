@@ -3,4 +3,4 @@
 
 #include "kernel/ht_dispatch.h"
 
-CUDA_KERNEL(ht_dispatch, NULL)
+CUDA_KERNEL(epx_ht, dispatch, ht_dispatch, NULL)

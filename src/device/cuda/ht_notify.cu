@@ -5,4 +5,4 @@
 
 static __shared__ int32_t route_counts[LAUNCH_WARPS * ROUTE_NEAR];
 
-CUDA_KERNEL(ht_notify, route_counts)
+CUDA_KERNEL(epx_ht, notify, ht_notify, route_counts)

@@ -8,26 +8,21 @@
 
 #include "device/cuda/cuda.h"
 
-/* Written by the GPU's compiler for each __global__ function: its address is its name for the runtime. */
-void epx_ll_dispatch(void);
-void epx_ll_combine(void);
-void epx_ht_notify(void);
-void epx_ht_dispatch(void);
-void epx_ht_combine(void);
-void epx_mask(void);
-void epx_ring_bench(void);
-void epx_first(void);
+/* The address of a __global__ function is its name for the runtime (entry.cuh). */
+extern const void *const epx_ll_dispatch,
+    *const epx_ll_combine, *const epx_ht_notify, *const epx_ht_dispatch, *const epx_ht_combine,
+                                                                             *const epx_mask, *const epx_ring_bench;
+void epx_first(void); /* first.cu; its address too */
 
-typedef void (*kernel_entry)(void);
-static const kernel_entry kernels[KERNEL_COUNT] = {
-    [KERNEL_LL_DISPATCH] = epx_ll_dispatch, [KERNEL_LL_COMBINE] = epx_ll_combine, [KERNEL_HT_NOTIFY] = epx_ht_notify,
-    [KERNEL_HT_DISPATCH] = epx_ht_dispatch, [KERNEL_HT_COMBINE] = epx_ht_combine, [KERNEL_MASK] = epx_mask,
-    [KERNEL_RING_BENCH] = epx_ring_bench,
+static const void *const *const kernels[KERNEL_COUNT] = {
+    [KERNEL_LL_DISPATCH] = &epx_ll_dispatch, [KERNEL_LL_COMBINE] = &epx_ll_combine, [KERNEL_HT_NOTIFY] = &epx_ht_notify,
+    [KERNEL_HT_DISPATCH] = &epx_ht_dispatch, [KERNEL_HT_COMBINE] = &epx_ht_combine, [KERNEL_MASK] = &epx_mask,
+    [KERNEL_RING_BENCH] = &epx_ring_bench,
 };
 
 static const void *entry_of(int id)
 {
-    return *(const void *const *)&kernels[id];
+    return *kernels[id];
 }
 
 /* Asking loads the code now: the first launch might otherwise have to, and wait for kernels that wait for it. */
@@ -51,7 +46,7 @@ epx_status cuda_kernels_load(struct cuda_device *cuda)
 
 epx_status cuda_first_launch(cudaStream_t stream)
 {
-    static const kernel_entry first = epx_first;
+    static void (*const first)(void) = epx_first;
     const dim3 one = {1, 1, 1}, block = {LAUNCH_LANES, 1, 1};
     void *arguments[] = {NULL};
 

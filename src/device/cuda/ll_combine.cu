@@ -3,4 +3,4 @@
 
 #include "kernel/ll_combine.h"
 
-CUDA_KERNEL(ll_combine, NULL)
+CUDA_KERNEL(epx_ll, combine, ll_combine, NULL)

@@ -5,4 +5,4 @@
 
 static __shared__ int32_t route_counts[LAUNCH_WARPS * ROUTE_NEAR];
 
-CUDA_KERNEL(ll_dispatch, route_counts)
+CUDA_KERNEL(epx_ll, dispatch, ll_dispatch, route_counts)
