@@ -83,6 +83,7 @@ cudaError_t cudaFreeHost(void *ptr)
     return cudaFree(ptr);
 }
 
+/* The NULL stream, here and below, waits for all others. */
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind)
 {
     return cudaMemcpyAsync(to, from, bytes, kind, NULL);
@@ -167,7 +168,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream)
     return error;
 }
 
-cudaError_t cudaStreamSynchronize(cudaStream_t stream)
+static cudaError_t wait_for(cudaStream_t stream)
 {
     int (*synchronize)(cudaStream_t stream); /* ncclEpxStreamSynchronize */
 
@@ -177,11 +178,16 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 
 cudaError_t cudaDeviceSynchronize(void)
 {
-    cudaError_t error = cudaStreamSynchronize(NULL);
+    cudaError_t error = wait_for(NULL);
 
     pthread_mutex_lock(&lock);
     for (struct CUstream_st *s = streams; s && error == cudaSuccess; s = s->next)
-        error = cudaStreamSynchronize(s);
+        error = wait_for(s);
     pthread_mutex_unlock(&lock);
     return error;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream)
+{
+    return stream ? wait_for(stream) : cudaDeviceSynchronize();
 }
