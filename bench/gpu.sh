@@ -190,9 +190,10 @@ fi
 if step prop; then
     # Random configurations against the oracle, ranks as threads; heaps and tensors in memory that the host reaches too.
     mps_stop
-    for mode in ll ht mixed nodes; do
+    # late: one rank comes after the deadline; its peers must end, and go on without it.
+    for mode in ll:40 ht:40 mixed:40 nodes:40 late:10 late-nodes:5; do
         EPX_GPU_HEAP=host EPX_TEST_DEVICE=$EPX_BENCH_GPU EPX_TEST_VERBOSE=1 CUDA_DEVICE_MAX_CONNECTIONS=32 \
-            try prop-$mode 100 "$build/gpu_prop" $mode "${EPX_GPU_CASES:-40}"
+            try prop-${mode%:*} 100 "$build/gpu_prop" ${mode%:*} "${EPX_GPU_CASES:-${mode#*:}}"
     done
 fi
 if step sanitize; then

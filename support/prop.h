@@ -67,6 +67,8 @@ struct prop_case {
     int timeout_ms; /* 0 = the tests' usual one */
     int may_fail;   /* ranks stall or die: a call may end with a status, but what is reported as good must be right */
     int recover; /* after such an end, ranks mask whom they blame, clear the error and go on with those that are left */
+    int late;    /* 1 + the rank that comes too late to an operation, by more than the deadline; 0 = none */
+    int late_from; /* its operation from which on that is so */
     char net[16];
     struct prop_handle handle[PROP_MAX_HANDLES];
 };
@@ -86,6 +88,8 @@ int prop_run_case_on(const struct prop_case *c, int (*ranks)(int n, prop_rank_fn
 void prop_print_case(const struct prop_case *c);
 /* How many ranks have gone on after a failure, and how many checked rounds they have run since, in this process. */
 void prop_recoveries(uint64_t *ranks, uint64_t *rounds);
+/* How often an operation ended in a way that faults excuse. */
+uint64_t prop_excused(void);
 
 /* Runs `cases` (times EPX_TEST_SCALE) cases of which `change` may restrict or force something. Prints how to repeat the
  * first failure; returns how many failed (it stops at the first). */

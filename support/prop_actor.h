@@ -13,7 +13,7 @@
 #include "prop.h"
 #include "tensor_memory.h"
 
-enum { PROP_MAX_BUFFERS = 96, PROP_TIMEOUT_MS = 20000 };
+enum { PROP_MAX_BUFFERS = 96, PROP_TIMEOUT_MS = 20000, PROP_LATE_PERCENT = 250 }; /* of the deadline */
 
 /* What all ranks share: the case and the routing of every update, computed once. */
 struct shared {
@@ -68,6 +68,7 @@ struct actor {
     epx_combine_outputs cout;
     epx_combine_config combine_config;
     epx_stats expected; /* what this handle has added to the group's */
+    int issued;         /* operations, for prop_case.late_from */
     int failed;
 };
 

@@ -262,6 +262,9 @@ void prop_print_case(const struct prop_case *c)
         "  ranks %d groups %d updates %d pairs %d agents %d inflight %d spare %d bounded %d mask %d lend %d modes %u\n",
         c->nranks, c->ngroups, c->updates, c->pairs, c->num_agents, c->max_inflight, c->spare_tokens, c->bounded,
         c->enable_mask, c->lend, c->modes);
+    if (c->late)
+        fprintf(stderr, "  rank %d comes late to operation %d of each handle, deadline %d ms\n", c->late - 1,
+                c->late_from, c->timeout_ms);
     if (c->recover)
         fprintf(stderr, "  after a failure the ranks that are left go on\n");
     if (c->uneven) {

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "prop_actor.h"
 
@@ -39,11 +40,19 @@ static int excusable(const struct actor *a, epx_status status)
     return c->may_fail && (status == EPX_ERR_TIMEOUT || status == EPX_ERR_PEER || status == EPX_ERR_SYSTEM);
 }
 
+static uint64_t excused;
+
+uint64_t prop_excused(void)
+{
+    return __atomic_load_n(&excused, __ATOMIC_RELAXED);
+}
+
 int actor_status(struct actor *a, const char *call, epx_status status)
 {
     if (status == EPX_OK)
         return 0;
     if (excusable(a, status)) {
+        __atomic_fetch_add(&excused, 1, __ATOMIC_RELAXED);
         a->failed = 1;
         return -1;
     }
@@ -331,6 +340,17 @@ static int make_combine_tensors(struct actor *a)
 
 /* ---- The steps of a pair ----------------------------------------------------------------------------------------------- */
 
+/* Before an operation is issued. */
+static void be_late(struct actor *a)
+{
+    const struct prop_case *c = a->shared->c;
+    const long ms = (long)c->timeout_ms * PROP_LATE_PERCENT / 100;
+    const struct timespec wait = {ms / 1000, ms % 1000 * 1000000};
+
+    if (c->late == a->rank + 1 && a->issued++ == c->late_from)
+        nanosleep(&wait, NULL);
+}
+
 static int issue_dispatch(struct actor *a)
 {
     const struct prop_handle *p = a->p;
@@ -341,6 +361,7 @@ static int issue_dispatch(struct actor *a)
     a->dispatch_config.send_only = p->staged_dispatch;
     a->dispatch_config.round_scale = p->round_scale;
     a->dispatch_config.direction = a->backward ? EPX_BACKWARD : EPX_FORWARD;
+    be_late(a);
     TRY(a,
         epx_dispatch(a->handle, &a->in, &a->out, low_latency(a) ? &a->info : NULL, &a->dispatch_config, a->stream[0]));
     return 0;
@@ -446,6 +467,7 @@ static int issue_combine(struct actor *a)
     a->combine_config.send_only = p->staged_combine;
     a->combine_config.logfmt = p->logfmt;
     a->combine_config.direction = a->backward ? EPX_BACKWARD : EPX_FORWARD;
+    be_late(a);
     TRY(a, epx_combine(a->handle, &a->cin, &a->cout, &a->combine_config, a->stream[p->streams == PROP_TWO_STREAMS]));
     return 0;
 }
@@ -509,6 +531,7 @@ static int update_routing(struct actor *a, int update)
         return actor_failure(a, "no memory for the oracle");
     if (make_idx(a) || (!low_latency(a) && make_info(a)))
         return -1;
+    be_late(a);
     TRY(a, epx_handle_update(a->handle, a->idx, low_latency(a) ? NULL : &a->info, a->stream[0]));
     if (low_latency(a))
         return 0;
