@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Property tests: a group's statistics, and what ranks do after a failure that they may survive. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "prop_actor.h"
@@ -92,7 +91,7 @@ static int make_left_routes(struct actor *actors, const struct prop_case *c, con
 int actors_recover(struct actor *actors, const struct prop_case *c)
 {
     struct actor *a = &actors[0];
-    int32_t *mask = calloc((size_t)c->nranks, sizeof(*mask));
+    int32_t *mask = tensor_memory(a->group, (size_t)c->nranks * sizeof(*mask)); /* written by a kernel */
     int rc = mask ? mask_the_blamed(a, mask) : actor_failure(a, "no memory");
 
     if (!rc)
@@ -113,6 +112,6 @@ int actors_recover(struct actor *actors, const struct prop_case *c)
         __atomic_fetch_add(&recovered.rounds, (uint64_t)c->pairs, __ATOMIC_RELAXED);
     for (int i = 0; i < c->nhandles; i++)
         oracle_route_free(&actors[i].left);
-    free(mask);
+    tensor_memory_free(a->group, mask);
     return rc;
 }
