@@ -176,7 +176,7 @@ if step nccl-ep && [ $EPX_BENCH_GPU = cuda ]; then
     nccl_ep() { local name=$1 n=$2; shift 2; try "$name" 60 "$build/epx" run -n "$n" --timeout 55 -- "$build/nccl_ep_ranks" "$@"; }
     export EPX_DEVICE=cuda EPX_ALLOC_BYTES=64M
     nccl_ep nccl-ep-1 1 layouts misuse
-    nccl_ep nccl-ep-8 8 layouts misuse masks
+    nccl_ep nccl-ep-8 8 standin layouts misuse masks
     EPX_RANKS_PER_NODE=4 nccl_ep nccl-ep-nodes 8 layouts
     unset EPX_DEVICE EPX_ALLOC_BYTES
 fi

@@ -41,7 +41,7 @@ int group_open(ncclEpGroup_t *group, const struct spec *spec, int enable_mask, i
     config.enable_mask = (unsigned int)enable_mask;
     config.timeout_ns = (uint64_t)timeout_ms * 1000000u;
     config.num_qp_per_rank = 4; /* taken, without meaning */
-    if (spec->algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT)
+    if (spec->algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT && !spec->rows_open)
         config.max_recv_tokens_per_rank = (unsigned int)most_rows(spec);
     TRY(ncclEpCreateGroup(group, world.comm, &config));
     return 0;

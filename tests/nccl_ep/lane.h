@@ -71,8 +71,9 @@ struct spec {
     epx_dtype counter;
     int alignment, topk, hidden, tokens, experts, index32;
     int round_scales;
-    int even; /* every rank has as many tokens as it may */
-    int rows; /* high throughput: of receive tensors; 0: the worst case */
+    int even;      /* every rank has as many tokens as it may */
+    int rows;      /* high throughput: of receive tensors; 0: the worst case */
+    int rows_open; /* the group does not say how many */
     enum memory memory;
 };
 
@@ -112,5 +113,6 @@ int lane_round(struct lane *lane, uint64_t round, int backward);
 int test_layouts(void);
 int test_misuse(void);
 int test_masks(void);
+int test_standin(void);
 
 #endif

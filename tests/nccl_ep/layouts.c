@@ -167,20 +167,45 @@ static int complete(struct lane *lane, cudaStream_t stream)
     return 0;
 }
 
+/* A third operation, where two are on their way. */
+static int send_too_many(struct lane *lane)
+{
+    ncclEpDispatchInputs_t in = NCCL_EP_DISPATCH_INPUTS_INIT;
+    ncclEpDispatchOutputs_t out = NCCL_EP_DISPATCH_OUTPUTS_INIT;
+    ncclEpDispatchConfig_t config = NCCL_EP_DISPATCH_CONFIG_INIT;
+    ncclEpLayoutInfo_t info = NCCL_EP_LAYOUT_INFO_INIT;
+
+    in.tokens = lane->tokens.tensor;
+    out.tokens = lane->received.tensor;
+    if (lane->received_weights.tensor) {
+        in.topk_weights = lane->weights.tensor;
+        out.topk_weights = lane->received_weights.tensor;
+        out.topk_idx = lane->received_idx.tensor;
+    }
+    info.expert_counters = lane->expert_counters.tensor;
+    info.src_rank_counters = lane->rank_counters.tensor;
+    config.send_only = 1;
+    EXPECT(ncclInvalidUsage, ncclEpDispatch(lane->handle, &in, &out, &info, &config, world.stream));
+    return 0;
+}
+
 /* Two handles, their halves in turn; the receive halves on another stream, and in the other order. */
 static int test_interleaved(const struct spec *spec)
 {
-    struct lane a, b;
+    struct lane a, b, c;
     ncclEpGroup_t group;
     int error = -1;
 
-    if (group_open(&group, spec, 0, 0) || lane_open(&a, group, spec, 0) || lane_open(&b, group, spec, 0))
+    if (group_open(&group, spec, 0, 0) || lane_open(&a, group, spec, 0) || lane_open(&b, group, spec, 0) ||
+        lane_open(&c, group, spec, 0) || lane_route(&c, 77))
         return -1;
     for (uint64_t i = 1; i <= 3; i++) {
         if (lane_route(&a, i) || lane_route(&b, i + 100) || lane_dispatch(&a, i, 0, 1) ||
             lane_dispatch(&b, i + 50, 0, 1))
             return -1;
         EXPECT(ncclInvalidUsage, ncclEpHandleDestroy(a.handle)); /* others wait for its receive half */
+        if (send_too_many(&c))
+            return -1;
         TRY(cudaStreamSynchronize(world.stream));
         if (complete(&b, world.other) || complete(&a, world.other) || lane_check_dispatch(&a, 0) ||
             lane_check_dispatch(&b, 0) || lane_combine(&b, 0, 1) || lane_combine(&a, 0, 1))
@@ -193,7 +218,7 @@ static int test_interleaved(const struct spec *spec)
     TRY(ncclEpComplete(a.handle, NULL, world.stream)); /* nothing is staged */
     TRY(ncclEpGetAsyncError(group, &error));
     CHECK(error == 0);
-    if (lane_close(&a) || lane_close(&b))
+    if (lane_close(&a) || lane_close(&b) || lane_close(&c))
         return -1;
     TRY(ncclEpGroupDestroy(group));
     return 0;

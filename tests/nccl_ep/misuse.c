@@ -378,10 +378,36 @@ static int test_ht(ncclEpLayout_t layout)
     return close_calls(&c);
 }
 
+/* The group does not say how many rows there may be: enough for this routing will do, and less will not. */
+static int test_rows_open(void)
+{
+    struct spec spec = ll_spec;
+    struct calls c;
+    size_t total;
+
+    spec.algorithm = NCCL_EP_ALGO_HIGH_THROUGHPUT;
+    spec.layout = NCCL_EP_LAYOUT_FLAT;
+    spec.rows_open = 1;
+    if (open_calls(&c, &spec, 1))
+        return -1;
+    total = (size_t)c.lane.recv.total;
+    CHECK(total > 1);
+    c.lane.received.tensor->sizes[0] = c.lane.received_weights.tensor->sizes[0] = c.lane.received_idx.tensor->sizes[0] =
+        total - 1;
+    EXPECT(BAD, dispatch(&c));
+    if (says("rows are needed"))
+        return -1;
+    c.lane.received.tensor->sizes[0] = c.lane.received_weights.tensor->sizes[0] = c.lane.received_idx.tensor->sizes[0] =
+        total;
+    TRY(dispatch(&c));
+    TRY(cudaStreamSynchronize(world.stream));
+    return close_calls(&c);
+}
+
 int test_misuse(void)
 {
     return test_tensors() || test_groups() || test_ll_expert() || test_ll_rank() || test_ht(NCCL_EP_LAYOUT_FLAT) ||
-                   test_ht(NCCL_EP_LAYOUT_EXPERT_MAJOR)
+                   test_ht(NCCL_EP_LAYOUT_EXPERT_MAJOR) || test_rows_open()
                ? -1
                : 0;
 }

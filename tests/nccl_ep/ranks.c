@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * One rank of the tests of nccl_ep.h: a program for NCCL EP as users write them, started on several ranks by tests/nccl_ep.sh
- * (CPU device) and bench/gpu.sh (GPU). usage: nccl_ep_ranks layouts|misuse|masks...
+ * (CPU device) and bench/gpu.sh (GPU). usage: nccl_ep_ranks layouts|misuse|masks|standin...
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -55,7 +55,7 @@ int main(int argc, char **argv)
     static const struct {
         const char *name;
         int (*run)(void);
-    } parts[] = {{"layouts", test_layouts}, {"misuse", test_misuse}, {"masks", test_masks}};
+    } parts[] = {{"layouts", test_layouts}, {"misuse", test_misuse}, {"masks", test_masks}, {"standin", test_standin}};
 
     if (open_world())
         return 1;
@@ -65,7 +65,7 @@ int main(int argc, char **argv)
         while (p < sizeof(parts) / sizeof(parts[0]) && strcmp(argv[i], parts[p].name))
             p++;
         if (p == sizeof(parts) / sizeof(parts[0])) {
-            fprintf(stderr, "nccl_ep: no part \"%s\"; there are layouts, misuse, masks\n", argv[i]);
+            fprintf(stderr, "nccl_ep: no part \"%s\"; there are layouts, misuse, masks, standin\n", argv[i]);
             return 2;
         }
         if (parts[p].run()) {

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The stand-in for NCCL: ids that one rank makes for all, several communicators, what is refused. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "lane.h"
+
+/* A communicator of all ranks by an id of rank 0's own, which the others get through the first communicator. */
+static int second_communicator(ncclComm_t *comm)
+{
+    ncclUniqueId mine, *all = calloc((size_t)world.nranks, sizeof(*all));
+    const char *where = getenv("NCCL_COMM_ID");
+    char *kept = where ? strdup(where) : NULL;
+    int rc;
+
+    CHECK(all && kept);
+    unsetenv("NCCL_COMM_ID");
+    TRY(ncclGetUniqueId(&mine));
+    TRY(setenv("NCCL_COMM_ID", kept, 1));
+    TRY(epxNcclHostAllGather(world.comm, &mine, all, sizeof(mine)));
+    for (int r = 1; r < world.nranks; r++)
+        CHECK(memcmp(&all[0], &all[r], sizeof(mine)) != 0); /* no two are the same */
+    rc = (int)ncclCommInitRank(comm, world.nranks, all[0], world.rank);
+    free(all);
+    free(kept);
+    TRY(rc);
+    return 0;
+}
+
+static int gather_in_turn(ncclComm_t a, ncclComm_t b)
+{
+    int all[64];
+
+    CHECK(world.nranks <= 64);
+    for (int i = 0; i < 20; i++) {
+        const int mine = 100 * i + world.rank;
+
+        TRY(epxNcclHostAllGather(i % 2 ? a : b, &mine, all, sizeof(mine)));
+        for (int r = 0; r < world.nranks; r++)
+            CHECK(all[r] == 100 * i + r);
+    }
+    return 0;
+}
+
+static int test_refused(ncclComm_t comm)
+{
+    ncclUniqueId id = {{0}};
+    ncclComm_t none;
+    ncclWindow_t window;
+    ncclResult_t error = ncclInternalError;
+    void *ptr;
+    int number;
+
+    EXPECT(ncclInvalidArgument, ncclGetUniqueId(NULL));
+    EXPECT(ncclInvalidArgument, ncclCommInitRank(&none, 1, id, 0));
+    TRY(ncclGetUniqueId(&id));
+    EXPECT(ncclInvalidArgument, ncclCommInitRank(&none, 2, id, 2));
+    EXPECT(ncclInvalidArgument, ncclCommInitRank(NULL, 1, id, 0));
+    CHECK(strstr(ncclGetLastError(NULL), "expected a pointer") != NULL);
+    EXPECT(ncclInvalidArgument, ncclCommCount(NULL, &number));
+    EXPECT(ncclInvalidArgument, ncclCommUserRank(comm, NULL));
+    EXPECT(ncclInvalidArgument, ncclCommDestroy((ncclComm_t)&id));
+    EXPECT(ncclInvalidArgument, ncclMemAlloc(NULL, 1));
+    EXPECT(ncclInvalidArgument, ncclCommWindowRegister(comm, NULL, 1, &window, 0));
+    EXPECT(ncclInvalidArgument, ncclCommWindowDeregister(comm, (ncclWindow_t)&id));
+    TRY(ncclMemAlloc(&ptr, 100));
+    TRY(ncclCommWindowRegister(comm, ptr, 100, &window, NCCL_WIN_DEFAULT));
+    EXPECT(ncclInvalidArgument, ncclCommWindowDeregister(world.comm, window)); /* of another communicator */
+    TRY(ncclCommWindowDeregister(comm, window));
+    TRY(ncclMemFree(ptr));
+    TRY(ncclCommGetAsyncError(comm, &error));
+    CHECK(error == ncclSuccess && strlen(ncclGetErrorString(ncclRemoteError)) > 0);
+    return 0;
+}
+
+int test_standin(void)
+{
+    ncclComm_t comm;
+    int number;
+
+    if (second_communicator(&comm) || gather_in_turn(world.comm, comm) || test_refused(comm))
+        return -1;
+    TRY(ncclCommFinalize(comm));
+    TRY(ncclCommDestroy(comm));
+    EXPECT(ncclInvalidArgument, ncclCommCount(comm, &number));
+    return 0;
+}
