@@ -25,8 +25,12 @@ program=$(
     for value in $values; do echo "n += $value.size;"; done
     echo 'return n; }'
 )
+# What C++ adds to CUDA's runtime: pointers to any type, and the default stream.
+typed='
+#include <cuda_runtime.h>
+cudaError_t copy(float *host) { float *device; cudaMalloc(&device, 4); return cudaMemcpyAsync(device, host, 4, cudaMemcpyDefault); }'
 for cxx in "${compilers[@]}"; do
-    "$cxx" -x c++ -std=c++11 -pedantic -Wall -Wextra -Werror $standin -fsyntax-only - <<<"$program"
+    "$cxx" -x c++ -std=c++11 -pedantic -Wall -Wextra -Werror $standin -fsyntax-only - <<<"$program$typed"
     # Designated initialisers are C++ since C++20.
     "$cxx" -x c++ -std=c++20 -Wall -Wextra -Werror -Wno-missing-field-initializers $standin -fsyntax-only - <<<'#include "nccl_ep.h"
 ncclEpTensor_t t = {NCCL_EP_TENSOR_INIT_INLINE, .ndim = 2, .datatype = ncclFloat32};'

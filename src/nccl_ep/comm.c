@@ -32,16 +32,9 @@ static void *find(const char *name)
     return library ? dlsym(library, name) : NULL;
 }
 
-typedef ncclResult_t (*query_fn)(const ncclComm_t comm, int *value);
-typedef int (*host_gather_fn)(ncclComm_t comm, const void *send, void *recv, size_t bytes);
-typedef ncclResult_t (*gather_fn)(const void *send, void *recv, size_t count, ncclDataType_t type, ncclComm_t comm,
-                                  cudaStream_t stream);
-typedef ncclResult_t (*async_fn)(ncclComm_t comm, ncclResult_t *result);
-typedef ncclResult_t (*window_fn)(ncclComm_t comm, ncclWindow_t window, void **ptr);
-
 static ncclResult_t ask(const struct comm *comm, const char *name, int *value)
 {
-    query_fn query;
+    ncclResult_t (*query)(const ncclComm_t comm, int *value);
     ncclResult_t result;
 
     *(void **)&query = find(name);
@@ -67,15 +60,17 @@ static int current_device(void)
 
 ncclResult_t comm_open(struct comm *comm, ncclComm_t given, int timeout_ms)
 {
-    host_gather_fn host_gather;
     ncclResult_t result;
 
     if (!given)
         return face_fail(ncclInvalidArgument, "ncclEpCreateGroup: comm: expected a communicator, got NULL");
     comm->comm = given;
     comm->timeout_ms = timeout_ms;
-    *(void **)&host_gather = find("epxNcclHostAllGather");
-    comm->real = !host_gather || host_gather(given, NULL, NULL, 0) != 0;
+    *(void **)&comm->host_gather = find("epxNcclHostAllGather");
+    *(void **)&comm->gather = find("ncclAllGather");
+    *(void **)&comm->async_error = find("ncclCommGetAsyncError");
+    *(void **)&comm->window_pointer = find("ncclWinGetUserPtr");
+    comm->real = !comm->host_gather || comm->host_gather(given, NULL, NULL, 0) != 0;
     result = ask(comm, "ncclCommUserRank", &comm->rank);
     if (result == ncclSuccess)
         result = ask(comm, "ncclCommCount", &comm->nranks);
@@ -100,13 +95,11 @@ static int await(const struct comm *comm, const struct driver *driver, ncclResul
 {
     const int ms = comm->timeout_ms ? comm->timeout_ms : DEFAULT_TIMEOUT_MS;
     const uint64_t deadline = clock_ns() + (uint64_t)ms * 1000000u;
-    async_fn async;
     int state = DRIVER_NOT_READY;
 
-    *(void **)&async = find("ncclCommGetAsyncError");
-    while (begun == ncclInProgress && async && clock_ns() < deadline) {
+    while (begun == ncclInProgress && comm->async_error && clock_ns() < deadline) {
         rest();
-        if (async(comm->comm, &begun) != ncclSuccess)
+        if (comm->async_error(comm->comm, &begun) != ncclSuccess)
             break;
     }
     if (begun != ncclSuccess) {
@@ -121,16 +114,16 @@ static int await(const struct comm *comm, const struct driver *driver, ncclResul
     return state == DRIVER_SUCCESS ? 0 : -1;
 }
 
-static int gather_on(const struct comm *comm, const struct driver *driver, gather_fn gather, driver_address at,
-                     void *stream, const void *send, void *recv, size_t bytes)
+static int gather_on(const struct comm *comm, const struct driver *driver, driver_address at, void *stream,
+                     const void *send, void *recv, size_t bytes)
 {
     const driver_address all = at + (bytes + 255) / 256 * 256;
 
     if (driver->copy_in(at, send, bytes) != DRIVER_SUCCESS)
         return -1;
     if (await(comm, driver,
-              gather((const void *)(uintptr_t)at, (void *)(uintptr_t)all, bytes, ncclUint8, comm->comm,
-                     (cudaStream_t)stream),
+              comm->gather((const void *)(uintptr_t)at, (void *)(uintptr_t)all, bytes, ncclUint8, comm->comm,
+                           (cudaStream_t)stream),
               stream))
         return -1;
     return driver->copy_out(recv, all, bytes * (size_t)comm->nranks) == DRIVER_SUCCESS ? 0 : -1;
@@ -142,14 +135,13 @@ static int gather_in_context(const struct comm *comm, const struct driver *drive
 {
     driver_address at = 0;
     void *stream = NULL;
-    gather_fn gather;
     int rc = -1;
 
-    *(void **)&gather = find("ncclAllGather");
-    if (!gather || driver->mem_alloc(&at, (bytes + 255) / 256 * 256 + bytes * (size_t)comm->nranks) != DRIVER_SUCCESS)
+    if (!comm->gather ||
+        driver->mem_alloc(&at, (bytes + 255) / 256 * 256 + bytes * (size_t)comm->nranks) != DRIVER_SUCCESS)
         return -1;
     if (driver->stream_create(&stream, 1) == DRIVER_SUCCESS) /* not ordered after the default stream */
-        rc = gather_on(comm, driver, gather, at, stream, send, recv, bytes);
+        rc = gather_on(comm, driver, at, stream, send, recv, bytes);
     if (rc)
         return rc;
     driver->stream_destroy(stream);
@@ -180,27 +172,20 @@ static int gather_by_gpu(const struct comm *comm, const void *send, void *recv, 
 int comm_allgather(void *context, const void *send, void *recv, size_t bytes)
 {
     const struct comm *comm = context;
-    host_gather_fn host_gather;
 
-    if (comm->real)
-        return gather_by_gpu(comm, send, recv, bytes);
-    *(void **)&host_gather = find("epxNcclHostAllGather");
-    return host_gather ? host_gather(comm->comm, send, recv, bytes) : -1;
+    return comm->real ? gather_by_gpu(comm, send, recv, bytes) : comm->host_gather(comm->comm, send, recv, bytes);
 }
 
 /* ---- Windows and GPUs ------------------------------------------------------------------------------------------------ */
 
 ncclResult_t comm_window(const struct comm *comm, const char *call, const char *name, ncclWindow_t window, void **base)
 {
-    window_fn pointer;
-
     *base = NULL;
-    *(void **)&pointer = find("ncclWinGetUserPtr");
-    if (!pointer)
+    if (!comm->window_pointer)
         return face_fail(ncclInvalidUsage,
                          "%s: %s.win_hdl: this NCCL has no ncclWinGetUserPtr (it came with 2.29): set data as well",
                          call, name);
-    if (pointer(comm->comm, window, base) != ncclSuccess || !*base)
+    if (comm->window_pointer(comm->comm, window, base) != ncclSuccess || !*base)
         return face_fail(ncclInvalidArgument, "%s: %s.win_hdl: expected a window of the group's communicator, got %p",
                          call, name, (void *)window);
     return ncclSuccess;

@@ -34,6 +34,12 @@ struct comm {
     int real;         /* NCCL's own, not the stand-in's */
     int device_index; /* of the GPU in use */
     int timeout_ms;   /* of one all-gather */
+    /* What its library has of these. */
+    int (*host_gather)(ncclComm_t comm, const void *send, void *recv, size_t bytes);
+    ncclResult_t (*gather)(const void *send, void *recv, size_t count, ncclDataType_t type, ncclComm_t comm,
+                           cudaStream_t stream);
+    ncclResult_t (*async_error)(ncclComm_t comm, ncclResult_t *result);
+    ncclResult_t (*window_pointer)(ncclComm_t comm, ncclWindow_t window, void **ptr);
 };
 
 /* Finds out about a communicator, whoever's it is. */

@@ -9,6 +9,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { DEVICES = 1024, ALIGNMENT = 256 };
 
@@ -53,6 +54,28 @@ cudaError_t cudaGetDevice(int *device)
         return cudaErrorInvalidValue;
     *device = current_device;
     return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device)
+{
+    const long processors = sysconf(_SC_NPROCESSORS_ONLN);
+
+    if (!value)
+        return cudaErrorInvalidValue;
+    if (device < 0 || device >= DEVICES)
+        return cudaErrorInvalidDevice;
+    switch (attribute) {
+    case cudaDevAttrMultiProcessorCount:
+        *value = processors > 0 ? (int)processors : 1;
+        return cudaSuccess;
+    case cudaDevAttrComputeCapabilityMajor:
+        *value = 9;
+        return cudaSuccess;
+    case cudaDevAttrComputeCapabilityMinor:
+        *value = 0;
+        return cudaSuccess;
+    }
+    return cudaErrorInvalidValue;
 }
 
 /* ---- Memory ------------------------------------------------------------------------------------------------------- */

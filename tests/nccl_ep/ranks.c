@@ -22,7 +22,7 @@ static int open_world(void)
 {
     char where[256];
     ncclUniqueId id;
-    int count = 0, rank = -1, devices = 0;
+    int count = 0, rank = -1, devices = 0, major = 0;
 
     world.rank = number("RANK", 0);
     world.nranks = number("WORLD_SIZE", 1);
@@ -32,6 +32,8 @@ static int open_world(void)
     setenv("NCCL_COMM_ID", where, 0);
     TRY(cudaGetDeviceCount(&devices));
     TRY(cudaSetDevice(world.rank % devices));
+    TRY(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, world.rank % devices));
+    CHECK(major >= 8);
     TRY(cudaStreamCreate(&world.stream));
     TRY(cudaStreamCreateWithFlags(&world.other, cudaStreamNonBlocking));
     TRY(ncclGetUniqueId(&id));
