@@ -66,8 +66,7 @@ struct ncclEpGroup {
     int is_cpu;
     int max_topk;
     int64_t min_rows; /* high throughput: rows that receive tensors must have */
-    int local_experts;
-    int error_kept; /* MaskClean met an error that ErrorClear has not ended */
+    int error_kept;   /* MaskClean met an error that ErrorClear has not ended */
     struct stream_pair *streams;
     struct ncclEpHandle *handles;
     struct ncclEpGroup *next;

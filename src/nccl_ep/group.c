@@ -138,7 +138,7 @@ static ncclResult_t open_group(struct ncclEpGroup *group, const ncclEpGroupConfi
     ncclResult_t result;
 
     group->low_latency = config->algorithm == NCCL_EP_ALGO_LOW_LATENCY;
-    group->max_topk = config->num_experts < EPX_MAX_TOPK ? (int)config->num_experts : EPX_MAX_TOPK;
+    group->max_topk = EPX_MAX_TOPK; /* K is known with the first handle; a group must have room before */
     group->min_rows = config->max_recv_tokens_per_rank;
     c = make_config(config, &group->comm, group->max_topk);
     result = limit_sms(config, &c);
@@ -155,7 +155,6 @@ static ncclResult_t open_group(struct ncclEpGroup *group, const ncclEpGroupConfi
         return result;
     result = face_result(epx_group_query(group->group, &info), create);
     group->is_cpu = info.device == EPX_DEVICE_CPU;
-    group->local_experts = info.local_experts;
     return result;
 }
 
