@@ -34,8 +34,8 @@ enum pond_call {
     POND_CALLS
 };
 
-static const char *const pond_calls[POND_CALLS] = {"none", "probe", "open",  "add_region", "address", "connect",
-                                                   "put",  "flush", "poll",  "wait_fd",    "arm",     "close"};
+static const char *const pond_calls[POND_CALLS] = {"none", "probe", "open", "add_region", "address", "connect",
+                                                   "put",  "flush", "poll", "wait_fd",    "arm",     "close"};
 
 enum { POND_RANKS = 8, POND_INBOX = 1 << 14 };
 

@@ -87,7 +87,8 @@ static int end_stuck(struct scene *s, const struct story *story)
     uint64_t start;
     epx_status status;
 
-    if (epx_group_error(s->group, &info) == EPX_OK || !tells(info.message) || !strstr(info.message, word_of(story->call)))
+    if (epx_group_error(s->group, &info) == EPX_OK || !tells(info.message) ||
+        !strstr(info.message, word_of(story->call)))
         return say(s, "the error does not tell that the own proxy is stuck, and in what");
     if (epx_group_stats(s->group, &stats) != EPX_OK || stats.net_stuck != 1)
         return say(s, "the statistics do not tell of one stuck proxy");
@@ -333,8 +334,11 @@ static void all_end_well(const struct story *stories, int n)
 
 static void stuck_while_a_group_is_made(void **state)
 {
-    static const struct story stories[] = {
-        {.call = POND_PROBE, .ms = -1, .at_once = 1}, {.call = POND_OPEN, .ms = -1, .at_once = 1}, {.call = POND_REGION, .ms = -1, .at_once = 1}, {.call = POND_ADDRESS, .ms = -1, .at_once = 1}, {.call = POND_CONNECT, .ms = -1, .at_once = 1}};
+    static const struct story stories[] = {{.call = POND_PROBE, .ms = -1, .at_once = 1},
+                                           {.call = POND_OPEN, .ms = -1, .at_once = 1},
+                                           {.call = POND_REGION, .ms = -1, .at_once = 1},
+                                           {.call = POND_ADDRESS, .ms = -1, .at_once = 1},
+                                           {.call = POND_CONNECT, .ms = -1, .at_once = 1}};
 
     (void)state;
     ALL_END_WELL(stories);
@@ -342,8 +346,10 @@ static void stuck_while_a_group_is_made(void **state)
 
 static void stuck_while_a_group_works(void **state)
 {
-    static const struct story stories[] = {{.call = POND_PUT, .ms = -1, .rank = stuck_at_work},     {.call = POND_FLUSH, .ms = -1, .rank = stuck_at_work},
-                                           {.call = POND_POLL, .ms = -1, .rank = stuck_at_work},    {.call = POND_WAIT_FD, .ms = -1, .rank = stuck_at_work},
+    static const struct story stories[] = {{.call = POND_PUT, .ms = -1, .rank = stuck_at_work},
+                                           {.call = POND_FLUSH, .ms = -1, .rank = stuck_at_work},
+                                           {.call = POND_POLL, .ms = -1, .rank = stuck_at_work},
+                                           {.call = POND_WAIT_FD, .ms = -1, .rank = stuck_at_work},
                                            {.call = POND_ARM, .ms = -1, .rank = stuck_at_work}};
 
     (void)state;
@@ -352,8 +358,9 @@ static void stuck_while_a_group_works(void **state)
 
 static void survivors_go_on_without_the_stuck(void **state)
 {
-    static const struct story stories[] = {
-        {.call = POND_PUT, .ms = -1, .enable_mask = 1, .rank = survivors_go_on}, {.call = POND_POLL, .ms = -1, .enable_mask = 1, .rank = survivors_go_on}, {.call = POND_ARM, .ms = -1, .enable_mask = 1, .rank = survivors_go_on}};
+    static const struct story stories[] = {{.call = POND_PUT, .ms = -1, .enable_mask = 1, .rank = survivors_go_on},
+                                           {.call = POND_POLL, .ms = -1, .enable_mask = 1, .rank = survivors_go_on},
+                                           {.call = POND_ARM, .ms = -1, .enable_mask = 1, .rank = survivors_go_on}};
 
     (void)state;
     ALL_END_WELL(stories);
@@ -370,8 +377,10 @@ static void stuck_at_the_end_of_a_group(void **state)
 
 static void slow_is_not_stuck(void **state)
 {
-    static const struct story stories[] = {{.call = POND_PUT, .ms = 500, .rank = only_slow},   {.call = POND_POLL, .ms = 500, .rank = only_slow},
-                                           {.call = POND_ARM, .ms = 500, .rank = only_slow},   {.call = POND_OPEN, .ms = 500, .rank = only_slow, .at_once = 1},
+    static const struct story stories[] = {{.call = POND_PUT, .ms = 500, .rank = only_slow},
+                                           {.call = POND_POLL, .ms = 500, .rank = only_slow},
+                                           {.call = POND_ARM, .ms = 500, .rank = only_slow},
+                                           {.call = POND_OPEN, .ms = 500, .rank = only_slow, .at_once = 1},
                                            {.call = POND_CONNECT, .ms = 500, .rank = only_slow, .at_once = 1}};
 
     (void)state;
@@ -390,9 +399,12 @@ static void back_after_the_deadline(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(stuck_while_a_group_is_made),  cmocka_unit_test(stuck_while_a_group_works),
-        cmocka_unit_test(survivors_go_on_without_the_stuck), cmocka_unit_test(stuck_at_the_end_of_a_group),
-        cmocka_unit_test(slow_is_not_stuck),            cmocka_unit_test(back_after_the_deadline),
+        cmocka_unit_test(stuck_while_a_group_is_made),
+        cmocka_unit_test(stuck_while_a_group_works),
+        cmocka_unit_test(survivors_go_on_without_the_stuck),
+        cmocka_unit_test(stuck_at_the_end_of_a_group),
+        cmocka_unit_test(slow_is_not_stuck),
+        cmocka_unit_test(back_after_the_deadline),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

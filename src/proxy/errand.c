@@ -230,7 +230,8 @@ static epx_status abandon(struct proxy_thread *t, int ms)
 
     what_it_does(t, does, sizeof(does));
     snprintf(t->text, sizeof(t->text),
-             "rank %d: proxy %d has not come back from the network (%s) within %d ms: it was %s; the thread, its endpoint and "
+             "rank %d: proxy %d has not come back from the network (%s) within %d ms: it was %s; the thread, its "
+             "endpoint and "
              "the group's memory stay until the process ends",
              t->group->options.rank, t->index, t->ops->name, ms, does);
     __atomic_store_n(&t->stats.stuck, 1, __ATOMIC_RELAXED);

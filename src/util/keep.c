@@ -18,7 +18,8 @@ static void keep_code(void)
 {
     Dl_info self;
 
-    if (dladdr((const void *)&kept, &self) && self.dli_fname && !dlopen(self.dli_fname, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE))
+    if (dladdr((const void *)&kept, &self) && self.dli_fname &&
+        !dlopen(self.dli_fname, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE))
         log_line(LOG_DEBUG, "%s cannot be kept open: %s", self.dli_fname, dlerror());
 }
 
