@@ -302,9 +302,9 @@ static void stopped_over_shared_memory(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(killed_on_one_node),   cmocka_unit_test(killed_over_sockets),
+        cmocka_unit_test(killed_on_one_node),        cmocka_unit_test(killed_over_sockets),
         cmocka_unit_test(killed_over_shared_memory), cmocka_unit_test(stopped_on_one_node),
-        cmocka_unit_test(stopped_over_sockets), cmocka_unit_test(stopped_over_shared_memory),
+        cmocka_unit_test(stopped_over_sockets),      cmocka_unit_test(stopped_over_shared_memory),
     };
 
     if (argc > 1)
