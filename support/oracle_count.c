@@ -34,40 +34,53 @@ static int carrier(const struct oracle_route *route, int source, int node)
     return -1;
 }
 
-/* Rows of one token at rank `owner`. One row per token and rank, or per entry of its top-k. */
-static int rows_at(const struct oracle_route *route, int source, int token, int owner, int by_expert)
+/* How to count: tokens; rows of experts (in low latency entries of a token may share one); entries of a token's top-k. */
+enum count { BY_RANK, BY_EXPERT, BY_ENTRY };
+
+static int is_new(const int32_t *idx, int k)
 {
+    for (int before = 0; before < k; before++)
+        if (idx[before] == idx[k])
+            return 0;
+    return 1;
+}
+
+/* Rows of one token at rank `owner`. */
+static int rows_at(const struct oracle_route *route, int source, int token, int owner, enum count by)
+{
+    const int shared = by == BY_EXPERT && route->mode == EPX_LOW_LATENCY;
     const int32_t *idx = oracle_idx(route, source, token);
     int n = 0;
 
     if (!route->active[source] || !route->active[owner])
         return 0;
-    if (!by_expert)
+    if (by == BY_RANK)
         return oracle_names_rank(route, idx, owner);
     for (int k = 0; k < route->topk; k++)
-        n += idx[k] >= 0 && idx[k] / route->local_experts == owner;
+        n += idx[k] >= 0 && idx[k] / route->local_experts == owner && (!shared || is_new(idx, k));
     return n;
 }
 
-static int64_t rows_between(const struct oracle_route *route, int source, int owner, int by_expert)
+static int64_t rows_between(const struct oracle_route *route, int source, int owner, enum count by)
 {
     int64_t n = 0;
 
     for (int t = 0; t < route->tokens[source]; t++)
-        n += rows_at(route, source, t, owner, by_expert);
+        n += rows_at(route, source, t, owner, by);
     return n;
 }
 
 void oracle_count_dispatch(const struct oracle_route *route, int rank, struct oracle_counts *c)
 {
-    const int expert_major = route->layout == EPX_EXPERT_MAJOR, high = route->mode == EPX_HIGH_THROUGHPUT;
-    const int travels = expert_major && high; /* how rows travel */
+    const int high = route->mode == EPX_HIGH_THROUGHPUT;
+    const enum count by = route->layout == EPX_EXPERT_MAJOR ? BY_EXPERT : BY_RANK;
+    const enum count travels = high ? by : BY_RANK; /* how rows travel */
 
     for (int r = 0; r < route->nranks; r++) {
         const int from = high ? carrier(route, r, node_of(route, rank)) : r;
 
         c->rows_sent += (uint64_t)rows_between(route, rank, r, travels);
-        c->rows_received += (uint64_t)rows_between(route, r, rank, expert_major);
+        c->rows_received += (uint64_t)rows_between(route, r, rank, by);
         if (from >= 0 && from != rank && node_of(route, from) == node_of(route, rank))
             c->rows_peer += (uint64_t)rows_between(route, r, rank, travels);
     }
@@ -77,23 +90,22 @@ void oracle_count_dispatch(const struct oracle_route *route, int rank, struct or
 static int goes_to(const struct oracle_route *route, int source, int token, int node)
 {
     for (int r = 0; r < route->nranks; r++)
-        if (node_of(route, r) == node && rows_at(route, source, token, r, 0))
+        if (node_of(route, r) == node && rows_at(route, source, token, r, BY_RANK))
             return 1;
     return 0;
 }
 
 void oracle_count_combine(const struct oracle_route *route, int rank, struct oracle_counts *c)
 {
-    const int by_expert = route->layout == EPX_EXPERT_MAJOR, high = route->mode == EPX_HIGH_THROUGHPUT;
+    const int expert_major = route->layout == EPX_EXPERT_MAJOR, high = route->mode == EPX_HIGH_THROUGHPUT;
+    const enum count by = expert_major ? BY_EXPERT : BY_RANK, summed = expert_major ? BY_ENTRY : BY_RANK;
     const int node = node_of(route, rank);
 
     for (int r = 0; r < route->nranks; r++) {
-        const int64_t rows = rows_between(route, rank, r, by_expert);
-
         if (!high || node_of(route, r) == node)
-            c->rows_returned += (uint64_t)rows;
+            c->rows_returned += (uint64_t)rows_between(route, rank, r, summed);
         if (r != rank && node_of(route, r) == node)
-            c->rows_peer += (uint64_t)rows;
+            c->rows_peer += (uint64_t)rows_between(route, rank, r, by);
     }
     /* Another node sends one sum per token, and whoever relays reads what others of its node hold. */
     for (int n = 0; high && n < route->nranks; n++)
@@ -102,5 +114,5 @@ void oracle_count_combine(const struct oracle_route *route, int rank, struct ora
     for (int s = 0; high && s < route->nranks; s++)
         for (int r = 0; node_of(route, s) != node && carrier(route, s, node) == rank && r < route->nranks; r++)
             if (r != rank && node_of(route, r) == node)
-                c->rows_peer += (uint64_t)rows_between(route, s, r, by_expert);
+                c->rows_peer += (uint64_t)rows_between(route, s, r, by);
 }

@@ -82,9 +82,7 @@ static void draw_routing(struct prop_handle *h, struct prop_rng *rng, int nranks
     w->uneven = prop_chance(rng, 60);
     w->hole_percent = prop_chance(rng, 40) ? 1 + prop_draw(rng, 100) : 0;
     w->max_tokens = prop_chance(rng, 10) ? 0 : 1 + prop_draw(rng, prop_chance(rng, 30) ? 100 : 12);
-    /* Low latency's expert-major layout has no room for a token twice at one expert. */
-    if (h->mode == EPX_HIGH_THROUGHPUT || h->layout == EPX_RANK_MAJOR)
-        w->duplicates = prop_chance(rng, 20);
+    w->duplicates = prop_chance(rng, 20);
 }
 
 static void draw_options(struct prop_handle *h, struct prop_rng *rng)
@@ -189,9 +187,10 @@ void prop_shrink(struct prop_case *c)
     int tokens = 0;
 
     allow_staging(c);
-    /* A token that names an expert twice can exceed the default worst case of the expert-major layout. */
+    /* A token that names an expert twice can exceed the default worst case of high throughput's expert-major layout. */
     for (int i = 0; i < c->nhandles; i++)
-        c->bounded |= c->handle[i].w.duplicates && c->handle[i].layout == EPX_EXPERT_MAJOR;
+        c->bounded |= c->handle[i].w.duplicates && c->handle[i].layout == EPX_EXPERT_MAJOR &&
+                      c->handle[i].mode == EPX_HIGH_THROUGHPUT;
     /* The group has one M, the largest of its handles: shrink to that. */
     for (int i = 0; i < c->nhandles; i++) {
         struct prop_handle *h = &c->handle[i];

@@ -269,7 +269,7 @@ EPX_API epx_status epx_stream_wait_event(epx_group *group, epx_stream stream, ep
 /*
  * Layouts of what a rank receives.
  *  EXPERT_MAJOR  low latency:     tokens [L, R*M, H], the first expert_counts[l] rows of each expert, by (rank, token);
- *                                 a token may name an expert once
+ *                                 entries of a token that name the same expert share a row, and each adds it in combine
  *                high throughput: tokens [N, H], a zone per local expert, each padded with zeros to expert_alignment
  *  RANK_MAJOR    low latency:     tokens [R, M, H], the first rank_counts[r] rows of each rank, in token order
  *  FLAT          high throughput: tokens [N, H], one row per (token, this rank), by (source rank, token)

@@ -201,6 +201,32 @@ def test_entries_taken_out_before_combine(world: World) -> None:
         assert calc_diff(combined.cpu(), expected.bfloat16().cpu()) < 1e-5 and not combined[0].any()
 
 
+def test_expert_named_twice(world: World) -> None:
+    """Entries of a token that name the same expert share a row there, and each adds it with its own weight."""
+    for buffer in world.buffers():
+        work = Work(world.nranks, 9, 256, 2 * world.nranks, 6, seed=73, uneven=False)
+        for idx in work.idx:
+            idx[::2, 3] = idx[::2, 0]
+            idx[::3, 5] = idx[::3, 1]
+            idx[4] = idx[4, 2]
+        x, idx, weights = (world.to(part[world.rank]) for part in (work.x, work.idx, work.weights))
+        expected = x.float() * torch.where(idx < 0, 0.0, weights).sum(1, keepdim=True)
+        for hooked, fp8, logfmt in ((False, False, False), (True, False, False), (False, True, False), (False, False, True)):
+            recv, counts, handle, _event, hook = buffer.low_latency_dispatch(
+                x, idx, 16, work.experts, use_fp8=fp8, return_recv_hook=hooked)
+            if hooked:
+                hook()
+            for expert in range(work.local):
+                mine = world.rank * work.local + expert
+                assert counts[expert] == sum(int((i == mine).any(1).sum()) for i in work.idx)
+            rows = uncast_fp8(*recv) if fp8 else recv
+            combined, _event, hook = buffer.low_latency_combine(
+                rows, idx, weights, handle, use_logfmt=logfmt, return_recv_hook=hooked)
+            if hooked:
+                hook()
+            assert calc_diff(combined.cpu(), expected.bfloat16().cpu()) < (9e-4 if fp8 else 1e-5)
+
+
 def test_repeats_bit_for_bit(world: World) -> None:
     for buffer in world.buffers():
         work = Work(buffer.group_size, 14, 256, 2 * buffer.group_size, 4, seed=6)

@@ -74,7 +74,7 @@ epx_status ll_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
     p.outer_rows = (int32_t)args->out_tokens.shape[1];
     p.agree = make_agreement(handle, &args->out_tokens, scale_row_bytes(args), args->out_weights.ndim != 0);
     p.route = make_route(&handle->topk);
-    p.route.once = handle->config.layout == EPX_EXPERT_MAJOR;
+    p.route.shared = handle->config.layout == EPX_EXPERT_MAJOR;
     p.in = make_row_in(args);
     p.weights = args->out_weights.ndim ? args->weights.data : NULL;
     p.in_place = in_place_offset(handle, args);

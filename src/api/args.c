@@ -94,7 +94,6 @@ epx_status indices_check(struct epx_handle *handle, const epx_tensor *topk, epx_
     struct epx_group *group = handle->group;
     const struct device_ops *ops = group->device->ops;
     const int64_t K = topk->shape[1], n = topk->shape[0] * K;
-    const int once = handle->config.mode == EPX_LOW_LATENCY && handle->config.layout == EPX_EXPERT_MAJOR;
 
     if (!(ops->caps & DEVICE_HOST_ACCESS) ||
         ops->stream_query(group->device, stream ? (struct device_stream *)stream : group->default_stream) != EPX_OK)
@@ -105,12 +104,6 @@ epx_status indices_check(struct epx_handle *handle, const epx_tensor *topk, epx_
             return fail(EPX_ERR_ARGUMENT,
                         "%s: topk_idx[%" PRId64 "][%" PRId64 "]: expected -1 (dropped) to %d, got %" PRId64, call,
                         i / K, i % K, group->set.experts - 1, id);
-        for (int64_t j = i / K * K; once && id >= 0 && j < i; j++)
-            if (index_at(topk, j) == id)
-                return fail(EPX_ERR_ARGUMENT,
-                            "%s: topk_idx[%" PRId64 "][%" PRId64 "]: expected each expert once per token (low latency "
-                            "EXPERT_MAJOR), got %" PRId64 " twice",
-                            call, i / K, i % K, id);
     }
     return EPX_OK;
 }

@@ -106,8 +106,8 @@ static void write_message(const struct epx_group *group, const struct error_reco
         break;
     case EPX_ERR_ARGUMENT:
         snprintf(text, bytes,
-                 "rank %d: topk_idx[%" PRId64 "][%" PRId64 "]: expected -1 to %" PRId64
-                 " (in low latency EXPERT_MAJOR each once per token), got %" PRId64 "; it was dropped",
+                 "rank %d: topk_idx[%" PRId64 "][%" PRId64 "]: expected -1 to %" PRId64 ", got %" PRId64
+                 "; it was dropped",
                  group->rank, e->detail[0], e->detail[1], e->expected - 1, e->seen);
         break;
     default:

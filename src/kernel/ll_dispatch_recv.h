@@ -99,8 +99,8 @@ KFN void ll_all_places(struct agent *ag, const struct ll_dispatch_params *p, uin
 }
 
 /*
- * begin[l][s] and count[l][s] for this rank's experts; the caller's counters. Every token names an expert once (route.h sees
- * to that), so that R*M rows are enough: unless another node's tables, which are believed only so far, say otherwise.
+ * begin[l][s] and count[l][s] for this rank's experts; the caller's counters. Every token has one row at an expert, however
+ * often it names it, so that R*M rows are enough: unless another node's tables, which are believed only so far, say otherwise.
  */
 KFN_STEP int ll_count_experts(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
 {

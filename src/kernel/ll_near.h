@@ -106,7 +106,7 @@ KFN int near_route(struct agent *ag, const struct ll_dispatch_params *p, uint64_
         odd |= id < -1 || id >= E;
         if (id < 0 || id >= E)
             continue;
-        odd |= (ag_crew_or(&masks[(int)id * words + word], bit) & bit) != 0; /* named twice */
+        ag_crew_or(&masks[(int)id * words + word], bit);
         ag_crew_or(&masks[(E + (int)id / L) * words + word], bit);
     }
     AG_MARK(ag, "or");

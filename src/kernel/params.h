@@ -373,7 +373,7 @@ struct index_out { /* an int32 or int64 output, or NULL */
 struct route_in {
     const void *topk; /* [B, K] int32 or int64 */
     int32_t idx64, ntokens, topk_n;
-    int32_t once; /* 1: an expert may be named once per token */
+    int32_t shared; /* 1: entries of a token that name the same expert share a row */
 };
 
 enum { STEP_SEND = 1, STEP_RECV = 2 };

@@ -398,17 +398,17 @@ KFN int route_token(const struct group_dev *g, const struct route_in *in, int t,
 
     for (int k = 0; k < K; k++) {
         int64_t id = in->idx64 ? ((const int64_t *)in->topk)[first + k] : ((const int32_t *)in->topk)[first + k];
-        int j = 0;
-        while (in->once && id >= 0 && j < k && out->ids[j] != id)
-            j++;
-        if (id < -1 || id >= E || (in->once && id >= 0 && j < k)) {
+        int j = in->shared ? 0 : k;
+        if (id < -1 || id >= E) {
             bad = bad ? bad : k + 1;
             id = -1;
         }
         if (id >= 0 && !g->mask[id / L])
             id = -1;
+        while (j < k && out->ids[j] != id) /* of those before it, the one whose row it shares */
+            j++;
         out->ids[k] = (int32_t)id;
-        out->eidx[k] = id < 0 ? -1 : table[id]++;
+        out->eidx[k] = id < 0 ? -1 : j < k ? out->eidx[j] : table[id]++;
         out->ridx[k] = -1;
         if (id < 0)
             continue;
@@ -438,8 +438,8 @@ KFN void ag_route_count(struct agent *ag, const struct group_dev *g, const struc
 
 /*
  * Fills ids, eidx, ridx and rord of the handle (params.h) for tokens [t0, t1); the numbers go on from what `table` says.
- * `kept` is NULL if nobody counted before. `bad` gets 1 + the place of the first index that is out of range, or named twice
- * where once is allowed; such an index counts as dropped.
+ * `kept` is NULL if nobody counted before. `bad` gets 1 + the place of the first index that is out of range; it counts as
+ * dropped.
  */
 KFN void ag_route_number(struct agent *ag, const struct group_dev *g, const struct handle_dev *h,
                          const struct route_in *in, int t0, int t1, int32_t *table, const struct route_kept *kept,

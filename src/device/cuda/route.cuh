@@ -50,7 +50,7 @@ KFN int64_t route_step(const struct group_dev *g, const struct route_in *in, int
 {
     const int K = in->topk_n, E = g->experts, L = g->local_experts;
     const int token = lane_id() / K, k = lane_id() % K, base = lane_id() - k;
-    int wrong = wide < -1 || wide >= E;
+    const int wrong = wide < -1 || wide >= E;
     int id = wrong ? -1 : (int)wide, rank = id < 0 ? -1 : id / L;
     lanes_t twins = 0, mates = 0; /* bit j: the token's pair j names the same expert; the same rank */
 
@@ -63,12 +63,6 @@ KFN int64_t route_step(const struct group_dev *g, const struct route_in *in, int
         mates |= (lanes_t)(at == rank) << j;
     }
     const lanes_t before = ((lanes_t)1 << k) - 1;
-    if (in->once && id >= 0 && (twins & before)) {
-        wrong = 1;
-        id = rank = -1;
-    }
-    if (in->once)
-        twins = (lanes_t)1 << k; /* the others were dropped */
     const lanes_t wrongs = __ballot_sync(ALL_LANES, wrong);
     const int first = rank >= 0 && !(mates & before);
     const lanes_t firsts = __ballot_sync(ALL_LANES, first);
@@ -81,12 +75,12 @@ KFN int64_t route_step(const struct group_dev *g, const struct route_in *in, int
     int eidx = -1, ridx = -1;
     ROLLED for (int u = 0; u < WARP / K; u++) {
         if (token == u && id >= 0) {
-            eidx = table[id] + lanes_count(twins & before);
+            eidx = table[id] + (in->shared ? 0 : lanes_count(twins & before));
             ridx = first ? table[E + rank] : -1;
         }
         __syncwarp();
         if (token == u && id >= 0 && !(twins & before))
-            table[id] = eidx + lanes_count(twins);
+            table[id] = eidx + (in->shared ? 1 : lanes_count(twins));
         if (token == u && first)
             table[E + rank] = ridx + 1;
         __syncwarp();
