@@ -98,7 +98,7 @@ class Engine:
         info = probe.info
         self.rank, self.nranks, self.node, self.nnodes = info.rank, info.nranks, info.node, info.nnodes
         nodes = [struct.unpack("i", part)[0] for part in bootstrap.allgather(struct.pack("i", info.node))]
-        self.node_of = nodes
+        self.node_of = tuple(nodes)
         probe.destroy()
 
     def close(self) -> None:

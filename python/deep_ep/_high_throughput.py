@@ -10,7 +10,7 @@ import torch
 from . import _checks as checks
 from ._checks import wrong
 from ._engine import Engine, Pool
-from ._layout import NVL_PEERS, in_nodes, receive_field, send_fields, source_meta
+from ._layout import NVL_PEERS, in_nodes, nodes_on, receive_field, send_fields, source_meta
 from ._routing import Handle, HighThroughputRouting, attach, find
 from ._streams import CudaLaunch, HostLaunch
 
@@ -170,7 +170,7 @@ def make_handle(engine: Engine, routing: HighThroughputRouting, in_rank: torch.T
     goes = in_nodes(in_rank, engine.node_of)
     node_prefix, node_head = send_fields(goes, channels)
     relayed = torch.zeros(engine.nnodes, dtype=torch.int32, device=in_rank.device)
-    relayed.index_add_(0, torch.tensor(engine.node_of, device=in_rank.device), counts.relayed)
+    relayed.index_add_(0, nodes_on(in_rank.device, engine.node_of), counts.relayed)
     relayed[engine.node] = goes[:, engine.node].sum()
     relayed_sum = relayed.cumsum(0, dtype=torch.int32)
     passing = 0 if recv.bounded else int(relayed_sum[-1])  # a bound was given in order not to wait here

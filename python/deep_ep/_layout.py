@@ -5,14 +5,15 @@ DeepEP cuts the tokens of a rank into C channels, ceil(T / C) tokens each. EPX d
 that read them.
 """
 
-from typing import List, Optional, Tuple
+import functools
+from typing import Optional, Tuple
 
 import torch
 
 NVL_PEERS = 8  # DeepEP's ranks per node, the width of send_nvl_head
 
 
-def dispatch_layout(topk_idx: torch.Tensor, num_experts: int, nranks: int, node_of: List[int]) -> Tuple[
+def dispatch_layout(topk_idx: torch.Tensor, num_experts: int, nranks: int, node_of: Tuple[int, ...]) -> Tuple[
         torch.Tensor, Optional[torch.Tensor], torch.Tensor, torch.Tensor]:
     """(tokens per rank, tokens per node or None, tokens per expert, is token in rank). No synchronisation."""
     local = -(-num_experts // nranks)
@@ -40,9 +41,16 @@ def _mark(columns: torch.Tensor, n: int) -> torch.Tensor:
     return zeros.scatter_(1, columns, True)[:, :n].contiguous()
 
 
-def in_nodes(in_rank: torch.Tensor, node_of: List[int]) -> torch.Tensor:
+@functools.lru_cache(maxsize=None)
+def nodes_on(device: torch.device, node_of: Tuple[int, ...]) -> torch.Tensor:
+    """The node of each rank, int64 [R]. Made once: the host would wait for each copy to a GPU."""
+    with torch.inference_mode(False):
+        return torch.tensor(node_of, device=device)
+
+
+def in_nodes(in_rank: torch.Tensor, node_of: Tuple[int, ...]) -> torch.Tensor:
     """bool [T, nodes]: which nodes each token goes to."""
-    node = torch.tensor(node_of, device=in_rank.device)
+    node = nodes_on(in_rank.device, node_of)
     counts = torch.zeros(in_rank.shape[0], max(node_of) + 1, dtype=torch.int32, device=in_rank.device)
     return counts.index_add_(1, node, in_rank.to(torch.int32)) > 0
 
@@ -70,8 +78,8 @@ def receive_field(src_rank: torch.Tensor, src_token: torch.Tensor, rank_tokens: 
     return counts.cumsum(1, dtype=torch.int32) - counts
 
 
-def source_meta(src_rank: torch.Tensor, node_of: List[int], local_rank: int) -> torch.Tensor:
+def source_meta(src_rank: torch.Tensor, node_of: Tuple[int, ...], local_rank: int) -> torch.Tensor:
     """uint8 [N, 8]: the source's node and a bit for this rank, each as int32."""
-    node = torch.tensor(node_of, dtype=torch.int32, device=src_rank.device)[src_rank.clamp(min=0).long()]
+    node = nodes_on(src_rank.device, node_of)[src_rank.clamp(min=0).long()].to(torch.int32)
     bits = torch.full_like(node, 1 << local_rank)
     return torch.stack((node, bits), 1).view(torch.uint8)
