@@ -3,7 +3,7 @@
 
 import atexit
 import weakref
-from typing import Any, Callable, List, Optional, Tuple, Union
+from typing import Any, Callable, List, Optional, Set, Tuple, Union
 
 import epx
 import torch
@@ -85,6 +85,7 @@ class Buffer:
         self._comm_stream: Any = None
         self._on_current_stream = use_default_stream_as_comm_stream
         self._local: dict = {}
+        self._to_mask: Set[int] = set()  # ranks; before the next low-latency operation
         if low_latency_mode:
             self._engine.prepare_low_latency()
         _living.add(self)
@@ -289,6 +290,8 @@ class Buffer:
         engine, launcher = self._engine, None
         if engine.closed or async_finish or not return_recv_hook:
             launcher = self._low_latency_launcher(x, async_finish, return_recv_hook)
+        if self._to_mask:
+            self._mask_now()
         return _low_latency.dispatch(
             engine, launcher, x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts,
             cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats, (use_fp8, round_scale, use_ue8m0),
@@ -303,6 +306,8 @@ class Buffer:
         engine, launcher = self._engine, None
         if engine.closed or async_finish or not return_recv_hook:
             launcher = self._low_latency_launcher(x, async_finish, return_recv_hook)
+        if self._to_mask:
+            self._mask_now()
         return _low_latency.combine(
             launcher, x, topk_idx, topk_weights, handle, use_logfmt, zero_copy, return_recv_hook, out,
             combine_wait_recv_cost_stats)
@@ -332,20 +337,28 @@ class Buffer:
         return self._open().low_latency_pools()
 
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
-        """mask=True: the rank is neither sent to nor waited for any more. It comes back by low_latency_clean_mask_buffer(),
-        which all ranks call; mask=False is refused for a rank that is masked."""
+        """mask=True: from the next low-latency operation on the rank is neither sent to nor waited for. Until then mask=False
+        takes that back. Afterwards it comes back by low_latency_clean_mask_buffer(), which all ranks call; mask=False is
+        refused then."""
         pools = self._mask_pools()
         if not isinstance(rank_to_mask, int) or not 0 <= rank_to_mask < self.group_size:
             raise wrong("rank_to_mask", "0 to %d" % (self.group_size - 1), repr(rank_to_mask))
         if mask and not pools:
             raise refused("low_latency_update_mask_buffer: expected a low-latency dispatch before, in which the ranks meet")
-        for pool in pools:
-            active = _active(pool, torch.empty(self.group_size, dtype=torch.int32, device=pool.device)).tolist()
-            if not mask and not active[rank_to_mask]:
-                raise refused("low_latency_update_mask_buffer: rank %d is masked: expected low_latency_clean_mask_buffer(), "
-                              "called by all ranks, to bring it back" % rank_to_mask)
-            active[rank_to_mask] = 0 if mask else 1
-            pool.group.mask_update(active, stream=_stream(pool.device))
+        if mask:
+            self._to_mask.add(rank_to_mask)
+        elif any(not _active_list(pool)[rank_to_mask] for pool in pools):
+            raise refused("low_latency_update_mask_buffer: rank %d is masked and has missed operations: expected "
+                          "low_latency_clean_mask_buffer(), called by all ranks, to bring it back" % rank_to_mask)
+        else:
+            self._to_mask.discard(rank_to_mask)
+
+    def _mask_now(self) -> None:
+        for pool in self._mask_pools():
+            active = _active_list(pool)
+            pool.group.mask_update([0 if r in self._to_mask else a for r, a in enumerate(active)],
+                                   stream=_stream(pool.device))
+        self._to_mask.clear()
 
     def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
         """Writes 1 for each masked rank and 0 for each active one into an int32 [R] tensor. Before the first low-latency
@@ -355,10 +368,13 @@ class Buffer:
         masked = torch.zeros_like(mask_status)
         for pool in pools:
             masked |= 1 - _active(pool, mask_status)
+        for rank in self._to_mask:
+            masked[rank] = 1
         mask_status.copy_(masked)
 
     def low_latency_clean_mask_buffer(self) -> None:
         """All ranks active again. Collective over the active ranks and those that come back."""
+        self._to_mask.clear()
         for pool in self._mask_pools():
             pool.group.mask_clean(stream=_stream(pool.device))
 
@@ -369,6 +385,11 @@ def _active(pool: Pool, out: torch.Tensor) -> torch.Tensor:
     if pool.device.type == "cpu":
         settle(pool.group)
     return out
+
+
+def _active_list(pool: Pool) -> List[int]:
+    """The same on the host."""
+    return _active(pool, torch.empty(pool.group.info.nranks, dtype=torch.int32, device=pool.device)).tolist()
 
 
 def _stream(device: torch.device) -> Any:

@@ -366,8 +366,20 @@ def test_graph(world: World) -> None:
         check_one(world, buffer, work, 16)  # between replays, with handles of its own
 
 
+def go_on_without(world: World, buffer: deep_ep.Buffer, work: Work, missing: int) -> None:
+    """Both operations without one rank, which is masked afterwards."""
+    status = torch.full((world.nranks,), 9, dtype=torch.int32, device=world.device)
+    recv, _counts, handle = dispatch(world, buffer, work, 8, use_fp8=False)
+    buffer.low_latency_query_mask_buffer(status)
+    assert status.nonzero().flatten().tolist() == [missing]
+    combined, _event, _hook = buffer.low_latency_combine(
+        recv, world.to(work.idx[world.rank]), world.to(work.weights[world.rank]), handle)
+    check_without(work, world.rank, missing, combined.cpu())
+
+
 def test_masks(world: World) -> None:
-    """A rank that does not come is masked after the timeout, the others go on, and it comes back by a clean."""
+    """A rank that does not come is masked after the timeout, the others go on, and it comes back by a clean. So does one that
+    was masked by hand."""
     if world.nranks < 3:
         return
     with environment(EPX_TIMEOUT_MS="1500"):
@@ -384,24 +396,21 @@ def test_masks(world: World) -> None:
         assert status.tolist() == [0] * world.nranks
         world.meet()
         if world.rank != late:
-            recv, counts, handle = dispatch(world, buffer, work, 8, use_fp8=False)
-            buffer.low_latency_query_mask_buffer(status)
-            assert status.tolist() == [0] * late + [1]
-            combined, _event, _hook = buffer.low_latency_combine(
-                recv, world.to(work.idx[world.rank]), world.to(work.weights[world.rank]), handle)
-            check_without(work, world.rank, late, combined.cpu())
+            go_on_without(world, buffer, work, late)
         world.meet()
         buffer.low_latency_clean_mask_buffer()
         check_one(world, buffer, work, 8)
-        other = (world.rank + 1) % world.nranks
-        buffer.low_latency_update_mask_buffer(other, True)
-        buffer.low_latency_query_mask_buffer(status)
-        assert status.tolist() == [int(r == other) for r in range(world.nranks)]
-        try:
-            buffer.low_latency_update_mask_buffer(other, False)
-            raise AssertionError("a masked rank came back without the others")
-        except epx.UsageError as error:
-            assert "low_latency_clean_mask_buffer" in str(error)
+        for mask in (True, False, True):  # until an operation it can be taken back
+            buffer.low_latency_update_mask_buffer(late, mask)
+            buffer.low_latency_query_mask_buffer(status)
+            assert status.tolist() == [0] * late + [int(mask)]
+        if world.rank != late:
+            go_on_without(world, buffer, work, late)
+            try:
+                buffer.low_latency_update_mask_buffer(late, False)
+                raise AssertionError("a masked rank came back without the others")
+            except epx.UsageError as error:
+                assert "low_latency_clean_mask_buffer" in str(error)
         world.meet()
         buffer.low_latency_clean_mask_buffer()
         check_one(world, buffer, work, 8)
@@ -417,12 +426,7 @@ def check_missing_from_the_start(world: World) -> None:
     buffer = deep_ep.Buffer(dist.group.WORLD, 0, nbytes, low_latency_mode=True, enable_shrink=True, explicitly_destroy=True)
     status = torch.full((world.nranks,), 9, dtype=torch.int32, device=world.device)
     if world.rank != gone:
-        recv, _counts, handle = dispatch(world, buffer, work, most, use_fp8=False)
-        buffer.low_latency_query_mask_buffer(status)
-        assert status.nonzero().flatten().tolist() == [gone]
-        combined, _event, _hook = buffer.low_latency_combine(
-            recv, world.to(work.idx[world.rank]), world.to(work.weights[world.rank]), handle)
-        check_without(work, world.rank, gone, combined.cpu())
+        go_on_without(world, buffer, work, gone)
         if world.rank != late:
             buffer.clean_low_latency_buffer(most, 128, experts)
             buffer.low_latency_query_mask_buffer(status)
