@@ -42,6 +42,8 @@ class Pool:
         self.combine_plans: Dict[Any, Any] = {}  # of low latency, by kind of call
         self.combine_buffers: List[Optional[torch.Tensor]] = [None, None]
         self.next_combine_buffer = 0
+        self.routings = 0  # that somebody refers to
+        self._left_alone = False
         # By top-k, and whether they serve graphs.
         self._handles: DefaultDict[Tuple[int, bool], List[epx.Handle]] = collections.defaultdict(list)
 
@@ -69,6 +71,25 @@ class Pool:
     def give(self, handle: epx.Handle, in_graph: bool) -> None:
         """Nobody refers to the handle's routing any more."""
         self._handles[(handle.topk, in_graph)].append(handle)
+
+    def routing_gone(self) -> None:
+        """Nobody refers to a routing any more."""
+        self.routings -= 1
+        if self._left_alone and not self.routings:
+            self.close()
+
+    def close(self) -> None:
+        """Destroys the group; the heap goes with the last of its tensors."""
+        self.combine_buffers = [None, None]
+        self.combine_plans.clear()
+        self.heap.close()
+        self.group.destroy()
+
+    def leave_alone(self) -> None:
+        """The buffer is gone. Handles that somebody still has may be used with another one, as DeepEP's may."""
+        self._left_alone = True
+        if not self.routings:
+            self.close()
 
     def stream(self) -> Optional[int]:
         """The current stream, for the C library."""
@@ -101,16 +122,13 @@ class Engine:
         self.node_of = tuple(nodes)
         probe.destroy()
 
-    def close(self) -> None:
-        """Destroys the groups; the heap of one whose tensors still live goes with the last of them."""
+    def close(self, handles_too: bool) -> None:
+        """Destroys the groups: those too, or only at their end, whose handles somebody has."""
         self.closed = True
         self._forget_plans()
         for pools in (self._high, self._low):
             for pool in pools.values():
-                pool.combine_buffers = [None, None]
-                pool.combine_plans.clear()
-                pool.heap.close()
-                pool.group.destroy()
+                pool.close() if handles_too else pool.leave_alone()
             pools.clear()
         self._bootstrap = None
 

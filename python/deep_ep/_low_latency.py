@@ -27,8 +27,9 @@ class LowLatencyRouting(Routing):
     combine_buffer: Optional[torch.Tensor] = None
 
     def __init__(self, plan: DispatchPlan, in_graph: bool, topk_idx: torch.Tensor, tokens: int) -> None:
-        self.pool = plan.pool
         self.handle, self.address = plan.take_handle(in_graph)
+        self.pool = plan.pool
+        self.pool.routings += 1
         self.in_graph = in_graph
         self.max_tokens = plan.max_tokens
         self.topk_idx = topk_idx  # combine is given the same ones: no need to look at them again
@@ -36,13 +37,16 @@ class LowLatencyRouting(Routing):
         self.tokens = tokens
 
     def __del__(self) -> None:
-        pool = self.pool
+        pool = getattr(self, "pool", None)
+        if pool is None:
+            return  # there was no handle for it
         if pool.group.alive:
             if self.staged is not None:
                 # Its hook was never called, and the other ranks wait for this rank's half.
                 pool.lib.epx_complete(self.address, pool.stream())
                 pool.group.hold(self.staged)
             pool.give(self.handle, self.in_graph)
+        pool.routing_gone()
 
     def receive(self) -> None:
         """The hook of a staged operation: afterwards its tensors are complete for the current stream."""

@@ -22,12 +22,14 @@ class Routing:
 
     def __init__(self, pool: Pool, handle: epx.Handle, in_graph: bool) -> None:
         self.pool = pool
+        pool.routings += 1
         self.handle = handle
         self.in_graph = in_graph
 
     def __del__(self) -> None:
         if self.pool.group.alive:
             self.pool.give(self.handle, self.in_graph)
+        self.pool.routing_gone()
 
     def __deepcopy__(self, _memo: Any) -> "Routing":
         return self  # whoever copies the tensors of a handle has another handle of the same routing

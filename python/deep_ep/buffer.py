@@ -94,17 +94,17 @@ class Buffer:
         """Ends the buffer; needs explicitly_destroy=True. Tensors that it returned stay valid as long as they live."""
         if not self.explicitly_destroy:
             raise refused("destroy: expected a buffer created with explicitly_destroy=True")
-        self._close()
+        self._close(True)
 
-    def _close(self) -> None:
+    def _close(self, handles_too: bool) -> None:
         engine = getattr(self, "_engine", None)
         if engine is not None and not engine.closed:
-            engine.close()
+            engine.close(handles_too)
         self.runtime = None
 
     def __del__(self) -> None:
         if not getattr(self, "explicitly_destroy", False):
-            self._close()
+            self._close(False)
 
     # ---- Settings
 
@@ -116,8 +116,8 @@ class Buffer:
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
         """Sets the default of Config.num_sms, an even number. How many SMs EPX uses is said by EPX_NUM_AGENTS."""
-        if not isinstance(new_num_sms, int) or new_num_sms < 2 or new_num_sms % 2:
-            raise wrong("new_num_sms", "a positive even integer", repr(new_num_sms))
+        if not isinstance(new_num_sms, int) or new_num_sms < 0 or new_num_sms % 2:
+            raise wrong("new_num_sms", "an even integer of at least 0", repr(new_num_sms))
         Buffer.num_sms = new_num_sms
 
     @staticmethod
@@ -230,6 +230,7 @@ class Buffer:
         if handle is not None and (topk_idx is not None or topk_weights is not None):
             raise wrong("topk_idx, topk_weights", "None with a handle, which has the routing", "a tensor")
         tokens, _scales = checks.tokens(x)
+        _check_config(config)
         launcher = self._launcher(tokens.device, previous_event, async_finish, allocate_on_comm_stream)
         if handle is not None:
             return _high_throughput.dispatch_again(self._engine, launcher, x, handle)
@@ -237,7 +238,7 @@ class Buffer:
         request = _high_throughput.DispatchRequest(
             self._engine, x, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights, expert_alignment,
             num_worst_tokens)
-        channels = max((config.num_sms if config is not None else Buffer.num_sms) // 2, 1)
+        channels = max((Buffer.num_sms if config is None else config.num_sms) // 2, 1)
         return _high_throughput.dispatch(
             self._engine, launcher, request, channels, num_recv_tokens_per_expert_as_cuda)
 
@@ -249,6 +250,7 @@ class Buffer:
         event). Sums are in fp32, the bias first, then ranks ascending, rounded once."""
         if not isinstance(x, torch.Tensor):
             raise wrong("x", "a tensor", type(x).__name__)
+        _check_config(config)
         launcher = self._launcher(x.device, previous_event, async_finish, allocate_on_comm_stream)
         return _high_throughput.combine(self._engine, launcher, x, handle, topk_weights, bias)
 
@@ -377,6 +379,11 @@ class Buffer:
         self._to_mask.clear()
         for pool in self._mask_pools():
             pool.group.mask_clean(stream=_stream(pool.device))
+
+
+def _check_config(config: Any) -> None:
+    if config is not None and not isinstance(config, Config):
+        raise wrong("config", "a Config or None", type(config).__name__)
 
 
 def _active(pool: Pool, out: torch.Tensor) -> torch.Tensor:

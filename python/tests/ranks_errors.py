@@ -64,6 +64,8 @@ def test_high_throughput(world: World) -> None:
         (lambda: dispatch(expert_alignment=0), "expert_alignment|at least 1|0"),
         (lambda: dispatch(num_worst_tokens=-1), "num_worst_tokens|at least 0|-1"),
         (lambda: dispatch(previous_event=1), "previous_event|EventOverlap|int"),
+        (lambda: dispatch(config=20), "config|Config|int"),
+        (lambda: buffer.combine(recv, handle, config=20), "config|Config|int"),
         (lambda: dispatch(allocate_on_comm_stream=True), "allocate_on_comm_stream|previous_event"),
         (lambda: dispatch(handle=handle), "topk_idx, topk_weights|None|tensor"),
         (lambda: buffer.dispatch(x[:5], handle=handle), "x|12 tokens|5"),

@@ -183,6 +183,28 @@ def test_copied_handles(world: World) -> None:
         assert "handle" in str(error)
 
 
+def test_handles_outlive_the_buffer(world: World) -> None:
+    """Megatron-LM makes a larger buffer when it needs one, forgets the old one, and combines along its handles."""
+    work = Work(world.nranks, 10, 128, 2 * world.nranks, 2, seed=111)
+    x, idx, weights = (world.to(part[world.rank]) for part in (work.x, work.idx, work.weights))
+    old = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True)
+    recv, *_rest, handle, _event = dispatch(world, old, work)
+    low, _counts, low_handle = dispatch_low(world, old, work, 16, use_fp8=False)
+    sums, low_sums = old.combine(recv, handle)[0], old.low_latency_combine(low, idx, weights, low_handle)[0]
+    pool = handle[3]._epx_routing.pool
+    del old
+    gc.collect()
+    new = deep_ep.Buffer(dist.group.WORLD)
+    exchange(world, new, work)
+    assert torch.equal(new.dispatch(x, handle=handle)[0], recv) and torch.equal(new.combine(recv, handle)[0], sums)
+    assert torch.equal(new.low_latency_combine(low, idx, weights, low_handle)[0], low_sums)
+    assert pool.group.alive
+    del handle, low_handle, recv, low, _rest
+    gc.collect()
+    assert not pool.group.alive
+    world.meet()
+
+
 def test_several_buffers(world: World) -> None:
     buffers = [new_buffer() for _ in range(3)]
     for seed, buffer in enumerate(buffers):
