@@ -293,3 +293,40 @@ def test_smaller_groups(world: World) -> None:
             exchange(world, buffer, Work(size, 24, 128, 2 * size + 1, 3, seed=size), "fp8")
             buffer.destroy()
         world.meet()
+
+
+def test_calls_for_between_nodes(world: World) -> None:
+    """internode_dispatch() and internode_combine() take what dispatch() and combine() take, by place too, on any buffer."""
+    for buffer in world.buffers():
+        work = Work(world.nranks, 14, 128, 2 * world.nranks, 3, seed=31)
+        x, idx, weights = (world.to(part[buffer.rank]) for part in (work.x, work.idx, work.weights))
+        given = list(buffer.get_dispatch_layout(idx, work.experts)[:4])
+        in_order = [given[0], given[1], given[3], given[2], idx, weights, 1, 0, deep_ep.Config(), None, False, False]
+        recv, recv_idx, _weights, _counts, handle, event = buffer.internode_dispatch(x, None, *in_order)
+        _rank, _token, rows, ref_idx, _ref_weights = work.flat(buffer.rank)
+        assert torch.equal(recv.cpu(), rows) and torch.equal(recv_idx.cpu(), ref_idx) and event.event is None
+        sums = buffer.internode_combine(recv, handle, None, (x, x), deep_ep.Config(), None, False, False)[0]
+        assert torch.equal(sums, buffer.combine(recv, handle, bias=(x, x))[0])
+
+
+def test_what_a_buffer_tells(world: World) -> None:
+    """Its memory, as tensors; its nodes; its stream."""
+    group = dist.group.WORLD
+    buffer = deep_ep.Buffer(group, 1000, 600, comm=object())  # a group comes before an mpi4py communicator
+    assert (buffer.rank, buffer.group_size, buffer.group) == (world.rank, world.nranks, group)
+    assert (buffer.num_nvl_bytes, buffer.num_rdma_bytes, buffer.low_latency_mode, buffer.enable_shrink) == (
+        1000, 600, False, False)
+    assert buffer.runtime is not None and buffer.runtime.is_available() and buffer.runtime.get_rdma_rank() == 0
+    whole = buffer.get_local_buffer_tensor(torch.uint8)
+    assert whole.shape == (1000,) and buffer.get_local_buffer_tensor(torch.int64, use_rdma_buffer=True).shape == (75,)
+    part = buffer.get_local_buffer_tensor(torch.int32, torch.Size((3, 5)), 16)
+    part.fill_(-1)
+    assert part.shape == (3, 5) and whole[16:76].eq(255).all() and part.data_ptr() == whole.data_ptr() + 16
+    if torch.cuda.is_available():
+        assert isinstance(buffer.get_comm_stream(), torch.cuda.Stream)
+        return
+    try:
+        buffer.get_comm_stream()
+        raise AssertionError("a stream without a GPU")
+    except RuntimeError as error:
+        assert "CUDA" in str(error)
