@@ -6,9 +6,9 @@
  *
  *   caller                                              the endpoint's thread
  *   errand = E, wakes it        ------------------->    after its turn: does E
- *   waits until the deadline    <-------------------    outcome, text; errand = none; turns again, if connected
+ *   waits, with patience        <-------------------    outcome, text; errand = none; turns again, if connected
  *
- *   deadline passed: abandoned = 1, detached            back too late: sees it, and ends without another call
+ *   its end: abandoned = 1, detached                    back too late: sees it, and ends without another call
  *
  * Whatever an abandoned thread can still touch stays as it is until the process ends: its group's memory, the rings, the
  * endpoint, the heap (proxy_close and its callers see to that). The lock is never held during a call of the network.
@@ -25,8 +25,10 @@
 #include "util/pause.h"
 #include "util/status.h"
 
-#define LOOK_NS 200000u /* between two looks at whether a thread has made a turn, or has ended */
-#define ENDING_NS 200000000u
+#define LOOK_NS 200000u    /* between two looks at whether a thread has made a turn, or has ended */
+#define WAIT_NS 20000000u  /* ... whether an errand is done, where nothing wakes who waits */
+#define SPEND_NS 50000000u /* most that one look may cost */
+#define ENDING_MS 500
 
 static const char *const doings[] = {
     [DOING_NOTHING] = "between two calls",
@@ -240,12 +242,24 @@ static epx_status abandon(struct proxy_thread *t, int ms)
     return fail(EPX_ERR_TIMEOUT, "%s", t->text);
 }
 
-epx_status errand_await(struct proxy_thread *t, uint64_t deadline, int ms)
+struct patience patience_of(int ms)
 {
-    const struct timespec until = {.tv_sec = (time_t)(deadline / 1000000000u),
-                                   .tv_nsec = (long)(deadline % 1000000000u)};
-    int late = 0;
+    return (struct patience){.ms = ms, .left_ns = (uint64_t)ms * 1000000u, .last_ns = clock_ns()};
+}
 
+/* What has passed since it was last called is spent, but no more than the longest look: where this thread did not run, because
+ * the process was stopped or others had its core, the one that it waits for did not either. 0: nothing is left. */
+static int spend(struct patience *p)
+{
+    const uint64_t now = clock_ns(), passed = now - p->last_ns < SPEND_NS ? now - p->last_ns : SPEND_NS;
+
+    p->last_ns = now;
+    p->left_ns = p->left_ns > passed ? p->left_ns - passed : 0;
+    return p->left_ns > 0;
+}
+
+epx_status errand_await(struct proxy_thread *t, struct patience *patience)
+{
     if (t->abandoned)
         return fail(EPX_ERR_TIMEOUT, "%s", t->text);
     if (t->group->in_place)
@@ -253,34 +267,39 @@ epx_status errand_await(struct proxy_thread *t, uint64_t deadline, int ms)
     if (!t->started)
         return EPX_OK;
     pthread_mutex_lock(&t->lock);
-    while (t->errand != ERRAND_NONE && !late)
-        late = pthread_cond_timedwait(&t->changed, &t->lock, &until) == ETIMEDOUT && t->errand != ERRAND_NONE;
-    t->abandoned = late;
+    while (t->errand != ERRAND_NONE && spend(patience)) {
+        const uint64_t until = clock_ns() + WAIT_NS;
+        const struct timespec at = {.tv_sec = (time_t)(until / 1000000000u), .tv_nsec = (long)(until % 1000000000u)};
+
+        pthread_cond_timedwait(&t->changed, &t->lock, &at);
+    }
+    t->abandoned = t->errand != ERRAND_NONE;
     pthread_mutex_unlock(&t->lock);
-    if (late)
-        return abandon(t, ms);
+    if (t->abandoned)
+        return abandon(t, patience->ms);
     return t->outcome == EPX_OK ? EPX_OK : fail(t->outcome, "%s", t->text);
 }
 
-/* 0: it has ended, and is joined. By the monotonic clock, which the joins with a limit do not have everywhere. */
-static int join_until(pthread_t thread, uint64_t deadline)
+/* 0: it has ended, and is joined. The joins with a limit know only clocks that may be set. */
+static int join_patiently(pthread_t thread, struct patience *patience)
 {
     int rc;
 
-    while ((rc = pthread_tryjoin_np(thread, NULL)) == EBUSY && clock_ns() < deadline)
+    while ((rc = pthread_tryjoin_np(thread, NULL)) == EBUSY && spend(patience))
         pause_ns(LOOK_NS);
     return rc;
 }
 
-epx_status errand_end(struct proxy_thread *t, uint64_t deadline, int ms)
+epx_status errand_end(struct proxy_thread *t, struct patience *patience)
 {
-    epx_status status = errand_await(t, deadline, ms);
+    struct patience ending = patience_of(ENDING_MS);
+    epx_status status = errand_await(t, patience);
 
     if (status == EPX_OK && t->started) {
         /* It makes no call any more, but libraries may have something to tidy up when a thread of theirs ends. */
-        t->abandoned = join_until(t->pthread, deadline + ENDING_NS) != 0;
+        t->abandoned = join_patiently(t->pthread, &ending) != 0;
         if (t->abandoned)
-            return abandon(t, ms);
+            return abandon(t, patience->ms);
     }
     if (status == EPX_OK)
         t->started = 0;
@@ -301,17 +320,12 @@ void errand_free(struct proxy_thread *t)
 static int moves(struct proxy_thread *t, int ms)
 {
     const uint64_t before = __atomic_load_n(&t->turns, __ATOMIC_RELAXED);
-    const uint64_t deadline = clock_ns() + (uint64_t)ms * 1000000u;
+    struct patience patience = patience_of(ms);
 
-    if (t->abandoned)
-        return 0;
     thread_wake(t);
-    while (__atomic_load_n(&t->turns, __ATOMIC_RELAXED) == before) {
-        if (clock_ns() >= deadline)
-            return 0;
+    while (__atomic_load_n(&t->turns, __ATOMIC_RELAXED) == before && spend(&patience))
         pause_ns(LOOK_NS);
-    }
-    return 1;
+    return __atomic_load_n(&t->turns, __ATOMIC_RELAXED) != before;
 }
 
 int proxy_answers(struct proxy_group *g, int ms, char *text, size_t bytes)
@@ -354,7 +368,7 @@ static void *guarded_main(void *arg)
 
 epx_status proxy_guard(const char *what, int ms, epx_status (*fn)(void *arg), void *arg, int *left)
 {
-    const uint64_t deadline = clock_ns() + (uint64_t)ms * 1000000u;
+    struct patience patience = patience_of(ms);
     struct guarded *call;
     pthread_t thread;
     epx_status status;
@@ -370,7 +384,7 @@ epx_status proxy_guard(const char *what, int ms, epx_status (*fn)(void *arg), vo
     status = cpu_thread_start(&thread, "epx-ask", guarded_main, call);
     if (status != EPX_OK)
         goto free_call;
-    if (join_until(thread, deadline) != 0) {
+    if (join_patiently(thread, &patience) != 0) {
         pthread_detach(thread);
         keep_forever(call);
         *left = 1;

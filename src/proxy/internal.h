@@ -139,6 +139,12 @@ struct proxy_thread {
     struct proxy_card *peer_cards; /* [npeers], for ERRAND_CONNECT */
 };
 
+/* Of a caller who waits for a thread: how long it waits in all, and how much of that is left. */
+struct patience {
+    int ms;
+    uint64_t left_ns, last_ns;
+};
+
 struct proxy_group {
     struct proxy_options options;
     const struct cpu_env *env;
@@ -149,7 +155,7 @@ struct proxy_group {
     uint32_t merge_bytes;       /* largest put made of several commands */
     uint64_t spin_ns;           /* idle time after which a thread sleeps */
     uint32_t reported;          /* shared: bit per enum fault that was reported */
-    uint64_t open_until;        /* when opening and registering must be done */
+    struct patience opening;    /* for opening and registering together */
     int manual;                 /* turns are proxy_step()s */
     int in_place;               /* no threads here, manual or in a simulation: errands are run by whoever wants them */
     int connected;
@@ -174,12 +180,13 @@ void proxy_fault(struct proxy_thread *t, enum fault fault, int status, int peer,
 /* ---- errand.c */
 /* The thread starts; nothing is open yet. */
 epx_status errand_begin(struct proxy_thread *t);
-/* First asked of all threads, then awaited of each. EPX_ERR_TIMEOUT: not done within `ms`, at `deadline` of clock_ns(); the
- * thread is abandoned then. */
+struct patience patience_of(int ms);
+/* First asked of all threads, then awaited of each, with one patience for all. EPX_ERR_TIMEOUT: it has come to its end, and
+ * the thread is abandoned. */
 void errand_ask(struct proxy_thread *t, enum errand errand);
-epx_status errand_await(struct proxy_thread *t, uint64_t deadline, int ms);
+epx_status errand_await(struct proxy_thread *t, struct patience *patience);
 /* After ERRAND_CLOSE was asked: also until the thread has ended. */
-epx_status errand_end(struct proxy_thread *t, uint64_t deadline, int ms);
+epx_status errand_end(struct proxy_thread *t, struct patience *patience);
 void errand_free(struct proxy_thread *t);
 
 static inline void doing(struct proxy_thread *t, enum doing what)

@@ -155,7 +155,7 @@ static int open_ms(const struct proxy_group *g)
 }
 
 /* By all threads at once; the first that fails is told of. */
-static epx_status all_threads(struct proxy_group *g, enum errand errand, uint64_t deadline)
+static epx_status all_threads(struct proxy_group *g, enum errand errand, struct patience *patience)
 {
     epx_status status = EPX_OK;
     int i;
@@ -163,7 +163,7 @@ static epx_status all_threads(struct proxy_group *g, enum errand errand, uint64_
     for (i = 0; i < g->options.threads; i++)
         errand_ask(&g->threads[i], errand);
     for (i = 0; i < g->options.threads; i++) {
-        epx_status own = errand_await(&g->threads[i], deadline, open_ms(g));
+        epx_status own = errand_await(&g->threads[i], patience);
 
         status = status == EPX_OK ? own : status;
     }
@@ -197,9 +197,9 @@ epx_status proxy_open(const struct proxy_options *options, struct proxy_group **
     g->options.remote = g->remote;
     for (i = 0; i < g->options.threads && status == EPX_OK; i++)
         status = open_thread(g, i);
-    g->open_until = clock_ns() + (uint64_t)open_ms(g) * 1000000u;
+    g->opening = patience_of(open_ms(g));
     if (status == EPX_OK)
-        status = all_threads(g, ERRAND_OPEN, g->open_until);
+        status = all_threads(g, ERRAND_OPEN, &g->opening);
     if (status != EPX_OK)
         goto close;
     *proxies = g;
@@ -214,7 +214,7 @@ close:
 
 epx_status proxy_cards(struct proxy_group *g, struct proxy_card *cards)
 {
-    const epx_status status = all_threads(g, ERRAND_REGISTER, g->open_until);
+    const epx_status status = all_threads(g, ERRAND_REGISTER, &g->opening);
     int i;
 
     for (i = 0; i < g->options.threads && status == EPX_OK; i++)
@@ -238,6 +238,7 @@ static epx_status keep_cards(struct proxy_thread *t, const struct proxy_card *ca
 
 epx_status proxy_connect(struct proxy_group *g, const struct proxy_card *cards)
 {
+    struct patience patience = patience_of(open_ms(g));
     epx_status status = EPX_OK;
     int i;
 
@@ -246,7 +247,7 @@ epx_status proxy_connect(struct proxy_group *g, const struct proxy_card *cards)
     for (i = 0; i < g->options.threads && status == EPX_OK; i++)
         status = keep_cards(&g->threads[i], cards);
     if (status == EPX_OK)
-        status = all_threads(g, ERRAND_CONNECT, clock_ns() + (uint64_t)open_ms(g) * 1000000u);
+        status = all_threads(g, ERRAND_CONNECT, &patience);
     if (status != EPX_OK)
         return status;
     g->connected = 1;
@@ -313,7 +314,7 @@ static void stop_driven(struct proxy_group *g)
 epx_status proxy_close(struct proxy_group *g)
 {
     const int half = g ? g->options.timeout_ms / 2 : 0, ms = half > PROXY_CLOSE_MS ? half : PROXY_CLOSE_MS;
-    const uint64_t deadline = clock_ns() + (uint64_t)ms * 1000000u;
+    struct patience patience = patience_of(ms);
     epx_status status = EPX_OK;
     int i;
 
@@ -324,7 +325,7 @@ epx_status proxy_close(struct proxy_group *g)
         for (i = 0; i < g->options.threads; i++)
             errand_ask(&g->threads[i], ERRAND_CLOSE);
         for (i = 0; i < g->options.threads; i++) {
-            epx_status own = errand_end(&g->threads[i], deadline, ms);
+            epx_status own = errand_end(&g->threads[i], &patience);
 
             log_totals(&g->threads[i]);
             status = status == EPX_OK ? own : status;
