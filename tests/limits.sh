@@ -1,0 +1,101 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# Ranks that may open too few files, start too few threads, have no shared memory left, or are interrupted all the time: they
+# work, or each says what it lacks, and nobody hangs or crashes. ctest: timeout=180
+set -u
+epx=$EPX_BUILD_DIR/epx exchange=$EPX_BUILD_DIR/tests/exchange
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+chmod 755 "$work"
+failures=0 worked=0 refused=0
+export ASAN_OPTIONS=${ASAN_OPTIONS:+$ASAN_OPTIONS:}detect_leaks=0
+
+case ${EPX_SANITIZE:-} in
+'' | OFF | none) ;;
+*)
+    echo "skipped: sanitizers need files, threads and memory of their own"
+    exit 77
+    ;;
+esac
+
+# judge NAME CODE: what ran said why it failed, or did not fail.
+judge() {
+    if [ "$2" -eq 0 ]; then
+        worked=$((worked + 1))
+    elif [ "$2" -ge 124 ] && [ "$2" -ne 126 ] || grep -qi 'signal' "$work/out"; then
+        echo "FAILED: $1: exit code $2"
+        sed 's/^/    /' "$work/out"
+        failures=$((failures + 1))
+    elif ! grep -qE 'epx_group_create|epx_|epx run: cannot start|Too many open files' "$work/out"; then
+        echo "FAILED: $1: no word of why"
+        sed 's/^/    /' "$work/out"
+        failures=$((failures + 1))
+    else
+        refused=$((refused + 1))
+    fi
+}
+
+# four [COMMAND...]: four ranks on two nodes, each started by COMMAND.
+four() {
+    EPX_RANKS_PER_NODE=2 timeout -s KILL 60 "$epx" run -n 4 "$@" "$exchange" --rounds 2 --timeout-ms 3000
+}
+
+have() { # can this network be used here?
+    "$epx" doctor 2>/dev/null | grep -qE "^ +(for EPX +)?$1: libfabric "
+}
+
+for net in tcp shm; do
+    have "$net" || { echo "not over $net"; continue; }
+    export EPX_NET="ofi;$net"
+    for files in 7 9 11 13 16 20 24 32; do
+        (
+            ulimit -n $files
+            four
+        ) >"$work/out" 2>&1
+        judge "$files files over $net" $?
+    done
+    # Not for root, who has no limit.
+    if [ "$(id -u)" = 0 ] && setpriv --reuid 65534 --clear-groups test -x "$exchange" 2>/dev/null; then
+        for threads in 6 8 10 12 16; do
+            export -f four
+            export epx exchange
+            setpriv --reuid 65534 --clear-groups bash -c "ulimit -u $threads; four" >"$work/out" 2>&1
+            judge "$threads threads over $net" $?
+        done
+    fi
+    # Signals that interrupt whatever waits, three thousand times a second.
+    if command -v cc >/dev/null && cc -shared -fPIC -o "$work/storm.so" -x c - <<'CODE'; then
+#include <signal.h>
+#include <sys/time.h>
+static void nothing(int sig) { (void)sig; }
+__attribute__((constructor)) static void begin(void)
+{
+    struct sigaction action = {.sa_handler = nothing};
+    const struct itimerval often = {{0, 300}, {0, 300}};
+    sigaction(SIGALRM, &action, 0);
+    signal(SIGCHLD, SIG_IGN);
+    setitimer(ITIMER_REAL, &often, 0);
+}
+CODE
+        before=$worked
+        four env LD_PRELOAD="$work/storm.so" >"$work/out" 2>&1
+        judge "interrupted over $net" $?
+        if [ "$worked" -eq "$before" ]; then
+            echo "FAILED: ranks that are interrupted do not work over $net"
+            sed 's/^/    /' "$work/out"
+            failures=$((failures + 1))
+        fi
+    fi
+done
+
+if have shm && unshare -m true 2>/dev/null; then
+    for size in 4k 2m 32m; do
+        export EPX_NET="ofi;shm" epx exchange
+        export -f four
+        unshare -m bash -c "mount -t tmpfs -o size=$size tmpfs /dev/shm && four" >"$work/out" 2>&1
+        judge "$size of /dev/shm" $?
+    done
+fi
+
+echo "$worked worked, $refused said why not, $failures failed"
+[ "$worked" -gt 0 ] && [ "$refused" -gt 0 ] && [ "$failures" -eq 0 ]
