@@ -75,7 +75,7 @@ run_ctest() { # name, directory, scale, ctest arguments...
     local name=$1 dir=$2 scale=$3 rc=0 counts report
     shift 3
     report=$log/$name.xml
-    EPX_TEST_SCALE=$scale ${ctest_prefix[@]+"${ctest_prefix[@]}"} ctest --test-dir "$dir" -j"$jobs" --no-tests=ignore --output-on-failure \
+    EPX_TEST_SCALE=$scale ${ctest_prefix[@]+"${ctest_prefix[@]}"} ctest --test-dir "$dir" -j$((2 * jobs + 1)) --no-tests=ignore --output-on-failure \
         --test-output-size-passed 1000000 --test-output-size-failed 1000000 --output-junit "$report" \
         "$@" >"$log/$name" 2>&1 || rc=$?
     [ $rc -eq 0 ] || cat "$log/$name"

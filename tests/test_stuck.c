@@ -5,7 +5,7 @@
  * the process ends as it should, and with enable_mask the other ranks go on.
  *
  * Each story is a process of its own with four ranks as threads, two to a node; the last rank's network is the bad one.
- * ctest: timeout=120 labels=ranks
+ * ctest: timeout=120 labels=ranks sleeps
  */
 #include <setjmp.h>
 #include <signal.h>
