@@ -42,6 +42,7 @@ class Pool:
         self.combine_plans: Dict[Any, Any] = {}  # of low latency, by kind of call
         self.combine_buffers: List[Optional[torch.Tensor]] = [None, None]
         self.next_combine_buffer = 0
+        self.used = False  # has there been a dispatch?
         self.routings = 0  # that somebody refers to
         self._left_alone = False
         # By top-k, and whether they serve graphs.
@@ -191,25 +192,29 @@ class Engine:
         return Pool(group, device, max_tokens, topk, hidden_bytes)
 
     def prepare_low_latency(self) -> None:
-        """Makes the group for low latency now, if the buffer's bytes tell all ranks the same sizes."""
+        """Makes the group for low latency now, if the buffer's bytes tell all ranks the same sizes. For the GPU, if there is
+        one; where ranks may be missing also for CPU tensors, which take memory only when they come."""
         sizes = hinted_sizes(self.settings.num_rdma_bytes, self.nranks) or (0, 0, 0)
         parts = self.bootstrap.allgather(struct.pack("3q", *sizes))
         if not all(sizes) or any(part != parts[0] for part in parts):
             return
         max_tokens, hidden, num_experts = sizes
-        device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-        try:
-            self.low_latency(device, max_tokens, num_experts, 2 * hidden, 1)
-        except epx.UnsupportedError:  # this build has no CUDA; CPU tensors are still served
-            pass
+        gpu = torch.cuda.is_available()
+        if gpu:
+            try:
+                self.low_latency(torch.device("cuda", torch.cuda.current_device()), max_tokens, num_experts, 2 * hidden, 1)
+            except epx.UnsupportedError:  # this build has no CUDA; CPU tensors are still served
+                gpu = False
+        if not gpu or self.settings.enable_shrink:
+            self.low_latency(torch.device("cpu"), max_tokens, num_experts, 2 * hidden, 1)
 
     def low_latency_pools(self) -> List[Pool]:
         """Those that exist."""
         return list(self._low.values())
 
     def low_latency_devices(self, max_tokens: int, num_experts: int) -> List[torch.device]:
-        """Where there are pools of this size."""
-        return [device for device, tokens, experts in self._low if (tokens, experts) == (max_tokens, num_experts)]
+        """Where pools of this size have been used."""
+        return [key[0] for key, pool in self._low.items() if pool.used and key[1:] == (max_tokens, num_experts)]
 
     def _group(self, device: torch.device, **config: Any) -> epx.Group:
         kind = {"cpu": epx.Device.CPU, "cuda": epx.Device.CUDA}[device.type]

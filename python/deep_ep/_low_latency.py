@@ -98,6 +98,7 @@ def _dispatch_plan(engine: Engine, x: torch.Tensor, topk_idx: torch.Tensor, max_
     """The plan for arguments that were checked."""
     hidden, topk = x.shape[1], topk_idx.shape[1]
     pool = engine.low_latency(x.device, max_tokens, num_experts, 2 * hidden, topk)
+    pool.used = True
     key = (pool, hidden, topk, topk_idx.dtype, casts, staged)
     plan = engine.plans_of_pools.get(key)
     if plan is None:

@@ -349,7 +349,7 @@ class Buffer:
             raise refused("low_latency_update_mask_buffer: expected a low-latency dispatch before, in which the ranks meet")
         if mask:
             self._to_mask.add(rank_to_mask)
-        elif any(not _active_list(pool)[rank_to_mask] for pool in pools):
+        elif any(not _active(pool)[rank_to_mask] for pool in pools):
             raise refused("low_latency_update_mask_buffer: rank %d is masked and has missed operations: expected "
                           "low_latency_clean_mask_buffer(), called by all ranks, to bring it back" % rank_to_mask)
         else:
@@ -357,7 +357,7 @@ class Buffer:
 
     def _mask_now(self) -> None:
         for pool in self._mask_pools():
-            active = _active_list(pool)
+            active = _active(pool).tolist()
             pool.group.mask_update([0 if r in self._to_mask else a for r, a in enumerate(active)],
                                    stream=_stream(pool.device))
         self._to_mask.clear()
@@ -366,13 +366,12 @@ class Buffer:
         """Writes 1 for each masked rank and 0 for each active one into an int32 [R] tensor. Before the first low-latency
         dispatch nobody is masked."""
         pools = self._mask_pools()
-        checks.tensor("mask_status", mask_status, (torch.int32,), (self.group_size,), pools[0].device if pools else None)
-        masked = torch.zeros_like(mask_status)
+        checks.tensor("mask_status", mask_status, (torch.int32,), (self.group_size,))
+        mask_status.zero_()
         for pool in pools:
-            masked |= 1 - _active(pool, mask_status)
+            mask_status |= (1 - _active(pool)).to(mask_status.device)
         for rank in self._to_mask:
-            masked[rank] = 1
-        mask_status.copy_(masked)
+            mask_status[rank] = 1
 
     def low_latency_clean_mask_buffer(self) -> None:
         """All ranks active again. Collective over the active ranks and those that come back."""
@@ -386,17 +385,13 @@ def _check_config(config: Any) -> None:
         raise wrong("config", "a Config or None", type(config).__name__)
 
 
-def _active(pool: Pool, out: torch.Tensor) -> torch.Tensor:
-    """1 for each active rank of a pool's group."""
+def _active(pool: Pool) -> torch.Tensor:
+    """1 for each active rank of a pool's group, on its device."""
+    out = torch.empty(pool.group.info.nranks, dtype=torch.int32, device=pool.device)
     pool.group.mask_query(out, stream=_stream(pool.device))
     if pool.device.type == "cpu":
         settle(pool.group)
     return out
-
-
-def _active_list(pool: Pool) -> List[int]:
-    """The same on the host."""
-    return _active(pool, torch.empty(pool.group.info.nranks, dtype=torch.int32, device=pool.device)).tolist()
 
 
 def _stream(device: torch.device) -> Any:
