@@ -63,6 +63,12 @@ static int tells(const char *text)
 static const char *word_of(enum pond_call call)
 {
     switch (call) {
+    case POND_OPEN:
+        return "opening";
+    case POND_REGION:
+        return "registering";
+    case POND_CONNECT:
+        return "connecting to rank";
     case POND_PUT:
         return "posting to rank";
     case POND_FLUSH:
@@ -151,6 +157,16 @@ static int stuck_at_work(struct scene *s, const struct story *story)
     return s->rank == LAST ? end_stuck(s, story) : 0;
 }
 
+static int rounds_without_last(struct scene *s)
+{
+    scene_set_active(s, LAST, 0);
+    s->w.round = 100; /* that of all survivors */
+    for (int i = 0; i < 3; i++)
+        if (scene_ll(s) || scene_ht(s))
+            return -1;
+    return 0;
+}
+
 /* With enable_mask: the others find the last rank gone, and go on. */
 static int survivors_go_on(struct scene *s, const struct story *story)
 {
@@ -169,12 +185,7 @@ static int survivors_go_on(struct scene *s, const struct story *story)
         return end_stuck(s, story);
     if (epx_group_error_clear(s->group) != EPX_OK)
         return say(s, "epx_group_error_clear of a survivor");
-    scene_set_active(s, LAST, 0);
-    s->w.round = 100; /* that of all survivors */
-    for (int i = 0; i < 3; i++)
-        if (scene_ll(s) || scene_ht(s))
-            return -1;
-    return 0;
+    return rounds_without_last(s);
 }
 
 /* Back before the deadline: nobody notices. */
@@ -210,6 +221,43 @@ static int back_late(struct scene *s, const struct story *story)
         return say(s, "epx_group_error_clear once the network is back");
     s->w.round = 100; /* that of all ranks */
     return scene_ll(s) || scene_ht(s) || scene_ll(s) ? -1 : 0;
+}
+
+/* A group that has failed starts over: its network closes, and opens anew. The last rank gets no further; the others do so
+ * without it, or are told. */
+static int stuck_starting_over(struct scene *s, const struct story *story)
+{
+    uint64_t start;
+    epx_status status;
+
+    if (scene_ll(s) || scene_ht(s) || scene_meet(s))
+        return -1;
+    if (s->rank != LAST && until_it_fails(s) == EPX_OK)
+        return say(s, "updates without the last rank");
+    if (scene_meet(s))
+        return -1;
+    if (s->rank == LAST)
+        pond_set_trap(story->call, LAST, story->ms);
+    if (scene_meet(s))
+        return -1;
+    start = clock_ns();
+    status = epx_group_error_clear(s->group);
+    if (s->rank == LAST) {
+        if (status != EPX_ERR_TIMEOUT || !tells(epx_last_error()) || !strstr(epx_last_error(), word_of(story->call)))
+            return say(s, "epx_group_error_clear of the stuck rank");
+        status = epx_group_destroy(s->group);
+        s->group = NULL;
+        if (status != EPX_ERR_TIMEOUT || !tells(epx_last_error()))
+            return say(s, "epx_group_destroy");
+        return ms_since(start) > DEADLINE_MS + END_MS + slack_ms() ? say(s, "it took too long") : 0;
+    }
+    if (ms_since(start) > 2 * DEADLINE_MS + END_MS + slack_ms())
+        return say(s, "epx_group_error_clear took too long");
+    if (!story->enable_mask)
+        return status == EPX_ERR_PEER || status == EPX_ERR_TIMEOUT ? 0 : say(s, "epx_group_error_clear");
+    if (status != EPX_OK)
+        return say(s, "epx_group_error_clear of a survivor");
+    return rounds_without_last(s);
 }
 
 /* ---- At the end of a group ------------------------------------------------------------------------------------- */
@@ -366,6 +414,19 @@ static void survivors_go_on_without_the_stuck(void **state)
     ALL_END_WELL(stories);
 }
 
+static void stuck_while_a_group_starts_over(void **state)
+{
+    static const struct story stories[] = {
+        {.call = POND_CLOSE, .ms = -1, .rank = stuck_starting_over},
+        {.call = POND_OPEN, .ms = -1, .rank = stuck_starting_over},
+        {.call = POND_CLOSE, .ms = -1, .enable_mask = 1, .rank = stuck_starting_over},
+        {.call = POND_OPEN, .ms = -1, .enable_mask = 1, .rank = stuck_starting_over},
+        {.call = POND_CONNECT, .ms = -1, .enable_mask = 1, .rank = stuck_starting_over}};
+
+    (void)state;
+    ALL_END_WELL(stories);
+}
+
 static void stuck_at_the_end_of_a_group(void **state)
 {
     static const struct story stories[] = {{.call = POND_CLOSE, .ms = -1, .rank = stuck_in_close},
@@ -399,11 +460,9 @@ static void back_after_the_deadline(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(stuck_while_a_group_is_made),
-        cmocka_unit_test(stuck_while_a_group_works),
-        cmocka_unit_test(survivors_go_on_without_the_stuck),
-        cmocka_unit_test(stuck_at_the_end_of_a_group),
-        cmocka_unit_test(slow_is_not_stuck),
+        cmocka_unit_test(stuck_while_a_group_is_made),       cmocka_unit_test(stuck_while_a_group_works),
+        cmocka_unit_test(survivors_go_on_without_the_stuck), cmocka_unit_test(stuck_while_a_group_starts_over),
+        cmocka_unit_test(stuck_at_the_end_of_a_group),       cmocka_unit_test(slow_is_not_stuck),
         cmocka_unit_test(back_after_the_deadline),
     };
 
