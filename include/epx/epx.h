@@ -483,7 +483,8 @@ EPX_API epx_status epx_group_error(epx_group *group, epx_error_info *info);
  * ranks call it once their streams are idle, they meet, and the group may be used again; handles need an update. Without
  * enable_mask all ranks meet, through the bootstrap. With it those do that live and that none of them has masked, and the
  * group goes on without the others, in both modes; whoever neither comes nor has ended is named after twice the timeout, and
- * may be masked then. Across nodes a rank that has no error itself waits up to a second for the word of one that has. */
+ * may be masked then. Across nodes a rank that has no error itself waits up to a second for the word of one that has. A rank
+ * whose own proxy has not come back from the network's library cannot start over: EPX_ERR_TIMEOUT, and what it is doing. */
 EPX_API epx_status epx_group_error_clear(epx_group *group);
 
 typedef struct epx_stats {
