@@ -33,14 +33,7 @@ static ncclResult_t check_call(const struct ncclEpHandle *handle, const ncclEpCo
         result = struct_check(call, "config", config, sizeof(*config));
     if (result != ncclSuccess)
         return result;
-    if (!handle->handle)
-        return face_fail(ncclInvalidUsage, "%s: handle: expected one with a routing (ncclEpUpdateHandle)", call);
-    if (config && config->pass_direction != NCCL_EP_FWD_PASS && config->pass_direction != NCCL_EP_BWD_PASS)
-        return face_fail(ncclInvalidArgument, "%s: config.pass_direction: expected 0 or 1, got %d", call,
-                         (int)config->pass_direction);
-    if (config && config->pass_direction == NCCL_EP_BWD_PASS && handle->group->low_latency)
-        return face_fail(ncclInvalidUsage, "%s: config.pass_direction: low latency has no backward pass", call);
-    return ncclSuccess;
+    return operation_check(handle, call, config ? config->pass_direction : NCCL_EP_FWD_PASS);
 }
 
 /* Which weights there must be, and what they are to EPX. */

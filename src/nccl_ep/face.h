@@ -85,6 +85,8 @@ void handle_list_add(struct ncclEpHandle *handle);
 void handle_list_remove(struct ncclEpHandle *handle);
 ncclResult_t group_need(const struct ncclEpGroup *group, const char *call);
 ncclResult_t handle_need(const struct ncclEpHandle *handle, const char *call);
+/* Can a dispatch or combine of this direction begin with the handle? */
+ncclResult_t operation_check(const struct ncclEpHandle *handle, const char *call, ncclEpPassDir_t direction);
 
 /* The epx_stream for a caller's stream. */
 ncclResult_t face_stream(struct ncclEpGroup *group, cudaStream_t stream, const char *call, epx_stream *out);

@@ -197,6 +197,18 @@ ncclResult_t ncclEpCreateHandle(ncclEpHandle_t *handle, ncclEpGroup_t ep_group, 
     return result;
 }
 
+ncclResult_t operation_check(const struct ncclEpHandle *handle, const char *call, ncclEpPassDir_t direction)
+{
+    if (!handle->handle)
+        return face_fail(ncclInvalidUsage, "%s: handle: expected one with a routing (ncclEpUpdateHandle)", call);
+    if (direction != NCCL_EP_FWD_PASS && direction != NCCL_EP_BWD_PASS)
+        return face_fail(ncclInvalidArgument, "%s: config.pass_direction: expected 0 or 1, got %d", call,
+                         (int)direction);
+    if (direction == NCCL_EP_BWD_PASS && handle->group->low_latency)
+        return face_fail(ncclInvalidUsage, "%s: config.pass_direction: low latency has no backward pass", call);
+    return ncclSuccess;
+}
+
 ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle)
 {
     static const char call[] = "ncclEpHandleDestroy";
