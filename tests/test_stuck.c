@@ -141,7 +141,8 @@ static int spring(struct scene *s, const struct story *story)
     return scene_meet(s);
 }
 
-static int stuck_at_work(struct scene *s, const struct story *story)
+/* Updates fail on all ranks, and in time. */
+static int spring_and_fail(struct scene *s, const struct story *story)
 {
     uint64_t start;
     epx_status status;
@@ -151,9 +152,16 @@ static int stuck_at_work(struct scene *s, const struct story *story)
     start = clock_ns();
     status = until_it_fails(s);
     if (status != EPX_ERR_TIMEOUT && status != EPX_ERR_PEER)
-        return say(s, "updates with a stuck network");
+        return say(s, "updates with a stuck network, or that miss a rank");
     if (ms_since(start) > DEADLINE_MS + slack_ms())
         return say(s, "the updates took too long");
+    return 0;
+}
+
+static int stuck_at_work(struct scene *s, const struct story *story)
+{
+    if (spring_and_fail(s, story))
+        return -1;
     return s->rank == LAST ? end_stuck(s, story) : 0;
 }
 
@@ -170,17 +178,8 @@ static int rounds_without_last(struct scene *s)
 /* With enable_mask: the others find the last rank gone, and go on. */
 static int survivors_go_on(struct scene *s, const struct story *story)
 {
-    uint64_t start;
-    epx_status status;
-
-    if (spring(s, story))
+    if (spring_and_fail(s, story))
         return -1;
-    start = clock_ns();
-    status = until_it_fails(s);
-    if (status != EPX_ERR_TIMEOUT && status != EPX_ERR_PEER)
-        return say(s, "updates that miss a rank");
-    if (ms_since(start) > DEADLINE_MS + slack_ms())
-        return say(s, "the updates took too long");
     if (s->rank == LAST)
         return end_stuck(s, story);
     if (epx_group_error_clear(s->group) != EPX_OK)
