@@ -9,8 +9,8 @@
 
 enum { BOTH = EPX_LOW_LATENCY | EPX_HIGH_THROUGHPUT };
 
-/* Queues that a GPU has for the streams of a process: two streams in one wait for each other, and so would ranks. A group
- * has its default stream and two more (prop_run.c); one is for copies. */
+/* Queues that a GPU has for the streams of a process at most: streams that share one may wait for each other, and so would ranks.
+ * A group has its default stream and two more (prop_run.c); one is for copies. */
 enum { QUEUES = 32, GROUP_STREAMS = 3, OTHER_STREAMS = 1 };
 
 static void fit_queues(struct prop_case *c, struct prop_rng *rng)

@@ -64,7 +64,7 @@ static epx_group_config group_config(const struct shared *s, int group)
     return config;
 }
 
-/* A GPU has 32 queues for the streams of a process, and kernels in one queue wait for each other: there, handles of a
+/* A GPU has 32 queues for the streams of a process, and kernels in one queue may wait for each other: there, handles of a
  * group share two streams. `a` is the last of `number` + 1 actors. */
 static int open_streams(struct actor *a, int number)
 {

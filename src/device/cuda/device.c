@@ -29,7 +29,7 @@ epx_status cuda_use(struct device *device)
 
 /*
  * The stream for copies of set-up, one per GPU for all devices of the process: a GPU has 32 queues for the streams of a
- * process, and two streams in one queue wait for each other. Stays until the process ends.
+ * process, and two streams in one queue may wait for each other. Stays until the process ends.
  */
 static epx_status side_stream(int index, cudaStream_t *side)
 {
