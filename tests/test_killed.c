@@ -9,6 +9,7 @@
  * library: that must end as any failure does. ctest: timeout=240 labels=ranks,slow sleeps
  */
 #include <arpa/inet.h>
+#include <glob.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -189,6 +190,20 @@ static int must_go_on(const struct story *story)
            (!story->net || !strcmp(story->net, "ofi;tcp"));
 }
 
+/* libfabric's shm names files by process, and leaves those of one that was killed. */
+static void sweep(pid_t pid)
+{
+    char pattern[64];
+    glob_t found;
+
+    snprintf(pattern, sizeof(pattern), "/dev/shm/%d:*", (int)pid);
+    if (glob(pattern, 0, NULL, &found) != 0)
+        return;
+    for (size_t i = 0; i < found.gl_pathc; i++)
+        unlink(found.gl_pathv[i]);
+    globfree(&found);
+}
+
 /* How many ranks did not end, or not well. */
 static int reap(const struct story *story, const pid_t *pids, int victim, struct table *table)
 {
@@ -243,6 +258,8 @@ static int play(const struct story *story, int *counts)
         pids[r] = start(story, r, table);
     strike(story, pids[victim], &table->phase[victim], &table->round[victim]);
     failures = reap(story, pids, victim, table);
+    for (int r = 0; r < RANKS; r++)
+        sweep(pids[r]);
     for (int r = 0; r < RANKS; r++)
         counts[r == victim && story->signal == SIGKILL ? UNKNOWN : atomic_load(&table->outcome[r])]++;
     munmap(table, sizeof(*table));
