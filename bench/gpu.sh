@@ -172,7 +172,7 @@ if step nodes; then
     done
 fi
 if step nccl-ep && [ $EPX_BENCH_GPU = cuda ]; then
-    # NCCL EP's interface: the tests of tests/nccl_ep.sh with GPU memory, on the stand-in for NCCL.
+    # NCCL EP's interface: the tests of tests/scripts/nccl_ep.sh with GPU memory, on the stand-in for NCCL.
     nccl_ep() { local name=$1 n=$2; shift 2; try "$name" 60 "$build/epx" run -n "$n" --timeout 55 -- "$build/nccl_ep_ranks" "$@"; }
     export EPX_DEVICE=cuda EPX_ALLOC_BYTES=64M
     nccl_ep nccl-ep-1 1 layouts misuse

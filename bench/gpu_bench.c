@@ -19,14 +19,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/group.h"
+#include "group/group.h"
 #ifdef EPX_HIP
-#include "device/hip/runtime.h"
+#include "device/gpu/hip/runtime.h"
 #else
-#include "device/cuda/runtime.h"
+#include "device/gpu/runtime.h"
 #endif
-#include "support/bench_work.h"
-#include "support/thread_boot.h"
+#include "tests/lib/bench_work.h"
+#include "tests/lib/thread_boot.h"
 
 enum { OP_DISPATCH, OP_COMBINE, OP_UPDATE, OP_WHOLE, OP_PAIR, OP_DISPATCHES, OP_COMBINES, OPS };
 enum { WARM = 5, SERIES = 10, UNTIL_LENT = 3 };

@@ -35,13 +35,13 @@ mkdir -p "$build/o"
 rules=$build/rules.mk
 {
     objects() { for f in "$@"; do echo "$build/o/$(echo "${f#"$root"/}" | tr / _).o"; done; }
-    lib=$(find "$root/src" -name '*.c' ! -path '*/device/cuda/*' ! -path '*/device/hip/*' ! -path '*/nccl_ep/*' ! -path '*/standin/*')
+    lib=$(find "$root/src" -name '*.c' ! -path '*/device/gpu/*' ! -path '*/compat/*')
     tool=$(ls "$root"/tools/epx/*.c)
-    support=$(ls "$root"/support/*.c)
-    host=$(ls "$root"/src/device/cuda/*.c)
-    [ "$gpu" = hip ] && host="$host $(ls "$root"/src/device/hip/*.c)"
-    kernels=$(ls "$root"/src/device/cuda/*.cu)
-    headers=$(find "$root/src" "$root/include" "$root/support" -name '*.h' -o -name '*.cuh' | tr '\n' ' ')
+    support=$(ls "$root"/tests/lib/*.c)
+    host=$(ls "$root"/src/device/gpu/*.c)
+    [ "$gpu" = hip ] && host="$host $(ls "$root"/src/device/gpu/hip/*.c)"
+    kernels=$(ls "$root"/src/device/gpu/*.cu)
+    headers=$(find "$root/src" "$root/include" "$root/tests/lib" -name '*.h' -o -name '*.cuh' | tr '\n' ' ')
     bench="$root/bench/gpu_bench.c" prop="$root/bench/gpu_prop.c" net="$root/bench/gpu_net.c"
     nccl_all=""
     [ "$gpu" = hip ] || nccl_all="$build/libnccl_ep.so $build/libepx_nccl.so $build/nccl_ep_ranks"
@@ -66,10 +66,10 @@ rules=$build/rules.mk
         "$(objects $lib $support $bench | tr '\n' ' ')" "$linker" "$link"
     if [ "$gpu" = cuda ]; then
         # Several ranks share the GPU, which NCCL refuses: its stand-in with real CUDA. The libraries need no CUDA at all.
-        face=$(ls "$root"/src/nccl_ep/*.c)
-        standin="$root/src/standin/nccl_comm.c $root/src/standin/nccl_memory.c"
+        face=$(ls "$root"/src/compat/nccl_ep/*.c)
+        standin="$root/src/compat/standin/nccl_comm.c $root/src/compat/standin/nccl_memory.c"
         ranks=$(ls "$root"/tests/nccl_ep/*.c | grep -v /comm.c)
-        oracle="$root/support/oracle.c $root/support/oracle_check.c $root/support/oracle_math.c $root/support/compare.c $root/support/workload.c"
+        oracle="$root/tests/lib/oracle.c $root/tests/lib/oracle_check.c $root/tests/lib/oracle_math.c $root/tests/lib/compare.c $root/tests/lib/workload.c"
         nccl="-I$root/include/nccl_ep -I$root/include/nccl_ep/standin/nccl"
         for f in $face $standin; do
             printf '%s: %s %s\n\t@%s %s %s -I%s %s -c $< -o $@\n' "$(objects "$f")" "$f" "$headers" "$cc" "$cflags" "$nccl" \
@@ -81,11 +81,11 @@ rules=$build/rules.mk
         util="$root/src/util/log.c $root/src/util/env.c"
         printf '%s: %s %s\n\t@%s -shared -Wl,-soname,libnccl_ep.so.0 -Wl,--version-script=%s -o $@ $^ -Wl,-rpath,%s -lpthread -ldl\n' \
             "$build/libnccl_ep.so.0" "$(objects $face $util | tr '\n' ' ')" "$build/libepx.so.0" "$cc" \
-            "$root/src/nccl_ep/nccl_ep.map" "'\$\$ORIGIN'"
+            "$root/src/compat/nccl_ep/nccl_ep.map" "'\$\$ORIGIN'"
         printf '%s: %s\n\t@%s -shared -Wl,-soname,libepx_nccl.so.0 -Wl,--version-script=%s -o $@ $^ -lpthread -ldl\n' \
             "$build/libepx_nccl.so.0" \
-            "$(objects $standin "$root/src/nccl_ep/driver.c" "$root"/src/boot/*.c "$root"/src/util/*.c | tr '\n' ' ')" "$cc" \
-            "$root/src/standin/standin.map"
+            "$(objects $standin "$root/src/compat/nccl_ep/driver.c" "$root"/src/boot/*.c "$root"/src/util/*.c | tr '\n' ' ')" "$cc" \
+            "$root/src/compat/standin/standin.map"
         for name in libepx libnccl_ep libepx_nccl; do
             [ $name = libepx ] && from=libepx.so to=libepx.so.0 || from=$name.so.0 to=$name.so
             printf '%s: %s\n\t@ln -sf %s $@\n' "$build/$to" "$build/$from" "$from"

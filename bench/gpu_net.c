@@ -7,7 +7,7 @@
 
 #include "device/arrivals.h"
 #include "device/device.h"
-#include "support/net_suite.h"
+#include "tests/lib/net_suite.h"
 
 /* Ranks are processes: each opens the device for itself, after the fork. */
 static struct device *device;
@@ -71,7 +71,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: gpu_net NETWORK|memory\n%s\n", argc == 2 ? epx_last_error() : "");
         return 2;
     }
-    if (strstr(argv[1], "shm")) /* as in tests/test_net_ofi.c */
+    if (strstr(argv[1], "shm")) /* as in tests/unit/test_net_ofi.c */
         for (int i = 0; i < 2; i++) {
             suite.gaps[i].name = i ? "survivors_go_on" : "death_is_told";
             suite.gaps[i].why = "shm has locks in shared memory that a killed process may hold";

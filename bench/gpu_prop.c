@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "support/prop.h"
+#include "tests/lib/prop.h"
 
 enum { BOTH = EPX_LOW_LATENCY | EPX_HIGH_THROUGHPUT };
 

@@ -31,7 +31,7 @@ elseif(NOT epx_cuda_architectures)
 endif()
 
 file(GLOB epx_cuda_sources CONFIGURE_DEPENDS
-    ${PROJECT_SOURCE_DIR}/src/device/cuda/*.c ${PROJECT_SOURCE_DIR}/src/device/cuda/*.cu)
+    ${PROJECT_SOURCE_DIR}/src/device/gpu/*.c ${PROJECT_SOURCE_DIR}/src/device/gpu/*.cu)
 add_library(epx_cuda MODULE ${epx_cuda_sources})
 set_target_properties(epx_cuda PROPERTIES
     C_STANDARD 11 C_STANDARD_REQUIRED ON C_VISIBILITY_PRESET hidden

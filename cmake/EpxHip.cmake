@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# libepx_hip.so: the kernels and the host part of src/device/cuda, compiled for AMD's GPUs against src/device/hip.
+# libepx_hip.so: the kernels and the host part of src/device/gpu, compiled for AMD's GPUs against src/device/gpu/hip.
 # hipcc is called as it is: the same *.cu are the CUDA module's, so that CMake cannot take them for HIP too.
 
 set(EPX_HIP OFF CACHE STRING "Build the HIP module: ON (needs hipcc), OFF, or AUTO (where hipcc is)")
@@ -35,9 +35,9 @@ foreach(architecture ${EPX_HIP_ARCHITECTURES})
     list(APPEND epx_hip_flags --offload-arch=${architecture})
 endforeach()
 
-file(GLOB epx_hip_kernels CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/device/cuda/*.cu)
+file(GLOB epx_hip_kernels CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/device/gpu/*.cu)
 file(GLOB epx_hip_sources CONFIGURE_DEPENDS
-    ${PROJECT_SOURCE_DIR}/src/device/cuda/*.c ${PROJECT_SOURCE_DIR}/src/device/hip/*.c)
+    ${PROJECT_SOURCE_DIR}/src/device/gpu/*.c ${PROJECT_SOURCE_DIR}/src/device/gpu/hip/*.c)
 foreach(file ${epx_hip_kernels})
     get_filename_component(name ${file} NAME_WE)
     set(object ${CMAKE_CURRENT_BINARY_DIR}/hip/${name}.o)

@@ -3,11 +3,11 @@
 
 file(GLOB_RECURSE epx_library_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/*.c)
 # These have compilers of their own,
-list(FILTER epx_library_sources EXCLUDE REGEX "/src/device/(cuda|hip)/")
+list(FILTER epx_library_sources EXCLUDE REGEX "/src/device/gpu/")
 # and these are libraries of their own (EpxNccl.cmake).
-list(FILTER epx_library_sources EXCLUDE REGEX "/src/(nccl_ep|standin)/")
+list(FILTER epx_library_sources EXCLUDE REGEX "/src/compat/")
 
-file(GLOB epx_support_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/support/*.c)
+file(GLOB epx_support_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/lib/*.c)
 file(GLOB epx_tool_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tools/epx/*.c)
 file(GLOB epx_mpi_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tools/mpi/*.c)
 

@@ -8,8 +8,9 @@ cd "$(dirname "$0")/.."
 
 allowed() { # layer of the including file -> the layers it may include
     case $1 in
-    api) echo "api algo proxy net kernel device boot util" ;;
-    algo) echo "algo proxy net kernel device boot util" ;;
+    api) echo "api modes group proxy net kernel device boot util" ;;
+    modes) echo "modes group proxy net kernel device boot util" ;;
+    group) echo "group proxy net kernel device boot util" ;;
     proxy) echo "proxy kernel net device util" ;;
     net) echo "net boot util" ;;
     kernel) echo "kernel" ;;
@@ -17,8 +18,7 @@ allowed() { # layer of the including file -> the layers it may include
     boot) echo "boot util" ;;
     util) echo "util" ;;
     sim) echo "sim proxy net kernel device boot util" ;; # takes the place of threads, device and network
-    nccl_ep) echo "nccl_ep util" ;;                    # a library of its own, over epx.h
-    standin) echo "standin nccl_ep boot util" ;;        # libraries of their own, beside it
+    compat) echo "compat boot util" ;;                 # libraries of their own, over epx.h
     *) echo "" ;;
     esac
 }

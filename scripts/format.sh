@@ -20,7 +20,7 @@ fi
 if git rev-parse --is-inside-work-tree >/dev/null 2>&1; then
     mapfile -t files < <(git ls-files --cached -- '*.c' '*.h' '*.cu' '*.hip' | while read -r f; do [ -f "$f" ] && echo "$f"; done)
 else
-    mapfile -t files < <(find include src support tools tests examples -name '*.[ch]')
+    mapfile -t files < <(find include src tools tests examples -name '*.[ch]')
 fi
 [ ${#files[@]} -eq 0 ] && exit 0
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # keep_report.sh FOLDER COMMAND...: runs a compiler and keeps what it says of registers and stack in FOLDER/SOURCE.txt;
-# anything else that it says is shown. (tests/cuda_spills.sh reads the reports.)
+# anything else that it says is shown. (tests/scripts/cuda_spills.sh reads the reports.)
 set -u
 folder=$1
 shift

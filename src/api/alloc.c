@@ -4,9 +4,9 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-#include "algo/lend.h"
-#include "api/group.h"
-#include "api/registry.h"
+#include "group/region.h"
+#include "group/group.h"
+#include "group/registry.h"
 #include "util/status.h"
 
 #define ALIGN 256u

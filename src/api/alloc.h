@@ -3,7 +3,7 @@
 #ifndef EPX_API_ALLOC_H
 #define EPX_API_ALLOC_H
 
-#include "algo/objects.h"
+#include "group/objects.h"
 
 void blocks_free_all(struct epx_group *group);
 

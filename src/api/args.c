@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "api/check.h"
-#include "api/structs.h"
+#include "util/structs.h"
 #include "util/status.h"
 
 epx_status need_rows(const char *call, const char *name, int64_t given, int64_t needed, const char *why)

@@ -3,7 +3,7 @@
 #ifndef EPX_API_ARGS_H
 #define EPX_API_ARGS_H
 
-#include "algo/modes.h"
+#include "modes/modes.h"
 
 epx_status layout_tensors_check(struct epx_handle *handle, const epx_layout_info *info, const char *call,
                                 struct layout_tensors *out);

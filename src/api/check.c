@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "api/structs.h"
+#include "util/structs.h"
 #include "util/status.h"
 
 const char *dtype_name(int dtype)

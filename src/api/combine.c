@@ -4,9 +4,9 @@
 
 #include "api/args.h"
 #include "api/check.h"
-#include "api/group.h"
-#include "api/registry.h"
-#include "api/structs.h"
+#include "group/group.h"
+#include "group/registry.h"
+#include "util/structs.h"
 #include "util/status.h"
 
 static const char call[] = "epx_combine";

@@ -5,10 +5,10 @@
 
 #include "api/args.h"
 #include "api/check.h"
-#include "api/group.h"
+#include "group/group.h"
 #include "api/handle.h"
-#include "api/registry.h"
-#include "api/structs.h"
+#include "group/registry.h"
+#include "util/structs.h"
 #include "util/status.h"
 
 static const char call[] = "epx_dispatch";

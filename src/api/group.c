@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Groups: creation, destruction, queries. */
-#include "api/group.h"
+#include "group/group.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "algo/lend.h"
+#include "group/region.h"
 #include "api/alloc.h"
-#include "api/config.h"
+#include "group/config.h"
 #include "api/handle.h"
-#include "api/registry.h"
-#include "api/structs.h"
+#include "group/registry.h"
+#include "util/structs.h"
 #include "util/env.h"
 #include "util/keep.h"
 #include "util/log.h"

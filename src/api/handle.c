@@ -6,12 +6,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "algo/modes.h"
+#include "modes/modes.h"
 #include "api/args.h"
 #include "api/check.h"
-#include "api/group.h"
-#include "api/registry.h"
-#include "api/structs.h"
+#include "group/group.h"
+#include "group/registry.h"
+#include "util/structs.h"
 #include "util/pause.h"
 #include "util/status.h"
 

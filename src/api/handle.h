@@ -2,7 +2,7 @@
 #ifndef EPX_API_HANDLE_H
 #define EPX_API_HANDLE_H
 
-#include "algo/objects.h"
+#include "group/objects.h"
 
 void handle_free(struct epx_handle *handle);
 /* Low latency: sets the routing. */

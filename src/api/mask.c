@@ -2,8 +2,8 @@
 /* Masks: which ranks take part. */
 #include <string.h>
 
-#include "api/group.h"
-#include "api/registry.h"
+#include "group/group.h"
+#include "group/registry.h"
 #include "util/status.h"
 
 static epx_status need_mask(epx_group *group, const char *function)

@@ -2,8 +2,8 @@
 /* Streams and events as callers see them; the work is the device's. */
 #include <stdlib.h>
 
-#include "api/group.h"
-#include "api/registry.h"
+#include "group/group.h"
+#include "group/registry.h"
 #include "util/status.h"
 
 struct epx_event {

@@ -76,7 +76,7 @@ struct device_ops {
     int (*arrivals)(struct device *device);
     epx_status (*flush_arrivals)(struct device *device);
 
-    /* Memory of the caller's, lent to other ranks (algo/lend.h). A region is a whole allocation. Its number is never used
+    /* Memory of the caller's, lent to other ranks (group/region.h). A region is a whole allocation. Its number is never used
      * again in this process, also when the memory is freed; 0 = `data` lies in nothing that could be lent. Quick, and
      * allowed while a graph is captured. */
     uint64_t (*region_id)(struct device *device, const void *data);

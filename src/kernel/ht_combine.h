@@ -4,7 +4,7 @@
  *
  *   expert rank d                                     source s of the node
  *   rows in epx_alloc memory, or in memory that is
- *   lent (algo/lend.h): post where they are
+ *   lent (group/region.h): post where they are
  *   otherwise copy them to the own landing first
  *   signal HC_DATA = e  ---------------------------->  wait HC_DATA[node] >= e
  *                                                      out[t] = bias + sum of its rows, read where they are

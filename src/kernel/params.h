@@ -3,7 +3,7 @@
  * What host and kernels share: kernel numbers, what lies in every rank's heap, per-group and per-handle device tables,
  * kernel parameters. C11, C++ and device compilers all read this file; layouts that cross ranks are asserted.
  *
- * The heap of a rank (the same offsets on all ranks, see algo/heap_layout.c)
+ * The heap of a rank (the same offsets on all ranks, see group/heap_layout.c)
  *
  *   control | signals[SIG_COUNT][slots][R] | LL dispatch and combine slots[W] | HT posts, counts, tables | HT landing |
  *   HT relay and return rows | alloc
@@ -167,7 +167,7 @@ struct hd_post {
 };
 EPX_STATIC_ASSERT(sizeof(struct hd_post) == 128, "shared between ranks");
 
-/* Regions of its own memory that a rank lends at a time (algo/lend.h). */
+/* Regions of its own memory that a rank lends at a time (group/region.h). */
 #define LENT_REGIONS 64
 
 /* High-throughput combine: where this rank's rows are. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Bugs on purpose, for the test that shows that simulation finds them (tests/test_sim_planted.c). Only files that this
+ * Bugs on purpose, for the test that shows that simulation finds them (tests/unit/test_sim_planted.c). Only files that this
  * test compiles anew, with EPX_PLANT_BUGS, know any of them; everywhere else PLANT is its right side and nothing more.
  */
 #ifndef EPX_KERNEL_PLANT_H

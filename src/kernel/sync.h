@@ -116,7 +116,7 @@ KFN int kernel_begin(struct agent *ag, const struct group_dev *g)
     return word != 0;
 }
 
-/* The same for high throughput, which goes by what all ranks have agreed on (api/rejoin.c): a rank that is masked here
+/* The same for high throughput, which goes by what all ranks have agreed on (group/recover.c): a rank that is masked here
  * alone is counted, and relayed for, by others. */
 KFN_STEP int kernel_begin_agreed(struct agent *ag, const struct group_dev *g)
 {

@@ -7,7 +7,7 @@
 #define EPX_SIM_RANKS_H
 
 #include "epx/epx.h"
-#include "net/sim.h"
+#include "net/sim/sim.h"
 #include "sim/sched.h"
 
 struct sim_setup {

@@ -10,7 +10,7 @@
 #include <nccl.h>
 #include <nccl_ep.h>
 
-#include "support/oracle.h"
+#include "tests/lib/oracle.h"
 
 /* The process's rank and communicator. */
 struct world {

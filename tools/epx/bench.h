@@ -11,7 +11,7 @@
  *      bench_ring.c     `epx bench ring`, which has nothing to do with the others
  *      bench_report.c   the table, the JSON lines, the progress line
  *
- * The ranks' side of the measurement (board, timed loop, data, check) is in support/, shared with the MPI baseline.
+ * The ranks' side of the measurement (board, timed loop, data, check) is in tests/lib/, shared with the MPI baseline.
  */
 #ifndef EPX_TOOLS_BENCH_H
 #define EPX_TOOLS_BENCH_H
@@ -19,8 +19,8 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "support/bench_work.h"
-#include "support/board.h"
+#include "tests/lib/bench_work.h"
+#include "tests/lib/board.h"
 
 enum { BENCH_EXIT_OK = 0, BENCH_EXIT_FAILED = 1, BENCH_EXIT_USAGE = 2 };
 

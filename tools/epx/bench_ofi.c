@@ -15,7 +15,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "net/ofi.h"
+#include "net/ofi/ofi.h"
 
 #ifdef EPX_HAVE_OFI
 

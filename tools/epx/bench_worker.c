@@ -7,9 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/group.h"
+#include "group/group.h"
 #include "bench.h"
-#include "support/player.h"
+#include "tests/lib/player.h"
 
 int bench_call(struct bench_rank *rank, const char *what, epx_status status)
 {

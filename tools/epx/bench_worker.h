@@ -3,8 +3,8 @@
 #ifndef EPX_TOOLS_BENCH_WORKER_H
 #define EPX_TOOLS_BENCH_WORKER_H
 
-#include "support/bench_work.h"
-#include "support/board.h"
+#include "tests/lib/bench_work.h"
+#include "tests/lib/board.h"
 
 struct bench_rank {
     struct board_seat seat;

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "doctor.h"
-#include "net/ofi.h"
+#include "net/ofi/ofi.h"
 #include "util/env.h"
 
 #ifdef EPX_HAVE_OFI

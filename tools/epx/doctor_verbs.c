@@ -7,7 +7,7 @@
 #include <sys/resource.h>
 
 #include "doctor.h"
-#include "net/verbs_card.h"
+#include "net/verbs/card.h"
 #include "util/env.h"
 
 #ifdef EPX_VERBS

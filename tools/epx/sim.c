@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "commands.h"
-#include "support/sim_case.h"
+#include "tests/lib/sim_case.h"
 #include "util/clock.h"
 
 enum { USAGE_ERROR = 2 };

@@ -5,8 +5,8 @@
 
 #include "exchange.h"
 #include "plan.h"
-#include "support/bench_work.h"
-#include "support/board.h"
+#include "tests/lib/bench_work.h"
+#include "tests/lib/board.h"
 
 struct baseline {
     const struct bench_config *config;

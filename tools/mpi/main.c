@@ -7,7 +7,7 @@
 
 #include "baseline.h"
 #include "node.h"
-#include "support/player.h"
+#include "tests/lib/player.h"
 
 static void *plain_alloc(void *context, size_t bytes)
 {

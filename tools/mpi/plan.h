@@ -15,7 +15,7 @@
 #include <mpi.h>
 #include <stdint.h>
 
-#include "support/bench_config.h"
+#include "tests/lib/bench_config.h"
 
 /* One side of a flow: rows for or from each rank. */
 struct side {

@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "compat/nccl_ep/face.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "util/log.h"
+
+static _Thread_local char last_message[1200];
+
+const char *ncclEpxGetLastError(void)
+{
+    return last_message;
+}
+
+ncclResult_t face_fail(ncclResult_t result, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(last_message, sizeof(last_message), format, args);
+    va_end(args);
+    log_line(LOG_INFO, "%s", last_message);
+    return result;
+}
+
+static ncclResult_t result_of(epx_status status)
+{
+    switch (status) {
+    case EPX_OK:
+        return ncclSuccess;
+    case EPX_ERR_ARGUMENT:
+    case EPX_ERR_OVERFLOW:
+        return ncclInvalidArgument;
+    case EPX_ERR_USAGE:
+    case EPX_ERR_MISMATCH:
+    case EPX_ERR_BUSY:
+    case EPX_ERR_UNSUPPORTED:
+        return ncclInvalidUsage;
+    case EPX_ERR_MEMORY:
+    case EPX_ERR_SYSTEM:
+        return ncclSystemError;
+    case EPX_ERR_TIMEOUT:
+    case EPX_ERR_PEER:
+        return ncclRemoteError;
+    case EPX_ERR_NOT_READY:
+        return ncclInProgress;
+    case EPX_ERR_INTERNAL:
+        break;
+    }
+    return ncclInternalError;
+}
+
+/* EPX has logged the sentence already. */
+ncclResult_t face_result(epx_status status, const char *call)
+{
+    if (status != EPX_OK)
+        snprintf(last_message, sizeof(last_message), "%s: %s (%s)", call, epx_last_error(), epx_strerror(status));
+    return result_of(status);
+}
+
+ncclResult_t struct_check(const char *call, const char *name, const void *given, size_t size)
+{
+    const unsigned int *head = given; /* size, magic */
+
+    if (!given)
+        return ncclSuccess;
+    if (head[0] != size || head[1] != NCCL_EP_MAGIC)
+        return face_fail(ncclInvalidArgument,
+                         "%s: %s: expected size %zu and magic 0x%x, as its NCCL_EP_*_INIT sets them, got %u and 0x%x",
+                         call, name, size, NCCL_EP_MAGIC, head[0], head[1]);
+    return ncclSuccess;
+}
+
+ncclResult_t struct_need(const char *call, const char *name, const void *given, size_t size)
+{
+    if (!given)
+        return face_fail(ncclInvalidArgument, "%s: %s: expected a pointer, got NULL", call, name);
+    return struct_check(call, name, given, size);
+}
+
+ncclResult_t ncclEpGetVersion(int *version)
+{
+    if (!version)
+        return face_fail(ncclInvalidArgument, "ncclEpGetVersion: version: expected a pointer, got NULL");
+    *version = NCCL_EP_VERSION_CODE;
+    return ncclSuccess;
+}

@@ -1,0 +1,304 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Groups, their masks and errors. */
+#include "compat/nccl_ep/face.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <strings.h>
+
+#include "util/env.h"
+#include "util/log.h"
+
+static const char create[] = "ncclEpCreateGroup";
+
+enum { WARPS_PER_MULTIPROCESSOR = 16, MOST_AGENTS = 1024, GPU_ALLOC_BYTES = 1 << 20 };
+
+/* ---- What a configuration comes to ------------------------------------------------------------------------------- */
+
+/* Milliseconds, 0 = EPX's default. The variable comes before the configuration. */
+static int timeout_of(const ncclEpGroupConfig_t *config)
+{
+    const char *text = getenv("NCCL_EP_TIMEOUT_MS");
+    const uint64_t ms = (config->timeout_ns + 999999u) / 1000000u;
+
+    if (text && text[0]) {
+        char *end;
+        long value;
+
+        errno = 0;
+        value = strtol(text, &end, 10);
+        if (!errno && !*end && value > 0 && value <= INT_MAX)
+            return (int)value;
+        log_line(LOG_WARN, "NCCL_EP_TIMEOUT_MS is \"%s\", expected 1 to %d: ignored", text, INT_MAX);
+    }
+    return ms > INT_MAX ? INT_MAX : (int)ms;
+}
+
+static ncclResult_t check_config(const ncclEpGroupConfig_t *c)
+{
+    ncclResult_t result = struct_need(create, "config", c, sizeof(*c));
+
+    if (result != ncclSuccess)
+        return result;
+    if (c->version != NCCL_EP_API_VERSION)
+        log_line(LOG_WARN, "%s: config.version is %u, this library speaks %d", create, c->version, NCCL_EP_API_VERSION);
+    if (c->algorithm != NCCL_EP_ALGO_LOW_LATENCY && c->algorithm != NCCL_EP_ALGO_HIGH_THROUGHPUT)
+        return face_fail(ncclInvalidArgument, "%s: config.algorithm: expected 0 or 1, got %d", create,
+                         (int)c->algorithm);
+    const struct {
+        const char *field;
+        unsigned int value, low, high;
+    } ranges[] = {{"num_experts", c->num_experts, 1, 1u << 20},
+                  {"max_dispatch_tokens_per_rank", c->max_dispatch_tokens_per_rank, 1, 1u << 20},
+                  {"max_recv_tokens_per_rank", c->max_recv_tokens_per_rank, 0, INT32_MAX},
+                  {"max_token_bytes", c->max_token_bytes, 1, 1u << 24}};
+    for (size_t i = 0; i < sizeof(ranges) / sizeof(ranges[0]); i++)
+        if (ranges[i].value < ranges[i].low || ranges[i].value > ranges[i].high)
+            return face_fail(ncclInvalidArgument, "%s: config.%s: expected %u to %u, got %u", create, ranges[i].field,
+                             ranges[i].low, ranges[i].high, ranges[i].value);
+    if (!c->alloc.alloc_fn != !c->alloc.free_fn)
+        return face_fail(ncclInvalidUsage, "%s: config.alloc: expected both of alloc_fn and free_fn or neither, got %s",
+                         create, c->alloc.alloc_fn ? "alloc_fn alone" : "free_fn alone");
+    return ncclSuccess;
+}
+
+static int on_gpu(const epx_group_config *config)
+{
+    const char *device = env_string("EPX_DEVICE");
+
+    return config->device == EPX_DEVICE_CUDA || (device && (!strcasecmp(device, "cuda") || !strcasecmp(device, "hip")));
+}
+
+static epx_group_config make_config(const ncclEpGroupConfig_t *c, const struct comm *comm, int max_topk)
+{
+    epx_group_config out = EPX_GROUP_CONFIG_INIT;
+
+    /* NCCL's communicators are of GPUs; EPX_DEVICE may say whose, and that of a stand-in is the only one to say. */
+    out.device = comm->real && !env_string("EPX_DEVICE") ? EPX_DEVICE_CUDA : EPX_DEVICE_AUTO;
+    out.device_index = comm->device_index;
+    out.modes = c->algorithm == NCCL_EP_ALGO_LOW_LATENCY ? EPX_LOW_LATENCY : EPX_HIGH_THROUGHPUT;
+    out.num_experts = (int32_t)c->num_experts;
+    out.max_tokens_per_rank = (int32_t)c->max_dispatch_tokens_per_rank;
+    out.max_hidden_bytes = (int32_t)((c->max_token_bytes + 15) / 16 * 16);
+    out.max_topk = max_topk;
+    if (out.modes == EPX_HIGH_THROUGHPUT)
+        out.max_recv_tokens = (int32_t)c->max_recv_tokens_per_rank;
+    out.enable_mask = c->enable_mask != 0;
+    out.timeout_ms = comm->timeout_ms;
+    /* For ncclEpxMemAlloc alone: of a GPU's memory no more than was asked for. */
+    if (on_gpu(&out) && !env_string("EPX_ALLOC_BYTES"))
+        out.alloc_bytes = GPU_ALLOC_BYTES;
+    return out;
+}
+
+/* SMs are GPUs': a limit there becomes agents; on the CPU device it has no meaning. */
+static ncclResult_t limit_sms(const ncclEpGroupConfig_t *c, epx_group_config *out)
+{
+    int most;
+
+    if (!c->max_num_sms || !on_gpu(out))
+        return ncclSuccess;
+    most = gpu_multiprocessors(out->device_index);
+    if (most && c->max_num_sms > (unsigned int)most)
+        return face_fail(ncclInvalidUsage, "%s: config.max_num_sms: the GPU has %d, got %u", create, most,
+                         c->max_num_sms);
+    out->num_agents = c->max_num_sms > MOST_AGENTS / WARPS_PER_MULTIPROCESSOR
+                          ? MOST_AGENTS
+                          : (int32_t)c->max_num_sms * WARPS_PER_MULTIPROCESSOR;
+    return ncclSuccess;
+}
+
+static ncclResult_t check_buffer(const ncclEpGroupConfig_t *c, const epx_group_config *config, int nranks)
+{
+    epx_memory_info info = EPX_MEMORY_INFO_INIT;
+    uint64_t needed;
+    epx_status status;
+
+    if (c->rdma_buffer_size == NCCL_EP_AUTO)
+        return ncclSuccess;
+    status = epx_group_memory(config, nranks, &info);
+    if (status != EPX_OK)
+        return face_result(status, create);
+    needed = config->modes == EPX_LOW_LATENCY ? info.low_latency_bytes : info.high_throughput_bytes;
+    if (c->rdma_buffer_size < needed)
+        return face_fail(ncclInvalidUsage,
+                         "%s: config.rdma_buffer_size: expected NCCL_EP_AUTO or at least %llu bytes, got %lu", create,
+                         (unsigned long long)needed, c->rdma_buffer_size);
+    return ncclSuccess;
+}
+
+/* ---- Creation and destruction -------------------------------------------------------------------------------------- */
+
+static ncclResult_t open_group(struct ncclEpGroup *group, const ncclEpGroupConfig_t *config)
+{
+    epx_bootstrap bootstrap = EPX_BOOTSTRAP_INIT;
+    epx_group_info info = EPX_GROUP_INFO_INIT;
+    epx_group_config c;
+    ncclResult_t result;
+
+    group->low_latency = config->algorithm == NCCL_EP_ALGO_LOW_LATENCY;
+    group->max_topk = EPX_MAX_TOPK; /* K is known with the first handle; a group must have room before */
+    group->min_rows = config->max_recv_tokens_per_rank;
+    c = make_config(config, &group->comm, group->max_topk);
+    result = limit_sms(config, &c);
+    if (result == ncclSuccess)
+        result = check_buffer(config, &c, group->comm.nranks);
+    if (result != ncclSuccess)
+        return result;
+    bootstrap.rank = group->comm.rank;
+    bootstrap.nranks = group->comm.nranks;
+    bootstrap.allgather = comm_allgather;
+    bootstrap.context = &group->comm;
+    result = face_result(epx_group_create(&group->group, &bootstrap, &c), create);
+    if (result != ncclSuccess)
+        return result;
+    result = face_result(epx_group_query(group->group, &info), create);
+    group->is_cpu = info.device == EPX_DEVICE_CPU;
+    return result;
+}
+
+ncclResult_t ncclEpCreateGroup(ncclEpGroup_t *ep_group, ncclComm_t comm, const ncclEpGroupConfig_t *config)
+{
+    struct ncclEpGroup *group;
+    ncclResult_t result;
+
+    if (!ep_group)
+        return face_fail(ncclInvalidArgument, "%s: ep_group: expected a pointer, got NULL", create);
+    *ep_group = NULL;
+    result = check_config(config);
+    if (result != ncclSuccess)
+        return result;
+    group = calloc(1, sizeof(*group));
+    if (!group)
+        return face_fail(ncclSystemError, "%s: no memory", create);
+    result = comm_open(&group->comm, comm, timeout_of(config));
+    if (result == ncclSuccess) {
+        log_set_rank(group->comm.rank);
+        result = open_group(group, config);
+    }
+    if (result != ncclSuccess) {
+        if (group->group)
+            (void)epx_group_destroy(group->group);
+        free(group);
+        return result;
+    }
+    group_list_add(group);
+    *ep_group = group;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclEpGroupDestroy(ncclEpGroup_t ep_group)
+{
+    static const char call[] = "ncclEpGroupDestroy";
+    ncclResult_t result = group_need(ep_group, call);
+
+    if (result == ncclSuccess)
+        result = face_result(epx_group_destroy(ep_group->group), call);
+    if (result != ncclSuccess)
+        return result;
+    group_list_remove(ep_group);
+    while (ep_group->handles) {
+        struct ncclEpHandle *handle = ep_group->handles;
+        ep_group->handles = handle->next;
+        free(handle);
+    }
+    while (ep_group->streams) {
+        struct stream_pair *pair = ep_group->streams;
+        ep_group->streams = pair->next;
+        free(pair);
+    }
+    free(ep_group);
+    return ncclSuccess;
+}
+
+/* ---- Masks and errors ----------------------------------------------------------------------------------------------- */
+
+ncclResult_t ncclEpMaskQuery(ncclEpGroup_t ep_group, int *mask_status, cudaStream_t stream)
+{
+    static const char call[] = "ncclEpMaskQuery";
+    epx_stream own;
+    ncclResult_t result = group_need(ep_group, call);
+
+    if (result == ncclSuccess)
+        result = face_stream(ep_group, stream, call, &own);
+    return result == ncclSuccess ? face_result(epx_mask_query(ep_group->group, mask_status, own), call) : result;
+}
+
+ncclResult_t ncclEpMaskUpdate(ncclEpGroup_t ep_group, const int *mask, cudaStream_t stream)
+{
+    static const char call[] = "ncclEpMaskUpdate";
+    epx_stream own;
+    ncclResult_t result = group_need(ep_group, call);
+
+    if (result == ncclSuccess)
+        result = face_stream(ep_group, stream, call, &own);
+    return result == ncclSuccess ? face_result(epx_mask_update(ep_group->group, mask, own), call) : result;
+}
+
+ncclResult_t ncclEpMaskClean(ncclEpGroup_t ep_group, cudaStream_t stream)
+{
+    static const char call[] = "ncclEpMaskClean";
+    epx_stream own;
+    int failed;
+    ncclResult_t result = group_need(ep_group, call);
+
+    if (result == ncclSuccess)
+        result = face_stream(ep_group, stream, call, &own);
+    if (result != ncclSuccess)
+        return result;
+    failed = epx_group_error(ep_group->group, NULL) != EPX_OK;
+    result = face_result(epx_mask_clean(ep_group->group, own), call);
+    if (result == ncclSuccess)
+        ep_group->error_kept |= failed; /* EPX forgets it when ranks meet; here that is ncclEpErrorClear's */
+    return result;
+}
+
+ncclResult_t ncclEpGetAsyncError(ncclEpGroup_t ep_group, int *error_out)
+{
+    static const char call[] = "ncclEpGetAsyncError";
+    ncclResult_t result = group_need(ep_group, call);
+    epx_status status;
+
+    if (result != ncclSuccess)
+        return result;
+    if (!error_out)
+        return face_fail(ncclInvalidArgument, "%s: error_out: expected a pointer, got NULL", call);
+    status = epx_group_error(ep_group->group, NULL);
+    *error_out = ep_group->error_kept || status != EPX_OK;
+    (void)face_result(status, call); /* keeps the sentence */
+    return ncclSuccess;
+}
+
+ncclResult_t ncclEpErrorClear(ncclEpGroup_t ep_group)
+{
+    static const char call[] = "ncclEpErrorClear";
+    ncclResult_t result = group_need(ep_group, call);
+
+    if (result != ncclSuccess)
+        return result;
+    if (ep_group->error_kept && epx_group_error(ep_group->group, NULL) == EPX_OK) {
+        ep_group->error_kept = 0; /* the ranks have met since: nothing is left to clear with the others */
+        return ncclSuccess;
+    }
+    result = face_result(epx_group_error_clear(ep_group->group), call);
+    if (result == ncclSuccess)
+        ep_group->error_kept = 0;
+    return result;
+}
+
+/* ---- Memory that the node reaches ----------------------------------------------------------------------------------- */
+
+ncclResult_t ncclEpxMemAlloc(ncclEpGroup_t ep_group, size_t bytes, void **ptr)
+{
+    ncclResult_t result = group_need(ep_group, "ncclEpxMemAlloc");
+
+    return result == ncclSuccess ? face_result(epx_alloc(ep_group->group, bytes, ptr), "ncclEpxMemAlloc") : result;
+}
+
+ncclResult_t ncclEpxMemFree(ncclEpGroup_t ep_group, void *ptr)
+{
+    ncclResult_t result = group_need(ep_group, "ncclEpxMemFree");
+
+    return result == ncclSuccess ? face_result(epx_free(ep_group->group, ptr), "ncclEpxMemFree") : result;
+}

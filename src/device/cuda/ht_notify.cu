@@ -1,8 +1,0 @@
-/* SPDX-License-Identifier: Apache-2.0 */
-#include "device/cuda/entry.cuh"
-
-#include "kernel/ht_notify.h"
-
-static __shared__ int32_t route_counts[LAUNCH_WARPS * ROUTE_NEAR];
-
-CUDA_KERNEL(epx_ht, notify, ht_notify, route_counts)

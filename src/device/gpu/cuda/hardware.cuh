@@ -1,0 +1,236 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What is NVIDIA's alone: the width of a warp, and what needs PTX. device/gpu/hip/hardware.h has the same for AMD; all other
+ * *.cuh are made of these and of CUDA's functions over lanes, which HIP spells in its own way there.
+ *
+ *   WARP, lanes_t, ALL_LANES             lanes of an agent, a set of them, all of them
+ *   lanes_first, lanes_count             of a set that is not empty; of any
+ *   words_begin                          by all threads of a block, before any of what follows
+ *   word_relaxed, word_acquire           loads, system scope
+ *   word_peek, word_peeked               looks now and then; to be called when one was worth it: acquire
+ *   word_poll                            looks again and again, by one lane that acquires afterwards
+ *   word_release[32]                     stores, system scope; word_release_near: device scope
+ *   fence_far, pair_store                acquire and release, system scope; two words, by one store if there is one
+ *   word_add, word_claim                 system scope: relaxed; compare and swap, acquire and release
+ *   word_add_near[64], word_add_block    acquire and release: device scope; in shared memory, among the agents of a block
+ *   word_number                          the same, device scope, in no order
+ *   block_any(v, threads)                the first `threads` threads of the block meet; is v true for any?
+ *   clock_global, nap                    nanoseconds; for about so many
+ *   vec_load, vec_store                  16 bytes that pass once
+ *   line_fetch                           brings a line of 128 bytes to the GPU's common cache
+ *   pack_bf16, pack_fp16                 two floats in one word
+ *   max_u16x2                            the larger of 16-bit numbers, two at a time
+ *   fp8_pair                             where FP8_PAIR is defined: two floats as OCP e4m3; not NaN
+ */
+#ifndef EPX_DEVICE_GPU_CUDA_HARDWARE_CUH
+#define EPX_DEVICE_GPU_CUDA_HARDWARE_CUH
+
+#include <cuda_fp16.h>
+#include <stdint.h>
+
+#define WARP 32
+#define ALL_LANES 0xffffffffu
+typedef uint32_t lanes_t;
+
+KFN int lanes_first(lanes_t lanes)
+{
+    return __ffs((int)lanes) - 1;
+}
+
+KFN int lanes_count(lanes_t lanes)
+{
+    return __popc(lanes);
+}
+
+/* ---- Words that others read and write -------------------------------------------------------------------------- */
+
+KFN uint64_t word_relaxed(const uint64_t *word)
+{
+    uint64_t v;
+    asm volatile("ld.relaxed.sys.u64 %0, [%1];" : "=l"(v) : "l"(word) : "memory");
+    return v;
+}
+
+KFN uint64_t word_acquire(const uint64_t *word)
+{
+    uint64_t v;
+    asm volatile("ld.acquire.sys.u64 %0, [%1];" : "=l"(v) : "l"(word) : "memory");
+    return v;
+}
+
+KFN void words_begin(int relaxed)
+{
+    (void)relaxed;
+}
+
+KFN uint64_t word_peek(const uint64_t *word)
+{
+    return word_acquire(word);
+}
+
+KFN void word_peeked(void)
+{
+}
+
+KFN uint64_t word_poll(const uint64_t *word)
+{
+    return word_relaxed(word);
+}
+
+KFN void fence_far(void)
+{
+    asm volatile("fence.acq_rel.sys;" ::: "memory");
+}
+
+KFN void pair_store(void *to, uint64_t a, uint64_t b)
+{
+    asm volatile("st.relaxed.sys.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(a), "l"(b) : "memory");
+}
+
+KFN void word_release(uint64_t *word, uint64_t value)
+{
+    asm volatile("st.release.sys.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+
+KFN void word_release_near(uint64_t *word, uint64_t value)
+{
+    asm volatile("st.release.gpu.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+
+KFN void word_release32(uint32_t *word, uint32_t value)
+{
+    asm volatile("st.release.sys.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+}
+
+KFN void word_add(uint64_t *word, uint64_t n)
+{
+    asm volatile("red.relaxed.sys.add.u64 [%0], %1;" ::"l"(word), "l"(n) : "memory");
+}
+
+KFN uint32_t word_claim(uint32_t *word, uint32_t from, uint32_t to)
+{
+    uint32_t old;
+    asm volatile("atom.acq_rel.sys.cas.b32 %0, [%1], %2, %3;" : "=r"(old) : "l"(word), "r"(from), "r"(to) : "memory");
+    return old;
+}
+
+KFN uint32_t word_add_near(uint32_t *word, uint32_t n)
+{
+    uint32_t old;
+    asm volatile("atom.acq_rel.gpu.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(word), "r"(n) : "memory");
+    return old;
+}
+
+KFN uint64_t word_add_near64(uint64_t *word, uint64_t n)
+{
+    uint64_t old;
+    asm volatile("atom.acq_rel.gpu.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(word), "l"(n) : "memory");
+    return old;
+}
+
+KFN uint64_t word_number(uint64_t *word, uint64_t n)
+{
+    uint64_t old;
+    asm volatile("atom.relaxed.gpu.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(word), "l"(n) : "memory");
+    return old;
+}
+
+KFN uint32_t word_add_block(uint32_t *shared, uint32_t n)
+{
+    const uint32_t word = (uint32_t)__cvta_generic_to_shared(shared);
+    uint32_t old;
+    asm volatile("atom.acq_rel.cta.shared.add.u32 %0, [%1], %2;" : "=r"(old) : "r"(word), "r"(n) : "memory");
+    return old;
+}
+
+KFN int block_any(int v, unsigned threads)
+{
+    int any;
+    asm volatile("{ .reg .pred p, q; setp.ne.s32 p, %1, 0; barrier.cta.red.or.pred q, 1, %2, p; selp.s32 %0, 1, 0, q; }"
+                 : "=r"(any)
+                 : "r"(v), "r"(threads)
+                 : "memory");
+    return any;
+}
+
+KFN uint64_t clock_global(void)
+{
+    uint64_t t;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+    return t;
+}
+
+KFN void nap(unsigned ns)
+{
+    __nanosleep(ns);
+}
+
+/* ---- Vectors ---------------------------------------------------------------------------------------------------- */
+
+#ifndef STORE_KIND
+#define STORE_KIND 0
+#endif
+#if STORE_KIND == 0
+#define STORE_HOW "st.global.L1::no_allocate.v4.u32"
+#elif STORE_KIND == 1
+#define STORE_HOW "st.global.cs.v4.u32"
+#else
+#define STORE_HOW "st.global.v4.u32"
+#endif
+
+/* Not .nc: peers and other warps write what is read here while the kernel runs. */
+KFN uint4 vec_load(const void *from)
+{
+    uint4 v;
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(from)
+                 : "memory");
+    return v;
+}
+
+KFN void vec_store(void *to, uint4 v)
+{
+    asm volatile(STORE_HOW " [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z),
+                 "r"(v.w)
+                 : "memory");
+}
+
+KFN void line_fetch(const void *from)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+}
+
+/* ---- Numbers ---------------------------------------------------------------------------------------------------- */
+
+/* The hardware's NaN becomes the canonical one of docs/formats.md. */
+KFN uint32_t pack_bf16(float low, float high)
+{
+    uint32_t w;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(high), "f"(low));
+    return w ^ (__vcmpeq2(w, 0x7fff7fffu) & 0x003f003fu);
+}
+
+KFN uint32_t pack_fp16(float low, float high)
+{
+    const __half2 h = __floats2half2_rn(low, high);
+    const uint32_t w = *(const uint32_t *)&h;
+    return w ^ (__vcmpeq2(w, 0x7fff7fffu) & 0x01ff01ffu);
+}
+
+KFN uint32_t max_u16x2(uint32_t a, uint32_t b)
+{
+    return __vmaxu2(a, b);
+}
+
+#if __CUDA_ARCH__ >= 890
+#define FP8_PAIR
+KFN uint32_t fp8_pair(float low, float high)
+{
+    uint16_t pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+#endif
+
+#endif

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The host part of a GPU module: what its files share. Written in the names of CUDA's runtime, of which nothing newer than
+ * 12.4 is called; device/gpu/hip/runtime.h maps them to HIP's.
+ */
+#ifndef EPX_DEVICE_GPU_GPU_H
+#define EPX_DEVICE_GPU_GPU_H
+
+#ifdef EPX_HIP
+#include "device/gpu/hip/runtime.h"
+#else
+#include "device/gpu/runtime.h"
+#endif
+
+#include "device/module.h"
+
+struct cuda_device {
+    struct device base;
+    int index;
+    int sms;
+    int resident[KERNEL_COUNT]; /* most blocks of each kernel that run at a time */
+    cudaStream_t side;          /* copies of set-up, beside the caller's streams */
+    char *scratch;
+    size_t scratch_bytes; /* in all */
+};
+
+/* What the library gave this module. */
+extern const struct device_host *cuda_host;
+#define fail cuda_host->fail
+
+/* EPX_OK, or the failure of `what` with the runtime's own words. */
+epx_status cuda_check(cudaError_t error, const char *what);
+epx_status cuda_use(struct device *device);
+
+/*
+ * Freeing memory waits for everything that runs on the device, also for kernels that wait for this very thread to go
+ * on: what is freed while any device is open is kept, and freed, or found again, later.
+ */
+void cuda_later(void (*release)(void *ptr, void *context), void *ptr, void *context);
+void cuda_opened(void);
+void cuda_closed(void);
+
+/* memory.c */
+epx_status cuda_mem_alloc(struct device *device, size_t bytes, void **ptr);
+/* shared: for other GPUs and processes too, while kernels run. */
+epx_status cuda_mem_alloc_for(struct device *device, size_t bytes, int shared, void **ptr);
+void cuda_mem_free(struct device *device, void *ptr);
+epx_status cuda_host_alloc(struct device *device, size_t bytes, void **ptr);
+void cuda_host_free(struct device *device, void *ptr);
+epx_status cuda_copy(struct device *device, void *to, const void *from, size_t bytes);
+
+/* heap.c */
+epx_status cuda_heap_create(struct device *device, uint64_t bytes, struct heap *heap);
+void cuda_heap_destroy(struct device *device, struct heap *heap);
+epx_status cuda_heap_open(struct device *device, const struct heap_export *peer, void **base);
+void cuda_heap_close(struct device *device, const struct heap_export *peer, void *base);
+epx_status cuda_host_heap_create(struct device *device, uint64_t bytes, struct heap *heap);
+void cuda_host_heap_destroy(struct device *device, struct heap *heap);
+epx_status cuda_host_heap_open(struct device *device, const struct heap_export *peer, void **base);
+void cuda_host_heap_close(struct device *device, const struct heap_export *peer, void *base);
+
+/* direct.c */
+epx_status cuda_heap_dmabuf(struct device *device, const struct heap *heap, int *fd);
+int cuda_arrivals(struct device *device);
+epx_status cuda_flush_arrivals(struct device *device);
+
+/* lend.c */
+uint64_t cuda_region_id(struct device *device, const void *data);
+epx_status cuda_region_export(struct device *device, const void *data, struct heap_export *region);
+epx_status cuda_region_open(struct device *device, const struct heap_export *region, void **base);
+void cuda_region_close(struct device *device, const struct heap_export *region, void *base, int now);
+
+/* stream.c */
+epx_status cuda_stream_create(struct device *device, struct device_stream **stream);
+epx_status cuda_stream_destroy(struct device *device, struct device_stream *stream);
+epx_status cuda_stream_sync(struct device *device, struct device_stream *stream);
+epx_status cuda_stream_query(struct device *device, struct device_stream *stream);
+int cuda_stream_captures(struct device *device, struct device_stream *stream);
+epx_status cuda_stream_call(struct device *device, struct device_stream *stream, void (*fn)(void *), void *arg);
+epx_status cuda_stream_wait(struct device *device, struct device_stream *stream, struct device_event *event);
+epx_status cuda_stream_copy(struct device *device, struct device_stream *stream, void *to, const void *from,
+                            size_t bytes);
+epx_status cuda_event_create(struct device *device, struct device_event **event);
+void cuda_event_destroy(struct device *device, struct device_event *event);
+epx_status cuda_event_record(struct device *device, struct device_event *event, struct device_stream *stream);
+epx_status cuda_event_sync(struct device *device, struct device_event *event);
+epx_status cuda_event_query(struct device *device, struct device_event *event);
+
+/* launch.c */
+epx_status cuda_kernels_load(struct cuda_device *cuda);
+/* A kernel that does nothing. */
+epx_status cuda_first_launch(cudaStream_t stream);
+epx_status cuda_rows_reserve(struct device *device, size_t row_bytes, int agents);
+epx_status cuda_launch(struct device *device, struct device_stream *stream, enum kernel_id id, const void *params,
+                       size_t bytes, int agents);
+
+#endif

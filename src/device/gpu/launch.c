@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Launches. All agents of a launch run at the same time, or one of them would wait for another that never starts: a
+ * launch has no more blocks than the GPU holds at once. That other ranks on the same GPU fit too is the business of
+ * whoever chooses the number of agents (cuda_default_agents, epx_group_config.num_agents).
+ */
+#include "device/gpu/launch.h"
+
+#include "device/gpu/gpu.h"
+
+/* The address of a __global__ function is its name for the runtime (entry.cuh). */
+extern const void *const epx_ll_dispatch,
+    *const epx_ll_combine, *const epx_ht_notify, *const epx_ht_dispatch, *const epx_ht_combine,
+                                                                             *const epx_mask, *const epx_ring_bench;
+void epx_first(void); /* first.cu; its address too */
+
+static const void *const *const kernels[KERNEL_COUNT] = {
+    [KERNEL_LL_DISPATCH] = &epx_ll_dispatch, [KERNEL_LL_COMBINE] = &epx_ll_combine, [KERNEL_HT_NOTIFY] = &epx_ht_notify,
+    [KERNEL_HT_DISPATCH] = &epx_ht_dispatch, [KERNEL_HT_COMBINE] = &epx_ht_combine, [KERNEL_MASK] = &epx_mask,
+    [KERNEL_RING_BENCH] = &epx_ring_bench,
+};
+
+static const void *entry_of(int id)
+{
+    return *kernels[id];
+}
+
+/* Asking loads the code now: the first launch might otherwise have to, and wait for kernels that wait for it. */
+epx_status cuda_kernels_load(struct cuda_device *cuda)
+{
+    for (int id = 0; id < KERNEL_COUNT; id++) {
+        struct cudaFuncAttributes attributes;
+        int blocks = 0;
+        epx_status status = cuda_check(cudaFuncGetAttributes(&attributes, entry_of(id)), "loading a kernel");
+
+        if (status == EPX_OK)
+            status = cuda_check(
+                cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, entry_of(id), LAUNCH_WARPS * LAUNCH_LANES, 0),
+                "occupancy");
+        if (status != EPX_OK)
+            return status;
+        cuda->resident[id] = blocks * cuda->sms;
+    }
+    return EPX_OK;
+}
+
+epx_status cuda_first_launch(cudaStream_t stream)
+{
+    static void (*const first)(void) = epx_first;
+    const dim3 one = {1, 1, 1}, block = {LAUNCH_LANES, 1, 1};
+    void *arguments[] = {NULL};
+
+    return cuda_check(cudaLaunchKernel(*(const void *const *)&first, one, block, arguments, 0, stream), "first launch");
+}
+
+static size_t whole(size_t n, size_t unit)
+{
+    return (n + unit - 1) / unit * unit;
+}
+
+/* Memory for one row per agent, as far as this kernel asks for it. */
+static size_t scratch_row(enum kernel_id id, const void *params)
+{
+    const struct agreement *a;
+
+    if (id == KERNEL_HT_DISPATCH && ((const struct ht_dispatch_params *)params)->in.cast)
+        a = &((const struct ht_dispatch_params *)params)->agree;
+    else if (id == KERNEL_LL_DISPATCH && ((const struct ll_dispatch_params *)params)->in.cast)
+        a = &((const struct ll_dispatch_params *)params)->agree;
+    else
+        return 0;
+    return whole(whole((size_t)a->hidden_bytes, 16) + (size_t)a->scale_bytes, 256);
+}
+
+/*
+ * Before the first launch: memory is not always had while kernels run, and those of other ranks may already wait for the
+ * launch that needs it. Operations of a group run one after the other, whatever their streams: one scratch serves them all.
+ */
+epx_status cuda_rows_reserve(struct device *device, size_t row_bytes, int agents)
+{
+    struct cuda_device *cuda = (struct cuda_device *)device;
+    /* Blocks have equal numbers of warps: the last ones may have no agent. */
+    const size_t warps = (size_t)agents + whole((size_t)agents, LAUNCH_WARPS) / LAUNCH_WARPS;
+    const size_t bytes = whole(row_bytes, 256) * warps;
+    void *block;
+    epx_status status = cuda_use(device);
+
+    if (status == EPX_OK)
+        status = cuda_mem_alloc(device, bytes, &block);
+    if (status != EPX_OK)
+        return status;
+    cuda_mem_free(device, cuda->scratch);
+    cuda->scratch = block;
+    cuda->scratch_bytes = bytes;
+    return EPX_OK;
+}
+
+/* Asking for the thread's device is cheaper than setting it, and most callers have the right one. */
+static epx_status use_for_launch(struct device *device)
+{
+    int current = -1;
+
+    if (cudaGetDevice(&current) == cudaSuccess && current == ((struct cuda_device *)device)->index)
+        return EPX_OK;
+    return cuda_use(device);
+}
+
+epx_status cuda_launch(struct device *device, struct device_stream *stream, enum kernel_id id, const void *params,
+                       size_t bytes, int agents)
+{
+    struct cuda_device *cuda = (struct cuda_device *)device;
+    struct launch_info info = {.agents = agents, .relaxed_words = cuda_host->relaxed_atomics};
+    void *arguments[] = {(void *)(uintptr_t)params, &info};
+    epx_status status = use_for_launch(device);
+    dim3 grid = {1, 1, 1}, block = {LAUNCH_LANES, 1, 1};
+
+    (void)bytes;
+    if (status != EPX_OK)
+        return status;
+    grid.x = (unsigned)((agents + LAUNCH_WARPS - 1) / LAUNCH_WARPS);
+    if (grid.x > (unsigned)cuda->resident[id])
+        grid.x = (unsigned)cuda->resident[id];
+    if (info.agents > (int)grid.x * LAUNCH_WARPS)
+        info.agents = (int)grid.x * LAUNCH_WARPS;
+    block.x = LAUNCH_LANES * (((unsigned)info.agents + grid.x - 1) / grid.x);
+    info.scratch_stride = scratch_row(id, params);
+    if (info.scratch_stride * (size_t)grid.x * (block.x / LAUNCH_LANES) > cuda->scratch_bytes)
+        return fail(EPX_ERR_MEMORY, "device %s: rows of %zu bytes for %d agents are more than was reserved",
+                    device->ops->name, info.scratch_stride, info.agents);
+    info.scratch = cuda->scratch;
+    return cuda_check(cudaLaunchKernel(entry_of(id), grid, block, arguments, 0, (cudaStream_t)stream), "launch");
+}

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Between the module's host part (C) and its kernels (CUDA C++, HIP). */
+#ifndef EPX_DEVICE_GPU_LAUNCH_H
+#define EPX_DEVICE_GPU_LAUNCH_H
+
+#include <stddef.h>
+
+/*
+ * Warps of a block and lanes of a warp. With the registers that its kernels take a block fills an SM: agents /
+ * LAUNCH_WARPS is the number of SMs that an operation takes, and no block of another rank shares them. AMD's compute units
+ * hold 16 wavefronts of 64 registers that a kernel can use, or 8 of 128.
+ */
+#ifdef EPX_HIP
+#define LAUNCH_LANES 64
+#ifndef LAUNCH_WARPS
+#define LAUNCH_WARPS 8
+#endif
+#else
+#define LAUNCH_LANES 32
+#ifndef LAUNCH_WARPS
+#define LAUNCH_WARPS 16
+#endif
+#endif
+
+struct launch_info {
+    int agents;
+    int relaxed_words; /* HIP: EPX_AGGRESSIVE_ATOMIC */
+    char *scratch;     /* agent i's piece begins at i * scratch_stride */
+    size_t scratch_stride;
+};
+
+#endif

@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory of the caller's that other ranks read where it is: whole allocations, by IPC handles. */
+#include <dlfcn.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "device/gpu/gpu.h"
+
+#ifndef __HIP_PLATFORM_AMD__
+
+/* What is smaller shares a piece of memory with others, which a handle would export whole; copying it costs little. */
+#define REGION_LEAST ((size_t)2 << 20)
+
+/* Of the driver's library, which the runtime has open anyway. Attributes by their numbers in cuda.h. */
+enum { BUFFER_ID = 7, DEVICE_ORDINAL = 9, IPC_CAPABLE = 10 };
+
+static struct {
+    int (*attributes)(unsigned count, const int *attributes, void **values, uint64_t address);
+    int (*range)(uint64_t *base, size_t *bytes, uint64_t address);
+} driver;
+
+static void find_driver(void)
+{
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+
+    if (!library)
+        return;
+    *(void **)&driver.attributes = dlsym(library, "cuPointerGetAttributes");
+    *(void **)&driver.range = dlsym(library, "cuMemGetAddressRange_v2");
+}
+
+/* cuPointerGetAttributes answers zeros for what is no memory of CUDA's, and IPC_CAPABLE is 0 for host memory, for what
+ * cudaMallocAsync gives and for mapped address ranges, such as PyTorch's expandable segments. */
+uint64_t cuda_region_id(struct device *device, const void *data)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    static const int asked[] = {BUFFER_ID, IPC_CAPABLE, DEVICE_ORDINAL};
+    uint64_t id = 0, capable = 0; /* wide enough for any boolean */
+    int ordinal = -1;
+    void *values[] = {&id, &capable, &ordinal};
+
+    pthread_once(&once, find_driver);
+    if (!driver.attributes || !driver.range || cuda_use(device) != EPX_OK)
+        return 0;
+    if (driver.attributes(3, asked, values, (uint64_t)(uintptr_t)data) != 0)
+        return 0;
+    return capable && ordinal == ((struct cuda_device *)device)->index ? id : 0;
+}
+
+epx_status cuda_region_export(struct device *device, const void *data, struct heap_export *region)
+{
+    const int index = ((struct cuda_device *)device)->index;
+    cudaIpcMemHandle_t handle;
+    uint64_t base = 0;
+    size_t bytes = 0;
+    int error;
+    epx_status status = cuda_use(device);
+
+    if (status != EPX_OK)
+        return status;
+    error = driver.range(&base, &bytes, (uint64_t)(uintptr_t)data);
+    if (error != 0)
+        return fail(EPX_ERR_UNSUPPORTED,
+                    "device cuda: the allocation at %p is not known (cuMemGetAddressRange: error %d)", data, error);
+    if (bytes < REGION_LEAST)
+        return fail(EPX_ERR_UNSUPPORTED, "device cuda: expected an allocation of at least %zu bytes to lend, got %zu",
+                    REGION_LEAST, bytes);
+    status = cuda_check(cudaIpcGetMemHandle(&handle, (void *)(uintptr_t)base), "cudaIpcGetMemHandle");
+    if (status != EPX_OK)
+        return status;
+    memset(region, 0, sizeof(*region));
+    region->bytes = bytes;
+    region->address = base;
+    region->pid = (int64_t)getpid();
+    region->token = index;
+    memcpy(region->opaque, &handle, sizeof(handle));
+    return EPX_OK;
+}
+
+/* As a heap in GPU memory, wherever the heaps themselves lie. */
+epx_status cuda_region_open(struct device *device, const struct heap_export *region, void **base)
+{
+    return cuda_heap_open(device, region, base);
+}
+
+void cuda_region_close(struct device *device, const struct heap_export *region, void *base, int now)
+{
+    if (!now || region->pid == (int64_t)getpid())
+        cuda_heap_close(device, region, base);
+    else if (cuda_use(device) == EPX_OK && cudaIpcCloseMemHandle(base) != cudaSuccess)
+        (void)cudaGetLastError(); /* its owner's process has ended, perhaps; there is nothing left to close */
+}
+
+#else /* What hipMalloc gives is coherent between GPUs only where kernels begin and end: not tried yet. */
+
+uint64_t cuda_region_id(struct device *device, const void *data)
+{
+    (void)device;
+    (void)data;
+    return 0;
+}
+
+epx_status cuda_region_export(struct device *device, const void *data, struct heap_export *region)
+{
+    (void)region;
+    return fail(EPX_ERR_UNSUPPORTED, "device %s: the memory at %p cannot be lent", device->ops->name, data);
+}
+
+epx_status cuda_region_open(struct device *device, const struct heap_export *region, void **base)
+{
+    *base = NULL;
+    return fail(EPX_ERR_UNSUPPORTED, "device %s: %" PRIu64 " bytes of another rank cannot be borrowed",
+                device->ops->name, region->bytes);
+}
+
+void cuda_region_close(struct device *device, const struct heap_export *region, void *base, int now)
+{
+    (void)device;
+    (void)region;
+    (void)base;
+    (void)now;
+}
+
+#endif

@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Sums of rows by a warp. Each lane has eight channels of a step; the order of the additions is that of
+ * device/cpu/math_reduce.c, so that the bits are the same.
+ */
+#ifndef EPX_DEVICE_GPU_REDUCE_CUH
+#define EPX_DEVICE_GPU_REDUCE_CUH
+
+#define SUM_STEP (WARP * 8)
+#ifndef SUM_ROWS /* rows whose loads are in flight together: as many as there are registers for */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
+#define SUM_ROWS 3
+#else
+#define SUM_ROWS 4
+#endif
+#endif
+#ifndef SUM_WIDE
+#define SUM_WIDE 2 /* steps likewise */
+#endif
+
+/* Lane i holds row i; before it is settled, what lane i offers and for which place. */
+struct sum_set {
+    const char *data;
+    float weight;
+    int logfmt, place;
+};
+
+KFN void sum_set_begin(struct sum_set *set)
+{
+    set->data = NULL;
+    set->weight = 0.0f;
+    set->logfmt = 0;
+    set->place = -1;
+}
+
+KFN void sum_set_offer(struct sum_set *set, int place, const void *data, float weight, int logfmt)
+{
+    set->data = (const char *)data;
+    set->weight = weight;
+    set->logfmt = logfmt;
+    set->place = place;
+}
+
+KFN void sum_set_settle(struct agent *ag, struct sum_set *set)
+{
+    const int from = offers_lane(set->place);
+
+    (void)ag;
+    set->data = (const char *)__shfl_sync(ALL_LANES, (unsigned long long)set->data, from);
+    set->weight = __shfl_sync(ALL_LANES, set->weight, from);
+    set->logfmt = __shfl_sync(ALL_LANES, set->logfmt, from);
+}
+
+KFN void sum_set_put(struct agent *ag, struct sum_set *set, int i, const void *data, float weight, int logfmt)
+{
+    (void)ag;
+    if (lane_id() != i)
+        return;
+    set->data = (const char *)data;
+    set->weight = weight;
+    set->logfmt = logfmt;
+}
+
+KFN const char *sum_row(const struct sum_set &set, int i)
+{
+    return (const char *)__shfl_sync(ALL_LANES, (unsigned long long)set.data, i);
+}
+
+struct sum_in {
+    const char *bias[2];
+    int n, weighted, hidden;
+};
+
+/* All rows 16-byte aligned and of whole vectors. `mine` is the lane's first channel. */
+template <int dtype, int wide, int rows>
+KFN void sum_piece(const struct sum_set &set, const struct sum_in &in, char *out, int mine)
+{
+    const int bytes = element_bytes<dtype>();
+    struct float8 sum[wide];
+
+#pragma unroll
+    for (int j = 0; j < wide; j++)
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            sum[j].v[i] = 0.0f;
+    for (int b = 0; b < 2; b++) {
+        if (!in.bias[b])
+            continue;
+#pragma unroll
+        for (int j = 0; j < wide; j++)
+            if (mine + j * SUM_STEP < in.hidden)
+                floats_add(&sum[j], raw_floats<dtype>(raw_load<dtype>(in.bias[b] + (size_t)(mine + j * SUM_STEP) * bytes)),
+                           0, 0.0f);
+    }
+    for (int r = 0; r < in.n; r += rows) {
+        struct raw8<dtype> raw[rows][wide];
+#pragma unroll
+        for (int k = 0; k < rows; k++) {
+            if (r + k >= in.n)
+                continue;
+            const char *row = sum_row(set, r + k) + (size_t)mine * bytes;
+#pragma unroll
+            for (int j = 0; j < wide; j++)
+                if (mine + j * SUM_STEP < in.hidden)
+                    raw[k][j] = raw_load<dtype>(row + j * SUM_STEP * bytes);
+        }
+#pragma unroll
+        for (int k = 0; k < rows; k++) {
+            if (r + k >= in.n)
+                continue;
+            const float weight = __shfl_sync(ALL_LANES, set.weight, r + k);
+#pragma unroll
+            for (int j = 0; j < wide; j++)
+                floats_add(&sum[j], raw_floats<dtype>(raw[k][j]), in.weighted, weight);
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < wide; j++)
+        if (mine + j * SUM_STEP < in.hidden)
+            raw_store<dtype>(out + (size_t)(mine + j * SUM_STEP) * bytes, floats_raw<dtype>(sum[j]));
+}
+
+/* Any alignment, any number of channels, LogFMT rows. */
+template <int dtype>
+KFN_STEP void sum_odd(struct sum_set set, struct sum_in in, char *out)
+{
+    const int bytes = element_bytes<dtype>();
+
+    for (int at = 0; at < in.hidden; at += SUM_STEP) {
+        const int mine = at + lane_id() * 8, n = in.hidden - mine;
+        struct float8 sum = {{0, 0, 0, 0, 0, 0, 0, 0}};
+        for (int b = 0; b < 2; b++)
+            if (in.bias[b] && n > 0)
+                floats_add(&sum, raw_floats<dtype>(raw_load_odd<dtype>(in.bias[b] + (size_t)mine * bytes, n)), 0, 0.0f);
+        for (int r = 0; r < in.n; r++) {
+            const char *row = sum_row(set, r);
+            const float weight = __shfl_sync(ALL_LANES, set.weight, r);
+            if (dtype == DTYPE_BF16 && __shfl_sync(ALL_LANES, set.logfmt, r))
+                floats_add(&sum, logfmt_decode8(row, in.hidden, mine), in.weighted, weight);
+            else if (n > 0)
+                floats_add(&sum, raw_floats<dtype>(raw_load_odd<dtype>(row + (size_t)mine * bytes, n)), in.weighted, weight);
+        }
+        if (n > 0)
+            raw_store_odd<dtype>(out + (size_t)mine * bytes, floats_raw<dtype>(sum), n);
+    }
+}
+
+/* By value: what has an address would have to lie in memory. */
+template <int dtype> KFN_STEP void sum_fast(const char *data, float weight, struct sum_in in, char *out)
+{
+    const int wide = dtype == DTYPE_FP32 ? 1 : SUM_WIDE, rows = dtype == DTYPE_FP32 ? 4 : SUM_ROWS;
+    const struct sum_set set = {data, weight, 0, 0};
+
+    for (int at = 0; at < in.hidden; at += SUM_STEP * wide)
+        sum_piece<dtype, wide, rows>(set, in, out, at + lane_id() * 8);
+}
+
+template <int dtype> KFN void sum_rows(const struct sum_set &set, const struct sum_in &in, char *out, int odd)
+{
+    if (odd)
+        sum_odd<dtype>(set, in, out);
+    else
+        sum_fast<dtype>(set.data, set.weight, in, out);
+}
+
+KFN void ag_reduce(struct agent *ag, void *out, int dtype, int hidden, const struct sum_set *set, int n, int weighted,
+                   const void *bias0, const void *bias1)
+{
+    const struct sum_in in = {{(const char *)bias0, (const char *)bias1}, n, weighted, hidden};
+    const int odd = (lane_id() < n && (!aligned16(set->data) || set->logfmt)) || !aligned16(out) || !aligned16(bias0) ||
+                    !aligned16(bias1) || hidden % 8;
+    const int any = __any_sync(ALL_LANES, odd);
+
+    (void)ag;
+    if (dtype == DTYPE_BF16)
+        sum_rows<DTYPE_BF16>(*set, in, (char *)out, any);
+    else if (dtype == DTYPE_FP16)
+        sum_rows<DTYPE_FP16>(*set, in, (char *)out, any);
+    else
+        sum_rows<DTYPE_FP32>(*set, in, (char *)out, any);
+}
+
+#endif

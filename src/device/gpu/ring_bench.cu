@@ -1,0 +1,6 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "device/gpu/entry.cuh"
+
+#include "kernel/ring_bench.h"
+
+CUDA_KERNEL_FAR(ring_bench)

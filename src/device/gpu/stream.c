@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Streams and events: CUDA's own. What callers see as epx_stream is a cudaStream_t, theirs or ours. */
+#include <pthread.h>
+
+#include "device/gpu/gpu.h"
+
+static cudaStream_t stream_of(struct device_stream *stream)
+{
+    return (cudaStream_t)stream;
+}
+
+static cudaEvent_t event_of(struct device_event *event)
+{
+    return (cudaEvent_t)event;
+}
+
+/*
+ * Where ranks are threads of one process, a kernel in a stream that was just made has been seen not to start for as long as
+ * those of other streams ran, which waited for it (H200, driver 580; in one of a hundred cases of bench/gpu_prop; in none of
+ * 600 with streams that had been used before). So streams that come back are given out again, and a new one runs a kernel at
+ * once, while nobody waits for anything.
+ */
+#define IDLE_MOST 64
+
+static struct {
+    pthread_mutex_t lock;
+    int n;
+    struct {
+        cudaStream_t stream;
+        int device;
+    } at[IDLE_MOST];
+} idle = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static cudaStream_t take_idle(int device)
+{
+    cudaStream_t stream = NULL;
+
+    pthread_mutex_lock(&idle.lock);
+    for (int i = idle.n - 1; i >= 0 && !stream; i--)
+        if (idle.at[i].device == device) {
+            stream = idle.at[i].stream;
+            idle.at[i] = idle.at[--idle.n];
+        }
+    pthread_mutex_unlock(&idle.lock);
+    return stream;
+}
+
+/* Zero: there is no room. */
+static int keep_idle(int device, cudaStream_t stream)
+{
+    int kept = 0;
+
+    pthread_mutex_lock(&idle.lock);
+    if (idle.n < IDLE_MOST) {
+        idle.at[idle.n].stream = stream;
+        idle.at[idle.n++].device = device;
+        kept = 1;
+    }
+    pthread_mutex_unlock(&idle.lock);
+    return kept;
+}
+
+epx_status cuda_stream_create(struct device *device, struct device_stream **stream)
+{
+    epx_status status = cuda_use(device);
+    cudaStream_t created = status == EPX_OK ? take_idle(((struct cuda_device *)device)->index) : NULL;
+
+    if (status == EPX_OK && !created) {
+        status = cuda_check(cudaStreamCreateWithFlags(&created, cudaStreamNonBlocking), "cudaStreamCreate");
+        if (status == EPX_OK)
+            status = cuda_first_launch(created);
+    }
+    *stream = (struct device_stream *)created;
+    return status;
+}
+
+epx_status cuda_stream_destroy(struct device *device, struct device_stream *stream)
+{
+    epx_status status = stream ? cuda_stream_sync(device, stream) : EPX_OK;
+
+    if (status == EPX_OK && stream && !keep_idle(((struct cuda_device *)device)->index, stream_of(stream)))
+        status = cuda_check(cudaStreamDestroy(stream_of(stream)), "cudaStreamDestroy");
+    return status;
+}
+
+epx_status cuda_stream_sync(struct device *device, struct device_stream *stream)
+{
+    epx_status status = cuda_use(device);
+
+    return status == EPX_OK ? cuda_check(cudaStreamSynchronize(stream_of(stream)), "cudaStreamSynchronize") : status;
+}
+
+epx_status cuda_stream_query(struct device *device, struct device_stream *stream)
+{
+    epx_status status = cuda_use(device);
+    cudaError_t error;
+
+    if (status != EPX_OK)
+        return status;
+    error = cudaStreamQuery(stream_of(stream));
+    if (error != cudaErrorNotReady)
+        return cuda_check(error, "cudaStreamQuery");
+    (void)cudaGetLastError();
+    return EPX_ERR_NOT_READY;
+}
+
+int cuda_stream_captures(struct device *device, struct device_stream *stream)
+{
+    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+
+    return cuda_use(device) == EPX_OK && cudaStreamIsCapturing(stream_of(stream), &capture) == cudaSuccess &&
+           capture != cudaStreamCaptureStatusNone;
+}
+
+epx_status cuda_stream_call(struct device *device, struct device_stream *stream, void (*fn)(void *), void *arg)
+{
+    epx_status status = cuda_use(device);
+
+    return status == EPX_OK ? cuda_check(cudaLaunchHostFunc(stream_of(stream), fn, arg), "cudaLaunchHostFunc") : status;
+}
+
+epx_status cuda_stream_wait(struct device *device, struct device_stream *stream, struct device_event *event)
+{
+    epx_status status = cuda_use(device);
+
+    if (status == EPX_OK)
+        status = cuda_check(cudaStreamWaitEvent(stream_of(stream), event_of(event), 0), "cudaStreamWaitEvent");
+    return status;
+}
+
+epx_status cuda_stream_copy(struct device *device, struct device_stream *stream, void *to, const void *from,
+                            size_t bytes)
+{
+    epx_status status = bytes ? cuda_use(device) : EPX_OK;
+
+    if (status == EPX_OK && bytes)
+        status = cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_of(stream)), "cudaMemcpyAsync");
+    return status;
+}
+
+epx_status cuda_event_create(struct device *device, struct device_event **event)
+{
+    epx_status status = cuda_use(device);
+    cudaEvent_t created = NULL;
+
+    if (status == EPX_OK)
+        status = cuda_check(cudaEventCreateWithFlags(&created, cudaEventDisableTiming), "cudaEventCreate");
+    *event = (struct device_event *)created;
+    return status;
+}
+
+void cuda_event_destroy(struct device *device, struct device_event *event)
+{
+    if (event && cuda_use(device) == EPX_OK)
+        cudaEventDestroy(event_of(event));
+}
+
+epx_status cuda_event_record(struct device *device, struct device_event *event, struct device_stream *stream)
+{
+    epx_status status = cuda_use(device);
+
+    if (status == EPX_OK)
+        status = cuda_check(cudaEventRecord(event_of(event), stream_of(stream)), "cudaEventRecord");
+    return status;
+}
+
+epx_status cuda_event_sync(struct device *device, struct device_event *event)
+{
+    epx_status status = cuda_use(device);
+
+    return status == EPX_OK ? cuda_check(cudaEventSynchronize(event_of(event)), "cudaEventSynchronize") : status;
+}
+
+epx_status cuda_event_query(struct device *device, struct device_event *event)
+{
+    epx_status status = cuda_use(device);
+    cudaError_t error;
+
+    if (status != EPX_OK)
+        return status;
+    error = cudaEventQuery(event_of(event));
+    if (error != cudaErrorNotReady)
+        return cuda_check(error, "cudaEventQuery");
+    (void)cudaGetLastError();
+    return EPX_ERR_NOT_READY;
+}

@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "group/config.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "util/structs.h"
+#include "util/env.h"
+#include "util/status.h"
+
+#define DEFAULT_TIMEOUT_MS 100000
+#define DEFAULT_ALLOC_BYTES ((uint64_t)4 << 30)
+#define MAX_ALLOC_BYTES ((uint64_t)1 << 60) /* with all other parts far from where 64 bits end */
+#define PADDING_PER_EXPERT 127
+
+static epx_status need_range(const char *field, int64_t value, int64_t low, int64_t high)
+{
+    if (value < low || value > high)
+        return fail(EPX_ERR_ARGUMENT, "epx_group_config.%s: expected %" PRId64 " to %" PRId64 ", got %" PRId64, field,
+                    low, high, value);
+    return EPX_OK;
+}
+
+static epx_status check_ranges(const epx_group_config *c)
+{
+    const struct {
+        const char *field;
+        int64_t value, low, high;
+    } checks[] = {
+        {"device", c->device, EPX_DEVICE_AUTO, EPX_DEVICE_HIP},
+        {"device_index", c->device_index, 0, 1023},
+        {"modes", c->modes, 0, EPX_LOW_LATENCY | EPX_HIGH_THROUGHPUT},
+        {"num_experts", c->num_experts, 1, 1 << 20},
+        {"max_tokens_per_rank", c->max_tokens_per_rank, 1, 1 << 20},
+        {"max_hidden_bytes", c->max_hidden_bytes, 16, 1 << 24},
+        {"max_topk", c->max_topk, 0, EPX_MAX_TOPK},
+        {"max_recv_tokens", c->max_recv_tokens, 0, INT32_MAX},
+        {"max_inflight", c->max_inflight, 0, 64},
+        {"num_agents", c->num_agents, 0, 1024},
+        {"ranks_per_node", c->ranks_per_node, 0, KERNEL_MAX_RANKS},
+        {"enable_mask", c->enable_mask, 0, 1},
+        {"timeout_ms", c->timeout_ms, 0, INT32_MAX},
+    };
+
+    for (size_t i = 0; i < sizeof(checks) / sizeof(checks[0]); i++) {
+        epx_status status = need_range(checks[i].field, checks[i].value, checks[i].low, checks[i].high);
+        if (status != EPX_OK)
+            return status;
+    }
+    if (c->max_hidden_bytes % 16)
+        return fail(EPX_ERR_ARGUMENT, "epx_group_config.max_hidden_bytes: expected a multiple of 16, got %d",
+                    c->max_hidden_bytes);
+    if (c->alloc_bytes > MAX_ALLOC_BYTES)
+        return fail(EPX_ERR_ARGUMENT, "epx_group_config.alloc_bytes: expected at most %" PRIu64 ", got %" PRIu64,
+                    MAX_ALLOC_BYTES, c->alloc_bytes);
+    if (c->layouts & ~(EPX_LAYOUT_BIT(EPX_FLAT) | EPX_LAYOUT_BIT(EPX_EXPERT_MAJOR)))
+        return fail(EPX_ERR_ARGUMENT, "epx_group_config.layouts: expected bits of FLAT and EXPERT_MAJOR, got 0x%x",
+                    c->layouts);
+    return EPX_OK;
+}
+
+static int64_t worst_rows(const struct settings *set, uint32_t layouts)
+{
+    const int64_t flat = (int64_t)set->nranks * set->max_tokens;
+    const int copies = set->max_topk < set->local_experts ? set->max_topk : set->local_experts;
+
+    if (layouts & EPX_LAYOUT_BIT(EPX_EXPERT_MAJOR))
+        return flat * copies + (int64_t)set->local_experts * PADDING_PER_EXPERT;
+    return flat;
+}
+
+/* The caller's value, else the environment's, else the default. */
+static int64_t pick(int64_t given, const char *variable, int64_t fallback, int64_t high)
+{
+    return given ? given : env_int(variable, fallback, 1, high);
+}
+
+static epx_status check_products(const struct settings *set)
+{
+    const int64_t limit = INT32_MAX; /* places of rows travel as 32 bits */
+
+    if ((int64_t)set->nranks * set->max_tokens * set->max_topk > limit || set->max_recv_tokens > limit)
+        return fail(EPX_ERR_ARGUMENT,
+                    "epx_group_config: ranks * max_tokens_per_rank * max_topk is %" PRId64 " rows; at most %" PRId64
+                    " can be numbered",
+                    (int64_t)set->nranks * set->max_tokens * set->max_topk, limit);
+    return EPX_OK;
+}
+
+epx_status settings_make(const epx_group_config *config, int nranks, struct settings *set)
+{
+    epx_group_config c;
+    epx_status status = struct_in(&c, sizeof(c), config, "epx_group_config");
+
+    if (status == EPX_OK)
+        status = need_range("(number of ranks)", nranks, 1, KERNEL_MAX_RANKS);
+    if (status == EPX_OK)
+        status = check_ranges(&c);
+    if (status != EPX_OK)
+        return status;
+    memset(set, 0, sizeof(*set));
+    set->nranks = nranks;
+    set->device = c.device;
+    set->device_index = c.device_index;
+    set->modes = c.modes ? c.modes : EPX_LOW_LATENCY | EPX_HIGH_THROUGHPUT;
+    set->experts = c.num_experts;
+    set->local_experts = (c.num_experts + nranks - 1) / nranks;
+    set->max_tokens = c.max_tokens_per_rank;
+    set->max_hidden_bytes = c.max_hidden_bytes;
+    set->max_topk = c.max_topk ? c.max_topk : 8;
+    set->max_recv_given = c.max_recv_tokens != 0;
+    set->max_recv_tokens = c.max_recv_tokens ? c.max_recv_tokens : worst_rows(set, c.layouts);
+    set->inflight = c.max_inflight ? c.max_inflight : 2;
+    set->agents = (int)(c.num_agents ? c.num_agents : env_int("EPX_NUM_AGENTS", 0, 1, 1024));
+    set->ranks_per_node =
+        (int)(c.ranks_per_node ? c.ranks_per_node : env_int("EPX_RANKS_PER_NODE", 0, 1, KERNEL_MAX_RANKS));
+    set->enable_mask = c.enable_mask;
+    set->timeout_ms = (int)pick(c.timeout_ms, "EPX_TIMEOUT_MS", DEFAULT_TIMEOUT_MS, INT32_MAX);
+    set->alloc_bytes = (uint64_t)pick((int64_t)c.alloc_bytes, "EPX_ALLOC_BYTES", (int64_t)DEFAULT_ALLOC_BYTES,
+                                      (int64_t)MAX_ALLOC_BYTES);
+    memcpy(set->net, c.net, sizeof(set->net));
+    set->net[sizeof(set->net) - 1] = 0;
+    set->nnodes = 1;
+    set->smallest_node = nranks;
+    set->sig_slots = set->inflight;
+    return check_products(set);
+}
+
+static const char *const field_names[SETTINGS_FIELDS] = {
+    "version",          "device",     "modes",           "num_experts",      "max_tokens_per_rank",
+    "max_hidden_bytes", "max_topk",   "max_recv_tokens", "max_inflight",     "ranks_per_node",
+    "enable_mask",      "timeout_ms", "alloc_bytes",     "(number of ranks)"};
+
+void settings_pack(const struct settings *set, int64_t fields[SETTINGS_FIELDS])
+{
+    const int64_t values[SETTINGS_FIELDS] = {EPX_VERSION_CODE,
+                                             set->device,
+                                             set->modes,
+                                             set->experts,
+                                             set->max_tokens,
+                                             set->max_hidden_bytes,
+                                             set->max_topk,
+                                             set->max_recv_tokens,
+                                             set->inflight,
+                                             set->ranks_per_node,
+                                             set->enable_mask,
+                                             set->timeout_ms,
+                                             (int64_t)set->alloc_bytes,
+                                             set->nranks};
+    memcpy(fields, values, sizeof(values));
+}
+
+epx_status settings_compare(const int64_t *all, int nranks, size_t stride)
+{
+    for (int r = 1; r < nranks; r++) {
+        const int64_t *theirs = (const int64_t *)((const char *)all + (size_t)r * stride);
+        for (int f = 0; f < SETTINGS_FIELDS; f++) {
+            if (theirs[f] != all[f])
+                return fail(EPX_ERR_MISMATCH,
+                            "epx_group_create: rank %d has %s = %" PRId64 " where rank 0 has %" PRId64, r,
+                            field_names[f], theirs[f], all[f]);
+        }
+    }
+    return EPX_OK;
+}

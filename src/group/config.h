@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A group's configuration: defaults and environment filled in, ranges checked, compared between ranks. */
+#ifndef EPX_GROUP_CONFIG_H
+#define EPX_GROUP_CONFIG_H
+
+#include "group/heap_layout.h"
+
+epx_status settings_make(const epx_group_config *config, int nranks, struct settings *set);
+
+/* What ranks must have in common, as numbers in a fixed order. */
+#define SETTINGS_FIELDS 14
+void settings_pack(const struct settings *set, int64_t fields[SETTINGS_FIELDS]);
+/* `all` holds every rank's fields. Fails naming the first rank that differs from rank 0, the field and both values. */
+epx_status settings_compare(const int64_t *all, int nranks, size_t stride);
+
+#endif

@@ -1,0 +1,246 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How a group comes to be, step by step; each step is an all-gather that also carries how the rank fares, so that a
+ * rank that cannot go on says so and no other waits for it.
+ *
+ *   1. compare   settings of all ranks: equal, or EPX_ERR_MISMATCH everywhere; who shares memory with whom: the nodes
+ *   2. place     with several nodes beside a GPU: whether heaps lie in its memory or in the host's (group_heap.c)
+ *   3. heaps     each rank maps the heaps of its node, and the boards for what they lend (group/region.h)
+ *   4. cards     with several nodes: addresses of the proxies, which connect (group_net.c)
+ *   5. ready     all have mapped and connected: from here on signals may fly
+ *   6. muster    with enable_mask: the ranks call each other once as they would after one is gone, so that it is known
+ *                to work
+ */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "group/region.h"
+#include "group/config.h"
+#include "group/group.h"
+#include "util/status.h"
+
+struct fate {
+    int32_t status;
+    char message[252];
+};
+
+struct hello {
+    struct fate fate;
+    int64_t fields[SETTINGS_FIELDS];
+    uint8_t identity[64]; /* equal where ranks can map each other's memory */
+};
+
+struct vote {
+    struct fate fate;
+    int64_t flag;
+};
+
+struct heap_card {
+    struct fate fate;
+    struct heap_export export;
+    struct heap_export board; /* for what is lent; 0 bytes: none */
+};
+
+static void fate_set(struct fate *fate, epx_status mine)
+{
+    memset(fate, 0, sizeof(*fate));
+    fate->status = mine;
+    if (mine != EPX_OK)
+        strncpy(fate->message, epx_last_error(), sizeof(fate->message) - 1);
+}
+
+/* The first rank that cannot go on decides for all; a rank's own trouble comes first for itself. */
+static epx_status fates_judge(const struct epx_group *group, const void *cards, size_t stride)
+{
+    const struct fate *own = (const struct fate *)((const char *)cards + (size_t)group->rank * stride);
+
+    if (own->status != EPX_OK)
+        return fail((epx_status)own->status, "%s", own->message);
+    for (int r = 0; r < group->nranks; r++) {
+        const struct fate *fate = (const struct fate *)((const char *)cards + (size_t)r * stride);
+        if (fate->status != EPX_OK)
+            return fail(EPX_ERR_PEER, "epx_group_create: rank %d failed: %.200s", r, fate->message);
+    }
+    return EPX_OK;
+}
+
+epx_status meet_gather(struct epx_group *group, const void *send, void *recv, size_t bytes)
+{
+    if (group->mustered)
+        return muster_gather(group->muster, send, recv, bytes);
+    return boot_allgather(group->boot, send, recv, bytes);
+}
+
+/* Nodes: ranks of one identity, cut to ranks_per_node where that is set. Node numbers go by the lowest rank. */
+static epx_status find_nodes(struct epx_group *group, const struct hello *all)
+{
+    const int per = group->set.ranks_per_node;
+    int *node_of = calloc((size_t)group->nranks, sizeof(*node_of));
+    int nodes = 0;
+    epx_status status;
+
+    if (!node_of)
+        return fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d ranks", group->nranks);
+    for (int r = 0; r < group->nranks; r++) {
+        node_of[r] = -1;
+        for (int s = 0; s < r && node_of[r] < 0; s++)
+            if ((!per || r / per == s / per) && !memcmp(all[r].identity, all[s].identity, sizeof(all[r].identity)))
+                node_of[r] = node_of[s];
+        if (node_of[r] < 0)
+            node_of[r] = nodes++;
+    }
+    status = node_map_make(&group->map, group->nranks, node_of);
+    free(node_of);
+    if (status != EPX_OK)
+        return status;
+    group->nnodes = nodes;
+    group->node = group->map.node_of[group->rank];
+    for (int r = 0; r < group->nranks; r++)
+        group->remote[r] = group->map.node_of[r] != group->node;
+    settings_nodes(&group->set, &group->map);
+    return EPX_OK;
+}
+
+epx_status meet_compare(struct epx_group *group, epx_status mine)
+{
+    struct hello own, *all = calloc((size_t)group->nranks, sizeof(*all));
+    epx_status status;
+
+    if (!all)
+        return fail(EPX_ERR_MEMORY, "epx_group_create: no memory to compare %d ranks", group->nranks);
+    memset(&own, 0, sizeof(own));
+    if (mine == EPX_OK)
+        mine = group->device->ops->identity(group->device, own.identity);
+    fate_set(&own.fate, mine);
+    settings_pack(&group->set, own.fields);
+    status = meet_gather(group, &own, all, sizeof(own));
+    if (status == EPX_OK)
+        status = fates_judge(group, all, sizeof(*all));
+    if (status == EPX_OK)
+        status = settings_compare(all[0].fields, group->nranks, sizeof(*all));
+    if (status == EPX_OK)
+        status = find_nodes(group, all);
+    free(all);
+    return status;
+}
+
+static epx_status map_heaps(struct epx_group *group, const struct heap_card *all)
+{
+    for (int r = 0; r < group->nranks; r++) {
+        group->exports[r] = all[r].export;
+        if (group->remote[r])
+            continue;
+        epx_status status = group->device->ops->heap_open(group->device, &all[r].export, &group->bases[r]);
+        if (status != EPX_OK)
+            return status;
+        const struct control *c = group->bases[r];
+        if (group->device->ops->caps & DEVICE_HOST_HEAP && (c->magic != CONTROL_MAGIC || c->rank != (uint32_t)r))
+            return fail(EPX_ERR_INTERNAL, "epx_group_create: the heap of rank %d does not begin as expected", r);
+        lend_meet(group, r, &all[r].board);
+    }
+    lend_members(group);
+    return EPX_OK;
+}
+
+epx_status meet_heaps(struct epx_group *group, epx_status mine)
+{
+    struct heap_card own, *all = calloc((size_t)group->nranks, sizeof(*all));
+    epx_status status;
+
+    if (!all)
+        return fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d ranks", group->nranks);
+    memset(&own, 0, sizeof(own));
+    fate_set(&own.fate, mine);
+    own.export = group->heap.export;
+    own.board = lend_board(group);
+    status = meet_gather(group, &own, all, sizeof(own));
+    if (status == EPX_OK)
+        status = fates_judge(group, all, sizeof(*all));
+    if (status == EPX_OK)
+        status = map_heaps(group, all);
+    free(all);
+    return status;
+}
+
+epx_status meet_any(struct epx_group *group, epx_status mine, int *flag)
+{
+    struct vote own, *all = calloc((size_t)group->nranks, sizeof(*all));
+    epx_status status;
+
+    if (!all)
+        return fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d ranks", group->nranks);
+    memset(&own, 0, sizeof(own));
+    fate_set(&own.fate, mine);
+    own.flag = *flag;
+    status = meet_gather(group, &own, all, sizeof(own));
+    if (status == EPX_OK)
+        status = fates_judge(group, all, sizeof(*all));
+    for (int r = 0; r < group->nranks && status == EPX_OK; r++)
+        *flag |= all[r].flag != 0;
+    free(all);
+    return status;
+}
+
+epx_status meet_ready(struct epx_group *group, epx_status mine)
+{
+    int none = 0;
+
+    return meet_any(group, mine, &none);
+}
+
+struct muster_card {
+    struct fate fate;
+    struct line_address address;
+    uint64_t token; /* rank 0's is taken */
+};
+
+static epx_status call_all(struct epx_group *group)
+{
+    uint8_t *out = calloc((size_t)group->nranks, 2), *tokens = out ? out + group->nranks : NULL, token = 0;
+    epx_status status;
+
+    if (!out)
+        return fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d ranks", group->nranks);
+    status = muster_begin(group->muster, -1, out, group->set.timeout_ms);
+    if (status == EPX_OK)
+        status = muster_gather(group->muster, &token, tokens, 1);
+    for (int r = 0; status == EPX_OK && r < group->nranks; r++)
+        if (out[r])
+            status =
+                fail(EPX_ERR_SYSTEM,
+                     "epx_group_create: rank %d cannot be called over TCP: groups with enable_mask need connections "
+                     "between all ranks (EPX_SOCKET_IFNAME picks the interfaces)",
+                     r);
+    muster_end(group->muster);
+    free(out);
+    return status;
+}
+
+epx_status meet_muster(struct epx_group *group)
+{
+    struct muster_card own, *all = calloc((size_t)group->nranks, sizeof(*all));
+    struct line_address *addresses = calloc((size_t)group->nranks, sizeof(*addresses));
+    epx_status status = EPX_OK, mine;
+
+    memset(&own, 0, sizeof(own));
+    mine = muster_open(group->rank, group->nranks, group->nnodes == 1, &own.address, &group->muster);
+    if (mine == EPX_OK && getrandom(&own.token, sizeof(own.token), 0) != (ssize_t)sizeof(own.token))
+        mine = fail_errno(EPX_ERR_SYSTEM, "epx_group_create: getrandom");
+    fate_set(&own.fate, mine);
+    if (!all || !addresses)
+        status = fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d ranks", group->nranks);
+    if (status == EPX_OK)
+        status = meet_gather(group, &own, all, sizeof(own));
+    if (status == EPX_OK)
+        status = fates_judge(group, all, sizeof(*all));
+    if (status == EPX_OK) {
+        for (int r = 0; r < group->nranks; r++)
+            addresses[r] = all[r].address;
+        muster_know(group->muster, addresses, all[0].token);
+        status = meet_ready(group, call_all(group));
+    }
+    free(addresses);
+    free(all);
+    return status;
+}

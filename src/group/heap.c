@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Where the heaps of a group lie: in the device's memory or in the host's (EPX_GPU_HEAP).
+ *
+ *   device, host   as said; device with a network that does not reach it fails when the heap is registered
+ *   auto           one node: the device's. Several nodes: the device's if on every rank the network registers a piece of
+ *                  it and the device says how what cards write there becomes visible; else the host's, for all ranks
+ *
+ * A device whose memory is the host's (CPU) has nothing to choose.
+ */
+#include <stdlib.h>
+#include <strings.h>
+#include <unistd.h>
+
+#include "group/group.h"
+#include "device/arrivals.h"
+#include "util/env.h"
+#include "util/log.h"
+#include "util/status.h"
+
+#define PROBE_BYTES ((uint64_t)2 << 20)
+
+enum place { PLACE_AUTO, PLACE_DEVICE, PLACE_HOST };
+
+static epx_status asked_place(enum place *place)
+{
+    const char *value = env_string("EPX_GPU_HEAP");
+
+    *place = PLACE_AUTO;
+    if (!value || strcasecmp(value, "auto") == 0)
+        return EPX_OK;
+    *place = strcasecmp(value, "host") == 0 ? PLACE_HOST : PLACE_DEVICE;
+    if (*place == PLACE_DEVICE && strcasecmp(value, "device") != 0)
+        return fail(EPX_ERR_ARGUMENT, "EPX_GPU_HEAP: expected auto, device or host, got \"%s\"", value);
+    return EPX_OK;
+}
+
+static int heaps_are_host(const struct epx_group *group)
+{
+    return (group->device->ops->caps & DEVICE_HOST_HEAP) != 0;
+}
+
+epx_status group_heap_begin(struct epx_group *group)
+{
+    enum place place;
+    epx_status status = heaps_are_host(group) ? EPX_OK : asked_place(&place);
+
+    if (status != EPX_OK || heaps_are_host(group))
+        return status;
+    return group->device->ops->heap_place(group->device, place == PLACE_HOST);
+}
+
+/* An endpoint registers a piece of the device's memory. */
+struct attempt {
+    struct epx_group *group;
+    struct heap piece;
+};
+
+static epx_status attempt_registering(void *arg)
+{
+    struct attempt *a = arg;
+    struct epx_group *group = a->group;
+    const struct device_ops *ops = group->device->ops;
+    struct net_options o = {.rank = group->rank,
+                            .nranks = group->nranks,
+                            .timeout_ms = group->set.timeout_ms,
+                            .world = net_sim_world,
+                            .memory_kind = ops->kind};
+    struct net_memory memory = {
+        .kind = ops->kind, .index = group->set.device_index, .base = a->piece.base, .bytes = a->piece.bytes};
+    const struct net_ops *net_ops;
+    struct net_region region;
+    struct net *net = NULL;
+    epx_status status = net_find(group->set.net, &net_ops, &o.provider);
+
+    if (status == EPX_OK)
+        status = net_ops->open(&o, &net);
+    if (status == EPX_OK && !(net_ops->caps(net) & NET_DEVICE_MEMORY))
+        status = fail(EPX_ERR_UNSUPPORTED, "the network %s registers no GPU memory", net_ops->name);
+    if (status == EPX_OK)
+        status = ops->use(group->device);
+    if (status == EPX_OK) {
+        if (ops->heap_dmabuf(group->device, &a->piece, &memory.dmabuf) != EPX_OK)
+            memory.dmabuf = -1; /* a peer memory module may do */
+        status = net_ops->add_region(net, &memory, &region);
+        if (memory.dmabuf >= 0)
+            close(memory.dmabuf);
+    }
+    if (net)
+        net_ops->close(net);
+    return status;
+}
+
+/* EPX_OK if it can; else why not. */
+static epx_status try_registering(struct epx_group *group)
+{
+    const struct device_ops *ops = group->device->ops;
+    struct attempt *a = calloc(1, sizeof(*a));
+    epx_status status = a ? EPX_OK : fail(EPX_ERR_MEMORY, "epx_group_create: no memory");
+    int left = 0;
+
+    if (status == EPX_OK)
+        status = ops->heap_create(group->device, PROBE_BYTES, &a->piece);
+    if (status == EPX_OK) {
+        a->group = group;
+        status = proxy_guard("registering GPU memory", group_meeting_ms(group), attempt_registering, a, &left);
+    }
+    group->kept |= left;
+    if (left)
+        return status; /* the piece stays, as the group will */
+    if (a && a->piece.base)
+        ops->heap_destroy(group->device, &a->piece);
+    free(a);
+    return status;
+}
+
+static epx_status network_reaches(struct epx_group *group)
+{
+    if (group->device->ops->arrivals(group->device) == ARRIVALS_NEVER)
+        return fail(EPX_ERR_UNSUPPORTED, "the device has no way to see what a card writes into its memory");
+    return try_registering(group);
+}
+
+epx_status group_heap_settle(struct epx_group *group)
+{
+    enum place place = PLACE_DEVICE;
+    int host = 0;
+    epx_status status;
+
+    if (group->nnodes == 1 || heaps_are_host(group))
+        return EPX_OK;
+    status = asked_place(&place);
+    if (status == EPX_OK && place == PLACE_AUTO && network_reaches(group) != EPX_OK) {
+        host = 1;
+        log_line(LOG_INFO, "heaps lie in host memory: %s", epx_last_error());
+    }
+    status = meet_any(group, status, &host);
+    if (status == EPX_OK && host)
+        status = group->device->ops->heap_place(group->device, 1);
+    return status;
+}

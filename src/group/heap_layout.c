@@ -1,0 +1,210 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "group/heap_layout.h"
+
+#include "device/cpu/math.h"
+#include "kernel/command.h"
+#include "util/status.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+static uint64_t up(uint64_t n, uint64_t align)
+{
+    return (n + align - 1) / align * align;
+}
+
+/* Takes `bytes` at the next multiple of 64. */
+static uint64_t take(uint64_t *at, uint64_t bytes)
+{
+    const uint64_t place = up(*at, 64);
+    *at = place + bytes;
+    return place;
+}
+
+/* Scales of the widest fp8 row: 4 bytes per 128 channels. */
+static uint64_t scale_bytes(const struct settings *set)
+{
+    return up(((uint64_t)set->max_hidden_bytes + 127) / 128 * 4, 16);
+}
+
+void settings_nodes(struct settings *set, const struct node_map *map)
+{
+    set->nnodes = map->nnodes;
+    set->remotes = map->remotes;
+    set->relay_max = map->relay_max;
+    /* Where ranks may be left out, others relay in their place: up to twice as much. */
+    if (set->enable_mask)
+        set->relay_max = 2 * map->relay_max < map->remotes ? 2 * map->relay_max : map->remotes;
+    set->smallest_node = map->smallest;
+    set->sig_slots = set->inflight;
+    if (set->nnodes > 1 && set->sig_slots < HD_CHUNKS)
+        set->sig_slots = HD_CHUNKS;
+}
+
+/* Post and tables before the rows, as ll_view_at() in kernel/ll_dispatch_send.h puts them. */
+static uint64_t head_bytes(const struct settings *set)
+{
+    const uint64_t M = (uint64_t)set->max_tokens, pairs = up(M * (uint64_t)set->max_topk * 4, 16);
+
+    return up(sizeof(struct ll_post) + up(M * 4, 16) + 3 * pairs + up((uint64_t)set->nranks * 4, 16) +
+                  up((uint64_t)set->experts * 4, 16),
+              64);
+}
+
+static void plan_ll_dispatch(const struct settings *set, struct ll_layout *ll)
+{
+    const uint64_t R = (uint64_t)set->nranks, M = (uint64_t)set->max_tokens;
+
+    ll->pitch = up((uint64_t)set->max_hidden_bytes, 16) + scale_bytes(set);
+    ll->head = head_bytes(set);
+    ll->rows = up(R * M * 4, 64) + ll->head;
+    ll->slot_stride = up(ll->rows + M * ll->pitch, 64);
+    ll->landing_stride = up(ll->head + M * ll->pitch, 64);
+}
+
+static void plan_ll_combine(const struct settings *set, struct ll_layout *ll)
+{
+    const uint64_t M = (uint64_t)set->max_tokens, K = (uint64_t)set->max_topk;
+    /* Between nodes the length of a row stands before it (kernel/ll_combine.h). */
+    const uint64_t logfmt = up(math_logfmt_bound(set->max_hidden_bytes / 2), 16) + (set->nnodes > 1 ? 16 : 0);
+    uint64_t at = sizeof(struct lc_post);
+
+    ll->cpitch = up((uint64_t)set->max_hidden_bytes, 16);
+    if (logfmt > ll->cpitch)
+        ll->cpitch = logfmt;
+    ll->begin = take(&at, (uint64_t)set->local_experts * (uint64_t)set->nranks * 4);
+    ll->cposts = take(&at, (uint64_t)set->remotes * sizeof(struct lc_post));
+    ll->crows = take(&at, M * K * ll->cpitch);
+    ll->cslot_stride = up(at, 64);
+}
+
+/* Rows on their way out: half of what ranks that share memory save in landings, or a few. More rows are sent in turns. */
+static uint64_t stage_rows(const struct settings *set)
+{
+    const uint64_t M = (uint64_t)set->max_tokens;
+    const uint64_t saved = (uint64_t)set->inflight * M * (uint64_t)(set->smallest_node - 1) / 2;
+    const uint64_t few = M < 64 ? M : 64;
+
+    if (set->nnodes == 1)
+        return 0;
+    return saved > few ? saved : few;
+}
+
+static void plan_ll(const struct settings *set, struct heap_plan *plan, uint64_t *at)
+{
+    const uint64_t W = (uint64_t)set->inflight;
+    const uint64_t start = up(*at, 4096);
+    struct ll_layout *ll = &plan->ll;
+
+    plan_ll_dispatch(set, ll);
+    plan_ll_combine(set, ll);
+    *at = start;
+    ll->slots = take(at, W * ll->slot_stride);
+    ll->cslots = take(at, W * ll->cslot_stride);
+    ll->landing = take(at, W * (uint64_t)set->remotes * ll->landing_stride);
+    ll->stage_rows = stage_rows(set);
+    ll->stage = take(at, ll->stage_rows * ll->cpitch);
+    plan->ll_bytes = *at - start;
+    /* Rows, and the tables that come with them: what a rank may have to read of each of its peers. */
+    plan->ll_receive_bytes = (uint64_t)set->nranks * (ll->head + (uint64_t)set->max_tokens * (4 + ll->pitch)) +
+                             (uint64_t)set->max_tokens * (uint64_t)set->max_topk * ll->cpitch;
+}
+
+static void plan_ht_tables(const struct settings *set, struct ht_layout *ht, uint64_t *at)
+{
+    const uint64_t pairs = up((uint64_t)set->max_tokens * (uint64_t)set->max_topk * 4, 16);
+
+    ht->counts_stride = up(32 + ((uint64_t)set->experts + (uint64_t)set->nranks) * 4, 64);
+    ht->counts = take(at, 2 * (uint64_t)(1 + set->remotes) * ht->counts_stride);
+    ht->dispatch_post = take(at, sizeof(struct hd_post));
+    ht->combine_post = take(at, sizeof(struct hc_post));
+    if (set->nnodes == 1)
+        return;
+    ht->table_stride = up(2 * pairs, 64);
+    ht->tables = take(at, 2 * (uint64_t)(1 + set->relay_max) * ht->table_stride);
+    ht->agreements = take(at, (uint64_t)set->relay_max * HD_NOTE);
+}
+
+/* What passes between nodes: in at the relay, and back at the source. */
+static uint64_t plan_ht_relay(const struct settings *set, struct ht_layout *ht, uint64_t *at)
+{
+    const uint64_t M = (uint64_t)set->max_tokens, relays = (uint64_t)set->relay_max, others = (uint64_t)set->nnodes - 1;
+
+    if (set->nnodes == 1)
+        return 0;
+    ht->hpitch = ht->pitch + ht->scale_pitch + up((uint64_t)set->max_topk * 4, 16);
+    ht->relay_stride = up(M * ht->hpitch + HD_NOTE, 64);
+    ht->relay = take(at, relays * ht->relay_stride);
+    ht->back = take(at, others * M * ht->hpitch + HD_NOTE);
+    return (relays + others) * M * ht->hpitch;
+}
+
+static void plan_ht(const struct settings *set, struct heap_plan *plan, uint64_t *at)
+{
+    const uint64_t N = (uint64_t)set->max_recv_tokens, K = (uint64_t)set->max_topk;
+    const uint64_t start = up(*at, 4096);
+    struct ht_layout *ht = &plan->ht;
+
+    *at = start;
+    plan_ht_tables(set, ht, at);
+    ht->rows = set->max_recv_tokens;
+    ht->pitch = up((uint64_t)set->max_hidden_bytes, 16);
+    ht->scale_pitch = scale_bytes(set);
+    ht->scales = take(at, N * ht->scale_pitch);
+    ht->weights = take(at, N * K * 4);
+    ht->topk_idx = take(at, N * K * 8);
+    ht->src_rank = take(at, N * 4);
+    ht->src_token = take(at, N * 4);
+    *at = up(*at, 4096);
+    ht->tokens = take(at, N * ht->pitch);
+    plan->ht_receive_bytes = N * (ht->pitch + ht->scale_pitch + K * 12 + 8) + plan_ht_relay(set, ht, at);
+    plan->ht_bytes = *at - start;
+}
+
+static uint64_t larger(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+static void plan_puts(const struct settings *set, struct heap_plan *plan)
+{
+    if (set->nnodes == 1)
+        return;
+    plan->row_put = larger(larger(plan->ll.pitch, plan->ll.cpitch), plan->ht.hpitch);
+    plan->table_put = larger(larger(plan->ll.head, plan->ht.table_stride), plan->ht.counts_stride);
+}
+
+void heap_plan_make(const struct settings *set, struct heap_plan *plan)
+{
+    uint64_t at = sizeof(struct control);
+
+    memset(plan, 0, sizeof(*plan));
+    plan->signals =
+        take(&at, (uint64_t)SIG_COUNT * (uint64_t)set->sig_slots * (uint64_t)set->nranks * sizeof(struct signal));
+    plan->control_bytes = up(at, 4096);
+    if (set->modes & EPX_LOW_LATENCY)
+        plan_ll(set, plan, &at);
+    if (set->modes & EPX_HIGH_THROUGHPUT)
+        plan_ht(set, plan, &at);
+    plan->alloc = up(at, 4096);
+    plan->total = plan->alloc + up(set->alloc_bytes, 4096);
+    plan_puts(set, plan);
+}
+
+epx_status heap_plan_check(const struct settings *set, const struct heap_plan *plan)
+{
+    const uint64_t most = (uint64_t)COMMAND_MAX_UNITS * COMMAND_UNIT;
+
+    if (plan->row_put > most)
+        return fail(EPX_ERR_ARGUMENT,
+                    "epx_group_config.max_hidden_bytes: %d make rows of up to %" PRIu64
+                    " bytes; between nodes at most %" PRIu64 " travel as one",
+                    set->max_hidden_bytes, plan->row_put, most);
+    if (plan->table_put > most)
+        return fail(
+            EPX_ERR_ARGUMENT,
+            "epx_group_config: max_tokens_per_rank = %d, max_topk = %d and num_experts = %d make tables of %" PRIu64
+            " bytes; between nodes at most %" PRIu64 " travel as one",
+            set->max_tokens, set->max_topk, set->experts, plan->table_put, most);
+    return EPX_OK;
+}

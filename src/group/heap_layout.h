@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where everything lies in a rank's heap: a pure function of the settings, so that all ranks agree without asking. */
+#ifndef EPX_GROUP_HEAP_LAYOUT_H
+#define EPX_GROUP_HEAP_LAYOUT_H
+
+#include "group/nodes.h"
+#include "epx/epx.h"
+#include "kernel/params.h"
+
+/* A group's configuration with every default filled in. */
+struct settings {
+    int nranks;
+    int device, device_index;
+    unsigned modes;
+    int experts, local_experts;
+    int max_tokens, max_hidden_bytes, max_topk;
+    int64_t max_recv_tokens;
+    int max_recv_given; /* 1: the caller set max_recv_tokens */
+    int inflight, agents, ranks_per_node, enable_mask, timeout_ms;
+    char net[16];
+    /* From the node map; one node until it is known. */
+    int nnodes, remotes, relay_max, smallest_node;
+    int sig_slots;
+    uint64_t alloc_bytes;
+};
+
+struct heap_plan {
+    uint64_t signals;
+    struct ll_layout ll;
+    struct ht_layout ht;
+    uint64_t alloc; /* where epx_alloc's region begins */
+    uint64_t total;
+    uint64_t control_bytes, ll_bytes, ht_bytes;
+    uint64_t ll_receive_bytes, ht_receive_bytes;
+    uint64_t row_put, table_put; /* the largest puts between nodes; 0 on one */
+};
+
+void settings_nodes(struct settings *set, const struct node_map *map);
+void heap_plan_make(const struct settings *set, struct heap_plan *plan);
+/* Can a command name everything that crosses between nodes? */
+epx_status heap_plan_check(const struct settings *set, const struct heap_plan *plan);
+
+#endif

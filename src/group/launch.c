@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Launching: one order for all operations of a group, whatever streams they are given. */
+#include "group/objects.h"
+
+epx_status order_stream(struct epx_group *group, struct device_stream **stream)
+{
+    const struct device_ops *ops = group->device->ops;
+    epx_status status = EPX_OK;
+
+    if (!*stream)
+        *stream = group->default_stream;
+    if (group->last_stream == *stream)
+        return EPX_OK;
+    /* A graph runs when its owner says so: it neither waits for what is queued elsewhere now, nor does later work for it. */
+    if (ops->stream_captures(group->device, *stream))
+        return EPX_OK;
+    if (group->last_stream) {
+        status = ops->event_record(group->device, group->order_event, group->last_stream);
+        if (status == EPX_OK)
+            status = ops->stream_wait(group->device, *stream, group->order_event);
+    }
+    if (status == EPX_OK)
+        group->last_stream = *stream;
+    return status;
+}
+
+epx_status launch_ordered(struct epx_group *group, struct device_stream *stream, enum kernel_id id, const void *params,
+                          size_t bytes)
+{
+    epx_status status = order_stream(group, &stream);
+
+    if (status != EPX_OK)
+        return status;
+    return group->device->ops->launch(group->device, stream, id, params, bytes, group->set.agents);
+}
+
+uint64_t heap_offset(const struct epx_group *group, const void *data, uint64_t bytes)
+{
+    const uintptr_t base = (uintptr_t)group->heap.base, at = (uintptr_t)data;
+
+    if (at < base || at - base > group->heap.bytes || bytes > group->heap.bytes - (at - base))
+        return 0;
+    return at - base;
+}

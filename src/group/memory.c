@@ -1,0 +1,247 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a group keeps in device memory and in memory that host and device share. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "group/region.h"
+#include "group/group.h"
+#include "util/status.h"
+
+#define RINGS_MAX 64
+
+struct blocks {
+    size_t state, stats, mask, members, heaps, tables;
+    size_t nodes, expected, pushed, rings, order, lists, packed; /* several nodes */
+    size_t total;
+};
+
+/* In memory that host and device share. */
+struct host_blocks {
+    size_t counters, sent, total;
+};
+
+static size_t take(size_t *at, size_t bytes)
+{
+    const size_t place = (*at + 255) / 256 * 256;
+    *at = place + bytes;
+    return place;
+}
+
+static void lay_out_nodes(const struct epx_group *group, struct blocks *b, size_t *at)
+{
+    const size_t R = (size_t)group->nranks, N = (size_t)group->nnodes, M = (size_t)group->set.max_tokens;
+
+    b->nodes = take(at, (3 * R + 2 * N + (size_t)group->set.relay_max) * sizeof(int32_t));
+    b->expected = take(at, (size_t)SIG_COUNT * (size_t)group->set.sig_slots * R * sizeof(uint64_t));
+    b->pushed = take(at, R * sizeof(uint64_t));
+    b->rings = take(at, RINGS_MAX * sizeof(struct ring_dev));
+    b->order = take(at, 2 * M * sizeof(int32_t));
+    b->lists = take(at, (size_t)group->map.remotes * M * sizeof(int32_t));
+    b->packed = take(at, M * (size_t)group->set.max_topk * sizeof(int32_t));
+}
+
+static struct blocks lay_out(const struct epx_group *group)
+{
+    const size_t R = (size_t)group->nranks;
+    struct blocks b;
+    size_t at = sizeof(struct group_dev);
+
+    memset(&b, 0, sizeof(b));
+    b.state = take(&at, sizeof(struct group_state));
+    b.stats = take(&at, sizeof(struct device_stats));
+    b.mask = take(&at, R * sizeof(int32_t));
+    b.members = take(&at, R * sizeof(int32_t));
+    b.heaps = take(&at, R * sizeof(char *));
+    b.tables = take(&at, (size_t)group->set.agents * ((size_t)group->set.experts + R) * sizeof(int32_t));
+    if (group->nnodes > 1)
+        lay_out_nodes(group, &b, &at);
+    b.total = at;
+    return b;
+}
+
+static struct host_blocks lay_out_host(const struct epx_group *group)
+{
+    const size_t R = (size_t)group->nranks;
+    struct host_blocks b;
+    size_t at = sizeof(struct error_record);
+
+    memset(&b, 0, sizeof(b));
+    if (group->nnodes > 1) {
+        b.counters = take(&at, (size_t)SIG_COUNT * (size_t)group->set.sig_slots * R * sizeof(uint64_t));
+        b.sent = take(&at, R * sizeof(uint64_t));
+    }
+    b.total = at;
+    return b;
+}
+
+/* Tables of the node map, as int32: node_of[R], landing_at[R], landing_of[R], relay_rank[N], relay_slot[N], sources. */
+static epx_status copy_nodes(struct epx_group *group, const struct blocks *b)
+{
+    const struct node_map *map = &group->map;
+    const size_t R = (size_t)group->nranks, N = (size_t)group->nnodes;
+    const size_t bytes = (3 * R + 2 * N + (size_t)group->set.relay_max) * sizeof(int32_t);
+    int32_t *t = calloc(1, bytes);
+    epx_status status;
+
+    if (!t)
+        return fail(EPX_ERR_MEMORY, "epx_group_create: no memory for the tables of %zu nodes", N);
+    for (int r = 0; r < group->nranks; r++) {
+        t[r] = map->node_of[r];
+        t[R + (size_t)r] = group->remote[r] ? node_landing(map, group->rank, r) : -1;
+        t[2 * R + (size_t)r] = group->remote[r] ? node_landing(map, r, group->rank) : -1;
+    }
+    for (int n = 0; n < group->nnodes; n++) {
+        t[3 * R + (size_t)n] = node_relay(map, group->rank, n);
+        t[3 * R + N + (size_t)n] = n == group->node ? -1 : node_relay_number(map, group->rank, n);
+    }
+    /* Without high throughput there are no relays, and no limit to how many a rank would relay for when others are gone. */
+    group->shadow.relay_count = 0;
+    if (group->set.modes & EPX_HIGH_THROUGHPUT)
+        group->shadow.relay_count = node_relay_sources(map, group->rank, t + 3 * R + 2 * N);
+    status = group->device->ops->copy(group->device, (char *)group->device_memory + b->nodes, t, bytes);
+    free(t);
+    return status;
+}
+
+static void fill_nodes(struct epx_group *group, const struct blocks *b)
+{
+    const size_t R = (size_t)group->nranks, N = (size_t)group->nnodes;
+    char *base = group->device_memory;
+    const int32_t *t = (const int32_t *)(base + b->nodes);
+    struct group_dev *g = &group->shadow;
+
+    g->remotes = group->map.remotes;
+    g->relay_max = group->set.relay_max;
+    g->node_of = t;
+    g->landing_at = t + R;
+    g->landing_of = t + 2 * R;
+    g->relay_rank = t + 3 * R;
+    g->relay_slot = t + 3 * R + N;
+    g->relay_sources = t + 3 * R + 2 * N;
+    g->expected = (uint64_t *)(base + b->expected);
+    g->pushed = (uint64_t *)(base + b->pushed);
+    g->order = (int32_t *)(base + b->order);
+    g->lists = (int32_t *)(base + b->lists);
+    g->packed_at = (int32_t *)(base + b->packed);
+}
+
+static void fill_shadow(struct epx_group *group, const struct blocks *b)
+{
+    char *base = group->device_memory;
+    struct group_dev *g = &group->shadow;
+
+    memset(g, 0, sizeof(*g));
+    g->rank = group->rank;
+    g->nranks = group->nranks;
+    g->experts = group->set.experts;
+    g->local_experts = group->set.local_experts;
+    g->max_tokens = group->set.max_tokens;
+    g->max_topk = group->set.max_topk;
+    g->inflight = group->set.inflight;
+    g->enable_mask = group->set.enable_mask;
+    g->timeout_ns = (uint64_t)group->set.timeout_ms * 1000000u;
+    g->heap = (char *const *)(base + b->heaps);
+    g->lent = lend_table(group);
+    g->state = (struct group_state *)(base + b->state);
+    g->mask = (int32_t *)(base + b->mask);
+    g->members = (int32_t *)(base + b->members);
+    g->error = group->error;
+    g->stats = (struct device_stats *)(base + b->stats);
+    g->tables = (int32_t *)(base + b->tables);
+    g->max_agents = group->set.agents;
+    g->signals = group->plan.signals;
+    g->ll = group->plan.ll;
+    g->ht = group->plan.ht;
+    g->nnodes = group->nnodes;
+    g->node = group->node;
+    g->sig_slots = group->set.sig_slots;
+    if (group->nnodes > 1)
+        fill_nodes(group, b);
+}
+
+static epx_status copy_in(struct epx_group *group, const struct blocks *b)
+{
+    const struct device_ops *ops = group->device->ops;
+    char *base = group->device_memory;
+    epx_status status = group_device_members(group);
+
+    if (status == EPX_OK)
+        status = ops->copy(group->device, base, &group->shadow, sizeof(group->shadow));
+    if (status == EPX_OK)
+        status = ops->copy(group->device, base + b->heaps, group->bases, (size_t)group->nranks * sizeof(void *));
+    return status;
+}
+
+epx_status group_device_create(struct epx_group *group)
+{
+    const struct device_ops *ops = group->device->ops;
+    const struct blocks b = lay_out(group);
+    const struct host_blocks hb = lay_out_host(group);
+    epx_status status = ops->host_alloc(group->device, hb.total, &group->host_memory);
+
+    if (status != EPX_OK)
+        return status;
+    group->error = group->host_memory;
+    status = ops->mem_alloc(group->device, b.total, &group->device_memory);
+    if (status != EPX_OK)
+        return status;
+    fill_shadow(group, &b);
+    group->dev = group->device_memory;
+    if (group->nnodes > 1) {
+        group->shadow.counters = (uint64_t *)((char *)group->host_memory + hb.counters);
+        group->shadow.sent = (uint64_t *)((char *)group->host_memory + hb.sent);
+    }
+    return copy_in(group, &b);
+}
+
+epx_status group_device_members(struct epx_group *group)
+{
+    const struct device_ops *ops = group->device->ops;
+    const struct blocks b = lay_out(group);
+    const size_t bytes = (size_t)group->nranks * sizeof(int32_t);
+    char *base = group->device_memory;
+    int32_t *in = malloc(bytes);
+    epx_status status;
+
+    if (!in)
+        return fail(EPX_ERR_MEMORY, "no memory for the mask of %d ranks", group->nranks);
+    for (int r = 0; r < group->nranks; r++)
+        in[r] = !group->map.out[r];
+    status = ops->copy(group->device, base + b.mask, in, bytes);
+    if (status == EPX_OK)
+        status = ops->copy(group->device, base + b.members, in, bytes);
+    free(in);
+    if (status == EPX_OK && group->nnodes > 1)
+        status = copy_nodes(group, &b);
+    if (status == EPX_OK && group->nnodes > 1) /* the relays' sources */
+        status = ops->copy(group->device, base, &group->shadow, sizeof(group->shadow));
+    return status;
+}
+
+epx_status group_device_rings(struct epx_group *group)
+{
+    const struct device_ops *ops = group->device->ops;
+    const struct blocks b = lay_out(group);
+    const int n = proxy_ring_count(group->proxies);
+    char *at = (char *)group->device_memory + b.rings;
+    epx_status status = EPX_OK;
+
+    if (n > RINGS_MAX)
+        return fail(EPX_ERR_UNSUPPORTED, "epx_group_create: expected at most %d proxy threads, got %d", RINGS_MAX, n);
+    for (int i = 0; i < n && status == EPX_OK; i++)
+        status = ops->copy(group->device, at + (size_t)i * sizeof(struct ring_dev), proxy_ring(group->proxies, i),
+                           sizeof(struct ring_dev));
+    group->shadow.rings = (const struct ring_dev *)at;
+    group->shadow.nrings = n;
+    if (status == EPX_OK)
+        status = ops->copy(group->device, group->device_memory, &group->shadow, sizeof(group->shadow));
+    return status;
+}
+
+void group_device_destroy(struct epx_group *group)
+{
+    if (group->device_memory)
+        group->device->ops->mem_free(group->device, group->device_memory);
+    if (group->host_memory)
+        group->device->ops->host_free(group->device, group->host_memory);
+}

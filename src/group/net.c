@@ -1,0 +1,334 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A group's proxies: opened when its ranks are on several nodes. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "group/group.h"
+#include "device/arrivals.h"
+#include "device/cpu/agent.h"
+#include "util/env.h"
+#include "util/log.h"
+#include "util/pause.h"
+#include "util/status.h"
+
+#define RING_SLOTS 4096
+#define ANSWER_MS 200 /* a turn takes microseconds; a thread may have to wait for a core */
+
+/* High-throughput rows are bulk; everything else is urgent. */
+static const uint8_t flows[SIG_COUNT] = {[SIG_HD_ROWS] = PROXY_NORMAL, [SIG_HC_ROWS] = PROXY_NORMAL};
+
+/* What is told of a rank that is masked already is no news. */
+static int is_masked(const struct epx_group *group, int peer)
+{
+    int32_t active = 1;
+
+    if (!group->set.enable_mask || peer < 0)
+        return 0;
+    if (group->device->ops->caps & DEVICE_HOST_ACCESS)
+        active =
+            __atomic_load_n(&group->shadow.mask[peer], __ATOMIC_ACQUIRE); /* pairs with wait_failed() in a kernel */
+    else
+        group->device->ops->copy(group->device, &active, &group->shadow.mask[peer], sizeof(active));
+    return !active;
+}
+
+/* From a proxy thread: what kernels do in fail_all(), for this rank and the node's. */
+static void on_error(void *context, int status, int peer, int64_t expected, int64_t seen, const char *text)
+{
+    struct epx_group *group = context;
+    struct error_record *e = &group->net_error;
+    uint32_t none = ERROR_NONE;
+
+    if (__atomic_load_n(&group->closing, __ATOMIC_RELAXED))
+        return; /* all is done here, and a peer that was quicker may be gone */
+    if (status == EPX_ERR_PEER && is_masked(group, peer)) {
+        log_line(LOG_INFO, "%s; it is masked", text);
+        return;
+    }
+    log_line(LOG_WARN, "%s", text);
+    if (__atomic_compare_exchange_n(&e->state, &none, ERROR_WRITING, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) {
+        e->status = status;
+        e->phase = PHASE_NET;
+        e->peer = peer;
+        e->expected = expected;
+        e->seen = seen;
+        e->detail[0] = status;
+        __atomic_store_n(&e->state, ERROR_SET, __ATOMIC_RELEASE); /* pairs with the acquire in read_error() */
+    }
+    if (group->set.enable_mask && status == EPX_ERR_PEER)
+        return; /* the wait for that rank ends by its deadline, and masks it */
+    group_abort(group, status);
+}
+
+/* From a proxy thread: a rank of another node tells that it has failed (put_abort() in kernel/put.h). */
+static void on_alarm(void *context, int rank, int status)
+{
+    struct epx_group *group = context;
+
+    if (!__atomic_load_n(&group->closing, __ATOMIC_RELAXED))
+        group_aborted_by(group, rank, status);
+}
+
+/* How the network finds the heap, and what arrivals there need. */
+static epx_status describe_heap(struct epx_group *group, struct proxy_options *o)
+{
+    struct device *device = group->device;
+    const int rule = device->ops->arrivals(device);
+
+    o->heap = group->heap.base;
+    o->heap_bytes = group->plan.total;
+    o->memory_kind = device->ops->caps & DEVICE_HOST_HEAP ? EPX_DEVICE_CPU : device->ops->kind;
+    o->memory_index = group->set.device_index;
+    o->dmabuf = -1;
+    if (rule == ARRIVALS_NEVER)
+        return fail(EPX_ERR_UNSUPPORTED,
+                    "device %s: EPX_GPU_HEAP: expected host or auto, got device: the device has no way to see what a "
+                    "card writes into its memory",
+                    device->ops->name);
+    o->flush = rule == ARRIVALS_FLUSH;
+    if (net_memory_far(o->memory_kind) && device->ops->heap_dmabuf(device, &group->heap, &o->dmabuf) != EPX_OK)
+        log_line(LOG_INFO, "%s; the network may have another way", epx_last_error());
+    return EPX_OK;
+}
+
+struct search {
+    const char *name;
+    const struct net_ops *ops;
+    const char *provider;
+};
+
+static epx_status search_net(void *arg)
+{
+    struct search *s = arg;
+
+    return net_find(s->name, &s->ops, &s->provider);
+}
+
+/* Libraries are opened, and drivers asked what there is. */
+static epx_status find_net(struct epx_group *group, struct proxy_options *o)
+{
+    struct search *s = calloc(1, sizeof(*s));
+    epx_status status;
+    int left;
+
+    if (!s)
+        return fail(EPX_ERR_MEMORY, "epx_group_create: no memory");
+    s->name = group->set.net;
+    status = proxy_guard("looking for a network", group_meeting_ms(group), search_net, s, &left);
+    group->kept |= left;
+    if (left) /* not freed: kept as the group is */
+        return fail(status, "rank %d: %s", group->rank, epx_last_error());
+    o->net = s->ops;
+    o->provider = s->provider;
+    free(s);
+    return status;
+}
+
+int group_meeting_ms(const struct epx_group *group)
+{
+    const int boot_ms = (int)env_int("EPX_BOOT_TIMEOUT_MS", 0, 1, INT32_MAX);
+
+    return (boot_ms ? boot_ms : group->set.timeout_ms) / 4 * 3;
+}
+
+static epx_status open_proxies(struct epx_group *group, int *dmabuf)
+{
+    struct proxy_options o;
+    epx_status status;
+
+    memset(&o, 0, sizeof(o));
+    status = describe_heap(group, &o);
+    *dmabuf = o.dmabuf;
+    if (status != EPX_OK)
+        return status;
+    status = find_net(group, &o);
+    if (status != EPX_OK)
+        return status;
+    o.rank = group->rank;
+    o.nranks = group->nranks;
+    o.ring_slots = RING_SLOTS;
+    o.timeout_ms = group->set.timeout_ms;
+    o.open_ms = group_meeting_ms(group);
+    o.world = net_sim_world;
+    o.remote = group->remote;
+    o.absent = group->map.out;
+    o.device_kind = group->device->ops->kind;
+    o.device = group->device;
+    o.counters = group->shadow.counters;
+    o.sent = group->shadow.sent;
+    o.kinds = SIG_COUNT;
+    o.slots = group->set.sig_slots;
+    o.flows = flows;
+    if (group->device->ops->caps & DEVICE_HOST_HEAP)
+        o.bell = &((struct control *)group->heap.base)->bell;
+    o.env = group->device->ops->env;
+    o.on_error = on_error;
+    o.alarm_kind = SIG_ABORT;
+    o.on_alarm = on_alarm;
+    o.context = group;
+    group->net_name = o.net->name;
+    return proxy_open(&o, &group->proxies);
+}
+
+enum { NET_NAME = 16 };
+
+/* All ranks have chosen the same network: addresses of another say nothing to this one. */
+static epx_status compare_nets(struct epx_group *group)
+{
+    char own[NET_NAME] = "", *all = calloc((size_t)group->nranks, NET_NAME);
+    epx_status status = all ? EPX_OK : fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d ranks", group->nranks);
+    int first = -1;
+
+    snprintf(own, sizeof(own), "%s", group->net_name);
+    if (status == EPX_OK)
+        status = meet_gather(group, own, all, sizeof(own));
+    for (int r = 0; r < group->nranks && status == EPX_OK; r++) {
+        const char *theirs = all + (size_t)r * NET_NAME;
+
+        if (group->map.out[r])
+            continue;
+        first = first < 0 ? r : first;
+        if (strncmp(theirs, all + (size_t)first * NET_NAME, NET_NAME) != 0)
+            status = fail(
+                EPX_ERR_MISMATCH,
+                "epx_group_create: rank %d has net = %.15s where rank %d has %.15s (epx_group_config.net, EPX_NET, "
+                "or what each machine has)",
+                r, theirs, first, all + (size_t)first * NET_NAME);
+    }
+    free(all);
+    return status;
+}
+
+/* Each rank's cards, one per thread, to all. */
+static epx_status exchange_cards(struct epx_group *group, epx_status mine, struct proxy_card **all)
+{
+    const size_t threads = group->proxies ? (size_t)proxy_ring_count(group->proxies) : 1;
+    const size_t bytes = threads * sizeof(struct proxy_card);
+    struct proxy_card *own = calloc(threads, sizeof(*own));
+    epx_status status;
+
+    *all = calloc((size_t)group->nranks * threads, sizeof(**all));
+    if (!own || !*all)
+        mine = fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d network addresses", group->nranks);
+    if (mine == EPX_OK)
+        mine = proxy_cards(group->proxies, own);
+    status = meet_ready(group, mine);
+    if (status == EPX_OK)
+        status = compare_nets(group);
+    if (status == EPX_OK)
+        status = meet_gather(group, own, *all, bytes);
+    free(own);
+    return status;
+}
+
+epx_status group_net_open(struct epx_group *group)
+{
+    struct proxy_card *cards = NULL;
+    int dmabuf = -1;
+    epx_status status;
+
+    if (group->nnodes == 1)
+        return EPX_OK;
+    status = open_proxies(group, &dmabuf);
+    status = exchange_cards(group, status, &cards);
+    if (dmabuf >= 0 && status != EPX_ERR_TIMEOUT)
+        close(dmabuf); /* it is registered, or will never be; a thread that is stuck may still use it */
+    if (status == EPX_OK)
+        status = proxy_connect(group->proxies, cards);
+    free(cards);
+    return status;
+}
+
+/* Signals that operations wait for only when they use a slot again: at the end they may still be on their way. */
+static const uint8_t owed[] = {SIG_LL_DONE, SIG_LC_DONE, SIG_HN_DONE, SIG_HD_FREE};
+
+/* Has everything come that `rank` owes? */
+static int has_paid(struct epx_group *group, const uint64_t *epochs, int rank)
+{
+    const int slots = group->set.sig_slots;
+
+    for (size_t i = 0; i < sizeof(owed); i++) {
+        if (owed[i] == SIG_HD_FREE && node_relay(&group->map, group->rank, group->map.node_of[rank]) != rank)
+            continue;
+        for (int slot = 0; slot < slots; slot++) {
+            const size_t at = ((size_t)owed[i] * (size_t)slots + (size_t)slot) * (size_t)group->nranks + (size_t)rank;
+            /* Acquire, though nothing is read behind it: pairs with the release in count_arrival(). */
+            if (__atomic_load_n(&group->shadow.counters[at], __ATOMIC_ACQUIRE) <
+                signal_after(group, epochs, owed[i], slot))
+                return 0;
+        }
+    }
+    return 1;
+}
+
+/* Staged operations that will not be completed any more: the other ranks wait for their readers before they end. */
+static void release_staged(struct epx_group *group)
+{
+    for (struct epx_handle *h = group->handles; h; h = h->next) {
+        struct mask_params params;
+
+        if (h->staged == STAGED_NONE)
+            continue;
+        memset(&params, 0, sizeof(params));
+        params.g = group->dev;
+        params.staged = h->dev;
+        params.staged_kind = h->staged == STAGED_DISPATCH ? SIG_LL_DONE : SIG_LC_DONE;
+        if (launch_ordered(group, NULL, KERNEL_MASK, &params, sizeof(params)) != EPX_OK)
+            log_line(LOG_WARN, "rank %d: a staged operation stays open: %s", group->rank, epx_last_error());
+    }
+    group->device->ops->stream_sync(group->device, group->default_stream);
+}
+
+/*
+ * Before the endpoints close in peace: what peers still have to tell this rank has come, so that none of them finds
+ * nobody there; and what this rank had to tell has landed. Bounded by the deadline of all waits; a group that has failed
+ * does not wait.
+ */
+void group_net_settle(struct epx_group *group)
+{
+    const uint64_t deadline = host_now_ns() + (uint64_t)group->set.timeout_ms * 1000000u;
+    const struct device_ops *ops = group->device->ops;
+    int32_t *mask = calloc((size_t)group->nranks, sizeof(*mask));
+    struct group_state state;
+
+    if (!group->proxies || !mask || group_usable(group) != EPX_OK || group_net_answers(group) != EPX_OK)
+        goto out;
+    release_staged(group);
+    if (ops->copy(group->device, &state, group->shadow.state, sizeof(state)) != EPX_OK ||
+        ops->copy(group->device, mask, group->shadow.mask, (size_t)group->nranks * sizeof(*mask)) != EPX_OK)
+        goto out;
+    for (int r = 0; r < group->nranks; r++)
+        while (group->remote[r] && mask[r] && !has_paid(group, state.epoch, r) && group_usable(group) == EPX_OK &&
+               host_now_ns() < deadline)
+            pause_ns(20000);
+    __atomic_store_n(&group->closing, 1, __ATOMIC_RELAXED);
+    if (group_usable(group) == EPX_OK && proxy_quiet(group->proxies) != EPX_OK)
+        log_line(LOG_INFO, "rank %d ends although not all that it sent has arrived", group->rank);
+
+out:
+    free(mask);
+}
+
+epx_status group_net_answers(struct epx_group *group)
+{
+    char text[128];
+
+    if (!group->proxies || proxy_answers(group->proxies, ANSWER_MS, text, sizeof(text)))
+        return EPX_OK;
+    return fail(EPX_ERR_TIMEOUT, "%s", text);
+}
+
+epx_status group_net_close(struct epx_group *group)
+{
+    epx_status status = EPX_OK;
+
+    if (group->proxies)
+        status = proxy_close(group->proxies);
+    if (status == EPX_OK)
+        group->proxies = NULL;
+    else
+        group->kept = 1;
+    return status;
+}

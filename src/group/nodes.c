@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "group/nodes.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "util/status.h"
+
+static int node_size(const struct node_map *map, int node)
+{
+    return map->start[node + 1] - map->start[node];
+}
+
+/* Members of all nodes, one node behind the other, and each rank's place among them. */
+static void index_members(struct node_map *map)
+{
+    memset(map->start, 0, ((size_t)map->nnodes + 1) * sizeof(int));
+    for (int r = 0; r < map->nranks; r++) {
+        map->place[r] = map->start[map->node_of[r] + 1];
+        map->start[map->node_of[r] + 1] += !map->out[r];
+    }
+    for (int n = 0; n < map->nnodes; n++)
+        map->start[n + 1] += map->start[n];
+    for (int r = 0; r < map->nranks; r++)
+        if (!map->out[r])
+            map->members[map->start[map->node_of[r]] + map->place[r]] = r;
+}
+
+/* Any, for a node that nobody is left of: whoever looks at it finds it masked. */
+static int first_of(const struct node_map *map, int node)
+{
+    for (int r = 0; r < map->nranks; r++)
+        if (map->node_of[r] == node)
+            return r;
+    return -1;
+}
+
+static void find_extremes(struct node_map *map)
+{
+    map->remotes = 0;
+    map->smallest = map->nranks;
+    for (int n = 0; n < map->nnodes; n++) {
+        const int size = node_size(map, n);
+        if (map->nranks - size > map->remotes)
+            map->remotes = map->nranks - size;
+        if (size < map->smallest)
+            map->smallest = size;
+    }
+    map->relay_max = node_most_sources(map);
+}
+
+epx_status node_map_make(struct node_map *map, int nranks, const int *node_of)
+{
+    const size_t n = (size_t)nranks;
+
+    memset(map, 0, sizeof(*map));
+    map->nranks = nranks;
+    for (int r = 0; r < nranks; r++)
+        if (node_of[r] >= map->nnodes)
+            map->nnodes = node_of[r] + 1;
+    map->node_of = malloc((3 * n + (size_t)map->nnodes + 1) * sizeof(int));
+    map->out = calloc(n, 1);
+    if (!map->node_of || !map->out) {
+        node_map_free(map);
+        return fail(EPX_ERR_MEMORY, "no memory for the nodes of %d ranks", nranks);
+    }
+    map->place = map->node_of + n;
+    map->members = map->place + n;
+    map->start = map->members + n;
+    memcpy(map->node_of, node_of, n * sizeof(int));
+    index_members(map);
+    find_extremes(map);
+    return EPX_OK;
+}
+
+void node_map_leave_out(struct node_map *map, const uint8_t *out)
+{
+    memcpy(map->out, out, (size_t)map->nranks);
+    index_members(map);
+}
+
+epx_status node_map_slice(struct node_map *map, int nranks, int ranks_per_node)
+{
+    int *node_of = malloc((size_t)nranks * sizeof(int));
+    epx_status status;
+
+    if (!node_of)
+        return fail(EPX_ERR_MEMORY, "no memory for the nodes of %d ranks", nranks);
+    for (int r = 0; r < nranks; r++)
+        node_of[r] = ranks_per_node ? r / ranks_per_node : 0;
+    status = node_map_make(map, nranks, node_of);
+    free(node_of);
+    return status;
+}
+
+void node_map_free(struct node_map *map)
+{
+    free(map->node_of);
+    free(map->out);
+    map->node_of = NULL;
+    map->out = NULL;
+}
+
+int node_landing(const struct node_map *map, int source, int receiver)
+{
+    int number = 0;
+    for (int r = 0; r < source; r++)
+        number += map->node_of[r] != map->node_of[receiver];
+    return number;
+}
+
+int node_relay(const struct node_map *map, int source, int node)
+{
+    const int size = node_size(map, node);
+
+    if (map->node_of[source] == node)
+        return -1;
+    return size ? map->members[map->start[node] + map->place[source] % size] : first_of(map, node);
+}
+
+int node_relay_number(const struct node_map *map, int source, int node)
+{
+    const int relay = node_relay(map, source, node);
+    int number = 0;
+
+    for (int r = 0; r < source && relay >= 0; r++)
+        number += !map->out[r] && node_relay(map, r, node) == relay;
+    return number;
+}
+
+int node_relay_sources(const struct node_map *map, int relay, int *sources)
+{
+    int n = 0;
+
+    for (int r = 0; r < map->nranks; r++) {
+        if (map->out[r] || node_relay(map, r, map->node_of[relay]) != relay)
+            continue;
+        if (sources)
+            sources[n] = r;
+        n++;
+    }
+    return n;
+}
+
+/* Sources of a node are dealt out to the members of another in turns: the first gets the most. */
+int node_most_sources(const struct node_map *map)
+{
+    int most = 0;
+
+    for (int n = 0; n < map->nnodes; n++) {
+        int sources = 0;
+        for (int from = 0; from < map->nnodes && node_size(map, n); from++)
+            if (from != n)
+                sources += (node_size(map, from) + node_size(map, n) - 1) / node_size(map, n);
+        most = sources > most ? sources : most;
+    }
+    return most;
+}

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Which rank is on which node, and what follows: who receives whose puts where. All ranks compute the same.
+ *
+ *   landing number   of rank s at rank d: how many ranks before s are on other nodes than d
+ *   relay            of rank s in node n: the rank there whose place in its node is that of s (modulo the node's size),
+ *                    ranks that are left out not counted
+ *   relay number     of rank s at its relay: how many ranks before s have the same relay
+ */
+#ifndef EPX_GROUP_NODES_H
+#define EPX_GROUP_NODES_H
+
+#include "epx/epx.h"
+
+struct node_map {
+    int nranks, nnodes;
+    int remotes;   /* most ranks of other nodes that any rank has */
+    int relay_max; /* most sources that any rank relays for */
+    int smallest;  /* ranks of the smallest node */
+    int *node_of;  /* [nranks] */
+    uint8_t *out;  /* [nranks]: 1 = left out by all ranks: no relay, no source. The numbers above count all ranks */
+    int *place, *members,
+        *start; /* of those that are not out: place in the node [nranks], members by node, from start[node] */
+};
+
+/* `node_of` is copied. */
+epx_status node_map_make(struct node_map *map, int nranks, const int *node_of);
+/* Nodes of ranks_per_node consecutive ranks; 0 = one node. */
+epx_status node_map_slice(struct node_map *map, int nranks, int ranks_per_node);
+void node_map_free(struct node_map *map);
+/* From now on without the ranks whose mark is set. */
+void node_map_leave_out(struct node_map *map, const uint8_t *out);
+
+int node_landing(const struct node_map *map, int source, int receiver);
+int node_relay(const struct node_map *map, int source, int node);
+int node_relay_number(const struct node_map *map, int source, int node);
+/* Fills sources[] (room for relay_max) and returns how many rank `relay` has. */
+int node_relay_sources(const struct node_map *map, int relay, int *sources);
+/* The most that any rank has now. */
+int node_most_sources(const struct node_map *map);
+
+#endif

@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The objects behind the public API: groups and handles. */
+#ifndef EPX_GROUP_OBJECTS_H
+#define EPX_GROUP_OBJECTS_H
+
+#include "group/heap_layout.h"
+#include "boot/boot.h"
+#include "boot/muster.h"
+#include "device/device.h"
+#include "proxy/proxy.h"
+
+struct heap_block;   /* alloc.c */
+struct lend;         /* lend.c */
+struct owned_stream; /* stream.c */
+
+enum stuck_state { STUCK_UNKNOWN, STUCK_ASKING, STUCK_NO, STUCK_YES };
+
+enum staged_kind { STAGED_NONE, STAGED_DISPATCH, STAGED_COMBINE, STAGED_KINDS };
+
+struct epx_group {
+    struct device *device;
+    struct boot *boot;
+    struct muster *muster; /* NULL without enable_mask */
+    int mustered;          /* meetings go through it just now */
+    int masked_by_hand;    /* by epx_mask_update, since the ranks agreed last */
+    uint8_t *asked_out;    /* [R]: whom */
+    int rank, nranks, node, nnodes;
+    struct settings set;
+    struct heap_plan plan;
+    struct node_map map;
+
+    struct heap heap;
+    struct heap_export *exports;   /* [R] */
+    void **bases;                  /* [R]: mapped heaps, own included; NULL = not mapped */
+    struct lend *lend;             /* NULL: nothing is lent or borrowed */
+    void *device_memory;           /* one block: group_dev, state, mask, heap table, route tables */
+    struct group_dev *dev;         /* device memory */
+    struct group_dev shadow;       /* the host's copy */
+    void *host_memory;             /* one block: error record, the proxies' counters */
+    struct error_record *error;    /* the kernels' */
+    struct error_record net_error; /* the proxies' */
+    struct proxy_group *proxies;   /* NULL on one node */
+    struct proxy_stats net_base;   /* when statistics were last reset */
+    const char *net_name;
+    uint8_t *remote; /* [R] */
+    int closing;     /* what the network says does not matter any more */
+    int kept;        /* a thread that called the network's library has not come back: what it may use is never freed */
+    int stuck_state; /* enum stuck_state: whether own proxies were found stuck after the last failure */
+    char stuck_text[128];
+
+    struct heap_block *blocks; /* epx_alloc */
+    struct device_stream *default_stream;
+    struct device_stream
+        *last_stream; /* of the last operation; operations of a group run in the order of their calls */
+    struct device_event *order_event;
+    uint64_t issued[STAGED_KINDS]; /* low-latency operations so far */
+    struct epx_handle *handles;
+    struct epx_event *events;
+    struct owned_stream *streams; /* of epx_stream_create */
+    epx_stats stats;
+};
+
+struct epx_handle {
+    struct epx_group *group;
+    struct epx_handle *next;
+    epx_handle_config config;
+    void *device_memory; /* one block: handle_dev and its tables */
+    struct handle_dev *dev;
+    struct recv_info *info; /* host-visible */
+    size_t info_bytes;
+    uint64_t updates; /* high throughput: how many were queued */
+    int64_t ntokens;  /* B of the last update; -1 = none yet */
+    epx_tensor topk;  /* low latency: what the next dispatch reads */
+    int dispatched;   /* a combine has a dispatch to follow */
+    enum staged_kind staged;
+    uint64_t staged_number; /* group->issued when it was staged */
+    union {
+        struct ll_dispatch_params dispatch;
+        struct ll_combine_params combine;
+    } pending; /* the receive half */
+};
+
+/* Puts `stream` after the group's previous operation, and remembers it. NULL = the default stream, resolved in place. */
+epx_status order_stream(struct epx_group *group, struct device_stream **stream);
+/* order_stream and launch. */
+epx_status launch_ordered(struct epx_group *group, struct device_stream *stream, enum kernel_id id, const void *params,
+                          size_t bytes);
+/* The offset of [data, data + bytes) in this rank's heap, 0 if it is not (wholly) there. */
+uint64_t heap_offset(const struct epx_group *group, const void *data, uint64_t bytes);
+
+/* Sizes of a handle's tables. */
+size_t handle_table_bytes(const struct settings *set, const epx_handle_config *config);
+epx_status handle_tables_create(struct epx_handle *handle);
+void handle_tables_destroy(struct epx_handle *handle);
+
+#endif

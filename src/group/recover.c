@@ -1,0 +1,267 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Starting over: after a failure, or with other ranks than before.
+ *
+ *   every rank that goes on            streams are idle
+ *   who?                               without enable_mask: all, through the bootstrap. With it: those that are neither
+ *                                      masked nor gone, found by a muster (boot/muster.h), which needs no others
+ *   1st gather: epochs                 nobody writes signals any more; what the network holds ends with its endpoints
+ *   reset                              epochs, signals, counters to the greatest of all; the mask to those that go on;
+ *                                      relays of those that do not are taken over by others
+ *   2nd gather: all have reset         the network opens anew among them
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "group/region.h"
+#include "group/group.h"
+#include "util/log.h"
+#include "util/status.h"
+
+uint64_t signal_after(const struct epx_group *group, const uint64_t *epochs, int kind, int slot)
+{
+    static const int8_t op_of[SIG_COUNT] = {[SIG_LL_DATA] = OP_LL_DISPATCH,
+                                            [SIG_LL_DONE] = OP_LL_DISPATCH,
+                                            [SIG_LC_DATA] = OP_LL_COMBINE,
+                                            [SIG_LC_DONE] = OP_LL_COMBINE,
+                                            [SIG_HN_DATA] = OP_HT_NOTIFY,
+                                            [SIG_HN_DONE] = OP_HT_NOTIFY,
+                                            [SIG_HD_READY] = OP_HT_DISPATCH,
+                                            [SIG_HD_DATA] = OP_HT_DISPATCH,
+                                            [SIG_HC_DATA] = OP_HT_COMBINE,
+                                            [SIG_HC_DONE] = OP_HT_COMBINE,
+                                            [SIG_LL_ROWS] = -1,
+                                            [SIG_LC_ROWS] = -1,
+                                            [SIG_HN_TABLE] = OP_HT_NOTIFY,
+                                            [SIG_HD_ROWS] = -1,
+                                            [SIG_HD_FREE] = OP_HT_DISPATCH,
+                                            [SIG_HC_READY] = OP_HT_COMBINE,
+                                            [SIG_HC_ROWS] = -1,
+                                            [SIG_ABORT] = -1};
+    const uint64_t W = (uint64_t)group->set.inflight;
+
+    if (op_of[kind] < 0)
+        return 0;
+    const uint64_t epoch = epochs[op_of[kind]];
+    if (op_of[kind] != OP_LL_DISPATCH && op_of[kind] != OP_LL_COMBINE)
+        return slot == 0 ? epoch : 0;
+    if ((uint64_t)slot >= W || epoch < (uint64_t)slot + 1)
+        return 0;
+    return (epoch - 1 - (uint64_t)slot) / W + 1; /* how many of epochs 1..epoch have this slot */
+}
+
+/* The same for what proxies count: updates are counted for each of their two slots (kernel/ht_notify.h). */
+static uint64_t counter_after(const struct epx_group *group, const uint64_t *epochs, int kind, int slot)
+{
+    const uint64_t updates = epochs[OP_HT_NOTIFY];
+
+    if (kind != SIG_HN_DATA && kind != SIG_HN_TABLE)
+        return signal_after(group, epochs, kind, slot);
+    return slot == 0 ? updates / 2 : slot == 1 ? (updates + 1) / 2 : 0;
+}
+
+/* Between nodes: what the proxies count. Rows expected start over with them. */
+static epx_status reset_counters(struct epx_group *group, const uint64_t *epochs)
+{
+    const size_t R = (size_t)group->nranks, slots = (size_t)group->set.sig_slots;
+    const size_t words = (size_t)SIG_COUNT * slots * R;
+    uint64_t *zero;
+    epx_status status;
+
+    if (group->nnodes == 1)
+        return EPX_OK;
+    for (size_t i = 0; i < words; i++)
+        group->shadow.counters[i] = counter_after(group, epochs, (int)(i / (slots * R)), (int)(i / R % slots));
+    memset(group->shadow.sent, 0, R * sizeof(uint64_t));
+    zero = calloc(words, sizeof(*zero));
+    if (!zero)
+        return fail(EPX_ERR_MEMORY, "no memory to reset %zu counters", words);
+    status = group->device->ops->copy(group->device, group->shadow.expected, zero, words * sizeof(*zero));
+    if (status == EPX_OK)
+        status = group->device->ops->copy(group->device, group->shadow.pushed, zero, R * sizeof(*zero));
+    free(zero);
+    return status;
+}
+
+static epx_status reset_device(struct epx_group *group, const uint64_t *epochs)
+{
+    const struct device_ops *ops = group->device->ops;
+    const size_t slots = (size_t)group->set.sig_slots, per_kind = slots * (size_t)group->nranks;
+    const size_t words = (size_t)SIG_COUNT * per_kind;
+    struct group_state state;
+    struct signal *signals = calloc(words, sizeof(*signals));
+    epx_status status = signals ? EPX_OK : fail(EPX_ERR_MEMORY, "no memory to reset %zu signals", words);
+    static const uint64_t no_abort[2]; /* abort_word and abort_told */
+    if (status != EPX_OK)
+        goto out;
+    memset(&state, 0, sizeof(state));
+    memcpy(state.epoch, epochs, sizeof(state.epoch));
+    for (size_t i = 0; i < words; i++)
+        signals[i].value = signal_after(group, epochs, (int)(i / per_kind), (int)(i % per_kind) / group->nranks);
+    status = reset_counters(group, epochs);
+    if (status == EPX_OK)
+        status = ops->copy(group->device, group->shadow.state, &state, sizeof(state));
+    if (status == EPX_OK)
+        status =
+            ops->copy(group->device, (char *)group->heap.base + group->plan.signals, signals, words * sizeof(*signals));
+    if (status == EPX_OK)
+        status = ops->copy(group->device, (char *)group->heap.base + offsetof(struct control, abort_word), no_abort,
+                           sizeof(no_abort));
+    if (status == EPX_OK)
+        status = group_device_members(group);
+
+out:
+    free(signals);
+    return status;
+}
+
+/* The greatest epoch of each operation over the ranks that meet. */
+static epx_status gather_epochs(struct epx_group *group, uint64_t *epochs)
+{
+    struct group_state state;
+    uint64_t *all = calloc((size_t)group->nranks, sizeof(state.epoch));
+    epx_status status = all ? EPX_OK : fail(EPX_ERR_MEMORY, "no memory for the epochs of %d ranks", group->nranks);
+
+    if (status == EPX_OK)
+        status = group->device->ops->copy(group->device, &state, group->shadow.state, sizeof(state));
+    if (status == EPX_OK)
+        status = meet_gather(group, state.epoch, all, sizeof(state.epoch));
+    for (int i = 0; status == EPX_OK && i < OP_COUNT; i++) {
+        epochs[i] = 0;
+        for (int r = 0; r < group->nranks; r++)
+            if (all[r * OP_COUNT + i] > epochs[i])
+                epochs[i] = all[r * OP_COUNT + i];
+    }
+    free(all);
+    return status;
+}
+
+/* Who goes on: `out` as the muster found it, or nobody out. High throughput needs relays for all that are left. */
+static epx_status set_members(struct epx_group *group, const uint8_t *out)
+{
+    int most;
+
+    for (int r = 0; r < group->nranks; r++)
+        if (out[r])
+            group_tell_left_out(group, r);
+    node_map_leave_out(&group->map, out);
+    lend_members(group);
+    if (group->nnodes == 1 || !(group->set.modes & EPX_HIGH_THROUGHPUT))
+        return EPX_OK;
+    most = node_most_sources(&group->map);
+    if (most > group->set.relay_max)
+        return fail(
+            EPX_ERR_UNSUPPORTED,
+            "rank %d: so many ranks of a node are left out that one would relay for %d others; there is room for "
+            "%d (a group without high throughput has no such limit)",
+            group->rank, most, group->set.relay_max);
+    return EPX_OK;
+}
+
+static epx_status forget_operations(struct epx_group *group)
+{
+    for (struct epx_handle *h = group->handles; h; h = h->next) {
+        h->staged = STAGED_NONE;
+        h->dispatched = 0;
+        h->updates = __atomic_load_n(&h->info->epoch, __ATOMIC_ACQUIRE);
+        h->ntokens = -1;
+    }
+    group->masked_by_hand = 0;
+    memset(group->asked_out, 0, (size_t)group->nranks);
+    return errors_forget(group);
+}
+
+/* With the ranks that meet_gather() reaches. */
+static epx_status start_over(struct epx_group *group, const uint8_t *out)
+{
+    uint64_t epochs[OP_COUNT];
+    epx_status status = gather_epochs(group, epochs);
+
+    if (status == EPX_OK) {
+        status = group_net_close(group);
+        if (status == EPX_OK)
+            status = set_members(group, out);
+        if (status == EPX_OK)
+            status = reset_device(group, epochs);
+        status = meet_ready(group, status);
+    }
+    if (status == EPX_OK && group->nnodes > 1) {
+        memset(&group->net_base, 0, sizeof(group->net_base));
+        status = group_net_open(group);
+        if (status == EPX_OK)
+            status = group_device_rings(group);
+        status = meet_ready(group, status);
+    }
+    if (status == EPX_OK)
+        status = forget_operations(group);
+    if (status != EPX_OK)
+        group_aborted_by(group, group->rank, status); /* half of it is not usable */
+    return status;
+}
+
+/* Whom this rank leaves out by itself. */
+static epx_status own_view(struct epx_group *group, int unmask, uint8_t *out)
+{
+    int32_t *mask = calloc((size_t)group->nranks, sizeof(*mask));
+    epx_status status = mask ? EPX_OK : fail(EPX_ERR_MEMORY, "no memory for the mask of %d ranks", group->nranks);
+
+    if (status == EPX_OK)
+        status =
+            group->device->ops->copy(group->device, mask, group->shadow.mask, (size_t)group->nranks * sizeof(*mask));
+    for (int r = 0; status == EPX_OK && r < group->nranks; r++)
+        out[r] = !unmask && !mask[r];
+    free(mask);
+    return status;
+}
+
+static void log_members(const struct epx_group *group, const uint8_t *out)
+{
+    int left = 0;
+
+    for (int r = 0; r < group->nranks; r++)
+        left += !out[r];
+    log_line(LOG_INFO, "rank %d goes on with %d of %d ranks", group->rank, left, group->nranks);
+}
+
+/* One that ends in the midst of it is left out of the next attempt. */
+static epx_status rejoin_survivors(struct epx_group *group, int unmask, uint8_t *out)
+{
+    epx_status status = EPX_OK;
+
+    for (int attempt = 0; attempt < 4; attempt++) {
+        status = own_view(group, unmask, out);
+        /* Who comes later may just have begun a wait of its own. */
+        if (status == EPX_OK)
+            status = muster_begin(group->muster, unmask, out, 2 * group->set.timeout_ms);
+        if (status != EPX_OK)
+            break;
+        group->mustered = 1;
+        status = start_over(group, out);
+        group->mustered = 0;
+        if (status == EPX_OK)
+            log_members(group, out);
+        if (status != EPX_ERR_PEER)
+            break;
+        muster_end(group->muster);
+    }
+    muster_end(group->muster);
+    return status;
+}
+
+epx_status group_rejoin(struct epx_group *group, int unmask)
+{
+    uint8_t *out = calloc((size_t)group->nranks, 1);
+    epx_status status = out ? EPX_OK : fail(EPX_ERR_MEMORY, "no memory for %d ranks", group->nranks);
+
+    if (status == EPX_OK)
+        status = group->device->ops->stream_sync(group->device, group->default_stream);
+    if (status == EPX_OK && group->last_stream)
+        status = group->device->ops->stream_sync(group->device, group->last_stream);
+    /* One that is stuck may come back at any time and write what arrived into the heap: nothing can start over there. */
+    if (status == EPX_OK)
+        status = group_net_answers(group);
+    if (status == EPX_OK)
+        status = group->muster ? rejoin_survivors(group, unmask, out) : start_over(group, out);
+    free(out);
+    return status;
+}

@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A handle's device memory: struct handle_dev and its tables in one block. */
+#include "group/objects.h"
+
+#include "util/status.h"
+
+/* With base NULL only counts. */
+static void *place(char *base, size_t *at, size_t bytes)
+{
+    void *p = base ? base + *at : NULL;
+    *at += (bytes + 63) / 64 * 64;
+    return p;
+}
+
+static void lay_out_relay(const struct settings *set, size_t pairs, char *base, size_t *at, struct handle_dev *h)
+{
+    const size_t M = (size_t)set->max_tokens, sources = (size_t)set->relay_max;
+
+    h->nidx = place(base, at, (size_t)set->nnodes * M * 4);
+    h->ncount = place(base, at, (size_t)set->nnodes * 4);
+    h->relay_n = place(base, at, sources * 4);
+    h->relay_peer = place(base, at, sources * 4);
+    h->relay_list = place(base, at, sources * M * 4);
+    h->relay_ids = place(base, at, sources * pairs * 4);
+    h->relay_pos = place(base, at, sources * pairs * 4);
+}
+
+static size_t lay_out(const struct settings *set, const epx_handle_config *config, char *base, struct handle_dev *h)
+{
+    const size_t R = (size_t)set->nranks, M = (size_t)set->max_tokens, L = (size_t)set->local_experts;
+    const size_t pairs = M * (size_t)config->topk;
+    const int low = config->mode == EPX_LOW_LATENCY;
+    size_t at = 0;
+
+    place(base, &at, sizeof(struct handle_dev));
+    h->state = place(base, &at, sizeof(struct handle_state));
+    h->ids = place(base, &at, pairs * 4);
+    h->eidx = place(base, &at, pairs * 4);
+    h->ridx = place(base, &at, pairs * 4);
+    h->rord = place(base, &at, pairs * 4);
+    h->ecount = place(base, &at, (size_t)set->experts * 4);
+    h->rcount = place(base, &at, R * 4);
+    if (low) {
+        h->begin = place(base, &at, L * R * 4);
+        h->count = place(base, &at, L * R * 4);
+        h->first = place(base, &at, (size_t)set->experts * 4);
+        h->source = place(base, &at, (config->layout == EPX_EXPERT_MAJOR ? L : 1) * R * 4);
+        h->back = place(base, &at, (config->layout == EPX_EXPERT_MAJOR ? (size_t)set->experts : R) * 4);
+    } else {
+        h->base = place(base, &at, ((size_t)set->experts + R) * 4);
+        h->zone = place(base, &at, L * 4);
+        h->filled = place(base, &at, L * 4);
+        h->padded = place(base, &at, L * 4);
+        h->pos = place(base, &at, pairs * 4);
+        if (set->nnodes > 1)
+            lay_out_relay(set, pairs, base, &at, h);
+    }
+    return at;
+}
+
+size_t handle_table_bytes(const struct settings *set, const epx_handle_config *config)
+{
+    struct handle_dev unused;
+    return lay_out(set, config, NULL, &unused);
+}
+
+epx_status handle_tables_create(struct epx_handle *handle)
+{
+    struct epx_group *group = handle->group;
+    const struct device_ops *ops = group->device->ops;
+    struct handle_dev h = {0};
+    struct handle_state state = {.topk = handle->config.topk};
+    void *block = NULL, *info = NULL;
+    epx_status status;
+
+    status = ops->mem_alloc(group->device, handle_table_bytes(&group->set, &handle->config), &block);
+    if (status != EPX_OK)
+        return status;
+    handle->info_bytes = sizeof(struct recv_info) + (size_t)group->set.local_experts * sizeof(int64_t);
+    status = ops->host_alloc(group->device, handle->info_bytes, &info);
+    if (status != EPX_OK)
+        goto free_block;
+    lay_out(&group->set, &handle->config, block, &h);
+    h.info = info;
+    status = ops->copy(group->device, block, &h, sizeof(h));
+    if (status == EPX_OK)
+        status = ops->copy(group->device, h.state, &state, sizeof(state));
+    if (status != EPX_OK)
+        goto free_info;
+    handle->device_memory = block;
+    handle->dev = block;
+    handle->info = info;
+    return EPX_OK;
+
+free_info:
+    ops->host_free(group->device, info);
+free_block:
+    ops->mem_free(group->device, block);
+    return status;
+}
+
+void handle_tables_destroy(struct epx_handle *handle)
+{
+    struct epx_group *group = handle->group;
+
+    group->device->ops->host_free(group->device, handle->info);
+    group->device->ops->mem_free(group->device, handle->device_memory);
+}

@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* High throughput from the host's side; the protocol is in kernel/ht_notify.h, ht_dispatch.h and ht_combine.h. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "group/region.h"
+#include "modes/modes.h"
+#include "kernel/command.h"
+#include "util/status.h"
+
+epx_status ht_update(struct epx_handle *handle, const epx_tensor *topk, const struct layout_tensors *info,
+                     struct device_stream *stream)
+{
+    struct ht_notify_params p;
+    epx_status status;
+
+    lend_look(handle->group, stream);
+    memset(&p, 0, sizeof(p));
+    p.g = handle->group->dev;
+    p.h = handle->dev;
+    p.route = make_route(topk);
+    p.layout = handle->config.layout;
+    p.alignment = handle->config.layout == EPX_EXPERT_MAJOR ? handle->config.expert_alignment : 1;
+    p.agree = make_agreement(handle, NULL, 0, p.alignment);
+    p.expert_counts = make_index(&info->expert_counts);
+    p.expert_offsets = make_index(&info->expert_offsets);
+    p.rank_counts = make_index(&info->rank_counts);
+    p.total = make_index(&info->total);
+    p.rank_matrix = make_index(&info->rank_matrix);
+    p.rank_tokens = make_index(&info->rank_tokens);
+    p.relay_counts = make_index(&info->relay_counts);
+    status = launch_ordered(handle->group, stream, KERNEL_HT_NOTIFY, &p, sizeof(p));
+    if (status == EPX_OK) {
+        handle->updates++;
+        handle->ntokens = topk->shape[0];
+        handle->group->stats.ht_updates++;
+    }
+    return status;
+}
+
+/* Where senders write one tensor: in place when it lies in the heap, else the landing, which marks `bit`. */
+static uint64_t receive_at(const struct epx_group *group, const epx_tensor *t, uint64_t landing, int bit, int *landed)
+{
+    uint64_t offset;
+
+    if (!t->data)
+        return 0;
+    offset = tensor_heap_offset(group, t);
+    if (!offset) {
+        *landed |= bit;
+        offset = landing;
+    }
+    return offset;
+}
+
+/* Rows of tensors in ordinary memory pass through the landing. Where the update has finished, their number is known;
+ * otherwise the kernel says the same. */
+static epx_status landing_check(const struct epx_handle *handle, int landed, const char *call)
+{
+    const int64_t room = handle->group->plan.ht.rows;
+
+    /* Pairs with the release at the end of the notify kernel. */
+    if (!landed || __atomic_load_n(&handle->info->epoch, __ATOMIC_ACQUIRE) != handle->updates ||
+        handle->info->rows <= room)
+        return EPX_OK;
+    return fail(EPX_ERR_OVERFLOW,
+                "%s: %" PRId64 " rows are needed (this routing), and tensors in ordinary memory have max_recv_tokens = "
+                "%" PRId64 ": raise it, or use memory from epx_alloc",
+                call, handle->info->rows, room);
+}
+
+static void make_post(const struct epx_handle *handle, const struct dispatch_args *args, struct ht_dispatch_params *p)
+{
+    const struct epx_group *group = handle->group;
+    const struct ht_layout *ht = &group->plan.ht;
+    struct hd_post *post = &p->post;
+    int landed = 0;
+
+    post->agree = p->agree;
+    post->idx64 = args->out_idx.dtype == EPX_INT64;
+    post->tokens = receive_at(group, &args->out_tokens, ht->tokens, LANDED_TOKENS, &landed);
+    post->token_stride = landed & LANDED_TOKENS ? ht->pitch : (uint64_t)p->final.stride;
+    post->scales = receive_at(group, &args->out_scales, ht->scales, LANDED_SCALES, &landed);
+    post->scale_row_stride = landed & LANDED_SCALES ? ht->scale_pitch : (uint64_t)p->final.scale_row_stride;
+    post->scale_stride = landed & LANDED_SCALES ? 4 : (uint64_t)p->final.scale_stride;
+    post->weights = receive_at(group, &args->out_weights, ht->weights, LANDED_WEIGHTS, &landed);
+    post->topk_idx = receive_at(group, &args->out_idx, ht->topk_idx, LANDED_IDX, &landed);
+    post->src_rank = receive_at(group, &args->src_rank, ht->src_rank, LANDED_SRC_RANK, &landed);
+    post->src_token = receive_at(group, &args->src_token, ht->src_token, LANDED_SRC_TOKEN, &landed);
+    post->capacity = args->out_tokens.shape[0];
+    if (landed && post->capacity > ht->rows)
+        post->capacity = ht->rows;
+    p->landed = landed;
+}
+
+/* Rows that lie in the heap as they travel are put to other nodes from there. Their extras then travel as one piece. */
+static uint64_t in_place_offset(const struct epx_handle *handle, const struct dispatch_args *args,
+                                const struct ht_dispatch_params *p)
+{
+    const struct epx_group *group = handle->group;
+    const uint64_t extras = (uint64_t)group->set.max_tokens * (group->plan.ht.hpitch - group->plan.ht.pitch);
+    uint64_t offset;
+
+    if (group->nnodes == 1 || args->cast || HD_NOTE + extras > (uint64_t)COMMAND_MAX_UNITS * COMMAND_UNIT)
+        return 0;
+    offset = tensor_heap_offset(group, &args->tokens);
+    return (offset | (uint64_t)p->in.stride | (uint64_t)p->agree.hidden_bytes) % COMMAND_UNIT ? 0 : offset;
+}
+
+epx_status ht_dispatch(struct epx_handle *handle, const struct dispatch_args *args, struct device_stream *stream)
+{
+    struct ht_dispatch_params p;
+    epx_status status;
+
+    memset(&p, 0, sizeof(p));
+    p.g = handle->group->dev;
+    p.h = handle->dev;
+    p.layout = handle->config.layout;
+    p.compact = (handle->config.flags & EPX_HANDLE_COMPACT_TOPK) != 0;
+    p.agree = make_agreement(handle, &args->out_tokens, scale_row_bytes(args),
+                             (args->out_weights.ndim != 0) | args->backward << 1 | p.compact << 2);
+    p.in = make_row_in(args);
+    p.weights = args->weights.data;
+    p.final = make_row_out(&args->out_tokens, &args->out_scales);
+    p.final_weights = args->out_weights.data;
+    p.final_idx = make_index(&args->out_idx);
+    p.final_src_rank = args->src_rank.data;
+    p.final_src_token = args->src_token.data;
+    p.final_rows = args->out_tokens.shape[0];
+    make_post(handle, args, &p);
+    p.in_place = in_place_offset(handle, args, &p);
+    p.post.apart = p.in_place != 0;
+    lend_look(handle->group, stream);
+    status = landing_check(handle, p.landed, "epx_dispatch");
+    if (status == EPX_OK)
+        status = launch_ordered(handle->group, stream, KERNEL_HT_DISPATCH, &p, sizeof(p));
+    if (status == EPX_OK)
+        handle->group->stats.ht_dispatches++;
+    return status;
+}
+
+/* Where the others read one tensor: in the heap or in memory that is lent to them, else in the landing, which marks
+ * `bit`. */
+static uint64_t source_at(struct epx_group *group, const epx_tensor *t, struct device_stream *stream, uint64_t landing,
+                          int bit, int *landed, int32_t *in)
+{
+    uint64_t offset;
+
+    *in = 0;
+    if (!t->data)
+        return 0;
+    offset = tensor_heap_offset(group, t);
+    if (!offset)
+        *in = lend_find(group, t->data, tensor_span(t), stream, &offset);
+    if (*in || offset)
+        return offset;
+    *landed |= bit;
+    return landing;
+}
+
+static void make_combine_post(struct epx_handle *handle, const struct combine_args *args, struct device_stream *stream,
+                              struct ht_combine_params *p)
+{
+    struct epx_group *group = handle->group;
+    const struct ht_layout *ht = &group->plan.ht;
+    struct hc_post *post = &p->post;
+    int landed = 0;
+
+    post->agree = p->agree;
+    post->rows = args->tokens.shape[0];
+    post->tokens = source_at(group, &args->tokens, stream, ht->tokens, LANDED_TOKENS, &landed, &post->tokens_in);
+    post->token_stride = landed & LANDED_TOKENS ? ht->pitch : (uint64_t)p->stride;
+    post->weights = source_at(group, &args->weights, stream, ht->weights, LANDED_WEIGHTS, &landed, &post->weights_in);
+    p->tokens = landed & LANDED_TOKENS ? args->tokens.data : NULL;
+    p->weights = landed & LANDED_WEIGHTS ? args->weights.data : NULL;
+    if (landed && post->rows > ht->rows)
+        post->rows = ht->rows;
+}
+
+epx_status ht_combine(struct epx_handle *handle, const struct combine_args *args, struct device_stream *stream)
+{
+    const int64_t element = (int64_t)epx_dtype_size((epx_dtype)args->tokens.dtype);
+    struct ht_combine_params p;
+    epx_status status;
+
+    memset(&p, 0, sizeof(p));
+    p.g = handle->group->dev;
+    p.h = handle->dev;
+    p.layout = handle->config.layout;
+    p.compact = (handle->config.flags & EPX_HANDLE_COMPACT_TOPK) != 0;
+    p.agree =
+        make_agreement(handle, &args->tokens, 0, (args->out_weights.ndim != 0) | args->backward << 1 | p.compact << 2);
+    p.stride = args->tokens.stride[0] * element;
+    lend_look(handle->group, stream);
+    make_combine_post(handle, args, stream, &p);
+    for (int i = 0; i < 2; i++) {
+        p.bias[i] = args->bias[i].data;
+        p.bias_stride[i] = args->bias[i].stride[0] * element;
+    }
+    p.out = args->out_tokens.data;
+    p.out_stride = args->out_tokens.stride[0] * element;
+    p.out_weights = args->out_weights.data;
+    p.hidden = (int32_t)args->tokens.shape[1];
+    p.dtype = args->tokens.dtype;
+    status = landing_check(handle, p.tokens || p.weights, "epx_combine");
+    if (status == EPX_OK)
+        status = launch_ordered(handle->group, stream, KERNEL_HT_COMBINE, &p, sizeof(p));
+    if (status == EPX_OK)
+        handle->group->stats.ht_combines++;
+    return status;
+}

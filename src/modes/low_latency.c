@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Low latency from the host's side; the protocol is in kernel/ll_dispatch.h and kernel/ll_combine.h. */
+#include <string.h>
+
+#include "modes/modes.h"
+#include "util/status.h"
+
+/*
+ * Operation n of a kind uses the slot of operation n - W. If that one is staged here and not yet completed, waiting for
+ * it would never end: say so instead.
+ */
+static epx_status slot_check(struct epx_handle *handle, enum staged_kind kind, const char *call)
+{
+    struct epx_group *group = handle->group;
+    const uint64_t number = group->issued[kind] + 1;
+    int pending = 0, blocked = 0;
+
+    for (const struct epx_handle *h = group->handles; h; h = h->next) {
+        if (h->staged != kind)
+            continue;
+        pending++;
+        blocked |= number - h->staged_number >= (uint64_t)group->set.inflight;
+    }
+    if (blocked)
+        return fail(EPX_ERR_BUSY,
+                    "%s: %d staged operations wait for epx_complete, and max_inflight = %d slots are in use: complete "
+                    "the oldest first, or raise max_inflight",
+                    call, pending, group->set.inflight);
+    return EPX_OK;
+}
+
+/* Launches; a staged operation keeps its receive half for ll_complete. */
+static epx_status launch_steps(struct epx_handle *handle, enum staged_kind kind, int send_only, enum kernel_id id,
+                               void *params, int32_t *steps, size_t bytes, struct device_stream *stream)
+{
+    struct epx_group *group = handle->group;
+    epx_status status;
+
+    *steps = send_only ? STEP_SEND : STEP_SEND | STEP_RECV;
+    status = launch_ordered(group, stream, id, params, bytes);
+    if (status != EPX_OK)
+        return status;
+    group->issued[kind]++;
+    if (!send_only)
+        return EPX_OK;
+    *steps = STEP_RECV;
+    memcpy(&handle->pending, params, bytes);
+    handle->staged = kind;
+    handle->staged_number = group->issued[kind];
+    return EPX_OK;
+}
+
+static uint64_t in_place_offset(const struct epx_handle *handle, const struct dispatch_args *args)
+{
+    /* Rows for other nodes are staged in an order that merges. The rows of a staged operation are copied: otherwise its
+     * completion would wait for its readers, and ranks that complete in different orders for each other. */
+    if (args->cast || args->scales.ndim || args->tokens.shape[0] == 0 || handle->group->nnodes > 1 || args->send_only)
+        return 0;
+    return tensor_heap_offset(handle->group, &args->tokens);
+}
+
+epx_status ll_dispatch(struct epx_handle *handle, const struct dispatch_args *args, struct device_stream *stream)
+{
+    struct ll_dispatch_params p;
+    epx_status status = slot_check(handle, STAGED_DISPATCH, "epx_dispatch");
+
+    if (status != EPX_OK)
+        return status;
+    memset(&p, 0, sizeof(p));
+    p.g = handle->group->dev;
+    p.h = handle->dev;
+    p.layout = handle->config.layout;
+    p.compact = (handle->config.flags & EPX_HANDLE_COMPACT_TOPK) != 0;
+    p.outer_rows = (int32_t)args->out_tokens.shape[1];
+    p.agree = make_agreement(handle, &args->out_tokens, scale_row_bytes(args), args->out_weights.ndim != 0);
+    p.route = make_route(&handle->topk);
+    p.route.shared = handle->config.layout == EPX_EXPERT_MAJOR;
+    p.in = make_row_in(args);
+    p.weights = args->out_weights.ndim ? args->weights.data : NULL;
+    p.in_place = in_place_offset(handle, args);
+    p.out = make_row_out(&args->out_tokens, &args->out_scales);
+    p.open_tokens = tensor_heap_offset(handle->group, &args->out_tokens);
+    p.open_scales = tensor_heap_offset(handle->group, &args->out_scales);
+    p.out_weights = args->out_weights.data;
+    p.out_idx = make_index(&args->out_idx);
+    p.src_rank = args->src_rank.data;
+    p.src_token = args->src_token.data;
+    p.expert_counts = make_index(&args->info.expert_counts);
+    p.rank_counts = make_index(&args->info.rank_counts);
+    p.total = make_index(&args->info.total);
+    p.layout_range = args->info.layout_range.data;
+    p.expert_stats = args->info.expert_stats.data;
+    p.wait_ns = args->info.wait_ns.data;
+    status =
+        launch_steps(handle, STAGED_DISPATCH, args->send_only, KERNEL_LL_DISPATCH, &p, &p.steps, sizeof(p), stream);
+    if (status == EPX_OK) {
+        handle->dispatched = 1;
+        handle->group->stats.ll_dispatches++;
+    }
+    return status;
+}
+
+epx_status ll_combine(struct epx_handle *handle, const struct combine_args *args, struct device_stream *stream)
+{
+    const int64_t element = (int64_t)epx_dtype_size((epx_dtype)args->tokens.dtype);
+    struct ll_combine_params p;
+    epx_status status = slot_check(handle, STAGED_COMBINE, "epx_combine");
+
+    if (status != EPX_OK)
+        return status;
+    memset(&p, 0, sizeof(p));
+    p.g = handle->group->dev;
+    p.h = handle->dev;
+    p.layout = handle->config.layout;
+    p.logfmt = args->logfmt;
+    p.agree = make_agreement(handle, &args->tokens, 0, args->logfmt);
+    p.tokens = args->tokens.data;
+    p.outer_stride = args->tokens.stride[0] * element;
+    p.stride = args->tokens.stride[1] * element;
+    p.in_place = args->logfmt ? 0 : tensor_heap_offset(handle->group, &args->tokens);
+    if (handle->group->nnodes > 1 && (p.in_place % 16 || p.stride % 16 || p.outer_stride % 16))
+        p.in_place = 0; /* commands count in units of 16 bytes */
+    p.weights = args->weights.data;
+    for (int i = 0; i < 2; i++) {
+        p.bias[i] = args->bias[i].data;
+        p.bias_stride[i] = args->bias[i].stride[0] * element;
+    }
+    p.out = args->out_tokens.data;
+    p.out_stride = args->out_tokens.stride[0] * element;
+    p.hidden = (int32_t)args->tokens.shape[2];
+    p.dtype = args->tokens.dtype;
+    p.wait_ns = args->wait_ns.data;
+    status = launch_steps(handle, STAGED_COMBINE, args->send_only, KERNEL_LL_COMBINE, &p, &p.steps, sizeof(p), stream);
+    if (status == EPX_OK)
+        handle->group->stats.ll_combines++;
+    return status;
+}
+
+epx_status ll_complete(struct epx_handle *handle, struct device_stream *stream)
+{
+    const int dispatch = handle->staged == STAGED_DISPATCH;
+    epx_status status =
+        launch_ordered(handle->group, stream, dispatch ? KERNEL_LL_DISPATCH : KERNEL_LL_COMBINE, &handle->pending,
+                       dispatch ? sizeof(handle->pending.dispatch) : sizeof(handle->pending.combine));
+
+    if (status == EPX_OK)
+        handle->staged = STAGED_NONE;
+    return status;
+}

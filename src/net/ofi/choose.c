@@ -1,0 +1,318 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Which provider, and where it has several addresses, which of them.
+ *
+ * A provider is taken in this order: the caller's ("ofi;tcp"), EPX_OFI_PROVIDER, and else the first that is there of
+ * efa, cxi, verbs, tcp. shm is taken only by name: it stays inside a machine, where EPX needs no network.
+ *
+ * "tcp" means TCP without a layer between: the provider tcp where it has endpoints of its own that need no connecting
+ * (libfabric 1.18 and later), the same code under the name net in 1.17, and only then tcp below ofi_rxm, which in 1.17
+ * reads a null pointer when a peer dies in the middle of a write. "tcp;ofi_rxm" asks for the layer.
+ *
+ * A provider that speaks IP (tcp, verbs) has an entry per address of the machine. Taken is
+ *      a loopback address, when MASTER_ADDR is one by itself: all ranks are here;
+ *      else one of an interface that EPX_SOCKET_IFNAME picks;
+ *      else the address from which this machine reaches MASTER_ADDR;
+ *      else (the caller has a bootstrap of its own) the first that is not loopback;
+ * and among equals IPv4 before IPv6 before link-local ones. Other providers have an entry per card: endpoint i takes
+ * the card i modulo their number.
+ */
+#include "net/ofi/ofi.h"
+
+#ifdef EPX_HAVE_OFI
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "boot/interface.h"
+#include "boot/meet.h"
+#include "net/verbs/card.h"
+#include "util/env.h"
+#include "util/status.h"
+
+enum { RESOLVE_MS = 5000 };
+#define LAYER "ofi_rxm"
+
+static const char *const preferred[] = {"efa", "cxi", "verbs", "tcp"};
+
+/* ---- Addresses */
+
+static const struct sockaddr *info_sockaddr(const struct fi_info *info)
+{
+    const struct sockaddr *address = info->src_addr;
+
+    if (!address || (address->sa_family != AF_INET && address->sa_family != AF_INET6))
+        return NULL;
+    return info->addr_format == FI_SOCKADDR || info->addr_format == FI_SOCKADDR_IN ||
+                   info->addr_format == FI_SOCKADDR_IN6
+               ? address
+               : NULL;
+}
+
+static int is_loopback(const struct sockaddr *address)
+{
+    struct sockaddr_in in;
+    struct sockaddr_in6 in6;
+
+    if (address->sa_family == AF_INET) {
+        memcpy(&in, address, sizeof(in));
+        return ntohl(in.sin_addr.s_addr) >> 24 == 127;
+    }
+    memcpy(&in6, address, sizeof(in6));
+    return IN6_IS_ADDR_LOOPBACK(&in6.sin6_addr);
+}
+
+static int is_link_local(const struct sockaddr *address)
+{
+    struct sockaddr_in6 in6;
+
+    if (address->sa_family != AF_INET6)
+        return 0;
+    memcpy(&in6, address, sizeof(in6));
+    return IN6_IS_ADDR_LINKLOCAL(&in6.sin6_addr);
+}
+
+int ofi_address_is_loopback(uint32_t format, const void *address, size_t bytes)
+{
+    struct sockaddr_storage storage = {0};
+
+    if ((format != FI_SOCKADDR_IN && format != FI_SOCKADDR_IN6) || bytes > sizeof(storage))
+        return 0;
+    memcpy(&storage, address, bytes);
+    return is_loopback((const struct sockaddr *)&storage);
+}
+
+static int same_host(const struct sockaddr *a, const struct sockaddr *b)
+{
+    if (a->sa_family != b->sa_family)
+        return 0;
+    if (a->sa_family == AF_INET)
+        return !memcmp(&((const struct sockaddr_in *)a)->sin_addr, &((const struct sockaddr_in *)b)->sin_addr,
+                       sizeof(struct in_addr));
+    return !memcmp(&((const struct sockaddr_in6 *)a)->sin6_addr, &((const struct sockaddr_in6 *)b)->sin6_addr,
+                   sizeof(struct in6_addr));
+}
+
+/* ---- The choice among the entries of a provider */
+
+struct wish {
+    int loopback;               /* only loopback addresses */
+    const char *interfaces;     /* EPX_SOCKET_IFNAME, or NULL */
+    const char *cards;          /* EPX_IB_HCA, for verbs, or NULL */
+    struct sockaddr_storage at; /* this address, where ss_family is set */
+    int far;                    /* GPU memory is to be registered */
+};
+
+static void make_wish(struct wish *wish)
+{
+    const char *host = getenv("MASTER_ADDR");
+    struct endpoint found, from;
+    int count = 0;
+
+    memset(wish, 0, sizeof(*wish));
+    wish->loopback = host && host_is_loopback(host);
+    wish->interfaces = env_string("EPX_SOCKET_IFNAME");
+    wish->cards = env_string("EPX_IB_HCA");
+    if (!host || !*host || wish->loopback || wish->interfaces)
+        return;
+    if (resolve_host(host, deadline_in(RESOLVE_MS), &found, 1, &count) || !count || interface_towards(&found, &from) ||
+        endpoint_is_loopback(&from)) /* a name that means loopback here means another thing elsewhere */
+        return;
+    wish->at = from.address;
+}
+
+/* Domains of the verbs provider are named after their devices, and have no port in the name. */
+static int card_allowed(const struct wish *wish, const struct fi_info *info)
+{
+    char device[64];
+
+    if (!wish->cards || strncmp(info->fabric_attr->prov_name, "verbs", 5) != 0)
+        return 1;
+    snprintf(device, sizeof(device), "%s", info->domain_attr->name);
+    device[strcspn(device, "-")] = 0; /* "mlx5_0-xrc" */
+    return verbs_filter_match(wish->cards, device, 1);
+}
+
+/* 0 = not usable; the highest is taken, and the first of equals. */
+static int score(const struct wish *wish, const struct fi_info *info)
+{
+    const struct sockaddr *address = info_sockaddr(info);
+    int points = 1;
+
+    if (strstr(info->fabric_attr->prov_name, "ofi_rxd") || info->domain_attr->cq_data_size < sizeof(uint32_t))
+        return 0; /* datagrams made reliable in software have no business here */
+    if (!card_allowed(wish, info))
+        return 0;
+    points += strstr(info->fabric_attr->prov_name, LAYER) ? 0 : 32;
+    if (!address)
+        return points;
+    if (wish->loopback)
+        return is_loopback(address) ? points + (address->sa_family == AF_INET) : 0;
+    if (wish->interfaces) {
+        if (!interface_match(wish->interfaces, info->domain_attr->name))
+            return 0;
+    } else {
+        points += is_loopback(address) ? 0 : 8;
+        points += wish->at.ss_family && same_host(address, (const struct sockaddr *)&wish->at) ? 16 : 0;
+    }
+    return points + (is_link_local(address) ? 0 : 2) + (address->sa_family == AF_INET ? 4 : 0);
+}
+
+static int same_card(const struct fi_info *a, const struct fi_info *b)
+{
+    return !strcmp(a->domain_attr->name, b->domain_attr->name);
+}
+
+/* Entries of equal rank on different cards are spread over the endpoints; those that speak IP are not: the peers would
+ * have to be reachable from every interface. */
+static const struct fi_info *spread(const struct fi_info *first, const struct wish *wish, int index)
+{
+    const struct fi_info *cards[16];
+    int count = 0;
+
+    if (info_sockaddr(first))
+        return first;
+    for (const struct fi_info *at = first; at && count < 16; at = at->next) {
+        int seen =
+            score(wish, at) != score(wish, first) || strcmp(at->fabric_attr->prov_name, first->fabric_attr->prov_name);
+        for (int i = 0; i < count && !seen; i++)
+            seen = same_card(cards[i], at);
+        if (!seen)
+            cards[count++] = at;
+    }
+    return count ? cards[index % count] : first;
+}
+
+static const struct fi_info *best(const struct fi_info *list, const struct wish *wish, int index)
+{
+    const struct fi_info *taken = NULL;
+
+    for (const struct fi_info *at = list; at; at = at->next)
+        if (score(wish, at) > (taken ? score(wish, taken) : 0))
+            taken = at;
+    return taken ? spread(taken, wish, index) : NULL;
+}
+
+/* ---- Providers */
+
+static struct fi_info *make_hints(const struct ofi_lib *lib, const char *provider, int far)
+{
+    struct fi_info *hints = lib->dupinfo(NULL);
+
+    if (!hints)
+        return NULL;
+    hints->caps = FI_MSG | FI_RMA | FI_WRITE | FI_REMOTE_WRITE;
+    hints->mode = FI_CONTEXT | FI_CONTEXT2;
+    hints->ep_attr->type = FI_EP_RDM;
+    hints->domain_attr->mr_mode =
+        FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT | FI_MR_RMA_EVENT;
+    if (far) {
+        hints->caps |= FI_HMEM;
+        hints->domain_attr->mr_mode |= FI_MR_HMEM;
+    }
+    hints->domain_attr->threading = FI_THREAD_DOMAIN;
+    /* No threads of the provider beside the proxy, which polls anyway. */
+    hints->domain_attr->control_progress = FI_PROGRESS_MANUAL;
+    hints->domain_attr->data_progress = FI_PROGRESS_MANUAL;
+    hints->domain_attr->cq_data_size = sizeof(uint32_t);
+    hints->domain_attr->resource_mgmt = FI_RM_ENABLED;
+    hints->fabric_attr->prov_name = strdup(provider); /* freed with the hints */
+    if (hints->fabric_attr->prov_name)
+        return hints;
+    lib->freeinfo(hints);
+    return NULL;
+}
+
+/* 0, or what fi_getinfo said (-FI_ENODATA: no such provider, or nothing that it could run on). */
+static int try_memory(const struct ofi_lib *lib, const char *provider, const struct wish *wish, int index, int far,
+                      struct fi_info **info)
+{
+    struct fi_info *hints = make_hints(lib, provider, far), *list = NULL;
+    const struct fi_info *taken;
+    int rc;
+
+    if (!hints)
+        return -FI_ENOMEM;
+    rc = lib->getinfo(OFI_API, NULL, NULL, 0, hints, &list);
+    lib->freeinfo(hints);
+    if (rc)
+        return rc;
+    taken = best(list, wish, index);
+    *info = taken ? lib->dupinfo(taken) : NULL;
+    lib->freeinfo(list);
+    return *info ? 0 : taken ? -FI_ENOMEM : -FI_ENODATA;
+}
+
+/* Where a GPU's memory is to be registered, and the provider can: for that; else for the host's. */
+static int try_provider(const struct ofi_lib *lib, const char *provider, const struct wish *wish, int index,
+                        struct fi_info **info)
+{
+    if (wish->far && !try_memory(lib, provider, wish, index, 1, info))
+        return 0;
+    return try_memory(lib, provider, wish, index, 0, info);
+}
+
+/* The same, with what "tcp" means. */
+static int find_provider(const struct ofi_lib *lib, const char *provider, const struct wish *wish, int index,
+                         struct fi_info **info)
+{
+    struct fi_info *plain;
+    int rc = try_provider(lib, provider, wish, index, info);
+
+    if (strcmp(provider, "tcp") || (!rc && !strstr((*info)->fabric_attr->prov_name, LAYER)) ||
+        try_provider(lib, "net", wish, index, &plain))
+        return rc;
+    if (!rc)
+        lib->freeinfo(*info);
+    *info = plain;
+    return 0;
+}
+
+epx_status ofi_choose(const struct ofi_lib *lib, const char *provider, int index, int memory_kind,
+                      struct fi_info **info)
+{
+    const char *name = provider && provider[0] ? provider : env_string("EPX_OFI_PROVIDER");
+    struct wish wish;
+    int rc = -FI_ENODATA;
+
+    make_wish(&wish);
+    wish.far = net_memory_far(memory_kind);
+    if (name) {
+        rc = find_provider(lib, name, &wish, index, info);
+        if (!rc)
+            return EPX_OK;
+        return fail(EPX_ERR_UNSUPPORTED, "libfabric has no usable provider \"%s\" here%s%s%s: %s", name,
+                    wish.interfaces ? " on the interfaces EPX_SOCKET_IFNAME \"" : "",
+                    wish.interfaces ? wish.interfaces : "", wish.interfaces ? "\"" : "", lib->strerror(-rc));
+    }
+    for (size_t i = 0; i < sizeof(preferred) / sizeof(preferred[0]); i++) {
+        rc = find_provider(lib, preferred[i], &wish, index, info);
+        if (!rc)
+            return EPX_OK;
+    }
+    return fail(EPX_ERR_UNSUPPORTED, "libfabric has none of the providers efa, cxi, verbs, tcp here: %s",
+                lib->strerror(-rc));
+}
+
+void ofi_describe(const struct fi_info *info, char *text, size_t bytes)
+{
+    const struct sockaddr *address = info_sockaddr(info);
+    char host[INET6_ADDRSTRLEN] = "";
+
+    if (address && address->sa_family == AF_INET)
+        inet_ntop(AF_INET, &((const struct sockaddr_in *)address)->sin_addr, host, sizeof(host));
+    else if (address)
+        inet_ntop(AF_INET6, &((const struct sockaddr_in6 *)address)->sin6_addr, host, sizeof(host));
+    snprintf(text, bytes, "%s on %s%s%s%s", info->fabric_attr->prov_name, info->domain_attr->name, host[0] ? " (" : "",
+             host, host[0] ? ")" : "");
+}
+
+#else
+
+typedef int ofi_choose_is_empty;
+
+#endif

@@ -1,0 +1,426 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Puts and their completions.
+ *
+ *      put ---> held (only with `more`) ---> posted: in the peer's queue ---> completed ---> NET_SENT
+ *                                                |
+ *                    the peer's completion queue:  remote CQ data = the immediate ---> NET_ARRIVED
+ *
+ * A put is one fi_writemsg with remote CQ data, which by definition reaches the peer's completion queue after the bytes
+ * of that write; nothing is assumed of two writes. One that says `more` is held back until the next put to the same
+ * peer, or flush, tells how to post it: FI_MORE must be followed by another write, and libfabric has no doorbell.
+ *
+ * libfabric lets completions overtake each other unless comp_order says FI_ORDER_STRICT. Then one put in
+ * OFI_SIGNAL_EVERY asks for a completion, and that of the last of a chain answers all before it. Else every put asks,
+ * and those of a peer are answered from the oldest on, as far as there is no gap.
+ *
+ * Where the provider makes connections when they are first used, two that call each other at once can both lose (seen in
+ * libfabric 1.17, one time in a hundred on a busy machine). So of each pair the lower rank says hello first, a put
+ * without bytes whose CQ data has OFI_HELLO set, and the other puts nothing before it has heard that.
+ *
+ * A peer is lost when a put to it fails, and when the provider takes none, or answers none, for the timeout: connections
+ * are made and made again inside some providers, which then say EAGAIN without end, whether or not anybody is there.
+ * After REACH_AFTER_NS without any movement we look ourselves, where the address is one of sockets.
+ */
+#include "net/ofi/ofi.h"
+
+#ifdef EPX_HAVE_OFI
+
+#include <errno.h>
+#include <string.h>
+
+#include "util/clock.h"
+#include "util/log.h"
+
+#define REACH_AFTER_NS 200000000u
+
+static struct ofi_net *of(struct net *net)
+{
+    return (struct ofi_net *)net;
+}
+
+/* libfabric's own error numbers begin at FI_EOTHER; below they are errno's. */
+static int to_errno(int error)
+{
+    return error > 0 && error < FI_ERRNO_OFFSET ? error : EIO;
+}
+
+static void release_held(struct ofi_net *n, int peer)
+{
+    if (!n->peers[peer].has_held)
+        return;
+    n->peers[peer].has_held = 0;
+    for (int i = 0; i < n->nheld; i++) {
+        if (n->held[i] == peer) {
+            n->held[i] = n->held[--n->nheld];
+            return;
+        }
+    }
+}
+
+static void lose_peer(struct ofi_net *n, int peer, int error, const char *why)
+{
+    struct ofi_peer *p = &n->peers[peer];
+
+    if (p->state == OFI_FAILED)
+        return;
+    log_line(LOG_WARN, "ofi: rank %d is lost: %s (%s), %u puts were under way", peer, why, n->lib->strerror(error),
+             p->inflight);
+    p->state = OFI_FAILED;
+    p->error = error;
+    n->inflight -= p->inflight;
+    n->unreported++;
+    release_held(n, peer);
+}
+
+/* ---- Posting */
+
+static void post_done(struct ofi_net *n, struct ofi_peer *p, struct ofi_op *op, int signalled)
+{
+    op->next = NULL;
+    if (p->last)
+        p->last->next = op;
+    else
+        p->first = op;
+    p->last = op;
+    if (!p->inflight)
+        p->moved = 1;
+    p->inflight++;
+    n->inflight++;
+    p->unsignalled = signalled ? 0 : p->unsignalled + 1;
+    p->refused_ns = 0;
+    if (p->reach_fd)
+        ofi_reach_end(p);
+}
+
+/* The provider has no room, or no connection yet. */
+static int post_refused(struct ofi_net *n, int peer)
+{
+    struct ofi_peer *p = &n->peers[peer];
+    uint64_t now = clock_ns();
+    int error = 0;
+
+    if (!p->refused_ns)
+        p->refused_ns = now;
+    /* With puts under way check_deadlines does it. */
+    if (!p->inflight && now - p->refused_ns >= REACH_AFTER_NS)
+        error = ofi_reach(n, peer, now);
+    if (!error && now - p->refused_ns < n->timeout_ns)
+        return -EAGAIN;
+    lose_peer(n, peer, error ? error : ETIMEDOUT,
+              error ? "nobody listens at its address" : "no connection or no room for a put until the deadline");
+    return -p->error;
+}
+
+/* follows: the next put to this peer will be posted too. data: what the peer finds in its completion queue. */
+static int post(struct ofi_net *n, const struct net_put *put, int follows, uint64_t data)
+{
+    struct ofi_peer *p = &n->peers[put->peer];
+    const int signalled = !n->selective || !follows || p->unsignalled + 1 >= OFI_SIGNAL_EVERY;
+    struct iovec local = {.iov_base = n->base + put->source, .iov_len = put->bytes};
+    struct fi_rma_iov remote = {.addr = p->base + put->target, .len = put->bytes, .key = p->key};
+    struct fi_msg_rma message = {.msg_iov = &local,
+                                 .desc = &n->desc,
+                                 .iov_count = 1,
+                                 .addr = p->address,
+                                 .rma_iov = &remote,
+                                 .rma_iov_count = 1,
+                                 .data = data};
+    struct ofi_op *op = n->free;
+    ssize_t rc;
+
+    if (!op || n->inflight >= n->depth)
+        return -EAGAIN;
+    op->cookie = put->cookie;
+    op->peer = (uint32_t)put->peer;
+    op->done = 0;
+    op->hello = (data & OFI_HELLO) != 0;
+    message.context = op;
+    n->free = op->next;
+    rc = fi_writemsg(n->ep, &message, FI_REMOTE_CQ_DATA | (follows ? FI_MORE : 0) | (signalled ? FI_COMPLETION : 0));
+    if (!rc) {
+        post_done(n, p, op, signalled);
+        return 0;
+    }
+    op->next = n->free;
+    n->free = op;
+    if (rc == -FI_EAGAIN)
+        return post_refused(n, put->peer);
+    lose_peer(n, put->peer, to_errno((int)-rc), "a put was refused");
+    return -p->error;
+}
+
+/* ---- Hello */
+
+static void say_hello(struct ofi_net *n, int peer)
+{
+    const struct net_put nothing = {.peer = peer};
+
+    if (n->peers[peer].state == OFI_CONNECTED && post(n, &nothing, 0, OFI_HELLO | (uint32_t)n->rank) == -EAGAIN)
+        return;
+    n->peers[peer].owes_hello = 0;
+    n->hellos--;
+}
+
+static void say_hellos(struct ofi_net *n)
+{
+    for (int peer = 0; peer < n->nranks && n->hellos; peer++)
+        if (n->peers[peer].owes_hello)
+            say_hello(n, peer);
+}
+
+void ofi_greet(struct ofi_net *n, int peer)
+{
+    if (!n->greets || peer == n->rank)
+        return;
+    if (peer < n->rank) {
+        n->peers[peer].awaits_hello = !n->peers[peer].heard_hello;
+        return;
+    }
+    n->peers[peer].owes_hello = 1;
+    n->hellos++;
+    say_hello(n, peer);
+}
+
+/* It may come before our own connect. */
+static void hear_hello(struct ofi_net *n, uint64_t data)
+{
+    const uint64_t peer = data & ~OFI_HELLO;
+
+    if (peer >= (uint64_t)n->nranks)
+        return;
+    n->peers[peer].heard_hello = 1;
+    n->peers[peer].awaits_hello = 0;
+    n->peers[peer].refused_ns = 0;
+}
+
+/* ---- Puts */
+
+/* 0: posted, or gone with its peer; -EAGAIN: still held. */
+static int post_held(struct ofi_net *n, int peer, int follows)
+{
+    if (post(n, &n->peers[peer].held, follows, n->peers[peer].held.immediate) == -EAGAIN)
+        return -EAGAIN;
+    release_held(n, peer);
+    return 0;
+}
+
+/* Posts what is held for all peers but one; what finds no room stays. */
+static void post_others(struct ofi_net *n, int but)
+{
+    for (int i = n->nheld - 1; i >= 0; i--)
+        if (n->held[i] != but)
+            post_held(n, n->held[i], 0);
+}
+
+static int check_put(const struct ofi_net *n, const struct net_put *put)
+{
+    const struct ofi_peer *p;
+
+    if (put->peer < 0 || put->peer >= n->nranks)
+        return -EINVAL;
+    p = &n->peers[put->peer];
+    if (p->state == OFI_FAILED)
+        return -p->error;
+    if (p->state != OFI_CONNECTED || !n->mr)
+        return -ENOTCONN;
+    if (put->source > n->bytes || put->bytes > n->bytes - put->source || put->target > p->bytes ||
+        put->bytes > p->bytes - put->target)
+        return -EFAULT;
+    return 0;
+}
+
+int ofi_put(struct net *net, const struct net_put *put)
+{
+    struct ofi_net *n = of(net);
+    int rc = check_put(n, put);
+    struct ofi_peer *p;
+
+    if (rc)
+        return rc;
+    p = &n->peers[put->peer];
+    if (p->owes_hello || p->awaits_hello)
+        return post_refused(n, put->peer);
+    if (n->nheld > p->has_held)
+        post_others(n, put->peer);
+    if (p->has_held && post_held(n, put->peer, 1))
+        return -EAGAIN;
+    if (p->state == OFI_FAILED)
+        return -p->error;
+    if (!put->more)
+        return post(n, put, 0, put->immediate);
+    p->held = *put;
+    p->has_held = 1;
+    n->held[n->nheld++] = put->peer;
+    return 0;
+}
+
+/* What finds no room now is posted by poll. */
+int ofi_flush(struct net *net)
+{
+    post_others(of(net), -1);
+    return 0;
+}
+
+/* ---- Completions */
+
+/* Counts what is answered from the oldest on; the event comes at the end of the batch. */
+static void complete(struct ofi_net *n, struct ofi_op *op, int *ndirty)
+{
+    struct ofi_peer *p = &n->peers[op->peer];
+
+    op->done = 1;
+    if (n->selective) /* in order: all before it as well */
+        for (struct ofi_op *at = p->first; at && at != op; at = at->next)
+            at->done = 1;
+    while (p->first && p->first->done) {
+        struct ofi_op *oldest = p->first;
+        p->first = oldest->next;
+        if (!p->first)
+            p->last = NULL;
+        p->inflight--;
+        if (p->state == OFI_CONNECTED) {
+            n->inflight--;
+            p->moved = 1;
+        }
+        if (p->state == OFI_CONNECTED && !oldest->hello) {
+            if (!p->answered++)
+                n->dirty[(*ndirty)++] = (int)oldest->peer;
+            p->answered_cookie = oldest->cookie;
+        }
+        oldest->next = n->free;
+        n->free = oldest;
+    }
+}
+
+/* The put that a completion belongs to; NULL: it came from outside. */
+static struct ofi_op *own_op(const struct ofi_net *n, void *context, uint64_t flags)
+{
+    struct ofi_op *op = context;
+
+    if ((flags & FI_REMOTE_WRITE) || op < n->ops || op >= n->ops + (size_t)n->depth * 4)
+        return NULL;
+    return op;
+}
+
+static int take_sent(struct ofi_net *n, int ndirty, struct net_event *events)
+{
+    for (int i = 0; i < ndirty; i++) {
+        struct ofi_peer *p = &n->peers[n->dirty[i]];
+        events[i] = (struct net_event){
+            .kind = NET_SENT, .peer = n->dirty[i], .count = p->answered, .cookie = p->answered_cookie};
+        p->answered = 0;
+    }
+    return ndirty;
+}
+
+/* Every entry makes one event at most, so that a batch never overfills `events`. */
+static int take_batch(struct ofi_net *n, const struct fi_cq_data_entry *entries, int count, struct net_event *events)
+{
+    int used = 0, ndirty = 0;
+
+    for (int i = 0; i < count; i++) {
+        struct ofi_op *op = own_op(n, entries[i].op_context, entries[i].flags);
+        if (op)
+            complete(n, op, &ndirty);
+        else if (!(entries[i].flags & FI_REMOTE_CQ_DATA))
+            continue;
+        else if (n->greets && (entries[i].data & OFI_HELLO))
+            hear_hello(n, entries[i].data);
+        else
+            events[used++] =
+                (struct net_event){.kind = NET_ARRIVED, .peer = -1, .immediate = (uint32_t)entries[i].data};
+    }
+    return used + take_sent(n, ndirty, events + used);
+}
+
+static void take_error(struct ofi_net *n)
+{
+    struct fi_cq_err_entry entry;
+    char detail[128] = "";
+    struct ofi_op *op;
+    int ignored = 0;
+
+    memset(&entry, 0, sizeof(entry));
+    if (fi_cq_readerr(n->cq, &entry, 0) != 1)
+        return;
+    op = own_op(n, entry.op_context, entry.flags);
+    if (op) {
+        lose_peer(n, (int)op->peer, to_errno(entry.err), "a put failed");
+        complete(n, op, &ignored);
+        return;
+    }
+    /* From outside: a connection that ended, or one who should not have called. It harms nobody here. */
+    fi_cq_strerror(n->cq, entry.prov_errno, entry.err_data, detail, sizeof(detail));
+    if (!n->warned++)
+        log_line(LOG_WARN, "ofi: an incoming operation failed: %s; %s", n->lib->strerror(entry.err), detail);
+}
+
+static int take_lost(struct ofi_net *n, struct net_event *events, int max)
+{
+    int used = 0;
+
+    for (int peer = 0; peer < n->nranks && used < max && n->unreported; peer++) {
+        if (n->peers[peer].state != OFI_FAILED || n->reported[peer])
+            continue;
+        events[used++] = (struct net_event){.kind = NET_FAILED, .peer = peer, .error = n->peers[peer].error};
+        n->reported[peer] = 1;
+        n->unreported--;
+    }
+    return used;
+}
+
+/* Now and then: is there a peer that answers nothing? */
+static void check_deadlines(struct ofi_net *n)
+{
+    const uint64_t now = clock_ns();
+
+    for (int peer = 0; peer < n->nranks; peer++) {
+        struct ofi_peer *p = &n->peers[peer];
+        if (p->state != OFI_CONNECTED || !p->inflight)
+            continue;
+        if (p->moved) {
+            p->moved = 0;
+            p->since_ns = now;
+        } else if (now - p->since_ns >= REACH_AFTER_NS) {
+            int error = ofi_reach(n, peer, now);
+            if (error)
+                lose_peer(n, peer, error, "nobody listens at its address");
+            else if (now - p->since_ns > n->timeout_ns)
+                lose_peer(n, peer, ETIMEDOUT, "no put was answered until the deadline");
+        }
+    }
+}
+
+int ofi_poll(struct net *net, struct net_event *events, int max)
+{
+    struct ofi_net *n = of(net);
+    struct fi_cq_data_entry entries[OFI_BATCH];
+    int used = 0;
+
+    if (n->hellos)
+        say_hellos(n);
+    if (n->nheld)
+        post_others(n, -1);
+    while (used < max) {
+        const int want = max - used < OFI_BATCH ? max - used : OFI_BATCH;
+        const ssize_t got = fi_cq_read(n->cq, entries, (size_t)want);
+        if (got > 0)
+            used += take_batch(n, entries, (int)got, events + used);
+        else if (got == -FI_EAVAIL)
+            take_error(n);
+        else if (got && got != -FI_EAGAIN)
+            return -to_errno((int)-got);
+        if (got < want)
+            break;
+    }
+    if (!used && n->inflight && !(++n->turns & 63))
+        check_deadlines(n);
+    return n->unreported ? used + take_lost(n, events + used, max - used) : used;
+}
+
+#else
+
+typedef int ofi_data_is_empty;
+
+#endif

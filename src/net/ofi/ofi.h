@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The `ofi` network, in parts:
+ *
+ *      ofi_lib.c      libfabric opened at run time
+ *      ofi_choose.c   which provider, which interface, which card
+ *      ofi.c          an endpoint: open, register, connect, close; the table
+ *      ofi_data.c     put, flush, poll
+ *      ofi_wait.c     sleep
+ *      ofi_reach.c    whether anybody listens at a peer's address
+ *      ofi_none.c     in place of all this where the headers were missing
+ *
+ * An endpoint has its own fabric, domain, address vector and completion queue, so that a proxy thread shares nothing
+ * with another and the provider needs no locks (FI_THREAD_DOMAIN).
+ */
+#ifndef EPX_NET_OFI_OFI_H
+#define EPX_NET_OFI_OFI_H
+
+#if defined(__has_include)
+#if __has_include(<rdma/fabric.h>)
+#define EPX_HAVE_OFI 1
+#endif
+#endif
+
+#ifdef EPX_HAVE_OFI
+
+#include <rdma/fabric.h>
+#include <rdma/fi_cm.h>
+#include <rdma/fi_domain.h>
+#include <rdma/fi_endpoint.h>
+#include <rdma/fi_eq.h>
+#include <rdma/fi_errno.h>
+#include <rdma/fi_rma.h>
+
+#include "net/net.h"
+
+/* The interface asked of libfabric: what 1.15 had is in all later ones, 2.x included. */
+#define OFI_API FI_VERSION(1, 15)
+
+/* The only symbols; everything else goes through tables that the library returns. */
+struct ofi_lib {
+    int (*getinfo)(uint32_t version, const char *node, const char *service, uint64_t flags, const struct fi_info *hints,
+                   struct fi_info **info);
+    void (*freeinfo)(struct fi_info *info);
+    struct fi_info *(*dupinfo)(const struct fi_info *info);
+    int (*fabric)(struct fi_fabric_attr *attr, struct fid_fabric **fabric, void *context);
+    const char *(*strerror)(int error);
+    uint32_t (*version)(void);
+};
+
+/* Opens the library once per process; NULL when it is not there, and in `text` the reason. */
+const struct ofi_lib *ofi_lib_get(const char **text);
+
+/* What an endpoint shall run on: one info, to be freed. `provider` "" = EPX_OFI_PROVIDER, else the best there is.
+ * `index` spreads the endpoints of a rank over the cards. `memory_kind` of a GPU: one with FI_HMEM, if the provider has
+ * one. */
+epx_status ofi_choose(const struct ofi_lib *lib, const char *provider, int index, int memory_kind,
+                      struct fi_info **info);
+/* "tcp;ofi_rxm on lo (127.0.0.1)" */
+void ofi_describe(const struct fi_info *info, char *text, size_t bytes);
+/* 1 for an IP address that only this machine can reach; 0 for others and for other formats. */
+int ofi_address_is_loopback(uint32_t format, const void *address, size_t bytes);
+
+/* ---- An endpoint */
+
+enum { OFI_ADDRESS_VERSION = 1, OFI_MAX_DEPTH = 1024, OFI_SIGNAL_EVERY = 32, OFI_BATCH = 64, OFI_PROVIDER_BYTES = 32 };
+
+/* In net_address.data, before the provider's own address. */
+struct ofi_wire_address {
+    uint32_t magic;
+    uint32_t format; /* FI_SOCKADDR_IN, ... */
+    uint32_t bytes;
+    char provider[OFI_PROVIDER_BYTES];
+};
+#define OFI_MAGIC 0x4f465845u
+
+/* In net_region.key. */
+struct ofi_wire_key {
+    uint64_t key;
+    uint64_t base; /* what offset 0 is called on the wire: an address, or 0 */
+};
+
+/* A posted put. Belongs to the provider until its completion, also when its peer is given up. */
+struct ofi_op {
+    struct fi_context2 context; /* first: it is what completions bring back */
+    struct ofi_op *next;        /* in the peer's queue, or in the free list */
+    uint64_t cookie;
+    uint32_t peer;
+    uint16_t done;
+    uint16_t hello; /* ours, not a put of the caller's */
+};
+
+/* In the CQ data of a hello, with the rank below; see ofi_data.c. */
+#define OFI_HELLO ((uint64_t)1 << 63)
+
+enum ofi_peer_state { OFI_UNKNOWN, OFI_CONNECTED, OFI_FAILED };
+
+struct ofi_peer {
+    enum ofi_peer_state state;
+    int error; /* errno, when failed */
+    fi_addr_t address;
+    uint64_t key, base, bytes;   /* of its region */
+    struct ofi_op *first, *last; /* in flight, oldest first */
+    uint32_t inflight, unsignalled;
+    uint32_t moved; /* since the deadline was last looked at */
+    uint32_t answered;
+    uint64_t answered_cookie; /* collected while a batch of completions is read */
+    uint64_t since_ns;        /* nothing moved since */
+    uint64_t refused_ns;      /* the provider says EAGAIN since */
+    int reach_fd;             /* + 1; a question under way whether the peer is there */
+    uint64_t reach_ns;        /* when it was asked last */
+    int owes_hello;           /* we shall say it and have not yet */
+    int awaits_hello;         /* the peer shall */
+    int heard_hello;
+    int has_held;
+    struct net_put held; /* posted when the next put, or flush, says how */
+};
+
+struct ofi_net {
+    struct net net;
+    const struct ofi_lib *lib;
+    struct fi_info *info;
+    struct fid_fabric *fabric;
+    struct fid_domain *domain;
+    struct fid_av *av;
+    struct fid_cq *cq;
+    struct fid_ep *ep;
+    struct fid_mr *mr;
+    void *desc;
+    uint8_t *base;
+    uint64_t bytes;
+    int rank, nranks;
+    uint64_t timeout_ns;
+    int cq_fd, wait_fd;   /* the queue's descriptor, and the one to sleep on (ofi_wait.c); -1 = none */
+    uint64_t signal_data; /* of cq_fd's entry that says nothing */
+    int selective;        /* completions come in order: one in OFI_SIGNAL_EVERY is asked for */
+    struct ofi_peer *peers;
+    int greets;       /* whether hellos are said */
+    int hellos;       /* how many are owed */
+    int *held, nheld; /* peers with a held put */
+    int *dirty;       /* peers with answers in the current batch */
+    int unreported;   /* failed peers that poll has not told of */
+    uint8_t *reported;
+    struct ofi_op *ops, *free;
+    uint32_t depth, inflight; /* of peers that live */
+    uint32_t turns;
+    int warned;
+};
+
+/* Asks, without waiting, whether anybody listens at the peer's address: an errno when not (ECONNREFUSED, ...), 0 when
+ * somebody does or it is not known yet. Only for addresses of sockets; 0 for others. */
+int ofi_reach(struct ofi_net *n, int peer, uint64_t now);
+void ofi_reach_end(struct ofi_peer *peer);
+
+/* After connect: begins the connection, or waits for the peer to. */
+void ofi_greet(struct ofi_net *n, int peer);
+
+int ofi_put(struct net *net, const struct net_put *put);
+int ofi_flush(struct net *net);
+int ofi_poll(struct net *net, struct net_event *events, int max);
+/* Once the queue has a descriptor; then before the queue is closed. */
+void ofi_wait_open(struct ofi_net *n);
+void ofi_wait_close(struct ofi_net *n);
+int ofi_wait_fd(struct net *net);
+int ofi_arm(struct net *net);
+
+#endif
+#endif

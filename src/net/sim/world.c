@@ -1,0 +1,408 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What happens in the simulated network, and when. The life of a put:
+ *
+ *   posted -> [PIECE_LANDS ...] PUT_ARRIVES at the receiver's card -> PUT_LANDS (bytes, then immediate) -> PUT_ANSWERED
+ *          `-> PUT_FAILS (lost, or nobody there): the peer is lost to the sender, and so are all puts behind it
+ */
+#include "net/sim/world.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "util/status.h"
+
+static uint64_t mix(uint64_t x)
+{
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return x ^ x >> 31;
+}
+
+uint64_t world_draw(struct sim_net *w, uint64_t n)
+{
+    w->rng += 0x9e3779b97f4a7c15u;
+    return n > 1 ? mix(w->rng) % n : 0;
+}
+
+uint64_t world_now(struct sim_net *w)
+{
+    if (w->o.clock)
+        w->now = w->o.clock(w->o.context);
+    return w->now;
+}
+
+/* ---- The heap of events ------------------------------------------------------------------------------------- */
+
+static int before(const struct sim_event *a, const struct sim_event *b)
+{
+    return a->at != b->at ? a->at < b->at : a->number < b->number;
+}
+
+static int reserve(struct sim_net *w, int more)
+{
+    int room = w->events_room ? w->events_room : 64;
+    struct sim_event *events;
+
+    while (room < w->nevents + more)
+        room *= 2;
+    if (room == w->events_room)
+        return 0;
+    events = realloc(w->events, (size_t)room * sizeof(*events));
+    if (!events)
+        return -ENOMEM;
+    w->events = events;
+    w->events_room = room;
+    return 0;
+}
+
+/* After reserve(). */
+static void add_event(struct sim_net *w, struct sim_event event)
+{
+    int i = w->nevents++;
+
+    event.number = w->numbers++;
+    while (i > 0 && before(&event, &w->events[(i - 1) / 2])) {
+        w->events[i] = w->events[(i - 1) / 2];
+        i = (i - 1) / 2;
+    }
+    w->events[i] = event;
+}
+
+static struct sim_event take_event(struct sim_net *w)
+{
+    struct sim_event first = w->events[0], moved = w->events[--w->nevents];
+    int i = 0, child;
+
+    while ((child = 2 * i + 1) < w->nevents) {
+        if (child + 1 < w->nevents && before(&w->events[child + 1], &w->events[child]))
+            child++;
+        if (!before(&w->events[child], &moved))
+            break;
+        w->events[i] = w->events[child];
+        i = child;
+    }
+    w->events[i] = moved;
+    return first;
+}
+
+uint64_t sim_net_next(struct sim_net *w)
+{
+    return w->nevents ? w->events[0].at : SIM_NET_NEVER;
+}
+
+/* ---- Endpoints ---------------------------------------------------------------------------------------------- */
+
+uint32_t world_add(struct sim_net *w, struct sim_endpoint *e)
+{
+    if (w->nendpoints == w->endpoints_room) {
+        const uint32_t room = w->endpoints_room ? w->endpoints_room * 2 : 16;
+        struct sim_endpoint **endpoints = realloc(w->endpoints, room * sizeof(*endpoints));
+
+        if (!endpoints)
+            return 0;
+        w->endpoints = endpoints;
+        w->endpoints_room = room;
+        if (w->nendpoints == 0)
+            w->endpoints[w->nendpoints++] = NULL; /* 0 is nobody */
+    }
+    w->endpoints[w->nendpoints] = e;
+    return w->nendpoints++;
+}
+
+static struct sim_endpoint *endpoint_at(const struct sim_net *w, uint32_t id)
+{
+    return id < w->nendpoints ? w->endpoints[id] : NULL;
+}
+
+/* Takes part: open, and its rank lives. */
+static struct sim_endpoint *living(const struct sim_net *w, uint32_t id)
+{
+    struct sim_endpoint *e = endpoint_at(w, id);
+
+    return e && !w->dead[e->rank] ? e : NULL;
+}
+
+static void flights_free(struct sim_net *w, struct flight *first)
+{
+    while (first) {
+        struct flight *f = first;
+
+        first = f->next;
+        for (int i = 0; i < w->nevents; i++)
+            if (w->events[i].flight == f)
+                w->events[i].flight = NULL; /* it happens no more */
+        free(f);
+    }
+}
+
+void world_remove(struct sim_net *w, struct sim_endpoint *e)
+{
+    w->endpoints[e->id] = NULL;
+    for (int p = 0; p < e->nranks; p++)
+        flights_free(w, e->peers[p].first);
+}
+
+static void tell(struct sim_net *w, struct sim_endpoint *e, struct net_event event)
+{
+    struct queued_event *q = malloc(sizeof(*q));
+
+    if (!q)
+        return; /* the simulation will find that something is missing */
+    q->event = event;
+    q->next = NULL;
+    if (e->head)
+        e->tail->next = q;
+    else
+        e->head = q;
+    e->tail = q;
+    w->totals.hash = mix(w->totals.hash * 31 + (w->now ^ (uint64_t)e->id << 48 ^ (uint64_t)event.kind << 40));
+    if (w->o.notify)
+        w->o.notify(w->o.context, e->rank, e->index);
+}
+
+/* ---- Posting ------------------------------------------------------------------------------------------------ */
+
+static uint64_t later(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+static uint64_t busy_ns(const struct sim_net *w, uint32_t bytes)
+{
+    return w->o.message_ns + (w->o.bytes_per_us ? (uint64_t)bytes * 1000 / w->o.bytes_per_us : 0);
+}
+
+/* Up to SIM_NET_PIECES - 1 parts of the put land before the rest of it. */
+static void tear(struct sim_net *w, struct flight *f, uint64_t start, uint64_t arrival)
+{
+    const int pieces = 1 + (int)world_draw(w, SIM_NET_PIECES - 1);
+
+    for (int i = 0; i < pieces; i++) {
+        const uint32_t offset = (uint32_t)world_draw(w, f->put.bytes);
+        add_event(w, (struct sim_event){.at = start + world_draw(w, arrival - start + 1),
+                                        .kind = PIECE_LANDS,
+                                        .endpoint = f->from,
+                                        .offset = offset,
+                                        .bytes = 1 + (uint32_t)world_draw(w, f->put.bytes - offset),
+                                        .flight = f});
+    }
+}
+
+int world_post(struct sim_net *w, struct sim_endpoint *e, const struct net_put *put)
+{
+    struct sim_peer *peer = &e->peers[put->peer];
+    struct flight *f;
+    uint64_t start, arrival;
+
+    f = reserve(w, SIM_NET_PIECES + 2) == 0 ? calloc(1, sizeof(*f)) : NULL;
+    if (!f)
+        return -ENOMEM;
+    *f = (struct flight){.from = e->id, .to = peer->endpoint, .put = *put};
+    if (peer->first)
+        peer->last->next = f;
+    else
+        peer->first = f;
+    peer->last = f;
+    e->in_flight++;
+    w->totals.puts++;
+    w->totals.bytes += put->bytes;
+
+    start = later(world_now(w), e->send_free);
+    e->send_free = start + busy_ns(w, put->bytes);
+    arrival = e->send_free + w->o.latency_ns + world_draw(w, w->o.jitter_ns + 1);
+    if (w->o.ordered)
+        arrival = later(arrival, peer->last_arrival);
+    peer->last_arrival = arrival;
+    if (w->o.lose_one_in && world_draw(w, w->o.lose_one_in) == 0) {
+        w->totals.lost++;
+        add_event(w,
+                  (struct sim_event){.at = arrival, .kind = PUT_FAILS, .endpoint = e->id, .error = EIO, .flight = f});
+        return 0;
+    }
+    if (put->bytes > 1 && world_draw(w, 100) < (uint64_t)w->o.torn_percent)
+        tear(w, f, start, arrival);
+    add_event(w, (struct sim_event){.at = arrival, .kind = PUT_ARRIVES, .endpoint = e->id, .flight = f});
+    return 0;
+}
+
+/* ---- Happening ---------------------------------------------------------------------------------------------- */
+
+/* From now on the peer is lost to this endpoint: what is in flight between them neither lands nor is answered. */
+static void lose_peer(struct sim_net *w, struct sim_endpoint *e, int rank, int error)
+{
+    struct sim_peer *peer = &e->peers[rank];
+
+    if (peer->lost)
+        return;
+    peer->lost = 1;
+    for (struct flight *f = peer->first; f; f = f->next)
+        e->in_flight--;
+    flights_free(w, peer->first);
+    peer->first = peer->last = NULL;
+    tell(w, e, (struct net_event){.kind = NET_FAILED, .peer = rank, .error = error});
+}
+
+static int inside(const struct sim_endpoint *e, uint64_t at, uint32_t bytes)
+{
+    return bytes <= e->heap_bytes && at <= e->heap_bytes - bytes;
+}
+
+static void copy_bytes(struct sim_net *w, const struct sim_endpoint *from, const struct sim_endpoint *to,
+                       const struct net_put *put, uint32_t offset, uint32_t bytes)
+{
+    w->totals.pieces++;
+    if (bytes)
+        memcpy(to->heap + put->target + offset, from->heap + put->source + offset, bytes);
+}
+
+/* The receiver's card takes one after the other, in the order in which they come to it. */
+static void put_arrives(struct sim_net *w, struct sim_endpoint *from, struct flight *f)
+{
+    struct sim_endpoint *to = endpoint_at(w, f->to);
+    uint64_t landing = w->now;
+
+    if (to)
+        landing = to->receive_free = later(landing, to->receive_free) + busy_ns(w, f->put.bytes);
+    if (reserve(w, 1) == 0)
+        add_event(w, (struct sim_event){.at = landing, .kind = PUT_LANDS, .endpoint = from->id, .flight = f});
+}
+
+static void put_lands(struct sim_net *w, struct sim_endpoint *from, struct sim_event *event)
+{
+    struct flight *f = event->flight;
+    struct sim_endpoint *to = living(w, f->to);
+    const int source = w->o.anonymous ? -1 : from->rank;
+
+    if (!to && endpoint_at(w, f->to))
+        return; /* its rank is dead: nothing ever comes back */
+    if (!to || !inside(to, f->put.target, f->put.bytes)) {
+        lose_peer(w, from, f->put.peer, to ? EREMOTEIO : ECONNRESET);
+        return;
+    }
+    if (event->kind == PIECE_LANDS) {
+        copy_bytes(w, from, to, &f->put, event->offset, event->bytes);
+        return;
+    }
+    copy_bytes(w, from, to, &f->put, 0, f->put.bytes);
+    tell(w, to, (struct net_event){.kind = NET_ARRIVED, .peer = source, .immediate = f->put.immediate});
+    if (reserve(w, 1) == 0)
+        add_event(w, (struct sim_event){.at = w->now + w->o.latency_ns / 2 + world_draw(w, w->o.jitter_ns + 1),
+                                        .kind = PUT_ANSWERED,
+                                        .endpoint = from->id,
+                                        .flight = f});
+}
+
+/* Answers are told in the order of posting; sometimes several by one event. */
+static void put_answered(struct sim_net *w, struct sim_endpoint *e, struct flight *f)
+{
+    struct sim_peer *peer = &e->peers[f->put.peer];
+    struct net_event event = {.kind = NET_SENT, .peer = f->put.peer};
+
+    f->answered = 1;
+    while (peer->first && peer->first->answered) {
+        f = peer->first;
+        peer->first = f->next;
+        event.count++;
+        event.cookie = f->put.cookie;
+        e->in_flight--;
+        free(f);
+        if (world_draw(w, 2) && peer->first && peer->first->answered)
+            continue;
+        tell(w, e, event);
+        event.count = 0;
+    }
+}
+
+static void happen(struct sim_net *w, struct sim_event *event)
+{
+    struct sim_endpoint *e = living(w, event->endpoint);
+
+    if (!e || (event->kind != PEER_LOST && !event->flight))
+        return;
+    switch (event->kind) {
+    case PUT_ARRIVES:
+        put_arrives(w, e, event->flight);
+        break;
+    case PIECE_LANDS:
+    case PUT_LANDS:
+        put_lands(w, e, event);
+        break;
+    case PUT_ANSWERED:
+        put_answered(w, e, event->flight);
+        break;
+    case PUT_FAILS:
+        lose_peer(w, e, event->flight->put.peer, event->error);
+        break;
+    case PEER_LOST:
+        lose_peer(w, e, event->peer, event->error);
+        break;
+    }
+}
+
+void sim_net_advance(struct sim_net *w, uint64_t now_ns)
+{
+    while (w->nevents && w->events[0].at <= now_ns) {
+        struct sim_event event = take_event(w);
+
+        w->now = event.at; /* several may be due: each at its time */
+        happen(w, &event);
+    }
+    w->now = now_ns;
+}
+
+void sim_net_kill(struct sim_net *w, int rank)
+{
+    const uint64_t now = world_now(w);
+
+    if (rank < 0 || rank >= w->o.nranks || w->dead[rank])
+        return;
+    w->dead[rank] = 1;
+    if (w->o.death_ns == SIM_NET_NEVER)
+        return;
+    for (uint32_t i = 1; i < w->nendpoints; i++) {
+        struct sim_endpoint *e = w->endpoints[i];
+
+        if (!e || e->rank == rank || !e->peers[rank].endpoint || reserve(w, 1) != 0)
+            continue;
+        add_event(w, (struct sim_event){.at = now + w->o.death_ns + world_draw(w, w->o.death_ns + 1),
+                                        .kind = PEER_LOST,
+                                        .endpoint = i,
+                                        .peer = rank,
+                                        .error = EHOSTDOWN});
+    }
+}
+
+/* ---- Worlds ------------------------------------------------------------------------------------------------- */
+
+struct sim_net *sim_net_create(const struct sim_net_options *options)
+{
+    struct sim_net *w = calloc(1, sizeof(*w));
+
+    if (!w)
+        return NULL;
+    w->o = *options;
+    w->rng = mix(options->seed + 0x4e37u);
+    w->dead = calloc((size_t)options->nranks, 1);
+    if (!w->dead) {
+        free(w);
+        return NULL;
+    }
+    return w;
+}
+
+void sim_net_destroy(struct sim_net *w)
+{
+    if (!w)
+        return;
+    free(w->endpoints);
+    free(w->events);
+    free(w->dead);
+    free(w);
+}
+
+void sim_net_totals(const struct sim_net *w, struct sim_net_totals *totals)
+{
+    *totals = w->totals;
+}

@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the two files of the simulated network share: sim.c is the table that proxies call, sim_world.c what happens. */
+#ifndef EPX_NET_SIM_WORLD_H
+#define EPX_NET_SIM_WORLD_H
+
+#include "net/sim/sim.h"
+
+enum { SIM_NET_PIECES = 4 };
+
+/* Between its posting and its answer. */
+struct flight {
+    struct flight *next; /* of the same sender and peer, in the order of posting */
+    uint32_t from, to;   /* endpoints */
+    struct net_put put;
+    int answered;
+};
+
+/* What an endpoint knows of a peer. */
+struct sim_peer {
+    uint32_t endpoint; /* 0 = not connected */
+    uint64_t region_bytes;
+    uint64_t last_arrival; /* ordered worlds */
+    int lost;
+    struct flight *first, *last;
+};
+
+struct queued_event {
+    struct net_event event;
+    struct queued_event *next;
+};
+
+struct sim_endpoint {
+    struct net base;
+    struct sim_net *world;
+    uint32_t id;
+    int rank, index, nranks;
+    int in_flight;
+    uint64_t send_free, receive_free; /* when the card is */
+    char *heap;
+    uint64_t heap_bytes;
+    struct sim_peer *peers;
+    struct queued_event *head, *tail;
+};
+
+enum happening { PUT_ARRIVES, PIECE_LANDS, PUT_LANDS, PUT_ANSWERED, PUT_FAILS, PEER_LOST };
+
+struct sim_event {
+    uint64_t at, number; /* the number decides between events of one time */
+    enum happening kind;
+    uint32_t endpoint; /* whose it is */
+    int peer, error;
+    uint32_t offset, bytes;
+    struct flight *flight;
+};
+
+struct sim_net {
+    struct sim_net_options o;
+    uint64_t rng, now, numbers;
+    struct sim_event *events; /* a heap by (at, number) */
+    int nevents, events_room;
+    struct sim_endpoint **endpoints; /* by id; NULL = closed */
+    uint32_t nendpoints, endpoints_room;
+    uint8_t *dead; /* [nranks] */
+    struct sim_net_totals totals;
+};
+
+uint64_t world_now(struct sim_net *w);
+uint64_t world_draw(struct sim_net *w, uint64_t n);
+/* The new endpoint's id, never 0, or 0 without memory. */
+uint32_t world_add(struct sim_net *w, struct sim_endpoint *e);
+void world_remove(struct sim_net *w, struct sim_endpoint *e);
+/* 0 or -ENOMEM. */
+int world_post(struct sim_net *w, struct sim_endpoint *e, const struct net_put *put);
+
+#endif

@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A device module whose GPU is played by the CPU: the CPU device's memory, heaps and streams, and the GPU's kernels on lanes
+ * (lanes.h). A launch has a thread per block.
+ */
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "device/gpu/launch.h"
+#include "device/module.h"
+#include "lanes.h"
+
+#define SCRATCH_BYTES ((size_t)1 << 17) /* of an agent: one row and its scales */
+
+#define KERNEL(name)                                                                      \
+    extern const void *const epx_##name; /* its address: entry.cuh */                     \
+    static void run_##name(const void *params, const void *info)                          \
+    {                                                                                     \
+        void (*kernel)(struct name##_params, struct launch_info);                         \
+                                                                                          \
+        memcpy(&kernel, &epx_##name, sizeof(kernel));                                     \
+        kernel(*(const struct name##_params *)params, *(const struct launch_info *)info); \
+    }
+KERNEL(ll_dispatch)
+KERNEL(ll_combine)
+KERNEL(ht_notify)
+KERNEL(ht_dispatch)
+KERNEL(ht_combine)
+KERNEL(mask)
+KERNEL(ring_bench)
+
+static const struct device_host *host;
+static struct device_ops ops;
+
+struct job {
+    enum kernel_id id;
+    int agents;
+    _Alignas(16) char params[KERNEL_PARAMS_MAX];
+};
+
+static void (*entry_of(enum kernel_id id))(const void *, const void *)
+{
+    switch (id) {
+    case KERNEL_LL_DISPATCH:
+        return run_ll_dispatch;
+    case KERNEL_LL_COMBINE:
+        return run_ll_combine;
+    case KERNEL_HT_NOTIFY:
+        return run_ht_notify;
+    case KERNEL_HT_DISPATCH:
+        return run_ht_dispatch;
+    case KERNEL_HT_COMBINE:
+        return run_ht_combine;
+    case KERNEL_MASK:
+        return run_mask;
+    case KERNEL_RING_BENCH:
+        return run_ring_bench;
+    default:
+        return NULL;
+    }
+}
+
+struct part {
+    const struct lanes_launch *launch;
+    unsigned block;
+    pthread_t thread;
+};
+
+static void *run_part(void *arg)
+{
+    const struct part *part = arg;
+
+    lanes_run_block(part->launch, part->block);
+    return NULL;
+}
+
+static void run_job(void *arg)
+{
+    struct job *job = arg;
+    const unsigned blocks = (unsigned)(job->agents + LAUNCH_WARPS - 1) / LAUNCH_WARPS;
+    const unsigned warps = ((unsigned)job->agents + blocks - 1) / blocks;
+    struct launch_info info = {.agents = job->agents, .scratch_stride = SCRATCH_BYTES};
+    const struct lanes_launch launch = {entry_of(job->id), job->params,          &info,
+                                        LAUNCH_LANES,      warps * LAUNCH_LANES, blocks};
+    struct part *parts = calloc(blocks, sizeof(*parts));
+
+    info.scratch = malloc(SCRATCH_BYTES * blocks * warps);
+    if (!parts || !info.scratch)
+        abort();
+    for (unsigned b = 0; b < blocks; b++) {
+        parts[b] = (struct part){.launch = &launch, .block = b};
+        if (pthread_create(&parts[b].thread, NULL, run_part, &parts[b]) != 0)
+            abort();
+    }
+    for (unsigned b = 0; b < blocks; b++)
+        pthread_join(parts[b].thread, NULL);
+    free(info.scratch);
+    free(parts);
+    free(job);
+}
+
+static epx_status launch(struct device *device, struct device_stream *stream, enum kernel_id id, const void *params,
+                         size_t bytes, int agents)
+{
+    struct job *job = malloc(sizeof(*job));
+
+    if (!job || !entry_of(id) || bytes > sizeof(job->params)) {
+        free(job);
+        return host->fail(EPX_ERR_UNSUPPORTED, "device %s: no kernel %d here", ops.name, (int)id);
+    }
+    job->id = id;
+    job->agents = agents;
+    memcpy(job->params, params, bytes);
+    return host->cpu->stream_call(device, stream, run_job, job);
+}
+
+static int default_agents(struct device *device, int local_ranks)
+{
+    (void)device;
+    (void)local_ranks;
+    return LAUNCH_WARPS + 1; /* two blocks, of which the second is not full */
+}
+
+static epx_status open_device(int index, struct device **device)
+{
+    const epx_status status = host->cpu->open(index, device);
+
+    if (status == EPX_OK)
+        (*device)->ops = &ops;
+    return status;
+}
+
+__attribute__((visibility("default"))) const struct device_ops *epx_device_module(const struct device_host *given);
+
+const struct device_ops *epx_device_module(const struct device_host *given)
+{
+    if (given->version != DEVICE_MODULE_VERSION)
+        return NULL;
+    host = given;
+    ops = *given->cpu;
+#ifdef EPX_HIP
+    ops.name = "hip";
+    ops.kind = EPX_DEVICE_HIP;
+#else
+    ops.name = "cuda";
+    ops.kind = EPX_DEVICE_CUDA;
+#endif
+    ops.open = open_device;
+    ops.default_agents = default_agents;
+    ops.launch = launch;
+    return &ops;
+}

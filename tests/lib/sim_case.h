@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Simulated cases: a property case (prop.h), a schedule and faults, all drawn from one seed, run on the simulator and
+ * compared with the oracle. What the options fix is not drawn.
+ */
+#ifndef EPX_TESTS_LIB_SIM_CASE_H
+#define EPX_TESTS_LIB_SIM_CASE_H
+
+#include "prop.h"
+#include "sim/ranks.h"
+
+enum { SIM_FAULT_DELAY = 1, SIM_FAULT_DEATH = 2 };
+
+struct sim_case_options {
+    int ranks;       /* 0 = drawn */
+    int nodes;       /* 0 = drawn */
+    int modes;       /* epx_mode bits; several = drawn from them */
+    unsigned faults; /* SIM_FAULT_*: drawn from them, also none */
+};
+
+struct sim_case {
+    uint64_t seed;
+    struct prop_case prop;
+    struct sim_setup setup; /* its network is filled in when it runs */
+    struct sim_net_options net;
+    unsigned faults; /* those that were drawn */
+};
+
+struct sim_report {
+    struct sim_outcome outcome;
+    char error[2000]; /* "" = good */
+};
+
+void sim_case_draw(struct sim_case *c, uint64_t seed, const struct sim_case_options *options);
+/* 0, or -1 with report->error. */
+int sim_case_run(const struct sim_case *c, struct sim_report *report);
+void sim_case_print(const struct sim_case *c);
+
+#endif

@@ -1,0 +1,96 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# `epx doctor`: it finds that EPX runs here, and where it cannot, says so and why; --json is one object that has every
+# variable; misspelt, shadowed and useless variables are named; what EPX_NET asks for in vain is a warning.
+# ctest: timeout=120
+set -uo pipefail
+
+root=$(cd "$(dirname "$0")/../.." && pwd)
+epx=${EPX_BUILD_DIR:-build}/epx
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+failures=0
+for name in $(compgen -e EPX_); do
+    case $name in EPX_BUILD_DIR | EPX_SANITIZE | EPX_TEST_*) ;; *) unset "$name" ;; esac
+done
+
+fail() {
+    echo "FAILED: $1"
+    sed 's/^/    /' "$work/out" "$work/err"
+    failures=$((failures + 1))
+}
+
+# expect CODE NAME COMMAND...
+expect() {
+    local code=$1 name=$2 got
+    shift 2
+    timeout 30 "$@" >"$work/out" 2>"$work/err"
+    got=$?
+    [ "$got" -eq "$code" ] && echo "ok: $name" || fail "$name: exit code $got, expected $code"
+}
+
+says() { # NAME TEXT
+    grep -qF -- "$2" "$work/out" "$work/err" && echo "ok: $1" || fail "$1: '$2' is not in the output"
+}
+
+json() { # NAME CONDITION: the output is one object o, for which the Python expression holds
+    python3 - "$work/out" "$2" "$root/docs/environment.md" <<'PY' && echo "ok: $1" || fail "$1"
+import json, re, sys
+o = json.load(open(sys.argv[1]))
+documented = re.findall(r"^\| `(EPX_\w+)`", open(sys.argv[3]).read(), re.M)
+variables = {v["name"]: v for v in o["environment"]}
+assert eval(sys.argv[2]), sys.argv[2]
+PY
+}
+
+expect 0 "EPX runs here" "$epx" doctor && says "and the last line says so" "EPX can run here."
+says "memory was shared with a process" "a second process mapped a heap"
+[ "$(awk 'length > 110' "$work/out" | wc -l)" -eq 0 ] && echo "ok: lines of at most 110 columns" || fail "long lines"
+
+expect 0 "as JSON" "$epx" doctor --json
+json "one object" "o['can_run'] is True and o['cannot_run_because'] is None and o['sections']['cpu device']"
+json "every variable" "documented and list(variables) == documented and all(v['value'] is None for v in variables.values())"
+json "no warnings about the environment" "not any('EPX_' in w for w in o['warnings'])"
+
+EPX_NTE=1 EPX_PROXY_THRAEDS=1 EPX_XYZZY=1 NCCL_IB_HCA='a"b' UCCL_IB_HCA=mlx5_0 EPX_IB_SL=4 NCCL_IB_SL=5 \
+    UCCL_RDMA_ADAPTIVE_SLEEP=1 UCCL_EP_ENABLE_AGGRESSIVE_ATOMIC=0 expect 0 "with variables" "$epx" doctor --json
+json "misspelt" "any('EPX_NTE' in w and 'is EPX_NET meant?' in w for w in o['warnings'])"
+json "letters swapped" "any('EPX_PROXY_THRAEDS' in w and 'EPX_PROXY_THREADS' in w for w in o['warnings'])"
+json "unknown" "any(w.endswith('EPX_XYZZY is set, but EPX reads no such variable') for w in o['warnings'])"
+json "the alias that counts" "variables['EPX_IB_HCA']['value'] == 'mlx5_0' and variables['EPX_IB_HCA']['by'] == 'UCCL_IB_HCA'"
+json "the switch of UCCL-EP for AMD" "variables['EPX_AGGRESSIVE_ATOMIC']['value'] == '0' and not any('AGGRESSIVE' in w for w in o['warnings'])"
+json "the alias that does not" "any('NCCL_IB_HCA is \"a\"b\" to no effect' in w for w in o['warnings'])"
+json "an alias behind the variable" "any('NCCL_IB_SL is \"5\" to no effect: EPX_IB_SL' in w for w in o['warnings'])"
+json "a name without effect" "any('UCCL_RDMA_ADAPTIVE_SLEEP has no effect' in w for w in o['warnings'])"
+
+EPX_NET=null expect 0 "a network by name" "$epx" doctor --json
+json "is chosen" "o['network'] == 'null' and 'EPX_NET is \"null\"' in o['sections']['network between nodes']['chosen']"
+EPX_NET="ofi;nowhere" expect 0 "a provider that is not there" "$epx" doctor --json
+json "is a warning" "any('EPX_NET is \"ofi;nowhere\", which cannot be used' in w for w in o['warnings'])"
+EPX_NET=pigeons expect 0 "a network that does not exist" "$epx" doctor --json
+json "is a warning, too" "o['network'] is None and any('pigeons' in w for w in o['warnings'])"
+EPX_SOCKET_IFNAME="=nosuch" expect 0 "an interface that is not there" "$epx" doctor
+says "is a warning, with those that are" "picks no interface that is up; there are: "
+
+EPX_DEVICE=abacus expect 1 "a device that is not there" "$epx" doctor
+says "is named" "EPX cannot run here: "
+if [ "${EPX_SANITIZE:-none}" = none ]; then
+    expect 1 "too little address space" bash -c 'ulimit -v 2000000; exec "$0" doctor' "$epx"
+    says "the way out is named" "EPX_ALLOC_BYTES makes it smaller"
+    EPX_ALLOC_BYTES=64M expect 0 "a smaller heap fits" bash -c 'ulimit -v 2000000; exec "$0" doctor' "$epx"
+fi
+hide='mount -t tmpfs none /proc && exec "$0" doctor'
+if [ "${EPX_SANITIZE:-none}" != none ]; then
+    echo "skipped: without /proc and with little address space: sanitizers need both"
+elif unshare --map-root-user --mount mount -t tmpfs none /proc 2>/dev/null; then
+    expect 1 "no /proc to find other processes' memory in" unshare --map-root-user --mount bash -c "$hide" "$epx"
+    says "is said" "EPX cannot run here: processes cannot share memory: "
+else
+    echo "skipped: without /proc: may not make namespaces here"
+fi
+
+expect 2 "an unknown option" "$epx" doctor --jsno
+expect 0 "help" "$epx" help doctor && says "help is help" "usage: epx doctor"
+
+echo "$failures failures"
+[ "$failures" -eq 0 ]

@@ -1,0 +1,22 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# docs/environment.md names exactly the EPX_ variables that the library and the Python packages read. (That it agrees with the
+# table in src/util/env.c, which alone may read those of the library, is a test of test_util.c.)
+set -eu
+root=$(cd "$(dirname "$0")/../.." && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+sed -n 's/^| `\(EPX_[A-Z_]*\)`.*/\1/p' "$root/docs/environment.md" | sort -u >"$work/documented"
+find "$root/src" "$root/python/epx" "$root/python/deep_ep" -name '*.[ch]' ! -path "$root/src/util/env.c" -o -name '*.py' |
+    xargs grep -hoE '"EPX_[A-Z_]+"' |
+    tr -d '"' | sort -u >"$work/read"
+if [ ! -s "$work/documented" ] || ! diff -u "$work/documented" "$work/read"; then
+    echo "FAILED: documented (-) and read (+) variables differ"
+    exit 1
+fi
+if grep -rnE 'getenv\("EPX_' "$root/src"; then
+    echo "FAILED: EPX_ variables are read through util/env.h only"
+    exit 1
+fi
+echo "$(wc -l <"$work/read") variables are read and documented"

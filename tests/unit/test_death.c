@@ -1,0 +1,331 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A rank that dies: its process is killed while the others work. They learn of it, go on without it in both modes, on one
+ * node and on two, and nobody waits for it a second time. ctest: timeout=120 labels=ranks
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "net/net.h"
+#include "tests/lib/scene.h"
+#include "util/clock.h"
+
+#include <cmocka.h>
+
+enum { RANKS = 4, LAST = RANKS - 1, BLOCK = 8192, DEADLINE_MS = 3000 };
+
+/* ---- Ranks as processes, which meet in shared memory -------------------------------------------------------------------- */
+
+struct table {
+    atomic_int arrived, round, failed, survivors;
+    char data[2][RANKS][BLOCK];
+};
+
+static struct table *table;
+
+struct seat {
+    int rank;
+};
+
+static int gather(void *context, const void *send, void *recv, size_t bytes)
+{
+    const int rank = ((struct seat *)context)->rank, round = atomic_load(&table->round);
+    const uint64_t deadline = clock_ns() + 30000000000u;
+
+    if (bytes > BLOCK)
+        return 1;
+    memcpy(table->data[round & 1][rank], send, bytes);
+    if (atomic_fetch_add(&table->arrived, 1) + 1 == RANKS) {
+        atomic_store(&table->arrived, 0);
+        atomic_store(&table->round, round + 1);
+    }
+    while (atomic_load(&table->round) == round) {
+        if (clock_ns() > deadline || atomic_load(&table->failed))
+            return 1;
+        usleep(200);
+    }
+    for (int r = 0; r < RANKS; r++)
+        memcpy((char *)recv + (size_t)r * bytes, table->data[round & 1][r], bytes);
+    return 0;
+}
+
+/* Those that live, once. */
+static int survivors_meet(void)
+{
+    const uint64_t deadline = clock_ns() + 30000000000u;
+
+    atomic_fetch_add(&table->survivors, 1);
+    while (atomic_load(&table->survivors) < RANKS - 1) {
+        if (clock_ns() > deadline || atomic_load(&table->failed))
+            return -1;
+        usleep(200);
+    }
+    return 0;
+}
+
+struct story {
+    int (*run)(struct scene *s);
+    int ranks_per_node;
+};
+
+static int be_rank(const struct story *story, int rank)
+{
+    struct seat seat = {rank};
+    epx_bootstrap boot = EPX_BOOTSTRAP_INIT;
+    epx_group_config config = scene_config(DEADLINE_MS);
+    struct scene *s = malloc(sizeof(*s));
+    int rc;
+
+    if (!s)
+        return 1;
+    boot.rank = rank;
+    boot.nranks = RANKS;
+    boot.allgather = gather;
+    boot.context = &seat;
+    config.enable_mask = 1;
+    config.ranks_per_node = story->ranks_per_node;
+    rc = scene_open(s, rank, RANKS, &boot, &config) || scene_ll(s) || scene_ht(s) || scene_meet(s) || story->run(s);
+    if (rc) {
+        fprintf(stderr, "rank %d: %s\n", rank, s->why);
+        atomic_store(&table->failed, 1);
+    }
+    scene_close(s);
+    free(s);
+    return rc != 0;
+}
+
+/* How many of the ranks that live failed. */
+static int run_story(const struct story *story)
+{
+    pid_t pids[RANKS];
+    int failures = 0;
+
+    table = mmap(NULL, sizeof(*table), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_true(table != MAP_FAILED);
+    fflush(NULL);
+    for (int r = 0; r < RANKS; r++) {
+        pids[r] = fork();
+        assert_true(pids[r] >= 0);
+        if (pids[r] == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            for (int sig = SIGILL; sig <= SIGSEGV; sig++)
+                signal(sig, SIG_DFL); /* not the test framework's */
+            _exit(be_rank(story, r));
+        }
+    }
+    for (int r = 0; r < RANKS; r++) {
+        int status = 0;
+        assert_int_equal(waitpid(pids[r], &status, 0), pids[r]);
+        if (r == LAST)
+            failures += !WIFSIGNALED(status) || WTERMSIG(status) != SIGKILL;
+        else
+            failures += !WIFEXITED(status) || WEXITSTATUS(status) != 0;
+    }
+    munmap(table, sizeof(*table));
+    return failures;
+}
+
+/* ---- Words ---------------------------------------------------------------------------------------------------------------- */
+
+static int say(struct scene *s, const char *what)
+{
+    snprintf(s->why, sizeof(s->why), "%s (last error: %s)", what, epx_last_error());
+    return -1;
+}
+
+static void die_if_last(const struct scene *s)
+{
+    if (s->rank == LAST)
+        raise(SIGKILL);
+}
+
+static epx_status synced(struct scene *s, epx_status status)
+{
+    const epx_status then = epx_stream_sync(s->group, NULL);
+
+    return status != EPX_OK ? status : then;
+}
+
+static int expect_mask(struct scene *s, int last)
+{
+    int32_t mask[RANKS] = {9, 9, 9, 9};
+
+    if (synced(s, epx_mask_query(s->group, mask, NULL)) != EPX_OK)
+        return say(s, "epx_mask_query");
+    for (int r = 0; r < RANKS; r++)
+        if (mask[r] != (r == LAST ? last : 1))
+            return say(s, "the mask is wrong");
+    return 0;
+}
+
+/* Meets the others, and faster than anybody's deadline, for the dead one is not waited for. */
+static int start_over(struct scene *s, epx_status (*call)(epx_group *group))
+{
+    const uint64_t begin = clock_ns();
+
+    if (call(s->group) != EPX_OK)
+        return say(s, "going on without the dead rank");
+    /* Others may come a deadline later: they were waiting for it. */
+    if (clock_ns() - begin > 2 * (uint64_t)DEADLINE_MS * 1000000u)
+        return say(s, "it was waited for");
+    if (epx_group_error(s->group, NULL) != EPX_OK)
+        return say(s, "there is still an error");
+    return expect_mask(s, 0);
+}
+
+/* Many rounds of both modes, none of which may take a deadline. */
+static int go_on(struct scene *s)
+{
+    const uint64_t begin = clock_ns();
+
+    scene_set_active(s, LAST, 0);
+    s->w.round = 100;
+    for (int i = 0; i < 5; i++)
+        if (scene_ll(s) || scene_ht(s))
+            return -1;
+    return clock_ns() - begin < (uint64_t)DEADLINE_MS * 1000000u ? 0 : say(s, "the dead rank is waited for");
+}
+
+static epx_status clean(epx_group *group)
+{
+    return epx_mask_clean(group, NULL);
+}
+
+/* ---- Stories -------------------------------------------------------------------------------------------------------------- */
+
+/* It is missed by high throughput, which fails; clearing the error goes on without it. */
+static int missed_by_high_throughput(struct scene *s)
+{
+    epx_status status;
+
+    die_if_last(s);
+    scene_refill(s);
+    status = synced(s, epx_handle_update(s->ht, &s->idx, NULL, NULL));
+    if (status != EPX_ERR_TIMEOUT && status != EPX_ERR_PEER)
+        return say(s, "the update without the rank");
+    return start_over(s, epx_group_error_clear) || go_on(s);
+}
+
+/* Nothing, or who was masked: by its deadline, or because the network was quicker to say that it is lost. */
+static int is_masked_story(epx_status status)
+{
+    return status == EPX_OK || status == EPX_ERR_TIMEOUT || status == EPX_ERR_PEER;
+}
+
+/* It is missed by low latency, which masks it and goes on at once; high throughput asks for an agreement first. */
+static int missed_by_low_latency(struct scene *s)
+{
+    static const char *const words[] = {"is masked", "epx_group_error_clear", NULL};
+    int32_t mask[RANKS] = {1, 1, 1, 1};
+    epx_status status;
+
+    die_if_last(s);
+    scene_refill(s);
+    if (epx_handle_update(s->ll, &s->idx, NULL, NULL) != EPX_OK)
+        return say(s, "epx_handle_update");
+    status = synced(s, epx_dispatch(s->ll, &s->in, &s->ll_out, &s->ll_info, NULL, NULL));
+    if (!is_masked_story(status))
+        return say(s, "the dispatch without the rank");
+    scene_set_active(s, LAST, 0);
+    if (scene_check_ll_dispatch(s))
+        return -1;
+    status = synced(s, epx_combine(s->ll, &s->ll_cin, &s->cout, NULL, NULL));
+    if (!is_masked_story(status) || scene_check_ll_combine(s))
+        return say(s, "the combine without the rank");
+    if (epx_group_error_clear(s->group) != EPX_OK || scene_ll(s) || expect_mask(s, 0) || survivors_meet())
+        return say(s, "low latency goes on by itself");
+    if (scene_expect(s, "epx_mask_update", epx_mask_update(s->group, mask, NULL), EPX_ERR_USAGE,
+                     (const char *const[]){"mask[3]", "epx_mask_clean", NULL}))
+        return -1;
+    status = synced(s, epx_handle_update(s->ht, &s->idx, NULL, NULL));
+    /* One rank says why, the others that it did. */
+    if (status != EPX_ERR_PEER && scene_expect(s, "epx_handle_update", status, EPX_ERR_USAGE, words))
+        return -1;
+    return start_over(s, epx_group_error_clear) || go_on(s);
+}
+
+/* Masked by hand by one rank alone: the others learn of it when they meet. */
+static int masked_by_one(struct scene *s)
+{
+    int32_t mask[RANKS] = {1, 1, 1, 0};
+    epx_status status;
+
+    die_if_last(s);
+    scene_refill(s);
+    status = synced(s, epx_handle_update(s->ht, &s->idx, NULL, NULL));
+    if (status != EPX_ERR_TIMEOUT && status != EPX_ERR_PEER)
+        return say(s, "the update without the rank");
+    if (s->rank == 1 && epx_mask_update(s->group, mask, NULL) != EPX_OK)
+        return say(s, "epx_mask_update");
+    return start_over(s, epx_group_error_clear) || go_on(s);
+}
+
+/* epx_mask_clean brings back whoever is alive, and goes on without the dead. */
+static int cleaned(struct scene *s)
+{
+    if (missed_by_high_throughput(s))
+        return -1;
+    return start_over(s, clean) || go_on(s);
+}
+
+/* ---- Tests ---------------------------------------------------------------------------------------------------------------- */
+
+static void both_ways(int (*run)(struct scene *s))
+{
+    char text[256];
+
+    assert_int_equal(run_story(&(struct story){run, 0}), 0);
+    if (net_ofi_ops.probe("tcp", text, sizeof(text)) != EPX_OK)
+        fprintf(stderr, "not across nodes: %s\n", text);
+    else
+        assert_int_equal(run_story(&(struct story){run, 2}), 0);
+}
+
+static void high_throughput_goes_on_without_a_dead_rank(void **state)
+{
+    (void)state;
+    both_ways(missed_by_high_throughput);
+}
+
+static void low_latency_goes_on_at_once_and_high_throughput_after_an_agreement(void **state)
+{
+    (void)state;
+    both_ways(missed_by_low_latency);
+}
+
+static void what_one_rank_masks_all_leave_out(void **state)
+{
+    (void)state;
+    both_ways(masked_by_one);
+}
+
+static void cleaning_the_mask_does_not_wait_for_the_dead(void **state)
+{
+    (void)state;
+    both_ways(cleaned);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(high_throughput_goes_on_without_a_dead_rank),
+        cmocka_unit_test(low_latency_goes_on_at_once_and_high_throughput_after_an_agreement),
+        cmocka_unit_test(what_one_rank_masks_all_leave_out),
+        cmocka_unit_test(cleaning_the_mask_does_not_wait_for_the_dead),
+    };
+
+    setenv("EPX_NET", "ofi;tcp", 1);
+    setenv("MASTER_ADDR", "127.0.0.1", 0);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,328 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ctest: timeout=60 */
+/*
+ * What a GPU asks of rings, proxies and networks, with the CPU in a GPU's place: a device whose heaps the host is not
+ * supposed to reach, and that keeps account of what is asked of it.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "group/group.h"
+#include "device/arrivals.h"
+#include "device/cpu/cpu.h"
+#include "tests/lib/thread_boot.h"
+#include "tests/unit/proxy_scene.h"
+
+enum { BLOCKS = 64 };
+
+/* A device that is all ops: its memory is the CPU's, with the blocks of each kind remembered. */
+struct fake {
+    struct device base;
+    char *host[BLOCKS], *near[BLOCKS];
+    size_t host_bytes[BLOCKS], near_bytes[BLOCKS];
+    int nhost, nnear, freed;
+    int flushes, flush_fails;
+    const struct scene *scene; /* whose counters must not have moved when the device is flushed */
+};
+
+static struct fake *fake_of(struct device *device)
+{
+    return (struct fake *)device;
+}
+
+static epx_status fake_host_alloc(struct device *device, size_t bytes, void **ptr)
+{
+    struct fake *f = fake_of(device);
+    epx_status status = cpu_device_ops.host_alloc(device, bytes, ptr);
+
+    f->host[f->nhost] = *ptr;
+    f->host_bytes[f->nhost++] = bytes;
+    return status;
+}
+
+static epx_status fake_mem_alloc(struct device *device, size_t bytes, void **ptr)
+{
+    struct fake *f = fake_of(device);
+    epx_status status = cpu_device_ops.mem_alloc(device, bytes, ptr);
+
+    f->near[f->nnear] = *ptr;
+    f->near_bytes[f->nnear++] = bytes;
+    return status;
+}
+
+static void fake_free(struct device *device, void *ptr)
+{
+    fake_of(device)->freed++;
+    cpu_device_ops.mem_free(device, ptr);
+}
+
+static epx_status fake_flush(struct device *device)
+{
+    struct fake *f = fake_of(device);
+
+    f->flushes++;
+    if (f->scene)
+        assert_int_equal(counter_at(f->scene, 2, 0, 0), 0);
+    return f->flush_fails ? EPX_ERR_SYSTEM : EPX_OK;
+}
+
+static struct device_ops fake_ops;
+
+static void fake_open(struct fake *f)
+{
+    memset(f, 0, sizeof(*f));
+    fake_ops = cpu_device_ops;
+    fake_ops.host_alloc = fake_host_alloc;
+    fake_ops.mem_alloc = fake_mem_alloc;
+    fake_ops.host_free = fake_ops.mem_free = fake_free;
+    fake_ops.flush_arrivals = fake_flush;
+    f->base.ops = &fake_ops;
+}
+
+static int lies_in(const void *at, char *const *blocks, const size_t *bytes, int n)
+{
+    for (int i = 0; i < n; i++)
+        if ((const char *)at >= blocks[i] && (const char *)at < blocks[i] + bytes[i])
+            return 1;
+    return 0;
+}
+
+/* ---- The rule */
+
+static void what_arrives_is_visible_flushed_or_refused_as_the_driver_says(void **state)
+{
+    static const struct {
+        struct gpu_direct direct;
+        enum arrival_rule rule;
+    } cases[] = {
+        {{0, 0, 0}, ARRIVALS_NEVER},     /* no GPUDirect */
+        {{0, 200, 3}, ARRIVALS_NEVER},   /* the rest means nothing then */
+        {{1, 0, 0}, ARRIVALS_NEVER},     /* neither ordered nor to be flushed */
+        {{1, 0, 2}, ARRIVALS_NEVER},     /* flushed by operations on streams alone */
+        {{1, 0, 1}, ARRIVALS_FLUSH},     /* by a call of the host */
+        {{1, 0, 3}, ARRIVALS_FLUSH},     /* by either */
+        {{1, 100, 0}, ARRIVALS_VISIBLE}, /* ordered for the owner */
+        {{1, 100, 3}, ARRIVALS_VISIBLE}, /* ordered: no flush although there is one */
+        {{1, 200, 1}, ARRIVALS_VISIBLE}, /* ordered for all */
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        assert_int_equal(arrival_rule(0, &cases[i].direct), cases[i].rule);
+        assert_int_equal(arrival_rule(1, &cases[i].direct), ARRIVALS_VISIBLE); /* heaps in host memory */
+    }
+    assert_int_equal(cpu_device_ops.arrivals(NULL), ARRIVALS_VISIBLE);
+}
+
+/* ---- Proxies */
+
+static struct scene *open_flushing(void **state, struct fake *f, int flush)
+{
+    struct scene *s = *state;
+
+    fake_open(f);
+    s->options.device = &f->base;
+    s->options.flush = flush;
+    f->scene = s;
+    scene_open(s, RANKS, 1);
+    return s;
+}
+
+static void close_flushing(struct scene *s, const struct fake *f)
+{
+    for (int r = 0; r < RANKS; r++) {
+        proxy_close(s->ranks[r].proxies);
+        s->ranks[r].proxies = NULL;
+    }
+    assert_int_equal(f->freed, f->nhost + f->nnear);
+}
+
+static void the_device_is_flushed_before_an_arrival_is_counted(void **state)
+{
+    struct fake f;
+    struct scene *s = open_flushing(state, &f, 1);
+
+    push(s, 0, 2, 0, 0, 0, 64);
+    steps(s, 20);
+    assert_int_equal(counter_at(s, 2, 0, 0), 1);
+    assert_int_equal(f.flushes, 1); /* and neither for answers nor for nothing */
+    expect_nothing_wrong(s);
+    close_flushing(s, &f);
+}
+
+static void where_arrivals_are_visible_nothing_is_flushed(void **state)
+{
+    struct fake f;
+    struct scene *s = open_flushing(state, &f, 0);
+
+    push(s, 0, 2, 0, 0, 0, 64);
+    steps(s, 20);
+    assert_int_equal(counter_at(s, 2, 0, 0), 1);
+    assert_int_equal(f.flushes, 0);
+    close_flushing(s, &f);
+}
+
+static void a_flush_that_fails_is_an_error_of_the_group(void **state)
+{
+    struct fake f;
+    struct scene *s = open_flushing(state, &f, 1);
+
+    f.flush_fails = 1;
+    push(s, 0, 2, 0, 0, 0, 64);
+    steps(s, 20);
+    assert_int_equal(s->ranks[2].status, EPX_ERR_SYSTEM);
+    close_flushing(s, &f);
+}
+
+static void rings_lie_where_kernels_and_host_reach_them(void **state)
+{
+    struct fake f;
+    struct scene *s = open_flushing(state, &f, 0);
+    const struct ring_dev *ring = proxy_ring(s->ranks[0].proxies, 0);
+
+    assert_true(lies_in(ring->slots, f.host, f.host_bytes, f.nhost));
+    assert_true(lies_in(&ring->slots[ring->mask], f.host, f.host_bytes, f.nhost));
+    assert_true(lies_in(ring->tail, f.host, f.host_bytes, f.nhost));
+    assert_true(lies_in(ring->bell, f.host, f.host_bytes, f.nhost));
+    assert_true(lies_in(ring->head, f.near, f.near_bytes, f.nnear)); /* atomics: not over a bus */
+    assert_true(lies_in(ring->tail_seen, f.near, f.near_bytes, f.nnear));
+    close_flushing(s, &f);
+}
+
+/* ---- Where heaps lie */
+
+/* Two tables, as a GPU's device has: heaps far from the host, or not. All of it is the CPU. */
+static struct device_ops far_ops, near_ops;
+static int far_rule;
+
+static epx_status place(struct device *device, int host)
+{
+    device->ops = host ? &near_ops : &far_ops;
+    return EPX_OK;
+}
+
+static epx_status open_far(int index, struct device **device)
+{
+    epx_status status = cpu_device_ops.open(index, device);
+
+    if (status == EPX_OK)
+        (*device)->ops = &far_ops;
+    return status;
+}
+
+static int rule_of(struct device *device)
+{
+    return device->ops == &near_ops ? ARRIVALS_VISIBLE : far_rule;
+}
+
+static void make_far_device(int rule)
+{
+    far_ops = cpu_device_ops;
+    far_ops.name = "far";
+    far_ops.kind = EPX_DEVICE_CUDA;
+    far_ops.caps &= ~(unsigned)DEVICE_HOST_HEAP;
+    far_ops.open = open_far;
+    far_ops.heap_place = place;
+    far_ops.arrivals = rule_of;
+    near_ops = far_ops;
+    near_ops.name = "near";
+    near_ops.caps |= DEVICE_HOST_HEAP;
+    far_rule = rule;
+    device_override = &far_ops;
+}
+
+struct placed {
+    const char *net, *device; /* expected name, or NULL: creation fails with `status` */
+    epx_status status;
+    int per_node;
+};
+
+static int create(int rank, int n, epx_bootstrap *boot, void *arg)
+{
+    const struct placed *want = arg;
+    epx_group_config config = EPX_GROUP_CONFIG_INIT;
+    epx_group *group = NULL;
+    epx_status status;
+    int wrong;
+
+    (void)rank;
+    (void)n;
+    config.num_experts = 4;
+    config.max_tokens_per_rank = 4;
+    config.max_hidden_bytes = 64;
+    config.alloc_bytes = 1 << 20;
+    config.timeout_ms = 20000;
+    config.ranks_per_node = want->per_node;
+    snprintf(config.net, sizeof(config.net), "%s", want->net);
+    status = epx_group_create(&group, boot, &config);
+    if (!want->device)
+        return status != want->status;
+    wrong = status != EPX_OK || strcmp(group->device->ops->name, want->device) != 0;
+    return (group && epx_group_destroy(group) != EPX_OK) || wrong;
+}
+
+static void expect_place(const char *asked, int rule, struct placed want)
+{
+    make_far_device(rule);
+    if (asked)
+        setenv("EPX_GPU_HEAP", asked, 1);
+    assert_int_equal(run_ranks(2, create, &want), 0);
+    unsetenv("EPX_GPU_HEAP");
+    device_override = NULL;
+}
+
+static void heaps_lie_where_the_network_reaches_them(void **state)
+{
+    (void)state;
+    /* One node: no network is asked. */
+    expect_place(NULL, ARRIVALS_NEVER, (struct placed){"null", "far", EPX_OK, 0});
+    expect_place("host", ARRIVALS_VISIBLE, (struct placed){"null", "near", EPX_OK, 0});
+    /* The null network registers anything. */
+    expect_place(NULL, ARRIVALS_VISIBLE, (struct placed){"null", "far", EPX_OK, 1});
+    expect_place("auto", ARRIVALS_FLUSH, (struct placed){"null", "far", EPX_OK, 1});
+    expect_place("AUTO", ARRIVALS_NEVER, (struct placed){"null", "near", EPX_OK, 1});
+    expect_place("host", ARRIVALS_VISIBLE, (struct placed){"null", "near", EPX_OK, 1});
+    expect_place("device", ARRIVALS_FLUSH, (struct placed){"null", "far", EPX_OK, 1});
+}
+
+static void what_cannot_work_is_refused_with_the_reason(void **state)
+{
+    (void)state;
+    expect_place("device", ARRIVALS_NEVER, (struct placed){"null", NULL, EPX_ERR_UNSUPPORTED, 1});
+    expect_place("gpu", ARRIVALS_VISIBLE, (struct placed){"null", NULL, EPX_ERR_ARGUMENT, 1});
+}
+
+/* tcp registers no GPU memory: auto goes to the host, and what was insisted on fails. */
+static void libfabric_over_tcp_takes_heaps_of_the_host(void **state)
+{
+    char text[256];
+
+    (void)state;
+    if (net_ofi_ops.probe("tcp", text, sizeof(text)) != EPX_OK) {
+        print_message("skipped: %s\n", text);
+        skip();
+    }
+    expect_place(NULL, ARRIVALS_VISIBLE, (struct placed){"ofi;tcp", "near", EPX_OK, 1});
+    expect_place("device", ARRIVALS_VISIBLE, (struct placed){"ofi;tcp", NULL, EPX_ERR_UNSUPPORTED, 1});
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_arrives_is_visible_flushed_or_refused_as_the_driver_says),
+        TEST(the_device_is_flushed_before_an_arrival_is_counted),
+        TEST(where_arrivals_are_visible_nothing_is_flushed),
+        TEST(a_flush_that_fails_is_an_error_of_the_group),
+        TEST(rings_lie_where_kernels_and_host_reach_them),
+        cmocka_unit_test(heaps_lie_where_the_network_reaches_them),
+        cmocka_unit_test(what_cannot_work_is_refused_with_the_reason),
+        cmocka_unit_test(libfabric_over_tcp_takes_heaps_of_the_host),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

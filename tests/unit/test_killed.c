@@ -1,0 +1,354 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One rank of four is killed (SIGKILL), or stopped for some seconds (SIGSTOP, SIGCONT), while its group is made, works, or
+ * ends: with the bootstrap over TCP, on one node and on two, over sockets and over shared memory. Whatever the others find, and
+ * the one that was stopped when it looks up again, they end by themselves, each call of theirs with a status, and within a
+ * bound that follows from their deadlines; nobody crashes, and who goes on gets what is right.
+ *
+ * Over shm a process that is killed may hold a lock of libfabric's, for which the others then spin for ever inside the
+ * library: that must end as any failure does. ctest: timeout=240 labels=ranks,slow sleeps
+ */
+#include <arpa/inet.h>
+#include <glob.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "net/net.h"
+#include "tests/lib/scene.h"
+#include "util/clock.h"
+
+#include <cmocka.h>
+
+/* A rank that starts over may wait four times for a muster of twice the deadline; closing has two seconds. */
+enum { RANKS = 4, ROUNDS = 150, DEADLINE_MS = 1500, LIMIT_MS = 40000 };
+
+enum phase { PHASE_BORN, PHASE_MAKES, PHASE_WORKS, PHASE_ENDS, PHASE_OVER };
+enum outcome { UNKNOWN, DONE, WENT_ON, TOLD, STUCK, WRONG, OUTCOMES };
+
+static const char *const phases[] = {"born", "makes its group", "works", "ends its group", "over"};
+static const char *const outcomes[OUTCOMES] = {"nothing", "done", "went on", "told", "stuck", "given wrong results"};
+
+struct story {
+    const char *net; /* NULL: one node */
+    int enable_mask;
+    int signal;
+    enum phase phase;
+};
+
+/* What the ranks of one story write for whoever watches. */
+struct table {
+    atomic_int phase[RANKS], round[RANKS], outcome[RANKS];
+};
+
+static uint64_t random_state = 1;
+
+static uint32_t draw(uint32_t below)
+{
+    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(random_state >> 33) % below;
+}
+
+/* ---- A rank ---------------------------------------------------------------------------------------------------------------- */
+
+/* With enable_mask low latency masks whom it misses, each rank by itself; an agreement on who is left follows only a failure
+ * of high throughput. */
+static int rounds(struct scene *s, const struct story *story, struct table *table)
+{
+    for (int i = 0; i < ROUNDS; i++) {
+        atomic_store(&table->round[s->rank], i);
+        if ((!story->enable_mask && scene_ll(s)) || scene_ht(s))
+            return -1;
+    }
+    return 0;
+}
+
+/* A round has failed: told by a status, or found by the check of what came. */
+static enum outcome how_it_failed(const struct scene *s)
+{
+    return strncmp(s->why, "low latency: ", 13) && strncmp(s->why, "high throughput: ", 17) ? TOLD : WRONG;
+}
+
+/* After a failure: with those that are left, where that is possible. One that was stopped may be back among them. */
+static enum outcome go_on(struct scene *s, const struct story *story, struct table *table)
+{
+    int32_t mask[RANKS];
+
+    if (!story->enable_mask || epx_group_error_clear(s->group) != EPX_OK ||
+        epx_mask_query(s->group, mask, NULL) != EPX_OK || epx_stream_sync(s->group, NULL) != EPX_OK)
+        return TOLD;
+    for (int r = 0; r < RANKS; r++)
+        scene_set_active(s, r, mask[r]);
+    s->w.round = 1000; /* that of all who are left */
+    return rounds(s, story, table) == 0 ? WENT_ON : how_it_failed(s);
+}
+
+static int be_rank(const struct story *story, int rank, struct table *table)
+{
+    epx_group_config config = scene_config(DEADLINE_MS);
+    struct scene *s = calloc(1, sizeof(*s));
+    enum outcome outcome = TOLD;
+
+    if (!s)
+        return 1;
+    config.enable_mask = story->enable_mask;
+    config.ranks_per_node = story->net ? 2 : 0;
+    snprintf(config.net, sizeof(config.net), "%s", story->net ? story->net : "");
+    atomic_store(&table->phase[rank], PHASE_MAKES);
+    if (scene_open(s, rank, RANKS, NULL, &config) == 0) {
+        atomic_store(&table->phase[rank], PHASE_WORKS);
+        if (rounds(s, story, table) == 0)
+            outcome = DONE;
+        else if (how_it_failed(s) == TOLD)
+            outcome = go_on(s, story, table);
+        else
+            outcome = WRONG;
+    }
+    atomic_store(&table->phase[rank], PHASE_ENDS);
+    if (s->group && epx_group_destroy(s->group) == EPX_ERR_TIMEOUT)
+        outcome = STUCK;
+    s->group = NULL;
+    scene_close(s);
+    free(s);
+    atomic_store(&table->outcome[rank], outcome);
+    atomic_store(&table->phase[rank], PHASE_OVER);
+    return 0;
+}
+
+/* ---- The parent -------------------------------------------------------------------------------------------------------------- */
+
+static int free_port(void)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t bytes = sizeof(at);
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+    assert_true(fd >= 0 && bind(fd, (struct sockaddr *)&at, bytes) == 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&at, &bytes), 0);
+    close(fd);
+    return ntohs(at.sin_port);
+}
+
+static void set_int(const char *name, int value)
+{
+    char text[16];
+
+    snprintf(text, sizeof(text), "%d", value);
+    setenv(name, text, 1);
+}
+
+static pid_t start(const struct story *story, int rank, struct table *table)
+{
+    pid_t pid;
+
+    fflush(NULL);
+    pid = fork();
+    assert_true(pid >= 0);
+    if (pid > 0)
+        return pid;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    for (int sig = SIGILL; sig <= SIGSEGV; sig++)
+        signal(sig, SIG_DFL); /* not the test framework's */
+    set_int("RANK", rank);
+    exit(be_rank(story, rank, table)); /* with what libraries do at exit */
+}
+
+/* At a random moment of the phase. */
+static void strike(const struct story *story, pid_t pid, const atomic_int *phase, const atomic_int *round)
+{
+    const uint64_t deadline = clock_ns() + 20000000000u;
+    const int at = (int)draw(ROUNDS - 20);
+
+    while (atomic_load(phase) < (int)story->phase || (story->phase == PHASE_WORKS && atomic_load(round) < at)) {
+        if (clock_ns() > deadline || atomic_load(phase) > (int)story->phase)
+            break;
+        usleep(50);
+    }
+    usleep(draw(story->phase == PHASE_MAKES ? 60000 : 2000));
+    kill(pid, story->signal);
+    if (story->signal == SIGKILL)
+        return;
+    usleep((useconds_t)draw(4 * DEADLINE_MS) * 1000);
+    kill(pid, SIGCONT);
+}
+
+/* A dead rank is known to be dead, and sockets of its take nobody with them. */
+static int must_go_on(const struct story *story)
+{
+    return story->enable_mask && story->signal == SIGKILL && story->phase == PHASE_WORKS &&
+           (!story->net || !strcmp(story->net, "ofi;tcp"));
+}
+
+/* libfabric's shm names files by process, and leaves those of one that was killed. */
+static void sweep(pid_t pid)
+{
+    char pattern[64];
+    glob_t found;
+
+    snprintf(pattern, sizeof(pattern), "/dev/shm/%d:*", (int)pid);
+    if (glob(pattern, 0, NULL, &found) != 0)
+        return;
+    for (size_t i = 0; i < found.gl_pathc; i++)
+        unlink(found.gl_pathv[i]);
+    globfree(&found);
+}
+
+/* How many ranks did not end, or not well. */
+static int reap(const struct story *story, const pid_t *pids, int victim, struct table *table)
+{
+    const uint64_t deadline = clock_ns() + LIMIT_MS * (uint64_t)1000000;
+    int failures = 0;
+
+    for (int r = 0; r < RANKS; r++) {
+        int status = 0;
+        pid_t ended = 0;
+
+        while ((ended = waitpid(pids[r], &status, WNOHANG)) == 0 && clock_ns() < deadline)
+            usleep(1000);
+        if (r == victim && story->signal == SIGKILL)
+            continue;
+        if (ended == pids[r] && WIFEXITED(status) && WEXITSTATUS(status) == 0) {
+            const int outcome = atomic_load(&table->outcome[r]);
+
+            if (outcome == WENT_ON || (outcome != WRONG && !must_go_on(story)))
+                continue;
+            fprintf(stderr, "rank %d was %s and did not go on\n", r, outcomes[outcome]);
+            failures++;
+            continue;
+        }
+        failures++;
+        fprintf(stderr, "rank %d, %s, round %d: ", r, phases[atomic_load(&table->phase[r])],
+                atomic_load(&table->round[r]));
+        if (ended == 0)
+            fprintf(stderr, "has not ended after %d ms\n", LIMIT_MS);
+        else
+            fprintf(stderr, "ended with status %#x\n", (unsigned)status);
+        if (ended == 0 && kill(pids[r], SIGKILL) == 0)
+            waitpid(pids[r], &status, 0);
+    }
+    if (failures)
+        fprintf(stderr, "rank %d was %s while it %s; %s, mask %d\n", victim,
+                story->signal == SIGKILL ? "killed" : "stopped", phases[story->phase],
+                story->net ? story->net : "one node", story->enable_mask);
+    return failures;
+}
+
+static int play(const struct story *story, int *counts)
+{
+    struct table *table = mmap(NULL, sizeof(*table), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    const int victim = (int)draw(RANKS);
+    pid_t pids[RANKS];
+    int failures;
+
+    assert_true(table != MAP_FAILED);
+    set_int("MASTER_PORT", free_port());
+    set_int("EPX_JOB_ID", (int)draw(1 << 30)); /* should another run find the same port */
+    for (int r = 0; r < RANKS; r++)
+        pids[r] = start(story, r, table);
+    strike(story, pids[victim], &table->phase[victim], &table->round[victim]);
+    failures = reap(story, pids, victim, table);
+    for (int r = 0; r < RANKS; r++)
+        sweep(pids[r]);
+    for (int r = 0; r < RANKS; r++)
+        counts[r == victim && story->signal == SIGKILL ? UNKNOWN : atomic_load(&table->outcome[r])]++;
+    munmap(table, sizeof(*table));
+    return failures;
+}
+
+/* Asked by a process that ends: libraries that were opened before a fork need not work behind it. */
+static int net_is_here(const char *net)
+{
+    char text[256];
+    int status = 0;
+    const pid_t pid = fork();
+
+    if (pid == 0)
+        _exit(net_ofi_ops.probe(net + strlen("ofi;"), text, sizeof(text)) != EPX_OK);
+    return waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+/* EPX_TEST_KILLS: how often each. */
+static void in_every_phase(const char *net, int sig)
+{
+    const int times = getenv("EPX_TEST_KILLS") ? atoi(getenv("EPX_TEST_KILLS")) : 1;
+    int failures = 0, counts[OUTCOMES] = {0};
+
+    if (net && !net_is_here(net)) {
+        fprintf(stderr, "not over %s: it cannot be used here\n", net);
+        skip();
+    }
+    for (int i = 0; i < times; i++)
+        for (int phase = PHASE_MAKES; phase <= PHASE_ENDS; phase++)
+            for (int mask = 0; mask <= 1; mask++)
+                failures += play(&(struct story){net, mask, sig, (enum phase)phase}, counts);
+    for (int i = DONE; i < OUTCOMES; i++)
+        fprintf(stderr, "%s %d %s", i == DONE ? "ranks that were left:" : ",", counts[i], outcomes[i]);
+    fprintf(stderr, "\n");
+    assert_int_equal(failures, 0);
+}
+
+static void killed_on_one_node(void **state)
+{
+    (void)state;
+    in_every_phase(NULL, SIGKILL);
+}
+
+static void killed_over_sockets(void **state)
+{
+    (void)state;
+    in_every_phase("ofi;tcp", SIGKILL);
+}
+
+static void killed_over_shared_memory(void **state)
+{
+    (void)state;
+    in_every_phase("ofi;shm", SIGKILL);
+}
+
+static void stopped_on_one_node(void **state)
+{
+    (void)state;
+    in_every_phase(NULL, SIGSTOP);
+}
+
+static void stopped_over_sockets(void **state)
+{
+    (void)state;
+    in_every_phase("ofi;tcp", SIGSTOP);
+}
+
+static void stopped_over_shared_memory(void **state)
+{
+    (void)state;
+    in_every_phase("ofi;shm", SIGSTOP);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(killed_on_one_node),        cmocka_unit_test(killed_over_sockets),
+        cmocka_unit_test(killed_over_shared_memory), cmocka_unit_test(stopped_on_one_node),
+        cmocka_unit_test(stopped_over_sockets),      cmocka_unit_test(stopped_over_shared_memory),
+    };
+
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
+    random_state = clock_ns();
+    setenv("MASTER_ADDR", "127.0.0.1", 1);
+    set_int("WORLD_SIZE", RANKS);
+    unsetenv("EPX_NET");
+    unsetenv("EPX_BOOT_TIMEOUT_MS");
+    unsetenv("EPX_RANKS_PER_NODE");
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

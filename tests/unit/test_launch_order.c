@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Operations of a group run in the order in which they are issued, on whatever streams; captured ones stand apart. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "group/objects.h"
+
+/* Streams are numbers here, and what a device is asked is written down. */
+#define STREAM(n) ((struct device_stream *)(uintptr_t)(n))
+
+static char story[256];
+static int captured;
+
+static void tell(const char *what, struct device_stream *stream)
+{
+    const size_t at = strlen(story);
+
+    assert_true(at + strlen(what) + 3 < sizeof(story));
+    story[at] = what[0];
+    story[at + 1] = (char)('0' + (int)(uintptr_t)stream);
+    story[at + 2] = ' ';
+    story[at + 3] = 0;
+}
+
+static epx_status record(struct device *device, struct device_event *event, struct device_stream *stream)
+{
+    (void)device;
+    (void)event;
+    tell("record", stream);
+    return EPX_OK;
+}
+
+static epx_status wait(struct device *device, struct device_stream *stream, struct device_event *event)
+{
+    (void)device;
+    (void)event;
+    tell("wait", stream);
+    return EPX_OK;
+}
+
+static epx_status launch(struct device *device, struct device_stream *stream, enum kernel_id id, const void *params,
+                         size_t bytes, int agents)
+{
+    (void)device;
+    (void)id;
+    (void)params;
+    (void)bytes;
+    (void)agents;
+    tell("launch", stream);
+    return EPX_OK;
+}
+
+static int captures(struct device *device, struct device_stream *stream)
+{
+    (void)device;
+    return (int)(uintptr_t)stream == captured;
+}
+
+static const struct device_ops fake_ops = {
+    .event_record = record, .stream_wait = wait, .launch = launch, .stream_captures = captures};
+static struct device fake = {.ops = &fake_ops};
+
+static void run(struct epx_group *group, const int *streams)
+{
+    story[0] = 0;
+    for (; *streams; streams++)
+        assert_int_equal(launch_ordered(group, STREAM(*streams), KERNEL_LL_DISPATCH, NULL, 0), EPX_OK);
+}
+
+static void test_streams_wait_for_each_other(void **state)
+{
+    struct epx_group group = {.device = &fake};
+
+    (void)state;
+    captured = 0;
+    run(&group, (const int[]){1, 1, 2, 1, 0});
+    assert_string_equal(story, "l1 l1 r1 w2 l2 r2 w1 l1 ");
+}
+
+/* A captured stream may not wait for one outside its graph, and no later work may wait for it: CUDA refuses both. */
+static void test_captured_stream_stands_apart(void **state)
+{
+    struct epx_group group = {.device = &fake};
+
+    (void)state;
+    captured = 3;
+    run(&group, (const int[]){1, 3, 3, 1, 2, 0});
+    assert_string_equal(story, "l1 l3 l3 l1 r1 w2 l2 ");
+    assert_ptr_equal(group.last_stream, STREAM(2));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_streams_wait_for_each_other),
+        cmocka_unit_test(test_captured_stream_stands_apart),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

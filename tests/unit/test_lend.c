@@ -1,0 +1,555 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Rows in a caller's own memory are read where they are, once every rank of the node has mapped them, and copied until
+ * then: statistics tell which. Ranks are threads. Where it matters what a mapping shows, the device's regions are memory
+ * files that each peer maps at an address of its own, read-only: a mapping that outlives its region shows old bytes, and
+ * one that was given back too early is a fault.
+ *
+ * ctest: timeout=180 labels=ranks
+ */
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "group/group.h" /* before cmocka.h, whose fail() is another */
+#include "net/net.h"
+#include "util/status.h"
+
+/* The table's size decides some of what is tested. */
+enum { RANKS = 4, PLENTY = LENT_REGIONS + 6, FILES_MOST = RANKS * (PLENTY + 64), SLOT = 1 << 16 };
+
+static epx_status refuse(const void *data)
+{
+    return fail(EPX_ERR_UNSUPPORTED, "test device: the region at %p is not exported", data);
+}
+
+#include <cmocka.h>
+
+#include "tests/lib/scene.h"
+#include "tests/lib/thread_boot.h"
+
+/* ---- A device whose regions are files ----------------------------------------------------------------------------- */
+
+/* Address space in which each rank has PLENTY slots; a slot holds a region or nothing. */
+static struct {
+    pthread_mutex_t lock;
+    char *base;
+    struct {
+        uint64_t id;
+        int fd;
+    } slot[RANKS * PLENTY];
+    int files[FILES_MOST], nfiles;
+    uint64_t ids;
+    int opened, closed, exported, refuse;
+} world = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static struct device_ops test_ops;
+
+/* A new region in the slot, in the place of the one that was there. */
+static char *region_make(int slot)
+{
+    char *at = world.base + (size_t)slot * SLOT;
+    const int fd = memfd_create("epx-test-region", MFD_CLOEXEC);
+
+    if (fd < 0 || ftruncate(fd, SLOT) != 0 ||
+        mmap(at, SLOT, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) != at)
+        return NULL;
+    pthread_mutex_lock(&world.lock);
+    world.slot[slot].id = ++world.ids;
+    world.slot[slot].fd = fd;
+    world.files[world.nfiles++] = fd; /* closed at the end: a peer may just be about to map it */
+    pthread_mutex_unlock(&world.lock);
+    return at;
+}
+
+static void region_free(int slot)
+{
+    pthread_mutex_lock(&world.lock);
+    mmap(world.base + (size_t)slot * SLOT, SLOT, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    world.slot[slot].id = 0;
+    pthread_mutex_unlock(&world.lock);
+}
+
+static uint64_t region_id(struct device *device, const void *data)
+{
+    const size_t at = (size_t)((const char *)data - world.base);
+    uint64_t id = 0;
+
+    (void)device;
+    pthread_mutex_lock(&world.lock);
+    if ((const char *)data >= world.base && at < (size_t)RANKS * PLENTY * SLOT)
+        id = world.slot[at / SLOT].id;
+    pthread_mutex_unlock(&world.lock);
+    return id;
+}
+
+static epx_status region_export(struct device *device, const void *data, struct heap_export *region)
+{
+    const size_t slot = (size_t)((const char *)data - world.base) / SLOT;
+
+    (void)device;
+    __atomic_fetch_add(&world.exported, 1, __ATOMIC_RELAXED);
+    if (__atomic_load_n(&world.refuse, __ATOMIC_RELAXED))
+        return refuse(data);
+    memset(region, 0, sizeof(*region));
+    region->bytes = SLOT;
+    region->address = (uint64_t)(uintptr_t)(world.base + slot * SLOT);
+    region->pid = getpid();
+    region->token = world.slot[slot].fd;
+    return EPX_OK;
+}
+
+static epx_status region_open(struct device *device, const struct heap_export *region, void **base)
+{
+    (void)device;
+    *base = mmap(NULL, region->bytes, PROT_READ, MAP_SHARED, (int)region->token, 0);
+    if (*base == MAP_FAILED)
+        return refuse(*base);
+    __atomic_fetch_add(&world.opened, 1, __ATOMIC_RELAXED);
+    return EPX_OK;
+}
+
+static void region_close(struct device *device, const struct heap_export *region, void *base, int now)
+{
+    (void)device;
+    (void)now;
+    munmap(base, region->bytes);
+    __atomic_fetch_add(&world.closed, 1, __ATOMIC_RELAXED);
+}
+
+static epx_status open_device(int index, struct device **device)
+{
+    const epx_status status = cpu_device_ops.open(index, device);
+
+    if (status == EPX_OK)
+        (*device)->ops = &test_ops;
+    return status;
+}
+
+static int files_begin(void **state)
+{
+    (void)state;
+    test_ops = cpu_device_ops;
+    test_ops.open = open_device;
+    test_ops.region_id = region_id;
+    test_ops.region_export = region_export;
+    test_ops.region_open = region_open;
+    test_ops.region_close = region_close;
+    world.base = mmap(NULL, (size_t)RANKS * PLENTY * SLOT, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    world.opened = world.closed = world.exported = world.refuse = 0;
+    device_override = &test_ops;
+    setenv("EPX_LEND", "1", 1);
+    return world.base == MAP_FAILED ? -1 : 0;
+}
+
+static int files_end(void **state)
+{
+    (void)state;
+    device_override = NULL;
+    unsetenv("EPX_LEND");
+    munmap(world.base, (size_t)RANKS * PLENTY * SLOT);
+    while (world.nfiles > 0)
+        close(world.files[--world.nfiles]);
+    memset(world.slot, 0, sizeof(world.slot));
+    return 0;
+}
+
+/* ---- Rounds -------------------------------------------------------------------------------------------------------- */
+
+static int say(struct scene *s, const char *what, long long number)
+{
+    snprintf(s->why, sizeof(s->why), "%s (%lld; last error: %s)", what, number, epx_last_error());
+    return -1;
+}
+
+/* One checked round whose rows lie at `rows`; *copied: bytes that the combine copied first. */
+static int round_at(struct scene *s, void *rows, uint64_t *copied)
+{
+    void *usual = s->ht_rows.data;
+    epx_stats before = EPX_STATS_INIT, after = EPX_STATS_INIT;
+    int rc;
+
+    s->ht_rows.data = rows ? rows : usual;
+    rc = scene_ht_dispatch(s) || epx_group_stats(s->group, &before) != EPX_OK || scene_ht_combine(s) ||
+         epx_group_stats(s->group, &after) != EPX_OK;
+    s->ht_rows.data = usual;
+    *copied = after.bytes_local - before.bytes_local;
+    return rc ? -1 : 0;
+}
+
+/* Rounds until one copies nothing: three at the most, for every rank's call comes after all calls of the last round. */
+static int round_until_lent(struct scene *s, void *rows)
+{
+    uint64_t copied = 1;
+
+    for (int i = 0; i < 3; i++)
+        if (round_at(s, rows, &copied))
+            return -1;
+    return copied ? say(s, "the third round still copies its rows", (long long)copied) : 0;
+}
+
+static int ranks_per_node;
+
+static int run_scene(int rank, int n, epx_bootstrap *boot, int (*play)(struct scene *s), int enable_mask)
+{
+    struct scene *s = calloc(1, sizeof(*s));
+    epx_group_config config = scene_config(20000);
+    int rc;
+
+    config.ranks_per_node = ranks_per_node;
+    config.enable_mask = enable_mask;
+    rc = scene_open(s, rank, n, boot, &config) || play(s);
+    if (rc)
+        fprintf(stderr, "rank %d: %s\n", rank, s->why);
+    scene_close(s);
+    free(s);
+    return rc;
+}
+
+/* ---- Ranks of one process ------------------------------------------------------------------------------------------ */
+
+static int play_ordinary(struct scene *s)
+{
+    uint64_t copied;
+
+    if (round_at(s, NULL, &copied))
+        return -1;
+    if (!copied && s->ht_recv.total)
+        return say(s, "the first round must copy its rows", 0);
+    if (round_until_lent(s, NULL))
+        return -1;
+    for (int i = 0; i < 4; i++) {
+        char *other = aligned_alloc(64, SLOT); /* all memory of a process is one region */
+        const int rc = round_at(s, other, &copied);
+
+        free(other);
+        if (rc || copied)
+            return rc ? -1 : say(s, "memory of the process is lent, and was copied", (long long)copied);
+    }
+    return 0;
+}
+
+static int ordinary_rank(int rank, int n, epx_bootstrap *boot, void *arg)
+{
+    (void)arg;
+    return run_scene(rank, n, boot, play_ordinary, 0);
+}
+
+static void rows_in_ordinary_memory_are_read_there(void **state)
+{
+    (void)state;
+    setenv("EPX_LEND", "1", 1);
+    assert_int_equal(run_ranks(RANKS, ordinary_rank, NULL), 0);
+    assert_int_equal(run_ranks(1, ordinary_rank, NULL), 0);
+    unsetenv("EPX_LEND");
+}
+
+static void also_by_relays_between_nodes(void **state)
+{
+    char text[256];
+
+    (void)state;
+    if (net_ofi_ops.probe("", text, sizeof(text)) != EPX_OK) {
+        fprintf(stderr, "no network to test with: %s\n", text);
+        skip();
+    }
+    setenv("EPX_LEND", "1", 1);
+    for (ranks_per_node = 1; ranks_per_node <= 2; ranks_per_node++)
+        assert_int_equal(run_ranks(RANKS, ordinary_rank, NULL), 0);
+    ranks_per_node = 0;
+    unsetenv("EPX_LEND");
+}
+
+static int play_copied(struct scene *s)
+{
+    uint64_t copied;
+
+    for (int i = 0; i < 5; i++) {
+        if (round_at(s, NULL, &copied))
+            return -1;
+        if (!copied && s->ht_recv.total)
+            return say(s, "nothing may be lent, and the rows were not copied; round", i);
+    }
+    return 0;
+}
+
+static int copied_rank(int rank, int n, epx_bootstrap *boot, void *arg)
+{
+    (void)arg;
+    return run_scene(rank, n, boot, play_copied, 0);
+}
+
+static void nothing_is_lent_unless_asked(void **state)
+{
+    (void)state;
+    unsetenv("EPX_LEND");
+    assert_int_equal(run_ranks(RANKS, copied_rank, NULL), 0);
+    setenv("EPX_LEND", "0", 1);
+    assert_int_equal(run_ranks(RANKS, copied_rank, NULL), 0);
+    unsetenv("EPX_LEND");
+}
+
+/* ---- Regions ------------------------------------------------------------------------------------------------------- */
+
+static int play_freed(struct scene *s)
+{
+    const int slot = s->rank * PLENTY;
+    uint64_t copied;
+
+    for (int i = 0; i < 6; i++) {
+        char *rows = region_make(slot); /* the same address, another region: whoever reads the old one is wrong */
+
+        if (!rows || round_at(s, rows, &copied))
+            return -1;
+        if (!copied && s->ht_recv.total)
+            return say(s, "a new region was taken for the one that was freed; round", i);
+        if (i % 2 == 0 && round_until_lent(s, rows))
+            return -1;
+    }
+    region_free(slot);
+    /* Freed memory is found in turn, without being given again, and not kept by the others. */
+    for (int i = 0; i < LENT_REGIONS + 2; i++)
+        if (round_at(s, NULL, &copied))
+            return -1;
+    if (scene_meet(s))
+        return -1;
+    const int open =
+        __atomic_load_n(&world.opened, __ATOMIC_RELAXED) - __atomic_load_n(&world.closed, __ATOMIC_RELAXED);
+    return scene_meet(s) || (open ? say(s, "mappings of memory that was freed", open) : 0);
+}
+
+static int freed_rank(int rank, int n, epx_bootstrap *boot, void *arg)
+{
+    (void)arg;
+    return run_scene(rank, n, boot, play_freed, 0);
+}
+
+static void freed_memory_is_not_read_and_not_kept(void **state)
+{
+    (void)state;
+    assert_int_equal(run_ranks(RANKS, freed_rank, NULL), 0);
+}
+
+/* Rank 0 calls when the others have already queued the same operations: they have mapped nothing of what it lends. */
+static int play_late(struct scene *s)
+{
+    char *rows = region_make(s->rank * PLENTY);
+    void *usual = s->ht_rows.data;
+    epx_stats before = EPX_STATS_INIT, after = EPX_STATS_INIT;
+    int rc;
+
+    s->ht_rows.data = rows;
+    rc = !rows || scene_ht_dispatch(s) || epx_group_stats(s->group, &before) != EPX_OK || scene_meet(s);
+    for (int turn = 0; turn < 2 && !rc; turn++) {
+        rc = (s->rank == 0) != turn ? 0
+                                    : epx_combine(s->ht, &s->ht_cin, &s->cout, NULL, NULL) != EPX_OK ||
+                                          epx_combine(s->ht, &s->ht_cin, &s->cout, NULL, NULL) != EPX_OK;
+        rc = rc || scene_meet(s);
+    }
+    rc = rc || scene_ht_combine(s) || epx_group_stats(s->group, &after) != EPX_OK;
+    s->ht_rows.data = usual;
+    if (!rc && s->rank == 0 &&
+        after.bytes_local - before.bytes_local < 2 * (uint64_t)s->ht_recv.total * SCENE_HIDDEN * 2)
+        rc = say(s, "rows were posted in memory that nobody has mapped", 0);
+    return rc;
+}
+
+static int late_rank(int rank, int n, epx_bootstrap *boot, void *arg)
+{
+    (void)arg;
+    return run_scene(rank, n, boot, play_late, 0);
+}
+
+static void nothing_is_posted_before_all_have_mapped_it(void **state)
+{
+    (void)state;
+    assert_int_equal(run_ranks(RANKS, late_rank, NULL), 0);
+}
+
+static int play_plenty(struct scene *s)
+{
+    const int first = s->rank * PLENTY;
+    char *rows[PLENTY];
+    uint64_t copied;
+    int in_place = 0;
+
+    for (int i = 0; i < PLENTY; i++)
+        if (!(rows[i] = region_make(first + i)))
+            return say(s, "no region", i);
+    for (int i = 0; i < 3 * PLENTY; i++) { /* in turn: each is used too often to make room */
+        if (round_at(s, rows[i % PLENTY], &copied))
+            return -1;
+        in_place += i >= 2 * PLENTY && !copied;
+    }
+    if (s->ht_recv.total && in_place != LENT_REGIONS)
+        return say(s, "expected as many regions lent as there is room for, got", in_place);
+    /* The last one alone: the others become old, and make room. */
+    for (int i = 0; i < 5 * LENT_REGIONS; i++)
+        if (round_at(s, rows[PLENTY - 1], &copied))
+            return -1;
+    if (copied)
+        return say(s, "no region has made room", (long long)copied);
+    /* Those that are still lent are as good as ever. */
+    for (int i = 0; i < PLENTY; i++)
+        if (round_at(s, rows[i], &copied))
+            return -1;
+    return 0;
+}
+
+static int plenty_rank(int rank, int n, epx_bootstrap *boot, void *arg)
+{
+    (void)arg;
+    return run_scene(rank, n, boot, play_plenty, 0);
+}
+
+static void a_full_table_lends_what_is_used(void **state)
+{
+    (void)state;
+    assert_int_equal(run_ranks(2, plenty_rank, NULL), 0);
+    assert_int_equal(world.opened, world.closed); /* nothing stays mapped after the end */
+    assert_true(world.opened > 2 * LENT_REGIONS);
+}
+
+static int play_refused(struct scene *s)
+{
+    char *rows = region_make(s->rank * PLENTY);
+    uint64_t copied;
+
+    for (int i = 0; i < 5; i++) {
+        if (!rows || round_at(s, rows, &copied))
+            return -1;
+        if (!copied && s->ht_recv.total)
+            return say(s, "rows that cannot be lent were not copied; round", i);
+    }
+    return 0;
+}
+
+static int refused_rank(int rank, int n, epx_bootstrap *boot, void *arg)
+{
+    (void)arg;
+    return run_scene(rank, n, boot, play_refused, 0);
+}
+
+static void what_cannot_be_exported_is_asked_for_once(void **state)
+{
+    (void)state;
+    world.refuse = 1;
+    assert_int_equal(run_ranks(RANKS, refused_rank, NULL), 0);
+    assert_int_equal(world.exported, RANKS);
+    assert_int_equal(world.opened, 0);
+}
+
+/* ---- More rows than the landing holds -------------------------------------------------------------------------------- */
+
+static const char *const too_many[] = {"epx_combine", "max_recv_tokens = 1", NULL};
+
+static int play_narrow(struct scene *s)
+{
+    char *rows = region_make(s->rank * PLENTY);
+    void *usual = s->ht_rows.data, *heap;
+    const size_t bytes = (size_t)tensor_rows(&s->ht_rows) * SCENE_HIDDEN * 2;
+    const int many = s->ht_recv.total > 1;
+    int lent = -1, rc = 0;
+
+    s->ht_out.topk_weights = s->ht_out.topk_idx = NULL;
+    if (!rows || epx_alloc(s->group, bytes, &heap) != EPX_OK ||
+        epx_lend(s->group, heap, bytes, NULL, &lent) != EPX_OK || !lent)
+        return say(s, "memory of epx_alloc is always read in place", lent);
+    for (int i = 0; i < 4 && !rc; i++) {
+        s->ht_rows.data = heap;
+        rc = scene_ht_dispatch(s) || scene_meet(s);
+        memcpy(rows, heap, bytes);
+        s->ht_rows.data = rows;
+        if (!rc && many && i == 0)
+            rc = scene_expect(s, "epx_combine", epx_combine(s->ht, &s->ht_cin, &s->cout, NULL, NULL), EPX_ERR_OVERFLOW,
+                              too_many);
+        rc = rc || scene_meet(s) || epx_lend(s->group, rows, bytes, NULL, &lent) != EPX_OK;
+        rc = rc || scene_meet(s); /* all have offered: the next call takes, and the one after it uses */
+        if (!lent)
+            s->ht_rows.data = memcpy(heap, rows, bytes);
+        rc = rc || scene_ht_combine(s);
+    }
+    s->ht_rows.data = usual;
+    return rc || (lent ? 0 : say(s, "never lent", 0));
+}
+
+static int narrow_rank(int rank, int n, epx_bootstrap *boot, void *arg)
+{
+    struct scene *s = calloc(1, sizeof(*s));
+    epx_group_config config = scene_config(20000);
+    int rc;
+
+    (void)arg;
+    config.max_recv_tokens = 1;
+    rc = scene_open(s, rank, n, boot, &config) || play_narrow(s);
+    if (rc)
+        fprintf(stderr, "rank %d: %s\n", rank, s->why);
+    scene_close(s);
+    free(s);
+    return rc;
+}
+
+static void the_landing_does_not_bound_what_is_lent(void **state)
+{
+    (void)state;
+    assert_int_equal(run_ranks(RANKS, narrow_rank, NULL), 0);
+}
+
+/* ---- Members --------------------------------------------------------------------------------------------------------- */
+
+/* The last rank leaves; what the others lend is no business of its any more, and is lent among them. */
+static int play_members(struct scene *s)
+{
+    char *rows = region_make(s->rank * PLENTY), *fresh;
+    int32_t mask[RANKS];
+
+    if (!rows || round_until_lent(s, rows) || scene_meet(s))
+        return -1;
+    if (s->rank == RANKS - 1)
+        return scene_meet(s) || scene_meet(s); /* masked: idle */
+    for (int r = 0; r < RANKS; r++)
+        mask[r] = r < RANKS - 1;
+    if (epx_mask_update(s->group, mask, NULL) != EPX_OK || epx_stream_sync(s->group, NULL) != EPX_OK || scene_meet(s) ||
+        epx_group_error_clear(s->group) != EPX_OK)
+        return say(s, "going on without a rank", 0);
+    scene_set_active(s, RANKS - 1, 0);
+    fresh = region_make(s->rank * PLENTY + 1);
+    return round_until_lent(s, rows) || !fresh || round_until_lent(s, fresh) || scene_meet(s);
+}
+
+static int members_rank(int rank, int n, epx_bootstrap *boot, void *arg)
+{
+    (void)arg;
+    return run_scene(rank, n, boot, play_members, 1);
+}
+
+static void those_that_are_left_lend_to_each_other(void **state)
+{
+    (void)state;
+    assert_int_equal(run_ranks(RANKS, members_rank, NULL), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rows_in_ordinary_memory_are_read_there),
+        cmocka_unit_test(also_by_relays_between_nodes),
+        cmocka_unit_test(nothing_is_lent_unless_asked),
+        cmocka_unit_test_setup_teardown(freed_memory_is_not_read_and_not_kept, files_begin, files_end),
+        cmocka_unit_test_setup_teardown(nothing_is_posted_before_all_have_mapped_it, files_begin, files_end),
+        cmocka_unit_test_setup_teardown(a_full_table_lends_what_is_used, files_begin, files_end),
+        cmocka_unit_test_setup_teardown(what_cannot_be_exported_is_asked_for_once, files_begin, files_end),
+        cmocka_unit_test_setup_teardown(the_landing_does_not_bound_what_is_lent, files_begin, files_end),
+        cmocka_unit_test_setup_teardown(those_that_are_left_lend_to_each_other, files_begin, files_end),
+    };
+
+    if (getenv("EPX_TEST_ONLY"))
+        cmocka_set_test_filter(getenv("EPX_TEST_ONLY"));
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,248 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The network suite over libfabric, and what only a network of sockets can be told. ctest: timeout=240 */
+#include "tests/unit/net_suite_cmocka.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include "net/ofi/ofi.h"
+
+static const struct net_suite tcp = {.label = "ofi_tcp", .ops = &net_ofi_ops, .provider = "tcp"};
+/* The layer that older versions of libfabric put above tcp; verbs is used through it too. */
+static const struct net_suite rxm = {
+    .label = "ofi_rxm",
+    .ops = &net_ofi_ops,
+    .provider = "tcp;ofi_rxm",
+    .gaps = {
+        {"death_is_told", "ofi_rxm of libfabric 1.17 reads a null pointer when a peer dies in the middle of a write"},
+        {"survivors_go_on", "the same"},
+        {"sleeper_sleeps", "before libfabric 1.18.1 the queue under ofi_rxm often stays readable, and a proxy spins"}}};
+static const struct net_suite shm = {
+    .label = "ofi_shm",
+    .ops = &net_ofi_ops,
+    .provider = "shm",
+    /* What becomes of a group then: test_killed.c. */
+    .gaps = {{"death_is_told", "of 78 killed processes 4 held a lock of shm's, and the others never came back from it"},
+             {"survivors_go_on",
+              "of 37 times 19 lost the living peer too, for shm answers in order over all peers, dead "
+              "ones included; 2 never came back"}}};
+
+#ifdef EPX_HAVE_OFI
+
+/* ---- Which interface */
+
+/* Opens an endpoint under the environment of the caller; its IPv4 or IPv6 address, or -1 with a message on the board. */
+static int own_address(struct suite_rank *self, struct sockaddr_storage *at)
+{
+    struct net_address address;
+    struct ofi_wire_address wire;
+
+    SUITE_TRY(suite_open_alone(self));
+    SUITE_CHECK(self, !self->suite->ops->address(self->net, &address));
+    memcpy(&wire, address.data, sizeof(wire));
+    SUITE_CHECK(self, wire.format == FI_SOCKADDR_IN || wire.format == FI_SOCKADDR_IN6);
+    memset(at, 0, sizeof(*at));
+    memcpy(at, address.data + sizeof(wire), wire.bytes);
+    return 0;
+}
+
+static int is_loopback4(const struct sockaddr_storage *at)
+{
+    return at->ss_family == AF_INET && ntohl(((const struct sockaddr_in *)at)->sin_addr.s_addr) == INADDR_LOOPBACK;
+}
+
+static int master_on_loopback(struct suite_rank *self)
+{
+    struct sockaddr_storage at;
+
+    setenv("MASTER_ADDR", "127.0.0.1", 1);
+    setenv("EPX_SOCKET_IFNAME", "none-such", 1); /* has no say: all ranks are here */
+    SUITE_TRY(own_address(self, &at));
+    SUITE_CHECK(self, is_loopback4(&at));
+    return 0;
+}
+
+static int interface_by_name(struct suite_rank *self)
+{
+    struct sockaddr_storage at;
+
+    unsetenv("MASTER_ADDR");
+    setenv("EPX_SOCKET_IFNAME", "=lo", 1);
+    SUITE_TRY(own_address(self, &at));
+    SUITE_CHECK(self, is_loopback4(&at));
+    return 0;
+}
+
+static int interface_that_is_not_there(struct suite_rank *self)
+{
+    struct net_options options = {.nranks = 1, .provider = "tcp", .timeout_ms = 1000};
+    struct net *net = NULL;
+
+    unsetenv("MASTER_ADDR");
+    setenv("EPX_SOCKET_IFNAME", "none-such", 1);
+    SUITE_CHECK(self, self->suite->ops->open(&options, &net) == EPX_ERR_UNSUPPORTED);
+    SUITE_CHECK(self, strstr(epx_last_error(), "EPX_SOCKET_IFNAME") && strstr(epx_last_error(), "none-such"));
+    return 0;
+}
+
+/* The address that faces rank 0's machine: here that machine is this one, under the first address that is not
+ * loopback. */
+static int address_that_reaches_the_master(struct suite_rank *self)
+{
+    struct ifaddrs *list, *found;
+    struct sockaddr_storage at;
+    struct in_addr expected = {0};
+    char host[INET_ADDRSTRLEN];
+
+    SUITE_CHECK(self, !getifaddrs(&list));
+    for (found = list; found; found = found->ifa_next)
+        if (found->ifa_addr && found->ifa_addr->sa_family == AF_INET && (found->ifa_flags & IFF_UP) &&
+            !(found->ifa_flags & IFF_LOOPBACK))
+            break;
+    if (found)
+        expected = ((struct sockaddr_in *)found->ifa_addr)->sin_addr;
+    freeifaddrs(list);
+    if (!expected.s_addr)
+        return suite_skip(self, "this machine has loopback alone");
+    unsetenv("EPX_SOCKET_IFNAME");
+    setenv("MASTER_ADDR", inet_ntop(AF_INET, &expected, host, sizeof(host)), 1);
+    SUITE_TRY(own_address(self, &at));
+    SUITE_CHECK(self, at.ss_family == AF_INET);
+    SUITE_CHECK(self, ((struct sockaddr_in *)&at)->sin_addr.s_addr == expected.s_addr);
+    return 0;
+}
+
+/* ---- Peers that do not fit */
+
+static int connect_says(struct suite_rank *self, const struct net_address *address, const char *word)
+{
+    SUITE_CHECK(self, self->suite->ops->connect(self->net, 1 - self->rank, address,
+                                                &self->board->regions[1 - self->rank]) == EPX_ERR_MISMATCH);
+    if (!strstr(epx_last_error(), word) || !strstr(epx_last_error(), self->rank ? "rank 0" : "rank 1"))
+        return suite_fail(self, "\"%s\" names neither the peer nor \"%s\"", epx_last_error(), word);
+    return 0;
+}
+
+static int peers_that_do_not_fit(struct suite_rank *self)
+{
+    struct net_address bad;
+    struct ofi_wire_address wire;
+    struct sockaddr_in at;
+
+    SUITE_TRY(suite_open_alone(self));
+    SUITE_TRY(suite_publish(self));
+    bad = self->board->addresses[1 - self->rank];
+    memcpy(&wire, bad.data, sizeof(wire));
+    snprintf(wire.provider, sizeof(wire.provider), "carrier-pigeon");
+    memcpy(bad.data, &wire, sizeof(wire));
+    SUITE_TRY(connect_says(self, &bad, "carrier-pigeon"));
+
+    bad = self->board->addresses[1 - self->rank];
+    memset(bad.data, 0x5a, 4);
+    SUITE_TRY(connect_says(self, &bad, "not one of the ofi network"));
+
+    bad = self->board->addresses[1 - self->rank]; /* on the other side of the loopback border */
+    memcpy(&at, bad.data + sizeof(wire), sizeof(at));
+    if (at.sin_family == AF_INET) {
+        at.sin_addr.s_addr = htonl(ntohl(at.sin_addr.s_addr) == INADDR_LOOPBACK ? 0xc0000201u : INADDR_LOOPBACK);
+        memcpy(bad.data + sizeof(wire), &at, sizeof(at));
+        SUITE_TRY(connect_says(self, &bad, "EPX_SOCKET_IFNAME"));
+    }
+    return suite_meet(self);
+}
+
+/* ---- Strangers who call */
+
+/* Calls rank 0 and says something: kind 0 nothing, 1 noise, 2 and up noise behind bytes that look like a beginning. */
+static int call_rank_0(struct suite_rank *self, uint32_t kind)
+{
+    struct sockaddr_storage at = {0};
+    struct ofi_wire_address wire;
+    uint8_t noise[4096];
+    struct timeval limit = {.tv_sec = 1};
+    int fd;
+
+    memcpy(&wire, self->board->addresses[0].data, sizeof(wire));
+    memcpy(&at, self->board->addresses[0].data + sizeof(wire), wire.bytes);
+    fd = socket(at.ss_family, SOCK_STREAM, 0);
+    SUITE_CHECK(self, fd >= 0);
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
+    if (connect(fd, (struct sockaddr *)&at, (socklen_t)wire.bytes))
+        return close(fd), suite_fail(self, "cannot call rank 0: %s", strerror(errno));
+    suite_fill(noise, sizeof(noise), 2, kind);
+    if (kind >= 2) {
+        noise[0] = (uint8_t)(1 + kind % 4); /* a version */
+        noise[1] = (uint8_t)(kind / 4 % 4); /* an operation */
+        noise[2] = noise[3] = 0;
+    }
+    for (int i = 0; kind && i < 8; i++)
+        if (send(fd, noise, sizeof(noise), MSG_NOSIGNAL) < 0)
+            break;
+    usleep(5000);
+    return close(fd);
+}
+
+/* Rank 2 calls rank 0 again and again, and never speaks the language. The others notice nothing. */
+static int strangers_do_no_harm(struct suite_rank *self)
+{
+    enum { CALLS = 24, PUTS = 20 };
+    const int peer = 1 - self->rank;
+
+    SUITE_TRY(suite_open_alone(self));
+    SUITE_TRY(suite_publish(self));
+    if (self->rank < 2 &&
+        self->suite->ops->connect(self->net, peer, &self->board->addresses[peer], &self->board->regions[peer]))
+        return suite_fail(self, "connect: %s", epx_last_error());
+    for (uint32_t call = 0; call < CALLS; call++) {
+        if (self->rank == 2) {
+            SUITE_TRY(call_rank_0(self, call));
+        } else {
+            for (int i = 0; i < PUTS; i++)
+                SUITE_TRY(suite_put(self, peer, 0, 65536, 16384, 0));
+            SUITE_TRY(suite_wait_arrived(self, peer, (call + 1) * PUTS));
+        }
+        SUITE_TRY(suite_meet(self));
+    }
+    SUITE_TRY(suite_wait_answered(self));
+    SUITE_CHECK(self, suite_guards_hold(self));
+    SUITE_CHECK(self, self->rank == 2 || !self->lost[peer]);
+    return suite_meet(self);
+}
+
+static const struct suite_case own_cases[] = {
+    {.name = "master_on_loopback", .nranks = 1, .body = master_on_loopback},
+    {.name = "interface_by_name", .nranks = 1, .body = interface_by_name},
+    {.name = "interface_that_is_not_there", .nranks = 1, .body = interface_that_is_not_there},
+    {.name = "address_that_reaches_the_master", .nranks = 1, .body = address_that_reaches_the_master},
+    {.name = "peers_that_do_not_fit", .nranks = 2, .body = peers_that_do_not_fit},
+    {.name = "strangers_do_no_harm", .nranks = 3, .body = strangers_do_no_harm},
+};
+enum { OWN_CASES = (int)(sizeof(own_cases) / sizeof(own_cases[0])) };
+
+#define TCP_CASES own_cases, OWN_CASES
+
+#else
+
+#define TCP_CASES NULL, 0
+
+#endif
+
+int main(void)
+{
+    static struct CMUnitTest tests[NET_SUITE_TESTS];
+    int count = 0;
+
+    count = net_suite_add(&tcp, suite_cases, suite_case_count, tests, count);
+    count = net_suite_add(&tcp, TCP_CASES, tests, count);
+    count = net_suite_add(&rxm, suite_cases, suite_case_count, tests, count);
+    count = net_suite_add(&shm, suite_cases, suite_case_count, tests, count);
+    return _cmocka_run_group_tests("net_ofi", tests, (size_t)count, NULL, NULL);
+}

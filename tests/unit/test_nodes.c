@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Who relays for whom, with nodes of any sizes and ranks left out: against the definition, counted rank by rank. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "group/nodes.h"
+
+#include <cmocka.h>
+
+enum { RANKS = 40, CASES = 400 };
+
+static uint32_t state = 1;
+
+static int draw(int n)
+{
+    state = state * 1664525u + 1013904223u;
+    return (int)((state >> 8) % (uint32_t)n);
+}
+
+/* The n-th rank of a node that is not out, or -1. */
+static int member(const struct node_map *map, int node, int n)
+{
+    for (int r = 0; r < map->nranks; r++)
+        if (map->node_of[r] == node && !map->out[r] && n-- == 0)
+            return r;
+    return -1;
+}
+
+static int expected_relay(const struct node_map *map, int source, int node)
+{
+    int place = 0, size = 0;
+
+    for (int r = 0; r < source; r++)
+        place += map->node_of[r] == map->node_of[source] && !map->out[r];
+    while (member(map, node, size) >= 0)
+        size++;
+    return size ? member(map, node, place % size) : -1;
+}
+
+static void check_sources(const struct node_map *map, int relay, int *most)
+{
+    int sources[RANKS], n = node_relay_sources(map, relay, sources), number = 0;
+
+    for (int s = 0; s < map->nranks; s++) {
+        if (map->out[s] || map->node_of[s] == map->node_of[relay] ||
+            expected_relay(map, s, map->node_of[relay]) != relay)
+            continue;
+        assert_true(number < n);
+        assert_int_equal(sources[number], s);
+        assert_int_equal(node_relay_number(map, s, map->node_of[relay]), number);
+        number++;
+    }
+    assert_int_equal(number, n);
+    *most = n > *most ? n : *most;
+}
+
+static void check(const struct node_map *map)
+{
+    int most = 0;
+
+    for (int s = 0; s < map->nranks; s++)
+        for (int n = 0; n < map->nnodes; n++) {
+            const int expected = map->node_of[s] == n ? -1 : expected_relay(map, s, n), got = node_relay(map, s, n);
+
+            if (expected >= 0 || map->node_of[s] == n)
+                assert_int_equal(got, expected);
+            else
+                assert_int_equal(map->node_of[got], n); /* nobody is left there: any of them */
+        }
+    for (int r = 0; r < map->nranks; r++)
+        if (!map->out[r])
+            check_sources(map, r, &most);
+    assert_int_equal(node_most_sources(map), most);
+}
+
+static void relays_are_as_defined(void **unused)
+{
+    (void)unused;
+    for (int i = 0; i < CASES; i++) {
+        const int ranks = 1 + draw(RANKS), nodes = 1 + draw(ranks);
+        int node_of[RANKS];
+        uint8_t out[RANKS] = {0};
+        struct node_map map;
+
+        for (int r = 0; r < ranks; r++)
+            node_of[r] = r < nodes ? r : draw(nodes);
+        assert_int_equal(node_map_make(&map, ranks, node_of), EPX_OK);
+        check(&map);
+        assert_int_equal(map.relay_max, node_most_sources(&map));
+        for (int times = 0; times < 3; times++) {
+            for (int r = 0; r < ranks; r++)
+                out[r] = (uint8_t)(draw(4) == 0);
+            node_map_leave_out(&map, out);
+            check(&map);
+        }
+        memset(out, 0, sizeof(out));
+        node_map_leave_out(&map, out); /* all are back */
+        check(&map);
+        assert_int_equal(map.relay_max, node_most_sources(&map));
+        node_map_free(&map);
+    }
+}
+
+/* As many as a command can name: nothing here may grow with their cube. */
+static void four_thousand_ranks_are_no_matter(void **unused)
+{
+    struct node_map map;
+
+    (void)unused;
+    assert_int_equal(node_map_slice(&map, 4096, 8), EPX_OK);
+    assert_int_equal(map.nnodes, 512);
+    assert_int_equal(map.relay_max, 511);
+    assert_int_equal(node_relay(&map, 4095, 0), 7);
+    node_map_free(&map);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(relays_are_as_defined),
+        cmocka_unit_test(four_thousand_ranks_are_no_matter),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

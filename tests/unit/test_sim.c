@@ -1,0 +1,295 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Deterministic simulation: the scheduler itself, and 2,000 seeds (times EPX_TEST_SCALE) of exchanges on one node and
+ * across nodes, with and without faults. `epx sim` runs more of the same. All of it on one thread:
+ * ThreadSanitizer has nothing to find. ctest: timeout=300 labels=notsan
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "tests/lib/sim_case.h"
+
+enum { BOTH = EPX_LOW_LATENCY | EPX_HIGH_THROUGHPUT, FAULTS = SIM_FAULT_DELAY | SIM_FAULT_DEATH };
+
+/* ---- Tasks ---------------------------------------------------------------------------------------------------- */
+
+static const struct sim_options plain = {.seed = 1, .nranks = 2, .point_every = 1, .step_ns = 10, .max_steps = 100000};
+static char order[64];
+static int norder;
+
+static void say(void *letter)
+{
+    for (int i = 0; i < 8; i++) {
+        order[norder++] = *(const char *)letter;
+        sim_yield();
+    }
+}
+
+/* Two tasks that each say their letter eight times. */
+static void two_speakers(uint64_t seed)
+{
+    struct sim_options options = plain;
+    char a = 'a', b = 'b', why[400];
+
+    options.seed = seed;
+    norder = 0;
+    assert_int_equal(sim_begin(&options), 0);
+    assert_int_equal(sim_spawn(SIM_PROGRAM, 0, 0, say, &a), 0);
+    assert_int_equal(sim_spawn(SIM_PROGRAM, 1, 0, say, &b), 0);
+    assert_int_equal(sim_run(why, sizeof(why)), 0);
+    sim_end();
+    order[norder] = 0;
+    assert_int_equal(norder, 16);
+}
+
+static void the_seed_decides_the_order(void **state)
+{
+    char first[64], second[64];
+
+    (void)state;
+    two_speakers(1);
+    memcpy(first, order, sizeof(first));
+    two_speakers(2);
+    memcpy(second, order, sizeof(second));
+    assert_string_not_equal(first, second);
+    two_speakers(1);
+    assert_string_equal(first, order);
+}
+
+static uint64_t woken_at;
+
+static void sleeps_a_second(void *key)
+{
+    const uint64_t start = sim_now();
+
+    assert_int_equal(sim_park(key, start + 1000000000u, "sleeps"), 0);
+    woken_at = sim_now() - start;
+}
+
+static void time_jumps_when_all_wait(void **state)
+{
+    char why[400];
+    int key;
+
+    (void)state;
+    assert_int_equal(sim_begin(&plain), 0);
+    assert_int_equal(sim_spawn(SIM_PROGRAM, 0, 0, sleeps_a_second, &key), 0);
+    assert_int_equal(sim_run(why, sizeof(why)), 0);
+    sim_end();
+    assert_in_range(woken_at, 1000000000u, 1000001000u);
+}
+
+static void waits_for_ever(void *key)
+{
+    sim_park(key, SIM_NEVER, "waits for Godot");
+}
+
+static void who_waits_for_ever_is_named(void **state)
+{
+    char why[400] = "";
+    int key;
+
+    (void)state;
+    assert_int_equal(sim_begin(&plain), 0);
+    assert_int_equal(sim_spawn(SIM_PROGRAM, 1, 0, waits_for_ever, &key), 0);
+    assert_int_equal(sim_run(why, sizeof(why)), -1);
+    sim_end();
+    assert_non_null(strstr(why, "rank 1 program 0: waits for Godot"));
+}
+
+static void goes_round(void *arg)
+{
+    (void)arg;
+    for (;;)
+        sim_yield();
+}
+
+static void what_does_not_end_is_ended(void **state)
+{
+    char why[400] = "";
+
+    (void)state;
+    assert_int_equal(sim_begin(&plain), 0);
+    assert_int_equal(sim_spawn(SIM_PROGRAM, 0, 0, goes_round, NULL), 0);
+    assert_int_equal(sim_run(why, sizeof(why)), -1);
+    sim_end();
+    assert_non_null(strstr(why, "does not end"));
+}
+
+/* ---- Ranks ---------------------------------------------------------------------------------------------------- */
+
+static int gather_ranks(int rank, int n, epx_bootstrap *boot, void *arg)
+{
+    int all[4] = {-1, -1, -1, -1};
+
+    (void)arg;
+    for (int round = 0; round < 50; round++) {
+        const int mine = rank + 10 * round;
+
+        if (boot->allgather(boot->context, &mine, all, sizeof(mine)))
+            return 1;
+        for (int r = 0; r < n; r++)
+            assert_int_equal(all[r], r + 10 * round);
+    }
+    return 0;
+}
+
+static void ranks_meet(void **state)
+{
+    struct sim_setup setup = {.sched = plain, .gather_ns = 1000000};
+    struct sim_outcome outcome;
+
+    (void)state;
+    setup.sched.nranks = 4;
+    assert_int_equal(sim_run_ranks(&setup, gather_ranks, NULL, &outcome), 0);
+    assert_int_equal(outcome.failures, 0);
+}
+
+/* A rank that dies between two meetings: the others are told at the deadline, and it cleans up after them. */
+static void the_living_do_not_wait_for_the_dead(void **state)
+{
+    struct sim_setup setup = {.sched = plain, .gather_ns = 1000000000};
+    struct sim_outcome outcome;
+
+    (void)state;
+    setup.sched.nranks = 4;
+    setup.sched.nfaults = 1;
+    setup.sched.fault[0] = (struct sim_fault){.at = 100, .ns = SIM_NEVER, .rank = 2};
+    assert_int_equal(sim_run_ranks(&setup, gather_ranks, NULL, &outcome), 0);
+    assert_int_equal(outcome.totals.deaths, 1);
+    assert_int_equal(outcome.failures, 4);
+    assert_in_range(outcome.totals.now_ns, 1000000000u, 1100000000u);
+}
+
+/* ---- Seeds ---------------------------------------------------------------------------------------------------- */
+
+static void run_seeds(const char *name, uint64_t from, int seeds, struct sim_case_options options)
+{
+    struct sim_report *report = malloc(sizeof(*report));
+    const int count = (int)(seeds * prop_scale()) > 0 ? (int)(seeds * prop_scale()) : 1;
+
+    assert_non_null(report);
+    for (uint64_t seed = from; seed < from + (uint64_t)count; seed++) {
+        struct sim_case c;
+
+        sim_case_draw(&c, seed, &options);
+        if (sim_case_run(&c, report) == 0)
+            continue;
+        print_error("%s: seed %llu: %s\n", name, (unsigned long long)seed, report->error);
+        sim_case_print(&c);
+        fail_msg("seed %llu failed", (unsigned long long)seed);
+    }
+    free(report);
+}
+
+static void on_one_node(void **state)
+{
+    (void)state;
+    run_seeds("on_one_node", 1, 400, (struct sim_case_options){.modes = BOTH, .nodes = 1});
+}
+
+static void low_latency_across_nodes(void **state)
+{
+    (void)state;
+    run_seeds("low_latency_across_nodes", 10001, 400, (struct sim_case_options){.modes = EPX_LOW_LATENCY, .nodes = 2});
+}
+
+static void high_throughput_across_nodes(void **state)
+{
+    (void)state;
+    run_seeds("high_throughput_across_nodes", 20001, 400,
+              (struct sim_case_options){.modes = EPX_HIGH_THROUGHPUT, .nodes = 2});
+}
+
+static void anything_without_faults(void **state)
+{
+    (void)state;
+    run_seeds("anything_without_faults", 30001, 400, (struct sim_case_options){.modes = BOTH});
+}
+
+static void anything_with_faults(void **state)
+{
+    (void)state;
+    run_seeds("anything_with_faults", 40001, 600, (struct sim_case_options){.modes = BOTH, .faults = FAULTS});
+}
+
+static void many_ranks(void **state)
+{
+    (void)state;
+    run_seeds("many_ranks", 50001, 4, (struct sim_case_options){.modes = BOTH, .ranks = 32, .nodes = 4});
+}
+
+/* Each has found something once: a relay that was left behind forwards by a post of another operation; a rank whose gather
+ * failed took part in the next one, where others were a step behind it; a relay sent on sums of rows that a rank which had
+ * failed used for something else; a group without high throughput wrote down more sources of a relay than it had room for. */
+static void seeds_that_have_found_something(void **state)
+{
+    static const struct {
+        uint64_t seed;
+        uint32_t modes;
+    } seeds[] = {{26794, EPX_HIGH_THROUGHPUT},
+                 {16881, EPX_HIGH_THROUGHPUT},
+                 {50214, EPX_HIGH_THROUGHPUT},
+                 {103922, EPX_LOW_LATENCY}}; /* AddressSanitizer sees it */
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(seeds) / sizeof(*seeds); i++)
+        run_seeds("seeds_that_have_found_something", seeds[i].seed, 1,
+                  (struct sim_case_options){.modes = seeds[i].modes, .faults = FAULTS});
+}
+
+/* The same seed takes the same steps: a failure can be looked at again. */
+static void a_seed_replays_exactly(void **state)
+{
+    const struct sim_case_options options = {.modes = BOTH, .faults = FAULTS};
+    struct sim_report *first = malloc(sizeof(*first)), *second = malloc(sizeof(*second));
+    uint64_t before = 0;
+
+    (void)state;
+    assert_true(first && second);
+    for (uint64_t seed = 60001; seed < 60031; seed++) {
+        struct sim_case c;
+
+        sim_case_draw(&c, seed, &options);
+        assert_int_equal(sim_case_run(&c, first), 0);
+        assert_int_equal(sim_case_run(&c, second), 0);
+        assert_true(first->outcome.totals.steps == second->outcome.totals.steps);
+        assert_true(first->outcome.totals.hash == second->outcome.totals.hash);
+        assert_true(first->outcome.net.hash == second->outcome.net.hash);
+        assert_true(first->outcome.totals.hash != before);
+        before = first->outcome.totals.hash;
+    }
+    free(first);
+    free(second);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_seed_decides_the_order),
+        cmocka_unit_test(time_jumps_when_all_wait),
+        cmocka_unit_test(who_waits_for_ever_is_named),
+        cmocka_unit_test(what_does_not_end_is_ended),
+        cmocka_unit_test(ranks_meet),
+        cmocka_unit_test(the_living_do_not_wait_for_the_dead),
+        cmocka_unit_test(seeds_that_have_found_something),
+        cmocka_unit_test(a_seed_replays_exactly),
+        cmocka_unit_test(on_one_node),
+        cmocka_unit_test(low_latency_across_nodes),
+        cmocka_unit_test(high_throughput_across_nodes),
+        cmocka_unit_test(anything_without_faults),
+        cmocka_unit_test(anything_with_faults),
+        cmocka_unit_test(many_ranks),
+    };
+
+    setenv("EPX_LOG", "error", 0);
+    if (getenv("EPX_TEST_ONLY"))
+        cmocka_set_test_filter(getenv("EPX_TEST_ONLY"));
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Does the simulation find bugs? Kernels and proxies are compiled for this program with three of them, each behind a
+ * switch (kernel/plant.h): a wait for a slot's readers left out, a counter compared with the epoch before, a field of
+ * the immediate one bit too narrow. Every one must be found within 1,000 seeds. One thread: nothing for
+ * ThreadSanitizer. ctest: timeout=180 labels=notsan
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include "kernel/plant.h"
+#include "tests/lib/sim_case.h"
+
+enum { WITHIN = 1000 };
+
+int planted_bug;
+
+/* The first failing seed of 1..seeds, or 0. */
+static uint64_t find(int bug, int seeds, char *error, size_t bytes)
+{
+    const struct sim_case_options options = {.modes = EPX_LOW_LATENCY | EPX_HIGH_THROUGHPUT};
+    struct sim_report *report = malloc(sizeof(*report));
+    uint64_t found = 0;
+
+    assert_non_null(report);
+    planted_bug = bug;
+    for (uint64_t seed = 1; seed <= (uint64_t)seeds && !found; seed++) {
+        struct sim_case c;
+
+        sim_case_draw(&c, seed, &options);
+        if (sim_case_run(&c, report) != 0) {
+            snprintf(error, bytes, "%.390s", report->error);
+            found = seed;
+        }
+    }
+    planted_bug = 0;
+    free(report);
+    return found;
+}
+
+static void is_found(int bug)
+{
+    char error[400] = "";
+    const uint64_t seed = find(bug, WITHIN, error, sizeof(error));
+
+    print_message("found by seed %llu: %s\n", (unsigned long long)seed, error);
+    assert_true(seed > 0);
+}
+
+static void without_a_bug_nothing_is_found(void **state)
+{
+    char error[400] = "";
+
+    (void)state;
+    assert_int_equal(find(0, 100, error, sizeof(error)), 0);
+}
+
+static void a_missing_wait_for_slot_reuse_is_found(void **state)
+{
+    (void)state;
+    is_found(PLANT_SLOT);
+}
+
+static void a_counter_compared_with_the_wrong_epoch_is_found(void **state)
+{
+    (void)state;
+    is_found(PLANT_EPOCH);
+}
+
+static void a_field_one_bit_too_narrow_is_found(void **state)
+{
+    (void)state;
+    is_found(PLANT_IMMEDIATE);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(without_a_bug_nothing_is_found),
+        cmocka_unit_test(a_missing_wait_for_slot_reuse_is_found),
+        cmocka_unit_test(a_counter_compared_with_the_wrong_epoch_is_found),
+        cmocka_unit_test(a_field_one_bit_too_narrow_is_found),
+    };
+
+    setenv("EPX_LOG", "none", 0);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,239 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The workload generator: the same numbers every time, of the promised kinds. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "tests/lib/oracle.h"
+#include "tests/lib/workload.h"
+
+static struct workload example(void)
+{
+    return (struct workload){.seed = 7,
+                             .nranks = 4,
+                             .experts = 19,
+                             .topk = 6,
+                             .hidden = 300,
+                             .max_tokens = 50,
+                             .dtype = EPX_BF16,
+                             .scale_dtype = EPX_FP32,
+                             .scale_count = 3};
+}
+
+static void same_arguments_give_the_same_bits(void **state)
+{
+    struct workload w = example();
+    uint16_t a[300], b[300];
+
+    (void)state;
+    workload_token(&w, 1, 2, a);
+    workload_token(&w, 1, 2, b);
+    assert_memory_equal(a, b, sizeof(a));
+    workload_token(&w, 2, 1, b);
+    assert_memory_not_equal(a, b, sizeof(a));
+}
+
+static void round_changes_numbers_but_not_routing(void **state)
+{
+    struct workload w = example();
+    int32_t before[6], after[6];
+    float weights[2][6];
+    uint16_t a[300], b[300];
+
+    (void)state;
+    workload_topk(&w, 1, 2, before);
+    workload_weights(&w, 1, 2, weights[0]);
+    workload_token(&w, 1, 2, a);
+    w.round = 1;
+    workload_topk(&w, 1, 2, after);
+    workload_weights(&w, 1, 2, weights[1]);
+    workload_token(&w, 1, 2, b);
+    assert_memory_equal(before, after, sizeof(before));
+    assert_memory_not_equal(weights[0], weights[1], sizeof(weights[0]));
+    assert_memory_not_equal(a, b, sizeof(a));
+}
+
+static void a_row_is_a_prefix_of_a_longer_one(void **state)
+{
+    unsigned char odd[3 + 8], full[16];
+
+    (void)state;
+    memset(odd, 0xa5, sizeof(odd));
+    workload_fill(odd, EPX_FP8_E4M3, 3, WORKLOAD_MILD, 9);
+    workload_fill(full, EPX_FP8_E4M3, 16, WORKLOAD_MILD, 9);
+    assert_memory_equal(odd, full, 3);
+    for (int i = 3; i < 11; i++)
+        assert_int_equal(odd[i], 0xa5);
+}
+
+static void check_entries(const struct workload *w, int distinct)
+{
+    for (int r = 0; r < w->nranks; r++)
+        for (int t = 0; t < w->max_tokens; t++) {
+            int32_t idx[EPX_MAX_TOPK];
+            workload_topk(w, r, t, idx);
+            for (int k = 0; k < w->topk; k++) {
+                assert_in_range(idx[k] + 1, 0, w->experts);
+                for (int j = 0; distinct && j < k; j++)
+                    assert_true(idx[k] < 0 || idx[j] != idx[k]);
+            }
+        }
+}
+
+static void entries_are_in_range_and_distinct(void **state)
+{
+    (void)state;
+    for (int routing = WORKLOAD_UNIFORM; routing <= WORKLOAD_HOT; routing++) {
+        for (int experts = 1; experts <= 40; experts += 3) {
+            struct workload w = example();
+            w.routing = (enum workload_routing)routing;
+            w.experts = experts;
+            w.topk = 1 + experts * 7 % 32;
+            w.hole_percent = experts % 2 * 20;
+            check_entries(&w, 1);
+            w.duplicates = 1;
+            check_entries(&w, 0);
+        }
+    }
+}
+
+/* With as many entries as experts, each expert appears once: nobody is left out. */
+static void all_experts_when_topk_is_their_number(void **state)
+{
+    struct workload w = example();
+    int32_t idx[EPX_MAX_TOPK];
+    uint32_t seen = 0;
+
+    (void)state;
+    w.experts = w.topk = 17;
+    workload_topk(&w, 3, 4, idx);
+    for (int k = 0; k < 17; k++)
+        seen |= 1u << idx[k];
+    assert_int_equal(seen, (1u << 17) - 1);
+}
+
+/* Counts how often each expert is named. */
+static void histogram(const struct workload *w, int *count)
+{
+    memset(count, 0, (size_t)w->experts * sizeof(*count));
+    for (int r = 0; r < w->nranks; r++)
+        for (int t = 0; t < w->max_tokens; t++) {
+            int32_t idx[EPX_MAX_TOPK];
+            workload_topk(w, r, t, idx);
+            for (int k = 0; k < w->topk; k++)
+                if (idx[k] >= 0)
+                    count[idx[k]]++;
+        }
+}
+
+static void extremes(const int *count, int n, int *least, int *most)
+{
+    *least = *most = count[0];
+    for (int i = 1; i < n; i++) {
+        *least = count[i] < *least ? count[i] : *least;
+        *most = count[i] > *most ? count[i] : *most;
+    }
+}
+
+static void uniform_routing_is_even(void **state)
+{
+    struct workload w = example();
+    int count[64], least, most;
+
+    (void)state;
+    w.experts = 64;
+    w.max_tokens = 1000;
+    histogram(&w, count); /* 24000 entries: 375 each, standard deviation below 20 */
+    extremes(count, 64, &least, &most);
+    assert_in_range(least, 275, 375);
+    assert_in_range(most, 375, 475);
+}
+
+static void zipf_routing_has_a_favourite(void **state)
+{
+    struct workload w = example();
+    int count[64], least, most;
+
+    (void)state;
+    w.experts = 64;
+    w.topk = 1;
+    w.max_tokens = 4000;
+    w.routing = WORKLOAD_ZIPF;
+    histogram(&w, count); /* 16000 draws: ln 2 / ln 65 = 17 % to the first, 0.4 % to the last */
+    extremes(count, 64, &least, &most);
+    assert_in_range(most, 2400, 2900);
+    assert_in_range(least, 20, 120);
+}
+
+static void hot_routing_names_only_the_hot(void **state)
+{
+    struct workload w = example();
+    int count[64], used = 0;
+
+    (void)state;
+    w.experts = 64;
+    w.routing = WORKLOAD_HOT;
+    w.hot_experts = 2;
+    histogram(&w, count);
+    for (int e = 0; e < 64; e++)
+        used += count[e] > 0;
+    assert_int_equal(used, 2);
+}
+
+static void uneven_counts_include_none_and_all(void **state)
+{
+    struct workload w = example();
+    int none = 0, all = 0;
+
+    (void)state;
+    w.uneven = 1;
+    for (int r = 0; r < 64; r++) {
+        assert_in_range(workload_tokens(&w, r), 0, w.max_tokens);
+        none += workload_tokens(&w, r) == 0;
+        all += workload_tokens(&w, r) == w.max_tokens;
+    }
+    assert_in_range(none, 1, 32);
+    assert_in_range(all, 1, 32);
+}
+
+static void values_are_finite_and_sized_as_promised(void **state)
+{
+    static const int dtypes[] = {EPX_BF16, EPX_FP16, EPX_FP32};
+    char row[4 * 512];
+
+    (void)state;
+    for (int d = 0; d < 3; d++)
+        for (int values = WORKLOAD_MILD; values <= WORKLOAD_WILD; values++)
+            for (uint64_t key = 0; key < 50; key++) {
+                workload_fill(row, dtypes[d], 512, (enum workload_values)values, key);
+                for (int i = 0; i < 512; i++) {
+                    float x = fabsf(oracle_to_float(dtypes[d], row + (size_t)i * tensor_element_size(dtypes[d])));
+                    assert_true(isfinite(x));
+                    assert_true(values != WORKLOAD_MILD || (x >= 0x1p-7f && x < 2));
+                    assert_true(values != WORKLOAD_SMALL || (x >= 0x1p-9f && x < 1));
+                    assert_true(x < 0x1p62f);
+                }
+            }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(same_arguments_give_the_same_bits),
+        cmocka_unit_test(round_changes_numbers_but_not_routing),
+        cmocka_unit_test(a_row_is_a_prefix_of_a_longer_one),
+        cmocka_unit_test(entries_are_in_range_and_distinct),
+        cmocka_unit_test(all_experts_when_topk_is_their_number),
+        cmocka_unit_test(uniform_routing_is_even),
+        cmocka_unit_test(zipf_routing_has_a_favourite),
+        cmocka_unit_test(hot_routing_names_only_the_hot),
+        cmocka_unit_test(uneven_counts_include_none_and_all),
+        cmocka_unit_test(values_are_finite_and_sized_as_promised),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
