@@ -20,7 +20,7 @@ template <int dtype> struct raw8 {
     uint4 a, b;
 };
 
-template <int dtype> KFN struct raw8<dtype> raw_load(const char *from)
+template <int dtype> KFN raw8<dtype> raw_load(const char *from)
 {
     struct raw8<dtype> r;
     r.a = vec_load(from);
@@ -30,7 +30,7 @@ template <int dtype> KFN struct raw8<dtype> raw_load(const char *from)
 }
 
 /* Elements [0, n) at any alignment, zeros behind them. */
-template <int dtype> KFN_STEP struct raw8<dtype> raw_load_odd(const char *from, int n)
+template <int dtype> KFN_STEP raw8<dtype> raw_load_odd(const char *from, int n)
 {
     uint32_t w[8] = {0, 0, 0, 0, 0, 0, 0, 0};
     struct raw8<dtype> r;
@@ -80,7 +80,7 @@ KFN uint32_t canonical_fp32(float x)
     return x == x ? __float_as_uint(x) : 0x7fc00000u;
 }
 
-template <int dtype> KFN struct raw8<dtype> floats_raw(const struct float8 &f)
+template <int dtype> KFN raw8<dtype> floats_raw(const struct float8 &f)
 {
     struct raw8<dtype> r;
     if (dtype == DTYPE_FP32) {
