@@ -52,7 +52,7 @@ count=0
 while IFS=: read -r file line; do
     check "$file" "$(sed -E 's/^[^"]*"([^"]*)".*$/\1/' <<<"$line")"
     count=$((count + 1))
-done < <(grep -rE --include='*.[ch]' --include='*.cu' --include='*.hip' '^[[:space:]]*#[[:space:]]*include[[:space:]]*"' src || true)
+done < <(grep -rE --include='*.[ch]' --include='*.cu' --include='*.cuh' --include='*.hip' '^[[:space:]]*#[[:space:]]*include[[:space:]]*"' src || true)
 
 [ "$bad" -eq 0 ] && echo "$count includes point downwards"
 [ "$bad" -eq 0 ]

@@ -18,7 +18,7 @@ while read -r file; do
         sed -E 's/^[0-9]+:/   /' <<<"$hits"
         bad=$((bad + 1))
     fi
-done < <(find src -name '*.[ch]' -o -name '*.cu' -o -name '*.hip' | sort)
+done < <(find src -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.hip' | sort)
 
 for library in "$@"; do
     imports=$(nm -D --undefined-only "$library" | awk '{print $NF}' | sed 's/@.*//' | grep -xE "$words" || true)

@@ -18,7 +18,8 @@ KFN int aligned16(const void *p)
 /* Any alignment: in elements of 4, 2 or 1 bytes. */
 template <typename T> KFN void copy_elements(void *to, const void *from, size_t bytes)
 {
-    ROLLED for (size_t i = (size_t)lane_id(); i < bytes / sizeof(T); i += WARP)
+    ROLLED
+    for (size_t i = (size_t)lane_id(); i < bytes / sizeof(T); i += WARP)
         ((volatile T *)to)[i] = ((const volatile T *)from)[i];
 }
 
@@ -129,14 +130,17 @@ KFN void word_set_settle(struct agent *ag, struct word_set *set)
     set->stride = __shfl_sync(ALL_LANES, set->stride, from);
 }
 
-KFN_STEP void ag_copy_words(struct agent *ag, const struct word_set *set, int n, const char *from, int64_t stride, int words)
+KFN_STEP void ag_copy_words(struct agent *ag, const struct word_set *set, int n, const char *from, int64_t stride,
+                            int words)
 {
     (void)ag;
-    ROLLED for (int at = 0; at < words; at += 2 * WARP) {
+    ROLLED
+    for (int at = 0; at < words; at += 2 * WARP) {
         const int a = at + lane_id(), b = a + WARP;
         const uint32_t first = a < words ? *(const volatile uint32_t *)(from + a * stride) : 0;
         const uint32_t second = b < words ? *(const volatile uint32_t *)(from + b * stride) : 0;
-        ROLLED for (int i = 0; i < n; i++) {
+        ROLLED
+        for (int i = 0; i < n; i++) {
             char *to = (char *)__shfl_sync(ALL_LANES, (unsigned long long)set->to, i);
             const int64_t step = __shfl_sync(ALL_LANES, set->stride, i);
             if (a < words)
@@ -156,7 +160,8 @@ KFN_STEP void copy_row_many(char *own, int count, const char *from, int n)
         for (int j = 0; j < COPY_FLIGHT; j++)
             if (at + j * WARP < n)
                 v[j] = vec_load(from + (size_t)(at + j * WARP) * 16);
-        ROLLED for (int i = 0; i < count; i++) {
+        ROLLED
+        for (int i = 0; i < count; i++) {
             char *to = (char *)__shfl_sync(ALL_LANES, (unsigned long long)own, i) + (size_t)at * 16;
 #pragma unroll
             for (int j = 0; j < COPY_FLIGHT; j++)

@@ -8,7 +8,7 @@
 
 #define FP8_BLOCK 128
 #define FP8_STEP (WARP * 8) /* channels of a step */
-#define FP8_FLIGHT 5   /* steps whose loads are in flight together */
+#define FP8_FLIGHT 5        /* steps whose loads are in flight together */
 #define FLOAT_MAX_BITS 0x7f7fffffu
 
 struct fp8_scale {
@@ -66,8 +66,7 @@ KFN uint32_t fp8_pack4(const float *x)
 
 /* One step: lanes 0..15 have one block, 16..31 the next, and so on. `block` is the lane's own. */
 template <int dtype>
-KFN void fp8_step(uint8_t *q, void *scales, int ue8m0, int power_of_two, struct raw8<dtype> raw, int at,
-                  int hidden)
+KFN void fp8_step(uint8_t *q, void *scales, int ue8m0, int power_of_two, struct raw8<dtype> raw, int at, int hidden)
 {
     struct float8 f = raw_floats<dtype>(raw);
     int odd;
@@ -83,8 +82,9 @@ KFN void fp8_step(uint8_t *q, void *scales, int ue8m0, int power_of_two, struct 
     if (at >= hidden)
         return;
     /* The hardware's cast drops the sign of a NaN. */
-    uint2 bytes = odd ? make_uint2(fp8_pack4_soft(f.v[0], f.v[1], f.v[2], f.v[3]), fp8_pack4_soft(f.v[4], f.v[5], f.v[6], f.v[7]))
-                      : make_uint2(fp8_pack4(f.v), fp8_pack4(f.v + 4));
+    uint2 bytes =
+        odd ? make_uint2(fp8_pack4_soft(f.v[0], f.v[1], f.v[2], f.v[3]), fp8_pack4_soft(f.v[4], f.v[5], f.v[6], f.v[7]))
+            : make_uint2(fp8_pack4(f.v), fp8_pack4(f.v + 4));
     *(uint2 *)(q + at) = bytes;
     if (lane_id() % 16)
         return;
@@ -155,8 +155,7 @@ KFN uint32_t fp8_amax16(const struct raw16<dtype> &raw, const struct float8 &f, 
     return max;
 }
 
-template <int dtype>
-KFN uint4 fp8_wide(const struct raw16<dtype> &raw, int power_of_two, float *scale)
+template <int dtype> KFN uint4 fp8_wide(const struct raw16<dtype> &raw, int power_of_two, float *scale)
 {
     struct float8 f = raw_floats<dtype>(raw.low), h = raw_floats<dtype>(raw.high);
     int odd;
@@ -172,7 +171,9 @@ KFN uint4 fp8_wide(const struct raw16<dtype> &raw, int power_of_two, float *scal
     }
     *scale = s.inv;
     if (odd)
-        return make_uint4(fp8_pack4_soft(f.v[0], f.v[1], f.v[2], f.v[3]), fp8_pack4_soft(f.v[4], f.v[5], f.v[6], f.v[7]), fp8_pack4_soft(h.v[0], h.v[1], h.v[2], h.v[3]), fp8_pack4_soft(h.v[4], h.v[5], h.v[6], h.v[7]));
+        return make_uint4(
+            fp8_pack4_soft(f.v[0], f.v[1], f.v[2], f.v[3]), fp8_pack4_soft(f.v[4], f.v[5], f.v[6], f.v[7]),
+            fp8_pack4_soft(h.v[0], h.v[1], h.v[2], h.v[3]), fp8_pack4_soft(h.v[4], h.v[5], h.v[6], h.v[7]));
     return make_uint4(fp8_pack4(f.v), fp8_pack4(f.v + 4), fp8_pack4(h.v), fp8_pack4(h.v + 4));
 }
 
@@ -189,7 +190,8 @@ KFN_STEP void fp8_put_scales(const struct word_set &own, int count, int ue8m0, f
         words = (blocks + 3) / 4;
         at = lane_id() % 4 ? words : lane_id() / 4;
     }
-    ROLLED for (int i = 0; i < count; i++) {
+    ROLLED
+    for (int i = 0; i < count; i++) {
         char *to = (char *)__shfl_sync(ALL_LANES, (unsigned long long)own.to, i);
         const int64_t stride = __shfl_sync(ALL_LANES, own.stride, i);
         if (at < words)
@@ -201,8 +203,8 @@ KFN_STEP void fp8_put_scales(const struct word_set &own, int count, int ue8m0, f
 
 /* One step of a row: `block` is its first block among those whose scales are held. */
 template <int dtype, int targets>
-KFN void fp8_wide_step(char *own, char *const *to, int count, const struct raw16<dtype> &raw, int power_of_two, int step,
-                       int end, int block, float *held)
+KFN void fp8_wide_step(char *own, char *const *to, int count, const struct raw16<dtype> &raw, int power_of_two,
+                       int step, int end, int block, float *held)
 {
     const int mine = step + lane_id() * 16, nth = lane_id() - block;
     float scale;
@@ -212,7 +214,8 @@ KFN void fp8_wide_step(char *own, char *const *to, int count, const struct raw16
     for (int i = 0; i < targets; i++)
         if (i < count && mine < end)
             vec_store(to[i] + mine, q);
-    ROLLED for (int i = targets; targets > 1 && i < count; i++) {
+    ROLLED
+    for (int i = targets; targets > 1 && i < count; i++) {
         char *more = (char *)__shfl_sync(ALL_LANES, (unsigned long long)own, i);
         if (mine < end)
             vec_store(more + mine, q);
@@ -230,7 +233,8 @@ KFN_STEP void fp8_row_many(char *own, const struct word_set &scales, int count, 
 #pragma unroll
     for (int i = 0; i < targets; i++)
         to[i] = (char *)__shfl_sync(ALL_LANES, (unsigned long long)own, i);
-    ROLLED for (int part = 0; part < channels; part += FP8_HELD) {
+    ROLLED
+    for (int part = 0; part < channels; part += FP8_HELD) {
         const int end = channels - part < FP8_HELD ? channels : part + FP8_HELD;
         float held = 0.0f;
         for (int at = part; at < end; at += FP8_WIDE_STEP * flight) {
@@ -249,7 +253,8 @@ KFN_STEP void fp8_row_many(char *own, const struct word_set &scales, int count, 
             for (int j = 0; j < flight; j++) {
                 const int step = at + j * FP8_WIDE_STEP;
                 if (step < end)
-                    fp8_wide_step<dtype, targets>(own, to, count, raw[j], power_of_two, step, end, (step - part) / FP8_BLOCK, &held);
+                    fp8_wide_step<dtype, targets>(own, to, count, raw[j], power_of_two, step, end,
+                                                  (step - part) / FP8_BLOCK, &held);
             }
         }
         fp8_put_scales(scales, count, ue8m0, held, part / FP8_BLOCK / (ue8m0 ? 4 : 1),
@@ -289,7 +294,7 @@ KFN void ag_cast_fp8(struct agent *ag, void *q, void *scales, int ue8m0, int rou
 }
 
 KFN_STEP void ag_cast_fp8_many(struct agent *ag, const struct copy_set *set, const struct word_set *words, int n,
-                          char *scratch, int ue8m0, int round_scale, const void *x, int dtype, int channels)
+                               char *scratch, int ue8m0, int round_scale, const void *x, int dtype, int channels)
 {
     const int power_of_two = round_scale || ue8m0;
     const int odd = (lane_id() < n && !aligned16(set->to)) || !aligned16(x) || channels % 16;
@@ -303,9 +308,11 @@ KFN_STEP void ag_cast_fp8_many(struct agent *ag, const struct copy_set *set, con
         ag_copy_words(ag, words, n, scales, 4, ue8m0 ? (blocks + 3) / 4 : blocks);
         __syncwarp();
     } else if (dtype == DTYPE_BF16) {
-        fp8_row_many<DTYPE_BF16, FP8_WIDE_FLIGHT, FP8_TARGETS>(set->to, *words, n, ue8m0, power_of_two, (const char *)x, channels);
+        fp8_row_many<DTYPE_BF16, FP8_WIDE_FLIGHT, FP8_TARGETS>(set->to, *words, n, ue8m0, power_of_two, (const char *)x,
+                                                               channels);
     } else if (dtype == DTYPE_FP16) {
-        fp8_row_many<DTYPE_FP16, FP8_WIDE_FLIGHT, FP8_TARGETS>(set->to, *words, n, ue8m0, power_of_two, (const char *)x, channels);
+        fp8_row_many<DTYPE_FP16, FP8_WIDE_FLIGHT, FP8_TARGETS>(set->to, *words, n, ue8m0, power_of_two, (const char *)x,
+                                                               channels);
     } else {
         fp8_row_many<DTYPE_FP32, 1, FP8_TARGETS>(set->to, *words, n, ue8m0, power_of_two, (const char *)x, channels);
     }

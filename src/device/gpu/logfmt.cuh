@@ -26,8 +26,7 @@ KFN float logfmt_log2(float x)
     const float p23 = __fsub_rn(0.48061313f, __fmul_rn(t, 0.35952446f));
     const float p46 = __fadd_rn(__fsub_rn(0.29611956f, __fmul_rn(t, 0.26796387f)), __fmul_rn(t2, 0.16818659f));
     const float p = __fadd_rn(__fadd_rn(p01, __fmul_rn(p23, t2)), __fmul_rn(p46, __fmul_rn(t2, t2)));
-    const float whole =
-        __fsub_rn(__uint_as_float((uint32_t)exponent + LOGFMT_MAGIC_BITS), LOGFMT_MAGIC + 64.0f);
+    const float whole = __fsub_rn(__uint_as_float((uint32_t)exponent + LOGFMT_MAGIC_BITS), LOGFMT_MAGIC + 64.0f);
     return __fadd_rn(whole, __fmul_rn(p, t));
 }
 
@@ -201,8 +200,9 @@ KFN struct float8 logfmt_decode8(const char *row, int hidden, int channel)
     const char *from = row + logfmt_payload(hidden) + (size_t)before * LOGFMT_CODED_BYTES +
                        (size_t)(block - before) * LOGFMT_RAW_BYTES;
     if (!(word >> block % 32 & 1)) {
-        struct raw8<DTYPE_BF16> raw = hidden - channel >= 8 ? raw_load<DTYPE_BF16>(from + place * 16)
-                                                            : raw_load_odd<DTYPE_BF16>(from + place * 16, hidden - channel);
+        struct raw8<DTYPE_BF16> raw = hidden - channel >= 8
+                                          ? raw_load<DTYPE_BF16>(from + place * 16)
+                                          : raw_load_odd<DTYPE_BF16>(from + place * 16, hidden - channel);
         return raw_floats<DTYPE_BF16>(raw);
     }
     const uint32_t range = *(const uint32_t *)(row + logfmt_table(hidden) + (size_t)block * 4);

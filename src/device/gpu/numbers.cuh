@@ -84,8 +84,10 @@ template <int dtype> KFN raw8<dtype> floats_raw(const struct float8 &f)
 {
     struct raw8<dtype> r;
     if (dtype == DTYPE_FP32) {
-        r.a = make_uint4(canonical_fp32(f.v[0]), canonical_fp32(f.v[1]), canonical_fp32(f.v[2]), canonical_fp32(f.v[3]));
-        r.b = make_uint4(canonical_fp32(f.v[4]), canonical_fp32(f.v[5]), canonical_fp32(f.v[6]), canonical_fp32(f.v[7]));
+        r.a =
+            make_uint4(canonical_fp32(f.v[0]), canonical_fp32(f.v[1]), canonical_fp32(f.v[2]), canonical_fp32(f.v[3]));
+        r.b =
+            make_uint4(canonical_fp32(f.v[4]), canonical_fp32(f.v[5]), canonical_fp32(f.v[6]), canonical_fp32(f.v[7]));
     } else if (dtype == DTYPE_BF16) {
         r.a = make_uint4(pack_bf16(f.v[0], f.v[1]), pack_bf16(f.v[2], f.v[3]), pack_bf16(f.v[4], f.v[5]),
                          pack_bf16(f.v[6], f.v[7]));

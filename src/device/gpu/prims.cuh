@@ -83,14 +83,19 @@ enum wait_result { WAIT_OK = 0, WAIT_TIMEOUT = 1, WAIT_ABORTED = 2 };
 
 /* Not unrolled: most of these loops have one round or two, and code that runs once comes from memory, line by line. */
 #define ROLLED AG_ROLLED
-#define AG_EACH(ag, type, i, n) ROLLED for (type i = ((void)(ag), (type)lane_id()); i < (type)(n); i += WARP)
+#define AG_EACH(ag, type, i, n) \
+    ROLLED                      \
+    for (type i = ((void)(ag), (type)lane_id()); i < (type)(n); i += WARP)
 #define AG_ROUNDS(ag, type, i, n) \
-    ROLLED for (type i = ((void)(ag), (type)lane_id()); i - lane_id() < (type)(n); i += WARP)
-#define AG_EACH_ALL(ag, type, i, n)                                                                    \
-    ROLLED for (type i = (type)(ag)->index * WARP + (type)lane_id(), i##_end = (type)(n); i < i##_end; \
-                i += (type)(ag)->count * WARP)
+    ROLLED                        \
+    for (type i = ((void)(ag), (type)lane_id()); i - lane_id() < (type)(n); i += WARP)
+#define AG_EACH_ALL(ag, type, i, n)                                                             \
+    ROLLED                                                                                      \
+    for (type i = (type)(ag)->index * WARP + (type)lane_id(), i##_end = (type)(n); i < i##_end; \
+         i += (type)(ag)->count * WARP)
 #define AG_EACH_CREW(ag, type, i, n) \
-    ROLLED for (type i = (type)threadIdx.x, i##_end = (type)(n); i < i##_end; i += (type)(ag)->mates * WARP)
+    ROLLED                           \
+    for (type i = (type)threadIdx.x, i##_end = (type)(n); i < i##_end; i += (type)(ag)->mates * WARP)
 
 #ifdef EPX_KERNEL_MARKS
 #define AG_MARK(ag, name) mark(ag, name)
@@ -120,7 +125,8 @@ KFN void marks_print(struct agent *ag, const char *kernel)
     if (lane_id() || ag->index != EPX_KERNEL_MARKS || ag->mark_ns[0] >> 15 & 31)
         return;
     for (int i = 1; i < ag->marks; i++)
-        printf("mark %s %s %llu\n", kernel, ag->mark_name[i], (unsigned long long)(ag->mark_ns[i] - ag->mark_ns[i - 1]));
+        printf("mark %s %s %llu\n", kernel, ag->mark_name[i],
+               (unsigned long long)(ag->mark_ns[i] - ag->mark_ns[i - 1]));
     printf("mark %s all %llu\n", kernel, (unsigned long long)(ag->mark_ns[ag->marks - 1] - ag->mark_ns[0]));
 }
 #endif
@@ -330,7 +336,8 @@ KFN void ag_ring(struct agent *ag, struct doorbell *bell)
 KFN_STEP int64_t ag_sum(struct agent *ag, int64_t v)
 {
     (void)ag;
-    ROLLED for (int d = WARP / 2; d; d /= 2)
+    ROLLED
+    for (int d = WARP / 2; d; d /= 2)
         v += __shfl_xor_sync(ALL_LANES, v, d);
     return v;
 }
@@ -340,7 +347,8 @@ KFN_STEP int64_t ag_scan(struct agent *ag, int64_t v)
     int64_t sum = v;
 
     (void)ag;
-    ROLLED for (int d = 1; d < WARP; d *= 2) {
+    ROLLED
+    for (int d = 1; d < WARP; d *= 2) {
         const int64_t below = __shfl_up_sync(ALL_LANES, sum, d);
         sum += lane_id() >= d ? below : 0;
     }
@@ -374,7 +382,8 @@ KFN int wait_slow(const uint64_t *word, uint64_t target, uint64_t timeout_ns, co
     unsigned pause = 0;
 
     for (;;) {
-        ROLLED for (int i = 0; i < WAIT_LOOKS; i++) {
+        ROLLED
+        for (int i = 0; i < WAIT_LOOKS; i++) {
             if ((int64_t)(word_poll(word) - target) >= 0)
                 return WAIT_OK;
             if (pause)

@@ -89,8 +89,9 @@ KFN void sum_piece(const struct sum_set &set, const struct sum_in &in, char *out
 #pragma unroll
         for (int j = 0; j < wide; j++)
             if (mine + j * SUM_STEP < in.hidden)
-                floats_add(&sum[j], raw_floats<dtype>(raw_load<dtype>(in.bias[b] + (size_t)(mine + j * SUM_STEP) * bytes)),
-                           0, 0.0f);
+                floats_add(&sum[j],
+                           raw_floats<dtype>(raw_load<dtype>(in.bias[b] + (size_t)(mine + j * SUM_STEP) * bytes)), 0,
+                           0.0f);
     }
     for (int r = 0; r < in.n; r += rows) {
         struct raw8<dtype> raw[rows][wide];
@@ -121,8 +122,7 @@ KFN void sum_piece(const struct sum_set &set, const struct sum_in &in, char *out
 }
 
 /* Any alignment, any number of channels, LogFMT rows. */
-template <int dtype>
-KFN_STEP void sum_odd(struct sum_set set, struct sum_in in, char *out)
+template <int dtype> KFN_STEP void sum_odd(struct sum_set set, struct sum_in in, char *out)
 {
     const int bytes = element_bytes<dtype>();
 
@@ -138,7 +138,8 @@ KFN_STEP void sum_odd(struct sum_set set, struct sum_in in, char *out)
             if (dtype == DTYPE_BF16 && __shfl_sync(ALL_LANES, set.logfmt, r))
                 floats_add(&sum, logfmt_decode8(row, in.hidden, mine), in.weighted, weight);
             else if (n > 0)
-                floats_add(&sum, raw_floats<dtype>(raw_load_odd<dtype>(row + (size_t)mine * bytes, n)), in.weighted, weight);
+                floats_add(&sum, raw_floats<dtype>(raw_load_odd<dtype>(row + (size_t)mine * bytes, n)), in.weighted,
+                           weight);
         }
         if (n > 0)
             raw_store_odd<dtype>(out + (size_t)mine * bytes, floats_raw<dtype>(sum), n);

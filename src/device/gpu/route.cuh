@@ -56,7 +56,8 @@ KFN int64_t route_step(const struct group_dev *g, const struct route_in *in, int
 
     if (id >= 0 && !g->mask[rank])
         id = rank = -1;
-    ROLLED for (int j = 0; j < K; j++) {
+    ROLLED
+    for (int j = 0; j < K; j++) {
         const int lane = (base + j) & (WARP - 1);
         const int other = __shfl_sync(ALL_LANES, id, lane), at = __shfl_sync(ALL_LANES, rank, lane);
         twins |= (lanes_t)(other == id) << j;
@@ -67,13 +68,15 @@ KFN int64_t route_step(const struct group_dev *g, const struct route_in *in, int
     const int first = rank >= 0 && !(mates & before);
     const lanes_t firsts = __ballot_sync(ALL_LANES, first);
     int smaller = 0;
-    ROLLED for (int j = 0; j < K; j++) {
+    ROLLED
+    for (int j = 0; j < K; j++) {
         const int lane = (base + j) & (WARP - 1), at = __shfl_sync(ALL_LANES, rank, lane);
         smaller += (firsts >> lane & 1) && at < rank;
     }
     /* Token after token; within one, those that name an expert share what the table says. */
     int eidx = -1, ridx = -1;
-    ROLLED for (int u = 0; u < WARP / K; u++) {
+    ROLLED
+    for (int u = 0; u < WARP / K; u++) {
         if (token == u && id >= 0) {
             eidx = table[id] + (in->shared ? 0 : lanes_count(twins & before));
             ridx = first ? table[E + rank] : -1;
@@ -141,34 +144,37 @@ KFN_STEP int32_t *route_near(struct agent *ag, int keys, int32_t *table)
     int32_t *near = ag_crew_tables(ag, keys);
 
     near = near ? near + ag_crew_index(ag) * ROUTE_NEAR : NULL;
-    ROLLED for (int i = lane_id(); near && near != table && i < keys; i += WARP)
+    ROLLED
+    for (int i = lane_id(); near && near != table && i < keys; i += WARP)
         near[i] = table[i];
     __syncwarp();
     return near ? near : table;
 }
 
 KFN_STEP void ag_route_count(struct agent *ag, const struct group_dev *g, const struct route_in *in, int t0, int t1,
-                        int32_t *table, struct route_kept *kept)
+                             int32_t *table, struct route_kept *kept)
 {
     const int keys = g->experts + g->nranks;
     const int32_t *counts = route_near(ag, keys, table);
 
     kept->bad = route_tokens(g, NULL, in, t0, t1, (int32_t *)counts, kept);
-    ROLLED for (int i = lane_id(); i < keys && counts != table; i += WARP)
+    ROLLED
+    for (int i = lane_id(); i < keys && counts != table; i += WARP)
         table[i] = counts[i];
     __syncwarp();
 }
 
 KFN_STEP void ag_route_number(struct agent *ag, const struct group_dev *g, const struct handle_dev *h,
-                         const struct route_in *in, int t0, int t1, int32_t *table, const struct route_kept *kept,
-                         int64_t *bad)
+                              const struct route_in *in, int t0, int t1, int32_t *table, const struct route_kept *kept,
+                              int64_t *bad)
 {
     const int keys = g->experts + g->nranks, per = route_per_step(in);
 
     if (!kept || t1 - t0 > ROUTE_STEPS * per) {
         int32_t *counts = route_near(ag, keys, table);
         *bad = route_tokens(g, h, in, t0, t1, counts, NULL);
-        ROLLED for (int i = lane_id(); i < keys && counts != table; i += WARP)
+        ROLLED
+        for (int i = lane_id(); i < keys && counts != table; i += WARP)
             table[i] = counts[i];
         __syncwarp();
         return;

@@ -191,9 +191,7 @@ KFN uint4 vec_load(const void *from)
 
 KFN void vec_store(void *to, uint4 v)
 {
-    asm volatile(STORE_HOW " [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z),
-                 "r"(v.w)
-                 : "memory");
+    asm volatile(STORE_HOW " [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 
 KFN void line_fetch(const void *from)
