@@ -14,6 +14,11 @@ jobs=$(nproc)
 cflags="-std=gnu11 -D_GNU_SOURCE= -O3 -g1 -Wall -Wextra -fPIC -fvisibility=hidden -ffp-contract=off -fno-math-errno -fno-strict-aliasing"
 includes="-I$root/include -I$root/src -I$root -I$root/support -I$root/tools/epx"
 [ -z "${EPX_OFI_INCLUDE:-}" ] || includes="$includes -I$(cd "$EPX_OFI_INCLUDE" && pwd)"
+has() { # headers...: 1 if the compiler finds them all, else 0
+    printf '#include <%s>\n' "$@" | "$cc" $includes -fsyntax-only -x c - 2>/dev/null && echo 1 || echo 0
+}
+cflags="$cflags -DEPX_HAVE_OFI=$(has rdma/fabric.h) -DEPX_HAVE_VERBS=$(has infiniband/verbs.h)"
+cflags="$cflags -DEPX_HAVE_EFADV=$(has infiniband/verbs.h infiniband/efadv.h)"
 warps=${EPX_NVCC_FLAGS:-} # for experiments: -DLAUNCH_WARPS=24
 if [ "$gpu" = hip ]; then
     arch=${2:-gfx942}

@@ -35,7 +35,7 @@ static const struct net_suite shm = {
               "of 37 times 19 lost the living peer too, for shm answers in order over all peers, dead "
               "ones included; 2 never came back"}}};
 
-#ifdef EPX_HAVE_OFI
+#if EPX_HAVE_OFI
 
 /* ---- Which interface */
 

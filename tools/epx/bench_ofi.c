@@ -17,7 +17,7 @@
 
 #include "net/ofi/ofi.h"
 
-#ifdef EPX_HAVE_OFI
+#if EPX_HAVE_OFI
 
 #include <pthread.h>
 #include <sched.h>

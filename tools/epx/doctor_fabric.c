@@ -7,7 +7,7 @@
 #include "net/ofi/ofi.h"
 #include "util/env.h"
 
-#ifdef EPX_HAVE_OFI
+#if EPX_HAVE_OFI
 
 /* Those that EPX knows how to use, best first; shm only by name. */
 static const char *const providers[] = {"efa", "cxi", "verbs", "tcp", "shm"};

@@ -10,7 +10,7 @@
 #include "net/verbs/card.h"
 #include "util/env.h"
 
-#ifdef EPX_VERBS
+#if EPX_HAVE_VERBS
 
 enum { BROADCOM = 0x14e4, PENSANDO = 0x1dd8, GIDS_SHOWN = 32, NAME_ROOM = 64, MEMLOCK_LEAST_GIB = 1 };
 
@@ -159,7 +159,7 @@ static void check_memlock(struct report *report)
 
 static void show_efa(struct report *report, const struct verbs_lib *lib)
 {
-#ifdef EPX_EFADV
+#if EPX_HAVE_EFADV
     report_row(report, "EFA", "%s",
                lib->efa_query_device ? "libefa.so.1 is there: SRD on cards that are an EFA"
                                      : "no libefa.so.1 (Debian: ibverbs-providers)");

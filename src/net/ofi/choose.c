@@ -19,7 +19,7 @@
  */
 #include "net/ofi/ofi.h"
 
-#ifdef EPX_HAVE_OFI
+#if EPX_HAVE_OFI
 
 #include <arpa/inet.h>
 #include <netinet/in.h>

@@ -24,7 +24,7 @@
  */
 #include "net/ofi/ofi.h"
 
-#ifdef EPX_HAVE_OFI
+#if EPX_HAVE_OFI
 
 #include <errno.h>
 #include <string.h>

@@ -2,7 +2,7 @@
 /* The ofi network of a build without <rdma/fabric.h>: says so. */
 #include "net/ofi/ofi.h"
 
-#ifndef EPX_HAVE_OFI
+#if !EPX_HAVE_OFI
 
 #include <errno.h>
 #include <stdio.h>

@@ -16,13 +16,11 @@
 #ifndef EPX_NET_OFI_OFI_H
 #define EPX_NET_OFI_OFI_H
 
-#if defined(__has_include)
-#if __has_include(<rdma/fabric.h>)
-#define EPX_HAVE_OFI 1
-#endif
+#ifndef EPX_HAVE_OFI
+#error "the build defines EPX_HAVE_OFI as 1 or 0 (cmake/EpxNetworks.cmake)"
 #endif
 
-#ifdef EPX_HAVE_OFI
+#if EPX_HAVE_OFI
 
 #include <rdma/fabric.h>
 #include <rdma/fi_cm.h>

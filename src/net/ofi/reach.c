@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "net/ofi/ofi.h"
 
-#ifdef EPX_HAVE_OFI
+#if EPX_HAVE_OFI
 
 #include <errno.h>
 #include <poll.h>

@@ -15,7 +15,7 @@
  */
 #include "net/ofi/ofi.h"
 
-#ifdef EPX_HAVE_OFI
+#if EPX_HAVE_OFI
 
 #include <errno.h>
 #include <sys/epoll.h>

@@ -39,7 +39,7 @@ int verbs_filter_match(const char *filter, const char *device, int port)
     return found != exclude;
 }
 
-#ifdef EPX_VERBS
+#if EPX_HAVE_VERBS
 
 enum { VENDOR_AMAZON = 0x1d0f };
 
@@ -79,7 +79,7 @@ static int choose_gid(const struct verbs_lib *lib, struct ibv_context *context, 
 
 static int is_srd(const struct verbs_lib *lib, struct ibv_context *context)
 {
-#ifdef EPX_EFADV
+#if EPX_HAVE_EFADV
     struct efadv_device_attr attr;
 
     return lib->efa_query_device && !lib->efa_query_device(context, &attr, sizeof(attr));

@@ -10,7 +10,7 @@
  * prefix, after a leading "=" the whole name; a leading "^" (or "^=") means all but these; "" means all. */
 int verbs_filter_match(const char *filter, const char *device, int port);
 
-#ifdef EPX_VERBS
+#if EPX_HAVE_VERBS
 
 enum verbs_transport_kind { VERBS_RC = 1, VERBS_SRD = 2 };
 

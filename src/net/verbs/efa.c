@@ -9,7 +9,7 @@
  */
 #include "net/verbs/verbs.h"
 
-#ifdef EPX_VERBS
+#if EPX_HAVE_VERBS
 
 #include <errno.h>
 #include <stdio.h>
@@ -18,7 +18,7 @@
 
 #include "util/status.h"
 
-#ifdef EPX_EFADV
+#if EPX_HAVE_EFADV
 
 enum {
     /* Of efadv_query_device(3); headers before rdma-core 47 lack the second. */

@@ -2,7 +2,7 @@
 /* Sleeping until a completion, and what a card says of itself: asynchronous events. */
 #include "net/verbs/verbs.h"
 
-#ifdef EPX_VERBS
+#if EPX_HAVE_VERBS
 
 #include <errno.h>
 #include <fcntl.h>

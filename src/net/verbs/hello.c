@@ -21,7 +21,7 @@
  */
 #include "net/verbs/rc.h"
 
-#ifdef EPX_VERBS
+#if EPX_HAVE_VERBS
 
 #include <errno.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "net/verbs/lib.h"
 
-#ifdef EPX_VERBS
+#if EPX_HAVE_VERBS
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -27,7 +27,7 @@ static int resolve(void *handle, const char *name, void *slot)
 
 static void load_efa(void)
 {
-#ifdef EPX_EFADV
+#if EPX_HAVE_EFADV
     void *handle = dlopen("libefa.so.1", RTLD_NOW | RTLD_LOCAL);
 
     if (!handle)

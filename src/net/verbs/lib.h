@@ -6,18 +6,18 @@
 #ifndef EPX_NET_VERBS_LIB_H
 #define EPX_NET_VERBS_LIB_H
 
-#if defined(__has_include) && !defined(EPX_NO_VERBS)
-#if __has_include(<infiniband/verbs.h>)
-#define EPX_VERBS 1
-#include <infiniband/verbs.h>
-#if __has_include(<infiniband/efadv.h>)
-#define EPX_EFADV 1
-#include <infiniband/efadv.h>
-#endif
-#endif
+#if !defined(EPX_HAVE_VERBS) || !defined(EPX_HAVE_EFADV)
+#error "the build defines EPX_HAVE_VERBS and EPX_HAVE_EFADV as 1 or 0 (cmake/EpxNetworks.cmake)"
 #endif
 
-#ifdef EPX_VERBS
+#if EPX_HAVE_VERBS
+#include <infiniband/verbs.h>
+#endif
+#if EPX_HAVE_EFADV
+#include <infiniband/efadv.h>
+#endif
+
+#if EPX_HAVE_VERBS
 
 /* _query_gid_ex is the symbol behind the inline ibv_query_gid_ex. query_port and reg_mr are macros in the header; the
  * table has the functions of those names. */
@@ -39,7 +39,7 @@ struct verbs_lib {
     /* NULL before rdma-core 34. */
     struct ibv_mr *(*reg_dmabuf_mr)(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd,
                                     int access);
-#ifdef EPX_EFADV
+#if EPX_HAVE_EFADV
     /* NULL without libefa. */
     __typeof__(efadv_query_device) *efa_query_device;
     __typeof__(efadv_create_qp_ex) *efa_create_qp;

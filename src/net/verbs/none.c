@@ -2,7 +2,7 @@
 /* The verbs network of a build without <infiniband/verbs.h>: says so. */
 #include "net/verbs/lib.h"
 
-#ifndef EPX_VERBS
+#if !EPX_HAVE_VERBS
 
 #include <errno.h>
 #include <stdio.h>

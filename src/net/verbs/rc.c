@@ -2,7 +2,7 @@
 /* Reliable connections: queue pairs, chains of puts, receives. */
 #include "net/verbs/rc.h"
 
-#ifdef EPX_VERBS
+#if EPX_HAVE_VERBS
 
 #include <errno.h>
 #include <stdio.h>

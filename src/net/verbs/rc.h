@@ -5,7 +5,7 @@
 
 #include "net/verbs/verbs.h"
 
-#ifdef EPX_VERBS
+#if EPX_HAVE_VERBS
 
 enum {
     RC_CHAIN = 16,      /* puts posted with one doorbell; the last of a chain alone is signalled */

@@ -12,7 +12,7 @@
 #include "util/log.h"
 #include "util/status.h"
 
-#ifdef EPX_VERBS
+#if EPX_HAVE_VERBS
 
 /* ---- Failure -------------------------------------------------------------------------------------------------- */
 

@@ -16,7 +16,7 @@
 #include "net/verbs/card.h"
 #include "net/verbs/lib.h"
 
-#ifdef EPX_VERBS
+#if EPX_HAVE_VERBS
 
 struct verbs_net;
 
