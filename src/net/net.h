@@ -6,7 +6,7 @@
  *
  * An endpoint (struct net) belongs to ONE proxy thread, which makes all calls from open to close: no locks. Peers are
  * numbered by rank; endpoint i of a rank speaks with endpoint i of every peer. All calls are non-blocking but open,
- * register, connect and close, which have deadlines; a library that breaks its word is bounded by proxy/errand.c.
+ * register, connect and close, which have deadlines; a library that breaks its word is bounded by proxy/request.c.
  */
 #ifndef EPX_NET_NET_H
 #define EPX_NET_NET_H

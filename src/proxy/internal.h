@@ -3,7 +3,7 @@
  * What the files of this folder share.
  *
  *   proxy.c   opening, connecting, ending; statistics; quiet
- *   errand.c  the thread, and what it does besides turns while somebody waits, with a deadline
+ *   request.c  the thread, and what it does besides turns while somebody waits, with a deadline
  *   thread.c  turn after turn: spinning, sleeping, waking, pinning
  *   loop.c    one turn: take commands, check, merge, post, handle what the network reports
  *   window.c  how much may be in flight to a peer
@@ -73,21 +73,21 @@ struct peer {
 enum { POLL_MAX = 64, TAKE_MAX = 256, POST_MAX = 256 };
 
 /* What a caller wants done by the thread that owns the endpoint. */
-enum errand { ERRAND_NONE, ERRAND_OPEN, ERRAND_REGISTER, ERRAND_CONNECT, ERRAND_CLOSE };
+enum request { REQUEST_NONE, REQUEST_OPEN, REQUEST_REGISTER, REQUEST_CONNECT, REQUEST_CLOSE };
 
 /* Where a thread is: told of one that does not come back. */
-enum doing {
-    DOING_NOTHING,
-    DOING_OPEN,
-    DOING_REGISTER,
-    DOING_CONNECT,
-    DOING_POLL,
-    DOING_PUT,
-    DOING_FLUSH,
-    DOING_ARRIVALS,
-    DOING_ARM,
-    DOING_SLEEP,
-    DOING_CLOSE
+enum proxy_state {
+    STATE_BETWEEN_CALLS,
+    STATE_OPEN,
+    STATE_REGISTER,
+    STATE_CONNECT,
+    STATE_POLL,
+    STATE_PUT,
+    STATE_FLUSH,
+    STATE_ARRIVALS,
+    STATE_ARM,
+    STATE_SLEEP,
+    STATE_CLOSE
 };
 
 struct proxy_thread {
@@ -115,7 +115,7 @@ struct proxy_thread {
     struct pending *pendings; /* memory of all peers */
     struct posted *posteds;
 
-    int doing, doing_with; /* shared: enum doing, and the peer where there is one */
+    int state, state_peer; /* shared: enum proxy_state, and the peer where there is one */
     uint64_t turns;        /* shared: begun so far */
     int wake_fd;
     uint64_t nap_ns;
@@ -123,24 +123,24 @@ struct proxy_thread {
     int net_woke, lies; /* the network's descriptor ended a sleep; so many times for nothing */
     uint64_t asked;     /* shared: proxy_quiet counts up */
     uint64_t quiet;     /* shared: the last `asked` for which nothing was left */
-    int blame;          /* shared: a peer that has not answered, or -1 */
+    int waiting_for;    /* shared: a peer that has not answered, or -1 */
 
-    /* errand.c; the caller's but for what `lock` is said to protect */
+    /* request.c; the caller's but for what `lock` is said to protect */
     pthread_t pthread;
     int begun, started;
     pthread_mutex_t lock;   /* of the following; never held during a call of the network */
-    pthread_cond_t changed; /* errand, abandoned */
-    int errand;             /* enum errand; also read without the lock, after each turn */
+    pthread_cond_t changed; /* request, abandoned */
+    int request;            /* enum request; also read without the lock, after each turn */
     int abandoned;          /* nobody waits for this thread any more; written once, by the caller */
-    int connected;          /* turns between errands */
-    epx_status outcome;     /* of the last errand, and its message */
+    int connected;          /* turns between requests */
+    epx_status outcome;     /* of the last request, and its message */
     char text[256];
-    struct proxy_card card;        /* ERRAND_REGISTER makes it */
-    struct proxy_card *peer_cards; /* [npeers], for ERRAND_CONNECT */
+    struct proxy_card card;        /* REQUEST_REGISTER makes it */
+    struct proxy_card *peer_cards; /* [npeers], for REQUEST_CONNECT */
 };
 
 /* Of a caller who waits for a thread: how long it waits in all, and how much of that is left. */
-struct patience {
+struct budget {
     int ms;
     uint64_t left_ns, last_ns;
 };
@@ -155,9 +155,9 @@ struct proxy_group {
     uint32_t merge_bytes;       /* largest put made of several commands */
     uint64_t spin_ns;           /* idle time after which a thread sleeps */
     uint32_t reported;          /* shared: bit per enum fault that was reported */
-    struct patience opening;    /* for opening and registering together */
+    struct budget opening;      /* for opening and registering together */
     int manual;                 /* turns are proxy_step()s */
-    int in_place;               /* no threads here, manual or in a simulation: errands are run by whoever wants them */
+    int in_place;               /* no threads here, manual or in a simulation: requests are run by whoever wants them */
     int connected;
     int kept; /* for good: a thread was left behind */
 };
@@ -177,26 +177,26 @@ enum fault {
 void proxy_fault(struct proxy_thread *t, enum fault fault, int status, int peer, int64_t expected, int64_t seen,
                  const char *text);
 
-/* ---- errand.c */
+/* ---- request.c */
 /* The thread starts; nothing is open yet. */
-epx_status errand_begin(struct proxy_thread *t);
-struct patience patience_of(int ms);
-/* First asked of all threads, then awaited of each, with one patience for all. EPX_ERR_TIMEOUT: it has come to its end, and
+epx_status request_start(struct proxy_thread *t);
+struct budget budget_of(int ms);
+/* First asked of all threads, then awaited of each, with one budget for all. EPX_ERR_TIMEOUT: it has come to its end, and
  * the thread is abandoned. */
-void errand_ask(struct proxy_thread *t, enum errand errand);
-epx_status errand_await(struct proxy_thread *t, struct patience *patience);
-/* After ERRAND_CLOSE was asked: also until the thread has ended. */
-epx_status errand_end(struct proxy_thread *t, struct patience *patience);
-void errand_free(struct proxy_thread *t);
+void request_submit(struct proxy_thread *t, enum request request);
+epx_status request_wait(struct proxy_thread *t, struct budget *budget);
+/* After REQUEST_CLOSE was asked: also until the thread has ended. */
+epx_status request_join(struct proxy_thread *t, struct budget *budget);
+void request_free(struct proxy_thread *t);
 
-static inline void doing(struct proxy_thread *t, enum doing what)
+static inline void set_state(struct proxy_thread *t, enum proxy_state state)
 {
-    __atomic_store_n(&t->doing, (int)what, __ATOMIC_RELAXED);
+    __atomic_store_n(&t->state, (int)state, __ATOMIC_RELAXED);
 }
 
 /* ---- thread.c */
 epx_status thread_open(struct proxy_thread *t);
-/* Until an errand is asked for. */
+/* Until a request is asked for. */
 void thread_turns(struct proxy_thread *t);
 void thread_pin(const struct proxy_thread *t);
 void thread_wake(struct proxy_thread *t);

@@ -115,7 +115,7 @@ static void flush_arrivals(struct proxy_thread *t, const struct net_event *event
 
     while (i < n && events[i].kind != NET_ARRIVED)
         i++;
-    doing(t, DOING_ARRIVALS);
+    set_state(t, STATE_ARRIVALS);
     if (i < n && device->ops->flush_arrivals(device) != EPX_OK)
         proxy_fault(t, FAULT_FLUSH, EPX_ERR_SYSTEM, -1, 0, 0, epx_last_error());
 }
@@ -127,7 +127,7 @@ static int poll_net(struct proxy_thread *t)
 
     if (t->broken)
         return 0;
-    doing(t, DOING_POLL);
+    set_state(t, STATE_POLL);
     n = t->ops->poll(t->net, events, POLL_MAX);
     if (n < 0) {
         if (n != -EAGAIN)
@@ -340,7 +340,7 @@ static int post_peer(struct proxy_thread *t, struct peer *peer)
     uint64_t bytes = 0, signals = 0;
     int n;
 
-    __atomic_store_n(&t->doing_with, peer->rank, __ATOMIC_RELAXED);
+    __atomic_store_n(&t->state_peer, peer->rank, __ATOMIC_RELAXED);
     for (n = 0; n < POST_MAX && peer->head != peer->tail; n++) {
         const struct pending *p = &peer->queue[peer->head & (t->depth - 1)];
 
@@ -373,7 +373,7 @@ static int post_all(struct proxy_thread *t)
     if (busy == 0)
         return 0;
     turn_now(t);
-    doing(t, DOING_PUT);
+    set_state(t, STATE_PUT);
     if (++t->first_busy >= busy)
         t->first_busy = 0;
     for (i = 0; i < busy; i++)
@@ -394,7 +394,7 @@ static void flush_net(struct proxy_thread *t)
 {
     int result;
 
-    doing(t, DOING_FLUSH);
+    set_state(t, STATE_FLUSH);
     result = t->broken ? 0 : t->ops->flush(t->net);
     t->unflushed = result == -EAGAIN;
     if (result < 0 && result != -EAGAIN)
@@ -406,15 +406,15 @@ static void flush_net(struct proxy_thread *t)
 /* For proxy_quiet: nothing in the ring, nothing pending, nothing unanswered; or who has not answered. */
 static void answer_quiet(struct proxy_thread *t, uint64_t asked, int taken)
 {
-    int i, blame = -1;
+    int i, waiting_for = -1;
 
     if (asked == t->quiet)
         return;
-    for (i = 0; i < t->npeers && blame < 0; i++)
+    for (i = 0; i < t->npeers && waiting_for < 0; i++)
         if (t->peers[i].head != t->peers[i].tail || t->peers[i].window.messages > 0)
-            blame = t->peers[i].rank;
-    __atomic_store_n(&t->blame, blame, __ATOMIC_RELAXED);
-    if (blame < 0 && taken == 0)
+            waiting_for = t->peers[i].rank;
+    __atomic_store_n(&t->waiting_for, waiting_for, __ATOMIC_RELAXED);
+    if (waiting_for < 0 && taken == 0)
         __atomic_store_n(&t->quiet, asked, __ATOMIC_RELEASE); /* pairs with the acquire in proxy_quiet */
 }
 
@@ -435,6 +435,6 @@ int proxy_turn(struct proxy_thread *t)
     if (t->ring_bell && t->group->options.bell)
         cpu_env_ring(t->group->env, t->group->options.bell); /* C4 of kernel/ring.h, and for arrivals */
     answer_quiet(t, asked, taken);
-    doing(t, DOING_NOTHING);
+    set_state(t, STATE_BETWEEN_CALLS);
     return t->events | taken | posted;
 }

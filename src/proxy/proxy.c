@@ -129,7 +129,7 @@ static epx_status open_thread(struct proxy_group *g, int index)
     t->group = g;
     t->index = index;
     t->ops = o->net;
-    t->blame = -1;
+    t->waiting_for = -1;
     t->merge_bytes = g->merge_bytes;
     t->bytes_most = UINT64_MAX;
     if (g->limits.max_bytes)
@@ -142,7 +142,7 @@ static epx_status open_thread(struct proxy_group *g, int index)
     if (status == EPX_OK)
         status = thread_open(t);
     if (status == EPX_OK)
-        status = errand_begin(t);
+        status = request_start(t);
     return status;
 }
 
@@ -155,15 +155,15 @@ static int open_ms(const struct proxy_group *g)
 }
 
 /* By all threads at once; the first that fails is told of. */
-static epx_status all_threads(struct proxy_group *g, enum errand errand, struct patience *patience)
+static epx_status all_threads(struct proxy_group *g, enum request request, struct budget *budget)
 {
     epx_status status = EPX_OK;
     int i;
 
     for (i = 0; i < g->options.threads; i++)
-        errand_ask(&g->threads[i], errand);
+        request_submit(&g->threads[i], request);
     for (i = 0; i < g->options.threads; i++) {
-        epx_status own = errand_await(&g->threads[i], patience);
+        epx_status own = request_wait(&g->threads[i], budget);
 
         status = status == EPX_OK ? own : status;
     }
@@ -197,9 +197,9 @@ epx_status proxy_open(const struct proxy_options *options, struct proxy_group **
     g->options.remote = g->remote;
     for (i = 0; i < g->options.threads && status == EPX_OK; i++)
         status = open_thread(g, i);
-    g->opening = patience_of(open_ms(g));
+    g->opening = budget_of(open_ms(g));
     if (status == EPX_OK)
-        status = all_threads(g, ERRAND_OPEN, &g->opening);
+        status = all_threads(g, REQUEST_OPEN, &g->opening);
     if (status != EPX_OK)
         goto close;
     *proxies = g;
@@ -214,7 +214,7 @@ close:
 
 epx_status proxy_cards(struct proxy_group *g, struct proxy_card *cards)
 {
-    const epx_status status = all_threads(g, ERRAND_REGISTER, &g->opening);
+    const epx_status status = all_threads(g, REQUEST_REGISTER, &g->opening);
     int i;
 
     for (i = 0; i < g->options.threads && status == EPX_OK; i++)
@@ -238,7 +238,7 @@ static epx_status keep_cards(struct proxy_thread *t, const struct proxy_card *ca
 
 epx_status proxy_connect(struct proxy_group *g, const struct proxy_card *cards)
 {
-    struct patience patience = patience_of(open_ms(g));
+    struct budget budget = budget_of(open_ms(g));
     epx_status status = EPX_OK;
     int i;
 
@@ -247,7 +247,7 @@ epx_status proxy_connect(struct proxy_group *g, const struct proxy_card *cards)
     for (i = 0; i < g->options.threads && status == EPX_OK; i++)
         status = keep_cards(&g->threads[i], cards);
     if (status == EPX_OK)
-        status = all_threads(g, ERRAND_CONNECT, &patience);
+        status = all_threads(g, REQUEST_CONNECT, &budget);
     if (status != EPX_OK)
         return status;
     g->connected = 1;
@@ -291,7 +291,7 @@ static void free_thread(struct proxy_thread *t)
 {
     thread_close(t);
     ring_destroy(&t->ring);
-    errand_free(t);
+    request_free(t);
     free(t->peer_cards);
     free(t->posteds);
     free(t->pendings);
@@ -314,7 +314,7 @@ static void stop_driven(struct proxy_group *g)
 epx_status proxy_close(struct proxy_group *g)
 {
     const int half = g ? g->options.timeout_ms / 2 : 0, ms = half > PROXY_CLOSE_MS ? half : PROXY_CLOSE_MS;
-    struct patience patience = patience_of(ms);
+    struct budget budget = budget_of(ms);
     epx_status status = EPX_OK;
     int i;
 
@@ -323,9 +323,9 @@ epx_status proxy_close(struct proxy_group *g)
     if (g->threads) {
         stop_driven(g);
         for (i = 0; i < g->options.threads; i++)
-            errand_ask(&g->threads[i], ERRAND_CLOSE);
+            request_submit(&g->threads[i], REQUEST_CLOSE);
         for (i = 0; i < g->options.threads; i++) {
-            epx_status own = errand_end(&g->threads[i], &patience);
+            epx_status own = request_join(&g->threads[i], &budget);
 
             log_totals(&g->threads[i]);
             status = status == EPX_OK ? own : status;
@@ -406,7 +406,7 @@ static epx_status wait_quiet(struct proxy_thread *t, uint64_t asked, uint64_t de
         if (g->env->now_ns(g->env->self) >= deadline)
             return fail(EPX_ERR_TIMEOUT,
                         "proxy %d: not all puts were answered after %d ms; rank %d is the first that has not", t->index,
-                        g->options.timeout_ms, __atomic_load_n(&t->blame, __ATOMIC_RELAXED));
+                        g->options.timeout_ms, __atomic_load_n(&t->waiting_for, __ATOMIC_RELAXED));
         pause_ns(QUIET_POLL_NS);
     }
     return EPX_OK;

@@ -61,7 +61,7 @@ static uint64_t nap_length(struct proxy_thread *t, int net_fd)
 
 static int ask_fd(struct proxy_thread *t)
 {
-    doing(t, DOING_ARM);
+    set_state(t, STATE_ARM);
     return t->ops->wait_fd(t->net);
 }
 
@@ -76,14 +76,14 @@ static void nap(struct proxy_thread *t)
 
     /* S1: pairs with the exchange of cpu_env_ring, which producers call. */
     __atomic_exchange_n(&t->ring.dev.bell->waiters, 1, __ATOMIC_SEQ_CST);
-    if (__atomic_load_n(&t->errand, __ATOMIC_ACQUIRE)) /* pairs with errand_ask */
+    if (__atomic_load_n(&t->request, __ATOMIC_ACQUIRE)) /* pairs with request_submit */
         return;
     if (!t->blocked && ring_peek(&t->ring, &c))
         return;
     if (net_fd >= 0 && t->ops->arm(t->net) == -EAGAIN)
         return;
     stat_add(&t->stats.sleeps, 1);
-    doing(t, DOING_SLEEP);
+    set_state(t, STATE_SLEEP);
     if (ppoll(fds, 2, &limit, NULL) > 0)
         stat_add(&t->stats.wakes, 1);
     t->net_woke = fds[1].revents != 0;
@@ -119,7 +119,7 @@ void thread_turns(struct proxy_thread *t)
     uint64_t idle_since = 0, now;
     int idle = 0;
 
-    while (!__atomic_load_n(&t->errand, __ATOMIC_ACQUIRE)) { /* pairs with errand_ask */
+    while (!__atomic_load_n(&t->request, __ATOMIC_ACQUIRE)) { /* pairs with request_submit */
         const int busy = proxy_turn(t);
 
         t->lies = t->events ? 0 : t->lies + t->net_woke;

@@ -5,10 +5,10 @@
  * caller's calls it: the endpoint's own thread does, and the caller waits for that with a deadline.
  *
  *   caller                                              the endpoint's thread
- *   errand = E, wakes it        ------------------->    after its turn: does E
- *   waits, with patience        <-------------------    outcome, text; errand = none; turns again, if connected
+ *   request = R, wakes it       ------------------->    after its turn: does R
+ *   waits, within a budget      <-------------------    outcome, text; request = none; turns again, if connected
  *
- *   its end: abandoned = 1, detached                    back too late: sees it, and ends without another call
+ *   budget spent: abandoned = 1, detached               back too late: sees it, and ends without another call
  *
  * Whatever an abandoned thread can still touch stays as it is until the process ends: its group's memory, the rings, the
  * endpoint, the heap (proxy_close and its callers see to that). The lock is never held during a call of the network.
@@ -26,34 +26,34 @@
 #include "util/status.h"
 
 #define LOOK_NS 200000u    /* between two looks at whether a thread has made a turn, or has ended */
-#define WAIT_NS 20000000u  /* ... whether an errand is done, where nothing wakes who waits */
+#define WAIT_NS 20000000u  /* ... whether a request is done, where nothing wakes who waits */
 #define SPEND_NS 50000000u /* most that one look may cost */
 #define ENDING_MS 500
 
-static const char *const doings[] = {
-    [DOING_NOTHING] = "between two calls",
-    [DOING_OPEN] = "opening an endpoint",
-    [DOING_REGISTER] = "registering the heap",
-    [DOING_CONNECT] = "connecting",
-    [DOING_POLL] = "polling",
-    [DOING_PUT] = "posting",
-    [DOING_FLUSH] = "ringing the doorbell",
-    [DOING_ARRIVALS] = "making arrivals visible to the device",
-    [DOING_ARM] = "preparing to sleep",
-    [DOING_SLEEP] = "sleeping",
-    [DOING_CLOSE] = "closing the endpoint",
+static const char *const state_names[] = {
+    [STATE_BETWEEN_CALLS] = "between two calls",
+    [STATE_OPEN] = "opening an endpoint",
+    [STATE_REGISTER] = "registering the heap",
+    [STATE_CONNECT] = "connecting",
+    [STATE_POLL] = "polling",
+    [STATE_PUT] = "posting",
+    [STATE_FLUSH] = "ringing the doorbell",
+    [STATE_ARRIVALS] = "making arrivals visible to the device",
+    [STATE_ARM] = "preparing to sleep",
+    [STATE_SLEEP] = "sleeping",
+    [STATE_CLOSE] = "closing the endpoint",
 };
 
 /* "polling", "posting to rank 3" */
-static void what_it_does(const struct proxy_thread *t, char *text, size_t bytes)
+static void describe_state(const struct proxy_thread *t, char *text, size_t bytes)
 {
-    const int doing = __atomic_load_n(&t->doing, __ATOMIC_RELAXED);
-    const int peer = __atomic_load_n(&t->doing_with, __ATOMIC_RELAXED);
+    const int state = __atomic_load_n(&t->state, __ATOMIC_RELAXED);
+    const int peer = __atomic_load_n(&t->state_peer, __ATOMIC_RELAXED);
 
-    if (doing == DOING_PUT || doing == DOING_CONNECT)
-        snprintf(text, bytes, "%s to rank %d", doings[doing], peer);
+    if (state == STATE_PUT || state == STATE_CONNECT)
+        snprintf(text, bytes, "%s to rank %d", state_names[state], peer);
     else
-        snprintf(text, bytes, "%s", doings[doing]);
+        snprintf(text, bytes, "%s", state_names[state]);
 }
 
 /* ---- The endpoint's thread ---------------------------------------------------------------------------------- */
@@ -69,7 +69,7 @@ static epx_status open_endpoint(struct proxy_thread *t)
                                     .world = o->world,
                                     .memory_kind = o->memory_kind};
 
-    doing(t, DOING_OPEN);
+    set_state(t, STATE_OPEN);
     return t->ops->open(&net, &t->net);
 }
 
@@ -84,7 +84,7 @@ static epx_status register_heap(struct proxy_thread *t)
                                       .dmabuf = far ? o->dmabuf : -1};
     epx_status status = far && o->device ? o->device->ops->use(o->device) : EPX_OK;
 
-    doing(t, DOING_REGISTER);
+    set_state(t, STATE_REGISTER);
     if (status == EPX_OK)
         status = t->ops->add_region(t->net, &memory, &t->card.region);
     if (status == EPX_OK)
@@ -103,8 +103,8 @@ static epx_status connect_peers(struct proxy_thread *t)
         if (peer->dead)
             continue;
         peer->region_bytes = card->region.bytes < COMMAND_MAX_OFFSET ? card->region.bytes : COMMAND_MAX_OFFSET;
-        __atomic_store_n(&t->doing_with, peer->rank, __ATOMIC_RELAXED);
-        doing(t, DOING_CONNECT);
+        __atomic_store_n(&t->state_peer, peer->rank, __ATOMIC_RELAXED);
+        set_state(t, STATE_CONNECT);
         status = t->ops->connect(t->net, peer->rank, &card->address, &card->region);
     }
     return status;
@@ -112,54 +112,54 @@ static epx_status connect_peers(struct proxy_thread *t)
 
 static epx_status close_endpoint(struct proxy_thread *t)
 {
-    doing(t, DOING_CLOSE);
+    set_state(t, STATE_CLOSE);
     if (t->net)
         t->ops->close(t->net);
     t->net = NULL;
     return EPX_OK;
 }
 
-static epx_status run(struct proxy_thread *t, enum errand errand)
+static epx_status run(struct proxy_thread *t, enum request request)
 {
     epx_status status = EPX_OK;
 
-    switch (errand) {
-    case ERRAND_NONE:
+    switch (request) {
+    case REQUEST_NONE:
         break;
-    case ERRAND_OPEN:
+    case REQUEST_OPEN:
         status = open_endpoint(t);
         break;
-    case ERRAND_REGISTER:
+    case REQUEST_REGISTER:
         status = register_heap(t);
         break;
-    case ERRAND_CONNECT:
+    case REQUEST_CONNECT:
         status = connect_peers(t);
         break;
-    case ERRAND_CLOSE:
+    case REQUEST_CLOSE:
         status = close_endpoint(t);
         break;
     }
-    doing(t, DOING_NOTHING);
+    set_state(t, STATE_BETWEEN_CALLS);
     return status;
 }
 
 /* With the lock held, but for the calls. 0: the thread shall end. */
-static int next_errand(struct proxy_thread *t)
+static int serve_request(struct proxy_thread *t)
 {
-    const enum errand errand = (enum errand)t->errand;
+    const enum request request = (enum request)t->request;
     epx_status status;
 
     pthread_mutex_unlock(&t->lock);
-    status = run(t, errand);
+    status = run(t, request);
     pthread_mutex_lock(&t->lock);
     if (t->abandoned)
         return 0;
     t->outcome = status;
     snprintf(t->text, sizeof(t->text), "%s", status == EPX_OK ? "" : epx_last_error());
-    t->connected |= errand == ERRAND_CONNECT && status == EPX_OK;
-    __atomic_store_n(&t->errand, ERRAND_NONE, __ATOMIC_RELAXED);
+    t->connected |= request == REQUEST_CONNECT && status == EPX_OK;
+    __atomic_store_n(&t->request, REQUEST_NONE, __ATOMIC_RELAXED);
     pthread_cond_broadcast(&t->changed);
-    return errand != ERRAND_CLOSE;
+    return request != REQUEST_CLOSE;
 }
 
 static void *thread_main(void *arg)
@@ -171,15 +171,15 @@ static void *thread_main(void *arg)
         thread_pin(t);
     pthread_mutex_lock(&t->lock);
     while (!t->abandoned) {
-        if (t->errand != ERRAND_NONE) {
-            if (!next_errand(t))
+        if (t->request != REQUEST_NONE) {
+            if (!serve_request(t))
                 break;
         } else if (t->connected) {
             pthread_mutex_unlock(&t->lock);
             thread_turns(t);
             pthread_mutex_lock(&t->lock);
         } else {
-            pthread_cond_wait(&t->changed, &t->lock); /* for its caller, who ends it by ERRAND_CLOSE */
+            pthread_cond_wait(&t->changed, &t->lock); /* for its caller, who ends it by REQUEST_CLOSE */
         }
     }
     pthread_mutex_unlock(&t->lock);
@@ -188,7 +188,7 @@ static void *thread_main(void *arg)
 
 /* ---- The caller --------------------------------------------------------------------------------------------- */
 
-epx_status errand_begin(struct proxy_thread *t)
+epx_status request_start(struct proxy_thread *t)
 {
     pthread_condattr_t attr;
     char name[16];
@@ -208,18 +208,18 @@ epx_status errand_begin(struct proxy_thread *t)
     return status;
 }
 
-void errand_ask(struct proxy_thread *t, enum errand errand)
+void request_submit(struct proxy_thread *t, enum request request)
 {
     if (t->abandoned)
         return;
     if (t->group->in_place) {
-        t->outcome = run(t, errand);
+        t->outcome = run(t, request);
         return;
     }
     if (!t->started)
         return;
     pthread_mutex_lock(&t->lock);
-    __atomic_store_n(&t->errand, errand, __ATOMIC_RELEASE); /* pairs with the acquire in thread_turns */
+    __atomic_store_n(&t->request, request, __ATOMIC_RELEASE); /* pairs with the acquire in thread_turns */
     pthread_cond_broadcast(&t->changed);
     pthread_mutex_unlock(&t->lock);
     thread_wake(t);
@@ -228,37 +228,37 @@ void errand_ask(struct proxy_thread *t, enum errand errand)
 /* The thread stays where it is. */
 static epx_status abandon(struct proxy_thread *t, int ms)
 {
-    char does[64];
+    char state[64];
 
-    what_it_does(t, does, sizeof(does));
+    describe_state(t, state, sizeof(state));
     snprintf(t->text, sizeof(t->text),
              "rank %d: proxy %d has not come back from the network (%s) within %d ms: it was %s; the thread, its "
              "endpoint and "
              "the group's memory stay until the process ends",
-             t->group->options.rank, t->index, t->ops->name, ms, does);
+             t->group->options.rank, t->index, t->ops->name, ms, state);
     __atomic_store_n(&t->stats.stuck, 1, __ATOMIC_RELAXED);
     log_line(LOG_WARN, "%s", t->text);
     pthread_detach(t->pthread);
     return fail(EPX_ERR_TIMEOUT, "%s", t->text);
 }
 
-struct patience patience_of(int ms)
+struct budget budget_of(int ms)
 {
-    return (struct patience){.ms = ms, .left_ns = (uint64_t)ms * 1000000u, .last_ns = clock_ns()};
+    return (struct budget){.ms = ms, .left_ns = (uint64_t)ms * 1000000u, .last_ns = clock_ns()};
 }
 
 /* What has passed since it was last called is spent, but no more than the longest look: where this thread did not run, because
  * the process was stopped or others had its core, the one that it waits for did not either. 0: nothing is left. */
-static int spend(struct patience *p)
+static int spend(struct budget *b)
 {
-    const uint64_t now = clock_ns(), passed = now - p->last_ns < SPEND_NS ? now - p->last_ns : SPEND_NS;
+    const uint64_t now = clock_ns(), passed = now - b->last_ns < SPEND_NS ? now - b->last_ns : SPEND_NS;
 
-    p->last_ns = now;
-    p->left_ns = p->left_ns > passed ? p->left_ns - passed : 0;
-    return p->left_ns > 0;
+    b->last_ns = now;
+    b->left_ns = b->left_ns > passed ? b->left_ns - passed : 0;
+    return b->left_ns > 0;
 }
 
-epx_status errand_await(struct proxy_thread *t, struct patience *patience)
+epx_status request_wait(struct proxy_thread *t, struct budget *budget)
 {
     if (t->abandoned)
         return fail(EPX_ERR_TIMEOUT, "%s", t->text);
@@ -267,46 +267,46 @@ epx_status errand_await(struct proxy_thread *t, struct patience *patience)
     if (!t->started)
         return EPX_OK;
     pthread_mutex_lock(&t->lock);
-    while (t->errand != ERRAND_NONE && spend(patience)) {
+    while (t->request != REQUEST_NONE && spend(budget)) {
         const uint64_t until = clock_ns() + WAIT_NS;
         const struct timespec at = {.tv_sec = (time_t)(until / 1000000000u), .tv_nsec = (long)(until % 1000000000u)};
 
         pthread_cond_timedwait(&t->changed, &t->lock, &at);
     }
-    t->abandoned = t->errand != ERRAND_NONE;
+    t->abandoned = t->request != REQUEST_NONE;
     pthread_mutex_unlock(&t->lock);
     if (t->abandoned)
-        return abandon(t, patience->ms);
+        return abandon(t, budget->ms);
     return t->outcome == EPX_OK ? EPX_OK : fail(t->outcome, "%s", t->text);
 }
 
 /* 0: it has ended, and is joined. The joins with a limit know only clocks that may be set. */
-static int join_patiently(pthread_t thread, struct patience *patience)
+static int join_within(pthread_t thread, struct budget *budget)
 {
     int rc;
 
-    while ((rc = pthread_tryjoin_np(thread, NULL)) == EBUSY && spend(patience))
+    while ((rc = pthread_tryjoin_np(thread, NULL)) == EBUSY && spend(budget))
         pause_ns(LOOK_NS);
     return rc;
 }
 
-epx_status errand_end(struct proxy_thread *t, struct patience *patience)
+epx_status request_join(struct proxy_thread *t, struct budget *budget)
 {
-    struct patience ending = patience_of(ENDING_MS);
-    epx_status status = errand_await(t, patience);
+    struct budget ending = budget_of(ENDING_MS);
+    epx_status status = request_wait(t, budget);
 
     if (status == EPX_OK && t->started) {
         /* It makes no call any more, but libraries may have something to tidy up when a thread of theirs ends. */
-        t->abandoned = join_patiently(t->pthread, &ending) != 0;
+        t->abandoned = join_within(t->pthread, &ending) != 0;
         if (t->abandoned)
-            return abandon(t, patience->ms);
+            return abandon(t, budget->ms);
     }
     if (status == EPX_OK)
         t->started = 0;
     return status;
 }
 
-void errand_free(struct proxy_thread *t)
+void request_free(struct proxy_thread *t)
 {
     if (!t->begun)
         return;
@@ -320,10 +320,10 @@ void errand_free(struct proxy_thread *t)
 static int moves(struct proxy_thread *t, int ms)
 {
     const uint64_t before = __atomic_load_n(&t->turns, __ATOMIC_RELAXED);
-    struct patience patience = patience_of(ms);
+    struct budget budget = budget_of(ms);
 
     thread_wake(t);
-    while (__atomic_load_n(&t->turns, __ATOMIC_RELAXED) == before && spend(&patience))
+    while (__atomic_load_n(&t->turns, __ATOMIC_RELAXED) == before && spend(&budget))
         pause_ns(LOOK_NS);
     return __atomic_load_n(&t->turns, __ATOMIC_RELAXED) != before;
 }
@@ -335,14 +335,14 @@ int proxy_answers(struct proxy_group *g, int ms, char *text, size_t bytes)
     for (int i = 0; i < g->options.threads && !g->in_place; i++) {
         struct proxy_thread *t = &g->threads[i];
         const int stuck = t->abandoned || (g->connected && !moves(t, ms));
-        char does[64];
+        char state[64];
 
         __atomic_store_n(&t->stats.stuck, (uint64_t)stuck, __ATOMIC_RELAXED);
         if (!stuck || !all)
             continue;
-        what_it_does(t, does, sizeof(does));
+        describe_state(t, state, sizeof(state));
         snprintf(text, bytes, "proxy %d of rank %d does not come back from the network (%s): it is %s", i,
-                 g->options.rank, t->ops->name, does);
+                 g->options.rank, t->ops->name, state);
         all = 0;
     }
     return all;
@@ -368,7 +368,7 @@ static void *guarded_main(void *arg)
 
 epx_status proxy_guard(const char *what, int ms, epx_status (*fn)(void *arg), void *arg, int *left)
 {
-    struct patience patience = patience_of(ms);
+    struct budget budget = budget_of(ms);
     struct guarded *call;
     pthread_t thread;
     epx_status status;
@@ -384,7 +384,7 @@ epx_status proxy_guard(const char *what, int ms, epx_status (*fn)(void *arg), vo
     status = cpu_thread_start(&thread, "epx-ask", guarded_main, call);
     if (status != EPX_OK)
         goto free_call;
-    if (join_patiently(thread, &patience) != 0) {
+    if (join_within(thread, &budget) != 0) {
         pthread_detach(thread);
         keep_forever(call);
         *left = 1;
