@@ -13,7 +13,7 @@
 #include "group/registry.h"
 #include "util/structs.h"
 #include "util/env.h"
-#include "util/keep.h"
+#include "util/leak.h"
 #include "util/log.h"
 #include "util/status.h"
 
@@ -81,7 +81,7 @@ static epx_status close_all(struct epx_group *group)
     free(group->remote);
     free(group->exports);
     if (group->kept) {
-        keep_forever(group);
+        leak_on_purpose(group);
         return status;
     }
     free(group->bases);

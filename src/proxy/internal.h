@@ -159,7 +159,7 @@ struct proxy_group {
     int manual;                 /* turns are proxy_step()s */
     int in_place;               /* no threads here, manual or in a simulation: requests are run by whoever wants them */
     int connected;
-    int kept; /* for good: a thread was left behind */
+    int leaked; /* on purpose: an abandoned thread may still use it */
 };
 
 enum fault {

@@ -10,7 +10,7 @@
 #include "proxy/internal.h"
 #include "util/clock.h"
 #include "util/env.h"
-#include "util/keep.h"
+#include "util/leak.h"
 #include "util/log.h"
 #include "util/pause.h"
 #include "util/status.h"
@@ -332,9 +332,9 @@ epx_status proxy_close(struct proxy_group *g)
         }
     }
     if (status != EPX_OK) {
-        if (!g->kept)
-            keep_forever(g);
-        g->kept = 1;
+        if (!g->leaked)
+            leak_on_purpose(g);
+        g->leaked = 1;
         return status;
     }
     for (i = 0; g->threads && i < g->options.threads; i++)

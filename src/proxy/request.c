@@ -20,7 +20,7 @@
 #include "device/cpu/cpu.h"
 #include "proxy/internal.h"
 #include "util/clock.h"
-#include "util/keep.h"
+#include "util/leak.h"
 #include "util/log.h"
 #include "util/pause.h"
 #include "util/status.h"
@@ -386,7 +386,7 @@ epx_status proxy_guard(const char *what, int ms, epx_status (*fn)(void *arg), vo
         goto free_call;
     if (join_within(thread, &budget) != 0) {
         pthread_detach(thread);
-        keep_forever(call);
+        leak_on_purpose(call);
         *left = 1;
         return fail(EPX_ERR_TIMEOUT, "%s: the library has not come back within %d ms", what, ms);
     }
