@@ -16,7 +16,7 @@
 #include "device/arrivals.h"
 #include "device/cpu/cpu.h"
 #include "tests/lib/thread_boot.h"
-#include "tests/unit/proxy_scene.h"
+#include "tests/unit/proxy_fixture.h"
 
 enum { BLOCKS = 64 };
 
@@ -27,7 +27,7 @@ struct fake {
     size_t host_bytes[BLOCKS], near_bytes[BLOCKS];
     int nhost, nnear, freed;
     int flushes, flush_fails;
-    const struct scene *scene; /* whose counters must not have moved when the device is flushed */
+    const struct proxy_fixture *fixture; /* whose counters must not have moved when the device is flushed */
 };
 
 static struct fake *fake_of(struct device *device)
@@ -66,8 +66,8 @@ static epx_status fake_flush(struct device *device)
     struct fake *f = fake_of(device);
 
     f->flushes++;
-    if (f->scene)
-        assert_int_equal(counter_at(f->scene, 2, 0, 0), 0);
+    if (f->fixture)
+        assert_int_equal(counter_at(f->fixture, 2, 0, 0), 0);
     return f->flush_fails ? EPX_ERR_SYSTEM : EPX_OK;
 }
 
@@ -121,19 +121,19 @@ static void what_arrives_is_visible_flushed_or_refused_as_the_driver_says(void *
 
 /* ---- Proxies */
 
-static struct scene *open_flushing(void **state, struct fake *f, int flush)
+static struct proxy_fixture *open_flushing(void **state, struct fake *f, int flush)
 {
-    struct scene *s = *state;
+    struct proxy_fixture *s = *state;
 
     fake_open(f);
     s->options.device = &f->base;
     s->options.flush = flush;
-    f->scene = s;
-    scene_open(s, RANKS, 1);
+    f->fixture = s;
+    proxy_fixture_open(s, RANKS, 1);
     return s;
 }
 
-static void close_flushing(struct scene *s, const struct fake *f)
+static void close_flushing(struct proxy_fixture *s, const struct fake *f)
 {
     for (int r = 0; r < RANKS; r++) {
         proxy_close(s->ranks[r].proxies);
@@ -145,7 +145,7 @@ static void close_flushing(struct scene *s, const struct fake *f)
 static void the_device_is_flushed_before_an_arrival_is_counted(void **state)
 {
     struct fake f;
-    struct scene *s = open_flushing(state, &f, 1);
+    struct proxy_fixture *s = open_flushing(state, &f, 1);
 
     push(s, 0, 2, 0, 0, 0, 64);
     steps(s, 20);
@@ -158,7 +158,7 @@ static void the_device_is_flushed_before_an_arrival_is_counted(void **state)
 static void where_arrivals_are_visible_nothing_is_flushed(void **state)
 {
     struct fake f;
-    struct scene *s = open_flushing(state, &f, 0);
+    struct proxy_fixture *s = open_flushing(state, &f, 0);
 
     push(s, 0, 2, 0, 0, 0, 64);
     steps(s, 20);
@@ -170,7 +170,7 @@ static void where_arrivals_are_visible_nothing_is_flushed(void **state)
 static void a_flush_that_fails_is_an_error_of_the_group(void **state)
 {
     struct fake f;
-    struct scene *s = open_flushing(state, &f, 1);
+    struct proxy_fixture *s = open_flushing(state, &f, 1);
 
     f.flush_fails = 1;
     push(s, 0, 2, 0, 0, 0, 64);
@@ -182,7 +182,7 @@ static void a_flush_that_fails_is_an_error_of_the_group(void **state)
 static void rings_lie_where_kernels_and_host_reach_them(void **state)
 {
     struct fake f;
-    struct scene *s = open_flushing(state, &f, 0);
+    struct proxy_fixture *s = open_flushing(state, &f, 0);
     const struct ring_dev *ring = proxy_ring(s->ranks[0].proxies, 0);
 
     assert_true(lies_in(ring->slots, f.host, f.host_bytes, f.nhost));

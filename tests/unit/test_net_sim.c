@@ -18,7 +18,7 @@ static void *quick(int nranks)
 }
 
 /* Nothing comes in order, nor in one piece. */
-static void *wild(int nranks)
+static void *unordered_world(int nranks)
 {
     return make_world(nranks, (struct sim_net_options){.latency_ns = 2000,
                                                        .jitter_ns = 200000,
@@ -71,7 +71,7 @@ static void kill_rank(void *world, int rank)
                                           .world_idle = idle,         \
                                           .world_kill = kill_rank}
 SUITE(ordered, quick);
-SUITE(unordered, wild);
+SUITE(unordered, unordered_world);
 SUITE(one_at_a_time, narrow);
 
 int main(void)

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ctest: timeout=60 */
 /* Proxies deliver and count every command once, whatever the order, and merge what touches. */
-#include "proxy_scene.h"
+#include "proxy_fixture.h"
 
 /* ---- Delivery ----------------------------------------------------------------------------------------------- */
 
 /* All ranks send to all others at random; bytes and counts must be what was asked, whatever the order. */
-static void deliver_everything(struct scene *s, int commands)
+static void deliver_everything(struct proxy_fixture *s, int commands)
 {
     static uint8_t wanted[RANKS][HEAP];
     static uint64_t counts[RANKS][KINDS * SLOTS * RANKS];
@@ -17,24 +17,24 @@ static void deliver_everything(struct scene *s, int commands)
     memset(counts, 0, sizeof(counts));
     for (r = 0; r < RANKS; r++)
         for (i = 0; i < HEAP / 2; i++)
-            wanted[r][i] = (uint8_t)(s->ranks[r].heap[i] = (char)draw(&s->wild, 256));
+            wanted[r][i] = (uint8_t)(s->ranks[r].heap[i] = (char)draw(&s->chaos, 256));
     for (i = 0; i < commands; i++) {
-        const int from = (int)draw(&s->wild, RANKS), to = (int)draw(&s->wild, RANKS);
-        const uint32_t kind = draw(&s->wild, KINDS), slot = draw(&s->wild, SLOTS);
-        uint32_t units = draw(&s->wild, 4), source, target;
+        const int from = (int)draw(&s->chaos, RANKS), to = (int)draw(&s->chaos, RANKS);
+        const uint32_t kind = draw(&s->chaos, KINDS), slot = draw(&s->chaos, SLOTS);
+        uint32_t units = draw(&s->chaos, 4), source, target;
 
         if (!is_remote(from, to))
             continue;
         if (used[to] + units > HEAP / 32)
             units = 0;
-        source = draw(&s->wild, HEAP / 32 - 4) * 16;
+        source = draw(&s->chaos, HEAP / 32 - 4) * 16;
         target = HEAP / 2 + used[to] * 16;
         used[to] += units;
         push(s, from, to, COUNTER(kind, slot), source, target, units * 16);
         memcpy(&wanted[to][target], &wanted[from][source], units * 16);
         counts[to][(kind * SLOTS + slot) * RANKS + (uint32_t)from]++;
-        if (draw(&s->wild, 4) == 0)
-            step(s, (int)draw(&s->wild, RANKS));
+        if (draw(&s->chaos, 4) == 0)
+            step(s, (int)draw(&s->chaos, RANKS));
     }
     steps(s, 2000);
     for (r = 0; r < RANKS; r++) {
@@ -47,46 +47,46 @@ static void deliver_everything(struct scene *s, int commands)
         assert_memory_equal(s->ranks[r].counters, counts[r], sizeof(counts[r]));
         assert_int_equal(proxy_quiet(s->ranks[r].proxies), EPX_OK);
     }
-    assert_int_equal(s->wild.nflying, 0);
+    assert_int_equal(s->chaos.nflying, 0);
     expect_nothing_wrong(s);
 }
 
 static void every_command_lands_and_is_counted_in_any_order(void **state)
 {
-    deliver_everything(open_wild(state), 6000);
+    deliver_everything(open_chaos(state), 6000);
 }
 
 static void with_two_threads_a_pair_keeps_to_one(void **state)
 {
-    ((struct scene *)*state)->options.threads = 2;
-    deliver_everything(open_wild(state), 6000);
+    ((struct proxy_fixture *)*state)->options.threads = 2;
+    deliver_everything(open_chaos(state), 6000);
 }
 
 static void through_the_wrap_of_the_ring_s_counters(void **state)
 {
-    ((struct scene *)*state)->options.ring_start = UINT64_MAX - 500;
-    deliver_everything(open_wild(state), 6000);
+    ((struct proxy_fixture *)*state)->options.ring_start = UINT64_MAX - 500;
+    deliver_everything(open_chaos(state), 6000);
 }
 
 static void with_a_network_that_often_has_no_room(void **state)
 {
-    ((struct scene *)*state)->wild.room = 3;
-    deliver_everything(open_wild(state), 6000);
+    ((struct proxy_fixture *)*state)->chaos.room = 3;
+    deliver_everything(open_chaos(state), 6000);
 }
 
 /* ---- Merging ------------------------------------------------------------------------------------------------ */
 
 static void contiguous_neighbours_become_one_put(void **state)
 {
-    struct scene *s = open_wild(state);
+    struct proxy_fixture *s = open_chaos(state);
     int i;
 
     for (i = 0; i < 10; i++)
         push(s, 0, 2, COUNTER(1, 1), (uint64_t)i * 64, 4096 + (uint64_t)i * 64, 64);
     steps(s, 50);
-    assert_int_equal(s->wild.puts, 1);
-    assert_int_equal(s->wild.last.bytes, 640);
-    assert_int_equal(immediate_count(s->wild.last.immediate), 10);
+    assert_int_equal(s->chaos.puts, 1);
+    assert_int_equal(s->chaos.last.bytes, 640);
+    assert_int_equal(immediate_count(s->chaos.last.immediate), 10);
     assert_int_equal(counter_at(s, 2, COUNTER(1, 1), 0), 10);
     assert_int_equal(stats_of(s, 0).commands, 10);
     assert_int_equal(stats_of(s, 0).puts, 1);
@@ -96,35 +96,35 @@ static void contiguous_neighbours_become_one_put(void **state)
 
 static void interleaved_destinations_merge_all_the_same(void **state)
 {
-    struct scene *s = open_wild(state);
+    struct proxy_fixture *s = open_chaos(state);
     int i, to;
 
     for (i = 0; i < 10; i++)
         for (to = 2; to < 5; to++)
             push(s, 0, to, 0, (uint64_t)i * 16, (uint64_t)i * 16, 16);
     step(s, 0);
-    assert_int_equal(s->wild.puts, 3);
-    assert_int_equal(s->wild.flushes, 1); /* one doorbell for all */
+    assert_int_equal(s->chaos.puts, 3);
+    assert_int_equal(s->chaos.flushes, 1); /* one doorbell for all */
 }
 
 static void neighbours_in_any_order_merge_and_close_gaps(void **state)
 {
     static const int order[] = {3, 1, 5, 4, 0, 2};
-    struct scene *s = open_wild(state);
+    struct proxy_fixture *s = open_chaos(state);
     size_t i;
 
     for (i = 0; i < 6; i++)
         push(s, 0, 2, 0, (uint64_t)order[i] * 16, 1024 + (uint64_t)order[i] * 16, 16);
     step(s, 0);
-    assert_int_equal(s->wild.puts, 1);
-    assert_int_equal(s->wild.last.source, 0);
-    assert_int_equal(s->wild.last.target, 1024);
-    assert_int_equal(s->wild.last.bytes, 96);
+    assert_int_equal(s->chaos.puts, 1);
+    assert_int_equal(s->chaos.last.source, 0);
+    assert_int_equal(s->chaos.last.target, 1024);
+    assert_int_equal(s->chaos.last.bytes, 96);
 }
 
 static void what_does_not_touch_on_both_sides_is_not_merged(void **state)
 {
-    struct scene *s = open_wild(state);
+    struct proxy_fixture *s = open_chaos(state);
 
     push(s, 0, 2, 0, 0, 0, 16);
     push(s, 0, 2, 0, 16, 32, 16);  /* contiguous at the source alone */
@@ -132,40 +132,40 @@ static void what_does_not_touch_on_both_sides_is_not_merged(void **state)
     push(s, 0, 2, 1, 80, 64, 16);  /* on both sides, but another counter */
     push(s, 0, 2, 0, 128, 80, 16); /* nowhere */
     step(s, 0);
-    assert_int_equal(s->wild.puts, 5);
+    assert_int_equal(s->chaos.puts, 5);
 }
 
 static void a_put_carries_no_more_than_its_immediate_can_count(void **state)
 {
-    struct scene *s = open_wild(state);
+    struct proxy_fixture *s = open_chaos(state);
     int i;
 
     for (i = 0; i < 200; i++)
         push(s, 0, 2, 0, (uint64_t)i * 16, (uint64_t)i * 16, 16);
     steps(s, 50);
-    assert_int_equal(s->wild.puts, 2);
+    assert_int_equal(s->chaos.puts, 2);
     assert_int_equal(counter_at(s, 2, 0, 0), 200);
 }
 
 static void a_put_grows_to_the_set_size_at_most(void **state)
 {
-    struct scene *s = *state;
+    struct proxy_fixture *s = *state;
     int i;
 
     setenv("EPX_PROXY_MERGE_BYTES", "256", 1);
-    scene_open(s, RANKS, 1);
+    proxy_fixture_open(s, RANKS, 1);
     unsetenv("EPX_PROXY_MERGE_BYTES");
     for (i = 0; i < 8; i++)
         push(s, 0, 2, 0, (uint64_t)i * 64, (uint64_t)i * 64, 64);
     push(s, 0, 2, 0, 8192, 8192, 1024); /* larger as it is: goes as it is */
     step(s, 0);
-    assert_int_equal(s->wild.puts, 3);
-    assert_int_equal(s->wild.last.bytes, 1024);
+    assert_int_equal(s->chaos.puts, 3);
+    assert_int_equal(s->chaos.last.bytes, 1024);
 }
 
 static void signals_ride_on_what_is_there(void **state)
 {
-    struct scene *s = open_wild(state);
+    struct proxy_fixture *s = open_chaos(state);
     int i;
 
     for (i = 0; i < 5; i++)
@@ -173,7 +173,7 @@ static void signals_ride_on_what_is_there(void **state)
     push(s, 0, 2, COUNTER(3, 0), 64, 64, 32);
     push(s, 0, 2, COUNTER(3, 0), 0, 0, 0);
     steps(s, 50);
-    assert_int_equal(s->wild.puts, 2);
+    assert_int_equal(s->chaos.puts, 2);
     assert_int_equal(stats_of(s, 0).signals, 1);
     assert_int_equal(counter_at(s, 2, COUNTER(2, 0), 0), 5);
     assert_int_equal(counter_at(s, 2, COUNTER(3, 0), 0), 2);
@@ -182,17 +182,17 @@ static void signals_ride_on_what_is_there(void **state)
 
 static void what_waits_goes_on_merging(void **state)
 {
-    struct scene *s = open_wild(state);
+    struct proxy_fixture *s = open_chaos(state);
     int i;
 
-    s->wild.refuse[2] = EAGAIN;
+    s->chaos.refuse[2] = EAGAIN;
     for (i = 0; i < 20; i++) {
         push(s, 0, 2, 0, (uint64_t)i * 16, (uint64_t)i * 16, 16);
         step(s, 0);
     }
-    s->wild.refuse[2] = 0;
+    s->chaos.refuse[2] = 0;
     steps(s, 50);
-    assert_int_equal(s->wild.puts, 1);
+    assert_int_equal(s->chaos.puts, 1);
     assert_int_equal(counter_at(s, 2, 0, 0), 20);
     assert_int_equal(stats_of(s, 0).window_waits, 1);
 }
@@ -212,12 +212,12 @@ static void on_alarm(void *context, int rank, int number)
 
 static void an_alarm_carries_a_number_and_counts_nothing(void **state)
 {
-    struct scene *s = *state;
+    struct proxy_fixture *s = *state;
     int i, r;
 
     s->options.alarm_kind = KINDS;
     s->options.on_alarm = on_alarm;
-    scene_open(s, RANKS, 1);
+    proxy_fixture_open(s, RANKS, 1);
     push(s, 2, 4, COUNTER(KINDS, 63), 0, 0, 0); /* a number that no slot has */
     steps(s, 50);
     assert_int_equal(alarm_heard.times, 1);

@@ -1,23 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ctest: timeout=60 */
 /* What proxies do not believe, and what they do when a peer or the network fails: refuse, say so, live on. */
-#include "proxy_scene.h"
+#include "proxy_fixture.h"
 
 /* ---- What is not believed ----------------------------------------------------------------------------------- */
 
 /* Refused and counted, reported once however often it comes, and the next good one goes through. */
-static void expect_refused(struct scene *s, struct command c, const char *text)
+static void expect_refused(struct proxy_fixture *s, struct command c, const char *text)
 {
     struct rank *rank = &s->ranks[0];
     const uint64_t refused = stats_of(s, 0).refused, before = counter_at(s, 2, 0, 0);
-    const int errors = rank->errors, puts = s->wild.puts;
+    const int errors = rank->errors, puts = s->chaos.puts;
 
     push_raw(s, 0, 0, c);
     push_raw(s, 0, 0, c);
     steps(s, 5);
     assert_int_equal(stats_of(s, 0).refused, refused + 2);
     assert_int_equal(rank->errors, errors + 1);
-    assert_int_equal(s->wild.puts, puts);
+    assert_int_equal(s->chaos.puts, puts);
     assert_non_null(strstr(rank->text, text));
     push(s, 0, 2, 0, 0, 0, 16);
     steps(s, 20);
@@ -29,7 +29,7 @@ static void a_command_of_another_version_is_refused(void **state)
     struct command c = command_pack(2, 0, 0, 0, 16);
 
     c.a ^= (uint64_t)1 << 1;
-    expect_refused(open_wild(state), c, "version");
+    expect_refused(open_chaos(state), c, "version");
 }
 
 static void an_unknown_operation_is_refused(void **state)
@@ -37,36 +37,36 @@ static void an_unknown_operation_is_refused(void **state)
     struct command c = command_pack(2, 0, 0, 0, 16);
 
     c.a ^= (uint64_t)8 << 3;
-    expect_refused(open_wild(state), c, "operation");
+    expect_refused(open_chaos(state), c, "operation");
 }
 
 static void a_rank_beyond_the_last_is_refused(void **state)
 {
-    expect_refused(open_wild(state), command_pack(RANKS, 0, 0, 0, 16), "rank");
+    expect_refused(open_chaos(state), command_pack(RANKS, 0, 0, 0, 16), "rank");
 }
 
 static void a_rank_of_the_own_node_is_refused(void **state)
 {
-    expect_refused(open_wild(state), command_pack(1, 0, 0, 0, 16), "rank");
+    expect_refused(open_chaos(state), command_pack(1, 0, 0, 0, 16), "rank");
 }
 
 static void the_own_rank_is_refused(void **state)
 {
-    expect_refused(open_wild(state), command_pack(0, 0, 0, 0, 16), "rank");
+    expect_refused(open_chaos(state), command_pack(0, 0, 0, 0, 16), "rank");
 }
 
 static void a_rank_of_another_ring_is_refused(void **state)
 {
-    struct scene *s = *state;
+    struct proxy_fixture *s = *state;
 
     s->options.threads = 2;
-    scene_open(s, RANKS, 1);
+    proxy_fixture_open(s, RANKS, 1);
     expect_refused(s, command_pack(3, 0, 0, 0, 16), "this ring does not serve"); /* 0 + 3 is for ring 1 */
 }
 
 static void a_source_outside_the_heap_is_refused(void **state)
 {
-    struct scene *s = open_wild(state);
+    struct proxy_fixture *s = open_chaos(state);
 
     expect_refused(s, command_pack(2, 0, HEAP - 16, 0, 32), "reads beyond");
     assert_int_equal(s->ranks[0].peer, 2);
@@ -75,29 +75,29 @@ static void a_source_outside_the_heap_is_refused(void **state)
 
 static void a_target_outside_the_peer_s_heap_is_refused(void **state)
 {
-    expect_refused(open_wild(state), command_pack(2, 0, 0, HEAP - 16, 32), "writes beyond");
+    expect_refused(open_chaos(state), command_pack(2, 0, 0, HEAP - 16, 32), "writes beyond");
 }
 
 static void the_farthest_offsets_are_refused(void **state)
 {
-    expect_refused(open_wild(state),
+    expect_refused(open_chaos(state),
                    command_pack(2, 0, COMMAND_MAX_OFFSET - 16, COMMAND_MAX_OFFSET - 16, COMMAND_MAX_UNITS * 16),
                    "beyond");
 }
 
 static void an_unknown_counter_is_refused(void **state)
 {
-    expect_refused(open_wild(state), command_pack(2, COUNTER(KINDS, 0), 0, 0, 16), "counter");
+    expect_refused(open_chaos(state), command_pack(2, COUNTER(KINDS, 0), 0, 0, 16), "counter");
 }
 
 static void an_unknown_slot_is_refused(void **state)
 {
-    expect_refused(open_wild(state), command_pack(2, COUNTER(0, SLOTS), 0, 0, 16), "counter");
+    expect_refused(open_chaos(state), command_pack(2, COUNTER(0, SLOTS), 0, 0, 16), "counter");
 }
 
 static void the_last_bytes_of_the_heaps_can_be_used(void **state)
 {
-    struct scene *s = open_wild(state);
+    struct proxy_fixture *s = open_chaos(state);
 
     push(s, 0, 2, 0, HEAP - 16, HEAP - 16, 16);
     push(s, 0, 2, 0, HEAP, HEAP, 0);
@@ -106,10 +106,10 @@ static void the_last_bytes_of_the_heaps_can_be_used(void **state)
     expect_nothing_wrong(s);
 }
 
-static void expect_immediate_refused(struct scene *s, int peer, uint32_t immediate)
+static void expect_immediate_refused(struct proxy_fixture *s, int peer, uint32_t immediate)
 {
     static const uint64_t zeros[KINDS * SLOTS * RANKS];
-    struct wild *end = s->wild.ends[0][0];
+    struct chaos_net *end = s->chaos.ends[0][0];
 
     tell(end, (struct net_event){.kind = NET_ARRIVED, .peer = peer, .immediate = immediate});
     tell(end, (struct net_event){.kind = NET_ARRIVED, .peer = peer, .immediate = immediate});
@@ -125,27 +125,27 @@ static void expect_immediate_refused(struct scene *s, int peer, uint32_t immedia
 
 static void an_immediate_of_another_version_is_refused(void **state)
 {
-    expect_immediate_refused(open_wild(state), -1, immediate_pack(2, 0, 1) ^ (uint32_t)1 << 31);
+    expect_immediate_refused(open_chaos(state), -1, immediate_pack(2, 0, 1) ^ (uint32_t)1 << 31);
 }
 
 static void an_immediate_from_no_rank_is_refused(void **state)
 {
-    expect_immediate_refused(open_wild(state), -1, immediate_pack(RANKS, 0, 1));
+    expect_immediate_refused(open_chaos(state), -1, immediate_pack(RANKS, 0, 1));
 }
 
 static void an_immediate_from_the_own_node_is_refused(void **state)
 {
-    expect_immediate_refused(open_wild(state), -1, immediate_pack(1, 0, 1));
+    expect_immediate_refused(open_chaos(state), -1, immediate_pack(1, 0, 1));
 }
 
 static void an_immediate_for_no_counter_is_refused(void **state)
 {
-    expect_immediate_refused(open_wild(state), -1, immediate_pack(2, COUNTER(KINDS, 0), 1));
+    expect_immediate_refused(open_chaos(state), -1, immediate_pack(2, COUNTER(KINDS, 0), 1));
 }
 
 static void an_immediate_in_another_s_name_is_refused(void **state)
 {
-    struct scene *s = open_wild(state);
+    struct proxy_fixture *s = open_chaos(state);
 
     expect_immediate_refused(s, 3, immediate_pack(2, 0, 1));
     assert_int_equal(s->ranks[0].peer, 3);
@@ -153,8 +153,8 @@ static void an_immediate_in_another_s_name_is_refused(void **state)
 
 static void an_answer_to_nothing_is_reported_and_changes_nothing(void **state)
 {
-    struct scene *s = open_wild(state);
-    struct wild *end = s->wild.ends[0][0];
+    struct proxy_fixture *s = open_chaos(state);
+    struct chaos_net *end = s->chaos.ends[0][0];
 
     tell(end, (struct net_event){.kind = NET_SENT, .peer = 2, .count = 1, .cookie = (uint64_t)2 << 48});
     tell(end, (struct net_event){.kind = NET_SENT, .peer = 1, .count = 1, .cookie = (uint64_t)1 << 48 | 7});
@@ -168,7 +168,7 @@ static void an_answer_to_nothing_is_reported_and_changes_nothing(void **state)
 
 /* ---- What fails --------------------------------------------------------------------------------------------- */
 
-static void expect_lost(struct scene *s, int peer)
+static void expect_lost(struct proxy_fixture *s, int peer)
 {
     push(s, 0, peer, 0, 0, 0, 16);
     push(s, 0, 4, 0, 0, 0, 16);
@@ -183,9 +183,9 @@ static void expect_lost(struct scene *s, int peer)
 
 static void a_put_that_fails_loses_the_peer_and_no_other(void **state)
 {
-    struct scene *s = open_wild(state);
+    struct proxy_fixture *s = open_chaos(state);
 
-    s->wild.refuse[2] = ECONNRESET;
+    s->chaos.refuse[2] = ECONNRESET;
     push(s, 0, 2, 0, 0, 0, 16);
     step(s, 0);
     expect_lost(s, 2);
@@ -193,15 +193,15 @@ static void a_put_that_fails_loses_the_peer_and_no_other(void **state)
 
 static void a_peer_that_the_network_loses_is_named(void **state)
 {
-    struct scene *s = open_wild(state);
+    struct proxy_fixture *s = open_chaos(state);
 
-    s->wild.hold = 1;
+    s->chaos.hold = 1;
     push(s, 0, 3, 0, 0, 0, 16);
     step(s, 0);
     assert_int_equal(proxy_quiet(s->ranks[0].proxies), EPX_ERR_NOT_READY);
-    tell(s->wild.ends[0][0], (struct net_event){.kind = NET_FAILED, .peer = 3, .error = ETIMEDOUT});
+    tell(s->chaos.ends[0][0], (struct net_event){.kind = NET_FAILED, .peer = 3, .error = ETIMEDOUT});
     step(s, 0);
-    s->wild.hold = 0;
+    s->chaos.hold = 0;
     expect_lost(s, 3);
     assert_non_null(strstr(s->ranks[0].text, "rank 3"));
 }
@@ -209,16 +209,16 @@ static void a_peer_that_the_network_loses_is_named(void **state)
 /* Who waits to use the memory again must not wait for a peer that is no more. */
 static void what_a_lost_peer_never_answers_counts_as_sent(void **state)
 {
-    struct scene *s = open_wild(state);
+    struct proxy_fixture *s = open_chaos(state);
 
-    s->wild.hold = 1;
+    s->chaos.hold = 1;
     push_apart(s, 3, 0, 5, 16); /* posted */
     step(s, 0);
-    s->wild.refuse[3] = EAGAIN;
+    s->chaos.refuse[3] = EAGAIN;
     push_apart(s, 3, 0, 6, 16); /* pending */
     step(s, 0);
     assert_int_equal(s->ranks[0].sent[3], 0);
-    tell(s->wild.ends[0][0], (struct net_event){.kind = NET_FAILED, .peer = 3, .error = ETIMEDOUT});
+    tell(s->chaos.ends[0][0], (struct net_event){.kind = NET_FAILED, .peer = 3, .error = ETIMEDOUT});
     step(s, 0);
     assert_int_equal(s->ranks[0].sent[3], 11);
     push_apart(s, 3, 0, 7, 16); /* too late */
@@ -228,10 +228,10 @@ static void what_a_lost_peer_never_answers_counts_as_sent(void **state)
 
 static void an_endpoint_that_breaks_is_reported_and_the_rings_go_on_being_emptied(void **state)
 {
-    struct scene *s = open_wild(state);
+    struct proxy_fixture *s = open_chaos(state);
     int i;
 
-    s->wild.poll_error = ENODEV;
+    s->chaos.poll_error = ENODEV;
     step(s, 0);
     assert_int_equal(s->ranks[0].errors, 1 + 3); /* the endpoint, then each peer */
     for (i = 0; i < 5000; i++) {
@@ -239,21 +239,21 @@ static void an_endpoint_that_breaks_is_reported_and_the_rings_go_on_being_emptie
         step(s, 0);
     }
     assert_int_equal(stats_of(s, 0).dropped, 5000);
-    assert_int_equal(s->wild.puts, 0);
+    assert_int_equal(s->chaos.puts, 0);
 }
 
 static void a_doorbell_that_must_wait_is_rung_later(void **state)
 {
-    struct scene *s = open_wild(state);
+    struct proxy_fixture *s = open_chaos(state);
 
-    s->wild.flush_error = EAGAIN;
+    s->chaos.flush_error = EAGAIN;
     push(s, 0, 2, 0, 0, 0, 16);
     step(s, 0);
-    assert_int_equal(s->wild.flushes, 1);
+    assert_int_equal(s->chaos.flushes, 1);
     step(s, 0);
-    assert_int_equal(s->wild.flushes, 2);
+    assert_int_equal(s->chaos.flushes, 2);
     step(s, 0);
-    assert_int_equal(s->wild.flushes, 2);
+    assert_int_equal(s->chaos.flushes, 2);
     assert_int_equal(s->ranks[0].errors, 0);
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ctest: timeout=60 */
 /* Windows and limits; threads that sleep and wake. */
-#include "proxy_scene.h"
+#include "proxy_fixture.h"
 
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -10,10 +10,10 @@
 
 static void a_peer_that_takes_nothing_does_not_hold_up_the_others(void **state)
 {
-    struct scene *s = open_wild(state);
+    struct proxy_fixture *s = open_chaos(state);
     int i;
 
-    s->wild.refuse[2] = EAGAIN;
+    s->chaos.refuse[2] = EAGAIN;
     for (i = 0; i < 500; i++) {
         push(s, 0, 2, 0, 0, (uint64_t)i * 32, 16);
         push(s, 0, 3, 0, 0, (uint64_t)i * 32, 16);
@@ -21,7 +21,7 @@ static void a_peer_that_takes_nothing_does_not_hold_up_the_others(void **state)
     steps(s, 400);
     assert_int_equal(counter_at(s, 2, 0, 0), 0);
     assert_int_equal(counter_at(s, 3, 0, 0), 500);
-    s->wild.refuse[2] = 0;
+    s->chaos.refuse[2] = 0;
     steps(s, 400);
     assert_int_equal(counter_at(s, 2, 0, 0), 500);
     expect_nothing_wrong(s);
@@ -29,15 +29,15 @@ static void a_peer_that_takes_nothing_does_not_hold_up_the_others(void **state)
 
 static void when_a_peer_s_queue_is_full_the_ring_waits_and_nothing_is_lost(void **state)
 {
-    struct scene *s = open_wild(state);
+    struct proxy_fixture *s = open_chaos(state);
     int i;
 
-    s->wild.refuse[2] = EAGAIN;
+    s->chaos.refuse[2] = EAGAIN;
     for (i = 0; i < 3000; i++)
         push(s, 0, 2, 0, 0, (uint64_t)(i % 1000) * 32, 16);
     steps(s, 100);
     assert_int_equal(stats_of(s, 0).commands, 1024);
-    s->wild.refuse[2] = 0;
+    s->chaos.refuse[2] = 0;
     steps(s, 2000);
     assert_int_equal(counter_at(s, 2, 0, 0), 3000);
 }
@@ -45,18 +45,18 @@ static void when_a_peer_s_queue_is_full_the_ring_waits_and_nothing_is_lost(void 
 static void messages_in_flight_keep_to_the_limit_of_their_kind(void **state)
 {
     static const uint8_t flows[KINDS] = {PROXY_LOW_LATENCY, PROXY_NORMAL, PROXY_LOW_LATENCY, PROXY_LOW_LATENCY};
-    struct scene *s = *state;
+    struct proxy_fixture *s = *state;
 
     s->options.flows = flows;
     s->options.limits.max_messages[PROXY_LOW_LATENCY] = 7;
     s->options.limits.max_messages[PROXY_NORMAL] = 2;
-    scene_open(s, RANKS, 1);
-    s->wild.hold = 1;
+    proxy_fixture_open(s, RANKS, 1);
+    s->chaos.hold = 1;
     push_apart(s, 2, COUNTER(0, 0), 20, 16);
     push_apart(s, 3, COUNTER(1, 0), 20, 16);
     steps(s, 10);
-    assert_int_equal(s->wild.nflying, 7 + 2);
-    s->wild.hold = 0;
+    assert_int_equal(s->chaos.nflying, 7 + 2);
+    s->chaos.hold = 0;
     steps(s, 100);
     assert_int_equal(counter_at(s, 2, COUNTER(0, 0), 0), 20);
     assert_int_equal(counter_at(s, 3, COUNTER(1, 0), 0), 20);
@@ -64,12 +64,12 @@ static void messages_in_flight_keep_to_the_limit_of_their_kind(void **state)
 
 static void limits_come_from_the_environment(void **state)
 {
-    struct scene *s = *state;
+    struct proxy_fixture *s = *state;
 
     setenv("EPX_IB_MAX_INFLIGHT", "9", 1);
     setenv("UCCL_IB_MAX_INFLIGHT_NORMAL", "3", 1);
     setenv("UCCL_IB_MAX_INFLIGHT_BYTES", "2K", 1);
-    scene_open(s, RANKS, 1);
+    proxy_fixture_open(s, RANKS, 1);
     unsetenv("EPX_IB_MAX_INFLIGHT");
     unsetenv("UCCL_IB_MAX_INFLIGHT_NORMAL");
     unsetenv("UCCL_IB_MAX_INFLIGHT_BYTES");
@@ -80,22 +80,22 @@ static void limits_come_from_the_environment(void **state)
 
 static void bytes_in_flight_to_all_peers_keep_to_the_limit(void **state)
 {
-    struct scene *s = *state;
+    struct proxy_fixture *s = *state;
     int to;
 
     s->options.limits.max_bytes = 1000;
-    scene_open(s, RANKS, 1);
+    proxy_fixture_open(s, RANKS, 1);
     for (to = 2; to < RANKS; to++)
         push_apart(s, to, 0, 30, 64);
     push(s, 0, 2, 1, 0, 0, 8192); /* larger than the limit: goes alone */
     steps(s, 300);
-    assert_int_equal(s->wild.most_bytes, 8192);
-    assert_true(s->wild.most_flying <= 1000 / 64);
+    assert_int_equal(s->chaos.most_bytes, 8192);
+    assert_true(s->chaos.most_flying <= 1000 / 64);
     assert_int_equal(counter_at(s, 4, 0, 0), 30);
     assert_int_equal(counter_at(s, 2, 1, 0), 1);
 }
 
-static struct window *window_of(struct scene *s, int rank, int peer)
+static struct window *window_of(struct proxy_fixture *s, int rank, int peer)
 {
     struct proxy_thread *t = &s->ranks[rank].proxies->threads[0];
 
@@ -104,7 +104,7 @@ static struct window *window_of(struct scene *s, int rank, int peer)
 
 static void a_window_that_limits_grows_while_answers_come_in_time(void **state)
 {
-    struct scene *s = open_wild(state);
+    struct proxy_fixture *s = open_chaos(state);
     const uint32_t before = window_of(s, 0, 2)->messages_limit;
     int i;
 
@@ -119,10 +119,10 @@ static void a_window_that_limits_grows_while_answers_come_in_time(void **state)
 
 static void a_network_without_room_shrinks_the_window(void **state)
 {
-    struct scene *s = open_wild(state);
+    struct proxy_fixture *s = open_chaos(state);
     const uint32_t before = window_of(s, 0, 2)->messages_limit;
 
-    s->wild.room = 20;
+    s->chaos.room = 20;
     push_apart(s, 2, 0, 500, 16);
     step(s, 0);
     assert_true(window_of(s, 0, 2)->messages_limit < before);
@@ -134,7 +134,7 @@ static void a_network_without_room_shrinks_the_window(void **state)
 /* Answers after a microsecond first, then after 10 ms. */
 static void late_answers_shrink_the_window(void **state)
 {
-    struct scene *s = open_wild(state);
+    struct proxy_fixture *s = open_chaos(state);
     uint64_t before;
     int i;
 
@@ -146,7 +146,7 @@ static void late_answers_shrink_the_window(void **state)
     for (i = 0; i < 10; i++) {
         push_apart(s, 2, 0, 4, 64);
         step(s, 0);
-        s->wild.now_ns += 10 * MS;
+        s->chaos.now_ns += 10 * MS;
         steps(s, 4);
     }
     assert_true(window_of(s, 0, 2)->bytes_limit < before);
@@ -156,18 +156,18 @@ static void late_answers_shrink_the_window(void **state)
 /* One answer may stand for several puts; the rest stays in flight. */
 static void an_answer_may_stand_for_several_puts(void **state)
 {
-    struct scene *s = open_wild(state);
+    struct proxy_fixture *s = open_chaos(state);
 
-    s->wild.hold = 1;
+    s->chaos.hold = 1;
     push_apart(s, 2, 0, 5, 16);
     step(s, 0);
     assert_int_equal(window_of(s, 0, 2)->messages, 5);
-    s->wild.nflying = 0;
-    tell(s->wild.ends[0][0], (struct net_event){.kind = NET_SENT, .peer = 2, .count = 3, .cookie = (2ull << 48) + 2});
+    s->chaos.nflying = 0;
+    tell(s->chaos.ends[0][0], (struct net_event){.kind = NET_SENT, .peer = 2, .count = 3, .cookie = (2ull << 48) + 2});
     step(s, 0);
     assert_int_equal(window_of(s, 0, 2)->messages, 2);
     assert_int_equal(window_of(s, 0, 2)->bytes, 32);
-    tell(s->wild.ends[0][0], (struct net_event){.kind = NET_SENT, .peer = 2, .count = 2, .cookie = (2ull << 48) + 4});
+    tell(s->chaos.ends[0][0], (struct net_event){.kind = NET_SENT, .peer = 2, .count = 2, .cookie = (2ull << 48) + 4});
     step(s, 0);
     assert_int_equal(window_of(s, 0, 2)->messages, 0);
     assert_int_equal(window_of(s, 0, 2)->bytes, 0);
@@ -176,14 +176,14 @@ static void an_answer_may_stand_for_several_puts(void **state)
 
 /* ---- Threads ------------------------------------------------------------------------------------------------ */
 
-static struct scene *open_null(void **state, int threads)
+static struct proxy_fixture *open_null(void **state, int threads)
 {
-    struct scene *s = *state;
+    struct proxy_fixture *s = *state;
 
     s->options.net = &net_null_ops;
     s->options.env = NULL;
     s->options.threads = threads;
-    scene_open(s, 1, 0);
+    proxy_fixture_open(s, 1, 0);
     return s;
 }
 
@@ -194,7 +194,7 @@ static void pause_ms(int ms)
     nanosleep(&ts, NULL);
 }
 
-static int wait_for(const struct scene *s, uint64_t commands)
+static int wait_for(const struct proxy_fixture *s, uint64_t commands)
 {
     const uint64_t deadline = clock_ns() + 5000 * MS;
 
@@ -203,7 +203,7 @@ static int wait_for(const struct scene *s, uint64_t commands)
     return stats_of(s, 0).commands == commands;
 }
 
-static int wait_for_sleeps(const struct scene *s, uint64_t sleeps)
+static int wait_for_sleeps(const struct proxy_fixture *s, uint64_t sleeps)
 {
     const uint64_t deadline = clock_ns() + 5000 * MS;
 
@@ -214,7 +214,7 @@ static int wait_for_sleeps(const struct scene *s, uint64_t sleeps)
 
 static void threads_take_what_is_pushed_and_are_quiet_afterwards(void **state)
 {
-    struct scene *s = open_null(state, 2);
+    struct proxy_fixture *s = open_null(state, 2);
     int i;
 
     for (i = 0; i < 20000; i++)
@@ -227,7 +227,7 @@ static void threads_take_what_is_pushed_and_are_quiet_afterwards(void **state)
 /* The same small launch again and again, with pauses in which the proxy falls asleep: it wakes for each. */
 static void a_sleeping_thread_wakes_for_every_replay(void **state)
 {
-    struct scene *s = open_null(state, 1);
+    struct proxy_fixture *s = open_null(state, 1);
     struct proxy_stats stats;
     int i;
 
@@ -252,7 +252,7 @@ static uint64_t cpu_ns_of(pthread_t thread)
     return (uint64_t)ts.tv_sec * 1000 * MS + (uint64_t)ts.tv_nsec;
 }
 
-static void expect_idle_costs_nothing(struct scene *s, uint64_t most_ns)
+static void expect_idle_costs_nothing(struct proxy_fixture *s, uint64_t most_ns)
 {
     const pthread_t thread = s->ranks[0].proxies->threads[0].pthread;
     uint64_t before;
@@ -271,7 +271,7 @@ static void an_idle_thread_uses_no_core(void **state)
 /* Producers that cannot ring: naps, and the commands are seen all the same. */
 static void a_device_that_cannot_ring_is_looked_after_by_naps(void **state)
 {
-    struct scene *s = *state;
+    struct proxy_fixture *s = *state;
     struct ring_dev deaf;
     struct doorbell nobody = {0};
     struct command c = command_pack(2, 0, 0, 0, 16);
@@ -290,10 +290,10 @@ static void a_device_that_cannot_ring_is_looked_after_by_naps(void **state)
 
 static void an_idle_thread_over_a_network_without_descriptor_naps(void **state)
 {
-    struct scene *s = *state;
+    struct proxy_fixture *s = *state;
 
     s->options.env = NULL;
-    scene_open(s, 1, 0);
+    proxy_fixture_open(s, 1, 0);
     assert_true(wait_for_sleeps(s, 3));
     expect_idle_costs_nothing(s, 60 * MS);
     push(s, 0, 2, 0, 0, 0, 16);
@@ -303,13 +303,13 @@ static void an_idle_thread_over_a_network_without_descriptor_naps(void **state)
 /* Always readable, and nothing to report. */
 static void a_descriptor_that_lies_is_left_out(void **state)
 {
-    struct scene *s = *state;
+    struct proxy_fixture *s = *state;
     const int fd = eventfd(1, EFD_CLOEXEC);
 
     assert_true(fd >= 0);
-    s->wild.descriptor = fd + 1;
+    s->chaos.descriptor = fd + 1;
     s->options.env = NULL;
-    scene_open(s, 1, 0);
+    proxy_fixture_open(s, 1, 0);
     assert_true(wait_for_sleeps(s, 20));
     expect_idle_costs_nothing(s, 60 * MS);
     push(s, 0, 2, 0, 0, 0, 16);
@@ -321,12 +321,12 @@ static void a_descriptor_that_lies_is_left_out(void **state)
 
 static void quiet_ends_at_its_deadline_and_names_the_peer(void **state)
 {
-    struct scene *s = *state;
+    struct proxy_fixture *s = *state;
 
     s->options.env = NULL;
     s->options.timeout_ms = 1000; /* the thread must have looked before, on a busy machine too */
-    s->wild.hold = 1;
-    scene_open(s, 1, 0);
+    s->chaos.hold = 1;
+    proxy_fixture_open(s, 1, 0);
     push(s, 0, 3, 0, 0, 0, 16);
     assert_int_equal(proxy_quiet(s->ranks[0].proxies), EPX_ERR_TIMEOUT);
     assert_non_null(strstr(epx_last_error(), "rank 3"));
@@ -334,7 +334,7 @@ static void quiet_ends_at_its_deadline_and_names_the_peer(void **state)
 
 static void bad_options_are_refused(void **state)
 {
-    struct scene *s = *state;
+    struct proxy_fixture *s = *state;
     uint8_t remote[RANKS] = {0};
     struct proxy_options good = s->options, o;
     struct proxy_group *proxies;

@@ -4,7 +4,7 @@
  * deadlines and say what the rank's own proxy is doing, epx_group_create and epx_group_destroy return within their bounds,
  * the process ends as it should, and with enable_mask the other ranks go on.
  *
- * Each story is a process of its own with four ranks as threads, two to a node; the last rank's network is the bad one.
+ * Each scenario is a process of its own with four ranks as threads, two to a node; the last rank's network is the bad one.
  * ctest: timeout=120 labels=ranks sleeps
  */
 #include <setjmp.h>
@@ -14,7 +14,7 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
-#include "tests/unit/pond.h"
+#include "tests/unit/blocking_net.h"
 #include "util/clock.h"
 
 #include <cmocka.h>
@@ -25,12 +25,12 @@
 /* The bound of proxy_close is the greater of two seconds and half the deadline; of opening, three quarters. */
 enum { RANKS = 4, LAST = RANKS - 1, DEADLINE_MS = 4000, END_MS = 2000, SLACK_MS = 3000, AGES_MS = DEADLINE_MS + 2000 };
 
-struct story {
-    enum pond_call call;
+struct scenario {
+    enum blocking_call call;
     int ms;      /* how long it blocks; -1 = for ever */
     int at_once; /* when the group is made; else when rank() says so */
     int enable_mask;
-    int (*rank)(struct scene *s, const struct story *story); /* NULL: the group cannot be made */
+    int (*rank)(struct scene *s, const struct scenario *scenario); /* NULL: the group cannot be made */
 };
 
 static int say(struct scene *s, const char *what)
@@ -52,33 +52,33 @@ static int slack_ms(void)
 }
 
 /* The sentence names rank, network, and what the proxy was doing. */
-static int tells(const char *text)
+static int names_cause(const char *text)
 {
-    return strstr(text, "rank 3") && strstr(text, "pond") && strstr(text, "come back");
+    return strstr(text, "rank 3") && strstr(text, "blocking_net") && strstr(text, "come back");
 }
 
 /* ---- While a group works -------------------------------------------------------------------------------------- */
 
 /* What the thread is said to do while it blocks in a call. */
-static const char *word_of(enum pond_call call)
+static const char *state_of(enum blocking_call call)
 {
     switch (call) {
-    case POND_OPEN:
+    case BLOCKING_OPEN:
         return "opening";
-    case POND_REGION:
+    case BLOCKING_REGION:
         return "registering";
-    case POND_CONNECT:
+    case BLOCKING_CONNECT:
         return "connecting to rank";
-    case POND_PUT:
+    case BLOCKING_PUT:
         return "posting to rank";
-    case POND_FLUSH:
+    case BLOCKING_FLUSH:
         return "doorbell";
-    case POND_POLL:
+    case BLOCKING_POLL:
         return "polling";
-    case POND_WAIT_FD:
-    case POND_ARM:
+    case BLOCKING_WAIT_FD:
+    case BLOCKING_ARM:
         return "preparing to sleep";
-    case POND_CLOSE:
+    case BLOCKING_CLOSE:
         return "closing";
     default:
         return "";
@@ -86,27 +86,28 @@ static const char *word_of(enum pond_call call)
 }
 
 /* The last rank's network is stuck from here on. Its group can only be destroyed, and is. */
-static int end_stuck(struct scene *s, const struct story *story)
+static int end_stuck(struct scene *s, const struct scenario *scenario)
 {
     epx_stats stats = EPX_STATS_INIT;
     epx_error_info info = EPX_ERROR_INFO_INIT;
     uint64_t start;
     epx_status status;
 
-    if (epx_group_error(s->group, &info) == EPX_OK || !tells(info.message) ||
-        !strstr(info.message, word_of(story->call)))
+    if (epx_group_error(s->group, &info) == EPX_OK || !names_cause(info.message) ||
+        !strstr(info.message, state_of(scenario->call)))
         return say(s, "the error does not tell that the own proxy is stuck, and in what");
     if (epx_group_stats(s->group, &stats) != EPX_OK || stats.net_stuck != 1)
         return say(s, "the statistics do not tell of one stuck proxy");
     start = clock_ns();
-    if (epx_group_error_clear(s->group) != EPX_ERR_TIMEOUT || !tells(epx_last_error()))
+    if (epx_group_error_clear(s->group) != EPX_ERR_TIMEOUT || !names_cause(epx_last_error()))
         return say(s, "epx_group_error_clear");
     if (ms_since(start) > slack_ms())
         return say(s, "epx_group_error_clear took too long");
     start = clock_ns();
     status = epx_group_destroy(s->group);
     s->group = NULL;
-    if (status != EPX_ERR_TIMEOUT || !tells(epx_last_error()) || !strstr(epx_last_error(), word_of(story->call)))
+    if (status != EPX_ERR_TIMEOUT || !names_cause(epx_last_error()) ||
+        !strstr(epx_last_error(), state_of(scenario->call)))
         return say(s, "epx_group_destroy");
     if (ms_since(start) > END_MS + slack_ms())
         return say(s, "epx_group_destroy took too long");
@@ -127,27 +128,28 @@ static epx_status until_it_fails(struct scene *s)
     return status;
 }
 
-static int spring(struct scene *s, const struct story *story)
+static int block_last(struct scene *s, const struct scenario *scenario)
 {
     if (scene_ll(s) || scene_ht(s) || scene_meet(s))
         return -1;
-    if (s->rank == LAST && !story->at_once) {
-        const int idle = story->call == POND_POLL || story->call == POND_WAIT_FD || story->call == POND_ARM;
+    if (s->rank == LAST && !scenario->at_once) {
+        const int idle =
+            scenario->call == BLOCKING_POLL || scenario->call == BLOCKING_WAIT_FD || scenario->call == BLOCKING_ARM;
 
-        pond_set_trap(story->call, LAST, story->ms);
-        for (int i = 0; idle && i < DEADLINE_MS && !atomic_load(&pond_trap.blocked); i++)
+        blocking_set_trap(scenario->call, LAST, scenario->ms);
+        for (int i = 0; idle && i < DEADLINE_MS && !atomic_load(&blocking_trap.blocked); i++)
             usleep(1000); /* a thread without work comes there by itself */
     }
     return scene_meet(s);
 }
 
 /* Updates fail on all ranks, and in time. */
-static int spring_and_fail(struct scene *s, const struct story *story)
+static int block_and_fail(struct scene *s, const struct scenario *scenario)
 {
     uint64_t start;
     epx_status status;
 
-    if (spring(s, story))
+    if (block_last(s, scenario))
         return -1;
     start = clock_ns();
     status = until_it_fails(s);
@@ -158,11 +160,11 @@ static int spring_and_fail(struct scene *s, const struct story *story)
     return 0;
 }
 
-static int stuck_at_work(struct scene *s, const struct story *story)
+static int stuck_at_work(struct scene *s, const struct scenario *scenario)
 {
-    if (spring_and_fail(s, story))
+    if (block_and_fail(s, scenario))
         return -1;
-    return s->rank == LAST ? end_stuck(s, story) : 0;
+    return s->rank == LAST ? end_stuck(s, scenario) : 0;
 }
 
 static int rounds_without_last(struct scene *s)
@@ -176,23 +178,23 @@ static int rounds_without_last(struct scene *s)
 }
 
 /* With enable_mask: the others find the last rank gone, and go on. */
-static int survivors_go_on(struct scene *s, const struct story *story)
+static int survivors_go_on(struct scene *s, const struct scenario *scenario)
 {
-    if (spring_and_fail(s, story))
+    if (block_and_fail(s, scenario))
         return -1;
     if (s->rank == LAST)
-        return end_stuck(s, story);
+        return end_stuck(s, scenario);
     if (epx_group_error_clear(s->group) != EPX_OK)
         return say(s, "epx_group_error_clear of a survivor");
     return rounds_without_last(s);
 }
 
 /* Back before the deadline: nobody notices. */
-static int only_slow(struct scene *s, const struct story *story)
+static int only_slow(struct scene *s, const struct scenario *scenario)
 {
     epx_stats stats = EPX_STATS_INIT;
 
-    if (spring(s, story))
+    if (block_last(s, scenario))
         return -1;
     for (int i = 0; i < 3; i++)
         if (scene_ll(s) || scene_ht(s))
@@ -203,16 +205,16 @@ static int only_slow(struct scene *s, const struct story *story)
 }
 
 /* Back after the deadline: the group has failed, and starts over. */
-static int back_late(struct scene *s, const struct story *story)
+static int back_late(struct scene *s, const struct scenario *scenario)
 {
     epx_status status;
 
-    if (spring(s, story))
+    if (block_last(s, scenario))
         return -1;
     status = until_it_fails(s);
     if (status != EPX_ERR_TIMEOUT && status != EPX_ERR_PEER)
         return say(s, "updates with a slow network");
-    for (int i = 0; i < AGES_MS && atomic_load(&pond_trap.back) == 0; i++)
+    for (int i = 0; i < AGES_MS && atomic_load(&blocking_trap.back) == 0; i++)
         usleep(1000);
     if (scene_meet(s))
         return -1;
@@ -224,7 +226,7 @@ static int back_late(struct scene *s, const struct story *story)
 
 /* A group that has failed starts over: its network closes, and opens anew. The last rank gets no further; the others do so
  * without it, or are told. */
-static int stuck_starting_over(struct scene *s, const struct story *story)
+static int stuck_starting_over(struct scene *s, const struct scenario *scenario)
 {
     uint64_t start;
     epx_status status;
@@ -236,23 +238,24 @@ static int stuck_starting_over(struct scene *s, const struct story *story)
     if (scene_meet(s))
         return -1;
     if (s->rank == LAST)
-        pond_set_trap(story->call, LAST, story->ms);
+        blocking_set_trap(scenario->call, LAST, scenario->ms);
     if (scene_meet(s))
         return -1;
     start = clock_ns();
     status = epx_group_error_clear(s->group);
     if (s->rank == LAST) {
-        if (status != EPX_ERR_TIMEOUT || !tells(epx_last_error()) || !strstr(epx_last_error(), word_of(story->call)))
+        if (status != EPX_ERR_TIMEOUT || !names_cause(epx_last_error()) ||
+            !strstr(epx_last_error(), state_of(scenario->call)))
             return say(s, "epx_group_error_clear of the stuck rank");
         status = epx_group_destroy(s->group);
         s->group = NULL;
-        if (status != EPX_ERR_TIMEOUT || !tells(epx_last_error()))
+        if (status != EPX_ERR_TIMEOUT || !names_cause(epx_last_error()))
             return say(s, "epx_group_destroy");
         return ms_since(start) > DEADLINE_MS + END_MS + slack_ms() ? say(s, "it took too long") : 0;
     }
     if (ms_since(start) > 2 * DEADLINE_MS + END_MS + slack_ms())
         return say(s, "epx_group_error_clear took too long");
-    if (!story->enable_mask)
+    if (!scenario->enable_mask)
         return status == EPX_ERR_PEER || status == EPX_ERR_TIMEOUT ? 0 : say(s, "epx_group_error_clear");
     if (status != EPX_OK)
         return say(s, "epx_group_error_clear of a survivor");
@@ -261,33 +264,34 @@ static int stuck_starting_over(struct scene *s, const struct story *story)
 
 /* ---- At the end of a group ------------------------------------------------------------------------------------- */
 
-static int stuck_in_close(struct scene *s, const struct story *story)
+static int stuck_in_close(struct scene *s, const struct scenario *scenario)
 {
     uint64_t start;
     epx_status status;
 
-    if (spring(s, story))
+    if (block_last(s, scenario))
         return -1;
     start = clock_ns();
     status = epx_group_destroy(s->group);
     s->group = NULL;
     if (s->rank != LAST)
         return status == EPX_OK ? 0 : say(s, "epx_group_destroy of a good rank");
-    if (status != EPX_ERR_TIMEOUT || !tells(epx_last_error()) || !strstr(epx_last_error(), word_of(story->call)))
+    if (status != EPX_ERR_TIMEOUT || !names_cause(epx_last_error()) ||
+        !strstr(epx_last_error(), state_of(scenario->call)))
         return say(s, "epx_group_destroy");
     if (ms_since(start) > END_MS + slack_ms())
         return say(s, "epx_group_destroy took too long");
-    for (int i = 0; story->ms >= 0 && i < 2 * story->ms && atomic_load(&pond_trap.back) == 0; i++)
+    for (int i = 0; scenario->ms >= 0 && i < 2 * scenario->ms && atomic_load(&blocking_trap.back) == 0; i++)
         usleep(1000);
     usleep(50000); /* the thread ends */
-    return story->ms >= 0 && atomic_load(&pond_trap.back) != 1 ? say(s, "the call has not come back") : 0;
+    return scenario->ms >= 0 && atomic_load(&blocking_trap.back) != 1 ? say(s, "the call has not come back") : 0;
 }
 
 /* ---- Processes --------------------------------------------------------------------------------------------------- */
 
-static int play(int rank, int n, epx_bootstrap *boot, void *arg)
+static int run_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 {
-    const struct story *story = arg;
+    const struct scenario *scenario = arg;
     epx_group_config config = scene_config(DEADLINE_MS);
     const uint64_t start = clock_ns();
     struct scene *s = calloc(1, sizeof(*s));
@@ -296,10 +300,10 @@ static int play(int rank, int n, epx_bootstrap *boot, void *arg)
     if (!s)
         return -1;
     config.ranks_per_node = 2;
-    config.enable_mask = story->enable_mask;
-    snprintf(config.net, sizeof(config.net), "%s", story->call == POND_PROBE ? "auto" : "pond");
-    if (story->rank) {
-        rc = scene_open(s, rank, n, boot, &config) || story->rank(s, story);
+    config.enable_mask = scenario->enable_mask;
+    snprintf(config.net, sizeof(config.net), "%s", scenario->call == BLOCKING_PROBE ? "auto" : "blocking_net");
+    if (scenario->rank) {
+        rc = scene_open(s, rank, n, boot, &config) || scenario->rank(s, scenario);
     } else {
         /* Creation fails on all ranks, and is over in time. */
         epx_status status = epx_group_create(&s->group, boot, &config);
@@ -307,21 +311,21 @@ static int play(int rank, int n, epx_bootstrap *boot, void *arg)
         if (status != EPX_ERR_TIMEOUT && status != EPX_ERR_PEER)
             rc = say(s, "epx_group_create with a stuck network");
         else if (!strstr(epx_last_error(), "come back") ||
-                 (story->call != POND_PROBE && !strstr(epx_last_error(), "rank 3")))
+                 (scenario->call != BLOCKING_PROBE && !strstr(epx_last_error(), "rank 3")))
             rc = say(s, "epx_group_create does not say why");
         else if (ms_since(start) > DEADLINE_MS + END_MS + slack_ms())
             rc = say(s, "epx_group_create took too long");
-        else if (rank == LAST && story->call != POND_PROBE && status != EPX_ERR_TIMEOUT)
+        else if (rank == LAST && scenario->call != BLOCKING_PROBE && status != EPX_ERR_TIMEOUT)
             rc = say(s, "epx_group_create of the stuck rank");
     }
     if (rc)
-        fprintf(stderr, "rank %d, %s: %s\n", rank, pond_calls[story->call], s->why);
+        fprintf(stderr, "rank %d, %s: %s\n", rank, blocking_calls[scenario->call], s->why);
     scene_close(s);
     free(s);
     return rc;
 }
 
-/* As programs do: with what runs at exit, leak checks among it; where these take seconds, one story of a test is enough. */
+/* As programs do: with what runs at exit, leak checks among it; where these take seconds, one scenario of a test is enough. */
 static void leave(int status, int first)
 {
     const char *sanitize = getenv("EPX_SANITIZE");
@@ -331,7 +335,7 @@ static void leave(int status, int first)
     exit(status);
 }
 
-static pid_t begin(const struct story *story, int first)
+static pid_t begin(const struct scenario *scenario, int first)
 {
     pid_t pid;
 
@@ -345,115 +349,116 @@ static pid_t begin(const struct story *story, int first)
         signal(sig, SIG_DFL); /* not the test framework's */
     alarm(100);
     unsetenv("EPX_NET");
-    net_guest = &pond_ops;
-    if (story->at_once)
-        pond_set_trap(story->call, LAST, story->ms);
-    if (run_ranks(RANKS, play, (void *)(uintptr_t)story) != 0)
+    net_guest = &blocking_ops;
+    if (scenario->at_once)
+        blocking_set_trap(scenario->call, LAST, scenario->ms);
+    if (run_ranks(RANKS, run_rank, (void *)(uintptr_t)scenario) != 0)
         leave(1, first);
-    if (atomic_load(&pond_trap.blocked) != 1) {
-        fprintf(stderr, "%s: nothing blocked\n", pond_calls[story->call]);
+    if (atomic_load(&blocking_trap.blocked) != 1) {
+        fprintf(stderr, "%s: nothing blocked\n", blocking_calls[scenario->call]);
         leave(1, first);
     }
     leave(0, first);
     return -1;
 }
 
-static void all_end_well(const struct story *stories, int n)
+static void all_pass(const struct scenario *scenarios, int n)
 {
-    pid_t pids[POND_CALLS];
+    pid_t pids[BLOCKING_CALLS];
     int failures = 0;
 
     for (int i = 0; i < n; i++)
-        pids[i] = begin(&stories[i], i == 0);
+        pids[i] = begin(&scenarios[i], i == 0);
     for (int i = 0; i < n; i++) {
         int status = 0;
 
         assert_int_equal(waitpid(pids[i], &status, 0), pids[i]);
         if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
-            fprintf(stderr, "%s: wait status %#x\n", pond_calls[stories[i].call], (unsigned)status);
+            fprintf(stderr, "%s: wait status %#x\n", blocking_calls[scenarios[i].call], (unsigned)status);
             failures++;
         }
     }
     assert_int_equal(failures, 0);
 }
 
-#define ALL_END_WELL(stories) all_end_well(stories, (int)(sizeof(stories) / sizeof(*(stories))))
+#define ALL_PASS(scenarios) all_pass(scenarios, (int)(sizeof(scenarios) / sizeof(*(scenarios))))
 
 static void stuck_while_a_group_is_made(void **state)
 {
-    static const struct story stories[] = {{.call = POND_PROBE, .ms = -1, .at_once = 1},
-                                           {.call = POND_OPEN, .ms = -1, .at_once = 1},
-                                           {.call = POND_REGION, .ms = -1, .at_once = 1},
-                                           {.call = POND_ADDRESS, .ms = -1, .at_once = 1},
-                                           {.call = POND_CONNECT, .ms = -1, .at_once = 1}};
+    static const struct scenario scenarios[] = {{.call = BLOCKING_PROBE, .ms = -1, .at_once = 1},
+                                                {.call = BLOCKING_OPEN, .ms = -1, .at_once = 1},
+                                                {.call = BLOCKING_REGION, .ms = -1, .at_once = 1},
+                                                {.call = BLOCKING_ADDRESS, .ms = -1, .at_once = 1},
+                                                {.call = BLOCKING_CONNECT, .ms = -1, .at_once = 1}};
 
     (void)state;
-    ALL_END_WELL(stories);
+    ALL_PASS(scenarios);
 }
 
 static void stuck_while_a_group_works(void **state)
 {
-    static const struct story stories[] = {{.call = POND_PUT, .ms = -1, .rank = stuck_at_work},
-                                           {.call = POND_FLUSH, .ms = -1, .rank = stuck_at_work},
-                                           {.call = POND_POLL, .ms = -1, .rank = stuck_at_work},
-                                           {.call = POND_WAIT_FD, .ms = -1, .rank = stuck_at_work},
-                                           {.call = POND_ARM, .ms = -1, .rank = stuck_at_work}};
+    static const struct scenario scenarios[] = {{.call = BLOCKING_PUT, .ms = -1, .rank = stuck_at_work},
+                                                {.call = BLOCKING_FLUSH, .ms = -1, .rank = stuck_at_work},
+                                                {.call = BLOCKING_POLL, .ms = -1, .rank = stuck_at_work},
+                                                {.call = BLOCKING_WAIT_FD, .ms = -1, .rank = stuck_at_work},
+                                                {.call = BLOCKING_ARM, .ms = -1, .rank = stuck_at_work}};
 
     (void)state;
-    ALL_END_WELL(stories);
+    ALL_PASS(scenarios);
 }
 
 static void survivors_go_on_without_the_stuck(void **state)
 {
-    static const struct story stories[] = {{.call = POND_PUT, .ms = -1, .enable_mask = 1, .rank = survivors_go_on},
-                                           {.call = POND_POLL, .ms = -1, .enable_mask = 1, .rank = survivors_go_on},
-                                           {.call = POND_ARM, .ms = -1, .enable_mask = 1, .rank = survivors_go_on}};
+    static const struct scenario scenarios[] = {
+        {.call = BLOCKING_PUT, .ms = -1, .enable_mask = 1, .rank = survivors_go_on},
+        {.call = BLOCKING_POLL, .ms = -1, .enable_mask = 1, .rank = survivors_go_on},
+        {.call = BLOCKING_ARM, .ms = -1, .enable_mask = 1, .rank = survivors_go_on}};
 
     (void)state;
-    ALL_END_WELL(stories);
+    ALL_PASS(scenarios);
 }
 
 static void stuck_while_a_group_starts_over(void **state)
 {
-    static const struct story stories[] = {
-        {.call = POND_CLOSE, .ms = -1, .rank = stuck_starting_over},
-        {.call = POND_OPEN, .ms = -1, .rank = stuck_starting_over},
-        {.call = POND_CLOSE, .ms = -1, .enable_mask = 1, .rank = stuck_starting_over},
-        {.call = POND_OPEN, .ms = -1, .enable_mask = 1, .rank = stuck_starting_over},
-        {.call = POND_CONNECT, .ms = -1, .enable_mask = 1, .rank = stuck_starting_over}};
+    static const struct scenario scenarios[] = {
+        {.call = BLOCKING_CLOSE, .ms = -1, .rank = stuck_starting_over},
+        {.call = BLOCKING_OPEN, .ms = -1, .rank = stuck_starting_over},
+        {.call = BLOCKING_CLOSE, .ms = -1, .enable_mask = 1, .rank = stuck_starting_over},
+        {.call = BLOCKING_OPEN, .ms = -1, .enable_mask = 1, .rank = stuck_starting_over},
+        {.call = BLOCKING_CONNECT, .ms = -1, .enable_mask = 1, .rank = stuck_starting_over}};
 
     (void)state;
-    ALL_END_WELL(stories);
+    ALL_PASS(scenarios);
 }
 
 static void stuck_at_the_end_of_a_group(void **state)
 {
-    static const struct story stories[] = {{.call = POND_CLOSE, .ms = -1, .rank = stuck_in_close},
-                                           {.call = POND_CLOSE, .ms = END_MS + 1500, .rank = stuck_in_close}};
+    static const struct scenario scenarios[] = {{.call = BLOCKING_CLOSE, .ms = -1, .rank = stuck_in_close},
+                                                {.call = BLOCKING_CLOSE, .ms = END_MS + 1500, .rank = stuck_in_close}};
 
     (void)state;
-    ALL_END_WELL(stories);
+    ALL_PASS(scenarios);
 }
 
 static void slow_is_not_stuck(void **state)
 {
-    static const struct story stories[] = {{.call = POND_PUT, .ms = 500, .rank = only_slow},
-                                           {.call = POND_POLL, .ms = 500, .rank = only_slow},
-                                           {.call = POND_ARM, .ms = 500, .rank = only_slow},
-                                           {.call = POND_OPEN, .ms = 500, .rank = only_slow, .at_once = 1},
-                                           {.call = POND_CONNECT, .ms = 500, .rank = only_slow, .at_once = 1}};
+    static const struct scenario scenarios[] = {{.call = BLOCKING_PUT, .ms = 500, .rank = only_slow},
+                                                {.call = BLOCKING_POLL, .ms = 500, .rank = only_slow},
+                                                {.call = BLOCKING_ARM, .ms = 500, .rank = only_slow},
+                                                {.call = BLOCKING_OPEN, .ms = 500, .rank = only_slow, .at_once = 1},
+                                                {.call = BLOCKING_CONNECT, .ms = 500, .rank = only_slow, .at_once = 1}};
 
     (void)state;
-    ALL_END_WELL(stories);
+    ALL_PASS(scenarios);
 }
 
 static void back_after_the_deadline(void **state)
 {
-    static const struct story stories[] = {{.call = POND_PUT, .ms = DEADLINE_MS + 1000, .rank = back_late},
-                                           {.call = POND_POLL, .ms = DEADLINE_MS + 1000, .rank = back_late}};
+    static const struct scenario scenarios[] = {{.call = BLOCKING_PUT, .ms = DEADLINE_MS + 1000, .rank = back_late},
+                                                {.call = BLOCKING_POLL, .ms = DEADLINE_MS + 1000, .rank = back_late}};
 
     (void)state;
-    ALL_END_WELL(stories);
+    ALL_PASS(scenarios);
 }
 
 int main(void)

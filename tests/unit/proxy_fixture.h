@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the tests of the proxies share: a network, "wild", driven turn by turn, whose puts land and are answered in any
- * order, and which refuses, fails, lies and loses peers when told to; and a scene of ranks over it. Included by each of
- * them once.
+ * The fixture of the proxy tests: ranks over chaos_net, a network that is driven step by step. Its puts land and complete
+ * in any order; it refuses, fails, reports false events and loses peers when a test says so. Each test includes this file
+ * once.
  */
-#ifndef EPX_TESTS_UNIT_PROXY_SCENE_H
-#define EPX_TESTS_UNIT_PROXY_SCENE_H
+#ifndef EPX_TESTS_UNIT_PROXY_FIXTURE_H
+#define EPX_TESTS_UNIT_PROXY_FIXTURE_H
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -26,24 +26,24 @@
 #define MS 1000000ull
 enum { RANKS = 5, THREADS_MOST = 2, KINDS = 4, SLOTS = 3, HEAP = 1 << 16, FLYING = 4096 };
 
-/* ---- The wild network --------------------------------------------------------------------------------------- */
+/* ---- The chaos network -------------------------------------------------------------------------------------- */
 
 struct flight {
     struct net_put put;
     int from, index;
 };
 
-struct wild_world;
-struct wild {
+struct chaos_world;
+struct chaos_net {
     struct net base;
-    struct wild_world *world;
+    struct chaos_world *world;
     int rank, index;
     struct net_event inbox[FLYING]; /* what its next polls find */
     int events;
 };
 
-struct wild_world {
-    struct wild *ends[RANKS][THREADS_MOST];
+struct chaos_world {
+    struct chaos_net *ends[RANKS][THREADS_MOST];
     char *heaps[RANKS];
     struct flight flying[FLYING]; /* posted, neither landed nor answered */
     int nflying;
@@ -61,19 +61,19 @@ struct wild_world {
     uint64_t now_ns;
 };
 
-static inline uint32_t draw(struct wild_world *w, uint32_t n)
+static inline uint32_t draw(struct chaos_world *w, uint32_t n)
 {
     w->random = w->random * 1664525u + 1013904223u;
     return (w->random >> 8) % n;
 }
 
-static inline epx_status wild_open(const struct net_options *o, struct net **net)
+static inline epx_status chaos_open(const struct net_options *o, struct net **net)
 {
-    struct wild *end = calloc(1, sizeof(*end));
-    extern const struct net_ops wild_ops;
+    struct chaos_net *end = calloc(1, sizeof(*end));
+    extern const struct net_ops chaos_ops;
 
     assert_non_null(end);
-    end->base.ops = &wild_ops;
+    end->base.ops = &chaos_ops;
     end->world = o->world;
     end->rank = o->rank;
     end->index = o->index;
@@ -82,37 +82,37 @@ static inline epx_status wild_open(const struct net_options *o, struct net **net
     return EPX_OK;
 }
 
-static inline epx_status wild_probe(const char *provider, char *text, size_t bytes)
+static inline epx_status chaos_probe(const char *provider, char *text, size_t bytes)
 {
     (void)provider;
     snprintf(text, bytes, "for this test");
     return EPX_OK;
 }
 
-static inline unsigned wild_caps(struct net *net)
+static inline unsigned chaos_caps(struct net *net)
 {
     (void)net;
     return 0;
 }
 
-static inline epx_status wild_address(struct net *net, struct net_address *address)
+static inline epx_status chaos_address(struct net *net, struct net_address *address)
 {
     (void)net;
     address->version = 1;
     return EPX_OK;
 }
 
-static inline epx_status wild_add_region(struct net *net, const struct net_memory *memory, struct net_region *region)
+static inline epx_status chaos_add_region(struct net *net, const struct net_memory *memory, struct net_region *region)
 {
-    struct wild *end = (struct wild *)net;
+    struct chaos_net *end = (struct chaos_net *)net;
 
     end->world->heaps[end->rank] = memory->base;
     region->bytes = memory->bytes;
     return EPX_OK;
 }
 
-static inline epx_status wild_connect(struct net *net, int peer, const struct net_address *a,
-                                      const struct net_region *r)
+static inline epx_status chaos_connect(struct net *net, int peer, const struct net_address *a,
+                                       const struct net_region *r)
 {
     (void)net;
     (void)r;
@@ -121,10 +121,10 @@ static inline epx_status wild_connect(struct net *net, int peer, const struct ne
     return EPX_OK;
 }
 
-static inline int wild_put(struct net *net, const struct net_put *put)
+static inline int chaos_put(struct net *net, const struct net_put *put)
 {
-    struct wild *end = (struct wild *)net;
-    struct wild_world *w = end->world;
+    struct chaos_net *end = (struct chaos_net *)net;
+    struct chaos_world *w = end->world;
     uint64_t bytes = put->bytes;
     int i;
 
@@ -144,18 +144,18 @@ static inline int wild_put(struct net *net, const struct net_put *put)
     return 0;
 }
 
-static inline void tell(struct wild *end, struct net_event event)
+static inline void tell(struct chaos_net *end, struct net_event event)
 {
     assert_true(end->events < FLYING);
     end->inbox[end->events++] = event;
 }
 
 /* One put lands: bytes, immediate, answer. */
-static inline void land(struct wild_world *w)
+static inline void land(struct chaos_world *w)
 {
     const int which = w->in_order ? 0 : (int)draw(w, (uint32_t)w->nflying);
     const struct flight f = w->flying[which];
-    struct wild *to = w->ends[f.put.peer][f.index];
+    struct chaos_net *to = w->ends[f.put.peer][f.index];
 
     if (w->in_order)
         memmove(w->flying, w->flying + 1, (size_t)--w->nflying * sizeof(f));
@@ -169,10 +169,10 @@ static inline void land(struct wild_world *w)
          (struct net_event){.kind = NET_SENT, .peer = f.put.peer, .count = 1, .cookie = f.put.cookie});
 }
 
-static inline int wild_poll(struct net *net, struct net_event *events, int max)
+static inline int chaos_poll(struct net *net, struct net_event *events, int max)
 {
-    struct wild *end = (struct wild *)net;
-    struct wild_world *w = end->world;
+    struct chaos_net *end = (struct chaos_net *)net;
+    struct chaos_world *w = end->world;
     int n = 0, i;
 
     if (w->poll_error)
@@ -188,9 +188,9 @@ static inline int wild_poll(struct net *net, struct net_event *events, int max)
     return n;
 }
 
-static inline int wild_flush(struct net *net)
+static inline int chaos_flush(struct net *net)
 {
-    struct wild_world *w = ((struct wild *)net)->world;
+    struct chaos_world *w = ((struct chaos_net *)net)->world;
     const int error = w->flush_error;
 
     w->flush_error = 0;
@@ -198,38 +198,38 @@ static inline int wild_flush(struct net *net)
     return -error;
 }
 
-static inline int wild_wait_fd(struct net *net)
+static inline int chaos_wait_fd(struct net *net)
 {
-    return ((struct wild *)net)->world->descriptor - 1;
+    return ((struct chaos_net *)net)->world->descriptor - 1;
 }
 
-static inline int wild_arm(struct net *net)
+static inline int chaos_arm(struct net *net)
 {
     (void)net;
     return 0;
 }
 
-static inline void wild_close(struct net *net)
+static inline void chaos_close(struct net *net)
 {
-    struct wild *end = (struct wild *)net;
+    struct chaos_net *end = (struct chaos_net *)net;
 
     end->world->ends[end->rank][end->index] = NULL;
     free(end);
 }
 
-const struct net_ops wild_ops = {.name = "wild",
-                                 .probe = wild_probe,
-                                 .open = wild_open,
-                                 .caps = wild_caps,
-                                 .address = wild_address,
-                                 .add_region = wild_add_region,
-                                 .connect = wild_connect,
-                                 .put = wild_put,
-                                 .flush = wild_flush,
-                                 .poll = wild_poll,
-                                 .wait_fd = wild_wait_fd,
-                                 .arm = wild_arm,
-                                 .close = wild_close};
+const struct net_ops chaos_ops = {.name = "chaos_net",
+                                  .probe = chaos_probe,
+                                  .open = chaos_open,
+                                  .caps = chaos_caps,
+                                  .address = chaos_address,
+                                  .add_region = chaos_add_region,
+                                  .connect = chaos_connect,
+                                  .put = chaos_put,
+                                  .flush = chaos_flush,
+                                  .poll = chaos_poll,
+                                  .wait_fd = chaos_wait_fd,
+                                  .arm = chaos_arm,
+                                  .close = chaos_close};
 
 /* ---- A world of ranks --------------------------------------------------------------------------------------- */
 
@@ -244,11 +244,11 @@ struct rank {
     char text[200];
 };
 
-struct scene {
-    struct wild_world wild;
+struct proxy_fixture {
+    struct chaos_world chaos;
     struct cpu_env env;
     struct rank ranks[RANKS];
-    struct proxy_options options; /* changed by a test before scene_open */
+    struct proxy_options options; /* changed by a test before proxy_fixture_open */
     int threads, opened;
 };
 
@@ -264,12 +264,12 @@ static inline void on_error(void *context, int status, int peer, int64_t expecte
     snprintf(rank->text, sizeof(rank->text), "%s", text);
 }
 
-static inline uint64_t scene_now(void *self)
+static inline uint64_t proxy_fixture_now(void *self)
 {
-    return ((struct scene *)self)->wild.now_ns;
+    return ((struct proxy_fixture *)self)->chaos.now_ns;
 }
 
-static inline void scene_wake(void *self, struct doorbell *bell)
+static inline void proxy_fixture_wake(void *self, struct doorbell *bell)
 {
     (void)self;
     (void)bell;
@@ -277,19 +277,19 @@ static inline void scene_wake(void *self, struct doorbell *bell)
 
 static inline int setup(void **state)
 {
-    struct scene *s = calloc(1, sizeof(*s));
+    struct proxy_fixture *s = calloc(1, sizeof(*s));
 
     if (!s)
         return -1;
-    s->wild.random = 1;
-    s->wild.now_ns = 1000;
-    s->env = (struct cpu_env){.now_ns = scene_now, .wake = scene_wake, .self = s};
+    s->chaos.random = 1;
+    s->chaos.now_ns = 1000;
+    s->env = (struct cpu_env){.now_ns = proxy_fixture_now, .wake = proxy_fixture_wake, .self = s};
     s->options = (struct proxy_options){.nranks = RANKS,
                                         .threads = 1,
                                         .ring_slots = 4096,
                                         .timeout_ms = 200,
-                                        .net = &wild_ops,
-                                        .world = &s->wild,
+                                        .net = &chaos_ops,
+                                        .world = &s->chaos,
                                         .heap_bytes = HEAP,
                                         .device_kind = EPX_DEVICE_CPU,
                                         .kinds = KINDS,
@@ -305,7 +305,7 @@ static inline int is_remote(int a, int b)
     return a != b && !(a < 2 && b < 2);
 }
 
-static inline void open_rank(struct scene *s, int r, int manual, struct proxy_card *cards)
+static inline void open_rank(struct proxy_fixture *s, int r, int manual, struct proxy_card *cards)
 {
     struct rank *rank = &s->ranks[r];
     struct proxy_options o = s->options;
@@ -331,7 +331,7 @@ static inline void open_rank(struct scene *s, int r, int manual, struct proxy_ca
     rank->agent = (struct agent){.count = 1, .env = &cpu_thread_env, .bell = &rank->bell, .timeout_ns = 5000 * MS};
 }
 
-static inline void scene_open(struct scene *s, int ranks, int manual)
+static inline void proxy_fixture_open(struct proxy_fixture *s, int ranks, int manual)
 {
     struct proxy_card cards[RANKS * THREADS_MOST];
     int r;
@@ -350,7 +350,7 @@ static inline void scene_open(struct scene *s, int ranks, int manual)
 
 static inline int teardown(void **state)
 {
-    struct scene *s = *state;
+    struct proxy_fixture *s = *state;
     int r;
 
     for (r = 0; r < RANKS; r++) {
@@ -361,35 +361,35 @@ static inline int teardown(void **state)
     return 0;
 }
 
-static inline struct scene *open_wild(void **state)
+static inline struct proxy_fixture *open_chaos(void **state)
 {
-    struct scene *s = *state;
+    struct proxy_fixture *s = *state;
 
-    scene_open(s, RANKS, 1);
+    proxy_fixture_open(s, RANKS, 1);
     return s;
 }
 
-static inline void push_raw(struct scene *s, int from, int ring, struct command c)
+static inline void push_raw(struct proxy_fixture *s, int from, int ring, struct command c)
 {
     assert_int_equal(ag_push(&s->ranks[from].agent, proxy_ring(s->ranks[from].proxies, ring), &c, 1), WAIT_OK);
 }
 
-static inline void push(struct scene *s, int from, int to, uint32_t counter, uint64_t source, uint64_t target,
+static inline void push(struct proxy_fixture *s, int from, int to, uint32_t counter, uint64_t source, uint64_t target,
                         uint32_t bytes)
 {
     push_raw(s, from, (from + to) % s->threads, command_pack((uint32_t)to, counter, source, target, bytes));
 }
 
-static inline void step(struct scene *s, int rank)
+static inline void step(struct proxy_fixture *s, int rank)
 {
     int i;
 
     for (i = 0; i < s->threads; i++)
         proxy_step(s->ranks[rank].proxies, i);
-    s->wild.now_ns += 1000;
+    s->chaos.now_ns += 1000;
 }
 
-static inline void steps(struct scene *s, int n)
+static inline void steps(struct proxy_fixture *s, int n)
 {
     int r;
 
@@ -398,12 +398,12 @@ static inline void steps(struct scene *s, int n)
             step(s, r);
 }
 
-static inline uint64_t counter_at(const struct scene *s, int owner, uint32_t counter, int from)
+static inline uint64_t counter_at(const struct proxy_fixture *s, int owner, uint32_t counter, int from)
 {
     return s->ranks[owner].counters[(COUNTER_KIND(counter) * SLOTS + COUNTER_SLOT(counter)) * RANKS + (uint32_t)from];
 }
 
-static inline struct proxy_stats stats_of(const struct scene *s, int rank)
+static inline struct proxy_stats stats_of(const struct proxy_fixture *s, int rank)
 {
     struct proxy_stats stats;
 
@@ -411,7 +411,7 @@ static inline struct proxy_stats stats_of(const struct scene *s, int rank)
     return stats;
 }
 
-static inline void expect_nothing_wrong(const struct scene *s)
+static inline void expect_nothing_wrong(const struct proxy_fixture *s)
 {
     int r;
 
@@ -424,7 +424,7 @@ static inline void expect_nothing_wrong(const struct scene *s)
 }
 
 /* Puts that do not touch each other. */
-static inline void push_apart(struct scene *s, int to, uint32_t counter, int n, uint32_t bytes)
+static inline void push_apart(struct proxy_fixture *s, int to, uint32_t counter, int n, uint32_t bytes)
 {
     int i;
 
