@@ -124,7 +124,7 @@ if step check; then
         procs p8-ht-lent 40 8 ht --tokens 300 --hidden 2048 --experts 32 --plain --lent --iters 0 --check --timeout 5000
         procs p4-ht-expert-lent 40 4 ht --tokens 300 --hidden 2000 --experts 30 --expert-major --plain --lent --iters 0 --check --timeout 5000
         EPX_GPU_HEAP=host procs p2-ht-host-lent 40 2 ht --tokens 600 --hidden 2048 --experts 16 --plain --lent --iters 0 --check --timeout 5000
-        EPX_LEND=1 threads t4-ht-lent 40 4 ht --tokens 300 --hidden 2000 --experts 32 --plain --lent --iters 0 --check --timeout 5000
+        EPX_REGISTER=1 threads t4-ht-lent 40 4 ht --tokens 300 --hidden 2000 --experts 32 --plain --lent --iters 0 --check --timeout 5000
     fi
     EPX_GPU_HEAP=host threads t2-ll-host 40 2 ll --tokens 16 --hidden 1024 --experts 16 --iters 0 --check --timeout 5000
     EPX_GPU_HEAP=host procs p2-ht-host 40 2 ht --tokens 64 --hidden 1024 --experts 16 --iters 0 --check --timeout 5000

@@ -237,14 +237,15 @@ EPX_API epx_status epx_alloc(epx_group *group, size_t bytes, void **ptr);
 EPX_API epx_status epx_free(epx_group *group, void *ptr);
 
 /*
- * High-throughput combine reads rows in ordinary memory where they are, too, once the ranks of the node have mapped the
- * allocation that holds them (GPU memory of cudaMalloc, between processes; EPX_LEND). Each combine asks for that, and until
- * then rows are copied, max_recv_tokens at most. This asks beforehand: *in_place is 1 if a combine that is given
- * [data, data + bytes) next will copy nothing, any number of rows. Local, waits for nothing.
- * Memory that was lent may be freed as any other, when the operations that use it have completed; where one has failed,
- * after epx_group_error_clear, for a rank that is late may still read it.
+ * Registers ordinary memory: high-throughput combine then reads rows in [data, data + bytes) in place, without a copy and
+ * without the limit of max_recv_tokens. The whole allocation is exported to the ranks of the node, which import it in their
+ * next call; until all of them have, rows are copied. Works for GPU memory of cudaMalloc between processes (EPX_REGISTER).
+ * Each combine registers its rows by itself: this call does it in advance. *in_place is 1 if a combine of [data, data +
+ * bytes) that is issued next copies nothing. Local; does not wait.
+ * Registered memory is freed like any other, after the operations that use it have completed. If one of them failed, free
+ * it after epx_group_error_clear only: a late rank may still read it.
  */
-EPX_API epx_status epx_lend(epx_group *group, const void *data, size_t bytes, epx_stream stream, int *in_place);
+EPX_API epx_status epx_register(epx_group *group, const void *data, size_t bytes, epx_stream stream, int *in_place);
 
 /* ---- Streams and events: as on a GPU, also on the CPU -------------------------------------------------------- */
 

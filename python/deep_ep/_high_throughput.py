@@ -248,7 +248,7 @@ def _within_reach(pool: Pool, x: Optional[torch.Tensor], launch: Launch) -> Opti
     the heap as long as they cannot be read."""
     if x is None or x.shape[0] <= pool.group.info.max_recv_tokens or pool.heap.holds(x):
         return x
-    if pool.group.lend(x, launch.address):
+    if pool.group.register(x, launch.address):
         return x
     copy = pool.heap.empty(x.shape, x.dtype)
     return copy.copy_(x)

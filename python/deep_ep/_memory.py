@@ -161,12 +161,12 @@ class CudaHeap(Heap):
         self._index = device.index or 0
         self._returned: Deque[_Piece] = collections.deque()  # __del__ may run anywhere: no lock here
         self._free: Dict[int, List[_Piece]] = {}
-        self._lent: Set[int] = set()  # addresses
+        self._handed_out: Set[int] = set()  # addresses
         self._closed = False
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Does it lie in the heap?"""
-        return tensor.untyped_storage().data_ptr() in self._lent
+        return tensor.untyped_storage().data_ptr() in self._handed_out
 
     def close(self) -> None:
         """Gives back what is kept for later, and what comes from now on."""
@@ -176,7 +176,7 @@ class CudaHeap(Heap):
 
     def take_back(self, piece: _Piece) -> None:
         """A piece is no longer referred to; queued work of the current stream may still use it."""
-        self._lent.discard(piece.block.address)
+        self._handed_out.discard(piece.block.address)
         if not self._closed:
             # A stream that is captured runs nothing now: what uses the piece was queued on the stream it was made for.
             if not torch.cuda.is_current_stream_capturing():
@@ -202,7 +202,7 @@ class CudaHeap(Heap):
                 return None
             piece = _Piece(block)
         piece.stream = stream
-        self._lent.add(piece.block.address)
+        self._handed_out.add(piece.block.address)
         return form.tensors(piece.exports(form, self._where), _Lease(self, piece))
 
     def _collect(self) -> None:

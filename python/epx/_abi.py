@@ -209,7 +209,7 @@ STRUCTS = {
 FUNCTIONS = {
     "epx_strerror": "i", "epx_last_error": "", "epx_version": "p", "epx_dtype_size": "i",
     "epx_group_create": "ppp", "epx_group_destroy": "p", "epx_group_query": "pp", "epx_group_memory": "pip",
-    "epx_alloc": "pzp", "epx_free": "pp", "epx_lend": "ppzpp",
+    "epx_alloc": "pzp", "epx_free": "pp", "epx_register": "ppzpp",
     "epx_stream_create": "pp", "epx_stream_destroy": "pp", "epx_stream_sync": "pp", "epx_stream_query": "pp",
     "epx_stream_call": "pppp", "epx_event_create": "pp", "epx_event_destroy": "p", "epx_event_record": "pp",
     "epx_event_sync": "p", "epx_event_query": "p", "epx_stream_wait_event": "ppp",

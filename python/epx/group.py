@@ -224,13 +224,13 @@ class Group:
         self._blocks.add(address)
         return Block(self, address, nbytes)
 
-    def lend(self, tensor: Any, stream: Any = None) -> bool:
+    def register(self, tensor: Any, stream: Any = None) -> bool:
         """Will a high-throughput combine of this tensor read its rows where they are, without a copy and in any number?
 
         Always so in memory of alloc(). Other memory is offered to the ranks of the node, if it was not before: they map it
         in their next call, and a later call of this returns True. Waits for nothing.
         """
-        struct, lent = TensorStruct(), ctypes.c_int()
+        struct, in_place = TensorStruct(), ctypes.c_int()
         keep = describe("tensor", tensor, struct)
         shape, stride = struct.shape[:struct.ndim], struct.stride[:struct.ndim]
         if 0 in shape:
@@ -239,10 +239,10 @@ class Group:
             elements = math.prod(shape)
         else:
             elements = 1 + sum((n - 1) * step for n, step in zip(shape, stride))
-        check(self._lib.epx_lend(self.address, struct.data, elements * self._lib.epx_dtype_size(struct.dtype),
-                                 stream_address(self, stream), ctypes.byref(lent)))
+        check(self._lib.epx_register(self.address, struct.data, elements * self._lib.epx_dtype_size(struct.dtype),
+                                     stream_address(self, stream), ctypes.byref(in_place)))
         del keep
-        return bool(lent.value)
+        return bool(in_place.value)
 
     def _release(self, address: int) -> None:
         self._blocks.discard(address)  # before it can be given out again

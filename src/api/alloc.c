@@ -80,19 +80,19 @@ epx_status epx_free(epx_group *group, void *ptr)
     return fail(EPX_ERR_ARGUMENT, "epx_free: expected a pointer from epx_alloc of this group, got %p", ptr);
 }
 
-epx_status epx_lend(epx_group *group, const void *data, size_t bytes, epx_stream stream, int *in_place)
+epx_status epx_register(epx_group *group, const void *data, size_t bytes, epx_stream stream, int *in_place)
 {
     uint64_t offset;
-    epx_status status = group_check(group, "epx_lend");
+    epx_status status = group_check(group, "epx_register");
 
     if (status == EPX_OK)
         status = group_usable(group);
     if (status == EPX_OK)
-        status = stream_check(group, stream, "epx_lend");
+        status = stream_check(group, stream, "epx_register");
     if (status != EPX_OK)
         return status;
     if (!data || !in_place)
-        return fail(EPX_ERR_ARGUMENT, "epx_lend: %s: expected a pointer, got NULL", data ? "in_place" : "data");
+        return fail(EPX_ERR_ARGUMENT, "epx_register: %s: expected a pointer, got NULL", data ? "in_place" : "data");
     lend_look(group, (struct device_stream *)stream);
     *in_place =
         heap_offset(group, data, bytes) || lend_find(group, data, bytes, (struct device_stream *)stream, &offset);

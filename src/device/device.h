@@ -33,7 +33,7 @@ enum {
     DEVICE_HOST_ACCESS = 1, /* the host can read and write device memory directly */
     DEVICE_SPARSE_HEAP = 2, /* untouched heap pages cost nothing */
     DEVICE_HOST_HEAP = 4,   /* the host can read and write heaps directly */
-    DEVICE_LENDS = 8        /* callers' own memory is lent to the ranks of the node unless EPX_LEND says no */
+    DEVICE_LENDS = 8        /* callers' own memory is lent to the ranks of the node unless EPX_REGISTER says no */
 };
 
 struct device_ops {

@@ -60,7 +60,7 @@ struct lend {
     struct peer *peers;
     int npeers;
     int shared;   /* a peer lives in this process */
-    int asked;    /* EPX_LEND=1: lend also then */
+    int asked;    /* EPX_REGISTER=1: lend also then */
     int possible; /* every member of the node has a board, and may be lent to */
     struct lent lent[LENT_REGIONS];
     uint64_t offers, clock;
@@ -101,7 +101,7 @@ epx_status lend_create(struct epx_group *group)
 {
     const struct device_ops *ops = group->device->ops;
     const size_t R = (size_t)group->nranks, words = R * LENT_REGIONS;
-    const int asked = (int)env_int("EPX_LEND", -1, 0, 1);
+    const int asked = (int)env_int("EPX_REGISTER", -1, 0, 1);
     struct lend *lend;
     void *table;
     epx_status status;

@@ -28,7 +28,7 @@ static const struct env_entry entries[] = {
     {"EPX_GPU_HEAP", "", "auto",
      "Where the heaps of GPU groups lie: device, host, or auto: host where the network between nodes does not reach "
      "GPU memory"},
-    {"EPX_LEND", "", "between processes, with CUDA",
+    {"EPX_REGISTER", "", "between processes, with CUDA",
      "0: rows in a caller's own memory are copied before other ranks of the node read them; 1: they are read where "
      "they "
      "are, also by ranks of the same process"},

@@ -217,13 +217,13 @@ int prop_run_case_on(const struct prop_case *c, int (*ranks)(int n, prop_rank_fn
     s->error_bytes = bytes;
     if (shared_init(s) == 0) {
         error[0] = 0;
-        setenv("EPX_LEND", c->lend ? "1" : "0", 1);
+        setenv("EPX_REGISTER", c->lend ? "1" : "0", 1);
         rc = ranks(c->nranks, run_rank, s) ? -1 : 0;
         if (c->may_fail && !error[0])
             rc = 0;
         if (rc && !error[0])
             snprintf(error, bytes, "a rank failed without a word");
-        unsetenv("EPX_LEND");
+        unsetenv("EPX_REGISTER");
     }
     while (s->kept) {
         struct kept *next = s->kept->next;

@@ -125,7 +125,7 @@ static int check_canaries(struct actor *a)
     return 0;
 }
 
-/* After a failure a rank that is late may still read what was lent to it (epx_lend): the memory stays until the end of the
+/* After a failure a rank that is late may still read what was lent to it (epx_register): the memory stays until the end of the
  * case, but is used for something else. */
 static void spoil(struct shared *s, struct buffer *b)
 {

@@ -71,7 +71,7 @@ static int null_pointers(struct scene *s)
     epx_tensor t;
     int64_t rows;
     size_t bytes;
-    int lent;
+    int in_place;
     void *p;
 
     REFUSED(epx_handle_create(NULL, s->group, &config), EPX_ERR_ARGUMENT, "NULL");
@@ -93,10 +93,10 @@ static int null_pointers(struct scene *s)
     REFUSED(epx_complete(NULL, NULL), EPX_ERR_ARGUMENT, "handle", "NULL");
     REFUSED(epx_alloc(s->group, 16, NULL), EPX_ERR_ARGUMENT, "NULL");
     REFUSED(epx_alloc(NULL, 16, &p), EPX_ERR_ARGUMENT, "NULL");
-    REFUSED(epx_lend(NULL, s->tokens.data, 16, NULL, &lent), EPX_ERR_ARGUMENT, "NULL");
-    REFUSED(epx_lend(s->group, NULL, 16, NULL, &lent), EPX_ERR_ARGUMENT, "epx_lend: data");
-    REFUSED(epx_lend(s->group, s->tokens.data, 16, NULL, NULL), EPX_ERR_ARGUMENT, "epx_lend: in_place");
-    REFUSED(epx_lend(s->group, s->tokens.data, 16, (epx_stream)s, &lent), EPX_ERR_ARGUMENT, "stream");
+    REFUSED(epx_register(NULL, s->tokens.data, 16, NULL, &in_place), EPX_ERR_ARGUMENT, "NULL");
+    REFUSED(epx_register(s->group, NULL, 16, NULL, &in_place), EPX_ERR_ARGUMENT, "epx_register: data");
+    REFUSED(epx_register(s->group, s->tokens.data, 16, NULL, NULL), EPX_ERR_ARGUMENT, "epx_register: in_place");
+    REFUSED(epx_register(s->group, s->tokens.data, 16, (epx_stream)s, &in_place), EPX_ERR_ARGUMENT, "stream");
     REFUSED(epx_stream_create(s->group, NULL), EPX_ERR_ARGUMENT, "NULL");
     REFUSED(epx_stream_call(s->group, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "NULL");
     REFUSED(epx_event_create(s->group, NULL), EPX_ERR_ARGUMENT, "NULL");

@@ -85,20 +85,20 @@ def test_rows_of_other_memory(world: World) -> None:
 def test_processes_copy_where_memory_cannot_be_mapped(world: World) -> None:
     """Asked for, ordinary CPU memory is still nothing that another process can read."""
     world.only("cpu")
-    with environment(EPX_LEND="1"):
+    with environment(EPX_REGISTER="1"):
         buffer = deep_ep.Buffer(dist.group.WORLD, 1 << 26, explicitly_destroy=True)
         check_rounds(world, buffer)
         buffer.destroy()
 
 
 def test_not_lent_when_told_so(world: World) -> None:
-    with environment(EPX_LEND="0"):
+    with environment(EPX_REGISTER="0"):
         buffer = deep_ep.Buffer(dist.group.WORLD, 1 << 26, explicitly_destroy=True)
         work = Work(buffer.group_size, 64, 2048, 4 * buffer.group_size, 4, seed=22)
         recv, _weights, handle, group = dispatched(world, buffer, work)
         y = rows_of(world, recv).copy_(recv)
         for _ in range(4):
             _out, _none, copied = combined(world, group, lambda: buffer.combine(y, handle))
-            assert copied == recv.nbytes and not group.lend(y)
-        assert group.lend(recv)
+            assert copied == recv.nbytes and not group.register(y)
+        assert group.register(recv)
         buffer.destroy()

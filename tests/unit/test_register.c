@@ -144,7 +144,7 @@ static int files_begin(void **state)
     world.base = mmap(NULL, (size_t)RANKS * PLENTY * SLOT, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     world.opened = world.closed = world.exported = world.refuse = 0;
     device_override = &test_ops;
-    setenv("EPX_LEND", "1", 1);
+    setenv("EPX_REGISTER", "1", 1);
     return world.base == MAP_FAILED ? -1 : 0;
 }
 
@@ -152,7 +152,7 @@ static int files_end(void **state)
 {
     (void)state;
     device_override = NULL;
-    unsetenv("EPX_LEND");
+    unsetenv("EPX_REGISTER");
     munmap(world.base, (size_t)RANKS * PLENTY * SLOT);
     while (world.nfiles > 0)
         close(world.files[--world.nfiles]);
@@ -244,10 +244,10 @@ static int ordinary_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 static void rows_in_ordinary_memory_are_read_there(void **state)
 {
     (void)state;
-    setenv("EPX_LEND", "1", 1);
+    setenv("EPX_REGISTER", "1", 1);
     assert_int_equal(run_ranks(RANKS, ordinary_rank, NULL), 0);
     assert_int_equal(run_ranks(1, ordinary_rank, NULL), 0);
-    unsetenv("EPX_LEND");
+    unsetenv("EPX_REGISTER");
 }
 
 static void also_by_relays_between_nodes(void **state)
@@ -259,11 +259,11 @@ static void also_by_relays_between_nodes(void **state)
         fprintf(stderr, "no network to test with: %s\n", text);
         skip();
     }
-    setenv("EPX_LEND", "1", 1);
+    setenv("EPX_REGISTER", "1", 1);
     for (ranks_per_node = 1; ranks_per_node <= 2; ranks_per_node++)
         assert_int_equal(run_ranks(RANKS, ordinary_rank, NULL), 0);
     ranks_per_node = 0;
-    unsetenv("EPX_LEND");
+    unsetenv("EPX_REGISTER");
 }
 
 static int play_copied(struct scene *s)
@@ -288,11 +288,11 @@ static int copied_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 static void nothing_is_lent_unless_asked(void **state)
 {
     (void)state;
-    unsetenv("EPX_LEND");
+    unsetenv("EPX_REGISTER");
     assert_int_equal(run_ranks(RANKS, copied_rank, NULL), 0);
-    setenv("EPX_LEND", "0", 1);
+    setenv("EPX_REGISTER", "0", 1);
     assert_int_equal(run_ranks(RANKS, copied_rank, NULL), 0);
-    unsetenv("EPX_LEND");
+    unsetenv("EPX_REGISTER");
 }
 
 /* ---- Regions ------------------------------------------------------------------------------------------------------- */
@@ -459,7 +459,7 @@ static int play_narrow(struct scene *s)
 
     s->ht_out.topk_weights = s->ht_out.topk_idx = NULL;
     if (!rows || epx_alloc(s->group, bytes, &heap) != EPX_OK ||
-        epx_lend(s->group, heap, bytes, NULL, &lent) != EPX_OK || !lent)
+        epx_register(s->group, heap, bytes, NULL, &lent) != EPX_OK || !lent)
         return say(s, "memory of epx_alloc is always read in place", lent);
     for (int i = 0; i < 4 && !rc; i++) {
         s->ht_rows.data = heap;
@@ -469,7 +469,7 @@ static int play_narrow(struct scene *s)
         if (!rc && many && i == 0)
             rc = scene_expect(s, "epx_combine", epx_combine(s->ht, &s->ht_cin, &s->cout, NULL, NULL), EPX_ERR_OVERFLOW,
                               too_many);
-        rc = rc || scene_meet(s) || epx_lend(s->group, rows, bytes, NULL, &lent) != EPX_OK;
+        rc = rc || scene_meet(s) || epx_register(s->group, rows, bytes, NULL, &lent) != EPX_OK;
         rc = rc || scene_meet(s); /* all have offered: the next call takes, and the one after it uses */
         if (!lent)
             s->ht_rows.data = memcpy(heap, rows, bytes);
