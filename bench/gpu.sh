@@ -121,17 +121,17 @@ if step check; then
     threads t4-ll-plain 40 4 ll --tokens 33 --hidden 2000 --experts 32 --plain --iters 0 --check --timeout 5000
     threads t4-ht-plain 40 4 ht --tokens 100 --hidden 2000 --experts 32 --plain --iters 0 --check --timeout 5000
     if [ $EPX_BENCH_GPU = cuda ]; then # rows of combine in other memory than EPX's, which the others map
-        procs p8-ht-lent 40 8 ht --tokens 300 --hidden 2048 --experts 32 --plain --lent --iters 0 --check --timeout 5000
-        procs p4-ht-expert-lent 40 4 ht --tokens 300 --hidden 2000 --experts 30 --expert-major --plain --lent --iters 0 --check --timeout 5000
-        EPX_GPU_HEAP=host procs p2-ht-host-lent 40 2 ht --tokens 600 --hidden 2048 --experts 16 --plain --lent --iters 0 --check --timeout 5000
-        EPX_REGISTER=1 threads t4-ht-lent 40 4 ht --tokens 300 --hidden 2000 --experts 32 --plain --lent --iters 0 --check --timeout 5000
+        procs p8-ht-registered 40 8 ht --tokens 300 --hidden 2048 --experts 32 --plain --registered --iters 0 --check --timeout 5000
+        procs p4-ht-expert-registered 40 4 ht --tokens 300 --hidden 2000 --experts 30 --expert-major --plain --registered --iters 0 --check --timeout 5000
+        EPX_GPU_HEAP=host procs p2-ht-host-registered 40 2 ht --tokens 600 --hidden 2048 --experts 16 --plain --registered --iters 0 --check --timeout 5000
+        EPX_REGISTER=1 threads t4-ht-registered 40 4 ht --tokens 300 --hidden 2000 --experts 32 --plain --registered --iters 0 --check --timeout 5000
     fi
     EPX_GPU_HEAP=host threads t2-ll-host 40 2 ll --tokens 16 --hidden 1024 --experts 16 --iters 0 --check --timeout 5000
     EPX_GPU_HEAP=host procs p2-ht-host 40 2 ht --tokens 64 --hidden 1024 --experts 16 --iters 0 --check --timeout 5000
 fi
 if step measure; then
     procs ht-bf16 60 8 ht --iters 40
-    [ $EPX_BENCH_GPU != cuda ] || procs ht-bf16-lent 60 8 ht --plain --lent --iters 40
+    [ $EPX_BENCH_GPU != cuda ] || procs ht-bf16-registered 60 8 ht --plain --registered --iters 40
     procs ht-fp8 60 8 ht --raw-fp8 --iters 40
     procs ht-fp8-cast 60 8 ht --fp8 --iters 40
     procs ll-fp8 60 8 ll --fp8 --iters 200
@@ -148,7 +148,7 @@ if step graph; then
     procs g8-ll-staged-procs 60 8 ll --tokens 24 --hidden 1024 --experts 32 --replays 200 --staged $small
     threads g4-ht 60 4 ht --tokens 64 --hidden 1024 --experts 32 --replays 300 $small
     threads g4-ht-expert-overlap 60 4 ht --tokens 64 --hidden 1024 --experts 32 --expert-major --replays 200 --overlap $small
-    [ $EPX_BENCH_GPU != cuda ] || procs g8-ht-lent 60 8 ht --tokens 300 --hidden 1024 --experts 32 --plain --lent --replays 100 $small
+    [ $EPX_BENCH_GPU != cuda ] || procs g8-ht-registered 60 8 ht --tokens 300 --hidden 1024 --experts 32 --plain --registered --replays 100 $small
     procs g8-ht-procs 60 8 ht --tokens 64 --hidden 1024 --experts 32 --replays 200 --overlap $small
 fi
 if step nodes; then

@@ -29,12 +29,12 @@
 #include "tests/lib/thread_boot.h"
 
 enum { OP_DISPATCH, OP_COMBINE, OP_UPDATE, OP_WHOLE, OP_PAIR, OP_DISPATCHES, OP_COMBINES, OPS };
-enum { WARM = 5, SERIES = 10, UNTIL_LENT = 3 };
+enum { WARM = 5, SERIES = 10, UNTIL_REGISTERED = 3 };
 static const char *const op_names[OPS] = {"dispatch", "combine", "update", "whole", "pair", "dispatches", "combines"};
 
 struct options {
     struct bench_config config;
-    int threads, iters, check, raw_fp8, timeout_ms, plain, lent, replays, staged, overlap;
+    int threads, iters, check, raw_fp8, timeout_ms, plain, registered, replays, staged, overlap;
     const char *name;
 };
 
@@ -324,13 +324,13 @@ static int check(struct rank *r, uint64_t seed, int by_replay)
     return 0;
 }
 
-/* --lent: memory that is not EPX's is read in place once all ranks have mapped it, which takes some calls. */
-static int check_lent(struct rank *r)
+/* --registered: memory that is not EPX's is read in place once all ranks have mapped it, which takes some calls. */
+static int check_registered(struct rank *r)
 {
-    for (int i = 1; i < UNTIL_LENT; i++)
+    for (int i = 1; i < UNTIL_REGISTERED; i++)
         if (check(r, 1, 0))
             return -1;
-    return r->copied ? complain(r, "combine", "its rows were copied, expected them to be lent") : 0;
+    return r->copied ? complain(r, "combine", "its rows were copied, expected them to be read in place") : 0;
 }
 
 /* ---- Replays ---------------------------------------------------------------------------------------------------- */
@@ -465,7 +465,7 @@ static int run_rank(int number, int n, epx_bootstrap *boot, void *arg)
     r.number = number;
     failed = open_rank(&r, boot) || prepare(&r);
     meet(&r);
-    failed = failed || check(&r, 1, 0) || (r.o->lent && check_lent(&r));
+    failed = failed || check(&r, 1, 0) || (r.o->registered && check_registered(&r));
     meet(&r);
     if (!failed && r.o->replays)
         failed = capture(&r, issue_whole, &r.graph[OP_WHOLE]);
@@ -482,8 +482,8 @@ static int run_rank(int number, int n, epx_bootstrap *boot, void *arg)
     else if (!failed && r.o->check && is_ll(&r))
         failed = check(&r, 2, 1) || check(&r, 1, 1);
     else if (!failed && r.o->check)
-        failed = check(&r, 1, 1) ||
-                 (r.o->lent && r.copied && complain(&r, "replay", "its rows were copied, expected them to be lent"));
+        failed = check(&r, 1, 1) || (r.o->registered && r.copied &&
+                                     complain(&r, "replay", "its rows were copied, expected them to be read in place"));
     failed = failed || (r.o->iters && !r.o->replays && measure(&r));
     if (r.handle && !failed)
         failed = epx_ok(&r, "epx_handle_destroy", epx_handle_destroy(r.handle));
@@ -504,7 +504,8 @@ static int usage(void)
         stderr,
         "usage: gpu_bench ll|ht [--name NAME] [--threads RANKS] [--tokens N] [--hidden N] [--topk N] [--experts N]\n"
         "           [--fp8] [--raw-fp8] [--logfmt] [--rank-major | --expert-major] [--agents N] [--nodes N]\n"
-        "           [--net NAME] [--iters N] [--timeout MS] [--check] [--plain [--lent]] [--replays N [--overlap]] "
+        "           [--net NAME] [--iters N] [--timeout MS] [--check] [--plain [--registered]] [--replays N "
+        "[--overlap]] "
         "[--staged]\n");
     return 2;
 }
@@ -517,7 +518,7 @@ static int parse(struct options *o, int argc, char **argv)
         {"logfmt", 0, NULL, 'l'},  {"rank-major", 0, NULL, 'R'},   {"agents", 1, NULL, 'a'},  {"nodes", 1, NULL, 'N'},
         {"net", 1, NULL, 'w'},     {"iters", 1, NULL, 'i'},        {"timeout", 1, NULL, 'o'}, {"check", 0, NULL, 'c'},
         {"plain", 0, NULL, 'p'},   {"expert-major", 0, NULL, 'E'}, {"replays", 1, NULL, 'g'}, {"staged", 0, NULL, 's'},
-        {"overlap", 0, NULL, 'v'}, {"lent", 0, NULL, 'L'},         {NULL, 0, NULL, 0}};
+        {"overlap", 0, NULL, 'v'}, {"registered", 0, NULL, 'L'},   {NULL, 0, NULL, 0}};
     struct bench_config *c = &o->config;
     int id;
 
@@ -594,7 +595,7 @@ static int parse(struct options *o, int argc, char **argv)
             o->plain = 1;
             break;
         case 'L':
-            o->lent = 1;
+            o->registered = 1;
             break;
         case 'g':
             o->replays = atoi(optarg);

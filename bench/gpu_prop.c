@@ -35,7 +35,7 @@ static void come_late(struct prop_case *c, struct prop_rng *rng)
 {
     fit_queues(c, rng);
     c->ngroups = 1;
-    c->lend = 0;
+    c->registered = 0;
     c->timeout_ms = 400;
     c->late = 1 + prop_draw(rng, c->nranks);
     c->late_from = prop_draw(rng, 3);

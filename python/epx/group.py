@@ -225,10 +225,10 @@ class Group:
         return Block(self, address, nbytes)
 
     def register(self, tensor: Any, stream: Any = None) -> bool:
-        """Will a high-throughput combine of this tensor read its rows where they are, without a copy and in any number?
+        """Registers the tensor's memory; True if a high-throughput combine reads its rows in place, in any number.
 
-        Always so in memory of alloc(). Other memory is offered to the ranks of the node, if it was not before: they map it
-        in their next call, and a later call of this returns True. Waits for nothing.
+        Memory of alloc() is always read in place. Other memory is exported to the ranks of the node, which import it in
+        their next call; a later register() then returns True. Does not wait.
         """
         struct, in_place = TensorStruct(), ctypes.c_int()
         keep = describe("tensor", tensor, struct)

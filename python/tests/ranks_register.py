@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Combine of rows in memory that is not EPX's: between GPU processes it is lent and read where it is, else copied."""
+"""Combine of rows in memory that is not EPX's: between GPU processes it is registered and read in place, else copied."""
 
 import gc
 from typing import Any, Callable, List, Tuple
@@ -69,12 +69,12 @@ def check_rounds(world: World, buffer: deep_ep.Buffer) -> None:
             out, out_weights, nbytes = combined(world, group, lambda: buffer.combine(y, handle, topk_weights=w))
             assert from_heap == 0 and same_bits(out, want) and same_bits(out_weights, want_weights)
             copied.append(nbytes)
-        fresh += copied[0] > 0  # nothing is lent before the others know of it
+        fresh += copied[0] > 0  # nothing is read in place before the others have imported it
         if recv.shape[0] > 0:
             assert (copied[2] == copied[3] == 0) == in_place, copied
         del y, w
         let_go(world)
-    assert fresh > 1 or recv.shape[0] == 0, "torch has kept the memory: nothing was lent anew"
+    assert fresh > 1 or recv.shape[0] == 0, "torch has kept the memory: nothing was registered anew"
 
 
 def test_rows_of_other_memory(world: World) -> None:
@@ -91,7 +91,7 @@ def test_processes_copy_where_memory_cannot_be_mapped(world: World) -> None:
         buffer.destroy()
 
 
-def test_not_lent_when_told_so(world: World) -> None:
+def test_not_registered_when_disabled(world: World) -> None:
     with environment(EPX_REGISTER="0"):
         buffer = deep_ep.Buffer(dist.group.WORLD, 1 << 26, explicitly_destroy=True)
         work = Work(buffer.group_size, 64, 2048, 4 * buffer.group_size, 4, seed=22)

@@ -93,9 +93,9 @@ epx_status epx_register(epx_group *group, const void *data, size_t bytes, epx_st
         return status;
     if (!data || !in_place)
         return fail(EPX_ERR_ARGUMENT, "epx_register: %s: expected a pointer, got NULL", data ? "in_place" : "data");
-    lend_look(group, (struct device_stream *)stream);
+    regions_import(group, (struct device_stream *)stream);
     *in_place =
-        heap_offset(group, data, bytes) || lend_find(group, data, bytes, (struct device_stream *)stream, &offset);
+        heap_offset(group, data, bytes) || regions_find(group, data, bytes, (struct device_stream *)stream, &offset);
     return EPX_OK;
 }
 

@@ -35,7 +35,7 @@ static epx_status open_own(struct epx_group *group)
     c.nranks = (uint32_t)group->nranks;
     status = group->device->ops->copy(group->device, group->heap.base, &c, sizeof(c));
     if (status == EPX_OK)
-        status = lend_create(group);
+        status = regions_create(group);
     if (status == EPX_OK)
         status = group->device->ops->stream_create(group->device, &group->default_stream);
     if (status == EPX_OK)
@@ -69,7 +69,7 @@ static epx_status close_all(struct epx_group *group)
             ops->stream_destroy(group->device, group->default_stream);
         __atomic_store_n(&group->closing, 1, __ATOMIC_RELAXED);
         status = group_net_close(group);
-        lend_destroy(group);
+        regions_destroy(group);
         if (!group->kept)
             close_memory(group);
     }

@@ -14,7 +14,7 @@ struct device;        /* one opened device; starts with `const struct device_ops
 struct device_stream; /* the device's own stream object; what the caller sees as epx_stream */
 struct device_event;
 
-/* Everything a peer needs to map memory of this rank: its heap, or what it lends. Goes through the bootstrap as it is. */
+/* Everything a peer needs to map memory of this rank: its heap, or a region that it exports. Goes through the bootstrap as it is. */
 struct heap_export {
     uint64_t bytes;
     uint64_t address; /* in the exporting process */
@@ -30,10 +30,10 @@ struct heap {
 };
 
 enum {
-    DEVICE_HOST_ACCESS = 1, /* the host can read and write device memory directly */
-    DEVICE_SPARSE_HEAP = 2, /* untouched heap pages cost nothing */
-    DEVICE_HOST_HEAP = 4,   /* the host can read and write heaps directly */
-    DEVICE_LENDS = 8        /* callers' own memory is lent to the ranks of the node unless EPX_REGISTER says no */
+    DEVICE_HOST_ACCESS = 1,    /* the host can read and write device memory directly */
+    DEVICE_SPARSE_HEAP = 2,    /* untouched heap pages cost nothing */
+    DEVICE_HOST_HEAP = 4,      /* the host can read and write heaps directly */
+    DEVICE_EXPORTS_REGIONS = 8 /* callers' own memory is exported to the ranks of the node unless EPX_REGISTER=0 */
 };
 
 struct device_ops {
@@ -76,14 +76,14 @@ struct device_ops {
     int (*arrivals)(struct device *device);
     epx_status (*flush_arrivals)(struct device *device);
 
-    /* Memory of the caller's, lent to other ranks (group/region.h). A region is a whole allocation. Its number is never used
-     * again in this process, also when the memory is freed; 0 = `data` lies in nothing that could be lent. Quick, and
-     * allowed while a graph is captured. */
+    /* The caller's own memory, shared with other ranks (group/region.h). A region is a whole allocation. Its id is never
+     * used again in this process, also after the memory is freed; 0 = no region that can be exported holds `data`.
+     * Quick, and allowed while a graph is captured. */
     uint64_t (*region_id)(struct device *device, const void *data);
-    /* The region of `data` for peers; address and bytes say which it is. */
+    /* How peers map the region that holds `data`; address and bytes are those of the region. */
     epx_status (*region_export)(struct device *device, const void *data, struct heap_export *region);
     epx_status (*region_open)(struct device *device, const struct heap_export *region, void **base);
-    /* now: may wait for what runs on the device; else the memory stays mapped until it need not wait. */
+    /* now = 1: may wait for the device's queued work; 0: stays mapped until no wait is needed. */
     void (*region_close)(struct device *device, const struct heap_export *region, void *base, int now);
 
     epx_status (*stream_create)(struct device *device, struct device_stream **stream);

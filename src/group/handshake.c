@@ -5,7 +5,7 @@
  *
  *   1. compare   settings of all ranks: equal, or EPX_ERR_MISMATCH everywhere; who shares memory with whom: the nodes
  *   2. place     with several nodes beside a GPU: whether heaps lie in its memory or in the host's (group_heap.c)
- *   3. heaps     each rank maps the heaps of its node, and the boards for what they lend (group/region.h)
+ *   3. heaps     each rank maps the heaps of its node, and their region directories (group/region.h)
  *   4. cards     with several nodes: addresses of the proxies, which connect (group_net.c)
  *   5. ready     all have mapped and connected: from here on signals may fly
  *   6. muster    with enable_mask: the ranks call each other once as they would after one is gone, so that it is known
@@ -39,7 +39,7 @@ struct vote {
 struct heap_card {
     struct fate fate;
     struct heap_export export;
-    struct heap_export board; /* for what is lent; 0 bytes: none */
+    struct heap_export directory; /* of regions; 0 bytes: none */
 };
 
 static void fate_set(struct fate *fate, epx_status mine)
@@ -137,9 +137,9 @@ static epx_status map_heaps(struct epx_group *group, const struct heap_card *all
         const struct control *c = group->bases[r];
         if (group->device->ops->caps & DEVICE_HOST_HEAP && (c->magic != CONTROL_MAGIC || c->rank != (uint32_t)r))
             return fail(EPX_ERR_INTERNAL, "epx_group_create: the heap of rank %d does not begin as expected", r);
-        lend_meet(group, r, &all[r].board);
+        regions_add_peer(group, r, &all[r].directory);
     }
-    lend_members(group);
+    regions_update_members(group);
     return EPX_OK;
 }
 
@@ -153,7 +153,7 @@ epx_status meet_heaps(struct epx_group *group, epx_status mine)
     memset(&own, 0, sizeof(own));
     fate_set(&own.fate, mine);
     own.export = group->heap.export;
-    own.board = lend_board(group);
+    own.directory = regions_directory(group);
     status = meet_gather(group, &own, all, sizeof(own));
     if (status == EPX_OK)
         status = fates_judge(group, all, sizeof(*all));

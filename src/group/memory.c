@@ -141,7 +141,7 @@ static void fill_shadow(struct epx_group *group, const struct blocks *b)
     g->enable_mask = group->set.enable_mask;
     g->timeout_ns = (uint64_t)group->set.timeout_ms * 1000000u;
     g->heap = (char *const *)(base + b->heaps);
-    g->lent = lend_table(group);
+    g->regions = regions_table(group);
     g->state = (struct group_state *)(base + b->state);
     g->mask = (int32_t *)(base + b->mask);
     g->members = (int32_t *)(base + b->members);

@@ -10,7 +10,7 @@
 #include "proxy/proxy.h"
 
 struct heap_block;   /* alloc.c */
-struct lend;         /* lend.c */
+struct regions;      /* region.c */
 struct owned_stream; /* stream.c */
 
 enum stuck_state { STUCK_UNKNOWN, STUCK_ASKING, STUCK_NO, STUCK_YES };
@@ -32,7 +32,7 @@ struct epx_group {
     struct heap heap;
     struct heap_export *exports;   /* [R] */
     void **bases;                  /* [R]: mapped heaps, own included; NULL = not mapped */
-    struct lend *lend;             /* NULL: nothing is lent or borrowed */
+    struct regions *regions;       /* NULL: regions are not shared */
     void *device_memory;           /* one block: group_dev, state, mask, heap table, route tables */
     struct group_dev *dev;         /* device memory */
     struct group_dev shadow;       /* the host's copy */

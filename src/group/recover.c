@@ -145,7 +145,7 @@ static epx_status set_members(struct epx_group *group, const uint8_t *out)
         if (out[r])
             group_tell_left_out(group, r);
     node_map_leave_out(&group->map, out);
-    lend_members(group);
+    regions_update_members(group);
     if (group->nnodes == 1 || !(group->set.modes & EPX_HIGH_THROUGHPUT))
         return EPX_OK;
     most = node_most_sources(&group->map);

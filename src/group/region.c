@@ -11,35 +11,36 @@
 
 enum {
     EXPORT_WORDS = (int)(sizeof(struct heap_export) / sizeof(uint64_t)),
-    /* A full table lets go of a region that so many uses of others have passed by: mapping costs far more than a copy. */
-    UNUSED = 4 * LENT_REGIONS
+    /* When all slots are used, a region is evicted once other regions were used this often since its last use: importing
+     * costs far more than a copy. */
+    EVICT_AFTER_USES = 4 * REGION_SLOTS
 };
 EPX_STATIC_ASSERT(sizeof(struct heap_export) % sizeof(uint64_t) == 0, "copied by words");
 
-/* All words are read and written atomically: peers look at any time. */
-struct notice {
-    uint64_t offer; /* 0 = none; never the same twice */
+/* All words are read and written atomically: peers read them at any time. */
+struct region_slot {
+    uint64_t generation; /* 0 = empty; never the same twice */
     uint64_t words[EXPORT_WORDS];
 };
 
-struct lend_board {
+struct region_directory {
     uint64_t changes;
     uint64_t pad[7];
-    struct notice notice[LENT_REGIONS];
-    uint64_t taken[]; /* [R][LENT_REGIONS]: which offer of each rank this one has mapped */
+    struct region_slot slot[REGION_SLOTS];
+    uint64_t imported[]; /* [R][REGION_SLOTS]: the generation in each slot of each rank that this rank has imported */
 };
 
-struct lent {
+struct exported_region {
     uint64_t id; /* 0 = free */
     uint64_t base, bytes;
-    uint64_t offer; /* 0 = the device refused to export it */
-    uint64_t used;  /* when */
-    int everybody;  /* all peers have it */
-    int captured;   /* a graph may post it again */
+    uint64_t generation; /* 0 = the device refused to export it */
+    uint64_t used;       /* regions.clock at its last use */
+    int by_all;          /* all peers have imported it */
+    int captured;        /* a graph may use it again */
 };
 
-struct borrowed {
-    uint64_t offer; /* that was taken, or could not be; 0 = none */
+struct imported_region {
+    uint64_t generation; /* that was imported, or failed to be; 0 = none */
     int open;
     void *base;
     struct heap_export region;
@@ -49,201 +50,203 @@ struct peer {
     int rank;
     uint64_t changes; /* seen */
     struct heap_export export;
-    struct lend_board *board;
-    struct borrowed borrowed[LENT_REGIONS];
+    struct region_directory *directory;
+    struct imported_region imported[REGION_SLOTS];
 };
 
-struct lend {
+struct regions {
     struct heap memory;
-    struct lend_board *board;
+    struct region_directory *directory;
     uint64_t *table; /* device memory */
     struct peer *peers;
     int npeers;
-    int shared;   /* a peer lives in this process */
-    int asked;    /* EPX_REGISTER=1: lend also then */
-    int possible; /* every member of the node has a board, and may be lent to */
-    struct lent lent[LENT_REGIONS];
-    uint64_t offers, clock;
-    int turn; /* which region is looked at next, whether its memory is still there */
-    /* A region that is to make room: once `idle` has happened, no operation reads it. */
+    int same_process; /* a peer is a rank of this process */
+    int asked;        /* EPX_REGISTER=1: share regions even then */
+    int possible;     /* every member of the node has a directory */
+    struct exported_region exported[REGION_SLOTS];
+    uint64_t generations, clock;
+    int turn; /* the slot that is checked next for freed memory */
+    /* The slot that is being evicted: once `idle` has happened, no operation reads its region. */
     struct device_event *idle;
-    int leaving;           /* -1 = none */
-    uint64_t leaving_used; /* as it was then */
+    int evicting;           /* -1 = none */
+    uint64_t evicting_used; /* exported_region.used when the eviction began */
 };
 
-/* Pairs with publish(). */
-static uint64_t look(const uint64_t *word)
+/* Pairs with store_release(). */
+static uint64_t load_acquire(const uint64_t *word)
 {
     return __atomic_load_n(word, __ATOMIC_ACQUIRE);
 }
 
-/* What was written before is visible to who looks. */
-static void publish(uint64_t *word, uint64_t value)
+/* Everything written before is visible to a reader of the new value. */
+static void store_release(uint64_t *word, uint64_t value)
 {
     __atomic_store_n(word, value, __ATOMIC_RELEASE);
 }
 
-static uint64_t *taken_of(const struct lend_board *board, int lender, int region)
+static uint64_t *imported_word(const struct region_directory *directory, int exporter, int region)
 {
-    return (uint64_t *)(uintptr_t)&board->taken[(size_t)lender * LENT_REGIONS + (size_t)region];
+    return (uint64_t *)(uintptr_t)&directory->imported[(size_t)exporter * REGION_SLOTS + (size_t)region];
 }
 
 static epx_status table_set(struct epx_group *group, int rank, int region, uint64_t address)
 {
-    uint64_t *at = group->lend->table + (size_t)rank * LENT_REGIONS + region;
+    uint64_t *at = group->regions->table + (size_t)rank * REGION_SLOTS + region;
 
     return group->device->ops->copy(group->device, at, &address, sizeof(address));
 }
 
-/* ---- Begin and end ---------------------------------------------------------------------------------------------- */
+/* ---- Create and destroy ---------------------------------------------------------------------------------------------- */
 
-epx_status lend_create(struct epx_group *group)
+epx_status regions_create(struct epx_group *group)
 {
     const struct device_ops *ops = group->device->ops;
-    const size_t R = (size_t)group->nranks, words = R * LENT_REGIONS;
+    const size_t R = (size_t)group->nranks, words = R * REGION_SLOTS;
     const int asked = (int)env_int("EPX_REGISTER", -1, 0, 1);
-    struct lend *lend;
+    struct regions *regions;
     void *table;
     epx_status status;
 
-    if (asked < 0 ? !(ops->caps & DEVICE_LENDS) : !asked)
+    if (asked < 0 ? !(ops->caps & DEVICE_EXPORTS_REGIONS) : !asked)
         return EPX_OK;
-    lend = group->lend = calloc(1, sizeof(*lend));
-    if (!lend)
-        return fail(EPX_ERR_MEMORY, "epx_group_create: no memory to lend from");
-    lend->leaving = -1;
-    lend->asked = asked > 0;
+    regions = group->regions = calloc(1, sizeof(*regions));
+    if (!regions)
+        return fail(EPX_ERR_MEMORY, "epx_group_create: out of memory for the region directory");
+    regions->evicting = -1;
+    regions->asked = asked > 0;
     for (int r = 0; r < group->nranks; r++)
-        lend->npeers += r != group->rank && !group->remote[r];
-    lend->peers = calloc((size_t)lend->npeers + 1, sizeof(*lend->peers));
-    if (!lend->peers)
-        return fail(EPX_ERR_MEMORY, "epx_group_create: no memory for what %d ranks lend", lend->npeers);
-    lend->npeers = 0; /* until they are met */
+        regions->npeers += r != group->rank && !group->remote[r];
+    regions->peers = calloc((size_t)regions->npeers + 1, sizeof(*regions->peers));
+    if (!regions->peers)
+        return fail(EPX_ERR_MEMORY, "epx_group_create: out of memory for the regions of %d peers", regions->npeers);
+    regions->npeers = 0; /* regions_add_peer() counts them */
     status = ops->mem_alloc(group->device, words * sizeof(uint64_t), &table);
-    lend->table = table;
+    regions->table = table;
     if (status == EPX_OK)
-        status = ops->event_create(group->device, &lend->idle);
-    /* A memory file, whatever the device: the node's ranks may map those of each other. */
+        status = ops->event_create(group->device, &regions->idle);
+    /* A memory file on every device: ranks of the node can map each other's. */
     if (status == EPX_OK)
-        status = cpu_device_ops.heap_create(NULL, sizeof(*lend->board) + words * sizeof(uint64_t), &lend->memory);
-    lend->board = lend->memory.base;
+        status =
+            cpu_device_ops.heap_create(NULL, sizeof(*regions->directory) + words * sizeof(uint64_t), &regions->memory);
+    regions->directory = regions->memory.base;
     return status;
 }
 
-void lend_destroy(struct epx_group *group)
+void regions_destroy(struct epx_group *group)
 {
-    struct lend *lend = group->lend;
+    struct regions *regions = group->regions;
     const struct device_ops *ops = group->device->ops;
 
-    if (!lend)
+    if (!regions)
         return;
-    for (int i = 0; i < lend->npeers; i++) {
-        struct peer *peer = &lend->peers[i];
+    for (int i = 0; i < regions->npeers; i++) {
+        struct peer *peer = &regions->peers[i];
 
-        for (int e = 0; e < LENT_REGIONS; e++)
-            if (peer->borrowed[e].open)
-                ops->region_close(group->device, &peer->borrowed[e].region, peer->borrowed[e].base, 0);
-        if (peer->board)
-            cpu_device_ops.heap_close(NULL, &peer->export, peer->board);
+        for (int e = 0; e < REGION_SLOTS; e++)
+            if (peer->imported[e].open)
+                ops->region_close(group->device, &peer->imported[e].region, peer->imported[e].base, 0);
+        if (peer->directory)
+            cpu_device_ops.heap_close(NULL, &peer->export, peer->directory);
     }
-    if (lend->memory.base)
-        cpu_device_ops.heap_destroy(NULL, &lend->memory);
-    if (lend->idle)
-        ops->event_destroy(group->device, lend->idle);
-    if (lend->table)
-        ops->mem_free(group->device, lend->table);
-    free(lend->peers);
-    free(lend);
-    group->lend = NULL;
+    if (regions->memory.base)
+        cpu_device_ops.heap_destroy(NULL, &regions->memory);
+    if (regions->idle)
+        ops->event_destroy(group->device, regions->idle);
+    if (regions->table)
+        ops->mem_free(group->device, regions->table);
+    free(regions->peers);
+    free(regions);
+    group->regions = NULL;
 }
 
-struct heap_export lend_board(const struct epx_group *group)
+struct heap_export regions_directory(const struct epx_group *group)
 {
     static const struct heap_export none;
 
-    return group->lend ? group->lend->memory.export : none;
+    return group->regions ? group->regions->memory.export : none;
 }
 
-void lend_meet(struct epx_group *group, int rank, const struct heap_export *board)
+void regions_add_peer(struct epx_group *group, int rank, const struct heap_export *directory)
 {
-    struct lend *lend = group->lend;
+    struct regions *regions = group->regions;
     struct peer *peer;
     void *base = NULL;
 
-    if (!lend || rank == group->rank)
+    if (!regions || rank == group->rank)
         return;
-    peer = &lend->peers[lend->npeers++];
+    peer = &regions->peers[regions->npeers++];
     peer->rank = rank;
-    peer->export = *board;
-    lend->shared |= board->pid == (int64_t)getpid();
-    if (board->bytes && cpu_device_ops.heap_open(NULL, board, &base) != EPX_OK)
-        log_line(LOG_INFO, "nothing is lent to rank %d: %s", rank, epx_last_error());
-    peer->board = base;
+    peer->export = *directory;
+    regions->same_process |= directory->pid == (int64_t)getpid();
+    if (directory->bytes && cpu_device_ops.heap_open(NULL, directory, &base) != EPX_OK)
+        log_line(LOG_INFO, "regions are not shared with rank %d: %s", rank, epx_last_error());
+    peer->directory = base;
 }
 
-void lend_members(struct epx_group *group)
+void regions_update_members(struct epx_group *group)
 {
-    struct lend *lend = group->lend;
+    struct regions *regions = group->regions;
 
-    if (!lend)
+    if (!regions)
         return;
-    lend->possible = lend->asked || !lend->shared;
-    for (int i = 0; i < lend->npeers; i++)
-        lend->possible &= lend->peers[i].board || group->map.out[lend->peers[i].rank];
-    for (int e = 0; e < LENT_REGIONS; e++)
-        lend->lent[e].everybody = 0;
+    regions->possible = regions->asked || !regions->same_process;
+    for (int i = 0; i < regions->npeers; i++)
+        regions->possible &= regions->peers[i].directory || group->map.out[regions->peers[i].rank];
+    for (int e = 0; e < REGION_SLOTS; e++)
+        regions->exported[e].by_all = 0;
 }
 
-const uint64_t *lend_table(const struct epx_group *group)
+const uint64_t *regions_table(const struct epx_group *group)
 {
-    return group->lend ? group->lend->table : NULL;
+    return group->regions ? group->regions->table : NULL;
 }
 
-/* ---- Borrowing -------------------------------------------------------------------------------------------------- */
+/* ---- Import -------------------------------------------------------------------------------------------------- */
 
-static void give_back(struct epx_group *group, struct peer *peer, int e)
+static void release_import(struct epx_group *group, struct peer *peer, int e)
 {
-    struct borrowed *b = &peer->borrowed[e];
+    struct imported_region *import = &peer->imported[e];
 
-    publish(taken_of(group->lend->board, peer->rank, e), 0);
-    /* The lender's operations that posted it are over, and so are this rank's readings. Unmapping may wait for what runs
-     * here, which must not wait in turn for another rank of this process. */
-    if (b->open)
-        group->device->ops->region_close(group->device, &b->region, b->base, !group->lend->shared);
-    b->open = 0;
-    b->offer = 0;
+    store_release(imported_word(group->regions->directory, peer->rank, e), 0);
+    /* The exporter's operations that used the region are complete, and so are this rank's reads. Unmapping may wait for the
+     * device's queued work, which must not wait in turn for another rank of this process. */
+    if (import->open)
+        group->device->ops->region_close(group->device, &import->region, import->base, !group->regions->same_process);
+    import->open = 0;
+    import->generation = 0;
 }
 
-/* 0: the notice is being changed; `changes` will say so again. */
-static int read_notice(const struct notice *notice, uint64_t offer, struct heap_export *region)
+/* 0: the slot is being changed; `changes` will differ again. */
+static int read_slot(const struct region_slot *slot, uint64_t generation, struct heap_export *region)
 {
     uint64_t words[EXPORT_WORDS];
 
     for (int i = 0; i < EXPORT_WORDS; i++)
-        words[i] = __atomic_load_n(&notice->words[i], __ATOMIC_RELAXED);
-    __atomic_thread_fence(__ATOMIC_ACQUIRE); /* pairs with the one in write_notice() */
-    if (__atomic_load_n(&notice->offer, __ATOMIC_RELAXED) != offer)
+        words[i] = __atomic_load_n(&slot->words[i], __ATOMIC_RELAXED);
+    __atomic_thread_fence(__ATOMIC_ACQUIRE); /* pairs with the one in write_slot() */
+    if (__atomic_load_n(&slot->generation, __ATOMIC_RELAXED) != generation)
         return 0;
     memcpy(region, words, sizeof(*region));
     return 1;
 }
 
-static void borrow(struct epx_group *group, struct peer *peer, int e, uint64_t offer)
+static void import_region(struct epx_group *group, struct peer *peer, int e, uint64_t generation)
 {
-    struct borrowed *b = &peer->borrowed[e];
+    struct imported_region *import = &peer->imported[e];
     epx_status status;
 
-    if (!read_notice(&peer->board->notice[e], offer, &b->region))
+    if (!read_slot(&peer->directory->slot[e], generation, &import->region))
         return;
-    b->offer = offer; /* once is enough, also if it cannot be had */
-    status = group->device->ops->region_open(group->device, &b->region, &b->base);
-    b->open = status == EPX_OK;
+    import->generation = generation; /* tried once, also if it fails */
+    status = group->device->ops->region_open(group->device, &import->region, &import->base);
+    import->open = status == EPX_OK;
     if (status == EPX_OK)
-        status = table_set(group, peer->rank, e, (uint64_t)(uintptr_t)b->base);
+        status = table_set(group, peer->rank, e, (uint64_t)(uintptr_t)import->base);
     if (status == EPX_OK)
-        publish(taken_of(group->lend->board, peer->rank, e), offer);
+        store_release(imported_word(group->regions->directory, peer->rank, e), generation);
     else
-        log_line(LOG_INFO, "memory of rank %d is not read where it is: %s", peer->rank, epx_last_error());
+        log_line(LOG_INFO, "a region of rank %d cannot be imported, its rows are copied: %s", peer->rank,
+                 epx_last_error());
 }
 
 static int captures(struct epx_group *group, struct device_stream *stream)
@@ -251,122 +254,122 @@ static int captures(struct epx_group *group, struct device_stream *stream)
     return group->device->ops->stream_captures(group->device, stream ? stream : group->default_stream);
 }
 
-void lend_look(struct epx_group *group, struct device_stream *stream)
+void regions_import(struct epx_group *group, struct device_stream *stream)
 {
-    struct lend *lend = group->lend;
+    struct regions *regions = group->regions;
 
-    for (int i = 0; lend && i < lend->npeers; i++) {
-        struct peer *peer = &lend->peers[i];
-        const uint64_t changes = peer->board ? look(&peer->board->changes) : 0;
+    for (int i = 0; regions && i < regions->npeers; i++) {
+        struct peer *peer = &regions->peers[i];
+        const uint64_t changes = peer->directory ? load_acquire(&peer->directory->changes) : 0;
 
         if (changes == peer->changes)
             continue;
         if (captures(group, stream)) /* mapping is not allowed now */
             return;
         peer->changes = changes;
-        for (int e = 0; e < LENT_REGIONS; e++) {
-            const uint64_t offer = look(&peer->board->notice[e].offer);
+        for (int e = 0; e < REGION_SLOTS; e++) {
+            const uint64_t generation = load_acquire(&peer->directory->slot[e].generation);
 
-            if (offer == peer->borrowed[e].offer)
+            if (generation == peer->imported[e].generation)
                 continue;
-            give_back(group, peer, e);
-            if (offer)
-                borrow(group, peer, e, offer);
+            release_import(group, peer, e);
+            if (generation)
+                import_region(group, peer, e, generation);
         }
     }
 }
 
-/* ---- Lending ---------------------------------------------------------------------------------------------------- */
+/* ---- Export ---------------------------------------------------------------------------------------------------- */
 
-static void changed(struct lend *lend)
+static void announce_change(struct regions *regions)
 {
-    publish(&lend->board->changes, lend->board->changes + 1);
+    store_release(&regions->directory->changes, regions->directory->changes + 1);
 }
 
-static void withdraw(struct lend *lend, int e)
+static void withdraw_export(struct regions *regions, int e)
 {
-    publish(&lend->board->notice[e].offer, 0);
-    if (lend->lent[e].offer)
-        changed(lend);
-    memset(&lend->lent[e], 0, sizeof(lend->lent[e]));
+    store_release(&regions->directory->slot[e].generation, 0);
+    if (regions->exported[e].generation)
+        announce_change(regions);
+    memset(&regions->exported[e], 0, sizeof(regions->exported[e]));
 }
 
-static void write_notice(struct lend *lend, int e, const struct heap_export *region, uint64_t offer)
+static void write_slot(struct regions *regions, int e, const struct heap_export *region, uint64_t generation)
 {
-    struct notice *notice = &lend->board->notice[e];
+    struct region_slot *slot = &regions->directory->slot[e];
     uint64_t words[EXPORT_WORDS];
 
     memcpy(words, region, sizeof(words));
-    __atomic_thread_fence(__ATOMIC_RELEASE); /* who sees a new word sees that the last offer has ended */
+    __atomic_thread_fence(__ATOMIC_RELEASE); /* a reader of a new word sees that the previous generation has ended */
     for (int i = 0; i < EXPORT_WORDS; i++)
-        __atomic_store_n(&notice->words[i], words[i], __ATOMIC_RELAXED);
-    publish(&notice->offer, offer);
-    changed(lend);
+        __atomic_store_n(&slot->words[i], words[i], __ATOMIC_RELAXED);
+    store_release(&slot->generation, generation);
+    announce_change(regions);
 }
 
-/* The region that was longest not used, of those that no graph may post; -1 = none. */
-static int oldest(const struct lend *lend)
+/* Among the regions that no graph may use; -1 = none. */
+static int least_recently_used(const struct regions *regions)
 {
     int found = -1;
 
-    for (int e = 0; e < LENT_REGIONS; e++)
-        if (!lend->lent[e].captured && (found < 0 || lend->lent[e].used < lend->lent[found].used))
+    for (int e = 0; e < REGION_SLOTS; e++)
+        if (!regions->exported[e].captured && (found < 0 || regions->exported[e].used < regions->exported[found].used))
             found = e;
     return found;
 }
 
-/* Chooses a region that is to make room, and marks in the order of operations where its last use is over. */
-static void begin_leaving(struct epx_group *group)
+/* Chooses a region to evict, and records an event after its last use. */
+static void begin_eviction(struct epx_group *group)
 {
     const struct device_ops *ops = group->device->ops;
-    struct lend *lend = group->lend;
-    const int e = oldest(lend);
+    struct regions *regions = group->regions;
+    const int e = least_recently_used(regions);
 
-    if (e < 0 || lend->lent[e].used + UNUSED > lend->clock || !group->last_stream ||
+    if (e < 0 || regions->exported[e].used + EVICT_AFTER_USES > regions->clock || !group->last_stream ||
         ops->stream_captures(group->device, group->last_stream) ||
-        ops->event_record(group->device, lend->idle, group->last_stream) != EPX_OK)
+        ops->event_record(group->device, regions->idle, group->last_stream) != EPX_OK)
         return;
-    lend->leaving = e;
-    lend->leaving_used = lend->lent[e].used;
+    regions->evicting = e;
+    regions->evicting_used = regions->exported[e].used;
 }
 
-/* A place for one region more, or -1: not now. */
-static int make_room(struct epx_group *group)
+/* A free slot, or -1: none now. */
+static int find_slot(struct epx_group *group)
 {
-    struct lend *lend = group->lend;
-    const int e = lend->leaving;
+    struct regions *regions = group->regions;
+    const int e = regions->evicting;
 
-    for (int i = 0; i < LENT_REGIONS; i++)
-        if (!lend->lent[i].id)
+    for (int i = 0; i < REGION_SLOTS; i++)
+        if (!regions->exported[i].id)
             return i;
-    for (int i = 0; i < LENT_REGIONS; i++)
-        if (!lend->lent[i].offer) /* refused */
+    for (int i = 0; i < REGION_SLOTS; i++)
+        if (!regions->exported[i].generation) /* refused */
             return i;
     if (e < 0) {
-        begin_leaving(group);
+        begin_eviction(group);
         return -1;
     }
-    if (group->device->ops->event_query(group->device, lend->idle) != EPX_OK)
+    if (group->device->ops->event_query(group->device, regions->idle) != EPX_OK)
         return -1;
-    lend->leaving = -1;
-    if (lend->lent[e].used != lend->leaving_used || lend->lent[e].captured)
+    regions->evicting = -1;
+    if (regions->exported[e].used != regions->evicting_used || regions->exported[e].captured)
         return -1;
-    withdraw(lend, e);
+    withdraw_export(regions, e);
     return e;
 }
 
-static void offer(struct epx_group *group, const void *data, uint64_t id)
+static void export_region(struct epx_group *group, const void *data, uint64_t id)
 {
-    struct lend *lend = group->lend;
-    const int e = make_room(group);
+    struct regions *regions = group->regions;
+    const int e = find_slot(group);
     struct heap_export region;
     epx_status status;
 
     if (e < 0)
         return;
-    withdraw(lend, e);
-    lend->lent[e].id = id;
-    lend->lent[e].used = lend->clock;
+    withdraw_export(regions, e);
+    regions->exported[e].id = id;
+    regions->exported[e].used = regions->clock;
     status = group->device->ops->region_export(group->device, data, &region);
     if (status == EPX_OK)
         status = table_set(group, group->rank, e, region.address);
@@ -374,75 +377,78 @@ static void offer(struct epx_group *group, const void *data, uint64_t id)
         log_line(LOG_INFO, "rows at %p are copied: %s", data, epx_last_error());
         return;
     }
-    /* What was there before has been freed. */
-    for (int i = 0; i < LENT_REGIONS; i++)
-        if (lend->lent[i].offer && lend->lent[i].base < region.address + region.bytes &&
-            region.address < lend->lent[i].base + lend->lent[i].bytes)
-            withdraw(lend, i);
-    lend->lent[e].base = region.address;
-    lend->lent[e].bytes = region.bytes;
-    lend->lent[e].offer = ++lend->offers;
-    write_notice(lend, e, &region, lend->lent[e].offer);
+    /* Regions that overlap the new one have been freed. */
+    for (int i = 0; i < REGION_SLOTS; i++)
+        if (regions->exported[i].generation && regions->exported[i].base < region.address + region.bytes &&
+            region.address < regions->exported[i].base + regions->exported[i].bytes)
+            withdraw_export(regions, i);
+    regions->exported[e].base = region.address;
+    regions->exported[e].bytes = region.bytes;
+    regions->exported[e].generation = ++regions->generations;
+    write_slot(regions, e, &region, regions->exported[e].generation);
 }
 
-/* One region per call: memory that was freed is not kept by those who have mapped it. */
-static void check_one(struct epx_group *group)
+/* One slot per call: peers do not keep freed memory mapped. */
+static void check_next_freed(struct epx_group *group)
 {
-    struct lend *lend = group->lend;
-    const int e = lend->turn;
+    struct regions *regions = group->regions;
+    const int e = regions->turn;
 
-    lend->turn = (e + 1) % LENT_REGIONS;
-    if (lend->lent[e].offer && lend->lent[e].base &&
-        group->device->ops->region_id(group->device, (const void *)(uintptr_t)lend->lent[e].base) != lend->lent[e].id)
-        withdraw(lend, e);
+    regions->turn = (e + 1) % REGION_SLOTS;
+    if (regions->exported[e].generation && regions->exported[e].base &&
+        group->device->ops->region_id(group->device, (const void *)(uintptr_t)regions->exported[e].base) !=
+            regions->exported[e].id)
+        withdraw_export(regions, e);
 }
 
-static int everybody_has(struct epx_group *group, int e)
+static int imported_by_all(struct epx_group *group, int e)
 {
-    struct lend *lend = group->lend;
-    struct lent *lent = &lend->lent[e];
+    struct regions *regions = group->regions;
+    struct exported_region *region = &regions->exported[e];
 
-    for (int i = 0; i < lend->npeers && !lent->everybody; i++) {
-        const struct peer *peer = &lend->peers[i];
+    for (int i = 0; i < regions->npeers && !region->by_all; i++) {
+        const struct peer *peer = &regions->peers[i];
 
-        if (!group->map.out[peer->rank] && look(taken_of(peer->board, group->rank, e)) != lent->offer)
+        if (!group->map.out[peer->rank] &&
+            load_acquire(imported_word(peer->directory, group->rank, e)) != region->generation)
             return 0;
     }
-    lent->everybody = 1;
+    region->by_all = 1;
     return 1;
 }
 
-int lend_find(struct epx_group *group, const void *data, uint64_t bytes, struct device_stream *stream, uint64_t *offset)
+int regions_find(struct epx_group *group, const void *data, uint64_t bytes, struct device_stream *stream,
+                 uint64_t *offset)
 {
-    struct lend *lend = group->lend;
+    struct regions *regions = group->regions;
     const uint64_t at = (uint64_t)(uintptr_t)data;
-    struct lent *lent;
+    struct exported_region *region;
     uint64_t id;
     int e = 0, capture;
 
     *offset = 0;
-    if (!lend || !lend->possible || !bytes)
+    if (!regions || !regions->possible || !bytes)
         return 0;
     capture = captures(group, stream);
     if (!capture)
-        check_one(group);
+        check_next_freed(group);
     id = group->device->ops->region_id(group->device, data);
     if (!id)
         return 0;
-    lend->clock++;
-    while (e < LENT_REGIONS && lend->lent[e].id != id)
+    regions->clock++;
+    while (e < REGION_SLOTS && regions->exported[e].id != id)
         e++;
-    if (e == LENT_REGIONS) {
+    if (e == REGION_SLOTS) {
         if (!capture)
-            offer(group, data, id);
+            export_region(group, data, id);
         return 0;
     }
-    lent = &lend->lent[e];
-    lent->used = lend->clock;
-    if (!lent->offer || at < lent->base || at - lent->base > lent->bytes || bytes > lent->bytes - (at - lent->base) ||
-        !everybody_has(group, e))
+    region = &regions->exported[e];
+    region->used = regions->clock;
+    if (!region->generation || at < region->base || at - region->base > region->bytes ||
+        bytes > region->bytes - (at - region->base) || !imported_by_all(group, e))
         return 0;
-    lent->captured |= capture;
-    *offset = at - lent->base;
+    region->captured |= capture;
+    *offset = at - region->base;
     return e + 1;
 }

@@ -1,45 +1,46 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Lending: rows that a caller has in memory of its own, rather than in the heap, are read by the other ranks of the node
- * where they are. What is lent is the whole allocation that holds them, a region.
+ * Region sharing: the other ranks of the node read rows in a caller's own memory in place, rather than from the heap. A
+ * region is the whole allocation that holds the rows. Its owner exports it; peers import it (map it).
  *
- *   lender                                     its board (host memory that the node maps)        peer
+ *   exporting rank                             its directory (host memory mapped by the node)    peer
  *   a call is given rows in a region that is
- *   not lent: copies them, and
- *     offers the region  ------------------->  notice[i] = {offer, how to map it}, changes + 1
- *                                                                       next call: changes differ -> maps the region,
- *                                              the peer's board         writes its address into the table that its
- *     next call: all peers have taken[i]  <--  taken[lender][i] = offer kernels read
- *     posts "region i", and they read there
- *   the memory was freed, or the table is
- *   full: withdraws it  -------------------->  notice[i].offer = 0      next call: unmaps it
+ *   not exported: copies them, and
+ *     exports the region  ------------------>  slot[i] = {generation, how to map it}, changes + 1
+ *                                                                       next call: changes differ -> imports the region
+ *                                              the peer's directory     and writes its address into the table that its
+ *     next call: all peers have imported it <- imported[rank][i] =      kernels read
+ *     passes "region i", and they read there            generation
+ *   the memory was freed, or all slots are
+ *   used: withdraws the export  ----------->  slot[i].generation = 0    next call: unmaps it
  *
- * Only its owner writes a board. Nobody waits for anybody: until the last peer has taken a region, rows in it are copied.
- * An allocation that took the place of a freed one has another number (device_ops.region_id), which is compared in every
- * call. A region whose rows are posted by a graph stays until its memory is freed.
+ * Only its owner writes a directory. No rank waits: rows in a region are copied until the last peer has imported it.
+ * An allocation that replaces a freed one at the same address has another id (device_ops.region_id), which is compared in
+ * every call. A region whose rows a captured graph reads stays exported until its memory is freed.
  */
 #ifndef EPX_GROUP_REGION_H
 #define EPX_GROUP_REGION_H
 
 #include "group/objects.h"
 
-/* The own board and the table, before the heaps are exchanged. Nothing happens where nothing is to be lent. */
-epx_status lend_create(struct epx_group *group);
-void lend_destroy(struct epx_group *group);
-/* What peers need to map the own board; 0 bytes: there is none. */
-struct heap_export lend_board(const struct epx_group *group);
-/* Maps the board of a rank of the node. A rank whose board cannot be mapped takes nothing, so that nothing is lent. */
-void lend_meet(struct epx_group *group, int rank, const struct heap_export *board);
-/* Who is a member has changed: after lend_meet for all ranks, and when the group goes on with others. */
-void lend_members(struct epx_group *group);
-/* For kernels: struct group_dev.lent. */
-const uint64_t *lend_table(const struct epx_group *group);
+/* Allocates the own directory and the kernels' table. Called before heaps are exchanged. Does nothing where regions are
+ * not shared (EPX_REGISTER, or a device that cannot). */
+epx_status regions_create(struct epx_group *group);
+void regions_destroy(struct epx_group *group);
+/* What peers need to map the own directory; 0 bytes: there is none. */
+struct heap_export regions_directory(const struct epx_group *group);
+/* Maps the directory of a rank of the node. If it cannot be mapped, this rank exports nothing. */
+void regions_add_peer(struct epx_group *group, int rank, const struct heap_export *directory);
+/* Membership has changed: call it after regions_add_peer for all ranks, and whenever ranks are left out or come back. */
+void regions_update_members(struct epx_group *group);
+/* The table for kernels: struct group_dev.regions. */
+const uint64_t *regions_table(const struct epx_group *group);
 
-/* In every call: takes what peers offer. */
-void lend_look(struct epx_group *group, struct device_stream *stream);
-/* The number (from 1 on) of the region that holds [data, data + bytes), if all peers have it, and the offset in it; else 0,
- * and the region is offered. */
-int lend_find(struct epx_group *group, const void *data, uint64_t bytes, struct device_stream *stream,
-              uint64_t *offset);
+/* In every call: imports what peers have exported, and unmaps what they have withdrawn. */
+void regions_import(struct epx_group *group, struct device_stream *stream);
+/* If all peers have imported the region that holds [data, data + bytes): its slot + 1, and the offset in it. Otherwise 0,
+ * and the region is exported. */
+int regions_find(struct epx_group *group, const void *data, uint64_t bytes, struct device_stream *stream,
+                 uint64_t *offset);
 
 #endif

@@ -3,8 +3,8 @@
  * High-throughput combine, epoch e.
  *
  *   expert rank d                                     source s of the node
- *   rows in epx_alloc memory, or in memory that is
- *   lent (group/region.h): post where they are
+ *   rows in epx_alloc memory, or in a region that
+ *   all peers imported (group/region.h): post where they are
  *   otherwise copy them to the own landing first
  *   signal HC_DATA = e  ---------------------------->  wait HC_DATA[node] >= e
  *                                                      out[t] = bias + sum of its rows, read where they are
@@ -32,12 +32,12 @@ KFN const struct hc_post *hc_post_of(const struct group_dev *g, int rank)
     return (const struct hc_post *)heap_at(g, rank, g->ht.combine_post);
 }
 
-/* What lies `offset` bytes into the heap of a rank of the node, or into a region that it lends. */
+/* What lies `offset` bytes into the heap of a rank of the node, or into a region that it exports. */
 KFN const char *hc_at(const struct group_dev *g, int rank, int32_t in, uint64_t offset)
 {
     if (in == 0)
         return heap_at(g, rank, offset);
-    return (const char *)(uintptr_t)(g->lent[rank * LENT_REGIONS + in - 1] + offset);
+    return (const char *)(uintptr_t)(g->regions[rank * REGION_SLOTS + in - 1] + offset);
 }
 
 KFN const char *hc_row_at(const struct group_dev *g, int rank, const struct hc_post *post, int32_t row)

@@ -167,8 +167,8 @@ struct hd_post {
 };
 EPX_STATIC_ASSERT(sizeof(struct hd_post) == 128, "shared between ranks");
 
-/* Regions of its own memory that a rank lends at a time (group/region.h). */
-#define LENT_REGIONS 64
+/* Regions that a rank exports at a time (group/region.h). */
+#define REGION_SLOTS 64
 
 /* High-throughput combine: where this rank's rows are. */
 struct hc_post {
@@ -177,7 +177,7 @@ struct hc_post {
     uint64_t tokens, token_stride;
     uint64_t weights;
     int32_t tokens_in,
-        weights_in; /* what the offsets count from: 0 = this rank's heap, n = region n - 1 that it lends */
+        weights_in; /* what the offsets count from: 0 = this rank's heap, n = the region in its slot n - 1 */
 };
 EPX_STATIC_ASSERT(sizeof(struct hc_post) == 64, "shared between ranks");
 
@@ -277,8 +277,8 @@ struct group_dev {
     int32_t inflight; /* W */
     int32_t enable_mask;
     uint64_t timeout_ns;
-    char *const *heap;    /* [R]: each rank's heap as mapped here */
-    const uint64_t *lent; /* [R][LENT_REGIONS]: addresses of what ranks of the node lend, as mapped here; or NULL */
+    char *const *heap;       /* [R]: each rank's heap as mapped here */
+    const uint64_t *regions; /* [R][REGION_SLOTS]: addresses of imported and own regions; or NULL */
     struct group_state *state;
     int32_t *mask;          /* [R] 1 = active */
     const int32_t *members; /* [R] likewise, as all ranks agreed last */

@@ -14,7 +14,7 @@ epx_status ht_update(struct epx_handle *handle, const epx_tensor *topk, const st
     struct ht_notify_params p;
     epx_status status;
 
-    lend_look(handle->group, stream);
+    regions_import(handle->group, stream);
     memset(&p, 0, sizeof(p));
     p.g = handle->group->dev;
     p.h = handle->dev;
@@ -130,7 +130,7 @@ epx_status ht_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
     make_post(handle, args, &p);
     p.in_place = in_place_offset(handle, args, &p);
     p.post.apart = p.in_place != 0;
-    lend_look(handle->group, stream);
+    regions_import(handle->group, stream);
     status = landing_check(handle, p.landed, "epx_dispatch");
     if (status == EPX_OK)
         status = launch_ordered(handle->group, stream, KERNEL_HT_DISPATCH, &p, sizeof(p));
@@ -139,7 +139,7 @@ epx_status ht_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
     return status;
 }
 
-/* Where the others read one tensor: in the heap or in memory that is lent to them, else in the landing, which marks
+/* Where the others read one tensor: in the heap or in a region that they have imported, else in the landing, which marks
  * `bit`. */
 static uint64_t source_at(struct epx_group *group, const epx_tensor *t, struct device_stream *stream, uint64_t landing,
                           int bit, int *landed, int32_t *in)
@@ -151,7 +151,7 @@ static uint64_t source_at(struct epx_group *group, const epx_tensor *t, struct d
         return 0;
     offset = tensor_heap_offset(group, t);
     if (!offset)
-        *in = lend_find(group, t->data, tensor_span(t), stream, &offset);
+        *in = regions_find(group, t->data, tensor_span(t), stream, &offset);
     if (*in || offset)
         return offset;
     *landed |= bit;
@@ -191,7 +191,7 @@ epx_status ht_combine(struct epx_handle *handle, const struct combine_args *args
     p.agree =
         make_agreement(handle, &args->tokens, 0, (args->out_weights.ndim != 0) | args->backward << 1 | p.compact << 2);
     p.stride = args->tokens.stride[0] * element;
-    lend_look(handle->group, stream);
+    regions_import(handle->group, stream);
     make_combine_post(handle, args, stream, &p);
     for (int i = 0; i < 2; i++) {
         p.bias[i] = args->bias[i].data;

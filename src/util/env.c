@@ -29,9 +29,9 @@ static const struct env_entry entries[] = {
      "Where the heaps of GPU groups lie: device, host, or auto: host where the network between nodes does not reach "
      "GPU memory"},
     {"EPX_REGISTER", "", "between processes, with CUDA",
-     "0: rows in a caller's own memory are copied before other ranks of the node read them; 1: they are read where "
-     "they "
-     "are, also by ranks of the same process"},
+     "0: rows in a caller's own memory are copied before other ranks of the node read them; 1: other ranks read them "
+     "in "
+     "place, also those of the same process"},
     {"EPX_AGGRESSIVE_ATOMIC", "UCCL_EP_ENABLE_AGGRESSIVE_ATOMIC", "1",
      "AMD GPUs: 1: words that others wait for are reached by relaxed operations between explicit fences; 0: by "
      "acquire and release operations"},

@@ -59,7 +59,7 @@ struct prop_case {
     int spare_tokens; /* max_tokens_per_rank of the group beyond the workloads' */
     int bounded;      /* max_recv_tokens = what is really needed */
     int enable_mask;
-    int lend;           /* EPX_REGISTER: tensors in ordinary memory are lent to the other ranks */
+    int registered;     /* EPX_REGISTER: ranks read tensors in each other's ordinary memory in place */
     uint32_t modes;     /* of the groups */
     int ranks_per_node; /* 0 = one node, or uneven ones */
     int uneven;         /* nodes of different sizes, which the machine has: node_of */

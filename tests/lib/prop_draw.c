@@ -136,7 +136,7 @@ static void draw_case(struct prop_case *c, uint64_t seed, int modes, int ranks, 
     c->spare_tokens = prop_chance(&rng, 40) ? 1 + prop_draw(&rng, 5) : 0;
     c->bounded = prop_chance(&rng, 40);
     c->enable_mask = prop_chance(&rng, 20);
-    c->lend = (int)(workload_hash(seed, 0x1e4d) & 1); /* not of rng: seeds mean what they meant before */
+    c->registered = (int)(workload_hash(seed, 0x1e4d) & 1); /* not of rng: seeds mean what they meant before */
     c->modes = prop_chance(&rng, 50) ? (uint32_t)modes : 0;
     experts = prop_chance(&rng, 50) ? c->nranks * (1 + prop_draw(&rng, 8)) : 1 + prop_draw(&rng, 8 * c->nranks);
     for (int i = 0; i < c->nhandles; i++) {

@@ -217,7 +217,7 @@ int prop_run_case_on(const struct prop_case *c, int (*ranks)(int n, prop_rank_fn
     s->error_bytes = bytes;
     if (shared_init(s) == 0) {
         error[0] = 0;
-        setenv("EPX_REGISTER", c->lend ? "1" : "0", 1);
+        setenv("EPX_REGISTER", c->registered ? "1" : "0", 1);
         rc = ranks(c->nranks, run_rank, s) ? -1 : 0;
         if (c->may_fail && !error[0])
             rc = 0;
@@ -257,11 +257,11 @@ void prop_print_case(const struct prop_case *c)
 {
     char text[400];
 
-    fprintf(
-        stderr,
-        "  ranks %d groups %d updates %d pairs %d agents %d inflight %d spare %d bounded %d mask %d lend %d modes %u\n",
-        c->nranks, c->ngroups, c->updates, c->pairs, c->num_agents, c->max_inflight, c->spare_tokens, c->bounded,
-        c->enable_mask, c->lend, c->modes);
+    fprintf(stderr,
+            "  ranks %d groups %d updates %d pairs %d agents %d inflight %d spare %d bounded %d mask %d registered %d "
+            "modes %u\n",
+            c->nranks, c->ngroups, c->updates, c->pairs, c->num_agents, c->max_inflight, c->spare_tokens, c->bounded,
+            c->enable_mask, c->registered, c->modes);
     if (c->late)
         fprintf(stderr, "  rank %d comes late to operation %d of each handle, deadline %d ms\n", c->late - 1,
                 c->late_from, c->timeout_ms);

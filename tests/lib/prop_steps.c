@@ -125,7 +125,7 @@ static int check_canaries(struct actor *a)
     return 0;
 }
 
-/* After a failure a rank that is late may still read what was lent to it (epx_register): the memory stays until the end of the
+/* After a failure a rank that is late may still read registered memory: the memory stays until the end of the
  * case, but is used for something else. */
 static void spoil(struct shared *s, struct buffer *b)
 {
@@ -149,7 +149,7 @@ static void free_tensors(struct actor *a)
             memset(a->buffer[i].base, SPOILED, a->buffer[i].bytes); /* used for something else, also after a failure */
         if (a->buffer[i].from_epx)
             epx_free(a->buffer[i].group, a->buffer[i].base);
-        else if (c->lend && c->may_fail && test_device() == EPX_DEVICE_CPU)
+        else if (c->registered && c->may_fail && test_device() == EPX_DEVICE_CPU)
             spoil(a->shared, &a->buffer[i]);
         else
             tensor_memory_free(a->buffer[i].group, a->buffer[i].base);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Rows in a caller's own memory are read where they are, once every rank of the node has mapped them, and copied until
- * then: statistics tell which. Ranks are threads. Where it matters what a mapping shows, the device's regions are memory
- * files that each peer maps at an address of its own, read-only: a mapping that outlives its region shows old bytes, and
- * one that was given back too early is a fault.
+ * Rows in a caller's own memory are read in place once every rank of the node has imported their region, and copied until
+ * then; statistics tell which. Ranks are threads. Where the content of a mapping matters, the device's regions are memory
+ * files that each peer maps at its own address, read-only: a mapping that outlives its region shows old bytes, and one
+ * that was unmapped too early faults.
  *
  * ctest: timeout=180 labels=ranks
  */
@@ -21,8 +21,8 @@
 #include "net/net.h"
 #include "util/status.h"
 
-/* The table's size decides some of what is tested. */
-enum { RANKS = 4, PLENTY = LENT_REGIONS + 6, FILES_MOST = RANKS * (PLENTY + 64), SLOT = 1 << 16 };
+/* The number of slots decides some of what is tested. */
+enum { RANKS = 4, PLENTY = REGION_SLOTS + 6, FILES_MOST = RANKS * (PLENTY + 64), SLOT = 1 << 16 };
 
 static epx_status refuse(const void *data)
 {
@@ -184,7 +184,7 @@ static int round_at(struct scene *s, void *rows, uint64_t *copied)
 }
 
 /* Rounds until one copies nothing: three at the most, for every rank's call comes after all calls of the last round. */
-static int round_until_lent(struct scene *s, void *rows)
+static int round_until_in_place(struct scene *s, void *rows)
 {
     uint64_t copied = 1;
 
@@ -222,7 +222,7 @@ static int play_ordinary(struct scene *s)
         return -1;
     if (!copied && s->ht_recv.total)
         return say(s, "the first round must copy its rows", 0);
-    if (round_until_lent(s, NULL))
+    if (round_until_in_place(s, NULL))
         return -1;
     for (int i = 0; i < 4; i++) {
         char *other = aligned_alloc(64, SLOT); /* all memory of a process is one region */
@@ -230,7 +230,7 @@ static int play_ordinary(struct scene *s)
 
         free(other);
         if (rc || copied)
-            return rc ? -1 : say(s, "memory of the process is lent, and was copied", (long long)copied);
+            return rc ? -1 : say(s, "memory of the process is one region, and was copied", (long long)copied);
     }
     return 0;
 }
@@ -274,7 +274,7 @@ static int play_copied(struct scene *s)
         if (round_at(s, NULL, &copied))
             return -1;
         if (!copied && s->ht_recv.total)
-            return say(s, "nothing may be lent, and the rows were not copied; round", i);
+            return say(s, "nothing may be shared, and the rows were not copied; round", i);
     }
     return 0;
 }
@@ -285,7 +285,7 @@ static int copied_rank(int rank, int n, epx_bootstrap *boot, void *arg)
     return run_scene(rank, n, boot, play_copied, 0);
 }
 
-static void nothing_is_lent_unless_asked(void **state)
+static void nothing_is_shared_unless_asked(void **state)
 {
     (void)state;
     unsetenv("EPX_REGISTER");
@@ -309,12 +309,12 @@ static int play_freed(struct scene *s)
             return -1;
         if (!copied && s->ht_recv.total)
             return say(s, "a new region was taken for the one that was freed; round", i);
-        if (i % 2 == 0 && round_until_lent(s, rows))
+        if (i % 2 == 0 && round_until_in_place(s, rows))
             return -1;
     }
     region_free(slot);
     /* Freed memory is found in turn, without being given again, and not kept by the others. */
-    for (int i = 0; i < LENT_REGIONS + 2; i++)
+    for (int i = 0; i < REGION_SLOTS + 2; i++)
         if (round_at(s, NULL, &copied))
             return -1;
     if (scene_meet(s))
@@ -336,7 +336,7 @@ static void freed_memory_is_not_read_and_not_kept(void **state)
     assert_int_equal(run_ranks(RANKS, freed_rank, NULL), 0);
 }
 
-/* Rank 0 calls when the others have already queued the same operations: they have mapped nothing of what it lends. */
+/* Rank 0 calls when the others have already queued the same operations: they have imported none of its regions. */
 static int play_late(struct scene *s)
 {
     char *rows = region_make(s->rank * PLENTY);
@@ -382,20 +382,20 @@ static int play_plenty(struct scene *s)
     for (int i = 0; i < PLENTY; i++)
         if (!(rows[i] = region_make(first + i)))
             return say(s, "no region", i);
-    for (int i = 0; i < 3 * PLENTY; i++) { /* in turn: each is used too often to make room */
+    for (int i = 0; i < 3 * PLENTY; i++) { /* in turn: each is used too often to be evicted */
         if (round_at(s, rows[i % PLENTY], &copied))
             return -1;
         in_place += i >= 2 * PLENTY && !copied;
     }
-    if (s->ht_recv.total && in_place != LENT_REGIONS)
-        return say(s, "expected as many regions lent as there is room for, got", in_place);
-    /* The last one alone: the others become old, and make room. */
-    for (int i = 0; i < 5 * LENT_REGIONS; i++)
+    if (s->ht_recv.total && in_place != REGION_SLOTS)
+        return say(s, "expected as many exported regions as there are slots, got", in_place);
+    /* The last one alone: the others become old, and one is evicted. */
+    for (int i = 0; i < 5 * REGION_SLOTS; i++)
         if (round_at(s, rows[PLENTY - 1], &copied))
             return -1;
     if (copied)
-        return say(s, "no region has made room", (long long)copied);
-    /* Those that are still lent are as good as ever. */
+        return say(s, "no region was evicted", (long long)copied);
+    /* Regions that are still exported work as before. */
     for (int i = 0; i < PLENTY; i++)
         if (round_at(s, rows[i], &copied))
             return -1;
@@ -408,12 +408,12 @@ static int plenty_rank(int rank, int n, epx_bootstrap *boot, void *arg)
     return run_scene(rank, n, boot, play_plenty, 0);
 }
 
-static void a_full_table_lends_what_is_used(void **state)
+static void a_full_directory_keeps_what_is_used(void **state)
 {
     (void)state;
     assert_int_equal(run_ranks(2, plenty_rank, NULL), 0);
     assert_int_equal(world.opened, world.closed); /* nothing stays mapped after the end */
-    assert_true(world.opened > 2 * LENT_REGIONS);
+    assert_true(world.opened > 2 * REGION_SLOTS);
 }
 
 static int play_refused(struct scene *s)
@@ -425,7 +425,7 @@ static int play_refused(struct scene *s)
         if (!rows || round_at(s, rows, &copied))
             return -1;
         if (!copied && s->ht_recv.total)
-            return say(s, "rows that cannot be lent were not copied; round", i);
+            return say(s, "rows that cannot be exported were not copied; round", i);
     }
     return 0;
 }
@@ -455,12 +455,12 @@ static int play_narrow(struct scene *s)
     void *usual = s->ht_rows.data, *heap;
     const size_t bytes = (size_t)tensor_rows(&s->ht_rows) * SCENE_HIDDEN * 2;
     const int many = s->ht_recv.total > 1;
-    int lent = -1, rc = 0;
+    int in_place = -1, rc = 0;
 
     s->ht_out.topk_weights = s->ht_out.topk_idx = NULL;
     if (!rows || epx_alloc(s->group, bytes, &heap) != EPX_OK ||
-        epx_register(s->group, heap, bytes, NULL, &lent) != EPX_OK || !lent)
-        return say(s, "memory of epx_alloc is always read in place", lent);
+        epx_register(s->group, heap, bytes, NULL, &in_place) != EPX_OK || !in_place)
+        return say(s, "memory of epx_alloc is always read in place", in_place);
     for (int i = 0; i < 4 && !rc; i++) {
         s->ht_rows.data = heap;
         rc = scene_ht_dispatch(s) || scene_meet(s);
@@ -469,14 +469,14 @@ static int play_narrow(struct scene *s)
         if (!rc && many && i == 0)
             rc = scene_expect(s, "epx_combine", epx_combine(s->ht, &s->ht_cin, &s->cout, NULL, NULL), EPX_ERR_OVERFLOW,
                               too_many);
-        rc = rc || scene_meet(s) || epx_register(s->group, rows, bytes, NULL, &lent) != EPX_OK;
-        rc = rc || scene_meet(s); /* all have offered: the next call takes, and the one after it uses */
-        if (!lent)
+        rc = rc || scene_meet(s) || epx_register(s->group, rows, bytes, NULL, &in_place) != EPX_OK;
+        rc = rc || scene_meet(s); /* all have exported: the next call imports, and the one after it reads in place */
+        if (!in_place)
             s->ht_rows.data = memcpy(heap, rows, bytes);
         rc = rc || scene_ht_combine(s);
     }
     s->ht_rows.data = usual;
-    return rc || (lent ? 0 : say(s, "never lent", 0));
+    return rc || (in_place ? 0 : say(s, "never read in place", 0));
 }
 
 static int narrow_rank(int rank, int n, epx_bootstrap *boot, void *arg)
@@ -495,7 +495,7 @@ static int narrow_rank(int rank, int n, epx_bootstrap *boot, void *arg)
     return rc;
 }
 
-static void the_landing_does_not_bound_what_is_lent(void **state)
+static void the_landing_does_not_bound_registered_rows(void **state)
 {
     (void)state;
     assert_int_equal(run_ranks(RANKS, narrow_rank, NULL), 0);
@@ -503,13 +503,13 @@ static void the_landing_does_not_bound_what_is_lent(void **state)
 
 /* ---- Members --------------------------------------------------------------------------------------------------------- */
 
-/* The last rank leaves; what the others lend is no business of its any more, and is lent among them. */
+/* The last rank leaves; the others share regions without it. */
 static int play_members(struct scene *s)
 {
     char *rows = region_make(s->rank * PLENTY), *fresh;
     int32_t mask[RANKS];
 
-    if (!rows || round_until_lent(s, rows) || scene_meet(s))
+    if (!rows || round_until_in_place(s, rows) || scene_meet(s))
         return -1;
     if (s->rank == RANKS - 1)
         return scene_meet(s) || scene_meet(s); /* masked: idle */
@@ -520,7 +520,7 @@ static int play_members(struct scene *s)
         return say(s, "going on without a rank", 0);
     scene_set_active(s, RANKS - 1, 0);
     fresh = region_make(s->rank * PLENTY + 1);
-    return round_until_lent(s, rows) || !fresh || round_until_lent(s, fresh) || scene_meet(s);
+    return round_until_in_place(s, rows) || !fresh || round_until_in_place(s, fresh) || scene_meet(s);
 }
 
 static int members_rank(int rank, int n, epx_bootstrap *boot, void *arg)
@@ -529,7 +529,7 @@ static int members_rank(int rank, int n, epx_bootstrap *boot, void *arg)
     return run_scene(rank, n, boot, play_members, 1);
 }
 
-static void those_that_are_left_lend_to_each_other(void **state)
+static void remaining_ranks_share_with_each_other(void **state)
 {
     (void)state;
     assert_int_equal(run_ranks(RANKS, members_rank, NULL), 0);
@@ -540,13 +540,13 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rows_in_ordinary_memory_are_read_there),
         cmocka_unit_test(also_by_relays_between_nodes),
-        cmocka_unit_test(nothing_is_lent_unless_asked),
+        cmocka_unit_test(nothing_is_shared_unless_asked),
         cmocka_unit_test_setup_teardown(freed_memory_is_not_read_and_not_kept, files_begin, files_end),
         cmocka_unit_test_setup_teardown(nothing_is_posted_before_all_have_mapped_it, files_begin, files_end),
-        cmocka_unit_test_setup_teardown(a_full_table_lends_what_is_used, files_begin, files_end),
+        cmocka_unit_test_setup_teardown(a_full_directory_keeps_what_is_used, files_begin, files_end),
         cmocka_unit_test_setup_teardown(what_cannot_be_exported_is_asked_for_once, files_begin, files_end),
-        cmocka_unit_test_setup_teardown(the_landing_does_not_bound_what_is_lent, files_begin, files_end),
-        cmocka_unit_test_setup_teardown(those_that_are_left_lend_to_each_other, files_begin, files_end),
+        cmocka_unit_test_setup_teardown(the_landing_does_not_bound_registered_rows, files_begin, files_end),
+        cmocka_unit_test_setup_teardown(remaining_ranks_share_with_each_other, files_begin, files_end),
     };
 
     if (getenv("EPX_TEST_ONLY"))

@@ -224,7 +224,7 @@ epx_status cpu_flush_arrivals(struct device *device)
     return EPX_OK;
 }
 
-/* ---- Memory that is lent: all of the process's, to its own ranks ---------------------------------------------- */
+/* ---- Regions: all memory of the process is one, for its own ranks ------------------------------------------------ */
 
 uint64_t cpu_region_id(struct device *device, const void *data)
 {
@@ -243,7 +243,7 @@ epx_status cpu_region_export(struct device *device, const void *data, struct hea
 epx_status cpu_region_open(struct device *device, const struct heap_export *region, void **base)
 {
     (void)device;
-    *base = NULL; /* where it begins for its owner, too */
+    *base = NULL; /* as in the exporting rank: the same process */
     if (region->pid == (int64_t)getpid())
         return EPX_OK;
     return fail(EPX_ERR_UNSUPPORTED, "device cpu: only ranks of one process reach each other's ordinary memory");

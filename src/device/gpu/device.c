@@ -125,7 +125,7 @@ static epx_status cuda_heap_place(struct device *device, int host);
 static const struct device_ops cuda_ops = {
     .name = GPU_NAME,
     .kind = GPU_KIND,
-    .caps = GPU_LENDS,
+    .caps = GPU_EXPORTS_REGIONS,
     .open = cuda_open,
     .close = cuda_close,
     .identity = cuda_identity,

@@ -64,7 +64,7 @@ epx_status cuda_heap_dmabuf(struct device *device, const struct heap *heap, int 
 int cuda_arrivals(struct device *device);
 epx_status cuda_flush_arrivals(struct device *device);
 
-/* lend.c */
+/* region.c */
 uint64_t cuda_region_id(struct device *device, const void *data);
 epx_status cuda_region_export(struct device *device, const void *data, struct heap_export *region);
 epx_status cuda_region_open(struct device *device, const struct heap_export *region, void **base);

@@ -7,7 +7,7 @@
 
 #define GPU_NAME "cuda"
 #define GPU_KIND EPX_DEVICE_CUDA
-#define GPU_LENDS DEVICE_LENDS
+#define GPU_EXPORTS_REGIONS DEVICE_EXPORTS_REGIONS
 
 /* Memory that other GPUs and processes read and write while kernels run. */
 #define gpuMallocShared cudaMalloc

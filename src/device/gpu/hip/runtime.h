@@ -13,7 +13,7 @@
 
 #define GPU_NAME "hip"
 #define GPU_KIND EPX_DEVICE_HIP
-#define GPU_LENDS 0 /* see device/gpu/lend.c */
+#define GPU_EXPORTS_REGIONS 0 /* see device/gpu/region.c */
 
 /* Memory that other GPUs and processes read and write while kernels run. */
 hipError_t hip_malloc_shared(void **ptr, size_t bytes);

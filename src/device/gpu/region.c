@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory of the caller's that other ranks read where it is: whole allocations, by IPC handles. */
+/* The caller's own memory that other ranks read in place: whole allocations, exported as IPC handles. */
 #include <dlfcn.h>
 #include <inttypes.h>
 #include <pthread.h>
@@ -10,10 +10,10 @@
 
 #ifndef __HIP_PLATFORM_AMD__
 
-/* What is smaller shares a piece of memory with others, which a handle would export whole; copying it costs little. */
+/* Smaller allocations share a block of memory with others, which a handle would export too; copying them is cheap. */
 #define REGION_LEAST ((size_t)2 << 20)
 
-/* Of the driver's library, which the runtime has open anyway. Attributes by their numbers in cuda.h. */
+/* Functions of the driver's library, which the runtime has open anyway. Attribute numbers are those of cuda.h. */
 enum { BUFFER_ID = 7, DEVICE_ORDINAL = 9, IPC_CAPABLE = 10 };
 
 static struct {
@@ -31,8 +31,8 @@ static void find_driver(void)
     *(void **)&driver.range = dlsym(library, "cuMemGetAddressRange_v2");
 }
 
-/* cuPointerGetAttributes answers zeros for what is no memory of CUDA's, and IPC_CAPABLE is 0 for host memory, for what
- * cudaMallocAsync gives and for mapped address ranges, such as PyTorch's expandable segments. */
+/* cuPointerGetAttributes returns zeros for memory that CUDA did not allocate. IPC_CAPABLE is 0 for host memory, for memory
+ * of cudaMallocAsync and for mapped address ranges, such as PyTorch's expandable segments. */
 uint64_t cuda_region_id(struct device *device, const void *data)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -62,10 +62,10 @@ epx_status cuda_region_export(struct device *device, const void *data, struct he
         return status;
     error = driver.range(&base, &bytes, (uint64_t)(uintptr_t)data);
     if (error != 0)
-        return fail(EPX_ERR_UNSUPPORTED,
-                    "device cuda: the allocation at %p is not known (cuMemGetAddressRange: error %d)", data, error);
+        return fail(EPX_ERR_UNSUPPORTED, "device cuda: no allocation found at %p (cuMemGetAddressRange: error %d)",
+                    data, error);
     if (bytes < REGION_LEAST)
-        return fail(EPX_ERR_UNSUPPORTED, "device cuda: expected an allocation of at least %zu bytes to lend, got %zu",
+        return fail(EPX_ERR_UNSUPPORTED, "device cuda: expected an allocation of at least %zu bytes to export, got %zu",
                     REGION_LEAST, bytes);
     status = cuda_check(cudaIpcGetMemHandle(&handle, (void *)(uintptr_t)base), "cudaIpcGetMemHandle");
     if (status != EPX_OK)
@@ -79,7 +79,7 @@ epx_status cuda_region_export(struct device *device, const void *data, struct he
     return EPX_OK;
 }
 
-/* As a heap in GPU memory, wherever the heaps themselves lie. */
+/* Like a heap in GPU memory, even where the heaps are in host memory. */
 epx_status cuda_region_open(struct device *device, const struct heap_export *region, void **base)
 {
     return cuda_heap_open(device, region, base);
@@ -90,10 +90,10 @@ void cuda_region_close(struct device *device, const struct heap_export *region, 
     if (!now || region->pid == (int64_t)getpid())
         cuda_heap_close(device, region, base);
     else if (cuda_use(device) == EPX_OK && cudaIpcCloseMemHandle(base) != cudaSuccess)
-        (void)cudaGetLastError(); /* its owner's process has ended, perhaps; there is nothing left to close */
+        (void)cudaGetLastError(); /* the exporting process may have ended: there is nothing left to close */
 }
 
-#else /* What hipMalloc gives is coherent between GPUs only where kernels begin and end: not tried yet. */
+#else /* hipMalloc memory is coherent between GPUs only at the start and end of kernels: not supported yet. */
 
 uint64_t cuda_region_id(struct device *device, const void *data)
 {
@@ -105,14 +105,14 @@ uint64_t cuda_region_id(struct device *device, const void *data)
 epx_status cuda_region_export(struct device *device, const void *data, struct heap_export *region)
 {
     (void)region;
-    return fail(EPX_ERR_UNSUPPORTED, "device %s: the memory at %p cannot be lent", device->ops->name, data);
+    return fail(EPX_ERR_UNSUPPORTED, "device %s: the memory at %p cannot be exported", device->ops->name, data);
 }
 
 epx_status cuda_region_open(struct device *device, const struct heap_export *region, void **base)
 {
     *base = NULL;
-    return fail(EPX_ERR_UNSUPPORTED, "device %s: %" PRIu64 " bytes of another rank cannot be borrowed",
-                device->ops->name, region->bytes);
+    return fail(EPX_ERR_UNSUPPORTED, "device %s: a region of %" PRIu64 " bytes cannot be imported", device->ops->name,
+                region->bytes);
 }
 
 void cuda_region_close(struct device *device, const struct heap_export *region, void *base, int now)
