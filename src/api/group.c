@@ -73,7 +73,7 @@ static epx_status close_all(struct epx_group *group)
         if (!group->kept)
             close_memory(group);
     }
-    muster_close(group->muster);
+    membership_close(group->membership);
     if (group->boot)
         boot_close(group->boot);
     node_map_free(&group->map);
@@ -155,7 +155,7 @@ static epx_status build(struct epx_group *group)
         status = meet_ready(group, status);
     }
     if (status == EPX_OK && group->set.enable_mask && group->nranks > 1)
-        status = meet_muster(group);
+        status = meet_membership(group);
     return status;
 }
 

@@ -136,7 +136,7 @@ static epx_status take_best(const char *spec, struct endpoint *own)
     return EPX_OK;
 }
 
-epx_status interface_own_address(int near, struct endpoint *own)
+epx_status interface_own_address(int one_host, struct endpoint *own)
 {
     const char *host = getenv("MASTER_ADDR"), *spec = env_string("EPX_SOCKET_IFNAME");
     struct endpoint master;
@@ -144,7 +144,7 @@ epx_status interface_own_address(int near, struct endpoint *own)
 
     if (host && !*host)
         host = NULL;
-    if (host ? host_is_loopback(host) : near && !spec) {
+    if (host ? host_is_loopback(host) : one_host && !spec) {
         take_loopback(own);
         return EPX_OK;
     }

@@ -10,10 +10,10 @@
 int interface_match(const char *spec, const char *name);
 /* The address from which packets to `to` leave: 0, or -1. Nothing is sent. */
 int interface_towards(const struct endpoint *to, struct endpoint *from);
-/* One address of this machine, port 0, at which the other ranks can call it: loopback where MASTER_ADDR says that all are
- * here, or where `near` does and there is none; else of an interface that EPX_SOCKET_IFNAME picks; else the one that faces
+/* One address of this machine, port 0, to which the other ranks can connect: loopback where MASTER_ADDR is a loopback
+ * address, or is not set and `one_host` is true; else of an interface that EPX_SOCKET_IFNAME picks; else the one that faces
  * MASTER_ADDR; else the first that is not loopback. */
-epx_status interface_own_address(int near, struct endpoint *own);
+epx_status interface_own_address(int one_host, struct endpoint *own);
 /* Addresses (IPv4 and IPv6, scope ids set, port 0) of the interfaces that are up and picked, at most `limit`. None is
  * a failure, whose message lists the interfaces that there are. */
 epx_status interface_addresses(const char *spec, struct endpoint *out, int limit, int *count);

@@ -121,7 +121,7 @@ static int finish_connect(int fd, uint64_t deadline)
     return error ? -1 : 0;
 }
 
-int socket_call(const struct endpoint *to)
+int socket_connect_start(const struct endpoint *to)
 {
     int fd = socket(to->address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 

@@ -30,7 +30,7 @@ int socket_listen(const struct endpoint *at, int backlog);
 /* -1 with EAGAIN when nobody is waiting. */
 int socket_accept(int listener);
 /* Begins to connect and does not wait: the first transfer tells how it went (-1 and ECONNREFUSED, or would block). */
-int socket_call(const struct endpoint *to);
+int socket_connect_start(const struct endpoint *to);
 /* Connects to `to`, from `from` unless that is NULL. ETIMEDOUT when the deadline passes first. */
 int socket_connect(const struct endpoint *to, const struct endpoint *from, uint64_t deadline);
 

@@ -51,7 +51,7 @@ epx_status meet_any(struct epx_group *group, epx_status mine, int *flag);
 epx_status group_heap_begin(struct epx_group *group);
 epx_status group_heap_settle(struct epx_group *group);
 /* With enable_mask: how ranks meet later, when some may be gone. */
-epx_status meet_muster(struct epx_group *group);
+epx_status meet_membership(struct epx_group *group);
 /* An all-gather of all ranks, or while the group starts over without some, of the others: zeros stand for those. */
 epx_status meet_gather(struct epx_group *group, const void *send, void *recv, size_t bytes);
 

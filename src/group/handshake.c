@@ -8,8 +8,8 @@
  *   3. heaps     each rank maps the heaps of its node, and their region directories (group/region.h)
  *   4. cards     with several nodes: addresses of the proxies, which connect (group_net.c)
  *   5. ready     all have mapped and connected: from here on signals may fly
- *   6. muster    with enable_mask: the ranks call each other once as they would after one is gone, so that it is known
- *                to work
+ *   6. membership   with enable_mask: the ranks connect to each other once, as they do after one has failed, so that
+ *                   it is known to work
  */
 #include <stdlib.h>
 #include <string.h>
@@ -67,8 +67,8 @@ static epx_status fates_judge(const struct epx_group *group, const void *cards, 
 
 epx_status meet_gather(struct epx_group *group, const void *send, void *recv, size_t bytes)
 {
-    if (group->mustered)
-        return muster_gather(group->muster, send, recv, bytes);
+    if (group->use_membership)
+        return membership_allgather(group->membership, send, recv, bytes);
     return boot_allgather(group->boot, send, recv, bytes);
 }
 
@@ -189,9 +189,9 @@ epx_status meet_ready(struct epx_group *group, epx_status mine)
     return meet_any(group, mine, &none);
 }
 
-struct muster_card {
+struct membership_card {
     struct fate fate;
-    struct line_address address;
+    struct conn_address address;
     uint64_t token; /* rank 0's is taken */
 };
 
@@ -202,9 +202,9 @@ static epx_status call_all(struct epx_group *group)
 
     if (!out)
         return fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d ranks", group->nranks);
-    status = muster_begin(group->muster, -1, out, group->set.timeout_ms);
+    status = membership_agree(group->membership, -1, out, group->set.timeout_ms);
     if (status == EPX_OK)
-        status = muster_gather(group->muster, &token, tokens, 1);
+        status = membership_allgather(group->membership, &token, tokens, 1);
     for (int r = 0; status == EPX_OK && r < group->nranks; r++)
         if (out[r])
             status =
@@ -212,19 +212,19 @@ static epx_status call_all(struct epx_group *group)
                      "epx_group_create: rank %d cannot be called over TCP: groups with enable_mask need connections "
                      "between all ranks (EPX_SOCKET_IFNAME picks the interfaces)",
                      r);
-    muster_end(group->muster);
+    membership_end(group->membership);
     free(out);
     return status;
 }
 
-epx_status meet_muster(struct epx_group *group)
+epx_status meet_membership(struct epx_group *group)
 {
-    struct muster_card own, *all = calloc((size_t)group->nranks, sizeof(*all));
-    struct line_address *addresses = calloc((size_t)group->nranks, sizeof(*addresses));
+    struct membership_card own, *all = calloc((size_t)group->nranks, sizeof(*all));
+    struct conn_address *addresses = calloc((size_t)group->nranks, sizeof(*addresses));
     epx_status status = EPX_OK, mine;
 
     memset(&own, 0, sizeof(own));
-    mine = muster_open(group->rank, group->nranks, group->nnodes == 1, &own.address, &group->muster);
+    mine = membership_open(group->rank, group->nranks, group->nnodes == 1, &own.address, &group->membership);
     if (mine == EPX_OK && getrandom(&own.token, sizeof(own.token), 0) != (ssize_t)sizeof(own.token))
         mine = fail_errno(EPX_ERR_SYSTEM, "epx_group_create: getrandom");
     fate_set(&own.fate, mine);
@@ -237,7 +237,7 @@ epx_status meet_muster(struct epx_group *group)
     if (status == EPX_OK) {
         for (int r = 0; r < group->nranks; r++)
             addresses[r] = all[r].address;
-        muster_know(group->muster, addresses, all[0].token);
+        membership_set_peers(group->membership, addresses, all[0].token);
         status = meet_ready(group, call_all(group));
     }
     free(addresses);

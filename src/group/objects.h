@@ -5,7 +5,7 @@
 
 #include "group/heap_layout.h"
 #include "boot/boot.h"
-#include "boot/muster.h"
+#include "boot/membership.h"
 #include "device/device.h"
 #include "proxy/proxy.h"
 
@@ -20,10 +20,10 @@ enum staged_kind { STAGED_NONE, STAGED_DISPATCH, STAGED_COMBINE, STAGED_KINDS };
 struct epx_group {
     struct device *device;
     struct boot *boot;
-    struct muster *muster; /* NULL without enable_mask */
-    int mustered;          /* meetings go through it just now */
-    int masked_by_hand;    /* by epx_mask_update, since the ranks agreed last */
-    uint8_t *asked_out;    /* [R]: whom */
+    struct membership *membership; /* NULL without enable_mask */
+    int use_membership;            /* meetings go through it just now */
+    int masked_by_hand;            /* by epx_mask_update, since the ranks agreed last */
+    uint8_t *asked_out;            /* [R]: whom */
     int rank, nranks, node, nnodes;
     struct settings set;
     struct heap_plan plan;

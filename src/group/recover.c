@@ -4,7 +4,7 @@
  *
  *   every rank that goes on            streams are idle
  *   who?                               without enable_mask: all, through the bootstrap. With it: those that are neither
- *                                      masked nor gone, found by a muster (boot/muster.h), which needs no others
+ *                                      masked nor gone, as agreed by boot/membership.h, which needs no others
  *   1st gather: epochs                 nobody writes signals any more; what the network holds ends with its endpoints
  *   reset                              epochs, signals, counters to the greatest of all; the mask to those that go on;
  *                                      relays of those that do not are taken over by others
@@ -136,7 +136,7 @@ static epx_status gather_epochs(struct epx_group *group, uint64_t *epochs)
     return status;
 }
 
-/* Who goes on: `out` as the muster found it, or nobody out. High throughput needs relays for all that are left. */
+/* Who goes on: `out` as membership_agree() returned it, or nobody out. High throughput needs relays for all that are left. */
 static epx_status set_members(struct epx_group *group, const uint8_t *out)
 {
     int most;
@@ -232,19 +232,19 @@ static epx_status rejoin_survivors(struct epx_group *group, int unmask, uint8_t 
         status = own_view(group, unmask, out);
         /* Who comes later may just have begun a wait of its own. */
         if (status == EPX_OK)
-            status = muster_begin(group->muster, unmask, out, 2 * group->set.timeout_ms);
+            status = membership_agree(group->membership, unmask, out, 2 * group->set.timeout_ms);
         if (status != EPX_OK)
             break;
-        group->mustered = 1;
+        group->use_membership = 1;
         status = start_over(group, out);
-        group->mustered = 0;
+        group->use_membership = 0;
         if (status == EPX_OK)
             log_members(group, out);
         if (status != EPX_ERR_PEER)
             break;
-        muster_end(group->muster);
+        membership_end(group->membership);
     }
-    muster_end(group->muster);
+    membership_end(group->membership);
     return status;
 }
 
@@ -261,7 +261,7 @@ epx_status group_rejoin(struct epx_group *group, int unmask)
     if (status == EPX_OK)
         status = group_net_answers(group);
     if (status == EPX_OK)
-        status = group->muster ? rejoin_survivors(group, unmask, out) : start_over(group, out);
+        status = group->membership ? rejoin_survivors(group, unmask, out) : start_over(group, out);
     free(out);
     return status;
 }

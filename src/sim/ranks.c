@@ -11,7 +11,7 @@
 
 #include "device/device.h"
 #include "sim/device.h"
-#include "sim/line.h"
+#include "sim/conn.h"
 #include "sim/proxy.h"
 #include "util/pause.h"
 
@@ -210,8 +210,8 @@ int sim_run_ranks(const struct sim_setup *setup, int (*fn)(int rank, int n, epx_
     device_override = &sim_device_ops;
     sim_machines = setup->node_of;
     time_source_set(&sim_time);
-    line_override = &sim_line_ops;
-    sim_lines_begin(setup->deaths_seen);
+    conn_override = &sim_conn_ops;
+    sim_conns_begin(setup->deaths_seen);
     if ((!setup->net || net_begin(setup->net) == 0) && seats_make(&m) == 0) {
         outcome->stuck[0] = 0;
         rc = sim_run(outcome->stuck, sizeof(outcome->stuck));
@@ -220,8 +220,8 @@ int sim_run_ranks(const struct sim_setup *setup, int (*fn)(int rank, int n, epx_
         outcome->failures += m.seats[r].result != 0;
     sim_totals(&outcome->totals);
     net_end(outcome);
-    sim_lines_end();
-    line_override = NULL;
+    sim_conns_end();
+    conn_override = NULL;
     sim_machines = NULL;
     time_source_set(NULL);
     device_override = NULL;

@@ -15,7 +15,7 @@ struct sim_setup {
     const struct sim_net_options *net; /* NULL = none */
     uint64_t gather_ns;                /* how long one all-gather waits for the other ranks */
     const uint8_t *node_of;            /* [nranks]: which machine each rank is on; NULL = all on one */
-    int deaths_seen;                   /* lines (boot/line.h) to a dead rank end; else they are silent */
+    int deaths_seen;                   /* connections (boot/conn.h) of a dead rank are closed; else they hang */
 };
 
 struct sim_outcome {

@@ -31,7 +31,7 @@
 
 #include <cmocka.h>
 
-/* A rank that starts over may wait four times for a muster of twice the deadline; closing has two seconds. */
+/* A rank that starts over may wait four times for a membership round of twice the deadline; closing has two seconds. */
 enum { RANKS = 4, ROUNDS = 150, DEADLINE_MS = 1500, LIMIT_MS = 40000 };
 
 enum phase { PHASE_BORN, PHASE_MAKES, PHASE_WORKS, PHASE_ENDS, PHASE_OVER };

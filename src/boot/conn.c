@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Lines over TCP: a port is a listening socket, a line is a connection. */
-#include "boot/line.h"
+/* Connections over TCP: a port is a listening socket, a connection is a connected socket. */
+#include "boot/conn.h"
 
 #include <errno.h>
 #include <netinet/in.h>
@@ -14,21 +14,21 @@
 
 enum { BACKLOG = 4096 };
 
-const struct line_ops *line_override;
+const struct conn_ops *conn_override;
 
-struct line_port {
+struct conn_port {
     int listener;
 };
 
-/* IPv4 or IPv6, as it travels: both fit the 60 bytes of a line_address. */
-static void address_put(struct line_address *out, const struct endpoint *at)
+/* Wire format of an IPv4 or IPv6 address. Both fit the 60 bytes of a conn_address. */
+static void address_put(struct conn_address *out, const struct endpoint *at)
 {
     memset(out, 0, sizeof(*out));
     out->bytes = (uint32_t)at->length;
     memcpy(out->data, &at->address, at->length);
 }
 
-static int address_get(const struct line_address *from, struct endpoint *at)
+static int address_get(const struct conn_address *from, struct endpoint *at)
 {
     memset(at, 0, sizeof(*at));
     if (from->bytes != sizeof(struct sockaddr_in) && from->bytes != sizeof(struct sockaddr_in6))
@@ -38,16 +38,16 @@ static int address_get(const struct line_address *from, struct endpoint *at)
     return 0;
 }
 
-static epx_status port_open(int rank, int near, struct line_address *own, struct line_port **out)
+static epx_status port_open(int rank, int one_host, struct conn_address *own, struct conn_port **out)
 {
-    struct line_port *port = calloc(1, sizeof(*port));
+    struct conn_port *port = calloc(1, sizeof(*port));
     struct endpoint at;
     epx_status status;
 
     if (!port)
         return fail(EPX_ERR_MEMORY, "no memory for the port of rank %d", rank);
     port->listener = -1;
-    status = interface_own_address(near, &at);
+    status = interface_own_address(one_host, &at);
     if (status != EPX_OK)
         goto free_port;
     endpoint_set_port(&at, 0);
@@ -69,7 +69,7 @@ free_port:
     return status;
 }
 
-static int port_call(struct line_port *port, const struct line_address *to)
+static int port_connect(struct conn_port *port, const struct conn_address *to)
 {
     struct endpoint at;
     int fd, rc = address_get(to, &at);
@@ -77,55 +77,55 @@ static int port_call(struct line_port *port, const struct line_address *to)
     (void)port;
     if (rc)
         return rc;
-    fd = socket_call(&at);
+    fd = socket_connect_start(&at);
     return fd < 0 ? -errno : fd;
 }
 
-static int port_answer(struct line_port *port)
+static int port_accept(struct conn_port *port)
 {
     const int fd = socket_accept(port->listener);
 
     return fd < 0 ? -errno : fd;
 }
 
-static int line_say(struct line_port *port, int line, const void *data, size_t bytes)
+static int conn_send(struct conn_port *port, int conn, const void *data, size_t bytes)
 {
     struct transfer transfer = {.data = (void *)(uintptr_t)data, .bytes = bytes};
 
     (void)port;
-    if (transfer_send(line, &transfer) < 0)
+    if (transfer_send(conn, &transfer) < 0)
         return errno == EPIPE || errno == ECONNRESET ? -ENOTCONN : -errno;
     return transfer.done ? (int)transfer.done : -EAGAIN;
 }
 
-static int line_hear(struct line_port *port, int line, void *data, size_t bytes)
+static int conn_recv(struct conn_port *port, int conn, void *data, size_t bytes)
 {
     struct transfer transfer = {.data = data, .bytes = bytes};
 
     (void)port;
-    if (transfer_receive(line, &transfer) < 0 && !transfer.done)
+    if (transfer_receive(conn, &transfer) < 0 && !transfer.done)
         return errno == ECONNRESET ? -ENOTCONN : -errno;
     return transfer.done ? (int)transfer.done : -EAGAIN;
 }
 
-static void line_hang_up(struct line_port *port, int line)
+static void conn_close(struct conn_port *port, int conn)
 {
     (void)port;
-    close(line);
+    close(conn);
 }
 
-static void port_close(struct line_port *port)
+static void port_close(struct conn_port *port)
 {
     close(port->listener);
     free(port);
 }
 
-const struct line_ops line_socket_ops = {
-    .open = port_open,
-    .call = port_call,
-    .answer = port_answer,
-    .say = line_say,
-    .hear = line_hear,
-    .hang_up = line_hang_up,
-    .close = port_close,
+const struct conn_ops conn_socket_ops = {
+    .port_open = port_open,
+    .connect = port_connect,
+    .accept = port_accept,
+    .send = conn_send,
+    .recv = conn_recv,
+    .close = conn_close,
+    .port_close = port_close,
 };

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Connections between any two ranks, which need no third rank. Each rank has a port that accepts connections as long as
+ * its group exists. The bytes of a connection arrive in order. No function blocks. The functions are behind a table
+ * because the simulation has its own implementation (sim/conn.c).
+ */
+#ifndef EPX_BOOT_CONN_H
+#define EPX_BOOT_CONN_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "epx/epx.h"
+
+struct conn_port;
+
+/* The address of a port. */
+struct conn_address {
+    uint32_t bytes;
+    uint8_t data[60];
+};
+
+struct conn_ops {
+    /* `one_host`: all ranks are on this machine. */
+    epx_status (*port_open)(int rank, int one_host, struct conn_address *own, struct conn_port **port);
+    /* Starts to connect: a connection (>= 0), which the other side may not have accepted yet; or -errno. */
+    int (*connect)(struct conn_port *port, const struct conn_address *to);
+    /* A new incoming connection, or -EAGAIN, or another -errno. */
+    int (*accept)(struct conn_port *port);
+    /* Number of bytes (> 0), or -errno: -EAGAIN when none can be transferred now, -ENOTCONN after the last byte when the
+     * peer closed the connection or its process ended, -ECONNREFUSED when the port does not exist (any more). */
+    int (*send)(struct conn_port *port, int conn, const void *data, size_t bytes);
+    int (*recv)(struct conn_port *port, int conn, void *data, size_t bytes);
+    void (*close)(struct conn_port *port, int conn);
+    void (*port_close)(struct conn_port *port);
+};
+
+extern const struct conn_ops conn_socket_ops;
+/* Set by a simulation while it runs, NULL otherwise. */
+extern const struct conn_ops *conn_override;
+
+#endif

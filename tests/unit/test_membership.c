@@ -1,0 +1,251 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Membership: ranks that ended or are excluded, what each rank reports, unknown clients. ctest: timeout=60 */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "boot/membership.h"
+#include "boot/socket.h"
+#include "tests/lib/thread_boot.h"
+#include "util/clock.h"
+
+#include <cmocka.h>
+
+enum { N = 5, GATHERS = 20, LARGE = 300000 };
+
+/* What one rank does, and the expected result. */
+struct part {
+    int stays_away;    /* it has a port, but does not take part */
+    int closes;        /* its port is closed before the round begins */
+    int purpose;       /* of membership_agree */
+    uint8_t out[N];    /* ranks that it excludes */
+    uint8_t agreed[N]; /* ranks that all exclude, if it succeeds */
+    epx_status expected;
+    const char *words[3]; /* of the message */
+};
+
+struct scenario {
+    struct part part[N];
+    int timeout_ms;
+    void (*before)(const struct conn_address *all); /* rank 0 does this first */
+};
+
+static int boot_gather(epx_bootstrap *boot, const void *mine, void *all, size_t bytes)
+{
+    return boot->allgather(boot->context, mine, all, bytes);
+}
+
+static int gather_often(struct membership *m, int rank, const uint8_t *out)
+{
+    char *mine = malloc(LARGE), *all = malloc((size_t)N * LARGE);
+    int rc = mine && all ? 0 : -1;
+
+    for (int i = 0; i < GATHERS && !rc; i++) {
+        const size_t bytes = i == 7 ? LARGE : (size_t)i;
+
+        memset(mine, 10 * rank + i % 10, bytes);
+        if (membership_allgather(m, mine, all, bytes) != EPX_OK) {
+            fprintf(stderr, "rank %d, gather %d: %s\n", rank, i, epx_last_error());
+            rc = -1;
+        }
+        for (int r = 0; r < N && !rc; r++)
+            for (size_t k = 0; k < bytes; k++)
+                if (all[(size_t)r * bytes + k] != (out[r] ? 0 : 10 * r + i % 10)) {
+                    fprintf(stderr, "rank %d, gather %d: byte %zu of rank %d is wrong\n", rank, i, k, r);
+                    rc = -1;
+                    break;
+                }
+    }
+    free(all);
+    free(mine);
+    return rc;
+}
+
+static int act(struct membership *m, const struct scenario *scenario, int rank)
+{
+    const struct part *p = &scenario->part[rank];
+    uint8_t out[N];
+    epx_status status;
+    int rc = 0;
+
+    memcpy(out, p->out, N);
+    status = membership_agree(m, p->purpose, out, scenario->timeout_ms ? scenario->timeout_ms : 20000);
+    if (status != p->expected) {
+        fprintf(stderr, "rank %d: expected %s, got %s: %s\n", rank, epx_strerror(p->expected), epx_strerror(status),
+                epx_last_error());
+        rc = -1;
+    }
+    for (int i = 0; status != EPX_OK && i < 3 && p->words[i]; i++)
+        if (!strstr(epx_last_error(), p->words[i])) {
+            fprintf(stderr, "rank %d: no \"%s\" in: %s\n", rank, p->words[i], epx_last_error());
+            rc = -1;
+        }
+    if (status == EPX_OK && memcmp(out, p->agreed, N) != 0) {
+        fprintf(stderr, "rank %d: other ranks are excluded than expected\n", rank);
+        rc = -1;
+    }
+    if (status == EPX_OK && gather_often(m, rank, out))
+        rc = -1;
+    membership_end(m);
+    return rc;
+}
+
+static int run_rank(int rank, int n, epx_bootstrap *boot, void *arg)
+{
+    const struct scenario *scenario = arg;
+    struct conn_address own, all[N];
+    struct membership *m;
+    char token = 0, tokens[N];
+    int rc = 0;
+
+    (void)n;
+    if (membership_open(rank, N, 1, &own, &m) != EPX_OK || boot_gather(boot, &own, all, sizeof(own)))
+        return -1;
+    membership_set_peers(m, all, 0x5eed);
+    if (rank == 0 && scenario->before)
+        scenario->before(all);
+    if (scenario->part[rank].closes) {
+        membership_close(m);
+        m = NULL;
+    }
+    if (boot_gather(boot, &token, tokens, 1))
+        return -1;
+    if (m && !scenario->part[rank].stays_away) {
+        rc = act(m, scenario, rank);
+        if (!rc && scenario->part[rank].expected == EPX_OK)
+            rc = act(m, scenario, rank); /* nothing of the first round disturbs the next */
+    }
+    if (boot_gather(boot, &token, tokens, 1))
+        rc = -1;
+    membership_close(m);
+    return rc;
+}
+
+static void run_scenario(struct scenario scenario)
+{
+    assert_int_equal(run_ranks(N, run_rank, &scenario), 0);
+}
+
+static void all_ranks_take_part(void **state)
+{
+    (void)state;
+    run_scenario((struct scenario){.timeout_ms = 20000});
+}
+
+static void a_rank_that_ended_is_excluded(void **state)
+{
+    struct scenario scenario = {.part[3].closes = 1};
+
+    (void)state;
+    for (int r = 0; r < N; r++)
+        scenario.part[r].agreed[3] = 1;
+    run_scenario(scenario);
+}
+
+static void ranks_excluded_by_one_are_excluded_by_all(void **state)
+{
+    struct scenario scenario = {.part = {[2].stays_away = 1, [4].stays_away = 1}};
+
+    (void)state;
+    scenario.part[0].out[2] = scenario.part[3].out[4] = 1;
+    for (int r = 0; r < N; r++)
+        scenario.part[r].agreed[2] = scenario.part[r].agreed[4] = 1;
+    run_scenario(scenario);
+}
+
+static void one_alone_is_enough(void **state)
+{
+    struct scenario scenario = {.part = {[0].closes = 1, [1].closes = 1, [2].closes = 1, [3].closes = 1}};
+
+    (void)state;
+    memcpy(scenario.part[4].agreed, (uint8_t[N]){1, 1, 1, 1, 0}, N);
+    run_scenario(scenario);
+}
+
+static void a_missing_rank_is_named(void **state)
+{
+    struct scenario scenario = {.timeout_ms = 300, .part[2].stays_away = 1};
+
+    (void)state;
+    for (int r = 0; r < N; r++) {
+        scenario.part[r].expected = EPX_ERR_TIMEOUT;
+        scenario.part[r].words[0] = "rank 2 did not come";
+        scenario.part[r].words[1] = "300 ms";
+    }
+    run_scenario(scenario);
+}
+
+/* Rank 4 does not know that the others exclude it: they tell it, and it does not wait for its deadline. */
+static void an_excluded_rank_is_told(void **state)
+{
+    struct scenario scenario = {.timeout_ms = 3000};
+
+    (void)state;
+    for (int r = 0; r < N; r++)
+        scenario.part[r].out[4] = scenario.part[r].agreed[4] = r != 4;
+    scenario.part[4].expected = EPX_ERR_PEER;
+    scenario.part[4].words[0] = "without rank 4";
+    run_scenario(scenario);
+}
+
+static void ranks_that_want_different_things_are_told(void **state)
+{
+    struct scenario scenario = {.timeout_ms = 3000};
+
+    (void)state;
+    for (int r = 0; r < N; r++) {
+        scenario.part[r].expected = EPX_ERR_MISMATCH;
+        scenario.part[r].words[0] = "different functions";
+    }
+    for (int r = 0; r < N; r++)
+        scenario.part[r].purpose = r % 2;
+    run_scenario(scenario);
+}
+
+/* Connects to every port and sends nothing, noise, or a valid magic number followed by noise. */
+static void connect_as_strangers(const struct conn_address *all)
+{
+    for (int r = 0; r < N; r++)
+        for (int kind = 0; kind < 3; kind++) {
+            struct endpoint at = {.length = all[r].bytes};
+            char noise[64];
+            int fd;
+
+            memcpy(&at.address, all[r].data, all[r].bytes);
+            fd = socket_connect(&at, NULL, deadline_in(2000));
+            assert_true(fd >= 0);
+            memset(noise, 0x5a, sizeof(noise));
+            memcpy(noise, "EPXM", kind == 2 ? 4 : 0);
+            if (kind)
+                assert_int_equal(send_all(fd, noise, sizeof(noise), deadline_in(2000)), 0);
+            if (kind != 1)
+                close(fd); /* the other connection stays open and idle */
+        }
+}
+
+static void strangers_do_no_harm(void **state)
+{
+    (void)state;
+    run_scenario((struct scenario){.before = connect_as_strangers});
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(all_ranks_take_part),
+        cmocka_unit_test(a_rank_that_ended_is_excluded),
+        cmocka_unit_test(ranks_excluded_by_one_are_excluded_by_all),
+        cmocka_unit_test(one_alone_is_enough),
+        cmocka_unit_test(a_missing_rank_is_named),
+        cmocka_unit_test(an_excluded_rank_is_told),
+        cmocka_unit_test(ranks_that_want_different_things_are_told),
+        cmocka_unit_test(strangers_do_no_harm),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
