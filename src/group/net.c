@@ -88,7 +88,7 @@ static epx_status describe_heap(struct epx_group *group, struct proxy_options *o
                     "card writes into its memory",
                     device->ops->name);
     o->flush = rule == ARRIVALS_FLUSH;
-    if (net_memory_far(o->memory_kind) && device->ops->heap_dmabuf(device, &group->heap, &o->dmabuf) != EPX_OK)
+    if (net_memory_is_gpu(o->memory_kind) && device->ops->heap_dmabuf(device, &group->heap, &o->dmabuf) != EPX_OK)
         log_line(LOG_INFO, "%s; the network may have another way", epx_last_error());
     return EPX_OK;
 }
@@ -201,19 +201,19 @@ static epx_status compare_nets(struct epx_group *group)
     return status;
 }
 
-/* Each rank's cards, one per thread, to all. */
-static epx_status exchange_cards(struct epx_group *group, epx_status mine, struct proxy_card **all)
+/* Each rank's addresses, one per thread, to all. */
+static epx_status exchange_addresses(struct epx_group *group, epx_status mine, struct proxy_address **all)
 {
     const size_t threads = group->proxies ? (size_t)proxy_ring_count(group->proxies) : 1;
-    const size_t bytes = threads * sizeof(struct proxy_card);
-    struct proxy_card *own = calloc(threads, sizeof(*own));
+    const size_t bytes = threads * sizeof(struct proxy_address);
+    struct proxy_address *own = calloc(threads, sizeof(*own));
     epx_status status;
 
     *all = calloc((size_t)group->nranks * threads, sizeof(**all));
     if (!own || !*all)
         mine = fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d network addresses", group->nranks);
     if (mine == EPX_OK)
-        mine = proxy_cards(group->proxies, own);
+        mine = proxy_addresses(group->proxies, own);
     status = meet_ready(group, mine);
     if (status == EPX_OK)
         status = compare_nets(group);
@@ -225,19 +225,19 @@ static epx_status exchange_cards(struct epx_group *group, epx_status mine, struc
 
 epx_status group_net_open(struct epx_group *group)
 {
-    struct proxy_card *cards = NULL;
+    struct proxy_address *addresses = NULL;
     int dmabuf = -1;
     epx_status status;
 
     if (group->nnodes == 1)
         return EPX_OK;
     status = open_proxies(group, &dmabuf);
-    status = exchange_cards(group, status, &cards);
+    status = exchange_addresses(group, status, &addresses);
     if (dmabuf >= 0 && status != EPX_ERR_TIMEOUT)
         close(dmabuf); /* it is registered, or will never be; a thread that is stuck may still use it */
     if (status == EPX_OK)
-        status = proxy_connect(group->proxies, cards);
-    free(cards);
+        status = proxy_connect(group->proxies, addresses);
+    free(addresses);
     return status;
 }
 
@@ -315,7 +315,7 @@ epx_status group_net_answers(struct epx_group *group)
 {
     char text[128];
 
-    if (!group->proxies || proxy_answers(group->proxies, ANSWER_MS, text, sizeof(text)))
+    if (!group->proxies || proxy_responsive(group->proxies, ANSWER_MS, text, sizeof(text)))
         return EPX_OK;
     return fail(EPX_ERR_TIMEOUT, "%s", text);
 }

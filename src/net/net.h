@@ -44,7 +44,7 @@ struct net_memory { /* the rank's heap, as a network may register it */
     int dmabuf; /* a descriptor of it, from its first byte on; -1 = none */
 };
 
-static inline int net_memory_far(int kind) /* not the host's */
+static inline int net_memory_is_gpu(int kind) /* not the host's */
 {
     return kind == EPX_DEVICE_CUDA || kind == EPX_DEVICE_HIP;
 }

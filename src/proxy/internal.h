@@ -47,8 +47,8 @@ struct window {
     uint32_t by_flow[PROXY_FLOWS];
     uint64_t bytes_limit; /* what adapts */
     uint32_t messages_limit;
-    uint32_t messages_most; /* what it may grow to */
-    uint64_t round_end;     /* the limits change when the put with this number is answered */
+    uint32_t messages_max; /* what it may grow to */
+    uint64_t round_end;    /* the limits change when the put with this number is answered */
     uint64_t round_ns, round_bytes;
     uint64_t best_ns;   /* shortest time to an answer seen lately */
     uint64_t best_rate; /* highest, bytes per microsecond, likewise */
@@ -103,8 +103,8 @@ struct proxy_thread {
     int *busy;        /* peers with pending puts */
     int nbusy, first_busy;
     uint64_t bytes_in_flight, messages_in_flight; /* to all its peers */
-    uint64_t bytes_most;                          /* the user's limits, or the largest number */
-    uint32_t messages_most[PROXY_FLOWS];          /* to each peer */
+    uint64_t bytes_max;                           /* the user's limits, or the largest number */
+    uint32_t messages_max[PROXY_FLOWS];           /* to each peer */
     uint32_t merge_bytes;
     uint64_t now_ns;          /* once per turn, when asked for */
     int broken;               /* the endpoint failed */
@@ -116,14 +116,14 @@ struct proxy_thread {
     struct posted *posteds;
 
     int state, state_peer; /* shared: enum proxy_state, and the peer where there is one */
-    uint64_t turns;        /* shared: begun so far */
+    uint64_t iterations;   /* shared: begun so far */
     int wake_fd;
-    uint64_t nap_ns;
-    int events;         /* reported by the network in the last turn */
-    int net_woke, lies; /* the network's descriptor ended a sleep; so many times for nothing */
-    uint64_t asked;     /* shared: proxy_quiet counts up */
-    uint64_t quiet;     /* shared: the last `asked` for which nothing was left */
-    int waiting_for;    /* shared: a peer that has not answered, or -1 */
+    uint64_t sleep_ns;
+    int events;                   /* reported by the network in the last turn */
+    int net_woke, spurious_wakes; /* the network's descriptor ended a sleep; so many times for nothing */
+    uint64_t asked;               /* shared: proxy_quiet counts up */
+    uint64_t quiet;               /* shared: the last `asked` for which nothing was left */
+    int waiting_for;              /* shared: a peer that has not answered, or -1 */
 
     /* request.c; the caller's but for what `lock` is said to protect */
     pthread_t pthread;
@@ -135,8 +135,8 @@ struct proxy_thread {
     int connected;          /* turns between requests */
     epx_status outcome;     /* of the last request, and its message */
     char text[256];
-    struct proxy_card card;        /* REQUEST_REGISTER makes it */
-    struct proxy_card *peer_cards; /* [npeers], for REQUEST_CONNECT */
+    struct proxy_address own_address;     /* REQUEST_REGISTER makes it */
+    struct proxy_address *peer_addresses; /* [npeers], for REQUEST_CONNECT */
 };
 
 /* Of a caller who waits for a thread: how long it waits in all, and how much of that is left. */
@@ -163,14 +163,14 @@ struct proxy_group {
 };
 
 enum fault {
-    FAULT_COMMAND,  /* version or operation */
-    FAULT_RANK,     /* of a command */
-    FAULT_RANGE,    /* of a command: outside a heap */
-    FAULT_COUNTER,  /* of a command */
-    FAULT_ARRIVAL,  /* an immediate */
-    FAULT_ANSWER,   /* the network answers what was not asked */
-    FAULT_ENDPOINT, /* the network as a whole */
-    FAULT_FLUSH,    /* the device cannot make visible what arrived */
+    FAULT_COMMAND,    /* version or operation */
+    FAULT_RANK,       /* of a command */
+    FAULT_RANGE,      /* of a command: outside a heap */
+    FAULT_COUNTER,    /* of a command */
+    FAULT_ARRIVAL,    /* an immediate */
+    FAULT_COMPLETION, /* the network answers what was not asked */
+    FAULT_ENDPOINT,   /* the network as a whole */
+    FAULT_FLUSH,      /* the device cannot make visible what arrived */
 };
 
 /* ---- proxy.c */
@@ -197,23 +197,23 @@ static inline void set_state(struct proxy_thread *t, enum proxy_state state)
 /* ---- thread.c */
 epx_status thread_open(struct proxy_thread *t);
 /* Until a request is asked for. */
-void thread_turns(struct proxy_thread *t);
+void thread_loop(struct proxy_thread *t);
 void thread_pin(const struct proxy_thread *t);
 void thread_wake(struct proxy_thread *t);
 void thread_close(struct proxy_thread *t);
 
 /* ---- loop.c */
 /* One bounded turn; non-zero if there was something to do. */
-int proxy_turn(struct proxy_thread *t);
+int proxy_progress(struct proxy_thread *t);
 void peer_lost(struct proxy_thread *t, struct peer *peer, int error);
-uint64_t turn_now(struct proxy_thread *t);
+uint64_t loop_now(struct proxy_thread *t);
 
 /* ---- window.c */
 void window_init(struct window *w, uint32_t depth);
 /* The network had no room for a put. */
 void window_refused(struct window *w);
 /* Puts number - count + 1 .. number are answered. Negative: they were not in flight. */
-int window_answered(struct proxy_thread *t, struct peer *peer, uint64_t number, uint32_t count);
+int window_completed(struct proxy_thread *t, struct peer *peer, uint64_t number, uint32_t count);
 void window_forget(struct proxy_thread *t, struct peer *peer);
 
 /* ---- count.c */
@@ -232,9 +232,9 @@ static inline int limits_allow(const struct proxy_thread *t, const struct peer *
 {
     if (peer->next - peer->oldest >= t->depth) /* no place to remember it */
         return 0;
-    if (t->bytes_in_flight + bytes > t->bytes_most && t->bytes_in_flight)
+    if (t->bytes_in_flight + bytes > t->bytes_max && t->bytes_in_flight)
         return 0;
-    return peer->window.by_flow[flow] < t->messages_most[flow];
+    return peer->window.by_flow[flow] < t->messages_max[flow];
 }
 
 static inline void window_posted(struct proxy_thread *t, struct peer *peer, uint32_t bytes, int flow, uint32_t commands)

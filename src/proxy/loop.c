@@ -5,7 +5,7 @@
  *   network --poll--> answers: windows open      arrivals: counters (count.c)      failures: peer is lost
  *
  *   ring --take, check--> peer's queue of pending puts --window, network--> posted puts --answer--> forgotten
- *              |              merge with one of the last MERGE_LOOK                  one doorbell per turn
+ *              |              merge with one of the last MERGE_DEPTH                  one doorbell per turn
  *              |              pending puts that touches on both sides
  *              `- bad: refused, counted, reported once
  *
@@ -19,9 +19,9 @@
 
 #include "proxy/internal.h"
 
-#define MERGE_LOOK 8
+#define MERGE_DEPTH 8
 
-uint64_t turn_now(struct proxy_thread *t)
+uint64_t loop_now(struct proxy_thread *t)
 {
     if (t->now_ns == 0)
         t->now_ns = t->group->env->now_ns(t->group->env->self);
@@ -81,7 +81,7 @@ static uint64_t cookie_of(const struct peer *peer)
     return (uint64_t)peer->rank << 48 | (peer->next & 0xffffffffffffu);
 }
 
-static void handle_sent(struct proxy_thread *t, const struct net_event *event)
+static void handle_completion(struct proxy_thread *t, const struct net_event *event)
 {
     struct peer *peer = peer_of(t, (int)(event->cookie >> 48));
     uint64_t back;
@@ -90,10 +90,10 @@ static void handle_sent(struct proxy_thread *t, const struct net_event *event)
         return;
     if (peer) {
         back = (peer->next - event->cookie) & 0xffffffffffffu; /* 1 = the last one posted */
-        if (window_answered(t, peer, peer->next - back, event->count) == 0)
+        if (window_completed(t, peer, peer->next - back, event->count) == 0)
             return;
     }
-    proxy_fault(t, FAULT_ANSWER, EPX_ERR_INTERNAL, event->peer, 1, event->count,
+    proxy_fault(t, FAULT_COMPLETION, EPX_ERR_INTERNAL, event->peer, 1, event->count,
                 "the network answered a put that was not posted");
 }
 
@@ -138,7 +138,7 @@ static int poll_net(struct proxy_thread *t)
         flush_arrivals(t, events, n);
     for (i = 0; i < n; i++) {
         if (events[i].kind == NET_SENT)
-            handle_sent(t, &events[i]);
+            handle_completion(t, &events[i]);
         else if (events[i].kind == NET_ARRIVED)
             count_arrival(t, &events[i]);
         else
@@ -244,7 +244,7 @@ static void close_gap(struct proxy_thread *t, struct peer *peer, uint32_t at, ui
 static int merge_queued(struct proxy_thread *t, struct peer *peer, const struct pending *put)
 {
     const uint32_t mask = t->depth - 1, queued = peer->tail - peer->head;
-    const uint32_t from = queued > MERGE_LOOK ? peer->tail - MERGE_LOOK : peer->head;
+    const uint32_t from = queued > MERGE_DEPTH ? peer->tail - MERGE_DEPTH : peer->head;
     const int signal = put->end == put->source;
     uint32_t i;
 
@@ -372,7 +372,7 @@ static int post_all(struct proxy_thread *t)
 
     if (busy == 0)
         return 0;
-    turn_now(t);
+    loop_now(t);
     set_state(t, STATE_PUT);
     if (++t->first_busy >= busy)
         t->first_busy = 0;
@@ -418,13 +418,13 @@ static void answer_quiet(struct proxy_thread *t, uint64_t asked, int taken)
         __atomic_store_n(&t->quiet, asked, __ATOMIC_RELEASE); /* pairs with the acquire in proxy_quiet */
 }
 
-int proxy_turn(struct proxy_thread *t)
+int proxy_progress(struct proxy_thread *t)
 {
     /* Acquire: pairs with the add in proxy_quiet; commands pushed before it are then seen below. */
     const uint64_t asked = __atomic_load_n(&t->asked, __ATOMIC_ACQUIRE);
     int taken, posted;
 
-    stat_add(&t->turns, 1);
+    stat_add(&t->iterations, 1);
     t->now_ns = 0;
     t->ring_bell = 0;
     t->events = poll_net(t);

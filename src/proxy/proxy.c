@@ -15,11 +15,11 @@
 #include "util/pause.h"
 #include "util/status.h"
 
-#define THREADS_MOST 64
+#define THREADS_MAX 64
 /* Places in the queues of all peers of a thread, shared out among them; and what one peer gets at least and at most. */
 #define PLACES (1u << 14)
-#define DEPTH_LEAST 64u
-#define DEPTH_MOST 1024u
+#define DEPTH_MIN 64u
+#define DEPTH_MAX 1024u
 #define MERGE_BYTES (1 << 20)
 #define QUIET_POLL_NS 50000
 
@@ -44,8 +44,8 @@ static epx_status check_options(const struct proxy_options *o)
     if (o->nranks < 1 || o->nranks > IMMEDIATE_MAX_RANKS || o->rank < 0 || o->rank >= o->nranks)
         return fail(EPX_ERR_ARGUMENT, "proxies: expected a rank below the number of ranks, at most %d; got %d of %d",
                     IMMEDIATE_MAX_RANKS, o->rank, o->nranks);
-    if (o->threads < 0 || o->threads > THREADS_MOST)
-        return fail(EPX_ERR_ARGUMENT, "proxies: expected 1 to %d threads, got %d", THREADS_MOST, o->threads);
+    if (o->threads < 0 || o->threads > THREADS_MAX)
+        return fail(EPX_ERR_ARGUMENT, "proxies: expected 1 to %d threads, got %d", THREADS_MAX, o->threads);
     if (o->kinds < 1 || o->kinds > 64 || o->slots < 1 || o->slots > 64)
         return fail(EPX_ERR_ARGUMENT, "proxies: expected 1 to 64 kinds and slots of counters, got %d and %d", o->kinds,
                     o->slots);
@@ -66,7 +66,7 @@ static void read_environment(struct proxy_group *g)
     const int64_t spin_us = o->device_kind != EPX_DEVICE_CPU ? 100000 : cores < 8 ? 5 : 50;
 
     if (o->threads == 0)
-        o->threads = (int)env_int("EPX_PROXY_THREADS", 1, 1, THREADS_MOST);
+        o->threads = (int)env_int("EPX_PROXY_THREADS", 1, 1, THREADS_MAX);
     /* Agents on the CPU use all cores: a proxy that could not leave its own would often wait for them. */
     o->pin = (int)env_int("EPX_PROXY_PIN", o->pin || o->device_kind != EPX_DEVICE_CPU, 0, 1);
     g->spin_ns = (uint64_t)env_int("EPX_PROXY_SLEEP_US", spin_us, 0, 1000000000) * 1000;
@@ -103,8 +103,8 @@ static epx_status open_peers(struct proxy_thread *t)
         t->peers[t->npeers].rank = rank;
         t->peers[t->npeers++].dead = o->absent && o->absent[rank];
     }
-    t->depth = DEPTH_MOST;
-    while (t->depth > DEPTH_LEAST && t->depth * (uint32_t)t->npeers > PLACES)
+    t->depth = DEPTH_MAX;
+    while (t->depth > DEPTH_MIN && t->depth * (uint32_t)t->npeers > PLACES)
         t->depth /= 2;
     places = (size_t)t->npeers * t->depth + 1;
     t->pendings = calloc(places, sizeof(*t->pendings));
@@ -131,11 +131,11 @@ static epx_status open_thread(struct proxy_group *g, int index)
     t->ops = o->net;
     t->waiting_for = -1;
     t->merge_bytes = g->merge_bytes;
-    t->bytes_most = UINT64_MAX;
+    t->bytes_max = UINT64_MAX;
     if (g->limits.max_bytes)
-        t->bytes_most = (g->limits.max_bytes + (uint64_t)o->threads - 1) / (uint64_t)o->threads;
+        t->bytes_max = (g->limits.max_bytes + (uint64_t)o->threads - 1) / (uint64_t)o->threads;
     for (i = 0; i < PROXY_FLOWS; i++)
-        t->messages_most[i] = g->limits.max_messages[i] ? g->limits.max_messages[i] : UINT32_MAX;
+        t->messages_max[i] = g->limits.max_messages[i] ? g->limits.max_messages[i] : UINT32_MAX;
     status = open_peers(t);
     if (status == EPX_OK)
         status = ring_create(&t->ring, o->device, o->ring_slots, o->ring_start);
@@ -212,31 +212,31 @@ close:
 
 /* ---- Connecting --------------------------------------------------------------------------------------------- */
 
-epx_status proxy_cards(struct proxy_group *g, struct proxy_card *cards)
+epx_status proxy_addresses(struct proxy_group *g, struct proxy_address *addresses)
 {
     const epx_status status = all_threads(g, REQUEST_REGISTER, &g->opening);
     int i;
 
     for (i = 0; i < g->options.threads && status == EPX_OK; i++)
-        cards[i] = g->threads[i].card;
+        addresses[i] = g->threads[i].own_address;
     return status;
 }
 
-/* The cards of its peers, for as long as the thread may need them. */
-static epx_status keep_cards(struct proxy_thread *t, const struct proxy_card *cards)
+/* The addresses of its peers, for as long as the thread may need them. */
+static epx_status copy_addresses(struct proxy_thread *t, const struct proxy_address *addresses)
 {
     const struct proxy_options *o = &t->group->options;
     int p;
 
-    t->peer_cards = calloc((size_t)t->npeers + 1, sizeof(*t->peer_cards));
-    if (!t->peer_cards)
+    t->peer_addresses = calloc((size_t)t->npeers + 1, sizeof(*t->peer_addresses));
+    if (!t->peer_addresses)
         return fail(EPX_ERR_MEMORY, "proxy %d: no memory for the addresses of %d ranks", t->index, t->npeers);
     for (p = 0; p < t->npeers; p++)
-        t->peer_cards[p] = cards[(size_t)t->peers[p].rank * (size_t)o->threads + (size_t)t->index];
+        t->peer_addresses[p] = addresses[(size_t)t->peers[p].rank * (size_t)o->threads + (size_t)t->index];
     return EPX_OK;
 }
 
-epx_status proxy_connect(struct proxy_group *g, const struct proxy_card *cards)
+epx_status proxy_connect(struct proxy_group *g, const struct proxy_address *addresses)
 {
     struct budget budget = budget_of(open_ms(g));
     epx_status status = EPX_OK;
@@ -245,7 +245,7 @@ epx_status proxy_connect(struct proxy_group *g, const struct proxy_card *cards)
     if (g->connected)
         return fail(EPX_ERR_USAGE, "proxies are connected already");
     for (i = 0; i < g->options.threads && status == EPX_OK; i++)
-        status = keep_cards(&g->threads[i], cards);
+        status = copy_addresses(&g->threads[i], addresses);
     if (status == EPX_OK)
         status = all_threads(g, REQUEST_CONNECT, &budget);
     if (status != EPX_OK)
@@ -292,7 +292,7 @@ static void free_thread(struct proxy_thread *t)
     thread_close(t);
     ring_destroy(&t->ring);
     request_free(t);
-    free(t->peer_cards);
+    free(t->peer_addresses);
     free(t->posteds);
     free(t->pendings);
     free(t->peers);
@@ -359,7 +359,7 @@ const struct ring_dev *proxy_ring(const struct proxy_group *g, int index)
 
 int proxy_step(struct proxy_group *g, int index)
 {
-    return proxy_turn(&g->threads[index]);
+    return proxy_progress(&g->threads[index]);
 }
 
 void proxy_wake(struct proxy_group *g)
@@ -391,7 +391,7 @@ void proxy_stats_read(const struct proxy_group *g, struct proxy_stats *stats)
 static int is_quiet(struct proxy_thread *t, uint64_t asked)
 {
     if (t->group->manual)
-        proxy_turn(t);
+        proxy_progress(t);
     /* Acquire: pairs with the release in answer_quiet. */
     return __atomic_load_n(&t->quiet, __ATOMIC_ACQUIRE) >= asked;
 }
@@ -422,7 +422,7 @@ epx_status proxy_quiet(struct proxy_group *g)
         return EPX_OK;
     for (i = 0; i < g->options.threads && status == EPX_OK; i++) {
         struct proxy_thread *t = &g->threads[i];
-        /* Pairs with the acquire in proxy_turn. */
+        /* Pairs with the acquire in proxy_progress. */
         const uint64_t asked = __atomic_add_fetch(&t->asked, 1, __ATOMIC_ACQ_REL);
 
         thread_wake(t);

@@ -69,7 +69,7 @@ struct proxy_stats {
 };
 
 /* What ranks exchange to connect: one per thread, through the bootstrap. */
-struct proxy_card {
+struct proxy_address {
     struct net_address address;
     struct net_region region;
 };
@@ -79,10 +79,10 @@ struct proxy_card {
  * says that one has not come back, and in what; its proxies are then good for proxy_stats_read and proxy_close only.
  */
 epx_status proxy_open(const struct proxy_options *options, struct proxy_group **proxies);
-/* cards[threads] of this rank. */
-epx_status proxy_cards(struct proxy_group *proxies, struct proxy_card *cards);
-/* cards[nranks][threads]; then turns begin. */
-epx_status proxy_connect(struct proxy_group *proxies, const struct proxy_card *cards);
+/* addresses[threads] of this rank. */
+epx_status proxy_addresses(struct proxy_group *proxies, struct proxy_address *addresses);
+/* addresses[nranks][threads]; then turns begin. */
+epx_status proxy_connect(struct proxy_group *proxies, const struct proxy_address *addresses);
 /* Rings of this rank, ring_count of them (= threads); the pair (rank, peer) always uses ring (rank + peer) % count. */
 int proxy_ring_count(const struct proxy_group *proxies);
 const struct ring_dev *proxy_ring(const struct proxy_group *proxies, int index);
@@ -102,7 +102,7 @@ epx_status proxy_quiet(struct proxy_group *proxies);
 enum { PROXY_CLOSE_MS = 2000 };
 epx_status proxy_close(struct proxy_group *proxies);
 /* Have all threads begun another turn within `ms`? If not, `text` says which has not and what it is doing. */
-int proxy_answers(struct proxy_group *proxies, int ms, char *text, size_t bytes);
+int proxy_responsive(struct proxy_group *proxies, int ms, char *text, size_t bytes);
 /* fn(arg), which calls a network's library, on a thread of its own. EPX_ERR_TIMEOUT with *left = 1: it has not come back
  * within `ms`; what it uses must stay. `what` begins the message. */
 epx_status proxy_guard(const char *what, int ms, epx_status (*fn)(void *arg), void *arg, int *left);

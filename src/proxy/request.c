@@ -25,7 +25,7 @@
 #include "util/pause.h"
 #include "util/status.h"
 
-#define LOOK_NS 200000u    /* between two looks at whether a thread has made a turn, or has ended */
+#define CHECK_NS 200000u   /* between two looks at whether a thread has made a turn, or has ended */
 #define WAIT_NS 20000000u  /* ... whether a request is done, where nothing wakes who waits */
 #define SPEND_NS 50000000u /* most that one look may cost */
 #define ENDING_MS 500
@@ -76,19 +76,19 @@ static epx_status open_endpoint(struct proxy_thread *t)
 static epx_status register_heap(struct proxy_thread *t)
 {
     const struct proxy_options *o = &t->group->options;
-    const int far = net_memory_far(o->memory_kind);
+    const int gpu = net_memory_is_gpu(o->memory_kind);
     const struct net_memory memory = {.base = o->heap,
                                       .bytes = o->heap_bytes,
-                                      .kind = far ? o->memory_kind : EPX_DEVICE_CPU,
+                                      .kind = gpu ? o->memory_kind : EPX_DEVICE_CPU,
                                       .index = o->memory_index,
-                                      .dmabuf = far ? o->dmabuf : -1};
-    epx_status status = far && o->device ? o->device->ops->use(o->device) : EPX_OK;
+                                      .dmabuf = gpu ? o->dmabuf : -1};
+    epx_status status = gpu && o->device ? o->device->ops->use(o->device) : EPX_OK;
 
     set_state(t, STATE_REGISTER);
     if (status == EPX_OK)
-        status = t->ops->add_region(t->net, &memory, &t->card.region);
+        status = t->ops->add_region(t->net, &memory, &t->own_address.region);
     if (status == EPX_OK)
-        status = t->ops->address(t->net, &t->card.address);
+        status = t->ops->address(t->net, &t->own_address.address);
     return status;
 }
 
@@ -98,14 +98,14 @@ static epx_status connect_peers(struct proxy_thread *t)
 
     for (int p = 0; p < t->npeers && status == EPX_OK; p++) {
         struct peer *peer = &t->peers[p];
-        const struct proxy_card *card = &t->peer_cards[p];
+        const struct proxy_address *exported = &t->peer_addresses[p];
 
         if (peer->dead)
             continue;
-        peer->region_bytes = card->region.bytes < COMMAND_MAX_OFFSET ? card->region.bytes : COMMAND_MAX_OFFSET;
+        peer->region_bytes = exported->region.bytes < COMMAND_MAX_OFFSET ? exported->region.bytes : COMMAND_MAX_OFFSET;
         __atomic_store_n(&t->state_peer, peer->rank, __ATOMIC_RELAXED);
         set_state(t, STATE_CONNECT);
-        status = t->ops->connect(t->net, peer->rank, &card->address, &card->region);
+        status = t->ops->connect(t->net, peer->rank, &exported->address, &exported->region);
     }
     return status;
 }
@@ -176,7 +176,7 @@ static void *thread_main(void *arg)
                 break;
         } else if (t->connected) {
             pthread_mutex_unlock(&t->lock);
-            thread_turns(t);
+            thread_loop(t);
             pthread_mutex_lock(&t->lock);
         } else {
             pthread_cond_wait(&t->changed, &t->lock); /* for its caller, who ends it by REQUEST_CLOSE */
@@ -219,7 +219,7 @@ void request_submit(struct proxy_thread *t, enum request request)
     if (!t->started)
         return;
     pthread_mutex_lock(&t->lock);
-    __atomic_store_n(&t->request, request, __ATOMIC_RELEASE); /* pairs with the acquire in thread_turns */
+    __atomic_store_n(&t->request, request, __ATOMIC_RELEASE); /* pairs with the acquire in thread_loop */
     pthread_cond_broadcast(&t->changed);
     pthread_mutex_unlock(&t->lock);
     thread_wake(t);
@@ -286,7 +286,7 @@ static int join_within(pthread_t thread, struct budget *budget)
     int rc;
 
     while ((rc = pthread_tryjoin_np(thread, NULL)) == EBUSY && spend(budget))
-        pause_ns(LOOK_NS);
+        pause_ns(CHECK_NS);
     return rc;
 }
 
@@ -317,24 +317,24 @@ void request_free(struct proxy_thread *t)
 /* ---- Does it live? ------------------------------------------------------------------------------------------ */
 
 /* Does it begin another turn? */
-static int moves(struct proxy_thread *t, int ms)
+static int makes_progress(struct proxy_thread *t, int ms)
 {
-    const uint64_t before = __atomic_load_n(&t->turns, __ATOMIC_RELAXED);
+    const uint64_t before = __atomic_load_n(&t->iterations, __ATOMIC_RELAXED);
     struct budget budget = budget_of(ms);
 
     thread_wake(t);
-    while (__atomic_load_n(&t->turns, __ATOMIC_RELAXED) == before && spend(&budget))
-        pause_ns(LOOK_NS);
-    return __atomic_load_n(&t->turns, __ATOMIC_RELAXED) != before;
+    while (__atomic_load_n(&t->iterations, __ATOMIC_RELAXED) == before && spend(&budget))
+        pause_ns(CHECK_NS);
+    return __atomic_load_n(&t->iterations, __ATOMIC_RELAXED) != before;
 }
 
-int proxy_answers(struct proxy_group *g, int ms, char *text, size_t bytes)
+int proxy_responsive(struct proxy_group *g, int ms, char *text, size_t bytes)
 {
     int all = 1;
 
     for (int i = 0; i < g->options.threads && !g->in_place; i++) {
         struct proxy_thread *t = &g->threads[i];
-        const int stuck = t->abandoned || (g->connected && !moves(t, ms));
+        const int stuck = t->abandoned || (g->connected && !makes_progress(t, ms));
         char state[64];
 
         __atomic_store_n(&t->stats.stuck, (uint64_t)stuck, __ATOMIC_RELAXED);

@@ -22,8 +22,8 @@ struct ring_claims {
 };
 EPX_STATIC_ASSERT(sizeof(struct ring_claims) == 128, "a pair of cache lines");
 
-/* Zeroed memory: the CPU's, or where the device's kernels reach it too (`near` 0), or the device's own. */
-static void *get(struct device *device, size_t bytes, int near)
+/* Zeroed memory: the CPU's, or where the device's kernels reach it too (`on_device` 0), or the device's own. */
+static void *alloc_words(struct device *device, size_t bytes, int on_device)
 {
     const size_t whole = (bytes + 127) / 128 * 128;
     void *block = NULL;
@@ -33,15 +33,15 @@ static void *get(struct device *device, size_t bytes, int near)
         block = aligned_alloc(128, whole);
         return block ? memset(block, 0, whole) : NULL;
     }
-    status = near ? device->ops->mem_alloc(device, whole, &block) : device->ops->host_alloc(device, whole, &block);
+    status = on_device ? device->ops->mem_alloc(device, whole, &block) : device->ops->host_alloc(device, whole, &block);
     return status == EPX_OK ? block : NULL;
 }
 
-static void put_back(struct device *device, void *block, int near)
+static void free_words(struct device *device, void *block, int on_device)
 {
     if (!device)
         free(block);
-    else if (block && near)
+    else if (block && on_device)
         device->ops->mem_free(device, block);
     else if (block)
         device->ops->host_free(device, block);
@@ -80,9 +80,9 @@ epx_status ring_create(struct ring *ring, struct device *device, int slots, uint
         return fail(EPX_ERR_ARGUMENT, "command ring: expected a power of two of at least %d slots, got %d",
                     RING_MAX_PUSH, slots);
     ring->device = device;
-    ring->words = get(device, sizeof(*ring->words), 0);
-    ring->claims = get(device, sizeof(*ring->claims), 1);
-    ring->dev.slots = get(device, (size_t)slots * sizeof(struct command), 0);
+    ring->words = alloc_words(device, sizeof(*ring->words), 0);
+    ring->claims = alloc_words(device, sizeof(*ring->claims), 1);
+    ring->dev.slots = alloc_words(device, (size_t)slots * sizeof(struct command), 0);
     if (!ring->words || !ring->claims || !ring->dev.slots) {
         ring_destroy(ring);
         return fail(EPX_ERR_MEMORY, "command ring: no memory for %d slots%s%s", slots, device ? " on device " : "",
@@ -103,8 +103,8 @@ epx_status ring_create(struct ring *ring, struct device *device, int slots, uint
 
 void ring_destroy(struct ring *ring)
 {
-    put_back(ring->device, ring->dev.slots, 0);
-    put_back(ring->device, ring->claims, 1);
-    put_back(ring->device, ring->words, 0);
+    free_words(ring->device, ring->dev.slots, 0);
+    free_words(ring->device, ring->claims, 1);
+    free_words(ring->device, ring->words, 0);
     memset(ring, 0, sizeof(*ring));
 }

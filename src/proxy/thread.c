@@ -15,7 +15,7 @@
  * over tcp does, once data has moved) is left out until something is reported again.
  *
  * How long a sleep may last: where producers cannot ring (a GPU), where the network has no descriptor, or while
- * something is unanswered, NAP_LEAST_NS, doubled up to NAP_MOST_NS; otherwise REST_NS, which only bounds the harm of a
+ * something is unanswered, SLEEP_MIN_NS, doubled up to SLEEP_MAX_NS; otherwise SLEEP_IDLE_NS, which only bounds the harm of a
  * network that forgets to wake.
  */
 #include <errno.h>
@@ -31,12 +31,12 @@
 #include "util/log.h"
 #include "util/status.h"
 
-#define NAP_LEAST_NS 20000u
-#define NAP_MOST_NS 1000000u
-#define REST_NS 100000000u
-#define LIES_MOST 8     /* needless wake-ups in a row: partly received data also makes some */
-#define SPIN_NS 3000u   /* before it offers its core: agents on the CPU may need it */
-#define ALONE_TURNS 256 /* likewise, where agents are a GPU's and it has a core of its own */
+#define SLEEP_MIN_NS 20000u
+#define SLEEP_MAX_NS 1000000u
+#define SLEEP_IDLE_NS 100000000u
+#define SPURIOUS_MAX 8       /* needless wake-ups in a row: partly received data also makes some */
+#define SPIN_NS 3000u        /* before it offers its core: agents on the CPU may need it */
+#define ALONE_ITERATIONS 256 /* likewise, where agents are a GPU's and it has a core of its own */
 
 static inline void cpu_relax(void)
 {
@@ -49,14 +49,14 @@ static inline void cpu_relax(void)
 
 /* ---- Sleeping ----------------------------------------------------------------------------------------------- */
 
-static uint64_t nap_length(struct proxy_thread *t, int net_fd)
+static uint64_t sleep_length(struct proxy_thread *t, int net_fd)
 {
     const int waits = t->messages_in_flight > 0 || t->nbusy > 0;
 
     if (!waits && net_fd >= 0 && t->group->options.device_kind == EPX_DEVICE_CPU)
-        return REST_NS;
-    t->nap_ns = t->nap_ns == 0 ? NAP_LEAST_NS : t->nap_ns * 2 < NAP_MOST_NS ? t->nap_ns * 2 : NAP_MOST_NS;
-    return t->nap_ns;
+        return SLEEP_IDLE_NS;
+    t->sleep_ns = t->sleep_ns == 0 ? SLEEP_MIN_NS : t->sleep_ns * 2 < SLEEP_MAX_NS ? t->sleep_ns * 2 : SLEEP_MAX_NS;
+    return t->sleep_ns;
 }
 
 static int ask_fd(struct proxy_thread *t)
@@ -65,11 +65,11 @@ static int ask_fd(struct proxy_thread *t)
     return t->ops->wait_fd(t->net);
 }
 
-static void nap(struct proxy_thread *t)
+static void sleep_on_fds(struct proxy_thread *t)
 {
-    const int net_fd = t->broken || t->lies >= LIES_MOST ? -1 : ask_fd(t);
+    const int net_fd = t->broken || t->spurious_wakes >= SPURIOUS_MAX ? -1 : ask_fd(t);
     struct pollfd fds[2] = {{.fd = t->wake_fd, .events = POLLIN}, {.fd = net_fd, .events = POLLIN}};
-    const uint64_t ns = nap_length(t, net_fd);
+    const uint64_t ns = sleep_length(t, net_fd);
     const struct timespec limit = {.tv_sec = 0, .tv_nsec = (long)ns};
     struct command c;
     uint64_t count;
@@ -111,7 +111,7 @@ void thread_pin(const struct proxy_thread *t)
         log_line(LOG_WARN, "proxy %d: cannot be pinned to a core", t->index);
 }
 
-void thread_turns(struct proxy_thread *t)
+void thread_loop(struct proxy_thread *t)
 {
     const struct cpu_env *env = t->group->env;
     /* A proxy of a GPU has a core of its own: it looks again and again, and offers the core now and then. */
@@ -120,17 +120,17 @@ void thread_turns(struct proxy_thread *t)
     int idle = 0;
 
     while (!__atomic_load_n(&t->request, __ATOMIC_ACQUIRE)) { /* pairs with request_submit */
-        const int busy = proxy_turn(t);
+        const int busy = proxy_progress(t);
 
-        t->lies = t->events ? 0 : t->lies + t->net_woke;
+        t->spurious_wakes = t->events ? 0 : t->spurious_wakes + t->net_woke;
         t->net_woke = 0;
         if (busy) {
             idle = 0;
             idle_since = 0;
-            t->nap_ns = 0;
+            t->sleep_ns = 0;
             continue;
         }
-        if (alone && idle++ < ALONE_TURNS)
+        if (alone && idle++ < ALONE_ITERATIONS)
             continue;
         idle = 0;
         now = env->now_ns(env->self);
@@ -140,7 +140,7 @@ void thread_turns(struct proxy_thread *t)
         if (!alone && now - idle_since < SPIN_NS)
             cpu_relax();
         else if (now - idle_since >= t->group->spin_ns + (alone ? 0 : SPIN_NS))
-            nap(t);
+            sleep_on_fds(t);
         else
             sched_yield();
     }

@@ -17,9 +17,9 @@
 #include "proxy/internal.h"
 
 #define BYTES_START ((uint64_t)4 << 20)
-#define BYTES_LEAST ((uint64_t)256 << 10)
-#define BYTES_MOST ((uint64_t)64 << 20)
-#define MESSAGES_LEAST 16u
+#define BYTES_MIN ((uint64_t)256 << 10)
+#define BYTES_MAX ((uint64_t)64 << 20)
+#define MESSAGES_MIN 16u
 #define LATE_FACTOR 4
 #define LATE_GRACE_NS 100000u /* a proxy that lost its core for a moment is not a crowded network */
 
@@ -27,7 +27,7 @@ void window_init(struct window *w, uint32_t depth)
 {
     memset(w, 0, sizeof(*w));
     w->bytes_limit = BYTES_START;
-    w->messages_most = depth;
+    w->messages_max = depth;
     w->messages_limit = depth < 128 ? depth : 128;
 }
 
@@ -38,10 +38,10 @@ void window_refused(struct window *w)
     if (w->refused)
         return;
     w->refused = 1;
-    w->messages_limit = less > MESSAGES_LEAST ? less : MESSAGES_LEAST;
+    w->messages_limit = less > MESSAGES_MIN ? less : MESSAGES_MIN;
 }
 
-static void note_time(struct window *w, const struct posted *posted, uint64_t now)
+static void record_latency(struct window *w, const struct posted *posted, uint64_t now)
 {
     const uint64_t took = now - posted->at_ns;
     uint64_t expected;
@@ -64,10 +64,10 @@ static void adapt(struct window *w)
         w->bytes_limit += w->bytes_limit / 8;
         w->messages_limit += w->messages_limit / 8 + 1;
     }
-    w->bytes_limit = w->bytes_limit < BYTES_LEAST ? BYTES_LEAST : w->bytes_limit;
-    w->bytes_limit = w->bytes_limit > BYTES_MOST ? BYTES_MOST : w->bytes_limit;
-    w->messages_limit = w->messages_limit < MESSAGES_LEAST ? MESSAGES_LEAST : w->messages_limit;
-    w->messages_limit = w->messages_limit > w->messages_most ? w->messages_most : w->messages_limit;
+    w->bytes_limit = w->bytes_limit < BYTES_MIN ? BYTES_MIN : w->bytes_limit;
+    w->bytes_limit = w->bytes_limit > BYTES_MAX ? BYTES_MAX : w->bytes_limit;
+    w->messages_limit = w->messages_limit < MESSAGES_MIN ? MESSAGES_MIN : w->messages_limit;
+    w->messages_limit = w->messages_limit > w->messages_max ? w->messages_max : w->messages_limit;
 }
 
 static void end_round(struct window *w, uint64_t next, uint64_t now)
@@ -87,7 +87,7 @@ static void end_round(struct window *w, uint64_t next, uint64_t now)
     w->limited = w->refused = 0;
 }
 
-int window_answered(struct proxy_thread *t, struct peer *peer, uint64_t number, uint32_t count)
+int window_completed(struct proxy_thread *t, struct peer *peer, uint64_t number, uint32_t count)
 {
     struct window *w = &peer->window;
     const uint64_t first = number + 1 - count;
@@ -115,11 +115,11 @@ int window_answered(struct proxy_thread *t, struct peer *peer, uint64_t number, 
     w->messages -= answered;
     t->bytes_in_flight -= bytes;
     t->messages_in_flight -= answered;
-    note_time(w, &peer->posted[number & (t->depth - 1)], turn_now(t));
+    record_latency(w, &peer->posted[number & (t->depth - 1)], loop_now(t));
     while (peer->oldest != peer->next && !peer->posted[peer->oldest & (t->depth - 1)].open)
         peer->oldest++;
     if ((int64_t)(peer->oldest - w->round_end) >= 0)
-        end_round(w, peer->next, turn_now(t));
+        end_round(w, peer->next, loop_now(t));
     return answered == count ? 0 : -1;
 }
 

@@ -305,7 +305,7 @@ static inline int is_remote(int a, int b)
     return a != b && !(a < 2 && b < 2);
 }
 
-static inline void open_rank(struct proxy_fixture *s, int r, int manual, struct proxy_card *cards)
+static inline void open_rank(struct proxy_fixture *s, int r, int manual, struct proxy_address *addresses)
 {
     struct rank *rank = &s->ranks[r];
     struct proxy_options o = s->options;
@@ -327,24 +327,25 @@ static inline void open_rank(struct proxy_fixture *s, int r, int manual, struct 
     o.on_error = on_error;
     o.context = rank;
     assert_int_equal(proxy_open(&o, &rank->proxies), EPX_OK);
-    assert_int_equal(proxy_cards(rank->proxies, &cards[r * o.threads]), EPX_OK);
+    assert_int_equal(proxy_addresses(rank->proxies, &addresses[r * o.threads]), EPX_OK);
     rank->agent = (struct agent){.count = 1, .env = &cpu_thread_env, .bell = &rank->bell, .timeout_ns = 5000 * MS};
 }
 
 static inline void proxy_fixture_open(struct proxy_fixture *s, int ranks, int manual)
 {
-    struct proxy_card cards[RANKS * THREADS_MOST];
+    struct proxy_address addresses[RANKS * THREADS_MOST];
     int r;
 
     s->threads = s->options.threads;
-    memset(cards, 0, sizeof(cards));
+    memset(addresses, 0, sizeof(addresses));
     for (r = 0; r < ranks; r++)
-        open_rank(s, r, manual, cards);
-    for (; r < RANKS * s->threads; r++) /* ranks that are not there: their cards are, for networks that do not care */
+        open_rank(s, r, manual, addresses);
+    for (; r < RANKS * s->threads;
+         r++) /* ranks that are not there: their addresses are, for networks that do not care */
         if (r >= ranks * s->threads)
-            cards[r] = cards[0];
+            addresses[r] = addresses[0];
     for (r = 0; r < ranks; r++)
-        assert_int_equal(proxy_connect(s->ranks[r].proxies, cards), EPX_OK);
+        assert_int_equal(proxy_connect(s->ranks[r].proxies, addresses), EPX_OK);
     s->opened = ranks;
 }
 

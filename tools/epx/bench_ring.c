@@ -116,7 +116,7 @@ static epx_status open_proxies(struct bench *b)
 {
     const int n = b->options->rings, nranks = n + 1;
     uint8_t remote[RINGS_MOST + 1];
-    struct proxy_card cards[(RINGS_MOST + 1) * RINGS_MOST];
+    struct proxy_address addresses[(RINGS_MOST + 1) * RINGS_MOST];
     const struct proxy_options o = {.nranks = nranks,
                                     .threads = n,
                                     .ring_slots = RING_SLOTS,
@@ -139,12 +139,12 @@ static epx_status open_proxies(struct bench *b)
     memset(remote, 1, sizeof(remote));
     status = proxy_open(&o, &b->proxies);
     if (status == EPX_OK)
-        status = proxy_cards(b->proxies, cards);
+        status = proxy_addresses(b->proxies, addresses);
     if (status != EPX_OK)
         return status;
     for (i = n; i < nranks * n; i++)
-        cards[i] = cards[i % n];
-    return proxy_connect(b->proxies, cards);
+        addresses[i] = addresses[i % n];
+    return proxy_connect(b->proxies, addresses);
 }
 
 static epx_status open_memory(struct bench *b)

@@ -104,7 +104,7 @@ struct wish {
     const char *interfaces;     /* EPX_SOCKET_IFNAME, or NULL */
     const char *cards;          /* EPX_IB_HCA, for verbs, or NULL */
     struct sockaddr_storage at; /* this address, where ss_family is set */
-    int far;                    /* GPU memory is to be registered */
+    int gpu;                    /* GPU memory is to be registered */
 };
 
 static void make_wish(struct wish *wish)
@@ -199,7 +199,7 @@ static const struct fi_info *best(const struct fi_info *list, const struct wish 
 
 /* ---- Providers */
 
-static struct fi_info *make_hints(const struct ofi_lib *lib, const char *provider, int far)
+static struct fi_info *make_hints(const struct ofi_lib *lib, const char *provider, int gpu)
 {
     struct fi_info *hints = lib->dupinfo(NULL);
 
@@ -210,7 +210,7 @@ static struct fi_info *make_hints(const struct ofi_lib *lib, const char *provide
     hints->ep_attr->type = FI_EP_RDM;
     hints->domain_attr->mr_mode =
         FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT | FI_MR_RMA_EVENT;
-    if (far) {
+    if (gpu) {
         hints->caps |= FI_HMEM;
         hints->domain_attr->mr_mode |= FI_MR_HMEM;
     }
@@ -228,10 +228,10 @@ static struct fi_info *make_hints(const struct ofi_lib *lib, const char *provide
 }
 
 /* 0, or what fi_getinfo said (-FI_ENODATA: no such provider, or nothing that it could run on). */
-static int try_memory(const struct ofi_lib *lib, const char *provider, const struct wish *wish, int index, int far,
+static int try_memory(const struct ofi_lib *lib, const char *provider, const struct wish *wish, int index, int gpu,
                       struct fi_info **info)
 {
-    struct fi_info *hints = make_hints(lib, provider, far), *list = NULL;
+    struct fi_info *hints = make_hints(lib, provider, gpu), *list = NULL;
     const struct fi_info *taken;
     int rc;
 
@@ -251,7 +251,7 @@ static int try_memory(const struct ofi_lib *lib, const char *provider, const str
 static int try_provider(const struct ofi_lib *lib, const char *provider, const struct wish *wish, int index,
                         struct fi_info **info)
 {
-    if (wish->far && !try_memory(lib, provider, wish, index, 1, info))
+    if (wish->gpu && !try_memory(lib, provider, wish, index, 1, info))
         return 0;
     return try_memory(lib, provider, wish, index, 0, info);
 }
@@ -280,7 +280,7 @@ epx_status ofi_choose(const struct ofi_lib *lib, const char *provider, int index
     int rc = -FI_ENODATA;
 
     make_wish(&wish);
-    wish.far = net_memory_far(memory_kind);
+    wish.gpu = net_memory_is_gpu(memory_kind);
     if (name) {
         rc = find_provider(lib, name, &wish, index, info);
         if (!rc)

@@ -414,7 +414,7 @@ int ofi_poll(struct net *net, struct net_event *events, int max)
         if (got < want)
             break;
     }
-    if (!used && n->inflight && !(++n->turns & 63))
+    if (!used && n->inflight && !(++n->idle_polls & 63))
         check_deadlines(n);
     return n->unreported ? used + take_lost(n, events + used, max - used) : used;
 }

@@ -257,7 +257,7 @@ static uint64_t draw_key(const struct fi_info *info)
 }
 
 /* Memory of a GPU: the provider is told whose it is and finds its way; else by a dma-buf, where libfabric knows them. */
-static int register_far(struct ofi_net *n, const struct net_memory *memory, struct fi_mr_attr *attr)
+static int register_gpu(struct ofi_net *n, const struct net_memory *memory, struct fi_mr_attr *attr)
 {
     int rc;
 
@@ -281,7 +281,8 @@ static int register_memory(struct ofi_net *n, const struct net_memory *memory)
     struct fi_mr_attr attr = {
         .mr_iov = &piece, .iov_count = 1, .access = FI_WRITE | FI_REMOTE_WRITE, .requested_key = draw_key(n->info)};
 
-    return net_memory_far(memory->kind) ? register_far(n, memory, &attr) : fi_mr_regattr(n->domain, &attr, 0, &n->mr);
+    return net_memory_is_gpu(memory->kind) ? register_gpu(n, memory, &attr)
+                                           : fi_mr_regattr(n->domain, &attr, 0, &n->mr);
 }
 
 static epx_status add_region(struct net *net, const struct net_memory *memory, struct net_region *region)
@@ -293,7 +294,7 @@ static epx_status add_region(struct net *net, const struct net_memory *memory, s
     struct ofi_wire_key wire;
     int rc;
 
-    if (net_memory_far(memory->kind) && !(n->info->caps & FI_HMEM))
+    if (net_memory_is_gpu(memory->kind) && !(n->info->caps & FI_HMEM))
         return fail(EPX_ERR_UNSUPPORTED, "ofi: the provider %s registers no GPU memory (FI_HMEM)",
                     n->info->fabric_attr->prov_name);
     if (n->mr)
@@ -306,7 +307,7 @@ static epx_status add_region(struct net *net, const struct net_memory *memory, s
             rc = fi_mr_enable(n->mr);
     }
     if (rc)
-        return fail_ofi(n, rc, net_memory_far(memory->kind) ? "register GPU memory" : "register the heap");
+        return fail_ofi(n, rc, net_memory_is_gpu(memory->kind) ? "register GPU memory" : "register the heap");
     n->desc = fi_mr_desc(n->mr);
     n->base = base;
     n->bytes = bytes;

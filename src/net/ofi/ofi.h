@@ -141,7 +141,7 @@ struct ofi_net {
     uint8_t *reported;
     struct ofi_op *ops, *free;
     uint32_t depth, inflight; /* of peers that live */
-    uint32_t turns;
+    uint32_t idle_polls;
     int warned;
 };
 

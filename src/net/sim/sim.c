@@ -70,7 +70,7 @@ static epx_status sim_address(struct net *net, struct net_address *address)
 
 static epx_status sim_add_region(struct net *net, const struct net_memory *memory, struct net_region *region)
 {
-    if (net_memory_far(memory->kind))
+    if (net_memory_is_gpu(memory->kind))
         return fail(EPX_ERR_UNSUPPORTED, "network sim: expected host memory, got that of device kind %d", memory->kind);
     endpoint(net)->heap = memory->base;
     endpoint(net)->heap_bytes = memory->bytes;

@@ -249,7 +249,7 @@ void verbs_ah_attr(const struct verbs_net *net, const struct verbs_address *to, 
 }
 
 /* Memory of a GPU: by its dma-buf, else as if it were the host's, which works where a peer memory module is loaded. */
-static epx_status register_far(struct verbs_net *net, const struct net_memory *memory, int access)
+static epx_status register_gpu(struct verbs_net *net, const struct net_memory *memory, int access)
 {
     const uint64_t at = (uint64_t)(uintptr_t)memory->base;
     int dmabuf_errno = 0;
@@ -271,7 +271,7 @@ static epx_status register_far(struct verbs_net *net, const struct net_memory *m
                 strerror(errno));
 }
 
-static epx_status register_near(struct verbs_net *net, const struct net_memory *memory, int access)
+static epx_status register_host(struct verbs_net *net, const struct net_memory *memory, int access)
 {
     net->mr = net->lib->reg_mr(net->pd, memory->base, (size_t)memory->bytes, access);
     if (!net->mr)
@@ -289,7 +289,7 @@ static epx_status verbs_add_region(struct net *base, const struct net_memory *me
 
     if (net->mr)
         return fail(EPX_ERR_USAGE, "verbs: the endpoint has a region already");
-    status = net_memory_far(memory->kind) ? register_far(net, memory, access) : register_near(net, memory, access);
+    status = net_memory_is_gpu(memory->kind) ? register_gpu(net, memory, access) : register_host(net, memory, access);
     if (status != EPX_OK)
         return status;
     net->heap = memory->base;
