@@ -13,6 +13,8 @@ struct cpu_env;       /* device/cpu/agent.h */
 struct device;        /* one opened device; starts with `const struct device_ops *ops` */
 struct device_stream; /* the device's own stream object; what the caller sees as epx_stream */
 struct device_event;
+struct device_timers;
+struct device_graph;
 
 /* Everything a peer needs to map memory of this rank: its heap, or a region that it exports. Goes through the bootstrap as it is. */
 struct heap_export {
@@ -30,10 +32,11 @@ struct heap {
 };
 
 enum {
-    DEVICE_HOST_ACCESS = 1,    /* the host can read and write device memory directly */
-    DEVICE_SPARSE_HEAP = 2,    /* untouched heap pages cost nothing */
-    DEVICE_HOST_HEAP = 4,      /* the host can read and write heaps directly */
-    DEVICE_EXPORTS_REGIONS = 8 /* callers' own memory is exported to the ranks of the node unless EPX_REGISTER=0 */
+    DEVICE_HOST_ACCESS = 1,     /* the host can read and write device memory directly */
+    DEVICE_SPARSE_HEAP = 2,     /* untouched heap pages cost nothing */
+    DEVICE_HOST_HEAP = 4,       /* the host can read and write heaps directly */
+    DEVICE_EXPORTS_REGIONS = 8, /* callers' own memory is exported to the ranks of the node unless EPX_REGISTER=0 */
+    DEVICE_GRAPHS = 16          /* graph_begin to graph_destroy work */
 };
 
 struct device_ops {
@@ -106,6 +109,22 @@ struct device_ops {
     epx_status (*event_record)(struct device *device, struct device_event *event, struct device_stream *stream);
     epx_status (*event_sync)(struct device *device, struct device_event *event);
     epx_status (*event_query)(struct device *device, struct device_event *event);
+
+    /* Time stamps in stream order, for benchmarks. A stamp that is recorded while the stream captures belongs to the
+     * graph: every launch of the graph takes it anew. */
+    epx_status (*timers_create)(struct device *device, int count, struct device_timers **timers);
+    void (*timers_destroy)(struct device *device, struct device_timers *timers);
+    epx_status (*timers_record)(struct device *device, struct device_timers *timers, int i,
+                                struct device_stream *stream);
+    /* Microseconds between two stamps of streams that have been synchronised. */
+    epx_status (*timers_elapsed)(struct device *device, struct device_timers *timers, int from, int to, double *us);
+
+    /* Graphs, for benchmarks and tests: what this thread queues on the stream between begin and end is captured and does
+     * not run. graph_end ends the capture also when it fails. EPX_ERR_UNSUPPORTED without DEVICE_GRAPHS. */
+    epx_status (*graph_begin)(struct device *device, struct device_stream *stream);
+    epx_status (*graph_end)(struct device *device, struct device_stream *stream, struct device_graph **graph);
+    epx_status (*graph_launch)(struct device *device, struct device_graph *graph, struct device_stream *stream);
+    void (*graph_destroy)(struct device *device, struct device_graph *graph);
 };
 
 struct device {

@@ -298,4 +298,12 @@ const struct device_ops cpu_device_ops = {
     .event_record = cpu_event_record,
     .event_sync = cpu_event_sync,
     .event_query = cpu_event_query,
+    .timers_create = cpu_timers_create,
+    .timers_destroy = cpu_timers_destroy,
+    .timers_record = cpu_timers_record,
+    .timers_elapsed = cpu_timers_elapsed,
+    .graph_begin = cpu_graph_begin,
+    .graph_end = cpu_graph_end,
+    .graph_launch = cpu_graph_launch,
+    .graph_destroy = cpu_graph_destroy,
 };

@@ -125,7 +125,7 @@ static epx_status cuda_heap_place(struct device *device, int host);
 static const struct device_ops cuda_ops = {
     .name = GPU_NAME,
     .kind = GPU_KIND,
-    .caps = GPU_EXPORTS_REGIONS,
+    .caps = GPU_EXPORTS_REGIONS | DEVICE_GRAPHS,
     .open = cuda_open,
     .close = cuda_close,
     .identity = cuda_identity,
@@ -163,6 +163,14 @@ static const struct device_ops cuda_ops = {
     .event_record = cuda_event_record,
     .event_sync = cuda_event_sync,
     .event_query = cuda_event_query,
+    .timers_create = cuda_timers_create,
+    .timers_destroy = cuda_timers_destroy,
+    .timers_record = cuda_timers_record,
+    .timers_elapsed = cuda_timers_elapsed,
+    .graph_begin = cuda_graph_begin,
+    .graph_end = cuda_graph_end,
+    .graph_launch = cuda_graph_launch,
+    .graph_destroy = cuda_graph_destroy,
 };
 
 /* The same with heaps in host memory; made of the other when the module is opened. */

@@ -86,6 +86,16 @@ epx_status cuda_event_record(struct device *device, struct device_event *event, 
 epx_status cuda_event_sync(struct device *device, struct device_event *event);
 epx_status cuda_event_query(struct device *device, struct device_event *event);
 
+/* timer.c */
+epx_status cuda_timers_create(struct device *device, int count, struct device_timers **timers);
+void cuda_timers_destroy(struct device *device, struct device_timers *timers);
+epx_status cuda_timers_record(struct device *device, struct device_timers *timers, int i, struct device_stream *stream);
+epx_status cuda_timers_elapsed(struct device *device, struct device_timers *timers, int from, int to, double *us);
+epx_status cuda_graph_begin(struct device *device, struct device_stream *stream);
+epx_status cuda_graph_end(struct device *device, struct device_stream *stream, struct device_graph **graph);
+epx_status cuda_graph_launch(struct device *device, struct device_graph *graph, struct device_stream *stream);
+void cuda_graph_destroy(struct device *device, struct device_graph *graph);
+
 /* launch.c */
 epx_status cuda_kernels_load(struct cuda_device *cuda);
 /* A kernel that does nothing. */

@@ -81,21 +81,19 @@ hipError_t hip_launch_host_func(hipStream_t stream, hipHostFn_t fn, void *arg);
 #define cudaStreamSynchronize hipStreamSynchronize
 #define cudaStreamWaitEvent hipStreamWaitEvent
 
-/* ---- Of bench/gpu_bench.c alone --------------------------------------------------------------------------------- */
+/* ---- timer.c ---------------------------------------------------------------------------------------------------- */
 
 #define cudaGraph_t hipGraph_t
 #define cudaGraphExec_t hipGraphExec_t
-#define cudaMemcpyDeviceToDevice hipMemcpyDeviceToDevice
-#define cudaMemcpyDeviceToHost hipMemcpyDeviceToHost
 #define cudaStreamCaptureModeThreadLocal hipStreamCaptureModeThreadLocal
 
 #define cudaEventCreate hipEventCreate
 #define cudaEventElapsedTime hipEventElapsedTime
 #define cudaGraphDestroy hipGraphDestroy
+#define cudaGraphExecDestroy hipGraphExecDestroy
 #define cudaGraphInstantiate hipGraphInstantiateWithFlags
 #define cudaGraphLaunch hipGraphLaunch
 #define cudaGraphUpload(graph, stream) ((void)(stream), hipSuccess) /* not in every version; the first launch does it */
-#define cudaMemset hipMemset
 #define cudaStreamBeginCapture hipStreamBeginCapture
 #define cudaStreamEndCapture hipStreamEndCapture
 
