@@ -1,24 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ncclEpCombine and ncclEpComplete. */
-#include "compat/nccl_ep/face.h"
+#include "compat/nccl_ep/compat.h"
 
 static const char call[] = "ncclEpCombine";
 
 struct combine {
-    struct face_tensor tokens, weights, out_tokens, out_weights;
+    struct compat_tensor tokens, weights, out_tokens, out_weights;
 };
 
 static ncclResult_t take_tensors(const struct ncclEpGroup *group, const ncclEpCombineInputs_t *in,
                                  const ncclEpCombineOutputs_t *out, struct combine *c)
 {
-    ncclResult_t result = face_tensor(group, call, "inputs.tokens", in->tokens, &c->tokens);
+    ncclResult_t result = compat_tensor(group, call, "inputs.tokens", in->tokens, &c->tokens);
 
     if (result == ncclSuccess)
-        result = face_tensor(group, call, "inputs.topk_weights", in->topk_weights, &c->weights);
+        result = compat_tensor(group, call, "inputs.topk_weights", in->topk_weights, &c->weights);
     if (result == ncclSuccess)
-        result = face_tensor(group, call, "outputs.tokens", out->tokens, &c->out_tokens);
+        result = compat_tensor(group, call, "outputs.tokens", out->tokens, &c->out_tokens);
     if (result == ncclSuccess)
-        result = face_tensor(group, call, "outputs.topk_weights", out->topk_weights, &c->out_weights);
+        result = compat_tensor(group, call, "outputs.topk_weights", out->topk_weights, &c->out_weights);
     return result;
 }
 
@@ -44,27 +44,28 @@ static ncclResult_t place_weights(const struct ncclEpHandle *handle, const struc
 
     if (low) {
         if (c->weights.at)
-            return face_fail(ncclInvalidArgument, "%s: inputs.topk_weights: low latency has none, expected NULL", call);
+            return compat_fail(ncclInvalidArgument, "%s: inputs.topk_weights: low latency has none, expected NULL",
+                               call);
         if (major && !c->out_weights.at)
-            return face_fail(
+            return compat_fail(
                 ncclInvalidArgument,
                 "%s: outputs.topk_weights: EXPERT_MAJOR reads the weights of this rank's tokens there, got "
                 "NULL",
                 call);
         if (!major && c->out_weights.at)
-            return face_fail(ncclInvalidArgument,
-                             "%s: outputs.topk_weights: RANK_MAJOR sums rows that the caller has weighted, expected "
-                             "NULL",
-                             call);
+            return compat_fail(ncclInvalidArgument,
+                               "%s: outputs.topk_weights: RANK_MAJOR sums rows that the caller has weighted, expected "
+                               "NULL",
+                               call);
         in->topk_weights = c->out_weights.at;
         return ncclSuccess;
     }
     if (!backward && (c->weights.at || c->out_weights.at))
-        return face_fail(ncclInvalidArgument, "%s: %s.topk_weights: a forward combine has none, expected NULL", call,
-                         c->weights.at ? "inputs" : "outputs");
+        return compat_fail(ncclInvalidArgument, "%s: %s.topk_weights: a forward combine has none, expected NULL", call,
+                           c->weights.at ? "inputs" : "outputs");
     if (backward && (!c->weights.at || !c->out_weights.at))
-        return face_fail(ncclInvalidArgument, "%s: %s.topk_weights: a backward combine returns them, got NULL", call,
-                         c->weights.at ? "outputs" : "inputs");
+        return compat_fail(ncclInvalidArgument, "%s: %s.topk_weights: a backward combine returns them, got NULL", call,
+                           c->weights.at ? "outputs" : "inputs");
     in->topk_weights = c->weights.at;
     out->topk_weights = c->out_weights.at;
     return ncclSuccess;
@@ -89,14 +90,14 @@ ncclResult_t ncclEpCombine(ncclEpHandle_t handle, const ncclEpCombineInputs_t *i
     if (result == ncclSuccess)
         result = place_weights(handle, &c, backward, &in, &out);
     if (result == ncclSuccess)
-        result = face_stream(handle->group, stream, call, &own);
+        result = compat_stream(handle->group, stream, call, &own);
     if (result != ncclSuccess)
         return result;
     in.tokens = c.tokens.at;
     out.tokens = c.out_tokens.at;
     cfg.send_only = config && config->send_only != 0 && handle->group->low_latency;
     cfg.direction = backward ? EPX_BACKWARD : EPX_FORWARD;
-    return face_result(epx_combine(handle->handle, &in, &out, &cfg, own), call);
+    return compat_result(epx_combine(handle->handle, &in, &out, &cfg, own), call);
 }
 
 ncclResult_t ncclEpComplete(ncclEpHandle_t handle, const ncclEpCompleteConfig_t *config, cudaStream_t stream)
@@ -110,6 +111,6 @@ ncclResult_t ncclEpComplete(ncclEpHandle_t handle, const ncclEpCompleteConfig_t 
     if (result == ncclSuccess && !handle->handle)
         return ncclSuccess;
     if (result == ncclSuccess)
-        result = face_stream(handle->group, stream, complete, &own);
-    return result == ncclSuccess ? face_result(epx_complete(handle->handle, own), complete) : result;
+        result = compat_stream(handle->group, stream, complete, &own);
+    return result == ncclSuccess ? compat_result(epx_complete(handle->handle, own), complete) : result;
 }

@@ -7,7 +7,7 @@
  *
  *      host --copy--> [mine]  --ncclAllGather on a stream of its own-->  [rank 0 | rank 1 | ...] --copy--> host
  */
-#include "compat/nccl_ep/face.h"
+#include "compat/nccl_ep/compat.h"
 
 #include <dlfcn.h>
 #include <inttypes.h>
@@ -39,14 +39,14 @@ static ncclResult_t ask(const struct comm *comm, const char *name, int *value)
 
     *(void **)&query = find(name);
     if (!query)
-        return face_fail(
+        return compat_fail(
             ncclInvalidUsage,
             "ncclEpCreateGroup: comm: no %s in this process: expected NCCL (libnccl.so.2) or EPX's stand-in "
             "(libepx_nccl.so) to be linked or loaded",
             name);
     result = query(comm->comm, value);
     if (result != ncclSuccess)
-        return face_fail(result, "ncclEpCreateGroup: comm: %s returned %d", name, (int)result);
+        return compat_fail(result, "ncclEpCreateGroup: comm: %s returned %d", name, (int)result);
     return ncclSuccess;
 }
 
@@ -63,7 +63,7 @@ ncclResult_t comm_open(struct comm *comm, ncclComm_t given, int timeout_ms)
     ncclResult_t result;
 
     if (!given)
-        return face_fail(ncclInvalidArgument, "ncclEpCreateGroup: comm: expected a communicator, got NULL");
+        return compat_fail(ncclInvalidArgument, "ncclEpCreateGroup: comm: expected a communicator, got NULL");
     comm->comm = given;
     comm->timeout_ms = timeout_ms;
     *(void **)&comm->host_gather = find("epxNcclHostAllGather");
@@ -182,12 +182,12 @@ ncclResult_t comm_window(const struct comm *comm, const char *call, const char *
 {
     *base = NULL;
     if (!comm->window_pointer)
-        return face_fail(ncclInvalidUsage,
-                         "%s: %s.win_hdl: this NCCL has no ncclWinGetUserPtr (it came with 2.29): set data as well",
-                         call, name);
+        return compat_fail(ncclInvalidUsage,
+                           "%s: %s.win_hdl: this NCCL has no ncclWinGetUserPtr (it came with 2.29): set data as well",
+                           call, name);
     if (comm->window_pointer(comm->comm, window, base) != ncclSuccess || !*base)
-        return face_fail(ncclInvalidArgument, "%s: %s.win_hdl: expected a window of the group's communicator, got %p",
-                         call, name, (void *)window);
+        return compat_fail(ncclInvalidArgument, "%s: %s.win_hdl: expected a window of the group's communicator, got %p",
+                           call, name, (void *)window);
     return ncclSuccess;
 }
 

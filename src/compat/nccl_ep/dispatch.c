@@ -1,42 +1,42 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "compat/nccl_ep/face.h"
+#include "compat/nccl_ep/compat.h"
 
 static const char call[] = "ncclEpDispatch";
 
 struct dispatch {
-    struct face_tensor tokens, weights, scales;
-    struct face_tensor out_tokens, out_weights, out_scales, out_idx;
-    struct face_layout layout;
+    struct compat_tensor tokens, weights, scales;
+    struct compat_tensor out_tokens, out_weights, out_scales, out_idx;
+    struct compat_layout layout;
 };
 
-static ncclResult_t need(const struct face_tensor *t, const char *name, const char *why)
+static ncclResult_t need(const struct compat_tensor *t, const char *name, const char *why)
 {
-    return t->at ? ncclSuccess : face_fail(ncclInvalidArgument, "%s: %s: %s, got NULL", call, name, why);
+    return t->at ? ncclSuccess : compat_fail(ncclInvalidArgument, "%s: %s: %s, got NULL", call, name, why);
 }
 
-static ncclResult_t need_none(const struct face_tensor *t, const char *name, const char *why)
+static ncclResult_t need_none(const struct compat_tensor *t, const char *name, const char *why)
 {
-    return t->at ? face_fail(ncclInvalidArgument, "%s: %s: %s, expected NULL", call, name, why) : ncclSuccess;
+    return t->at ? compat_fail(ncclInvalidArgument, "%s: %s: %s, expected NULL", call, name, why) : ncclSuccess;
 }
 
 static ncclResult_t take_tensors(const struct ncclEpGroup *group, const ncclEpDispatchInputs_t *in,
                                  const ncclEpDispatchOutputs_t *out, const ncclEpLayoutInfo_t *info, struct dispatch *d)
 {
-    ncclResult_t result = face_tensor(group, call, "inputs.tokens", in->tokens, &d->tokens);
+    ncclResult_t result = compat_tensor(group, call, "inputs.tokens", in->tokens, &d->tokens);
 
     if (result == ncclSuccess)
-        result = face_tensor(group, call, "inputs.topk_weights", in->topk_weights, &d->weights);
+        result = compat_tensor(group, call, "inputs.topk_weights", in->topk_weights, &d->weights);
     if (result == ncclSuccess)
-        result = face_scales(group, call, "inputs.scales", in->scales, &d->scales);
+        result = compat_scales(group, call, "inputs.scales", in->scales, &d->scales);
     if (result == ncclSuccess)
-        result = face_tensor(group, call, "outputs.tokens", out->tokens, &d->out_tokens);
+        result = compat_tensor(group, call, "outputs.tokens", out->tokens, &d->out_tokens);
     if (result == ncclSuccess)
-        result = face_tensor(group, call, "outputs.topk_weights", out->topk_weights, &d->out_weights);
+        result = compat_tensor(group, call, "outputs.topk_weights", out->topk_weights, &d->out_weights);
     if (result == ncclSuccess)
-        result = face_scales(group, call, "outputs.scales", out->scales, &d->out_scales);
+        result = compat_scales(group, call, "outputs.scales", out->scales, &d->out_scales);
     if (result == ncclSuccess)
-        result = face_tensor(group, call, "outputs.topk_idx", out->topk_idx, &d->out_idx);
-    return result == ncclSuccess ? face_layout(group, call, info, &d->layout) : result;
+        result = compat_tensor(group, call, "outputs.topk_idx", out->topk_idx, &d->out_idx);
+    return result == ncclSuccess ? compat_layout(group, call, info, &d->layout) : result;
 }
 
 /* What low latency demands beyond what EPX does. */
@@ -64,9 +64,9 @@ static ncclResult_t check_high_throughput(const struct ncclEpHandle *handle, con
     ncclResult_t result = ncclSuccess;
 
     if (d->out_tokens.at && d->out_tokens.at->shape[0] < handle->group->min_rows)
-        return face_fail(ncclInvalidArgument,
-                         "%s: outputs.tokens: expected max_recv_tokens_per_rank = %lld rows or more, got %lld", call,
-                         (long long)handle->group->min_rows, (long long)d->out_tokens.at->shape[0]);
+        return compat_fail(ncclInvalidArgument,
+                           "%s: outputs.tokens: expected max_recv_tokens_per_rank = %lld rows or more, got %lld", call,
+                           (long long)handle->group->min_rows, (long long)d->out_tokens.at->shape[0]);
     if (backward) {
         static const char why[] = "a backward dispatch has none";
         result = need_none(&d->weights, "inputs.topk_weights", why);
@@ -117,7 +117,7 @@ ncclResult_t ncclEpDispatch(ncclEpHandle_t handle, const ncclEpDispatchInputs_t 
         result =
             handle->group->low_latency ? check_low_latency(handle, &d) : check_high_throughput(handle, &d, backward);
     if (result == ncclSuccess)
-        result = face_stream(handle->group, stream, call, &own);
+        result = compat_stream(handle->group, stream, call, &own);
     if (result != ncclSuccess)
         return result;
     in.tokens = d.tokens.at;
@@ -132,5 +132,5 @@ ncclResult_t ncclEpDispatch(ncclEpHandle_t handle, const ncclEpDispatchInputs_t 
         c.round_scale = config->round_scales != 0;
         c.direction = backward ? EPX_BACKWARD : EPX_FORWARD;
     }
-    return face_result(epx_dispatch(handle->handle, &in, &out, d.layout.at, &c, own), call);
+    return compat_result(epx_dispatch(handle->handle, &in, &out, d.layout.at, &c, own), call);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "compat/nccl_ep/face.h"
+#include "compat/nccl_ep/compat.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -13,7 +13,7 @@ const char *ncclEpxGetLastError(void)
     return last_message;
 }
 
-ncclResult_t face_fail(ncclResult_t result, const char *format, ...)
+ncclResult_t compat_fail(ncclResult_t result, const char *format, ...)
 {
     va_list args;
 
@@ -52,7 +52,7 @@ static ncclResult_t result_of(epx_status status)
 }
 
 /* EPX has logged the sentence already. */
-ncclResult_t face_result(epx_status status, const char *call)
+ncclResult_t compat_result(epx_status status, const char *call)
 {
     if (status != EPX_OK)
         snprintf(last_message, sizeof(last_message), "%s: %s (%s)", call, epx_last_error(), epx_strerror(status));
@@ -66,23 +66,23 @@ ncclResult_t struct_check(const char *call, const char *name, const void *given,
     if (!given)
         return ncclSuccess;
     if (head[0] != size || head[1] != NCCL_EP_MAGIC)
-        return face_fail(ncclInvalidArgument,
-                         "%s: %s: expected size %zu and magic 0x%x, as its NCCL_EP_*_INIT sets them, got %u and 0x%x",
-                         call, name, size, NCCL_EP_MAGIC, head[0], head[1]);
+        return compat_fail(ncclInvalidArgument,
+                           "%s: %s: expected size %zu and magic 0x%x, as its NCCL_EP_*_INIT sets them, got %u and 0x%x",
+                           call, name, size, NCCL_EP_MAGIC, head[0], head[1]);
     return ncclSuccess;
 }
 
 ncclResult_t struct_need(const char *call, const char *name, const void *given, size_t size)
 {
     if (!given)
-        return face_fail(ncclInvalidArgument, "%s: %s: expected a pointer, got NULL", call, name);
+        return compat_fail(ncclInvalidArgument, "%s: %s: expected a pointer, got NULL", call, name);
     return struct_check(call, name, given, size);
 }
 
 ncclResult_t ncclEpGetVersion(int *version)
 {
     if (!version)
-        return face_fail(ncclInvalidArgument, "ncclEpGetVersion: version: expected a pointer, got NULL");
+        return compat_fail(ncclInvalidArgument, "ncclEpGetVersion: version: expected a pointer, got NULL");
     *version = NCCL_EP_VERSION_CODE;
     return ncclSuccess;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Groups, their masks and errors. */
-#include "compat/nccl_ep/face.h"
+#include "compat/nccl_ep/compat.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -44,8 +44,8 @@ static ncclResult_t check_config(const ncclEpGroupConfig_t *c)
     if (c->version != NCCL_EP_API_VERSION)
         log_line(LOG_WARN, "%s: config.version is %u, this library speaks %d", create, c->version, NCCL_EP_API_VERSION);
     if (c->algorithm != NCCL_EP_ALGO_LOW_LATENCY && c->algorithm != NCCL_EP_ALGO_HIGH_THROUGHPUT)
-        return face_fail(ncclInvalidArgument, "%s: config.algorithm: expected 0 or 1, got %d", create,
-                         (int)c->algorithm);
+        return compat_fail(ncclInvalidArgument, "%s: config.algorithm: expected 0 or 1, got %d", create,
+                           (int)c->algorithm);
     const struct {
         const char *field;
         unsigned int value, low, high;
@@ -55,11 +55,12 @@ static ncclResult_t check_config(const ncclEpGroupConfig_t *c)
                   {"max_token_bytes", c->max_token_bytes, 1, 1u << 24}};
     for (size_t i = 0; i < sizeof(ranges) / sizeof(ranges[0]); i++)
         if (ranges[i].value < ranges[i].low || ranges[i].value > ranges[i].high)
-            return face_fail(ncclInvalidArgument, "%s: config.%s: expected %u to %u, got %u", create, ranges[i].field,
-                             ranges[i].low, ranges[i].high, ranges[i].value);
+            return compat_fail(ncclInvalidArgument, "%s: config.%s: expected %u to %u, got %u", create, ranges[i].field,
+                               ranges[i].low, ranges[i].high, ranges[i].value);
     if (!c->alloc.alloc_fn != !c->alloc.free_fn)
-        return face_fail(ncclInvalidUsage, "%s: config.alloc: expected both of alloc_fn and free_fn or neither, got %s",
-                         create, c->alloc.alloc_fn ? "alloc_fn alone" : "free_fn alone");
+        return compat_fail(ncclInvalidUsage,
+                           "%s: config.alloc: expected both of alloc_fn and free_fn or neither, got %s", create,
+                           c->alloc.alloc_fn ? "alloc_fn alone" : "free_fn alone");
     return ncclSuccess;
 }
 
@@ -101,8 +102,8 @@ static ncclResult_t limit_sms(const ncclEpGroupConfig_t *c, epx_group_config *ou
         return ncclSuccess;
     most = gpu_multiprocessors(out->device_index);
     if (most && c->max_num_sms > (unsigned int)most)
-        return face_fail(ncclInvalidUsage, "%s: config.max_num_sms: the GPU has %d, got %u", create, most,
-                         c->max_num_sms);
+        return compat_fail(ncclInvalidUsage, "%s: config.max_num_sms: the GPU has %d, got %u", create, most,
+                           c->max_num_sms);
     out->num_agents = c->max_num_sms > MOST_AGENTS / WARPS_PER_MULTIPROCESSOR
                           ? MOST_AGENTS
                           : (int32_t)c->max_num_sms * WARPS_PER_MULTIPROCESSOR;
@@ -119,12 +120,12 @@ static ncclResult_t check_buffer(const ncclEpGroupConfig_t *c, const epx_group_c
         return ncclSuccess;
     status = epx_group_memory(config, nranks, &info);
     if (status != EPX_OK)
-        return face_result(status, create);
+        return compat_result(status, create);
     needed = config->modes == EPX_LOW_LATENCY ? info.low_latency_bytes : info.high_throughput_bytes;
     if (c->rdma_buffer_size < needed)
-        return face_fail(ncclInvalidUsage,
-                         "%s: config.rdma_buffer_size: expected NCCL_EP_AUTO or at least %llu bytes, got %lu", create,
-                         (unsigned long long)needed, c->rdma_buffer_size);
+        return compat_fail(ncclInvalidUsage,
+                           "%s: config.rdma_buffer_size: expected NCCL_EP_AUTO or at least %llu bytes, got %lu", create,
+                           (unsigned long long)needed, c->rdma_buffer_size);
     return ncclSuccess;
 }
 
@@ -150,10 +151,10 @@ static ncclResult_t open_group(struct ncclEpGroup *group, const ncclEpGroupConfi
     bootstrap.nranks = group->comm.nranks;
     bootstrap.allgather = comm_allgather;
     bootstrap.context = &group->comm;
-    result = face_result(epx_group_create(&group->group, &bootstrap, &c), create);
+    result = compat_result(epx_group_create(&group->group, &bootstrap, &c), create);
     if (result != ncclSuccess)
         return result;
-    result = face_result(epx_group_query(group->group, &info), create);
+    result = compat_result(epx_group_query(group->group, &info), create);
     group->is_cpu = info.device == EPX_DEVICE_CPU;
     return result;
 }
@@ -164,14 +165,14 @@ ncclResult_t ncclEpCreateGroup(ncclEpGroup_t *ep_group, ncclComm_t comm, const n
     ncclResult_t result;
 
     if (!ep_group)
-        return face_fail(ncclInvalidArgument, "%s: ep_group: expected a pointer, got NULL", create);
+        return compat_fail(ncclInvalidArgument, "%s: ep_group: expected a pointer, got NULL", create);
     *ep_group = NULL;
     result = check_config(config);
     if (result != ncclSuccess)
         return result;
     group = calloc(1, sizeof(*group));
     if (!group)
-        return face_fail(ncclSystemError, "%s: no memory", create);
+        return compat_fail(ncclSystemError, "%s: no memory", create);
     result = comm_open(&group->comm, comm, timeout_of(config));
     if (result == ncclSuccess) {
         log_set_rank(group->comm.rank);
@@ -194,7 +195,7 @@ ncclResult_t ncclEpGroupDestroy(ncclEpGroup_t ep_group)
     ncclResult_t result = group_need(ep_group, call);
 
     if (result == ncclSuccess)
-        result = face_result(epx_group_destroy(ep_group->group), call);
+        result = compat_result(epx_group_destroy(ep_group->group), call);
     if (result != ncclSuccess)
         return result;
     group_list_remove(ep_group);
@@ -221,8 +222,8 @@ ncclResult_t ncclEpMaskQuery(ncclEpGroup_t ep_group, int *mask_status, cudaStrea
     ncclResult_t result = group_need(ep_group, call);
 
     if (result == ncclSuccess)
-        result = face_stream(ep_group, stream, call, &own);
-    return result == ncclSuccess ? face_result(epx_mask_query(ep_group->group, mask_status, own), call) : result;
+        result = compat_stream(ep_group, stream, call, &own);
+    return result == ncclSuccess ? compat_result(epx_mask_query(ep_group->group, mask_status, own), call) : result;
 }
 
 ncclResult_t ncclEpMaskUpdate(ncclEpGroup_t ep_group, const int *mask, cudaStream_t stream)
@@ -232,8 +233,8 @@ ncclResult_t ncclEpMaskUpdate(ncclEpGroup_t ep_group, const int *mask, cudaStrea
     ncclResult_t result = group_need(ep_group, call);
 
     if (result == ncclSuccess)
-        result = face_stream(ep_group, stream, call, &own);
-    return result == ncclSuccess ? face_result(epx_mask_update(ep_group->group, mask, own), call) : result;
+        result = compat_stream(ep_group, stream, call, &own);
+    return result == ncclSuccess ? compat_result(epx_mask_update(ep_group->group, mask, own), call) : result;
 }
 
 ncclResult_t ncclEpMaskClean(ncclEpGroup_t ep_group, cudaStream_t stream)
@@ -244,11 +245,11 @@ ncclResult_t ncclEpMaskClean(ncclEpGroup_t ep_group, cudaStream_t stream)
     ncclResult_t result = group_need(ep_group, call);
 
     if (result == ncclSuccess)
-        result = face_stream(ep_group, stream, call, &own);
+        result = compat_stream(ep_group, stream, call, &own);
     if (result != ncclSuccess)
         return result;
     failed = epx_group_error(ep_group->group, NULL) != EPX_OK;
-    result = face_result(epx_mask_clean(ep_group->group, own), call);
+    result = compat_result(epx_mask_clean(ep_group->group, own), call);
     if (result == ncclSuccess)
         ep_group->error_kept |= failed; /* EPX forgets it when ranks meet; here that is ncclEpErrorClear's */
     return result;
@@ -263,10 +264,10 @@ ncclResult_t ncclEpGetAsyncError(ncclEpGroup_t ep_group, int *error_out)
     if (result != ncclSuccess)
         return result;
     if (!error_out)
-        return face_fail(ncclInvalidArgument, "%s: error_out: expected a pointer, got NULL", call);
+        return compat_fail(ncclInvalidArgument, "%s: error_out: expected a pointer, got NULL", call);
     status = epx_group_error(ep_group->group, NULL);
     *error_out = ep_group->error_kept || status != EPX_OK;
-    (void)face_result(status, call); /* keeps the sentence */
+    (void)compat_result(status, call); /* keeps the sentence */
     return ncclSuccess;
 }
 
@@ -281,7 +282,7 @@ ncclResult_t ncclEpErrorClear(ncclEpGroup_t ep_group)
         ep_group->error_kept = 0; /* the ranks have met since: nothing is left to clear with the others */
         return ncclSuccess;
     }
-    result = face_result(epx_group_error_clear(ep_group->group), call);
+    result = compat_result(epx_group_error_clear(ep_group->group), call);
     if (result == ncclSuccess)
         ep_group->error_kept = 0;
     return result;
@@ -293,12 +294,12 @@ ncclResult_t ncclEpxMemAlloc(ncclEpGroup_t ep_group, size_t bytes, void **ptr)
 {
     ncclResult_t result = group_need(ep_group, "ncclEpxMemAlloc");
 
-    return result == ncclSuccess ? face_result(epx_alloc(ep_group->group, bytes, ptr), "ncclEpxMemAlloc") : result;
+    return result == ncclSuccess ? compat_result(epx_alloc(ep_group->group, bytes, ptr), "ncclEpxMemAlloc") : result;
 }
 
 ncclResult_t ncclEpxMemFree(ncclEpGroup_t ep_group, void *ptr)
 {
     ncclResult_t result = group_need(ep_group, "ncclEpxMemFree");
 
-    return result == ncclSuccess ? face_result(epx_free(ep_group->group, ptr), "ncclEpxMemFree") : result;
+    return result == ncclSuccess ? compat_result(epx_free(ep_group->group, ptr), "ncclEpxMemFree") : result;
 }

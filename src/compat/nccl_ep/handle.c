@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "compat/nccl_ep/face.h"
+#include "compat/nccl_ep/compat.h"
 
 #include <stdlib.h>
 
@@ -13,11 +13,11 @@ static ncclResult_t make_config(const struct ncclEpGroup *group, const char *cal
     if (result != ncclSuccess)
         return result;
     if (layout != NCCL_EP_LAYOUT_EXPERT_MAJOR && layout != (low ? NCCL_EP_LAYOUT_RANK_MAJOR : NCCL_EP_LAYOUT_FLAT))
-        return face_fail(ncclInvalidArgument, "%s: layout: expected EXPERT_MAJOR (1) or %s in %s, got %d", call,
-                         low ? "RANK_MAJOR (2)" : "FLAT (3)", low ? "low latency" : "high throughput", (int)layout);
+        return compat_fail(ncclInvalidArgument, "%s: layout: expected EXPERT_MAJOR (1) or %s in %s, got %d", call,
+                           low ? "RANK_MAJOR (2)" : "FLAT (3)", low ? "low latency" : "high throughput", (int)layout);
     if ((low && num_topk < 1) || num_topk > group->max_topk)
-        return face_fail(ncclInvalidArgument, "%s: num_topk: expected 1 to %d, got %d", call, group->max_topk,
-                         num_topk);
+        return compat_fail(ncclInvalidArgument, "%s: num_topk: expected 1 to %d, got %d", call, group->max_topk,
+                           num_topk);
     *out = (epx_handle_config)EPX_HANDLE_CONFIG_INIT;
     out->mode = low ? EPX_LOW_LATENCY : EPX_HIGH_THROUGHPUT;
     out->layout = (int32_t)layout;
@@ -27,10 +27,10 @@ static ncclResult_t make_config(const struct ncclEpGroup *group, const char *cal
     if (config && config->dispatch_output_per_expert_alignment > 1) {
         const size_t alignment = config->dispatch_output_per_expert_alignment;
         if (alignment > 1u << 20 || (alignment & (alignment - 1)))
-            return face_fail(ncclInvalidArgument,
-                             "%s: config.dispatch_output_per_expert_alignment: expected a power of two up to %u, got "
-                             "%zu",
-                             call, 1u << 20, alignment);
+            return compat_fail(ncclInvalidArgument,
+                               "%s: config.dispatch_output_per_expert_alignment: expected a power of two up to %u, got "
+                               "%zu",
+                               call, 1u << 20, alignment);
         out->expert_alignment = (int32_t)alignment;
     }
     return ncclSuccess;
@@ -48,18 +48,18 @@ ncclResult_t ncclEpHandleMemSize(ncclEpGroup_t ep_group, ncclEpLayout_t layout, 
     if (result != ncclSuccess)
         return result;
     if (!size_out)
-        return face_fail(ncclInvalidArgument, "%s: size_out: expected a pointer, got NULL", call);
+        return compat_fail(ncclInvalidArgument, "%s: size_out: expected a pointer, got NULL", call);
     if (!c.topk)
         c.topk = ep_group->max_topk;
-    return face_result(epx_handle_memory(ep_group->group, &c, size_out), call);
+    return compat_result(epx_handle_memory(ep_group->group, &c, size_out), call);
 }
 
 static ncclResult_t check_memory(struct ncclEpGroup *group, const char *call, const ncclEpTensor_t *given,
                                  ncclEpLayout_t layout, const ncclEpHandleConfig_t *config, int num_topk)
 {
-    struct face_tensor memory;
+    struct compat_tensor memory;
     size_t needed = 0;
-    ncclResult_t result = face_tensor(group, call, "handle_mem", given, &memory);
+    ncclResult_t result = compat_tensor(group, call, "handle_mem", given, &memory);
 
     if (result == ncclSuccess && memory.at)
         result = ncclEpHandleMemSize(group, layout, config, &needed, num_topk);
@@ -67,7 +67,7 @@ static ncclResult_t check_memory(struct ncclEpGroup *group, const char *call, co
         return result;
     if (memory.at->ndim != 1 || memory.at->dtype != EPX_UINT8 || !memory.at->data ||
         (size_t)memory.at->shape[0] < needed)
-        return face_fail(
+        return compat_fail(
             ncclInvalidArgument,
             "%s: handle_mem: expected uint8 [%zu] or more (ncclEpHandleMemSize), got %d dimensions of type "
             "%d, the first %lld, at %p",
@@ -83,7 +83,7 @@ static ncclResult_t init_handle(const char *call, ncclEpHandle_t *out, struct nc
     ncclResult_t result;
 
     if (!out)
-        return face_fail(ncclInvalidArgument, "%s: handle: expected a pointer, got NULL", call);
+        return compat_fail(ncclInvalidArgument, "%s: handle: expected a pointer, got NULL", call);
     *out = NULL;
     result = group_need(group, call);
     if (result == ncclSuccess)
@@ -94,11 +94,11 @@ static ncclResult_t init_handle(const char *call, ncclEpHandle_t *out, struct nc
         return result;
     handle = calloc(1, sizeof(*handle));
     if (!handle)
-        return face_fail(ncclSystemError, "%s: no memory", call);
+        return compat_fail(ncclSystemError, "%s: no memory", call);
     handle->group = group;
     handle->config = c;
     if (c.topk)
-        result = face_result(epx_handle_create(&handle->handle, group->group, &c), call);
+        result = compat_result(epx_handle_create(&handle->handle, group->group, &c), call);
     if (result != ncclSuccess) {
         free(handle);
         return result;
@@ -123,44 +123,44 @@ static ncclResult_t fit_topk(struct ncclEpHandle *handle, const char *call, int6
     if (old && (topk == handle->config.topk || handle->group->low_latency))
         return ncclSuccess;
     if (topk < 1 || topk > handle->group->max_topk)
-        return face_fail(ncclInvalidArgument, "%s: topk_idx: expected [tokens, 1 to %d], got %lld columns", call,
-                         handle->group->max_topk, (long long)topk);
+        return compat_fail(ncclInvalidArgument, "%s: topk_idx: expected [tokens, 1 to %d], got %lld columns", call,
+                           handle->group->max_topk, (long long)topk);
     handle->config.topk = (int32_t)topk;
     status = epx_handle_create(&handle->handle, handle->group->group, &handle->config);
     if (status != EPX_OK) {
         handle->handle = old;
-        return face_result(status, call);
+        return compat_result(status, call);
     }
-    return old ? face_result(epx_handle_destroy(old), call) : ncclSuccess;
+    return old ? compat_result(epx_handle_destroy(old), call) : ncclSuccess;
 }
 
 static ncclResult_t update_handle(const char *call, struct ncclEpHandle *handle, const ncclEpTensor_t *topk_idx,
                                   const ncclEpLayoutInfo_t *layout_info, cudaStream_t stream)
 {
     struct ncclEpGroup *group = handle->group;
-    struct face_tensor topk;
-    struct face_layout layout;
+    struct compat_tensor topk;
+    struct compat_layout layout;
     epx_stream own;
     ncclResult_t result;
 
     if (!topk_idx)
-        return face_fail(ncclInvalidArgument, "%s: topk_idx: expected a tensor, got NULL", call);
-    result = face_tensor(group, call, "topk_idx", topk_idx, &topk);
+        return compat_fail(ncclInvalidArgument, "%s: topk_idx: expected a tensor, got NULL", call);
+    result = compat_tensor(group, call, "topk_idx", topk_idx, &topk);
     if (result == ncclSuccess && topk.at->ndim != 2)
-        result = face_fail(ncclInvalidArgument, "%s: topk_idx: expected [tokens, top-k], got %d dimensions", call,
-                           topk.at->ndim);
+        result = compat_fail(ncclInvalidArgument, "%s: topk_idx: expected [tokens, top-k], got %d dimensions", call,
+                             topk.at->ndim);
     if (result == ncclSuccess && group->low_latency && layout_info)
-        result = face_fail(ncclInvalidArgument,
-                           "%s: layout_info: low latency takes it in ncclEpDispatch, expected NULL", call);
+        result = compat_fail(ncclInvalidArgument,
+                             "%s: layout_info: low latency takes it in ncclEpDispatch, expected NULL", call);
     if (result == ncclSuccess)
-        result = face_layout(group, call, layout_info, &layout);
+        result = compat_layout(group, call, layout_info, &layout);
     if (result == ncclSuccess)
-        result = face_stream(group, stream, call, &own);
+        result = compat_stream(group, stream, call, &own);
     if (result == ncclSuccess)
         result = fit_topk(handle, call, topk.at->shape[1]);
     if (result != ncclSuccess)
         return result;
-    return face_result(epx_handle_update(handle->handle, topk.at, layout.at, own), call);
+    return compat_result(epx_handle_update(handle->handle, topk.at, layout.at, own), call);
 }
 
 ncclResult_t ncclEpUpdateHandle(ncclEpHandle_t handle, const ncclEpTensor_t *topk_idx,
@@ -176,16 +176,16 @@ ncclResult_t ncclEpCreateHandle(ncclEpHandle_t *handle, ncclEpGroup_t ep_group, 
                                 const ncclEpHandleConfig_t *config, cudaStream_t stream)
 {
     static const char call[] = "ncclEpCreateHandle";
-    struct face_tensor topk = {.at = NULL};
+    struct compat_tensor topk = {.at = NULL};
     ncclResult_t result = group_need(ep_group, call);
 
     if (result == ncclSuccess)
-        result = face_tensor(ep_group, call, "topk_idx", topk_idx, &topk);
+        result = compat_tensor(ep_group, call, "topk_idx", topk_idx, &topk);
     if (result != ncclSuccess)
         return result;
     if (!topk.at || topk.at->ndim != 2)
-        return face_fail(ncclInvalidArgument, "%s: topk_idx: expected [tokens, top-k], got %s", call,
-                         topk.at ? "another number of dimensions" : "NULL");
+        return compat_fail(ncclInvalidArgument, "%s: topk_idx: expected [tokens, top-k], got %s", call,
+                           topk.at ? "another number of dimensions" : "NULL");
     result = init_handle(call, handle, ep_group, layout, config, (int)topk.at->shape[1], NULL);
     if (result != ncclSuccess)
         return result;
@@ -200,12 +200,12 @@ ncclResult_t ncclEpCreateHandle(ncclEpHandle_t *handle, ncclEpGroup_t ep_group, 
 ncclResult_t operation_check(const struct ncclEpHandle *handle, const char *call, ncclEpPassDir_t direction)
 {
     if (!handle->handle)
-        return face_fail(ncclInvalidUsage, "%s: handle: expected one with a routing (ncclEpUpdateHandle)", call);
+        return compat_fail(ncclInvalidUsage, "%s: handle: expected one with a routing (ncclEpUpdateHandle)", call);
     if (direction != NCCL_EP_FWD_PASS && direction != NCCL_EP_BWD_PASS)
-        return face_fail(ncclInvalidArgument, "%s: config.pass_direction: expected 0 or 1, got %d", call,
-                         (int)direction);
+        return compat_fail(ncclInvalidArgument, "%s: config.pass_direction: expected 0 or 1, got %d", call,
+                           (int)direction);
     if (direction == NCCL_EP_BWD_PASS && handle->group->low_latency)
-        return face_fail(ncclInvalidUsage, "%s: config.pass_direction: low latency has no backward pass", call);
+        return compat_fail(ncclInvalidUsage, "%s: config.pass_direction: low latency has no backward pass", call);
     return ncclSuccess;
 }
 
@@ -215,7 +215,7 @@ ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle)
     ncclResult_t result = handle_need(handle, call);
 
     if (result == ncclSuccess && handle->handle)
-        result = face_result(epx_handle_destroy(handle->handle), call);
+        result = compat_result(epx_handle_destroy(handle->handle), call);
     if (result == ncclInvalidArgument || result == ncclInvalidUsage)
         return result; /* it is still there: a staged operation, say */
     handle_list_remove(handle);

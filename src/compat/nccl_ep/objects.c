@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which groups and handles exist, and the streams of groups on the CPU device. */
-#include "compat/nccl_ep/face.h"
+#include "compat/nccl_ep/compat.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -57,8 +57,8 @@ ncclResult_t group_need(const struct ncclEpGroup *group, const char *call)
         at = at->next;
     pthread_mutex_unlock(&lock);
     if (!at)
-        return face_fail(ncclInvalidArgument, "%s: ep_group: expected one of ncclEpCreateGroup, got %p", call,
-                         (const void *)group);
+        return compat_fail(ncclInvalidArgument, "%s: ep_group: expected one of ncclEpCreateGroup, got %p", call,
+                           (const void *)group);
     return ncclSuccess;
 }
 
@@ -72,8 +72,8 @@ ncclResult_t handle_need(const struct ncclEpHandle *handle, const char *call)
             found = found->next;
     pthread_mutex_unlock(&lock);
     if (!found)
-        return face_fail(ncclInvalidArgument, "%s: handle: expected one of ncclEpInitHandle, got %p", call,
-                         (const void *)handle);
+        return compat_fail(ncclInvalidArgument, "%s: handle: expected one of ncclEpInitHandle, got %p", call,
+                           (const void *)handle);
     return ncclSuccess;
 }
 
@@ -92,7 +92,7 @@ static struct stream_pair *find_pair(const struct ncclEpGroup *group, cudaStream
 
 /* A stream of a GPU is taken as it is; NULL, there the default stream, has a name of its own, for EPX's NULL is another.
  * On the CPU device a stream is whatever the caller calls it, and the group gets one for each name. */
-ncclResult_t face_stream(struct ncclEpGroup *group, cudaStream_t stream, const char *call, epx_stream *out)
+ncclResult_t compat_stream(struct ncclEpGroup *group, cudaStream_t stream, const char *call, epx_stream *out)
 {
     struct stream_pair *pair;
     epx_status status;
@@ -108,11 +108,11 @@ ncclResult_t face_stream(struct ncclEpGroup *group, cudaStream_t stream, const c
     if (!pair) {
         pair = calloc(1, sizeof(*pair));
         if (!pair)
-            return face_fail(ncclSystemError, "%s: no memory for a stream", call);
+            return compat_fail(ncclSystemError, "%s: no memory for a stream", call);
         status = epx_stream_create(group->group, &pair->own);
         if (status != EPX_OK) {
             free(pair);
-            return face_result(status, call);
+            return compat_result(status, call);
         }
         pair->given = stream;
         pthread_mutex_lock(&lock);
@@ -170,9 +170,9 @@ ncclResult_t ncclEpxStreamSynchronize(cudaStream_t stream)
         find_waiting(stream, list);
     pthread_mutex_unlock(&lock);
     if (!list)
-        return face_fail(ncclSystemError, "%s: no memory", call);
+        return compat_fail(ncclSystemError, "%s: no memory", call);
     for (size_t i = 0; i < count && status == EPX_OK; i++)
         status = wait_idle(&list[i]);
     free(list);
-    return face_result(status, call);
+    return compat_result(status, call);
 }

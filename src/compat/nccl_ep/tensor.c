@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Descriptions of tensors: those that the library allocates, and what EPX makes of each. */
-#include "compat/nccl_ep/face.h"
+#include "compat/nccl_ep/compat.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -23,14 +23,14 @@ ncclResult_t ncclEpTensorAlloc(ncclEpTensor_t **tensor, unsigned int ndim, ncclD
     if (result != ncclSuccess)
         return result;
     if (!tensor || !sizes)
-        return face_fail(ncclInvalidArgument, "%s: %s: expected a pointer, got NULL", call,
-                         tensor ? "sizes" : "tensor");
+        return compat_fail(ncclInvalidArgument, "%s: %s: expected a pointer, got NULL", call,
+                           tensor ? "sizes" : "tensor");
     *tensor = NULL;
     if (ndim < 1 || ndim > EPX_MAX_NDIM)
-        return face_fail(ncclInvalidArgument, "%s: ndim: expected 1 to %d, got %u", call, EPX_MAX_NDIM, ndim);
+        return compat_fail(ncclInvalidArgument, "%s: ndim: expected 1 to %d, got %u", call, EPX_MAX_NDIM, ndim);
     heap = calloc(1, sizeof(*heap) + ndim * sizeof(*sizes));
     if (!heap)
-        return face_fail(ncclSystemError, "%s: no memory", call);
+        return compat_fail(ncclSystemError, "%s: no memory", call);
     heap->tensor.size = (unsigned int)sizeof(heap->tensor);
     heap->tensor.magic = HEAP_MAGIC;
     heap->tensor.ndim = ndim;
@@ -46,9 +46,9 @@ ncclResult_t ncclEpTensorDestroy(ncclEpTensor_t *tensor)
     if (!tensor)
         return ncclSuccess;
     if (tensor->magic != HEAP_MAGIC)
-        return face_fail(ncclInvalidArgument,
-                         "ncclEpTensorDestroy: tensor: expected one of ncclEpTensorAlloc, got another (magic 0x%x)",
-                         tensor->magic);
+        return compat_fail(ncclInvalidArgument,
+                           "ncclEpTensorDestroy: tensor: expected one of ncclEpTensorAlloc, got another (magic 0x%x)",
+                           tensor->magic);
     tensor->magic = 0;
     free(tensor);
     return ncclSuccess;
@@ -77,8 +77,8 @@ static int dtype_of(ncclDataType_t type)
     }
 }
 
-ncclResult_t face_tensor(const struct ncclEpGroup *group, const char *call, const char *name,
-                         const ncclEpTensor_t *given, struct face_tensor *out)
+ncclResult_t compat_tensor(const struct ncclEpGroup *group, const char *call, const char *name,
+                           const ncclEpTensor_t *given, struct compat_tensor *out)
 {
     epx_tensor *t = &out->storage;
     ncclResult_t result = ncclSuccess;
@@ -88,18 +88,19 @@ ncclResult_t face_tensor(const struct ncclEpGroup *group, const char *call, cons
     if (!given)
         return ncclSuccess;
     if (given->size != sizeof(*given) || (given->magic != NCCL_EP_TENSOR_MAGIC && given->magic != HEAP_MAGIC))
-        return face_fail(ncclInvalidArgument,
-                         "%s: %s: expected size %zu and magic 0x%x (NCCL_EP_TENSOR_INIT), or a tensor of "
-                         "ncclEpTensorAlloc, got %u and 0x%x",
-                         call, name, sizeof(*given), (unsigned int)NCCL_EP_TENSOR_MAGIC, given->size, given->magic);
+        return compat_fail(ncclInvalidArgument,
+                           "%s: %s: expected size %zu and magic 0x%x (NCCL_EP_TENSOR_INIT), or a tensor of "
+                           "ncclEpTensorAlloc, got %u and 0x%x",
+                           call, name, sizeof(*given), (unsigned int)NCCL_EP_TENSOR_MAGIC, given->size, given->magic);
     if (given->ndim < 1 || given->ndim > EPX_MAX_NDIM || !given->sizes)
-        return face_fail(ncclInvalidArgument, "%s: %s: expected 1 to %d dimensions and their sizes, got %u%s", call,
-                         name, EPX_MAX_NDIM, given->ndim, given->sizes ? "" : " and NULL");
+        return compat_fail(ncclInvalidArgument, "%s: %s: expected 1 to %d dimensions and their sizes, got %u%s", call,
+                           name, EPX_MAX_NDIM, given->ndim, given->sizes ? "" : " and NULL");
     if (!dtype_of(given->datatype))
-        return face_fail(ncclInvalidArgument,
-                         "%s: %s.datatype: expected bfloat16, float16, float32, float8e4m3, int32, int64 or uint8, got "
-                         "ncclDataType_t %d",
-                         call, name, (int)given->datatype);
+        return compat_fail(
+            ncclInvalidArgument,
+            "%s: %s.datatype: expected bfloat16, float16, float32, float8e4m3, int32, int64 or uint8, got "
+            "ncclDataType_t %d",
+            call, name, (int)given->datatype);
     data = given->data;
     if (!data && given->win_hdl) {
         result = comm_window(&group->comm, call, name, given->win_hdl, &data);
@@ -110,47 +111,47 @@ ncclResult_t face_tensor(const struct ncclEpGroup *group, const char *call, cons
     *t = epx_tensor_make(data, (epx_dtype)dtype_of(given->datatype), (int)given->ndim, 0, 0, 0, 0);
     for (unsigned int i = 0; i < given->ndim; i++) {
         if (given->sizes[i] > INT32_MAX)
-            return face_fail(ncclInvalidArgument, "%s: %s.sizes[%u]: expected at most %d, got %zu", call, name, i,
-                             INT32_MAX, given->sizes[i]);
+            return compat_fail(ncclInvalidArgument, "%s: %s.sizes[%u]: expected at most %d, got %zu", call, name, i,
+                               INT32_MAX, given->sizes[i]);
         t->shape[i] = (int64_t)given->sizes[i];
     }
     out->at = t;
     return ncclSuccess;
 }
 
-ncclResult_t face_scales(const struct ncclEpGroup *group, const char *call, const char *name,
-                         const ncclEpTensor_t *given, struct face_tensor *out)
+ncclResult_t compat_scales(const struct ncclEpGroup *group, const char *call, const char *name,
+                           const ncclEpTensor_t *given, struct compat_tensor *out)
 {
-    ncclResult_t result = face_tensor(group, call, name, given, out);
+    ncclResult_t result = compat_tensor(group, call, name, given, out);
     epx_tensor *t = out->at;
 
     if (result != ncclSuccess || !t || t->dtype != EPX_UINT8)
         return result;
     if (t->shape[t->ndim - 1] % 4)
-        return face_fail(ncclInvalidArgument, "%s: %s: expected uint8 scales in fours per row, got %lld", call, name,
-                         (long long)t->shape[t->ndim - 1]);
+        return compat_fail(ncclInvalidArgument, "%s: %s: expected uint8 scales in fours per row, got %lld", call, name,
+                           (long long)t->shape[t->ndim - 1]);
     t->dtype = EPX_INT32;
     t->shape[t->ndim - 1] /= 4;
     return ncclSuccess;
 }
 
-ncclResult_t face_layout(const struct ncclEpGroup *group, const char *call, const ncclEpLayoutInfo_t *given,
-                         struct face_layout *out)
+ncclResult_t compat_layout(const struct ncclEpGroup *group, const char *call, const ncclEpLayoutInfo_t *given,
+                           struct compat_layout *out)
 {
     ncclResult_t result = struct_check(call, "layout_info", given, sizeof(*given));
 
     memset(out, 0, sizeof(*out));
     if (result != ncclSuccess || !given)
         return result;
-    result = face_tensor(group, call, "layout_info.expert_counters", given->expert_counters, &out->expert_counters);
+    result = compat_tensor(group, call, "layout_info.expert_counters", given->expert_counters, &out->expert_counters);
     if (result == ncclSuccess)
-        result = face_tensor(group, call, "layout_info.src_rank_counters", given->src_rank_counters,
-                             &out->src_rank_counters);
+        result = compat_tensor(group, call, "layout_info.src_rank_counters", given->src_rank_counters,
+                               &out->src_rank_counters);
     if (result == ncclSuccess)
-        result = face_tensor(group, call, "layout_info.expert_offsets", given->expert_offsets, &out->expert_offsets);
+        result = compat_tensor(group, call, "layout_info.expert_offsets", given->expert_offsets, &out->expert_offsets);
     if (result == ncclSuccess)
-        result = face_tensor(group, call, "layout_info.recv_total_counter", given->recv_total_counter,
-                             &out->recv_total_counter);
+        result = compat_tensor(group, call, "layout_info.recv_total_counter", given->recv_total_counter,
+                               &out->recv_total_counter);
     if (result != ncclSuccess)
         return result;
     out->info = (epx_layout_info)EPX_LAYOUT_INFO_INIT;

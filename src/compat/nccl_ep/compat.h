@@ -3,13 +3,13 @@
  * libnccl_ep.so: NCCL EP's interface over epx.h, and nothing else of EPX but its log.
  *
  *      ncclEpX(handle, structs of nccl_ep.h)
- *          |  struct_check, face_tensor: sizes, magic numbers; descriptions and windows -> epx_tensor
+ *          |  struct_check, compat_tensor: sizes, magic numbers; descriptions and windows -> epx_tensor
  *          |  what only this interface forbids or demands (docs/nccl_ep.md)
  *          v
- *      epx_x(...)  ->  face_result: epx_status -> ncclResult_t, the sentence kept for ncclEpxGetLastError
+ *      epx_x(...)  ->  compat_result: epx_status -> ncclResult_t, the sentence kept for ncclEpxGetLastError
  */
-#ifndef EPX_COMPAT_NCCL_EP_FACE_H
-#define EPX_COMPAT_NCCL_EP_FACE_H
+#ifndef EPX_COMPAT_NCCL_EP_COMPAT_H
+#define EPX_COMPAT_NCCL_EP_COMPAT_H
 
 #include <nccl_ep.h>
 
@@ -18,9 +18,9 @@
 /* ---- Failures (error.c) ----------------------------------------------------------------------------------------- */
 
 /* Remembers the sentence for ncclEpxGetLastError on this thread, logs it at level "info", returns `result`. */
-ncclResult_t face_fail(ncclResult_t result, const char *format, ...) __attribute__((format(printf, 2, 3)));
+ncclResult_t compat_fail(ncclResult_t result, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* The result of an epx call; its sentence, with `call` before it, is kept where it failed. */
-ncclResult_t face_result(epx_status status, const char *call);
+ncclResult_t compat_result(epx_status status, const char *call);
 /* NULL, or a struct of this size and magic number. `name` is how the caller knows it. */
 ncclResult_t struct_check(const char *call, const char *name, const void *given, size_t size);
 /* The same for one that may not be NULL. */
@@ -89,29 +89,29 @@ ncclResult_t handle_need(const struct ncclEpHandle *handle, const char *call);
 ncclResult_t operation_check(const struct ncclEpHandle *handle, const char *call, ncclEpPassDir_t direction);
 
 /* The epx_stream for a caller's stream. */
-ncclResult_t face_stream(struct ncclEpGroup *group, cudaStream_t stream, const char *call, epx_stream *out);
+ncclResult_t compat_stream(struct ncclEpGroup *group, cudaStream_t stream, const char *call, epx_stream *out);
 
 /* ---- Tensors (tensor.c) ------------------------------------------------------------------------------------------- */
 
 /* One tensor of a call on its way to epx: `at` is &storage, or NULL where none was given. */
-struct face_tensor {
+struct compat_tensor {
     epx_tensor storage;
     epx_tensor *at;
 };
 
 /* NULL is fine and stays NULL. */
-ncclResult_t face_tensor(const struct ncclEpGroup *group, const char *call, const char *name,
-                         const ncclEpTensor_t *given, struct face_tensor *out);
+ncclResult_t compat_tensor(const struct ncclEpGroup *group, const char *call, const char *name,
+                           const ncclEpTensor_t *given, struct compat_tensor *out);
 /* fp8 scales: uint8 [.., S] becomes int32 [.., S / 4], as EPX knows UE8M0. */
-ncclResult_t face_scales(const struct ncclEpGroup *group, const char *call, const char *name,
-                         const ncclEpTensor_t *given, struct face_tensor *out);
+ncclResult_t compat_scales(const struct ncclEpGroup *group, const char *call, const char *name,
+                           const ncclEpTensor_t *given, struct compat_tensor *out);
 
-struct face_layout {
-    struct face_tensor expert_counters, src_rank_counters, expert_offsets, recv_total_counter;
+struct compat_layout {
+    struct compat_tensor expert_counters, src_rank_counters, expert_offsets, recv_total_counter;
     epx_layout_info info;
     const epx_layout_info *at; /* NULL where nothing was asked for */
 };
-ncclResult_t face_layout(const struct ncclEpGroup *group, const char *call, const ncclEpLayoutInfo_t *given,
-                         struct face_layout *out);
+ncclResult_t compat_layout(const struct ncclEpGroup *group, const char *call, const ncclEpLayoutInfo_t *given,
+                           struct compat_layout *out);
 
 #endif
