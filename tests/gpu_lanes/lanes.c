@@ -20,18 +20,18 @@ struct warp {
     unsigned gatherings;
 };
 
-/* A fiber that plays one thread after the other, for whichever block: making one takes two system calls. */
-struct seat {
+/* A fiber that runs one thread after the other, for whichever block: making one takes two system calls. */
+struct lane_fiber {
     struct fiber *fiber;
     struct thread *thread;
-    struct seat *next;
+    struct lane_fiber *next;
 };
 
-static struct seat *seats;
-static pthread_mutex_t seats_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct lane_fiber *idle;
+static pthread_mutex_t idle_lock = PTHREAD_MUTEX_INITIALIZER;
 
 struct thread {
-    struct seat *seat;
+    struct lane_fiber *own;
     unsigned index;
     const unsigned *until; /* waits while this has the value `seen` */
     unsigned seen;
@@ -156,44 +156,44 @@ void lanes_pause(void)
     fiber_leave(0);
 }
 
-/* Not inlined: a seat comes from one thread of the CPU to another, and must not remember where `block` was. */
-__attribute__((noinline)) static void play(struct seat *seat)
+/* Not inlined: a fiber moves from one thread of the CPU to another, and must not remember where `block` was. */
+__attribute__((noinline)) static void run_thread(struct lane_fiber *own)
 {
     block->launch->kernel(block->launch->params, block->launch->info);
-    seat->thread->ended = 1;
+    own->thread->ended = 1;
 }
 
-static void seat_main(void *arg)
+static void fiber_main(void *arg)
 {
     for (;;) {
-        play(arg);
+        run_thread(arg);
         fiber_leave(0);
     }
 }
 
-static struct seat *seat_take(void)
+static struct lane_fiber *fiber_take(void)
 {
-    struct seat *seat;
+    struct lane_fiber *own;
 
-    pthread_mutex_lock(&seats_lock);
-    seat = seats;
-    if (seat)
-        seats = seat->next;
-    pthread_mutex_unlock(&seats_lock);
-    if (seat)
-        return seat;
-    seat = calloc(1, sizeof(*seat));
-    if (seat)
-        seat->fiber = fiber_new(seat_main, seat);
-    return seat;
+    pthread_mutex_lock(&idle_lock);
+    own = idle;
+    if (own)
+        idle = own->next;
+    pthread_mutex_unlock(&idle_lock);
+    if (own)
+        return own;
+    own = calloc(1, sizeof(*own));
+    if (own)
+        own->fiber = fiber_new(fiber_main, own);
+    return own;
 }
 
-static void seat_give(struct seat *seat)
+static void fiber_give(struct lane_fiber *own)
 {
-    pthread_mutex_lock(&seats_lock);
-    seat->next = seats;
-    seats = seat;
-    pthread_mutex_unlock(&seats_lock);
+    pthread_mutex_lock(&idle_lock);
+    own->next = idle;
+    idle = own;
+    pthread_mutex_unlock(&idle_lock);
 }
 
 static int waits(const struct thread *t)
@@ -229,7 +229,7 @@ static unsigned turn(unsigned *ended)
         struct thread *t = &block->threads[i];
         if (!t->ended && !waits(t)) {
             now = t;
-            fiber_enter(t->seat->fiber);
+            fiber_enter(t->own->fiber);
             entered++;
             *ended += (unsigned)t->ended;
         }
@@ -253,10 +253,10 @@ void lanes_run_block(const struct lanes_launch *launch, unsigned index)
     for (unsigned i = 0; i < launch->threads; i++) {
         block->threads[i].index = i;
         now = &block->threads[i];
-        now->seat = seat_take();
-        if (!now->seat || !now->seat->fiber)
+        now->own = fiber_take();
+        if (!now->own || !now->own->fiber)
             give_up("no memory for a fiber");
-        now->seat->thread = now;
+        now->own->thread = now;
     }
     while (ended < launch->threads) {
         const unsigned entered = turn(&ended);
@@ -269,7 +269,7 @@ void lanes_run_block(const struct lanes_launch *launch, unsigned index)
             sched_yield();
     }
     for (unsigned i = 0; i < launch->threads; i++)
-        seat_give(block->threads[i].seat);
+        fiber_give(block->threads[i].own);
     free(block);
     block = NULL;
 }

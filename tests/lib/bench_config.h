@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What one benchmark run is about, shared by the conductor, EPX's ranks and the MPI baseline. */
+/* What one benchmark run is about, shared by the driver, EPX's ranks and the MPI baseline. */
 #ifndef EPX_TESTS_LIB_BENCH_CONFIG_H
 #define EPX_TESTS_LIB_BENCH_CONFIG_H
 
@@ -19,7 +19,7 @@ struct bench_config {
     int32_t device;       /* epx_device */
     int32_t plain_memory; /* tensors in ordinary memory instead of epx_alloc's */
     int32_t corrupt;      /* spoil a result before it is checked: 1 EPX's dispatch, 2 EPX's combine, 3 MPI's dispatch */
-    int32_t timeout_ms;   /* of every wait on the board */
+    int32_t timeout_ms;   /* of every wait in the shared memory */
     uint64_t seed;
     char net[16];
 };

@@ -34,13 +34,13 @@ struct table {
 
 static struct table *table;
 
-struct seat {
+struct table_rank {
     int rank;
 };
 
 static int gather(void *context, const void *send, void *recv, size_t bytes)
 {
-    const int rank = ((struct seat *)context)->rank, round = atomic_load(&table->round);
+    const int rank = ((struct table_rank *)context)->rank, round = atomic_load(&table->round);
     const uint64_t deadline = clock_ns() + 30000000000u;
 
     if (bytes > BLOCK)
@@ -81,7 +81,7 @@ struct story {
 
 static int be_rank(const struct story *story, int rank)
 {
-    struct seat seat = {rank};
+    struct table_rank self = {rank};
     epx_bootstrap boot = EPX_BOOTSTRAP_INIT;
     epx_group_config config = scene_config(DEADLINE_MS);
     struct scene *s = malloc(sizeof(*s));
@@ -92,7 +92,7 @@ static int be_rank(const struct story *story, int rank)
     boot.rank = rank;
     boot.nranks = RANKS;
     boot.allgather = gather;
-    boot.context = &seat;
+    boot.context = &self;
     config.enable_mask = 1;
     config.ranks_per_node = story->ranks_per_node;
     rc = scene_open(s, rank, RANKS, &boot, &config) || scene_ll(s) || scene_ht(s) || scene_meet(s) || story->run(s);

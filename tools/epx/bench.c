@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The conductor of `epx bench`.
+ * The driver of `epx bench`.
  *
- *      start EPX's ranks, and mpirun if asked for           they set up, then sleep on the board
+ *      start EPX's ranks, and mpirun if asked for           they set up, then sleep on a futex
  *      check                                                every team, every variant, once
  *      round 1..n:  memcpy | EPX | MPI variant 0 | 1 | ... | fi_write   in turns, because a machine's speed drifts
  *                   (the last round's results are checked)
@@ -22,64 +22,64 @@
 #include "bench_ofi.h"
 #include "commands.h"
 
-struct conductor {
+struct driver {
     const struct bench_options *options;
-    struct board *board;
-    char board_path[64];
-    pid_t pid[BOARD_TEAMS]; /* 0 = not started */
+    struct bench_shm *shm;
+    char shm_path[64];
+    pid_t pid[BENCH_TEAMS]; /* 0 = not started */
     int mpi_log;            /* what mpirun said */
     struct bench_report report;
 };
 
-static const char *const team_names[BOARD_TEAMS] = {"EPX", "MPI"};
+static const char *const team_names[BENCH_TEAMS] = {"EPX", "MPI"};
 
 /* A team whose watcher has ended will not finish anything any more. */
-static int team_lost(struct conductor *c, int team)
+static int team_lost(struct driver *c, int team)
 {
     int code = c->pid[team] > 0 ? bench_team_poll(c->pid[team]) : -1;
 
     if (code < 0)
         return 0;
     c->pid[team] = 0;
-    board_fail(c->board, BOARD_ERROR, "the %s ranks ended too early, with exit code %d", team_names[team], code);
+    bench_shm_fail(c->shm, BENCH_ERROR, "the %s ranks ended too early, with exit code %d", team_names[team], code);
     return 1;
 }
 
 /* Gives a command to a team and waits until it is done. 0 or -1. */
-static int conduct(struct conductor *c, enum board_team_id team, const struct board_command *command)
+static int drive(struct driver *c, enum bench_team_id team, const struct bench_command *command)
 {
     int done;
 
-    board_order(c->board, team, command);
-    while ((done = board_poll_done(c->board, team, 100)) == 0)
+    bench_shm_order(c->shm, team, command);
+    while ((done = bench_shm_poll_done(c->shm, team, 100)) == 0)
         if (team_lost(c, (int)team))
             return -1;
     return done > 0 ? 0 : -1;
 }
 
-static int mpi_variants(const struct board_team *team)
+static int mpi_variants(const struct bench_team *team)
 {
     int op, most = 1;
 
-    for (op = 0; op < BOARD_OPS; op++)
+    for (op = 0; op < BENCH_OPS; op++)
         most = team->variants[op] > most ? team->variants[op] : most;
     return most;
 }
 
 /* One untimed iteration: with --check of every team and variant, and always as a first touch of all memory. */
-static int conduct_check(struct conductor *c, uint64_t seed, int teams)
+static int drive_check(struct driver *c, uint64_t seed, int teams)
 {
-    struct board_command command = {.seed = seed, .iters = 1, .first = -1, .verify = c->options->check};
+    struct bench_command command = {.seed = seed, .iters = 1, .first = -1, .verify = c->options->check};
 
     bench_progress("epx bench: %s, seed %llu", c->options->check ? "checking" : "warming up", (unsigned long long)seed);
-    if (conduct(c, BOARD_EPX, &command) != 0)
+    if (drive(c, BENCH_EPX, &command) != 0)
         return -1;
     if (teams < 2)
         return 0;
     do {
-        if (conduct(c, BOARD_MPI, &command) != 0)
+        if (drive(c, BENCH_MPI, &command) != 0)
             return -1;
-    } while (++command.variant < mpi_variants(&c->board->team[BOARD_MPI]));
+    } while (++command.variant < mpi_variants(&c->shm->team[BENCH_MPI]));
     return 0;
 }
 
@@ -99,19 +99,19 @@ static const char *ofi_provider(const struct bench_config *config)
 }
 
 /* As many bytes and threads as EPX's dispatch has; the processes exist for this round only. 0 or -1. */
-static int measure_ofi(struct conductor *c, int iters)
+static int measure_ofi(struct driver *c, int iters)
 {
     const struct bench_config *config = &c->options->config;
     struct bench_ofi_rounds *ofi = c->report.ofi;
     const int pairs = (config->ranks + 1) / 2;
-    const double bytes = (double)c->report.traffic.remote * bench_row_bytes(config, BOARD_DISPATCH) / (2 * pairs);
+    const double bytes = (double)c->report.traffic.remote * bench_row_bytes(config, BENCH_DISPATCH) / (2 * pairs);
     int size;
 
     iters = iters < OFI_BASELINE_MAX_REPEATS ? iters : OFI_BASELINE_MAX_REPEATS;
     for (size = 0; size < BENCH_OFI_SIZES && bytes >= 1; size++)
         if (ofi_baseline(ofi_provider(config), (uint64_t)bytes, ofi->message_bytes[size], ofi->threads, pairs, iters,
                          ofi->GBps[size] + ofi->count) != 0) {
-            board_fail(c->board, BOARD_ERROR, "the loop around fi_write could not be measured");
+            bench_shm_fail(c->shm, BENCH_ERROR, "the loop around fi_write could not be measured");
             return -1;
         }
     ofi->count += bytes >= 1 ? iters : 0;
@@ -127,44 +127,44 @@ static void end_ofi(struct bench_ofi_rounds *ofi)
 }
 
 /* Messages of a row, and of as much as proxies make of contiguous rows. */
-static void begin_ofi(struct conductor *c)
+static void begin_ofi(struct driver *c)
 {
     static struct bench_ofi_rounds ofi;
     const char *threads = getenv("EPX_PROXY_THREADS");
 
-    ofi.message_bytes[BENCH_OFI_ROWS] = (uint32_t)bench_row_bytes(&c->options->config, BOARD_DISPATCH);
+    ofi.message_bytes[BENCH_OFI_ROWS] = (uint32_t)bench_row_bytes(&c->options->config, BENCH_DISPATCH);
     ofi.message_bytes[BENCH_OFI_LARGE] = 1 << 20;
     ofi.threads = threads != NULL && atoi(threads) > 0 ? atoi(threads) : 1;
     c->report.ofi = &ofi;
 }
 
-static int conduct_mpi_round(struct conductor *c, int round, struct board_command *command)
+static int drive_mpi_round(struct driver *c, int round, struct bench_command *command)
 {
-    const int variants = mpi_variants(&c->board->team[BOARD_MPI]);
+    const int variants = mpi_variants(&c->shm->team[BENCH_MPI]);
 
     for (command->variant = 0; command->variant < variants; command->variant++) {
         bench_progress("epx bench: round %d of %d, MPI variant %d of %d", round + 1, c->report.rounds,
                        command->variant + 1, variants);
-        if (conduct(c, BOARD_MPI, command) != 0)
+        if (drive(c, BENCH_MPI, command) != 0)
             return -1;
     }
     return 0;
 }
 
-static int conduct_round(struct conductor *c, int round, int first, int iters)
+static int drive_round(struct driver *c, int round, int first, int iters)
 {
     const struct bench_options *o = c->options;
-    struct board_command command = {.seed = o->config.seed, .warmup = o->warmup, .iters = iters, .first = first};
+    struct bench_command command = {.seed = o->config.seed, .warmup = o->warmup, .iters = iters, .first = first};
     int last = first + iters == o->iters;
 
     bench_progress("epx bench: round %d of %d, memcpy", round + 1, c->report.rounds);
     measure_memcpy(&c->report);
     bench_progress("epx bench: round %d of %d, EPX", round + 1, c->report.rounds);
     command.verify = o->check && last;
-    if (conduct(c, BOARD_EPX, &command) != 0)
+    if (drive(c, BENCH_EPX, &command) != 0)
         return -1;
     command.verify = 0;
-    if (o->vs_mpi && conduct_mpi_round(c, round, &command) != 0)
+    if (o->vs_mpi && drive_mpi_round(c, round, &command) != 0)
         return -1;
     if (!o->vs_ofi)
         return 0;
@@ -172,52 +172,52 @@ static int conduct_round(struct conductor *c, int round, int first, int iters)
     return measure_ofi(c, iters);
 }
 
-static int conduct_all(struct conductor *c)
+static int drive_all(struct driver *c)
 {
     const struct bench_options *o = c->options;
     int round, first = 0;
 
     c->report.rounds = o->iters < 5 ? o->iters : 5;
-    if (conduct_check(c, o->config.seed, o->vs_mpi ? 2 : 1) != 0)
+    if (drive_check(c, o->config.seed, o->vs_mpi ? 2 : 1) != 0)
         return -1;
     for (round = 0; round < c->report.rounds; round++) {
         int next = (int)((int64_t)o->iters * (round + 1) / c->report.rounds);
 
-        if (conduct_round(c, round, first, next - first) != 0)
+        if (drive_round(c, round, first, next - first) != 0)
             return -1;
         first = next;
     }
-    return o->check ? conduct_check(c, o->config.seed + 1, 1) : 0;
+    return o->check ? drive_check(c, o->config.seed + 1, 1) : 0;
 }
 
-static int start_teams(struct conductor *c)
+static int start_teams(struct driver *c)
 {
     const struct bench_config *config = &c->options->config;
 
-    c->board = board_create(config, c->board_path, sizeof(c->board_path));
-    if (c->board == NULL) {
+    c->shm = bench_shm_create(config, c->shm_path, sizeof(c->shm_path));
+    if (c->shm == NULL) {
         fprintf(stderr, "epx bench: cannot make shared memory for the measurements: %s\n", strerror(errno));
         return -1;
     }
     if (c->options->vs_mpi) {
         c->mpi_log = memfd_create("epx-bench-mpi", MFD_CLOEXEC);
-        if ((c->pid[BOARD_MPI] = bench_team_start_mpi(config, c->board_path, c->mpi_log)) < 0)
+        if ((c->pid[BENCH_MPI] = bench_team_start_mpi(config, c->shm_path, c->mpi_log)) < 0)
             return -1;
     }
-    if ((c->pid[BOARD_EPX] = bench_team_start_epx(config, c->board_path)) < 0)
+    if ((c->pid[BENCH_EPX] = bench_team_start_epx(config, c->shm_path)) < 0)
         return -1;
     return 0;
 }
 
-static void end_teams(struct conductor *c)
+static void end_teams(struct driver *c)
 {
-    struct board_command quit = {.quit = 1};
+    struct bench_command quit = {.quit = 1};
     int team;
 
-    for (team = 0; team < BOARD_TEAMS; team++)
+    for (team = 0; team < BENCH_TEAMS; team++)
         if (c->pid[team] > 0)
-            board_order(c->board, (enum board_team_id)team, &quit);
-    for (team = 0; team < BOARD_TEAMS; team++)
+            bench_shm_order(c->shm, (enum bench_team_id)team, &quit);
+    for (team = 0; team < BENCH_TEAMS; team++)
         if (c->pid[team] > 0)
             bench_team_end(c->pid[team]);
 }
@@ -233,34 +233,34 @@ static void show_mpi_log(int fd)
         fwrite(text, 1, (size_t)n, stderr);
 }
 
-static void fill_rows(struct conductor *c)
+static void fill_rows(struct driver *c)
 {
     struct bench_report *r = &c->report;
-    int op, first = c->options->config.mode == EPX_LOW_LATENCY ? BOARD_DISPATCH : BOARD_UPDATE;
+    int op, first = c->options->config.mode == EPX_LOW_LATENCY ? BENCH_DISPATCH : BENCH_UPDATE;
 
     if (r->ofi != NULL)
         end_ofi(r->ofi);
-    for (op = first; op < BOARD_OPS; op++)
-        bench_row_fill(&r->rows[r->nrows++], c->board, (enum board_op)op, r);
+    for (op = first; op < BENCH_OPS; op++)
+        bench_row_fill(&r->rows[r->nrows++], c->shm, (enum bench_op)op, r);
 }
 
 /* Says what failed; the exit code. */
-static int report_failure(struct conductor *c)
+static int report_failure(struct driver *c)
 {
-    struct board *board = c->board;
+    struct bench_shm *shm = c->shm;
 
-    fprintf(stderr, "epx bench: %s%s\n", board->failure == BOARD_MISMATCH ? "check failed: " : "", board->message);
-    if (c->options->vs_mpi && strstr(board->message, "MPI") != NULL)
+    fprintf(stderr, "epx bench: %s%s\n", shm->failure == BENCH_MISMATCH ? "check failed: " : "", shm->message);
+    if (c->options->vs_mpi && strstr(shm->message, "MPI") != NULL)
         show_mpi_log(c->mpi_log);
-    if (board->failure == BOARD_MISMATCH && c->options->json) {
+    if (shm->failure == BENCH_MISMATCH && c->options->json) {
         c->report.failed = 1;
         fill_rows(c);
         bench_report_json(&c->report);
     }
-    return board->failure == BOARD_UNSUPPORTED ? BENCH_EXIT_USAGE : BENCH_EXIT_FAILED;
+    return shm->failure == BENCH_UNSUPPORTED ? BENCH_EXIT_USAGE : BENCH_EXIT_FAILED;
 }
 
-static int run(struct conductor *c)
+static int run(struct driver *c)
 {
     struct bench_report *r = &c->report;
 
@@ -270,15 +270,15 @@ static int run(struct conductor *c)
         begin_ofi(c);
     bench_progress("epx bench: starting %d ranks", c->options->config.ranks);
     if (start_teams(c) == 0)
-        conduct_all(c);
-    else if (c->board != NULL)
-        board_fail(c->board, BOARD_UNSUPPORTED, "nothing was measured");
-    if (c->board == NULL)
+        drive_all(c);
+    else if (c->shm != NULL)
+        bench_shm_fail(c->shm, BENCH_UNSUPPORTED, "nothing was measured");
+    if (c->shm == NULL)
         return BENCH_EXIT_FAILED;
     end_teams(c);
     bench_progress_end();
-    r->board = c->board;
-    if (board_stopped(c->board))
+    r->shm = c->shm;
+    if (bench_shm_stopped(c->shm))
         return report_failure(c);
     fill_rows(c);
     if (c->options->json)
@@ -291,7 +291,7 @@ static int run(struct conductor *c)
 int cmd_bench(int argc, char **argv)
 {
     struct bench_options options;
-    struct conductor conductor = {.options = &options, .mpi_log = -1};
+    struct driver driver = {.options = &options, .mpi_log = -1};
     int parsed;
 
     if (argc > 1 && strcmp(argv[1], "ring") == 0)
@@ -301,5 +301,5 @@ int cmd_bench(int argc, char **argv)
         return parsed > 0 ? BENCH_EXIT_OK : BENCH_EXIT_USAGE;
     if (options.worker != NULL)
         return bench_worker(options.worker);
-    return run(&conductor);
+    return run(&driver);
 }

@@ -17,8 +17,8 @@ int bench_ht_update(void *self)
         return -1;
     if (rows == work->recv.total)
         return 0;
-    board_fail(rank->seat.board, BOARD_MISMATCH, "epx rank %d: epx_handle_recv_count says %lld rows; %lld expected",
-               rank->seat.rank, (long long)rows, (long long)work->recv.total);
+    bench_shm_fail(rank->self.shm, BENCH_MISMATCH, "epx rank %d: epx_handle_recv_count says %lld rows; %lld expected",
+                   rank->self.rank, (long long)rows, (long long)work->recv.total);
     return -1;
 }
 

@@ -4,7 +4,7 @@
  *
  *      process 2p, thread t     <--- fi_write both ways --->     process 2p + 1, thread t        p = 0..pairs - 1
  *
- * The processes meet on a board in shared memory: addresses and keys, barriers, times. One exchange that is not timed
+ * The processes share memory: addresses and keys, barriers, times. One exchange that is not timed
  * makes the connections. A side has finished an exchange when its writes are completed and the last word of the other
  * side, a write with CQ data, has come. Where there are fewer cores than threads, a thread that finds nothing to do gives
  * its core away, as the proxies do: a loop that spins there takes the time of the one that it waits for.
@@ -35,24 +35,24 @@ enum { MAX_PAIRS = 64, MAX_THREADS = 16, MAX_PROCESSES = 2 * MAX_PAIRS, ADDRESS_
 enum { WINDOW_MESSAGES = 64 };            /* in flight: more only makes the caches miss */
 #define MEMORY_MOST ((uint64_t)256 << 20) /* to write from, per thread, and as much to write to; then writes go round */
 
-struct seat {
+struct endpoint_info {
     size_t address_bytes;
     uint8_t address[ADDRESS_BYTES];
     uint64_t key, base;
 };
 
-struct board {
+struct ofi_shm {
     atomic_int failed;
     atomic_int met; /* sides that came to a barrier, over all barriers */
     struct {
         atomic_ullong first_ns, last_ns; /* start of the first, end of the last */
     } times[OFI_BASELINE_MAX_REPEATS + 1];
     char text[256];
-    struct seat seats[MAX_PROCESSES][MAX_THREADS];
+    struct endpoint_info endpoints[MAX_PROCESSES][MAX_THREADS];
 };
 
 struct job {
-    struct board *board;
+    struct ofi_shm *shm;
     const char *provider;
     uint64_t messages; /* per thread */
     uint32_t message_bytes;
@@ -83,8 +83,8 @@ struct side {
 
 static int complain(const struct side *side, int rc, const char *what)
 {
-    if (!atomic_exchange(&side->job->board->failed, 1))
-        snprintf(side->job->board->text, sizeof(side->job->board->text), "process %d thread %d: %s: %s", side->process,
+    if (!atomic_exchange(&side->job->shm->failed, 1))
+        snprintf(side->job->shm->text, sizeof(side->job->shm->text), "process %d thread %d: %s: %s", side->process,
                  side->thread, what, side->lib ? side->lib->strerror(-rc) : "");
     return -1;
 }
@@ -120,7 +120,7 @@ static int open_objects(struct side *side)
 static int open_memory(struct side *side)
 {
     const int mode = side->info->domain_attr->mr_mode;
-    struct seat *seat = &side->job->board->seats[side->process][side->thread];
+    struct endpoint_info *own = &side->job->shm->endpoints[side->process][side->thread];
     int rc;
 
     side->memory_bytes = side->job->messages * side->job->message_bytes;
@@ -138,10 +138,10 @@ static int open_memory(struct side *side)
         if (!rc)
             rc = fi_mr_enable(side->mr);
     }
-    seat->key = rc ? 0 : fi_mr_key(side->mr);
-    seat->base = mode & FI_MR_VIRT_ADDR ? (uint64_t)(uintptr_t)side->memory : 0;
-    seat->address_bytes = ADDRESS_BYTES;
-    return rc ? rc : fi_getname(&side->ep->fid, seat->address, &seat->address_bytes);
+    own->key = rc ? 0 : fi_mr_key(side->mr);
+    own->base = mode & FI_MR_VIRT_ADDR ? (uint64_t)(uintptr_t)side->memory : 0;
+    own->address_bytes = ADDRESS_BYTES;
+    return rc ? rc : fi_getname(&side->ep->fid, own->address, &own->address_bytes);
 }
 
 static void close_side(struct side *side)
@@ -185,7 +185,7 @@ static int drain(struct side *side)
 static int post(struct side *side, int last, int *posted)
 {
     const struct job *job = side->job;
-    const struct seat *other = &job->board->seats[side->process ^ 1][side->thread];
+    const struct endpoint_info *other = &job->shm->endpoints[side->process ^ 1][side->thread];
     const uint64_t offset = side->posted * job->message_bytes % side->memory_bytes;
     void *context = &side->contexts[side->posted % side->info->tx_attr->size];
     void *desc = fi_mr_desc(side->mr);
@@ -226,7 +226,7 @@ static int write_all(struct side *side)
             return -1;
         if (room || side->completed != before)
             continue;
-        if (atomic_load(&side->job->board->failed) || clock_ns() > until)
+        if (atomic_load(&side->job->shm->failed) || clock_ns() > until)
             return complain(side, -FI_ETIMEDOUT, "the writes did not end in time");
         if (side->job->yield)
             sched_yield();
@@ -239,12 +239,12 @@ static int write_all(struct side *side)
 static int meet(struct side *side)
 {
     const uint64_t until = deadline();
-    atomic_int *count = &side->job->board->met;
+    atomic_int *count = &side->job->shm->met;
 
     atomic_fetch_add(count, 1);
     side->barriers++;
     while (atomic_load(count) < side->barriers * side->job->processes * side->job->threads) {
-        if (atomic_load(&side->job->board->failed) || clock_ns() > until)
+        if (atomic_load(&side->job->shm->failed) || clock_ns() > until)
             return complain(side, -FI_ETIMEDOUT, "the others did not come");
         if (side->peer != FI_ADDR_UNSPEC && drain(side))
             return -1;
@@ -263,15 +263,15 @@ static void note_time(atomic_ullong *slot, uint64_t now, int earliest)
 
 static void exchange(struct side *side)
 {
-    struct board *board = side->job->board;
+    struct ofi_shm *shm = side->job->shm;
 
     for (int i = 0; i <= side->job->repeats; i++) {
         if (meet(side))
             return;
-        note_time(&board->times[i].first_ns, clock_ns(), 1);
+        note_time(&shm->times[i].first_ns, clock_ns(), 1);
         if (write_all(side))
             return;
-        note_time(&board->times[i].last_ns, clock_ns(), 0);
+        note_time(&shm->times[i].last_ns, clock_ns(), 0);
     }
     meet(side);
 }
@@ -279,8 +279,8 @@ static void exchange(struct side *side)
 static void *run_side(void *arg)
 {
     struct side *side = arg;
-    struct board *board = side->job->board;
-    const struct seat *other = &board->seats[side->process ^ 1][side->thread];
+    struct ofi_shm *shm = side->job->shm;
+    const struct endpoint_info *other = &shm->endpoints[side->process ^ 1][side->thread];
     const char *missing;
     int rc;
 
@@ -335,7 +335,7 @@ static int run_pairs(const struct job *job)
     for (; started < job->processes; started++) {
         pids[started] = fork();
         if (pids[started] < 0) {
-            atomic_store(&job->board->failed, 1);
+            atomic_store(&job->shm->failed, 1);
             break;
         }
         if (!pids[started]) {
@@ -346,10 +346,10 @@ static int run_pairs(const struct job *job)
     }
     for (int i = 0; i < started; i++)
         if (waitpid(pids[i], &status, 0) != pids[i] || status) {
-            atomic_store(&job->board->failed, 1); /* the others need not wait for this one */
+            atomic_store(&job->shm->failed, 1); /* the others need not wait for this one */
             failed = 1;
         }
-    return failed || atomic_load(&job->board->failed) ? -1 : 0;
+    return failed || atomic_load(&job->shm->failed) ? -1 : 0;
 }
 
 int ofi_baseline(const char *provider, uint64_t bytes, uint32_t message_bytes, int threads, int pairs, int repeats,
@@ -372,18 +372,18 @@ int ofi_baseline(const char *provider, uint64_t bytes, uint32_t message_bytes, i
         return -1;
     }
     job.messages = (bytes / (uint64_t)threads + message_bytes - 1) / message_bytes;
-    job.board = mmap(NULL, sizeof(*job.board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (job.board == MAP_FAILED) {
+    job.shm = mmap(NULL, sizeof(*job.shm), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (job.shm == MAP_FAILED) {
         fprintf(stderr, "epx: ofi baseline: no shared memory: %s\n", strerror(errno));
         return -1;
     }
     rc = run_pairs(&job);
     if (rc)
-        fprintf(stderr, "epx: ofi baseline: %s\n", job.board->text[0] ? job.board->text : "a process failed");
+        fprintf(stderr, "epx: ofi baseline: %s\n", job.shm->text[0] ? job.shm->text : "a process failed");
     for (int i = 0; !rc && i < repeats; i++)
         gbytes_per_s[i] = (double)(job.messages * message_bytes) * threads * job.processes /
-                          (double)(job.board->times[i + 1].last_ns - job.board->times[i + 1].first_ns);
-    munmap(job.board, sizeof(*job.board));
+                          (double)(job.shm->times[i + 1].last_ns - job.shm->times[i + 1].first_ns);
+    munmap(job.shm, sizeof(*job.shm));
     return rc;
 }
 

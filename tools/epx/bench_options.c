@@ -238,9 +238,9 @@ static int parse_rest(struct bench_options *o, int id, const char *name, const c
         c->plain_memory = 1;
         return 0;
     case OPT_ITERS:
-        return parse_int(name, arg, 1, BOARD_MAX_ITERS, &o->iters);
+        return parse_int(name, arg, 1, BENCH_MAX_ITERS, &o->iters);
     case OPT_WARMUP:
-        return parse_int(name, arg, 0, BOARD_MAX_ITERS, &o->warmup);
+        return parse_int(name, arg, 0, BENCH_MAX_ITERS, &o->warmup);
     case OPT_SEED:
         return parse_seed(arg, &c->seed);
     case OPT_CHECK:

@@ -29,7 +29,7 @@ void bench_progress_end(void)
     progress_shown = 0;
 }
 
-const char *bench_op_name(enum board_op op)
+const char *bench_op_name(enum bench_op op)
 {
     static const char *const names[] = {"update", "dispatch", "combine"};
 
@@ -59,7 +59,7 @@ static void json_number(const char *name, int decimals, double value, int measur
 
 static void json_mpi(const struct bench_report *r, const struct bench_row *row)
 {
-    const struct board_team *team = &r->board->team[BOARD_MPI];
+    const struct bench_team *team = &r->shm->team[BENCH_MPI];
     int v, measured = row->mpi_us_p50 > 0;
 
     json_number("mpi_us_p50", 1, row->mpi_us_p50, measured);
@@ -76,7 +76,7 @@ static void json_mpi(const struct bench_report *r, const struct bench_row *row)
 /* Numbers of one operation of all ranks; the ratio per row, which is a (token, destination). */
 static void json_net(const struct bench_report *r, const struct bench_row *row)
 {
-    const struct board_net *net = &r->board->net[row->op];
+    const struct bench_net *net = &r->shm->net[row->op];
     const double ops = (double)net->ops / r->options->config.ranks;
     const int measured = row->us_p50 > 0 && net->ops > 0;
 
@@ -85,7 +85,7 @@ static void json_net(const struct bench_report *r, const struct bench_row *row)
     json_number("net_puts", 1, (double)net->puts / ops, measured);
     json_number("net_signals", 1, (double)net->signals / ops, measured);
     json_number("net_bytes", 0, (double)net->bytes / ops, measured);
-    if (row->op != BOARD_UPDATE)
+    if (row->op != BENCH_UPDATE)
         json_number("writes_per_row", 3, (double)net->puts / (double)net->rows, measured && net->rows > 0);
 }
 
@@ -116,12 +116,12 @@ static void json_row(const struct bench_report *r, const struct bench_row *row)
     printf(",\"check\":\"%s\"", check_name(r));
     if (c->nodes > 1)
         json_net(r, row);
-    if (r->ofi != NULL && row->op != BOARD_UPDATE)
+    if (r->ofi != NULL && row->op != BENCH_UPDATE)
         json_ofi(r, row);
     if (r->options->vs_mpi)
         json_mpi(r, row);
     json_number("memcpy_GBps", 2, r->memcpy_GBps, r->memcpy_GBps > 0);
-    if (row->op == BOARD_DISPATCH)
+    if (row->op == BENCH_DISPATCH)
         json_number("of_memcpy", 3, row->of_memcpy, measured);
     printf(",\"tokens\":%d,\"hidden\":%d,\"topk\":%d,\"experts\":%d,\"dtype\":\"%s\",\"routing\":\"%s\","
            "\"layout\":\"%s\",\"device\":\"%s\",\"net\":\"%s\",\"logfmt\":%s,\"plain_memory\":%s,\"iters\":%d,"
@@ -199,7 +199,7 @@ static void print_mpi_note(const struct bench_report *r)
 {
     int i;
 
-    printf("  MPI      %s:", r->board->team[BOARD_MPI].library);
+    printf("  MPI      %s:", r->shm->team[BENCH_MPI].library);
     for (i = 0; i < r->nrows; i++)
         printf("%s %s %s", i > 0 ? "," : "", bench_op_name(r->rows[i].op), r->rows[i].mpi_variant);
     printf("\n  best     the fastest of all MPI variants:");
@@ -213,7 +213,7 @@ static void print_net_note(const struct bench_report *r)
     int i;
 
     for (i = 0; i < r->nrows; i++) {
-        const struct board_net *net = &r->board->net[r->rows[i].op];
+        const struct bench_net *net = &r->shm->net[r->rows[i].op];
         const double ops = (double)net->ops / r->options->config.ranks;
 
         if (net->ops == 0)
@@ -238,7 +238,7 @@ static void print_ofi_note(const struct bench_report *r)
     printf("           and %.2f GB/s by writes of %u bytes, against which", ofi->p50[BENCH_OFI_LARGE],
            ofi->message_bytes[BENCH_OFI_LARGE]);
     for (i = 0; i < r->nrows; i++)
-        if (r->rows[i].op != BOARD_UPDATE)
+        if (r->rows[i].op != BENCH_UPDATE)
             printf(" %s has %.2fx", bench_op_name(r->rows[i].op), r->rows[i].vs_ofi[BENCH_OFI_LARGE]);
     printf("; compared with wire\n");
 }
@@ -251,12 +251,12 @@ static void print_wire_note(const struct bench_report *r)
 
     if (c->nodes > 1) {
         printf("  wire     between nodes: one row for each of the %lld (token, %s): %.1f MB per dispatch%s\n",
-               (long long)t->remote, unit, (double)t->remote * bench_row_bytes(c, BOARD_DISPATCH) / 1e6,
+               (long long)t->remote, unit, (double)t->remote * bench_row_bytes(c, BENCH_DISPATCH) / 1e6,
                t->remote_back != t->remote ? "; combine returns pairs" : "");
         return;
     }
     printf("  wire     one row for each of the %lld (token, destination rank): %.1f MB per dispatch%s\n",
-           (long long)t->copies, (double)t->copies * bench_row_bytes(c, BOARD_DISPATCH) / 1e6,
+           (long long)t->copies, (double)t->copies * bench_row_bytes(c, BENCH_DISPATCH) / 1e6,
            c->layout == EPX_EXPERT_MAJOR ? "; combine returns pairs" : "");
 }
 
@@ -266,13 +266,13 @@ static void print_notes(const struct bench_report *r)
 
     printf("  time     from the moment all ranks may start until the last one has finished\n");
     printf("  logical  as if each of the %lld (token, expert) pairs were moved: %.1f MB per dispatch\n",
-           (long long)r->traffic.pairs, (double)r->traffic.pairs * bench_row_bytes(c, BOARD_DISPATCH) / 1e6);
+           (long long)r->traffic.pairs, (double)r->traffic.pairs * bench_row_bytes(c, BENCH_DISPATCH) / 1e6);
     print_wire_note(r);
     printf("  memcpy   %.1f GB/s copied by %d process%s at once, one per core; compared with the %.1f MB of rows "
            "written\n",
            r->memcpy_GBps, r->memcpy_processes, r->memcpy_processes == 1 ? "" : "es",
            (double)(c->layout == EPX_EXPERT_MAJOR ? r->traffic.pairs : r->traffic.copies) *
-               bench_row_bytes(c, BOARD_DISPATCH) / 1e6);
+               bench_row_bytes(c, BENCH_DISPATCH) / 1e6);
     if (c->nodes > 1)
         print_net_note(r);
     if (r->ofi != NULL)

@@ -40,15 +40,15 @@ double bench_percentile_double(double *values, int n, double percent)
     return values[rank < 1 ? 0 : rank > n ? n - 1 : rank - 1];
 }
 
-double bench_row_bytes(const struct bench_config *c, enum board_op op)
+double bench_row_bytes(const struct bench_config *c, enum bench_op op)
 {
-    if (op == BOARD_DISPATCH && c->fp8)
+    if (op == BENCH_DISPATCH && c->fp8)
         return c->hidden + 4.0 * bench_work_scales(c);
     return c->hidden * 2.0;
 }
 
 /* The baseline is what most programs do, MPI_Alltoallv of packed rows; the fastest of all variants stands beside it. */
-static void fill_mpi(struct bench_row *row, struct board_team *team, enum board_op op, int iters)
+static void fill_mpi(struct bench_row *row, struct bench_team *team, enum bench_op op, int iters)
 {
     int v;
 
@@ -78,8 +78,8 @@ static void fill_bandwidths(struct bench_row *row, const struct bench_config *c,
 {
     double bytes = bench_row_bytes(c, row->op), ns = row->us_p50 * 1e3;
     int expert_major = c->layout == EPX_EXPERT_MAJOR;
-    double copies = (double)(row->op == BOARD_COMBINE && expert_major ? traffic->pairs : traffic->copies);
-    double remote = (double)(row->op == BOARD_COMBINE ? traffic->remote_back : traffic->remote);
+    double copies = (double)(row->op == BENCH_COMBINE && expert_major ? traffic->pairs : traffic->copies);
+    double remote = (double)(row->op == BENCH_COMBINE ? traffic->remote_back : traffic->remote);
     double written = (double)(expert_major ? traffic->pairs : traffic->copies);
 
     if (ns <= 0)
@@ -87,7 +87,7 @@ static void fill_bandwidths(struct bench_row *row, const struct bench_config *c,
     row->logical_GBps = (double)traffic->pairs * bytes / ns;
     row->copies_GBps = copies * bytes / ns;
     row->wire_GBps = c->nodes > 1 ? remote * bytes / ns : row->copies_GBps;
-    if (row->op == BOARD_DISPATCH && memcpy_GBps > 0)
+    if (row->op == BENCH_DISPATCH && memcpy_GBps > 0)
         row->of_memcpy = written * bytes / ns / memcpy_GBps;
 }
 
@@ -99,19 +99,19 @@ static void fill_ofi(struct bench_row *row, const struct bench_ofi_rounds *ofi)
         row->vs_ofi[size] = ofi->p50[size] > 0 ? row->wire_GBps / ofi->p50[size] : 0;
 }
 
-void bench_row_fill(struct bench_row *row, struct board *board, enum board_op op, const struct bench_report *report)
+void bench_row_fill(struct bench_row *row, struct bench_shm *shm, enum bench_op op, const struct bench_report *report)
 {
-    uint64_t *times = board->team[BOARD_EPX].times[op][0];
+    uint64_t *times = shm->team[BENCH_EPX].times[op][0];
     int iters = report->options->iters;
 
     memset(row, 0, sizeof(*row));
     row->op = op;
     row->us_p50 = bench_percentile(times, iters, 50) / 1e3;
     row->us_p99 = bench_percentile(times, iters, 99) / 1e3;
-    if (op != BOARD_UPDATE)
-        fill_bandwidths(row, &board->config, &report->traffic, report->memcpy_GBps);
-    if (op != BOARD_UPDATE && report->ofi != NULL)
+    if (op != BENCH_UPDATE)
+        fill_bandwidths(row, &shm->config, &report->traffic, report->memcpy_GBps);
+    if (op != BENCH_UPDATE && report->ofi != NULL)
         fill_ofi(row, report->ofi);
     if (report->options->vs_mpi)
-        fill_mpi(row, &board->team[BOARD_MPI], op, iters);
+        fill_mpi(row, &shm->team[BENCH_MPI], op, iters);
 }

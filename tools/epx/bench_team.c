@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Starting and ending teams. Each has one process that watches over its ranks: a copy of this program that runs
- * launch_ranks, or mpirun. If the conductor dies, they are told.
+ * launch_ranks, or mpirun. If the driver dies, they are told.
  */
 #include <errno.h>
 #include <limits.h>
@@ -27,14 +27,14 @@ static void die_with_parent(pid_t parent)
 }
 
 /* In the watching process. */
-static int watch_epx(const struct bench_config *config, const char *board_path)
+static int watch_epx(const struct bench_config *config, const char *shm_path)
 {
     char mode[] = "ll", worker[] = "--worker", program[] = "epx", bench[] = "bench", path[64], text[16];
     char *argv[] = {program, bench, mode, worker, path, NULL};
     struct launch_options launch = {.title = "epx bench", .nranks = config->ranks, .argv = argv, .self = 1};
 
     snprintf(mode, sizeof(mode), "%s", bench_mode_name(config));
-    snprintf(path, sizeof(path), "%s", board_path);
+    snprintf(path, sizeof(path), "%s", shm_path);
     if (config->nodes > 1) {
         snprintf(text, sizeof(text), "%d", bench_ranks_per_node(config));
         setenv("EPX_RANKS_PER_NODE", text, 1);
@@ -42,7 +42,7 @@ static int watch_epx(const struct bench_config *config, const char *board_path)
     return launch_ranks(&launch);
 }
 
-pid_t bench_team_start_epx(const struct bench_config *config, const char *board_path)
+pid_t bench_team_start_epx(const struct bench_config *config, const char *shm_path)
 {
     pid_t parent = getpid(), pid;
 
@@ -54,7 +54,7 @@ pid_t bench_team_start_epx(const struct bench_config *config, const char *board_
         return pid;
     die_with_parent(parent);
     fflush(NULL);
-    _exit(watch_epx(config, board_path));
+    _exit(watch_epx(config, shm_path));
 }
 
 /* The baseline lies beside this program. 0 or -1 after a message. */
@@ -130,7 +130,7 @@ static int list_hosts(const struct bench_config *config, char *text, size_t byte
 }
 
 /* What was fastest: docs/bench.md has the numbers. */
-static int mpirun_words(const struct bench_config *config, const char *board_path, struct mpirun *run)
+static int mpirun_words(const struct bench_config *config, const char *shm_path, struct mpirun *run)
 {
     /* Ranks that wait spin; with more ranks than cores they must let the others run. */
     const char *yield = config->ranks > sysconf(_SC_NPROCESSORS_ONLN) ? "1" : "0";
@@ -152,7 +152,7 @@ static int mpirun_words(const struct bench_config *config, const char *board_pat
     const char *const nodes[] = {
         "--host", run->hosts, "--mca",          "plm_rsh_agent", run->agent,           "--mca", "pml", "ob1",
         "--mca",  "btl",      "self,vader,tcp", "--mca",         "btl_tcp_if_include", "lo",    NULL};
-    const char *const last[] = {run->program, board_path, NULL};
+    const char *const last[] = {run->program, shm_path, NULL};
 
     run->n = 0;
     snprintf(run->ranks, sizeof(run->ranks), "%d", config->ranks);
@@ -168,7 +168,7 @@ static int mpirun_words(const struct bench_config *config, const char *board_pat
     return 0;
 }
 
-pid_t bench_team_start_mpi(const struct bench_config *config, const char *board_path, int log_fd)
+pid_t bench_team_start_mpi(const struct bench_config *config, const char *shm_path, int log_fd)
 {
     static struct mpirun run;
     pid_t parent = getpid(), pid;
@@ -179,7 +179,7 @@ pid_t bench_team_start_mpi(const struct bench_config *config, const char *board_
         fprintf(stderr, "epx bench: --vs mpi needs mpirun, which is not in PATH. %s.\n", packages);
         return -1;
     }
-    if (mpirun_words(config, board_path, &run) != 0)
+    if (mpirun_words(config, shm_path, &run) != 0)
         return -1;
     fflush(NULL);
     pid = fork();

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One EPX rank of the benchmark: a group from the environment, a handle, tensors; then it plays what it is told. */
+/* One EPX rank of the benchmark: a group from the environment, a handle, tensors; then it runs what it is told. */
 #include "bench_worker.h"
 
 #include <errno.h>
@@ -9,7 +9,7 @@
 
 #include "group/group.h"
 #include "bench.h"
-#include "tests/lib/player.h"
+#include "tests/lib/bench_runner.h"
 
 int bench_call(struct bench_rank *rank, const char *what, epx_status status)
 {
@@ -17,8 +17,9 @@ int bench_call(struct bench_rank *rank, const char *what, epx_status status)
 
     if (status == EPX_OK)
         return 0;
-    board_fail(rank->seat.board, status == EPX_ERR_UNSUPPORTED ? BOARD_UNSUPPORTED : BOARD_ERROR, "rank %d: %s: %s: %s",
-               rank->seat.rank, what, epx_strerror(status), why[0] != '\0' ? why : "(no more is known)");
+    bench_shm_fail(rank->self.shm, status == EPX_ERR_UNSUPPORTED ? BENCH_UNSUPPORTED : BENCH_ERROR,
+                   "rank %d: %s: %s: %s", rank->self.rank, what, epx_strerror(status),
+                   why[0] != '\0' ? why : "(no more is known)");
     return -1;
 }
 
@@ -83,8 +84,8 @@ static void *tensor_alloc(void *context, size_t bytes)
 static int open_work(struct bench_rank *rank)
 {
     if (is_far(rank))
-        return bench_work_open_far(&rank->work, rank->config, rank->seat.rank, tensor_alloc, tensor_copy, rank);
-    return bench_work_open(&rank->work, rank->config, rank->seat.rank, tensor_alloc, rank);
+        return bench_work_open_far(&rank->work, rank->config, rank->self.rank, tensor_alloc, tensor_copy, rank);
+    return bench_work_open(&rank->work, rank->config, rank->self.rank, tensor_alloc, rank);
 }
 
 static int open_rank(struct bench_rank *rank)
@@ -92,7 +93,7 @@ static int open_rank(struct bench_rank *rank)
     if (create_group(rank) != 0 || create_handle(rank) != 0)
         return -1;
     if (open_work(rank) != 0) {
-        board_fail(rank->seat.board, BOARD_ERROR, "rank %d: no memory for its tensors", rank->seat.rank);
+        bench_shm_fail(rank->self.shm, BENCH_ERROR, "rank %d: no memory for its tensors", rank->self.rank);
         return -1;
     }
     if (rank->config->nodes > 1)
@@ -106,7 +107,7 @@ static void count_net(void *self, int op)
 {
     struct bench_rank *rank = self;
     epx_stats now = EPX_STATS_INIT;
-    struct board_net *net = &rank->seat.board->net[op < 0 ? 0 : op];
+    struct bench_net *net = &rank->self.shm->net[op < 0 ? 0 : op];
 
     if (bench_call(rank, "epx_group_stats", epx_group_stats(rank->group, &now)) != 0)
         return;
@@ -121,40 +122,40 @@ static void count_net(void *self, int op)
     rank->before = now;
 }
 
-static int play(struct bench_rank *rank)
+static int run_command(struct bench_rank *rank)
 {
     int ll = rank->config->mode == EPX_LOW_LATENCY;
-    struct player player = {.name = "epx",
-                            .self = rank,
-                            .update = ll ? NULL : bench_ht_update,
-                            .dispatch = ll ? bench_ll_dispatch : bench_ht_dispatch,
-                            .combine = ll ? bench_ll_combine : bench_ht_combine,
-                            .finished = rank->config->nodes > 1 ? count_net : NULL,
-                            .corrupt_dispatch = rank->config->corrupt == 1,
-                            .corrupt_combine = rank->config->corrupt == 2};
+    struct bench_runner runner = {.name = "epx",
+                                  .self = rank,
+                                  .update = ll ? NULL : bench_ht_update,
+                                  .dispatch = ll ? bench_ll_dispatch : bench_ht_dispatch,
+                                  .combine = ll ? bench_ll_combine : bench_ht_combine,
+                                  .finished = rank->config->nodes > 1 ? count_net : NULL,
+                                  .corrupt_dispatch = rank->config->corrupt == 1,
+                                  .corrupt_combine = rank->config->corrupt == 2};
 
-    return player_run(&player, &rank->seat, &rank->work);
+    return bench_runner_run(&runner, &rank->self, &rank->work);
 }
 
-int bench_worker(const char *board_path)
+int bench_worker(const char *shm_path)
 {
     static struct bench_rank rank;
     const char *number = getenv("RANK");
     epx_status status = EPX_OK;
 
-    if (number == NULL || board_attach(&rank.seat, board_path, BOARD_EPX, atoi(number)) != 0) {
-        fprintf(stderr, "epx bench: cannot open the board '%s': %s\n", board_path, strerror(errno));
+    if (number == NULL || bench_shm_attach(&rank.self, shm_path, BENCH_EPX, atoi(number)) != 0) {
+        fprintf(stderr, "epx bench: cannot open the benchmark's shared memory '%s': %s\n", shm_path, strerror(errno));
         return BENCH_EXIT_FAILED;
     }
-    rank.config = &rank.seat.board->config;
-    /* Failures are on the board, for the conductor to report once; the exit code is for what nobody foresaw. */
+    rank.config = &rank.self.shm->config;
+    /* The driver reports the failure in the shared memory once; the exit code is for any other end. */
     if (open_rank(&rank) == 0)
-        play(&rank);
+        run_command(&rank);
     if (rank.handle != NULL)
         status = epx_handle_destroy(rank.handle);
     if (rank.group != NULL && status == EPX_OK)
         status = epx_group_destroy(rank.group);
-    if (!board_stopped(rank.seat.board))
+    if (!bench_shm_stopped(rank.self.shm))
         bench_call(&rank, "epx_group_destroy", status);
     bench_work_close(&rank.work);
     return BENCH_EXIT_OK;

@@ -30,7 +30,7 @@ static int expert_major(const struct bench_config *c)
     return c->layout == EPX_EXPERT_MAJOR;
 }
 
-static void name_variants(struct board_team *team, enum board_op op, const char *const *names, int count)
+static void name_variants(struct bench_team *team, enum bench_op op, const char *const *names, int count)
 {
     int i;
 
@@ -39,17 +39,17 @@ static void name_variants(struct board_team *team, enum board_op op, const char 
         snprintf(team->variant_name[op][i], sizeof(team->variant_name[op][i]), "%s", names[i]);
 }
 
-void baseline_variants(const struct bench_config *config, struct board_team *team)
+void baseline_variants(const struct bench_config *config, struct bench_team *team)
 {
     static const char *const update[] = {"Allgather"};
 
-    name_variants(team, BOARD_UPDATE, update, config->mode == EPX_HIGH_THROUGHPUT);
+    name_variants(team, BENCH_UPDATE, update, config->mode == EPX_HIGH_THROUGHPUT);
     if (expert_major(config)) {
-        name_variants(team, BOARD_DISPATCH, expert_dispatch, COUNT(expert_dispatch));
-        name_variants(team, BOARD_COMBINE, expert_combine, COUNT(expert_combine));
+        name_variants(team, BENCH_DISPATCH, expert_dispatch, COUNT(expert_dispatch));
+        name_variants(team, BENCH_COMBINE, expert_combine, COUNT(expert_combine));
     } else {
-        name_variants(team, BOARD_DISPATCH, row_dispatch, COUNT(row_dispatch));
-        name_variants(team, BOARD_COMBINE, row_combine, COUNT(row_combine));
+        name_variants(team, BENCH_DISPATCH, row_dispatch, COUNT(row_dispatch));
+        name_variants(team, BENCH_COMBINE, row_combine, COUNT(row_combine));
     }
 }
 

@@ -6,7 +6,7 @@
 #include "exchange.h"
 #include "plan.h"
 #include "tests/lib/bench_work.h"
-#include "tests/lib/board.h"
+#include "tests/lib/bench_shm.h"
 
 struct baseline {
     const struct bench_config *config;
@@ -25,8 +25,8 @@ struct baseline {
 /* 0, or -1 without memory. */
 int baseline_open(struct baseline *b, const struct bench_config *config, struct bench_work *work);
 
-/* Names of the variants on the board: those of dispatch and of combine are independent. */
-void baseline_variants(const struct bench_config *config, struct board_team *team);
+/* Names of the variants in shared memory: those of dispatch and of combine are independent. */
+void baseline_variants(const struct bench_config *config, struct bench_team *team);
 
 /* Routing: in high throughput once and kept, in low latency at the start of every dispatch. */
 int baseline_update(void *self);

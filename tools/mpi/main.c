@@ -7,7 +7,7 @@
 
 #include "baseline.h"
 #include "node.h"
-#include "tests/lib/player.h"
+#include "tests/lib/bench_runner.h"
 
 static void *plain_alloc(void *context, size_t bytes)
 {
@@ -16,7 +16,7 @@ static void *plain_alloc(void *context, size_t bytes)
 }
 
 /* "Open MPI v4.1.4" out of a longer text. */
-static void name_library(struct board_team *team)
+static void name_library(struct bench_team *team)
 {
     char text[MPI_MAX_LIBRARY_VERSION_STRING];
     int bytes;
@@ -25,36 +25,36 @@ static void name_library(struct board_team *team)
     snprintf(team->library, sizeof(team->library), "%.*s", (int)strcspn(text, ",\n"), text);
 }
 
-static int play(struct board_seat *seat)
+static int run_rank(struct bench_shm_rank *self)
 {
     static struct bench_work work;
     static struct baseline baseline;
-    const struct bench_config *config = &seat->board->config;
-    struct player player = {.name = "mpi",
-                            .self = &baseline,
-                            .update = config->mode == EPX_HIGH_THROUGHPUT ? baseline_update : NULL,
-                            .dispatch = baseline_dispatch,
-                            .combine = baseline_combine,
-                            .corrupt_dispatch = config->corrupt == 3};
+    const struct bench_config *config = &self->shm->config;
+    struct bench_runner runner = {.name = "mpi",
+                                  .self = &baseline,
+                                  .update = config->mode == EPX_HIGH_THROUGHPUT ? baseline_update : NULL,
+                                  .dispatch = baseline_dispatch,
+                                  .combine = baseline_combine,
+                                  .corrupt_dispatch = config->corrupt == 3};
     int result;
 
-    if (bench_work_open(&work, config, seat->rank, plain_alloc, NULL) != 0 ||
+    if (bench_work_open(&work, config, self->rank, plain_alloc, NULL) != 0 ||
         baseline_open(&baseline, config, &work) != 0) {
-        board_fail(seat->board, BOARD_ERROR, "mpi rank %d: no memory for its tensors", seat->rank);
+        bench_shm_fail(self->shm, BENCH_ERROR, "mpi rank %d: no memory for its tensors", self->rank);
         return -1;
     }
-    if (seat->rank == 0) {
-        baseline_variants(config, seat->team);
-        name_library(seat->team);
+    if (self->rank == 0) {
+        baseline_variants(config, self->team);
+        name_library(self->team);
     }
-    result = player_run(&player, seat, &work);
+    result = bench_runner_run(&runner, self, &work);
     bench_work_close(&work);
     return result;
 }
 
 int main(int argc, char **argv)
 {
-    struct board_seat seat;
+    struct bench_shm_rank self;
     int rank, nranks;
 
     if (argc > 3 && strcmp(argv[1], "--node") == 0)
@@ -66,16 +66,16 @@ int main(int argc, char **argv)
         fprintf(stderr, "epx-mpi-baseline is started by `epx bench --vs mpi`\n");
         MPI_Abort(MPI_COMM_WORLD, 2);
     }
-    if (board_attach(&seat, argv[1], BOARD_MPI, rank) != 0) {
-        perror("epx-mpi-baseline: cannot open the benchmark's board");
+    if (bench_shm_attach(&self, argv[1], BENCH_MPI, rank) != 0) {
+        perror("epx-mpi-baseline: cannot open the benchmark's shared memory");
         MPI_Abort(MPI_COMM_WORLD, 2);
     }
-    if (nranks != seat.board->config.ranks) {
-        fprintf(stderr, "epx-mpi-baseline: %d ranks were started, %d are needed\n", nranks, seat.board->config.ranks);
+    if (nranks != self.shm->config.ranks) {
+        fprintf(stderr, "epx-mpi-baseline: %d ranks were started, %d are needed\n", nranks, self.shm->config.ranks);
         MPI_Abort(MPI_COMM_WORLD, 2);
     }
-    /* A rank that fails has written why on the board; the others may be inside MPI and would wait for it for ever. */
-    if (play(&seat) != 0)
+    /* A rank that fails has stored the reason; the others may be inside MPI and would wait for it for ever. */
+    if (run_rank(&self) != 0)
         MPI_Abort(MPI_COMM_WORLD, 3);
     MPI_Finalize();
     return 0;

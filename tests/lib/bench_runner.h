@@ -5,14 +5,14 @@
  *      updates     barrier | update | barrier = end           (high throughput)
  *      exchanges   barrier | dispatch | barrier = end | combine | barrier = end
  */
-#ifndef EPX_TESTS_LIB_PLAYER_H
-#define EPX_TESTS_LIB_PLAYER_H
+#ifndef EPX_TESTS_LIB_BENCH_RUNNER_H
+#define EPX_TESTS_LIB_BENCH_RUNNER_H
 
 #include "bench_work.h"
-#include "board.h"
+#include "bench_shm.h"
 
-/* Each returns 0, or -1 after it has told the board what is wrong. */
-struct player {
+/* Each returns 0, or -1 after bench_shm_fail() with the reason. */
+struct bench_runner {
     const char *name; /* of the team, for messages */
     void *self;
     int (*update)(void *self); /* NULL: routing comes with each dispatch */
@@ -23,7 +23,7 @@ struct player {
     int corrupt_dispatch, corrupt_combine; /* spoil this team's results before the check */
 };
 
-/* Follows the conductor until it says quit (0) or something fails (-1). */
-int player_run(const struct player *player, struct board_seat *seat, struct bench_work *work);
+/* Follows the driver until it says quit (0) or something fails (-1). */
+int bench_runner_run(const struct bench_runner *runner, struct bench_shm_rank *self, struct bench_work *work);
 
 #endif
