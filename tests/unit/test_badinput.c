@@ -14,19 +14,19 @@
 #include <cmocka.h>
 
 #include "net/net.h"
-#include "tests/lib/scene.h"
+#include "tests/lib/fixture.h"
 #include "tests/lib/thread_boot.h"
 
 #define WORDS(...) ((const char *const[]){__VA_ARGS__, NULL})
-/* In a function with a `struct scene *s`: the call must fail with `status` and say all the words. */
-#define REFUSED(call, status, ...)                                        \
-    do {                                                                  \
-        if (scene_expect(s, #call, (call), (status), WORDS(__VA_ARGS__))) \
-            return -1;                                                    \
+/* In a function with a `struct fixture *s`: the call must fail with `status` and say all the words. */
+#define REFUSED(call, status, ...)                                          \
+    do {                                                                    \
+        if (fixture_expect(s, #call, (call), (status), WORDS(__VA_ARGS__))) \
+            return -1;                                                      \
     } while (0)
 #define ACCEPTED(call) REFUSED(call, EPX_OK, "")
 
-typedef int (*misuse_fn)(struct scene *s);
+typedef int (*misuse_fn)(struct fixture *s);
 
 /* Only the overflow makes anyone wait; see small_tensor(). */
 enum { DEADLINE_MS = 3000 };
@@ -34,24 +34,24 @@ enum { DEADLINE_MS = 3000 };
 /* On every rank: a good round, the misuse, good rounds of both modes. */
 static int misuse_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 {
-    struct scene *s = malloc(sizeof(*s));
+    struct fixture *s = malloc(sizeof(*s));
     misuse_fn misuse = *(misuse_fn *)arg;
     epx_group_config config;
     int rc;
 
     if (!s)
         return -1;
-    config = scene_config(DEADLINE_MS);
-    rc = scene_open(s, rank, n, boot, &config);
+    config = fixture_config(DEADLINE_MS);
+    rc = fixture_open(s, rank, n, boot, &config);
     if (!rc)
-        rc = scene_ll(s) || scene_ht(s) || misuse(s);
-    if (!rc && (scene_ll(s) || scene_ht(s))) {
+        rc = fixture_ll(s) || fixture_ht(s) || misuse(s);
+    if (!rc && (fixture_ll(s) || fixture_ht(s))) {
         fprintf(stderr, "after the misuse, ");
         rc = -1;
     }
     if (rc)
         fprintf(stderr, "rank %d: %s\n", rank, s->why);
-    scene_close(s);
+    fixture_close(s);
     free(s);
     return rc ? -1 : 0;
 }
@@ -63,7 +63,7 @@ static void misuse_on(int nranks, misuse_fn misuse)
 
 /* ---- Null pointers and structs -------------------------------------------------------------------------------------- */
 
-static int null_pointers(struct scene *s)
+static int null_pointers(struct fixture *s)
 {
     epx_handle_config config = EPX_HANDLE_CONFIG_INIT;
     epx_handle *handle;
@@ -118,7 +118,7 @@ static void null_pointers_are_refused(void **state)
     misuse_on(2, null_pointers);
 }
 
-static int struct_sizes(struct scene *s)
+static int struct_sizes(struct fixture *s)
 {
     epx_dispatch_inputs in = s->in;
     epx_dispatch_outputs out = s->ll_out;
@@ -153,7 +153,7 @@ static void wrong_struct_sizes_are_refused(void **state)
 }
 
 /* A caller from the future: what this library does not know must be zero. */
-static int future_structs(struct scene *s)
+static int future_structs(struct fixture *s)
 {
     struct {
         epx_handle_config known;
@@ -164,7 +164,7 @@ static int future_structs(struct scene *s)
     future.known.size = sizeof(future);
     future.known.mode = EPX_LOW_LATENCY;
     future.known.layout = EPX_EXPERT_MAJOR;
-    future.known.topk = SCENE_TOPK;
+    future.known.topk = FIXTURE_TOPK;
     ACCEPTED(epx_handle_create(&handle, s->group, &future.known));
     ACCEPTED(epx_handle_destroy(handle));
     future.unknown = 1;
@@ -180,7 +180,7 @@ static void unknown_fields_must_be_zero(void **state)
 
 /* ---- Tensors ----------------------------------------------------------------------------------------------------------- */
 
-static int wrong_tensors_ll(struct scene *s)
+static int wrong_tensors_ll(struct fixture *s)
 {
     epx_dispatch_inputs in = s->in;
     epx_dispatch_outputs out = s->ll_out;
@@ -193,7 +193,7 @@ static int wrong_tensors_ll(struct scene *s)
     idx.shape[1] = 2;
     REFUSED(epx_handle_update(s->ll, &idx, NULL, NULL), EPX_ERR_ARGUMENT, "topk_idx", "3", "2");
     idx = s->idx;
-    idx.shape[0] = SCENE_M + 1;
+    idx.shape[0] = FIXTURE_M + 1;
     REFUSED(epx_handle_update(s->ll, &idx, NULL, NULL), EPX_ERR_ARGUMENT, "topk_idx", "6", "7");
     in.topk_idx = &idx;
     REFUSED(epx_dispatch(s->ll, &in, &out, &info, NULL, NULL), EPX_ERR_ARGUMENT, "inputs.topk_idx", "6", "7");
@@ -211,12 +211,12 @@ static int wrong_tensors_ll(struct scene *s)
     in.tokens = NULL;
     REFUSED(epx_dispatch(s->ll, &in, &s->ll_out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "tokens", "NULL");
     in.tokens = &tokens;
-    tokens.shape[0] = SCENE_TOKENS - 1;
+    tokens.shape[0] = FIXTURE_TOKENS - 1;
     REFUSED(epx_dispatch(s->ll, &in, &s->ll_out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "tokens", "5", "4");
     tokens = s->tokens;
-    tokens.shape[1] = SCENE_HIDDEN - 1;
+    tokens.shape[1] = FIXTURE_HIDDEN - 1;
     REFUSED(epx_dispatch(s->ll, &in, &s->ll_out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "tokens");
-    tokens.shape[1] = SCENE_HIDDEN + 8;
+    tokens.shape[1] = FIXTURE_HIDDEN + 8;
     REFUSED(epx_dispatch(s->ll, &in, &s->ll_out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "160", "176");
     tokens = s->tokens;
     tokens.dtype = EPX_INT64;
@@ -232,7 +232,7 @@ static int wrong_tensors_ll(struct scene *s)
     REFUSED(epx_dispatch(s->ll, &in, &s->ll_out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "tokens", "NULL");
     tokens = s->tokens;
     tokens.stride[0] = 1;
-    tokens.stride[1] = SCENE_TOKENS;
+    tokens.stride[1] = FIXTURE_TOKENS;
     REFUSED(epx_dispatch(s->ll, &in, &s->ll_out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "tokens", "contiguous");
 
     out.tokens = NULL;
@@ -265,7 +265,7 @@ static void wrong_low_latency_tensors_are_refused(void **state)
     misuse_on(2, wrong_tensors_ll);
 }
 
-static int wrong_tensors_ht(struct scene *s)
+static int wrong_tensors_ht(struct fixture *s)
 {
     epx_dispatch_inputs in = s->in;
     epx_dispatch_outputs out = s->ht_out;
@@ -306,7 +306,7 @@ static void wrong_high_throughput_tensors_are_refused(void **state)
     misuse_on(2, wrong_tensors_ht);
 }
 
-static int wrong_combines(struct scene *s)
+static int wrong_combines(struct fixture *s)
 {
     epx_combine_inputs in = s->ll_cin;
     epx_combine_outputs out = s->cout;
@@ -351,27 +351,27 @@ static void wrong_combines_are_refused(void **state)
 
 /* The message names the place; wherever it is found (at the call, or when the operation runs), nothing is sent to an
  * expert that does not exist, and the group works again after a clear. */
-static int bad_index(struct scene *s, epx_handle *handle, int64_t value)
+static int bad_index(struct fixture *s, epx_handle *handle, int64_t value)
 {
     char given[24];
     epx_status status;
 
     snprintf(given, sizeof(given), "%lld", (long long)value);
-    scene_refill(s);
-    tensor_set_int(&s->idx, 2 * SCENE_TOPK + 1, value);
+    fixture_refill(s);
+    tensor_set_int(&s->idx, 2 * FIXTURE_TOPK + 1, value);
     status = epx_handle_update(handle, &s->idx, NULL, NULL);
     if (status == EPX_OK && handle == s->ll)
         status = epx_dispatch(handle, &s->in, &s->ll_out, NULL, NULL, NULL);
     if (status == EPX_OK)
         status = epx_stream_sync(s->group, NULL);
-    if (scene_expect(s, "an index out of range", status, EPX_ERR_ARGUMENT, WORDS("topk_idx", "[2][1]", "5", given)))
+    if (fixture_expect(s, "an index out of range", status, EPX_ERR_ARGUMENT, WORDS("topk_idx", "[2][1]", "5", given)))
         return -1;
     return epx_group_error(s->group, NULL) == EPX_OK ? 0 : epx_group_error_clear(s->group) == EPX_OK ? 0 : -1;
 }
 
-static int indices(struct scene *s)
+static int indices(struct fixture *s)
 {
-    return bad_index(s, s->ll, SCENE_EXPERTS) || bad_index(s, s->ll, -2) || bad_index(s, s->ht, SCENE_EXPERTS) ||
+    return bad_index(s, s->ll, FIXTURE_EXPERTS) || bad_index(s, s->ll, -2) || bad_index(s, s->ht, FIXTURE_EXPERTS) ||
            bad_index(s, s->ht, 1ll << 40) || bad_index(s, s->ll, INT64_MIN);
 }
 
@@ -383,10 +383,11 @@ static void indices_out_of_range_are_named(void **state)
 
 /* Tokens that name an expert K times. The expert-major layout of low latency has room for each token once: its entries
  * share a row, and nothing lies behind the end. */
-static int named_often(struct scene *s)
+static int named_often(struct fixture *s)
 {
-    const int64_t room = (int64_t)s->nranks * SCENE_M, expected = s->rank == 1 ? s->nranks * SCENE_TOKENS : 0;
-    const size_t bytes = (size_t)(s->ll_rows.shape[0] * room) * SCENE_HIDDEN * 2, behind = (size_t)bytes * SCENE_TOPK;
+    const int64_t room = (int64_t)s->nranks * FIXTURE_M, expected = s->rank == 1 ? s->nranks * FIXTURE_TOKENS : 0;
+    const size_t bytes = (size_t)(s->ll_rows.shape[0] * room) * FIXTURE_HIDDEN * 2,
+                 behind = (size_t)bytes * FIXTURE_TOPK;
     epx_dispatch_outputs out = s->ll_out;
     epx_tensor rows = s->ll_rows;
     epx_status status;
@@ -398,7 +399,7 @@ static int named_often(struct scene *s)
     memset(memory, 0x77, bytes + behind);
     rows.data = memory;
     out.tokens = &rows;
-    for (int i = 0; i < SCENE_TOKENS * SCENE_TOPK; i++)
+    for (int i = 0; i < FIXTURE_TOKENS * FIXTURE_TOPK; i++)
         tensor_set_int(&s->idx, i, 1);
     status = epx_handle_update(s->ll, &s->idx, NULL, NULL);
     if (status == EPX_OK)
@@ -416,21 +417,21 @@ static int named_often(struct scene *s)
         return -1;
     }
     free(memory);
-    return scene_meet(s);
+    return fixture_meet(s);
 }
 
 static void an_expert_named_often_never_overflows(void **state)
 {
     (void)state;
-    misuse_on(SCENE_EXPERTS, named_often);
+    misuse_on(FIXTURE_EXPERTS, named_often);
 }
 
 /* ---- Configurations ---------------------------------------------------------------------------------------------------- */
 
-static int handle_configs(struct scene *s)
+static int handle_configs(struct fixture *s)
 {
     const epx_handle_config good = {
-        .size = sizeof(good), .mode = EPX_HIGH_THROUGHPUT, .layout = EPX_EXPERT_MAJOR, .topk = SCENE_TOPK};
+        .size = sizeof(good), .mode = EPX_HIGH_THROUGHPUT, .layout = EPX_EXPERT_MAJOR, .topk = FIXTURE_TOPK};
     epx_handle_config c = good;
     epx_handle *h = NULL;
 
@@ -445,7 +446,7 @@ static int handle_configs(struct scene *s)
     c = good;
     c.topk = 0;
     REFUSED(epx_handle_create(&h, s->group, &c), EPX_ERR_ARGUMENT, "topk", "0");
-    c.topk = SCENE_TOPK + 1;
+    c.topk = FIXTURE_TOPK + 1;
     REFUSED(epx_handle_create(&h, s->group, &c), EPX_ERR_ARGUMENT, "topk", "3", "4");
     c = good;
     c.expert_alignment = 3;
@@ -466,13 +467,13 @@ static void wrong_handle_configurations_are_refused(void **state)
 
 static int wide_zones_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 {
-    epx_group_config config = scene_config(2000);
+    epx_group_config config = fixture_config(2000);
     epx_handle_config c = {.size = sizeof(c),
                            .mode = EPX_HIGH_THROUGHPUT,
                            .layout = EPX_EXPERT_MAJOR,
-                           .topk = SCENE_TOPK,
+                           .topk = FIXTURE_TOPK,
                            .expert_alignment = 1 << 20};
-    struct scene scene = {.rank = rank, .nranks = n}, *s = &scene;
+    struct fixture fixture = {.rank = rank, .nranks = n}, *s = &fixture;
     epx_group *group;
     size_t bytes;
     int rc;
@@ -480,11 +481,11 @@ static int wide_zones_rank(int rank, int n, epx_bootstrap *boot, void *arg)
     (void)arg;
     config.num_experts = 4096;
     ACCEPTED(epx_group_create(&group, boot, &config));
-    rc = scene_expect(s, "epx_handle_memory", epx_handle_memory(group, &c, &bytes), EPX_ERR_ARGUMENT,
-                      WORDS("expert_alignment", "1048576", "4096"));
+    rc = fixture_expect(s, "epx_handle_memory", epx_handle_memory(group, &c, &bytes), EPX_ERR_ARGUMENT,
+                        WORDS("expert_alignment", "1048576", "4096"));
     c.expert_alignment = 1 << 18;
     if (!rc)
-        rc = scene_expect(s, "epx_handle_memory", epx_handle_memory(group, &c, &bytes), EPX_OK, NULL);
+        rc = fixture_expect(s, "epx_handle_memory", epx_handle_memory(group, &c, &bytes), EPX_OK, NULL);
     epx_group_destroy(group);
     if (rc)
         fprintf(stderr, "rank %d: %s\n", rank, s->why);
@@ -530,18 +531,18 @@ static const struct group_mistake group_mistakes[] = {
 static int group_mistake_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 {
     const struct group_mistake *mistake = arg;
-    epx_group_config config = scene_config(2000);
+    epx_group_config config = fixture_config(2000);
     epx_memory_info info = EPX_MEMORY_INFO_INIT;
     epx_group *group = (epx_group *)arg;
-    struct scene s = {.rank = rank, .nranks = n};
+    struct fixture s = {.rank = rank, .nranks = n};
     int rc;
 
     memcpy((char *)&config + mistake->offset, &mistake->value, sizeof(int32_t));
-    rc = scene_expect(&s, "epx_group_memory", epx_group_memory(&config, n, &info), EPX_ERR_ARGUMENT,
-                      WORDS(mistake->field, mistake->given));
+    rc = fixture_expect(&s, "epx_group_memory", epx_group_memory(&config, n, &info), EPX_ERR_ARGUMENT,
+                        WORDS(mistake->field, mistake->given));
     if (!rc)
-        rc = scene_expect(&s, "epx_group_create", epx_group_create(&group, boot, &config), EPX_ERR_ARGUMENT,
-                          WORDS(mistake->field, mistake->given));
+        rc = fixture_expect(&s, "epx_group_create", epx_group_create(&group, boot, &config), EPX_ERR_ARGUMENT,
+                            WORDS(mistake->field, mistake->given));
     if (!rc && group) {
         snprintf(s.why, sizeof(s.why), "epx_group_create failed but left a pointer");
         rc = -1;
@@ -566,7 +567,7 @@ static void an_endless_alloc_heap_is_refused(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof(bytes) / sizeof(*bytes); i++) {
-        epx_group_config config = scene_config(2000);
+        epx_group_config config = fixture_config(2000);
 
         config.alloc_bytes = bytes[i];
         assert_int_equal(epx_group_memory(&config, 2, &info), EPX_ERR_ARGUMENT);
@@ -577,7 +578,7 @@ static void an_endless_alloc_heap_is_refused(void **state)
 /* Between nodes everything that belongs together is one message, whose size has an end. */
 static void what_no_message_holds_is_refused_across_nodes(void **state)
 {
-    epx_group_config config = scene_config(2000);
+    epx_group_config config = fixture_config(2000);
     epx_memory_info info = EPX_MEMORY_INFO_INIT;
 
     (void)state;
@@ -586,7 +587,7 @@ static void what_no_message_holds_is_refused_across_nodes(void **state)
     config.ranks_per_node = 2;
     assert_int_equal(epx_group_memory(&config, 4, &info), EPX_ERR_ARGUMENT);
     assert_non_null(strstr(epx_last_error(), "max_hidden_bytes"));
-    config = scene_config(2000);
+    config = fixture_config(2000);
     config.ranks_per_node = 2;
     config.max_tokens_per_rank = 1 << 20;
     assert_int_equal(epx_group_memory(&config, 4, &info), EPX_ERR_ARGUMENT);
@@ -598,10 +599,10 @@ static void what_no_message_holds_is_refused_across_nodes(void **state)
 
 static int bootstrap_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 {
-    epx_group_config config = scene_config(2000);
+    epx_group_config config = fixture_config(2000);
     epx_bootstrap bad = *boot;
     epx_group *group;
-    struct scene scene = {.rank = rank}, *s = &scene;
+    struct fixture fixture = {.rank = rank}, *s = &fixture;
 
     (void)n;
     (void)arg;
@@ -636,15 +637,15 @@ static void wrong_bootstraps_are_refused(void **state)
 static int mismatch_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 {
     const struct group_mistake *mistake = arg;
-    epx_group_config config = scene_config(2000);
+    epx_group_config config = fixture_config(2000);
     epx_group *group = NULL;
-    struct scene s = {.rank = rank, .nranks = n};
+    struct fixture s = {.rank = rank, .nranks = n};
     int rc;
 
     if (rank == 2)
         memcpy((char *)&config + mistake->offset, &mistake->value, sizeof(int32_t));
-    rc = scene_expect(&s, "epx_group_create", epx_group_create(&group, boot, &config), EPX_ERR_MISMATCH,
-                      WORDS("rank 2", mistake->field, mistake->given));
+    rc = fixture_expect(&s, "epx_group_create", epx_group_create(&group, boot, &config), EPX_ERR_MISMATCH,
+                        WORDS("rank 2", mistake->field, mistake->given));
     if (rc)
         fprintf(stderr, "rank %d, %s = %s on rank 2: %s\n", rank, mistake->field, mistake->given, s.why);
     if (group)
@@ -667,16 +668,16 @@ static void ranks_that_disagree_name_rank_and_field(void **state)
 /* Each rank a node; rank 2 has another network than the others. */
 static int other_net_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 {
-    epx_group_config config = scene_config(5000);
+    epx_group_config config = fixture_config(5000);
     epx_group *group = NULL;
-    struct scene s = {.rank = rank, .nranks = n};
+    struct fixture s = {.rank = rank, .nranks = n};
     int rc;
 
     (void)arg;
     config.ranks_per_node = 1;
     snprintf(config.net, sizeof(config.net), "%s", rank == 2 ? "null" : "ofi");
-    rc = scene_expect(&s, "epx_group_create", epx_group_create(&group, boot, &config), EPX_ERR_MISMATCH,
-                      WORDS("rank 2", "net = null", "ofi"));
+    rc = fixture_expect(&s, "epx_group_create", epx_group_create(&group, boot, &config), EPX_ERR_MISMATCH,
+                        WORDS("rank 2", "net = null", "ofi"));
     if (rc)
         fprintf(stderr, "rank %d: %s\n", rank, s.why);
     if (group)
@@ -697,7 +698,7 @@ static void ranks_of_different_networks_name_them(void **state)
 /* What one rank names and another leaves open may be the same. */
 static int open_device_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 {
-    epx_group_config config = scene_config(5000);
+    epx_group_config config = fixture_config(5000);
     epx_group *group = NULL;
     epx_status status;
 
@@ -721,16 +722,16 @@ static void a_device_left_open_is_the_one_it_stands_for(void **state)
 /* One rank's configuration is wrong in itself: it says why, the others say who. */
 static int one_wrong_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 {
-    epx_group_config config = scene_config(2000);
+    epx_group_config config = fixture_config(2000);
     epx_group *group = NULL;
-    struct scene s = {.rank = rank, .nranks = n};
+    struct fixture s = {.rank = rank, .nranks = n};
     int rc;
 
     (void)arg;
     if (rank == 1)
         config.num_experts = -1;
-    rc = scene_expect(&s, "epx_group_create", epx_group_create(&group, boot, &config),
-                      rank == 1 ? EPX_ERR_ARGUMENT : EPX_ERR_PEER, WORDS(rank == 1 ? "-1" : "rank 1", "num_experts"));
+    rc = fixture_expect(&s, "epx_group_create", epx_group_create(&group, boot, &config),
+                        rank == 1 ? EPX_ERR_ARGUMENT : EPX_ERR_PEER, WORDS(rank == 1 ? "-1" : "rank 1", "num_experts"));
     if (rc)
         fprintf(stderr, "rank %d: %s\n", rank, s.why);
     return rc;
@@ -744,10 +745,10 @@ static void one_wrong_configuration_ends_all(void **state)
 
 /* ---- Destroyed objects, wrong order ------------------------------------------------------------------------------------ */
 
-static int destroyed(struct scene *s)
+static int destroyed(struct fixture *s)
 {
     epx_handle_config config = {
-        .size = sizeof(config), .mode = EPX_LOW_LATENCY, .layout = EPX_EXPERT_MAJOR, .topk = SCENE_TOPK};
+        .size = sizeof(config), .mode = EPX_LOW_LATENCY, .layout = EPX_EXPERT_MAJOR, .topk = FIXTURE_TOPK};
     epx_handle *h;
     epx_event *event;
     void *p;
@@ -776,10 +777,10 @@ static void destroyed_objects_are_refused(void **state)
     misuse_on(2, destroyed);
 }
 
-static int wrong_order(struct scene *s)
+static int wrong_order(struct fixture *s)
 {
     epx_handle_config config = {
-        .size = sizeof(config), .mode = EPX_LOW_LATENCY, .layout = EPX_EXPERT_MAJOR, .topk = SCENE_TOPK};
+        .size = sizeof(config), .mode = EPX_LOW_LATENCY, .layout = EPX_EXPERT_MAJOR, .topk = FIXTURE_TOPK};
     epx_dispatch_config backward = EPX_DISPATCH_CONFIG_INIT;
     epx_handle *h;
     int64_t rows;
@@ -813,15 +814,15 @@ static void calls_in_the_wrong_order_are_refused(void **state)
 }
 
 /* Two may be in flight; the third is refused, and works once one of them is complete. */
-static int staged_too_often(struct scene *s)
+static int staged_too_often(struct fixture *s)
 {
     epx_handle_config config = {
-        .size = sizeof(config), .mode = EPX_LOW_LATENCY, .layout = EPX_EXPERT_MAJOR, .topk = SCENE_TOPK};
+        .size = sizeof(config), .mode = EPX_LOW_LATENCY, .layout = EPX_EXPERT_MAJOR, .topk = FIXTURE_TOPK};
     epx_dispatch_config send_only = EPX_DISPATCH_CONFIG_INIT;
     epx_handle *h[3];
 
     send_only.send_only = 1;
-    scene_refill(s);
+    fixture_refill(s);
     for (int i = 0; i < 3; i++) {
         ACCEPTED(epx_handle_create(&h[i], s->group, &config));
         ACCEPTED(epx_handle_update(h[i], &s->idx, NULL, NULL));
@@ -865,7 +866,7 @@ static void late_work(void *arg)
 /* Destroying waits for what streams still hold, and is refused to that work itself. */
 static int last_work_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 {
-    epx_group_config config = scene_config(2000);
+    epx_group_config config = fixture_config(2000);
     struct last_work work = {0};
     epx_stream stream;
     int rc;
@@ -889,10 +890,10 @@ static void a_group_ends_after_its_streams(void **state)
 }
 
 /* What one rank's handle says and the others' do not is found by the first operation that needs it, on all ranks. */
-static int handles_differ(struct scene *s, int32_t layout, const char *word)
+static int handles_differ(struct fixture *s, int32_t layout, const char *word)
 {
     epx_handle_config config = {
-        .size = sizeof(config), .mode = EPX_HIGH_THROUGHPUT, .layout = layout, .topk = SCENE_TOPK};
+        .size = sizeof(config), .mode = EPX_HIGH_THROUGHPUT, .layout = layout, .topk = FIXTURE_TOPK};
     epx_dispatch_outputs out = EPX_DISPATCH_OUTPUTS_INIT;
     epx_handle *h;
     epx_status status;
@@ -901,7 +902,7 @@ static int handles_differ(struct scene *s, int32_t layout, const char *word)
         config.expert_alignment = s->rank == 1 ? 8 : 4;
     else
         config.flags = s->rank == 1 ? EPX_HANDLE_COMPACT_TOPK : 0;
-    scene_refill(s);
+    fixture_refill(s);
     out.tokens = &s->ht_rows;
     out.topk_idx = &s->ht_idx;
     ACCEPTED(epx_handle_create(&h, s->group, &config));
@@ -910,16 +911,16 @@ static int handles_differ(struct scene *s, int32_t layout, const char *word)
         status = epx_dispatch(h, &s->in, &out, NULL, NULL, NULL);
     if (status == EPX_OK)
         status = epx_stream_sync(s->group, NULL);
-    if (status != EPX_ERR_PEER && scene_expect(s, "mismatch", status, EPX_ERR_MISMATCH, WORDS(word)))
+    if (status != EPX_ERR_PEER && fixture_expect(s, "mismatch", status, EPX_ERR_MISMATCH, WORDS(word)))
         return -1;
-    if (scene_meet(s))
+    if (fixture_meet(s))
         return -1;
     ACCEPTED(epx_group_error_clear(s->group));
     ACCEPTED(epx_handle_destroy(h));
     return 0;
 }
 
-static int different_handles(struct scene *s)
+static int different_handles(struct fixture *s)
 {
     return handles_differ(s, EPX_EXPERT_MAJOR, "expert_alignment") || handles_differ(s, EPX_FLAT, "compact");
 }
@@ -934,10 +935,10 @@ static void handles_that_differ_are_found(void **state)
 
 /* Rank 0 has room for one row too few. It learns so, at once (then it sends nothing, and the others' wait for it ends at
  * their deadline) or when the operation runs; its memory behind the tensor stays. */
-static int small_tensor(struct scene *s, int in_epx_alloc)
+static int small_tensor(struct fixture *s, int in_epx_alloc)
 {
     int64_t rows = s->ht_recv.total - (s->rank == 0), need = s->ht_recv.total;
-    size_t row_bytes = SCENE_HIDDEN * 2, bytes = (size_t)(need + 2) * row_bytes;
+    size_t row_bytes = FIXTURE_HIDDEN * 2, bytes = (size_t)(need + 2) * row_bytes;
     epx_dispatch_outputs out = EPX_DISPATCH_OUTPUTS_INIT;
     epx_tensor t;
     epx_status status;
@@ -951,17 +952,17 @@ static int small_tensor(struct scene *s, int in_epx_alloc)
         return -1;
     memset(memory, 0x77, bytes);
     snprintf(words, sizeof(words), "%lld", (long long)need);
-    t = epx_tensor_make(memory, EPX_BF16, 2, rows, SCENE_HIDDEN, 0, 0);
+    t = epx_tensor_make(memory, EPX_BF16, 2, rows, FIXTURE_HIDDEN, 0, 0);
     out.tokens = &t;
-    scene_refill(s);
+    fixture_refill(s);
     ACCEPTED(epx_handle_update(s->ht, &s->idx, NULL, NULL));
     status = epx_dispatch(s->ht, &s->in, &out, NULL, NULL, NULL);
     if (status == EPX_OK)
         status = epx_stream_sync(s->group, NULL);
-    if (s->rank == 0 && scene_expect(s, "dispatch", status, EPX_ERR_OVERFLOW, WORDS(words)))
+    if (s->rank == 0 && fixture_expect(s, "dispatch", status, EPX_ERR_OVERFLOW, WORDS(words)))
         return -1;
     if (s->rank != 0 && status != EPX_OK && status != EPX_ERR_PEER && status != EPX_ERR_TIMEOUT)
-        return scene_expect(s, "dispatch", status, EPX_OK, NULL);
+        return fixture_expect(s, "dispatch", status, EPX_OK, NULL);
     if (compare_fill("behind the small tensor", 0, (char *)memory + (size_t)rows * row_bytes,
                      bytes - (size_t)rows * row_bytes, 0x77, &m)) {
         snprintf(s->why, sizeof(s->why), "%s", m.text);
@@ -971,13 +972,13 @@ static int small_tensor(struct scene *s, int in_epx_alloc)
         ACCEPTED(epx_free(s->group, memory));
     else
         free(memory);
-    if (scene_meet(s))
+    if (fixture_meet(s))
         return -1;
     ACCEPTED(epx_group_error_clear(s->group));
     return 0;
 }
 
-static int overflow(struct scene *s)
+static int overflow(struct fixture *s)
 {
     return small_tensor(s, 0) || small_tensor(s, 1);
 }
@@ -990,7 +991,7 @@ static void too_small_receive_tensors_overflow_safely(void **state)
 
 /* Receives in memory from epx_alloc more rows than max_recv_tokens, which is allowed, and returns results from ordinary
  * memory, which is not: they pass through EPX's own rows. With `known` the update has finished and the call says so. */
-static int return_too_many(struct scene *s, int known)
+static int return_too_many(struct fixture *s, int known)
 {
     epx_dispatch_outputs out = EPX_DISPATCH_OUTPUTS_INIT;
     epx_tensor in_heap = s->ht_rows;
@@ -999,8 +1000,8 @@ static int return_too_many(struct scene *s, int known)
 
     snprintf(need, sizeof(need), "%lld", (long long)s->ht_recv.total);
     out.tokens = &in_heap;
-    scene_refill(s);
-    ACCEPTED(epx_alloc(s->group, (size_t)tensor_rows(&in_heap) * SCENE_HIDDEN * 2, &in_heap.data));
+    fixture_refill(s);
+    ACCEPTED(epx_alloc(s->group, (size_t)tensor_rows(&in_heap) * FIXTURE_HIDDEN * 2, &in_heap.data));
     ACCEPTED(epx_handle_update(s->ht, &s->idx, NULL, NULL));
     ACCEPTED(epx_dispatch(s->ht, &s->in, &out, NULL, NULL, NULL));
     if (known)
@@ -1008,7 +1009,7 @@ static int return_too_many(struct scene *s, int known)
     status = epx_combine(s->ht, &s->ht_cin, &s->cout, NULL, NULL);
     if (status == EPX_OK)
         status = epx_stream_sync(s->group, NULL);
-    if (scene_expect(s, "combine", status, EPX_ERR_OVERFLOW, WORDS(need, "max_recv_tokens")) || scene_meet(s))
+    if (fixture_expect(s, "combine", status, EPX_ERR_OVERFLOW, WORDS(need, "max_recv_tokens")) || fixture_meet(s))
         return -1;
     ACCEPTED(epx_group_error_clear(s->group));
     ACCEPTED(epx_free(s->group, in_heap.data));
@@ -1017,15 +1018,15 @@ static int return_too_many(struct scene *s, int known)
 
 static int return_too_many_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 {
-    epx_group_config config = scene_config(DEADLINE_MS);
-    struct scene s;
+    epx_group_config config = fixture_config(DEADLINE_MS);
+    struct fixture s;
     int rc;
 
     config.max_recv_tokens = 2;
-    rc = scene_open(&s, rank, n, boot, &config) || return_too_many(&s, *(int *)arg) || scene_ll(&s);
+    rc = fixture_open(&s, rank, n, boot, &config) || return_too_many(&s, *(int *)arg) || fixture_ll(&s);
     if (rc)
         fprintf(stderr, "rank %d: %s\n", rank, s.why);
-    scene_close(&s);
+    fixture_close(&s);
     return rc;
 }
 
@@ -1036,16 +1037,17 @@ static void more_rows_than_can_return_overflow(void **state)
     assert_int_equal(run_ranks(2, return_too_many_rank, &(int){0}), 0);
 }
 
-static int too_much_memory(struct scene *s)
+static int too_much_memory(struct fixture *s)
 {
     epx_tensor t;
     void *p;
 
     REFUSED(epx_alloc(s->group, (size_t)1 << 40, &p), EPX_ERR_MEMORY, "1099511627776");
-    REFUSED(epx_handle_recv_tensor(s->ht, EPX_RECV_TOKENS, EPX_BF16, 1 << 20, SCENE_HIDDEN, &t), EPX_ERR_OVERFLOW,
+    REFUSED(epx_handle_recv_tensor(s->ht, EPX_RECV_TOKENS, EPX_BF16, 1 << 20, FIXTURE_HIDDEN, &t), EPX_ERR_OVERFLOW,
             "max_recv_tokens", "1048576");
-    REFUSED(epx_handle_recv_tensor(s->ht, EPX_RECV_TOKENS, EPX_BF16, 1, SCENE_HIDDEN + 8, &t), EPX_ERR_ARGUMENT, "88");
-    REFUSED(epx_handle_recv_tensor(s->ll, EPX_RECV_TOKENS, EPX_BF16, 1, SCENE_HIDDEN, &t), EPX_ERR_USAGE,
+    REFUSED(epx_handle_recv_tensor(s->ht, EPX_RECV_TOKENS, EPX_BF16, 1, FIXTURE_HIDDEN + 8, &t), EPX_ERR_ARGUMENT,
+            "88");
+    REFUSED(epx_handle_recv_tensor(s->ll, EPX_RECV_TOKENS, EPX_BF16, 1, FIXTURE_HIDDEN, &t), EPX_ERR_USAGE,
             "high-throughput");
     return 0;
 }

@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 #include "net/net.h"
-#include "tests/lib/scene.h"
+#include "tests/lib/fixture.h"
 #include "util/clock.h"
 
 #include <cmocka.h>
@@ -75,7 +75,7 @@ static int survivors_meet(void)
 }
 
 struct story {
-    int (*run)(struct scene *s);
+    int (*run)(struct fixture *s);
     int ranks_per_node;
 };
 
@@ -83,8 +83,8 @@ static int be_rank(const struct story *story, int rank)
 {
     struct table_rank self = {rank};
     epx_bootstrap boot = EPX_BOOTSTRAP_INIT;
-    epx_group_config config = scene_config(DEADLINE_MS);
-    struct scene *s = malloc(sizeof(*s));
+    epx_group_config config = fixture_config(DEADLINE_MS);
+    struct fixture *s = malloc(sizeof(*s));
     int rc;
 
     if (!s)
@@ -95,12 +95,13 @@ static int be_rank(const struct story *story, int rank)
     boot.context = &self;
     config.enable_mask = 1;
     config.ranks_per_node = story->ranks_per_node;
-    rc = scene_open(s, rank, RANKS, &boot, &config) || scene_ll(s) || scene_ht(s) || scene_meet(s) || story->run(s);
+    rc = fixture_open(s, rank, RANKS, &boot, &config) || fixture_ll(s) || fixture_ht(s) || fixture_meet(s) ||
+         story->run(s);
     if (rc) {
         fprintf(stderr, "rank %d: %s\n", rank, s->why);
         atomic_store(&table->failed, 1);
     }
-    scene_close(s);
+    fixture_close(s);
     free(s);
     return rc != 0;
 }
@@ -138,26 +139,26 @@ static int run_story(const struct story *story)
 
 /* ---- Words ---------------------------------------------------------------------------------------------------------------- */
 
-static int say(struct scene *s, const char *what)
+static int say(struct fixture *s, const char *what)
 {
     snprintf(s->why, sizeof(s->why), "%s (last error: %s)", what, epx_last_error());
     return -1;
 }
 
-static void die_if_last(const struct scene *s)
+static void die_if_last(const struct fixture *s)
 {
     if (s->rank == LAST)
         raise(SIGKILL);
 }
 
-static epx_status synced(struct scene *s, epx_status status)
+static epx_status synced(struct fixture *s, epx_status status)
 {
     const epx_status then = epx_stream_sync(s->group, NULL);
 
     return status != EPX_OK ? status : then;
 }
 
-static int expect_mask(struct scene *s, int last)
+static int expect_mask(struct fixture *s, int last)
 {
     int32_t mask[RANKS] = {9, 9, 9, 9};
 
@@ -170,7 +171,7 @@ static int expect_mask(struct scene *s, int last)
 }
 
 /* Meets the others, and faster than anybody's deadline, for the dead one is not waited for. */
-static int start_over(struct scene *s, epx_status (*call)(epx_group *group))
+static int start_over(struct fixture *s, epx_status (*call)(epx_group *group))
 {
     const uint64_t begin = clock_ns();
 
@@ -185,14 +186,14 @@ static int start_over(struct scene *s, epx_status (*call)(epx_group *group))
 }
 
 /* Many rounds of both modes, none of which may take a deadline. */
-static int go_on(struct scene *s)
+static int go_on(struct fixture *s)
 {
     const uint64_t begin = clock_ns();
 
-    scene_set_active(s, LAST, 0);
+    fixture_set_active(s, LAST, 0);
     s->w.round = 100;
     for (int i = 0; i < 5; i++)
-        if (scene_ll(s) || scene_ht(s))
+        if (fixture_ll(s) || fixture_ht(s))
             return -1;
     return clock_ns() - begin < (uint64_t)DEADLINE_MS * 1000000u ? 0 : say(s, "the dead rank is waited for");
 }
@@ -205,12 +206,12 @@ static epx_status clean(epx_group *group)
 /* ---- Stories -------------------------------------------------------------------------------------------------------------- */
 
 /* It is missed by high throughput, which fails; clearing the error goes on without it. */
-static int missed_by_high_throughput(struct scene *s)
+static int missed_by_high_throughput(struct fixture *s)
 {
     epx_status status;
 
     die_if_last(s);
-    scene_refill(s);
+    fixture_refill(s);
     status = synced(s, epx_handle_update(s->ht, &s->idx, NULL, NULL));
     if (status != EPX_ERR_TIMEOUT && status != EPX_ERR_PEER)
         return say(s, "the update without the rank");
@@ -224,45 +225,45 @@ static int is_masked_story(epx_status status)
 }
 
 /* It is missed by low latency, which masks it and goes on at once; high throughput asks for an agreement first. */
-static int missed_by_low_latency(struct scene *s)
+static int missed_by_low_latency(struct fixture *s)
 {
     static const char *const words[] = {"is masked", "epx_group_error_clear", NULL};
     int32_t mask[RANKS] = {1, 1, 1, 1};
     epx_status status;
 
     die_if_last(s);
-    scene_refill(s);
+    fixture_refill(s);
     if (epx_handle_update(s->ll, &s->idx, NULL, NULL) != EPX_OK)
         return say(s, "epx_handle_update");
     status = synced(s, epx_dispatch(s->ll, &s->in, &s->ll_out, &s->ll_info, NULL, NULL));
     if (!is_masked_story(status))
         return say(s, "the dispatch without the rank");
-    scene_set_active(s, LAST, 0);
-    if (scene_check_ll_dispatch(s))
+    fixture_set_active(s, LAST, 0);
+    if (fixture_check_ll_dispatch(s))
         return -1;
     status = synced(s, epx_combine(s->ll, &s->ll_cin, &s->cout, NULL, NULL));
-    if (!is_masked_story(status) || scene_check_ll_combine(s))
+    if (!is_masked_story(status) || fixture_check_ll_combine(s))
         return say(s, "the combine without the rank");
-    if (epx_group_error_clear(s->group) != EPX_OK || scene_ll(s) || expect_mask(s, 0) || survivors_meet())
+    if (epx_group_error_clear(s->group) != EPX_OK || fixture_ll(s) || expect_mask(s, 0) || survivors_meet())
         return say(s, "low latency goes on by itself");
-    if (scene_expect(s, "epx_mask_update", epx_mask_update(s->group, mask, NULL), EPX_ERR_USAGE,
-                     (const char *const[]){"mask[3]", "epx_mask_clean", NULL}))
+    if (fixture_expect(s, "epx_mask_update", epx_mask_update(s->group, mask, NULL), EPX_ERR_USAGE,
+                       (const char *const[]){"mask[3]", "epx_mask_clean", NULL}))
         return -1;
     status = synced(s, epx_handle_update(s->ht, &s->idx, NULL, NULL));
     /* One rank says why, the others that it did. */
-    if (status != EPX_ERR_PEER && scene_expect(s, "epx_handle_update", status, EPX_ERR_USAGE, words))
+    if (status != EPX_ERR_PEER && fixture_expect(s, "epx_handle_update", status, EPX_ERR_USAGE, words))
         return -1;
     return start_over(s, epx_group_error_clear) || go_on(s);
 }
 
 /* Masked by hand by one rank alone: the others learn of it when they meet. */
-static int masked_by_one(struct scene *s)
+static int masked_by_one(struct fixture *s)
 {
     int32_t mask[RANKS] = {1, 1, 1, 0};
     epx_status status;
 
     die_if_last(s);
-    scene_refill(s);
+    fixture_refill(s);
     status = synced(s, epx_handle_update(s->ht, &s->idx, NULL, NULL));
     if (status != EPX_ERR_TIMEOUT && status != EPX_ERR_PEER)
         return say(s, "the update without the rank");
@@ -272,7 +273,7 @@ static int masked_by_one(struct scene *s)
 }
 
 /* epx_mask_clean brings back whoever is alive, and goes on without the dead. */
-static int cleaned(struct scene *s)
+static int cleaned(struct fixture *s)
 {
     if (missed_by_high_throughput(s))
         return -1;
@@ -281,7 +282,7 @@ static int cleaned(struct scene *s)
 
 /* ---- Tests ---------------------------------------------------------------------------------------------------------------- */
 
-static void both_ways(int (*run)(struct scene *s))
+static void both_ways(int (*run)(struct fixture *s))
 {
     char text[256];
 

@@ -26,7 +26,7 @@
 #include <unistd.h>
 
 #include "net/net.h"
-#include "tests/lib/scene.h"
+#include "tests/lib/fixture.h"
 #include "util/clock.h"
 
 #include <cmocka.h>
@@ -64,24 +64,24 @@ static uint32_t draw(uint32_t below)
 
 /* With enable_mask low latency masks whom it misses, each rank by itself; an agreement on who is left follows only a failure
  * of high throughput. */
-static int rounds(struct scene *s, const struct story *story, struct table *table)
+static int rounds(struct fixture *s, const struct story *story, struct table *table)
 {
     for (int i = 0; i < ROUNDS; i++) {
         atomic_store(&table->round[s->rank], i);
-        if ((!story->enable_mask && scene_ll(s)) || scene_ht(s))
+        if ((!story->enable_mask && fixture_ll(s)) || fixture_ht(s))
             return -1;
     }
     return 0;
 }
 
 /* A round has failed: told by a status, or found by the check of what came. */
-static enum outcome how_it_failed(const struct scene *s)
+static enum outcome how_it_failed(const struct fixture *s)
 {
     return strncmp(s->why, "low latency: ", 13) && strncmp(s->why, "high throughput: ", 17) ? TOLD : WRONG;
 }
 
 /* After a failure: with those that are left, where that is possible. One that was stopped may be back among them. */
-static enum outcome go_on(struct scene *s, const struct story *story, struct table *table)
+static enum outcome go_on(struct fixture *s, const struct story *story, struct table *table)
 {
     int32_t mask[RANKS];
 
@@ -89,15 +89,15 @@ static enum outcome go_on(struct scene *s, const struct story *story, struct tab
         epx_mask_query(s->group, mask, NULL) != EPX_OK || epx_stream_sync(s->group, NULL) != EPX_OK)
         return TOLD;
     for (int r = 0; r < RANKS; r++)
-        scene_set_active(s, r, mask[r]);
+        fixture_set_active(s, r, mask[r]);
     s->w.round = 1000; /* that of all who are left */
     return rounds(s, story, table) == 0 ? WENT_ON : how_it_failed(s);
 }
 
 static int be_rank(const struct story *story, int rank, struct table *table)
 {
-    epx_group_config config = scene_config(DEADLINE_MS);
-    struct scene *s = calloc(1, sizeof(*s));
+    epx_group_config config = fixture_config(DEADLINE_MS);
+    struct fixture *s = calloc(1, sizeof(*s));
     enum outcome outcome = TOLD;
 
     if (!s)
@@ -106,7 +106,7 @@ static int be_rank(const struct story *story, int rank, struct table *table)
     config.ranks_per_node = story->net ? 2 : 0;
     snprintf(config.net, sizeof(config.net), "%s", story->net ? story->net : "");
     atomic_store(&table->phase[rank], PHASE_MAKES);
-    if (scene_open(s, rank, RANKS, NULL, &config) == 0) {
+    if (fixture_open(s, rank, RANKS, NULL, &config) == 0) {
         atomic_store(&table->phase[rank], PHASE_WORKS);
         if (rounds(s, story, table) == 0)
             outcome = DONE;
@@ -119,7 +119,7 @@ static int be_rank(const struct story *story, int rank, struct table *table)
     if (s->group && epx_group_destroy(s->group) == EPX_ERR_TIMEOUT)
         outcome = STUCK;
     s->group = NULL;
-    scene_close(s);
+    fixture_close(s);
     free(s);
     atomic_store(&table->outcome[rank], outcome);
     atomic_store(&table->phase[rank], PHASE_OVER);

@@ -13,7 +13,7 @@
 
 #include <cmocka.h>
 
-#include "tests/lib/scene.h"
+#include "tests/lib/fixture.h"
 #include "tests/lib/thread_boot.h"
 
 /* "Plus a constant": tables that do not grow with the payload. */
@@ -152,9 +152,9 @@ static int64_t resident_at(const void *address, int64_t *mapped)
 
 static int resident_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 {
-    epx_group_config config = scene_config(20000);
+    epx_group_config config = fixture_config(20000);
     epx_memory_info info = EPX_MEMORY_INFO_INIT;
-    struct scene *s = malloc(sizeof(*s));
+    struct fixture *s = malloc(sizeof(*s));
     int64_t rss, mapped;
     void *own = NULL;
     int rc;
@@ -163,9 +163,9 @@ static int resident_rank(int rank, int n, epx_bootstrap *boot, void *arg)
     config.alloc_bytes = 1ull << 30; /* address space that nobody touches */
     if (!s)
         return -1;
-    rc = scene_open(s, rank, n, boot, &config);
+    rc = fixture_open(s, rank, n, boot, &config);
     for (int i = 0; !rc && i < 4; i++)
-        rc = scene_ll(s) || scene_ht(s);
+        rc = fixture_ll(s) || fixture_ht(s);
     if (!rc && epx_alloc(s->group, 4096, &own) == EPX_OK && epx_group_memory(&config, n, &info) == EPX_OK) {
         rss = resident_at(own, &mapped);
         /* One allocation of a page was made; whether it was touched is EPX's business. */
@@ -182,7 +182,7 @@ static int resident_rank(int rank, int n, epx_bootstrap *boot, void *arg)
     }
     if (rc)
         fprintf(stderr, "rank %d: %s\n", rank, s->why);
-    scene_close(s);
+    fixture_close(s);
     free(s);
     return rc;
 }
@@ -197,8 +197,8 @@ static void resident_memory_is_not_above_what_was_announced(void **state)
 
 static int alloc_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 {
-    epx_group_config config = scene_config(20000);
-    struct scene *s = malloc(sizeof(*s));
+    epx_group_config config = fixture_config(20000);
+    struct fixture *s = malloc(sizeof(*s));
     void *p[64] = {NULL};
     uint64_t random = (uint64_t)rank + 1;
     int rc;
@@ -206,7 +206,7 @@ static int alloc_rank(int rank, int n, epx_bootstrap *boot, void *arg)
     (void)arg;
     if (!s)
         return -1;
-    rc = scene_open(s, rank, n, boot, &config);
+    rc = fixture_open(s, rank, n, boot, &config);
     for (int i = 0; !rc && i < 2000; i++) {
         random = workload_hash(random, 1);
         int at = (int)(random % 64);
@@ -227,7 +227,7 @@ static int alloc_rank(int rank, int n, epx_bootstrap *boot, void *arg)
     rc = rc || epx_alloc(s->group, 1 << 20, &p[0]) != EPX_OK;
     if (rc)
         fprintf(stderr, "rank %d: %s %s\n", rank, s->why, epx_last_error());
-    scene_close(s);
+    fixture_close(s);
     free(s);
     return rc;
 }

@@ -31,7 +31,7 @@ static epx_status refuse(const void *data)
 
 #include <cmocka.h>
 
-#include "tests/lib/scene.h"
+#include "tests/lib/fixture.h"
 #include "tests/lib/thread_boot.h"
 
 /* ---- A device whose regions are files ----------------------------------------------------------------------------- */
@@ -162,21 +162,21 @@ static int files_end(void **state)
 
 /* ---- Rounds -------------------------------------------------------------------------------------------------------- */
 
-static int say(struct scene *s, const char *what, long long number)
+static int say(struct fixture *s, const char *what, long long number)
 {
     snprintf(s->why, sizeof(s->why), "%s (%lld; last error: %s)", what, number, epx_last_error());
     return -1;
 }
 
 /* One checked round whose rows lie at `rows`; *copied: bytes that the combine copied first. */
-static int round_at(struct scene *s, void *rows, uint64_t *copied)
+static int round_at(struct fixture *s, void *rows, uint64_t *copied)
 {
     void *usual = s->ht_rows.data;
     epx_stats before = EPX_STATS_INIT, after = EPX_STATS_INIT;
     int rc;
 
     s->ht_rows.data = rows ? rows : usual;
-    rc = scene_ht_dispatch(s) || epx_group_stats(s->group, &before) != EPX_OK || scene_ht_combine(s) ||
+    rc = fixture_ht_dispatch(s) || epx_group_stats(s->group, &before) != EPX_OK || fixture_ht_combine(s) ||
          epx_group_stats(s->group, &after) != EPX_OK;
     s->ht_rows.data = usual;
     *copied = after.bytes_local - before.bytes_local;
@@ -184,7 +184,7 @@ static int round_at(struct scene *s, void *rows, uint64_t *copied)
 }
 
 /* Rounds until one copies nothing: three at the most, for every rank's call comes after all calls of the last round. */
-static int round_until_in_place(struct scene *s, void *rows)
+static int round_until_in_place(struct fixture *s, void *rows)
 {
     uint64_t copied = 1;
 
@@ -196,25 +196,25 @@ static int round_until_in_place(struct scene *s, void *rows)
 
 static int ranks_per_node;
 
-static int run_scene(int rank, int n, epx_bootstrap *boot, int (*play)(struct scene *s), int enable_mask)
+static int run_fixture(int rank, int n, epx_bootstrap *boot, int (*play)(struct fixture *s), int enable_mask)
 {
-    struct scene *s = calloc(1, sizeof(*s));
-    epx_group_config config = scene_config(20000);
+    struct fixture *s = calloc(1, sizeof(*s));
+    epx_group_config config = fixture_config(20000);
     int rc;
 
     config.ranks_per_node = ranks_per_node;
     config.enable_mask = enable_mask;
-    rc = scene_open(s, rank, n, boot, &config) || play(s);
+    rc = fixture_open(s, rank, n, boot, &config) || play(s);
     if (rc)
         fprintf(stderr, "rank %d: %s\n", rank, s->why);
-    scene_close(s);
+    fixture_close(s);
     free(s);
     return rc;
 }
 
 /* ---- Ranks of one process ------------------------------------------------------------------------------------------ */
 
-static int play_ordinary(struct scene *s)
+static int play_ordinary(struct fixture *s)
 {
     uint64_t copied;
 
@@ -238,7 +238,7 @@ static int play_ordinary(struct scene *s)
 static int ordinary_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 {
     (void)arg;
-    return run_scene(rank, n, boot, play_ordinary, 0);
+    return run_fixture(rank, n, boot, play_ordinary, 0);
 }
 
 static void rows_in_ordinary_memory_are_read_there(void **state)
@@ -266,7 +266,7 @@ static void also_by_relays_between_nodes(void **state)
     unsetenv("EPX_REGISTER");
 }
 
-static int play_copied(struct scene *s)
+static int play_copied(struct fixture *s)
 {
     uint64_t copied;
 
@@ -282,7 +282,7 @@ static int play_copied(struct scene *s)
 static int copied_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 {
     (void)arg;
-    return run_scene(rank, n, boot, play_copied, 0);
+    return run_fixture(rank, n, boot, play_copied, 0);
 }
 
 static void nothing_is_shared_unless_asked(void **state)
@@ -297,7 +297,7 @@ static void nothing_is_shared_unless_asked(void **state)
 
 /* ---- Regions ------------------------------------------------------------------------------------------------------- */
 
-static int play_freed(struct scene *s)
+static int play_freed(struct fixture *s)
 {
     const int slot = s->rank * PLENTY;
     uint64_t copied;
@@ -317,17 +317,17 @@ static int play_freed(struct scene *s)
     for (int i = 0; i < REGION_SLOTS + 2; i++)
         if (round_at(s, NULL, &copied))
             return -1;
-    if (scene_meet(s))
+    if (fixture_meet(s))
         return -1;
     const int open =
         __atomic_load_n(&world.opened, __ATOMIC_RELAXED) - __atomic_load_n(&world.closed, __ATOMIC_RELAXED);
-    return scene_meet(s) || (open ? say(s, "mappings of memory that was freed", open) : 0);
+    return fixture_meet(s) || (open ? say(s, "mappings of memory that was freed", open) : 0);
 }
 
 static int freed_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 {
     (void)arg;
-    return run_scene(rank, n, boot, play_freed, 0);
+    return run_fixture(rank, n, boot, play_freed, 0);
 }
 
 static void freed_memory_is_not_read_and_not_kept(void **state)
@@ -337,7 +337,7 @@ static void freed_memory_is_not_read_and_not_kept(void **state)
 }
 
 /* Rank 0 calls when the others have already queued the same operations: they have imported none of its regions. */
-static int play_late(struct scene *s)
+static int play_late(struct fixture *s)
 {
     char *rows = region_make(s->rank * PLENTY);
     void *usual = s->ht_rows.data;
@@ -345,17 +345,17 @@ static int play_late(struct scene *s)
     int rc;
 
     s->ht_rows.data = rows;
-    rc = !rows || scene_ht_dispatch(s) || epx_group_stats(s->group, &before) != EPX_OK || scene_meet(s);
+    rc = !rows || fixture_ht_dispatch(s) || epx_group_stats(s->group, &before) != EPX_OK || fixture_meet(s);
     for (int turn = 0; turn < 2 && !rc; turn++) {
         rc = (s->rank == 0) != turn ? 0
                                     : epx_combine(s->ht, &s->ht_cin, &s->cout, NULL, NULL) != EPX_OK ||
                                           epx_combine(s->ht, &s->ht_cin, &s->cout, NULL, NULL) != EPX_OK;
-        rc = rc || scene_meet(s);
+        rc = rc || fixture_meet(s);
     }
-    rc = rc || scene_ht_combine(s) || epx_group_stats(s->group, &after) != EPX_OK;
+    rc = rc || fixture_ht_combine(s) || epx_group_stats(s->group, &after) != EPX_OK;
     s->ht_rows.data = usual;
     if (!rc && s->rank == 0 &&
-        after.bytes_local - before.bytes_local < 2 * (uint64_t)s->ht_recv.total * SCENE_HIDDEN * 2)
+        after.bytes_local - before.bytes_local < 2 * (uint64_t)s->ht_recv.total * FIXTURE_HIDDEN * 2)
         rc = say(s, "rows were posted in memory that nobody has mapped", 0);
     return rc;
 }
@@ -363,7 +363,7 @@ static int play_late(struct scene *s)
 static int late_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 {
     (void)arg;
-    return run_scene(rank, n, boot, play_late, 0);
+    return run_fixture(rank, n, boot, play_late, 0);
 }
 
 static void nothing_is_posted_before_all_have_mapped_it(void **state)
@@ -372,7 +372,7 @@ static void nothing_is_posted_before_all_have_mapped_it(void **state)
     assert_int_equal(run_ranks(RANKS, late_rank, NULL), 0);
 }
 
-static int play_plenty(struct scene *s)
+static int play_plenty(struct fixture *s)
 {
     const int first = s->rank * PLENTY;
     char *rows[PLENTY];
@@ -405,7 +405,7 @@ static int play_plenty(struct scene *s)
 static int plenty_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 {
     (void)arg;
-    return run_scene(rank, n, boot, play_plenty, 0);
+    return run_fixture(rank, n, boot, play_plenty, 0);
 }
 
 static void a_full_directory_keeps_what_is_used(void **state)
@@ -416,7 +416,7 @@ static void a_full_directory_keeps_what_is_used(void **state)
     assert_true(world.opened > 2 * REGION_SLOTS);
 }
 
-static int play_refused(struct scene *s)
+static int play_refused(struct fixture *s)
 {
     char *rows = region_make(s->rank * PLENTY);
     uint64_t copied;
@@ -433,7 +433,7 @@ static int play_refused(struct scene *s)
 static int refused_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 {
     (void)arg;
-    return run_scene(rank, n, boot, play_refused, 0);
+    return run_fixture(rank, n, boot, play_refused, 0);
 }
 
 static void what_cannot_be_exported_is_asked_for_once(void **state)
@@ -449,11 +449,11 @@ static void what_cannot_be_exported_is_asked_for_once(void **state)
 
 static const char *const too_many[] = {"epx_combine", "max_recv_tokens = 1", NULL};
 
-static int play_narrow(struct scene *s)
+static int play_narrow(struct fixture *s)
 {
     char *rows = region_make(s->rank * PLENTY);
     void *usual = s->ht_rows.data, *heap;
-    const size_t bytes = (size_t)tensor_rows(&s->ht_rows) * SCENE_HIDDEN * 2;
+    const size_t bytes = (size_t)tensor_rows(&s->ht_rows) * FIXTURE_HIDDEN * 2;
     const int many = s->ht_recv.total > 1;
     int in_place = -1, rc = 0;
 
@@ -463,17 +463,17 @@ static int play_narrow(struct scene *s)
         return say(s, "memory of epx_alloc is always read in place", in_place);
     for (int i = 0; i < 4 && !rc; i++) {
         s->ht_rows.data = heap;
-        rc = scene_ht_dispatch(s) || scene_meet(s);
+        rc = fixture_ht_dispatch(s) || fixture_meet(s);
         memcpy(rows, heap, bytes);
         s->ht_rows.data = rows;
         if (!rc && many && i == 0)
-            rc = scene_expect(s, "epx_combine", epx_combine(s->ht, &s->ht_cin, &s->cout, NULL, NULL), EPX_ERR_OVERFLOW,
-                              too_many);
-        rc = rc || scene_meet(s) || epx_register(s->group, rows, bytes, NULL, &in_place) != EPX_OK;
-        rc = rc || scene_meet(s); /* all have exported: the next call imports, and the one after it reads in place */
+            rc = fixture_expect(s, "epx_combine", epx_combine(s->ht, &s->ht_cin, &s->cout, NULL, NULL),
+                                EPX_ERR_OVERFLOW, too_many);
+        rc = rc || fixture_meet(s) || epx_register(s->group, rows, bytes, NULL, &in_place) != EPX_OK;
+        rc = rc || fixture_meet(s); /* all have exported: the next call imports, and the one after it reads in place */
         if (!in_place)
             s->ht_rows.data = memcpy(heap, rows, bytes);
-        rc = rc || scene_ht_combine(s);
+        rc = rc || fixture_ht_combine(s);
     }
     s->ht_rows.data = usual;
     return rc || (in_place ? 0 : say(s, "never read in place", 0));
@@ -481,16 +481,16 @@ static int play_narrow(struct scene *s)
 
 static int narrow_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 {
-    struct scene *s = calloc(1, sizeof(*s));
-    epx_group_config config = scene_config(20000);
+    struct fixture *s = calloc(1, sizeof(*s));
+    epx_group_config config = fixture_config(20000);
     int rc;
 
     (void)arg;
     config.max_recv_tokens = 1;
-    rc = scene_open(s, rank, n, boot, &config) || play_narrow(s);
+    rc = fixture_open(s, rank, n, boot, &config) || play_narrow(s);
     if (rc)
         fprintf(stderr, "rank %d: %s\n", rank, s->why);
-    scene_close(s);
+    fixture_close(s);
     free(s);
     return rc;
 }
@@ -504,29 +504,29 @@ static void the_landing_does_not_bound_registered_rows(void **state)
 /* ---- Members --------------------------------------------------------------------------------------------------------- */
 
 /* The last rank leaves; the others share regions without it. */
-static int play_members(struct scene *s)
+static int play_members(struct fixture *s)
 {
     char *rows = region_make(s->rank * PLENTY), *fresh;
     int32_t mask[RANKS];
 
-    if (!rows || round_until_in_place(s, rows) || scene_meet(s))
+    if (!rows || round_until_in_place(s, rows) || fixture_meet(s))
         return -1;
     if (s->rank == RANKS - 1)
-        return scene_meet(s) || scene_meet(s); /* masked: idle */
+        return fixture_meet(s) || fixture_meet(s); /* masked: idle */
     for (int r = 0; r < RANKS; r++)
         mask[r] = r < RANKS - 1;
-    if (epx_mask_update(s->group, mask, NULL) != EPX_OK || epx_stream_sync(s->group, NULL) != EPX_OK || scene_meet(s) ||
-        epx_group_error_clear(s->group) != EPX_OK)
+    if (epx_mask_update(s->group, mask, NULL) != EPX_OK || epx_stream_sync(s->group, NULL) != EPX_OK ||
+        fixture_meet(s) || epx_group_error_clear(s->group) != EPX_OK)
         return say(s, "going on without a rank", 0);
-    scene_set_active(s, RANKS - 1, 0);
+    fixture_set_active(s, RANKS - 1, 0);
     fresh = region_make(s->rank * PLENTY + 1);
-    return round_until_in_place(s, rows) || !fresh || round_until_in_place(s, fresh) || scene_meet(s);
+    return round_until_in_place(s, rows) || !fresh || round_until_in_place(s, fresh) || fixture_meet(s);
 }
 
 static int members_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 {
     (void)arg;
-    return run_scene(rank, n, boot, play_members, 1);
+    return run_fixture(rank, n, boot, play_members, 1);
 }
 
 static void remaining_ranks_share_with_each_other(void **state)

@@ -19,7 +19,7 @@
 
 #include <cmocka.h>
 
-#include "tests/lib/scene.h"
+#include "tests/lib/fixture.h"
 #include "tests/lib/thread_boot.h"
 
 /* The bound of proxy_close is the greater of two seconds and half the deadline; of opening, three quarters. */
@@ -30,10 +30,10 @@ struct scenario {
     int ms;      /* how long it blocks; -1 = for ever */
     int at_once; /* when the group is made; else when rank() says so */
     int enable_mask;
-    int (*rank)(struct scene *s, const struct scenario *scenario); /* NULL: the group cannot be made */
+    int (*rank)(struct fixture *s, const struct scenario *scenario); /* NULL: the group cannot be made */
 };
 
-static int say(struct scene *s, const char *what)
+static int say(struct fixture *s, const char *what)
 {
     snprintf(s->why, sizeof(s->why), "%s (last error: %s)", what, epx_last_error());
     return -1;
@@ -86,7 +86,7 @@ static const char *state_of(enum blocking_call call)
 }
 
 /* The last rank's network is stuck from here on. Its group can only be destroyed, and is. */
-static int end_stuck(struct scene *s, const struct scenario *scenario)
+static int end_stuck(struct fixture *s, const struct scenario *scenario)
 {
     epx_stats stats = EPX_STATS_INIT;
     epx_error_info info = EPX_ERROR_INFO_INIT;
@@ -115,11 +115,11 @@ static int end_stuck(struct scene *s, const struct scenario *scenario)
 }
 
 /* Updates need all ranks, but one that has what it needs may end well while others wait in vain. */
-static epx_status until_it_fails(struct scene *s)
+static epx_status until_it_fails(struct fixture *s)
 {
     epx_status status = EPX_OK;
 
-    scene_refill(s);
+    fixture_refill(s);
     for (int i = 0; i < 10 && status == EPX_OK; i++) {
         status = epx_handle_update(s->ht, &s->idx, NULL, NULL);
         if (status == EPX_OK)
@@ -128,9 +128,9 @@ static epx_status until_it_fails(struct scene *s)
     return status;
 }
 
-static int block_last(struct scene *s, const struct scenario *scenario)
+static int block_last(struct fixture *s, const struct scenario *scenario)
 {
-    if (scene_ll(s) || scene_ht(s) || scene_meet(s))
+    if (fixture_ll(s) || fixture_ht(s) || fixture_meet(s))
         return -1;
     if (s->rank == LAST && !scenario->at_once) {
         const int idle =
@@ -140,11 +140,11 @@ static int block_last(struct scene *s, const struct scenario *scenario)
         for (int i = 0; idle && i < DEADLINE_MS && !atomic_load(&blocking_trap.blocked); i++)
             usleep(1000); /* a thread without work comes there by itself */
     }
-    return scene_meet(s);
+    return fixture_meet(s);
 }
 
 /* Updates fail on all ranks, and in time. */
-static int block_and_fail(struct scene *s, const struct scenario *scenario)
+static int block_and_fail(struct fixture *s, const struct scenario *scenario)
 {
     uint64_t start;
     epx_status status;
@@ -160,25 +160,25 @@ static int block_and_fail(struct scene *s, const struct scenario *scenario)
     return 0;
 }
 
-static int stuck_at_work(struct scene *s, const struct scenario *scenario)
+static int stuck_at_work(struct fixture *s, const struct scenario *scenario)
 {
     if (block_and_fail(s, scenario))
         return -1;
     return s->rank == LAST ? end_stuck(s, scenario) : 0;
 }
 
-static int rounds_without_last(struct scene *s)
+static int rounds_without_last(struct fixture *s)
 {
-    scene_set_active(s, LAST, 0);
+    fixture_set_active(s, LAST, 0);
     s->w.round = 100; /* that of all survivors */
     for (int i = 0; i < 3; i++)
-        if (scene_ll(s) || scene_ht(s))
+        if (fixture_ll(s) || fixture_ht(s))
             return -1;
     return 0;
 }
 
 /* With enable_mask: the others find the last rank gone, and go on. */
-static int survivors_go_on(struct scene *s, const struct scenario *scenario)
+static int survivors_go_on(struct fixture *s, const struct scenario *scenario)
 {
     if (block_and_fail(s, scenario))
         return -1;
@@ -190,14 +190,14 @@ static int survivors_go_on(struct scene *s, const struct scenario *scenario)
 }
 
 /* Back before the deadline: nobody notices. */
-static int only_slow(struct scene *s, const struct scenario *scenario)
+static int only_slow(struct fixture *s, const struct scenario *scenario)
 {
     epx_stats stats = EPX_STATS_INIT;
 
     if (block_last(s, scenario))
         return -1;
     for (int i = 0; i < 3; i++)
-        if (scene_ll(s) || scene_ht(s))
+        if (fixture_ll(s) || fixture_ht(s))
             return -1;
     if (epx_group_stats(s->group, &stats) != EPX_OK || stats.net_stuck != 0)
         return say(s, "statistics");
@@ -205,7 +205,7 @@ static int only_slow(struct scene *s, const struct scenario *scenario)
 }
 
 /* Back after the deadline: the group has failed, and starts over. */
-static int back_late(struct scene *s, const struct scenario *scenario)
+static int back_late(struct fixture *s, const struct scenario *scenario)
 {
     epx_status status;
 
@@ -216,30 +216,30 @@ static int back_late(struct scene *s, const struct scenario *scenario)
         return say(s, "updates with a slow network");
     for (int i = 0; i < AGES_MS && atomic_load(&blocking_trap.back) == 0; i++)
         usleep(1000);
-    if (scene_meet(s))
+    if (fixture_meet(s))
         return -1;
     if (epx_group_error_clear(s->group) != EPX_OK)
         return say(s, "epx_group_error_clear once the network is back");
     s->w.round = 100; /* that of all ranks */
-    return scene_ll(s) || scene_ht(s) || scene_ll(s) ? -1 : 0;
+    return fixture_ll(s) || fixture_ht(s) || fixture_ll(s) ? -1 : 0;
 }
 
 /* A group that has failed starts over: its network closes, and opens anew. The last rank gets no further; the others do so
  * without it, or are told. */
-static int stuck_starting_over(struct scene *s, const struct scenario *scenario)
+static int stuck_starting_over(struct fixture *s, const struct scenario *scenario)
 {
     uint64_t start;
     epx_status status;
 
-    if (scene_ll(s) || scene_ht(s) || scene_meet(s))
+    if (fixture_ll(s) || fixture_ht(s) || fixture_meet(s))
         return -1;
     if (s->rank != LAST && until_it_fails(s) == EPX_OK)
         return say(s, "updates without the last rank");
-    if (scene_meet(s))
+    if (fixture_meet(s))
         return -1;
     if (s->rank == LAST)
         blocking_set_trap(scenario->call, LAST, scenario->ms);
-    if (scene_meet(s))
+    if (fixture_meet(s))
         return -1;
     start = clock_ns();
     status = epx_group_error_clear(s->group);
@@ -264,7 +264,7 @@ static int stuck_starting_over(struct scene *s, const struct scenario *scenario)
 
 /* ---- At the end of a group ------------------------------------------------------------------------------------- */
 
-static int stuck_in_close(struct scene *s, const struct scenario *scenario)
+static int stuck_in_close(struct fixture *s, const struct scenario *scenario)
 {
     uint64_t start;
     epx_status status;
@@ -292,9 +292,9 @@ static int stuck_in_close(struct scene *s, const struct scenario *scenario)
 static int run_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 {
     const struct scenario *scenario = arg;
-    epx_group_config config = scene_config(DEADLINE_MS);
+    epx_group_config config = fixture_config(DEADLINE_MS);
     const uint64_t start = clock_ns();
-    struct scene *s = calloc(1, sizeof(*s));
+    struct fixture *s = calloc(1, sizeof(*s));
     int rc = 0;
 
     if (!s)
@@ -303,7 +303,7 @@ static int run_rank(int rank, int n, epx_bootstrap *boot, void *arg)
     config.enable_mask = scenario->enable_mask;
     snprintf(config.net, sizeof(config.net), "%s", scenario->call == BLOCKING_PROBE ? "auto" : "blocking_net");
     if (scenario->rank) {
-        rc = scene_open(s, rank, n, boot, &config) || scenario->rank(s, scenario);
+        rc = fixture_open(s, rank, n, boot, &config) || scenario->rank(s, scenario);
     } else {
         /* Creation fails on all ranks, and is over in time. */
         epx_status status = epx_group_create(&s->group, boot, &config);
@@ -320,7 +320,7 @@ static int run_rank(int rank, int n, epx_bootstrap *boot, void *arg)
     }
     if (rc)
         fprintf(stderr, "rank %d, %s: %s\n", rank, blocking_calls[scenario->call], s->why);
-    scene_close(s);
+    fixture_close(s);
     free(s);
     return rc;
 }

@@ -19,7 +19,7 @@
 
 #include <cmocka.h>
 
-#include "tests/lib/scene.h"
+#include "tests/lib/fixture.h"
 #include "tests/lib/thread_boot.h"
 
 enum { ONE_NODE_MS = 300, ACROSS_NODES_MS = 3000, SLACK_MS = 5000 };
@@ -35,7 +35,7 @@ static double now_ms(void)
     return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
 
-static int say(struct scene *s, const char *what)
+static int say(struct fixture *s, const char *what)
 {
     snprintf(s->why, sizeof(s->why), "%s (last error: %s)", what, epx_last_error());
     return -1;
@@ -46,40 +46,40 @@ static int say(struct scene *s, const char *what)
 /* `prepare` runs on all ranks and must succeed; `act` only on those that come. */
 struct phase {
     const char *word; /* of epx_error_info.phase */
-    epx_status (*prepare)(struct scene *s);
-    epx_status (*act)(struct scene *s);
+    epx_status (*prepare)(struct fixture *s);
+    epx_status (*act)(struct fixture *s);
 };
 
-static epx_status then_sync(struct scene *s, epx_status status)
+static epx_status then_sync(struct fixture *s, epx_status status)
 {
     epx_status synced = epx_stream_sync(s->group, NULL);
 
     return status != EPX_OK ? status : synced;
 }
 
-static epx_status set_routing(struct scene *s)
+static epx_status set_routing(struct fixture *s)
 {
     return epx_handle_update(s->ll, &s->idx, NULL, NULL);
 }
 
-static epx_status ll_dispatch(struct scene *s)
+static epx_status ll_dispatch(struct fixture *s)
 {
     return then_sync(s, epx_dispatch(s->ll, &s->in, &s->ll_out, &s->ll_info, NULL, NULL));
 }
 
-static epx_status ll_dispatched(struct scene *s)
+static epx_status ll_dispatched(struct fixture *s)
 {
     epx_status status = set_routing(s);
 
     return status == EPX_OK ? ll_dispatch(s) : status;
 }
 
-static epx_status ll_combine(struct scene *s)
+static epx_status ll_combine(struct fixture *s)
 {
     return then_sync(s, epx_combine(s->ll, &s->ll_cin, &s->cout, NULL, NULL));
 }
 
-static epx_status ll_staged_dispatch(struct scene *s)
+static epx_status ll_staged_dispatch(struct fixture *s)
 {
     epx_dispatch_config send_only = EPX_DISPATCH_CONFIG_INIT;
     epx_status status;
@@ -89,12 +89,12 @@ static epx_status ll_staged_dispatch(struct scene *s)
     return then_sync(s, status == EPX_OK ? epx_complete(s->ll, NULL) : status);
 }
 
-static epx_status ht_update(struct scene *s)
+static epx_status ht_update(struct fixture *s)
 {
     return then_sync(s, epx_handle_update(s->ht, &s->idx, NULL, NULL));
 }
 
-static epx_status ht_update_counted(struct scene *s)
+static epx_status ht_update_counted(struct fixture *s)
 {
     epx_status status = epx_handle_update(s->ht, &s->idx, NULL, NULL);
     int64_t rows;
@@ -102,7 +102,7 @@ static epx_status ht_update_counted(struct scene *s)
     return then_sync(s, status == EPX_OK ? epx_handle_recv_count(s->ht, &rows, NULL) : status);
 }
 
-static epx_status ht_dispatch(struct scene *s)
+static epx_status ht_dispatch(struct fixture *s)
 {
     epx_dispatch_outputs out = s->ht_out;
 
@@ -110,21 +110,21 @@ static epx_status ht_dispatch(struct scene *s)
     return then_sync(s, epx_dispatch(s->ht, &s->in, &out, NULL, NULL, NULL));
 }
 
-static epx_status ht_dispatched(struct scene *s)
+static epx_status ht_dispatched(struct fixture *s)
 {
     epx_status status = ht_update(s);
 
     return status == EPX_OK ? ht_dispatch(s) : status;
 }
 
-static epx_status ht_combine(struct scene *s)
+static epx_status ht_combine(struct fixture *s)
 {
     return then_sync(s, epx_combine(s->ht, &s->ht_cin, &s->cout, NULL, NULL));
 }
 
 /* ---- What those that came must see -------------------------------------------------------------------------------------- */
 
-static int check_error(struct scene *s, const struct phase *phase, epx_status status, double took)
+static int check_error(struct fixture *s, const struct phase *phase, epx_status status, double took)
 {
     epx_error_info info = EPX_ERROR_INFO_INIT;
     char peer[24], self[24];
@@ -152,7 +152,7 @@ static int check_error(struct scene *s, const struct phase *phase, epx_status st
 }
 
 /* Everything is refused at once until the clear. */
-static int check_fast_failure(struct scene *s)
+static int check_fast_failure(struct fixture *s)
 {
     double start = now_ms();
 
@@ -165,51 +165,51 @@ static int check_fast_failure(struct scene *s)
     return 0;
 }
 
-static int run_phase(struct scene *s, const struct phase *phase)
+static int run_phase(struct fixture *s, const struct phase *phase)
 {
     int absent = s->rank == s->nranks - 1, rc = 0;
     double start;
     epx_status status;
 
-    scene_refill(s);
+    fixture_refill(s);
     if (phase->prepare && phase->prepare(s) != EPX_OK)
         return say(s, "the preparation failed");
-    if (scene_meet(s))
+    if (fixture_meet(s))
         return say(s, "ranks did not meet");
     start = now_ms();
     if (!absent) {
         status = phase->act(s);
         rc = check_error(s, phase, status, now_ms() - start);
     }
-    if (scene_meet(s) || rc)
+    if (fixture_meet(s) || rc)
         return -1;
     if (!absent && check_fast_failure(s))
         return -1;
-    if (scene_meet(s))
+    if (fixture_meet(s))
         return -1;
     if (epx_group_error_clear(s->group) != EPX_OK)
         return say(s, "epx_group_error_clear");
     if (epx_group_error(s->group, NULL) != EPX_OK)
         return say(s, "there still is an error after the clear");
-    return scene_ll(s) || scene_ht(s) ? -1 : 0;
+    return fixture_ll(s) || fixture_ht(s) ? -1 : 0;
 }
 
 static int phase_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 {
-    epx_group_config config = scene_config(deadline_ms);
-    struct scene *s = malloc(sizeof(*s));
+    epx_group_config config = fixture_config(deadline_ms);
+    struct fixture *s = malloc(sizeof(*s));
     int rc;
 
     if (!s)
         return -1;
     config.ranks_per_node = ranks_per_node;
-    rc = scene_open(s, rank, n, boot, &config) || scene_ll(s) || scene_ht(s);
+    rc = fixture_open(s, rank, n, boot, &config) || fixture_ll(s) || fixture_ht(s);
     /* Twice: what a failure leaves behind must not disturb the next one. */
     for (int i = 0; !rc && i < 2; i++)
         rc = run_phase(s, arg);
     if (rc)
         fprintf(stderr, "rank %d, %s: %s\n", rank, ((struct phase *)arg)->word, s->why);
-    scene_close(s);
+    fixture_close(s);
     free(s);
     return rc;
 }
@@ -263,7 +263,7 @@ static void high_throughput_combine_times_out(void **state)
 
 /* ---- Masks -------------------------------------------------------------------------------------------------------------- */
 
-static int check_mask(struct scene *s, int expected_last)
+static int check_mask(struct fixture *s, int expected_last)
 {
     int32_t mask[8] = {9, 9, 9, 9, 9, 9, 9, 9};
 
@@ -278,12 +278,12 @@ static int check_mask(struct scene *s, int expected_last)
 }
 
 /* The round in which the rank is found missing: a timeout may be told, but the results are right. */
-static int first_round_without(struct scene *s)
+static int first_round_without(struct fixture *s)
 {
     epx_error_info info = EPX_ERROR_INFO_INIT;
     epx_status status;
 
-    scene_refill(s);
+    fixture_refill(s);
     if (set_routing(s) != EPX_OK)
         return say(s, "epx_handle_update");
     status = ll_dispatch(s);
@@ -292,20 +292,20 @@ static int first_round_without(struct scene *s)
     if (epx_group_error(s->group, &info) != EPX_ERR_TIMEOUT || info.peer != s->nranks - 1 ||
         !strstr(info.message, "masked"))
         return say(s, "the asynchronous error does not tell of the masked rank");
-    scene_set_active(s, s->nranks - 1, 0);
-    if (scene_check_ll_dispatch(s))
+    fixture_set_active(s, s->nranks - 1, 0);
+    if (fixture_check_ll_dispatch(s))
         return -1;
     status = ll_combine(s);
     if (status != EPX_OK && status != EPX_ERR_TIMEOUT)
         return say(s, "the first combine without the rank");
-    return scene_check_ll_combine(s);
+    return fixture_check_ll_combine(s);
 }
 
-static int mask_rounds(struct scene *s)
+static int mask_rounds(struct fixture *s)
 {
     int absent = s->rank == s->nranks - 1;
 
-    if (scene_ll(s) || scene_meet(s))
+    if (fixture_ll(s) || fixture_meet(s))
         return -1;
     if (!absent) {
         double start;
@@ -315,82 +315,82 @@ static int mask_rounds(struct scene *s)
         if (epx_group_error_clear(s->group) != EPX_OK || check_mask(s, 0))
             return say(s, "clear, or the mask");
         start = now_ms();
-        if (scene_ll(s) || scene_ll(s))
+        if (fixture_ll(s) || fixture_ll(s))
             return -1;
         if (now_ms() - start > 2 * deadline_ms && getenv("EPX_SANITIZE") == NULL)
             return say(s, "a masked rank is waited for");
     }
-    if (scene_meet(s))
+    if (fixture_meet(s))
         return -1;
     if (epx_mask_clean(s->group, NULL) != EPX_OK || check_mask(s, 1))
         return say(s, "epx_mask_clean");
     s->w.round = 100; /* the rank that was away has missed some */
-    scene_set_active(s, s->nranks - 1, 1);
-    return scene_ll(s) || scene_ht(s) || scene_ll(s) ? -1 : 0;
+    fixture_set_active(s, s->nranks - 1, 1);
+    return fixture_ll(s) || fixture_ht(s) || fixture_ll(s) ? -1 : 0;
 }
 
-static int mask_by_hand(struct scene *s)
+static int mask_by_hand(struct fixture *s)
 {
     int absent = s->rank == s->nranks - 1;
     int32_t mask[8] = {1, 1, 1, 1, 1, 1, 1, 1};
 
     mask[s->nranks - 1] = 0;
-    if (scene_ll(s) || scene_meet(s))
+    if (fixture_ll(s) || fixture_meet(s))
         return -1;
     if (!absent) {
         if (epx_mask_update(s->group, mask, NULL) != EPX_OK || check_mask(s, 0))
             return say(s, "epx_mask_update");
-        scene_set_active(s, s->nranks - 1, 0);
+        fixture_set_active(s, s->nranks - 1, 0);
         for (int i = 0; i < 3; i++)
-            if (scene_ll(s))
+            if (fixture_ll(s))
                 return -1;
     }
-    if (scene_meet(s))
+    if (fixture_meet(s))
         return -1;
     if (epx_mask_clean(s->group, NULL) != EPX_OK || check_mask(s, 1))
         return say(s, "epx_mask_clean");
     s->w.round = 100; /* the rank that was away has missed some */
-    scene_set_active(s, s->nranks - 1, 1);
-    return scene_ll(s);
+    fixture_set_active(s, s->nranks - 1, 1);
+    return fixture_ll(s);
 }
 
 /* A rank that is only late may run on after it was masked: it must not write into what its peers use again by then. */
-static int nobody_writes_here(struct scene *s)
+static int nobody_writes_here(struct fixture *s)
 {
     epx_dispatch_outputs out = s->ll_out;
     epx_tensor rows = s->ll_rows;
     epx_stats stats = EPX_STATS_INIT;
 
     out.tokens = &rows;
-    scene_refill(s);
-    if (epx_alloc(s->group, (size_t)tensor_rows(&rows) * SCENE_HIDDEN * 2, &rows.data) != EPX_OK ||
+    fixture_refill(s);
+    if (epx_alloc(s->group, (size_t)tensor_rows(&rows) * FIXTURE_HIDDEN * 2, &rows.data) != EPX_OK ||
         set_routing(s) != EPX_OK || epx_group_stats_reset(s->group) != EPX_OK ||
         then_sync(s, epx_dispatch(s->ll, &s->in, &out, &s->ll_info, NULL, NULL)) != EPX_OK ||
         epx_group_stats(s->group, &stats) != EPX_OK)
         return say(s, "dispatch into memory from epx_alloc");
-    if (stats.bytes_local != SCENE_TOKENS * SCENE_HIDDEN * 2)
+    if (stats.bytes_local != FIXTURE_TOKENS * FIXTURE_HIDDEN * 2)
         return say(s, "rows were not staged for their receivers to read");
     return 0;
 }
 
 struct mask_test {
-    int (*run)(struct scene *s);
+    int (*run)(struct fixture *s);
 };
 
 static int mask_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 {
-    epx_group_config config = scene_config(deadline_ms);
-    struct scene *s = malloc(sizeof(*s));
+    epx_group_config config = fixture_config(deadline_ms);
+    struct fixture *s = malloc(sizeof(*s));
     int rc;
 
     if (!s)
         return -1;
     config.enable_mask = 1;
     config.ranks_per_node = ranks_per_node;
-    rc = scene_open(s, rank, n, boot, &config) || ((struct mask_test *)arg)->run(s);
+    rc = fixture_open(s, rank, n, boot, &config) || ((struct mask_test *)arg)->run(s);
     if (rc)
         fprintf(stderr, "rank %d: %s\n", rank, s->why);
-    scene_close(s);
+    fixture_close(s);
     free(s);
     return rc;
 }
@@ -444,8 +444,8 @@ static void low_latency_dispatch_times_out_across_nodes(void **state)
 /* Rank 0 fails as it does when its proxy finds something wrong; the last rank is missing, so that all others wait. */
 static int proxy_fails_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 {
-    epx_group_config config = scene_config(8 * ACROSS_NODES_MS);
-    struct scene *s = malloc(sizeof(*s));
+    epx_group_config config = fixture_config(8 * ACROSS_NODES_MS);
+    struct fixture *s = malloc(sizeof(*s));
     epx_status status = EPX_ERR_PEER;
     double start = 0;
     int rc;
@@ -454,7 +454,7 @@ static int proxy_fails_rank(int rank, int n, epx_bootstrap *boot, void *arg)
     if (!s)
         return -1;
     config.ranks_per_node = ranks_per_node;
-    rc = scene_open(s, rank, n, boot, &config) || scene_ll(s) || set_routing(s) != EPX_OK || scene_meet(s);
+    rc = fixture_open(s, rank, n, boot, &config) || fixture_ll(s) || set_routing(s) != EPX_OK || fixture_meet(s);
     if (!rc && rank < n - 1) {
         start = now_ms();
         rc = epx_dispatch(s->ll, &s->in, &s->ll_out, &s->ll_info, NULL, NULL) != EPX_OK;
@@ -465,10 +465,10 @@ static int proxy_fails_rank(int rank, int n, epx_bootstrap *boot, void *arg)
         if (status != EPX_ERR_PEER || now_ms() - start > 4 * ACROSS_NODES_MS)
             rc = say(s, "the failure of rank 0 was not told");
     }
-    rc = scene_meet(s) || rc;
+    rc = fixture_meet(s) || rc;
     if (rc)
         fprintf(stderr, "rank %d: %s\n", rank, s->why);
-    scene_close(s);
+    fixture_close(s);
     free(s);
     return rc;
 }
@@ -488,8 +488,8 @@ static void a_failed_proxy_is_known_on_all_nodes(void **state)
 /* Rank 0 ends with a staged operation that it never completes; the others complete theirs and end. */
 static int staged_end_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 {
-    epx_group_config config = scene_config(8 * ACROSS_NODES_MS);
-    struct scene *s = malloc(sizeof(*s));
+    epx_group_config config = fixture_config(8 * ACROSS_NODES_MS);
+    struct fixture *s = malloc(sizeof(*s));
     epx_dispatch_config send_only = EPX_DISPATCH_CONFIG_INIT;
     double start;
     int rc;
@@ -499,11 +499,11 @@ static int staged_end_rank(int rank, int n, epx_bootstrap *boot, void *arg)
         return -1;
     send_only.send_only = 1;
     config.ranks_per_node = ranks_per_node;
-    rc = scene_open(s, rank, n, boot, &config) || scene_ll(s) || set_routing(s) != EPX_OK || scene_meet(s) ||
+    rc = fixture_open(s, rank, n, boot, &config) || fixture_ll(s) || set_routing(s) != EPX_OK || fixture_meet(s) ||
          epx_dispatch(s->ll, &s->in, &s->ll_out, &s->ll_info, &send_only, NULL) != EPX_OK ||
          then_sync(s, rank ? epx_complete(s->ll, NULL) : EPX_OK) != EPX_OK;
     start = now_ms();
-    scene_close(s);
+    fixture_close(s);
     if (!rc && now_ms() - start > 4 * ACROSS_NODES_MS) {
         fprintf(stderr, "rank %d: the end took %.0f ms\n", rank, now_ms() - start);
         rc = -1;

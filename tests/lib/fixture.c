@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "scene.h"
+#include "fixture.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -8,9 +8,9 @@
 
 enum { FILL = 0xab };
 
-static int complain(struct scene *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static int complain(struct fixture *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-static int complain(struct scene *s, const char *format, ...)
+static int complain(struct fixture *s, const char *format, ...)
 {
     va_list args;
 
@@ -20,12 +20,12 @@ static int complain(struct scene *s, const char *format, ...)
     return -1;
 }
 
-static int must(struct scene *s, const char *call, epx_status status)
+static int must(struct fixture *s, const char *call, epx_status status)
 {
     return status == EPX_OK ? 0 : complain(s, "%s: %s: %s", call, epx_strerror(status), epx_last_error());
 }
 
-int scene_expect(struct scene *s, const char *call, epx_status got, epx_status expected, const char *const *words)
+int fixture_expect(struct fixture *s, const char *call, epx_status got, epx_status expected, const char *const *words)
 {
     const char *text = epx_last_error();
 
@@ -38,15 +38,15 @@ int scene_expect(struct scene *s, const char *call, epx_status got, epx_status e
     return 0;
 }
 
-epx_group_config scene_config(int timeout_ms)
+epx_group_config fixture_config(int timeout_ms)
 {
     epx_group_config config = EPX_GROUP_CONFIG_INIT;
 
     config.device = EPX_DEVICE_CPU;
-    config.num_experts = SCENE_EXPERTS;
-    config.max_tokens_per_rank = SCENE_M;
-    config.max_hidden_bytes = SCENE_HIDDEN * 2;
-    config.max_topk = SCENE_TOPK;
+    config.num_experts = FIXTURE_EXPERTS;
+    config.max_tokens_per_rank = FIXTURE_M;
+    config.max_hidden_bytes = FIXTURE_HIDDEN * 2;
+    config.max_topk = FIXTURE_TOPK;
     config.num_agents = 2;
     config.timeout_ms = timeout_ms;
     config.alloc_bytes = 1 << 20;
@@ -60,19 +60,19 @@ static void make(epx_tensor *t, epx_dtype dtype, int ndim, int64_t d0, int64_t d
     *t = epx_tensor_make(calloc((size_t)n + 1, tensor_element_size(dtype)), dtype, ndim, d0, d1, d2, 0);
 }
 
-static void make_tensors(struct scene *s)
+static void make_tensors(struct fixture *s)
 {
-    int64_t L = s->ll_route.local_experts, rows = (int64_t)s->nranks * SCENE_M;
+    int64_t L = s->ll_route.local_experts, rows = (int64_t)s->nranks * FIXTURE_M;
 
-    make(&s->idx, EPX_INT64, 2, SCENE_TOKENS, SCENE_TOPK, 0);
-    make(&s->tokens, EPX_BF16, 2, SCENE_TOKENS, SCENE_HIDDEN, 0);
-    make(&s->weights, EPX_FP32, 2, SCENE_TOKENS, SCENE_TOPK, 0);
-    make(&s->ll_rows, EPX_BF16, 3, L, rows, SCENE_HIDDEN);
+    make(&s->idx, EPX_INT64, 2, FIXTURE_TOKENS, FIXTURE_TOPK, 0);
+    make(&s->tokens, EPX_BF16, 2, FIXTURE_TOKENS, FIXTURE_HIDDEN, 0);
+    make(&s->weights, EPX_FP32, 2, FIXTURE_TOKENS, FIXTURE_TOPK, 0);
+    make(&s->ll_rows, EPX_BF16, 3, L, rows, FIXTURE_HIDDEN);
     make(&s->ll_counts, EPX_INT32, 1, L, 0, 0);
-    make(&s->ht_rows, EPX_BF16, 2, rows, SCENE_HIDDEN, 0);
-    make(&s->ht_weights, EPX_FP32, 2, rows, SCENE_TOPK, 0);
-    make(&s->ht_idx, EPX_INT64, 2, rows, SCENE_TOPK, 0);
-    make(&s->combined, EPX_BF16, 2, SCENE_TOKENS, SCENE_HIDDEN, 0);
+    make(&s->ht_rows, EPX_BF16, 2, rows, FIXTURE_HIDDEN, 0);
+    make(&s->ht_weights, EPX_FP32, 2, rows, FIXTURE_TOPK, 0);
+    make(&s->ht_idx, EPX_INT64, 2, rows, FIXTURE_TOPK, 0);
+    make(&s->combined, EPX_BF16, 2, FIXTURE_TOKENS, FIXTURE_HIDDEN, 0);
     s->ll_info = (epx_layout_info)EPX_LAYOUT_INFO_INIT;
     s->ll_info.expert_counts = &s->ll_counts;
     s->in = (epx_dispatch_inputs)EPX_DISPATCH_INPUTS_INIT;
@@ -90,28 +90,28 @@ static void make_tensors(struct scene *s)
     s->cout.tokens = &s->combined;
 }
 
-void scene_refill(struct scene *s)
+void fixture_refill(struct fixture *s)
 {
     s->w.round++;
-    for (int t = 0; t < SCENE_TOKENS; t++) {
-        int32_t idx[SCENE_TOPK];
+    for (int t = 0; t < FIXTURE_TOKENS; t++) {
+        int32_t idx[FIXTURE_TOPK];
 
         workload_topk(&s->w, s->rank, t, idx);
-        for (int k = 0; k < SCENE_TOPK; k++)
-            tensor_set_int(&s->idx, t * SCENE_TOPK + k, idx[k]);
+        for (int k = 0; k < FIXTURE_TOPK; k++)
+            tensor_set_int(&s->idx, t * FIXTURE_TOPK + k, idx[k]);
         workload_token(&s->w, s->rank, t, tensor_row(&s->tokens, t));
         workload_weights(&s->w, s->rank, t, tensor_row(&s->weights, t));
     }
-    memset(s->ll_rows.data, FILL, (size_t)tensor_rows(&s->ll_rows) * SCENE_HIDDEN * 2);
-    memset(s->ht_rows.data, FILL, (size_t)tensor_rows(&s->ht_rows) * SCENE_HIDDEN * 2);
-    memset(s->combined.data, FILL, (size_t)SCENE_TOKENS * SCENE_HIDDEN * 2);
+    memset(s->ll_rows.data, FILL, (size_t)tensor_rows(&s->ll_rows) * FIXTURE_HIDDEN * 2);
+    memset(s->ht_rows.data, FILL, (size_t)tensor_rows(&s->ht_rows) * FIXTURE_HIDDEN * 2);
+    memset(s->combined.data, FILL, (size_t)FIXTURE_TOKENS * FIXTURE_HIDDEN * 2);
 }
 
-static int open_handles(struct scene *s, uint32_t modes)
+static int open_handles(struct fixture *s, uint32_t modes)
 {
     epx_handle_config config = EPX_HANDLE_CONFIG_INIT;
 
-    config.topk = SCENE_TOPK;
+    config.topk = FIXTURE_TOPK;
     config.mode = EPX_LOW_LATENCY;
     config.layout = EPX_EXPERT_MAJOR;
     if ((!modes || modes & EPX_LOW_LATENCY) &&
@@ -124,9 +124,9 @@ static int open_handles(struct scene *s, uint32_t modes)
     return 0;
 }
 
-int scene_open(struct scene *s, int rank, int nranks, const epx_bootstrap *boot, const epx_group_config *config)
+int fixture_open(struct fixture *s, int rank, int nranks, const epx_bootstrap *boot, const epx_group_config *config)
 {
-    epx_group_config standard = scene_config(20000);
+    epx_group_config standard = fixture_config(20000);
 
     memset(s, 0, sizeof(*s));
     s->rank = rank;
@@ -134,18 +134,18 @@ int scene_open(struct scene *s, int rank, int nranks, const epx_bootstrap *boot,
     s->boot = boot;
     s->w = (struct workload){.seed = 5,
                              .nranks = nranks,
-                             .experts = SCENE_EXPERTS,
-                             .topk = SCENE_TOPK,
-                             .hidden = SCENE_HIDDEN,
-                             .max_tokens = SCENE_TOKENS,
+                             .experts = FIXTURE_EXPERTS,
+                             .topk = FIXTURE_TOPK,
+                             .hidden = FIXTURE_HIDDEN,
+                             .max_tokens = FIXTURE_TOKENS,
                              .dtype = EPX_BF16,
                              .hole_percent = 10};
-    if (oracle_route_from_workload(&s->ll_route, &s->w, SCENE_M, EPX_LOW_LATENCY, EPX_EXPERT_MAJOR, 0, 1) ||
-        oracle_route_from_workload(&s->ht_route, &s->w, SCENE_M, EPX_HIGH_THROUGHPUT, EPX_FLAT, 0, 1) ||
+    if (oracle_route_from_workload(&s->ll_route, &s->w, FIXTURE_M, EPX_LOW_LATENCY, EPX_EXPERT_MAJOR, 0, 1) ||
+        oracle_route_from_workload(&s->ht_route, &s->w, FIXTURE_M, EPX_HIGH_THROUGHPUT, EPX_FLAT, 0, 1) ||
         oracle_recv_init(&s->ll_recv, &s->ll_route, rank) || oracle_recv_init(&s->ht_recv, &s->ht_route, rank))
         return complain(s, "no memory for the oracle");
     make_tensors(s);
-    scene_refill(s);
+    fixture_refill(s);
     config = config ? config : &standard;
     s->ht_route.ranks_per_node = config->ranks_per_node;
     if (must(s, "epx_group_create", epx_group_create(&s->group, boot, config)))
@@ -153,7 +153,7 @@ int scene_open(struct scene *s, int rank, int nranks, const epx_bootstrap *boot,
     return open_handles(s, config->modes);
 }
 
-void scene_close(struct scene *s)
+void fixture_close(struct fixture *s)
 {
     epx_tensor *tensors[] = {&s->idx,     &s->tokens,     &s->weights, &s->ll_rows, &s->ll_counts,
                              &s->ht_rows, &s->ht_weights, &s->ht_idx,  &s->combined};
@@ -168,7 +168,7 @@ void scene_close(struct scene *s)
     oracle_route_free(&s->ht_route);
 }
 
-int scene_meet(struct scene *s)
+int fixture_meet(struct fixture *s)
 {
     char mine = 0, *all = malloc((size_t)s->nranks);
     int rc = all ? s->boot->allgather(s->boot->context, &mine, all, 1) : -1;
@@ -177,7 +177,7 @@ int scene_meet(struct scene *s)
     return rc ? complain(s, "the ranks did not meet") : 0;
 }
 
-void scene_set_active(struct scene *s, int rank, int active)
+void fixture_set_active(struct fixture *s, int rank, int active)
 {
     s->ll_route.active[rank] = s->ht_route.active[rank] = active;
     oracle_recv_free(&s->ll_recv);
@@ -186,7 +186,7 @@ void scene_set_active(struct scene *s, int rank, int active)
         complain(s, "no memory for the oracle");
 }
 
-int scene_check_ll_dispatch(struct scene *s)
+int fixture_check_ll_dispatch(struct fixture *s)
 {
     struct oracle_data data = oracle_data_workload(&s->w, EPX_BF16);
     struct mismatch m;
@@ -198,7 +198,7 @@ int scene_check_ll_dispatch(struct scene *s)
     return 0;
 }
 
-int scene_check_ll_combine(struct scene *s)
+int fixture_check_ll_combine(struct fixture *s)
 {
     struct oracle_data data = oracle_data_workload(&s->w, EPX_BF16);
     struct oracle_combine how = {.weighted = 1};
@@ -209,25 +209,25 @@ int scene_check_ll_combine(struct scene *s)
     return 0;
 }
 
-int scene_ll(struct scene *s)
+int fixture_ll(struct fixture *s)
 {
-    scene_refill(s);
+    fixture_refill(s);
     if (must(s, "epx_handle_update", epx_handle_update(s->ll, &s->idx, NULL, NULL)) ||
         must(s, "epx_dispatch", epx_dispatch(s->ll, &s->in, &s->ll_out, &s->ll_info, NULL, NULL)) ||
-        must(s, "epx_stream_sync", epx_stream_sync(s->group, NULL)) || scene_check_ll_dispatch(s) ||
+        must(s, "epx_stream_sync", epx_stream_sync(s->group, NULL)) || fixture_check_ll_dispatch(s) ||
         must(s, "epx_combine", epx_combine(s->ll, &s->ll_cin, &s->cout, NULL, NULL)) ||
         must(s, "epx_stream_sync", epx_stream_sync(s->group, NULL)))
         return -1;
-    return scene_check_ll_combine(s);
+    return fixture_check_ll_combine(s);
 }
 
-int scene_ht_dispatch(struct scene *s)
+int fixture_ht_dispatch(struct fixture *s)
 {
     struct oracle_data data = oracle_data_workload(&s->w, EPX_BF16);
     epx_dispatch_inputs in = s->in;
     struct mismatch m;
 
-    scene_refill(s);
+    fixture_refill(s);
     in.topk_weights = &s->weights;
     if (must(s, "epx_handle_update", epx_handle_update(s->ht, &s->idx, NULL, NULL)) ||
         must(s, "epx_dispatch", epx_dispatch(s->ht, &in, &s->ht_out, NULL, NULL, NULL)) ||
@@ -239,7 +239,7 @@ int scene_ht_dispatch(struct scene *s)
     return 0;
 }
 
-int scene_ht_combine(struct scene *s)
+int fixture_ht_combine(struct fixture *s)
 {
     struct oracle_data data = oracle_data_workload(&s->w, EPX_BF16);
     struct oracle_combine how = {0};
@@ -253,7 +253,7 @@ int scene_ht_combine(struct scene *s)
     return 0;
 }
 
-int scene_ht(struct scene *s)
+int fixture_ht(struct fixture *s)
 {
-    return scene_ht_dispatch(s) || scene_ht_combine(s) ? -1 : 0;
+    return fixture_ht_dispatch(s) || fixture_ht_combine(s) ? -1 : 0;
 }
