@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* All layouts, both directions; staged and interleaved operations; routings that are kept, and changed. */
-#include "lane.h"
+#include "nccl_case.h"
 
 #include <stdio.h>
 
@@ -122,15 +122,15 @@ static const struct spec ht_fp8 = {.name = "ht flat, fp8 tokens",
 static int run_rounds(ncclEpGroup_t group, const struct spec *spec, int topk_open)
 {
     const int backward = spec->algorithm == HT && spec->received != EPX_FP8_E4M3;
-    struct lane lane;
+    struct nccl_case nc;
 
-    if (lane_open(&lane, group, spec, topk_open))
+    if (nccl_case_open(&nc, group, spec, topk_open))
         return -1;
     for (uint64_t seed = 1; seed <= 3; seed++)
-        if (lane_route(&lane, seed) || lane_round(&lane, 10 * seed, 0) || lane_round(&lane, 10 * seed + 1, backward) ||
-            lane_round(&lane, 10 * seed + 2, 0))
+        if (nccl_case_route(&nc, seed) || nccl_case_round(&nc, 10 * seed, 0) ||
+            nccl_case_round(&nc, 10 * seed + 1, backward) || nccl_case_round(&nc, 10 * seed + 2, 0))
             return -1;
-    return lane_close(&lane);
+    return nccl_case_close(&nc);
 }
 
 static int test_spec(const struct spec *spec, int topk_open)
@@ -146,79 +146,79 @@ static int test_spec(const struct spec *spec, int topk_open)
 /* Fp8 tokens are summed as what their experts made of them. */
 static int test_dispatch_only(const struct spec *spec)
 {
-    struct lane lane;
+    struct nccl_case nc;
     ncclEpGroup_t group;
 
-    if (group_open(&group, spec, 0, 0) || lane_open(&lane, group, spec, 1))
+    if (group_open(&group, spec, 0, 0) || nccl_case_open(&nc, group, spec, 1))
         return -1;
     for (uint64_t seed = 1; seed <= 2; seed++)
-        if (lane_route(&lane, seed) || lane_dispatch(&lane, seed, 0, 0) || lane_check_dispatch(&lane, 0))
+        if (nccl_case_route(&nc, seed) || nccl_case_dispatch(&nc, seed, 0, 0) || nccl_case_check_dispatch(&nc, 0))
             return -1;
-    if (lane_close(&lane))
+    if (nccl_case_close(&nc))
         return -1;
     TRY(ncclEpGroupDestroy(group));
     return 0;
 }
 
-static int complete(struct lane *lane, cudaStream_t stream)
+static int complete(struct nccl_case *nc, cudaStream_t stream)
 {
-    TRY(ncclEpComplete(lane->handle, NULL, stream));
+    TRY(ncclEpComplete(nc->handle, NULL, stream));
     TRY(cudaStreamSynchronize(stream));
     return 0;
 }
 
 /* A third operation, where two are on their way. */
-static int send_too_many(struct lane *lane)
+static int send_too_many(struct nccl_case *nc)
 {
     ncclEpDispatchInputs_t in = NCCL_EP_DISPATCH_INPUTS_INIT;
     ncclEpDispatchOutputs_t out = NCCL_EP_DISPATCH_OUTPUTS_INIT;
     ncclEpDispatchConfig_t config = NCCL_EP_DISPATCH_CONFIG_INIT;
     ncclEpLayoutInfo_t info = NCCL_EP_LAYOUT_INFO_INIT;
 
-    in.tokens = lane->tokens.tensor;
-    out.tokens = lane->received.tensor;
-    if (lane->received_weights.tensor) {
-        in.topk_weights = lane->weights.tensor;
-        out.topk_weights = lane->received_weights.tensor;
-        out.topk_idx = lane->received_idx.tensor;
+    in.tokens = nc->tokens.tensor;
+    out.tokens = nc->received.tensor;
+    if (nc->received_weights.tensor) {
+        in.topk_weights = nc->weights.tensor;
+        out.topk_weights = nc->received_weights.tensor;
+        out.topk_idx = nc->received_idx.tensor;
     }
-    info.expert_counters = lane->expert_counters.tensor;
-    info.src_rank_counters = lane->rank_counters.tensor;
+    info.expert_counters = nc->expert_counters.tensor;
+    info.src_rank_counters = nc->rank_counters.tensor;
     config.send_only = 1;
-    EXPECT(ncclInvalidUsage, ncclEpDispatch(lane->handle, &in, &out, &info, &config, world.stream));
+    EXPECT(ncclInvalidUsage, ncclEpDispatch(nc->handle, &in, &out, &info, &config, world.stream));
     return 0;
 }
 
 /* Two handles, their halves in turn; the receive halves on another stream, and in the other order. */
 static int test_interleaved(const struct spec *spec)
 {
-    struct lane a, b, c;
+    struct nccl_case a, b, c;
     ncclEpGroup_t group;
     int error = -1;
 
-    if (group_open(&group, spec, 0, 0) || lane_open(&a, group, spec, 0) || lane_open(&b, group, spec, 0) ||
-        lane_open(&c, group, spec, 0) || lane_route(&c, 77))
+    if (group_open(&group, spec, 0, 0) || nccl_case_open(&a, group, spec, 0) || nccl_case_open(&b, group, spec, 0) ||
+        nccl_case_open(&c, group, spec, 0) || nccl_case_route(&c, 77))
         return -1;
     for (uint64_t i = 1; i <= 3; i++) {
-        if (lane_route(&a, i) || lane_route(&b, i + 100) || lane_dispatch(&a, i, 0, 1) ||
-            lane_dispatch(&b, i + 50, 0, 1))
+        if (nccl_case_route(&a, i) || nccl_case_route(&b, i + 100) || nccl_case_dispatch(&a, i, 0, 1) ||
+            nccl_case_dispatch(&b, i + 50, 0, 1))
             return -1;
         EXPECT(ncclInvalidUsage, ncclEpHandleDestroy(a.handle)); /* others wait for its receive half */
         if (send_too_many(&c))
             return -1;
         TRY(cudaStreamSynchronize(world.stream));
-        if (complete(&b, world.other) || complete(&a, world.other) || lane_check_dispatch(&a, 0) ||
-            lane_check_dispatch(&b, 0) || lane_combine(&b, 0, 1) || lane_combine(&a, 0, 1))
+        if (complete(&b, world.other) || complete(&a, world.other) || nccl_case_check_dispatch(&a, 0) ||
+            nccl_case_check_dispatch(&b, 0) || nccl_case_combine(&b, 0, 1) || nccl_case_combine(&a, 0, 1))
             return -1;
         TRY(cudaStreamSynchronize(world.stream));
-        if (complete(&a, world.other) || complete(&b, world.stream) || lane_check_combine(&a, 0) ||
-            lane_check_combine(&b, 0))
+        if (complete(&a, world.other) || complete(&b, world.stream) || nccl_case_check_combine(&a, 0) ||
+            nccl_case_check_combine(&b, 0))
             return -1;
     }
     TRY(ncclEpComplete(a.handle, NULL, world.stream)); /* nothing is staged */
     TRY(ncclEpGetAsyncError(group, &error));
     CHECK(error == 0);
-    if (lane_close(&a) || lane_close(&b) || lane_close(&c))
+    if (nccl_case_close(&a) || nccl_case_close(&b) || nccl_case_close(&c))
         return -1;
     TRY(ncclEpGroupDestroy(group));
     return 0;
@@ -228,20 +228,20 @@ static int test_interleaved(const struct spec *spec)
 static int test_kept_routings(void)
 {
     struct spec flat = ht_flat, expert = ht_flat;
-    struct lane a, b;
+    struct nccl_case a, b;
     ncclEpGroup_t group;
 
     expert.name = "ht expert-major beside flat";
     expert.layout = NCCL_EP_LAYOUT_EXPERT_MAJOR;
     expert.alignment = 4;
     flat.rows = (int)most_rows(&expert); /* one limit for all tensors of a group */
-    if (group_open(&group, &expert, 0, 0) || lane_open(&a, group, &flat, 1) || lane_open(&b, group, &expert, 0) ||
-        lane_route(&a, 7) || lane_route(&b, 8))
+    if (group_open(&group, &expert, 0, 0) || nccl_case_open(&a, group, &flat, 1) ||
+        nccl_case_open(&b, group, &expert, 0) || nccl_case_route(&a, 7) || nccl_case_route(&b, 8))
         return -1;
     for (uint64_t i = 0; i < 3; i++)
-        if (lane_round(&a, 2 * i, 0) || lane_round(&b, 2 * i + 1, i == 1))
+        if (nccl_case_round(&a, 2 * i, 0) || nccl_case_round(&b, 2 * i + 1, i == 1))
             return -1;
-    if (lane_close(&a) || lane_close(&b))
+    if (nccl_case_close(&a) || nccl_case_close(&b))
         return -1;
     TRY(ncclEpGroupDestroy(group));
     return 0;
@@ -251,30 +251,30 @@ static int test_kept_routings(void)
 static int test_handles(void)
 {
     struct spec other = ht_flat;
-    struct side memory = {0};
-    struct lane lane;
+    struct tensor_pair memory = {0};
+    struct nccl_case nc;
     ncclEpGroup_t group;
     ncclEpHandle_t handle;
     size_t bytes = 0;
 
-    if (group_open(&group, &ht_flat, 0, 0) || lane_open(&lane, group, &ht_flat, 1) || lane_route(&lane, 1) ||
-        lane_round(&lane, 1, 0))
+    if (group_open(&group, &ht_flat, 0, 0) || nccl_case_open(&nc, group, &ht_flat, 1) || nccl_case_route(&nc, 1) ||
+        nccl_case_round(&nc, 1, 0))
         return -1;
-    handle = lane.handle;
+    handle = nc.handle;
     /* The tensors of K = 2 with the handle of K = 4. */
     other.topk = 2;
     other.name = "ht flat, other K";
-    struct lane second;
-    if (lane_open(&second, group, &other, 1))
+    struct nccl_case second;
+    if (nccl_case_open(&second, group, &other, 1))
         return -1;
     ncclEpHandle_t unused = second.handle;
     second.handle = handle;
-    if (lane_route(&second, 2) || lane_round(&second, 2, 1))
+    if (nccl_case_route(&second, 2) || nccl_case_round(&second, 2, 1))
         return -1;
     second.handle = unused;
     TRY(ncclEpHandleMemSize(group, NCCL_EP_LAYOUT_FLAT, NULL, &bytes, -1));
     CHECK(bytes > 0);
-    if (side_open(&memory, group, PLAIN, EPX_UINT8, 1, (int64_t)bytes, 0, 0))
+    if (tensor_pair_open(&memory, group, PLAIN, EPX_UINT8, 1, (int64_t)bytes, 0, 0))
         return -1;
     TRY(ncclEpInitHandle(&handle, group, NCCL_EP_LAYOUT_FLAT, NULL, -1, memory.tensor));
     TRY(ncclEpHandleDestroy(handle));
@@ -282,7 +282,7 @@ static int test_handles(void)
     EXPECT(ncclInvalidArgument, ncclEpInitHandle(&handle, group, NCCL_EP_LAYOUT_FLAT, NULL, -1, memory.tensor));
     TRY(ncclEpCreateHandle(&handle, group, NCCL_EP_LAYOUT_FLAT, second.idx.tensor, NULL, NULL, world.stream));
     TRY(cudaStreamSynchronize(world.stream));
-    if (side_close(&memory) || lane_close(&lane) || lane_close(&second))
+    if (tensor_pair_close(&memory) || nccl_case_close(&nc) || nccl_case_close(&second))
         return -1;
     TRY(ncclEpGroupDestroy(group)); /* with the handle */
     EXPECT(ncclInvalidArgument, ncclEpHandleDestroy(handle));

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "lane.h"
+#include "nccl_case.h"
 
 #define TIMEOUT_TEXT "700"
 
@@ -28,16 +28,16 @@ static int absent(void)
 /* What the device says, in the order of the stream. */
 static int mask_is(ncclEpGroup_t group, const int *expected)
 {
-    struct side mask = {0};
+    struct tensor_pair mask = {0};
 
-    if (side_open(&mask, group, PLAIN, EPX_INT32, 1, world.nranks, 0, 0))
+    if (tensor_pair_open(&mask, group, PLAIN, EPX_INT32, 1, world.nranks, 0, 0))
         return -1;
     TRY(ncclEpMaskQuery(group, (int *)(void *)mask.data, world.stream));
-    if (side_get(&mask))
+    if (tensor_pair_get(&mask))
         return -1;
     for (int r = 0; r < world.nranks; r++)
         CHECK(((int *)mask.view.data)[r] == expected[r]);
-    return side_close(&mask);
+    return tensor_pair_close(&mask);
 }
 
 static int error_is(ncclEpGroup_t group, int expected)
@@ -49,36 +49,36 @@ static int error_is(ncclEpGroup_t group, int expected)
     return 0;
 }
 
-static int without_last(struct lane *lane, uint64_t round, const int *active)
+static int without_last(struct nccl_case *nc, uint64_t round, const int *active)
 {
-    if (lane_expect_active(lane, active) || lane_round(lane, round, 0))
+    if (nccl_case_expect_active(nc, active) || nccl_case_round(nc, round, 0))
         return -1;
     return 0;
 }
 
 /* The last rank waits meanwhile for all to meet again. */
-static int mask_by_hand(ncclEpGroup_t group, struct lane *lane, const int *all, const int *some)
+static int mask_by_hand(ncclEpGroup_t group, struct nccl_case *nc, const int *all, const int *some)
 {
     TRY(ncclEpMaskUpdate(group, some, world.stream));
-    if (mask_is(group, some) || without_last(lane, 2, some) || error_is(group, 0))
+    if (mask_is(group, some) || without_last(nc, 2, some) || error_is(group, 0))
         return -1;
     EXPECT(ncclInvalidUsage, ncclEpMaskUpdate(group, all, world.stream)); /* comes back by MaskClean only */
     return 0;
 }
 
-static int dispatch_in_vain(ncclEpGroup_t group, struct lane *lane, uint64_t round, const int *some)
+static int dispatch_in_vain(ncclEpGroup_t group, struct nccl_case *nc, uint64_t round, const int *some)
 {
-    if (lane_dispatch(lane, round, 0, 0))
+    if (nccl_case_dispatch(nc, round, 0, 0))
         return -1;
     TRY(cudaStreamSynchronize(world.stream));
     if (error_is(group, 1))
         return -1;
     CHECK(strstr(ncclEpxGetLastError(), "did not come within " TIMEOUT_TEXT " ms") != NULL);
-    return mask_is(group, some) || lane_expect_active(lane, some) || lane_check_dispatch(lane, 0) ? -1 : 0;
+    return mask_is(group, some) || nccl_case_expect_active(nc, some) || nccl_case_check_dispatch(nc, 0) ? -1 : 0;
 }
 
 /* All ranks are here again. */
-static int meet_again(ncclEpGroup_t group, struct lane *lane, uint64_t seed, int error)
+static int meet_again(ncclEpGroup_t group, struct nccl_case *nc, uint64_t seed, int error)
 {
     static const int all[] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 
@@ -86,8 +86,8 @@ static int meet_again(ncclEpGroup_t group, struct lane *lane, uint64_t seed, int
     if (error_is(group, error))
         return -1;
     TRY(ncclEpErrorClear(group));
-    return error_is(group, 0) || mask_is(group, all) || lane_expect_active(lane, NULL) || lane_route(lane, seed) ||
-                   lane_round(lane, seed, 0)
+    return error_is(group, 0) || mask_is(group, all) || nccl_case_expect_active(nc, NULL) ||
+                   nccl_case_route(nc, seed) || nccl_case_round(nc, seed, 0)
                ? -1
                : 0;
 }
@@ -96,7 +96,7 @@ int test_masks(void)
 {
     int all[16], some[16];
     ncclEpGroup_t group;
-    struct lane lane;
+    struct nccl_case nc;
 
     CHECK(world.nranks > 1 && world.nranks <= 16);
     for (int r = 0; r < world.nranks; r++) {
@@ -104,27 +104,27 @@ int test_masks(void)
         some[r] = r < world.nranks - 1;
     }
     TRY(setenv("NCCL_EP_TIMEOUT_MS", TIMEOUT_TEXT, 1)); /* comes before the configuration's */
-    if (group_open(&group, &spec, 1, 100000) || lane_open(&lane, group, &spec, 0) || lane_route(&lane, 1) ||
-        mask_is(group, all) || lane_round(&lane, 1, 0))
+    if (group_open(&group, &spec, 1, 100000) || nccl_case_open(&nc, group, &spec, 0) || nccl_case_route(&nc, 1) ||
+        mask_is(group, all) || nccl_case_round(&nc, 1, 0))
         return -1;
-    if (!absent() && mask_by_hand(group, &lane, all, some))
+    if (!absent() && mask_by_hand(group, &nc, all, some))
         return -1;
-    if (meet_again(group, &lane, 2, 0))
+    if (meet_again(group, &nc, 2, 0))
         return -1;
     /* Masked for its absence: the others go on, without an error once they have cleared it. */
     if (!absent()) {
-        if (dispatch_in_vain(group, &lane, 4, some))
+        if (dispatch_in_vain(group, &nc, 4, some))
             return -1;
         TRY(ncclEpErrorClear(group));
-        if (error_is(group, 0) || without_last(&lane, 5, some))
+        if (error_is(group, 0) || without_last(&nc, 5, some))
             return -1;
     }
-    if (meet_again(group, &lane, 3, 0))
+    if (meet_again(group, &nc, 3, 0))
         return -1;
     /* The same, and the error is there until it is cleared. */
-    if (!absent() && dispatch_in_vain(group, &lane, 6, some))
+    if (!absent() && dispatch_in_vain(group, &nc, 6, some))
         return -1;
-    if (meet_again(group, &lane, 4, !absent()) || lane_close(&lane))
+    if (meet_again(group, &nc, 4, !absent()) || nccl_case_close(&nc))
         return -1;
     TRY(ncclEpGroupDestroy(group));
     TRY(unsetenv("NCCL_EP_TIMEOUT_MS"));

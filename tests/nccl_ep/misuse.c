@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "lane.h"
+#include "nccl_case.h"
 
 #define BAD ncclInvalidArgument
 #define USAGE ncclInvalidUsage
@@ -146,7 +146,7 @@ static int test_handle_arguments(ncclEpGroup_t group, int low)
 
 /* A handle with one routing and all its tensors; what a call is given can be changed before it. */
 struct calls {
-    struct lane lane;
+    struct nccl_case nc;
     ncclEpDispatchInputs_t in;
     ncclEpDispatchOutputs_t out;
     ncclEpDispatchConfig_t config;
@@ -158,7 +158,7 @@ struct calls {
 
 static void reset(struct calls *c)
 {
-    struct lane *l = &c->lane;
+    struct nccl_case *l = &c->nc;
 
     c->in = NCCL_EP_DISPATCH_INPUTS_INIT;
     c->out = NCCL_EP_DISPATCH_OUTPUTS_INIT;
@@ -184,9 +184,9 @@ static void reset(struct calls *c)
 
 static ncclResult_t dispatch(struct calls *c)
 {
-    const int low = c->lane.spec->algorithm == NCCL_EP_ALGO_LOW_LATENCY;
+    const int low = c->nc.spec->algorithm == NCCL_EP_ALGO_LOW_LATENCY;
     ncclResult_t result =
-        ncclEpDispatch(c->lane.handle, &c->in, &c->out, low ? &c->info : NULL, &c->config, world.stream);
+        ncclEpDispatch(c->nc.handle, &c->in, &c->out, low ? &c->info : NULL, &c->config, world.stream);
 
     reset(c);
     return result;
@@ -194,7 +194,7 @@ static ncclResult_t dispatch(struct calls *c)
 
 static ncclResult_t combine(struct calls *c)
 {
-    ncclResult_t result = ncclEpCombine(c->lane.handle, &c->cin, &c->cout, &c->cconfig, world.stream);
+    ncclResult_t result = ncclEpCombine(c->nc.handle, &c->cin, &c->cout, &c->cconfig, world.stream);
 
     reset(c);
     return result;
@@ -204,11 +204,11 @@ static ncclResult_t combine(struct calls *c)
 static int test_descriptions(struct calls *c)
 {
     ncclEpTensor_t good = NCCL_EP_TENSOR_INIT, t;
-    size_t sizes[2] = {c->lane.tokens.tensor->sizes[0], c->lane.tokens.tensor->sizes[1]};
+    size_t sizes[2] = {c->nc.tokens.tensor->sizes[0], c->nc.tokens.tensor->sizes[1]};
 
     good.ndim = 2;
     good.datatype = ncclBfloat16;
-    good.data = c->lane.tokens.data;
+    good.data = c->nc.tokens.data;
     good.sizes = sizes;
     t = good, t.magic = 0, c->in.tokens = &t;
     EXPECT(BAD, dispatch(c));
@@ -248,9 +248,9 @@ static int test_descriptions(struct calls *c)
     EXPECT(BAD, combine(c));
     c->cconfig.size = 0;
     EXPECT(BAD, combine(c));
-    EXPECT(BAD, ncclEpDispatch(c->lane.handle, NULL, &c->out, NULL, NULL, world.stream));
+    EXPECT(BAD, ncclEpDispatch(c->nc.handle, NULL, &c->out, NULL, NULL, world.stream));
     EXPECT(BAD, ncclEpDispatch(NULL, &c->in, &c->out, NULL, NULL, world.stream));
-    EXPECT(BAD, ncclEpCombine(c->lane.handle, &c->cin, NULL, NULL, world.stream));
+    EXPECT(BAD, ncclEpCombine(c->nc.handle, &c->cin, NULL, NULL, world.stream));
     EXPECT(BAD, ncclEpComplete(NULL, NULL, world.stream));
     return 0;
 }
@@ -260,17 +260,17 @@ static int open_calls(struct calls *c, const struct spec *spec, int routed)
     ncclEpGroup_t group;
 
     if (group_open(&group, spec, 0, 0) || test_handle_arguments(group, spec->algorithm == NCCL_EP_ALGO_LOW_LATENCY) ||
-        lane_open(&c->lane, group, spec, spec->algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT))
+        nccl_case_open(&c->nc, group, spec, spec->algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT))
         return -1;
     reset(c);
     EXPECT(USAGE, dispatch(c)); /* no routing yet */
     EXPECT(USAGE, combine(c));
-    return routed ? lane_route(&c->lane, 5) : 0;
+    return routed ? nccl_case_route(&c->nc, 5) : 0;
 }
 
 static int close_calls(struct calls *c)
 {
-    ncclEpGroup_t group = c->lane.group;
+    ncclEpGroup_t group = c->nc.group;
     int error = -1, mask = 1;
 
     EXPECT(USAGE, ncclEpMaskQuery(group, &mask, world.stream));
@@ -280,7 +280,7 @@ static int close_calls(struct calls *c)
     TRY(ncclEpGetAsyncError(group, &error));
     CHECK(error == 0);
     TRY(ncclEpErrorClear(group));
-    if (lane_close(&c->lane))
+    if (nccl_case_close(&c->nc))
         return -1;
     TRY(ncclEpGroupDestroy(group));
     EXPECT(BAD, ncclEpGroupDestroy(group));
@@ -293,28 +293,28 @@ static int test_ll_expert(void)
 
     if (open_calls(&c, &ll_spec, 1) || test_descriptions(&c))
         return -1;
-    EXPECT(BAD, ncclEpUpdateHandle(c.lane.handle, c.lane.idx.tensor, &c.info, world.stream));
+    EXPECT(BAD, ncclEpUpdateHandle(c.nc.handle, c.nc.idx.tensor, &c.info, world.stream));
     c.info.expert_counters = NULL;
     EXPECT(BAD, dispatch(&c));
     if (says("layout_info.expert_counters: EXPERT_MAJOR needs it"))
         return -1;
-    EXPECT(BAD, ncclEpDispatch(c.lane.handle, &c.in, &c.out, NULL, NULL, world.stream));
+    EXPECT(BAD, ncclEpDispatch(c.nc.handle, &c.in, &c.out, NULL, NULL, world.stream));
     c.config.pass_direction = NCCL_EP_BWD_PASS;
     EXPECT(USAGE, dispatch(&c));
     c.cconfig.pass_direction = NCCL_EP_BWD_PASS;
     EXPECT(USAGE, combine(&c));
-    c.out.topk_idx = c.lane.idx.tensor;
+    c.out.topk_idx = c.nc.idx.tensor;
     EXPECT(BAD, dispatch(&c));
     /* A receive tensor with a row too few. */
-    c.lane.received.tensor->sizes[1]--;
+    c.nc.received.tensor->sizes[1]--;
     EXPECT(BAD, dispatch(&c));
-    c.lane.received.tensor->sizes[1]++;
-    if (lane_dispatch(&c.lane, 1, 0, 0) || lane_check_dispatch(&c.lane, 0))
+    c.nc.received.tensor->sizes[1]++;
+    if (nccl_case_dispatch(&c.nc, 1, 0, 0) || nccl_case_check_dispatch(&c.nc, 0))
         return -1;
     reset(&c);
     c.cout.topk_weights = NULL; /* which it reads */
     EXPECT(BAD, combine(&c));
-    c.cin.topk_weights = c.lane.weights.tensor;
+    c.cin.topk_weights = c.nc.weights.tensor;
     EXPECT(BAD, combine(&c));
     return close_calls(&c);
 }
@@ -331,12 +331,12 @@ static int test_ll_rank(void)
     EXPECT(BAD, dispatch(&c));
     c.info.src_rank_counters = NULL;
     EXPECT(BAD, dispatch(&c));
-    c.info.expert_counters = c.lane.rank_counters.tensor;
+    c.info.expert_counters = c.nc.rank_counters.tensor;
     EXPECT(BAD, dispatch(&c));
-    if (lane_dispatch(&c.lane, 1, 0, 0) || lane_check_dispatch(&c.lane, 0))
+    if (nccl_case_dispatch(&c.nc, 1, 0, 0) || nccl_case_check_dispatch(&c.nc, 0))
         return -1;
     reset(&c);
-    c.cout.topk_weights = c.lane.weights.tensor;
+    c.cout.topk_weights = c.nc.weights.tensor;
     EXPECT(BAD, combine(&c));
     return close_calls(&c);
 }
@@ -355,26 +355,26 @@ static int test_ht(ncclEpLayout_t layout)
     EXPECT(BAD, dispatch(&c));
     c.out.topk_weights = NULL;
     EXPECT(BAD, dispatch(&c));
-    c.out.topk_idx = layout == NCCL_EP_LAYOUT_FLAT ? NULL : c.lane.idx.tensor;
+    c.out.topk_idx = layout == NCCL_EP_LAYOUT_FLAT ? NULL : c.nc.idx.tensor;
     EXPECT(BAD, dispatch(&c));
     if (says("outputs.topk_idx"))
         return -1;
     c.config.pass_direction = NCCL_EP_BWD_PASS; /* with weights */
     EXPECT(BAD, dispatch(&c));
-    rows = c.lane.received.tensor->sizes[0]--;
+    rows = c.nc.received.tensor->sizes[0]--;
     EXPECT(BAD, dispatch(&c));
     if (says("max_recv_tokens_per_rank"))
         return -1;
-    c.lane.received.tensor->sizes[0] = rows;
-    EXPECT(BAD, ncclEpDispatch(c.lane.handle, &c.in, &c.out, &c.info, NULL, world.stream)); /* counts come earlier */
-    c.cin.topk_weights = c.lane.result_weights.tensor;                                      /* forward */
+    c.nc.received.tensor->sizes[0] = rows;
+    EXPECT(BAD, ncclEpDispatch(c.nc.handle, &c.in, &c.out, &c.info, NULL, world.stream)); /* counts come earlier */
+    c.cin.topk_weights = c.nc.result_weights.tensor;                                      /* forward */
     EXPECT(BAD, combine(&c));
-    c.cout.topk_weights = c.lane.combined_weights.tensor;
+    c.cout.topk_weights = c.nc.combined_weights.tensor;
     EXPECT(BAD, combine(&c));
     c.cconfig.pass_direction = NCCL_EP_BWD_PASS; /* without */
     EXPECT(BAD, combine(&c));
-    EXPECT(BAD, ncclEpUpdateHandle(c.lane.handle, c.lane.weights.tensor, NULL, world.stream));
-    TRY(ncclEpComplete(c.lane.handle, NULL, world.stream));
+    EXPECT(BAD, ncclEpUpdateHandle(c.nc.handle, c.nc.weights.tensor, NULL, world.stream));
+    TRY(ncclEpComplete(c.nc.handle, NULL, world.stream));
     return close_calls(&c);
 }
 
@@ -390,14 +390,14 @@ static int test_rows_open(void)
     spec.rows_open = 1;
     if (open_calls(&c, &spec, 1))
         return -1;
-    total = (size_t)c.lane.recv.total;
+    total = (size_t)c.nc.recv.total;
     CHECK(total > 1);
-    c.lane.received.tensor->sizes[0] = c.lane.received_weights.tensor->sizes[0] = c.lane.received_idx.tensor->sizes[0] =
+    c.nc.received.tensor->sizes[0] = c.nc.received_weights.tensor->sizes[0] = c.nc.received_idx.tensor->sizes[0] =
         total - 1;
     EXPECT(BAD, dispatch(&c));
     if (says("rows are needed"))
         return -1;
-    c.lane.received.tensor->sizes[0] = c.lane.received_weights.tensor->sizes[0] = c.lane.received_idx.tensor->sizes[0] =
+    c.nc.received.tensor->sizes[0] = c.nc.received_weights.tensor->sizes[0] = c.nc.received_idx.tensor->sizes[0] =
         total;
     TRY(dispatch(&c));
     TRY(cudaStreamSynchronize(world.stream));

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "lane.h"
+#include "nccl_case.h"
 
 struct world world;
 

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "lane.h"
+#include "nccl_case.h"
 
 /* A communicator of all ranks by an id of rank 0's own, which the others get through the first communicator. */
 static int second_communicator(ncclComm_t *comm)

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Work for tests of nccl_ep.h, as a user's program would do it: memory of cudaMalloc, copies, streams; what comes out is
- * copied to the host and compared with the oracle. A LANE is a handle with the tensors of its layout.
+ * copied to the host and compared with the oracle. A nccl_case is a handle with the tensors of its layout.
  */
-#ifndef EPX_TESTS_NCCL_EP_LANE_H
-#define EPX_TESTS_NCCL_EP_LANE_H
+#ifndef EPX_TESTS_NCCL_EP_NCCL_CASE_H
+#define EPX_TESTS_NCCL_EP_NCCL_CASE_H
 
 #include <cuda_runtime.h>
 #include <nccl.h>
@@ -44,7 +44,7 @@ int wrong_result(const char *file, int line, const char *call, int got, int expe
 enum memory { PLAIN, WINDOW, SHARED }; /* of cudaMalloc; a window into memory of ncclMemAlloc; of ncclEpxMemAlloc */
 
 /* A tensor on the device and its shadow on the host. */
-struct side {
+struct tensor_pair {
     ncclEpTensor_t *tensor;
     epx_tensor view; /* of the shadow */
     size_t bytes;
@@ -53,12 +53,12 @@ struct side {
     enum memory memory;
     ncclEpGroup_t group;
 };
-int side_open(struct side *side, ncclEpGroup_t group, enum memory memory, epx_dtype dtype, int ndim, int64_t d0,
-              int64_t d1, int64_t d2);
-int side_put(struct side *side);            /* host to device, on the world's stream */
-int side_get(struct side *side);            /* device to host, and wait */
-int side_fill(struct side *side, int byte); /* both */
-int side_close(struct side *side);
+int tensor_pair_open(struct tensor_pair *pair, ncclEpGroup_t group, enum memory memory, epx_dtype dtype, int ndim,
+                     int64_t d0, int64_t d1, int64_t d2);
+int tensor_pair_put(struct tensor_pair *pair);            /* host to device, on the world's stream */
+int tensor_pair_get(struct tensor_pair *pair);            /* device to host, and wait */
+int tensor_pair_fill(struct tensor_pair *pair, int byte); /* both */
+int tensor_pair_close(struct tensor_pair *pair);
 
 enum { POISON = 0x5a };
 
@@ -77,7 +77,7 @@ struct spec {
     enum memory memory;
 };
 
-struct lane {
+struct nccl_case {
     const struct spec *spec;
     struct workload work;
     struct oracle_route route;
@@ -86,29 +86,29 @@ struct lane {
     int routed;
     ncclEpGroup_t group;
     ncclEpHandle_t handle;
-    struct side idx, tokens, scales, weights;                              /* of this rank */
-    struct side received, received_scales, received_weights, received_idx; /* of dispatch */
-    struct side expert_counters, rank_counters, offsets, total;
-    struct side results, result_weights, combined, combined_weights; /* of combine */
+    struct tensor_pair idx, tokens, scales, weights;                              /* of this rank */
+    struct tensor_pair received, received_scales, received_weights, received_idx; /* of dispatch */
+    struct tensor_pair expert_counters, rank_counters, offsets, total;
+    struct tensor_pair results, result_weights, combined, combined_weights; /* of combine */
 };
 
 /* A group fit for the spec. `timeout_ms` 0: the default. */
 int64_t most_rows(const struct spec *spec); /* of high throughput's receive tensors */
 int group_open(ncclEpGroup_t *group, const struct spec *spec, int enable_mask, int timeout_ms);
 /* topk_open: high throughput learns K at the first update. */
-int lane_open(struct lane *lane, ncclEpGroup_t group, const struct spec *spec, int topk_open);
-int lane_close(struct lane *lane);
+int nccl_case_open(struct nccl_case *nc, ncclEpGroup_t group, const struct spec *spec, int topk_open);
+int nccl_case_close(struct nccl_case *nc);
 /* A new routing, drawn from the seed; high throughput's counts are checked. */
-int lane_route(struct lane *lane, uint64_t seed);
+int nccl_case_route(struct nccl_case *nc, uint64_t seed);
 /* active[r] 0: the oracle knows that rank r takes no part. NULL: all do. */
-int lane_expect_active(struct lane *lane, const int *active);
+int nccl_case_expect_active(struct nccl_case *nc, const int *active);
 /* Other numbers for the same routing. The halves of a staged operation are `send` and `complete`. */
-int lane_dispatch(struct lane *lane, uint64_t round, int backward, int send_only);
-int lane_check_dispatch(struct lane *lane, int backward);
-int lane_combine(struct lane *lane, int backward, int send_only);
-int lane_check_combine(struct lane *lane, int backward);
+int nccl_case_dispatch(struct nccl_case *nc, uint64_t round, int backward, int send_only);
+int nccl_case_check_dispatch(struct nccl_case *nc, int backward);
+int nccl_case_combine(struct nccl_case *nc, int backward, int send_only);
+int nccl_case_check_combine(struct nccl_case *nc, int backward);
 /* All of it in one go. */
-int lane_round(struct lane *lane, uint64_t round, int backward);
+int nccl_case_round(struct nccl_case *nc, uint64_t round, int backward);
 
 int test_layouts(void);
 int test_misuse(void);
