@@ -1,0 +1,179 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""check_docs.py [--build DIR] [--list] [PAGE...]: runs the commands that README and the documentation show.
+
+A fenced block of shell commands is run line by line in one shell, in a copy-free checkout, with DIR (default: build) first
+in PATH. The word behind `sh` says what is done with the block:
+
+    ```sh           run here
+    ```sh ci        run by another stage of scripts/test.sh, or it is CI itself (make test, pip install)
+    ```sh gpu       needs a GPU, or a machine that has one (scripts/gpu.sh runs these there)
+    ```sh cluster   needs several machines, a batch system or a network card
+    ```sh change    changes the reader's machine or environment (apt-get, pip uninstall)
+    ```console      commands behind "$ ", each followed by what it printed; the commands are run, the output is not compared
+
+Every page is also checked for: shell commands in indented blocks (which would not be run), options of `epx` that its
+--help does not know, and links to files or headings that do not exist.
+"""
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+NOT_RUN = {"ci", "gpu", "cluster", "change"}
+LIMIT_S = 120
+COMMAND = re.compile(r"^ {4,}(?:\$ )?(?:[A-Z_]+=\S+ )*(?:make|cmake|pip|python3?|torchrun|mpirun|srun|epx|bash|ctest|"
+                     r"(?:build|scripts|tests|python)/\S+)(?: |$)")
+OPTION = re.compile(r"(?:^|[\s`/])epx (run|bench|sim|doctor)\b([^`\n|#]*)")
+
+
+def pages(names):
+    if names:
+        return names
+    found = ["README.md", "CONTRIBUTING.md", "examples/README.md"]
+    for folder in ("docs", "docs/notes"):
+        path = os.path.join(ROOT, folder)
+        if os.path.isdir(path):
+            found += sorted(f"{folder}/{name}" for name in os.listdir(path) if name.endswith(".md"))
+    return found
+
+
+def blocks(text):
+    """(first line number, info words, lines) of every fenced block; and the text without them, line by line."""
+    fenced, plain, inside = [], [], None
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.lstrip().startswith("```"):
+            if inside:
+                fenced.append(inside)
+                inside = None
+            else:
+                inside = (number + 1, line.strip().lstrip("`").split(), [])
+            plain.append("")
+        elif inside:
+            inside[2].append(line)
+            plain.append("")
+        else:
+            plain.append(line)
+    return fenced, plain
+
+
+def script_of(info, lines):
+    """The commands of a block, or None where it holds none or is run elsewhere."""
+    if info[:1] == ["sh"]:
+        unknown = set(info[1:]) - NOT_RUN
+        if unknown:
+            raise ValueError(f"unknown word behind sh: {' '.join(sorted(unknown))}")
+        return None if info[1:] else "\n".join(lines)
+    if info[:1] == ["console"] and not set(info[1:]) & NOT_RUN:
+        return "\n".join(line[2:] for line in lines if line.startswith("$ "))
+    return None
+
+
+def run(script, build):
+    environment = dict(os.environ, PATH=os.path.abspath(build) + os.pathsep + os.environ.get("PATH", ""))
+    try:
+        done = subprocess.run(["bash", "-euo", "pipefail", "-c", script], cwd=ROOT, env=environment, timeout=LIMIT_S,
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    except subprocess.TimeoutExpired as late:
+        return f"did not end within {LIMIT_S} s", late.stdout or b""
+    return (f"exit status {done.returncode}" if done.returncode else None), done.stdout
+
+
+def known_options(build):
+    """What each command's --help names."""
+    options = {}
+    for command in ("run", "bench", "sim", "doctor"):
+        text = subprocess.run([os.path.join(build, "epx"), command, "--help"], cwd=ROOT, capture_output=True, text=True,
+                              timeout=LIMIT_S, check=False)
+        options[command] = set(re.findall(r"--[a-z][a-z-]*", text.stdout + text.stderr)) | {"--help"}
+    return options
+
+
+def wrong_options(text, options):
+    for number, line in enumerate(text.split("\n"), 1):
+        for command, rest in OPTION.findall(line):
+            rest = re.split(r"\s--\s|\s\./|\spython|\sbuild/", rest)[0]
+            for option in re.findall(r"(?<=\s)--[a-z][a-z-]*", " " + rest):
+                if option not in options[command]:
+                    yield number, f"epx {command} has no option {option}"
+
+
+def anchors(path):
+    """The anchors that a reader on the web finds in a page."""
+    with open(path, encoding="utf-8") as page:
+        heads = re.findall(r"^#+ +(.*)$", page.read(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+def broken_links(page, plain):
+    folder = os.path.dirname(os.path.join(ROOT, page))
+    for number, line in enumerate(plain, 1):
+        for target in re.findall(r"\]\(([^)\s]+)\)", line):
+            if re.match(r"[a-z]+:", target):
+                continue
+            path, _, anchor = target.partition("#")
+            file = os.path.join(folder, path) if path else os.path.join(ROOT, page)
+            if not os.path.exists(file):
+                yield number, f"link to {target}: no such file"
+            elif anchor and file.endswith(".md") and anchor not in anchors(file):
+                yield number, f"link to {target}: no such heading"
+
+
+def check_page(page, options, args, report):
+    with open(os.path.join(ROOT, page), encoding="utf-8") as file:
+        text = file.read()
+    fenced, plain = blocks(text)
+    for number, line in enumerate(plain, 1):
+        if COMMAND.match(line):
+            report(page, number, f"a command in an indented block is not run; use a fence: {line.strip()}")
+    if not page.startswith("docs/notes/"):  # notes are of their day
+        for number, what in list(wrong_options(text, options)) + list(broken_links(page, plain)):
+            report(page, number, what)
+    for number, info, lines in fenced:
+        try:
+            script = script_of(info, lines)
+        except ValueError as error:
+            report(page, number, str(error))
+            continue
+        if not script:
+            continue
+        if args.list:
+            print(f"{page}:{number}:\n{script}")
+            continue
+        begin = time.monotonic()
+        wrong, output = run(script, args.build)
+        args.count += 1
+        print(f"{page}:{number}: {'FAILED' if wrong else 'ok'} ({time.monotonic() - begin:.1f} s)", flush=True)
+        if wrong:
+            sys.stdout.write(output.decode(errors="replace")[-3000:] + "\n")
+            report(page, number, f"{wrong}: {script.strip().splitlines()[0]} ...")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--build", default="build")
+    parser.add_argument("--list", action="store_true", help="print what would be run")
+    parser.add_argument("page", nargs="*")
+    args = parser.parse_args()
+    args.count = 0
+    faults = []
+
+    def report(page, number, what):
+        faults.append(f"{page}:{number}: {what}")
+
+    os.chdir(ROOT)
+    options = known_options(args.build)
+    names = pages(args.page)
+    for page in names:
+        check_page(page, options, args, report)
+    for fault in faults:
+        print(fault)
+    print(f"{args.count} blocks of commands run, {len(names)} pages checked, {len(faults)} faults")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
