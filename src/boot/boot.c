@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One face for both ways of meeting. The TCP rendezvous is one per process: groups share its connections, which stay
- * open after the last group has closed, for the next one, until the process ends. (Closing them and meeting again would
- * need a port that may be taken by then, and would race with ranks that are a group ahead.) Only a rendezvous that
- * failed is given up: once no group uses it any more, the next one to open meets anew.
+ * One interface for both kinds of bootstrap. A process has one TCP rendezvous: its groups share the connections, which
+ * stay open after the last group has closed, for the next group, until the process ends. (A second rendezvous would need
+ * a port that may be in use by then, and would race with ranks that are one group ahead.) Only a failed rendezvous is
+ * closed: once no group uses it any more, the next group to open connects again.
  */
 #include "boot/boot.h"
 
@@ -13,27 +13,27 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "boot/star.h"
+#include "boot/allgather.h"
 #include "util/env.h"
 #include "util/log.h"
 #include "util/status.h"
 
-enum { DEFAULT_TIMEOUT_MS = 100000, MOST_TIMEOUT_MS = 1000000000 };
+enum { DEFAULT_TIMEOUT_MS = 100000, MAX_TIMEOUT_MS = 1000000000 };
 
 struct boot {
     int rank, nranks;
     int timeout_ms;
-    uint32_t group; /* TCP: the how-manieth of the rendezvous */
+    uint32_t group; /* TCP: number of this bootstrap in the process */
     int over_tcp;
     epx_allgather_fn allgather;
     void *context;
 };
 
 static struct {
-    pthread_mutex_t lock; /* held for a whole all-gather: groups of several threads take turns */
-    int meeting_done;
+    pthread_mutex_t lock; /* held during an all-gather: groups on several threads run one after the other */
+    int connected;
     int rank, nranks;
-    int *fds; /* rank 0: of every rank; others: [0] is that of rank 0 */
+    int *fds; /* rank 0: one per rank; other ranks: [0] is the connection to rank 0 */
     int fd_count;
     int users;
     uint32_t groups;
@@ -43,7 +43,7 @@ static struct {
     char reason[512];
 } rendezvous = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-/* ---- The rendezvous; all with its lock held ------------------------------------------------------------------ */
+/* ---- The rendezvous; its lock is held in all ------------------------------------------------------------------ */
 
 static void close_rendezvous(void)
 {
@@ -53,13 +53,13 @@ static void close_rendezvous(void)
     free(rendezvous.fds);
     rendezvous.fds = NULL;
     rendezvous.fd_count = 0;
-    rendezvous.meeting_done = 0;
+    rendezvous.connected = 0;
     rendezvous.broken = EPX_OK;
     rendezvous.groups = 0;
     rendezvous.sequence = 0;
 }
 
-/* Only the end of the process can come here, but threads of its may still gather: then leave it to the system. */
+/* Runs when the process ends. A thread may still be in an all-gather: then the system closes the sockets. */
 __attribute__((destructor)) static void close_at_exit(void)
 {
     if (pthread_mutex_trylock(&rendezvous.lock))
@@ -68,67 +68,68 @@ __attribute__((destructor)) static void close_at_exit(void)
     pthread_mutex_unlock(&rendezvous.lock);
 }
 
-static epx_status meet(const struct meeting *meeting)
+static epx_status connect_ranks(const struct rendezvous_config *config)
 {
-    int count = meeting->rank ? 1 : meeting->nranks;
+    int count = config->rank ? 1 : config->nranks;
     int *fds = malloc((size_t)count * sizeof(*fds));
     epx_status status;
 
     if (!fds)
-        return fail(EPX_ERR_MEMORY, "no memory for a rendezvous of %d ranks", meeting->nranks);
-    status = meeting->rank ? meet_as_leaf(meeting, fds) : meet_as_root(meeting, fds);
+        return fail(EPX_ERR_MEMORY, "no memory for a rendezvous of %d ranks", config->nranks);
+    status = config->rank ? rendezvous_client(config, fds) : rendezvous_root(config, fds);
     if (status) {
         free(fds);
         return status;
     }
     rendezvous.fds = fds;
     rendezvous.fd_count = count;
-    rendezvous.rank = meeting->rank;
-    rendezvous.nranks = meeting->nranks;
+    rendezvous.rank = config->rank;
+    rendezvous.nranks = config->nranks;
     rendezvous.pid = getpid();
-    rendezvous.meeting_done = 1;
-    log_line(LOG_DEBUG, "all %d ranks have met", meeting->nranks);
+    rendezvous.connected = 1;
+    log_line(LOG_DEBUG, "all %d ranks are connected", config->nranks);
     return EPX_OK;
 }
 
-/* The rendezvous that there is, if it serves, or a new one. */
-static epx_status share_rendezvous(const struct meeting *meeting)
+/* Uses the existing rendezvous if it works, or makes a new one. */
+static epx_status share_rendezvous(const struct rendezvous_config *config)
 {
-    if (rendezvous.meeting_done && rendezvous.pid != getpid())
+    if (rendezvous.connected && rendezvous.pid != getpid())
         return fail(EPX_ERR_USAGE,
-                    "this process was forked from rank %d after that had met the others: its connections "
-                    "cannot be shared",
+                    "this process was forked from rank %d after that had connected to the other ranks: it "
+                    "cannot share these connections",
                     rendezvous.rank);
     if (rendezvous.broken && rendezvous.users)
         return fail(rendezvous.broken, "the rendezvous failed earlier: %s", rendezvous.reason);
     if (rendezvous.broken)
         close_rendezvous();
-    if (!rendezvous.meeting_done)
-        return meet(meeting);
-    if (rendezvous.rank != meeting->rank || rendezvous.nranks != meeting->nranks)
-        return fail(EPX_ERR_MISMATCH, "RANK and WORLD_SIZE are %d and %d now, but were %d and %d when the ranks met",
-                    meeting->rank, meeting->nranks, rendezvous.rank, rendezvous.nranks);
+    if (!rendezvous.connected)
+        return connect_ranks(config);
+    if (rendezvous.rank != config->rank || rendezvous.nranks != config->nranks)
+        return fail(EPX_ERR_MISMATCH,
+                    "rank and world size are %d and %d now, but were %d and %d when the ranks connected", config->rank,
+                    config->nranks, rendezvous.rank, rendezvous.nranks);
     return EPX_OK;
 }
 
-/* ---- Opening ------------------------------------------------------------------------------------------------ */
+/* ---- Open --------------------------------------------------------------------------------------------------- */
 
 static epx_status open_from_environment(struct boot *boot)
 {
-    struct meeting meeting = {0};
-    epx_status status = meet_settings(&meeting);
+    struct rendezvous_config config = {0};
+    epx_status status = rendezvous_from_env(&config);
 
     if (status)
         return status;
-    boot->rank = meeting.rank;
-    boot->nranks = meeting.nranks;
-    boot->timeout_ms = (int)env_int("EPX_BOOT_TIMEOUT_MS", boot->timeout_ms, 1, MOST_TIMEOUT_MS);
+    boot->rank = config.rank;
+    boot->nranks = config.nranks;
+    boot->timeout_ms = (int)env_int("EPX_BOOT_TIMEOUT_MS", boot->timeout_ms, 1, MAX_TIMEOUT_MS);
     log_set_rank(boot->rank);
     if (boot->nranks == 1)
         return EPX_OK;
-    meeting.timeout_ms = boot->timeout_ms;
+    config.timeout_ms = boot->timeout_ms;
     pthread_mutex_lock(&rendezvous.lock);
-    status = share_rendezvous(&meeting);
+    status = share_rendezvous(&config);
     if (!status) {
         boot->over_tcp = 1;
         boot->group = ++rendezvous.groups;
@@ -156,8 +157,8 @@ static epx_status open_from_caller(struct boot *boot, const epx_bootstrap *user)
     if (user->size > 4096 || !tail_is_zero(user))
         return fail(EPX_ERR_ARGUMENT, "bootstrap.size is %u and has fields that this version (%zu bytes) does not know",
                     user->size, sizeof(*user));
-    if (user->nranks < 1 || user->nranks > MEET_MAX_RANKS)
-        return fail(EPX_ERR_ARGUMENT, "bootstrap.nranks is %d, expected 1 to %d", user->nranks, MEET_MAX_RANKS);
+    if (user->nranks < 1 || user->nranks > RENDEZVOUS_MAX_RANKS)
+        return fail(EPX_ERR_ARGUMENT, "bootstrap.nranks is %d, expected 1 to %d", user->nranks, RENDEZVOUS_MAX_RANKS);
     if (user->rank < 0 || user->rank >= user->nranks)
         return fail(EPX_ERR_ARGUMENT, "bootstrap.rank is %d, expected 0 to %d", user->rank, user->nranks - 1);
     if (!user->allgather && user->nranks > 1)
@@ -175,14 +176,14 @@ epx_status boot_open(const epx_bootstrap *user, int timeout_ms, struct boot **ou
     epx_status status;
 
     if (!out)
-        return fail(EPX_ERR_ARGUMENT, "boot_open: no place for the result");
+        return fail(EPX_ERR_ARGUMENT, "boot_open: no pointer for the result");
     *out = NULL;
     boot = calloc(1, sizeof(*boot));
     if (!boot)
         return fail(EPX_ERR_MEMORY, "no memory for a bootstrap");
     boot->timeout_ms = timeout_ms > 0 ? timeout_ms : DEFAULT_TIMEOUT_MS;
-    if (boot->timeout_ms > MOST_TIMEOUT_MS)
-        boot->timeout_ms = MOST_TIMEOUT_MS;
+    if (boot->timeout_ms > MAX_TIMEOUT_MS)
+        boot->timeout_ms = MAX_TIMEOUT_MS;
     status = user ? open_from_caller(boot, user) : open_from_environment(boot);
     if (status) {
         free(boot);
@@ -215,7 +216,7 @@ int boot_nranks(const struct boot *boot)
     return boot->nranks;
 }
 
-/* ---- Gathering ---------------------------------------------------------------------------------------------- */
+/* ---- All-gather --------------------------------------------------------------------------------------------- */
 
 static epx_status gather_over_tcp(struct boot *boot, const void *send, void *recv, size_t bytes)
 {
@@ -233,7 +234,7 @@ static epx_status gather_over_tcp(struct boot *boot, const void *send, void *rec
         status = fail(rendezvous.broken, "the rendezvous failed earlier: %s", rendezvous.reason);
     } else {
         gather.sequence = ++rendezvous.sequence;
-        status = boot->rank ? star_leaf(&gather, rendezvous.fds) : star_root(&gather, rendezvous.fds);
+        status = boot->rank ? allgather_client(&gather, rendezvous.fds) : allgather_root(&gather, rendezvous.fds);
         if (status) {
             rendezvous.broken = status;
             snprintf(rendezvous.reason, sizeof(rendezvous.reason), "%s", epx_last_error());
@@ -250,7 +251,7 @@ epx_status boot_allgather(struct boot *boot, const void *send, void *recv, size_
     if (bytes && (!send || !recv))
         return fail(EPX_ERR_ARGUMENT, "an all-gather of %zu bytes was given a null pointer", bytes);
     if (bytes > SIZE_MAX / (size_t)boot->nranks)
-        return fail(EPX_ERR_ARGUMENT, "an all-gather of %zu bytes among %d ranks does not fit memory", bytes,
+        return fail(EPX_ERR_ARGUMENT, "an all-gather of %zu bytes among %d ranks does not fit in memory", bytes,
                     boot->nranks);
     if (boot->over_tcp)
         return gather_over_tcp(boot, send, recv, bytes);

@@ -9,13 +9,13 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "boot/meet.h"
+#include "boot/rendezvous.h"
 #include "util/env.h"
 #include "util/status.h"
 
 enum { NAMES_BYTES = 256, RESOLVE_MS = 5000 };
 
-/* The marks stand in front of the whole list, as users of NCCL know it: "^=eth0,lo" is all but exactly these two. */
+/* The marks come before the whole list, as for NCCL: "^=eth0,lo" selects all but exactly these two. */
 int interface_match(const char *spec, const char *name)
 {
     int exclude = *spec == '^';
@@ -45,7 +45,7 @@ static socklen_t address_length(int family)
     }
 }
 
-/* Adds `name` to a comma-separated list unless it is there; the list of addresses has a name once per address. */
+/* Adds `name` to a comma-separated list unless it is in it: getifaddrs() returns a name once per address. */
 static void add_name(char names[NAMES_BYTES], const char *name)
 {
     size_t used = strlen(names), length = strlen(name);
@@ -81,12 +81,12 @@ epx_status interface_addresses(const char *spec, struct endpoint *out, int limit
     }
     freeifaddrs(list);
     if (!*count)
-        return fail(EPX_ERR_ARGUMENT, "EPX_SOCKET_IFNAME is \"%s\", which picks no interface that is up; there are: %s",
-                    spec, names);
+        return fail(EPX_ERR_ARGUMENT,
+                    "EPX_SOCKET_IFNAME is \"%s\", which selects no interface that is up; interfaces: %s", spec, names);
     return EPX_OK;
 }
 
-/* Connecting a datagram socket only looks up the route. */
+/* connect() of a datagram socket only looks up the route. */
 int interface_towards(const struct endpoint *to, struct endpoint *from)
 {
     struct endpoint at = *to;
@@ -103,7 +103,7 @@ int interface_towards(const struct endpoint *to, struct endpoint *from)
     return failed ? -1 : 0;
 }
 
-static void take_loopback(struct endpoint *own)
+static void set_loopback(struct endpoint *own)
 {
     struct sockaddr_in *in = (struct sockaddr_in *)&own->address;
 
@@ -114,24 +114,24 @@ static void take_loopback(struct endpoint *own)
 }
 
 /* IPv4 before IPv6 before link-local before loopback. */
-static int worth(const struct endpoint *at)
+static int preference(const struct endpoint *at)
 {
     if (endpoint_is_loopback(at))
         return 0;
     return endpoint_is_link_local(at) ? 1 : at->address.ss_family == AF_INET6 ? 2 : 3;
 }
 
-static epx_status take_best(const char *spec, struct endpoint *own)
+static epx_status choose_best(const char *spec, struct endpoint *own)
 {
-    struct endpoint all[MEET_MAX_ADDRESSES];
+    struct endpoint all[RENDEZVOUS_MAX_ADDRESSES];
     int count;
-    epx_status status = interface_addresses(spec, all, MEET_MAX_ADDRESSES, &count);
+    epx_status status = interface_addresses(spec, all, RENDEZVOUS_MAX_ADDRESSES, &count);
 
     if (status != EPX_OK)
         return status;
     *own = all[0];
     for (int i = 1; i < count; i++)
-        if (worth(&all[i]) > worth(own))
+        if (preference(&all[i]) > preference(own))
             *own = all[i];
     return EPX_OK;
 }
@@ -145,13 +145,13 @@ epx_status interface_own_address(int one_host, struct endpoint *own)
     if (host && !*host)
         host = NULL;
     if (host ? host_is_loopback(host) : one_host && !spec) {
-        take_loopback(own);
+        set_loopback(own);
         return EPX_OK;
     }
     if (spec)
-        return take_best(spec, own);
+        return choose_best(spec, own);
     if (host && resolve_host(host, deadline_in(RESOLVE_MS), &master, 1, &count) == EPX_OK && count &&
         interface_towards(&master, own) == 0 && !endpoint_is_loopback(own))
         return EPX_OK;
-    return take_best("^", own); /* all */
+    return choose_best("^", own); /* all */
 }

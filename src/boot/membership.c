@@ -23,7 +23,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "boot/meet.h"
+#include "boot/rendezvous.h"
 #include "util/pause.h"
 #include "util/status.h"
 
@@ -313,9 +313,10 @@ static void accept_pending(struct membership *m)
 static epx_status merge_views(struct membership *m)
 {
     if (m->left_out_by >= 0)
-        return fail(EPX_ERR_PEER,
-                    "rank %d goes on without rank %d, which is masked: epx_mask_clean on all ranks brings it back",
-                    m->left_out_by, m->rank);
+        return fail(
+            EPX_ERR_PEER,
+            "rank %d continues without rank %d, which is masked: call epx_mask_clean on all ranks to restore it",
+            m->left_out_by, m->rank);
     for (int r = 0; r < m->nranks; r++) {
         const struct peer *peer = &m->peers[r];
 
@@ -323,8 +324,8 @@ static epx_status merge_views(struct membership *m)
             continue;
         if (peer->purpose != m->purpose)
             return fail(EPX_ERR_MISMATCH,
-                        "rank %d and rank %d call different functions to go on: one clears an error, one"
-                        " cleans the mask",
+                        "rank %d and rank %d call different functions to recover: one epx_group_error_clear, the other"
+                        " epx_mask_clean",
                         m->rank, r);
         for (int i = 0; i < m->nranks; i++)
             m->excluded[i] |= peer->excluded[i];
@@ -377,11 +378,11 @@ static epx_status too_late(const struct membership *m, int number)
         there[r] = r == m->rank || m->excluded[r] ||
                    (number ? m->peers[r].data[number & 1].number == number : m->peers[r].arrived);
     if (absent_ranks(there, m->nranks, names, sizeof(names)))
-        status = fail(EPX_ERR_TIMEOUT, "rank %d: %s did not come to go on with the others within %d ms", m->rank, names,
-                      m->timeout_ms);
+        status =
+            fail(EPX_ERR_TIMEOUT, "rank %d: %s did not join the recovery within %d ms", m->rank, names, m->timeout_ms);
     else
-        status = fail(EPX_ERR_TIMEOUT, "rank %d: the ranks did not agree on who is masked within %d ms", m->rank,
-                      m->timeout_ms);
+        status = fail(EPX_ERR_TIMEOUT, "rank %d: the ranks did not agree within %d ms on the ranks that are masked",
+                      m->rank, m->timeout_ms);
     free(there);
     return status;
 }
@@ -474,10 +475,10 @@ static epx_status check_arrivals(const struct membership *m, int number, size_t 
         if (r == m->rank || m->excluded[r])
             continue;
         if (there && peer->data[number & 1].bytes != bytes)
-            return fail(EPX_ERR_INTERNAL, "rank %d gathers %zu bytes, rank %d %zu", m->rank, bytes, r,
+            return fail(EPX_ERR_INTERNAL, "rank %d sends %zu bytes to an all-gather, rank %d %zu", m->rank, bytes, r,
                         peer->data[number & 1].bytes);
         if (!there && peer->rx.conn < 0)
-            return fail(EPX_ERR_PEER, "rank %d ended, or gave up, while the ranks were meeting to go on", r);
+            return fail(EPX_ERR_PEER, "rank %d ended or gave up during the recovery", r);
         *all &= there;
     }
     return EPX_OK;

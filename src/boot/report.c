@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How failures travel between ranks, and how they are worded. */
-#include "boot/meet.h"
+/* Error messages: their text, and how they are sent between ranks. */
+#include "boot/rendezvous.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -64,23 +64,23 @@ epx_status receive_error(int fd, const struct wire_frame *frame, uint64_t deadli
     struct wire_error error;
 
     if (frame->bytes != sizeof(error) || receive_all(fd, &error, sizeof(error), deadline))
-        return fail(EPX_ERR_PEER, "the other end of a bootstrap connection failed without saying why");
+        return fail(EPX_ERR_PEER, "the peer of a bootstrap connection failed and sent no reason");
     return fail_with(&error);
 }
 
-/* Whether more may come. */
+/* Whether more data may arrive. */
 static int discard(int fd)
 {
-    char rubbish[4096];
+    char ignored[4096];
     ssize_t got;
 
     do
-        got = recv(fd, rubbish, sizeof(rubbish), 0);
+        got = recv(fd, ignored, sizeof(ignored), 0);
     while (got > 0);
     return got < 0 && (errno == EAGAIN || errno == EINTR);
 }
 
-/* Closing with unread bytes would reset the connection and could take the message with it: read until they close. */
+/* Closing a socket with unread bytes resets the connection, and the error may be lost: read until the peers close. */
 static void drain(const int *fds, int count, uint64_t deadline)
 {
     for (int i = 0; i < count; i++) {
@@ -90,13 +90,13 @@ static void drain(const int *fds, int count, uint64_t deadline)
     }
 }
 
-void dismiss(int *fds, int count, epx_status status, const char *text)
+void disconnect_all(int *fds, int count, epx_status status, const char *text)
 {
-    uint64_t deadline = deadline_in(MEET_GOODBYE_MS), now = deadline_in(0);
+    uint64_t deadline = deadline_in(RENDEZVOUS_CLOSE_MS), now = deadline_in(0);
 
     for (int i = 0; i < count; i++)
         if (fds[i] >= 0) {
-            /* Without waiting: one that does not read must not cost the others their message. */
+            /* Without waiting: a rank that does not read must not keep the others from getting the error. */
             send_error(fds[i], status, text, now);
             shutdown(fds[i], SHUT_WR);
         }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* getaddrinfo() knows no deadline, so a name is looked up on a thread that may be left behind. */
-#include "boot/meet.h"
+/* getaddrinfo() has no deadline, so it runs on a detached thread that may outlive the call. */
+#include "boot/rendezvous.h"
 
 #include <errno.h>
 #include <netdb.h>
@@ -15,7 +15,7 @@
 struct lookup {
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    int owners; /* the caller and the thread: the last one frees */
+    int owners; /* the caller and the thread: the last one to release it frees it */
     int done;
     int error;
     struct addrinfo *list;

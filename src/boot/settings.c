@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "boot/meet.h"
+#include "boot/rendezvous.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -42,21 +42,21 @@ static uint64_t job_of(int port)
     return hash_text(hash, id ? id : "");
 }
 
-epx_status meet_settings(struct meeting *meeting)
+epx_status rendezvous_from_env(struct rendezvous_config *config)
 {
-    epx_status status = launcher_int("WORLD_SIZE", 1, MEET_MAX_RANKS, &meeting->nranks);
+    epx_status status = launcher_int("WORLD_SIZE", 1, RENDEZVOUS_MAX_RANKS, &config->nranks);
 
     if (!status)
-        status = launcher_int("RANK", 0, meeting->nranks - 1, &meeting->rank);
-    if (status || meeting->nranks == 1)
+        status = launcher_int("RANK", 0, config->nranks - 1, &config->rank);
+    if (status || config->nranks == 1)
         return status;
-    meeting->host = getenv("MASTER_ADDR");
-    if (!meeting->host || !meeting->host[0])
+    config->host = getenv("MASTER_ADDR");
+    if (!config->host || !config->host[0])
         return fail(EPX_ERR_USAGE, "MASTER_ADDR is not set, expected the name or address of rank 0's machine");
-    meeting->port = (int)env_int("EPX_MASTER_PORT", 0, 1, 65535);
-    if (!meeting->port)
-        status = launcher_int("MASTER_PORT", 1, 65535, &meeting->port);
-    meeting->job = job_of(meeting->port);
-    meeting->interfaces = env_string("EPX_SOCKET_IFNAME");
+    config->port = (int)env_int("EPX_MASTER_PORT", 0, 1, 65535);
+    if (!config->port)
+        status = launcher_int("MASTER_PORT", 1, 65535, &config->port);
+    config->job = job_of(config->port);
+    config->interfaces = env_string("EPX_SOCKET_IFNAME");
     return status;
 }

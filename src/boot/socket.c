@@ -56,11 +56,11 @@ static void close_keeping_errno(int fd)
 
 static void set_option(int fd, int level, int name, int value)
 {
-    /* Each of these is an improvement, none a necessity: a system that refuses one still works. */
+    /* These options are optional: a failure is ignored. */
     (void)setsockopt(fd, level, name, &value, sizeof(value));
 }
 
-/* Messages are small and waited for, so no Nagle; keepalive notices a machine that vanished. */
+/* Messages are small and latency matters, so Nagle is off; keepalive detects a machine that is gone. */
 static void tune(int fd)
 {
     set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
@@ -76,7 +76,7 @@ int socket_listen(const struct endpoint *at, int backlog)
 
     if (fd < 0)
         return -1;
-    /* Connections of an earlier run that linger on the port must not keep this one from listening. */
+    /* Connections of an earlier run in TIME_WAIT must not prevent listening. */
     set_option(fd, SOL_SOCKET, SO_REUSEADDR, 1);
     if (at->address.ss_family == AF_INET6) {
         const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)&at->address;
@@ -97,7 +97,7 @@ int socket_accept(int listener)
             tune(fd);
             return fd;
         }
-        /* A visitor that was gone before we looked is no fault of the listener. */
+        /* A client that closed before it was accepted is not an error of the listener. */
         if (errno != EINTR && errno != ECONNABORTED)
             return -1;
     }
@@ -144,7 +144,7 @@ int socket_connect(const struct endpoint *to, const struct endpoint *from, uint6
     if (from && bind(fd, (const struct sockaddr *)&from->address, from->length))
         goto close_fd;
     if (connect(fd, (const struct sockaddr *)&to->address, to->length)) {
-        /* An interrupted connect goes on by itself, as one in progress does. */
+        /* An interrupted connect continues by itself, as one in progress does. */
         if (errno != EINPROGRESS && errno != EINTR)
             goto close_fd;
         if (finish_connect(fd, deadline))

@@ -20,21 +20,21 @@ uint64_t deadline_in(int timeout_ms);
 /* Milliseconds left, rounded up, as poll wants them; 0 = expired. */
 int deadline_left(uint64_t deadline);
 int deadline_passed(uint64_t deadline);
-/* poll() until the deadline, interruptions hidden. */
+/* poll() until the deadline; continues after signals. */
 int poll_until(struct pollfd *fds, size_t count, uint64_t deadline);
 /* Waits for events of one socket: 1 = ready, 0 = deadline, -1 = errno. */
 int socket_wait(int fd, short events, uint64_t deadline);
 
 /* A listening socket; an IPv6 wildcard accepts IPv4 as well. */
 int socket_listen(const struct endpoint *at, int backlog);
-/* -1 with EAGAIN when nobody is waiting. */
+/* -1 with EAGAIN when no connection is pending. */
 int socket_accept(int listener);
-/* Begins to connect and does not wait: the first transfer tells how it went (-1 and ECONNREFUSED, or would block). */
+/* Starts to connect and does not wait: the first transfer returns the result (-1 and ECONNREFUSED, or would block). */
 int socket_connect_start(const struct endpoint *to);
 /* Connects to `to`, from `from` unless that is NULL. ETIMEDOUT when the deadline passes first. */
 int socket_connect(const struct endpoint *to, const struct endpoint *from, uint64_t deadline);
 
-/* A message on its way in or out, which goes on where the last call stopped. */
+/* A partly transferred message; the next call continues it. */
 struct transfer {
     void *data;
     size_t bytes;
@@ -44,7 +44,7 @@ struct transfer {
 /* 1 = complete, 0 = would block, -1 = errno; end of file is -1 with errno ENOTCONN. */
 int transfer_receive(int fd, struct transfer *transfer);
 int transfer_send(int fd, struct transfer *transfer);
-/* All of it before the deadline: 0, or -1 with errno (ETIMEDOUT for the deadline). */
+/* Transfers all of it before the deadline: 0, or -1 with errno (ETIMEDOUT for the deadline). */
 int receive_all(int fd, void *data, size_t bytes, uint64_t deadline);
 int send_all(int fd, const void *data, size_t bytes, uint64_t deadline);
 

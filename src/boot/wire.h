@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What ranks say to each other over TCP. All connections end at rank 0:
+ * The bootstrap protocol over TCP. All ranks connect to rank 0:
  *
  *      rank r                                              rank 0
- *        | connect to MASTER_PORT, else to one of the next   | listens on the first of these ports that is free
+ *        | connect to MASTER_PORT, else to one of the next   | listens on the first free port of these
  *        | -- hello (version, job, r, world size) ---------> |
- *        | <------------------------------- WELCOME ------- | r is free; or OTHER_JOB: r goes on to the next port;
- *        | -- ACK -----------------------------------------> |   or ERROR: both give up
- *        |                                                   | ... until all have come, or the deadline: ERROR to all
+ *        | <------------------------------- WELCOME ------- | or OTHER_JOB: r tries the next port;
+ *        | -- ACK -----------------------------------------> |   or ERROR: both fail
+ *        |                                                   | ... until all have joined, or the deadline: ERROR to all
  *        | <-------------------------------- START --------- |
  *        |                                                   |
- *        | -- GATHER n, bytes, data -----------------------> | reads all ranks at once
- *        | <------------------------ RESULT n, all data ---- | writes all ranks at once
+ *        | -- GATHER n, bytes, data -----------------------> | receives from all ranks at once
+ *        | <------------------------ RESULT n, all data ---- | sends to all ranks at once
  *        |                ...                                |
  *
- * ACK tells a rank that has joined from one that gave up waiting for WELCOME and will come again: only the first is
- * missed when its connection ends. Instead of any of its messages either side may send ERROR (status and text) and close;
- * rank 0 passes the error of one rank on to all others. Both machines have the same byte order, or the magic differs.
+ * ACK distinguishes a rank that has joined from one that stopped waiting for WELCOME and will connect again: only the
+ * loss of the first is a failure. Instead of any message either side may send ERROR (status and text) and close. Rank 0
+ * forwards the error of one rank to all others. All machines must have the same byte order: otherwise the magic differs.
  */
 #ifndef EPX_BOOT_WIRE_H
 #define EPX_BOOT_WIRE_H
@@ -41,8 +41,8 @@ enum wire_op {
     WIRE_ERROR = 7
 };
 
-/* The first three fields, struct wire_frame and struct wire_error keep their places in all versions, so that a version
- * mismatch can be said. */
+/* The first three fields, struct wire_frame and struct wire_error keep their layout in all versions, so that a
+ * version mismatch can be reported. */
 struct wire_hello {
     uint32_t magic;
     uint32_t version;
@@ -57,8 +57,8 @@ struct wire_frame {
     uint32_t magic;
     uint32_t op;
     uint64_t sequence; /* GATHER, RESULT: counts the all-gathers of the connection */
-    uint64_t bytes;    /* GATHER: per rank; RESULT, ERROR: what follows */
-    uint32_t group;    /* GATHER, RESULT: which bootstrap of the process gathers, by order of opening */
+    uint64_t bytes;    /* GATHER: per rank; RESULT, ERROR: bytes that follow */
+    uint32_t group;    /* GATHER, RESULT: number of the bootstrap in its process, in order of opening */
     uint32_t reserved;
 };
 static_assert(sizeof(struct wire_frame) == 32, "on the wire");

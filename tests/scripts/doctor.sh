@@ -70,7 +70,7 @@ json "is a warning" "any('EPX_NET is \"ofi;nowhere\", which cannot be used' in w
 EPX_NET=pigeons expect 0 "a network that does not exist" "$epx" doctor --json
 json "is a warning, too" "o['network'] is None and any('pigeons' in w for w in o['warnings'])"
 EPX_SOCKET_IFNAME="=nosuch" expect 0 "an interface that is not there" "$epx" doctor
-says "is a warning, with those that are" "picks no interface that is up; there are: "
+says "is a warning, with those that are" "selects no interface that is up; interfaces: "
 
 EPX_DEVICE=abacus expect 1 "a device that is not there" "$epx" doctor
 says "is named" "EPX cannot run here: "

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ranks that meet, as processes of this machine, and all the ways in which they may not. */
+/* The bootstrap over TCP: ranks as processes of this machine, and every way in which the rendezvous can fail. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -340,7 +340,7 @@ static void stop_service(pid_t pid)
     waitpid(pid, NULL, 0);
 }
 
-/* ---- Tests: meeting ------------------------------------------------------------------------------------------ */
+/* ---- Tests: rendezvous --------------------------------------------------------------------------------------- */
 
 static void every_rank_gets_the_data_of_all(void **state)
 {
@@ -457,7 +457,8 @@ static void an_unknown_interface_is_refused(void **state)
     world_run(&world);
     unsetenv("EPX_SOCKET_IFNAME");
     for (int i = 0; i < 2; i++)
-        expect_failure(&world, i, EPX_ERR_ARGUMENT, "\"=nosuch0\", which picks no interface that is up; there are: lo");
+        expect_failure(&world, i, EPX_ERR_ARGUMENT,
+                       "\"=nosuch0\", which selects no interface that is up; interfaces: lo");
     world_end(&world);
 }
 
@@ -502,7 +503,7 @@ static void epx_master_port_overrides(void **state)
     world_end(&world);
 }
 
-/* ---- Tests: strangers ---------------------------------------------------------------------------------------- */
+/* ---- Tests: other services ------------------------------------------------------------------------------------- */
 
 static void a_silent_service_on_the_port_is_passed_over(void **state)
 {
@@ -547,7 +548,7 @@ static int connect_to(int port)
     return -1;
 }
 
-static void visitors_of_rank_0_do_no_harm(void **state)
+static void unknown_clients_of_rank_0_do_no_harm(void **state)
 {
     static const char junk[] = "GET / HTTP/1.1\r\nHost: nobody\r\nAccept: nothing at all\r\n\r\n";
     struct world world = world_make(2, last_comes_late);
@@ -614,7 +615,7 @@ static void missing_ranks_are_named_on_all(void **state)
     world.absent[0] = 2;
     world.absent[1] = 4;
     world_run(&world);
-    expect_failure(&world, 0, EPX_ERR_TIMEOUT, "ranks 2 and 4 did not arrive within 600 ms");
+    expect_failure(&world, 0, EPX_ERR_TIMEOUT, "ranks 2 and 4 did not connect within 600 ms");
     expect_failure(&world, 1, EPX_ERR_TIMEOUT, world.outcomes[0].text);
     expect_failure(&world, 3, EPX_ERR_TIMEOUT, world.outcomes[0].text);
     world_end(&world);
@@ -628,7 +629,7 @@ static void a_missing_rank_0_is_named(void **state)
     world.timeout_ms = 400;
     world.rank_as[0] = 1; /* the first process is a rank 1 too, so that there is no rank 0 */
     world_run(&world);
-    expect_failure(&world, 1, EPX_ERR_TIMEOUT, "rank 0 did not answer at 127.0.0.1");
+    expect_failure(&world, 1, EPX_ERR_TIMEOUT, "rank 0 did not reply at 127.0.0.1");
     expect_failure(&world, 2, EPX_ERR_TIMEOUT, "within 400 ms");
     world_end(&world);
 }
@@ -666,7 +667,7 @@ static void a_late_rank_is_named_at_the_deadline(void **state)
     (void)state;
     world.timeout_ms = 500;
     world_run(&world);
-    expect_failure(&world, 0, EPX_ERR_TIMEOUT, "rank 2 did not arrive within 500 ms (all-gather 1");
+    expect_failure(&world, 0, EPX_ERR_TIMEOUT, "rank 2 did not send data within 500 ms (all-gather 1");
     expect_failure(&world, 1, EPX_ERR_TIMEOUT, world.outcomes[0].text);
     expect_failure(&world, 3, EPX_ERR_TIMEOUT, world.outcomes[0].text);
     world_end(&world);
@@ -679,7 +680,7 @@ static void different_sizes_are_named(void **state)
     (void)state;
     world_run(&world);
     for (int i = 0; i < 4; i++)
-        expect_failure(&world, i, EPX_ERR_MISMATCH, "rank 2 gathers 64 bytes, rank 0 128");
+        expect_failure(&world, i, EPX_ERR_MISMATCH, "rank 2 sends 64 bytes, rank 0 128");
     world_end(&world);
 }
 
@@ -705,9 +706,9 @@ static void a_rank_given_twice_is_named(void **state)
     world.timeout_ms = 3000;
     world.rank_as[3] = 1;
     world_run(&world);
-    expect_failure(&world, 0, EPX_ERR_MISMATCH, "two processes say they are rank 1");
+    expect_failure(&world, 0, EPX_ERR_MISMATCH, "two processes have RANK 1");
     for (int i = 1; i < 4; i++)
-        told += !!strstr(world.outcomes[i].text, "two processes say they are rank 1");
+        told += !!strstr(world.outcomes[i].text, "two processes have RANK 1");
     assert_true(told >= 2);
     world_end(&world);
 }
@@ -738,7 +739,7 @@ static void another_version_is_refused(void **state)
     world_wait(&world);
     assert_int_equal(answer.frame.op, WIRE_ERROR);
     assert_non_null(strstr(answer.error.text, "version"));
-    expect_failure(&world, 0, EPX_ERR_MISMATCH, "a rank speaks version 2 of the bootstrap protocol, rank 0 version 1");
+    expect_failure(&world, 0, EPX_ERR_MISMATCH, "a rank uses version 2 of the bootstrap protocol, rank 0 version 1");
     world_end(&world);
 }
 
@@ -749,7 +750,8 @@ static void groups_in_another_order_are_named(void **state)
     (void)state;
     world_run(&world);
     for (int i = 0; i < 2; i++)
-        expect_failure(&world, i, EPX_ERR_MISMATCH, "rank 1 gathers for its group number 1, rank 0 for number 2");
+        expect_failure(&world, i, EPX_ERR_MISMATCH,
+                       "rank 1 is in an all-gather of its group number 1, rank 0 of number 2");
     world_end(&world);
 }
 
@@ -915,7 +917,7 @@ int main(void)
         cmocka_unit_test(epx_master_port_overrides),
         cmocka_unit_test(a_silent_service_on_the_port_is_passed_over),
         cmocka_unit_test(services_that_answer_nonsense_are_passed_over),
-        cmocka_unit_test(visitors_of_rank_0_do_no_harm),
+        cmocka_unit_test(unknown_clients_of_rank_0_do_no_harm),
         cmocka_unit_test(neighbouring_jobs_do_not_mix),
         cmocka_unit_test(jobs_on_one_port_are_told_apart_by_id),
         cmocka_unit_test(missing_ranks_are_named_on_all),

@@ -174,7 +174,7 @@ static void a_missing_rank_is_named(void **state)
     (void)state;
     for (int r = 0; r < N; r++) {
         scenario.part[r].expected = EPX_ERR_TIMEOUT;
-        scenario.part[r].words[0] = "rank 2 did not come";
+        scenario.part[r].words[0] = "rank 2 did not join the recovery";
         scenario.part[r].words[1] = "300 ms";
     }
     run_scenario(scenario);

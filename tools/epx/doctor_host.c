@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #include "boot/interface.h"
-#include "boot/meet.h"
+#include "boot/rendezvous.h"
 #include "device/device.h"
 #include "doctor.h"
 #include "util/clock.h"
@@ -255,7 +255,7 @@ static void show_interfaces(struct report *report, const char *spec)
 void doctor_sockets(struct report *report)
 {
     const char *spec = env_string("EPX_SOCKET_IFNAME"), *host = getenv("MASTER_ADDR");
-    struct endpoint found[MEET_MAX_ADDRESSES];
+    struct endpoint found[RENDEZVOUS_MAX_ADDRESSES];
     int count = 0;
 
     report_section(report, "meeting over tcp");
@@ -263,7 +263,7 @@ void doctor_sockets(struct report *report)
         report_row(report, "listens on", "loopback, as MASTER_ADDR is %s", host);
     else if (!spec)
         report_row(report, "listens on", "any interface (EPX_SOCKET_IFNAME picks some)");
-    else if (interface_addresses(spec, found, MEET_MAX_ADDRESSES, &count) == EPX_OK)
+    else if (interface_addresses(spec, found, RENDEZVOUS_MAX_ADDRESSES, &count) == EPX_OK)
         report_row(report, "listens on", "%d address%s of the interfaces \"%s\" (EPX_SOCKET_IFNAME)", count,
                    count == 1 ? "" : "es", spec);
     else {

@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #include "boot/interface.h"
-#include "boot/star.h"
+#include "boot/allgather.h"
 #include "util/clock.h"
 #include "util/env.h"
 #include "util/log.h"
@@ -98,11 +98,11 @@ static int free_port(void)
 static void own_host(char *host, size_t bytes)
 {
     const char *interfaces = env_string("EPX_SOCKET_IFNAME");
-    struct endpoint found[MEET_MAX_ADDRESSES];
+    struct endpoint found[RENDEZVOUS_MAX_ADDRESSES];
     char text[ENDPOINT_TEXT], *end;
     int count = 0;
 
-    if (interfaces && !interface_addresses(interfaces, found, MEET_MAX_ADDRESSES, &count) && count) {
+    if (interfaces && !interface_addresses(interfaces, found, RENDEZVOUS_MAX_ADDRESSES, &count) && count) {
         endpoint_text(&found[0], text);
         end = strrchr(text, ':');
         if (end)
@@ -114,7 +114,8 @@ static void own_host(char *host, size_t bytes)
         snprintf(host, bytes, "%s", text);
         return;
     }
-    if (gethostname(host, bytes) || resolve_host(host, deadline_in(2000), found, MEET_MAX_ADDRESSES, &count) || !count)
+    if (gethostname(host, bytes) || resolve_host(host, deadline_in(2000), found, RENDEZVOUS_MAX_ADDRESSES, &count) ||
+        !count)
         snprintf(host, bytes, "127.0.0.1");
     host[bytes - 1] = '\0';
 }
@@ -176,13 +177,13 @@ static void comm_free(struct ncclComm *comm)
 
 static ncclResult_t meet(struct ncclComm *comm, const struct id *id)
 {
-    const struct meeting meeting = {.rank = comm->rank,
-                                    .nranks = comm->nranks,
-                                    .timeout_ms = comm->timeout_ms,
-                                    .host = id->host,
-                                    .port = id->port,
-                                    .job = id->job,
-                                    .interfaces = env_string("EPX_SOCKET_IFNAME")};
+    const struct rendezvous_config config = {.rank = comm->rank,
+                                             .nranks = comm->nranks,
+                                             .timeout_ms = comm->timeout_ms,
+                                             .host = id->host,
+                                             .port = id->port,
+                                             .job = id->job,
+                                             .interfaces = env_string("EPX_SOCKET_IFNAME")};
     const int count = comm->rank ? 1 : comm->nranks;
 
     if (comm->nranks == 1)
@@ -193,7 +194,7 @@ static ncclResult_t meet(struct ncclComm *comm, const struct id *id)
     for (int i = 0; i < count; i++)
         comm->fds[i] = -1;
     comm->fd_count = count;
-    if ((comm->rank ? meet_as_leaf(&meeting, comm->fds) : meet_as_root(&meeting, comm->fds)) != EPX_OK)
+    if ((comm->rank ? rendezvous_client(&config, comm->fds) : rendezvous_root(&config, comm->fds)) != EPX_OK)
         return standin_fail(ncclRemoteError, "ncclCommInitRank: rank %d: %s", comm->rank, epx_last_error());
     return ncclSuccess;
 }
@@ -208,11 +209,11 @@ ncclResult_t ncclCommInitRank(ncclComm_t *out, int nranks, ncclUniqueId given, i
     if (!out)
         return standin_fail(ncclInvalidArgument, "ncclCommInitRank: comm: expected a pointer, got NULL");
     *out = NULL;
-    if (nranks < 1 || nranks > MEET_MAX_RANKS || rank < 0 || rank >= nranks)
+    if (nranks < 1 || nranks > RENDEZVOUS_MAX_RANKS || rank < 0 || rank >= nranks)
         return standin_fail(ncclInvalidArgument,
                             "ncclCommInitRank: expected a rank below a number of at most %d, got %d "
                             "of %d",
-                            MEET_MAX_RANKS, rank, nranks);
+                            RENDEZVOUS_MAX_RANKS, rank, nranks);
     if (id.magic != ID_MAGIC || !memchr(id.host, 0, sizeof(id.host)))
         return standin_fail(ncclInvalidArgument, "ncclCommInitRank: id: expected one of ncclGetUniqueId");
     comm = calloc(1, sizeof(*comm));
@@ -318,7 +319,7 @@ static int gather_all(struct ncclComm *comm, const void *send, void *recv, size_
 
     if (comm->broken)
         return -1;
-    comm->broken = (comm->rank ? star_leaf(&gather, comm->fds) : star_root(&gather, comm->fds)) != EPX_OK;
+    comm->broken = (comm->rank ? allgather_client(&gather, comm->fds) : allgather_root(&gather, comm->fds)) != EPX_OK;
     if (comm->broken)
         log_line(LOG_ERROR, "rank %d: gathering %zu bytes: %s", comm->rank, bytes, epx_last_error());
     return comm->broken ? -1 : 0;

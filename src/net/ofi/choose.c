@@ -29,7 +29,7 @@
 #include <unistd.h>
 
 #include "boot/interface.h"
-#include "boot/meet.h"
+#include "boot/rendezvous.h"
 #include "net/verbs/card.h"
 #include "util/env.h"
 #include "util/status.h"

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One all-gather (wire.h). Rank 0 first reads from all ranks at once, straight into their places in `recv`, then
- * writes `recv` to all at once. Nobody writes while the other end is not reading, so full socket buffers cannot lock
- * up whatever the size: a rank writes all it has before it reads, and rank 0 writes nothing before it has read all.
- * The one exception, an error from rank 0 while a rank still writes, is looked for while writing.
+ * One all-gather (wire.h). Rank 0 first receives from all ranks at once, directly into `recv`, then sends `recv` to all
+ * ranks at once. A rank sends all its data before it receives, and rank 0 sends nothing before it has received from all
+ * ranks. So no side sends while its peer does not receive, and full socket buffers cannot deadlock, whatever the size.
+ * The one exception is an error from rank 0 while a rank still sends: a sending rank checks for it.
  */
-#include "boot/star.h"
+#include "boot/allgather.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -38,7 +38,7 @@ struct root {
     struct peer *peers;
     struct pollfd *polls;
     int left;         /* peers that are not DONE */
-    const char *duty; /* what those that are late have not done */
+    const char *duty; /* what late ranks have not done, for the message */
     uint64_t deadline;
 };
 
@@ -51,22 +51,24 @@ static void expect(struct peer *peer, enum stage stage, void *data, size_t bytes
 static epx_status check_frame(const struct gather *gather, int rank, const struct wire_frame *frame)
 {
     if (frame->magic != WIRE_FRAME_MAGIC || frame->op != WIRE_GATHER)
-        return fail(EPX_ERR_INTERNAL, "rank %d said %u where an all-gather (%d) was due", rank, frame->op, WIRE_GATHER);
+        return fail(EPX_ERR_INTERNAL, "invalid message %u from rank %d, expected an all-gather (%d)", frame->op, rank,
+                    WIRE_GATHER);
     if (frame->sequence != gather->sequence)
         return fail(EPX_ERR_INTERNAL, "rank %d is at all-gather %llu, rank 0 at %llu", rank,
                     (unsigned long long)frame->sequence, (unsigned long long)gather->sequence);
     if (frame->group != gather->group)
         return fail(EPX_ERR_MISMATCH,
-                    "rank %d gathers for its group number %u, rank 0 for number %u: create groups in one order on all "
-                    "ranks",
+                    "rank %d is in an all-gather of its group number %u, rank 0 of number %u: create groups in the "
+                    "same order on "
+                    "all ranks",
                     rank, frame->group, gather->group);
     if (frame->bytes != gather->bytes)
-        return fail(EPX_ERR_MISMATCH, "rank %d gathers %llu bytes, rank 0 %zu, in all-gather %llu of the process", rank,
+        return fail(EPX_ERR_MISMATCH, "rank %d sends %llu bytes, rank 0 %zu, in all-gather %llu of the process", rank,
                     (unsigned long long)frame->bytes, gather->bytes, (unsigned long long)gather->sequence);
     return EPX_OK;
 }
 
-/* The part that was expected of a rank is there. */
+/* The part that was expected from a rank has been received. */
 static epx_status advance(struct root *root, int rank)
 {
     const struct gather *gather = root->gather;
@@ -86,14 +88,14 @@ static epx_status advance(struct root *root, int rank)
         return status;
     case DATA:
         root->left--;
-        /* Then only an error, or the end, may come before the result. */
+        /* From here on only an error, or the end of the connection, can arrive before the result is sent. */
         expect(peer, DONE, &peer->frame, sizeof(peer->frame));
         return EPX_OK;
     case DONE:
         if (peer->frame.magic == WIRE_FRAME_MAGIC && peer->frame.op == WIRE_ERROR)
             expect(peer, ERROR_TEXT, &peer->error, sizeof(peer->error));
         else
-            return fail(EPX_ERR_INTERNAL, "rank %d went on before all-gather %llu was over", rank,
+            return fail(EPX_ERR_INTERNAL, "rank %d sent data before all-gather %llu was complete", rank,
                         (unsigned long long)gather->sequence);
         return EPX_OK;
     case ERROR_TEXT:
@@ -102,7 +104,7 @@ static epx_status advance(struct root *root, int rank)
     return EPX_OK;
 }
 
-static epx_status lost(const struct gather *gather, int rank)
+static epx_status rank_lost(const struct gather *gather, int rank)
 {
     unsigned long long sequence = gather->sequence;
 
@@ -113,7 +115,7 @@ static epx_status lost(const struct gather *gather, int rank)
                       gather->bytes);
 }
 
-static epx_status hear(struct root *root, int rank)
+static epx_status recv_rank(struct root *root, int rank)
 {
     struct peer *peer = &root->peers[rank];
 
@@ -121,7 +123,7 @@ static epx_status hear(struct root *root, int rank)
         int state = transfer_receive(root->fds[rank], &peer->transfer);
         epx_status status;
         if (state < 0)
-            return lost(root->gather, rank);
+            return rank_lost(root->gather, rank);
         if (state == 0)
             return EPX_OK;
         status = advance(root, rank);
@@ -130,7 +132,7 @@ static epx_status hear(struct root *root, int rank)
     }
 }
 
-static epx_status gather_late(const struct root *root)
+static epx_status gather_timeout(const struct root *root)
 {
     char absent[128];
     unsigned char *present = calloc((size_t)root->gather->nranks, 1);
@@ -153,7 +155,7 @@ static epx_status wait_for_peers(struct root *root)
 
     if (ready < 0)
         return fail_errno(EPX_ERR_SYSTEM, "rank 0 cannot wait for the other ranks");
-    return ready || !deadline_passed(root->deadline) ? EPX_OK : gather_late(root);
+    return ready || !deadline_passed(root->deadline) ? EPX_OK : gather_timeout(root);
 }
 
 static epx_status collect(struct root *root)
@@ -166,17 +168,17 @@ static epx_status collect(struct root *root)
         expect(&root->peers[i], FRAME, &root->peers[i].frame, sizeof(root->peers[i].frame));
     }
     root->left = gather->nranks - 1;
-    root->duty = "arrive";
+    root->duty = "send data";
     while (!status && root->left) {
         status = wait_for_peers(root);
         for (int i = 1; !status && i < gather->nranks; i++)
             if (root->polls[i].revents)
-                status = hear(root, i);
+                status = recv_rank(root, i);
     }
     return status;
 }
 
-/* What a rank that breaks off in the middle of its result cannot be told any more is said to the others only. */
+/* A rank that is lost in the middle of its result cannot get an error message any more; the other ranks do. */
 static void drop(struct root *root, int rank)
 {
     close(root->fds[rank]);
@@ -184,7 +186,7 @@ static void drop(struct root *root, int rank)
     root->left--;
 }
 
-static void tell(struct root *root, int rank, epx_status *status)
+static void send_result(struct root *root, int rank, epx_status *status)
 {
     struct peer *peer = &root->peers[rank];
     int state = transfer_send(root->fds[rank], &peer->transfer);
@@ -194,7 +196,7 @@ static void tell(struct root *root, int rank, epx_status *status)
         state = transfer_send(root->fds[rank], &peer->transfer);
     }
     if (state < 0) {
-        *status = lost(root->gather, rank);
+        *status = rank_lost(root->gather, rank);
         drop(root, rank);
     } else if (state > 0) {
         peer->stage = DONE;
@@ -203,8 +205,8 @@ static void tell(struct root *root, int rank, epx_status *status)
     }
 }
 
-/* Goes on when one rank is lost: the others are owed their result. */
-static epx_status spread(struct root *root)
+/* Continues when one rank is lost: the other ranks still get their result. */
+static epx_status distribute(struct root *root)
 {
     const struct gather *gather = root->gather;
     uint64_t total = (uint64_t)gather->nranks * gather->bytes;
@@ -216,7 +218,7 @@ static epx_status spread(struct root *root)
         expect(&root->peers[i], FRAME, &root->peers[i].frame, sizeof(root->peers[i].frame));
     }
     root->left = gather->nranks - 1;
-    root->duty = "take the result";
+    root->duty = "receive the result";
     while (root->left) {
         epx_status waited = wait_for_peers(root);
         for (int i = 1; i < gather->nranks; i++) {
@@ -225,14 +227,14 @@ static epx_status spread(struct root *root)
             if (waited)
                 drop(root, i);
             else if (root->polls[i].revents)
-                tell(root, i, &status);
+                send_result(root, i, &status);
         }
         status = waited ? waited : status;
     }
     return status;
 }
 
-epx_status star_root(const struct gather *gather, int *fds)
+epx_status allgather_root(const struct gather *gather, int *fds)
 {
     struct root root = {.gather = gather, .fds = fds, .deadline = deadline_in(gather->timeout_ms)};
     epx_status status = EPX_ERR_MEMORY;
@@ -248,22 +250,22 @@ epx_status star_root(const struct gather *gather, int *fds)
         memmove(gather->recv, gather->send, gather->bytes);
     status = collect(&root);
     if (!status)
-        status = spread(&root);
+        status = distribute(&root);
 
 free_all:
     free(root.polls);
     free(root.peers);
     if (status) {
         snprintf(text, sizeof(text), "%s", epx_last_error());
-        dismiss(fds, gather->nranks, status, text);
+        disconnect_all(fds, gather->nranks, status, text);
     }
     return status;
 }
 
-/* ---- The others --------------------------------------------------------------------------------------------- */
+/* ---- Other ranks -------------------------------------------------------------------------------------------- */
 
-/* Writes until done or until something comes in, which can only be bad news. 1 = done, 0 = news, -1 = errno. */
-static int send_listening(int fd, const void *data, size_t bytes, uint64_t deadline)
+/* Sends until done or until data arrives, which can only be an error. 1 = done, 0 = data arrived, -1 = errno. */
+static int send_or_error(int fd, const void *data, size_t bytes, uint64_t deadline)
 {
     struct transfer transfer = {.data = (void *)(uintptr_t)data, .bytes = bytes};
 
@@ -284,9 +286,8 @@ static int send_listening(int fd, const void *data, size_t bytes, uint64_t deadl
     }
 }
 
-/* Tells rank 0 before leaving, so that it does not have to guess; not in the middle of a message, where it would not
- * be understood. */
-static epx_status give_up(const struct gather *gather, int fd, int between_messages)
+/* Sends the failure to rank 0, unless in the middle of a message, where rank 0 would take it for data. */
+static epx_status fail_client(const struct gather *gather, int fd, int between_messages)
 {
     char text[WIRE_TEXT];
     epx_status status;
@@ -294,7 +295,7 @@ static epx_status give_up(const struct gather *gather, int fd, int between_messa
     if (errno != ETIMEDOUT)
         return fail(EPX_ERR_PEER, "rank 0 ended during all-gather %llu (%zu bytes per rank)",
                     (unsigned long long)gather->sequence, gather->bytes);
-    status = fail(EPX_ERR_TIMEOUT, "rank %d: rank 0 did not answer within %d ms in all-gather %llu", gather->rank,
+    status = fail(EPX_ERR_TIMEOUT, "rank %d: rank 0 did not reply within %d ms in all-gather %llu", gather->rank,
                   gather->timeout_ms, (unsigned long long)gather->sequence);
     snprintf(text, sizeof(text), "%s", epx_last_error());
     if (between_messages)
@@ -302,35 +303,36 @@ static epx_status give_up(const struct gather *gather, int fd, int between_messa
     return status;
 }
 
-static epx_status receive_result(const struct gather *gather, int fd, uint64_t deadline)
+static epx_status recv_result(const struct gather *gather, int fd, uint64_t deadline)
 {
     size_t total = (size_t)gather->nranks * gather->bytes;
     struct wire_frame frame;
 
     if (receive_all(fd, &frame, sizeof(frame), deadline))
-        return give_up(gather, fd, 1);
+        return fail_client(gather, fd, 1);
     if (frame.magic == WIRE_FRAME_MAGIC && frame.op == WIRE_ERROR)
         return receive_error(fd, &frame, deadline);
     if (frame.magic != WIRE_FRAME_MAGIC || frame.op != WIRE_RESULT || frame.sequence != gather->sequence ||
         frame.bytes != total)
-        return fail(EPX_ERR_INTERNAL, "rank 0 sent message %u of %llu bytes, expected the %zu bytes of all-gather %llu",
+        return fail(EPX_ERR_INTERNAL,
+                    "invalid message %u with %llu bytes from rank 0, expected the %zu bytes of all-gather %llu",
                     frame.op, (unsigned long long)frame.bytes, total, (unsigned long long)gather->sequence);
-    return receive_all(fd, gather->recv, total, deadline) ? give_up(gather, fd, 1) : EPX_OK;
+    return receive_all(fd, gather->recv, total, deadline) ? fail_client(gather, fd, 1) : EPX_OK;
 }
 
-epx_status star_leaf(const struct gather *gather, int *fd)
+epx_status allgather_client(const struct gather *gather, int *fd)
 {
-    uint64_t deadline = deadline_in(gather->timeout_ms + MEET_SLACK_MS);
+    uint64_t deadline = deadline_in(gather->timeout_ms + RENDEZVOUS_SLACK_MS);
     struct wire_frame frame = make_frame(gather, WIRE_GATHER, gather->bytes);
-    int state = send_listening(*fd, &frame, sizeof(frame), deadline);
+    int state = send_or_error(*fd, &frame, sizeof(frame), deadline);
     epx_status status;
 
     if (state > 0)
-        state = send_listening(*fd, gather->send, gather->bytes, deadline);
-    /* A broken pipe may still hold rank 0's last words. */
+        state = send_or_error(*fd, gather->send, gather->bytes, deadline);
+    /* After a broken pipe, rank 0's error may still be in the receive buffer. */
     if (state < 0 && (errno == EPIPE || errno == ECONNRESET))
         state = 0;
-    status = state < 0 ? give_up(gather, *fd, 0) : receive_result(gather, *fd, deadline);
+    status = state < 0 ? fail_client(gather, *fd, 0) : recv_result(gather, *fd, deadline);
     if (status) {
         close(*fd);
         *fd = -1;

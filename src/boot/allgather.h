@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The all-gather over the connections of all ranks to rank 0 (wire.h). */
+#ifndef EPX_BOOT_ALLGATHER_H
+#define EPX_BOOT_ALLGATHER_H
+
+#include "boot/rendezvous.h"
+
+struct gather {
+    int rank, nranks;
+    int timeout_ms;
+    uint64_t sequence;
+    uint32_t group;
+    const void *send;
+    void *recv;
+    size_t bytes;
+};
+
+/* On failure all ranks have got the error and the connections are closed (-1): they cannot be used again. */
+epx_status allgather_root(const struct gather *gather, int *fds);
+epx_status allgather_client(const struct gather *gather, int *fd);
+
+#endif

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Rendezvous over TCP (wire.h): settings, rank 0's side, the other ranks' side, and how errors reach all ranks. */
+#ifndef EPX_BOOT_RENDEZVOUS_H
+#define EPX_BOOT_RENDEZVOUS_H
+
+#include "boot/socket.h"
+#include "boot/wire.h"
+#include "epx/epx.h"
+
+enum {
+    RENDEZVOUS_MORE_PORTS = 16,    /* ports after MASTER_PORT that rank 0 may use */
+    RENDEZVOUS_MAX_ADDRESSES = 16, /* of a host name, or of interfaces */
+    RENDEZVOUS_HELLO_MS = 2000,    /* for a new connection to send its hello */
+    RENDEZVOUS_REPLY_MS = 400,     /* for a port to reply in the first round; doubles each round */
+    RENDEZVOUS_REPLY_MAX_MS = 5000,
+    RENDEZVOUS_SLACK_MS = 1000, /* other ranks wait this much longer than rank 0, whose error names the missing ranks */
+    RENDEZVOUS_CLOSE_MS = 1000, /* for errors to reach the other ranks before connections are closed */
+    RENDEZVOUS_MAX_RANKS = 65536
+};
+
+struct rendezvous_config {
+    int rank, nranks;
+    int timeout_ms;
+    const char *host;       /* MASTER_ADDR */
+    int port;               /* the first port to try */
+    uint64_t job;           /* differs between jobs that might use the same port */
+    const char *interfaces; /* EPX_SOCKET_IFNAME, or NULL */
+};
+
+/* Reads RANK, WORLD_SIZE and, for more than one rank, MASTER_ADDR and MASTER_PORT. The strings belong to the
+ * environment. */
+epx_status rendezvous_from_env(struct rendezvous_config *config);
+
+/* Resolves a host name before the deadline, port 0. EPX_ERR_TIMEOUT and EPX_ERR_SYSTEM may be retried. */
+epx_status resolve_host(const char *host, uint64_t deadline, struct endpoint *out, int limit, int *count);
+
+/* Whether `host` is a loopback address or "localhost", so that all ranks are on one machine and interfaces do not matter. A
+ * name that resolves to a loopback address is not enough: it may resolve to something else on another machine. */
+int host_is_loopback(const char *host);
+
+/* Rank 0: waits for all other ranks; fds[r] is the connection of rank r, fds[0] = -1. */
+epx_status rendezvous_root(const struct rendezvous_config *config, int *fds);
+/* Other ranks: connects to rank 0 and waits until all ranks have. */
+epx_status rendezvous_client(const struct rendezvous_config *config, int *fd);
+
+/* "rank 3", "ranks 3 and 5", "ranks 3, 5 and 2 more": those of 0..nranks-1 whose mark is 0. Returns how many. */
+int absent_ranks(const unsigned char *present, int nranks, char *text, size_t bytes);
+
+/* Sends an operation without payload. */
+int send_frame(int fd, enum wire_op op, uint64_t deadline);
+/* Sends the reason of a failure to the peer, as far as that is possible before the deadline. */
+void send_error(int fd, epx_status status, const char *text, uint64_t deadline);
+/* The rest of a WIRE_ERROR frame: fails with the sender's status and text. */
+epx_status receive_error(int fd, const struct wire_frame *frame, uint64_t deadline);
+epx_status fail_with(const struct wire_error *error);
+/* Sends a failure to all connected ranks, waits a short time until they have read it, closes, sets fds to -1. */
+void disconnect_all(int *fds, int count, epx_status status, const char *text);
+
+#endif

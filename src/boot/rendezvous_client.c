@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A rank other than 0 in the rendezvous (wire.h). It tries the ports on which rank 0 may listen, round after round,
+ * until rank 0 of this job replies. Other services on these ports (a launcher's own store, another job) may send invalid
+ * data or nothing. So each port has a short time to reply, which grows every round in case rank 0 is only slow.
+ */
+#include "boot/rendezvous.h"
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "boot/interface.h"
+#include "util/status.h"
+
+enum { PAUSE_MS = 10, PAUSE_MAX_MS = 200 };
+
+struct client {
+    const struct rendezvous_config *config;
+    struct endpoint masters[RENDEZVOUS_MAX_ADDRESSES];
+    int master_count;
+    struct endpoint sources[RENDEZVOUS_MAX_ADDRESSES];
+    int source_count;
+    int round;
+    uint64_t deadline;
+    char last[160]; /* result of the last attempt, for the message */
+};
+
+enum outcome { JOINED, RETRY, GIVE_UP };
+
+/* ---- Addresses ---------------------------------------------------------------------------------------------- */
+
+/* The source address for a destination: same family and scope; if there are several, a different one each round. */
+static const struct endpoint *source_for(const struct client *client, const struct endpoint *to)
+{
+    const struct endpoint *fitting[RENDEZVOUS_MAX_ADDRESSES];
+    int count = 0;
+
+    if (endpoint_is_loopback(to))
+        return NULL;
+    for (int i = 0; i < client->source_count; i++) {
+        const struct endpoint *from = &client->sources[i];
+        if (from->address.ss_family == to->address.ss_family && !endpoint_is_loopback(from) &&
+            endpoint_is_link_local(from) == endpoint_is_link_local(to))
+            fitting[count++] = from;
+    }
+    return count ? fitting[client->round % count] : NULL;
+}
+
+/* A link-local destination without a scope is reached through the selected interface. */
+static void copy_scope(struct endpoint *to, const struct endpoint *from)
+{
+    struct sockaddr_in6 *in6 = (struct sockaddr_in6 *)&to->address;
+
+    if (to->address.ss_family == AF_INET6 && endpoint_is_link_local(to) && !in6->sin6_scope_id)
+        in6->sin6_scope_id = ((const struct sockaddr_in6 *)&from->address)->sin6_scope_id;
+}
+
+/* A name may resolve only after some time, as names of containers do: a failure is retried in the next round. */
+static int find_masters(struct client *client)
+{
+    if (client->master_count)
+        return 1;
+    if (!resolve_host(client->config->host, client->deadline, client->masters, RENDEZVOUS_MAX_ADDRESSES,
+                      &client->master_count))
+        return 1;
+    snprintf(client->last, sizeof(client->last), "%s", epx_last_error());
+    return 0;
+}
+
+/* ---- One port ----------------------------------------------------------------------------------------------- */
+
+static uint64_t reply_deadline(const struct client *client)
+{
+    int most = client->round < 4 ? RENDEZVOUS_REPLY_MS << client->round : RENDEZVOUS_REPLY_MAX_MS;
+    uint64_t at = deadline_in(most < RENDEZVOUS_REPLY_MAX_MS ? most : RENDEZVOUS_REPLY_MAX_MS);
+
+    return at < client->deadline ? at : client->deadline;
+}
+
+static enum outcome record(struct client *client, const struct endpoint *to, const char *what)
+{
+    char text[ENDPOINT_TEXT];
+
+    snprintf(client->last, sizeof(client->last), "%s: %s", endpoint_text(to, text), what);
+    return RETRY;
+}
+
+static enum outcome record_errno(struct client *client, const struct endpoint *to)
+{
+    char what[64];
+
+    if (errno == ENOTCONN)
+        return record(client, to, "connection closed");
+    snprintf(what, sizeof(what), "%m");
+    return record(client, to, what);
+}
+
+static enum outcome handshake(struct client *client, int fd, const struct endpoint *to, epx_status *status)
+{
+    const struct rendezvous_config *config = client->config;
+    struct wire_hello hello = {.magic = WIRE_HELLO_MAGIC,
+                               .version = WIRE_VERSION,
+                               .job = config->job,
+                               .rank = config->rank,
+                               .nranks = config->nranks};
+    struct wire_frame reply;
+    uint64_t deadline = reply_deadline(client);
+
+    if (send_all(fd, &hello, sizeof(hello), deadline) || receive_all(fd, &reply, sizeof(reply), deadline))
+        return record_errno(client, to);
+    if (reply.magic != WIRE_FRAME_MAGIC)
+        return record(client, to, "a service other than EPX replied");
+    switch (reply.op) {
+    case WIRE_WELCOME:
+        return send_frame(fd, WIRE_ACK, deadline) ? record_errno(client, to) : JOINED;
+    case WIRE_OTHER_JOB:
+        return record(client, to, "rank 0 of another job replied");
+    case WIRE_ERROR:
+        *status = receive_error(fd, &reply, deadline_in(RENDEZVOUS_CLOSE_MS));
+        return GIVE_UP;
+    default:
+        return record(client, to, "unexpected reply");
+    }
+}
+
+static enum outcome try_port(struct client *client, struct endpoint *to, int port, int *fd, epx_status *status)
+{
+    const struct endpoint *from = source_for(client, to);
+    enum outcome outcome;
+
+    endpoint_set_port(to, port);
+    if (from)
+        copy_scope(to, from);
+    *fd = socket_connect(to, from, reply_deadline(client));
+    if (*fd < 0)
+        return record_errno(client, to);
+    outcome = handshake(client, *fd, to, status);
+    if (outcome != JOINED) {
+        close(*fd);
+        *fd = -1;
+    }
+    return outcome;
+}
+
+/* ---- The rendezvous ----------------------------------------------------------------------------------------- */
+
+static enum outcome try_ports(struct client *client, int *fd, epx_status *status)
+{
+    int first = client->config->port, last = first + RENDEZVOUS_MORE_PORTS;
+
+    for (int port = first; port <= last && port <= 65535; port++)
+        for (int i = 0; i < client->master_count; i++) {
+            enum outcome outcome = try_port(client, &client->masters[i], port, fd, status);
+            if (outcome != RETRY || deadline_passed(client->deadline))
+                return outcome;
+        }
+    return RETRY;
+}
+
+static void pause_after(const struct client *client)
+{
+    int ms = client->round < 5 ? PAUSE_MS << client->round : PAUSE_MAX_MS;
+    uint64_t until = deadline_in(ms < PAUSE_MAX_MS ? ms : PAUSE_MAX_MS);
+
+    poll_until(NULL, 0, until < client->deadline ? until : client->deadline);
+}
+
+static epx_status find_root(struct client *client, int *fd)
+{
+    const struct rendezvous_config *config = client->config;
+    epx_status status = EPX_ERR_INTERNAL;
+
+    for (; !deadline_passed(client->deadline); client->round++) {
+        enum outcome outcome = find_masters(client) ? try_ports(client, fd, &status) : RETRY;
+        if (outcome == JOINED)
+            return EPX_OK;
+        if (outcome == GIVE_UP)
+            return status;
+        pause_after(client);
+    }
+    return fail(EPX_ERR_TIMEOUT, "rank 0 did not reply at %s, ports %d to %d, within %d ms (last attempt: %s)",
+                config->host, config->port, config->port + RENDEZVOUS_MORE_PORTS, config->timeout_ms, client->last);
+}
+
+/* Rank 0's deadline began before it replied, so START or an error arrives before this deadline. */
+static epx_status await_start(const struct rendezvous_config *config, int fd)
+{
+    uint64_t deadline = deadline_in(config->timeout_ms + RENDEZVOUS_SLACK_MS);
+    struct wire_frame frame;
+
+    if (receive_all(fd, &frame, sizeof(frame), deadline)) {
+        if (errno == ETIMEDOUT)
+            return fail(EPX_ERR_TIMEOUT, "rank 0 did not confirm within %d ms that all ranks have connected",
+                        config->timeout_ms + RENDEZVOUS_SLACK_MS);
+        return fail(EPX_ERR_PEER, "rank 0 ended before all ranks had connected");
+    }
+    if (frame.magic == WIRE_FRAME_MAGIC && frame.op == WIRE_START)
+        return EPX_OK;
+    if (frame.magic == WIRE_FRAME_MAGIC && frame.op == WIRE_ERROR)
+        return receive_error(fd, &frame, deadline_in(RENDEZVOUS_CLOSE_MS));
+    return fail(EPX_ERR_INTERNAL, "invalid message %u from rank 0, expected START (%d)", frame.op, WIRE_START);
+}
+
+epx_status rendezvous_client(const struct rendezvous_config *config, int *fd)
+{
+    struct client client = {.config = config, .last = "no attempt yet"};
+    epx_status status = EPX_OK;
+
+    *fd = -1;
+    client.deadline = deadline_in(config->timeout_ms);
+    if (config->interfaces && !host_is_loopback(config->host))
+        status =
+            interface_addresses(config->interfaces, client.sources, RENDEZVOUS_MAX_ADDRESSES, &client.source_count);
+    if (!status)
+        status = find_root(&client, fd);
+    if (status)
+        return status;
+    status = await_start(config, *fd);
+    if (status) {
+        close(*fd);
+        *fd = -1;
+    }
+    return status;
+}
