@@ -12,17 +12,17 @@
  *   AG_ROLLED                        before a loop that is not worth more code than it needs
  *   AG_EACH(ag, type, i, n)          for loop over 0..n-1, shared out among the lanes of this agent
  *   AG_EACH_ALL(ag, type, i, n)      the same, shared out among all lanes of all agents of the launch
- *   AG_EACH_CREW(ag, type, i, n)     the same, shared out among all lanes of this agent's crew
- *   AG_CREWS                         1 where agents form crews that meet cheaply (a block of a GPU), several to a launch:
- *                                    small work is done by each crew for itself. 0: one crew, the launch
- *   ag_crew_index, ag_crew_count     this agent in its crew, and how many that has
- *   ag_crew_any(ag, v)               only with AG_CREWS: the agents of the crew meet; is v true for any lane of any?
- *   ag_crew_tables(ag, keys)         only with AG_CREWS: AG_CREW_KEYS words for each agent of the crew, one after the other, that
+ *   AG_EACH_BLOCK(ag, type, i, n)   the same, shared out among all lanes of this agent's block
+ *   AG_BLOCKS                       1 where agents form blocks that meet cheaply (a block of a GPU), several to a launch:
+ *                                    small work is done by each block for itself. 0: one block, the launch
+ *   ag_block_index, ag_block_count  this agent in its block, and how many that has
+ *   ag_block_any(ag, v)             only with AG_BLOCKS: the agents of the block meet; is v true for any lane of any?
+ *   ag_block_tables(ag, keys)       only with AG_BLOCKS: AG_BLOCK_KEYS words for each agent of the block, one after the other, that
  *                                    all of it see; NULL if `keys` are more
- *   ag_crew_number(ag)               likewise: which crew this is; agent 0 is of number 0
- *   ag_crew_room(ag, words)          likewise: so many words that all agents of the crew see, the same as ag_crew_tables(), or
- *                                    NULL; all crews get the same answer
- *   ag_crew_or(word, bits)           likewise: sets bits of such a word; returns what it was. By each lane for itself
+ *   ag_block_number(ag)             likewise: which block this is; agent 0 is of number 0
+ *   ag_block_memory(ag, words)      likewise: so many words that all agents of the block see, the same as ag_block_tables(), or
+ *                                    NULL; all blocks get the same answer
+ *   ag_block_or(word, bits)         likewise: sets bits of such a word; returns what it was. By each lane for itself
  *   ag_bits(word)                    how many are set
  *   ag_fetch(ptr), AG_LINE           brings the line of so many bytes nearer, by each lane for itself
  *   AG_ROUNDS(ag, type, i, n)        AG_EACH in whole rounds, in which lanes may have i >= n: for ag_scan within

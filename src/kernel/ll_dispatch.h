@@ -39,7 +39,7 @@
 KFN int ll_dispatch_whole(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
-#if AG_CREWS
+#if AG_BLOCKS
     struct near_plan *room = near_room(ag, p);
 
     if (room) {

@@ -374,12 +374,12 @@ KFN int32_t ll_first_row(const struct group_dev *g, uint64_t epoch, uint64_t off
     return run;
 }
 
-/* Of all experts. Every crew finds them for itself. */
+/* Of all experts. Every block finds them for itself. */
 KFN_STEP void ll_first_rows(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
 {
     const uint64_t offset = ll_counts_offset(p->g, epoch);
 
-    AG_EACH_CREW(ag, int, e, p->g->experts) p->h->first[e] = ll_first_row(p->g, epoch, offset, e);
+    AG_EACH_BLOCK(ag, int, e, p->g->experts) p->h->first[e] = ll_first_row(p->g, epoch, offset, e);
 }
 
 /* Does (t, k) have a place of its own, EXPERT_MAJOR by expert, RANK_MAJOR by this rank? */
@@ -568,7 +568,7 @@ KFN_STEP int ll_write_rows(struct agent *ag, const struct ll_dispatch_params *p,
         return fail_all(ag, g, KSTATUS_MEMORY, PHASE_LL_ROWS, -1, (int64_t)bytes, 0);
     if (p->layout == LAYOUT_EXPERT_MAJOR) {
         ll_first_rows(ag, p, epoch);
-        if (crew_barrier(ag, g, 0))
+        if (block_barrier(ag, g, 0))
             return 1;
     }
     AG_MARK(ag, "places");

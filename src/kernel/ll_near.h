@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Low-latency dispatch inside one node where agents form crews (the blocks of a GPU): the same protocol as everywhere
+ * Low-latency dispatch inside one node where agents form blocks (the blocks of a GPU): the same protocol as everywhere
  * (ll_dispatch.h), with fewer meetings, fewer looks at far memory and fewer instructions, which is what its time is made of.
  *
- *   Every crew routes all tokens for itself: a bit per (expert, token) and (rank, token) in the crew's own memory. A row's
+ *   Every block routes all tokens for itself: a bit per (expert, token) and (rank, token) in the block's shared memory. A row's
  *   number is then the count of bits before its token, whoever asks.
- *   The first crew writes the counts and says LL_DATA at once. The tables that receivers need no earlier than the rows are
- *   shared out among all crews, and stand with LL_ROWS.
+ *   The first block writes the counts and says LL_DATA at once. The tables that receivers need no earlier than the rows are
+ *   shared out among all blocks, and stand with LL_ROWS.
  *   While peers' counts are on their way each agent casts the first row that it will write, into its scratch.
  *   Then lane k finds the place of the token's k-th row: what earlier ranks have for that expert, from their counts, and
  *   the post of its rank.
  *
- * Different agents of a crew do what is to be done once: of n of them agent 0 finds the offsets, n / 2 says LL_DATA, n - 1 waits
+ * Different agents of a block do what is to be done once: of n of them agent 0 finds the offsets, n / 2 says LL_DATA, n - 1 waits
  * for peers and looks at their posts.
  */
 #ifndef EPX_KERNEL_LL_NEAR_H
@@ -19,9 +19,9 @@
 
 #include "kernel/ll_dispatch_recv.h"
 
-#if AG_CREWS
+#if AG_BLOCKS
 
-/* What all agents of a crew need to know, in the crew's memory. */
+/* What all agents of a block need to know, in the block's memory. */
 struct near_plan {
     uint64_t lap, counts, post;         /* offsets are the same in all heaps */
     int32_t slot, width, slices, items; /* pieces of work: ll_part() */
@@ -37,7 +37,7 @@ KFN uint32_t *near_mask(const struct near_plan *plan, int key)
     return (uint32_t *)(plan + 1) + key * plan->words;
 }
 
-/* Is this dispatch one for which all that is here is made? Then the crew's memory, else NULL. All crews find the same. */
+/* Is this dispatch one for which all that is here is made? Then the block's memory, else NULL. All blocks find the same. */
 KFN struct near_plan *near_room(struct agent *ag, const struct ll_dispatch_params *p)
 {
     const struct group_dev *g = p->g;
@@ -47,7 +47,7 @@ KFN struct near_plan *near_room(struct agent *ag, const struct ll_dispatch_param
         return NULL;
     if (p->in.cast && !ag_scratch(ag, row_scales_at(&p->agree) + (size_t)p->agree.scale_bytes))
         return NULL;
-    return (struct near_plan *)ag_crew_room(ag, NEAR_PLAN_WORDS + words);
+    return (struct near_plan *)ag_block_memory(ag, NEAR_PLAN_WORDS + words);
 }
 
 KFN_STEP void near_make_plan(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch,
@@ -91,14 +91,14 @@ KFN int near_route(struct agent *ag, const struct ll_dispatch_params *p, uint64_
     uint32_t *masks = (uint32_t *)(plan + 1);
     int odd = 0;
 
-    AG_EACH_CREW(ag, int, i, (E + g->nranks) * words) masks[i] = 0;
-    crew_barrier(ag, g, 0);
+    AG_EACH_BLOCK(ag, int, i, (E + g->nranks) * words) masks[i] = 0;
+    block_barrier(ag, g, 0);
     AG_MARK(ag, "zero");
-    if (ag_crew_index(ag) == 0)
+    if (ag_block_index(ag) == 0)
         near_make_plan(ag, p, epoch, plan);
-    if (ag_crew_index(ag) == ag_crew_count(ag) - 1)
+    if (ag_block_index(ag) == ag_block_count(ag) - 1)
         odd = wait_each(ag, g, SCOPE_NODE, SIG_LL_DONE, slot_of(g, epoch), lap_of(g, epoch) - 1, PHASE_LL_SLOT, NULL);
-    AG_EACH_CREW(ag, int, i, p->route.ntokens *K)
+    AG_EACH_BLOCK(ag, int, i, p->route.ntokens *K)
     {
         const int64_t id = route_given(&p->route, i);
         const int t = i / K, word = t / 32;
@@ -106,23 +106,23 @@ KFN int near_route(struct agent *ag, const struct ll_dispatch_params *p, uint64_
         odd |= id < -1 || id >= E;
         if (id < 0 || id >= E)
             continue;
-        ag_crew_or(&masks[(int)id * words + word], bit);
-        ag_crew_or(&masks[(E + (int)id / L) * words + word], bit);
+        ag_block_or(&masks[(int)id * words + word], bit);
+        ag_block_or(&masks[(E + (int)id / L) * words + word], bit);
     }
     AG_MARK(ag, "or");
-    return crew_barrier(ag, g, odd);
+    return block_barrier(ag, g, odd);
 }
 
-/* The first crew: counts and post stand. */
+/* The first block: counts and post stand. */
 KFN_STEP void near_publish(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch,
                            const struct near_plan *plan)
 {
     const struct group_dev *g = p->g;
     const struct handle_dev *h = p->h;
-    const int E = g->experts, nth = ag_crew_index(ag), n = ag_crew_count(ag);
+    const int E = g->experts, nth = ag_block_index(ag), n = ag_block_count(ag);
     int32_t *ecount = (int32_t *)heap_at(g, g->rank, plan->counts), *rcount = ecount + up16((size_t)E * 4) / 4;
 
-    AG_EACH_CREW(ag, int, key, E + g->nranks)
+    AG_EACH_BLOCK(ag, int, key, E + g->nranks)
     {
         const uint32_t *mask = near_mask(plan, key);
         int sum = 0;
@@ -139,7 +139,7 @@ KFN_STEP void near_publish(struct agent *ag, const struct ll_dispatch_params *p,
         h->state->ntokens = p->route.ntokens;
         h->state->topk = p->route.topk_n;
     }
-    crew_barrier(ag, g, 0);
+    block_barrier(ag, g, 0);
     if (nth == n / 2)
         signal_peers(ag, g, SCOPE_NODE, SIG_LL_DATA, plan->slot, plan->lap);
 }
@@ -178,7 +178,7 @@ KFN_STEP void near_tables(struct agent *ag, const struct ll_dispatch_params *p, 
 }
 
 /* Lane k's row of a part: the k-th index of its token, and its number among those of its expert. K is at most 32, and no
- * crew's agents have fewer lanes. */
+ * block's agents have fewer lanes. */
 struct near_row {
     int id, number;
 };
@@ -310,13 +310,13 @@ KFN_STEP enum near_result ll_dispatch_near(struct agent *ag, const struct ll_dis
     struct ll_part part;
     struct ll_goals goals;
 
-    if (ag_crew_number(ag) != 0) /* the first crew is in a hurry: all wait for its counts */
+    if (ag_block_number(ag) != 0) /* the first block is in a hurry: all wait for its counts */
         near_fetch(ag, p);
     if (near_route(ag, p, epoch, plan))
         return NEAR_ELSEWHERE;
     AG_MARK(ag, "route");
     part = ll_part(p, item, plan->width, plan->slices);
-    if (ag_crew_number(ag) == 0)
+    if (ag_block_number(ag) == 0)
         near_publish(ag, p, epoch, plan);
     AG_MARK(ag, "publish");
     near_tables(ag, p, epoch, plan);
@@ -327,11 +327,11 @@ KFN_STEP enum near_result ll_dispatch_near(struct agent *ag, const struct ll_dis
             near_cast(ag, p, &part, scratch);
     }
     AG_MARK(ag, "cast");
-    if (ag_crew_index(ag) == ag_crew_count(ag) - 1)
+    if (ag_block_index(ag) == ag_block_count(ag) - 1)
         bad = wait_each(ag, g, SCOPE_NODE, SIG_LL_DATA, plan->slot, plan->lap, PHASE_LL_DATA,
-                        ag_crew_number(ag) == 0 ? p->wait_ns : NULL) ||
+                        ag_block_number(ag) == 0 ? p->wait_ns : NULL) ||
               !near_posts_fit(ag, p, plan);
-    if (crew_barrier(ag, g, bad)) { /* in all crews, unless something has failed */
+    if (block_barrier(ag, g, bad)) { /* in all blocks, unless something has failed */
         if (ll_wait_tables(ag, p, epoch))
             return NEAR_FAILED;
         if (sync_last(ag, g, 0))

@@ -8,7 +8,7 @@
  *   3. barrier; each planner numbers its chunk, beginning at its offsets
  *   4. barrier; all tables of the handle are ready
  *
- * One planner alone begins with step 3. Where agents form crews and the work is small, every crew does all of it: it
+ * One planner alone begins with step 3. Where agents form blocks and the work is small, every block does all of it: it
  * costs less than three meetings of the launch. All of them write the same values, and nothing but final ones.
  */
 #ifndef EPX_KERNEL_ROUTE_H
@@ -37,13 +37,13 @@ KFN void route_total(const struct group_dev *g, const struct handle_dev *h, int 
         h->rcount[key - g->experts] = total;
 }
 
-#define ROUTE_PAIRS 32        /* least (token, k) pairs that are worth a planner of their own */
-#define ROUTE_BATCH 8         /* tables that are read before the first is looked at */
-#define ROUTE_CREW_PAIRS 4096 /* most that every crew counts for itself */
+#define ROUTE_PAIRS 32         /* least (token, k) pairs that are worth a planner of their own */
+#define ROUTE_BATCH 8          /* tables that are read before the first is looked at */
+#define ROUTE_BLOCK_PAIRS 4096 /* most that every block counts for itself */
 
-/* Who plans: the agents of a crew, or of the launch; and their tables. */
+/* Who plans: the agents of a block, or of the launch; and their tables. */
 struct planning {
-    int crew, planners, me, stride;
+    int block, planners, me, stride;
     int32_t *tables;
 };
 
@@ -54,13 +54,13 @@ KFN struct planning route_share(struct agent *ag, const struct group_dev *g, con
     const int agents = ag_count(ag) < g->max_agents ? ag_count(ag) : g->max_agents;
     struct planning plan = {0, agents, ag_index(ag), keys, g->tables};
 
-#if AG_CREWS
-    if (pairs <= ROUTE_CREW_PAIRS && ag_crew_tables(ag, keys)) {
-        plan.crew = 1;
-        plan.planners = ag_crew_count(ag);
-        plan.me = ag_crew_index(ag);
-        plan.stride = AG_CREW_KEYS;
-        plan.tables = ag_crew_tables(ag, keys);
+#if AG_BLOCKS
+    if (pairs <= ROUTE_BLOCK_PAIRS && ag_block_tables(ag, keys)) {
+        plan.block = 1;
+        plan.planners = ag_block_count(ag);
+        plan.me = ag_block_index(ag);
+        plan.stride = AG_BLOCK_KEYS;
+        plan.tables = ag_block_tables(ag, keys);
     }
 #endif
     if (wanted < plan.planners)
@@ -70,7 +70,7 @@ KFN struct planning route_share(struct agent *ag, const struct group_dev *g, con
 
 KFN int route_barrier(struct agent *ag, const struct group_dev *g, const struct planning *plan)
 {
-    return plan->crew ? crew_barrier(ag, g, 0) : sync_barrier(ag, g);
+    return plan->block ? block_barrier(ag, g, 0) : sync_barrier(ag, g);
 }
 
 /* Counts become offsets. `counts`: the first planner's, of this key. */
@@ -114,8 +114,8 @@ KFN_STEP int route_plan(struct agent *ag, const struct group_dev *g, struct hand
             ag_route_count(ag, g, in, t0, t1, table, &kept);
         if (route_barrier(ag, g, &plan))
             return 1;
-        if (plan.crew)
-            AG_EACH_CREW(ag, int, key, keys) route_offsets(g, h, plan.tables + key, plan.planners, plan.stride, key);
+        if (plan.block)
+            AG_EACH_BLOCK(ag, int, key, keys) route_offsets(g, h, plan.tables + key, plan.planners, plan.stride, key);
         else
             AG_EACH_ALL(ag, int, key, keys) route_offsets(g, h, plan.tables + key, plan.planners, plan.stride, key);
         if (route_barrier(ag, g, &plan))

@@ -200,15 +200,15 @@ KFN_STEP int sync_barrier(struct agent *ag, const struct group_dev *g)
 }
 
 /*
- * The agents of a crew meet: what one of them did or saw is visible to the others. Non-zero: one of them has failed.
- * Crews of one launch do not meet here; whoever needs what another crew did waits for a signal that its rank gives after
+ * The agents of a block meet: what one of them did or saw is visible to the others. Non-zero: one of them has failed.
+ * Blocks of one launch do not meet here; whoever needs what another block did waits for a signal that its rank gives after
  * sync_last(), or calls sync_barrier().
  */
-KFN int crew_barrier(struct agent *ag, const struct group_dev *g, int failed)
+KFN int block_barrier(struct agent *ag, const struct group_dev *g, int failed)
 {
-#if AG_CREWS
+#if AG_BLOCKS
     (void)g;
-    return ag_crew_any(ag, failed);
+    return ag_block_any(ag, failed);
 #else
     return sync_barrier(ag, g) || failed;
 #endif
@@ -332,7 +332,7 @@ KFN_STEP int wait_each(struct agent *ag, const struct group_dev *g, enum scope s
 }
 
 /*
- * The same for all agents, which all call it. Each crew waits for itself, and nothing else that other crews do is waited
+ * The same for all agents, which all call it. Each block waits for itself, and nothing else that other blocks do is waited
  * for. Where a wait may end by masking a peer, one agent decides that for the whole launch.
  */
 KFN_STEP int wait_peers(struct agent *ag, const struct group_dev *g, enum scope scope, int kind, int slot,
@@ -341,9 +341,9 @@ KFN_STEP int wait_peers(struct agent *ag, const struct group_dev *g, enum scope 
     const int one = g->enable_mask;
     int failed = 0;
 
-    if ((one ? ag_index(ag) : ag_crew_index(ag)) == 0)
+    if ((one ? ag_index(ag) : ag_block_index(ag)) == 0)
         failed = wait_each(ag, g, scope, kind, slot, value, phase, ag_index(ag) == 0 ? wait_ns : NULL);
-    return one ? sync_barrier(ag, g) || failed : crew_barrier(ag, g, failed);
+    return one ? sync_barrier(ag, g) || failed : block_barrier(ag, g, failed);
 }
 
 /* `n` more rows of a counter of rows. One agent per (kind, slot, peer); the others learn of it at the next barrier. */

@@ -20,8 +20,8 @@
 #define AG_EACH(ag, type, i, n) for (type i = ((void)(ag), 0); i < (type)(n); i++)
 #define AG_ROUNDS AG_EACH
 #define AG_EACH_ALL(ag, type, i, n) for (type i = (type)(ag)->index; i < (type)(n); i += (type)(ag)->count)
-#define AG_EACH_CREW AG_EACH_ALL
-#define AG_CREWS 0
+#define AG_EACH_BLOCK AG_EACH_ALL
+#define AG_BLOCKS 0
 
 /* The hardware follows a row once it has seen its beginning; this covers that. */
 #define PREFETCH_BYTES 512
@@ -67,12 +67,12 @@ KFN int ag_lane(const struct agent *ag)
     return 0;
 }
 
-KFN int ag_crew_index(const struct agent *ag)
+KFN int ag_block_index(const struct agent *ag)
 {
     return ag->index;
 }
 
-KFN int ag_crew_count(const struct agent *ag)
+KFN int ag_block_count(const struct agent *ag)
 {
     return ag->count;
 }

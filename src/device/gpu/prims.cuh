@@ -40,7 +40,7 @@
 #define AG_POINTS 5
 #define AG_GLANCES 64
 #define AG_BELLS 0
-#define AG_CREWS 1 /* the agents of a block */
+#define AG_BLOCKS 1 /* the agents of a block */
 #define ag_store_signal ag_store_release
 
 /* One per warp, in shared memory: the same for all lanes, and written by lane 0. */
@@ -93,8 +93,8 @@ enum wait_result { WAIT_OK = 0, WAIT_TIMEOUT = 1, WAIT_ABORTED = 2 };
     ROLLED                                                                                      \
     for (type i = (type)(ag)->index * WARP + (type)lane_id(), i##_end = (type)(n); i < i##_end; \
          i += (type)(ag)->count * WARP)
-#define AG_EACH_CREW(ag, type, i, n) \
-    ROLLED                           \
+#define AG_EACH_BLOCK(ag, type, i, n) \
+    ROLLED                            \
     for (type i = (type)threadIdx.x, i##_end = (type)(n); i < i##_end; i += (type)(ag)->mates * WARP)
 
 #ifdef EPX_KERNEL_MARKS
@@ -152,19 +152,19 @@ KFN int ag_count(const struct agent *ag)
     return ag->count;
 }
 
-KFN int ag_crew_index(const struct agent *ag)
+KFN int ag_block_index(const struct agent *ag)
 {
     (void)ag;
     return (int)(threadIdx.x / WARP);
 }
 
-KFN int ag_crew_number(const struct agent *ag)
+KFN int ag_block_number(const struct agent *ag)
 {
     (void)ag;
     return (int)blockIdx.x;
 }
 
-KFN uint32_t ag_crew_or(uint32_t *word, uint32_t bits)
+KFN uint32_t ag_block_or(uint32_t *word, uint32_t bits)
 {
     return atomicOr(word, bits);
 }
@@ -180,12 +180,12 @@ KFN void ag_fetch(const void *ptr)
     line_fetch(ptr);
 }
 
-KFN int ag_crew_count(const struct agent *ag)
+KFN int ag_block_count(const struct agent *ag)
 {
     return (int)ag->mates;
 }
 
-KFN int ag_crew_any(struct agent *ag, int v)
+KFN int ag_block_any(struct agent *ag, int v)
 {
     return block_any(v, ag->mates * WARP);
 }

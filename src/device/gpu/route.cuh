@@ -2,7 +2,7 @@
 /*
  * Counting and numbering of top-k indices by a warp: a step takes the pairs of as many whole tokens as it has lanes for,
  * one pair per lane. The pairs of a token find each other by shuffles (a match of all lanes costs far more), and the tokens
- * of a step take their turns at the table. The result is that of the loop in device/cpu/prims.h. The tables of a crew lie in
+ * of a step take their turns at the table. The result is that of the loop in device/cpu/prims.h. The tables of a block lie in
  * shared memory.
  */
 #ifndef EPX_DEVICE_GPU_ROUTE_CUH
@@ -11,14 +11,14 @@
 #ifndef ROUTE_NEAR
 #define ROUTE_NEAR 512 /* experts and ranks whose counts fit shared memory */
 #endif
-#define AG_CREW_KEYS ROUTE_NEAR
+#define AG_BLOCK_KEYS ROUTE_NEAR
 
-KFN int32_t *ag_crew_tables(struct agent *ag, int keys)
+KFN int32_t *ag_block_tables(struct agent *ag, int keys)
 {
     return keys <= ROUTE_NEAR ? ag->counts : NULL;
 }
 
-KFN int32_t *ag_crew_room(struct agent *ag, int words)
+KFN int32_t *ag_block_memory(struct agent *ag, int words)
 {
     return words <= LAUNCH_WARPS * ROUTE_NEAR ? ag->counts : NULL;
 }
@@ -141,9 +141,9 @@ KFN_STEP int64_t route_tokens(const struct group_dev *g, const struct handle_dev
 /* The agent's table near at hand, if it fits, with what `table` says. */
 KFN_STEP int32_t *route_near(struct agent *ag, int keys, int32_t *table)
 {
-    int32_t *near = ag_crew_tables(ag, keys);
+    int32_t *near = ag_block_tables(ag, keys);
 
-    near = near ? near + ag_crew_index(ag) * ROUTE_NEAR : NULL;
+    near = near ? near + ag_block_index(ag) * ROUTE_NEAR : NULL;
     ROLLED
     for (int i = lane_id(); near && near != table && i < keys; i += WARP)
         near[i] = table[i];
