@@ -244,7 +244,7 @@ def _biases(bias: Any, shape: Sequence[int], x: torch.Tensor) -> List[torch.Tens
 
 
 def _within_reach(pool: Pool, x: Optional[torch.Tensor], launch: Launch) -> Optional[torch.Tensor]:
-    """EPX reads rows of ordinary memory where they are, or passes them through its landing; more than that holds are moved to
+    """EPX reads rows of ordinary memory where they are, or passes them through its receive buffer; more than that holds are moved to
     the heap as long as they cannot be read."""
     if x is None or x.shape[0] <= pool.group.info.max_recv_tokens or pool.heap.holds(x):
         return x

@@ -65,7 +65,7 @@ class Settings:
 
     def high_throughput_memory(self, device: torch.device, nranks: int, max_tokens: int,
                                hidden_bytes: int) -> Tuple[int, int]:
-        """(rows that may pass through EPX's landing, bytes of the heap for tensors).
+        """(rows that may pass through EPX's receive buffer, bytes of the heap for tensors).
 
         On the CPU memory that nobody touches costs nothing: the worst case, and the library's default.
         """

@@ -59,7 +59,7 @@ static void plan_ll_dispatch(const struct settings *set, struct ll_layout *ll)
     ll->head = head_bytes(set);
     ll->rows = up(R * M * 4, 64) + ll->head;
     ll->slot_stride = up(ll->rows + M * ll->pitch, 64);
-    ll->landing_stride = up(ll->head + M * ll->pitch, 64);
+    ll->recv_stride = up(ll->head + M * ll->pitch, 64);
 }
 
 static void plan_ll_combine(const struct settings *set, struct ll_layout *ll)
@@ -78,7 +78,7 @@ static void plan_ll_combine(const struct settings *set, struct ll_layout *ll)
     ll->cslot_stride = up(at, 64);
 }
 
-/* Rows on their way out: half of what ranks that share memory save in landings, or a few. More rows are sent in turns. */
+/* Rows on their way out: half of what ranks that share memory save in receive buffers, or a few. More rows are sent in turns. */
 static uint64_t stage_rows(const struct settings *set)
 {
     const uint64_t M = (uint64_t)set->max_tokens;
@@ -101,7 +101,7 @@ static void plan_ll(const struct settings *set, struct heap_plan *plan, uint64_t
     *at = start;
     ll->slots = take(at, W * ll->slot_stride);
     ll->cslots = take(at, W * ll->cslot_stride);
-    ll->landing = take(at, W * (uint64_t)set->remotes * ll->landing_stride);
+    ll->recv_buf = take(at, W * (uint64_t)set->remotes * ll->recv_stride);
     ll->stage_rows = stage_rows(set);
     ll->stage = take(at, ll->stage_rows * ll->cpitch);
     plan->ll_bytes = *at - start;

@@ -74,7 +74,7 @@ static struct host_blocks lay_out_host(const struct epx_group *group)
     return b;
 }
 
-/* Tables of the node map, as int32: node_of[R], landing_at[R], landing_of[R], relay_rank[N], relay_slot[N], sources. */
+/* Tables of the node map, as int32: node_of[R], recv_index_at[R], recv_index_of[R], relay_rank[N], relay_slot[N], sources. */
 static epx_status copy_nodes(struct epx_group *group, const struct blocks *b)
 {
     const struct node_map *map = &group->map;
@@ -87,8 +87,8 @@ static epx_status copy_nodes(struct epx_group *group, const struct blocks *b)
         return fail(EPX_ERR_MEMORY, "epx_group_create: no memory for the tables of %zu nodes", N);
     for (int r = 0; r < group->nranks; r++) {
         t[r] = map->node_of[r];
-        t[R + (size_t)r] = group->remote[r] ? node_landing(map, group->rank, r) : -1;
-        t[2 * R + (size_t)r] = group->remote[r] ? node_landing(map, r, group->rank) : -1;
+        t[R + (size_t)r] = group->remote[r] ? node_recv_index(map, group->rank, r) : -1;
+        t[2 * R + (size_t)r] = group->remote[r] ? node_recv_index(map, r, group->rank) : -1;
     }
     for (int n = 0; n < group->nnodes; n++) {
         t[3 * R + (size_t)n] = node_relay(map, group->rank, n);
@@ -113,8 +113,8 @@ static void fill_nodes(struct epx_group *group, const struct blocks *b)
     g->remotes = group->map.remotes;
     g->relay_max = group->set.relay_max;
     g->node_of = t;
-    g->landing_at = t + R;
-    g->landing_of = t + 2 * R;
+    g->recv_index_at = t + R;
+    g->recv_index_of = t + 2 * R;
     g->relay_rank = t + 3 * R;
     g->relay_slot = t + 3 * R + N;
     g->relay_sources = t + 3 * R + 2 * N;

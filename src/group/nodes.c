@@ -101,7 +101,7 @@ void node_map_free(struct node_map *map)
     map->out = NULL;
 }
 
-int node_landing(const struct node_map *map, int source, int receiver)
+int node_recv_index(const struct node_map *map, int source, int receiver)
 {
     int number = 0;
     for (int r = 0; r < source; r++)

@@ -2,7 +2,7 @@
 /*
  * Which rank is on which node, and what follows: who receives whose puts where. All ranks compute the same.
  *
- *   landing number   of rank s at rank d: how many ranks before s are on other nodes than d
+ *   receive index   of rank s at rank d: how many ranks before s are on other nodes than d
  *   relay            of rank s in node n: the rank there whose place in its node is that of s (modulo the node's size),
  *                    ranks that are left out not counted
  *   relay number     of rank s at its relay: how many ranks before s have the same relay
@@ -31,7 +31,7 @@ void node_map_free(struct node_map *map);
 /* From now on without the ranks whose mark is set. */
 void node_map_leave_out(struct node_map *map, const uint8_t *out);
 
-int node_landing(const struct node_map *map, int source, int receiver);
+int node_recv_index(const struct node_map *map, int source, int receiver);
 int node_relay(const struct node_map *map, int source, int node);
 int node_relay_number(const struct node_map *map, int source, int node);
 /* Fills sources[] (room for relay_max) and returns how many rank `relay` has. */

@@ -5,7 +5,7 @@
  *   expert rank d                                     source s of the node
  *   rows in epx_alloc memory, or in a region that
  *   all peers imported (group/region.h): post where they are
- *   otherwise copy them to the own landing first
+ *   otherwise copy them to the own receive buffer first
  *   signal HC_DATA = e  ---------------------------->  wait HC_DATA[node] >= e
  *                                                      out[t] = bias + sum of its rows, read where they are
  *   wait HC_DONE[node] >= e  <-----------------------  signal HC_DONE = e
@@ -18,7 +18,7 @@
  *                                                      out[t] = bias + node by node, ascending: the rows of its own
  *                                                      node one by one, or the sum that a relay sent
  *
- * The wait for HC_DONE makes the caller's tensor and the landing free again when the operation completes; the next
+ * The wait for HC_DONE makes the caller's tensor and the receive buffer free again when the operation completes; the next
  * HC_READY says that the returned rows have been read; the one count more, that the relay has compared and needs what
  * HC_READY brought no longer, also where no row returns.
  */
@@ -165,7 +165,7 @@ KFN_STEP int hc_relay_chunk(struct agent *ag, const struct ht_combine_params *p,
     const struct handle_dev *h = p->h;
     const size_t M = (size_t)g->max_tokens, K = (size_t)h->state->topk, bytes = hc_wire_bytes(p);
     const int s = g->relay_sources[j];
-    const uint64_t out = ht_landing(g, j);
+    const uint64_t out = ht_recv_buf(g, j);
     const uint64_t back = hc_back_at(g, g->node_of[s], g->node, bytes);
     struct put_batch batch;
 

@@ -4,11 +4,11 @@
  *
  *   sender s                                          receiver d of the node
  *                                                     post: where its tensors are (the caller's own in epx_alloc
- *   wait HD_READY[node] >= e  <---------------------    memory, else the landing); signal HD_READY = e
+ *   wait HD_READY[node] >= e  <---------------------    memory, else the receive buffer); signal HD_READY = e
  *   read each row once, write it straight to its      zero its padding, mark the rows past the end
  *     place at every destination of the node
  *   signal HD_DATA = e  ---------------------------->  wait HD_DATA[node] >= e
- *                                                      copy from the landing, if it was used
+ *                                                      copy from the receive buffer, if it was used
  *
  *                                                     relay q: one rank of each other node
  *   wait HD_FREE[q] >= e - 1
@@ -51,7 +51,7 @@ KFN void hd_send_token(struct agent *ag, const struct ht_dispatch_params *p, int
  * sender's heap as they travel are put from there, and the extras of all its tokens go apart, behind what tells the relay
  * which operation this is (its note). Other rows are staged with their extras.
  *
- *   a source's landing at its relay:   note | rows with extras ...      or      note | room for all extras, by token | rows ...
+ *   a source's receive buffer at its relay:   note | rows with extras ...      or      note | room for all extras, by token | rows ...
  */
 KFN size_t hd_weights_at(const struct ht_dispatch_params *p) /* among the extras */
 {
@@ -68,7 +68,7 @@ KFN size_t hd_wire_bytes(const struct ht_dispatch_params *p, int apart)
     return row_scales_at(&p->agree) + (apart ? 0 : hd_extra_bytes(p));
 }
 
-/* From the start of a landing to its rows. */
+/* From the start of a receive buffer to its rows. */
 KFN uint64_t hd_rows_at(const struct group_dev *g, int apart)
 {
     return HD_NOTE + (apart ? (uint64_t)g->max_tokens * (g->ht.hpitch - g->ht.pitch) : 0);
@@ -80,13 +80,13 @@ KFN int hd_chunk(int i, int n)
     return i / ((n + HD_CHUNKS - 1) / HD_CHUNKS);
 }
 
-/* The landing of the source with this number at its relay. */
-KFN uint64_t ht_landing(const struct group_dev *g, int number)
+/* The receive buffer of the source with this number at its relay. */
+KFN uint64_t ht_recv_buf(const struct group_dev *g, int number)
 {
     return g->ht.relay + (uint64_t)number * g->ht.relay_stride;
 }
 
-/* The same bytes to all relays of this rank, at `target` from the start of its landing there. One agent. */
+/* The same bytes to all relays of this rank, at `target` from the start of its receive buffer there. One agent. */
 KFN_STEP int ht_put_relays(struct agent *ag, const struct group_dev *g, int kind, uint64_t source, uint64_t target,
                            uint64_t target_stride, uint32_t bytes)
 {
@@ -172,7 +172,7 @@ KFN_STEP int hd_send_remote(struct agent *ag, const struct ht_dispatch_params *p
             if (i < 0 || !g->mask[g->relay_rank[n]])
                 continue;
             put(ag, g, &batch, g->relay_rank[n], COUNTER(SIG_HD_ROWS, hd_chunk(i, h->ncount[n])), source,
-                ht_landing(g, g->relay_slot[n]) + hd_rows_at(g, apart) + (uint64_t)i * bytes, (uint32_t)bytes);
+                ht_recv_buf(g, g->relay_slot[n]) + hd_rows_at(g, apart) + (uint64_t)i * bytes, (uint32_t)bytes);
             rows++;
         }
     }
@@ -187,9 +187,9 @@ KFN void hd_forward_row(struct agent *ag, const struct ht_dispatch_params *p, in
     const struct handle_dev *h = p->h;
     const size_t M = (size_t)g->max_tokens, K = (size_t)h->state->topk;
     const int t = h->relay_list[(size_t)j * M + (size_t)i];
-    const char *landing = heap_at(g, g->rank, ht_landing(g, j));
-    const char *row = landing + hd_rows_at(g, apart) + (size_t)i * hd_wire_bytes(p, apart);
-    const char *extras = apart ? landing + HD_NOTE + (size_t)t * hd_extra_bytes(p) : row + row_scales_at(&p->agree);
+    const char *recv_buf = heap_at(g, g->rank, ht_recv_buf(g, j));
+    const char *row = recv_buf + hd_rows_at(g, apart) + (size_t)i * hd_wire_bytes(p, apart);
+    const char *extras = apart ? recv_buf + HD_NOTE + (size_t)t * hd_extra_bytes(p) : row + row_scales_at(&p->agree);
     struct hd_row r;
 
     r.ids = h->relay_ids + ((size_t)j * M + (size_t)t) * K;
@@ -211,7 +211,7 @@ KFN_STEP int hd_forward(struct agent *ag, const struct ht_dispatch_params *p, ui
     const int s = g->relay_sources[j], n = p->h->relay_n[j];
     const int per = (n + HD_CHUNKS - 1) / HD_CHUNKS;
     const uint64_t start = ag_now(ag);
-    const struct hd_post *note = (const struct hd_post *)heap_at(g, g->rank, ht_landing(g, j));
+    const struct hd_post *note = (const struct hd_post *)heap_at(g, g->rank, ht_recv_buf(g, j));
 
     if (!g->mask[s])
         return 0;
@@ -231,7 +231,7 @@ KFN_STEP int hd_forward(struct agent *ag, const struct ht_dispatch_params *p, ui
     return 0;
 }
 
-/* The landing of this relay is free again. One agent. */
+/* The receive buffer of this relay is free again. One agent. */
 KFN_STEP void hd_release(struct agent *ag, const struct group_dev *g)
 {
     struct put_batch batch;
@@ -285,39 +285,39 @@ KFN_STEP void hd_mark_tail(struct agent *ag, const struct ht_dispatch_params *p)
     }
 }
 
-/* One received row from the landing to the caller's tensors; what is already in place has no landing bit. */
+/* One received row from the receive buffer to the caller's tensors; what is already in place has no BUFFERED_ bit. */
 KFN void hd_take_row(struct agent *ag, const struct ht_dispatch_params *p, int64_t row)
 {
     const struct group_dev *g = p->g;
     const int K = p->layout == LAYOUT_FLAT ? p->h->state->topk : 1;
     const char *heap = heap_at(g, g->rank, 0);
 
-    if (p->landed & LANDED_TOKENS)
+    if (p->buffered & BUFFERED_TOKENS)
         ag_copy(ag, p->final.tokens + row * p->final.stride,
                 heap + p->post.tokens + (uint64_t)row * p->post.token_stride, (size_t)p->agree.hidden_bytes);
-    if (p->landed & LANDED_SCALES)
+    if (p->buffered & BUFFERED_SCALES)
         row_copy_scales(ag, p->final.scales + row * p->final.scale_row_stride, p->final.scale_stride,
                         heap + p->post.scales + (uint64_t)row * p->post.scale_row_stride, (int64_t)p->post.scale_stride,
                         p->agree.scale_bytes / 4);
     AG_EACH(ag, int, k, K)
     {
         const int64_t i = row * K + k;
-        if (p->landed & LANDED_WEIGHTS)
+        if (p->buffered & BUFFERED_WEIGHTS)
             p->final_weights[i] = ((const float *)(heap + p->post.weights))[i];
-        if (p->landed & LANDED_IDX)
+        if (p->buffered & BUFFERED_IDX)
             index_put(&p->final_idx, i,
                       p->post.idx64 ? ((const int64_t *)(heap + p->post.topk_idx))[i]
                                     : ((const int32_t *)(heap + p->post.topk_idx))[i]);
     }
     if (!ag_leader(ag))
         return;
-    if (p->landed & LANDED_SRC_RANK)
+    if (p->buffered & BUFFERED_SRC_RANK)
         p->final_src_rank[row] = ((const int32_t *)(heap + p->post.src_rank))[row];
-    if (p->landed & LANDED_SRC_TOKEN)
+    if (p->buffered & BUFFERED_SRC_TOKEN)
         p->final_src_token[row] = ((const int32_t *)(heap + p->post.src_token))[row];
 }
 
-KFN_STEP void hd_take_landing(struct agent *ag, const struct ht_dispatch_params *p)
+KFN_STEP void hd_copy_recv_buf(struct agent *ag, const struct ht_dispatch_params *p)
 {
     const struct handle_dev *h = p->h;
     const int A = ag_count(ag);
@@ -349,7 +349,7 @@ KFN_STEP void hd_count(const struct ht_dispatch_params *p)
     ag_add_stat(&g->stats->rows_sent, all);
     ag_add_stat(&g->stats->bytes_peer, (uint64_t)h->state->peer_rows * (uint64_t)p->agree.hidden_bytes);
     ag_add_stat(&g->stats->rows_received, (uint64_t)h->state->filled_rows);
-    if (p->landed & LANDED_TOKENS)
+    if (p->buffered & BUFFERED_TOKENS)
         ag_add_stat(&g->stats->bytes_local, (uint64_t)h->state->filled_rows * (uint64_t)p->agree.hidden_bytes);
 }
 
@@ -416,8 +416,8 @@ KFN int hd_run(struct agent *ag, const struct ht_dispatch_params *p, uint64_t ep
         return 1;
     if (p->h->state->recv_rows > p->post.capacity)
         report(ag, g, KSTATUS_OVERFLOW, PHASE_HD_DATA, -1, p->h->state->recv_rows, p->post.capacity, 0, 0);
-    if (p->landed)
-        hd_take_landing(ag, p);
+    if (p->buffered)
+        hd_copy_recv_buf(ag, p);
     /* The caller may change its tensor once this operation has completed: not before the network has read it. */
     return p->post.apart && ag_index(ag) == 0 ? wait_sent(ag, g, PHASE_HD_SENT) : 0;
 }

@@ -50,7 +50,7 @@ KFN const struct hn_post *hn_post_of(const struct group_dev *g, int rank, uint64
 {
     if (is_local(g, rank))
         return (const struct hn_post *)heap_at(g, rank, hn_counts_at(g, epoch, 0));
-    return (const struct hn_post *)heap_at(g, g->rank, hn_counts_at(g, epoch, 1 + g->landing_of[rank]));
+    return (const struct hn_post *)heap_at(g, g->rank, hn_counts_at(g, epoch, 1 + g->recv_index_of[rank]));
 }
 
 KFN const int32_t *hn_ecount(const struct group_dev *g, int rank, uint64_t epoch)
@@ -73,7 +73,7 @@ KFN_STEP void hn_put_counts(struct agent *ag, const struct group_dev *g, uint64_
     for (int d = 0; d < g->nranks; d++)
         if (in_scope(g, SCOPE_REMOTE, d))
             put(ag, g, &batch, d, COUNTER(SIG_HN_DATA, epoch % 2), hn_counts_at(g, epoch, 0),
-                hn_counts_at(g, epoch, 1 + g->landing_at[d]), bytes);
+                hn_counts_at(g, epoch, 1 + g->recv_index_at[d]), bytes);
     if (put_flush(ag, g, &batch))
         push_failed(ag, g); /* as in signal_peers() */
 }

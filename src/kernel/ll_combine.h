@@ -3,23 +3,23 @@
  * Low-latency combine, epoch e, slot (e - 1) % W, lap v of that slot.
  *
  *   expert rank d                                     source s of the node
- *   wait LC_DONE[*] >= v - 1  (landing slots free)
+ *   wait LC_DONE[*] >= v - 1  (receive slots free)
  *   rows in epx_alloc memory: post where they are       (nothing moves)
  *   otherwise: write each row, LogFMT or plain, into
- *     s's landing slot, at ll_places()
+ *     s's receive slot, at ll_places()
  *   signal LC_DATA = v  ---------------------------->  wait LC_DATA[*] >= v
  *                                                      out[t] = sum over k of weight * row, read in d's heap or
- *                                                      in the own landing slot
+ *                                                      in the own receive slot
  *   (in place: wait LC_DONE[*] >= v)  <--------------  signal LC_DONE = v
  *
  *                                                     source s of another node
  *   put the post, counter LC_DATA  ----------------->  wait LC_DATA[d] >= v, compare what both do
  *   put each row from where it is, or from the stage,
- *     into s's landing slot, counter LC_ROWS  ------>  wait LC_ROWS[d] >= expected so far + rows it has there
+ *     into s's receive slot, counter LC_ROWS  ------>  wait LC_ROWS[d] >= expected so far + rows it has there
  *     (LogFMT: without gaps, behind their lengths)      (find where each begins)
  *   LC_DONE counted                <-----------------  put of no bytes, counter LC_DONE
  *
- * Each row crosses between ranks once, by a read (in place) or by a write (landing).
+ * Each row crosses between ranks once, by a read (in place) or by a write (receive buffer).
  */
 #ifndef EPX_KERNEL_LL_COMBINE_H
 #define EPX_KERNEL_LL_COMBINE_H
@@ -42,7 +42,7 @@ KFN_STEP const struct lc_post *lc_post_of(const struct group_dev *g, int d, uint
 {
     if (is_local(g, d))
         return (const struct lc_post *)lc_slot(g, d, epoch);
-    return (const struct lc_post *)(lc_slot(g, g->rank, epoch) + g->ll.cposts) + g->landing_of[d];
+    return (const struct lc_post *)(lc_slot(g, g->rank, epoch) + g->ll.cposts) + g->recv_index_of[d];
 }
 
 /* ---- Send ----------------------------------------------------------------------------------------------------- */
@@ -50,11 +50,11 @@ KFN_STEP const struct lc_post *lc_post_of(const struct group_dev *g, int d, uint
 /* A block: the rows of source s that stand together. EXPERT_MAJOR: one per local expert, RANK_MAJOR: one. */
 struct lc_block {
     const char *rows; /* first one */
-    uint64_t place;   /* of the first one in the landing at s; the others follow */
+    uint64_t place;   /* of the first one in the receive buffer at s; the others follow */
     int n;
 };
 
-/* From one row of a landing to the next: rows that travel as they are touch, so that puts of neighbours merge. */
+/* From one row of a receive buffer to the next: rows that travel as they are touch, so that puts of neighbours merge. */
 KFN size_t lc_pitch(const struct ll_combine_params *p)
 {
     return p->logfmt ? (size_t)p->g->ll.cpitch : up16((size_t)p->agree.hidden_bytes);
@@ -94,17 +94,17 @@ KFN uint32_t lc_write_row(struct agent *ag, const struct ll_combine_params *p, c
     return (uint32_t)p->agree.hidden_bytes;
 }
 
-/* To a source of the node: straight into its landing slot. Rows are dealt out to the agents in one sequence. */
+/* To a source of the node: straight into its receive slot. Rows are dealt out to the agents in one sequence. */
 KFN void lc_push_local(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch, int s, int64_t *before)
 {
     const struct group_dev *g = p->g;
     const int A = ag_count(ag);
-    char *landing = lc_slot(g, s, epoch) + g->ll.crows;
+    char *recv_buf = lc_slot(g, s, epoch) + g->ll.crows;
 
     for (int l = 0; l < lc_blocks(p); l++) {
         const struct lc_block b = lc_block_at(p, s, l);
         for (int i = (int)(((int64_t)ag_index(ag) - *before % A + A) % A); i < b.n; i += A)
-            lc_write_row(ag, p, landing + (b.place + (uint64_t)i) * lc_pitch(p), b.rows + i * p->stride);
+            lc_write_row(ag, p, recv_buf + (b.place + (uint64_t)i) * lc_pitch(p), b.rows + i * p->stride);
         *before += b.n;
     }
 }
@@ -143,18 +143,18 @@ KFN_STEP int lc_push_remote(struct agent *ag, const struct ll_combine_params *p,
 {
     const struct group_dev *g = p->g;
     const int slot = slot_of(g, epoch);
-    const uint64_t landing = lc_slot_offset(g, epoch) + g->ll.crows;
+    const uint64_t recv_buf = lc_slot_offset(g, epoch) + g->ll.crows;
     const size_t pitch = lc_pitch(p);
-    uint64_t rows = 0, packed = landing + lc_block_at(p, s, 0).place * pitch; /* all blocks follow each other there */
+    uint64_t rows = 0, packed = recv_buf + lc_block_at(p, s, 0).place * pitch; /* all blocks follow each other there */
 
     put(ag, g, &stage->batch, s, COUNTER(SIG_LC_DATA, slot), lc_slot_offset(g, epoch),
-        lc_slot_offset(g, epoch) + g->ll.cposts + (uint64_t)g->landing_at[s] * sizeof(struct lc_post),
+        lc_slot_offset(g, epoch) + g->ll.cposts + (uint64_t)g->recv_index_at[s] * sizeof(struct lc_post),
         sizeof(struct lc_post));
     for (int l = 0; l < lc_blocks(p); l++) {
         const struct lc_block b = lc_block_at(p, s, l);
         for (int i = 0; i < b.n; i++) {
             const char *row = b.rows + i * p->stride;
-            const uint64_t target = p->logfmt ? packed : landing + (b.place + (uint64_t)i) * pitch;
+            const uint64_t target = p->logfmt ? packed : recv_buf + (b.place + (uint64_t)i) * pitch;
             uint64_t source = (uint64_t)(row - heap_at(g, g->rank, 0));
             uint32_t bytes = (uint32_t)p->agree.hidden_bytes;
             if (!p->in_place || (lc_short(p, &b) && stage->used + pitch <= stage->room)) {
@@ -446,7 +446,7 @@ KFN_STEP int lc_wait_remote(struct agent *ag, const struct ll_combine_params *p,
     const uint64_t start = ag_now(ag);
 
     for (int d = 0; d < g->nranks; d++) {
-        if (is_local(g, d) || !g->mask[d] || g->landing_of[d] % ag_count(ag) != ag_index(ag))
+        if (is_local(g, d) || !g->mask[d] || g->recv_index_of[d] % ag_count(ag) != ag_index(ag))
             continue;
         if (wait_rows(ag, g, SIG_LC_ROWS, slot_of(g, epoch), d, lc_rows_from(p, d), PHASE_LC_ROWS, start))
             return 1;

@@ -21,9 +21,9 @@
  *   (in place: wait LL_DONE[*] >= v)  <--------------  signal LL_DONE = v
  *
  *                                                     receiver d of another node
- *   put tables and post, counter LL_DATA  ---------->  wait LL_DATA[s] >= v: tables and post are in s's landing here
+ *   put tables and post, counter LL_DATA  ---------->  wait LL_DATA[s] >= v: tables and post are in s's receive buffer here
  *   put each row for d,  counter LL_ROWS  ---------->  wait LL_ROWS[s] >= expected so far + what the tables say
- *                                                      the same expansion, reading the landing
+ *                                                      the same expansion, reading the receive buffer
  *   LL_DONE counted                <-----------------  put of no bytes, counter LL_DONE
  *
  * Between nodes no round comes before the data, and rows are staged in an order in which those for one destination are

@@ -67,7 +67,7 @@ KFN void ll_places(struct agent *ag, const struct ll_dispatch_params *p)
         ll_add_up(ag, p->h->rcount, p->g->nranks, 0, p->h->back, 1);
 }
 
-/* What source s gets back begins here, in its landing. */
+/* What source s gets back begins here, in its receive buffer. */
 KFN_STEP void ll_source_places(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch, int s)
 {
     const struct group_dev *g = p->g;
@@ -315,13 +315,13 @@ KFN_STEP int ll_wait_remote(struct agent *ag, const struct ll_dispatch_params *p
     const int K = p->route.topk_n;
 
     for (int s = 0; s < g->nranks; s++) {
-        if (is_local(g, s) || !g->mask[s] || g->landing_of[s] % ag_count(ag) != ag_index(ag))
+        if (is_local(g, s) || !g->mask[s] || g->recv_index_of[s] % ag_count(ag) != ag_index(ag))
             continue;
         const struct ll_view v = ll_open(g, s, epoch);
         const int32_t n = v.rcount[g->rank];
         if (ll_tables_unsound(ag, g, &v, K))
             return fail_all(ag, g, KSTATUS_MISMATCH, PHASE_LL_ROWS, s, 0, 0);
-        const int found = ll_list_remote(ag, g, &v, K, g->lists + (size_t)g->landing_of[s] * (size_t)g->max_tokens);
+        const int found = ll_list_remote(ag, g, &v, K, g->lists + (size_t)g->recv_index_of[s] * (size_t)g->max_tokens);
         if (found != n)
             return fail_all(ag, g, KSTATUS_MISMATCH, PHASE_LL_ROWS, s, found, n);
         if (wait_rows(ag, g, SIG_LL_ROWS, slot_of(g, epoch), s, (uint64_t)n, PHASE_LL_ROWS, start))

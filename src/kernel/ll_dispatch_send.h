@@ -44,18 +44,18 @@ KFN_STEP uint64_t ll_slot_offset(const struct group_dev *g, uint64_t epoch)
     return g->ll.slots + (uint64_t)slot_of(g, epoch) * g->ll.slot_stride;
 }
 
-/* Offset of the rows of source number `number` in the landing of its receiver. */
-KFN uint64_t ll_landing_rows(const struct group_dev *g, uint64_t epoch, int number)
+/* Offset of the rows of source number `number` in the receive buffer of its receiver. */
+KFN uint64_t ll_recv_rows(const struct group_dev *g, uint64_t epoch, int number)
 {
     const uint64_t piece = (uint64_t)slot_of(g, epoch) * (uint64_t)g->remotes + (uint64_t)number;
-    return g->ll.landing + piece * g->ll.landing_stride + g->ll.head;
+    return g->ll.recv_buf + piece * g->ll.recv_stride + g->ll.head;
 }
 
 KFN_STEP char *ll_rows_of(const struct group_dev *g, int rank, uint64_t epoch)
 {
     if (is_local(g, rank))
         return heap_at(g, rank, ll_slot_offset(g, epoch) + g->ll.rows);
-    return heap_at(g, g->rank, ll_landing_rows(g, epoch, g->landing_of[rank]));
+    return heap_at(g, g->rank, ll_recv_rows(g, epoch, g->recv_index_of[rank]));
 }
 
 KFN_STEP const struct ll_post *ll_post_of(const struct group_dev *g, int rank, uint64_t epoch)
@@ -91,7 +91,7 @@ KFN struct ll_view ll_open(const struct group_dev *g, int rank, uint64_t epoch)
         v.rows = heap_at(g, rank, post->rows);
         v.list = (const int32_t *)heap_at(g, rank, ll_slot_offset(g, epoch)) + (size_t)g->rank * (size_t)g->max_tokens;
     } else {
-        v.list = g->lists + (size_t)g->landing_of[rank] * (size_t)g->max_tokens;
+        v.list = g->lists + (size_t)g->recv_index_of[rank] * (size_t)g->max_tokens;
     }
     return v;
 }
@@ -219,7 +219,7 @@ KFN_STEP void ll_put_to(struct agent *ag, const struct ll_dispatch_params *p, ui
 {
     const struct group_dev *g = p->g;
     const uint64_t source = ll_slot_offset(g, epoch) + g->ll.rows;
-    const uint64_t target = ll_landing_rows(g, epoch, g->landing_at[d]);
+    const uint64_t target = ll_recv_rows(g, epoch, g->recv_index_at[d]);
     const uint64_t stride = ll_row_stride(p), head = (uint64_t)(v->rows - v->start);
     const int K = p->route.topk_n, slot = slot_of(g, epoch);
 

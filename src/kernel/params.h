@@ -5,7 +5,7 @@
  *
  * The heap of a rank (the same offsets on all ranks, see group/heap_layout.c)
  *
- *   control | signals[SIG_COUNT][slots][R] | LL dispatch and combine slots[W] | HT posts, counts, tables | HT landing |
+ *   control | signals[SIG_COUNT][slots][R] | LL dispatch and combine slots[W] | HT posts, counts, tables | HT receive buffer |
  *   HT relay and return rows | alloc
  *
  * A signal word belongs to one kind, one slot and one peer, which alone advances it, by one per operation of that slot:
@@ -86,8 +86,8 @@ EPX_STATIC_ASSERT(sizeof(struct signal) == 64, "one cache line");
 enum signal_kind {
     SIG_LL_DATA,  /* low-latency dispatch: the peer's slot is filled and may be read */
     SIG_LL_DONE,  /* the peer has read this rank's slot */
-    SIG_LC_DATA,  /* low-latency combine: the peer's rows may be read (in its heap, or here in the landing slot) */
-    SIG_LC_DONE,  /* the peer has read this rank's rows, and its landing slot is free again */
+    SIG_LC_DATA,  /* low-latency combine: the peer's rows may be read (in its heap, or here in the receive slot) */
+    SIG_LC_DONE,  /* the peer has read this rank's rows, and its receive slot is free again */
     SIG_HN_DATA,  /* high-throughput notify: the peer's counts may be read */
     SIG_HN_DONE,  /* the peer has read this rank's counts */
     SIG_HD_READY, /* high-throughput dispatch: the peer's receive tensors may be written */
@@ -146,7 +146,7 @@ EPX_STATIC_ASSERT(sizeof(struct ll_post) == 128, "shared between ranks");
 /* Opens a low-latency combine slot; EXPERT_MAJOR: begin[L][R] follows. */
 struct lc_post {
     struct agreement agree;
-    int32_t pulled; /* 1: read the rows in this rank's heap; 0: they were written into the reader's landing slot */
+    int32_t pulled; /* 1: read the rows in this rank's heap; 0: they were written into the reader's receive slot */
     int32_t reserved;
     uint64_t rows;
     uint64_t outer_stride, row_stride; /* bytes */
@@ -183,15 +183,15 @@ EPX_STATIC_ASSERT(sizeof(struct hc_post) == 64, "shared between ranks");
 
 /* Offsets inside a heap, computed once from the configuration. */
 struct ll_layout {
-    uint64_t slots, slot_stride;      /* dispatch: list[R][M], tables, post, rows[M] */
-    uint64_t rows;                    /* from a slot's start */
-    uint64_t pitch;                   /* most bytes of a row: payload, then scales */
-    uint64_t landing, landing_stride; /* [W][remote ranks]: tables, post, rows[M] from each */
-    uint64_t head;                    /* from a landing's start to its rows: room for post and tables */
-    uint64_t cslots, cslot_stride;    /* combine */
-    uint64_t begin, cposts, crows; /* from a combine slot's start: begin[L][R], posts of remote ranks, landing rows */
-    uint64_t cpitch;               /* most bytes of a landing row */
-    uint64_t stage, stage_rows;    /* combine: rows on their way to other nodes, when they are not in the heap */
+    uint64_t slots, slot_stride;    /* dispatch: list[R][M], tables, post, rows[M] */
+    uint64_t rows;                  /* from a slot's start */
+    uint64_t pitch;                 /* most bytes of a row: payload, then scales */
+    uint64_t recv_buf, recv_stride; /* [W][remote ranks]: tables, post, rows[M] from each */
+    uint64_t head;                  /* from a receive buffer's start to its rows: room for post and tables */
+    uint64_t cslots, cslot_stride;  /* combine */
+    uint64_t begin, cposts, crows;  /* from a combine slot's start: begin[L][R], posts of remote ranks, receive rows */
+    uint64_t cpitch;                /* most bytes of a receive row */
+    uint64_t stage, stage_rows;     /* combine: rows on their way to other nodes, when they are not in the heap */
 };
 
 struct ht_layout {
@@ -199,9 +199,9 @@ struct ht_layout {
     uint64_t tables, table_stride;  /* [2 slots][own, then each source of this relay]: ids[M*K], pos[M*K] */
     uint64_t dispatch_post, combine_post;
     uint64_t agreements; /* combine: of each source of this relay, HD_NOTE bytes each */
-    uint64_t tokens, scales, weights, topk_idx, src_rank, src_token; /* landing of the node */
+    uint64_t tokens, scales, weights, topk_idx, src_rank, src_token; /* receive buffer of the node */
     uint64_t pitch, scale_pitch;
-    int64_t rows;                 /* of the landing */
+    int64_t rows;                 /* of the receive buffer */
     uint64_t relay, relay_stride; /* rows of each source that this rank relays for: in (dispatch), out (combine) */
     uint64_t back;                /* rows of this rank: out (dispatch), in (combine, [other nodes][M]) */
     uint64_t hpitch;              /* most bytes of such a row: payload, scales, weights */
@@ -298,8 +298,8 @@ struct group_dev {
     int32_t relay_max;   /* most that any rank relays for */
     int32_t nrings;
     const int32_t *node_of;       /* [R] */
-    const int32_t *landing_at;    /* [R]: this rank's number among the remote ranks of r */
-    const int32_t *landing_of;    /* [R]: r's number among this rank's remote ranks */
+    const int32_t *recv_index_at; /* [R]: this rank's number among the remote ranks of r */
+    const int32_t *recv_index_of; /* [R]: r's number among this rank's remote ranks */
     const int32_t *relay_rank;    /* [nnodes]: who relays this rank's rows in each other node; -1 = own node */
     const int32_t *relay_slot;    /* [nnodes]: this rank's number among the sources of that relay */
     const int32_t *relay_sources; /* [relay_count] */
@@ -310,7 +310,7 @@ struct group_dev {
     const struct ring_dev *rings; /* [nrings]; the ring of a pair is (rank + peer) % nrings */
     int32_t *order;               /* [2*M]: low-latency staging order, and the keys that it follows, see ll_order() */
     int32_t *lists;               /* [remotes][M]: tokens of each remote source that come here */
-    int32_t *packed_at; /* [M*K]: where LogFMT rows of other nodes begin in the landing, in units of 16 bytes */
+    int32_t *packed_at; /* [M*K]: where LogFMT rows of other nodes begin in the receive buffer, in units of 16 bytes */
 };
 
 /* What the host reads after a high-throughput notify. */
@@ -345,7 +345,8 @@ struct handle_dev {
     int32_t *count;  /* [L*R] */
     int32_t *first;  /* EXPERT_MAJOR [E]: where this rank's rows begin at each expert */
     int32_t *source; /* EXPERT_MAJOR [L*R], RANK_MAJOR [R]: the source's `back` for this expert or rank */
-    int32_t *back;   /* of this rank's tokens, EXPERT_MAJOR [E], RANK_MAJOR [R]: first place in the combine's landing */
+    int32_t
+        *back; /* of this rank's tokens, EXPERT_MAJOR [E], RANK_MAJOR [R]: first row in the combine receive buffer */
     /* High throughput */
     int32_t *base;   /* FLAT [R], EXPERT_MAJOR [E]: where this rank's rows begin at the destination */
     int32_t *zone;   /* EXPERT_MAJOR [L]: first row of each local expert */
@@ -447,14 +448,14 @@ struct ht_notify_params {
     struct index_out expert_counts, expert_offsets, rank_counts, total, rank_matrix, rank_tokens, relay_counts;
 };
 
-/* Which receive tensors lie outside the heap: their rows come through the landing and are copied. */
+/* Which receive tensors lie outside the heap: their rows come through the receive buffer and are copied. */
 enum {
-    LANDED_TOKENS = 1,
-    LANDED_SCALES = 2,
-    LANDED_WEIGHTS = 4,
-    LANDED_IDX = 8,
-    LANDED_SRC_RANK = 16,
-    LANDED_SRC_TOKEN = 32
+    BUFFERED_TOKENS = 1,
+    BUFFERED_SCALES = 2,
+    BUFFERED_WEIGHTS = 4,
+    BUFFERED_IDX = 8,
+    BUFFERED_SRC_RANK = 16,
+    BUFFERED_SRC_TOKEN = 32
 };
 
 struct ht_dispatch_params {
@@ -466,7 +467,7 @@ struct ht_dispatch_params {
     const float *weights;
     uint64_t in_place;   /* heap offset of tokens, where rows for other nodes are put from there (post.apart) */
     struct hd_post post; /* where senders write */
-    int32_t landed;      /* LANDED_* */
+    int32_t buffered;    /* BUFFERED_* */
     int32_t reserved;
     /* The caller's tensors. */
     struct row_out final;
@@ -481,7 +482,7 @@ struct ht_combine_params {
     struct handle_dev *h;
     int32_t layout, compact;
     struct agreement agree;
-    const char *tokens; /* to be copied to the landing; NULL = in place */
+    const char *tokens; /* to be copied to the receive buffer; NULL = in place */
     int64_t stride;
     const float *weights; /* likewise */
     struct hc_post post;

@@ -38,8 +38,9 @@ epx_status ht_update(struct epx_handle *handle, const epx_tensor *topk, const st
     return status;
 }
 
-/* Where senders write one tensor: in place when it lies in the heap, else the landing, which marks `bit`. */
-static uint64_t receive_at(const struct epx_group *group, const epx_tensor *t, uint64_t landing, int bit, int *landed)
+/* Where senders write one tensor: in place when it lies in the heap, else the receive buffer, which marks `bit`. */
+static uint64_t receive_at(const struct epx_group *group, const epx_tensor *t, uint64_t recv_buf, int bit,
+                           int *buffered)
 {
     uint64_t offset;
 
@@ -47,20 +48,20 @@ static uint64_t receive_at(const struct epx_group *group, const epx_tensor *t, u
         return 0;
     offset = tensor_heap_offset(group, t);
     if (!offset) {
-        *landed |= bit;
-        offset = landing;
+        *buffered |= bit;
+        offset = recv_buf;
     }
     return offset;
 }
 
-/* Rows of tensors in ordinary memory pass through the landing. Where the update has finished, their number is known;
+/* Rows of tensors in ordinary memory pass through the receive buffer. Where the update has finished, their number is known;
  * otherwise the kernel says the same. */
-static epx_status landing_check(const struct epx_handle *handle, int landed, const char *call)
+static epx_status recv_buf_check(const struct epx_handle *handle, int buffered, const char *call)
 {
     const int64_t room = handle->group->plan.ht.rows;
 
     /* Pairs with the release at the end of the notify kernel. */
-    if (!landed || __atomic_load_n(&handle->info->epoch, __ATOMIC_ACQUIRE) != handle->updates ||
+    if (!buffered || __atomic_load_n(&handle->info->epoch, __ATOMIC_ACQUIRE) != handle->updates ||
         handle->info->rows <= room)
         return EPX_OK;
     return fail(EPX_ERR_OVERFLOW,
@@ -74,23 +75,23 @@ static void make_post(const struct epx_handle *handle, const struct dispatch_arg
     const struct epx_group *group = handle->group;
     const struct ht_layout *ht = &group->plan.ht;
     struct hd_post *post = &p->post;
-    int landed = 0;
+    int buffered = 0;
 
     post->agree = p->agree;
     post->idx64 = args->out_idx.dtype == EPX_INT64;
-    post->tokens = receive_at(group, &args->out_tokens, ht->tokens, LANDED_TOKENS, &landed);
-    post->token_stride = landed & LANDED_TOKENS ? ht->pitch : (uint64_t)p->final.stride;
-    post->scales = receive_at(group, &args->out_scales, ht->scales, LANDED_SCALES, &landed);
-    post->scale_row_stride = landed & LANDED_SCALES ? ht->scale_pitch : (uint64_t)p->final.scale_row_stride;
-    post->scale_stride = landed & LANDED_SCALES ? 4 : (uint64_t)p->final.scale_stride;
-    post->weights = receive_at(group, &args->out_weights, ht->weights, LANDED_WEIGHTS, &landed);
-    post->topk_idx = receive_at(group, &args->out_idx, ht->topk_idx, LANDED_IDX, &landed);
-    post->src_rank = receive_at(group, &args->src_rank, ht->src_rank, LANDED_SRC_RANK, &landed);
-    post->src_token = receive_at(group, &args->src_token, ht->src_token, LANDED_SRC_TOKEN, &landed);
+    post->tokens = receive_at(group, &args->out_tokens, ht->tokens, BUFFERED_TOKENS, &buffered);
+    post->token_stride = buffered & BUFFERED_TOKENS ? ht->pitch : (uint64_t)p->final.stride;
+    post->scales = receive_at(group, &args->out_scales, ht->scales, BUFFERED_SCALES, &buffered);
+    post->scale_row_stride = buffered & BUFFERED_SCALES ? ht->scale_pitch : (uint64_t)p->final.scale_row_stride;
+    post->scale_stride = buffered & BUFFERED_SCALES ? 4 : (uint64_t)p->final.scale_stride;
+    post->weights = receive_at(group, &args->out_weights, ht->weights, BUFFERED_WEIGHTS, &buffered);
+    post->topk_idx = receive_at(group, &args->out_idx, ht->topk_idx, BUFFERED_IDX, &buffered);
+    post->src_rank = receive_at(group, &args->src_rank, ht->src_rank, BUFFERED_SRC_RANK, &buffered);
+    post->src_token = receive_at(group, &args->src_token, ht->src_token, BUFFERED_SRC_TOKEN, &buffered);
     post->capacity = args->out_tokens.shape[0];
-    if (landed && post->capacity > ht->rows)
+    if (buffered && post->capacity > ht->rows)
         post->capacity = ht->rows;
-    p->landed = landed;
+    p->buffered = buffered;
 }
 
 /* Rows that lie in the heap as they travel are put to other nodes from there. Their extras then travel as one piece. */
@@ -131,7 +132,7 @@ epx_status ht_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
     p.in_place = in_place_offset(handle, args, &p);
     p.post.apart = p.in_place != 0;
     regions_import(handle->group, stream);
-    status = landing_check(handle, p.landed, "epx_dispatch");
+    status = recv_buf_check(handle, p.buffered, "epx_dispatch");
     if (status == EPX_OK)
         status = launch_ordered(handle->group, stream, KERNEL_HT_DISPATCH, &p, sizeof(p));
     if (status == EPX_OK)
@@ -139,10 +140,10 @@ epx_status ht_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
     return status;
 }
 
-/* Where the others read one tensor: in the heap or in a region that they have imported, else in the landing, which marks
+/* Where the others read one tensor: in the heap or in a region that they have imported, else in the receive buffer, which marks
  * `bit`. */
-static uint64_t source_at(struct epx_group *group, const epx_tensor *t, struct device_stream *stream, uint64_t landing,
-                          int bit, int *landed, int32_t *in)
+static uint64_t source_at(struct epx_group *group, const epx_tensor *t, struct device_stream *stream, uint64_t recv_buf,
+                          int bit, int *buffered, int32_t *in)
 {
     uint64_t offset;
 
@@ -154,8 +155,8 @@ static uint64_t source_at(struct epx_group *group, const epx_tensor *t, struct d
         *in = regions_find(group, t->data, tensor_span(t), stream, &offset);
     if (*in || offset)
         return offset;
-    *landed |= bit;
-    return landing;
+    *buffered |= bit;
+    return recv_buf;
 }
 
 static void make_combine_post(struct epx_handle *handle, const struct combine_args *args, struct device_stream *stream,
@@ -164,16 +165,17 @@ static void make_combine_post(struct epx_handle *handle, const struct combine_ar
     struct epx_group *group = handle->group;
     const struct ht_layout *ht = &group->plan.ht;
     struct hc_post *post = &p->post;
-    int landed = 0;
+    int buffered = 0;
 
     post->agree = p->agree;
     post->rows = args->tokens.shape[0];
-    post->tokens = source_at(group, &args->tokens, stream, ht->tokens, LANDED_TOKENS, &landed, &post->tokens_in);
-    post->token_stride = landed & LANDED_TOKENS ? ht->pitch : (uint64_t)p->stride;
-    post->weights = source_at(group, &args->weights, stream, ht->weights, LANDED_WEIGHTS, &landed, &post->weights_in);
-    p->tokens = landed & LANDED_TOKENS ? args->tokens.data : NULL;
-    p->weights = landed & LANDED_WEIGHTS ? args->weights.data : NULL;
-    if (landed && post->rows > ht->rows)
+    post->tokens = source_at(group, &args->tokens, stream, ht->tokens, BUFFERED_TOKENS, &buffered, &post->tokens_in);
+    post->token_stride = buffered & BUFFERED_TOKENS ? ht->pitch : (uint64_t)p->stride;
+    post->weights =
+        source_at(group, &args->weights, stream, ht->weights, BUFFERED_WEIGHTS, &buffered, &post->weights_in);
+    p->tokens = buffered & BUFFERED_TOKENS ? args->tokens.data : NULL;
+    p->weights = buffered & BUFFERED_WEIGHTS ? args->weights.data : NULL;
+    if (buffered && post->rows > ht->rows)
         post->rows = ht->rows;
 }
 
@@ -202,7 +204,7 @@ epx_status ht_combine(struct epx_handle *handle, const struct combine_args *args
     p.out_weights = args->out_weights.data;
     p.hidden = (int32_t)args->tokens.shape[1];
     p.dtype = args->tokens.dtype;
-    status = landing_check(handle, p.tokens || p.weights, "epx_combine");
+    status = recv_buf_check(handle, p.tokens || p.weights, "epx_combine");
     if (status == EPX_OK)
         status = launch_ordered(handle->group, stream, KERNEL_HT_COMBINE, &p, sizeof(p));
     if (status == EPX_OK)

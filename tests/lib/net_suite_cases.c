@@ -11,7 +11,7 @@ enum { MIB = 1 << 20, HALF = SUITE_HEAP / 2 };
  * The heap in most cases: the lower half is where puts come from, the upper half is where they land, a quarter of it
  * for each source.
  */
-static uint64_t landing(int source)
+static uint64_t recv_buf(int source)
 {
     return HALF + (uint64_t)source * (HALF / SUITE_RANKS);
 }
@@ -23,7 +23,7 @@ enum { SIZES = (int)(sizeof(sizes) / sizeof(sizes[0])) };
 
 static int check_sizes(struct suite_rank *self, int peer, uint32_t index)
 {
-    int64_t at = suite_differs(self->heap + landing(peer), sizes[index % SIZES], peer, index);
+    int64_t at = suite_differs(self->heap + recv_buf(peer), sizes[index % SIZES], peer, index);
 
     return at < 0 ? 0 : suite_fail(self, "put %u of %d: byte %lld not there", index, peer, (long long)at);
 }
@@ -37,7 +37,7 @@ static int all_sizes(struct suite_rank *self)
     SUITE_TRY(suite_open(self));
     for (uint32_t i = 0; i < 2 * SIZES; i++) {
         suite_fill(self->heap, sizes[i % SIZES], self->rank, i);
-        SUITE_TRY(suite_put(self, peer, 0, landing(self->rank), sizes[i % SIZES], 0));
+        SUITE_TRY(suite_put(self, peer, 0, recv_buf(self->rank), sizes[i % SIZES], 0));
         SUITE_TRY(suite_wait_arrived(self, peer, i + 1));
         SUITE_TRY(suite_wait_answered(self));
         SUITE_TRY(suite_meet(self));
@@ -66,13 +66,13 @@ static int flood_peer(struct suite_rank *self, const struct flood *flood, int pe
     while (i - self->answered[peer] >= slots)
         SUITE_TRY(suite_step(self));
     suite_fill(self->heap + source, flood->bytes, self->rank, i);
-    return suite_put(self, peer, source, landing(self->rank) + (uint64_t)(i % slots) * flood->slot, flood->bytes, 0);
+    return suite_put(self, peer, source, recv_buf(self->rank) + (uint64_t)(i % slots) * flood->slot, flood->bytes, 0);
 }
 
 static int check_flood(struct suite_rank *self, const struct flood *flood, int peer, uint32_t index)
 {
     const uint32_t slot = index % slots_of(flood);
-    int64_t at = suite_differs(self->heap + landing(peer) + (uint64_t)slot * flood->slot, flood->bytes, peer, index);
+    int64_t at = suite_differs(self->heap + recv_buf(peer) + (uint64_t)slot * flood->slot, flood->bytes, peer, index);
 
     return at < 0 ? 0 : suite_fail(self, "put %u of %d: byte %lld not there", index, peer, (long long)at);
 }
@@ -145,7 +145,7 @@ static int both_ways_without_polling(struct suite_rank *self)
 
     SUITE_TRY(suite_open(self));
     for (uint32_t i = 0; i < puts; i++)
-        SUITE_TRY(suite_put(self, peer, 0, landing(self->rank), BYTES, 0));
+        SUITE_TRY(suite_put(self, peer, 0, recv_buf(self->rank), BYTES, 0));
     SUITE_TRY(suite_wait_arrived(self, peer, puts));
     SUITE_TRY(suite_wait_answered(self));
     return suite_meet(self);
@@ -153,7 +153,7 @@ static int both_ways_without_polling(struct suite_rank *self)
 
 /* ---- The meaning of NET_SENT: the source may change */
 
-/* Few source slots, reused as soon as they are answered, each put landing in a place of its own. */
+/* Few source slots, reused as soon as they are answered, each put into a place of its own. */
 static int sources_free_when_sent(struct suite_rank *self)
 {
     enum { SOURCES = 4 };
@@ -166,7 +166,7 @@ static int sources_free_when_sent(struct suite_rank *self)
         while (i - self->answered[peer] >= SOURCES)
             SUITE_TRY(suite_step(self));
         suite_fill(self->heap + source, middle.bytes, self->rank, i);
-        SUITE_TRY(suite_put(self, peer, source, landing(self->rank) + (uint64_t)i * middle.slot, middle.bytes, 0));
+        SUITE_TRY(suite_put(self, peer, source, recv_buf(self->rank) + (uint64_t)i * middle.slot, middle.bytes, 0));
     }
     SUITE_TRY(suite_wait_answered(self));
     memset(self->heap, 0xee, SOURCES * (size_t)middle.slot);
@@ -190,7 +190,7 @@ static int chains(struct suite_rank *self)
                 const uint64_t at = (uint64_t)total * small.slot;
                 suite_fill(self->heap + at, small.bytes, self->rank, total);
                 SUITE_TRY(
-                    suite_put(self, peer, at, landing(self->rank) + at, small.bytes, i + 1 < length || length % 2));
+                    suite_put(self, peer, at, recv_buf(self->rank) + at, small.bytes, i + 1 < length || length % 2));
             }
         }
         SUITE_CHECK(self, self->suite->ops->flush(self->net) == 0);

@@ -445,7 +445,7 @@ static void what_cannot_be_exported_is_asked_for_once(void **state)
     assert_int_equal(world.opened, 0);
 }
 
-/* ---- More rows than the landing holds -------------------------------------------------------------------------------- */
+/* ---- More rows than the receive buffer holds -------------------------------------------------------------------------------- */
 
 static const char *const too_many[] = {"epx_combine", "max_recv_tokens = 1", NULL};
 
@@ -495,7 +495,7 @@ static int narrow_rank(int rank, int n, epx_bootstrap *boot, void *arg)
     return rc;
 }
 
-static void the_landing_does_not_bound_registered_rows(void **state)
+static void the_receive_buffer_does_not_bound_registered_rows(void **state)
 {
     (void)state;
     assert_int_equal(run_ranks(RANKS, narrow_rank, NULL), 0);
@@ -545,7 +545,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(nothing_is_posted_before_all_have_mapped_it, files_begin, files_end),
         cmocka_unit_test_setup_teardown(a_full_directory_keeps_what_is_used, files_begin, files_end),
         cmocka_unit_test_setup_teardown(what_cannot_be_exported_is_asked_for_once, files_begin, files_end),
-        cmocka_unit_test_setup_teardown(the_landing_does_not_bound_registered_rows, files_begin, files_end),
+        cmocka_unit_test_setup_teardown(the_receive_buffer_does_not_bound_registered_rows, files_begin, files_end),
         cmocka_unit_test_setup_teardown(remaining_ranks_share_with_each_other, files_begin, files_end),
     };
 

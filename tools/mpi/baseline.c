@@ -139,7 +139,7 @@ static void deliver_weights(struct baseline *b)
     int s, t, row;
 
     exchange_rows(&b->exchange, WAY_ALLTOALLV, &plan->copies.out, work->weights.data, &plan->copies.in,
-                  work->out_weights.data, LAND_START, c->topk * 4);
+                  work->out_weights.data, PLACE_START, c->topk * 4);
     for (s = 0; s < c->ranks; s++) {
         row = plan->copies.in.start[s];
         for (t = 0; t < c->tokens; t++, idx += c->topk)
@@ -161,7 +161,7 @@ static void expand_weights(struct baseline *b)
     int low = plan->rank * plan->local_experts, i, k, copy = 0, pair = 0;
 
     exchange_rows(&b->exchange, WAY_ALLTOALLV, &plan->copies.out, b->work->weights.data, &plan->copies.in,
-                  b->stage_weights, LAND_PACKED, c->topk * 4);
+                  b->stage_weights, PLACE_PACKED, c->topk * 4);
     for (i = 0; i < c->ranks * c->tokens; i++, idx += c->topk) {
         if (!comes_here(plan, idx))
             continue;
@@ -208,16 +208,16 @@ static void dispatch_expert_major(struct baseline *b, int variant, const void *f
     int scales = bench_work_scales(c) * 4;
 
     if (variant == VARIANT_IN_PLACE) {
-        exchange_rows(&b->exchange, WAY_TYPES, &plan->pairs.out, from, &plan->pairs.in, b->work->tokens.data, LAND_ROWS,
-                      row);
+        exchange_rows(&b->exchange, WAY_TYPES, &plan->pairs.out, from, &plan->pairs.in, b->work->tokens.data,
+                      PLACE_ROWS, row);
     } else {
         exchange_rows(&b->exchange, expert_ways[variant], &plan->copies.out, from, &plan->copies.in, b->stage,
-                      LAND_PACKED, row);
+                      PLACE_PACKED, row);
         expand(plan, b->work->tokens.data, b->stage, (size_t)row);
     }
     if (scales) {
         exchange_rows(&b->exchange, WAY_ALLTOALLV, &plan->copies.out, b->cast_scales, &plan->copies.in, b->stage_scales,
-                      LAND_PACKED, scales);
+                      PLACE_PACKED, scales);
         expand(plan, b->work->scales.data, b->stage_scales, (size_t)scales);
     }
     if (c->mode == EPX_HIGH_THROUGHPUT) {
@@ -232,10 +232,10 @@ static void dispatch_rows(struct baseline *b, int variant, const void *from, int
     int scales = bench_work_scales(b->config) * 4;
 
     exchange_rows(&b->exchange, expert_ways[variant], &plan->copies.out, from, &plan->copies.in, b->work->tokens.data,
-                  LAND_START, row);
+                  PLACE_START, row);
     if (scales)
         exchange_rows(&b->exchange, WAY_ALLTOALLV, &plan->copies.out, b->cast_scales, &plan->copies.in,
-                      b->work->scales.data, LAND_START, scales);
+                      b->work->scales.data, PLACE_START, scales);
     deliver_weights(b);
 }
 
@@ -291,7 +291,7 @@ int baseline_combine(void *self, int variant)
     int ways = expert_major(b->config) ? COUNT(expert_combine) : COUNT(row_combine);
 
     exchange_rows(&b->exchange, expert_ways[variant % ways], &flow->in, b->work->results.data, &flow->out, b->returned,
-                  LAND_PACKED, b->config->hidden * 2);
+                  PLACE_PACKED, b->config->hidden * 2);
     sum_tokens(b);
     return 0;
 }

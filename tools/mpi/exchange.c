@@ -28,13 +28,13 @@ static void gather(const struct side *side, int rank, const void *from, void *to
         memcpy(row_at(to, j, row_bytes), row_at(from, row[j], row_bytes), (size_t)row_bytes);
 }
 
-static const int *landing_places(const struct side *in, enum landing landing)
+static const int *row_places(const struct side *in, enum placement placement)
 {
-    return landing == LAND_START ? in->start : in->disp;
+    return placement == PLACE_START ? in->start : in->disp;
 }
 
 static void by_alltoallv(struct exchange *x, struct side *out, const void *from, struct side *in, void *to,
-                         enum landing landing, int row_bytes)
+                         enum placement placement, int row_bytes)
 {
     MPI_Datatype type;
     int r;
@@ -44,19 +44,19 @@ static void by_alltoallv(struct exchange *x, struct side *out, const void *from,
     for (r = 0; !out->contiguous && r < x->ranks; r++)
         gather(out, r, from, row_at(x->pack, out->disp[r], row_bytes), row_bytes);
     MPI_Alltoallv(out->contiguous ? from : x->pack, out->count, out->contiguous ? out->start : out->disp, type, to,
-                  in->count, landing_places(in, landing), type, MPI_COMM_WORLD);
+                  in->count, row_places(in, placement), type, MPI_COMM_WORLD);
     MPI_Type_free(&type);
 }
 
 /* What a rank keeps needs no message. */
 static void keep_own(struct exchange *x, const struct side *out, const void *from, const struct side *in, void *to,
-                     enum landing landing, int row_bytes)
+                     enum placement placement, int row_bytes)
 {
     int me = x->rank, j;
 
     for (j = 0; j < out->count[me]; j++) {
         int source = out->contiguous ? out->start[me] + j : out->row[out->disp[me] + j];
-        int place = landing == LAND_ROWS ? in->row[in->disp[me] + j] : landing_places(in, landing)[me] + j;
+        int place = placement == PLACE_ROWS ? in->row[in->disp[me] + j] : row_places(in, placement)[me] + j;
 
         memcpy(row_at(to, place, row_bytes), row_at(from, source, row_bytes), (size_t)row_bytes);
     }
@@ -81,15 +81,15 @@ static void make_types(struct side *side, int ranks, int row_bytes)
     side->typed = row_bytes;
 }
 
-static void receive_one(struct exchange *x, struct side *in, int peer, void *to, enum landing landing, int row_bytes,
-                        MPI_Datatype row, MPI_Request *request)
+static void receive_one(struct exchange *x, struct side *in, int peer, void *to, enum placement placement,
+                        int row_bytes, MPI_Datatype row, MPI_Request *request)
 {
-    if (landing == LAND_ROWS) {
+    if (placement == PLACE_ROWS) {
         make_types(in, x->ranks, row_bytes);
         MPI_Irecv(to, 1, in->type[peer], peer, 0, MPI_COMM_WORLD, request);
         return;
     }
-    MPI_Irecv(row_at(to, landing_places(in, landing)[peer], row_bytes), in->count[peer], row, peer, 0, MPI_COMM_WORLD,
+    MPI_Irecv(row_at(to, row_places(in, placement)[peer], row_bytes), in->count[peer], row, peer, 0, MPI_COMM_WORLD,
               request);
 }
 
@@ -112,7 +112,7 @@ static void send_one(struct exchange *x, struct side *out, int peer, const void 
 /* Everyone starts with its neighbour, so that no rank is asked by all at once. Both sides know the counts: empty
  * messages are not sent. */
 static void by_messages(struct exchange *x, int types, struct side *out, const void *from, struct side *in, void *to,
-                        enum landing landing, int row_bytes)
+                        enum placement placement, int row_bytes)
 {
     MPI_Datatype row;
     int i, peer, n = 0;
@@ -122,23 +122,23 @@ static void by_messages(struct exchange *x, int types, struct side *out, const v
     for (i = 1; i < x->ranks; i++) {
         peer = (x->rank + x->ranks - i) % x->ranks;
         if (in->count[peer] > 0)
-            receive_one(x, in, peer, to, landing, row_bytes, row, &x->requests[n++]);
+            receive_one(x, in, peer, to, placement, row_bytes, row, &x->requests[n++]);
     }
     for (i = 1; i < x->ranks; i++) {
         peer = (x->rank + i) % x->ranks;
         if (out->count[peer] > 0)
             send_one(x, out, peer, from, types, row_bytes, row, &x->requests[n++]);
     }
-    keep_own(x, out, from, in, to, landing, row_bytes);
+    keep_own(x, out, from, in, to, placement, row_bytes);
     MPI_Waitall(n, x->requests, MPI_STATUSES_IGNORE);
     MPI_Type_free(&row);
 }
 
 void exchange_rows(struct exchange *x, enum way way, struct side *out, const void *from, struct side *in, void *to,
-                   enum landing landing, int row_bytes)
+                   enum placement placement, int row_bytes)
 {
     if (way == WAY_ALLTOALLV)
-        by_alltoallv(x, out, from, in, to, landing, row_bytes);
+        by_alltoallv(x, out, from, in, to, placement, row_bytes);
     else
-        by_messages(x, way == WAY_TYPES, out, from, in, to, landing, row_bytes);
+        by_messages(x, way == WAY_TYPES, out, from, in, to, placement, row_bytes);
 }

@@ -22,13 +22,13 @@ struct exchange {
 
 /* Where received rows go: in the order of the side, each rank's at its `disp` (PACKED), at its `start` (a contiguous
  * side), or to the rows that the side names (needs WAY_TYPES). */
-enum landing { LAND_PACKED, LAND_START, LAND_ROWS };
+enum placement { PLACE_PACKED, PLACE_START, PLACE_ROWS };
 
 /* 0 or -1. pack_bytes: most bytes that one call sends. */
 int exchange_open(struct exchange *x, int ranks, int rank, size_t pack_bytes);
 
 /* Sends the rows of `out` (a tensor with rows of row_bytes at `from`) and receives those of `in` to `to`. */
 void exchange_rows(struct exchange *x, enum way way, struct side *out, const void *from, struct side *in, void *to,
-                   enum landing landing, int row_bytes);
+                   enum placement placement, int row_bytes);
 
 #endif

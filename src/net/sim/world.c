@@ -261,12 +261,12 @@ static void copy_bytes(struct sim_net *w, const struct sim_endpoint *from, const
 static void put_arrives(struct sim_net *w, struct sim_endpoint *from, struct flight *f)
 {
     struct sim_endpoint *to = endpoint_at(w, f->to);
-    uint64_t landing = w->now;
+    uint64_t arrival = w->now;
 
     if (to)
-        landing = to->receive_free = later(landing, to->receive_free) + busy_ns(w, f->put.bytes);
+        arrival = to->receive_free = later(arrival, to->receive_free) + busy_ns(w, f->put.bytes);
     if (reserve(w, 1) == 0)
-        add_event(w, (struct sim_event){.at = landing, .kind = PUT_LANDS, .endpoint = from->id, .flight = f});
+        add_event(w, (struct sim_event){.at = arrival, .kind = PUT_LANDS, .endpoint = from->id, .flight = f});
 }
 
 static void put_lands(struct sim_net *w, struct sim_endpoint *from, struct sim_event *event)
