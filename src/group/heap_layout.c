@@ -46,7 +46,7 @@ static uint64_t head_bytes(const struct settings *set)
 {
     const uint64_t M = (uint64_t)set->max_tokens, pairs = up(M * (uint64_t)set->max_topk * 4, 16);
 
-    return up(sizeof(struct ll_post) + up(M * 4, 16) + 3 * pairs + up((uint64_t)set->nranks * 4, 16) +
+    return up(sizeof(struct ll_desc) + up(M * 4, 16) + 3 * pairs + up((uint64_t)set->nranks * 4, 16) +
                   up((uint64_t)set->experts * 4, 16),
               64);
 }
@@ -67,13 +67,13 @@ static void plan_ll_combine(const struct settings *set, struct ll_layout *ll)
     const uint64_t M = (uint64_t)set->max_tokens, K = (uint64_t)set->max_topk;
     /* Between nodes the length of a row stands before it (kernel/ll_combine.h). */
     const uint64_t logfmt = up(math_logfmt_bound(set->max_hidden_bytes / 2), 16) + (set->nnodes > 1 ? 16 : 0);
-    uint64_t at = sizeof(struct lc_post);
+    uint64_t at = sizeof(struct lc_desc);
 
     ll->cpitch = up((uint64_t)set->max_hidden_bytes, 16);
     if (logfmt > ll->cpitch)
         ll->cpitch = logfmt;
     ll->begin = take(&at, (uint64_t)set->local_experts * (uint64_t)set->nranks * 4);
-    ll->cposts = take(&at, (uint64_t)set->remotes * sizeof(struct lc_post));
+    ll->cdescs = take(&at, (uint64_t)set->remotes * sizeof(struct lc_desc));
     ll->crows = take(&at, M * K * ll->cpitch);
     ll->cslot_stride = up(at, 64);
 }
@@ -116,8 +116,8 @@ static void plan_ht_tables(const struct settings *set, struct ht_layout *ht, uin
 
     ht->counts_stride = up(32 + ((uint64_t)set->experts + (uint64_t)set->nranks) * 4, 64);
     ht->counts = take(at, 2 * (uint64_t)(1 + set->remotes) * ht->counts_stride);
-    ht->dispatch_post = take(at, sizeof(struct hd_post));
-    ht->combine_post = take(at, sizeof(struct hc_post));
+    ht->dispatch_desc = take(at, sizeof(struct hd_desc));
+    ht->combine_desc = take(at, sizeof(struct hc_desc));
     if (set->nnodes == 1)
         return;
     ht->table_stride = up(2 * pairs, 64);

@@ -4,7 +4,7 @@
  *
  *   expert rank d                                     source s of the node
  *   rows in epx_alloc memory, or in a region that
- *   all peers imported (group/region.h): post where they are
+ *   all peers imported (group/region.h): describe where they are
  *   otherwise copy them to the own receive buffer first
  *   signal HC_DATA = e  ---------------------------->  wait HC_DATA[node] >= e
  *                                                      out[t] = bias + sum of its rows, read where they are
@@ -27,9 +27,9 @@
 
 #include "kernel/ht_dispatch.h"
 
-KFN const struct hc_post *hc_post_of(const struct group_dev *g, int rank)
+KFN const struct hc_desc *hc_desc_of(const struct group_dev *g, int rank)
 {
-    return (const struct hc_post *)heap_at(g, rank, g->ht.combine_post);
+    return (const struct hc_desc *)heap_at(g, rank, g->ht.combine_desc);
 }
 
 /* What lies `offset` bytes into the heap of a rank of the node, or into a region that it exports. */
@@ -40,27 +40,27 @@ KFN const char *hc_at(const struct group_dev *g, int rank, int32_t in, uint64_t 
     return (const char *)(uintptr_t)(g->regions[rank * REGION_SLOTS + in - 1] + offset);
 }
 
-KFN const char *hc_row_at(const struct group_dev *g, int rank, const struct hc_post *post, int32_t row)
+KFN const char *hc_row_at(const struct group_dev *g, int rank, const struct hc_desc *desc, int32_t row)
 {
-    return hc_at(g, rank, post->tokens_in, post->tokens + (uint64_t)row * post->token_stride);
+    return hc_at(g, rank, desc->tokens_in, desc->tokens + (uint64_t)row * desc->token_stride);
 }
 
 KFN_STEP void hc_stage(struct agent *ag, const struct ht_combine_params *p)
 {
     const struct group_dev *g = p->g;
     char *heap = heap_at(g, g->rank, 0);
-    const int64_t rows = p->h->state->recv_rows < p->post.rows ? p->h->state->recv_rows : p->post.rows;
+    const int64_t rows = p->h->state->recv_rows < p->desc.rows ? p->h->state->recv_rows : p->desc.rows;
     const int K = p->layout == LAYOUT_FLAT ? p->h->state->topk : 1;
 
     if (p->tokens) {
         for (int64_t row = ag_index(ag); row < rows; row += ag_count(ag))
-            ag_copy(ag, heap + p->post.tokens + (uint64_t)row * p->post.token_stride, p->tokens + row * p->stride,
+            ag_copy(ag, heap + p->desc.tokens + (uint64_t)row * p->desc.token_stride, p->tokens + row * p->stride,
                     (size_t)p->agree.hidden_bytes);
         if (ag_index(ag) == 0 && ag_leader(ag))
             ag_add_stat(&g->stats->bytes_local, (uint64_t)rows * (uint64_t)p->agree.hidden_bytes);
     }
     if (p->weights)
-        AG_EACH_ALL(ag, int64_t, i, rows * K)((float *)(heap + p->post.weights))[i] = p->weights[i];
+        AG_EACH_ALL(ag, int64_t, i, rows * K)((float *)(heap + p->desc.weights))[i] = p->weights[i];
 }
 
 /* In a compact top-k row of rank d, the place of this token's k-th id. */
@@ -76,17 +76,17 @@ KFN int hc_compact_place(const int32_t *ids, int K, int k, int local_experts)
     return place;
 }
 
-/* The post of the rank of this node that holds the row of (ids[k], pos[k]); NULL if there is no such row. */
-KFN const struct hc_post *hc_row_post(const struct group_dev *g, const int32_t *ids, const int32_t *pos, int k,
+/* The descriptor of the rank of this node that holds the row of (ids[k], pos[k]); NULL if there is no such row. */
+KFN const struct hc_desc *hc_row_desc(const struct group_dev *g, const int32_t *ids, const int32_t *pos, int k,
                                       int *rank)
 {
     const int d = ids[k] < 0 || pos[k] < 0 ? -1 : ids[k] / g->local_experts;
 
     if (d < 0 || !is_local(g, d) || !g->mask[d])
         return NULL;
-    const struct hc_post *post = hc_post_of(g, d);
+    const struct hc_desc *desc = hc_desc_of(g, d);
     *rank = d;
-    return pos[k] < post->rows ? post : NULL; /* else rank d says that its rows are too many */
+    return pos[k] < desc->rows ? desc : NULL; /* else rank d says that its rows are too many */
 }
 
 /* The weight that returns to place k of a token from this node: FLAT in k-order sums over ranks, ascending. */
@@ -101,15 +101,15 @@ KFN_STEP float hc_node_weight(const struct ht_combine_params *p, const int32_t *
         int next = -1, at = 0, d = 0;
         for (int j = 0; j < K; j++) {
             const int one = p->layout == LAYOUT_EXPERT_MAJOR ? j == k && last < 0 : 1;
-            if (!one || !hc_row_post(g, ids, pos, j, &d) || d <= last || (next >= 0 && d >= next))
+            if (!one || !hc_row_desc(g, ids, pos, j, &d) || d <= last || (next >= 0 && d >= next))
                 continue;
             next = d;
             at = j;
         }
         if (next < 0)
             return sum;
-        const struct hc_post *post = hc_post_of(g, next);
-        const float *w = (const float *)hc_at(g, next, post->weights_in, post->weights);
+        const struct hc_desc *desc = hc_desc_of(g, next);
+        const float *w = (const float *)hc_at(g, next, desc->weights_in, desc->weights);
         if (p->layout == LAYOUT_EXPERT_MAJOR)
             return w[pos[k]];
         if (!p->compact)
@@ -132,12 +132,12 @@ KFN int hc_node_rows(struct agent *ag, const struct ht_combine_params *p, const 
     AG_EACH(ag, int, k, K)
     {
         int d = 0, other = 0, place = n;
-        const struct hc_post *post = hc_row_post(g, ids, pos, k, &d);
-        if (!post)
+        const struct hc_desc *desc = hc_row_desc(g, ids, pos, k, &d);
+        if (!desc)
             continue;
         for (int j = 0; j < (flat ? K : k); j++)
-            place += hc_row_post(g, ids, pos, j, &other) && (!flat || other < d);
-        sum_set_offer(set, place, hc_row_at(g, d, post, pos[k]), 1.0f, 0);
+            place += hc_row_desc(g, ids, pos, j, &other) && (!flat || other < d);
+        sum_set_offer(set, place, hc_row_at(g, d, desc, pos[k]), 1.0f, 0);
         added++;
     }
     return n + (int)ag_sum(ag, added);
@@ -287,9 +287,9 @@ KFN void hc_look_ahead(const struct ht_combine_params *p, int64_t t)
 
     for (int k = 0; t < p->h->state->ntokens && k < K; k++) {
         int d = 0;
-        const struct hc_post *post = hc_row_post(g, ids, pos, k, &d);
-        if (post)
-            AG_PREFETCH(hc_row_at(g, d, post, pos[k]));
+        const struct hc_desc *desc = hc_row_desc(g, ids, pos, k, &d);
+        if (desc)
+            AG_PREFETCH(hc_row_at(g, d, desc, pos[k]));
     }
 }
 
@@ -326,7 +326,7 @@ KFN_STEP int hc_publish(struct agent *ag, const struct ht_combine_params *p, uin
     const struct group_dev *g = p->g;
 
     if (ag_leader(ag)) {
-        *(struct hc_post *)heap_at(g, g->rank, g->ht.combine_post) = p->post;
+        *(struct hc_desc *)heap_at(g, g->rank, g->ht.combine_desc) = p->desc;
         g->state->epoch[OP_HT_COMBINE] = epoch;
     }
     ag_sync(ag);
@@ -336,7 +336,7 @@ KFN_STEP int hc_publish(struct agent *ag, const struct ht_combine_params *p, uin
     /* Returned rows land where the last dispatch staged its own: its relays must have taken them. */
     if (hd_wait_free(ag, g, g->state->epoch[OP_HT_DISPATCH]))
         return 1;
-    if (ht_put_relays(ag, g, SIG_HC_READY, g->ht.combine_post, g->ht.agreements, HD_NOTE, HD_NOTE))
+    if (ht_put_relays(ag, g, SIG_HC_READY, g->ht.combine_desc, g->ht.agreements, HD_NOTE, HD_NOTE))
         return push_failed(ag, g);
     return 0;
 }
@@ -366,15 +366,15 @@ KFN int hc_run(struct agent *ag, const struct ht_combine_params *p, uint64_t epo
     const struct group_dev *g = p->g;
     uint64_t rows = 0;
 
-    if (p->h->state->recv_rows > p->post.rows)
-        report(ag, g, KSTATUS_OVERFLOW, PHASE_HC_DATA, -1, p->h->state->recv_rows, p->post.rows, 0, 0);
+    if (p->h->state->recv_rows > p->desc.rows)
+        report(ag, g, KSTATUS_OVERFLOW, PHASE_HC_DATA, -1, p->h->state->recv_rows, p->desc.rows, 0, 0);
     hc_stage(ag, p);
     if (sync_last(ag, g, 0) && hc_publish(ag, p, epoch))
         return 1;
     if (wait_peers(ag, g, SCOPE_NODE, SIG_HC_DATA, 0, epoch, PHASE_HC_DATA, NULL))
         return 1;
     for (int d = 0; d < g->nranks; d++)
-        if (in_scope(g, SCOPE_NODE, d) && check_agreement(ag, g, &p->agree, &hc_post_of(g, d)->agree, PHASE_HC_DATA, d))
+        if (in_scope(g, SCOPE_NODE, d) && check_agreement(ag, g, &p->agree, &hc_desc_of(g, d)->agree, PHASE_HC_DATA, d))
             return 1;
     if (g->nnodes > 1 && (hc_relay(ag, p, epoch) || hc_wait_back(ag, p)))
         return 1;

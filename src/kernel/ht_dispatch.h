@@ -3,7 +3,7 @@
  * High-throughput dispatch, epoch e. Routing is known (ht_notify.h): every row has its final place.
  *
  *   sender s                                          receiver d of the node
- *                                                     post: where its tensors are (the caller's own in epx_alloc
+ *                                                     descriptor: where its tensors are (the caller's own in epx_alloc
  *   wait HD_READY[node] >= e  <---------------------    memory, else the receive buffer); signal HD_READY = e
  *   read each row once, write it straight to its      zero its padding, mark the rows past the end
  *     place at every destination of the node
@@ -20,7 +20,7 @@
  *   HD_FREE counted               <------------------  put of no bytes, counter HD_FREE
  *                                                      its own HD_DATA = e to the node covers what it forwarded
  *
- * A receiver's next post comes only after this epoch's HD_DATA of all: no row can land in the wrong epoch.
+ * A receiver's next descriptor comes only after this epoch's HD_DATA of all: no row can land in the wrong epoch.
  */
 #ifndef EPX_KERNEL_HT_DISPATCH_H
 #define EPX_KERNEL_HT_DISPATCH_H
@@ -128,7 +128,7 @@ KFN_STEP int hd_put_note(struct agent *ag, const struct ht_dispatch_params *p)
 {
     const struct group_dev *g = p->g;
     const int64_t B = p->h->state->ntokens;
-    const size_t extra = p->post.apart ? hd_extra_bytes(p) : 0;
+    const size_t extra = p->desc.apart ? hd_extra_bytes(p) : 0;
     char *note = heap_at(g, g->rank, g->ht.back);
 
     for (int64_t t = ag_index(ag); t < B && extra; t += ag_count(ag))
@@ -136,9 +136,9 @@ KFN_STEP int hd_put_note(struct agent *ag, const struct ht_dispatch_params *p)
     if (!sync_last(ag, g, 1))
         return 0;
     if (extra)
-        ag_copy(ag, note, heap_at(g, g->rank, g->ht.dispatch_post), HD_NOTE);
+        ag_copy(ag, note, heap_at(g, g->rank, g->ht.dispatch_desc), HD_NOTE);
     ag_sync(ag);
-    return ht_put_relays(ag, g, SIG_HD_DATA, extra ? g->ht.back : g->ht.dispatch_post, g->ht.relay, g->ht.relay_stride,
+    return ht_put_relays(ag, g, SIG_HD_DATA, extra ? g->ht.back : g->ht.dispatch_desc, g->ht.relay, g->ht.relay_stride,
                          (uint32_t)(HD_NOTE + (size_t)B * extra))
                ? push_failed(ag, g)
                : 0;
@@ -150,7 +150,7 @@ KFN_STEP int hd_send_remote(struct agent *ag, const struct ht_dispatch_params *p
     const struct group_dev *g = p->g;
     const struct handle_dev *h = p->h;
     const int64_t B = h->state->ntokens, me = ag_index(ag), A = ag_count(ag);
-    const int apart = p->post.apart;
+    const int apart = p->desc.apart;
     const size_t bytes = hd_wire_bytes(p, apart), M = (size_t)g->max_tokens;
     struct put_batch batch;
     uint64_t rows = 0;
@@ -211,7 +211,7 @@ KFN_STEP int hd_forward(struct agent *ag, const struct ht_dispatch_params *p, ui
     const int s = g->relay_sources[j], n = p->h->relay_n[j];
     const int per = (n + HD_CHUNKS - 1) / HD_CHUNKS;
     const uint64_t start = ag_now(ag);
-    const struct hd_post *note = (const struct hd_post *)heap_at(g, g->rank, ht_recv_buf(g, j));
+    const struct hd_desc *note = (const struct hd_desc *)heap_at(g, g->rank, ht_recv_buf(g, j));
 
     if (!g->mask[s])
         return 0;
@@ -253,7 +253,7 @@ KFN_STEP void hd_zero_padding(struct agent *ag, const struct ht_dispatch_params 
 
     for (int l = ag_index(ag); l < p->g->local_experts; l += ag_count(ag)) {
         for (int64_t row = h->zone[l] + h->filled[l]; row < h->zone[l] + h->padded[l]; row++) {
-            if (row >= p->post.capacity)
+            if (row >= p->desc.capacity)
                 break;
             ag_zero(ag, p->final.tokens + row * p->final.stride, (size_t)p->agree.hidden_bytes);
             AG_EACH(ag, int, i, p->agree.scale_bytes / 4)
@@ -294,34 +294,34 @@ KFN void hd_take_row(struct agent *ag, const struct ht_dispatch_params *p, int64
 
     if (p->buffered & BUFFERED_TOKENS)
         ag_copy(ag, p->final.tokens + row * p->final.stride,
-                heap + p->post.tokens + (uint64_t)row * p->post.token_stride, (size_t)p->agree.hidden_bytes);
+                heap + p->desc.tokens + (uint64_t)row * p->desc.token_stride, (size_t)p->agree.hidden_bytes);
     if (p->buffered & BUFFERED_SCALES)
         row_copy_scales(ag, p->final.scales + row * p->final.scale_row_stride, p->final.scale_stride,
-                        heap + p->post.scales + (uint64_t)row * p->post.scale_row_stride, (int64_t)p->post.scale_stride,
+                        heap + p->desc.scales + (uint64_t)row * p->desc.scale_row_stride, (int64_t)p->desc.scale_stride,
                         p->agree.scale_bytes / 4);
     AG_EACH(ag, int, k, K)
     {
         const int64_t i = row * K + k;
         if (p->buffered & BUFFERED_WEIGHTS)
-            p->final_weights[i] = ((const float *)(heap + p->post.weights))[i];
+            p->final_weights[i] = ((const float *)(heap + p->desc.weights))[i];
         if (p->buffered & BUFFERED_IDX)
             index_put(&p->final_idx, i,
-                      p->post.idx64 ? ((const int64_t *)(heap + p->post.topk_idx))[i]
-                                    : ((const int32_t *)(heap + p->post.topk_idx))[i]);
+                      p->desc.idx64 ? ((const int64_t *)(heap + p->desc.topk_idx))[i]
+                                    : ((const int32_t *)(heap + p->desc.topk_idx))[i]);
     }
     if (!ag_leader(ag))
         return;
     if (p->buffered & BUFFERED_SRC_RANK)
-        p->final_src_rank[row] = ((const int32_t *)(heap + p->post.src_rank))[row];
+        p->final_src_rank[row] = ((const int32_t *)(heap + p->desc.src_rank))[row];
     if (p->buffered & BUFFERED_SRC_TOKEN)
-        p->final_src_token[row] = ((const int32_t *)(heap + p->post.src_token))[row];
+        p->final_src_token[row] = ((const int32_t *)(heap + p->desc.src_token))[row];
 }
 
 KFN_STEP void hd_copy_recv_buf(struct agent *ag, const struct ht_dispatch_params *p)
 {
     const struct handle_dev *h = p->h;
     const int A = ag_count(ag);
-    int64_t rows = h->state->recv_rows < p->post.capacity ? h->state->recv_rows : p->post.capacity;
+    int64_t rows = h->state->recv_rows < p->desc.capacity ? h->state->recv_rows : p->desc.capacity;
 
     if (p->layout == LAYOUT_FLAT) {
         for (int64_t row = ag_index(ag); row < rows; row += A)
@@ -353,7 +353,7 @@ KFN_STEP void hd_count(const struct ht_dispatch_params *p)
         ag_add_stat(&g->stats->bytes_local, (uint64_t)h->state->filled_rows * (uint64_t)p->agree.hidden_bytes);
 }
 
-/* The own post, and the word that it stands. One agent. */
+/* The own descriptor, and the signal that it is written. One agent. */
 KFN_STEP int hd_open(struct agent *ag, const struct ht_dispatch_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
@@ -361,7 +361,7 @@ KFN_STEP int hd_open(struct agent *ag, const struct ht_dispatch_params *p, uint6
     if (g->nnodes > 1 && hd_wait_free(ag, g, PLANT(PLANT_EPOCH, epoch - 2, epoch - 1)))
         return 1;
     if (ag_leader(ag))
-        *(struct hd_post *)heap_at(g, g->rank, g->ht.dispatch_post) = p->post;
+        *(struct hd_desc *)heap_at(g, g->rank, g->ht.dispatch_desc) = p->desc;
     ag_sync(ag);
     signal_peers(ag, g, SCOPE_NODE, SIG_HD_READY, 0, epoch);
     return 0;
@@ -375,7 +375,7 @@ KFN int hd_send(struct agent *ag, const struct ht_dispatch_params *p, uint64_t e
         return 1;
     for (int d = 0; d < g->nranks; d++)
         if (in_scope(g, SCOPE_NODE, d) &&
-            check_agreement(ag, g, &p->agree, &hd_post_of(g, d)->agree, PHASE_HD_READY, d))
+            check_agreement(ag, g, &p->agree, &hd_desc_of(g, d)->agree, PHASE_HD_READY, d))
             return 1;
     if (g->nnodes > 1 && (hd_put_note(ag, p) || hd_send_remote(ag, p)))
         return 1;
@@ -414,12 +414,12 @@ KFN int hd_run(struct agent *ag, const struct ht_dispatch_params *p, uint64_t ep
     }
     if (wait_peers(ag, g, SCOPE_NODE, SIG_HD_DATA, 0, epoch, PHASE_HD_DATA, NULL))
         return 1;
-    if (p->h->state->recv_rows > p->post.capacity)
-        report(ag, g, KSTATUS_OVERFLOW, PHASE_HD_DATA, -1, p->h->state->recv_rows, p->post.capacity, 0, 0);
+    if (p->h->state->recv_rows > p->desc.capacity)
+        report(ag, g, KSTATUS_OVERFLOW, PHASE_HD_DATA, -1, p->h->state->recv_rows, p->desc.capacity, 0, 0);
     if (p->buffered)
         hd_copy_recv_buf(ag, p);
     /* The caller may change its tensor once this operation has completed: not before the network has read it. */
-    return p->post.apart && ag_index(ag) == 0 ? wait_sent(ag, g, PHASE_HD_SENT) : 0;
+    return p->desc.apart && ag_index(ag) == 0 ? wait_sent(ag, g, PHASE_HD_SENT) : 0;
 }
 
 KFN void kernel_ht_dispatch(struct agent *ag, const struct ht_dispatch_params *p)

@@ -6,7 +6,7 @@
  *   rank s                                            rank d
  *   route its tokens
  *   wait HN_DONE[*] >= e - 2  (slot free)
- *   slot: post, ecount[E], rcount[R];
+ *   slot: descriptor, ecount[E], rcount[R];
  *   HN_DATA = e (put to other nodes,
  *     counted for each slot)  ---------------------->  wait HN_DATA[*] >= e, read everybody's counts
  *                                                      base[key] = rows of earlier ranks (+ zone start) at the
@@ -21,12 +21,12 @@
 #include "kernel/route.h"
 #include "kernel/rows.h"
 
-struct hn_post {
+struct hn_desc {
     struct agreement agree;
     int32_t ntokens;
     int32_t reserved;
 };
-EPX_STATIC_ASSERT(sizeof(struct hn_post) == 32, "shared between ranks");
+EPX_STATIC_ASSERT(sizeof(struct hn_desc) == 32, "shared between ranks");
 
 /* Number 0 is the own block, 1 + n that of the n-th rank of other nodes. */
 KFN uint64_t hn_counts_at(const struct group_dev *g, uint64_t epoch, int number)
@@ -46,16 +46,16 @@ KFN uint64_t hn_lap(uint64_t epoch)
     return (epoch + 1) / 2;
 }
 
-KFN const struct hn_post *hn_post_of(const struct group_dev *g, int rank, uint64_t epoch)
+KFN const struct hn_desc *hn_desc_of(const struct group_dev *g, int rank, uint64_t epoch)
 {
     if (is_local(g, rank))
-        return (const struct hn_post *)heap_at(g, rank, hn_counts_at(g, epoch, 0));
-    return (const struct hn_post *)heap_at(g, g->rank, hn_counts_at(g, epoch, 1 + g->recv_index_of[rank]));
+        return (const struct hn_desc *)heap_at(g, rank, hn_counts_at(g, epoch, 0));
+    return (const struct hn_desc *)heap_at(g, g->rank, hn_counts_at(g, epoch, 1 + g->recv_index_of[rank]));
 }
 
 KFN const int32_t *hn_ecount(const struct group_dev *g, int rank, uint64_t epoch)
 {
-    return (const int32_t *)(hn_post_of(g, rank, epoch) + 1);
+    return (const int32_t *)(hn_desc_of(g, rank, epoch) + 1);
 }
 
 KFN const int32_t *hn_rcount(const struct group_dev *g, int rank, uint64_t epoch)
@@ -66,7 +66,7 @@ KFN const int32_t *hn_rcount(const struct group_dev *g, int rank, uint64_t epoch
 KFN_STEP void hn_put_counts(struct agent *ag, const struct group_dev *g, uint64_t epoch)
 {
     const uint32_t bytes =
-        (uint32_t)((sizeof(struct hn_post) + (size_t)(g->experts + g->nranks) * 4 + 15) & ~(size_t)15);
+        (uint32_t)((sizeof(struct hn_desc) + (size_t)(g->experts + g->nranks) * 4 + 15) & ~(size_t)15);
     struct put_batch batch;
 
     put_begin(&batch);
@@ -81,16 +81,16 @@ KFN_STEP void hn_put_counts(struct agent *ag, const struct group_dev *g, uint64_
 KFN_STEP void hn_publish(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
-    struct hn_post *post = (struct hn_post *)heap_at(g, g->rank, hn_counts_at(g, epoch, 0));
-    int32_t *counts = (int32_t *)(post + 1);
+    struct hn_desc *desc = (struct hn_desc *)heap_at(g, g->rank, hn_counts_at(g, epoch, 0));
+    int32_t *counts = (int32_t *)(desc + 1);
 
     AG_EACH_ALL(ag, int, e, g->experts) counts[e] = p->h->ecount[e];
     AG_EACH_ALL(ag, int, r, g->nranks) counts[g->experts + r] = p->h->rcount[r];
     if (!sync_last(ag, g, 0))
         return;
     if (ag_leader(ag)) {
-        post->agree = p->agree;
-        post->ntokens = p->route.ntokens;
+        desc->agree = p->agree;
+        desc->ntokens = p->route.ntokens;
         g->state->epoch[OP_HT_NOTIFY] = epoch;
     }
     ag_sync(ag);
@@ -228,7 +228,7 @@ KFN_STEP int hn_take_table(struct agent *ag, const struct ht_notify_params *p, u
     if (wait_word(ag, g, signal_from(g, SIG_HN_TABLE, (int)(epoch % 2), s), hn_lap(epoch), PHASE_HN_TABLE, s,
                   ag_now(ag)))
         return 1;
-    const int B = hn_post_of(g, s, epoch)->ntokens;
+    const int B = hn_desc_of(g, s, epoch)->ntokens;
     const size_t half = ((size_t)B * (size_t)K * 4 + 15) & ~(size_t)15;
     const char *table = heap_at(g, g->rank, hn_table_at(g, epoch, 1 + j));
     ag_copy(ag, ids, table, (size_t)B * (size_t)K * 4);
@@ -341,7 +341,7 @@ KFN_STEP void hn_report_ranks(struct agent *ag, const struct ht_notify_params *p
         AG_EACH_ALL(ag, int, i, R *R)
     index_put(&p->rank_matrix, i, g->mask[i / R] ? hn_rcount(g, i / R, epoch)[i % R] : 0);
     if (p->rank_tokens.data)
-        AG_EACH_ALL(ag, int, s, R) index_put(&p->rank_tokens, s, g->mask[s] ? hn_post_of(g, s, epoch)->ntokens : 0);
+        AG_EACH_ALL(ag, int, s, R) index_put(&p->rank_tokens, s, g->mask[s] ? hn_desc_of(g, s, epoch)->ntokens : 0);
 }
 
 /* What passes through this rank. One lane of one agent, when all tables have been taken. */
@@ -357,18 +357,18 @@ KFN void hn_report_relay(const struct ht_notify_params *p)
         index_put(&p->relay_counts, g->relay_sources[j], p->h->relay_n[j]);
 }
 
-KFN_STEP int hn_check_posts(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
+KFN_STEP int hn_check_descs(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
 
     for (int s = 0; s < g->nranks; s++) {
         if (!g->mask[s])
             continue;
-        const struct hn_post *post = hn_post_of(g, s, epoch);
-        if (check_agreement(ag, g, &p->agree, &post->agree, PHASE_HN_DATA, s))
+        const struct hn_desc *desc = hn_desc_of(g, s, epoch);
+        if (check_agreement(ag, g, &p->agree, &desc->agree, PHASE_HN_DATA, s))
             return 1;
-        if (post->ntokens < 0 || post->ntokens > g->max_tokens)
-            return fail_all(ag, g, KSTATUS_MISMATCH, PHASE_HN_DATA, s, g->max_tokens, post->ntokens);
+        if (desc->ntokens < 0 || desc->ntokens > g->max_tokens)
+            return fail_all(ag, g, KSTATUS_MISMATCH, PHASE_HN_DATA, s, g->max_tokens, desc->ntokens);
     }
     return 0;
 }
@@ -387,7 +387,7 @@ KFN int hn_run(struct agent *ag, const struct ht_notify_params *p, uint64_t epoc
     if (g->nnodes > 1 &&
         wait_peers(ag, g, SCOPE_REMOTE, SIG_HN_DATA, (int)(epoch % 2), hn_lap(epoch), PHASE_HN_DATA, NULL))
         return 1;
-    if (hn_check_posts(ag, p, epoch))
+    if (hn_check_descs(ag, p, epoch))
         return 1;
     hn_report_ranks(ag, p, epoch);
     if (p->layout == LAYOUT_FLAT)

@@ -6,9 +6,9 @@
 #include "kernel/rows.h"
 #include "kernel/sync.h"
 
-KFN const struct hd_post *hd_post_of(const struct group_dev *g, int rank)
+KFN const struct hd_desc *hd_desc_of(const struct group_dev *g, int rank)
 {
-    return (const struct hd_post *)heap_at(g, rank, g->ht.dispatch_post);
+    return (const struct hd_desc *)heap_at(g, rank, g->ht.dispatch_desc);
 }
 
 /* A row to be written to its places in this node: the own token, or one that came through this rank as a relay. */
@@ -28,21 +28,21 @@ KFN int hd_taker(const struct group_dev *g, const struct hd_row *r, int k)
 
     if (d < 0 || !is_local(g, d) || !g->mask[d])
         return -1;
-    return r->pos[k] < hd_post_of(g, d)->capacity ? d : -1; /* the receiver reports the overflow */
+    return r->pos[k] < hd_desc_of(g, d)->capacity ? d : -1; /* the receiver reports the overflow */
 }
 
 /* FLAT: entry k of the top-k row that the taker of entry `at` gets: as row_put_topk(). */
 KFN void hd_put_entry(const struct ht_dispatch_params *p, const struct hd_row *r, int d, int at, int k)
 {
     const struct group_dev *g = p->g;
-    const struct hd_post *post = hd_post_of(g, d);
+    const struct hd_desc *desc = hd_desc_of(g, d);
     const int L = g->local_experts;
     struct index_out idx;
 
-    idx.data = post->topk_idx ? heap_at(g, d, post->topk_idx) : NULL;
-    idx.is64 = post->idx64;
+    idx.data = desc->topk_idx ? heap_at(g, d, desc->topk_idx) : NULL;
+    idx.is64 = desc->idx64;
     row_put_entry(r->ids, r->weights, p->h->state->topk, k, d * L, d * L + L, p->compact, &idx,
-                  post->weights ? (float *)heap_at(g, d, post->weights) : NULL, r->pos[at]);
+                  desc->weights ? (float *)heap_at(g, d, desc->weights) : NULL, r->pos[at]);
 }
 
 /* The top-k rows of all takers: one lane per (taker, entry); or one lane finds each taker once. */
@@ -71,16 +71,16 @@ KFN void hd_put_topk(struct agent *ag, const struct ht_dispatch_params *p, const
 KFN void hd_put_meta(const struct ht_dispatch_params *p, const struct hd_row *r, int d, int k)
 {
     const struct group_dev *g = p->g;
-    const struct hd_post *post = hd_post_of(g, d);
+    const struct hd_desc *desc = hd_desc_of(g, d);
     const int64_t pos = r->pos[k];
 
-    /* A rank that the others have left behind may find the post of an operation that is not its own. */
-    if (p->layout == LAYOUT_EXPERT_MAJOR && post->weights && r->weights)
-        ((float *)heap_at(g, d, post->weights))[pos] = r->weights[k];
-    if (post->src_rank)
-        ((int32_t *)heap_at(g, d, post->src_rank))[pos] = r->src_rank;
-    if (post->src_token)
-        ((int32_t *)heap_at(g, d, post->src_token))[pos] = r->src_token;
+    /* A rank that the others have left behind may find the descriptor of an operation that is not its own. */
+    if (p->layout == LAYOUT_EXPERT_MAJOR && desc->weights && r->weights)
+        ((float *)heap_at(g, d, desc->weights))[pos] = r->weights[k];
+    if (desc->src_rank)
+        ((int32_t *)heap_at(g, d, desc->src_rank))[pos] = r->src_rank;
+    if (desc->src_token)
+        ((int32_t *)heap_at(g, d, desc->src_token))[pos] = r->src_token;
 }
 
 /* Reads the row once, writes it to all its places in this node. */
@@ -100,13 +100,13 @@ KFN_STEP void hd_place_row(struct agent *ag, const struct ht_dispatch_params *p,
         int before;
         const int all = ag_vote(ag, d >= 0, &before);
         if (d >= 0) {
-            const struct hd_post *post = hd_post_of(g, d);
-            copy_set_offer(&set, n + before, heap_at(g, d, post->tokens + (uint64_t)r->pos[k] * post->token_stride));
+            const struct hd_desc *desc = hd_desc_of(g, d);
+            copy_set_offer(&set, n + before, heap_at(g, d, desc->tokens + (uint64_t)r->pos[k] * desc->token_stride));
             word_set_offer(&words, n + before,
-                           heap_at(g, d, post->scales + (uint64_t)r->pos[k] * post->scale_row_stride),
-                           (int64_t)post->scale_stride);
+                           heap_at(g, d, desc->scales + (uint64_t)r->pos[k] * desc->scale_row_stride),
+                           (int64_t)desc->scale_stride);
             hd_put_meta(p, r, d, k);
-            topk |= post->topk_idx || post->weights;
+            topk |= desc->topk_idx || desc->weights;
         }
         n += all;
     }

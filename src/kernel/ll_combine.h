@@ -4,7 +4,7 @@
  *
  *   expert rank d                                     source s of the node
  *   wait LC_DONE[*] >= v - 1  (receive slots free)
- *   rows in epx_alloc memory: post where they are       (nothing moves)
+ *   rows in epx_alloc memory: describe where they are   (nothing moves)
  *   otherwise: write each row, LogFMT or plain, into
  *     s's receive slot, at ll_places()
  *   signal LC_DATA = v  ---------------------------->  wait LC_DATA[*] >= v
@@ -13,7 +13,7 @@
  *   (in place: wait LC_DONE[*] >= v)  <--------------  signal LC_DONE = v
  *
  *                                                     source s of another node
- *   put the post, counter LC_DATA  ----------------->  wait LC_DATA[d] >= v, compare what both do
+ *   put the descriptor, counter LC_DATA  ----------->  wait LC_DATA[d] >= v, compare what both do
  *   put each row from where it is, or from the stage,
  *     into s's receive slot, counter LC_ROWS  ------>  wait LC_ROWS[d] >= expected so far + rows it has there
  *     (LogFMT: without gaps, behind their lengths)      (find where each begins)
@@ -37,12 +37,12 @@ KFN_STEP char *lc_slot(const struct group_dev *g, int rank, uint64_t epoch)
     return heap_at(g, rank, lc_slot_offset(g, epoch));
 }
 
-/* What rank d posted: in its heap, or put here. */
-KFN_STEP const struct lc_post *lc_post_of(const struct group_dev *g, int d, uint64_t epoch)
+/* The descriptor of rank d: in its heap, or put here. */
+KFN_STEP const struct lc_desc *lc_desc_of(const struct group_dev *g, int d, uint64_t epoch)
 {
     if (is_local(g, d))
-        return (const struct lc_post *)lc_slot(g, d, epoch);
-    return (const struct lc_post *)(lc_slot(g, g->rank, epoch) + g->ll.cposts) + g->recv_index_of[d];
+        return (const struct lc_desc *)lc_slot(g, d, epoch);
+    return (const struct lc_desc *)(lc_slot(g, g->rank, epoch) + g->ll.cdescs) + g->recv_index_of[d];
 }
 
 /* ---- Send ----------------------------------------------------------------------------------------------------- */
@@ -148,8 +148,8 @@ KFN_STEP int lc_push_remote(struct agent *ag, const struct ll_combine_params *p,
     uint64_t rows = 0, packed = recv_buf + lc_block_at(p, s, 0).place * pitch; /* all blocks follow each other there */
 
     put(ag, g, &stage->batch, s, COUNTER(SIG_LC_DATA, slot), lc_slot_offset(g, epoch),
-        lc_slot_offset(g, epoch) + g->ll.cposts + (uint64_t)g->recv_index_at[s] * sizeof(struct lc_post),
-        sizeof(struct lc_post));
+        lc_slot_offset(g, epoch) + g->ll.cdescs + (uint64_t)g->recv_index_at[s] * sizeof(struct lc_desc),
+        sizeof(struct lc_desc));
     for (int l = 0; l < lc_blocks(p); l++) {
         const struct lc_block b = lc_block_at(p, s, l);
         for (int i = 0; i < b.n; i++) {
@@ -221,13 +221,13 @@ KFN_STEP void lc_push_node(struct agent *ag, const struct ll_combine_params *p, 
     }
 }
 
-KFN void lc_write_post(const struct ll_combine_params *p, struct lc_post *post)
+KFN void lc_write_desc(const struct ll_combine_params *p, struct lc_desc *desc)
 {
-    post->agree = p->agree;
-    post->pulled = p->in_place != 0;
-    post->rows = p->in_place;
-    post->outer_stride = (uint64_t)p->outer_stride;
-    post->row_stride = (uint64_t)p->stride;
+    desc->agree = p->agree;
+    desc->pulled = p->in_place != 0;
+    desc->rows = p->in_place;
+    desc->outer_stride = (uint64_t)p->outer_stride;
+    desc->row_stride = (uint64_t)p->stride;
 }
 
 KFN_STEP int lc_send(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
@@ -239,7 +239,7 @@ KFN_STEP int lc_send(struct agent *ag, const struct ll_combine_params *p, uint64
         return 1;
     AG_MARK(ag, "slot");
     if (ag_index(ag) == 0 && ag_leader(ag))
-        lc_write_post(p, (struct lc_post *)slot);
+        lc_write_desc(p, (struct lc_desc *)slot);
     if (g->nnodes > 1) {
         /* The stage still holds the last combine's rows until the network has read them. */
         if (ag_index(ag) == 0 && wait_sent(ag, g, PHASE_LC_SENT))
@@ -276,22 +276,22 @@ KFN int64_t lc_place(const struct ll_combine_params *p, int d, int64_t i)
 }
 
 /* Where the row of (t, k) is, for this rank as the source. */
-KFN_STEP const char *lc_row(const struct ll_combine_params *p, uint64_t epoch, const struct lc_post *post, int d,
+KFN_STEP const char *lc_row(const struct ll_combine_params *p, uint64_t epoch, const struct lc_desc *desc, int d,
                             int64_t i)
 {
     const struct group_dev *g = p->g;
 
     if (p->logfmt && !is_local(g, d))
         return lc_slot(g, g->rank, epoch) + g->ll.crows + (size_t)g->packed_at[lc_place(p, d, i)] * 16;
-    if (!post->pulled || !is_local(g, d))
+    if (!desc->pulled || !is_local(g, d))
         return lc_slot(g, g->rank, epoch) + g->ll.crows + (size_t)lc_place(p, d, i) * lc_pitch(p);
-    const char *rows = heap_at(g, d, post->rows);
+    const char *rows = heap_at(g, d, desc->rows);
     if (p->layout == LAYOUT_RANK_MAJOR)
-        return rows + (size_t)g->rank * post->outer_stride + (size_t)p->h->ridx[i] * post->row_stride;
+        return rows + (size_t)g->rank * desc->outer_stride + (size_t)p->h->ridx[i] * desc->row_stride;
     const int l = p->h->ids[i] - d * g->local_experts;
     const int32_t *begin = (const int32_t *)(lc_slot(g, d, epoch) + g->ll.begin);
-    return rows + (size_t)l * post->outer_stride +
-           (size_t)(begin[l * g->nranks + g->rank] + p->h->eidx[i]) * post->row_stride;
+    return rows + (size_t)l * desc->outer_stride +
+           (size_t)(begin[l * g->nranks + g->rank] + p->h->eidx[i]) * desc->row_stride;
 }
 
 /* Does (t, k) have a row of its own that comes back? */
@@ -326,7 +326,7 @@ KFN void lc_look_ahead(const struct ll_combine_params *p, uint64_t epoch, int64_
         if (!lc_returns(p, i))
             continue;
         const int d = p->h->ids[i] / g->local_experts;
-        AG_PREFETCH(lc_row(p, epoch, lc_post_of(g, d, epoch), d, i));
+        AG_PREFETCH(lc_row(p, epoch, lc_desc_of(g, d, epoch), d, i));
     }
 }
 
@@ -350,7 +350,7 @@ KFN_STEP int lc_sum_token(struct agent *ag, const struct ll_combine_params *p, u
         const int all = ag_vote(ag, returns, &before);
         if (returns) {
             const int d = p->h->ids[i] / L;
-            const char *row = lc_row(p, epoch, lc_post_of(g, d, epoch), d, i);
+            const char *row = lc_row(p, epoch, lc_desc_of(g, d, epoch), d, i);
             sum_set_offer(&set, weighted ? n + before : lc_turn(p, t, k), row + at, weighted ? p->weights[i] : 1.0f,
                           p->logfmt);
         }
@@ -456,17 +456,17 @@ KFN_STEP int lc_wait_remote(struct agent *ag, const struct ll_combine_params *p,
     return sync_barrier(ag, g);
 }
 
-KFN int lc_check_posts(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
+KFN int lc_check_descs(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
     int odd = 0;
 
     AG_EACH(ag, int, d, g->nranks)
-    odd |= g->mask[d] && agreement_differs(&p->agree, &lc_post_of(g, d, epoch)->agree);
+    odd |= g->mask[d] && agreement_differs(&p->agree, &lc_desc_of(g, d, epoch)->agree);
     if (!ag_any(ag, odd))
         return 0;
     for (int d = 0; d < g->nranks; d++)
-        if (g->mask[d] && check_agreement(ag, g, &p->agree, &lc_post_of(g, d, epoch)->agree, PHASE_LC_DATA, d))
+        if (g->mask[d] && check_agreement(ag, g, &p->agree, &lc_desc_of(g, d, epoch)->agree, PHASE_LC_DATA, d))
             return 1;
     return 0;
 }
@@ -480,7 +480,7 @@ KFN_STEP int lc_recv(struct agent *ag, const struct ll_combine_params *p, uint64
     if (wait_peers(ag, g, SCOPE_ALL, SIG_LC_DATA, slot, lap, PHASE_LC_DATA, p->wait_ns))
         return 1;
     AG_MARK(ag, "data");
-    if (lc_check_posts(ag, p, epoch))
+    if (lc_check_descs(ag, p, epoch))
         return 1;
     if (g->nnodes > 1 && lc_wait_remote(ag, p, epoch))
         return 1;

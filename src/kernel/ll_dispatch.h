@@ -6,7 +6,7 @@
  *   wait LL_DONE[*] >= v - 1   (slot free)
  *   route its tokens; slot: counts per expert and
  *     rank, per-rank list of tokens, ids, numbers,
- *     weights; post: where its own receive tensors are
+ *     weights; descriptor: where its own receive tensors are
  *   signal LL_DATA = v  ---------------------------->  wait LL_DATA[*] >= v
  *                                                      begin[l][s] = sum over s' < s of s' counts for expert l
  *   If all ranks' receive tensors can be written (in the heaps, nothing staged, one node, nobody masked):
@@ -21,7 +21,7 @@
  *   (in place: wait LL_DONE[*] >= v)  <--------------  signal LL_DONE = v
  *
  *                                                     receiver d of another node
- *   put tables and post, counter LL_DATA  ---------->  wait LL_DATA[s] >= v: tables and post are in s's receive buffer here
+ *   put tables and descriptor, counter LL_DATA  ---->  wait LL_DATA[s] >= v: tables and descriptor are in s's receive buffer here
  *   put each row for d,  counter LL_ROWS  ---------->  wait LL_ROWS[s] >= expected so far + what the tables say
  *                                                      the same expansion, reading the receive buffer
  *   LL_DONE counted                <-----------------  put of no bytes, counter LL_DONE

@@ -147,7 +147,7 @@ KFN int ll_count(struct agent *ag, const struct ll_dispatch_params *p, uint64_t 
 
 KFN const char *ll_row(const struct ll_view *v, int t)
 {
-    return v->rows + (size_t)(v->post->ordered ? v->pos[t] : t) * v->post->row_stride;
+    return v->rows + (size_t)(v->desc->ordered ? v->pos[t] : t) * v->desc->row_stride;
 }
 
 /* Row i of source s's list: what belongs to each of its local experts; the rows themselves unless they were written. */
@@ -233,7 +233,7 @@ KFN void ll_take_source(struct agent *ag, const struct ll_dispatch_params *p, ui
         return;
     }
     const struct ll_view v = ll_open(g, s, epoch);
-    const int n = v.rcount[g->rank], written = v.post->written;
+    const int n = v.rcount[g->rank], written = v.desc->written;
     for (int i = nth; i < n; i += step) {
         if (p->layout == LAYOUT_RANK_MAJOR)
             ll_place(ag, p, &v, s, i, written);
@@ -274,7 +274,7 @@ KFN int ll_token_unsound(const struct group_dev *g, const struct ll_view *v, int
 /* What came over a network decides where this rank writes: believe nothing. Zero: the tables are sound. */
 KFN_STEP int ll_tables_unsound(struct agent *ag, const struct group_dev *g, const struct ll_view *v, int K)
 {
-    const int B = v->post->ntokens;
+    const int B = v->desc->ntokens;
     int64_t pairs = 0;
     int odd = 0;
 
@@ -293,7 +293,7 @@ KFN_STEP int ll_tables_unsound(struct agent *ag, const struct group_dev *g, cons
 /* The tokens of source s that come here, in order; how many. */
 KFN int ll_list_remote(struct agent *ag, const struct group_dev *g, const struct ll_view *v, int K, int32_t *list)
 {
-    const int B = v->post->ntokens;
+    const int B = v->desc->ntokens;
     int found = 0;
 
     AG_ROUNDS(ag, int, t, B)
@@ -330,28 +330,28 @@ KFN_STEP int ll_wait_remote(struct agent *ag, const struct ll_dispatch_params *p
     return 0;
 }
 
-/* What a peer posted fits what this rank does, and the limits of the group. */
-KFN_STEP int ll_check_posts(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
+/* The descriptor of a peer fits what this rank does, and the limits of the group. */
+KFN_STEP int ll_check_descs(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
     int odd = 0;
 
     AG_EACH(ag, int, s, g->nranks)
     {
-        const struct ll_post *post = ll_post_of(g, s, epoch);
+        const struct ll_desc *desc = ll_desc_of(g, s, epoch);
         odd |= g->mask[s] &&
-               (agreement_differs(&p->agree, &post->agree) || post->ntokens < 0 || post->ntokens > g->max_tokens);
+               (agreement_differs(&p->agree, &desc->agree) || desc->ntokens < 0 || desc->ntokens > g->max_tokens);
     }
     if (!ag_any(ag, odd))
         return 0;
     for (int s = 0; s < g->nranks; s++) {
         if (!g->mask[s])
             continue;
-        const struct ll_post *post = ll_post_of(g, s, epoch);
-        if (check_agreement(ag, g, &p->agree, &post->agree, PHASE_LL_DATA, s))
+        const struct ll_desc *desc = ll_desc_of(g, s, epoch);
+        if (check_agreement(ag, g, &p->agree, &desc->agree, PHASE_LL_DATA, s))
             return 1;
-        if (post->ntokens < 0 || post->ntokens > g->max_tokens)
-            return fail_all(ag, g, KSTATUS_MISMATCH, PHASE_LL_DATA, s, g->max_tokens, post->ntokens);
+        if (desc->ntokens < 0 || desc->ntokens > g->max_tokens)
+            return fail_all(ag, g, KSTATUS_MISMATCH, PHASE_LL_DATA, s, g->max_tokens, desc->ntokens);
     }
     return 0;
 }
@@ -380,7 +380,7 @@ KFN_STEP int ll_receive(struct agent *ag, const struct ll_dispatch_params *p, ui
     if (sync_last(ag, g, 2))
         signal_peers(ag, g, SCOPE_ALL, SIG_LL_DONE, slot, lap);
     /* The caller may change its tensor once this operation has completed: not before all have read it. */
-    return p->in_place && !ll_own_view(p, epoch).post->written
+    return p->in_place && !ll_own_view(p, epoch).desc->written
                ? wait_peers(ag, g, SCOPE_ALL, SIG_LL_DONE, slot, lap, PHASE_LL_DONE, NULL)
                : 0;
 }
@@ -391,7 +391,7 @@ KFN_STEP int ll_wait_tables(struct agent *ag, const struct ll_dispatch_params *p
     const struct group_dev *g = p->g;
 
     return wait_peers(ag, g, SCOPE_ALL, SIG_LL_DATA, slot_of(g, epoch), lap_of(g, epoch), PHASE_LL_DATA, p->wait_ns) ||
-           ll_check_posts(ag, p, epoch);
+           ll_check_descs(ag, p, epoch);
 }
 
 KFN_STEP int ll_dispatch_recv(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)

@@ -8,12 +8,12 @@
 
 /*
  * A source's tables as this rank sees them. They end where the rows begin, so that they travel as one piece with them:
- *   ids[B*K] eidx[B*K] weights[B*K] pos[B] ecount[E] rcount[R] post | rows
- * Where the counts are does not depend on what the post says: both can be asked for at once.
+ *   ids[B*K] eidx[B*K] weights[B*K] pos[B] ecount[E] rcount[R] desc | rows
+ * Where the counts are does not depend on what the descriptor says: both can be asked for at once.
  */
 struct ll_view {
     char *start;
-    struct ll_post *post;
+    struct ll_desc *desc;
     int32_t *ecount, *rcount, *ids, *eidx, *pos;
     float *weights;
     const int32_t *list; /* tokens for this rank */
@@ -24,9 +24,9 @@ KFN struct ll_view ll_view_at(const struct group_dev *g, char *rows, int ntokens
 {
     const size_t pairs = up16((size_t)ntokens * (size_t)topk * 4);
     struct ll_view v;
-    char *at = rows - sizeof(struct ll_post);
+    char *at = rows - sizeof(struct ll_desc);
 
-    v.post = (struct ll_post *)at;
+    v.desc = (struct ll_desc *)at;
     v.rcount = (int32_t *)(at -= up16((size_t)g->nranks * 4));
     v.ecount = (int32_t *)(at -= up16((size_t)g->experts * 4));
     v.pos = (int32_t *)(at -= up16((size_t)ntokens * 4));
@@ -58,15 +58,15 @@ KFN_STEP char *ll_rows_of(const struct group_dev *g, int rank, uint64_t epoch)
     return heap_at(g, g->rank, ll_recv_rows(g, epoch, g->recv_index_of[rank]));
 }
 
-KFN_STEP const struct ll_post *ll_post_of(const struct group_dev *g, int rank, uint64_t epoch)
+KFN_STEP const struct ll_desc *ll_desc_of(const struct group_dev *g, int rank, uint64_t epoch)
 {
-    return (const struct ll_post *)(ll_rows_of(g, rank, epoch) - sizeof(struct ll_post));
+    return (const struct ll_desc *)(ll_rows_of(g, rank, epoch) - sizeof(struct ll_desc));
 }
 
 /* Where the counts per expert are in the heap of each rank of the node. */
 KFN uint64_t ll_counts_offset(const struct group_dev *g, uint64_t epoch)
 {
-    return ll_slot_offset(g, epoch) + g->ll.rows - sizeof(struct ll_post) - up16((size_t)g->nranks * 4) -
+    return ll_slot_offset(g, epoch) + g->ll.rows - sizeof(struct ll_desc) - up16((size_t)g->nranks * 4) -
            up16((size_t)g->experts * 4);
 }
 
@@ -84,11 +84,11 @@ KFN const int32_t *ll_counts_of(const struct group_dev *g, int rank, uint64_t ep
 /* The tables of any rank, once its LL_DATA has come. */
 KFN struct ll_view ll_open(const struct group_dev *g, int rank, uint64_t epoch)
 {
-    const struct ll_post *post = ll_post_of(g, rank, epoch);
-    struct ll_view v = ll_view_at(g, ll_rows_of(g, rank, epoch), post->ntokens, post->agree.topk);
+    const struct ll_desc *desc = ll_desc_of(g, rank, epoch);
+    struct ll_view v = ll_view_at(g, ll_rows_of(g, rank, epoch), desc->ntokens, desc->agree.topk);
 
     if (is_local(g, rank)) {
-        v.rows = heap_at(g, rank, post->rows);
+        v.rows = heap_at(g, rank, desc->rows);
         v.list = (const int32_t *)heap_at(g, rank, ll_slot_offset(g, epoch)) + (size_t)g->rank * (size_t)g->max_tokens;
     } else {
         v.list = g->lists + (size_t)g->recv_index_of[rank] * (size_t)g->max_tokens;
@@ -189,28 +189,28 @@ KFN uint64_t ll_row_stride(const struct ll_dispatch_params *p)
     return p->in_place ? (uint64_t)p->in.stride : row_scales_at(&p->agree) + up16((size_t)p->agree.scale_bytes);
 }
 
-KFN void ll_write_post(const struct ll_dispatch_params *p, uint64_t epoch, struct ll_post *post)
+KFN void ll_write_desc(const struct ll_dispatch_params *p, uint64_t epoch, struct ll_desc *desc)
 {
     const struct group_dev *g = p->g;
 
-    post->agree = p->agree;
-    post->ntokens = p->route.ntokens;
-    post->ordered = g->nnodes > 1;
-    post->rows = p->in_place ? p->in_place : ll_slot_offset(g, epoch) + g->ll.rows;
-    post->row_stride = ll_row_stride(p);
+    desc->agree = p->agree;
+    desc->ntokens = p->route.ntokens;
+    desc->ordered = g->nnodes > 1;
+    desc->rows = p->in_place ? p->in_place : ll_slot_offset(g, epoch) + g->ll.rows;
+    desc->row_stride = ll_row_stride(p);
     /* Not where ranks may be masked: one that is late rather than dead would write into a tensor that its receiver has
      * long given to something else, and one that masked another counts fewer rows before its own than a receiver that
      * did not. */
-    post->open =
+    desc->open =
         (p->steps & STEP_RECV) && !g->enable_mask && p->open_tokens && (p->open_scales || !p->agree.scale_bytes);
-    post->written = 0;
-    post->tokens = p->open_tokens;
-    post->outer_stride = (uint64_t)p->out.outer_stride;
-    post->stride = (uint64_t)p->out.stride;
-    post->scales = p->open_scales;
-    post->scale_outer_stride = (uint64_t)p->out.scale_outer_stride;
-    post->scale_row_stride = (uint64_t)p->out.scale_row_stride;
-    post->scale_stride = (uint64_t)p->out.scale_stride;
+    desc->written = 0;
+    desc->tokens = p->open_tokens;
+    desc->outer_stride = (uint64_t)p->out.outer_stride;
+    desc->stride = (uint64_t)p->out.stride;
+    desc->scales = p->open_scales;
+    desc->scale_outer_stride = (uint64_t)p->out.scale_outer_stride;
+    desc->scale_row_stride = (uint64_t)p->out.scale_row_stride;
+    desc->scale_stride = (uint64_t)p->out.scale_stride;
 }
 
 /* Tables and rows to one rank of another node. */
@@ -276,14 +276,14 @@ KFN struct ll_view ll_own_view(const struct ll_dispatch_params *p, uint64_t epoc
     return ll_view_at(g, heap_at(g, g->rank, ll_slot_offset(g, epoch) + g->ll.rows), p->route.ntokens, p->route.topk_n);
 }
 
-/* The last agent: tables and post stand. */
+/* The last agent: tables and descriptor are written. */
 KFN_STEP void ll_publish(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch, const struct ll_view *v)
 {
     const struct group_dev *g = p->g;
 
     if (ag_leader(ag)) {
         if (g->nnodes == 1)
-            ll_write_post(p, epoch, v->post);
+            ll_write_desc(p, epoch, v->desc);
         g->state->epoch[OP_LL_DISPATCH] = epoch;
         p->h->state->epoch = epoch;
     }
@@ -309,7 +309,7 @@ KFN_STEP int ll_send_tables(struct agent *ag, const struct ll_dispatch_params *p
         if (ag_index(ag) == 0) {
             ll_order(ag, p, v.pos);
             if (ag_leader(ag))
-                ll_write_post(p, epoch, v.post);
+                ll_write_desc(p, epoch, v.desc);
         }
         if (sync_barrier(ag, g))
             return 1;
@@ -347,12 +347,12 @@ KFN_STEP int ll_dispatch_send(struct agent *ag, const struct ll_dispatch_params 
     return ll_send_tables(ag, p, epoch) || ll_stage_rows(ag, p, epoch);
 }
 
-/* May all ranks write into each other's receive tensors? All read the same posts and find the same. */
+/* May all ranks write into each other's receive tensors? All read the same descriptors and find the same. */
 KFN int ll_all_open(struct agent *ag, const struct group_dev *g, uint64_t epoch)
 {
     int closed = 0;
 
-    AG_EACH(ag, int, s, g->nranks) closed |= !is_local(g, s) || (g->mask[s] && !ll_post_of(g, s, epoch)->open);
+    AG_EACH(ag, int, s, g->nranks) closed |= !is_local(g, s) || (g->mask[s] && !ll_desc_of(g, s, epoch)->open);
     return !ag_any(ag, closed);
 }
 
@@ -402,15 +402,15 @@ struct ll_target {
     int64_t scale_stride;
 };
 
-/* Row `row` of block `outer` (an expert's, or a source's) of rank d, as that has posted it. */
+/* Row `row` of block `outer` (an expert's, or a source's) of rank d, as its descriptor says. */
 KFN struct ll_target ll_target_at(const struct group_dev *g, uint64_t epoch, int d, uint64_t outer, uint64_t row)
 {
-    const struct ll_post *post = ll_post_of(g, d, epoch);
+    const struct ll_desc *desc = ll_desc_of(g, d, epoch);
     struct ll_target to;
 
-    to.token = heap_at(g, d, post->tokens + outer * post->outer_stride + row * post->stride);
-    to.scale = heap_at(g, d, post->scales + outer * post->scale_outer_stride + row * post->scale_row_stride);
-    to.scale_stride = (int64_t)post->scale_stride;
+    to.token = heap_at(g, d, desc->tokens + outer * desc->outer_stride + row * desc->stride);
+    to.scale = heap_at(g, d, desc->scales + outer * desc->scale_outer_stride + row * desc->scale_row_stride);
+    to.scale_stride = (int64_t)desc->scale_stride;
     return to;
 }
 
@@ -551,7 +551,7 @@ KFN_STEP int ll_say_written(struct agent *ag, const struct ll_dispatch_params *p
     if (!sync_last(ag, g, 1))
         return 0;
     if (ag_leader(ag))
-        ll_own_view(p, epoch).post->written = 1;
+        ll_own_view(p, epoch).desc->written = 1;
     ag_sync(ag);
     signal_peers(ag, g, SCOPE_NODE, SIG_LL_ROWS, slot_of(g, epoch), lap_of(g, epoch));
     return 1;

@@ -9,10 +9,10 @@
  *   shared out among all blocks, and stand with LL_ROWS.
  *   While peers' counts are on their way each agent casts the first row that it will write, into its scratch.
  *   Then lane k finds the place of the token's k-th row: what earlier ranks have for that expert, from their counts, and
- *   the post of its rank.
+ *   the descriptor of its rank.
  *
  * Different agents of a block do what is to be done once: of n of them agent 0 finds the offsets, n / 2 says LL_DATA, n - 1 waits
- * for peers and looks at their posts.
+ * for peers and reads their descriptors.
  */
 #ifndef EPX_KERNEL_LL_NEAR_H
 #define EPX_KERNEL_LL_NEAR_H
@@ -23,7 +23,7 @@
 
 /* What all agents of a block need to know, in the block's memory. */
 struct near_plan {
-    uint64_t lap, counts, post;         /* offsets are the same in all heaps */
+    uint64_t lap, counts, desc;         /* offsets are the same in all heaps */
     int32_t slot, width, slices, items; /* pieces of work: ll_part() */
     int32_t bytes, per;                 /* of a channel as it travels; channels of a word of scales */
     int32_t words;                      /* of a mask */
@@ -62,7 +62,7 @@ KFN_STEP void near_make_plan(struct agent *ag, const struct ll_dispatch_params *
     plan->lap = lap_of(g, epoch);
     plan->slot = slot_of(g, epoch);
     plan->counts = counts;
-    plan->post = counts + up16((size_t)g->experts * 4) + up16((size_t)g->nranks * 4);
+    plan->desc = counts + up16((size_t)g->experts * 4) + up16((size_t)g->nranks * 4);
     plan->width = width;
     plan->slices = slices;
     plan->items = p->route.ntokens * slices;
@@ -113,7 +113,7 @@ KFN int near_route(struct agent *ag, const struct ll_dispatch_params *p, uint64_
     return block_barrier(ag, g, odd);
 }
 
-/* The first block: counts and post stand. */
+/* The first block: counts and descriptor are written. */
 KFN_STEP void near_publish(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch,
                            const struct near_plan *plan)
 {
@@ -135,7 +135,7 @@ KFN_STEP void near_publish(struct agent *ag, const struct ll_dispatch_params *p,
             h->rcount[key - E] = rcount[key - E] = sum;
     }
     if (nth == n - 1 && ag_leader(ag)) {
-        ll_write_post(p, epoch, (struct ll_post *)heap_at(g, g->rank, plan->post));
+        ll_write_desc(p, epoch, (struct ll_desc *)heap_at(g, g->rank, plan->desc));
         h->state->ntokens = p->route.ntokens;
         h->state->topk = p->route.topk_n;
     }
@@ -202,7 +202,7 @@ KFN_STEP void near_goals(struct agent *ag, const struct ll_dispatch_params *p, c
 {
     const struct group_dev *g = p->g;
     const int d = row.id < 0 ? 0 : row.id / g->local_experts, l = row.id - d * g->local_experts;
-    const struct ll_post *post = (const struct ll_post *)heap_at(g, d, plan->post);
+    const struct ll_desc *desc = (const struct ll_desc *)heap_at(g, d, plan->desc);
     int64_t at = row.number;
 
     AG_ROLLED
@@ -224,14 +224,14 @@ KFN_STEP void near_goals(struct agent *ag, const struct ll_dispatch_params *p, c
     if (goes) {
         copy_set_offer(&goals->rows, before,
                        heap_at(g, d,
-                               post->tokens + (uint64_t)l * post->outer_stride + (uint64_t)at * post->stride +
+                               desc->tokens + (uint64_t)l * desc->outer_stride + (uint64_t)at * desc->stride +
                                    (uint64_t)part->begin * (uint64_t)plan->bytes));
         word_set_offer(&goals->scales, before,
                        heap_at(g, d,
-                               post->scales + (uint64_t)l * post->scale_outer_stride +
-                                   (uint64_t)at * post->scale_row_stride +
-                                   (uint64_t)(part->begin / plan->per) * post->scale_stride),
-                       (int64_t)post->scale_stride);
+                               desc->scales + (uint64_t)l * desc->scale_outer_stride +
+                                   (uint64_t)at * desc->scale_row_stride +
+                                   (uint64_t)(part->begin / plan->per) * desc->scale_stride),
+                       (int64_t)desc->scale_stride);
     }
     ll_goals_end(ag, p, goals);
 }
@@ -270,17 +270,17 @@ KFN void near_fetch(struct agent *ag, const struct ll_dispatch_params *p)
         AG_EACH_ALL(ag, int64_t, i, (bytes + AG_LINE - 1) / AG_LINE) ag_fetch(p->in.tokens + i * AG_LINE);
 }
 
-/* May rows be written to all ranks, and do all do the same? Else ll_check_posts() and ll_all_open() say which it is. One agent. */
-KFN_STEP int near_posts_fit(struct agent *ag, const struct ll_dispatch_params *p, const struct near_plan *plan)
+/* May rows be written to all ranks, and do all do the same? Else ll_check_descs() and ll_all_open() say which it is. One agent. */
+KFN_STEP int near_descs_fit(struct agent *ag, const struct ll_dispatch_params *p, const struct near_plan *plan)
 {
     const struct group_dev *g = p->g;
     int odd = 0;
 
     AG_EACH(ag, int, s, g->nranks)
     {
-        const struct ll_post *post = (const struct ll_post *)heap_at(g, s, plan->post);
-        odd |= agreement_differs(&p->agree, &post->agree) | (post->ntokens < 0) | (post->ntokens > g->max_tokens) |
-               !post->open;
+        const struct ll_desc *desc = (const struct ll_desc *)heap_at(g, s, plan->desc);
+        odd |= agreement_differs(&p->agree, &desc->agree) | (desc->ntokens < 0) | (desc->ntokens > g->max_tokens) |
+               !desc->open;
     }
     return !ag_any(ag, odd);
 }
@@ -330,7 +330,7 @@ KFN_STEP enum near_result ll_dispatch_near(struct agent *ag, const struct ll_dis
     if (ag_block_index(ag) == ag_block_count(ag) - 1)
         bad = wait_each(ag, g, SCOPE_NODE, SIG_LL_DATA, plan->slot, plan->lap, PHASE_LL_DATA,
                         ag_block_number(ag) == 0 ? p->wait_ns : NULL) ||
-              !near_posts_fit(ag, p, plan);
+              !near_descs_fit(ag, p, plan);
     if (block_barrier(ag, g, bad)) { /* in all blocks, unless something has failed */
         if (ll_wait_tables(ag, p, epoch))
             return NEAR_FAILED;

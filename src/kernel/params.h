@@ -5,7 +5,7 @@
  *
  * The heap of a rank (the same offsets on all ranks, see group/heap_layout.c)
  *
- *   control | signals[SIG_COUNT][slots][R] | LL dispatch and combine slots[W] | HT posts, counts, tables | HT receive buffer |
+ *   control | signals[SIG_COUNT][slots][R] | LL dispatch and combine slots[W] | HT descriptors, counts, tables | HT receive buffer |
  *   HT relay and return rows | alloc
  *
  * A signal word belongs to one kind, one slot and one peer, which alone advances it, by one per operation of that slot:
@@ -108,7 +108,7 @@ enum signal_kind {
 
 /* A source's rows to one relay are counted in this many chunks, so that forwarding starts before the last has landed. */
 #define HD_CHUNKS 8
-/* Bytes that tell a relay which operation this is: the first ones of a struct hd_post or hc_post. */
+/* Bytes that tell a relay which operation this is: the first ones of a struct hd_desc or hc_desc. */
 #define HD_NOTE 32
 
 enum operation { OP_LL_DISPATCH, OP_LL_COMBINE, OP_HT_NOTIFY, OP_HT_DISPATCH, OP_HT_COMBINE, OP_COUNT };
@@ -116,7 +116,7 @@ enum operation { OP_LL_DISPATCH, OP_LL_COMBINE, OP_HT_NOTIFY, OP_HT_DISPATCH, OP
 /* As epx_dtype; kernels do not include the public header. */
 enum { DTYPE_BF16 = 1, DTYPE_FP16 = 2, DTYPE_FP32 = 3 };
 
-/* What the ranks must agree on in one operation, carried by every post and compared by every reader. */
+/* What the ranks must agree on in one operation, carried by every descriptor and compared by every reader. */
 struct agreement {
     int32_t hidden_bytes; /* of one row on the wire, scales not counted */
     int32_t dtype;        /* on the wire */
@@ -128,7 +128,7 @@ struct agreement {
 EPX_STATIC_ASSERT(sizeof(struct agreement) == 24, "shared between ranks");
 
 /* Stands right before the rows of a low-latency dispatch slot; its tables stand before it (ll_view in ll_dispatch_send.h). */
-struct ll_post {
+struct ll_desc {
     struct agreement agree;
     int32_t ntokens;
     int32_t ordered;     /* 1: row pos[t] is token t's; 0: row t */
@@ -141,10 +141,10 @@ struct ll_post {
     uint64_t scales, scale_outer_stride, scale_row_stride, scale_stride;
     uint64_t pad[2];
 };
-EPX_STATIC_ASSERT(sizeof(struct ll_post) == 128, "shared between ranks");
+EPX_STATIC_ASSERT(sizeof(struct ll_desc) == 128, "shared between ranks");
 
 /* Opens a low-latency combine slot; EXPERT_MAJOR: begin[L][R] follows. */
-struct lc_post {
+struct lc_desc {
     struct agreement agree;
     int32_t pulled; /* 1: read the rows in this rank's heap; 0: they were written into the reader's receive slot */
     int32_t reserved;
@@ -152,10 +152,10 @@ struct lc_post {
     uint64_t outer_stride, row_stride; /* bytes */
     uint64_t pad;
 };
-EPX_STATIC_ASSERT(sizeof(struct lc_post) == 64, "shared between ranks");
+EPX_STATIC_ASSERT(sizeof(struct lc_desc) == 64, "shared between ranks");
 
 /* High-throughput dispatch: where this rank wants its rows. Offsets into its heap; 0 = not asked for. */
-struct hd_post {
+struct hd_desc {
     struct agreement agree;
     int32_t idx64;
     int32_t apart;    /* 1: extras of rows for other nodes go apart from them; the last word of a note (HD_NOTE) */
@@ -165,13 +165,13 @@ struct hd_post {
     uint64_t weights, topk_idx, src_rank, src_token;
     uint64_t pad[2];
 };
-EPX_STATIC_ASSERT(sizeof(struct hd_post) == 128, "shared between ranks");
+EPX_STATIC_ASSERT(sizeof(struct hd_desc) == 128, "shared between ranks");
 
 /* Regions that a rank exports at a time (group/region.h). */
 #define REGION_SLOTS 64
 
 /* High-throughput combine: where this rank's rows are. */
-struct hc_post {
+struct hc_desc {
     struct agreement agree;
     int64_t rows; /* how many */
     uint64_t tokens, token_stride;
@@ -179,25 +179,26 @@ struct hc_post {
     int32_t tokens_in,
         weights_in; /* what the offsets count from: 0 = this rank's heap, n = the region in its slot n - 1 */
 };
-EPX_STATIC_ASSERT(sizeof(struct hc_post) == 64, "shared between ranks");
+EPX_STATIC_ASSERT(sizeof(struct hc_desc) == 64, "shared between ranks");
 
 /* Offsets inside a heap, computed once from the configuration. */
 struct ll_layout {
-    uint64_t slots, slot_stride;    /* dispatch: list[R][M], tables, post, rows[M] */
+    uint64_t slots, slot_stride;    /* dispatch: list[R][M], tables, descriptor, rows[M] */
     uint64_t rows;                  /* from a slot's start */
     uint64_t pitch;                 /* most bytes of a row: payload, then scales */
-    uint64_t recv_buf, recv_stride; /* [W][remote ranks]: tables, post, rows[M] from each */
-    uint64_t head;                  /* from a receive buffer's start to its rows: room for post and tables */
+    uint64_t recv_buf, recv_stride; /* [W][remote ranks]: tables, descriptor, rows[M] from each */
+    uint64_t head;                  /* from a receive buffer's start to its rows: room for descriptor and tables */
     uint64_t cslots, cslot_stride;  /* combine */
-    uint64_t begin, cposts, crows;  /* from a combine slot's start: begin[L][R], posts of remote ranks, receive rows */
-    uint64_t cpitch;                /* most bytes of a receive row */
-    uint64_t stage, stage_rows;     /* combine: rows on their way to other nodes, when they are not in the heap */
+    uint64_t begin, cdescs,
+        crows;       /* from a combine slot's start: begin[L][R], descriptors of remote ranks, receive rows */
+    uint64_t cpitch; /* most bytes of a receive row */
+    uint64_t stage, stage_rows; /* combine: rows on their way to other nodes, when they are not in the heap */
 };
 
 struct ht_layout {
-    uint64_t counts, counts_stride; /* [2 slots][own, then R of other nodes]: hn_post, ecount[E], rcount[R] */
+    uint64_t counts, counts_stride; /* [2 slots][own, then R of other nodes]: hn_desc, ecount[E], rcount[R] */
     uint64_t tables, table_stride;  /* [2 slots][own, then each source of this relay]: ids[M*K], pos[M*K] */
-    uint64_t dispatch_post, combine_post;
+    uint64_t dispatch_desc, combine_desc;
     uint64_t agreements; /* combine: of each source of this relay, HD_NOTE bytes each */
     uint64_t tokens, scales, weights, topk_idx, src_rank, src_token; /* receive buffer of the node */
     uint64_t pitch, scale_pitch;
@@ -465,8 +466,8 @@ struct ht_dispatch_params {
     struct agreement agree;
     struct row_in in;
     const float *weights;
-    uint64_t in_place;   /* heap offset of tokens, where rows for other nodes are put from there (post.apart) */
-    struct hd_post post; /* where senders write */
+    uint64_t in_place;   /* heap offset of tokens, where rows for other nodes are put from there (desc.apart) */
+    struct hd_desc desc; /* where senders write */
     int32_t buffered;    /* BUFFERED_* */
     int32_t reserved;
     /* The caller's tensors. */
@@ -485,7 +486,7 @@ struct ht_combine_params {
     const char *tokens; /* to be copied to the receive buffer; NULL = in place */
     int64_t stride;
     const float *weights; /* likewise */
-    struct hc_post post;
+    struct hc_desc desc;
     const char *bias[2];
     int64_t bias_stride[2];
     char *out;

@@ -70,27 +70,27 @@ static epx_status recv_buf_check(const struct epx_handle *handle, int buffered, 
                 call, handle->info->rows, room);
 }
 
-static void make_post(const struct epx_handle *handle, const struct dispatch_args *args, struct ht_dispatch_params *p)
+static void make_desc(const struct epx_handle *handle, const struct dispatch_args *args, struct ht_dispatch_params *p)
 {
     const struct epx_group *group = handle->group;
     const struct ht_layout *ht = &group->plan.ht;
-    struct hd_post *post = &p->post;
+    struct hd_desc *desc = &p->desc;
     int buffered = 0;
 
-    post->agree = p->agree;
-    post->idx64 = args->out_idx.dtype == EPX_INT64;
-    post->tokens = receive_at(group, &args->out_tokens, ht->tokens, BUFFERED_TOKENS, &buffered);
-    post->token_stride = buffered & BUFFERED_TOKENS ? ht->pitch : (uint64_t)p->final.stride;
-    post->scales = receive_at(group, &args->out_scales, ht->scales, BUFFERED_SCALES, &buffered);
-    post->scale_row_stride = buffered & BUFFERED_SCALES ? ht->scale_pitch : (uint64_t)p->final.scale_row_stride;
-    post->scale_stride = buffered & BUFFERED_SCALES ? 4 : (uint64_t)p->final.scale_stride;
-    post->weights = receive_at(group, &args->out_weights, ht->weights, BUFFERED_WEIGHTS, &buffered);
-    post->topk_idx = receive_at(group, &args->out_idx, ht->topk_idx, BUFFERED_IDX, &buffered);
-    post->src_rank = receive_at(group, &args->src_rank, ht->src_rank, BUFFERED_SRC_RANK, &buffered);
-    post->src_token = receive_at(group, &args->src_token, ht->src_token, BUFFERED_SRC_TOKEN, &buffered);
-    post->capacity = args->out_tokens.shape[0];
-    if (buffered && post->capacity > ht->rows)
-        post->capacity = ht->rows;
+    desc->agree = p->agree;
+    desc->idx64 = args->out_idx.dtype == EPX_INT64;
+    desc->tokens = receive_at(group, &args->out_tokens, ht->tokens, BUFFERED_TOKENS, &buffered);
+    desc->token_stride = buffered & BUFFERED_TOKENS ? ht->pitch : (uint64_t)p->final.stride;
+    desc->scales = receive_at(group, &args->out_scales, ht->scales, BUFFERED_SCALES, &buffered);
+    desc->scale_row_stride = buffered & BUFFERED_SCALES ? ht->scale_pitch : (uint64_t)p->final.scale_row_stride;
+    desc->scale_stride = buffered & BUFFERED_SCALES ? 4 : (uint64_t)p->final.scale_stride;
+    desc->weights = receive_at(group, &args->out_weights, ht->weights, BUFFERED_WEIGHTS, &buffered);
+    desc->topk_idx = receive_at(group, &args->out_idx, ht->topk_idx, BUFFERED_IDX, &buffered);
+    desc->src_rank = receive_at(group, &args->src_rank, ht->src_rank, BUFFERED_SRC_RANK, &buffered);
+    desc->src_token = receive_at(group, &args->src_token, ht->src_token, BUFFERED_SRC_TOKEN, &buffered);
+    desc->capacity = args->out_tokens.shape[0];
+    if (buffered && desc->capacity > ht->rows)
+        desc->capacity = ht->rows;
     p->buffered = buffered;
 }
 
@@ -128,9 +128,9 @@ epx_status ht_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
     p.final_src_rank = args->src_rank.data;
     p.final_src_token = args->src_token.data;
     p.final_rows = args->out_tokens.shape[0];
-    make_post(handle, args, &p);
+    make_desc(handle, args, &p);
     p.in_place = in_place_offset(handle, args, &p);
-    p.post.apart = p.in_place != 0;
+    p.desc.apart = p.in_place != 0;
     regions_import(handle->group, stream);
     status = recv_buf_check(handle, p.buffered, "epx_dispatch");
     if (status == EPX_OK)
@@ -159,24 +159,24 @@ static uint64_t source_at(struct epx_group *group, const epx_tensor *t, struct d
     return recv_buf;
 }
 
-static void make_combine_post(struct epx_handle *handle, const struct combine_args *args, struct device_stream *stream,
+static void make_combine_desc(struct epx_handle *handle, const struct combine_args *args, struct device_stream *stream,
                               struct ht_combine_params *p)
 {
     struct epx_group *group = handle->group;
     const struct ht_layout *ht = &group->plan.ht;
-    struct hc_post *post = &p->post;
+    struct hc_desc *desc = &p->desc;
     int buffered = 0;
 
-    post->agree = p->agree;
-    post->rows = args->tokens.shape[0];
-    post->tokens = source_at(group, &args->tokens, stream, ht->tokens, BUFFERED_TOKENS, &buffered, &post->tokens_in);
-    post->token_stride = buffered & BUFFERED_TOKENS ? ht->pitch : (uint64_t)p->stride;
-    post->weights =
-        source_at(group, &args->weights, stream, ht->weights, BUFFERED_WEIGHTS, &buffered, &post->weights_in);
+    desc->agree = p->agree;
+    desc->rows = args->tokens.shape[0];
+    desc->tokens = source_at(group, &args->tokens, stream, ht->tokens, BUFFERED_TOKENS, &buffered, &desc->tokens_in);
+    desc->token_stride = buffered & BUFFERED_TOKENS ? ht->pitch : (uint64_t)p->stride;
+    desc->weights =
+        source_at(group, &args->weights, stream, ht->weights, BUFFERED_WEIGHTS, &buffered, &desc->weights_in);
     p->tokens = buffered & BUFFERED_TOKENS ? args->tokens.data : NULL;
     p->weights = buffered & BUFFERED_WEIGHTS ? args->weights.data : NULL;
-    if (buffered && post->rows > ht->rows)
-        post->rows = ht->rows;
+    if (buffered && desc->rows > ht->rows)
+        desc->rows = ht->rows;
 }
 
 epx_status ht_combine(struct epx_handle *handle, const struct combine_args *args, struct device_stream *stream)
@@ -194,7 +194,7 @@ epx_status ht_combine(struct epx_handle *handle, const struct combine_args *args
         make_agreement(handle, &args->tokens, 0, (args->out_weights.ndim != 0) | args->backward << 1 | p.compact << 2);
     p.stride = args->tokens.stride[0] * element;
     regions_import(handle->group, stream);
-    make_combine_post(handle, args, stream, &p);
+    make_combine_desc(handle, args, stream, &p);
     for (int i = 0; i < 2; i++) {
         p.bias[i] = args->bias[i].data;
         p.bias_stride[i] = args->bias[i].stride[0] * element;

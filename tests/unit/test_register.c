@@ -356,7 +356,7 @@ static int play_late(struct fixture *s)
     s->ht_rows.data = usual;
     if (!rc && s->rank == 0 &&
         after.bytes_local - before.bytes_local < 2 * (uint64_t)s->ht_recv.total * FIXTURE_HIDDEN * 2)
-        rc = say(s, "rows were posted in memory that nobody has mapped", 0);
+        rc = say(s, "rows were published in memory that nobody has mapped", 0);
     return rc;
 }
 
@@ -366,7 +366,7 @@ static int late_rank(int rank, int n, epx_bootstrap *boot, void *arg)
     return run_fixture(rank, n, boot, play_late, 0);
 }
 
-static void nothing_is_posted_before_all_have_mapped_it(void **state)
+static void nothing_is_published_before_all_have_mapped_it(void **state)
 {
     (void)state;
     assert_int_equal(run_ranks(RANKS, late_rank, NULL), 0);
@@ -542,7 +542,7 @@ int main(void)
         cmocka_unit_test(also_by_relays_between_nodes),
         cmocka_unit_test(nothing_is_shared_unless_asked),
         cmocka_unit_test_setup_teardown(freed_memory_is_not_read_and_not_kept, files_begin, files_end),
-        cmocka_unit_test_setup_teardown(nothing_is_posted_before_all_have_mapped_it, files_begin, files_end),
+        cmocka_unit_test_setup_teardown(nothing_is_published_before_all_have_mapped_it, files_begin, files_end),
         cmocka_unit_test_setup_teardown(a_full_directory_keeps_what_is_used, files_begin, files_end),
         cmocka_unit_test_setup_teardown(what_cannot_be_exported_is_asked_for_once, files_begin, files_end),
         cmocka_unit_test_setup_teardown(the_receive_buffer_does_not_bound_registered_rows, files_begin, files_end),

@@ -225,7 +225,7 @@ static void many_ranks(void **state)
     run_seeds("many_ranks", 50001, 4, (struct sim_case_options){.modes = BOTH, .ranks = 32, .nodes = 4});
 }
 
-/* Each has found something once: a relay that was left behind forwards by a post of another operation; a rank whose gather
+/* Each has found something once: a relay that was left behind forwards by the descriptor of another operation; a rank whose gather
  * failed took part in the next one, where others were a step behind it; a relay sent on sums of rows that a rank which had
  * failed used for something else; a group without high throughput wrote down more sources of a relay than it had room for. */
 static void seeds_that_have_found_something(void **state)
