@@ -122,7 +122,7 @@ static void plan_ht_tables(const struct settings *set, struct ht_layout *ht, uin
         return;
     ht->table_stride = up(2 * pairs, 64);
     ht->tables = take(at, 2 * (uint64_t)(1 + set->relay_max) * ht->table_stride);
-    ht->agreements = take(at, (uint64_t)set->relay_max * HD_NOTE);
+    ht->agreements = take(at, (uint64_t)set->relay_max * HD_HEADER_BYTES);
 }
 
 /* What passes between nodes: in at the relay, and back at the source. */
@@ -133,9 +133,9 @@ static uint64_t plan_ht_relay(const struct settings *set, struct ht_layout *ht, 
     if (set->nnodes == 1)
         return 0;
     ht->hpitch = ht->pitch + ht->scale_pitch + up((uint64_t)set->max_topk * 4, 16);
-    ht->relay_stride = up(M * ht->hpitch + HD_NOTE, 64);
+    ht->relay_stride = up(M * ht->hpitch + HD_HEADER_BYTES, 64);
     ht->relay = take(at, relays * ht->relay_stride);
-    ht->back = take(at, others * M * ht->hpitch + HD_NOTE);
+    ht->back = take(at, others * M * ht->hpitch + HD_HEADER_BYTES);
     return (relays + others) * M * ht->hpitch;
 }
 

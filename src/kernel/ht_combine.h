@@ -217,7 +217,7 @@ KFN_STEP int hc_relay(struct agent *ag, const struct ht_combine_params *p, uint6
         const int s = g->relay_sources[j];
         const int64_t n = p->h->relay_n[j], me = ag_index(ag), A = ag_count(ag);
         const struct agreement *theirs =
-            (const struct agreement *)heap_at(g, g->rank, g->ht.agreements + (uint64_t)j * HD_NOTE);
+            (const struct agreement *)heap_at(g, g->rank, g->ht.agreements + (uint64_t)j * HD_HEADER_BYTES);
         if (!g->mask[s])
             continue;
         if (wait_word(ag, g, signal_from(g, SIG_HC_READY, 0, s), epoch, PHASE_HC_READY, s, start))
@@ -336,7 +336,7 @@ KFN_STEP int hc_publish(struct agent *ag, const struct ht_combine_params *p, uin
     /* Returned rows land where the last dispatch staged its own: its relays must have taken them. */
     if (hd_wait_free(ag, g, g->state->epoch[OP_HT_DISPATCH]))
         return 1;
-    if (ht_put_relays(ag, g, SIG_HC_READY, g->ht.combine_desc, g->ht.agreements, HD_NOTE, HD_NOTE))
+    if (ht_put_relays(ag, g, SIG_HC_READY, g->ht.combine_desc, g->ht.agreements, HD_HEADER_BYTES, HD_HEADER_BYTES))
         return push_failed(ag, g);
     return 0;
 }

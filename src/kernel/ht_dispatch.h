@@ -49,9 +49,9 @@ KFN void hd_send_token(struct agent *ag, const struct ht_dispatch_params *p, int
 /*
  * Between nodes a row is its payload, then its extras: scales and weights, each from a multiple of 16. Rows that lie in the
  * sender's heap as they travel are put from there, and the extras of all its tokens go apart, behind what tells the relay
- * which operation this is (its note). Other rows are staged with their extras.
+ * which operation this is (its header). Other rows are staged with their extras.
  *
- *   a source's receive buffer at its relay:   note | rows with extras ...      or      note | room for all extras, by token | rows ...
+ *   a source's receive buffer at its relay:   header | rows with extras ...      or      header | room for all extras, by token | rows ...
  */
 KFN size_t hd_weights_at(const struct ht_dispatch_params *p) /* among the extras */
 {
@@ -71,7 +71,7 @@ KFN size_t hd_wire_bytes(const struct ht_dispatch_params *p, int apart)
 /* From the start of a receive buffer to its rows. */
 KFN uint64_t hd_rows_at(const struct group_dev *g, int apart)
 {
-    return HD_NOTE + (apart ? (uint64_t)g->max_tokens * (g->ht.hpitch - g->ht.pitch) : 0);
+    return HD_HEADER_BYTES + (apart ? (uint64_t)g->max_tokens * (g->ht.hpitch - g->ht.pitch) : 0);
 }
 
 /* Row number i of n belongs to this chunk. */
@@ -124,22 +124,22 @@ KFN void hd_stage_extras(struct agent *ag, const struct ht_dispatch_params *p, c
 }
 
 /* Tells the relays what is coming, with the extras if they go apart. */
-KFN_STEP int hd_put_note(struct agent *ag, const struct ht_dispatch_params *p)
+KFN_STEP int hd_put_header(struct agent *ag, const struct ht_dispatch_params *p)
 {
     const struct group_dev *g = p->g;
     const int64_t B = p->h->state->ntokens;
     const size_t extra = p->desc.apart ? hd_extra_bytes(p) : 0;
-    char *note = heap_at(g, g->rank, g->ht.back);
+    char *header = heap_at(g, g->rank, g->ht.back);
 
     for (int64_t t = ag_index(ag); t < B && extra; t += ag_count(ag))
-        hd_stage_extras(ag, p, note + HD_NOTE + (size_t)t * extra, t);
+        hd_stage_extras(ag, p, header + HD_HEADER_BYTES + (size_t)t * extra, t);
     if (!sync_last(ag, g, 1))
         return 0;
     if (extra)
-        ag_copy(ag, note, heap_at(g, g->rank, g->ht.dispatch_desc), HD_NOTE);
+        ag_copy(ag, header, heap_at(g, g->rank, g->ht.dispatch_desc), HD_HEADER_BYTES);
     ag_sync(ag);
     return ht_put_relays(ag, g, SIG_HD_DATA, extra ? g->ht.back : g->ht.dispatch_desc, g->ht.relay, g->ht.relay_stride,
-                         (uint32_t)(HD_NOTE + (size_t)B * extra))
+                         (uint32_t)(HD_HEADER_BYTES + (size_t)B * extra))
                ? push_failed(ag, g)
                : 0;
 }
@@ -189,7 +189,8 @@ KFN void hd_forward_row(struct agent *ag, const struct ht_dispatch_params *p, in
     const int t = h->relay_list[(size_t)j * M + (size_t)i];
     const char *recv_buf = heap_at(g, g->rank, ht_recv_buf(g, j));
     const char *row = recv_buf + hd_rows_at(g, apart) + (size_t)i * hd_wire_bytes(p, apart);
-    const char *extras = apart ? recv_buf + HD_NOTE + (size_t)t * hd_extra_bytes(p) : row + row_scales_at(&p->agree);
+    const char *extras =
+        apart ? recv_buf + HD_HEADER_BYTES + (size_t)t * hd_extra_bytes(p) : row + row_scales_at(&p->agree);
     struct hd_row r;
 
     r.ids = h->relay_ids + ((size_t)j * M + (size_t)t) * K;
@@ -211,13 +212,13 @@ KFN_STEP int hd_forward(struct agent *ag, const struct ht_dispatch_params *p, ui
     const int s = g->relay_sources[j], n = p->h->relay_n[j];
     const int per = (n + HD_CHUNKS - 1) / HD_CHUNKS;
     const uint64_t start = ag_now(ag);
-    const struct hd_desc *note = (const struct hd_desc *)heap_at(g, g->rank, ht_recv_buf(g, j));
+    const struct hd_desc *header = (const struct hd_desc *)heap_at(g, g->rank, ht_recv_buf(g, j));
 
     if (!g->mask[s])
         return 0;
     if (wait_word(ag, g, signal_from(g, SIG_HD_DATA, 0, s), epoch, PHASE_HD_ROWS, s, start))
         return 1;
-    if (g->mask[s] && check_agreement(ag, g, &p->agree, &note->agree, PHASE_HD_ROWS, s))
+    if (g->mask[s] && check_agreement(ag, g, &p->agree, &header->agree, PHASE_HD_ROWS, s))
         return 1;
     for (int c = 0; c < HD_CHUNKS && c * per < n; c++) {
         const int end = (c + 1) * per < n ? (c + 1) * per : n;
@@ -226,7 +227,7 @@ KFN_STEP int hd_forward(struct agent *ag, const struct ht_dispatch_params *p, ui
         if (wait_rows(ag, g, SIG_HD_ROWS, c, s, (uint64_t)(end - c * per), PHASE_HD_ROWS, start))
             return 1;
         for (int i = c * per; i < end; i++)
-            hd_forward_row(ag, p, j, i, note->apart);
+            hd_forward_row(ag, p, j, i, header->apart);
     }
     return 0;
 }
@@ -377,7 +378,7 @@ KFN int hd_send(struct agent *ag, const struct ht_dispatch_params *p, uint64_t e
         if (in_scope(g, SCOPE_NODE, d) &&
             check_agreement(ag, g, &p->agree, &hd_desc_of(g, d)->agree, PHASE_HD_READY, d))
             return 1;
-    if (g->nnodes > 1 && (hd_put_note(ag, p) || hd_send_remote(ag, p)))
+    if (g->nnodes > 1 && (hd_put_header(ag, p) || hd_send_remote(ag, p)))
         return 1;
     for (int t = ag_index(ag); t < p->h->state->ntokens; t += ag_count(ag))
         hd_send_token(ag, p, t, scratch);

@@ -109,7 +109,7 @@ enum signal_kind {
 /* A source's rows to one relay are counted in this many chunks, so that forwarding starts before the last has landed. */
 #define HD_CHUNKS 8
 /* Bytes that tell a relay which operation this is: the first ones of a struct hd_desc or hc_desc. */
-#define HD_NOTE 32
+#define HD_HEADER_BYTES 32
 
 enum operation { OP_LL_DISPATCH, OP_LL_COMBINE, OP_HT_NOTIFY, OP_HT_DISPATCH, OP_HT_COMBINE, OP_COUNT };
 
@@ -158,7 +158,8 @@ EPX_STATIC_ASSERT(sizeof(struct lc_desc) == 64, "shared between ranks");
 struct hd_desc {
     struct agreement agree;
     int32_t idx64;
-    int32_t apart;    /* 1: extras of rows for other nodes go apart from them; the last word of a note (HD_NOTE) */
+    int32_t
+        apart; /* 1: extras of rows for other nodes go apart from them; the last word of a header (HD_HEADER_BYTES) */
     int64_t capacity; /* rows */
     uint64_t tokens, token_stride;
     uint64_t scales, scale_row_stride, scale_stride;
@@ -199,7 +200,7 @@ struct ht_layout {
     uint64_t counts, counts_stride; /* [2 slots][own, then R of other nodes]: hn_desc, ecount[E], rcount[R] */
     uint64_t tables, table_stride;  /* [2 slots][own, then each source of this relay]: ids[M*K], pos[M*K] */
     uint64_t dispatch_desc, combine_desc;
-    uint64_t agreements; /* combine: of each source of this relay, HD_NOTE bytes each */
+    uint64_t agreements; /* combine: of each source of this relay, HD_HEADER_BYTES bytes each */
     uint64_t tokens, scales, weights, topk_idx, src_rank, src_token; /* receive buffer of the node */
     uint64_t pitch, scale_pitch;
     int64_t rows;                 /* of the receive buffer */

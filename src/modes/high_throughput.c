@@ -102,7 +102,7 @@ static uint64_t in_place_offset(const struct epx_handle *handle, const struct di
     const uint64_t extras = (uint64_t)group->set.max_tokens * (group->plan.ht.hpitch - group->plan.ht.pitch);
     uint64_t offset;
 
-    if (group->nnodes == 1 || args->cast || HD_NOTE + extras > (uint64_t)COMMAND_MAX_UNITS * COMMAND_UNIT)
+    if (group->nnodes == 1 || args->cast || HD_HEADER_BYTES + extras > (uint64_t)COMMAND_MAX_UNITS * COMMAND_UNIT)
         return 0;
     offset = tensor_heap_offset(group, &args->tokens);
     return (offset | (uint64_t)p->in.stride | (uint64_t)p->agree.hidden_bytes) % COMMAND_UNIT ? 0 : offset;

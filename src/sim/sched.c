@@ -68,7 +68,7 @@ uint64_t sim_draw(uint64_t n)
     return n > 1 ? mix(sim.rng) % n : 0;
 }
 
-void sim_note(uint64_t value)
+void sim_trace(uint64_t value)
 {
     sim.hash = mix(sim.hash * 31 + value);
 }
@@ -249,7 +249,7 @@ static void rank_freeze(const struct sim_fault *fault)
         lives |= sim.all[i]->rank == fault->rank && sim.all[i]->kind == SIM_PROGRAM;
     if (!lives || r->dead)
         return;
-    sim_note(0xfa017u + (uint64_t)fault->rank);
+    sim_trace(0xfa017u + (uint64_t)fault->rank);
     r->thaw = fault->ns == SIM_NEVER ? SIM_NEVER : sim.now + fault->ns;
     if (fault->ns != SIM_NEVER) {
         sim.stalls++;
@@ -388,7 +388,7 @@ static struct sim_task *next_task(void)
 
 static void run_task(struct sim_task *t)
 {
-    sim_note((uint64_t)t->number << 40 ^ sim.now);
+    sim_trace((uint64_t)t->number << 40 ^ sim.now);
     sim.current = t;
     log_set_rank(t->rank);
     fiber_enter(t->fiber);

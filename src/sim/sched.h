@@ -101,6 +101,6 @@ uint64_t sim_now(void);
 /* 0 .. n-1. */
 uint64_t sim_draw(uint64_t n);
 /* Mixes an event into the hash. */
-void sim_note(uint64_t value);
+void sim_trace(uint64_t value);
 
 #endif
