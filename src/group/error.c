@@ -42,8 +42,8 @@ static const char *const phase_names[PHASE_COUNT] = {
     [PHASE_MASKS] = "masks",
 };
 
-/* As in struct agreement; what `extra` is depends on the operation. */
-static const char *agreement_field(int phase, int64_t field)
+/* As in struct signature; what `extra` is depends on the operation. */
+static const char *signature_field(int phase, int64_t field)
 {
     static const char *const names[] = {"bytes per row", "dtype", "scale bytes per row", "top-k", "layout"};
 
@@ -89,7 +89,7 @@ static void write_message(const struct epx_group *group, const struct error_reco
             break;
         }
         snprintf(text, bytes, "rank %d, %s: rank %d has %s = %" PRId64 " where this rank has %" PRId64, group->rank,
-                 phase, e->peer, agreement_field(e->phase, e->detail[0]), e->seen, e->expected);
+                 phase, e->peer, signature_field(e->phase, e->detail[0]), e->seen, e->expected);
         break;
     case EPX_ERR_OVERFLOW:
         snprintf(text, bytes,

@@ -122,7 +122,7 @@ static void plan_ht_tables(const struct settings *set, struct ht_layout *ht, uin
         return;
     ht->table_stride = up(2 * pairs, 64);
     ht->tables = take(at, 2 * (uint64_t)(1 + set->relay_max) * ht->table_stride);
-    ht->agreements = take(at, (uint64_t)set->relay_max * HD_HEADER_BYTES);
+    ht->signatures = take(at, (uint64_t)set->relay_max * HD_HEADER_BYTES);
 }
 
 /* What passes between nodes: in at the relay, and back at the source. */

@@ -55,9 +55,9 @@ KFN_STEP void hc_stage(struct agent *ag, const struct ht_combine_params *p)
     if (p->tokens) {
         for (int64_t row = ag_index(ag); row < rows; row += ag_count(ag))
             ag_copy(ag, heap + p->desc.tokens + (uint64_t)row * p->desc.token_stride, p->tokens + row * p->stride,
-                    (size_t)p->agree.hidden_bytes);
+                    (size_t)p->signature.hidden_bytes);
         if (ag_index(ag) == 0 && ag_leader(ag))
-            ag_add_stat(&g->stats->bytes_local, (uint64_t)rows * (uint64_t)p->agree.hidden_bytes);
+            ag_add_stat(&g->stats->bytes_local, (uint64_t)rows * (uint64_t)p->signature.hidden_bytes);
     }
     if (p->weights)
         AG_EACH_ALL(ag, int64_t, i, rows * K)((float *)(heap + p->desc.weights))[i] = p->weights[i];
@@ -148,7 +148,8 @@ KFN int hc_node_rows(struct agent *ag, const struct ht_combine_params *p, const 
 /* A returned row: the sum, then weights. */
 KFN size_t hc_wire_bytes(const struct ht_combine_params *p)
 {
-    return row_scales_at(&p->agree) + (p->agree.extra & 1 ? ((size_t)p->h->state->topk * 4 + 15) & ~(size_t)15 : 0);
+    return row_scales_at(&p->signature) +
+           (p->signature.extra & 1 ? ((size_t)p->h->state->topk * 4 + 15) & ~(size_t)15 : 0);
 }
 
 /* Where source s keeps what comes from node n. */
@@ -179,9 +180,9 @@ KFN_STEP int hc_relay_chunk(struct agent *ag, const struct ht_combine_params *p,
         const int n = hc_node_rows(ag, p, ids, pos, &set, 0);
         sum_set_settle(ag, &set);
         ag_reduce(ag, row, p->dtype, p->hidden, &set, n, 0, NULL, NULL);
-        if (p->agree.extra & 1)
+        if (p->signature.extra & 1)
             AG_EACH(ag, int, k, (int)K)
-        ((float *)(row + row_scales_at(&p->agree)))[k] = hc_node_weight(p, ids, pos, k);
+        ((float *)(row + row_scales_at(&p->signature)))[k] = hc_node_weight(p, ids, pos, k);
         ag_sync(ag);
         put(ag, g, &batch, s, COUNTER(SIG_HC_ROWS, 0), out + (uint64_t)i * bytes, back + (uint64_t)i * bytes,
             (uint32_t)bytes);
@@ -216,15 +217,15 @@ KFN_STEP int hc_relay(struct agent *ag, const struct ht_combine_params *p, uint6
     for (int j = 0; j < g->relay_count; j++) {
         const int s = g->relay_sources[j];
         const int64_t n = p->h->relay_n[j], me = ag_index(ag), A = ag_count(ag);
-        const struct agreement *theirs =
-            (const struct agreement *)heap_at(g, g->rank, g->ht.agreements + (uint64_t)j * HD_HEADER_BYTES);
+        const struct signature *theirs =
+            (const struct signature *)heap_at(g, g->rank, g->ht.signatures + (uint64_t)j * HD_HEADER_BYTES);
         if (!g->mask[s])
             continue;
         if (wait_word(ag, g, signal_from(g, SIG_HC_READY, 0, s), epoch, PHASE_HC_READY, s, start))
             return 1;
         if (!g->mask[s])
             continue;
-        if (check_agreement(ag, g, &p->agree, theirs, PHASE_HC_READY, s) ||
+        if (check_signature(ag, g, &p->signature, theirs, PHASE_HC_READY, s) ||
             hc_relay_chunk(ag, p, j, (int)(n * me / A), (int)(n * (me + 1) / A)))
             return 1;
     }
@@ -272,7 +273,7 @@ KFN_STEP void hc_return_weights(struct agent *ag, const struct ht_combine_params
             if (n == g->node)
                 sum += hc_node_weight(p, ids, pos, k);
             else if (row)
-                sum += ((const float *)(row + row_scales_at(&p->agree)))[k];
+                sum += ((const float *)(row + row_scales_at(&p->signature)))[k];
         }
         p->out_weights[(int64_t)t * K + k] = sum;
     }
@@ -336,7 +337,7 @@ KFN_STEP int hc_publish(struct agent *ag, const struct ht_combine_params *p, uin
     /* Returned rows land where the last dispatch staged its own: its relays must have taken them. */
     if (hd_wait_free(ag, g, g->state->epoch[OP_HT_DISPATCH]))
         return 1;
-    if (ht_put_relays(ag, g, SIG_HC_READY, g->ht.combine_desc, g->ht.agreements, HD_HEADER_BYTES, HD_HEADER_BYTES))
+    if (ht_put_relays(ag, g, SIG_HC_READY, g->ht.combine_desc, g->ht.signatures, HD_HEADER_BYTES, HD_HEADER_BYTES))
         return push_failed(ag, g);
     return 0;
 }
@@ -358,7 +359,7 @@ KFN_STEP void hc_count_peer(struct agent *ag, const struct ht_combine_params *p)
     AG_EACH(ag, int, j, g->nnodes > 1 ? g->relay_count : 0) rows += h->relay_peer[j];
     rows = ag_sum(ag, rows);
     if (ag_leader(ag))
-        ag_add_stat(&g->stats->bytes_peer, (uint64_t)rows * (uint64_t)p->agree.hidden_bytes);
+        ag_add_stat(&g->stats->bytes_peer, (uint64_t)rows * (uint64_t)p->signature.hidden_bytes);
 }
 
 KFN int hc_run(struct agent *ag, const struct ht_combine_params *p, uint64_t epoch)
@@ -374,7 +375,8 @@ KFN int hc_run(struct agent *ag, const struct ht_combine_params *p, uint64_t epo
     if (wait_peers(ag, g, SCOPE_NODE, SIG_HC_DATA, 0, epoch, PHASE_HC_DATA, NULL))
         return 1;
     for (int d = 0; d < g->nranks; d++)
-        if (in_scope(g, SCOPE_NODE, d) && check_agreement(ag, g, &p->agree, &hc_desc_of(g, d)->agree, PHASE_HC_DATA, d))
+        if (in_scope(g, SCOPE_NODE, d) &&
+            check_signature(ag, g, &p->signature, &hc_desc_of(g, d)->signature, PHASE_HC_DATA, d))
             return 1;
     if (g->nnodes > 1 && (hc_relay(ag, p, epoch) || hc_wait_back(ag, p)))
         return 1;

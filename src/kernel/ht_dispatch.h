@@ -55,17 +55,17 @@ KFN void hd_send_token(struct agent *ag, const struct ht_dispatch_params *p, int
  */
 KFN size_t hd_weights_at(const struct ht_dispatch_params *p) /* among the extras */
 {
-    return up16((size_t)p->agree.scale_bytes);
+    return up16((size_t)p->signature.scale_bytes);
 }
 
 KFN size_t hd_extra_bytes(const struct ht_dispatch_params *p)
 {
-    return hd_weights_at(p) + (p->agree.extra & 1 ? up16((size_t)p->h->state->topk * 4) : 0);
+    return hd_weights_at(p) + (p->signature.extra & 1 ? up16((size_t)p->h->state->topk * 4) : 0);
 }
 
 KFN size_t hd_wire_bytes(const struct ht_dispatch_params *p, int apart)
 {
-    return row_scales_at(&p->agree) + (apart ? 0 : hd_extra_bytes(p));
+    return row_scales_at(&p->signature) + (apart ? 0 : hd_extra_bytes(p));
 }
 
 /* From the start of a receive buffer to its rows. */
@@ -119,7 +119,7 @@ KFN void hd_stage_extras(struct agent *ag, const struct ht_dispatch_params *p, c
 
     if (p->in.nscales)
         row_copy_scales(ag, to, 4, p->in.scales + t * p->in.scale_row_stride, p->in.scale_stride, p->in.nscales);
-    if (p->agree.extra & 1)
+    if (p->signature.extra & 1)
         ag_copy(ag, to + hd_weights_at(p), p->weights + t * K, (size_t)K * 4);
 }
 
@@ -160,9 +160,9 @@ KFN_STEP int hd_send_remote(struct agent *ag, const struct ht_dispatch_params *p
         const uint64_t source = apart ? p->in_place + (uint64_t)(t * p->in.stride) : g->ht.back + (uint64_t)t * bytes;
         if (!apart) {
             char *row = heap_at(g, g->rank, source);
-            row_stage(ag, row, &p->in, &p->agree, t);
-            if (p->agree.extra & 1)
-                ag_copy(ag, row + row_scales_at(&p->agree) + hd_weights_at(p), p->weights + t * h->state->topk,
+            row_stage(ag, row, &p->in, &p->signature, t);
+            if (p->signature.extra & 1)
+                ag_copy(ag, row + row_scales_at(&p->signature) + hd_weights_at(p), p->weights + t * h->state->topk,
                         (size_t)h->state->topk * 4);
             ag_sync(ag);
         }
@@ -190,12 +190,12 @@ KFN void hd_forward_row(struct agent *ag, const struct ht_dispatch_params *p, in
     const char *recv_buf = heap_at(g, g->rank, ht_recv_buf(g, j));
     const char *row = recv_buf + hd_rows_at(g, apart) + (size_t)i * hd_wire_bytes(p, apart);
     const char *extras =
-        apart ? recv_buf + HD_HEADER_BYTES + (size_t)t * hd_extra_bytes(p) : row + row_scales_at(&p->agree);
+        apart ? recv_buf + HD_HEADER_BYTES + (size_t)t * hd_extra_bytes(p) : row + row_scales_at(&p->signature);
     struct hd_row r;
 
     r.ids = h->relay_ids + ((size_t)j * M + (size_t)t) * K;
     r.pos = h->relay_pos + ((size_t)j * M + (size_t)t) * K;
-    r.weights = p->agree.extra & 1 ? (const float *)(extras + hd_weights_at(p)) : NULL;
+    r.weights = p->signature.extra & 1 ? (const float *)(extras + hd_weights_at(p)) : NULL;
     r.src_rank = g->relay_sources[j];
     r.src_token = t;
     r.data = row;
@@ -218,7 +218,7 @@ KFN_STEP int hd_forward(struct agent *ag, const struct ht_dispatch_params *p, ui
         return 0;
     if (wait_word(ag, g, signal_from(g, SIG_HD_DATA, 0, s), epoch, PHASE_HD_ROWS, s, start))
         return 1;
-    if (g->mask[s] && check_agreement(ag, g, &p->agree, &header->agree, PHASE_HD_ROWS, s))
+    if (g->mask[s] && check_signature(ag, g, &p->signature, &header->signature, PHASE_HD_ROWS, s))
         return 1;
     for (int c = 0; c < HD_CHUNKS && c * per < n; c++) {
         const int end = (c + 1) * per < n ? (c + 1) * per : n;
@@ -256,8 +256,8 @@ KFN_STEP void hd_zero_padding(struct agent *ag, const struct ht_dispatch_params 
         for (int64_t row = h->zone[l] + h->filled[l]; row < h->zone[l] + h->padded[l]; row++) {
             if (row >= p->desc.capacity)
                 break;
-            ag_zero(ag, p->final.tokens + row * p->final.stride, (size_t)p->agree.hidden_bytes);
-            AG_EACH(ag, int, i, p->agree.scale_bytes / 4)
+            ag_zero(ag, p->final.tokens + row * p->final.stride, (size_t)p->signature.hidden_bytes);
+            AG_EACH(ag, int, i, p->signature.scale_bytes / 4)
             *(uint32_t *)(p->final.scales + row * p->final.scale_row_stride + i * p->final.scale_stride) = 0;
             if (!ag_leader(ag))
                 continue;
@@ -295,11 +295,11 @@ KFN void hd_take_row(struct agent *ag, const struct ht_dispatch_params *p, int64
 
     if (p->buffered & BUFFERED_TOKENS)
         ag_copy(ag, p->final.tokens + row * p->final.stride,
-                heap + p->desc.tokens + (uint64_t)row * p->desc.token_stride, (size_t)p->agree.hidden_bytes);
+                heap + p->desc.tokens + (uint64_t)row * p->desc.token_stride, (size_t)p->signature.hidden_bytes);
     if (p->buffered & BUFFERED_SCALES)
         row_copy_scales(ag, p->final.scales + row * p->final.scale_row_stride, p->final.scale_stride,
                         heap + p->desc.scales + (uint64_t)row * p->desc.scale_row_stride, (int64_t)p->desc.scale_stride,
-                        p->agree.scale_bytes / 4);
+                        p->signature.scale_bytes / 4);
     AG_EACH(ag, int, k, K)
     {
         const int64_t i = row * K + k;
@@ -348,10 +348,10 @@ KFN_STEP void hd_count(const struct ht_dispatch_params *p)
     for (int r = 0; r < g->nranks && p->layout == LAYOUT_FLAT; r++)
         all += (uint64_t)h->rcount[r];
     ag_add_stat(&g->stats->rows_sent, all);
-    ag_add_stat(&g->stats->bytes_peer, (uint64_t)h->state->peer_rows * (uint64_t)p->agree.hidden_bytes);
+    ag_add_stat(&g->stats->bytes_peer, (uint64_t)h->state->peer_rows * (uint64_t)p->signature.hidden_bytes);
     ag_add_stat(&g->stats->rows_received, (uint64_t)h->state->filled_rows);
     if (p->buffered & BUFFERED_TOKENS)
-        ag_add_stat(&g->stats->bytes_local, (uint64_t)h->state->filled_rows * (uint64_t)p->agree.hidden_bytes);
+        ag_add_stat(&g->stats->bytes_local, (uint64_t)h->state->filled_rows * (uint64_t)p->signature.hidden_bytes);
 }
 
 /* The own descriptor, and the signal that it is written. One agent. */
@@ -376,7 +376,7 @@ KFN int hd_send(struct agent *ag, const struct ht_dispatch_params *p, uint64_t e
         return 1;
     for (int d = 0; d < g->nranks; d++)
         if (in_scope(g, SCOPE_NODE, d) &&
-            check_agreement(ag, g, &p->agree, &hd_desc_of(g, d)->agree, PHASE_HD_READY, d))
+            check_signature(ag, g, &p->signature, &hd_desc_of(g, d)->signature, PHASE_HD_READY, d))
             return 1;
     if (g->nnodes > 1 && (hd_put_header(ag, p) || hd_send_remote(ag, p)))
         return 1;
@@ -393,8 +393,9 @@ KFN int hd_run(struct agent *ag, const struct ht_dispatch_params *p, uint64_t ep
     const struct group_dev *g = p->g;
     char *scratch = NULL;
 
-    if (p->in.cast && !(scratch = (char *)ag_scratch(ag, row_scales_at(&p->agree) + (size_t)p->agree.scale_bytes)))
-        return fail_all(ag, g, KSTATUS_MEMORY, PHASE_HD_READY, -1, p->agree.hidden_bytes, 0);
+    if (p->in.cast &&
+        !(scratch = (char *)ag_scratch(ag, row_scales_at(&p->signature) + (size_t)p->signature.scale_bytes)))
+        return fail_all(ag, g, KSTATUS_MEMORY, PHASE_HD_READY, -1, p->signature.hidden_bytes, 0);
     if (ag_index(ag) == 0 && hd_open(ag, p, epoch))
         return 1;
     if (p->layout == LAYOUT_EXPERT_MAJOR)

@@ -22,7 +22,7 @@
 #include "kernel/rows.h"
 
 struct hn_desc {
-    struct agreement agree;
+    struct signature signature;
     int32_t ntokens;
     int32_t reserved;
 };
@@ -89,7 +89,7 @@ KFN_STEP void hn_publish(struct agent *ag, const struct ht_notify_params *p, uin
     if (!sync_last(ag, g, 0))
         return;
     if (ag_leader(ag)) {
-        desc->agree = p->agree;
+        desc->signature = p->signature;
         desc->ntokens = p->route.ntokens;
         g->state->epoch[OP_HT_NOTIFY] = epoch;
     }
@@ -365,7 +365,7 @@ KFN_STEP int hn_check_descs(struct agent *ag, const struct ht_notify_params *p, 
         if (!g->mask[s])
             continue;
         const struct hn_desc *desc = hn_desc_of(g, s, epoch);
-        if (check_agreement(ag, g, &p->agree, &desc->agree, PHASE_HN_DATA, s))
+        if (check_signature(ag, g, &p->signature, &desc->signature, PHASE_HN_DATA, s))
             return 1;
         if (desc->ntokens < 0 || desc->ntokens > g->max_tokens)
             return fail_all(ag, g, KSTATUS_MISMATCH, PHASE_HN_DATA, s, g->max_tokens, desc->ntokens);

@@ -111,15 +111,15 @@ KFN_STEP void hd_place_row(struct agent *ag, const struct ht_dispatch_params *p,
         n += all;
     }
     copy_set_settle(ag, &set);
-    if (p->agree.scale_bytes)
+    if (p->signature.scale_bytes)
         word_set_settle(ag, &words);
     if (r->scratch)
         ag_cast_fp8_many(ag, &set, &words, n, r->scratch, p->in.scale_ue8m0, p->in.round_scale, r->data, p->in.dtype,
                          p->in.hidden);
     else
-        ag_copy_many(ag, &set, n, r->data, (size_t)p->agree.hidden_bytes);
-    if (p->agree.scale_bytes && !r->scratch)
-        ag_copy_words(ag, &words, n, r->scales, r->scale_stride, p->agree.scale_bytes / 4);
+        ag_copy_many(ag, &set, n, r->data, (size_t)p->signature.hidden_bytes);
+    if (p->signature.scale_bytes && !r->scratch)
+        ag_copy_words(ag, &words, n, r->scales, r->scale_stride, p->signature.scale_bytes / 4);
     if (p->layout == LAYOUT_FLAT && ag_any(ag, topk))
         hd_put_topk(ag, p, r);
 }

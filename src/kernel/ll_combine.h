@@ -57,7 +57,7 @@ struct lc_block {
 /* From one row of a receive buffer to the next: rows that travel as they are touch, so that puts of neighbours merge. */
 KFN size_t lc_pitch(const struct ll_combine_params *p)
 {
-    return p->logfmt ? (size_t)p->g->ll.cpitch : up16((size_t)p->agree.hidden_bytes);
+    return p->logfmt ? (size_t)p->g->ll.cpitch : up16((size_t)p->signature.hidden_bytes);
 }
 
 KFN int lc_blocks(const struct ll_combine_params *p)
@@ -90,8 +90,8 @@ KFN uint32_t lc_write_row(struct agent *ag, const struct ll_combine_params *p, c
 {
     if (p->logfmt)
         return (uint32_t)ag_logfmt_encode(ag, to, row, p->hidden);
-    ag_copy(ag, to, row, (size_t)p->agree.hidden_bytes);
-    return (uint32_t)p->agree.hidden_bytes;
+    ag_copy(ag, to, row, (size_t)p->signature.hidden_bytes);
+    return (uint32_t)p->signature.hidden_bytes;
 }
 
 /* To a source of the node: straight into its receive slot. Rows are dealt out to the agents in one sequence. */
@@ -134,7 +134,7 @@ struct lc_stage {
 
 KFN int lc_short(const struct ll_combine_params *p, const struct lc_block *b)
 {
-    return p->layout == LAYOUT_EXPERT_MAJOR && (int64_t)b->n * p->agree.hidden_bytes < LC_SHORT_BYTES;
+    return p->layout == LAYOUT_EXPERT_MAJOR && (int64_t)b->n * p->signature.hidden_bytes < LC_SHORT_BYTES;
 }
 
 /* To a source of another node. */
@@ -156,7 +156,7 @@ KFN_STEP int lc_push_remote(struct agent *ag, const struct ll_combine_params *p,
             const char *row = b.rows + i * p->stride;
             const uint64_t target = p->logfmt ? packed : recv_buf + (b.place + (uint64_t)i) * pitch;
             uint64_t source = (uint64_t)(row - heap_at(g, g->rank, 0));
-            uint32_t bytes = (uint32_t)p->agree.hidden_bytes;
+            uint32_t bytes = (uint32_t)p->signature.hidden_bytes;
             if (!p->in_place || (lc_short(p, &b) && stage->used + pitch <= stage->room)) {
                 if (stage->used + pitch > stage->room) {
                     if (put_flush(ag, g, &stage->batch))
@@ -223,7 +223,7 @@ KFN_STEP void lc_push_node(struct agent *ag, const struct ll_combine_params *p, 
 
 KFN void lc_write_desc(const struct ll_combine_params *p, struct lc_desc *desc)
 {
-    desc->agree = p->agree;
+    desc->signature = p->signature;
     desc->pulled = p->in_place != 0;
     desc->rows = p->in_place;
     desc->outer_stride = (uint64_t)p->outer_stride;
@@ -337,7 +337,7 @@ KFN_STEP int lc_sum_token(struct agent *ag, const struct ll_combine_params *p, u
     const struct group_dev *g = p->g;
     const int K = p->h->state->topk, L = g->local_experts;
     const int weighted = p->layout == LAYOUT_EXPERT_MAJOR;
-    const int64_t at = (int64_t)begin * (p->agree.hidden_bytes / p->hidden);
+    const int64_t at = (int64_t)begin * (p->signature.hidden_bytes / p->hidden);
     struct sum_set set;
     int n = 0;
 
@@ -416,7 +416,7 @@ KFN void lc_count_peer(struct agent *ag, const struct ll_combine_params *p)
     rows += d != g->rank && is_local(g, d) && g->mask[d] ? lc_rows_from(p, d) : 0;
     rows = (uint64_t)ag_sum(ag, (int64_t)rows);
     if (ag_leader(ag))
-        ag_add_stat(&g->stats->bytes_peer, rows * (uint64_t)p->agree.hidden_bytes);
+        ag_add_stat(&g->stats->bytes_peer, rows * (uint64_t)p->signature.hidden_bytes);
 }
 
 /* Where each LogFMT row of rank d begins. What came over a network decides what is read: believe nothing. One agent. */
@@ -462,11 +462,11 @@ KFN int lc_check_descs(struct agent *ag, const struct ll_combine_params *p, uint
     int odd = 0;
 
     AG_EACH(ag, int, d, g->nranks)
-    odd |= g->mask[d] && agreement_differs(&p->agree, &lc_desc_of(g, d, epoch)->agree);
+    odd |= g->mask[d] && signature_differs(&p->signature, &lc_desc_of(g, d, epoch)->signature);
     if (!ag_any(ag, odd))
         return 0;
     for (int d = 0; d < g->nranks; d++)
-        if (g->mask[d] && check_agreement(ag, g, &p->agree, &lc_desc_of(g, d, epoch)->agree, PHASE_LC_DATA, d))
+        if (g->mask[d] && check_signature(ag, g, &p->signature, &lc_desc_of(g, d, epoch)->signature, PHASE_LC_DATA, d))
             return 1;
     return 0;
 }

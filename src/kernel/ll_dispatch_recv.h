@@ -36,7 +36,7 @@ KFN_STEP void ll_count_ranks(struct agent *ag, const struct ll_dispatch_params *
     if (p->total.data)
         index_put(&p->total, 0, total);
     ag_add_stat(&g->stats->rows_received, (uint64_t)total);
-    ag_add_stat(&g->stats->bytes_peer, (uint64_t)peers * (uint64_t)p->agree.hidden_bytes);
+    ag_add_stat(&g->stats->bytes_peer, (uint64_t)peers * (uint64_t)p->signature.hidden_bytes);
 }
 
 /* at[i * stride] = base + what counts[0] to counts[i - 1] add up to. Each lane takes neighbours: one scan for all. */
@@ -183,14 +183,14 @@ KFN_STEP void ll_expand(struct agent *ag, const struct ll_dispatch_params *p, co
     if (written)
         return;
     copy_set_settle(ag, &set);
-    ag_copy_many(ag, &set, n, row, (size_t)p->agree.hidden_bytes);
-    for (int k = 0; k < K && p->agree.scale_bytes; k++) {
+    ag_copy_many(ag, &set, n, row, (size_t)p->signature.hidden_bytes);
+    for (int k = 0; k < K && p->signature.scale_bytes; k++) {
         if (ids[k] < 0 || ids[k] / L != g->rank)
             continue;
         const int l = ids[k] - g->rank * L;
         const int64_t at = p->h->begin[l * R + s] + v->eidx[(size_t)t * K + k];
         row_copy_scales(ag, p->out.scales + l * p->out.scale_outer_stride + at * p->out.scale_row_stride,
-                        p->out.scale_stride, row + row_scales_at(&p->agree), 4, p->agree.scale_bytes / 4);
+                        p->out.scale_stride, row + row_scales_at(&p->signature), 4, p->signature.scale_bytes / 4);
     }
 }
 
@@ -206,10 +206,11 @@ KFN_STEP void ll_place(struct agent *ag, const struct ll_dispatch_params *p, con
 
     if (!written) {
         const char *row = ll_row(v, t);
-        ag_copy(ag, p->out.tokens + s * p->out.outer_stride + i * p->out.stride, row, (size_t)p->agree.hidden_bytes);
-        if (p->agree.scale_bytes)
+        ag_copy(ag, p->out.tokens + s * p->out.outer_stride + i * p->out.stride, row,
+                (size_t)p->signature.hidden_bytes);
+        if (p->signature.scale_bytes)
             row_copy_scales(ag, p->out.scales + s * p->out.scale_outer_stride + i * p->out.scale_row_stride,
-                            p->out.scale_stride, row + row_scales_at(&p->agree), 4, p->agree.scale_bytes / 4);
+                            p->out.scale_stride, row + row_scales_at(&p->signature), 4, p->signature.scale_bytes / 4);
     }
     row_put_topk(ag, ids, v->weights + (size_t)t * K, K, g->rank * L, g->rank * L + L, p->compact, &p->out_idx,
                  p->out_weights, place);
@@ -339,8 +340,8 @@ KFN_STEP int ll_check_descs(struct agent *ag, const struct ll_dispatch_params *p
     AG_EACH(ag, int, s, g->nranks)
     {
         const struct ll_desc *desc = ll_desc_of(g, s, epoch);
-        odd |= g->mask[s] &&
-               (agreement_differs(&p->agree, &desc->agree) || desc->ntokens < 0 || desc->ntokens > g->max_tokens);
+        odd |= g->mask[s] && (signature_differs(&p->signature, &desc->signature) || desc->ntokens < 0 ||
+                              desc->ntokens > g->max_tokens);
     }
     if (!ag_any(ag, odd))
         return 0;
@@ -348,7 +349,7 @@ KFN_STEP int ll_check_descs(struct agent *ag, const struct ll_dispatch_params *p
         if (!g->mask[s])
             continue;
         const struct ll_desc *desc = ll_desc_of(g, s, epoch);
-        if (check_agreement(ag, g, &p->agree, &desc->agree, PHASE_LL_DATA, s))
+        if (check_signature(ag, g, &p->signature, &desc->signature, PHASE_LL_DATA, s))
             return 1;
         if (desc->ntokens < 0 || desc->ntokens > g->max_tokens)
             return fail_all(ag, g, KSTATUS_MISMATCH, PHASE_LL_DATA, s, g->max_tokens, desc->ntokens);

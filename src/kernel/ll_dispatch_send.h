@@ -85,7 +85,7 @@ KFN const int32_t *ll_counts_of(const struct group_dev *g, int rank, uint64_t ep
 KFN struct ll_view ll_open(const struct group_dev *g, int rank, uint64_t epoch)
 {
     const struct ll_desc *desc = ll_desc_of(g, rank, epoch);
-    struct ll_view v = ll_view_at(g, ll_rows_of(g, rank, epoch), desc->ntokens, desc->agree.topk);
+    struct ll_view v = ll_view_at(g, ll_rows_of(g, rank, epoch), desc->ntokens, desc->signature.topk);
 
     if (is_local(g, rank)) {
         v.rows = heap_at(g, rank, desc->rows);
@@ -186,14 +186,14 @@ KFN_STEP void ll_fill_tables(struct agent *ag, const struct ll_dispatch_params *
 
 KFN uint64_t ll_row_stride(const struct ll_dispatch_params *p)
 {
-    return p->in_place ? (uint64_t)p->in.stride : row_scales_at(&p->agree) + up16((size_t)p->agree.scale_bytes);
+    return p->in_place ? (uint64_t)p->in.stride : row_scales_at(&p->signature) + up16((size_t)p->signature.scale_bytes);
 }
 
 KFN void ll_write_desc(const struct ll_dispatch_params *p, uint64_t epoch, struct ll_desc *desc)
 {
     const struct group_dev *g = p->g;
 
-    desc->agree = p->agree;
+    desc->signature = p->signature;
     desc->ntokens = p->route.ntokens;
     desc->ordered = g->nnodes > 1;
     desc->rows = p->in_place ? p->in_place : ll_slot_offset(g, epoch) + g->ll.rows;
@@ -202,7 +202,7 @@ KFN void ll_write_desc(const struct ll_dispatch_params *p, uint64_t epoch, struc
      * long given to something else, and one that masked another counts fewer rows before its own than a receiver that
      * did not. */
     desc->open =
-        (p->steps & STEP_RECV) && !g->enable_mask && p->open_tokens && (p->open_scales || !p->agree.scale_bytes);
+        (p->steps & STEP_RECV) && !g->enable_mask && p->open_tokens && (p->open_scales || !p->signature.scale_bytes);
     desc->written = 0;
     desc->tokens = p->open_tokens;
     desc->outer_stride = (uint64_t)p->out.outer_stride;
@@ -330,13 +330,13 @@ KFN_STEP int ll_stage_rows(struct agent *ag, const struct ll_dispatch_params *p,
     const int spread = g->nnodes > 1;
 
     for (int t = ag_index(ag); t < p->route.ntokens && !p->in_place; t += ag_count(ag))
-        row_stage(ag, rows + (size_t)(spread ? v.pos[t] : t) * stride, &p->in, &p->agree, t);
+        row_stage(ag, rows + (size_t)(spread ? v.pos[t] : t) * stride, &p->in, &p->signature, t);
     if (spread && (sync_barrier(ag, g) || ll_put_remote(ag, p, epoch, &v)))
         return 1;
     if (!sync_last(ag, g, 1))
         return 0;
     if (ag_leader(ag) && !p->in_place)
-        ag_add_stat(&g->stats->bytes_local, (uint64_t)p->route.ntokens * (uint64_t)p->agree.hidden_bytes);
+        ag_add_stat(&g->stats->bytes_local, (uint64_t)p->route.ntokens * (uint64_t)p->signature.hidden_bytes);
     signal_peers(ag, g, SCOPE_NODE, SIG_LL_ROWS, slot_of(g, epoch), lap_of(g, epoch));
     return 0;
 }
@@ -471,7 +471,7 @@ KFN void ll_goals_begin(struct ll_goals *goals)
 /* Channels of a word of scales. */
 KFN int ll_word_channels(const struct ll_dispatch_params *p)
 {
-    return p->agree.scale_bytes / 4 == (p->in.hidden + 127) / 128 ? 128 : 512;
+    return p->signature.scale_bytes / 4 == (p->in.hidden + 127) / 128 ? 128 : 512;
 }
 
 /* By all lanes; `to` is of those that have one. */
@@ -482,7 +482,7 @@ KFN void ll_goals_add(struct agent *ag, const struct ll_dispatch_params *p, cons
     const int all = ag_vote(ag, goes, &before), place = goals->n + before;
 
     if (goes) {
-        copy_set_offer(&goals->rows, place, to->token + part->begin * (p->agree.hidden_bytes / p->in.hidden));
+        copy_set_offer(&goals->rows, place, to->token + part->begin * (p->signature.hidden_bytes / p->in.hidden));
         word_set_offer(&goals->scales, place, to->scale + part->begin / ll_word_channels(p) * to->scale_stride,
                        to->scale_stride);
     }
@@ -492,14 +492,14 @@ KFN void ll_goals_add(struct agent *ag, const struct ll_dispatch_params *p, cons
 KFN void ll_goals_end(struct agent *ag, const struct ll_dispatch_params *p, struct ll_goals *goals)
 {
     copy_set_settle(ag, &goals->rows);
-    if (p->agree.scale_bytes)
+    if (p->signature.scale_bytes)
         word_set_settle(ag, &goals->scales);
 }
 
 /* Of a channel of the caller's tokens. */
 KFN int ll_source_bytes(const struct ll_dispatch_params *p)
 {
-    return p->in.cast ? (p->in.dtype == DTYPE_FP32 ? 4 : 2) : p->agree.hidden_bytes / p->in.hidden;
+    return p->in.cast ? (p->in.dtype == DTYPE_FP32 ? 4 : 2) : p->signature.hidden_bytes / p->in.hidden;
 }
 
 KFN const char *ll_part_tokens(const struct ll_dispatch_params *p, const struct ll_part *part)
@@ -511,11 +511,11 @@ KFN const char *ll_part_tokens(const struct ll_dispatch_params *p, const struct 
 KFN void ll_copy_part(struct agent *ag, const struct ll_dispatch_params *p, const struct ll_part *part,
                       const struct ll_goals *goals)
 {
-    const int64_t bytes = (int64_t)(part->end - part->begin) * (p->agree.hidden_bytes / p->in.hidden);
+    const int64_t bytes = (int64_t)(part->end - part->begin) * (p->signature.hidden_bytes / p->in.hidden);
     const int per = ll_word_channels(p);
 
     ag_copy_many(ag, &goals->rows, goals->n, ll_part_tokens(p, part), (size_t)bytes);
-    if (p->agree.scale_bytes)
+    if (p->signature.scale_bytes)
         ag_copy_words(ag, &goals->scales, goals->n,
                       p->in.scales + part->t * p->in.scale_row_stride + part->begin / per * p->in.scale_stride,
                       p->in.scale_stride, (part->end - part->begin + per - 1) / per);
@@ -560,7 +560,7 @@ KFN_STEP int ll_say_written(struct agent *ag, const struct ll_dispatch_params *p
 KFN_STEP int ll_write_rows(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
-    const size_t bytes = row_scales_at(&p->agree) + (size_t)p->agree.scale_bytes;
+    const size_t bytes = row_scales_at(&p->signature) + (size_t)p->signature.scale_bytes;
     const int width = ll_slice_width(ag, p), slices = (p->in.hidden + width - 1) / width;
     char *scratch = p->in.cast ? (char *)ag_scratch(ag, bytes) : NULL;
 

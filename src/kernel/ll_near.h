@@ -45,7 +45,7 @@ KFN struct near_plan *near_room(struct agent *ag, const struct ll_dispatch_param
 
     if (g->nnodes > 1 || g->enable_mask || p->layout != LAYOUT_EXPERT_MAJOR)
         return NULL;
-    if (p->in.cast && !ag_scratch(ag, row_scales_at(&p->agree) + (size_t)p->agree.scale_bytes))
+    if (p->in.cast && !ag_scratch(ag, row_scales_at(&p->signature) + (size_t)p->signature.scale_bytes))
         return NULL;
     return (struct near_plan *)ag_block_memory(ag, NEAR_PLAN_WORDS + words);
 }
@@ -66,7 +66,7 @@ KFN_STEP void near_make_plan(struct agent *ag, const struct ll_dispatch_params *
     plan->width = width;
     plan->slices = slices;
     plan->items = p->route.ntokens * slices;
-    plan->bytes = p->agree.hidden_bytes / p->in.hidden;
+    plan->bytes = p->signature.hidden_bytes / p->in.hidden;
     plan->per = ll_word_channels(p);
     plan->words = (p->route.ntokens + 31) / 32;
 }
@@ -279,8 +279,8 @@ KFN_STEP int near_descs_fit(struct agent *ag, const struct ll_dispatch_params *p
     AG_EACH(ag, int, s, g->nranks)
     {
         const struct ll_desc *desc = (const struct ll_desc *)heap_at(g, s, plan->desc);
-        odd |= agreement_differs(&p->agree, &desc->agree) | (desc->ntokens < 0) | (desc->ntokens > g->max_tokens) |
-               !desc->open;
+        odd |= signature_differs(&p->signature, &desc->signature) | (desc->ntokens < 0) |
+               (desc->ntokens > g->max_tokens) | !desc->open;
     }
     return !ag_any(ag, odd);
 }

@@ -117,7 +117,7 @@ enum operation { OP_LL_DISPATCH, OP_LL_COMBINE, OP_HT_NOTIFY, OP_HT_DISPATCH, OP
 enum { DTYPE_BF16 = 1, DTYPE_FP16 = 2, DTYPE_FP32 = 3 };
 
 /* What the ranks must agree on in one operation, carried by every descriptor and compared by every reader. */
-struct agreement {
+struct signature {
     int32_t hidden_bytes; /* of one row on the wire, scales not counted */
     int32_t dtype;        /* on the wire */
     int32_t scale_bytes;  /* per row; 0 = none */
@@ -125,11 +125,11 @@ struct agreement {
     int32_t layout;
     int32_t extra; /* HT update: alignment; HT: 1 weights asked for, 2 backward, 4 compact; LL: weights, or LogFMT */
 };
-EPX_STATIC_ASSERT(sizeof(struct agreement) == 24, "shared between ranks");
+EPX_STATIC_ASSERT(sizeof(struct signature) == 24, "shared between ranks");
 
 /* Stands right before the rows of a low-latency dispatch slot; its tables stand before it (ll_view in ll_dispatch_send.h). */
 struct ll_desc {
-    struct agreement agree;
+    struct signature signature;
     int32_t ntokens;
     int32_t ordered;     /* 1: row pos[t] is token t's; 0: row t */
     uint64_t rows;       /* heap offset of row 0 for readers of the node: in the slot, or the caller's tensor */
@@ -145,7 +145,7 @@ EPX_STATIC_ASSERT(sizeof(struct ll_desc) == 128, "shared between ranks");
 
 /* Opens a low-latency combine slot; EXPERT_MAJOR: begin[L][R] follows. */
 struct lc_desc {
-    struct agreement agree;
+    struct signature signature;
     int32_t pulled; /* 1: read the rows in this rank's heap; 0: they were written into the reader's receive slot */
     int32_t reserved;
     uint64_t rows;
@@ -156,7 +156,7 @@ EPX_STATIC_ASSERT(sizeof(struct lc_desc) == 64, "shared between ranks");
 
 /* High-throughput dispatch: where this rank wants its rows. Offsets into its heap; 0 = not asked for. */
 struct hd_desc {
-    struct agreement agree;
+    struct signature signature;
     int32_t idx64;
     int32_t
         apart; /* 1: extras of rows for other nodes go apart from them; the last word of a header (HD_HEADER_BYTES) */
@@ -173,7 +173,7 @@ EPX_STATIC_ASSERT(sizeof(struct hd_desc) == 128, "shared between ranks");
 
 /* High-throughput combine: where this rank's rows are. */
 struct hc_desc {
-    struct agreement agree;
+    struct signature signature;
     int64_t rows; /* how many */
     uint64_t tokens, token_stride;
     uint64_t weights;
@@ -200,7 +200,7 @@ struct ht_layout {
     uint64_t counts, counts_stride; /* [2 slots][own, then R of other nodes]: hn_desc, ecount[E], rcount[R] */
     uint64_t tables, table_stride;  /* [2 slots][own, then each source of this relay]: ids[M*K], pos[M*K] */
     uint64_t dispatch_desc, combine_desc;
-    uint64_t agreements; /* combine: of each source of this relay, HD_HEADER_BYTES bytes each */
+    uint64_t signatures; /* combine: of each source of this relay, HD_HEADER_BYTES bytes each */
     uint64_t tokens, scales, weights, topk_idx, src_rank, src_token; /* receive buffer of the node */
     uint64_t pitch, scale_pitch;
     int64_t rows;                 /* of the receive buffer */
@@ -408,7 +408,7 @@ struct ll_dispatch_params {
     struct handle_dev *h;
     int32_t steps, layout, compact;
     int32_t outer_rows; /* second extent of the caller's tensors: R*M or more, or M or more */
-    struct agreement agree;
+    struct signature signature;
     struct route_in route;
     struct row_in in;
     const float *weights;
@@ -428,7 +428,7 @@ struct ll_combine_params {
     const struct group_dev *g;
     struct handle_dev *h;
     int32_t steps, layout, logfmt, reserved;
-    struct agreement agree;
+    struct signature signature;
     const char *tokens;
     int64_t outer_stride, stride;
     uint64_t in_place;
@@ -445,7 +445,7 @@ struct ht_notify_params {
     const struct group_dev *g;
     struct handle_dev *h;
     struct route_in route;
-    struct agreement agree;
+    struct signature signature;
     int32_t layout, alignment;
     struct index_out expert_counts, expert_offsets, rank_counts, total, rank_matrix, rank_tokens, relay_counts;
 };
@@ -464,7 +464,7 @@ struct ht_dispatch_params {
     const struct group_dev *g;
     struct handle_dev *h;
     int32_t layout, compact;
-    struct agreement agree;
+    struct signature signature;
     struct row_in in;
     const float *weights;
     uint64_t in_place;   /* heap offset of tokens, where rows for other nodes are put from there (desc.apart) */
@@ -483,7 +483,7 @@ struct ht_combine_params {
     const struct group_dev *g;
     struct handle_dev *h;
     int32_t layout, compact;
-    struct agreement agree;
+    struct signature signature;
     const char *tokens; /* to be copied to the receive buffer; NULL = in place */
     int64_t stride;
     const float *weights; /* likewise */

@@ -11,7 +11,7 @@ KFN size_t up16(size_t n)
 }
 
 /* Scales of a row in a staging slot or scratch row begin at the next multiple of 16. */
-KFN size_t row_scales_at(const struct agreement *a)
+KFN size_t row_scales_at(const struct signature *a)
 {
     return ((size_t)a->hidden_bytes + 15) & ~(size_t)15;
 }
@@ -29,7 +29,7 @@ KFN void row_copy_scales(struct agent *ag, char *to, int64_t to_stride, const ch
 }
 
 /* Writes row t as it travels: payload at `to`, scales (if any) at row_scales_at(). */
-KFN_STEP void row_stage(struct agent *ag, char *to, const struct row_in *in, const struct agreement *a, int64_t t)
+KFN_STEP void row_stage(struct agent *ag, char *to, const struct row_in *in, const struct signature *a, int64_t t)
 {
     char *scales = to + row_scales_at(a);
 

@@ -91,7 +91,7 @@ KFN_STEP int fail_all(struct agent *ag, const struct group_dev *g, int status, i
 {
     const uint64_t word = ABORT_WORD(status, g->rank);
 
-    /* A disagreement that check_agreement() has not reported before has no field: something cannot be at all. */
+    /* A disagreement that check_signature() has not reported before has no field: something cannot be at all. */
     report(ag, g, status, phase, peer, expected, seen, status == KSTATUS_MISMATCH ? -1 : 0, 0);
     AG_EACH(ag, int, p, g->nranks)
     {
@@ -371,19 +371,19 @@ KFN_STEP int wait_sent(struct agent *ag, const struct group_dev *g, int phase)
     return 0;
 }
 
-KFN int agreement_differs(const struct agreement *a, const struct agreement *b)
+KFN int signature_differs(const struct signature *a, const struct signature *b)
 {
     return a->hidden_bytes != b->hidden_bytes || a->dtype != b->dtype || a->scale_bytes != b->scale_bytes ||
            a->topk != b->topk || a->layout != b->layout || a->extra != b->extra;
 }
 
 /* `theirs` was read from a peer's heap. Non-zero: the operation has failed, and the report names the first field. */
-KFN_STEP int check_agreement(struct agent *ag, const struct group_dev *g, const struct agreement *mine,
-                             const struct agreement *theirs, int phase, int peer)
+KFN_STEP int check_signature(struct agent *ag, const struct group_dev *g, const struct signature *mine,
+                             const struct signature *theirs, int phase, int peer)
 {
     const int32_t *a = (const int32_t *)mine, *b = (const int32_t *)theirs;
 
-    if (!agreement_differs(mine, theirs))
+    if (!signature_differs(mine, theirs))
         return 0;
     /* Masked by a peer meanwhile, this rank looks at a later operation: that is no disagreement. */
     const uint64_t word = ag_load_acquire(&control_of(g, g->rank)->abort_word);

@@ -21,7 +21,7 @@ epx_status ht_update(struct epx_handle *handle, const epx_tensor *topk, const st
     p.route = make_route(topk);
     p.layout = handle->config.layout;
     p.alignment = handle->config.layout == EPX_EXPERT_MAJOR ? handle->config.expert_alignment : 1;
-    p.agree = make_agreement(handle, NULL, 0, p.alignment);
+    p.signature = make_signature(handle, NULL, 0, p.alignment);
     p.expert_counts = make_index(&info->expert_counts);
     p.expert_offsets = make_index(&info->expert_offsets);
     p.rank_counts = make_index(&info->rank_counts);
@@ -77,7 +77,7 @@ static void make_desc(const struct epx_handle *handle, const struct dispatch_arg
     struct hd_desc *desc = &p->desc;
     int buffered = 0;
 
-    desc->agree = p->agree;
+    desc->signature = p->signature;
     desc->idx64 = args->out_idx.dtype == EPX_INT64;
     desc->tokens = receive_at(group, &args->out_tokens, ht->tokens, BUFFERED_TOKENS, &buffered);
     desc->token_stride = buffered & BUFFERED_TOKENS ? ht->pitch : (uint64_t)p->final.stride;
@@ -105,7 +105,7 @@ static uint64_t in_place_offset(const struct epx_handle *handle, const struct di
     if (group->nnodes == 1 || args->cast || HD_HEADER_BYTES + extras > (uint64_t)COMMAND_MAX_UNITS * COMMAND_UNIT)
         return 0;
     offset = tensor_heap_offset(group, &args->tokens);
-    return (offset | (uint64_t)p->in.stride | (uint64_t)p->agree.hidden_bytes) % COMMAND_UNIT ? 0 : offset;
+    return (offset | (uint64_t)p->in.stride | (uint64_t)p->signature.hidden_bytes) % COMMAND_UNIT ? 0 : offset;
 }
 
 epx_status ht_dispatch(struct epx_handle *handle, const struct dispatch_args *args, struct device_stream *stream)
@@ -118,8 +118,8 @@ epx_status ht_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
     p.h = handle->dev;
     p.layout = handle->config.layout;
     p.compact = (handle->config.flags & EPX_HANDLE_COMPACT_TOPK) != 0;
-    p.agree = make_agreement(handle, &args->out_tokens, scale_row_bytes(args),
-                             (args->out_weights.ndim != 0) | args->backward << 1 | p.compact << 2);
+    p.signature = make_signature(handle, &args->out_tokens, scale_row_bytes(args),
+                                 (args->out_weights.ndim != 0) | args->backward << 1 | p.compact << 2);
     p.in = make_row_in(args);
     p.weights = args->weights.data;
     p.final = make_row_out(&args->out_tokens, &args->out_scales);
@@ -167,7 +167,7 @@ static void make_combine_desc(struct epx_handle *handle, const struct combine_ar
     struct hc_desc *desc = &p->desc;
     int buffered = 0;
 
-    desc->agree = p->agree;
+    desc->signature = p->signature;
     desc->rows = args->tokens.shape[0];
     desc->tokens = source_at(group, &args->tokens, stream, ht->tokens, BUFFERED_TOKENS, &buffered, &desc->tokens_in);
     desc->token_stride = buffered & BUFFERED_TOKENS ? ht->pitch : (uint64_t)p->stride;
@@ -190,8 +190,8 @@ epx_status ht_combine(struct epx_handle *handle, const struct combine_args *args
     p.h = handle->dev;
     p.layout = handle->config.layout;
     p.compact = (handle->config.flags & EPX_HANDLE_COMPACT_TOPK) != 0;
-    p.agree =
-        make_agreement(handle, &args->tokens, 0, (args->out_weights.ndim != 0) | args->backward << 1 | p.compact << 2);
+    p.signature =
+        make_signature(handle, &args->tokens, 0, (args->out_weights.ndim != 0) | args->backward << 1 | p.compact << 2);
     p.stride = args->tokens.stride[0] * element;
     regions_import(handle->group, stream);
     make_combine_desc(handle, args, stream, &p);

@@ -34,7 +34,7 @@ epx_status ll_combine(struct epx_handle *handle, const struct combine_args *args
 epx_status ll_complete(struct epx_handle *handle, struct device_stream *stream);
 
 /* Shared by the modes (modes/params.c). */
-struct agreement make_agreement(const struct epx_handle *handle, const epx_tensor *wire, uint64_t scale_bytes,
+struct signature make_signature(const struct epx_handle *handle, const epx_tensor *wire, uint64_t scale_bytes,
                                 int extra);
 struct row_in make_row_in(const struct dispatch_args *args);
 struct row_out make_row_out(const epx_tensor *tokens, const epx_tensor *scales);

@@ -34,10 +34,10 @@ uint64_t scale_row_bytes(const struct dispatch_args *args)
     return s->ndim ? (uint64_t)s->shape[s->ndim - 1] * 4 : 0;
 }
 
-struct agreement make_agreement(const struct epx_handle *handle, const epx_tensor *wire, uint64_t scale_bytes,
+struct signature make_signature(const struct epx_handle *handle, const epx_tensor *wire, uint64_t scale_bytes,
                                 int extra)
 {
-    struct agreement a;
+    struct signature a;
 
     memset(&a, 0, sizeof(a));
     if (wire) {

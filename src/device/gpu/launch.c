@@ -61,12 +61,12 @@ static size_t whole(size_t n, size_t unit)
 /* Memory for one row per agent, as far as this kernel asks for it. */
 static size_t scratch_row(enum kernel_id id, const void *params)
 {
-    const struct agreement *a;
+    const struct signature *a;
 
     if (id == KERNEL_HT_DISPATCH && ((const struct ht_dispatch_params *)params)->in.cast)
-        a = &((const struct ht_dispatch_params *)params)->agree;
+        a = &((const struct ht_dispatch_params *)params)->signature;
     else if (id == KERNEL_LL_DISPATCH && ((const struct ll_dispatch_params *)params)->in.cast)
-        a = &((const struct ll_dispatch_params *)params)->agree;
+        a = &((const struct ll_dispatch_params *)params)->signature;
     else
         return 0;
     return whole(whole((size_t)a->hidden_bytes, 16) + (size_t)a->scale_bytes, 256);
