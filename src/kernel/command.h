@@ -23,7 +23,7 @@
 #define EPX_KERNEL_COMMAND_H
 
 #include "kernel/params.h"
-#include "kernel/plant.h"
+#include "kernel/inject_bug.h"
 
 #ifndef COMMAND_FN /* a device compiler may give the functions its own qualifiers */
 #define COMMAND_FN static inline
@@ -84,7 +84,7 @@ enum { IMMEDIATE_VERSION = 1, IMMEDIATE_MAX_COUNT = 128, IMMEDIATE_MAX_RANKS = 4
 
 COMMAND_FN uint32_t immediate_pack(uint32_t rank, uint32_t counter, uint32_t count)
 {
-    return (rank & 0xfffu) | (counter & 0xfffu) << 12 | ((count - 1) & PLANT(PLANT_IMMEDIATE, 0x3fu, 0x7fu)) << 24 |
+    return (rank & 0xfffu) | (counter & 0xfffu) << 12 | ((count - 1) & INJECT_BUG(BUG_IMMEDIATE, 0x3fu, 0x7fu)) << 24 |
            (uint32_t)IMMEDIATE_VERSION << 31;
 }
 

@@ -359,7 +359,7 @@ KFN_STEP int hd_open(struct agent *ag, const struct ht_dispatch_params *p, uint6
 {
     const struct group_dev *g = p->g;
 
-    if (g->nnodes > 1 && hd_wait_free(ag, g, PLANT(PLANT_EPOCH, epoch - 2, epoch - 1)))
+    if (g->nnodes > 1 && hd_wait_free(ag, g, INJECT_BUG(BUG_EPOCH, epoch - 2, epoch - 1)))
         return 1;
     if (ag_leader(ag))
         *(struct hd_desc *)heap_at(g, g->rank, g->ht.dispatch_desc) = p->desc;

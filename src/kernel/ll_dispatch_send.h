@@ -297,8 +297,9 @@ KFN_STEP int ll_send_tables(struct agent *ag, const struct ll_dispatch_params *p
     const struct group_dev *g = p->g;
     const struct ll_view v = ll_own_view(p, epoch);
 
-    if (PLANT(PLANT_SLOT, 0,
-              wait_peers(ag, g, SCOPE_ALL, SIG_LL_DONE, slot_of(g, epoch), lap_of(g, epoch) - 1, PHASE_LL_SLOT, NULL)))
+    if (INJECT_BUG(
+            BUG_SLOT, 0,
+            wait_peers(ag, g, SCOPE_ALL, SIG_LL_DONE, slot_of(g, epoch), lap_of(g, epoch) - 1, PHASE_LL_SLOT, NULL)))
         return 1;
     AG_MARK(ag, "slot");
     if (route_plan(ag, g, p->h, &p->route))

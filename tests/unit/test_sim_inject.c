@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Does the simulation find bugs? Kernels and proxies are compiled for this program with three of them, each behind a
- * switch (kernel/plant.h): a wait for a slot's readers left out, a counter compared with the epoch before, a field of
+ * switch (kernel/inject_bug.h): a wait for a slot's readers left out, a counter compared with the epoch before, a field of
  * the immediate one bit too narrow. Every one must be found within 1,000 seeds. One thread: nothing for
  * ThreadSanitizer. ctest: timeout=180 labels=notsan
  */
@@ -13,12 +13,12 @@
 
 #include <cmocka.h>
 
-#include "kernel/plant.h"
+#include "kernel/inject_bug.h"
 #include "tests/lib/sim_case.h"
 
 enum { WITHIN = 1000 };
 
-int planted_bug;
+int injected_bug;
 
 /* The first failing seed of 1..seeds, or 0. */
 static uint64_t find(int bug, int seeds, char *error, size_t bytes)
@@ -28,7 +28,7 @@ static uint64_t find(int bug, int seeds, char *error, size_t bytes)
     uint64_t found = 0;
 
     assert_non_null(report);
-    planted_bug = bug;
+    injected_bug = bug;
     for (uint64_t seed = 1; seed <= (uint64_t)seeds && !found; seed++) {
         struct sim_case c;
 
@@ -38,7 +38,7 @@ static uint64_t find(int bug, int seeds, char *error, size_t bytes)
             found = seed;
         }
     }
-    planted_bug = 0;
+    injected_bug = 0;
     free(report);
     return found;
 }
@@ -63,19 +63,19 @@ static void without_a_bug_nothing_is_found(void **state)
 static void a_missing_wait_for_slot_reuse_is_found(void **state)
 {
     (void)state;
-    is_found(PLANT_SLOT);
+    is_found(BUG_SLOT);
 }
 
 static void a_counter_compared_with_the_wrong_epoch_is_found(void **state)
 {
     (void)state;
-    is_found(PLANT_EPOCH);
+    is_found(BUG_EPOCH);
 }
 
 static void a_field_one_bit_too_narrow_is_found(void **state)
 {
     (void)state;
-    is_found(PLANT_IMMEDIATE);
+    is_found(BUG_IMMEDIATE);
 }
 
 int main(void)

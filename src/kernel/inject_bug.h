@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Bugs on purpose, for the test that shows that simulation finds them (tests/unit/test_sim_inject.c). Only files that this
+ * test compiles anew, with EPX_INJECT_BUGS, know any of them; everywhere else INJECT_BUG is its right side and nothing more.
+ */
+#ifndef EPX_KERNEL_INJECT_BUG_H
+#define EPX_KERNEL_INJECT_BUG_H
+
+enum injected_bug { BUG_SLOT = 1, BUG_EPOCH = 2, BUG_IMMEDIATE = 3 };
+
+#ifdef EPX_INJECT_BUGS
+extern int injected_bug; /* one of them, or 0 */
+#define INJECT_BUG(bug, wrong, right) (injected_bug == (bug) ? (wrong) : (right))
+#else
+#define INJECT_BUG(bug, wrong, right) (right)
+#endif
+
+#endif
