@@ -134,7 +134,7 @@ static int open_rank(struct rank *r, epx_bootstrap *boot)
         return -1;
     if (cuda_ok(r, "cudaStreamCreate", cudaStreamCreateWithFlags(&r->stream, cudaStreamNonBlocking)))
         return -1;
-    if (bench_work_open_far(&r->work, c, r->number, tensor_alloc, tensor_copy, r))
+    if (bench_work_open_device(&r->work, c, r->number, tensor_alloc, tensor_copy, r))
         return complain(r, "tensors", "no memory");
     r->work.logfmt = c->logfmt;
     if (c->nodes > 1)

@@ -24,14 +24,14 @@
  *                                    NULL; all blocks get the same answer
  *   ag_block_or(word, bits)         likewise: sets bits of such a word; returns what it was. By each lane for itself
  *   ag_bits(word)                    how many are set
- *   ag_fetch(ptr), AG_LINE           brings the line of so many bytes nearer, by each lane for itself
+ *   ag_fetch(ptr), AG_LINE           prefetches the cache line of so many bytes, by each lane for itself
  *   AG_ROUNDS(ag, type, i, n)        AG_EACH in whole rounds, in which lanes may have i >= n: for ag_scan within
  *   ag_begin(ag, timeout, control)   first call of a kernel
  *   ag_index, ag_count               this agent, and how many the launch has (any number from 1 up)
  *   ag_leader(ag)                    true for one lane: guards single stores
  *   ag_sync(ag)                      lanes of this agent meet; their stores are visible to each other
  *   ag_now(ag)                       nanoseconds, monotonic
- *   ag_load_acquire, ag_store_release[32]   system scope; ag_store_release_near: device scope, among agents of a launch
+ *   ag_load_acquire, ag_store_release[32]   system scope; ag_store_release_device: device scope, among agents of a launch
  *   ag_peek(word), ag_peeked(ag)     looks, by each lane for itself: within AG_EACH; acquires what the looks have seen
  *   ag_store_signal(word, value)     release, by each lane for itself; with AG_BELLS in one order with ag_peek for all
  *   ag_last(ag, word, id)            true for the agent that comes last to *word (0 again then) of all agents of the launch:
@@ -74,7 +74,7 @@
 #define AG_MARK(ag, name) ((void)0)
 #endif
 
-/* Optional, for devices whose agents run one after another through long rows: brings the first bytes of a row near. */
+/* Optional, for devices whose agents run one after another through long rows: prefetches the first bytes of a row. */
 #ifndef AG_PREFETCH
 #define AG_PREFETCH(ptr) ((void)(ptr))
 #endif

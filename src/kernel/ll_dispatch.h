@@ -33,20 +33,20 @@
 #ifndef EPX_KERNEL_LL_DISPATCH_H
 #define EPX_KERNEL_LL_DISPATCH_H
 
-#include "kernel/ll_near.h"
+#include "kernel/ll_block.h"
 
 /* Both halves in one operation. */
 KFN int ll_dispatch_whole(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
 #if AG_BLOCKS
-    struct near_plan *room = near_room(ag, p);
+    struct ll_block_plan *room = ll_block_memory(ag, p);
 
     if (room) {
-        const enum near_result near = ll_dispatch_near(ag, p, epoch, room);
-        if (near != NEAR_ELSEWHERE)
-            return near == NEAR_FAILED || (near == NEAR_CLOSED && ll_stage_rows(ag, p, epoch)) ||
-                   ll_receive(ag, p, epoch, near == NEAR_WRITTEN);
+        const enum ll_block_result result = ll_dispatch_block(ag, p, epoch, room);
+        if (result != LL_BLOCK_ELSEWHERE)
+            return result == LL_BLOCK_FAILED || (result == LL_BLOCK_CLOSED && ll_stage_rows(ag, p, epoch)) ||
+                   ll_receive(ag, p, epoch, result == LL_BLOCK_WRITTEN);
     }
 #endif
     if (ll_send_tables(ag, p, epoch))

@@ -108,7 +108,7 @@ KFN_STEP int fail_all(struct agent *ag, const struct group_dev *g, int status, i
  * rank too: whoever waits for the operation must not take it for done. */
 KFN int kernel_begin(struct agent *ag, const struct group_dev *g)
 {
-    AG_MARK(ag, "near");
+    AG_MARK(ag, "smem");
     ag_begin(ag, g->timeout_ns, control_of(g, g->rank));
     const uint64_t word = ag_look(&control_of(g, g->rank)->abort_word); /* nothing is read behind it */
     if (word)
@@ -187,7 +187,7 @@ KFN_STEP int sync_barrier(struct agent *ag, const struct group_dev *g)
         return 0;
     if (ag_last(ag, &st->arrived, 0)) {
         if (ag_leader(ag))
-            ag_store_release_near(&st->barrier, generation + 1); /* pairs with the acquire of the waits below */
+            ag_store_release_device(&st->barrier, generation + 1); /* pairs with the acquire of the waits below */
         ag_ring(ag, &control_of(g, g->rank)->bell);
         ag_sync(ag);
         return 0;

@@ -16,7 +16,7 @@
 #define ag_store_signal(word, value) (sim_point(), ag_store_signal(word, value))
 #define ag_last(ag, word, id) (sim_point(), ag_last(ag, word, id))
 #define ag_store_release(word, value) (sim_point(), ag_store_release(word, value))
-#define ag_store_release_near(word, value) (sim_point(), ag_store_release_near(word, value))
+#define ag_store_release_device(word, value) (sim_point(), ag_store_release_device(word, value))
 #define ag_store_release32(word, value) (sim_point(), ag_store_release32(word, value))
 #define ag_fetch_add(ag, word, n) (sim_point(), ag_fetch_add(ag, word, n))
 #define ag_fetch_add64(ag, word, n) (sim_point(), ag_fetch_add64(ag, word, n))

@@ -157,7 +157,7 @@ KFN uint64_t word_poll(const uint64_t *word)
     return word_relaxed(word);
 }
 
-KFN void fence_far(void)
+KFN void fence_system(void)
 {
     __atomic_thread_fence(__ATOMIC_ACQ_REL);
 }
@@ -173,7 +173,7 @@ KFN void word_release(uint64_t *word, uint64_t value)
     __atomic_store_n(word, value, __ATOMIC_RELEASE);
 }
 
-KFN void word_release_near(uint64_t *word, uint64_t value)
+KFN void word_release_device(uint64_t *word, uint64_t value)
 {
     __atomic_store_n(word, value, __ATOMIC_RELEASE);
 }
@@ -194,12 +194,12 @@ KFN uint32_t word_claim(uint32_t *word, uint32_t from, uint32_t to)
     return from;
 }
 
-KFN uint32_t word_add_near(uint32_t *word, uint32_t n)
+KFN uint32_t word_add_device(uint32_t *word, uint32_t n)
 {
     return __atomic_fetch_add(word, n, __ATOMIC_ACQ_REL);
 }
 
-KFN uint64_t word_add_near64(uint64_t *word, uint64_t n)
+KFN uint64_t word_add_device64(uint64_t *word, uint64_t n)
 {
     return __atomic_fetch_add(word, n, __ATOMIC_ACQ_REL);
 }

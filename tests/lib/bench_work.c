@@ -139,8 +139,8 @@ static void *twin_alloc(void *context, size_t bytes)
     return calloc(1, bytes);
 }
 
-int bench_work_open_far(struct bench_work *work, const struct bench_config *config, int rank, bench_alloc_fn alloc,
-                        int (*copy)(void *context, void *to, const void *from, size_t bytes), void *context)
+int bench_work_open_device(struct bench_work *work, const struct bench_config *config, int rank, bench_alloc_fn alloc,
+                           int (*copy)(void *context, void *to, const void *from, size_t bytes), void *context)
 {
     size_t bytes[PART_COUNT];
     epx_tensor *const tensors[PART_COUNT] = {
@@ -192,9 +192,9 @@ static epx_tensor *given(struct bench_work *work, epx_tensor *tensor, enum part 
         return NULL;
     if (work->copy == NULL)
         return tensor;
-    work->far[part] = *tensor;
-    work->far[part].data = work->parts[part].device;
-    return &work->far[part];
+    work->on_device[part] = *tensor;
+    work->on_device[part].data = work->parts[part].device;
+    return &work->on_device[part];
 }
 
 static void free_routing(struct bench_work *work)

@@ -47,7 +47,7 @@ struct bench_work {
         void *host, *device;
         size_t bytes;
     } parts[BENCH_PARTS];
-    epx_tensor far[BENCH_PARTS]; /* descriptors of the device's */
+    epx_tensor on_device[BENCH_PARTS]; /* descriptors of the device's */
 };
 
 /* Most rows of the tokens tensor, whatever the routing. */
@@ -62,8 +62,8 @@ int bench_work_open(struct bench_work *work, const struct bench_config *config, 
                     void *context);
 /* The same with tensors that only `copy` (0 or -1) reaches: what is given is copied in by bench_work_seed and _poison, what
  * was delivered is copied out by bench_work_check. */
-int bench_work_open_far(struct bench_work *work, const struct bench_config *config, int rank, bench_alloc_fn alloc,
-                        int (*copy)(void *context, void *to, const void *from, size_t bytes), void *context);
+int bench_work_open_device(struct bench_work *work, const struct bench_config *config, int rank, bench_alloc_fn alloc,
+                           int (*copy)(void *context, void *to, const void *from, size_t bytes), void *context);
 void bench_work_close(struct bench_work *work);
 /* Routing and data of a seed; tensors get the row counts that this routing has. 0, or -1 without memory. */
 int bench_work_seed(struct bench_work *work, uint64_t seed);

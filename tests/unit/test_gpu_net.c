@@ -23,9 +23,9 @@ enum { BLOCKS = 64 };
 /* A device that is all ops: its memory is the CPU's, with the blocks of each kind remembered. */
 struct fake {
     struct device base;
-    char *host[BLOCKS], *near[BLOCKS];
-    size_t host_bytes[BLOCKS], near_bytes[BLOCKS];
-    int nhost, nnear, freed;
+    char *host[BLOCKS], *own[BLOCKS];
+    size_t host_bytes[BLOCKS], own_bytes[BLOCKS];
+    int nhost, nown, freed;
     int flushes, flush_fails;
     const struct proxy_fixture *fixture; /* whose counters must not have moved when the device is flushed */
 };
@@ -50,8 +50,8 @@ static epx_status fake_mem_alloc(struct device *device, size_t bytes, void **ptr
     struct fake *f = fake_of(device);
     epx_status status = cpu_device_ops.mem_alloc(device, bytes, ptr);
 
-    f->near[f->nnear] = *ptr;
-    f->near_bytes[f->nnear++] = bytes;
+    f->own[f->nown] = *ptr;
+    f->own_bytes[f->nown++] = bytes;
     return status;
 }
 
@@ -139,7 +139,7 @@ static void close_flushing(struct proxy_fixture *s, const struct fake *f)
         proxy_close(s->ranks[r].proxies);
         s->ranks[r].proxies = NULL;
     }
-    assert_int_equal(f->freed, f->nhost + f->nnear);
+    assert_int_equal(f->freed, f->nhost + f->nown);
 }
 
 static void the_device_is_flushed_before_an_arrival_is_counted(void **state)
@@ -189,51 +189,51 @@ static void rings_lie_where_kernels_and_host_reach_them(void **state)
     assert_true(lies_in(&ring->slots[ring->mask], f.host, f.host_bytes, f.nhost));
     assert_true(lies_in(ring->tail, f.host, f.host_bytes, f.nhost));
     assert_true(lies_in(ring->bell, f.host, f.host_bytes, f.nhost));
-    assert_true(lies_in(ring->head, f.near, f.near_bytes, f.nnear)); /* atomics: not over a bus */
-    assert_true(lies_in(ring->tail_seen, f.near, f.near_bytes, f.nnear));
+    assert_true(lies_in(ring->head, f.own, f.own_bytes, f.nown)); /* atomics: not over a bus */
+    assert_true(lies_in(ring->tail_seen, f.own, f.own_bytes, f.nown));
     close_flushing(s, &f);
 }
 
 /* ---- Where heaps lie */
 
-/* Two tables, as a GPU's device has: heaps far from the host, or not. All of it is the CPU. */
-static struct device_ops far_ops, near_ops;
-static int far_rule;
+/* Two tables, as a GPU's device has: heaps in GPU memory, or in the host's. All of it is the CPU. */
+static struct device_ops gpu_ops, host_ops;
+static int gpu_rule;
 
 static epx_status place(struct device *device, int host)
 {
-    device->ops = host ? &near_ops : &far_ops;
+    device->ops = host ? &host_ops : &gpu_ops;
     return EPX_OK;
 }
 
-static epx_status open_far(int index, struct device **device)
+static epx_status open_gpu(int index, struct device **device)
 {
     epx_status status = cpu_device_ops.open(index, device);
 
     if (status == EPX_OK)
-        (*device)->ops = &far_ops;
+        (*device)->ops = &gpu_ops;
     return status;
 }
 
 static int rule_of(struct device *device)
 {
-    return device->ops == &near_ops ? ARRIVALS_VISIBLE : far_rule;
+    return device->ops == &host_ops ? ARRIVALS_VISIBLE : gpu_rule;
 }
 
-static void make_far_device(int rule)
+static void make_gpu_device(int rule)
 {
-    far_ops = cpu_device_ops;
-    far_ops.name = "far";
-    far_ops.kind = EPX_DEVICE_CUDA;
-    far_ops.caps &= ~(unsigned)DEVICE_HOST_HEAP;
-    far_ops.open = open_far;
-    far_ops.heap_place = place;
-    far_ops.arrivals = rule_of;
-    near_ops = far_ops;
-    near_ops.name = "near";
-    near_ops.caps |= DEVICE_HOST_HEAP;
-    far_rule = rule;
-    device_override = &far_ops;
+    gpu_ops = cpu_device_ops;
+    gpu_ops.name = "gpu";
+    gpu_ops.kind = EPX_DEVICE_CUDA;
+    gpu_ops.caps &= ~(unsigned)DEVICE_HOST_HEAP;
+    gpu_ops.open = open_gpu;
+    gpu_ops.heap_place = place;
+    gpu_ops.arrivals = rule_of;
+    host_ops = gpu_ops;
+    host_ops.name = "host";
+    host_ops.caps |= DEVICE_HOST_HEAP;
+    gpu_rule = rule;
+    device_override = &gpu_ops;
 }
 
 struct placed {
@@ -268,7 +268,7 @@ static int create(int rank, int n, epx_bootstrap *boot, void *arg)
 
 static void expect_place(const char *asked, int rule, struct placed want)
 {
-    make_far_device(rule);
+    make_gpu_device(rule);
     if (asked)
         setenv("EPX_GPU_HEAP", asked, 1);
     assert_int_equal(run_ranks(2, create, &want), 0);
@@ -280,14 +280,14 @@ static void heaps_lie_where_the_network_reaches_them(void **state)
 {
     (void)state;
     /* One node: no network is asked. */
-    expect_place(NULL, ARRIVALS_NEVER, (struct placed){"null", "far", EPX_OK, 0});
-    expect_place("host", ARRIVALS_VISIBLE, (struct placed){"null", "near", EPX_OK, 0});
+    expect_place(NULL, ARRIVALS_NEVER, (struct placed){"null", "gpu", EPX_OK, 0});
+    expect_place("host", ARRIVALS_VISIBLE, (struct placed){"null", "host", EPX_OK, 0});
     /* The null network registers anything. */
-    expect_place(NULL, ARRIVALS_VISIBLE, (struct placed){"null", "far", EPX_OK, 1});
-    expect_place("auto", ARRIVALS_FLUSH, (struct placed){"null", "far", EPX_OK, 1});
-    expect_place("AUTO", ARRIVALS_NEVER, (struct placed){"null", "near", EPX_OK, 1});
-    expect_place("host", ARRIVALS_VISIBLE, (struct placed){"null", "near", EPX_OK, 1});
-    expect_place("device", ARRIVALS_FLUSH, (struct placed){"null", "far", EPX_OK, 1});
+    expect_place(NULL, ARRIVALS_VISIBLE, (struct placed){"null", "gpu", EPX_OK, 1});
+    expect_place("auto", ARRIVALS_FLUSH, (struct placed){"null", "gpu", EPX_OK, 1});
+    expect_place("AUTO", ARRIVALS_NEVER, (struct placed){"null", "host", EPX_OK, 1});
+    expect_place("host", ARRIVALS_VISIBLE, (struct placed){"null", "host", EPX_OK, 1});
+    expect_place("device", ARRIVALS_FLUSH, (struct placed){"null", "gpu", EPX_OK, 1});
 }
 
 static void what_cannot_work_is_refused_with_the_reason(void **state)
@@ -307,7 +307,7 @@ static void libfabric_over_tcp_takes_heaps_of_the_host(void **state)
         print_message("skipped: %s\n", text);
         skip();
     }
-    expect_place(NULL, ARRIVALS_VISIBLE, (struct placed){"ofi;tcp", "near", EPX_OK, 1});
+    expect_place(NULL, ARRIVALS_VISIBLE, (struct placed){"ofi;tcp", "host", EPX_OK, 1});
     expect_place("device", ARRIVALS_VISIBLE, (struct placed){"ofi;tcp", NULL, EPX_ERR_UNSUPPORTED, 1});
 }
 

@@ -54,7 +54,7 @@ static int create_handle(struct bench_rank *rank)
 }
 
 /* On a GPU tensors are its memory, which the host does not reach. */
-static int is_far(const struct bench_rank *rank)
+static int is_device_memory(const struct bench_rank *rank)
 {
     return !(rank->group->device->ops->caps & DEVICE_HOST_ACCESS);
 }
@@ -71,7 +71,7 @@ static void *tensor_alloc(void *context, size_t bytes)
     struct bench_rank *rank = context;
     void *ptr = NULL;
 
-    if (rank->config->plain_memory && is_far(rank))
+    if (rank->config->plain_memory && is_device_memory(rank))
         return bench_call(rank, "tensor memory",
                           rank->group->device->ops->mem_alloc(rank->group->device, bytes, &ptr)) == 0
                    ? ptr
@@ -83,8 +83,8 @@ static void *tensor_alloc(void *context, size_t bytes)
 
 static int open_work(struct bench_rank *rank)
 {
-    if (is_far(rank))
-        return bench_work_open_far(&rank->work, rank->config, rank->self.rank, tensor_alloc, tensor_copy, rank);
+    if (is_device_memory(rank))
+        return bench_work_open_device(&rank->work, rank->config, rank->self.rank, tensor_alloc, tensor_copy, rank);
     return bench_work_open(&rank->work, rank->config, rank->self.rank, tensor_alloc, rank);
 }
 

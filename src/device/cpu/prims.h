@@ -118,7 +118,7 @@ KFN void ag_store_release(uint64_t *word, uint64_t value)
     __atomic_store_n(word, value, __ATOMIC_RELEASE);
 }
 
-KFN void ag_store_release_near(uint64_t *word, uint64_t value)
+KFN void ag_store_release_device(uint64_t *word, uint64_t value)
 {
     __atomic_store_n(word, value, __ATOMIC_RELEASE);
 }

@@ -5,17 +5,17 @@
 
 #include "device/gpu/prims.cuh"
 
-#define RANKS_NEAR 64 /* ranks whose heap addresses and masks are kept in shared memory */
+#define SMEM_RANKS 64 /* ranks whose heap addresses and masks are kept in shared memory */
 
-/* What every step of a kernel looks up, near at hand. */
-template <typename params> struct near_copy {
+/* What every step of a kernel reads, in shared memory. */
+template <typename params> struct smem_copy {
     struct agent agent[LAUNCH_WARPS];
     uint32_t met[AG_POINTS];
     params p;
     struct group_dev g;
     struct handle_dev h;
-    char *heap[RANKS_NEAR];
-    int32_t mask[RANKS_NEAR];
+    char *heap[SMEM_RANKS];
+    int32_t mask[SMEM_RANKS];
 };
 
 KFN void copy_words(void *to, const void *from, size_t bytes)
@@ -45,25 +45,25 @@ KFN void make_agent(struct agent *ag, const struct launch_info &info, uint32_t *
     __syncthreads();
 }
 
-template <typename params> KFN void take_near(struct near_copy<params> *near, const params &given)
+template <typename params> KFN void copy_to_smem(struct smem_copy<params> *smem, const params &given)
 {
-    copy_words(&near->p, &given, sizeof(given));
-    copy_words(&near->g, given.g, sizeof(near->g));
-    copy_words(&near->h, given.h, sizeof(near->h));
+    copy_words(&smem->p, &given, sizeof(given));
+    copy_words(&smem->g, given.g, sizeof(smem->g));
+    copy_words(&smem->h, given.h, sizeof(smem->h));
     __syncthreads();
-    const int fits = near->g.nranks <= RANKS_NEAR;
+    const int fits = smem->g.nranks <= SMEM_RANKS;
     if (fits) {
-        copy_words(near->heap, near->g.heap, (size_t)near->g.nranks * sizeof(char *));
-        copy_words(near->mask, near->g.mask, (size_t)near->g.nranks * sizeof(int32_t));
+        copy_words(smem->heap, smem->g.heap, (size_t)smem->g.nranks * sizeof(char *));
+        copy_words(smem->mask, smem->g.mask, (size_t)smem->g.nranks * sizeof(int32_t));
     }
     __syncthreads();
     if (threadIdx.x == 0) {
         if (fits)
-            near->g.heap = near->heap;
-        if (fits && !near->g.enable_mask) /* else it may change while the kernel runs */
-            near->g.mask = near->mask;
-        near->p.g = &near->g;
-        near->p.h = &near->h;
+            smem->g.heap = smem->heap;
+        if (fits && !smem->g.enable_mask) /* else it may change while the kernel runs */
+            smem->g.mask = smem->mask;
+        smem->p.g = &smem->g;
+        smem->p.h = &smem->h;
     }
     __syncthreads();
 }
@@ -95,17 +95,17 @@ template <typename params> KFN void take_near(struct near_copy<params> *near, co
 #define CUDA_KERNEL(space, verb, name, counts)                  \
     CUDA_ENTRY(space, verb, name)                               \
     {                                                           \
-        __shared__ struct near_copy<struct name##_params> near; \
-        struct agent *agent = &near.agent[threadIdx.x / WARP];  \
-        make_agent(agent, info, near.met, counts);              \
-        take_near(&near, params);                               \
+        __shared__ struct smem_copy<struct name##_params> smem; \
+        struct agent *agent = &smem.agent[threadIdx.x / WARP];  \
+        make_agent(agent, info, smem.met, counts);              \
+        copy_to_smem(&smem, params);                            \
         if (agent->index < agent->count)                        \
-            kernel_##name(agent, &near.p);                      \
+            kernel_##name(agent, &smem.p);                      \
         MARKS_PRINT(agent, #name);                              \
     }
 
 /* Of small kernels: the parameters stay where they are. */
-#define CUDA_KERNEL_FAR(name)                              \
+#define CUDA_KERNEL_SMALL(name)                            \
     CUDA_ENTRY(epx, name, name)                            \
     {                                                      \
         __shared__ struct agent agents[LAUNCH_WARPS];      \

@@ -3,6 +3,6 @@
 
 #include "kernel/ht_notify.h"
 
-static __shared__ int32_t route_counts[LAUNCH_WARPS * ROUTE_NEAR];
+static __shared__ int32_t route_counts[LAUNCH_WARPS * ROUTE_SMEM_KEYS];
 
 CUDA_KERNEL(epx_ht, notify, ht_notify, route_counts)

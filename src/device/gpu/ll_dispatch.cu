@@ -3,6 +3,6 @@
 
 #include "kernel/ll_dispatch.h"
 
-static __shared__ int32_t route_counts[LAUNCH_WARPS * ROUTE_NEAR];
+static __shared__ int32_t route_counts[LAUNCH_WARPS * ROUTE_SMEM_KEYS];
 
 CUDA_KERNEL(epx_ll, dispatch, ll_dispatch, route_counts)

@@ -53,7 +53,7 @@ struct agent {
     uint64_t waits, wait_ns;
     uint32_t *met;   /* of the block, [AG_POINTS]: its agents that have come to each point */
     uint32_t mates;  /* agents of the block */
-    int32_t *counts; /* of the block: ROUTE_NEAR words per agent for routing, or NULL */
+    int32_t *counts; /* of the block: ROUTE_SMEM_KEYS words per agent for routing, or NULL */
 #ifdef EPX_KERNEL_MARKS
     int marks;
     uint64_t mark_ns[16];
@@ -229,9 +229,9 @@ KFN void ag_store_release(uint64_t *word, uint64_t value)
     word_release(word, value);
 }
 
-KFN void ag_store_release_near(uint64_t *word, uint64_t value)
+KFN void ag_store_release_device(uint64_t *word, uint64_t value)
 {
-    word_release_near(word, value);
+    word_release_device(word, value);
 }
 
 KFN void ag_store_release32(uint32_t *word, uint32_t value)
@@ -246,7 +246,7 @@ KFN uint32_t ag_fetch_add(struct agent *ag, uint32_t *word, uint32_t n)
     (void)ag;
     __syncwarp(); /* the leader's release covers what the other lanes wrote */
     if (lane_id() == 0)
-        old = word_add_near(word, n);
+        old = word_add_device(word, n);
     __syncwarp(); /* and they see what its acquire saw */
     return __shfl_sync(ALL_LANES, old, 0);
 }
@@ -258,7 +258,7 @@ KFN uint64_t ag_fetch_add64(struct agent *ag, uint64_t *word, uint64_t n)
     (void)ag;
     __syncwarp();
     if (lane_id() == 0)
-        old = word_add_near64(word, n);
+        old = word_add_device64(word, n);
     __syncwarp();
     return __shfl_sync(ALL_LANES, old, 0);
 }
@@ -278,7 +278,7 @@ KFN uint64_t ag_claim_slots(struct agent *ag, const struct ring_dev *ring, uint6
         tail = word_relaxed(ring->tail_seen);
         old = word_number(ring->head, n);
     }
-    fence_far();
+    fence_system();
     *seen = __shfl_sync(ALL_LANES, tail, 0);
     old = __shfl_sync(ALL_LANES, old, 0);
     __syncwarp(); /* what lane 0 acquired, all have */
@@ -300,7 +300,7 @@ KFN_STEP int ag_last(struct agent *ag, uint32_t *word, int id)
         const uint32_t mates = ag->mates;
         if (word_add_block(&ag->met[id], 1) == mates - 1) {
             ag->met[id] = 0;
-            last = word_add_near(word, mates) + mates == (uint32_t)ag->count;
+            last = word_add_device(word, mates) + mates == (uint32_t)ag->count;
             if (last)
                 *word = 0; /* nobody comes before the last one has let the others go on */
         }

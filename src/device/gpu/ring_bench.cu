@@ -3,4 +3,4 @@
 
 #include "kernel/ring_bench.h"
 
-CUDA_KERNEL_FAR(ring_bench)
+CUDA_KERNEL_SMALL(ring_bench)

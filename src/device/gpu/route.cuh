@@ -8,19 +8,19 @@
 #ifndef EPX_DEVICE_GPU_ROUTE_CUH
 #define EPX_DEVICE_GPU_ROUTE_CUH
 
-#ifndef ROUTE_NEAR
-#define ROUTE_NEAR 512 /* experts and ranks whose counts fit shared memory */
+#ifndef ROUTE_SMEM_KEYS
+#define ROUTE_SMEM_KEYS 512 /* experts and ranks whose counts fit shared memory */
 #endif
-#define AG_BLOCK_KEYS ROUTE_NEAR
+#define AG_BLOCK_KEYS ROUTE_SMEM_KEYS
 
 KFN int32_t *ag_block_tables(struct agent *ag, int keys)
 {
-    return keys <= ROUTE_NEAR ? ag->counts : NULL;
+    return keys <= ROUTE_SMEM_KEYS ? ag->counts : NULL;
 }
 
 KFN int32_t *ag_block_memory(struct agent *ag, int words)
 {
-    return words <= LAUNCH_WARPS * ROUTE_NEAR ? ag->counts : NULL;
+    return words <= LAUNCH_WARPS * ROUTE_SMEM_KEYS ? ag->counts : NULL;
 }
 
 KFN int64_t route_index(const struct route_in *in, int64_t i)
@@ -138,24 +138,24 @@ KFN_STEP int64_t route_tokens(const struct group_dev *g, const struct handle_dev
     return bad;
 }
 
-/* The agent's table near at hand, if it fits, with what `table` says. */
-KFN_STEP int32_t *route_near(struct agent *ag, int keys, int32_t *table)
+/* The agent's table in shared memory, if it fits, with the contents of `table`. */
+KFN_STEP int32_t *route_smem(struct agent *ag, int keys, int32_t *table)
 {
-    int32_t *near = ag_block_tables(ag, keys);
+    int32_t *smem = ag_block_tables(ag, keys);
 
-    near = near ? near + ag_block_index(ag) * ROUTE_NEAR : NULL;
+    smem = smem ? smem + ag_block_index(ag) * ROUTE_SMEM_KEYS : NULL;
     ROLLED
-    for (int i = lane_id(); near && near != table && i < keys; i += WARP)
-        near[i] = table[i];
+    for (int i = lane_id(); smem && smem != table && i < keys; i += WARP)
+        smem[i] = table[i];
     __syncwarp();
-    return near ? near : table;
+    return smem ? smem : table;
 }
 
 KFN_STEP void ag_route_count(struct agent *ag, const struct group_dev *g, const struct route_in *in, int t0, int t1,
                              int32_t *table, struct route_kept *kept)
 {
     const int keys = g->experts + g->nranks;
-    const int32_t *counts = route_near(ag, keys, table);
+    const int32_t *counts = route_smem(ag, keys, table);
 
     kept->bad = route_tokens(g, NULL, in, t0, t1, (int32_t *)counts, kept);
     ROLLED
@@ -171,7 +171,7 @@ KFN_STEP void ag_route_number(struct agent *ag, const struct group_dev *g, const
     const int keys = g->experts + g->nranks, per = route_per_step(in);
 
     if (!kept || t1 - t0 > ROUTE_STEPS * per) {
-        int32_t *counts = route_near(ag, keys, table);
+        int32_t *counts = route_smem(ag, keys, table);
         *bad = route_tokens(g, h, in, t0, t1, counts, NULL);
         ROLLED
         for (int i = lane_id(); i < keys && counts != table; i += WARP)

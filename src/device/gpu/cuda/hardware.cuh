@@ -9,10 +9,10 @@
  *   word_relaxed, word_acquire           loads, system scope
  *   word_peek, word_peeked               looks now and then; to be called when one was worth it: acquire
  *   word_poll                            looks again and again, by one lane that acquires afterwards
- *   word_release[32]                     stores, system scope; word_release_near: device scope
- *   fence_far, pair_store                acquire and release, system scope; two words, by one store if there is one
+ *   word_release[32]                     stores, system scope; word_release_device: device scope
+ *   fence_system, pair_store                acquire and release, system scope; two words, by one store if there is one
  *   word_add, word_claim                 system scope: relaxed; compare and swap, acquire and release
- *   word_add_near[64], word_add_block    acquire and release: device scope; in shared memory, among the agents of a block
+ *   word_add_device[64], word_add_block    acquire and release: device scope; in shared memory, among the agents of a block
  *   word_number                          the same, device scope, in no order
  *   block_any(v, threads)                the first `threads` threads of the block meet; is v true for any?
  *   clock_global, nap                    nanoseconds; for about so many
@@ -77,7 +77,7 @@ KFN uint64_t word_poll(const uint64_t *word)
     return word_relaxed(word);
 }
 
-KFN void fence_far(void)
+KFN void fence_system(void)
 {
     asm volatile("fence.acq_rel.sys;" ::: "memory");
 }
@@ -92,7 +92,7 @@ KFN void word_release(uint64_t *word, uint64_t value)
     asm volatile("st.release.sys.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
 
-KFN void word_release_near(uint64_t *word, uint64_t value)
+KFN void word_release_device(uint64_t *word, uint64_t value)
 {
     asm volatile("st.release.gpu.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
@@ -114,14 +114,14 @@ KFN uint32_t word_claim(uint32_t *word, uint32_t from, uint32_t to)
     return old;
 }
 
-KFN uint32_t word_add_near(uint32_t *word, uint32_t n)
+KFN uint32_t word_add_device(uint32_t *word, uint32_t n)
 {
     uint32_t old;
     asm volatile("atom.acq_rel.gpu.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(word), "r"(n) : "memory");
     return old;
 }
 
-KFN uint64_t word_add_near64(uint64_t *word, uint64_t n)
+KFN uint64_t word_add_device64(uint64_t *word, uint64_t n)
 {
     uint64_t old;
     asm volatile("atom.acq_rel.gpu.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(word), "l"(n) : "memory");

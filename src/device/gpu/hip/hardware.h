@@ -112,7 +112,7 @@ KFN uint64_t word_poll(const uint64_t *word)
     return word_peek(word);
 }
 
-KFN void fence_far(void)
+KFN void fence_system(void)
 {
     __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "");
 }
@@ -143,7 +143,7 @@ KFN void word_release32(uint32_t *word, uint32_t value)
     __hip_atomic_store(word, value, __ATOMIC_RELAXED, SYSTEM);
 }
 
-KFN void word_release_near(uint64_t *word, uint64_t value)
+KFN void word_release_device(uint64_t *word, uint64_t value)
 {
     if (!relaxed_words) {
         __hip_atomic_store(word, value, __ATOMIC_RELEASE, AGENT);
@@ -171,7 +171,7 @@ KFN uint32_t word_claim(uint32_t *word, uint32_t from, uint32_t to)
     return old;
 }
 
-KFN uint32_t word_add_near(uint32_t *word, uint32_t n)
+KFN uint32_t word_add_device(uint32_t *word, uint32_t n)
 {
     if (!relaxed_words)
         return __hip_atomic_fetch_add(word, n, __ATOMIC_ACQ_REL, AGENT);
@@ -181,7 +181,7 @@ KFN uint32_t word_add_near(uint32_t *word, uint32_t n)
     return old;
 }
 
-KFN uint64_t word_add_near64(uint64_t *word, uint64_t n)
+KFN uint64_t word_add_device64(uint64_t *word, uint64_t n)
 {
     if (!relaxed_words)
         return __hip_atomic_fetch_add(word, n, __ATOMIC_ACQ_REL, AGENT);

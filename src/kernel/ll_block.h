@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Low-latency dispatch inside one node where agents form blocks (the blocks of a GPU): the same protocol as everywhere
- * (ll_dispatch.h), with fewer meetings, fewer looks at far memory and fewer instructions, which is what its time is made of.
+ * (ll_dispatch.h), with fewer meetings, fewer reads of remote memory and fewer instructions, which is what its time is made of.
  *
  *   Every block routes all tokens for itself: a bit per (expert, token) and (rank, token) in the block's shared memory. A row's
  *   number is then the count of bits before its token, whoever asks.
@@ -14,31 +14,31 @@
  * Different agents of a block do what is to be done once: of n of them agent 0 finds the offsets, n / 2 says LL_DATA, n - 1 waits
  * for peers and reads their descriptors.
  */
-#ifndef EPX_KERNEL_LL_NEAR_H
-#define EPX_KERNEL_LL_NEAR_H
+#ifndef EPX_KERNEL_LL_BLOCK_H
+#define EPX_KERNEL_LL_BLOCK_H
 
 #include "kernel/ll_dispatch_recv.h"
 
 #if AG_BLOCKS
 
 /* What all agents of a block need to know, in the block's memory. */
-struct near_plan {
+struct ll_block_plan {
     uint64_t lap, counts, desc;         /* offsets are the same in all heaps */
     int32_t slot, width, slices, items; /* pieces of work: ll_part() */
     int32_t bytes, per;                 /* of a channel as it travels; channels of a word of scales */
     int32_t words;                      /* of a mask */
     int32_t pad;
 };
-#define NEAR_PLAN_WORDS ((int)sizeof(struct near_plan) / 4)
+#define LL_BLOCK_PLAN_WORDS ((int)sizeof(struct ll_block_plan) / 4)
 
 /* Masks of a key, an expert or (after them) a rank: bit t is set if token t goes there. */
-KFN uint32_t *near_mask(const struct near_plan *plan, int key)
+KFN uint32_t *ll_block_mask(const struct ll_block_plan *plan, int key)
 {
     return (uint32_t *)(plan + 1) + key * plan->words;
 }
 
 /* Is this dispatch one for which all that is here is made? Then the block's memory, else NULL. All blocks find the same. */
-KFN struct near_plan *near_room(struct agent *ag, const struct ll_dispatch_params *p)
+KFN struct ll_block_plan *ll_block_memory(struct agent *ag, const struct ll_dispatch_params *p)
 {
     const struct group_dev *g = p->g;
     const int words = (p->route.ntokens + 31) / 32 * (g->experts + g->nranks);
@@ -47,11 +47,11 @@ KFN struct near_plan *near_room(struct agent *ag, const struct ll_dispatch_param
         return NULL;
     if (p->in.cast && !ag_scratch(ag, row_scales_at(&p->signature) + (size_t)p->signature.scale_bytes))
         return NULL;
-    return (struct near_plan *)ag_block_memory(ag, NEAR_PLAN_WORDS + words);
+    return (struct ll_block_plan *)ag_block_memory(ag, LL_BLOCK_PLAN_WORDS + words);
 }
 
-KFN_STEP void near_make_plan(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch,
-                             struct near_plan *plan)
+KFN_STEP void ll_block_make_plan(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch,
+                                 struct ll_block_plan *plan)
 {
     const struct group_dev *g = p->g;
     const int width = ll_slice_width(ag, p), slices = (p->in.hidden + width - 1) / width;
@@ -72,7 +72,7 @@ KFN_STEP void near_make_plan(struct agent *ag, const struct ll_dispatch_params *
 }
 
 /* How many of the tokens before t. */
-KFN int near_before(const uint32_t *mask, int t)
+KFN int ll_block_before(const uint32_t *mask, int t)
 {
     int n = ag_bits(mask[t / 32] & (((uint32_t)1 << t % 32) - 1));
 
@@ -84,7 +84,7 @@ KFN int near_before(const uint32_t *mask, int t)
 
 /* Fills plan and masks, and waits for the slot meanwhile. Non-zero: an index is wrong, or a wait has failed; route_plan() and
  * the waits that go with it say so. */
-KFN int near_route(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch, struct near_plan *plan)
+KFN int ll_block_route(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch, struct ll_block_plan *plan)
 {
     const struct group_dev *g = p->g;
     const int K = p->route.topk_n, E = g->experts, L = g->local_experts, words = (p->route.ntokens + 31) / 32;
@@ -95,7 +95,7 @@ KFN int near_route(struct agent *ag, const struct ll_dispatch_params *p, uint64_
     block_barrier(ag, g, 0);
     AG_MARK(ag, "zero");
     if (ag_block_index(ag) == 0)
-        near_make_plan(ag, p, epoch, plan);
+        ll_block_make_plan(ag, p, epoch, plan);
     if (ag_block_index(ag) == ag_block_count(ag) - 1)
         odd = wait_each(ag, g, SCOPE_NODE, SIG_LL_DONE, slot_of(g, epoch), lap_of(g, epoch) - 1, PHASE_LL_SLOT, NULL);
     AG_EACH_BLOCK(ag, int, i, p->route.ntokens *K)
@@ -114,8 +114,8 @@ KFN int near_route(struct agent *ag, const struct ll_dispatch_params *p, uint64_
 }
 
 /* The first block: counts and descriptor are written. */
-KFN_STEP void near_publish(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch,
-                           const struct near_plan *plan)
+KFN_STEP void ll_block_publish(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch,
+                               const struct ll_block_plan *plan)
 {
     const struct group_dev *g = p->g;
     const struct handle_dev *h = p->h;
@@ -124,7 +124,7 @@ KFN_STEP void near_publish(struct agent *ag, const struct ll_dispatch_params *p,
 
     AG_EACH_BLOCK(ag, int, key, E + g->nranks)
     {
-        const uint32_t *mask = near_mask(plan, key);
+        const uint32_t *mask = ll_block_mask(plan, key);
         int sum = 0;
         AG_ROLLED
         for (int w = 0; w < plan->words; w++)
@@ -145,8 +145,8 @@ KFN_STEP void near_publish(struct agent *ag, const struct ll_dispatch_params *p,
 }
 
 /* What stands with LL_ROWS, and what the combine that follows needs. */
-KFN_STEP void near_tables(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch,
-                          const struct near_plan *plan)
+KFN_STEP void ll_block_tables(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch,
+                              const struct ll_block_plan *plan)
 {
     const struct group_dev *g = p->g;
     const struct handle_dev *h = p->h;
@@ -164,9 +164,9 @@ KFN_STEP void near_tables(struct agent *ag, const struct ll_dispatch_params *p, 
             first &= other < (int64_t)r * L || other >= (int64_t)r * L + L;
         }
         if (id >= 0)
-            number = near_before(near_mask(plan, id), t);
+            number = ll_block_before(ll_block_mask(plan, id), t);
         if (first) {
-            nth = near_before(near_mask(plan, g->experts + r), t);
+            nth = ll_block_before(ll_block_mask(plan, g->experts + r), t);
             list[(size_t)r * (size_t)g->max_tokens + (size_t)nth] = t;
         }
         h->ids[i] = v.ids[i] = id;
@@ -179,26 +179,27 @@ KFN_STEP void near_tables(struct agent *ag, const struct ll_dispatch_params *p, 
 
 /* Lane k's row of a part: the k-th index of its token, and its number among those of its expert. K is at most 32, and no
  * block's agents have fewer lanes. */
-struct near_row {
+struct ll_block_row {
     int id, number;
 };
 
-KFN struct near_row near_row(struct agent *ag, const struct ll_dispatch_params *p, const struct near_plan *plan, int t)
+KFN struct ll_block_row ll_block_row(struct agent *ag, const struct ll_dispatch_params *p,
+                                     const struct ll_block_plan *plan, int t)
 {
     const int K = p->route.topk_n;
-    struct near_row row = {-1, 0};
+    struct ll_block_row row = {-1, 0};
 
     AG_EACH(ag, int, k, K)
     {
         row.id = (int)route_given(&p->route, t * K + k);
-        row.number = row.id < 0 ? 0 : near_before(near_mask(plan, row.id), t);
+        row.number = row.id < 0 ? 0 : ll_block_before(ll_block_mask(plan, row.id), t);
     }
     return row;
 }
 
 /* Where the rows of a part go, once the counts are there: EXPERT_MAJOR. */
-KFN_STEP void near_goals(struct agent *ag, const struct ll_dispatch_params *p, const struct near_plan *plan,
-                         const struct ll_part *part, struct near_row row, struct ll_goals *goals)
+KFN_STEP void ll_block_goals(struct agent *ag, const struct ll_dispatch_params *p, const struct ll_block_plan *plan,
+                             const struct ll_part *part, struct ll_block_row row, struct ll_goals *goals)
 {
     const struct group_dev *g = p->g;
     const int d = row.id < 0 ? 0 : row.id / g->local_experts, l = row.id - d * g->local_experts;
@@ -237,7 +238,8 @@ KFN_STEP void near_goals(struct agent *ag, const struct ll_dispatch_params *p, c
 }
 
 /* The scratch gets the part as it travels: payload, then scales. */
-KFN_STEP void near_cast(struct agent *ag, const struct ll_dispatch_params *p, const struct ll_part *part, char *scratch)
+KFN_STEP void ll_block_cast(struct agent *ag, const struct ll_dispatch_params *p, const struct ll_part *part,
+                            char *scratch)
 {
     const int channels = part->end - part->begin;
 
@@ -246,8 +248,8 @@ KFN_STEP void near_cast(struct agent *ag, const struct ll_dispatch_params *p, co
     ag_sync(ag);
 }
 
-KFN_STEP void near_write(struct agent *ag, const struct ll_dispatch_params *p, const struct near_plan *plan,
-                         const struct ll_part *part, const struct ll_goals *goals, const char *scratch)
+KFN_STEP void ll_block_write(struct agent *ag, const struct ll_dispatch_params *p, const struct ll_block_plan *plan,
+                             const struct ll_part *part, const struct ll_goals *goals, const char *scratch)
 {
     const int channels = part->end - part->begin;
 
@@ -262,7 +264,7 @@ KFN_STEP void near_write(struct agent *ag, const struct ll_dispatch_params *p, c
 }
 
 /* The tokens are far away: on their way before they are needed, each line by whoever comes to it, most of them at least. */
-KFN void near_fetch(struct agent *ag, const struct ll_dispatch_params *p)
+KFN void ll_block_prefetch(struct agent *ag, const struct ll_dispatch_params *p)
 {
     const int64_t row = (int64_t)p->in.hidden * ll_source_bytes(p), bytes = row * p->route.ntokens;
 
@@ -271,7 +273,7 @@ KFN void near_fetch(struct agent *ag, const struct ll_dispatch_params *p)
 }
 
 /* May rows be written to all ranks, and do all do the same? Else ll_check_descs() and ll_all_open() say which it is. One agent. */
-KFN_STEP int near_descs_fit(struct agent *ag, const struct ll_dispatch_params *p, const struct near_plan *plan)
+KFN_STEP int ll_block_descs_fit(struct agent *ag, const struct ll_dispatch_params *p, const struct ll_block_plan *plan)
 {
     const struct group_dev *g = p->g;
     int odd = 0;
@@ -286,7 +288,7 @@ KFN_STEP int near_descs_fit(struct agent *ag, const struct ll_dispatch_params *p
 }
 
 /* The last of all agents: this operation is the newest. All have begun it by now. */
-KFN void near_advance(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
+KFN void ll_block_advance(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
 {
     if (ag_leader(ag)) {
         p->g->state->epoch[OP_LL_DISPATCH] = epoch;
@@ -297,65 +299,65 @@ KFN void near_advance(struct agent *ag, const struct ll_dispatch_params *p, uint
 
 /* Rows were written into the peers' tensors; some rank's cannot be written; failed; nothing was said yet: ll_dispatch_whole()
  * is to do it. */
-enum near_result { NEAR_WRITTEN, NEAR_CLOSED, NEAR_FAILED, NEAR_ELSEWHERE };
+enum ll_block_result { LL_BLOCK_WRITTEN, LL_BLOCK_CLOSED, LL_BLOCK_FAILED, LL_BLOCK_ELSEWHERE };
 
 /* The send half, up to LL_ROWS. */
-KFN_STEP enum near_result ll_dispatch_near(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch,
-                                           struct near_plan *plan)
+KFN_STEP enum ll_block_result ll_dispatch_block(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch,
+                                                struct ll_block_plan *plan)
 {
     const struct group_dev *g = p->g;
     char *scratch = p->in.cast ? (char *)ag_scratch(ag, 0) : NULL;
     int item = ag_index(ag), bad = 0;
-    struct near_row row = {-1, 0};
+    struct ll_block_row row = {-1, 0};
     struct ll_part part;
     struct ll_goals goals;
 
     if (ag_block_number(ag) != 0) /* the first block is in a hurry: all wait for its counts */
-        near_fetch(ag, p);
-    if (near_route(ag, p, epoch, plan))
-        return NEAR_ELSEWHERE;
+        ll_block_prefetch(ag, p);
+    if (ll_block_route(ag, p, epoch, plan))
+        return LL_BLOCK_ELSEWHERE;
     AG_MARK(ag, "route");
     part = ll_part(p, item, plan->width, plan->slices);
     if (ag_block_number(ag) == 0)
-        near_publish(ag, p, epoch, plan);
+        ll_block_publish(ag, p, epoch, plan);
     AG_MARK(ag, "publish");
-    near_tables(ag, p, epoch, plan);
+    ll_block_tables(ag, p, epoch, plan);
     AG_MARK(ag, "tables");
     if (item < plan->items) {
-        row = near_row(ag, p, plan, part.t);
+        row = ll_block_row(ag, p, plan, part.t);
         if (p->in.cast)
-            near_cast(ag, p, &part, scratch);
+            ll_block_cast(ag, p, &part, scratch);
     }
     AG_MARK(ag, "cast");
     if (ag_block_index(ag) == ag_block_count(ag) - 1)
         bad = wait_each(ag, g, SCOPE_NODE, SIG_LL_DATA, plan->slot, plan->lap, PHASE_LL_DATA,
                         ag_block_number(ag) == 0 ? p->wait_ns : NULL) ||
-              !near_descs_fit(ag, p, plan);
+              !ll_block_descs_fit(ag, p, plan);
     if (block_barrier(ag, g, bad)) { /* in all blocks, unless something has failed */
         if (ll_wait_tables(ag, p, epoch))
-            return NEAR_FAILED;
+            return LL_BLOCK_FAILED;
         if (sync_last(ag, g, 0))
-            near_advance(ag, p, epoch);
-        return NEAR_CLOSED;
+            ll_block_advance(ag, p, epoch);
+        return LL_BLOCK_CLOSED;
     }
     AG_MARK(ag, "data");
-    near_goals(ag, p, plan, &part, row, &goals);
+    ll_block_goals(ag, p, plan, &part, row, &goals);
     AG_MARK(ag, "places");
     while (item < plan->items) {
-        near_write(ag, p, plan, &part, &goals, scratch);
+        ll_block_write(ag, p, plan, &part, &goals, scratch);
         item += ag_count(ag);
         if (item >= plan->items)
             break;
         part = ll_part(p, item, plan->width, plan->slices);
         if (p->in.cast)
-            near_cast(ag, p, &part, scratch);
-        near_goals(ag, p, plan, &part, near_row(ag, p, plan, part.t), &goals);
+            ll_block_cast(ag, p, &part, scratch);
+        ll_block_goals(ag, p, plan, &part, ll_block_row(ag, p, plan, part.t), &goals);
     }
     AG_MARK(ag, "rows");
     if (ll_say_written(ag, p, epoch))
-        near_advance(ag, p, epoch);
+        ll_block_advance(ag, p, epoch);
     AG_MARK(ag, "last");
-    return NEAR_WRITTEN;
+    return LL_BLOCK_WRITTEN;
 }
 
 #endif
