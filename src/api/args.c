@@ -95,8 +95,7 @@ epx_status indices_check(struct epx_handle *handle, const epx_tensor *topk, epx_
     const struct device_ops *ops = group->device->ops;
     const int64_t K = topk->shape[1], n = topk->shape[0] * K;
 
-    if (!(ops->caps & DEVICE_HOST_ACCESS) ||
-        ops->stream_query(group->device, stream ? (struct device_stream *)stream : group->default_stream) != EPX_OK)
+    if (!(ops->caps & DEVICE_HOST_ACCESS) || ops->stream_query(group->device, group_stream(group, stream)) != EPX_OK)
         return EPX_OK;
     for (int64_t i = 0; i < n; i++) {
         const int64_t id = index_at(topk, i);

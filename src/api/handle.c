@@ -1,18 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Handles: one routing each. */
+/* epx_handle_*. */
 #include "api/handle.h"
 
 #include <inttypes.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include "modes/modes.h"
 #include "api/args.h"
 #include "api/check.h"
 #include "group/group.h"
 #include "group/registry.h"
+#include "modes/handle.h"
+#include "modes/modes.h"
 #include "util/structs.h"
-#include "util/pause.h"
 #include "util/status.h"
 
 /* Places of rows are 32 bits wide, here with the padding of all zones. */
@@ -61,7 +59,7 @@ static epx_status check_config(const struct epx_group *group, const epx_handle_c
 
 epx_status epx_handle_create(epx_handle **out, epx_group *group, const epx_handle_config *config)
 {
-    struct epx_handle *handle;
+    epx_handle_config checked;
     epx_status status = group_check(group, "epx_handle_create");
 
     if (status != EPX_OK)
@@ -69,43 +67,8 @@ epx_status epx_handle_create(epx_handle **out, epx_group *group, const epx_handl
     if (!out)
         return fail(EPX_ERR_ARGUMENT, "epx_handle_create: handle: expected a pointer, got NULL");
     *out = NULL;
-    handle = calloc(1, sizeof(*handle));
-    if (!handle)
-        return fail(EPX_ERR_MEMORY, "epx_handle_create: no memory");
-    handle->group = group;
-    handle->ntokens = -1;
-    status = check_config(group, config, &handle->config);
-    if (status != EPX_OK)
-        goto free_handle;
-    status = handle_tables_create(handle);
-    if (status != EPX_OK)
-        goto free_handle;
-    status = registry_add(REGISTRY_HANDLE, handle);
-    if (status != EPX_OK)
-        goto destroy_tables;
-    handle->next = group->handles;
-    group->handles = handle;
-    *out = handle;
-    return EPX_OK;
-
-destroy_tables:
-    handle_tables_destroy(handle);
-free_handle:
-    free(handle);
-    return status;
-}
-
-void handle_free(struct epx_handle *handle)
-{
-    struct epx_handle **link = &handle->group->handles;
-
-    registry_remove(REGISTRY_HANDLE, handle);
-    while (*link && *link != handle)
-        link = &(*link)->next;
-    if (*link)
-        *link = handle->next;
-    handle_tables_destroy(handle);
-    free(handle);
+    status = check_config(group, config, &checked);
+    return status == EPX_OK ? handle_create(group, &checked, out) : status;
 }
 
 epx_status epx_handle_destroy(epx_handle *handle)
@@ -158,13 +121,6 @@ static epx_status check_topk(struct epx_handle *handle, const epx_tensor *topk_i
     return status;
 }
 
-static void set_routing(struct epx_handle *handle, const epx_tensor *topk)
-{
-    handle->topk = *topk;
-    handle->ntokens = topk->shape[0];
-    handle->dispatched = 0;
-}
-
 epx_status handle_route(struct epx_handle *handle, const epx_tensor *topk_idx, const char *call, const char *name)
 {
     epx_tensor topk;
@@ -175,7 +131,7 @@ epx_status handle_route(struct epx_handle *handle, const epx_tensor *topk_idx, c
                     name);
     status = check_topk(handle, topk_idx, call, name, &topk);
     if (status == EPX_OK)
-        set_routing(handle, &topk);
+        handle_set_routing(handle, &topk);
     return status;
 }
 
@@ -200,32 +156,11 @@ epx_status epx_handle_update(epx_handle *handle, const epx_tensor *topk_idx, con
     if (handle->config.mode == EPX_LOW_LATENCY) {
         if (info)
             return fail(EPX_ERR_ARGUMENT, "%s: info: low latency takes it in epx_dispatch, expected NULL", call);
-        set_routing(handle, &topk);
+        handle_set_routing(handle, &topk);
         return EPX_OK;
     }
     status = indices_check(handle, &topk, stream, call);
     return status == EPX_OK ? ht_update(handle, &topk, &tensors, (struct device_stream *)stream) : status;
-}
-
-/* The update is finished when the counter in shared memory says so; the stream's own deadlines bound it. */
-static epx_status wait_update(struct epx_handle *handle, const char *call)
-{
-    const uint64_t start = host_now_ns();
-    const uint64_t limit = 4ull * (uint64_t)handle->group->set.timeout_ms * 1000000u;
-
-    /* Pairs with the release at the end of the notify kernel. */
-    while (__atomic_load_n(&handle->info->epoch, __ATOMIC_ACQUIRE) < handle->updates) {
-        epx_status status = group_usable(handle->group);
-        if (status != EPX_OK)
-            return status;
-        if (host_now_ns() - start > limit)
-            return fail(EPX_ERR_TIMEOUT,
-                        "%s: rank %d: the update did not run within %" PRIu64 " ms (is its stream "
-                        "blocked?)",
-                        call, handle->group->rank, limit / 1000000u);
-        pause_ns(20000);
-    }
-    return EPX_OK;
 }
 
 epx_status epx_handle_recv_count(epx_handle *handle, int64_t *rows, int64_t *expert_counts)
@@ -241,7 +176,7 @@ epx_status epx_handle_recv_count(epx_handle *handle, int64_t *rows, int64_t *exp
         return fail(EPX_ERR_ARGUMENT, "%s: rows: expected a pointer, got NULL", call);
     if (handle->ntokens < 0)
         return fail(EPX_ERR_USAGE, "%s: expected a handle that was updated (epx_handle_update)", call);
-    status = wait_update(handle, call);
+    status = handle_wait_update(handle, call);
     if (status != EPX_OK)
         return status;
     *rows = handle->info->rows;

@@ -4,8 +4,7 @@
 
 #include "group/objects.h"
 
-void handle_free(struct epx_handle *handle);
-/* Low latency: sets the routing. */
+/* Low latency: checks the indices, but for their values, and sets the routing. */
 epx_status handle_route(struct epx_handle *handle, const epx_tensor *topk_idx, const char *call, const char *name);
 
 #endif

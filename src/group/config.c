@@ -8,7 +8,6 @@
 #include "util/env.h"
 #include "util/status.h"
 
-#define DEFAULT_TIMEOUT_MS 100000
 #define DEFAULT_ALLOC_BYTES ((uint64_t)4 << 30)
 #define MAX_ALLOC_BYTES ((uint64_t)1 << 60) /* with all other parts far from where 64 bits end */
 #define PADDING_PER_EXPERT 127
@@ -124,6 +123,22 @@ epx_status settings_make(const epx_group_config *config, int nranks, struct sett
     set->smallest_node = nranks;
     set->sig_slots = set->inflight;
     return check_products(set);
+}
+
+epx_status settings_plan(const epx_group_config *config, int nranks, struct heap_plan *plan)
+{
+    struct settings set;
+    struct node_map map;
+    epx_status status = settings_make(config, nranks, &set);
+
+    if (status == EPX_OK)
+        status = node_map_slice(&map, nranks, set.ranks_per_node);
+    if (status != EPX_OK)
+        return status;
+    settings_nodes(&set, &map);
+    node_map_free(&map);
+    heap_plan_make(&set, plan);
+    return heap_plan_check(&set, plan);
 }
 
 static const char *const field_names[SETTINGS_FIELDS] = {

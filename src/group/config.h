@@ -5,7 +5,11 @@
 
 #include "group/heap_layout.h"
 
+#define DEFAULT_TIMEOUT_MS 100000
+
 epx_status settings_make(const epx_group_config *config, int nranks, struct settings *set);
+/* The heap of a group that has not been created yet, with nodes as the configuration says. */
+epx_status settings_plan(const epx_group_config *config, int nranks, struct heap_plan *plan);
 
 /* What ranks must have in common, as numbers in a fixed order. */
 #define SETTINGS_FIELDS 14

@@ -290,7 +290,7 @@ epx_status epx_group_error_clear(epx_group *group)
     if (status != EPX_OK)
         return status;
     await_abort_word(group);
-    if (abort_word(group) || group->masked_by_hand)
+    if (abort_word(group) || group->mask_updated)
         return group_rejoin(group, 0);
     return errors_forget(group);
 }

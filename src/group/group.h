@@ -11,9 +11,6 @@ epx_status errors_forget(struct epx_group *group);
 /* Collective over those that go on: epochs, signals and error state start over from one common point (rejoin.c).
  * `unmask`: those that are masked too, if they are not gone. */
 epx_status group_rejoin(struct epx_group *group, int unmask);
-void events_free_all(struct epx_group *group);
-/* Waits for their work. */
-epx_status streams_free_all(struct epx_group *group);
 /* The group's device memory and its peers' heaps (group_memory.c). */
 epx_status group_device_create(struct epx_group *group);
 void group_device_destroy(struct epx_group *group);

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "group/group.h"
+#include "group/mask.h"
 #include "device/arrivals.h"
 #include "device/cpu/agent.h"
 #include "util/env.h"
@@ -19,19 +20,12 @@
 /* High-throughput rows are bulk; everything else is urgent. */
 static const uint8_t flows[SIG_COUNT] = {[SIG_HD_ROWS] = PROXY_NORMAL, [SIG_HC_ROWS] = PROXY_NORMAL};
 
-/* What is told of a rank that is masked already is no news. */
+/* An error about a rank that is masked already is not reported. */
 static int is_masked(const struct epx_group *group, int peer)
 {
     int32_t active = 1;
 
-    if (!group->set.enable_mask || peer < 0)
-        return 0;
-    if (group->device->ops->caps & DEVICE_HOST_ACCESS)
-        active =
-            __atomic_load_n(&group->shadow.mask[peer], __ATOMIC_ACQUIRE); /* pairs with wait_failed() in a kernel */
-    else
-        group->device->ops->copy(group->device, &active, &group->shadow.mask[peer], sizeof(active));
-    return !active;
+    return group->set.enable_mask && peer >= 0 && mask_read(group, peer, &active) == EPX_OK && !active;
 }
 
 /* From a proxy thread: what kernels do in fail_all(), for this rank and the node's. */

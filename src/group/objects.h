@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The objects behind the public API: groups and handles. */
+/* The objects behind the public API: groups, handles, events. */
 #ifndef EPX_GROUP_OBJECTS_H
 #define EPX_GROUP_OBJECTS_H
 
@@ -11,7 +11,7 @@
 
 struct heap_block;   /* alloc.c */
 struct regions;      /* region.c */
-struct owned_stream; /* stream.c */
+struct owned_stream; /* streams.c */
 
 enum stuck_state { STUCK_UNKNOWN, STUCK_ASKING, STUCK_NO, STUCK_YES };
 
@@ -22,8 +22,8 @@ struct epx_group {
     struct boot *boot;
     struct membership *membership; /* NULL without enable_mask */
     int use_membership;            /* meetings go through it just now */
-    int masked_by_hand;            /* by epx_mask_update, since the ranks agreed last */
-    uint8_t *asked_out;            /* [R]: whom */
+    int mask_updated;              /* epx_mask_update has masked ranks since the ranks last agreed */
+    uint8_t *masked_by_update;     /* [R]: which */
     int rank, nranks, node, nnodes;
     struct settings set;
     struct heap_plan plan;
@@ -80,6 +80,18 @@ struct epx_handle {
     } pending; /* the receive half */
 };
 
+struct epx_event {
+    struct epx_group *group;
+    struct device_event *event;
+    struct epx_event *next; /* of the group */
+};
+
+/* NULL is the group's default stream. */
+static inline struct device_stream *group_stream(const struct epx_group *group, epx_stream stream)
+{
+    return stream ? (struct device_stream *)stream : group->default_stream;
+}
+
 /* Puts `stream` after the group's previous operation, and remembers it. NULL = the default stream, resolved in place. */
 epx_status order_stream(struct epx_group *group, struct device_stream **stream);
 /* order_stream and launch. */
@@ -87,10 +99,5 @@ epx_status launch_ordered(struct epx_group *group, struct device_stream *stream,
                           size_t bytes);
 /* The offset of [data, data + bytes) in this rank's heap, 0 if it is not (wholly) there. */
 uint64_t heap_offset(const struct epx_group *group, const void *data, uint64_t bytes);
-
-/* Sizes of a handle's tables. */
-size_t handle_table_bytes(const struct settings *set, const epx_handle_config *config);
-epx_status handle_tables_create(struct epx_handle *handle);
-void handle_tables_destroy(struct epx_handle *handle);
 
 #endif

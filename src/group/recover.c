@@ -166,8 +166,8 @@ static epx_status forget_operations(struct epx_group *group)
         h->updates = __atomic_load_n(&h->info->epoch, __ATOMIC_ACQUIRE);
         h->ntokens = -1;
     }
-    group->masked_by_hand = 0;
-    memset(group->asked_out, 0, (size_t)group->nranks);
+    group->mask_updated = 0;
+    memset(group->masked_by_update, 0, (size_t)group->nranks);
     return errors_forget(group);
 }
 

@@ -251,7 +251,7 @@ static void import_region(struct epx_group *group, struct peer *peer, int e, uin
 
 static int captures(struct epx_group *group, struct device_stream *stream)
 {
-    return group->device->ops->stream_captures(group->device, stream ? stream : group->default_stream);
+    return group->device->ops->stream_captures(group->device, group_stream(group, stream));
 }
 
 void regions_import(struct epx_group *group, struct device_stream *stream)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A handle's device memory: struct handle_dev and its tables in one block. */
-#include "group/objects.h"
+#include "modes/handle.h"
 
 #include "util/status.h"
 

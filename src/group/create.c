@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Creation and destruction of a group. The collective steps are those of handshake.c. */
+#include "group/create.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "group/alloc.h"
+#include "group/config.h"
+#include "group/group.h"
+#include "group/region.h"
+#include "group/registry.h"
+#include "group/streams.h"
+#include "util/env.h"
+#include "util/leak.h"
+#include "util/log.h"
+#include "util/status.h"
+
+/* This rank's own part, once the nodes are known: heap with its control block, streams. */
+static epx_status open_own(struct epx_group *group)
+{
+    struct control c;
+    epx_status status;
+
+    heap_plan_make(&group->set, &group->plan);
+    status = heap_plan_check(&group->set, &group->plan);
+    if (status == EPX_OK)
+        status = group->device->ops->heap_create(group->device, group->plan.total, &group->heap);
+    if (status != EPX_OK)
+        return status;
+    memset(&c, 0, sizeof(c));
+    c.magic = CONTROL_MAGIC;
+    c.rank = (uint32_t)group->rank;
+    c.nranks = (uint32_t)group->nranks;
+    status = group->device->ops->copy(group->device, group->heap.base, &c, sizeof(c));
+    if (status == EPX_OK)
+        status = regions_create(group);
+    if (status == EPX_OK)
+        status = group->device->ops->stream_create(group->device, &group->default_stream);
+    if (status == EPX_OK)
+        status = group->device->ops->event_create(group->device, &group->order_event);
+    return status;
+}
+
+/* What threads that are left in the network's library may use: the proxies' memory, the heaps, the group itself. */
+static void close_memory(struct epx_group *group)
+{
+    const struct device_ops *ops = group->device->ops;
+
+    group_device_destroy(group);
+    for (int r = 0; group->bases && r < group->nranks; r++)
+        if (group->bases[r])
+            ops->heap_close(group->device, &group->exports[r], group->bases[r]);
+    if (group->heap.base)
+        ops->heap_destroy(group->device, &group->heap);
+    ops->close(group->device);
+}
+
+static epx_status close_all(struct epx_group *group)
+{
+    const struct device_ops *ops = group->device ? group->device->ops : NULL;
+    epx_status status = EPX_OK;
+
+    if (ops) {
+        if (group->order_event)
+            ops->event_destroy(group->device, group->order_event);
+        if (group->default_stream)
+            ops->stream_destroy(group->device, group->default_stream);
+        __atomic_store_n(&group->closing, 1, __ATOMIC_RELAXED);
+        status = group_net_close(group);
+        regions_destroy(group);
+        if (!group->kept)
+            close_memory(group);
+    }
+    membership_close(group->membership);
+    if (group->boot)
+        boot_close(group->boot);
+    node_map_free(&group->map);
+    free(group->masked_by_update);
+    free(group->remote);
+    free(group->exports);
+    if (group->kept) {
+        leak_on_purpose(group);
+        return status;
+    }
+    free(group->bases);
+    free(group);
+    return status;
+}
+
+static void choose_agents(struct epx_group *group)
+{
+    int local = 0;
+
+    for (int r = 0; r < group->nranks; r++)
+        local += group->map.node_of[r] == group->node;
+    /* Nodes cut out of one machine share its cores. */
+    if (group->set.ranks_per_node)
+        local = group->nranks;
+    if (!group->set.agents)
+        group->set.agents = group->device->ops->default_agents(group->device, local);
+    if (group->set.agents < 1)
+        group->set.agents = 1;
+}
+
+/* Most that a row takes which is cast on its way: payload, then a scale of four bytes for 128 channels. */
+static size_t cast_row_bytes(const struct settings *set)
+{
+    const size_t channels = (size_t)set->max_hidden_bytes; /* one byte each at least */
+
+    return (channels + 15) / 16 * 16 + (channels + 127) / 128 * 4;
+}
+
+/* Rank and number of ranks are known: what each rank does alone before the first meeting. */
+static epx_status prepare(struct epx_group *group, const epx_group_config *config)
+{
+    const size_t n = (size_t)group->nranks;
+    epx_status status;
+
+    group->exports = calloc(n, sizeof(*group->exports));
+    group->bases = calloc(n, sizeof(*group->bases));
+    group->remote = calloc(n, sizeof(*group->remote));
+    group->masked_by_update = calloc(n, sizeof(*group->masked_by_update));
+    if (!group->exports || !group->bases || !group->remote || !group->masked_by_update)
+        return fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %zu ranks", n);
+    status = settings_make(config, group->nranks, &group->set);
+    if (status == EPX_OK)
+        status = device_open((epx_device)group->set.device, group->set.device_index, &group->device);
+    if (status == EPX_OK)
+        group->set.device = group->device->ops->kind; /* AUTO, and the device that it stands for, are the same */
+    if (status == EPX_OK)
+        status = group_heap_begin(group);
+    return status;
+}
+
+/* Everything after the settings agree. A rank that fails goes on to the next meeting and says so there. */
+static epx_status build(struct epx_group *group)
+{
+    epx_status status = group_heap_settle(group);
+
+    if (status == EPX_OK)
+        status = meet_heaps(group, open_own(group));
+    if (status == EPX_OK) {
+        choose_agents(group);
+        status = group->device->ops->rows_reserve(group->device, cast_row_bytes(&group->set), group->set.agents);
+        if (status == EPX_OK)
+            status = group_device_create(group);
+    }
+    status = meet_ready(group, status);
+    if (status == EPX_OK && group->nnodes > 1) {
+        status = group_net_open(group);
+        if (status == EPX_OK)
+            status = group_device_rings(group);
+        status = meet_ready(group, status);
+    }
+    if (status == EPX_OK && group->set.enable_mask && group->nranks > 1)
+        status = meet_membership(group);
+    return status;
+}
+
+/* Joins the bootstrap. A rank with an invalid configuration joins too, to report it to the others. */
+static epx_status join(struct epx_group *group, const epx_bootstrap *bootstrap, const epx_group_config *config)
+{
+    const int boot_ms = (int)env_int("EPX_BOOT_TIMEOUT_MS", 0, 1, INT32_MAX);
+    struct settings first;
+    const int valid = settings_make(config, 1, &first) == EPX_OK;
+    epx_status status = boot_open(bootstrap,
+                                  boot_ms ? boot_ms
+                                  : valid ? first.timeout_ms
+                                          : DEFAULT_TIMEOUT_MS,
+                                  &group->boot);
+
+    if (status != EPX_OK)
+        return status;
+    group->rank = boot_rank(group->boot);
+    group->nranks = boot_nranks(group->boot);
+    log_set_rank(group->rank);
+    return EPX_OK;
+}
+
+epx_status group_create(const epx_bootstrap *bootstrap, const epx_group_config *config, struct epx_group **out)
+{
+    struct epx_group *group = calloc(1, sizeof(*group));
+    epx_status status;
+
+    if (!group)
+        return fail(EPX_ERR_MEMORY, "epx_group_create: out of memory");
+    status = join(group, bootstrap, config);
+    if (status == EPX_OK)
+        status = meet_compare(group, prepare(group, config));
+    if (status == EPX_OK)
+        status = build(group);
+    if (status == EPX_OK)
+        status = registry_add(REGISTRY_GROUP, group);
+    if (status != EPX_OK) {
+        (void)close_all(group); /* the message is that of the first failure */
+        return status;
+    }
+    log_line(LOG_INFO, "group of %d ranks on %d nodes, %s, %d agents, heap %llu bytes", group->nranks, group->nnodes,
+             group->device->ops->name, group->set.agents, (unsigned long long)group->plan.total);
+    *out = group;
+    return EPX_OK;
+}
+
+epx_status group_drain(struct epx_group *group)
+{
+    epx_status status = group->device->ops->stream_sync(group->device, group->default_stream);
+
+    if (status == EPX_OK)
+        status = streams_destroy_all(group);
+    if (status == EPX_OK && group->last_stream)
+        status = group->device->ops->stream_sync(group->device, group->last_stream);
+    return status;
+}
+
+epx_status group_destroy(struct epx_group *group)
+{
+    events_destroy_all(group);
+    heap_free_all(group);
+    return close_all(group);
+}

@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "group/streams.h"
+
+#include <stdlib.h>
+
+#include "group/registry.h"
+#include "util/status.h"
+
+struct owned_stream {
+    struct device_stream *stream;
+    struct owned_stream *next;
+};
+
+epx_status streams_create(struct epx_group *group, epx_stream *stream)
+{
+    struct owned_stream *owned = calloc(1, sizeof(*owned));
+    epx_status status;
+
+    if (!owned)
+        return fail(EPX_ERR_MEMORY, "epx_stream_create: out of memory");
+    status = group->device->ops->stream_create(group->device, &owned->stream);
+    if (status != EPX_OK)
+        goto free_owned;
+    status = registry_add(REGISTRY_STREAM, owned->stream);
+    if (status != EPX_OK)
+        goto destroy_stream;
+    owned->next = group->streams;
+    group->streams = owned;
+    *stream = owned->stream;
+    return EPX_OK;
+
+destroy_stream:
+    group->device->ops->stream_destroy(group->device, owned->stream);
+free_owned:
+    free(owned);
+    return status;
+}
+
+static epx_status destroy_owned(struct epx_group *group, struct owned_stream **link)
+{
+    struct owned_stream *owned = *link;
+    struct device_stream *stream = owned->stream;
+    epx_status status = group->device->ops->stream_sync(group->device, stream); /* fails inside its own calls */
+
+    if (status != EPX_OK)
+        return status;
+    *link = owned->next;
+    free(owned);
+    registry_remove(REGISTRY_STREAM, stream);
+    if (group->last_stream == stream)
+        group->last_stream = NULL;
+    return group->device->ops->stream_destroy(group->device, stream);
+}
+
+epx_status streams_destroy(struct epx_group *group, epx_stream stream)
+{
+    struct owned_stream **link = &group->streams;
+
+    while (*link && (*link)->stream != stream)
+        link = &(*link)->next;
+    if (!*link)
+        return fail(EPX_ERR_ARGUMENT, "epx_stream_destroy: stream: expected one that this group created, got %p",
+                    stream);
+    return destroy_owned(group, link);
+}
+
+epx_status streams_destroy_all(struct epx_group *group)
+{
+    epx_status status = EPX_OK;
+
+    while (group->streams && status == EPX_OK)
+        status = destroy_owned(group, &group->streams);
+    return status;
+}
+
+epx_status events_create(struct epx_group *group, struct epx_event **out)
+{
+    struct epx_event *event = calloc(1, sizeof(*event));
+    epx_status status;
+
+    if (!event)
+        return fail(EPX_ERR_MEMORY, "epx_event_create: out of memory");
+    event->group = group;
+    status = group->device->ops->event_create(group->device, &event->event);
+    if (status != EPX_OK)
+        goto free_event;
+    status = registry_add(REGISTRY_EVENT, event);
+    if (status != EPX_OK)
+        goto destroy_event;
+    event->next = group->events;
+    group->events = event;
+    *out = event;
+    return EPX_OK;
+
+destroy_event:
+    group->device->ops->event_destroy(group->device, event->event);
+free_event:
+    free(event);
+    return status;
+}
+
+void events_destroy(struct epx_event *event)
+{
+    struct epx_event **link = &event->group->events;
+
+    registry_remove(REGISTRY_EVENT, event);
+    while (*link && *link != event)
+        link = &(*link)->next;
+    if (*link)
+        *link = event->next;
+    event->group->device->ops->event_destroy(event->group->device, event->event);
+    free(event);
+}
+
+void events_destroy_all(struct epx_group *group)
+{
+    while (group->events)
+        events_destroy(group->events);
+}

@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The streams and events of a group: it keeps a list of each and destroys what is left with itself. */
+#ifndef EPX_GROUP_STREAMS_H
+#define EPX_GROUP_STREAMS_H
+
+#include "group/objects.h"
+
+epx_status streams_create(struct epx_group *group, epx_stream *stream);
+/* Waits for the work of the stream, so that nothing later needs to be ordered after it. */
+epx_status streams_destroy(struct epx_group *group, epx_stream stream);
+epx_status streams_destroy_all(struct epx_group *group);
+
+epx_status events_create(struct epx_group *group, struct epx_event **event);
+void events_destroy(struct epx_event *event);
+void events_destroy_all(struct epx_group *group);
+
+#endif

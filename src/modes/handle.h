@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef EPX_MODES_HANDLE_H
+#define EPX_MODES_HANDLE_H
+
+#include "group/objects.h"
+
+/* `config` is checked. */
+epx_status handle_create(struct epx_group *group, const epx_handle_config *config, struct epx_handle **handle);
+/* No kernel may use its tables any more. */
+void handle_free(struct epx_handle *handle);
+void handles_free_all(struct epx_group *group);
+/* Low latency: what the next dispatch reads. */
+void handle_set_routing(struct epx_handle *handle, const epx_tensor *topk);
+/* High throughput: until the last update has finished. */
+epx_status handle_wait_update(struct epx_handle *handle, const char *call);
+
+/* Device memory of a handle (handle_tables.c). */
+size_t handle_table_bytes(const struct settings *set, const epx_handle_config *config);
+epx_status handle_tables_create(struct epx_handle *handle);
+void handle_tables_destroy(struct epx_handle *handle);
+
+#endif
