@@ -3,6 +3,7 @@
 # epx run: what ranks get, how failures are told, and that nothing is left behind. ctest: timeout=120
 set -u
 epx=$EPX_BUILD_DIR/epx
+root=$(cd "$(dirname "$0")/../.." && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 failures=0
@@ -87,15 +88,66 @@ said 'cannot start /no/such/program'
 check "a program that may not be started" 126 "$epx" run -n 2 /etc/passwd
 said 'Permission denied'
 
+# A wrong command line: exit status 2, the program's own name, what was expected, where to read more.
 check "no ranks" 2 "$epx" run -n 0 true
-said 'expected an integer from 1'
+said "epx run: --ranks is '0'; expected a number from 1 to 1024; see epx run --help"
 check "no program" 2 "$epx" run -n 2
-said 'the program is missing'
+said 'epx run: the program is missing; see epx run --help'
+check "no number of ranks" 2 "$epx" run true
+said 'epx run: -n RANKS is missing'
+check "mpirun's name of an option" 2 "$epx" run --np 2 true
+said "epx run: unknown option '--np' (did you mean '--ranks'?); see epx run --help"
+check "a typing error" 2 "$epx" run -n 2 --timout 3 true
+said "unknown option '--timout' (did you mean '--timeout'?)"
+check "an unknown letter" 2 "$epx" run -z 2 true
+said "epx run: unknown option '-z'; see epx run --help"
+check "abbreviations are refused" 2 "$epx" run --rank 2 true
+said "unknown option '--rank' (did you mean '--ranks'?)"
+check "an option without its value" 2 "$epx" run -n
+said '-n needs a value'
+check "a flag with a value" 2 "$epx" run -n 1 --tag=yes true
+said '--tag takes no value'
+check "seconds that are none" 2 "$epx" run -n 1 --timeout soon true
+said "--timeout is 'soon'; expected seconds"
+check "values after an equal sign, and after a letter" 0 "$epx" run -n2 --timeout=20 true
 check "unknown command" 2 "$epx" frobnicate
-said 'there is no command "frobnicate"'
+said "epx: unknown command 'frobnicate'; see epx --help"
+check "a command with a typing error" 2 "$epx" bnech
+said "(did you mean 'bench'?)"
+check "no command at all" 2 "$epx"
+said 'usage: epx COMMAND'
 check "version" 0 "$epx" version
 check "help" 0 "$epx" help run
 printed 'usage: epx run -n RANKS [options] [--] PROGRAM [ARGUMENTS...]'
+check "help of the program" 0 "$epx" --help
+printed 'usage: epx COMMAND [options]'
+
+check "sim: abbreviations are refused" 2 "$epx" sim --seed 3
+said "epx sim: unknown option '--seed' (did you mean '--seeds'?); see epx sim --help"
+check "sim: more nodes than ranks" 2 "$epx" sim --ranks 2 --nodes 3
+said '--nodes is 3; expected at most the number of ranks, 2'
+check "sim: an unknown mode" 2 "$epx" sim --mode sideways
+said "--mode is 'sideways'; expected one of ll, ht, mixed"
+check "sim: a word too many" 2 "$epx" sim 5
+said "unexpected argument '5'"
+check "sim: passes" 0 "$epx" sim --seeds 2
+
+# The table of docs/run.md is the one that --help prints.
+"$epx" run --help=markdown >"$work/out"
+[ -s "$work/out" ] || fail "no table"
+while IFS= read -r row; do
+    grep -qxF -- "$row" "$root/docs/run.md" || fail "docs/run.md lacks: $row"
+done <"$work/out"
+
+# Progress: on a terminal, after two seconds, and never in a file.
+if command -v script >/dev/null; then
+    check "progress on a terminal" 0 script -qec "$epx run -n 2 --tag sleep 3.5" "$work/typescript"
+    grep -q 'epx run: 2 of 2 ranks running' "$work/typescript" || fail "no progress on a terminal"
+    check "no progress elsewhere" 0 "$epx" run -n 2 --tag sleep 3.5
+    [ ! -s "$work/err" ] || fail "progress was written to a file"
+else
+    echo "skipped: progress on a terminal: no script(1)"
+fi
 
 # Signals are passed on: the ranks end by them, and so does the run.
 for signal in INT TERM; do

@@ -5,7 +5,10 @@
 
 #include <stddef.h>
 
-/* argv[0] is the subcommand's own name; the result is the exit code of `epx`. */
+/* Exit statuses of `epx`: docs/bench.md and docs/run.md list them. */
+enum exit_status { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
+
+/* argv[0] is the subcommand's own name; the result is the exit status of `epx`. */
 int cmd_run(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
 int cmd_sim(int argc, char **argv);
@@ -23,8 +26,8 @@ struct launch_options {
     int self;          /* start this very program again (/proc/self/exe) with argv, instead of argv[0] */
     int port;          /* MASTER_PORT; 0 = a free one */
     int tag;           /* each line of output starts with [rank] */
-    int grace_ms;      /* what the other ranks get after the first failure; 0 = LAUNCH_GRACE_MS, negative = none */
-    int timeout_ms;    /* end everything after this long, as a failure; 0 = no limit */
+    int grace_ms;   /* time for the other ranks to end after the first failure; 0 = LAUNCH_GRACE_MS, negative = none */
+    int timeout_ms; /* end everything after this long, as a failure; 0 = no limit */
     /* Gets rank 0's standard output line by line, without the newline, instead of it going to ours. */
     void (*rank0_line)(void *context, const char *line);
     void *context;
@@ -32,8 +35,8 @@ struct launch_options {
 
 enum { LAUNCH_MAX_RANKS = 1024, LAUNCH_GRACE_MS = 5000, LAUNCH_TIMED_OUT = 124 };
 
-/* 0 when every rank returned 0. Otherwise the first failure's exit code, or 128 + signal; 127 or 126 when the program
- * cannot be started; LAUNCH_TIMED_OUT. What happened has then been said on stderr. */
+/* 0 when every rank returned 0. Otherwise the exit status of the first rank that failed, or 128 + its signal; 127 or 126
+ * when the program cannot be started; LAUNCH_TIMED_OUT. A failure is reported on stderr. */
 int launch_ranks(const struct launch_options *options);
 
 #endif

@@ -1,22 +1,36 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "doctor.h"
 
+#include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "commands.h"
+#include "options.h"
 
-enum { USAGE_ERROR = 2 };
+struct options {
+    int32_t json;
+};
 
-static const char usage_text[] =
-    "usage: epx doctor [--json]\n"
-    "\n"
-    "Says what EPX finds on this machine, what it would choose and why, and what would make it faster.\n"
-    "Exit status 0 when EPX can run here, 1 when it cannot.\n"
-    "\n"
-    "  --json    one object instead of text\n";
+static const struct option_spec specs[] = {
+    {.kind = OPTION_TITLE, .help = "Options:"},
+    {.name = "json",
+     .kind = OPTION_FLAG,
+     .help = "print one JSON object instead of text",
+     .offset = offsetof(struct options, json)},
+};
+
+static const struct option_table table = {
+    .program = "epx doctor",
+    .usage = "epx doctor [--json]",
+    .about = "Reports what works on this machine, what does not, and what to do about it; then the details: devices,\n"
+             "networks, cards, GPUs, and every environment variable. Run it in the environment of your ranks.",
+    .notes = "Exit status: 0 when EPX can run here, 1 when it cannot, 2 for a wrong command line.\n",
+    .specs = specs,
+    .count = (int)(sizeof(specs) / sizeof(specs[0])),
+};
 
 char *read_line(const char *path, char *text, size_t bytes)
 {
@@ -39,20 +53,13 @@ int path_exists(const char *path)
 
 int cmd_doctor(int argc, char **argv)
 {
+    struct options options = {0};
     struct report *report;
-    int json = 0, can_run;
+    int next, can_run;
+    const enum option_result parsed = options_parse(&table, &options, argc, argv, 1, &next);
 
-    for (int i = 1; i < argc; i++) {
-        if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) {
-            fputs(usage_text, stdout);
-            return 0;
-        }
-        if (strcmp(argv[i], "--json")) {
-            fprintf(stderr, "epx doctor: unknown option \"%s\"\n\n%s", argv[i], usage_text);
-            return USAGE_ERROR;
-        }
-        json = 1;
-    }
+    if (parsed != OPTIONS_OK)
+        return parsed == OPTIONS_HELP ? EXIT_OK : EXIT_USAGE;
     report = report_new();
     doctor_host(report); /* first: it forks, and the libraries that the others open may start threads */
     doctor_sockets(report);
@@ -61,8 +68,8 @@ int cmd_doctor(int argc, char **argv)
     doctor_verbs(report);
     doctor_gpu(report);
     doctor_env(report);
-    report_print(report, json);
+    report_print(report, options.json);
     can_run = report_can_run(report);
     report_free(report);
-    return can_run ? 0 : 1;
+    return can_run ? EXIT_OK : EXIT_FAILED;
 }

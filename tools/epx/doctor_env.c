@@ -5,11 +5,12 @@
 #include <string.h>
 
 #include "doctor.h"
+#include "options.h"
 #include "util/env.h"
 
 extern char **environ;
 
-enum { NAME_MOST = 48, NEAR = 3 };
+enum { NEAR = 3 };
 
 /* Names of others that have nothing to set here, and why. */
 static const struct {
@@ -88,32 +89,6 @@ static void check_aliases(struct report *report, const struct env_entry *entry)
     }
 }
 
-static int least(int a, int b)
-{
-    return a < b ? a : b;
-}
-
-/* How many letters must be added, dropped, changed, or swapped with their neighbour. */
-static int distance(const char *a, const char *b)
-{
-    int d[NAME_MOST + 1][NAME_MOST + 1], m = (int)strlen(a), n = (int)strlen(b);
-
-    if (m > NAME_MOST || n > NAME_MOST)
-        return NAME_MOST;
-    for (int i = 0; i <= m; i++) {
-        for (int j = 0; j <= n; j++) {
-            if (!i || !j) {
-                d[i][j] = i + j;
-                continue;
-            }
-            d[i][j] = least(least(d[i - 1][j], d[i][j - 1]) + 1, d[i - 1][j - 1] + (a[i - 1] != b[j - 1]));
-            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
-                d[i][j] = least(d[i][j], d[i - 2][j - 2] + 1);
-        }
-    }
-    return d[m][n];
-}
-
 static int is_others(const char *name)
 {
     for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
@@ -126,10 +101,10 @@ static void check_unknown(struct report *report, const struct env_entry *table, 
 {
     const struct env_entry *nearest = NULL;
     const int letters = (int)strlen(name) - (int)strlen("EPX_");
-    int best = 1 + least(NEAR, letters / 3);
+    int best = 1 + (letters / 3 < NEAR ? letters / 3 : NEAR);
 
     for (int i = 0; i < count; i++) {
-        int d = distance(name, table[i].name);
+        int d = word_distance(name, table[i].name);
         if (d < best) {
             best = d;
             nearest = &table[i];

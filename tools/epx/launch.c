@@ -27,6 +27,7 @@
 
 #include "commands.h"
 #include "output.h"
+#include "progress.h"
 #include "util/clock.h"
 
 enum { KILL_AFTER_MS = 1000 };
@@ -48,7 +49,8 @@ struct launch {
     enum state state;
     uint64_t next_state_at; /* 0 = never */
     uint64_t time_up_at;    /* 0 = never */
-    int signals;            /* signalfd */
+    uint64_t started_at;
+    int signals; /* signalfd */
     sigset_t old_mask;
     pid_t self;
     int port;
@@ -282,6 +284,7 @@ static void advance_state(struct launch *launch)
     launch->next_state_at = launch->state == TERM ? clock_ns() + KILL_AFTER_MS * 1000000u : 0;
     if (launch->state == TERM && launch->alive) {
         count_alive(launch, alive, sizeof(alive));
+        progress_end();
         fprintf(stderr, "%s: ending rank%s%s, still running\n", launch->title, launch->alive > 1 ? "s" : "", alive);
     }
     signal_ranks(launch, launch->state == TERM ? SIGTERM : SIGKILL);
@@ -291,6 +294,7 @@ static void check_time(struct launch *launch)
 {
     if (!launch->time_up_at || launch->state != RUNNING || clock_ns() < launch->time_up_at)
         return;
+    progress_end();
     fprintf(stderr, "%s: not finished after %d ms\n", launch->title, launch->options->timeout_ms);
     launch->code = LAUNCH_TIMED_OUT;
     begin_grace(launch);
@@ -306,6 +310,7 @@ static void note_end(struct launch *launch, int rank, int status)
         return;
     if (!launch->code) {
         launch->code = code;
+        progress_end();
         if (WIFSIGNALED(status))
             fprintf(stderr, "%s: rank %d was ended by %s (%s)\n", launch->title, rank, signal_name(WTERMSIG(status)),
                     strsignal(WTERMSIG(status)));
@@ -392,9 +397,18 @@ static void close_outputs(struct launch *launch)
     }
 }
 
+/* Only where all output passes through us: a line of progress would end up between the lines of the ranks. */
+static void show_progress(const struct launch *launch)
+{
+    if (launch->options->tag && !launch->options->rank0_line)
+        progress_show(launch->title, -1, "%d of %d ranks running, %.0f s", launch->alive, launch->options->nranks,
+                      (double)(clock_ns() - launch->started_at) / 1e9);
+}
+
 static void supervise(struct launch *launch)
 {
     while (launch->alive) {
+        show_progress(launch);
         wait_for_news(launch, wait_ms(launch));
         take_signals(launch);
         pump_all(launch);
@@ -402,6 +416,7 @@ static void supervise(struct launch *launch)
         check_time(launch);
         advance_state(launch);
     }
+    progress_end();
     close_outputs(launch);
 }
 
@@ -461,6 +476,7 @@ int launch_ranks(const struct launch_options *options)
         launch.ranks[i].out.from = launch.ranks[i].err.from = -1;
     if (options->timeout_ms > 0)
         launch.time_up_at = clock_ns() + (uint64_t)options->timeout_ms * 1000000u;
+    launch.started_at = clock_ns();
     name_job(launch.job);
     fflush(NULL); /* or children would write what we have buffered once more */
     start_all(&launch);

@@ -4,6 +4,7 @@
 
 #include "commands.h"
 #include "epx/epx.h"
+#include "options.h"
 
 static int cmd_help(int argc, char **argv);
 static int cmd_version(int argc, char **argv);
@@ -13,14 +14,14 @@ static const struct command {
     int (*run)(int argc, char **argv);
     const char *summary;
 } commands[] = {
+    {"doctor", cmd_doctor, "report what works on this machine: devices, networks, and what is missing"},
+    {"bench", cmd_bench, "measure dispatch and combine on this machine, and check their results"},
     {"run", cmd_run, "start ranks of a program on this machine"},
-    {"bench", cmd_bench, "measure and check dispatch and combine"},
     {"sim", cmd_sim, "simulate many ranks on one thread, with faults, from seeds"},
-    {"doctor", cmd_doctor, "what is found here, what would be chosen and why"},
-    {"help", cmd_help, "this list, or the options of one command"},
-    {"version", cmd_version, "which version this is"},
+    {"help", cmd_help, "this list, or the options of one command: epx help bench"},
+    {"version", cmd_version, "print the version"},
 };
-enum { COMMAND_COUNT = (int)(sizeof(commands) / sizeof(commands[0])), USAGE_ERROR = 2 };
+enum { COMMAND_COUNT = (int)(sizeof(commands) / sizeof(commands[0])), NEAR = 3 };
 
 static const struct command *find_command(const char *name)
 {
@@ -30,18 +31,38 @@ static const struct command *find_command(const char *name)
     return NULL;
 }
 
-static void print_commands(FILE *to)
+static void print_help(FILE *to)
 {
-    fprintf(to, "usage: epx COMMAND [options]\n\n");
+    fprintf(to, "usage: epx COMMAND [options]\n\n"
+                "EPX moves Mixture-of-Experts tokens between ranks: dispatch sends each token to its experts, combine\n"
+                "brings the results back. This program tests, measures and starts ranks.\n\n");
     for (int i = 0; i < COMMAND_COUNT; i++)
         fprintf(to, "  %-9s %s\n", commands[i].name, commands[i].summary);
+    fprintf(to,
+            "\nBegin with:\n"
+            "  epx doctor                  what this machine can do\n"
+            "  epx bench ll --check        low latency (decoding), 8 ranks, results checked\n"
+            "  epx bench ht --check        high throughput (prefill, training)\n"
+            "\nEnvironment variables are listed by epx doctor. Exit status: 0 success, 1 failure, 2 wrong usage.\n");
 }
 
 static int unknown_command(const char *name)
 {
-    fprintf(stderr, "epx: there is no command \"%s\"\n\n", name);
-    print_commands(stderr);
-    return USAGE_ERROR;
+    const char *near = NULL;
+    int best = NEAR;
+
+    for (int i = 0; i < COMMAND_COUNT; i++) {
+        const int d = word_distance(name, commands[i].name);
+        if (d < best) {
+            best = d;
+            near = commands[i].name;
+        }
+    }
+    if (near)
+        options_complain("epx", "unknown command '%s' (did you mean '%s'?)", name, near);
+    else
+        options_complain("epx", "unknown command '%s'", name);
+    return EXIT_USAGE;
 }
 
 /* `epx help run` is `epx run --help`. */
@@ -55,8 +76,8 @@ static int cmd_help(int argc, char **argv)
         char *question[] = {argv[1], "--help", NULL};
         return command->run(2, question);
     }
-    print_commands(stdout);
-    return 0;
+    print_help(stdout);
+    return EXIT_OK;
 }
 
 static int cmd_version(int argc, char **argv)
@@ -74,8 +95,8 @@ int main(int argc, char **argv)
     const struct command *command;
 
     if (argc < 2) {
-        print_commands(stderr);
-        return USAGE_ERROR;
+        print_help(stderr);
+        return EXIT_USAGE;
     }
     if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"))
         return cmd_help(1, argv);

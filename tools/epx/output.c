@@ -8,6 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "progress.h"
+
 /* A longer line is cut in two. */
 enum { LINE_MOST = 1 << 16 };
 
@@ -57,6 +59,7 @@ static void emit(struct output *output, char *line, size_t bytes)
         line[bytes] = kept;
         return;
     }
+    progress_end();
     memcpy(tagged, output->tag, tag);
     memcpy(tagged + tag, line, bytes);
     tagged[tag + bytes] = '\n';

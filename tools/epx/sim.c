@@ -1,16 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* `epx sim`: many seeds, each a whole group of ranks simulated on one thread and compared with the oracle. */
-#include <getopt.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "commands.h"
+#include "options.h"
+#include "progress.h"
 #include "tests/lib/sim_case.h"
 #include "util/clock.h"
-
-enum { USAGE_ERROR = 2 };
 
 struct options {
     struct sim_case_options given;
@@ -25,152 +24,147 @@ struct tally {
     double seconds;
 };
 
-static void usage(FILE *to)
-{
-    fprintf(
-        to,
-        "usage: epx sim [options]\n\n"
-        "Simulates groups of ranks on one thread: agents, proxies and the network take turns as the seed says, and\n"
-        "every result is compared with the oracle. A failing seed is printed with the command that replays it.\n\n"
-        "  --seeds N       how many (1000)\n"
-        "  --from S        the first one (1)\n"
-        "  --ranks R       in all; drawn by default\n"
-        "  --nodes N       that the ranks are split into; drawn by default\n"
-        "  --mode M        ll, ht or mixed (mixed)\n"
-        "  --faults F      none, delay (ranks stall), death (ranks end) or all (none)\n"
-        "  --keep-going    do not stop at the first failing seed\n"
-        "  --twice         run every seed twice and compare the two runs, step by step\n"
-        "  --verbose       print every seed's case\n"
-        "  --json          one JSON object at the end\n");
-}
+#define FIELD(name) offsetof(struct options, name)
 
-static int number(const char *option, const char *text, uint64_t low, uint64_t high, uint64_t *value)
-{
-    char *end;
-    const unsigned long long parsed = strtoull(text, &end, 0);
+static int set_mode(void *target, const char *text);
+static int set_faults(void *target, const char *text);
 
-    if (!*text || *end || *text == '-' || parsed < low || parsed > high) {
-        fprintf(stderr, "epx sim: --%s: expected %" PRIu64 " to %" PRIu64 ", got \"%s\"\n", option, low, high, text);
-        return -1;
-    }
-    *value = parsed;
-    return 0;
-}
+static const struct option_spec specs[] = {
+    {.kind = OPTION_TITLE, .help = "What is simulated:"},
+    {.name = "seeds",
+     .kind = OPTION_U64,
+     .value = "N",
+     .help = "number of seeds",
+     .fallback = "1000",
+     .offset = FIELD(seeds),
+     .low = 1,
+     .high = 1000000000},
+    {.name = "from",
+     .kind = OPTION_U64,
+     .value = "SEED",
+     .help = "the first seed",
+     .fallback = "1",
+     .offset = FIELD(from),
+     .high = INT64_MAX},
+    {.name = "ranks",
+     .letter = 'n',
+     .kind = OPTION_INT,
+     .value = "R",
+     .help = "ranks of every group",
+     .fallback = "drawn from the seed",
+     .offset = FIELD(given.ranks),
+     .low = 1,
+     .high = SIM_MAX_RANKS,
+     .hints = "np"},
+    {.name = "nodes",
+     .kind = OPTION_INT,
+     .value = "N",
+     .help = "nodes that the ranks are split into",
+     .fallback = "drawn from the seed",
+     .offset = FIELD(given.nodes),
+     .low = 1,
+     .high = SIM_MAX_RANKS},
+    {.name = "mode",
+     .kind = OPTION_CALL,
+     .value = "MODE",
+     .help = "ll, ht or mixed",
+     .fallback = "mixed",
+     .call = set_mode},
+    {.name = "faults",
+     .kind = OPTION_CALL,
+     .value = "FAULTS",
+     .help = "none, delay (ranks stall), death (ranks end) or all",
+     .fallback = "none",
+     .call = set_faults},
+    {.kind = OPTION_TITLE, .help = "How it is run and reported:"},
+    {.name = "keep-going",
+     .kind = OPTION_FLAG,
+     .help = "continue after a seed that fails",
+     .offset = FIELD(keep_going)},
+    {.name = "twice",
+     .kind = OPTION_FLAG,
+     .help = "run every seed twice and compare the two runs, step by step",
+     .offset = FIELD(twice)},
+    {.name = "verbose", .kind = OPTION_FLAG, .help = "print the case of every seed", .offset = FIELD(verbose)},
+    {.name = "json", .kind = OPTION_FLAG, .help = "print one JSON object at the end", .offset = FIELD(json)},
+};
 
-static int choose(const char *option, const char *text, const char *const *names, const int *values, int n, int *value)
+static const struct option_table table = {
+    .program = "epx sim",
+    .usage = "epx sim [options]",
+    .about =
+        "Simulates groups of ranks on one thread. The seed decides in which order agents, proxies and the network\n"
+        "take their steps, and every result is compared with the oracle. A seed that fails is printed with the\n"
+        "command that replays it.",
+    .notes = "Exit status: 0 when every seed passed, 1 when one failed, 2 for a wrong command line.\n",
+    .specs = specs,
+    .count = (int)(sizeof(specs) / sizeof(specs[0])),
+};
+
+static int choose(const char *option, const char *text, const struct option_choice *choices, int *value)
 {
-    for (int i = 0; i < n; i++) {
-        if (!strcmp(text, names[i])) {
-            *value = values[i];
+    char list[128] = "";
+    size_t used = 0;
+
+    for (const struct option_choice *c = choices; c->name; c++) {
+        if (!strcmp(text, c->name)) {
+            *value = c->value;
             return 0;
         }
+        used += (size_t)snprintf(list + used, sizeof(list) - used, "%s%s", used ? ", " : "", c->name);
     }
-    fprintf(stderr, "epx sim: --%s: expected", option);
-    for (int i = 0; i < n; i++)
-        fprintf(stderr, "%s %s", i ? "," : "", names[i]);
-    fprintf(stderr, ", got \"%s\"\n", text);
-    return -1;
+    return options_complain(table.program, "--%s is '%s'; expected one of %s", option, text, list);
 }
 
-static int set_mode(struct options *o, const char *text)
+static int set_mode(void *target, const char *text)
 {
-    static const char *const names[] = {"ll", "ht", "mixed"};
-    static const int values[] = {EPX_LOW_LATENCY, EPX_HIGH_THROUGHPUT, EPX_LOW_LATENCY | EPX_HIGH_THROUGHPUT};
+    static const struct option_choice modes[] = {{"ll", EPX_LOW_LATENCY},
+                                                 {"ht", EPX_HIGH_THROUGHPUT},
+                                                 {"mixed", EPX_LOW_LATENCY | EPX_HIGH_THROUGHPUT},
+                                                 {NULL, 0}};
+    struct options *o = target;
 
     o->mode = text;
-    return choose("mode", text, names, values, 3, &o->given.modes);
+    return choose("mode", text, modes, &o->given.modes);
 }
 
-static int set_faults(struct options *o, const char *text)
+static int set_faults(void *target, const char *text)
 {
-    static const char *const names[] = {"none", "delay", "death", "all"};
-    static const int values[] = {0, SIM_FAULT_DELAY, SIM_FAULT_DEATH, SIM_FAULT_DELAY | SIM_FAULT_DEATH};
-    int bits = 0, rc = choose("faults", text, names, values, 4, &bits);
+    static const struct option_choice kinds[] = {{"none", 0},
+                                                 {"delay", SIM_FAULT_DELAY},
+                                                 {"death", SIM_FAULT_DEATH},
+                                                 {"all", SIM_FAULT_DELAY | SIM_FAULT_DEATH},
+                                                 {NULL, 0}};
+    struct options *o = target;
+    int bits = 0;
 
     o->faults = text;
-    o->given.faults = (unsigned)bits;
-    return rc;
-}
-
-static int set_option(struct options *o, int c)
-{
-    uint64_t value = 0;
-
-    switch (c) {
-    case 's':
-        return number("seeds", optarg, 1, 1000000000, &o->seeds);
-    case 'f':
-        return number("from", optarg, 0, UINT64_MAX / 2, &o->from);
-    case 'r':
-        if (number("ranks", optarg, 1, SIM_MAX_RANKS, &value))
-            return -1;
-        o->given.ranks = (int)value;
-        return 0;
-    case 'n':
-        if (number("nodes", optarg, 1, SIM_MAX_RANKS, &value))
-            return -1;
-        o->given.nodes = (int)value;
-        return 0;
-    case 'm':
-        return set_mode(o, optarg);
-    case 'x':
-        return set_faults(o, optarg);
-    case 'j':
-        o->json = 1;
-        return 0;
-    case 't':
-        o->twice = 1;
-        return 0;
-    case 'k':
-        o->keep_going = 1;
-        return 0;
-    case 'v':
-        o->verbose = 1;
-        return 0;
-    default:
+    if (choose("faults", text, kinds, &bits) != 0)
         return -1;
-    }
+    o->given.faults = (unsigned)bits;
+    return 0;
 }
 
-/* 0 = go on, otherwise the exit code + 1. */
-static int parse(int argc, char **argv, struct options *o)
+static enum option_result parse(int argc, char **argv, struct options *o)
 {
-    static const struct option names[] = {
-        {"seeds", required_argument, NULL, 's'}, {"from", required_argument, NULL, 'f'},
-        {"ranks", required_argument, NULL, 'r'}, {"nodes", required_argument, NULL, 'n'},
-        {"mode", required_argument, NULL, 'm'},  {"faults", required_argument, NULL, 'x'},
-        {"json", no_argument, NULL, 'j'},        {"twice", no_argument, NULL, 't'},
-        {"keep-going", no_argument, NULL, 'k'},  {"verbose", no_argument, NULL, 'v'},
-        {"help", no_argument, NULL, 'h'},        {NULL, 0, NULL, 0}};
-    int c;
+    int next;
+    enum option_result result = options_parse(&table, o, argc, argv, 1, &next);
 
-    optind = 1;
-    while ((c = getopt_long(argc, argv, "h", names, NULL)) != -1) {
-        if (c == 'h') {
-            usage(stdout);
-            return 1;
-        }
-        if (set_option(o, c) != 0) {
-            fprintf(stderr, "epx sim --help lists the options\n");
-            return USAGE_ERROR + 1;
-        }
+    if (result == OPTIONS_OK && o->given.ranks && o->given.nodes > o->given.ranks) {
+        options_complain(table.program, "--nodes is %d; expected at most the number of ranks, %d", o->given.nodes,
+                         o->given.ranks);
+        result = OPTIONS_BAD;
     }
-    if (optind < argc) {
-        fprintf(stderr, "epx sim: unexpected argument \"%s\"\n", argv[optind]);
-        return USAGE_ERROR + 1;
-    }
-    if (o->given.ranks && o->given.nodes > o->given.ranks) {
-        fprintf(stderr, "epx sim: --ranks %d cannot be split into --nodes %d\n", o->given.ranks, o->given.nodes);
-        return USAGE_ERROR + 1;
-    }
-    return 0;
+    return result;
 }
 
 static void tell_failure(const struct options *o, const struct sim_case *c, const char *error)
 {
+    progress_end();
     fprintf(stderr, "epx sim: seed %" PRIu64 " failed: %s\n", c->seed, error);
     sim_case_print(c);
-    fprintf(stderr, "  again: epx sim --seeds 1 --from %" PRIu64 " --mode %s --faults %s", c->seed, o->mode, o->faults);
+    fprintf(stderr, "  to replay it: epx sim --seeds 1 --from %" PRIu64 " --mode %s --faults %s", c->seed, o->mode,
+            o->faults);
     if (o->given.ranks)
         fprintf(stderr, " --ranks %d", o->given.ranks);
     if (o->given.nodes)
@@ -259,19 +253,23 @@ int cmd_sim(int argc, char **argv)
     struct tally tally = {0};
     struct sim_report *report;
     const uint64_t start = clock_ns();
-    int rc = parse(argc, argv, &o);
+    const enum option_result parsed = parse(argc, argv, &o);
 
-    if (rc)
-        return rc - 1;
-    setenv("EPX_LOG", "error", 0); /* faults are what it is about: warnings of them would be many */
+    if (parsed != OPTIONS_OK)
+        return parsed == OPTIONS_HELP ? EXIT_OK : EXIT_USAGE;
+    setenv("EPX_LOG", "error", 0); /* injected faults would cause many warnings */
     report = malloc(sizeof(*report));
     if (!report)
-        return 1;
-    for (uint64_t seed = o.from; seed < o.from + o.seeds; seed++)
+        return EXIT_FAILED;
+    for (uint64_t seed = o.from; seed < o.from + o.seeds; seed++) {
+        progress_show("epx sim", 100.0 * (double)tally.run / (double)o.seeds, "seed %" PRIu64 ", %" PRIu64 " failed",
+                      seed, tally.failed);
         if (run_seed(&o, seed, report, &tally) != 0 && !o.keep_going)
             break;
+    }
+    progress_end();
     tally.seconds = (double)(clock_ns() - start) / 1e9;
     print_tally(&o, &tally);
     free(report);
-    return tally.failed ? 1 : 0;
+    return tally.failed ? EXIT_FAILED : EXIT_OK;
 }
