@@ -419,8 +419,4 @@ int ofi_poll(struct net *net, struct net_event *events, int max)
     return n->unreported ? used + take_lost(n, events + used, max - used) : used;
 }
 
-#else
-
-typedef int ofi_data_is_empty;
-
 #endif

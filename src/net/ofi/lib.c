@@ -55,8 +55,4 @@ const struct ofi_lib *ofi_lib_get(const char **text)
     return missing ? NULL : &lib;
 }
 
-#else
-
-typedef int ofi_lib_is_empty;
-
 #endif

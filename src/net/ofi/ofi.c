@@ -398,8 +398,4 @@ const struct net_ops net_ofi_ops = {.name = "ofi",
                                     .arm = ofi_arm,
                                     .close = net_close};
 
-#else
-
-typedef int ofi_is_empty;
-
 #endif

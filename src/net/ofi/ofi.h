@@ -2,19 +2,22 @@
 /*
  * The `ofi` network, in parts:
  *
- *      ofi_lib.c      libfabric opened at run time
- *      ofi_choose.c   which provider, which interface, which card
- *      ofi.c          an endpoint: open, register, connect, close; the table
- *      ofi_data.c     put, flush, poll
- *      ofi_wait.c     sleep
- *      ofi_reach.c    whether anybody listens at a peer's address
- *      ofi_none.c     in place of all this where the headers were missing
+ *      lib.c      libfabric, opened at run time
+ *      choose.c   which provider, which interface, which card
+ *      ofi.c      an endpoint: open, register, connect, close; the table of operations
+ *      data.c     put, flush, poll
+ *      wait.c     sleep
+ *      reach.c    whether anybody listens at a peer's address
+ *
+ * A build without libfabric has net/unsupported.c in place of these files.
  *
  * An endpoint has its own fabric, domain, address vector and completion queue, so that a proxy thread shares nothing
  * with another and the provider needs no locks (FI_THREAD_DOMAIN).
  */
 #ifndef EPX_NET_OFI_OFI_H
 #define EPX_NET_OFI_OFI_H
+
+#include "net/net.h"
 
 #ifndef EPX_HAVE_OFI
 #error "the build defines EPX_HAVE_OFI as 1 or 0 (cmake/EpxNetworks.cmake)"
@@ -29,8 +32,6 @@
 #include <rdma/fi_eq.h>
 #include <rdma/fi_errno.h>
 #include <rdma/fi_rma.h>
-
-#include "net/net.h"
 
 /* The interface asked of libfabric: what 1.15 had is in all later ones, 2.x included. */
 #define OFI_API FI_VERSION(1, 15)

@@ -65,8 +65,4 @@ int ofi_reach(struct ofi_net *n, int peer, uint64_t now)
     return means_absent(error);
 }
 
-#else
-
-typedef int ofi_reach_is_empty;
-
 #endif

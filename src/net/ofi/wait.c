@@ -94,8 +94,4 @@ int ofi_arm(struct net *net)
     return n->wait_fd != n->cq_fd && something_ready(n) ? -EAGAIN : 0;
 }
 
-#else
-
-typedef int ofi_wait_is_empty;
-
 #endif
