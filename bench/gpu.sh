@@ -156,18 +156,18 @@ if step nodes; then
     for net in tcp shm; do
         for how in threads procs; do
             n=n${how:0:1}8-$net
-            $how $n-ll 60 8 ll --nodes 2 --net "ofi;$net" --tokens 33 --hidden 2048 --experts 32 --iters 0 --check --timeout 10000
-            $how $n-ht 60 8 ht --nodes 2 --net "ofi;$net" --tokens 100 --hidden 2048 --experts 32 --iters 0 --check --timeout 10000
+            $how $n-ll 60 8 ll --nodes 2 --net "ofi:$net" --tokens 33 --hidden 2048 --experts 32 --iters 0 --check --timeout 10000
+            $how $n-ht 60 8 ht --nodes 2 --net "ofi:$net" --tokens 100 --hidden 2048 --experts 32 --iters 0 --check --timeout 10000
         done
     done
-    procs np8-tcp-ll-graph 60 8 ll --nodes 2 --net "ofi;tcp" --tokens 24 --hidden 1024 --experts 32 --fp8 --replays 100 --check --timeout 10000
-    procs np8-tcp-ht-graph 60 8 ht --nodes 2 --net "ofi;tcp" --tokens 64 --hidden 1024 --experts 32 --replays 100 --check --timeout 10000
+    procs np8-tcp-ll-graph 60 8 ll --nodes 2 --net tcp --tokens 24 --hidden 1024 --experts 32 --fp8 --replays 100 --check --timeout 10000
+    procs np8-tcp-ht-graph 60 8 ht --nodes 2 --net tcp --tokens 64 --hidden 1024 --experts 32 --replays 100 --check --timeout 10000
     for net in tcp shm; do
         # What the path can carry: the same bytes by a plain loop around fi_write between the same processes.
         # Tensors in heaps, hence in host memory, and in the GPU's own.
         for mode in ll ht; do
-            try nodes-$net-$mode 60 "$build/epx" bench $mode --device $EPX_BENCH_GPU --nodes 2 --net "ofi;$net" --iters 20 --check --vs ofi --json
-            try nodes-$net-$mode-gpu 60 "$build/epx" bench $mode --device $EPX_BENCH_GPU --nodes 2 --net "ofi;$net" --iters 20 --check --vs ofi --json --plain-memory
+            try nodes-$net-$mode 60 "$build/epx" bench $mode --device $EPX_BENCH_GPU --nodes 2 --net "ofi:$net" --iters 20 --check --vs ofi --json
+            try nodes-$net-$mode-gpu 60 "$build/epx" bench $mode --device $EPX_BENCH_GPU --nodes 2 --net "ofi:$net" --iters 20 --check --vs ofi --json --plain-memory
         done
     done
 fi
@@ -184,7 +184,7 @@ if step net; then
     # The conformance suite of networks with heaps in memory that the GPU maps.
     EPX_DEVICE=$EPX_BENCH_GPU try net-memory 20 "$build/gpu_net" memory
     for net in tcp shm; do
-        EPX_DEVICE=$EPX_BENCH_GPU try net-$net 100 "$build/gpu_net" "ofi;$net"
+        EPX_DEVICE=$EPX_BENCH_GPU try net-$net 100 "$build/gpu_net" "ofi:$net"
     done
 fi
 if step prop; then

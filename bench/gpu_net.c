@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The conformance suite of networks on a GPU machine, with heaps in host memory that the GPU (EPX_DEVICE) maps:
- * gpu_net "ofi;tcp". And what a card would need of the GPU's own memory: gpu_net memory. */
+ * gpu_net "ofi:tcp". And what a card would need of the GPU's own memory: gpu_net memory. */
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>

@@ -27,7 +27,7 @@ static void cut_nodes(struct prop_case *c, struct prop_rng *rng)
 
     fit_queues(c, rng);
     c->ranks_per_node = 1 + prop_draw(rng, most);
-    snprintf(c->net, sizeof(c->net), "ofi;%s", prop_chance(rng, 50) ? "tcp" : "shm");
+    snprintf(c->net, sizeof(c->net), "ofi:%s", prop_chance(rng, 50) ? "tcp" : "shm");
 }
 
 /* One rank comes too late to one of its operations: a status on all ranks or right results, and those that mask it go on. */
@@ -48,7 +48,7 @@ static void come_late_between_nodes(struct prop_case *c, struct prop_rng *rng)
     cut_nodes(c, rng);
     come_late(c, rng);
     /* Not shm: ranks of one process share its mappings, and one that has closed its own is fatal for those still sending. */
-    snprintf(c->net, sizeof(c->net), "ofi;tcp");
+    snprintf(c->net, sizeof(c->net), "ofi:tcp");
     c->timeout_ms = 800; /* connecting is part of it */
 }
 

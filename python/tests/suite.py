@@ -57,7 +57,7 @@ class World:
         """All ranks, two nodes cut out of this machine, over libfabric's tcp."""
         if not self._nodes:
             raise Skipped("EPX_TEST_NODES=0")
-        return self._shared("two", {"EPX_RANKS_PER_NODE": str(self.nranks // 2), "EPX_NET": "ofi;tcp"})
+        return self._shared("two", {"EPX_RANKS_PER_NODE": str(self.nranks // 2), "EPX_NET": "ofi:tcp"})
 
     def buffers(self) -> Iterator[deep_ep.Buffer]:
         """One after the other, as the environment that makes nodes is set for each."""

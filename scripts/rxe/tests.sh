@@ -64,7 +64,7 @@ export -f packets ranks exchange
 export build
 for mode in ll ht; do
     run "exchange_$mode" 200 env $fast EPX_NET=verbs bash -c "exchange $mode rxe0 rxe1"
-    run "exchange_${mode}_ofi" 200 env 'EPX_NET=ofi;verbs' FI_UNIVERSE_SIZE=16 bash -c "exchange $mode rxe0"
+    run "exchange_${mode}_ofi" 200 env 'EPX_NET=ofi:verbs' FI_UNIVERSE_SIZE=16 bash -c "exchange $mode rxe0"
 done
 # The same by the other card: EPX_IB_HCA counts for libfabric too.
-run exchange_ll_ofi_rxe1 200 env 'EPX_NET=ofi;verbs' EPX_IB_HCA=rxe1 FI_UNIVERSE_SIZE=16 bash -c "exchange ll rxe1"
+run exchange_ll_ofi_rxe1 200 env 'EPX_NET=ofi:verbs' EPX_IB_HCA=rxe1 FI_UNIVERSE_SIZE=16 bash -c "exchange ll rxe1"

@@ -1,70 +1,65 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The table of networks. */
+/* Which network a group uses. */
 #include "net/net.h"
 
+#include <stdio.h>
 #include <string.h>
 
+#include "net/name.h"
 #include "util/env.h"
 #include "util/status.h"
 
 void *net_sim_world;
 const struct net_ops *net_guest;
 
-/* In the order in which they are tried when none is asked for; the last ones are taken only by name. */
-static const struct {
-    const struct net_ops *ops;
-    int automatic;
-} networks[] = {
-    {&net_verbs_ops, 1},
-    {&net_ofi_ops, 1},
-    {&net_null_ops, 0},
-    {&net_sim_ops, 0},
-};
-enum { NETWORKS = (int)(sizeof(networks) / sizeof(networks[0])) };
+/* In the order in which they are tried when none is asked for. */
+static const struct net_ops *const automatic[] = {&net_verbs_ops, &net_ofi_ops};
+enum { AUTOMATIC = (int)(sizeof(automatic) / sizeof(automatic[0])) };
+
+/* "verbs: no card can be used" has its prefix already; other sentences get one. */
+static void add_reason(char *reasons, size_t bytes, const char *network, const char *text)
+{
+    const size_t used = strlen(reasons), length = strlen(network);
+    const int prefixed = !strncmp(text, network, length) && text[length] == ':';
+
+    snprintf(reasons + used, bytes - used, "%s%s%s%s", used ? "; " : "", prefixed ? "" : network, prefixed ? "" : ": ",
+             text);
+}
 
 static epx_status find_automatic(const struct net_ops **ops)
 {
-    char text[256];
+    char text[256], reasons[640] = "";
     int i;
 
     if (net_guest && net_guest->probe("", text, sizeof(text)) == EPX_OK) {
         *ops = net_guest;
         return EPX_OK;
     }
-    for (i = 0; i < NETWORKS; i++)
-        if (networks[i].automatic && networks[i].ops->probe("", text, sizeof(text)) == EPX_OK) {
-            *ops = networks[i].ops;
+    for (i = 0; i < AUTOMATIC; i++) {
+        if (automatic[i]->probe("", text, sizeof(text)) == EPX_OK) {
+            *ops = automatic[i];
             return EPX_OK;
         }
-    return fail(EPX_ERR_UNSUPPORTED, "no network can be used on this machine: see `epx doctor`");
-}
-
-static int is_called(const struct net_ops *ops, const char *name, size_t length)
-{
-    return strlen(ops->name) == length && !strncmp(ops->name, name, length);
+        add_reason(reasons, sizeof(reasons), automatic[i]->name, text);
+    }
+    return fail(EPX_ERR_UNSUPPORTED, "no network can be used on this machine (%s); see `epx doctor`", reasons);
 }
 
 epx_status net_find(const char *name, const struct net_ops **ops, const char **provider)
 {
     const char *asked = name;
-    size_t length;
-    int i;
+    struct net_name parsed;
+    epx_status status;
 
     *provider = "";
     if (!asked[0] || !strcmp(asked, "auto"))
         asked = env_string("EPX_NET");
     if (!asked || !strcmp(asked, "auto"))
         return find_automatic(ops);
-    length = strcspn(asked, ";");
-    for (i = 0; i <= NETWORKS; i++) {
-        const struct net_ops *one = i < NETWORKS ? networks[i].ops : net_guest;
-
-        if (!one || !is_called(one, asked, length))
-            continue;
-        *ops = one;
-        *provider = asked[length] ? asked + length + 1 : "";
-        return EPX_OK;
-    }
-    return fail(EPX_ERR_ARGUMENT, "unknown network \"%s\"; expected auto, verbs, ofi, ofi;PROVIDER, sim or null",
-                asked);
+    status = net_name_parse(asked, &parsed);
+    if (status != EPX_OK)
+        return status;
+    *ops = parsed.ops;
+    *provider = parsed.provider;
+    return EPX_OK;
 }

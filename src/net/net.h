@@ -111,8 +111,8 @@ struct net {
     const struct net_ops *ops;
 };
 
-/* "" or "auto": EPX_NET, else the best that probes well. "verbs", "ofi", "ofi;tcp" (back end and provider), "sim",
- * "null" (takes puts and forgets them, for measurements). *provider points into `name` or is "". */
+/* "" or "auto": EPX_NET, else the first that can run here. Other names as in net/name.h: "verbs", "ofi", "ofi:tcp", "tcp",
+ * "null" (accepts puts and discards them, for measurements), ... *provider points into `name`, or to a constant. */
 epx_status net_find(const char *name, const struct net_ops **ops, const char **provider);
 
 /* The simulated world that ranks of this process share; NULL outside a simulation. */

@@ -79,37 +79,37 @@ static void unsupported_close(struct net *net)
 }
 
 /* The table `ops` of the network `network`, whose `library` the CMake option EPX_`option` left out. */
-#define UNSUPPORTED_NETWORK(ops_, network, library, option)                                                            \
-    static const char network##_why[] =                                                                                \
-        "this build was made without " library " (-DEPX_" #option "=OFF); configure it with -DEPX_" #option "=ON";              \
-                                                                                                                       \
-    static epx_status network##_probe(const char *provider, char *text, size_t bytes)                                  \
-    {                                                                                                                  \
-        (void)provider;                                                                                                \
-        return unsupported_probe(#network, network##_why, text, bytes);                                                \
-    }                                                                                                                  \
-                                                                                                                       \
-    static epx_status network##_open(const struct net_options *options, struct net **net)                              \
-    {                                                                                                                  \
-        (void)options;                                                                                                 \
-        *net = NULL;                                                                                                   \
-        return fail(EPX_ERR_UNSUPPORTED, "%s: %s", #network, network##_why);                                           \
-    }                                                                                                                  \
-                                                                                                                       \
-    const struct net_ops ops_ = {                                                                                      \
-        .name = #network,                                                                                              \
-        .probe = network##_probe,                                                                                      \
-        .open = network##_open,                                                                                        \
-        .caps = unsupported_caps,                                                                                      \
-        .address = unsupported_address,                                                                                \
-        .add_region = unsupported_add_region,                                                                          \
-        .connect = unsupported_connect,                                                                                \
-        .put = unsupported_put,                                                                                        \
-        .flush = unsupported_flush,                                                                                    \
-        .poll = unsupported_poll,                                                                                      \
-        .wait_fd = unsupported_wait_fd,                                                                                \
-        .arm = unsupported_flush,                                                                                      \
-        .close = unsupported_close,                                                                                    \
+#define UNSUPPORTED_NETWORK(ops_, network, library, option)                                                        \
+    static const char network##_why[] =                                                                            \
+        "this build was made without " library " (-DEPX_" #option "=OFF); configure it with -DEPX_" #option "=ON"; \
+                                                                                                                   \
+    static epx_status network##_probe(const char *provider, char *text, size_t bytes)                              \
+    {                                                                                                              \
+        (void)provider;                                                                                            \
+        return unsupported_probe(#network, network##_why, text, bytes);                                            \
+    }                                                                                                              \
+                                                                                                                   \
+    static epx_status network##_open(const struct net_options *options, struct net **net)                          \
+    {                                                                                                              \
+        (void)options;                                                                                             \
+        *net = NULL;                                                                                               \
+        return fail(EPX_ERR_UNSUPPORTED, "%s: %s", #network, network##_why);                                       \
+    }                                                                                                              \
+                                                                                                                   \
+    const struct net_ops ops_ = {                                                                                  \
+        .name = #network,                                                                                          \
+        .probe = network##_probe,                                                                                  \
+        .open = network##_open,                                                                                    \
+        .caps = unsupported_caps,                                                                                  \
+        .address = unsupported_address,                                                                            \
+        .add_region = unsupported_add_region,                                                                      \
+        .connect = unsupported_connect,                                                                            \
+        .put = unsupported_put,                                                                                    \
+        .flush = unsupported_flush,                                                                                \
+        .poll = unsupported_poll,                                                                                  \
+        .wait_fd = unsupported_wait_fd,                                                                            \
+        .arm = unsupported_flush,                                                                                  \
+        .close = unsupported_close,                                                                                \
     }
 
 #if !EPX_HAVE_OFI

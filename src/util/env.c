@@ -38,7 +38,8 @@ static const struct env_entry entries[] = {
     {"EPX_MODULE_DIR", "", "beside the library",
      "Folder with the modules of GPU devices, libepx_cuda.so, libepx_hip.so"},
     {"EPX_NET", "", "automatic",
-     "Network between nodes: verbs, ofi, ofi;PROVIDER (tcp, shm, efa, verbs, cxi), or null, which forgets everything"},
+     "Network between nodes: tcp, shm, verbs, ofi, ofi:PROVIDER (efa, cxi, verbs, tcp, shm), or null, which discards "
+     "everything"},
     {"EPX_OFI_PROVIDER", "", "the first there is of efa, cxi, verbs, tcp",
      "Provider of libfabric where the network is ofi: efa, cxi, verbs, tcp, shm"},
     {"EPX_PROXY_THREADS", "", "1", "Proxy threads per rank; the same on all ranks"},

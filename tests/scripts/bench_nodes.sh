@@ -6,7 +6,7 @@
 set -uo pipefail
 
 epx=${EPX_BUILD_DIR:-build}/epx
-small=(--nodes 2 --ranks 4 --net "ofi;tcp" --tokens 24 --hidden 512 --experts 16 --topk 4 --iters 2 --warmup 1)
+small=(--nodes 2 --ranks 4 --net tcp --tokens 24 --hidden 512 --experts 16 --topk 4 --iters 2 --warmup 1)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 failures=0
@@ -69,12 +69,13 @@ expect 0 "rows that cross, low latency" ll "${small[@]}" --json &&
     json "each row once" "o['net_bytes'] >= o['rows_remote'] * 1024"
 
 # Neighbours merge: at most 0.35 writes per (token, destination) of low latency.
-expect 0 "128 tokens, 2 nodes of 4 ranks" ll --nodes 2 --ranks 8 --net "ofi;tcp" --hidden 1024 --iters 3 --json &&
+expect 0 "128 tokens, 2 nodes of 4 ranks" ll --nodes 2 --ranks 8 --net tcp --hidden 1024 --iters 3 --json &&
     json "writes per row" "o['writes_per_row'] <= 0.35"
 
 expect 0 "against fi_write" ht "${small[@]}" --vs ofi --json &&
     json "ratios" "abs(o['vs_ofi'] - o['wire_GBps'] / o['ofi_GBps']) < 0.05 and o['vs_ofi_large'] > 0"
 expect 2 "fi_write has nothing to do on one node" ht --vs ofi && says "and why" "--nodes 2 or more"
+expect 2 "an unknown network" ht --nodes 2 --net pigeons && says "which is named" '"pigeons"' && says "with the known ones" "tcp, shm, ofi"
 expect 2 "fi_write against another network" ht --nodes 2 --net sim --vs ofi && says "which is named" "'sim'"
 
 if [ -x "$(dirname "$epx")/epx-mpi-baseline" ] && command -v mpirun >/dev/null &&

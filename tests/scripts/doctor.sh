@@ -65,8 +65,8 @@ json "a name without effect" "any('UCCL_RDMA_ADAPTIVE_SLEEP has no effect' in w 
 
 EPX_NET=null expect 0 "a network by name" "$epx" doctor --json
 json "is chosen" "o['network'] == 'null' and 'EPX_NET is \"null\"' in o['sections']['network between nodes']['chosen']"
-EPX_NET="ofi;nowhere" expect 0 "a provider that is not there" "$epx" doctor --json
-json "is a warning" "any('EPX_NET is \"ofi;nowhere\", which cannot be used' in w for w in o['warnings'])"
+EPX_NET="ofi:nowhere" expect 0 "a provider that is not there" "$epx" doctor --json
+json "is a warning" "any('EPX_NET is \"ofi:nowhere\", which cannot be used' in w for w in o['warnings'])"
 EPX_NET=pigeons expect 0 "a network that does not exist" "$epx" doctor --json
 json "is a warning, too" "o['network'] is None and any('pigeons' in w for w in o['warnings'])"
 EPX_SOCKET_IFNAME="=nosuch" expect 0 "an interface that is not there" "$epx" doctor

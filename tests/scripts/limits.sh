@@ -46,7 +46,7 @@ have() { # can this network be used here?
 
 for net in tcp shm; do
     have "$net" || { echo "not over $net"; continue; }
-    export EPX_NET="ofi;$net"
+    export EPX_NET="ofi:$net"
     for files in 7 9 11 13 16 20 24 32; do
         (
             ulimit -n $files
@@ -90,7 +90,7 @@ done
 
 if have shm && unshare -m true 2>/dev/null; then
     for size in 4k 2m 32m; do
-        export EPX_NET="ofi;shm" epx exchange
+        export EPX_NET="ofi:shm" epx exchange
         export -f four
         unshare -m bash -c "mount -t tmpfs -o size=$size tmpfs /dev/shm && four" >"$work/out" 2>&1
         judge "$size of /dev/shm" $?

@@ -138,7 +138,7 @@ start() { # ranks per host, arguments of exchange
     pids=()
     for ((rank = 0; rank < hosts * per; rank++)); do
         RANK=$rank WORLD_SIZE=$((hosts * per)) MASTER_ADDR=10.78.0.1 MASTER_PORT=29500 EPX_RANKS_PER_NODE=$per \
-            EPX_SOCKET_IFNAME="=eth0" EPX_NET="ofi;tcp" EPX_BOOT_TIMEOUT_MS=20000 \
+            EPX_SOCKET_IFNAME="=eth0" EPX_NET="ofi:tcp" EPX_BOOT_TIMEOUT_MS=20000 \
             nsenter --net="/run/netns/h$((rank / per))" "$exchange" "$@" >"$work/out.$rank" 2>&1 &
         pids+=($!)
     done

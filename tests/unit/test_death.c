@@ -326,7 +326,7 @@ int main(void)
         cmocka_unit_test(cleaning_the_mask_does_not_wait_for_the_dead),
     };
 
-    setenv("EPX_NET", "ofi;tcp", 1);
+    setenv("EPX_NET", "ofi:tcp", 1);
     setenv("MASTER_ADDR", "127.0.0.1", 0);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -307,8 +307,8 @@ static void libfabric_over_tcp_takes_heaps_of_the_host(void **state)
         print_message("skipped: %s\n", text);
         skip();
     }
-    expect_place(NULL, ARRIVALS_VISIBLE, (struct placed){"ofi;tcp", "host", EPX_OK, 1});
-    expect_place("device", ARRIVALS_VISIBLE, (struct placed){"ofi;tcp", NULL, EPX_ERR_UNSUPPORTED, 1});
+    expect_place(NULL, ARRIVALS_VISIBLE, (struct placed){"ofi:tcp", "host", EPX_OK, 1});
+    expect_place("device", ARRIVALS_VISIBLE, (struct placed){"ofi:tcp", NULL, EPX_ERR_UNSUPPORTED, 1});
 }
 
 int main(void)

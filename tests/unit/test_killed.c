@@ -187,7 +187,7 @@ static void strike(const struct story *story, pid_t pid, const atomic_int *phase
 static int must_go_on(const struct story *story)
 {
     return story->enable_mask && story->signal == SIGKILL && story->phase == PHASE_WORKS &&
-           (!story->net || !strcmp(story->net, "ofi;tcp"));
+           (!story->net || !strcmp(story->net, "ofi:tcp"));
 }
 
 /* libfabric's shm names files by process, and leaves those of one that was killed. */
@@ -274,7 +274,7 @@ static int net_is_here(const char *net)
     const pid_t pid = fork();
 
     if (pid == 0)
-        _exit(net_ofi_ops.probe(net + strlen("ofi;"), text, sizeof(text)) != EPX_OK);
+        _exit(net_ofi_ops.probe(net + strlen("ofi:"), text, sizeof(text)) != EPX_OK);
     return waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
@@ -307,13 +307,13 @@ static void killed_on_one_node(void **state)
 static void killed_over_sockets(void **state)
 {
     (void)state;
-    in_every_phase("ofi;tcp", SIGKILL);
+    in_every_phase("ofi:tcp", SIGKILL);
 }
 
 static void killed_over_shared_memory(void **state)
 {
     (void)state;
-    in_every_phase("ofi;shm", SIGKILL);
+    in_every_phase("ofi:shm", SIGKILL);
 }
 
 static void stopped_on_one_node(void **state)
@@ -325,13 +325,13 @@ static void stopped_on_one_node(void **state)
 static void stopped_over_sockets(void **state)
 {
     (void)state;
-    in_every_phase("ofi;tcp", SIGSTOP);
+    in_every_phase("ofi:tcp", SIGSTOP);
 }
 
 static void stopped_over_shared_memory(void **state)
 {
     (void)state;
-    in_every_phase("ofi;shm", SIGSTOP);
+    in_every_phase("ofi:shm", SIGSTOP);
 }
 
 int main(int argc, char **argv)

@@ -93,6 +93,31 @@ static int interface_that_is_not_there(struct suite_rank *self)
     return 0;
 }
 
+/* The message names the provider, where the name came from, and what there is instead. */
+static int names_provider(const char *text, const char *provider)
+{
+    return strstr(text, provider) && strstr(text, "this libfabric has") && strstr(text, "tcp");
+}
+
+static int provider_that_is_not_there(struct suite_rank *self)
+{
+    struct net_options options = {.nranks = 1, .provider = "tpc", .timeout_ms = 1000};
+    struct net *net = NULL;
+    const struct net_ops *ops;
+    const char *provider;
+
+    SUITE_CHECK(self, self->suite->ops->open(&options, &net) == EPX_ERR_UNSUPPORTED);
+    SUITE_CHECK(self, names_provider(epx_last_error(), "\"tpc\"") && !strstr(epx_last_error(), "EPX_OFI_PROVIDER"));
+    options.provider = "";
+    setenv("EPX_OFI_PROVIDER", "efaa", 1);
+    SUITE_CHECK(self, self->suite->ops->open(&options, &net) == EPX_ERR_UNSUPPORTED);
+    SUITE_CHECK(self, names_provider(epx_last_error(), "EPX_OFI_PROVIDER") && strstr(epx_last_error(), "\"efaa\""));
+    /* Also where the network was to be found, if there is no card that verbs could use. */
+    if (net_find("", &ops, &provider) != EPX_OK)
+        SUITE_CHECK(self, names_provider(epx_last_error(), "\"efaa\"") && strstr(epx_last_error(), "verbs: "));
+    return 0;
+}
+
 /* The address that faces rank 0's machine: here that machine is this one, under the first address that is not
  * loopback. */
 static int address_that_reaches_the_master(struct suite_rank *self)
@@ -221,6 +246,7 @@ static const struct suite_case own_cases[] = {
     {.name = "master_on_loopback", .nranks = 1, .body = master_on_loopback},
     {.name = "interface_by_name", .nranks = 1, .body = interface_by_name},
     {.name = "interface_that_is_not_there", .nranks = 1, .body = interface_that_is_not_there},
+    {.name = "provider_that_is_not_there", .nranks = 1, .body = provider_that_is_not_there},
     {.name = "address_that_reaches_the_master", .nranks = 1, .body = address_that_reaches_the_master},
     {.name = "peers_that_do_not_fit", .nranks = 2, .body = peers_that_do_not_fit},
     {.name = "strangers_do_no_harm", .nranks = 3, .body = strangers_do_no_harm},

@@ -358,21 +358,6 @@ static void bad_options_are_refused(void **state)
     assert_int_equal(proxy_open(&o, &proxies), EPX_ERR_UNSUPPORTED);
 }
 
-static void networks_are_found_by_name(void **state)
-{
-    const struct net_ops *ops;
-    const char *provider;
-
-    (void)state;
-    assert_int_equal(net_find("null", &ops, &provider), EPX_OK);
-    assert_ptr_equal(ops, &net_null_ops);
-    assert_string_equal(provider, "");
-    assert_int_equal(net_find("null;any", &ops, &provider), EPX_OK);
-    assert_string_equal(provider, "any");
-    assert_int_equal(net_find("nul", &ops, &provider), EPX_ERR_ARGUMENT);
-    assert_int_equal(net_find("nullx", &ops, &provider), EPX_ERR_ARGUMENT);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -393,7 +378,6 @@ int main(void)
         TEST(a_descriptor_that_lies_is_left_out),
         TEST(quiet_ends_at_its_deadline_and_names_the_peer),
         TEST(bad_options_are_refused),
-        TEST(networks_are_found_by_name),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

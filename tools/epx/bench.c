@@ -21,6 +21,7 @@
 
 #include "bench_ofi.h"
 #include "commands.h"
+#include "net/name.h"
 
 struct driver {
     const struct bench_options *options;
@@ -90,12 +91,12 @@ static void measure_memcpy(struct bench_report *report)
     report->memcpy_GBps = GBps > report->memcpy_GBps ? GBps : report->memcpy_GBps;
 }
 
-/* What follows "ofi;", or the environment's word. */
+/* Of a network name that check_combination has accepted; "" = EPX_OFI_PROVIDER, or automatic. */
 static const char *ofi_provider(const struct bench_config *config)
 {
-    const char *semicolon = strchr(config->net, ';');
+    struct net_name name;
 
-    return semicolon != NULL ? semicolon + 1 : "";
+    return net_name_parse(config->net, &name) == EPX_OK ? name.provider : "";
 }
 
 /* As many bytes and threads as EPX's dispatch has; the processes exist for this round only. 0 or -1. */

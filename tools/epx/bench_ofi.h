@@ -12,7 +12,7 @@
  * both ways at once. Every process sends `bytes` in messages of `message_bytes` (rounded up to whole messages per
  * thread), once without being timed and then `repeats` times. gbytes_per_s[repeats]: bytes that all processes sent, by
  * the time from the first write to the arrival of the last.
- * `provider` as in "ofi;tcp", "" = the one that the ofi network would take. 0, or -1 after a message on stderr.
+ * `provider` as in "ofi:tcp", "" = the one that the ofi network would take. 0, or -1 after a message on stderr.
  */
 int ofi_baseline(const char *provider, uint64_t bytes, uint32_t message_bytes, int threads, int pairs, int repeats,
                  double *gbytes_per_s);

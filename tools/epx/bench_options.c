@@ -8,6 +8,7 @@
 
 #include "bench.h"
 #include "commands.h"
+#include "net/name.h"
 
 static const char usage_text[] = "usage: epx bench ll|ht [options]\n"
                                  "       epx bench ring [options]   (epx bench ring --help)\n"
@@ -25,7 +26,7 @@ static const char usage_text[] = "usage: epx bench ll|ht [options]\n"
                                  "  --layout X      ll: expert or rank; ht: flat or expert       (ll expert, ht flat)\n"
                                  "  --align A       ht, expert layout: rows of a zone            (1)\n"
                                  "  --device D      auto, cpu, cuda or hip                       (cpu)\n"
-                                 "  --net X         network between nodes                        (auto)\n"
+                                 "  --net X         network: tcp, shm, ofi:PROVIDER, verbs, ...  (auto)\n"
                                  "  --agents A      agents per operation                         (automatic)\n"
                                  "  --logfmt        ll: combine sends LogFMT-10\n"
                                  "  --plain-memory  tensors in ordinary memory, not epx_alloc's\n"
@@ -165,8 +166,14 @@ static int parse_seed(const char *text, uint64_t *seed)
 
 static int parse_net(const char *text, char *net, size_t bytes)
 {
+    struct net_name name;
+
     if (strcmp(text, "auto") == 0)
         text = "";
+    if (text[0] != '\0' && net_name_parse(text, &name) != EPX_OK) {
+        fprintf(stderr, "epx bench: --net: %s\n", epx_last_error());
+        return -1;
+    }
     if (strlen(text) >= bytes) {
         fprintf(stderr, "epx bench: --net is '%s'; expected at most %zu characters\n", text, bytes - 1);
         return -1;
@@ -291,18 +298,18 @@ static int parse_mode(struct bench_options *o, const char *word)
 /* --vs ofi compares with the provider that EPX runs on, so EPX must run on ofi. */
 static int settle_ofi(struct bench_options *o)
 {
-    const char *env = getenv("EPX_NET"), *net;
+    const char *env = getenv("EPX_NET"), *net = env != NULL && strcmp(env, "auto") != 0 ? env : "ofi";
+    struct net_name name;
 
     if (o->config.nodes < 2) {
         fprintf(stderr, "epx bench: --vs ofi compares what crosses between nodes; expected --nodes 2 or more\n");
         return -1;
     }
-    if (o->config.net[0] == '\0' && parse_net(env != NULL ? env : "ofi", o->config.net, sizeof(o->config.net)) != 0)
+    if (o->config.net[0] == '\0' && parse_net(net, o->config.net, sizeof(o->config.net)) != 0)
         return -1;
-    net = o->config.net;
-    if (strcmp(net, "ofi") == 0 || strncmp(net, "ofi;", 4) == 0)
+    if (net_name_parse(o->config.net, &name) == EPX_OK && name.ops == &net_ofi_ops)
         return 0;
-    fprintf(stderr, "epx bench: --vs ofi with the network '%s'; expected ofi, or ofi;PROVIDER\n", net);
+    fprintf(stderr, "epx bench: --vs ofi with the network '%s'; expected tcp, ofi, or ofi:PROVIDER\n", o->config.net);
     return -1;
 }
 

@@ -2,7 +2,7 @@
 /*
  * Which provider, and where it has several addresses, which of them.
  *
- * A provider is taken in this order: the caller's ("ofi;tcp"), EPX_OFI_PROVIDER, and else the first that is there of
+ * A provider is taken in this order: the caller's ("ofi:tcp"), EPX_OFI_PROVIDER, and else the first that is there of
  * efa, cxi, verbs, tcp. shm is taken only by name: it stays inside a machine, where EPX needs no network.
  *
  * "tcp" means TCP without a layer between: the provider tcp where it has endpoints of its own that need no connecting
@@ -272,10 +272,41 @@ static int find_provider(const struct ofi_lib *lib, const char *provider, const 
     return 0;
 }
 
+/* "tcp, shm, udp": what this libfabric has, whether it can run here or not. */
+static void list_providers(const struct ofi_lib *lib, char *text, size_t bytes)
+{
+    struct fi_info *list = NULL;
+    size_t used = 0;
+
+    snprintf(text, bytes, "none");
+    if (lib->getinfo(OFI_API, NULL, NULL, FI_PROV_ATTR_ONLY, NULL, &list))
+        return;
+    for (const struct fi_info *at = list; at && used + 1 < bytes; at = at->next) {
+        const char *name = at->fabric_attr->prov_name;
+
+        if (strncmp(name, "ofi_", 4)) /* layers and hooks are no providers by themselves */
+            used += (size_t)snprintf(text + used, bytes - used, "%s%s", used ? ", " : "", name);
+    }
+    lib->freeinfo(list);
+}
+
+static epx_status fail_provider(const struct ofi_lib *lib, const char *name, int from_env, const struct wish *wish,
+                                int rc)
+{
+    char known[160];
+
+    list_providers(lib, known, sizeof(known));
+    return fail(EPX_ERR_UNSUPPORTED, "%s \"%s\" cannot be used here%s%s%s: %s; this libfabric has %s",
+                from_env ? "EPX_OFI_PROVIDER: the libfabric provider" : "the libfabric provider", name,
+                wish->interfaces ? " on the interfaces of EPX_SOCKET_IFNAME \"" : "",
+                wish->interfaces ? wish->interfaces : "", wish->interfaces ? "\"" : "", lib->strerror(-rc), known);
+}
+
 epx_status ofi_choose(const struct ofi_lib *lib, const char *provider, int index, int memory_kind,
                       struct fi_info **info)
 {
-    const char *name = provider && provider[0] ? provider : env_string("EPX_OFI_PROVIDER");
+    const int from_env = !provider || !provider[0];
+    const char *name = from_env ? env_string("EPX_OFI_PROVIDER") : provider;
     struct wish wish;
     int rc = -FI_ENODATA;
 
@@ -283,11 +314,7 @@ epx_status ofi_choose(const struct ofi_lib *lib, const char *provider, int index
     wish.gpu = net_memory_is_gpu(memory_kind);
     if (name) {
         rc = find_provider(lib, name, &wish, index, info);
-        if (!rc)
-            return EPX_OK;
-        return fail(EPX_ERR_UNSUPPORTED, "libfabric has no usable provider \"%s\" here%s%s%s: %s", name,
-                    wish.interfaces ? " on the interfaces EPX_SOCKET_IFNAME \"" : "",
-                    wish.interfaces ? wish.interfaces : "", wish.interfaces ? "\"" : "", lib->strerror(-rc));
+        return rc ? fail_provider(lib, name, from_env, &wish, rc) : EPX_OK;
     }
     for (size_t i = 0; i < sizeof(preferred) / sizeof(preferred[0]); i++) {
         rc = find_provider(lib, preferred[i], &wish, index, info);
@@ -310,9 +337,5 @@ void ofi_describe(const struct fi_info *info, char *text, size_t bytes)
     snprintf(text, bytes, "%s on %s%s%s%s", info->fabric_attr->prov_name, info->domain_attr->name, host[0] ? " (" : "",
              host, host[0] ? ")" : "");
 }
-
-#else
-
-typedef int ofi_choose_is_empty;
 
 #endif
