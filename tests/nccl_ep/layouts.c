@@ -4,160 +4,55 @@
 
 #include <stdio.h>
 
-#define LL NCCL_EP_ALGO_LOW_LATENCY
-#define HT NCCL_EP_ALGO_HIGH_THROUGHPUT
+enum { LL_EXPERT, LL_WIDE, LL_RANK, HT_FLAT, HT_EXPERT, LL_CAST, LL_CAST_ROUNDED, LL_CAST_UE8M0, ROUNDS };
 
-static const struct spec ll_expert = {.name = "ll expert-major",
-                                      .algorithm = LL,
-                                      .layout = NCCL_EP_LAYOUT_EXPERT_MAJOR,
-                                      .dtype = EPX_BF16,
-                                      .received = EPX_BF16,
-                                      .counter = EPX_INT32,
-                                      .alignment = 1,
-                                      .topk = 3,
-                                      .hidden = 256,
-                                      .tokens = 17,
-                                      .experts = 24};
-static const struct spec ll_expert_wide = {/* more than NCCL EP's 9 experts per token, and int64 counters */
-                                           .name = "ll expert-major, top-22",
-                                           .algorithm = LL,
-                                           .layout = NCCL_EP_LAYOUT_EXPERT_MAJOR,
-                                           .dtype = EPX_FP16,
-                                           .received = EPX_FP16,
-                                           .counter = EPX_INT64,
-                                           .alignment = 1,
-                                           .topk = 22,
-                                           .hidden = 72,
-                                           .tokens = 5,
-                                           .experts = 32,
-                                           .index32 = 1,
-                                           .memory = SHARED};
-static const struct spec ll_rank = {.name = "ll rank-major",
-                                    .algorithm = LL,
-                                    .layout = NCCL_EP_LAYOUT_RANK_MAJOR,
-                                    .dtype = EPX_BF16,
-                                    .received = EPX_BF16,
-                                    .counter = EPX_INT32,
-                                    .alignment = 1,
-                                    .topk = 4,
-                                    .hidden = 384,
-                                    .tokens = 17,
-                                    .experts = 24,
-                                    .memory = WINDOW};
-static const struct spec ht_flat = {.name = "ht flat",
-                                    .algorithm = HT,
-                                    .layout = NCCL_EP_LAYOUT_FLAT,
-                                    .dtype = EPX_BF16,
-                                    .received = EPX_BF16,
-                                    .counter = EPX_INT32,
-                                    .alignment = 1,
-                                    .topk = 4,
-                                    .hidden = 256,
-                                    .tokens = 40,
-                                    .experts = 24};
-static const struct spec ht_expert = {.name = "ht expert-major",
-                                      .algorithm = HT,
-                                      .layout = NCCL_EP_LAYOUT_EXPERT_MAJOR,
-                                      .dtype = EPX_FP32,
-                                      .received = EPX_FP32,
-                                      .counter = EPX_INT64,
-                                      .alignment = 16,
-                                      .topk = 4,
-                                      .hidden = 100,
-                                      .tokens = 33,
-                                      .experts = 20,
-                                      .memory = WINDOW};
-static const struct spec ll_cast = {.name = "ll cast to fp8",
-                                    .algorithm = LL,
-                                    .layout = NCCL_EP_LAYOUT_EXPERT_MAJOR,
-                                    .dtype = EPX_BF16,
-                                    .received = EPX_FP8_E4M3,
-                                    .scale = EPX_FP32,
-                                    .counter = EPX_INT32,
-                                    .alignment = 1,
-                                    .topk = 3,
-                                    .hidden = 512,
-                                    .tokens = 9,
-                                    .experts = 16};
-static const struct spec ll_cast_rounded = {.name = "ll cast to fp8, round scales",
-                                            .algorithm = LL,
-                                            .layout = NCCL_EP_LAYOUT_EXPERT_MAJOR,
-                                            .dtype = EPX_BF16,
-                                            .received = EPX_FP8_E4M3,
-                                            .scale = EPX_FP32,
-                                            .counter = EPX_INT32,
-                                            .alignment = 1,
-                                            .topk = 3,
-                                            .hidden = 512,
-                                            .round_scales = 1,
-                                            .tokens = 9,
-                                            .experts = 16};
-static const struct spec ll_cast_ue8m0 = {.name = "ll cast to fp8, scales ue8m0",
-                                          .algorithm = LL,
-                                          .layout = NCCL_EP_LAYOUT_EXPERT_MAJOR,
-                                          .dtype = EPX_BF16,
-                                          .received = EPX_FP8_E4M3,
-                                          .scale = EPX_UINT8,
-                                          .counter = EPX_INT32,
-                                          .alignment = 1,
-                                          .topk = 3,
-                                          .hidden = 1024,
-                                          .round_scales = 1,
-                                          .tokens = 9,
-                                          .experts = 16};
-static const struct spec ht_fp8 = {.name = "ht flat, fp8 tokens",
-                                   .algorithm = HT,
-                                   .layout = NCCL_EP_LAYOUT_FLAT,
-                                   .dtype = EPX_FP8_E4M3,
-                                   .received = EPX_FP8_E4M3,
-                                   .scale = EPX_FP32,
-                                   .counter = EPX_INT32,
-                                   .alignment = 1,
-                                   .topk = 2,
-                                   .hidden = 256,
-                                   .tokens = 21,
-                                   .experts = 16};
+/* name; algorithm, layout; dtype sent, received, of counters; alignment, top-k, hidden, tokens, experts */
+static const struct spec specs[ROUNDS] = {
+    [LL_EXPERT] = {"ll expert-major", LL, EXPERT_MAJOR, EPX_BF16, EPX_BF16, EPX_INT32, 1, 3, 256, 17, 24,
+                   .memory = PLAIN},
+    /* more than NCCL EP's 9 experts per token, and int64 counters */
+    [LL_WIDE] = {"ll expert-major, top-22", LL, EXPERT_MAJOR, EPX_FP16, EPX_FP16, EPX_INT64, 1, 22, 72, 5, 32,
+                 .index32 = 1, .memory = SHARED},
+    [LL_RANK] = {"ll rank-major", LL, RANK_MAJOR, EPX_BF16, EPX_BF16, EPX_INT32, 1, 4, 384, 17, 24, .memory = WINDOW},
+    [HT_FLAT] = {"ht flat", HT, FLAT, EPX_BF16, EPX_BF16, EPX_INT32, 1, 4, 256, 40, 24, .memory = PLAIN},
+    [HT_EXPERT] = {"ht expert-major", HT, EXPERT_MAJOR, EPX_FP32, EPX_FP32, EPX_INT64, 16, 4, 100, 33, 20,
+                   .memory = WINDOW},
+    [LL_CAST] = {"ll cast to fp8", LL, EXPERT_MAJOR, EPX_BF16, EPX_FP8_E4M3, EPX_INT32, 1, 3, 512, 9, 16,
+                 .scale = EPX_FP32},
+    [LL_CAST_ROUNDED] = {"ll cast to fp8, round scales", LL, EXPERT_MAJOR, EPX_BF16, EPX_FP8_E4M3, EPX_INT32, 1, 3, 512,
+                         9, 16, .scale = EPX_FP32, .round_scales = 1},
+    [LL_CAST_UE8M0] = {"ll cast to fp8, scales ue8m0", LL, EXPERT_MAJOR, EPX_BF16, EPX_FP8_E4M3, EPX_INT32, 1, 3, 1024,
+                       9, 16, .scale = EPX_UINT8, .round_scales = 1},
+};
+static const struct spec ht_fp8 = {
+    "ht flat, fp8 tokens", HT, FLAT, EPX_FP8_E4M3, EPX_FP8_E4M3, EPX_INT32, 1, 2, 256, 21, 16, .scale = EPX_FP32};
 
 /* Each routing serves several operations. */
-static int run_rounds(ncclEpGroup_t group, const struct spec *spec, int topk_open)
+static int test_rounds(const struct spec *spec, int topk_open)
 {
     const int backward = spec->algorithm == HT && spec->received != EPX_FP8_E4M3;
     struct nccl_case nc;
 
-    if (nccl_case_open(&nc, group, spec, topk_open))
+    if (nccl_case_open_alone(&nc, spec, topk_open))
         return -1;
     for (uint64_t seed = 1; seed <= 3; seed++)
         if (nccl_case_route(&nc, seed) || nccl_case_round(&nc, 10 * seed, 0) ||
             nccl_case_round(&nc, 10 * seed + 1, backward) || nccl_case_round(&nc, 10 * seed + 2, 0))
             return -1;
-    return nccl_case_close(&nc);
+    return nccl_case_close_alone(&nc);
 }
 
-static int test_spec(const struct spec *spec, int topk_open)
-{
-    ncclEpGroup_t group;
-
-    if (group_open(&group, spec, 0, 0) || run_rounds(group, spec, topk_open))
-        return -1;
-    TRY(ncclEpGroupDestroy(group));
-    return 0;
-}
-
-/* Fp8 tokens are summed as what their experts made of them. */
+/* FP8 tokens: combine takes what the experts made of them, which is another dtype. */
 static int test_dispatch_only(const struct spec *spec)
 {
     struct nccl_case nc;
-    ncclEpGroup_t group;
 
-    if (group_open(&group, spec, 0, 0) || nccl_case_open(&nc, group, spec, 1))
+    if (nccl_case_open_alone(&nc, spec, 1))
         return -1;
     for (uint64_t seed = 1; seed <= 2; seed++)
         if (nccl_case_route(&nc, seed) || nccl_case_dispatch(&nc, seed, 0, 0) || nccl_case_check_dispatch(&nc, 0))
             return -1;
-    if (nccl_case_close(&nc))
-        return -1;
-    TRY(ncclEpGroupDestroy(group));
-    return 0;
+    return nccl_case_close_alone(&nc);
 }
 
 static int complete(struct nccl_case *nc, cudaStream_t stream)
@@ -167,25 +62,14 @@ static int complete(struct nccl_case *nc, cudaStream_t stream)
     return 0;
 }
 
-/* A third operation, where two are on their way. */
+/* A third operation while two are staged. */
 static int send_too_many(struct nccl_case *nc)
 {
-    ncclEpDispatchInputs_t in = NCCL_EP_DISPATCH_INPUTS_INIT;
-    ncclEpDispatchOutputs_t out = NCCL_EP_DISPATCH_OUTPUTS_INIT;
-    ncclEpDispatchConfig_t config = NCCL_EP_DISPATCH_CONFIG_INIT;
-    ncclEpLayoutInfo_t info = NCCL_EP_LAYOUT_INFO_INIT;
+    struct nccl_calls c;
 
-    in.tokens = nc->tokens.tensor;
-    out.tokens = nc->received.tensor;
-    if (nc->received_weights.tensor) {
-        in.topk_weights = nc->weights.tensor;
-        out.topk_weights = nc->received_weights.tensor;
-        out.topk_idx = nc->received_idx.tensor;
-    }
-    info.expert_counters = nc->expert_counters.tensor;
-    info.src_rank_counters = nc->rank_counters.tensor;
-    config.send_only = 1;
-    EXPECT(ncclInvalidUsage, ncclEpDispatch(nc->handle, &in, &out, &info, &config, world.stream));
+    nccl_calls_init(&c, nc, 0);
+    c.config.send_only = 1;
+    EXPECT(ncclInvalidUsage, ncclEpDispatch(nc->handle, &c.in, &c.out, &c.info, &c.config, world.stream));
     return 0;
 }
 
@@ -193,11 +77,10 @@ static int send_too_many(struct nccl_case *nc)
 static int test_interleaved(const struct spec *spec)
 {
     struct nccl_case a, b, c;
-    ncclEpGroup_t group;
     int error = -1;
 
-    if (group_open(&group, spec, 0, 0) || nccl_case_open(&a, group, spec, 0) || nccl_case_open(&b, group, spec, 0) ||
-        nccl_case_open(&c, group, spec, 0) || nccl_case_route(&c, 77))
+    if (nccl_case_open_alone(&a, spec, 0) || nccl_case_open(&b, a.group, spec, 0) ||
+        nccl_case_open(&c, a.group, spec, 0) || nccl_case_route(&c, 77))
         return -1;
     for (uint64_t i = 1; i <= 3; i++) {
         if (nccl_case_route(&a, i) || nccl_case_route(&b, i + 100) || nccl_case_dispatch(&a, i, 0, 1) ||
@@ -216,50 +99,43 @@ static int test_interleaved(const struct spec *spec)
             return -1;
     }
     TRY(ncclEpComplete(a.handle, NULL, world.stream)); /* nothing is staged */
-    TRY(ncclEpGetAsyncError(group, &error));
+    TRY(ncclEpGetAsyncError(a.group, &error));
     CHECK(error == 0);
-    if (nccl_case_close(&a) || nccl_case_close(&b) || nccl_case_close(&c))
-        return -1;
-    TRY(ncclEpGroupDestroy(group));
-    return 0;
+    return nccl_case_close(&b) || nccl_case_close(&c) || nccl_case_close_alone(&a) ? -1 : 0;
 }
 
 /* High throughput: handles with different routings and layouts of one group, used in turn without an update. */
 static int test_kept_routings(void)
 {
-    struct spec flat = ht_flat, expert = ht_flat;
+    struct spec flat = specs[HT_FLAT], expert = flat;
     struct nccl_case a, b;
-    ncclEpGroup_t group;
 
     expert.name = "ht expert-major beside flat";
-    expert.layout = NCCL_EP_LAYOUT_EXPERT_MAJOR;
+    expert.layout = EXPERT_MAJOR;
     expert.alignment = 4;
     flat.rows = (int)most_rows(&expert); /* one limit for all tensors of a group */
-    if (group_open(&group, &expert, 0, 0) || nccl_case_open(&a, group, &flat, 1) ||
-        nccl_case_open(&b, group, &expert, 0) || nccl_case_route(&a, 7) || nccl_case_route(&b, 8))
+    if (nccl_case_open_alone(&b, &expert, 0) || nccl_case_open(&a, b.group, &flat, 1) || nccl_case_route(&a, 7) ||
+        nccl_case_route(&b, 8))
         return -1;
     for (uint64_t i = 0; i < 3; i++)
         if (nccl_case_round(&a, 2 * i, 0) || nccl_case_round(&b, 2 * i + 1, i == 1))
             return -1;
-    if (nccl_case_close(&a) || nccl_case_close(&b))
-        return -1;
-    TRY(ncclEpGroupDestroy(group));
-    return 0;
+    return nccl_case_close(&a) || nccl_case_close_alone(&b) ? -1 : 0;
 }
 
 /* A handle that gets another K at its next update; ncclEpCreateHandle; memory of the caller's for handles. */
 static int test_handles(void)
 {
-    struct spec other = ht_flat;
+    struct spec other = specs[HT_FLAT];
     struct tensor_pair memory = {0};
     struct nccl_case nc;
     ncclEpGroup_t group;
     ncclEpHandle_t handle;
     size_t bytes = 0;
 
-    if (group_open(&group, &ht_flat, 0, 0) || nccl_case_open(&nc, group, &ht_flat, 1) || nccl_case_route(&nc, 1) ||
-        nccl_case_round(&nc, 1, 0))
+    if (nccl_case_open_alone(&nc, &specs[HT_FLAT], 1) || nccl_case_route(&nc, 1) || nccl_case_round(&nc, 1, 0))
         return -1;
+    group = nc.group;
     handle = nc.handle;
     /* The tensors of K = 2 with the handle of K = 4. */
     other.topk = 2;
@@ -272,15 +148,15 @@ static int test_handles(void)
     if (nccl_case_route(&second, 2) || nccl_case_round(&second, 2, 1))
         return -1;
     second.handle = unused;
-    TRY(ncclEpHandleMemSize(group, NCCL_EP_LAYOUT_FLAT, NULL, &bytes, -1));
+    TRY(ncclEpHandleMemSize(group, FLAT, NULL, &bytes, -1));
     CHECK(bytes > 0);
     if (tensor_pair_open(&memory, group, PLAIN, EPX_UINT8, 1, (int64_t)bytes, 0, 0))
         return -1;
-    TRY(ncclEpInitHandle(&handle, group, NCCL_EP_LAYOUT_FLAT, NULL, -1, memory.tensor));
+    TRY(ncclEpInitHandle(&handle, group, FLAT, NULL, -1, memory.tensor));
     TRY(ncclEpHandleDestroy(handle));
     memory.tensor->sizes[0] = bytes - 1;
-    EXPECT(ncclInvalidArgument, ncclEpInitHandle(&handle, group, NCCL_EP_LAYOUT_FLAT, NULL, -1, memory.tensor));
-    TRY(ncclEpCreateHandle(&handle, group, NCCL_EP_LAYOUT_FLAT, second.idx.tensor, NULL, NULL, world.stream));
+    EXPECT(ncclInvalidArgument, ncclEpInitHandle(&handle, group, FLAT, NULL, -1, memory.tensor));
+    TRY(ncclEpCreateHandle(&handle, group, FLAT, second.idx.tensor, NULL, NULL, world.stream));
     TRY(cudaStreamSynchronize(world.stream));
     if (tensor_pair_close(&memory) || nccl_case_close(&nc) || nccl_case_close(&second))
         return -1;
@@ -291,10 +167,11 @@ static int test_handles(void)
 
 int test_layouts(void)
 {
-    return test_spec(&ll_expert, 0) || test_spec(&ll_expert_wide, 0) || test_spec(&ll_rank, 0) ||
-                   test_spec(&ht_flat, 1) || test_spec(&ht_expert, 0) || test_spec(&ll_cast, 0) ||
-                   test_spec(&ll_cast_rounded, 0) || test_spec(&ll_cast_ue8m0, 0) || test_dispatch_only(&ht_fp8) ||
-                   test_interleaved(&ll_expert) || test_interleaved(&ll_rank) || test_kept_routings() || test_handles()
+    for (int i = 0; i < ROUNDS; i++)
+        if (test_rounds(&specs[i], i == HT_FLAT))
+            return -1;
+    return test_dispatch_only(&ht_fp8) || test_interleaved(&specs[LL_EXPERT]) || test_interleaved(&specs[LL_RANK]) ||
+                   test_kept_routings() || test_handles()
                ? -1
                : 0;
 }

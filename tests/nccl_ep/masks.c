@@ -7,17 +7,8 @@
 
 #define TIMEOUT_TEXT "700"
 
-static const struct spec spec = {.name = "masks",
-                                 .algorithm = NCCL_EP_ALGO_LOW_LATENCY,
-                                 .layout = NCCL_EP_LAYOUT_EXPERT_MAJOR,
-                                 .dtype = EPX_BF16,
-                                 .received = EPX_BF16,
-                                 .counter = EPX_INT32,
-                                 .alignment = 1,
-                                 .topk = 3,
-                                 .hidden = 128,
-                                 .tokens = 6,
-                                 .experts = 16};
+static const struct spec spec = {"masks", LL, EXPERT_MAJOR, EPX_BF16, EPX_BF16, EPX_INT32,
+                                 1,       3,  128,          6,        16,       .memory = PLAIN};
 
 /* Everybody but the last rank. */
 static int absent(void)

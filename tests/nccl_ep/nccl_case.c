@@ -7,12 +7,12 @@
 
 static int low(const struct nccl_case *nc)
 {
-    return nc->spec->algorithm == NCCL_EP_ALGO_LOW_LATENCY;
+    return nc->spec->algorithm == LL;
 }
 
 static int major(const struct nccl_case *nc)
 {
-    return nc->spec->layout == NCCL_EP_LAYOUT_EXPERT_MAJOR;
+    return nc->spec->layout == EXPERT_MAJOR;
 }
 
 static int local_experts(const struct nccl_case *nc)
@@ -25,7 +25,7 @@ int64_t most_rows(const struct spec *spec)
     const int local = (spec->experts + world.nranks - 1) / world.nranks;
     const int64_t flat = (int64_t)world.nranks * spec->tokens;
 
-    if (spec->rows || spec->layout != NCCL_EP_LAYOUT_EXPERT_MAJOR)
+    if (spec->rows || spec->layout != EXPERT_MAJOR)
         return spec->rows ? spec->rows : flat;
     return flat * (spec->topk < local ? spec->topk : local) + (int64_t)local * spec->alignment;
 }
@@ -41,7 +41,7 @@ int group_open(ncclEpGroup_t *group, const struct spec *spec, int enable_mask, i
     config.enable_mask = (unsigned int)enable_mask;
     config.timeout_ns = (uint64_t)timeout_ms * 1000000u;
     config.num_qp_per_rank = 4; /* taken, without meaning */
-    if (spec->algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT && !spec->rows_open)
+    if (spec->algorithm == HT && !spec->rows_open)
         config.max_recv_tokens_per_rank = (unsigned int)most_rows(spec);
     TRY(ncclEpCreateGroup(group, world.comm, &config));
     return 0;
@@ -173,6 +173,23 @@ int nccl_case_close(struct nccl_case *nc)
     return 0;
 }
 
+int nccl_case_open_alone(struct nccl_case *nc, const struct spec *spec, int topk_open)
+{
+    ncclEpGroup_t group;
+
+    return group_open(&group, spec, 0, 0) || nccl_case_open(nc, group, spec, topk_open) ? -1 : 0;
+}
+
+int nccl_case_close_alone(struct nccl_case *nc)
+{
+    ncclEpGroup_t group = nc->group;
+
+    if (nccl_case_close(nc))
+        return -1;
+    TRY(ncclEpGroupDestroy(group));
+    return 0;
+}
+
 /* ---- What the oracle says -------------------------------------------------------------------------------------------- */
 
 static int agrees(const struct nccl_case *nc, const char *what, int rc, const struct mismatch *m)
@@ -218,18 +235,52 @@ static epx_tensor scale_view(const struct tensor_pair *pair)
     return t;
 }
 
-static ncclEpLayoutInfo_t layout_info(struct nccl_case *nc)
-{
-    ncclEpLayoutInfo_t info = NCCL_EP_LAYOUT_INFO_INIT;
+/* ---- Operations ------------------------------------------------------------------------------------------------------ */
 
-    info.expert_counters = nc->expert_counters.tensor;
-    info.src_rank_counters = nc->rank_counters.tensor;
-    info.expert_offsets = nc->offsets.tensor;
-    info.recv_total_counter = nc->total.tensor;
-    return info;
+static void dispatch_args(struct nccl_calls *c, struct nccl_case *nc, int backward)
+{
+    c->in = NCCL_EP_DISPATCH_INPUTS_INIT;
+    c->out = NCCL_EP_DISPATCH_OUTPUTS_INIT;
+    c->config = NCCL_EP_DISPATCH_CONFIG_INIT;
+    c->info = NCCL_EP_LAYOUT_INFO_INIT;
+    c->in.tokens = nc->tokens.tensor;
+    c->in.scales = nc->scales.tensor;
+    c->out.tokens = nc->received.tensor;
+    c->out.scales = nc->received_scales.tensor;
+    if (!backward && nc->received_weights.tensor) {
+        c->in.topk_weights = nc->weights.tensor;
+        c->out.topk_weights = nc->received_weights.tensor;
+        c->out.topk_idx = nc->received_idx.tensor;
+    }
+    c->config.round_scales = (unsigned int)nc->spec->round_scales;
+    c->config.pass_direction = backward ? NCCL_EP_BWD_PASS : NCCL_EP_FWD_PASS;
+    c->info.expert_counters = nc->expert_counters.tensor;
+    c->info.src_rank_counters = nc->rank_counters.tensor;
+    c->info.expert_offsets = nc->offsets.tensor;
+    c->info.recv_total_counter = nc->total.tensor;
 }
 
-/* ---- Operations ------------------------------------------------------------------------------------------------------ */
+static void combine_args(struct nccl_calls *c, struct nccl_case *nc, int backward)
+{
+    c->cin = NCCL_EP_COMBINE_INPUTS_INIT;
+    c->cout = NCCL_EP_COMBINE_OUTPUTS_INIT;
+    c->cconfig = NCCL_EP_COMBINE_CONFIG_INIT;
+    c->cin.tokens = nc->results.tensor;
+    c->cout.tokens = nc->combined.tensor;
+    if (low(nc) && major(nc))
+        c->cout.topk_weights = nc->weights.tensor; /* an input of low latency's combine */
+    if (backward) {
+        c->cin.topk_weights = nc->result_weights.tensor;
+        c->cout.topk_weights = nc->combined_weights.tensor;
+    }
+    c->cconfig.pass_direction = backward ? NCCL_EP_BWD_PASS : NCCL_EP_FWD_PASS;
+}
+
+void nccl_calls_init(struct nccl_calls *c, struct nccl_case *nc, int backward)
+{
+    dispatch_args(c, nc, backward);
+    combine_args(c, nc, backward);
+}
 
 /* Tensors of this rank have as many rows as it has tokens now. */
 static void set_tokens(struct nccl_case *nc, int tokens)
@@ -253,8 +304,8 @@ static int reset_recv(struct nccl_case *nc)
 int nccl_case_route(struct nccl_case *nc, uint64_t seed)
 {
     const struct spec *s = nc->spec;
-    const uint32_t flags = s->layout == NCCL_EP_LAYOUT_FLAT ? EPX_HANDLE_COMPACT_TOPK : 0;
-    ncclEpLayoutInfo_t info = layout_info(nc);
+    const uint32_t flags = s->layout == FLAT ? EPX_HANDLE_COMPACT_TOPK : 0;
+    struct nccl_calls c;
     int tokens;
 
     forget_routing(nc);
@@ -273,7 +324,8 @@ int nccl_case_route(struct nccl_case *nc, uint64_t seed)
             tensor_set_int(&nc->idx.view, (int64_t)t * s->topk + k, oracle_idx(&nc->route, world.rank, t)[k]);
     if (tensor_pair_put(&nc->idx))
         return -1;
-    TRY(ncclEpUpdateHandle(nc->handle, nc->idx.tensor, low(nc) ? NULL : &info, world.stream));
+    nccl_calls_init(&c, nc, 0);
+    TRY(ncclEpUpdateHandle(nc->handle, nc->idx.tensor, low(nc) ? NULL : &c.info, world.stream));
     return low(nc) ? 0 : check_counts(nc);
 }
 
@@ -303,27 +355,14 @@ static int put_inputs(struct nccl_case *nc)
 
 int nccl_case_dispatch(struct nccl_case *nc, uint64_t round, int backward, int send_only)
 {
-    ncclEpDispatchInputs_t in = NCCL_EP_DISPATCH_INPUTS_INIT;
-    ncclEpDispatchOutputs_t out = NCCL_EP_DISPATCH_OUTPUTS_INIT;
-    ncclEpDispatchConfig_t config = NCCL_EP_DISPATCH_CONFIG_INIT;
-    ncclEpLayoutInfo_t info = layout_info(nc);
+    struct nccl_calls c;
 
     nc->work.round = round;
     if (put_inputs(nc))
         return -1;
-    in.tokens = nc->tokens.tensor;
-    in.scales = nc->scales.tensor;
-    out.tokens = nc->received.tensor;
-    out.scales = nc->received_scales.tensor;
-    if (!backward && nc->received_weights.tensor) {
-        in.topk_weights = nc->weights.tensor;
-        out.topk_weights = nc->received_weights.tensor;
-        out.topk_idx = nc->received_idx.tensor;
-    }
-    config.send_only = (unsigned int)send_only;
-    config.round_scales = (unsigned int)nc->spec->round_scales;
-    config.pass_direction = backward ? NCCL_EP_BWD_PASS : NCCL_EP_FWD_PASS;
-    TRY(ncclEpDispatch(nc->handle, &in, &out, low(nc) ? &info : NULL, &config, world.stream));
+    nccl_calls_init(&c, nc, backward);
+    c.config.send_only = (unsigned int)send_only;
+    TRY(ncclEpDispatch(nc->handle, &c.in, &c.out, low(nc) ? &c.info : NULL, &c.config, world.stream));
     return 0;
 }
 
@@ -352,25 +391,15 @@ int nccl_case_check_dispatch(struct nccl_case *nc, int backward)
 
 int nccl_case_combine(struct nccl_case *nc, int backward, int send_only)
 {
-    ncclEpCombineInputs_t in = NCCL_EP_COMBINE_INPUTS_INIT;
-    ncclEpCombineOutputs_t out = NCCL_EP_COMBINE_OUTPUTS_INIT;
-    ncclEpCombineConfig_t config = NCCL_EP_COMBINE_CONFIG_INIT;
+    struct nccl_calls c;
 
     oracle_fill_results(&nc->recv, &nc->data, &nc->results.view, backward ? &nc->result_weights.view : NULL);
     if (tensor_pair_put(&nc->results) || (backward && tensor_pair_put(&nc->result_weights)) ||
         tensor_pair_fill(&nc->combined, POISON) || tensor_pair_fill(&nc->combined_weights, POISON))
         return -1;
-    in.tokens = nc->results.tensor;
-    out.tokens = nc->combined.tensor;
-    if (low(nc) && major(nc))
-        out.topk_weights = nc->weights.tensor; /* read there */
-    if (backward) {
-        in.topk_weights = nc->result_weights.tensor;
-        out.topk_weights = nc->combined_weights.tensor;
-    }
-    config.send_only = (unsigned int)send_only;
-    config.pass_direction = backward ? NCCL_EP_BWD_PASS : NCCL_EP_FWD_PASS;
-    TRY(ncclEpCombine(nc->handle, &in, &out, &config, world.stream));
+    nccl_calls_init(&c, nc, backward);
+    c.cconfig.send_only = (unsigned int)send_only;
+    TRY(ncclEpCombine(nc->handle, &c.cin, &c.cout, &c.cconfig, world.stream));
     return 0;
 }
 

@@ -62,15 +62,22 @@ int tensor_pair_close(struct tensor_pair *pair);
 
 enum { POISON = 0x5a };
 
+#define LL NCCL_EP_ALGO_LOW_LATENCY
+#define HT NCCL_EP_ALGO_HIGH_THROUGHPUT
+#define EXPERT_MAJOR NCCL_EP_LAYOUT_EXPERT_MAJOR
+#define RANK_MAJOR NCCL_EP_LAYOUT_RANK_MAJOR
+#define FLAT NCCL_EP_LAYOUT_FLAT
+
+/* Tables of specs give the fields up to `experts` by position, the others by name. */
 struct spec {
     const char *name;
     ncclEpAlgorithm_t algorithm;
     ncclEpLayout_t layout;
     epx_dtype dtype, received; /* of tokens; BF16 to FP8_E4M3 is a cast */
-    epx_dtype scale;           /* fp8: FP32, or UINT8: UE8M0 */
     epx_dtype counter;
-    int alignment, topk, hidden, tokens, experts, index32;
-    int round_scales;
+    int alignment, topk, hidden, tokens, experts;
+    epx_dtype scale; /* fp8: FP32, or UINT8: UE8M0 */
+    int index32, round_scales;
     int even;      /* every rank has as many tokens as it may */
     int rows;      /* high throughput: of receive tensors; 0: the worst case */
     int rows_open; /* the group does not say how many */
@@ -92,12 +99,27 @@ struct nccl_case {
     struct tensor_pair results, result_weights, combined, combined_weights; /* of combine */
 };
 
-/* A group fit for the spec. `timeout_ms` 0: the default. */
+/* The arguments of dispatch and combine, made of a case's tensors; a test may change them before the call. */
+struct nccl_calls {
+    ncclEpDispatchInputs_t in;
+    ncclEpDispatchOutputs_t out;
+    ncclEpDispatchConfig_t config;
+    ncclEpCombineInputs_t cin;
+    ncclEpCombineOutputs_t cout;
+    ncclEpCombineConfig_t cconfig;
+    ncclEpLayoutInfo_t info;
+};
+void nccl_calls_init(struct nccl_calls *c, struct nccl_case *nc, int backward);
+
 int64_t most_rows(const struct spec *spec); /* of high throughput's receive tensors */
+/* A group fit for the spec. `timeout_ms` 0: the default. */
 int group_open(ncclEpGroup_t *group, const struct spec *spec, int enable_mask, int timeout_ms);
 /* topk_open: high throughput learns K at the first update. */
 int nccl_case_open(struct nccl_case *nc, ncclEpGroup_t group, const struct spec *spec, int topk_open);
 int nccl_case_close(struct nccl_case *nc);
+/* The same with a group that has this case only. */
+int nccl_case_open_alone(struct nccl_case *nc, const struct spec *spec, int topk_open);
+int nccl_case_close_alone(struct nccl_case *nc);
 /* A new routing, drawn from the seed; high throughput's counts are checked. */
 int nccl_case_route(struct nccl_case *nc, uint64_t seed);
 /* active[r] 0: the oracle knows that rank r takes no part. NULL: all do. */
