@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "thread_boot.h"
+
 enum { FILL = 0xab };
 
 static int complain(struct fixture *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -256,4 +258,54 @@ int fixture_ht_combine(struct fixture *s)
 int fixture_ht(struct fixture *s)
 {
     return fixture_ht_dispatch(s) || fixture_ht_combine(s) ? -1 : 0;
+}
+
+int fixture_fail(struct fixture *s, const char *what)
+{
+    return complain(s, "%s (last error: %s)", what, epx_last_error());
+}
+
+epx_status fixture_sync(struct fixture *s, epx_status status)
+{
+    const epx_status synced = epx_stream_sync(s->group, NULL);
+
+    return status != EPX_OK ? status : synced;
+}
+
+int fixture_rank(int rank, int nranks, const epx_bootstrap *boot, const epx_group_config *config, fixture_fn fn,
+                 void *arg)
+{
+    struct fixture *s = malloc(sizeof(*s));
+    int rc;
+
+    if (!s)
+        return -1;
+    rc = fixture_open(s, rank, nranks, boot, config);
+    s->arg = arg;
+    rc = rc || fn(s);
+    if (rc)
+        fprintf(stderr, "rank %d: %s\n", rank, s->why);
+    fixture_close(s);
+    free(s);
+    return rc ? -1 : 0;
+}
+
+struct fixture_job {
+    const epx_group_config *config;
+    fixture_fn fn;
+    void *arg;
+};
+
+static int job_rank(int rank, int nranks, epx_bootstrap *boot, void *arg)
+{
+    const struct fixture_job *job = arg;
+
+    return fixture_rank(rank, nranks, boot, job->config, job->fn, job->arg);
+}
+
+int fixture_run(int nranks, const epx_group_config *config, fixture_fn fn, void *arg)
+{
+    struct fixture_job job = {config, fn, arg};
+
+    return run_ranks(nranks, job_rank, &job);
 }

@@ -31,6 +31,7 @@ struct fixture {
     epx_dispatch_outputs ll_out, ht_out;
     epx_combine_inputs ll_cin, ht_cin;
     epx_combine_outputs cout;
+    void *arg; /* of fixture_run */
     char why[900];
 };
 
@@ -53,6 +54,19 @@ void fixture_refill(struct fixture *s);
 int fixture_check_ll_dispatch(struct fixture *s);
 int fixture_check_ll_combine(struct fixture *s);
 void fixture_set_active(struct fixture *s, int rank, int active);
+
+/* -1, with `what` and epx_last_error() as the reason. */
+int fixture_fail(struct fixture *s, const char *what);
+/* Waits for the default stream; `status` if that is an error, otherwise that of the wait. */
+epx_status fixture_sync(struct fixture *s, epx_status status);
+
+/* What a test does on each rank, with an open fixture. 0, or -1 with why filled. */
+typedef int (*fixture_fn)(struct fixture *s);
+/* One rank: opens a fixture, runs fn with `arg` in s->arg, prints why it failed, closes. 0 or -1. */
+int fixture_rank(int rank, int nranks, const epx_bootstrap *boot, const epx_group_config *config, fixture_fn fn,
+                 void *arg);
+/* Ranks as threads; returns how many failed. */
+int fixture_run(int nranks, const epx_group_config *config, fixture_fn fn, void *arg);
 
 /* Did `call` return `status`, and does epx_last_error() contain all of the NULL-terminated words? */
 int fixture_expect(struct fixture *s, const char *call, epx_status got, epx_status expected, const char *const *words);

@@ -93,8 +93,12 @@ uint64_t prop_excused(void);
 
 /* Runs `cases` (times EPX_TEST_SCALE) cases of which `change` may restrict or force something. Prints how to repeat the
  * first failure; returns how many failed (it stops at the first). */
-int prop_run(const char *program, const char *name, int cases, int modes, int max_ranks,
-             void (*change)(struct prop_case *c, struct prop_rng *rng));
+typedef void (*prop_change_fn)(struct prop_case *c, struct prop_rng *rng);
+int prop_run(const char *program, const char *name, int cases, int modes, int max_ranks, prop_change_fn change);
+/* Changes that several programs make: one handle, bf16, the default stream; casts to fp8; 9 to 64 ranks. */
+void prop_force_plain(struct prop_case *c, struct prop_rng *rng);
+void prop_force_cast(struct prop_case *c, struct prop_rng *rng);
+void prop_force_many_ranks(struct prop_case *c, struct prop_rng *rng, int max_tokens);
 /* EPX_TEST_SCALE, 1 by default. */
 double prop_scale(void);
 

@@ -210,3 +210,44 @@ void prop_shrink(struct prop_case *c)
         h->w.scale_count = h->w.scale_dtype == EPX_FP32 ? (h->w.hidden + 127) / 128 : (h->w.hidden + 511) / 512;
     }
 }
+
+/* ---- Changes -------------------------------------------------------------------------------------------------- */
+
+void prop_force_plain(struct prop_case *c, struct prop_rng *rng)
+{
+    struct prop_handle *h = &c->handle[0];
+
+    (void)rng;
+    c->nhandles = c->ngroups = 1;
+    h->async = 0;
+    h->streams = PROP_DEFAULT_STREAM;
+    h->w.dtype = h->out_dtype = h->result_dtype = EPX_BF16;
+    h->w.hidden = (h->w.hidden + 7) / 8 * 8;
+}
+
+/* Rows of a cast have a multiple of 16 channels. */
+void prop_force_cast(struct prop_case *c, struct prop_rng *rng)
+{
+    static const int dtypes[] = {EPX_BF16, EPX_BF16, EPX_FP16, EPX_FP32};
+
+    for (int i = 0; i < c->nhandles; i++) {
+        struct prop_handle *h = &c->handle[i];
+        h->w.dtype = dtypes[prop_draw(rng, 4)];
+        h->out_dtype = EPX_FP8_E4M3;
+        h->w.hidden = (h->w.hidden + 15) / 16 * 16;
+    }
+}
+
+void prop_force_many_ranks(struct prop_case *c, struct prop_rng *rng, int max_tokens)
+{
+    const int ranks = prop_chance(rng, 30) ? 64 : 9 + prop_draw(rng, 56);
+    struct workload *w = &c->handle[0].w;
+
+    c->nranks = ranks;
+    c->nhandles = c->ngroups = 1;
+    c->updates = 1;
+    c->num_agents = 1 + prop_draw(rng, 2);
+    w->nranks = ranks;
+    w->experts = prop_chance(rng, 50) ? ranks : 1 + prop_draw(rng, 3 * ranks);
+    w->max_tokens = 1 + prop_draw(rng, max_tokens);
+}

@@ -286,8 +286,7 @@ void prop_print_case(const struct prop_case *c)
     }
 }
 
-int prop_run(const char *program, const char *name, int cases, int modes, int max_ranks,
-             void (*change)(struct prop_case *c, struct prop_rng *rng))
+int prop_run(const char *program, const char *name, int cases, int modes, int max_ranks, prop_change_fn change)
 {
     uint64_t first = (uint64_t)env_number("EPX_TEST_SEED", 1);
     long long scaled = (long long)(cases * prop_scale());

@@ -1,13 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ctest: timeout=30 */
 /* Commands and immediates: every field comes back as it was put in, whatever its neighbours hold. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
 #include "kernel/command.h"
+#include "tests/lib/unit.h"
 
 enum { FIELDS = 5 };
 
@@ -134,16 +129,7 @@ static void parity_changes_with_every_lap_and_across_the_wrap(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(fields_hold_their_largest_values_in_every_combination),
-        cmocka_unit_test(every_single_bit_of_a_field_survives),
-        cmocka_unit_test(fields_do_not_overlap),
-        cmocka_unit_test(counters_are_kind_and_slot),
-        cmocka_unit_test(immediates_hold_rank_counter_and_count),
-        cmocka_unit_test(parity_changes_with_every_lap_and_across_the_wrap),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+UNIT_MAIN(cmocka_unit_test(fields_hold_their_largest_values_in_every_combination),
+          cmocka_unit_test(every_single_bit_of_a_field_survives), cmocka_unit_test(fields_do_not_overlap),
+          cmocka_unit_test(counters_are_kind_and_slot), cmocka_unit_test(immediates_hold_rank_counter_and_count),
+          cmocka_unit_test(parity_changes_with_every_lap_and_across_the_wrap))

@@ -3,13 +3,8 @@
  * A rank that dies: its process is killed while the others work. They learn of it, go on without it in both modes, on one
  * node and on two, and nobody waits for it a second time. ctest: timeout=120 labels=ranks
  */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -20,8 +15,7 @@
 #include "net/net.h"
 #include "tests/lib/fixture.h"
 #include "util/clock.h"
-
-#include <cmocka.h>
+#include "tests/lib/unit.h"
 
 enum { RANKS = 4, LAST = RANKS - 1, BLOCK = 8192, DEADLINE_MS = 3000 };
 

@@ -1,17 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* FNUZ and OCP e4m3 (device/gpu/hip/fnuz.h): the detour through a FNUZ cast gives the CPU device's codes, bit by bit. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "device/cpu/math.h"
 #include "device/gpu/hip/fnuz.h"
 #include "epx/epx.h"
+#include "tests/lib/unit.h"
 #include "tests/gpu_lanes/fnuz_cast.h"
 
 static uint8_t by_fnuz(float x)
@@ -118,16 +113,5 @@ static void test_rows(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_cast_by_definition),
-        cmocka_unit_test(test_codes),
-        cmocka_unit_test(test_all_bf16),
-        cmocka_unit_test(test_ties),
-        cmocka_unit_test(test_floats),
-        cmocka_unit_test(test_rows),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+UNIT_MAIN(cmocka_unit_test(test_cast_by_definition), cmocka_unit_test(test_codes), cmocka_unit_test(test_all_bf16),
+          cmocka_unit_test(test_ties), cmocka_unit_test(test_floats), cmocka_unit_test(test_rows))

@@ -4,18 +4,13 @@
  * What a GPU asks of rings, proxies and networks, with the CPU in a GPU's place: a device whose heaps the host is not
  * supposed to reach, and that keeps account of what is asked of it.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "group/group.h"
 #include "device/arrivals.h"
 #include "device/cpu/cpu.h"
 #include "tests/lib/thread_boot.h"
+#include "tests/lib/unit.h"
 #include "tests/unit/proxy_fixture.h"
 
 enum { BLOCKS = 64 };
@@ -311,18 +306,9 @@ static void libfabric_over_tcp_takes_heaps_of_the_host(void **state)
     expect_place("device", ARRIVALS_VISIBLE, (struct placed){"ofi:tcp", NULL, EPX_ERR_UNSUPPORTED, 1});
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_arrives_is_visible_flushed_or_refused_as_the_driver_says),
-        TEST(the_device_is_flushed_before_an_arrival_is_counted),
-        TEST(where_arrivals_are_visible_nothing_is_flushed),
-        TEST(a_flush_that_fails_is_an_error_of_the_group),
-        TEST(rings_lie_where_kernels_and_host_reach_them),
-        cmocka_unit_test(heaps_lie_where_the_network_reaches_them),
-        cmocka_unit_test(what_cannot_work_is_refused_with_the_reason),
-        cmocka_unit_test(libfabric_over_tcp_takes_heaps_of_the_host),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+UNIT_MAIN(cmocka_unit_test(what_arrives_is_visible_flushed_or_refused_as_the_driver_says),
+          TEST(the_device_is_flushed_before_an_arrival_is_counted), TEST(where_arrivals_are_visible_nothing_is_flushed),
+          TEST(a_flush_that_fails_is_an_error_of_the_group), TEST(rings_lie_where_kernels_and_host_reach_them),
+          cmocka_unit_test(heaps_lie_where_the_network_reaches_them),
+          cmocka_unit_test(what_cannot_work_is_refused_with_the_reason),
+          cmocka_unit_test(libfabric_over_tcp_takes_heaps_of_the_host))

@@ -10,14 +10,9 @@
  */
 #include <arpa/inet.h>
 #include <glob.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -28,8 +23,7 @@
 #include "net/net.h"
 #include "tests/lib/fixture.h"
 #include "util/clock.h"
-
-#include <cmocka.h>
+#include "tests/lib/unit.h"
 
 /* A rank that starts over may wait four times for a membership round of twice the deadline; closing has two seconds. */
 enum { RANKS = 4, ROUNDS = 150, DEADLINE_MS = 1500, LIMIT_MS = 40000 };

@@ -1,14 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Operations of a group run in the order in which they are issued, on whatever streams; captured ones stand apart. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "group/objects.h"
+#include "tests/lib/unit.h"
 
 /* Streams are numbers here, and what a device is asked is written down. */
 #define STREAM(n) ((struct device_stream *)(uintptr_t)(n))
@@ -94,11 +89,4 @@ static void test_captured_stream_stands_apart(void **state)
     assert_ptr_equal(group.last_stream, STREAM(2));
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_streams_wait_for_each_other),
-        cmocka_unit_test(test_captured_stream_stands_apart),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+UNIT_MAIN(cmocka_unit_test(test_streams_wait_for_each_other), cmocka_unit_test(test_captured_stream_stands_apart))

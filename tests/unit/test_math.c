@@ -2,18 +2,13 @@
 /* The CPU's bulk primitives against element-by-element references, at odd sizes and odd addresses. */
 #include <float.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "device/cpu/math.h"
 #include "epx/epx.h"
 #include "util/numeric.h"
+#include "tests/lib/unit.h"
+#include "tests/lib/xorshift.h"
 
 /* The sums once more, as they are where the machine has no instructions for them. */
 #define REDUCE_NAME reduce_without_more
@@ -30,10 +25,7 @@ static uint64_t rng = 0x2545f4914f6cdd1du;
 
 static uint32_t random_u32(void)
 {
-    rng ^= rng << 13;
-    rng ^= rng >> 7;
-    rng ^= rng << 17;
-    return (uint32_t)(rng >> 16);
+    return xorshift(&rng);
 }
 
 /* Roughly normal, times a power of two that varies a little. */
@@ -278,6 +270,8 @@ struct logfmt_row {
     _Alignas(16) uint8_t coded[MAX_HIDDEN * 2 + 256];
 };
 
+static struct logfmt_row logfmt_rows[2];
+
 static size_t encode(struct logfmt_row *row, int hidden)
 {
     size_t bound = math_logfmt_bound(hidden), bytes;
@@ -341,7 +335,7 @@ static void check_logfmt_errors(const struct logfmt_row *row, int hidden)
 
 static void test_logfmt_error_bound(void **state)
 {
-    struct logfmt_row *row = malloc(sizeof(*row));
+    struct logfmt_row *row = &logfmt_rows[0];
     (void)state;
     for (int h = 0; h < COUNT(hiddens); h++) {
         for (int scale = 0; scale < 5; scale++) {
@@ -353,13 +347,12 @@ static void test_logfmt_error_bound(void **state)
             check_logfmt_errors(row, hiddens[h]);
         }
     }
-    free(row);
 }
 
 /* Wide ranges, subnormals, blocks of neighbouring numbers: any pattern below 1. */
 static void test_logfmt_any_pattern(void **state)
 {
-    struct logfmt_row *row = malloc(sizeof(*row));
+    struct logfmt_row *row = &logfmt_rows[0];
     (void)state;
     for (int round = 0; round < 30; round++) {
         for (int b = 0; b < 64; b++) {
@@ -371,12 +364,11 @@ static void test_logfmt_any_pattern(void **state)
         encode(row, 8192);
         check_logfmt_errors(row, 8192);
     }
-    free(row);
 }
 
 static void test_logfmt_raw_blocks(void **state)
 {
-    struct logfmt_row *row = malloc(sizeof(*row));
+    struct logfmt_row *row = &logfmt_rows[0];
     (void)state;
     for (int i = 0; i < 1024; i++)
         row->x[i] = float_to_bf16(random_value() * 0.01f);
@@ -391,12 +383,11 @@ static void test_logfmt_raw_blocks(void **state)
     for (int i = 0; i < 640; i++)
         assert_int_equal(float_bits(row->back[i]), (uint32_t)row->x[i] << 16);
     check_logfmt_errors(row, 1024);
-    free(row);
 }
 
 static void test_logfmt_zero_keeps_largest(void **state)
 {
-    struct logfmt_row *row = malloc(sizeof(*row));
+    struct logfmt_row *row = &logfmt_rows[0];
     (void)state;
     for (int i = 0; i < 128; i++)
         row->x[i] = i % 3 ? float_to_bf16(ldexpf(0.75f, -(i % 60))) : 0;
@@ -404,12 +395,11 @@ static void test_logfmt_zero_keeps_largest(void **state)
     assert_true(row->back[0] == 0.0f);
     assert_true(fabsf(row->back[1] - bf16_to_float(row->x[1])) <= 1e-6f);
     check_logfmt_errors(row, 128);
-    free(row);
 }
 
 static void test_logfmt_same_input_same_bytes(void **state)
 {
-    struct logfmt_row *one = malloc(sizeof(*one)), *two = malloc(sizeof(*two));
+    struct logfmt_row *one = &logfmt_rows[0], *two = &logfmt_rows[1];
     size_t bytes;
     (void)state;
     for (int i = 0; i < 7176; i++)
@@ -418,8 +408,6 @@ static void test_logfmt_same_input_same_bytes(void **state)
     assert_int_equal(encode(two, 7176), bytes);
     assert_memory_equal(one->coded, two->coded, bytes);
     assert_memory_equal(one->back, two->back, 7176 * sizeof(float));
-    free(one);
-    free(two);
 }
 
 /* ---- reduce ------------------------------------------------------------------------------------------------------- */
@@ -575,27 +563,12 @@ static void test_reduce_rounds_to_nearest_even(void **state)
     assert_int_equal(out[1], 0x3f82);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_copy_many_writes_all),
-        cmocka_unit_test(test_copy_and_zero),
-        cmocka_unit_test(test_cast_matches_definition),
-        cmocka_unit_test(test_cast_every_pattern),
-        cmocka_unit_test(test_cast_random_float_bits),
-        cmocka_unit_test(test_cast_nan_and_infinity),
-        cmocka_unit_test(test_cast_power_of_two_scale_is_exact_at_448),
-        cmocka_unit_test(test_logfmt_error_bound),
-        cmocka_unit_test(test_logfmt_any_pattern),
-        cmocka_unit_test(test_logfmt_raw_blocks),
-        cmocka_unit_test(test_logfmt_zero_keeps_largest),
-        cmocka_unit_test(test_logfmt_same_input_same_bytes),
-        cmocka_unit_test(test_reduce_is_exact),
-        cmocka_unit_test(test_reduce_of_logfmt_rows),
-        cmocka_unit_test(test_reduce_largest_hidden),
-        cmocka_unit_test(test_reduce_every_pattern),
-        cmocka_unit_test(test_reduce_of_any_patterns),
-        cmocka_unit_test(test_reduce_rounds_to_nearest_even),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+UNIT_MAIN(cmocka_unit_test(test_copy_many_writes_all), cmocka_unit_test(test_copy_and_zero),
+          cmocka_unit_test(test_cast_matches_definition), cmocka_unit_test(test_cast_every_pattern),
+          cmocka_unit_test(test_cast_random_float_bits), cmocka_unit_test(test_cast_nan_and_infinity),
+          cmocka_unit_test(test_cast_power_of_two_scale_is_exact_at_448), cmocka_unit_test(test_logfmt_error_bound),
+          cmocka_unit_test(test_logfmt_any_pattern), cmocka_unit_test(test_logfmt_raw_blocks),
+          cmocka_unit_test(test_logfmt_zero_keeps_largest), cmocka_unit_test(test_logfmt_same_input_same_bytes),
+          cmocka_unit_test(test_reduce_is_exact), cmocka_unit_test(test_reduce_of_logfmt_rows),
+          cmocka_unit_test(test_reduce_largest_hidden), cmocka_unit_test(test_reduce_every_pattern),
+          cmocka_unit_test(test_reduce_of_any_patterns), cmocka_unit_test(test_reduce_rounds_to_nearest_even))

@@ -4,17 +4,11 @@
  * the pages that a working group really occupies are not more than announced.
  */
 #include <inttypes.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "tests/lib/fixture.h"
-#include "tests/lib/thread_boot.h"
+#include "tests/lib/unit.h"
 
 /* "Plus a constant": tables that do not grow with the payload. */
 enum { CONSTANT = 256 << 10 };
@@ -66,13 +60,19 @@ static const struct size_case size_cases[] = {
     {64, 4096, 7168, 8, 256}, {64, 16, 64, 32, 1024},  {7, 333, 1000, 5, 33},  {16, 1024, 4096, 2, 16},
 };
 
+static epx_memory_info query_case(const struct size_case *c, uint32_t modes)
+{
+    const epx_group_config config = typical(c->tokens, c->hidden, c->topk, c->experts, modes);
+
+    return query(&config, c->ranks);
+}
+
 static void high_throughput_keeps_to_its_factor(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < sizeof(size_cases) / sizeof(*size_cases); i++) {
+    for (size_t i = 0; i < UNIT_COUNT(size_cases); i++) {
         const struct size_case *c = &size_cases[i];
-        epx_group_config config = typical(c->tokens, c->hidden, c->topk, c->experts, EPX_HIGH_THROUGHPUT);
-        epx_memory_info info = query(&config, c->ranks);
+        const epx_memory_info info = query_case(c, EPX_HIGH_THROUGHPUT);
         /* Every token of every rank once: nobody may claim less as the worst case, nor much more. */
         uint64_t rows = (uint64_t)c->ranks * (uint64_t)c->tokens, row = (uint64_t)c->hidden * 2;
 
@@ -88,10 +88,9 @@ static void high_throughput_keeps_to_its_factor(void **state)
 static void low_latency_keeps_to_its_factor(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < sizeof(size_cases) / sizeof(*size_cases); i++) {
+    for (size_t i = 0; i < UNIT_COUNT(size_cases); i++) {
         const struct size_case *c = &size_cases[i];
-        epx_group_config config = typical(c->tokens, c->hidden, c->topk, c->experts, EPX_LOW_LATENCY);
-        epx_memory_info info = query(&config, c->ranks);
+        const epx_memory_info info = query_case(c, EPX_LOW_LATENCY);
 
         if ((double)info.low_latency_bytes > 2.0 * (double)info.ll_receive_bytes + CONSTANT)
             fail_msg("%d ranks, %d tokens, hidden %d: %" PRIu64 " bytes for %" PRIu64 " received", c->ranks, c->tokens,
@@ -102,13 +101,8 @@ static void low_latency_keeps_to_its_factor(void **state)
 static void control_is_small(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < sizeof(size_cases) / sizeof(*size_cases); i++) {
-        const struct size_case *c = &size_cases[i];
-        epx_group_config config = typical(c->tokens, c->hidden, c->topk, c->experts, 0);
-        epx_memory_info info = query(&config, c->ranks);
-
-        assert_true(info.control_bytes <= CONSTANT);
-    }
+    for (size_t i = 0; i < UNIT_COUNT(size_cases); i++)
+        assert_true(query_case(&size_cases[i], 0).control_bytes <= CONSTANT);
 }
 
 static void a_bound_on_rows_saves_memory(void **state)
@@ -150,107 +144,79 @@ static int64_t resident_at(const void *address, int64_t *mapped)
     return kib < 0 ? -1 : kib * 1024;
 }
 
-static int resident_rank(int rank, int n, epx_bootstrap *boot, void *arg)
+static int check_resident(struct fixture *s)
 {
-    epx_group_config config = fixture_config(20000);
     epx_memory_info info = EPX_MEMORY_INFO_INIT;
-    struct fixture *s = malloc(sizeof(*s));
     int64_t rss, mapped;
     void *own = NULL;
-    int rc;
 
-    (void)arg;
-    config.alloc_bytes = 1ull << 30; /* address space that nobody touches */
-    if (!s)
-        return -1;
-    rc = fixture_open(s, rank, n, boot, &config);
-    for (int i = 0; !rc && i < 4; i++)
-        rc = fixture_ll(s) || fixture_ht(s);
-    if (!rc && epx_alloc(s->group, 4096, &own) == EPX_OK && epx_group_memory(&config, n, &info) == EPX_OK) {
-        rss = resident_at(own, &mapped);
-        /* One allocation of a page was made; whether it was touched is EPX's business. */
-        if (rss < 0 || mapped > (int64_t)info.heap_bytes ||
-            rss > (int64_t)(info.heap_bytes - info.alloc_bytes + 2 * 65536)) {
-            snprintf(s->why, sizeof(s->why),
-                     "resident %lld of %lld mapped; announced %llu, of which %llu for epx_alloc", (long long)rss,
-                     (long long)mapped, (unsigned long long)info.heap_bytes, (unsigned long long)info.alloc_bytes);
-            rc = -1;
-        }
-    } else if (!rc) {
-        snprintf(s->why, sizeof(s->why), "%s", epx_last_error());
-        rc = -1;
-    }
-    if (rc)
-        fprintf(stderr, "rank %d: %s\n", rank, s->why);
-    fixture_close(s);
-    free(s);
-    return rc;
+    for (int i = 0; i < 4; i++)
+        if (fixture_ll(s) || fixture_ht(s))
+            return -1;
+    if (epx_alloc(s->group, 4096, &own) != EPX_OK || epx_group_memory(s->arg, s->nranks, &info) != EPX_OK)
+        return fixture_fail(s, "epx_alloc, epx_group_memory");
+    rss = resident_at(own, &mapped);
+    /* One allocation of a page was made; whether it was touched is EPX's business. */
+    if (rss >= 0 && mapped <= (int64_t)info.heap_bytes &&
+        rss <= (int64_t)(info.heap_bytes - info.alloc_bytes + 2 * 65536))
+        return 0;
+    snprintf(s->why, sizeof(s->why), "resident %lld of %lld mapped; announced %llu, of which %llu for epx_alloc",
+             (long long)rss, (long long)mapped, (unsigned long long)info.heap_bytes,
+             (unsigned long long)info.alloc_bytes);
+    return -1;
 }
 
 static void resident_memory_is_not_above_what_was_announced(void **state)
 {
+    epx_group_config config = fixture_config(20000);
+
     (void)state;
-    assert_int_equal(run_ranks(3, resident_rank, NULL), 0);
+    config.alloc_bytes = 1ull << 30; /* address space that nobody touches */
+    assert_int_equal(fixture_run(3, &config, check_resident, &config), 0);
 }
 
 /* ---- epx_alloc ---------------------------------------------------------------------------------------------------------- */
 
-static int alloc_rank(int rank, int n, epx_bootstrap *boot, void *arg)
+/* Frees what is allocated there, which must be unchanged; or allocates and fills it. */
+static int alloc_or_free(struct fixture *s, void **p, int value, size_t bytes)
 {
-    epx_group_config config = fixture_config(20000);
-    struct fixture *s = malloc(sizeof(*s));
-    void *p[64] = {NULL};
-    uint64_t random = (uint64_t)rank + 1;
-    int rc;
+    if (*p) {
+        void *old = *p;
 
-    (void)arg;
-    if (!s)
+        *p = NULL;
+        return *(unsigned char *)old != (unsigned char)value || epx_free(s->group, old) != EPX_OK;
+    }
+    if (epx_alloc(s->group, bytes, p) != EPX_OK || (uintptr_t)*p % 256)
         return -1;
-    rc = fixture_open(s, rank, n, boot, &config);
-    for (int i = 0; !rc && i < 2000; i++) {
-        random = workload_hash(random, 1);
-        int at = (int)(random % 64);
-        size_t bytes = (size_t)(random >> 20) % 8000;
+    memset(*p, value, bytes);
+    return 0;
+}
 
-        if (p[at]) {
-            rc = *(unsigned char *)p[at] != (unsigned char)at || epx_free(s->group, p[at]) != EPX_OK;
-            p[at] = NULL;
-        } else {
-            rc = epx_alloc(s->group, bytes + 1, &p[at]) != EPX_OK || (uintptr_t)p[at] % 256;
-            if (!rc)
-                memset(p[at], at, bytes + 1);
-        }
+static int check_alloc(struct fixture *s)
+{
+    void *p[64] = {NULL};
+    uint64_t random = (uint64_t)s->rank + 1;
+
+    for (int i = 0; i < 2000; i++) {
+        random = workload_hash(random, 1);
+        if (alloc_or_free(s, &p[random % 64], (int)(random % 64), (size_t)(random >> 20) % 8000 + 1))
+            return fixture_fail(s, "epx_alloc, epx_free or what was stored there");
     }
     /* All back: the whole is there again in one piece. */
-    for (int i = 0; !rc && i < 64; i++)
-        rc = p[i] && epx_free(s->group, p[i]) != EPX_OK;
-    rc = rc || epx_alloc(s->group, 1 << 20, &p[0]) != EPX_OK;
-    if (rc)
-        fprintf(stderr, "rank %d: %s %s\n", rank, s->why, epx_last_error());
-    fixture_close(s);
-    free(s);
-    return rc;
+    for (int i = 0; i < 64; i++)
+        if (p[i] && epx_free(s->group, p[i]) != EPX_OK)
+            return fixture_fail(s, "epx_free");
+    return epx_alloc(s->group, 1 << 20, &p[0]) == EPX_OK ? 0 : fixture_fail(s, "epx_alloc of the whole");
 }
 
 static void allocations_do_not_overlap_and_come_back(void **state)
 {
     (void)state;
-    assert_int_equal(run_ranks(2, alloc_rank, NULL), 0);
+    assert_int_equal(fixture_run(2, NULL, check_alloc, NULL), 0);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_parts_add_up),
-        cmocka_unit_test(high_throughput_keeps_to_its_factor),
-        cmocka_unit_test(low_latency_keeps_to_its_factor),
-        cmocka_unit_test(control_is_small),
-        cmocka_unit_test(a_bound_on_rows_saves_memory),
-        cmocka_unit_test(resident_memory_is_not_above_what_was_announced),
-        cmocka_unit_test(allocations_do_not_overlap_and_come_back),
-    };
-
-    if (getenv("EPX_TEST_ONLY"))
-        cmocka_set_test_filter(getenv("EPX_TEST_ONLY"));
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+UNIT_MAIN(cmocka_unit_test(the_parts_add_up), cmocka_unit_test(high_throughput_keeps_to_its_factor),
+          cmocka_unit_test(low_latency_keeps_to_its_factor), cmocka_unit_test(control_is_small),
+          cmocka_unit_test(a_bound_on_rows_saves_memory),
+          cmocka_unit_test(resident_memory_is_not_above_what_was_announced),
+          cmocka_unit_test(allocations_do_not_overlap_and_come_back))

@@ -1,15 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Who relays for whom, with nodes of any sizes and ranks left out: against the definition, counted rank by rank. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "group/nodes.h"
-
-#include <cmocka.h>
+#include "tests/lib/unit.h"
 
 enum { RANKS = 40, CASES = 400 };
 
@@ -118,12 +112,4 @@ static void four_thousand_ranks_are_no_matter(void **unused)
     node_map_free(&map);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(relays_are_as_defined),
-        cmocka_unit_test(four_thousand_ranks_are_no_matter),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+UNIT_MAIN(cmocka_unit_test(relays_are_as_defined), cmocka_unit_test(four_thousand_ranks_are_no_matter))

@@ -1,33 +1,42 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Scalar conversions against references that work in double with ldexp and nearbyint, not with bits. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-
-#include <cmocka.h>
 
 #include "util/numeric.h"
+#include "tests/lib/unit.h"
+#include "tests/lib/xorshift.h"
 
 struct format {
     int mantissa, bias;
     double max; /* largest finite number */
+    float (*decode)(unsigned code);
+    unsigned (*encode)(float x);
+    unsigned infinity; /* code of infinity; 0: there is none, the largest number takes its place */
+    unsigned quiet;    /* bit that a NaN gets */
 };
 
-static const struct format bf16 = {7, 127, 0x1.fep127};
-static const struct format fp16 = {10, 15, 65504.0};
-static const struct format e4m3 = {3, 7, 448.0};
+#define CODEC(name, type)                     \
+    static float name##_decode(unsigned code) \
+    {                                         \
+        return name##_to_float((type)code);   \
+    }                                         \
+    static unsigned name##_encode(float x)    \
+    {                                         \
+        return float_to_##name(x);            \
+    }
+CODEC(bf16, uint16_t)
+CODEC(fp16, uint16_t)
+CODEC(e4m3, uint8_t)
+
+static const struct format bf16 = {7, 127, 0x1.fep127, bf16_decode, bf16_encode, 0x7f80, 0x40};
+static const struct format fp16 = {10, 15, 65504.0, fp16_decode, fp16_encode, 0x7c00, 0x200};
+static const struct format e4m3 = {3, 7, 448.0, e4m3_decode, e4m3_encode, 0, 0};
 
 static uint64_t rng = 0x9e3779b97f4a7c15u;
 
 static uint32_t random_u32(void)
 {
-    rng ^= rng << 13;
-    rng ^= rng >> 7;
-    rng ^= rng << 17;
-    return (uint32_t)(rng >> 16);
+    return xorshift(&rng);
 }
 
 /* Value of a finite code without its sign. */
@@ -53,66 +62,34 @@ static double reference_round(const struct format *f, double x)
     return nearbyint(x / quantum) * quantum;
 }
 
-static void check_bf16(float x)
+static void check_rounding(const struct format *f, float x)
 {
-    double expected = reference_round(&bf16, fabs((double)x));
-    float got = bf16_to_float(float_to_bf16(x));
-    if (expected > bf16.max)
-        expected = INFINITY;
+    double expected = isinf(x) ? INFINITY : reference_round(f, fabs((double)x));
+    const float got = f->decode(f->encode(x));
+
+    if (expected > f->max)
+        expected = f->infinity ? INFINITY : f->max;
     assert_true(fabs((double)got) == expected);
     assert_true(!signbit(got) == !signbit(x));
 }
 
-static void check_fp16(float x)
+/* Of the formats of 16 bits. */
+static void test_all_codes(void **state)
 {
-    double expected = reference_round(&fp16, fabs((double)x));
-    float got = fp16_to_float(float_to_fp16(x));
-    if (expected > fp16.max)
-        expected = INFINITY;
-    assert_true(fabs((double)got) == expected);
-    assert_true(!signbit(got) == !signbit(x));
-}
+    const struct format *f = *state;
 
-static void check_e4m3(float x)
-{
-    double expected = isinf(x) ? e4m3.max : reference_round(&e4m3, fabs((double)x));
-    float got = e4m3_to_float(float_to_e4m3(x));
-    if (expected > e4m3.max)
-        expected = e4m3.max;
-    assert_true(fabs((double)got) == expected);
-    assert_true(!signbit(got) == !signbit(x));
-}
-
-static void test_bf16_all_codes(void **state)
-{
-    (void)state;
     for (unsigned h = 0; h < 65536; h++) {
-        unsigned abs = h & 0x7fff;
-        float x = bf16_to_float((uint16_t)h);
-        if (abs > 0x7f80) {
+        const unsigned abs = h & 0x7fff;
+        const float x = f->decode(h);
+
+        if (abs > f->infinity) {
             assert_true(isnan(x));
-            assert_int_equal(float_to_bf16(x), h | 0x40);
+            assert_int_equal(f->encode(x), h | f->quiet);
             continue;
         }
-        assert_true(fabs((double)x) == (abs == 0x7f80 ? INFINITY : reference_value(&bf16, abs)));
-        assert_int_equal(float_to_bf16(x), h);
-    }
-}
-
-static void test_fp16_all_codes(void **state)
-{
-    (void)state;
-    for (unsigned h = 0; h < 65536; h++) {
-        unsigned abs = h & 0x7fff;
-        float x = fp16_to_float((uint16_t)h);
-        if (abs > 0x7c00) {
-            assert_true(isnan(x));
-            assert_int_equal(float_to_fp16(x), h | 0x200);
-            continue;
-        }
-        assert_true(fabs((double)x) == (abs == 0x7c00 ? INFINITY : reference_value(&fp16, abs)));
+        assert_true(fabs((double)x) == (abs == f->infinity ? INFINITY : reference_value(f, abs)));
         assert_int_equal(!!signbit(x), h >> 15);
-        assert_int_equal(float_to_fp16(x), h);
+        assert_int_equal(f->encode(x), h);
     }
 }
 
@@ -201,21 +178,15 @@ static void test_random_floats(void **state)
         float x = float_from_bits(bits);
         if (isnan(x) || isinf(x))
             continue;
-        check_bf16(x);
+        check_rounding(&bf16, x);
         /* The same mantissa near the range of the small formats. */
-        check_fp16(float_from_bits((bits & 0x807fffffu) | (100u + random_u32() % 45u) << 23));
-        check_e4m3(float_from_bits((bits & 0x807fffffu) | (114u + random_u32() % 24u) << 23));
+        check_rounding(&fp16, float_from_bits((bits & 0x807fffffu) | (100u + random_u32() % 45u) << 23));
+        check_rounding(&e4m3, float_from_bits((bits & 0x807fffffu) | (114u + random_u32() % 24u) << 23));
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bf16_all_codes), cmocka_unit_test(test_fp16_all_codes),
-        cmocka_unit_test(test_e4m3_all_codes), cmocka_unit_test(test_e4m3_ties),
-        cmocka_unit_test(test_fp16_ties),      cmocka_unit_test(test_bf16_ties),
-        cmocka_unit_test(test_e4m3_saturates), cmocka_unit_test(test_infinities_and_nan),
-        cmocka_unit_test(test_random_floats),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+UNIT_MAIN(UNIT_CASE("test_bf16_all_codes", test_all_codes, &bf16),
+          UNIT_CASE("test_fp16_all_codes", test_all_codes, &fp16), cmocka_unit_test(test_e4m3_all_codes),
+          cmocka_unit_test(test_e4m3_ties), cmocka_unit_test(test_fp16_ties), cmocka_unit_test(test_bf16_ties),
+          cmocka_unit_test(test_e4m3_saturates), cmocka_unit_test(test_infinities_and_nan),
+          cmocka_unit_test(test_random_floats))

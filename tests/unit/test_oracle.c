@@ -7,15 +7,10 @@
  *      rank 1: token 0 -> (0, -1)  token 1 -> (2, 1)  token 2 -> (-1, -1)
  */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "tests/lib/oracle.h"
+#include "tests/lib/unit.h"
 
 enum { M = 3, K = 2, H = 4 };
 
@@ -96,97 +91,101 @@ static void assert_longs(const int64_t *got, const int64_t *expected, int n)
         assert_int_equal(got[i], expected[i]);
 }
 
+/* The example's routing, and what `rank` receives of it. */
+struct view {
+    struct oracle_route route;
+    struct oracle_recv recv;
+};
+
+static void view_open(struct view *v, int rank, int mode, int layout, uint32_t flags, int alignment)
+{
+    example(&v->route, mode, layout, flags, alignment);
+    assert_int_equal(oracle_recv_init(&v->recv, &v->route, rank), 0);
+}
+
+static void view_close(struct view *v)
+{
+    oracle_recv_free(&v->recv);
+    oracle_route_free(&v->route);
+}
+
 static void flat_rows_go_by_rank_and_token(void **state)
 {
     static const struct oracle_place on0[] = {
         {0, 0, 0, -1, -1}, {1, 0, 1, -1, -1}, {2, 1, 0, -1, -1}, {3, 1, 1, -1, -1}};
     static const struct oracle_place on1[] = {{0, 0, 0, -1, -1}, {1, 1, 1, -1, -1}};
-    struct oracle_route route;
-    struct oracle_recv recv;
+    struct view v;
 
     (void)state;
-    example(&route, EPX_HIGH_THROUGHPUT, EPX_FLAT, 0, 1);
-    assert_int_equal(oracle_recv_init(&recv, &route, 0), 0);
-    assert_places(&recv, on0, 4);
-    assert_int_equal(recv.total, 4);
-    assert_longs(recv.rank_counts, (int64_t[]){2, 2}, 2);
-    assert_longs(recv.expert_counts, (int64_t[]){3, 2}, 2);
-    oracle_recv_free(&recv);
-    assert_int_equal(oracle_recv_init(&recv, &route, 1), 0);
-    assert_places(&recv, on1, 2);
-    assert_longs(recv.expert_counts, (int64_t[]){2, 0}, 2); /* rank 1 has one expert, its tensors keep two */
-    oracle_recv_free(&recv);
-    oracle_route_free(&route);
+    view_open(&v, 0, EPX_HIGH_THROUGHPUT, EPX_FLAT, 0, 1);
+    assert_places(&v.recv, on0, 4);
+    assert_int_equal(v.recv.total, 4);
+    assert_longs(v.recv.rank_counts, (int64_t[]){2, 2}, 2);
+    assert_longs(v.recv.expert_counts, (int64_t[]){3, 2}, 2);
+    view_close(&v);
+    view_open(&v, 1, EPX_HIGH_THROUGHPUT, EPX_FLAT, 0, 1);
+    assert_places(&v.recv, on1, 2);
+    assert_longs(v.recv.expert_counts, (int64_t[]){2, 0}, 2); /* rank 1 has one expert, its tensors keep two */
+    view_close(&v);
 }
 
 static void rank_major_has_a_zone_per_rank(void **state)
 {
     static const struct oracle_place on0[] = {
         {0, 0, 0, -1, -1}, {1, 0, 1, -1, -1}, {3, 1, 0, -1, -1}, {4, 1, 1, -1, -1}};
-    struct oracle_route route;
-    struct oracle_recv recv;
+    struct view v;
 
     (void)state;
-    example(&route, EPX_LOW_LATENCY, EPX_RANK_MAJOR, 0, 1);
-    assert_int_equal(oracle_recv_init(&recv, &route, 0), 0);
-    assert_places(&recv, on0, 4);
-    assert_int_equal(recv.rows, 6);
-    assert_int_equal(recv.total, 4);
-    oracle_recv_free(&recv);
-    oracle_route_free(&route);
+    view_open(&v, 0, EPX_LOW_LATENCY, EPX_RANK_MAJOR, 0, 1);
+    assert_places(&v.recv, on0, 4);
+    assert_int_equal(v.recv.rows, 6);
+    assert_int_equal(v.recv.total, 4);
+    view_close(&v);
 }
 
 static void low_latency_expert_major_has_a_zone_per_expert(void **state)
 {
     static const struct oracle_place on0[] = {
         {0, 0, 0, 0, 1}, {1, 0, 1, 0, 1}, {2, 1, 0, 0, 0}, {6, 0, 1, 1, 0}, {7, 1, 1, 1, 1}};
-    struct oracle_route route;
-    struct oracle_recv recv;
+    struct view v;
 
     (void)state;
-    example(&route, EPX_LOW_LATENCY, EPX_EXPERT_MAJOR, 0, 1);
-    assert_int_equal(oracle_recv_init(&recv, &route, 0), 0);
-    assert_places(&recv, on0, 5);
-    assert_int_equal(recv.rows, 12);
-    assert_longs(recv.expert_counts, (int64_t[]){3, 2}, 2);
-    assert_longs(recv.rank_counts, (int64_t[]){3, 2}, 2);
-    assert_longs(recv.layout_range, (int64_t[]){2, 2ll << 32 | 1, 1, 1ll << 32 | 1}, 4);
-    oracle_recv_free(&recv);
-    oracle_route_free(&route);
+    view_open(&v, 0, EPX_LOW_LATENCY, EPX_EXPERT_MAJOR, 0, 1);
+    assert_places(&v.recv, on0, 5);
+    assert_int_equal(v.recv.rows, 12);
+    assert_longs(v.recv.expert_counts, (int64_t[]){3, 2}, 2);
+    assert_longs(v.recv.rank_counts, (int64_t[]){3, 2}, 2);
+    assert_longs(v.recv.layout_range, (int64_t[]){2, 2ll << 32 | 1, 1, 1ll << 32 | 1}, 4);
+    view_close(&v);
 }
 
 static void high_throughput_expert_major_is_padded(void **state)
 {
     static const struct oracle_place on0[] = {
         {0, 0, 0, 0, 1}, {1, 0, 1, 0, 1}, {2, 1, 0, 0, 0}, {4, 0, 1, 1, 0}, {5, 1, 1, 1, 1}};
-    struct oracle_route route;
-    struct oracle_recv recv;
+    struct view v;
 
     (void)state;
-    example(&route, EPX_HIGH_THROUGHPUT, EPX_EXPERT_MAJOR, 0, 4);
-    assert_int_equal(oracle_recv_init(&recv, &route, 0), 0);
-    assert_places(&recv, on0, 5);
-    assert_int_equal(recv.total, 8);
-    assert_longs(recv.expert_counts, (int64_t[]){4, 4}, 2);
-    assert_longs(recv.expert_rows, (int64_t[]){3, 2}, 2);
-    assert_longs(recv.expert_offsets, (int64_t[]){0, 4}, 2);
-    oracle_recv_free(&recv);
-    oracle_route_free(&route);
+    view_open(&v, 0, EPX_HIGH_THROUGHPUT, EPX_EXPERT_MAJOR, 0, 4);
+    assert_places(&v.recv, on0, 5);
+    assert_int_equal(v.recv.total, 8);
+    assert_longs(v.recv.expert_counts, (int64_t[]){4, 4}, 2);
+    assert_longs(v.recv.expert_rows, (int64_t[]){3, 2}, 2);
+    assert_longs(v.recv.expert_offsets, (int64_t[]){0, 4}, 2);
+    view_close(&v);
 }
 
 static void a_masked_rank_sends_nothing(void **state)
 {
-    struct oracle_route route;
-    struct oracle_recv recv;
+    struct view v;
 
     (void)state;
-    example(&route, EPX_LOW_LATENCY, EPX_EXPERT_MAJOR, 0, 1);
-    route.active[1] = 0;
-    assert_int_equal(oracle_recv_init(&recv, &route, 0), 0);
-    assert_int_equal(recv.nplaces, 3);
-    assert_longs(recv.rank_counts, (int64_t[]){3, 0}, 2);
-    oracle_recv_free(&recv);
-    oracle_route_free(&route);
+    example(&v.route, EPX_LOW_LATENCY, EPX_EXPERT_MAJOR, 0, 1);
+    v.route.active[1] = 0;
+    assert_int_equal(oracle_recv_init(&v.recv, &v.route, 0), 0);
+    assert_int_equal(v.recv.nplaces, 3);
+    assert_longs(v.recv.rank_counts, (int64_t[]){3, 0}, 2);
+    view_close(&v);
 }
 
 /* FLAT on rank 0, with one row to spare: written down in full, accepted; any change is found. */
@@ -202,8 +201,7 @@ static void dispatch_check_finds_every_kind_of_change(void **state)
     epx_tensor t_rank = epx_tensor_make(src_rank, EPX_INT32, 1, 5, 0, 0, 0);
     epx_tensor t_token = epx_tensor_make(src_token, EPX_INT32, 1, 5, 0, 0, 0);
     epx_dispatch_outputs out = EPX_DISPATCH_OUTPUTS_INIT;
-    struct oracle_route route;
-    struct oracle_recv recv;
+    struct view v;
     struct mismatch m;
 
     (void)state;
@@ -215,29 +213,27 @@ static void dispatch_check_finds_every_kind_of_change(void **state)
     out.topk_idx = &t_idx;
     out.src_rank = &t_rank;
     out.src_token = &t_token;
-    example(&route, EPX_HIGH_THROUGHPUT, EPX_FLAT, 0, 1);
-    assert_int_equal(oracle_recv_init(&recv, &route, 0), 0);
-    assert_int_equal(oracle_check_dispatch(&recv, &data, &out, NULL, 0xab, &m), 0);
+    view_open(&v, 0, EPX_HIGH_THROUGHPUT, EPX_FLAT, 0, 1);
+    assert_int_equal(oracle_check_dispatch(&v.recv, &data, &out, NULL, 0xab, &m), 0);
 
     tokens[2][3] = 0;
-    assert_int_equal(oracle_check_dispatch(&recv, &data, &out, NULL, 0xab, &m), -1);
+    assert_int_equal(oracle_check_dispatch(&v.recv, &data, &out, NULL, 0xab, &m), -1);
     assert_non_null(strstr(m.text, "tokens: row 2 element 3: expected 103"));
     tokens[2][3] = 103;
     idx[4][0] = 0;
-    assert_int_equal(oracle_check_dispatch(&recv, &data, &out, NULL, -1, &m), -1);
+    assert_int_equal(oracle_check_dispatch(&v.recv, &data, &out, NULL, -1, &m), -1);
     assert_non_null(strstr(m.text, "topk_idx (tail): row 4"));
     idx[4][0] = -1;
     w[3][1] = 0;
-    assert_int_equal(oracle_check_dispatch(&recv, &data, &out, NULL, 0xab, &m), -1);
+    assert_int_equal(oracle_check_dispatch(&v.recv, &data, &out, NULL, 0xab, &m), -1);
     w[3][1] = 22 / 8.f;
     src_token[1] = 0;
-    assert_int_equal(oracle_check_dispatch(&recv, &data, &out, NULL, 0xab, &m), -1);
+    assert_int_equal(oracle_check_dispatch(&v.recv, &data, &out, NULL, 0xab, &m), -1);
     src_token[1] = 1;
     tokens[4][0] = 0;
-    assert_int_equal(oracle_check_dispatch(&recv, &data, &out, NULL, 0xab, &m), -1);
-    assert_int_equal(oracle_check_dispatch(&recv, &data, &out, NULL, -1, &m), 0);
-    oracle_recv_free(&recv);
-    oracle_route_free(&route);
+    assert_int_equal(oracle_check_dispatch(&v.recv, &data, &out, NULL, 0xab, &m), -1);
+    assert_int_equal(oracle_check_dispatch(&v.recv, &data, &out, NULL, -1, &m), 0);
+    view_close(&v);
 }
 
 static void compact_topk_is_ascending(void **state)
@@ -247,18 +243,15 @@ static void compact_topk_is_ascending(void **state)
     epx_tensor t_w = epx_tensor_make(w, EPX_FP32, 2, 4, K, 0, 0);
     epx_tensor t_idx = epx_tensor_make(idx, EPX_INT64, 2, 4, K, 0, 0);
     epx_dispatch_outputs out = EPX_DISPATCH_OUTPUTS_INIT;
-    struct oracle_route route;
-    struct oracle_recv recv;
+    struct view v;
     struct mismatch m;
 
     (void)state;
     out.topk_weights = &t_w;
     out.topk_idx = &t_idx;
-    example(&route, EPX_HIGH_THROUGHPUT, EPX_FLAT, EPX_HANDLE_COMPACT_TOPK, 1);
-    assert_int_equal(oracle_recv_init(&recv, &route, 0), 0);
-    assert_int_equal(oracle_check_dispatch(&recv, &data, &out, NULL, 0xab, &m), 0);
-    oracle_recv_free(&recv);
-    oracle_route_free(&route);
+    view_open(&v, 0, EPX_HIGH_THROUGHPUT, EPX_FLAT, EPX_HANDLE_COMPACT_TOPK, 1);
+    assert_int_equal(oracle_check_dispatch(&v.recv, &data, &out, NULL, 0xab, &m), 0);
+    view_close(&v);
 }
 
 /* Runs the check of combine for rank 1 on `out`. */
@@ -320,17 +313,14 @@ static void results_and_weights_go_where_dispatch_put_them(void **state)
     float rows[5][H], w[5];
     epx_tensor t_rows = epx_tensor_make(rows, EPX_FP32, 2, 5, H, 0, 0);
     epx_tensor t_w = epx_tensor_make(w, EPX_FP32, 1, 5, 0, 0, 0);
-    struct oracle_route route;
-    struct oracle_recv recv;
+    struct view v;
 
     (void)state;
-    example(&route, EPX_HIGH_THROUGHPUT, EPX_EXPERT_MAJOR, 0, 1);
-    assert_int_equal(oracle_recv_init(&recv, &route, 0), 0);
-    oracle_fill_results(&recv, &data, &t_rows, &t_w);
+    view_open(&v, 0, EPX_HIGH_THROUGHPUT, EPX_EXPERT_MAJOR, 0, 1);
+    oracle_fill_results(&v.recv, &data, &t_rows, &t_w);
     assert_true(rows[2][0] == 1100 && rows[4][3] == 2113);
     assert_true(w[0] == 1001 && w[2] == 1100 && w[4] == 1111);
-    oracle_recv_free(&recv);
-    oracle_route_free(&route);
+    view_close(&v);
 }
 
 static void returned_weights_stand_at_their_entry(void **state)
@@ -506,28 +496,14 @@ static void calc_diff_is_zero_only_for_equals(void **state)
     assert_true(fabs(calc_diff(EPX_FP32, x, y, 3) - (1 - 66.0 / 67)) < 1e-12);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(flat_rows_go_by_rank_and_token),
-        cmocka_unit_test(rank_major_has_a_zone_per_rank),
-        cmocka_unit_test(low_latency_expert_major_has_a_zone_per_expert),
-        cmocka_unit_test(high_throughput_expert_major_is_padded),
-        cmocka_unit_test(a_masked_rank_sends_nothing),
-        cmocka_unit_test(dispatch_check_finds_every_kind_of_change),
-        cmocka_unit_test(compact_topk_is_ascending),
-        cmocka_unit_test(combine_sums_what_experts_return),
-        cmocka_unit_test(combine_skips_masked_ranks),
-        cmocka_unit_test(results_and_weights_go_where_dispatch_put_them),
-        cmocka_unit_test(returned_weights_stand_at_their_entry),
-        cmocka_unit_test(every_code_survives_a_round_trip),
-        cmocka_unit_test(fp8_rounds_to_the_nearest),
-        cmocka_unit_test(half_rounds_to_even),
-        cmocka_unit_test(cast_scales_each_block),
-        cmocka_unit_test(cast_rounds_scales_up_to_powers_of_two),
-        cmocka_unit_test(logfmt_keeps_to_its_bound),
-        cmocka_unit_test(logfmt_leaves_large_and_flat_blocks_alone),
-        cmocka_unit_test(calc_diff_is_zero_only_for_equals),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+UNIT_MAIN(cmocka_unit_test(flat_rows_go_by_rank_and_token), cmocka_unit_test(rank_major_has_a_zone_per_rank),
+          cmocka_unit_test(low_latency_expert_major_has_a_zone_per_expert),
+          cmocka_unit_test(high_throughput_expert_major_is_padded), cmocka_unit_test(a_masked_rank_sends_nothing),
+          cmocka_unit_test(dispatch_check_finds_every_kind_of_change), cmocka_unit_test(compact_topk_is_ascending),
+          cmocka_unit_test(combine_sums_what_experts_return), cmocka_unit_test(combine_skips_masked_ranks),
+          cmocka_unit_test(results_and_weights_go_where_dispatch_put_them),
+          cmocka_unit_test(returned_weights_stand_at_their_entry), cmocka_unit_test(every_code_survives_a_round_trip),
+          cmocka_unit_test(fp8_rounds_to_the_nearest), cmocka_unit_test(half_rounds_to_even),
+          cmocka_unit_test(cast_scales_each_block), cmocka_unit_test(cast_rounds_scales_up_to_powers_of_two),
+          cmocka_unit_test(logfmt_keeps_to_its_bound), cmocka_unit_test(logfmt_leaves_large_and_flat_blocks_alone),
+          cmocka_unit_test(calc_diff_is_zero_only_for_equals))

@@ -1,63 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Low latency against the oracle, in random configurations. ctest: timeout=300 labels=ranks */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdlib.h>
+#include "tests/unit/prop_cmocka.h"
 
-#include <cmocka.h>
-
-#include "tests/lib/prop.h"
-
-static void run(const char *name, int cases, int max_ranks, void (*change)(struct prop_case *, struct prop_rng *))
+static void plain_bf16(struct prop_case *c, struct prop_rng *rng)
 {
-    assert_int_equal(prop_run("test_prop_ll", name, cases, EPX_LOW_LATENCY, max_ranks, change), 0);
-}
-
-static void anything_goes(void **state)
-{
-    (void)state;
-    run("anything_goes", 180, 8, NULL);
-}
-
-static void force_plain(struct prop_case *c, struct prop_rng *rng)
-{
-    (void)rng;
-    c->nhandles = c->ngroups = 1;
+    prop_force_plain(c, rng);
     c->handle[0].staged_dispatch = c->handle[0].staged_combine = 0;
-    c->handle[0].async = 0;
-    c->handle[0].streams = PROP_DEFAULT_STREAM;
     c->handle[0].logfmt = 0;
-    c->handle[0].w.dtype = c->handle[0].out_dtype = c->handle[0].result_dtype = EPX_BF16;
-    c->handle[0].w.hidden = (c->handle[0].w.hidden + 7) / 8 * 8;
 }
 
-static void plain_bf16(void **state)
-{
-    (void)state;
-    run("plain_bf16", 60, 8, force_plain);
-}
-
-/* Casts need bf16 in and fp8 out; rows of 16 channels. */
-static void force_cast(struct prop_case *c, struct prop_rng *rng)
-{
-    static const int dtypes[] = {EPX_BF16, EPX_BF16, EPX_FP16, EPX_FP32};
-
-    for (int i = 0; i < c->nhandles; i++) {
-        struct prop_handle *h = &c->handle[i];
-        h->w.dtype = dtypes[prop_draw(rng, 4)];
-        h->out_dtype = EPX_FP8_E4M3;
-        h->w.hidden = (h->w.hidden + 15) / 16 * 16;
-    }
-}
-
-static void fp8_cast(void **state)
-{
-    (void)state;
-    run("fp8_cast", 72, 8, force_cast);
-}
-
-static void force_logfmt(struct prop_case *c, struct prop_rng *rng)
+static void logfmt(struct prop_case *c, struct prop_rng *rng)
 {
     for (int i = 0; i < c->nhandles; i++) {
         struct prop_handle *h = &c->handle[i];
@@ -68,13 +20,7 @@ static void force_logfmt(struct prop_case *c, struct prop_rng *rng)
     }
 }
 
-static void logfmt(void **state)
-{
-    (void)state;
-    run("logfmt", 48, 8, force_logfmt);
-}
-
-static void force_staged(struct prop_case *c, struct prop_rng *rng)
+static void staged(struct prop_case *c, struct prop_rng *rng)
 {
     c->pairs = 3;
     for (int i = 0; i < c->nhandles; i++) {
@@ -83,42 +29,21 @@ static void force_staged(struct prop_case *c, struct prop_rng *rng)
     }
 }
 
-static void staged(void **state)
+static void many_ranks(struct prop_case *c, struct prop_rng *rng)
 {
-    (void)state;
-    run("staged", 90, 8, force_staged);
-}
-
-static void force_many_ranks(struct prop_case *c, struct prop_rng *rng)
-{
-    int ranks = prop_chance(rng, 30) ? 64 : 9 + prop_draw(rng, 56);
-
-    c->nranks = ranks;
-    c->nhandles = c->ngroups = 1;
-    c->updates = 1;
-    c->num_agents = 1 + prop_draw(rng, 2);
-    for (int i = 0; i < c->nhandles; i++) {
-        struct workload *w = &c->handle[i].w;
-        w->nranks = ranks;
-        w->experts = prop_chance(rng, 50) ? ranks : 1 + prop_draw(rng, 3 * ranks);
-        w->max_tokens = 1 + prop_draw(rng, 4);
-    }
-}
-
-static void many_ranks(void **state)
-{
-    (void)state;
-    run("many_ranks", 8, 64, force_many_ranks);
+    prop_force_many_ranks(c, rng, 4);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(plain_bf16), cmocka_unit_test(anything_goes), cmocka_unit_test(fp8_cast),
-        cmocka_unit_test(logfmt),     cmocka_unit_test(staged),        cmocka_unit_test(many_ranks),
+    struct prop_test tests[] = {
+        {"plain_bf16", 60, 8, plain_bf16, NULL, 0},
+        {"anything_goes", 180, 8, NULL, NULL, 0},
+        {"fp8_cast", 72, 8, prop_force_cast, NULL, 0},
+        {"logfmt", 48, 8, logfmt, NULL, 0},
+        {"staged", 90, 8, staged, NULL, 0},
+        {"many_ranks", 8, 64, many_ranks, NULL, 0},
     };
 
-    if (getenv("EPX_TEST_ONLY"))
-        cmocka_set_test_filter(getenv("EPX_TEST_ONLY"));
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return prop_main("test_prop_ll", EPX_LOW_LATENCY, tests, UNIT_COUNT(tests));
 }

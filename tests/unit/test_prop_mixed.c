@@ -1,29 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Both modes in one group, several handles and groups at a time, against the oracle. ctest: timeout=300 labels=ranks */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdlib.h>
-
-#include <cmocka.h>
-
-#include "tests/lib/prop.h"
-
-enum { BOTH = EPX_LOW_LATENCY | EPX_HIGH_THROUGHPUT };
-
-static void run(const char *name, int cases, int max_ranks, void (*change)(struct prop_case *, struct prop_rng *))
-{
-    assert_int_equal(prop_run("test_prop_mixed", name, cases, BOTH, max_ranks, change), 0);
-}
-
-static void anything_goes(void **state)
-{
-    (void)state;
-    run("anything_goes", 150, 8, NULL);
-}
+#include "tests/unit/prop_cmocka.h"
 
 /* The drawn handle once more in each place, with other seeds. */
-static void force_handles(struct prop_case *c, struct prop_rng *rng)
+static void interleaved_handles(struct prop_case *c, struct prop_rng *rng)
 {
     int had = c->nhandles;
 
@@ -36,26 +16,14 @@ static void force_handles(struct prop_case *c, struct prop_rng *rng)
         c->handle[i].recv_tensor = 0;
 }
 
-static void interleaved_handles(void **state)
+static void two_groups(struct prop_case *c, struct prop_rng *rng)
 {
-    (void)state;
-    run("interleaved_handles", 90, 8, force_handles);
-}
-
-static void force_two_groups(struct prop_case *c, struct prop_rng *rng)
-{
-    force_handles(c, rng);
+    interleaved_handles(c, rng);
     c->ngroups = 2;
 }
 
-static void two_groups(void **state)
-{
-    (void)state;
-    run("two_groups", 72, 8, force_two_groups);
-}
-
 /* Everything in stream order: no host waits between dispatch and combine. */
-static void force_async(struct prop_case *c, struct prop_rng *rng)
+static void streams_and_events(struct prop_case *c, struct prop_rng *rng)
 {
     for (int i = 0; i < c->nhandles; i++) {
         c->handle[i].async = 1;
@@ -63,22 +31,14 @@ static void force_async(struct prop_case *c, struct prop_rng *rng)
     }
 }
 
-static void streams_and_events(void **state)
-{
-    (void)state;
-    run("streams_and_events", 72, 8, force_async);
-}
-
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(anything_goes),
-        cmocka_unit_test(interleaved_handles),
-        cmocka_unit_test(two_groups),
-        cmocka_unit_test(streams_and_events),
+    struct prop_test tests[] = {
+        {"anything_goes", 150, 8, NULL, NULL, 0},
+        {"interleaved_handles", 90, 8, interleaved_handles, NULL, 0},
+        {"two_groups", 72, 8, two_groups, NULL, 0},
+        {"streams_and_events", 72, 8, streams_and_events, NULL, 0},
     };
 
-    if (getenv("EPX_TEST_ONLY"))
-        cmocka_set_test_filter(getenv("EPX_TEST_ONLY"));
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return prop_main("test_prop_mixed", EPX_LOW_LATENCY | EPX_HIGH_THROUGHPUT, tests, UNIT_COUNT(tests));
 }

@@ -1,14 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Time stamps of the CPU device: taken in stream order, refused out of range. Graphs: refused, and said so by caps. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "device/device.h"
+#include "tests/lib/unit.h"
 
 static struct device *device;
 static struct device_stream *stream;
@@ -79,13 +74,6 @@ static void the_cpu_has_no_graphs_and_says_so(void **state)
     assert_int_equal(device->ops->graph_launch(device, graph, stream), EPX_ERR_UNSUPPORTED);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(stamps_enclose_the_work_between_them, open_device, close_device),
-        cmocka_unit_test_setup_teardown(stamps_out_of_range_are_refused, open_device, close_device),
-        cmocka_unit_test_setup_teardown(the_cpu_has_no_graphs_and_says_so, open_device, close_device),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+UNIT_MAIN(cmocka_unit_test_setup_teardown(stamps_enclose_the_work_between_them, open_device, close_device),
+          cmocka_unit_test_setup_teardown(stamps_out_of_range_are_refused, open_device, close_device),
+          cmocka_unit_test_setup_teardown(the_cpu_has_no_graphs_and_says_so, open_device, close_device))

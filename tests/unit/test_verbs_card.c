@@ -1,70 +1,47 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ctest: timeout=20 */
 /* Which cards a filter lets through, and which GID is chosen: needs no card. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 #include <arpa/inet.h>
 #include <string.h>
 
 #include "net/verbs/card.h"
+#include "tests/lib/unit.h"
 
-static void an_empty_filter_takes_all(void **state)
-{
-    (void)state;
-    assert_true(verbs_filter_match("", "mlx5_0", 1));
-    assert_true(verbs_filter_match("=", "mlx5_0", 1));
-    assert_true(verbs_filter_match("^", "mlx5_0", 1));
-}
+struct filter_case {
+    const char *filter, *card;
+    int port, matches;
+};
+enum { MOST = 8 }; /* of a table, whose end is a NULL */
 
-static void names_are_prefixes(void **state)
-{
-    (void)state;
-    assert_true(verbs_filter_match("mlx5", "mlx5_0", 1));
-    assert_true(verbs_filter_match("mlx5_1,mlx5_0", "mlx5_0", 2));
-    assert_true(verbs_filter_match("mlx5_1", "mlx5_10", 1));
-    assert_false(verbs_filter_match("mlx5_1", "mlx5_0", 1));
-    assert_false(verbs_filter_match("mlx5_10", "mlx5_1", 1));
-}
+static const struct filter_case empty[MOST] = {{"", "mlx5_0", 1, 1}, {"=", "mlx5_0", 1, 1}, {"^", "mlx5_0", 1, 1}};
+static const struct filter_case prefixes[MOST] = {
+    {"mlx5", "mlx5_0", 1, 1},   {"mlx5_1,mlx5_0", "mlx5_0", 2, 1}, {"mlx5_1", "mlx5_10", 1, 1},
+    {"mlx5_1", "mlx5_0", 1, 0}, {"mlx5_10", "mlx5_1", 1, 0},
+};
+static const struct filter_case whole[MOST] = {
+    {"=mlx5_1", "mlx5_1", 1, 1},
+    {"=mlx5_1", "mlx5_10", 1, 0},
+    {"=mlx5", "mlx5_1", 1, 0},
+    {"=mlx5_0,mlx5_1", "mlx5_1", 1, 1},
+};
+static const struct filter_case ports[MOST] = {
+    {"=mlx5_0:1", "mlx5_0", 1, 1},
+    {"=mlx5_0:1", "mlx5_0", 2, 0},
+    {"mlx5_0:2,mlx5_1:1", "mlx5_1", 1, 1},
+    {"mlx5_0:2,mlx5_1:1", "mlx5_1", 2, 0},
+};
+static const struct filter_case excluded[MOST] = {
+    {"^mlx5_2", "mlx5_2", 1, 0},   {"^mlx5_2", "mlx5_20", 1, 0},         {"^mlx5_2", "mlx5_1", 1, 1},
+    {"^=mlx5_2", "mlx5_20", 1, 1}, {"^mlx5_0,mlx5_1:1", "mlx5_1", 1, 0}, {"^mlx5_0,mlx5_1:1", "mlx5_1", 2, 1},
+};
+static const struct filter_case odd[MOST] = {
+    {",", "mlx5_0", 1, 0}, {":1", "mlx5_0", 1, 0}, {",,mlx5_0,", "mlx5_0", 1, 1}};
 
-static void after_an_equals_sign_names_are_whole(void **state)
+static void check_filters(void **state)
 {
-    (void)state;
-    assert_true(verbs_filter_match("=mlx5_1", "mlx5_1", 1));
-    assert_false(verbs_filter_match("=mlx5_1", "mlx5_10", 1));
-    assert_false(verbs_filter_match("=mlx5", "mlx5_1", 1));
-    assert_true(verbs_filter_match("=mlx5_0,mlx5_1", "mlx5_1", 1));
-}
-
-static void a_port_may_be_named(void **state)
-{
-    (void)state;
-    assert_true(verbs_filter_match("=mlx5_0:1", "mlx5_0", 1));
-    assert_false(verbs_filter_match("=mlx5_0:1", "mlx5_0", 2));
-    assert_true(verbs_filter_match("mlx5_0:2,mlx5_1:1", "mlx5_1", 1));
-    assert_false(verbs_filter_match("mlx5_0:2,mlx5_1:1", "mlx5_1", 2));
-}
-
-static void a_caret_excludes(void **state)
-{
-    (void)state;
-    assert_false(verbs_filter_match("^mlx5_2", "mlx5_2", 1));
-    assert_false(verbs_filter_match("^mlx5_2", "mlx5_20", 1));
-    assert_true(verbs_filter_match("^mlx5_2", "mlx5_1", 1));
-    assert_true(verbs_filter_match("^=mlx5_2", "mlx5_20", 1));
-    assert_false(verbs_filter_match("^mlx5_0,mlx5_1:1", "mlx5_1", 1));
-    assert_true(verbs_filter_match("^mlx5_0,mlx5_1:1", "mlx5_1", 2));
-}
-
-static void odd_filters_match_nothing(void **state)
-{
-    (void)state;
-    assert_false(verbs_filter_match(",", "mlx5_0", 1));
-    assert_false(verbs_filter_match(":1", "mlx5_0", 1));
-    assert_true(verbs_filter_match(",,mlx5_0,", "mlx5_0", 1));
+    for (const struct filter_case *c = *state; c->filter; c++)
+        if (!verbs_filter_match(c->filter, c->card, c->port) != !c->matches)
+            fail_msg("filter \"%s\", card %s port %d: expected %d", c->filter, c->card, c->port, c->matches);
 }
 
 #if EPX_HAVE_VERBS
@@ -103,17 +80,17 @@ static void probing_says_something(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(an_empty_filter_takes_all),
-        cmocka_unit_test(names_are_prefixes),
-        cmocka_unit_test(after_an_equals_sign_names_are_whole),
-        cmocka_unit_test(a_port_may_be_named),
-        cmocka_unit_test(a_caret_excludes),
-        cmocka_unit_test(odd_filters_match_nothing),
+        UNIT_CASE("an_empty_filter_takes_all", check_filters, empty),
+        UNIT_CASE("names_are_prefixes", check_filters, prefixes),
+        UNIT_CASE("after_an_equals_sign_names_are_whole", check_filters, whole),
+        UNIT_CASE("a_port_may_be_named", check_filters, ports),
+        UNIT_CASE("a_caret_excludes", check_filters, excluded),
+        UNIT_CASE("odd_filters_match_nothing", check_filters, odd),
 #if EPX_HAVE_VERBS
         cmocka_unit_test(gids_are_ranked),
 #endif
         cmocka_unit_test(probing_says_something),
     };
 
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run("verbs_card", tests, UNIT_COUNT(tests));
 }

@@ -1,15 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The workload generator: the same numbers every time, of the promised kinds. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "tests/lib/oracle.h"
+#include "tests/lib/unit.h"
 #include "tests/lib/workload.h"
 
 static struct workload example(void)
@@ -221,19 +216,9 @@ static void values_are_finite_and_sized_as_promised(void **state)
             }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(same_arguments_give_the_same_bits),
-        cmocka_unit_test(round_changes_numbers_but_not_routing),
-        cmocka_unit_test(a_row_is_a_prefix_of_a_longer_one),
-        cmocka_unit_test(entries_are_in_range_and_distinct),
-        cmocka_unit_test(all_experts_when_topk_is_their_number),
-        cmocka_unit_test(uniform_routing_is_even),
-        cmocka_unit_test(zipf_routing_has_a_favourite),
-        cmocka_unit_test(hot_routing_names_only_the_hot),
-        cmocka_unit_test(uneven_counts_include_none_and_all),
-        cmocka_unit_test(values_are_finite_and_sized_as_promised),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+UNIT_MAIN(cmocka_unit_test(same_arguments_give_the_same_bits), cmocka_unit_test(round_changes_numbers_but_not_routing),
+          cmocka_unit_test(a_row_is_a_prefix_of_a_longer_one), cmocka_unit_test(entries_are_in_range_and_distinct),
+          cmocka_unit_test(all_experts_when_topk_is_their_number), cmocka_unit_test(uniform_routing_is_even),
+          cmocka_unit_test(zipf_routing_has_a_favourite), cmocka_unit_test(hot_routing_names_only_the_hot),
+          cmocka_unit_test(uneven_counts_include_none_and_all),
+          cmocka_unit_test(values_are_finite_and_sized_as_promised))

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * cmocka with the headers that it needs, and the main() of a test program. EPX_TEST_ONLY=PATTERN runs the cases whose
+ * names match. Headers of EPX that declare fail() come before this one: cmocka.h has a macro of that name.
+ */
+#ifndef EPX_TESTS_LIB_UNIT_H
+#define EPX_TESTS_LIB_UNIT_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#define UNIT_COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+/* A case with a name of its own: `function` gets `data` as *state. For functions that many cases share. */
+#define UNIT_CASE(case_name, function, data)                                                      \
+    {                                                                                             \
+        .name = (case_name), .test_func = (function), .initial_state = (void *)(uintptr_t)(data), \
+    }
+
+static inline int unit_run(const char *name, const struct CMUnitTest *tests, size_t count)
+{
+    if (getenv("EPX_TEST_ONLY"))
+        cmocka_set_test_filter(getenv("EPX_TEST_ONLY"));
+    return _cmocka_run_group_tests(name, tests, count, NULL, NULL);
+}
+
+#define UNIT_MAIN(...)                                      \
+    int main(void)                                          \
+    {                                                       \
+        const struct CMUnitTest tests[] = {__VA_ARGS__};    \
+                                                            \
+        return unit_run("tests", tests, UNIT_COUNT(tests)); \
+    }
+
+#endif
