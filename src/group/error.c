@@ -7,40 +7,11 @@
 
 #include "group/group.h"
 #include "group/registry.h"
+#include "group/signals.h"
 #include "util/structs.h"
 #include "device/cpu/agent.h"
 #include "util/pause.h"
 #include "util/status.h"
-
-static const char *const phase_names[PHASE_COUNT] = {
-    [PHASE_NONE] = "none",
-    [PHASE_LL_SLOT] = "ll dispatch: wait for free slot",
-    [PHASE_LL_DATA] = "ll dispatch: wait for data",
-    [PHASE_LL_DONE] = "ll dispatch: wait for readers",
-    [PHASE_LC_SLOT] = "ll combine: wait for free slot",
-    [PHASE_LC_DATA] = "ll combine: wait for data",
-    [PHASE_LC_DONE] = "ll combine: wait for readers",
-    [PHASE_HN_SLOT] = "ht update: wait for free slot",
-    [PHASE_HN_DATA] = "ht update: wait for counts",
-    [PHASE_HD_READY] = "ht dispatch: wait for receiver",
-    [PHASE_HD_DATA] = "ht dispatch: wait for data",
-    [PHASE_HC_DATA] = "ht combine: wait for data",
-    [PHASE_HC_DONE] = "ht combine: wait for readers",
-    [PHASE_AGENTS] = "wait for own agents",
-    [PHASE_ROUTING] = "routing",
-    [PHASE_LL_ROWS] = "ll dispatch: wait for rows",
-    [PHASE_LC_ROWS] = "ll combine: wait for rows",
-    [PHASE_LC_SENT] = "ll combine: wait for the network",
-    [PHASE_HN_TABLE] = "ht update: wait for table",
-    [PHASE_HD_ROWS] = "ht dispatch: wait for rows",
-    [PHASE_HD_FREE] = "ht dispatch: wait for relay",
-    [PHASE_HD_SENT] = "ht dispatch: wait for the network",
-    [PHASE_HC_READY] = "ht combine: wait for source",
-    [PHASE_HC_ROWS] = "ht combine: wait for rows",
-    [PHASE_RING] = "push to the command ring",
-    [PHASE_NET] = "network",
-    [PHASE_MASKS] = "masks",
-};
 
 /* As in struct signature; what `extra` is depends on the operation. */
 static const char *signature_field(int phase, int64_t field)
@@ -54,11 +25,6 @@ static const char *signature_field(int phase, int64_t field)
     if (phase == PHASE_LL_DATA)
         return "weights asked for";
     return phase == PHASE_LC_DATA ? "logfmt" : "weights (1) + backward (2) + compact top-k (4)";
-}
-
-static const char *phase_name(int phase)
-{
-    return phase >= 0 && phase < PHASE_COUNT ? phase_names[phase] : "unknown";
 }
 
 static void write_message(const struct epx_group *group, const struct error_record *e, char *text, size_t bytes)

@@ -26,8 +26,6 @@ epx_status group_net_answers(struct epx_group *group);
 int group_meeting_ms(const struct epx_group *group);
 /* Before the end of a group that works: until no peer misses it. */
 void group_net_settle(struct epx_group *group);
-/* Where a signal (enum signal_kind) of every peer stands when nothing is outstanding after these epochs (rejoin.c). */
-uint64_t signal_after(const struct epx_group *group, const uint64_t *epochs, int kind, int slot);
 /* The group has failed: wakes and ends what this rank and those of its node wait for (error.c). */
 void group_abort(struct epx_group *group, int status);
 /* A rank of another node has failed: the same for this rank alone, for that rank tells all others too. */

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "group/group.h"
+#include "group/signals.h"
 #include "group/mask.h"
 #include "device/arrivals.h"
 #include "device/cpu/agent.h"
@@ -16,9 +17,6 @@
 
 #define RING_SLOTS 4096
 #define ANSWER_MS 200 /* a turn takes microseconds; a thread may have to wait for a core */
-
-/* High-throughput rows are bulk; everything else is urgent. */
-static const uint8_t flows[SIG_COUNT] = {[SIG_HD_ROWS] = PROXY_NORMAL, [SIG_HC_ROWS] = PROXY_NORMAL};
 
 /* An error about a rank that is masked already is not reported. */
 static int is_masked(const struct epx_group *group, int peer)
@@ -154,7 +152,7 @@ static epx_status open_proxies(struct epx_group *group, int *dmabuf)
     o.sent = group->shadow.sent;
     o.kinds = SIG_COUNT;
     o.slots = group->set.sig_slots;
-    o.flows = flows;
+    o.flows = signal_flows;
     if (group->device->ops->caps & DEVICE_HOST_HEAP)
         o.bell = &((struct control *)group->heap.base)->bell;
     o.env = group->device->ops->env;
@@ -235,22 +233,19 @@ epx_status group_net_open(struct epx_group *group)
     return status;
 }
 
-/* Signals that operations wait for only when they use a slot again: at the end they may still be on their way. */
-static const uint8_t owed[] = {SIG_LL_DONE, SIG_LC_DONE, SIG_HN_DONE, SIG_HD_FREE};
-
 /* Has everything come that `rank` owes? */
 static int has_paid(struct epx_group *group, const uint64_t *epochs, int rank)
 {
     const int slots = group->set.sig_slots;
 
-    for (size_t i = 0; i < sizeof(owed); i++) {
-        if (owed[i] == SIG_HD_FREE && node_relay(&group->map, group->rank, group->map.node_of[rank]) != rank)
+    for (int kind = 0; kind < SIG_COUNT; kind++) {
+        if (!signal_is_owed(group, kind, rank))
             continue;
         for (int slot = 0; slot < slots; slot++) {
-            const size_t at = ((size_t)owed[i] * (size_t)slots + (size_t)slot) * (size_t)group->nranks + (size_t)rank;
+            const size_t at = ((size_t)kind * (size_t)slots + (size_t)slot) * (size_t)group->nranks + (size_t)rank;
             /* Acquire, though nothing is read behind it: pairs with the release in count_arrival(). */
             if (__atomic_load_n(&group->shadow.counters[at], __ATOMIC_ACQUIRE) <
-                signal_after(group, epochs, owed[i], slot))
+                signal_after(group, epochs, kind, slot))
                 return 0;
         }
     }

@@ -15,50 +15,9 @@
 
 #include "group/region.h"
 #include "group/group.h"
+#include "group/signals.h"
 #include "util/log.h"
 #include "util/status.h"
-
-uint64_t signal_after(const struct epx_group *group, const uint64_t *epochs, int kind, int slot)
-{
-    static const int8_t op_of[SIG_COUNT] = {[SIG_LL_DATA] = OP_LL_DISPATCH,
-                                            [SIG_LL_DONE] = OP_LL_DISPATCH,
-                                            [SIG_LC_DATA] = OP_LL_COMBINE,
-                                            [SIG_LC_DONE] = OP_LL_COMBINE,
-                                            [SIG_HN_DATA] = OP_HT_NOTIFY,
-                                            [SIG_HN_DONE] = OP_HT_NOTIFY,
-                                            [SIG_HD_READY] = OP_HT_DISPATCH,
-                                            [SIG_HD_DATA] = OP_HT_DISPATCH,
-                                            [SIG_HC_DATA] = OP_HT_COMBINE,
-                                            [SIG_HC_DONE] = OP_HT_COMBINE,
-                                            [SIG_LL_ROWS] = -1,
-                                            [SIG_LC_ROWS] = -1,
-                                            [SIG_HN_TABLE] = OP_HT_NOTIFY,
-                                            [SIG_HD_ROWS] = -1,
-                                            [SIG_HD_FREE] = OP_HT_DISPATCH,
-                                            [SIG_HC_READY] = OP_HT_COMBINE,
-                                            [SIG_HC_ROWS] = -1,
-                                            [SIG_ABORT] = -1};
-    const uint64_t W = (uint64_t)group->set.inflight;
-
-    if (op_of[kind] < 0)
-        return 0;
-    const uint64_t epoch = epochs[op_of[kind]];
-    if (op_of[kind] != OP_LL_DISPATCH && op_of[kind] != OP_LL_COMBINE)
-        return slot == 0 ? epoch : 0;
-    if ((uint64_t)slot >= W || epoch < (uint64_t)slot + 1)
-        return 0;
-    return (epoch - 1 - (uint64_t)slot) / W + 1; /* how many of epochs 1..epoch have this slot */
-}
-
-/* The same for what proxies count: updates are counted for each of their two slots (kernel/ht_notify.h). */
-static uint64_t counter_after(const struct epx_group *group, const uint64_t *epochs, int kind, int slot)
-{
-    const uint64_t updates = epochs[OP_HT_NOTIFY];
-
-    if (kind != SIG_HN_DATA && kind != SIG_HN_TABLE)
-        return signal_after(group, epochs, kind, slot);
-    return slot == 0 ? updates / 2 : slot == 1 ? (updates + 1) / 2 : 0;
-}
 
 /* Between nodes: what the proxies count. Rows expected start over with them. */
 static epx_status reset_counters(struct epx_group *group, const uint64_t *epochs)

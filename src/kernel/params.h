@@ -20,11 +20,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#ifdef __cplusplus
-#define EPX_STATIC_ASSERT static_assert
-#else
-#define EPX_STATIC_ASSERT _Static_assert
-#endif
+#include "kernel/signals.h"
 
 struct ring_dev; /* kernel/command.h */
 
@@ -83,35 +79,10 @@ struct signal {
 };
 EPX_STATIC_ASSERT(sizeof(struct signal) == 64, "one cache line");
 
-enum signal_kind {
-    SIG_LL_DATA,  /* low-latency dispatch: the peer's slot is filled and may be read */
-    SIG_LL_DONE,  /* the peer has read this rank's slot */
-    SIG_LC_DATA,  /* low-latency combine: the peer's rows may be read (in its heap, or here in the receive slot) */
-    SIG_LC_DONE,  /* the peer has read this rank's rows, and its receive slot is free again */
-    SIG_HN_DATA,  /* high-throughput notify: the peer's counts may be read */
-    SIG_HN_DONE,  /* the peer has read this rank's counts */
-    SIG_HD_READY, /* high-throughput dispatch: the peer's receive tensors may be written */
-    SIG_HD_DATA,  /* the peer has written all its rows here */
-    SIG_HC_DATA,  /* high-throughput combine: the peer's rows may be read */
-    SIG_HC_DONE,  /* the peer has read this rank's rows */
-    /* Between nodes only. ROWS count rows, so that what is expected adds up from operation to operation. */
-    SIG_LL_ROWS,  /* low-latency dispatch: the peer's rows are staged, or written here; between nodes: rows landed */
-    SIG_LC_ROWS,  /* low-latency combine: likewise */
-    SIG_HN_TABLE, /* high-throughput notify: the peer's routing table landed at its relay */
-    SIG_HD_ROWS,  /* high-throughput dispatch: rows landed at the relay; slot = chunk */
-    SIG_HD_FREE,  /* the relay has forwarded this rank's rows */
-    SIG_HC_READY, /* high-throughput combine: the peer takes returned rows now */
-    SIG_HC_ROWS,  /* rows returned by a relay */
-    SIG_ABORT,    /* the peer has failed, with the status that stands in the place of a slot: stored, not counted */
-    SIG_COUNT
-};
-
 /* A source's rows to one relay are counted in this many chunks, so that forwarding starts before the last has landed. */
 #define HD_CHUNKS 8
 /* Bytes that tell a relay which operation this is: the first ones of a struct hd_desc or hc_desc. */
 #define HD_HEADER_BYTES 32
-
-enum operation { OP_LL_DISPATCH, OP_LL_COMBINE, OP_HT_NOTIFY, OP_HT_DISPATCH, OP_HT_COMBINE, OP_COUNT };
 
 /* As epx_dtype; kernels do not include the public header. */
 enum { DTYPE_BF16 = 1, DTYPE_FP16 = 2, DTYPE_FP32 = 3 };
@@ -230,37 +201,6 @@ struct error_record {
     int32_t phase;
     int64_t expected, seen;
     int64_t detail[2];
-};
-
-enum kernel_phase {
-    PHASE_NONE,
-    PHASE_LL_SLOT,
-    PHASE_LL_DATA,
-    PHASE_LL_DONE,
-    PHASE_LC_SLOT,
-    PHASE_LC_DATA,
-    PHASE_LC_DONE,
-    PHASE_HN_SLOT,
-    PHASE_HN_DATA,
-    PHASE_HD_READY,
-    PHASE_HD_DATA,
-    PHASE_HC_DATA,
-    PHASE_HC_DONE,
-    PHASE_AGENTS,
-    PHASE_ROUTING,
-    PHASE_LL_ROWS,
-    PHASE_LC_ROWS,
-    PHASE_LC_SENT,
-    PHASE_HN_TABLE,
-    PHASE_HD_ROWS,
-    PHASE_HD_FREE,
-    PHASE_HC_READY,
-    PHASE_HC_ROWS,
-    PHASE_RING,
-    PHASE_NET,
-    PHASE_MASKS,
-    PHASE_HD_SENT,
-    PHASE_COUNT
 };
 
 /* Kept by kernels in device memory. */

@@ -132,10 +132,10 @@ KFN_STEP int kernel_begin_agreed(struct agent *ag, const struct group_dev *g)
     return 0;
 }
 
-/* Low latency goes on without a rank. High throughput cannot: who waits is not always who would miss its rows. */
+/* May a wait in this phase end by masking the peer? */
 KFN int phase_masks(int phase)
 {
-    return (phase >= PHASE_LL_SLOT && phase <= PHASE_LC_DONE) || (phase >= PHASE_LL_ROWS && phase <= PHASE_LC_SENT);
+    return (int)(MASKABLE_PHASES >> phase & 1);
 }
 
 /* A wait that ended without its word. */
