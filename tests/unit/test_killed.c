@@ -279,7 +279,7 @@ static void in_every_phase(const char *net, int sig)
     int failures = 0, counts[OUTCOMES] = {0};
 
     if (net && !net_is_here(net)) {
-        fprintf(stderr, "not over %s: it cannot be used here\n", net);
+        print_message("not over %s: it cannot be used here\n", net);
         skip();
     }
     for (int i = 0; i < times; i++)

@@ -256,7 +256,7 @@ static void also_by_relays_between_nodes(void **state)
 
     (void)state;
     if (net_ofi_ops.probe("", text, sizeof(text)) != EPX_OK) {
-        fprintf(stderr, "no network to test with: %s\n", text);
+        print_message("no network to test with: %s\n", text);
         skip();
     }
     setenv("EPX_REGISTER", "1", 1);

@@ -350,7 +350,7 @@ static void need_nodes(void)
     char text[256];
 
     if (net_ofi_ops.probe("", text, sizeof(text)) != EPX_OK) {
-        fprintf(stderr, "no network to test with: %s\n", text);
+        print_message("no network to test with: %s\n", text);
         skip();
     }
     deadline_ms = ACROSS_NODES_MS;

@@ -321,7 +321,7 @@ static int measure_trips(struct bench *b, struct trip *trip)
     double eager = 0;
 
     for (uint64_t pause = 0; pause <= most; pause += PAUSE_STEP_NS) {
-        struct trip one;
+        struct trip one = {0};
         if (measure_paused(b, pause, &one) != 0)
             return -1;
         eager = pause == 0 ? one.p50 : eager;
