@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Makes sure that the packages are there: deps.sh build|test. As root it installs what is missing with apt-get;
-# otherwise it names the packages and fails, unless the build can do without. Looks for what is used, not for package
-# names, so that other distributions and hand-made installations pass too.
+# deps.sh build|quick|test [CMAKE_OPTION]...: makes sure that the packages are there. As root it installs what is missing with apt-get;
+# otherwise it names the packages and fails if nothing works without one of them. It looks for what is used, not for package
+# names, so that other distributions and installations by hand pass too. The package names are those of Debian 12 and 13.
 set -euo pipefail
 
+purpose=${1:-build}
+shift || true
+options=" $* "
 missing=()  # nothing works without
-optional=() # the build leaves something out without
+optional=() # something is left out without
 
 need() { # package, then a command that succeeds if the thing is there
     local package=$1
@@ -20,38 +23,84 @@ want() {
     "$@" >/dev/null 2>&1 || optional+=("$package")
 }
 
-find_missing() {
-    local for_tests=want
-    [ "$1" = test ] && for_tests=need
-    missing=() optional=()
+# Whether the preprocessor finds a header, or the options say that the build is to do without or where it is.
+network() { # CMake's option, header
+    [[ $options != *" -DEPX_$1=OFF "* && $options != *" -DEPX_$1_INCLUDE="* ]] || return 0
+    echo "#include <$2>" | "${CC:-cc}" -E -x c -
+}
+
+has_libc() { [ -e "$("$1" -print-file-name=crt1.o)" ]; }
+
+tool() { PATH=$PATH:/usr/sbin:/sbin command -v "$1"; }
+
+find_build() {
+    local for_tests=need
+    [ "$purpose" != build ] || for_tests=want
     need build-essential sh -c '${CC:-cc} --version && make --version'
     need cmake cmake --version
     need pkg-config pkg-config --version
+    need libfabric-dev network OFI rdma/fabric.h
+    need libibverbs-dev network VERBS infiniband/verbs.h
     $for_tests libcmocka-dev pkg-config --exists cmocka
     $for_tests openmpi-bin mpirun --version
     $for_tests libopenmpi-dev mpicc --version
-    [ "$1" = test ] || return 0
-    need build-essential sh -c 'gcc --version && g++ --version'
-    need clang clang --version
-    need python3 python3 --version
-    want python3-venv python3 -c 'import ensurepip, venv'
-    want clang-format clang-format --version
-    want hipcc sh -c "command -v hipcc"
-    mapfile -t missing < <(printf "%s\n" ${missing[@]+"${missing[@]}"} | sed "/^$/d" | sort -u)
 }
 
-find_missing "${1:-build}"
+find_quick() {
+    need build-essential sh -c 'gcc --version && g++ --version'
+    need python3 python3 --version
+    need git git --version
+    need iproute2 tool ip                    # network namespaces as hosts: tests/scripts/netns.sh
+    want clang-format clang-format --version # only version 14 (Debian 12) is asked: scripts/format.sh
+}
+
+find_test() {
+    need clang clang --version
+    need python3-venv python3 -c 'import ensurepip, venv'
+    want hipcc tool hipcc
+    # The architecture that the stage cross compiles for: compiler and C library.
+    case $(uname -m) in
+    aarch64)
+        need gcc-x86-64-linux-gnu x86_64-linux-gnu-gcc --version
+        need libc6-dev-amd64-cross has_libc x86_64-linux-gnu-gcc
+        ;;
+    *)
+        need gcc-aarch64-linux-gnu aarch64-linux-gnu-gcc --version
+        need libc6-dev-arm64-cross has_libc aarch64-linux-gnu-gcc
+        ;;
+    esac
+    need qemu-user sh -c 'qemu-x86_64 --version && qemu-aarch64 --version'
+}
+
+find_missing() {
+    missing=() optional=()
+    find_build
+    [ "$purpose" = build ] || find_quick
+    [ "$purpose" != test ] || find_test
+    mapfile -t missing < <(printf '%s\n' ${missing[@]+"${missing[@]}"} | sed '/^$/d' | sort -u)
+}
+
+install_them() { # packages...
+    local log rc=0
+    log=$(mktemp)
+    echo "Installing: $*"
+    { apt-get update -qq && apt-get install -y --no-install-recommends "$@"; } </dev/null >"$log" 2>&1 || rc=$?
+    if [ $rc -eq 0 ]; then
+        sed -n 's/^Need to get \(.*\) of archives.*/Downloaded \1/p' "$log"
+    else
+        { cat "$log" && echo "apt-get failed"; } >&2
+    fi
+    rm -f "$log"
+}
+
+find_missing
 all=(${missing[@]+"${missing[@]}"} ${optional[@]+"${optional[@]}"})
 [ ${#all[@]} -eq 0 ] && exit 0
 
 if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
-    echo "Installing: ${all[*]}"
     export DEBIAN_FRONTEND=noninteractive
-    log=$(mktemp)
-    { apt-get update -qq && apt-get install -y -qq --no-install-recommends "${all[@]}"; } </dev/null >"$log" 2>&1 ||
-        { cat "$log" && echo "apt-get failed"; } >&2
-    rm -f "$log"
-    find_missing "${1:-build}"
+    install_them "${all[@]}"
+    find_missing
 fi
 
 if [ ${#optional[@]} -ne 0 ]; then
