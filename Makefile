@@ -1,31 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 # A thin front for CMake:
-#   make         build/epx and build/libepx.so
-#   make demo    both modes with 8 ranks, every result checked
-#   make test    everything that CI checks (scripts/test.sh)
-#   make test-rxe  verbs on Soft-RoCE in a virtual machine (docs/verbs.md)
-#   make format  clang-format on all sources
-#   make clean
+#   make            build/epx and build/libepx.so
+#   make demo       both modes with 8 ranks, every result checked
+#   make quick      the daily loop: compile, most tests, checks of the text (at most 3 minutes on 2 cores)
+#   make test       everything that CI checks (scripts/test.sh; at most 15 minutes on 2 cores)
+#   make test-rxe   verbs on Soft-RoCE in a virtual machine (docs/verbs.md)
+#   make format     clang-format on all sources
+#   make hooks      git checks the message of each commit (CONTRIBUTING.md)
+#   make clean      removes what was built
+#   make distclean  removes the Python environment of the tests too, which is a large download
+#
+# CMAKE_ARGS="-DOPTION=VALUE ..." reaches CMake, which remembers it.
 
 BUILD ?= build
 JOBS ?= $(shell nproc)
 WERROR ?= ON
-# Of the CUDA module, where nvcc is; empty: all that a release has (80, 90, 100).
-CUDA_ARCHITECTURES ?= 90
 MAKEFLAGS += --no-print-directory
+# For scripts/configure.sh: a compiler that the user has chosen, not make's own default.
+ifneq ($(origin CC),default)
+export CC
+endif
 
 all: configure
 	@cmake --build $(BUILD) -j$(JOBS)
 
 configure:
-	@scripts/deps.sh build
-	@cmake -S . -B $(BUILD) -DCMAKE_BUILD_TYPE=Release -DEPX_WERROR=$(WERROR) \
-	    -DEPX_CUDA_ARCHITECTURES="$(CUDA_ARCHITECTURES)" $(CMAKE_ARGS) >$(BUILD).configure.log 2>&1 \
-	    || { cat $(BUILD).configure.log; exit 1; }
-	@rm -f $(BUILD).configure.log
+	@scripts/deps.sh build $(CMAKE_ARGS)
+	@scripts/configure.sh $(BUILD) -DEPX_WERROR=$(WERROR) $(CMAKE_ARGS)
 
 demo: all
 	@scripts/demo.sh $(BUILD)
+
+quick:
+	@scripts/test.sh --quick
 
 test:
 	@scripts/test.sh
@@ -36,7 +43,14 @@ test-rxe: all
 format:
 	@scripts/format.sh --fix
 
+hooks:
+	@git config core.hooksPath scripts/githooks
+	@echo "git runs scripts/githooks/commit-msg from now on"
+
 clean:
 	rm -rf build build-*
 
-.PHONY: all configure demo test test-rxe format clean
+distclean: clean
+	rm -rf .venv-test
+
+.PHONY: all configure demo quick test test-rxe format hooks clean distclean

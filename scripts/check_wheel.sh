@@ -17,8 +17,9 @@ fail() {
     exit 1
 }
 
-# The CUDA module takes minutes to compile; bench/gpu.sh tests it where a GPU is.
-pip wheel --no-build-isolation --no-deps -w "$scratch" -C build-dir="$cmake_dir" -C cmake.define.EPX_CUDA=OFF .
+# The CUDA module takes minutes to compile; bench/gpu.sh tests it where a GPU is. (pip 23.0 of Debian 12 has no short -C.)
+pip wheel --no-build-isolation --no-deps -w "$scratch" --config-settings build-dir="$cmake_dir" \
+    --config-settings cmake.define.EPX_CUDA=OFF .
 pip wheel --no-build-isolation --no-deps -w "$scratch" ./python
 pip uninstall -y epx deep_ep >/dev/null 2>&1
 pip install --no-deps "$scratch"/epx-*.whl
@@ -62,7 +63,7 @@ import scikit_build_core.build as backend, sys
 print(backend.build_sdist(sys.argv[1]))" "$scratch" >"$scratch/name"
 if git rev-parse --is-inside-work-tree >/dev/null 2>&1; then
     tar tzf "$scratch/$(tail -1 "$scratch/name")" | sed 's|^[^/]*/||' | sort >"$scratch/packed"
-    missing=$(git ls-files -- CMakeLists.txt LICENSE README.md bench cmake include src support tools python pyproject.toml | sort |
+    missing=$(git ls-files -- CMakeLists.txt LICENSE README.md bench cmake include src tests/lib tools python pyproject.toml | sort |
         comm -23 - "$scratch/packed")
     [ -z "$missing" ] || fail "the sdist lacks: $missing"
 fi

@@ -3,13 +3,14 @@
 # python_env.sh VENV: a virtual environment with what the Python tests and examples need, made once and kept. Exit 77, with
 # the reason as the last line, where it cannot be made here.
 #
-# torch on the CPU is enough. For aarch64 the plain wheel has nothing else (100 MB). For x86_64 the plain wheel comes with
-# CUDA's libraries (3 GB); a "+cpu" wheel, found where pip is configured to look for one (PIP_EXTRA_INDEX_URL,
-# PIP_FIND_LINKS), is tried first.
+# torch for the CPU is enough. For aarch64 PyPI's wheel has nothing else (80 MB). For x86_64 PyPI's wheel brings CUDA's
+# libraries (about 3 GB to download, 6 GB on disk), so a "+cpu" wheel (180 MB) is tried first: from where pip is configured to
+# look (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS), then from PyTorch's own index.
 set -euo pipefail
 venv=$1
 here=$(dirname "$0")
-limit_s=${EPX_PIP_TIMEOUT_S:-300}
+limit_s=${EPX_PIP_TIMEOUT_S:-900}
+cpu_index=https://download.pytorch.org/whl/cpu
 requirements=$here/python_requirements.txt
 
 skip() {
@@ -30,10 +31,18 @@ python3 -c 'import sys; sys.exit(sys.version_info < (3, 9))' || skip "python3 is
 rm -rf "$venv"
 python3 -m venv "$venv"
 
-torch=$(sed -n 's/^torch==\([0-9.]*\).*/\1/p' "$requirements" | head -1)
-if [ "$(uname -m)" = x86_64 ] && pip_install "torch==$torch+cpu" >/dev/null 2>&1; then
-    echo "torch $torch+cpu"
-fi
+# Only x86_64 has a wheel for the CPU beside the one for CUDA.
+install_cpu_torch() {
+    local torch
+    torch=$(sed -n 's/^torch==\([0-9.]*\).*/\1/p' "$requirements" | head -1)
+    [ "$(uname -m)" = x86_64 ] || return 0
+    pip_install --retries 1 "torch==$torch+cpu" >/dev/null 2>&1 ||
+        pip_install --retries 1 --timeout 15 --extra-index-url "$cpu_index" "torch==$torch+cpu" >/dev/null 2>&1 ||
+        echo "no torch for the CPU alone was found: PyPI's has CUDA's libraries, about 3 GB to download, 6 GB on disk"
+}
+
+echo "downloading torch, transformers and others into $venv: about 0.2 GB, 1 GB on disk; kept until make distclean"
+install_cpu_torch
 pip_install -r "$requirements" || skip "pip could not install torch and the others within $limit_s s ($requirements)"
 # Only what is used gets compiled, by importing it once: that takes half the time of pip compiling everything.
 env -u PYTHONDONTWRITEBYTECODE "$venv/bin/python" -c '

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs commands of a stage, follows their output for the progress line, and counts what came of them."""
+import json
+import os
+import re
+import subprocess
+import time
+
+import results
+
+LOGS = "build-logs"
+POLL_S = 0.1
+TAIL = 60  # lines shown of what failed
+
+
+def tail(text, lines=TAIL):
+    return "\n".join(text.rstrip().splitlines()[-lines:])
+
+
+class MakeParser:
+    """"[ 42%] Building ..." """
+
+    def __call__(self, line):
+        match = re.match(r"\[ *(\d+)%\]", line)
+        return (int(match.group(1)) / 100, "") if match else None
+
+
+class CtestParser:
+    """"Start 3: name" and " 7/61 Test #3: name ... Passed  1.20 sec"."""
+
+    def __init__(self):
+        self.running, self.times = {}, []
+
+    def __call__(self, line):
+        start = re.match(r" +Start +(\d+): (\S+)", line)
+        end = re.match(r" *(\d+)/(\d+) Test +#(\d+): (\S+) .*?([\d.]+) sec", line)
+        if start:
+            self.running[start.group(1)] = start.group(2)
+            return None
+        if not end:
+            return None
+        self.running.pop(end.group(3), None)
+        self.times.append((float(end.group(5)), end.group(4)))
+        names = " ".join(sorted(self.running.values()))
+        return int(end.group(1)) / int(end.group(2)), f"{end.group(1)} of {end.group(2)} tests; running: {names}"
+
+    def slowest(self):
+        return ", ".join(f"{name} {seconds:.1f} s" for seconds, name in sorted(self.times, reverse=True)[:3])
+
+
+class SuiteParser:
+    """"ok NAME (1.23 s)" of python/tests/suite.py; how many there will be is not known."""
+
+    def __init__(self):
+        self.count = 0
+
+    def __call__(self, line):
+        match = re.match(r"ok (\S+)", line)
+        if not match:
+            return None
+        self.count += 1
+        return 0.0, f"{self.count} tests"
+
+
+class Run:
+    """One run of some stages."""
+
+    def __init__(self, progress, times):
+        self.progress, self.times = progress, times
+        self.stages = []
+        self.taken = {}  # step -> seconds, for the next run's estimate
+        self.jobs = os.environ.get("JOBS") or str(len(os.sched_getaffinity(0)))
+        os.makedirs(LOGS, exist_ok=True)
+
+    @property
+    def stage(self):
+        return self.stages[-1]
+
+    def expected(self, step):
+        return self.times.get(step, 3.0)
+
+    def note(self, text):
+        self.progress.message(text)
+
+    # ---- Commands
+
+    def command(self, step, argv, env=None, parser=None):
+        """Runs argv with its output in build-logs/STEP.log; returns (exit status, output)."""
+        path = os.path.join(LOGS, step + ".log")
+        begin = time.monotonic()
+        self.progress.step(step, self.expected(step))
+        with open(path, "w") as log:
+            process = subprocess.Popen(argv, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})})
+        try:
+            self._follow(process, path, step, parser)
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
+        self.progress.end_step()
+        self.taken[step] = time.monotonic() - begin
+        return process.returncode, open(path, errors="replace").read()
+
+    def _follow(self, process, path, step, parser):
+        begin, rest = time.monotonic(), ""
+        with open(path, errors="replace") as log:
+            while True:
+                ended = process.poll() is not None
+                rest = self._parse(rest + log.read(), parser)
+                elapsed = time.monotonic() - begin
+                if ended:
+                    return
+                if parser is None:
+                    self.progress.update(min(elapsed / self.expected(step), 0.95), "")
+                self.progress.tick()
+                time.sleep(POLL_S)
+
+    def _parse(self, text, parser):
+        """Gives whole lines to the parser; returns what is left."""
+        *lines, rest = text.split("\n")
+        for line in lines:
+            found = parser(line) if parser else None
+            if found:
+                self.progress.update(*found)
+        return rest
+
+    # ---- Checks
+
+    def check(self, step, argv, **kw):
+        """One check that is a command: exit 0 passed, 77 skipped, anything else failed. Returns whether it passed."""
+        rc, output = self.command(step, argv, **kw)
+        lines = output.strip().splitlines()
+        if rc == 0:
+            self.stage.add(1, [], [])
+            self.note(f"{step}: {lines[-1] if lines else 'ok'}")
+        elif rc == 77:
+            self.skip(step, results.reason_of(lines))
+        else:
+            self.fail(step, f"exit {rc}", output)
+        return rc == 0
+
+    def skip(self, name, reason):
+        self.stage.add(0, [], [results.Item(name, reason)])
+
+    def fail(self, name, text, output=""):
+        self.stage.add(0, [results.Item(name, text)], [])
+        if output:
+            self.note(tail(output))
+        self.note(f"FAILED: {name}: {text}")
+
+    def build(self, step, folder, options, targets=()):
+        """Configures with -Werror and compiles; returns whether it succeeded."""
+        goals = ["--target", *targets] if targets else []
+        script = 'scripts/configure.sh "$@"'
+        rc, output = self.command(step + "-configure", ["bash", "-c", script, "bash", folder, "-DEPX_WERROR=ON", *options])
+        if rc:
+            self.fail(step + "-build", "CMake failed", output)
+            return False
+        return self.check(step + "-build", ["cmake", "--build", folder, "-j" + self.jobs, *goals], parser=MakeParser())
+
+    def ctest(self, step, folder, scale, options, env=None, prefix=()):
+        """Runs tests and counts their cases."""
+        report, parser = os.path.abspath(os.path.join(LOGS, step + ".xml")), CtestParser()
+        if os.path.exists(report):
+            os.remove(report)
+        argv = [*prefix, "ctest", "--test-dir", folder, "-j" + str(2 * int(self.jobs) + 1), "--no-tests=error",
+                "--output-on-failure", "--test-output-size-passed", "1000000", "--test-output-size-failed", "1000000",
+                "--output-junit", report, *options]
+        rc, output = self.command(step, argv, env={"EPX_TEST_SCALE": str(scale), **(env or {})}, parser=parser)
+        if not os.path.exists(report):
+            self.fail(step, f"ctest ended with {rc} and no report", output)
+            return
+        passed, failed, skipped = results.count_ctest(report)
+        if rc and not failed:
+            failed = [results.Item(step, f"ctest ended with {rc}")]
+        for item in failed:
+            self.note(f"---- {item.name}\n{tail(item.text)}")
+        self.stage.add(passed, [results.Item(f.name, "see above") for f in failed], skipped)
+        self.note(f"{step}: {passed} passed, {len(failed)} failed, {len(skipped)} skipped; slowest: {parser.slowest()}")
+
+    def save_times(self):
+        with open(os.path.join(LOGS, "times.json"), "w") as file:
+            json.dump({**self.times, **self.taken}, file, indent=1, sort_keys=True)

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stages of `make test`. Each function is a stage, its docstring what `scripts/test.sh --list` says of it.
+
+Budget: 15 minutes on 2 idle cores for all, 3 minutes for --quick. Random tests multiply the number of their cases by
+EPX_TEST_SCALE; the scales below keep the whole within the budget.
+"""
+import os
+import platform
+import re
+import shutil
+import subprocess
+import time
+
+import results
+from run import SuiteParser
+
+VENV = ".venv-test"  # survives `make clean`
+
+# Expected seconds of steps on 2 idle cores; build-logs/times.json has those of the last run here.
+TIMES = {
+    "gcc-configure": 3, "gcc-build": 60, "gcc": 150, "quick": 60, "install": 6, "demo": 8, "cxx": 8, "format": 4, "scripts": 5,
+    "python-env": 60, "python-wheel": 40, "python-alone": 20, "python": 60, "python-hf": 15, "python-train": 15,
+    "clang-build": 50, "clang": 40, "address-build": 60, "address": 60, "address-processes": 40,
+    "thread-build": 50, "thread": 60, "cross-build": 50, "cross": 15,
+}
+
+STEPS = {  # steps of each stage, where they are not the stage itself
+    "gcc": ["gcc-configure", "gcc-build", "gcc"],
+    "quick": ["gcc-configure", "gcc-build", "quick"],
+    "symbols": ["symbols", "imports"],
+    "python": ["python-env", "python-wheel", "python-alone", "python", "python-hf", "python-train"],
+    "clang": ["clang-configure", "clang-build", "clang"],
+    "address": ["address-configure", "address-build", "address", "address-processes"],
+    "thread": ["thread-configure", "thread-build", "thread"],
+    "cross": ["cross-configure", "cross-build", "cross"],
+}
+
+ALL = ["scripts", "format", "layers", "noexit", "gcc", "symbols", "cxx", "install", "demo", "python", "clang",
+       "address", "thread", "cross"]
+QUICK = ["scripts", "format", "layers", "noexit", "quick", "symbols", "cxx"]
+
+
+def gcc_folder():
+    """build/, where `make` compiles too, unless somebody has configured it for another compiler."""
+    path = "build/CMakeCache.txt"
+    if os.path.exists(path):
+        compiler = re.search(r"^CMAKE_C_COMPILER:\w+=(.*)$", open(path).read(), re.MULTILINE)
+        version = subprocess.run([compiler.group(1), "--version"], capture_output=True, text=True).stdout if compiler else ""
+        if "Free Software Foundation" not in version:
+            return "build-gcc"
+    return "build"
+
+
+def gcc_options(folder):
+    return ["-DEPX_BUILD_TESTS=ON"] + (["-DCMAKE_C_COMPILER=gcc"] if folder != "build" else [])
+
+
+# ---- Checks of the text
+
+
+def scripts(run):
+    """tests of the scripts themselves, this program included"""
+    run.check("scripts", ["python3", "-B", "-m", "unittest", "discover", "-s", "scripts/runner", "-p", "test_*.py"])
+
+
+def format(run):  # pylint: disable=redefined-builtin
+    """clang-format"""
+    run.check("format", ["scripts/format.sh"])
+
+
+def layers(run):
+    """includes point downwards"""
+    run.check("layers", ["scripts/check_layers.sh"])
+
+
+def noexit(run):
+    """nothing in the library ends the process"""
+    run.check("noexit", ["scripts/check_no_exit.sh"])
+
+
+# ---- gcc, and checks of its build
+
+
+def gcc(run):
+    """gcc -Werror, all tests (EPX_TEST_SCALE=1)"""
+    folder = gcc_folder()
+    if run.build("gcc", folder, gcc_options(folder)):
+        run.ctest("gcc", folder, 1, [])
+
+
+def quick(run):
+    """gcc -Werror, all tests but the slow ones (EPX_TEST_SCALE=0.1)"""
+    folder = gcc_folder()
+    if run.build("gcc", folder, gcc_options(folder)):
+        run.ctest("quick", folder, 0.1, ["-LE", "^(slow|cuda|hip)$"])
+
+
+def symbols(run):
+    """what the libraries export and import"""
+    folder = gcc_folder()
+    run.check("symbols", ["scripts/check_symbols.sh", folder])
+    names = ["libepx.so", "libnccl_ep.so", "libepx_nccl.so", "libepx_cudart.so"]
+    run.check("imports", ["scripts/check_no_exit.sh", *(f"{folder}/{name}" for name in names)])
+
+
+def cxx(run):
+    """headers and kernels are C++ too"""
+    run.check("cxx", ["scripts/check_cxx.sh"])
+
+
+def install(run):
+    """an installed tree, used through pkg-config and CMake"""
+    run.check("install", ["scripts/check_install.sh", gcc_folder()])
+
+
+def demo(run):
+    """make demo"""
+    run.check("demo", ["timeout", "120", "scripts/demo.sh", gcc_folder()])
+
+
+# ---- Python
+
+
+def torchrun(ranks, *argv):
+    """A Python program on several ranks: of the wheel that was just installed, not of the source tree."""
+    return ["timeout", "240", "env", "OMP_NUM_THREADS=1", VENV + "/bin/python", "-m", "torch.distributed.run", "--standalone",
+            "--nproc-per-node", str(ranks), *argv]
+
+
+def python_alone(run):
+    """Tests of one process, counted one by one."""
+    argv = ["timeout", "200", VENV + "/bin/python", "-m", "unittest", "discover", "-v", "-s", "python/tests", "-p", "test_*.py"]
+    rc, output = run.command("python-alone", argv)
+    passed, skipped = results.count_unittest(output)
+    run.stage.add(passed, [], skipped)
+    run.note(f"python-alone: {passed} passed, {len(skipped)} skipped")
+    if rc:
+        run.fail("python-alone", f"exit {rc}", output)
+
+
+def python_suite(run):
+    """python/tests/suite.py on 8 ranks."""
+    rc, output = run.command("python", torchrun(8, "python/tests/suite.py"), parser=SuiteParser())
+    counts = results.count_suite(output)
+    passed, failed, skipped = counts or (0, [], [])
+    if rc and not failed:
+        failed = [results.Item("suite", f"exit {rc}")]
+    if failed:
+        run.note("\n".join(line for line in output.splitlines() if not re.match(r"[WE]\d* ", line)))
+    run.stage.add(passed, failed, skipped)
+    run.note(f"python: {passed} passed, {len(failed)} failed, {len(skipped)} skipped")
+
+
+def python(run):
+    """wheels, the Python tests on 8 ranks, two models; torch is kept in .venv-test"""
+    if not run.check("python-env", ["scripts/python_env.sh", VENV]):
+        return
+    if not run.check("python-wheel", ["scripts/check_wheel.sh", VENV]):
+        return
+    python_alone(run)
+    python_suite(run)
+    run.check("python-hf", torchrun(2, "examples/hf_moe.py", "--model", "qwen3", "mixtral", "--prompts", "1", "--length",
+                                    "16", "--decode", "3"))
+    run.check("python-train", torchrun(4, "examples/train_moe.py", "--steps", "20", "--batch", "8", "--length", "32"))
+
+
+# ---- Other compilers
+
+
+def clang(run):
+    """clang -Werror, all tests but the slow ones (EPX_TEST_SCALE=0.1)"""
+    if run.build("clang", "build-clang", ["-DCMAKE_C_COMPILER=clang"]):
+        run.ctest("clang", "build-clang", 0.1, ["-LE", "^slow$"])
+
+
+def probe(flags, env=None, prefix=()):
+    """Compiles and runs a program that does nothing: seconds that it took, or None if a sanitizer cannot run here."""
+    os.makedirs("build-logs/probe", exist_ok=True)
+    with open("build-logs/probe/probe.c", "w") as file:
+        file.write("int main(void) { return 0; }\n")
+    program = os.path.abspath("build-logs/probe/probe")
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    if subprocess.run(["gcc", *flags, program + ".c", "-o", program], **quiet).returncode:
+        return None
+    begin = time.monotonic()
+    rc = subprocess.run([*prefix, program], env={**os.environ, **(env or {})}, **quiet).returncode
+    return None if rc else time.monotonic() - begin
+
+
+def address(run):
+    """AddressSanitizer, LeakSanitizer, UBSan: all tests but slow ones (EPX_TEST_SCALE=0.25)"""
+    # Not detect_stack_use_after_return: it makes tests of small functions hundreds of times slower.
+    leaks = probe(["-fsanitize=address"], {"ASAN_OPTIONS": "detect_leaks=1"})
+    if leaks is None:
+        run.skip("LeakSanitizer", "LeakSanitizer cannot run here (it needs ptrace): leaks not checked")
+    # On some machines (aarch64 with gcc 12) LeakSanitizer takes seconds at the end of every process. There it looks at the
+    # test programs, whose ranks are threads, and not at the ranks that tests start as processes of their own.
+    process_leaks = leaks is not None and leaks < 2
+    if leaks is not None and not process_leaks:
+        run.note(f"address: LeakSanitizer takes {leaks:.0f} s per process here: on in test programs, off in started ranks")
+    if not run.build("address", "build-asan", ["-DCMAKE_C_COMPILER=gcc", "-DEPX_SANITIZE=address"]):
+        return
+    env = {"UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
+           "LSAN_OPTIONS": f"suppressions={os.getcwd()}/scripts/lsan.supp:print_suppressions=0"}
+    env["ASAN_OPTIONS"] = f"detect_leaks={int(leaks is not None)}"
+    run.ctest("address", "build-asan", 0.25, ["-L", "^program$", "-LE", "^(slow|noasan)$"], env)
+    env["ASAN_OPTIONS"] = f"detect_leaks={int(process_leaks)}"
+    run.ctest("address-processes", "build-asan", 0.25, ["-LE", "^(slow|noasan|program)$"], env)
+
+
+def thread(run):
+    """ThreadSanitizer: all tests but slow ones (EPX_TEST_SCALE=0.1)"""
+    prefix = ()
+    if probe(["-fsanitize=thread"]) is None:
+        # Some kernels place memory where ThreadSanitizer does not expect it; without randomisation they do not.
+        prefix = ("setarch", "-R")
+        if probe(["-fsanitize=thread"], prefix=prefix) is None:
+            run.skip("thread", "ThreadSanitizer cannot run here")
+            return
+    env = {"TSAN_OPTIONS": "halt_on_error=1:die_after_fork=0:second_deadlock_stack=1"}
+    if run.build("thread", "build-tsan", ["-DCMAKE_C_COMPILER=gcc", "-DEPX_SANITIZE=thread"]):
+        run.ctest("thread", "build-tsan", 0.1, ["-LE", "^(slow|notsan)$"], env, prefix)
+
+
+def cross(run):
+    """the other architecture: everything compiled with -Werror, tests of arithmetic and formats under qemu-user"""
+    target = "x86_64" if platform.machine() == "aarch64" else "aarch64"
+    compiler, emulator = f"{target}-linux-gnu-gcc", f"qemu-{target}"
+    missing = [name for name in (compiler, emulator) if not shutil.which(name)]
+    if missing:
+        run.skip("cross", f"there is no {' and no '.join(missing)}")
+        return
+    options = ["-DCMAKE_SYSTEM_NAME=Linux", f"-DCMAKE_SYSTEM_PROCESSOR={target}", f"-DCMAKE_C_COMPILER={compiler}",
+               f"-DCMAKE_CROSSCOMPILING_EMULATOR={emulator};-L;/usr/{target}-linux-gnu", "-DEPX_CUDA=OFF"]
+    if run.build("cross", "build-cross", options):
+        run.ctest("cross", "build-cross", 0.1, ["-L", "^cross$"])

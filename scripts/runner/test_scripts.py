@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scripts that a newcomer meets: the commit-msg hook, and what CMake says when a header is missing."""
+import os
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
+
+
+class CommitMessages(unittest.TestCase):
+    def hook(self, message):
+        with tempfile.NamedTemporaryFile("w") as file:
+            file.write(message)
+            file.flush()
+            hook = os.path.join(ROOT, "scripts/githooks/commit-msg")
+            done = subprocess.run([hook, file.name], capture_output=True, text=True)
+        return done.returncode, done.stderr
+
+    def refused(self, message, words):
+        status, text = self.hook(message)
+        self.assertEqual(status, 1)
+        self.assertIn(words, text)
+
+    def test_good_ones_pass(self):
+        for subject in ("net/ofi: close the endpoint first", "proxy, net: rename post to descriptor", "README: show the output"):
+            self.assertEqual(self.hook(subject + "\n\nBecause.\n"), (0, ""))
+        self.assertEqual(self.hook("fixup! anything\n")[0], 0)
+
+    def test_the_area_is_asked_for(self):
+        self.refused("close the endpoint first\n\nBecause.\n", 'expected "area: imperative"')
+
+    def test_the_imperative_is_asked_for(self):
+        self.refused("net: closed the endpoint\n\nBecause.\n", "expected an imperative")
+        self.refused("net: closing the endpoint\n\nBecause.\n", "expected an imperative")
+
+    def test_long_subjects_are_refused(self):
+        self.assertEqual(self.hook("net: " + "x" * 67 + "\n\nBecause.\n")[0], 0)
+        self.refused("net: " + "x" * 68 + "\n\nBecause.\n", "expected at most 72")
+
+    def test_a_body_is_asked_for(self):
+        self.refused("net: close it\n", "expected a body")
+        self.refused("net: close it\n\nSigned-off-by: A <a@b>\n# comment\n", "expected a body")
+        self.refused("net: close it\nBecause.\n", "expected an empty line")
+
+
+@unittest.skipUnless(shutil.which("cmake"), "no cmake")
+class MissingHeaders(unittest.TestCase):
+    """CMake, told to look for headers in an empty folder."""
+
+    def configure(self, build, *options):
+        empty = os.path.join(build, "empty")
+        os.makedirs(empty, exist_ok=True)
+        argv = ["cmake", "-S", ROOT, "-B", build, "-DEPX_CUDA=OFF", "-DEPX_BUILD_TESTS=OFF", f"-DCMAKE_FIND_ROOT_PATH={empty}",
+                "-DCMAKE_FIND_ROOT_PATH_MODE_INCLUDE=ONLY", *options]
+        done = subprocess.run(argv, capture_output=True, text=True)
+        return done.returncode, " ".join(done.stderr.split())
+
+    def test_the_package_and_the_option_are_named(self):
+        with tempfile.TemporaryDirectory() as build:
+            status, text = self.configure(build)
+            self.assertNotEqual(status, 0)
+            self.assertIn("libfabric-dev", text)
+            self.assertIn("-DEPX_OFI=OFF", text)
+            # Once it is installed, the same folder works: nothing remembers that it was missing.
+            for name in ("rdma/fabric.h", "infiniband/verbs.h"):
+                path = os.path.join(build, "empty/usr/include", name)
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                open(path, "w").close()
+            self.assertEqual(self.configure(build)[0], 0)
+
+    def test_a_build_without_networks_can_be_asked_for(self):
+        with tempfile.TemporaryDirectory() as build:
+            status, text = self.configure(build, "-DEPX_OFI=OFF")
+            self.assertNotEqual(status, 0)
+            self.assertIn("libibverbs-dev", text)
+            self.assertEqual(self.configure(build, "-DEPX_OFI=OFF", "-DEPX_VERBS=OFF")[0], 0)
+
+
+if __name__ == "__main__":
+    unittest.main()
