@@ -1,15 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 # What guest.sh runs once the two devices are there. Emulated cores are slow: shapes are small, deadlines long.
 
-# The devices reach each other, both ways: without this the rest says nothing about EPX.
+# The devices reach each other, both ways: without this the rest says nothing about EPX. The client starts once the server listens
+# at its port, 18515 (4853 in hex); how long that takes an emulated core is not known.
+listening() { grep -qsE ':4853 [0-9A-F:]+ 0A ' /proc/net/tcp /proc/net/tcp6; }
 speak() { # server's device, client's device
+    local server tries
     ibv_rc_pingpong -d "$1" -g 1 -n 10 &
-    sleep 1
-    ibv_rc_pingpong -d "$2" -g 1 -n 10 127.0.0.1 && wait $!
+    server=$!
+    for ((tries = 0; tries < 200; tries++)); do
+        ! listening || break
+        sleep 0.1
+    done
+    ibv_rc_pingpong -d "$2" -g 1 -n 10 127.0.0.1 && wait $server
 }
-export -f speak
-run rxe0-to-rxe1 30 bash -c 'speak rxe0 rxe1'
-run rxe0-to-rxe0 30 bash -c 'speak rxe0 rxe0'
+export -f speak listening
+run rxe0-to-rxe1 60 bash -c 'speak rxe0 rxe1'
+run rxe0-to-rxe0 60 bash -c 'speak rxe0 rxe0'
 
 # Emulated cores are some ten times slower than real ones, and more when the machine has other work: patience costs nothing
 # while all goes well. Soft-RoCE drops packets then, and who repeats them seldom waits for seconds: data goes with repeats
