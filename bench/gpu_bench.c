@@ -19,7 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "group/group.h"
+#include "group/objects.h"
 #ifdef EPX_HIP
 #include "device/gpu/hip/runtime.h"
 #else

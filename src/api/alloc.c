@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* epx_alloc, epx_free, epx_register: memory that other ranks of the node reach. */
 #include "group/alloc.h"
-#include "group/group.h"
+#include "group/abort.h"
+#include "group/heap.h"
 #include "group/region.h"
 #include "group/registry.h"
 #include "util/status.h"

@@ -4,7 +4,7 @@
 
 #include "api/args.h"
 #include "api/check.h"
-#include "group/group.h"
+#include "group/abort.h"
 #include "group/registry.h"
 #include "util/structs.h"
 #include "util/status.h"

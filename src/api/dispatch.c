@@ -5,7 +5,7 @@
 
 #include "api/args.h"
 #include "api/check.h"
-#include "group/group.h"
+#include "group/abort.h"
 #include "api/handle.h"
 #include "group/registry.h"
 #include "util/structs.h"

@@ -4,7 +4,7 @@
 
 #include "group/config.h"
 #include "group/create.h"
-#include "group/group.h"
+#include "group/net.h"
 #include "group/registry.h"
 #include "group/stats.h"
 #include "modes/handle.h"

@@ -6,7 +6,7 @@
 
 #include "api/args.h"
 #include "api/check.h"
-#include "group/group.h"
+#include "group/abort.h"
 #include "group/registry.h"
 #include "modes/handle.h"
 #include "modes/modes.h"

@@ -2,7 +2,7 @@
 /* epx_mask_*: which ranks take part. */
 #include "group/mask.h"
 
-#include "group/group.h"
+#include "group/recover.h"
 #include "group/registry.h"
 #include "util/status.h"
 
@@ -68,5 +68,5 @@ epx_status epx_mask_clean(epx_group *group, epx_stream stream)
 
     if (status == EPX_OK)
         status = group->device->ops->stream_sync(group->device, group_stream(group, stream));
-    return status == EPX_OK ? group_rejoin(group, 1) : status;
+    return status == EPX_OK ? group_recover(group, 1) : status;
 }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* epx_stream_*, epx_event_*: arguments are checked here, the device does the work. */
-#include "group/group.h"
 #include "group/registry.h"
 #include "group/streams.h"
 #include "util/status.h"

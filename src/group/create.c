@@ -7,7 +7,10 @@
 
 #include "group/alloc.h"
 #include "group/config.h"
-#include "group/group.h"
+#include "group/handshake.h"
+#include "group/heap.h"
+#include "group/memory.h"
+#include "group/net.h"
 #include "group/region.h"
 #include "group/registry.h"
 #include "group/streams.h"
@@ -129,32 +132,32 @@ static epx_status prepare(struct epx_group *group, const epx_group_config *confi
     if (status == EPX_OK)
         group->set.device = group->device->ops->kind; /* AUTO, and the device that it stands for, are the same */
     if (status == EPX_OK)
-        status = group_heap_begin(group);
+        status = heap_place(group);
     return status;
 }
 
 /* Everything after the settings agree. A rank that fails goes on to the next meeting and says so there. */
 static epx_status build(struct epx_group *group)
 {
-    epx_status status = group_heap_settle(group);
+    epx_status status = heap_place_agree(group);
 
     if (status == EPX_OK)
-        status = meet_heaps(group, open_own(group));
+        status = handshake_heaps(group, open_own(group));
     if (status == EPX_OK) {
         choose_agents(group);
         status = group->device->ops->rows_reserve(group->device, cast_row_bytes(&group->set), group->set.agents);
         if (status == EPX_OK)
             status = group_device_create(group);
     }
-    status = meet_ready(group, status);
+    status = handshake_ready(group, status);
     if (status == EPX_OK && group->nnodes > 1) {
         status = group_net_open(group);
         if (status == EPX_OK)
             status = group_device_rings(group);
-        status = meet_ready(group, status);
+        status = handshake_ready(group, status);
     }
     if (status == EPX_OK && group->set.enable_mask && group->nranks > 1)
-        status = meet_membership(group);
+        status = handshake_membership(group);
     return status;
 }
 
@@ -187,7 +190,7 @@ epx_status group_create(const epx_bootstrap *bootstrap, const epx_group_config *
         return fail(EPX_ERR_MEMORY, "epx_group_create: out of memory");
     status = join(group, bootstrap, config);
     if (status == EPX_OK)
-        status = meet_compare(group, prepare(group, config));
+        status = handshake_compare(group, prepare(group, config));
     if (status == EPX_OK)
         status = build(group);
     if (status == EPX_OK)

@@ -1,71 +1,80 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How a group comes to be, step by step; each step is an all-gather that also carries how the rank fares, so that a
- * rank that cannot go on says so and no other waits for it.
+ * Creation of a group. Each step is an all-gather that also carries every rank's result so far, so that a rank that cannot
+ * continue says so and no other waits for it.
  *
- *   1. compare   settings of all ranks: equal, or EPX_ERR_MISMATCH everywhere; who shares memory with whom: the nodes
- *   2. place     with several nodes beside a GPU: whether heaps lie in its memory or in the host's (group_heap.c)
- *   3. heaps     each rank maps the heaps of its node, and their region directories (group/region.h)
- *   4. cards     with several nodes: addresses of the proxies, which connect (group_net.c)
- *   5. ready     all have mapped and connected: from here on signals may fly
+ *   1. compare      settings of all ranks: equal, or EPX_ERR_MISMATCH on all; which ranks share memory: the nodes
+ *   2. place        with several nodes and a GPU: heaps in GPU memory or in host memory (heap.c)
+ *   3. heaps        each rank maps the heaps of its node, and their region directories (region.h)
+ *   4. addresses    with several nodes: addresses of the proxies, which connect (net.c)
+ *   5. ready        all have mapped and connected: from here on signals may be sent
  *   6. membership   with enable_mask: the ranks connect to each other once, as they do after one has failed, so that
  *                   it is known to work
  */
+#include "group/handshake.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 
-#include "group/region.h"
 #include "group/config.h"
-#include "group/group.h"
+#include "group/region.h"
+#include "util/env.h"
 #include "util/status.h"
 
-struct fate {
+struct step_result {
     int32_t status;
     char message[252];
 };
 
-struct hello {
-    struct fate fate;
+struct settings_message {
+    struct step_result result;
     int64_t fields[SETTINGS_FIELDS];
     uint8_t identity[64]; /* equal where ranks can map each other's memory */
 };
 
-struct vote {
-    struct fate fate;
+struct flag_message {
+    struct step_result result;
     int64_t flag;
 };
 
-struct heap_card {
-    struct fate fate;
+struct heap_message {
+    struct step_result result;
     struct heap_export export;
     struct heap_export directory; /* of regions; 0 bytes: none */
 };
 
-static void fate_set(struct fate *fate, epx_status mine)
+static void result_set(struct step_result *result, epx_status mine)
 {
-    memset(fate, 0, sizeof(*fate));
-    fate->status = mine;
+    memset(result, 0, sizeof(*result));
+    result->status = mine;
     if (mine != EPX_OK)
-        strncpy(fate->message, epx_last_error(), sizeof(fate->message) - 1);
+        strncpy(result->message, epx_last_error(), sizeof(result->message) - 1);
 }
 
-/* The first rank that cannot go on decides for all; a rank's own trouble comes first for itself. */
-static epx_status fates_judge(const struct epx_group *group, const void *cards, size_t stride)
+/* All ranks fail if one does. A rank reports its own failure, otherwise that of the lowest rank that failed. */
+static epx_status results_check(const struct epx_group *group, const void *cards, size_t stride)
 {
-    const struct fate *own = (const struct fate *)((const char *)cards + (size_t)group->rank * stride);
+    const struct step_result *own = (const struct step_result *)((const char *)cards + (size_t)group->rank * stride);
 
     if (own->status != EPX_OK)
         return fail((epx_status)own->status, "%s", own->message);
     for (int r = 0; r < group->nranks; r++) {
-        const struct fate *fate = (const struct fate *)((const char *)cards + (size_t)r * stride);
-        if (fate->status != EPX_OK)
-            return fail(EPX_ERR_PEER, "epx_group_create: rank %d failed: %.200s", r, fate->message);
+        const struct step_result *result = (const struct step_result *)((const char *)cards + (size_t)r * stride);
+        if (result->status != EPX_OK)
+            return fail(EPX_ERR_PEER, "epx_group_create: rank %d failed: %.200s", r, result->message);
     }
     return EPX_OK;
 }
 
-epx_status meet_gather(struct epx_group *group, const void *send, void *recv, size_t bytes)
+int handshake_step_ms(const struct epx_group *group)
+{
+    const int boot_ms = (int)env_int("EPX_BOOT_TIMEOUT_MS", 0, 1, INT32_MAX);
+
+    return (boot_ms ? boot_ms : group->set.timeout_ms) / 4 * 3;
+}
+
+epx_status handshake_allgather(struct epx_group *group, const void *send, void *recv, size_t bytes)
 {
     if (group->use_membership)
         return membership_allgather(group->membership, send, recv, bytes);
@@ -73,7 +82,7 @@ epx_status meet_gather(struct epx_group *group, const void *send, void *recv, si
 }
 
 /* Nodes: ranks of one identity, cut to ranks_per_node where that is set. Node numbers go by the lowest rank. */
-static epx_status find_nodes(struct epx_group *group, const struct hello *all)
+static epx_status find_nodes(struct epx_group *group, const struct settings_message *all)
 {
     const int per = group->set.ranks_per_node;
     int *node_of = calloc((size_t)group->nranks, sizeof(*node_of));
@@ -102,9 +111,9 @@ static epx_status find_nodes(struct epx_group *group, const struct hello *all)
     return EPX_OK;
 }
 
-epx_status meet_compare(struct epx_group *group, epx_status mine)
+epx_status handshake_compare(struct epx_group *group, epx_status mine)
 {
-    struct hello own, *all = calloc((size_t)group->nranks, sizeof(*all));
+    struct settings_message own, *all = calloc((size_t)group->nranks, sizeof(*all));
     epx_status status;
 
     if (!all)
@@ -112,11 +121,11 @@ epx_status meet_compare(struct epx_group *group, epx_status mine)
     memset(&own, 0, sizeof(own));
     if (mine == EPX_OK)
         mine = group->device->ops->identity(group->device, own.identity);
-    fate_set(&own.fate, mine);
+    result_set(&own.result, mine);
     settings_pack(&group->set, own.fields);
-    status = meet_gather(group, &own, all, sizeof(own));
+    status = handshake_allgather(group, &own, all, sizeof(own));
     if (status == EPX_OK)
-        status = fates_judge(group, all, sizeof(*all));
+        status = results_check(group, all, sizeof(*all));
     if (status == EPX_OK)
         status = settings_compare(all[0].fields, group->nranks, sizeof(*all));
     if (status == EPX_OK)
@@ -125,7 +134,7 @@ epx_status meet_compare(struct epx_group *group, epx_status mine)
     return status;
 }
 
-static epx_status map_heaps(struct epx_group *group, const struct heap_card *all)
+static epx_status map_heaps(struct epx_group *group, const struct heap_message *all)
 {
     for (int r = 0; r < group->nranks; r++) {
         group->exports[r] = all[r].export;
@@ -143,54 +152,54 @@ static epx_status map_heaps(struct epx_group *group, const struct heap_card *all
     return EPX_OK;
 }
 
-epx_status meet_heaps(struct epx_group *group, epx_status mine)
+epx_status handshake_heaps(struct epx_group *group, epx_status mine)
 {
-    struct heap_card own, *all = calloc((size_t)group->nranks, sizeof(*all));
+    struct heap_message own, *all = calloc((size_t)group->nranks, sizeof(*all));
     epx_status status;
 
     if (!all)
         return fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d ranks", group->nranks);
     memset(&own, 0, sizeof(own));
-    fate_set(&own.fate, mine);
+    result_set(&own.result, mine);
     own.export = group->heap.export;
     own.directory = regions_directory(group);
-    status = meet_gather(group, &own, all, sizeof(own));
+    status = handshake_allgather(group, &own, all, sizeof(own));
     if (status == EPX_OK)
-        status = fates_judge(group, all, sizeof(*all));
+        status = results_check(group, all, sizeof(*all));
     if (status == EPX_OK)
         status = map_heaps(group, all);
     free(all);
     return status;
 }
 
-epx_status meet_any(struct epx_group *group, epx_status mine, int *flag)
+epx_status handshake_any(struct epx_group *group, epx_status mine, int *flag)
 {
-    struct vote own, *all = calloc((size_t)group->nranks, sizeof(*all));
+    struct flag_message own, *all = calloc((size_t)group->nranks, sizeof(*all));
     epx_status status;
 
     if (!all)
         return fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d ranks", group->nranks);
     memset(&own, 0, sizeof(own));
-    fate_set(&own.fate, mine);
+    result_set(&own.result, mine);
     own.flag = *flag;
-    status = meet_gather(group, &own, all, sizeof(own));
+    status = handshake_allgather(group, &own, all, sizeof(own));
     if (status == EPX_OK)
-        status = fates_judge(group, all, sizeof(*all));
+        status = results_check(group, all, sizeof(*all));
     for (int r = 0; r < group->nranks && status == EPX_OK; r++)
         *flag |= all[r].flag != 0;
     free(all);
     return status;
 }
 
-epx_status meet_ready(struct epx_group *group, epx_status mine)
+epx_status handshake_ready(struct epx_group *group, epx_status mine)
 {
     int none = 0;
 
-    return meet_any(group, mine, &none);
+    return handshake_any(group, mine, &none);
 }
 
-struct membership_card {
-    struct fate fate;
+struct membership_message {
+    struct step_result result;
     struct conn_address address;
     uint64_t token; /* rank 0's is taken */
 };
@@ -217,9 +226,9 @@ static epx_status call_all(struct epx_group *group)
     return status;
 }
 
-epx_status meet_membership(struct epx_group *group)
+epx_status handshake_membership(struct epx_group *group)
 {
-    struct membership_card own, *all = calloc((size_t)group->nranks, sizeof(*all));
+    struct membership_message own, *all = calloc((size_t)group->nranks, sizeof(*all));
     struct conn_address *addresses = calloc((size_t)group->nranks, sizeof(*addresses));
     epx_status status = EPX_OK, mine;
 
@@ -227,18 +236,18 @@ epx_status meet_membership(struct epx_group *group)
     mine = membership_open(group->rank, group->nranks, group->nnodes == 1, &own.address, &group->membership);
     if (mine == EPX_OK && getrandom(&own.token, sizeof(own.token), 0) != (ssize_t)sizeof(own.token))
         mine = fail_errno(EPX_ERR_SYSTEM, "epx_group_create: getrandom");
-    fate_set(&own.fate, mine);
+    result_set(&own.result, mine);
     if (!all || !addresses)
         status = fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d ranks", group->nranks);
     if (status == EPX_OK)
-        status = meet_gather(group, &own, all, sizeof(own));
+        status = handshake_allgather(group, &own, all, sizeof(own));
     if (status == EPX_OK)
-        status = fates_judge(group, all, sizeof(*all));
+        status = results_check(group, all, sizeof(*all));
     if (status == EPX_OK) {
         for (int r = 0; r < group->nranks; r++)
             addresses[r] = all[r].address;
         membership_set_peers(group->membership, addresses, all[0].token);
-        status = meet_ready(group, call_all(group));
+        status = handshake_ready(group, call_all(group));
     }
     free(addresses);
     free(all);

@@ -8,11 +8,13 @@
  *
  * A device whose memory is the host's (CPU) has nothing to choose.
  */
+#include "group/heap.h"
+
 #include <stdlib.h>
 #include <strings.h>
 #include <unistd.h>
 
-#include "group/group.h"
+#include "group/handshake.h"
 #include "device/arrivals.h"
 #include "util/env.h"
 #include "util/log.h"
@@ -40,7 +42,7 @@ static int heaps_are_host(const struct epx_group *group)
     return (group->device->ops->caps & DEVICE_HOST_HEAP) != 0;
 }
 
-epx_status group_heap_begin(struct epx_group *group)
+epx_status heap_place(struct epx_group *group)
 {
     enum place place;
     epx_status status = heaps_are_host(group) ? EPX_OK : asked_place(&place);
@@ -103,7 +105,7 @@ static epx_status try_registering(struct epx_group *group)
         status = ops->heap_create(group->device, PROBE_BYTES, &a->piece);
     if (status == EPX_OK) {
         a->group = group;
-        status = proxy_guard("registering GPU memory", group_meeting_ms(group), attempt_registering, a, &left);
+        status = proxy_guard("registering GPU memory", handshake_step_ms(group), attempt_registering, a, &left);
     }
     group->kept |= left;
     if (left)
@@ -121,7 +123,7 @@ static epx_status network_reaches(struct epx_group *group)
     return try_registering(group);
 }
 
-epx_status group_heap_settle(struct epx_group *group)
+epx_status heap_place_agree(struct epx_group *group)
 {
     enum place place = PLACE_DEVICE;
     int host = 0;
@@ -134,8 +136,17 @@ epx_status group_heap_settle(struct epx_group *group)
         host = 1;
         log_line(LOG_INFO, "heaps lie in host memory: %s", epx_last_error());
     }
-    status = meet_any(group, status, &host);
+    status = handshake_any(group, status, &host);
     if (status == EPX_OK && host)
         status = group->device->ops->heap_place(group->device, 1);
     return status;
+}
+
+uint64_t heap_offset(const struct epx_group *group, const void *data, uint64_t bytes)
+{
+    const uintptr_t base = (uintptr_t)group->heap.base, at = (uintptr_t)data;
+
+    if (at < base || at - base > group->heap.bytes || bytes > group->heap.bytes - (at - base))
+        return 0;
+    return at - base;
 }

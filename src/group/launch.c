@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Launching: one order for all operations of a group, whatever streams they are given. */
-#include "group/objects.h"
+#include "group/launch.h"
 
-epx_status order_stream(struct epx_group *group, struct device_stream **stream)
+/* Puts `stream` after the group's previous operation, and remembers it. */
+static epx_status order_stream(struct epx_group *group, struct device_stream **stream)
 {
     const struct device_ops *ops = group->device->ops;
     epx_status status = EPX_OK;
@@ -11,7 +12,7 @@ epx_status order_stream(struct epx_group *group, struct device_stream **stream)
         *stream = group->default_stream;
     if (group->last_stream == *stream)
         return EPX_OK;
-    /* A graph runs when its owner says so: it neither waits for what is queued elsewhere now, nor does later work for it. */
+    /* The caller decides when a graph runs: it does not wait for work that is queued now, and later work does not wait for it. */
     if (ops->stream_captures(group->device, *stream))
         return EPX_OK;
     if (group->last_stream) {
@@ -32,13 +33,4 @@ epx_status launch_ordered(struct epx_group *group, struct device_stream *stream,
     if (status != EPX_OK)
         return status;
     return group->device->ops->launch(group->device, stream, id, params, bytes, group->set.agents);
-}
-
-uint64_t heap_offset(const struct epx_group *group, const void *data, uint64_t bytes)
-{
-    const uintptr_t base = (uintptr_t)group->heap.base, at = (uintptr_t)data;
-
-    if (at < base || at - base > group->heap.bytes || bytes > group->heap.bytes - (at - base))
-        return 0;
-    return at - base;
 }

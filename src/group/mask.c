@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "group/launch.h"
+
 epx_status mask_read(const struct epx_group *group, int rank, int32_t *active)
 {
     if (!(group->device->ops->caps & DEVICE_HOST_ACCESS))

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a group keeps in device memory and in memory that host and device share. */
+#include "group/memory.h"
+
 #include <stdlib.h>
 #include <string.h>
 
 #include "group/region.h"
-#include "group/group.h"
 #include "util/status.h"
 
 #define RINGS_MAX 64

@@ -1,15 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A group's proxies: opened when its ranks are on several nodes. */
+#include "group/net.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "group/group.h"
-#include "group/signals.h"
+#include "group/abort.h"
+#include "group/error.h"
+#include "group/handshake.h"
+#include "group/launch.h"
 #include "group/mask.h"
+#include "group/signals.h"
 #include "device/arrivals.h"
-#include "device/cpu/agent.h"
 #include "util/env.h"
 #include "util/log.h"
 #include "util/pause.h"
@@ -26,31 +30,21 @@ static int is_masked(const struct epx_group *group, int peer)
     return group->set.enable_mask && peer >= 0 && mask_read(group, peer, &active) == EPX_OK && !active;
 }
 
-/* From a proxy thread: what kernels do in fail_all(), for this rank and the node's. */
+/* From a proxy thread: what kernels do in fail_all(), for this rank and the other ranks of its node. */
 static void on_error(void *context, int status, int peer, int64_t expected, int64_t seen, const char *text)
 {
     struct epx_group *group = context;
-    struct error_record *e = &group->net_error;
-    uint32_t none = ERROR_NONE;
 
     if (__atomic_load_n(&group->closing, __ATOMIC_RELAXED))
-        return; /* all is done here, and a peer that was quicker may be gone */
+        return; /* nothing is outstanding, and a peer that finished first may have closed its endpoints */
     if (status == EPX_ERR_PEER && is_masked(group, peer)) {
         log_line(LOG_INFO, "%s; it is masked", text);
         return;
     }
     log_line(LOG_WARN, "%s", text);
-    if (__atomic_compare_exchange_n(&e->state, &none, ERROR_WRITING, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) {
-        e->status = status;
-        e->phase = PHASE_NET;
-        e->peer = peer;
-        e->expected = expected;
-        e->seen = seen;
-        e->detail[0] = status;
-        __atomic_store_n(&e->state, ERROR_SET, __ATOMIC_RELEASE); /* pairs with the acquire in read_error() */
-    }
+    error_record_net(group, status, peer, expected, seen);
     if (group->set.enable_mask && status == EPX_ERR_PEER)
-        return; /* the wait for that rank ends by its deadline, and masks it */
+        return; /* the wait for that rank reaches its deadline, and masks it */
     group_abort(group, status);
 }
 
@@ -98,7 +92,7 @@ static epx_status search_net(void *arg)
     return net_find(s->name, &s->ops, &s->provider);
 }
 
-/* Libraries are opened, and drivers asked what there is. */
+/* Opens libraries and asks drivers what is there. */
 static epx_status find_net(struct epx_group *group, struct proxy_options *o)
 {
     struct search *s = calloc(1, sizeof(*s));
@@ -108,7 +102,7 @@ static epx_status find_net(struct epx_group *group, struct proxy_options *o)
     if (!s)
         return fail(EPX_ERR_MEMORY, "epx_group_create: no memory");
     s->name = group->set.net;
-    status = proxy_guard("looking for a network", group_meeting_ms(group), search_net, s, &left);
+    status = proxy_guard("looking for a network", handshake_step_ms(group), search_net, s, &left);
     group->kept |= left;
     if (left) /* not freed: kept as the group is */
         return fail(status, "rank %d: %s", group->rank, epx_last_error());
@@ -116,13 +110,6 @@ static epx_status find_net(struct epx_group *group, struct proxy_options *o)
     o->provider = s->provider;
     free(s);
     return status;
-}
-
-int group_meeting_ms(const struct epx_group *group)
-{
-    const int boot_ms = (int)env_int("EPX_BOOT_TIMEOUT_MS", 0, 1, INT32_MAX);
-
-    return (boot_ms ? boot_ms : group->set.timeout_ms) / 4 * 3;
 }
 
 static epx_status open_proxies(struct epx_group *group, int *dmabuf)
@@ -142,7 +129,7 @@ static epx_status open_proxies(struct epx_group *group, int *dmabuf)
     o.nranks = group->nranks;
     o.ring_slots = RING_SLOTS;
     o.timeout_ms = group->set.timeout_ms;
-    o.open_ms = group_meeting_ms(group);
+    o.open_ms = handshake_step_ms(group);
     o.world = net_sim_world;
     o.remote = group->remote;
     o.absent = group->map.out;
@@ -175,7 +162,7 @@ static epx_status compare_nets(struct epx_group *group)
 
     snprintf(own, sizeof(own), "%s", group->net_name);
     if (status == EPX_OK)
-        status = meet_gather(group, own, all, sizeof(own));
+        status = handshake_allgather(group, own, all, sizeof(own));
     for (int r = 0; r < group->nranks && status == EPX_OK; r++) {
         const char *theirs = all + (size_t)r * NET_NAME;
 
@@ -206,11 +193,11 @@ static epx_status exchange_addresses(struct epx_group *group, epx_status mine, s
         mine = fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d network addresses", group->nranks);
     if (mine == EPX_OK)
         mine = proxy_addresses(group->proxies, own);
-    status = meet_ready(group, mine);
+    status = handshake_ready(group, mine);
     if (status == EPX_OK)
         status = compare_nets(group);
     if (status == EPX_OK)
-        status = meet_gather(group, own, *all, bytes);
+        status = handshake_allgather(group, own, *all, bytes);
     free(own);
     return status;
 }
@@ -282,7 +269,7 @@ void group_net_settle(struct epx_group *group)
     int32_t *mask = calloc((size_t)group->nranks, sizeof(*mask));
     struct group_state state;
 
-    if (!group->proxies || !mask || group_usable(group) != EPX_OK || group_net_answers(group) != EPX_OK)
+    if (!group->proxies || !mask || group_usable(group) != EPX_OK || group_net_responsive(group) != EPX_OK)
         goto out;
     release_staged(group);
     if (ops->copy(group->device, &state, group->shadow.state, sizeof(state)) != EPX_OK ||
@@ -300,13 +287,27 @@ out:
     free(mask);
 }
 
-epx_status group_net_answers(struct epx_group *group)
+epx_status group_net_responsive(struct epx_group *group)
 {
     char text[128];
 
     if (!group->proxies || proxy_responsive(group->proxies, ANSWER_MS, text, sizeof(text)))
         return EPX_OK;
     return fail(EPX_ERR_TIMEOUT, "%s", text);
+}
+
+/* Once per failure, by the first caller. */
+void group_net_find_stuck(struct epx_group *group)
+{
+    int state = STUCK_UNKNOWN;
+
+    if (!group->proxies ||
+        !__atomic_compare_exchange_n(&group->stuck_state, &state, STUCK_ASKING, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
+        return;
+    state = group_net_responsive(group) == EPX_OK ? STUCK_NO : STUCK_YES;
+    if (state == STUCK_YES)
+        snprintf(group->stuck_text, sizeof(group->stuck_text), "; %.120s", epx_last_error());
+    __atomic_store_n(&group->stuck_state, state, __ATOMIC_RELEASE); /* pairs with the acquire in error_read() */
 }
 
 epx_status group_net_close(struct epx_group *group)

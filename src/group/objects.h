@@ -92,12 +92,4 @@ static inline struct device_stream *group_stream(const struct epx_group *group, 
     return stream ? (struct device_stream *)stream : group->default_stream;
 }
 
-/* Puts `stream` after the group's previous operation, and remembers it. NULL = the default stream, resolved in place. */
-epx_status order_stream(struct epx_group *group, struct device_stream **stream);
-/* order_stream and launch. */
-epx_status launch_ordered(struct epx_group *group, struct device_stream *stream, enum kernel_id id, const void *params,
-                          size_t bytes);
-/* The offset of [data, data + bytes) in this rank's heap, 0 if it is not (wholly) there. */
-uint64_t heap_offset(const struct epx_group *group, const void *data, uint64_t bytes);
-
 #endif

@@ -10,13 +10,20 @@
  *                                      relays of those that do not are taken over by others
  *   2nd gather: all have reset         the network opens anew among them
  */
+#include "group/recover.h"
+
 #include <stdlib.h>
 #include <string.h>
 
+#include "group/abort.h"
+#include "group/error.h"
+#include "group/handshake.h"
+#include "group/memory.h"
+#include "group/net.h"
 #include "group/region.h"
-#include "group/group.h"
 #include "group/signals.h"
 #include "util/log.h"
+#include "util/pause.h"
 #include "util/status.h"
 
 /* Between nodes: what the proxies count. Rows expected start over with them. */
@@ -84,7 +91,7 @@ static epx_status gather_epochs(struct epx_group *group, uint64_t *epochs)
     if (status == EPX_OK)
         status = group->device->ops->copy(group->device, &state, group->shadow.state, sizeof(state));
     if (status == EPX_OK)
-        status = meet_gather(group, state.epoch, all, sizeof(state.epoch));
+        status = handshake_allgather(group, state.epoch, all, sizeof(state.epoch));
     for (int i = 0; status == EPX_OK && i < OP_COUNT; i++) {
         epochs[i] = 0;
         for (int r = 0; r < group->nranks; r++)
@@ -102,7 +109,7 @@ static epx_status set_members(struct epx_group *group, const uint8_t *out)
 
     for (int r = 0; r < group->nranks; r++)
         if (out[r])
-            group_tell_left_out(group, r);
+            group_abort_left_out(group, r);
     node_map_leave_out(&group->map, out);
     regions_update_members(group);
     if (group->nnodes == 1 || !(group->set.modes & EPX_HIGH_THROUGHPUT))
@@ -127,10 +134,10 @@ static epx_status forget_operations(struct epx_group *group)
     }
     group->mask_updated = 0;
     memset(group->masked_by_update, 0, (size_t)group->nranks);
-    return errors_forget(group);
+    return errors_clear(group);
 }
 
-/* With the ranks that meet_gather() reaches. */
+/* With the ranks that handshake_allgather() reaches. */
 static epx_status start_over(struct epx_group *group, const uint8_t *out)
 {
     uint64_t epochs[OP_COUNT];
@@ -142,14 +149,14 @@ static epx_status start_over(struct epx_group *group, const uint8_t *out)
             status = set_members(group, out);
         if (status == EPX_OK)
             status = reset_device(group, epochs);
-        status = meet_ready(group, status);
+        status = handshake_ready(group, status);
     }
     if (status == EPX_OK && group->nnodes > 1) {
         memset(&group->net_base, 0, sizeof(group->net_base));
         status = group_net_open(group);
         if (status == EPX_OK)
             status = group_device_rings(group);
-        status = meet_ready(group, status);
+        status = handshake_ready(group, status);
     }
     if (status == EPX_OK)
         status = forget_operations(group);
@@ -183,7 +190,7 @@ static void log_members(const struct epx_group *group, const uint8_t *out)
 }
 
 /* One that ends in the midst of it is left out of the next attempt. */
-static epx_status rejoin_survivors(struct epx_group *group, int unmask, uint8_t *out)
+static epx_status recover_survivors(struct epx_group *group, int unmask, uint8_t *out)
 {
     epx_status status = EPX_OK;
 
@@ -207,7 +214,7 @@ static epx_status rejoin_survivors(struct epx_group *group, int unmask, uint8_t 
     return status;
 }
 
-epx_status group_rejoin(struct epx_group *group, int unmask)
+epx_status group_recover(struct epx_group *group, int unmask)
 {
     uint8_t *out = calloc((size_t)group->nranks, 1);
     epx_status status = out ? EPX_OK : fail(EPX_ERR_MEMORY, "no memory for %d ranks", group->nranks);
@@ -218,9 +225,33 @@ epx_status group_rejoin(struct epx_group *group, int unmask)
         status = group->device->ops->stream_sync(group->device, group->last_stream);
     /* One that is stuck may come back at any time and write what arrived into the heap: nothing can start over there. */
     if (status == EPX_OK)
-        status = group_net_answers(group);
+        status = group_net_responsive(group);
     if (status == EPX_OK)
-        status = group->membership ? rejoin_survivors(group, unmask, out) : start_over(group, out);
+        status = group->membership ? recover_survivors(group, unmask, out) : start_over(group, out);
     free(out);
     return status;
+}
+
+/*
+ * A rank that clears without an error of its own does so because another rank failed. If that rank is on another node, its
+ * abort word may still be on the way: a rank that continued alone would leave the others waiting in group_recover().
+ */
+static void await_abort_word(struct epx_group *group)
+{
+    const uint64_t most = 1000, ms = (uint64_t)group->set.timeout_ms < most ? (uint64_t)group->set.timeout_ms : most;
+    const uint64_t deadline = host_now_ns() + ms * 1000000u;
+    epx_error_info info;
+
+    if (group->nnodes == 1 || error_read(group, &info) != EPX_OK)
+        return;
+    while (!abort_word(group) && host_now_ns() < deadline)
+        pause_ns(100000);
+}
+
+epx_status group_clear_error(struct epx_group *group)
+{
+    await_abort_word(group);
+    if (abort_word(group) || group->mask_updated)
+        return group_recover(group, 0);
+    return errors_clear(group);
 }

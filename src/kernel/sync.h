@@ -155,7 +155,7 @@ KFN_STEP int wait_failed(struct agent *ag, const struct group_dev *g, enum wait_
     if (g->enable_mask && peer >= 0 && phase_masks(phase)) {
         report(ag, g, KSTATUS_TIMEOUT, phase, peer, (int64_t)target, (int64_t)seen, 1, 0);
         if (ag_leader(ag))
-            ag_store_release32((uint32_t *)&g->mask[peer], 0); /* a proxy may look at it (on_error() on the host) */
+            ag_store_release32((uint32_t *)&g->mask[peer], 0); /* a proxy thread may read it: pairs with mask_read() */
         if (is_local(g, peer)) {
             /* Should it be late rather than dead: what it reads from now on may belong to a later operation. Pairs with
              * the acquire in kernel_end(). */

@@ -5,7 +5,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-#include "group/group.h"
+#include "group/abort.h"
 #include "group/registry.h"
 #include "util/pause.h"
 #include "util/status.h"

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "group/region.h"
+#include "group/launch.h"
 #include "modes/modes.h"
 #include "kernel/command.h"
 #include "util/status.h"

@@ -2,6 +2,7 @@
 /* Low latency from the host's side; the protocol is in kernel/ll_dispatch.h and kernel/ll_combine.h. */
 #include <string.h>
 
+#include "group/launch.h"
 #include "modes/modes.h"
 #include "util/status.h"
 

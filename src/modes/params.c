@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+#include "group/heap.h"
+
 uint64_t tensor_span(const epx_tensor *t)
 {
     uint64_t last = 0;

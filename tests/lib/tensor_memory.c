@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "group/group.h"
+#include "group/objects.h"
 
 /*
  * Pinning memory may wait for the kernels that run, which may wait for this very thread: one piece is pinned once, and

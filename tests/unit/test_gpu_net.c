@@ -6,7 +6,7 @@
  */
 #include <string.h>
 
-#include "group/group.h"
+#include "group/objects.h"
 #include "device/arrivals.h"
 #include "device/cpu/cpu.h"
 #include "tests/lib/thread_boot.h"

@@ -2,7 +2,7 @@
 /* Operations of a group run in the order in which they are issued, on whatever streams; captured ones stand apart. */
 #include <string.h>
 
-#include "group/objects.h"
+#include "group/launch.h"
 #include "tests/lib/unit.h"
 
 /* Streams are numbers here, and what a device is asked is written down. */

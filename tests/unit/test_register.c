@@ -17,7 +17,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "group/group.h" /* before cmocka.h, whose fail() is another */
+#include "group/objects.h" /* before cmocka.h, whose fail() is another */
 #include "net/net.h"
 #include "util/status.h"
 

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "group/group.h"
+#include "group/abort.h"
 #include "net/net.h"
 #include "tests/lib/fixture.h"
 #include "tests/lib/unit.h"

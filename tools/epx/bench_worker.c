@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "group/group.h"
+#include "group/objects.h"
 #include "bench.h"
 #include "tests/lib/bench_runner.h"
 

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* epx_group_error, epx_group_error_clear. */
+#include <stdio.h>
+
+#include "group/abort.h"
+#include "group/error.h"
+#include "group/net.h"
+#include "group/recover.h"
+#include "group/registry.h"
+#include "util/status.h"
+#include "util/structs.h"
+
+/* Another rank has failed, and no kernel of this rank has recorded it yet. */
+static epx_status error_of_peer(epx_group *group, uint64_t word, epx_error_info *info)
+{
+    info->status = EPX_ERR_PEER;
+    info->peer = ABORT_RANK(word);
+    snprintf(info->message, sizeof(info->message), "rank %d: rank %d failed (%s)", group->rank, info->peer,
+             epx_strerror((epx_status)ABORT_STATUS(word)));
+    return EPX_ERR_PEER;
+}
+
+epx_status epx_group_error(epx_group *group, epx_error_info *out)
+{
+    epx_error_info info;
+    uint64_t word;
+    epx_status status = group_check(group, "epx_group_error");
+
+    if (status != EPX_OK)
+        return status;
+    status = error_read(group, &info);
+    if (status == EPX_ERR_TIMEOUT || status == EPX_ERR_PEER) {
+        group_net_find_stuck(group);
+        status = error_read(group, &info);
+    }
+    if (status == EPX_OK && (word = abort_word(group)) != 0)
+        status = error_of_peer(group, word, &info);
+    if (out) {
+        epx_status copied = struct_out(out, &info, sizeof(info), "epx_error_info");
+        if (copied != EPX_OK)
+            return copied;
+    }
+    return status == EPX_OK ? EPX_OK : fail(status, "%s", info.message);
+}
+
+epx_status epx_group_error_clear(epx_group *group)
+{
+    epx_status status = group_check(group, "epx_group_error_clear");
+
+    return status == EPX_OK ? group_clear_error(group) : status;
+}

@@ -1,0 +1,11 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef EPX_GROUP_LAUNCH_H
+#define EPX_GROUP_LAUNCH_H
+
+#include "group/objects.h"
+
+/* Launches a kernel on `stream` (NULL = the default stream), after the group's previous operation. */
+epx_status launch_ordered(struct epx_group *group, struct device_stream *stream, enum kernel_id id, const void *params,
+                          size_t bytes);
+
+#endif

@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The group's device memory, and memory that host and device share. */
+#ifndef EPX_GROUP_MEMORY_H
+#define EPX_GROUP_MEMORY_H
+
+#include "group/objects.h"
+
+epx_status group_device_create(struct epx_group *group);
+void group_device_destroy(struct epx_group *group);
+/* Writes mask, members and relays to device memory as group->map.out has them. */
+epx_status group_device_members(struct epx_group *group);
+/* After group_net_open: the rings, for kernels. */
+epx_status group_device_rings(struct epx_group *group);
+
+#endif
