@@ -81,7 +81,7 @@ rules=$build/rules.mk
                 "$root/include/nccl_ep/standin/cuda" "$includes"
         done
         for f in $ranks; do
-            printf '%s: %s %s\n\t@%s %s %s %s -c $< -o $@\n' "$(objects "$f")" "$f" "$headers $root/tests/nccl_ep/lane.h" "$cc" "$cflags" "$nccl" "$includes"
+            printf '%s: %s %s\n\t@%s %s %s %s -c $< -o $@\n' "$(objects "$f")" "$f" "$headers $root/tests/nccl_ep/nccl_case.h" "$cc" "$cflags" "$nccl" "$includes"
         done
         util="$root/src/util/log.c $root/src/util/env.c"
         printf '%s: %s %s\n\t@%s -shared -Wl,-soname,libnccl_ep.so.0 -Wl,--version-script=%s -o $@ $^ -Wl,-rpath,%s -lpthread -ldl\n' \
