@@ -7,14 +7,14 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "net/net.h"
-#include "tests/lib/fixture.h"
 #include "util/clock.h"
+#include "tests/lib/child.h"
+#include "tests/lib/fixture.h"
 #include "tests/lib/unit.h"
 
 enum { RANKS = 4, LAST = RANKS - 1, BLOCK = 8192, DEADLINE_MS = 3000 };
@@ -69,55 +69,52 @@ static int survivors_meet(void)
 }
 
 struct story {
-    int (*run)(struct fixture *s);
+    fixture_fn run;
     int ranks_per_node;
 };
 
-static int be_rank(const struct story *story, int rank)
+static int run_rank(struct fixture *s)
+{
+    const struct story *story = s->arg;
+    const int rc = fixture_ll(s) || fixture_ht(s) || fixture_meet(s) || story->run(s);
+
+    if (rc)
+        atomic_store(&table->failed, 1);
+    return rc;
+}
+
+static int be_rank(struct story *story, int rank)
 {
     struct table_rank self = {rank};
     epx_bootstrap boot = EPX_BOOTSTRAP_INIT;
     epx_group_config config = fixture_config(DEADLINE_MS);
-    struct fixture *s = malloc(sizeof(*s));
     int rc;
 
-    if (!s)
-        return 1;
     boot.rank = rank;
     boot.nranks = RANKS;
     boot.allgather = gather;
     boot.context = &self;
     config.enable_mask = 1;
     config.ranks_per_node = story->ranks_per_node;
-    rc = fixture_open(s, rank, RANKS, &boot, &config) || fixture_ll(s) || fixture_ht(s) || fixture_meet(s) ||
-         story->run(s);
-    if (rc) {
-        fprintf(stderr, "rank %d: %s\n", rank, s->why);
+    rc = fixture_rank(rank, RANKS, &boot, &config, run_rank, story);
+    if (rc)
         atomic_store(&table->failed, 1);
-    }
-    fixture_close(s);
-    free(s);
-    return rc != 0;
+    return rc;
 }
 
 /* How many of the ranks that live failed. */
-static int run_story(const struct story *story)
+static int run_story(struct story *story)
 {
     pid_t pids[RANKS];
     int failures = 0;
 
     table = mmap(NULL, sizeof(*table), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     assert_true(table != MAP_FAILED);
-    fflush(NULL);
     for (int r = 0; r < RANKS; r++) {
-        pids[r] = fork();
+        pids[r] = child_fork();
         assert_true(pids[r] >= 0);
-        if (pids[r] == 0) {
-            prctl(PR_SET_PDEATHSIG, SIGKILL);
-            for (int sig = SIGILL; sig <= SIGSEGV; sig++)
-                signal(sig, SIG_DFL); /* not the test framework's */
-            _exit(be_rank(story, r));
-        }
+        if (pids[r] == 0)
+            _exit(be_rank(story, r) != 0);
     }
     for (int r = 0; r < RANKS; r++) {
         int status = 0;
@@ -133,34 +130,21 @@ static int run_story(const struct story *story)
 
 /* ---- Words ---------------------------------------------------------------------------------------------------------------- */
 
-static int say(struct fixture *s, const char *what)
-{
-    snprintf(s->why, sizeof(s->why), "%s (last error: %s)", what, epx_last_error());
-    return -1;
-}
-
 static void die_if_last(const struct fixture *s)
 {
     if (s->rank == LAST)
         raise(SIGKILL);
 }
 
-static epx_status synced(struct fixture *s, epx_status status)
-{
-    const epx_status then = epx_stream_sync(s->group, NULL);
-
-    return status != EPX_OK ? status : then;
-}
-
 static int expect_mask(struct fixture *s, int last)
 {
     int32_t mask[RANKS] = {9, 9, 9, 9};
 
-    if (synced(s, epx_mask_query(s->group, mask, NULL)) != EPX_OK)
-        return say(s, "epx_mask_query");
+    if (fixture_sync(s, epx_mask_query(s->group, mask, NULL)) != EPX_OK)
+        return fixture_fail(s, "epx_mask_query");
     for (int r = 0; r < RANKS; r++)
         if (mask[r] != (r == LAST ? last : 1))
-            return say(s, "the mask is wrong");
+            return fixture_fail(s, "the mask is wrong");
     return 0;
 }
 
@@ -170,12 +154,12 @@ static int start_over(struct fixture *s, epx_status (*call)(epx_group *group))
     const uint64_t begin = clock_ns();
 
     if (call(s->group) != EPX_OK)
-        return say(s, "going on without the dead rank");
+        return fixture_fail(s, "going on without the dead rank");
     /* Others may come a deadline later: they were waiting for it. */
     if (clock_ns() - begin > 2 * (uint64_t)DEADLINE_MS * 1000000u)
-        return say(s, "it was waited for");
+        return fixture_fail(s, "it was waited for");
     if (epx_group_error(s->group, NULL) != EPX_OK)
-        return say(s, "there is still an error");
+        return fixture_fail(s, "there is still an error");
     return expect_mask(s, 0);
 }
 
@@ -189,7 +173,7 @@ static int go_on(struct fixture *s)
     for (int i = 0; i < 5; i++)
         if (fixture_ll(s) || fixture_ht(s))
             return -1;
-    return clock_ns() - begin < (uint64_t)DEADLINE_MS * 1000000u ? 0 : say(s, "the dead rank is waited for");
+    return clock_ns() - begin < (uint64_t)DEADLINE_MS * 1000000u ? 0 : fixture_fail(s, "the dead rank is waited for");
 }
 
 static epx_status clean(epx_group *group)
@@ -206,9 +190,9 @@ static int missed_by_high_throughput(struct fixture *s)
 
     die_if_last(s);
     fixture_refill(s);
-    status = synced(s, epx_handle_update(s->ht, &s->idx, NULL, NULL));
+    status = fixture_sync(s, epx_handle_update(s->ht, &s->idx, NULL, NULL));
     if (status != EPX_ERR_TIMEOUT && status != EPX_ERR_PEER)
-        return say(s, "the update without the rank");
+        return fixture_fail(s, "the update without the rank");
     return start_over(s, epx_group_error_clear) || go_on(s);
 }
 
@@ -228,22 +212,22 @@ static int missed_by_low_latency(struct fixture *s)
     die_if_last(s);
     fixture_refill(s);
     if (epx_handle_update(s->ll, &s->idx, NULL, NULL) != EPX_OK)
-        return say(s, "epx_handle_update");
-    status = synced(s, epx_dispatch(s->ll, &s->in, &s->ll_out, &s->ll_info, NULL, NULL));
+        return fixture_fail(s, "epx_handle_update");
+    status = fixture_sync(s, epx_dispatch(s->ll, &s->in, &s->ll_out, &s->ll_info, NULL, NULL));
     if (!is_masked_story(status))
-        return say(s, "the dispatch without the rank");
+        return fixture_fail(s, "the dispatch without the rank");
     fixture_set_active(s, LAST, 0);
     if (fixture_check_ll_dispatch(s))
         return -1;
-    status = synced(s, epx_combine(s->ll, &s->ll_cin, &s->cout, NULL, NULL));
+    status = fixture_sync(s, epx_combine(s->ll, &s->ll_cin, &s->cout, NULL, NULL));
     if (!is_masked_story(status) || fixture_check_ll_combine(s))
-        return say(s, "the combine without the rank");
+        return fixture_fail(s, "the combine without the rank");
     if (epx_group_error_clear(s->group) != EPX_OK || fixture_ll(s) || expect_mask(s, 0) || survivors_meet())
-        return say(s, "low latency goes on by itself");
+        return fixture_fail(s, "low latency goes on by itself");
     if (fixture_expect(s, "epx_mask_update", epx_mask_update(s->group, mask, NULL), EPX_ERR_USAGE,
                        (const char *const[]){"mask[3]", "epx_mask_clean", NULL}))
         return -1;
-    status = synced(s, epx_handle_update(s->ht, &s->idx, NULL, NULL));
+    status = fixture_sync(s, epx_handle_update(s->ht, &s->idx, NULL, NULL));
     /* One rank says why, the others that it did. */
     if (status != EPX_ERR_PEER && fixture_expect(s, "epx_handle_update", status, EPX_ERR_USAGE, words))
         return -1;
@@ -258,11 +242,11 @@ static int masked_by_one(struct fixture *s)
 
     die_if_last(s);
     fixture_refill(s);
-    status = synced(s, epx_handle_update(s->ht, &s->idx, NULL, NULL));
+    status = fixture_sync(s, epx_handle_update(s->ht, &s->idx, NULL, NULL));
     if (status != EPX_ERR_TIMEOUT && status != EPX_ERR_PEER)
-        return say(s, "the update without the rank");
+        return fixture_fail(s, "the update without the rank");
     if (s->rank == 1 && epx_mask_update(s->group, mask, NULL) != EPX_OK)
-        return say(s, "epx_mask_update");
+        return fixture_fail(s, "epx_mask_update");
     return start_over(s, epx_group_error_clear) || go_on(s);
 }
 
@@ -276,8 +260,9 @@ static int cleaned(struct fixture *s)
 
 /* ---- Tests ---------------------------------------------------------------------------------------------------------------- */
 
-static void both_ways(int (*run)(struct fixture *s))
+static void both_ways(void **state)
 {
+    const fixture_fn run = (fixture_fn)(uintptr_t)*state;
     char text[256];
 
     assert_int_equal(run_story(&(struct story){run, 0}), 0);
@@ -287,40 +272,17 @@ static void both_ways(int (*run)(struct fixture *s))
         assert_int_equal(run_story(&(struct story){run, 2}), 0);
 }
 
-static void high_throughput_goes_on_without_a_dead_rank(void **state)
-{
-    (void)state;
-    both_ways(missed_by_high_throughput);
-}
-
-static void low_latency_goes_on_at_once_and_high_throughput_after_an_agreement(void **state)
-{
-    (void)state;
-    both_ways(missed_by_low_latency);
-}
-
-static void what_one_rank_masks_all_leave_out(void **state)
-{
-    (void)state;
-    both_ways(masked_by_one);
-}
-
-static void cleaning_the_mask_does_not_wait_for_the_dead(void **state)
-{
-    (void)state;
-    both_ways(cleaned);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(high_throughput_goes_on_without_a_dead_rank),
-        cmocka_unit_test(low_latency_goes_on_at_once_and_high_throughput_after_an_agreement),
-        cmocka_unit_test(what_one_rank_masks_all_leave_out),
-        cmocka_unit_test(cleaning_the_mask_does_not_wait_for_the_dead),
+        UNIT_CASE("high_throughput_goes_on_without_a_dead_rank", both_ways, missed_by_high_throughput),
+        UNIT_CASE("low_latency_goes_on_at_once_and_high_throughput_after_an_agreement", both_ways,
+                  missed_by_low_latency),
+        UNIT_CASE("what_one_rank_masks_all_leave_out", both_ways, masked_by_one),
+        UNIT_CASE("cleaning_the_mask_does_not_wait_for_the_dead", both_ways, cleaned),
     };
 
     setenv("EPX_NET", "ofi:tcp", 1);
     setenv("MASTER_ADDR", "127.0.0.1", 0);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run("death", tests, UNIT_COUNT(tests));
 }

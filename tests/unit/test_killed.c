@@ -15,14 +15,14 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "net/net.h"
-#include "tests/lib/fixture.h"
 #include "util/clock.h"
+#include "tests/lib/child.h"
+#include "tests/lib/fixture.h"
 #include "tests/lib/unit.h"
 
 /* A rank that starts over may wait four times for a membership round of twice the deadline; closing has two seconds. */
@@ -144,16 +144,11 @@ static void set_int(const char *name, int value)
 
 static pid_t start(const struct story *story, int rank, struct table *table)
 {
-    pid_t pid;
+    const pid_t pid = child_fork();
 
-    fflush(NULL);
-    pid = fork();
     assert_true(pid >= 0);
     if (pid > 0)
         return pid;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    for (int sig = SIGILL; sig <= SIGSEGV; sig++)
-        signal(sig, SIG_DFL); /* not the test framework's */
     set_int("RANK", rank);
     exit(be_rank(story, rank, table)); /* with what libraries do at exit */
 }
@@ -272,9 +267,16 @@ static int net_is_here(const char *net)
     return waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
+struct strike {
+    const char *net; /* NULL: one node */
+    int signal;
+};
+
 /* EPX_TEST_KILLS: how often each. */
-static void in_every_phase(const char *net, int sig)
+static void in_every_phase(void **state)
 {
+    const char *net = ((const struct strike *)*state)->net;
+    const int sig = ((const struct strike *)*state)->signal;
     const int times = getenv("EPX_TEST_KILLS") ? atoi(getenv("EPX_TEST_KILLS")) : 1;
     int failures = 0, counts[OUTCOMES] = {0};
 
@@ -292,48 +294,15 @@ static void in_every_phase(const char *net, int sig)
     assert_int_equal(failures, 0);
 }
 
-static void killed_on_one_node(void **state)
-{
-    (void)state;
-    in_every_phase(NULL, SIGKILL);
-}
-
-static void killed_over_sockets(void **state)
-{
-    (void)state;
-    in_every_phase("ofi:tcp", SIGKILL);
-}
-
-static void killed_over_shared_memory(void **state)
-{
-    (void)state;
-    in_every_phase("ofi:shm", SIGKILL);
-}
-
-static void stopped_on_one_node(void **state)
-{
-    (void)state;
-    in_every_phase(NULL, SIGSTOP);
-}
-
-static void stopped_over_sockets(void **state)
-{
-    (void)state;
-    in_every_phase("ofi:tcp", SIGSTOP);
-}
-
-static void stopped_over_shared_memory(void **state)
-{
-    (void)state;
-    in_every_phase("ofi:shm", SIGSTOP);
-}
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(killed_on_one_node),        cmocka_unit_test(killed_over_sockets),
-        cmocka_unit_test(killed_over_shared_memory), cmocka_unit_test(stopped_on_one_node),
-        cmocka_unit_test(stopped_over_sockets),      cmocka_unit_test(stopped_over_shared_memory),
+        UNIT_CASE("killed_on_one_node", in_every_phase, &((struct strike){NULL, SIGKILL})),
+        UNIT_CASE("killed_over_sockets", in_every_phase, &((struct strike){"ofi:tcp", SIGKILL})),
+        UNIT_CASE("killed_over_shared_memory", in_every_phase, &((struct strike){"ofi:shm", SIGKILL})),
+        UNIT_CASE("stopped_on_one_node", in_every_phase, &((struct strike){NULL, SIGSTOP})),
+        UNIT_CASE("stopped_over_sockets", in_every_phase, &((struct strike){"ofi:tcp", SIGSTOP})),
+        UNIT_CASE("stopped_over_shared_memory", in_every_phase, &((struct strike){"ofi:shm", SIGSTOP})),
     };
 
     if (argc > 1)
@@ -344,5 +313,5 @@ int main(int argc, char **argv)
     unsetenv("EPX_NET");
     unsetenv("EPX_BOOT_TIMEOUT_MS");
     unsetenv("EPX_RANKS_PER_NODE");
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run("killed", tests, UNIT_COUNT(tests));
 }
