@@ -123,7 +123,8 @@ EPX_API size_t epx_dtype_size(epx_dtype dtype); /* 0 for an unknown dtype */
  * How ranks find each other. With `allgather` set, EPX calls it, on the thread that creates the group or clears its
  * errors or masks (so it must stay usable as long as the group):
  * every rank gives `bytes` bytes and receives nranks * bytes in rank order; it returns 0, or anything else to fail.
- * A NULL bootstrap reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun, `epx run` and others set them.
+ * A NULL bootstrap reads the variables of the launcher: torchrun, `epx run`, mpirun, srun, or RANK, WORLD_SIZE, MASTER_ADDR and
+ * MASTER_PORT set by hand.
  */
 typedef int (*epx_allgather_fn)(void *context, const void *send, void *recv, size_t bytes);
 

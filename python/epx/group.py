@@ -103,7 +103,8 @@ class Group:
     """A set of ranks that exchange tokens. Creating one is collective; all ranks give the same configuration.
 
     `config` are the fields of ``epx_group_config``: num_experts, max_tokens_per_rank, max_hidden_bytes, max_topk,
-    modes, device, and so on. Without a bootstrap, RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are read.
+    modes, device, and so on. Without a bootstrap the launcher's variables are read (torchrun,
+    mpirun, srun, `epx run`), or RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
     """
 
     def __init__(self, bootstrap: Optional[Bootstrap] = None, **config: Any) -> None:

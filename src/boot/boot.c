@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "boot/allgather.h"
+#include "boot/launcher.h"
 #include "util/env.h"
 #include "util/log.h"
 #include "util/status.h"
@@ -116,18 +117,20 @@ static epx_status share_rendezvous(const struct rendezvous_config *config)
 
 static epx_status open_from_environment(struct boot *boot)
 {
-    struct rendezvous_config config = {0};
-    epx_status status = rendezvous_from_env(&config);
+    struct launcher launcher;
+    struct rendezvous_config config;
+    epx_status status = launcher_read(&launcher);
 
     if (status)
         return status;
-    boot->rank = config.rank;
-    boot->nranks = config.nranks;
+    boot->rank = launcher.rank;
+    boot->nranks = launcher.nranks;
     boot->timeout_ms = (int)env_int("EPX_BOOT_TIMEOUT_MS", boot->timeout_ms, 1, MAX_TIMEOUT_MS);
     log_set_rank(boot->rank);
     if (boot->nranks == 1)
         return EPX_OK;
-    config.timeout_ms = boot->timeout_ms;
+    launcher_keep_host(&launcher);
+    rendezvous_from_launcher(&launcher, boot->timeout_ms, &config);
     pthread_mutex_lock(&rendezvous.lock);
     status = share_rendezvous(&config);
     if (!status) {

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "boot/launcher.h"
 #include "boot/rendezvous.h"
 #include "util/env.h"
 #include "util/status.h"
@@ -138,19 +139,19 @@ static epx_status choose_best(const char *spec, struct endpoint *own)
 
 epx_status interface_own_address(int one_host, struct endpoint *own)
 {
-    const char *host = getenv("MASTER_ADDR"), *spec = env_string("EPX_SOCKET_IFNAME");
+    const char *spec = env_string("EPX_SOCKET_IFNAME");
+    char host[LAUNCHER_HOST_BYTES];
     struct endpoint master;
     int count = 0;
 
-    if (host && !*host)
-        host = NULL;
-    if (host ? host_is_loopback(host) : one_host && !spec) {
+    launcher_host(host);
+    if (*host ? host_is_loopback(host) : one_host && !spec) {
         set_loopback(own);
         return EPX_OK;
     }
     if (spec)
         return choose_best(spec, own);
-    if (host && resolve_host(host, deadline_in(RESOLVE_MS), &master, 1, &count) == EPX_OK && count &&
+    if (*host && resolve_host(host, deadline_in(RESOLVE_MS), &master, 1, &count) == EPX_OK && count &&
         interface_towards(&master, own) == 0 && !endpoint_is_loopback(own))
         return EPX_OK;
     return choose_best("^", own); /* all */

@@ -21,17 +21,19 @@ enum {
 struct rendezvous_config {
     int rank, nranks;
     int timeout_ms;
-    const char *host;       /* MASTER_ADDR */
+    const char *host;       /* name or address of rank 0's machine, or several separated by commas */
+    const char *host_from;  /* what a launcher derived `host` from (launcher.h); NULL = the user has set it */
+    const char *host_hint;  /* how the user can set it */
     int port;               /* the first port to try */
     uint64_t job;           /* differs between jobs that might use the same port */
     const char *interfaces; /* EPX_SOCKET_IFNAME, or NULL */
 };
 
-/* Reads RANK, WORLD_SIZE and, for more than one rank, MASTER_ADDR and MASTER_PORT. The strings belong to the
- * environment. */
-epx_status rendezvous_from_env(struct rendezvous_config *config);
+struct launcher;
+/* The strings of `config` belong to `launcher`. */
+void rendezvous_from_launcher(const struct launcher *launcher, int timeout_ms, struct rendezvous_config *config);
 
-/* Resolves a host name before the deadline, port 0. EPX_ERR_TIMEOUT and EPX_ERR_SYSTEM may be retried. */
+/* Resolves a host name, or several separated by commas, before the deadline; port 0. EPX_ERR_TIMEOUT and EPX_ERR_SYSTEM may be retried. */
 epx_status resolve_host(const char *host, uint64_t deadline, struct endpoint *out, int limit, int *count);
 
 /* Whether `host` is a loopback address or "localhost", so that all ranks are on one machine and interfaces do not matter. A

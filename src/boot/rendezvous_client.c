@@ -181,8 +181,9 @@ static epx_status find_root(struct client *client, int *fd)
             return status;
         pause_after(client);
     }
-    return fail(EPX_ERR_TIMEOUT, "rank 0 did not reply at %s, ports %d to %d, within %d ms (last attempt: %s)",
-                config->host, config->port, config->port + RENDEZVOUS_MORE_PORTS, config->timeout_ms, client->last);
+    return fail(EPX_ERR_TIMEOUT, "rank 0 did not reply at %s, ports %d to %d, within %d ms (last attempt: %s)%s%s",
+                config->host, config->port, config->port + RENDEZVOUS_MORE_PORTS, config->timeout_ms, client->last,
+                config->host_from ? "; to set another address: " : "", config->host_from ? config->host_hint : "");
 }
 
 /* Rank 0's deadline began before it replied, so START or an error arrives before this deadline. */

@@ -11,6 +11,7 @@
 #include "boot/rendezvous.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -106,6 +107,31 @@ static epx_status choose_addresses(const struct root *root, struct endpoint *own
     return EPX_OK;
 }
 
+/* Without MASTER_ADDR the launcher's variables were only a guess: rank 0 may run on another machine, where no other rank
+ * would find it. A name that cannot be resolved here proves nothing. */
+static epx_status check_guess(const struct root *root)
+{
+    const struct rendezvous_config *config = root->config;
+    struct endpoint master[RENDEZVOUS_MAX_ADDRESSES];
+    char name[HOST_NAME_MAX + 1] = "HOST";
+    int masters = 0;
+
+    if (!config->host_from)
+        return EPX_OK;
+    (void)resolve_host(config->host, deadline_in(RENDEZVOUS_HELLO_MS), master, RENDEZVOUS_MAX_ADDRESSES, &masters);
+    for (int i = 0; i < masters; i++)
+        if (endpoint_is_local(&master[i]))
+            return EPX_OK;
+    if (!masters)
+        return EPX_OK;
+    gethostname(name, HOST_NAME_MAX);
+    return fail(
+        EPX_ERR_USAGE,
+        "rank 0 runs on %s, but the other ranks will connect to %s (%s): set MASTER_ADDR and MASTER_PORT, as in "
+        "%s (HOST: %s)",
+        name, config->host, config->host_from, config->host_hint, name);
+}
+
 static void stop_listening(struct root *root)
 {
     while (root->listener_count)
@@ -135,8 +161,10 @@ static epx_status start_listening(struct root *root)
 {
     struct endpoint own[RENDEZVOUS_MAX_ADDRESSES];
     int first = root->config->port, last = first + RENDEZVOUS_MORE_PORTS, count;
-    epx_status status = choose_addresses(root, own, &count);
+    epx_status status = check_guess(root);
 
+    if (!status)
+        status = choose_addresses(root, own, &count);
     if (status)
         return status;
     last = last > 65535 ? 65535 : last;

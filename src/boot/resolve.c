@@ -12,6 +12,8 @@
 
 #include "util/status.h"
 
+enum { HOST_BYTES = 512 };
+
 struct lookup {
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -132,7 +134,7 @@ static epx_status look_up(const char *host, uint64_t deadline, struct endpoint *
     return status;
 }
 
-epx_status resolve_host(const char *host, uint64_t deadline, struct endpoint *out, int limit, int *count)
+static epx_status resolve_one(const char *host, uint64_t deadline, struct endpoint *out, int limit, int *count)
 {
     struct addrinfo *list;
 
@@ -143,6 +145,29 @@ epx_status resolve_host(const char *host, uint64_t deadline, struct endpoint *ou
         return EPX_OK;
     }
     return look_up(host, deadline, out, limit, count);
+}
+
+/* Fails only when none of the names can be resolved. */
+epx_status resolve_host(const char *host, uint64_t deadline, struct endpoint *out, int limit, int *count)
+{
+    char one[HOST_BYTES];
+    epx_status status = EPX_OK;
+
+    *count = 0;
+    for (size_t length; *host && *count < limit; host += length + (host[length] == ',')) {
+        int found;
+        epx_status failed;
+        length = strcspn(host, ",");
+        if (length >= sizeof(one))
+            return fail(EPX_ERR_ARGUMENT, "MASTER_ADDR has %zu characters, expected at most %d", length,
+                        HOST_BYTES - 1);
+        memcpy(one, host, length);
+        one[length] = 0;
+        failed = resolve_one(one, deadline, out + *count, limit - *count, &found);
+        status = failed ? failed : status;
+        *count += found;
+    }
+    return *count ? EPX_OK : status;
 }
 
 int host_is_loopback(const char *host)

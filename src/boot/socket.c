@@ -256,6 +256,19 @@ int endpoint_is_link_local(const struct endpoint *endpoint)
     return in4_of(endpoint) >> 16 == 0xa9fe;
 }
 
+int endpoint_is_local(const struct endpoint *endpoint)
+{
+    struct endpoint at = *endpoint;
+    int fd = socket(at.address.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0), local;
+
+    if (fd < 0)
+        return 0;
+    endpoint_set_port(&at, 0);
+    local = !bind(fd, (struct sockaddr *)&at.address, at.length); /* only a machine's own addresses can be bound */
+    close(fd);
+    return local;
+}
+
 int endpoint_same_host(const struct endpoint *a, const struct endpoint *b)
 {
     if (a->address.ss_family != b->address.ss_family)

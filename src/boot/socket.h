@@ -51,6 +51,8 @@ int send_all(int fd, const void *data, size_t bytes, uint64_t deadline);
 void endpoint_set_port(struct endpoint *endpoint, int port);
 int endpoint_is_loopback(const struct endpoint *endpoint);
 int endpoint_is_link_local(const struct endpoint *endpoint);
+/* An address of this machine. */
+int endpoint_is_local(const struct endpoint *endpoint);
 /* The same address, ports not compared. */
 int endpoint_same_host(const struct endpoint *a, const struct endpoint *b);
 /* Numeric, "10.0.0.1:29500" or "[fe80::1%eth0]:29500". */

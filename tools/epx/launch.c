@@ -25,6 +25,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "boot/launcher.h"
 #include "commands.h"
 #include "output.h"
 #include "progress.h"
@@ -94,6 +95,7 @@ static void set_int(const char *name, int value)
 
 static void set_environment(const struct launch *launch, int rank)
 {
+    launcher_clear_environment(); /* `epx run` inside mpirun or srun */
     set_int("RANK", rank);
     set_int("LOCAL_RANK", rank);
     set_int("WORLD_SIZE", launch->options->nranks);

@@ -29,6 +29,7 @@
 #include <unistd.h>
 
 #include "boot/interface.h"
+#include "boot/launcher.h"
 #include "boot/rendezvous.h"
 #include "net/verbs/card.h"
 #include "util/env.h"
@@ -109,15 +110,16 @@ struct wish {
 
 static void make_wish(struct wish *wish)
 {
-    const char *host = getenv("MASTER_ADDR");
+    char host[LAUNCHER_HOST_BYTES];
     struct endpoint found, from;
     int count = 0;
 
     memset(wish, 0, sizeof(*wish));
-    wish->loopback = host && host_is_loopback(host);
+    launcher_host(host);
+    wish->loopback = host_is_loopback(host);
     wish->interfaces = env_string("EPX_SOCKET_IFNAME");
     wish->cards = env_string("EPX_IB_HCA");
-    if (!host || !*host || wish->loopback || wish->interfaces)
+    if (!*host || wish->loopback || wish->interfaces)
         return;
     if (resolve_host(host, deadline_in(RESOLVE_MS), &found, 1, &count) || !count || interface_towards(&found, &from) ||
         endpoint_is_loopback(&from)) /* a name that means loopback here means another thing elsewhere */
