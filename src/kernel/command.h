@@ -36,19 +36,43 @@ EPX_STATIC_ASSERT(sizeof(struct command) == 16, "one aligned store");
 
 enum { COMMAND_VERSION = 2, COMMAND_PUT = 1 };
 
+/* Where the fields begin, and their widths. The target's upper bits are in word a, its lower ones in word b. */
+enum {
+    COMMAND_VERSION_AT = 1,
+    COMMAND_OP_AT = 3,
+    COMMAND_RANK_AT = 7,
+    COMMAND_COUNTER_AT = 23,
+    COMMAND_UNITS_AT = 35,
+    COMMAND_TARGET_HIGH_AT = 55,
+    COMMAND_SOURCE_AT = 1,
+    COMMAND_TARGET_LOW_AT = 37,
+    COMMAND_VERSION_BITS = COMMAND_OP_AT - COMMAND_VERSION_AT,
+    COMMAND_OP_BITS = COMMAND_RANK_AT - COMMAND_OP_AT,
+    COMMAND_RANK_BITS = COMMAND_COUNTER_AT - COMMAND_RANK_AT,
+    COMMAND_COUNTER_BITS = COMMAND_UNITS_AT - COMMAND_COUNTER_AT,
+    COMMAND_UNITS_BITS = COMMAND_TARGET_HIGH_AT - COMMAND_UNITS_AT,
+    COMMAND_OFFSET_BITS = COMMAND_TARGET_LOW_AT - COMMAND_SOURCE_AT,
+    COMMAND_TARGET_LOW_BITS = 64 - COMMAND_TARGET_LOW_AT
+};
+#define LOW_BITS(bits) (((uint64_t)1 << (bits)) - 1)
+EPX_STATIC_ASSERT(COMMAND_OFFSET_BITS == COMMAND_TARGET_LOW_BITS + 64 - COMMAND_TARGET_HIGH_AT,
+                  "source and target alike");
+
 /* Version and operation, in place. */
-#define COMMAND_HEAD ((uint64_t)COMMAND_VERSION << 1 | (uint64_t)COMMAND_PUT << 3)
-#define COMMAND_HEAD_MASK ((uint64_t)0x3f << 1)
+#define COMMAND_HEAD ((uint64_t)COMMAND_VERSION << COMMAND_VERSION_AT | (uint64_t)COMMAND_PUT << COMMAND_OP_AT)
+#define COMMAND_HEAD_MASK (LOW_BITS(COMMAND_VERSION_BITS + COMMAND_OP_BITS) << COMMAND_VERSION_AT)
 
 #define COMMAND_UNIT 16u
-#define COMMAND_MAX_UNITS ((1u << 20) - 1)
-#define COMMAND_MAX_OFFSET (((uint64_t)1 << 36) * COMMAND_UNIT) /* 1 TiB of heap */
-#define COMMAND_COUNTERS 4096
+#define COMMAND_MAX_UNITS ((uint32_t)LOW_BITS(COMMAND_UNITS_BITS))
+#define COMMAND_MAX_OFFSET (((uint64_t)1 << COMMAND_OFFSET_BITS) * COMMAND_UNIT) /* 1 TiB of heap */
+#define COMMAND_COUNTERS (1 << COMMAND_COUNTER_BITS)
 
-/* Six bits each: at most 64 kinds and 64 slots. */
-#define COUNTER(kind, slot) ((uint32_t)(kind) << 6 | (uint32_t)(slot))
-#define COUNTER_KIND(counter) ((counter) >> 6)
-#define COUNTER_SLOT(counter) ((counter)&63u)
+/* At most 64 kinds and 64 slots. */
+enum { COUNTER_SLOT_BITS = 6, COUNTER_SLOTS = 1 << COUNTER_SLOT_BITS };
+#define COUNTER(kind, slot) ((uint32_t)(kind) << COUNTER_SLOT_BITS | (uint32_t)(slot))
+#define COUNTER_KIND(counter) ((counter) >> COUNTER_SLOT_BITS)
+#define COUNTER_SLOT(counter) ((counter) & (uint32_t)(COUNTER_SLOTS - 1))
+EPX_STATIC_ASSERT(SIG_COUNT *COUNTER_SLOTS <= COMMAND_COUNTERS, "every (kind, slot) is a counter");
 
 struct command_fields {
     uint32_t op, version, rank, counter, units;
@@ -61,51 +85,67 @@ COMMAND_FN struct command command_pack(uint32_t rank, uint32_t counter, uint64_t
 {
     const uint64_t source = source_offset / COMMAND_UNIT, target = target_offset / COMMAND_UNIT;
     struct command c;
-    c.a = COMMAND_HEAD | (uint64_t)(rank & 0xffffu) << 7 | (uint64_t)(counter & 0xfffu) << 23 |
-          (uint64_t)(bytes / COMMAND_UNIT & 0xfffffu) << 35 | (target >> 27) << 55;
-    c.b = (source & 0xfffffffffu) << 1 | (target & 0x7ffffffu) << 37;
+    c.a = COMMAND_HEAD | (rank & LOW_BITS(COMMAND_RANK_BITS)) << COMMAND_RANK_AT |
+          (counter & LOW_BITS(COMMAND_COUNTER_BITS)) << COMMAND_COUNTER_AT |
+          (bytes / COMMAND_UNIT & LOW_BITS(COMMAND_UNITS_BITS)) << COMMAND_UNITS_AT |
+          (target >> COMMAND_TARGET_LOW_BITS) << COMMAND_TARGET_HIGH_AT;
+    c.b = (source & LOW_BITS(COMMAND_OFFSET_BITS)) << COMMAND_SOURCE_AT | (target & LOW_BITS(COMMAND_TARGET_LOW_BITS))
+                                                                              << COMMAND_TARGET_LOW_AT;
     return c;
 }
 
 COMMAND_FN struct command_fields command_unpack(struct command c)
 {
     struct command_fields f;
-    f.version = (uint32_t)(c.a >> 1 & 3);
-    f.op = (uint32_t)(c.a >> 3 & 15);
-    f.rank = (uint32_t)(c.a >> 7 & 0xffff);
-    f.counter = (uint32_t)(c.a >> 23 & 0xfff);
-    f.units = (uint32_t)(c.a >> 35 & 0xfffff);
-    f.source = c.b >> 1 & 0xfffffffffu;
-    f.target = (c.a >> 55) << 27 | c.b >> 37;
+    f.version = (uint32_t)(c.a >> COMMAND_VERSION_AT & LOW_BITS(COMMAND_VERSION_BITS));
+    f.op = (uint32_t)(c.a >> COMMAND_OP_AT & LOW_BITS(COMMAND_OP_BITS));
+    f.rank = (uint32_t)(c.a >> COMMAND_RANK_AT & LOW_BITS(COMMAND_RANK_BITS));
+    f.counter = (uint32_t)(c.a >> COMMAND_COUNTER_AT & LOW_BITS(COMMAND_COUNTER_BITS));
+    f.units = (uint32_t)(c.a >> COMMAND_UNITS_AT & LOW_BITS(COMMAND_UNITS_BITS));
+    f.source = c.b >> COMMAND_SOURCE_AT & LOW_BITS(COMMAND_OFFSET_BITS);
+    f.target = c.a >> COMMAND_TARGET_HIGH_AT << COMMAND_TARGET_LOW_BITS | c.b >> COMMAND_TARGET_LOW_AT;
     return f;
 }
 
-enum { IMMEDIATE_VERSION = 1, IMMEDIATE_MAX_COUNT = 128, IMMEDIATE_MAX_RANKS = 4096 };
+enum {
+    IMMEDIATE_COUNTER_AT = 12,
+    IMMEDIATE_COUNT_AT = 24,
+    IMMEDIATE_VERSION_AT = 31,
+    IMMEDIATE_RANK_BITS = IMMEDIATE_COUNTER_AT,
+    IMMEDIATE_COUNT_BITS = IMMEDIATE_VERSION_AT - IMMEDIATE_COUNT_AT,
+    IMMEDIATE_VERSION = 1,
+    IMMEDIATE_MAX_COUNT = 1 << IMMEDIATE_COUNT_BITS,
+    IMMEDIATE_MAX_RANKS = 1 << IMMEDIATE_RANK_BITS
+};
+EPX_STATIC_ASSERT(IMMEDIATE_COUNT_AT - IMMEDIATE_COUNTER_AT == COMMAND_COUNTER_BITS, "the counter of a command fits");
+EPX_STATIC_ASSERT(KERNEL_MAX_RANKS <= IMMEDIATE_MAX_RANKS, "every rank fits");
 
 COMMAND_FN uint32_t immediate_pack(uint32_t rank, uint32_t counter, uint32_t count)
 {
-    return (rank & 0xfffu) | (counter & 0xfffu) << 12 | ((count - 1) & INJECT_BUG(BUG_IMMEDIATE, 0x3fu, 0x7fu)) << 24 |
-           (uint32_t)IMMEDIATE_VERSION << 31;
+    return (rank & (IMMEDIATE_MAX_RANKS - 1)) | (counter & (COMMAND_COUNTERS - 1)) << IMMEDIATE_COUNTER_AT |
+           ((count - 1) & INJECT_BUG(BUG_IMMEDIATE, IMMEDIATE_MAX_COUNT / 2 - 1, IMMEDIATE_MAX_COUNT - 1))
+               << IMMEDIATE_COUNT_AT |
+           (uint32_t)IMMEDIATE_VERSION << IMMEDIATE_VERSION_AT;
 }
 
 COMMAND_FN uint32_t immediate_rank(uint32_t imm)
 {
-    return imm & 0xfffu;
+    return imm & (IMMEDIATE_MAX_RANKS - 1);
 }
 
 COMMAND_FN uint32_t immediate_counter(uint32_t imm)
 {
-    return imm >> 12 & 0xfffu;
+    return imm >> IMMEDIATE_COUNTER_AT & (COMMAND_COUNTERS - 1);
 }
 
 COMMAND_FN uint32_t immediate_count(uint32_t imm)
 {
-    return (imm >> 24 & 0x7fu) + 1;
+    return (imm >> IMMEDIATE_COUNT_AT & (IMMEDIATE_MAX_COUNT - 1)) + 1;
 }
 
 COMMAND_FN uint32_t immediate_version(uint32_t imm)
 {
-    return imm >> 31;
+    return imm >> IMMEDIATE_VERSION_AT;
 }
 
 /*

@@ -149,7 +149,7 @@ KFN int hc_node_rows(struct agent *ag, const struct ht_combine_params *p, const 
 KFN size_t hc_wire_bytes(const struct ht_combine_params *p)
 {
     return row_scales_at(&p->signature) +
-           (p->signature.extra & 1 ? ((size_t)p->h->state->topk * 4 + 15) & ~(size_t)15 : 0);
+           (p->signature.extra & SIGNATURE_WEIGHTS ? ((size_t)p->h->state->topk * 4 + 15) & ~(size_t)15 : 0);
 }
 
 /* Where source s keeps what comes from node n. */
@@ -180,7 +180,7 @@ KFN_STEP int hc_relay_chunk(struct agent *ag, const struct ht_combine_params *p,
         const int n = hc_node_rows(ag, p, ids, pos, &set, 0);
         sum_set_settle(ag, &set);
         ag_reduce(ag, row, p->dtype, p->hidden, &set, n, 0, NULL, NULL);
-        if (p->signature.extra & 1)
+        if (p->signature.extra & SIGNATURE_WEIGHTS)
             AG_EACH(ag, int, k, (int)K)
         ((float *)(row + row_scales_at(&p->signature)))[k] = hc_node_weight(p, ids, pos, k);
         ag_sync(ag);

@@ -60,7 +60,7 @@ KFN size_t hd_weights_at(const struct ht_dispatch_params *p) /* among the extras
 
 KFN size_t hd_extra_bytes(const struct ht_dispatch_params *p)
 {
-    return hd_weights_at(p) + (p->signature.extra & 1 ? up16((size_t)p->h->state->topk * 4) : 0);
+    return hd_weights_at(p) + (p->signature.extra & SIGNATURE_WEIGHTS ? up16((size_t)p->h->state->topk * 4) : 0);
 }
 
 KFN size_t hd_wire_bytes(const struct ht_dispatch_params *p, int apart)
@@ -119,7 +119,7 @@ KFN void hd_stage_extras(struct agent *ag, const struct ht_dispatch_params *p, c
 
     if (p->in.nscales)
         row_copy_scales(ag, to, 4, p->in.scales + t * p->in.scale_row_stride, p->in.scale_stride, p->in.nscales);
-    if (p->signature.extra & 1)
+    if (p->signature.extra & SIGNATURE_WEIGHTS)
         ag_copy(ag, to + hd_weights_at(p), p->weights + t * K, (size_t)K * 4);
 }
 
@@ -161,7 +161,7 @@ KFN_STEP int hd_send_remote(struct agent *ag, const struct ht_dispatch_params *p
         if (!apart) {
             char *row = heap_at(g, g->rank, source);
             row_stage(ag, row, &p->in, &p->signature, t);
-            if (p->signature.extra & 1)
+            if (p->signature.extra & SIGNATURE_WEIGHTS)
                 ag_copy(ag, row + row_scales_at(&p->signature) + hd_weights_at(p), p->weights + t * h->state->topk,
                         (size_t)h->state->topk * 4);
             ag_sync(ag);
@@ -195,7 +195,7 @@ KFN void hd_forward_row(struct agent *ag, const struct ht_dispatch_params *p, in
 
     r.ids = h->relay_ids + ((size_t)j * M + (size_t)t) * K;
     r.pos = h->relay_pos + ((size_t)j * M + (size_t)t) * K;
-    r.weights = p->signature.extra & 1 ? (const float *)(extras + hd_weights_at(p)) : NULL;
+    r.weights = p->signature.extra & SIGNATURE_WEIGHTS ? (const float *)(extras + hd_weights_at(p)) : NULL;
     r.src_rank = g->relay_sources[j];
     r.src_token = t;
     r.data = row;

@@ -84,8 +84,26 @@ EPX_STATIC_ASSERT(sizeof(struct signal) == 64, "one cache line");
 /* Bytes that tell a relay which operation this is: the first ones of a struct hd_desc or hc_desc. */
 #define HD_HEADER_BYTES 32
 
-/* As epx_dtype; kernels do not include the public header. */
-enum { DTYPE_BF16 = 1, DTYPE_FP16 = 2, DTYPE_FP32 = 3 };
+/* Copies of what epx.h says; kernels do not include the public header. group/kernel_constants.c compares them. */
+enum { DTYPE_BF16 = 1, DTYPE_FP16 = 2, DTYPE_FP32 = 3 };                  /* epx_dtype */
+enum { LAYOUT_EXPERT_MAJOR = 1, LAYOUT_RANK_MAJOR = 2, LAYOUT_FLAT = 3 }; /* epx_layout */
+enum {                                                                    /* epx_status */
+       KSTATUS_ARGUMENT = 1,
+       KSTATUS_USAGE = 2,
+       KSTATUS_MISMATCH = 3,
+       KSTATUS_OVERFLOW = 4,
+       KSTATUS_MEMORY = 5,
+       KSTATUS_TIMEOUT = 7,
+       KSTATUS_PEER = 8
+};
+
+/* struct signature.extra. A message shows them as a number: each operation has its own. */
+enum {
+    SIGNATURE_WEIGHTS = 1,  /* dispatch, HT combine: weights are asked for */
+    SIGNATURE_BACKWARD = 2, /* HT */
+    SIGNATURE_COMPACT = 4,  /* HT: compact top-k */
+    SIGNATURE_LOGFMT = 1    /* LL combine */
+};
 
 /* What the ranks must agree on in one operation, carried by every descriptor and compared by every reader. */
 struct signature {
@@ -94,7 +112,7 @@ struct signature {
     int32_t scale_bytes;  /* per row; 0 = none */
     int32_t topk;
     int32_t layout;
-    int32_t extra; /* HT update: alignment; HT: 1 weights asked for, 2 backward, 4 compact; LL: weights, or LogFMT */
+    int32_t extra; /* SIGNATURE_*; HT update: the alignment of experts */
 };
 EPX_STATIC_ASSERT(sizeof(struct signature) == 24, "shared between ranks");
 
@@ -129,8 +147,7 @@ EPX_STATIC_ASSERT(sizeof(struct lc_desc) == 64, "shared between ranks");
 struct hd_desc {
     struct signature signature;
     int32_t idx64;
-    int32_t
-        apart; /* 1: extras of rows for other nodes go apart from them; the last word of a header (HD_HEADER_BYTES) */
+    int32_t apart;    /* 1: extras of rows for other nodes go apart from them; the last word of a header */
     int64_t capacity; /* rows */
     uint64_t tokens, token_stride;
     uint64_t scales, scale_row_stride, scale_stride;
@@ -138,6 +155,7 @@ struct hd_desc {
     uint64_t pad[2];
 };
 EPX_STATIC_ASSERT(sizeof(struct hd_desc) == 128, "shared between ranks");
+EPX_STATIC_ASSERT(offsetof(struct hd_desc, apart) + sizeof(int32_t) == HD_HEADER_BYTES, "a header ends with it");
 
 /* Regions that a rank exports at a time (group/region.h). */
 #define REGION_SLOTS 64
@@ -320,9 +338,6 @@ struct route_in {
 };
 
 enum { STEP_SEND = 1, STEP_RECV = 2 };
-
-/* As epx_layout. */
-enum { LAYOUT_EXPERT_MAJOR = 1, LAYOUT_RANK_MAJOR = 2, LAYOUT_FLAT = 3 };
 
 /* How a row of the caller's becomes a row on the wire. */
 struct row_in {

@@ -18,17 +18,6 @@
 #include "kernel/agent.h"
 #include "kernel/put.h"
 
-/* As epx_status; kernels do not include the public header. */
-enum {
-    KSTATUS_ARGUMENT = 1,
-    KSTATUS_USAGE = 2,
-    KSTATUS_MISMATCH = 3,
-    KSTATUS_OVERFLOW = 4,
-    KSTATUS_MEMORY = 5,
-    KSTATUS_TIMEOUT = 7,
-    KSTATUS_PEER = 8
-};
-
 KFN struct control *control_of(const struct group_dev *g, int rank)
 {
     return (struct control *)g->heap[rank];

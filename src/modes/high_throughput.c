@@ -109,6 +109,11 @@ static uint64_t in_place_offset(const struct epx_handle *handle, const struct di
     return (offset | (uint64_t)p->in.stride | (uint64_t)p->signature.hidden_bytes) % COMMAND_UNIT ? 0 : offset;
 }
 
+static int signature_bits(int weights, int backward, int compact)
+{
+    return (weights ? SIGNATURE_WEIGHTS : 0) | (backward ? SIGNATURE_BACKWARD : 0) | (compact ? SIGNATURE_COMPACT : 0);
+}
+
 epx_status ht_dispatch(struct epx_handle *handle, const struct dispatch_args *args, struct device_stream *stream)
 {
     struct ht_dispatch_params p;
@@ -120,7 +125,7 @@ epx_status ht_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
     p.layout = handle->config.layout;
     p.compact = (handle->config.flags & EPX_HANDLE_COMPACT_TOPK) != 0;
     p.signature = make_signature(handle, &args->out_tokens, scale_row_bytes(args),
-                                 (args->out_weights.ndim != 0) | args->backward << 1 | p.compact << 2);
+                                 signature_bits(args->out_weights.ndim, args->backward, p.compact));
     p.in = make_row_in(args);
     p.weights = args->weights.data;
     p.final = make_row_out(&args->out_tokens, &args->out_scales);
@@ -192,7 +197,7 @@ epx_status ht_combine(struct epx_handle *handle, const struct combine_args *args
     p.layout = handle->config.layout;
     p.compact = (handle->config.flags & EPX_HANDLE_COMPACT_TOPK) != 0;
     p.signature =
-        make_signature(handle, &args->tokens, 0, (args->out_weights.ndim != 0) | args->backward << 1 | p.compact << 2);
+        make_signature(handle, &args->tokens, 0, signature_bits(args->out_weights.ndim, args->backward, p.compact));
     p.stride = args->tokens.stride[0] * element;
     regions_import(handle->group, stream);
     make_combine_desc(handle, args, stream, &p);

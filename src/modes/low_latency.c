@@ -73,7 +73,8 @@ epx_status ll_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
     p.layout = handle->config.layout;
     p.compact = (handle->config.flags & EPX_HANDLE_COMPACT_TOPK) != 0;
     p.outer_rows = (int32_t)args->out_tokens.shape[1];
-    p.signature = make_signature(handle, &args->out_tokens, scale_row_bytes(args), args->out_weights.ndim != 0);
+    p.signature = make_signature(handle, &args->out_tokens, scale_row_bytes(args),
+                                 args->out_weights.ndim ? SIGNATURE_WEIGHTS : 0);
     p.route = make_route(&handle->topk);
     p.route.shared = handle->config.layout == EPX_EXPERT_MAJOR;
     p.in = make_row_in(args);
@@ -114,7 +115,7 @@ epx_status ll_combine(struct epx_handle *handle, const struct combine_args *args
     p.h = handle->dev;
     p.layout = handle->config.layout;
     p.logfmt = args->logfmt;
-    p.signature = make_signature(handle, &args->tokens, 0, args->logfmt);
+    p.signature = make_signature(handle, &args->tokens, 0, args->logfmt ? SIGNATURE_LOGFMT : 0);
     p.tokens = args->tokens.data;
     p.outer_stride = args->tokens.stride[0] * element;
     p.stride = args->tokens.stride[1] * element;
