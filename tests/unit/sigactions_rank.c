@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One rank, started by `epx run`: the signal handling of the process is the same before a group is created, while it
+ * exists, and after it is destroyed. With the argument "fails" the group cannot be created, and the rest holds all the same.
+ * Exit status 0; 1 with a message.
+ */
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "epx/epx.h"
+
+enum { SIGNALS = 64 };
+
+static volatile sig_atomic_t interrupted;
+
+static void on_interrupt(int sig)
+{
+    (void)sig;
+    interrupted = 1;
+}
+
+static struct sigaction before[SIGNALS + 1];
+static sigset_t mask_before;
+
+static void record(void)
+{
+    for (int sig = 1; sig <= SIGNALS; sig++)
+        sigaction(sig, NULL, &before[sig]);
+    sigprocmask(SIG_SETMASK, NULL, &mask_before);
+}
+
+static int differences(const char *when)
+{
+    sigset_t mask;
+    int count = 0;
+
+    for (int sig = 1; sig <= SIGNALS; sig++) {
+        struct sigaction now;
+
+        if (sigaction(sig, NULL, &now) != 0 ||
+            (now.sa_handler == before[sig].sa_handler && now.sa_flags == before[sig].sa_flags))
+            continue;
+        fprintf(stderr, "%s: the handler of signal %d (%s) has changed\n", when, sig, strsignal(sig));
+        count++;
+    }
+    sigprocmask(SIG_SETMASK, NULL, &mask);
+    for (int sig = 1; sig <= SIGNALS; sig++)
+        if (sigismember(&mask, sig) != sigismember(&mask_before, sig)) {
+            fprintf(stderr, "%s: signal %d (%s) is blocked or no longer\n", when, sig, strsignal(sig));
+            count++;
+        }
+    return count;
+}
+
+int main(int argc, char **argv)
+{
+    const int fails = argc > 1 && !strcmp(argv[1], "fails");
+    epx_group_config config = EPX_GROUP_CONFIG_INIT;
+    epx_group *group = NULL;
+    epx_status status;
+    int bad;
+
+    config.num_experts = 8;
+    config.max_tokens_per_rank = 8;
+    config.max_hidden_bytes = 256;
+    config.alloc_bytes = 1 << 20;
+    signal(SIGINT, on_interrupt);
+    record();
+    status = epx_group_create(&group, NULL, &config);
+    bad = differences("after epx_group_create");
+    if ((status != EPX_OK) != fails) {
+        fprintf(stderr, "epx_group_create: %s\n", status == EPX_OK ? "no error" : epx_last_error());
+        return 1;
+    }
+    raise(SIGINT);
+    if (!interrupted) {
+        fprintf(stderr, "the program's own handler was not called\n");
+        bad++;
+    }
+    if (group && epx_group_destroy(group) != EPX_OK) {
+        fprintf(stderr, "epx_group_destroy: %s\n", epx_last_error());
+        return 1;
+    }
+    bad += differences("after epx_group_destroy");
+    return bad > 0;
+}
