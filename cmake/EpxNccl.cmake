@@ -20,8 +20,9 @@ function(epx_nccl_library name map)
         INSTALL_RPATH "$ORIGIN")
 endfunction()
 
-# The log, and the environment it reads.
-set(epx_nccl_util ${PROJECT_SOURCE_DIR}/src/util/log.c ${PROJECT_SOURCE_DIR}/src/util/env.c)
+# The log, the environment it reads, and the guard of signal handlers.
+set(epx_nccl_util ${PROJECT_SOURCE_DIR}/src/util/log.c ${PROJECT_SOURCE_DIR}/src/util/env.c
+    ${PROJECT_SOURCE_DIR}/src/util/sigactions.c)
 
 file(GLOB epx_nccl_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/compat/nccl_ep/*.c)
 add_library(nccl_ep SHARED ${epx_nccl_sources} ${epx_nccl_util})

@@ -6,6 +6,7 @@
 
 #include "device/module.h"
 #include "util/env.h"
+#include "util/sigactions.h"
 #include "util/status.h"
 
 const struct device_ops *device_override;
@@ -35,9 +36,16 @@ static epx_status auto_kind(epx_device *kind)
 static epx_status open_module(const char *name, int index, struct device **device)
 {
     const struct device_ops *ops;
-    epx_status status = device_module_open(name, &ops);
+    struct sigactions actions;
+    epx_status status;
 
-    return status == EPX_OK ? ops->open(index, device) : status;
+    /* The module brings the vendor's runtime, which loads its driver when it is first called. */
+    sigactions_save(&actions);
+    status = device_module_open(name, &ops);
+    if (status == EPX_OK)
+        status = ops->open(index, device);
+    sigactions_restore(&actions, name);
+    return status;
 }
 
 epx_status device_open(epx_device kind, int index, struct device **device)

@@ -23,6 +23,7 @@
 #include "util/leak.h"
 #include "util/log.h"
 #include "util/pause.h"
+#include "util/sigactions.h"
 #include "util/status.h"
 
 #define CHECK_NS 200000u   /* between two looks at whether a thread has made a turn, or has ended */
@@ -119,27 +120,34 @@ static epx_status close_endpoint(struct proxy_thread *t)
     return EPX_OK;
 }
 
-static epx_status run(struct proxy_thread *t, enum request request)
+static epx_status call_network(struct proxy_thread *t, enum request request)
 {
-    epx_status status = EPX_OK;
-
     switch (request) {
     case REQUEST_NONE:
         break;
     case REQUEST_OPEN:
-        status = open_endpoint(t);
-        break;
+        return open_endpoint(t);
     case REQUEST_REGISTER:
-        status = register_heap(t);
-        break;
+        return register_heap(t);
     case REQUEST_CONNECT:
-        status = connect_peers(t);
-        break;
+        return connect_peers(t);
     case REQUEST_CLOSE:
-        status = close_endpoint(t);
-        break;
+        return close_endpoint(t);
     }
-    set_state(t, STATE_BETWEEN_CALLS);
+    return EPX_OK;
+}
+
+/* Libraries load and initialise some of their parts only now: the signal handling of the process stays as it is. */
+static epx_status run(struct proxy_thread *t, enum request request)
+{
+    struct sigactions actions;
+    epx_status status;
+
+    if (t->group->in_place) /* no such library in a simulation */
+        return call_network(t, request);
+    sigactions_save(&actions);
+    status = call_network(t, request);
+    sigactions_restore(&actions, t->ops->name);
     return status;
 }
 
@@ -151,6 +159,7 @@ static int serve_request(struct proxy_thread *t)
 
     pthread_mutex_unlock(&t->lock);
     status = run(t, request);
+    set_state(t, STATE_BETWEEN_CALLS);
     pthread_mutex_lock(&t->lock);
     if (t->abandoned)
         return 0;
@@ -360,8 +369,11 @@ struct guarded {
 static void *guarded_main(void *arg)
 {
     struct guarded *call = arg;
+    struct sigactions actions;
 
+    sigactions_save(&actions);
     call->status = call->fn(call->arg);
+    sigactions_restore(&actions, "the network");
     snprintf(call->text, sizeof(call->text), "%s", call->status == EPX_OK ? "" : epx_last_error());
     return NULL;
 }

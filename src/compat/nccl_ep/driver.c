@@ -4,6 +4,8 @@
 #include <dlfcn.h>
 #include <pthread.h>
 
+#include "util/sigactions.h"
+
 static struct driver driver;
 static int usable;
 
@@ -40,10 +42,19 @@ static void find_all(void)
     usable = usable && driver.init(0) == DRIVER_SUCCESS;
 }
 
+static void find_all_guarded(void)
+{
+    struct sigactions actions;
+
+    sigactions_save(&actions);
+    find_all();
+    sigactions_restore(&actions, "libcuda");
+}
+
 const struct driver *driver_open(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-    pthread_once(&once, find_all);
+    pthread_once(&once, find_all_guarded);
     return usable ? &driver : NULL;
 }

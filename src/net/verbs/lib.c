@@ -7,6 +7,8 @@
 #include <pthread.h>
 #include <stdio.h>
 
+#include "util/sigactions.h"
+
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static struct verbs_lib library;
 static int loaded;
@@ -39,8 +41,36 @@ static void load_efa(void)
 #endif
 }
 
-/* The libraries stay open: providers leave threads' and exit handlers behind. */
-static void load(void)
+static struct {
+    __typeof__(ibv_get_device_list) *get_device_list;
+    __typeof__(ibv_open_device) *open_device;
+} real;
+
+/* Drivers of cards are loaded by the first of these two calls and initialised by the second. */
+static struct ibv_device **get_device_list(int *count)
+{
+    struct ibv_device **list;
+    struct sigactions actions;
+
+    sigactions_save(&actions);
+    list = real.get_device_list(count);
+    sigactions_restore(&actions, "libibverbs");
+    return list;
+}
+
+static struct ibv_context *open_device(struct ibv_device *device)
+{
+    struct ibv_context *context;
+    struct sigactions actions;
+
+    sigactions_save(&actions);
+    context = real.open_device(device);
+    sigactions_restore(&actions, "libibverbs");
+    return context;
+}
+
+/* The libraries stay open: providers leave threads and exit handlers behind. */
+static void load_all(void)
 {
     void *handle = dlopen("libibverbs.so.1", RTLD_NOW | RTLD_LOCAL);
     int bad = 0;
@@ -57,8 +87,22 @@ static void load(void)
     if (bad)
         return;
     *(void **)(void *)&library.reg_dmabuf_mr = dlsym(handle, "ibv_reg_dmabuf_mr");
+    real.get_device_list = library.get_device_list;
+    real.open_device = library.open_device;
+    library.get_device_list = get_device_list;
+    library.open_device = open_device;
+    sigactions_vendor((const void *)(uintptr_t)real.open_device);
     load_efa();
     loaded = 1;
+}
+
+static void load(void)
+{
+    struct sigactions actions;
+
+    sigactions_save(&actions);
+    load_all();
+    sigactions_restore(&actions, "libibverbs");
 }
 
 const struct verbs_lib *verbs_lib_open(const char **why)

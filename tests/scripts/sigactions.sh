@@ -1,0 +1,95 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# EPX leaves the signal handling of its user's process as it was, in C and in Python: with the libfabric of this machine over
+# tcp and shm (whose endpoints install handlers), and with libraries that install handlers when they are loaded and called
+# (unit/fake_vendor.c) in place of libfabric and of libibverbs. ctest: timeout=180
+set -u
+build=${EPX_BUILD_DIR:-build}
+root=$(cd "$(dirname "$0")/../.." && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+failures=0 ran=0
+export EPX_RANKS_PER_NODE=1 EPX_TIMEOUT_MS=20000
+
+expect() { # NAME COMMAND...: two ranks, each a node, end well
+    local name=$1
+    shift
+    ran=$((ran + 1))
+    if timeout -s KILL 60 "$build/epx" run -n 2 "$@" >"$work/out" 2>&1; then
+        echo "ok: $name"
+    else
+        echo "FAILED: $name: exit code $?"
+        sed 's/^/    /' "$work/out"
+        failures=$((failures + 1))
+    fi
+}
+
+both() { # LANGUAGE PROGRAM NAME ENVIRONMENT... -- ARGUMENTS...
+    local language=$1 program=$2 name=$3 environment=(PYTHONPATH="$root/python" EPX_LIBRARY="$build/libepx.so")
+    shift 3
+    while [ "$1" != -- ]; do
+        environment+=("$1")
+        shift
+    done
+    # shellcheck disable=SC2086
+    expect "$language: $name" env "${environment[@]}" $program "${@:2}"
+}
+
+c() { # NAME ENVIRONMENT... -- ARGUMENTS...
+    both C "$build/tests/sigactions_rank" "$@"
+}
+
+python() { # likewise
+    [ -n "$with_python" ] || return 0
+    both Python "python3 $root/tests/scripts/sigactions_rank.py" "$@"
+}
+
+# The loader finds sanitizers' runtimes only for programs that are built with them.
+with_python=
+case ${EPX_SANITIZE:-none} in
+none | OFF) with_python=yes ;;
+*) echo "Python is left out: its interpreter is built without the sanitizer" ;;
+esac
+
+if ! "$build/epx" doctor 2>/dev/null | grep -qE '^ +(for EPX +)?tcp: libfabric '; then
+    echo "skipped: libfabric's tcp provider cannot be used here"
+    exit 77
+fi
+real=$(python3 - <<'PY'
+import ctypes
+ctypes.CDLL("libfabric.so.1")
+print(next(line.split()[-1] for line in open("/proc/self/maps") if "libfabric.so" in line))
+PY
+)
+[ -n "$real" ] || { echo "FAILED: where libfabric.so.1 is cannot be found"; exit 1; }
+
+c "libfabric over tcp" EPX_NET=tcp --
+python "libfabric over tcp" EPX_NET=tcp --
+c "libfabric over shm" EPX_NET=shm --
+python "libfabric over shm" EPX_NET=shm --
+c "whatever there is" EPX_NET=auto --
+
+ofi=(LD_LIBRARY_PATH="$build/tests/fake_ofi${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" EPX_NET=tcp)
+c "a libfabric that takes over the signals" "${ofi[@]}" FAKE_VENDOR_REAL="$real" --
+python "a libfabric that takes over the signals" "${ofi[@]}" FAKE_VENDOR_REAL="$real" --
+c "the same without a provider" "${ofi[@]}" -- fails
+python "the same without a provider" "${ofi[@]}" -- fails
+
+verbs=(LD_LIBRARY_PATH="$build/tests/fake_verbs${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}")
+c "a libibverbs that takes over the signals and is good for nothing" "${verbs[@]}" EPX_NET=verbs -- fails
+python "a libibverbs that takes over the signals and is good for nothing" "${verbs[@]}" EPX_NET=verbs -- fails
+
+# The test sees what it looks for: without the guard the fake's handlers stay.
+if env "${ofi[@]}" python3 -c '
+import ctypes, os, signal
+ctypes.CDLL("libfabric.so.1")
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+except KeyboardInterrupt:
+    pass' 2>/dev/null; then
+    echo "FAILED: the fake library takes over no signals: this test proves nothing"
+    failures=$((failures + 1))
+fi
+
+echo "$ran cases, $failures failed"
+[ "$failures" -eq 0 ]
