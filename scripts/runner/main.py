@@ -2,6 +2,7 @@
 """scripts/test.sh: runs stages, one after the other, and reports."""
 import json
 import os
+import resource
 import sys
 import time
 
@@ -31,14 +32,20 @@ def chosen(arguments):
     return names, None if arguments else int(os.environ.get("EPX_TEST_BUDGET_S", 900))
 
 
+def cpu_of_children():
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 def run_stages(run, names):
     for name in names:
         run.stages.append(results.Stage(name))
-        begin = time.monotonic()
+        begin, cpu = time.monotonic(), cpu_of_children()
         try:
             getattr(stages, name)(run)
         finally:
             run.stage.seconds = time.monotonic() - begin
+            run.stage.cpu_seconds = cpu_of_children() - cpu
 
 
 def report(run, elapsed, budget):

@@ -19,6 +19,7 @@ class Stage:
         self.passed = 0
         self.failed, self.skipped = [], []
         self.seconds = 0.0
+        self.cpu_seconds = 0.0  # of all processes: what the stage costs on any machine, loaded or not
 
     def add(self, passed, failed, skipped):
         self.passed += passed
@@ -145,12 +146,12 @@ def move_unreviewed(rules, stages):
 
 def table(stages):
     """Lines: a row per stage, and their sum."""
-    rows = [(s.name, s.passed, len(s.failed), len(s.skipped), s.seconds) for s in stages]
+    rows = [(s.name, s.passed, len(s.failed), len(s.skipped), s.seconds, s.cpu_seconds) for s in stages]
     rows.append(("all", *(sum(column) for column in list(zip(*rows))[1:])))
     width = max(len(row[0]) for row in rows) + 2
-    lines = [f"{'stage':{width}}{'passed':>8}{'failed':>8}{'skipped':>9}{'time':>9}"]
-    for name, passed, failed, skipped, seconds in rows:
-        lines.append(f"{name:{width}}{passed:8d}{failed:8d}{skipped:9d}{seconds:7.0f} s")
+    lines = [f"{'stage':{width}}{'passed':>8}{'failed':>8}{'skipped':>9}{'time':>9}{'CPU time':>11}"]
+    for name, passed, failed, skipped, seconds, cpu in rows:
+        lines.append(f"{name:{width}}{passed:8d}{failed:8d}{skipped:9d}{seconds:7.0f} s{cpu:9.0f} s")
     return lines
 
 

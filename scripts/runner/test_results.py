@@ -98,10 +98,10 @@ class Table(unittest.TestCase):
         stages = [results.Stage("gcc"), results.Stage("cross")]
         stages[0].add(10, [Item("x", "")], [])
         stages[1].add(4, [], [Item("y", "why")])
-        stages[0].seconds = 3
+        stages[0].seconds, stages[0].cpu_seconds = 3, 5
         lines = results.table(stages)
-        self.assertEqual(lines[1].split(), ["gcc", "10", "1", "0", "3", "s"])
-        self.assertEqual(lines[3].split(), ["all", "14", "1", "1", "3", "s"])
+        self.assertEqual(lines[1].split(), ["gcc", "10", "1", "0", "3", "s", "5", "s"])
+        self.assertEqual(lines[3].split(), ["all", "14", "1", "1", "3", "s", "5", "s"])
 
     def test_skips_of_one_reason_are_one_line(self):
         accepted = [("gcc", Item(f"v.{i}", "no card"), "rxe") for i in range(3)]
