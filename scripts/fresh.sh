@@ -28,8 +28,8 @@ packages=git,make,ca-certificates
 
 # The first mirror of Debian (not of its security updates) that this machine's apt uses.
 mirror() {
-    sed -nE 's/^(URIs:|deb( \[[^]]*\])?) *([^ ]*debian)\/?( .*)?$/\3/p' /etc/apt/sources.list /etc/apt/sources.list.d/* 2>/dev/null |
-        sed -n '1p'
+    cat /etc/apt/sources.list /etc/apt/sources.list.d/* 2>/dev/null |
+        sed -nE 's/^(URIs:|deb( \[[^]]*\])?) *([^ ]*debian)\/?( .*)?$/\3/p' | sed -n '1p' || true
 }
 
 # The bare Debian. With a cache it comes from a file there; base-SUITE-ARCHITECTURE.tar is made by the first run.
