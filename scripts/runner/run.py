@@ -30,19 +30,21 @@ class CtestParser:
 
     def __init__(self):
         self.running, self.times = {}, []
+        self.ended, self.all = 0, 0
 
     def __call__(self, line):
         start = re.match(r" +Start +(\d+): (\S+)", line)
         end = re.match(r" *(\d+)/(\d+) Test +#(\d+): (\S+) .*?([\d.]+) sec", line)
         if start:
             self.running[start.group(1)] = start.group(2)
+        elif end:
+            self.ended, self.all = int(end.group(1)), int(end.group(2))
+            self.running.pop(end.group(3), None)
+            self.times.append((float(end.group(5)), end.group(4)))
+        if not self.all:
             return None
-        if not end:
-            return None
-        self.running.pop(end.group(3), None)
-        self.times.append((float(end.group(5)), end.group(4)))
         names = " ".join(sorted(self.running.values()))
-        return int(end.group(1)) / int(end.group(2)), f"{end.group(1)} of {end.group(2)} tests; running: {names}"
+        return self.ended / self.all, f"{self.ended} of {self.all} tests" + (f"; running: {names}" if names else "")
 
     def slowest(self):
         return ", ".join(f"{name} {seconds:.1f} s" for seconds, name in sorted(self.times, reverse=True)[:3])
