@@ -3,6 +3,7 @@
 import os
 import tempfile
 import unittest
+import unittest.mock
 
 import results
 from results import Item
@@ -20,12 +21,16 @@ skipped: no card here
 [  SKIPPED ] tests: 1 test(s), listed below:
 [  SKIPPED ] b
 [  FAILED  ] c
+
+ 1 SKIPPED TEST(S)
 </system-out><failure/></testcase>
 <testcase name="script" status="run"><system-out>fine</system-out></testcase>
 <testcase name="crashed" status="fail"><system-out>Segmentation fault</system-out><failure/></testcase>
 <testcase name="left_out" status="notrun"><system-out>skipped: no hipcc</system-out><skipped/></testcase>
 <testcase name="silent" status="run"><system-out>[ RUN      ] d
 [  SKIPPED ] d
+
+ 1 SKIPPED TEST(S)
 </system-out></testcase>
 </testsuite>"""
 
@@ -84,6 +89,12 @@ class Review(unittest.TestCase):
         rules = self.rules("gcc/a :: no :: because\n")
         self.assertIsNone(results.review(rules, "gcc", Item("ab", "no")))
         self.assertIsNone(results.review(rules, "gcc", Item("a", "no network")))
+
+    def test_some_are_accepted_outside_ci_alone(self):
+        rules = self.rules("gcc/netns :: no namespaces :: a container :: not in CI\n")
+        for ci, why in (("", "a container"), ("true", None)):
+            with unittest.mock.patch.dict(os.environ, CI=ci):
+                self.assertEqual(results.review(rules, "gcc", Item("netns", "no namespaces")), why)
 
     def test_a_malformed_line_is_refused(self):
         with self.assertRaisesRegex(ValueError, ":1: expected NAME :: REASON :: WHY"):

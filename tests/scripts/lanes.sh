@@ -3,7 +3,7 @@
 # The GPU kernels without a GPU: src/device/gpu compiled for the CPU, where fibers play the lanes (tests/lanes), as a module
 # that takes the place of libepx_cuda.so (32 lanes) and of libepx_hip.so (64 lanes, FNUZ casts). Every
 # result is compared with the oracle; lanes that do not come to the same meeting end the test.
-# ctest: timeout=600 labels=slow,noasan,notsan
+# ctest: timeout=1800 labels=slow,noasan,notsan
 set -uo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 build=${EPX_BUILD_DIR:-build}
@@ -37,7 +37,7 @@ module() {
 try() { # NAME COMMAND...
     local name=$1 rc
     shift
-    timeout 180 "$@" >"$work/out" 2>&1
+    timeout 600 "$@" >"$work/out" 2>&1
     rc=$?
     if [ $rc -eq 0 ]; then
         echo "ok: $name"

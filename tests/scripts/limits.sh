@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # Ranks that may open too few files, start too few threads, have no shared memory left, or are interrupted all the time: they
-# work, or each says what it lacks, and nobody hangs or crashes. ctest: timeout=180
+# work, or each says what it lacks, and nobody hangs or crashes. ctest: timeout=600
 set -u
 epx=$EPX_BUILD_DIR/epx exchange=$EPX_BUILD_DIR/tests/exchange
 work=$(mktemp -d)
@@ -37,7 +37,7 @@ judge() {
 
 # four [COMMAND...]: four ranks on two nodes, each started by COMMAND.
 four() {
-    EPX_RANKS_PER_NODE=2 timeout -s KILL 60 "$epx" run -n 4 "$@" "$exchange" --rounds 2 --timeout-ms 3000
+    EPX_RANKS_PER_NODE=2 timeout -s KILL 120 "$epx" run -n 4 "$@" "$exchange" --rounds 2 --timeout-ms 10000
 }
 
 have() { # can this network be used here?

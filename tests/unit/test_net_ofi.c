@@ -23,7 +23,7 @@ static const struct net_suite rxm = {
     .provider = "tcp;ofi_rxm",
     .gaps = {
         {"death_is_told", "ofi_rxm of libfabric 1.17 reads a null pointer when a peer dies in the middle of a write"},
-        {"survivors_go_on", "the same"},
+        {"survivors_go_on", "ofi_rxm of libfabric 1.17 reads a null pointer when a peer dies in the middle of a write"},
         {"sleeper_sleeps", "before libfabric 1.18.1 the queue under ofi_rxm often stays readable, and a proxy spins"}}};
 static const struct net_suite shm = {
     .label = "ofi_shm",
