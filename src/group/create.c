@@ -178,6 +178,7 @@ static epx_status join(struct epx_group *group, const epx_bootstrap *bootstrap, 
     group->rank = boot_rank(group->boot);
     group->nranks = boot_nranks(group->boot);
     log_set_rank(group->rank);
+    env_warn_unknown();
     return EPX_OK;
 }
 

@@ -54,7 +54,7 @@ json "no warnings about the environment" "not any('EPX_' in w for w in o['warnin
 
 EPX_NTE=1 EPX_PROXY_THRAEDS=1 EPX_XYZZY=1 NCCL_IB_HCA='a"b' UCCL_IB_HCA=mlx5_0 EPX_IB_SL=4 NCCL_IB_SL=5 \
     UCCL_RDMA_ADAPTIVE_SLEEP=1 UCCL_EP_ENABLE_AGGRESSIVE_ATOMIC=0 expect 0 "with variables" "$epx" doctor --json
-json "misspelt" "any('EPX_NTE' in w and 'is EPX_NET meant?' in w for w in o['warnings'])"
+json "misspelt" "any('EPX_NTE' in w and 'did you mean EPX_NET?' in w for w in o['warnings'])"
 json "letters swapped" "any('EPX_PROXY_THRAEDS' in w and 'EPX_PROXY_THREADS' in w for w in o['warnings'])"
 json "unknown" "any(w.endswith('EPX_XYZZY is set, but EPX reads no such variable') for w in o['warnings'])"
 json "the alias that counts" "variables['EPX_IB_HCA']['value'] == 'mlx5_0' and variables['EPX_IB_HCA']['by'] == 'UCCL_IB_HCA'"

@@ -203,6 +203,35 @@ static void aliases_keep_their_unit(void **state)
     assert_int_equal(env_int("EPX_TIMEOUT_MS", 5, 1, 1000000), 5);
 }
 
+static void warn_of_unknown_variables(void)
+{
+    setenv("EPX_LOGG", "debug", 1);
+    setenv("EPX_PROXY_THRAEDS", "2", 1);
+    setenv("EPX_XYZZY", "1", 1);
+    setenv("EPX_TEST_SCALE", "1", 1);
+    setenv("EPX_NET", "null", 1);
+    env_warn_unknown();
+    env_warn_unknown(); /* once per process */
+}
+
+static void unknown_variables_are_warned_about_once(void **state)
+{
+    static const char *const lines[] = {
+        "epx: warn: EPX_LOGG is set, but EPX reads no such variable: did you mean EPX_LOG?\n",
+        "epx: warn: EPX_PROXY_THRAEDS is set, but EPX reads no such variable: did you mean EPX_PROXY_THREADS?\n",
+        "epx: warn: EPX_XYZZY is set, but EPX reads no such variable (epx doctor lists all)\n"};
+    char text[2048];
+    size_t bytes = 0;
+
+    (void)state;
+    stderr_of(warn_of_unknown_variables, text, sizeof(text));
+    for (size_t i = 0; i < sizeof(lines) / sizeof(lines[0]); i++) {
+        assert_non_null(strstr(text, lines[i]));
+        bytes += strlen(lines[i]);
+    }
+    assert_int_equal(strlen(text), bytes); /* and nothing else */
+}
+
 static FILE *open_page(void)
 {
     char path[1024];
@@ -301,6 +330,7 @@ int main(void)
         cmocka_unit_test(lines_up_to_the_level_are_shown),
         cmocka_unit_test(an_unknown_level_is_said_once),
         cmocka_unit_test(bad_numbers_are_ignored_with_one_warning),
+        cmocka_unit_test(unknown_variables_are_warned_about_once),
         cmocka_unit_test(numbers_may_have_suffixes),
         cmocka_unit_test(aliases_stand_in),
         cmocka_unit_test(aliases_keep_their_unit),

@@ -5,12 +5,9 @@
 #include <string.h>
 
 #include "doctor.h"
-#include "options.h"
 #include "util/env.h"
 
 extern char **environ;
-
-enum { NEAR = 3 };
 
 /* Names of others that have nothing to set here, and why. */
 static const struct {
@@ -18,9 +15,6 @@ static const struct {
 } needless[] = {
     {"UCCL_RDMA_ADAPTIVE_SLEEP", "idle proxies always sleep; EPX_PROXY_SLEEP_US says after how long"},
 };
-
-/* EPX_ names that are none of the library's: build, tests and benchmarks. */
-static const char *const others[] = {"EPX_TEST_", "EPX_BENCH_", "EPX_RXE_", "EPX_BUILD_DIR", "EPX_SANITIZE", "EPX_GCC"};
 
 static void show_entry(struct report *report, const struct env_entry *entry)
 {
@@ -89,33 +83,6 @@ static void check_aliases(struct report *report, const struct env_entry *entry)
     }
 }
 
-static int is_others(const char *name)
-{
-    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
-        if (!strncmp(name, others[i], strlen(others[i])))
-            return 1;
-    return 0;
-}
-
-static void check_unknown(struct report *report, const struct env_entry *table, int count, const char *name)
-{
-    const struct env_entry *nearest = NULL;
-    const int letters = (int)strlen(name) - (int)strlen("EPX_");
-    int best = 1 + (letters / 3 < NEAR ? letters / 3 : NEAR);
-
-    for (int i = 0; i < count; i++) {
-        int d = word_distance(name, table[i].name);
-        if (d < best) {
-            best = d;
-            nearest = &table[i];
-        }
-    }
-    if (best == 0 || is_others(name))
-        return;
-    report_warn(report, "%s is set, but EPX reads no such variable%s%s%s", name, nearest ? ": is " : "",
-                nearest ? nearest->name : "", nearest ? " meant?" : "");
-}
-
 void doctor_env(struct report *report)
 {
     int count;
@@ -128,9 +95,12 @@ void doctor_env(struct report *report)
     }
     for (char **at = environ; *at; at++) {
         char name[ENV_NAME_BYTES];
+        const char *nearest;
+
         snprintf(name, sizeof(name), "%.*s", (int)strcspn(*at, "="), *at);
-        if (!strncmp(name, "EPX_", 4))
-            check_unknown(report, table, count, name);
+        if (env_is_unknown(name, &nearest))
+            report_warn(report, "%s is set, but EPX reads no such variable%s%s%s", name,
+                        nearest ? ": did you mean " : "", nearest ? nearest : "", nearest ? "?" : "");
     }
     for (size_t i = 0; i < sizeof(needless) / sizeof(needless[0]); i++)
         if (getenv(needless[i].name))

@@ -9,6 +9,8 @@
 #include <stddef.h>
 #include <stdio.h>
 
+#include "util/spelling.h"
+
 enum option_kind {
     OPTION_TITLE,   /* a heading in --help; only `help` counts */
     OPTION_FLAG,    /* int32_t: 1 */
@@ -63,7 +65,5 @@ void options_help(const struct option_table *table, FILE *to);
 const char *option_choice_name(const struct option_choice *choices, int value);
 /* "PROGRAM: message; see PROGRAM --help" on stderr. Returns -1. */
 int options_complain(const char *program, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* Letters to add, drop, change or swap to get from one word to another. */
-int word_distance(const char *a, const char *b);
 
 #endif
