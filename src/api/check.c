@@ -60,50 +60,77 @@ static epx_status check_shape(const epx_tensor *t, const struct want *want)
     return EPX_OK;
 }
 
-/* Fills in contiguous strides where none were given; true if the given ones are contiguous too. */
+/* Saturates where strides in bytes would not fit in 63 bits. */
+static int64_t stride_product(int64_t stride, int64_t extent)
+{
+    const int64_t most = INT64_MAX / 16;
+    int64_t product;
+
+    return __builtin_mul_overflow(stride, extent, &product) || product > most ? most : product;
+}
+
+/* Fills in contiguous strides where none were given, and where an extent of at most one element makes a stride meaningless;
+ * true if the given ones are contiguous. */
 static int fill_strides(epx_tensor *t)
 {
     int64_t expected[EPX_MAX_NDIM], step = 1;
-    int given = 0, contiguous = 1;
+    int given = 0, empty = 0, contiguous = 1;
 
     for (int i = t->ndim - 1; i >= 0; i--) {
         expected[i] = step;
-        step *= t->shape[i];
+        step = stride_product(step, t->shape[i]);
         given |= t->stride[i] != 0;
+        empty |= t->shape[i] == 0;
     }
     for (int i = 0; i < t->ndim; i++) {
-        if (!given)
-            t->stride[i] = expected[i];
-        else if (t->shape[i] > 1 && t->stride[i] != expected[i])
+        if (given && !empty && t->shape[i] > 1 && t->stride[i] != expected[i])
             contiguous = 0;
+        if (!given || empty || t->shape[i] <= 1)
+            t->stride[i] = expected[i];
     }
     return contiguous;
+}
+
+/* Bytes from the first to past the last element fit in 63 bits: later products of extents and strides cannot overflow. */
+static int span_fits(const epx_tensor *t)
+{
+    int64_t last = 0, step;
+
+    for (int i = 0; i < t->ndim; i++)
+        if (__builtin_mul_overflow(t->shape[i], t->stride[i], &step) || __builtin_add_overflow(last, step, &last))
+            return 0;
+    return last <= INT64_MAX / (int64_t)epx_dtype_size((epx_dtype)t->dtype);
+}
+
+static epx_status check_rows(const epx_tensor *t, const struct want *want)
+{
+    const int last = t->ndim - 1;
+
+    if (t->shape[last] > 1 && t->stride[last] != 1)
+        return fail(EPX_ERR_ARGUMENT, "%s: %s: expected contiguous rows, got stride[%d] = %" PRId64, want->call,
+                    want->name, last, t->stride[last]);
+    for (int i = last - 1; i >= 0; i--)
+        if (t->shape[i] > 1 && t->stride[i] < t->shape[i + 1] * t->stride[i + 1])
+            return fail(EPX_ERR_ARGUMENT, "%s: %s: rows overlap: stride[%d] = %" PRId64, want->call, want->name, i,
+                        t->stride[i]);
+    return EPX_OK;
 }
 
 static epx_status check_strides(epx_tensor *t, const struct want *want)
 {
     const int contiguous = fill_strides(t);
 
-    if (contiguous)
-        return EPX_OK;
-    if (want->strides == STRIDES_NONE)
+    if (!contiguous && want->strides == STRIDES_NONE)
         return fail(EPX_ERR_ARGUMENT, "%s: %s: expected a contiguous tensor, got other strides", want->call,
                     want->name);
-    for (int i = 0; i < t->ndim; i++)
+    for (int i = 0; i < t->ndim && !contiguous; i++)
         if (t->stride[i] < 0 || (t->shape[i] > 1 && t->stride[i] == 0))
             return fail(EPX_ERR_ARGUMENT, "%s: %s: expected positive strides, got stride[%d] = %" PRId64, want->call,
                         want->name, i, t->stride[i]);
-    if (want->strides == STRIDES_ROWS) {
-        const int last = t->ndim - 1;
-        if (t->shape[last] > 1 && t->stride[last] != 1)
-            return fail(EPX_ERR_ARGUMENT, "%s: %s: expected contiguous rows, got stride[%d] = %" PRId64, want->call,
-                        want->name, last, t->stride[last]);
-        for (int i = last - 1; i >= 0; i--)
-            if (t->shape[i] > 1 && t->stride[i] < t->shape[i + 1] * t->stride[i + 1])
-                return fail(EPX_ERR_ARGUMENT, "%s: %s: rows overlap: stride[%d] = %" PRId64, want->call, want->name, i,
-                            t->stride[i]);
-    }
-    return EPX_OK;
+    if (!span_fits(t))
+        return fail(EPX_ERR_ARGUMENT, "%s: %s: shape and strides span more bytes than 63 bits can count", want->call,
+                    want->name);
+    return !contiguous && want->strides == STRIDES_ROWS ? check_rows(t, want) : EPX_OK;
 }
 
 static epx_status copy_in(const epx_tensor *given, const struct want *want, epx_tensor *out)

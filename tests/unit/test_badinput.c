@@ -146,6 +146,53 @@ static int struct_sizes(struct fixture *s)
     return 0;
 }
 
+/* Every size but that of the header, those of its older versions, and larger ones with zeros at the end. */
+static int cut_and_garbage_sizes(struct fixture *s)
+{
+    union {
+        epx_layout_info info;
+        char bytes[8192];
+    } given;
+    union {
+        epx_stats stats;
+        char bytes[8192];
+    } asked;
+    const uint32_t old_info = offsetof(epx_layout_info, rank_matrix), old_stats = offsetof(epx_stats, net_stuck);
+    uint64_t kept;
+
+    for (uint32_t i = 0; i < 256 + 6; i++) {
+        static const uint32_t large[] = {4092, 4093, 4096, 4100, 65536, UINT32_MAX};
+        const uint32_t size = i < 256 ? i : large[i - 256];
+        const int good = size == old_info || (size >= sizeof(epx_layout_info) && size <= 4096 && size % 4 == 0);
+
+        memset(&given, 0, sizeof(given));
+        given.info.size = size;
+        if (good)
+            ACCEPTED(epx_handle_update(s->ht, &s->idx, &given.info, NULL));
+        else
+            REFUSED(epx_handle_update(s->ht, &s->idx, &given.info, NULL), EPX_ERR_ARGUMENT, "epx_layout_info.size");
+    }
+    ACCEPTED(epx_stream_sync(s->group, NULL));
+    memset(&asked, 0, sizeof(asked));
+    asked.stats.size = old_stats;
+    asked.stats.net_stuck = kept = 0x1234567812345678;
+    ACCEPTED(epx_group_stats(s->group, &asked.stats));
+    if (asked.stats.net_stuck != kept || !asked.stats.ht_updates)
+        return fixture_fail(s, "expected only the fields that an older caller knows to be written");
+    asked.stats.size = old_stats - 4;
+    REFUSED(epx_group_stats(s->group, &asked.stats), EPX_ERR_ARGUMENT, "epx_stats.size");
+    asked.stats.size = 2048;
+    asked.bytes[2047] = 1; /* not a struct that a macro has initialised: nothing is written into it */
+    REFUSED(epx_group_stats(s->group, &asked.stats), EPX_ERR_ARGUMENT, "epx_stats", "2047");
+    return asked.bytes[2047] == 1 ? 0 : fixture_fail(s, "expected the caller's memory to be unchanged");
+}
+
+static void sizes_that_cut_a_field_are_refused(void **state)
+{
+    (void)state;
+    misuse_on(2, cut_and_garbage_sizes);
+}
+
 static void wrong_struct_sizes_are_refused(void **state)
 {
     (void)state;
@@ -234,7 +281,17 @@ static int wrong_tensors_ll(struct fixture *s)
     tokens.stride[0] = 1;
     tokens.stride[1] = FIXTURE_TOKENS;
     REFUSED(epx_dispatch(s->ll, &in, &s->ll_out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "tokens", "contiguous");
+    tokens.stride[0] = INT64_MAX;
+    tokens.stride[1] = 1;
+    REFUSED(epx_dispatch(s->ll, &in, &s->ll_out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "tokens", "63 bits");
+    tokens.stride[0] = INT64_MIN;
+    REFUSED(epx_dispatch(s->ll, &in, &s->ll_out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "tokens", "positive");
 
+    rows.shape[1] = rows.shape[2] = INT32_MAX;
+    rows.dtype = s->tokens.dtype;
+    out.tokens = &rows;
+    REFUSED(epx_dispatch(s->ll, &s->in, &out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "tokens");
+    rows = s->ll_rows;
     out.tokens = NULL;
     REFUSED(epx_dispatch(s->ll, &s->in, &out, NULL, NULL, NULL), EPX_ERR_ARGUMENT, "tokens", "NULL");
     out.tokens = &rows;
@@ -1065,6 +1122,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(null_pointers_are_refused),
         cmocka_unit_test(wrong_struct_sizes_are_refused),
+        cmocka_unit_test(sizes_that_cut_a_field_are_refused),
         cmocka_unit_test(unknown_fields_must_be_zero),
         cmocka_unit_test(wrong_low_latency_tensors_are_refused),
         cmocka_unit_test(wrong_high_throughput_tensors_are_refused),
