@@ -40,22 +40,52 @@ static void own_folder(char *folder, size_t bytes)
         folder[0] = '\0';
 }
 
-static void *open_library(const char *name)
+/* "cuda" -> "CUDA" */
+static const char *vendor_name(const char *name)
+{
+    return strcmp(name, "cuda") == 0 ? "CUDA" : strcmp(name, "hip") == 0 ? "HIP" : name;
+}
+
+/* Where a module is looked for first: EPX_MODULE_DIR, else beside the library. */
+static void first_path(const char *name, char *path, size_t bytes)
 {
     const char *given = env_string("EPX_MODULE_DIR");
-    char folder[512], path[640];
-    void *library;
+    char folder[512];
 
     own_folder(folder, sizeof(folder));
     if (given)
-        snprintf(path, sizeof(path), "%.511s/libepx_%s.so", given, name);
+        snprintf(path, bytes, "%.511s/libepx_%s.so", given, name);
     else
-        snprintf(path, sizeof(path), "%slibepx_%s.so", folder, name);
+        snprintf(path, bytes, "%slibepx_%s.so", folder, name);
+}
+
+static void *open_library(const char *name)
+{
+    char path[640];
+    void *library;
+
+    first_path(name, path, sizeof(path));
     library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (library || given)
+    if (library || env_string("EPX_MODULE_DIR") || access(path, F_OK) == 0)
         return library;
     snprintf(path, sizeof(path), "libepx_%s.so", name);
     return dlopen(path, RTLD_NOW | RTLD_LOCAL);
+}
+
+/* A module that is not there, or one that cannot be loaded: the linker's reason helps with the second only. */
+static epx_status fail_missing(const char *name, const char *reason)
+{
+    char path[640];
+
+    first_path(name, path, sizeof(path));
+    if (access(path, F_OK) == 0)
+        return fail(EPX_ERR_UNSUPPORTED, "device %s: the %s device module %s cannot be loaded: %s", name,
+                    vendor_name(name), path, reason);
+    return fail(
+        EPX_ERR_UNSUPPORTED,
+        "device %s: no %s device module here: there is no %s. Build EPX with it (cmake -DEPX_%s=ON, needs %s), or "
+        "set EPX_MODULE_DIR to the folder that has libepx_%s.so",
+        name, vendor_name(name), path, vendor_name(name), strcmp(name, "cuda") == 0 ? "nvcc" : "hipcc", name);
 }
 
 static epx_status load(const char *name, const struct device_ops **ops)
@@ -69,7 +99,7 @@ static epx_status load(const char *name, const struct device_ops **ops)
 
     host.relaxed_atomics = (int)env_int("EPX_AGGRESSIVE_ATOMIC", 1, 0, 1);
     if (!library)
-        return fail(EPX_ERR_UNSUPPORTED, "device %s: cannot open its module: %s", name, dlerror());
+        return fail_missing(name, dlerror());
     *(void **)&entry = dlsym(library, DEVICE_MODULE_SYMBOL);
     *ops = entry ? entry(&host) : NULL;
     if (!*ops) {

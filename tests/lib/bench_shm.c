@@ -69,7 +69,13 @@ int bench_shm_attach(struct bench_shm_rank *self, const char *path, enum bench_t
         errno = EPROTO;
         return -1;
     }
+    if (rank < 0 || rank >= BENCH_MAX_RANKS) {
+        munmap(shm, sizeof(*shm));
+        errno = ERANGE;
+        return -1;
+    }
     *self = (struct bench_shm_rank){.shm = shm, .team = &shm->team[team], .rank = rank};
+    __atomic_store_n(&self->team->ranks[rank].pid, (int32_t)getpid(), __ATOMIC_RELAXED);
     return 0;
 }
 
@@ -155,6 +161,7 @@ int bench_shm_next(struct bench_shm_rank *self, struct bench_command *command)
 
 void bench_shm_done(struct bench_shm_rank *self)
 {
+    __atomic_fetch_add(&self->team->ranks[self->rank].commands, 1, __ATOMIC_RELAXED);
     /* pairs with the acquire in bench_shm_poll_done */
     __atomic_fetch_add(&self->team->done, 1, __ATOMIC_RELEASE);
     futex_wake(&self->team->done);
@@ -169,25 +176,93 @@ static void barrier_open(struct bench_team *team)
     futex_wake(&team->phase);
 }
 
+/* ---- Ranks that are late ------------------------------------------------------------------------------------- */
+
+/* What the system says of a process: " (process 4711 is stopped)". */
+static void describe_process(int pid, char *text, size_t bytes)
+{
+    char path[32], line[256] = "", *state;
+    FILE *file;
+
+    snprintf(path, sizeof(path), "/proc/%d/stat", pid);
+    file = pid > 0 ? fopen(path, "re") : NULL;
+    if (file != NULL && fgets(line, sizeof(line), file) == NULL)
+        line[0] = '\0';
+    if (file != NULL)
+        fclose(file);
+    state = strrchr(line, ')'); /* "4711 (name) T ..." */
+    if (pid <= 0)
+        snprintf(text, bytes, " (its process has not started)");
+    else if (state == NULL)
+        snprintf(text, bytes, " (process %d is gone)", pid);
+    else
+        snprintf(text, bytes, " (process %d%s)", pid, strchr("Tt", state[2]) != NULL ? " is stopped" : "");
+}
+
+/* "rank 3 (process 4711 is stopped), rank 5 (process 4713)": ranks with fewer barriers, or commands, than `reached`. */
+static void list_late(const struct bench_shm *shm, const struct bench_team *team, int commands, uint32_t reached,
+                      char *text, size_t bytes)
+{
+    char process[64];
+    size_t used = 0;
+    int rank;
+
+    text[0] = '\0';
+    for (rank = 0; rank < shm->config.ranks && used + 80 < bytes; rank++) {
+        const struct bench_rank_state *state = &team->ranks[rank];
+        const uint32_t *count = commands ? &state->commands : &state->barriers;
+
+        if (__atomic_load_n(count, __ATOMIC_RELAXED) >= reached)
+            continue;
+        describe_process(__atomic_load_n(&state->pid, __ATOMIC_RELAXED), process, sizeof(process));
+        used += (size_t)snprintf(text + used, bytes - used, "%srank %d%s", used > 0 ? ", " : "", rank, process);
+    }
+}
+
+uint64_t bench_shm_progress(const struct bench_shm *shm, enum bench_team_id team)
+{
+    uint64_t sum = 0;
+    int rank;
+
+    for (rank = 0; rank < shm->config.ranks; rank++)
+        sum += (uint64_t)__atomic_load_n(&shm->team[team].ranks[rank].barriers, __ATOMIC_RELAXED) +
+               __atomic_load_n(&shm->team[team].ranks[rank].commands, __ATOMIC_RELAXED);
+    return sum;
+}
+
+void bench_shm_fail_late(struct bench_shm *shm, enum bench_team_id team, int waited_ms)
+{
+    char late[512];
+
+    list_late(shm, &shm->team[team], 1, __atomic_load_n(&shm->team[team].command_seq, __ATOMIC_RELAXED), late,
+              sizeof(late));
+    bench_shm_fail(shm, BENCH_ERROR, "no progress for %d ms (--timeout); waiting for %s", waited_ms, late);
+}
+
 /* Waits for the barrier that was in phase `phase`; a late team is reported once. */
 static int barrier_wait(struct bench_shm_rank *self, uint32_t phase)
 {
     struct bench_shm *shm = self->shm;
+    char late[512];
 
     if (wait_change(shm, &self->team->phase, phase, shm->config.timeout_ms) == 0)
         return 0;
-    if (!bench_shm_stopped(shm))
-        bench_shm_fail(shm, BENCH_ERROR, "rank %d waited %d ms at a barrier that %u of %d ranks reached", self->rank,
-                       shm->config.timeout_ms, __atomic_load_n(&self->team->arrived, __ATOMIC_RELAXED),
-                       shm->config.ranks);
+    if (bench_shm_stopped(shm))
+        return -1;
+    list_late(shm, self->team, 0, __atomic_load_n(&self->team->ranks[self->rank].barriers, __ATOMIC_RELAXED), late,
+              sizeof(late));
+    bench_shm_fail(shm, BENCH_ERROR, "rank %d waited %d ms (--timeout) at a barrier for %s", self->rank,
+                   shm->config.timeout_ms, late);
     return -1;
 }
 
 /* One more rank is here; is it the last? Acquire and release: the last sees what all the others wrote before. */
 static int barrier_arrive(struct bench_shm_rank *self)
 {
-    uint32_t before = __atomic_fetch_add(&self->team->arrived, 1, __ATOMIC_ACQ_REL);
+    uint32_t before;
 
+    __atomic_fetch_add(&self->team->ranks[self->rank].barriers, 1, __ATOMIC_RELAXED);
+    before = __atomic_fetch_add(&self->team->arrived, 1, __ATOMIC_ACQ_REL);
     return before + 1 == (uint32_t)self->shm->config.ranks;
 }
 

@@ -27,6 +27,7 @@ enum bench_op { BENCH_UPDATE = 0, BENCH_DISPATCH = 1, BENCH_COMBINE = 2, BENCH_O
 
 #define BENCH_VARIANTS 4
 #define BENCH_MAX_ITERS 10000
+#define BENCH_MAX_RANKS 1024
 
 struct bench_command {
     uint64_t seed;   /* of routing and data */
@@ -36,6 +37,13 @@ struct bench_command {
     int32_t iters;
     int32_t first;  /* where in times[] the first iteration goes; -1 = nowhere */
     int32_t verify; /* compare the last iteration's results with the oracle */
+};
+
+/* How far a rank has come, for whoever waits for it. */
+struct bench_rank_state {
+    int32_t pid;
+    uint32_t barriers; /* reached */
+    uint32_t commands; /* finished */
 };
 
 struct bench_team {
@@ -48,6 +56,7 @@ struct bench_team {
     struct bench_command command;
     int32_t variants[BENCH_OPS]; /* how many ways the team knows: its rank 0 writes this before the first `done` */
     char library[64];            /* what the team runs on, likewise */
+    struct bench_rank_state ranks[BENCH_MAX_RANKS];
     char variant_name[BENCH_OPS][BENCH_VARIANTS][48];
     uint64_t times[BENCH_OPS][BENCH_VARIANTS][BENCH_MAX_ITERS]; /* ns */
 };
@@ -59,6 +68,24 @@ struct bench_net {
     uint64_t commands, puts, signals, bytes;
 };
 
+/* Times of one rank by the device's time stamps, in microseconds. */
+enum bench_event_op {
+    BENCH_EVENT_UPDATE,
+    BENCH_EVENT_DISPATCH,
+    BENCH_EVENT_COMBINE,
+    BENCH_EVENT_PAIR,       /* dispatch and combine in turn, with a stamp after every tenth pair */
+    BENCH_EVENT_DISPATCHES, /* of one kind in a row, likewise */
+    BENCH_EVENT_COMBINES,
+    BENCH_EVENT_OPS
+};
+
+struct bench_event_times {
+    double p50, p99, least; /* 0: not measured */
+};
+
+/* What EPX's ranks do just now, for the line of progress; rank 0 writes it. */
+enum bench_stage { BENCH_STARTING, BENCH_CHECKING, BENCH_CAPTURING, BENCH_MEASURING, BENCH_REPLAYING };
+
 /* What a failed rank leaves behind. */
 enum bench_failure { BENCH_FINE = 0, BENCH_ERROR = 1, BENCH_MISMATCH = 2, BENCH_UNSUPPORTED = 3 };
 
@@ -69,6 +96,8 @@ struct bench_shm {
     char message[768];
     struct bench_config config;
     struct bench_net net[BENCH_OPS];
+    uint32_t stage; /* enum bench_stage */
+    struct bench_event_times event_times[BENCH_EVENT_OPS][BENCH_MAX_RANKS];
     struct bench_team team[BENCH_TEAMS];
 };
 
@@ -89,11 +118,15 @@ int bench_shm_attach(struct bench_shm_rank *self, const char *path, enum bench_t
 void bench_shm_order(struct bench_shm *shm, enum bench_team_id team, const struct bench_command *command);
 /* Waits up to ms; 1 when all ranks are done, 0 not yet, -1 stopped. */
 int bench_shm_poll_done(struct bench_shm *shm, enum bench_team_id team, int ms);
+/* Grows while ranks of the team reach barriers or finish commands. */
+uint64_t bench_shm_progress(const struct bench_shm *shm, enum bench_team_id team);
+/* Fails with the names of the ranks that have not finished the command. */
+void bench_shm_fail_late(struct bench_shm *shm, enum bench_team_id team, int waited_ms);
 
 /* Rank: waits for the next command. 0, or -1 when stopped or when nothing came within the deadline. */
 int bench_shm_next(struct bench_shm_rank *self, struct bench_command *command);
 void bench_shm_done(struct bench_shm_rank *self);
-/* Rank: barrier of the team. 0, or -1 when stopped or late (then the message says how many came). */
+/* Rank: barrier of the team. 0, or -1 when stopped or late (then the message names the missing ranks). */
 int bench_shm_barrier(struct bench_shm_rank *self);
 /* Rank: ends a measurement that began at the last barrier, with a barrier; the time goes to times[op][variant][slot],
  * or nowhere when slot < 0. */

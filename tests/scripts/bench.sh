@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# `epx bench` on small shapes: both modes and all layouts are checked, --json is JSON with the promised keys, a spoilt
-# result makes the exit code 1, what this build cannot do makes it 2, and --vs mpi gives a ratio.
+# `epx bench` on small shapes: both modes and all layouts are checked, --json is JSON with the promised keys, --timing events,
+# --threads and --replays work, a spoilt result makes the exit status 1, a wrong command line or what this build cannot do
+# makes it 2, and --vs mpi gives a ratio.
 # ctest: timeout=240 serial
 set -uo pipefail
 
+root=$(cd "$(dirname "$0")/../.." && pwd)
 epx=${EPX_BUILD_DIR:-build}/epx
 small=(--ranks 4 --tokens 24 --hidden 512 --experts 16 --topk 4 --iters 2 --warmup 1)
 work=$(mktemp -d)
@@ -41,7 +43,7 @@ import json, sys
 rows = [json.loads(line) for line in open(sys.argv[1])]
 assert rows, "no lines"
 for o in rows:
-    assert eval(sys.argv[2]), (sys.argv[2], o)
+    assert eval('(' + sys.argv[2] + ')'), (sys.argv[2], o)
 PY
 }
 
@@ -75,6 +77,29 @@ expect 0 "the command ring" ring --ms 20 --rings 2 --json &&
     json "its numbers" "o['op'] == 'ring' and o['device'] == 'cpu' and o['puts_per_cmd'] > 0.99" &&
     json "merged and round trip" "o['merged_puts_per_cmd'] < 0.5 and 0 < o['rtt_us_p50'] <= o['rtt_us_p99']"
 expect 2 "a ring on a device that there is not" ring --device abacus && says "the choices" "expected cpu, cuda or hip"
+expect 2 "an unknown option of ring" ring --ring 2 && says "the right program" "epx bench ring: unknown option '--ring' (did you mean '--rings'?)"
+
+# Time stamps of the device: per rank, in one series of operations.
+event_keys="{'us_p50','us_slowest_p50','us_p99','us_min','logical_GBps','wire_GBps'}"
+for shape in "ll" "ll --threads --staged" "ht --layout expert --plain-memory" "ht --threads --dtype fp8"; do
+    # shellcheck disable=SC2086
+    set -- $shape
+    expect 0 "$shape by events, checked" "$1" "${small[@]}" "${@:2}" --timing events --check --json &&
+        json "$shape: keys and numbers" "$event_keys <= set(o) and o['timing'] == 'events' and o['check'] == 'ok' and
+            0 < o['us_min'] <= o['us_p50'] <= o['us_slowest_p50'] <= o['us_p99']"
+done
+expect 0 "low latency by events" ll "${small[@]}" --timing events --json &&
+    json "has series, too" "[r['op'] for r in rows] == ['dispatch', 'combine', 'pair', 'dispatches', 'combines']"
+expect 0 "high throughput by events" ht "${small[@]}" --timing events --dtype fp8-input --json &&
+    json "has the update" "[r['op'] for r in rows] == ['update', 'dispatch', 'combine']"
+expect 0 "a table by events" ht "${small[@]}" --timing events --check && says "and its check" "check    ok"
+expect 0 "threads by the clock" ht "${small[@]}" --threads --check --json && json "are said to be" "o['threads'] and o['check'] == 'ok'"
+expect 0 "only a check" ll "${small[@]}" --iters 0 --check --json && json "has no times" "o['us_p50'] is None and o['check'] == 'ok'"
+expect 0 "replays" ll "${small[@]}" --replays 6 --overlap --staged --json &&
+    json "are counted" "o['op'] == 'replays' and o['replays'] == 6 and o['check'] == 'ok'"
+expect 0 "replays with changing row counts" ht "${small[@]}" --replays 6 --threads --json
+expect 1 "rows that are copied are found" ht "${small[@]}" --timing events --plain-memory --expect-zero-copy --check &&
+    says "with the number of bytes" "--expect-zero-copy expects 0"
 
 # The check can fail, and says where.
 for spoilt in "${spoils[@]}"; do
@@ -82,15 +107,58 @@ for spoilt in "${spoils[@]}"; do
     for mode in ll ht; do
         expect 1 "a spoilt result ($mode, $spoilt) is found" "$mode" "${small[@]}" --check --json &&
             says "the message names the rank" "epx rank 3" && json "check is fail" "o['check'] == 'fail'"
+        expect 1 "also by events ($mode, $spoilt)" "$mode" "${small[@]}" --timing events --check --json &&
+            says "the message names the rank" "epx rank 3" && json "check is fail" "o['check'] == 'fail'"
     done
 done
+EPX_BENCH_CORRUPT=2 expect 1 "also in a replay" ll "${small[@]}" --replays 3 && says "the message names the replay" "epx rank 3, replay 1"
 expect 0 "without --check nobody looks" ll "${small[@]}" --json
 unset EPX_BENCH_CORRUPT
 
-expect 2 "an unknown mode" sideways
-expect 2 "a bad number" ll --ranks 0 && says "the message has the range" "expected a number from 1"
-expect 2 "a bad word" ll --dtype int3 && says "the message has the choices" "expected bf16 or fp8"
-expect 2 "a device that this build does not have" ll "${small[@]}" --device hip
+# refused MESSAGE ARGUMENTS...: a wrong command line, before any rank starts: status 2, what was expected, where to read more.
+refused() {
+    local text=$1
+    shift
+    expect 2 "refused: $*" "$@" && says "with the reason" "epx bench: $text" && says "and where to read more" "; see epx bench --help"
+}
+refused "the mode is 'sideways'; expected ll, ht or ring" sideways
+refused "the mode is missing" --check
+refused "--ranks is '0'; expected a number from 1 to 1024" ll --ranks 0
+refused "--dtype is 'int3'; expected bf16, fp8 or fp8-input" ll --dtype int3
+refused "--hidden is 100; expected a multiple of 8" ll --hidden 100
+refused "--hidden is 1400; expected a multiple of 16 with --dtype fp8" ht --hidden 1400 --dtype fp8
+refused "--topk is 8; expected at most the number of experts, 3" ll --experts 3
+refused "--align belongs to ht with --layout expert; got ll" ll --align 8
+refused "--align belongs to ht with --layout expert; got ht with --layout flat" ht --align 8
+refused "--layout is 'flat'; expected expert or rank with ll" ll --layout flat
+refused "--layout is 'rank'; expected flat or expert with ht" ht --layout rank
+refused "--logfmt belongs to ll" ht --logfmt
+refused "--staged belongs to ll" ht --staged
+refused "--nodes is 9; expected at most the number of ranks, 8" ll --nodes 9
+refused "--nodes is 3; 4 ranks with 2 per node are 2 nodes" ll --ranks 4 --nodes 3
+refused "--net is 'tcp', but one node needs no network" ll --net tcp
+refused "--net: " ll --nodes 2 --net pigeons
+refused "--iters 0 measures nothing" ll --iters 0
+refused "--overlap belongs to --replays" ll --overlap
+refused "--expect-zero-copy belongs to ht with --plain-memory" ht --expect-zero-copy
+refused "--dtype fp8-input is only measured" ht --dtype fp8-input --check
+refused "--vs compares times between barriers" ht --timing events --vs mpi
+refused "--vs is 'ucx'; expected mpi or ofi" ht --vs ucx
+refused "--ranks times --tokens times --topk" ht --ranks 1024 --tokens 1000000
+refused "unknown option '--rank' (did you mean '--ranks'?)" ll --rank 4
+refused "unknown option '--np' (did you mean '--ranks'?)" ll --np 4
+refused "unknown option '--token' (did you mean '--tokens'?)" ll --token 4
+refused "unexpected argument 'extra'" ll extra
+EPX_MODULE_DIR=$work refused "--device cuda: no CUDA device module here" ll "${small[@]}" --device cuda
+says "and what to do" "EPX_MODULE_DIR"
+EPX_MODULE_DIR=$work expect 2 "the ring without the module" ring --device hip && says "is told, too" "no HIP device module here"
+
+# The table of docs/bench.md is the one that --help prints.
+"$epx" bench --help=markdown >"$work/out"
+[ "$(wc -l <"$work/out")" -gt 20 ] || fail "no table"
+while IFS= read -r row; do
+    grep -qxF -- "$row" "$root/docs/bench.md" || fail "docs/bench.md lacks: $row"
+done <"$work/out"
 
 if [ -x "$(dirname "$epx")/epx-mpi-baseline" ] && command -v mpirun >/dev/null; then
     for shape in "ll" "ll --layout rank" "ht" "ht --layout expert --align 8" "ht --dtype fp8"; do

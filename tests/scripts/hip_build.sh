@@ -67,7 +67,7 @@ else
     grep -q "libepx_hip.so can be opened" "$work/out" && echo "ok: doctor opens it" || { cat "$work/out"; fail "doctor"; }
     EPX_MODULE_DIR=$work/nowhere timeout 60 "$epx" bench ll --device hip --ranks 2 --tokens 4 >"$work/out" 2>&1
     rc=$?
-    [ $rc -eq 2 ] && grep -q "device hip: cannot open its module" "$work/out" && echo "ok: refused without the module" ||
+    [ $rc -eq 2 ] && grep -q "no HIP device module here" "$work/out" && echo "ok: refused without the module" ||
         { cat "$work/out"; fail "without the module: exit code $rc, expected 2 and the reason"; }
 fi
 echo "$failures failures"

@@ -58,6 +58,10 @@ for device in cuda hip; do
     try "$device: low latency, FP8" "$build/epx" bench ll "${small[@]}" --hidden 1408 --dtype fp8
     try "$device: low latency, LogFMT" "$build/epx" bench ll "${small[@]}" --hidden 1536 --logfmt
     try "$device: high throughput" "$build/epx" bench ht "${small[@]}" --hidden 1400
+    try "$device: high throughput by the clock" "$build/epx" bench ht "${small[@]}" --hidden 1024 --timing wall
+    try "$device: ranks as threads, fp8 input" "$build/epx" bench ht --device $device --ranks 2 --tokens 9 --experts 12 --hidden 1024 \
+        --iters 2 --threads --dtype fp8-input
+    try "$device: replays, staged" "$build/epx" bench ll --device $device --ranks 2 --tokens 5 --experts 12 --hidden 512 --replays 4 --staged --overlap
     for mode in ll ht; do
         try "$device: two nodes, $mode" "$build/epx" bench $mode "${small[@]}" --nodes 2 --ranks 4 --hidden 1024
     done

@@ -13,6 +13,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,6 +23,10 @@
 #include "bench_ofi.h"
 #include "commands.h"
 #include "net/name.h"
+#include "progress.h"
+#include "util/clock.h"
+
+enum { LATER_MS = 2000, END_PATIENCE_MS = 10000, FAILED_PATIENCE_MS = 1000 };
 
 struct driver {
     const struct bench_options *options;
@@ -30,6 +35,8 @@ struct driver {
     pid_t pid[BENCH_TEAMS]; /* 0 = not started */
     int mpi_log;            /* what mpirun said */
     struct bench_report report;
+    char what[64]; /* what is done just now; "": the ranks know */
+    int rounds_done;
 };
 
 static const char *const team_names[BENCH_TEAMS] = {"EPX", "MPI"};
@@ -46,15 +53,52 @@ static int team_lost(struct driver *c, int team)
     return 1;
 }
 
-/* Gives a command to a team and waits until it is done. 0 or -1. */
+/* Shows how far the run is. Rounds are most of it; with --timing events the ranks say what they do. */
+static void show_progress(const struct driver *c)
+{
+    static const char *const stages[] = {"starting ranks", "checking", "capturing graphs", "measuring", "replaying"};
+    const int rounds = c->report.rounds;
+
+    if (c->what[0] == '\0')
+        progress_show("epx bench", -1, "%s", stages[__atomic_load_n(&c->shm->stage, __ATOMIC_RELAXED)]);
+    else
+        progress_show("epx bench", rounds > 0 ? 100.0 * c->rounds_done / rounds : 0, "%s", c->what);
+}
+
+static void say(struct driver *c, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void say(struct driver *c, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(c->what, sizeof(c->what), format, args);
+    va_end(args);
+    show_progress(c);
+}
+
+/* Gives a command to a team and waits until it is done, as long as its ranks make progress. 0 or -1. */
 static int drive(struct driver *c, enum bench_team_id team, const struct bench_command *command)
 {
+    /* The ranks' own deadlines come first: their messages say more. */
+    const uint64_t limit = ((uint64_t)c->options->config.timeout_ms + LATER_MS) * 1000000u;
+    uint64_t seen, now, last = clock_ns();
     int done;
 
     bench_shm_order(c->shm, team, command);
-    while ((done = bench_shm_poll_done(c->shm, team, 100)) == 0)
+    seen = bench_shm_progress(c->shm, team);
+    while ((done = bench_shm_poll_done(c->shm, team, 100)) == 0) {
+        show_progress(c);
         if (team_lost(c, (int)team))
             return -1;
+        now = clock_ns();
+        if (bench_shm_progress(c->shm, team) != seen) {
+            seen = bench_shm_progress(c->shm, team);
+            last = now;
+        } else if (now - last > limit) {
+            bench_shm_fail_late(c->shm, team, c->options->config.timeout_ms + LATER_MS);
+            return -1;
+        }
+    }
     return done > 0 ? 0 : -1;
 }
 
@@ -72,7 +116,7 @@ static int drive_check(struct driver *c, uint64_t seed, int teams)
 {
     struct bench_command command = {.seed = seed, .iters = 1, .first = -1, .verify = c->options->check};
 
-    bench_progress("epx bench: %s, seed %llu", c->options->check ? "checking" : "warming up", (unsigned long long)seed);
+    say(c, "%s, seed %llu", c->options->check ? "checking" : "warming up", (unsigned long long)seed);
     if (drive(c, BENCH_EPX, &command) != 0)
         return -1;
     if (teams < 2)
@@ -144,8 +188,7 @@ static int drive_mpi_round(struct driver *c, int round, struct bench_command *co
     const int variants = mpi_variants(&c->shm->team[BENCH_MPI]);
 
     for (command->variant = 0; command->variant < variants; command->variant++) {
-        bench_progress("epx bench: round %d of %d, MPI variant %d of %d", round + 1, c->report.rounds,
-                       command->variant + 1, variants);
+        say(c, "round %d of %d, MPI variant %d of %d", round + 1, c->report.rounds, command->variant + 1, variants);
         if (drive(c, BENCH_MPI, command) != 0)
             return -1;
     }
@@ -158,9 +201,9 @@ static int drive_round(struct driver *c, int round, int first, int iters)
     struct bench_command command = {.seed = o->config.seed, .warmup = o->warmup, .iters = iters, .first = first};
     int last = first + iters == o->iters;
 
-    bench_progress("epx bench: round %d of %d, memcpy", round + 1, c->report.rounds);
+    say(c, "round %d of %d, memcpy", round + 1, c->report.rounds);
     measure_memcpy(&c->report);
-    bench_progress("epx bench: round %d of %d, EPX", round + 1, c->report.rounds);
+    say(c, "round %d of %d, EPX", round + 1, c->report.rounds);
     command.verify = o->check && last;
     if (drive(c, BENCH_EPX, &command) != 0)
         return -1;
@@ -169,7 +212,7 @@ static int drive_round(struct driver *c, int round, int first, int iters)
         return -1;
     if (!o->vs_ofi)
         return 0;
-    bench_progress("epx bench: round %d of %d, fi_write", round + 1, c->report.rounds);
+    say(c, "round %d of %d, fi_write", round + 1, c->report.rounds);
     return measure_ofi(c, iters);
 }
 
@@ -186,9 +229,23 @@ static int drive_all(struct driver *c)
 
         if (drive_round(c, round, first, next - first) != 0)
             return -1;
+        c->rounds_done++;
         first = next;
     }
     return o->check ? drive_check(c, o->config.seed + 1, 1) : 0;
+}
+
+/* --timing events and --replays: the ranks do everything by themselves. */
+static int drive_events(struct driver *c)
+{
+    const struct bench_command command = {.seed = c->options->config.seed};
+
+    return drive(c, BENCH_EPX, &command);
+}
+
+static int is_events(const struct driver *c)
+{
+    return c->options->config.events || c->options->config.replays > 0;
 }
 
 static int start_teams(struct driver *c)
@@ -218,9 +275,15 @@ static void end_teams(struct driver *c)
     for (team = 0; team < BENCH_TEAMS; team++)
         if (c->pid[team] > 0)
             bench_shm_order(c->shm, (enum bench_team_id)team, &quit);
-    for (team = 0; team < BENCH_TEAMS; team++)
-        if (c->pid[team] > 0)
-            bench_team_end(c->pid[team]);
+    for (team = 0; team < BENCH_TEAMS; team++) {
+        const int failed = bench_shm_stopped(c->shm);
+        const int code =
+            c->pid[team] > 0 ? bench_team_end(c->pid[team], failed ? FAILED_PATIENCE_MS : END_PATIENCE_MS) : 0;
+
+        /* A rank that crashes while it ends makes the run a failure, too. */
+        if (!failed && code != 0 && team == BENCH_EPX)
+            bench_shm_fail(c->shm, BENCH_ERROR, "the EPX ranks were measured, but ended with exit code %d", code);
+    }
 }
 
 /* mpirun's words, when they may explain a failure. */
@@ -245,7 +308,19 @@ static void fill_rows(struct driver *c)
         bench_row_fill(&r->rows[r->nrows++], c->shm, (enum bench_op)op, r);
 }
 
-/* Says what failed; the exit code. */
+static void print_report(struct driver *c)
+{
+    struct bench_report *r = &c->report;
+
+    if (is_events(c)) {
+        (c->options->json ? bench_event_report_json : bench_event_report_table)(r);
+        return;
+    }
+    fill_rows(c);
+    (c->options->json ? bench_report_json : bench_report_table)(r);
+}
+
+/* Prints what failed; the exit status. */
 static int report_failure(struct driver *c)
 {
     struct bench_shm *shm = c->shm;
@@ -255,10 +330,9 @@ static int report_failure(struct driver *c)
         show_mpi_log(c->mpi_log);
     if (shm->failure == BENCH_MISMATCH && c->options->json) {
         c->report.failed = 1;
-        fill_rows(c);
-        bench_report_json(&c->report);
+        print_report(c);
     }
-    return shm->failure == BENCH_UNSUPPORTED ? BENCH_EXIT_USAGE : BENCH_EXIT_FAILED;
+    return shm->failure == BENCH_UNSUPPORTED ? EXIT_USAGE : EXIT_FAILED;
 }
 
 static int run(struct driver *c)
@@ -269,24 +343,19 @@ static int run(struct driver *c)
     bench_work_traffic(&c->options->config, c->options->config.seed, &r->traffic);
     if (c->options->vs_ofi)
         begin_ofi(c);
-    bench_progress("epx bench: starting %d ranks", c->options->config.ranks);
     if (start_teams(c) == 0)
-        drive_all(c);
+        (void)(is_events(c) ? drive_events : drive_all)(c);
     else if (c->shm != NULL)
         bench_shm_fail(c->shm, BENCH_UNSUPPORTED, "nothing was measured");
     if (c->shm == NULL)
-        return BENCH_EXIT_FAILED;
+        return EXIT_FAILED;
     end_teams(c);
-    bench_progress_end();
+    progress_end();
     r->shm = c->shm;
     if (bench_shm_stopped(c->shm))
         return report_failure(c);
-    fill_rows(c);
-    if (c->options->json)
-        bench_report_json(r);
-    else
-        bench_report_table(r);
-    return BENCH_EXIT_OK;
+    print_report(c);
+    return EXIT_OK;
 }
 
 int cmd_bench(int argc, char **argv)
@@ -297,10 +366,10 @@ int cmd_bench(int argc, char **argv)
 
     if (argc > 1 && strcmp(argv[1], "ring") == 0)
         return bench_ring(argc - 1, argv + 1);
+    if (argc == 4 && strcmp(argv[1], "--worker") == 0) /* started by bench_team.c */
+        return bench_worker(argv[2], atoi(argv[3]));
     parsed = bench_options_parse(&options, argc, argv);
     if (parsed != 0)
-        return parsed > 0 ? BENCH_EXIT_OK : BENCH_EXIT_USAGE;
-    if (options.worker != NULL)
-        return bench_worker(options.worker);
+        return parsed > 0 ? EXIT_OK : EXIT_USAGE;
     return run(&driver);
 }

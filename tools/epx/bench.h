@@ -5,11 +5,14 @@
  *      bench.c          the driver: starts the teams, gives rounds to them in turn, collects
  *      bench_options.c  the command line
  *      bench_team.c     starting and ending EPX's ranks and mpirun
- *      bench_worker.c   one EPX rank; bench_ll.c and bench_ht.c have its operations
+ *      bench_worker.c   one EPX rank, a process or a thread
+ *      bench_ops.c      its operations
+ *      bench_events.c   --timing events: time stamps of the device, graphs
+ *      bench_replay.c   --replays: one graph with changing routing, checked
  *      bench_ofi.c      a loop around fi_write: the baseline of --vs ofi
  *      bench_stats.c    percentiles, bandwidths; bench_memcpy.c the ceiling
  *      bench_ring.c     `epx bench ring`, which has nothing to do with the others
- *      bench_report.c   the table, the JSON lines, the progress line
+ *      bench_report.c   the table and the JSON lines; bench_event_report.c those of --timing events
  *
  * The ranks' side of the measurement (shared memory, timed loop, data, check) is in tests/lib/, shared with the MPI baseline.
  */
@@ -19,16 +22,14 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "commands.h"
 #include "tests/lib/bench_work.h"
 #include "tests/lib/bench_shm.h"
 
-enum { BENCH_EXIT_OK = 0, BENCH_EXIT_FAILED = 1, BENCH_EXIT_USAGE = 2 };
-
 struct bench_options {
     struct bench_config config;
-    int iters, warmup;
-    int check, json, vs_mpi, vs_ofi;
-    const char *worker; /* path of the shared memory, for a rank that the driver started */
+    int32_t iters, warmup, timing;
+    int32_t check, json, vs_mpi, vs_ofi;
 };
 
 /* 0, 1 when only help was asked for (and given), or -1 after a message. */
@@ -37,6 +38,7 @@ const char *bench_mode_name(const struct bench_config *config);
 const char *bench_layout_name(const struct bench_config *config);
 const char *bench_routing_name(const struct bench_config *config);
 const char *bench_device_name(const struct bench_config *config);
+const char *bench_dtype_name(const struct bench_config *config);
 
 /* ---- Teams */
 
@@ -46,11 +48,13 @@ pid_t bench_team_start_epx(const struct bench_config *config, const char *shm_pa
 pid_t bench_team_start_mpi(const struct bench_config *config, const char *shm_path, int log_fd);
 /* Has it ended? Its exit code (128 + signal), or -1 while it runs. */
 int bench_team_poll(pid_t pid);
-/* Waits, then asks, then insists. */
-void bench_team_end(pid_t pid);
+/* Waits up to patience_ms, then sends SIGTERM, then SIGKILL. Its exit code, or -1 when that is not known. */
+int bench_team_end(pid_t pid, int patience_ms);
+/* Waits for a child up to limit_ms, then kills it. 0 when it returned 0, else -1. */
+int bench_wait_child(pid_t pid, int limit_ms);
 
-/* One EPX rank; an exit code. The error is in the shared memory. */
-int bench_worker(const char *shm_path);
+/* One EPX rank, or (threads > 0) all of them as threads; an exit status. The error is in the shared memory. */
+int bench_worker(const char *shm_path, int threads);
 
 /* `epx bench ring`; an exit code. */
 int bench_ring(int argc, char **argv);
@@ -111,8 +115,14 @@ struct bench_report {
 const char *bench_op_name(enum bench_op op);
 void bench_report_table(const struct bench_report *report);
 void bench_report_json(const struct bench_report *report);
-/* On a terminal only; NULL ends the line. */
-void bench_progress(const char *format, ...) __attribute__((format(printf, 1, 2)));
-void bench_progress_end(void);
+/* --timing events. */
+void bench_event_report_table(const struct bench_report *report);
+void bench_event_report_json(const struct bench_report *report);
+/* Parts of both: the lines above a table, and the end of a JSON object. */
+void bench_report_configuration(const struct bench_report *report);
+void bench_report_json_shape(const struct bench_report *report);
+/* Bytes that an operation moves, counted as pairs or as what is sent. */
+void bench_row_moved(const struct bench_config *config, const struct bench_traffic *traffic, enum bench_op op,
+                     double *logical, double *wire);
 
 #endif

@@ -10,7 +10,6 @@ before each round, so that the ceiling has the same chances as the operations th
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "bench.h"
@@ -21,6 +20,7 @@ before each round, so that the ceiling has the same chances as the operations th
 #define SPANS 4
 #define SPAN_NS 40000000u
 #define START_NS 1000000000u
+#define CHILD_MS 30000 /* a process that is stopped does not hang the benchmark */
 
 struct copies {
     uint32_t ready;
@@ -128,7 +128,7 @@ double bench_memcpy_ceiling(int *processes)
     struct copies *shared = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     pid_t pids[LIMIT];
     double result = 0;
-    int i, n, status, good = 1;
+    int i, n, good = 1;
 
     if (shared == MAP_FAILED)
         return 0;
@@ -138,7 +138,7 @@ double bench_memcpy_ceiling(int *processes)
     for (i = 0; i < n; i++) {
         if (!good)
             kill(pids[i], SIGKILL);
-        if (waitpid(pids[i], &status, 0) != pids[i] || status != 0)
+        if (bench_wait_child(pids[i], CHILD_MS) != 0)
             good = 0;
     }
     if (good)

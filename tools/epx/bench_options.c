@@ -1,105 +1,153 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <errno.h>
-#include <getopt.h>
+/* The command line of `epx bench ll|ht`: the table of options, and which of them go together. */
 #include <limits.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "bench.h"
 #include "commands.h"
+#include "device/module.h"
 #include "net/name.h"
+#include "options.h"
 
-static const char usage_text[] = "usage: epx bench ll|ht [options]\n"
-                                 "       epx bench ring [options]   (epx bench ring --help)\n"
-                                 "\n"
-                                 "Measures dispatch and combine: ll = low latency, ht = high throughput.\n"
-                                 "\n"
-                                 "  --ranks R       ranks to start on this machine               (8)\n"
-                                 "  --nodes N       nodes that they pretend to be on             (1)\n"
-                                 "  --tokens T      tokens per rank                              (ll 128, ht 512)\n"
-                                 "  --hidden H      elements of a token                          (7168)\n"
-                                 "  --topk K        experts per token                            (8)\n"
-                                 "  --experts E     experts in all                               (256)\n"
-                                 "  --dtype D       dispatch in bf16, or cast to fp8             (bf16)\n"
-                                 "  --routing X     uniform, zipf or hot                         (uniform)\n"
-                                 "  --layout X      ll: expert or rank; ht: flat or expert       (ll expert, ht flat)\n"
-                                 "  --align A       ht, expert layout: rows of a zone            (1)\n"
-                                 "  --device D      auto, cpu, cuda or hip                       (cpu)\n"
-                                 "  --net X         network: tcp, shm, ofi:PROVIDER, verbs, ...  (auto)\n"
-                                 "  --agents A      agents per operation                         (automatic)\n"
-                                 "  --logfmt        ll: combine sends LogFMT-10\n"
-                                 "  --plain-memory  tensors in ordinary memory, not epx_alloc's\n"
-                                 "  --iters I       timed iterations                             (50)\n"
-                                 "  --warmup W      untimed ones before every round              (2)\n"
-                                 "  --seed S        of routing and data                          (1)\n"
-                                 "  --check         compare results with the oracle; a mismatch makes the exit code 1\n"
-                                 "  --vs mpi        the same work on MPI, in turns with EPX\n"
-                                 "  --vs ofi        between nodes: the same bytes by a plain loop around fi_write\n"
-                                 "  --json          one object per line instead of a table\n"
-                                 "\n"
-                                 "docs/bench.md says what the columns mean.\n";
+enum { TIMING_AUTO, TIMING_WALL, TIMING_EVENTS, ROW_ALIGN = 16, SCALE_BLOCK = 128, MOST_AGENTS = 1024 };
+#define DEFAULT_TIMEOUT_MS 120000
 
-enum option_id {
-    OPT_RANKS = 256,
-    OPT_NODES,
-    OPT_TOKENS,
-    OPT_HIDDEN,
-    OPT_TOPK,
-    OPT_EXPERTS,
-    OPT_DTYPE,
-    OPT_ROUTING,
-    OPT_LAYOUT,
-    OPT_ALIGN,
-    OPT_DEVICE,
-    OPT_NET,
-    OPT_AGENTS,
-    OPT_LOGFMT,
-    OPT_PLAIN,
-    OPT_ITERS,
-    OPT_WARMUP,
-    OPT_SEED,
-    OPT_CHECK,
-    OPT_VS,
-    OPT_JSON,
-    OPT_WORKER
-};
-
-static const struct option long_options[] = {
-    {"ranks", required_argument, NULL, OPT_RANKS},   {"nodes", required_argument, NULL, OPT_NODES},
-    {"tokens", required_argument, NULL, OPT_TOKENS}, {"hidden", required_argument, NULL, OPT_HIDDEN},
-    {"topk", required_argument, NULL, OPT_TOPK},     {"experts", required_argument, NULL, OPT_EXPERTS},
-    {"dtype", required_argument, NULL, OPT_DTYPE},   {"routing", required_argument, NULL, OPT_ROUTING},
-    {"layout", required_argument, NULL, OPT_LAYOUT}, {"align", required_argument, NULL, OPT_ALIGN},
-    {"device", required_argument, NULL, OPT_DEVICE}, {"net", required_argument, NULL, OPT_NET},
-    {"agents", required_argument, NULL, OPT_AGENTS}, {"logfmt", no_argument, NULL, OPT_LOGFMT},
-    {"plain-memory", no_argument, NULL, OPT_PLAIN},  {"iters", required_argument, NULL, OPT_ITERS},
-    {"warmup", required_argument, NULL, OPT_WARMUP}, {"seed", required_argument, NULL, OPT_SEED},
-    {"check", no_argument, NULL, OPT_CHECK},         {"vs", required_argument, NULL, OPT_VS},
-    {"json", no_argument, NULL, OPT_JSON},           {"help", no_argument, NULL, 'h'},
-    {"worker", required_argument, NULL, OPT_WORKER}, {NULL, 0, NULL, 0},
-};
-
-struct choice {
-    const char *name;
-    int value;
-};
-
-static const struct choice dtypes[] = {{"bf16", 0}, {"fp8", 1}, {NULL, 0}};
-static const struct choice routings[] = {
+static const struct option_choice dtypes[] = {
+    {"bf16", BENCH_BF16}, {"fp8", BENCH_FP8_CAST}, {"fp8-input", BENCH_FP8_INPUT}, {NULL, 0}};
+static const struct option_choice routings[] = {
     {"uniform", WORKLOAD_UNIFORM}, {"zipf", WORKLOAD_ZIPF}, {"hot", WORKLOAD_HOT}, {NULL, 0}};
-static const struct choice devices[] = {
+static const struct option_choice devices[] = {
     {"auto", EPX_DEVICE_AUTO}, {"cpu", EPX_DEVICE_CPU}, {"cuda", EPX_DEVICE_CUDA}, {"hip", EPX_DEVICE_HIP}, {NULL, 0}};
-static const struct choice ll_layouts[] = {{"expert", EPX_EXPERT_MAJOR}, {"rank", EPX_RANK_MAJOR}, {NULL, 0}};
-static const struct choice ht_layouts[] = {{"flat", EPX_FLAT}, {"expert", EPX_EXPERT_MAJOR}, {NULL, 0}};
+static const struct option_choice layouts[] = {
+    {"expert", EPX_EXPERT_MAJOR}, {"rank", EPX_RANK_MAJOR}, {"flat", EPX_FLAT}, {NULL, 0}};
+static const struct option_choice timings[] = {{"wall", TIMING_WALL}, {"events", TIMING_EVENTS}, {NULL, 0}};
 
-static const char *name_of(const struct choice *choices, int value)
-{
-    for (; choices->name != NULL; choices++)
-        if (choices->value == value)
-            return choices->name;
-    return "?";
-}
+static int set_net(void *target, const char *text);
+static int set_vs(void *target, const char *text);
+
+#define CONFIG(name) offsetof(struct bench_options, config.name)
+#define FIELD(name) offsetof(struct bench_options, name)
+#define TITLE(text)                        \
+    {                                      \
+        .kind = OPTION_TITLE, .help = text \
+    }
+#define FLAG(NAME, OFFSET, HELP)                                          \
+    {                                                                     \
+        .name = NAME, .kind = OPTION_FLAG, .help = HELP, .offset = OFFSET \
+    }
+#define INT(NAME, VALUE, OFFSET, LOW, HIGH, DEFAULT, HELP)                                                     \
+    {                                                                                                          \
+        .name = NAME, .kind = OPTION_INT, .value = VALUE, .help = HELP, .fallback = DEFAULT, .offset = OFFSET, \
+        .low = LOW, .high = HIGH                                                                               \
+    }
+#define CHOICE(NAME, VALUE, OFFSET, CHOICES, DEFAULT, HELP)                                                       \
+    {                                                                                                             \
+        .name = NAME, .kind = OPTION_CHOICE, .value = VALUE, .help = HELP, .fallback = DEFAULT, .offset = OFFSET, \
+        .choices = CHOICES                                                                                        \
+    }
+
+static const struct option_spec specs[] = {
+    TITLE("Shape of the work:"),
+    {.name = "ranks",
+     .letter = 'n',
+     .kind = OPTION_INT,
+     .value = "N",
+     .help = "ranks to start on this machine",
+     .fallback = "8",
+     .offset = CONFIG(ranks),
+     .low = 1,
+     .high = LAUNCH_MAX_RANKS,
+     .hints = "np nproc nprocs ntasks num-ranks"},
+    INT("nodes", "N", CONFIG(nodes), 1, LAUNCH_MAX_RANKS, "1",
+        "split the ranks into N nodes, which reach each other only by the network"),
+    INT("tokens", "N", CONFIG(tokens), 1, 1 << 20, "ll 128, ht 512", "tokens per rank"),
+    INT("hidden", "N", CONFIG(hidden), 8, 1 << 20, "7168", "elements of a token, a multiple of 8"),
+    INT("topk", "K", CONFIG(topk), 1, EPX_MAX_TOPK, "8", "experts per token"),
+    INT("experts", "N", CONFIG(experts), 1, 1 << 16, "256", "experts of all ranks together"),
+    CHOICE("dtype", "TYPE", CONFIG(fp8), dtypes, "bf16",
+           "rows of dispatch: bf16; fp8, cast by dispatch;\nfp8-input, given as fp8"),
+    CHOICE("layout", "NAME", CONFIG(layout), layouts, "ll expert, ht flat",
+           "of the received rows; ll: expert or rank; ht: flat or expert"),
+    INT("align", "N", CONFIG(alignment), 1, 1 << 16, "1",
+        "ht with --layout expert: rows of an expert start at multiples of N"),
+    CHOICE("routing", "NAME", CONFIG(routing), routings, "uniform",
+           "which experts tokens choose: uniform, zipf or hot"),
+    {.name = "seed",
+     .kind = OPTION_U64,
+     .value = "N",
+     .help = "seed of routing and data",
+     .fallback = "1",
+     .offset = CONFIG(seed),
+     .high = INT64_MAX},
+    TITLE("Where it runs:"),
+    CHOICE("device", "NAME", CONFIG(device), devices, "cpu", "auto (EPX_DEVICE, else cpu), cpu, cuda or hip"),
+    {.name = "net",
+     .kind = OPTION_CALL,
+     .value = "NAME",
+     .help = "network between nodes: auto, tcp, shm, verbs, ofi or\nofi:PROVIDER (epx doctor lists them)",
+     .fallback = "auto",
+     .call = set_net,
+     .hints = "network provider"},
+    INT("agents", "N", CONFIG(agents), 1, MOST_AGENTS, "automatic",
+        "CPU threads, or GPU warps, per operation of a rank"),
+    FLAG("threads", CONFIG(threads), "ranks are threads of one process, instead of processes"),
+    FLAG("plain-memory", CONFIG(plain_memory), "tensors in ordinary memory, not in that of epx_alloc"),
+    {.name = "timeout",
+     .kind = OPTION_SECONDS,
+     .value = "SECONDS",
+     .help = "deadline of every wait: of the group's operations,\nand for ranks that stop making progress",
+     .fallback = "120; groups EPX_TIMEOUT_MS",
+     .offset = CONFIG(timeout_ms),
+     .low = 1,
+     .high = 1000000000},
+    TITLE("What is done:"),
+    FLAG("check", FIELD(check), "compare all results with the oracle; exit status 1 if one differs"),
+    INT("iters", "N", FIELD(iters), 0, BENCH_MAX_ITERS, "50", "timed iterations; 0 with --check: only check"),
+    INT("warmup", "N", FIELD(warmup), 0, BENCH_MAX_ITERS, "2", "untimed iterations before each round"),
+    CHOICE("timing", "HOW", FIELD(timing), timings, "wall; on a GPU events",
+           "wall: from a barrier until the last rank has finished;\nevents: each rank by time stamps of its device, in "
+           "a graph"),
+    FLAG("logfmt", CONFIG(logfmt), "ll: rows of combine travel as LogFMT-10"),
+    FLAG("staged", CONFIG(staged), "ll: send and receive halves apart (send_only, epx_complete)"),
+    {.name = "vs",
+     .kind = OPTION_CALL,
+     .value = "BASELINE",
+     .help = "compare in the same run with mpi: the same work on MPI;\nofi: the same bytes by a loop around fi_write",
+     .call = set_vs},
+    INT("replays", "N", CONFIG(replays), 1, 1000000, NULL,
+        "do not measure: replay one graph N times with changing\nrouting, and check every result"),
+    FLAG("overlap", CONFIG(overlap), "with --replays: copies on another stream meanwhile"),
+    FLAG("expect-zero-copy", CONFIG(zero_copy),
+         "with --plain-memory: fail if combine copies rows before\nother ranks read them"),
+    TITLE("Output:"),
+    FLAG("json", FIELD(json), "one JSON object per operation instead of a table"),
+};
+
+static const struct option_table table = {
+    .program = "epx bench",
+    .usage = "epx bench ll [options]    low latency: decoding, some hundred tokens per rank\n"
+             "epx bench ht [options]    high throughput: prefill and training, thousands of tokens\n"
+             "epx bench ring [options]  the way of commands from a device to its proxies",
+    .about =
+        "Starts ranks on this machine and measures dispatch (tokens to their experts) and combine (results back).\n"
+        "With --check every result of every rank is compared with a reference computed beforehand.",
+    .notes =
+        "Examples:\n"
+        "  epx bench ll --check                         8 ranks, checked, a table\n"
+        "  epx bench ht --tokens 4096 --dtype fp8 --json\n"
+        "  epx bench ht --nodes 2 --net tcp --vs ofi    through proxies and TCP, beside plain libfabric\n"
+        "  epx bench ll --device cuda --dtype fp8       kernel times on the GPUs of this machine\n"
+        "\n"
+        "Exit status: 0 success; 1 a check or an operation failed; 2 a wrong command line, or something that this\n"
+        "build or machine cannot do. docs/bench.md explains the columns.\n",
+    .specs = specs,
+    .count = (int)(sizeof(specs) / sizeof(specs[0])),
+};
+
+static const char *const program = "epx bench";
 
 const char *bench_mode_name(const struct bench_config *config)
 {
@@ -108,257 +156,221 @@ const char *bench_mode_name(const struct bench_config *config)
 
 const char *bench_layout_name(const struct bench_config *config)
 {
-    return name_of(config->mode == EPX_LOW_LATENCY ? ll_layouts : ht_layouts, config->layout);
+    return option_choice_name(layouts, config->layout);
 }
 
 const char *bench_routing_name(const struct bench_config *config)
 {
-    return name_of(routings, config->routing);
+    return option_choice_name(routings, config->routing);
 }
 
 const char *bench_device_name(const struct bench_config *config)
 {
-    return name_of(devices, config->device);
+    return option_choice_name(devices, config->device);
 }
 
-static int parse_choice(const char *option, const struct choice *choices, const char *text, int32_t *value)
+const char *bench_dtype_name(const struct bench_config *config)
 {
-    const struct choice *c;
-
-    for (c = choices; c->name != NULL; c++)
-        if (strcmp(c->name, text) == 0) {
-            *value = c->value;
-            return 0;
-        }
-    fprintf(stderr, "epx bench: --%s is '%s'; expected", option, text);
-    for (c = choices; c->name != NULL; c++)
-        fprintf(stderr, "%s %s", c == choices ? "" : c[1].name == NULL ? " or" : ",", c->name);
-    fprintf(stderr, "\n");
-    return -1;
+    return option_choice_name(dtypes, config->fp8);
 }
 
-static int parse_int(const char *option, const char *text, int low, int high, int32_t *value)
+static int set_net(void *target, const char *text)
 {
-    char *end;
-    long n;
-
-    errno = 0;
-    n = strtol(text, &end, 10);
-    if (errno != 0 || end == text || *end != '\0' || n < low || n > high) {
-        fprintf(stderr, "epx bench: --%s is '%s'; expected a number from %d to %d\n", option, text, low, high);
-        return -1;
-    }
-    *value = (int32_t)n;
-    return 0;
-}
-
-static int parse_seed(const char *text, uint64_t *seed)
-{
-    char *end;
-
-    errno = 0;
-    *seed = strtoull(text, &end, 0);
-    if (errno == 0 && end != text && *end == '\0')
-        return 0;
-    fprintf(stderr, "epx bench: --seed is '%s'; expected a number\n", text);
-    return -1;
-}
-
-static int parse_net(const char *text, char *net, size_t bytes)
-{
+    struct bench_config *c = &((struct bench_options *)target)->config;
     struct net_name name;
 
     if (strcmp(text, "auto") == 0)
         text = "";
-    if (text[0] != '\0' && net_name_parse(text, &name) != EPX_OK) {
-        fprintf(stderr, "epx bench: --net: %s\n", epx_last_error());
-        return -1;
-    }
-    if (strlen(text) >= bytes) {
-        fprintf(stderr, "epx bench: --net is '%s'; expected at most %zu characters\n", text, bytes - 1);
-        return -1;
-    }
-    memcpy(net, text, strlen(text) + 1);
+    if (strlen(text) >= sizeof(c->net))
+        return options_complain(program, "--net is '%s'; expected at most %zu characters", text, sizeof(c->net) - 1);
+    if (text[0] != '\0' && net_name_parse(text, &name) != EPX_OK)
+        return options_complain(program, "--net: %s", epx_last_error());
+    memcpy(c->net, text, strlen(text) + 1);
     return 0;
 }
 
 /* May be given once for each. */
-static int parse_vs(const char *text, struct bench_options *o)
+static int set_vs(void *target, const char *text)
 {
-    static const struct choice baselines[] = {{"mpi", 1}, {"ofi", 2}, {NULL, 0}};
-    int32_t which;
+    struct bench_options *o = target;
 
-    if (parse_choice("vs", baselines, text, &which) != 0)
-        return -1;
-    if (which == 1)
+    if (strcmp(text, "mpi") == 0)
         o->vs_mpi = 1;
-    else
+    else if (strcmp(text, "ofi") == 0)
         o->vs_ofi = 1;
+    else
+        return options_complain(program, "--vs is '%s'; expected mpi or ofi", text);
     return 0;
 }
 
-/* Options about the shape of the work. 1 = not one of them. */
-static int parse_shape(struct bench_config *c, int id, const char *name, const char *arg)
-{
-    switch (id) {
-    case OPT_RANKS:
-        return parse_int(name, arg, 1, LAUNCH_MAX_RANKS, &c->ranks);
-    case OPT_NODES:
-        return parse_int(name, arg, 1, LAUNCH_MAX_RANKS, &c->nodes);
-    case OPT_TOKENS:
-        return parse_int(name, arg, 1, 1 << 20, &c->tokens);
-    case OPT_HIDDEN:
-        return parse_int(name, arg, 8, 1 << 20, &c->hidden);
-    case OPT_TOPK:
-        return parse_int(name, arg, 1, EPX_MAX_TOPK, &c->topk);
-    case OPT_EXPERTS:
-        return parse_int(name, arg, 1, 1 << 16, &c->experts);
-    case OPT_DTYPE:
-        return parse_choice(name, dtypes, arg, &c->fp8);
-    case OPT_ROUTING:
-        return parse_choice(name, routings, arg, &c->routing);
-    case OPT_ALIGN:
-        return parse_int(name, arg, 1, 1 << 16, &c->alignment);
-    default:
-        return 1;
-    }
-}
-
-/* The other ones. */
-static int parse_rest(struct bench_options *o, int id, const char *name, const char *arg)
-{
-    struct bench_config *c = &o->config;
-
-    switch (id) {
-    case OPT_LAYOUT:
-        return parse_choice(name, c->mode == EPX_LOW_LATENCY ? ll_layouts : ht_layouts, arg, &c->layout);
-    case OPT_DEVICE:
-        return parse_choice(name, devices, arg, &c->device);
-    case OPT_NET:
-        return parse_net(arg, c->net, sizeof(c->net));
-    case OPT_AGENTS:
-        return parse_int(name, arg, 0, 4096, &c->agents);
-    case OPT_LOGFMT:
-        c->logfmt = 1;
-        return 0;
-    case OPT_PLAIN:
-        c->plain_memory = 1;
-        return 0;
-    case OPT_ITERS:
-        return parse_int(name, arg, 1, BENCH_MAX_ITERS, &o->iters);
-    case OPT_WARMUP:
-        return parse_int(name, arg, 0, BENCH_MAX_ITERS, &o->warmup);
-    case OPT_SEED:
-        return parse_seed(arg, &c->seed);
-    case OPT_CHECK:
-        o->check = 1;
-        return 0;
-    case OPT_VS:
-        return parse_vs(arg, o);
-    case OPT_JSON:
-        o->json = 1;
-        return 0;
-    case OPT_WORKER:
-        o->worker = arg;
-        return 0;
-    default:
-        return -1; /* getopt has said what is wrong */
-    }
-}
-
 /* The first word decides the defaults, so it is looked at first. */
-static int parse_mode(struct bench_options *o, const char *word)
+static int set_mode(struct bench_options *o, const char *word)
 {
-    static const struct choice modes[] = {{"ll", EPX_LOW_LATENCY}, {"ht", EPX_HIGH_THROUGHPUT}, {NULL, 0}};
-    const struct choice *mode = modes;
+    const int ll = strcmp(word, "ll") == 0;
 
-    while (mode->name != NULL && strcmp(mode->name, word) != 0)
-        mode++;
-    if (mode->name == NULL) {
-        fprintf(stderr, "epx bench: the mode is '%s'; expected ll, ht or ring (epx bench --help says more)\n", word);
-        return -1;
-    }
+    if (!ll && strcmp(word, "ht") != 0)
+        return options_complain(program, "the mode is '%s'; expected ll, ht or ring", word);
     o->iters = 50;
     o->warmup = 2;
-    o->config = (struct bench_config){.mode = mode->value,
-                                      .layout = mode->value == EPX_LOW_LATENCY ? EPX_EXPERT_MAJOR : EPX_FLAT,
+    o->config = (struct bench_config){.mode = ll ? EPX_LOW_LATENCY : EPX_HIGH_THROUGHPUT,
+                                      .layout = ll ? EPX_EXPERT_MAJOR : EPX_FLAT,
                                       .ranks = 8,
                                       .nodes = 1,
-                                      .tokens = mode->value == EPX_LOW_LATENCY ? 128 : 512,
+                                      .tokens = ll ? 128 : 512,
                                       .hidden = 7168,
                                       .topk = 8,
                                       .experts = 256,
-                                      .alignment = 1,
                                       .device = EPX_DEVICE_CPU,
-                                      .timeout_ms = 300000,
                                       .seed = 1};
+    return 0;
+}
+
+/* ---- Combinations ----------------------------------------------------------------------------------------------- */
+
+static int check_shape(const struct bench_config *c)
+{
+    const int per_node = bench_ranks_per_node(c);
+
+    if (c->hidden % 8 != 0)
+        return options_complain(program, "--hidden is %d; expected a multiple of 8, for rows in units of %d bytes",
+                                c->hidden, ROW_ALIGN);
+    if (c->fp8 != BENCH_BF16 && c->hidden % ROW_ALIGN != 0)
+        return options_complain(program, "--hidden is %d; expected a multiple of %d with --dtype %s", c->hidden,
+                                ROW_ALIGN, bench_dtype_name(c));
+    if (c->fp8 == BENCH_FP8_INPUT && c->hidden % SCALE_BLOCK != 0)
+        return options_complain(program, "--hidden is %d; expected a multiple of %d with --dtype fp8-input", c->hidden,
+                                SCALE_BLOCK);
+    if (c->topk > c->experts)
+        return options_complain(program, "--topk is %d; expected at most the number of experts, %d", c->topk,
+                                c->experts);
+    if (c->nodes > c->ranks)
+        return options_complain(program, "--nodes is %d; expected at most the number of ranks, %d", c->nodes, c->ranks);
+    if ((c->ranks + per_node - 1) / per_node != c->nodes)
+        return options_complain(program, "--nodes is %d; %d ranks with %d per node are %d nodes", c->nodes, c->ranks,
+                                per_node, (c->ranks + per_node - 1) / per_node);
+    if ((int64_t)c->ranks * c->tokens * c->topk > INT_MAX)
+        return options_complain(program, "--ranks times --tokens times --topk is %lld; expected at most %d",
+                                (long long)c->ranks * c->tokens * c->topk, INT_MAX);
+    return 0;
+}
+
+static int check_mode(const struct bench_config *c)
+{
+    const int ll = c->mode == EPX_LOW_LATENCY;
+
+    if (c->layout == (ll ? EPX_FLAT : EPX_RANK_MAJOR))
+        return options_complain(program, "--layout is '%s'; expected %s", bench_layout_name(c),
+                                ll ? "expert or rank with ll" : "flat or expert with ht");
+    if (c->alignment != 0 && (ll || c->layout != EPX_EXPERT_MAJOR))
+        return options_complain(program, "--align belongs to ht with --layout expert; got %s with --layout %s",
+                                bench_mode_name(c), bench_layout_name(c));
+    if (c->logfmt && !ll)
+        return options_complain(program, "--logfmt belongs to ll; got ht");
+    if (c->staged && !ll)
+        return options_complain(program, "--staged belongs to ll; got ht");
+    if (c->net[0] != '\0' && c->nodes < 2)
+        return options_complain(program, "--net is '%s', but one node needs no network; expected --nodes 2 or more",
+                                c->net);
+    return 0;
+}
+
+static int check_work(const struct bench_options *o)
+{
+    const struct bench_config *c = &o->config;
+
+    if (o->iters == 0 && !o->check && !c->replays)
+        return options_complain(program, "--iters 0 measures nothing; expected --check as well");
+    if (c->overlap && !c->replays)
+        return options_complain(program, "--overlap belongs to --replays");
+    if (c->fp8 == BENCH_FP8_INPUT && (o->check || c->replays))
+        return options_complain(program, "--dtype fp8-input is only measured; expected no --check and no --replays");
+    if (c->zero_copy && (!c->plain_memory || c->mode == EPX_LOW_LATENCY))
+        return options_complain(program, "--expect-zero-copy belongs to ht with --plain-memory");
+    if (c->zero_copy && !c->events && !c->replays)
+        return options_complain(program, "--expect-zero-copy belongs to --timing events or --replays");
+    if (c->replays && (o->vs_mpi || o->vs_ofi))
+        return options_complain(program, "--replays does not measure; expected no --vs");
+    if (o->vs_mpi && c->threads)
+        return options_complain(program, "--vs mpi compares processes; expected no --threads");
+    return 0;
+}
+
+/* Time stamps say what the device does; the baselines have none. */
+static int settle_timing(struct bench_options *o)
+{
+    const int gpu = o->config.device == EPX_DEVICE_CUDA || o->config.device == EPX_DEVICE_HIP;
+    const int vs = o->vs_mpi || o->vs_ofi;
+
+    if (o->timing == TIMING_EVENTS && vs)
+        return options_complain(program, "--vs compares times between barriers; expected --timing wall");
+    o->config.events = o->timing == TIMING_EVENTS || (o->timing == TIMING_AUTO && gpu && !vs);
     return 0;
 }
 
 /* --vs ofi compares with the provider that EPX runs on, so EPX must run on ofi. */
 static int settle_ofi(struct bench_options *o)
 {
-    const char *env = getenv("EPX_NET"), *net = env != NULL && strcmp(env, "auto") != 0 ? env : "ofi";
+    const char *env = getenv("EPX_NET");
+    const char *net = env != NULL && env[0] != '\0' && strcmp(env, "auto") != 0 ? env : "ofi";
     struct net_name name;
 
-    if (o->config.nodes < 2) {
-        fprintf(stderr, "epx bench: --vs ofi compares what crosses between nodes; expected --nodes 2 or more\n");
-        return -1;
-    }
-    if (o->config.net[0] == '\0' && parse_net(net, o->config.net, sizeof(o->config.net)) != 0)
+    if (o->config.nodes < 2)
+        return options_complain(program, "--vs ofi compares what crosses between nodes; expected --nodes 2 or more");
+    if (o->config.net[0] == '\0' && set_net(o, net) != 0)
         return -1;
     if (net_name_parse(o->config.net, &name) == EPX_OK && name.ops == &net_ofi_ops)
         return 0;
-    fprintf(stderr, "epx bench: --vs ofi with the network '%s'; expected tcp, ofi, or ofi:PROVIDER\n", o->config.net);
-    return -1;
+    return options_complain(program, "--vs ofi with the network '%s'; expected tcp, shm, ofi or ofi:PROVIDER",
+                            o->config.net);
 }
 
-static int check_combination(struct bench_options *o)
+/* The module alone: whether it finds a GPU is seen by the ranks. */
+static int check_device(const struct bench_config *c)
 {
-    if (o->vs_ofi && settle_ofi(o) != 0)
+    const struct device_ops *ops;
+    const char *why;
+
+    if (c->device != EPX_DEVICE_CUDA && c->device != EPX_DEVICE_HIP)
+        return 0;
+    if (device_module_open(bench_device_name(c), &ops) == EPX_OK)
+        return 0;
+    why = epx_last_error(); /* begins with "device NAME: " */
+    return options_complain(program, "--device %s%s", bench_device_name(c), strchr(why, ':') ? strchr(why, ':') : why);
+}
+
+static int settle(struct bench_options *o)
+{
+    struct bench_config *c = &o->config;
+
+    if (check_shape(c) != 0 || check_mode(c) != 0 || settle_timing(o) != 0 || check_work(o) != 0 ||
+        (o->vs_ofi && settle_ofi(o) != 0) || check_device(c) != 0)
         return -1;
-    if (o->config.logfmt && o->config.mode != EPX_LOW_LATENCY) {
-        fprintf(stderr, "epx bench: --logfmt belongs to ll; ht was given\n");
-        return -1;
-    }
-    if (o->config.nodes > o->config.ranks) {
-        fprintf(stderr, "epx bench: --nodes is %d; expected at most the number of ranks, %d\n", o->config.nodes,
-                o->config.ranks);
-        return -1;
-    }
+    c->alignment = c->alignment != 0 ? c->alignment : 1;
+    c->group_timeout_ms = c->timeout_ms;
+    c->timeout_ms = c->timeout_ms != 0 ? c->timeout_ms : DEFAULT_TIMEOUT_MS;
+    c->check = o->check;
+    c->iters = o->iters;
     return 0;
 }
 
 int bench_options_parse(struct bench_options *o, int argc, char **argv)
 {
     const char *corrupt = getenv("EPX_BENCH_CORRUPT"); /* for the test of the check itself */
-    int id, index, result;
+    enum option_result result;
+    int next;
 
     memset(o, 0, sizeof(*o));
-    if (argc < 2 || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
-        fputs(usage_text, argc < 2 ? stderr : stdout);
-        return argc < 2 ? -1 : 1;
-    }
-    if (parse_mode(o, argv[1]) != 0)
-        return -1;
-    optind = 2;
-    while ((id = getopt_long(argc, argv, "h", long_options, &index)) != -1) {
-        if (id == 'h') {
-            fputs(usage_text, stdout);
-            return 1;
-        }
-        if (id == '?')
-            return -1;
-        result = parse_shape(&o->config, id, long_options[index].name, optarg);
-        if (result > 0)
-            result = parse_rest(o, id, long_options[index].name, optarg);
-        if (result != 0)
-            return -1;
-    }
-    if (optind < argc) {
-        fprintf(stderr, "epx bench: '%s' is one word too many\n", argv[optind]);
+    if (argc < 2) {
+        options_help(&table, stderr);
         return -1;
     }
+    if (argv[1][0] != '-' && set_mode(o, argv[1]) != 0)
+        return -1;
+    result = options_parse(&table, o, argc, argv, argv[1][0] == '-' ? 1 : 2, &next);
+    if (result != OPTIONS_OK)
+        return result == OPTIONS_HELP ? 1 : -1;
+    if (o->config.mode == 0)
+        return options_complain(program, "the mode is missing; expected epx bench ll, ht or ring");
     o->config.corrupt = corrupt != NULL ? atoi(corrupt) : 0;
-    return check_combination(o);
+    return settle(o);
 }

@@ -1,44 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <stdarg.h>
 #include <stdio.h>
-#include <string.h>
-#include <unistd.h>
 
 #include "bench.h"
-
-static int progress_shown;
-
-void bench_progress(const char *format, ...)
-{
-    va_list args;
-
-    if (!isatty(STDERR_FILENO))
-        return;
-    fputs("\r\033[K", stderr);
-    va_start(args, format);
-    vfprintf(stderr, format, args);
-    va_end(args);
-    fflush(stderr);
-    progress_shown = 1;
-}
-
-void bench_progress_end(void)
-{
-    if (progress_shown)
-        fputs("\r\033[K", stderr);
-    progress_shown = 0;
-}
 
 const char *bench_op_name(enum bench_op op)
 {
     static const char *const names[] = {"update", "dispatch", "combine"};
 
     return names[op];
-}
-
-static const char *dtype_name(const struct bench_config *c)
-{
-    return c->fp8 ? "fp8" : "bf16";
 }
 
 static const char *check_name(const struct bench_report *r)
@@ -123,12 +92,20 @@ static void json_row(const struct bench_report *r, const struct bench_row *row)
     json_number("memcpy_GBps", 2, r->memcpy_GBps, r->memcpy_GBps > 0);
     if (row->op == BENCH_DISPATCH)
         json_number("of_memcpy", 3, row->of_memcpy, measured);
+    bench_report_json_shape(r);
+}
+
+void bench_report_json_shape(const struct bench_report *r)
+{
+    const struct bench_config *c = &r->options->config;
+
     printf(",\"tokens\":%d,\"hidden\":%d,\"topk\":%d,\"experts\":%d,\"dtype\":\"%s\",\"routing\":\"%s\","
            "\"layout\":\"%s\",\"device\":\"%s\",\"net\":\"%s\",\"logfmt\":%s,\"plain_memory\":%s,\"iters\":%d,"
-           "\"seed\":%llu}\n",
-           c->tokens, c->hidden, c->topk, c->experts, dtype_name(c), bench_routing_name(c), bench_layout_name(c),
+           "\"agents\":%d,\"threads\":%s,\"staged\":%s,\"timing\":\"%s\",\"seed\":%llu}\n",
+           c->tokens, c->hidden, c->topk, c->experts, bench_dtype_name(c), bench_routing_name(c), bench_layout_name(c),
            bench_device_name(c), c->net[0] != '\0' ? c->net : "auto", c->logfmt ? "true" : "false",
-           c->plain_memory ? "true" : "false", r->options->iters, (unsigned long long)c->seed);
+           c->plain_memory ? "true" : "false", r->options->iters, c->agents, c->threads ? "true" : "false",
+           c->staged ? "true" : "false", c->events ? "events" : "wall", (unsigned long long)c->seed);
 }
 
 void bench_report_json(const struct bench_report *report)
@@ -142,7 +119,7 @@ void bench_report_json(const struct bench_report *report)
 
 /* ---- Table ---------------------------------------------------------------------------------------------------- */
 
-static void print_configuration(const struct bench_report *r)
+void bench_report_configuration(const struct bench_report *r)
 {
     const struct bench_config *c = &r->options->config;
 
@@ -150,10 +127,13 @@ static void print_configuration(const struct bench_report *r)
            EPX_VERSION_PATCH, c->mode == EPX_LOW_LATENCY ? "low latency" : "high throughput", bench_layout_name(c),
            c->ranks, c->ranks == 1 ? "" : "s", c->nodes, c->nodes == 1 ? "" : "s", bench_device_name(c));
     printf("%d tokens per rank, hidden %d, top-%d of %d experts, dispatch %s, combine %s, %s routing, seed %llu\n",
-           c->tokens, c->hidden, c->topk, c->experts, dtype_name(c), c->logfmt ? "LogFMT-10" : "bf16",
+           c->tokens, c->hidden, c->topk, c->experts, bench_dtype_name(c), c->logfmt ? "LogFMT-10" : "bf16",
            bench_routing_name(c), (unsigned long long)c->seed);
-    printf("tensors in %s, %d iterations in %d rounds\n\n", c->plain_memory ? "ordinary memory" : "epx_alloc memory",
-           r->options->iters, r->rounds);
+    printf("ranks are %s, tensors in %s, %d iterations", c->threads ? "threads" : "processes",
+           c->plain_memory ? "ordinary memory" : "epx_alloc memory", r->options->iters);
+    if (r->rounds > 0)
+        printf(" in %d rounds", r->rounds);
+    printf("\n\n");
 }
 
 /* A number, or a dash where there is none. */
@@ -286,7 +266,7 @@ static void print_notes(const struct bench_report *r)
 
 void bench_report_table(const struct bench_report *report)
 {
-    print_configuration(report);
+    bench_report_configuration(report);
     print_rows(report);
     print_notes(report);
     fflush(stdout);

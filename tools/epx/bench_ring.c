@@ -9,17 +9,16 @@
  * Commands are counted by the proxies over spans of time while everything runs. Two patterns: scattered, in which no two
  * commands touch and each becomes a put of its own; contiguous, in which neighbours merge.
  */
-#include <errno.h>
-#include <getopt.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 #include <time.h>
 
 #include "bench.h"
 #include "device/device.h"
+#include "options.h"
+#include "progress.h"
 #include "proxy/internal.h"
 #include "util/clock.h"
 
@@ -36,19 +35,60 @@ enum {
 #define HEAP_BYTES ((uint64_t)1 << 30)
 #define BYTES 64u
 
-static const char usage_text[] = "usage: epx bench ring [options]\n"
-                                 "\n"
-                                 "Measures command rings and proxy threads, over a network that forgets everything.\n"
-                                 "\n"
-                                 "  --device D      where commands are pushed: cpu, cuda or hip  (cpu)\n"
-                                 "  --rings N       rings, each with a proxy thread              (1)\n"
-                                 "  --agents N      agents that push into each ring              (cpu 1, else 8)\n"
-                                 "  --ms M          length of each of the five timed spans       (200)\n"
-                                 "  --json          one object instead of a table\n";
-
 struct options {
-    epx_device device;
-    int rings, agents, ms, json;
+    int32_t device; /* epx_device */
+    int32_t rings, agents, ms, json;
+};
+
+static const struct option_choice devices[] = {
+    {"cpu", EPX_DEVICE_CPU}, {"cuda", EPX_DEVICE_CUDA}, {"hip", EPX_DEVICE_HIP}, {NULL, 0}};
+
+#define FIELD(name) offsetof(struct options, name)
+
+static const struct option_spec specs[] = {
+    {.kind = OPTION_TITLE, .help = "Options:"},
+    {.name = "device",
+     .kind = OPTION_CHOICE,
+     .value = "NAME",
+     .help = "where commands are pushed: cpu, cuda or hip",
+     .fallback = "cpu",
+     .offset = FIELD(device),
+     .choices = devices},
+    {.name = "rings",
+     .kind = OPTION_INT,
+     .value = "N",
+     .help = "rings, each with a proxy thread",
+     .fallback = "1",
+     .offset = FIELD(rings),
+     .low = 1,
+     .high = RINGS_MOST},
+    {.name = "agents",
+     .kind = OPTION_INT,
+     .value = "N",
+     .help = "agents (CPU threads, GPU warps) that push into each ring",
+     .fallback = "cpu 1, else 8",
+     .offset = FIELD(agents),
+     .low = 1,
+     .high = AGENTS_MOST / RINGS_MOST},
+    {.name = "ms",
+     .kind = OPTION_INT,
+     .value = "N",
+     .help = "milliseconds of each of the five timed spans",
+     .fallback = "200",
+     .offset = FIELD(ms),
+     .low = 1,
+     .high = 60000},
+    {.name = "json", .kind = OPTION_FLAG, .help = "one JSON object instead of text", .offset = FIELD(json)},
+};
+
+static const struct option_table table = {
+    .program = "epx bench ring",
+    .usage = "epx bench ring [options]",
+    .about = "Measures how fast agents push commands into rings and proxy threads take them out, over a network that\n"
+             "discards everything, and how long one command takes until its answer is seen.",
+    .notes = "Exit status: 0 success; 1 failure; 2 a wrong command line, or a device that is not there.\n",
+    .specs = specs,
+    .count = (int)(sizeof(specs) / sizeof(specs[0])),
 };
 
 /* In memory that the device's kernels reach. */
@@ -92,7 +132,7 @@ static void on_error(void *context, int status, int peer, int64_t expected, int6
 
 static int complain(const char *text)
 {
-    fprintf(stderr, "epx bench: %s\n", text);
+    fprintf(stderr, "epx bench ring: %s\n", text);
     return -1;
 }
 
@@ -100,7 +140,7 @@ static int complain(const char *text)
 
 static epx_status open_device(struct bench *b)
 {
-    epx_status status = device_open(b->options->device, 0, &b->device);
+    epx_status status = device_open((epx_device)b->options->device, 0, &b->device);
     void *words = NULL;
 
     if (status == EPX_OK)
@@ -242,6 +282,7 @@ static void measure_spans(struct bench *b, struct rate *rate)
     cpu = cpu_ns_of(b);
     now = clock_ns();
     for (i = 0; i < SPANS; i++) {
+        progress_show("epx bench ring", 100.0 * i / SPANS, "commands per second");
         before = after;
         start = now;
         nanosleep(&span, NULL);
@@ -265,7 +306,7 @@ static int check_all_taken(struct bench *b, uint64_t pushed, uint64_t before)
         return complain(epx_last_error());
     proxy_stats_read(b->proxies, &stats);
     if (b->error[0] || stats.refused || stats.dropped || stats.commands - before != pushed) {
-        fprintf(stderr, "epx bench: %llu commands were pushed, %llu taken; %s\n", (unsigned long long)pushed,
+        fprintf(stderr, "epx bench ring: %llu commands were pushed, %llu taken; %s\n", (unsigned long long)pushed,
                 (unsigned long long)(stats.commands - before), b->error);
         return -1;
     }
@@ -304,7 +345,7 @@ static int measure_paused(struct bench *b, uint64_t pause_ns, struct trip *trip)
         return complain(epx_last_error());
     for (i = 0; i < TRIPS; i++)
         if (times[i] == 0) {
-            fprintf(stderr, "epx bench: command %d was not answered within %d ms\n", i, TRIP_TIMEOUT_MS);
+            fprintf(stderr, "epx bench ring: command %d was not answered within %d ms\n", i, TRIP_TIMEOUT_MS);
             return -1;
         }
     trip->p50 = bench_percentile(times, TRIPS, 50) / 1e3;
@@ -348,7 +389,8 @@ static int run(struct bench *b)
     struct trip trip = {0};
 
     if (measure_trips(b, &trip) != 0 || measure_rate(b, 0, &scattered) != 0 || measure_rate(b, 1, &contiguous) != 0)
-        return BENCH_EXIT_FAILED;
+        return EXIT_FAILED;
+    progress_end();
     if (o->json) {
         printf("{\"op\":\"ring\",\"device\":\"%s\",\"rings\":%d,\"agents\":%d,\"push\":%d,\"cmds_per_s\":%.0f,"
                "\"cmds_per_s_best\":%.0f,\"merged_cmds_per_s\":%.0f,\"merged_cmds_per_s_best\":%.0f,"
@@ -358,7 +400,7 @@ static int run(struct bench *b)
                b->device->ops->name, o->rings, o->agents, RING_MAX_PUSH, scattered.median, scattered.best,
                contiguous.median, contiguous.best, scattered.cpu_ns, contiguous.cpu_ns, scattered.puts, contiguous.puts,
                trip.push, trip.p50, trip.p99, trip.pause, trip.eager);
-        return BENCH_EXIT_OK;
+        return EXIT_OK;
     }
     printf("command ring, %s: %d ring%s with %d agent%s and a proxy thread each, pushes of %d, network null\n",
            b->device->ops->name, o->rings, o->rings == 1 ? "" : "s", o->agents, o->agents == 1 ? "" : "s",
@@ -371,102 +413,30 @@ static int run(struct bench *b)
     if (trip.pause > 0)
         printf("              looks for the answer begin %.1f us after the push; at once: %.2f us p50\n", trip.pause,
                trip.eager);
-    return BENCH_EXIT_OK;
-}
-
-static int parse_number(const char *name, const char *text, int low, int high, int *value)
-{
-    char *end;
-    long n;
-
-    errno = 0;
-    n = strtol(text, &end, 10);
-    if (errno != 0 || end == text || *end != '\0' || n < low || n > high) {
-        fprintf(stderr, "epx bench: --%s is '%s'; expected a number from %d to %d\n", name, text, low, high);
-        return -1;
-    }
-    *value = (int)n;
-    return 0;
-}
-
-static int parse_device(const char *text, epx_device *device)
-{
-    static const struct {
-        const char *name;
-        epx_device device;
-    } names[] = {{"cpu", EPX_DEVICE_CPU}, {"cuda", EPX_DEVICE_CUDA}, {"hip", EPX_DEVICE_HIP}};
-    size_t i;
-
-    for (i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        if (strcasecmp(text, names[i].name) == 0) {
-            *device = names[i].device;
-            return 0;
-        }
-    }
-    fprintf(stderr, "epx bench: --device is '%s'; expected cpu, cuda or hip\n", text);
-    return -1;
-}
-
-/* 0, 1 when only help was asked for (and given), or -1 after a message. */
-static int parse(struct options *o, int argc, char **argv)
-{
-    static const struct option long_options[] = {{"device", required_argument, NULL, 'd'},
-                                                 {"rings", required_argument, NULL, 'r'},
-                                                 {"agents", required_argument, NULL, 'a'},
-                                                 {"ms", required_argument, NULL, 'm'},
-                                                 {"json", no_argument, NULL, 'j'},
-                                                 {"help", no_argument, NULL, 'h'},
-                                                 {NULL, 0, NULL, 0}};
-    int id, bad = 0;
-
-    *o = (struct options){.device = EPX_DEVICE_CPU, .rings = 1, .ms = 200};
-    optind = 1;
-    while (!bad && (id = getopt_long(argc, argv, "h", long_options, NULL)) != -1) {
-        if (id == 'h') {
-            fputs(usage_text, stdout);
-            return 1;
-        } else if (id == 'r') {
-            bad = parse_number("rings", optarg, 1, RINGS_MOST, &o->rings);
-        } else if (id == 'a') {
-            bad = parse_number("agents", optarg, 1, AGENTS_MOST / RINGS_MOST, &o->agents);
-        } else if (id == 'm') {
-            bad = parse_number("ms", optarg, 1, 60000, &o->ms);
-        } else if (id == 'j') {
-            o->json = 1;
-        } else if (id == 'd') {
-            bad = parse_device(optarg, &o->device);
-        } else {
-            bad = -1; /* getopt has said what is wrong */
-        }
-    }
-    if (!bad && optind < argc) {
-        fprintf(stderr, "epx bench: '%s' is one word too many\n", argv[optind]);
-        bad = -1;
-    }
-    if (!o->agents)
-        o->agents = o->device == EPX_DEVICE_CPU ? 1 : 8;
-    return bad;
+    return EXIT_OK;
 }
 
 int bench_ring(int argc, char **argv)
 {
-    struct options options;
+    struct options options = {.device = EPX_DEVICE_CPU, .rings = 1, .ms = 200};
     struct bench b = {.options = &options};
-    int code = parse(&options, argc, argv);
     epx_status status;
+    int next, code = EXIT_FAILED;
+    const enum option_result parsed = options_parse(&table, &options, argc, argv, 1, &next);
 
-    if (code != 0)
-        return code > 0 ? BENCH_EXIT_OK : BENCH_EXIT_USAGE;
+    if (parsed != OPTIONS_OK)
+        return parsed == OPTIONS_HELP ? EXIT_OK : EXIT_USAGE;
+    if (!options.agents)
+        options.agents = options.device == EPX_DEVICE_CPU ? 1 : 8;
     status = open_device(&b);
     if (status == EPX_OK)
         status = open_proxies(&b);
     if (status == EPX_OK)
         status = open_memory(&b);
-    code = BENCH_EXIT_FAILED;
     if (status == EPX_OK)
         code = run(&b);
     else
         complain(epx_last_error());
     close_bench(&b);
-    return code;
+    return status == EPX_ERR_UNSUPPORTED ? EXIT_USAGE : code;
 }

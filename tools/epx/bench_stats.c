@@ -71,22 +71,36 @@ static void fill_mpi(struct bench_row *row, struct bench_team *team, enum bench_
     }
 }
 
-/* Combine returns a row per pair where experts' rows are kept apart until the sum, else one per copy. Dispatch sends
- * one copy to a rank; what it finally writes there is a row per pair in the expert-major layout. */
+/* Combine returns a row per pair where experts' rows are kept apart until the sum, else one per copy. */
+static double copies_of(const struct bench_config *c, const struct bench_traffic *traffic, enum bench_op op)
+{
+    return (double)(op == BENCH_COMBINE && c->layout == EPX_EXPERT_MAJOR ? traffic->pairs : traffic->copies);
+}
+
+void bench_row_moved(const struct bench_config *c, const struct bench_traffic *traffic, enum bench_op op,
+                     double *logical, double *wire)
+{
+    const double remote = (double)(op == BENCH_COMBINE ? traffic->remote_back : traffic->remote);
+    const double bytes = bench_row_bytes(c, op);
+
+    *logical = (double)traffic->pairs * bytes;
+    *wire = (c->nodes > 1 ? remote : copies_of(c, traffic, op)) * bytes;
+}
+
+/* Dispatch sends one copy to a rank; what it finally writes there is a row per pair in the expert-major layout. */
 static void fill_bandwidths(struct bench_row *row, const struct bench_config *c, const struct bench_traffic *traffic,
                             double memcpy_GBps)
 {
-    double bytes = bench_row_bytes(c, row->op), ns = row->us_p50 * 1e3;
-    int expert_major = c->layout == EPX_EXPERT_MAJOR;
-    double copies = (double)(row->op == BENCH_COMBINE && expert_major ? traffic->pairs : traffic->copies);
-    double remote = (double)(row->op == BENCH_COMBINE ? traffic->remote_back : traffic->remote);
-    double written = (double)(expert_major ? traffic->pairs : traffic->copies);
+    const double bytes = bench_row_bytes(c, row->op), ns = row->us_p50 * 1e3;
+    const double written = (double)(c->layout == EPX_EXPERT_MAJOR ? traffic->pairs : traffic->copies);
+    double logical, wire;
 
     if (ns <= 0)
         return;
-    row->logical_GBps = (double)traffic->pairs * bytes / ns;
-    row->copies_GBps = copies * bytes / ns;
-    row->wire_GBps = c->nodes > 1 ? remote * bytes / ns : row->copies_GBps;
+    bench_row_moved(c, traffic, row->op, &logical, &wire);
+    row->logical_GBps = logical / ns;
+    row->copies_GBps = copies_of(c, traffic, row->op) * bytes / ns;
+    row->wire_GBps = wire / ns;
     if (row->op == BENCH_DISPATCH && memcpy_GBps > 0)
         row->of_memcpy = written * bytes / ns / memcpy_GBps;
 }

@@ -26,19 +26,16 @@ static void die_with_parent(pid_t parent)
         _exit(1);
 }
 
-/* In the watching process. */
+/* In the watching process. A failed run has been reported already: the others get little time. */
 static int watch_epx(const struct bench_config *config, const char *shm_path)
 {
-    char mode[] = "ll", worker[] = "--worker", program[] = "epx", bench[] = "bench", path[64], text[16];
-    char *argv[] = {program, bench, mode, worker, path, NULL};
-    struct launch_options launch = {.title = "epx bench", .nranks = config->ranks, .argv = argv, .self = 1};
+    char worker[] = "--worker", program[] = "epx", bench[] = "bench", path[64], threads[16];
+    char *argv[] = {program, bench, worker, path, threads, NULL};
+    struct launch_options launch = {
+        .title = "epx bench", .nranks = config->threads ? 1 : config->ranks, .argv = argv, .self = 1, .grace_ms = 1000};
 
-    snprintf(mode, sizeof(mode), "%s", bench_mode_name(config));
     snprintf(path, sizeof(path), "%s", shm_path);
-    if (config->nodes > 1) {
-        snprintf(text, sizeof(text), "%d", bench_ranks_per_node(config));
-        setenv("EPX_RANKS_PER_NODE", text, 1);
-    }
+    snprintf(threads, sizeof(threads), "%d", config->threads ? config->ranks : 0);
     return launch_ranks(&launch);
 }
 
@@ -198,22 +195,41 @@ int bench_team_poll(pid_t pid)
 {
     int status;
 
+    errno = 0;
     if (waitpid(pid, &status, WNOHANG) != pid)
         return -1;
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-void bench_team_end(pid_t pid)
+int bench_team_end(pid_t pid, int patience_ms)
 {
-    int i;
+    enum { STEP_MS = 50, TERM_MS = 5000 };
+    int waited, code;
 
-    for (i = 0; i < 300; i++) {
-        if (bench_team_poll(pid) >= 0 || errno == ECHILD)
-            return;
-        if (i == 200)
+    for (waited = 0; waited < patience_ms + TERM_MS; waited += STEP_MS) {
+        if ((code = bench_team_poll(pid)) >= 0)
+            return code;
+        if (errno == ECHILD)
+            return -1;
+        if (waited >= patience_ms && waited < patience_ms + STEP_MS)
             kill(pid, SIGTERM);
-        usleep(50000);
+        usleep(STEP_MS * 1000);
     }
     kill(pid, SIGKILL);
     waitpid(pid, NULL, 0);
+    return 128 + SIGKILL;
+}
+
+int bench_wait_child(pid_t pid, int limit_ms)
+{
+    int waited, status;
+
+    for (waited = 0; waited < limit_ms; waited += 2) {
+        if (waitpid(pid, &status, WNOHANG) == pid)
+            return status == 0 ? 0 : -1;
+        usleep(2000);
+    }
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+    return -1;
 }

@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One EPX rank of the benchmark: a group from the environment, a handle, tensors; then it runs what it is told. */
+/*
+ * One EPX rank of the benchmark: a group, a handle, tensors; then it runs the driver's commands. A rank is a process with
+ * a group from the environment, or (--threads) one of several threads of a process.
+ */
 #include "bench_worker.h"
 
 #include <errno.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +14,7 @@
 #include "group/objects.h"
 #include "bench.h"
 #include "tests/lib/bench_runner.h"
+#include "tests/lib/thread_boot.h"
 
 int bench_call(struct bench_rank *rank, const char *what, epx_status status)
 {
@@ -23,7 +28,30 @@ int bench_call(struct bench_rank *rank, const char *what, epx_status status)
     return -1;
 }
 
-static int create_group(struct bench_rank *rank)
+int bench_complain(struct bench_rank *rank, const char *format, ...)
+{
+    char text[512];
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    bench_shm_fail(rank->self.shm, BENCH_ERROR, "rank %d: %s", rank->self.rank, text);
+    return -1;
+}
+
+struct device *bench_device(const struct bench_rank *rank)
+{
+    return rank->group->device;
+}
+
+/* What dispatch is given as fp8, beside the tensors of bench_work. */
+static size_t fp8_bytes(const struct bench_config *c)
+{
+    return c->fp8 == BENCH_FP8_INPUT ? (size_t)c->tokens * (size_t)(c->hidden + c->hidden / 128 * 4) + 8192 : 0;
+}
+
+static int create_group(struct bench_rank *rank, epx_bootstrap *boot)
 {
     const struct bench_config *c = rank->config;
     epx_group_config config = EPX_GROUP_CONFIG_INIT;
@@ -35,10 +63,15 @@ static int create_group(struct bench_rank *rank)
     config.max_hidden_bytes = c->hidden * 2;
     config.max_topk = c->topk;
     config.num_agents = c->agents;
+    config.timeout_ms = c->group_timeout_ms;
+    /* Rows of combine in the caller's memory may pass through the heap. */
+    if (c->plain_memory && c->mode == EPX_HIGH_THROUGHPUT && c->layout == EPX_EXPERT_MAJOR)
+        config.layouts = EPX_LAYOUT_BIT(EPX_EXPERT_MAJOR);
+    config.ranks_per_node = c->nodes > 1 ? bench_ranks_per_node(c) : 0;
     /* room for the tensors, and for what rounding takes */
-    config.alloc_bytes = (c->plain_memory ? 0 : bench_work_bytes(c)) + ((uint64_t)1 << 20);
+    config.alloc_bytes = (c->plain_memory ? 0 : bench_work_bytes(c) + fp8_bytes(c)) + ((uint64_t)1 << 20);
     memcpy(config.net, c->net, sizeof(config.net));
-    return bench_call(rank, "epx_group_create", epx_group_create(&rank->group, NULL, &config));
+    return bench_call(rank, "epx_group_create", epx_group_create(&rank->group, boot, &config));
 }
 
 static int create_handle(struct bench_rank *rank)
@@ -88,18 +121,45 @@ static int open_work(struct bench_rank *rank)
     return bench_work_open(&rank->work, rank->config, rank->self.rank, tensor_alloc, rank);
 }
 
-static int open_rank(struct bench_rank *rank)
+/* Constant rows: the bytes that dispatch moves do not depend on them. */
+static int open_fp8(struct bench_rank *rank)
 {
-    if (create_group(rank) != 0 || create_handle(rank) != 0)
+    const struct bench_config *c = rank->config;
+    const size_t bytes = (size_t)c->tokens * (size_t)c->hidden, scales = (size_t)c->tokens * (size_t)(c->hidden / 128);
+    void *tokens, *scale, *host;
+    int failed;
+
+    if (c->fp8 != BENCH_FP8_INPUT)
+        return 0;
+    tokens = tensor_alloc(rank, bytes);
+    scale = tensor_alloc(rank, scales * sizeof(float));
+    host = malloc(bytes);
+    if (tokens == NULL || scale == NULL || host == NULL) {
+        free(host);
         return -1;
-    if (open_work(rank) != 0) {
+    }
+    memset(host, 0x31, bytes);
+    failed = tensor_copy(rank, tokens, host, bytes);
+    memset(host, 0, scales * sizeof(float));
+    failed = failed || tensor_copy(rank, scale, host, scales * sizeof(float));
+    free(host);
+    rank->fp8_tokens = epx_tensor_make(tokens, EPX_FP8_E4M3, 2, c->tokens, c->hidden, 0, 0);
+    rank->fp8_scales = epx_tensor_make(scale, EPX_FP32, 2, c->tokens, c->hidden / 128, 0, 0);
+    return failed;
+}
+
+static int open_rank(struct bench_rank *rank, epx_bootstrap *boot)
+{
+    if (create_group(rank, boot) != 0 || create_handle(rank) != 0)
+        return -1;
+    if (open_work(rank) != 0 || open_fp8(rank) != 0) {
         bench_shm_fail(rank->self.shm, BENCH_ERROR, "rank %d: no memory for its tensors", rank->self.rank);
         return -1;
     }
     if (rank->config->nodes > 1)
         rank->work.ranks_per_node = bench_ranks_per_node(rank->config);
     rank->work.logfmt = rank->config->logfmt;
-    return rank->config->mode == EPX_LOW_LATENCY ? bench_ll_open(rank) : 0;
+    return rank->config->mode == EPX_LOW_LATENCY ? bench_issue_update(rank) : 0;
 }
 
 /* What the operation gave to the network; called after its barrier, when all of it has been posted. */
@@ -122,41 +182,68 @@ static void count_net(void *self, int op)
     rank->before = now;
 }
 
-static int run_command(struct bench_rank *rank)
+static int run_commands(struct bench_rank *rank)
 {
-    int ll = rank->config->mode == EPX_LOW_LATENCY;
+    const struct bench_config *c = rank->config;
     struct bench_runner runner = {.name = "epx",
                                   .self = rank,
-                                  .update = ll ? NULL : bench_ht_update,
-                                  .dispatch = ll ? bench_ll_dispatch : bench_ht_dispatch,
-                                  .combine = ll ? bench_ll_combine : bench_ht_combine,
-                                  .finished = rank->config->nodes > 1 ? count_net : NULL,
-                                  .corrupt_dispatch = rank->config->corrupt == 1,
-                                  .corrupt_combine = rank->config->corrupt == 2};
+                                  .update = c->mode == EPX_LOW_LATENCY ? NULL : bench_op_update,
+                                  .dispatch = bench_op_dispatch,
+                                  .combine = bench_op_combine,
+                                  .finished = c->nodes > 1 ? count_net : NULL,
+                                  .corrupt_dispatch = c->corrupt == 1,
+                                  .corrupt_combine = c->corrupt == 2};
 
+    if (c->events || c->replays > 0)
+        return bench_events_run(rank);
     return bench_runner_run(&runner, &rank->self, &rank->work);
 }
 
-int bench_worker(const char *shm_path)
+static void close_rank(struct bench_rank *rank)
 {
-    static struct bench_rank rank;
-    const char *number = getenv("RANK");
     epx_status status = EPX_OK;
 
-    if (number == NULL || bench_shm_attach(&rank.self, shm_path, BENCH_EPX, atoi(number)) != 0) {
+    if (rank->handle != NULL)
+        status = epx_handle_destroy(rank->handle);
+    if (rank->group != NULL && status == EPX_OK)
+        status = epx_group_destroy(rank->group);
+    if (!bench_shm_stopped(rank->self.shm))
+        bench_call(rank, "epx_group_destroy", status);
+    bench_work_close(&rank->work);
+}
+
+/* The driver reports the failure in the shared memory once; the result is for any other end. */
+static int run_rank(const char *shm_path, int number, epx_bootstrap *boot)
+{
+    struct bench_rank *rank = calloc(1, sizeof(*rank));
+
+    if (rank == NULL || bench_shm_attach(&rank->self, shm_path, BENCH_EPX, number) != 0) {
         fprintf(stderr, "epx bench: cannot open the benchmark's shared memory '%s': %s\n", shm_path, strerror(errno));
-        return BENCH_EXIT_FAILED;
+        free(rank);
+        return EXIT_FAILED;
     }
-    rank.config = &rank.self.shm->config;
-    /* The driver reports the failure in the shared memory once; the exit code is for any other end. */
-    if (open_rank(&rank) == 0)
-        run_command(&rank);
-    if (rank.handle != NULL)
-        status = epx_handle_destroy(rank.handle);
-    if (rank.group != NULL && status == EPX_OK)
-        status = epx_group_destroy(rank.group);
-    if (!bench_shm_stopped(rank.self.shm))
-        bench_call(&rank, "epx_group_destroy", status);
-    bench_work_close(&rank.work);
-    return BENCH_EXIT_OK;
+    rank->config = &rank->self.shm->config;
+    if (open_rank(rank, boot) == 0)
+        run_commands(rank);
+    close_rank(rank);
+    free(rank);
+    return EXIT_OK;
+}
+
+static int run_thread(int number, int n, epx_bootstrap *boot, void *arg)
+{
+    (void)n;
+    return run_rank(arg, number, boot);
+}
+
+int bench_worker(const char *shm_path, int threads)
+{
+    const char *number = getenv("RANK");
+
+    if (threads > 0) {
+        /* Kernels of several ranks wait for each other: no two of their streams may share a queue. */
+        setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+        return run_ranks(threads, run_thread, (void *)(uintptr_t)shm_path) != 0 ? EXIT_FAILED : EXIT_OK;
+    }
+    return run_rank(shm_path, number != NULL ? atoi(number) : 0, NULL);
 }
