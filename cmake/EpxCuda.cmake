@@ -48,11 +48,3 @@ set_target_properties(epx_cuda PROPERTIES CUDA_COMPILER_LAUNCHER "${epx_cuda_lau
 target_include_directories(epx_cuda PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
 target_link_libraries(epx_cuda PRIVATE CUDA::cudart_static)
 install(TARGETS epx_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
-
-# What bench/gpu.sh runs, which builds it without CMake.
-foreach(program gpu_bench gpu_prop gpu_net)
-    add_executable(${program} ${PROJECT_SOURCE_DIR}/bench/${program}.c)
-    epx_target_defaults(${program})
-    target_link_libraries(${program} PRIVATE epx_support epx_static CUDA::cudart_static)
-    set_target_properties(${program} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
-endforeach()

@@ -17,7 +17,7 @@ fail() {
     exit 1
 }
 
-# The CUDA module takes minutes to compile; bench/gpu.sh tests it where a GPU is. (pip 23.0 of Debian 12 has no short -C.)
+# The CUDA module takes minutes to compile; scripts/gpu.sh tests it where a GPU is. (pip 23.0 of Debian 12 has no short -C.)
 pip wheel --no-build-isolation --no-deps -w "$scratch" --config-settings build-dir="$cmake_dir" \
     --config-settings cmake.define.EPX_CUDA=OFF .
 pip wheel --no-build-isolation --no-deps -w "$scratch" ./python

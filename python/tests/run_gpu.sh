@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # The tests of python/tests on CUDA tensors: RANKS processes (default 8) share the GPUs there are, under MPS. Builds the library
-# with gcc and nvcc alone, as bench/gpu.sh does.
+# as scripts/gpu.sh does (GPU, GPU_ARCH, GPU_BUILD: scripts/gpu_build.sh).
 #   usage: python/tests/run_gpu.sh [tests] [bench] [-- arguments of suite.py]     (default: tests and bench)
 #   PYTHON=... names an interpreter with torch; the one of the path if not said. BENCH="--iterations 10 ..." goes to
-#   bench/deep_ep_bench.py. Logs go to $OUT (default: gpu-results).
+#   tools/python/deep_ep_bench.py. Logs go to $OUT (default: gpu-results).
 set -u
 cd "$(dirname "$0")/../.." || exit
 steps=
@@ -13,10 +13,11 @@ while [ $# -gt 0 ] && [ "$1" != -- ]; do steps="$steps $1" && shift; done
 steps=${steps:-tests bench}
 python=${PYTHON:-python3} ranks=${RANKS:-8}
 out=${OUT:-$PWD/gpu-results}
-build=${EPX_GPU_BUILD:-$PWD/build-gpu}
+build=${GPU_BUILD:-$PWD/build-gpu}
 mkdir -p "$out"
 export PATH=$PATH:/usr/local/cuda/bin OMP_NUM_THREADS=1 PYTHONPATH=$PWD/python PYTHONDONTWRITEBYTECODE=1
-bash bench/gpu_build.sh "$build" ${EPX_GPU_ARCH:-} >"$out/python-build.txt" 2>&1 || { tail -20 "$out/python-build.txt" && exit 1; }
+scripts/gpu_build.sh "$build" >"$out/python-build.txt" 2>&1 || { tail -20 "$out/python-build.txt" && exit 1; }
+unset EPX_OFI_INCLUDE # of the build alone
 export EPX_LIBRARY=$build/libepx.so CUDA_MODULE_LOADING=EAGER
 export CUDA_MPS_PIPE_DIRECTORY=/tmp/epx-python-mps-$$ CUDA_MPS_LOG_DIRECTORY=/tmp/epx-python-mps-$$
 mkdir -p "$CUDA_MPS_PIPE_DIRECTORY"
@@ -38,7 +39,7 @@ if [[ $steps == *tests* ]]; then
     [ $failed = 0 ] || grep -A25 -m1 'FAILED' "$out/python-tests.txt"
 fi
 if [[ $steps == *bench* ]]; then
-    timeout 200 "${launch[@]}" bench/deep_ep_bench.py --device "$EPX_TEST_DEVICE" ${BENCH:-} >"$out/python-bench.txt" 2>&1 || failed=1
+    timeout 200 "${launch[@]}" tools/python/deep_ep_bench.py --device "$EPX_TEST_DEVICE" ${BENCH:-} >"$out/python-bench.txt" 2>&1 || failed=1
     grep -E '^(\||deep_ep)' "$out/python-bench.txt" || tail -40 "$out/python-bench.txt"
 fi
 exit $failed

@@ -2,15 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes a table and a JSON file of what gpu.sh collected, line by line:
 
-    result NAME OP RANK p50 p99 min     of gpu_bench, in microseconds, one per rank
     json NAME {...}                     of epx bench
     verdict NAME ok|FAILED SECONDS
 
-A line of the first table is over the ranks: the median rank's p50, the slowest rank's p50, the largest p99.
+A row of the first table (epx bench --timing events) is over the ranks: the median rank's p50, the slowest rank's p50, the
+largest p99.
 """
-import collections
 import json
-import statistics
 import sys
 
 BARS = {  # us: must, aim, DeepEP 1.2.1 in the same setting, a bare kernel without protocol
@@ -26,37 +24,29 @@ RING_RATE, RING_TRIP = 100e6, 3.0  # commands per second over 8 rings; us
 
 
 def read(path):
-    ranks, lines, verdicts = collections.defaultdict(list), [], []
+    lines, verdicts = [], []
     for line in open(path):
-        kind, rest = line.split(None, 1)
-        if kind == "result":
-            name, op, _, p50, p99, least = rest.split()
-            ranks[name, op].append((float(p50), float(p99), float(least)))
-        elif kind == "json":
-            name, text = rest.split(None, 1)
-            lines.append(dict(json.loads(text), name=name))
+        kind, name, rest = line.split(None, 2)
+        if kind == "json":
+            lines.append(dict(json.loads(rest), name=name))
         else:
-            name, outcome, seconds = rest.split()
+            outcome, seconds = rest.split()
             verdicts.append(dict(name=name, ok=outcome == "ok", seconds=int(seconds)))
-    return ranks, lines, verdicts
+    return lines, verdicts
 
 
-def show_times(ranks):
+def show_times(lines):
     rows = []
-    if ranks:
-        print("%-18s %-9s %5s %10s %10s %10s %8s %8s %8s" %
+    if lines:
+        print("%-18s %-10s %5s %10s %10s %10s %8s %8s %8s" %
               ("", "", "ranks", "p50", "slowest", "p99", "bar", "DeepEP", "bare"))
-    for (name, op), values in ranks.items():
-        p50 = [v[0] for v in values]
-        bar, aim, deepep, bare = BARS.get((name, op), (None,) * 4)
-        row = dict(name=name, op=op, ranks=len(values), us_p50=statistics.median(p50), us_slowest_p50=max(p50),
-                   us_p99=max(v[1] for v in values), us_min=min(v[2] for v in values), bar=bar, aim=aim, deepep=deepep,
-                   bare=bare)
-        rows.append(row)
+    for o in lines:
+        bar, aim, deepep, bare = BARS.get((o["name"], o["op"]), (None,) * 4)
+        rows.append(dict(o, bar=bar, aim=aim, deepep=deepep, bare=bare))
         cells = ["%8s" % ("-" if v is None else v) for v in (bar, deepep, bare)]
-        mark = "" if bar is None else "  ok" if row["us_slowest_p50"] <= bar else "  OVER"
-        print("%-18s %-9s %5d %7.1f us %7.1f us %7.1f us %s%s" %
-              (name, op, len(values), row["us_p50"], row["us_slowest_p50"], row["us_p99"], " ".join(cells), mark))
+        mark = "" if bar is None else "  ok" if o["us_slowest_p50"] <= bar else "  OVER"
+        print("%-18s %-10s %5d %7.1f us %7.1f us %7.1f us %s%s" %
+              (o["name"], o["op"], o["ranks"], o["us_p50"], o["us_slowest_p50"], o["us_p99"], " ".join(cells), mark))
     return rows
 
 
@@ -79,10 +69,11 @@ def show_nodes(lines):
 
 
 def main():
-    ranks, lines, verdicts = read(sys.argv[1])
-    rows = show_times(ranks)
-    show_rings([o for o in lines if o["op"] == "ring"])
-    show_nodes([o for o in lines if o["op"] in ("dispatch", "combine")])
+    lines, verdicts = read(sys.argv[1])
+    measured = [o for o in lines if o["op"] == "ring" or o.get("us_p50")]
+    rows = show_times([o for o in measured if o.get("timing") == "events"])
+    show_rings([o for o in measured if o["op"] == "ring"])
+    show_nodes([o for o in measured if o.get("timing") == "wall" and o["op"] in ("dispatch", "combine")])
     bad = [v["name"] for v in verdicts if not v["ok"]]
     print("%d parts ok, %d failed%s" % (len(verdicts) - len(bad), len(bad), ": " + " ".join(bad) if bad else ""))
     with open(sys.argv[2], "w") as f:

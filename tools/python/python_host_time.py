@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long Python keeps the caller: host time of a low-latency dispatch and combine through deep_ep, and where it goes.
 
-    torchrun --nproc-per-node 8 bench/python_host_time.py --device cuda
-    python bench/python_host_time.py [--tokens 128] [--profile]
+    torchrun --nproc-per-node 8 tools/python/python_host_time.py --device cuda
+    python tools/python/python_host_time.py [--tokens 128] [--profile]
 
 Four numbers for each kind of call, in microseconds for a pair of one dispatch and one combine, with the hooks if there are any:
 

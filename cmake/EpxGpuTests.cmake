@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+# Test programs for machines with a GPU, run by scripts/gpu.sh; built wherever a GPU module is. gpu_prop and gpu_net reach the
+# GPU through the module and link no vendor's library. They need no cmocka, which such machines often lack.
+
+if(NOT TARGET epx_cuda AND NOT TARGET epx_hip)
+    return()
+endif()
+
+foreach(program gpu_prop gpu_net)
+    add_executable(${program} ${PROJECT_SOURCE_DIR}/tests/gpu/${program}.c)
+    epx_target_defaults(${program})
+    target_link_libraries(${program} PRIVATE epx_support epx_static)
+    set_target_properties(${program} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
+endforeach()
+
+# The tests of NCCL EP's interface (tests/nccl_ep) with the real CUDA runtime and GPU memory. Several ranks share a GPU, which
+# NCCL refuses: NCCL stays the stand-in.
+if(TARGET epx_cuda)
+    file(GLOB epx_nccl_ranks CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/nccl_ep/*.c)
+    list(FILTER epx_nccl_ranks EXCLUDE REGEX "/comm\\.c$")
+    foreach(name oracle oracle_check oracle_math compare workload)
+        list(APPEND epx_nccl_ranks ${PROJECT_SOURCE_DIR}/tests/lib/${name}.c)
+    endforeach()
+    add_executable(nccl_ep_ranks_cuda ${epx_nccl_ranks})
+    epx_target_flags(nccl_ep_ranks_cuda)
+    target_compile_definitions(nccl_ep_ranks_cuda PRIVATE _GNU_SOURCE=)
+    target_include_directories(nccl_ep_ranks_cuda PRIVATE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/include)
+    target_link_libraries(nccl_ep_ranks_cuda PRIVATE epx::nccl_ep epx::standin_nccl CUDA::cudart_static m)
+    set_target_properties(nccl_ep_ranks_cuda PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
+endif()
