@@ -162,6 +162,8 @@ struct ring_dev {
     uint64_t *tail;        /* consumed so far, written by the proxy; host memory */
     uint64_t *tail_seen;   /* the producers' copy of it; device memory */
     struct doorbell *bell; /* wakes a sleeping proxy (CPU producers) */
+    uint64_t *stop;        /* 1: this rank has given up: the proxy drops what it has not posted; host memory */
+    uint64_t *stopped;     /* 1: and the network reads this rank's memory no more; written by the proxy, host memory */
 };
 
 #define RING_MAX_PUSH 32

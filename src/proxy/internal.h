@@ -8,6 +8,7 @@
  *   loop.c    one turn: take commands, check, merge, post, handle what the network reports
  *   window.c  how much may be in flight to a peer
  *   count.c   arrivals
+ *   stop.c    when this rank gives up: until the network reads its memory no more
  *   ring.c    memory of the command rings; ring.h takes from them
  *
  * A peer belongs to one thread of each rank, and everything here but the words marked "shared" to one thread.
@@ -107,7 +108,9 @@ struct proxy_thread {
     uint32_t messages_max[PROXY_FLOWS];           /* to each peer */
     uint32_t merge_bytes;
     uint64_t now_ns;          /* once per turn, when asked for */
-    int broken;               /* the endpoint failed */
+    int broken;               /* the endpoint failed, or is closed */
+    int stopping;             /* 1: only aborts are posted; 2: and the network reads nothing any more (stop.c) */
+    uint64_t stop_by_ns;      /* then the endpoint is closed */
     int unflushed;            /* the doorbell is still to be rung */
     int blocked;              /* the ring's next command waits for room in its peer's queue */
     int ring_bell;            /* this turn: agents may wait for what it did */
@@ -207,6 +210,18 @@ void thread_close(struct proxy_thread *t);
 int proxy_progress(struct proxy_thread *t);
 void peer_lost(struct proxy_thread *t, struct peer *peer, int error);
 uint64_t loop_now(struct proxy_thread *t);
+/* So many commands to the peer are counted as read, though nothing is sent. */
+void commands_drop(struct proxy_thread *t, const struct peer *peer, uint64_t commands);
+
+/* ---- stop.c */
+/* A step of proxy_progress(), once a stop was asked for. */
+void stop_progress(struct proxy_thread *t);
+
+static inline int stop_asked(const struct proxy_thread *t)
+{
+    /* Acquire: pairs with the release of network_stop() in kernel/sync.h, or of proxy_stop(). */
+    return __atomic_load_n(t->ring.dev.stop, __ATOMIC_ACQUIRE) != 0;
+}
 
 /* ---- window.c */
 void window_init(struct window *w, uint32_t depth);

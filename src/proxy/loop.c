@@ -30,7 +30,7 @@ uint64_t loop_now(struct proxy_thread *t)
 
 /* ---- What the network reports ------------------------------------------------------------------------------- */
 
-static void drop(struct proxy_thread *t, const struct peer *peer, uint64_t commands)
+void commands_drop(struct proxy_thread *t, const struct peer *peer, uint64_t commands)
 {
     stat_add(&t->stats.dropped, commands);
     count_sent(t, peer, commands);
@@ -46,7 +46,7 @@ void peer_lost(struct proxy_thread *t, struct peer *peer, int error)
         return;
     peer->dead = 1;
     for (i = peer->head; i != peer->tail; i++)
-        drop(t, peer, peer->queue[i & (t->depth - 1)].count);
+        commands_drop(t, peer, peer->queue[i & (t->depth - 1)].count);
     peer->head = peer->tail;
     window_forget(t, peer);
     snprintf(text, sizeof(text), "the network (%s) lost rank %d: %s", t->ops->name, peer->rank, strerror(error));
@@ -286,8 +286,8 @@ static int take_commands(struct proxy_thread *t)
     t->blocked = 0;
     for (n = 0; n < TAKE_MAX && ring_peek(&t->ring, &c); n++) {
         peer = check(t, c, &put);
-        if (peer && peer->dead)
-            drop(t, peer, 1);
+        if (peer && (peer->dead || (t->stopping && !is_alarm(&t->group->options, put.counter))))
+            commands_drop(t, peer, 1);
         else if (peer && (t->blocked = !enqueue(t, peer, &put)))
             break;
         ring_take(&t->ring);
@@ -428,6 +428,8 @@ int proxy_progress(struct proxy_thread *t)
     t->now_ns = 0;
     t->ring_bell = 0;
     t->events = poll_net(t);
+    if (stop_asked(t))
+        stop_progress(t);
     taken = take_commands(t);
     posted = post_all(t);
     if (posted || t->unflushed)

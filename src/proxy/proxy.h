@@ -94,6 +94,9 @@ void proxy_stats_read(const struct proxy_group *proxies, struct proxy_stats *sta
 /* All pushed commands posted and answered, or the deadline: EPX_ERR_TIMEOUT naming the peer. In a simulation: one turn of
  * each thread, and EPX_ERR_NOT_READY until nothing is left. */
 epx_status proxy_quiet(struct proxy_group *proxies);
+/* This rank has given up: drops what is not posted, aborts excepted, and waits until the network reads no memory of this rank
+ * any more, at most half of timeout_ms. 0: a thread has not come back from the network by then. */
+int proxy_stop(struct proxy_group *proxies);
 /*
  * Half of timeout_ms, and at least PROXY_CLOSE_MS, is given to threads to end their turns and to close their endpoints.
  * EPX_OK: all is freed. EPX_ERR_TIMEOUT: some thread has not come back. It is left behind, and it may come back at any time:

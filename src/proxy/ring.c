@@ -12,7 +12,8 @@ struct ring_words {
     uint64_t tail;
     uint8_t pad0[120];
     struct doorbell bell;
-    uint8_t pad1[64];
+    uint64_t stop, stopped;
+    uint8_t pad1[48];
 };
 EPX_STATIC_ASSERT(sizeof(struct ring_words) == 256, "whole pairs of cache lines");
 
@@ -94,6 +95,8 @@ epx_status ring_create(struct ring *ring, struct device *device, int slots, uint
     ring->dev.tail_seen = &ring->claims->tail_seen;
     ring->dev.tail = &ring->words->tail;
     ring->dev.bell = &ring->words->bell;
+    ring->dev.stop = &ring->words->stop;
+    ring->dev.stopped = &ring->words->stopped;
     set_parities(&ring->dev, start);
     status = set_claims(ring, start);
     if (status != EPX_OK)

@@ -78,6 +78,8 @@ static void sleep_on_fds(struct proxy_thread *t)
     __atomic_exchange_n(&t->ring.dev.bell->waiters, 1, __ATOMIC_SEQ_CST);
     if (__atomic_load_n(&t->request, __ATOMIC_ACQUIRE)) /* pairs with request_submit */
         return;
+    if (stop_asked(t) && !t->stopping)
+        return;
     if (!t->blocked && ring_peek(&t->ring, &c))
         return;
     if (net_fd >= 0 && t->ops->arm(t->net) == -EAGAIN)

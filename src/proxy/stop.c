@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Stopping. A rank that gives up an operation tells its caller so, and the caller may then use the memory of that operation
+ * for something else. Before that, the network must have stopped reading it: a put that reads it later would deliver wrong
+ * rows, which the receiver counts as good.
+ *
+ *   kernel (kernel/sync.h) or host            this thread
+ *   stop = 1, ring the ring's bell  ------->  drops pending puts and all commands to come, but for aborts (alarm_kind)
+ *                                             waits until every posted put with bytes is answered, or its peer is lost;
+ *                                             after a quarter of the deadline closes the endpoint
+ *   wait until stopped = 1          <-------  stopped = 1: nothing reads this rank's memory any more
+ *
+ * There is no way back: a group that recovers opens new proxies.
+ */
+#include "proxy/internal.h"
+#include "util/pause.h"
+
+#define STOP_POLL_NS 20000
+
+enum {
+    STOP_WAITS = 8
+}; /* as in kernel/sync.h: time in which the process was stopped is not held against its proxies */
+
+/* Keeps the aborts among the pending puts of a peer. */
+static void drop_pending(struct proxy_thread *t, struct peer *peer)
+{
+    const uint32_t mask = t->depth - 1;
+    uint32_t i, kept = peer->head;
+
+    for (i = peer->head; i != peer->tail; i++) {
+        const struct pending *p = &peer->queue[i & mask];
+
+        if (is_alarm(&t->group->options, p->counter))
+            peer->queue[kept++ & mask] = *p;
+        else
+            commands_drop(t, peer, p->count);
+    }
+    peer->tail = kept;
+}
+
+/* What is still unanswered will not be in time: an endpoint that is closed reads nothing. */
+static void close_endpoint(struct proxy_thread *t)
+{
+    int i;
+
+    set_state(t, STATE_CLOSE);
+    if (t->net)
+        t->ops->close(t->net);
+    t->net = NULL;
+    t->broken = 1;
+    for (i = 0; i < t->npeers; i++) {
+        t->peers[i].dead = 1;
+        drop_pending(t, &t->peers[i]);
+        t->peers[i].head = t->peers[i].tail;
+        window_forget(t, &t->peers[i]);
+    }
+}
+
+void stop_progress(struct proxy_thread *t)
+{
+    int i;
+
+    if (!t->stopping) {
+        t->stopping = 1;
+        t->stop_by_ns = loop_now(t) + (uint64_t)t->group->options.timeout_ms * 1000000u / 4;
+        for (i = 0; i < t->npeers; i++)
+            drop_pending(t, &t->peers[i]);
+    }
+    if (t->stopping == 2)
+        return;
+    if (t->bytes_in_flight > 0 && loop_now(t) >= t->stop_by_ns)
+        close_endpoint(t);
+    if (t->bytes_in_flight > 0)
+        return;
+    t->stopping = 2;
+    /* Release: pairs with the acquires of network_stop() in kernel/sync.h and of proxy_stop(). */
+    __atomic_store_n(t->ring.dev.stopped, 1, __ATOMIC_RELEASE);
+    t->ring_bell = 1;
+}
+
+static int is_stopped(struct proxy_thread *t)
+{
+    if (t->group->manual)
+        proxy_progress(t);
+    return __atomic_load_n(t->ring.dev.stopped, __ATOMIC_ACQUIRE) != 0; /* pairs with stop_progress() */
+}
+
+/* One of STOP_WAITS waits that take half the deadline together. */
+static int wait_stopped(struct proxy_thread *t)
+{
+    const struct proxy_group *g = t->group;
+    const uint64_t ns = (uint64_t)g->options.timeout_ms * 1000000u / (2 * STOP_WAITS);
+    const uint64_t deadline = g->env->now_ns(g->env->self) + ns;
+
+    while (!is_stopped(t) && !g->manual && g->env->now_ns(g->env->self) < deadline)
+        pause_ns(STOP_POLL_NS);
+    return is_stopped(t);
+}
+
+int proxy_stop(struct proxy_group *g)
+{
+    int i, n, stopped = 1;
+
+    if (!g->connected)
+        return 1;
+    for (i = 0; i < g->options.threads; i++) {
+        /* Release: pairs with the acquire in stop_asked(). */
+        __atomic_store_n(g->threads[i].ring.dev.stop, 1, __ATOMIC_RELEASE);
+        cpu_env_ring(g->env, g->threads[i].ring.dev.bell);
+    }
+    for (i = 0; i < g->options.threads; i++) {
+        for (n = 0; n < STOP_WAITS && !wait_stopped(&g->threads[i]); n++)
+            ;
+        stopped &= n < STOP_WAITS;
+    }
+    return stopped;
+}
