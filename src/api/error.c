@@ -28,12 +28,13 @@ epx_status epx_group_error(epx_group *group, epx_error_info *out)
 
     if (status != EPX_OK)
         return status;
+    word = group_give_up(group);
     status = error_read(group, &info);
     if (status == EPX_ERR_TIMEOUT || status == EPX_ERR_PEER) {
         group_net_find_stuck(group);
         status = error_read(group, &info);
     }
-    if (status == EPX_OK && (word = abort_word(group)) != 0)
+    if (status == EPX_OK && word)
         status = error_of_peer(group, word, &info);
     if (out) {
         epx_status copied = struct_out(out, &info, sizeof(info), "epx_error_info");

@@ -3,17 +3,24 @@
 
 #include "device/cpu/agent.h"
 #include "group/error.h"
+#include "util/log.h"
 #include "util/status.h"
+
+/* The abort word of a rank of this node. */
+static uint64_t read_abort_word(struct epx_group *group, const void *heap)
+{
+    uint64_t word = 0;
+    const char *at = (const char *)heap + offsetof(struct control, abort_word);
+
+    if (group->device->ops->caps & DEVICE_HOST_HEAP)
+        return __atomic_load_n((const uint64_t *)at, __ATOMIC_ACQUIRE); /* pairs with the release of who sets it */
+    group->device->ops->copy(group->device, &word, at, sizeof(word));
+    return word;
+}
 
 uint64_t abort_word(struct epx_group *group)
 {
-    uint64_t word = 0;
-    char *at = (char *)group->heap.base + offsetof(struct control, abort_word);
-
-    if (group->device->ops->caps & DEVICE_HOST_HEAP)
-        return __atomic_load_n((uint64_t *)at, __ATOMIC_ACQUIRE);
-    group->device->ops->copy(group->device, &word, at, sizeof(word));
-    return word;
+    return read_abort_word(group, group->heap.base);
 }
 
 /* Into the heap of a rank of this node. */
@@ -29,22 +36,52 @@ static void store_abort_word(struct epx_group *group, struct control *c, uint64_
     cpu_env_ring(ops->env ? ops->env : &cpu_thread_env, &c->bell);
 }
 
-void group_abort(struct epx_group *group, int status)
+/* As tell_node() in kernel/sync.h: the first word of each rank stays. */
+static void tell_node(struct epx_group *group, uint64_t word)
 {
     for (int r = 0; r < group->nranks; r++)
-        if (group->bases[r])
-            store_abort_word(group, group->bases[r], ABORT_WORD(status, group->rank));
+        if (r != group->rank && group->bases[r] && !read_abort_word(group, group->bases[r]))
+            store_abort_word(group, group->bases[r], word);
+}
+
+void group_abort(struct epx_group *group, int status)
+{
+    const uint64_t word = ABORT_WORD(status, group->rank);
+
+    tell_node(group, word);
+    if (!abort_word(group)) /* last: whoever sees it may end an operation of this rank */
+        store_abort_word(group, group->heap.base, word);
 }
 
 void group_aborted_by(struct epx_group *group, int rank, int status)
 {
-    store_abort_word(group, group->heap.base, ABORT_WORD(status, rank));
+    if (!abort_word(group))
+        store_abort_word(group, group->heap.base, ABORT_WORD(status, rank));
+}
+
+void group_abort_alone(struct epx_group *group, int status)
+{
+    store_abort_word(group, group->heap.base, ABORT_WORD(status, group->rank) | ABORT_LEFT_OUT);
 }
 
 void group_abort_left_out(struct epx_group *group, int rank)
 {
     if (group->bases[rank])
-        store_abort_word(group, group->bases[rank], ABORT_WORD(EPX_ERR_TIMEOUT, group->rank));
+        store_abort_word(group, group->bases[rank], ABORT_WORD(EPX_ERR_TIMEOUT, group->rank) | ABORT_LEFT_OUT);
+}
+
+uint64_t group_give_up(struct epx_group *group)
+{
+    const uint64_t word = abort_word(group);
+
+    if (!word || __atomic_load_n(&group->gave_up, __ATOMIC_ACQUIRE)) /* pairs with the release below */
+        return word;
+    if (!(word & ABORT_LEFT_OUT))
+        tell_node(group, word);
+    if (group->proxies && !proxy_stop(group->proxies))
+        log_line(LOG_WARN, "rank %d: the network may still read memory of an operation that has failed", group->rank);
+    __atomic_store_n(&group->gave_up, 1, __ATOMIC_RELEASE);
+    return word;
 }
 
 epx_status group_usable(struct epx_group *group)
@@ -55,7 +92,7 @@ epx_status group_usable(struct epx_group *group)
     /* Where the word is in GPU memory, the next kernel looks at it anyway: only what a kernel has told is looked at here. */
     if (!(group->device->ops->caps & DEVICE_HOST_HEAP) && error_read(group, &info) == EPX_OK)
         return EPX_OK;
-    word = abort_word(group);
+    word = group_give_up(group);
     if (!word)
         return EPX_OK;
     if (error_read(group, &info) != EPX_OK)

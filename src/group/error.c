@@ -134,6 +134,7 @@ epx_status errors_clear(struct epx_group *group)
     uint32_t *reported = &group->shadow.state->reported;
 
     __atomic_store_n(&group->stuck_state, STUCK_UNKNOWN, __ATOMIC_RELAXED);
+    __atomic_store_n(&group->gave_up, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&group->net_error.state, ERROR_NONE,
                      __ATOMIC_RELEASE); /* pairs with the claim in error_record_net() */
     __atomic_store_n(&group->error->state, ERROR_NONE, __ATOMIC_RELEASE); /* pairs with report(), which claims after: */

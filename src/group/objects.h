@@ -45,6 +45,7 @@ struct epx_group {
     uint8_t *remote; /* [R] */
     int closing;     /* what the network says does not matter any more */
     int kept;        /* a thread that called the network's library has not come back: what it may use is never freed */
+    int gave_up;     /* since the last failure: the node is told and the network has stopped (abort.c) */
     int stuck_state; /* enum stuck_state: whether own proxies were found stuck after the last failure */
     char stuck_text[128];
 

@@ -6,6 +6,7 @@
  *   who?                               without enable_mask: all, through the bootstrap. With it: those that are neither
  *                                      masked nor gone, as agreed by boot/membership.h, which needs no others
  *   1st gather: epochs                 nobody writes signals any more; what the network holds ends with its endpoints
+ *   all have closed their networks     nobody sets abort words any more
  *   reset                              epochs, signals, counters to the greatest of all; the mask to those that go on;
  *                                      relays of those that do not are taken over by others
  *   2nd gather: all have reset         the network opens anew among them
@@ -57,7 +58,7 @@ static epx_status reset_device(struct epx_group *group, const uint64_t *epochs)
     struct group_state state;
     struct signal *signals = calloc(words, sizeof(*signals));
     epx_status status = signals ? EPX_OK : fail(EPX_ERR_MEMORY, "no memory to reset %zu signals", words);
-    static const uint64_t no_abort[2]; /* abort_word and abort_told */
+    static const uint64_t no_abort[3]; /* abort_word, abort_told and gave_up */
     if (status != EPX_OK)
         goto out;
     memset(&state, 0, sizeof(state));
@@ -144,7 +145,8 @@ static epx_status start_over(struct epx_group *group, const uint8_t *out)
     epx_status status = gather_epochs(group, epochs);
 
     if (status == EPX_OK) {
-        status = group_net_close(group);
+        /* Until all have closed theirs, a proxy of this node may set abort words. */
+        status = handshake_ready(group, group_net_close(group));
         if (status == EPX_OK)
             status = set_members(group, out);
         if (status == EPX_OK)
@@ -161,7 +163,7 @@ static epx_status start_over(struct epx_group *group, const uint8_t *out)
     if (status == EPX_OK)
         status = forget_operations(group);
     if (status != EPX_OK)
-        group_aborted_by(group, group->rank, status); /* half of it is not usable */
+        group_abort_alone(group, status); /* half of it is done */
     return status;
 }
 

@@ -62,6 +62,7 @@
  *   ag_push(ag, ring, cmds, n)       (kernel/ring.h, made of these) up to 32 commands to the CPU
  *   struct route_kept                what counting keeps for numbering, as a device likes
  *   ag_route_count, ag_route_number  prefix counting of top-k indices: into a table; into the handle, from a table of offsets
+ *   ag->abort_word                   what ag_wait_ge looks at besides its word; ag_begin sets it to the group's. Lane 0 writes it
  *   AG_MARK(ag, name)                a moment to be remembered, where a device can show how a kernel spends its time
  */
 #ifndef EPX_KERNEL_AGENT_H
@@ -72,6 +73,13 @@
 /* Optional: nothing. */
 #ifndef AG_MARK
 #define AG_MARK(ag, name) ((void)0)
+#endif
+
+/* Optional, for the simulation, which asserts what docs/design.md says of completion: an agent has looked at the abort word
+ * behind its last read; it ends, and the caller may reuse the memory. */
+#ifndef AG_LOOKED
+#define AG_LOOKED(ag, g, word) ((void)0)
+#define AG_ENDS(ag, g, word) ((void)0)
 #endif
 
 /* Optional, for devices whose agents run one after another through long rows: prefetches the first bytes of a row. */

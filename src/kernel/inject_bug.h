@@ -6,7 +6,14 @@
 #ifndef EPX_KERNEL_INJECT_BUG_H
 #define EPX_KERNEL_INJECT_BUG_H
 
-enum injected_bug { BUG_SLOT = 1, BUG_EPOCH = 2, BUG_IMMEDIATE = 3 };
+enum injected_bug {
+    BUG_SLOT = 1,
+    BUG_EPOCH = 2,
+    BUG_IMMEDIATE = 3,
+    BUG_NO_TELL = 4,    /* a rank that gives up does not tell its node */
+    BUG_NO_RECHECK = 5, /* the abort word is not looked at behind the last read */
+    BUG_NO_STOP = 6     /* a rank that gives up does not wait for the network */
+};
 
 #ifdef EPX_INJECT_BUGS
 extern int injected_bug; /* one of them, or 0 */

@@ -61,14 +61,18 @@ struct control {
     uint64_t
         abort_word; /* 0, or who failed and how: set by ranks of the node, or by the own proxy for those elsewhere */
     uint64_t abort_told; /* the abort word that this rank's kernels have passed on to other nodes */
-    uint8_t pad1[48];
+    uint64_t gave_up;    /* simulation only (sim/rules.c): 1 = this rank's memory may be reused, whoever reads it */
+    uint8_t pad1[40];
 };
 EPX_STATIC_ASSERT(sizeof(struct control) == 192, "three cache lines");
 
 #define CONTROL_MAGIC 0x3130305850452e00u
 
-/* abort_word: 1 << 63 | status << 32 | rank */
+/* abort_word: 1 << 63 | ABORT_LEFT_OUT | status << 32 | rank. The first one stays. */
 #define ABORT_WORD(status, rank) ((uint64_t)1 << 63 | (uint64_t)(status) << 32 | (uint64_t)(uint32_t)(rank))
+/* Set in the word of a rank that the others go on without (masked, or left out of a recovery). It ends this rank alone, which
+ * must not pass it on. */
+#define ABORT_LEFT_OUT ((uint64_t)1 << 62)
 #define ABORT_STATUS(word) ((int)((word) >> 32 & 0xff))
 #define ABORT_RANK(word) ((int)((word)&0xffffffffu))
 

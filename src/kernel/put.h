@@ -62,7 +62,7 @@ KFN_STEP void put_abort(struct agent *ag, const struct group_dev *g, uint64_t wo
     if (g->nnodes == 1)
         return;
     if (ag_leader(ag))
-        ag_store_release(&own->abort_told, word); /* pairs with the acquire in wait_failed(), of another agent */
+        ag_store_release(&own->abort_told, word); /* pairs with the acquire in give_up(), of another agent */
     ag_sync(ag);
     put_begin(&batch);
     for (int p = 0; p < g->nranks; p++)

@@ -11,6 +11,14 @@
  *
  * Every wait has a deadline. Expiry masks the peer if the group allows it, otherwise it records who waited for whom,
  * in which phase, for what and what was there, and tells all ranks through their abort words.
+ *
+ * How an operation ends (docs/design.md, "Completion"). Its caller may use the memory again, good or not:
+ *
+ *   good      all reads of other ranks' memory; own abort word still 0 (kernel_end); the kernel ends
+ *   not good  abort words of the node are set; the network reads no memory of this rank any more (network_stop);
+ *             the kernel ends
+ *
+ * So whoever reads memory of a rank that has given up finds its own abort word set when it looks behind the reads.
  */
 #ifndef EPX_KERNEL_SYNC_H
 #define EPX_KERNEL_SYNC_H
@@ -74,7 +82,27 @@ KFN_STEP void report(struct agent *ag, const struct group_dev *g, int status, in
     ag_store_release32(&g->error->state, ERROR_SET); /* pairs with the host's acquire in group_error() */
 }
 
-/* Ends the operation on every rank: abort words wake all waiters. */
+/* One rank of the node, this one included; its first word stays. By each lane for itself. */
+KFN void set_abort_word(struct agent *ag, const struct group_dev *g, int rank, uint64_t word)
+{
+    struct control *c = control_of(g, rank);
+
+    if (!ag_peek(&c->abort_word))
+        ag_store_release(&c->abort_word, word); /* pairs with the acquires in ag_wait_ge and kernel_end() */
+    ag_ring(ag, &c->bell);
+}
+
+/* The other ranks of the node. Always before this rank ends anything: what they read here may then be reused. */
+KFN_STEP void tell_node(struct agent *ag, const struct group_dev *g, uint64_t word)
+{
+    AG_EACH(ag, int, p, g->nranks)
+    if (p != g->rank && is_local(g, p))
+        set_abort_word(ag, g, p, word);
+    ag_sync(ag);
+}
+
+/* Ends the operation on every rank: abort words wake all waiters. The own one comes last: another agent, or the host, may end
+ * this rank's operation as soon as it sees it. */
 KFN_STEP int fail_all(struct agent *ag, const struct group_dev *g, int status, int phase, int peer, int64_t expected,
                       int64_t seen)
 {
@@ -82,13 +110,10 @@ KFN_STEP int fail_all(struct agent *ag, const struct group_dev *g, int status, i
 
     /* A disagreement that check_signature() has not reported before has no field: something cannot be at all. */
     report(ag, g, status, phase, peer, expected, seen, status == KSTATUS_MISMATCH ? -1 : 0, 0);
-    AG_EACH(ag, int, p, g->nranks)
-    {
-        if (!is_local(g, p))
-            continue;
-        ag_store_release(&control_of(g, p)->abort_word, word); /* pairs with the acquire in ag_wait_ge */
-        ag_ring(ag, &control_of(g, p)->bell);
-    }
+    tell_node(ag, g, word);
+    if (ag_leader(ag))
+        set_abort_word(ag, g, g->rank, word);
+    ag_sync(ag);
     put_abort(ag, g, word);
     return 1;
 }
@@ -134,10 +159,7 @@ KFN_STEP int wait_failed(struct agent *ag, const struct group_dev *g, enum wait_
     if (why == WAIT_ABORTED) {
         const uint64_t word = ag_load_acquire(&control_of(g, g->rank)->abort_word);
         report(ag, g, KSTATUS_PEER, phase, ABORT_RANK(word), (int64_t)target, (int64_t)seen, ABORT_STATUS(word), 0);
-        /* The own proxy, when it fails, reaches the ranks of its node only (group_abort() on the host). */
-        if (ABORT_RANK(word) == g->rank && ag_load_acquire(&control_of(g, g->rank)->abort_told) != word)
-            put_abort(ag, g, word);
-        return 1;
+        return 1; /* kernel_end() tells the others */
     }
     if (ag_leader(ag))
         ag_add_stat(&g->stats->timeouts, 1);
@@ -146,11 +168,9 @@ KFN_STEP int wait_failed(struct agent *ag, const struct group_dev *g, enum wait_
         if (ag_leader(ag))
             ag_store_release32((uint32_t *)&g->mask[peer], 0); /* a proxy thread may read it: pairs with mask_read() */
         if (is_local(g, peer)) {
-            /* Should it be late rather than dead: what it reads from now on may belong to a later operation. Pairs with
-             * the acquire in kernel_end(). */
+            /* Should it be late rather than dead: what it reads from now on may belong to a later operation. */
             if (ag_leader(ag))
-                ag_store_release(&control_of(g, peer)->abort_word, ABORT_WORD(KSTATUS_TIMEOUT, g->rank));
-            ag_ring(ag, &control_of(g, peer)->bell);
+                set_abort_word(ag, g, peer, ABORT_WORD(KSTATUS_TIMEOUT, g->rank) | ABORT_LEFT_OUT);
         }
         ag_sync(ag);
         return 0;
@@ -389,16 +409,52 @@ KFN_STEP int check_signature(struct agent *ag, const struct group_dev *g, const 
     return fail_all(ag, g, KSTATUS_MISMATCH, phase, peer, 0, 0);
 }
 
-/* Last lines of every kernel. */
+enum { STOP_WAITS = 8 }; /* several: a process that was stopped meanwhile has lost one of them, not all */
+
+/* The proxies stop (proxy/stop.c): when this returns, the network reads no memory of this rank any more, unless a proxy is
+ * stuck in the network's library for half a deadline. */
+KFN_STEP void network_stop(struct agent *ag, const struct group_dev *g)
+{
+    for (int i = 0; i < g->nrings; i++) {
+        if (ag_leader(ag))
+            ag_store_release(g->rings[i].stop, 1); /* pairs with the acquire in stop_asked() */
+        ag_ring(ag, g->rings[i].bell);
+    }
+    for (int i = 0; i < g->nrings; i++) {
+        if (ag_leader(ag))
+            ag->abort_word = g->rings[i].stopped; /* the group's would end the wait at once */
+        ag_sync(ag);
+        /* Acquire: pairs with the release in stop_progress(). */
+        for (int n = 0; n < INJECT_BUG(BUG_NO_STOP, 0, STOP_WAITS) && !ag_load_acquire(g->rings[i].stopped); n++)
+            ag_wait_ge(ag, g->rings[i].stopped, 1, g->timeout_ns / (2 * STOP_WAITS));
+    }
+}
+
+/* This operation is not good: other ranks may have stopped waiting for this one, or reused what it has read. */
+KFN_STEP void give_up(struct agent *ag, const struct group_dev *g, uint64_t word)
+{
+    report(ag, g, KSTATUS_PEER, PHASE_NONE, ABORT_RANK(word), 0, 0, ABORT_STATUS(word), 0);
+    if (!(word & ABORT_LEFT_OUT)) {
+        if (INJECT_BUG(BUG_NO_TELL, 0, 1))
+            tell_node(ag, g, word);
+        /* The own proxy, when it fails, reaches the ranks of its node only (group_abort() on the host). */
+        if (ABORT_RANK(word) == g->rank && ag_load_acquire(&control_of(g, g->rank)->abort_told) != word)
+            put_abort(ag, g, word);
+    }
+    if (g->nnodes > 1)
+        network_stop(ag, g);
+}
+
+/* Last lines of every kernel. The load is behind all that this agent has read of other ranks: since then it has been counted
+ * (sync_last), by an add that acquires and releases. */
 KFN void kernel_end(struct agent *ag, const struct group_dev *g)
 {
-    if (g->enable_mask) {
-        /* Masked by a peer while it ran, this rank may have read slots that are in use again. Each agent has been counted
-         * since (sync_last), by an add that acquires and releases: that puts all those reads before this load. */
-        const uint64_t word = ag_load_acquire(&control_of(g, g->rank)->abort_word);
-        if (word)
-            report(ag, g, KSTATUS_PEER, PHASE_NONE, ABORT_RANK(word), 0, 0, ABORT_STATUS(word), 0);
-    }
+    const uint64_t word = INJECT_BUG(BUG_NO_RECHECK, 0, ag_load_acquire(&control_of(g, g->rank)->abort_word));
+
+    AG_LOOKED(ag, g, word);
+    if (word)
+        give_up(ag, g, word);
+    AG_ENDS(ag, g, word);
     if (ag->waits && ag_leader(ag)) {
         ag_add_stat(&g->stats->waits, ag->waits);
         ag_add_stat(&g->stats->wait_ns, ag->wait_ns);
