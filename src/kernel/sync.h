@@ -320,6 +320,19 @@ KFN int glance_peers(struct agent *ag, const struct group_dev *g, enum scope sco
     return 0;
 }
 
+/* The own signal, which another agent of this rank gives. That one may be spending a whole deadline on a peer: it gets twice
+ * that, as in sync_barrier(), and no rank is masked for it, least of all this one. */
+KFN_STEP int wait_own(struct agent *ag, const struct group_dev *g, int kind, int slot, uint64_t value, int64_t *wait_ns)
+{
+    const uint64_t *word = signal_at(g, g->rank, kind, slot, g->rank);
+    const uint64_t before = wait_ns ? ag_now(ag) : 0;
+    const enum wait_result why = ag_wait_ge(ag, word, value, 2 * g->timeout_ns);
+
+    if (wait_ns && ag_leader(ag))
+        wait_ns[g->rank] += (int64_t)(ag_now(ag) - before);
+    return why == WAIT_OK ? 0 : wait_failed(ag, g, why, PHASE_AGENTS, -1, value, ag_load_acquire(word));
+}
+
 /* Waits until every active peer's signal reaches `value`; one deadline for all of them. One agent. Non-zero: failed. */
 KFN_STEP int wait_each(struct agent *ag, const struct group_dev *g, enum scope scope, int kind, int slot,
                        uint64_t value, int phase, int64_t *wait_ns)
@@ -328,9 +341,11 @@ KFN_STEP int wait_each(struct agent *ag, const struct group_dev *g, enum scope s
 
     if (!wait_ns && glance_peers(ag, g, scope, kind, slot, value))
         return 0;
+    if (in_scope(g, scope, g->rank) && wait_own(ag, g, kind, slot, value, wait_ns))
+        return 1;
     const uint64_t start = ag_now(ag);
     for (int p = 0; p < g->nranks && !failed; p++) {
-        if (!in_scope(g, scope, p))
+        if (p == g->rank || !in_scope(g, scope, p))
             continue;
         const uint64_t before = wait_ns ? ag_now(ag) : 0;
         failed = wait_word(ag, g, signal_from(g, kind, slot, p), value, phase, p, start);
