@@ -53,7 +53,7 @@ struct device_stream {
     struct work *head, *tail;
     uint64_t queued, done;
     int stop, ended;
-    int working; /* its task runs a call of the user's: waiting for itself would never end */
+    const void *caller; /* its task, while that runs a call of the user's: waiting for itself would never end */
     struct sim_agent *agents[CPU_MAX_AGENTS];
     int nagents;
     int running; /* agents 1.. of the launch that have not returned */
@@ -135,9 +135,9 @@ static void run_work(struct device_stream *stream, struct work *w)
     sim_point();
     switch (w->kind) {
     case WORK_CALL:
-        stream->working = 1;
+        stream->caller = sim_task_id();
         w->fn(w->arg);
-        stream->working = 0;
+        stream->caller = NULL;
         break;
     case WORK_COPY:
         memcpy(w->to, w->from, w->bytes);
@@ -319,7 +319,7 @@ static epx_status sim_stream_sync(struct device *device, struct device_stream *s
     const uint64_t target = stream->queued;
 
     (void)device;
-    if (stream->working)
+    if (stream->caller && stream->caller == sim_task_id())
         return fail(EPX_ERR_USAGE, "stream: a call queued on a stream may not wait for that stream");
     while (stream->done < target)
         sim_park(&stream->done, SIM_NEVER, "waits for a stream");

@@ -7,7 +7,11 @@
 #define EPX_SIM_PRIMS_H
 
 #include "device/cpu/prims.h"
+#include "sim/rules.h"
 #include "sim/sched.h"
+
+#define AG_LOOKED(ag, g, word) sim_rule_looked(g, word)
+#define AG_ENDS(ag, g, word) sim_rule_ends(g, word)
 
 /* A macro is not expanded inside itself: these call the functions of the same name. */
 #define ag_sync(ag) (sim_point(), ag_sync(ag))

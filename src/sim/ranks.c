@@ -13,6 +13,7 @@
 #include "sim/device.h"
 #include "sim/conn.h"
 #include "sim/proxy.h"
+#include "sim/rules.h"
 #include "util/pause.h"
 
 struct meeting;
@@ -185,6 +186,8 @@ static void net_end(struct sim_outcome *outcome)
     if (!net_sim_world)
         return;
     sim_net_totals(net_sim_world, &outcome->net);
+    if (outcome->net.late_reads)
+        sim_rule_late_read(outcome->net.late_from, outcome->net.late_to);
     sim_set_source(NULL);
     proxy_driver = NULL;
     sim_net_destroy(net_sim_world);
@@ -204,6 +207,7 @@ int sim_run_ranks(const struct sim_setup *setup, int (*fn)(int rank, int n, epx_
 
     memset(outcome, 0, sizeof(*outcome));
     memset(naps, 0, sizeof(naps));
+    sim_rules_begin();
     snprintf(outcome->stuck, sizeof(outcome->stuck), "no memory for the simulation");
     if (sim_begin(&setup->sched) != 0)
         return -1;
@@ -220,6 +224,7 @@ int sim_run_ranks(const struct sim_setup *setup, int (*fn)(int rank, int n, epx_
         outcome->failures += m.seats[r].result != 0;
     sim_totals(&outcome->totals);
     net_end(outcome);
+    snprintf(outcome->broken, sizeof(outcome->broken), "%s", sim_rules_broken());
     sim_conns_end();
     conn_override = NULL;
     sim_machines = NULL;

@@ -23,6 +23,7 @@ struct sim_outcome {
     struct sim_totals totals;
     struct sim_net_totals net;
     char stuck[1500]; /* "" or who waits for what */
+    char broken[240]; /* "" or how the rule of completion was broken (sim/rules.h) */
 };
 
 /* Runs fn(rank, n, boot, arg) for every rank. Returns 0 when the simulation came to its end, whatever ranks returned. */

@@ -88,6 +88,11 @@ int sim_rank(void)
     return sim.current ? sim.current->rank : -1;
 }
 
+const void *sim_task_id(void)
+{
+    return sim.current;
+}
+
 int sim_is_dead(int rank)
 {
     return sim.rank[rank].dead && sim.rank[rank].thaw == SIM_NEVER;

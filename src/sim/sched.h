@@ -80,6 +80,8 @@ enum sim_kind { SIM_PROGRAM, SIM_STREAM, SIM_AGENT, SIM_PROXY, SIM_KINDS };
 int sim_spawn(enum sim_kind kind, int rank, int index, void (*fn)(void *), void *arg);
 /* Of the running task; -1 outside. */
 int sim_rank(void);
+/* The running task, to be compared; NULL outside. */
+const void *sim_task_id(void);
 /* By a fault, and not raised again. */
 int sim_is_dead(int rank);
 

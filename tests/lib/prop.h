@@ -88,6 +88,8 @@ int prop_run_case_on(const struct prop_case *c, int (*ranks)(int n, prop_rank_fn
 void prop_print_case(const struct prop_case *c);
 /* How many ranks have gone on after a failure, and how many checked rounds they have run since, in this process. */
 void prop_recoveries(uint64_t *ranks, uint64_t *rounds);
+/* NULL, or called before a rank uses its tensors for something else, while its group exists. */
+extern void (*prop_reuses)(epx_group *group);
 /* How often an operation ended in a way that faults excuse. */
 uint64_t prop_excused(void);
 

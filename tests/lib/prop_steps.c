@@ -140,10 +140,14 @@ static void spoil(struct shared *s, struct buffer *b)
         ;
 }
 
+void (*prop_reuses)(epx_group *group);
+
 static void free_tensors(struct actor *a)
 {
     const struct prop_case *c = a->shared->c;
 
+    if (prop_reuses && a->group)
+        prop_reuses(a->group);
     for (int i = 0; i < a->nbuffers; i++) {
         if (a->buffer[i].from_epx && a->buffer[i].base)
             memset(a->buffer[i].base, SPOILED, a->buffer[i].bytes); /* used for something else, also after a failure */

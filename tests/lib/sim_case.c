@@ -4,6 +4,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "group/objects.h"
+#include "sim/rules.h"
+
 enum { TIMEOUT_MS = 1000 }; /* of virtual time */
 
 static int pick_one(struct prop_rng *rng, const int *from, int n)
@@ -259,6 +262,11 @@ static int simulated_ranks(int n, prop_rank_fn fn, void *arg)
     return now.report->outcome.failures;
 }
 
+static void reuses(epx_group *group)
+{
+    sim_rule_reuse(group->rank, group->nranks, (void *const *)group->bases);
+}
+
 int sim_case_run(const struct sim_case *c, struct sim_report *report)
 {
     int rc;
@@ -266,7 +274,13 @@ int sim_case_run(const struct sim_case *c, struct sim_report *report)
     memset(report, 0, sizeof(*report));
     now.c = c;
     now.report = report;
+    prop_reuses = reuses;
     rc = prop_run_case_on(&c->prop, simulated_ranks, report->error, sizeof(report->error));
+    prop_reuses = NULL;
+    if (report->outcome.broken[0]) {
+        snprintf(report->error, sizeof(report->error), "%s", report->outcome.broken);
+        rc = -1;
+    }
     if (report->outcome.stuck[0]) {
         snprintf(report->error, sizeof(report->error), "%s", report->outcome.stuck);
         rc = -1;

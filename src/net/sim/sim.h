@@ -39,6 +39,8 @@ struct sim_net_options {
 
 struct sim_net_totals {
     uint64_t puts, bytes, pieces, lost, refused, hash;
+    uint64_t late_reads;    /* of memory of ranks that had given up (struct control) */
+    int late_from, late_to; /* the first: whose memory, and for whom */
 };
 
 /* NULL without memory. */

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernel/params.h"
 #include "util/status.h"
 
 static uint64_t mix(uint64_t x)
@@ -252,7 +253,13 @@ static int inside(const struct sim_endpoint *e, uint64_t at, uint32_t bytes)
 static void copy_bytes(struct sim_net *w, const struct sim_endpoint *from, const struct sim_endpoint *to,
                        const struct net_put *put, uint32_t offset, uint32_t bytes)
 {
+    const struct control *c = (const struct control *)from->heap;
+
     w->totals.pieces++;
+    if (bytes && from->heap_bytes >= sizeof(*c) && c->magic == CONTROL_MAGIC && c->gave_up && !w->totals.late_reads++) {
+        w->totals.late_from = from->rank;
+        w->totals.late_to = to->rank;
+    }
     if (bytes)
         memcpy(to->heap + put->target + offset, from->heap + put->source + offset, bytes);
 }

@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "sim/rules.h"
+
+#include <stdio.h>
+
+#include "sim/sched.h"
+
+/* Of struct control. */
+enum { ACTIVE = 0, GAVE_UP = 1, LEFT_OUT = 2 };
+
+static char broken[240];
+
+void sim_rules_begin(void)
+{
+    broken[0] = 0;
+}
+
+const char *sim_rules_broken(void)
+{
+    return broken;
+}
+
+static void breach(const char *format, int a, int b)
+{
+    char text[128];
+
+    if (broken[0])
+        return;
+    snprintf(text, sizeof(text), format, a, b);
+    snprintf(broken, sizeof(broken), "the rule of completion is broken at %llu us: %s",
+             (unsigned long long)sim_now() / 1000, text);
+}
+
+static struct control *control_at(void *heap)
+{
+    return heap;
+}
+
+void sim_rule_looked(const struct group_dev *g, uint64_t word)
+{
+    for (int p = 0; p < g->nranks; p++)
+        if (!word && p != g->rank && g->heap[p] && g->mask[p] && control_at(g->heap[p])->gave_up == GAVE_UP)
+            breach("an operation of rank %d ends as good although rank %d of its node has given up", g->rank, p);
+}
+
+void sim_rule_reuse(int rank, int nranks, void *const *heaps)
+{
+    struct control *own = control_at(heaps[rank]);
+
+    if (!own->abort_word)
+        return;
+    for (int p = 0; p < nranks; p++)
+        if (!(own->abort_word & ABORT_LEFT_OUT) && heaps[p] && !control_at(heaps[p])->abort_word)
+            breach("rank %d gives up and has not told rank %d of its node", rank, p);
+    own->gave_up = own->abort_word & ABORT_LEFT_OUT ? LEFT_OUT : GAVE_UP;
+}
+
+void sim_rule_ends(const struct group_dev *g, uint64_t word)
+{
+    if (word)
+        sim_rule_reuse(g->rank, g->nranks, (void *const *)g->heap);
+}
+
+void sim_rule_late_read(int from, int to)
+{
+    breach("the network read memory of rank %d, which had given up, for rank %d", from, to);
+}

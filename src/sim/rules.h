@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The rule of completion (docs/design.md), asserted by the simulation where it matters rather than through results:
+ *
+ *   a kernel ends as not good     the abort words of all other ranks of its node are set before
+ *   a kernel ends as good         no rank of its node had given up before it looked at its own abort word
+ *   a put reads its source        its rank has not given up (net/sim/world.c)
+ *   a caller reuses memory        as for a kernel that ends as not good
+ *
+ * The first three are asked by the kernels (AG_LOOKED and AG_ENDS of kernel/agent.h) and the network, the last by the test's
+ * program. A rank that has given up says so in its control block, where the ranks of its node and the network see it.
+ */
+#ifndef EPX_SIM_RULES_H
+#define EPX_SIM_RULES_H
+
+#include "kernel/params.h"
+
+void sim_rules_begin(void);
+/* An agent of rank g->rank has looked at its abort word behind its last read. */
+void sim_rule_looked(const struct group_dev *g, uint64_t word);
+/* It ends: from now on the rank's memory may be reused, as far as this agent is concerned. */
+void sim_rule_ends(const struct group_dev *g, uint64_t word);
+/* The caller of a group whose heaps (NULL: of other nodes) these are uses its tensors for something else. */
+void sim_rule_reuse(int rank, int nranks, void *const *heaps);
+/* The network read `from`'s memory, for rank `to`, after it had given up. */
+void sim_rule_late_read(int from, int to);
+/* "" or the first breach. */
+const char *sim_rules_broken(void);
+
+#endif
