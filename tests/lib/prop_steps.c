@@ -588,6 +588,9 @@ int actors_update(struct actor *actors, const struct prop_case *c, int update)
     for (int pair = 0; !rc && pair < c->pairs; pair++)
         rc = run_pair(actors, c->nhandles, update, pair);
     for (int i = 0; i < c->nhandles; i++) {
+        /* After a failure in one group another may have a staged operation, whose memory is not the caller's yet. */
+        if (rc && actors[i].handle)
+            epx_complete(actors[i].handle, actors[i].stream[0]);
         if (actors[i].group) {
             epx_stream_sync(actors[i].group, actors[i].stream[0]);
             epx_stream_sync(actors[i].group, actors[i].stream[1]);
