@@ -56,6 +56,7 @@ find_quick() {
 
 find_test() {
     need clang clang --version
+    need clang-tidy clang-tidy --version
     need python3-venv python3 -c 'import ensurepip, venv'
     want hipcc tool hipcc
     # The architecture that the stage cross compiles for: compiler and C library.

@@ -19,6 +19,7 @@ VENV = ".venv-test"  # survives `make clean`
 # Expected seconds of steps on 2 idle cores; build-logs/times.json has those of the last run here.
 TIMES = {
     "gcc-configure": 3, "gcc-build": 60, "gcc": 150, "quick": 60, "install": 6, "demo": 8, "cxx": 8, "format": 4, "scripts": 5,
+    "tidy": 20,
     "python-env": 60, "python-wheel": 40, "python-alone": 20, "python": 60, "python-hf": 15, "python-train": 15,
     "clang-build": 50, "clang": 40, "address-build": 60, "address": 60, "address-processes": 40,
     "thread-build": 50, "thread": 60, "cross-build": 50, "cross": 15,
@@ -35,7 +36,7 @@ STEPS = {  # steps of each stage, where they are not the stage itself
     "cross": ["cross-configure", "cross-build", "cross"],
 }
 
-ALL = ["scripts", "format", "layers", "noexit", "gcc", "symbols", "cxx", "install", "demo", "python", "clang",
+ALL = ["scripts", "format", "layers", "noexit", "gcc", "symbols", "cxx", "install", "demo", "python", "tidy", "clang",
        "address", "thread", "cross"]
 QUICK = ["scripts", "format", "layers", "noexit", "quick", "symbols", "cxx"]
 
@@ -66,6 +67,11 @@ def scripts(run):
 def format(run):  # pylint: disable=redefined-builtin
     """clang-format"""
     run.check("format", ["scripts/format.sh"])
+
+
+def tidy(run):
+    """clang-tidy, with the checks of .clang-tidy"""
+    run.check("tidy", ["scripts/tidy.sh"])
 
 
 def layers(run):

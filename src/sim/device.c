@@ -441,7 +441,7 @@ static epx_status sim_identity(struct device *device, uint8_t id[64])
     const int rank = ((struct sim_device *)device)->rank;
 
     memset(id, 0, 64);
-    memcpy(id, "sim", 3);
+    memcpy(id, "sim", 4);
     if (sim_machines) /* else nodes come from ranks_per_node */
         id[3] = (uint8_t)(1 + sim_machines[rank]);
     return EPX_OK;

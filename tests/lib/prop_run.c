@@ -91,7 +91,7 @@ static int open_actor(struct actor *a, struct shared *s, int rank, int number, e
     a->number = number;
     a->group = group;
     a->tokens_per_rank = tokens_per_rank(s->c);
-    a->rng.state = workload_hash(s->c->seed, (uint64_t)(1000 + rank * 8 + number));
+    a->rng.state = workload_hash(s->c->seed, 1000 + (uint64_t)rank * 8 + (uint64_t)number);
     config.mode = a->p->mode;
     config.layout = a->p->layout;
     config.topk = a->p->w.topk;

@@ -378,7 +378,8 @@ static int check_counters(struct actor *a)
     for (int64_t l = 0; stats && l < a->route->local_experts; l++)
         if (tensor_int(stats, l) != 1000 + l + a->recv.expert_rows[l])
             return actor_failure(a, "expert_stats[%lld]: expected %lld, got %lld", (long long)l,
-                                 (long long)(1000 + l + a->recv.expert_rows[l]), (long long)tensor_int(stats, l));
+                                 1000 + (long long)l + (long long)a->recv.expert_rows[l],
+                                 (long long)tensor_int(stats, l));
     for (int64_t r = 0; waits && r < a->route->nranks; r++)
         if (tensor_int(waits, r) < 7 || tensor_int(waits, r) > 7 + 1000000ll * PROP_TIMEOUT_MS)
             return actor_failure(a, "wait_ns[%lld] is %lld", (long long)r, (long long)tensor_int(waits, r));
@@ -557,7 +558,7 @@ static int update_routing(struct actor *a, int update)
 static int run_pair(struct actor *actors, int n, int update, int pair)
 {
     for (int i = 0; i < n; i++) {
-        actors[i].w.round = (uint64_t)(update * 16 + pair);
+        actors[i].w.round = (uint64_t)update * 16 + (uint64_t)pair;
         actors[i].backward = actors[i].p->backward && pair % 2 == 1;
         if (issue_dispatch(&actors[i]))
             return -1;

@@ -73,7 +73,7 @@ static inline void blocking_enter(enum blocking_call call, int rank)
         return;
     ms = atomic_load(&blocking_trap.ms);
     atomic_fetch_add(&blocking_trap.blocked, 1);
-    while (ms < 0)
+    while (ms < 0) /* NOLINT(bugprone-infinite-loop): a call that never returns */
         sleep(1);
     usleep((useconds_t)ms * 1000);
     atomic_fetch_add(&blocking_trap.back, 1);

@@ -71,7 +71,7 @@ static char *region_make(int slot)
 static void region_free(int slot)
 {
     pthread_mutex_lock(&world.lock);
-    mmap(world.base + (size_t)slot * SLOT, SLOT, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    (void)mmap(world.base + (size_t)slot * SLOT, SLOT, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
     world.slot[slot].id = 0;
     pthread_mutex_unlock(&world.lock);
 }

@@ -180,7 +180,7 @@ static void zero_padding(struct baseline *b, size_t row)
     int l;
 
     for (l = 0; l < plan->local_experts; l++) {
-        size_t first = (size_t)(plan->expert_offsets[l] + plan->expert_rows[l]);
+        size_t first = (size_t)plan->expert_offsets[l] + (size_t)plan->expert_rows[l];
         size_t rows = (size_t)(plan->expert_counts[l] - plan->expert_rows[l]);
 
         if (rows == 0)

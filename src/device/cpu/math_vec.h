@@ -191,6 +191,7 @@ VEC_INLINE u32x4 vec_widen_hi(u16x8 h, int high)
 /* Every NaN replaced by the one positive quiet NaN, so that devices agree on the bits. */
 VEC_INLINE u32x4 vec_canonical(f32x4 x)
 {
+    /* NOLINTNEXTLINE(misc-redundant-expression): false for a NaN */
     return vec_select((u32x4)(x == x), (u32x4)x, vec_u32(0x7fc00000u));
 }
 
@@ -198,6 +199,7 @@ VEC_INLINE u32x4 vec_canonical(f32x4 x)
 VEC_INLINE u32x4 vec_round_bf16(f32x4 x)
 {
     u32x4 bits = (u32x4)x;
+    /* NOLINTNEXTLINE(misc-redundant-expression): false for a NaN */
     return vec_select((u32x4)(x == x), bits + 0x7fffu + (bits >> 16 & 1u), vec_u32(0x7fc00000u));
 }
 
