@@ -29,7 +29,7 @@ cat >"$work/group.py" <<'PYTHON'
 import epx
 
 with epx.Group(num_experts=8, max_tokens_per_rank=4, max_hidden_bytes=64, max_topk=2) as group:
-    print("python rank %d of %d" % (group.info.rank, group.info.nranks))
+    print("python rank %d of %d: created" % (group.info.rank, group.info.nranks))
 PYTHON
 
 fail() {
@@ -60,7 +60,7 @@ has() {
 complete() {
     local rank
     for ((rank = 0; rank < $1; rank++)); do
-        has 1 "$2 $rank of $1"
+        has 1 "$2 $rank of $1:"
     done
 }
 
@@ -131,6 +131,24 @@ grep -q "RANK is 0 and WORLD_SIZE is 1, but Open MPI has set OMPI_COMM_WORLD_RAN
 
 check "epx run inside mpirun" 0 mpi -n 1 "$EPX_BUILD_DIR/epx" run -n 2 "$hello"
 complete 2 "rank"
+
+# Two machines: an agent in the place of ssh gives each a host name of its own. The ranks then know mpirun's address only.
+cat >"$work/agent" <<'SHELL'
+#!/bin/sh
+host=$1
+shift
+exec unshare --uts -- sh -c 'hostname "$0" && exec sh -c "$*"' "$host" "$@"
+SHELL
+chmod +x "$work/agent"
+if unshare --uts true 2>/dev/null; then
+    EPX_LOG=info check "mpirun on two machines" 0 mpi -n 4 --host node-a:2,node-b:2 --mca plm_rsh_agent "$work/agent" \
+        --mca oob_tcp_if_include lo "$hello"
+    complete 4 "rank"
+    has 4 "from Open MPI; rank 0 is at 127.0.0.1, port"
+    has 4 "OMPI_MCA_orte_hnp_uri"
+else
+    echo "not run: mpirun on two machines (no right to give a host name)"
+fi
 
 # ---- srun --------------------------------------------------------------------------------------------------------
 
