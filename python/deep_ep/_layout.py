@@ -10,14 +10,19 @@ from typing import Optional, Tuple
 
 import torch
 
+from ._checks import wrong
+
 NVL_PEERS = 8  # DeepEP's ranks per node, the width of send_nvl_head
 
 
 def dispatch_layout(topk_idx: torch.Tensor, num_experts: int, nranks: int, node_of: Tuple[int, ...]) -> Tuple[
         torch.Tensor, Optional[torch.Tensor], torch.Tensor, torch.Tensor]:
-    """(tokens per rank, tokens per node or None, tokens per expert, is token in rank). No synchronisation."""
+    """(tokens per rank, tokens per node or None, tokens per expert, is token in rank). Does not synchronise.
+
+    Ids that are out of range count for nothing: dispatch reports them (check_experts() does so at once where it can).
+    """
     local = -(-num_experts // nranks)
-    none = topk_idx < 0
+    none = (topk_idx < 0) | (topk_idx >= num_experts)
     experts = topk_idx.masked_fill(none, num_experts).long()
     ranks = torch.div(experts, local, rounding_mode="floor").masked_fill(none, nranks)
     per_expert = _count(experts.flatten(), num_experts)
@@ -27,6 +32,17 @@ def dispatch_layout(topk_idx: torch.Tensor, num_experts: int, nranks: int, node_
     if nnodes > 1:
         per_node = in_nodes(in_rank, node_of).sum(0, dtype=torch.int32)
     return in_rank.sum(0, dtype=torch.int32), per_node, per_expert, in_rank
+
+
+def check_experts(topk_idx: torch.Tensor, num_experts: int) -> None:
+    """Raises for ids that are neither an expert nor -1. On the CPU only: on a GPU it would wait for the device."""
+    if topk_idx.device.type != "cpu" or topk_idx.numel() == 0:
+        return
+    least, most = (int(value) for value in topk_idx.aminmax())
+    if least < -1 or most >= num_experts:
+        token, k = torch.nonzero((topk_idx < -1) | (topk_idx >= num_experts))[0].tolist()
+        raise wrong("topk_idx[%d][%d]" % (token, k), "-1 (none) to %d (num_experts - 1)" % (num_experts - 1),
+                    int(topk_idx[token, k]))
 
 
 def _count(values: torch.Tensor, n: int) -> torch.Tensor:

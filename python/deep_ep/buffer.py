@@ -12,7 +12,7 @@ from . import _checks as checks
 from . import _high_throughput, _low_latency
 from ._checks import refused, wrong
 from ._engine import Engine, Pool
-from ._layout import dispatch_layout
+from ._layout import check_experts, dispatch_layout
 from ._settings import Settings, low_latency_hint
 from ._streams import CudaLaunch, HostLaunch, settle
 from .config import Config
@@ -196,7 +196,8 @@ class Buffer:
                             allocate_on_comm_stream: bool = False) -> Tuple[
                                 torch.Tensor, Optional[torch.Tensor], torch.Tensor, torch.Tensor, EventOverlap]:
         """Counts for dispatch: (num_tokens_per_rank i32[R], num_tokens_per_rdma_rank i32[nodes] or None inside a node,
-        num_tokens_per_expert i32[E], is_token_in_rank bool[T,R], event). -1 in topk_idx selects nothing."""
+        num_tokens_per_expert i32[E], is_token_in_rank bool[T,R], event). -1 in topk_idx selects nothing; ids of at least
+        num_experts are refused here on the CPU, and by dispatch on a GPU."""
         checks.tensor("topk_idx", topk_idx, (torch.int64, torch.int32), (None, None))
         checks.positive("num_experts", num_experts)
         device = checks.device_of("topk_idx", topk_idx)
@@ -204,6 +205,7 @@ class Buffer:
         if device.type == "cpu":
             if previous_event is not None and previous_event.event is not None:
                 previous_event.event.current_stream_wait()
+            check_experts(topk_idx, num_experts)
             event = EventOverlap(EventHandle()) if async_finish else EventOverlap()
             return (*dispatch_layout(topk_idx, num_experts, self.group_size, self._engine.node_of), event)
         launch = launcher(None)

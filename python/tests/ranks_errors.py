@@ -101,6 +101,19 @@ def test_indices_out_of_range(world: World) -> None:
     check_one(world, buffer, work, 8)
 
 
+def test_layout_of_experts_that_do_not_exist(world: World) -> None:
+    """The first id past the last expert was once counted for nobody, in silence. On a GPU, dispatch reports it."""
+    world.only("cpu")
+    buffer = world.buffer()
+    idx = torch.tensor([[0, 7], [-1, 3]])
+    for given in (8, 9, -2):
+        bad = idx.clone()
+        bad[1, 0] = given
+        refused([(lambda bad=bad: buffer.get_dispatch_layout(bad, 8), "topk_idx[1][0]|-1 (none) to 7|%d" % given)])
+    per_expert = buffer.get_dispatch_layout(idx, 8)[2]
+    assert per_expert.tolist() == [1, 0, 0, 1, 0, 0, 0, 1]
+
+
 def test_low_latency(world: World) -> None:
     buffer = world.buffer()
     work = Work(world.nranks, 6, 128, 2 * world.nranks, 2, seed=3, uneven=False)
