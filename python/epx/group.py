@@ -2,44 +2,25 @@
 """Groups: all ranks that exchange tokens."""
 
 import atexit
-import collections
 import ctypes
-import math
 import os
 import threading
 import time
 import weakref
-from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from . import _abi
-from ._abi import Device, DType, Layout, Mode, TensorStruct
+from ._abi import Device, DType
 from ._library import check, load
+from ._owner import GroupInfo
 from .bootstrap import Bootstrap
-from .errors import ArgumentError, Status, UsageError, make_error
-from .handle import Handle
-from .memory import Block
-from .streams import CpuWaiter, Event, Stream, poll, stream_address
+from .errors import ArgumentError, Status, make_error
+from .handle import HandleOwner
+from .memory import HeapOwner
+from .streams import stream_address
 from .tensors import describe
 
 _living: "weakref.WeakSet[Group]" = weakref.WeakSet()
-
-
-class GroupInfo(NamedTuple):
-    """What a group is: its rank, its nodes, its device."""
-
-    rank: int
-    nranks: int
-    node: int
-    nnodes: int
-    ranks_per_node: int
-    num_experts: int
-    local_experts: int
-    device: Device
-    num_agents: int
-    timeout_ms: int
-    max_recv_tokens: int
-    device_name: str
-    net_name: str
 
 
 class ErrorInfo(NamedTuple):
@@ -99,7 +80,7 @@ def _interruptible(call: Callable[[], int]) -> Tuple[int, str]:
     return result[0]
 
 
-class Group:
+class Group(HandleOwner, HeapOwner):
     """A set of ranks that exchange tokens. Creating one is collective; all ranks give the same configuration.
 
     `config` are the fields of ``epx_group_config``: num_experts, max_tokens_per_rank, max_hidden_bytes, max_topk,
@@ -108,19 +89,9 @@ class Group:
     """
 
     def __init__(self, bootstrap: Optional[Bootstrap] = None, **config: Any) -> None:
-        self._address: Optional[int] = None
-        self._why = "was not created"
+        super().__init__()
         self._closing = False
-        self._blocks: Set[int] = set()  # addresses; blocks end in any thread, and each step here is one that cannot be split
-        self._held: Deque[Tuple[Event, Any]] = collections.deque()
-        self._events: List[Event] = []
-        self._lost_handles: List[Tuple[int, Any]] = []  # to be destroyed, and what their staged operations use
-        self._waiter: Optional[CpuWaiter] = None
-        # Do operations keep their tensors alive until they have run? Callers whose memory is freed in the order of a
-        # stream, as torch's on a GPU, may say no.
-        self.holds = True
         self.masks = bool(config.get("enable_mask"))  # may ranks be masked?
-        self._lib = load()
         self._bootstrap = bootstrap  # the C library may call it as long as the group lives
         struct = _make_config(config)
         out = ctypes.c_void_p()
@@ -152,24 +123,16 @@ class Group:
 
     # ---- Life
 
-    @property
-    def address(self) -> int:
-        """The group as the C library sees it. Raises UsageError where it has gone: destroyed, or left behind by fork."""
-        if self._address is None:
-            raise UsageError(Status.USAGE, "the group %s" % self._why)
-        return self._address
-
-    @property
-    def alive(self) -> bool:
-        """May it be used? Not after destroy(), nor in a process forked from the one that created it."""
-        return self._address is not None
-
     def destroy(self) -> None:
         """Waits for queued work and frees all. Memory of alloc() that is still referenced keeps the heap until it goes."""
         if self._address is None or self._closing:
             return
         self._closing = True
         if not self._blocks:
+            self._finish()
+
+    def _heap_unused(self) -> None:
+        if self._closing:
             self._finish()
 
     def _finish(self) -> None:
@@ -212,104 +175,10 @@ class Group:
     def __exit__(self, *_: Any) -> None:
         self.destroy()
 
-    # ---- Memory
-
-    def alloc(self, nbytes: int) -> Block:
-        """Memory that every rank of the node can reach: tensors there are exchanged without a copy.
-
-        It is freed when the block and all that was made from it (``torch.from_dlpack(block)``) are gone.
-        """
-        out = ctypes.c_void_p()
-        check(self._lib.epx_alloc(self.address, nbytes, ctypes.byref(out)))
-        address = out.value or 0
-        self._blocks.add(address)
-        return Block(self, address, nbytes)
-
-    def register(self, tensor: Any, stream: Any = None) -> bool:
-        """Registers the tensor's memory; True if a high-throughput combine reads its rows in place, in any number.
-
-        Memory of alloc() is always read in place. Other memory is exported to the ranks of the node, which import it in
-        their next call; a later register() then returns True. Does not wait.
-        """
-        struct, in_place = TensorStruct(), ctypes.c_int()
-        keep = describe("tensor", tensor, struct)
-        shape, stride = struct.shape[:struct.ndim], struct.stride[:struct.ndim]
-        if 0 in shape:
-            return True
-        if not any(stride):  # contiguous
-            elements = math.prod(shape)
-        else:
-            elements = 1 + sum((n - 1) * step for n, step in zip(shape, stride))
-        check(self._lib.epx_register(self.address, struct.data, elements * self._lib.epx_dtype_size(struct.dtype),
-                                     stream_address(self, stream), ctypes.byref(in_place)))
-        del keep
-        return bool(in_place.value)
-
-    def _release(self, address: int) -> None:
-        self._blocks.discard(address)  # before it can be given out again
-        if self._address is not None:
-            self._lib.epx_free(self._address, address)
-            if self._closing and not self._blocks:
-                self._finish()
-
-    # ---- Waiting
-
-    def stream(self) -> Stream:
-        """A new stream of the group's device."""
-        return Stream(self)
-
-    def event(self) -> Event:
-        """A new event."""
-        return Event(self)
-
-    def sync(self, stream: Any = None) -> None:
-        """Waits for the work queued on a stream (None: the group's own). Raises the asynchronous error, if there is one."""
-        number = stream_address(self, stream)
-        self._wait(number)
-        self._prune()
-        check(self._lib.epx_stream_sync(self.address, number))
-
-    def _wait(self, stream: Optional[int]) -> None:
-        if self.device != Device.CPU:
-            poll(lambda: self._lib.epx_stream_query(self.address, stream) != Status.NOT_READY)
-            return
-        waiter, self._waiter = self._waiter or CpuWaiter(), None  # another thread makes its own
-        waiter.wait(self.address, stream)
-        self._waiter = waiter
-
-    def hold(self, objects: Any, stream: Any = None) -> None:
-        """Keeps objects alive until what is queued on the stream now has run. Does nothing where `holds` is False."""
-        if not self.holds:
-            return
-        event = self._events.pop() if self._events else Event(self)
-        check(self._lib.epx_event_record(event.address, stream_address(self, stream)))
-        self._held.append((event, objects))
-        self._prune()
-
-    def _prune(self) -> None:
-        held = self._held
-        while held and self._lib.epx_event_query(held[0][0].address) != Status.NOT_READY:
-            self._events.append(held.popleft()[0])
-
-    # ---- Handles, masks, errors, statistics
-
-    def handle(self, mode: Mode, layout: Layout, topk: int, expert_alignment: int = 0, compact: bool = False) -> Handle:
-        """A handle: one routing. Local; `compact` puts local experts first in received top-k rows."""
-        self._end_lost_handles()
-        return Handle(self, mode, layout, topk, expert_alignment, compact)
-
-    def _end_lost_handles(self) -> None:
-        while self._lost_handles:
-            address, staged = self._lost_handles.pop()
-            if staged is not None:
-                # The other ranks wait for its receive half.
-                self._lib.epx_complete(address, None)
-            self._lib.epx_handle_destroy(address)  # waits for it
+    # ---- Masks, errors, statistics
 
     def mask_query(self, out: Any, stream: Any = None) -> None:
         """Writes the mask into a tensor of the device, int32 [ranks]."""
-        from .tensors import describe
-
         struct = _abi.TensorStruct()
         keep = describe("out", out, struct)
         if struct.dtype != DType.INT32 or struct.ndim != 1 or struct.shape[0] != self.info.nranks:

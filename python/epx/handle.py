@@ -2,17 +2,14 @@
 """Handles: one routing each, with its dispatches and combines."""
 
 import ctypes
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from . import _abi
 from ._abi import DType, Direction, Layout, Mode, RecvPart, TensorStruct
 from ._library import check, load
 from .errors import Status, UsageError
-from .streams import Event, poll, stream_address
+from .streams import Event, StreamOwner, poll, stream_address
 from .tensors import describe
-
-if TYPE_CHECKING:
-    from .group import Group
 
 
 class Arguments:
@@ -66,7 +63,7 @@ class LayoutInfo:
 class Handle:
     """One routing of a group. Made by Group.handle()."""
 
-    def __init__(self, group: "Group", mode: Mode, layout: Layout, topk: int, expert_alignment: int = 0,
+    def __init__(self, group: "HandleOwner", mode: Mode, layout: Layout, topk: int, expert_alignment: int = 0,
                  compact: bool = False) -> None:
         self._lib = load()
         self._address: Optional[int] = None
@@ -195,3 +192,24 @@ class Handle:
         address = getattr(self, "_address", None)
         if address is not None and self.group.alive:
             self.group._lost_handles.append((address, self._staged))
+
+
+class HandleOwner(StreamOwner):
+    """A group, as far as handles go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lost_handles: List[Tuple[int, Any]] = []  # to be destroyed, and what their staged operations use
+
+    def handle(self, mode: Mode, layout: Layout, topk: int, expert_alignment: int = 0, compact: bool = False) -> Handle:
+        """A handle: one routing. Local; `compact` puts local experts first in received top-k rows."""
+        self._end_lost_handles()
+        return Handle(self, mode, layout, topk, expert_alignment, compact)
+
+    def _end_lost_handles(self) -> None:
+        while self._lost_handles:
+            address, staged = self._lost_handles.pop()
+            if staged is not None:
+                # The other ranks wait for its receive half.
+                self._lib.epx_complete(address, None)
+            self._lib.epx_handle_destroy(address)  # waits for it

@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory from a group's heap, for NumPy, torch and others."""
 
+import ctypes
+import math
 import sys
-from typing import TYPE_CHECKING, Any, Dict, Tuple
+from typing import Any, Dict, Set, Tuple
 
 from . import dlpack
-from ._abi import Device
-
-if TYPE_CHECKING:
-    from .group import Group
+from ._abi import Device, TensorStruct
+from ._library import check
+from .streams import StreamOwner, stream_address
+from .tensors import describe
 
 
 class Block:
     """A piece of a group's heap. ``torch.from_dlpack`` and ``numpy.asarray`` make byte arrays over it that keep it alive."""
 
-    def __init__(self, group: "Group", address: int, nbytes: int) -> None:
+    def __init__(self, group: "HeapOwner", address: int, nbytes: int) -> None:
         self.group = group
         self.address = address
         self.nbytes = nbytes
@@ -43,3 +45,53 @@ class Block:
         group = getattr(self, "group", None)
         if group is not None:
             group._release(self.address)
+
+
+class HeapOwner(StreamOwner):
+    """A group, as far as memory goes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Addresses. Blocks end in any thread: each step on this set is one that cannot be interrupted.
+        self._blocks: Set[int] = set()
+
+    def alloc(self, nbytes: int) -> Block:
+        """Memory that every rank of the node can reach: tensors there are exchanged without a copy.
+
+        It is freed when the block and all that was made from it (``torch.from_dlpack(block)``) are gone.
+        """
+        out = ctypes.c_void_p()
+        check(self._lib.epx_alloc(self.address, nbytes, ctypes.byref(out)))
+        address = out.value or 0
+        self._blocks.add(address)
+        return Block(self, address, nbytes)
+
+    def register(self, tensor: Any, stream: Any = None) -> bool:
+        """Registers the tensor's memory; True if a high-throughput combine reads its rows in place, in any number.
+
+        Memory of alloc() is always read in place. Other memory is exported to the ranks of the node, which import it in
+        their next call; a later register() then returns True. Does not wait.
+        """
+        struct, in_place = TensorStruct(), ctypes.c_int()
+        keep = describe("tensor", tensor, struct)
+        shape, stride = struct.shape[:struct.ndim], struct.stride[:struct.ndim]
+        if 0 in shape:
+            return True
+        if not any(stride):  # contiguous
+            elements = math.prod(shape)
+        else:
+            elements = 1 + sum((n - 1) * step for n, step in zip(shape, stride))
+        check(self._lib.epx_register(self.address, struct.data, elements * self._lib.epx_dtype_size(struct.dtype),
+                                     stream_address(self, stream), ctypes.byref(in_place)))
+        del keep
+        return bool(in_place.value)
+
+    def _release(self, address: int) -> None:
+        self._blocks.discard(address)  # before it can be given out again
+        if self._address is not None:
+            self._lib.epx_free(self._address, address)
+            if not self._blocks:
+                self._heap_unused()
+
+    def _heap_unused(self) -> None:
+        """The last block has gone."""

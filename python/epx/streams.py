@@ -1,23 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Streams and events, as on a GPU, also on the CPU; and waits that Ctrl-C ends."""
 
+import collections
 import ctypes
 import time
-from typing import TYPE_CHECKING, Any, List, Optional
+from typing import Any, Deque, List, Optional, Tuple
 
 from ._abi import Device
 from ._library import check, load
+from ._owner import Owner
 from .errors import ArgumentError, Status
-
-if TYPE_CHECKING:
-    from .group import Group
 
 # CUDA's own name for the default stream; EPX takes NULL for the group's stream.
 _CUDA_DEFAULT_STREAM = 1
 _SLICE_S = 0.1
 
 
-def stream_address(group: "Group", stream: Any) -> Optional[int]:
+def stream_address(group: Owner, stream: Any) -> Optional[int]:
     """What the C library is given for a stream: None is the group's own; on a GPU also a torch stream or its number."""
     if stream is None:
         return None
@@ -35,7 +34,7 @@ def stream_address(group: "Group", stream: Any) -> Optional[int]:
 class Stream:
     """A stream of a group's device. It ends with the group."""
 
-    def __init__(self, group: "Group") -> None:
+    def __init__(self, group: "StreamOwner") -> None:
         out = ctypes.c_void_p()
         check(load().epx_stream_create(group.address, ctypes.byref(out)))
         self._group = group
@@ -63,7 +62,7 @@ class Stream:
 class Event:
     """A point in a stream's work. It ends with the group; one that was never recorded counts as reached."""
 
-    def __init__(self, group: "Group") -> None:
+    def __init__(self, group: Owner) -> None:
         out = ctypes.c_void_p()
         check(load().epx_event_create(group.address, ctypes.byref(out)))
         self._group = group
@@ -149,3 +148,53 @@ class CpuWaiter:
             if not done:
                 self._abandoned.append(self._semaphore)
                 self._new()
+
+
+class StreamOwner(Owner):
+    """A group, as far as streams and events go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._held: Deque[Tuple[Event, Any]] = collections.deque()
+        self._events: List[Event] = []
+        self._waiter: Optional[CpuWaiter] = None
+        # Do operations keep their tensors alive until they have run? Callers whose memory is freed in the order of a
+        # stream, as torch's on a GPU, may set it to False.
+        self.holds = True
+
+    def stream(self) -> Stream:
+        """A new stream of the group's device."""
+        return Stream(self)
+
+    def event(self) -> Event:
+        """A new event."""
+        return Event(self)
+
+    def sync(self, stream: Any = None) -> None:
+        """Waits for the work queued on a stream (None: the group's own). Raises the asynchronous error, if there is one."""
+        number = stream_address(self, stream)
+        self._wait(number)
+        self._prune()
+        check(self._lib.epx_stream_sync(self.address, number))
+
+    def _wait(self, stream: Optional[int]) -> None:
+        if self.device != Device.CPU:
+            poll(lambda: self._lib.epx_stream_query(self.address, stream) != Status.NOT_READY)
+            return
+        waiter, self._waiter = self._waiter or CpuWaiter(), None  # another thread makes its own
+        waiter.wait(self.address, stream)
+        self._waiter = waiter
+
+    def hold(self, objects: Any, stream: Any = None) -> None:
+        """Keeps objects alive until what is queued on the stream now has run. Does nothing where `holds` is False."""
+        if not self.holds:
+            return
+        event = self._events.pop() if self._events else Event(self)
+        check(self._lib.epx_event_record(event.address, stream_address(self, stream)))
+        self._held.append((event, objects))
+        self._prune()
+
+    def _prune(self) -> None:
+        held = self._held
+        while held and self._lib.epx_event_query(held[0][0].address) != Status.NOT_READY:
+            self._events.append(held.popleft()[0])

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The packages as a user meets them: imports, documentation, errors that say what is wrong."""
 
+import ast
 import inspect
 import os
 import pickle
 import subprocess
 import sys
 import unittest
+from typing import Set
 
 import deep_ep
 import deep_ep.utils
@@ -19,6 +21,16 @@ def run(code: str, **environment: str) -> str:
     """Runs Python code in a process of its own."""
     return subprocess.run([sys.executable, "-c", code], env={**os.environ, **environment}, check=True,
                           capture_output=True, text=True, timeout=60).stdout.strip()
+
+
+def imported_beside(path: str) -> Set[str]:
+    """Modules of the same package that a file imports anywhere, for type checkers too."""
+    found: Set[str] = set()
+    with open(path, encoding="utf-8") as file:
+        for node in ast.walk(ast.parse(file.read())):
+            if isinstance(node, ast.ImportFrom) and node.level == 1:
+                found |= {node.module.split(".")[0]} if node.module else {name.name for name in node.names}
+    return found
 
 
 class Imports(unittest.TestCase):
@@ -50,6 +62,17 @@ except epx.EpxError as error:
 """, EPX_LIBRARY="/nowhere/libepx.so")
         self.assertIn("/nowhere/libepx.so", output)
         self.assertIn("expected libepx.so as EPX_LIBRARY names it", output)
+
+    def test_modules_import_each_other_in_one_direction(self) -> None:
+        for package in (epx, deep_ep):
+            folder = os.path.dirname(package.__file__ or "")
+            imports = {name[:-3]: imported_beside(os.path.join(folder, name))
+                       for name in os.listdir(folder) if name.endswith(".py") and name != "__init__.py"}
+            while imports:  # take away those that import none of the others
+                free = [name for name, needs in imports.items() if not needs & imports.keys()]
+                self.assertTrue(free, "%s: modules that import each other: %s" % (package.__name__, imports))
+                for name in free:
+                    del imports[name]
 
     def test_names_of_deep_ep(self) -> None:
         for name in ("Buffer", "ElasticBuffer", "EPHandle", "EventOverlap", "EventHandle", "Config", "topk_idx_t",
