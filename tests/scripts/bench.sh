@@ -153,6 +153,11 @@ EPX_MODULE_DIR=$work refused "--device cuda: no CUDA device module here" ll "${s
 says "and what to do" "EPX_MODULE_DIR"
 EPX_MODULE_DIR=$work expect 2 "the ring without the module" ring --device hip && says "is told, too" "no HIP device module here"
 
+# A misspelt variable is named once, not by every rank.
+EPX_LOGG=debug expect 0 "a misspelt variable" ll "${small[@]}" --json
+[ "$(grep -c "EPX_LOGG is set, but EPX reads no such variable; did you mean EPX_LOG?" "$work/err")" = 1 ] && [ "$(wc -l <"$work/err")" = 1 ] &&
+    echo "ok: is named once" || fail "a misspelt variable is not named once"
+
 # The table of docs/bench.md is the one that --help prints.
 "$epx" bench --help=markdown >"$work/out"
 [ "$(wc -l <"$work/out")" -gt 20 ] || fail "no table"

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# `epx doctor`: it finds that EPX runs here, and where it cannot, says so and why; --json is one object that has every
-# variable; misspelt, shadowed and useless variables are named; what EPX_NET asks for in vain is a warning.
+# `epx doctor`: the verdict comes first (EPX can run here or not, what works, what does not, what to do), the details after it;
+# --json is one object that has every variable; misspelt, shadowed and useless variables are named; what EPX_NET asks for in
+# vain is a warning.
 # ctest: timeout=120
 set -uo pipefail
 
@@ -43,7 +44,17 @@ assert eval(sys.argv[2]), sys.argv[2]
 PY
 }
 
-expect 0 "EPX runs here" "$epx" doctor && says "and the last line says so" "EPX can run here."
+first() { # NAME PATTERN: the first line matches
+    head -1 "$work/out" | grep -qE -- "$2" && echo "ok: $1" || fail "$1: the first line is '$(head -1 "$work/out")'"
+}
+verdict() { # NAME TITLE PATTERN: a row under this title, before the details, matches
+    sed '/^---- details/,$d' "$work/out" | awk -v title="$2" '/^[a-z]/ { on = $0 == title } on' | grep -qE -- "$3" && echo "ok: $1" ||
+        fail "$1: no '$3' under '$2'"
+}
+
+expect 0 "EPX runs here" "$epx" doctor && first "and the first line says so" '^EPX [0-9.]+ can run here\.$'
+verdict "the CPU works" "what works" "^  cpu device +ranks of this machine share memory"
+[ -e /dev/nvidiactl ] || verdict "there is no GPU" "what does not work" "^  cuda device +(no GPU found|EPX's module is here, but no GPU)"
 says "memory was shared with a process" "a second process mapped a heap"
 [ "$(awk 'length > 110' "$work/out" | wc -l)" -eq 0 ] && echo "ok: lines of at most 110 columns" || fail "long lines"
 
@@ -63,6 +74,12 @@ json "the alias that does not" "any('NCCL_IB_HCA is \"a\"b\" to no effect' in w 
 json "an alias behind the variable" "any('NCCL_IB_SL is \"5\" to no effect: EPX_IB_SL' in w for w in o['warnings'])"
 json "a name without effect" "any('UCCL_RDMA_ADAPTIVE_SLEEP has no effect' in w for w in o['warnings'])"
 
+EPX_IB_HCA="=nosuch" EPX_OFI_PROVIDER=nowhere expect 0 "without a network" "$epx" doctor
+[ "$(awk '/^[a-z]/ { on = $0 == "what does not work"; next } on { print; exit }' "$work/out" | grep -c 'network between nodes  none: ')" = 1 ] &&
+    echo "ok: it is the first thing that does not work" || fail "the missing network is not the first thing that does not work"
+EPX_IB_HCA="=nosuch" EPX_OFI_PROVIDER=nowhere expect 0 "without a network, as JSON" "$epx" doctor --json
+json "it is missing" "o['network'] is None and 'none: ' in o['missing']['network between nodes'] and 'cpu device' in o['works']"
+
 EPX_NET=null expect 0 "a network by name" "$epx" doctor --json
 json "is chosen" "o['network'] == 'null' and 'EPX_NET is \"null\"' in o['sections']['network between nodes']['chosen']"
 EPX_NET="ofi:nowhere" expect 0 "a provider that is not there" "$epx" doctor --json
@@ -73,7 +90,7 @@ EPX_SOCKET_IFNAME="=nosuch" expect 0 "an interface that is not there" "$epx" doc
 says "is a warning, with those that are" "selects no interface that is up; interfaces: "
 
 EPX_DEVICE=abacus expect 1 "a device that is not there" "$epx" doctor
-says "is named" "EPX cannot run here: "
+first "is named in the first line" "cannot run here: "
 if [ "${EPX_SANITIZE:-none}" = none ]; then
     expect 1 "too little address space" bash -c 'ulimit -v 2000000; exec "$0" doctor' "$epx"
     says "the way out is named" "EPX_ALLOC_BYTES makes it smaller"
@@ -84,12 +101,12 @@ if [ "${EPX_SANITIZE:-none}" != none ]; then
     echo "skipped: without /proc and with little address space: sanitizers need both"
 elif unshare --map-root-user --mount mount -t tmpfs none /proc 2>/dev/null; then
     expect 1 "no /proc to find other processes' memory in" unshare --map-root-user --mount bash -c "$hide" "$epx"
-    says "is said" "EPX cannot run here: processes cannot share memory: "
+    first "is said in the first line" "cannot run here: processes cannot share memory: "
 else
     echo "skipped: without /proc: may not make namespaces here"
 fi
 
-expect 2 "an unknown option" "$epx" doctor --jsno
+expect 2 "an unknown option" "$epx" doctor --jsno && says "with a hint" "epx doctor: unknown option '--jsno' (did you mean '--json'?); see epx doctor --help"
 expect 0 "help" "$epx" help doctor && says "help is help" "usage: epx doctor"
 
 echo "$failures failures"

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * `epx doctor`: each inspector looks at one thing and writes rows of a report, which is printed once, as text or JSON.
+ * `epx doctor`: each inspector looks at one thing and writes rows of a report, which is printed once, as text or JSON:
+ * first the verdict (what works, what does not, what to do), then the details.
  *
  *      doctor.c          the command
- *      doctor_report.c   sections, rows, warnings, advice; text and JSON
+ *      doctor_report.c   verdict, sections, rows, warnings, advice; text and JSON
  *      doctor_host.c     the CPU device, memory sharing, huge pages, sockets
  *      doctor_net.c      which network would be chosen, and why not the others
  *      doctor_fabric.c   what libfabric has found
@@ -24,9 +25,14 @@ void report_free(struct report *report);
 /* Rows that follow belong to it. `name` must live as long as the report, also below. */
 void report_section(struct report *report, const char *name);
 void report_row(struct report *report, const char *name, const char *format, ...) __attribute__((format(printf, 3, 4)));
+/* The verdict: a device or network that works, or one that does not, and why. */
+void report_works(struct report *report, const char *name, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+void report_missing(struct report *report, const char *name, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 /* Something is wrong, or set to no effect. */
 void report_warn(struct report *report, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* Something would make EPX faster. */
+/* What to do: something is missing, or would make EPX faster. */
 void report_advise(struct report *report, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* EPX cannot run here, and why; the first reason counts. */
 void report_cannot_run(struct report *report, const char *format, ...) __attribute__((format(printf, 2, 3)));

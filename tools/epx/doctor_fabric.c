@@ -88,7 +88,8 @@ void doctor_fabric(struct report *report)
     report_section(report, "libfabric");
     if (!lib) {
         report_row(report, "library", "%s", why);
-        report_advise(report, "libfabric (Debian: libfabric1) lets nodes speak over TCP, EFA and Slingshot");
+        report_advise(report,
+                      "Install libfabric (Debian: libfabric1) for groups on several nodes, over TCP, EFA or Slingshot");
         return;
     }
     report_row(report, "library", "version %u.%u; EPX was built with %u.%u", FI_MAJOR(lib->version()),
@@ -103,8 +104,10 @@ void doctor_fabric(struct report *report)
 {
     report_section(report, "libfabric");
     report_row(report, "library", "this EPX was built without the headers of libfabric (rdma/fabric.h)");
-    report_advise(report,
-                  "Built with libfabric's headers (Debian: libfabric-dev), EPX could use TCP, EFA and Slingshot");
+    report_advise(
+        report,
+        "Build EPX with libfabric's headers (Debian: libfabric-dev) for groups on several nodes, over TCP, EFA or "
+        "Slingshot");
 }
 
 #endif

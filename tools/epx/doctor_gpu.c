@@ -133,14 +133,23 @@ static int show_hip(struct report *report)
 }
 
 /* Modules are opened, as a group would: one that is there may still miss its vendor's library. */
-static void show_module(struct report *report, const char *row, const char *name)
+static void show_module(struct report *report, const char *row, const char *name, const char *verdict, int devices)
 {
     const struct device_ops *ops;
 
-    if (device_module_open(name, &ops) == EPX_OK)
-        report_row(report, row, "libepx_%s.so can be opened", name);
-    else
+    if (device_module_open(name, &ops) != EPX_OK) {
         report_row(report, row, "not here: %s", epx_last_error());
+        report_missing(report, verdict, "%s; EPX's module libepx_%s.so %s", devices ? "there are GPUs" : "no GPU found",
+                       name, strstr(epx_last_error(), "cannot be loaded") ? "cannot be loaded" : "is not here");
+        if (devices)
+            report_advise(report, "To use the GPUs: %s", epx_last_error());
+        return;
+    }
+    report_row(report, row, "libepx_%s.so can be opened", name);
+    if (devices)
+        report_works(report, verdict, "%d GPU%s", devices, devices == 1 ? "" : "s");
+    else
+        report_missing(report, verdict, "EPX's module is here, but no GPU was found");
 }
 
 static int verbs_has_dma_buf(void)
@@ -172,8 +181,8 @@ void doctor_gpu(struct report *report)
     report_section(report, "gpus");
     cuda = show_cuda(report, &dma_bufs);
     hip = show_hip(report);
-    show_module(report, "module for CUDA", "cuda");
-    show_module(report, "module for HIP", "hip");
+    show_module(report, "module for CUDA", "cuda", "cuda device", cuda);
+    show_module(report, "module for HIP", "hip", "hip device", hip);
     report_section(report, "registration of gpu memory");
     report_row(report, "peermem", "%s",
                peermem ? "yes (nvidia_peermem is loaded)" : "no (nvidia_peermem is not loaded)");

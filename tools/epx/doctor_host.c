@@ -128,15 +128,19 @@ static void show_sharing(struct report *report, struct device *device)
 
     if (device->ops->heap_create(device, alloc, &heap) != EPX_OK) {
         report_row(report, "memory sharing", "no: %s", epx_last_error());
+        report_missing(report, "cpu device", "%s", epx_last_error());
         report_cannot_run(report, "a heap of %" PRIu64 " MiB cannot be made (EPX_ALLOC_BYTES makes it smaller): %s",
                           alloc >> 20, epx_last_error());
         return;
     }
     if (try_sharing(device, &heap, why, sizeof(why)) == 0) {
+        report_works(report, "cpu device", "ranks of this machine share memory; %ld core%s",
+                     sysconf(_SC_NPROCESSORS_ONLN), sysconf(_SC_NPROCESSORS_ONLN) == 1 ? "" : "s");
         report_row(report, "memory sharing",
                    "works: a second process mapped a heap of %" PRIu64 " MiB, read it and wrote to it", alloc >> 20);
     } else {
         report_row(report, "memory sharing", "does not work: %s", why);
+        report_missing(report, "cpu device", "processes cannot share memory: %s", why);
         report_cannot_run(report, "processes cannot share memory: %s", why);
     }
     device->ops->heap_destroy(device, &heap);

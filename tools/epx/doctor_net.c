@@ -9,6 +9,7 @@
 
 /* In the order in which net_find tries them. */
 static const struct net_ops *const automatic[] = {&net_verbs_ops, &net_ofi_ops};
+#define VERDICT "network between nodes"
 enum { AUTOMATIC = (int)(sizeof(automatic) / sizeof(automatic[0])), TEXT = 1024 };
 
 /* "verbs: no card" -> "no card", where the row says already whose sentence it is. */
@@ -28,17 +29,44 @@ static void show_asked(struct report *report, const char *asked)
 
     if (net_find("", &ops, &provider) != EPX_OK) {
         report_row(report, "chosen", "none: %s", epx_last_error());
+        report_missing(report, VERDICT, "EPX_NET: %s", epx_last_error());
         report_warn(report, "EPX_NET: %s", epx_last_error());
         return;
     }
     report_network(report, ops->name);
     if (ops->probe(provider, text, sizeof(text)) == EPX_OK) {
         report_row(report, "chosen", "%s, as EPX_NET is \"%s\": %s", ops->name, asked, text);
+        report_works(report, VERDICT, "%s: %s (EPX_NET is \"%s\")", ops->name, text, asked);
         return;
     }
+    report_missing(report, VERDICT, "EPX_NET is \"%s\", which cannot be used: %s", asked,
+                   without_prefix(text, ops->name));
     report_row(report, "chosen", "%s, as EPX_NET is \"%s\", but it cannot be used: %s", ops->name, asked,
                without_prefix(text, ops->name));
     report_warn(report, "EPX_NET is \"%s\", which cannot be used here: groups on several nodes will fail", asked);
+}
+
+/* Nothing can be used: why not, and what to do. */
+static void show_none(struct report *report)
+{
+    char verbs[TEXT] = "", ofi[TEXT] = "";
+
+    net_verbs_ops.probe("", verbs, sizeof(verbs));
+    net_ofi_ops.probe("", ofi, sizeof(ofi));
+    report_row(report, "chosen", "none: only ranks of one node can form a group");
+    report_missing(report, VERDICT, "none: ranks on several machines cannot form a group\nofi: %s\nverbs: %s",
+                   without_prefix(ofi, "ofi"), without_prefix(verbs, "verbs"));
+    report_warn(report, "There is no network: groups on several nodes cannot be created");
+}
+
+static void show_chosen(struct report *report, const struct net_ops *chosen)
+{
+    char text[TEXT] = "";
+
+    chosen->probe("", text, sizeof(text));
+    report_network(report, chosen->name);
+    report_row(report, "chosen", "%s, the first of verbs and ofi that can be used", chosen->name);
+    report_works(report, VERDICT, "%s: %s", chosen->name, text);
 }
 
 /* `asked`: EPX_NET has decided, and these are only the others that there are. */
@@ -49,13 +77,9 @@ static void show_automatic(struct report *report, int asked)
     char text[TEXT];
 
     if (!asked && net_find("", &chosen, &provider) == EPX_OK)
-        report_network(report, chosen->name);
-    if (!asked && chosen)
-        report_row(report, "chosen", "%s, the first of verbs and ofi that can be used", chosen->name);
+        show_chosen(report, chosen);
     else if (!asked)
-        report_row(report, "chosen", "none: only ranks of one node can form a group");
-    if (!asked && !chosen)
-        report_warn(report, "There is no network: groups on several nodes cannot be created");
+        show_none(report);
     for (int i = 0; i < AUTOMATIC; i++) {
         if (automatic[i]->probe("", text, sizeof(text)) != EPX_OK)
             report_row(report, automatic[i]->name, "cannot be used: %s", without_prefix(text, automatic[i]->name));

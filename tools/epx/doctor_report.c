@@ -9,7 +9,7 @@
 
 enum { COLUMNS = 110, NAME_LEAST = 14, TEXT_MOST = 4000 };
 
-enum kind { ROW, WARNING, ADVICE };
+enum kind { ROW, WORKS, MISSING, WARNING, ADVICE };
 
 struct item {
     enum kind kind;
@@ -82,6 +82,24 @@ void report_row(struct report *report, const char *name, const char *format, ...
 
     va_start(args, format);
     add(report, ROW, name, format, args);
+    va_end(args);
+}
+
+void report_works(struct report *report, const char *name, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    add(report, WORKS, name, format, args);
+    va_end(args);
+}
+
+void report_missing(struct report *report, const char *name, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    add(report, MISSING, name, format, args);
     va_end(args);
 }
 
@@ -186,31 +204,39 @@ static void print_rows(const struct report *report)
     }
 }
 
+/* A list of the verdict. Items may have names, which make a column. */
 static void print_list(const struct report *report, enum kind kind, const char *title)
 {
+    enum { NAME_COLUMNS = 21 };
     int shown = 0;
 
     for (int i = 0; i < report->count; i++) {
-        if (report->items[i].kind != kind)
+        const struct item *item = &report->items[i];
+        if (item->kind != kind)
             continue;
         if (!shown++)
             printf("\n%s\n", title);
-        printf("  - ");
-        print_wrapped(report->items[i].text, 4);
+        if (item->name)
+            printf("  %-*s  ", NAME_COLUMNS, item->name);
+        else
+            printf("  - ");
+        print_wrapped(item->text, item->name ? NAME_COLUMNS + 4 : 4);
     }
 }
 
 static void print_text(const struct report *report)
 {
-    printf("EPX %d.%d.%d\n", EPX_VERSION_MAJOR, EPX_VERSION_MINOR, EPX_VERSION_PATCH);
-    print_rows(report);
-    print_list(report, WARNING, "warnings");
-    print_list(report, ADVICE, "what would make it faster");
-    printf("\n");
+    printf("EPX %d.%d.%d ", EPX_VERSION_MAJOR, EPX_VERSION_MINOR, EPX_VERSION_PATCH);
     if (report->cannot_run)
-        printf("EPX cannot run here: %s\n", report->cannot_run);
+        printf("cannot run here: %s\n", report->cannot_run);
     else
-        printf("EPX can run here.\n");
+        printf("can run here.\n");
+    print_list(report, WORKS, "what works");
+    print_list(report, MISSING, "what does not work");
+    print_list(report, WARNING, "warnings");
+    print_list(report, ADVICE, "what to do");
+    printf("\n---- details ----\n");
+    print_rows(report);
 }
 
 /* ---- JSON ----------------------------------------------------------------------------------------------------- */
@@ -277,6 +303,24 @@ static void json_sections(const struct report *report)
     printf("%s}", section ? "}" : "");
 }
 
+/* Items with names make an object, others an array. */
+static void json_named(const struct report *report, enum kind kind, const char *name)
+{
+    int shown = 0;
+
+    printf(", \"%s\": {", name);
+    for (int i = 0; i < report->count; i++) {
+        if (report->items[i].kind != kind)
+            continue;
+        if (shown++)
+            printf(", ");
+        json_string(report->items[i].name);
+        printf(": ");
+        json_string(report->items[i].text);
+    }
+    putchar('}');
+}
+
 static void json_list(const struct report *report, enum kind kind, const char *name)
 {
     int shown = 0;
@@ -305,6 +349,8 @@ static void print_json(const struct report *report)
         json_string(report->network);
     else
         printf("null");
+    json_named(report, WORKS, "works");
+    json_named(report, MISSING, "missing");
     printf(", ");
     json_sections(report);
     printf(", \"environment\": ");

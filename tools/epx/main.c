@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "commands.h"
 #include "epx/epx.h"
 #include "options.h"
+#include "util/env.h"
 
 static int cmd_help(int argc, char **argv);
 static int cmd_version(int argc, char **argv);
@@ -90,6 +92,30 @@ static int cmd_version(int argc, char **argv)
     return 0;
 }
 
+extern char **environ;
+
+/* The commands that start ranks or simulate them warn of misspelt variables once; the ranks would each do so again. */
+static void warn_unknown_variables(const struct command *command)
+{
+    char name[ENV_NAME_BYTES];
+    const char *nearest;
+
+    if (command->run != cmd_bench && command->run != cmd_sim)
+        return;
+    for (char **at = environ; *at;) {
+        const size_t length = strcspn(*at, "=");
+        snprintf(name, sizeof(name), "%.*s", (int)length, *at);
+        if (length >= sizeof(name) || !env_is_unknown(name, &nearest)) {
+            at++;
+            continue;
+        }
+        fprintf(stderr, "epx: warning: %s is set, but EPX reads no such variable%s%s%s\n", name,
+                nearest ? "; did you mean " : " (epx doctor lists all)", nearest ? nearest : "", nearest ? "?" : "");
+        if (unsetenv(name) != 0) /* moves the following ones to `at` */
+            return;
+    }
+}
+
 int main(int argc, char **argv)
 {
     const struct command *command;
@@ -103,5 +129,8 @@ int main(int argc, char **argv)
     if (!strcmp(argv[1], "--version"))
         return cmd_version(1, argv);
     command = find_command(argv[1]);
-    return command ? command->run(argc - 1, argv + 1) : unknown_command(argv[1]);
+    if (!command)
+        return unknown_command(argv[1]);
+    warn_unknown_variables(command);
+    return command->run(argc - 1, argv + 1);
 }
