@@ -82,7 +82,8 @@ def count_ctest(report):
 def count_unittest(output):
     """(passed, skipped) of `python -m unittest -v`: "test_x (where) ... ok" and "... skipped 'why'"."""
     passed = len(re.findall(r" \.\.\. ok$", output, re.MULTILINE))
-    skips = re.findall(r"^(\w+) .*? \.\.\. skipped ['\"](.*)['\"]$", output, re.MULTILINE)
+    # A test with a docstring has it on a second line.
+    skips = re.findall(r"^(\w+) \([\w.]+\)(?:\n.*)? \.\.\. skipped ['\"](.*)['\"]$", output, re.MULTILINE)
     return passed, [Item(name, reason or NO_REASON) for name, reason in skips]
 
 

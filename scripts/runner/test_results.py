@@ -60,8 +60,9 @@ class Counting(unittest.TestCase):
         self.assertIn("1 != 2", self.failed[0].text)
 
     def test_unittest(self):
-        output = "test_a (m.C.test_a) ... ok\ntest_b (m.C.test_b) ... skipped 'needs root'\n\nOK (skipped=1)\n"
-        self.assertEqual(results.count_unittest(output), (1, [Item("test_b", "needs root")]))
+        output = "test_a (m.C.test_a) ... ok\ntest_b (m.C.test_b) ... skipped 'needs root'\n"
+        output += "test_c (m.C.test_c)\nWhat it does. ... ok\ntest_d (m.C.test_d)\nWhat else. ... skipped 'why'\n"
+        self.assertEqual(results.count_unittest(output), (2, [Item("test_b", "needs root"), Item("test_d", "why")]))
 
     def test_suite(self):
         output = "ok ranks_a.x (1.00 s)\nskipped ranks_a.y: no network\nFAILED ranks_b.z\n1 passed, 1 failed, 2 skipped, 0 not run\n"
