@@ -196,7 +196,7 @@ static epx_status net_open(const struct net_options *options, struct net **net)
     /* A provider over sockets makes connections. Its CQ data must have room for more than an immediate. */
     n->greets = (n->info->addr_format == FI_SOCKADDR_IN || n->info->addr_format == FI_SOCKADDR_IN6) &&
                 n->info->domain_attr->cq_data_size >= sizeof(uint64_t);
-    n->selective = (n->info->tx_attr->comp_order & FI_ORDER_STRICT) == FI_ORDER_STRICT;
+    n->selective = (n->info->tx_attr->comp_order & OFI_ORDER_STRICT) == OFI_ORDER_STRICT;
     status = make_tables(n);
     if (!status)
         status = open_endpoint(n);

@@ -36,6 +36,11 @@
 /* The interface asked of libfabric: what 1.15 had is in all later ones, 2.x included. */
 #define OFI_API FI_VERSION(1, 15)
 
+/* Every order of completions: FI_ORDER_STRICT, whose name libfabric 2 marks as deprecated by a warning. */
+#define OFI_ORDER_STRICT                                                                                      \
+    (FI_ORDER_RAR | FI_ORDER_RAW | FI_ORDER_RAS | FI_ORDER_WAR | FI_ORDER_WAW | FI_ORDER_WAS | FI_ORDER_SAR | \
+     FI_ORDER_SAW | FI_ORDER_SAS)
+
 /* The only symbols; everything else goes through tables that the library returns. */
 struct ofi_lib {
     int (*getinfo)(uint32_t version, const char *node, const char *service, uint64_t flags, const struct fi_info *hints,
