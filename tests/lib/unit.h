@@ -22,19 +22,27 @@
         .name = (case_name), .test_func = (function), .initial_state = (void *)(uintptr_t)(data), \
     }
 
-static inline int unit_run(const char *name, const struct CMUnitTest *tests, size_t count)
+/* `set_up` and `tear_down` run once, before the first case and after the last; NULL: nothing. */
+static inline int unit_run_within(const char *name, const struct CMUnitTest *tests, size_t count,
+                                  CMFixtureFunction set_up, CMFixtureFunction tear_down)
 {
     if (getenv("EPX_TEST_ONLY"))
         cmocka_set_test_filter(getenv("EPX_TEST_ONLY"));
-    return _cmocka_run_group_tests(name, tests, count, NULL, NULL);
+    return _cmocka_run_group_tests(name, tests, count, set_up, tear_down);
 }
 
-#define UNIT_MAIN(...)                                      \
-    int main(void)                                          \
-    {                                                       \
-        const struct CMUnitTest tests[] = {__VA_ARGS__};    \
-                                                            \
-        return unit_run("tests", tests, UNIT_COUNT(tests)); \
+static inline int unit_run(const char *name, const struct CMUnitTest *tests, size_t count)
+{
+    return unit_run_within(name, tests, count, NULL, NULL);
+}
+
+#define UNIT_MAIN_WITHIN(set_up, tear_down, ...)                                      \
+    int main(void)                                                                    \
+    {                                                                                 \
+        const struct CMUnitTest tests[] = {__VA_ARGS__};                              \
+                                                                                      \
+        return unit_run_within("tests", tests, UNIT_COUNT(tests), set_up, tear_down); \
     }
+#define UNIT_MAIN(...) UNIT_MAIN_WITHIN(NULL, NULL, __VA_ARGS__)
 
 #endif

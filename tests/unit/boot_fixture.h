@@ -1,0 +1,340 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ranks as processes of this machine that meet over TCP, what they do there, and other services on their ports. */
+#ifndef EPX_TESTS_UNIT_BOOT_FIXTURE_H
+#define EPX_TESTS_UNIT_BOOT_FIXTURE_H
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "boot/boot.h"
+#include "boot/interface.h"
+#include "boot/wire.h"
+#include "util/clock.h"
+#include "tests/lib/thread_boot.h"
+#include "tests/lib/unit.h"
+
+enum { MAX_RANKS = 64, LIMIT_S = 60 };
+
+/* ---- Ranks as processes -------------------------------------------------------------------------------------- */
+
+struct outcome {
+    int status; /* epx_status; -1 = wrong data */
+    double seconds;
+    char text[512];
+};
+
+struct world {
+    int nranks;
+    int port;
+    int timeout_ms;
+    const char *host;
+    int (*body)(const struct world *world, int rank);
+    int absent[2]; /* ranks that are not started; 0 = none, as rank 0 always is */
+    size_t bytes;
+    int rank_as[MAX_RANKS];  /* RANK given to a process, where it is not 0 */
+    int world_as[MAX_RANKS]; /* WORLD_SIZE likewise */
+    struct outcome *outcomes;
+    pid_t pids[MAX_RANKS];
+};
+
+static inline int port_is_free(int port)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    int taken = bind(fd, (struct sockaddr *)&at, sizeof(at));
+
+    close(fd);
+    return !taken;
+}
+
+/* A port that is free with its next: below the range from which the system picks, and not where another run of this
+ * test, which may go on at the same time, begins to look. */
+static inline int some_port(void)
+{
+    static unsigned next;
+
+    if (!next)
+        next = (unsigned)getpid() * 7919u;
+    do
+        next += 20;
+    while (!port_is_free((int)(12000 + next % 20000)) || !port_is_free((int)(12001 + next % 20000)));
+    return (int)(12000 + next % 20000);
+}
+
+static inline void set_int(const char *name, int value)
+{
+    char text[16];
+
+    snprintf(text, sizeof(text), "%d", value);
+    setenv(name, text, 1);
+}
+
+/* Keeps ranks of several runs of this test apart, should they find the same port. */
+static inline void name_this_run(void)
+{
+    set_int("EPX_JOB_ID", (int)getpid());
+}
+
+static int job_salt = 1;
+
+static inline void be_rank(struct world *world, int rank)
+{
+    struct outcome *outcome = &world->outcomes[rank];
+    uint64_t start = clock_ns();
+
+    alarm(LIMIT_S);
+    job_salt = world->port;
+    set_int("RANK", world->rank_as[rank] ? world->rank_as[rank] : rank);
+    set_int("WORLD_SIZE", world->world_as[rank] ? world->world_as[rank] : world->nranks);
+    set_int("MASTER_PORT", world->port);
+    setenv("MASTER_ADDR", world->host, 1);
+    outcome->status = world->body(world, rank);
+    snprintf(outcome->text, sizeof(outcome->text), "%s", epx_last_error());
+    outcome->seconds = (double)(clock_ns() - start) * 1e-9;
+    _exit(0);
+}
+
+static inline struct world world_make(int nranks, int (*body)(const struct world *world, int rank))
+{
+    struct world world = {
+        .nranks = nranks, .port = some_port(), .timeout_ms = 20000, .host = "127.0.0.1", .body = body, .bytes = 64};
+
+    world.outcomes =
+        mmap(NULL, MAX_RANKS * sizeof(*world.outcomes), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_true(world.outcomes != MAP_FAILED);
+    return world;
+}
+
+static inline void world_start(struct world *world)
+{
+    for (int i = 0; i < world->nranks; i++) {
+        world->outcomes[i].status = -2;
+        world->pids[i] = -1;
+        if (i && (i == world->absent[0] || i == world->absent[1]))
+            continue;
+        world->pids[i] = fork();
+        assert_true(world->pids[i] >= 0);
+        if (!world->pids[i])
+            be_rank(world, i);
+    }
+}
+
+static inline void world_wait(struct world *world)
+{
+    for (int i = 0; i < world->nranks; i++)
+        if (world->pids[i] > 0)
+            waitpid(world->pids[i], NULL, 0);
+}
+
+static inline void world_run(struct world *world)
+{
+    world_start(world);
+    world_wait(world);
+}
+
+static inline void world_end(struct world *world)
+{
+    munmap(world->outcomes, MAX_RANKS * sizeof(*world->outcomes));
+}
+
+static inline void expect_all_ok(const struct world *world)
+{
+    for (int i = 0; i < world->nranks; i++) {
+        if (world->outcomes[i].status)
+            print_error("rank %d: status %d: %s\n", i, world->outcomes[i].status, world->outcomes[i].text);
+        assert_int_equal(world->outcomes[i].status, EPX_OK);
+    }
+}
+
+static inline void expect_failure(const struct world *world, int rank, epx_status status, const char *words)
+{
+    const struct outcome *outcome = &world->outcomes[rank];
+
+    if (outcome->status != (int)status || !strstr(outcome->text, words))
+        print_error("rank %d: status %d, \"%s\"; expected %d and \"%s\"\n", rank, outcome->status, outcome->text,
+                    (int)status, words);
+    assert_int_equal(outcome->status, status);
+    assert_non_null(strstr(outcome->text, words));
+}
+
+/* ---- Bodies of ranks ----------------------------------------------------------------------------------------- */
+
+/* Differs between jobs, so that ranks of another one are noticed by what they give. */
+static inline unsigned char pattern(int rank, size_t at, int round)
+{
+    return (unsigned char)(rank * 31 + (int)(at % 251) + round * 7 + job_salt);
+}
+
+static inline int gather_checked(struct boot *boot, size_t bytes, int round)
+{
+    int nranks = boot_nranks(boot), rank = boot_rank(boot);
+    unsigned char *send = malloc(bytes + 1), *recv = malloc(bytes * (size_t)nranks + 1);
+    int status = EPX_ERR_MEMORY;
+
+    if (!send || !recv)
+        goto done;
+    for (size_t i = 0; i < bytes; i++)
+        send[i] = pattern(rank, i, round);
+    status = boot_allgather(boot, send, recv, bytes);
+    for (int r = 0; !status && r < nranks; r++)
+        for (size_t i = 0; i < bytes; i++)
+            if (recv[(size_t)r * bytes + i] != pattern(r, i, round))
+                status = -1;
+done:
+    free(recv);
+    free(send);
+    return status;
+}
+
+static inline int open_and_gather(const struct world *world, int rank)
+{
+    struct boot *boot;
+    int status = boot_open(NULL, world->timeout_ms, &boot);
+
+    (void)rank;
+    if (status)
+        return status;
+    for (int round = 0; !status && round < 3; round++)
+        status = gather_checked(boot, world->bytes, round);
+    boot_close(boot);
+    return status;
+}
+
+static inline int die_before_gather(const struct world *world, int rank)
+{
+    struct boot *boot;
+    int status = boot_open(NULL, world->timeout_ms, &boot);
+
+    if (status)
+        return status;
+    status = gather_checked(boot, 8, 0);
+    if (rank == 2) {
+        usleep(100000);
+        raise(SIGKILL);
+    }
+    return status ? status : gather_checked(boot, world->bytes, 1);
+}
+
+static inline int sleep_before_gather(const struct world *world, int rank)
+{
+    struct boot *boot;
+    int status = boot_open(NULL, world->timeout_ms, &boot);
+
+    if (status)
+        return status;
+    if (rank == 2)
+        sleep(3);
+    return gather_checked(boot, world->bytes, 0);
+}
+
+static inline int gather_other_size(const struct world *world, int rank)
+{
+    struct boot *boot;
+    int status = boot_open(NULL, world->timeout_ms, &boot);
+
+    return status ? status : gather_checked(boot, rank == 2 ? 64 : 128, 0);
+}
+
+static inline int gather_twice_over(const struct world *world, int rank)
+{
+    struct boot *first, *second, *third;
+    int status = boot_open(NULL, world->timeout_ms, &first);
+
+    (void)rank;
+    status = status ? status : gather_checked(first, 16, 0);
+    status = status ? status : (int)boot_open(NULL, world->timeout_ms, &second);
+    status = status ? status : gather_checked(second, 1000, 1);
+    status = status ? status : gather_checked(first, 0, 2);
+    if (status)
+        return status;
+    boot_close(first);
+    boot_close(second);
+    status = boot_open(NULL, world->timeout_ms, &third);
+    status = status ? status : gather_checked(third, 5, 3);
+    if (!status)
+        boot_close(third);
+    return status;
+}
+
+static inline int fail_then_meet_again(const struct world *world, int rank)
+{
+    struct boot *boot;
+    int status = boot_open(NULL, world->timeout_ms, &boot);
+
+    if (status)
+        return status;
+    status = gather_checked(boot, rank == 1 ? 8 : 16, 0);
+    if (status != EPX_ERR_MISMATCH)
+        return status ? status : -1;
+    if (gather_checked(boot, 16, 0) != EPX_ERR_MISMATCH)
+        return -1;
+    boot_close(boot);
+    return open_and_gather(world, rank);
+}
+
+static inline int gather_in_other_order(const struct world *world, int rank)
+{
+    struct boot *first, *second;
+    int status = boot_open(NULL, world->timeout_ms, &first);
+
+    status = status ? status : (int)boot_open(NULL, world->timeout_ms, &second);
+    return status ? status : gather_checked(rank == 1 ? first : second, 8, 0);
+}
+
+static inline int last_comes_late(const struct world *world, int rank)
+{
+    if (rank == world->nranks - 1)
+        usleep(500000);
+    return open_and_gather(world, rank);
+}
+
+/* ---- Other services on the ports ------------------------------------------------------------------------------ */
+
+static inline int listen_at(int port)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    int fd = socket(AF_INET, SOCK_STREAM, 0), one = 1;
+
+    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    assert_true(fd >= 0);
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+    assert_int_equal(bind(fd, (struct sockaddr *)&at, sizeof(at)), 0);
+    assert_int_equal(listen(fd, 64), 0);
+    return fd;
+}
+
+/* Answers everybody with `text` ("" = closes at once). */
+static inline pid_t start_service(int port, const char *text)
+{
+    int listener = listen_at(port);
+    pid_t pid = fork();
+
+    if (pid == 0) {
+        signal(SIGPIPE, SIG_IGN);
+        alarm(LIMIT_S);
+        for (;;) {
+            int fd = accept(listener, NULL, NULL);
+            if (fd < 0 || (text[0] && write(fd, text, strlen(text)) < 0) || close(fd))
+                continue;
+        }
+    }
+    close(listener);
+    return pid;
+}
+
+static inline void stop_service(pid_t pid)
+{
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+}
+
+#endif

@@ -1,0 +1,326 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Configurations of handles and groups that are refused, and ranks that disagree. */
+#include "net/net.h"
+#include "tests/unit/misuse.h"
+
+/* ---- Configurations ---------------------------------------------------------------------------------------------------- */
+
+static int handle_configs(struct fixture *s)
+{
+    const epx_handle_config good = {
+        .size = sizeof(good), .mode = EPX_HIGH_THROUGHPUT, .layout = EPX_EXPERT_MAJOR, .topk = FIXTURE_TOPK};
+    epx_handle_config c = good;
+    epx_handle *h = NULL;
+
+    c.mode = 3;
+    REFUSED(epx_handle_create(&h, s->group, &c), EPX_ERR_ARGUMENT, "mode", "3");
+    c = good;
+    c.layout = EPX_RANK_MAJOR;
+    REFUSED(epx_handle_create(&h, s->group, &c), EPX_ERR_ARGUMENT, "layout", "2");
+    c.mode = EPX_LOW_LATENCY;
+    c.layout = EPX_FLAT;
+    REFUSED(epx_handle_create(&h, s->group, &c), EPX_ERR_ARGUMENT, "layout", "3");
+    c = good;
+    c.topk = 0;
+    REFUSED(epx_handle_create(&h, s->group, &c), EPX_ERR_ARGUMENT, "topk", "0");
+    c.topk = FIXTURE_TOPK + 1;
+    REFUSED(epx_handle_create(&h, s->group, &c), EPX_ERR_ARGUMENT, "topk", "3", "4");
+    c = good;
+    c.expert_alignment = 3;
+    REFUSED(epx_handle_create(&h, s->group, &c), EPX_ERR_ARGUMENT, "expert_alignment", "power of two", "3");
+    c.expert_alignment = -1;
+    REFUSED(epx_handle_create(&h, s->group, &c), EPX_ERR_ARGUMENT, "expert_alignment", "-1");
+    c = good;
+    c.flags = 1u << 30;
+    REFUSED(epx_handle_create(&h, s->group, &c), EPX_ERR_ARGUMENT, "flags");
+    return h ? -1 : 0;
+}
+
+static int wide_zones_rank(int rank, int n, epx_bootstrap *boot, void *arg)
+{
+    epx_group_config config = fixture_config(2000);
+    epx_handle_config c = {.size = sizeof(c),
+                           .mode = EPX_HIGH_THROUGHPUT,
+                           .layout = EPX_EXPERT_MAJOR,
+                           .topk = FIXTURE_TOPK,
+                           .expert_alignment = 1 << 20};
+    struct fixture fixture = {.rank = rank, .nranks = n}, *s = &fixture;
+    epx_group *group;
+    size_t bytes;
+    int rc;
+
+    (void)arg;
+    config.num_experts = 4096;
+    ACCEPTED(epx_group_create(&group, boot, &config));
+    rc = fixture_expect(s, "epx_handle_memory", epx_handle_memory(group, &c, &bytes), EPX_ERR_ARGUMENT,
+                        WORDS("expert_alignment", "1048576", "4096"));
+    c.expert_alignment = 1 << 18;
+    if (!rc)
+        rc = fixture_expect(s, "epx_handle_memory", epx_handle_memory(group, &c, &bytes), EPX_OK, NULL);
+    epx_group_destroy(group);
+    if (rc)
+        fprintf(stderr, "rank %d: %s\n", rank, s->why);
+    return rc;
+}
+
+/* Rows are numbered with 32 bits: so many padded zones would begin again below zero. */
+static void zones_beyond_all_rows_are_refused(void **state)
+{
+    (void)state;
+    assert_int_equal(run_ranks(1, wide_zones_rank, NULL), 0);
+}
+
+struct group_mistake {
+    const char *field, *given;
+    size_t offset;
+    int32_t value;
+};
+
+#define MISTAKE(field, value)                                    \
+    {                                                            \
+#field, #value, offsetof(epx_group_config, field), value \
+    }
+
+static const struct group_mistake group_mistakes[] = {
+    MISTAKE(num_experts, 0),
+    MISTAKE(num_experts, -4),
+    MISTAKE(max_tokens_per_rank, 0),
+    MISTAKE(max_tokens_per_rank, -1),
+    MISTAKE(max_hidden_bytes, 0),
+    MISTAKE(max_hidden_bytes, 40),
+    MISTAKE(max_topk, 33),
+    MISTAKE(max_topk, -1),
+    MISTAKE(max_inflight, -2),
+    MISTAKE(num_agents, -1),
+    MISTAKE(timeout_ms, -5),
+    MISTAKE(enable_mask, 2),
+    MISTAKE(device, 9),
+    MISTAKE(modes, 8),
+    MISTAKE(max_recv_tokens, -1),
+};
+
+static int group_mistake_rank(int rank, int n, epx_bootstrap *boot, void *arg)
+{
+    const struct group_mistake *mistake = arg;
+    epx_group_config config = fixture_config(2000);
+    epx_memory_info info = EPX_MEMORY_INFO_INIT;
+    epx_group *group = (epx_group *)arg;
+    struct fixture s = {.rank = rank, .nranks = n};
+    int rc;
+
+    memcpy((char *)&config + mistake->offset, &mistake->value, sizeof(int32_t));
+    rc = fixture_expect(&s, "epx_group_memory", epx_group_memory(&config, n, &info), EPX_ERR_ARGUMENT,
+                        WORDS(mistake->field, mistake->given));
+    if (!rc)
+        rc = fixture_expect(&s, "epx_group_create", epx_group_create(&group, boot, &config), EPX_ERR_ARGUMENT,
+                            WORDS(mistake->field, mistake->given));
+    if (!rc && group) {
+        snprintf(s.why, sizeof(s.why), "epx_group_create failed but left a pointer");
+        rc = -1;
+    }
+    if (rc)
+        fprintf(stderr, "rank %d, %s = %s: %s\n", rank, mistake->field, mistake->given, s.why);
+    return rc;
+}
+
+static void wrong_group_configurations_are_refused(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof(group_mistakes) / sizeof(*group_mistakes); i++)
+        assert_int_equal(run_ranks(2, group_mistake_rank, (void *)(uintptr_t)&group_mistakes[i]), 0);
+}
+
+/* So much that the sum of all parts would begin again at zero, and nearly so much. */
+static void an_endless_alloc_heap_is_refused(void **state)
+{
+    static const uint64_t bytes[] = {UINT64_MAX, UINT64_MAX - 8191, (uint64_t)INT64_MAX + 1};
+    epx_memory_info info = EPX_MEMORY_INFO_INIT;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(bytes) / sizeof(*bytes); i++) {
+        epx_group_config config = fixture_config(2000);
+
+        config.alloc_bytes = bytes[i];
+        assert_int_equal(epx_group_memory(&config, 2, &info), EPX_ERR_ARGUMENT);
+        assert_non_null(strstr(epx_last_error(), "alloc_bytes"));
+    }
+}
+
+/* Between nodes everything that belongs together is one message, whose size has an end. */
+static void what_no_message_holds_is_refused_across_nodes(void **state)
+{
+    epx_group_config config = fixture_config(2000);
+    epx_memory_info info = EPX_MEMORY_INFO_INIT;
+
+    (void)state;
+    config.max_hidden_bytes = 1 << 24;
+    assert_int_equal(epx_group_memory(&config, 4, &info), EPX_OK);
+    config.ranks_per_node = 2;
+    assert_int_equal(epx_group_memory(&config, 4, &info), EPX_ERR_ARGUMENT);
+    assert_non_null(strstr(epx_last_error(), "max_hidden_bytes"));
+    config = fixture_config(2000);
+    config.ranks_per_node = 2;
+    config.max_tokens_per_rank = 1 << 20;
+    assert_int_equal(epx_group_memory(&config, 4, &info), EPX_ERR_ARGUMENT);
+    assert_non_null(strstr(epx_last_error(), "max_tokens_per_rank"));
+    config.modes = EPX_HIGH_THROUGHPUT;
+    config.max_topk = 1;
+    assert_int_equal(epx_group_memory(&config, 4, &info), EPX_OK);
+}
+
+static int bootstrap_rank(int rank, int n, epx_bootstrap *boot, void *arg)
+{
+    epx_group_config config = fixture_config(2000);
+    epx_bootstrap bad = *boot;
+    epx_group *group;
+    struct fixture fixture = {.rank = rank}, *s = &fixture;
+
+    (void)n;
+    (void)arg;
+    REFUSED(epx_group_create(NULL, boot, &config), EPX_ERR_ARGUMENT, "NULL");
+    bad.rank = 9;
+    REFUSED(epx_group_create(&group, &bad, &config), EPX_ERR_ARGUMENT, "rank", "9");
+    bad = *boot;
+    bad.nranks = 0;
+    REFUSED(epx_group_create(&group, &bad, &config), EPX_ERR_ARGUMENT, "nranks", "0");
+    bad = *boot;
+    bad.size = 1;
+    REFUSED(epx_group_create(&group, &bad, &config), EPX_ERR_ARGUMENT, "size");
+    return 0;
+}
+
+static int bootstrap_rank_told(int rank, int n, epx_bootstrap *boot, void *arg)
+{
+    int rc = bootstrap_rank(rank, n, boot, arg);
+
+    if (rc)
+        fprintf(stderr, "rank %d: last error: %s\n", rank, epx_last_error());
+    return rc;
+}
+
+static void wrong_bootstraps_are_refused(void **state)
+{
+    (void)state;
+    assert_int_equal(run_ranks(1, bootstrap_rank_told, NULL), 0);
+}
+
+/* Rank 2 of 3 differs in one field: all three say so. */
+static int mismatch_rank(int rank, int n, epx_bootstrap *boot, void *arg)
+{
+    const struct group_mistake *mistake = arg;
+    epx_group_config config = fixture_config(2000);
+    epx_group *group = NULL;
+    struct fixture s = {.rank = rank, .nranks = n};
+    int rc;
+
+    if (rank == 2)
+        memcpy((char *)&config + mistake->offset, &mistake->value, sizeof(int32_t));
+    rc = fixture_expect(&s, "epx_group_create", epx_group_create(&group, boot, &config), EPX_ERR_MISMATCH,
+                        WORDS("rank 2", mistake->field, mistake->given));
+    if (rc)
+        fprintf(stderr, "rank %d, %s = %s on rank 2: %s\n", rank, mistake->field, mistake->given, s.why);
+    if (group)
+        epx_group_destroy(group);
+    return rc;
+}
+
+static void ranks_that_disagree_name_rank_and_field(void **state)
+{
+    static const struct group_mistake differences[] = {
+        MISTAKE(num_experts, 12),  MISTAKE(max_tokens_per_rank, 77), MISTAKE(max_hidden_bytes, 176),
+        MISTAKE(max_topk, 5),      MISTAKE(max_inflight, 4),         MISTAKE(enable_mask, 1),
+        MISTAKE(timeout_ms, 2001), MISTAKE(max_recv_tokens, 99),     MISTAKE(modes, 1)};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(differences) / sizeof(*differences); i++)
+        assert_int_equal(run_ranks(3, mismatch_rank, (void *)(uintptr_t)&differences[i]), 0);
+}
+
+/* Each rank a node; rank 2 has another network than the others. */
+static int other_net_rank(int rank, int n, epx_bootstrap *boot, void *arg)
+{
+    epx_group_config config = fixture_config(5000);
+    epx_group *group = NULL;
+    struct fixture s = {.rank = rank, .nranks = n};
+    int rc;
+
+    (void)arg;
+    config.ranks_per_node = 1;
+    snprintf(config.net, sizeof(config.net), "%s", rank == 2 ? "null" : "ofi");
+    rc = fixture_expect(&s, "epx_group_create", epx_group_create(&group, boot, &config), EPX_ERR_MISMATCH,
+                        WORDS("rank 2", "net = null", "ofi"));
+    if (rc)
+        fprintf(stderr, "rank %d: %s\n", rank, s.why);
+    if (group)
+        epx_group_destroy(group);
+    return rc;
+}
+
+static void ranks_of_different_networks_name_them(void **state)
+{
+    char text[256];
+
+    (void)state;
+    if (net_ofi_ops.probe("", text, sizeof(text)) != EPX_OK) {
+        print_message("no network to test with: %s\n", text);
+        skip();
+    }
+    assert_int_equal(run_ranks(3, other_net_rank, NULL), 0);
+}
+
+/* What one rank names and another leaves open may be the same. */
+static int open_device_rank(int rank, int n, epx_bootstrap *boot, void *arg)
+{
+    epx_group_config config = fixture_config(5000);
+    epx_group *group = NULL;
+    epx_status status;
+
+    (void)n;
+    (void)arg;
+    config.device = rank ? EPX_DEVICE_AUTO : EPX_DEVICE_CPU;
+    status = epx_group_create(&group, boot, &config);
+    if (status != EPX_OK)
+        fprintf(stderr, "rank %d: %s\n", rank, epx_last_error());
+    if (group)
+        epx_group_destroy(group);
+    return status != EPX_OK;
+}
+
+static void a_device_left_open_is_the_one_it_stands_for(void **state)
+{
+    (void)state;
+    assert_int_equal(run_ranks(2, open_device_rank, NULL), 0);
+}
+
+/* One rank's configuration is wrong in itself: it says why, the others say who. */
+static int one_wrong_rank(int rank, int n, epx_bootstrap *boot, void *arg)
+{
+    epx_group_config config = fixture_config(2000);
+    epx_group *group = NULL;
+    struct fixture s = {.rank = rank, .nranks = n};
+    int rc;
+
+    (void)arg;
+    if (rank == 1)
+        config.num_experts = -1;
+    rc = fixture_expect(&s, "epx_group_create", epx_group_create(&group, boot, &config),
+                        rank == 1 ? EPX_ERR_ARGUMENT : EPX_ERR_PEER, WORDS(rank == 1 ? "-1" : "rank 1", "num_experts"));
+    if (rc)
+        fprintf(stderr, "rank %d: %s\n", rank, s.why);
+    return rc;
+}
+
+static void one_wrong_configuration_ends_all(void **state)
+{
+    (void)state;
+    assert_int_equal(run_ranks(3, one_wrong_rank, NULL), 0);
+}
+
+UNIT_MAIN(MISUSE("wrong_handle_configurations_are_refused", 2, handle_configs),
+          cmocka_unit_test(zones_beyond_all_rows_are_refused), cmocka_unit_test(wrong_group_configurations_are_refused),
+          cmocka_unit_test(an_endless_alloc_heap_is_refused),
+          cmocka_unit_test(what_no_message_holds_is_refused_across_nodes),
+          cmocka_unit_test(wrong_bootstraps_are_refused), cmocka_unit_test(ranks_that_disagree_name_rank_and_field),
+          cmocka_unit_test(ranks_of_different_networks_name_them),
+          cmocka_unit_test(a_device_left_open_is_the_one_it_stands_for),
+          cmocka_unit_test(one_wrong_configuration_ends_all))

@@ -1,0 +1,279 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ports that others use, and every way in which the rendezvous can fail. */
+#include "tests/unit/boot_fixture.h"
+
+/* ---- Tests: other services ------------------------------------------------------------------------------------- */
+
+static void a_silent_service_on_the_port_is_passed_over(void **state)
+{
+    struct world world = world_make(4, open_and_gather);
+    int listener = listen_at(world.port);
+
+    (void)state;
+    world_run(&world);
+    close(listener);
+    expect_all_ok(&world);
+    assert_true(world.outcomes[1].seconds < 4);
+    world_end(&world);
+}
+
+static void services_that_answer_nonsense_are_passed_over(void **state)
+{
+    struct world world = world_make(4, open_and_gather);
+    pid_t http = start_service(world.port, "HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n");
+    pid_t rude = start_service(world.port + 1, "");
+
+    (void)state;
+    world_run(&world);
+    stop_service(http);
+    stop_service(rude);
+    expect_all_ok(&world);
+    world_end(&world);
+}
+
+static int connect_to(int port)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    uint64_t deadline = clock_ns() + 5000000000u;
+
+    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    while (clock_ns() < deadline) {
+        int fd = socket(AF_INET, SOCK_STREAM, 0);
+        if (!connect(fd, (struct sockaddr *)&at, sizeof(at)))
+            return fd;
+        close(fd);
+        usleep(5000);
+    }
+    return -1;
+}
+
+static void unknown_clients_of_rank_0_do_no_harm(void **state)
+{
+    static const char junk[] = "GET / HTTP/1.1\r\nHost: nobody\r\nAccept: nothing at all\r\n\r\n";
+    struct world world = world_make(2, last_comes_late);
+    int silent, loud;
+
+    (void)state;
+    world_start(&world);
+    silent = connect_to(world.port);
+    loud = connect_to(world.port);
+    assert_true(silent >= 0 && loud >= 0);
+    assert_true(write(loud, junk, sizeof(junk)) > 0);
+    world_wait(&world);
+    close(silent);
+    close(loud);
+    expect_all_ok(&world);
+    world_end(&world);
+}
+
+static void neighbouring_jobs_do_not_mix(void **state)
+{
+    struct world first = world_make(3, last_comes_late), second = world_make(3, open_and_gather);
+    int listener = listen_at(first.port);
+
+    (void)state;
+    second.port = first.port + 1; /* which the first takes, as its own is occupied */
+    world_start(&first);
+    usleep(100000);
+    world_run(&second);
+    world_wait(&first);
+    close(listener);
+    expect_all_ok(&first);
+    expect_all_ok(&second);
+    world_end(&first);
+    world_end(&second);
+}
+
+static void jobs_on_one_port_are_told_apart_by_id(void **state)
+{
+    struct world first = world_make(3, last_comes_late), second = world_make(2, open_and_gather);
+
+    (void)state;
+    second.port = first.port;
+    setenv("EPX_JOB_ID", "first", 1);
+    world_start(&first);
+    usleep(100000);
+    setenv("EPX_JOB_ID", "second", 1);
+    world_run(&second);
+    name_this_run();
+    world_wait(&first);
+    expect_all_ok(&first);
+    expect_all_ok(&second);
+    world_end(&first);
+    world_end(&second);
+}
+
+/* ---- Tests: failures ----------------------------------------------------------------------------------------- */
+
+static void missing_ranks_are_named_on_all(void **state)
+{
+    struct world world = world_make(5, open_and_gather);
+
+    (void)state;
+    world.timeout_ms = 600;
+    world.absent[0] = 2;
+    world.absent[1] = 4;
+    world_run(&world);
+    expect_failure(&world, 0, EPX_ERR_TIMEOUT, "ranks 2 and 4 did not connect within 600 ms");
+    expect_failure(&world, 1, EPX_ERR_TIMEOUT, world.outcomes[0].text);
+    expect_failure(&world, 3, EPX_ERR_TIMEOUT, world.outcomes[0].text);
+    world_end(&world);
+}
+
+static void a_missing_rank_0_is_named(void **state)
+{
+    struct world world = world_make(3, open_and_gather);
+
+    (void)state;
+    world.timeout_ms = 400;
+    world.rank_as[0] = 1; /* the first process is a rank 1 too, so that there is no rank 0 */
+    world_run(&world);
+    expect_failure(&world, 1, EPX_ERR_TIMEOUT, "rank 0 did not reply at 127.0.0.1");
+    expect_failure(&world, 2, EPX_ERR_TIMEOUT, "within 400 ms");
+    world_end(&world);
+}
+
+static void an_unknown_host_ends_at_the_deadline(void **state)
+{
+    struct world world = world_make(2, open_and_gather);
+
+    (void)state;
+    world.timeout_ms = 400;
+    world.host = "no-such-host.invalid";
+    world_run(&world);
+    expect_failure(&world, 1, EPX_ERR_TIMEOUT, "no-such-host.invalid");
+    assert_true(world.outcomes[1].seconds < 3);
+    world_end(&world);
+}
+
+static void a_death_is_named_at_once(void **state)
+{
+    struct world world = world_make(4, die_before_gather);
+
+    (void)state;
+    world_run(&world);
+    expect_failure(&world, 0, EPX_ERR_PEER, "rank 2 ended during all-gather 2");
+    expect_failure(&world, 1, EPX_ERR_PEER, world.outcomes[0].text);
+    expect_failure(&world, 3, EPX_ERR_PEER, world.outcomes[0].text);
+    assert_true(world.outcomes[0].seconds < 5);
+    world_end(&world);
+}
+
+static void a_late_rank_is_named_at_the_deadline(void **state)
+{
+    struct world world = world_make(4, sleep_before_gather);
+
+    (void)state;
+    world.timeout_ms = 500;
+    world_run(&world);
+    expect_failure(&world, 0, EPX_ERR_TIMEOUT, "rank 2 did not send data within 500 ms (all-gather 1");
+    expect_failure(&world, 1, EPX_ERR_TIMEOUT, world.outcomes[0].text);
+    expect_failure(&world, 3, EPX_ERR_TIMEOUT, world.outcomes[0].text);
+    world_end(&world);
+}
+
+static void different_sizes_are_named(void **state)
+{
+    struct world world = world_make(4, gather_other_size);
+
+    (void)state;
+    world_run(&world);
+    for (int i = 0; i < 4; i++)
+        expect_failure(&world, i, EPX_ERR_MISMATCH, "rank 2 sends 64 bytes, rank 0 128");
+    world_end(&world);
+}
+
+static void a_wrong_world_size_is_named_on_both_sides(void **state)
+{
+    struct world world = world_make(3, open_and_gather);
+
+    (void)state;
+    world.timeout_ms = 3000; /* rank 1 may come when it is all over */
+    world.world_as[2] = 4;
+    world_run(&world);
+    expect_failure(&world, 0, EPX_ERR_MISMATCH, "rank 2 has WORLD_SIZE 4, rank 0 has 3");
+    expect_failure(&world, 2, EPX_ERR_MISMATCH, "rank 2 has WORLD_SIZE 4, rank 0 has 3");
+    world_end(&world);
+}
+
+static void a_rank_given_twice_is_named(void **state)
+{
+    struct world world = world_make(4, open_and_gather);
+    int told = 0;
+
+    (void)state;
+    world.timeout_ms = 3000;
+    world.rank_as[3] = 1;
+    world_run(&world);
+    expect_failure(&world, 0, EPX_ERR_MISMATCH, "two processes have RANK 1");
+    for (int i = 1; i < 4; i++)
+        told += !!strstr(world.outcomes[i].text, "two processes have RANK 1");
+    assert_true(told >= 2);
+    world_end(&world);
+}
+
+static void another_version_is_refused(void **state)
+{
+    struct world world = world_make(3, open_and_gather);
+    struct wire_hello hello = {.magic = WIRE_HELLO_MAGIC, .version = WIRE_VERSION + 1, .rank = 1, .nranks = 3};
+    struct {
+        struct wire_frame frame;
+        struct wire_error error;
+    } answer;
+    int fd;
+
+    (void)state;
+    world.absent[0] = 1;
+    world.absent[1] = 2;
+    unsetenv("EPX_JOB_ID");
+    world_start(&world);
+    name_this_run();
+    fd = connect_to(world.port);
+    assert_true(fd >= 0);
+    /* The job's number: what settings.c makes of the port alone. */
+    hello.job = (0xcbf29ce484222325u ^ (uint64_t)world.port) * 0x100000001b3u;
+    assert_int_equal(write(fd, &hello, sizeof(hello)), sizeof(hello));
+    assert_int_equal(recv(fd, &answer, sizeof(answer), MSG_WAITALL), sizeof(answer));
+    close(fd);
+    world_wait(&world);
+    assert_int_equal(answer.frame.op, WIRE_ERROR);
+    assert_non_null(strstr(answer.error.text, "version"));
+    expect_failure(&world, 0, EPX_ERR_MISMATCH, "a rank uses version 2 of the bootstrap protocol, rank 0 version 1");
+    world_end(&world);
+}
+
+static void groups_in_another_order_are_named(void **state)
+{
+    struct world world = world_make(2, gather_in_other_order);
+
+    (void)state;
+    world_run(&world);
+    for (int i = 0; i < 2; i++)
+        expect_failure(&world, i, EPX_ERR_MISMATCH,
+                       "rank 1 is in an all-gather of its group number 1, rank 0 of number 2");
+    world_end(&world);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_silent_service_on_the_port_is_passed_over),
+        cmocka_unit_test(services_that_answer_nonsense_are_passed_over),
+        cmocka_unit_test(unknown_clients_of_rank_0_do_no_harm),
+        cmocka_unit_test(neighbouring_jobs_do_not_mix),
+        cmocka_unit_test(jobs_on_one_port_are_told_apart_by_id),
+        cmocka_unit_test(missing_ranks_are_named_on_all),
+        cmocka_unit_test(a_missing_rank_0_is_named),
+        cmocka_unit_test(an_unknown_host_ends_at_the_deadline),
+        cmocka_unit_test(a_death_is_named_at_once),
+        cmocka_unit_test(a_late_rank_is_named_at_the_deadline),
+        cmocka_unit_test(different_sizes_are_named),
+        cmocka_unit_test(a_wrong_world_size_is_named_on_both_sides),
+        cmocka_unit_test(a_rank_given_twice_is_named),
+        cmocka_unit_test(another_version_is_refused),
+        cmocka_unit_test(groups_in_another_order_are_named),
+    };
+
+    name_this_run();
+    return unit_run("boot_failures", tests, UNIT_COUNT(tests));
+}
