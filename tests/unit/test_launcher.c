@@ -1,15 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Launchers: the variables of each, one inside another, what is derived from them, and Slurm's lists of nodes. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -18,6 +11,7 @@
 #include "boot/launcher.h"
 #include "boot/nodelist.h"
 #include "boot/rendezvous.h"
+#include "tests/lib/unit.h"
 
 /* Exactly these variables: the tests themselves may run inside mpirun or srun. */
 static void set_environment(const char *const *variables)
@@ -459,40 +453,22 @@ static void malformed_lists_are_refused(void **state)
     assert_int_equal(nodelist_host("a[0-99999999]b[0-99999999]", 0, node, sizeof(node)), -1);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(torchrun_is_found),
-        cmocka_unit_test(ranks_set_by_hand_are_found),
-        cmocka_unit_test(open_mpi_on_one_machine_needs_no_variable),
-        cmocka_unit_test(open_mpi_4_on_several_machines_knows_mpiruns_addresses),
-        cmocka_unit_test(open_mpi_5_on_several_machines_knows_mpiruns_machine),
-        cmocka_unit_test(open_mpi_in_a_slurm_job_tries_its_first_node_too),
-        cmocka_unit_test(open_mpi_says_how_to_pass_an_address),
-        cmocka_unit_test(master_addr_and_port_come_first),
-        cmocka_unit_test(slurm_on_one_node_uses_the_loopback_address),
-        cmocka_unit_test(slurm_on_several_nodes_takes_the_first),
-        cmocka_unit_test(slurm_counts_the_tasks_of_the_step),
-        cmocka_unit_test(a_batch_script_is_no_task),
-        cmocka_unit_test(pmi_on_one_machine_takes_the_daemons_process_id),
-        cmocka_unit_test(pmi_says_what_to_pass),
-        cmocka_unit_test(pmix_needs_the_number_of_ranks),
-        cmocka_unit_test(no_launcher_is_explained),
-        cmocka_unit_test(invalid_numbers_are_explained),
-        cmocka_unit_test(torchrun_inside_srun_or_mpirun_counts),
-        cmocka_unit_test(several_ranks_per_task_count),
-        cmocka_unit_test(equal_ranks_use_what_the_launcher_knows),
-        cmocka_unit_test(contradictions_name_both),
-        cmocka_unit_test(srun_with_pmi_uses_slurms_nodes),
-        cmocka_unit_test(epx_run_hides_outer_launchers),
-        cmocka_unit_test(jobs_get_ports_of_their_own),
-        cmocka_unit_test(a_derived_host_counts_only_for_its_own_rendezvous),
-        cmocka_unit_test(rank_0_elsewhere_is_told_at_once),
-        cmocka_unit_test(a_missing_rank_0_hints_at_master_addr),
-        cmocka_unit_test(several_addresses_are_resolved),
-        cmocka_unit_test(lists_of_nodes_are_expanded),
-        cmocka_unit_test(malformed_lists_are_refused),
-    };
-
-    return cmocka_run_group_tests_name("launcher", tests, NULL, NULL);
-}
+UNIT_MAIN(cmocka_unit_test(torchrun_is_found), cmocka_unit_test(ranks_set_by_hand_are_found),
+          cmocka_unit_test(open_mpi_on_one_machine_needs_no_variable),
+          cmocka_unit_test(open_mpi_4_on_several_machines_knows_mpiruns_addresses),
+          cmocka_unit_test(open_mpi_5_on_several_machines_knows_mpiruns_machine),
+          cmocka_unit_test(open_mpi_in_a_slurm_job_tries_its_first_node_too),
+          cmocka_unit_test(open_mpi_says_how_to_pass_an_address), cmocka_unit_test(master_addr_and_port_come_first),
+          cmocka_unit_test(slurm_on_one_node_uses_the_loopback_address),
+          cmocka_unit_test(slurm_on_several_nodes_takes_the_first),
+          cmocka_unit_test(slurm_counts_the_tasks_of_the_step), cmocka_unit_test(a_batch_script_is_no_task),
+          cmocka_unit_test(pmi_on_one_machine_takes_the_daemons_process_id), cmocka_unit_test(pmi_says_what_to_pass),
+          cmocka_unit_test(pmix_needs_the_number_of_ranks), cmocka_unit_test(no_launcher_is_explained),
+          cmocka_unit_test(invalid_numbers_are_explained), cmocka_unit_test(torchrun_inside_srun_or_mpirun_counts),
+          cmocka_unit_test(several_ranks_per_task_count), cmocka_unit_test(equal_ranks_use_what_the_launcher_knows),
+          cmocka_unit_test(contradictions_name_both), cmocka_unit_test(srun_with_pmi_uses_slurms_nodes),
+          cmocka_unit_test(epx_run_hides_outer_launchers), cmocka_unit_test(jobs_get_ports_of_their_own),
+          cmocka_unit_test(a_derived_host_counts_only_for_its_own_rendezvous),
+          cmocka_unit_test(rank_0_elsewhere_is_told_at_once), cmocka_unit_test(a_missing_rank_0_hints_at_master_addr),
+          cmocka_unit_test(several_addresses_are_resolved), cmocka_unit_test(lists_of_nodes_are_expanded),
+          cmocka_unit_test(malformed_lists_are_refused))

@@ -1,11 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Membership: ranks that ended or are excluded, what each rank reports, unknown clients. ctest: timeout=60 */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -13,8 +8,7 @@
 #include "boot/socket.h"
 #include "tests/lib/thread_boot.h"
 #include "util/clock.h"
-
-#include <cmocka.h>
+#include "tests/lib/unit.h"
 
 enum { N = 5, GATHERS = 20, LARGE = 300000 };
 
@@ -234,18 +228,7 @@ static void strangers_do_no_harm(void **state)
     run_scenario((struct scenario){.before = connect_as_strangers});
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(all_ranks_take_part),
-        cmocka_unit_test(a_rank_that_ended_is_excluded),
-        cmocka_unit_test(ranks_excluded_by_one_are_excluded_by_all),
-        cmocka_unit_test(one_alone_is_enough),
-        cmocka_unit_test(a_missing_rank_is_named),
-        cmocka_unit_test(an_excluded_rank_is_told),
-        cmocka_unit_test(ranks_that_want_different_things_are_told),
-        cmocka_unit_test(strangers_do_no_harm),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+UNIT_MAIN(cmocka_unit_test(all_ranks_take_part), cmocka_unit_test(a_rank_that_ended_is_excluded),
+          cmocka_unit_test(ranks_excluded_by_one_are_excluded_by_all), cmocka_unit_test(one_alone_is_enough),
+          cmocka_unit_test(a_missing_rank_is_named), cmocka_unit_test(an_excluded_rank_is_told),
+          cmocka_unit_test(ranks_that_want_different_things_are_told), cmocka_unit_test(strangers_do_no_harm))

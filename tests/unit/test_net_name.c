@@ -1,14 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Names of networks: what EPX_NET, epx_group_config.net and --net accept, and what they answer to anything else. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "net/name.h"
+#include "tests/lib/unit.h"
 
 static void expect(const char *text, const struct net_ops *ops, const char *provider)
 {
@@ -106,17 +101,7 @@ static void the_environment_decides_where_the_caller_does_not(void **state)
     unsetenv("EPX_NET");
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(networks_by_name),
-        cmocka_unit_test(tcp_and_shm_are_short_for_libfabric_s),
-        cmocka_unit_test(a_provider_follows_a_colon),
-        cmocka_unit_test(the_old_form_has_a_semicolon),
-        cmocka_unit_test(unknown_names_list_the_known_ones),
-        cmocka_unit_test(a_provider_where_none_belongs),
-        cmocka_unit_test(the_environment_decides_where_the_caller_does_not),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+UNIT_MAIN(cmocka_unit_test(networks_by_name), cmocka_unit_test(tcp_and_shm_are_short_for_libfabric_s),
+          cmocka_unit_test(a_provider_follows_a_colon), cmocka_unit_test(the_old_form_has_a_semicolon),
+          cmocka_unit_test(unknown_names_list_the_known_ones), cmocka_unit_test(a_provider_where_none_belongs),
+          cmocka_unit_test(the_environment_decides_where_the_caller_does_not))

@@ -8,16 +8,12 @@
  * ctest: timeout=180 labels=ranks
  */
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "group/objects.h" /* before cmocka.h, whose fail() is another */
+#include "group/objects.h"
 #include "net/net.h"
 #include "util/status.h"
 
@@ -29,10 +25,9 @@ static epx_status refuse(const void *data)
     return fail(EPX_ERR_UNSUPPORTED, "test device: the region at %p is not exported", data);
 }
 
-#include <cmocka.h>
-
 #include "tests/lib/fixture.h"
 #include "tests/lib/thread_boot.h"
+#include "tests/lib/unit.h"
 
 /* ---- A device whose regions are files ----------------------------------------------------------------------------- */
 
@@ -196,25 +191,18 @@ static int round_until_in_place(struct fixture *s, void *rows)
 
 static int ranks_per_node;
 
-static int run_fixture(int rank, int n, epx_bootstrap *boot, int (*play)(struct fixture *s), int enable_mask)
+static int run_fixtures(int nranks, fixture_fn fn, int enable_mask)
 {
-    struct fixture *s = calloc(1, sizeof(*s));
     epx_group_config config = fixture_config(20000);
-    int rc;
 
     config.ranks_per_node = ranks_per_node;
     config.enable_mask = enable_mask;
-    rc = fixture_open(s, rank, n, boot, &config) || play(s);
-    if (rc)
-        fprintf(stderr, "rank %d: %s\n", rank, s->why);
-    fixture_close(s);
-    free(s);
-    return rc;
+    return fixture_run(nranks, &config, fn, NULL);
 }
 
 /* ---- Ranks of one process ------------------------------------------------------------------------------------------ */
 
-static int play_ordinary(struct fixture *s)
+static int share_ordinary(struct fixture *s)
 {
     uint64_t copied;
 
@@ -235,18 +223,12 @@ static int play_ordinary(struct fixture *s)
     return 0;
 }
 
-static int ordinary_rank(int rank, int n, epx_bootstrap *boot, void *arg)
-{
-    (void)arg;
-    return run_fixture(rank, n, boot, play_ordinary, 0);
-}
-
 static void rows_in_ordinary_memory_are_read_there(void **state)
 {
     (void)state;
     setenv("EPX_REGISTER", "1", 1);
-    assert_int_equal(run_ranks(RANKS, ordinary_rank, NULL), 0);
-    assert_int_equal(run_ranks(1, ordinary_rank, NULL), 0);
+    assert_int_equal(run_fixtures(RANKS, share_ordinary, 0), 0);
+    assert_int_equal(run_fixtures(1, share_ordinary, 0), 0);
     unsetenv("EPX_REGISTER");
 }
 
@@ -261,12 +243,12 @@ static void also_by_relays_between_nodes(void **state)
     }
     setenv("EPX_REGISTER", "1", 1);
     for (ranks_per_node = 1; ranks_per_node <= 2; ranks_per_node++)
-        assert_int_equal(run_ranks(RANKS, ordinary_rank, NULL), 0);
+        assert_int_equal(run_fixtures(RANKS, share_ordinary, 0), 0);
     ranks_per_node = 0;
     unsetenv("EPX_REGISTER");
 }
 
-static int play_copied(struct fixture *s)
+static int share_copied(struct fixture *s)
 {
     uint64_t copied;
 
@@ -279,25 +261,19 @@ static int play_copied(struct fixture *s)
     return 0;
 }
 
-static int copied_rank(int rank, int n, epx_bootstrap *boot, void *arg)
-{
-    (void)arg;
-    return run_fixture(rank, n, boot, play_copied, 0);
-}
-
 static void nothing_is_shared_unless_asked(void **state)
 {
     (void)state;
     unsetenv("EPX_REGISTER");
-    assert_int_equal(run_ranks(RANKS, copied_rank, NULL), 0);
+    assert_int_equal(run_fixtures(RANKS, share_copied, 0), 0);
     setenv("EPX_REGISTER", "0", 1);
-    assert_int_equal(run_ranks(RANKS, copied_rank, NULL), 0);
+    assert_int_equal(run_fixtures(RANKS, share_copied, 0), 0);
     unsetenv("EPX_REGISTER");
 }
 
 /* ---- Regions ------------------------------------------------------------------------------------------------------- */
 
-static int play_freed(struct fixture *s)
+static int share_freed(struct fixture *s)
 {
     const int slot = s->rank * PLENTY;
     uint64_t copied;
@@ -324,20 +300,14 @@ static int play_freed(struct fixture *s)
     return fixture_meet(s) || (open ? say(s, "mappings of memory that was freed", open) : 0);
 }
 
-static int freed_rank(int rank, int n, epx_bootstrap *boot, void *arg)
-{
-    (void)arg;
-    return run_fixture(rank, n, boot, play_freed, 0);
-}
-
 static void freed_memory_is_not_read_and_not_kept(void **state)
 {
     (void)state;
-    assert_int_equal(run_ranks(RANKS, freed_rank, NULL), 0);
+    assert_int_equal(run_fixtures(RANKS, share_freed, 0), 0);
 }
 
 /* Rank 0 calls when the others have already queued the same operations: they have imported none of its regions. */
-static int play_late(struct fixture *s)
+static int share_late(struct fixture *s)
 {
     char *rows = region_make(s->rank * PLENTY);
     void *usual = s->ht_rows.data;
@@ -360,19 +330,13 @@ static int play_late(struct fixture *s)
     return rc;
 }
 
-static int late_rank(int rank, int n, epx_bootstrap *boot, void *arg)
-{
-    (void)arg;
-    return run_fixture(rank, n, boot, play_late, 0);
-}
-
 static void nothing_is_published_before_all_have_mapped_it(void **state)
 {
     (void)state;
-    assert_int_equal(run_ranks(RANKS, late_rank, NULL), 0);
+    assert_int_equal(run_fixtures(RANKS, share_late, 0), 0);
 }
 
-static int play_plenty(struct fixture *s)
+static int share_plenty(struct fixture *s)
 {
     const int first = s->rank * PLENTY;
     char *rows[PLENTY];
@@ -402,21 +366,15 @@ static int play_plenty(struct fixture *s)
     return 0;
 }
 
-static int plenty_rank(int rank, int n, epx_bootstrap *boot, void *arg)
-{
-    (void)arg;
-    return run_fixture(rank, n, boot, play_plenty, 0);
-}
-
 static void a_full_directory_keeps_what_is_used(void **state)
 {
     (void)state;
-    assert_int_equal(run_ranks(2, plenty_rank, NULL), 0);
+    assert_int_equal(run_fixtures(2, share_plenty, 0), 0);
     assert_int_equal(world.opened, world.closed); /* nothing stays mapped after the end */
     assert_true(world.opened > 2 * REGION_SLOTS);
 }
 
-static int play_refused(struct fixture *s)
+static int share_refused(struct fixture *s)
 {
     char *rows = region_make(s->rank * PLENTY);
     uint64_t copied;
@@ -430,17 +388,11 @@ static int play_refused(struct fixture *s)
     return 0;
 }
 
-static int refused_rank(int rank, int n, epx_bootstrap *boot, void *arg)
-{
-    (void)arg;
-    return run_fixture(rank, n, boot, play_refused, 0);
-}
-
 static void what_cannot_be_exported_is_asked_for_once(void **state)
 {
     (void)state;
     world.refuse = 1;
-    assert_int_equal(run_ranks(RANKS, refused_rank, NULL), 0);
+    assert_int_equal(run_fixtures(RANKS, share_refused, 0), 0);
     assert_int_equal(world.exported, RANKS);
     assert_int_equal(world.opened, 0);
 }
@@ -449,7 +401,7 @@ static void what_cannot_be_exported_is_asked_for_once(void **state)
 
 static const char *const too_many[] = {"epx_combine", "max_recv_tokens = 1", NULL};
 
-static int play_narrow(struct fixture *s)
+static int share_narrow(struct fixture *s)
 {
     char *rows = region_make(s->rank * PLENTY);
     void *usual = s->ht_rows.data, *heap;
@@ -479,32 +431,19 @@ static int play_narrow(struct fixture *s)
     return rc || (in_place ? 0 : say(s, "never read in place", 0));
 }
 
-static int narrow_rank(int rank, int n, epx_bootstrap *boot, void *arg)
-{
-    struct fixture *s = calloc(1, sizeof(*s));
-    epx_group_config config = fixture_config(20000);
-    int rc;
-
-    (void)arg;
-    config.max_recv_tokens = 1;
-    rc = fixture_open(s, rank, n, boot, &config) || play_narrow(s);
-    if (rc)
-        fprintf(stderr, "rank %d: %s\n", rank, s->why);
-    fixture_close(s);
-    free(s);
-    return rc;
-}
-
 static void the_receive_buffer_does_not_bound_registered_rows(void **state)
 {
+    epx_group_config config = fixture_config(20000);
+
     (void)state;
-    assert_int_equal(run_ranks(RANKS, narrow_rank, NULL), 0);
+    config.max_recv_tokens = 1;
+    assert_int_equal(fixture_run(RANKS, &config, share_narrow, NULL), 0);
 }
 
 /* ---- Members --------------------------------------------------------------------------------------------------------- */
 
 /* The last rank leaves; the others share regions without it. */
-static int play_members(struct fixture *s)
+static int share_members(struct fixture *s)
 {
     char *rows = region_make(s->rank * PLENTY), *fresh;
     int32_t mask[RANKS];
@@ -523,33 +462,17 @@ static int play_members(struct fixture *s)
     return round_until_in_place(s, rows) || !fresh || round_until_in_place(s, fresh) || fixture_meet(s);
 }
 
-static int members_rank(int rank, int n, epx_bootstrap *boot, void *arg)
-{
-    (void)arg;
-    return run_fixture(rank, n, boot, play_members, 1);
-}
-
 static void remaining_ranks_share_with_each_other(void **state)
 {
     (void)state;
-    assert_int_equal(run_ranks(RANKS, members_rank, NULL), 0);
+    assert_int_equal(run_fixtures(RANKS, share_members, 1), 0);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rows_in_ordinary_memory_are_read_there),
-        cmocka_unit_test(also_by_relays_between_nodes),
-        cmocka_unit_test(nothing_is_shared_unless_asked),
-        cmocka_unit_test_setup_teardown(freed_memory_is_not_read_and_not_kept, files_begin, files_end),
-        cmocka_unit_test_setup_teardown(nothing_is_published_before_all_have_mapped_it, files_begin, files_end),
-        cmocka_unit_test_setup_teardown(a_full_directory_keeps_what_is_used, files_begin, files_end),
-        cmocka_unit_test_setup_teardown(what_cannot_be_exported_is_asked_for_once, files_begin, files_end),
-        cmocka_unit_test_setup_teardown(the_receive_buffer_does_not_bound_registered_rows, files_begin, files_end),
-        cmocka_unit_test_setup_teardown(remaining_ranks_share_with_each_other, files_begin, files_end),
-    };
-
-    if (getenv("EPX_TEST_ONLY"))
-        cmocka_set_test_filter(getenv("EPX_TEST_ONLY"));
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+UNIT_MAIN(cmocka_unit_test(rows_in_ordinary_memory_are_read_there), cmocka_unit_test(also_by_relays_between_nodes),
+          cmocka_unit_test(nothing_is_shared_unless_asked),
+          cmocka_unit_test_setup_teardown(freed_memory_is_not_read_and_not_kept, files_begin, files_end),
+          cmocka_unit_test_setup_teardown(nothing_is_published_before_all_have_mapped_it, files_begin, files_end),
+          cmocka_unit_test_setup_teardown(a_full_directory_keeps_what_is_used, files_begin, files_end),
+          cmocka_unit_test_setup_teardown(what_cannot_be_exported_is_asked_for_once, files_begin, files_end),
+          cmocka_unit_test_setup_teardown(the_receive_buffer_does_not_bound_registered_rows, files_begin, files_end),
+          cmocka_unit_test_setup_teardown(remaining_ranks_share_with_each_other, files_begin, files_end))

@@ -1,19 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ctest: timeout=60 */
 /* The command ring, producers and consumer as they are: order, wrap of every counter, a full ring, many producers. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 #include <pthread.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "device/cpu/prims.h"
 #include "kernel/ring.h"
 #include "proxy/ring.h"
 #include "util/clock.h"
+#include "tests/lib/unit.h"
 
 #define MS 1000000ull
 
@@ -297,19 +292,10 @@ static void producers_share_a_ring_across_the_wrap_of_64_bits(void **state)
     stress(UINT64_MAX - 40000, 1024, 20000);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(an_empty_ring_has_no_command),
-        cmocka_unit_test(bad_sizes_are_refused),
-        cmocka_unit_test(commands_come_in_order_through_every_wrap),
-        cmocka_unit_test(a_full_ring_makes_a_push_wait_until_its_deadline),
-        cmocka_unit_test(the_abort_word_ends_the_wait_for_room),
-        cmocka_unit_test(producers_remember_the_tail),
-        cmocka_unit_test(a_push_rings_a_sleeping_proxy),
-        cmocka_unit_test(producers_share_a_ring_near_the_end_of_a_lap),
-        cmocka_unit_test(producers_share_a_ring_across_the_wrap_of_64_bits),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+UNIT_MAIN(cmocka_unit_test(an_empty_ring_has_no_command), cmocka_unit_test(bad_sizes_are_refused),
+          cmocka_unit_test(commands_come_in_order_through_every_wrap),
+          cmocka_unit_test(a_full_ring_makes_a_push_wait_until_its_deadline),
+          cmocka_unit_test(the_abort_word_ends_the_wait_for_room), cmocka_unit_test(producers_remember_the_tail),
+          cmocka_unit_test(a_push_rings_a_sleeping_proxy),
+          cmocka_unit_test(producers_share_a_ring_near_the_end_of_a_lap),
+          cmocka_unit_test(producers_share_a_ring_across_the_wrap_of_64_bits))

@@ -8,16 +8,11 @@
  *
  * A model that finds nothing proves little by itself: the same model with a step done wrong must find it.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "kernel/command.h"
+#include "tests/lib/unit.h"
 
 enum { SLOTS_MOST = 4, PRODUCERS_MOST = 3, PUSHES_MOST = 3, PUSH_MOST = 2 };
 
@@ -357,12 +352,5 @@ static void a_step_done_wrong_is_found(void **state)
         assert_true(finds((enum bug)bug));
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_interleaving_delivers_every_command_once_and_whole),
-        cmocka_unit_test(a_step_done_wrong_is_found),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+UNIT_MAIN(cmocka_unit_test(every_interleaving_delivers_every_command_once_and_whole),
+          cmocka_unit_test(a_step_done_wrong_is_found))

@@ -1,14 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The tables that are generated from kernel/signals.h, against their definitions counted one by one. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 
 #include "group/signals.h"
-
-#include <cmocka.h>
+#include "tests/lib/unit.h"
 
 static void every_phase_has_a_text_of_its_own(void **state)
 {
@@ -97,15 +92,7 @@ static void values_after_recovery_are_those_of_completed_operations(void **state
             }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_phase_has_a_text_of_its_own),
-        cmocka_unit_test(waits_of_low_latency_alone_may_mask),
-        cmocka_unit_test(high_throughput_rows_alone_are_bulk),
-        cmocka_unit_test(readers_and_the_own_relay_owe_signals),
-        cmocka_unit_test(values_after_recovery_are_those_of_completed_operations),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+UNIT_MAIN(cmocka_unit_test(every_phase_has_a_text_of_its_own), cmocka_unit_test(waits_of_low_latency_alone_may_mask),
+          cmocka_unit_test(high_throughput_rows_alone_are_bulk),
+          cmocka_unit_test(readers_and_the_own_relay_owe_signals),
+          cmocka_unit_test(values_after_recovery_are_those_of_completed_operations))

@@ -4,16 +4,11 @@
  * across nodes, with and without faults. `epx sim` runs more of the same. All of it on one thread:
  * ThreadSanitizer has nothing to find. ctest: timeout=300 labels=notsan
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "tests/lib/sim_case.h"
+#include "tests/lib/unit.h"
 
 enum { BOTH = EPX_LOW_LATENCY | EPX_HIGH_THROUGHPUT, FAULTS = SIM_FAULT_DELAY | SIM_FAULT_DEATH };
 

@@ -5,17 +5,12 @@
  * the immediate one bit too narrow; and the three steps of the rule of completion (docs/design.md), each left out. Every one
  * must be found within 1,000 seeds. One thread: nothing for ThreadSanitizer. ctest: timeout=180 labels=notsan
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "kernel/inject_bug.h"
 #include "tests/lib/sim_case.h"
+#include "tests/lib/unit.h"
 
 enum { WITHIN = 1000, FAULTS = SIM_FAULT_DELAY | SIM_FAULT_DEATH };
 

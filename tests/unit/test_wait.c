@@ -1,16 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ctest: timeout=60 */
 /* How CPU agents wait and wake each other: results, deadlines, no lost wake-up between threads and processes. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <pthread.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -19,6 +13,7 @@
 
 #include "device/cpu/cpu.h"
 #include "util/clock.h"
+#include "tests/lib/unit.h"
 
 #define MS 1000000ull
 #define LONG_NS (10000 * MS) /* never reached unless something is wrong */
@@ -516,27 +511,17 @@ static void scratch_is_aligned_kept_and_grows(void **state)
     assert_null(agent.scratch);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ready_word_returns_without_sleeping),
-        cmocka_unit_test(deadline_ends_the_wait_and_is_counted),
-        cmocka_unit_test(zero_timeout_is_a_query),
-        cmocka_unit_test(abort_word_ends_the_wait_unless_the_word_is_there),
-        cmocka_unit_test(sleeping_waiter_is_woken_by_an_abort),
-        cmocka_unit_test(word_without_bell_is_seen_all_the_same),
-        cmocka_unit_test(waiter_gives_up_the_core),
-        cmocka_unit_test(one_ring_wakes_every_agent_of_the_rank),
-        cmocka_unit_test(endless_timeout_does_not_wrap),
-        cmocka_unit_test(no_wakeup_is_lost_between_two_ranks),
-        cmocka_unit_test(no_wakeup_is_lost_between_more_ranks_than_cores),
-        cmocka_unit_test(no_wakeup_is_lost_between_processes),
-        cmocka_unit_test(ring_without_sleepers_leaves_seq_alone),
-        cmocka_unit_test(time_and_sleep_go_through_the_environment),
-        cmocka_unit_test(ring_before_the_waiter_is_announced_prevents_its_sleep),
-        cmocka_unit_test(ring_between_last_look_and_sleep_ends_the_sleep),
-        cmocka_unit_test(scratch_is_aligned_kept_and_grows),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+UNIT_MAIN(cmocka_unit_test(ready_word_returns_without_sleeping),
+          cmocka_unit_test(deadline_ends_the_wait_and_is_counted), cmocka_unit_test(zero_timeout_is_a_query),
+          cmocka_unit_test(abort_word_ends_the_wait_unless_the_word_is_there),
+          cmocka_unit_test(sleeping_waiter_is_woken_by_an_abort),
+          cmocka_unit_test(word_without_bell_is_seen_all_the_same), cmocka_unit_test(waiter_gives_up_the_core),
+          cmocka_unit_test(one_ring_wakes_every_agent_of_the_rank), cmocka_unit_test(endless_timeout_does_not_wrap),
+          cmocka_unit_test(no_wakeup_is_lost_between_two_ranks),
+          cmocka_unit_test(no_wakeup_is_lost_between_more_ranks_than_cores),
+          cmocka_unit_test(no_wakeup_is_lost_between_processes),
+          cmocka_unit_test(ring_without_sleepers_leaves_seq_alone),
+          cmocka_unit_test(time_and_sleep_go_through_the_environment),
+          cmocka_unit_test(ring_before_the_waiter_is_announced_prevents_its_sleep),
+          cmocka_unit_test(ring_between_last_look_and_sleep_ends_the_sleep),
+          cmocka_unit_test(scratch_is_aligned_kept_and_grows))
