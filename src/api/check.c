@@ -8,10 +8,13 @@
 #include "util/structs.h"
 #include "util/status.h"
 
+static const char *const dtype_names[] = {
+    [EPX_BF16] = "bf16",   [EPX_FP16] = "fp16",   [EPX_FP32] = "fp32",  [EPX_FP8_E4M3] = "fp8_e4m3",
+    [EPX_INT32] = "int32", [EPX_INT64] = "int64", [EPX_UINT8] = "uint8"};
+
 const char *dtype_name(int dtype)
 {
-    static const char *const names[] = {"0", "bf16", "fp16", "fp32", "fp8_e4m3", "int32", "int64", "uint8"};
-    return dtype >= 1 && dtype <= EPX_UINT8 ? names[dtype] : "unknown";
+    return dtype >= EPX_BF16 && dtype <= EPX_UINT8 ? dtype_names[dtype] : "unknown";
 }
 
 static void list_dtypes(unsigned bits, char *text, size_t bytes)

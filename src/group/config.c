@@ -12,6 +12,9 @@
 #define MAX_ALLOC_BYTES ((uint64_t)1 << 60) /* with all other parts far from where 64 bits end */
 #define PADDING_PER_EXPERT 127
 
+#define SAME_BYTES(a, b) EPX_STATIC_ASSERT(sizeof(a) == sizeof(b), #a " is a copy of " #b)
+SAME_BYTES(((struct settings *)0)->net, ((epx_group_config *)0)->net);
+
 static epx_status need_range(const char *field, int64_t value, int64_t low, int64_t high)
 {
     if (value < low || value > high)

@@ -9,17 +9,21 @@
 #include "group/signals.h"
 #include "util/status.h"
 
-/* As in struct signature; what `extra` is depends on the operation. */
+/* The fields of struct signature in their order; the meaning of the last one, `extra`, depends on the operation. */
+static const char *const signature_names[] = {"bytes per row", "dtype", "scale bytes per row", "top-k", "layout"};
+enum { SIGNATURE_NAMES = (int)(sizeof(signature_names) / sizeof(signature_names[0])) };
+EPX_STATIC_ASSERT(SIGNATURE_NAMES == offsetof(struct signature, extra) / sizeof(int32_t), "a name per field");
+EPX_STATIC_ASSERT(SIGNATURE_WEIGHTS == 1 && SIGNATURE_BACKWARD == 2 && SIGNATURE_COMPACT == 4,
+                  "as the text below says");
+
 static const char *signature_field(int phase, int64_t field)
 {
-    static const char *const names[] = {"bytes per row", "dtype", "scale bytes per row", "top-k", "layout"};
-
-    if (field >= 0 && field < 5)
-        return names[field];
+    if (field >= 0 && field < SIGNATURE_NAMES)
+        return signature_names[field];
     if (phase == PHASE_HN_DATA)
         return "expert_alignment";
     if (phase == PHASE_LL_DATA)
-        return "weights asked for";
+        return "weights requested";
     return phase == PHASE_LC_DATA ? "logfmt" : "weights (1) + backward (2) + compact top-k (4)";
 }
 

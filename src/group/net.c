@@ -151,7 +151,7 @@ static epx_status open_proxies(struct epx_group *group, int *dmabuf)
     return proxy_open(&o, &group->proxies);
 }
 
-enum { NET_NAME = 16 };
+enum { NET_NAME = (int)sizeof(((epx_group_info *)0)->net_name) };
 
 /* All ranks have chosen the same network: addresses of another say nothing to this one. */
 static epx_status compare_nets(struct epx_group *group)

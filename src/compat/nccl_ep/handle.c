@@ -3,6 +3,11 @@
 
 #include <stdlib.h>
 
+/* A layout is passed on as its number. */
+_Static_assert((int)NCCL_EP_LAYOUT_EXPERT_MAJOR == (int)EPX_EXPERT_MAJOR, "as in epx.h");
+_Static_assert((int)NCCL_EP_LAYOUT_RANK_MAJOR == (int)EPX_RANK_MAJOR, "as in epx.h");
+_Static_assert((int)NCCL_EP_LAYOUT_FLAT == (int)EPX_FLAT, "as in epx.h");
+
 /* High throughput may leave K open until the first update. */
 static ncclResult_t make_config(const struct ncclEpGroup *group, const char *call, ncclEpLayout_t layout,
                                 const ncclEpHandleConfig_t *config, int num_topk, epx_handle_config *out)
