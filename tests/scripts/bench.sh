@@ -144,6 +144,8 @@ refused "--expect-zero-copy belongs to ht with --plain-memory" ht --expect-zero-
 refused "--dtype fp8-input is only measured" ht --dtype fp8-input --check
 refused "--vs compares times between barriers" ht --timing events --vs mpi
 refused "--vs is 'ucx'; expected mpi or ofi" ht --vs ucx
+refused "--vs mpi casts to fp8 itself" ht --vs mpi --dtype fp8-input
+refused "--vs mpi compares processes" ht --vs mpi --threads
 refused "--ranks times --tokens times --topk" ht --ranks 1024 --tokens 1000000
 refused "unknown option '--rank' (did you mean '--ranks'?)" ll --rank 4
 refused "unknown option '--np' (did you mean '--ranks'?)" ll --np 4

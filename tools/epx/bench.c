@@ -286,7 +286,7 @@ static void end_teams(struct driver *c)
     }
 }
 
-/* mpirun's words, when they may explain a failure. */
+/* The output of mpirun, which may explain a failure. */
 static void show_mpi_log(int fd)
 {
     char text[4096];

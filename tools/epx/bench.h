@@ -44,7 +44,7 @@ const char *bench_dtype_name(const struct bench_config *config);
 
 /* Starts EPX's ranks or the baseline's; the process that watches over them, or -1 after a message. */
 pid_t bench_team_start_epx(const struct bench_config *config, const char *shm_path);
-/* log_fd: where mpirun's own chatter goes. */
+/* log_fd: gets mpirun's own output. */
 pid_t bench_team_start_mpi(const struct bench_config *config, const char *shm_path, int log_fd);
 /* Has it ended? Its exit code (128 + signal), or -1 while it runs. */
 int bench_team_poll(pid_t pid);

@@ -2,7 +2,7 @@
 /*
  * The ceiling: what plain memcpy moves when every core copies at once. One process per core, pinned, with buffers of
  * its own that no cache holds; all start together and count the bytes that they copied in the same span of time. The
- * best of several spans counts: a ceiling is what the machine can do when nobody disturbs it. The driver asks for one
+ * best of several spans counts: a ceiling is what the machine can do undisturbed. The driver asks for one
 before each round, so that the ceiling has the same chances as the operations that are compared with it.
  */
 #include <sched.h>

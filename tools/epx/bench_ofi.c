@@ -5,9 +5,9 @@
  *      process 2p, thread t     <--- fi_write both ways --->     process 2p + 1, thread t        p = 0..pairs - 1
  *
  * The processes share memory: addresses and keys, barriers, times. One exchange that is not timed
- * makes the connections. A side has finished an exchange when its writes are completed and the last word of the other
- * side, a write with CQ data, has come. Where there are fewer cores than threads, a thread that finds nothing to do gives
- * its core away, as the proxies do: a loop that spins there takes the time of the one that it waits for.
+ * makes the connections. A side has finished an exchange when its writes are completed and the last write of the other
+ * side, which carries CQ data, has arrived. Where there are fewer cores than threads, a thread that finds nothing to do yields
+ * its core, as the proxies do: a loop that spins there takes the time of the one that it waits for.
  */
 #include "tools/epx/bench_ofi.h"
 
@@ -43,7 +43,7 @@ struct endpoint_info {
 
 struct ofi_shm {
     atomic_int failed;
-    atomic_int met; /* sides that came to a barrier, over all barriers */
+    atomic_int arrived; /* sides that reached a barrier, over all barriers */
     struct {
         atomic_ullong first_ns, last_ns; /* start of the first, end of the last */
     } times[OFI_BASELINE_MAX_REPEATS + 1];
@@ -77,7 +77,7 @@ struct side {
     struct fi_context2 *contexts;
     fi_addr_t peer;
     uint64_t posted, completed; /* of this exchange */
-    int heard;                  /* last words of the other side, less exchanges */
+    int last_received;          /* last writes of the other side, minus exchanges */
     int barriers;               /* passed */
 };
 
@@ -169,7 +169,7 @@ static int drain(struct side *side)
 
     for (ssize_t i = 0; i < got; i++) {
         if (entries[i].flags & FI_REMOTE_CQ_DATA && !(entries[i].flags & FI_WRITE))
-            side->heard++;
+            side->last_received++;
         else
             side->completed++;
     }
@@ -211,9 +211,9 @@ static int write_all(struct side *side)
     int room;
 
     side->posted = side->completed = 0;
-    while (side->completed < total || side->heard <= 0) {
+    while (side->completed < total || side->last_received <= 0) {
         room = side->posted < total && side->posted - side->completed < window;
-        /* Where writes may overtake each other, the last word waits until the rest is out. */
+        /* Where writes may overtake each other, the last one waits until the rest is completed. */
         if (room && (ordered || side->posted + 1 < total || side->completed + 1 == total)) {
             if (post(side, side->posted + 1 == total, &room))
                 return -1;
@@ -231,21 +231,21 @@ static int write_all(struct side *side)
         if (side->job->yield)
             sched_yield();
     }
-    side->heard--;
+    side->last_received--;
     return 0;
 }
 
 /* Polls meanwhile, now and then: the other side may need it. */
-static int meet(struct side *side)
+static int barrier(struct side *side)
 {
     const uint64_t until = deadline();
-    atomic_int *count = &side->job->shm->met;
+    atomic_int *count = &side->job->shm->arrived;
 
     atomic_fetch_add(count, 1);
     side->barriers++;
     while (atomic_load(count) < side->barriers * side->job->processes * side->job->threads) {
         if (atomic_load(&side->job->shm->failed) || clock_ns() > until)
-            return complain(side, -FI_ETIMEDOUT, "the others did not come");
+            return complain(side, -FI_ETIMEDOUT, "the others did not reach a barrier");
         if (side->peer != FI_ADDR_UNSPEC && drain(side))
             return -1;
         usleep(side->peer == FI_ADDR_UNSPEC ? 1000 : 50);
@@ -266,14 +266,14 @@ static void exchange(struct side *side)
     struct ofi_shm *shm = side->job->shm;
 
     for (int i = 0; i <= side->job->repeats; i++) {
-        if (meet(side))
+        if (barrier(side))
             return;
         note_time(&shm->times[i].first_ns, clock_ns(), 1);
         if (write_all(side))
             return;
         note_time(&shm->times[i].last_ns, clock_ns(), 0);
     }
-    meet(side);
+    barrier(side);
 }
 
 static void *run_side(void *arg)
@@ -295,7 +295,7 @@ static void *run_side(void *arg)
         rc = open_memory(side);
     if (rc) {
         complain(side, rc, "open");
-    } else if (!meet(side)) {
+    } else if (!barrier(side)) {
         if (fi_av_insert(side->av, other->address, 1, &side->peer, 0, NULL) != 1)
             complain(side, -FI_EINVAL, "fi_av_insert");
         else
@@ -327,10 +327,24 @@ static void run_process(const struct job *job, int process)
 
 /* ---- Processes */
 
+/* Waits for a process; once one has failed (its deadlines are LIMIT_S), the others get a second. 0 when it returned 0. */
+static int wait_process(const struct job *job, pid_t pid)
+{
+    enum { STEP_US = 2000, GRACE_US = 1000000 };
+    int status = -1, waited = 0;
+
+    while (waitpid(pid, &status, WNOHANG) == 0) {
+        if (atomic_load(&job->shm->failed) && (waited += STEP_US) > GRACE_US)
+            kill(pid, SIGKILL); /* one that is stopped, too */
+        usleep(STEP_US);
+    }
+    return status == 0 ? 0 : -1;
+}
+
 static int run_pairs(const struct job *job)
 {
     pid_t pids[MAX_PROCESSES];
-    int started = 0, status, failed = 0;
+    int started = 0, failed = 0;
 
     for (; started < job->processes; started++) {
         pids[started] = fork();
@@ -345,7 +359,7 @@ static int run_pairs(const struct job *job)
         }
     }
     for (int i = 0; i < started; i++)
-        if (waitpid(pids[i], &status, 0) != pids[i] || status) {
+        if (wait_process(job, pids[i]) != 0) {
             atomic_store(&job->shm->failed, 1); /* the others need not wait for this one */
             failed = 1;
         }

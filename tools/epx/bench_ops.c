@@ -90,8 +90,9 @@ int bench_op_update(void *self)
         return -1;
     if (rows == work->recv.total)
         return 0;
-    bench_shm_fail(rank->self.shm, BENCH_MISMATCH, "epx rank %d: epx_handle_recv_count says %lld rows; %lld expected",
-                   rank->self.rank, (long long)rows, (long long)work->recv.total);
+    bench_shm_fail(rank->self.shm, BENCH_MISMATCH,
+                   "epx rank %d: epx_handle_recv_count returned %lld rows; expected %lld", rank->self.rank,
+                   (long long)rows, (long long)work->recv.total);
     return -1;
 }
 

@@ -290,6 +290,8 @@ static int check_work(const struct bench_options *o)
         return options_complain(program, "--expect-zero-copy belongs to --timing events or --replays");
     if (c->replays && (o->vs_mpi || o->vs_ofi))
         return options_complain(program, "--replays does not measure; expected no --vs");
+    if (o->vs_mpi && c->fp8 == BENCH_FP8_INPUT)
+        return options_complain(program, "--vs mpi casts to fp8 itself; expected --dtype bf16 or fp8");
     if (o->vs_mpi && c->threads)
         return options_complain(program, "--vs mpi compares processes; expected no --threads");
     return 0;

@@ -54,14 +54,14 @@ pid_t bench_team_start_epx(const struct bench_config *config, const char *shm_pa
     _exit(watch_epx(config, shm_path));
 }
 
-/* The baseline lies beside this program. 0 or -1 after a message. */
+/* The baseline is in the folder of this program. 0 or -1 after a message. */
 static int find_baseline(char *path, size_t bytes)
 {
     ssize_t n = readlink("/proc/self/exe", path, bytes - 1);
     char *slash;
 
     if (n < 0) {
-        fprintf(stderr, "epx bench: cannot find out where this program lies: %s\n", strerror(errno));
+        fprintf(stderr, "epx bench: cannot find the folder of this program: %s\n", strerror(errno));
         return -1;
     }
     path[n] = '\0';
@@ -145,7 +145,7 @@ static int mpirun_words(const struct bench_config *config, const char *shm_path,
                                   "btl_vader_single_copy_mechanism",
                                   "cma",
                                   NULL};
-    /* The baseline stands in for ssh (tools/mpi/node.h). */
+    /* The baseline takes the place of ssh (tools/mpi/node.h). */
     const char *const nodes[] = {
         "--host", run->hosts, "--mca",          "plm_rsh_agent", run->agent,           "--mca", "pml", "ob1",
         "--mca",  "btl",      "self,vader,tcp", "--mca",         "btl_tcp_if_include", "lo",    NULL};

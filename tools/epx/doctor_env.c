@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Variables: what each is, and those that somebody set in vain. */
+/* Environment variables: their values, and those that are set without effect. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

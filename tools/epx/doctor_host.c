@@ -119,7 +119,7 @@ static int try_sharing(struct device *device, struct heap *heap, char *why, size
     return rc == 0 ? 0 : -1;
 }
 
-/* A heap as large as a group's would be: pages that nobody touches cost nothing, but not every machine lets us. */
+/* A heap as large as a group's. Untouched pages cost nothing, but limits of the machine may forbid the size. */
 static void show_sharing(struct report *report, struct device *device)
 {
     const uint64_t alloc = (uint64_t)env_int("EPX_ALLOC_BYTES", (int64_t)4 << 30, 1, INT64_MAX / 4);

@@ -12,7 +12,7 @@ static const struct net_ops *const automatic[] = {&net_verbs_ops, &net_ofi_ops};
 #define VERDICT "network between nodes"
 enum { AUTOMATIC = (int)(sizeof(automatic) / sizeof(automatic[0])), TEXT = 1024 };
 
-/* "verbs: no card" -> "no card", where the row says already whose sentence it is. */
+/* "verbs: no card" -> "no card", where the row has the name already. */
 static const char *without_prefix(const char *text, const char *name)
 {
     const size_t length = strlen(name);

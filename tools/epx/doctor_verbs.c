@@ -42,7 +42,7 @@ static const char *port_state(enum ibv_port_state state)
     return (unsigned)state < sizeof(names) / sizeof(names[0]) ? names[state] : "in an unknown state";
 }
 
-/* Gb/s, 0 when the card says nothing that is known: lanes times their speed. */
+/* Gb/s: lanes times their speed; 0 when the card reports unknown codes. */
 static double port_rate(const struct ibv_port_attr *attr)
 {
     static const struct {
@@ -137,7 +137,7 @@ static void show_chosen(struct report *report, const struct verbs_lib *lib)
 
     if (verbs_cards_find(lib, "", cards, &count) != EPX_OK) {
         report_row(report, "for EPX", "none");
-        return; /* the section on networks says why */
+        return; /* the section on networks has the reason */
     }
     for (int i = 0; i < count; i++) {
         verbs_card_describe(&cards[i], text, sizeof(text));

@@ -107,7 +107,7 @@ static void set_environment(const struct launch *launch, int rank)
 
 /* ---- Starting one rank --------------------------------------------------------------------------------------- */
 
-/* Nobody can answer several ranks at once, and a process group in the background may not read the terminal. */
+/* Input cannot be shared by several ranks, and a process group in the background may not read the terminal. */
 static void close_input(int rank)
 {
     int null;
@@ -455,7 +455,7 @@ static void start_all(struct launch *launch)
         launch->code = start_rank(launch, i);
     if (launch->code) {
         begin_grace(launch);
-        launch->next_state_at = clock_ns(); /* those that have started wait in vain */
+        launch->next_state_at = clock_ns(); /* the ranks that have started would only wait for the others */
         launch->state = TERM;
     }
 }

@@ -33,7 +33,7 @@ struct option_spec {
     enum option_kind kind;
     const char *value;    /* how --help calls the value; NULL for a flag */
     const char *help;     /* one or several lines */
-    const char *fallback; /* the default, in words; NULL: none to speak of */
+    const char *fallback; /* the default, as text; NULL: not shown */
     size_t offset;        /* of the field in the target */
     long long low, high;
     const struct option_choice *choices;

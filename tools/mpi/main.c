@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* epx-mpi-baseline BOARD: one rank of the MPI team of `epx bench --vs mpi`, which starts it under mpirun. */
+/* epx-mpi-baseline SHARED_MEMORY: one rank of the MPI team of `epx bench --vs mpi`, which starts it under mpirun. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
