@@ -75,8 +75,9 @@ def tidy(run):
 
 
 def layers(run):
-    """includes point downwards"""
+    """includes point downwards, and devices provide what kernels ask for"""
     run.check("layers", ["scripts/check_layers.sh"])
+    run.check("agent", ["scripts/check_agent.sh"])
 
 
 def noexit(run):

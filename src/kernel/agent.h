@@ -1,94 +1,149 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The agent contract: what kernels may use. An agent is a warp, a wavefront, or a CPU thread; kernel code is
- * agent-uniform (every lane takes the same path with the same values), and lanes differ only inside these primitives.
- * A device compiler includes its own prims.h before the kernels; this page says what that header must provide.
+ * The agent contract: everything that kernels ask of a device, and so the page for porting EPX to another one.
  *
- *   KFN, KFN_STEP                    storage class of kernel functions; of those that are a step of their own, or rare
- *   AG_LOOK_AHEAD                    1 where fetching what the next step needs (AG_PREFETCH) is worth finding it
- *   AG_ONE_LANE                      1 where an agent has a single lane: what lanes would share out, it may do in a way of its own
- *   AG_UNROLL                        before a loop of a few steps whose arrays must not need an address
- *   AG_LANES, ag_lane(ag)            how many lanes an agent has, and which this is
- *   AG_ROLLED                        before a loop that is not worth more code than it needs
- *   AG_EACH(ag, type, i, n)          for loop over 0..n-1, shared out among the lanes of this agent
- *   AG_EACH_ALL(ag, type, i, n)      the same, shared out among all lanes of all agents of the launch
- *   AG_EACH_BLOCK(ag, type, i, n)   the same, shared out among all lanes of this agent's block
- *   AG_BLOCKS                       1 where agents form blocks that meet cheaply (a block of a GPU), several to a launch:
- *                                    small work is done by each block for itself. 0: one block, the launch
- *   ag_block_index, ag_block_count  this agent in its block, and how many that has
- *   ag_block_any(ag, v)             only with AG_BLOCKS: the agents of the block meet; is v true for any lane of any?
- *   ag_block_tables(ag, keys)       only with AG_BLOCKS: AG_BLOCK_KEYS words for each agent of the block, one after the other, that
- *                                    all of it see; NULL if `keys` are more
- *   ag_block_number(ag)             likewise: which block this is; agent 0 is of number 0
- *   ag_block_memory(ag, words)      likewise: so many words that all agents of the block see, the same as ag_block_tables(), or
- *                                    NULL; all blocks get the same answer
- *   ag_block_or(word, bits)         likewise: sets bits of such a word; returns what it was. By each lane for itself
- *   ag_bits(word)                    how many are set
- *   ag_fetch(ptr), AG_LINE           prefetches the cache line of so many bytes, by each lane for itself
- *   AG_ROUNDS(ag, type, i, n)        AG_EACH in whole rounds, in which lanes may have i >= n: for ag_scan within
- *   ag_begin(ag, timeout, control)   first call of a kernel
- *   ag_index, ag_count               this agent, and how many the launch has (any number from 1 up)
+ * An agent is a warp, a wavefront, or a CPU thread. Kernel code is agent-uniform: every lane takes the same path with
+ * the same values, and lanes differ only inside these primitives. A device compiler includes its own prims header before
+ * the kernels (device/cpu/prims.h, device/gpu/prims.cuh); it must provide what is listed here. scripts/check_agent.sh
+ * compares this list with those headers.
+ *
+ * In the first column: "b" only with AG_BLOCKS 1; "o" optional, this file has a default; otherwise required.
+ * Unless a line says "each lane", all lanes of the agent call a primitive together.
+ *
+ * Functions
+ *   KFN                              storage class of kernel functions
+ *   KFN_STEP                         the same, of functions that are a step of their own, or rare: not inlined on a GPU
+ *   struct agent                     what a device keeps for one agent. Kernels read waits and wait_ns, and lane 0 may set
+ *                                    abort_word: the word that ends ag_wait_ge, the group's after ag_begin
+ *
+ * Identity
+ *   ag_begin(ag, timeout_ns, control)  first call of a kernel: the deadline of waits, and this rank's control block
+ *   ag_index(ag)                     number of this agent in the launch
+ *   ag_count(ag)                     how many agents the launch has; any number from 1 up
  *   ag_leader(ag)                    true for one lane: guards single stores
- *   ag_sync(ag)                      lanes of this agent meet; their stores are visible to each other
- *   ag_now(ag)                       nanoseconds, monotonic
- *   ag_load_acquire, ag_store_release[32]   system scope; ag_store_release_device: device scope, among agents of a launch
- *   ag_peek(word), ag_peeked(ag)     looks, by each lane for itself: within AG_EACH; acquires what the looks have seen
- *   ag_store_signal(word, value)     release, by each lane for itself; with AG_BELLS in one order with ag_peek for all
- *   ag_last(ag, word, id)            true for the agent that comes last to *word (0 again then) of all agents of the launch:
- *                                    what the others did before is visible to it. id: 0 to AG_POINTS - 1, one per word
- *   ag_fetch_add(ag, word, n)        device scope, acquire and release; once per agent, the old value to all lanes
- *   ag_fetch_add64(ag, word, n)      the same for 64 bits
- *   ag_claim_slots(ag, ring, n, &seen)   head += n, the old value to all lanes, and what tail_seen said before; together with
- *                                    ag_store_commands after it: releases what the agent did, acquires for that tail_seen
- *   ag_look(word)                    a load by one lane, the value to all, in no order with anything else
+ *   AG_LANES                         how many lanes an agent has
+ *   ag_lane(ag)                      which lane this is
+ *   AG_ONE_LANE                      1 where AG_LANES is 1: a kernel may take a shorter way
  *   ag_timeout(ag)                   the deadline given to ag_begin, in nanoseconds
- *   ag_claim(word, from, to)         compare and swap, system scope
- *   ag_add_stat(word, n)             relaxed add; call from the leader, and once per operation: it may cross a bus
- *   ag_sum(ag, v), ag_any(ag, v)     over the lanes of this agent; ag_scan(ag, v): over those before this one
- *   ag_vote(ag, v, &before)          how many lanes have v, and how many of those before this one; all lanes call it
- *   ag_wait_ge(ag, word, target, ns) until *word >= target (acquire), WAIT_OK / WAIT_TIMEOUT / WAIT_ABORTED
- *   ag_ring(ag, bell), AG_BELLS      after storing to a word that another rank may sleep on; 0 where nobody sleeps (a GPU)
- *   ag_copy, ag_zero                 bulk, by all lanes
- *   copy_set_put/get, ag_copy_many   read once, write n times
- *   word_set_*, ag_copy_words        the same for 4-byte words with strides: scales
- *   copy_set_begin, _offer, _settle  fills a set within AG_EACH over at most 32: offer(set, place, ...) by one lane each
- *   ag_cast_fp8, ag_logfmt_encode    numerics, see docs/formats.md
- *   ag_cast_fp8_many                 casts a row to n destinations and its scales to as many; may use the scratch
- *   sum_set_put, ag_reduce           sum of n rows in fp32, rounded once; sum_set_begin, _offer, _settle as for copies
- *   AG_GLANCES                       looks at all peers at once before waiting for one after the other
- *   ag_scratch(ag, bytes)            private memory of this agent for one row, or NULL
- *   command_set_put(ag, set, i, c), command_set_list(set)   up to 32 commands, wherever the device keeps them
- *   ag_store_commands(ag, ring, first, cmds, n)   n commands of a set into slots first.. with their parity
- *   ag_push(ag, ring, cmds, n)       (kernel/ring.h, made of these) up to 32 commands to the CPU
+ *   ag_now(ag)                       monotonic clock, in nanoseconds
+ *   ag_scratch(ag, bytes)            private memory of this agent for one row; NULL if it has less
+ *
+ * Loops
+ *   AG_EACH(ag, type, i, n)          for loop over 0..n-1, divided among the lanes of this agent
+ *   AG_EACH_ALL(ag, type, i, n)      the same, divided among all lanes of all agents of the launch
+ *   AG_EACH_BLOCK(ag, type, i, n)    the same, divided among all lanes of this agent's block
+ *   AG_ROUNDS(ag, type, i, n)        AG_EACH in whole rounds: lanes may have i >= n, so that all of them reach ag_scan
+ *   AG_UNROLL                        before a loop of a few steps whose arrays must stay in registers
+ * b AG_ROLLED                        before a loop that is not worth more code
+ *   AG_LOOK_AHEAD                    1 where AG_PREFETCH of the next step's row is worth computing its address
+ * o AG_PREFETCH(ptr)                 prefetches the first bytes of a row
+ * b AG_LINE                          bytes of a cache line
+ * b ag_fetch(ptr)                    prefetches one line; each lane
+ * o AG_MARK(ag, name)                records a moment, where a device can show how a kernel spends its time
+ * o AG_LOOKED(ag, g, word)           simulation: this agent has read the abort word behind its last read of peers' memory
+ * o AG_ENDS(ag, g, word)             simulation: this agent ends, and the caller may reuse the memory
+ *
+ * Words that other agents, ranks or the host read and write (64 bits unless the name says 32)
+ *   ag_load_acquire(word)            acquire, system scope
+ *   ag_store_release(word, v)        release, system scope; each lane
+ *   ag_store_release32(word, v)      the same for 32 bits
+ *   ag_store_release_device(word, v)  release, device scope: among the agents of a launch
+ *   ag_store_signal(word, v)         release, each lane; with AG_BELLS in one total order with ag_peek
+ *   ag_look(word)                    relaxed load by one lane, the value to all
+ *   ag_peek(word)                    relaxed load, each lane: within AG_EACH
+ *   ag_peeked(ag)                    acquires what the lanes' peeks have seen
+ *   ag_fetch_add(ag, word, n)        32 bits, acquire and release, device scope; once per agent; old value to all lanes
+ *   ag_fetch_add64(ag, word, n)      the same for 64 bits
+ *   ag_claim(word, from, to)         32 bits, compare and swap, system scope; true if it was `from`; each lane
+ *   ag_add_stat(word, n)             relaxed add, by the leader, once per operation: it may cross a bus
+ *   ag_sync(ag)                      lanes of this agent meet; their stores are visible to each other
+ *   ag_sum(ag, v)                    sum over the lanes
+ *   ag_scan(ag, v)                   sum over the lanes before this one
+ *   ag_any(ag, v)                    true if v is for any lane
+ *   ag_vote(ag, v, &before)          how many lanes have v, and how many of those before this one
+ *
+ * Waits
+ *   enum wait_result                 WAIT_OK, WAIT_TIMEOUT, WAIT_ABORTED
+ *   ag_wait_ge(ag, word, target, ns)  until *word >= target (acquire), or ns have passed, or the own abort word is set
+ *   ag_ring(ag, bell)                after a store to a word that an agent of another rank may sleep on
+ *   AG_BELLS                         1 where agents sleep and must be woken; 0 where they poll (a GPU)
+ *   AG_GLANCES                       how often to look at all peers at once before waiting for one after the other
+ *   AG_POINTS                        how many different ids ag_last takes
+ *   ag_last(ag, word, id)            true for the last agent of the launch to reach *word, which is 0 again then; it sees
+ *                                    what the others did before. One id per word, 0 to AG_POINTS - 1
+ *
+ * Block: agents that share memory and a barrier. AG_BLOCKS 0: one block, the whole launch, without either
+ *   AG_BLOCKS                        1 where a launch has several blocks: small work is done by each block for itself
+ *   ag_block_index(ag)               number of this agent in its block
+ *   ag_block_count(ag)               how many agents the block has
+ * b ag_block_number(ag)              number of the block; agent 0 is in block 0
+ * b ag_block_any(ag, v)              barrier of the block; true if v is for any lane of any of its agents
+ * b AG_BLOCK_KEYS                    words that each agent has in ag_block_tables
+ * b ag_block_tables(ag, keys)        shared memory: AG_BLOCK_KEYS words for each agent in turn; NULL if `keys` are more
+ * b ag_block_memory(ag, words)       the same memory as one piece; NULL if it has fewer words, in all blocks alike
+ * b ag_block_or(word, bits)          atomic or to a word of it; the old value; each lane
+ * b ag_bits(word)                    how many bits are set; each lane
+ *
+ * Copies, by all lanes. A set lists up to 32 destinations, wherever a device keeps it. It is filled by put, or by begin,
+ * offer (within AG_EACH over at most 32, each place by one lane) and settle
+ *   ag_copy(ag, to, from, bytes)     any alignment
+ *   ag_zero(ag, to, bytes)           stores zeros
+ *   struct copy_set                  destinations of rows
+ *   copy_set_put(ag, set, i, to)     destination i
+ *   copy_set_get(ag, set, i)         returns it, to all lanes
+ *   copy_set_begin(set)              empty
+ *   copy_set_offer(set, place, to)   destination `place`; each lane
+ *   copy_set_settle(ag, set)         all lanes may use it
+ *   ag_copy_many(ag, set, n, from, bytes) reads once, writes n times
+ *   struct word_set                  destinations of 4-byte words with strides: scales
+ *   word_set_begin(set)              as copy_set_begin
+ *   word_set_offer(set, place, to, stride)  as copy_set_offer
+ *   word_set_settle(ag, set)         as copy_set_settle
+ *   ag_copy_words(ag, set, n, from, stride, words)  reads once, writes n times
+ *
+ * Numerics (docs/formats.md); bit-identical on all devices
+ *   ag_cast_fp8(ag, q, scales, ...)  one row to FP8 with a scale per 128 channels
+ *   ag_cast_fp8_many(ag, set, words, n, scratch, ...)  the same to n destinations, scales to as many; may use the scratch
+ *   ag_logfmt_encode(ag, to, x, hidden)  one row to LogFMT-10; returns its bytes, a multiple of 16
+ *   struct sum_set                   rows to be summed
+ *   sum_set_put(ag, set, i, data, weight, logfmt)  row i
+ *   sum_set_begin(set)               as copy_set_begin
+ *   sum_set_offer(set, place, data, weight, logfmt)  as copy_set_offer
+ *   sum_set_settle(ag, set)          as copy_set_settle
+ *   ag_reduce(ag, out, dtype, hidden, set, n, weighted, bias0, bias1)  sum of n rows in fp32 in their order, rounded once
  *   struct route_kept                what counting keeps for numbering, as a device likes
- *   ag_route_count, ag_route_number  prefix counting of top-k indices: into a table; into the handle, from a table of offsets
- *   ag->abort_word                   what ag_wait_ge looks at besides its word; ag_begin sets it to the group's. Lane 0 writes it
- *   AG_MARK(ag, name)                a moment to be remembered, where a device can show how a kernel spends its time
+ *   ag_route_count(ag, g, in, t0, t1, table, kept)  adds top-k indices of tokens t0..t1-1 to a table per expert and rank
+ *   ag_route_number(ag, g, h, in, t0, t1, table, kept, &bad)  numbers them into the handle, from a table of offsets
+ *
+ * Ring of commands to the CPU (kernel/ring.h makes ag_push of these)
+ *   struct command_set               up to 32 commands, wherever a device keeps them
+ *   command_set_put(ag, set, i, c)   command i
+ *   command_set_list(set)            for ag_store_commands
+ *   ag_claim_slots(ag, ring, n, &seen)  head += n, the old value to all lanes; *seen = tail_seen before. With
+ *                                    ag_store_commands after it: releases what the agent did, acquires for *seen
+ *   ag_store_commands(ag, ring, first, cmds, n)  n commands of a set to slots first.. with their parity
  */
 #ifndef EPX_KERNEL_AGENT_H
 #define EPX_KERNEL_AGENT_H
 
 #include "kernel/params.h"
 
-/* Optional: nothing. */
 #ifndef AG_MARK
 #define AG_MARK(ag, name) ((void)0)
 #endif
 
-/* Optional, for the simulation, which asserts what docs/design.md says of completion: an agent has looked at the abort word
- * behind its last read; it ends, and the caller may reuse the memory. */
+/* For the simulation, which asserts the rule of completion (docs/design.md). */
 #ifndef AG_LOOKED
 #define AG_LOOKED(ag, g, word) ((void)0)
 #define AG_ENDS(ag, g, word) ((void)0)
 #endif
 
-/* Optional, for devices whose agents run one after another through long rows: prefetches the first bytes of a row. */
 #ifndef AG_PREFETCH
 #define AG_PREFETCH(ptr) ((void)(ptr))
 #endif
 
 #ifndef KFN
-#error "include the device's prims.h before the kernels"
+#error "include the device's prims header before the kernels"
 #endif
 
 #endif
