@@ -14,8 +14,6 @@
 
 enum { BACKLOG = 4096 };
 
-const struct conn_ops *conn_override;
-
 struct conn_port {
     int listener;
 };

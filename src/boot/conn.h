@@ -36,7 +36,5 @@ struct conn_ops {
 };
 
 extern const struct conn_ops conn_socket_ops;
-/* Set by a simulation while it runs, NULL otherwise. */
-extern const struct conn_ops *conn_override;
 
 #endif

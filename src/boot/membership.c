@@ -25,6 +25,7 @@
 
 #include "boot/rendezvous.h"
 #include "util/pause.h"
+#include "util/runtime.h"
 #include "util/status.h"
 
 enum {
@@ -572,7 +573,7 @@ epx_status membership_open(int rank, int nranks, int one_host, struct conn_addre
     *out = NULL;
     if (!m)
         return fail(EPX_ERR_MEMORY, "no memory for the membership of %d ranks", nranks);
-    m->ops = conn_override ? conn_override : &conn_socket_ops;
+    m->ops = runtime()->conns ? runtime()->conns : &conn_socket_ops;
     m->rank = rank;
     m->nranks = nranks;
     for (int i = 0; i < MAX_PENDING; i++)

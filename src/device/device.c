@@ -6,10 +6,9 @@
 
 #include "device/module.h"
 #include "util/env.h"
+#include "util/runtime.h"
 #include "util/sigactions.h"
 #include "util/status.h"
-
-const struct device_ops *device_override;
 
 /* What AUTO means: EPX_DEVICE by name, else the CPU, which is always there. */
 static epx_status auto_kind(epx_device *kind)
@@ -53,8 +52,8 @@ epx_status device_open(epx_device kind, int index, struct device **device)
     epx_status status;
 
     *device = NULL;
-    if (device_override)
-        return device_override->open(index, device);
+    if (runtime()->device)
+        return runtime()->device->open(index, device);
     if (kind == EPX_DEVICE_AUTO) {
         status = auto_kind(&kind);
         if (status != EPX_OK)

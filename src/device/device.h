@@ -9,7 +9,6 @@
 #include "epx/epx.h"
 #include "kernel/params.h"
 
-struct cpu_env;       /* device/cpu/agent.h */
 struct device;        /* one opened device; starts with `const struct device_ops *ops` */
 struct device_stream; /* the device's own stream object; what the caller sees as epx_stream */
 struct device_event;
@@ -43,7 +42,6 @@ struct device_ops {
     const char *name;
     int kind; /* epx_device */
     unsigned caps;
-    const struct cpu_env *env; /* how its agents sleep, where that is not the threads' way: simulation; else NULL */
 
     epx_status (*open)(int index, struct device **device);
     void (*close)(struct device *device);
@@ -135,7 +133,5 @@ struct device {
 epx_status device_open(epx_device kind, int index, struct device **device);
 
 extern const struct device_ops cpu_device_ops;
-/* Not NULL: what every device_open opens. Set by the simulator while it runs. */
-extern const struct device_ops *device_override;
 
 #endif

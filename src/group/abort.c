@@ -33,7 +33,7 @@ static void store_abort_word(struct epx_group *group, struct control *c, uint64_
         return;
     }
     __atomic_store_n(&c->abort_word, word, __ATOMIC_RELEASE); /* pairs with the acquire in cpu_wait_ge */
-    cpu_env_ring(ops->env ? ops->env : &cpu_thread_env, &c->bell);
+    cpu_env_ring(cpu_env_current(), &c->bell);
 }
 
 /* As tell_node() in kernel/sync.h: the first word of each rank stays. */

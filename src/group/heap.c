@@ -18,6 +18,7 @@
 #include "device/arrivals.h"
 #include "util/env.h"
 #include "util/log.h"
+#include "util/runtime.h"
 #include "util/status.h"
 
 #define PROBE_BYTES ((uint64_t)2 << 20)
@@ -66,7 +67,7 @@ static epx_status attempt_registering(void *arg)
     struct net_options o = {.rank = group->rank,
                             .nranks = group->nranks,
                             .timeout_ms = group->set.timeout_ms,
-                            .world = net_sim_world,
+                            .world = runtime()->net_world,
                             .memory_kind = ops->kind};
     struct net_memory memory = {
         .kind = ops->kind, .index = group->set.device_index, .base = a->piece.base, .bytes = a->piece.bytes};

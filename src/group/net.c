@@ -17,6 +17,7 @@
 #include "util/env.h"
 #include "util/log.h"
 #include "util/pause.h"
+#include "util/runtime.h"
 #include "util/status.h"
 
 #define RING_SLOTS 4096
@@ -130,7 +131,7 @@ static epx_status open_proxies(struct epx_group *group, int *dmabuf)
     o.ring_slots = RING_SLOTS;
     o.timeout_ms = group->set.timeout_ms;
     o.open_ms = handshake_step_ms(group);
-    o.world = net_sim_world;
+    o.world = runtime()->net_world;
     o.remote = group->remote;
     o.absent = group->map.out;
     o.device_kind = group->device->ops->kind;
@@ -142,7 +143,6 @@ static epx_status open_proxies(struct epx_group *group, int *dmabuf)
     o.flows = signal_flows;
     if (group->device->ops->caps & DEVICE_HOST_HEAP)
         o.bell = &((struct control *)group->heap.base)->bell;
-    o.env = group->device->ops->env;
     o.on_error = on_error;
     o.alarm_kind = SIG_ABORT;
     o.on_alarm = on_alarm;

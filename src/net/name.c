@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "util/log.h"
+#include "util/runtime.h"
 #include "util/status.h"
 
 #define KNOWN "tcp, shm, ofi, ofi:PROVIDER (efa, cxi, verbs, tcp, shm), verbs, verbs:CARD, null, sim, auto"
@@ -45,9 +46,10 @@ static epx_status take_provider(const char *text, size_t length, int i, struct n
 epx_status net_name_parse(const char *text, struct net_name *name)
 {
     const size_t length = strcspn(text, ":;");
+    const struct net_ops *guest = runtime()->net_guest;
 
-    if (net_guest && !strcmp(net_guest->name, text)) {
-        *name = (struct net_name){.ops = net_guest, .provider = ""};
+    if (guest && !strcmp(guest->name, text)) {
+        *name = (struct net_name){.ops = guest, .provider = ""};
         return EPX_OK;
     }
     for (int i = 0; i < NAMES; i++) {

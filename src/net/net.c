@@ -7,10 +7,8 @@
 
 #include "net/name.h"
 #include "util/env.h"
+#include "util/runtime.h"
 #include "util/status.h"
-
-void *net_sim_world;
-const struct net_ops *net_guest;
 
 /* In the order in which they are tried when none is asked for. */
 static const struct net_ops *const automatic[] = {&net_verbs_ops, &net_ofi_ops};
@@ -31,8 +29,8 @@ static epx_status find_automatic(const struct net_ops **ops)
     char text[256], reasons[640] = "";
     int i;
 
-    if (net_guest && net_guest->probe("", text, sizeof(text)) == EPX_OK) {
-        *ops = net_guest;
+    if (runtime()->net_guest && runtime()->net_guest->probe("", text, sizeof(text)) == EPX_OK) {
+        *ops = runtime()->net_guest;
         return EPX_OK;
     }
     for (i = 0; i < AUTOMATIC; i++) {

@@ -115,12 +115,6 @@ struct net {
  * "null" (accepts puts and discards them, for measurements), ... *provider points into `name`, or to a constant. */
 epx_status net_find(const char *name, const struct net_ops **ops, const char **provider);
 
-/* The simulated world that ranks of this process share; NULL outside a simulation. */
-extern void *net_sim_world;
-
-/* One more network, the first that is tried, and found by its name too: tests have one that misbehaves. NULL = none. */
-extern const struct net_ops *net_guest;
-
 extern const struct net_ops net_ofi_ops, net_verbs_ops, net_sim_ops, net_null_ops;
 
 #endif

@@ -13,6 +13,7 @@
 #include "util/leak.h"
 #include "util/log.h"
 #include "util/pause.h"
+#include "util/runtime.h"
 #include "util/status.h"
 
 #define THREADS_MAX 64
@@ -22,8 +23,6 @@
 #define DEPTH_MAX 1024u
 #define MERGE_BYTES (1 << 20)
 #define QUIET_POLL_NS 50000
-
-const struct proxy_driver *proxy_driver;
 
 void proxy_fault(struct proxy_thread *t, enum fault fault, int status, int peer, int64_t expected, int64_t seen,
                  const char *text)
@@ -183,8 +182,8 @@ epx_status proxy_open(const struct proxy_options *options, struct proxy_group **
         return fail(EPX_ERR_MEMORY, "proxies: no memory for %zu bytes", sizeof(*g));
     g->options = *options;
     g->manual = options->manual;
-    g->in_place = options->manual || proxy_driver;
-    g->env = options->env ? options->env : proxy_driver ? proxy_driver->env : &cpu_thread_env;
+    g->in_place = options->manual || runtime()->proxies;
+    g->env = options->env ? options->env : cpu_env_current();
     snprintf(g->provider, sizeof(g->provider), "%s", options->provider ? options->provider : "");
     read_environment(g);
     g->threads = calloc((size_t)g->options.threads, sizeof(*g->threads));
@@ -251,8 +250,8 @@ epx_status proxy_connect(struct proxy_group *g, const struct proxy_address *addr
     if (status != EPX_OK)
         return status;
     g->connected = 1;
-    for (i = 0; proxy_driver && !g->options.manual && i < g->options.threads && status == EPX_OK; i++) {
-        status = proxy_driver->start(g, i);
+    for (i = 0; runtime()->proxies && !g->options.manual && i < g->options.threads && status == EPX_OK; i++) {
+        status = runtime()->proxies->start(g, i);
         g->threads[i].started = status == EPX_OK;
     }
     return status;
@@ -307,7 +306,7 @@ static void stop_driven(struct proxy_group *g)
     for (i = 0; g->in_place && i < g->options.threads; i++)
         if (g->threads[i].started) {
             g->threads[i].started = 0;
-            proxy_driver->stop(g, i);
+            runtime()->proxies->stop(g, i);
         }
 }
 

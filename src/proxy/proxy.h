@@ -110,13 +110,11 @@ int proxy_responsive(struct proxy_group *proxies, int ms, char *text, size_t byt
  * within `ms`; what it uses must stay. `what` begins the message. */
 epx_status proxy_guard(const char *what, int ms, epx_status (*fn)(void *arg), void *arg, int *left);
 
-/* Who runs the turns instead of threads: set by the simulator while it runs, NULL otherwise. */
+/* Runs the turns instead of threads: runtime()->proxies (util/runtime.h). */
 struct proxy_driver {
-    const struct cpu_env *env;                                   /* where the options name none */
     epx_status (*start)(struct proxy_group *proxies, int index); /* from now on, proxy_step now and then */
     void (*wake)(struct proxy_group *proxies, int index);        /* soon */
     void (*stop)(struct proxy_group *proxies, int index);        /* returns when no turn will follow */
 };
-extern const struct proxy_driver *proxy_driver;
 
 #endif

@@ -23,6 +23,7 @@
 #include "util/leak.h"
 #include "util/log.h"
 #include "util/pause.h"
+#include "util/runtime.h"
 #include "util/sigactions.h"
 #include "util/status.h"
 
@@ -386,7 +387,7 @@ epx_status proxy_guard(const char *what, int ms, epx_status (*fn)(void *arg), vo
     epx_status status;
 
     *left = 0;
-    if (proxy_driver)
+    if (runtime()->proxies)
         return fn(arg);
     call = calloc(1, sizeof(*call));
     if (!call)

@@ -29,6 +29,7 @@
 #include "device/cpu/cpu.h"
 #include "proxy/internal.h"
 #include "util/log.h"
+#include "util/runtime.h"
 #include "util/status.h"
 
 #define SLEEP_MIN_NS 20000u
@@ -169,8 +170,8 @@ void thread_wake(struct proxy_thread *t)
 {
     const uint64_t one = 1;
 
-    if (proxy_driver)
-        proxy_driver->wake(t->group, t->index);
+    if (runtime()->proxies)
+        runtime()->proxies->wake(t->group, t->index);
     else if (t->wake_fd > 0 && write(t->wake_fd, &one, sizeof(one)) < 0 && errno != EAGAIN)
         log_line(LOG_WARN, "proxy %d: cannot write its eventfd: errno %d", t->index, errno);
 }

@@ -474,7 +474,6 @@ const struct device_ops sim_device_ops = {
     .name = "sim",
     .kind = EPX_DEVICE_CPU,
     .caps = DEVICE_HOST_ACCESS | DEVICE_SPARSE_HEAP | DEVICE_HOST_HEAP,
-    .env = &sim_cpu_env,
     .open = sim_open,
     .close = sim_close,
     .identity = sim_identity,

@@ -114,4 +114,4 @@ void sim_proxy_reset(void)
     }
 }
 
-const struct proxy_driver sim_proxy_driver = {.env = &sim_cpu_env, .start = start, .wake = wake, .stop = stop};
+const struct proxy_driver sim_proxy_driver = {.start = start, .wake = wake, .stop = stop};

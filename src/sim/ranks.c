@@ -14,7 +14,7 @@
 #include "sim/conn.h"
 #include "sim/proxy.h"
 #include "sim/rules.h"
-#include "util/pause.h"
+#include "util/runtime.h"
 
 struct meeting;
 
@@ -166,43 +166,50 @@ static void net_rank_dies(void *self, int rank)
     sim_net_kill(self, rank);
 }
 
-static int net_begin(const struct sim_net_options *given)
+static struct sim_net *net_begin(const struct sim_net_options *given)
 {
     struct sim_net_options options = *given;
     struct sim_source source = {.next_ns = net_next, .advance = net_advance, .rank_dies = net_rank_dies};
 
     options.clock = net_clock;
     options.notify = net_notify;
-    source.self = net_sim_world = sim_net_create(&options);
-    if (!net_sim_world)
-        return -1;
-    sim_set_source(&source);
-    proxy_driver = &sim_proxy_driver;
-    return 0;
+    source.self = sim_net_create(&options);
+    if (source.self)
+        sim_set_source(&source);
+    return source.self;
 }
 
-static void net_end(struct sim_outcome *outcome)
+static void net_end(struct sim_net *world, struct sim_outcome *outcome)
 {
-    if (!net_sim_world)
+    if (!world)
         return;
-    sim_net_totals(net_sim_world, &outcome->net);
+    sim_net_totals(world, &outcome->net);
     if (outcome->net.late_reads)
         sim_rule_late_read(outcome->net.late_from, outcome->net.late_to);
     sim_set_source(NULL);
-    proxy_driver = NULL;
-    sim_net_destroy(net_sim_world);
-    net_sim_world = NULL;
+    sim_net_destroy(world);
     sim_proxy_reset();
 }
 
 /* ---- The whole ---------------------------------------------------------------------------------------------- */
 
-static const struct time_source sim_time = {.now_ns = sim_now, .pause_ns = nap};
+/* Everything that host code and kernels run on is the simulation's from here to runtime_swap(NULL). */
+static void swap_runtime(struct sim_net *world)
+{
+    runtime_swap(&(const struct runtime){.now_ns = sim_now,
+                                         .pause_ns = nap,
+                                         .env = &sim_cpu_env,
+                                         .device = &sim_device_ops,
+                                         .conns = &sim_conn_ops,
+                                         .proxies = world ? &sim_proxy_driver : NULL,
+                                         .net_world = world});
+}
 
 int sim_run_ranks(const struct sim_setup *setup, int (*fn)(int rank, int n, epx_bootstrap *boot, void *arg), void *arg,
                   struct sim_outcome *outcome)
 {
     struct meeting m = {.nranks = setup->sched.nranks, .timeout_ns = setup->gather_ns, .fn = fn, .arg = arg};
+    struct sim_net *world = NULL;
     int rc = -1;
 
     memset(outcome, 0, sizeof(*outcome));
@@ -211,25 +218,23 @@ int sim_run_ranks(const struct sim_setup *setup, int (*fn)(int rank, int n, epx_
     snprintf(outcome->stuck, sizeof(outcome->stuck), "no memory for the simulation");
     if (sim_begin(&setup->sched) != 0)
         return -1;
-    device_override = &sim_device_ops;
+    if (setup->net)
+        world = net_begin(setup->net);
+    swap_runtime(world);
     sim_machines = setup->node_of;
-    time_source_set(&sim_time);
-    conn_override = &sim_conn_ops;
     sim_conns_begin(setup->deaths_seen);
-    if ((!setup->net || net_begin(setup->net) == 0) && seats_make(&m) == 0) {
+    if ((!setup->net || world) && seats_make(&m) == 0) {
         outcome->stuck[0] = 0;
         rc = sim_run(outcome->stuck, sizeof(outcome->stuck));
     }
     for (int r = 0; m.seats && r < m.nranks; r++)
         outcome->failures += m.seats[r].result != 0;
     sim_totals(&outcome->totals);
-    net_end(outcome);
+    runtime_swap(NULL);
+    net_end(world, outcome);
     snprintf(outcome->broken, sizeof(outcome->broken), "%s", sim_rules_broken());
     sim_conns_end();
-    conn_override = NULL;
     sim_machines = NULL;
-    time_source_set(NULL);
-    device_override = NULL;
     sim_end();
     free(m.seats);
     free(m.table[0]);

@@ -12,6 +12,7 @@
 #include "tests/lib/thread_boot.h"
 #include "tests/lib/unit.h"
 #include "tests/unit/proxy_fixture.h"
+#include "util/runtime.h"
 
 enum { BLOCKS = 64 };
 
@@ -228,7 +229,7 @@ static void make_gpu_device(int rule)
     host_ops.name = "host";
     host_ops.caps |= DEVICE_HOST_HEAP;
     gpu_rule = rule;
-    device_override = &gpu_ops;
+    runtime_swap(&(const struct runtime){.device = &gpu_ops});
 }
 
 struct placed {
@@ -268,7 +269,7 @@ static void expect_place(const char *asked, int rule, struct placed want)
         setenv("EPX_GPU_HEAP", asked, 1);
     assert_int_equal(run_ranks(2, create, &want), 0);
     unsetenv("EPX_GPU_HEAP");
-    device_override = NULL;
+    runtime_swap(NULL);
 }
 
 static void heaps_lie_where_the_network_reaches_them(void **state)

@@ -3,12 +3,17 @@
 #include "tests/unit/net_suite_cmocka.h"
 
 #include "net/sim/sim.h"
+#include "util/runtime.h"
 
 static struct sim_net *make_world(int nranks, struct sim_net_options options)
 {
+    struct sim_net *world;
+
     options.seed = 7;
     options.nranks = nranks;
-    return net_sim_world = sim_net_create(&options); /* the probe looks there */
+    world = sim_net_create(&options);
+    runtime_swap(&(const struct runtime){.net_world = world}); /* the probe looks there */
+    return world;
 }
 
 static void *quick(int nranks)
@@ -45,7 +50,7 @@ static void *narrow(int nranks)
 static void close_world(void *world)
 {
     sim_net_destroy(world);
-    net_sim_world = NULL;
+    runtime_swap(NULL);
 }
 
 static void idle(void *world)

@@ -15,6 +15,7 @@
 
 #include "group/objects.h"
 #include "net/net.h"
+#include "util/runtime.h"
 #include "util/status.h"
 
 /* The number of slots decides some of what is tested. */
@@ -138,7 +139,7 @@ static int files_begin(void **state)
     test_ops.region_close = region_close;
     world.base = mmap(NULL, (size_t)RANKS * PLENTY * SLOT, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     world.opened = world.closed = world.exported = world.refuse = 0;
-    device_override = &test_ops;
+    runtime_swap(&(const struct runtime){.device = &test_ops});
     setenv("EPX_REGISTER", "1", 1);
     return world.base == MAP_FAILED ? -1 : 0;
 }
@@ -146,7 +147,7 @@ static int files_begin(void **state)
 static int files_end(void **state)
 {
     (void)state;
-    device_override = NULL;
+    runtime_swap(NULL);
     unsetenv("EPX_REGISTER");
     munmap(world.base, (size_t)RANKS * PLENTY * SLOT);
     while (world.nfiles > 0)

@@ -16,6 +16,7 @@
 
 #include "tests/unit/blocking_net.h"
 #include "util/clock.h"
+#include "util/runtime.h"
 
 #include <cmocka.h>
 
@@ -349,7 +350,7 @@ static pid_t begin(const struct scenario *scenario, int first)
         signal(sig, SIG_DFL); /* not the test framework's */
     alarm(100);
     unsetenv("EPX_NET");
-    net_guest = &blocking_ops;
+    runtime_swap(&(const struct runtime){.net_guest = &blocking_ops});
     if (scenario->at_once)
         blocking_set_trap(scenario->call, LAST, scenario->ms);
     if (run_ranks(RANKS, run_rank, (void *)(uintptr_t)scenario) != 0)

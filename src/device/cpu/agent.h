@@ -32,6 +32,8 @@ struct agent {
 };
 
 extern const struct cpu_env cpu_thread_env;
+/* The simulation's while it runs (util/runtime.h), else cpu_thread_env. */
+const struct cpu_env *cpu_env_current(void);
 
 enum wait_result { WAIT_OK = 0, WAIT_TIMEOUT = 1, WAIT_ABORTED = 2 };
 

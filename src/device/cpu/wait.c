@@ -31,6 +31,7 @@
 
 #include "device/cpu/cpu.h"
 #include "util/clock.h"
+#include "util/runtime.h"
 
 #define SLEEP_MAX_NS 20000000u
 /* Some hundred nanoseconds: enough for a peer that runs just now on another core, little to lose when none does. */
@@ -79,6 +80,11 @@ static void thread_wake(void *self, struct doorbell *bell)
 }
 
 const struct cpu_env cpu_thread_env = {.now_ns = thread_now_ns, .sleep = thread_sleep, .wake = thread_wake};
+
+const struct cpu_env *cpu_env_current(void)
+{
+    return runtime()->env ? runtime()->env : &cpu_thread_env;
+}
 
 /* ---- Waiting and ringing ------------------------------------------------------------------------------------ */
 

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "net/sim/world.h"
+#include "util/runtime.h"
 #include "util/status.h"
 
 enum { ADDRESS_VERSION = 1 };
@@ -20,13 +21,14 @@ static struct sim_endpoint *endpoint(struct net *net)
 static epx_status sim_probe(const char *provider, char *text, size_t bytes)
 {
     (void)provider;
-    snprintf(text, bytes, "%s", net_sim_world ? "simulated, in this process" : "only inside a simulation (epx sim)");
-    return net_sim_world ? EPX_OK : EPX_ERR_UNSUPPORTED;
+    snprintf(text, bytes, "%s",
+             runtime()->net_world ? "simulated, in this process" : "only inside a simulation (epx sim)");
+    return runtime()->net_world ? EPX_OK : EPX_ERR_UNSUPPORTED;
 }
 
 static epx_status sim_open(const struct net_options *options, struct net **net)
 {
-    struct sim_net *w = options->world ? options->world : net_sim_world;
+    struct sim_net *w = options->world ? options->world : runtime()->net_world;
     struct sim_endpoint *e;
 
     *net = NULL;
