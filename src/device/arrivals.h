@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a card wrote into a heap must be visible to the GPU's kernels before the proxy tells them of it by a counter, which
- * lies in host memory and reaches them another way than the bytes did.
+ * What a card wrote into a heap must be visible to the GPU's kernels before the proxy tells them of it by a counter,
+ * which lies in host memory and reaches them another way than the bytes did.
  *
  *   card --bytes--> heap       in host memory: the proxy saw the completion after the bytes were there, and so do
  *   card --completion--> CPU   kernels that acquire the counter: nothing to do
  *   proxy --counter--> kernel  in GPU memory: the driver says whether the GPU orders such writes before what it reads
- *                              later; where it does not, the proxy asks the driver to flush, once per look at the network
+ *                              later; where it does not, the proxy asks the driver to flush, once per poll of
+ *                              the network
  */
 #ifndef EPX_DEVICE_ARRIVALS_H
 #define EPX_DEVICE_ARRIVALS_H
@@ -17,7 +18,8 @@ enum arrival_rule {
     ARRIVALS_NEVER    /* no way to make them visible: heaps must lie in host memory */
 };
 
-/* As the driver tells it, in CUDA's numbers: cudaDevAttrGPUDirectRDMASupported, ...WritesOrdering, ...FlushWritesOptions. */
+/* As the driver tells it, in CUDA's numbers: cudaDevAttrGPUDirectRDMASupported, ...WritesOrdering,
+ * ...FlushWritesOptions. */
 struct gpu_direct {
     int supported;
     int ordering; /* 0: none, 100: for the GPU that owns the memory, 200: for all */

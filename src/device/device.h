@@ -15,7 +15,8 @@ struct device_event;
 struct device_timers;
 struct device_graph;
 
-/* Everything a peer needs to map memory of this rank: its heap, or a region that it exports. Goes through the bootstrap as it is. */
+/* Everything a peer needs to map memory of this rank: its heap, or a region that it exports. Goes through the bootstrap
+ * as it is. */
 struct heap_export {
     uint64_t bytes;
     uint64_t address; /* in the exporting process */
@@ -57,29 +58,29 @@ struct device_ops {
     /* Memory that both host and kernels reach (pinned and mapped on a GPU), zeroed. */
     epx_status (*host_alloc)(struct device *device, size_t bytes, void **ptr);
     void (*host_free)(struct device *device, void *ptr);
-    /* Memory for one row of so many bytes per agent of a launch, before any kernel runs: a kernel of this rank may later
-     * have to start while those of others wait for it, and memory may not be had then. */
+    /* Memory for one row of so many bytes per agent of a launch, before any kernel runs: a kernel of this rank may
+     * later have to start while those of others wait for it, and memory may not be had then. */
     epx_status (*rows_reserve)(struct device *device, size_t row_bytes, int agents);
     /* Synchronous copy between host and device memory, for set-up only. */
     epx_status (*copy)(struct device *device, void *to, const void *from, size_t bytes);
 
-    /* Where heaps lie from now on: 1 = in host memory that kernels reach, 0 = in the device's own, where that is another.
-     * May change `ops`. Before the first heap. */
+    /* Where heaps lie from now on: 1 = in host memory that kernels reach, 0 = in the device's own, where that is
+     * another. May change `ops`. Before the first heap. */
     epx_status (*heap_place)(struct device *device, int host);
     epx_status (*heap_create)(struct device *device, uint64_t bytes, struct heap *heap);
     void (*heap_destroy)(struct device *device, struct heap *heap);
     /* Maps a peer's heap; a peer in the same process (same pid) is used at its own address. */
     epx_status (*heap_open)(struct device *device, const struct heap_export *peer, void **base);
     void (*heap_close)(struct device *device, const struct heap_export *peer, void *base);
-    /* For cards: a dma-buf of a heap in the device's memory (the caller closes it); what must be done before kernels are
-     * told of what a card wrote there (enum arrival_rule, device/arrivals.h); and that, if it is a flush. */
+    /* For cards: a dma-buf of a heap in the device's memory (the caller closes it); what must be done before kernels
+     * are told of what a card wrote there (enum arrival_rule, device/arrivals.h); and that, if it is a flush. */
     epx_status (*heap_dmabuf)(struct device *device, const struct heap *heap, int *fd);
     int (*arrivals)(struct device *device);
     epx_status (*flush_arrivals)(struct device *device);
 
-    /* The caller's own memory, shared with other ranks (group/region.h). A region is a whole allocation. Its id is never
-     * used again in this process, also after the memory is freed; 0 = no region that can be exported holds `data`.
-     * Quick, and allowed while a graph is captured. */
+    /* The caller's own memory, shared with other ranks (group/region.h). A region is a whole allocation. Its id is
+     * never used again in this process, also after the memory is freed; 0 = no region that can be exported holds
+     * `data`. Quick, and allowed while a graph is captured. */
     uint64_t (*region_id)(struct device *device, const void *data);
     /* How peers map the region that holds `data`; address and bytes are those of the region. */
     epx_status (*region_export)(struct device *device, const void *data, struct heap_export *region);
@@ -117,8 +118,8 @@ struct device_ops {
     /* Microseconds between two stamps of streams that have been synchronised. */
     epx_status (*timers_elapsed)(struct device *device, struct device_timers *timers, int from, int to, double *us);
 
-    /* Graphs, for benchmarks and tests: what this thread queues on the stream between begin and end is captured and does
-     * not run. graph_end ends the capture also when it fails. EPX_ERR_UNSUPPORTED without DEVICE_GRAPHS. */
+    /* Graphs, for benchmarks and tests: what this thread queues on the stream between begin and end is captured and
+     * does not run. graph_end ends the capture also when it fails. EPX_ERR_UNSUPPORTED without DEVICE_GRAPHS. */
     epx_status (*graph_begin)(struct device *device, struct device_stream *stream);
     epx_status (*graph_end)(struct device *device, struct device_stream *stream, struct device_graph **graph);
     epx_status (*graph_launch)(struct device *device, struct device_graph *graph, struct device_stream *stream);

@@ -3,9 +3,9 @@
  * The agent contract: everything that kernels ask of a device, and so the page for porting EPX to another one.
  *
  * An agent is a warp, a wavefront, or a CPU thread. Kernel code is agent-uniform: every lane takes the same path with
- * the same values, and lanes differ only inside these primitives. A device compiler includes its own prims header before
- * the kernels (device/cpu/prims.h, device/gpu/prims.cuh); it must provide what is listed here. scripts/check_agent.sh
- * compares this list with those headers.
+ * the same values, and lanes differ only inside these primitives. A device compiler includes its own prims header
+ * before the kernels (device/cpu/prims.h, device/gpu/prims.cuh); it must provide what is listed here.
+ * scripts/check_agent.sh compares this list with those headers.
  *
  * In the first column: "b" only with AG_BLOCKS 1; "o" optional, this file has a default; otherwise required.
  * Unless a line says "each lane", all lanes of the agent call a primitive together.
@@ -56,7 +56,7 @@
  *   ag_fetch_add64(ag, word, n)      the same for 64 bits
  *   ag_claim(word, from, to)         32 bits, compare and swap, system scope; true if it was `from`; each lane
  *   ag_add_stat(word, n)             relaxed add, by the leader, once per operation: it may cross a bus
- *   ag_sync(ag)                      lanes of this agent meet; their stores are visible to each other
+ *   ag_sync(ag)                      barrier of the lanes; their stores are visible to each other
  *   ag_sum(ag, v)                    sum over the lanes
  *   ag_scan(ag, v)                   sum over the lanes before this one
  *   ag_any(ag, v)                    true if v is for any lane
@@ -69,8 +69,8 @@
  *   AG_BELLS                         1 where agents sleep and must be woken; 0 where they poll (a GPU)
  *   AG_GLANCES                       how often to look at all peers at once before waiting for one after the other
  *   AG_POINTS                        how many different ids ag_last takes
- *   ag_last(ag, word, id)            true for the last agent of the launch to reach *word, which is 0 again then; it sees
- *                                    what the others did before. One id per word, 0 to AG_POINTS - 1
+ *   ag_last(ag, word, id)            true for the last agent of the launch to reach *word, which is 0 again then; it
+ *                                    sees what the others did before. One id per word, 0 to AG_POINTS - 1
  *
  * Block: agents that share memory and a barrier. AG_BLOCKS 0: one block, the whole launch, without either
  *   AG_BLOCKS                        1 where a launch has several blocks: small work is done by each block for itself
@@ -84,8 +84,8 @@
  * b ag_block_or(word, bits)          atomic or to a word of it; the old value; each lane
  * b ag_bits(word)                    how many bits are set; each lane
  *
- * Copies, by all lanes. A set lists up to 32 destinations, wherever a device keeps it. It is filled by put, or by begin,
- * offer (within AG_EACH over at most 32, each place by one lane) and settle
+ * Copies, by all lanes. A set lists up to 32 destinations, wherever a device keeps it. It is filled by put, or by
+ * begin, offer (within AG_EACH over at most 32, each place by one lane) and settle
  *   ag_copy(ag, to, from, bytes)     any alignment
  *   ag_zero(ag, to, bytes)           stores zeros
  *   struct copy_set                  destinations of rows
@@ -103,16 +103,16 @@
  *
  * Numerics (docs/formats.md); bit-identical on all devices
  *   ag_cast_fp8(ag, q, scales, ...)  one row to FP8 with a scale per 128 channels
- *   ag_cast_fp8_many(ag, set, words, n, scratch, ...)  the same to n destinations, scales to as many; may use the scratch
+ *   ag_cast_fp8_many(ag, set, words, n, scratch, ...)  the same to n destinations, with scales; may use the scratch
  *   ag_logfmt_encode(ag, to, x, hidden)  one row to LogFMT-10; returns its bytes, a multiple of 16
  *   struct sum_set                   rows to be summed
  *   sum_set_put(ag, set, i, data, weight, logfmt)  row i
  *   sum_set_begin(set)               as copy_set_begin
  *   sum_set_offer(set, place, data, weight, logfmt)  as copy_set_offer
  *   sum_set_settle(ag, set)          as copy_set_settle
- *   ag_reduce(ag, out, dtype, hidden, set, n, weighted, bias0, bias1)  sum of n rows in fp32 in their order, rounded once
+ *   ag_reduce(ag, out, dtype, hidden, set, n, weighted, bias0, bias1)  sum of n rows in fp32, in order, rounded once
  *   struct route_kept                what counting keeps for numbering, as a device likes
- *   ag_route_count(ag, g, in, t0, t1, table, kept)  adds top-k indices of tokens t0..t1-1 to a table per expert and rank
+ *   ag_route_count(ag, g, in, t0, t1, table, kept)  adds the top-k indices of t0..t1-1 to counts per expert and rank
  *   ag_route_number(ag, g, h, in, t0, t1, table, kept, &bad)  numbers them into the handle, from a table of offsets
  *
  * Ring of commands to the CPU (kernel/ring.h makes ag_push of these)

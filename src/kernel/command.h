@@ -14,8 +14,8 @@
  *     0..11 source rank | 12..23 counter | 24..30 count - 1 | 31 version
  *
  * PUT means: copy `units` of 16 bytes from this rank's heap to the target rank's heap, and add one to the counter there
- * once they have landed. Zero units is a pure signal. A proxy may merge neighbours that are contiguous on both sides and
- * name the same counter: the count of the immediate says how many.
+ * once they have landed. Zero units is a pure signal. A proxy may merge neighbours that are contiguous on both sides
+ * and name the same counter: the count of the immediate says how many.
  *
  * A counter is (kind, slot): COUNTER(kind, slot). Counters are kept per source rank, 64 bits, never reset.
  */

@@ -18,9 +18,9 @@
  *                                                      out[t] = bias + node by node, ascending: the rows of its own
  *                                                      node one by one, or the sum that a relay sent
  *
- * The wait for HC_DONE makes the caller's tensor and the receive buffer free again when the operation completes; the next
- * HC_READY says that the returned rows have been read; the one count more, that the relay has compared and needs what
- * HC_READY brought no longer, also where no row returns.
+ * The wait for HC_DONE makes the caller's tensor and the receive buffer free again when the operation completes; the
+ * next HC_READY says that the returned rows have been read; the one count more, that the relay has compared and needs
+ * what HC_READY brought no longer, also where no row returns.
  */
 #ifndef EPX_KERNEL_HT_COMBINE_H
 #define EPX_KERNEL_HT_COMBINE_H
@@ -86,7 +86,7 @@ KFN const struct hc_desc *hc_row_desc(const struct group_dev *g, const int32_t *
         return NULL;
     const struct hc_desc *desc = hc_desc_of(g, d);
     *rank = d;
-    return pos[k] < desc->rows ? desc : NULL; /* else rank d says that its rows are too many */
+    return pos[k] < desc->rows ? desc : NULL; /* else rank d reports that it has too many rows */
 }
 
 /* The weight that returns to place k of a token from this node: FLAT in k-order sums over ranks, ascending. */
@@ -192,10 +192,10 @@ KFN_STEP int hc_relay_chunk(struct agent *ag, const struct ht_combine_params *p,
     return put_flush(ag, g, &batch) ? push_failed(ag, g) : 0;
 }
 
-/* One count more than rows, to every source: this relay is through, and whoever gets no row knows that too. One agent, when
- * all have read their rows (sync_last). A rank of the node that has failed since may have used the memory of its rows for
- * something else, but not before it had set the abort words: then the sources, which may hear of it later, must not take
- * what they got. */
+/* One count more than rows, to every source: this relay is through, and whoever gets no row knows that too. One agent,
+ * when all have read their rows (sync_last). A rank of the node that has failed since may have used the memory of its
+ * rows for something else, but not before it had set the abort words: then the sources, which may hear of it later,
+ * must not take what they got. */
 KFN int hc_relay_done(struct agent *ag, const struct group_dev *g)
 {
     struct put_batch batch;
@@ -321,7 +321,7 @@ KFN_STEP int hc_sum_token(struct agent *ag, const struct ht_combine_params *p, i
     return rows;
 }
 
-/* The own rows stand: tell the node, and tell the relays what this rank expects of them. One agent. */
+/* The own rows are in place: signals the node, and sends this rank's signature to its relays. One agent. */
 KFN_STEP int hc_publish(struct agent *ag, const struct ht_combine_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;

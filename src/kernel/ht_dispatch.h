@@ -12,7 +12,7 @@
  *
  *                                                     relay q: one rank of each other node
  *   wait HD_FREE[q] >= e - 1
- *   put what this operation is, counter HD_DATA  --->  wait HD_DATA[s] >= e, compare
+ *   put the header, counter HD_DATA  --------------->  wait HD_DATA[s] >= e, compare signatures
  *   put ONE copy of each row per node, from where it
  *     is or from the stage, at its number among the
  *     node's, counter HD_ROWS  --------------------->  chunk by chunk: wait HD_ROWS[s], write the rows straight to
@@ -47,11 +47,12 @@ KFN void hd_send_token(struct agent *ag, const struct ht_dispatch_params *p, int
 /* ---- Between nodes -------------------------------------------------------------------------------------------- */
 
 /*
- * Between nodes a row is its payload, then its extras: scales and weights, each from a multiple of 16. Rows that lie in the
- * sender's heap as they travel are put from there, and the extras of all its tokens go apart, behind what tells the relay
- * which operation this is (its header). Other rows are staged with their extras.
+ * Between nodes a row is its payload, then its extras: scales and weights, each from a multiple of 16. Rows that are in
+ * the sender's heap in the format of the wire are put from there; the extras of all tokens then go apart from them,
+ * behind the header that tells the relay which operation this is. Other rows are staged with their extras.
  *
- *   a source's receive buffer at its relay:   header | rows with extras ...      or      header | room for all extras, by token | rows ...
+ *   a source's receive buffer at its relay:   header | rows with extras ...
+ *                                       or:   header | room for all extras, by token | rows ...
  */
 KFN size_t hd_weights_at(const struct ht_dispatch_params *p) /* among the extras */
 {
@@ -123,7 +124,7 @@ KFN void hd_stage_extras(struct agent *ag, const struct ht_dispatch_params *p, c
         ag_copy(ag, to + hd_weights_at(p), p->weights + t * K, (size_t)K * 4);
 }
 
-/* Tells the relays what is coming, with the extras if they go apart. */
+/* Sends the header to the relays, with the extras if they go apart. */
 KFN_STEP int hd_put_header(struct agent *ag, const struct ht_dispatch_params *p)
 {
     const struct group_dev *g = p->g;
@@ -420,7 +421,7 @@ KFN int hd_run(struct agent *ag, const struct ht_dispatch_params *p, uint64_t ep
         report(ag, g, KSTATUS_OVERFLOW, PHASE_HD_DATA, -1, p->h->state->recv_rows, p->desc.capacity, 0, 0);
     if (p->buffered)
         hd_copy_recv_buf(ag, p);
-    /* The caller may change its tensor once this operation has completed: not before the network has read it. */
+    /* The caller may change its tensor once this operation has completed, so the network must have read it. */
     return p->desc.apart && ag_index(ag) == 0 ? wait_sent(ag, g, PHASE_HD_SENT) : 0;
 }
 

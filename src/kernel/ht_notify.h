@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * High-throughput notify (handle update), epoch e, slot e % 2: after it every rank knows where each of its rows goes, and
- * every relay knows where to forward what passes through it.
+ * High-throughput notify (handle update), epoch e, slot e % 2: after it every rank knows where each of its rows goes,
+ * and every relay knows where to forward what passes through it.
  *
  *   rank s                                            rank d
  *   route its tokens
@@ -39,8 +39,8 @@ KFN uint64_t hn_table_at(const struct group_dev *g, uint64_t epoch, int number)
     return g->ht.tables + ((epoch % 2) * (uint64_t)(1 + g->relay_max) + (uint64_t)number) * g->ht.table_stride;
 }
 
-/* How many epochs up to this one have its slot. Two epochs are on their way at a time, and the later may land first: the
- * network counts them apart. */
+/* How many epochs up to this one have its slot. Two epochs are on their way at a time, and the later may land first:
+ * the network counts them separately. */
 KFN uint64_t hn_lap(uint64_t epoch)
 {
     return (epoch + 1) / 2;
@@ -234,7 +234,7 @@ KFN_STEP int hn_take_table(struct agent *ag, const struct ht_notify_params *p, u
     ag_copy(ag, ids, table, (size_t)B * (size_t)K * 4);
     ag_copy(ag, pos, table + half, (size_t)B * (size_t)K * 4);
     ag_sync(ag);
-    /* What came over a network decides where this rank writes: believe nothing. */
+    /* A table from a network decides where this rank writes: every value is checked. */
     int odd = 0;
     AG_EACH(ag, int64_t, i, (int64_t)B * K) odd |= ids[i] < -1 || ids[i] >= g->experts || pos[i] < -1;
     if (ag_any(ag, odd))

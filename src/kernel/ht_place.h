@@ -74,7 +74,7 @@ KFN void hd_put_meta(const struct ht_dispatch_params *p, const struct hd_row *r,
     const struct hd_desc *desc = hd_desc_of(g, d);
     const int64_t pos = r->pos[k];
 
-    /* A rank that the others have left behind may find the descriptor of an operation that is not its own. */
+    /* A rank that the others have masked may read the descriptor of a later operation. */
     if (p->layout == LAYOUT_EXPERT_MAJOR && desc->weights && r->weights)
         ((float *)heap_at(g, d, desc->weights))[pos] = r->weights[k];
     if (desc->src_rank)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Bugs on purpose, for the test that shows that simulation finds them (tests/unit/test_sim_inject.c). Only files that this
- * test compiles anew, with EPX_INJECT_BUGS, know any of them; everywhere else INJECT_BUG is its right side and nothing more.
+ * Injected bugs, for the test that shows that simulation finds them (tests/unit/test_sim_inject.c). Only the files that
+ * this test compiles again with EPX_INJECT_BUGS contain them; everywhere else INJECT_BUG is its right side.
  */
 #ifndef EPX_KERNEL_INJECT_BUG_H
 #define EPX_KERNEL_INJECT_BUG_H

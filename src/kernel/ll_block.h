@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Low-latency dispatch inside one node where agents form blocks (the blocks of a GPU): the same protocol as everywhere
- * (ll_dispatch.h), with fewer meetings, fewer reads of remote memory and fewer instructions, which is what its time is made of.
+ * Low-latency dispatch inside one node where agents form blocks (the blocks of a GPU). The protocol is that of
+ * ll_dispatch.h, with fewer barriers, fewer reads of remote memory and fewer instructions, because these take the time.
  *
- *   Every block routes all tokens for itself: a bit per (expert, token) and (rank, token) in the block's shared memory. A row's
- *   number is then the count of bits before its token, whoever asks.
- *   The first block writes the counts and says LL_DATA at once. The tables that receivers need no earlier than the rows are
- *   shared out among all blocks, and stand with LL_ROWS.
- *   While peers' counts are on their way each agent casts the first row that it will write, into its scratch.
- *   Then lane k finds the place of the token's k-th row: what earlier ranks have for that expert, from their counts, and
- *   the descriptor of its rank.
+ *   Every block routes all tokens for itself: a bit per (expert, token) and (rank, token) in the block's shared memory.
+ *   A row's number is then the count of bits before its token.
+ *   The first block writes the counts and signals LL_DATA at once. Receivers need the tables only with the rows: all
+ *   blocks write them together, before LL_ROWS.
+ *   While peers' counts are on their way, each agent casts the first row that it will write into its scratch memory.
+ *   Then lane k computes the address of the token's k-th row from the counts of earlier ranks for that expert and the
+ *   descriptor of the expert's rank.
  *
- * Different agents of a block do what is to be done once: of n of them agent 0 finds the offsets, n / 2 says LL_DATA, n - 1 waits
- * for peers and reads their descriptors.
+ * Work that is done once per block is divided: of its n agents, agent 0 computes the offsets, agent n / 2 signals
+ * LL_DATA, agent n - 1 waits for peers and reads their descriptors.
  */
 #ifndef EPX_KERNEL_LL_BLOCK_H
 #define EPX_KERNEL_LL_BLOCK_H
@@ -21,7 +21,7 @@
 
 #if AG_BLOCKS
 
-/* What all agents of a block need to know, in the block's memory. */
+/* What all agents of a block need, in the block's shared memory. */
 struct ll_block_plan {
     uint64_t lap, counts, desc;         /* offsets are the same in all heaps */
     int32_t slot, width, slices, items; /* pieces of work: ll_part() */
@@ -37,7 +37,7 @@ KFN uint32_t *ll_block_mask(const struct ll_block_plan *plan, int key)
     return (uint32_t *)(plan + 1) + key * plan->words;
 }
 
-/* Is this dispatch one for which all that is here is made? Then the block's memory, else NULL. All blocks find the same. */
+/* The block's shared memory if this file can do this dispatch, else NULL. All blocks get the same answer. */
 KFN struct ll_block_plan *ll_block_memory(struct agent *ag, const struct ll_dispatch_params *p)
 {
     const struct group_dev *g = p->g;
@@ -82,8 +82,8 @@ KFN int ll_block_before(const uint32_t *mask, int t)
     return n;
 }
 
-/* Fills plan and masks, and waits for the slot meanwhile. Non-zero: an index is wrong, or a wait has failed; route_plan() and
- * the waits that go with it say so. */
+/* Fills plan and masks, and waits for the slot meanwhile. Non-zero: an index is out of range, or a wait has failed;
+ * route_plan() and the waits that go with it report it. */
 KFN int ll_block_route(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch, struct ll_block_plan *plan)
 {
     const struct group_dev *g = p->g;
@@ -144,7 +144,7 @@ KFN_STEP void ll_block_publish(struct agent *ag, const struct ll_dispatch_params
         signal_peers(ag, g, SCOPE_NODE, SIG_LL_DATA, plan->slot, plan->lap);
 }
 
-/* What stands with LL_ROWS, and what the combine that follows needs. */
+/* What LL_ROWS announces, and what the combine that follows needs. */
 KFN_STEP void ll_block_tables(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch,
                               const struct ll_block_plan *plan)
 {
@@ -177,8 +177,8 @@ KFN_STEP void ll_block_tables(struct agent *ag, const struct ll_dispatch_params 
     }
 }
 
-/* Lane k's row of a part: the k-th index of its token, and its number among those of its expert. K is at most 32, and no
- * block's agents have fewer lanes. */
+/* Lane k's row of a part: the k-th index of its token, and its number among those of its expert. K is at most 32, and
+ * no block's agents have fewer lanes. */
 struct ll_block_row {
     int id, number;
 };
@@ -216,8 +216,7 @@ KFN_STEP void ll_block_goals(struct agent *ag, const struct ll_dispatch_params *
         for (int j = 0; j < LL_COUNTS; j++)
             at += n[j];
     }
-    const int goes =
-        row.id >= 0 && at < (int64_t)g->nranks * g->max_tokens; /* else the receiver finds it and reports it */
+    const int goes = row.id >= 0 && at < (int64_t)g->nranks * g->max_tokens; /* else the receiver reports it */
     int before;
     goals->n = ag_vote(ag, goes, &before);
     copy_set_begin(&goals->rows);
@@ -263,7 +262,7 @@ KFN_STEP void ll_block_write(struct agent *ag, const struct ll_dispatch_params *
     ag_sync(ag);
 }
 
-/* The tokens are far away: on their way before they are needed, each line by whoever comes to it, most of them at least. */
+/* Tokens are in remote memory: most of their cache lines are requested before they are needed. */
 KFN void ll_block_prefetch(struct agent *ag, const struct ll_dispatch_params *p)
 {
     const int64_t row = (int64_t)p->in.hidden * ll_source_bytes(p), bytes = row * p->route.ntokens;
@@ -272,7 +271,8 @@ KFN void ll_block_prefetch(struct agent *ag, const struct ll_dispatch_params *p)
         AG_EACH_ALL(ag, int64_t, i, (bytes + AG_LINE - 1) / AG_LINE) ag_fetch(p->in.tokens + i * AG_LINE);
 }
 
-/* May rows be written to all ranks, and do all do the same? Else ll_check_descs() and ll_all_open() say which it is. One agent. */
+/* May rows be written to all ranks, and do all signatures match? Else ll_check_descs() and ll_all_open() report which.
+ * One agent. */
 KFN_STEP int ll_block_descs_fit(struct agent *ag, const struct ll_dispatch_params *p, const struct ll_block_plan *plan)
 {
     const struct group_dev *g = p->g;
@@ -297,8 +297,8 @@ KFN void ll_block_advance(struct agent *ag, const struct ll_dispatch_params *p, 
     ll_count_sent(ag, p->g, p->h);
 }
 
-/* Rows were written into the peers' tensors; some rank's cannot be written; failed; nothing was said yet: ll_dispatch_whole()
- * is to do it. */
+/* Rows were written into the peers' tensors; some rank's tensors cannot be written; failed; nothing was signalled yet,
+ * and ll_dispatch_whole() does the operation. */
 enum ll_block_result { LL_BLOCK_WRITTEN, LL_BLOCK_CLOSED, LL_BLOCK_FAILED, LL_BLOCK_ELSEWHERE };
 
 /* The send half, up to LL_ROWS. */
@@ -312,7 +312,7 @@ KFN_STEP enum ll_block_result ll_dispatch_block(struct agent *ag, const struct l
     struct ll_part part;
     struct ll_goals goals;
 
-    if (ag_block_number(ag) != 0) /* the first block is in a hurry: all wait for its counts */
+    if (ag_block_number(ag) != 0) /* all peers wait for the counts of the first block */
         ll_block_prefetch(ag, p);
     if (ll_block_route(ag, p, epoch, plan))
         return LL_BLOCK_ELSEWHERE;

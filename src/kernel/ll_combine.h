@@ -47,14 +47,15 @@ KFN_STEP const struct lc_desc *lc_desc_of(const struct group_dev *g, int d, uint
 
 /* ---- Send ----------------------------------------------------------------------------------------------------- */
 
-/* A block: the rows of source s that stand together. EXPERT_MAJOR: one per local expert, RANK_MAJOR: one. */
+/* A block: the rows of source s that are contiguous. EXPERT_MAJOR: one per local expert, RANK_MAJOR: one. */
 struct lc_block {
     const char *rows; /* first one */
     uint64_t place;   /* of the first one in the receive buffer at s; the others follow */
     int n;
 };
 
-/* From one row of a receive buffer to the next: rows that travel as they are touch, so that puts of neighbours merge. */
+/* From one row of a receive buffer to the next: rows that travel as they are touch, so that puts of neighbours
+ * merge. */
 KFN size_t lc_pitch(const struct ll_combine_params *p)
 {
     return p->logfmt ? (size_t)p->g->ll.cpitch : up16((size_t)p->signature.hidden_bytes);
@@ -109,8 +110,8 @@ KFN void lc_push_local(struct agent *ag, const struct ll_combine_params *p, uint
     }
 }
 
-/* LogFMT rows differ in length. To another node they go one behind the other, so that their puts merge and only their own
- * bytes travel; each stands behind this many bytes that begin with its length. */
+/* LogFMT rows differ in length. To another node they go one behind the other, so that their puts merge and only their
+ * own bytes travel; each follows this many bytes, which begin with its length. */
 #define LC_LENGTH 16
 
 KFN uint32_t lc_pack_row(struct agent *ag, const struct ll_combine_params *p, char *to, const char *row)
@@ -365,7 +366,8 @@ KFN_STEP int lc_sum_token(struct agent *ag, const struct ll_combine_params *p, u
 
 #define LC_SLICE 1024 /* channels: least that is worth an agent of its own */
 
-/* With more agents than tokens each token is cut into slices. LogFMT rows are not: their blocks have no fixed places. */
+/* With more agents than tokens each token is cut into slices. LogFMT rows are not: their blocks have no fixed
+ * places. */
 KFN int lc_slices(struct agent *ag, const struct ll_combine_params *p)
 {
     const int tokens = p->h->state->ntokens > 0 ? p->h->state->ntokens : 1;
@@ -419,7 +421,7 @@ KFN void lc_count_peer(struct agent *ag, const struct ll_combine_params *p)
         ag_add_stat(&g->stats->bytes_peer, rows * (uint64_t)p->signature.hidden_bytes);
 }
 
-/* Where each LogFMT row of rank d begins. What came over a network decides what is read: believe nothing. One agent. */
+/* Where each LogFMT row of rank d begins. Lengths from a network decide what is read: all are checked. One agent. */
 KFN_STEP int lc_unpack(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch, int d)
 {
     const struct group_dev *g = p->g;

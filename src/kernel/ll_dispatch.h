@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Low-latency dispatch, epoch e, slot (e - 1) % W, lap v of that slot. Rows stand by (source rank, source token).
+ * Low-latency dispatch, epoch e, slot (e - 1) % W, lap v of that slot. Rows are ordered by (source rank, source
+ * token).
  *
  *   sender s                                          receiver d of the node
  *   wait LL_DONE[*] >= v - 1   (slot free)
@@ -21,7 +22,7 @@
  *   (in place: wait LL_DONE[*] >= v)  <--------------  signal LL_DONE = v
  *
  *                                                     receiver d of another node
- *   put tables and descriptor, counter LL_DATA  ---->  wait LL_DATA[s] >= v: tables and descriptor are in s's receive buffer here
+ *   put tables and descriptor, counter LL_DATA  ---->  wait LL_DATA[s] >= v: both are in s's receive buffer here
  *   put each row for d,  counter LL_ROWS  ---------->  wait LL_ROWS[s] >= expected so far + what the tables say
  *                                                      the same expansion, reading the receive buffer
  *   LL_DONE counted                <-----------------  put of no bytes, counter LL_DONE
@@ -35,7 +36,7 @@
 
 #include "kernel/ll_block.h"
 
-/* Both halves in one operation. */
+/* Send and receive in one operation. */
 KFN int ll_dispatch_whole(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;

@@ -14,7 +14,7 @@ KFN_STEP void ll_count_ranks(struct agent *ag, const struct ll_dispatch_params *
     const int end = first + L < g->experts ? first + L : g->experts;
     int64_t total = 0, peers = 0;
 
-    if (ag_index(ag) != ag_count(ag) / 2) /* the first agents wait for peers, the last ones find places */
+    if (ag_index(ag) != ag_count(ag) / 2) /* the first agents wait for peers, the last ones compute places */
         return;
     AG_EACH(ag, int, s, R)
     {
@@ -39,7 +39,7 @@ KFN_STEP void ll_count_ranks(struct agent *ag, const struct ll_dispatch_params *
     ag_add_stat(&g->stats->bytes_peer, (uint64_t)peers * (uint64_t)p->signature.hidden_bytes);
 }
 
-/* at[i * stride] = base + what counts[0] to counts[i - 1] add up to. Each lane takes neighbours: one scan for all. */
+/* at[i * stride] = base + sum of counts[0] to counts[i - 1]. Each lane takes neighbours: one scan for all. */
 KFN_STEP void ll_add_up(struct agent *ag, const int32_t *counts, int n, int64_t base, int32_t *at, int stride)
 {
     const int per = (n + AG_LANES - 1) / AG_LANES, first = ag_lane(ag) * per;
@@ -56,8 +56,8 @@ KFN_STEP void ll_add_up(struct agent *ag, const int32_t *counts, int n, int64_t 
 }
 
 /*
- * Where combined rows land at their source: by expert (or rank), then by number among its rows. What one rank returns is
- * then one piece, in the order in which that rank has it: `back` at the source, `source` at the rank that returns.
+ * Where combined rows land at their source: by expert (or rank), then by number among its rows. What one rank returns
+ * is then one piece, in the order in which that rank has it: `back` at the source, `source` at the rank that returns.
  */
 KFN void ll_places(struct agent *ag, const struct ll_dispatch_params *p)
 {
@@ -99,8 +99,8 @@ KFN void ll_all_places(struct agent *ag, const struct ll_dispatch_params *p, uin
 }
 
 /*
- * begin[l][s] and count[l][s] for this rank's experts; the caller's counters. Every token has one row at an expert, however
- * often it names it, so that R*M rows are enough: unless another node's tables, which are believed only so far, say otherwise.
+ * begin[l][s] and count[l][s] for this rank's experts; the caller's counters. A token has one row at an expert, however
+ * often it names it, so that R*M rows are enough, unless tables of another node are invalid: those are checked here.
  */
 KFN_STEP int ll_count_experts(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
 {
@@ -245,7 +245,7 @@ KFN void ll_take_source(struct agent *ag, const struct ll_dispatch_params *p, ui
         p->h->count[s] = n;
 }
 
-/* Each source is served by its own share of the agents: none looks into more tables than it must, and no source has more
+/* Each source is served by its own share of the agents: an agent reads as few tables as possible. No source has more
  * than max_tokens rows. */
 KFN_STEP void ll_take_rows(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
 {
@@ -258,7 +258,7 @@ KFN_STEP void ll_take_rows(struct agent *ag, const struct ll_dispatch_params *p,
             ll_take_source(ag, p, epoch, s, 0, 1);
 }
 
-/* Is token t of the tables no token: a row, an expert or a number that there cannot be? */
+/* Is token t of the tables invalid: a row, an expert or a number out of range? */
 KFN int ll_token_unsound(const struct group_dev *g, const struct ll_view *v, int B, int K, int t)
 {
     int odd = v->pos[t] < 0 || v->pos[t] >= B;
@@ -272,7 +272,7 @@ KFN int ll_token_unsound(const struct group_dev *g, const struct ll_view *v, int
     return odd;
 }
 
-/* What came over a network decides where this rank writes: believe nothing. Zero: the tables are sound. */
+/* Tables from a network decide where this rank writes: every value is checked. Zero: the tables are valid. */
 KFN_STEP int ll_tables_unsound(struct agent *ag, const struct group_dev *g, const struct ll_view *v, int K)
 {
     const int B = v->desc->ntokens;
@@ -331,7 +331,7 @@ KFN_STEP int ll_wait_remote(struct agent *ag, const struct ll_dispatch_params *p
     return 0;
 }
 
-/* The descriptor of a peer fits what this rank does, and the limits of the group. */
+/* The descriptors of peers match this rank's signature and are within the limits of the group. */
 KFN_STEP int ll_check_descs(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
@@ -369,7 +369,7 @@ KFN_STEP int ll_receive(struct agent *ag, const struct ll_dispatch_params *p, ui
     if (ll_count(ag, p, epoch))
         return 1;
     AG_MARK(ag, "count");
-    /* Whoever looks for the places of rows reads what all agents have counted. */
+    /* Agents that compute places of rows read the counts of all agents. */
     const int places = !written || p->src_rank || p->src_token;
     if (places && sync_barrier(ag, g))
         return 1;
@@ -380,13 +380,13 @@ KFN_STEP int ll_receive(struct agent *ag, const struct ll_dispatch_params *p, ui
         ll_take_rows(ag, p, epoch);
     if (sync_last(ag, g, 2))
         signal_peers(ag, g, SCOPE_ALL, SIG_LL_DONE, slot, lap);
-    /* The caller may change its tensor once this operation has completed: not before all have read it. */
+    /* The caller may change its tensor once this operation has completed, so all must have read it. */
     return p->in_place && !ll_own_view(p, epoch).desc->written
                ? wait_peers(ag, g, SCOPE_ALL, SIG_LL_DONE, slot, lap, PHASE_LL_DONE, NULL)
                : 0;
 }
 
-/* All tables stand and fit what this rank does. */
+/* All tables are written and match this rank's signature. */
 KFN_STEP int ll_wait_tables(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Low-latency dispatch: the slot as all see it, and the send half. The protocol is drawn in ll_dispatch.h. */
+/* Low-latency dispatch: the layout of a slot, and the send half. The protocol is drawn in ll_dispatch.h. */
 #ifndef EPX_KERNEL_LL_DISPATCH_SEND_H
 #define EPX_KERNEL_LL_DISPATCH_SEND_H
 
@@ -9,7 +9,7 @@
 /*
  * A source's tables as this rank sees them. They end where the rows begin, so that they travel as one piece with them:
  *   ids[B*K] eidx[B*K] weights[B*K] pos[B] ecount[E] rcount[R] desc | rows
- * Where the counts are does not depend on what the descriptor says: both can be asked for at once.
+ * The address of the counts does not depend on the descriptor: both can be loaded at once.
  */
 struct ll_view {
     char *start;
@@ -75,13 +75,13 @@ KFN_STEP const int32_t *ll_counts_from_afar(const struct group_dev *g, int rank,
     return ll_view_at(g, ll_rows_of(g, rank, epoch), 0, 0).ecount;
 }
 
-/* How many rows a rank has for each expert, once its LL_DATA has come. `offset` is ll_counts_offset(). */
+/* How many rows a rank has for each expert, once its LL_DATA has arrived. `offset` is ll_counts_offset(). */
 KFN const int32_t *ll_counts_of(const struct group_dev *g, int rank, uint64_t epoch, uint64_t offset)
 {
     return is_local(g, rank) ? (const int32_t *)heap_at(g, rank, offset) : ll_counts_from_afar(g, rank, epoch);
 }
 
-/* The tables of any rank, once its LL_DATA has come. */
+/* The tables of any rank, once its LL_DATA has arrived. */
 KFN struct ll_view ll_open(const struct group_dev *g, int rank, uint64_t epoch)
 {
     const struct ll_desc *desc = ll_desc_of(g, rank, epoch);
@@ -128,8 +128,8 @@ KFN int ll_order_key(const struct group_dev *g, const int32_t *ids, int K, int t
     return code;
 }
 
-/* order[i] = token of row i, pos[t] = row of token t: tokens sorted by their keys, and those with the same key by number. One
- * agent. With lanes each finds the rows of some tokens by looking at all keys; a single one counts instead. */
+/* order[i] = token of row i, pos[t] = row of token t: tokens sorted by their keys, and by number where keys are equal.
+ * One agent. Each of several lanes finds the rows of some tokens by comparing all keys; a single one counts. */
 KFN_STEP void ll_order(struct agent *ag, const struct ll_dispatch_params *p, int32_t *pos)
 {
     const struct group_dev *g = p->g;
@@ -198,9 +198,9 @@ KFN void ll_write_desc(const struct ll_dispatch_params *p, uint64_t epoch, struc
     desc->ordered = g->nnodes > 1;
     desc->rows = p->in_place ? p->in_place : ll_slot_offset(g, epoch) + g->ll.rows;
     desc->row_stride = ll_row_stride(p);
-    /* Not where ranks may be masked: one that is late rather than dead would write into a tensor that its receiver has
-     * long given to something else, and one that masked another counts fewer rows before its own than a receiver that
-     * did not. */
+    /* Not where ranks may be masked: a rank that is late rather than dead would write into a tensor that its receiver
+     * uses for something else by then, and a rank that masked another counts fewer rows before its own than a receiver
+     * that did not. */
     desc->open =
         (p->steps & STEP_RECV) && !g->enable_mask && p->open_tokens && (p->open_scales || !p->signature.scale_bytes);
     desc->written = 0;
@@ -342,13 +342,13 @@ KFN_STEP int ll_stage_rows(struct agent *ag, const struct ll_dispatch_params *p,
     return 0;
 }
 
-/* The send half of a staged operation: no peer is waited for but to free the slot. */
+/* The send half of a staged operation: it waits for peers only to free the slot. */
 KFN_STEP int ll_dispatch_send(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
 {
     return ll_send_tables(ag, p, epoch) || ll_stage_rows(ag, p, epoch);
 }
 
-/* May all ranks write into each other's receive tensors? All read the same descriptors and find the same. */
+/* May all ranks write into each other's receive tensors? All read the same descriptors and get the same answer. */
 KFN int ll_all_open(struct agent *ag, const struct group_dev *g, uint64_t epoch)
 {
     int closed = 0;
@@ -357,7 +357,7 @@ KFN int ll_all_open(struct agent *ag, const struct group_dev *g, uint64_t epoch)
     return !ag_any(ag, closed);
 }
 
-#define LL_COUNTS 8 /* sources that are asked before the first answer is looked at */
+#define LL_COUNTS 8 /* loads in flight before the first result is used */
 
 /* Rows of earlier ranks at expert e's rank: where this rank's begin there. `offset` is ll_counts_offset(). */
 KFN int32_t ll_first_row(const struct group_dev *g, uint64_t epoch, uint64_t offset, int e)
@@ -375,7 +375,7 @@ KFN int32_t ll_first_row(const struct group_dev *g, uint64_t epoch, uint64_t off
     return run;
 }
 
-/* Of all experts. Every block finds them for itself. */
+/* The same for all experts. Every block computes them for itself. */
 KFN_STEP void ll_first_rows(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
 {
     const uint64_t offset = ll_counts_offset(p->g, epoch);
@@ -393,7 +393,7 @@ KFN_STEP int ll_has_target(const struct ll_dispatch_params *p, int64_t i)
         return 0;
     if (p->layout == LAYOUT_RANK_MAJOR)
         return p->h->ridx[i] >= 0;
-    /* Else the receiver finds the same and reports it. */
+    /* Else the receiver reports it. */
     return p->h->first[id] + p->h->eidx[i] < (int64_t)g->nranks * g->max_tokens;
 }
 
@@ -544,7 +544,7 @@ KFN_STEP void ll_write_part(struct agent *ag, const struct ll_dispatch_params *p
         ll_copy_part(ag, p, part, &goals);
 }
 
-/* All have written their rows into the peers' tensors: the last agent says so. True for that one. */
+/* All agents have written their rows into the peers' tensors: the last one signals it, and gets true. */
 KFN_STEP int ll_say_written(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;

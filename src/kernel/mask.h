@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Small things in stream order. Reads, or masks more. A rank that was masked meanwhile stays so: it has missed operations. */
+/* Reads the mask, or masks more ranks, in stream order. A rank that was masked meanwhile stays masked: it has missed
+ * operations. */
 #ifndef EPX_KERNEL_MASK_H
 #define EPX_KERNEL_MASK_H
 
@@ -16,7 +17,7 @@ KFN void kernel_mask(struct agent *ag, const struct mask_params *p)
         if (p->query)
             p->query[r] = g->mask[r];
     }
-    /* Its slots elsewhere are free again: nobody shall wait for a reader that never comes. */
+    /* Its slots at other ranks are free again: no rank waits for its reads. */
     if (p->staged && ag_index(ag) == 0)
         signal_peers(ag, g, SCOPE_ALL, p->staged_kind, slot_of(g, p->staged->state->epoch),
                      lap_of(g, p->staged->state->epoch));

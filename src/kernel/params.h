@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What host and kernels share: kernel numbers, what lies in every rank's heap, per-group and per-handle device tables,
- * kernel parameters. C11, C++ and device compilers all read this file; layouts that cross ranks are asserted.
+ * What host and kernels share: kernel numbers, the contents of every rank's heap, per-group and per-handle device
+ * tables, kernel parameters. C11, C++ and device compilers all read this file; layouts that cross ranks are asserted.
  *
  * The heap of a rank (the same offsets on all ranks, see group/heap_layout.c)
  *
- *   control | signals[SIG_COUNT][slots][R] | LL dispatch and combine slots[W] | HT descriptors, counts, tables | HT receive buffer |
- *   HT relay and return rows | alloc
+ *   control | signals[SIG_COUNT][slots][R] | LL dispatch and combine slots[W] | HT descriptors, counts, tables |
+ *   HT receive buffer | HT relay and return rows | alloc
  *
- * A signal word belongs to one kind, one slot and one peer, which alone advances it, by one per operation of that slot:
- * its value is how many operations of the slot the peer has done what the kind says for. (Staged operations may complete
- * in any order, so that one slot says nothing about another.) A peer of the node stores it; for a peer on another node
- * the own proxy counts it when the put lands, in struct group_dev.counters. Epochs belong to the group and count operations of one kind; they live in device memory and
- * are advanced by kernels, so that a captured graph replays.
+ * A signal word belongs to one kind (kernel/signals.h), one slot and one peer, which alone advances it, by one per
+ * operation of that slot: its value is the number of operations of the slot for which the peer has done what the kind
+ * means. (Staged operations may complete in any order, so slots are independent.) A peer of the node stores it; for a
+ * peer on another node the own proxy counts it when the put arrives, in struct group_dev.counters. Epochs belong to the
+ * group and count operations of one kind; they are in device memory and are advanced by kernels, so that a captured
+ * graph replays.
  */
 #ifndef EPX_KERNEL_PARAMS_H
 #define EPX_KERNEL_PARAMS_H
@@ -41,8 +42,8 @@ enum kernel_id {
 
 /* ---- In every rank's heap ------------------------------------------------------------------------------------ */
 
-/* Wakes sleeping waiters of one rank. CPU only: whoever changes a word that a CPU agent of the rank may wait for rings it
- * (device/cpu/wait.c): takes the `waiters` flag and, if it was set, bumps `seq` and wakes the futex on it. */
+/* Wakes sleeping waiters of one rank. CPU only: whoever changes a word that a CPU agent of the rank may wait for rings
+ * it (device/cpu/wait.c): takes the `waiters` flag and, if it was set, bumps `seq` and wakes the futex on it. */
 struct doorbell {
     uint32_t seq;
     uint32_t waiters;
@@ -83,7 +84,7 @@ struct signal {
 };
 EPX_STATIC_ASSERT(sizeof(struct signal) == 64, "one cache line");
 
-/* A source's rows to one relay are counted in this many chunks, so that forwarding starts before the last has landed. */
+/* A source's rows to one relay are counted in this many chunks, so that forwarding starts before the last arrives. */
 #define HD_CHUNKS 8
 /* Bytes that tell a relay which operation this is: the first ones of a struct hd_desc or hc_desc. */
 #define HD_HEADER_BYTES 32
@@ -120,7 +121,7 @@ struct signature {
 };
 EPX_STATIC_ASSERT(sizeof(struct signature) == 24, "shared between ranks");
 
-/* Stands right before the rows of a low-latency dispatch slot; its tables stand before it (ll_view in ll_dispatch_send.h). */
+/* Right before the rows of a low-latency dispatch slot, and behind the tables (ll_view in ll_dispatch_send.h). */
 struct ll_desc {
     struct signature signature;
     int32_t ntokens;
@@ -129,7 +130,7 @@ struct ll_desc {
     uint64_t row_stride; /* bytes */
     /* Where this rank's receive tensors are, if they are in its heap and it receives in this very operation. */
     int32_t open;    /* 1: rows may be written there */
-    int32_t written; /* 1: this rank wrote its rows into its peers' tensors; stands with LL_ROWS */
+    int32_t written; /* 1: this rank wrote its rows into its peers' tensors; valid with LL_ROWS */
     uint64_t tokens, outer_stride, stride;
     uint64_t scales, scale_outer_stride, scale_row_stride, scale_stride;
     uint64_t pad[2];

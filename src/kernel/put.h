@@ -3,7 +3,7 @@
  * Puts to ranks of other nodes: commands for the proxies, gathered up to 32 for one push.
  *
  *   kernel                    ring              proxy                      network            peer's proxy
- *   put(), put_flush()  --->  16-byte commands  merge, window, post  --->  write + immediate  counters[kind][slot][me] += n
+ *   put(), put_flush()  --->  16-byte commands  merge, window, post  --->  write + immediate  counter += n
  */
 #ifndef EPX_KERNEL_PUT_H
 #define EPX_KERNEL_PUT_H
@@ -52,8 +52,8 @@ KFN_STEP void put(struct agent *ag, const struct group_dev *g, struct put_batch 
         ag_add_stat(&g->pushed[peer], 1);
 }
 
-/* The abort word to all ranks of other nodes, as far as the rings take it. Nothing is written into their heaps, which
- * they read at any time: the signal says all (rank and status), and their proxies store the word. */
+/* The abort word to all ranks of other nodes, as far as the rings have room. Nothing is written into their heaps, which
+ * they read at any time: the signal carries rank and status, and their proxies store the word. */
 KFN_STEP void put_abort(struct agent *ag, const struct group_dev *g, uint64_t word)
 {
     struct control *own = (struct control *)g->heap[g->rank];

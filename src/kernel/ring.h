@@ -16,7 +16,7 @@
  *
  * P2 acquires what C3 released: the proxy has read a slot before it is written again. tail_seen hands that on from the
  * producer that read tail to the others. A tail_seen that steps back (two producers store out of order) is an older
- * truth: it costs a look at tail.
+ * value: it costs one more load of tail.
  *
  * A claim cannot be given back: an agent whose wait for room ends without room leaves slots that will never be filled,
  * at which the proxy stops. That happens only when the operation fails as a whole (deadline or abort word), after which
@@ -29,7 +29,7 @@
 #include "kernel/agent.h"
 #include "kernel/command.h"
 
-/* P2: waits until slots up to `end` may be written, if what was seen of the tail does not say so. */
+/* P2: waits until slots up to `end` may be written, unless the tail that was seen already allows it. */
 KFN enum wait_result ring_room(struct agent *ag, const struct ring_dev *ring, uint64_t end, uint64_t seen)
 {
     const uint64_t need = end - (ring->mask + 1); /* the tail that makes room */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the way from an agent into the CPU's proxies can carry; for `epx bench ring`.
+ * How many commands per second agents can push to the CPU's proxies, and how long a round trip takes: `epx bench ring`.
  *
  *   rate    agent i pushes 32 commands at a time into ring i % nrings, until the host says stop
  *   trips   agent 0 pushes one command and looks at the word that counts answered puts until it moves
@@ -51,8 +51,8 @@ KFN_STEP void ring_bench_rate(struct agent *ag, const struct ring_bench_params *
 #define RING_BENCH_LOOKS 64 /* between two looks at the clock */
 
 /*
- * 0, or when *sent reached the target; nothing is read behind it, so that looking is all there is to it. A look takes its
- * time across a bus, and one that comes too early costs that of another: there is a pause before the first.
+ * 0, or when *sent reached the target; nothing is read behind it, so that looking is all there is to it. A look takes
+ * its time across a bus, and one that comes too early costs that of another: there is a pause before the first.
  */
 KFN uint64_t ring_bench_answer(struct agent *ag, const struct ring_bench_params *p, const uint64_t *sent,
                                uint64_t target, uint64_t start)
@@ -70,7 +70,7 @@ KFN uint64_t ring_bench_answer(struct agent *ag, const struct ring_bench_params 
 }
 
 /* Each trip begins when the one before it has ended. Times are kept for a while: a push waits for what its agent stored
- * before, which is not the ring's affair. */
+ * before, which is not part of the measurement. */
 KFN_STEP void ring_bench_trips(struct agent *ag, const struct ring_bench_params *p)
 {
     const struct ring_dev ring = p->rings[1 % p->nrings];

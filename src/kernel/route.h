@@ -9,7 +9,7 @@
  *   4. barrier; all tables of the handle are ready
  *
  * One planner alone begins with step 3. Where agents form blocks and the work is small, every block does all of it: it
- * costs less than three meetings of the launch. All of them write the same values, and nothing but final ones.
+ * costs less than three barriers of the launch. All of them write the same values, and only final ones.
  */
 #ifndef EPX_KERNEL_ROUTE_H
 #define EPX_KERNEL_ROUTE_H
@@ -38,7 +38,7 @@ KFN void route_total(const struct group_dev *g, const struct handle_dev *h, int 
 }
 
 #define ROUTE_PAIRS 32         /* least (token, k) pairs that are worth a planner of their own */
-#define ROUTE_BATCH 8          /* tables that are read before the first is looked at */
+#define ROUTE_BATCH 8          /* loads in flight before the first result is used */
 #define ROUTE_BLOCK_PAIRS 4096 /* most that every block counts for itself */
 
 /* Who plans: the agents of a block, or of the launch; and their tables. */

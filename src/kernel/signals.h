@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The table of signals, and of the phases of an operation in which a wait may fail. Everything that is known about a signal
- * is in its row: the enums, the masks and (group/signals.c) the host's tables are generated from here. A new signal is a new
- * row.
+ * The table of signals, and of the phases of an operation in which a wait may fail. Everything that is known about a
+ * signal is in its row: the enums, the masks and (group/signals.c) the host's tables are generated from here. A new
+ * signal is a new row.
  *
  *   kind        SIG_<kind>, and PHASE_<kind>: the phase of waiting for it
  *   operation   OP_<operation>: whose epochs it counts
  *   counts      what its value is:
  *                 LAPS    operations of one low-latency slot (slot_of(), lap_of())
  *                 EPOCHS  operations, in slot 0
- *                 PARITY  inside a node operations, in slot 0; between nodes operations of each parity, in slots 0 and 1
+ *                 PARITY  inside a node operations, in slot 0; between nodes operations of each parity, in slots 0, 1
  *                 ROWS    between nodes rows, so that what is expected adds up from operation to operation
  *                 STATUS  nothing: the slot carries a status, and the proxy stores it
  *   flow        PROXY_<flow>: which limit of messages its puts are under (proxy/proxy.h)
- *   owed        whose signal may still be on its way when this rank's operations have completed: NOBODY, ALL, or its RELAY
- *   maskable    1: a wait for it may end by masking the peer. Low latency goes on without a rank. High throughput cannot: the
- *               rank that waits is not always the rank that would miss rows
+ *   owed        whose signal may still be on its way when this rank's operations have completed: NOBODY, ALL, its RELAY
+ *   maskable    1: a wait for it may end by masking the peer. Low latency goes on without a rank. High throughput
+ *               cannot: the rank that waits is not always the rank that would miss rows
  *   text        the phase in messages and in epx_error_info.phase
  */
 #ifndef EPX_KERNEL_SIGNALS_H
@@ -30,57 +30,57 @@
 #endif
 
 /* clang-format off */
-#define SIGNALS(X)                                                                                                       \
-    /* kind     operation    counts  flow         owed    maskable  text */                                              \
-    /* The peer's slot is filled and may be read. */                                                                     \
-    X(LL_DATA,  LL_DISPATCH, LAPS,   LOW_LATENCY, NOBODY, 1, "ll dispatch: wait for data")                               \
-    /* The peer has read this rank's slot. */                                                                            \
-    X(LL_DONE,  LL_DISPATCH, LAPS,   LOW_LATENCY, ALL,    1, "ll dispatch: wait for readers")                            \
-    /* The peer's rows may be read, in its heap or here in the receive slot. */                                          \
-    X(LC_DATA,  LL_COMBINE,  LAPS,   LOW_LATENCY, NOBODY, 1, "ll combine: wait for data")                                \
-    /* The peer has read this rank's rows, and its receive slot is free again. */                                        \
-    X(LC_DONE,  LL_COMBINE,  LAPS,   LOW_LATENCY, ALL,    1, "ll combine: wait for readers")                             \
-    /* The peer's counts may be read. */                                                                                 \
-    X(HN_DATA,  HT_NOTIFY,   PARITY, LOW_LATENCY, NOBODY, 0, "ht update: wait for counts")                               \
-    /* The peer has read this rank's counts. */                                                                          \
-    X(HN_DONE,  HT_NOTIFY,   EPOCHS, LOW_LATENCY, ALL,    0, "ht update: wait for readers")                              \
-    /* The peer's receive tensors may be written. */                                                                     \
-    X(HD_READY, HT_DISPATCH, EPOCHS, LOW_LATENCY, NOBODY, 0, "ht dispatch: wait for receiver")                           \
-    /* Inside a node: the peer has written all its rows here. To a relay: header and extras have arrived. */             \
-    X(HD_DATA,  HT_DISPATCH, EPOCHS, LOW_LATENCY, NOBODY, 0, "ht dispatch: wait for data")                               \
-    /* The peer's rows may be read. */                                                                                   \
-    X(HC_DATA,  HT_COMBINE,  EPOCHS, LOW_LATENCY, NOBODY, 0, "ht combine: wait for data")                                \
-    /* The peer has read this rank's rows. */                                                                            \
-    X(HC_DONE,  HT_COMBINE,  EPOCHS, LOW_LATENCY, NOBODY, 0, "ht combine: wait for readers")                             \
-    /* Inside a node (in laps): the peer's rows are staged, or written here. Between nodes: a row has arrived. */        \
-    X(LL_ROWS,  LL_DISPATCH, ROWS,   LOW_LATENCY, NOBODY, 1, "ll dispatch: wait for rows")                               \
-    /* Between nodes: a row has arrived. */                                                                              \
-    X(LC_ROWS,  LL_COMBINE,  ROWS,   LOW_LATENCY, NOBODY, 1, "ll combine: wait for rows")                                \
-    /* The peer's routing table has arrived at its relay. */                                                             \
-    X(HN_TABLE, HT_NOTIFY,   PARITY, LOW_LATENCY, NOBODY, 0, "ht update: wait for table")                                \
-    /* A row has arrived at the relay; slot = chunk (HD_CHUNKS). */                                                      \
-    X(HD_ROWS,  HT_DISPATCH, ROWS,   NORMAL,      NOBODY, 0, "ht dispatch: wait for rows")                               \
-    /* The relay has forwarded this rank's rows. */                                                                      \
-    X(HD_FREE,  HT_DISPATCH, EPOCHS, LOW_LATENCY, RELAY,  0, "ht dispatch: wait for relay")                              \
-    /* The peer is ready for returned rows. */                                                                           \
-    X(HC_READY, HT_COMBINE,  EPOCHS, LOW_LATENCY, NOBODY, 0, "ht combine: wait for source")                              \
-    /* A row was returned by a relay. */                                                                                 \
-    X(HC_ROWS,  HT_COMBINE,  ROWS,   NORMAL,      NOBODY, 0, "ht combine: wait for rows")                                \
-    /* The peer has failed, with the status in the slot's place. */                                                      \
+#define SIGNALS(X)                                                                                                   \
+    /* kind     operation    counts  flow         owed    maskable  text */                                          \
+    /* The peer's slot is filled and may be read. */                                                                 \
+    X(LL_DATA,  LL_DISPATCH, LAPS,   LOW_LATENCY, NOBODY, 1, "ll dispatch: wait for data")                           \
+    /* The peer has read this rank's slot. */                                                                        \
+    X(LL_DONE,  LL_DISPATCH, LAPS,   LOW_LATENCY, ALL,    1, "ll dispatch: wait for readers")                        \
+    /* The peer's rows may be read, in its heap or here in the receive slot. */                                      \
+    X(LC_DATA,  LL_COMBINE,  LAPS,   LOW_LATENCY, NOBODY, 1, "ll combine: wait for data")                            \
+    /* The peer has read this rank's rows, and its receive slot is free again. */                                    \
+    X(LC_DONE,  LL_COMBINE,  LAPS,   LOW_LATENCY, ALL,    1, "ll combine: wait for readers")                         \
+    /* The peer's counts may be read. */                                                                             \
+    X(HN_DATA,  HT_NOTIFY,   PARITY, LOW_LATENCY, NOBODY, 0, "ht update: wait for counts")                           \
+    /* The peer has read this rank's counts. */                                                                      \
+    X(HN_DONE,  HT_NOTIFY,   EPOCHS, LOW_LATENCY, ALL,    0, "ht update: wait for readers")                          \
+    /* The peer's receive tensors may be written. */                                                                 \
+    X(HD_READY, HT_DISPATCH, EPOCHS, LOW_LATENCY, NOBODY, 0, "ht dispatch: wait for receiver")                       \
+    /* Inside a node: the peer has written all its rows here. To a relay: header and extras have arrived. */         \
+    X(HD_DATA,  HT_DISPATCH, EPOCHS, LOW_LATENCY, NOBODY, 0, "ht dispatch: wait for data")                           \
+    /* The peer's rows may be read. */                                                                               \
+    X(HC_DATA,  HT_COMBINE,  EPOCHS, LOW_LATENCY, NOBODY, 0, "ht combine: wait for data")                            \
+    /* The peer has read this rank's rows. */                                                                        \
+    X(HC_DONE,  HT_COMBINE,  EPOCHS, LOW_LATENCY, NOBODY, 0, "ht combine: wait for readers")                         \
+    /* Inside a node (in laps): the peer's rows are staged, or written here. Between nodes: a row has arrived. */    \
+    X(LL_ROWS,  LL_DISPATCH, ROWS,   LOW_LATENCY, NOBODY, 1, "ll dispatch: wait for rows")                           \
+    /* Between nodes: a row has arrived. */                                                                          \
+    X(LC_ROWS,  LL_COMBINE,  ROWS,   LOW_LATENCY, NOBODY, 1, "ll combine: wait for rows")                            \
+    /* The peer's routing table has arrived at its relay. */                                                         \
+    X(HN_TABLE, HT_NOTIFY,   PARITY, LOW_LATENCY, NOBODY, 0, "ht update: wait for table")                            \
+    /* A row has arrived at the relay; slot = chunk (HD_CHUNKS). */                                                  \
+    X(HD_ROWS,  HT_DISPATCH, ROWS,   NORMAL,      NOBODY, 0, "ht dispatch: wait for rows")                           \
+    /* The relay has forwarded this rank's rows. */                                                                  \
+    X(HD_FREE,  HT_DISPATCH, EPOCHS, LOW_LATENCY, RELAY,  0, "ht dispatch: wait for relay")                          \
+    /* The peer is ready for returned rows. */                                                                       \
+    X(HC_READY, HT_COMBINE,  EPOCHS, LOW_LATENCY, NOBODY, 0, "ht combine: wait for source")                          \
+    /* A row was returned by a relay. */                                                                             \
+    X(HC_ROWS,  HT_COMBINE,  ROWS,   NORMAL,      NOBODY, 0, "ht combine: wait for rows")                            \
+    /* The peer has failed, with the status in the slot's place. */                                                  \
     X(ABORT,    NONE,        STATUS, LOW_LATENCY, NOBODY, 0, "abort")
 
 /* Phases that are not the wait for a signal of the operation itself: phase, maskable, text. */
-#define OTHER_PHASES(X)                                                                                                  \
-    X(NONE,    0, "none")                                                                                                \
-    X(LL_SLOT, 1, "ll dispatch: wait for free slot") /* LL_DONE of the slot's operation before */                        \
-    X(LC_SLOT, 1, "ll combine: wait for free slot")  /* LC_DONE, likewise */                                             \
-    X(HN_SLOT, 0, "ht update: wait for free slot")   /* HN_DONE, likewise */                                             \
-    X(LC_SENT, 1, "ll combine: wait for network")    /* puts whose source is needed again */                             \
-    X(HD_SENT, 0, "ht dispatch: wait for network")                                                                       \
-    X(AGENTS,  0, "wait for own agents")                                                                                 \
-    X(ROUTING, 0, "routing")                                                                                             \
-    X(RING,    0, "push to the command ring")                                                                            \
-    X(NET,     0, "network")                                                                                             \
+#define OTHER_PHASES(X)                                                                                              \
+    X(NONE,    0, "none")                                                                                            \
+    X(LL_SLOT, 1, "ll dispatch: wait for free slot") /* LL_DONE of the slot's operation before */                    \
+    X(LC_SLOT, 1, "ll combine: wait for free slot")  /* LC_DONE, likewise */                                         \
+    X(HN_SLOT, 0, "ht update: wait for free slot")   /* HN_DONE, likewise */                                         \
+    X(LC_SENT, 1, "ll combine: wait for network")    /* puts whose source is needed again */                         \
+    X(HD_SENT, 0, "ht dispatch: wait for network")                                                                   \
+    X(AGENTS,  0, "wait for own agents")                                                                             \
+    X(ROUTING, 0, "routing")                                                                                         \
+    X(RING,    0, "push to the command ring")                                                                        \
+    X(NET,     0, "network")                                                                                         \
     X(MASKS,   0, "masks")
 /* clang-format on */
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Signals between ranks and meeting points between the agents of one launch.
+ * Signals between ranks, and barriers between the agents of one launch.
  *
  *   writer                                             reader
  *   data stores                                        wait_peers(kind, slot, v): acquire sig[kind][slot][writer] >= v
@@ -108,7 +108,7 @@ KFN_STEP int fail_all(struct agent *ag, const struct group_dev *g, int status, i
 {
     const uint64_t word = ABORT_WORD(status, g->rank);
 
-    /* A disagreement that check_signature() has not reported before has no field: something cannot be at all. */
+    /* -1: invalid data. check_signature() reports fields of signatures that differ before it comes here. */
     report(ag, g, status, phase, peer, expected, seen, status == KSTATUS_MISMATCH ? -1 : 0, 0);
     tell_node(ag, g, word);
     if (ag_leader(ag))
@@ -119,7 +119,7 @@ KFN_STEP int fail_all(struct agent *ag, const struct group_dev *g, int status, i
 }
 
 /* First lines of every kernel: non-zero if the group has failed and the kernel must not run. That is an error of this
- * rank too: whoever waits for the operation must not take it for done. */
+ * rank too: the operation must not be reported as done. */
 KFN int kernel_begin(struct agent *ag, const struct group_dev *g)
 {
     AG_MARK(ag, "smem");
@@ -130,8 +130,8 @@ KFN int kernel_begin(struct agent *ag, const struct group_dev *g)
     return word != 0;
 }
 
-/* The same for high throughput, which goes by what all ranks have agreed on (group/recover.c): a rank that is masked here
- * alone is counted, and relayed for, by others. */
+/* The same for high throughput, which needs a membership that all ranks agreed on (group/recover.c): other ranks still
+ * count, and relay for, a rank that is masked here alone. */
 KFN_STEP int kernel_begin_agreed(struct agent *ag, const struct group_dev *g)
 {
     if (kernel_begin(ag, g))
@@ -185,7 +185,7 @@ KFN_STEP int push_failed(struct agent *ag, const struct group_dev *g)
     return wait_failed(ag, g, aborted ? WAIT_ABORTED : WAIT_TIMEOUT, PHASE_RING, -1, 0, 0);
 }
 
-/* All agents of the launch meet. Non-zero: the operation has failed. */
+/* Barrier of all agents of the launch. Non-zero: the operation has failed. */
 KFN_STEP int sync_barrier(struct agent *ag, const struct group_dev *g)
 {
     struct group_state *st = g->state;
@@ -209,9 +209,9 @@ KFN_STEP int sync_barrier(struct agent *ag, const struct group_dev *g)
 }
 
 /*
- * The agents of a block meet: what one of them did or saw is visible to the others. Non-zero: one of them has failed.
- * Blocks of one launch do not meet here; whoever needs what another block did waits for a signal that its rank gives after
- * sync_last(), or calls sync_barrier().
+ * Barrier of the agents of a block: what one of them did or saw is visible to the others. Non-zero: one of them has
+ * failed. It does not order blocks: an agent that needs the work of another block waits for a signal that its rank
+ * gives after sync_last(), or calls sync_barrier().
  */
 KFN int block_barrier(struct agent *ag, const struct group_dev *g, int failed)
 {
@@ -256,10 +256,11 @@ KFN int in_scope(const struct group_dev *g, enum scope scope, int rank)
     return scope == SCOPE_ALL || (scope == SCOPE_NODE) == is_local(g, rank);
 }
 
-/* Will `to`, of this node, find all signals of its node's ranks? Whoever waits for a kind inside a node waits for all of
- * them (wait_peers), and a wake-up before the last one is for nothing: eight ranks on two cores would spend a tenth of
- * their time on those. Of two ranks that signal at the same time at least one sees both (ag_store_signal and ag_peek are in
- * one order). Ranks that do not agree on who is masked may all leave it to another: the sleeper looks for itself then. */
+/* Has `to`, of this node, the signals of all ranks of its node? A wait for a kind inside a node is for all of them
+ * (wait_peers), and a wake-up before the last one is useless: eight ranks on two cores would spend a tenth of their
+ * time on those. Of two ranks that signal at the same time at least one sees both (ag_store_signal and ag_peek are in
+ * one order). Ranks that do not agree on who is masked may all leave the wake-up to another: the sleeper then polls by
+ * itself. */
 KFN int signals_complete(const struct group_dev *g, int to, int kind, int slot, uint64_t value)
 {
     for (int j = 1; j < g->nranks; j++) {
@@ -356,8 +357,8 @@ KFN_STEP int wait_each(struct agent *ag, const struct group_dev *g, enum scope s
 }
 
 /*
- * The same for all agents, which all call it. Each block waits for itself, and nothing else that other blocks do is waited
- * for. Where a wait may end by masking a peer, one agent decides that for the whole launch.
+ * The same for all agents, which all call it. Each block waits for itself, and nothing else that other blocks do is
+ * waited for. Where a wait may end by masking a peer, one agent decides that for the whole launch.
  */
 KFN_STEP int wait_peers(struct agent *ag, const struct group_dev *g, enum scope scope, int kind, int slot,
                         uint64_t value, int phase, int64_t *wait_ns)
@@ -409,7 +410,7 @@ KFN_STEP int check_signature(struct agent *ag, const struct group_dev *g, const 
 
     if (!signature_differs(mine, theirs))
         return 0;
-    /* Masked by a peer meanwhile, this rank looks at a later operation: that is no disagreement. */
+    /* A peer masked this rank meanwhile, and `theirs` belongs to a later operation: that is no mismatch. */
     const uint64_t word = ag_load_acquire(&control_of(g, g->rank)->abort_word);
     if (word) {
         report(ag, g, KSTATUS_PEER, phase, ABORT_RANK(word), 0, 0, ABORT_STATUS(word), 0);

@@ -7,7 +7,8 @@
 
 extern const struct conn_ops sim_conn_ops;
 
-/* Before and after a run. deaths_seen: the port and connections of a dead rank are closed; otherwise they only stop responding. */
+/* Before and after a run. deaths_seen: the port and connections of a dead rank are closed; otherwise they only stop
+ * responding. */
 void sim_conns_begin(int deaths_seen);
 void sim_conns_end(void);
 

@@ -16,33 +16,33 @@
 #include "sim/rules.h"
 #include "util/runtime.h"
 
-struct meeting;
+struct gather;
 
-struct seat {
-    struct meeting *meeting;
+struct rank_task {
+    struct gather *gather;
     int rank, result;
     epx_bootstrap boot;
 };
 
-struct meeting {
+struct gather {
     int nranks, arrived, failed;
     uint64_t round, timeout_ns;
     size_t bytes;
     char *table[2];
     size_t room[2];
-    struct seat *seats;
+    struct rank_task *tasks;
     int (*fn)(int rank, int n, epx_bootstrap *boot, void *arg);
     void *arg;
 };
 
-static void meeting_fail(struct meeting *m)
+static void gather_fail(struct gather *m)
 {
     m->failed = 1;
     sim_wake(m);
 }
 
 /* Puts this rank's part into the table; non-zero when it does not fit the others'. */
-static int give(struct meeting *m, int rank, const void *send, size_t bytes)
+static int give(struct gather *m, int rank, const void *send, size_t bytes)
 {
     const int turn = (int)(m->round & 1);
 
@@ -62,15 +62,15 @@ static int give(struct meeting *m, int rank, const void *send, size_t bytes)
 
 static int gather(void *context, const void *send, void *recv, size_t bytes)
 {
-    struct seat *seat = context;
-    struct meeting *m = seat->meeting;
+    struct rank_task *task = context;
+    struct gather *m = task->gather;
     const uint64_t round = m->round, deadline = sim_now() + m->timeout_ns;
 
     sim_point();
     if (m->failed)
         return 1;
-    if (give(m, seat->rank, send, bytes) != 0) {
-        meeting_fail(m);
+    if (give(m, task->rank, send, bytes) != 0) {
+        gather_fail(m);
         return 1;
     }
     if (++m->arrived == m->nranks) {
@@ -80,8 +80,8 @@ static int gather(void *context, const void *send, void *recv, size_t bytes)
         sim_point();
     }
     while (m->round == round && !m->failed) {
-        if (!sim_park(m, deadline, "waits for the other ranks to meet") && m->round == round)
-            meeting_fail(m);
+        if (!sim_park(m, deadline, "waits for the other ranks in the all-gather") && m->round == round)
+            gather_fail(m);
     }
     if (m->round == round)
         return 1;
@@ -91,30 +91,30 @@ static int gather(void *context, const void *send, void *recv, size_t bytes)
 
 static void seat_main(void *arg)
 {
-    struct seat *seat = arg;
-    struct meeting *m = seat->meeting;
+    struct rank_task *task = arg;
+    struct gather *m = task->gather;
 
-    seat->result = m->fn(seat->rank, m->nranks, &seat->boot, m->arg);
-    if (seat->result)
-        meeting_fail(m); /* those that wait for it need not */
+    task->result = m->fn(task->rank, m->nranks, &task->boot, m->arg);
+    if (task->result)
+        gather_fail(m); /* those that wait for it need not */
 }
 
-static int seats_make(struct meeting *m)
+static int tasks_make(struct gather *m)
 {
-    m->seats = calloc((size_t)m->nranks, sizeof(*m->seats));
-    if (!m->seats)
+    m->tasks = calloc((size_t)m->nranks, sizeof(*m->tasks));
+    if (!m->tasks)
         return -1;
     for (int r = 0; r < m->nranks; r++) {
-        struct seat *seat = &m->seats[r];
+        struct rank_task *task = &m->tasks[r];
 
-        seat->meeting = m;
-        seat->rank = r;
-        seat->boot = (epx_bootstrap)EPX_BOOTSTRAP_INIT;
-        seat->boot.rank = r;
-        seat->boot.nranks = m->nranks;
-        seat->boot.allgather = gather;
-        seat->boot.context = seat;
-        if (sim_spawn(SIM_PROGRAM, r, 0, seat_main, seat) != 0)
+        task->gather = m;
+        task->rank = r;
+        task->boot = (epx_bootstrap)EPX_BOOTSTRAP_INIT;
+        task->boot.rank = r;
+        task->boot.nranks = m->nranks;
+        task->boot.allgather = gather;
+        task->boot.context = task;
+        if (sim_spawn(SIM_PROGRAM, r, 0, seat_main, task) != 0)
             return -1;
     }
     return 0;
@@ -208,7 +208,7 @@ static void swap_runtime(struct sim_net *world)
 int sim_run_ranks(const struct sim_setup *setup, int (*fn)(int rank, int n, epx_bootstrap *boot, void *arg), void *arg,
                   struct sim_outcome *outcome)
 {
-    struct meeting m = {.nranks = setup->sched.nranks, .timeout_ns = setup->gather_ns, .fn = fn, .arg = arg};
+    struct gather m = {.nranks = setup->sched.nranks, .timeout_ns = setup->gather_ns, .fn = fn, .arg = arg};
     struct sim_net *world = NULL;
     int rc = -1;
 
@@ -223,12 +223,12 @@ int sim_run_ranks(const struct sim_setup *setup, int (*fn)(int rank, int n, epx_
     swap_runtime(world);
     sim_machines = setup->node_of;
     sim_conns_begin(setup->deaths_seen);
-    if ((!setup->net || world) && seats_make(&m) == 0) {
+    if ((!setup->net || world) && tasks_make(&m) == 0) {
         outcome->stuck[0] = 0;
         rc = sim_run(outcome->stuck, sizeof(outcome->stuck));
     }
-    for (int r = 0; m.seats && r < m.nranks; r++)
-        outcome->failures += m.seats[r].result != 0;
+    for (int r = 0; m.tasks && r < m.nranks; r++)
+        outcome->failures += m.tasks[r].result != 0;
     sim_totals(&outcome->totals);
     runtime_swap(NULL);
     net_end(world, outcome);
@@ -236,7 +236,7 @@ int sim_run_ranks(const struct sim_setup *setup, int (*fn)(int rank, int n, epx_
     sim_conns_end();
     sim_machines = NULL;
     sim_end();
-    free(m.seats);
+    free(m.tasks);
     free(m.table[0]);
     free(m.table[1]);
     return rc;

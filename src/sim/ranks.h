@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A whole simulation: ranks as tasks that meet through an all-gather of the simulation's own, with the simulated device,
- * clock and network in place of the real ones until all have ended.
+ * A whole simulation: ranks are tasks with an all-gather of the simulation's own. The simulated device, clock,
+ * connections and network take the place of the real ones (util/runtime.h) until all ranks have ended.
  */
 #ifndef EPX_SIM_RANKS_H
 #define EPX_SIM_RANKS_H
@@ -26,7 +26,7 @@ struct sim_outcome {
     char broken[240]; /* "" or how the rule of completion was broken (sim/rules.h) */
 };
 
-/* Runs fn(rank, n, boot, arg) for every rank. Returns 0 when the simulation came to its end, whatever ranks returned. */
+/* Runs fn(rank, n, boot, arg) for every rank. Returns 0 when all ranks have ended, whatever they returned. */
 int sim_run_ranks(const struct sim_setup *setup, int (*fn)(int rank, int n, epx_bootstrap *boot, void *arg), void *arg,
                   struct sim_outcome *outcome);
 

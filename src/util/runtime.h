@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The one seam between the library and what it runs on: clock, waiting, device, connections, proxies and network. A simulation
- * (sim/ranks.c) swaps all of it at once, and back; a test may swap single parts. A layer asks runtime() for its own part, whose
- * type it alone knows: NULL means the real one.
+ * The one seam between the library and what it runs on: clock, waiting, device, connections, proxies and network. A
+ * simulation (sim/ranks.c) swaps all of it at once, and back; a test may swap single parts. A layer asks runtime() for
+ * its own part, whose type it alone knows: NULL means the real one.
  */
 #ifndef EPX_UTIL_RUNTIME_H
 #define EPX_UTIL_RUNTIME_H

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The cast to FNUZ e4m3 by its definition, for tests: the nearest of all its numbers, the even code where two are as near. */
+/* The cast to FNUZ e4m3 by its definition, for tests: the nearest of all its numbers, the even code where two are as
+ * near. */
 #ifndef EPX_TESTS_GPU_LANES_FNUZ_CAST_H
 #define EPX_TESTS_GPU_LANES_FNUZ_CAST_H
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What device/gpu/cuda/hardware.cuh and device/gpu/hip/hardware.h are for GPUs, for lanes that a CPU plays (lanes.h). With EPX_HIP a
- * warp has 64 lanes, and e4m3 comes out of a FNUZ cast, all as on an AMD GPU.
+ * What device/gpu/cuda/hardware.cuh and device/gpu/hip/hardware.h are for GPUs, for lanes that a CPU emulates
+ * (lanes.h). With EPX_HIP a warp has 64 lanes, and e4m3 comes out of a FNUZ cast, all as on an AMD GPU.
  */
 #ifndef EPX_TESTS_GPU_LANES_HARDWARE_H
 #define EPX_TESTS_GPU_LANES_HARDWARE_H
@@ -18,7 +18,7 @@
 #define __global__
 #define __grid_constant__
 #define __launch_bounds__(threads, blocks)
-#define __shared__ thread_local /* a thread plays a block */
+#define __shared__ thread_local /* a thread emulates a block */
 #define __forceinline__ inline
 #define __noinline__
 #define threadIdx lanes_thread()
@@ -62,7 +62,7 @@ template <typename T> KFN const uint64_t *values_of(T value)
 {
     uint64_t bits = 0;
     memcpy(&bits, &value, sizeof(value));
-    return lanes_exchange(MEET_SHUFFLE, bits);
+    return lanes_exchange(SYNC_SHUFFLE, bits);
 }
 
 template <typename T> KFN T value_at(const uint64_t *values, unsigned lane)
@@ -101,7 +101,7 @@ template <typename T> KFN T __shfl_down_sync(lanes_t, T value, int by)
 
 KFN lanes_t __ballot_sync(lanes_t, int yes)
 {
-    const uint64_t *values = lanes_exchange(MEET_VOTE, yes != 0);
+    const uint64_t *values = lanes_exchange(SYNC_VOTE, yes != 0);
     lanes_t lanes = 0;
     for (int i = 0; i < WARP; i++)
         lanes |= (lanes_t)values[i] << i;
@@ -115,7 +115,7 @@ KFN int __any_sync(lanes_t lanes, int yes)
 
 KFN void __syncwarp(void)
 {
-    lanes_exchange(MEET_WARP, 0);
+    lanes_exchange(SYNC_WARP, 0);
 }
 
 KFN lanes_t __activemask(void)
@@ -303,7 +303,7 @@ KFN uint32_t pack_fp16(float low, float high)
 
 #ifdef EPX_HIP
 #define FP8_PAIR
-/* Test code of tests/gpu_lanes/fnuz_cast.h stands in for the instruction. */
+/* Test code of tests/gpu_lanes/fnuz_cast.h takes the place of the instruction. */
 #include "fnuz_cast.h"
 
 KFN uint32_t fp8_pair(float low, float high)

@@ -13,9 +13,9 @@
 enum { IDLE_TURNS = 20 }; /* in which all that may go on polled, before the block sleeps a little */
 
 struct warp {
-    uint64_t value[2][LANES_MOST]; /* of this meeting, and of the last, which slow lanes still read */
-    unsigned arrived, meetings;
-    enum meeting what;
+    uint64_t value[2][LANES_MOST]; /* of this barrier, and of the last, which slow lanes still read */
+    unsigned arrived, rounds;
+    enum lane_sync what;
     uint64_t gathered_value[2][LANES_MOST], gathered[2];
     unsigned gatherings;
 };
@@ -40,7 +40,7 @@ struct thread {
 
 static _Thread_local struct block {
     const struct lanes_launch *launch;
-    unsigned index, arrived, meetings;
+    unsigned index, arrived, rounds;
     unsigned votes, voted, ballots; /* of lanes_block_any: of whom, so far; how many there were */
     int yes[2];                     /* of this ballot, and of the last, which slow threads still read */
     unsigned paused;                /* threads that polled in this turn */
@@ -85,24 +85,24 @@ static void wait_while(const unsigned *word, unsigned seen)
     now->until = NULL;
 }
 
-const uint64_t *lanes_exchange(enum meeting what, uint64_t value)
+const uint64_t *lanes_exchange(enum lane_sync what, uint64_t value)
 {
     const unsigned lanes = block->launch->lanes;
     struct warp *w = &block->warps[now->index / lanes];
-    const unsigned meeting = w->meetings;
+    const unsigned round = w->rounds;
 
     if (w->arrived == 0)
         w->what = what;
     else if (w->what != what)
-        give_up("lanes of one warp are at different meetings");
-    w->value[meeting % 2][now->index % lanes] = value;
+        give_up("lanes of one warp are at different barriers");
+    w->value[round % 2][now->index % lanes] = value;
     if (++w->arrived == lanes) {
         w->arrived = 0;
-        w->meetings++;
+        w->rounds++;
     } else {
-        wait_while(&w->meetings, meeting);
+        wait_while(&w->rounds, round);
     }
-    return w->value[meeting % 2];
+    return w->value[round % 2];
 }
 
 const uint64_t *lanes_gather(uint64_t value, uint64_t *lanes)
@@ -120,13 +120,13 @@ const uint64_t *lanes_gather(uint64_t value, uint64_t *lanes)
 
 void lanes_block_meet(void)
 {
-    const unsigned meeting = block->meetings;
+    const unsigned round = block->rounds;
 
     if (++block->arrived == block->launch->threads) {
         block->arrived = 0;
-        block->meetings++;
+        block->rounds++;
     } else {
-        wait_while(&block->meetings, meeting);
+        wait_while(&block->rounds, round);
     }
 }
 
@@ -138,7 +138,7 @@ int lanes_block_any(int v, unsigned threads)
         block->votes = threads;
         block->yes[ballot % 2] = 0;
     } else if (block->votes != threads) {
-        give_up("threads of one block are at different meetings");
+        give_up("threads of one block are at different barriers");
     }
     block->yes[ballot % 2] |= v != 0;
     if (++block->voted == threads) {

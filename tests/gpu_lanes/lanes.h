@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A block of a GPU's threads, played by one thread of the CPU: each is a fiber, and a warp's lanes meet where the GPU's do.
- * That all lanes come to the same meeting is checked: a GPU would go on with garbage, or stand still.
+ * A block of a GPU's threads, emulated by one thread of the CPU: each is a fiber, and a warp's lanes synchronize where
+ * the GPU's do. That all lanes reach the same barrier is checked: a GPU would compute garbage, or hang.
  */
 #ifndef EPX_TESTS_GPU_LANES_LANES_H
 #define EPX_TESTS_GPU_LANES_LANES_H
@@ -14,7 +14,7 @@ extern "C" {
 
 enum { LANES_MOST = 64, THREADS_MOST = 1024 };
 
-enum meeting { MEET_WARP = 1, MEET_SHUFFLE, MEET_VOTE, MEET_BLOCK };
+enum lane_sync { SYNC_WARP = 1, SYNC_SHUFFLE, SYNC_VOTE, SYNC_BLOCK };
 
 struct index3 {
     unsigned x, y, z;
@@ -26,10 +26,11 @@ struct index3 lanes_block(void);
 struct index3 lanes_block_size(void);
 struct index3 lanes_grid_size(void);
 
-/* All lanes of the warp call it: each gives a value and gets those of all. The array is good until the next meeting. */
-const uint64_t *lanes_exchange(enum meeting what, uint64_t value);
-/* The lanes that are here together: those that call it before all the others wait elsewhere, have ended, or call it too.
- * *lanes gets their set. */
+/* All lanes of the warp call it: each gives a value and gets those of all. The array is valid until the next
+ * barrier. */
+const uint64_t *lanes_exchange(enum lane_sync what, uint64_t value);
+/* The lanes that are here together: those that call it before all the others wait elsewhere, have ended, or call it
+ * too. *lanes gets their set. */
 const uint64_t *lanes_gather(uint64_t value, uint64_t *lanes);
 /* All threads of the block. */
 void lanes_block_meet(void);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A device module whose GPU is played by the CPU: the CPU device's memory, heaps and streams, and the GPU's kernels on lanes
- * (lanes.h). A launch has a thread per block.
+ * A device module whose GPU is emulated by the CPU: the CPU device's memory, heaps and streams, and the GPU's kernels
+ * on lanes (lanes.h). A launch has a thread per block.
  */
 #include <pthread.h>
 #include <stdlib.h>

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* FNUZ and OCP e4m3 (device/gpu/hip/fnuz.h): the detour through a FNUZ cast gives the CPU device's codes, bit by bit. */
+/* FNUZ and OCP e4m3 (device/gpu/hip/fnuz.h): the detour through a FNUZ cast gives the CPU device's codes, bit by
+ * bit. */
 #include <math.h>
 #include <string.h>
 
@@ -22,8 +23,8 @@ static void expect_same(float x)
         fail_msg("%a (0x%08x): FNUZ gives 0x%02x, e4m3 is 0x%02x", (double)x, float_bits(x), got, want);
 }
 
-/* The stand-in for the instruction is itself right: every FNUZ number gives its code, and what lies between goes to the
- * nearer one. */
+/* The replacement of the instruction is itself right: every FNUZ number gives its code, and what lies between goes to
+ * the nearer one. */
 static void test_cast_by_definition(void **state)
 {
     (void)state;

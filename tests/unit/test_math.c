@@ -63,7 +63,8 @@ static void set_element(void *row, int dtype, int i, float x)
         memcpy((char *)row + (size_t)i * 2, &h, 2);
 }
 
-/* Memory that ends exactly after the bytes and starts at an odd multiple of the element, so that sanitizers see both. */
+/* Memory that ends exactly after the bytes and starts at an odd multiple of the element, so that sanitizers see
+ * both. */
 static void *row_alloc(size_t bytes, size_t skew, void **base)
 {
     *base = malloc(bytes + skew + 1);
@@ -128,7 +129,8 @@ static void test_copy_and_zero(void **state)
     math_fill_zero(NULL, 0);
 }
 
-/* ---- FP8 ----------------------------------------------------------------------------------------------------------- */
+/* ---- FP8
+ * ----------------------------------------------------------------------------------------------------------- */
 
 /* What a cast must give for one block, straight from the definition. */
 static float reference_scale(const void *x, int dtype, int at, int n, int power_of_two, float *mul)
@@ -262,7 +264,8 @@ static void test_cast_power_of_two_scale_is_exact_at_448(void **state)
     assert_true(scale == 8.0f);
 }
 
-/* ---- LogFMT-10 ------------------------------------------------------------------------------------------------------ */
+/* ---- LogFMT-10
+ * ------------------------------------------------------------------------------------------------------ */
 
 struct logfmt_row {
     uint16_t x[MAX_HIDDEN];
@@ -410,7 +413,8 @@ static void test_logfmt_same_input_same_bytes(void **state)
     assert_memory_equal(one->back, two->back, 7176 * sizeof(float));
 }
 
-/* ---- reduce ------------------------------------------------------------------------------------------------------- */
+/* ---- reduce
+ * ------------------------------------------------------------------------------------------------------- */
 
 struct reduce_case {
     int dtype, hidden, n, weighted, biases, logfmt;
@@ -521,8 +525,8 @@ static void test_reduce_every_pattern(void **state)
     free(out);
 }
 
-/* Any patterns, NaN, infinities and denormal numbers included: the machine's own instructions give the same bits, and leave
- * the thread's arithmetic as it was. */
+/* Any patterns, NaN, infinities and denormal numbers included: the machine's own instructions give the same bits, and
+ * leave the thread's arithmetic as it was. */
 static void test_reduce_of_any_patterns(void **state)
 {
     const int hidden = 4096 + 8 + 3;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The seam for simulation (util/runtime.h): real by default, swapped as a whole by a simulation, real again afterwards. */
+/* The seam for simulation (util/runtime.h): real by default, swapped as a whole by a simulation, real again
+ * afterwards. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

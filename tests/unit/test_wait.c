@@ -225,8 +225,8 @@ static void strict_wake(void *self, struct doorbell *bell)
 static const struct cpu_env strict_env = {.now_ns = strict_now, .sleep = strict_sleep, .wake = strict_wake};
 
 /*
- * Ranks in a circle: in each round, agent a of every rank sends to agent a of the next rank and waits for the one before.
- * Words so arrive just when their readers go to sleep, which is where wake-ups get lost.
+ * Ranks in a circle: in each round, agent a of every rank sends to agent a of the next rank and waits for the one
+ * before. Words so arrive just when their readers go to sleep, which is where wake-ups get lost.
  */
 enum { MAX_RANKS = 4, AGENTS = 2, SLOTS = 2 * MAX_RANKS };
 

@@ -38,9 +38,9 @@ const struct cpu_env *cpu_env_current(void);
 enum wait_result { WAIT_OK = 0, WAIT_TIMEOUT = 1, WAIT_ABORTED = 2 };
 
 /*
- * Waits until *word >= target (acquire; pairs with the release of whoever advances it). Words count modulo 2^64: they are
- * compared by their difference. Spins briefly, then sleeps on the agent's bell through env. Looks at *abort_word only
- * when about to sleep.
+ * Waits until *word >= target (acquire; pairs with the release of whoever advances it). Words count modulo 2^64: they
+ * are compared by their difference. Spins briefly, then sleeps on the agent's bell through env. Looks at *abort_word
+ * only when about to sleep.
  */
 enum wait_result cpu_wait_ge(struct agent *agent, const uint64_t *word, uint64_t target, uint64_t timeout_ns);
 /* After a release store to a word that an agent behind `bell` may wait for. */

@@ -144,7 +144,7 @@ epx_status cpu_thread_start(pthread_t *thread, const char *name, void *(*main)(v
 enum { MEM_ALIGN = 256 };
 
 /* calloc leaves large blocks untouched (the kernel's zero pages), which an aligned allocation and memset would not. The
- * block's own address stands in the word below the pointer handed out. */
+ * block's own address is stored in the word below the pointer handed out. */
 static epx_status cpu_mem_alloc(struct device *device, size_t bytes, void **ptr)
 {
     char *block, *aligned;

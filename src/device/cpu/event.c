@@ -64,8 +64,8 @@ int mark_reached(struct mark *mark)
     return __atomic_load_n(&mark->done, __ATOMIC_ACQUIRE); /* pairs with mark_reach */
 }
 
-/* Ends when the stream gets there. Its work is bounded by the kernels' deadlines, and a mark can only be waited for once
- * it is queued, so that streams never wait in a circle. */
+/* Ends when the stream gets there. Its work is bounded by the kernels' deadlines, and a mark can only be waited for
+ * once it is queued, so that streams never wait in a circle. */
 void mark_wait(struct mark *mark)
 {
     if (mark_reached(mark))

@@ -7,8 +7,8 @@
  *   export = {pid, fd, bytes, device, inode}  --->  open /proc/pid/fd/fd, fstat, compare all of them, mmap
  *
  * The file has no name anywhere: when the last process that maps it ends, however it ends, the memory is gone. The file
- * descriptor stays open as long as the heap, for peers that come late. Pages are there once touched; untouched ones cost
- * nothing. The size is sealed, so that no process can shrink it under the others.
+ * descriptor stays open as long as the heap, for peers that come late. Pages are there once touched; untouched ones
+ * cost nothing. The size is sealed, so that no process can shrink it under the others.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -85,7 +85,8 @@ static void living_leave(void *base)
 }
 
 /* heap_export.opaque: which file it is. A process number may be given anew and its descriptors numbered alike, but an
- * inode number is not used twice while a file lives; a mark inside the memory would need room in the kernels' layout. */
+ * inode number is not used twice while a file lives; a mark inside the memory would need room in the kernels'
+ * layout. */
 struct file_id {
     uint64_t device;
     uint64_t inode;
@@ -103,9 +104,9 @@ static epx_status heap_map(int fd, uint64_t bytes, void **base)
 
     if (map == MAP_FAILED)
         return fail_errno(EPX_ERR_MEMORY, "cpu heap: cannot map %" PRIu64 " bytes", bytes);
-    /* Best effort, both. Huge pages for shared memory come only where transparent_hugepage/shmem_enabled says advise: with
-     * the common default, never, this changes nothing; where they come, scattered rows of 14 KiB copy some 20 to 40 %
-     * faster (measured with private memory on 64-bit ARM). Core files need no copy of what may be many GiB. */
+    /* Best effort, both. Huge pages for shared memory come only where transparent_hugepage/shmem_enabled says advise:
+     * with the common default, never, this changes nothing; where they come, scattered rows of 14 KiB copy some 20 to
+     * 40 % faster (measured with private memory on 64-bit ARM). Core files need no copy of what may be many GiB. */
     (void)madvise(map, bytes, MADV_HUGEPAGE);
     (void)madvise(map, bytes, MADV_DONTDUMP);
     *base = map;

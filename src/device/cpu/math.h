@@ -38,13 +38,14 @@ struct reduce_row {
 
 /*
  * out[i] = round(bias0[i] + bias1[i] + sum over rows, in order, of weight * row[i]), in fp32: weighted rows by fused
- * multiply-add (one rounding per row), so that every device gives the same bits. weighted = 0 ignores the weights. Biases may be NULL;
- * without rows and biases the result is zero. dtype of rows, biases and out: bf16, fp16 or fp32.
+ * multiply-add (one rounding per row), so that every device gives the same bits. weighted = 0 ignores the weights.
+ * Biases may be NULL; without rows and biases the result is zero. dtype of rows, biases and out: bf16, fp16 or fp32.
  */
 void math_reduce(void *out, int dtype, int hidden, const struct reduce_row *rows, int n, int weighted,
                  const void *bias0, const void *bias1);
 
-/* The same, compiled for machines with more instructions (math_reduce_more.c); has_more says whether this build has it. */
+/* The same, compiled for machines with more instructions (math_reduce_more.c); has_more says whether this build has
+ * it. */
 extern const int math_reduce_has_more;
 void math_reduce_more(void *out, int dtype, int hidden, const struct reduce_row *rows, int n, int weighted,
                       const void *bias0, const void *bias1);

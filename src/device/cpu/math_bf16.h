@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The bf16 instructions of aarch64, for math_reduce.c: one rounds four floats to nearest even, two add eight bf16 to floats
- * as products with one, exactly and with one rounding, as a widening and an addition would. Between bf16_begin and bf16_end
- * every NaN that they give is the positive quiet one (bit DN of FPCR), which elsewhere has to be put in its place.
+ * The bf16 instructions of aarch64, for math_reduce.c: one rounds four floats to nearest even, two add eight bf16 to
+ * floats as products with one, exactly and with one rounding, as a widening and an addition would. Between bf16_begin
+ * and bf16_end every NaN that they give is the positive quiet one (bit DN of FPCR), which elsewhere has to be put in
+ * its place.
  */
 #ifndef EPX_DEVICE_CPU_MATH_BF16_H
 #define EPX_DEVICE_CPU_MATH_BF16_H

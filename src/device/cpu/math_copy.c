@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Copies. Expected for one source and many destinations: non-temporal stores win, as nothing written is read again here.
- * Seen on a Neoverse V1 (destinations in memory, GB/s written, one core): they change nothing, and clearing the line
- * first (dc zva) halves the speed. What wins is to write 64 bytes to every destination in turn: the page walks and line
- * fills of several destinations then overlap, where a whole row at a time waits for each.
+ * Copies. Expected for one source and many destinations: non-temporal stores win, as nothing written is read again
+ * here. Seen on a Neoverse V1 (destinations in memory, GB/s written, one core): they change nothing, and clearing the
+ * line first (dc zva) halves the speed. What wins is to write 64 bytes to every destination in turn: the page walks and
+ * line fills of several destinations then overlap, where a whole row at a time waits for each.
  *
  *     row bytes, destinations    memcpy each    64 bytes each in turn
  *     1024,  4                       8.1             6.7

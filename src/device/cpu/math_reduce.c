@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Weighted sums of rows. Every output element is ((0 + bias0) + bias1), then fma(w0, x0, sum), fma(w1, x1, sum) ..., each
- * step rounded to float once, so that the result does not depend on how the channels are cut into pieces.
+ * Weighted sums of rows. Every output element is ((0 + bias0) + bias1), then fma(w0, x0, sum), fma(w1, x1, sum) ...,
+ * each step rounded to float once, so that the result does not depend on how the channels are cut into pieces.
  *
  * Products were rounded by themselves at first. Two vector operations per cycle are what the machine below does, and
  * a weighted sum needs six per eight elements that way, four fused: 13 GB/s became 18 (8 rows of 14336 bytes).
  *
  * Of few rows it is the rounding that takes the time: fourteen operations per eight elements. The bf16 instructions of
- * aarch64 do it in three, and add a bf16 to a float in one, with the same bits (math_bf16.h). Out of memory, 2 rows went from
- * 9.2 to 13.6 GB/s, 4 from 14.0 to 20.3, 8 from 19.7 to 25.6; weighted, 4 from 12.7 to 16.2, 8 from 16.7 to 19.2.
+ * aarch64 do it in three, and add a bf16 to a float in one, with the same bits (math_bf16.h). Out of memory, 2 rows
+ * went from 9.2 to 13.6 GB/s, 4 from 14.0 to 20.3, 8 from 19.7 to 25.6; weighted, 4 from 12.7 to 16.2, 8 from 16.7
+ * to 19.2.
  */
 #include "device/cpu/math.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * math_reduce for machines with more instructions than their kind must have: fused multiply-add on x86_64, bf16 on aarch64.
- * CMake compiles this file for them; without such flags it is empty.
+ * math_reduce for machines with more instructions than their kind must have: fused multiply-add on x86_64, bf16 on
+ * aarch64. CMake compiles this file for them; without such flags it is empty.
  */
 #include "device/cpu/math.h"
 

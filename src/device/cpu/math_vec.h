@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Four-lane arithmetic for the math files, in the vector extensions of gcc and clang: NEON and SSE2 come out of the same
- * source, at -O2 too. Every conversion gives the bits of its scalar twin in util/numeric.h.
+ * Four-lane arithmetic for the math files, in the vector extensions of gcc and clang: NEON and SSE2 come out of the
+ * same source, at -O2 too. Every conversion gives the bits of its scalar twin in util/numeric.h.
  */
 #ifndef EPX_DEVICE_CPU_MATH_VEC_H
 #define EPX_DEVICE_CPU_MATH_VEC_H

@@ -378,14 +378,15 @@ KFN void ag_store_commands(struct agent *ag, const struct ring_dev *ring, uint64
         struct command *slot = &ring->slots[index & ring->mask];
         const uint64_t parity = ring_parity(ring->mask, index);
 
-        /* Release: pairs with the acquires of ring_peek (proxy/ring.h), which takes no command before both are there. */
+        /* Release: pairs with the acquires of ring_peek (proxy/ring.h), which takes no command before both are
+         * there. */
         __atomic_store_n(&slot->b, cmds[i].b | parity, __ATOMIC_RELAXED);
         __atomic_store_n(&slot->a, cmds[i].a | parity, __ATOMIC_RELEASE);
     }
 }
 
-/* One token: its ids with what is dropped as -1, and of each pair the number among its expert's and (the first of its rank)
- * its rank's. Returns 1 + the place of the first bad index, or 0. */
+/* One token: its ids with what is dropped as -1, and of each pair the number among its expert's and (the first of its
+ * rank) its rank's. Returns 1 + the place of the first bad index, or 0. */
 struct routed {
     int32_t ids[KERNEL_MAX_TOPK], eidx[KERNEL_MAX_TOPK], ridx[KERNEL_MAX_TOPK];
 };
@@ -437,9 +438,9 @@ KFN void ag_route_count(struct agent *ag, const struct group_dev *g, const struc
 }
 
 /*
- * Fills ids, eidx, ridx and rord of the handle (params.h) for tokens [t0, t1); the numbers go on from what `table` says.
- * `kept` is NULL if nobody counted before. `bad` gets 1 + the place of the first index that is out of range; it counts as
- * dropped.
+ * Fills ids, eidx, ridx and rord of the handle (params.h) for tokens [t0, t1); the numbers go on from what `table`
+ * says. `kept` is NULL if nobody counted before. `bad` gets 1 + the place of the first index that is out of range; it
+ * counts as dropped.
  */
 KFN void ag_route_number(struct agent *ag, const struct group_dev *g, const struct handle_dev *h,
                          const struct route_in *in, int t0, int t1, int32_t *table, const struct route_kept *kept,

@@ -119,7 +119,8 @@ static void give_back(struct device_stream *stream, struct task *task)
     stream->spares++;
 }
 
-/* Runs the first task. Called with the lock held, which it lets go of meanwhile; nobody else runs, the queue has one. */
+/* Runs the first task. Called with the lock held, which it lets go of meanwhile; nobody else runs, the queue has
+ * one. */
 static void run_first(struct device_stream *stream)
 {
     struct task *task = stream->head;

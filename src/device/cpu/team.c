@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The threads behind a stream's launches. Agents of one launch wait for each other inside kernels, so all of them run at
- * once: agent 0 on the thread that runs the stream, agents 1.. on threads of their own, started when a launch first
+ * The threads behind a stream's launches. Agents of one launch wait for each other inside kernels, so all of them run
+ * at once: agent 0 on the thread that runs the stream, agents 1.. on threads of their own, started when a launch first
  * asks for so many, asleep between launches.
  */
 #include <stdio.h>

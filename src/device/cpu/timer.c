@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Time stamps of the CPU device: a call in the stream reads the clock. The simulator's device uses the same functions. */
+/* Time stamps of the CPU device: a call in the stream reads the clock. The simulator's device uses the same
+ * functions. */
 #include <stdlib.h>
 
 #include "device/cpu/cpu.h"

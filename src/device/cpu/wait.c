@@ -19,8 +19,8 @@
  * sleep, although a woken waiter may need long to get a core; and a process killed in its sleep leaves nothing wrong.
  * A waiter that leaves without sleeping leaves the flag, which costs one needless wake.
  *
- * Each sleep is short all the same (SLEEP_MAX_NS): words that something without a bell advances, such as a network card,
- * are then seen late but seen, as is the word of a ringer killed between R2 and R3.
+ * Each sleep is short all the same (SLEEP_MAX_NS): words that something without a bell advances, such as a network
+ * card, are then seen late but seen, as is the word of a process killed between R2 and R3.
  */
 #include <limits.h>
 #include <linux/futex.h>

@@ -89,8 +89,8 @@ static void cuda_close(struct device *device)
     free(cuda);
 }
 
-/* Ranks that share a booted kernel and a user map each other's heaps: by an IPC handle, or a memory file. Whether one GPU
- * reaches the other is seen when the heap is opened. */
+/* Ranks that share a booted kernel and a user map each other's heaps: by an IPC handle, or a memory file. Whether one
+ * GPU reaches the other is seen when the heap is opened. */
 static epx_status identity(struct device *device, const char *name, uint8_t id[64])
 {
     epx_status status = cuda_host->cpu->identity(device, id);
@@ -110,8 +110,8 @@ static epx_status cuda_host_identity(struct device *device, uint8_t id[64])
     return identity(device, GPU_NAME "hst", id);
 }
 
-/* All ranks that share the GPU must run at the same time. A rank alone needs no more SMs than move what its links carry,
- * and leaves the others to computation. */
+/* All ranks that share the GPU must run at the same time. A rank alone needs no more SMs than move what its links
+ * carry, and leaves the others to computation. */
 static int cuda_default_agents(struct device *device, int local_ranks)
 {
     const int sms = ((struct cuda_device *)device)->sms / (local_ranks > 0 ? local_ranks : 1);

@@ -10,7 +10,7 @@
 /* What every step of a kernel reads, in shared memory. */
 template <typename params> struct smem_copy {
     struct agent agent[LAUNCH_WARPS];
-    uint32_t met[AG_POINTS];
+    uint32_t arrived[AG_POINTS];
     params p;
     struct group_dev g;
     struct handle_dev h;
@@ -24,18 +24,18 @@ KFN void copy_words(void *to, const void *from, size_t bytes)
         ((uint32_t *)to)[i] = ((const uint32_t *)from)[i];
 }
 
-KFN void make_agent(struct agent *ag, const struct launch_info &info, uint32_t *met, int32_t *counts)
+KFN void make_agent(struct agent *ag, const struct launch_info &info, uint32_t *arrived, int32_t *counts)
 {
     words_begin(info.relaxed_words);
     if (threadIdx.x < AG_POINTS)
-        met[threadIdx.x] = 0;
+        arrived[threadIdx.x] = 0;
     if (lane_id() == 0) {
         ag->index = (int)blockIdx.x + (int)(threadIdx.x / WARP) * (int)gridDim.x; /* neighbours on different SMs */
         ag->count = info.agents;
         ag->scratch = info.scratch + (size_t)ag->index * info.scratch_stride;
         ag->scratch_bytes = info.scratch_stride;
-        ag->met = met;
-        ag->mates = (uint32_t)(info.agents - (int)blockIdx.x + (int)gridDim.x - 1) / gridDim.x;
+        ag->arrived = arrived;
+        ag->block_agents = (uint32_t)(info.agents - (int)blockIdx.x + (int)gridDim.x - 1) / gridDim.x;
         ag->counts = counts;
 #ifdef EPX_KERNEL_MARKS
         ag->marks = 0;
@@ -75,8 +75,8 @@ template <typename params> KFN void copy_to_smem(struct smem_copy<params> *smem,
 #endif
 
 /*
- * A profile shows a kernel as epx_ll::dispatch, epx_ht::notify and so on: what reads profiles of DeepEP looks for "::dispatch"
- * and the like. The host finds it by a pointer with a plain name, epx_ll_dispatch.
+ * A profile shows a kernel as epx_ll::dispatch, epx_ht::notify and so on: what reads profiles of DeepEP looks for
+ * "::dispatch" and the like. The host finds it by a pointer with a plain name, epx_ll_dispatch.
  */
 #define CUDA_ENTRY(space, verb, name)                                         \
     namespace space                                                           \
@@ -97,7 +97,7 @@ template <typename params> KFN void copy_to_smem(struct smem_copy<params> *smem,
     {                                                           \
         __shared__ struct smem_copy<struct name##_params> smem; \
         struct agent *agent = &smem.agent[threadIdx.x / WARP];  \
-        make_agent(agent, info, smem.met, counts);              \
+        make_agent(agent, info, smem.arrived, counts);          \
         copy_to_smem(&smem, params);                            \
         if (agent->index < agent->count)                        \
             kernel_##name(agent, &smem.p);                      \
@@ -109,9 +109,9 @@ template <typename params> KFN void copy_to_smem(struct smem_copy<params> *smem,
     CUDA_ENTRY(epx, name, name)                            \
     {                                                      \
         __shared__ struct agent agents[LAUNCH_WARPS];      \
-        __shared__ uint32_t met[AG_POINTS];                \
+        __shared__ uint32_t arrived[AG_POINTS];            \
         struct agent *agent = &agents[threadIdx.x / WARP]; \
-        make_agent(agent, info, met, NULL);                \
+        make_agent(agent, info, arrived, NULL);            \
         if (agent->index < agent->count)                   \
             kernel_##name(agent, &params);                 \
     }

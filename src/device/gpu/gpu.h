@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The host part of a GPU module: what its files share. Written in the names of CUDA's runtime, of which nothing newer than
- * 12.4 is called; device/gpu/hip/runtime.h maps them to HIP's.
+ * The host part of a GPU module: what its files share. Written in the names of CUDA's runtime, of which nothing newer
+ * than 12.4 is called; device/gpu/hip/runtime.h maps them to HIP's.
  */
 #ifndef EPX_DEVICE_GPU_GPU_H
 #define EPX_DEVICE_GPU_GPU_H

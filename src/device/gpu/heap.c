@@ -4,7 +4,7 @@
  *
  *   in GPU memory:  gpuMallocShared, cudaIpcGetMemHandle  --->  cudaIpcOpenMemHandle (another process)
  *                                                               the same address (the same process)
- *   in host memory: the CPU device's memory file          --->  the same file, mapped; both register it with the runtime
+ *   in host memory: the CPU device's memory file          --->  the same file, mapped; both register it with CUDA
  */
 #include <inttypes.h>
 #include <stdlib.h>

@@ -73,8 +73,9 @@ static size_t scratch_row(enum kernel_id id, const void *params)
 }
 
 /*
- * Before the first launch: memory is not always had while kernels run, and those of other ranks may already wait for the
- * launch that needs it. Operations of a group run one after the other, whatever their streams: one scratch serves them all.
+ * Before the first launch: memory is not always had while kernels run, and those of other ranks may already wait for
+ * the launch that needs it. Operations of a group run one after the other, whatever their streams: one scratch serves
+ * them all.
  */
 epx_status cuda_rows_reserve(struct device *device, size_t row_bytes, int agents)
 {

@@ -7,8 +7,8 @@
 
 /*
  * Warps of a block and lanes of a warp. With the registers that its kernels take a block fills an SM: agents /
- * LAUNCH_WARPS is the number of SMs that an operation takes, and no block of another rank shares them. AMD's compute units
- * hold 16 wavefronts of 64 registers that a kernel can use, or 8 of 128.
+ * LAUNCH_WARPS is the number of SMs that an operation takes, and no block of another rank shares them. AMD's compute
+ * units hold 16 wavefronts of 64 registers that a kernel can use, or 8 of 128.
  */
 #ifdef EPX_HIP
 #define LAUNCH_LANES 64

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The primitives that kernels are written in, for GPUs: an agent is a warp. The contract is in kernel/agent.h. What only
- * one maker's GPUs understand is in hardware.cuh, and in device/gpu/hip/hardware.h.
+ * The primitives that kernels are written in, for GPUs: an agent is a warp. The contract is in kernel/agent.h. What
+ * only one maker's GPUs understand is in hardware.cuh, and in device/gpu/hip/hardware.h.
  *
  * What is the same for all lanes stays the same: whatever could differ from lane to lane (a clock, a word that somebody
- * changes meanwhile) is read by one lane and handed to the others. Functions that kernels also call from the leader alone
- * do so among the lanes that are there.
+ * changes meanwhile) is read by one lane and handed to the others. Functions that kernels also call from the leader
+ * alone do so among the lanes that are there.
  */
 #ifndef EPX_DEVICE_GPU_PRIMS_CUH
 #define EPX_DEVICE_GPU_PRIMS_CUH
@@ -24,7 +24,7 @@
 #include <stdio.h>
 #endif
 
-#if defined(EPX_HARDWARE) /* tests: lanes that a CPU plays */
+#if defined(EPX_HARDWARE) /* tests: lanes that a CPU emulates */
 #include EPX_HARDWARE
 #elif defined(__HIP__)
 #include "device/gpu/hip/hardware.h"
@@ -51,9 +51,9 @@ struct agent {
     char *scratch; /* of this agent */
     size_t scratch_bytes;
     uint64_t waits, wait_ns;
-    uint32_t *met;   /* of the block, [AG_POINTS]: its agents that have come to each point */
-    uint32_t mates;  /* agents of the block */
-    int32_t *counts; /* of the block: ROUTE_SMEM_KEYS words per agent for routing, or NULL */
+    uint32_t *arrived;     /* of the block, [AG_POINTS]: its agents that have come to each point */
+    uint32_t block_agents; /* agents of the block */
+    int32_t *counts;       /* of the block: ROUTE_SMEM_KEYS words per agent for routing, or NULL */
 #ifdef EPX_KERNEL_MARKS
     int marks;
     uint64_t mark_ns[16];
@@ -95,7 +95,7 @@ enum wait_result { WAIT_OK = 0, WAIT_TIMEOUT = 1, WAIT_ABORTED = 2 };
          i += (type)(ag)->count * WARP)
 #define AG_EACH_BLOCK(ag, type, i, n) \
     ROLLED                            \
-    for (type i = (type)threadIdx.x, i##_end = (type)(n); i < i##_end; i += (type)(ag)->mates * WARP)
+    for (type i = (type)threadIdx.x, i##_end = (type)(n); i < i##_end; i += (type)(ag)->block_agents * WARP)
 
 #ifdef EPX_KERNEL_MARKS
 #define AG_MARK(ag, name) mark(ag, name)
@@ -110,8 +110,8 @@ KFN uint64_t from_first(uint64_t v, lanes_t here)
 }
 
 #ifdef EPX_KERNEL_MARKS
-/* For a look at where time goes: build with -DEPX_KERNEL_MARKS=0; agent 0 (or another one) prints now and then what it took from mark to
- * mark, in nanoseconds (the clock ticks every 32 on most GPUs, every 1000 on some). */
+/* For a look at where time goes: build with -DEPX_KERNEL_MARKS=0; agent 0 (or another one) prints now and then what it
+ * took from mark to mark, in nanoseconds (the clock ticks every 32 on most GPUs, every 1000 on some). */
 KFN void mark(struct agent *ag, const char *name)
 {
     if (lane_id() || ag->index != EPX_KERNEL_MARKS || ag->marks == 16)
@@ -182,12 +182,12 @@ KFN void ag_fetch(const void *ptr)
 
 KFN int ag_block_count(const struct agent *ag)
 {
-    return (int)ag->mates;
+    return (int)ag->block_agents;
 }
 
 KFN int ag_block_any(struct agent *ag, int v)
 {
-    return block_any(v, ag->mates * WARP);
+    return block_any(v, ag->block_agents * WARP);
 }
 
 KFN int ag_leader(const struct agent *ag)
@@ -264,9 +264,9 @@ KFN uint64_t ag_fetch_add64(struct agent *ag, uint64_t *word, uint64_t n)
 }
 
 /*
- * The two words are asked for and the fence is begun before the first answer is there: each takes as long as the others.
- * Release: the barrier hands the lanes' stores to each of them, and the fence of each passes them on with what it stores
- * later (ag_store_commands). Acquire: the load of tail_seen comes before the fence.
+ * The two words are asked for and the fence is begun before the first answer is there: each takes as long as the
+ * others. Release: the barrier hands the lanes' stores to each of them, and the fence of each passes them on with what
+ * it stores later (ag_store_commands). Acquire: the load of tail_seen comes before the fence.
  */
 KFN uint64_t ag_claim_slots(struct agent *ag, const struct ring_dev *ring, uint64_t n, uint64_t *seen)
 {
@@ -297,10 +297,10 @@ KFN_STEP int ag_last(struct agent *ag, uint32_t *word, int id)
 
     __syncwarp(); /* the leader's release covers what the other lanes wrote */
     if (lane_id() == 0) {
-        const uint32_t mates = ag->mates;
-        if (word_add_block(&ag->met[id], 1) == mates - 1) {
-            ag->met[id] = 0;
-            last = word_add_device(word, mates) + mates == (uint32_t)ag->count;
+        const uint32_t block_agents = ag->block_agents;
+        if (word_add_block(&ag->arrived[id], 1) == block_agents - 1) {
+            ag->arrived[id] = 0;
+            last = word_add_device(word, block_agents) + block_agents == (uint32_t)ag->count;
             if (last)
                 *word = 0; /* nobody comes before the last one has let the others go on */
         }
@@ -437,9 +437,9 @@ KFN const struct command *command_set_list(const struct command_set *set)
     return &set->own;
 }
 
-/* A command is one 16-byte store: half as many pieces for the bus as two. Release: by the fence of ag_claim_slots, pairs
- * with the acquires of ring_peek (proxy/ring.h). Whether the two words arrive together is not promised; each says by its
- * parity that it is there. */
+/* A command is one 16-byte store: half as many pieces for the bus as two. Release: by the fence of ag_claim_slots,
+ * pairs with the acquires of ring_peek (proxy/ring.h). Whether the two words arrive together is not promised; each says
+ * by its parity that it is there. */
 KFN void ag_store_commands(struct agent *ag, const struct ring_dev *ring, uint64_t first, const struct command *cmds,
                            int n)
 {

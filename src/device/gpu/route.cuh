@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Counting and numbering of top-k indices by a warp: a step takes the pairs of as many whole tokens as it has lanes for,
- * one pair per lane. The pairs of a token find each other by shuffles (a match of all lanes costs far more), and the tokens
- * of a step take their turns at the table. The result is that of the loop in device/cpu/prims.h. The tables of a block lie in
- * shared memory.
+ * Counting and numbering of top-k indices by a warp: a step takes the pairs of as many whole tokens as it has lanes
+ * for, one pair per lane. The pairs of a token find each other by shuffles (a match of all lanes costs far more), and
+ * the tokens of a step take their turns at the table. The result is that of the loop in device/cpu/prims.h. The tables
+ * of a block lie in shared memory.
  */
 #ifndef EPX_DEVICE_GPU_ROUTE_CUH
 #define EPX_DEVICE_GPU_ROUTE_CUH
@@ -44,7 +44,8 @@ KFN int route_per_step(const struct route_in *in)
     return WARP / in->topk_n;
 }
 
-/* Tokens t.., as many as a step has lanes for; `wide` is the lane's index. Returns 1 + the place of the first bad one, or 0. */
+/* Tokens t.., as many as a step has lanes for; `wide` is the lane's index. Returns 1 + the place of the first bad one,
+ * or 0. */
 KFN int64_t route_step(const struct group_dev *g, const struct route_in *in, int t, int64_t wide, int32_t *table,
                        struct routed *out)
 {
@@ -52,7 +53,7 @@ KFN int64_t route_step(const struct group_dev *g, const struct route_in *in, int
     const int token = lane_id() / K, k = lane_id() % K, base = lane_id() - k;
     const int wrong = wide < -1 || wide >= E;
     int id = wrong ? -1 : (int)wide, rank = id < 0 ? -1 : id / L;
-    lanes_t twins = 0, mates = 0; /* bit j: the token's pair j names the same expert; the same rank */
+    lanes_t same_expert = 0, same_rank = 0; /* bit j: the token's pair j names the same expert; the same rank */
 
     if (id >= 0 && !g->mask[rank])
         id = rank = -1;
@@ -60,12 +61,12 @@ KFN int64_t route_step(const struct group_dev *g, const struct route_in *in, int
     for (int j = 0; j < K; j++) {
         const int lane = (base + j) & (WARP - 1);
         const int other = __shfl_sync(ALL_LANES, id, lane), at = __shfl_sync(ALL_LANES, rank, lane);
-        twins |= (lanes_t)(other == id) << j;
-        mates |= (lanes_t)(at == rank) << j;
+        same_expert |= (lanes_t)(other == id) << j;
+        same_rank |= (lanes_t)(at == rank) << j;
     }
     const lanes_t before = ((lanes_t)1 << k) - 1;
     const lanes_t wrongs = __ballot_sync(ALL_LANES, wrong);
-    const int first = rank >= 0 && !(mates & before);
+    const int first = rank >= 0 && !(same_rank & before);
     const lanes_t firsts = __ballot_sync(ALL_LANES, first);
     int smaller = 0;
     ROLLED
@@ -78,12 +79,12 @@ KFN int64_t route_step(const struct group_dev *g, const struct route_in *in, int
     ROLLED
     for (int u = 0; u < WARP / K; u++) {
         if (token == u && id >= 0) {
-            eidx = table[id] + (in->shared ? 0 : lanes_count(twins & before));
+            eidx = table[id] + (in->shared ? 0 : lanes_count(same_expert & before));
             ridx = first ? table[E + rank] : -1;
         }
         __syncwarp();
-        if (token == u && id >= 0 && !(twins & before))
-            table[id] = eidx + (in->shared ? 1 : lanes_count(twins));
+        if (token == u && id >= 0 && !(same_expert & before))
+            table[id] = eidx + (in->shared ? 1 : lanes_count(same_expert));
         if (token == u && first)
             table[E + rank] = ridx + 1;
         __syncwarp();

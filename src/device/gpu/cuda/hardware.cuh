@@ -1,23 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What is NVIDIA's alone: the width of a warp, and what needs PTX. device/gpu/hip/hardware.h has the same for AMD; all other
- * *.cuh are made of these and of CUDA's functions over lanes, which HIP spells in its own way there.
+ * What is NVIDIA's alone: the width of a warp, and what needs PTX. device/gpu/hip/hardware.h has the same for AMD. All
+ * other *.cuh files are made of these and of CUDA's functions over lanes, which hip/hardware.h maps to HIP's.
  *
  *   WARP, lanes_t, ALL_LANES             lanes of an agent, a set of them, all of them
  *   lanes_first, lanes_count             of a set that is not empty; of any
  *   words_begin                          by all threads of a block, before any of what follows
  *   word_relaxed, word_acquire           loads, system scope
- *   word_peek, word_peeked               looks now and then; to be called when one was worth it: acquire
- *   word_poll                            looks again and again, by one lane that acquires afterwards
+ *   word_peek, word_peeked               load for an occasional look; acquire after one that saw what it needs
+ *   word_poll                            load for polling, by one lane that acquires afterwards
  *   word_release[32]                     stores, system scope; word_release_device: device scope
- *   fence_system, pair_store                acquire and release, system scope; two words, by one store if there is one
+ *   fence_system                         acquire and release, system scope
+ *   pair_store                           two words, by one store if there is one
  *   word_add, word_claim                 system scope: relaxed; compare and swap, acquire and release
- *   word_add_device[64], word_add_block    acquire and release: device scope; in shared memory, among the agents of a block
- *   word_number                          the same, device scope, in no order
- *   block_any(v, threads)                the first `threads` threads of the block meet; is v true for any?
- *   clock_global, nap                    nanoseconds; for about so many
+ *   word_add_device[64]                  acquire and release, device scope
+ *   word_add_block                       acquire and release, in shared memory, among the agents of a block
+ *   word_number                          relaxed add, device scope
+ *   block_any(v, threads)                barrier of the first `threads` threads of the block; is v true for any?
+ *   clock_global, nap                    nanoseconds; sleeps for about so many
  *   vec_load, vec_store                  16 bytes that pass once
- *   line_fetch                           brings a line of 128 bytes to the GPU's common cache
+ *   line_fetch                           prefetches a line of 128 bytes to the L2 cache
  *   pack_bf16, pack_fp16                 two floats in one word
  *   max_u16x2                            the larger of 16-bit numbers, two at a time
  *   fp8_pair                             where FP8_PAIR is defined: two floats as OCP e4m3; not NaN

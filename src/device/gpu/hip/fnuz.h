@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Two kinds of e4m3. EPX speaks OCP's on every device (docs/formats.md): bias 7, largest 448, NaN 0x7f and 0xff, two zeros.
- * The cast of gfx940 to gfx942 speaks "FNUZ": bias 8, largest 240, NaN 0x80, one zero; gfx950 speaks OCP's again.
+ * Two kinds of e4m3. EPX speaks OCP's on every device (docs/formats.md): bias 7, largest 448, NaN 0x7f and 0xff, two
+ * zeros. The cast of gfx940 to gfx942 speaks "FNUZ": bias 8, largest 240, NaN 0x80, one zero; gfx950 speaks OCP's
+ * again.
  *
  *   value of a code     OCP                           FNUZ
  *   0x00..0x7e          v                             v / 2
@@ -10,7 +11,8 @@
  *   0x81..0xfe          -v                            -v / 2
  *   0xff                NaN                           -240
  *
- * So the FNUZ cast of x / 2 gives the OCP code of x, but for the sign of zero. Halving is exact as far as a code can tell.
+ * So the FNUZ cast of x / 2 gives the OCP code of x, but for the sign of zero. Halving is exact as far as a code can
+ * tell.
  */
 #ifndef EPX_DEVICE_GPU_HIP_FNUZ_H
 #define EPX_DEVICE_GPU_HIP_FNUZ_H

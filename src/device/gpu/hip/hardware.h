@@ -42,7 +42,7 @@ KFN int lanes_count(lanes_t lanes)
     return __popcll(lanes);
 }
 
-/* The lanes meet by themselves, and a wavefront's accesses keep their order; this is for the compiler. */
+/* Lanes run in lockstep, and a wavefront's accesses keep their order; this is for the compiler. */
 KFN void lanes_meet(void)
 {
     __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");
@@ -198,7 +198,8 @@ KFN uint64_t word_number(uint64_t *word, uint64_t n)
 
 /*
  * The last of a block releases for all of it, at device scope. A release at block scope does not wait until this
- * wavefront's stores have left the first-level cache, and the last one's own wait is for its own stores alone: wait here.
+ * wavefront's stores have left the first-level cache, and the last one's own wait is for its own stores alone: wait
+ * here.
  */
 KFN uint32_t word_add_block(uint32_t *shared, uint32_t n)
 {

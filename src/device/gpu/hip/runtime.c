@@ -9,8 +9,8 @@
 #endif
 
 /*
- * What hipMalloc gives is coherent between GPUs only where kernels begin and end. An MI300's second-level caches, one per
- * die, are kept out of memory that is asked for as uncached; older GPUs and runtimes know fine-grained memory.
+ * What hipMalloc gives is coherent between GPUs only where kernels begin and end. An MI300's second-level caches, one
+ * per die, are kept out of memory that is asked for as uncached; older GPUs and runtimes know fine-grained memory.
  */
 hipError_t hip_malloc_shared(void **ptr, size_t bytes)
 {
