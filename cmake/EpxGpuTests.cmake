@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Test programs for machines with a GPU, run by scripts/gpu.sh; built wherever a GPU module is. gpu_prop and gpu_net reach the
-# GPU through the module and link no vendor's library. They need no cmocka, which such machines often lack.
+# Test programs for machines with a GPU, run by scripts/gpu.sh; built wherever a GPU module is. gpu_prop and gpu_net
+# reach the GPU through the module and link no vendor's library. They need no cmocka, which such machines often lack.
 
 if(NOT TARGET epx_cuda AND NOT TARGET epx_hip)
     return()
@@ -13,8 +13,8 @@ foreach(program gpu_prop gpu_net)
     set_target_properties(${program} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
 endforeach()
 
-# The tests of NCCL EP's interface (tests/nccl_ep) with the real CUDA runtime and GPU memory. Several ranks share a GPU, which
-# NCCL refuses: NCCL stays the stand-in.
+# The tests of NCCL EP's interface (tests/nccl_ep) with the real CUDA runtime and GPU memory. Several ranks share a GPU,
+# which NCCL refuses: NCCL stays the stand-in.
 if(TARGET epx_cuda)
     file(GLOB epx_nccl_ranks CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/nccl_ep/*.c)
     list(FILTER epx_nccl_ranks EXCLUDE REGEX "/comm\\.c$")

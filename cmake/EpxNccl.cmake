@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# NCCL EP's interface (docs/nccl_ep.md): libnccl_ep.so over libepx.so, and two stand-ins for machines without NCCL or CUDA.
-# All are built against the stand-ins' headers, whose types are those of the real ones.
+# NCCL EP's interface (docs/nccl_ep.md): libnccl_ep.so over libepx.so, and two stand-ins for machines without NCCL or
+# CUDA. All are built against the stand-ins' headers, whose types are those of the real ones.
 
 set(epx_nccl_include ${PROJECT_SOURCE_DIR}/include/nccl_ep)
 set(epx_standin_nccl_include ${epx_nccl_include}/standin/nccl)

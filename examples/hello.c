@@ -4,9 +4,9 @@
  *
  *     epx run -n 4 build/examples/hello
  *
- * or with mpirun, srun, torchrun (docs/run.md), or RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set by hand. Every rank has
- * a few tokens. Each token goes to two experts. Expert e multiplies its input by e + 1. Combine returns the weighted sum to
- * the token's rank, and the program checks it.
+ * or with mpirun, srun, torchrun (docs/run.md), or RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set by hand. Every
+ * rank has a few tokens. Each token goes to two experts. Expert e multiplies its input by e + 1. Combine returns the
+ * weighted sum to the token's rank, and the program checks it.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -5,12 +5,13 @@
     torchrun --nproc-per-node 4 examples/hf_moe.py                    # a small random Qwen3-MoE; nothing is downloaded
     torchrun --nproc-per-node 4 examples/hf_moe.py --model qwen3 mixtral
 
-Needs torch and transformers (4.51 or newer). Every rank reads its own prompts: the prompts go through the high-throughput
-mode, then tokens are decoded one by one through the low-latency mode. The program ends with an error unless, on every rank,
+Needs torch and transformers (4.51 or newer). Every rank reads its own prompts: the prompts go through the
+high-throughput mode, then tokens are decoded one by one through the low-latency mode. The program ends with an error
+unless, on every rank,
 
   - the logits of the prompts are those of one process: max |a - b| <= 1e-4 * max |b|, in float32,
-  - so are the logits of each decoded token, <= 2e-2 * max |b|: the low-latency mode carries bfloat16. That much rounding can
-    turn the choice between two nearly equal experts, so decoding takes the choices of the one process.
+  - so are the logits of each decoded token, <= 2e-2 * max |b|: the low-latency mode carries bfloat16. That much
+    rounding can turn the choice between two nearly equal experts, so decoding takes the choices of the one process.
 
 To use EPX in another model, replace its MoE block as `spread` does here: two calls, dispatch and combine.
 """

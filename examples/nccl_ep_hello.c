@@ -5,7 +5,8 @@
  *     epx run -n 4 build/examples/nccl_ep_hello
  *
  * Every rank has a few tokens; each goes to two experts in high throughput; expert e multiplies what it gets by e + 1;
- * combine sums the results. The tokens are small whole numbers, so that the sums are exact, and the program checks them.
+ * combine sums the results. The tokens are small whole numbers, so that the sums are exact, and the program checks
+ * them.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -6,8 +6,8 @@
     torchrun --nproc-per-node 8 examples/train_moe.py --device cuda       # ranks may share a GPU
     torchrun --nproc-per-node 8 examples/train_moe.py --plot loss.png     # needs matplotlib
 
-Each rank has all of the model but the experts, of which it has its share, and trains on its share of every batch. Rank 0
-first trains the whole model on the whole batches. The program ends with an error unless
+Each rank has all of the model but the experts, of which it has its share, and trains on its share of every batch. Rank
+0 first trains the whole model on the whole batches. The program ends with an error unless
 
   - the gradients of the first step agree: for each parameter |g - g_one| <= tolerance * |g_one| (Euclidean norms),
   - the loss follows that of one process: |loss - loss_one| <= tolerance at the mean over each tenth of the steps,
@@ -29,8 +29,9 @@ import torch.nn.functional as F
 from epx import autograd
 
 REPOSITORY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
-# What rounding may do. The model is float32; an exchange in bfloat16 rounds rows and their gradients, and then some tokens
-# of the second layer choose another expert: with few tokens per expert that is a good part of an expert's gradient.
+# What rounding may do. The model is float32; an exchange in bfloat16 rounds rows and their gradients, and then some
+# tokens of the second layer choose another expert: with few tokens per expert that is a good part of an expert's
+# gradient.
 TOLERANCE = {"float32": (1e-4, 0.01), "bfloat16": (0.25, 0.05)}  # of gradients (relative), of losses (nats)
 
 
@@ -132,7 +133,8 @@ def batches(args, text):
 
 
 def train(model, args, text, rank, ranks):
-    """Trains on this rank's share of each batch; returns the losses of whole batches, and the first step's gradients."""
+    """Trains on this rank's share of each batch; returns the losses of whole batches, and the first step's
+    gradients."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.rate)
     experts = {id(p) for block in model.blocks for p in block.moe.experts.parameters()}
     losses, first = [], None
@@ -154,8 +156,8 @@ def train(model, args, text, rank, ranks):
 
 
 def average(model, experts, loss, ranks):
-    """The loss of the whole batch is the mean over ranks. So are the gradients, but an expert's are already sums over the
-    tokens of all ranks."""
+    """The loss of the whole batch is the mean over ranks. So are the gradients, but an expert's are already sums over
+    the tokens of all ranks."""
     total = [loss.detach().reshape(1)]
     total += [p.grad.flatten() for p in model.parameters() if id(p) not in experts]
     flat = torch.cat(total)

@@ -2,15 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """check_docs.py [--build DIR] [--list] [PAGE...]: runs the commands that README and the documentation show.
 
-A fenced block of shell commands is run line by line in one shell, in a copy-free checkout, with DIR (default: build) first
-in PATH. The word behind `sh` says what is done with the block:
+A fenced block of shell commands is run line by line in one shell, in a copy-free checkout, with DIR (default: build)
+first in PATH. The word behind `sh` says what is done with the block:
 
     ```sh           run here
     ```sh ci        run by another stage of scripts/test.sh, or it is CI itself (make test, pip install)
     ```sh gpu       needs a GPU, or a machine that has one (scripts/gpu.sh runs these there)
     ```sh cluster   needs several machines, a batch system or a network card
     ```sh change    changes the reader's machine or environment (apt-get, pip uninstall)
-    ```console      commands behind "$ ", each followed by what it printed; the commands are run, the output is not compared
+    ```console      commands behind "$ ", each followed by what it printed; the commands are run, the output is not
+                    compared
 
 Every page is also checked for: shell commands in indented blocks (which would not be run), options of `epx` that its
 --help does not know, and links to files or headings that do not exist.

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# check_symbols.sh FOLDER: each library there exports exactly the functions that its header declares for export: libepx.so
-# those of epx.h, under a version; libnccl_ep.so those of nccl_ep.h; the stand-ins those of nccl.h and cuda_runtime.h. Kernels of
-# libepx_cuda.so, where it is there, have the names that profiles of DeepEP are searched for.
+# check_symbols.sh FOLDER: each library there exports exactly the functions that its header declares for export:
+# libepx.so those of epx.h, under a version; libnccl_ep.so those of nccl_ep.h; the stand-ins those of nccl.h and
+# cuda_runtime.h. Kernels of libepx_cuda.so, where it is there, have the names that profiles of DeepEP are searched for.
 set -euo pipefail
 build=$(realpath "$1")
 cd "$(dirname "$0")/.."

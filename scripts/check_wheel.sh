@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# check_wheel.sh VENV [CMAKE_BUILD_DIR]: builds the wheels as `pip install .` does, installs them into VENV, and checks what
-# a user meets first: nothing is shadowed, imports are quick and need neither torch nor NumPy, versions agree, and the
-# source distribution has every file.
+# check_wheel.sh VENV [CMAKE_BUILD_DIR]: builds the wheels as `pip install .` does, installs them into VENV, and checks
+# what a user meets first: nothing is shadowed, imports are quick and need neither torch nor NumPy, versions agree, and
+# the source distribution has every file.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$(realpath -s "$1/bin/python")
@@ -17,7 +17,8 @@ fail() {
     exit 1
 }
 
-# The CUDA module takes minutes to compile; scripts/gpu.sh tests it where a GPU is. (pip 23.0 of Debian 12 has no short -C.)
+# The CUDA module takes minutes to compile; scripts/gpu.sh tests it where a GPU is. (pip 23.0 of Debian 12 has no short
+# -C.)
 pip wheel --no-build-isolation --no-deps -w "$scratch" --config-settings build-dir="$cmake_dir" \
     --config-settings cmake.define.EPX_CUDA=OFF .
 pip wheel --no-build-isolation --no-deps -w "$scratch" ./python

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# configure.sh FOLDER [CMAKE_OPTION]...: runs CMake on FOLDER; says nothing if all is well. `make` and `make test` both use it,
-# so that the second does not compile again what the first has compiled.
+# configure.sh FOLDER [CMAKE_OPTION]...: runs CMake on FOLDER; says nothing if all is well. `make` and `make test` both
+# use it, so that the second does not compile again what the first has compiled.
 #
 # Options given before, by hand or by CMAKE_ARGS, stay as they were: only a new FOLDER gets defaults of ours.
 set -euo pipefail

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# deps.sh build|quick|test [CMAKE_OPTION]...: makes sure that the packages are there. As root it installs what is missing with apt-get;
-# otherwise it names the packages and fails if nothing works without one of them. It looks for what is used, not for package
-# names, so that other distributions and installations by hand pass too. The package names are those of Debian 12 and 13.
+# deps.sh build|quick|test [CMAKE_OPTION]...: makes sure that the packages are there. As root it installs what is
+# missing with apt-get; otherwise it names the packages and fails if nothing works without one of them. It looks for
+# what is used, not for package names, so that other distributions and installations by hand pass too. The package names
+# are those of Debian 12 and 13.
 set -euo pipefail
 
 purpose=${1:-build}

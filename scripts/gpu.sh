@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Builds, tests and measures EPX on one GPU, and prints a table last. Needs nvcc (or hipcc: not run yet), gcc, make or ninja,
-# CMake 3.22 and python3; for the steps across nodes also libfabric.so.1 and its headers.
+# Builds, tests and measures EPX on one GPU, and prints a table last. Needs nvcc (or hipcc: not run yet), gcc, make or
+# ninja, CMake 3.22 and python3; for the steps across nodes also libfabric.so.1 and its headers.
 #   usage: scripts/gpu.sh [STEP...]
-#     steps: smoke check measure ring nodes nccl-ep graph net prop sanitize python   (default: all of these, within 8 minutes)
+#     steps: smoke check measure ring nodes nccl-ep graph net prop sanitize python   (default: all of these, within 8
+#                                                                                    minutes)
 #            tune
-# GPU=cuda|hip, GPU_ARCH=90, GPU_BUILD=FOLDER, EPX_OFI_INCLUDE=FOLDER: as in scripts/gpu_build.sh. GPU_CASES: random cases of
-# each kind in the step prop. log.txt (everything that was printed, at most 2 MB), results.json and table.txt go to $OUT
-# (default: gpu-results). Each part has a time limit of its own.
+# GPU=cuda|hip, GPU_ARCH=90, GPU_BUILD=FOLDER, EPX_OFI_INCLUDE=FOLDER: as in scripts/gpu_build.sh. GPU_CASES: random
+# cases of each kind in the step prop. log.txt (everything that was printed, at most 2 MB), results.json and table.txt
+# go to $OUT (default: gpu-results). Each part has a time limit of its own.
 set -u
 cd "$(dirname "$0")/.."
 OUT=${OUT:-$PWD/gpu-results}

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Configures and builds EPX with its GPU module by CMake, for scripts/gpu.sh and python/tests/run_gpu.sh. Machines with GPUs
-# often lack CMake, cmocka and the headers of libfabric and libibverbs: tests are left out, and so is a network without its
-# headers, with a note.
+# Configures and builds EPX with its GPU module by CMake, for scripts/gpu.sh and python/tests/run_gpu.sh. Machines with
+# GPUs often lack CMake, cmocka and the headers of libfabric and libibverbs: tests are left out, and so is a network
+# without its headers, with a note.
 #   usage: scripts/gpu_build.sh FOLDER [ARGUMENTS OF CMAKE...]
 #   GPU=cuda|hip (default: cuda where nvcc is, else hip where hipcc is), GPU_ARCH (default 90, gfx942)
 #   EPX_OFI_INCLUDE: folder that has rdma/fabric.h, where that is not /usr/include; or CMAKE_PREFIX_PATH

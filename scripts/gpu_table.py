@@ -5,8 +5,8 @@
     json NAME {...}                     of epx bench
     verdict NAME ok|FAILED SECONDS
 
-A row of the first table (epx bench --timing events) is over the ranks: the median rank's p50, the slowest rank's p50, the
-largest p99.
+A row of the first table (epx bench --timing events) is over the ranks: the median rank's p50, the slowest rank's p50,
+the largest p99.
 """
 import json
 import sys

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# python_env.sh VENV: a virtual environment with what the Python tests and examples need, made once and kept. Exit 77, with
-# the reason as the last line, where it cannot be made here.
+# python_env.sh VENV: a virtual environment with what the Python tests and examples need, made once and kept. Exit 77,
+# with the reason as the last line, where it cannot be made here.
 #
 # torch for the CPU is enough. For aarch64 PyPI's wheel has nothing else (80 MB). For x86_64 PyPI's wheel brings CUDA's
-# libraries (about 3 GB to download, 6 GB on disk), so a "+cpu" wheel (180 MB) is tried first: from where pip is configured to
-# look (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS), then from PyTorch's own index.
+# libraries (about 3 GB to download, 6 GB on disk), so a "+cpu" wheel (180 MB) is tried first: from where pip is
+# configured to look (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS), then from PyTorch's own index.
 set -euo pipefail
 venv=$1
 here=$(dirname "$0")

@@ -6,13 +6,14 @@
 #   scripts/tidy.sh --changed [BASE]   those that differ from BASE (origin/main, else HEAD)
 #   scripts/tidy.sh --deep FILE...     these, by the analyzer too: seconds for each
 #
-# The compilation database is that of EPX_BUILD_DIR, build, build-dev or build-gcc, whichever has one; else one is configured
-# in build-tidy. Exit status: 0, 1 (findings), 77 (no clang-tidy).
+# The compilation database is that of EPX_BUILD_DIR, build, build-dev or build-gcc, whichever has one; else one is
+# configured in build-tidy. Exit status: 0, 1 (findings), 77 (no clang-tidy).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# Null pointers and uninitialised values: the analyzer does not know that fail() never returns EPX_OK, and follows paths on
-# which a function failed and its caller went on. Buffer handling: it asks for memcpy_s(), which C libraries do not have.
+# Null pointers and uninitialised values: the analyzer does not know that fail() never returns EPX_OK, and follows paths
+# on which a function failed and its caller went on. Buffer handling: it asks for memcpy_s(), which C libraries do not
+# have.
 deep='clang-analyzer-*,-clang-analyzer-core.NullDereference,-clang-analyzer-core.NonNullParamChecker'
 deep+=',-clang-analyzer-core.uninitialized.*,-clang-analyzer-core.UndefinedBinaryOperatorResult'
 deep+=',-clang-analyzer-core.CallAndMessage,-clang-analyzer-unix.Malloc,-clang-analyzer-optin.*'

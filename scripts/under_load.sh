@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# under_load.sh [TIMES] [STAGE]: the stage gcc (or another) several times in a row, 3 unless told, while stress-ng keeps every
-# core busy: no test may take a slow machine for a fault. Prints one line per run; exit 0 if all runs were green.
+# under_load.sh [TIMES] [STAGE]: the stage gcc (or another) several times in a row, 3 unless told, while stress-ng keeps
+# every core busy: no test may take a slow machine for a fault. Prints one line per run; exit 0 if all runs were green.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 times=${1:-3} stage=${2:-gcc}

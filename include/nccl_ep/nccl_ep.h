@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * NCCL EP's C interface, served by EPX: a program written for nccl_ep.h (API version 1) compiles against this one and
- * links libnccl_ep.so of EPX instead. docs/nccl_ep.md says how to switch, what differs, and has the table of tensor shapes.
+ * links libnccl_ep.so of EPX instead. docs/nccl_ep.md says how to switch, what differs, and has the table of tensor
+ * shapes.
  *
- * Letters as in epx.h: B tokens of this rank, M = max_dispatch_tokens_per_rank, R ranks, L local experts, K top-k, H hidden,
- * N rows of a receive tensor of the high-throughput algorithm.
+ * Letters as in epx.h: B tokens of this rank, M = max_dispatch_tokens_per_rank, R ranks, L local experts, K top-k, H
+ * hidden, N rows of a receive tensor of the high-throughput algorithm.
  *
- * Every struct begins with its size and a magic number, which its NCCL_EP_*_INIT macro fills in; anything else is refused
- * with ncclInvalidArgument. What was wrong is told by ncclEpxGetLastError and, with EPX_LOG=info, on stderr.
+ * Every struct begins with its size and a magic number, which its NCCL_EP_*_INIT macro fills in; anything else is
+ * refused with ncclInvalidArgument. What was wrong is told by ncclEpxGetLastError and, with EPX_LOG=info, on stderr.
  */
 #ifndef EPX_NCCL_EP_NCCL_EP_H
 #define EPX_NCCL_EP_NCCL_EP_H
@@ -91,7 +92,8 @@ typedef struct {
 } ncclEpTensorAllocConfig_t;
 #define NCCL_EP_TENSOR_ALLOC_CONFIG_INIT NCCL_EPX_INIT(ncclEpTensorAllocConfig_t)
 
-/* A description on the heap with a copy of `sizes`; it has no memory yet: set its data, or win_hdl. config may be NULL. */
+/* A description on the heap with a copy of `sizes`; it has no memory yet: set its data, or win_hdl. config may be
+ * NULL. */
 NCCL_EP_API ncclResult_t ncclEpTensorAlloc(ncclEpTensor_t **tensor, unsigned int ndim, ncclDataType_t datatype,
                                            const size_t *sizes, const ncclEpTensorAllocConfig_t *config);
 /* Of ncclEpTensorAlloc; NULL does nothing. Its memory stays the caller's. */
@@ -160,13 +162,13 @@ typedef struct ncclEpHandle *ncclEpHandle_t;
 /* Bytes of device memory that such a handle takes. num_topk: K; high throughput takes anything below 1 as "any K". */
 NCCL_EP_API ncclResult_t ncclEpHandleMemSize(ncclEpGroup_t ep_group, ncclEpLayout_t layout,
                                              const ncclEpHandleConfig_t *config, size_t *size_out, int num_topk);
-/* Local. handle_mem: NULL, or uint8 [at least ncclEpHandleMemSize], which is checked and left alone: EPX keeps the tables in
- * memory of its own, so that the caller's may be moved or freed at any time. */
+/* Local. handle_mem: NULL, or uint8 [at least ncclEpHandleMemSize], which is checked and left alone: EPX keeps the
+ * tables in memory of its own, so that the caller's may be moved or freed at any time. */
 NCCL_EP_API ncclResult_t ncclEpInitHandle(ncclEpHandle_t *handle, ncclEpGroup_t ep_group, ncclEpLayout_t layout,
                                           const ncclEpHandleConfig_t *config, int num_topk,
                                           const ncclEpTensor_t *handle_mem);
-/* topk_idx: int64 or int32 [B, K], -1 = dropped. Collective in high throughput, which keeps a copy of it; in low latency
- * local, and the indices are read when each dispatch runs. layout_info is high throughput's, or NULL. */
+/* topk_idx: int64 or int32 [B, K], -1 = dropped. Collective in high throughput, which keeps a copy of it; in low
+ * latency local, and the indices are read when each dispatch runs. layout_info is high throughput's, or NULL. */
 NCCL_EP_API ncclResult_t ncclEpUpdateHandle(ncclEpHandle_t handle, const ncclEpTensor_t *topk_idx,
                                             const ncclEpLayoutInfo_t *layout_info, cudaStream_t stream);
 /* ncclEpInitHandle, then ncclEpUpdateHandle. */
@@ -254,7 +256,8 @@ NCCL_EP_API ncclResult_t ncclEpMaskQuery(ncclEpGroup_t ep_group, int *mask_statu
                                          cudaStream_t stream); /* device [R] */
 /* Masks more ranks; one that is masked comes back by ncclEpMaskClean only. */
 NCCL_EP_API ncclResult_t ncclEpMaskUpdate(ncclEpGroup_t ep_group, const int *mask, cudaStream_t stream); /* host [R] */
-/* Collective over the ranks that live: all of them are active again. The error of before stays until ncclEpErrorClear. */
+/* Collective over the ranks that live: all of them are active again. The error of before stays until
+ * ncclEpErrorClear. */
 NCCL_EP_API ncclResult_t ncclEpMaskClean(ncclEpGroup_t ep_group, cudaStream_t stream);
 /* 0, or 1 after a failure on the device (a rank that timed out, say). Never blocks. */
 NCCL_EP_API ncclResult_t ncclEpGetAsyncError(ncclEpGroup_t ep_group, int *error_out);
@@ -268,8 +271,8 @@ NCCL_EP_API const char *ncclEpxGetLastError(void);
 /* Device memory that the node's ranks read and write in place: for tensors. It ends with the group, or by MemFree. */
 NCCL_EP_API ncclResult_t ncclEpxMemAlloc(ncclEpGroup_t ep_group, size_t bytes, void **ptr);
 NCCL_EP_API ncclResult_t ncclEpxMemFree(ncclEpGroup_t ep_group, void *ptr);
-/* On the CPU device any value serves as a stream: this waits until what this process queued on it is done. Where streams
- * are a GPU's it does nothing: its runtime knows them. */
+/* On the CPU device any value serves as a stream: this waits until what this process queued on it is done. Where
+ * streams are a GPU's it does nothing: its runtime knows them. */
 NCCL_EP_API ncclResult_t ncclEpxStreamSynchronize(cudaStream_t stream);
 
 #ifdef __cplusplus

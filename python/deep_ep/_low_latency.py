@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Low latency: dispatch and combine of up to a thousand tokens, with send and receive apart if asked.
 
-The host's time counts here: what was checked for an earlier call with the same shapes is not checked again, and the structs
-of the C library are prepared (see _plans.py).
+The host's time counts here: what was checked for an earlier call with the same shapes is not checked again, and the
+structs of the C library are prepared (see _plans.py).
 """
 
 from typing import Any, Optional, Tuple
@@ -109,8 +109,8 @@ def _dispatch_plan(engine: Engine, x: torch.Tensor, topk_idx: torch.Tensor, max_
 def dispatch(engine: Engine, launch_on: Any, x: torch.Tensor, topk_idx: torch.Tensor, max_tokens: int,
              num_experts: int, stats: Optional[torch.Tensor], wait: Optional[torch.Tensor],
              casts: Tuple[bool, bool, bool], staged: bool) -> Tuple[Any, ...]:
-    """All that Buffer.low_latency_dispatch() returns. `casts` are use_fp8, round_scale, use_ue8m0. It runs where `launch_on`
-    puts it; without that, and always if it is staged, on the current stream."""
+    """All that Buffer.low_latency_dispatch() returns. `casts` are use_fp8, round_scale, use_ue8m0. It runs where
+    `launch_on` puts it; without that, and always if it is staged, on the current stream."""
     look = _look(x)
     key = (look, _look(topk_idx), max_tokens, num_experts, casts, staged)
     plan = engine.plans.get(key)
@@ -137,7 +137,8 @@ def dispatch(engine: Engine, launch_on: Any, x: torch.Tensor, topk_idx: torch.Te
     handle: Handle = (src, ranges, max_tokens, plan.hidden, num_experts)
     event, hook = EventOverlap(), None
     if staged:
-        # The routing holds what the receive half uses: not src, which holds the routing, but its memory, which counts shares.
+        # The routing holds what the receive half uses: not src, which holds the routing, but its memory, which counts
+        # shares.
         routing.staged = (x, topk_idx, stats, wait, rows, counts)
         hook = routing.receive
         if pool.on_cpu:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans: the structs that the C library is given for a kind of low-latency call. They are made once and only pointed elsewhere
-afterwards, as the host's time counts here."""
+"""Plans: the structs that the C library is given for a kind of low-latency call. They are made once and only pointed
+elsewhere afterwards, as the host's time counts here."""
 
 import ctypes
 from typing import Any, Dict, List, Optional, Set, Tuple
@@ -39,8 +39,8 @@ class DispatchPlan:
         # Scales are column-major, as matrix kernels want them: consecutive rows are neighbours.
         groups = -(-hidden // (512 if use_ue8m0 else 128))
         scale_shape, scale_stride = (local, rows, groups), (rows * groups, 1, rows)
-        # Rows of a staged dispatch are fetched by the receiver, so that ordinary memory will do; others are written by their
-        # senders, into the heap.
+        # Rows of a staged dispatch are fetched by the receiver, so that ordinary memory will do; others are written by
+        # their senders, into the heap.
         large: List[Part] = [((local, rows, hidden), torch.float8_e4m3fn if use_fp8 else torch.bfloat16, None)]
         if use_fp8:
             large.append((scale_shape, torch.int32 if use_ue8m0 else torch.float32, scale_stride))
@@ -86,8 +86,8 @@ class DispatchPlan:
         return handle, handle._address or handle.address  # .address says why there is none
 
     def receive_tensors(self, stream: Optional[int], capturing: bool) -> Tuple[List[torch.Tensor], List[torch.Tensor]]:
-        """(rows and, for FP8, scales), (source tokens, counts, ranges) for a call on the current stream. The structs point to
-        them now."""
+        """(rows and, for FP8, scales), (source tokens, counts, ranges) for a call on the current stream. The structs
+        point to them now."""
         rows, rows_set = self._rows.take(stream, capturing)
         small, small_set = self._small.take(stream, capturing)
         if rows_set is None or small_set is None or self._pointed != (rows_set, small_set):

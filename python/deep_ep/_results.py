@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Results whose memory is used again.
 
-To make a tensor on a GPU and to let it go takes more of the host's time than anything else in a low-latency call. So its
-results are other names of tensors that are kept here, and the memory serves the next call as soon as nobody but the kept
-tensors refers to it: no result, no view of one, no storage. As with torch's own allocator it then serves the stream it
-served before without a wait; another stream is made to wait for that one.
+To make a tensor on a GPU and to let it go takes more of the host's time than anything else in a low-latency call. So
+its results are other names of tensors that are kept here, and the memory serves the next call as soon as nobody but the
+kept tensors refers to it: no result, no view of one, no storage. As with torch's own allocator it then serves the
+stream it served before without a wait; another stream is made to wait for that one.
 """
 
 import collections
@@ -14,7 +14,8 @@ import torch
 
 from ._memory import wait_for
 
-# How many tensors refer to a storage. Every torch for CUDA has it, others from 2.7 on; without it nothing is used again.
+# How many tensors refer to a storage. Every torch for CUDA has it, others from 2.7 on; without it nothing is used
+# again.
 _use_count: Optional[Callable[[int], int]] = getattr(torch._C, "_storage_Use_Count", None)
 _MOST = 4  # sets that are kept: as many as there may be operations ahead of their hooks
 
@@ -48,8 +49,8 @@ class ResultSet:
 
 
 class Results:
-    """Sets of tensors of one kind. `make` makes those that are kept, or returns None where there is no memory for them, and
-    `plain` others."""
+    """Sets of tensors of one kind. `make` makes those that are kept, or returns None where there is no memory for them,
+    and `plain` others."""
 
     def __init__(self, make: Callable[[], Optional[List[torch.Tensor]]], plain: Callable[[], List[torch.Tensor]],
                  device: torch.device) -> None:
@@ -59,8 +60,8 @@ class Results:
         self._sets: Deque[ResultSet] = collections.deque()  # one that is being looked at is not in it
 
     def take(self, stream: Optional[int], capturing: bool) -> Tuple[List[torch.Tensor], Optional[ResultSet]]:
-        """Tensors for a call on the current stream, which has this number, and the set that they belong to, if any. A graph
-        that is captured keeps what it uses: it gets tensors of its own."""
+        """Tensors for a call on the current stream, which has this number, and the set that they belong to, if any. A
+        graph that is captured keeps what it uses: it gets tensors of its own."""
         if capturing:
             return self._plain(), None
         sets = self._sets

@@ -9,8 +9,8 @@ _RANKS_PER_NODE = 8
 
 
 class Config:
-    """DeepEP's tuning numbers. EPX needs none of them: it keeps them, and `num_sms` sets how many channels the handles of
-    high-throughput dispatches are cut into."""
+    """DeepEP's tuning numbers. EPX needs none of them: it keeps them, and `num_sms` sets how many channels the handles
+    of high-throughput dispatches are cut into."""
 
     def __init__(self, num_sms: int = 20, num_max_nvl_chunked_send_tokens: int = 6,
                  num_max_nvl_chunked_recv_tokens: int = 256, num_max_rdma_chunked_send_tokens: int = 6,

@@ -9,8 +9,8 @@ from ._checks import wrong
 
 
 class EventHandle:
-    """A point in the current stream's work, from now. On the CPU, where work is done when a call returns, it is reached at
-    once; events that operations return are reached when the operation is done."""
+    """A point in the current stream's work, from now. On the CPU, where work is done when a call returns, it is reached
+    at once; events that operations return are reached when the operation is done."""
 
     def __init__(self) -> None:
         self._event: Any = None

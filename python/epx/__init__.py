@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """EPX, expert-parallel exchange, for Python: a thin layer over the C library, without a compiled extension.
 
-A Group is a set of ranks; a Handle carries one routing; dispatch sends tokens to their experts, combine brings the results
-back. Tensors are torch's, NumPy's, or anything with DLPack or ``__cuda_array_interface__``; none of them is imported here.
+A Group is a set of ranks; a Handle carries one routing; dispatch sends tokens to their experts, combine brings the
+results back. Tensors are torch's, NumPy's, or anything with DLPack or ``__cuda_array_interface__``; none of them is
+imported here.
 """
 
 import ctypes as _ctypes

@@ -45,7 +45,8 @@ class Owner:
 
     @property
     def address(self) -> int:
-        """The group as the C library sees it. Raises UsageError where it has gone: destroyed, or left behind by fork."""
+        """The group as the C library sees it. Raises UsageError where it has gone: destroyed, or left behind by
+        fork."""
         if self._address is None:
             raise UsageError(Status.USAGE, "the group %s" % self._why)
         return self._address

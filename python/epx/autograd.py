@@ -6,10 +6,10 @@ The gradient of a dispatch is a combine with the same routing, and the gradient 
     forward     x ---dispatch---> rows ---experts---> rows' ---combine---> y
     backward   dx <--combine---- drows <--experts--- drows' <--dispatch--- dy
 
-:func:`moe` is a whole Mixture-of-Experts layer; :func:`dispatch` and :func:`combine` are its two halves for layers that do
-their own work in between. All take a ``deep_ep.Buffer``, and are collective: every rank of the
-buffer's group calls them, in forward and, through autograd, in backward, in the same order. A rank without tokens, or to
-which no token came, takes part like any other.
+:func:`moe` is a whole Mixture-of-Experts layer; :func:`dispatch` and :func:`combine` are its two halves for layers that
+do their own work in between. All take a ``deep_ep.Buffer``, and are collective: every rank of the
+buffer's group calls them, in forward and, through autograd, in backward, in the same order. A rank without tokens, or
+to which no token came, takes part like any other.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def moe(buffer: Any, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torc
         expert: Callable[[int, torch.Tensor], torch.Tensor]) -> torch.Tensor:
     """A Mixture-of-Experts layer whose experts are spread over the ranks of `buffer`.
 
-    ``expert(e, rows)`` applies this rank's expert `e`, counted from 0, to rows [n, H]; it is called for experts that have
-    rows. Returns, for each row of `x`, the sum over its top-k of weight times expert: [T, H].
+    ``expert(e, rows)`` applies this rank's expert `e`, counted from 0, to rows [n, H]; it is called for experts that
+    have rows. Returns, for each row of `x`, the sum over its top-k of weight times expert: [T, H].
     """
     received = dispatch(buffer, x, topk_idx, topk_weights, num_experts)
     out = torch.zeros(received.x.shape, dtype=torch.float32, device=x.device)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How ranks find each other: an all-gather of bytes, made from torch.distributed, mpi4py or anything else.
 
-Without a bootstrap the C library recognises the launcher by its variables: torchrun, `epx run`, mpirun (Open MPI, MPICH,
-Intel MPI) and srun, or RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set by hand.
+Without a bootstrap the C library recognises the launcher by its variables: torchrun, `epx run`, mpirun (Open MPI,
+MPICH, Intel MPI) and srun, or RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set by hand.
 """
 
 import ctypes

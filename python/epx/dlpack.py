@@ -53,7 +53,8 @@ _Pointer = ctypes.POINTER(ctypes.c_int64)
 class Export:
     """Memory at an address as a tensor, prepared once for capsules that follow one another.
 
-    `kind` is DLPack's (code, bits) of an element, bytes if not said; at most four dimensions, contiguous without strides.
+    `kind` is DLPack's (code, bits) of an element, bytes if not said; at most four dimensions, contiguous without
+    strides.
     """
 
     def __init__(self, address: int, shape: Sequence[int], device: Tuple[int, int], kind: Tuple[int, int] = _BYTE,
@@ -73,8 +74,8 @@ class Export:
 class Keeper:
     """Makes capsules; whoever consumes one keeps `owner` alive.
 
-    A consumer that lets go while an exception is under way loses that exception, as Python cannot be called then. Where torch
-    is there, TorchKeeper does better.
+    A consumer that lets go while an exception is under way loses that exception, as Python cannot be called then. Where
+    torch is there, TorchKeeper does better.
     """
 
     def __init__(self, owner: Any) -> None:
@@ -88,7 +89,8 @@ class Keeper:
 
 class TorchKeeper:
     """The same by means of torch: a tensor of one byte keeps `owner` alive, and its capsules are made to describe other
-    memory. What torch calls when a consumer lets go is no Python. Exports must live until their capsules are consumed."""
+    memory. What torch calls when a consumer lets go is no Python. Exports must live until their capsules are
+    consumed."""
 
     def __init__(self, owner: Any) -> None:
         torch = sys.modules["torch"]

@@ -124,7 +124,8 @@ class Group(HandleOwner, HeapOwner):
     # ---- Life
 
     def destroy(self) -> None:
-        """Waits for queued work and frees all. Memory of alloc() that is still referenced keeps the heap until it goes."""
+        """Waits for queued work and frees all. Memory of alloc() that is still referenced keeps the heap until it
+        goes."""
         if self._address is None or self._closing:
             return
         self._closing = True
@@ -149,8 +150,8 @@ class Group(HandleOwner, HeapOwner):
         self._bootstrap = None
 
     def _finish_at_exit(self) -> None:
-        """As _finish(), for a process that is going: work that waits for others gets a second, and is left to the system
-        then. Between nodes the last writes are delivered by destroying the group, hence the trouble."""
+        """As _finish(), for a process that is going: work that waits for others gets a second, and is left to the
+        system then. Between nodes the last writes are delivered by destroying the group, hence the trouble."""
         limit = time.monotonic() + 1.0
         while self._lib.epx_stream_query(self.address, None) == Status.NOT_READY:
             if time.monotonic() > limit:

@@ -14,7 +14,8 @@ from .tensors import describe
 
 
 class Block:
-    """A piece of a group's heap. ``torch.from_dlpack`` and ``numpy.asarray`` make byte arrays over it that keep it alive."""
+    """A piece of a group's heap. ``torch.from_dlpack`` and ``numpy.asarray`` make byte arrays over it that keep it
+    alive."""
 
     def __init__(self, group: "HeapOwner", address: int, nbytes: int) -> None:
         self.group = group

@@ -171,7 +171,8 @@ class StreamOwner(Owner):
         return Event(self)
 
     def sync(self, stream: Any = None) -> None:
-        """Waits for the work queued on a stream (None: the group's own). Raises the asynchronous error, if there is one."""
+        """Waits for the work queued on a stream (None: the group's own). Raises the asynchronous error, if there is
+        one."""
         number = stream_address(self, stream)
         self._wait(number)
         self._prune()

@@ -158,7 +158,8 @@ def test_low_latency(world: World) -> None:
 
 
 def test_too_many_tokens(world: World) -> None:
-    """More tokens than were agreed on when the ranks met: refused where it is seen, with the variable that raises it."""
+    """More tokens than were agreed on when the ranks met: refused where it is seen, with the variable that raises
+    it."""
     with environment(EPX_DEEP_EP_MAX_TOKENS="32"):
         buffer = deep_ep.Buffer(dist.group.WORLD, explicitly_destroy=True)
         small = Work(world.nranks, 40, 128, 2 * world.nranks, 2, seed=5, uneven=False)

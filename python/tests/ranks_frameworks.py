@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The calls that frameworks make, argument for argument (docs/frameworks.md): Megatron-LM, vLLM, SGLang, Primus-Turbo.
 
-Experts do nothing here: a row comes back as it was sent, once from every rank that got it, so that what combine must give
-is known. The other modules compare everything else.
+Experts do nothing here: a row comes back as it was sent, once from every rank that got it, so that what combine must
+give is known. The other modules compare everything else.
 """
 
 from typing import Any, NamedTuple, Optional, Tuple

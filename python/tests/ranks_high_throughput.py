@@ -296,7 +296,8 @@ def test_smaller_groups(world: World) -> None:
 
 
 def test_calls_for_between_nodes(world: World) -> None:
-    """internode_dispatch() and internode_combine() take what dispatch() and combine() take, by place too, on any buffer."""
+    """internode_dispatch() and internode_combine() take what dispatch() and combine() take, by place too, on any
+    buffer."""
     for buffer in world.buffers():
         work = Work(world.nranks, 14, 128, 2 * world.nranks, 3, seed=31)
         x, idx, weights = (world.to(part[buffer.rank]) for part in (work.x, work.idx, work.weights))

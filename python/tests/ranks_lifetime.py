@@ -240,7 +240,8 @@ def test_fork(world: World) -> None:
 
 
 def test_interrupt(world: World) -> None:
-    """Ctrl-C ends the wait for a rank that is late, within a second; the work itself goes on, and so does the buffer."""
+    """Ctrl-C ends the wait for a rank that is late, within a second; the work itself goes on, and so does the
+    buffer."""
     world.only("cpu")
     buffer = world.buffer()
     work = Work(world.nranks, 8, 128, 2 * world.nranks, 2, seed=13)

@@ -378,8 +378,8 @@ def go_on_without(world: World, buffer: deep_ep.Buffer, work: Work, missing: int
 
 
 def test_masks(world: World) -> None:
-    """A rank that does not come is masked after the timeout, the others go on, and it comes back by a clean. So does one that
-    was masked by hand."""
+    """A rank that does not come is masked after the timeout, the others go on, and it comes back by a clean. So does
+    one that was masked by hand."""
     if world.nranks < 3:
         return
     with environment(EPX_TIMEOUT_MS="1500"):
@@ -418,8 +418,8 @@ def test_masks(world: World) -> None:
 
 
 def check_missing_from_the_start(world: World) -> None:
-    """With hinted bytes the ranks meet when a buffer is made: one of them may leave before the first operation, and another
-    one may not come to clean the buffer."""
+    """With hinted bytes the ranks meet when a buffer is made: one of them may leave before the first operation, and
+    another one may not come to clean the buffer."""
     gone, late, most, experts = world.nranks - 1, world.nranks - 2, 8, 2 * world.nranks
     work = Work(world.nranks, 6, 128, experts, 2, seed=71)
     nbytes = deep_ep.Buffer.get_low_latency_rdma_size_hint(most, 128, world.nranks, experts)

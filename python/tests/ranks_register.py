@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Combine of rows in memory that is not EPX's: between GPU processes it is registered and read in place, else copied."""
+"""Combine of rows in memory that is not EPX's: between GPU processes it is registered and read in place, else
+copied."""
 
 import gc
 from typing import Any, Callable, List, Tuple

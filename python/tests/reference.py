@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What dispatch and combine must give, in plain torch on the CPU, and inputs that every rank can compute for every other."""
+"""What dispatch and combine must give, in plain torch on the CPU, and inputs that every rank can compute for every
+other."""
 
 import functools
 from typing import List, Optional, Tuple
@@ -90,8 +91,8 @@ def expert_result(rows: torch.Tensor, expert: int) -> torch.Tensor:
 
 def combine_flat(work: Work, me: int, results: List[torch.Tensor], bias: List[torch.Tensor],
                  node_of: Optional[List[int]] = None) -> torch.Tensor:
-    """The sum of rank `me`'s rows: results[r] are what rank r returns for its flat rows. In fp32: the bias first, then node
-    by node; another node's sum is rounded, as it crosses in bf16."""
+    """The sum of rank `me`'s rows: results[r] are what rank r returns for its flat rows. In fp32: the bias first, then
+    node by node; another node's sum is rounded, as it crosses in bf16."""
     goes = work.ranks_of(me)
     out = torch.zeros(goes.shape[0], work.hidden)
     for b in bias:

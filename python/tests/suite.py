@@ -187,6 +187,6 @@ if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not through the end of the process group: torch 2.6 joins gloo's thread there with Python's lock held, for which that
-    # thread may wait, to free the tensors of the last exchange.
+    # Not through the end of the process group: torch 2.6 joins gloo's thread there with Python's lock held, for which
+    # that thread may wait, to free the tensors of the last exchange.
     os._exit(code)

@@ -123,7 +123,8 @@ def start(code: str, **environment: str) -> subprocess.Popen:
 
 
 def finish(process: subprocess.Popen) -> tuple:
-    """(exit status, what it printed after "ready", its errors). Not communicate(), which does not see what readline() took."""
+    """(exit status, what it printed after "ready", its errors). Not communicate(), which does not see what readline()
+    took."""
     with process:
         out, err = process.stdout.read(), process.stderr.read()
         return process.wait(60), out, err

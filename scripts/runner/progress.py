@@ -61,7 +61,8 @@ class Progress:
         return min(99, int(100 * self._reached() / self.total))
 
     def left_s(self):
-        """Expected seconds left, times the slowness so far. At the very beginning little is known: not below 1, not above 8."""
+        """Expected seconds left, times the slowness so far. At the very beginning little is known: not below 1, not
+        above 8."""
         reached = self._reached()
         elapsed = self.clock() - self.begin
         pace = 1.0 if reached < 5 else min(max(elapsed / reached, 0.2), 8.0)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run of tests has given: counts per stage, skips with their reasons and their review, and the table at the end."""
+"""What a run of tests has given: counts per stage, skips with their reasons and their review, and the table at the
+end."""
 import collections
 import os
 import re
@@ -57,7 +58,8 @@ def cmocka_cases(output):
 
 
 def count_case(case):
-    """(passed, failed, skipped) of one <testcase> of ctest: a cmocka program counts as its cases, another test as one."""
+    """(passed, failed, skipped) of one <testcase> of ctest: a cmocka program counts as its cases, another test as
+    one."""
     name, output = case.get("name"), case.findtext("system-out") or ""
     if case.find("skipped") is not None or case.get("status") in ("notrun", "disabled"):
         return 0, [], [Item(name, reason_of(output.splitlines()))]
@@ -105,7 +107,8 @@ def count_suite(output):
 
 
 def read_rules(path):
-    """scripts/skips.txt: NAME :: REASON :: WHY [:: not in CI], the first two as regular expressions of the whole text."""
+    """scripts/skips.txt: NAME :: REASON :: WHY [:: not in CI], the first two as regular expressions of the whole
+    text."""
     rules = []
     with open(path) as file:
         lines = file.read().splitlines()

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Runs inside the machine that run.sh boots: guest.sh BUILD SHELL TESTS. Ends with "EPX-RXE-RESULT passed failed skipped".
+# Runs inside the machine that run.sh boots: guest.sh BUILD SHELL TESTS. Ends with "EPX-RXE-RESULT passed failed
+# skipped".
 #
 #        rxe0 (10.77.0.1)                     rxe1 (10.77.0.2)
 #             |                                    |

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# kernel.sh ARCH CACHE: Debian's kernel for ARCH in CACHE/kernel-ARCH: vmlinuz, release, lib/modules. Fetched once, never
-# installed. EPX_RXE_KERNEL may name a .deb to use instead of a download.
+# kernel.sh ARCH CACHE: Debian's kernel for ARCH in CACHE/kernel-ARCH: vmlinuz, release, lib/modules. Fetched once,
+# never installed. EPX_RXE_KERNEL may name a .deb to use instead of a download.
 set -euo pipefail
 arch=$1 cache=$2
 to=$cache/kernel-$arch

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * One interface for both kinds of bootstrap. A process has one TCP rendezvous: its groups share the connections, which
- * stay open after the last group has closed, for the next group, until the process ends. (A second rendezvous would need
- * a port that may be in use by then, and would race with ranks that are one group ahead.) Only a failed rendezvous is
- * closed: once no group uses it any more, the next group to open connects again.
+ * stay open after the last group has closed, for the next group, until the process ends. (A second rendezvous would
+ * need a port that may be in use by then, and would race with ranks that are one group ahead.) Only a failed rendezvous
+ * is closed: once no group uses it any more, the next group to open connects again.
  */
 #include "boot/boot.h"
 

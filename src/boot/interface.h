@@ -11,8 +11,8 @@ int interface_match(const char *spec, const char *name);
 /* The source address of packets to `to`: 0, or -1. Sends nothing. */
 int interface_towards(const struct endpoint *to, struct endpoint *from);
 /* One address of this machine, port 0, to which the other ranks can connect: loopback where MASTER_ADDR is a loopback
- * address, or is not set and `one_host` is true; else an address that EPX_SOCKET_IFNAME selects; else the one that faces
- * MASTER_ADDR; else the first that is not loopback. */
+ * address, or is not set and `one_host` is true; else an address that EPX_SOCKET_IFNAME selects; else the one that
+ * faces MASTER_ADDR; else the first that is not loopback. */
 epx_status interface_own_address(int one_host, struct endpoint *own);
 /* Addresses (IPv4 and IPv6, scope ids set, port 0) of the selected interfaces that are up, at most `limit`. Fails
  * when there is none; the message lists the interfaces of this machine. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the launcher of a process says about its rank: torchrun, `epx run`, mpirun of Open MPI, MPICH and Intel MPI, srun,
- * or variables that a user sets. One table (launcher.c) has the variables of all launchers.
+ * What the launcher of a process says about its rank: torchrun, `epx run`, mpirun of Open MPI, MPICH and Intel MPI,
+ * srun, or variables that a user sets. One table (launcher.c) has the variables of all launchers.
  */
 #ifndef EPX_BOOT_LAUNCHER_H
 #define EPX_BOOT_LAUNCHER_H
@@ -27,8 +27,8 @@ struct launcher {
 
 /* The name of the launcher that started this process, or NULL. */
 const char *launcher_name(void);
-/* Fails when there is no launcher, its variables are invalid, two launchers contradict each other, or rank 0's address is
- * not known. */
+/* Fails when there is no launcher, its variables are invalid, two launchers contradict each other, or rank 0's address
+ * is not known. */
 epx_status launcher_read(struct launcher *out);
 /* Called when the ranks connect as `launcher` says: launcher_host() then returns its host. A caller's own bootstrap may
  * connect ranks of several launchers, so a host that was only derived must not count there. */

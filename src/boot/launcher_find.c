@@ -155,8 +155,8 @@ void pmi_find_host(struct launcher *launcher)
 }
 
 /*
- * Hydra, the launcher of MPICH and Intel MPI, sets no variable that differs between jobs. But every rank has inherited a
- * socket to the daemon that started all ranks of this machine, and the daemon's process id is known to the kernel. On
+ * Hydra, the launcher of MPICH and Intel MPI, sets no variable that differs between jobs. But every rank has inherited
+ * a socket to the daemon that started all ranks of this machine, and the daemon's process id is known to the kernel. On
  * other machines it is another one, so this serves one machine only.
  */
 void pmi_find_job(struct launcher *launcher)

@@ -33,11 +33,13 @@ struct launcher;
 /* The strings of `config` belong to `launcher`. */
 void rendezvous_from_launcher(const struct launcher *launcher, int timeout_ms, struct rendezvous_config *config);
 
-/* Resolves a host name, or several separated by commas, before the deadline; port 0. EPX_ERR_TIMEOUT and EPX_ERR_SYSTEM may be retried. */
+/* Resolves a host name, or several separated by commas, before the deadline; port 0. EPX_ERR_TIMEOUT and EPX_ERR_SYSTEM
+ * may be retried. */
 epx_status resolve_host(const char *host, uint64_t deadline, struct endpoint *out, int limit, int *count);
 
-/* Whether `host` is a loopback address or "localhost", so that all ranks are on one machine and interfaces do not matter. A
- * name that resolves to a loopback address is not enough: it may resolve to something else on another machine. */
+/* Whether `host` is a loopback address or "localhost", so that all ranks are on one machine and interfaces do not
+ * matter. A name that resolves to a loopback address is not enough: it may resolve to something else on another
+ * machine. */
 int host_is_loopback(const char *host);
 
 /* Rank 0: waits for all other ranks; fds[r] is the connection of rank r, fds[0] = -1. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A rank other than 0 in the rendezvous (wire.h). It tries the ports on which rank 0 may listen, round after round,
- * until rank 0 of this job replies. Other services on these ports (a launcher's own store, another job) may send invalid
- * data or nothing. So each port has a short time to reply, which grows every round in case rank 0 is only slow.
+ * until rank 0 of this job replies. Other services on these ports (a launcher's own store, another job) may send
+ * invalid data or nothing. So each port has a short time to reply, which grows every round in case rank 0 is only slow.
  */
 #include "boot/rendezvous.h"
 

@@ -80,8 +80,8 @@ static void warn_if_unlisted(const struct rendezvous_config *config, const struc
                  config->host, config->interfaces);
 }
 
-/* Addresses to listen on: all; those of the selected interfaces; or, when MASTER_ADDR is a loopback address, that one only,
- * which other machines cannot reach. */
+/* Addresses to listen on: all; those of the selected interfaces; or, when MASTER_ADDR is a loopback address, that one
+ * only, which other machines cannot reach. */
 static epx_status choose_addresses(const struct root *root, struct endpoint *own, int *count)
 {
     const struct rendezvous_config *config = root->config;
@@ -107,8 +107,8 @@ static epx_status choose_addresses(const struct root *root, struct endpoint *own
     return EPX_OK;
 }
 
-/* Without MASTER_ADDR the launcher's variables were only a guess: rank 0 may run on another machine, where no other rank
- * would find it. A name that cannot be resolved here proves nothing. */
+/* Without MASTER_ADDR the launcher's variables were only a guess: rank 0 may run on another machine, where no other
+ * rank would find it. A name that cannot be resolved here proves nothing. */
 static epx_status check_guess(const struct root *root)
 {
     const struct rendezvous_config *config = root->config;

@@ -11,8 +11,8 @@ static uint64_t hash_text(uint64_t hash, const char *text)
     return hash;
 }
 
-/* Jobs whose port ranges overlap differ in their first port or in their job id. The world size is not part of the hash, so
- * that a rank with a wrong one gets an error instead of being ignored as a rank of another job. */
+/* Jobs whose port ranges overlap differ in their first port or in their job id. The world size is not part of the hash,
+ * so that a rank with a wrong one gets an error instead of being ignored as a rank of another job. */
 static uint64_t job_of(int port, const char *id)
 {
     uint64_t hash = (0xcbf29ce484222325u ^ (uint64_t)port) * 0x100000001b3u;

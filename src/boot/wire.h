@@ -16,7 +16,8 @@
  *
  * ACK distinguishes a rank that has joined from one that stopped waiting for WELCOME and will connect again: only the
  * loss of the first is a failure. Instead of any message either side may send ERROR (status and text) and close. Rank 0
- * forwards the error of one rank to all others. All machines must have the same byte order: otherwise the magic differs.
+ * forwards the error of one rank to all others. All machines must have the same byte order: otherwise the magic
+ * differs.
  */
 #ifndef EPX_BOOT_WIRE_H
 #define EPX_BOOT_WIRE_H

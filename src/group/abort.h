@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Abort words: one in each rank's heap (struct control). Whoever fails writes the words of its node, and sends the same to
- * other nodes by put; every wait of a kernel ends when its own word is set. docs/design.md ("Completion") says what a rank
- * must have done before it acts on its word.
+ * Abort words: one in each rank's heap (struct control). Whoever fails writes the words of its node, and sends the same
+ * to other nodes by put; every wait of a kernel ends when its own word is set. docs/design.md ("Completion") says what
+ * a rank must have done before it acts on its word.
  */
 #ifndef EPX_GROUP_ABORT_H
 #define EPX_GROUP_ABORT_H
@@ -13,17 +13,17 @@
 uint64_t abort_word(struct epx_group *group);
 /* This rank has failed: aborts what it and the other ranks of its node wait for. */
 void group_abort(struct epx_group *group, int status);
-/* A rank of another node has failed: sets the own word only. Whoever acts on it, a kernel or a caller's thread, tells the
- * other ranks of the node first (give_up() in kernel/sync.h, group_give_up()). */
+/* A rank of another node has failed: sets the own word only. Whoever acts on it, a kernel or a caller's thread, tells
+ * the other ranks of the node first (give_up() in kernel/sync.h, group_give_up()). */
 void group_aborted_by(struct epx_group *group, int rank, int status);
 /* This rank cannot use its group until it has recovered; nobody else is told. */
 void group_abort_alone(struct epx_group *group, int status);
-/* The own word, for a thread that is about to tell its caller of it. The caller may then reuse memory that the ranks of the
- * node, or the network, would still read: before this returns, the node is told and the network has stopped, as a kernel does at
- * its end. No kernel may have run since the word was set. */
+/* The own word, for a thread that is about to tell its caller of it. The caller may then reuse memory that the ranks of
+ * the node, or the network, would still read: before this returns, the node is told and the network has stopped, as a
+ * kernel does at its end. No kernel may have run since the word was set. */
 uint64_t group_give_up(struct epx_group *group);
-/* The group continues without that rank of the node. If it is late rather than dead, it must not take data that it finds
- * from now on for data of its own operation. */
+/* The group continues without that rank of the node. If it is late rather than dead, it must not take data that it
+ * finds from now on for data of its own operation. */
 void group_abort_left_out(struct epx_group *group, int rank);
 /* EPX_OK unless the group has failed: then its error is returned again, with its message. */
 epx_status group_usable(struct epx_group *group);

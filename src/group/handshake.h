@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The collective steps of creation and recovery. `mine` is this rank's result so far: if any rank has failed, all fail. */
+/* The collective steps of creation and recovery. `mine` is this rank's result so far: if any rank has failed, all
+ * fail. */
 #ifndef EPX_GROUP_HANDSHAKE_H
 #define EPX_GROUP_HANDSHAKE_H
 

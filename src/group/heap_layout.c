@@ -78,7 +78,8 @@ static void plan_ll_combine(const struct settings *set, struct ll_layout *ll)
     ll->cslot_stride = up(at, 64);
 }
 
-/* Rows on their way out: half of what ranks that share memory save in receive buffers, or a few. More rows are sent in turns. */
+/* Rows on their way out: half of what ranks that share memory save in receive buffers, or a few. More rows are sent in
+ * turns. */
 static uint64_t stage_rows(const struct settings *set)
 {
     const uint64_t M = (uint64_t)set->max_tokens;

@@ -103,7 +103,8 @@ static epx_status gather_epochs(struct epx_group *group, uint64_t *epochs)
     return status;
 }
 
-/* Who goes on: `out` as membership_agree() returned it, or nobody out. High throughput needs relays for all that are left. */
+/* Who goes on: `out` as membership_agree() returned it, or nobody out. High throughput needs relays for all that are
+ * left. */
 static epx_status set_members(struct epx_group *group, const uint8_t *out)
 {
     int most;
@@ -225,7 +226,8 @@ epx_status group_recover(struct epx_group *group, int unmask)
         status = group->device->ops->stream_sync(group->device, group->default_stream);
     if (status == EPX_OK && group->last_stream)
         status = group->device->ops->stream_sync(group->device, group->last_stream);
-    /* One that is stuck may come back at any time and write what arrived into the heap: nothing can start over there. */
+    /* One that is stuck may come back at any time and write what arrived into the heap: nothing can start over
+     * there. */
     if (status == EPX_OK)
         status = group_net_responsive(group);
     if (status == EPX_OK)
@@ -235,8 +237,9 @@ epx_status group_recover(struct epx_group *group, int unmask)
 }
 
 /*
- * A rank that clears without an error of its own does so because another rank failed. If that rank is on another node, its
- * abort word may still be on the way: a rank that continued alone would leave the others waiting in group_recover().
+ * A rank that clears without an error of its own does so because another rank failed. If that rank is on another node,
+ * its abort word may still be on the way: a rank that continued alone would leave the others waiting in
+ * group_recover().
  */
 static void await_abort_word(struct epx_group *group)
 {

@@ -11,8 +11,8 @@
 
 enum {
     EXPORT_WORDS = (int)(sizeof(struct heap_export) / sizeof(uint64_t)),
-    /* When all slots are used, a region is evicted once other regions were used this often since its last use: importing
-     * costs far more than a copy. */
+    /* When all slots are used, a region is evicted once other regions were used this often since its last use:
+     * importing costs far more than a copy. */
     EVICT_AFTER_USES = 4 * REGION_SLOTS
 };
 EPX_STATIC_ASSERT(sizeof(struct heap_export) % sizeof(uint64_t) == 0, "copied by words");
@@ -96,7 +96,8 @@ static epx_status table_set(struct epx_group *group, int rank, int region, uint6
     return group->device->ops->copy(group->device, at, &address, sizeof(address));
 }
 
-/* ---- Create and destroy ---------------------------------------------------------------------------------------------- */
+/* ---- Create and destroy
+ * ---------------------------------------------------------------------------------------------- */
 
 epx_status regions_create(struct epx_group *group)
 {
@@ -208,8 +209,8 @@ static void release_import(struct epx_group *group, struct peer *peer, int e)
     struct imported_region *import = &peer->imported[e];
 
     store_release(imported_word(group->regions->directory, peer->rank, e), 0);
-    /* The exporter's operations that used the region are complete, and so are this rank's reads. Unmapping may wait for the
-     * device's queued work, which must not wait in turn for another rank of this process. */
+    /* The exporter's operations that used the region are complete, and so are this rank's reads. Unmapping may wait for
+     * the device's queued work, which must not wait in turn for another rank of this process. */
     if (import->open)
         group->device->ops->region_close(group->device, &import->region, import->base, !group->regions->same_process);
     import->open = 0;

@@ -15,8 +15,8 @@
  *   used: withdraws the export  ----------->  slot[i].generation = 0    next call: unmaps it
  *
  * Only its owner writes a directory. No rank waits: rows in a region are copied until the last peer has imported it.
- * An allocation that replaces a freed one at the same address has another id (device_ops.region_id), which is compared in
- * every call. A region whose rows a captured graph reads stays exported until its memory is freed.
+ * An allocation that replaces a freed one at the same address has another id (device_ops.region_id), which is compared
+ * in every call. A region whose rows a captured graph reads stays exported until its memory is freed.
  */
 #ifndef EPX_GROUP_REGION_H
 #define EPX_GROUP_REGION_H
@@ -31,15 +31,16 @@ void regions_destroy(struct epx_group *group);
 struct heap_export regions_directory(const struct epx_group *group);
 /* Maps the directory of a rank of the node. If it cannot be mapped, this rank exports nothing. */
 void regions_add_peer(struct epx_group *group, int rank, const struct heap_export *directory);
-/* Membership has changed: call it after regions_add_peer for all ranks, and whenever ranks are left out or come back. */
+/* Membership has changed: call it after regions_add_peer for all ranks, and whenever ranks are left out or come
+ * back. */
 void regions_update_members(struct epx_group *group);
 /* The table for kernels: struct group_dev.regions. */
 const uint64_t *regions_table(const struct epx_group *group);
 
 /* In every call: imports what peers have exported, and unmaps what they have withdrawn. */
 void regions_import(struct epx_group *group, struct device_stream *stream);
-/* If all peers have imported the region that holds [data, data + bytes): its slot + 1, and the offset in it. Otherwise 0,
- * and the region is exported. */
+/* If all peers have imported the region that holds [data, data + bytes): its slot + 1, and the offset in it. Otherwise
+ * 0, and the region is exported. */
 int regions_find(struct epx_group *group, const void *data, uint64_t bytes, struct device_stream *stream,
                  uint64_t *offset);
 

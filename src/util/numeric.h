@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Scalar conversions between float and bf16, fp16, e4m3: the definition that every device's fast code must match bit by
- * bit. C11 and C++; a device compiler may set NUMERIC_FN to give the functions its own qualifiers. All round to nearest,
- * ties to even, and use integer operations wherever flush-to-zero modes could change a result. (No hexadecimal floats:
- * C++ before 17 lacks them.)
+ * bit. C11 and C++; a device compiler may set NUMERIC_FN to give the functions its own qualifiers. All round to
+ * nearest, ties to even, and use integer operations wherever flush-to-zero modes could change a result. (No hexadecimal
+ * floats: C++ before 17 lacks them.)
  */
 #ifndef EPX_UTIL_NUMERIC_H
 #define EPX_UTIL_NUMERIC_H

@@ -22,7 +22,8 @@ static int nvendors;
 static int active;                                       /* saves without their restore yet */
 static struct sigaction application[SIGACTIONS_MAX + 1]; /* the last dispositions that were not a vendor's */
 
-/* ---- Objects: the program and its libraries, known by the address of their program headers ------------------------ */
+/* ---- Objects: the program and its libraries, known by the address of their program headers
+ * ------------------------ */
 
 static int contains(const void *const *objects, int count, const void *object)
 {
@@ -109,7 +110,8 @@ void sigactions_vendor(const void *address)
     pthread_mutex_unlock(&lock);
 }
 
-/* ---- Dispositions ------------------------------------------------------------------------------------------------- */
+/* ---- Dispositions
+ * ------------------------------------------------------------------------------------------------- */
 
 /* Non-zero for the two signals that libc keeps for itself. */
 static int read_action(int sig, struct sigaction *action)
@@ -157,8 +159,8 @@ static int undo(int sig, const struct sigaction *before, int loaded, const char 
     return 0;
 }
 
-/* While another thread is between save and restore, it will undo what a vendor has done. Only another function that is not
- * a vendor's is certainly the application's. */
+/* While another thread is between save and restore, it will undo what a vendor has done. Only another function that is
+ * not a vendor's is certainly the application's. */
 static int is_applications(const struct sigaction *now, const struct sigaction *known)
 {
     const char *name;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Keeps the signal handling of the user's process as it was, whatever a vendor library does while EPX loads it or calls it
- * for the first time. (libpsm2 and libpsm_infinipath, which Debian's libfabric loads on amd64, have constructors that
- * install handlers for SIGINT, SIGTERM, SIGSEGV, ...: Ctrl-C then ends a Python process without a word.)
+ * Keeps the signal handling of the user's process as it was, whatever a vendor library does while EPX loads it or calls
+ * it for the first time. (libpsm2 and libpsm_infinipath, which Debian's libfabric loads on amd64, have constructors
+ * that install handlers for SIGINT, SIGTERM, SIGSEGV, ...: Ctrl-C then ends a Python process without a word.)
  *
  *      struct sigactions actions;
  *
@@ -16,8 +16,8 @@
  *      a handler inside a library that was loaded between a save and its restore, or that sigactions_vendor() named;
  *      SIG_IGN, SIG_DFL, or other flags of the same handler, if a library was loaded since save (at most 10 s ago).
  *
- * Other handlers are the application's own, and stay. Not covered: a handler that a vendor library installs later, from a
- * thread of its own, and a signal that arrives before restore. The signal mask of the calling thread is restored too.
+ * Other handlers are the application's own, and stay. Not covered: a handler that a vendor library installs later, from
+ * a thread of its own, and a signal that arrives before restore. The signal mask of the calling thread is restored too.
  */
 #ifndef EPX_UTIL_SIGACTIONS_H
 #define EPX_UTIL_SIGACTIONS_H

@@ -33,7 +33,8 @@ epx_status fail(epx_status status, const char *format, ...)
     return status;
 }
 
-/* strerror is not safe with threads, and strerror_r has two incompatible forms: %m does the same in all libcs on Linux. */
+/* strerror is not safe with threads, and strerror_r has two incompatible forms: %m does the same in all libcs on
+ * Linux. */
 epx_status fail_errno(epx_status status, const char *format, ...)
 {
     char sentence[MESSAGE_BYTES];

@@ -8,8 +8,8 @@
 
 enum { SIZE_MOST = 4096 };
 
-/* Structs that have grown, and each size that they had before: the offset of the first field that was added then. A caller
- * that was compiled with the older header passes that size; any other smaller size would cut a field. */
+/* Structs that have grown, and each size that they had before: the offset of the first field that was added then. A
+ * caller that was compiled with the older header passes that size; any other smaller size would cut a field. */
 static const struct {
     const char *name;
     uint32_t size;

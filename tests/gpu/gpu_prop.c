@@ -9,8 +9,8 @@
 
 enum { BOTH = EPX_LOW_LATENCY | EPX_HIGH_THROUGHPUT };
 
-/* Queues that a GPU has for the streams of a process at most: streams that share one may wait for each other, and so would ranks.
- * A group has its default stream and two more (prop_run.c); one is for copies. */
+/* Queues that a GPU has for the streams of a process at most: streams that share one may wait for each other, and so
+ * would ranks. A group has its default stream and two more (prop_run.c); one is for copies. */
 enum { QUEUES = 32, GROUP_STREAMS = 3, OTHER_STREAMS = 1 };
 
 static void fit_queues(struct prop_case *c, struct prop_rng *rng)
@@ -30,7 +30,8 @@ static void cut_nodes(struct prop_case *c, struct prop_rng *rng)
     snprintf(c->net, sizeof(c->net), "ofi:%s", prop_chance(rng, 50) ? "tcp" : "shm");
 }
 
-/* One rank comes too late to one of its operations: a status on all ranks or right results, and those that mask it go on. */
+/* One rank comes too late to one of its operations: a status on all ranks or right results, and those that mask it go
+ * on. */
 static void come_late(struct prop_case *c, struct prop_rng *rng)
 {
     fit_queues(c, rng);
@@ -47,7 +48,8 @@ static void come_late_between_nodes(struct prop_case *c, struct prop_rng *rng)
 {
     cut_nodes(c, rng);
     come_late(c, rng);
-    /* Not shm: ranks of one process share its mappings, and one that has closed its own is fatal for those still sending. */
+    /* Not shm: ranks of one process share its mappings, and one that has closed its own is fatal for those still
+     * sending. */
     snprintf(c->net, sizeof(c->net), "ofi:tcp");
     c->timeout_ms = 800; /* connecting is part of it */
 }

@@ -60,8 +60,8 @@ int bench_work_scales(const struct bench_config *config); /* per row; 0 without 
 /* 0, or -1 without memory. */
 int bench_work_open(struct bench_work *work, const struct bench_config *config, int rank, bench_alloc_fn alloc,
                     void *context);
-/* The same with tensors that only `copy` (0 or -1) reaches: what is given is copied in by bench_work_seed and _poison, what
- * was delivered is copied out by bench_work_check. */
+/* The same with tensors that only `copy` (0 or -1) reaches: what is given is copied in by bench_work_seed and _poison,
+ * what was delivered is copied out by bench_work_check. */
 int bench_work_open_device(struct bench_work *work, const struct bench_config *config, int rank, bench_alloc_fn alloc,
                            int (*copy)(void *context, void *to, const void *from, size_t bytes), void *context);
 void bench_work_close(struct bench_work *work);

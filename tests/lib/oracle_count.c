@@ -34,7 +34,8 @@ static int carrier(const struct oracle_route *route, int source, int node)
     return -1;
 }
 
-/* How to count: tokens; rows of experts (in low latency entries of a token may share one); entries of a token's top-k. */
+/* How to count: tokens; rows of experts (in low latency entries of a token may share one); entries of a token's
+ * top-k. */
 enum count { BY_RANK, BY_EXPERT, BY_ENTRY };
 
 static int is_new(const int32_t *idx, int k)

@@ -14,7 +14,8 @@ static long long env_number(const char *name, long long otherwise)
     return text && *text ? strtoll(text, NULL, 0) : otherwise;
 }
 
-/* ---- A rank ---------------------------------------------------------------------------------------------------------- */
+/* ---- A rank
+ * ---------------------------------------------------------------------------------------------------------- */
 
 static int run_updates(struct actor *actors, const struct prop_case *c)
 {
@@ -64,8 +65,8 @@ static epx_group_config group_config(const struct shared *s, int group)
     return config;
 }
 
-/* A GPU has 32 queues for the streams of a process, and kernels in one queue may wait for each other: there, handles of a
- * group share two streams. `a` is the last of `number` + 1 actors. */
+/* A GPU has 32 queues for the streams of a process, and kernels in one queue may wait for each other: there, handles of
+ * a group share two streams. `a` is the last of `number` + 1 actors. */
 static int open_streams(struct actor *a, int number)
 {
     const int want = a->p->streams == PROP_TWO_STREAMS ? 2 : a->p->streams == PROP_OWN_STREAM ? 1 : 0;
@@ -169,7 +170,8 @@ static int run_rank(int rank, int n, epx_bootstrap *boot, void *arg)
     return rc;
 }
 
-/* ---- A case ---------------------------------------------------------------------------------------------------------- */
+/* ---- A case
+ * ---------------------------------------------------------------------------------------------------------- */
 
 static int shared_init(struct shared *s)
 {
@@ -243,7 +245,8 @@ int prop_run_case(const struct prop_case *c, char *error, size_t bytes)
     return prop_run_case_on(c, run_ranks, error, bytes);
 }
 
-/* ---- Many cases ------------------------------------------------------------------------------------------------------ */
+/* ---- Many cases
+ * ------------------------------------------------------------------------------------------------------ */
 
 double prop_scale(void)
 {

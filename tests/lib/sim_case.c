@@ -199,9 +199,9 @@ static void draw_faults(struct sim_case *c, struct prop_rng *rng, unsigned allow
     }
 }
 
-/* A masked rank is taken for dead: one that is only late may be in the midst of writing to its peers. And masking is for
- * low latency: high throughput has others in between, who may have masked other ranks than those that miss them. Nor
- * does a combine that is queued before its dispatch has ended know that results are missing. */
+/* A masked rank is taken for dead: one that is only late may be in the midst of writing to its peers. And masking is
+ * for low latency: high throughput has others in between, who may have masked other ranks than those that miss them.
+ * Nor does a combine that is queued before its dispatch has ended know that results are missing. */
 static void choose_mask(struct sim_case *c)
 {
     int others = 0;

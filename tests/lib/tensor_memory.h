@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory for the tensors of tests: what the group's device reaches, and the host too. On a GPU that is pinned memory. */
+/* Memory for the tensors of tests: what the group's device reaches, and the host too. On a GPU that is pinned
+ * memory. */
 #ifndef EPX_TESTS_LIB_TENSOR_MEMORY_H
 #define EPX_TESTS_LIB_TENSOR_MEMORY_H
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The part of cmocka that EPX's tests use, for builds that compile for another architecture: its header is the same for all
- * and comes with libcmocka-dev, its library is not there. Prints what cmocka prints, so that the results are counted alike.
+ * The part of cmocka that EPX's tests use, for builds that compile for another architecture: its header is the same for
+ * all and comes with libcmocka-dev, its library is not there. Prints what cmocka prints, so that the results are
+ * counted alike.
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Groups over communicators of NCCL's own, which this program plays, with the CUDA driver beside it: ranks are threads,
- * device memory is told from the host's, work on a stream is done when it is asked for the second time. The library finds
- * both by name, as it would the real ones.
+ * device memory is told from the host's, work on a stream is done when it is asked for the second time. The library
+ * finds both by name, as it would the real ones.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -44,7 +44,8 @@ static void complain(const char *what)
             complain(#condition); \
     } while (0)
 
-/* ---- The driver ------------------------------------------------------------------------------------------------------ */
+/* ---- The driver
+ * ------------------------------------------------------------------------------------------------------ */
 
 struct stream {
     int asked;
@@ -183,7 +184,8 @@ PLAYED int cuStreamDestroy_v2(void *stream)
     return 0;
 }
 
-/* ---- NCCL ------------------------------------------------------------------------------------------------------------ */
+/* ---- NCCL
+ * ------------------------------------------------------------------------------------------------------------ */
 
 struct ncclComm {
     int rank;
@@ -249,7 +251,8 @@ PLAYED ncclResult_t ncclAllGather(const void *send, void *recv, size_t bytes, nc
     return stage.nonblocking ? ncclInProgress : ncclSuccess;
 }
 
-/* ---- The tests ------------------------------------------------------------------------------------------------------- */
+/* ---- The tests
+ * ------------------------------------------------------------------------------------------------------- */
 
 static ncclEpGroupConfig_t make_config(void)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Work for tests of nccl_ep.h, as a user's program would do it: memory of cudaMalloc, copies, streams; what comes out is
- * copied to the host and compared with the oracle. A nccl_case is a handle with the tensors of its layout.
+ * Work for tests of nccl_ep.h, as a user's program would do it: memory of cudaMalloc, copies, streams; what comes out
+ * is copied to the host and compared with the oracle. A nccl_case is a handle with the tensors of its layout.
  */
 #ifndef EPX_TESTS_NCCL_EP_NCCL_CASE_H
 #define EPX_TESTS_NCCL_EP_NCCL_CASE_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One rank of the tests of nccl_ep.h: a program for NCCL EP as users write them, started on several ranks by tests/scripts/nccl_ep.sh
- * (CPU device) and scripts/gpu.sh (GPU). usage: nccl_ep_ranks layouts|misuse|masks|standin...
+ * One rank of the tests of nccl_ep.h: a program for NCCL EP as users write them, started on several ranks by
+ * tests/scripts/nccl_ep.sh (CPU device) and scripts/gpu.sh (GPU). usage: nccl_ep_ranks layouts|misuse|masks|standin...
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# docs/environment.md names exactly the EPX_ variables that the library and the Python packages read. (That it agrees with the
-# table in src/util/env.c, which alone may read those of the library, is a test of test_util.c.)
+# docs/environment.md names exactly the EPX_ variables that the library and the Python packages read. (That it agrees
+# with the table in src/util/env.c, which alone may read those of the library, is a test of test_util.c.)
 set -eu
 root=$(cd "$(dirname "$0")/../.." && pwd)
 work=$(mktemp -d)

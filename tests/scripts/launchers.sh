@@ -132,7 +132,8 @@ grep -q "RANK is 0 and WORLD_SIZE is 1, but Open MPI has set OMPI_COMM_WORLD_RAN
 check "epx run inside mpirun" 0 mpi -n 1 "$EPX_BUILD_DIR/epx" run -n 2 "$hello"
 complete 2 "rank"
 
-# Two machines: an agent in the place of ssh gives each a host name of its own. The ranks then know mpirun's address only.
+# Two machines: an agent in the place of ssh gives each a host name of its own. The ranks then know mpirun's address
+# only.
 cat >"$work/agent" <<'SHELL'
 #!/bin/sh
 host=$1

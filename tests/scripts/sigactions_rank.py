@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank in Python, started by `epx run` (sigactions.sh): Ctrl-C raises KeyboardInterrupt while a group exists and after it,
-and the handlers that the process has in the kernel's eyes are those from before."""
+"""One rank in Python, started by `epx run` (sigactions.sh): Ctrl-C raises KeyboardInterrupt while a group exists and
+after it, and the handlers that the process has in the kernel's eyes are those from before."""
 
 import os
 import signal

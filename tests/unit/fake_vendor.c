@@ -52,7 +52,8 @@ __attribute__((constructor)) static void take_over(void)
     pthread_sigmask(SIG_BLOCK, &blocked, NULL);
 }
 
-/* ---- libfabric ---------------------------------------------------------------------------------------------------- */
+/* ---- libfabric
+ * ---------------------------------------------------------------------------------------------------- */
 
 static void *real(const char *name)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * One rank, started by `epx run`: the signal handling of the process is the same before a group is created, while it
- * exists, and after it is destroyed. With the argument "fails" the group cannot be created, and the rest holds all the same.
- * Exit status 0; 1 with a message.
+ * exists, and after it is destroyed. With the argument "fails" the group cannot be created, and the rest holds all the
+ * same. Exit status 0; 1 with a message.
  */
 #include <signal.h>
 #include <stdio.h>

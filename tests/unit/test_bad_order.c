@@ -4,7 +4,8 @@
 
 #include "tests/unit/misuse.h"
 
-/* ---- Destroyed objects, wrong order ------------------------------------------------------------------------------------ */
+/* ---- Destroyed objects, wrong order
+ * ------------------------------------------------------------------------------------ */
 
 static int destroyed(struct fixture *s)
 {
@@ -168,10 +169,11 @@ static int different_handles(struct fixture *s)
     return handles_differ(s, EPX_EXPERT_MAJOR, "expert_alignment") || handles_differ(s, EPX_FLAT, "compact");
 }
 
-/* ---- Overflow ---------------------------------------------------------------------------------------------------------- */
+/* ---- Overflow
+ * ---------------------------------------------------------------------------------------------------------- */
 
-/* Rank 0 has room for one row too few. It learns so, at once (then it sends nothing, and the others' wait for it ends at
- * their deadline) or when the operation runs; its memory behind the tensor stays. */
+/* Rank 0 has room for one row too few. It learns so, at once (then it sends nothing, and the others' wait for it ends
+ * at their deadline) or when the operation runs; its memory behind the tensor stays. */
 static int small_tensor(struct fixture *s, int in_epx_alloc)
 {
     int64_t rows = s->ht_recv.total - (s->rank == 0), need = s->ht_recv.total;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A rank that dies: its process is killed while the others work. They learn of it, go on without it in both modes, on one
- * node and on two, and nobody waits for it a second time. ctest: timeout=120 labels=ranks
+ * A rank that dies: its process is killed while the others work. They learn of it, go on without it in both modes, on
+ * one node and on two, and nobody waits for it a second time. ctest: timeout=120 labels=ranks
  */
 #include <stdatomic.h>
 #include <stdio.h>
@@ -19,7 +19,8 @@
 
 enum { RANKS = 4, LAST = RANKS - 1, BLOCK = 8192, DEADLINE_MS = 3000 };
 
-/* ---- Ranks as processes, which meet in shared memory -------------------------------------------------------------------- */
+/* ---- Ranks as processes, which meet in shared memory
+ * -------------------------------------------------------------------- */
 
 struct table {
     atomic_int arrived, round, failed, survivors;
@@ -128,7 +129,8 @@ static int run_story(struct story *story)
     return failures;
 }
 
-/* ---- Words ---------------------------------------------------------------------------------------------------------------- */
+/* ---- Words
+ * ---------------------------------------------------------------------------------------------------------------- */
 
 static void die_if_last(const struct fixture *s)
 {
@@ -181,7 +183,8 @@ static epx_status clean(epx_group *group)
     return epx_mask_clean(group, NULL);
 }
 
-/* ---- Stories -------------------------------------------------------------------------------------------------------------- */
+/* ---- Stories
+ * -------------------------------------------------------------------------------------------------------------- */
 
 /* It is missed by high throughput, which fails; clearing the error goes on without it. */
 static int missed_by_high_throughput(struct fixture *s)
@@ -258,7 +261,8 @@ static int cleaned(struct fixture *s)
     return start_over(s, clean) || go_on(s);
 }
 
-/* ---- Tests ---------------------------------------------------------------------------------------------------------------- */
+/* ---- Tests
+ * ---------------------------------------------------------------------------------------------------------------- */
 
 static void both_ways(void **state)
 {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One rank of four is killed (SIGKILL), or stopped for some seconds (SIGSTOP, SIGCONT), while its group is made, works, or
- * ends: with the bootstrap over TCP, on one node and on two, over sockets and over shared memory. Whatever the others find, and
- * the one that was stopped when it looks up again, they end by themselves, each call of theirs with a status, and within a
- * bound that follows from their deadlines; nobody crashes, and who goes on gets what is right.
+ * One rank of four is killed (SIGKILL), or stopped for some seconds (SIGSTOP, SIGCONT), while its group is made, works,
+ * or ends: with the bootstrap over TCP, on one node and on two, over sockets and over shared memory. Whatever the
+ * others find, and the one that was stopped when it looks up again, they end by themselves, each call of theirs with a
+ * status, and within a bound that follows from their deadlines; nobody crashes, and who goes on gets what is right.
  *
  * Over shm a process that is killed may hold a lock of libfabric's, for which the others then spin for ever inside the
  * library: that must end as any failure does. ctest: timeout=240 labels=ranks,slow sleeps
@@ -54,10 +54,11 @@ static uint32_t draw(uint32_t below)
     return (uint32_t)(random_state >> 33) % below;
 }
 
-/* ---- A rank ---------------------------------------------------------------------------------------------------------------- */
+/* ---- A rank
+ * ---------------------------------------------------------------------------------------------------------------- */
 
-/* With enable_mask low latency masks whom it misses, each rank by itself; an agreement on who is left follows only a failure
- * of high throughput. */
+/* With enable_mask low latency masks whom it misses, each rank by itself; an agreement on who is left follows only a
+ * failure of high throughput. */
 static int rounds(struct fixture *s, const struct story *story, struct table *table)
 {
     for (int i = 0; i < ROUNDS; i++) {
@@ -120,7 +121,8 @@ static int be_rank(const struct story *story, int rank, struct table *table)
     return 0;
 }
 
-/* ---- The parent -------------------------------------------------------------------------------------------------------------- */
+/* ---- The parent
+ * -------------------------------------------------------------------------------------------------------------- */
 
 static int free_port(void)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The tables of a build without libfabric and without libibverbs. They are compiled here under names of their own, as the
- * library of this build may have the real ones.
+ * The tables of a build without libfabric and without libibverbs. They are compiled here under names of their own, as
+ * the library of this build may have the real ones.
  */
 #undef EPX_HAVE_OFI
 #define EPX_HAVE_OFI 0

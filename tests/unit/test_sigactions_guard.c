@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The signal handling of a process before and after a vendor library is loaded and called. Each case is a process of its
- * own: dispositions are global, and a library's constructor runs once.
+ * The signal handling of a process before and after a vendor library is loaded and called. Each case is a process of
+ * its own: dispositions are global, and a library's constructor runs once.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -179,7 +179,8 @@ static int overlapping_calls_are_covered(void)
     sigactions_restore(&second, "fake");
     CHECK(now(SIGINT) == own_handler);
 
-    /* Ended in the other order, and SIGPIPE, which the constructor ignores, is not taken for the application's choice. */
+    /* Ended in the other order, and SIGPIPE, which the constructor ignores, is not taken for the application's
+     * choice. */
     sigactions_save(&first);
     install_in(vendor, SIGINT);
     sigactions_save(&second);

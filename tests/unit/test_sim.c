@@ -220,11 +220,12 @@ static void many_ranks(void **state)
     run_seeds("many_ranks", 50001, 4, (struct sim_case_options){.modes = BOTH, .ranks = 32, .nodes = 4});
 }
 
-/* Each has found something once: a relay that was left behind forwards by the descriptor of another operation; a rank whose gather
- * failed took part in the next one, where others were a step behind it; a relay sent on sums of rows that a rank which had
- * failed used for something else; a group without high throughput wrote down more sources of a relay than it had room for.
- * Of the last nine, three combined memory of ranks of their node that had given up without telling them; one received rows
- * that the network read after their rank had given up; in five a rank masked itself, while it waited for its own agents. */
+/* Each has found something once: a relay that was left behind forwards by the descriptor of another operation; a rank
+ * whose gather failed took part in the next one, where others were a step behind it; a relay sent on sums of rows that
+ * a rank which had failed used for something else; a group without high throughput wrote down more sources of a relay
+ * than it had room for. Of the last nine, three combined memory of ranks of their node that had given up without
+ * telling them; one received rows that the network read after their rank had given up; in five a rank masked itself,
+ * while it waited for its own agents. */
 static void seeds_that_have_found_something(void **state)
 {
     static const struct {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Does the simulation find bugs? Kernels and proxies are compiled for this program with six of them, each behind a
- * switch (kernel/inject_bug.h): a wait for a slot's readers left out, a counter compared with the epoch before, a field of
- * the immediate one bit too narrow; and the three steps of the rule of completion (docs/design.md), each left out. Every one
- * must be found within 1,000 seeds. One thread: nothing for ThreadSanitizer. ctest: timeout=180 labels=notsan
+ * switch (kernel/inject_bug.h): a wait for a slot's readers left out, a counter compared with the epoch before, a field
+ * of the immediate one bit too narrow; and the three steps of the rule of completion (docs/design.md), each left out.
+ * Every one must be found within 1,000 seeds. One thread: nothing for ThreadSanitizer. ctest: timeout=180 labels=notsan
  */
 #include <stdio.h>
 #include <string.h>

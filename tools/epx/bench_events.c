@@ -2,15 +2,16 @@
 /*
  * --timing events: the operations of one rank, timed in steady state by the device's time stamps.
  *
- *      check     dispatch and combine of a seed, compared with the oracle; then by replays of graphs, with other routing
+ *      check     dispatch and combine of a seed, compared with the oracle; then by replays of graphs, with other
+ *                routing
  *                and data (low latency) or the same (high throughput, where a graph has the row counts of its routing)
  *      measure   one graph of [ stamp | dispatch | stamp | combine ] * iterations: the rows dispatch and combine.
  *                Low latency also by graphs with a stamp after every tenth operation only, because a stamp takes time
  *                too: `pair` of dispatch and combine in turn, `dispatches` and `combines` of one kind in a row.
  *                High throughput also times the update, between two stamps and without a graph.
  *
- * On a device without graphs (the CPU) the same operations are queued directly. Between phases all ranks meet: ranks that
- * are threads share a context, in which setting up a graph may wait for kernels that run.
+ * On a device without graphs (the CPU) the same operations are queued directly. Between phases all ranks meet: ranks
+ * that are threads share a context, in which setting up a graph may wait for kernels that run.
  */
 #include <stdlib.h>
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * --replays N: one graph of (update,) dispatch and combine is replayed with other routing and data in the same tensors,
- * and every result is compared with the oracle. --overlap: beside copies on another stream, whose result is checked too.
+ * and every result is compared with the oracle. --overlap: beside copies on another stream, whose result is checked
+ * too.
  */
 #include <string.h>
 

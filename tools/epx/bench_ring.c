@@ -6,8 +6,8 @@
  *      agents of ring i --32 commands at a time--> ring i --> proxy thread i --> null network       commands per second
  *      agent 0 --1 command--> ring 1 --> its proxy --> null network --> "sent" counter              round trip
  *
- * Commands are counted by the proxies over spans of time while everything runs. Two patterns: scattered, in which no two
- * commands touch and each becomes a put of its own; contiguous, in which neighbours merge.
+ * Commands are counted by the proxies over spans of time while everything runs. Two patterns: scattered, in which no
+ * two commands touch and each becomes a put of its own; contiguous, in which neighbours merge.
  */
 #include <pthread.h>
 #include <stdio.h>

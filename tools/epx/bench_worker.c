@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One EPX rank of the benchmark: a group, a handle, tensors; then it runs the driver's commands. A rank is a process with
- * a group from the environment, or (--threads) one of several threads of a process.
+ * One EPX rank of the benchmark: a group, a handle, tensors; then it runs the driver's commands. A rank is a process
+ * with a group from the environment, or (--threads) one of several threads of a process.
  */
 #include "bench_worker.h"
 

@@ -49,7 +49,8 @@ int bench_series_make(struct bench_rank *rank, struct bench_series *series, int 
 int bench_series_run(struct bench_rank *rank, const struct bench_series *series);
 void bench_series_free(struct bench_rank *rank, struct bench_series *series);
 
-/* Waits for the driver's command, checks, measures by time stamps or replays (bench_replay.c). 0, or -1 after a message. */
+/* Waits for the driver's command, checks, measures by time stamps or replays (bench_replay.c). 0, or -1 after a
+ * message. */
 int bench_events_run(struct bench_rank *rank);
 
 /* ---- bench_replay.c */

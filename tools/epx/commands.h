@@ -35,8 +35,8 @@ struct launch_options {
 
 enum { LAUNCH_MAX_RANKS = 1024, LAUNCH_GRACE_MS = 5000, LAUNCH_TIMED_OUT = 124 };
 
-/* 0 when every rank returned 0. Otherwise the exit status of the first rank that failed, or 128 + its signal; 127 or 126
- * when the program cannot be started; LAUNCH_TIMED_OUT. A failure is reported on stderr. */
+/* 0 when every rank returned 0. Otherwise the exit status of the first rank that failed, or 128 + its signal; 127 or
+ * 126 when the program cannot be started; LAUNCH_TIMED_OUT. A failure is reported on stderr. */
 int launch_ranks(const struct launch_options *options);
 
 #endif

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ways to move the rows of a flow with MPI. Which is fastest depends on shape and machine, so the benchmark tries all. */
+/* Ways to move the rows of a flow with MPI. Which is fastest depends on shape and machine, so the benchmark tries
+ * all. */
 #ifndef EPX_MPI_EXCHANGE_H
 #define EPX_MPI_EXCHANGE_H
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dispatch and combine through deep_ep, as its callers time them: cached handle, torch tensors, CUDA events around each call.
+"""Dispatch and combine through deep_ep, as its callers time them: cached handle, torch tensors, CUDA events around each
+call.
 
     torchrun --nproc-per-node 8 tools/python/deep_ep_bench.py --device cuda
     torchrun --nproc-per-node 4 tools/python/deep_ep_bench.py --tokens 256 --hidden 1024     (CPU tensors: wall time)
 
-Every rank times its own calls, queued without a stop. The table has the median over the ranks of each rank's median, and the
-slowest rank's. Results are checked once before anything is timed.
+Every rank times its own calls, queued without a stop. The table has the median over the ranks of each rank's median,
+and the slowest rank's. Results are checked once before anything is timed.
 """
 
 import argparse

@@ -4,16 +4,17 @@
     torchrun --nproc-per-node 8 tools/python/python_host_time.py --device cuda
     python tools/python/python_host_time.py [--tokens 128] [--profile]
 
-Four numbers for each kind of call, in microseconds for a pair of one dispatch and one combine, with the hooks if there are any:
+Four numbers for each kind of call, in microseconds for a pair of one dispatch and one combine, with the hooks if there
+are any:
 
     all         what the caller feels
     Python      the same calls, with operations of the C library that do nothing
     C           the calls of the C library alone, with the arguments that they had in such a pair
     launch      for scale: as many of torch's smallest operations as the pair has kernels
 
-On a GPU nothing is waited for, and the time of the calls is the host's. A round is short and begins with an idle GPU: a GPU
-that falls behind would otherwise fill the queue of its launches, and the host wait for it. On the CPU "the current stream
-waits" means that the call does: the time of those waits is measured and taken away.
+On a GPU nothing is waited for, and the time of the calls is the host's. A round is short and begins with an idle GPU: a
+GPU that falls behind would otherwise fill the queue of its launches, and the host wait for it. On the CPU "the current
+stream waits" means that the call does: the time of those waits is measured and taken away.
 """
 
 import argparse
@@ -58,7 +59,8 @@ class Library:
         self._real = {name: getattr(self._library, name) for name in OPERATIONS}
 
     def record(self, run: Callable[[], Any]) -> List[Tuple[Any, Tuple[Any, ...]]]:
-        """Runs something: (function, arguments) of each operation in it. What the arguments point to must be kept alive."""
+        """Runs something: (function, arguments) of each operation in it. What the arguments point to must be kept
+        alive."""
         calls: List[Tuple[Any, Tuple[Any, ...]]] = []
 
         def recorder(function: Any) -> Callable[..., int]:

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is asked of the CUDA driver, found in the process or opened at run time: it is where a GPU is, whichever runtime the
- * program was linked with. */
+/* What is asked of the CUDA driver, found in the process or opened at run time: it is where a GPU is, whichever runtime
+ * the program was linked with. */
 #ifndef EPX_COMPAT_NCCL_EP_DRIVER_H
 #define EPX_COMPAT_NCCL_EP_DRIVER_H
 

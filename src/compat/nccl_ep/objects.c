@@ -90,8 +90,8 @@ static struct stream_pair *find_pair(const struct ncclEpGroup *group, cudaStream
     return pair;
 }
 
-/* A stream of a GPU is taken as it is; NULL, there the default stream, has a name of its own, for EPX's NULL is another.
- * On the CPU device a stream is whatever the caller calls it, and the group gets one for each name. */
+/* A stream of a GPU is taken as it is; NULL, there the default stream, has a name of its own, for EPX's NULL is
+ * another. On the CPU device a stream is whatever the caller calls it, and the group gets one for each name. */
 ncclResult_t compat_stream(struct ncclEpGroup *group, cudaStream_t stream, const char *call, epx_stream *out)
 {
     struct stream_pair *pair;

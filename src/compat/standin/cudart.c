@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libepx_cudart.so: CUDA's runtime as far as a program for nccl_ep.h needs it that runs on the CPU device. Memory is the
- * host's. A stream is a name; the work on it is EPX's, and libnccl_ep.so, where it is, waits for it.
+ * libepx_cudart.so: CUDA's runtime as far as a program for nccl_ep.h needs it that runs on the CPU device. Memory is
+ * the host's. A stream is a name; the work on it is EPX's, and libnccl_ep.so, where it is, waits for it.
  */
 #include <cuda_runtime.h>
 
@@ -78,7 +78,8 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, in
     return cudaErrorInvalidValue;
 }
 
-/* ---- Memory ------------------------------------------------------------------------------------------------------- */
+/* ---- Memory
+ * ------------------------------------------------------------------------------------------------------- */
 
 cudaError_t cudaMalloc(void **ptr, size_t size)
 {
@@ -142,7 +143,8 @@ cudaError_t cudaMemsetAsync(void *ptr, int value, size_t bytes, cudaStream_t str
     return error;
 }
 
-/* ---- Streams ------------------------------------------------------------------------------------------------------ */
+/* ---- Streams
+ * ------------------------------------------------------------------------------------------------------ */
 
 struct CUstream_st {
     struct CUstream_st *next;

@@ -31,8 +31,8 @@ static void find_driver(void)
     *(void **)&driver.range = dlsym(library, "cuMemGetAddressRange_v2");
 }
 
-/* cuPointerGetAttributes returns zeros for memory that CUDA did not allocate. IPC_CAPABLE is 0 for host memory, for memory
- * of cudaMallocAsync and for mapped address ranges, such as PyTorch's expandable segments. */
+/* cuPointerGetAttributes returns zeros for memory that CUDA did not allocate. IPC_CAPABLE is 0 for host memory, for
+ * memory of cudaMallocAsync and for mapped address ranges, such as PyTorch's expandable segments. */
 uint64_t cuda_region_id(struct device *device, const void *data)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;

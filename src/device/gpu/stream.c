@@ -15,10 +15,10 @@ static cudaEvent_t event_of(struct device_event *event)
 }
 
 /*
- * Where ranks are threads of one process, a kernel in a stream that was just made has been seen not to start for as long as
- * those of other streams ran, which waited for it (H200, driver 580; in one of a hundred cases of tests/gpu/gpu_prop; in none of
- * 600 with streams that had been used before). So streams that come back are given out again, and a new one runs a kernel at
- * once, while nobody waits for anything.
+ * Where ranks are threads of one process, a kernel in a stream that was just made has been seen not to start for as
+ * long as those of other streams ran, which waited for it (H200, driver 580; in one of a hundred cases of
+ * tests/gpu/gpu_prop; in none of 600 with streams that had been used before). So streams that come back are given out
+ * again, and a new one runs a kernel at once, while nobody waits for anything.
  */
 #define IDLE_MOST 64
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A stand-in for CUDA's runtime on machines without CUDA: memory and streams, as much as a program for nccl_ep.h needs that
- * brings no kernels of its own. "Device" memory is the host's. Link libepx_cudart.so.
+ * A stand-in for CUDA's runtime on machines without CUDA: memory and streams, as much as a program for nccl_ep.h needs
+ * that brings no kernels of its own. "Device" memory is the host's. Link libepx_cudart.so.
  *
- * Work on a stream is EPX's alone: the *Async calls here wait for that stream first, then do their work at once. The NULL
- * stream waits for all streams of the process.
+ * Work on a stream is EPX's alone: the *Async calls here wait for that stream first, then do their work at once. The
+ * NULL stream waits for all streams of the process.
  */
 #ifndef EPX_STANDIN_CUDA_RUNTIME_H
 #define EPX_STANDIN_CUDA_RUNTIME_H
