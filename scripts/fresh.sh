@@ -96,11 +96,12 @@ outside() {
     copy_settings
     rm -rf --one-file-system "$root/clone"
     git clone -q "$project" "$root/clone"
-    # A signal ends the shell below and with it, by --kill-child, all that runs inside.
+    # unshare ignores signals but this one, which ends (--kill-child) all that runs inside.
     EPX_FRESH_INSIDE=$root unshare --mount --propagation private --pid --fork --kill-child --mount-proc \
         bash "$here/fresh.sh" "$suite" "$@" &
-    trap 'kill "$!" 2>/dev/null || true; exit 143' INT TERM
-    wait "$!"
+    inner=$!
+    trap 'kill -KILL "$inner" 2>/dev/null || true; wait "$inner" || true; exit 143' INT TERM
+    wait "$inner"
 }
 
 # ---- Inside the namespaces: mounts, then the commands
