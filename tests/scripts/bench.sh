@@ -172,7 +172,7 @@ if [ -x "$(dirname "$epx")/epx-mpi-baseline" ] && command -v mpirun >/dev/null; 
         # shellcheck disable=SC2086
         set -- $shape
         expect 0 "$shape against MPI, both checked" "$1" "${small[@]}" "${@:2}" --check --vs mpi --json &&
-            json "$shape: the ratio" "abs(o['vs_mpi'] - o['mpi_us_p50'] / o['us_p50']) < 0.1 and o['mpi_variant']"
+            json "$shape: the ratio" "abs(o['vs_mpi'] * o['us_p50'] - o['mpi_us_p50']) < 0.06 * (1 + o['vs_mpi']) + 0.006 * o['us_p50'] and o['mpi_variant']"
     done
     EPX_BENCH_CORRUPT=3 expect 1 "a spoilt result of MPI is found" ht "${small[@]}" --check --vs mpi
 else
