@@ -204,7 +204,7 @@ struct membership_message {
     uint64_t token; /* rank 0's is taken */
 };
 
-static epx_status call_all(struct epx_group *group)
+static epx_status connect_all(struct epx_group *group)
 {
     uint8_t *out = calloc((size_t)group->nranks, 2), *tokens = out ? out + group->nranks : NULL, token = 0;
     epx_status status;
@@ -218,7 +218,7 @@ static epx_status call_all(struct epx_group *group)
         if (out[r])
             status =
                 fail(EPX_ERR_SYSTEM,
-                     "epx_group_create: rank %d cannot be called over TCP: groups with enable_mask need connections "
+                     "epx_group_create: rank %d cannot be reached over TCP: groups with enable_mask need connections "
                      "between all ranks (EPX_SOCKET_IFNAME picks the interfaces)",
                      r);
     membership_end(group->membership);
@@ -247,7 +247,7 @@ epx_status handshake_membership(struct epx_group *group)
         for (int r = 0; r < group->nranks; r++)
             addresses[r] = all[r].address;
         membership_set_peers(group->membership, addresses, all[0].token);
-        status = handshake_ready(group, call_all(group));
+        status = handshake_ready(group, connect_all(group));
     }
     free(addresses);
     free(all);

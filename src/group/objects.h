@@ -21,7 +21,7 @@ struct epx_group {
     struct device *device;
     struct boot *boot;
     struct membership *membership; /* NULL without enable_mask */
-    int use_membership;            /* meetings go through it just now */
+    int use_membership;            /* all-gathers go through it now */
     int mask_updated;              /* epx_mask_update has masked ranks since the ranks last agreed */
     uint8_t *masked_by_update;     /* [R]: which */
     int rank, nranks, node, nnodes;

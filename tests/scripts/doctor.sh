@@ -89,6 +89,11 @@ json "is a warning, too" "o['network'] is None and any('pigeons' in w for w in o
 EPX_SOCKET_IFNAME="=nosuch" expect 0 "an interface that is not there" "$epx" doctor
 says "is a warning, with those that are" "selects no interface that is up; interfaces: "
 
+SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_STEP_ID=3 SLURM_JOB_ID=4 SLURM_NNODES=1 expect 0 "as a rank of srun" "$epx" doctor --json
+json "is shown" "'Slurm: rank 1 of 2; rank 0 is at 127.0.0.1, port ' in o['sections']['rendezvous over tcp']['launcher']"
+RANK=0 WORLD_SIZE=1 PMI_RANK=1 PMI_SIZE=2 expect 0 "a rank by two launchers that differ" "$epx" doctor --json
+json "is a warning" "any('RANK is 0' in w and 'PMI_RANK to 1' in w for w in o['warnings'])"
+
 EPX_DEVICE=abacus expect 1 "a device that is not there" "$epx" doctor
 first "is named in the first line" "cannot run here: "
 if [ "${EPX_SANITIZE:-none}" = none ]; then

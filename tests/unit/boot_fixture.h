@@ -265,7 +265,7 @@ static inline int gather_twice_over(const struct world *world, int rank)
     return status;
 }
 
-static inline int fail_then_meet_again(const struct world *world, int rank)
+static inline int fail_then_connect_again(const struct world *world, int rank)
 {
     struct boot *boot;
     int status = boot_open(NULL, world->timeout_ms, &boot);

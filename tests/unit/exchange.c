@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One rank of a group that exchanges tokens in both modes and compares all it gets with the oracle. The ranks meet as
+ * One rank of a group that exchanges tokens in both modes and compares all it gets with the oracle. The ranks connect as
  * RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say, so that they may be started anywhere: by `epx run`, in network
  * namespaces (netns.sh), on several machines.
  *

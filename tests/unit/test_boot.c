@@ -14,7 +14,7 @@ static void every_rank_gets_the_data_of_all(void **state)
     world_end(&world);
 }
 
-static void sixty_four_ranks_meet(void **state)
+static void sixty_four_ranks_connect(void **state)
 {
     struct world world = world_make(64, open_and_gather);
 
@@ -35,7 +35,7 @@ static void megabytes_are_gathered(void **state)
     world_end(&world);
 }
 
-static void ranks_meet_over_ipv6(void **state)
+static void ranks_connect_over_ipv6(void **state)
 {
     struct sockaddr_in6 at = {.sin6_family = AF_INET6, .sin6_addr = IN6ADDR_LOOPBACK_INIT};
     struct world world = world_make(3, open_and_gather);
@@ -56,7 +56,7 @@ static void ranks_meet_over_ipv6(void **state)
     world_end(&world);
 }
 
-static void ranks_meet_by_host_name(void **state)
+static void ranks_connect_by_host_name(void **state)
 {
     struct world world = world_make(3, open_and_gather);
 
@@ -90,7 +90,7 @@ static int find_interface(char name[IF_NAMESIZE], char host[INET_ADDRSTRLEN])
     return found;
 }
 
-static void ranks_meet_on_a_chosen_interface(void **state)
+static void ranks_connect_on_a_chosen_interface(void **state)
 {
     char name[IF_NAMESIZE], host[INET_ADDRSTRLEN];
     struct world world;
@@ -124,7 +124,7 @@ static void an_unknown_interface_is_refused(void **state)
     world_end(&world);
 }
 
-static void the_interface_has_no_say_on_loopback(void **state)
+static void the_interface_does_not_matter_on_loopback(void **state)
 {
     struct world world = world_make(2, open_and_gather);
 
@@ -136,7 +136,7 @@ static void the_interface_has_no_say_on_loopback(void **state)
     world_end(&world);
 }
 
-static void interfaces_are_picked_as_by_nccl(void **state)
+static void interfaces_are_selected_as_by_nccl(void **state)
 {
     (void)state;
     assert_true(interface_match("eth", "eth0"));
@@ -177,9 +177,9 @@ static void one_rendezvous_serves_many_groups(void **state)
     world_end(&world);
 }
 
-static void ranks_meet_anew_after_a_failure(void **state)
+static void ranks_connect_again_after_a_failure(void **state)
 {
-    struct world world = world_make(3, fail_then_meet_again);
+    struct world world = world_make(3, fail_then_connect_again);
 
     (void)state;
     world_run(&world);
@@ -290,7 +290,7 @@ static int thread_rank(int rank, int n, epx_bootstrap *user, void *arg)
     return status;
 }
 
-static void threads_meet_by_callback(void **state)
+static void threads_gather_by_callback(void **state)
 {
     (void)state;
     assert_int_equal(run_ranks(8, thread_rank, NULL), 0);
@@ -316,22 +316,22 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_rank_gets_the_data_of_all),
-        cmocka_unit_test(sixty_four_ranks_meet),
+        cmocka_unit_test(sixty_four_ranks_connect),
         cmocka_unit_test(megabytes_are_gathered),
-        cmocka_unit_test(ranks_meet_over_ipv6),
-        cmocka_unit_test(ranks_meet_by_host_name),
-        cmocka_unit_test(ranks_meet_on_a_chosen_interface),
+        cmocka_unit_test(ranks_connect_over_ipv6),
+        cmocka_unit_test(ranks_connect_by_host_name),
+        cmocka_unit_test(ranks_connect_on_a_chosen_interface),
         cmocka_unit_test(an_unknown_interface_is_refused),
-        cmocka_unit_test(the_interface_has_no_say_on_loopback),
-        cmocka_unit_test(interfaces_are_picked_as_by_nccl),
+        cmocka_unit_test(the_interface_does_not_matter_on_loopback),
+        cmocka_unit_test(interfaces_are_selected_as_by_nccl),
         cmocka_unit_test(epx_master_port_overrides),
         cmocka_unit_test(one_rendezvous_serves_many_groups),
-        cmocka_unit_test(ranks_meet_anew_after_a_failure),
+        cmocka_unit_test(ranks_connect_again_after_a_failure),
         cmocka_unit_test(one_rank_needs_no_port),
         cmocka_unit_test(a_bad_environment_is_explained),
         cmocka_unit_test(a_bad_bootstrap_is_explained),
         cmocka_unit_test(a_failing_callback_is_reported),
-        cmocka_unit_test(threads_meet_by_callback),
+        cmocka_unit_test(threads_gather_by_callback),
         cmocka_unit_test(a_failing_thread_releases_the_others),
     };
 

@@ -202,7 +202,7 @@ static void ranks_that_want_different_things_are_told(void **state)
 }
 
 /* Connects to every port and sends nothing, noise, or a valid magic number followed by noise. */
-static void connect_as_strangers(const struct conn_address *all)
+static void connect_unknown_clients(const struct conn_address *all)
 {
     for (int r = 0; r < N; r++)
         for (int kind = 0; kind < 3; kind++) {
@@ -222,13 +222,13 @@ static void connect_as_strangers(const struct conn_address *all)
         }
 }
 
-static void strangers_do_no_harm(void **state)
+static void unknown_clients_do_no_harm(void **state)
 {
     (void)state;
-    run_scenario((struct scenario){.before = connect_as_strangers});
+    run_scenario((struct scenario){.before = connect_unknown_clients});
 }
 
 UNIT_MAIN(cmocka_unit_test(all_ranks_take_part), cmocka_unit_test(a_rank_that_ended_is_excluded),
           cmocka_unit_test(ranks_excluded_by_one_are_excluded_by_all), cmocka_unit_test(one_alone_is_enough),
           cmocka_unit_test(a_missing_rank_is_named), cmocka_unit_test(an_excluded_rank_is_told),
-          cmocka_unit_test(ranks_that_want_different_things_are_told), cmocka_unit_test(strangers_do_no_harm))
+          cmocka_unit_test(ranks_that_want_different_things_are_told), cmocka_unit_test(unknown_clients_do_no_harm))

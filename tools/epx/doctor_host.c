@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* This machine: the CPU device, memory that processes share, huge pages, and the interfaces to meet over. */
+/* This machine: the CPU device, memory that processes share, huge pages, and the rendezvous: launcher and interfaces. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <ifaddrs.h>
@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "boot/interface.h"
+#include "boot/launcher.h"
 #include "boot/rendezvous.h"
 #include "device/device.h"
 #include "doctor.h"
@@ -256,17 +257,33 @@ static void show_interfaces(struct report *report, const char *spec)
     freeifaddrs(list);
 }
 
+static void show_launcher(struct report *report)
+{
+    struct launcher found;
+
+    if (!launcher_name())
+        report_row(report, "launcher", "none: this process is no rank");
+    else if (launcher_read(&found) != EPX_OK)
+        report_warn(report, "%s", epx_last_error());
+    else if (found.nranks == 1)
+        report_row(report, "launcher", "%s: rank 0 of 1", found.name);
+    else
+        report_row(report, "launcher", "%s: rank %d of %d; rank 0 is at %s, port %d", found.name, found.rank,
+                   found.nranks, found.host, found.port);
+}
+
 void doctor_sockets(struct report *report)
 {
     const char *spec = env_string("EPX_SOCKET_IFNAME"), *host = getenv("MASTER_ADDR");
     struct endpoint found[RENDEZVOUS_MAX_ADDRESSES];
     int count = 0;
 
-    report_section(report, "meeting over tcp");
+    report_section(report, "rendezvous over tcp");
+    show_launcher(report);
     if (host && host_is_loopback(host))
         report_row(report, "listens on", "loopback, as MASTER_ADDR is %s", host);
     else if (!spec)
-        report_row(report, "listens on", "any interface (EPX_SOCKET_IFNAME picks some)");
+        report_row(report, "listens on", "any interface (EPX_SOCKET_IFNAME selects some)");
     else if (interface_addresses(spec, found, RENDEZVOUS_MAX_ADDRESSES, &count) == EPX_OK)
         report_row(report, "listens on", "%d address%s of the interfaces \"%s\" (EPX_SOCKET_IFNAME)", count,
                    count == 1 ? "" : "es", spec);

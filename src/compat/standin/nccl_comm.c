@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * libepx_nccl.so: communicators that know their rank, their number, and how to gather bytes of host memory; enough for
- * nccl_ep.h on machines without NCCL. The ranks meet as EPX's do (boot/wire.h), each communicator for itself; an id says
- * where: host, port, and a number that no other meeting has.
+ * nccl_ep.h on machines without NCCL. The ranks connect as EPX's do (boot/wire.h), for each communicator anew. An id has
+ * the host, the port, and a number that no other communicator has.
  */
 #include <nccl.h>
 
@@ -175,7 +175,7 @@ static void comm_free(struct ncclComm *comm)
     free(comm);
 }
 
-static ncclResult_t meet(struct ncclComm *comm, const struct id *id)
+static ncclResult_t connect_ranks(struct ncclComm *comm, const struct id *id)
 {
     const struct rendezvous_config config = {.rank = comm->rank,
                                              .nranks = comm->nranks,
@@ -224,7 +224,7 @@ ncclResult_t ncclCommInitRank(ncclComm_t *out, int nranks, ncclUniqueId given, i
     comm->timeout_ms = (int)env_int("EPX_BOOT_TIMEOUT_MS", 100000, 1, 1000000000);
     pthread_mutex_init(&comm->lock, NULL);
     log_set_rank(rank);
-    result = meet(comm, &id);
+    result = connect_ranks(comm, &id);
     if (result != ncclSuccess) {
         comm_free(comm);
         return result;

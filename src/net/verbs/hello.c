@@ -15,9 +15,9 @@
  *
  * Datagrams get lost and doubled: a hello is repeated until an answer comes, every hello that is not DONE is answered
  * with one's own state, and each may arrive any number of times. Both may begin at once. A hello names the token of the
- * endpoint it is meant for and of the one it comes from; both travelled through the bootstrap, so that words of another
- * job, or of an earlier life of this one, are not believed. A rank that has not yet been told the peer's address
- * ignores it: it will be repeated.
+ * endpoint it is meant for and of the one it comes from; the bootstrap has exchanged both, so that a
+ * hello of another job, or of an earlier endpoint, is ignored. A rank that does not have the peer's address yet ignores
+ * the hello: it will be repeated.
  */
 #include "net/verbs/rc.h"
 
@@ -123,10 +123,10 @@ void hello_close(struct verbs_net *net)
     free(rc->ud_memory);
 }
 
-/* ---- Speaking ------------------------------------------------------------------------------------------------- */
+/* ---- Sending -------------------------------------------------------------------------------------------------- */
 
-/* One that finds no room is lost like any other datagram: it will be repeated. */
-static void say(struct verbs_net *net, int peer)
+/* A hello that does not fit into the send queue is lost like any other datagram: it will be repeated. */
+static void send_hello(struct verbs_net *net, int peer)
 {
     struct rc_state *rc = rc_of(net);
     struct verbs_peer *p = &net->peers[peer];
@@ -195,7 +195,7 @@ void hello_want(struct verbs_net *net, int peer)
         return;
     pair->wanted = 1;
     ask(net, pair);
-    say(net, peer);
+    send_hello(net, peer);
 }
 
 static void repeat(struct verbs_net *net, int peer, struct verbs_pair *pair, uint64_t now)
@@ -210,7 +210,7 @@ static void repeat(struct verbs_net *net, int peer, struct verbs_pair *pair, uin
         return;
     pair->pause_ms = pair->pause_ms * 2 > LAST_PAUSE_MS ? LAST_PAUSE_MS : pair->pause_ms * 2;
     pair->repeat_ns = now + pair->pause_ms * MS;
-    say(net, peer);
+    send_hello(net, peer);
 }
 
 int hello_progress(struct verbs_net *net)
@@ -265,7 +265,7 @@ static void listen_to(struct verbs_net *net, const struct hello *hello)
         ask(net, pair);
     }
     if (!(hello->flags & HELLO_DONE))
-        say(net, peer);
+        send_hello(net, peer);
 }
 
 void hello_take(struct verbs_net *net, const struct ibv_wc *wc)
