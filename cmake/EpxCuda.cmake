@@ -2,9 +2,11 @@
 # libepx_cuda.so, the module that the library opens when a group asks for the cuda device. Built where nvcc is; the
 # library itself knows nothing of it.
 
-set(EPX_CUDA AUTO CACHE STRING "Build the CUDA module: ON, OFF, or AUTO: where nvcc is, unless with clang or a sanitizer")
+set(EPX_CUDA AUTO CACHE STRING
+    "Build the CUDA module: ON, OFF, or AUTO: where nvcc is, unless with clang or a sanitizer")
 set_property(CACHE EPX_CUDA PROPERTY STRINGS AUTO ON OFF)
-set(EPX_CUDA_ARCHITECTURES "" CACHE STRING "GPU architectures of the CUDA module; empty = those of its nvcc from 80 to 100")
+set(EPX_CUDA_ARCHITECTURES "" CACHE STRING
+    "GPU architectures of the CUDA module; empty = those of its nvcc from 80 to 100")
 if(NOT EPX_CUDA OR NOT EPX_SANITIZE STREQUAL none OR (EPX_CUDA STREQUAL AUTO AND NOT CMAKE_C_COMPILER_ID STREQUAL GNU))
     return()
 endif()
@@ -43,7 +45,8 @@ target_compile_options(epx_cuda PRIVATE
     $<$<COMPILE_LANGUAGE:C>:${epx_compile_options}>
     # One result for identical inputs, as everywhere: no fused multiply-add.
     "$<$<COMPILE_LANGUAGE:CUDA>:-O3;-lineinfo;-fmad=false;-Xcompiler=-Wall,-Wextra;-Xptxas=-v>")
-set(epx_cuda_launcher ${PROJECT_SOURCE_DIR}/scripts/keep_report.sh ${CMAKE_BINARY_DIR}/ptxas ${CMAKE_CUDA_COMPILER_LAUNCHER})
+set(epx_cuda_launcher
+    ${PROJECT_SOURCE_DIR}/scripts/keep_report.sh ${CMAKE_BINARY_DIR}/ptxas ${CMAKE_CUDA_COMPILER_LAUNCHER})
 set_target_properties(epx_cuda PROPERTIES CUDA_COMPILER_LAUNCHER "${epx_cuda_launcher}")
 target_include_directories(epx_cuda PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
 target_link_libraries(epx_cuda PRIVATE CUDA::cudart_static)

@@ -51,7 +51,8 @@ endforeach()
 add_library(epx_hip MODULE ${epx_hip_sources} ${epx_hip_objects})
 set_target_properties(epx_hip PROPERTIES
     C_STANDARD 11 C_STANDARD_REQUIRED ON C_VISIBILITY_PRESET hidden LINKER_LANGUAGE C
-    POSITION_INDEPENDENT_CODE ON LINK_DEPENDS ${PROJECT_SOURCE_DIR}/src/device/module.map LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
+    POSITION_INDEPENDENT_CODE ON LINK_DEPENDS ${PROJECT_SOURCE_DIR}/src/device/module.map
+    LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
 target_compile_definitions(epx_hip PRIVATE _GNU_SOURCE= EPX_HIP)
 target_compile_options(epx_hip PRIVATE ${epx_compile_options})
 target_include_directories(epx_hip PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)

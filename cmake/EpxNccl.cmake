@@ -32,16 +32,19 @@ target_include_directories(nccl_ep INTERFACE
     $<BUILD_INTERFACE:${epx_nccl_include}> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/nccl_ep>)
 
 file(GLOB epx_standin_boot CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/boot/*.c ${PROJECT_SOURCE_DIR}/src/util/*.c)
-add_library(epx_nccl SHARED ${PROJECT_SOURCE_DIR}/src/compat/standin/nccl_comm.c ${PROJECT_SOURCE_DIR}/src/compat/standin/nccl_memory.c
+add_library(epx_nccl SHARED ${PROJECT_SOURCE_DIR}/src/compat/standin/nccl_comm.c
+    ${PROJECT_SOURCE_DIR}/src/compat/standin/nccl_memory.c
     ${PROJECT_SOURCE_DIR}/src/compat/nccl_ep/driver.c ${epx_standin_boot})
 epx_nccl_library(epx_nccl src/compat/standin/standin.map)
 target_include_directories(epx_nccl INTERFACE
-    $<BUILD_INTERFACE:${epx_standin_nccl_include}> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/nccl_ep/standin/nccl>)
+    $<BUILD_INTERFACE:${epx_standin_nccl_include}>
+    $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/nccl_ep/standin/nccl>)
 
 add_library(epx_cudart SHARED ${PROJECT_SOURCE_DIR}/src/compat/standin/cudart.c)
 epx_nccl_library(epx_cudart src/compat/standin/standin.map)
 target_include_directories(epx_cudart INTERFACE
-    $<BUILD_INTERFACE:${epx_standin_cuda_include}> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/nccl_ep/standin/cuda>)
+    $<BUILD_INTERFACE:${epx_standin_cuda_include}>
+    $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/nccl_ep/standin/cuda>)
 
 set_target_properties(epx_nccl PROPERTIES EXPORT_NAME standin_nccl)
 set_target_properties(epx_cudart PROPERTIES EXPORT_NAME standin_cudart)

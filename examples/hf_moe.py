@@ -200,4 +200,5 @@ def compare(name, args, rank, ranks):
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
-    os._exit(code)  # without destroy_process_group(), in which torch 2.6 may wait for gloo's thread, and that for Python's lock
+    # Without destroy_process_group(), in which torch 2.6 may wait for gloo's thread, and that for Python's lock
+    os._exit(code)

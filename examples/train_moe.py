@@ -200,7 +200,8 @@ def plot(path, one, spread, args, ranks):
     top.plot(one, color="0.55", linewidth=3, label="one process")
     top.plot(spread, color="tab:blue", linewidth=1, label=f"EPX, {ranks} ranks")
     top.set_ylabel("loss (nats per byte)")
-    top.set_title(f"{args.experts} experts, top-{args.topk}, {args.layers} layers; exchange in {args.exchange} on {args.device}")
+    top.set_title(f"{args.experts} experts, top-{args.topk}, {args.layers} layers; "
+                  f"exchange in {args.exchange} on {args.device}")
     top.legend()
     bottom.plot([b - a for a, b in zip(one, spread)], color="tab:red", linewidth=1)
     bottom.axhline(0, color="0.8", linewidth=1, zorder=0)
@@ -228,7 +229,8 @@ def main():
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     if args.batch % ranks or args.experts % ranks:
-        sys.exit(f"train_moe: expected --batch ({args.batch}) and --experts ({args.experts}) to be multiples of {ranks} ranks")
+        sys.exit(f"train_moe: expected --batch ({args.batch}) and --experts ({args.experts}) "
+                 f"to be multiples of {ranks} ranks")
     if args.device == "cuda":
         args.device = f"cuda:{int(os.environ.get('LOCAL_RANK', rank)) % torch.cuda.device_count()}"
         torch.cuda.set_device(args.device)
@@ -273,4 +275,5 @@ def report(args, worst, one, spread):
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
-    os._exit(code)  # without destroy_process_group(), in which torch 2.6 may wait for gloo's thread, and that for Python's lock
+    # Without destroy_process_group(), in which torch 2.6 may wait for gloo's thread, and that for Python's lock
+    os._exit(code)

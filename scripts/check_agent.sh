@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The agent contract and the devices name the same primitives: every one that kernel/agent.h lists is defined by the CPU's and
-# the GPU's headers ("b": by those with AG_BLOCKS 1; "o": by any), every one that those define or a kernel uses is listed, and
-# the simulation wraps listed ones only.
+# The agent contract and the devices name the same primitives: every one that kernel/agent.h lists is defined by the
+# CPU's and the GPU's headers ("b": by those with AG_BLOCKS 1; "o": by any), every one that those define or a kernel
+# uses is listed, and the simulation wraps listed ones only.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -28,11 +28,13 @@ program=$(
 # What C++ adds to CUDA's runtime: pointers to any type, and the default stream.
 typed='
 #include <cuda_runtime.h>
-cudaError_t copy(float *host) { float *device; cudaMalloc(&device, 4); return cudaMemcpyAsync(device, host, 4, cudaMemcpyDefault); }'
+cudaError_t copy(float *host) { float *device; cudaMalloc(&device, 4);
+    return cudaMemcpyAsync(device, host, 4, cudaMemcpyDefault); }'
 for cxx in "${compilers[@]}"; do
     "$cxx" -x c++ -std=c++11 -pedantic -Wall -Wextra -Werror $standin -fsyntax-only - <<<"$program$typed"
     # Designated initialisers are C++ since C++20.
-    "$cxx" -x c++ -std=c++20 -Wall -Wextra -Werror -Wno-missing-field-initializers $standin -fsyntax-only - <<<'#include "nccl_ep.h"
+    "$cxx" -x c++ -std=c++20 -Wall -Wextra -Werror -Wno-missing-field-initializers \
+        $standin -fsyntax-only - <<<'#include "nccl_ep.h"
 ncclEpTensor_t t = {NCCL_EP_TENSOR_INIT_INLINE, .ndim = 2, .datatype = ncclFloat32};'
 done
 cc -x c -std=c11 -pedantic -Wall -Wextra -Werror $standin -fsyntax-only - <<<"$program"

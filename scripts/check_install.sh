@@ -47,7 +47,8 @@ cmake --build "$scratch/cmake/build" >/dev/null
 
 # NCCL EP's interface, installed, on the stand-ins: the example, both ways.
 example=$(dirname "$0")/../examples/nccl_ep_hello.c
-cc -std=gnu11 -Wall -Werror "$example" $(pkg-config --cflags --libs epx-nccl-ep epx-standin) -o "$scratch/nccl_by_pkg_config"
+cc -std=gnu11 -Wall -Werror "$example" $(pkg-config --cflags --libs epx-nccl-ep epx-standin) \
+    -o "$scratch/nccl_by_pkg_config"
 LD_LIBRARY_PATH=$libdir "$scratch/nccl_by_pkg_config"
 mkdir "$scratch/cmake-nccl"
 cp "$example" "$scratch/nccl_hello.c"

@@ -36,9 +36,13 @@ check() { # file, included path
     epx/epx.h | kernel/params.h | kernel/command.h) return ;;
     ../* | */../*) complain "$file" "$path" "write paths from src/ downwards, without .."; return ;;
     */*) ;;
-    *) [ -f "$(dirname "$file")/$path" ] || complain "$file" "$path" "not in this folder; write paths from src/"; return ;;
+    *)
+        [ -f "$(dirname "$file")/$path" ] || complain "$file" "$path" "not in this folder; write paths from src/"
+        return
+        ;;
     esac
-    if [[ $file == src/device/*/kernels.* || $file == src/device/*.cu || $file == src/device/*.hip ]] && [ "$to" = kernel ]; then
+    if [[ $file == src/device/*/kernels.* || $file == src/device/*.cu || $file == src/device/*.hip ]] &&
+        [ "$to" = kernel ]; then
         return
     fi
     if [ -z "$(allowed "$from")" ]; then
@@ -52,7 +56,8 @@ count=0
 while IFS=: read -r file line; do
     check "$file" "$(sed -E 's/^[^"]*"([^"]*)".*$/\1/' <<<"$line")"
     count=$((count + 1))
-done < <(grep -rE --include='*.[ch]' --include='*.cu' --include='*.cuh' --include='*.hip' '^[[:space:]]*#[[:space:]]*include[[:space:]]*"' src || true)
+done < <(grep -rE --include='*.[ch]' --include='*.cu' --include='*.cuh' --include='*.hip' \
+    '^[[:space:]]*#[[:space:]]*include[[:space:]]*"' src || true)
 
 [ "$bad" -eq 0 ] && echo "$count includes point downwards"
 [ "$bad" -eq 0 ]

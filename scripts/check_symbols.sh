@@ -20,12 +20,16 @@ check() { # library, header, pattern of a name, pattern of its version ("" = non
     exported=$(nm -D --defined-only --with-symbol-versions "$build/$library" | awk '$2 != "A" {print $NF}' | sort)
     names=$(sed 's/@.*//' <<<"$exported" | sort -u)
     # Only what stands in the header itself: it includes others.
-    declared=$(gcc -E -Iinclude -Iinclude/nccl_ep -Iinclude/nccl_ep/standin/nccl -Iinclude/nccl_ep/standin/cuda -x c "include/$header" |
+    declared=$(gcc -E -Iinclude -Iinclude/nccl_ep -Iinclude/nccl_ep/standin/nccl \
+        -Iinclude/nccl_ep/standin/cuda -x c "include/$header" |
         awk -v file="include/$header" '/^# [0-9]/ { mine = index($3, "\"" file "\"") == 1; next } mine' | tr '\n' ' ' |
         grep -oE 'visibility\("default"\)[^;{]*' | grep -oE "$name *\(" | tr -d ' (' | sort -u)
-    report "$library: exported with another version than $version" "$(grep -vE "^[A-Za-z0-9_]+$version\$" <<<"$exported" | sed '/^$/d' || true)"
-    report "$library: exported, not declared in $header" "$(comm -23 <(echo "$names") <(echo "$declared") | sed '/^$/d')"
-    report "$library: declared in $header, not exported" "$(comm -13 <(echo "$names") <(echo "$declared") | sed '/^$/d')"
+    report "$library: exported with another version than $version" \
+        "$(grep -vE "^[A-Za-z0-9_]+$version\$" <<<"$exported" | sed '/^$/d' || true)"
+    report "$library: exported, not declared in $header" \
+        "$(comm -23 <(echo "$names") <(echo "$declared") | sed '/^$/d')"
+    report "$library: declared in $header, not exported" \
+        "$(comm -13 <(echo "$names") <(echo "$declared") | sed '/^$/d')"
     total=$((total + $(wc -l <<<"$names")))
 }
 

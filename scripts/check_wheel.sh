@@ -46,7 +46,8 @@ sys.exit(f"expected at most 0.3 s to import epx, got {seconds:.3f} s" if seconds
 EOF2
 
 header=$(sed -nE 's/^#define EPX_VERSION_(MAJOR|MINOR|PATCH) ([0-9]+)$/\2/p' "$OLDPWD/include/epx/epx.h" | paste -sd.)
-version=$("$python" -c 'import importlib.metadata as m, epx; assert m.version("epx") == epx.__version__; print(epx.__version__)')
+version=$("$python" -c 'import importlib.metadata as m, epx
+assert m.version("epx") == epx.__version__; print(epx.__version__)')
 [ "$version" = "$header" ] || fail "epx.__version__: expected $header as in epx.h, got $version"
 "$(dirname "$python")/epx" doctor >doctor.txt || fail "the command epx of the wheel: epx doctor failed"
 grep -q "EPX $header" doctor.txt || fail "epx doctor: expected \"EPX $header\", got $(head -1 doctor.txt)"
@@ -64,7 +65,8 @@ import scikit_build_core.build as backend, sys
 print(backend.build_sdist(sys.argv[1]))" "$scratch" >"$scratch/name"
 if git rev-parse --is-inside-work-tree >/dev/null 2>&1; then
     tar tzf "$scratch/$(tail -1 "$scratch/name")" | sed 's|^[^/]*/||' | sort >"$scratch/packed"
-    missing=$(git ls-files -- CMakeLists.txt LICENSE README.md bench cmake include src tests/lib tools python pyproject.toml | sort |
+    missing=$(git ls-files -- CMakeLists.txt LICENSE README.md bench cmake include src tests/lib tools python \
+        pyproject.toml | sort |
         comm -23 - "$scratch/packed")
     [ -z "$missing" ] || fail "the sdist lacks: $missing"
 fi

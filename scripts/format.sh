@@ -18,7 +18,8 @@ if [ -z "$tool" ]; then
 fi
 
 if git rev-parse --is-inside-work-tree >/dev/null 2>&1; then
-    mapfile -t files < <(git ls-files --cached -- '*.c' '*.h' '*.cu' '*.cuh' '*.hip' | while read -r f; do [ -f "$f" ] && echo "$f"; done)
+    mapfile -t files < <(git ls-files --cached -- '*.c' '*.h' '*.cu' '*.cuh' '*.hip' |
+        while read -r f; do [ -f "$f" ] && echo "$f"; done)
 else
     mapfile -t files < <(find include src tools tests examples -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh')
 fi

@@ -63,14 +63,23 @@ try() {
     return $rc
 }
 # procs|threads NAME SECONDS RANKS MODE OPTIONS...: epx bench, ranks as processes, or as threads of one process.
-procs() { local name=$1 limit=$2 n=$3 mode=$4; shift 4; try "$name" "$limit" "$build/epx" bench "$mode" --device "$GPU" --ranks "$n" "$@" --json; }
+procs() {
+    local name=$1 limit=$2 n=$3 mode=$4
+    shift 4
+    try "$name" "$limit" "$build/epx" bench "$mode" --device "$GPU" --ranks "$n" "$@" --json
+}
 threads() { procs "$@" --threads; }
 
 mps_start() {
     [ "$GPU" = cuda ] || return 0
     export CUDA_MPS_PIPE_DIRECTORY=/tmp/epx-mps-$$ CUDA_MPS_LOG_DIRECTORY=$work/mps
     mkdir -p "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY"
-    if nvidia-cuda-mps-control -d >>"$log" 2>&1; then note "MPS runs"; else note "MPS does not start"; unset CUDA_MPS_PIPE_DIRECTORY; fi
+    if nvidia-cuda-mps-control -d >>"$log" 2>&1; then
+        note "MPS runs"
+    else
+        note "MPS does not start"
+        unset CUDA_MPS_PIPE_DIRECTORY
+    fi
     export CUDA_MPS_CLIENT_PRIORITY=0
 }
 mps_stop() {
@@ -124,10 +133,14 @@ if step check; then
     threads t4-ll-plain 40 4 ll --tokens 33 --hidden 2000 --experts 32 --plain-memory --iters 0 --check --timeout 20
     threads t4-ht-plain 40 4 ht --tokens 100 --hidden 2000 --experts 32 --plain-memory --iters 0 --check --timeout 20
     if [ $GPU = cuda ]; then # rows of combine in other memory than EPX's, which the others map
-        procs p8-ht-registered 40 8 ht --tokens 300 --hidden 2048 --experts 32 --plain-memory --expect-zero-copy --iters 0 --check --timeout 20
-        procs p4-ht-expert-registered 40 4 ht --tokens 300 --hidden 2000 --experts 30 --layout expert --plain-memory --expect-zero-copy --iters 0 --check --timeout 20
-        EPX_GPU_HEAP=host procs p2-ht-host-registered 40 2 ht --tokens 600 --hidden 2048 --experts 16 --plain-memory --expect-zero-copy --iters 0 --check --timeout 20
-        EPX_REGISTER=1 threads t4-ht-registered 40 4 ht --tokens 300 --hidden 2000 --experts 32 --plain-memory --expect-zero-copy --iters 0 --check --timeout 20
+        procs p8-ht-registered 40 8 ht --tokens 300 --hidden 2048 --experts 32 --plain-memory --expect-zero-copy \
+            --iters 0 --check --timeout 20
+        procs p4-ht-expert-registered 40 4 ht --tokens 300 --hidden 2000 --experts 30 --layout expert \
+            --plain-memory --expect-zero-copy --iters 0 --check --timeout 20
+        EPX_GPU_HEAP=host procs p2-ht-host-registered 40 2 ht --tokens 600 --hidden 2048 --experts 16 \
+            --plain-memory --expect-zero-copy --iters 0 --check --timeout 20
+        EPX_REGISTER=1 threads t4-ht-registered 40 4 ht --tokens 300 --hidden 2000 --experts 32 --plain-memory \
+            --expect-zero-copy --iters 0 --check --timeout 20
     fi
     EPX_GPU_HEAP=host threads t2-ll-host 40 2 ll --tokens 16 --hidden 1024 --experts 16 --iters 0 --check --timeout 20
     EPX_GPU_HEAP=host procs p2-ht-host 40 2 ht --tokens 64 --hidden 1024 --experts 16 --iters 0 --check --timeout 20
@@ -151,8 +164,10 @@ if step graph; then
     threads g4-ll-staged 60 4 ll --tokens 24 --hidden 1024 --experts 32 --replays 300 --staged --overlap $small
     procs g8-ll-staged-procs 60 8 ll --tokens 24 --hidden 1024 --experts 32 --replays 200 --staged $small
     threads g4-ht 60 4 ht --tokens 64 --hidden 1024 --experts 32 --replays 300 $small
-    threads g4-ht-expert-overlap 60 4 ht --tokens 64 --hidden 1024 --experts 32 --layout expert --replays 200 --overlap $small
-    [ $GPU != cuda ] || procs g8-ht-registered 60 8 ht --tokens 300 --hidden 1024 --experts 32 --plain-memory --expect-zero-copy --replays 100 $small
+    threads g4-ht-expert-overlap 60 4 ht --tokens 64 --hidden 1024 --experts 32 --layout expert --replays 200 \
+        --overlap $small
+    [ $GPU != cuda ] || procs g8-ht-registered 60 8 ht --tokens 300 --hidden 1024 --experts 32 --plain-memory \
+        --expect-zero-copy --replays 100 $small
     procs g8-ht-procs 60 8 ht --tokens 64 --hidden 1024 --experts 32 --replays 200 --overlap $small
 fi
 if step nodes; then
@@ -160,24 +175,33 @@ if step nodes; then
     for net in tcp shm; do
         for how in threads procs; do
             n=n${how:0:1}8-$net
-            $how $n-ll 60 8 ll --nodes 2 --net "ofi:$net" --tokens 33 --hidden 2048 --experts 32 --iters 0 --check --timeout 20
-            $how $n-ht 60 8 ht --nodes 2 --net "ofi:$net" --tokens 100 --hidden 2048 --experts 32 --iters 0 --check --timeout 20
+            $how $n-ll 60 8 ll --nodes 2 --net "ofi:$net" --tokens 33 --hidden 2048 --experts 32 --iters 0 \
+                --check --timeout 20
+            $how $n-ht 60 8 ht --nodes 2 --net "ofi:$net" --tokens 100 --hidden 2048 --experts 32 --iters 0 \
+                --check --timeout 20
         done
     done
-    procs np8-tcp-ll-graph 60 8 ll --nodes 2 --net tcp --tokens 24 --hidden 1024 --experts 32 --dtype fp8 --replays 100 --timeout 20
+    procs np8-tcp-ll-graph 60 8 ll --nodes 2 --net tcp --tokens 24 --hidden 1024 --experts 32 --dtype fp8 \
+        --replays 100 --timeout 20
     procs np8-tcp-ht-graph 60 8 ht --nodes 2 --net tcp --tokens 64 --hidden 1024 --experts 32 --replays 100 --timeout 20
     for net in tcp shm; do
         # What the path can carry: the same bytes by a plain loop around fi_write between the same processes.
         # Tensors in heaps, hence in host memory, and in the GPU's own.
         for mode in ll ht; do
-            try nodes-$net-$mode 60 "$build/epx" bench $mode --device $GPU --nodes 2 --net "ofi:$net" --iters 20 --check --vs ofi --json
-            try nodes-$net-$mode-gpu 60 "$build/epx" bench $mode --device $GPU --nodes 2 --net "ofi:$net" --iters 20 --check --vs ofi --json --plain-memory
+            try nodes-$net-$mode 60 "$build/epx" bench $mode --device $GPU --nodes 2 --net "ofi:$net" --iters 20 \
+                --check --vs ofi --json
+            try nodes-$net-$mode-gpu 60 "$build/epx" bench $mode --device $GPU --nodes 2 --net "ofi:$net" \
+                --iters 20 --check --vs ofi --json --plain-memory
         done
     done
 fi
 if step nccl-ep && [ $GPU = cuda ]; then
     # NCCL EP's interface: the tests of tests/scripts/nccl_ep.sh with GPU memory, on the stand-in for NCCL.
-    nccl_ep() { local name=$1 n=$2; shift 2; try "$name" 60 "$build/epx" run -n "$n" --timeout 55 -- "$build/nccl_ep_ranks_cuda" "$@"; }
+    nccl_ep() {
+        local name=$1 n=$2
+        shift 2
+        try "$name" 60 "$build/epx" run -n "$n" --timeout 55 -- "$build/nccl_ep_ranks_cuda" "$@"
+    }
     export EPX_DEVICE=cuda EPX_ALLOC_BYTES=64M
     nccl_ep nccl-ep-1 1 layouts misuse
     nccl_ep nccl-ep-8 8 standin layouts misuse masks
@@ -226,16 +250,21 @@ if step tune; then
     # Variants of the constants that matter, ranks as threads.
     variant() { # NAME FLAGS...: builds everything with other constants, and measures
         local name=$1; shift
-        scripts/gpu_build.sh "$build-$name" "-DCMAKE_C_FLAGS=$*" "-DCMAKE_CUDA_FLAGS=$*" >>"$log" 2>&1 || { note "variant $name does not build"; return; }
-        "$build-$name/epx" bench ht --device $GPU --threads --tokens 4096 --iters 40 --json 2>>"$log" | sed "s/^/json $name-ht /" >>"$results"
-        "$build-$name/epx" bench ll --device $GPU --threads --experts 288 --dtype fp8 --iters 40 --json 2>>"$log" | sed "s/^/json $name-ll /" >>"$results"
+        scripts/gpu_build.sh "$build-$name" "-DCMAKE_C_FLAGS=$*" "-DCMAKE_CUDA_FLAGS=$*" >>"$log" 2>&1 ||
+            { note "variant $name does not build"; return; }
+        "$build-$name/epx" bench ht --device $GPU --threads --tokens 4096 --iters 40 --json 2>>"$log" |
+            sed "s/^/json $name-ht /" >>"$results"
+        "$build-$name/epx" bench ll --device $GPU --threads --experts 288 --dtype fp8 --iters 40 --json 2>>"$log" |
+            sed "s/^/json $name-ll /" >>"$results"
     }
-    for v in "store-cs -DSTORE_KIND=1" "store-plain -DSTORE_KIND=2" "rows4x2 -DSUM_ROWS=4 -DSUM_WIDE=2" "rows6x2 -DSUM_ROWS=6 -DSUM_WIDE=2" "flight14 -DCOPY_FLIGHT=14" \
+    for v in "store-cs -DSTORE_KIND=1" "store-plain -DSTORE_KIND=2" \
+        "rows4x2 -DSUM_ROWS=4 -DSUM_WIDE=2" "rows6x2 -DSUM_ROWS=6 -DSUM_WIDE=2" "flight14 -DCOPY_FLIGHT=14" \
         "warps24 -DLAUNCH_WARPS=24"; do
         variant $v
     done
 fi
-grep -h -E "Function properties for epx_|spill" "$build"/ptxas/*.txt 2>/dev/null | grep -A1 "for epx_" | grep -v '^--' >>"$log"
+grep -h -E "Function properties for epx_|spill" "$build"/ptxas/*.txt 2>/dev/null |
+    grep -A1 "for epx_" | grep -v '^--' >>"$log"
 note "done"
 python3 scripts/gpu_table.py "$results" "$OUT/results.json" | tee "$OUT/table.txt"
 ! grep -q FAILED "$work/verdicts.txt"

@@ -12,7 +12,8 @@ build=$1
 shift
 export PATH=$PATH:/usr/local/cuda/bin:/opt/rocm/bin
 if ! command -v cmake >/dev/null; then
-    echo "gpu_build.sh: cmake is missing. Install it (Debian: cmake; or pip install cmake), or unpack PyPI's wheel of cmake" >&2
+    echo "gpu_build.sh: cmake is missing. Install it (Debian: cmake; or pip install cmake)," \
+        "or unpack PyPI's wheel of cmake" >&2
     echo "and add its folder cmake/data/bin to PATH." >&2
     exit 2
 fi
@@ -27,7 +28,8 @@ esac
 # has_header PATH: in a folder where CMake would look.
 has_header() {
     local folder
-    for folder in ${EPX_OFI_INCLUDE:-} $(tr ':' '\n' <<<"${CMAKE_PREFIX_PATH:-}" | sed 's|$|/include|') /usr/include /usr/local/include; do
+    for folder in ${EPX_OFI_INCLUDE:-} $(tr ':' '\n' <<<"${CMAKE_PREFIX_PATH:-}" | sed 's|$|/include|') \
+        /usr/include /usr/local/include; do
         [ ! -e "$folder/$1" ] || return 0
     done
     return 1

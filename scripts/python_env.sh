@@ -19,7 +19,8 @@ skip() {
 }
 
 pip_install() { # arguments of pip install...
-    timeout "$limit_s" "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --no-compile "$@"
+    timeout "$limit_s" "$venv/bin/python" -m pip install --quiet \
+        --disable-pip-version-check --no-input --no-compile "$@"
 }
 
 # A marker of what is installed: another list, or another Python, makes a new environment.

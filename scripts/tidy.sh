@@ -48,7 +48,8 @@ print("\n".join(sorted(f[len(root):] for f in files if f.startswith(root))))' "$
 }
 
 changed() { # BASE
-    { git diff --name-only --diff-filter=d "$1" -- '*.c' && git ls-files --others --exclude-standard -- '*.c'; } | sort -u
+    { git diff --name-only --diff-filter=d "$1" -- '*.c' &&
+        git ls-files --others --exclude-standard -- '*.c'; } | sort -u
 }
 
 tool=$(find_tool) || { echo "clang-tidy 14 or newer is not here: not checked"; exit 77; }

@@ -202,7 +202,8 @@ class Engine:
         gpu = torch.cuda.is_available()
         if gpu:
             try:
-                self.low_latency(torch.device("cuda", torch.cuda.current_device()), max_tokens, num_experts, 2 * hidden, 1)
+                self.low_latency(torch.device("cuda", torch.cuda.current_device()),
+                                 max_tokens, num_experts, 2 * hidden, 1)
             except epx.UnsupportedError:  # this build has no CUDA; CPU tensors are still served
                 gpu = False
         if not gpu or self.settings.enable_shrink:

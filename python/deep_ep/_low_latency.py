@@ -178,7 +178,8 @@ def combine(launch_on: Any, x: torch.Tensor, topk_idx: torch.Tensor, topk_weight
         _check_combine(routing, plan, x, topk_idx, topk_weights, out, wait)
         plan.checked.add(looks)
     if routing.staged is not None:
-        raise refused("low_latency_combine: expected the hook of the last operation with this handle to have been called")
+        raise refused("low_latency_combine: expected the hook of the last operation "
+                      "with this handle to have been called")
     if zero_copy:
         x = _filled_buffer(routing, use_logfmt)
     if topk_idx is not routing.topk_idx or _version(topk_idx) != routing.version:

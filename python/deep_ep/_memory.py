@@ -88,7 +88,8 @@ class Heap:
         self.keepers: "weakref.WeakSet[Any]" = weakref.WeakSet()  # Results that keep tensors of this heap
         self._where = {"cpu": (CPU, 0), "cuda": (CUDA, device.index or 0)}[device.type]
 
-    def empty(self, shape: Tuple[int, ...], dtype: torch.dtype, strides: Optional[Tuple[int, ...]] = None) -> torch.Tensor:
+    def empty(self, shape: Tuple[int, ...], dtype: torch.dtype,
+              strides: Optional[Tuple[int, ...]] = None) -> torch.Tensor:
         """A tensor in the heap, or in ordinary memory where the heap has no room."""
         return self.several((shape, dtype, strides))[0]
 

@@ -57,7 +57,8 @@ class Buffer:
 
     num_sms: int = 20
 
-    def __init__(self, group: Any = None, num_nvl_bytes: int = 0, num_rdma_bytes: int = 0, low_latency_mode: bool = False,
+    def __init__(self, group: Any = None, num_nvl_bytes: int = 0, num_rdma_bytes: int = 0,
+                 low_latency_mode: bool = False,
                  num_qps_per_rank: int = 24, allow_nvlink_for_low_latency_mode: bool = True, allow_mnnvl: bool = False,
                  explicitly_destroy: bool = False, enable_shrink: bool = False, comm: Any = None,
                  use_default_stream_as_comm_stream: bool = False) -> None:
@@ -348,7 +349,8 @@ class Buffer:
         if not isinstance(rank_to_mask, int) or not 0 <= rank_to_mask < self.group_size:
             raise wrong("rank_to_mask", "0 to %d" % (self.group_size - 1), repr(rank_to_mask))
         if mask and not pools:
-            raise refused("low_latency_update_mask_buffer: expected a low-latency dispatch before, in which the ranks meet")
+            raise refused("low_latency_update_mask_buffer: expected a low-latency dispatch before, "
+                          "in which the ranks meet")
         if mask:
             self._to_mask.add(rank_to_mask)
         elif any(not _active(pool)[rank_to_mask] for pool in pools):

@@ -6,7 +6,8 @@ from typing import Any, NoReturn
 
 def _later(name: str) -> NoReturn:
     raise NotImplementedError(
-        "deep_ep.%s belongs to DeepEP's V2 interface, which EPX does not have yet: expected deep_ep.Buffer (V1), which EPX "
+        "deep_ep.%s belongs to DeepEP's V2 interface, which EPX does not have yet: "
+        "expected deep_ep.Buffer (V1), which EPX "
         "has complete" % name)
 
 

@@ -20,7 +20,8 @@ from .memory import Block
 from .streams import Event, Stream
 
 __all__ = [
-    "ArgumentError", "Block", "Bootstrap", "BusyError", "Device", "Direction", "DType", "EpxError", "ErrorInfo", "Event",
+    "ArgumentError", "Block", "Bootstrap", "BusyError", "Device", "Direction", "DType", "EpxError", "ErrorInfo",
+    "Event",
     "Group", "GroupInfo", "Handle", "Layout", "LayoutInfo", "MismatchError", "Mode", "OutOfMemoryError",
     "OverflowingError", "PeerError", "RecvPart", "Status", "Stream", "TimeoutExpired", "UnsupportedError", "UsageError",
     "bootstrap", "library_version", "memory",

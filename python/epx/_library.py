@@ -66,6 +66,7 @@ def _open(names: List[str]) -> ctypes.CDLL:
             reasons.append(str(error) if name in str(error) else "%s: %s" % (name, error))
     raise EpxError(
         Status.UNSUPPORTED,
-        "expected libepx.so as EPX_LIBRARY names it, in epx/lib of this package, in build/ of the source tree, or as %s "
+        "expected libepx.so as EPX_LIBRARY names it, in epx/lib of this package, "
+        "in build/ of the source tree, or as %s "
         "by the loader's rules; got: %s" % (_SONAME, "; ".join(reasons)),
     )

@@ -72,7 +72,8 @@ class _Combine(torch.autograd.Function):
         return grad_rows, grad_y.new_zeros(()), None, None
 
 
-def dispatch(buffer: Any, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, num_experts: int) -> Received:
+def dispatch(buffer: Any, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor,
+             num_experts: int) -> Received:
     """Sends each row of `x` [T, H] to the ranks of its experts.
 
     `topk_idx` [T, K] int64 names experts of the whole group, -1 for none; `topk_weights` [T, K] float32 travel along.

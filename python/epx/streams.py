@@ -26,7 +26,8 @@ def stream_address(group: Owner, stream: Any) -> Optional[int]:
     if group.device == Device.CPU or not isinstance(number, int):
         raise ArgumentError(
             Status.ARGUMENT, "stream: expected None%s, got %r" % (
-                " or a stream of this group" if group.device == Device.CPU else ", a stream of this group or a torch stream",
+                " or a stream of this group" if group.device == Device.CPU
+                else ", a stream of this group or a torch stream",
                 stream))
     return number or _CUDA_DEFAULT_STREAM
 

@@ -38,7 +38,8 @@ def draw(world: World, tokens: List[int], experts: int, reachable: int, seed: in
         return world.to(torch.randn(*shape, generator=generator))
 
     return Layer([normal(n, HIDDEN) for n in tokens], [world.to(idx(n)) for n in tokens],
-                 [world.to(torch.rand(n, TOPK, generator=generator)) for n in tokens], [normal(n, HIDDEN) for n in tokens],
+                 [world.to(torch.rand(n, TOPK, generator=generator)) for n in tokens],
+                 [normal(n, HIDDEN) for n in tokens],
                  normal(experts, HIDDEN, HIDDEN) * HIDDEN**-0.5)
 
 

@@ -29,7 +29,8 @@ def test_native_program(world: World) -> None:
     local, hidden = -(-8 // world.nranks), 7168
     x = torch.full((3, hidden), float(world.rank + 1)).bfloat16()
     names: Dict[str, Any] = dict(
-        x=x, topk_idx=torch.tensor([[0, 7]] * 3), rows=torch.empty(local, world.nranks * 128, hidden, dtype=torch.bfloat16),
+        x=x, topk_idx=torch.tensor([[0, 7]] * 3),
+        rows=torch.empty(local, world.nranks * 128, hidden, dtype=torch.bfloat16),
         counts=torch.empty(local, dtype=torch.int32), weights=torch.full((3, 2), 0.5), y=torch.empty_like(x))
     exec(compile(program(1), PAGE, "exec"), names)
     assert torch.equal(names["y"], x)

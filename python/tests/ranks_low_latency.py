@@ -154,7 +154,8 @@ def combined_bytes(world: World, buffer: deep_ep.Buffer, work: Work, name: str, 
         torch.cuda.synchronize()  # what the dispatch sends is not the combine's
     world.meet()
     before = group.stats()[name]
-    buffer.low_latency_combine(recv.clone(), world.to(work.idx[buffer.rank]), world.to(work.weights[buffer.rank]), handle,
+    buffer.low_latency_combine(recv.clone(), world.to(work.idx[buffer.rank]),
+                               world.to(work.weights[buffer.rank]), handle,
                                **options)
     if world.device.type == "cuda":
         torch.cuda.synchronize()
@@ -182,7 +183,8 @@ def test_zero_copy_reads_the_buffer(world: World) -> None:
     y = world.to(results(work, buffer.rank, rows))
     buffer.get_next_low_latency_combine_buffer(handle).copy_(y)
     combined, _event, _hook = buffer.low_latency_combine(
-        torch.zeros_like(y), world.to(work.idx[buffer.rank]), world.to(work.weights[buffer.rank]), handle, zero_copy=True)
+        torch.zeros_like(y), world.to(work.idx[buffer.rank]), world.to(work.weights[buffer.rank]), handle,
+        zero_copy=True)
     assert calc_diff(combined.cpu(), combine_weighted(work, buffer.rank)) < 1e-5
 
 
@@ -211,7 +213,8 @@ def test_expert_named_twice(world: World) -> None:
             idx[4] = idx[4, 2]
         x, idx, weights = (world.to(part[world.rank]) for part in (work.x, work.idx, work.weights))
         expected = x.float() * torch.where(idx < 0, 0.0, weights).sum(1, keepdim=True)
-        for hooked, fp8, logfmt in ((False, False, False), (True, False, False), (False, True, False), (False, False, True)):
+        for hooked, fp8, logfmt in ((False, False, False), (True, False, False),
+                                   (False, True, False), (False, False, True)):
             recv, counts, handle, _event, hook = buffer.low_latency_dispatch(
                 x, idx, 16, work.experts, use_fp8=fp8, return_recv_hook=hooked)
             if hooked:
@@ -253,7 +256,8 @@ def test_statistics(world: World) -> None:
     stats = torch.arange(work.local, dtype=torch.int32, device=world.device)
     waited = torch.zeros(buffer.group_size, dtype=torch.int64, device=world.device)
     for _ in range(2):
-        recv, counts, handle = dispatch(world, buffer, work, 16, use_fp8=False, cumulative_local_expert_recv_stats=stats,
+        recv, counts, handle = dispatch(world, buffer, work, 16, use_fp8=False,
+                                        cumulative_local_expert_recv_stats=stats,
                                         dispatch_wait_recv_cost_stats=waited)
     expected = [l + 2 * n for l, n in enumerate(work.expert_counts(buffer.rank))]
     assert stats.tolist() == expected
@@ -361,7 +365,8 @@ def test_graph(world: World) -> None:
         graph.replay()
         expected = torch.zeros(work.x[me].shape)
         for k in range(work.topk):
-            expected += torch.where(work.idx[me][:, k:k + 1] >= 0, work.weights[me][:, k:k + 1], 0.0) * work.x[me].float()
+            weight = torch.where(work.idx[me][:, k:k + 1] >= 0, work.weights[me][:, k:k + 1], 0.0)
+            expected += weight * work.x[me].float()
         assert calc_diff(combined.cpu(), expected.bfloat16()) < 1e-5
         check_one(world, buffer, work, 16)  # between replays, with handles of its own
 
@@ -423,7 +428,8 @@ def check_missing_from_the_start(world: World) -> None:
     gone, late, most, experts = world.nranks - 1, world.nranks - 2, 8, 2 * world.nranks
     work = Work(world.nranks, 6, 128, experts, 2, seed=71)
     nbytes = deep_ep.Buffer.get_low_latency_rdma_size_hint(most, 128, world.nranks, experts)
-    buffer = deep_ep.Buffer(dist.group.WORLD, 0, nbytes, low_latency_mode=True, enable_shrink=True, explicitly_destroy=True)
+    buffer = deep_ep.Buffer(dist.group.WORLD, 0, nbytes, low_latency_mode=True, enable_shrink=True,
+                            explicitly_destroy=True)
     status = torch.full((world.nranks,), 9, dtype=torch.int32, device=world.device)
     if world.rank != gone:
         go_on_without(world, buffer, work, gone)

@@ -22,7 +22,8 @@ def make_group(world: World, **config: Any) -> epx.Group:
     kind = epx.Device.CPU if world.device.type == "cpu" else epx.Device.CUDA
     values = dict(num_experts=2 * world.nranks, max_tokens_per_rank=16, max_hidden_bytes=512, max_topk=4,
                   alloc_bytes=64 << 20, layouts=1 << epx.Layout.EXPERT_MAJOR)
-    return epx.Group(epx.bootstrap.from_torch(), device=kind, device_index=world.device.index or 0, **{**values, **config})
+    return epx.Group(epx.bootstrap.from_torch(), device=kind, device_index=world.device.index or 0,
+                     **{**values, **config})
 
 
 def stream_of(world: World) -> Any:
@@ -108,7 +109,8 @@ class Dlpack:
         return self._tensor.__dlpack__()
 
 
-def low_latency(group: epx.Group, work: Work, me: int, tensors: List[Any], read: Any, stream: Any = None) -> torch.Tensor:
+def low_latency(group: epx.Group, work: Work, me: int, tensors: List[Any], read: Any,
+                stream: Any = None) -> torch.Tensor:
     """Dispatch, experts, combine with tensors of any kind: (x, idx, weights, rows, out); `read` makes rows torch's."""
     handle = group.handle(epx.Mode.LOW_LATENCY, epx.Layout.EXPERT_MAJOR, work.topk)
     x, idx, weights, rows, out = tensors

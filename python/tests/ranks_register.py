@@ -41,7 +41,8 @@ def dispatched(world: World, buffer: deep_ep.Buffer, work: Work) -> Tuple[torch.
     return recv, weights, handle, pools[(recv.device, work.experts)].group
 
 
-def combined(world: World, group: epx.Group, call: Callable[[], Tuple[Any, ...]]) -> Tuple[torch.Tensor, torch.Tensor, int]:
+def combined(world: World, group: epx.Group,
+             call: Callable[[], Tuple[Any, ...]]) -> Tuple[torch.Tensor, torch.Tensor, int]:
     """Rows, weights, and how many bytes were copied on the way. All ranks have finished afterwards."""
     before = group.stats()["bytes_local"]
     out, weights, _event = call()

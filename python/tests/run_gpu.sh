@@ -16,7 +16,8 @@ out=${OUT:-$PWD/gpu-results}
 build=${GPU_BUILD:-$PWD/build-gpu}
 mkdir -p "$out"
 export PATH=$PATH:/usr/local/cuda/bin OMP_NUM_THREADS=1 PYTHONPATH=$PWD/python PYTHONDONTWRITEBYTECODE=1
-scripts/gpu_build.sh "$build" >"$out/python-build.txt" 2>&1 || { tail -20 "$out/python-build.txt" && exit 1; }
+scripts/gpu_build.sh "$build" >"$out/python-build.txt" 2>&1 ||
+    { tail -20 "$out/python-build.txt" && exit 1; }
 unset EPX_OFI_INCLUDE # of the build alone
 export EPX_LIBRARY=$build/libepx.so CUDA_MODULE_LOADING=EAGER
 export CUDA_MPS_PIPE_DIRECTORY=/tmp/epx-python-mps-$$ CUDA_MPS_LOG_DIRECTORY=/tmp/epx-python-mps-$$
@@ -39,7 +40,8 @@ if [[ $steps == *tests* ]]; then
     [ $failed = 0 ] || grep -A25 -m1 'FAILED' "$out/python-tests.txt"
 fi
 if [[ $steps == *bench* ]]; then
-    timeout 200 "${launch[@]}" tools/python/deep_ep_bench.py --device "$EPX_TEST_DEVICE" ${BENCH:-} >"$out/python-bench.txt" 2>&1 || failed=1
+    timeout 200 "${launch[@]}" tools/python/deep_ep_bench.py --device "$EPX_TEST_DEVICE" ${BENCH:-} \
+        >"$out/python-bench.txt" 2>&1 || failed=1
     grep -E '^(\||deep_ep)' "$out/python-bench.txt" || tail -40 "$out/python-bench.txt"
 fi
 exit $failed

@@ -25,7 +25,8 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import deep_ep  # noqa: E402
 
 MOST_FAILURES = 3
-MODULES = sorted(name[:-3] for name in os.listdir(os.path.dirname(os.path.abspath(__file__))) if name.startswith("ranks_"))
+MODULES = sorted(name[:-3] for name in os.listdir(os.path.dirname(os.path.abspath(__file__)))
+                 if name.startswith("ranks_"))
 
 
 class Stopped(Exception):
@@ -163,7 +164,8 @@ def main() -> int:
         start, reason = time.perf_counter(), ""
         try:
             reason = run_one(world, name, test)
-            line = "skipped %s: %s" % (name, reason) if reason else "ok %s (%.2f s)" % (name, time.perf_counter() - start)
+            line = "skipped %s: %s" % (name, reason) if reason else \
+                "ok %s (%.2f s)" % (name, time.perf_counter() - start)
         except Stopped as stopped:  # on all ranks
             line = str(stopped)
             failed += 1

@@ -12,7 +12,8 @@ import unittest
 from epx import Device, Direction, DType, Layout, Mode, RecvPart, Status, _abi
 
 INCLUDE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "include")
-PREFIXES = {Status: "EPX_ERR_", DType: "EPX_", Device: "EPX_DEVICE_", Mode: "EPX_", Layout: "EPX_", RecvPart: "EPX_RECV_",
+PREFIXES = {Status: "EPX_ERR_", DType: "EPX_", Device: "EPX_DEVICE_", Mode: "EPX_", Layout: "EPX_",
+            RecvPart: "EPX_RECV_",
             Direction: "EPX_"}
 DEFINES = {"EPX_MAX_NDIM": _abi.MAX_NDIM, "EPX_MAX_TOPK": _abi.MAX_TOPK,
            "EPX_HANDLE_COMPACT_TOPK": _abi.HANDLE_COMPACT_TOPK}

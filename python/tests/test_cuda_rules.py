@@ -76,7 +76,8 @@ class Rules(unittest.TestCase):
         story.clear()
         fakes = dict(current_stream=lambda device=None: now[0], Event=Event, stream=on_stream,
                      is_current_stream_capturing=lambda: capturing[0], is_available=lambda: True,
-                     default_stream=lambda device=None: default, ExternalStream=lambda number, device=None: by_number[number])
+                     default_stream=lambda device=None: default,
+                     ExternalStream=lambda number, device=None: by_number[number])
         patches = [mock.patch.object(torch.cuda, name, fake) for name, fake in fakes.items()]
         patches.append(mock.patch.object(
             torch._C, "_cuda_getCurrentRawStream", lambda index: now[0].cuda_stream, create=True))
@@ -149,7 +150,8 @@ class Memory(Rules):
     def test_one_stream_waits_for_nothing(self) -> None:
         form = Form(((4, 8), torch.float8_e4m3fn, None), ((4,), torch.float32, None))
         rows, scales = self.heap.try_make(form)
-        self.assertEqual([(t.shape, t.dtype) for t in (rows, scales)], [((4, 8), torch.float8_e4m3fn), ((4,), torch.float32)])
+        self.assertEqual([(t.shape, t.dtype) for t in (rows, scales)],
+                         [((4, 8), torch.float8_e4m3fn), ((4,), torch.float32)])
         first = rows.data_ptr()
         for _ in range(3):
             del rows
@@ -238,7 +240,8 @@ class Memory(Rules):
         self.assertEqual([(t.shape, t.dtype, t.stride()) for t in (rows, scales)],
                          [((4, 8), torch.float8_e4m3fn, (8, 1)), ((4, 2), torch.float32, (1, 4))])
         address = rows.data_ptr()
-        for user in (lambda: scales[:, 1:], lambda: rows.view(torch.uint8), lambda: rows.untyped_storage(), lambda: rows):
+        for user in (lambda: scales[:, 1:], lambda: rows.view(torch.uint8),
+                     lambda: rows.untyped_storage(), lambda: rows):
             kept = user()
             del rows, scales
             (other, _), second = results.take(0, False)
@@ -308,7 +311,8 @@ class Memory(Rules):
     @unittest.skipUnless(hasattr(torch._C, "_storage_Use_Count"), "torch does not tell who refers to a storage")
     def test_results_make_room_in_a_full_heap(self) -> None:
         form = Form(((30000,), torch.uint8, None))
-        results = Results(lambda: self.heap.try_make(form), lambda: form.ordinary(torch.device("cpu")), torch.device("cpu"))
+        results = Results(lambda: self.heap.try_make(form), lambda: form.ordinary(torch.device("cpu")),
+                          torch.device("cpu"))
         self.heap.keepers.add(results)
         with on_stream(side):
             first, second = results.take(5, False), results.take(5, False)

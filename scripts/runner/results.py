@@ -65,8 +65,10 @@ def count_case(case):
         return 0, [], [Item(name, reason_of(output.splitlines()))]
     cases = cmocka_cases(output)
     passed = sum(outcome == "OK" for outcome, _ in cases.values())
-    failed = [Item(f"{name}.{test}", "\n".join(lines)) for test, (outcome, lines) in cases.items() if outcome == "FAILED"]
-    skipped = [Item(f"{name}.{test}", reason_of(lines)) for test, (outcome, lines) in cases.items() if outcome == "SKIPPED"]
+    failed = [Item(f"{name}.{test}", "\n".join(lines))
+              for test, (outcome, lines) in cases.items() if outcome == "FAILED"]
+    skipped = [Item(f"{name}.{test}", reason_of(lines))
+               for test, (outcome, lines) in cases.items() if outcome == "SKIPPED"]
     if case.find("failure") is not None or case.get("status") == "fail":
         return passed, failed or [Item(name, output)], skipped
     return passed or (0 if skipped else 1), failed, skipped
@@ -126,7 +128,8 @@ def review(rules, stage, item):
     """Why this skip is accepted, or None. Rules name a test as STAGE/TEST. CI is told by the variable CI, as usual."""
     in_ci = bool(os.environ.get("CI"))
     for rule in rules:
-        if rule.name.fullmatch(f"{stage}/{item.name}") and rule.reason.fullmatch(item.text) and not (rule.not_in_ci and in_ci):
+        if (rule.name.fullmatch(f"{stage}/{item.name}") and rule.reason.fullmatch(item.text)
+                and not (rule.not_in_ci and in_ci)):
             return rule.why
     return None
 

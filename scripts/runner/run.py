@@ -154,7 +154,8 @@ class Run:
         """Configures with -Werror and compiles; returns whether it succeeded."""
         goals = ["--target", *targets] if targets else []
         script = 'scripts/configure.sh "$@"'
-        rc, output = self.command(step + "-configure", ["bash", "-c", script, "bash", folder, "-DEPX_WERROR=ON", *options])
+        rc, output = self.command(
+            step + "-configure", ["bash", "-c", script, "bash", folder, "-DEPX_WERROR=ON", *options])
         if rc:
             self.fail(step + "-build", "CMake failed", output)
             return False

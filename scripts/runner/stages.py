@@ -29,6 +29,7 @@ STEPS = {  # steps of each stage, where they are not the stage itself
     "gcc": ["gcc-configure", "gcc-build", "gcc"],
     "quick": ["gcc-configure", "gcc-build", "quick"],
     "symbols": ["symbols", "imports"],
+    "format": ["format", "lines"],
     "python": ["python-env", "python-wheel", "python-alone", "python", "python-hf", "python-train"],
     "clang": ["clang-configure", "clang-build", "clang"],
     "address": ["address-configure", "address-build", "address", "address-processes"],
@@ -65,8 +66,9 @@ def scripts(run):
 
 
 def format(run):  # pylint: disable=redefined-builtin
-    """clang-format"""
+    """clang-format, and lines of at most 120 columns"""
     run.check("format", ["scripts/format.sh"])
+    run.check("lines", ["scripts/check_lines.sh"])
 
 
 def tidy(run):

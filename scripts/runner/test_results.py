@@ -65,7 +65,8 @@ class Counting(unittest.TestCase):
         self.assertEqual(results.count_unittest(output), (2, [Item("test_b", "needs root"), Item("test_d", "why")]))
 
     def test_suite(self):
-        output = "ok ranks_a.x (1.00 s)\nskipped ranks_a.y: no network\nFAILED ranks_b.z\n1 passed, 1 failed, 2 skipped, 0 not run\n"
+        output = "ok ranks_a.x (1.00 s)\nskipped ranks_a.y: no network\nFAILED ranks_b.z\n" \
+            "1 passed, 1 failed, 2 skipped, 0 not run\n"
         passed, failed, skipped = results.count_suite(output)
         self.assertEqual((passed, [f.name for f in failed]), (1, ["ranks_b.z"]))
         self.assertEqual(skipped, [Item("ranks_a.y", "no network"), Item("suite", results.NO_REASON)])

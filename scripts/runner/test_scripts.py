@@ -24,7 +24,8 @@ class CommitMessages(unittest.TestCase):
         self.assertIn(words, text)
 
     def test_good_ones_pass(self):
-        for subject in ("net/ofi: close the endpoint first", "proxy, net: rename post to descriptor", "README: show the output"):
+        for subject in ("net/ofi: close the endpoint first", "proxy, net: rename post to descriptor",
+                        "README: show the output"):
             self.assertEqual(self.hook(subject + "\n\nBecause.\n"), (0, ""))
         self.assertEqual(self.hook("fixup! anything\n")[0], 0)
 
@@ -52,7 +53,8 @@ class MissingHeaders(unittest.TestCase):
     def configure(self, build, *options):
         empty = os.path.join(build, "empty")
         os.makedirs(empty, exist_ok=True)
-        argv = ["cmake", "-S", ROOT, "-B", build, "-DEPX_CUDA=OFF", "-DEPX_BUILD_TESTS=OFF", f"-DCMAKE_FIND_ROOT_PATH={empty}",
+        argv = ["cmake", "-S", ROOT, "-B", build, "-DEPX_CUDA=OFF", "-DEPX_BUILD_TESTS=OFF",
+                f"-DCMAKE_FIND_ROOT_PATH={empty}",
                 "-DCMAKE_FIND_ROOT_PATH_MODE_INCLUDE=ONLY", *options]
         done = subprocess.run(argv, capture_output=True, text=True)
         return done.returncode, " ".join(done.stderr.split())

@@ -13,7 +13,8 @@ if [ -n "${EPX_RXE_KERNEL:-}" ]; then
     deb=$EPX_RXE_KERNEL
 else
     command -v apt-get >/dev/null || { echo "no apt-get to fetch it with; EPX_RXE_KERNEL may name a .deb" && exit 1; }
-    package=$(apt-cache depends "linux-image-$arch" 2>/dev/null | sed -n 's/^ *Depends: \(linux-image-[^ ]*\)$/\1/p' | head -1)
+    package=$(apt-cache depends "linux-image-$arch" 2>/dev/null |
+        sed -n 's/^ *Depends: \(linux-image-[^ ]*\)$/\1/p' | head -1)
     if [ -z "$package" ] && [ "$(id -u)" -eq 0 ]; then
         apt-get update -qq
         package=$(apt-cache depends "linux-image-$arch" | sed -n 's/^ *Depends: \(linux-image-[^ ]*\)$/\1/p' | head -1)

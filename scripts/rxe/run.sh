@@ -52,7 +52,8 @@ find_missing
 if [ ${#missing[@]} -ne 0 ] && [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
     echo "Installing: ${missing[*]}"
     export DEBIAN_FRONTEND=noninteractive
-    { apt-get update -qq && apt-get install -y -qq --no-install-recommends "${missing[@]}"; } </dev/null >/dev/null 2>&1 || true
+    { apt-get update -qq && apt-get install -y -qq --no-install-recommends "${missing[@]}"; } \
+        </dev/null >/dev/null 2>&1 || true
     find_missing
 fi
 [ ${#missing[@]} -eq 0 ] || skip "needs the packages (Debian's names) ${missing[*]}"

@@ -24,7 +24,8 @@ run rxe0-to-rxe0 60 bash -c 'speak rxe0 rxe0'
 # seven times half a second.
 export EPX_TEST_PATIENCE=8
 fast="EPX_IB_TIMEOUT=15 EPX_IB_RETRY_CNT=7"
-data="all_sizes many_small many_signals four_ranks four_ranks_big both_ways_without_polling sources_free_when_sent chains
+data="all_sizes many_small many_signals four_ranks four_ranks_big both_ways_without_polling
+sources_free_when_sent chains
 chains_to_three"
 life="open_and_close_often reopened_pairs_work own_bounds remote_bounds wrong_version peer_never_there sleeper_wakes
 sleeper_sleeps death_is_told survivors_go_on"
@@ -34,11 +35,13 @@ count=$("$build/tests/test_net_verbs" --list | wc -l)
 run all_cases_are_listed 10 test "$count" = "$(wc -w <<<"$data $life")"
 run net_verbs_data 400 env $fast "$build/tests/test_net_verbs" verbs $data
 run net_verbs_life 300 env EPX_IB_TIMEOUT=17 "$build/tests/test_net_verbs" verbs $life
-run net_verbs_without_srq 200 env $fast EPX_IB_SRQ=0 "$build/tests/test_net_verbs" verbs many_small four_ranks remote_bounds
+run net_verbs_without_srq 200 env $fast EPX_IB_SRQ=0 \
+    "$build/tests/test_net_verbs" verbs many_small four_ranks remote_bounds
 
 # libfabric's verbs provider. Its queues are sized for FI_UNIVERSE_SIZE peers, 256 unless told: too many for this device.
 # Connections take it seconds here, so only cases that make few.
-run net_ofi_verbs 300 env FI_UNIVERSE_SIZE=16 "$build/tests/test_net_verbs" ofi all_sizes many_small four_ranks remote_bounds
+run net_ofi_verbs 300 env FI_UNIVERSE_SIZE=16 \
+    "$build/tests/test_net_verbs" ofi all_sizes many_small four_ranks remote_bounds
 
 # Both modes between two "nodes" of two ranks, every result compared with the oracle; packets must have left through
 # the devices. With verbs ranks take turns over the two. The whole heap is registered, and thereby real memory: little.

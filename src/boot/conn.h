@@ -27,8 +27,8 @@ struct conn_ops {
     int (*connect)(struct conn_port *port, const struct conn_address *to);
     /* A new incoming connection, or -EAGAIN, or another -errno. */
     int (*accept)(struct conn_port *port);
-    /* Number of bytes (> 0), or -errno: -EAGAIN when none can be transferred now, -ENOTCONN after the last byte when the
-     * peer closed the connection or its process ended, -ECONNREFUSED when the port does not exist (any more). */
+    /* Number of bytes (> 0), or -errno: -EAGAIN when none can be transferred now, -ENOTCONN after the last byte when
+     * the peer closed the connection or its process ended, -ECONNREFUSED when the port does not exist (any more). */
     int (*send)(struct conn_port *port, int conn, const void *data, size_t bytes);
     int (*recv)(struct conn_port *port, int conn, void *data, size_t bytes);
     void (*close)(struct conn_port *port, int conn);

@@ -518,8 +518,8 @@ static epx_status gather(struct membership *m, const void *send, void *recv, siz
     return EPX_OK;
 }
 
-/* After a failed all-gather other ranks may be one all-gather ahead: they would take this rank's next data for that one. So
- * the round is over, and every later call returns the same failure. */
+/* After a failed all-gather other ranks may be one all-gather ahead: they would take this rank's next data for that
+ * one. So the round is over, and every later call returns the same failure. */
 epx_status membership_allgather(struct membership *m, const void *send, void *recv, size_t bytes)
 {
     if (m->failed == EPX_OK)

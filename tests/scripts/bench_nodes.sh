@@ -76,7 +76,8 @@ expect 0 "against fi_write" ht "${small[@]}" --vs ofi --json &&
     # What is printed is rounded, and ofi_GBps may be small on a busy machine.
     json "ratios" "abs(o['vs_ofi'] * o['ofi_GBps'] - o['wire_GBps']) < 0.0006 * (1 + o['vs_ofi']) + 0.0006 and o['vs_ofi_large'] > 0"
 expect 2 "fi_write has nothing to do on one node" ht --vs ofi && says "and why" "--nodes 2 or more"
-expect 2 "an unknown network" ht --nodes 2 --net pigeons && says "which is named" '"pigeons"' && says "with the known ones" "tcp, shm, ofi"
+expect 2 "an unknown network" ht --nodes 2 --net pigeons && says "which is named" '"pigeons"' &&
+    says "with the known ones" "tcp, shm, ofi"
 expect 2 "fi_write against another network" ht --nodes 2 --net sim --vs ofi && says "which is named" "'sim'"
 
 if [ -x "$(dirname "$epx")/epx-mpi-baseline" ] && command -v mpirun >/dev/null &&

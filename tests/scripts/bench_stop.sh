@@ -19,7 +19,8 @@ fail() {
 stop_one() { # NAME SECONDS_UNTIL_THE_STOP OPTIONS...
     local name=$1 after=$2 start=$SECONDS driver rank="" i
     shift 2
-    "$epx" bench "$@" --ranks 4 --tokens 24 --hidden 512 --experts 16 --topk 4 --iters 10000 --warmup 0 --timeout 3 >"$work/out" 2>"$work/err" &
+    "$epx" bench "$@" --ranks 4 --tokens 24 --hidden 512 --experts 16 --topk 4 --iters 10000 --warmup 0 --timeout 3 \
+        >"$work/out" 2>"$work/err" &
     driver=$!
     for i in $(seq 200); do # its process: the one of this driver's ranks that has RANK=2
         for pid in $(pgrep -f "bench --worker /proc/$driver/"); do
@@ -32,7 +33,8 @@ stop_one() { # NAME SECONDS_UNTIL_THE_STOP OPTIONS...
     kill -STOP "$rank"
     wait $driver
     i=$?
-    [ $i -eq 1 ] && grep -q "rank 2" "$work/err" && [ $((SECONDS - start)) -lt 30 ] && echo "ok: $name ($((SECONDS - start)) s)" ||
+    [ $i -eq 1 ] && grep -q "rank 2" "$work/err" && [ $((SECONDS - start)) -lt 30 ] &&
+        echo "ok: $name ($((SECONDS - start)) s)" ||
         fail "$name: exit status $i after $((SECONDS - start)) s; expected 1 and a message that names rank 2"
     [ ! -e "/proc/$rank" ] || fail "$name: the stopped rank is left behind"
 }
@@ -46,7 +48,8 @@ if ! command -v script >/dev/null; then
     echo "skipped: progress on a terminal: no script(1)"
 else
     script -qec "$epx bench ll --ranks 2 --iters 3000 --tokens 64" "$work/typescript" >/dev/null
-    grep -qE 'epx bench: [0-9]+ %, round [0-9] of 5, (EPX|memcpy)' "$work/typescript" && echo "ok: progress on a terminal" ||
+    grep -qE 'epx bench: [0-9]+ %, round [0-9] of 5, (EPX|memcpy)' "$work/typescript" &&
+        echo "ok: progress on a terminal" ||
         { cp "$work/typescript" "$work/err"; fail "no progress on a terminal"; }
     "$epx" bench ll --ranks 2 --iters 3000 --tokens 64 >"$work/out" 2>"$work/err"
     [ $? -eq 0 ] && [ ! -s "$work/err" ] && echo "ok: no progress elsewhere" || fail "progress was written to a file"

@@ -60,7 +60,8 @@ says "memory was shared with a process" "a second process mapped a heap"
 
 expect 0 "as JSON" "$epx" doctor --json
 json "one object" "o['can_run'] is True and o['cannot_run_because'] is None and o['sections']['cpu device']"
-json "every variable" "documented and list(variables) == documented and all(v['value'] is None for v in variables.values())"
+json "every variable" \
+    "documented and list(variables) == documented and all(v['value'] is None for v in variables.values())"
 json "no warnings about the environment" "not any('EPX_' in w for w in o['warnings'])"
 
 EPX_NTE=1 EPX_PROXY_THRAEDS=1 EPX_XYZZY=1 NCCL_IB_HCA='a"b' UCCL_IB_HCA=mlx5_0 EPX_IB_SL=4 NCCL_IB_SL=5 \
@@ -68,8 +69,10 @@ EPX_NTE=1 EPX_PROXY_THRAEDS=1 EPX_XYZZY=1 NCCL_IB_HCA='a"b' UCCL_IB_HCA=mlx5_0 E
 json "misspelt" "any('EPX_NTE' in w and 'did you mean EPX_NET?' in w for w in o['warnings'])"
 json "letters swapped" "any('EPX_PROXY_THRAEDS' in w and 'EPX_PROXY_THREADS' in w for w in o['warnings'])"
 json "unknown" "any(w.endswith('EPX_XYZZY is set, but EPX reads no such variable') for w in o['warnings'])"
-json "the alias that counts" "variables['EPX_IB_HCA']['value'] == 'mlx5_0' and variables['EPX_IB_HCA']['by'] == 'UCCL_IB_HCA'"
-json "the switch of UCCL-EP for AMD" "variables['EPX_AGGRESSIVE_ATOMIC']['value'] == '0' and not any('AGGRESSIVE' in w for w in o['warnings'])"
+json "the alias that counts" \
+    "variables['EPX_IB_HCA']['value'] == 'mlx5_0' and variables['EPX_IB_HCA']['by'] == 'UCCL_IB_HCA'"
+json "the switch of UCCL-EP for AMD" \
+    "variables['EPX_AGGRESSIVE_ATOMIC']['value'] == '0' and not any('AGGRESSIVE' in w for w in o['warnings'])"
 json "the alias that does not" "any('NCCL_IB_HCA is \"a\"b\" to no effect' in w for w in o['warnings'])"
 json "an alias behind the variable" "any('NCCL_IB_SL is \"5\" to no effect: EPX_IB_SL' in w for w in o['warnings'])"
 json "a name without effect" "any('UCCL_RDMA_ADAPTIVE_SLEEP has no effect' in w for w in o['warnings'])"

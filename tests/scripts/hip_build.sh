@@ -19,8 +19,10 @@ fail() {
 }
 
 began=$SECONDS
-{ cmake -S "$root" -B "$work" -DCMAKE_BUILD_TYPE=Release -DEPX_WERROR=ON -DEPX_HIP=ON -DEPX_CUDA=OFF -DEPX_BUILD_TESTS=OFF &&
-    cmake --build "$work" -j2 --target epx_hip; } >"$work/log" 2>&1 || { tail -40 "$work/log"; echo "FAILED: the build"; exit 1; }
+{ cmake -S "$root" -B "$work" -DCMAKE_BUILD_TYPE=Release -DEPX_WERROR=ON -DEPX_HIP=ON -DEPX_CUDA=OFF \
+    -DEPX_BUILD_TESTS=OFF &&
+    cmake --build "$work" -j2 --target epx_hip; } >"$work/log" 2>&1 ||
+    { tail -40 "$work/log"; echo "FAILED: the build"; exit 1; }
 echo "ok: built in $((SECONDS - began)) s"
 module=$work/libepx_hip.so
 
@@ -61,13 +63,16 @@ if [ -e /dev/kfd ]; then
 else
     EPX_MODULE_DIR=$work timeout 60 "$epx" bench ll --device hip --ranks 2 --tokens 4 >"$work/out" 2>&1
     rc=$?
-    [ $rc -eq 2 ] && grep -q "device hip: no GPU can be used" "$work/out" && echo "ok: refused without a GPU" ||
+    [ $rc -eq 2 ] && grep -q "device hip: no GPU can be used" "$work/out" &&
+        echo "ok: refused without a GPU" ||
         { cat "$work/out"; fail "without a GPU: exit code $rc, expected 2 and the reason"; }
     EPX_MODULE_DIR=$work EPX_DEVICE=hip timeout 60 "$epx" doctor >"$work/out" 2>&1
-    grep -q "libepx_hip.so can be opened" "$work/out" && echo "ok: doctor opens it" || { cat "$work/out"; fail "doctor"; }
+    grep -q "libepx_hip.so can be opened" "$work/out" && echo "ok: doctor opens it" ||
+        { cat "$work/out"; fail "doctor"; }
     EPX_MODULE_DIR=$work/nowhere timeout 60 "$epx" bench ll --device hip --ranks 2 --tokens 4 >"$work/out" 2>&1
     rc=$?
-    [ $rc -eq 2 ] && grep -q "no HIP device module here" "$work/out" && echo "ok: refused without the module" ||
+    [ $rc -eq 2 ] && grep -q "no HIP device module here" "$work/out" &&
+        echo "ok: refused without the module" ||
         { cat "$work/out"; fail "without the module: exit code $rc, expected 2 and the reason"; }
 fi
 echo "$failures failures"

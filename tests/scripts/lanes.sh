@@ -30,7 +30,8 @@ module() {
         "$cxx" -x c++ -std=c++17 "${flags[@]}" -c "$root/src/device/gpu/$file.cu" -o "$folder/$file.o" || return
         objects+=("$folder/$file.o")
     done
-    "$cc" -std=gnu11 -D_GNU_SOURCE= -shared "${flags[@]}" -o "$folder/libepx_$name.so" "$root/tests/gpu_lanes/module.c" \
+    "$cc" -std=gnu11 -D_GNU_SOURCE= -shared "${flags[@]}" -o "$folder/libepx_$name.so" \
+        "$root/tests/gpu_lanes/module.c" \
         "$root/tests/gpu_lanes/lanes.c" "$root/src/sim/fiber.c" "${objects[@]}" -lstdc++ -lm -lpthread
 }
 

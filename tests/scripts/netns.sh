@@ -166,7 +166,8 @@ finish() {
     for pid in "${pids[@]}"; do
         wait "$pid" || name+=" (exit $?)"
     done
-    if [ "$name" = "$1" ] && [ "$(said ' ok$')" -eq ${#pids[@]} ] && grep -q "on $hosts nodes over ofi" "$work/out.0"; then
+    if [ "$name" = "$1" ] && [ "$(said ' ok$')" -eq ${#pids[@]} ] &&
+        grep -q "on $hosts nodes over ofi" "$work/out.0"; then
         echo "ok: $name ($((SECONDS - since)) s)"
     else
         fail "$name"

@@ -151,7 +151,8 @@ fi
 
 # Signals are passed on: the ranks end by them, and so does the run.
 for signal in INT TERM; do
-    env --default-signal=INT "$epx" run -n 2 --grace 5 bash -c "trap 'echo got $signal; exit 5' $signal; echo ready; while :; do sleep 0.05; done" \
+    env --default-signal=INT "$epx" run -n 2 --grace 5 \
+        bash -c "trap 'echo got $signal; exit 5' $signal; echo ready; while :; do sleep 0.05; done" \
         >"$work/out" 2>"$work/err" &
     runner=$!
     for _ in $(seq 100); do

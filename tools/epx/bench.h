@@ -14,7 +14,8 @@
  *      bench_ring.c     `epx bench ring`, which has nothing to do with the others
  *      bench_report.c   the table and the JSON lines; bench_event_report.c those of --timing events
  *
- * The ranks' side of the measurement (shared memory, timed loop, data, check) is in tests/lib/, shared with the MPI baseline.
+ * The ranks' side of the measurement (shared memory, timed loop, data, check) is in tests/lib/, shared with the MPI
+ * baseline.
  */
 #ifndef EPX_TOOLS_BENCH_H
 #define EPX_TOOLS_BENCH_H

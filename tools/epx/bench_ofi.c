@@ -6,8 +6,8 @@
  *
  * The processes share memory: addresses and keys, barriers, times. One exchange that is not timed
  * makes the connections. A side has finished an exchange when its writes are completed and the last write of the other
- * side, which carries CQ data, has arrived. Where there are fewer cores than threads, a thread that finds nothing to do yields
- * its core, as the proxies do: a loop that spins there takes the time of the one that it waits for.
+ * side, which carries CQ data, has arrived. Where there are fewer cores than threads, a thread that finds nothing to do
+ * yields its core, as the proxies do: a loop that spins there takes the time of the one that it waits for.
  */
 #include "tools/epx/bench_ofi.h"
 
@@ -327,7 +327,8 @@ static void run_process(const struct job *job, int process)
 
 /* ---- Processes */
 
-/* Waits for a process; once one has failed (its deadlines are LIMIT_S), the others get a second. 0 when it returned 0. */
+/* Waits for a process; once one has failed (its deadlines are LIMIT_S), the others get a second. 0 when it returned
+ * 0. */
 static int wait_process(const struct job *job, pid_t pid)
 {
     enum { STEP_US = 2000, GRACE_US = 1000000 };

@@ -47,7 +47,8 @@ double bench_row_bytes(const struct bench_config *c, enum bench_op op)
     return c->hidden * 2.0;
 }
 
-/* The baseline is what most programs do, MPI_Alltoallv of packed rows; the fastest of all variants is reported as well. */
+/* The baseline is what most programs do, MPI_Alltoallv of packed rows; the fastest of all variants is reported as
+ * well. */
 static void fill_mpi(struct bench_row *row, struct bench_team *team, enum bench_op op, int iters)
 {
     int v;

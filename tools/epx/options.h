@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The command line of a subcommand, from one table: it parses, validates single values, prints --help, and prints the
- * table for the documentation (--help=markdown). Names are never abbreviated; an unknown one gets the nearest known one as a hint.
+ * table for the documentation (--help=markdown). Names are never abbreviated; an unknown one gets the nearest known one
+ * as a hint.
  */
 #ifndef EPX_TOOLS_OPTIONS_H
 #define EPX_TOOLS_OPTIONS_H

@@ -64,7 +64,8 @@ def gathered(value: float) -> List[float]:
     return sorted(values)
 
 
-def high_throughput(args: argparse.Namespace, buffer: deep_ep.Buffer, device: torch.device) -> Dict[str, Tuple[float, float, int]]:
+def high_throughput(args: argparse.Namespace, buffer: deep_ep.Buffer,
+                    device: torch.device) -> Dict[str, Tuple[float, float, int]]:
     """(median rank, slowest rank, bytes received) of each operation."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     rng = torch.Generator().manual_seed(rank)

@@ -94,7 +94,8 @@ class Work:
         rng = torch.Generator().manual_seed(rank)
         self.tokens, self.experts = args.tokens, args.experts
         self.x = torch.randn(args.tokens, args.hidden, generator=rng).bfloat16().to(args.device)
-        self.idx = torch.rand(args.tokens, args.experts, generator=rng).argsort(1)[:, :args.topk].contiguous().to(args.device)
+        chosen = torch.rand(args.tokens, args.experts, generator=rng).argsort(1)[:, :args.topk]
+        self.idx = chosen.contiguous().to(args.device)
         self.weights = torch.rand(args.tokens, args.topk, generator=rng).to(args.device)
         self.y = torch.zeros(-(-args.experts // ranks), ranks * args.tokens, args.hidden, dtype=torch.bfloat16,
                              device=args.device)
@@ -115,7 +116,8 @@ class Case:
             work.x, work.idx, work.tokens, work.experts, use_fp8=self._use_fp8, return_recv_hook=hooked)
         if hook is not None:
             hook()
-        out, _event, hook = self._buffer.low_latency_combine(work.y, work.idx, work.weights, handle, return_recv_hook=hooked)
+        out, _event, hook = self._buffer.low_latency_combine(work.y, work.idx, work.weights, handle,
+                                                               return_recv_hook=hooked)
         if hook is not None:
             hook()
         return recv, count, handle, out
@@ -206,7 +208,8 @@ def main() -> None:
     if not on_cpu:
         torch.cuda.set_device(dist.get_rank() % torch.cuda.device_count())
     if dist.get_rank() == 0:
-        print("us of host time per low-latency dispatch + combine: %d ranks, %d tokens, hidden %d, top-%d of %d experts, %s; "
+        print("us of host time per low-latency dispatch + combine: %d ranks,"
+              " %d tokens, hidden %d, top-%d of %d experts, %s; "
               "%d rounds of %d pairs; median rank (slowest rank)" % (
                   dist.get_world_size(), args.tokens, args.hidden, args.topk, args.experts, args.device, args.rounds,
                   args.iterations))
