@@ -257,6 +257,75 @@ static void a_doorbell_that_must_wait_is_rung_later(void **state)
     assert_int_equal(s->ranks[0].errors, 0);
 }
 
+/* ---- What stops --------------------------------------------------------------------------------------------- */
+
+static int alarms;
+
+static void on_alarm(void *context, int rank, int number)
+{
+    (void)context;
+    assert_int_equal(rank, 0);
+    assert_int_equal(number, 7);
+    alarms++;
+}
+
+/* This rank has given up: its memory is read by no put that was not posted before, and others still hear of it. */
+static void a_stop_drops_all_but_aborts_and_waits_for_what_is_posted(void **state)
+{
+    struct proxy_fixture *s = *state;
+    const struct ring_dev *ring;
+
+    alarms = 0;
+    s->options.on_alarm = on_alarm;
+    s->options.alarm_kind = KINDS;
+    proxy_fixture_open(s, RANKS, 1);
+    ring = proxy_ring(s->ranks[0].proxies, 0);
+    s->chaos.hold = 1;
+    push(s, 0, 2, 0, 0, 0, 16); /* posted */
+    step(s, 0);
+    s->chaos.refuse[3] = EAGAIN;
+    push_apart(s, 3, 0, 5, 16); /* pending */
+    push(s, 0, 3, COUNTER(KINDS, 7), 0, 0, 0);
+    step(s, 0);
+    *ring->stop = 1;
+    push_apart(s, 3, 0, 6, 16); /* too late */
+    step(s, 0);
+    assert_int_equal(stats_of(s, 0).dropped, 11);
+    assert_int_equal(*ring->stopped, 0);
+    assert_int_equal(proxy_stop(s->ranks[0].proxies), 0);
+    s->chaos.refuse[3] = 0;
+    s->chaos.hold = 0;
+    steps(s, 20);
+    assert_int_equal(*ring->stopped, 1);
+    assert_int_equal(proxy_stop(s->ranks[0].proxies), 1);
+    assert_int_equal(alarms, 1);
+    assert_int_equal(counter_at(s, 2, 0, 0), 1);
+    assert_int_equal(counter_at(s, 3, 0, 0), 0);
+    assert_int_equal(s->ranks[0].errors, 0);
+}
+
+static void a_stop_that_is_not_answered_closes_the_endpoint(void **state)
+{
+    struct proxy_fixture *s = open_chaos(state);
+    const struct ring_dev *ring = proxy_ring(s->ranks[0].proxies, 0);
+
+    s->chaos.hold = 1;
+    push(s, 0, 2, 0, 0, 0, 16);
+    step(s, 0);
+    *ring->stop = 1;
+    step(s, 0);
+    assert_int_equal(*ring->stopped, 0);
+    assert_non_null(s->chaos.ends[0][0]);
+    s->chaos.now_ns += (uint64_t)s->options.timeout_ms * MS / 4;
+    step(s, 0);
+    assert_int_equal(*ring->stopped, 1);
+    assert_null(s->chaos.ends[0][0]);
+    push(s, 0, 2, 0, 0, 0, 16);
+    step(s, 0);
+    assert_int_equal(s->ranks[0].sent[2], 2); /* nobody waits for what will never be answered */
+    assert_int_equal(s->ranks[0].errors, 0);  /* the group has failed already: no second reason */
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -283,6 +352,8 @@ int main(void)
         TEST(what_a_lost_peer_never_answers_counts_as_sent),
         TEST(an_endpoint_that_breaks_is_reported_and_the_rings_go_on_being_emptied),
         TEST(a_doorbell_that_must_wait_is_rung_later),
+        TEST(a_stop_drops_all_but_aborts_and_waits_for_what_is_posted),
+        TEST(a_stop_that_is_not_answered_closes_the_endpoint),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
