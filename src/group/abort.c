@@ -44,6 +44,25 @@ static void tell_node(struct epx_group *group, uint64_t word)
             store_abort_word(group, group->bases[r], word);
 }
 
+/* As tell_left_out() in kernel/sync.h. */
+static void tell_left_out(struct epx_group *group)
+{
+    const size_t index =
+        (size_t)SIG_ABORT * (size_t)group->set.sig_slots * (size_t)group->nranks + (size_t)group->rank; /* slot 0 */
+    const uint64_t one = 1;
+
+    for (int r = 0; r < group->nranks; r++) {
+        struct signal *signals = group->bases[r] ? (void *)((char *)group->bases[r] + group->plan.signals) : NULL;
+
+        if (!signals || r == group->rank)
+            continue;
+        if (group->device->ops->caps & DEVICE_HOST_HEAP)
+            __atomic_store_n(&signals[index].value, one, __ATOMIC_RELEASE); /* pairs with node_left() */
+        else
+            group->device->ops->copy(group->device, &signals[index].value, &one, sizeof(one));
+    }
+}
+
 void group_abort(struct epx_group *group, int status)
 {
     const uint64_t word = ABORT_WORD(status, group->rank);
@@ -76,7 +95,9 @@ uint64_t group_give_up(struct epx_group *group)
 
     if (!word || __atomic_load_n(&group->gave_up, __ATOMIC_ACQUIRE)) /* pairs with the release below */
         return word;
-    if (!(word & ABORT_LEFT_OUT))
+    if (word & ABORT_LEFT_OUT)
+        tell_left_out(group);
+    else
         tell_node(group, word);
     if (group->proxies && !proxy_stop(group->proxies))
         log_line(LOG_WARN, "rank %d: the network may still read memory of an operation that has failed", group->rank);

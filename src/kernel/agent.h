@@ -134,7 +134,7 @@
 
 /* For the simulation, which asserts the rule of completion (docs/design.md). */
 #ifndef AG_LOOKED
-#define AG_LOOKED(ag, g, word) ((void)0)
+#define AG_LOOKED(ag, g, failed) ((void)(failed))
 #define AG_ENDS(ag, g, word) ((void)0)
 #endif
 

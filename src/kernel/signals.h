@@ -66,7 +66,8 @@
     X(HC_READY, HT_COMBINE,  EPOCHS, LOW_LATENCY, NOBODY, 0, "ht combine: wait for source")                          \
     /* A row was returned by a relay. */                                                                             \
     X(HC_ROWS,  HT_COMBINE,  ROWS,   NORMAL,      NOBODY, 0, "ht combine: wait for rows")                            \
-    /* The peer has failed, with the status in the slot's place. */                                                  \
+    /* Between nodes: the peer has failed, with the status in the slot's place. Inside a node, in slot 0: the peer */\
+    /* was left out by others and has given up (tell_left_out()). */                                                 \
     X(ABORT,    NONE,        STATUS, LOW_LATENCY, NOBODY, 0, "abort")
 
 /* Phases that are not the wait for a signal of the operation itself: phase, maskable, text. */

@@ -446,11 +446,43 @@ KFN_STEP void network_stop(struct agent *ag, const struct group_dev *g)
     }
 }
 
+/* This rank was left out, and the others go on: it must not end their operations. But a rank that has not left it out may be
+ * reading its memory, and looks at this in node_left(). */
+KFN_STEP void tell_left_out(struct agent *ag, const struct group_dev *g)
+{
+    AG_EACH(ag, int, p, g->nranks)
+    if (p != g->rank && is_local(g, p))
+        ag_store_release(signal_at(g, p, SIG_ABORT, 0, g->rank), 1); /* pairs with ag_peeked() in node_left() */
+    ag_sync(ag);
+}
+
+/* With masks: has a rank of the node that this rank counts on been left out by others, and given up? Then what was read of it
+ * may have been reused. Where the group has no masks nobody is left out. */
+KFN int node_left(struct agent *ag, const struct group_dev *g)
+{
+    int left = 0;
+
+    if (!g->enable_mask)
+        return 0;
+    AG_EACH(ag, int, p, g->nranks)
+    if (p != g->rank && in_scope(g, SCOPE_NODE, p) && ag_peek(signal_at(g, g->rank, SIG_ABORT, 0, p)))
+        left = 1;
+    if (!ag_any(ag, left))
+        return 0;
+    ag_peeked(ag);
+    for (int p = 0; p < g->nranks; p++)
+        if (p != g->rank && in_scope(g, SCOPE_NODE, p) && ag_load_acquire(signal_at(g, g->rank, SIG_ABORT, 0, p)))
+            report(ag, g, KSTATUS_PEER, PHASE_MASKS, p, 0, 0, KSTATUS_TIMEOUT, 0);
+    return 1;
+}
+
 /* This operation is not good: other ranks may have stopped waiting for this one, or reused what it has read. */
 KFN_STEP void give_up(struct agent *ag, const struct group_dev *g, uint64_t word)
 {
     report(ag, g, KSTATUS_PEER, PHASE_NONE, ABORT_RANK(word), 0, 0, ABORT_STATUS(word), 0);
-    if (!(word & ABORT_LEFT_OUT)) {
+    if (word & ABORT_LEFT_OUT) {
+        tell_left_out(ag, g);
+    } else {
         if (INJECT_BUG(BUG_NO_TELL, 0, 1))
             tell_node(ag, g, word);
         /* The own proxy, when it fails, reaches the ranks of its node only (group_abort() on the host). */
@@ -467,7 +499,9 @@ KFN void kernel_end(struct agent *ag, const struct group_dev *g)
 {
     const uint64_t word = INJECT_BUG(BUG_NO_RECHECK, 0, ag_load_acquire(&control_of(g, g->rank)->abort_word));
 
-    AG_LOOKED(ag, g, word);
+    const int left = !word && node_left(ag, g);
+
+    AG_LOOKED(ag, g, word != 0 || left);
     if (word)
         give_up(ag, g, word);
     AG_ENDS(ag, g, word);

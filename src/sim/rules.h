@@ -16,8 +16,8 @@
 #include "kernel/params.h"
 
 void sim_rules_begin(void);
-/* An agent of rank g->rank has looked at its abort word behind its last read. */
-void sim_rule_looked(const struct group_dev *g, uint64_t word);
+/* An agent of rank g->rank has looked behind its last read whether its operation has failed. */
+void sim_rule_looked(const struct group_dev *g, int failed);
 /* It ends: from now on the rank's memory may be reused, as far as this agent is concerned. */
 void sim_rule_ends(const struct group_dev *g, uint64_t word);
 /* The caller of a group whose heaps (NULL: of other nodes) these are uses its tensors for something else. */
