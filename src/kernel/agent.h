@@ -50,6 +50,7 @@
  *   ag_store_release_device(word, v)  release, device scope: among the agents of a launch
  *   ag_store_signal(word, v)         release, each lane; with AG_BELLS in one total order with ag_peek
  *   ag_look(word)                    relaxed load by one lane, the value to all
+ *   ag_look_behind(word)             the same, ordered behind all loads whose values this agent has used
  *   ag_peek(word)                    relaxed load, each lane: within AG_EACH
  *   ag_peeked(ag)                    acquires what the lanes' peeks have seen
  *   ag_fetch_add(ag, word, n)        32 bits, acquire and release, device scope; once per agent; old value to all lanes

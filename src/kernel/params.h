@@ -71,8 +71,8 @@ EPX_STATIC_ASSERT(sizeof(struct control) == 192, "three cache lines");
 
 /* abort_word: 1 << 63 | ABORT_LEFT_OUT | status << 32 | rank. The first one stays. */
 #define ABORT_WORD(status, rank) ((uint64_t)1 << 63 | (uint64_t)(status) << 32 | (uint64_t)(uint32_t)(rank))
-/* Set in the word of a rank that the others go on without (masked, or left out of a recovery). It ends this rank alone, which
- * must not pass it on. */
+/* Set in the word of a rank that the others go on without (masked, or left out of a recovery). It ends this rank
+ * alone, which must not pass it on. */
 #define ABORT_LEFT_OUT ((uint64_t)1 << 62)
 #define ABORT_STATUS(word) ((int)((word) >> 32 & 0xff))
 #define ABORT_RANK(word) ((int)((word)&0xffffffffu))

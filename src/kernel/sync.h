@@ -101,8 +101,8 @@ KFN_STEP void tell_node(struct agent *ag, const struct group_dev *g, uint64_t wo
     ag_sync(ag);
 }
 
-/* Ends the operation on every rank: abort words wake all waiters. The own one comes last: another agent, or the host, may end
- * this rank's operation as soon as it sees it. */
+/* Ends the operation on every rank: abort words wake all waiters. The own one comes last: another agent, or the host,
+ * may end this rank's operation as soon as it sees it. */
 KFN_STEP int fail_all(struct agent *ag, const struct group_dev *g, int status, int phase, int peer, int64_t expected,
                       int64_t seen)
 {
@@ -321,8 +321,8 @@ KFN int glance_peers(struct agent *ag, const struct group_dev *g, enum scope sco
     return 0;
 }
 
-/* The own signal, which another agent of this rank gives. That one may be spending a whole deadline on a peer: it gets twice
- * that, as in sync_barrier(), and no rank is masked for it, least of all this one. */
+/* The own signal, which another agent of this rank gives. That one may be spending a whole deadline on a peer: it gets
+ * twice that, as in sync_barrier(), and no rank is masked for it, least of all this one. */
 KFN_STEP int wait_own(struct agent *ag, const struct group_dev *g, int kind, int slot, uint64_t value, int64_t *wait_ns)
 {
     const uint64_t *word = signal_at(g, g->rank, kind, slot, g->rank);
@@ -427,8 +427,8 @@ KFN_STEP int check_signature(struct agent *ag, const struct group_dev *g, const 
 
 enum { STOP_WAITS = 8 }; /* several: a process that was stopped meanwhile has lost one of them, not all */
 
-/* The proxies stop (proxy/stop.c): when this returns, the network reads no memory of this rank any more, unless a proxy is
- * stuck in the network's library for half a deadline. */
+/* The proxies stop (proxy/stop.c): when this returns, the network reads no memory of this rank any more, unless a
+ * proxy is stuck in the network's library for half a deadline. */
 KFN_STEP void network_stop(struct agent *ag, const struct group_dev *g)
 {
     for (int i = 0; i < g->nrings; i++) {
@@ -446,8 +446,8 @@ KFN_STEP void network_stop(struct agent *ag, const struct group_dev *g)
     }
 }
 
-/* This rank was left out, and the others go on: it must not end their operations. But a rank that has not left it out may be
- * reading its memory, and looks at this in node_left(). */
+/* This rank was left out, and the others go on: it must not end their operations. But a rank that has not left it out
+ * may be reading its memory, and looks at this in node_left(). */
 KFN_STEP void tell_left_out(struct agent *ag, const struct group_dev *g)
 {
     AG_EACH(ag, int, p, g->nranks)
@@ -456,8 +456,8 @@ KFN_STEP void tell_left_out(struct agent *ag, const struct group_dev *g)
     ag_sync(ag);
 }
 
-/* With masks: has a rank of the node that this rank counts on been left out by others, and given up? Then what was read of it
- * may have been reused. Where the group has no masks nobody is left out. */
+/* With masks: has a rank of the node that this rank counts on been left out by others, and given up? Then what was
+ * read of it may have been reused. Where the group has no masks nobody is left out. */
 KFN int node_left(struct agent *ag, const struct group_dev *g)
 {
     int left = 0;
@@ -493,11 +493,10 @@ KFN_STEP void give_up(struct agent *ag, const struct group_dev *g, uint64_t word
         network_stop(ag, g);
 }
 
-/* Last lines of every kernel. The load is behind all that this agent has read of other ranks: since then it has been counted
- * (sync_last), by an add that acquires and releases. */
+/* Last lines of every kernel. The word is looked at behind all that this agent has read of other ranks. */
 KFN void kernel_end(struct agent *ag, const struct group_dev *g)
 {
-    const uint64_t word = INJECT_BUG(BUG_NO_RECHECK, 0, ag_load_acquire(&control_of(g, g->rank)->abort_word));
+    const uint64_t word = INJECT_BUG(BUG_NO_RECHECK, 0, ag_look_behind(&control_of(g, g->rank)->abort_word));
 
     const int left = !word && node_left(ag, g);
 

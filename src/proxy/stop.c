@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Stopping. A rank that gives up an operation tells its caller so, and the caller may then use the memory of that operation
- * for something else. Before that, the network must have stopped reading it: a put that reads it later would deliver wrong
- * rows, which the receiver counts as good.
+ * Stopping. A rank that gives up an operation tells its caller so, and the caller may then use the memory of that
+ * operation for something else. Before that, the network must have stopped reading it: a put that reads it later would
+ * deliver wrong rows, which the receiver counts as good.
  *
  *   kernel (kernel/sync.h) or host            this thread
  *   stop = 1, ring the ring's bell  ------->  drops pending puts and all commands to come, but for aborts (alarm_kind)

@@ -26,6 +26,7 @@
 #define ag_fetch_add64(ag, word, n) (sim_point(), ag_fetch_add64(ag, word, n))
 #define ag_claim_slots(ag, ring, n, seen) (sim_point(), ag_claim_slots(ag, ring, n, seen))
 #define ag_look(word) (sim_point(), ag_look(word))
+#define ag_look_behind(word) (sim_point(), ag_look_behind(word))
 #define ag_store_commands(ag, ring, first, cmds, n) (sim_point(), ag_store_commands(ag, ring, first, cmds, n))
 #define ag_claim(word, from, to) (sim_point(), ag_claim(word, from, to))
 #define ag_ring(ag, bell) (sim_point(), ag_ring(ag, bell))

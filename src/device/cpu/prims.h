@@ -147,6 +147,13 @@ KFN uint64_t ag_look(const uint64_t *word)
     return __atomic_load_n(word, __ATOMIC_RELAXED);
 }
 
+KFN uint64_t ag_look_behind(const uint64_t *word)
+{
+    /* Loads before it stay before it. Pairs with the release of who sets the word and reuses what was read after it. */
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    return __atomic_load_n(word, __ATOMIC_RELAXED);
+}
+
 #define AG_POINTS 5
 #define AG_GLANCES 1
 #define AG_BELLS 1

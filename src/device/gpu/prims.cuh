@@ -290,6 +290,13 @@ KFN uint64_t ag_look(const uint64_t *word)
     return from_first(word_relaxed(word), __activemask());
 }
 
+/* A warp issues in order, and what used the value of a load waited for it: such loads are done when this one is issued. */
+KFN uint64_t ag_look_behind(const uint64_t *word)
+{
+    __syncwarp();
+    return from_first(word_relaxed(word), __activemask());
+}
+
 /* First among the agents of the block, in shared memory, then one add per block. */
 KFN_STEP int ag_last(struct agent *ag, uint32_t *word, int id)
 {
