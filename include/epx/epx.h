@@ -8,9 +8,10 @@
  * Both are asynchronous on a STREAM: they return once the work is queued.
  *
  * Rules that hold everywhere
- *  - Every function returns an epx_status. epx_last_error() gives the full sentence for the calling thread.
- *  - Every struct starts with its own size, set by the EPX_*_INIT macro. A library newer than its caller fills what the
- *    caller does not know with defaults; an older one refuses non-zero fields it does not know.
+ *  - Every function returns an epx_status. epx_last_error() returns the full message for the calling thread.
+ *  - Every struct starts with its own size, set by the EPX_*_INIT macro. A library that is newer than its caller uses
+ *    defaults for fields that the caller does not know; an older one refuses non-zero fields that it does not know.
+ *    Sizes that no version of the struct has had are refused.
  *  - Tensor memory is memory of the group's device. On the CPU device that is ordinary memory.
  *  - Operations of one group are issued in the same order on all its ranks, and run in that order.
  *  - Nothing waits for ever: see epx_group_config.timeout_ms.
@@ -47,20 +48,20 @@ typedef enum epx_status {
     EPX_ERR_ARGUMENT = 1,     /* a value is wrong: null, shape, dtype, range, struct size */
     EPX_ERR_USAGE = 2,        /* the call is not allowed now, or not with this configuration */
     EPX_ERR_MISMATCH = 3,     /* ranks disagree: the message names the rank and the field */
-    EPX_ERR_OVERFLOW = 4,     /* a receive tensor is too small: the message names the need */
-    EPX_ERR_MEMORY = 5,       /* out of memory, or of the heap that epx_alloc serves from */
+    EPX_ERR_OVERFLOW = 4,     /* a receive tensor is too small: the message names the rows that are needed */
+    EPX_ERR_MEMORY = 5,       /* out of memory, or the heap of epx_alloc is full */
     EPX_ERR_SYSTEM = 6,       /* a system call failed: the message has errno's text */
     EPX_ERR_TIMEOUT = 7,      /* a wait reached its deadline: the message names rank, peer, phase, expected, seen */
-    EPX_ERR_PEER = 8,         /* another rank failed and said so */
+    EPX_ERR_PEER = 8,         /* another rank reported a failure */
     EPX_ERR_BUSY = 9,         /* too many staged operations in flight: see epx_group_config.max_inflight */
     EPX_ERR_UNSUPPORTED = 10, /* this build or this machine cannot do it */
     EPX_ERR_NOT_READY = 11,   /* a query: not finished yet */
     EPX_ERR_INTERNAL = 12     /* a bug in EPX: please report it */
 } epx_status;
 
-/* One line that says what a status means in general. Never NULL, also for unknown values. */
+/* One line that describes a status. Never NULL, also for unknown values. */
 EPX_API const char *epx_strerror(epx_status status);
-/* The sentence of the last failed call on this thread ("" if none): what was expected and what was given. */
+/* The message of the last failed call on this thread ("" if none): what was expected and what was given. */
 EPX_API const char *epx_last_error(void);
 /* EPX_VERSION_CODE of the library in use. */
 EPX_API epx_status epx_version(int *code);
@@ -121,10 +122,9 @@ EPX_API size_t epx_dtype_size(epx_dtype dtype); /* 0 for an unknown dtype */
 
 /*
  * How ranks find each other. With `allgather` set, EPX calls it, on the thread that creates the group or clears its
- * errors or masks (so it must stay usable as long as the group):
- * every rank gives `bytes` bytes and receives nranks * bytes in rank order; it returns 0, or anything else to fail.
- * A NULL bootstrap reads the variables of the launcher: torchrun, `epx run`, mpirun, srun, or RANK, WORLD_SIZE, MASTER_ADDR and
- * MASTER_PORT set by hand.
+ * errors or masks (so it must stay usable as long as the group): every rank gives `bytes` bytes and receives nranks *
+ * bytes in rank order; it returns 0, or anything else to fail. A NULL bootstrap reads the variables of the launcher:
+ * torchrun, `epx run`, mpirun, srun, or RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set by hand.
  */
 typedef int (*epx_allgather_fn)(void *context, const void *send, void *recv, size_t bytes);
 
@@ -157,7 +157,7 @@ typedef enum epx_mode { EPX_LOW_LATENCY = 1, EPX_HIGH_THROUGHPUT = 2 } epx_mode;
 
 typedef struct epx_group_config {
     uint32_t size;
-    int32_t device;              /* epx_device; AUTO = CPU unless EPX_DEVICE says otherwise */
+    int32_t device;              /* epx_device; AUTO = EPX_DEVICE, or the CPU */
     int32_t device_index;        /* which GPU; ignored on the CPU */
     uint32_t modes;              /* epx_mode bits; 0 = both */
     int32_t num_experts;         /* E */
@@ -168,15 +168,15 @@ typedef struct epx_group_config {
     uint32_t layouts;            /* high throughput: EPX_LAYOUT_BIT()s whose worst case the buffers hold; 0 = FLAT */
     int32_t max_inflight;        /* low latency: staged operations in flight at a time; 0 = 2 */
     int32_t num_agents;          /* agents (CPU threads, GPU warps) per operation; 0 = automatic, or EPX_NUM_AGENTS */
-    int32_t ranks_per_node;      /* 0 = what the machines say, or EPX_RANKS_PER_NODE */
-    int32_t enable_mask;         /* 1: ranks may be masked, and the others go on (needs TCP between all ranks) */
+    int32_t ranks_per_node;      /* 0 = EPX_RANKS_PER_NODE, or the ranks of each machine */
+    int32_t enable_mask;         /* 1: ranks may be masked, and the others continue (needs TCP between all ranks) */
     int32_t timeout_ms;          /* deadline of every wait; 0 = EPX_TIMEOUT_MS, or 100000 */
     uint64_t alloc_bytes; /* heap for epx_alloc; 0 = EPX_ALLOC_BYTES, or 4 GiB of untouched address space (CPU) */
     char net[16];         /* network between nodes; "" = automatic, or EPX_NET */
 } epx_group_config;
 
-/* Worst cases: FLAT has one row per (token, rank): R*M. EXPERT_MAJOR has up to R*M*min(K, L), and padding: 127 rows per
- * local expert are set aside. Only tensors in ordinary memory pass through these buffers. */
+/* Worst cases: FLAT has one row per (token, rank): R*M. EXPERT_MAJOR has up to R*M*min(K, L) rows, and 127 rows of
+ * padding per local expert. Only tensors in ordinary memory pass through these buffers. */
 #define EPX_LAYOUT_BIT(layout) (1u << (layout))
 
 #define EPX_GROUP_CONFIG_INIT                      \
@@ -184,11 +184,12 @@ typedef struct epx_group_config {
         .size = (uint32_t)sizeof(epx_group_config) \
     }
 
-/* Collective. Ranks compare their configurations here: a difference fails on all of them, naming rank and field. */
+/* Collective. Ranks compare their configurations: a difference fails on all of them, and the message names rank and
+ * field. */
 EPX_API epx_status epx_group_create(epx_group **group, const epx_bootstrap *bootstrap, const epx_group_config *config);
-/* Local: waits for the group's queued work (it is bounded by deadlines), then frees everything, handles, events and streams
- * included. EPX_ERR_TIMEOUT: the group is gone all the same, but a thread has not come back from the network's library; what
- * it may still use, the heap included, stays allocated until the process ends. */
+/* Local: waits for the group's queued work, which deadlines bound, then frees everything, including handles, events
+ * and streams. EPX_ERR_TIMEOUT: the group is destroyed all the same, but a thread has not returned from the network's
+ * library; memory that it may still use, including the heap, stays allocated until the process ends. */
 EPX_API epx_status epx_group_destroy(epx_group *group);
 
 typedef struct epx_group_info {
@@ -200,7 +201,7 @@ typedef struct epx_group_info {
     int32_t device;
     int32_t num_agents;
     int32_t timeout_ms;
-    int32_t max_recv_tokens; /* as resolved: the worst case if the configuration said 0 */
+    int32_t max_recv_tokens; /* the worst case if the configuration had 0 */
     char device_name[32];
     char net_name[16];
 } epx_group_info;
@@ -211,7 +212,7 @@ typedef struct epx_group_info {
     }
 EPX_API epx_status epx_group_query(const epx_group *group, epx_group_info *info);
 
-/* Memory that a group will take on each rank, before creating it. Needs no other rank. */
+/* Memory that a group with this configuration would use on each rank. Local, before any group exists. */
 typedef struct epx_memory_info {
     uint32_t size;
     uint32_t reserved;
@@ -219,7 +220,7 @@ typedef struct epx_memory_info {
     uint64_t control_bytes;     /* signals and tables */
     uint64_t low_latency_bytes; /* slots, max_inflight times */
     uint64_t high_throughput_bytes;
-    uint64_t alloc_bytes;      /* what epx_alloc may hand out */
+    uint64_t alloc_bytes;      /* for epx_alloc */
     uint64_t ll_receive_bytes; /* worst-case bytes one low-latency dispatch plus one combine receive */
     uint64_t ht_receive_bytes; /* worst-case bytes one high-throughput dispatch receives */
 } epx_memory_info;
@@ -231,20 +232,20 @@ typedef struct epx_memory_info {
 EPX_API epx_status epx_group_memory(const epx_group_config *config, int nranks, epx_memory_info *info);
 
 /*
- * Memory that every rank of the node can reach: tensors that lie here are read and written in place by peers
- * (zero-copy). 256-byte aligned. Local calls. Freeing is for after the operations that use it have completed.
+ * Memory that every rank of the node can reach: peers read and write tensors in it in place (zero-copy). 256-byte
+ * aligned. Local calls. Free it after the operations that use it have completed.
  */
 EPX_API epx_status epx_alloc(epx_group *group, size_t bytes, void **ptr);
 EPX_API epx_status epx_free(epx_group *group, void *ptr);
 
 /*
- * Registers ordinary memory: high-throughput combine then reads rows in [data, data + bytes) in place, without a copy and
- * without the limit of max_recv_tokens. The whole allocation is exported to the ranks of the node, which import it in their
- * next call; until all of them have, rows are copied. Works for GPU memory of cudaMalloc between processes (EPX_REGISTER).
- * Each combine registers its rows by itself: this call does it in advance. *in_place is 1 if a combine of [data, data +
- * bytes) that is issued next copies nothing. Local; does not wait.
- * Registered memory is freed like any other, after the operations that use it have completed. If one of them failed, free
- * it after epx_group_error_clear only: a late rank may still read it.
+ * Registers ordinary memory: high-throughput combine then reads rows in [data, data + bytes) in place, without a copy
+ * and without the limit of max_recv_tokens. The whole allocation is exported to the ranks of the node, which import
+ * it in their next call; until all of them have, rows are copied. Works for GPU memory of cudaMalloc between
+ * processes (EPX_REGISTER). Each combine registers its rows by itself: this call does it in advance. *in_place is 1
+ * if a combine of [data, data + bytes) that is issued next copies nothing. Local; does not wait. Registered memory is
+ * freed like any other, after the operations that use it have completed. If one of them failed, free it after
+ * epx_group_error_clear only: a late rank may still read it.
  */
 EPX_API epx_status epx_register(epx_group *group, const void *data, size_t bytes, epx_stream stream, int *in_place);
 
@@ -256,7 +257,7 @@ EPX_API epx_status epx_stream_destroy(epx_group *group, epx_stream stream);
 EPX_API epx_status epx_stream_sync(epx_group *group, epx_stream stream);
 /* EPX_OK when idle, EPX_ERR_NOT_READY when not. */
 EPX_API epx_status epx_stream_query(epx_group *group, epx_stream stream);
-/* Runs fn(arg) in stream order on a thread of EPX's: how a CPU program puts its own work between operations. */
+/* Runs fn(arg) in stream order on a thread of EPX: a CPU program queues its own work between operations this way. */
 EPX_API epx_status epx_stream_call(epx_group *group, epx_stream stream, void (*fn)(void *arg), void *arg);
 EPX_API epx_status epx_event_create(epx_group *group, epx_event **event);
 EPX_API epx_status epx_event_destroy(epx_event *event);
@@ -278,8 +279,8 @@ EPX_API epx_status epx_stream_wait_event(epx_group *group, epx_stream stream, ep
  */
 typedef enum epx_layout { EPX_EXPERT_MAJOR = 1, EPX_RANK_MAJOR = 2, EPX_FLAT = 3 } epx_layout;
 
-/* FLAT and RANK_MAJOR: local expert ids first, in ascending order, -1 after them, weights likewise; without the flag
- * they stand in the source's k-order with -1 (weight 0) where an expert is not local. */
+/* FLAT and RANK_MAJOR: local expert ids come first, in ascending order, then -1; weights likewise. Without the flag
+ * they are in the source's k-order, with -1 (weight 0) where an expert is not local. */
 #define EPX_HANDLE_COMPACT_TOPK 1u
 
 typedef struct epx_handle_config {
@@ -300,12 +301,12 @@ typedef struct epx_handle_config {
  * the other ranks wait for its receive half. */
 EPX_API epx_status epx_handle_create(epx_handle **handle, epx_group *group, const epx_handle_config *config);
 EPX_API epx_status epx_handle_destroy(epx_handle *handle);
-/* Bytes of device memory that such a handle takes beside the group's heap. */
+/* Bytes of device memory that a handle with this configuration uses in addition to the group's heap. */
 EPX_API epx_status epx_handle_memory(const epx_group *group, const epx_handle_config *config, size_t *bytes);
 
 /*
- * Where EPX writes what was received, all optional, in device memory, complete when the operation is.
- * High throughput fills it in epx_handle_update, low latency in the receive half of dispatch.
+ * Where EPX writes counts of what was received: tensors in device memory, all optional, complete when the operation is.
+ * High throughput fills them in epx_handle_update, low latency in the receive half of dispatch.
  */
 typedef struct epx_layout_info {
     uint32_t size;
@@ -317,7 +318,7 @@ typedef struct epx_layout_info {
     epx_tensor *layout_range;   /* int64 [L,R]: LL EXPERT_MAJOR, first row << 32 | rows */
     epx_tensor *expert_stats;   /* int32 [L]: rows per local expert are ADDED to it (low latency) */
     epx_tensor *wait_ns;        /* int64 [R]: time spent waiting for each rank is ADDED to it (low latency) */
-    /* High throughput, int32 or int64: what all ranks learn of each other when they exchange counts */
+    /* High throughput, int32 or int64: counts of all ranks */
     epx_tensor *rank_matrix;  /* [R,R]: tokens that rank i sends to rank r */
     epx_tensor *rank_tokens;  /* [R]: tokens that each rank has */
     epx_tensor *relay_counts; /* [R]: tokens of each rank of another node that reach this node through this rank */
@@ -341,9 +342,9 @@ EPX_API epx_status epx_handle_update(epx_handle *handle, const epx_tensor *topk_
 EPX_API epx_status epx_handle_recv_count(epx_handle *handle, int64_t *rows, int64_t *expert_counts);
 
 /*
- * A tensor inside EPX's own receive buffer, for a high-throughput handle: dispatch into it moves each token once.
- * Its content lasts until the next high-throughput operation of the group that is given ordinary memory, or this
- * tensor again. `which`: EPX_RECV_*. rows = how many rows the descriptor shall have.
+ * A tensor inside EPX's own receive buffer, for a high-throughput handle: dispatch into it moves each token once. Its
+ * content is valid until the next high-throughput operation of the group that uses ordinary memory or this tensor.
+ * `which`: EPX_RECV_*. rows: rows of the returned descriptor.
  */
 typedef enum epx_recv_part { EPX_RECV_TOKENS = 1, EPX_RECV_SCALES = 2 } epx_recv_part;
 EPX_API epx_status epx_handle_recv_tensor(epx_handle *handle, epx_recv_part which, epx_dtype dtype, int64_t rows,
@@ -358,15 +359,15 @@ typedef struct epx_dispatch_inputs {
     uint32_t reserved;
     const epx_tensor *tokens;       /* [B, H] bf16, fp16, fp32, or fp8 with scales; rows contiguous */
     const epx_tensor *scales;       /* fp8 input: [B, S] fp32 or int32, any strides, forwarded as they are */
-    const epx_tensor *topk_weights; /* [B, K] fp32, where the outputs ask for weights */
+    const epx_tensor *topk_weights; /* [B, K] fp32, if outputs.topk_weights is set */
     const epx_tensor *topk_idx;     /* low latency, may be NULL: sets the routing first, as epx_handle_update does */
 } epx_dispatch_inputs;
 
-/* Rows beyond what was received are left alone, but for topk_idx (-1) and topk_weights (0) in FLAT. */
+/* Rows beyond those that were received are not written, except topk_idx (-1) and topk_weights (0) in FLAT. */
 typedef struct epx_dispatch_outputs {
     uint32_t size;
     uint32_t reserved;
-    epx_tensor *tokens;       /* as the layout says. fp8 here and bf16 in inputs.tokens: EPX casts */
+    epx_tensor *tokens;       /* shaped by the layout. fp8 here and bf16 in inputs.tokens: EPX casts */
     epx_tensor *scales;       /* fp8: tokens' shape with ceil(H/128) fp32, or ceil(H/512) int32 (UE8M0), any strides */
     epx_tensor *topk_weights; /* FLAT [N,K], RANK_MAJOR [R,M,K], HT EXPERT_MAJOR [N]; fp32 */
     epx_tensor *topk_idx;     /* FLAT [N,K], RANK_MAJOR [R,M,K]: local expert id or -1; int32 or int64 */
@@ -405,8 +406,8 @@ EPX_API epx_status epx_dispatch(epx_handle *handle, const epx_dispatch_inputs *i
  *  LL EXPERT_MAJOR: out[b] = sum over k, in k-order, of topk_weights[b][k] * row of (b, k); -1 and masked ranks skipped
  *  LL RANK_MAJOR:   out[b] = sum over ranks, ascending, of the row that rank returned (weight 1)
  *  HT FLAT:         the same over ranks; HT EXPERT_MAJOR: sum over k, in k-order, weight 1
- * A bias is added first. Sums are in fp32, rounded once; across nodes, high throughput sums each other node's rows
- * there, and that sum is rounded too. The routing is that of the handle's last dispatch.
+ * A bias is added first. Sums are computed in fp32 and rounded once; across nodes, high throughput sums the rows of
+ * another node there, and rounds that sum too. The routing is that of the handle's last dispatch.
  */
 typedef struct epx_combine_inputs {
     uint32_t size;
@@ -447,29 +448,31 @@ typedef struct epx_combine_config {
 EPX_API epx_status epx_combine(epx_handle *handle, const epx_combine_inputs *inputs, const epx_combine_outputs *outputs,
                                const epx_combine_config *config, epx_stream stream);
 
-/* The receive half of the handle's staged (send_only) operation; nothing to do otherwise. Ranks may complete in
- * different orders, but for combines whose tokens lie in epx_alloc memory: each waits until its rows have been read. */
+/* Runs the receive half of the handle's staged (send_only) operation; does nothing if there is none. Ranks may
+ * complete in different orders, except combines whose tokens are in epx_alloc memory: each waits until its rows have
+ * been read. */
 EPX_API epx_status epx_complete(epx_handle *handle, epx_stream stream);
 
 /* ---- Masks, errors, statistics ------------------------------------------------------------------------------- */
 
 /*
- * 1 = active, 0 = masked: neither sent to nor waited for. Need enable_mask. `mask` of query is device int32 [R]. update masks
- * more ranks, in stream order; one that is masked comes back by epx_mask_clean only (EPX_ERR_USAGE), for it has missed
- * operations. Low latency goes by each rank's own mask. High throughput needs one that all agree on: after a rank was masked,
- * its operations fail until epx_group_error_clear. Whoever is masked must be dead or idle: a rank that still runs may write
- * into the tensors of its node.
+ * Masks: 1 = active, 0 = masked: no rank sends to it or waits for it. They need enable_mask. `mask` of query is
+ * device int32 [R]. epx_mask_update masks more ranks, in stream order. A masked rank has missed operations: only
+ * epx_mask_clean makes it active again (epx_mask_update returns EPX_ERR_USAGE). Low latency uses each rank's own
+ * mask. High throughput needs a mask that all ranks agree on: after a rank was masked, its operations fail until
+ * epx_group_error_clear. A masked rank must be dead or idle: if it still runs, it may write into the tensors of its
+ * node.
  */
 EPX_API epx_status epx_mask_query(epx_group *group, int32_t *mask, epx_stream stream);
 EPX_API epx_status epx_mask_update(epx_group *group, const int32_t *host_mask, epx_stream stream);
-/* Collective over all ranks that live: all of them are active again. Those whose process has ended stay masked. */
+/* Collective over all ranks whose processes exist: all of them become active again. The others stay masked. */
 EPX_API epx_status epx_mask_clean(epx_group *group, epx_stream stream);
 
 typedef struct epx_error_info {
     uint32_t size;
     int32_t status; /* epx_status, EPX_OK = none */
-    int32_t rank;   /* who found it */
-    int32_t peer;   /* about whom, or -1 */
+    int32_t rank;   /* that found the error */
+    int32_t peer;   /* that the error is about, or -1 */
     int64_t expected, seen;
     char phase[32]; /* for example "ll dispatch: wait for data" */
     char message[256];
@@ -481,33 +484,36 @@ typedef struct epx_error_info {
     }
 /* The first error since the last clear. Never blocks. Returns its status; info may be NULL. */
 EPX_API epx_status epx_group_error(epx_group *group, epx_error_info *info);
-/* Clears the error. After one that ended an operation (timeout, peer, mismatch) and after epx_mask_update it is collective:
- * ranks call it once their streams are idle, they meet, and the group may be used again; handles need an update. Without
- * enable_mask all ranks meet, through the bootstrap. With it those do that live and that none of them has masked, and the
- * group goes on without the others, in both modes; whoever neither comes nor has ended is named after twice the timeout, and
- * may be masked then. Across nodes a rank that has no error itself waits up to a second for the word of one that has. A rank
- * whose own proxy has not come back from the network's library cannot start over: EPX_ERR_TIMEOUT, and what it is doing. */
+/*
+ * Clears the error. After an error that ended an operation (timeout, peer, mismatch), and after epx_mask_update, it
+ * is collective: ranks call it when their streams are idle, and the group can be used again; handles need an update.
+ * Without enable_mask all ranks take part, through the bootstrap. With it, ranks take part whose processes exist and
+ * that no other rank has masked; the group continues without the rest, in both modes. A rank that neither calls nor
+ * has ended is named after twice the timeout, and can be masked then. Across nodes, a rank without an error of its
+ * own waits up to a second for the report of one that has. A rank whose own proxy is blocked in the network's library
+ * cannot recover: EPX_ERR_TIMEOUT, and the message says what the proxy is doing.
+ */
 EPX_API epx_status epx_group_error_clear(epx_group *group);
 
 typedef struct epx_stats {
     uint32_t size;
     uint32_t reserved;
     uint64_t ll_dispatches, ll_combines, ht_updates, ht_dispatches, ht_combines;
-    /* Dispatch out: one per (token, rank), in high throughput's EXPERT_MAJOR per (token, expert). Dispatch in: rows of the
-     * receive tensors, without padding. Combine in: rows that were summed; another node's sum is one in high throughput. */
+    /* rows_sent: dispatch, one per (token, rank), in high throughput's EXPERT_MAJOR per (token, expert).
+     * rows_received: rows of receive tensors, without padding. rows_returned: rows that combine summed; another
+     * node's sum counts as one in high throughput. */
     uint64_t rows_sent, rows_received, rows_returned;
-    uint64_t
-        bytes_peer; /* payload of rows that came from other ranks of the node: dispatched, forwarded, read for sums */
+    uint64_t bytes_peer;     /* payload of rows of other ranks of the node: dispatched, forwarded, read for sums */
     uint64_t bytes_local;    /* payload copied a second time inside this rank */
-    uint64_t waits, wait_ns; /* waits that found nothing ready, and their time */
+    uint64_t waits, wait_ns; /* waits that were not satisfied at once, and their time */
     uint64_t timeouts;
     /* Between nodes */
-    uint64_t rows_remote;             /* rows given to the proxies: per destination rank (LL) or node (HT) */
+    uint64_t rows_remote;             /* rows sent through proxies: per destination rank (LL) or node (HT) */
     uint64_t net_commands, net_puts;  /* commands taken from the rings; writes posted after merging */
     uint64_t net_signals;             /* of net_puts: those without bytes */
     uint64_t net_bytes, net_arrivals; /* posted; counted */
     uint64_t net_window_waits, net_sleeps, net_refused;
-    uint64_t net_stuck; /* proxy threads that did not come back from the network's library, when last looked at */
+    uint64_t net_stuck; /* proxy threads that were blocked in the network's library at the last check */
 } epx_stats;
 
 #define EPX_STATS_INIT                      \

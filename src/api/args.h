@@ -17,7 +17,7 @@ epx_status combine_args_check(struct epx_handle *handle, const epx_combine_input
                               const epx_combine_outputs *outputs, const epx_combine_config *config,
                               struct combine_args *args);
 
-/* Rows that a receive tensor must hold: EPX_ERR_OVERFLOW naming the need. */
+/* Rows that a receive tensor must hold: EPX_ERR_OVERFLOW, with a message that names the number. */
 epx_status need_rows(const char *call, const char *name, int64_t given, int64_t needed, const char *why);
 /* The row size of a payload: a multiple of 16 bytes, within the group's limit. */
 epx_status need_row_bytes(struct epx_handle *handle, const char *call, const char *name, const epx_tensor *t);

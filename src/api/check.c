@@ -72,8 +72,8 @@ static int64_t stride_product(int64_t stride, int64_t extent)
     return __builtin_mul_overflow(stride, extent, &product) || product > most ? most : product;
 }
 
-/* Fills in contiguous strides where none were given, and where an extent of at most one element makes a stride meaningless;
- * true if the given ones are contiguous. */
+/* Fills in contiguous strides where none were given, and where an extent of at most one element makes a stride
+ * meaningless; true if the given ones are contiguous. */
 static int fill_strides(epx_tensor *t)
 {
     int64_t expected[EPX_MAX_NDIM], step = 1;
@@ -94,7 +94,8 @@ static int fill_strides(epx_tensor *t)
     return contiguous;
 }
 
-/* Bytes from the first to past the last element fit in 63 bits: later products of extents and strides cannot overflow. */
+/* Bytes from the first to past the last element fit in 63 bits: later products of extents and strides cannot
+ * overflow. */
 static int span_fits(const epx_tensor *t)
 {
     int64_t last = 0, step;
@@ -140,7 +141,7 @@ static epx_status copy_in(const epx_tensor *given, const struct want *want, epx_
 {
     char name[160];
 
-    if (given->size == sizeof(*out)) { /* as nearly always: no sentence to prepare */
+    if (given->size == sizeof(*out)) { /* nearly always: no message to prepare */
         *out = *given;
         return EPX_OK;
     }

@@ -192,7 +192,7 @@ epx_status dispatch_args_check(struct epx_handle *handle, const epx_dispatch_inp
     return status == EPX_OK ? check_out_meta(handle, &x, rows, &out, args) : status;
 }
 
-/* High throughput: where the update has finished, the need is known exactly. */
+/* High throughput: once the update has finished, the number of rows is known. */
 static epx_status check_capacity(struct epx_handle *handle, const struct dispatch_args *args)
 {
     if (__atomic_load_n(&handle->info->epoch, __ATOMIC_ACQUIRE) != handle->updates)

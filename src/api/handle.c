@@ -13,7 +13,7 @@
 #include "util/structs.h"
 #include "util/status.h"
 
-/* Places of rows are 32 bits wide, here with the padding of all zones. */
+/* Row numbers are 32 bits wide, including the padding of all zones. */
 static epx_status check_zones(const struct settings *set, const epx_handle_config *c)
 {
     const int64_t copies = c->topk < set->local_experts ? c->topk : set->local_experts;

@@ -110,7 +110,8 @@ epx_status group_usable(struct epx_group *group)
     epx_error_info info;
     uint64_t word;
 
-    /* Where the word is in GPU memory, the next kernel looks at it anyway: only what a kernel has told is looked at here. */
+    /* Where the word is in GPU memory, the next kernel looks at it anyway: only what a kernel has told is looked at
+     * here. */
     if (!(group->device->ops->caps & DEVICE_HOST_HEAP) && error_read(group, &info) == EPX_OK)
         return EPX_OK;
     word = group_give_up(group);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Abort words: one in each rank's heap (struct control). Whoever fails writes the words of its node, and sends the same
- * to other nodes by put; every wait of a kernel ends when its own word is set. docs/design.md ("Completion") says what
- * a rank must have done before it acts on its word.
+ * Abort words: one in each rank's heap (struct control). Whoever fails writes the words of its node, and sends the
+ * same to other nodes by put; every wait of a kernel ends when its own word is set. docs/design.md ("Completion")
+ * says what a rank must have done before it acts on its word.
  */
 #ifndef EPX_GROUP_ABORT_H
 #define EPX_GROUP_ABORT_H
@@ -18,9 +18,9 @@ void group_abort(struct epx_group *group, int status);
 void group_aborted_by(struct epx_group *group, int rank, int status);
 /* This rank cannot use its group until it has recovered; nobody else is told. */
 void group_abort_alone(struct epx_group *group, int status);
-/* The own word, for a thread that is about to tell its caller of it. The caller may then reuse memory that the ranks of
- * the node, or the network, would still read: before this returns, the node is told and the network has stopped, as a
- * kernel does at its end. No kernel may have run since the word was set. */
+/* The own word, for a thread that is about to tell its caller of it. The caller may then reuse memory that the ranks
+ * of the node, or the network, would still read: before this returns, the node is told and the network has stopped,
+ * as a kernel does at its end. No kernel may have run since the word was set. */
 uint64_t group_give_up(struct epx_group *group);
 /* The group continues without that rank of the node. If it is late rather than dead, it must not take data that it
  * finds from now on for data of its own operation. */

@@ -9,7 +9,7 @@
 #include "util/status.h"
 
 #define DEFAULT_ALLOC_BYTES ((uint64_t)4 << 30)
-#define MAX_ALLOC_BYTES ((uint64_t)1 << 60) /* with all other parts far from where 64 bits end */
+#define MAX_ALLOC_BYTES ((uint64_t)1 << 60) /* the sum of all parts stays far below 64 bits */
 #define PADDING_PER_EXPERT 127
 
 #define SAME_BYTES(a, b) EPX_STATIC_ASSERT(sizeof(a) == sizeof(b), #a " is a copy of " #b)
@@ -71,7 +71,7 @@ static int64_t worst_rows(const struct settings *set, uint32_t layouts)
     return flat;
 }
 
-/* The caller's value, else the environment's, else the default. */
+/* The caller's value, or the environment's, or the default. */
 static int64_t pick(int64_t given, const char *variable, int64_t fallback, int64_t high)
 {
     return given ? given : env_int(variable, fallback, 1, high);
@@ -79,7 +79,7 @@ static int64_t pick(int64_t given, const char *variable, int64_t fallback, int64
 
 static epx_status check_products(const struct settings *set)
 {
-    const int64_t limit = INT32_MAX; /* places of rows travel as 32 bits */
+    const int64_t limit = INT32_MAX; /* row numbers are sent as 32 bits */
 
     if ((int64_t)set->nranks * set->max_tokens * set->max_topk > limit || set->max_recv_tokens > limit)
         return fail(EPX_ERR_ARGUMENT,

@@ -45,7 +45,7 @@ static epx_status open_own(struct epx_group *group)
     return status;
 }
 
-/* What threads that are left in the network's library may use: the proxies' memory, the heaps, the group itself. */
+/* Frees what threads that are blocked in the network's library could still use: not called if there are any. */
 static void close_memory(struct epx_group *group)
 {
     const struct device_ops *ops = group->device->ops;
@@ -97,7 +97,7 @@ static void choose_agents(struct epx_group *group)
 
     for (int r = 0; r < group->nranks; r++)
         local += group->map.node_of[r] == group->node;
-    /* Nodes cut out of one machine share its cores. */
+    /* Nodes simulated on one machine share its cores. */
     if (group->set.ranks_per_node)
         local = group->nranks;
     if (!group->set.agents)
@@ -106,7 +106,7 @@ static void choose_agents(struct epx_group *group)
         group->set.agents = 1;
 }
 
-/* Most that a row takes which is cast on its way: payload, then a scale of four bytes for 128 channels. */
+/* The largest row that is cast while it is sent: payload, then a scale of four bytes per 128 channels. */
 static size_t cast_row_bytes(const struct settings *set)
 {
     const size_t channels = (size_t)set->max_hidden_bytes; /* one byte each at least */
@@ -114,7 +114,7 @@ static size_t cast_row_bytes(const struct settings *set)
     return (channels + 15) / 16 * 16 + (channels + 127) / 128 * 4;
 }
 
-/* Rank and number of ranks are known: what each rank does alone before the first meeting. */
+/* The local steps before the first collective one, once rank and number of ranks are known. */
 static epx_status prepare(struct epx_group *group, const epx_group_config *config)
 {
     const size_t n = (size_t)group->nranks;
@@ -130,13 +130,14 @@ static epx_status prepare(struct epx_group *group, const epx_group_config *confi
     if (status == EPX_OK)
         status = device_open((epx_device)group->set.device, group->set.device_index, &group->device);
     if (status == EPX_OK)
-        group->set.device = group->device->ops->kind; /* AUTO, and the device that it stands for, are the same */
+        group->set.device = group->device->ops->kind; /* ranks compare it: AUTO equals the device that it resolves to */
     if (status == EPX_OK)
         status = heap_place(group);
     return status;
 }
 
-/* Everything after the settings agree. A rank that fails goes on to the next meeting and says so there. */
+/* Everything after the settings were compared. A rank that fails takes part in the next collective step and reports
+ * it. */
 static epx_status build(struct epx_group *group)
 {
     epx_status status = heap_place_agree(group);

@@ -6,8 +6,8 @@
 
 /* Collective. The group is registered (group/registry.h). */
 epx_status group_create(const epx_bootstrap *bootstrap, const epx_group_config *config, struct epx_group **group);
-/* Waits for all queued work and destroys the caller's streams. Fails, and changes nothing, inside an epx_stream_call on
- * one of the group's own streams. */
+/* Waits for all queued work and destroys the caller's streams. Fails, and changes nothing, inside an epx_stream_call
+ * on one of the group's own streams. */
 epx_status group_drain(struct epx_group *group);
 /* After group_drain(), and when no handle is left. EPX_ERR_TIMEOUT: the group is gone, but a thread has not returned
  * from the network's library, and the memory that it may use stays allocated. */

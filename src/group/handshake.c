@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Creation of a group. Each step is an all-gather that also carries every rank's result so far, so that a rank that cannot
- * continue says so and no other waits for it.
+ * Creation of a group. Each step is an all-gather that also carries every rank's result so far, so that a rank that
+ * cannot continue says so and no other waits for it.
  *
  *   1. compare      settings of all ranks: equal, or EPX_ERR_MISMATCH on all; which ranks share memory: the nodes
  *   2. place        with several nodes and a GPU: heaps in GPU memory or in host memory (heap.c)

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Where the heaps of a group lie: in the device's memory or in the host's (EPX_GPU_HEAP).
+ * Placement of a group's heaps: in the device's memory or in the host's (EPX_GPU_HEAP).
  *
- *   device, host   as said; device with a network that does not reach it fails when the heap is registered
- *   auto           one node: the device's. Several nodes: the device's if on every rank the network registers a piece of
- *                  it and the device says how what cards write there becomes visible; else the host's, for all ranks
+ *   device, host   as requested; `device` fails at registration if the network cannot reach it
+ *   auto           one node: the device's memory. Several nodes: the device's memory if, on every rank, the network
+ *                  registers a piece of it and the device has a rule that makes a card's writes visible; otherwise
+ *                  the host's memory, on all ranks
  *
- * A device whose memory is the host's (CPU) has nothing to choose.
+ * A device whose memory is the host's (CPU) has only one place.
  */
 #include "group/heap.h"
 
@@ -84,7 +85,7 @@ static epx_status attempt_registering(void *arg)
         status = ops->use(group->device);
     if (status == EPX_OK) {
         if (ops->heap_dmabuf(group->device, &a->piece, &memory.dmabuf) != EPX_OK)
-            memory.dmabuf = -1; /* a peer memory module may do */
+            memory.dmabuf = -1; /* a peer memory module may be able to */
         status = net_ops->add_region(net, &memory, &region);
         if (memory.dmabuf >= 0)
             close(memory.dmabuf);
@@ -94,7 +95,7 @@ static epx_status attempt_registering(void *arg)
     return status;
 }
 
-/* EPX_OK if it can; else why not. */
+/* EPX_OK if the network can register the device's memory. */
 static epx_status try_registering(struct epx_group *group)
 {
     const struct device_ops *ops = group->device->ops;
@@ -110,7 +111,7 @@ static epx_status try_registering(struct epx_group *group)
     }
     group->kept |= left;
     if (left)
-        return status; /* the piece stays, as the group will */
+        return status; /* the thread that is left still uses it */
     if (a && a->piece.base)
         ops->heap_destroy(group->device, &a->piece);
     free(a);
@@ -135,7 +136,7 @@ epx_status heap_place_agree(struct epx_group *group)
     status = asked_place(&place);
     if (status == EPX_OK && place == PLACE_AUTO && network_reaches(group) != EPX_OK) {
         host = 1;
-        log_line(LOG_INFO, "heaps lie in host memory: %s", epx_last_error());
+        log_line(LOG_INFO, "heaps are placed in host memory: %s", epx_last_error());
     }
     status = handshake_any(group, status, &host);
     if (status == EPX_OK && host)

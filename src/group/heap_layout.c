@@ -32,7 +32,7 @@ void settings_nodes(struct settings *set, const struct node_map *map)
     set->nnodes = map->nnodes;
     set->remotes = map->remotes;
     set->relay_max = map->relay_max;
-    /* Where ranks may be left out, others relay in their place: up to twice as much. */
+    /* With enable_mask, ranks may relay for those that are left out: up to twice as many sources. */
     if (set->enable_mask)
         set->relay_max = 2 * map->relay_max < map->remotes ? 2 * map->relay_max : map->remotes;
     set->smallest_node = map->smallest;
@@ -41,7 +41,7 @@ void settings_nodes(struct settings *set, const struct node_map *map)
         set->sig_slots = HD_CHUNKS;
 }
 
-/* Post and tables before the rows, as ll_view_at() in kernel/ll_dispatch_send.h puts them. */
+/* Descriptor and tables before the rows, in the layout of ll_view_at() in kernel/ll_dispatch_send.h. */
 static uint64_t head_bytes(const struct settings *set)
 {
     const uint64_t M = (uint64_t)set->max_tokens, pairs = up(M * (uint64_t)set->max_topk * 4, 16);
@@ -65,7 +65,7 @@ static void plan_ll_dispatch(const struct settings *set, struct ll_layout *ll)
 static void plan_ll_combine(const struct settings *set, struct ll_layout *ll)
 {
     const uint64_t M = (uint64_t)set->max_tokens, K = (uint64_t)set->max_topk;
-    /* Between nodes the length of a row stands before it (kernel/ll_combine.h). */
+    /* Between nodes the length of a row is stored before it (kernel/ll_combine.h). */
     const uint64_t logfmt = up(math_logfmt_bound(set->max_hidden_bytes / 2), 16) + (set->nnodes > 1 ? 16 : 0);
     uint64_t at = sizeof(struct lc_desc);
 
@@ -78,8 +78,8 @@ static void plan_ll_combine(const struct settings *set, struct ll_layout *ll)
     ll->cslot_stride = up(at, 64);
 }
 
-/* Rows on their way out: half of what ranks that share memory save in receive buffers, or a few. More rows are sent in
- * turns. */
+/* Rows on their way out: half of what ranks that share memory save in receive buffers, or a few. More rows are sent
+ * in turns. */
 static uint64_t stage_rows(const struct settings *set)
 {
     const uint64_t M = (uint64_t)set->max_tokens;
@@ -106,7 +106,7 @@ static void plan_ll(const struct settings *set, struct heap_plan *plan, uint64_t
     ll->stage_rows = stage_rows(set);
     ll->stage = take(at, ll->stage_rows * ll->cpitch);
     plan->ll_bytes = *at - start;
-    /* Rows, and the tables that come with them: what a rank may have to read of each of its peers. */
+    /* Rows and their tables: the most that a rank reads of each of its peers. */
     plan->ll_receive_bytes = (uint64_t)set->nranks * (ll->head + (uint64_t)set->max_tokens * (4 + ll->pitch)) +
                              (uint64_t)set->max_tokens * (uint64_t)set->max_topk * ll->cpitch;
 }
@@ -126,7 +126,7 @@ static void plan_ht_tables(const struct settings *set, struct ht_layout *ht, uin
     ht->signatures = take(at, (uint64_t)set->relay_max * HD_HEADER_BYTES);
 }
 
-/* What passes between nodes: in at the relay, and back at the source. */
+/* Buffers between nodes: rows that the relay receives, and sums that return to the source. */
 static uint64_t plan_ht_relay(const struct settings *set, struct ht_layout *ht, uint64_t *at)
 {
     const uint64_t M = (uint64_t)set->max_tokens, relays = (uint64_t)set->relay_max, others = (uint64_t)set->nnodes - 1;

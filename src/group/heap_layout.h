@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where everything lies in a rank's heap: a pure function of the settings, so that all ranks agree without asking. */
+/* The layout of a rank's heap: a pure function of the settings, so that all ranks compute the same. */
 #ifndef EPX_GROUP_HEAP_LAYOUT_H
 #define EPX_GROUP_HEAP_LAYOUT_H
 
@@ -28,7 +28,7 @@ struct heap_plan {
     uint64_t signals;
     struct ll_layout ll;
     struct ht_layout ht;
-    uint64_t alloc; /* where epx_alloc's region begins */
+    uint64_t alloc; /* where the part for epx_alloc begins */
     uint64_t total;
     uint64_t control_bytes, ll_bytes, ht_bytes;
     uint64_t ll_receive_bytes, ht_receive_bytes;
@@ -37,7 +37,7 @@ struct heap_plan {
 
 void settings_nodes(struct settings *set, const struct node_map *map);
 void heap_plan_make(const struct settings *set, struct heap_plan *plan);
-/* Can a command name everything that crosses between nodes? */
+/* EPX_OK if a command can address everything that is sent between nodes. */
 epx_status heap_plan_check(const struct settings *set, const struct heap_plan *plan);
 
 #endif

@@ -12,7 +12,8 @@ static epx_status order_stream(struct epx_group *group, struct device_stream **s
         *stream = group->default_stream;
     if (group->last_stream == *stream)
         return EPX_OK;
-    /* The caller decides when a graph runs: it does not wait for work that is queued now, and later work does not wait for it. */
+    /* The caller decides when a graph runs: it does not wait for work that is queued now, and later work does not
+     * wait for it. */
     if (ops->stream_captures(group->device, *stream))
         return EPX_OK;
     if (group->last_stream) {

@@ -74,7 +74,8 @@ static struct host_blocks lay_out_host(const struct epx_group *group)
     return b;
 }
 
-/* Tables of the node map, as int32: node_of[R], recv_index_at[R], recv_index_of[R], relay_rank[N], relay_slot[N], sources. */
+/* Tables of the node map, as int32: node_of[R], recv_index_at[R], recv_index_of[R], relay_rank[N], relay_slot[N],
+ * sources. */
 static epx_status copy_nodes(struct epx_group *group, const struct blocks *b)
 {
     const struct node_map *map = &group->map;
@@ -94,7 +95,7 @@ static epx_status copy_nodes(struct epx_group *group, const struct blocks *b)
         t[3 * R + (size_t)n] = node_relay(map, group->rank, n);
         t[3 * R + N + (size_t)n] = n == group->node ? -1 : node_relay_number(map, group->rank, n);
     }
-    /* Without high throughput there are no relays, and no limit to how many a rank would relay for when others are gone. */
+    /* Without high throughput there are no relays, and relay_max does not bound them when ranks are left out. */
     group->shadow.relay_count = 0;
     if (group->set.modes & EPX_HIGH_THROUGHPUT)
         group->shadow.relay_count = node_relay_sources(map, group->rank, t + 3 * R + 2 * N);

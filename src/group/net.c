@@ -21,7 +21,7 @@
 #include "util/status.h"
 
 #define RING_SLOTS 4096
-#define ANSWER_MS 200 /* a turn takes microseconds; a thread may have to wait for a core */
+#define RESPONSE_MS 200 /* one turn takes microseconds, but the thread may have to wait for a core */
 
 /* An error about a rank that is masked already is not reported. */
 static int is_masked(const struct epx_group *group, int peer)
@@ -49,7 +49,7 @@ static void on_error(void *context, int status, int peer, int64_t expected, int6
     group_abort(group, status);
 }
 
-/* From a proxy thread: a rank of another node tells that it has failed (put_abort() in kernel/put.h). */
+/* From a proxy thread: a rank of another node reports that it has failed (put_abort() in kernel/put.h). */
 static void on_alarm(void *context, int rank, int status)
 {
     struct epx_group *group = context;
@@ -58,7 +58,7 @@ static void on_alarm(void *context, int rank, int status)
         group_aborted_by(group, rank, status);
 }
 
-/* How the network finds the heap, and what arrivals there need. */
+/* How the network registers the heap, and what must be done before kernels see arrivals there. */
 static epx_status describe_heap(struct epx_group *group, struct proxy_options *o)
 {
     struct device *device = group->device;
@@ -105,7 +105,7 @@ static epx_status find_net(struct epx_group *group, struct proxy_options *o)
     s->name = group->set.net;
     status = proxy_guard("looking for a network", handshake_step_ms(group), search_net, s, &left);
     group->kept |= left;
-    if (left) /* not freed: kept as the group is */
+    if (left) /* not freed: the thread that is left still uses it */
         return fail(status, "rank %d: %s", group->rank, epx_last_error());
     o->net = s->ops;
     o->provider = s->provider;
@@ -153,7 +153,7 @@ static epx_status open_proxies(struct epx_group *group, int *dmabuf)
 
 enum { NET_NAME = (int)sizeof(((epx_group_info *)0)->net_name) };
 
-/* All ranks have chosen the same network: addresses of another say nothing to this one. */
+/* All ranks must have chosen the same network: addresses of one mean nothing to another. */
 static epx_status compare_nets(struct epx_group *group)
 {
     char own[NET_NAME] = "", *all = calloc((size_t)group->nranks, NET_NAME);
@@ -213,15 +213,15 @@ epx_status group_net_open(struct epx_group *group)
     status = open_proxies(group, &dmabuf);
     status = exchange_addresses(group, status, &addresses);
     if (dmabuf >= 0 && status != EPX_ERR_TIMEOUT)
-        close(dmabuf); /* it is registered, or will never be; a thread that is stuck may still use it */
+        close(dmabuf); /* registered by now, or not needed any more; a blocked thread may still use it */
     if (status == EPX_OK)
         status = proxy_connect(group->proxies, addresses);
     free(addresses);
     return status;
 }
 
-/* Has everything come that `rank` owes? */
-static int has_paid(struct epx_group *group, const uint64_t *epochs, int rank)
+/* Have all signals arrived that `rank` still has to send? */
+static int all_signals_arrived(struct epx_group *group, const uint64_t *epochs, int rank)
 {
     const int slots = group->set.sig_slots;
 
@@ -230,7 +230,7 @@ static int has_paid(struct epx_group *group, const uint64_t *epochs, int rank)
             continue;
         for (int slot = 0; slot < slots; slot++) {
             const size_t at = ((size_t)kind * (size_t)slots + (size_t)slot) * (size_t)group->nranks + (size_t)rank;
-            /* Acquire, though nothing is read behind it: pairs with the release in count_arrival(). */
+            /* Pairs with the release in count_arrival(), although nothing is read after it. */
             if (__atomic_load_n(&group->shadow.counters[at], __ATOMIC_ACQUIRE) <
                 signal_after(group, epochs, kind, slot))
                 return 0;
@@ -239,7 +239,7 @@ static int has_paid(struct epx_group *group, const uint64_t *epochs, int rank)
     return 1;
 }
 
-/* Staged operations that will not be completed any more: the other ranks wait for their readers before they end. */
+/* Releases staged operations that will never be completed: the other ranks wait for their readers. */
 static void release_staged(struct epx_group *group)
 {
     for (struct epx_handle *h = group->handles; h; h = h->next) {
@@ -258,9 +258,9 @@ static void release_staged(struct epx_group *group)
 }
 
 /*
- * Before the endpoints close in peace: what peers still have to tell this rank has come, so that none of them finds
- * nobody there; and what this rank had to tell has landed. Bounded by the deadline of all waits; a group that has failed
- * does not wait.
+ * Before the endpoints are closed: waits until all signals that peers still send have arrived, so that no peer writes
+ * to a closed endpoint, and until everything that this rank sent has arrived. Bounded by the group's timeout; a group
+ * that has failed does not wait.
  */
 void group_net_settle(struct epx_group *group)
 {
@@ -276,12 +276,12 @@ void group_net_settle(struct epx_group *group)
         ops->copy(group->device, mask, group->shadow.mask, (size_t)group->nranks * sizeof(*mask)) != EPX_OK)
         goto out;
     for (int r = 0; r < group->nranks; r++)
-        while (group->remote[r] && mask[r] && !has_paid(group, state.epoch, r) && group_usable(group) == EPX_OK &&
-               host_now_ns() < deadline)
+        while (group->remote[r] && mask[r] && !all_signals_arrived(group, state.epoch, r) &&
+               group_usable(group) == EPX_OK && host_now_ns() < deadline)
             pause_ns(20000);
     __atomic_store_n(&group->closing, 1, __ATOMIC_RELAXED);
     if (group_usable(group) == EPX_OK && proxy_quiet(group->proxies) != EPX_OK)
-        log_line(LOG_INFO, "rank %d ends although not all that it sent has arrived", group->rank);
+        log_line(LOG_INFO, "rank %d closes before all that it sent has arrived", group->rank);
 
 out:
     free(mask);
@@ -291,7 +291,7 @@ epx_status group_net_responsive(struct epx_group *group)
 {
     char text[128];
 
-    if (!group->proxies || proxy_responsive(group->proxies, ANSWER_MS, text, sizeof(text)))
+    if (!group->proxies || proxy_responsive(group->proxies, RESPONSE_MS, text, sizeof(text)))
         return EPX_OK;
     return fail(EPX_ERR_TIMEOUT, "%s", text);
 }

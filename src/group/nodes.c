@@ -11,7 +11,7 @@ static int node_size(const struct node_map *map, int node)
     return map->start[node + 1] - map->start[node];
 }
 
-/* Members of all nodes, one node behind the other, and each rank's place among them. */
+/* Members of all nodes, node after node, and each rank's place in its node. */
 static void index_members(struct node_map *map)
 {
     memset(map->start, 0, ((size_t)map->nnodes + 1) * sizeof(int));
@@ -26,7 +26,7 @@ static void index_members(struct node_map *map)
             map->members[map->start[map->node_of[r]] + map->place[r]] = r;
 }
 
-/* Any, for a node that nobody is left of: whoever looks at it finds it masked. */
+/* Any rank, if no member of the node is left: callers find it masked. */
 static int first_of(const struct node_map *map, int node)
 {
     for (int r = 0; r < map->nranks; r++)
@@ -142,7 +142,7 @@ int node_relay_sources(const struct node_map *map, int relay, int *sources)
     return n;
 }
 
-/* Sources of a node are dealt out to the members of another in turns: the first gets the most. */
+/* The sources of a node are assigned to the members of another in turn: the first member gets the most. */
 int node_most_sources(const struct node_map *map)
 {
     int most = 0;

@@ -18,7 +18,7 @@ struct node_map {
     int relay_max; /* most sources that any rank relays for */
     int smallest;  /* ranks of the smallest node */
     int *node_of;  /* [nranks] */
-    uint8_t *out;  /* [nranks]: 1 = left out by all ranks: no relay, no source. The numbers above count all ranks */
+    uint8_t *out;  /* [nranks]: 1 = left out: neither relay nor source. The numbers above count all ranks */
     int *place, *members,
         *start; /* of those that are not out: place in the node [nranks], members by node, from start[node] */
 };
@@ -28,7 +28,7 @@ epx_status node_map_make(struct node_map *map, int nranks, const int *node_of);
 /* Nodes of ranks_per_node consecutive ranks; 0 = one node. */
 epx_status node_map_slice(struct node_map *map, int nranks, int ranks_per_node);
 void node_map_free(struct node_map *map);
-/* From now on without the ranks whose mark is set. */
+/* Leaves out the ranks whose mark is set. */
 void node_map_leave_out(struct node_map *map, const uint8_t *out);
 
 int node_recv_index(const struct node_map *map, int source, int receiver);
@@ -36,7 +36,7 @@ int node_relay(const struct node_map *map, int source, int node);
 int node_relay_number(const struct node_map *map, int source, int node);
 /* Fills sources[] (room for relay_max) and returns how many rank `relay` has. */
 int node_relay_sources(const struct node_map *map, int relay, int *sources);
-/* The most that any rank has now. */
+/* The most sources that any rank relays for now. */
 int node_most_sources(const struct node_map *map);
 
 #endif

@@ -21,7 +21,7 @@ struct epx_group {
     struct device *device;
     struct boot *boot;
     struct membership *membership; /* NULL without enable_mask */
-    int use_membership;            /* all-gathers go through it now */
+    int use_membership;            /* collective steps go through it during recovery */
     int mask_updated;              /* epx_mask_update has masked ranks since the ranks last agreed */
     uint8_t *masked_by_update;     /* [R]: which */
     int rank, nranks, node, nnodes;
@@ -43,10 +43,10 @@ struct epx_group {
     struct proxy_stats net_base;   /* when statistics were last reset */
     const char *net_name;
     uint8_t *remote; /* [R] */
-    int closing;     /* what the network says does not matter any more */
-    int kept;        /* a thread that called the network's library has not come back: what it may use is never freed */
+    int closing;     /* errors of the network are ignored from now on */
+    int kept;        /* a thread is blocked in the network's library: memory that it may use is never freed */
     int gave_up;     /* since the last failure: the node is told and the network has stopped (abort.c) */
-    int stuck_state; /* enum stuck_state: whether own proxies were found stuck after the last failure */
+    int stuck_state; /* enum stuck_state: were own proxies found blocked after the last failure? */
     char stuck_text[128];
 
     struct heap_block *blocks; /* epx_alloc */

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Starting over: after a failure, or with other ranks than before.
+ * Recovery: the group restarts after a failure, or with other members than before.
  *
- *   every rank that goes on            streams are idle
- *   who?                               without enable_mask: all, through the bootstrap. With it: those that are neither
- *                                      masked nor gone, as agreed by boot/membership.h, which needs no others
- *   1st gather: epochs                 nobody writes signals any more; what the network holds ends with its endpoints
- *   all have closed their networks     nobody sets abort words any more
- *   reset                              epochs, signals, counters to the greatest of all; the mask to those that go on;
- *                                      relays of those that do not are taken over by others
- *   2nd gather: all have reset         the network opens anew among them
+ *   every remaining rank               its streams are idle
+ *   membership                         without enable_mask: all ranks, through the bootstrap. With it: ranks that are
+ *                                      neither masked nor ended, as boot/membership.h agrees without the others
+ *   1st all-gather: epochs             no rank writes signals any more; closing endpoints drops what is in flight
+ *   all have closed their networks     no rank sets abort words any more
+ *   reset                              epochs, signals and counters to the greatest of all; the mask to the members;
+ *                                      others take over as relays for ranks that are left out
+ *   2nd all-gather: all have reset     the members open the network again
  */
 #include "group/recover.h"
 
@@ -27,7 +27,7 @@
 #include "util/pause.h"
 #include "util/status.h"
 
-/* Between nodes: what the proxies count. Rows expected start over with them. */
+/* Between nodes: the counters of the proxies. Expected rows start again from zero with them. */
 static epx_status reset_counters(struct epx_group *group, const uint64_t *epochs)
 {
     const size_t R = (size_t)group->nranks, slots = (size_t)group->set.sig_slots;
@@ -82,7 +82,7 @@ out:
     return status;
 }
 
-/* The greatest epoch of each operation over the ranks that meet. */
+/* The greatest epoch of each operation over the ranks that take part. */
 static epx_status gather_epochs(struct epx_group *group, uint64_t *epochs)
 {
     struct group_state state;
@@ -103,8 +103,8 @@ static epx_status gather_epochs(struct epx_group *group, uint64_t *epochs)
     return status;
 }
 
-/* Who goes on: `out` as membership_agree() returned it, or nobody out. High throughput needs relays for all that are
- * left. */
+/* `out`: the ranks that are left out, as membership_agree() returned them, or none. High throughput needs relays for
+ * all that remain. */
 static epx_status set_members(struct epx_group *group, const uint8_t *out)
 {
     int most;
@@ -139,8 +139,8 @@ static epx_status forget_operations(struct epx_group *group)
     return errors_clear(group);
 }
 
-/* With the ranks that handshake_allgather() reaches. */
-static epx_status start_over(struct epx_group *group, const uint8_t *out)
+/* Collective over the ranks that handshake_allgather() reaches. */
+static epx_status restart(struct epx_group *group, const uint8_t *out)
 {
     uint64_t epochs[OP_COUNT];
     epx_status status = gather_epochs(group, epochs);
@@ -168,8 +168,8 @@ static epx_status start_over(struct epx_group *group, const uint8_t *out)
     return status;
 }
 
-/* Whom this rank leaves out by itself. */
-static epx_status own_view(struct epx_group *group, int unmask, uint8_t *out)
+/* The ranks that this rank alone leaves out. */
+static epx_status own_mask(struct epx_group *group, int unmask, uint8_t *out)
 {
     int32_t *mask = calloc((size_t)group->nranks, sizeof(*mask));
     epx_status status = mask ? EPX_OK : fail(EPX_ERR_MEMORY, "no memory for the mask of %d ranks", group->nranks);
@@ -189,23 +189,23 @@ static void log_members(const struct epx_group *group, const uint8_t *out)
 
     for (int r = 0; r < group->nranks; r++)
         left += !out[r];
-    log_line(LOG_INFO, "rank %d goes on with %d of %d ranks", group->rank, left, group->nranks);
+    log_line(LOG_INFO, "rank %d continues with %d of %d ranks", group->rank, left, group->nranks);
 }
 
-/* One that ends in the midst of it is left out of the next attempt. */
+/* A rank whose process ends during an attempt is left out of the next one. */
 static epx_status recover_survivors(struct epx_group *group, int unmask, uint8_t *out)
 {
     epx_status status = EPX_OK;
 
     for (int attempt = 0; attempt < 4; attempt++) {
-        status = own_view(group, unmask, out);
-        /* Who comes later may just have begun a wait of its own. */
+        status = own_mask(group, unmask, out);
+        /* A rank that arrives later may have just begun a wait of its own: hence twice the timeout. */
         if (status == EPX_OK)
             status = membership_agree(group->membership, unmask, out, 2 * group->set.timeout_ms);
         if (status != EPX_OK)
             break;
         group->use_membership = 1;
-        status = start_over(group, out);
+        status = restart(group, out);
         group->use_membership = 0;
         if (status == EPX_OK)
             log_members(group, out);
@@ -226,19 +226,18 @@ epx_status group_recover(struct epx_group *group, int unmask)
         status = group->device->ops->stream_sync(group->device, group->default_stream);
     if (status == EPX_OK && group->last_stream)
         status = group->device->ops->stream_sync(group->device, group->last_stream);
-    /* One that is stuck may come back at any time and write what arrived into the heap: nothing can start over
-     * there. */
+    /* A blocked proxy may return at any time and write arrivals into the heap: this rank cannot recover. */
     if (status == EPX_OK)
         status = group_net_responsive(group);
     if (status == EPX_OK)
-        status = group->membership ? recover_survivors(group, unmask, out) : start_over(group, out);
+        status = group->membership ? recover_survivors(group, unmask, out) : restart(group, out);
     free(out);
     return status;
 }
 
 /*
- * A rank that clears without an error of its own does so because another rank failed. If that rank is on another node,
- * its abort word may still be on the way: a rank that continued alone would leave the others waiting in
+ * A rank that clears without an error of its own does so because another rank failed. If that rank is on another
+ * node, its abort word may still be on the way: a rank that continued alone would leave the others waiting in
  * group_recover().
  */
 static void await_abort_word(struct epx_group *group)

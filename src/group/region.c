@@ -96,8 +96,7 @@ static epx_status table_set(struct epx_group *group, int rank, int region, uint6
     return group->device->ops->copy(group->device, at, &address, sizeof(address));
 }
 
-/* ---- Create and destroy
- * ---------------------------------------------------------------------------------------------- */
+/* ---- Create and destroy --------------------------------------------------------------------------------------- */
 
 epx_status regions_create(struct epx_group *group)
 {
@@ -209,8 +208,8 @@ static void release_import(struct epx_group *group, struct peer *peer, int e)
     struct imported_region *import = &peer->imported[e];
 
     store_release(imported_word(group->regions->directory, peer->rank, e), 0);
-    /* The exporter's operations that used the region are complete, and so are this rank's reads. Unmapping may wait for
-     * the device's queued work, which must not wait in turn for another rank of this process. */
+    /* The exporter's operations that used the region are complete, and so are this rank's reads. Unmapping may wait
+     * for the device's queued work, which must not wait in turn for another rank of this process. */
     if (import->open)
         group->device->ops->region_close(group->device, &import->region, import->base, !group->regions->same_process);
     import->open = 0;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Region sharing: the other ranks of the node read rows in a caller's own memory in place, rather than from the heap. A
- * region is the whole allocation that holds the rows. Its owner exports it; peers import it (map it).
+ * Region sharing: the other ranks of the node read rows in a caller's own memory in place, rather than from the heap.
+ * A region is the whole allocation that holds the rows. Its owner exports it; peers import it (map it).
  *
  *   exporting rank                             its directory (host memory mapped by the node)    peer
  *   a call is given rows in a region that is
@@ -15,8 +15,8 @@
  *   used: withdraws the export  ----------->  slot[i].generation = 0    next call: unmaps it
  *
  * Only its owner writes a directory. No rank waits: rows in a region are copied until the last peer has imported it.
- * An allocation that replaces a freed one at the same address has another id (device_ops.region_id), which is compared
- * in every call. A region whose rows a captured graph reads stays exported until its memory is freed.
+ * An allocation that replaces a freed one at the same address has another id (device_ops.region_id), which is
+ * compared in every call. A region whose rows a captured graph reads stays exported until its memory is freed.
  */
 #ifndef EPX_GROUP_REGION_H
 #define EPX_GROUP_REGION_H
@@ -39,8 +39,8 @@ const uint64_t *regions_table(const struct epx_group *group);
 
 /* In every call: imports what peers have exported, and unmaps what they have withdrawn. */
 void regions_import(struct epx_group *group, struct device_stream *stream);
-/* If all peers have imported the region that holds [data, data + bytes): its slot + 1, and the offset in it. Otherwise
- * 0, and the region is exported. */
+/* If all peers have imported the region that holds [data, data + bytes): its slot + 1, and the offset in it.
+ * Otherwise 0, and the region is exported. */
 int regions_find(struct epx_group *group, const void *data, uint64_t bytes, struct device_stream *stream,
                  uint64_t *offset);
 

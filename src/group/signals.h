@@ -11,8 +11,8 @@ const char *phase_name(int phase);
 extern const uint8_t signal_flows[SIG_COUNT];
 /* May `kind` from `rank` still be on its way when this rank's operations have completed? */
 int signal_is_owed(const struct epx_group *group, int kind, int rank);
-/* The value of a signal of every peer when nothing is outstanding after these epochs: the word in the heap, which ranks
- * of the node store, and the counter of the proxies. */
+/* The value of a signal of every peer when nothing is outstanding after these epochs: the word in the heap, which
+ * ranks of the node store, and the counter of the proxies. */
 uint64_t signal_after(const struct epx_group *group, const uint64_t *epochs, int kind, int slot);
 uint64_t counter_after(const struct epx_group *group, const uint64_t *epochs, int kind, int slot);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* High throughput from the host's side; the protocol is in kernel/ht_notify.h, ht_dispatch.h and ht_combine.h. */
+/* High throughput on the host; the protocol is in kernel/ht_notify.h, ht_dispatch.h and ht_combine.h. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -39,7 +39,7 @@ epx_status ht_update(struct epx_handle *handle, const epx_tensor *topk, const st
     return status;
 }
 
-/* Where senders write one tensor: in place when it lies in the heap, else the receive buffer, which marks `bit`. */
+/* Where senders write one tensor: in place if it is in the heap, else in the receive buffer, which sets `bit`. */
 static uint64_t receive_at(const struct epx_group *group, const epx_tensor *t, uint64_t recv_buf, int bit,
                            int *buffered)
 {
@@ -55,8 +55,8 @@ static uint64_t receive_at(const struct epx_group *group, const epx_tensor *t, u
     return offset;
 }
 
-/* Rows of tensors in ordinary memory pass through the receive buffer. Where the update has finished, their number is known;
- * otherwise the kernel says the same. */
+/* Rows of tensors in ordinary memory pass through the receive buffer. Where the update has finished, their number is
+ * known; otherwise the kernel says the same. */
 static epx_status recv_buf_check(const struct epx_handle *handle, int buffered, const char *call)
 {
     const int64_t room = handle->group->plan.ht.rows;
@@ -95,7 +95,8 @@ static void make_desc(const struct epx_handle *handle, const struct dispatch_arg
     p->buffered = buffered;
 }
 
-/* Rows that lie in the heap as they travel are put to other nodes from there. Their extras then travel as one piece. */
+/* Rows that are in the heap in the format of the wire are put to other nodes from there; their extras are sent as one
+ * piece. */
 static uint64_t in_place_offset(const struct epx_handle *handle, const struct dispatch_args *args,
                                 const struct ht_dispatch_params *p)
 {
@@ -146,8 +147,8 @@ epx_status ht_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
     return status;
 }
 
-/* Where the others read one tensor: in the heap or in a region that they have imported, else in the receive buffer, which marks
- * `bit`. */
+/* Where the others read one tensor: in the heap or in a region that they have imported, else in the receive buffer,
+ * which marks `bit`. */
 static uint64_t source_at(struct epx_group *group, const epx_tensor *t, struct device_stream *stream, uint64_t recv_buf,
                           int bit, int *buffered, int32_t *in)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Low latency from the host's side; the protocol is in kernel/ll_dispatch.h and kernel/ll_combine.h. */
+/* Low latency on the host; the protocol is in kernel/ll_dispatch.h and kernel/ll_combine.h. */
 #include <string.h>
 
 #include "group/launch.h"

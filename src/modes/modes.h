@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The two modes from the host's side: checked tensors become kernel parameters and launches. */
+/* The two modes on the host: checked tensors become kernel parameters and launches. */
 #ifndef EPX_MODES_MODES_H
 #define EPX_MODES_MODES_H
 
 #include "group/objects.h"
 
-/* epx_layout_info, checked; data NULL = not asked for. */
+/* epx_layout_info, checked; data NULL = not requested. */
 struct layout_tensors {
     epx_tensor expert_counts, expert_offsets, rank_counts, total, layout_range, expert_stats, wait_ns;
     epx_tensor rank_matrix, rank_tokens, relay_counts;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From checked tensors to the pieces of kernel parameters that the modes share. */
+/* Parts of kernel parameters that the modes share, made from checked tensors. */
 #include "modes/modes.h"
 
 #include <string.h>
@@ -29,7 +29,7 @@ static int64_t element_bytes(const epx_tensor *t)
     return (int64_t)epx_dtype_size((epx_dtype)t->dtype);
 }
 
-/* Scales that travel with one row. */
+/* Bytes of scales that are sent with one row. */
 uint64_t scale_row_bytes(const struct dispatch_args *args)
 {
     const epx_tensor *s = &args->out_scales;

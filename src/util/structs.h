@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Sized structs of callers older or newer than this library. The size that a caller claims is that of this library, one
- * of an earlier version (a table in structs.c), or a larger one whose unknown bytes are zero; every other size is
+ * Sized structs of callers older or newer than this library. The size that a caller claims is that of this library,
+ * one of an earlier version (a table in structs.c), or a larger one whose unknown bytes are zero; every other size is
  * refused.
  */
 #ifndef EPX_UTIL_STRUCTS_H

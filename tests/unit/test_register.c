@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Rows in a caller's own memory are read in place once every rank of the node has imported their region, and copied until
- * then; statistics tell which. Ranks are threads. Where the content of a mapping matters, the device's regions are memory
- * files that each peer maps at its own address, read-only: a mapping that outlives its region shows old bytes, and one
- * that was unmapped too early faults.
+ * Rows in a caller's own memory are read in place once every rank of the node has imported their region, and copied
+ * until then; statistics tell which. Ranks are threads. Where the content of a mapping matters, the device's regions
+ * are memory files that each peer maps at its own address, read-only: a mapping that outlives its region shows old
+ * bytes, and one that was unmapped too early faults.
  *
  * ctest: timeout=180 labels=ranks
  */
@@ -30,7 +30,7 @@ static epx_status refuse(const void *data)
 #include "tests/lib/thread_boot.h"
 #include "tests/lib/unit.h"
 
-/* ---- A device whose regions are files ----------------------------------------------------------------------------- */
+/* ---- A device whose regions are files --------------------------------------------------------------------------- */
 
 /* Address space in which each rank has PLENTY slots; a slot holds a region or nothing. */
 static struct {
@@ -156,7 +156,7 @@ static int files_end(void **state)
     return 0;
 }
 
-/* ---- Rounds -------------------------------------------------------------------------------------------------------- */
+/* ---- Rounds ----------------------------------------------------------------------------------------------------- */
 
 static int say(struct fixture *s, const char *what, long long number)
 {
@@ -201,7 +201,7 @@ static int run_fixtures(int nranks, fixture_fn fn, int enable_mask)
     return fixture_run(nranks, &config, fn, NULL);
 }
 
-/* ---- Ranks of one process ------------------------------------------------------------------------------------------ */
+/* ---- Ranks of one process --------------------------------------------------------------------------------------- */
 
 static int share_ordinary(struct fixture *s)
 {
@@ -272,7 +272,7 @@ static void nothing_is_shared_unless_asked(void **state)
     unsetenv("EPX_REGISTER");
 }
 
-/* ---- Regions ------------------------------------------------------------------------------------------------------- */
+/* ---- Regions ---------------------------------------------------------------------------------------------------- */
 
 static int share_freed(struct fixture *s)
 {
@@ -398,7 +398,7 @@ static void what_cannot_be_exported_is_asked_for_once(void **state)
     assert_int_equal(world.opened, 0);
 }
 
-/* ---- More rows than the receive buffer holds -------------------------------------------------------------------------------- */
+/* ---- More rows than the receive buffer holds -------------------------------------------------------------------- */
 
 static const char *const too_many[] = {"epx_combine", "max_recv_tokens = 1", NULL};
 
@@ -441,7 +441,7 @@ static void the_receive_buffer_does_not_bound_registered_rows(void **state)
     assert_int_equal(fixture_run(RANKS, &config, share_narrow, NULL), 0);
 }
 
-/* ---- Members --------------------------------------------------------------------------------------------------------- */
+/* ---- Members ---------------------------------------------------------------------------------------------------- */
 
 /* The last rank leaves; the others share regions without it. */
 static int share_members(struct fixture *s)
