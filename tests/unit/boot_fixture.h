@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ranks as processes of this machine that meet over TCP, what they do there, and other services on their ports. */
+/* Ranks as processes of this machine that connect over TCP, what they do then, and other services on their ports. */
 #ifndef EPX_TESTS_UNIT_BOOT_FIXTURE_H
 #define EPX_TESTS_UNIT_BOOT_FIXTURE_H
 

@@ -331,7 +331,7 @@ static void reap(struct launch *launch)
             continue;
         rank->pid = 0;
         launch->alive--;
-        /* What it said last comes before what we say of it. */
+        /* Print the rest of its output before the message about its end. */
         output_pump(&rank->out);
         output_pump(&rank->err);
         note_end(launch, i, status);
