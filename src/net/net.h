@@ -64,20 +64,20 @@ struct net_put {
     uint64_t source, target; /* offsets in the own region and in the peer's */
     uint32_t immediate;
     uint32_t more;   /* 1: another put follows at once; the doorbell may wait for it, or for flush */
-    uint64_t cookie; /* comes back in NET_SENT; consecutive puts to a peer may be answered by the last one's alone */
+    uint64_t cookie; /* comes back in NET_SENT; consecutive puts to a peer may be completed by the last one alone */
 };
 
 enum net_event_kind {
     NET_SENT, /* the put with this cookie, and all earlier ones to this peer since the last NET_SENT: `count` of them */
     NET_ARRIVED, /* a peer's immediate; its bytes are visible */
-    NET_FAILED   /* this peer is lost: what was posted to it will not be answered. `error` is an errno value */
+    NET_FAILED   /* this peer is lost: what was posted to it will not complete. `error` is an errno value */
 };
 
 struct net_event {
     enum net_event_kind kind;
     int peer;           /* SENT, FAILED; -1 where a back end cannot tell (ARRIVED: see the immediate) */
     uint32_t immediate; /* ARRIVED */
-    uint32_t count;     /* SENT: how many puts it answers, 1 or more */
+    uint32_t count;     /* SENT: how many puts it completes, 1 or more */
     int error;
     uint64_t cookie;
 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The network that goes nowhere: takes puts, answers them at the next poll, delivers nothing. For measuring what comes
+ * The network that goes nowhere: accepts puts, completes them at the next poll, delivers nothing. For measuring what comes
  * before a network.
  */
 #include <errno.h>
@@ -13,7 +13,7 @@
 #include "net/net.h"
 #include "util/status.h"
 
-/* Puts to one peer that were taken and not answered. */
+/* Puts to one peer that were accepted and have not completed. */
 struct null_peer {
     uint64_t cookie; /* the last one's */
     uint32_t count;

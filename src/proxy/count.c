@@ -9,7 +9,7 @@
  *                                             ring the rank's bell
  *
  * The other way round, sent[peer] counts the commands whose bytes the network has read, or that were dropped because the
- * peer is lost: agents wait for it before they use the memory again, and must not wait for what will never be answered.
+ * peer is lost: agents wait for it before they use the memory again, and must not wait for what will never complete.
  *
  * A counter has one writer: the pair (this rank, source) always meets on the same thread. It is never reset.
  */

@@ -38,7 +38,7 @@ struct posted {
     uint32_t bytes;
     uint32_t ahead_kib; /* bytes in flight to this peer when it was posted, itself included */
     uint8_t count;      /* commands in it */
-    uint8_t open;       /* not answered yet */
+    uint8_t open;       /* not completed yet */
     uint8_t flow;
 };
 
@@ -49,9 +49,9 @@ struct window {
     uint64_t bytes_limit; /* what adapts */
     uint32_t messages_limit;
     uint32_t messages_max; /* what it may grow to */
-    uint64_t round_end;    /* the limits change when the put with this number is answered */
+    uint64_t round_end;    /* the limits change when the put with this number completes */
     uint64_t round_ns, round_bytes;
-    uint64_t best_ns;   /* shortest time to an answer seen lately */
+    uint64_t best_ns;   /* shortest time to a completion seen lately */
     uint64_t best_rate; /* highest, bytes per microsecond, likewise */
     uint32_t late, timely;
     uint8_t limited; /* something waited for the window in this round */
@@ -66,7 +66,7 @@ struct peer {
     uint32_t head, tail; /* of queue: pending[head .. tail) */
     struct pending *queue;
     struct posted *posted;
-    uint64_t next, oldest; /* numbers of the next put and of the oldest unanswered one */
+    uint64_t next, oldest; /* numbers of the next put and of the oldest one in flight */
     uint64_t region_bytes;
     struct window window;
 };
@@ -126,7 +126,7 @@ struct proxy_thread {
     int net_woke, spurious_wakes; /* the network's descriptor ended a sleep; so many times for nothing */
     uint64_t asked;               /* shared: proxy_quiet counts up */
     uint64_t quiet;               /* shared: the last `asked` for which nothing was left */
-    int waiting_for;              /* shared: a peer that has not answered, or -1 */
+    int waiting_for;              /* shared: a peer with puts in flight, or -1 */
 
     /* request.c; the caller's but for what `lock` is said to protect */
     pthread_t pthread;
@@ -171,7 +171,7 @@ enum fault {
     FAULT_RANGE,      /* of a command: outside a heap */
     FAULT_COUNTER,    /* of a command */
     FAULT_ARRIVAL,    /* an immediate */
-    FAULT_COMPLETION, /* the network answers what was not asked */
+    FAULT_COMPLETION, /* the network completes what was not posted */
     FAULT_ENDPOINT,   /* the network as a whole */
     FAULT_FLUSH,      /* the device cannot make visible what arrived */
 };
@@ -227,7 +227,7 @@ static inline int stop_asked(const struct proxy_thread *t)
 void window_init(struct window *w, uint32_t depth);
 /* The network had no room for a put. */
 void window_refused(struct window *w);
-/* Puts number - count + 1 .. number are answered. Negative: they were not in flight. */
+/* Puts number - count + 1 .. number have completed. Negative: they were not in flight. */
 int window_completed(struct proxy_thread *t, struct peer *peer, uint64_t number, uint32_t count);
 void window_forget(struct proxy_thread *t, struct peer *peer);
 

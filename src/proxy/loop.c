@@ -2,9 +2,9 @@
 /*
  * One turn of a proxy thread. No lock, no allocation, no system call of its own.
  *
- *   network --poll--> answers: windows open      arrivals: counters (count.c)      failures: peer is lost
+ *   network --poll--> completions: windows open      arrivals: counters (count.c)      failures: peer is lost
  *
- *   ring --take, check--> peer's queue of pending puts --window, network--> posted puts --answer--> forgotten
+ *   ring --take, check--> peer's queue of pending puts --window, network--> posted puts --completion--> forgotten
  *              |              merge with one of the last MERGE_DEPTH                  one doorbell per turn
  *              |              pending puts that touches on both sides
  *              `- bad: refused, counted, reported once
@@ -94,7 +94,7 @@ static void handle_completion(struct proxy_thread *t, const struct net_event *ev
             return;
     }
     proxy_fault(t, FAULT_COMPLETION, EPX_ERR_INTERNAL, event->peer, 1, event->count,
-                "the network answered a put that was not posted");
+                "the network completed a put that was not posted");
 }
 
 static void handle_failed(struct proxy_thread *t, const struct net_event *event)
@@ -403,8 +403,8 @@ static void flush_net(struct proxy_thread *t)
 
 /* ---- The turn ----------------------------------------------------------------------------------------------- */
 
-/* For proxy_quiet: nothing in the ring, nothing pending, nothing unanswered; or who has not answered. */
-static void answer_quiet(struct proxy_thread *t, uint64_t asked, int taken)
+/* For proxy_quiet: nothing in the ring, nothing pending, nothing in flight; or which peer has puts in flight. */
+static void report_quiet(struct proxy_thread *t, uint64_t asked, int taken)
 {
     int i, waiting_for = -1;
 
@@ -436,7 +436,7 @@ int proxy_progress(struct proxy_thread *t)
         flush_net(t);
     if (t->ring_bell && t->group->options.bell)
         cpu_env_ring(t->group->env, t->group->options.bell); /* C4 of kernel/ring.h, and for arrivals */
-    answer_quiet(t, asked, taken);
+    report_quiet(t, asked, taken);
     set_state(t, STATE_BETWEEN_CALLS);
     return t->events | taken | posted;
 }

@@ -391,7 +391,7 @@ static int is_quiet(struct proxy_thread *t, uint64_t asked)
 {
     if (t->group->manual)
         proxy_progress(t);
-    /* Acquire: pairs with the release in answer_quiet. */
+    /* Acquire: pairs with the release in report_quiet. */
     return __atomic_load_n(&t->quiet, __ATOMIC_ACQUIRE) >= asked;
 }
 
@@ -403,9 +403,8 @@ static epx_status wait_quiet(struct proxy_thread *t, uint64_t asked, uint64_t de
         if (g->manual) /* whoever calls the turns also moves the clock and the peers */
             return EPX_ERR_NOT_READY;
         if (g->env->now_ns(g->env->self) >= deadline)
-            return fail(EPX_ERR_TIMEOUT,
-                        "proxy %d: not all puts were answered after %d ms; rank %d is the first that has not", t->index,
-                        g->options.timeout_ms, __atomic_load_n(&t->waiting_for, __ATOMIC_RELAXED));
+            return fail(EPX_ERR_TIMEOUT, "proxy %d: not all puts have completed after %d ms; those to rank %d have not",
+                        t->index, g->options.timeout_ms, __atomic_load_n(&t->waiting_for, __ATOMIC_RELAXED));
         pause_ns(QUIET_POLL_NS);
     }
     return EPX_OK;

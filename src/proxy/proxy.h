@@ -91,7 +91,7 @@ void proxy_wake(struct proxy_group *proxies);
 /* Simulation: one turn of thread `index`; non-zero if it did something. */
 int proxy_step(struct proxy_group *proxies, int index);
 void proxy_stats_read(const struct proxy_group *proxies, struct proxy_stats *stats);
-/* All pushed commands posted and answered, or the deadline: EPX_ERR_TIMEOUT naming the peer. In a simulation: one turn of
+/* All pushed commands posted and completed, or the deadline: EPX_ERR_TIMEOUT naming the peer. In a simulation: one turn of
  * each thread, and EPX_ERR_NOT_READY until nothing is left. */
 epx_status proxy_quiet(struct proxy_group *proxies);
 /* This rank has given up: drops what is not posted, aborts excepted, and waits until the network reads no memory of this rank

@@ -15,7 +15,7 @@
  * over tcp does, once data has moved) is left out until something is reported again.
  *
  * How long a sleep may last: where producers cannot ring (a GPU), where the network has no descriptor, or while
- * something is unanswered, SLEEP_MIN_NS, doubled up to SLEEP_MAX_NS; otherwise SLEEP_IDLE_NS, which only bounds the harm of a
+ * something is in flight, SLEEP_MIN_NS, doubled up to SLEEP_MAX_NS; otherwise SLEEP_IDLE_NS, which only bounds the harm of a
  * network that forgets to wake.
  */
 #include <errno.h>

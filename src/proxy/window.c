@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * How much may be in flight to a peer: a window in bytes and one in messages, which adapt once per round, a round being
- * the time until a put posted at its start is answered.
+ * the time until a put posted at its start completes.
  *
- *   grow    by an eighth, when something waited for the window and the answers came in time
- *   shrink  by a quarter, when most answers were late: later than four times what the bytes ahead of them would take at
+ *   grow    by an eighth, when something waited for the window and the completions came in time
+ *   shrink  by a quarter, when most completions were late: later than four times what the bytes ahead of them would take at
  *           the best rate seen, which an own queue cannot cause but a crowded network can
  *   shrink  the messages to three quarters of those in flight, when the network had no room
  *
@@ -92,7 +92,7 @@ int window_completed(struct proxy_thread *t, struct peer *peer, uint64_t number,
     struct window *w = &peer->window;
     const uint64_t first = number + 1 - count;
     uint64_t i, bytes = 0, commands = 0;
-    uint32_t by_flow[PROXY_FLOWS] = {0}, answered = 0;
+    uint32_t by_flow[PROXY_FLOWS] = {0}, completed = 0;
 
     if (count == 0 || (int64_t)(first - peer->oldest) < 0 || (int64_t)(peer->next - number) <= 0)
         return -1;
@@ -105,22 +105,22 @@ int window_completed(struct proxy_thread *t, struct peer *peer, uint64_t number,
         bytes += posted->bytes;
         commands += posted->count;
         by_flow[posted->flow]++;
-        answered++;
+        completed++;
     }
     for (i = 0; i < PROXY_FLOWS; i++)
         w->by_flow[i] -= by_flow[i];
     count_sent(t, peer, commands);
     w->bytes -= bytes;
     w->round_bytes += bytes;
-    w->messages -= answered;
+    w->messages -= completed;
     t->bytes_in_flight -= bytes;
-    t->messages_in_flight -= answered;
+    t->messages_in_flight -= completed;
     record_latency(w, &peer->posted[number & (t->depth - 1)], loop_now(t));
     while (peer->oldest != peer->next && !peer->posted[peer->oldest & (t->depth - 1)].open)
         peer->oldest++;
     if ((int64_t)(peer->oldest - w->round_end) >= 0)
         end_round(w, peer->next, loop_now(t));
-    return answered == count ? 0 : -1;
+    return completed == count ? 0 : -1;
 }
 
 void window_forget(struct proxy_thread *t, struct peer *peer)

@@ -39,7 +39,7 @@ static int all_sizes(struct suite_rank *self)
         suite_fill(self->heap, sizes[i % SIZES], self->rank, i);
         SUITE_TRY(suite_put(self, peer, 0, recv_buf(self->rank), sizes[i % SIZES], 0));
         SUITE_TRY(suite_wait_arrived(self, peer, i + 1));
-        SUITE_TRY(suite_wait_answered(self));
+        SUITE_TRY(suite_wait_completed(self));
         SUITE_TRY(suite_meet(self));
     }
     SUITE_CHECK(self, suite_guards_hold(self));
@@ -57,13 +57,13 @@ static uint32_t slots_of(const struct flood *flood)
     return (HALF / SUITE_RANKS) / flood->slot;
 }
 
-/* Sends everything to `peer` as fast as it goes: polls only when there is no room. Sources are reused when answered. */
+/* Sends everything to `peer` as fast as it goes: polls only when there is no room. Sources are reused when their put has completed. */
 static int flood_peer(struct suite_rank *self, const struct flood *flood, int peer)
 {
     const uint32_t slots = slots_of(flood), i = self->posted[peer];
     const uint64_t source = (uint64_t)peer * (HALF / SUITE_RANKS) + (uint64_t)(i % slots) * flood->slot;
 
-    while (i - self->answered[peer] >= slots)
+    while (i - self->completed[peer] >= slots)
         SUITE_TRY(suite_step(self));
     suite_fill(self->heap + source, flood->bytes, self->rank, i);
     return suite_put(self, peer, source, recv_buf(self->rank) + (uint64_t)(i % slots) * flood->slot, flood->bytes, 0);
@@ -87,7 +87,7 @@ static int flood_all(struct suite_rank *self, const struct flood *flood)
             SUITE_TRY(flood_peer(self, flood, (self->rank + d) % self->nranks));
     for (int d = 1; d < self->nranks; d++)
         SUITE_TRY(suite_wait_arrived(self, (self->rank + d) % self->nranks, puts));
-    SUITE_TRY(suite_wait_answered(self));
+    SUITE_TRY(suite_wait_completed(self));
     SUITE_CHECK(self, suite_guards_hold(self));
     return suite_meet(self);
 }
@@ -147,13 +147,13 @@ static int both_ways_without_polling(struct suite_rank *self)
     for (uint32_t i = 0; i < puts; i++)
         SUITE_TRY(suite_put(self, peer, 0, recv_buf(self->rank), BYTES, 0));
     SUITE_TRY(suite_wait_arrived(self, peer, puts));
-    SUITE_TRY(suite_wait_answered(self));
+    SUITE_TRY(suite_wait_completed(self));
     return suite_meet(self);
 }
 
 /* ---- The meaning of NET_SENT: the source may change */
 
-/* Few source slots, reused as soon as they are answered, each put into a place of its own. */
+/* Few source slots, reused as soon as their puts complete, each put into a place of its own. */
 static int sources_free_when_sent(struct suite_rank *self)
 {
     enum { SOURCES = 4 };
@@ -163,12 +163,12 @@ static int sources_free_when_sent(struct suite_rank *self)
     SUITE_TRY(suite_open(self));
     for (uint32_t i = 0; i < middle.puts; i++) {
         const uint64_t source = (i % SOURCES) * (uint64_t)middle.slot;
-        while (i - self->answered[peer] >= SOURCES)
+        while (i - self->completed[peer] >= SOURCES)
             SUITE_TRY(suite_step(self));
         suite_fill(self->heap + source, middle.bytes, self->rank, i);
         SUITE_TRY(suite_put(self, peer, source, recv_buf(self->rank) + (uint64_t)i * middle.slot, middle.bytes, 0));
     }
-    SUITE_TRY(suite_wait_answered(self));
+    SUITE_TRY(suite_wait_completed(self));
     memset(self->heap, 0xee, SOURCES * (size_t)middle.slot);
     SUITE_TRY(suite_wait_arrived(self, peer, middle.puts));
     return suite_meet(self);
@@ -197,7 +197,7 @@ static int chains(struct suite_rank *self)
     }
     for (int d = 1; d < self->nranks; d++)
         SUITE_TRY(suite_wait_arrived(self, (self->rank + d) % self->nranks, total));
-    SUITE_TRY(suite_wait_answered(self));
+    SUITE_TRY(suite_wait_completed(self));
     return suite_meet(self);
 }
 

@@ -29,12 +29,12 @@ int case_reopened_pairs_work(struct suite_rank *self)
 
     for (int i = 0; i < 5; i++) {
         SUITE_TRY(suite_open(self));
-        self->posted[peer] = self->answered[peer] = self->arrived[peer] = 0;
+        self->posted[peer] = self->completed[peer] = self->arrived[peer] = 0;
         suite_fill(self->heap, 4096, self->rank, (uint32_t)i);
         SUITE_TRY(suite_put(self, peer, 0, 8192, 4096, 0));
         SUITE_TRY(suite_wait_arrived(self, peer, 1));
         SUITE_CHECK(self, suite_differs(self->heap + 8192, 4096, peer, (uint32_t)i) < 0);
-        SUITE_TRY(suite_wait_answered(self));
+        SUITE_TRY(suite_wait_completed(self));
         SUITE_TRY(suite_meet(self));
         suite_close(self);
         SUITE_TRY(suite_meet(self));
@@ -66,7 +66,7 @@ int case_own_bounds(struct suite_rank *self)
     }
     SUITE_TRY(suite_put(self, peer, SUITE_HEAP - 16, SUITE_HEAP - 16, 16, 0)); /* the last 16 bytes are allowed */
     SUITE_TRY(suite_wait_arrived(self, peer, 1));
-    SUITE_TRY(suite_wait_answered(self));
+    SUITE_TRY(suite_wait_completed(self));
     SUITE_CHECK(self, suite_guards_hold(self));
     return suite_meet(self);
 }
@@ -199,7 +199,7 @@ static int sleep_twice(struct suite_rank *self, int most_turns)
         } else {
             usleep(200000);
             SUITE_TRY(suite_put(self, 1, 0, 0, 4096, 0));
-            SUITE_TRY(suite_wait_answered(self));
+            SUITE_TRY(suite_wait_completed(self));
         }
     }
     return suite_meet(self);
@@ -257,7 +257,7 @@ int case_survivors_go_on(struct suite_rank *self)
     for (int i = 0; i < 500; i++)
         SUITE_TRY(suite_put(self, other, 0, 131072, 16384, 0));
     SUITE_TRY(suite_wait_arrived(self, other, 500));
-    SUITE_TRY(suite_wait_answered(self));
+    SUITE_TRY(suite_wait_completed(self));
     SUITE_CHECK(self, !self->lost[other] && suite_guards_hold(self));
     return suite_meet(self);
 }

@@ -165,12 +165,12 @@ static int on_sent(struct suite_rank *self, const struct net_event *event)
     const int peer = event->peer;
 
     SUITE_CHECK(self, peer >= 0 && peer < self->nranks && peer != self->rank);
-    SUITE_CHECK(self, event->count >= 1 && event->count <= self->posted[peer] - self->answered[peer]);
-    /* Cookies are the numbers of the puts: the last of the `count` that are answered. */
-    if (event->cookie != self->answered[peer] + event->count - 1)
-        return suite_fail(self, "answer of %u puts to %d has cookie %llu, expected %u", event->count, peer,
-                          (unsigned long long)event->cookie, self->answered[peer] + event->count - 1);
-    self->answered[peer] += event->count;
+    SUITE_CHECK(self, event->count >= 1 && event->count <= self->posted[peer] - self->completed[peer]);
+    /* Cookies are the numbers of the puts: the last of the `count` that have completed. */
+    if (event->cookie != self->completed[peer] + event->count - 1)
+        return suite_fail(self, "completion of %u puts to %d has cookie %llu, expected %u", event->count, peer,
+                          (unsigned long long)event->cookie, self->completed[peer] + event->count - 1);
+    self->completed[peer] += event->count;
     return 0;
 }
 
@@ -328,15 +328,15 @@ int suite_wait_arrived(struct suite_rank *self, int peer, uint32_t count)
     return 0;
 }
 
-int suite_wait_answered(struct suite_rank *self)
+int suite_wait_completed(struct suite_rank *self)
 {
     const uint64_t deadline = limit();
 
     for (int peer = 0; peer < self->nranks; peer++) {
-        while (self->answered[peer] < self->posted[peer] && !self->lost[peer]) {
+        while (self->completed[peer] < self->posted[peer] && !self->lost[peer]) {
             SUITE_TRY(suite_step(self));
             if (clock_ns() > deadline)
-                return suite_fail(self, "%u puts to %d answered, expected %u", self->answered[peer], peer,
+                return suite_fail(self, "%u puts to %d completed, expected %u", self->completed[peer], peer,
                                   self->posted[peer]);
         }
     }

@@ -43,10 +43,10 @@ struct suite_rank {
     int timeout_ms; /* given to the network */
     struct net *net;
     uint8_t *memory, *heap;
-    uint32_t posted[SUITE_RANKS], answered[SUITE_RANKS]; /* puts to a peer */
-    uint32_t arrived[SUITE_RANKS];                       /* immediates of a peer */
-    int lost[SUITE_RANKS];                               /* errno of NET_FAILED */
-    uint8_t *seen[SUITE_RANKS];                          /* [SUITE_PUTS]: this immediate of that peer came */
+    uint32_t posted[SUITE_RANKS], completed[SUITE_RANKS]; /* puts to a peer */
+    uint32_t arrived[SUITE_RANKS];                        /* immediates of a peer */
+    int lost[SUITE_RANKS];                                /* errno of NET_FAILED */
+    uint8_t *seen[SUITE_RANKS];                           /* [SUITE_PUTS]: this immediate of that peer came */
     /* What must be visible when immediate `index` of `peer` arrives; NULL: nothing is checked. */
     int (*check)(struct suite_rank *self, int peer, uint32_t index);
     uint64_t again; /* how often put said -EAGAIN */
@@ -97,8 +97,8 @@ int suite_put(struct suite_rank *self, int peer, uint64_t source, uint64_t targe
 /* The same, once: 0, or what put said. */
 int suite_try_put(struct suite_rank *self, int peer, uint64_t source, uint64_t target, uint32_t bytes, int more);
 int suite_wait_arrived(struct suite_rank *self, int peer, uint32_t count);
-/* Until every put to living peers is answered. */
-int suite_wait_answered(struct suite_rank *self);
+/* Until every put to living peers has completed. */
+int suite_wait_completed(struct suite_rank *self);
 
 /* A pattern that differs by source, index and place. */
 void suite_fill(uint8_t *at, uint32_t bytes, int source, uint32_t index);

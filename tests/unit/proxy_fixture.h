@@ -45,7 +45,7 @@ struct chaos_net {
 struct chaos_world {
     struct chaos_net *ends[RANKS][THREADS_MOST];
     char *heaps[RANKS];
-    struct flight flying[FLYING]; /* posted, neither landed nor answered */
+    struct flight flying[FLYING]; /* posted, neither landed nor completed */
     int nflying;
     uint32_t random;
     int puts, most_flying;
@@ -150,7 +150,7 @@ static inline void tell(struct chaos_net *end, struct net_event event)
     end->inbox[end->events++] = event;
 }
 
-/* One put lands: bytes, immediate, answer. */
+/* One put lands: bytes, immediate, completion. */
 static inline void land(struct chaos_world *w)
 {
     const int which = w->in_order ? 0 : (int)draw(w, (uint32_t)w->nflying);

@@ -236,7 +236,7 @@ static int strangers_do_no_harm(struct suite_rank *self)
         }
         SUITE_TRY(suite_meet(self));
     }
-    SUITE_TRY(suite_wait_answered(self));
+    SUITE_TRY(suite_wait_completed(self));
     SUITE_CHECK(self, suite_guards_hold(self));
     SUITE_CHECK(self, self->rank == 2 || !self->lost[peer]);
     return suite_meet(self);

@@ -151,7 +151,7 @@ static void an_immediate_in_another_s_name_is_refused(void **state)
     assert_int_equal(s->ranks[0].peer, 3);
 }
 
-static void an_answer_to_nothing_is_reported_and_changes_nothing(void **state)
+static void a_completion_of_nothing_is_reported_and_changes_nothing(void **state)
 {
     struct proxy_fixture *s = open_chaos(state);
     struct chaos_net *end = s->chaos.ends[0][0];
@@ -207,7 +207,7 @@ static void a_peer_that_the_network_loses_is_named(void **state)
 }
 
 /* Who waits to use the memory again must not wait for a peer that is no more. */
-static void what_a_lost_peer_never_answers_counts_as_sent(void **state)
+static void what_a_lost_peer_never_completes_counts_as_sent(void **state)
 {
     struct proxy_fixture *s = open_chaos(state);
 
@@ -346,10 +346,10 @@ int main(void)
         TEST(an_immediate_from_the_own_node_is_refused),
         TEST(an_immediate_for_no_counter_is_refused),
         TEST(an_immediate_in_another_s_name_is_refused),
-        TEST(an_answer_to_nothing_is_reported_and_changes_nothing),
+        TEST(a_completion_of_nothing_is_reported_and_changes_nothing),
         TEST(a_put_that_fails_loses_the_peer_and_no_other),
         TEST(a_peer_that_the_network_loses_is_named),
-        TEST(what_a_lost_peer_never_answers_counts_as_sent),
+        TEST(what_a_lost_peer_never_completes_counts_as_sent),
         TEST(an_endpoint_that_breaks_is_reported_and_the_rings_go_on_being_emptied),
         TEST(a_doorbell_that_must_wait_is_rung_later),
         TEST(a_stop_drops_all_but_aborts_and_waits_for_what_is_posted),

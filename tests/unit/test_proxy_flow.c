@@ -102,7 +102,7 @@ static struct window *window_of(struct proxy_fixture *s, int rank, int peer)
     return &t->peers[t->by_rank[peer]].window;
 }
 
-static void a_window_that_limits_grows_while_answers_come_in_time(void **state)
+static void a_window_that_limits_grows_while_completions_come_in_time(void **state)
 {
     struct proxy_fixture *s = open_chaos(state);
     const uint32_t before = window_of(s, 0, 2)->messages_limit;
@@ -131,8 +131,8 @@ static void a_network_without_room_shrinks_the_window(void **state)
     assert_int_equal(counter_at(s, 2, 0, 0), 500);
 }
 
-/* Answers after a microsecond first, then after 10 ms. */
-static void late_answers_shrink_the_window(void **state)
+/* Completions after a microsecond first, then after 10 ms. */
+static void late_completions_shrink_the_window(void **state)
 {
     struct proxy_fixture *s = open_chaos(state);
     uint64_t before;
@@ -153,8 +153,8 @@ static void late_answers_shrink_the_window(void **state)
     assert_int_equal(counter_at(s, 2, 0, 0), 120);
 }
 
-/* One answer may stand for several puts; the rest stays in flight. */
-static void an_answer_may_stand_for_several_puts(void **state)
+/* One completion may stand for several puts; the rest stays in flight. */
+static void a_completion_may_stand_for_several_puts(void **state)
 {
     struct proxy_fixture *s = open_chaos(state);
 
@@ -366,10 +366,10 @@ int main(void)
         TEST(messages_in_flight_keep_to_the_limit_of_their_kind),
         TEST(limits_come_from_the_environment),
         TEST(bytes_in_flight_to_all_peers_keep_to_the_limit),
-        TEST(a_window_that_limits_grows_while_answers_come_in_time),
+        TEST(a_window_that_limits_grows_while_completions_come_in_time),
         TEST(a_network_without_room_shrinks_the_window),
-        TEST(late_answers_shrink_the_window),
-        TEST(an_answer_may_stand_for_several_puts),
+        TEST(late_completions_shrink_the_window),
+        TEST(a_completion_may_stand_for_several_puts),
         TEST(threads_take_what_is_pushed_and_are_quiet_afterwards),
         TEST(a_sleeping_thread_wakes_for_every_replay),
         TEST(an_idle_thread_uses_no_core),

@@ -132,7 +132,7 @@ static void bytes_are_read_when_they_land(void **state)
     (void)state;
     memset(p->heap[0], 1, 64);
     assert_int_equal(put(p, 0, 0, 64, 0), 0);
-    memset(p->heap[0], 2, 64); /* too early: it was not answered */
+    memset(p->heap[0], 2, 64); /* too early: it was not completed */
     wait_for(p, 1, NET_ARRIVED, &event);
     assert_int_equal(p->heap[1][0], 2);
     close_pair(p);

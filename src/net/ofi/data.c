@@ -11,14 +11,14 @@
  * peer, or flush, tells how to post it: FI_MORE must be followed by another write, and libfabric has no doorbell.
  *
  * libfabric lets completions overtake each other unless comp_order says FI_ORDER_STRICT. Then one put in
- * OFI_SIGNAL_EVERY asks for a completion, and that of the last of a chain answers all before it. Else every put asks,
- * and those of a peer are answered from the oldest on, as far as there is no gap.
+ * OFI_SIGNAL_EVERY asks for a completion, and that of the last of a chain completes all before it. Else every put asks,
+ * and those of a peer complete from the oldest on, as far as there is no gap.
  *
  * Where the provider makes connections when they are first used, two that call each other at once can both lose (seen in
  * libfabric 1.17, one time in a hundred on a busy machine). So of each pair the lower rank says hello first, a put
  * without bytes whose CQ data has OFI_HELLO set, and the other puts nothing before it has heard that.
  *
- * A peer is lost when a put to it fails, and when the provider takes none, or answers none, for the timeout: connections
+ * A peer is lost when a put to it fails, and when the provider takes none, or completes none, for the timeout: connections
  * are made and made again inside some providers, which then say EAGAIN without end, whether or not anybody is there.
  * After REACH_AFTER_NS without any movement we look ourselves, where the address is one of sockets.
  */
@@ -264,7 +264,7 @@ int ofi_flush(struct net *net)
 
 /* ---- Completions */
 
-/* Counts what is answered from the oldest on; the event comes at the end of the batch. */
+/* Counts what has completed, from the oldest on; the event comes at the end of the batch. */
 static void complete(struct ofi_net *n, struct ofi_op *op, int *ndirty)
 {
     struct ofi_peer *p = &n->peers[op->peer];
@@ -284,9 +284,9 @@ static void complete(struct ofi_net *n, struct ofi_op *op, int *ndirty)
             p->moved = 1;
         }
         if (p->state == OFI_CONNECTED && !oldest->hello) {
-            if (!p->answered++)
+            if (!p->completed++)
                 n->dirty[(*ndirty)++] = (int)oldest->peer;
-            p->answered_cookie = oldest->cookie;
+            p->completed_cookie = oldest->cookie;
         }
         oldest->next = n->free;
         n->free = oldest;
@@ -308,8 +308,8 @@ static int take_sent(struct ofi_net *n, int ndirty, struct net_event *events)
     for (int i = 0; i < ndirty; i++) {
         struct ofi_peer *p = &n->peers[n->dirty[i]];
         events[i] = (struct net_event){
-            .kind = NET_SENT, .peer = n->dirty[i], .count = p->answered, .cookie = p->answered_cookie};
-        p->answered = 0;
+            .kind = NET_SENT, .peer = n->dirty[i], .count = p->completed, .cookie = p->completed_cookie};
+        p->completed = 0;
     }
     return ndirty;
 }
@@ -370,7 +370,7 @@ static int take_lost(struct ofi_net *n, struct net_event *events, int max)
     return used;
 }
 
-/* Now and then: is there a peer that answers nothing? */
+/* Now and then: is there a peer to which nothing completes? */
 static void check_deadlines(struct ofi_net *n)
 {
     const uint64_t now = clock_ns();
@@ -387,7 +387,7 @@ static void check_deadlines(struct ofi_net *n)
             if (error)
                 lose_peer(n, peer, error, "nobody listens at its address");
             else if (now - p->since_ns > n->timeout_ns)
-                lose_peer(n, peer, ETIMEDOUT, "no put was answered until the deadline");
+                lose_peer(n, peer, ETIMEDOUT, "no put completed until the deadline");
         }
     }
 }

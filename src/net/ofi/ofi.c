@@ -354,7 +354,7 @@ static epx_status check_card(const struct ofi_net *n, int peer, const struct net
 }
 
 /* Begins, and does not wait: that would need the peer to poll, and the peer may be waiting here too. Until there is a
- * connection put answers -EAGAIN. */
+ * connection put returns -EAGAIN. */
 static epx_status net_connect(struct net *net, int peer, const struct net_address *address,
                               const struct net_region *region)
 {

@@ -107,14 +107,14 @@ struct ofi_peer {
     struct ofi_op *first, *last; /* in flight, oldest first */
     uint32_t inflight, unsignalled;
     uint32_t moved; /* since the deadline was last looked at */
-    uint32_t answered;
-    uint64_t answered_cookie; /* collected while a batch of completions is read */
-    uint64_t since_ns;        /* nothing moved since */
-    uint64_t refused_ns;      /* the provider says EAGAIN since */
-    int reach_fd;             /* + 1; a question under way whether the peer is there */
-    uint64_t reach_ns;        /* when it was asked last */
-    int owes_hello;           /* we shall say it and have not yet */
-    int awaits_hello;         /* the peer shall */
+    uint32_t completed;
+    uint64_t completed_cookie; /* collected while a batch of completions is read */
+    uint64_t since_ns;         /* nothing moved since */
+    uint64_t refused_ns;       /* the provider says EAGAIN since */
+    int reach_fd;              /* + 1; a question under way whether the peer is there */
+    uint64_t reach_ns;         /* when it was asked last */
+    int owes_hello;            /* we shall say it and have not yet */
+    int awaits_hello;          /* the peer shall */
     int heard_hello;
     int has_held;
     struct net_put held; /* posted when the next put, or flush, says how */
@@ -142,7 +142,7 @@ struct ofi_net {
     int greets;       /* whether hellos are said */
     int hellos;       /* how many are owed */
     int *held, nheld; /* peers with a held put */
-    int *dirty;       /* peers with answers in the current batch */
+    int *dirty;       /* peers with completions in the current batch */
     int unreported;   /* failed peers that poll has not told of */
     uint8_t *reported;
     struct ofi_op *ops, *free;

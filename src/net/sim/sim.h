@@ -4,7 +4,7 @@
  *
  *   put ---> card of the sender (busy: message cost + bytes / bandwidth) ---> latency + jitter ---> card of the receiver
  *                 bytes are read and written when they LAND, maybe in pieces at several times; then the immediate
- *   sender <--- answer, some time after that
+ *   sender <--- completion, some time after that
  *
  * Nothing lands in the order it was posted, unless the world says so. A put that reads a source too late, or lands in a
  * slot that is in use again, does damage here as it would on a wire. Not safe with threads.
@@ -25,7 +25,7 @@ struct sim_net_options {
     int depth;             /* puts in flight of one endpoint; more = -EAGAIN */
     int ordered;           /* puts from one endpoint to another land in the order they were posted */
     int torn_percent;      /* of the puts land in several pieces */
-    int refuse_percent;    /* of the puts are answered by -EAGAIN although there is room */
+    int refuse_percent;    /* of the puts get -EAGAIN although there is room */
     int anonymous;         /* arrivals do not say from whom */
     uint64_t lose_one_in;  /* puts, one is lost: an error at its sender, to whom the peer is lost; 0 = none */
     uint64_t death_ns;     /* after which the peers of a dead rank hear of it; SIM_NET_NEVER = they do not */

@@ -2,7 +2,7 @@
 /*
  * What happens in the simulated network, and when. The life of a put:
  *
- *   posted -> [PIECE_LANDS ...] PUT_ARRIVES at the receiver's card -> PUT_LANDS (bytes, then immediate) -> PUT_ANSWERED
+ *   posted -> [PIECE_LANDS ...] PUT_ARRIVES at the receiver's card -> PUT_LANDS (bytes, then immediate) -> PUT_COMPLETES
  *          `-> PUT_FAILS (lost, or nobody there): the peer is lost to the sender, and so are all puts behind it
  */
 #include "net/sim/world.h"
@@ -230,7 +230,7 @@ int world_post(struct sim_net *w, struct sim_endpoint *e, const struct net_put *
 
 /* ---- Happening ---------------------------------------------------------------------------------------------- */
 
-/* From now on the peer is lost to this endpoint: what is in flight between them neither lands nor is answered. */
+/* From now on the peer is lost to this endpoint: what is in flight between them neither lands nor completes. */
 static void lose_peer(struct sim_net *w, struct sim_endpoint *e, int rank, int error)
 {
     struct sim_peer *peer = &e->peers[rank];
@@ -296,26 +296,26 @@ static void put_lands(struct sim_net *w, struct sim_endpoint *from, struct sim_e
     tell(w, to, (struct net_event){.kind = NET_ARRIVED, .peer = source, .immediate = f->put.immediate});
     if (reserve(w, 1) == 0)
         add_event(w, (struct sim_event){.at = w->now + w->o.latency_ns / 2 + world_draw(w, w->o.jitter_ns + 1),
-                                        .kind = PUT_ANSWERED,
+                                        .kind = PUT_COMPLETES,
                                         .endpoint = from->id,
                                         .flight = f});
 }
 
-/* Answers are told in the order of posting; sometimes several by one event. */
-static void put_answered(struct sim_net *w, struct sim_endpoint *e, struct flight *f)
+/* Completions are reported in the order of posting; sometimes several by one event. */
+static void put_completes(struct sim_net *w, struct sim_endpoint *e, struct flight *f)
 {
     struct sim_peer *peer = &e->peers[f->put.peer];
     struct net_event event = {.kind = NET_SENT, .peer = f->put.peer};
 
-    f->answered = 1;
-    while (peer->first && peer->first->answered) {
+    f->completed = 1;
+    while (peer->first && peer->first->completed) {
         f = peer->first;
         peer->first = f->next;
         event.count++;
         event.cookie = f->put.cookie;
         e->in_flight--;
         free(f);
-        if (world_draw(w, 2) && peer->first && peer->first->answered)
+        if (world_draw(w, 2) && peer->first && peer->first->completed)
             continue;
         tell(w, e, event);
         event.count = 0;
@@ -336,8 +336,8 @@ static void happen(struct sim_net *w, struct sim_event *event)
     case PUT_LANDS:
         put_lands(w, e, event);
         break;
-    case PUT_ANSWERED:
-        put_answered(w, e, event->flight);
+    case PUT_COMPLETES:
+        put_completes(w, e, event->flight);
         break;
     case PUT_FAILS:
         lose_peer(w, e, event->flight->put.peer, event->error);

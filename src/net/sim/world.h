@@ -7,12 +7,12 @@
 
 enum { SIM_NET_PIECES = 4 };
 
-/* Between its posting and its answer. */
+/* Between its posting and its completion. */
 struct flight {
     struct flight *next; /* of the same sender and peer, in the order of posting */
     uint32_t from, to;   /* endpoints */
     struct net_put put;
-    int answered;
+    int completed;
 };
 
 /* What an endpoint knows of a peer. */
@@ -42,7 +42,7 @@ struct sim_endpoint {
     struct queued_event *head, *tail;
 };
 
-enum happening { PUT_ARRIVES, PIECE_LANDS, PUT_LANDS, PUT_ANSWERED, PUT_FAILS, PEER_LOST };
+enum happening { PUT_ARRIVES, PIECE_LANDS, PUT_LANDS, PUT_COMPLETES, PUT_FAILS, PEER_LOST };
 
 struct sim_event {
     uint64_t at, number; /* the number decides between events of one time */

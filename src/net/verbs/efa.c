@@ -4,8 +4,8 @@
  * order. This file has never met a card (docs/verbs.md); it follows the manual pages efadv_create_qp_ex(3),
  * efadv_query_device(3) and ibv_wr_post(3), and shares everything else with RC, which is tested.
  *
- * Every work request is signalled and completes in any order. Answers are given in order: a window per peer remembers
- * which puts have completed, and the answered ones are those before the first that has not.
+ * Every work request is signalled and completes in any order. Completions are reported in order: a window per peer remembers
+ * which puts have completed, and reported are those before the first that has not.
  */
 #include "net/verbs/verbs.h"
 
@@ -34,7 +34,7 @@ enum {
 _Static_assert(sizeof(struct efadv_qp_init_attr) == 16, "the service level lies in byte 14");
 
 struct srd_window { /* puts to one peer, numbered from 1 */
-    uint32_t posted, answered;
+    uint32_t posted, reported;
     uint8_t completed[SRD_WINDOW]; /* by number % SRD_WINDOW */
     uint64_t cookies[SRD_WINDOW];
 };
@@ -202,7 +202,7 @@ static int srd_put(struct verbs_net *net, int peer, const struct net_put *put)
 
     if (!window)
         return -ENOMEM;
-    if (window->posted - window->answered >= SRD_WINDOW || net->outstanding >= net->send_room) {
+    if (window->posted - window->reported >= SRD_WINDOW || net->outstanding >= net->send_room) {
         srd_flush(net);
         return net->broken ? -net->broken : -EAGAIN;
     }
@@ -232,14 +232,14 @@ static int srd_sent(struct verbs_net *net, const struct ibv_wc *wc, struct net_e
     if (wc->status != IBV_WC_SUCCESS)
         verbs_peer_lost(net, peer, verbs_status_errno(wc->status), net->lib->wc_status_str(wc->status));
     window->completed[WR_NUMBER(wc->wr_id) % SRD_WINDOW] = 1;
-    while (window->answered != window->posted && window->completed[(window->answered + 1) % SRD_WINDOW]) {
-        window->answered++;
+    while (window->reported != window->posted && window->completed[(window->reported + 1) % SRD_WINDOW]) {
+        window->reported++;
         count++;
     }
     if (!count || net->peers[peer].error)
         return 0;
     *event = (struct net_event){
-        .kind = NET_SENT, .peer = peer, .count = count, .cookie = window->cookies[window->answered % SRD_WINDOW]};
+        .kind = NET_SENT, .peer = peer, .count = count, .cookie = window->cookies[window->reported % SRD_WINDOW]};
     return 1;
 }
 

@@ -313,7 +313,7 @@ static int rc_put(struct verbs_net *net, int peer, const struct net_put *put)
         hello_want(net, peer);
         return net->peers[peer].error ? -net->peers[peer].error : -EAGAIN;
     }
-    if (pair->posted - pair->answered >= rc->depth || net->outstanding >= net->send_room) {
+    if (pair->posted - pair->completed >= rc->depth || net->outstanding >= net->send_room) {
         rc_flush(net); /* what is in a chain completes only once it is posted */
         return net->peers[peer].error ? -net->peers[peer].error : -EAGAIN;
     }
@@ -327,14 +327,14 @@ static int rc_put(struct verbs_net *net, int peer, const struct net_put *put)
     return 0;
 }
 
-/* Completions of a queue pair come in order: one answers all before it. */
+/* Completions of a queue pair come in order: one completes all before it. */
 static int rc_sent(struct verbs_net *net, const struct ibv_wc *wc, struct net_event *event)
 {
     const int peer = WR_PEER(wc->wr_id);
     struct verbs_pair *pair = net->peers[peer].pair;
-    const uint32_t number = WR_NUMBER(wc->wr_id), count = number - pair->answered;
+    const uint32_t number = WR_NUMBER(wc->wr_id), count = number - pair->completed;
 
-    pair->answered = number;
+    pair->completed = number;
     net->outstanding -= count;
     if (wc->status != IBV_WC_SUCCESS) {
         verbs_peer_lost(net, peer, verbs_status_errno(wc->status), net->lib->wc_status_str(wc->status));

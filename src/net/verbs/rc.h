@@ -27,7 +27,7 @@ struct verbs_pair { /* this rank and one peer */
     uint64_t deadline_ns;
     uint32_t pause_ms;
     /* Puts are numbered from 1; `posted` counts those in the chain too. */
-    uint32_t posted, answered;
+    uint32_t posted, completed;
     uint32_t chained;
     int dirty;        /* in the list of peers with a chain */
     int receives_due; /* consumed and not yet given back; without a shared queue only */
