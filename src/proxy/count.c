@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Arrivals: a peer's immediate says which counter of which source advances by how much.
+ * Arrivals: the immediate of a put says which counter of which source advances, and by how much.
  *
  *   peer's proxy                              this thread                               agents of this rank
  *   put(bytes, immediate) ---- network --->   bytes are in the heap
@@ -8,10 +8,10 @@
  *                                             (release)                                 (acquire), read the bytes
  *                                             ring the rank's bell
  *
- * The other way round, sent[peer] counts the commands whose bytes the network has read, or that were dropped because the
- * peer is lost: agents wait for it before they use the memory again, and must not wait for what will never complete.
+ * sent[peer] counts the commands that have completed, or that were dropped because the peer is lost: agents wait for it
+ * before they reuse the memory of the source bytes, and must not wait for what will never complete.
  *
- * A counter has one writer: the pair (this rank, source) always meets on the same thread. It is never reset.
+ * A counter has one writer: the pair (this rank, source) always uses the same thread. It is never reset.
  */
 #include "proxy/internal.h"
 
@@ -32,15 +32,15 @@ void count_arrival(struct proxy_thread *t, const struct net_event *event)
     uint64_t *word;
 
     if (immediate_version(imm) != IMMEDIATE_VERSION) {
-        refuse(t, event, IMMEDIATE_VERSION, immediate_version(imm), "an immediate of another version arrived");
+        refuse(t, event, IMMEDIATE_VERSION, immediate_version(imm), "an immediate arrived with an unknown version");
         return;
     }
     if (rank >= (uint32_t)o->nranks || t->by_rank[rank] < 0 || (event->peer >= 0 && event->peer != (int)rank)) {
-        refuse(t, event, event->peer, rank, "an immediate from a rank that does not speak with this endpoint arrived");
+        refuse(t, event, event->peer, rank, "an immediate arrived from a rank that is no peer of this endpoint");
         return;
     }
     if (!counter_exists(o, counter)) {
-        refuse(t, event, COUNTER(o->kinds, 0), counter, "an immediate for a counter that does not exist arrived");
+        refuse(t, event, COUNTER(o->kinds, 0), counter, "an immediate arrived for a counter that does not exist");
         return;
     }
     stat_add(&t->stats.arrivals, 1);

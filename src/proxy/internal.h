@@ -2,16 +2,16 @@
 /*
  * What the files of this folder share.
  *
- *   proxy.c   opening, connecting, ending; statistics; quiet
- *   request.c  the thread, and what it does besides turns while somebody waits, with a deadline
- *   thread.c  turn after turn: spinning, sleeping, waking, pinning
- *   loop.c    one turn: take commands, check, merge, post, handle what the network reports
- *   window.c  how much may be in flight to a peer
- *   count.c   arrivals
- *   stop.c    when this rank gives up: until the network reads its memory no more
- *   ring.c    memory of the command rings; ring.h takes from them
+ *   proxy.c    open, connect, close; statistics; quiet
+ *   request.c  the thread, and the calls that a caller waits for with a deadline
+ *   thread.c   the loop around proxy_progress: spin, sleep, wake, pin
+ *   loop.c     proxy_progress, one iteration: take commands, check, merge, post, handle network events
+ *   window.c   how much may be in flight to a peer
+ *   count.c    arrivals
+ *   stop.c     after this rank has failed: until the network no longer reads its memory
+ *   ring.c     memory of the command rings; ring.h has the consumer's side
  *
- * A peer belongs to one thread of each rank, and everything here but the words marked "shared" to one thread.
+ * A peer belongs to one thread of each rank. Everything here belongs to one thread, but for the words marked "shared".
  */
 #ifndef EPX_PROXY_INTERNAL_H
 #define EPX_PROXY_INTERNAL_H
@@ -22,7 +22,7 @@
 #include "proxy/proxy.h"
 #include "proxy/ring.h"
 
-/* A put in the making: commands are merged into it until it is posted. */
+/* A put that is not posted yet: commands are merged into it. */
 struct pending {
     uint64_t source, end; /* bytes [source, end) of the own heap; 0 and 0 without bytes */
     uint64_t target;
@@ -73,10 +73,10 @@ struct peer {
 
 enum { POLL_MAX = 64, TAKE_MAX = 256, POST_MAX = 256 };
 
-/* What a caller wants done by the thread that owns the endpoint. */
+/* What a caller asks of the thread that owns the endpoint. */
 enum request { REQUEST_NONE, REQUEST_OPEN, REQUEST_REGISTER, REQUEST_CONNECT, REQUEST_CLOSE };
 
-/* Where a thread is: told of one that does not come back. */
+/* Where a thread is. Messages about a blocked thread name it. */
 enum proxy_state {
     STATE_BETWEEN_CALLS,
     STATE_OPEN,
@@ -107,13 +107,13 @@ struct proxy_thread {
     uint64_t bytes_max;                           /* the user's limits, or the largest number */
     uint32_t messages_max[PROXY_FLOWS];           /* to each peer */
     uint32_t merge_bytes;
-    uint64_t now_ns;          /* once per turn, when asked for */
+    uint64_t now_ns;          /* read at most once per iteration */
     int broken;               /* the endpoint failed, or is closed */
-    int stopping;             /* 1: only aborts are posted; 2: and the network reads nothing any more (stop.c) */
+    int stopping;             /* 1: only aborts are posted; 2: the network no longer reads anything either (stop.c) */
     uint64_t stop_by_ns;      /* then the endpoint is closed */
     int unflushed;            /* the doorbell is still to be rung */
     int blocked;              /* the ring's next command waits for room in its peer's queue */
-    int ring_bell;            /* this turn: agents may wait for what it did */
+    int ring_bell;            /* in this iteration: agents may wait for what it did */
     struct proxy_stats stats; /* shared: relaxed stores here, relaxed loads in proxy_stats_read */
     struct pending *pendings; /* memory of all peers */
     struct posted *posteds;
@@ -122,27 +122,27 @@ struct proxy_thread {
     uint64_t iterations;   /* shared: begun so far */
     int wake_fd;
     uint64_t sleep_ns;
-    int events;                   /* reported by the network in the last turn */
+    int events;                   /* reported by the network in the last iteration */
     int net_woke, spurious_wakes; /* the network's descriptor ended a sleep; so many times for nothing */
     uint64_t asked;               /* shared: proxy_quiet counts up */
     uint64_t quiet;               /* shared: the last `asked` for which nothing was left */
     int waiting_for;              /* shared: a peer with puts in flight, or -1 */
 
-    /* request.c; the caller's but for what `lock` is said to protect */
+    /* Of request.c. The caller's, but for what `lock` protects. */
     pthread_t pthread;
     int begun, started;
-    pthread_mutex_t lock;   /* of the following; never held during a call of the network */
+    pthread_mutex_t lock;   /* protects what follows; never held during a call of the network */
     pthread_cond_t changed; /* request, abandoned */
-    int request;            /* enum request; also read without the lock, after each turn */
-    int abandoned;          /* nobody waits for this thread any more; written once, by the caller */
-    int connected;          /* turns between requests */
+    int request;            /* enum request; also read without the lock, after each iteration */
+    int abandoned;          /* the caller no longer waits for this thread; written once, by the caller */
+    int connected;          /* the loop runs between requests */
     epx_status outcome;     /* of the last request, and its message */
     char text[256];
-    struct proxy_address own_address;     /* REQUEST_REGISTER makes it */
+    struct proxy_address own_address;     /* filled by REQUEST_REGISTER */
     struct proxy_address *peer_addresses; /* [npeers], for REQUEST_CONNECT */
 };
 
-/* Of a caller who waits for a thread: how long it waits in all, and how much of that is left. */
+/* How long a caller waits for threads in all, and how much of that is left. */
 struct budget {
     int ms;
     uint64_t left_ns, last_ns;
@@ -159,8 +159,8 @@ struct proxy_group {
     uint64_t spin_ns;           /* idle time after which a thread sleeps */
     uint32_t reported;          /* shared: bit per enum fault that was reported */
     struct budget opening;      /* for opening and registering together */
-    int manual;                 /* turns are proxy_step()s */
-    int in_place;               /* no threads here, manual or in a simulation: requests are run by whoever wants them */
+    int manual;                 /* no threads: the caller runs proxy_step() */
+    int in_place;               /* no threads, manual or in a simulation: the caller runs the requests itself */
     int connected;
     int leaked; /* on purpose: an abandoned thread may still use it */
 };
@@ -181,14 +181,14 @@ void proxy_fault(struct proxy_thread *t, enum fault fault, int status, int peer,
                  const char *text);
 
 /* ---- request.c */
-/* The thread starts; nothing is open yet. */
+/* Starts the thread; nothing is open yet. */
 epx_status request_start(struct proxy_thread *t);
 struct budget budget_of(int ms);
-/* First asked of all threads, then awaited of each, with one budget for all. EPX_ERR_TIMEOUT: it has come to its end, and
- * the thread is abandoned. */
+/* A request is first submitted to all threads; then the caller waits for each, with one budget for all. EPX_ERR_TIMEOUT: the
+ * budget is spent, and the thread is abandoned. */
 void request_submit(struct proxy_thread *t, enum request request);
 epx_status request_wait(struct proxy_thread *t, struct budget *budget);
-/* After REQUEST_CLOSE was asked: also until the thread has ended. */
+/* After REQUEST_CLOSE: waits also until the thread has ended. */
 epx_status request_join(struct proxy_thread *t, struct budget *budget);
 void request_free(struct proxy_thread *t);
 
@@ -199,14 +199,14 @@ static inline void set_state(struct proxy_thread *t, enum proxy_state state)
 
 /* ---- thread.c */
 epx_status thread_open(struct proxy_thread *t);
-/* Until a request is asked for. */
+/* Runs until a request is submitted. */
 void thread_loop(struct proxy_thread *t);
 void thread_pin(const struct proxy_thread *t);
 void thread_wake(struct proxy_thread *t);
 void thread_close(struct proxy_thread *t);
 
 /* ---- loop.c */
-/* One bounded turn; non-zero if there was something to do. */
+/* One bounded iteration; non-zero if there was something to do. */
 int proxy_progress(struct proxy_thread *t);
 void peer_lost(struct proxy_thread *t, struct peer *peer, int error);
 uint64_t loop_now(struct proxy_thread *t);
@@ -233,19 +233,19 @@ void window_forget(struct proxy_thread *t, struct peer *peer);
 
 /* ---- count.c */
 void count_arrival(struct proxy_thread *t, const struct net_event *event);
-/* So many commands to the peer need their source bytes no more. */
+/* The source bytes of so many commands to the peer may be reused. */
 void count_sent(struct proxy_thread *t, const struct peer *peer, uint64_t commands);
 
-/* What adapts. One put is always let through, however large. */
+/* The adaptive window. One put is always allowed, however large. */
 static inline int window_open(const struct window *w, uint64_t bytes)
 {
     return w->messages == 0 || (w->bytes + bytes <= w->bytes_limit && w->messages < w->messages_limit);
 }
 
-/* What does not: the user's limits. */
+/* The user's limits, which do not adapt. */
 static inline int limits_allow(const struct proxy_thread *t, const struct peer *peer, uint64_t bytes, int flow)
 {
-    if (peer->next - peer->oldest >= t->depth) /* no place to remember it */
+    if (peer->next - peer->oldest >= t->depth) /* no room to record it */
         return 0;
     if (t->bytes_in_flight + bytes > t->bytes_max && t->bytes_in_flight)
         return 0;

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One turn of a proxy thread. No lock, no allocation, no system call of its own.
+ * One iteration of a proxy thread. It takes no lock, allocates nothing and makes no system call of its own.
  *
  *   network --poll--> completions: windows open      arrivals: counters (count.c)      failures: peer is lost
  *
  *   ring --take, check--> peer's queue of pending puts --window, network--> posted puts --completion--> forgotten
- *              |              merge with one of the last MERGE_DEPTH                  one doorbell per turn
+ *              |              merge with one of the last MERGE_DEPTH                  one doorbell per iteration
  *              |              pending puts that touches on both sides
  *              `- bad: refused, counted, reported once
  *
- * Commands of one turn are merged before the first is posted, and those behind a closed window go on being merged. A peer
- * whose window is closed keeps its puts in its own queue while others post. Only when that queue is full does the
+ * Commands of one iteration are merged before the first is posted. Puts that wait for a window are still merged with. A
+ * peer whose window is closed keeps its puts in its own queue while other peers post. Only when that queue is full does the
  * ring wait, at the first command for this peer.
  */
 #include <errno.h>
@@ -28,7 +28,7 @@ uint64_t loop_now(struct proxy_thread *t)
     return t->now_ns;
 }
 
-/* ---- What the network reports ------------------------------------------------------------------------------- */
+/* ---- Network events ----------------------------------------------------------------------------------------- */
 
 void commands_drop(struct proxy_thread *t, const struct peer *peer, uint64_t commands)
 {
@@ -107,7 +107,7 @@ static void handle_failed(struct proxy_thread *t, const struct net_event *event)
         endpoint_lost(t, event->error);
 }
 
-/* Before counters tell kernels of what a card wrote into the device's memory. */
+/* Before counters announce to kernels what a card wrote into the device's memory. */
 static void flush_arrivals(struct proxy_thread *t, const struct net_event *events, int n)
 {
     struct device *device = t->group->options.device;
@@ -155,7 +155,7 @@ static void refuse(struct proxy_thread *t, enum fault fault, int peer, int64_t e
     proxy_fault(t, fault, EPX_ERR_INTERNAL, peer, expected, seen, text);
 }
 
-/* The peer, and the put that the command asks for; NULL: refused. Everything is believed only after this. */
+/* Validates a command: returns its peer and fills the put; NULL: refused. */
 static struct peer *check(struct proxy_thread *t, struct command c, struct pending *put)
 {
     const struct proxy_options *o = &t->group->options;
@@ -170,7 +170,7 @@ static struct peer *check(struct proxy_thread *t, struct command c, struct pendi
     }
     peer = peer_of(t, (int)f.rank);
     if (!peer) {
-        refuse(t, FAULT_RANK, -1, o->nranks, f.rank, "a command names a rank that this ring does not serve");
+        refuse(t, FAULT_RANK, -1, o->nranks, f.rank, "a command names a rank that does not belong to this ring");
         return NULL;
     }
     if (!counter_exists(o, f.counter)) {
@@ -196,7 +196,7 @@ static struct peer *check(struct proxy_thread *t, struct command c, struct pendi
     return peer;
 }
 
-/* Adds b to a if the two can be one put: same counter, and contiguous on both sides or one of them without bytes. */
+/* Merges b into a if they have the same counter and are contiguous on both sides, or one of them has no bytes. */
 static int merge(struct pending *a, const struct pending *b, uint64_t most)
 {
     const uint64_t a_bytes = a->end - a->source, b_bytes = b->end - b->source;
@@ -223,7 +223,7 @@ static int merge(struct pending *a, const struct pending *b, uint64_t most)
     return 1;
 }
 
-/* A pending put that grew may now touch another one: the gap between the two was filled. */
+/* A pending put that grew may now be contiguous with another one: the gap between the two was filled. */
 static void close_gap(struct proxy_thread *t, struct peer *peer, uint32_t at, uint32_t from)
 {
     const uint32_t mask = t->depth - 1;
@@ -240,7 +240,7 @@ static void close_gap(struct proxy_thread *t, struct peer *peer, uint32_t at, ui
     }
 }
 
-/* Tries the last few pending puts, the latest first. Most do not touch: that is found by two comparisons. */
+/* Tries the last few pending puts, the latest first. Most are not contiguous: two comparisons find that. */
 static int merge_queued(struct proxy_thread *t, struct peer *peer, const struct pending *put)
 {
     const uint32_t mask = t->depth - 1, queued = peer->tail - peer->head;
@@ -261,7 +261,7 @@ static int merge_queued(struct proxy_thread *t, struct peer *peer, const struct 
     return 0;
 }
 
-/* Into the queue of its peer. 0: the queue is full. */
+/* Adds a put to the queue of its peer. 0: the queue is full. */
 static int enqueue(struct proxy_thread *t, struct peer *peer, const struct pending *put)
 {
     if (merge_queued(t, peer, put))
@@ -294,7 +294,7 @@ static int take_commands(struct proxy_thread *t)
     }
     if (n > 0)
         stat_add(&t->stats.commands, (uint64_t)n);
-    /* Producers that wait for room are told of an eighth of the ring at a time, or when there is no more to take. */
+    /* The tail is returned to waiting producers an eighth of the ring at a time, or when the ring is empty. */
     if (n < TAKE_MAX || t->ring.taken - t->ring.returned > t->ring.dev.mask / 8)
         t->ring_bell |= ring_return(&t->ring);
     return n;
@@ -312,7 +312,7 @@ static int post(struct proxy_thread *t, struct peer *peer, const struct pending 
         .source = p->source,
         .target = p->target,
         .immediate = immediate_pack((uint32_t)t->group->options.rank, p->counter, p->count),
-        .more = 1, /* flush rings once for the whole turn */
+        .more = 1, /* flush rings the doorbell once per iteration */
         .cookie = cookie_of(peer),
     };
     int result;
@@ -364,7 +364,7 @@ static int post_peer(struct proxy_thread *t, struct peer *peer)
     return n;
 }
 
-/* Every peer with something pending has its turn; who comes first changes. */
+/* Posts for every peer with pending puts. A different peer is first each time. */
 static int post_all(struct proxy_thread *t)
 {
     int i, n = 0, kept = 0;
@@ -401,7 +401,7 @@ static void flush_net(struct proxy_thread *t)
         endpoint_lost(t, -result);
 }
 
-/* ---- The turn ----------------------------------------------------------------------------------------------- */
+/* ---- One iteration ------------------------------------------------------------------------------------------ */
 
 /* For proxy_quiet: nothing in the ring, nothing pending, nothing in flight; or which peer has puts in flight. */
 static void report_quiet(struct proxy_thread *t, uint64_t asked, int taken)

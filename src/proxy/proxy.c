@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Proxies of a rank: opening, connecting, ending, statistics, quiet. The life of a command is in loop.c. */
+/* The proxies of a rank: open, connect, close, statistics, quiet. loop.c handles commands. */
 #include "proxy/proxy.h"
 
 #include <stdio.h>
@@ -17,7 +17,7 @@
 #include "util/status.h"
 
 #define THREADS_MAX 64
-/* Places in the queues of all peers of a thread, shared out among them; and what one peer gets at least and at most. */
+/* Entries in the queues of all peers of a thread together, divided among the peers; and the limits of one peer. */
 #define PLACES (1u << 14)
 #define DEPTH_MIN 64u
 #define DEPTH_MAX 1024u
@@ -61,12 +61,12 @@ static void read_environment(struct proxy_group *g)
     struct proxy_options *o = &g->options;
     const int64_t cores = sysconf(_SC_NPROCESSORS_ONLN);
     const int64_t both = env_int("EPX_IB_MAX_INFLIGHT", 0, 0, 1 << 20);
-    /* A GPU cannot wake its proxy, which has a core of its own for that; few cores are needed by others at once. */
+    /* A GPU cannot wake its proxy, which has a core of its own. With few cores, others need the core at once. */
     const int64_t spin_us = o->device_kind != EPX_DEVICE_CPU ? 100000 : cores < 8 ? 5 : 50;
 
     if (o->threads == 0)
         o->threads = (int)env_int("EPX_PROXY_THREADS", 1, 1, THREADS_MAX);
-    /* Agents on the CPU use all cores: a proxy that could not leave its own would often wait for them. */
+    /* Agents on the CPU use all cores: a pinned proxy would often wait for them. */
     o->pin = (int)env_int("EPX_PROXY_PIN", o->pin || o->device_kind != EPX_DEVICE_CPU, 0, 1);
     g->spin_ns = (uint64_t)env_int("EPX_PROXY_SLEEP_US", spin_us, 0, 1000000000) * 1000;
     g->merge_bytes = (uint32_t)env_int("EPX_PROXY_MERGE_BYTES", MERGE_BYTES, 0, 1 << 30);
@@ -80,7 +80,7 @@ static void read_environment(struct proxy_group *g)
         g->limits.max_messages[PROXY_NORMAL] = (uint32_t)env_int("EPX_IB_MAX_INFLIGHT_NORMAL", both, 0, 1 << 20);
 }
 
-/* The peers that a thread serves, and room for what is on its way to them. */
+/* The peers of a thread, and room for their pending and posted puts. */
 static epx_status open_peers(struct proxy_thread *t)
 {
     const struct proxy_group *g = t->group;
@@ -153,7 +153,7 @@ static int open_ms(const struct proxy_group *g)
     return ms > PROXY_CLOSE_MS ? ms : PROXY_CLOSE_MS;
 }
 
-/* By all threads at once; the first that fails is told of. */
+/* All threads perform the request at the same time; returns the first failure. */
 static epx_status all_threads(struct proxy_group *g, enum request request, struct budget *budget)
 {
     epx_status status = EPX_OK;
@@ -205,7 +205,7 @@ epx_status proxy_open(const struct proxy_options *options, struct proxy_group **
     return EPX_OK;
 close:
     if (proxy_close(g) != EPX_OK)
-        *proxies = g; /* for its statistics, and so that what it uses is kept */
+        *proxies = g; /* for its statistics; an abandoned thread still uses it */
     return status;
 }
 
@@ -221,7 +221,7 @@ epx_status proxy_addresses(struct proxy_group *g, struct proxy_address *addresse
     return status;
 }
 
-/* The addresses of its peers, for as long as the thread may need them. */
+/* Keeps a copy of its peers' addresses for as long as the thread may need it. */
 static epx_status copy_addresses(struct proxy_thread *t, const struct proxy_address *addresses)
 {
     const struct proxy_options *o = &t->group->options;
@@ -242,7 +242,7 @@ epx_status proxy_connect(struct proxy_group *g, const struct proxy_address *addr
     int i;
 
     if (g->connected)
-        return fail(EPX_ERR_USAGE, "proxies are connected already");
+        return fail(EPX_ERR_USAGE, "the proxies are already connected");
     for (i = 0; i < g->options.threads && status == EPX_OK; i++)
         status = copy_addresses(&g->threads[i], addresses);
     if (status == EPX_OK)
@@ -257,7 +257,7 @@ epx_status proxy_connect(struct proxy_group *g, const struct proxy_address *addr
     return status;
 }
 
-/* For whoever wants to know how it went: EPX_LOG=info. */
+/* Shown with EPX_LOG=info. */
 static void log_totals(const struct proxy_thread *t)
 {
     const struct proxy_stats *s = &t->stats;
@@ -277,7 +277,7 @@ static void log_totals(const struct proxy_thread *t)
     log_line(
         LOG_INFO,
         "proxy %d over %s: %llu commands in %llu puts (%llu without bytes), %llu bytes, %llu arrivals, %llu window "
-        "waits, %llu sleeps, %llu wakes, %llu refused, %llu dropped; windows at last %llu to %llu KiB, %u messages "
+        "waits, %llu sleeps, %llu wakes, %llu refused, %llu dropped; final windows %llu to %llu KiB, %u messages "
         "or more",
         t->index, t->ops->name, (unsigned long long)s->commands, (unsigned long long)s->puts,
         (unsigned long long)s->signals, (unsigned long long)s->bytes, (unsigned long long)s->arrivals,
@@ -386,7 +386,7 @@ void proxy_stats_read(const struct proxy_group *g, struct proxy_stats *stats)
 
 /* ---- Quiet -------------------------------------------------------------------------------------------------- */
 
-/* Non-zero when thread t has found nothing left since `asked`. */
+/* Non-zero when thread t has found nothing left since request `asked`. */
 static int is_quiet(struct proxy_thread *t, uint64_t asked)
 {
     if (t->group->manual)
@@ -400,7 +400,7 @@ static epx_status wait_quiet(struct proxy_thread *t, uint64_t asked, uint64_t de
     const struct proxy_group *g = t->group;
 
     while (!is_quiet(t, asked)) {
-        if (g->manual) /* whoever calls the turns also moves the clock and the peers */
+        if (g->manual) /* the caller runs the iterations, and moves the clock and the peers too */
             return EPX_ERR_NOT_READY;
         if (g->env->now_ns(g->env->self) >= deadline)
             return fail(EPX_ERR_TIMEOUT, "proxy %d: not all puts have completed after %d ms; those to rank %d have not",

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Proxies: CPU threads that take commands out of the rings of one rank, post them to the network, and count what
- * arrives. The one place where a command's words are believed or refused.
+ * arrives. Commands are validated here and nowhere else.
  */
 #ifndef EPX_PROXY_PROXY_H
 #define EPX_PROXY_PROXY_H
@@ -11,10 +11,10 @@
 
 struct proxy_group; /* all proxy threads of one rank in one group */
 
-/* What a put belongs to, by the kind of its counter: each has its own limit of messages. */
+/* Which traffic a put belongs to, by the kind of its counter. Each has its own limit of messages. */
 enum proxy_flow { PROXY_LOW_LATENCY, PROXY_NORMAL, PROXY_FLOWS };
 
-/* Besides what adapts; 0 = the environment's word (EPX_IB_MAX_INFLIGHT...), else none. */
+/* Fixed limits beside the adaptive window; 0 = what the environment sets (EPX_IB_MAX_INFLIGHT...), else none. */
 struct proxy_limits {
     uint64_t max_bytes;                 /* in flight from this rank, to all peers together */
     uint32_t max_messages[PROXY_FLOWS]; /* in flight to each peer */
@@ -27,22 +27,22 @@ struct proxy_options {
     int threads;    /* 0 = EPX_PROXY_THREADS, else 1; the same on all ranks */
     int ring_slots; /* power of two */
     int pin;        /* 1: pin thread i, as EPX_PROXY_PIN=1 does */
-    int manual;     /* 1: no threads; proxy_step is called instead */
+    int manual;     /* 1: no threads; the caller runs proxy_step */
     int timeout_ms;
     int open_ms; /* for opening and registering together, and for connecting; 0 = timeout_ms */
     const struct net_ops *net;
     const char *provider;
     void *world;           /* for the sim network */
     const uint8_t *remote; /* [nranks]: 1 = reached through the network */
-    const uint8_t *absent; /* [nranks] or NULL: 1 = gone already: not connected, and what is for it is dropped */
+    const uint8_t *absent; /* [nranks] or NULL: 1 = lost already: not connected, and its commands are dropped */
     void *heap;            /* registered with every endpoint */
     uint64_t heap_bytes;
     int memory_kind, memory_index, dmabuf; /* of the heap, as in struct net_memory; memory_kind 0 = the host's */
     int device_kind;
     int flush;             /* 1: arrivals are counted after device->ops->flush_arrivals (device/arrivals.h) */
-    struct device *device; /* whose kernels push into the rings: they lie where it reaches them; NULL = the CPU */
+    struct device *device; /* whose kernels push into the rings, which are in memory that it reaches; NULL = the CPU */
     uint64_t *counters;    /* arrivals: [kinds][slots][nranks], in host memory, advanced by the proxies */
-    uint64_t *sent; /* [nranks] or NULL: commands to each peer whose bytes have been read, or dropped; likewise */
+    uint64_t *sent;        /* [nranks] or NULL: commands to each peer that have completed or were dropped; likewise */
     int kinds, slots;
     const uint8_t *flows;  /* [kinds]: enum proxy_flow of each; NULL = all PROXY_LOW_LATENCY */
     int alarm_kind;        /* with on_alarm: this kind has no counters, and a number from 0 to 63 instead of a slot */
@@ -50,7 +50,7 @@ struct proxy_options {
     struct proxy_limits limits;
     const struct cpu_env
         *env;            /* clock, and how agents behind `bell` wake; NULL = threads. Simulations have their own */
-    uint64_t ring_start; /* where the rings' counters start: 0, but for tests of their wrap */
+    uint64_t ring_start; /* first value of the ring counters: 0, except in tests of their wrap-around */
     /* An error on the group: called once per distinct fault, from a proxy thread. status is an epx_status. */
     void (*on_error)(void *context, int status, int peer, int64_t expected, int64_t seen, const char *text);
     /* A command of the kind alarm_kind came from `rank`; called from a proxy thread. NULL = no such kind. */
@@ -65,7 +65,7 @@ struct proxy_stats {
     uint64_t sleeps, wakes;           /* sleeps begun; those that a producer or the network ended */
     uint64_t refused;                 /* bad commands and bad immediates */
     uint64_t dropped;                 /* commands to peers that are lost */
-    uint64_t stuck;                   /* threads that did not come back from the network when last looked at */
+    uint64_t stuck;                   /* threads that were blocked in the network when last checked */
 };
 
 /* What ranks exchange to connect: one per thread, through the bootstrap. */
@@ -75,46 +75,47 @@ struct proxy_address {
 };
 
 /*
- * Every call of the network's library is made by the thread of its endpoint, and waited for with a deadline. EPX_ERR_TIMEOUT
- * says that one has not come back, and in what; its proxies are then good for proxy_stats_read and proxy_close only.
+ * The thread of an endpoint makes every call of the network's library, and the caller waits for it with a deadline.
+ * EPX_ERR_TIMEOUT: a thread has not returned from the library; the message names the call. After that only proxy_stats_read
+ * and proxy_close may be called.
  */
 epx_status proxy_open(const struct proxy_options *options, struct proxy_group **proxies);
 /* addresses[threads] of this rank. */
 epx_status proxy_addresses(struct proxy_group *proxies, struct proxy_address *addresses);
-/* addresses[nranks][threads]; then turns begin. */
+/* addresses[nranks][threads]. The threads run their loops from now on. */
 epx_status proxy_connect(struct proxy_group *proxies, const struct proxy_address *addresses);
 /* Rings of this rank, ring_count of them (= threads); the pair (rank, peer) always uses ring (rank + peer) % count. */
 int proxy_ring_count(const struct proxy_group *proxies);
 const struct ring_dev *proxy_ring(const struct proxy_group *proxies, int index);
-/* Wakes sleeping threads. For producers that cannot ring: called when a launch is queued, it saves them a nap's time. */
+/* Wakes sleeping threads. For producers that cannot ring the doorbell (a GPU): called when a launch is queued. */
 void proxy_wake(struct proxy_group *proxies);
-/* Simulation: one turn of thread `index`; non-zero if it did something. */
+/* Simulation: one iteration of thread `index`; non-zero if it did something. */
 int proxy_step(struct proxy_group *proxies, int index);
 void proxy_stats_read(const struct proxy_group *proxies, struct proxy_stats *stats);
-/* All pushed commands posted and completed, or the deadline: EPX_ERR_TIMEOUT naming the peer. In a simulation: one turn of
- * each thread, and EPX_ERR_NOT_READY until nothing is left. */
+/* Waits until all pushed commands are posted and completed. EPX_ERR_TIMEOUT at the deadline; the message names the peer. In a
+ * simulation: one iteration of each thread, and EPX_ERR_NOT_READY until nothing is left. */
 epx_status proxy_quiet(struct proxy_group *proxies);
 /* This rank has given up: drops what is not posted, aborts excepted, and waits until the network reads no memory of this rank
  * any more, at most half of timeout_ms. 0: a thread has not come back from the network by then. */
 int proxy_stop(struct proxy_group *proxies);
 /*
- * Half of timeout_ms, and at least PROXY_CLOSE_MS, is given to threads to end their turns and to close their endpoints.
- * EPX_OK: all is freed. EPX_ERR_TIMEOUT: some thread has not come back. It is left behind, and it may come back at any time:
- * `proxies` stays allocated, and so must everything that `options` named, until the process ends.
+ * Threads have half of timeout_ms, and at least PROXY_CLOSE_MS, to leave their loops and to close their endpoints.
+ * EPX_OK: all is freed. EPX_ERR_TIMEOUT: a thread has not returned from the library. It is abandoned, and may return at any
+ * time: `proxies` and everything that `options` named must stay allocated until the process ends.
  */
 enum { PROXY_CLOSE_MS = 2000 };
 epx_status proxy_close(struct proxy_group *proxies);
-/* Have all threads begun another turn within `ms`? If not, `text` says which has not and what it is doing. */
+/* Does every thread begin another iteration within `ms`? If not, `text` names the blocked thread and its call. */
 int proxy_responsive(struct proxy_group *proxies, int ms, char *text, size_t bytes);
-/* fn(arg), which calls a network's library, on a thread of its own. EPX_ERR_TIMEOUT with *left = 1: it has not come back
- * within `ms`; what it uses must stay. `what` begins the message. */
+/* Runs fn(arg), which calls a network's library, on a thread of its own. EPX_ERR_TIMEOUT with *left = 1: fn has not returned
+ * within `ms`, and what it uses must stay allocated. `what` begins the message. */
 epx_status proxy_guard(const char *what, int ms, epx_status (*fn)(void *arg), void *arg, int *left);
 
-/* Runs the turns instead of threads: runtime()->proxies (util/runtime.h). */
+/* Runs the proxies in place of threads: runtime()->proxies (util/runtime.h). */
 struct proxy_driver {
-    epx_status (*start)(struct proxy_group *proxies, int index); /* from now on, proxy_step now and then */
-    void (*wake)(struct proxy_group *proxies, int index);        /* soon */
-    void (*stop)(struct proxy_group *proxies, int index);        /* returns when no turn will follow */
+    epx_status (*start)(struct proxy_group *proxies, int index); /* from now on, call proxy_step repeatedly */
+    void (*wake)(struct proxy_group *proxies, int index);        /* call proxy_step soon */
+    void (*stop)(struct proxy_group *proxies, int index);        /* returns when no proxy_step will follow */
 };
 
 #endif

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a group's caller wants of a network besides the turns: opening, registering, connecting, closing. The library under
- * a network may never come back from a call (a driver that hangs, a lock that a killed process held), so no thread of the
- * caller's calls it: the endpoint's own thread does, and the caller waits for that with a deadline.
+ * Requests to the thread that owns an endpoint: open, register, connect, close. The library under a network may never
+ * return from a call (a driver that hangs, a lock that a killed process held). So the caller's threads never call it: the
+ * endpoint's own thread does, and the caller waits for that thread with a deadline.
  *
  *   caller                                              the endpoint's thread
- *   request = R, wakes it       ------------------->    after its turn: does R
- *   waits, within a budget      <-------------------    outcome, text; request = none; turns again, if connected
+ *   request = R, wakes it       ------------------->    after the current iteration: performs R
+ *   waits, within a budget      <-------------------    outcome, text; request = none; runs the loop again, if connected
  *
- *   budget spent: abandoned = 1, detached               back too late: sees it, and ends without another call
+ *   budget spent: abandoned = 1, detached               returns too late: sees it, and ends without another call
  *
- * Whatever an abandoned thread can still touch stays as it is until the process ends: its group's memory, the rings, the
+ * Whatever an abandoned thread can still touch is kept until the process ends: its group's memory, the rings, the
  * endpoint, the heap (proxy_close and its callers see to that). The lock is never held during a call of the network.
  */
 #include <errno.h>
@@ -27,9 +27,9 @@
 #include "util/sigactions.h"
 #include "util/status.h"
 
-#define CHECK_NS 200000u   /* between two looks at whether a thread has made a turn, or has ended */
-#define WAIT_NS 20000000u  /* ... whether a request is done, where nothing wakes who waits */
-#define SPEND_NS 50000000u /* most that one look may cost */
+#define CHECK_NS 200000u   /* between two checks whether a thread makes progress, or has ended */
+#define WAIT_NS 20000000u  /* ... whether a request is done, should a wake-up be missing */
+#define SPEND_NS 50000000u /* most that one check may take from a budget */
 #define ENDING_MS 500
 
 static const char *const state_names[] = {
@@ -152,7 +152,7 @@ static epx_status run(struct proxy_thread *t, enum request request)
     return status;
 }
 
-/* With the lock held, but for the calls. 0: the thread shall end. */
+/* Called with the lock held, and releases it during the call. 0: the thread is to end. */
 static int serve_request(struct proxy_thread *t)
 {
     const enum request request = (enum request)t->request;
@@ -189,7 +189,7 @@ static void *thread_main(void *arg)
             thread_loop(t);
             pthread_mutex_lock(&t->lock);
         } else {
-            pthread_cond_wait(&t->changed, &t->lock); /* for its caller, who ends it by REQUEST_CLOSE */
+            pthread_cond_wait(&t->changed, &t->lock); /* for the caller, who ends it by REQUEST_CLOSE */
         }
     }
     pthread_mutex_unlock(&t->lock);
@@ -235,17 +235,16 @@ void request_submit(struct proxy_thread *t, enum request request)
     thread_wake(t);
 }
 
-/* The thread stays where it is. */
+/* The thread stays blocked where it is. */
 static epx_status abandon(struct proxy_thread *t, int ms)
 {
     char state[64];
 
     describe_state(t, state, sizeof(state));
     snprintf(t->text, sizeof(t->text),
-             "rank %d: proxy %d has not come back from the network (%s) within %d ms: it was %s; the thread, its "
-             "endpoint and "
-             "the group's memory stay until the process ends",
-             t->group->options.rank, t->index, t->ops->name, ms, state);
+             "rank %d: proxy %d is blocked in the network %s (%s) and has not returned within %d ms; the thread, its "
+             "endpoint and the group's memory are kept until the process ends",
+             t->group->options.rank, t->index, t->ops->name, state, ms);
     __atomic_store_n(&t->stats.stuck, 1, __ATOMIC_RELAXED);
     log_line(LOG_WARN, "%s", t->text);
     pthread_detach(t->pthread);
@@ -257,8 +256,8 @@ struct budget budget_of(int ms)
     return (struct budget){.ms = ms, .left_ns = (uint64_t)ms * 1000000u, .last_ns = clock_ns()};
 }
 
-/* What has passed since it was last called is spent, but no more than the longest look: where this thread did not run, because
- * the process was stopped or others had its core, the one that it waits for did not either. 0: nothing is left. */
+/* Takes the time since the last call from the budget, but no more than one check may take: where this thread did not run,
+ * because the process was stopped or other threads had its core, the awaited thread did not run either. 0: nothing is left. */
 static int spend(struct budget *b)
 {
     const uint64_t now = clock_ns(), passed = now - b->last_ns < SPEND_NS ? now - b->last_ns : SPEND_NS;
@@ -273,7 +272,7 @@ epx_status request_wait(struct proxy_thread *t, struct budget *budget)
     if (t->abandoned)
         return fail(EPX_ERR_TIMEOUT, "%s", t->text);
     if (t->group->in_place)
-        return t->outcome; /* and its message is this thread's */
+        return t->outcome; /* the message is in this thread already */
     if (!t->started)
         return EPX_OK;
     pthread_mutex_lock(&t->lock);
@@ -290,7 +289,7 @@ epx_status request_wait(struct proxy_thread *t, struct budget *budget)
     return t->outcome == EPX_OK ? EPX_OK : fail(t->outcome, "%s", t->text);
 }
 
-/* 0: it has ended, and is joined. The joins with a limit know only clocks that may be set. */
+/* 0: the thread has ended and is joined. (pthread_timedjoin_np measures by a clock that an administrator may set.) */
 static int join_within(pthread_t thread, struct budget *budget)
 {
     int rc;
@@ -306,7 +305,7 @@ epx_status request_join(struct proxy_thread *t, struct budget *budget)
     epx_status status = request_wait(t, budget);
 
     if (status == EPX_OK && t->started) {
-        /* It makes no call any more, but libraries may have something to tidy up when a thread of theirs ends. */
+        /* The thread makes no more calls, but libraries may have destructors that run when a thread ends. */
         t->abandoned = join_within(t->pthread, &ending) != 0;
         if (t->abandoned)
             return abandon(t, budget->ms);
@@ -324,9 +323,9 @@ void request_free(struct proxy_thread *t)
     pthread_mutex_destroy(&t->lock);
 }
 
-/* ---- Does it live? ------------------------------------------------------------------------------------------ */
+/* ---- Liveness ----------------------------------------------------------------------------------------------- */
 
-/* Does it begin another turn? */
+/* Does the thread begin another iteration within `ms`? */
 static int makes_progress(struct proxy_thread *t, int ms)
 {
     const uint64_t before = __atomic_load_n(&t->iterations, __ATOMIC_RELAXED);
@@ -351,8 +350,8 @@ int proxy_responsive(struct proxy_group *g, int ms, char *text, size_t bytes)
         if (!stuck || !all)
             continue;
         describe_state(t, state, sizeof(state));
-        snprintf(text, bytes, "proxy %d of rank %d does not come back from the network (%s): it is %s", i,
-                 g->options.rank, t->ops->name, state);
+        snprintf(text, bytes, "proxy %d of rank %d is blocked in the network %s (%s)", i, g->options.rank, t->ops->name,
+                 state);
         all = 0;
     }
     return all;
@@ -391,7 +390,7 @@ epx_status proxy_guard(const char *what, int ms, epx_status (*fn)(void *arg), vo
         return fn(arg);
     call = calloc(1, sizeof(*call));
     if (!call)
-        return fail(EPX_ERR_MEMORY, "no memory to ask the network");
+        return fail(EPX_ERR_MEMORY, "%s: no memory", what);
     call->fn = fn;
     call->arg = arg;
     status = cpu_thread_start(&thread, "epx-ask", guarded_main, call);
@@ -401,7 +400,7 @@ epx_status proxy_guard(const char *what, int ms, epx_status (*fn)(void *arg), vo
         pthread_detach(thread);
         leak_on_purpose(call);
         *left = 1;
-        return fail(EPX_ERR_TIMEOUT, "%s: the library has not come back within %d ms", what, ms);
+        return fail(EPX_ERR_TIMEOUT, "%s: the library has not returned within %d ms", what, ms);
     }
     status = call->status == EPX_OK ? EPX_OK : fail(call->status, "%s", call->text);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory of a command ring: slots, tail and bell in the host's, which kernels reach too; head in the device's own. */
+/* Memory of a command ring: slots, tail and doorbell in host memory that kernels reach; head in the device's own memory. */
 #include "proxy/ring.h"
 
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 
 #include "util/status.h"
 
-/* Producers share head and tail_seen, the consumer owns tail: each on lines of its own, two because cores fetch pairs. */
+/* Producers share head and tail_seen, the consumer owns tail: each has cache lines of its own, two because cores fetch pairs. */
 struct ring_words {
     uint64_t tail;
     uint8_t pad0[120];
@@ -23,7 +23,7 @@ struct ring_claims {
 };
 EPX_STATIC_ASSERT(sizeof(struct ring_claims) == 128, "a pair of cache lines");
 
-/* Zeroed memory: the CPU's, or where the device's kernels reach it too (`on_device` 0), or the device's own. */
+/* Zeroed memory: the CPU's; or host memory that the device's kernels reach (`on_device` 0); or the device's own. */
 static void *alloc_words(struct device *device, size_t bytes, int on_device)
 {
     const size_t whole = (bytes + 127) / 128 * 128;

@@ -6,7 +6,7 @@
  *
  *   kernel (kernel/sync.h) or host            this thread
  *   stop = 1, ring the ring's bell  ------->  drops pending puts and all commands to come, but for aborts (alarm_kind)
- *                                             waits until every posted put with bytes is answered, or its peer is lost;
+ *                                             waits until every posted put with bytes has completed, or its peer is lost;
  *                                             after a quarter of the deadline closes the endpoint
  *   wait until stopped = 1          <-------  stopped = 1: nothing reads this rank's memory any more
  *
@@ -38,7 +38,7 @@ static void drop_pending(struct proxy_thread *t, struct peer *peer)
     peer->tail = kept;
 }
 
-/* What is still unanswered will not be in time: an endpoint that is closed reads nothing. */
+/* What is still in flight will not complete in time: a closed endpoint reads nothing. */
 static void close_endpoint(struct proxy_thread *t)
 {
     int i;

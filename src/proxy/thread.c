@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Turn after turn. Busy, a thread makes no system call. Idle, it spins for a moment, then offers its core to others
- * between turns, then sleeps on two descriptors: the network's, and an eventfd that producers write.
+ * The loop of a proxy thread. A busy thread makes no system call. An idle thread spins for a moment, then yields its core
+ * between iterations, then sleeps on two descriptors: the network's, and an eventfd that producers write.
  *
  *   proxy thread                                  producer on the CPU (kernel/ring.h)
  *   S1 bell.waiters = 1      (exchange)           P3 slots                (release)
@@ -11,8 +11,8 @@
  * S1 and P4 are read-modify-writes of one word: if P4 comes first, S2 sees the slots; if S1 does, P4 (or another producer
  * that took the 1 after S1) writes the eventfd, which stays readable until the proxy reads it. No wake-up is lost.
  *
- * A descriptor that wakes the thread again and again although the network then has nothing to report (libfabric 1.17's
- * over tcp does, once data has moved) is left out until something is reported again.
+ * A descriptor that wakes the thread again and again although the network has nothing to report (libfabric 1.17's over tcp
+ * does, once data has moved) is not polled until the network reports something again.
  *
  * How long a sleep may last: where producers cannot ring (a GPU), where the network has no descriptor, or while
  * something is in flight, SLEEP_MIN_NS, doubled up to SLEEP_MAX_NS; otherwise SLEEP_IDLE_NS, which only bounds the harm of a
@@ -35,9 +35,9 @@
 #define SLEEP_MIN_NS 20000u
 #define SLEEP_MAX_NS 1000000u
 #define SLEEP_IDLE_NS 100000000u
-#define SPURIOUS_MAX 8       /* needless wake-ups in a row: partly received data also makes some */
-#define SPIN_NS 3000u        /* before it offers its core: agents on the CPU may need it */
-#define ALONE_ITERATIONS 256 /* likewise, where agents are a GPU's and it has a core of its own */
+#define SPURIOUS_MAX 8       /* spurious wake-ups in a row: partly received data also causes some */
+#define SPIN_NS 3000u        /* before it yields its core: agents on the CPU may need it */
+#define ALONE_ITERATIONS 256 /* likewise, where the agents are on a GPU and the thread has a core of its own */
 
 static inline void cpu_relax(void)
 {
@@ -94,9 +94,9 @@ static void sleep_on_fds(struct proxy_thread *t)
         log_line(LOG_WARN, "proxy %d: cannot read its eventfd: errno %d", t->index, errno);
 }
 
-/* ---- Turns -------------------------------------------------------------------------------------------------- */
+/* ---- The loop ----------------------------------------------------------------------------------------------- */
 
-/* Thread i of the rank to the i-th last of the cores that the process may use, ranks counted too. */
+/* Pins thread i of rank r to core r * threads + i, counted from the last core that the process may use. */
 void thread_pin(const struct proxy_thread *t)
 {
     const struct proxy_options *o = &t->group->options;
@@ -111,13 +111,13 @@ void thread_pin(const struct proxy_thread *t)
         if (CPU_ISSET(cpu, &may) && seen++ == n - 1 - wanted % n)
             CPU_SET(cpu, &one);
     if (pthread_setaffinity_np(pthread_self(), sizeof(one), &one) != 0)
-        log_line(LOG_WARN, "proxy %d: cannot be pinned to a core", t->index);
+        log_line(LOG_WARN, "proxy %d: cannot pin the thread to a core", t->index);
 }
 
 void thread_loop(struct proxy_thread *t)
 {
     const struct cpu_env *env = t->group->env;
-    /* A proxy of a GPU has a core of its own: it looks again and again, and offers the core now and then. */
+    /* A proxy of a GPU has a core of its own: it polls all the time, and yields now and then. */
     const int alone = t->group->options.device_kind != EPX_DEVICE_CPU;
     uint64_t idle_since = 0, now;
     int idle = 0;
@@ -139,7 +139,7 @@ void thread_loop(struct proxy_thread *t)
         now = env->now_ns(env->self);
         if (!idle_since)
             idle_since = now;
-        /* By the clock, not by turns: one takes 50 ns, or ten times that where the network makes a system call of it. */
+        /* By the clock: an iteration takes 50 ns, or ten times that where the network makes a system call in it. */
         if (!alone && now - idle_since < SPIN_NS)
             cpu_relax();
         else if (now - idle_since >= t->group->spin_ns + (alone ? 0 : SPIN_NS))
@@ -160,7 +160,7 @@ epx_status thread_open(struct proxy_thread *t)
         fd = high;
     }
     if (fd < 0)
-        return fail_errno(EPX_ERR_SYSTEM, "proxy %d: no eventfd", t->index);
+        return fail_errno(EPX_ERR_SYSTEM, "proxy %d: cannot create an eventfd", t->index);
     t->wake_fd = fd;
     t->ring.dev.bell->wake_fd = fd;
     return EPX_OK;

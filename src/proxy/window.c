@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How much may be in flight to a peer: a window in bytes and one in messages, which adapt once per round, a round being
- * the time until a put posted at its start completes.
+ * How much may be in flight to a peer: a window in bytes and one in messages. Both adapt once per round; a round is the time
+ * until a put posted at its start completes.
  *
  *   grow    by an eighth, when something waited for the window and the completions came in time
  *   shrink  by a quarter, when most completions were late: later than four times what the bytes ahead of them would take at
- *           the best rate seen, which an own queue cannot cause but a crowded network can
+ *           the best rate seen. The own queue cannot cause that; a congested network can
  *   shrink  the messages to three quarters of those in flight, when the network had no room
  *
- * Best time and best rate fade slowly, so that a path that has become slower for good is not called late for ever.
- * Limits set by the user bound what the windows let through; they do not adapt. One put is always let through when
- * nothing is in flight, however large. What every put passes through is inline, in internal.h.
+ * Best time and best rate decay slowly, so that completions over a path that has become slower do not count as late for ever.
+ * The user's limits bound the windows and do not adapt. One put is always allowed when nothing is in flight, however large.
+ * The code that every put runs is inline, in internal.h.
  */
 #include <string.h>
 
@@ -21,7 +21,7 @@
 #define BYTES_MAX ((uint64_t)64 << 20)
 #define MESSAGES_MIN 16u
 #define LATE_FACTOR 4
-#define LATE_GRACE_NS 100000u /* a proxy that lost its core for a moment is not a crowded network */
+#define LATE_GRACE_NS 100000u /* a proxy may lose its core for a moment */
 
 void window_init(struct window *w, uint32_t depth)
 {
@@ -73,7 +73,7 @@ static void adapt(struct window *w)
 static void end_round(struct window *w, uint64_t next, uint64_t now)
 {
     const uint64_t us = (now - w->round_ns) / 1000;
-    const uint64_t rate = us && w->limited ? w->round_bytes / us : 0; /* says something only of a path kept full */
+    const uint64_t rate = us && w->limited ? w->round_bytes / us : 0; /* meaningful only while the path is kept full */
 
     adapt(w);
     w->best_ns += w->best_ns / 256 + 1;

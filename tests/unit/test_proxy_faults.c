@@ -61,7 +61,7 @@ static void a_rank_of_another_ring_is_refused(void **state)
 
     s->options.threads = 2;
     proxy_fixture_open(s, RANKS, 1);
-    expect_refused(s, command_pack(3, 0, 0, 0, 16), "this ring does not serve"); /* 0 + 3 is for ring 1 */
+    expect_refused(s, command_pack(3, 0, 0, 0, 16), "does not belong to this ring"); /* 0 + 3 is for ring 1 */
 }
 
 static void a_source_outside_the_heap_is_refused(void **state)

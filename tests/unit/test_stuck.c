@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A network library that does not come back: in each of its calls, for ever or for a while. Group operations end by their
- * deadlines and say what the rank's own proxy is doing, epx_group_create and epx_group_destroy return within their bounds,
- * the process ends as it should, and with enable_mask the other ranks go on.
+ * A network library that blocks in each of its calls, for ever or for a while. Group operations end by their deadlines and
+ * name the call that blocks the rank's own proxy; epx_group_create and epx_group_destroy return within their bounds; the
+ * process ends as it should; with enable_mask the other ranks go on.
  *
  * Each scenario is a process of its own with four ranks as threads, two to a node; the last rank's network is the bad one.
  * ctest: timeout=120 labels=ranks sleeps
@@ -52,15 +52,15 @@ static int slack_ms(void)
     return SLACK_MS * (sanitize && sanitize[0] ? 4 : 1);
 }
 
-/* The sentence names rank, network, and what the proxy was doing. */
+/* The message names the rank and the network, and says that the proxy is blocked. */
 static int names_cause(const char *text)
 {
-    return strstr(text, "rank 3") && strstr(text, "blocking_net") && strstr(text, "come back");
+    return strstr(text, "rank 3") && strstr(text, "blocked in the network blocking_net");
 }
 
 /* ---- While a group works -------------------------------------------------------------------------------------- */
 
-/* What the thread is said to do while it blocks in a call. */
+/* How messages name the call that blocks. */
 static const char *state_of(enum blocking_call call)
 {
     switch (call) {
@@ -285,7 +285,7 @@ static int stuck_in_close(struct fixture *s, const struct scenario *scenario)
     for (int i = 0; scenario->ms >= 0 && i < 2 * scenario->ms && atomic_load(&blocking_trap.back) == 0; i++)
         usleep(1000);
     usleep(50000); /* the thread ends */
-    return scenario->ms >= 0 && atomic_load(&blocking_trap.back) != 1 ? say(s, "the call has not come back") : 0;
+    return scenario->ms >= 0 && atomic_load(&blocking_trap.back) != 1 ? say(s, "the call has not returned") : 0;
 }
 
 /* ---- Processes --------------------------------------------------------------------------------------------------- */
@@ -311,7 +311,7 @@ static int run_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 
         if (status != EPX_ERR_TIMEOUT && status != EPX_ERR_PEER)
             rc = say(s, "epx_group_create with a stuck network");
-        else if (!strstr(epx_last_error(), "come back") ||
+        else if (!strstr(epx_last_error(), "has not returned") ||
                  (scenario->call != BLOCKING_PROBE && !strstr(epx_last_error(), "rank 3")))
             rc = say(s, "epx_group_create does not say why");
         else if (ms_since(start) > DEADLINE_MS + END_MS + slack_ms())
