@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Networks behind one table. A network is asked for one thing: PUT, "write these bytes there, and deliver this 32-bit
- * immediate there once they have landed". Nothing assumes that two puts arrive in order. What the immediate means is
- * the proxy's business (kernel/command.h).
+ * Networks behind one table of operations. A network has one transfer, PUT: write these bytes there, and deliver this 32-bit
+ * immediate there once they have landed. Two puts may arrive in any order. The proxy interprets the immediate
+ * (kernel/command.h).
  *
  * An endpoint (struct net) belongs to ONE proxy thread, which makes all calls from open to close: no locks. Peers are
- * numbered by rank; endpoint i of a rank speaks with endpoint i of every peer. All calls are non-blocking but open,
- * register, connect and close, which have deadlines; a library that breaks its word is bounded by proxy/request.c.
+ * numbered by rank; endpoint i of a rank is connected to endpoint i of every peer. All calls are non-blocking but open,
+ * register, connect and close, which have deadlines; proxy/request.c bounds a library that does not return.
  */
 #ifndef EPX_NET_NET_H
 #define EPX_NET_NET_H
@@ -64,7 +64,7 @@ struct net_put {
     uint64_t source, target; /* offsets in the own region and in the peer's */
     uint32_t immediate;
     uint32_t more;   /* 1: another put follows at once; the doorbell may wait for it, or for flush */
-    uint64_t cookie; /* comes back in NET_SENT; consecutive puts to a peer may be completed by the last one alone */
+    uint64_t cookie; /* returned in NET_SENT; consecutive puts to a peer may be completed by the last one alone */
 };
 
 enum net_event_kind {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The network that goes nowhere: accepts puts, completes them at the next poll, delivers nothing. For measuring what comes
- * before a network.
+ * The null network: accepts puts, completes them at the next poll and delivers nothing. It measures everything above a
+ * network.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -31,7 +31,7 @@ struct net_null {
 static epx_status null_probe(const char *provider, char *text, size_t bytes)
 {
     (void)provider;
-    snprintf(text, bytes, "takes puts and forgets them, for measurements");
+    snprintf(text, bytes, "accepts puts and discards them, for measurements");
     return EPX_OK;
 }
 

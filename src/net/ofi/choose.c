@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which provider, and where it has several addresses, which of them.
+ * Selects the provider, and one of its addresses or cards.
  *
- * A provider is taken in this order: the caller's ("ofi:tcp"), EPX_OFI_PROVIDER, and else the first that is there of
- * efa, cxi, verbs, tcp. shm is taken only by name: it stays inside a machine, where EPX needs no network.
+ * The provider is selected in this order: the caller's ("ofi:tcp"), EPX_OFI_PROVIDER, and else the first that is available of
+ * efa, cxi, verbs, tcp. shm is selected by name only: it works inside one machine, where EPX needs no network.
  *
  * "tcp" means TCP without a layer between: the provider tcp where it has endpoints of its own that need no connecting
  * (libfabric 1.18 and later), the same code under the name net in 1.17, and only then tcp below ofi_rxm, which in 1.17
@@ -100,7 +100,7 @@ static int same_host(const struct sockaddr *a, const struct sockaddr *b)
 
 /* ---- The choice among the entries of a provider */
 
-struct wish {
+struct criteria {
     int loopback;               /* only loopback addresses */
     const char *interfaces;     /* EPX_SOCKET_IFNAME, or NULL */
     const char *cards;          /* EPX_IB_HCA, for verbs, or NULL */
@@ -108,58 +108,58 @@ struct wish {
     int gpu;                    /* GPU memory is to be registered */
 };
 
-static void make_wish(struct wish *wish)
+static void read_criteria(struct criteria *criteria)
 {
     char host[LAUNCHER_HOST_BYTES];
     struct endpoint found, from;
     int count = 0;
 
-    memset(wish, 0, sizeof(*wish));
+    memset(criteria, 0, sizeof(*criteria));
     launcher_host(host);
-    wish->loopback = host_is_loopback(host);
-    wish->interfaces = env_string("EPX_SOCKET_IFNAME");
-    wish->cards = env_string("EPX_IB_HCA");
-    if (!*host || wish->loopback || wish->interfaces)
+    criteria->loopback = host_is_loopback(host);
+    criteria->interfaces = env_string("EPX_SOCKET_IFNAME");
+    criteria->cards = env_string("EPX_IB_HCA");
+    if (!*host || criteria->loopback || criteria->interfaces)
         return;
     if (resolve_host(host, deadline_in(RESOLVE_MS), &found, 1, &count) || !count || interface_towards(&found, &from) ||
-        endpoint_is_loopback(&from)) /* a name that means loopback here means another thing elsewhere */
+        endpoint_is_loopback(&from)) /* a name that resolves to loopback here resolves to something else elsewhere */
         return;
-    wish->at = from.address;
+    criteria->at = from.address;
 }
 
 /* Domains of the verbs provider are named after their devices, and have no port in the name. */
-static int card_allowed(const struct wish *wish, const struct fi_info *info)
+static int card_allowed(const struct criteria *criteria, const struct fi_info *info)
 {
     char device[64];
 
-    if (!wish->cards || strncmp(info->fabric_attr->prov_name, "verbs", 5) != 0)
+    if (!criteria->cards || strncmp(info->fabric_attr->prov_name, "verbs", 5) != 0)
         return 1;
     snprintf(device, sizeof(device), "%s", info->domain_attr->name);
     device[strcspn(device, "-")] = 0; /* "mlx5_0-xrc" */
-    return verbs_filter_match(wish->cards, device, 1);
+    return verbs_filter_match(criteria->cards, device, 1);
 }
 
-/* 0 = not usable; the highest is taken, and the first of equals. */
-static int score(const struct wish *wish, const struct fi_info *info)
+/* 0 = not usable. The entry with the highest score is selected, and the first of equals. */
+static int score(const struct criteria *criteria, const struct fi_info *info)
 {
     const struct sockaddr *address = info_sockaddr(info);
     int points = 1;
 
     if (strstr(info->fabric_attr->prov_name, "ofi_rxd") || info->domain_attr->cq_data_size < sizeof(uint32_t))
-        return 0; /* datagrams made reliable in software have no business here */
-    if (!card_allowed(wish, info))
+        return 0; /* reliable datagrams in software are too slow to be selected */
+    if (!card_allowed(criteria, info))
         return 0;
     points += strstr(info->fabric_attr->prov_name, LAYER) ? 0 : 32;
     if (!address)
         return points;
-    if (wish->loopback)
+    if (criteria->loopback)
         return is_loopback(address) ? points + (address->sa_family == AF_INET) : 0;
-    if (wish->interfaces) {
-        if (!interface_match(wish->interfaces, info->domain_attr->name))
+    if (criteria->interfaces) {
+        if (!interface_match(criteria->interfaces, info->domain_attr->name))
             return 0;
     } else {
         points += is_loopback(address) ? 0 : 8;
-        points += wish->at.ss_family && same_host(address, (const struct sockaddr *)&wish->at) ? 16 : 0;
+        points += criteria->at.ss_family && same_host(address, (const struct sockaddr *)&criteria->at) ? 16 : 0;
     }
     return points + (is_link_local(address) ? 0 : 2) + (address->sa_family == AF_INET ? 4 : 0);
 }
@@ -169,9 +169,9 @@ static int same_card(const struct fi_info *a, const struct fi_info *b)
     return !strcmp(a->domain_attr->name, b->domain_attr->name);
 }
 
-/* Entries of equal rank on different cards are spread over the endpoints; those that speak IP are not: the peers would
- * have to be reachable from every interface. */
-static const struct fi_info *spread(const struct fi_info *first, const struct wish *wish, int index)
+/* Endpoints are spread over entries of equal score on different cards. Entries with IP addresses are not spread: the peers
+ * would have to be reachable from every interface. */
+static const struct fi_info *spread(const struct fi_info *first, const struct criteria *criteria, int index)
 {
     const struct fi_info *cards[16];
     int count = 0;
@@ -179,8 +179,8 @@ static const struct fi_info *spread(const struct fi_info *first, const struct wi
     if (info_sockaddr(first))
         return first;
     for (const struct fi_info *at = first; at && count < 16; at = at->next) {
-        int seen =
-            score(wish, at) != score(wish, first) || strcmp(at->fabric_attr->prov_name, first->fabric_attr->prov_name);
+        int seen = score(criteria, at) != score(criteria, first) ||
+                   strcmp(at->fabric_attr->prov_name, first->fabric_attr->prov_name);
         for (int i = 0; i < count && !seen; i++)
             seen = same_card(cards[i], at);
         if (!seen)
@@ -189,14 +189,14 @@ static const struct fi_info *spread(const struct fi_info *first, const struct wi
     return count ? cards[index % count] : first;
 }
 
-static const struct fi_info *best(const struct fi_info *list, const struct wish *wish, int index)
+static const struct fi_info *best(const struct fi_info *list, const struct criteria *criteria, int index)
 {
     const struct fi_info *taken = NULL;
 
     for (const struct fi_info *at = list; at; at = at->next)
-        if (score(wish, at) > (taken ? score(wish, taken) : 0))
+        if (score(criteria, at) > (taken ? score(criteria, taken) : 0))
             taken = at;
-    return taken ? spread(taken, wish, index) : NULL;
+    return taken ? spread(taken, criteria, index) : NULL;
 }
 
 /* ---- Providers */
@@ -230,8 +230,8 @@ static struct fi_info *make_hints(const struct ofi_lib *lib, const char *provide
 }
 
 /* 0, or what fi_getinfo said (-FI_ENODATA: no such provider, or nothing that it could run on). */
-static int try_memory(const struct ofi_lib *lib, const char *provider, const struct wish *wish, int index, int gpu,
-                      struct fi_info **info)
+static int try_memory(const struct ofi_lib *lib, const char *provider, const struct criteria *criteria, int index,
+                      int gpu, struct fi_info **info)
 {
     struct fi_info *hints = make_hints(lib, provider, gpu), *list = NULL;
     const struct fi_info *taken;
@@ -243,30 +243,30 @@ static int try_memory(const struct ofi_lib *lib, const char *provider, const str
     lib->freeinfo(hints);
     if (rc)
         return rc;
-    taken = best(list, wish, index);
+    taken = best(list, criteria, index);
     *info = taken ? lib->dupinfo(taken) : NULL;
     lib->freeinfo(list);
     return *info ? 0 : taken ? -FI_ENOMEM : -FI_ENODATA;
 }
 
-/* Where a GPU's memory is to be registered, and the provider can: for that; else for the host's. */
-static int try_provider(const struct ofi_lib *lib, const char *provider, const struct wish *wish, int index,
+/* Asks for FI_HMEM where GPU memory is to be registered and the provider supports it; else for host memory. */
+static int try_provider(const struct ofi_lib *lib, const char *provider, const struct criteria *criteria, int index,
                         struct fi_info **info)
 {
-    if (wish->gpu && !try_memory(lib, provider, wish, index, 1, info))
+    if (criteria->gpu && !try_memory(lib, provider, criteria, index, 1, info))
         return 0;
-    return try_memory(lib, provider, wish, index, 0, info);
+    return try_memory(lib, provider, criteria, index, 0, info);
 }
 
-/* The same, with what "tcp" means. */
-static int find_provider(const struct ofi_lib *lib, const char *provider, const struct wish *wish, int index,
+/* The same, with the meaning of "tcp" (above). */
+static int find_provider(const struct ofi_lib *lib, const char *provider, const struct criteria *criteria, int index,
                          struct fi_info **info)
 {
     struct fi_info *plain;
-    int rc = try_provider(lib, provider, wish, index, info);
+    int rc = try_provider(lib, provider, criteria, index, info);
 
     if (strcmp(provider, "tcp") || (!rc && !strstr((*info)->fabric_attr->prov_name, LAYER)) ||
-        try_provider(lib, "net", wish, index, &plain))
+        try_provider(lib, "net", criteria, index, &plain))
         return rc;
     if (!rc)
         lib->freeinfo(*info);
@@ -292,16 +292,17 @@ static void list_providers(const struct ofi_lib *lib, char *text, size_t bytes)
     lib->freeinfo(list);
 }
 
-static epx_status fail_provider(const struct ofi_lib *lib, const char *name, int from_env, const struct wish *wish,
-                                int rc)
+static epx_status fail_provider(const struct ofi_lib *lib, const char *name, int from_env,
+                                const struct criteria *criteria, int rc)
 {
     char known[160];
 
     list_providers(lib, known, sizeof(known));
     return fail(EPX_ERR_UNSUPPORTED, "%s \"%s\" cannot be used here%s%s%s: %s; this libfabric has %s",
                 from_env ? "EPX_OFI_PROVIDER: the libfabric provider" : "the libfabric provider", name,
-                wish->interfaces ? " on the interfaces of EPX_SOCKET_IFNAME \"" : "",
-                wish->interfaces ? wish->interfaces : "", wish->interfaces ? "\"" : "", lib->strerror(-rc), known);
+                criteria->interfaces ? " on the interfaces of EPX_SOCKET_IFNAME \"" : "",
+                criteria->interfaces ? criteria->interfaces : "", criteria->interfaces ? "\"" : "", lib->strerror(-rc),
+                known);
 }
 
 epx_status ofi_choose(const struct ofi_lib *lib, const char *provider, int index, int memory_kind,
@@ -309,17 +310,17 @@ epx_status ofi_choose(const struct ofi_lib *lib, const char *provider, int index
 {
     const int from_env = !provider || !provider[0];
     const char *name = from_env ? env_string("EPX_OFI_PROVIDER") : provider;
-    struct wish wish;
+    struct criteria criteria;
     int rc = -FI_ENODATA;
 
-    make_wish(&wish);
-    wish.gpu = net_memory_is_gpu(memory_kind);
+    read_criteria(&criteria);
+    criteria.gpu = net_memory_is_gpu(memory_kind);
     if (name) {
-        rc = find_provider(lib, name, &wish, index, info);
-        return rc ? fail_provider(lib, name, from_env, &wish, rc) : EPX_OK;
+        rc = find_provider(lib, name, &criteria, index, info);
+        return rc ? fail_provider(lib, name, from_env, &criteria, rc) : EPX_OK;
     }
     for (size_t i = 0; i < sizeof(preferred) / sizeof(preferred[0]); i++) {
-        rc = find_provider(lib, preferred[i], &wish, index, info);
+        rc = find_provider(lib, preferred[i], &criteria, index, info);
         if (!rc)
             return EPX_OK;
     }

@@ -6,21 +6,21 @@
  *                                                |
  *                    the peer's completion queue:  remote CQ data = the immediate ---> NET_ARRIVED
  *
- * A put is one fi_writemsg with remote CQ data, which by definition reaches the peer's completion queue after the bytes
- * of that write; nothing is assumed of two writes. One that says `more` is held back until the next put to the same
- * peer, or flush, tells how to post it: FI_MORE must be followed by another write, and libfabric has no doorbell.
+ * A put is one fi_writemsg with remote CQ data. By definition the data reaches the peer's completion queue after the bytes
+ * of that write; the order of two writes is not assumed. A put with `more` is held back until the next put to the same
+ * peer, or flush, decides how to post it: FI_MORE must be followed by another write, and libfabric has no doorbell.
  *
  * libfabric lets completions overtake each other unless comp_order says FI_ORDER_STRICT. Then one put in
- * OFI_SIGNAL_EVERY asks for a completion, and that of the last of a chain completes all before it. Else every put asks,
- * and those of a peer complete from the oldest on, as far as there is no gap.
+ * OFI_SIGNAL_EVERY asks for a completion, and the completion of the last of a chain stands for all before it. Otherwise every
+ * put asks for one, and the puts of a peer are reported from the oldest on, up to the first that has not completed.
  *
- * Where the provider makes connections when they are first used, two that call each other at once can both lose (seen in
- * libfabric 1.17, one time in a hundred on a busy machine). So of each pair the lower rank says hello first, a put
- * without bytes whose CQ data has OFI_HELLO set, and the other puts nothing before it has heard that.
+ * Where the provider connects at first use, two peers that connect to each other at the same time can both fail (seen in
+ * libfabric 1.17, one time in a hundred on a busy machine). So the lower rank of each pair first sends a hello, a put
+ * without bytes whose CQ data has OFI_HELLO set, and the higher rank posts nothing before it has received the hello.
  *
- * A peer is lost when a put to it fails, and when the provider takes none, or completes none, for the timeout: connections
- * are made and made again inside some providers, which then say EAGAIN without end, whether or not anybody is there.
- * After REACH_AFTER_NS without any movement we look ourselves, where the address is one of sockets.
+ * A peer is lost when a put to it fails, or when the provider accepts or completes none for the timeout: some providers
+ * reconnect internally and return EAGAIN for ever, whether the peer exists or not. After REACH_AFTER_NS without progress EPX
+ * checks whether the peer still listens, where the address is a socket address.
  */
 #include "net/ofi/ofi.h"
 
@@ -58,13 +58,13 @@ static void release_held(struct ofi_net *n, int peer)
     }
 }
 
-static void lose_peer(struct ofi_net *n, int peer, int error, const char *why)
+static void peer_lost(struct ofi_net *n, int peer, int error, const char *why)
 {
     struct ofi_peer *p = &n->peers[peer];
 
     if (p->state == OFI_FAILED)
         return;
-    log_line(LOG_WARN, "ofi: rank %d is lost: %s (%s), %u puts were under way", peer, why, n->lib->strerror(error),
+    log_line(LOG_WARN, "ofi: rank %d is lost: %s (%s), %u puts were in flight", peer, why, n->lib->strerror(error),
              p->inflight);
     p->state = OFI_FAILED;
     p->error = error;
@@ -102,17 +102,17 @@ static int post_refused(struct ofi_net *n, int peer)
 
     if (!p->refused_ns)
         p->refused_ns = now;
-    /* With puts under way check_deadlines does it. */
+    /* While puts are in flight, check_deadlines does this. */
     if (!p->inflight && now - p->refused_ns >= REACH_AFTER_NS)
         error = ofi_reach(n, peer, now);
     if (!error && now - p->refused_ns < n->timeout_ns)
         return -EAGAIN;
-    lose_peer(n, peer, error ? error : ETIMEDOUT,
-              error ? "nobody listens at its address" : "no connection or no room for a put until the deadline");
+    peer_lost(n, peer, error ? error : ETIMEDOUT,
+              error ? "nobody listens at its address" : "no connection, or no room for a put, until the deadline");
     return -p->error;
 }
 
-/* follows: the next put to this peer will be posted too. data: what the peer finds in its completion queue. */
+/* follows: another put to this peer is posted next. data: what the peer reads from its completion queue. */
 static int post(struct ofi_net *n, const struct net_put *put, int follows, uint64_t data)
 {
     struct ofi_peer *p = &n->peers[put->peer];
@@ -146,57 +146,57 @@ static int post(struct ofi_net *n, const struct net_put *put, int follows, uint6
     n->free = op;
     if (rc == -FI_EAGAIN)
         return post_refused(n, put->peer);
-    lose_peer(n, put->peer, to_errno((int)-rc), "a put was refused");
+    peer_lost(n, put->peer, to_errno((int)-rc), "a put was refused");
     return -p->error;
 }
 
 /* ---- Hello */
 
-static void say_hello(struct ofi_net *n, int peer)
+static void send_hello(struct ofi_net *n, int peer)
 {
     const struct net_put nothing = {.peer = peer};
 
     if (n->peers[peer].state == OFI_CONNECTED && post(n, &nothing, 0, OFI_HELLO | (uint32_t)n->rank) == -EAGAIN)
         return;
-    n->peers[peer].owes_hello = 0;
+    n->peers[peer].hello_pending = 0;
     n->hellos--;
 }
 
-static void say_hellos(struct ofi_net *n)
+static void send_hellos(struct ofi_net *n)
 {
     for (int peer = 0; peer < n->nranks && n->hellos; peer++)
-        if (n->peers[peer].owes_hello)
-            say_hello(n, peer);
+        if (n->peers[peer].hello_pending)
+            send_hello(n, peer);
 }
 
-void ofi_greet(struct ofi_net *n, int peer)
+void ofi_start_connection(struct ofi_net *n, int peer)
 {
-    if (!n->greets || peer == n->rank)
+    if (!n->uses_hello || peer == n->rank)
         return;
     if (peer < n->rank) {
-        n->peers[peer].awaits_hello = !n->peers[peer].heard_hello;
+        n->peers[peer].hello_expected = !n->peers[peer].hello_received;
         return;
     }
-    n->peers[peer].owes_hello = 1;
+    n->peers[peer].hello_pending = 1;
     n->hellos++;
-    say_hello(n, peer);
+    send_hello(n, peer);
 }
 
-/* It may come before our own connect. */
-static void hear_hello(struct ofi_net *n, uint64_t data)
+/* A hello may arrive before our own connect. */
+static void recv_hello(struct ofi_net *n, uint64_t data)
 {
     const uint64_t peer = data & ~OFI_HELLO;
 
     if (peer >= (uint64_t)n->nranks)
         return;
-    n->peers[peer].heard_hello = 1;
-    n->peers[peer].awaits_hello = 0;
+    n->peers[peer].hello_received = 1;
+    n->peers[peer].hello_expected = 0;
     n->peers[peer].refused_ns = 0;
 }
 
 /* ---- Puts */
 
-/* 0: posted, or gone with its peer; -EAGAIN: still held. */
+/* 0: posted, or dropped because its peer is lost; -EAGAIN: still held. */
 static int post_held(struct ofi_net *n, int peer, int follows)
 {
     if (post(n, &n->peers[peer].held, follows, n->peers[peer].held.immediate) == -EAGAIN)
@@ -205,7 +205,7 @@ static int post_held(struct ofi_net *n, int peer, int follows)
     return 0;
 }
 
-/* Posts what is held for all peers but one; what finds no room stays. */
+/* Posts the held puts of all peers but one. A put without room stays held. */
 static void post_others(struct ofi_net *n, int but)
 {
     for (int i = n->nheld - 1; i >= 0; i--)
@@ -239,7 +239,7 @@ int ofi_put(struct net *net, const struct net_put *put)
     if (rc)
         return rc;
     p = &n->peers[put->peer];
-    if (p->owes_hello || p->awaits_hello)
+    if (p->hello_pending || p->hello_expected)
         return post_refused(n, put->peer);
     if (n->nheld > p->has_held)
         post_others(n, put->peer);
@@ -255,7 +255,7 @@ int ofi_put(struct net *net, const struct net_put *put)
     return 0;
 }
 
-/* What finds no room now is posted by poll. */
+/* A put without room is posted by poll. */
 int ofi_flush(struct net *net)
 {
     post_others(of(net), -1);
@@ -270,7 +270,7 @@ static void complete(struct ofi_net *n, struct ofi_op *op, int *ndirty)
     struct ofi_peer *p = &n->peers[op->peer];
 
     op->done = 1;
-    if (n->selective) /* in order: all before it as well */
+    if (n->selective) /* in order: all earlier ones have completed as well */
         for (struct ofi_op *at = p->first; at && at != op; at = at->next)
             at->done = 1;
     while (p->first && p->first->done) {
@@ -293,7 +293,7 @@ static void complete(struct ofi_net *n, struct ofi_op *op, int *ndirty)
     }
 }
 
-/* The put that a completion belongs to; NULL: it came from outside. */
+/* The put that a completion belongs to; NULL: it is an incoming operation. */
 static struct ofi_op *own_op(const struct ofi_net *n, void *context, uint64_t flags)
 {
     struct ofi_op *op = context;
@@ -314,7 +314,7 @@ static int take_sent(struct ofi_net *n, int ndirty, struct net_event *events)
     return ndirty;
 }
 
-/* Every entry makes one event at most, so that a batch never overfills `events`. */
+/* An entry makes at most one event, so that a batch never overflows `events`. */
 static int take_batch(struct ofi_net *n, const struct fi_cq_data_entry *entries, int count, struct net_event *events)
 {
     int used = 0, ndirty = 0;
@@ -325,8 +325,8 @@ static int take_batch(struct ofi_net *n, const struct fi_cq_data_entry *entries,
             complete(n, op, &ndirty);
         else if (!(entries[i].flags & FI_REMOTE_CQ_DATA))
             continue;
-        else if (n->greets && (entries[i].data & OFI_HELLO))
-            hear_hello(n, entries[i].data);
+        else if (n->uses_hello && (entries[i].data & OFI_HELLO))
+            recv_hello(n, entries[i].data);
         else
             events[used++] =
                 (struct net_event){.kind = NET_ARRIVED, .peer = -1, .immediate = (uint32_t)entries[i].data};
@@ -346,11 +346,11 @@ static void take_error(struct ofi_net *n)
         return;
     op = own_op(n, entry.op_context, entry.flags);
     if (op) {
-        lose_peer(n, (int)op->peer, to_errno(entry.err), "a put failed");
+        peer_lost(n, (int)op->peer, to_errno(entry.err), "a put failed");
         complete(n, op, &ignored);
         return;
     }
-    /* From outside: a connection that ended, or one who should not have called. It harms nobody here. */
+    /* Incoming: a connection that ended, or one from a stranger. It affects no put of ours. */
     fi_cq_strerror(n->cq, entry.prov_errno, entry.err_data, detail, sizeof(detail));
     if (!n->warned++)
         log_line(LOG_WARN, "ofi: an incoming operation failed: %s; %s", n->lib->strerror(entry.err), detail);
@@ -370,7 +370,7 @@ static int take_lost(struct ofi_net *n, struct net_event *events, int max)
     return used;
 }
 
-/* Now and then: is there a peer to which nothing completes? */
+/* Finds peers to which nothing completes. Called now and then. */
 static void check_deadlines(struct ofi_net *n)
 {
     const uint64_t now = clock_ns();
@@ -385,9 +385,9 @@ static void check_deadlines(struct ofi_net *n)
         } else if (now - p->since_ns >= REACH_AFTER_NS) {
             int error = ofi_reach(n, peer, now);
             if (error)
-                lose_peer(n, peer, error, "nobody listens at its address");
+                peer_lost(n, peer, error, "nobody listens at its address");
             else if (now - p->since_ns > n->timeout_ns)
-                lose_peer(n, peer, ETIMEDOUT, "no put completed until the deadline");
+                peer_lost(n, peer, ETIMEDOUT, "no put completed until the deadline");
         }
     }
 }
@@ -399,7 +399,7 @@ int ofi_poll(struct net *net, struct net_event *events, int max)
     int used = 0;
 
     if (n->hellos)
-        say_hellos(n);
+        send_hellos(n);
     if (n->nheld)
         post_others(n, -1);
     while (used < max) {

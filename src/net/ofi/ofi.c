@@ -69,7 +69,7 @@ static int must_leave_open(const struct ofi_net *n)
     return n->ep && strstr(provider, "verbs") && strstr(provider, "ofi_rxm");
 }
 
-/* Also for one that open gave up half made. */
+/* Also for an endpoint that open could not complete. */
 static void net_close(struct net *net)
 {
     struct ofi_net *n = of(net);
@@ -103,7 +103,7 @@ static void net_close(struct net *net)
     free(n);
 }
 
-/* Four times as many as may be in flight: those of lost peers may never come back. */
+/* Four times as many operations as may be in flight: those of lost peers may never complete. */
 static epx_status make_tables(struct ofi_net *n)
 {
     const size_t count = (size_t)n->depth * 4, ranks = (size_t)n->nranks;
@@ -122,7 +122,7 @@ static epx_status make_tables(struct ofi_net *n)
     return EPX_OK;
 }
 
-/* With a descriptor to sleep on where the provider has one. */
+/* Opens the queue with a descriptor to sleep on where the provider has one. */
 static int open_cq(struct ofi_net *n)
 {
     struct fi_cq_attr attr = {.size = 16384, .format = FI_CQ_FORMAT_DATA, .wait_obj = FI_WAIT_FD};
@@ -194,8 +194,8 @@ static epx_status net_open(const struct net_options *options, struct net **net)
         goto close;
     n->depth = n->info->tx_attr->size < OFI_MAX_DEPTH ? (uint32_t)n->info->tx_attr->size : OFI_MAX_DEPTH;
     /* A provider over sockets makes connections. Its CQ data must have room for more than an immediate. */
-    n->greets = (n->info->addr_format == FI_SOCKADDR_IN || n->info->addr_format == FI_SOCKADDR_IN6) &&
-                n->info->domain_attr->cq_data_size >= sizeof(uint64_t);
+    n->uses_hello = (n->info->addr_format == FI_SOCKADDR_IN || n->info->addr_format == FI_SOCKADDR_IN6) &&
+                    n->info->domain_attr->cq_data_size >= sizeof(uint64_t);
     n->selective = (n->info->tx_attr->comp_order & OFI_ORDER_STRICT) == OFI_ORDER_STRICT;
     status = make_tables(n);
     if (!status)
@@ -245,7 +245,7 @@ static epx_status address(struct net *net, struct net_address *address)
     return EPX_OK;
 }
 
-/* Where keys are ours to choose, they are random: a rank of another job that is reached by mistake refuses them. */
+/* Where EPX chooses the key, it is random: a rank of another job that is reached by mistake refuses it. */
 static uint64_t draw_key(const struct fi_info *info)
 {
     const size_t bytes = info->domain_attr->mr_key_size;
@@ -256,7 +256,7 @@ static uint64_t draw_key(const struct fi_info *info)
     return bytes < sizeof(key) ? key & (((uint64_t)1 << 8 * bytes) - 1) : key;
 }
 
-/* Memory of a GPU: the provider is told whose it is and finds its way; else by a dma-buf, where libfabric knows them. */
+/* GPU memory is registered by its kind and device; if that fails, by dma-buf where libfabric supports it. */
 static int register_gpu(struct ofi_net *n, const struct net_memory *memory, struct fi_mr_attr *attr)
 {
     int rc;
@@ -322,11 +322,11 @@ static epx_status add_region(struct net *net, const struct net_memory *memory, s
     return EPX_OK;
 }
 
-static epx_status check_card(const struct ofi_net *n, int peer, const struct net_address *address,
-                             const struct net_region *region, struct ofi_wire_address *wire)
+static epx_status check_address(const struct ofi_net *n, int peer, const struct net_address *address,
+                                const struct net_region *region, struct ofi_wire_address *wire)
 {
     if (address->version != OFI_ADDRESS_VERSION)
-        return fail(EPX_ERR_MISMATCH, "ofi: rank %d speaks version %u of the address format, this rank %d", peer,
+        return fail(EPX_ERR_MISMATCH, "ofi: rank %d has version %u of the address format, this rank has %d", peer,
                     address->version, OFI_ADDRESS_VERSION);
     if (address->bytes <= sizeof(*wire) || address->bytes > NET_ADDRESS_MAX)
         return fail(EPX_ERR_MISMATCH, "ofi: the address of rank %d has %u bytes, expected %zu to %d", peer,
@@ -353,8 +353,8 @@ static epx_status check_card(const struct ofi_net *n, int peer, const struct net
     return EPX_OK;
 }
 
-/* Begins, and does not wait: that would need the peer to poll, and the peer may be waiting here too. Until there is a
- * connection put returns -EAGAIN. */
+/* Starts to connect and does not wait: the connection needs the peer to poll, and the peer may be waiting here too. Until
+ * the connection is established, put returns -EAGAIN. */
 static epx_status net_connect(struct net *net, int peer, const struct net_address *address,
                               const struct net_region *region)
 {
@@ -368,8 +368,8 @@ static epx_status net_connect(struct net *net, int peer, const struct net_addres
         return fail(EPX_ERR_ARGUMENT, "ofi: connect to rank %d, expected 0 to %d", peer, n->nranks - 1);
     p = &n->peers[peer];
     if (p->state != OFI_UNKNOWN)
-        return fail(EPX_ERR_USAGE, "ofi: rank %d is connected already", peer);
-    status = check_card(n, peer, address, region, &wire);
+        return fail(EPX_ERR_USAGE, "ofi: rank %d is already connected", peer);
+    status = check_address(n, peer, address, region, &wire);
     if (status)
         return status;
     if (fi_av_insert(n->av, address->data + sizeof(wire), 1, &p->address, 0, NULL) != 1)
@@ -380,7 +380,7 @@ static epx_status net_connect(struct net *net, int peer, const struct net_addres
     p->base = key.base;
     p->bytes = region->bytes;
     p->state = OFI_CONNECTED;
-    ofi_greet(n, peer);
+    ofi_start_connection(n, peer);
     return EPX_OK;
 }
 

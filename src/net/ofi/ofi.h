@@ -55,7 +55,7 @@ struct ofi_lib {
 /* Opens the library once per process; NULL when it is not there, and in `text` the reason. */
 const struct ofi_lib *ofi_lib_get(const char **text);
 
-/* What an endpoint shall run on: one info, to be freed. `provider` "" = EPX_OFI_PROVIDER, else the best there is.
+/* Selects what an endpoint runs on: one info, to be freed by the caller. `provider` "" = EPX_OFI_PROVIDER, else the best there is.
  * `index` spreads the endpoints of a rank over the cards. `memory_kind` of a GPU: one with FI_HMEM, if the provider has
  * one. */
 epx_status ofi_choose(const struct ofi_lib *lib, const char *provider, int index, int memory_kind,
@@ -84,17 +84,17 @@ struct ofi_wire_key {
     uint64_t base; /* what offset 0 is called on the wire: an address, or 0 */
 };
 
-/* A posted put. Belongs to the provider until its completion, also when its peer is given up. */
+/* A posted put. It belongs to the provider until its completion, also after its peer was lost. */
 struct ofi_op {
     struct fi_context2 context; /* first: it is what completions bring back */
     struct ofi_op *next;        /* in the peer's queue, or in the free list */
     uint64_t cookie;
     uint32_t peer;
     uint16_t done;
-    uint16_t hello; /* ours, not a put of the caller's */
+    uint16_t hello; /* a hello of this file's, not a put of the caller's */
 };
 
-/* In the CQ data of a hello, with the rank below; see ofi_data.c. */
+/* In the CQ data of a hello, with the rank below; see data.c. */
 #define OFI_HELLO ((uint64_t)1 << 63)
 
 enum ofi_peer_state { OFI_UNKNOWN, OFI_CONNECTED, OFI_FAILED };
@@ -106,18 +106,18 @@ struct ofi_peer {
     uint64_t key, base, bytes;   /* of its region */
     struct ofi_op *first, *last; /* in flight, oldest first */
     uint32_t inflight, unsignalled;
-    uint32_t moved; /* since the deadline was last looked at */
+    uint32_t moved; /* progress since check_deadlines last looked */
     uint32_t completed;
     uint64_t completed_cookie; /* collected while a batch of completions is read */
-    uint64_t since_ns;         /* nothing moved since */
-    uint64_t refused_ns;       /* the provider says EAGAIN since */
-    int reach_fd;              /* + 1; a question under way whether the peer is there */
-    uint64_t reach_ns;         /* when it was asked last */
-    int owes_hello;            /* we shall say it and have not yet */
-    int awaits_hello;          /* the peer shall */
-    int heard_hello;
+    uint64_t since_ns;         /* no progress since */
+    uint64_t refused_ns;       /* the provider has returned EAGAIN since */
+    int reach_fd;              /* + 1; a connection attempt that finds out whether the peer listens */
+    uint64_t reach_ns;         /* when that was last tried */
+    int hello_pending;         /* to be sent by this rank */
+    int hello_expected;        /* to be received before the first put */
+    int hello_received;
     int has_held;
-    struct net_put held; /* posted when the next put, or flush, says how */
+    struct net_put held; /* posted with the next put, or by flush */
 };
 
 struct ofi_net {
@@ -135,15 +135,15 @@ struct ofi_net {
     uint64_t bytes;
     int rank, nranks;
     uint64_t timeout_ns;
-    int cq_fd, wait_fd;   /* the queue's descriptor, and the one to sleep on (ofi_wait.c); -1 = none */
+    int cq_fd, wait_fd;   /* the queue's descriptor, and the one to sleep on (wait.c); -1 = none */
     uint64_t signal_data; /* of cq_fd's entry that says nothing */
     int selective;        /* completions come in order: one in OFI_SIGNAL_EVERY is asked for */
     struct ofi_peer *peers;
-    int greets;       /* whether hellos are said */
-    int hellos;       /* how many are owed */
+    int uses_hello;   /* the provider connects at first use: hellos are sent */
+    int hellos;       /* to be sent */
     int *held, nheld; /* peers with a held put */
     int *dirty;       /* peers with completions in the current batch */
-    int unreported;   /* failed peers that poll has not told of */
+    int unreported;   /* failed peers that poll has not reported */
     uint8_t *reported;
     struct ofi_op *ops, *free;
     uint32_t depth, inflight; /* of peers that live */
@@ -151,18 +151,18 @@ struct ofi_net {
     int warned;
 };
 
-/* Asks, without waiting, whether anybody listens at the peer's address: an errno when not (ECONNREFUSED, ...), 0 when
- * somebody does or it is not known yet. Only for addresses of sockets; 0 for others. */
+/* Checks, without waiting, whether anybody listens at the peer's address: an errno value if not (ECONNREFUSED, ...), 0 if
+ * somebody does or it is not known yet. For socket addresses only; 0 for others. */
 int ofi_reach(struct ofi_net *n, int peer, uint64_t now);
 void ofi_reach_end(struct ofi_peer *peer);
 
-/* After connect: begins the connection, or waits for the peer to. */
-void ofi_greet(struct ofi_net *n, int peer);
+/* After connect: starts the connection, or expects the peer to. */
+void ofi_start_connection(struct ofi_net *n, int peer);
 
 int ofi_put(struct net *net, const struct net_put *put);
 int ofi_flush(struct net *net);
 int ofi_poll(struct net *net, struct net_event *events, int max);
-/* Once the queue has a descriptor; then before the queue is closed. */
+/* Called when the queue has a descriptor, and before the queue is closed. */
 void ofi_wait_open(struct ofi_net *n);
 void ofi_wait_close(struct ofi_net *n);
 int ofi_wait_fd(struct net *net);

@@ -18,13 +18,13 @@ void ofi_reach_end(struct ofi_peer *peer)
     peer->reach_fd = 0;
 }
 
-/* Errors that say that nobody is there; others say nothing about the peer. */
+/* Errors that mean that nobody listens; others say nothing about the peer. */
 static int means_absent(int error)
 {
     return error == ECONNREFUSED || error == EHOSTUNREACH || error == ENETUNREACH || error == EHOSTDOWN ? error : 0;
 }
 
-/* Begins to connect; whoever listens sees a connection that ends without a word. */
+/* Starts to connect; a listener sees a connection that ends without data. */
 static int ask(struct ofi_net *n, struct ofi_peer *p)
 {
     struct sockaddr_storage address;

@@ -6,12 +6,12 @@
  *                                                                 `-> sockets, or what else there is to progress
  *
  * libfabric's tcp provider before 1.18.1 sets the signal with every completion and never clears it (its issue 8947):
- * cq_fd stays readable for good, and who sleeps on it spins. So the descriptor to sleep on reports edges of cq_fd, and
- * arm() asks cq_fd which of its entries are ready besides the signal. The signal is known by its epoll data, which are
- * seen at the beginning, when fi_cq_signal sets it and nothing else can be ready.
+ * cq_fd stays readable for good, and a thread that sleeps on it spins. So the descriptor to sleep on reports edges of cq_fd,
+ * and arm() asks cq_fd which of its entries are ready besides the signal. The signal is recognised by its epoll data, which
+ * are read at the beginning, when fi_cq_signal sets it and nothing else can be ready.
  *
- * No wake-up is lost: arm() takes the edges that were, then looks at the levels; what comes after that look is an edge.
- * Where cq_fd is no epoll descriptor, or the signal cannot be told, it is used as it is.
+ * No wake-up is lost: arm() consumes past edges, then reads the levels; anything later is a new edge. Where cq_fd is no
+ * epoll descriptor, or the signal cannot be recognised, cq_fd is used as it is.
  */
 #include "net/ofi/ofi.h"
 
@@ -23,8 +23,8 @@
 
 enum { READY_MAX = 16 };
 
-/* What nobody can know of the signal: 0, or -1. */
-static int learn_signal(struct ofi_net *n)
+/* Reads the epoll data of the signal. 0, or -1 if it cannot be recognised. */
+static int find_signal_entry(struct ofi_net *n)
 {
     struct epoll_event events[READY_MAX];
 
@@ -42,7 +42,7 @@ void ofi_wait_open(struct ofi_net *n)
     int fd;
 
     n->wait_fd = n->cq_fd;
-    if (learn_signal(n))
+    if (find_signal_entry(n))
         return;
     fd = epoll_create1(EPOLL_CLOEXEC);
     if (fd < 0)

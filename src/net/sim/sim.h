@@ -6,8 +6,8 @@
  *                 bytes are read and written when they LAND, maybe in pieces at several times; then the immediate
  *   sender <--- completion, some time after that
  *
- * Nothing lands in the order it was posted, unless the world says so. A put that reads a source too late, or lands in a
- * slot that is in use again, does damage here as it would on a wire. Not safe with threads.
+ * Puts land in any order, unless `ordered` is set. A put that reads its source too late, or lands in a slot that is in use
+ * again, corrupts data here as it would on a wire. Not safe with threads.
  */
 #ifndef EPX_NET_SIM_SIM_H
 #define EPX_NET_SIM_SIM_H
@@ -20,15 +20,15 @@ struct sim_net_options {
     uint64_t seed;
     int nranks;
     uint64_t latency_ns, jitter_ns;
-    uint64_t message_ns;   /* that a card is busy with each message, */
-    uint64_t bytes_per_us; /* and with its bytes; 0 = no time */
+    uint64_t message_ns;   /* time that a card needs per message, */
+    uint64_t bytes_per_us; /* and for its bytes; 0 = none */
     int depth;             /* puts in flight of one endpoint; more = -EAGAIN */
     int ordered;           /* puts from one endpoint to another land in the order they were posted */
     int torn_percent;      /* of the puts land in several pieces */
     int refuse_percent;    /* of the puts get -EAGAIN although there is room */
     int anonymous;         /* arrivals do not say from whom */
     uint64_t lose_one_in;  /* puts, one is lost: an error at its sender, to whom the peer is lost; 0 = none */
-    uint64_t death_ns;     /* after which the peers of a dead rank hear of it; SIM_NET_NEVER = they do not */
+    uint64_t death_ns;     /* after which the peers of a dead rank are told; SIM_NET_NEVER = never */
     uint64_t (*clock)(void *context); /* NULL = the world has its own, moved by sim_net_advance alone */
     /* Endpoint `index` of `rank` has something to poll. May be NULL. */
     void (*notify)(void *context, int rank, int index);
@@ -47,11 +47,11 @@ struct sim_net_totals {
 struct sim_net *sim_net_create(const struct sim_net_options *options);
 /* After all endpoints are closed; those that are not are left alone. */
 void sim_net_destroy(struct sim_net *world);
-/* When the next thing happens; SIM_NET_NEVER = nothing will. */
+/* Time of the next event; SIM_NET_NEVER = there is none. */
 uint64_t sim_net_next(struct sim_net *world);
-/* Does all that is due at now_ns. */
+/* Handles all events that are due at now_ns. */
 void sim_net_advance(struct sim_net *world, uint64_t now_ns);
-/* Nothing comes out of this rank any more, and nothing reaches it. */
+/* From now on nothing leaves this rank, and nothing reaches it. */
 void sim_net_kill(struct sim_net *world, int rank);
 void sim_net_totals(const struct sim_net *world, struct sim_net_totals *totals);
 

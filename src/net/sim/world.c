@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What happens in the simulated network, and when. The life of a put:
+ * Events of the simulated network. The states of a put:
  *
  *   posted -> [PIECE_LANDS ...] PUT_ARRIVES at the receiver's card -> PUT_LANDS (bytes, then immediate) -> PUT_COMPLETES
- *          `-> PUT_FAILS (lost, or nobody there): the peer is lost to the sender, and so are all puts behind it
+ *          `-> PUT_FAILS (lost, or no such endpoint): the sender loses the peer, and all puts behind this one
  */
 #include "net/sim/world.h"
 
@@ -106,7 +106,7 @@ uint32_t world_add(struct sim_net *w, struct sim_endpoint *e)
         w->endpoints = endpoints;
         w->endpoints_room = room;
         if (w->nendpoints == 0)
-            w->endpoints[w->nendpoints++] = NULL; /* 0 is nobody */
+            w->endpoints[w->nendpoints++] = NULL; /* id 0 means none */
     }
     w->endpoints[w->nendpoints] = e;
     return w->nendpoints++;
@@ -117,7 +117,7 @@ static struct sim_endpoint *endpoint_at(const struct sim_net *w, uint32_t id)
     return id < w->nendpoints ? w->endpoints[id] : NULL;
 }
 
-/* Takes part: open, and its rank lives. */
+/* The endpoint, if it is open and its rank is alive. */
 static struct sim_endpoint *living(const struct sim_net *w, uint32_t id)
 {
     struct sim_endpoint *e = endpoint_at(w, id);
@@ -133,7 +133,7 @@ static void flights_free(struct sim_net *w, struct flight *first)
         first = f->next;
         for (int i = 0; i < w->nevents; i++)
             if (w->events[i].flight == f)
-                w->events[i].flight = NULL; /* it happens no more */
+                w->events[i].flight = NULL; /* the event is cancelled */
         free(f);
     }
 }
@@ -264,7 +264,7 @@ static void copy_bytes(struct sim_net *w, const struct sim_endpoint *from, const
         memcpy(to->heap + put->target + offset, from->heap + put->source + offset, bytes);
 }
 
-/* The receiver's card takes one after the other, in the order in which they come to it. */
+/* The receiver's card handles one after the other, in the order of arrival. */
 static void put_arrives(struct sim_net *w, struct sim_endpoint *from, struct flight *f)
 {
     struct sim_endpoint *to = endpoint_at(w, f->to);
@@ -283,7 +283,7 @@ static void put_lands(struct sim_net *w, struct sim_endpoint *from, struct sim_e
     const int source = w->o.anonymous ? -1 : from->rank;
 
     if (!to && endpoint_at(w, f->to))
-        return; /* its rank is dead: nothing ever comes back */
+        return; /* its rank is dead: no completion follows */
     if (!to || !inside(to, f->put.target, f->put.bytes)) {
         lose_peer(w, from, f->put.peer, to ? EREMOTEIO : ECONNRESET);
         return;
@@ -353,7 +353,7 @@ void sim_net_advance(struct sim_net *w, uint64_t now_ns)
     while (w->nevents && w->events[0].at <= now_ns) {
         struct sim_event event = take_event(w);
 
-        w->now = event.at; /* several may be due: each at its time */
+        w->now = event.at; /* several may be due, each at its own time */
         happen(w, &event);
     }
     w->now = now_ns;

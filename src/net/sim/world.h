@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the two files of the simulated network share: sim.c is the table that proxies call, sim_world.c what happens. */
+/* Shared by the files of the simulated network: sim.c is the table that proxies call, world.c handles events. */
 #ifndef EPX_NET_SIM_WORLD_H
 #define EPX_NET_SIM_WORLD_H
 
@@ -42,12 +42,12 @@ struct sim_endpoint {
     struct queued_event *head, *tail;
 };
 
-enum happening { PUT_ARRIVES, PIECE_LANDS, PUT_LANDS, PUT_COMPLETES, PUT_FAILS, PEER_LOST };
+enum sim_event_kind { PUT_ARRIVES, PIECE_LANDS, PUT_LANDS, PUT_COMPLETES, PUT_FAILS, PEER_LOST };
 
 struct sim_event {
     uint64_t at, number; /* the number decides between events of one time */
-    enum happening kind;
-    uint32_t endpoint; /* whose it is */
+    enum sim_event_kind kind;
+    uint32_t endpoint; /* that the event belongs to */
     int peer, error;
     uint32_t offset, bytes;
     struct flight *flight;

@@ -96,7 +96,7 @@ static const char *inspect_port(const struct verbs_lib *lib, struct ibv_context 
 {
     struct ibv_port_attr attr;
 
-    memset(&attr, 0, sizeof(attr)); /* the function knows only the first fields, as they were before extensions */
+    memset(&attr, 0, sizeof(attr)); /* the function fills only the fields from before extensions */
     if (lib->query_port(context, (uint8_t)port, (struct _compat_ibv_port_attr *)&attr))
         return "cannot be queried";
     if (attr.state != IBV_PORT_ACTIVE)
@@ -112,7 +112,7 @@ static const char *inspect_port(const struct verbs_lib *lib, struct ibv_context 
     return choose_gid(lib, context, attr.gid_tbl_len, card) ? "has no GID that can be used" : NULL;
 }
 
-/* Adds the usable ports of one device; the last reason against one goes to `why`. */
+/* Adds the usable ports of one device. `why` gets the reason why the last unusable one is not. */
 static void inspect_device(const struct verbs_lib *lib, struct ibv_device *device, const char *filter,
                            struct verbs_card *cards, int *count, char *why, size_t bytes)
 {

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which cards there are, which of them may be used, and with which GID. */
+/* Finds cards, selects those that may be used, and selects a GID of each. */
 #ifndef EPX_NET_VERBS_CARD_H
 #define EPX_NET_VERBS_CARD_H
 
 #include "net/net.h"
 #include "net/verbs/lib.h"
 
-/* 1 if `filter` lets port `port` of `device` through. Entries "name" or "name:port" separated by commas; a name is a
+/* 1 if `filter` selects port `port` of `device`. Entries "name" or "name:port" separated by commas; a name is a
  * prefix, after a leading "=" the whole name; a leading "^" (or "^=") means all but these; "" means all. */
 int verbs_filter_match(const char *filter, const char *device, int port);
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * SRD, the reliable datagrams of Amazon's EFA: one queue pair for all peers, an address handle for each, delivery in any
- * order. This file has never met a card (docs/verbs.md); it follows the manual pages efadv_create_qp_ex(3),
+ * order. This code has never run on a card (docs/verbs.md); it follows the manual pages efadv_create_qp_ex(3),
  * efadv_query_device(3) and ibv_wr_post(3), and shares everything else with RC, which is tested.
  *
- * Every work request is signalled and completes in any order. Completions are reported in order: a window per peer remembers
- * which puts have completed, and reported are those before the first that has not.
+ * Every work request is signalled and completes in any order. Completions are reported in order: a window per peer records
+ * which puts have completed, and those before the first that has not are reported.
  */
 #include "net/verbs/verbs.h"
 
@@ -66,11 +66,10 @@ static epx_status srd_size(struct verbs_net *net, const struct ibv_device_attr *
         return fail(EPX_ERR_MEMORY, "verbs: no memory for an SRD queue pair");
     memset(&attr, 0, sizeof(attr));
     if (net->lib->efa_query_device(net->context, &attr, sizeof(attr)))
-        return fail(EPX_ERR_SYSTEM, "verbs: %s does not answer efadv_query_device", net->card.device);
+        return fail(EPX_ERR_SYSTEM, "verbs: %s: efadv_query_device failed", net->card.device);
     if (!(attr.device_caps & EFA_CAPS_RDMA_WRITE))
-        return fail(EPX_ERR_UNSUPPORTED,
-                    "verbs: %s cannot write remotely (device_caps 0x%x): EPX needs an EFA that can", net->card.device,
-                    attr.device_caps);
+        return fail(EPX_ERR_UNSUPPORTED, "verbs: %s has no RDMA write (device_caps 0x%x), which EPX needs",
+                    net->card.device, attr.device_caps);
     srd->caps = attr.device_caps;
     srd->depth = attr.max_sq_wr < SRD_DEPTH ? (int)attr.max_sq_wr : SRD_DEPTH;
     srd->receive_depth = attr.max_rq_wr < SRD_DEPTH ? (int)attr.max_rq_wr : SRD_DEPTH;
@@ -302,7 +301,7 @@ const struct verbs_transport verbs_srd = {
 
 #else
 
-/* Never chosen: verbs_card.c takes no card for an SRD card without the header. */
+/* Never chosen: card.c recognises no SRD card without the header. */
 const struct verbs_transport verbs_srd = {0};
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sleeping until a completion, and what a card says of itself: asynchronous events. */
+/* Sleeping until a completion, and asynchronous events of the card. */
 #include "net/verbs/verbs.h"
 
 #if EPX_HAVE_VERBS
@@ -29,14 +29,14 @@ epx_status verbs_event_open(struct verbs_net *net)
 {
     net->channel = net->lib->create_comp_channel(net->context);
     if (!net->channel)
-        return fail_errno(EPX_ERR_SYSTEM, "verbs: %s: no completion channel", net->card.device);
+        return fail_errno(EPX_ERR_SYSTEM, "verbs: %s: cannot create a completion channel", net->card.device);
     net->wait_fd = epoll_create1(EPOLL_CLOEXEC);
     if (net->wait_fd < 0 || watch(net->wait_fd, net->channel->fd) || watch(net->wait_fd, net->context->async_fd))
-        return fail_errno(EPX_ERR_SYSTEM, "verbs: %s: its events cannot be watched", net->card.device);
+        return fail_errno(EPX_ERR_SYSTEM, "verbs: %s: cannot wait for its events", net->card.device);
     return EPX_OK;
 }
 
-/* A port may come back: the card repeats what it has sent for as long as grace_ns. */
+/* A port may come up again: the card retransmits for grace_ns. */
 static void port_event(struct verbs_net *net, const struct ibv_async_event *event)
 {
     if (event->element.port_num != net->card.port)
@@ -68,7 +68,7 @@ static void take_event(struct verbs_net *net, const struct ibv_async_event *even
     case IBV_EVENT_QP_FATAL:
     case IBV_EVENT_QP_REQ_ERR:
     case IBV_EVENT_QP_ACCESS_ERR:
-        /* The context of a pair's queue pair is its peer; others have none and carry the whole endpoint. */
+        /* The context of a peer's queue pair is that peer; the failure of any other fails the endpoint. */
         if (event->element.qp->qp_context)
             verbs_peer_lost(net, (int)((struct verbs_peer *)event->element.qp->qp_context - net->peers), EIO, text);
         else
@@ -91,7 +91,7 @@ void verbs_event_check(struct verbs_net *net)
         verbs_break(net, ENETDOWN, "its port is down");
 }
 
-/* Events must be taken and, before the queue goes, acknowledged; the queue's own list tells nothing new. */
+/* Events must be consumed and, before the queue is destroyed, acknowledged. They carry no more information. */
 static void drain_channel(struct verbs_net *net)
 {
     struct ibv_cq *cq;
@@ -112,7 +112,7 @@ int verbs_event_arm(struct verbs_net *net)
         verbs_break(net, EIO, "the completion queue cannot be armed");
         return -EAGAIN;
     }
-    /* What came before the queue was armed makes no event: look once more, and keep what is found for poll. */
+    /* A completion from before the queue was armed makes no event: poll once more, and keep what is found for poll. */
     if (!net->stashed && ibv_poll_cq(net->cq, 1, &net->stash) == 1)
         net->stashed = 1;
     return net->stashed ? -EAGAIN : 0;

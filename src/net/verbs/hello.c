@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How two ranks learn each other's queue pair. A reliable connection needs one queue pair per PEER, and their numbers
- * are too many to travel through the bootstrap (ranks x ranks). So every endpoint exports one datagram queue pair, and
- * a pair of ranks meets over it when the first of the two has something for the other:
+ * How two ranks exchange the numbers of their queue pairs. A reliable connection needs one queue pair per PEER, and their
+ * numbers are too many for the bootstrap (ranks x ranks). So every endpoint exports one datagram queue pair, and two ranks
+ * connect over it when the first of the two has a put for the other:
  *
  *     rank a: put to b                                    rank b
  *       makes queue pair 17
@@ -13,11 +13,10 @@
  *
  *     HAVE: I have your queue pair, mine sends and receives.  DONE: and I know that you have mine.
  *
- * Datagrams get lost and doubled: a hello is repeated until an answer comes, every hello that is not DONE is answered
- * with one's own state, and each may arrive any number of times. Both may begin at once. A hello names the token of the
- * endpoint it is meant for and of the one it comes from; the bootstrap has exchanged both, so that a
- * hello of another job, or of an earlier endpoint, is ignored. A rank that does not have the peer's address yet ignores
- * the hello: it will be repeated.
+ * Datagrams can be lost and duplicated: a hello is repeated until a reply arrives, every hello that is not DONE is replied to
+ * with the own state, and each may arrive any number of times. Both may start at the same time. A hello carries the tokens of
+ * its receiver and of its sender. Both were exchanged through the bootstrap, so that hellos of another job, or of an earlier
+ * group of this job, are ignored. A rank that does not know the peer's address yet ignores a hello too: it will be repeated.
  */
 #include "net/verbs/rc.h"
 
@@ -203,7 +202,7 @@ static void repeat(struct verbs_net *net, int peer, struct verbs_pair *pair, uin
     if (now >= pair->deadline_ns) {
         stop(net, pair);
         if (pair->wanted)
-            verbs_peer_lost(net, peer, ETIMEDOUT, "it did not answer a hello");
+            verbs_peer_lost(net, peer, ETIMEDOUT, "it did not reply to a hello");
         return;
     }
     if (now < pair->repeat_ns)
@@ -234,7 +233,7 @@ int hello_progress(struct verbs_net *net)
 
 /* ---- Listening ------------------------------------------------------------------------------------------------ */
 
-/* The rank a hello comes from, or -1: not one that this endpoint may believe. */
+/* The rank that sent a valid hello, or -1. */
 static int check(const struct verbs_net *net, const struct hello *hello)
 {
     if (hello->magic != HELLO_MAGIC || hello->version != HELLO_VERSION || hello->to != net->token ||
@@ -290,7 +289,7 @@ void hello_take(struct verbs_net *net, const struct ibv_wc *wc)
     if (wc->byte_len == GRH_BYTES + sizeof(hello))
         listen_to(net, &hello);
     else
-        log_line(LOG_DEBUG, "verbs: a datagram of %u bytes is no hello", wc->byte_len);
+        log_line(LOG_DEBUG, "verbs: ignored a datagram of %u bytes that is no hello", wc->byte_len);
 }
 
 #endif

@@ -26,7 +26,7 @@ static int fit(int want, int limit)
 
 /*
  * The card repeats a packet `retries` times, after 4.096 us * 2^timeout each: by default for about eight seconds, less
- * where the group wants to hear of a lost peer sooner. Not 7 times: Soft-RoCE takes that for "for ever".
+ * where the timeout of the group is shorter. Not 7 times: for Soft-RoCE that means "for ever".
  */
 static void choose_timeout(struct verbs_net *net, struct rc_state *rc)
 {
@@ -230,7 +230,7 @@ int rc_pair_connect(struct verbs_net *net, int peer, uint32_t qpn, uint32_t psn)
     return -1;
 }
 
-/* Everything that was posted comes back flushed; what waits in the chain is forgotten. */
+/* What was posted completes as flushed; what waits in the chain is dropped. */
 static void rc_lost(struct verbs_net *net, int peer)
 {
     struct verbs_pair *pair = net->peers[peer].pair;
@@ -264,7 +264,7 @@ static void post_chain(struct verbs_net *net, int peer)
         pair->chained = 0;
         return;
     }
-    /* Those before `bad` are posted and will complete; the others are forgotten with the peer. */
+    /* Those before `bad` are posted and will complete; the others are dropped with the peer. */
     pair->chained -= (uint32_t)(bad - pair->chain);
     verbs_peer_lost(net, peer, error, "the card takes no puts");
 }

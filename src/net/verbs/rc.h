@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reliable connections: one queue pair per peer with whom there is something to exchange. */
+/* Reliable connections: one queue pair per peer, created at the first put. */
 #ifndef EPX_NET_VERBS_RC_H
 #define EPX_NET_VERBS_RC_H
 
@@ -19,11 +19,11 @@ enum {
 struct verbs_pair { /* this rank and one peer */
     struct ibv_qp *qp;
     uint32_t psn;
-    /* How far the two have met; see verbs_hello.c. */
+    /* State of the handshake; see hello.c. */
     int have;           /* its queue pair is known, ours sends and receives */
-    int done;           /* the peer has said that it has ours: puts may go */
+    int done;           /* the peer has confirmed that it knows ours: puts may be posted */
     int wanted;         /* a put waits */
-    uint64_t repeat_ns; /* when to say hello again; 0 = not */
+    uint64_t repeat_ns; /* when to repeat the hello; 0 = never */
     uint64_t deadline_ns;
     uint32_t pause_ms;
     /* Puts are numbered from 1; `posted` counts those in the chain too. */
@@ -54,7 +54,7 @@ struct rc_state {
     int hello_sending;
     uint32_t hello_next;
     int asking;       /* pairs with repeat_ns */
-    uint64_t look_ns; /* when to look through them */
+    uint64_t look_ns; /* when to check them */
 };
 
 static inline struct rc_state *rc_of(const struct verbs_net *net)
@@ -68,10 +68,10 @@ struct verbs_pair *rc_pair(struct verbs_net *net, int peer);
 int rc_pair_connect(struct verbs_net *net, int peer, uint32_t qpn, uint32_t psn);
 
 epx_status hello_open(struct verbs_net *net);
-/* A put waits for this peer: says hello, unless that is going on. */
+/* A put waits for this peer: sends a hello, unless the handshake is under way. */
 void hello_want(struct verbs_net *net, int peer);
 void hello_take(struct verbs_net *net, const struct ibv_wc *wc);
-/* Repeats hellos; returns how many pairs are waiting for an answer. */
+/* Repeats hellos; returns how many pairs are waiting for a reply. */
 int hello_progress(struct verbs_net *net);
 /* The peer is lost: no more hellos. */
 void hello_stop(struct verbs_net *net, int peer);

@@ -85,7 +85,7 @@ static epx_status verbs_probe(const char *provider, char *text, size_t bytes)
     return EPX_OK;
 }
 
-/* Endpoints of a rank, and ranks of a machine, take turns over the cards. */
+/* Endpoints of a rank, and ranks of a machine, are distributed over the cards. */
 static epx_status choose_card(struct verbs_net *net, const struct net_options *options)
 {
     struct verbs_card cards[VERBS_MAX_CARDS];
@@ -131,7 +131,7 @@ static epx_status open_device(struct verbs_net *net)
         return status;
     net->pd = lib->alloc_pd(net->context);
     if (!net->pd || lib->query_device(net->context, &attr))
-        return fail_errno(EPX_ERR_SYSTEM, "verbs: %s: no protection domain", net->card.device);
+        return fail_errno(EPX_ERR_SYSTEM, "verbs: %s: cannot allocate a protection domain", net->card.device);
     status = verbs_event_open(net);
     if (!status)
         status = net->transport->size(net, &attr, &entries);
@@ -139,7 +139,8 @@ static epx_status open_device(struct verbs_net *net)
         return status;
     net->cq = lib->create_cq(net->context, entries, NULL, net->channel, 0);
     if (!net->cq)
-        return fail_errno(EPX_ERR_SYSTEM, "verbs: %s: no completion queue of %d entries", net->card.device, entries);
+        return fail_errno(EPX_ERR_SYSTEM, "verbs: %s: cannot create a completion queue of %d entries", net->card.device,
+                          entries);
     return net->transport->open(net);
 }
 
@@ -248,7 +249,7 @@ void verbs_ah_attr(const struct verbs_net *net, const struct verbs_address *to, 
     attr->grh.traffic_class = (uint8_t)net->tc;
 }
 
-/* Memory of a GPU: by its dma-buf, else as if it were the host's, which works where a peer memory module is loaded. */
+/* GPU memory is registered by dma-buf; if that fails, like host memory, which works where a peer memory module is loaded. */
 static epx_status register_gpu(struct verbs_net *net, const struct net_memory *memory, int access)
 {
     const uint64_t at = (uint64_t)(uintptr_t)memory->base;
@@ -288,7 +289,7 @@ static epx_status verbs_add_region(struct net *base, const struct net_memory *me
     epx_status status;
 
     if (net->mr)
-        return fail(EPX_ERR_USAGE, "verbs: the endpoint has a region already");
+        return fail(EPX_ERR_USAGE, "verbs: the endpoint has a region already; expected one call");
     status = net_memory_is_gpu(memory->kind) ? register_gpu(net, memory, access) : register_host(net, memory, access);
     if (status != EPX_OK)
         return status;
@@ -306,7 +307,7 @@ static epx_status check_address(const struct verbs_net *net, int peer, const str
                                 const struct net_region *region, struct verbs_address *to)
 {
     if (peer < 0 || peer >= net->nranks)
-        return fail(EPX_ERR_ARGUMENT, "verbs: peer %d of %d ranks", peer, net->nranks);
+        return fail(EPX_ERR_ARGUMENT, "verbs: connect to rank %d, expected a rank below %d", peer, net->nranks);
     if (address->version != VERBS_ADDRESS_VERSION || address->bytes != sizeof(*to))
         return fail(EPX_ERR_MISMATCH, "verbs: rank %d's address has version %u and %u bytes, expected %d and %zu", peer,
                     address->version, address->bytes, VERBS_ADDRESS_VERSION, sizeof(*to));
@@ -315,14 +316,14 @@ static epx_status check_address(const struct verbs_net *net, int peer, const str
                     sizeof(struct verbs_key));
     memcpy(to, address->data, sizeof(*to));
     if (to->transport != net->card.transport || to->link_layer != net->card.link_layer)
-        return fail(EPX_ERR_MISMATCH, "verbs: rank %d's card speaks transport %d over link %d, %s speaks %d over %d",
+        return fail(EPX_ERR_MISMATCH, "verbs: the card of rank %d uses transport %d over link %d, %s uses %d over %d",
                     peer, to->transport, to->link_layer, net->card.device, net->card.transport, net->card.link_layer);
     if (to->mtu < IBV_MTU_256 || to->mtu > IBV_MTU_4096)
         return fail(EPX_ERR_MISMATCH, "verbs: rank %d's address has MTU code %d", peer, to->mtu);
     return EPX_OK;
 }
 
-/* Nothing is said to the peer yet: RC pairs meet when one of the two has something for the other (verbs_hello.c). */
+/* Nothing is sent to the peer yet: RC pairs connect when one of the two has a put for the other (hello.c). */
 static epx_status verbs_connect(struct net *base, int peer, const struct net_address *address,
                                 const struct net_region *region)
 {
@@ -337,7 +338,7 @@ static epx_status verbs_connect(struct net *base, int peer, const struct net_add
         return status;
     p = &net->peers[peer];
     if (p->known)
-        return fail(EPX_ERR_USAGE, "verbs: rank %d is connected already", peer);
+        return fail(EPX_ERR_USAGE, "verbs: rank %d is already connected", peer);
     memcpy(&key, region->key, sizeof(key));
     p->address = to;
     p->base = key.base;
@@ -346,7 +347,7 @@ static epx_status verbs_connect(struct net *base, int peer, const struct net_add
     verbs_ah_attr(net, &to, &attr);
     p->ah = net->lib->create_ah(net->pd, &attr);
     if (!p->ah)
-        return fail_errno(EPX_ERR_SYSTEM, "verbs: %s finds no way to rank %d", net->card.device, peer);
+        return fail_errno(EPX_ERR_SYSTEM, "verbs: %s: no route to rank %d", net->card.device, peer);
     p->known = 1;
     return EPX_OK;
 }
@@ -446,7 +447,7 @@ static int verbs_poll(struct net *base, struct net_event *events, int max)
         count += take(net, &wcs[i], &events[count]);
     if (taken < 0)
         verbs_break(net, EIO, "the completion queue cannot be read");
-    /* A system call: only when there is nothing else to do, and seldom then. */
+    /* It makes a system call: only when idle, and seldom then. */
     if (taken == 0 && (++net->idle_polls & 4095) == 0)
         verbs_event_check(net);
     net->transport->progress(net);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The inside of the verbs network. verbs.c has what every card shares (device, completion queue, registration, events,
- * failure); the two transports, verbs_rc.c and verbs_efa.c, have queue pairs and posting.
+ * Internals of the verbs network. verbs.c has what all cards share (device, completion queue, registration, events,
+ * failure); the two transports, rc.c and efa.c, have queue pairs and posting.
  *
  *     proxy thread of rank a, endpoint i              rank b, endpoint i
  *     put -> chain of work requests per peer
@@ -22,8 +22,8 @@ struct verbs_net;
 
 #define VERBS_ADDRESS_VERSION 1
 struct verbs_address { /* in net_address.data; little endian */
-    uint64_t token;    /* random: a hello that does not know it comes from elsewhere */
-    uint32_t qpn;      /* RC: of the datagram queue pair that answers hellos; SRD: of the queue pair itself */
+    uint64_t token;    /* random: a hello without it is not from this group */
+    uint32_t qpn;      /* RC: of the datagram queue pair for hellos; SRD: of the queue pair itself */
     uint32_t qkey;
     uint8_t gid[16];
     uint16_t lid;
@@ -55,12 +55,12 @@ enum {
 struct verbs_peer {
     int known;  /* connect() was called */
     int error;  /* errno value: lost; 0 = not */
-    int report; /* NET_FAILED still to be told */
+    int report; /* NET_FAILED is still to be reported */
     uint32_t rkey;
     uint64_t base, bytes; /* of its region */
     struct verbs_address address;
     struct ibv_ah *ah;         /* to its datagram or SRD queue pair */
-    struct verbs_pair *pair;   /* RC: from the first word between the two ranks on */
+    struct verbs_pair *pair;   /* RC: from the first hello on */
     struct srd_window *window; /* SRD: from the first put on */
 };
 
@@ -76,9 +76,9 @@ struct verbs_transport {
     void (*flush)(struct verbs_net *net);
     /* The completion of a put: 1 and the event, or 0. */
     int (*sent)(struct verbs_net *net, const struct ibv_wc *wc, struct net_event *event);
-    /* A completion that is none of a put: a receive (arrived, or flushed away), a hello. */
+    /* Any other completion: a receive (an arrival, or flushed), a hello. */
     void (*other)(struct verbs_net *net, const struct ibv_wc *wc);
-    /* Now and then: hellos to repeat. Non-zero while a clock must be watched. */
+    /* Repeats hellos that are due; called now and then. Non-zero while there are any. */
     int (*progress)(struct verbs_net *net);
     /* The peer was marked lost. */
     void (*lost)(struct verbs_net *net, int peer);
@@ -122,7 +122,7 @@ static inline struct verbs_net *verbs_of(struct net *net)
     return (struct verbs_net *)net;
 }
 
-/* Marks a peer lost, once, and says so in the log. */
+/* Marks a peer lost, once, and logs it. */
 void verbs_peer_lost(struct verbs_net *net, int peer, int error, const char *what);
 /* The endpoint can no longer be used. */
 void verbs_break(struct verbs_net *net, int error, const char *what);
@@ -133,10 +133,10 @@ void verbs_ah_attr(const struct verbs_net *net, const struct verbs_address *to, 
 /* VERBS_RECEIVE_BATCH receives to a shared queue or, without one, to a queue pair. 0 or an errno value. */
 int verbs_post_receives(struct verbs_net *net, struct ibv_srq *srq, struct ibv_qp *qp, int peer);
 
-/* ---- Events that are no completions: verbs_event.c ---------------------------------------------------------------- */
+/* ---- Events that are no completions: event.c ---------------------------------------------------------------- */
 
 epx_status verbs_event_open(struct verbs_net *net);
-/* Takes what the card has to say: a fatal error, a port that is down, a queue pair that failed. */
+/* Handles asynchronous events of the card: a fatal error, a port that is down, a queue pair that failed. */
 void verbs_event_check(struct verbs_net *net);
 /* Asks for an event with the next completion: 0, or -EAGAIN when there is something to poll already. */
 int verbs_event_arm(struct verbs_net *net);
