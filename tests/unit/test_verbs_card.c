@@ -4,6 +4,7 @@
 #include <arpa/inet.h>
 #include <string.h>
 
+#include "net/card_filter.h"
 #include "net/verbs/card.h"
 #include "tests/lib/unit.h"
 
@@ -40,7 +41,7 @@ static const struct filter_case odd[MOST] = {
 static void check_filters(void **state)
 {
     for (const struct filter_case *c = *state; c->filter; c++)
-        if (!verbs_filter_match(c->filter, c->card, c->port) != !c->matches)
+        if (!card_filter_match(c->filter, c->card, c->port) != !c->matches)
             fail_msg("filter \"%s\", card %s port %d: expected %d", c->filter, c->card, c->port, c->matches);
 }
 

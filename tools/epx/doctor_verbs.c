@@ -7,6 +7,7 @@
 #include <sys/resource.h>
 
 #include "doctor.h"
+#include "net/card_filter.h"
 #include "net/verbs/card.h"
 #include "util/env.h"
 
@@ -92,7 +93,7 @@ static void show_port(struct report *report, const struct verbs_lib *lib, struct
     rate = port_rate(&attr);
     report_row(report, "cards", "  port %d: %s, %s, %.0f Gb/s%s, MTU %d, LID %d%s", port, port_state(attr.state),
                link_layer(attr.link_layer), rate, rate > 0 ? "" : " (unknown)", 128 << attr.active_mtu, attr.lid,
-               filter && !verbs_filter_match(filter, name, port) ? "; left out by EPX_IB_HCA" : "");
+               filter && !card_filter_match(filter, name, port) ? "; left out by EPX_IB_HCA" : "");
     show_gids(report, lib, context, port, attr.gid_tbl_len);
 }
 

@@ -31,7 +31,7 @@
 #include "boot/interface.h"
 #include "boot/launcher.h"
 #include "boot/rendezvous.h"
-#include "net/verbs/card.h"
+#include "net/card_filter.h"
 #include "util/env.h"
 #include "util/status.h"
 
@@ -136,7 +136,7 @@ static int card_allowed(const struct criteria *criteria, const struct fi_info *i
         return 1;
     snprintf(device, sizeof(device), "%s", info->domain_attr->name);
     device[strcspn(device, "-")] = 0; /* "mlx5_0-xrc" */
-    return verbs_filter_match(criteria->cards, device, 1);
+    return card_filter_match(criteria->cards, device, 1);
 }
 
 /* 0 = not usable. The entry with the highest score is selected, and the first of equals. */

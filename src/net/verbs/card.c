@@ -1,45 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "net/verbs/card.h"
 
+#if EPX_HAVE_VERBS
+
 #include <arpa/inet.h>
 #include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
+#include "net/card_filter.h"
 #include "util/env.h"
-#include "util/log.h"
 #include "util/status.h"
-
-/* One entry of a filter, `length` characters long. */
-static int entry_matches(const char *entry, size_t length, int exact, const char *device, int port)
-{
-    const char *colon = memchr(entry, ':', length);
-    size_t name = colon ? (size_t)(colon - entry) : length;
-
-    if (!name || strncmp(entry, device, name) || (exact && device[name]))
-        return 0;
-    return !colon || atoi(colon + 1) == port;
-}
-
-int verbs_filter_match(const char *filter, const char *device, int port)
-{
-    int exclude = *filter == '^', exact, found = 0;
-
-    filter += exclude;
-    exact = *filter == '=';
-    filter += exact;
-    if (!*filter)
-        return 1;
-    while (*filter) {
-        size_t length = strcspn(filter, ",");
-        found |= entry_matches(filter, length, exact, device, port);
-        filter += length + (filter[length] == ',');
-    }
-    return found != exclude;
-}
-
-#if EPX_HAVE_VERBS
 
 enum { VENDOR_AMAZON = 0x1d0f };
 
@@ -128,7 +99,7 @@ static void inspect_device(const struct verbs_lib *lib, struct ibv_device *devic
     }
     for (int port = 1; port <= attr.phys_port_cnt && *count < VERBS_MAX_CARDS; port++) {
         struct verbs_card *card = &cards[*count];
-        if (!verbs_filter_match(filter, name, port)) {
+        if (!card_filter_match(filter, name, port)) {
             snprintf(why, bytes, "%s:%d is filtered out by \"%s\"", name, port, filter);
             continue;
         }

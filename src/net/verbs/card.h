@@ -6,10 +6,6 @@
 #include "net/net.h"
 #include "net/verbs/lib.h"
 
-/* 1 if `filter` selects port `port` of `device`. Entries "name" or "name:port" separated by commas; a name is a
- * prefix, after a leading "=" the whole name; a leading "^" (or "^=") means all but these; "" means all. */
-int verbs_filter_match(const char *filter, const char *device, int port);
-
 #if EPX_HAVE_VERBS
 
 enum verbs_transport_kind { VERBS_RC = 1, VERBS_SRD = 2 };
