@@ -18,11 +18,11 @@ export -f speak listening
 run rxe0-to-rxe1 60 bash -c 'speak rxe0 rxe1'
 run rxe0-to-rxe0 60 bash -c 'speak rxe0 rxe0'
 
-# Emulated cores are some ten times slower than real ones, and more when the machine has other work: patience costs nothing
+# Emulated cores are some ten times slower than real ones, and more when the machine has other work: long limits cost nothing
 # while all goes well. Soft-RoCE drops packets then, and who repeats them seldom waits for seconds: data goes with repeats
 # every 0.13 s, and without end (7 means that to Soft-RoCE), for no peer is lost here. What is about lost peers has an end:
 # seven times half a second.
-export EPX_TEST_PATIENCE=8
+export EPX_TEST_TIME_SCALE=8
 fast="EPX_IB_TIMEOUT=15 EPX_IB_RETRY_CNT=7"
 data="all_sizes many_small many_signals four_ranks four_ranks_big both_ways_without_polling
 sources_free_when_sent chains
@@ -38,7 +38,7 @@ run net_verbs_life 300 env EPX_IB_TIMEOUT=17 "$build/tests/test_net_verbs" verbs
 run net_verbs_without_srq 200 env $fast EPX_IB_SRQ=0 \
     "$build/tests/test_net_verbs" verbs many_small four_ranks remote_bounds
 
-# libfabric's verbs provider. Its queues are sized for FI_UNIVERSE_SIZE peers, 256 unless told: too many for this device.
+# libfabric's verbs provider. Its queues are sized for FI_UNIVERSE_SIZE peers, 256 unless set: too many for this device.
 # Connections take it seconds here, so only cases that make few.
 run net_ofi_verbs 300 env FI_UNIVERSE_SIZE=16 \
     "$build/tests/test_net_verbs" ofi all_sizes many_small four_ranks remote_bounds

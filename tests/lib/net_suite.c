@@ -21,7 +21,7 @@ enum { CASE_LIMIT_S = 30, FIBER_STACK = 256 << 10 };
 struct run {
     const struct net_suite *suite;
     const struct suite_case *what;
-    struct suite_board *board;
+    struct suite_shared *shared;
     void *world;
 };
 
@@ -38,7 +38,7 @@ const char *net_suite_name(int index)
 /* Cases that wait for it to pass are patient only up to a point. */
 static int network_timeout(const struct suite_case *what)
 {
-    const int times = suite_patience();
+    const int times = suite_time_scale();
 
     return what->timeout_ms ? what->timeout_ms * (times < 3 ? times : 3) : SUITE_LIMIT_MS * times;
 }
@@ -46,7 +46,7 @@ static int network_timeout(const struct suite_case *what)
 static void be_rank(struct run *run, int rank)
 {
     struct suite_rank self = {.suite = run->suite,
-                              .board = run->board,
+                              .shared = run->shared,
                               .world = run->world,
                               .rank = rank,
                               .nranks = run->what->nranks,
@@ -66,17 +66,17 @@ static void be_rank(struct run *run, int rank)
 static void end_all(struct run *run)
 {
     for (int i = 0; i < run->what->nranks; i++)
-        if (atomic_load(&run->board->pids[i]) > 0)
-            kill(atomic_load(&run->board->pids[i]), SIGKILL);
+        if (atomic_load(&run->shared->pids[i]) > 0)
+            kill(atomic_load(&run->shared->pids[i]), SIGKILL);
 }
 
 /* A rank that ends by itself in another way than by returning from its case is a failure; one that is gone is not. */
 static void take_end(struct run *run, int rank, int status)
 {
-    struct suite_rank self = {.board = run->board, .rank = rank};
+    struct suite_rank self = {.shared = run->shared, .rank = rank};
 
-    atomic_store(&run->board->pids[rank], 0);
-    if (atomic_load(&run->board->gone[rank]) || (WIFEXITED(status) && !WEXITSTATUS(status)))
+    atomic_store(&run->shared->pids[rank], 0);
+    if (atomic_load(&run->shared->gone[rank]) || (WIFEXITED(status) && !WEXITSTATUS(status)))
         return;
     if (WIFSIGNALED(status))
         suite_fail(&self, "ended by signal %d (%s)", WTERMSIG(status), strsignal(WTERMSIG(status)));
@@ -86,15 +86,15 @@ static void take_end(struct run *run, int rank, int status)
 
 static void wait_processes(struct run *run)
 {
-    const int limit_s = CASE_LIMIT_S * suite_patience();
+    const int limit_s = CASE_LIMIT_S * suite_time_scale();
     const uint64_t deadline = clock_ns() + (uint64_t)limit_s * 1000000000u;
-    struct suite_rank self = {.board = run->board};
+    struct suite_rank self = {.shared = run->shared};
     int status, left;
 
     do {
         left = 0;
         for (int i = 0; i < run->what->nranks; i++) {
-            pid_t pid = atomic_load(&run->board->pids[i]);
+            pid_t pid = atomic_load(&run->shared->pids[i]);
             if (pid > 0 && waitpid(pid, &status, WNOHANG) == pid)
                 take_end(run, i, status);
             else
@@ -131,7 +131,7 @@ static int run_processes(struct run *run)
             be_rank(run, i);
             _exit(0); /* not through the handlers of the test program */
         }
-        atomic_store(&run->board->pids[i], pid);
+        atomic_store(&run->shared->pids[i], pid);
     }
     wait_processes(run);
     return 0;
@@ -164,7 +164,7 @@ static int run_threads(struct run *run)
             break;
     }
     if (started < run->what->nranks)
-        atomic_store(&run->board->stop, 1);
+        atomic_store(&run->shared->stop, 1);
     for (int i = 0; i < started; i++)
         pthread_join(threads[i], NULL);
     return started == run->what->nranks ? 0 : -1;
@@ -254,8 +254,8 @@ enum net_suite_outcome suite_run_case(const struct net_suite *suite, const struc
     snprintf(text, bytes, "%s", skipped ? skipped : "");
     if (skipped)
         return NET_SUITE_SKIPPED;
-    run.board = mmap(NULL, sizeof(*run.board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (run.board == MAP_FAILED) {
+    run.shared = mmap(NULL, sizeof(*run.shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (run.shared == MAP_FAILED) {
         snprintf(text, bytes, "no shared memory: %s", strerror(errno));
         return NET_SUITE_FAILED;
     }
@@ -267,12 +267,12 @@ enum net_suite_outcome suite_run_case(const struct net_suite *suite, const struc
     if (suite->world_close)
         suite->world_close(run.world);
     if (!failed) {
-        outcome = (enum net_suite_outcome)run.board->outcome;
-        snprintf(text, bytes, "%s", run.board->text);
+        outcome = (enum net_suite_outcome)run.shared->outcome;
+        snprintf(text, bytes, "%s", run.shared->text);
     } else {
         snprintf(text, bytes, "ranks could not be started: %s", strerror(errno));
     }
-    munmap(run.board, sizeof(*run.board));
+    munmap(run.shared, sizeof(*run.shared));
     return outcome;
 }
 

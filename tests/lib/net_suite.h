@@ -7,7 +7,7 @@
  *          outcome = net_suite_run(&suite, i, text, sizeof(text));
  *
  * Ranks of a case are processes, threads, or coroutines of one thread (for a network whose ranks share a world that is
- * not safe with threads). They meet on a board in shared memory. All waits have deadlines.
+ * not safe with threads). They share a struct suite_shared in shared memory. All waits have deadlines.
  */
 #ifndef EPX_TESTS_LIB_NET_SUITE_H
 #define EPX_TESTS_LIB_NET_SUITE_H

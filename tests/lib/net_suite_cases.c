@@ -40,10 +40,10 @@ static int all_sizes(struct suite_rank *self)
         SUITE_TRY(suite_put(self, peer, 0, recv_buf(self->rank), sizes[i % SIZES], 0));
         SUITE_TRY(suite_wait_arrived(self, peer, i + 1));
         SUITE_TRY(suite_wait_completed(self));
-        SUITE_TRY(suite_meet(self));
+        SUITE_TRY(suite_barrier(self));
     }
     SUITE_CHECK(self, suite_guards_hold(self));
-    return suite_meet(self);
+    return suite_barrier(self);
 }
 
 /* ---- Many puts in slots of their own */
@@ -89,7 +89,7 @@ static int flood_all(struct suite_rank *self, const struct flood *flood)
         SUITE_TRY(suite_wait_arrived(self, (self->rank + d) % self->nranks, puts));
     SUITE_TRY(suite_wait_completed(self));
     SUITE_CHECK(self, suite_guards_hold(self));
-    return suite_meet(self);
+    return suite_barrier(self);
 }
 
 /* Each put into a place of its own, so that all can be compared however late they are looked at. */
@@ -148,7 +148,7 @@ static int both_ways_without_polling(struct suite_rank *self)
         SUITE_TRY(suite_put(self, peer, 0, recv_buf(self->rank), BYTES, 0));
     SUITE_TRY(suite_wait_arrived(self, peer, puts));
     SUITE_TRY(suite_wait_completed(self));
-    return suite_meet(self);
+    return suite_barrier(self);
 }
 
 /* ---- The meaning of NET_SENT: the source may change */
@@ -171,7 +171,7 @@ static int sources_free_when_sent(struct suite_rank *self)
     SUITE_TRY(suite_wait_completed(self));
     memset(self->heap, 0xee, SOURCES * (size_t)middle.slot);
     SUITE_TRY(suite_wait_arrived(self, peer, middle.puts));
-    return suite_meet(self);
+    return suite_barrier(self);
 }
 
 /* ---- more and flush */
@@ -198,7 +198,7 @@ static int chains(struct suite_rank *self)
     for (int d = 1; d < self->nranks; d++)
         SUITE_TRY(suite_wait_arrived(self, (self->rank + d) % self->nranks, total));
     SUITE_TRY(suite_wait_completed(self));
-    return suite_meet(self);
+    return suite_barrier(self);
 }
 
 const struct suite_case suite_cases[] = {

@@ -19,7 +19,7 @@ int case_open_and_close_often(struct suite_rank *self)
         SUITE_TRY(suite_publish(self));
         suite_close(self);
     }
-    return suite_meet(self);
+    return suite_barrier(self);
 }
 
 /* What the last pair left behind does not disturb the next. */
@@ -35,9 +35,9 @@ int case_reopened_pairs_work(struct suite_rank *self)
         SUITE_TRY(suite_wait_arrived(self, peer, 1));
         SUITE_CHECK(self, suite_differs(self->heap + 8192, 4096, peer, (uint32_t)i) < 0);
         SUITE_TRY(suite_wait_completed(self));
-        SUITE_TRY(suite_meet(self));
+        SUITE_TRY(suite_barrier(self));
         suite_close(self);
-        SUITE_TRY(suite_meet(self));
+        SUITE_TRY(suite_barrier(self));
     }
     return 0;
 }
@@ -68,7 +68,7 @@ int case_own_bounds(struct suite_rank *self)
     SUITE_TRY(suite_wait_arrived(self, peer, 1));
     SUITE_TRY(suite_wait_completed(self));
     SUITE_CHECK(self, suite_guards_hold(self));
-    return suite_meet(self);
+    return suite_barrier(self);
 }
 
 /* Rank 0 believes that the region of rank 1 is larger than it is. Nothing may be written beyond it, no immediate may
@@ -81,11 +81,11 @@ int case_remote_bounds(struct suite_rank *self)
     SUITE_TRY(suite_open_alone(self));
     SUITE_TRY(suite_publish(self));
     if (!self->rank)
-        self->board->regions[1].bytes += SUITE_GUARD;
-    SUITE_TRY(suite_meet(self));
+        self->shared->regions[1].bytes += SUITE_GUARD;
+    SUITE_TRY(suite_barrier(self));
     SUITE_TRY(suite_connect(self));
     memset(self->heap, 0x77, 4096);
-    SUITE_TRY(suite_meet(self));
+    SUITE_TRY(suite_barrier(self));
     if (!self->rank) {
         int rc;
         while ((rc = suite_try_put(self, 1, 0, SUITE_HEAP - 64, 1024, 0)) == -EAGAIN)
@@ -96,7 +96,7 @@ int case_remote_bounds(struct suite_rank *self)
         SUITE_TRY(suite_step(self));
     SUITE_CHECK(self, suite_guards_hold(self));
     SUITE_CHECK(self, !self->arrived[1 - self->rank]);
-    return suite_meet(self);
+    return suite_barrier(self);
 }
 
 int case_wrong_version(struct suite_rank *self)
@@ -107,27 +107,27 @@ int case_wrong_version(struct suite_rank *self)
 
     SUITE_TRY(suite_open_alone(self));
     SUITE_TRY(suite_publish(self));
-    bad = self->board->addresses[peer];
+    bad = self->shared->addresses[peer];
     bad.version += 1;
     snprintf(name, sizeof(name), "rank %d", peer);
     SUITE_CHECK(self,
-                self->suite->ops->connect(self->net, peer, &bad, &self->board->regions[peer]) == EPX_ERR_MISMATCH);
+                self->suite->ops->connect(self->net, peer, &bad, &self->shared->regions[peer]) == EPX_ERR_MISMATCH);
     SUITE_CHECK(self, strstr(epx_last_error(), "version") && strstr(epx_last_error(), name));
-    bad = self->board->addresses[peer];
+    bad = self->shared->addresses[peer];
     bad.bytes = NET_ADDRESS_MAX + 1;
-    SUITE_CHECK(self, self->suite->ops->connect(self->net, peer, &bad, &self->board->regions[peer]) != EPX_OK);
+    SUITE_CHECK(self, self->suite->ops->connect(self->net, peer, &bad, &self->shared->regions[peer]) != EPX_OK);
     bad.bytes = 0;
-    SUITE_CHECK(self, self->suite->ops->connect(self->net, peer, &bad, &self->board->regions[peer]) != EPX_OK);
+    SUITE_CHECK(self, self->suite->ops->connect(self->net, peer, &bad, &self->shared->regions[peer]) != EPX_OK);
     SUITE_TRY(suite_connect(self)); /* the right one still works */
     SUITE_TRY(suite_put(self, peer, 0, 0, 64, 0));
     SUITE_TRY(suite_wait_arrived(self, peer, 1));
-    return suite_meet(self);
+    return suite_barrier(self);
 }
 
-/* Waits until the loss of `peer` is told. Puts now and then: silence tells nobody anything. */
+/* Waits until the loss of `peer` is reported. Puts now and then: silence tells nobody anything. */
 static int wait_lost(struct suite_rank *self, int peer, int usual_ms)
 {
-    const int limit_ms = usual_ms * suite_patience();
+    const int limit_ms = usual_ms * suite_time_scale();
     const uint64_t deadline = clock_ns() + (uint64_t)limit_ms * 1000000u;
     uint64_t next = 0;
 
@@ -138,7 +138,7 @@ static int wait_lost(struct suite_rank *self, int peer, int usual_ms)
         }
         SUITE_TRY(suite_step(self));
         if (clock_ns() > deadline)
-            return suite_fail(self, "the loss of %d was not told within %d ms", peer, limit_ms);
+            return suite_fail(self, "the loss of %d was not reported within %d ms", peer, limit_ms);
     }
     return 0;
 }
@@ -150,15 +150,15 @@ int case_peer_never_there(struct suite_rank *self)
     SUITE_TRY(suite_publish(self));
     if (self->rank) {
         suite_close(self);
-        SUITE_TRY(suite_meet(self));
-        return suite_meet(self);
+        SUITE_TRY(suite_barrier(self));
+        return suite_barrier(self);
     }
-    SUITE_TRY(suite_meet(self));
-    if (!self->suite->ops->connect(self->net, 1, &self->board->addresses[1], &self->board->regions[1])) {
+    SUITE_TRY(suite_barrier(self));
+    if (!self->suite->ops->connect(self->net, 1, &self->shared->addresses[1], &self->shared->regions[1])) {
         SUITE_TRY(wait_lost(self, 1, 2 * self->timeout_ms + 1000));
         SUITE_CHECK(self, suite_try_put(self, 1, 0, 0, 64, 0) < 0);
     }
-    return suite_meet(self);
+    return suite_barrier(self);
 }
 
 /* Sleeps on the descriptor until something arrives; 1 = it did, 0 = the time is over. *turns: how often it looked. */
@@ -189,7 +189,7 @@ static int sleep_twice(struct suite_rank *self, int most_turns)
     if (self->suite->ranks == NET_SUITE_FIBERS)
         return suite_skip(self, "coroutines do not sleep");
     for (int i = 0; i < 2; i++) {
-        SUITE_TRY(suite_meet(self));
+        SUITE_TRY(suite_barrier(self));
         if (self->rank) {
             const uint64_t start = clock_ns();
             self->arrived[0] = 0;
@@ -202,7 +202,7 @@ static int sleep_twice(struct suite_rank *self, int most_turns)
             SUITE_TRY(suite_wait_completed(self));
         }
     }
-    return suite_meet(self);
+    return suite_barrier(self);
 }
 
 int case_sleeper_wakes(struct suite_rank *self)
@@ -221,7 +221,7 @@ static int lose_rank_2(struct suite_rank *self)
 {
     SUITE_TRY(suite_open(self));
     if (self->rank == 2) {
-        while (!atomic_load(&self->board->gone[2]) && !suite_step(self)) /* until killed */
+        while (!atomic_load(&self->shared->gone[2]) && !suite_step(self)) /* until killed */
             if (self->posted[0] < SUITE_PUTS)
                 suite_try_put(self, 0, 0, 0, 16384, 0);
         return 1;
@@ -232,9 +232,9 @@ static int lose_rank_2(struct suite_rank *self)
         SUITE_TRY(suite_step(self));
     }
     if (!self->rank) {
-        atomic_store(&self->board->gone[2], 1);
+        atomic_store(&self->shared->gone[2], 1);
         if (self->suite->ranks == NET_SUITE_PROCESSES)
-            kill(atomic_load(&self->board->pids[2]), SIGKILL);
+            kill(atomic_load(&self->shared->pids[2]), SIGKILL);
         else
             self->suite->world_kill(self->world, 2);
     }
@@ -246,7 +246,7 @@ int case_death_is_told(struct suite_rank *self)
     SUITE_TRY(lose_rank_2(self));
     SUITE_CHECK(self, suite_try_put(self, 2, 0, 0, 64, 0) < 0);
     SUITE_CHECK(self, !self->lost[1 - self->rank] && suite_guards_hold(self));
-    return suite_meet(self);
+    return suite_barrier(self);
 }
 
 int case_survivors_go_on(struct suite_rank *self)
@@ -259,5 +259,5 @@ int case_survivors_go_on(struct suite_rank *self)
     SUITE_TRY(suite_wait_arrived(self, other, 500));
     SUITE_TRY(suite_wait_completed(self));
     SUITE_CHECK(self, !self->lost[other] && suite_guards_hold(self));
-    return suite_meet(self);
+    return suite_barrier(self);
 }

@@ -18,12 +18,12 @@ void (*suite_switch)(void);
 
 static int tell(struct suite_rank *self, int outcome, const char *format, va_list args)
 {
-    if (!atomic_exchange(&self->board->told, 1)) {
-        int used = snprintf(self->board->text, sizeof(self->board->text), "rank %d: ", self->rank);
-        vsnprintf(self->board->text + used, sizeof(self->board->text) - (size_t)used, format, args);
-        self->board->outcome = outcome;
+    if (!atomic_exchange(&self->shared->reported, 1)) {
+        int used = snprintf(self->shared->text, sizeof(self->shared->text), "rank %d: ", self->rank);
+        vsnprintf(self->shared->text + used, sizeof(self->shared->text) - (size_t)used, format, args);
+        self->shared->outcome = outcome;
     }
-    atomic_store(&self->board->stop, 1);
+    atomic_store(&self->shared->stop, 1);
     return -1;
 }
 
@@ -115,21 +115,21 @@ int suite_publish(struct suite_rank *self)
     const struct net_ops *ops = self->suite->ops;
     const struct net_memory memory = {.base = self->heap, .bytes = SUITE_HEAP, .kind = EPX_DEVICE_CPU, .dmabuf = -1};
 
-    if (ops->address(self->net, &self->board->addresses[self->rank]))
+    if (ops->address(self->net, &self->shared->addresses[self->rank]))
         return suite_fail(self, "address: %s", epx_last_error());
-    if (ops->add_region(self->net, &memory, &self->board->regions[self->rank]))
+    if (ops->add_region(self->net, &memory, &self->shared->regions[self->rank]))
         return suite_fail(self, "add_region: %s", epx_last_error());
-    SUITE_CHECK(self, self->board->addresses[self->rank].bytes <= NET_ADDRESS_MAX);
-    SUITE_CHECK(self, self->board->regions[self->rank].key_bytes <= NET_KEY_MAX);
-    SUITE_CHECK(self, self->board->regions[self->rank].bytes == SUITE_HEAP);
-    return suite_meet(self);
+    SUITE_CHECK(self, self->shared->addresses[self->rank].bytes <= NET_ADDRESS_MAX);
+    SUITE_CHECK(self, self->shared->regions[self->rank].key_bytes <= NET_KEY_MAX);
+    SUITE_CHECK(self, self->shared->regions[self->rank].bytes == SUITE_HEAP);
+    return suite_barrier(self);
 }
 
 int suite_connect(struct suite_rank *self)
 {
     for (int peer = 0; peer < self->nranks; peer++)
         if (peer != self->rank &&
-            self->suite->ops->connect(self->net, peer, &self->board->addresses[peer], &self->board->regions[peer]))
+            self->suite->ops->connect(self->net, peer, &self->shared->addresses[peer], &self->shared->regions[peer]))
             return suite_fail(self, "connect to %d: %s", peer, epx_last_error());
     return 0;
 }
@@ -139,7 +139,7 @@ int suite_open(struct suite_rank *self)
     SUITE_TRY(suite_open_alone(self));
     SUITE_TRY(suite_publish(self));
     SUITE_TRY(suite_connect(self));
-    return suite_meet(self);
+    return suite_barrier(self);
 }
 
 void suite_close(struct suite_rank *self)
@@ -198,7 +198,7 @@ static int on_event(struct suite_rank *self, const struct net_event *event)
         SUITE_CHECK(self, event->peer >= 0 && event->peer < self->nranks);
         SUITE_CHECK(self, event->error > 0);
         if (self->lost[event->peer])
-            return suite_fail(self, "the loss of %d is told twice", event->peer);
+            return suite_fail(self, "the loss of %d is reported twice", event->peer);
         self->lost[event->peer] = event->error;
         return 0;
     }
@@ -220,7 +220,7 @@ int suite_step(struct suite_rank *self)
     struct net_event events[EVENTS];
     int count;
 
-    if (atomic_load(&self->board->stop))
+    if (atomic_load(&self->shared->stop))
         return -1;
     if (!self->net) {
         suite_yield(self);
@@ -237,9 +237,9 @@ int suite_step(struct suite_rank *self)
     return 0;
 }
 
-int suite_patience(void)
+int suite_time_scale(void)
 {
-    const char *text = getenv("EPX_TEST_PATIENCE");
+    const char *text = getenv("EPX_TEST_TIME_SCALE");
     const int times = text ? atoi(text) : 1;
 
     return times > 1 ? times : 1;
@@ -247,12 +247,12 @@ int suite_patience(void)
 
 uint32_t suite_share(uint32_t n)
 {
-    return suite_patience() > 1 ? n / 4 : n;
+    return suite_time_scale() > 1 ? n / 4 : n;
 }
 
 static uint64_t limit(void)
 {
-    return clock_ns() + (uint64_t)suite_patience() * SUITE_LIMIT_MS * 1000000u;
+    return clock_ns() + (uint64_t)suite_time_scale() * SUITE_LIMIT_MS * 1000000u;
 }
 
 /* ---- Waits */
@@ -262,20 +262,20 @@ static int living(const struct suite_rank *self)
     int count = 0;
 
     for (int i = 0; i < self->nranks; i++)
-        count += !atomic_load(&self->board->gone[i]);
+        count += !atomic_load(&self->shared->gone[i]);
     return count;
 }
 
-int suite_meet(struct suite_rank *self)
+int suite_barrier(struct suite_rank *self)
 {
     const uint64_t deadline = limit();
-    const int round = atomic_load(&self->board->round);
+    const int round = atomic_load(&self->shared->round);
 
-    if (atomic_fetch_add(&self->board->arrived, 1) + 1 >= living(self)) {
-        atomic_store(&self->board->arrived, 0);
-        atomic_fetch_add(&self->board->round, 1);
+    if (atomic_fetch_add(&self->shared->arrived, 1) + 1 >= living(self)) {
+        atomic_store(&self->shared->arrived, 0);
+        atomic_fetch_add(&self->shared->round, 1);
     }
-    while (atomic_load(&self->board->round) == round) {
+    while (atomic_load(&self->shared->round) == round) {
         SUITE_TRY(suite_step(self));
         if (clock_ns() > deadline)
             return suite_fail(self, "the other ranks did not come to the barrier");

@@ -13,16 +13,16 @@ enum {
     SUITE_HEAP = 8 << 20,
     SUITE_GUARD = 4096,    /* bytes beyond both ends of the heap that nobody may touch */
     SUITE_PUTS = 1 << 16,  /* most puts from one rank to another in a case */
-    SUITE_LIMIT_MS = 10000 /* of every wait, times suite_patience(); a case that works takes far less */
+    SUITE_LIMIT_MS = 10000 /* of every wait, times suite_time_scale(); a case that works takes far less */
 };
 
-/* EPX_TEST_PATIENCE, 1 by default: how many times slower than usual this machine may be, an emulated one say. */
-int suite_patience(void);
+/* EPX_TEST_TIME_SCALE, 1 by default: how many times slower than usual this machine may be, an emulated one say. */
+int suite_time_scale(void);
 /* How many of n where much is done: a quarter on such a machine. */
 uint32_t suite_share(uint32_t n);
 
 /* In memory that all ranks share. */
-struct suite_board {
+struct suite_shared {
     atomic_int arrived, round; /* barrier */
     atomic_int stop;           /* a rank failed: the others give up */
     atomic_int gone[SUITE_RANKS];
@@ -30,14 +30,14 @@ struct suite_board {
     atomic_int word; /* for cases */
     int outcome;     /* of the first that failed or skipped */
     char text[512];
-    atomic_int told;
+    atomic_int reported;
     struct net_address addresses[SUITE_RANKS];
     struct net_region regions[SUITE_RANKS];
 };
 
 struct suite_rank {
     const struct net_suite *suite;
-    struct suite_board *board;
+    struct suite_shared *shared;
     void *world;
     int rank, nranks;
     int timeout_ms; /* given to the network */
@@ -88,10 +88,10 @@ int suite_publish(struct suite_rank *self);
 int suite_connect(struct suite_rank *self);
 void suite_close(struct suite_rank *self);
 
-/* One turn: polls, counts events, checks them. Lets others run. */
+/* Polls once, counts events, checks them. Lets others run. */
 int suite_step(struct suite_rank *self);
 /* Waits for all ranks that live; polls meanwhile. */
-int suite_meet(struct suite_rank *self);
+int suite_barrier(struct suite_rank *self);
 /* Immediates are numbered per pair by the suite. -EAGAIN is waited out; 0 or -1 after suite_fail. */
 int suite_put(struct suite_rank *self, int peer, uint64_t source, uint64_t target, uint32_t bytes, int more);
 /* The same, once: 0, or what put said. */
@@ -106,7 +106,7 @@ void suite_fill(uint8_t *at, uint32_t bytes, int source, uint32_t index);
 int64_t suite_differs(const uint8_t *at, uint32_t bytes, int source, uint32_t index);
 /* Whether nothing was written outside the heap. */
 int suite_guards_hold(const struct suite_rank *self);
-/* Gives the processor, or the coroutine's turn, to others. */
+/* Gives the processor, or the coroutine, to others. */
 void suite_yield(struct suite_rank *self);
 
 /* The runner's: switches coroutines; NULL elsewhere. */

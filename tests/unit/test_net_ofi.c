@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The network suite over libfabric, and what only a network of sockets can be told. ctest: timeout=240 */
+/* The network suite over libfabric, and cases for networks over sockets. ctest: timeout=240 */
 #include "tests/unit/net_suite_cmocka.h"
 
 #include <arpa/inet.h>
@@ -39,7 +39,7 @@ static const struct net_suite shm = {
 
 /* ---- Which interface */
 
-/* Opens an endpoint under the environment of the caller; its IPv4 or IPv6 address, or -1 with a message on the board. */
+/* Opens an endpoint under the environment of the caller; its IPv4 or IPv6 address, or -1 with a message in the shared memory. */
 static int own_address(struct suite_rank *self, struct sockaddr_storage *at)
 {
     struct net_address address;
@@ -150,7 +150,7 @@ static int address_that_reaches_the_master(struct suite_rank *self)
 static int connect_says(struct suite_rank *self, const struct net_address *address, const char *word)
 {
     SUITE_CHECK(self, self->suite->ops->connect(self->net, 1 - self->rank, address,
-                                                &self->board->regions[1 - self->rank]) == EPX_ERR_MISMATCH);
+                                                &self->shared->regions[1 - self->rank]) == EPX_ERR_MISMATCH);
     if (!strstr(epx_last_error(), word) || !strstr(epx_last_error(), self->rank ? "rank 0" : "rank 1"))
         return suite_fail(self, "\"%s\" names neither the peer nor \"%s\"", epx_last_error(), word);
     return 0;
@@ -164,24 +164,24 @@ static int peers_that_do_not_fit(struct suite_rank *self)
 
     SUITE_TRY(suite_open_alone(self));
     SUITE_TRY(suite_publish(self));
-    bad = self->board->addresses[1 - self->rank];
+    bad = self->shared->addresses[1 - self->rank];
     memcpy(&wire, bad.data, sizeof(wire));
     snprintf(wire.provider, sizeof(wire.provider), "carrier-pigeon");
     memcpy(bad.data, &wire, sizeof(wire));
     SUITE_TRY(connect_says(self, &bad, "carrier-pigeon"));
 
-    bad = self->board->addresses[1 - self->rank];
+    bad = self->shared->addresses[1 - self->rank];
     memset(bad.data, 0x5a, 4);
     SUITE_TRY(connect_says(self, &bad, "not one of the ofi network"));
 
-    bad = self->board->addresses[1 - self->rank]; /* on the other side of the loopback border */
+    bad = self->shared->addresses[1 - self->rank]; /* on the other side of the loopback border */
     memcpy(&at, bad.data + sizeof(wire), sizeof(at));
     if (at.sin_family == AF_INET) {
         at.sin_addr.s_addr = htonl(ntohl(at.sin_addr.s_addr) == INADDR_LOOPBACK ? 0xc0000201u : INADDR_LOOPBACK);
         memcpy(bad.data + sizeof(wire), &at, sizeof(at));
         SUITE_TRY(connect_says(self, &bad, "EPX_SOCKET_IFNAME"));
     }
-    return suite_meet(self);
+    return suite_barrier(self);
 }
 
 /* ---- Strangers who call */
@@ -195,8 +195,8 @@ static int call_rank_0(struct suite_rank *self, uint32_t kind)
     struct timeval limit = {.tv_sec = 1};
     int fd;
 
-    memcpy(&wire, self->board->addresses[0].data, sizeof(wire));
-    memcpy(&at, self->board->addresses[0].data + sizeof(wire), wire.bytes);
+    memcpy(&wire, self->shared->addresses[0].data, sizeof(wire));
+    memcpy(&at, self->shared->addresses[0].data + sizeof(wire), wire.bytes);
     fd = socket(at.ss_family, SOCK_STREAM, 0);
     SUITE_CHECK(self, fd >= 0);
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
@@ -224,7 +224,7 @@ static int strangers_do_no_harm(struct suite_rank *self)
     SUITE_TRY(suite_open_alone(self));
     SUITE_TRY(suite_publish(self));
     if (self->rank < 2 &&
-        self->suite->ops->connect(self->net, peer, &self->board->addresses[peer], &self->board->regions[peer]))
+        self->suite->ops->connect(self->net, peer, &self->shared->addresses[peer], &self->shared->regions[peer]))
         return suite_fail(self, "connect: %s", epx_last_error());
     for (uint32_t call = 0; call < CALLS; call++) {
         if (self->rank == 2) {
@@ -234,12 +234,12 @@ static int strangers_do_no_harm(struct suite_rank *self)
                 SUITE_TRY(suite_put(self, peer, 0, 65536, 16384, 0));
             SUITE_TRY(suite_wait_arrived(self, peer, (call + 1) * PUTS));
         }
-        SUITE_TRY(suite_meet(self));
+        SUITE_TRY(suite_barrier(self));
     }
     SUITE_TRY(suite_wait_completed(self));
     SUITE_CHECK(self, suite_guards_hold(self));
     SUITE_CHECK(self, self->rank == 2 || !self->lost[peer]);
-    return suite_meet(self);
+    return suite_barrier(self);
 }
 
 static const struct suite_case own_cases[] = {
