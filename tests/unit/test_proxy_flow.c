@@ -269,7 +269,7 @@ static void an_idle_thread_uses_no_core(void **state)
 }
 
 /* Producers that cannot ring: naps, and the commands are seen all the same. */
-static void a_device_that_cannot_ring_is_looked_after_by_naps(void **state)
+static void a_device_that_cannot_ring_is_served_by_short_sleeps(void **state)
 {
     struct proxy_fixture *s = *state;
     struct ring_dev deaf;
@@ -288,7 +288,7 @@ static void a_device_that_cannot_ring_is_looked_after_by_naps(void **state)
     expect_idle_costs_nothing(s, 60 * MS);
 }
 
-static void an_idle_thread_over_a_network_without_descriptor_naps(void **state)
+static void an_idle_thread_over_a_network_without_descriptor_sleeps_briefly(void **state)
 {
     struct proxy_fixture *s = *state;
 
@@ -301,7 +301,7 @@ static void an_idle_thread_over_a_network_without_descriptor_naps(void **state)
 }
 
 /* Always readable, and nothing to report. */
-static void a_descriptor_that_lies_is_left_out(void **state)
+static void a_descriptor_with_spurious_wakes_is_left_out(void **state)
 {
     struct proxy_fixture *s = *state;
     const int fd = eventfd(1, EFD_CLOEXEC);
@@ -373,9 +373,9 @@ int main(void)
         TEST(threads_take_what_is_pushed_and_are_quiet_afterwards),
         TEST(a_sleeping_thread_wakes_for_every_replay),
         TEST(an_idle_thread_uses_no_core),
-        TEST(a_device_that_cannot_ring_is_looked_after_by_naps),
-        TEST(an_idle_thread_over_a_network_without_descriptor_naps),
-        TEST(a_descriptor_that_lies_is_left_out),
+        TEST(a_device_that_cannot_ring_is_served_by_short_sleeps),
+        TEST(an_idle_thread_over_a_network_without_descriptor_sleeps_briefly),
+        TEST(a_descriptor_with_spurious_wakes_is_left_out),
         TEST(quiet_ends_at_its_deadline_and_names_the_peer),
         TEST(bad_options_are_refused),
     };
