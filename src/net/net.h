@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Networks behind one table of operations. A network has one transfer, PUT: write these bytes there, and deliver this 32-bit
- * immediate there once they have landed. Two puts may arrive in any order. The proxy interprets the immediate
+ * Networks behind one table of operations. A network has one transfer, PUT: write these bytes there, and deliver this
+ * 32-bit immediate there once they have landed. Two puts may arrive in any order. The proxy interprets the immediate
  * (kernel/command.h).
  *
  * An endpoint (struct net) belongs to ONE proxy thread, which makes all calls from open to close: no locks. Peers are
@@ -111,8 +111,9 @@ struct net {
     const struct net_ops *ops;
 };
 
-/* "" or "auto": EPX_NET, else the first that can run here. Other names as in net/name.h: "verbs", "ofi", "ofi:tcp", "tcp",
- * "null" (accepts puts and discards them, for measurements), ... *provider points into `name`, or to a constant. */
+/* "" or "auto": EPX_NET, else the first that can run here. Other names as in net/name.h: "verbs", "ofi", "ofi:tcp",
+ * "tcp", "null" (accepts puts and discards them, for measurements), ... *provider points into `name`, or to a constant.
+ * */
 epx_status net_find(const char *name, const struct net_ops **ops, const char **provider);
 
 extern const struct net_ops net_ofi_ops, net_verbs_ops, net_sim_ops, net_null_ops;

@@ -184,8 +184,8 @@ void proxy_fault(struct proxy_thread *t, enum fault fault, int status, int peer,
 /* Starts the thread; nothing is open yet. */
 epx_status request_start(struct proxy_thread *t);
 struct budget budget_of(int ms);
-/* A request is first submitted to all threads; then the caller waits for each, with one budget for all. EPX_ERR_TIMEOUT: the
- * budget is spent, and the thread is abandoned. */
+/* A request is first submitted to all threads; then the caller waits for each, with one budget for all.
+ * EPX_ERR_TIMEOUT: the budget is spent, and the thread is abandoned. */
 void request_submit(struct proxy_thread *t, enum request request);
 epx_status request_wait(struct proxy_thread *t, struct budget *budget);
 /* After REQUEST_CLOSE: waits also until the thread has ended. */

@@ -10,8 +10,8 @@
  *              `- bad: refused, counted, reported once
  *
  * Commands of one iteration are merged before the first is posted. Puts that wait for a window are still merged with. A
- * peer whose window is closed keeps its puts in its own queue while other peers post. Only when that queue is full does the
- * ring wait, at the first command for this peer.
+ * peer whose window is closed keeps its puts in its own queue while other peers post. Only when that queue is full does
+ * the ring wait, at the first command for this peer.
  */
 #include <errno.h>
 #include <stdio.h>

@@ -76,8 +76,8 @@ struct proxy_address {
 
 /*
  * The thread of an endpoint makes every call of the network's library, and the caller waits for it with a deadline.
- * EPX_ERR_TIMEOUT: a thread has not returned from the library; the message names the call. After that only proxy_stats_read
- * and proxy_close may be called.
+ * EPX_ERR_TIMEOUT: a thread has not returned from the library; the message names the call. After that only
+ * proxy_stats_read and proxy_close may be called.
  */
 epx_status proxy_open(const struct proxy_options *options, struct proxy_group **proxies);
 /* addresses[threads] of this rank. */
@@ -92,23 +92,23 @@ void proxy_wake(struct proxy_group *proxies);
 /* Simulation: one iteration of thread `index`; non-zero if it did something. */
 int proxy_step(struct proxy_group *proxies, int index);
 void proxy_stats_read(const struct proxy_group *proxies, struct proxy_stats *stats);
-/* Waits until all pushed commands are posted and completed. EPX_ERR_TIMEOUT at the deadline; the message names the peer. In a
- * simulation: one iteration of each thread, and EPX_ERR_NOT_READY until nothing is left. */
+/* Waits until all pushed commands are posted and completed. EPX_ERR_TIMEOUT at the deadline; the message names the
+ * peer. In a simulation: one iteration of each thread, and EPX_ERR_NOT_READY until nothing is left. */
 epx_status proxy_quiet(struct proxy_group *proxies);
-/* This rank has given up: drops what is not posted, aborts excepted, and waits until the network reads no memory of this rank
- * any more, at most half of timeout_ms. 0: a thread has not come back from the network by then. */
+/* This rank has given up: drops what is not posted, aborts excepted, and waits until the network reads no memory of
+ * this rank any more, at most half of timeout_ms. 0: a thread has not come back from the network by then. */
 int proxy_stop(struct proxy_group *proxies);
 /*
  * Threads have half of timeout_ms, and at least PROXY_CLOSE_MS, to leave their loops and to close their endpoints.
- * EPX_OK: all is freed. EPX_ERR_TIMEOUT: a thread has not returned from the library. It is abandoned, and may return at any
- * time: `proxies` and everything that `options` named must stay allocated until the process ends.
+ * EPX_OK: all is freed. EPX_ERR_TIMEOUT: a thread has not returned from the library. It is abandoned, and may return at
+ * any time: `proxies` and everything that `options` named must stay allocated until the process ends.
  */
 enum { PROXY_CLOSE_MS = 2000 };
 epx_status proxy_close(struct proxy_group *proxies);
 /* Does every thread begin another iteration within `ms`? If not, `text` names the blocked thread and its call. */
 int proxy_responsive(struct proxy_group *proxies, int ms, char *text, size_t bytes);
-/* Runs fn(arg), which calls a network's library, on a thread of its own. EPX_ERR_TIMEOUT with *left = 1: fn has not returned
- * within `ms`, and what it uses must stay allocated. `what` begins the message. */
+/* Runs fn(arg), which calls a network's library, on a thread of its own. EPX_ERR_TIMEOUT with *left = 1: fn has not
+ * returned within `ms`, and what it uses must stay allocated. `what` begins the message. */
 epx_status proxy_guard(const char *what, int ms, epx_status (*fn)(void *arg), void *arg, int *left);
 
 /* Runs the proxies in place of threads: runtime()->proxies (util/runtime.h). */

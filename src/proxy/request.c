@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Requests to the thread that owns an endpoint: open, register, connect, close. The library under a network may never
- * return from a call (a driver that hangs, a lock that a killed process held). So the caller's threads never call it: the
- * endpoint's own thread does, and the caller waits for that thread with a deadline.
+ * return from a call (a driver that hangs, a lock that a killed process held). So the caller's threads never call it:
+ * the endpoint's own thread does, and the caller waits for that thread with a deadline.
  *
  *   caller                                              the endpoint's thread
  *   request = R, wakes it       ------------------->    after the current iteration: performs R
@@ -256,8 +256,9 @@ struct budget budget_of(int ms)
     return (struct budget){.ms = ms, .left_ns = (uint64_t)ms * 1000000u, .last_ns = clock_ns()};
 }
 
-/* Takes the time since the last call from the budget, but no more than one check may take: where this thread did not run,
- * because the process was stopped or other threads had its core, the awaited thread did not run either. 0: nothing is left. */
+/* Takes the time since the last call from the budget, but no more than one check may take: where this thread did not
+ * run, because the process was stopped or other threads had its core, the awaited thread did not run either. 0: nothing
+ * is left. */
 static int spend(struct budget *b)
 {
     const uint64_t now = clock_ns(), passed = now - b->last_ns < SPEND_NS ? now - b->last_ns : SPEND_NS;

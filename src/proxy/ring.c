@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory of a command ring: slots, tail and doorbell in host memory that kernels reach; head in the device's own memory. */
+/* Memory of a command ring: slots, tail and doorbell in host memory that kernels reach; head in the device's own
+ * memory. */
 #include "proxy/ring.h"
 
 #include <stdlib.h>
@@ -7,7 +8,8 @@
 
 #include "util/status.h"
 
-/* Producers share head and tail_seen, the consumer owns tail: each has cache lines of its own, two because cores fetch pairs. */
+/* Producers share head and tail_seen, the consumer owns tail: each has cache lines of its own, two because cores fetch
+ * pairs. */
 struct ring_words {
     uint64_t tail;
     uint8_t pad0[120];

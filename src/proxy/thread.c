@@ -1,22 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The loop of a proxy thread. A busy thread makes no system call. An idle thread spins for a moment, then yields its core
- * between iterations, then sleeps on two descriptors: the network's, and an eventfd that producers write.
+ * The loop of a proxy thread. A busy thread makes no system call. An idle thread spins for a moment, then yields its
+ * core between iterations, then sleeps on two descriptors: the network's, and an eventfd that producers write.
  *
  *   proxy thread                                  producer on the CPU (kernel/ring.h)
  *   S1 bell.waiters = 1      (exchange)           P3 slots                (release)
  *   S2 ring empty? network says sleep?            P4 bell.waiters = 0     (exchange); it was 1: write the eventfd
  *   S3 poll(eventfd, network's fd), bounded
  *
- * S1 and P4 are read-modify-writes of one word: if P4 comes first, S2 sees the slots; if S1 does, P4 (or another producer
- * that took the 1 after S1) writes the eventfd, which stays readable until the proxy reads it. No wake-up is lost.
+ * S1 and P4 are read-modify-writes of one word: if P4 comes first, S2 sees the slots; if S1 does, P4 (or another
+ * producer that took the 1 after S1) writes the eventfd, which stays readable until the proxy reads it. No wake-up is
+ * lost.
  *
- * A descriptor that wakes the thread again and again although the network has nothing to report (libfabric 1.17's over tcp
- * does, once data has moved) is not polled until the network reports something again.
+ * A descriptor that wakes the thread again and again although the network has nothing to report (libfabric 1.17's over
+ * tcp does, once data has moved) is not polled until the network reports something again.
  *
  * How long a sleep may last: where producers cannot ring (a GPU), where the network has no descriptor, or while
- * something is in flight, SLEEP_MIN_NS, doubled up to SLEEP_MAX_NS; otherwise SLEEP_IDLE_NS, which only bounds the harm of a
- * network that forgets to wake.
+ * something is in flight, SLEEP_MIN_NS, doubled up to SLEEP_MAX_NS; otherwise SLEEP_IDLE_NS, which only bounds the harm
+ * of a network that forgets to wake.
  */
 #include <errno.h>
 #include <fcntl.h>

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How much may be in flight to a peer: a window in bytes and one in messages. Both adapt once per round; a round is the time
- * until a put posted at its start completes.
+ * How much may be in flight to a peer: a window in bytes and one in messages. Both adapt once per round; a round is the
+ * time until a put posted at its start completes.
  *
  *   grow    by an eighth, when something waited for the window and the completions came in time
  *   shrink  by a quarter, when most completions were late: later than four times what the bytes ahead of them would take at
  *           the best rate seen. The own queue cannot cause that; a congested network can
  *   shrink  the messages to three quarters of those in flight, when the network had no room
  *
- * Best time and best rate decay slowly, so that completions over a path that has become slower do not count as late for ever.
- * The user's limits bound the windows and do not adapt. One put is always allowed when nothing is in flight, however large.
- * The code that every put runs is inline, in internal.h.
+ * Best time and best rate decay slowly, so that completions over a path that has become slower do not count as late for
+ * ever. The user's limits bound the windows and do not adapt. One put is always allowed when nothing is in flight,
+ * however large. The code that every put runs is inline, in internal.h.
  */
 #include <string.h>
 

@@ -57,7 +57,8 @@ static uint32_t slots_of(const struct flood *flood)
     return (HALF / SUITE_RANKS) / flood->slot;
 }
 
-/* Sends everything to `peer` as fast as it goes: polls only when there is no room. Sources are reused when their put has completed. */
+/* Sends everything to `peer` as fast as it goes: polls only when there is no room. Sources are reused when their put
+ * has completed. */
 static int flood_peer(struct suite_rank *self, const struct flood *flood, int peer)
 {
     const uint32_t slots = slots_of(flood), i = self->posted[peer];

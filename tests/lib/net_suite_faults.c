@@ -178,7 +178,8 @@ static int sleep_on(struct suite_rank *self, int limit_ms, int *turns)
     return self->arrived[0] ? 1 : 0;
 }
 
-/* Rank 1 sleeps; a put that comes later wakes it long before its time is over. Twice: the second sleep is armed anew. */
+/* Rank 1 sleeps; a put that comes later wakes it long before its time is over. Twice: the second sleep is armed anew.
+ * */
 static int sleep_twice(struct suite_rank *self, int most_turns)
 {
     int turns;

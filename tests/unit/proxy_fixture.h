@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The fixture of the proxy tests: ranks over chaos_net, a network that is driven step by step. Its puts land and complete
- * in any order; it refuses, fails, reports false events and loses peers when a test says so. Each test includes this file
- * once.
+ * The fixture of the proxy tests: ranks over chaos_net, a network that is driven step by step. Its puts land and
+ * complete in any order; it refuses, fails, reports false events and loses peers when a test says so. Each test
+ * includes this file once.
  */
 #ifndef EPX_TESTS_UNIT_PROXY_FIXTURE_H
 #define EPX_TESTS_UNIT_PROXY_FIXTURE_H

@@ -39,7 +39,8 @@ static const struct net_suite shm = {
 
 /* ---- Which interface */
 
-/* Opens an endpoint under the environment of the caller; its IPv4 or IPv6 address, or -1 with a message in the shared memory. */
+/* Opens an endpoint under the environment of the caller; its IPv4 or IPv6 address, or -1 with a message in the shared
+ * memory. */
 static int own_address(struct suite_rank *self, struct sockaddr_storage *at)
 {
     struct net_address address;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A network library that blocks in each of its calls, for ever or for a while. Group operations end by their deadlines and
- * name the call that blocks the rank's own proxy; epx_group_create and epx_group_destroy return within their bounds; the
- * process ends as it should; with enable_mask the other ranks go on.
+ * A network library that blocks in each of its calls, for ever or for a while. Group operations end by their deadlines
+ * and name the call that blocks the rank's own proxy; epx_group_create and epx_group_destroy return within their
+ * bounds; the process ends as it should; with enable_mask the other ranks go on.
  *
- * Each scenario is a process of its own with four ranks as threads, two to a node; the last rank's network is the bad one.
- * ctest: timeout=120 labels=ranks sleeps
+ * Each scenario is a process of its own with four ranks as threads, two to a node; the last rank's network is the bad
+ * one. ctest: timeout=120 labels=ranks sleeps
  */
 #include <setjmp.h>
 #include <signal.h>
@@ -225,8 +225,8 @@ static int back_late(struct fixture *s, const struct scenario *scenario)
     return fixture_ll(s) || fixture_ht(s) || fixture_ll(s) ? -1 : 0;
 }
 
-/* A group that has failed starts over: its network closes, and opens anew. The last rank gets no further; the others do so
- * without it, or are told. */
+/* A group that has failed starts over: its network closes, and opens anew. The last rank gets no further; the others do
+ * so without it, or are told. */
 static int stuck_starting_over(struct fixture *s, const struct scenario *scenario)
 {
     uint64_t start;
@@ -326,7 +326,8 @@ static int run_rank(int rank, int n, epx_bootstrap *boot, void *arg)
     return rc;
 }
 
-/* As programs do: with what runs at exit, leak checks among it; where these take seconds, one scenario of a test is enough. */
+/* As programs do: with what runs at exit, leak checks among it; where these take seconds, one scenario of a test is
+ * enough. */
 static void leave(int status, int first)
 {
     const char *sanitize = getenv("EPX_SANITIZE");

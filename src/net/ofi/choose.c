@@ -2,8 +2,9 @@
 /*
  * Selects the provider, and one of its addresses or cards.
  *
- * The provider is selected in this order: the caller's ("ofi:tcp"), EPX_OFI_PROVIDER, and else the first that is available of
- * efa, cxi, verbs, tcp. shm is selected by name only: it works inside one machine, where EPX needs no network.
+ * The provider is selected in this order: the caller's ("ofi:tcp"), EPX_OFI_PROVIDER, and else the first that is
+ * available of efa, cxi, verbs, tcp. shm is selected by name only: it works inside one machine, where EPX needs no
+ * network.
  *
  * "tcp" means TCP without a layer between: the provider tcp where it has endpoints of its own that need no connecting
  * (libfabric 1.18 and later), the same code under the name net in 1.17, and only then tcp below ofi_rxm, which in 1.17
@@ -169,8 +170,8 @@ static int same_card(const struct fi_info *a, const struct fi_info *b)
     return !strcmp(a->domain_attr->name, b->domain_attr->name);
 }
 
-/* Endpoints are spread over entries of equal score on different cards. Entries with IP addresses are not spread: the peers
- * would have to be reachable from every interface. */
+/* Endpoints are spread over entries of equal score on different cards. Entries with IP addresses are not spread: the
+ * peers would have to be reachable from every interface. */
 static const struct fi_info *spread(const struct fi_info *first, const struct criteria *criteria, int index)
 {
     const struct fi_info *cards[16];

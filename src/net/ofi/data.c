@@ -6,21 +6,24 @@
  *                                                |
  *                    the peer's completion queue:  remote CQ data = the immediate ---> NET_ARRIVED
  *
- * A put is one fi_writemsg with remote CQ data. By definition the data reaches the peer's completion queue after the bytes
- * of that write; the order of two writes is not assumed. A put with `more` is held back until the next put to the same
- * peer, or flush, decides how to post it: FI_MORE must be followed by another write, and libfabric has no doorbell.
+ * A put is one fi_writemsg with remote CQ data. By definition the data reaches the peer's completion queue after the
+ * bytes of that write; the order of two writes is not assumed. A put with `more` is held back until the next put to the
+ * same peer, or flush, decides how to post it: FI_MORE must be followed by another write, and libfabric has no
+ * doorbell.
  *
  * libfabric lets completions overtake each other unless comp_order says FI_ORDER_STRICT. Then one put in
- * OFI_SIGNAL_EVERY asks for a completion, and the completion of the last of a chain stands for all before it. Otherwise every
- * put asks for one, and the puts of a peer are reported from the oldest on, up to the first that has not completed.
+ * OFI_SIGNAL_EVERY asks for a completion, and the completion of the last of a chain stands for all before it. Otherwise
+ * every put asks for one, and the puts of a peer are reported from the oldest on, up to the first that has not
+ * completed.
  *
- * Where the provider connects at first use, two peers that connect to each other at the same time can both fail (seen in
- * libfabric 1.17, one time in a hundred on a busy machine). So the lower rank of each pair first sends a hello, a put
- * without bytes whose CQ data has OFI_HELLO set, and the higher rank posts nothing before it has received the hello.
+ * Where the provider connects at first use, two peers that connect to each other at the same time can both fail (seen
+ * in libfabric 1.17, one time in a hundred on a busy machine). So the lower rank of each pair first sends a hello, a
+ * put without bytes whose CQ data has OFI_HELLO set, and the higher rank posts nothing before it has received the
+ * hello.
  *
  * A peer is lost when a put to it fails, or when the provider accepts or completes none for the timeout: some providers
- * reconnect internally and return EAGAIN for ever, whether the peer exists or not. After REACH_AFTER_NS without progress EPX
- * checks whether the peer still listens, where the address is a socket address.
+ * reconnect internally and return EAGAIN for ever, whether the peer exists or not. After REACH_AFTER_NS without
+ * progress EPX checks whether the peer still listens, where the address is a socket address.
  */
 #include "net/ofi/ofi.h"
 

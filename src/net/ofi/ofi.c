@@ -59,8 +59,8 @@ static void fid_close(struct fid *fid)
 /*
  * ofi_rxm closes the connections of an endpoint and then posts receives to them again, for completions that were still
  * queued: it reads freed memory (libfabric's issue 11828; seen with 1.17, open in 2.4). Over tcp receives belong to all
- * connections, so it does not happen there. Over verbs an endpoint is left to the end of the process; its memory region is
- * not, so nobody writes any more.
+ * connections, so it does not happen there. Over verbs an endpoint is left to the end of the process; its memory region
+ * is not, so nobody writes any more.
  */
 static int must_leave_open(const struct ofi_net *n)
 {
@@ -353,8 +353,8 @@ static epx_status check_address(const struct ofi_net *n, int peer, const struct 
     return EPX_OK;
 }
 
-/* Starts to connect and does not wait: the connection needs the peer to poll, and the peer may be waiting here too. Until
- * the connection is established, put returns -EAGAIN. */
+/* Starts to connect and does not wait: the connection needs the peer to poll, and the peer may be waiting here too.
+ * Until the connection is established, put returns -EAGAIN. */
 static epx_status net_connect(struct net *net, int peer, const struct net_address *address,
                               const struct net_region *region)
 {

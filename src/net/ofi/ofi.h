@@ -55,9 +55,9 @@ struct ofi_lib {
 /* Opens the library once per process; NULL when it is not there, and in `text` the reason. */
 const struct ofi_lib *ofi_lib_get(const char **text);
 
-/* Selects what an endpoint runs on: one info, to be freed by the caller. `provider` "" = EPX_OFI_PROVIDER, else the best there is.
- * `index` spreads the endpoints of a rank over the cards. `memory_kind` of a GPU: one with FI_HMEM, if the provider has
- * one. */
+/* Selects what an endpoint runs on: one info, to be freed by the caller. `provider` "" = EPX_OFI_PROVIDER, else the
+ * best there is. `index` spreads the endpoints of a rank over the cards. `memory_kind` of a GPU: one with FI_HMEM, if
+ * the provider has one. */
 epx_status ofi_choose(const struct ofi_lib *lib, const char *provider, int index, int memory_kind,
                       struct fi_info **info);
 /* "tcp;ofi_rxm on lo (127.0.0.1)" */
@@ -151,8 +151,8 @@ struct ofi_net {
     int warned;
 };
 
-/* Checks, without waiting, whether anybody listens at the peer's address: an errno value if not (ECONNREFUSED, ...), 0 if
- * somebody does or it is not known yet. For socket addresses only; 0 for others. */
+/* Checks, without waiting, whether anybody listens at the peer's address: an errno value if not (ECONNREFUSED, ...), 0
+ * if somebody does or it is not known yet. For socket addresses only; 0 for others. */
 int ofi_reach(struct ofi_net *n, int peer, uint64_t now);
 void ofi_reach_end(struct ofi_peer *peer);
 

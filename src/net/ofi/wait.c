@@ -6,9 +6,9 @@
  *                                                                 `-> sockets, or what else there is to progress
  *
  * libfabric's tcp provider before 1.18.1 sets the signal with every completion and never clears it (its issue 8947):
- * cq_fd stays readable for good, and a thread that sleeps on it spins. So the descriptor to sleep on reports edges of cq_fd,
- * and arm() asks cq_fd which of its entries are ready besides the signal. The signal is recognised by its epoll data, which
- * are read at the beginning, when fi_cq_signal sets it and nothing else can be ready.
+ * cq_fd stays readable for good, and a thread that sleeps on it spins. So the descriptor to sleep on reports edges of
+ * cq_fd, and arm() asks cq_fd which of its entries are ready besides the signal. The signal is recognised by its epoll
+ * data, which are read at the beginning, when fi_cq_signal sets it and nothing else can be ready.
  *
  * No wake-up is lost: arm() consumes past edges, then reads the levels; anything later is a new edge. Where cq_fd is no
  * epoll descriptor, or the signal cannot be recognised, cq_fd is used as it is.

@@ -6,8 +6,8 @@
  *                 bytes are read and written when they LAND, maybe in pieces at several times; then the immediate
  *   sender <--- completion, some time after that
  *
- * Puts land in any order, unless `ordered` is set. A put that reads its source too late, or lands in a slot that is in use
- * again, corrupts data here as it would on a wire. Not safe with threads.
+ * Puts land in any order, unless `ordered` is set. A put that reads its source too late, or lands in a slot that is in
+ * use again, corrupts data here as it would on a wire. Not safe with threads.
  */
 #ifndef EPX_NET_SIM_SIM_H
 #define EPX_NET_SIM_SIM_H

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * SRD, the reliable datagrams of Amazon's EFA: one queue pair for all peers, an address handle for each, delivery in any
- * order. This code has never run on a card (docs/verbs.md); it follows the manual pages efadv_create_qp_ex(3),
+ * SRD, the reliable datagrams of Amazon's EFA: one queue pair for all peers, an address handle for each, delivery in
+ * any order. This code has never run on a card (docs/verbs.md); it follows the manual pages efadv_create_qp_ex(3),
  * efadv_query_device(3) and ibv_wr_post(3), and shares everything else with RC, which is tested.
  *
- * Every work request is signalled and completes in any order. Completions are reported in order: a window per peer records
- * which puts have completed, and those before the first that has not are reported.
+ * Every work request is signalled and completes in any order. Completions are reported in order: a window per peer
+ * records which puts have completed, and those before the first that has not are reported.
  */
 #include "net/verbs/verbs.h"
 

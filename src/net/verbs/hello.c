@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How two ranks exchange the numbers of their queue pairs. A reliable connection needs one queue pair per PEER, and their
- * numbers are too many for the bootstrap (ranks x ranks). So every endpoint exports one datagram queue pair, and two ranks
- * connect over it when the first of the two has a put for the other:
+ * How two ranks exchange the numbers of their queue pairs. A reliable connection needs one queue pair per PEER, and
+ * their numbers are too many for the bootstrap (ranks x ranks). So every endpoint exports one datagram queue pair, and
+ * two ranks connect over it when the first of the two has a put for the other:
  *
  *     rank a: put to b                                    rank b
  *       makes queue pair 17
@@ -13,10 +13,11 @@
  *
  *     HAVE: I have your queue pair, mine sends and receives.  DONE: and I know that you have mine.
  *
- * Datagrams can be lost and duplicated: a hello is repeated until a reply arrives, every hello that is not DONE is replied to
- * with the own state, and each may arrive any number of times. Both may start at the same time. A hello carries the tokens of
- * its receiver and of its sender. Both were exchanged through the bootstrap, so that hellos of another job, or of an earlier
- * group of this job, are ignored. A rank that does not know the peer's address yet ignores a hello too: it will be repeated.
+ * Datagrams can be lost and duplicated: a hello is repeated until a reply arrives, every hello that is not DONE is
+ * replied to with the own state, and each may arrive any number of times. Both may start at the same time. A hello
+ * carries the tokens of its receiver and of its sender. Both were exchanged through the bootstrap, so that hellos of
+ * another job, or of an earlier group of this job, are ignored. A rank that does not know the peer's address yet
+ * ignores a hello too: it will be repeated.
  */
 #include "net/verbs/rc.h"
 

@@ -249,7 +249,8 @@ void verbs_ah_attr(const struct verbs_net *net, const struct verbs_address *to, 
     attr->grh.traffic_class = (uint8_t)net->tc;
 }
 
-/* GPU memory is registered by dma-buf; if that fails, like host memory, which works where a peer memory module is loaded. */
+/* GPU memory is registered by dma-buf; if that fails, like host memory, which works where a peer memory module is
+ * loaded. */
 static epx_status register_gpu(struct verbs_net *net, const struct net_memory *memory, int access)
 {
     const uint64_t at = (uint64_t)(uintptr_t)memory->base;
