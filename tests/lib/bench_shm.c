@@ -167,6 +167,11 @@ void bench_shm_done(struct bench_shm_rank *self)
     futex_wake(&self->team->done);
 }
 
+void bench_shm_step(struct bench_shm_rank *self)
+{
+    __atomic_fetch_add(&self->team->ranks[self->rank].steps, 1, __ATOMIC_RELAXED);
+}
+
 static void barrier_open(struct bench_team *team)
 {
     __atomic_store_n(&team->arrived, 0, __ATOMIC_RELAXED);
@@ -226,7 +231,8 @@ uint64_t bench_shm_progress(const struct bench_shm *shm, enum bench_team_id team
 
     for (rank = 0; rank < shm->config.ranks; rank++)
         sum += (uint64_t)__atomic_load_n(&shm->team[team].ranks[rank].barriers, __ATOMIC_RELAXED) +
-               __atomic_load_n(&shm->team[team].ranks[rank].commands, __ATOMIC_RELAXED);
+               __atomic_load_n(&shm->team[team].ranks[rank].commands, __ATOMIC_RELAXED) +
+               __atomic_load_n(&shm->team[team].ranks[rank].steps, __ATOMIC_RELAXED);
     return sum;
 }
 

@@ -44,6 +44,7 @@ struct bench_rank_state {
     int32_t pid;
     uint32_t barriers; /* reached */
     uint32_t commands; /* finished */
+    uint32_t steps;    /* signs of life between barriers */
 };
 
 struct bench_team {
@@ -118,7 +119,7 @@ int bench_shm_attach(struct bench_shm_rank *self, const char *path, enum bench_t
 void bench_shm_order(struct bench_shm *shm, enum bench_team_id team, const struct bench_command *command);
 /* Waits up to ms; 1 when all ranks are done, 0 not yet, -1 stopped. */
 int bench_shm_poll_done(struct bench_shm *shm, enum bench_team_id team, int ms);
-/* Grows while ranks of the team reach barriers or finish commands. */
+/* Grows while ranks of the team reach barriers, finish commands or call bench_shm_step. */
 uint64_t bench_shm_progress(const struct bench_shm *shm, enum bench_team_id team);
 /* Fails with the names of the ranks that have not finished the command. */
 void bench_shm_fail_late(struct bench_shm *shm, enum bench_team_id team, int waited_ms);
@@ -126,6 +127,8 @@ void bench_shm_fail_late(struct bench_shm *shm, enum bench_team_id team, int wai
 /* Rank: waits for the next command. 0, or -1 when stopped or when nothing came within the deadline. */
 int bench_shm_next(struct bench_shm_rank *self, struct bench_command *command);
 void bench_shm_done(struct bench_shm_rank *self);
+/* Rank: makes progress in something that takes long and has no barriers. */
+void bench_shm_step(struct bench_shm_rank *self);
 /* Rank: barrier of the team. 0, or -1 when stopped or late (then the message names the missing ranks). */
 int bench_shm_barrier(struct bench_shm_rank *self);
 /* Rank: ends a measurement that began at the last barrier, with a barrier; the time goes to times[op][variant][slot],

@@ -187,6 +187,7 @@ static int run_once(struct bench_rank *rank, uint64_t seed, const struct measure
         bench_call(rank, "epx_group_stats", epx_group_stats(rank->group, &after)) != 0)
         return -1;
     *copied = after.bytes_local - before.bytes_local;
+    bench_shm_step(&rank->self);
     return 0;
 }
 
@@ -287,6 +288,7 @@ static int measure_updates(struct bench_rank *rank, uint64_t *ns)
             bench_call(rank, "time stamps", device->ops->timers_elapsed(device, current->timers, 0, 1, &us)) != 0)
             return -1;
         ns[i] = us > 0 ? (uint64_t)(us * 1e3) : 0;
+        bench_shm_step(&rank->self);
     }
     store(rank, BENCH_EVENT_UPDATE, ns, rank->config->iters);
     return 0;
@@ -297,14 +299,14 @@ static int measure(struct bench_rank *rank, const struct measurement *m, uint64_
     int i;
 
     set_stage(rank, BENCH_MEASURING);
-    if (bench_series_run(rank, &m->rounds) != 0 || bench_sync(rank, "measured operations") != 0 ||
+    if (bench_series_run(rank, &m->rounds) != 0 || bench_sync_series(rank, "measured operations") != 0 ||
         store_intervals(rank, BENCH_EVENT_DISPATCH, 0, 2, 1, ns) != 0 ||
         store_intervals(rank, BENCH_EVENT_COMBINE, 1, 2, 1, ns) != 0)
         return -1;
     if (!is_ll(rank))
         return measure_updates(rank, ns);
     for (i = 0; i < 3; i++)
-        if (bench_series_run(rank, &m->tenths[i]) != 0 || bench_sync(rank, "measured operations") != 0 ||
+        if (bench_series_run(rank, &m->tenths[i]) != 0 || bench_sync_series(rank, "measured operations") != 0 ||
             store_intervals(rank, BENCH_EVENT_PAIR + (unsigned)i, 0, 1, SERIES, ns) != 0)
             return -1;
     return 0;
@@ -325,17 +327,22 @@ static int check_and_measure(struct bench_rank *rank, struct measurement *m)
 
 /* ---- The rank --------------------------------------------------------------------------------------------------- */
 
-static int run(struct bench_rank *rank)
+static int run_replays(struct bench_rank *rank)
+{
+    if (bench_shm_barrier(&rank->self) != 0 || check_calls(rank) != 0 || bench_shm_barrier(&rank->self) != 0)
+        return -1;
+    set_stage(rank, BENCH_REPLAYING);
+    return bench_replay_run(rank);
+}
+
+static int run_measurement(struct bench_rank *rank)
 {
     struct measurement m = {0};
-    int failed;
+    const int failed = check_and_measure(rank, &m);
 
-    if (rank->config->replays > 0)
-        return bench_shm_barrier(&rank->self) != 0 || check_calls(rank) != 0 || bench_shm_barrier(&rank->self) != 0
-                   ? -1
-                   : (set_stage(rank, BENCH_REPLAYING), bench_replay_run(rank));
-    failed = check_and_measure(rank, &m);
-    free_series(rank, &m);
+    /* Queued time stamps are written until the stream is done, also after a failure. */
+    if (epx_stream_sync(rank->group, rank->stream) == EPX_OK || !failed)
+        free_series(rank, &m);
     return failed;
 }
 
@@ -347,7 +354,7 @@ int bench_events_run(struct bench_rank *rank)
     if (bench_call(rank, "epx_stream_create", epx_stream_create(rank->group, &rank->stream)) != 0)
         return -1;
     while (!failed && bench_shm_next(&rank->self, &command) == 0 && !command.quit) {
-        failed = run(rank);
+        failed = rank->config->replays > 0 ? run_replays(rank) : run_measurement(rank);
         if (!failed)
             bench_shm_done(&rank->self);
     }

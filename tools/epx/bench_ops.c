@@ -3,8 +3,10 @@
  * The operations of one EPX rank. bench_issue_*: queued on the rank's stream. bench_op_*: queued and waited for, as a
  * struct bench_runner wants them.
  */
-#include "bench_worker.h"
+#include <unistd.h>
+
 #include "bench.h"
+#include "bench_worker.h"
 
 static int is_ll(const struct bench_rank *rank)
 {
@@ -75,6 +77,18 @@ int bench_issue_combine(struct bench_rank *rank)
 int bench_sync(struct bench_rank *rank, const char *what)
 {
     return bench_call(rank, what, epx_stream_sync(rank->group, rank->stream));
+}
+
+/* The rank lives while it asks; the operations have the group's deadline. */
+int bench_sync_series(struct bench_rank *rank, const char *what)
+{
+    epx_status status;
+
+    while ((status = epx_stream_query(rank->group, rank->stream)) == EPX_ERR_NOT_READY) {
+        bench_shm_step(&rank->self);
+        usleep(2000);
+    }
+    return bench_call(rank, what, status) != 0 ? -1 : bench_sync(rank, what);
 }
 
 /* High throughput: the routing is exchanged by an update, and kept. */

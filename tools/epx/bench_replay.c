@@ -101,6 +101,7 @@ static int replay(struct bench_rank *rank, const struct bench_series *layer, str
     if (bench_work_seed(&rank->work, rank->config->seed + (uint64_t)turn % SEEDS) != 0)
         return bench_complain(rank, "no memory for the workload");
     bench_work_poison(&rank->work);
+    bench_shm_step(&rank->self);
     if (side_begin(rank, side, turn) != 0 || bench_series_run(rank, layer) != 0 || bench_sync(rank, "replay") != 0 ||
         side_check(rank, side, turn) != 0)
         return -1;

@@ -31,6 +31,8 @@ int bench_issue_update(struct bench_rank *rank);
 int bench_issue_dispatch(struct bench_rank *rank);
 int bench_issue_combine(struct bench_rank *rank);
 int bench_sync(struct bench_rank *rank, const char *what);
+/* The same for many operations, which may take longer than the driver waits for a sign of life. */
+int bench_sync_series(struct bench_rank *rank, const char *what);
 /* The operations, as a struct bench_runner wants them; self is a struct bench_rank. */
 int bench_op_update(void *self);
 int bench_op_dispatch(void *self, int variant);

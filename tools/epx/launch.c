@@ -51,7 +51,8 @@ struct launch {
     uint64_t next_state_at; /* 0 = never */
     uint64_t time_up_at;    /* 0 = never */
     uint64_t started_at;
-    int signals; /* signalfd */
+    int signals;   /* signalfd */
+    int forwarded; /* the last signal that was passed on to the ranks; 0 = none */
     sigset_t old_mask;
     pid_t self;
     int port;
@@ -313,7 +314,9 @@ static void note_end(struct launch *launch, int rank, int status)
     if (!launch->code) {
         launch->code = code;
         progress_end();
-        if (WIFSIGNALED(status))
+        if (launch->forwarded && WIFSIGNALED(status) && WTERMSIG(status) == launch->forwarded)
+            ; /* whoever sent us the signal knows */
+        else if (WIFSIGNALED(status))
             fprintf(stderr, "%s: rank %d was ended by %s (%s)\n", launch->title, rank, signal_name(WTERMSIG(status)),
                     strsignal(WTERMSIG(status)));
         else
@@ -347,7 +350,8 @@ static void take_signals(struct launch *launch)
         if (number == SIGCHLD)
             continue; /* reap() looks at all anyway */
         /* Who asks twice does not want to wait. */
-        signal_ranks(launch, launch->state == RUNNING ? number : SIGKILL);
+        launch->forwarded = launch->state == RUNNING ? number : SIGKILL;
+        signal_ranks(launch, launch->forwarded);
         begin_grace(launch);
     }
 }
