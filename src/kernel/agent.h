@@ -13,8 +13,8 @@
  * Functions
  *   KFN                              storage class of kernel functions
  *   KFN_STEP                         the same, of functions that are a step of their own, or rare: not inlined on a GPU
- *   struct agent                     what a device keeps for one agent. Kernels read waits and wait_ns, and lane 0 may set
- *                                    abort_word: the word that ends ag_wait_ge, the group's after ag_begin
+ *   struct agent                     what a device keeps for one agent. Kernels read waits and wait_ns. Lane 0 may set
+ *                                    abort_word, the word that ends ag_wait_ge; ag_begin sets it to the group's
  *
  * Identity
  *   ag_begin(ag, timeout_ns, control)  first call of a kernel: the deadline of waits, and this rank's control block
@@ -40,7 +40,7 @@
  * b AG_LINE                          bytes of a cache line
  * b ag_fetch(ptr)                    prefetches one line; each lane
  * o AG_MARK(ag, name)                records a moment, where a device can show how a kernel spends its time
- * o AG_LOOKED(ag, g, word)           simulation: this agent has read the abort word behind its last read of peers' memory
+ * o AG_LOOKED(ag, g, word)           simulation: this agent has loaded the abort word after its last read of a peer
  * o AG_ENDS(ag, g, word)             simulation: this agent ends, and the caller may reuse the memory
  *
  * Words that other agents, ranks or the host read and write (64 bits unless the name says 32)

@@ -168,7 +168,7 @@ KFN_STEP int wait_failed(struct agent *ag, const struct group_dev *g, enum wait_
         if (ag_leader(ag))
             ag_store_release32((uint32_t *)&g->mask[peer], 0); /* a proxy thread may read it: pairs with mask_read() */
         if (is_local(g, peer)) {
-            /* Should it be late rather than dead: what it reads from now on may belong to a later operation. */
+            /* If it is late rather than dead, what it reads from now on may belong to a later operation. */
             if (ag_leader(ag))
                 set_abort_word(ag, g, peer, ABORT_WORD(KSTATUS_TIMEOUT, g->rank) | ABORT_LEFT_OUT);
         }

@@ -7,8 +7,9 @@
  *   a put reads its source        its rank has not given up (net/sim/world.c)
  *   a caller reuses memory        as for a kernel that ends as not good
  *
- * The first three are asked by the kernels (AG_LOOKED and AG_ENDS of kernel/agent.h) and the network, the last by the test's
- * program. A rank that has given up says so in its control block, where the ranks of its node and the network see it.
+ * The first three are asked by the kernels (AG_LOOKED and AG_ENDS of kernel/agent.h) and the network, the last by the
+ * test's program. A rank that has given up says so in its control block, where the ranks of its node and the network
+ * see it.
  */
 #ifndef EPX_SIM_RULES_H
 #define EPX_SIM_RULES_H

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The GPU kernels without a GPU: src/device/gpu compiled for the CPU, where fibers play the lanes (tests/lanes), as a module
-# that takes the place of libepx_cuda.so (32 lanes) and of libepx_hip.so (64 lanes, FNUZ casts). Every
+# The GPU kernels without a GPU: src/device/gpu compiled for the CPU, where fibers emulate the lanes (tests/gpu_lanes), as
+# a module that takes the place of libepx_cuda.so (32 lanes) and of libepx_hip.so (64 lanes, FNUZ casts). Every
 # result is compared with the oracle; lanes that do not come to the same meeting end the test.
 # ctest: timeout=1800 labels=slow,noasan,notsan
 set -uo pipefail
