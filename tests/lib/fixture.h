@@ -40,15 +40,15 @@ epx_group_config fixture_config(int timeout_ms);
 /* 0, or -1 with why filled; `config` may be NULL. */
 int fixture_open(struct fixture *s, int rank, int nranks, const epx_bootstrap *boot, const epx_group_config *config);
 void fixture_close(struct fixture *s);
-/* All ranks meet, outside EPX. 0 or -1. */
+/* A barrier of all ranks, by the bootstrap's all-gather. 0 or -1. */
 int fixture_meet(struct fixture *s);
 /* One whole checked round: dispatch and combine (high throughput: update first). 0 or -1. */
 int fixture_ll(struct fixture *s);
 int fixture_ht(struct fixture *s);
-/* The two halves of fixture_ht: afterwards ht_rows holds what the experts made of the rows; and its return. */
+/* The two halves of fixture_ht: dispatch, after which ht_rows holds the experts' results; and combine. */
 int fixture_ht_dispatch(struct fixture *s);
 int fixture_ht_combine(struct fixture *s);
-/* Refills the inputs for the next round and forgets the outputs. */
+/* Fills the inputs for the next round and overwrites the outputs. */
 void fixture_refill(struct fixture *s);
 /* Parts of fixture_ll: after a dispatch that was issued by hand. */
 int fixture_check_ll_dispatch(struct fixture *s);

@@ -169,7 +169,7 @@ static double tensor_bytes(const struct prop_handle *h, int extra)
     return tokens * copies * w->hidden * (double)tensor_element_size(h->result_dtype);
 }
 
-/* Staged operations of all handles stand open at a time: the group must allow as many. */
+/* Staged operations of all handles are in flight at once: the group must allow as many. */
 static void allow_staging(struct prop_case *c)
 {
     int staged = 0;

@@ -54,7 +54,7 @@ void prop_recoveries(uint64_t *ranks, uint64_t *rounds)
     *rounds = __atomic_load_n(&recovered.rounds, __ATOMIC_RELAXED);
 }
 
-/* Leaves out whom this rank waited for in vain: the others learn of it when they meet. */
+/* Masks the rank that did not answer this one: the others learn of it in epx_group_error_clear. */
 static int mask_the_blamed(struct actor *a, int32_t *mask)
 {
     epx_error_info info = EPX_ERROR_INFO_INIT;
@@ -63,7 +63,7 @@ static int mask_the_blamed(struct actor *a, int32_t *mask)
     if (epx_mask_query(a->group, mask, NULL) != EPX_OK)
         return actor_failure(a, "epx_mask_query: %s", epx_last_error());
     epx_stream_sync(a->group, NULL);
-    /* A timeout, or the own network, blames somebody; the word of a rank that failed only says that it did. */
+    /* A timeout or a network error names the peer at fault; EPX_ERR_PEER only says that some rank failed. */
     if ((status != EPX_ERR_TIMEOUT && strcmp(info.phase, "network") != 0) || info.peer < 0 || info.peer == a->rank)
         return 0;
     mask[info.peer] = 0;

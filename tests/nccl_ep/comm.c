@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Groups over communicators of NCCL's own, which this program plays, with the CUDA driver beside it: ranks are threads,
+ * Groups over communicators of a fake NCCL and a fake CUDA driver, both in this program: ranks are threads,
  * device memory is told from the host's, work on a stream is done when it is asked for the second time. The library
  * finds both by name, as it would the real ones.
  */

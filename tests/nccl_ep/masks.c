@@ -47,7 +47,7 @@ static int without_last(struct nccl_case *nc, uint64_t round, const int *active)
     return 0;
 }
 
-/* The last rank waits meanwhile for all to meet again. */
+/* Meanwhile the last rank waits in ncclEpMaskClean. */
 static int mask_by_hand(ncclEpGroup_t group, struct nccl_case *nc, const int *all, const int *some)
 {
     TRY(ncclEpMaskUpdate(group, some, world.stream));
@@ -57,7 +57,7 @@ static int mask_by_hand(ncclEpGroup_t group, struct nccl_case *nc, const int *al
     return 0;
 }
 
-static int dispatch_in_vain(ncclEpGroup_t group, struct nccl_case *nc, uint64_t round, const int *some)
+static int dispatch_times_out(ncclEpGroup_t group, struct nccl_case *nc, uint64_t round, const int *some)
 {
     if (nccl_case_dispatch(nc, round, 0, 0))
         return -1;
@@ -105,7 +105,7 @@ int test_masks(void)
         return -1;
     /* Masked for its absence: the others go on, without an error once they have cleared it. */
     if (!absent()) {
-        if (dispatch_in_vain(group, &nc, 4, some))
+        if (dispatch_times_out(group, &nc, 4, some))
             return -1;
         TRY(ncclEpErrorClear(group));
         if (error_is(group, 0) || without_last(&nc, 5, some))
@@ -114,7 +114,7 @@ int test_masks(void)
     if (meet_again(group, &nc, 3, 0))
         return -1;
     /* The same, and the error is there until it is cleared. */
-    if (!absent() && dispatch_in_vain(group, &nc, 6, some))
+    if (!absent() && dispatch_times_out(group, &nc, 6, some))
         return -1;
     if (meet_again(group, &nc, 4, !absent()) || nccl_case_close(&nc))
         return -1;

@@ -21,9 +21,9 @@ struct world {
 };
 extern struct world world;
 
-/* Complains with rank, place and the library's sentence; non-zero unless it got what it expected. */
+/* Prints rank, file, line and the library's message unless `got` is `expected`; then returns non-zero. */
 int wrong_result(const char *file, int line, const char *call, int got, int expected);
-/* Both return -1 from the function they stand in. */
+/* Both return -1 from the calling function. */
 #define TRY(call)                                                    \
     do {                                                             \
         if (wrong_result(__FILE__, __LINE__, #call, (int)(call), 0)) \

@@ -6,7 +6,7 @@
  *          |  struct_check, compat_tensor: sizes, magic numbers; descriptions and windows -> epx_tensor
  *          |  what only this interface forbids or demands (docs/nccl_ep.md)
  *          v
- *      epx_x(...)  ->  compat_result: epx_status -> ncclResult_t, the sentence kept for ncclEpxGetLastError
+ *      epx_x(...)  ->  compat_result: epx_status -> ncclResult_t, the message is kept for ncclEpxGetLastError
  */
 #ifndef EPX_COMPAT_NCCL_EP_COMPAT_H
 #define EPX_COMPAT_NCCL_EP_COMPAT_H
@@ -17,9 +17,9 @@
 
 /* ---- Failures (error.c) ----------------------------------------------------------------------------------------- */
 
-/* Remembers the sentence for ncclEpxGetLastError on this thread, logs it at level "info", returns `result`. */
+/* Stores the message for ncclEpxGetLastError of this thread, logs it at level "info", returns `result`. */
 ncclResult_t compat_fail(ncclResult_t result, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* The result of an epx call; its sentence, with `call` before it, is kept where it failed. */
+/* Converts the status of an epx call. On failure it stores EPX's message with `call` before it. */
 ncclResult_t compat_result(epx_status status, const char *call);
 /* NULL, or a struct of this size and magic number. `name` is how the caller knows it. */
 ncclResult_t struct_check(const char *call, const char *name, const void *given, size_t size);
@@ -53,7 +53,7 @@ int gpu_multiprocessors(int device_index);
 
 /* ---- Groups and handles (objects.c): looked up before they are followed ------------------------------------------ */
 
-struct stream_pair { /* CPU device: a caller's stream, and the group's that plays it */
+struct stream_pair { /* CPU device: a caller's stream, and the group's stream that does its work */
     cudaStream_t given;
     epx_stream own;
     struct stream_pair *next;

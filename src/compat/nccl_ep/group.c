@@ -75,7 +75,8 @@ static epx_group_config make_config(const ncclEpGroupConfig_t *c, const struct c
 {
     epx_group_config out = EPX_GROUP_CONFIG_INIT;
 
-    /* NCCL's communicators are of GPUs; EPX_DEVICE may say whose, and that of a stand-in is the only one to say. */
+    /* A communicator of NCCL belongs to a GPU, and EPX_DEVICE may override the device; with a stand-in only EPX_DEVICE
+     * says which device it is. */
     out.device = comm->real && !env_string("EPX_DEVICE") ? EPX_DEVICE_CUDA : EPX_DEVICE_AUTO;
     out.device_index = comm->device_index;
     out.modes = c->algorithm == NCCL_EP_ALGO_LOW_LATENCY ? EPX_LOW_LATENCY : EPX_HIGH_THROUGHPUT;
@@ -253,7 +254,7 @@ ncclResult_t ncclEpMaskClean(ncclEpGroup_t ep_group, cudaStream_t stream)
     failed = epx_group_error(ep_group->group, NULL) != EPX_OK;
     result = compat_result(epx_mask_clean(ep_group->group, own), call);
     if (result == ncclSuccess)
-        ep_group->error_kept |= failed; /* EPX forgets it when ranks meet; here that is ncclEpErrorClear's */
+        ep_group->error_kept |= failed; /* epx_mask_clean clears it; in this interface only ncclEpErrorClear does */
     return result;
 }
 
