@@ -22,8 +22,7 @@ static int nvendors;
 static int active;                                       /* saves without their restore yet */
 static struct sigaction application[SIGACTIONS_MAX + 1]; /* the last dispositions that were not a vendor's */
 
-/* ---- Objects: the program and its libraries, known by the address of their program headers
- * ------------------------ */
+/* ---- Objects: the program and its libraries, known by the address of their program headers ----------------------- */
 
 static int contains(const void *const *objects, int count, const void *object)
 {
@@ -110,8 +109,7 @@ void sigactions_vendor(const void *address)
     pthread_mutex_unlock(&lock);
 }
 
-/* ---- Dispositions
- * ------------------------------------------------------------------------------------------------- */
+/* ---- Dispositions ------------------------------------------------------------------------------------------------ */
 
 /* Non-zero for the two signals that libc keeps for itself. */
 static int read_action(int sig, struct sigaction *action)

@@ -201,8 +201,7 @@ void oracle_recv_free(struct oracle_recv *recv)
     memset(recv, 0, sizeof(*recv));
 }
 
-/* ---- The workload as a source of data
- * ------------------------------------------------------------------------------ */
+/* ---- The workload as a source of data ---------------------------------------------------------------------------- */
 
 static void data_token(void *context, int rank, int token, void *row)
 {

@@ -41,8 +41,7 @@ int actors_check_stats(struct actor *actors, const struct prop_case *c, int grou
                : 0;
 }
 
-/* ---- Going on without some
- * ------------------------------------------------------------------------------------------ */
+/* ---- Going on without some --------------------------------------------------------------------------------------- */
 
 static struct {
     uint64_t ranks, rounds;

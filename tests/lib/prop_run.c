@@ -14,8 +14,7 @@ static long long env_number(const char *name, long long otherwise)
     return text && *text ? strtoll(text, NULL, 0) : otherwise;
 }
 
-/* ---- A rank
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- A rank ------------------------------------------------------------------------------------------------------ */
 
 static int run_updates(struct actor *actors, const struct prop_case *c)
 {
@@ -170,8 +169,7 @@ static int run_rank(int rank, int n, epx_bootstrap *boot, void *arg)
     return rc;
 }
 
-/* ---- A case
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- A case ------------------------------------------------------------------------------------------------------ */
 
 static int shared_init(struct shared *s)
 {
@@ -245,8 +243,7 @@ int prop_run_case(const struct prop_case *c, char *error, size_t bytes)
     return prop_run_case_on(c, run_ranks, error, bytes);
 }
 
-/* ---- Many cases
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- Many cases -------------------------------------------------------------------------------------------------- */
 
 double prop_scale(void)
 {

@@ -59,8 +59,7 @@ int actor_status(struct actor *a, const char *call, epx_status status)
     return actor_failure(a, "%s: %s: %s", call, epx_strerror(status), epx_last_error());
 }
 
-/* ---- Tensors with canaries
- * ---------------------------------------------------------------------------------------- */
+/* ---- Tensors with canaries --------------------------------------------------------------------------------------- */
 
 static int64_t elements_of(const epx_tensor *t)
 {
@@ -162,8 +161,7 @@ static void free_tensors(struct actor *a)
     a->nbuffers = 0;
 }
 
-/* ---- Inputs and outputs of one pair
- * ---------------------------------------------------------------------------------- */
+/* ---- Inputs and outputs of one pair ------------------------------------------------------------------------------ */
 
 static int low_latency(const struct actor *a)
 {
@@ -344,8 +342,7 @@ static int make_combine_tensors(struct actor *a)
     return a->failed ? -1 : 0;
 }
 
-/* ---- The steps of a pair
- * ----------------------------------------------------------------------------------------------- */
+/* ---- The steps of a pair ----------------------------------------------------------------------------------------- */
 
 /* Before an operation is issued. */
 static void be_late(struct actor *a)
@@ -525,8 +522,7 @@ static int repeat_combine(struct actor *a)
     return a->failed ? -1 : 0;
 }
 
-/* ---- An update
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- An update --------------------------------------------------------------------------------------------------- */
 
 static int update_routing(struct actor *a, int update)
 {

@@ -47,8 +47,7 @@ int group_open(ncclEpGroup_t *group, const struct spec *spec, int enable_mask, i
     return 0;
 }
 
-/* ---- Tensors
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- Tensors ----------------------------------------------------------------------------------------------------- */
 
 /* With the shape of what is received: [L, R*M, last], [R, M, last] or [N, last]; last 0: without. */
 static int open_received(struct nccl_case *nc, struct tensor_pair *pair, epx_dtype dtype, int64_t last)
@@ -191,8 +190,7 @@ int nccl_case_close_alone(struct nccl_case *nc)
     return 0;
 }
 
-/* ---- What the oracle says
- * -------------------------------------------------------------------------------------------- */
+/* ---- What the oracle says ---------------------------------------------------------------------------------------- */
 
 static int agrees(const struct nccl_case *nc, const char *what, int rc, const struct mismatch *m)
 {
@@ -237,8 +235,7 @@ static epx_tensor scale_view(const struct tensor_pair *pair)
     return t;
 }
 
-/* ---- Operations
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- Operations -------------------------------------------------------------------------------------------------- */
 
 static void dispatch_args(struct nccl_calls *c, struct nccl_case *nc, int backward)
 {

@@ -52,8 +52,7 @@ __attribute__((constructor)) static void take_over(void)
     pthread_sigmask(SIG_BLOCK, &blocked, NULL);
 }
 
-/* ---- libfabric
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- libfabric --------------------------------------------------------------------------------------------------- */
 
 static void *real(const char *name)
 {

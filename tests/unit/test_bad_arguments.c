@@ -2,8 +2,7 @@
 /* Null pointers, sizes of structs, tensors and indices that are refused. */
 #include "tests/unit/misuse.h"
 
-/* ---- Null pointers and structs
- * -------------------------------------------------------------------------------------- */
+/* ---- Null pointers and structs ----------------------------------------------------------------------------------- */
 
 static int null_pointers(struct fixture *s)
 {
@@ -143,8 +142,7 @@ static int future_structs(struct fixture *s)
     return 0;
 }
 
-/* ---- Tensors
- * ----------------------------------------------------------------------------------------------------------- */
+/* ---- Tensors ----------------------------------------------------------------------------------------------------- */
 
 static int wrong_tensors_ll(struct fixture *s)
 {
@@ -305,8 +303,7 @@ static int wrong_combines(struct fixture *s)
     return 0;
 }
 
-/* ---- Indices
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- Indices ----------------------------------------------------------------------------------------------------- */
 
 /* The message names the place; wherever it is found (at the call, or when the operation runs), nothing is sent to an
  * expert that does not exist, and the group works again after a clear. */

@@ -4,8 +4,7 @@
 
 #include "tests/unit/misuse.h"
 
-/* ---- Destroyed objects, wrong order
- * ------------------------------------------------------------------------------------ */
+/* ---- Destroyed objects, wrong order ------------------------------------------------------------------------------ */
 
 static int destroyed(struct fixture *s)
 {
@@ -169,8 +168,7 @@ static int different_handles(struct fixture *s)
     return handles_differ(s, EPX_EXPERT_MAJOR, "expert_alignment") || handles_differ(s, EPX_FLAT, "compact");
 }
 
-/* ---- Overflow
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- Overflow ---------------------------------------------------------------------------------------------------- */
 
 /* Rank 0 has room for one row too few. It learns so, at once (then it sends nothing, and the others' wait for it ends
  * at their deadline) or when the operation runs; its memory behind the tensor stays. */

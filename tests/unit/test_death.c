@@ -19,8 +19,7 @@
 
 enum { RANKS = 4, LAST = RANKS - 1, BLOCK = 8192, DEADLINE_MS = 3000 };
 
-/* ---- Ranks as processes, which meet in shared memory
- * -------------------------------------------------------------------- */
+/* ---- Ranks as processes, which meet in shared memory ------------------------------------------------------------- */
 
 struct table {
     atomic_int arrived, round, failed, survivors;
@@ -129,8 +128,7 @@ static int run_story(struct story *story)
     return failures;
 }
 
-/* ---- Words
- * ---------------------------------------------------------------------------------------------------------------- */
+/* ---- Words ------------------------------------------------------------------------------------------------------- */
 
 static void die_if_last(const struct fixture *s)
 {
@@ -183,8 +181,7 @@ static epx_status clean(epx_group *group)
     return epx_mask_clean(group, NULL);
 }
 
-/* ---- Stories
- * -------------------------------------------------------------------------------------------------------------- */
+/* ---- Stories ----------------------------------------------------------------------------------------------------- */
 
 /* It is missed by high throughput, which fails; clearing the error goes on without it. */
 static int missed_by_high_throughput(struct fixture *s)
@@ -261,8 +258,7 @@ static int cleaned(struct fixture *s)
     return start_over(s, clean) || go_on(s);
 }
 
-/* ---- Tests
- * ---------------------------------------------------------------------------------------------------------------- */
+/* ---- Tests ------------------------------------------------------------------------------------------------------- */
 
 static void both_ways(void **state)
 {

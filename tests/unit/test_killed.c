@@ -54,8 +54,7 @@ static uint32_t draw(uint32_t below)
     return (uint32_t)(random_state >> 33) % below;
 }
 
-/* ---- A rank
- * ---------------------------------------------------------------------------------------------------------------- */
+/* ---- A rank ------------------------------------------------------------------------------------------------------ */
 
 /* With enable_mask low latency masks whom it misses, each rank by itself; an agreement on who is left follows only a
  * failure of high throughput. */
@@ -121,8 +120,7 @@ static int be_rank(const struct story *story, int rank, struct table *table)
     return 0;
 }
 
-/* ---- The parent
- * -------------------------------------------------------------------------------------------------------------- */
+/* ---- The parent -------------------------------------------------------------------------------------------------- */
 
 static int free_port(void)
 {

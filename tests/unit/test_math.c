@@ -129,8 +129,7 @@ static void test_copy_and_zero(void **state)
     math_fill_zero(NULL, 0);
 }
 
-/* ---- FP8
- * ----------------------------------------------------------------------------------------------------------- */
+/* ---- FP8 --------------------------------------------------------------------------------------------------------- */
 
 /* What a cast must give for one block, straight from the definition. */
 static float reference_scale(const void *x, int dtype, int at, int n, int power_of_two, float *mul)
@@ -264,8 +263,7 @@ static void test_cast_power_of_two_scale_is_exact_at_448(void **state)
     assert_true(scale == 8.0f);
 }
 
-/* ---- LogFMT-10
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- LogFMT-10 --------------------------------------------------------------------------------------------------- */
 
 struct logfmt_row {
     uint16_t x[MAX_HIDDEN];
@@ -413,8 +411,7 @@ static void test_logfmt_same_input_same_bytes(void **state)
     assert_memory_equal(one->back, two->back, 7176 * sizeof(float));
 }
 
-/* ---- reduce
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- reduce ------------------------------------------------------------------------------------------------------ */
 
 struct reduce_case {
     int dtype, hidden, n, weighted, biases, logfmt;

@@ -117,8 +117,7 @@ static void a_bound_on_rows_saves_memory(void **state)
     assert_true((double)bounded.high_throughput_bytes <= 1.1 * (double)bounded.ht_receive_bytes + CONSTANT);
 }
 
-/* ---- The pages themselves
- * ---------------------------------------------------------------------------------------------- */
+/* ---- The pages themselves ---------------------------------------------------------------------------------------- */
 
 /* Rss, in bytes, of the mapping that holds `address`; -1 if there is none. */
 static int64_t resident_at(const void *address, int64_t *mapped)
@@ -176,8 +175,7 @@ static void resident_memory_is_not_above_what_was_announced(void **state)
     assert_int_equal(fixture_run(3, &config, check_resident, &config), 0);
 }
 
-/* ---- epx_alloc
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- epx_alloc --------------------------------------------------------------------------------------------------- */
 
 /* Frees what is allocated there, which must be unchanged; or allocates and fills it. */
 static int alloc_or_free(struct fixture *s, void **p, int value, size_t bytes)

@@ -341,8 +341,7 @@ static void returned_weights_stand_at_their_entry(void **state)
     oracle_route_free(&route);
 }
 
-/* ---- Numbers
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- Numbers ----------------------------------------------------------------------------------------------------- */
 
 static void every_code_survives_a_round_trip(void **state)
 {

@@ -28,8 +28,7 @@ static double now_ms(void)
     return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
 
-/* ---- Phases
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- Phases ------------------------------------------------------------------------------------------------------ */
 
 /* `prepare` runs on all ranks and must succeed; `act` only on those that come. */
 struct phase {
@@ -103,8 +102,7 @@ static epx_status ht_combine(struct fixture *s)
     return fixture_sync(s, epx_combine(s->ht, &s->ht_cin, &s->cout, NULL, NULL));
 }
 
-/* ---- What those that came must see
- * -------------------------------------------------------------------------------------- */
+/* ---- What those that came must see ------------------------------------------------------------------------------- */
 
 static int check_error(struct fixture *s, const struct phase *phase, epx_status status, double took)
 {
@@ -207,8 +205,7 @@ static const struct phase ll_dispatch_phase = {"ll dispatch", set_routing, ll_di
                           ht_dispatch_phase = {"ht dispatch", ht_update, ht_dispatch},
                           ht_combine_phase = {"ht combine", ht_dispatched, ht_combine};
 
-/* ---- Masks
- * -------------------------------------------------------------------------------------------------------------- */
+/* ---- Masks ------------------------------------------------------------------------------------------------------- */
 
 static int check_mask(struct fixture *s, int expected_last)
 {
@@ -345,8 +342,7 @@ static void ranks_that_may_be_masked_write_to_nobody(void **state)
     run_masked(3, nobody_writes_here);
 }
 
-/* ---- Across nodes
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- Across nodes ------------------------------------------------------------------------------------------------ */
 
 /* These cases are the last ones: nothing is set back. */
 static void need_nodes(void)

@@ -81,8 +81,7 @@ ncclResult_t comm_open(struct comm *comm, ncclComm_t given, int timeout_ms)
     return result;
 }
 
-/* ---- Gathering through a GPU
- * ---------------------------------------------------------------------------------------- */
+/* ---- Gathering through a GPU ------------------------------------------------------------------------------------- */
 
 static void rest(void)
 {
@@ -177,8 +176,7 @@ int comm_allgather(void *context, const void *send, void *recv, size_t bytes)
     return comm->real ? gather_by_gpu(comm, send, recv, bytes) : comm->host_gather(comm->comm, send, recv, bytes);
 }
 
-/* ---- Windows and GPUs
- * ------------------------------------------------------------------------------------------------ */
+/* ---- Windows and GPUs -------------------------------------------------------------------------------------------- */
 
 ncclResult_t comm_window(const struct comm *comm, const char *call, const char *name, ncclWindow_t window, void **base)
 {

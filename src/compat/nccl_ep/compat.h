@@ -91,8 +91,7 @@ ncclResult_t operation_check(const struct ncclEpHandle *handle, const char *call
 /* The epx_stream for a caller's stream. */
 ncclResult_t compat_stream(struct ncclEpGroup *group, cudaStream_t stream, const char *call, epx_stream *out);
 
-/* ---- Tensors (tensor.c)
- * ------------------------------------------------------------------------------------------- */
+/* ---- Tensors (tensor.c) ------------------------------------------------------------------------------------------ */
 
 /* One tensor of a call on its way to epx: `at` is &storage, or NULL where none was given. */
 struct compat_tensor {

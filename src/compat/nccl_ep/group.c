@@ -130,8 +130,7 @@ static ncclResult_t check_buffer(const ncclEpGroupConfig_t *c, const epx_group_c
     return ncclSuccess;
 }
 
-/* ---- Creation and destruction
- * -------------------------------------------------------------------------------------- */
+/* ---- Creation and destruction ------------------------------------------------------------------------------------ */
 
 static ncclResult_t open_group(struct ncclEpGroup *group, const ncclEpGroupConfig_t *config)
 {
@@ -215,8 +214,7 @@ ncclResult_t ncclEpGroupDestroy(ncclEpGroup_t ep_group)
     return ncclSuccess;
 }
 
-/* ---- Masks and errors
- * ----------------------------------------------------------------------------------------------- */
+/* ---- Masks and errors -------------------------------------------------------------------------------------------- */
 
 ncclResult_t ncclEpMaskQuery(ncclEpGroup_t ep_group, int *mask_status, cudaStream_t stream)
 {
@@ -291,8 +289,7 @@ ncclResult_t ncclEpErrorClear(ncclEpGroup_t ep_group)
     return result;
 }
 
-/* ---- Memory that the node reaches
- * ----------------------------------------------------------------------------------- */
+/* ---- Memory that the node reaches -------------------------------------------------------------------------------- */
 
 ncclResult_t ncclEpxMemAlloc(ncclEpGroup_t ep_group, size_t bytes, void **ptr)
 {

@@ -78,8 +78,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, in
     return cudaErrorInvalidValue;
 }
 
-/* ---- Memory
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
 cudaError_t cudaMalloc(void **ptr, size_t size)
 {
@@ -143,8 +142,7 @@ cudaError_t cudaMemsetAsync(void *ptr, int value, size_t bytes, cudaStream_t str
     return error;
 }
 
-/* ---- Streams
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- Streams ----------------------------------------------------------------------------------------------------- */
 
 struct CUstream_st {
     struct CUstream_st *next;
