@@ -7,35 +7,8 @@
 set -uo pipefail
 
 root=$(cd "$(dirname "$0")/../.." && pwd)
-epx=${EPX_BUILD_DIR:-build}/epx
+. "$(dirname "$0")/../lib/bench_cli.sh"
 small=(--ranks 4 --tokens 24 --hidden 512 --experts 16 --topk 4 --iters 2 --warmup 1)
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-failures=0
-
-fail() {
-    echo "FAILED: $1"
-    sed 's/^/    /' "$work/out" "$work/err" 2>/dev/null
-    failures=$((failures + 1))
-}
-
-# expect CODE NAME ARGUMENTS...: runs epx bench, keeps its output, compares the exit code
-expect() {
-    local code=$1 name=$2 got
-    shift 2
-    timeout 120 "$epx" bench "$@" >"$work/out" 2>"$work/err"
-    got=$?
-    if [ "$got" -eq "$code" ]; then
-        echo "ok: $name"
-    else
-        fail "$name: exit code $got, expected $code (epx bench $*)"
-        return 1
-    fi
-}
-
-says() { # NAME TEXT: the output of the last run has TEXT
-    grep -qF -- "$2" "$work/out" "$work/err" && echo "ok: $1" || fail "$1: '$2' is not in the output"
-}
 
 json() { # NAME CONDITION: every line is an object o, for which the Python expression holds
     python3 - "$work/out" "$2" <<'PY' && echo "ok: $1" || fail "$1"

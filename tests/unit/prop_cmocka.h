@@ -10,27 +10,37 @@ struct prop_test {
     const char *name;
     int cases, max_ranks; /* see prop_run() */
     prop_change_fn change;
-    const char *program; /* these two are filled by prop_main */
-    int modes;
 };
+
+static const char *prop_program;
+static int prop_modes;
 
 static inline void prop_test_run(void **state)
 {
     const struct prop_test *t = *state;
 
-    assert_int_equal(prop_run(t->program, t->name, t->cases, t->modes, t->max_ranks, t->change), 0);
+    assert_int_equal(prop_run(prop_program, t->name, t->cases, prop_modes, t->max_ranks, t->change), 0);
 }
 
-static inline int prop_main(const char *program, int modes, struct prop_test *table, size_t count)
+static inline int prop_main(const char *program, int modes, const struct prop_test *table, size_t count)
 {
     struct CMUnitTest tests[16] = {{0}};
 
-    for (size_t i = 0; i < count && i < UNIT_COUNT(tests); i++) {
-        table[i].program = program;
-        table[i].modes = modes;
+    prop_program = program;
+    prop_modes = modes;
+    if (count > UNIT_COUNT(tests))
+        return 1;
+    for (size_t i = 0; i < count; i++)
         tests[i] = (struct CMUnitTest)UNIT_CASE(table[i].name, prop_test_run, &table[i]);
-    }
-    return unit_run(program, tests, count < UNIT_COUNT(tests) ? count : UNIT_COUNT(tests));
+    return unit_run(program, tests, count);
 }
+
+#define PROP_MAIN(program, modes, ...)                              \
+    int main(void)                                                  \
+    {                                                               \
+        const struct prop_test tests[] = {__VA_ARGS__};             \
+                                                                    \
+        return prop_main(program, modes, tests, UNIT_COUNT(tests)); \
+    }
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Configurations of handles and groups that are refused, and ranks that disagree. */
-#include "net/net.h"
+#include "tests/lib/unit_net.h"
 #include "tests/unit/misuse.h"
 
 /* ---- Configurations ---------------------------------------------------------------------------------------------- */
@@ -258,13 +258,8 @@ static int other_net_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 
 static void ranks_of_different_networks_name_them(void **state)
 {
-    char text[256];
-
     (void)state;
-    if (net_ofi_ops.probe("", text, sizeof(text)) != EPX_OK) {
-        print_message("no network to test with: %s\n", text);
-        skip();
-    }
+    unit_need_ofi("");
     assert_int_equal(run_ranks(3, other_net_rank, NULL), 0);
 }
 

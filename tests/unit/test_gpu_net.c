@@ -11,6 +11,7 @@
 #include "device/cpu/cpu.h"
 #include "tests/lib/thread_boot.h"
 #include "tests/lib/unit.h"
+#include "tests/lib/unit_net.h"
 #include "tests/unit/proxy_fixture.h"
 #include "util/runtime.h"
 
@@ -296,13 +297,8 @@ static void what_cannot_work_is_refused_with_the_reason(void **state)
 /* tcp registers no GPU memory: auto goes to the host, and what was insisted on fails. */
 static void libfabric_over_tcp_takes_heaps_of_the_host(void **state)
 {
-    char text[256];
-
     (void)state;
-    if (net_ofi_ops.probe("tcp", text, sizeof(text)) != EPX_OK) {
-        print_message("skipped: %s\n", text);
-        skip();
-    }
+    unit_need_ofi("tcp");
     expect_place(NULL, ARRIVALS_VISIBLE, (struct placed){"ofi:tcp", "host", EPX_OK, 1});
     expect_place("device", ARRIVALS_VISIBLE, (struct placed){"ofi:tcp", NULL, EPX_ERR_UNSUPPORTED, 1});
 }

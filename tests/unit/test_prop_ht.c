@@ -31,16 +31,6 @@ static void many_ranks(struct prop_case *c, struct prop_rng *rng)
     prop_force_many_ranks(c, rng, 8);
 }
 
-int main(void)
-{
-    struct prop_test tests[] = {
-        {"plain_bf16", 72, 8, plain_bf16, NULL, 0},
-        {"anything_goes", 240, 8, NULL, NULL, 0},
-        {"fp8_cast", 90, 8, prop_force_cast, NULL, 0},
-        {"cached_routing_and_backward", 90, 8, cached_routing_and_backward, NULL, 0},
-        {"zero_copy", 90, 8, zero_copy, NULL, 0},
-        {"many_ranks", 10, 64, many_ranks, NULL, 0},
-    };
-
-    return prop_main("test_prop_ht", EPX_HIGH_THROUGHPUT, tests, UNIT_COUNT(tests));
-}
+PROP_MAIN("test_prop_ht", EPX_HIGH_THROUGHPUT, {"plain_bf16", 72, 8, plain_bf16}, {"anything_goes", 240, 8, NULL},
+          {"fp8_cast", 90, 8, prop_force_cast}, {"cached_routing_and_backward", 90, 8, cached_routing_and_backward},
+          {"zero_copy", 90, 8, zero_copy}, {"many_ranks", 10, 64, many_ranks})

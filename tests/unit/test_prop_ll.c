@@ -34,16 +34,6 @@ static void many_ranks(struct prop_case *c, struct prop_rng *rng)
     prop_force_many_ranks(c, rng, 4);
 }
 
-int main(void)
-{
-    struct prop_test tests[] = {
-        {"plain_bf16", 60, 8, plain_bf16, NULL, 0},
-        {"anything_goes", 180, 8, NULL, NULL, 0},
-        {"fp8_cast", 72, 8, prop_force_cast, NULL, 0},
-        {"logfmt", 48, 8, logfmt, NULL, 0},
-        {"staged", 90, 8, staged, NULL, 0},
-        {"many_ranks", 8, 64, many_ranks, NULL, 0},
-    };
-
-    return prop_main("test_prop_ll", EPX_LOW_LATENCY, tests, UNIT_COUNT(tests));
-}
+PROP_MAIN("test_prop_ll", EPX_LOW_LATENCY, {"plain_bf16", 60, 8, plain_bf16}, {"anything_goes", 180, 8, NULL},
+          {"fp8_cast", 72, 8, prop_force_cast}, {"logfmt", 48, 8, logfmt}, {"staged", 90, 8, staged},
+          {"many_ranks", 8, 64, many_ranks})

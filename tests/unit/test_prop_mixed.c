@@ -31,14 +31,6 @@ static void streams_and_events(struct prop_case *c, struct prop_rng *rng)
     }
 }
 
-int main(void)
-{
-    struct prop_test tests[] = {
-        {"anything_goes", 150, 8, NULL, NULL, 0},
-        {"interleaved_handles", 90, 8, interleaved_handles, NULL, 0},
-        {"two_groups", 72, 8, two_groups, NULL, 0},
-        {"streams_and_events", 72, 8, streams_and_events, NULL, 0},
-    };
-
-    return prop_main("test_prop_mixed", EPX_LOW_LATENCY | EPX_HIGH_THROUGHPUT, tests, UNIT_COUNT(tests));
-}
+PROP_MAIN("test_prop_mixed", EPX_LOW_LATENCY | EPX_HIGH_THROUGHPUT, {"anything_goes", 150, 8, NULL},
+          {"interleaved_handles", 90, 8, interleaved_handles}, {"two_groups", 72, 8, two_groups},
+          {"streams_and_events", 72, 8, streams_and_events})

@@ -29,6 +29,7 @@ static epx_status refuse(const void *data)
 #include "tests/lib/fixture.h"
 #include "tests/lib/thread_boot.h"
 #include "tests/lib/unit.h"
+#include "tests/lib/unit_net.h"
 
 /* ---- A device whose regions are files --------------------------------------------------------------------------- */
 
@@ -235,13 +236,8 @@ static void rows_in_ordinary_memory_are_read_there(void **state)
 
 static void also_by_relays_between_nodes(void **state)
 {
-    char text[256];
-
     (void)state;
-    if (net_ofi_ops.probe("", text, sizeof(text)) != EPX_OK) {
-        print_message("no network to test with: %s\n", text);
-        skip();
-    }
+    unit_need_ofi("");
     setenv("EPX_REGISTER", "1", 1);
     for (ranks_per_node = 1; ranks_per_node <= 2; ranks_per_node++)
         assert_int_equal(run_fixtures(RANKS, share_ordinary, 0), 0);

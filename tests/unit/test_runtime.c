@@ -1,10 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The seam for simulation (util/runtime.h): real by default, swapped as a whole by a simulation, real again
  * afterwards. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
 #include "device/cpu/agent.h"
 #include "sim/conn.h"
@@ -14,8 +10,7 @@
 #include "util/clock.h"
 #include "util/pause.h"
 #include "util/runtime.h"
-
-#include <cmocka.h>
+#include "tests/lib/unit.h"
 
 static void expect_real(void)
 {
@@ -85,13 +80,5 @@ static void a_simulation_swaps_all_parts_and_back(void **state)
     expect_real();
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(all_is_real_at_first),
-        cmocka_unit_test(a_test_swaps_one_part),
-        cmocka_unit_test(a_simulation_swaps_all_parts_and_back),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+UNIT_MAIN(cmocka_unit_test(all_is_real_at_first), cmocka_unit_test(a_test_swaps_one_part),
+          cmocka_unit_test(a_simulation_swaps_all_parts_and_back))

@@ -14,6 +14,7 @@
 #include "net/net.h"
 #include "tests/lib/fixture.h"
 #include "tests/lib/unit.h"
+#include "tests/lib/unit_net.h"
 
 enum { ONE_NODE_MS = 300, ACROSS_NODES_MS = 3000, SLACK_MS = 5000 };
 
@@ -347,12 +348,7 @@ static void ranks_that_may_be_masked_write_to_nobody(void **state)
 /* These cases are the last ones: nothing is set back. */
 static void need_nodes(void)
 {
-    char text[256];
-
-    if (net_ofi_ops.probe("", text, sizeof(text)) != EPX_OK) {
-        print_message("no network to test with: %s\n", text);
-        skip();
-    }
+    unit_need_ofi("");
     deadline_ms = ACROSS_NODES_MS;
     ranks_per_node = 2;
 }
