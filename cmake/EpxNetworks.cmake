@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # The networks between nodes: libfabric (EPX_OFI) and libibverbs (EPX_VERBS). Only their headers are needed here; the
-# libraries are opened at run time. Both are part of a build unless it is asked to leave them out. Every target is compiled
-# with EPX_HAVE_OFI, EPX_HAVE_VERBS and EPX_HAVE_EFADV, each 1 or 0.
+# libraries are opened at run time. Both are part of a build unless it is asked to leave them out. Every target is
+# compiled with EPX_HAVE_OFI, EPX_HAVE_VERBS and EPX_HAVE_EFADV, each 1 or 0.
 
 option(EPX_OFI "The network `ofi`: libfabric (needs rdma/fabric.h)" ON)
 option(EPX_VERBS "The network `verbs`: libibverbs (needs infiniband/verbs.h)" ON)
 
-# Finds `header` for the option `option`, and puts its folder into EPX_<name>_INCLUDE. A folder that no longer has the header
-# is searched for again, and so is (by CMake itself) one that was not found before.
+# Finds `header` for the option `option`, and puts its folder into EPX_<name>_INCLUDE. A folder that no longer has the
+# header is searched for again, and so is (by CMake itself) one that was not found before.
 function(epx_find_header name header)
     if(EPX_${name}_INCLUDE AND NOT EXISTS ${EPX_${name}_INCLUDE}/${header})
         unset(EPX_${name}_INCLUDE CACHE)
@@ -23,7 +23,8 @@ function(epx_require_header option library header package)
         if(SKBUILD)
             set(without "CMAKE_ARGS=-DEPX_${option}=OFF pip install .")
         endif()
-        message(FATAL_ERROR "${library}'s header ${header} was not found. Install it (Debian: ${package}), name its folder "
+        message(FATAL_ERROR "${library}'s header ${header} was not found. Install it (Debian: ${package}), "
+            "name its folder "
             "(-DEPX_${option}_INCLUDE=FOLDER), or build without this network (${without}).")
     endif()
     include_directories(SYSTEM ${EPX_${option}_INCLUDE})

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Lines have at most 120 columns: sources, scripts, Python, CMake and Markdown. Excepted in Markdown: tables, and blocks of
-# code, which may show what a program prints.
+# Lines have at most 120 columns: sources, scripts, Python, CMake and Markdown. Excepted in Markdown: tables, and blocks
+# of code, which may show what a program prints.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export LC_ALL=C.UTF-8 # columns are characters

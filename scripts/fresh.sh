@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# A machine that has nothing: makes a bare Debian in a folder (debootstrap's minbase, git, make, ca-certificates), clones the
-# project's HEAD into it and runs commands in the clone.
+# A machine that has nothing: makes a bare Debian in a folder (debootstrap's minbase, git, make, ca-certificates),
+# clones the project's HEAD into it and runs commands in the clone.
 #
 #   scripts/fresh.sh [SUITE] [COMMAND]...    SUITE: bookworm (Debian 12, the default) or trixie (Debian 13)
 #                                            COMMAND: a line of shell; default: README's two, "make demo" "make test"
@@ -10,11 +10,12 @@
 #   EPX_FRESH_CACHE=FOLDER   keeps the bare Debian and the downloads of apt and pip between runs
 #   EPX_FRESH_TMP=FOLDER     where a Debian that is not kept is made (/var/tmp)
 #
-# Of this machine it gets the package mirror, apt's settings for downloads, certificates, pip's settings and the proxy variables;
-# nothing else. Ends with a line for each command, and with the status of the last one that failed.
+# Of this machine it gets the package mirror, apt's settings for downloads, certificates, pip's settings and the proxy
+# variables; nothing else. Ends with a line for each command, and with the status of the last one that failed.
 #
-# All mounts are made in a mount namespace of their own, which ends with the processes in it. The folder is removed after
-# that, from outside, where nothing was ever mounted in it. Exit 77: this machine cannot do it (not root, no debootstrap).
+# All mounts are made in a mount namespace of their own, which ends with the processes in it. The folder is removed
+# after that, from outside, where nothing was ever mounted in it. Exit 77: this machine cannot do it (not root, no
+# debootstrap).
 set -euo pipefail
 
 cannot() {
@@ -77,10 +78,12 @@ outside() {
     [ "$(id -u)" -eq 0 ] || cannot "needs root, for chroot and mount"
     unshare --mount --pid --fork true 2>/dev/null || cannot "may not make namespaces here"
     if ! command -v debootstrap >/dev/null; then
-        { apt-get update -qq && apt-get install -y -qq --no-install-recommends debootstrap; } </dev/null >/dev/null 2>&1 ||
+        { apt-get update -qq && apt-get install -y -qq --no-install-recommends debootstrap; } </dev/null >/dev/null \
+            2>&1 ||
             cannot "there is no debootstrap, and apt-get could not install it"
     fi
-    git -C "$project" diff --quiet HEAD 2>/dev/null || echo "fresh: there are changes that are not committed: they are not tested"
+    git -C "$project" diff --quiet HEAD 2>/dev/null ||
+        echo "fresh: there are changes that are not committed: they are not tested"
 
     kept=${EPX_FRESH_ROOT:-}
     if [ -n "$kept" ]; then
@@ -106,7 +109,8 @@ outside() {
 
 # ---- Inside the namespaces: mounts, then the commands
 
-# The chroot's root has to be a mount point: programs in it make mount namespaces, and cannot change the root's propagation otherwise.
+# The chroot's root has to be a mount point: programs in it make mount namespaces, and cannot change the root's
+# propagation otherwise.
 mount_all() {
     local node
     mount --bind "$root" "$root"
@@ -141,9 +145,11 @@ inside() {
     suite=$1 root=$EPX_FRESH_INSIDE
     shift
     mount_all
-    local settings=(HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin "TERM=${TERM:-dumb}" LANG=C.UTF-8
+    local settings=(HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+        "TERM=${TERM:-dumb}" LANG=C.UTF-8
         SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt) name command began rc status=0 lines=()
-    for name in $(compgen -e | grep -E '^(PIP_|CI$|JOBS$|EPX_TEST_|(http|https|no|all)_proxy$|(HTTP|HTTPS|NO|ALL)_PROXY$)' || true); do
+    for name in $(compgen -e | grep -E \
+        '^(PIP_|CI$|JOBS$|EPX_TEST_|(http|https|no|all)_proxy$|(HTTP|HTTPS|NO|ALL)_PROXY$)' || true); do
         settings+=("$name=${!name}")
     done
     for command; do

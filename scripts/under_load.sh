@@ -8,7 +8,8 @@ times=${1:-3} stage=${2:-gcc}
 
 if ! command -v stress-ng >/dev/null; then
     [ "$(id -u)" -eq 0 ] &&
-        { apt-get update -qq && apt-get install -y -qq --no-install-recommends stress-ng; } >/dev/null 2>&1 </dev/null ||
+        { apt-get update -qq && apt-get install -y -qq --no-install-recommends stress-ng; } >/dev/null 2>&1 \
+            </dev/null ||
         { echo "there is no stress-ng (Debian: stress-ng)" && exit 1; }
 fi
 # Compiled without the load: it is the tests that are tried.

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# `epx bench` on small shapes: both modes and all layouts are checked, --json is JSON with the promised keys, --timing events,
-# --threads and --replays work, a spoilt result makes the exit status 1, a wrong command line or what this build cannot do
-# makes it 2, and --vs mpi gives a ratio.
+# `epx bench` on small shapes: both modes and all layouts are checked, --json is JSON with the promised keys, --timing
+# events, --threads and --replays work, a spoilt result makes the exit status 1, a wrong command line or what this build
+# cannot do makes it 2, and --vs mpi gives a ratio.
 # ctest: timeout=240 serial
 set -uo pipefail
 
@@ -50,7 +50,8 @@ expect 0 "the command ring" ring --ms 20 --rings 2 --json &&
     json "its numbers" "o['op'] == 'ring' and o['device'] == 'cpu' and o['puts_per_cmd'] > 0.99" &&
     json "merged and round trip" "o['merged_puts_per_cmd'] < 0.5 and 0 < o['rtt_us_p50'] <= o['rtt_us_p99']"
 expect 2 "a ring on a device that there is not" ring --device abacus && says "the choices" "expected cpu, cuda or hip"
-expect 2 "an unknown option of ring" ring --ring 2 && says "the right program" "epx bench ring: unknown option '--ring' (did you mean '--rings'?)"
+expect 2 "an unknown option of ring" ring --ring 2 &&
+    says "the right program" "epx bench ring: unknown option '--ring' (did you mean '--rings'?)"
 
 # Time stamps of the device: per rank, in one series of operations.
 event_keys="{'us_p50','us_slowest_p50','us_p99','us_min','logical_GBps','wire_GBps'}"
@@ -66,8 +67,10 @@ expect 0 "low latency by events" ll "${small[@]}" --timing events --json &&
 expect 0 "high throughput by events" ht "${small[@]}" --timing events --dtype fp8-input --json &&
     json "has the update" "[r['op'] for r in rows] == ['update', 'dispatch', 'combine']"
 expect 0 "a table by events" ht "${small[@]}" --timing events --check && says "and its check" "check    ok"
-expect 0 "threads by the clock" ht "${small[@]}" --threads --check --json && json "are said to be" "o['threads'] and o['check'] == 'ok'"
-expect 0 "only a check" ll "${small[@]}" --iters 0 --check --json && json "has no times" "o['us_p50'] is None and o['check'] == 'ok'"
+expect 0 "threads by the clock" ht "${small[@]}" --threads --check --json &&
+    json "are said to be" "o['threads'] and o['check'] == 'ok'"
+expect 0 "only a check" ll "${small[@]}" --iters 0 --check --json &&
+    json "has no times" "o['us_p50'] is None and o['check'] == 'ok'"
 expect 0 "replays" ll "${small[@]}" --replays 6 --overlap --staged --json &&
     json "are counted" "o['op'] == 'replays' and o['replays'] == 6 and o['check'] == 'ok'"
 expect 0 "replays with changing row counts" ht "${small[@]}" --replays 6 --threads --json
@@ -84,15 +87,18 @@ for spoilt in "${spoils[@]}"; do
             says "the message names the rank" "epx rank 3" && json "check is fail" "o['check'] == 'fail'"
     done
 done
-EPX_BENCH_CORRUPT=2 expect 1 "also in a replay" ll "${small[@]}" --replays 3 && says "the message names the replay" "epx rank 3, replay 1"
+EPX_BENCH_CORRUPT=2 expect 1 "also in a replay" ll "${small[@]}" --replays 3 &&
+    says "the message names the replay" "epx rank 3, replay 1"
 expect 0 "without --check nobody looks" ll "${small[@]}" --json
 unset EPX_BENCH_CORRUPT
 
-# refused MESSAGE ARGUMENTS...: a wrong command line, before any rank starts: status 2, what was expected, where to read more.
+# refused MESSAGE ARGUMENTS...: a wrong command line, before any rank starts: status 2, what was expected, where to read
+# more.
 refused() {
     local text=$1
     shift
-    expect 2 "refused: $*" "$@" && says "with the reason" "epx bench: $text" && says "and where to read more" "; see epx bench --help"
+    expect 2 "refused: $*" "$@" && says "with the reason" "epx bench: $text" &&
+        says "and where to read more" "; see epx bench --help"
 }
 refused "the mode is 'sideways'; expected ll, ht or ring" sideways
 refused "the mode is missing" --check
@@ -126,11 +132,13 @@ refused "unknown option '--token' (did you mean '--tokens'?)" ll --token 4
 refused "unexpected argument 'extra'" ll extra
 EPX_MODULE_DIR=$work refused "--device cuda: no CUDA device module here" ll "${small[@]}" --device cuda
 says "and what to do" "EPX_MODULE_DIR"
-EPX_MODULE_DIR=$work expect 2 "the ring without the module" ring --device hip && says "is told, too" "no HIP device module here"
+EPX_MODULE_DIR=$work expect 2 "the ring without the module" ring --device hip &&
+    says "is told, too" "no HIP device module here"
 
 # A misspelt variable is named once, not by every rank.
 EPX_LOGG=debug expect 0 "a misspelt variable" ll "${small[@]}" --json
-[ "$(grep -c "EPX_LOGG is set, but EPX reads no such variable; did you mean EPX_LOG?" "$work/err")" = 1 ] && [ "$(wc -l <"$work/err")" = 1 ] &&
+[ "$(grep -c "EPX_LOGG is set, but EPX reads no such variable; did you mean EPX_LOG?" "$work/err")" = 1 ] &&
+    [ "$(wc -l <"$work/err")" = 1 ] &&
     echo "ok: is named once" || fail "a misspelt variable is not named once"
 
 # The table of docs/bench.md is the one that --help prints.
@@ -145,7 +153,9 @@ if [ -x "$(dirname "$epx")/epx-mpi-baseline" ] && command -v mpirun >/dev/null; 
         # shellcheck disable=SC2086
         set -- $shape
         expect 0 "$shape against MPI, both checked" "$1" "${small[@]}" "${@:2}" --check --vs mpi --json &&
-            json "$shape: the ratio" "abs(o['vs_mpi'] * o['us_p50'] - o['mpi_us_p50']) < 0.06 * (1 + o['vs_mpi']) + 0.006 * o['us_p50'] and o['mpi_variant']"
+            json "$shape: the ratio" \
+                "abs(o['vs_mpi'] * o['us_p50'] - o['mpi_us_p50']) < 0.06 * (1 + o['vs_mpi']) + 0.006 * o['us_p50'] \
+                and o['mpi_variant']"
     done
     EPX_BENCH_CORRUPT=3 expect 1 "a spoilt result of MPI is found" ht "${small[@]}" --check --vs mpi
 else

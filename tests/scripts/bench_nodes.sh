@@ -48,7 +48,8 @@ expect 0 "128 tokens, 2 nodes of 4 ranks" ll --nodes 2 --ranks 8 --net tcp --hid
 
 expect 0 "against fi_write" ht "${small[@]}" --vs ofi --json &&
     # What is printed is rounded, and ofi_GBps may be small on a busy machine.
-    json "ratios" "abs(o['vs_ofi'] * o['ofi_GBps'] - o['wire_GBps']) < 0.0006 * (1 + o['vs_ofi']) + 0.0006 and o['vs_ofi_large'] > 0"
+    json "ratios" "abs(o['vs_ofi'] * o['ofi_GBps'] - o['wire_GBps']) < 0.0006 * (1 + o['vs_ofi']) + 0.0006 \
+        and o['vs_ofi_large'] > 0"
 expect 2 "fi_write has nothing to do on one node" ht --vs ofi && says "and why" "--nodes 2 or more"
 expect 2 "an unknown network" ht --nodes 2 --net pigeons && says "which is named" '"pigeons"' &&
     says "with the known ones" "tcp, shm, ofi"
@@ -58,7 +59,9 @@ if [ -x "$(dirname "$epx")/epx-mpi-baseline" ] && command -v mpirun >/dev/null &
     { [ "$(id -u)" -eq 0 ] || unshare -Ur true 2>/dev/null; }; then
     for mode in ll ht; do
         expect 0 "$mode against MPI, both checked" "$mode" "${small[@]}" --check --vs mpi --json &&
-            json "$mode: the ratio" "abs(o['vs_mpi'] * o['us_p50'] - o['mpi_us_p50']) < 0.06 * (1 + o['vs_mpi']) + 0.006 * o['us_p50'] and o['mpi_variant']"
+            json "$mode: the ratio" \
+                "abs(o['vs_mpi'] * o['us_p50'] - o['mpi_us_p50']) < 0.06 * (1 + o['vs_mpi']) + 0.006 * o['us_p50'] \
+                and o['mpi_variant']"
     done
 else
     echo "skipped: --vs mpi (no epx-mpi-baseline in this build, no mpirun, or no right to give nodes their names)"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# `epx doctor`: the verdict comes first (EPX can run here or not, what works, what does not, what to do), the details after it;
-# --json is one object that has every variable; misspelt, shadowed and useless variables are named; what EPX_NET asks for in
-# vain is a warning.
+# `epx doctor`: the verdict comes first (EPX can run here or not, what works, what does not, what to do), the details
+# after it; --json is one object that has every variable; misspelt, shadowed and useless variables are named; what
+# EPX_NET asks for in vain is a warning.
 # ctest: timeout=120
 set -uo pipefail
 
@@ -48,13 +48,15 @@ first() { # NAME PATTERN: the first line matches
     head -1 "$work/out" | grep -qE -- "$2" && echo "ok: $1" || fail "$1: the first line is '$(head -1 "$work/out")'"
 }
 verdict() { # NAME TITLE PATTERN: a row under this title, before the details, matches
-    sed '/^---- details/,$d' "$work/out" | awk -v title="$2" '/^[a-z]/ { on = $0 == title } on' | grep -qE -- "$3" && echo "ok: $1" ||
+    sed '/^---- details/,$d' "$work/out" | awk -v title="$2" '/^[a-z]/ { on = $0 == title } on' | grep -qE -- "$3" &&
+        echo "ok: $1" ||
         fail "$1: no '$3' under '$2'"
 }
 
 expect 0 "EPX runs here" "$epx" doctor && first "and the first line says so" '^EPX [0-9.]+ can run here\.$'
 verdict "the CPU works" "what works" "^  cpu device +ranks of this machine share memory"
-[ -e /dev/nvidiactl ] || verdict "there is no GPU" "what does not work" "^  cuda device +(no GPU found|EPX's module is here, but no GPU)"
+[ -e /dev/nvidiactl ] || verdict "there is no GPU" "what does not work" \
+    "^  cuda device +(no GPU found|EPX's module is here, but no GPU)"
 says "memory was shared with a process" "a second process mapped a heap"
 [ "$(awk 'length > 110' "$work/out" | wc -l)" -eq 0 ] && echo "ok: lines of at most 110 columns" || fail "long lines"
 
@@ -78,10 +80,13 @@ json "an alias behind the variable" "any('NCCL_IB_SL is \"5\" to no effect: EPX_
 json "a name without effect" "any('UCCL_RDMA_ADAPTIVE_SLEEP has no effect' in w for w in o['warnings'])"
 
 EPX_IB_HCA="=nosuch" EPX_OFI_PROVIDER=nowhere expect 0 "without a network" "$epx" doctor
-[ "$(awk '/^[a-z]/ { on = $0 == "what does not work"; next } on { print; exit }' "$work/out" | grep -c 'network between nodes  none: ')" = 1 ] &&
-    echo "ok: it is the first thing that does not work" || fail "the missing network is not the first thing that does not work"
+[ "$(awk '/^[a-z]/ { on = $0 == "what does not work"; next } on { print; exit }' "$work/out" |
+    grep -c 'network between nodes  none: ')" = 1 ] &&
+    echo "ok: it is the first thing that does not work" ||
+        fail "the missing network is not the first thing that does not work"
 EPX_IB_HCA="=nosuch" EPX_OFI_PROVIDER=nowhere expect 0 "without a network, as JSON" "$epx" doctor --json
-json "it is missing" "o['network'] is None and 'none: ' in o['missing']['network between nodes'] and 'cpu device' in o['works']"
+json "it is missing" \
+    "o['network'] is None and 'none: ' in o['missing']['network between nodes'] and 'cpu device' in o['works']"
 
 EPX_NET=null expect 0 "a network by name" "$epx" doctor --json
 json "is chosen" "o['network'] == 'null' and 'EPX_NET is \"null\"' in o['sections']['network between nodes']['chosen']"
@@ -92,8 +97,10 @@ json "is a warning, too" "o['network'] is None and any('pigeons' in w for w in o
 EPX_SOCKET_IFNAME="=nosuch" expect 0 "an interface that is not there" "$epx" doctor
 says "is a warning, with those that are" "selects no interface that is up; interfaces: "
 
-SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_STEP_ID=3 SLURM_JOB_ID=4 SLURM_NNODES=1 expect 0 "as a rank of srun" "$epx" doctor --json
-json "is shown" "'Slurm: rank 1 of 2; rank 0 is at 127.0.0.1, port ' in o['sections']['rendezvous over tcp']['launcher']"
+SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_STEP_ID=3 SLURM_JOB_ID=4 SLURM_NNODES=1 expect 0 "as a rank of srun" "$epx" \
+    doctor --json
+json "is shown" \
+    "'Slurm: rank 1 of 2; rank 0 is at 127.0.0.1, port ' in o['sections']['rendezvous over tcp']['launcher']"
 RANK=0 WORLD_SIZE=1 PMI_RANK=1 PMI_SIZE=2 expect 0 "a rank by two launchers that differ" "$epx" doctor --json
 json "is a warning" "any('RANK is 0' in w and 'PMI_RANK to 1' in w for w in o['warnings'])"
 
@@ -114,7 +121,8 @@ else
     echo "skipped: without /proc: may not make namespaces here"
 fi
 
-expect 2 "an unknown option" "$epx" doctor --jsno && says "with a hint" "epx doctor: unknown option '--jsno' (did you mean '--json'?); see epx doctor --help"
+expect 2 "an unknown option" "$epx" doctor --jsno &&
+    says "with a hint" "epx doctor: unknown option '--jsno' (did you mean '--json'?); see epx doctor --help"
 expect 0 "help" "$epx" help doctor && says "help is help" "usage: epx doctor"
 
 echo "$failures failures"

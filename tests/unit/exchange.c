@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One rank of a group that exchanges tokens in both modes and compares all it gets with the oracle. The ranks connect as
- * RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say, so that they may be started anywhere: by `epx run`, in network
+ * One rank of a group that exchanges tokens in both modes and compares all it gets with the oracle. The ranks connect
+ * as RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say, so that they may be started anywhere: by `epx run`, in network
  * namespaces (netns.sh), on several machines.
  *
  *      shapes   one group, a handle per mode and layout; every round routes and dispatches anew
  *      cases    groups and handles drawn from a number: types, shapes, options, streams (tests/lib/prop.h)
- *      fault    rounds until an operation fails, which must be soon enough and name a peer; then, where asked, the group
+ *      fault    rounds until an operation fails, which must be soon enough and name a peer; then, where asked, the
+ *               group
  *               is cleared, and rounds must be right again
  *
  * The last line is "exchange: rank R ok" exactly when the exit status is 0.

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* This machine: the CPU device, memory that processes share, huge pages, and the rendezvous: launcher and interfaces. */
+/* This machine: the CPU device, memory that processes share, huge pages, and the rendezvous: launcher and
+ * interfaces. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <ifaddrs.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * libepx_nccl.so: communicators that know their rank, their number, and how to gather bytes of host memory; enough for
- * nccl_ep.h on machines without NCCL. The ranks connect as EPX's do (boot/wire.h), for each communicator anew. An id has
- * the host, the port, and a number that no other communicator has.
+ * nccl_ep.h on machines without NCCL. The ranks connect as EPX's do (boot/wire.h), for each communicator anew. An id
+ * has the host, the port, and a number that no other communicator has.
  */
 #include <nccl.h>
 
@@ -56,7 +56,7 @@ int comm_known(const struct ncclComm *comm)
     return at != NULL;
 }
 
-/* ---- Ids ---------------------------------------------------------------------------------------------------------- */
+/* ---- Ids --------------------------------------------------------------------------------------------------------- */
 
 static uint64_t mix(uint64_t hash, const void *data, size_t bytes)
 {
@@ -94,7 +94,8 @@ static int free_port(void)
     return port;
 }
 
-/* How others reach this machine: by the interface asked for, else by its name, else, where that means nothing, not at all. */
+/* How others reach this machine: by the interface asked for, else by its name, else, where that means nothing, not at
+ * all. */
 static void own_host(char *host, size_t bytes)
 {
     const char *interfaces = env_string("EPX_SOCKET_IFNAME");
@@ -163,7 +164,7 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *out)
     return result;
 }
 
-/* ---- Communicators ------------------------------------------------------------------------------------------------- */
+/* ---- Communicators ----------------------------------------------------------------------------------------------- */
 
 static void comm_free(struct ncclComm *comm)
 {
@@ -305,7 +306,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error)
     return result;
 }
 
-/* ---- Gathering ------------------------------------------------------------------------------------------------------ */
+/* ---- Gathering --------------------------------------------------------------------------------------------------- */
 
 static int gather_all(struct ncclComm *comm, const void *send, void *recv, size_t bytes)
 {
