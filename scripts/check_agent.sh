@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # The agent contract and the devices name the same primitives: every one that kernel/agent.h lists is defined by the
-# CPU's and the GPU's headers ("b": by those with AG_BLOCKS 1; "o": by any), every one that those define or a kernel
-# uses is listed, and the simulation wraps listed ones only.
+# CPU's and the GPU's headers ("b", "s": by those with AG_BLOCKS or AG_STAGED 1; "o": by any), every one that those
+# define or a kernel uses is listed, and the simulation wraps listed ones only.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-word='((ag|copy_set|word_set|sum_set|command_set)_[a-z0-9_]+|AG_[A-Z_]+|KFN(_STEP)?|(struct|enum) [a-z_]+)'
-kept='(agent|copy_set|word_set|sum_set|command_set|route_kept|wait_result)'
+word='((ag|copy_set|word_set|sum_set|command_set|pair_set)_[a-z0-9_]+|AG_[A-Z_]+|KFN(_STEP)?|(struct|enum) [a-z_]+)'
+kept='(agent|int_pair|copy_set|word_set|sum_set|command_set|pair_set|route_kept|wait_result)'
 
 listed() { # mark: the names with that mark in the first column
     sed -nE "/^ \*\//q; s/^ \* $1 $word.*/\1/p" src/kernel/agent.h | sort -u
@@ -15,8 +15,8 @@ listed() { # mark: the names with that mark in the first column
 
 defined() { # files: primitives that they define
     {
-        grep -hoE '^(KFN|KFN_STEP)\b[^;=(]*\b(ag|copy_set|word_set|sum_set|command_set)_[a-z0-9_]+\(' "$@" |
-            grep -oE '(ag|copy_set|word_set|sum_set|command_set)_[a-z0-9_]+\(' | tr -d '(' || true
+        grep -hoE '^(KFN|KFN_STEP)\b[^;=(]*\b(ag|copy_set|word_set|sum_set|command_set|pair_set)_[a-z0-9_]+\(' "$@" |
+            grep -oE '(ag|copy_set|word_set|sum_set|command_set|pair_set)_[a-z0-9_]+\(' | tr -d '(' || true
         grep -hoE '^ *# *define +(AG_[A-Z_]+|ag_[a-z0-9_]+|KFN(_STEP)?)\b' "$@" | awk '{ print $NF }' || true
         grep -hoE "^(struct|enum) $kept \{" "$@" | sed 's/ {//' || true
     } | sort -u || true # a file may define none of a kind
@@ -33,10 +33,10 @@ missing() { # what is wrong; names on standard input
 
 cpu=(src/device/cpu/prims.h src/device/cpu/agent.h)
 gpu=(src/device/gpu/*.cuh)
-required=$(listed ' ') blocks=$(listed b) optional=$(listed o)
+required=$(listed " ") blocks=$(printf "%s\n" "$(listed b)" "$(listed s)") optional=$(listed o)
 all=$(printf '%s\n' "$required" "$blocks" "$optional" | sort -u)
 on_cpu=$(defined "${cpu[@]}") on_gpu=$(defined "${gpu[@]}")
-used=$(cat src/kernel/*.h | sed -E '/^ \*/d; s|/\*.*\*/||' | grep -oE '\b((ag|copy_set|word_set|sum_set|command_set)_[a-z0-9_]+|AG_[A-Z_]+)\b' | sort -u)
+used=$(cat src/kernel/*.h | sed -E '/^ \*/d; s|/\*.*\*/||' | grep -oE '\b((ag|copy_set|word_set|sum_set|command_set|pair_set)_[a-z0-9_]+|AG_[A-Z_]+)\b' | sort -u)
 in_kernel=$(defined src/kernel/*.h)
 in_sim=$(defined src/sim/prims.h)
 

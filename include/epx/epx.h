@@ -329,6 +329,27 @@ typedef struct epx_layout_info {
         .size = (uint32_t)sizeof(epx_layout_info) \
     }
 
+/* Results of epx_dispatch_layout(): all optional. */
+typedef struct epx_dispatch_layout_outputs {
+    uint32_t size;
+    uint32_t reserved;
+    const epx_tensor *tokens_per_rank;   /* int32 [R] */
+    const epx_tensor *tokens_per_node;   /* int32 [nodes] */
+    const epx_tensor *tokens_per_expert; /* int32 [E] */
+    const epx_tensor *token_in_rank;     /* uint8 [B, R]: 1 = the token goes there */
+} epx_dispatch_layout_outputs;
+#define EPX_DISPATCH_LAYOUT_OUTPUTS_INIT                   \
+    {                                                      \
+        sizeof(epx_dispatch_layout_outputs), 0, 0, 0, 0, 0 \
+    }
+
+/*
+ * Where tokens would go: topk_idx int32 or int64 [B, K], -1 = dropped. Local and asynchronous: nothing is sent, and no mask is
+ * looked at. An index out of range is reported by epx_group_error() and counts as dropped.
+ */
+EPX_API epx_status epx_dispatch_layout(epx_group *group, const epx_tensor *topk_idx,
+                                       const epx_dispatch_layout_outputs *outputs, epx_stream stream);
+
 /*
  * Sets the routing: topk_idx int32 or int64 [B, K], -1 = dropped.
  * High throughput: collective and asynchronous; ranks exchange counts; the handle keeps its own copy, so that any
@@ -340,6 +361,10 @@ EPX_API epx_status epx_handle_update(epx_handle *handle, const epx_tensor *topk_
 /* High throughput: waits for the update and returns the exact number of rows that this rank will receive, and, where
  * expert_counts is not NULL, the (unpadded) rows of each local expert. */
 EPX_API epx_status epx_handle_recv_count(epx_handle *handle, int64_t *rows, int64_t *expert_counts);
+
+/* High throughput: waits for the update, but at most max_us microseconds: EPX_OK, EPX_ERR_NOT_READY, or the group's error. For
+ * callers that have to look at something else now and then. */
+EPX_API epx_status epx_handle_recv_poll(epx_handle *handle, uint64_t max_us);
 
 /*
  * A tensor inside EPX's own receive buffer, for a high-throughput handle: dispatch into it moves each token once. Its

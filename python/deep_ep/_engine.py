@@ -40,6 +40,8 @@ class Pool:
         self.hidden_bytes = hidden_bytes
         self.heap = Heap(group, device) if self.on_cpu else CudaHeap(group, device)
         self.combine_plans: Dict[Any, Any] = {}  # of low latency, by kind of call
+        self.layout_plans: Dict[Any, Any] = {}  # by top-k and dtype
+        self.fresh_plans: Dict[Any, Any] = {}  # of high throughput, by kind of call
         self.combine_buffers: List[Optional[torch.Tensor]] = [None, None]
         self.next_combine_buffer = 0
         self.used = False  # has there been a dispatch?
@@ -83,6 +85,8 @@ class Pool:
         """Destroys the group; the heap goes with the last of its tensors."""
         self.combine_buffers = [None, None]
         self.combine_plans.clear()
+        self.layout_plans.clear()
+        self.fresh_plans.clear()
         self.heap.close()
         self.group.destroy()
 
@@ -164,6 +168,10 @@ class Engine:
             pool = self._make_high(device, num_experts, tokens, max(hidden_bytes, old[1]), max(topk, old[0]))
             self._high[(device, num_experts)] = pool
         return pool
+
+    def high_throughput_pool(self, device: torch.device, num_experts: int) -> Optional[Pool]:
+        """The pool for these experts, if there is one already."""
+        return self._high.get((device, num_experts))
 
     def _make_high(self, device: torch.device, num_experts: int, tokens: int, hidden_bytes: int, topk: int) -> Pool:
         most = max(struct.unpack("q", part)[0] for part in self.bootstrap.allgather(struct.pack("q", tokens)))

@@ -2,7 +2,7 @@
 """High throughput: dispatch and combine of thousands of tokens, inside a node and between nodes."""
 
 import struct
-from typing import Any, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple, Union
 
 import epx
 import torch
@@ -10,7 +10,9 @@ import torch
 from . import _checks as checks
 from ._checks import wrong
 from ._engine import Engine, Pool
+from ._fresh import fresh_plan
 from ._layout import NVL_PEERS, in_nodes, nodes_on, receive_field, send_fields, source_meta
+from ._memory import Reserved
 from ._routing import Handle, HighThroughputRouting, attach, find
 from ._streams import CudaLaunch, HostLaunch
 
@@ -72,20 +74,22 @@ def dispatch(engine: Engine, launch_on: Any, request: DispatchRequest, channels:
         routing = HighThroughputRouting(
             pool, pool.take(epx.Mode.HIGH_THROUGHPUT, epx.Layout.FLAT, topk), tokens.shape[0])
         counts = Counts(engine.nranks, request.device, engine.local_experts(request.experts) if counts_as_tensor else 0)
-        routing.handle.update(idx, counts.info(), stream=launch.address, count=not request.worst)
+        routing.handle.update(idx, counts.info(), stream=launch.address)
+        plan = fresh_plan(pool, request)
         rows, per_expert_list = _received(engine, routing, request)
         routing.rows = rows
-        recv = _Received(pool, request, rows, topk if request.topk_idx is not None else 0)
-        routing.handle.dispatch(
-            tokens, recv.tokens, scales=_two_dim(request.scales), topk_weights=request.topk_weights,
-            out_scales=_two_dim(recv.scales), out_topk_weights=recv.weights, out_topk_idx=recv.idx,
-            src_rank=recv.src_rank, src_token=recv.src_token, stream=launch.address)
-        if isinstance(launch, HostLaunch):
-            pool.group.sync()  # the fields below are computed by this thread
-        handle = make_handle(engine, routing, request.in_rank, counts, recv, channels)
+        fast = plan.run(routing.handle.address, request, rows, launch.address) if plan else None
+        recv = _Received(pool, request, rows, topk if request.topk_idx is not None else 0, fast)
+        if fast is None:
+            routing.handle.dispatch(
+                tokens, recv.tokens, scales=_two_dim(request.scales), topk_weights=request.topk_weights,
+                out_scales=_two_dim(recv.scales), out_topk_weights=recv.weights, out_topk_idx=recv.idx,
+                src_rank=recv.src_rank, src_token=recv.src_token, stream=launch.address)
+        handle = make_handle(engine, launch, routing, request.in_rank, counts, recv, channels)
         per_expert = per_expert_list if counts.experts is None else counts.aligned(request.alignment)
     inputs = [tokens, request.scales, idx, request.topk_weights, request.in_rank]
-    event = launch.finish(inputs, [recv.tokens, recv.scales, recv.idx, recv.weights, counts.experts, *handle])
+    event = launch.finish(inputs, [recv.tokens, recv.scales, recv.idx, recv.weights, counts.experts, recv.src_rank,
+                                   recv.src_token, counts.flat])
     out = (recv.tokens, recv.scales) if recv.scales is not None else recv.tokens
     return out, recv.idx, recv.weights, per_expert, handle, event
 
@@ -95,7 +99,7 @@ class Counts:
 
     def __init__(self, nranks: int, device: torch.device, local_experts: int) -> None:
         """`local_experts`: 0 where nobody asks for a tensor of their rows."""
-        flat = torch.empty(nranks * (nranks + 2), dtype=torch.int32, device=device)
+        flat = self.flat = torch.empty(nranks * (nranks + 2), dtype=torch.int32, device=device)
         self.matrix = flat[:nranks * nranks].view(nranks, nranks)
         self.tokens = flat[nranks * nranks:nranks * (nranks + 1)]
         self.relayed = flat[nranks * (nranks + 1):]
@@ -116,14 +120,20 @@ class _Received:
     """The tensors of a fresh dispatch's results. Small ones share a piece of memory, so that keeping a handle does not
     keep the rows."""
 
-    def __init__(self, pool: Pool, request: DispatchRequest, rows: int, topk: int) -> None:
+    def __init__(self, pool: Pool, request: DispatchRequest, rows: int, topk: int,
+                 fast: Optional[Tuple[Reserved, Reserved]]) -> None:
+        """`fast`: where a FreshPlan has put them."""
         tokens, scales = request.tokens, request.scales
+        self.bounded = request.worst > 0
+        if fast is not None:
+            self.tokens, self.scales = (*fast[0].tensors(), None)[:2]
+            self.src_rank, self.src_token, self.idx, self.weights = fast[1].tensors()
+            return
         self.tokens = pool.heap.empty((rows, tokens.shape[1]), tokens.dtype)
         self.scales = None
         if scales is not None:
             self.scales = pool.heap.empty((rows, *scales.shape[1:]), scales.dtype)
         self.src_rank, self.src_token = pool.heap.several(((rows,), torch.int32, None), ((rows,), torch.int32, None))
-        self.bounded = request.worst > 0
         if self.bounded:
             self.src_rank.fill_(-1)  # rows past the end are left alone
             self.src_token.fill_(-1)
@@ -159,9 +169,64 @@ def _sum_counts(engine: Engine, per_expert: torch.Tensor) -> List[int]:
     return mine + [0] * (local - len(mine))
 
 
-def make_handle(engine: Engine, routing: HighThroughputRouting, in_rank: torch.Tensor, counts: Counts, recv: _Received,
-                channels: int) -> Handle:
-    """The tuple that DeepEP's callers get: 6 fields inside a node, 10 between nodes."""
+class LazyHandle(tuple):
+    """The tuple that DeepEP's callers get: 6 fields inside a node, 10 between nodes. EPX needs none of them: they are computed
+    when somebody reads one."""
+
+    _fields: Optional[Tuple[Any, ...]]
+
+    def __new__(cls, routing: HighThroughputRouting, length: int,
+                compute: Callable[[], Tuple[Any, ...]]) -> "LazyHandle":
+        self = super().__new__(cls)
+        self.routing = routing
+        self._length = length
+        self._compute = compute
+        self._fields = None
+        return self
+
+    def _all(self) -> Tuple[Any, ...]:
+        if self._fields is None:
+            self._fields = self._compute()
+            del self._compute
+        return self._fields
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._all())
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._all()[index]
+
+    def __eq__(self, other: Any) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __add__(self, other: Any) -> Tuple[Any, ...]:
+        return self._all() + tuple(other)
+
+    def __reduce__(self) -> Any:
+        return tuple, (list(self._all()),)
+
+    def __repr__(self) -> str:
+        return repr(self._all())
+
+
+def make_handle(engine: Engine, launch: Launch, routing: HighThroughputRouting, in_rank: torch.Tensor, counts: Counts,
+                recv: _Received, channels: int) -> Handle:
+    """The handle of a fresh dispatch."""
+
+    def compute() -> Tuple[Any, ...]:
+        launch.join()
+        return _handle_fields(engine, routing, in_rank, counts, recv, channels)
+    return LazyHandle(routing, 6 if engine.nnodes == 1 else 10, compute)
+
+
+def _handle_fields(engine: Engine, routing: HighThroughputRouting, in_rank: torch.Tensor, counts: Counts,
+                   recv: _Received, channels: int) -> Handle:
     prefix, head = send_fields(in_rank, channels)
     recv_prefix = receive_field(recv.src_rank, recv.src_token, counts.tokens, channels)
     rank_prefix = counts.matrix.cumsum(0, dtype=torch.int32)

@@ -5,12 +5,18 @@ DeepEP cuts the tokens of a rank into C channels, ceil(T / C) tokens each. EPX d
 that read them.
 """
 
+import ctypes
 import functools
-from typing import Optional, Tuple
+from typing import Any, Optional, Tuple
 
+import epx
 import torch
+from epx import _abi
+from epx._library import check, load
+from epx.tensors import fill
 
 from ._checks import wrong
+from ._engine import Pool
 
 NVL_PEERS = 8  # DeepEP's ranks per node, the width of send_nvl_head
 
@@ -43,6 +49,45 @@ def check_experts(topk_idx: torch.Tensor, num_experts: int) -> None:
         token, k = torch.nonzero((topk_idx < -1) | (topk_idx >= num_experts))[0].tolist()
         raise wrong("topk_idx[%d][%d]" % (token, k), "-1 (none) to %d (num_experts - 1)" % (num_experts - 1),
                     int(topk_idx[token, k]))
+
+
+class LayoutPlan:
+    """The structs that the C library is given for a kind of get_dispatch_layout() on a GPU: made once, pointed elsewhere by
+    each call."""
+
+    def __init__(self, pool: Pool, topk: int, idx_dtype: torch.dtype) -> None:
+        info = pool.group.info
+        self._pool, self._device, self._lib = pool, pool.device, load()
+        self._ranks, self._experts, self._nodes = info.nranks, info.num_experts, info.nnodes
+        self._idx, self._per_rank, self._per_node, self._per_expert, self._marks = (_abi.TensorStruct() for _ in range(5))
+        fill(self._idx, 0, epx.DType.INT64 if idx_dtype is torch.int64 else epx.DType.INT32, (0, topk), None)
+        fill(self._per_rank, 0, epx.DType.INT32, (self._ranks,), None)
+        fill(self._per_node, 0, epx.DType.INT32, (self._nodes,), None)
+        fill(self._per_expert, 0, epx.DType.INT32, (self._experts,), None)
+        fill(self._marks, 0, epx.DType.UINT8, (0, self._ranks), None)
+        pointer = ctypes.pointer
+        self._outputs = _abi.DispatchLayoutOutputsStruct(
+            tokens_per_rank=pointer(self._per_rank), tokens_per_expert=pointer(self._per_expert),
+            token_in_rank=pointer(self._marks))
+        if self._nodes > 1:
+            self._outputs.tokens_per_node = pointer(self._per_node)
+        self._addresses = ctypes.addressof(self._idx), ctypes.addressof(self._outputs)
+
+    def run(self, topk_idx: torch.Tensor, stream: Any) -> Tuple[
+            torch.Tensor, Optional[torch.Tensor], torch.Tensor, torch.Tensor]:
+        """As dispatch_layout(), by one kernel."""
+        tokens, device = topk_idx.shape[0], self._device
+        per_rank = torch.empty(self._ranks, dtype=torch.int32, device=device)
+        per_expert = torch.empty(self._experts, dtype=torch.int32, device=device)
+        marks = torch.empty(tokens, self._ranks, dtype=torch.bool, device=device)
+        per_node = torch.empty(self._nodes, dtype=torch.int32, device=device) if self._nodes > 1 else None
+        self._idx.shape[0] = self._marks.shape[0] = tokens
+        self._idx.data, self._marks.data = topk_idx.data_ptr(), marks.data_ptr()
+        self._per_rank.data, self._per_expert.data = per_rank.data_ptr(), per_expert.data_ptr()
+        if per_node is not None:
+            self._per_node.data = per_node.data_ptr()
+        check(self._lib.epx_dispatch_layout(self._pool.group.address, *self._addresses, stream))
+        return per_rank, per_node, per_expert, marks
 
 
 def _count(values: torch.Tensor, n: int) -> torch.Tensor:

@@ -153,6 +153,18 @@ class _Lease:
             self._heap.take_back(self._piece)
 
 
+class Reserved:
+    """A piece of the heap of a GPU for the tensors of a form, which can be made later."""
+
+    def __init__(self, form: Form, piece: _Piece, lease: _Lease, where: Tuple[int, int]) -> None:
+        self.form, self.address = form, piece.block.address
+        self._piece, self._lease, self._where = piece, lease, where
+
+    def tensors(self) -> List[torch.Tensor]:
+        """The tensors, which keep the piece."""
+        return self.form.tensors(self._piece.exports(self.form, self._where), self._lease)
+
+
 class CudaHeap(Heap):
     """Tensors in the heap of a group on a GPU. Pieces are kept by size. What runs on the stream on which a piece was let go
     comes after all that used it; another stream is made to wait."""
@@ -186,6 +198,11 @@ class CudaHeap(Heap):
 
     def try_make(self, form: Form) -> Optional[List[torch.Tensor]]:
         """The tensors of a form, or None where the heap has no room."""
+        reserved = self.reserve(form)
+        return None if reserved is None else reserved.tensors()
+
+    def reserve(self, form: Form) -> Optional[Reserved]:
+        """Memory for the tensors of a form, or None where the heap has no room."""
         # A graph replays on its own memory, which torch's allocator keeps for it.
         if not form.nbytes or torch.cuda.is_current_stream_capturing():
             return None
@@ -204,7 +221,7 @@ class CudaHeap(Heap):
             piece = _Piece(block)
         piece.stream = stream
         self._handed_out.add(piece.block.address)
-        return form.tensors(piece.exports(form, self._where), _Lease(self, piece))
+        return Reserved(form, piece, _Lease(self, piece), self._where)
 
     def _collect(self) -> None:
         while self._returned:

@@ -55,6 +55,9 @@ def attach(tensor: torch.Tensor, routing: Routing) -> torch.Tensor:
 
 def find(kind: Type[_R], handle: Any) -> _R:
     """The routing of a handle tuple."""
+    whole = getattr(handle, "routing", None)
+    if isinstance(whole, kind):
+        return whole
     if isinstance(handle, (tuple, list)):
         for field in handle:
             routing: Optional[Routing] = getattr(field, ATTRIBUTE, None)

@@ -70,6 +70,10 @@ class HostLaunch:
         """Where torch's own operations belong."""
         return contextlib.nullcontext()
 
+    def join(self) -> None:
+        """Later work of the calling thread comes after the operation."""
+        settle(self._group)
+
     def finish(self, inputs: Iterable[Any], outputs: Iterable[Any]) -> EventOverlap:
         """All is queued: waits for it, or returns the event to wait for."""
         tensors = (list(inputs), list(outputs))
@@ -105,6 +109,10 @@ class CudaLaunch:
     def context(self) -> ContextManager[Any]:
         """Where torch's own operations belong, allocations included."""
         return contextlib.nullcontext() if self._stream is self._current else torch.cuda.stream(self._stream)
+
+    def join(self) -> None:
+        """Later work of the current stream comes after the operation."""
+        torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
 
     def finish(self, inputs: Iterable[Any], outputs: Iterable[Any]) -> EventOverlap:
         """All is queued: the current stream waits for it, or gets an event to wait for."""

@@ -12,7 +12,7 @@ from . import _checks as checks
 from . import _high_throughput, _low_latency
 from ._checks import refused, wrong
 from ._engine import Engine, Pool
-from ._layout import check_experts, dispatch_layout
+from ._layout import LayoutPlan, check_experts, dispatch_layout
 from ._settings import Settings, low_latency_hint
 from ._streams import CudaLaunch, HostLaunch, settle
 from .config import Config
@@ -211,8 +211,21 @@ class Buffer:
             return (*dispatch_layout(topk_idx, num_experts, self.group_size, self._engine.node_of), event)
         launch = launcher(None)
         with launch.context():
-            layout = dispatch_layout(topk_idx, num_experts, self.group_size, self._engine.node_of)
+            plan = self._layout_plan(topk_idx, num_experts)
+            layout = plan.run(topk_idx, launch.address) if plan else dispatch_layout(
+                topk_idx, num_experts, self.group_size, self._engine.node_of)
         return (*layout, launch.finish([topk_idx], layout))
+
+    def _layout_plan(self, topk_idx: torch.Tensor, num_experts: int) -> Optional[LayoutPlan]:
+        """How EPX's own kernel is called, once a dispatch has made a group whose GPU can run it."""
+        pool = self._engine.high_throughput_pool(topk_idx.device, num_experts)
+        topk = topk_idx.shape[1]
+        if pool is None or not 1 <= topk <= 32 or not topk_idx.is_contiguous() or not topk_idx.shape[0]:
+            return None
+        plan = pool.layout_plans.get((topk, topk_idx.dtype))
+        if plan is None:
+            plan = pool.layout_plans[(topk, topk_idx.dtype)] = LayoutPlan(pool, topk, topk_idx.dtype)
+        return plan
 
     def dispatch(self, x: _Tokens, handle: Optional[_Handle] = None, num_tokens_per_rank: Optional[torch.Tensor] = None,
                  num_tokens_per_rdma_rank: Optional[torch.Tensor] = None,

@@ -134,6 +134,13 @@ class HandleConfigStruct(Struct):
 _TENSOR = POINTER(TensorStruct)
 
 
+class DispatchLayoutOutputsStruct(Struct):
+    _fields_ = [
+        ("size", c_uint32), ("reserved", c_uint32), ("tokens_per_rank", _TENSOR), ("tokens_per_node", _TENSOR),
+        ("tokens_per_expert", _TENSOR), ("token_in_rank", _TENSOR),
+    ]
+
+
 class LayoutInfoStruct(Struct):
     _fields_ = [
         ("size", c_uint32), ("reserved", c_uint32), ("expert_counts", _TENSOR), ("expert_offsets", _TENSOR),
@@ -198,6 +205,7 @@ class StatsStruct(Struct):
 STRUCTS = {
     "epx_tensor": TensorStruct, "epx_bootstrap": BootstrapStruct, "epx_group_config": GroupConfigStruct,
     "epx_group_info": GroupInfoStruct, "epx_memory_info": MemoryInfoStruct, "epx_handle_config": HandleConfigStruct,
+    "epx_dispatch_layout_outputs": DispatchLayoutOutputsStruct,
     "epx_layout_info": LayoutInfoStruct, "epx_dispatch_inputs": DispatchInputsStruct,
     "epx_dispatch_outputs": DispatchOutputsStruct, "epx_dispatch_config": DispatchConfigStruct,
     "epx_combine_inputs": CombineInputsStruct, "epx_combine_outputs": CombineOutputsStruct,
@@ -214,6 +222,7 @@ FUNCTIONS = {
     "epx_stream_call": "pppp", "epx_event_create": "pp", "epx_event_destroy": "p", "epx_event_record": "pp",
     "epx_event_sync": "p", "epx_event_query": "p", "epx_stream_wait_event": "ppp",
     "epx_handle_create": "ppp", "epx_handle_destroy": "p", "epx_handle_memory": "ppp", "epx_handle_update": "pppp",
+    "epx_dispatch_layout": "pppp", "epx_handle_recv_poll": "pl",
     "epx_handle_recv_count": "ppp", "epx_handle_recv_tensor": "piillp",
     "epx_dispatch": "pppppp", "epx_combine": "ppppp", "epx_complete": "pp",
     "epx_mask_query": "ppp", "epx_mask_update": "ppp", "epx_mask_clean": "pp",
@@ -227,8 +236,7 @@ _KINDS = {"p": c_void_p, "i": c_int, "z": c_size_t, "l": c_int64}
 # wherever the last reference to a tensor goes, and must not meet another thread inside the same group.
 WAITING = {
     "epx_group_create", "epx_group_destroy", "epx_stream_destroy", "epx_stream_sync", "epx_event_sync",
-    "epx_handle_destroy",
-    "epx_handle_recv_count", "epx_mask_clean", "epx_group_error_clear",
+    "epx_handle_destroy", "epx_handle_recv_count", "epx_handle_recv_poll", "epx_mask_clean", "epx_group_error_clear",
 }
 
 

@@ -8,8 +8,10 @@ from . import _abi
 from ._abi import DType, Direction, Layout, Mode, RecvPart, TensorStruct
 from ._library import check, load
 from .errors import Status, UsageError
-from .streams import Event, StreamOwner, poll, stream_address
+from .streams import StreamOwner, stream_address
 from .tensors import describe
+
+_SLICE_US = 50000
 
 
 class Arguments:
@@ -80,7 +82,6 @@ class Handle:
         self._topk = TensorStruct()
         self._topk_address = ctypes.addressof(self._topk)
         self._routing: Any = None  # low latency: the indices, which every dispatch reads
-        self._updated: Optional[Event] = None
         self._staged: Any = None
         self._dispatch = (
             Arguments(_abi.DispatchInputsStruct(), "inputs."), Arguments(_abi.DispatchOutputsStruct(), "outputs."),
@@ -104,11 +105,11 @@ class Handle:
             check(self._lib.epx_handle_destroy(self._address))
         self._address = None
 
-    def update(self, topk_idx: Any, info: Optional[LayoutInfo] = None, stream: Any = None, count: bool = True) -> None:
+    def update(self, topk_idx: Any, info: Optional[LayoutInfo] = None, stream: Any = None) -> None:
         """Sets the routing: topk_idx int32 or int64 [tokens, topk], -1 = dropped.
 
-        High throughput: collective, the handle keeps its own copy, and `info` is filled; without `count` recv_count() must
-        not follow. Low latency: local; the indices are read when each dispatch runs.
+        High throughput: collective, the handle keeps its own copy, and `info` is filled. Low latency: local; the indices are
+        read when each dispatch runs.
         """
         keep = describe("topk_idx", topk_idx, self._topk)
         check(self._lib.epx_handle_update(
@@ -117,14 +118,15 @@ class Handle:
             self._routing = keep
             return
         self.group.hold((keep, info), stream)
-        if count:
-            self._updated = self._updated or self.group.event()
-            self._updated.record(stream)
 
     def recv_count(self) -> Tuple[int, List[int]]:
         """High throughput: waits for the update; (rows this rank will receive, rows of each local expert, unpadded)."""
-        if self._updated is not None:
-            poll(self._updated.query)
+        address = self.address
+        while True:  # in slices, so that Ctrl-C is heard
+            status = self._lib.epx_handle_recv_poll(address, _SLICE_US)
+            if status != Status.NOT_READY:
+                check(status)
+                break
         rows = ctypes.c_int64()
         counts = (ctypes.c_int64 * self.group.info.local_experts)()
         check(self._lib.epx_handle_recv_count(self.address, ctypes.byref(rows), ctypes.byref(counts)))

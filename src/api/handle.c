@@ -163,20 +163,36 @@ epx_status epx_handle_update(epx_handle *handle, const epx_tensor *topk_idx, con
     return status == EPX_OK ? ht_update(handle, &topk, &tensors, (struct device_stream *)stream) : status;
 }
 
-epx_status epx_handle_recv_count(epx_handle *handle, int64_t *rows, int64_t *expert_counts)
+/* A handle whose receive count may be asked for. */
+static epx_status counted_handle_check(const epx_handle *handle, const char *call)
 {
-    static const char call[] = "epx_handle_recv_count";
     epx_status status = handle_check(handle, call);
 
     if (status != EPX_OK)
         return status;
     if (handle->config.mode != EPX_HIGH_THROUGHPUT)
         return fail(EPX_ERR_USAGE, "%s: expected a high-throughput handle", call);
-    if (!rows)
-        return fail(EPX_ERR_ARGUMENT, "%s: rows: expected a pointer, got NULL", call);
     if (handle->ntokens < 0)
         return fail(EPX_ERR_USAGE, "%s: expected a handle that was updated (epx_handle_update)", call);
-    status = handle_wait_update(handle, call);
+    return EPX_OK;
+}
+
+epx_status epx_handle_recv_poll(epx_handle *handle, uint64_t max_us)
+{
+    static const char call[] = "epx_handle_recv_poll";
+    epx_status status = counted_handle_check(handle, call);
+
+    return status == EPX_OK ? handle_poll_update(handle, call, max_us) : status;
+}
+
+epx_status epx_handle_recv_count(epx_handle *handle, int64_t *rows, int64_t *expert_counts)
+{
+    static const char call[] = "epx_handle_recv_count";
+    epx_status status = handle && !rows ? fail(EPX_ERR_ARGUMENT, "%s: rows: expected a pointer, got NULL", call)
+                                        : counted_handle_check(handle, call);
+
+    if (status == EPX_OK)
+        status = handle_poll_update(handle, call, UINT64_MAX);
     if (status != EPX_OK)
         return status;
     *rows = handle->info->rows;

@@ -26,12 +26,19 @@ static epx_status order_stream(struct epx_group *group, struct device_stream **s
     return status;
 }
 
-epx_status launch_ordered(struct epx_group *group, struct device_stream *stream, enum kernel_id id, const void *params,
-                          size_t bytes)
+epx_status launch_agents(struct epx_group *group, struct device_stream *stream, enum kernel_id id, const void *params,
+                         size_t bytes, int most)
 {
     epx_status status = order_stream(group, &stream);
 
     if (status != EPX_OK)
         return status;
-    return group->device->ops->launch(group->device, stream, id, params, bytes, group->set.agents);
+    return group->device->ops->launch(group->device, stream, id, params, bytes,
+                                      most < group->set.agents ? most : group->set.agents);
+}
+
+epx_status launch_ordered(struct epx_group *group, struct device_stream *stream, enum kernel_id id, const void *params,
+                          size_t bytes)
+{
+    return launch_agents(group, stream, id, params, bytes, group->set.agents);
 }

@@ -8,4 +8,8 @@
 epx_status launch_ordered(struct epx_group *group, struct device_stream *stream, enum kernel_id id, const void *params,
                           size_t bytes);
 
+/* The same with at most so many agents. */
+epx_status launch_agents(struct epx_group *group, struct device_stream *stream, enum kernel_id id, const void *params,
+                         size_t bytes, int most);
+
 #endif

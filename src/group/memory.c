@@ -10,7 +10,7 @@
 #define RINGS_MAX 64
 
 struct blocks {
-    size_t state, stats, mask, members, heaps, tables;
+    size_t state, stats, mask, members, heaps, tables, layout_counts;
     size_t nodes, expected, pushed, rings, order, lists, packed; /* several nodes */
     size_t total;
 };
@@ -52,7 +52,8 @@ static struct blocks lay_out(const struct epx_group *group)
     b.mask = take(&at, R * sizeof(int32_t));
     b.members = take(&at, R * sizeof(int32_t));
     b.heaps = take(&at, R * sizeof(char *));
-    b.tables = take(&at, (size_t)group->set.agents * ((size_t)group->set.experts + R) * sizeof(int32_t));
+    b.tables = take(&at, (size_t)group->set.agents * ((size_t)group->set.experts + 2 * R) * sizeof(int32_t));
+    b.layout_counts = take(&at, ((size_t)group->set.experts + 2 * R) * sizeof(int32_t));
     if (group->nnodes > 1)
         lay_out_nodes(group, &b, &at);
     b.total = at;
@@ -149,6 +150,7 @@ static void fill_shadow(struct epx_group *group, const struct blocks *b)
     g->error = group->error;
     g->stats = (struct device_stats *)(base + b->stats);
     g->tables = (int32_t *)(base + b->tables);
+    g->layout_counts = (int32_t *)(base + b->layout_counts);
     g->max_agents = group->set.agents;
     g->signals = group->plan.signals;
     g->ll = group->plan.ll;

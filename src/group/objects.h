@@ -69,10 +69,11 @@ struct epx_handle {
     struct handle_dev *dev;
     struct recv_info *info; /* host-visible */
     size_t info_bytes;
-    uint64_t updates; /* high throughput: how many were queued */
-    int64_t ntokens;  /* B of the last update; -1 = none yet */
-    epx_tensor topk;  /* low latency: what the next dispatch reads */
-    int dispatched;   /* a combine has a dispatch to follow */
+    uint64_t updates;    /* high throughput: how many were queued */
+    uint64_t wait_since; /* when the host began to wait for the last one; 0 = not yet */
+    int64_t ntokens;     /* B of the last update; -1 = none yet */
+    epx_tensor topk;     /* low latency: what the next dispatch reads */
+    int dispatched;      /* a combine has a dispatch to follow */
     enum staged_kind staged;
     uint64_t staged_number; /* group->issued when it was staged */
     union {

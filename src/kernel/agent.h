@@ -7,7 +7,7 @@
  * before the kernels (device/cpu/prims.h, device/gpu/prims.cuh); it must provide what is listed here.
  * scripts/check_agent.sh compares this list with those headers.
  *
- * In the first column: "b" only with AG_BLOCKS 1; "o" optional, this file has a default; otherwise required.
+ * In the first column: "b" only with AG_BLOCKS 1; "s" only with AG_STAGED 1; "o" optional, this file has a default; otherwise required.
  * Unless a line says "each lane", all lanes of the agent call a primitive together.
  *
  * Functions
@@ -20,6 +20,8 @@
  *   ag_begin(ag, timeout_ns, control)  first call of a kernel: the deadline of waits, and this rank's control block
  *   ag_index(ag)                     number of this agent in the launch
  *   ag_count(ag)                     how many agents the launch has; any number from 1 up
+ *   AG_STAGED                        1 where each stage of an operation is a launch of its own (kernel/stages.h)
+ * s ag_stage(ag)                     the stage that this launch runs
  *   ag_leader(ag)                    true for one lane: guards single stores
  *   AG_LANES                         how many lanes an agent has
  *   ag_lane(ag)                      which lane this is
@@ -56,6 +58,8 @@
  *   ag_fetch_add(ag, word, n)        32 bits, acquire and release, device scope; once per agent; old value to all lanes
  *   ag_fetch_add64(ag, word, n)      the same for 64 bits
  *   ag_claim(word, from, to)         32 bits, compare and swap, system scope; true if it was `from`; each lane
+ *   ag_table_add(word, n)            32 bits, relaxed add in memory of the agent or its block; each lane
+ *   ag_add_device(word, n)           32 bits, relaxed add, device scope; each lane
  *   ag_add_stat(word, n)             relaxed add, by the leader, once per operation: it may cross a bus
  *   ag_sync(ag)                      barrier of the lanes; their stores are visible to each other
  *   ag_sum(ag, v)                    sum over the lanes
@@ -96,6 +100,12 @@
  *   copy_set_offer(set, place, to)   destination `place`; each lane
  *   copy_set_settle(ag, set)         all lanes may use it
  *   ag_copy_many(ag, set, n, from, bytes) reads once, writes n times
+ *   struct int_pair                  two ints, a and b
+ *   struct pair_set                  pairs, at most 32
+ *   pair_set_begin(set)              as copy_set_begin
+ *   pair_set_offer(set, place, a, b)  as copy_set_offer
+ *   pair_set_settle(ag, set)         as copy_set_settle
+ *   pair_set_get(ag, set, i)         the pair at place i, which may differ from lane to lane
  *   struct word_set                  destinations of 4-byte words with strides: scales
  *   word_set_begin(set)              as copy_set_begin
  *   word_set_offer(set, place, to, stride)  as copy_set_offer

@@ -32,6 +32,34 @@ KFN const struct hc_desc *hc_desc_of(const struct group_dev *g, int rank)
     return (const struct hc_desc *)heap_at(g, rank, g->ht.combine_desc);
 }
 
+/* The descriptors of the node, which do not change any more, in memory of the block; NULL where it has none. */
+KFN const struct hc_desc *hc_descs(struct agent *ag, const struct group_dev *g)
+{
+#if AG_BLOCKS
+    const int words = (int)(sizeof(struct hc_desc) / 4);
+    int32_t *memory = ag_block_memory(ag, g->nranks * words);
+
+    if (!memory)
+        return NULL;
+    AG_EACH_BLOCK(ag, int, i, g->nranks *words)
+    {
+        if (is_local(g, i / words))
+            memory[i] = ((const int32_t *)hc_desc_of(g, i / words))[i % words];
+    }
+    ag_block_any(ag, 0);
+    return (const struct hc_desc *)memory;
+#else
+    (void)ag;
+    (void)g;
+    return NULL;
+#endif
+}
+
+KFN const struct hc_desc *hc_desc_for(const struct group_dev *g, const struct hc_desc *descs, int rank)
+{
+    return descs ? &descs[rank] : hc_desc_of(g, rank);
+}
+
 /* What lies `offset` bytes into the heap of a rank of the node, or into a region that it exports. */
 KFN const char *hc_at(const struct group_dev *g, int rank, int32_t in, uint64_t offset)
 {
@@ -77,20 +105,21 @@ KFN int hc_compact_place(const int32_t *ids, int K, int k, int local_experts)
 }
 
 /* The descriptor of the rank of this node that holds the row of (ids[k], pos[k]); NULL if there is no such row. */
-KFN const struct hc_desc *hc_row_desc(const struct group_dev *g, const int32_t *ids, const int32_t *pos, int k,
-                                      int *rank)
+KFN const struct hc_desc *hc_row_desc(const struct group_dev *g, const struct hc_desc *descs, const int32_t *ids,
+                                      const int32_t *pos, int k, int *rank)
 {
     const int d = ids[k] < 0 || pos[k] < 0 ? -1 : ids[k] / g->local_experts;
 
     if (d < 0 || !is_local(g, d) || !g->mask[d])
         return NULL;
-    const struct hc_desc *desc = hc_desc_of(g, d);
+    const struct hc_desc *desc = hc_desc_for(g, descs, d);
     *rank = d;
     return pos[k] < desc->rows ? desc : NULL; /* else rank d reports that it has too many rows */
 }
 
 /* The weight that returns to place k of a token from this node: FLAT in k-order sums over ranks, ascending. */
-KFN_STEP float hc_node_weight(const struct ht_combine_params *p, const int32_t *ids, const int32_t *pos, int k)
+KFN_STEP float hc_node_weight(const struct ht_combine_params *p, const struct hc_desc *descs, const int32_t *ids,
+                              const int32_t *pos, int k)
 {
     const struct group_dev *g = p->g;
     const int K = p->h->state->topk, L = g->local_experts;
@@ -101,14 +130,14 @@ KFN_STEP float hc_node_weight(const struct ht_combine_params *p, const int32_t *
         int next = -1, at = 0, d = 0;
         for (int j = 0; j < K; j++) {
             const int one = p->layout == LAYOUT_EXPERT_MAJOR ? j == k && last < 0 : 1;
-            if (!one || !hc_row_desc(g, ids, pos, j, &d) || d <= last || (next >= 0 && d >= next))
+            if (!one || !hc_row_desc(g, descs, ids, pos, j, &d) || d <= last || (next >= 0 && d >= next))
                 continue;
             next = d;
             at = j;
         }
         if (next < 0)
             return sum;
-        const struct hc_desc *desc = hc_desc_of(g, next);
+        const struct hc_desc *desc = hc_desc_for(g, descs, next);
         const float *w = (const float *)hc_at(g, next, desc->weights_in, desc->weights);
         if (p->layout == LAYOUT_EXPERT_MAJOR)
             return w[pos[k]];
@@ -120,27 +149,51 @@ KFN_STEP float hc_node_weight(const struct ht_combine_params *p, const int32_t *
     }
 }
 
-/* Offers the rows of this node to the set, from place n on, by ascending rank (FLAT) or k (EXPERT_MAJOR); returns the
- * place after them. */
-KFN int hc_node_rows(struct agent *ag, const struct ht_combine_params *p, const int32_t *ids, const int32_t *pos,
-                     struct sum_set *set, int n)
+/* The rows of a token in this node, in the order in which they are summed: by ascending rank (FLAT) or k (EXPERT_MAJOR).
+ * Place i has the rank and the row there; returns how many there are. */
+KFN_STEP int hc_holders(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs,
+                        const int32_t *ids, const int32_t *pos, struct pair_set *holders)
 {
-    const struct group_dev *g = p->g;
     const int K = p->h->state->topk, flat = p->layout == LAYOUT_FLAT;
-    int added = 0;
+    struct pair_set all;
+    int n = 0;
 
+    pair_set_begin(&all);
+    pair_set_begin(holders);
     AG_EACH(ag, int, k, K)
     {
-        int d = 0, other = 0, place = n;
-        const struct hc_desc *desc = hc_row_desc(g, ids, pos, k, &d);
-        if (!desc)
-            continue;
-        for (int j = 0; j < (flat ? K : k); j++)
-            place += hc_row_desc(g, ids, pos, j, &other) && (!flat || other < d);
-        sum_set_offer(set, place, hc_row_at(g, d, desc, pos[k]), 1.0f, 0);
-        added++;
+        int d = -1;
+        if (!hc_row_desc(p->g, descs, ids, pos, k, &d))
+            d = -1;
+        pair_set_offer(&all, k, d, pos[k]);
     }
-    return n + (int)ag_sum(ag, added);
+    pair_set_settle(ag, &all);
+    AG_ROUNDS(ag, int, k, K)
+    {
+        const struct int_pair mine = pair_set_get(ag, &all, k < K ? k : 0);
+        int place = 0, before;
+        for (int j = 0; j < K; j++) {
+            const int other = pair_set_get(ag, &all, j).a;
+            place += other >= 0 && (flat ? other < mine.a : j < k);
+        }
+        n += ag_vote(ag, k < K && mine.a >= 0, &before);
+        if (k < K && mine.a >= 0)
+            pair_set_offer(holders, place, mine.a, mine.b);
+    }
+    pair_set_settle(ag, holders);
+    return n;
+}
+
+/* Offers those rows to the set, from place `first` on. */
+KFN void hc_offer_rows(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs,
+                       const struct pair_set *holders, int n, struct sum_set *set, int first)
+{
+    AG_ROUNDS(ag, int, i, n)
+    {
+        const struct int_pair row = pair_set_get(ag, holders, i < n ? i : 0);
+        if (i < n)
+            sum_set_offer(set, first + i, hc_row_at(p->g, row.a, hc_desc_for(p->g, descs, row.a), row.b), 1.0f, 0);
+    }
 }
 
 /* ---- Between nodes -------------------------------------------------------------------------------------------- */
@@ -175,14 +228,16 @@ KFN_STEP int hc_relay_chunk(struct agent *ag, const struct ht_combine_params *p,
         const size_t t = (size_t)j * M + (size_t)h->relay_list[(size_t)j * M + (size_t)i];
         const int32_t *ids = h->relay_ids + t * K, *pos = h->relay_pos + t * K;
         char *row = heap_at(g, g->rank, out + (uint64_t)i * bytes);
+        struct pair_set holders;
         struct sum_set set;
+        const int n = hc_holders(ag, p, NULL, ids, pos, &holders);
         sum_set_begin(&set);
-        const int n = hc_node_rows(ag, p, ids, pos, &set, 0);
+        hc_offer_rows(ag, p, NULL, &holders, n, &set, 0);
         sum_set_settle(ag, &set);
         ag_reduce(ag, row, p->dtype, p->hidden, &set, n, 0, NULL, NULL);
         if (p->signature.extra & SIGNATURE_WEIGHTS)
             AG_EACH(ag, int, k, (int)K)
-        ((float *)(row + row_scales_at(&p->signature)))[k] = hc_node_weight(p, ids, pos, k);
+        ((float *)(row + row_scales_at(&p->signature)))[k] = hc_node_weight(p, NULL, ids, pos, k);
         ag_sync(ag);
         put(ag, g, &batch, s, COUNTER(SIG_HC_ROWS, 0), out + (uint64_t)i * bytes, back + (uint64_t)i * bytes,
             (uint32_t)bytes);
@@ -259,23 +314,24 @@ KFN const char *hc_back_row(const struct ht_combine_params *p, int n, int t)
     return heap_at(g, g->rank, hc_back_at(g, g->node, n, bytes) + (uint64_t)i * bytes);
 }
 
-KFN_STEP void hc_return_weights(struct agent *ag, const struct ht_combine_params *p, int t)
+/* The weights of all tokens, each by one lane: beside the sums they would cost registers, and most lanes would look on. */
+KFN_STEP void hc_return_weights(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs)
 {
     const struct group_dev *g = p->g;
     const int K = p->h->state->topk;
-    const int32_t *ids = p->h->ids + (size_t)t * K, *pos = p->h->pos + (size_t)t * K;
 
-    AG_EACH(ag, int, k, K)
+    AG_EACH_ALL(ag, int64_t, i, (int64_t)p->h->state->ntokens * K)
     {
+        const int t = (int)(i / K), k = (int)(i % K);
         float sum = 0.0f;
         for (int n = 0; n < g->nnodes; n++) {
             const char *row = n == g->node ? NULL : hc_back_row(p, n, t);
             if (n == g->node)
-                sum += hc_node_weight(p, ids, pos, k);
+                sum += hc_node_weight(p, descs, p->h->ids + (size_t)t * K, p->h->pos + (size_t)t * K, k);
             else if (row)
                 sum += ((const float *)(row + row_scales_at(&p->signature)))[k];
         }
-        p->out_weights[(int64_t)t * K + k] = sum;
+        p->out_weights[i] = sum;
     }
 }
 
@@ -288,26 +344,29 @@ KFN void hc_look_ahead(const struct ht_combine_params *p, int64_t t)
 
     for (int k = 0; t < p->h->state->ntokens && k < K; k++) {
         int d = 0;
-        const struct hc_desc *desc = hc_row_desc(g, ids, pos, k, &d);
+        const struct hc_desc *desc = hc_row_desc(g, NULL, ids, pos, k, &d);
         if (desc)
             AG_PREFETCH(hc_row_at(g, d, desc, pos[k]));
     }
 }
 
 /* Returns how many rows there were. */
-KFN_STEP int hc_sum_token(struct agent *ag, const struct ht_combine_params *p, int t)
+KFN_STEP int hc_sum_token(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs, int t)
 {
     const struct group_dev *g = p->g;
     const int K = p->h->state->topk;
+    struct pair_set holders;
     struct sum_set set;
     int rows = 0, before = 0;
 
     /* Node by node, ascending: the rows of the own node one by one, in the place of its sum. */
     for (int n = 0; n < g->node; n++)
         before += hc_back_row(p, n, t) != NULL;
+    const int own = hc_holders(ag, p, descs, p->h->ids + (size_t)t * K, p->h->pos + (size_t)t * K, &holders);
     sum_set_begin(&set);
-    rows = hc_node_rows(ag, p, p->h->ids + (size_t)t * K, p->h->pos + (size_t)t * K, &set, before);
+    hc_offer_rows(ag, p, descs, &holders, own, &set, before);
     sum_set_settle(ag, &set);
+    rows = before + own;
     for (int n = 0, place = 0; n < g->nnodes; n++) {
         const char *row = n == g->node ? NULL : hc_back_row(p, n, t);
         if (row)
@@ -316,8 +375,6 @@ KFN_STEP int hc_sum_token(struct agent *ag, const struct ht_combine_params *p, i
     ag_reduce(ag, p->out + t * p->out_stride, p->dtype, p->hidden, &set, rows, 0,
               p->bias[0] ? p->bias[0] + t * p->bias_stride[0] : NULL,
               p->bias[1] ? p->bias[1] + t * p->bias_stride[1] : NULL);
-    if (p->out_weights)
-        hc_return_weights(ag, p, t);
     return rows;
 }
 
@@ -362,14 +419,13 @@ KFN_STEP void hc_count_peer(struct agent *ag, const struct ht_combine_params *p)
         ag_add_stat(&g->stats->bytes_peer, (uint64_t)rows * (uint64_t)p->signature.hidden_bytes);
 }
 
-KFN int hc_run(struct agent *ag, const struct ht_combine_params *p, uint64_t epoch)
+/* Stage HC_DATA: the rows of the node can be read; between nodes, its relays know what their sources expect. */
+KFN_STEP int hc_data(struct agent *ag, const struct ht_combine_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
-    uint64_t rows = 0;
 
     if (p->h->state->recv_rows > p->desc.rows)
         report(ag, g, KSTATUS_OVERFLOW, PHASE_HC_DATA, -1, p->h->state->recv_rows, p->desc.rows, 0, 0);
-    hc_stage(ag, p);
     if (sync_last(ag, g, 0) && hc_publish(ag, p, epoch))
         return 1;
     if (wait_peers(ag, g, SCOPE_NODE, SIG_HC_DATA, 0, epoch, PHASE_HC_DATA, NULL))
@@ -378,12 +434,29 @@ KFN int hc_run(struct agent *ag, const struct ht_combine_params *p, uint64_t epo
         if (in_scope(g, SCOPE_NODE, d) &&
             check_signature(ag, g, &p->signature, &hc_desc_of(g, d)->signature, PHASE_HC_DATA, d))
             return 1;
-    if (g->nnodes > 1 && (hc_relay(ag, p, epoch) || hc_wait_back(ag, p)))
-        return 1;
+#if AG_STAGED
+    for (int j = 0; j < g->relay_count; j++) {
+        const int s = g->relay_sources[j];
+        if (g->mask[s] && wait_word(ag, g, signal_from(g, SIG_HC_READY, 0, s), epoch, PHASE_HC_READY, s, ag_now(ag)))
+            return 1;
+    }
+#endif
+    return 0;
+}
+
+/* Stage HC_SUM: the own tokens. */
+KFN void hc_sum(struct agent *ag, const struct ht_combine_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+    const struct hc_desc *descs = hc_descs(ag, g);
+    uint64_t rows = 0;
+
+    if (p->out_weights)
+        hc_return_weights(ag, p, descs);
     for (int t = ag_index(ag); t < p->h->state->ntokens; t += ag_count(ag)) {
         if (AG_LOOK_AHEAD)
             hc_look_ahead(p, (int64_t)t + ag_count(ag));
-        rows += (uint64_t)hc_sum_token(ag, p, t);
+        rows += (uint64_t)hc_sum_token(ag, p, descs, t);
     }
     count_returned(ag, g, rows);
     if (sync_last(ag, g, 1)) {
@@ -391,12 +464,26 @@ KFN int hc_run(struct agent *ag, const struct ht_combine_params *p, uint64_t epo
         report_returned(ag, g);
         hc_count_peer(ag, p);
     }
-    return wait_peers(ag, g, SCOPE_NODE, SIG_HC_DONE, 0, epoch, PHASE_HC_DONE, NULL);
+}
+
+KFN int hc_run(struct agent *ag, const struct ht_combine_params *p, uint64_t epoch)
+{
+    if (stage_runs(ag, HC_STAGE))
+        hc_stage(ag, p);
+    if (stage_runs(ag, HC_DATA) && hc_data(ag, p, epoch))
+        return 1;
+    if (p->nodes && stage_runs(ag, HC_RELAY) && hc_relay(ag, p, epoch))
+        return 1;
+    if (p->nodes && stage_runs(ag, HC_LANDED) && hc_wait_back(ag, p))
+        return 1;
+    if (stage_runs(ag, HC_SUM))
+        hc_sum(ag, p, epoch);
+    return stage_runs(ag, HC_DONE) && wait_peers(ag, p->g, SCOPE_NODE, SIG_HC_DONE, 0, epoch, PHASE_HC_DONE, NULL);
 }
 
 KFN void kernel_ht_combine(struct agent *ag, const struct ht_combine_params *p)
 {
-    const uint64_t epoch = p->g->state->epoch[OP_HT_COMBINE] + 1;
+    const uint64_t epoch = stage_epoch(ag, p->g, OP_HT_COMBINE, HC_DATA);
 
     if (!kernel_begin_agreed(ag, p->g))
         hc_run(ag, p, epoch);

@@ -27,7 +27,8 @@
 
 #include "kernel/ht_place.h"
 
-KFN void hd_send_token(struct agent *ag, const struct ht_dispatch_params *p, int t, char *scratch)
+KFN void hd_send_token(struct agent *ag, const struct ht_dispatch_params *p, int t, char *scratch,
+                       const struct hd_desc *descs)
 {
     const int K = p->h->state->topk;
     struct hd_row r;
@@ -41,7 +42,31 @@ KFN void hd_send_token(struct agent *ag, const struct ht_dispatch_params *p, int
     r.scales = p->in.scales + t * p->in.scale_row_stride;
     r.scale_stride = p->in.scale_stride;
     r.scratch = scratch;
+    r.descs = descs;
     hd_place_row(ag, p, &r);
+}
+
+/* The descriptors of the node, which do not change any more, in memory of the block; NULL where it has none. */
+KFN const struct hd_desc *hd_descs(struct agent *ag, const struct group_dev *g)
+{
+#if AG_BLOCKS
+    const int words = (int)(sizeof(struct hd_desc) / 4);
+    int32_t *memory = ag_block_memory(ag, g->nranks * words);
+
+    if (!memory)
+        return NULL;
+    AG_EACH_BLOCK(ag, int, i, g->nranks *words)
+    {
+        if (is_local(g, i / words))
+            memory[i] = ((const int32_t *)hd_desc_of(g, i / words))[i % words];
+    }
+    ag_block_any(ag, 0);
+    return (const struct hd_desc *)memory;
+#else
+    (void)ag;
+    (void)g;
+    return NULL;
+#endif
 }
 
 /* ---- Between nodes -------------------------------------------------------------------------------------------- */
@@ -203,6 +228,7 @@ KFN void hd_forward_row(struct agent *ag, const struct ht_dispatch_params *p, in
     r.scales = extras;
     r.scale_stride = 4;
     r.scratch = NULL;
+    r.descs = NULL;
     hd_place_row(ag, p, &r);
 }
 
@@ -232,6 +258,30 @@ KFN_STEP int hd_forward(struct agent *ag, const struct ht_dispatch_params *p, ui
     }
     return 0;
 }
+
+#if AG_STAGED
+/* Stage HD_LANDED: all rows that this rank relays have landed. hd_forward() counts them as taken. One agent. */
+KFN_STEP int hd_landed(struct agent *ag, const struct ht_dispatch_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+    const uint64_t start = ag_now(ag);
+
+    for (int j = 0; j < g->relay_count; j++) {
+        const int s = g->relay_sources[j], n = p->h->relay_n[j], per = (n + HD_CHUNKS - 1) / HD_CHUNKS;
+        if (!g->mask[s])
+            continue;
+        if (wait_word(ag, g, signal_from(g, SIG_HD_DATA, 0, s), epoch, PHASE_HD_ROWS, s, start))
+            return 1;
+        for (int c = 0; c < HD_CHUNKS && c * per < n; c++) {
+            const size_t i = signal_index(g, SIG_HD_ROWS, c, s);
+            const int rows = ((c + 1) * per < n ? (c + 1) * per : n) - c * per;
+            if (wait_word(ag, g, &g->counters[i], g->expected[i] + (uint64_t)rows, PHASE_HD_ROWS, s, start))
+                return 1;
+        }
+    }
+    return 0;
+}
+#endif
 
 /* The receive buffer of this relay is free again. One agent. */
 KFN_STEP void hd_release(struct agent *ag, const struct group_dev *g)
@@ -369,65 +419,105 @@ KFN_STEP int hd_open(struct agent *ag, const struct ht_dispatch_params *p, uint6
     return 0;
 }
 
-KFN int hd_send(struct agent *ag, const struct ht_dispatch_params *p, uint64_t epoch, char *scratch)
+/* Stage HD_READY: the descriptors of the node are written, and agree. */
+KFN_STEP int hd_ready(struct agent *ag, const struct ht_dispatch_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
 
+    if (ag_index(ag) == 0 && hd_open(ag, p, epoch))
+        return 1;
     if (wait_peers(ag, g, SCOPE_NODE, SIG_HD_READY, 0, epoch, PHASE_HD_READY, NULL))
         return 1;
     for (int d = 0; d < g->nranks; d++)
         if (in_scope(g, SCOPE_NODE, d) &&
             check_signature(ag, g, &p->signature, &hd_desc_of(g, d)->signature, PHASE_HD_READY, d))
             return 1;
-    if (g->nnodes > 1 && (hd_put_header(ag, p) || hd_send_remote(ag, p)))
-        return 1;
-    for (int t = ag_index(ag); t < p->h->state->ntokens; t += ag_count(ag))
-        hd_send_token(ag, p, t, scratch);
-    for (int j = 0; j < g->relay_count; j++)
-        if (hd_forward(ag, p, epoch, j))
-            return 1;
     return 0;
 }
 
-KFN int hd_run(struct agent *ag, const struct ht_dispatch_params *p, uint64_t epoch)
+/* All rows that this rank writes into its node are written. */
+KFN void hd_rows_done(struct agent *ag, const struct ht_dispatch_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
+
+    if (!sync_last(ag, g, 0))
+        return;
+    if (ag_leader(ag))
+        g->state->epoch[OP_HT_DISPATCH] = epoch;
+    ag_sync(ag);
+    signal_peers(ag, g, SCOPE_NODE, SIG_HD_DATA, 0, epoch);
+    if (g->nnodes > 1)
+        hd_release(ag, g);
+    if (ag_leader(ag))
+        hd_count(p);
+}
+
+/* Stage HD_ROWS: the own tokens. */
+KFN int hd_rows(struct agent *ag, const struct ht_dispatch_params *p)
+{
+    const struct group_dev *g = p->g;
+    const struct hd_desc *descs = hd_descs(ag, g);
     char *scratch = NULL;
 
     if (p->in.cast &&
         !(scratch = (char *)ag_scratch(ag, row_scales_at(&p->signature) + (size_t)p->signature.scale_bytes)))
         return fail_all(ag, g, KSTATUS_MEMORY, PHASE_HD_READY, -1, p->signature.hidden_bytes, 0);
-    if (ag_index(ag) == 0 && hd_open(ag, p, epoch))
-        return 1;
     if (p->layout == LAYOUT_EXPERT_MAJOR)
         hd_zero_padding(ag, p);
     else
         hd_mark_tail(ag, p);
-    if (hd_send(ag, p, epoch, scratch))
+    if (g->nnodes > 1 && (hd_put_header(ag, p) || hd_send_remote(ag, p)))
         return 1;
-    if (sync_last(ag, g, 0)) {
-        if (ag_leader(ag)) {
-            g->state->epoch[OP_HT_DISPATCH] = epoch;
-            hd_count(p);
-        }
-        ag_sync(ag);
-        signal_peers(ag, g, SCOPE_NODE, SIG_HD_DATA, 0, epoch);
-        if (g->nnodes > 1)
-            hd_release(ag, g);
-    }
+    for (int t = ag_index(ag); t < p->h->state->ntokens; t += ag_count(ag))
+        hd_send_token(ag, p, t, scratch, descs);
+    return 0;
+}
+
+/* Stage HD_FORWARD, as a relay: rows of other nodes. */
+KFN int hd_forward_all(struct agent *ag, const struct ht_dispatch_params *p, uint64_t epoch)
+{
+    for (int j = 0; j < p->g->relay_count; j++)
+        if (hd_forward(ag, p, epoch, j))
+            return 1;
+    return 0;
+}
+
+/* Stage HD_DATA: all rows of this rank are there, and the network has read those that it sends from the caller's tensor. */
+KFN_STEP int hd_data(struct agent *ag, const struct ht_dispatch_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+
     if (wait_peers(ag, g, SCOPE_NODE, SIG_HD_DATA, 0, epoch, PHASE_HD_DATA, NULL))
         return 1;
     if (p->h->state->recv_rows > p->desc.capacity)
         report(ag, g, KSTATUS_OVERFLOW, PHASE_HD_DATA, -1, p->h->state->recv_rows, p->desc.capacity, 0, 0);
-    if (p->buffered)
-        hd_copy_recv_buf(ag, p);
-    /* The caller may change its tensor once this operation has completed, so the network must have read it. */
     return p->desc.apart && ag_index(ag) == 0 ? wait_sent(ag, g, PHASE_HD_SENT) : 0;
+}
+
+KFN int hd_run(struct agent *ag, const struct ht_dispatch_params *p, uint64_t epoch)
+{
+    if (stage_runs(ag, HD_READY) && hd_ready(ag, p, epoch))
+        return 1;
+    if (stage_runs(ag, HD_ROWS) && hd_rows(ag, p))
+        return 1;
+#if AG_STAGED
+    if (stage_runs(ag, HD_LANDED) && hd_landed(ag, p, epoch))
+        return 1;
+#endif
+    if (stage_runs(ag, HD_FORWARD) && hd_forward_all(ag, p, epoch))
+        return 1;
+    if (stage_runs(ag, p->nodes ? HD_FORWARD : HD_ROWS))
+        hd_rows_done(ag, p, epoch);
+    if (stage_runs(ag, HD_DATA) && hd_data(ag, p, epoch))
+        return 1;
+    if (stage_runs(ag, HD_COPY_OUT) && p->buffered)
+        hd_copy_recv_buf(ag, p);
+    return 0;
 }
 
 KFN void kernel_ht_dispatch(struct agent *ag, const struct ht_dispatch_params *p)
 {
-    const uint64_t epoch = p->g->state->epoch[OP_HT_DISPATCH] + 1;
+    const uint64_t epoch = stage_epoch(ag, p->g, OP_HT_DISPATCH, HD_FORWARD);
 
     if (!kernel_begin_agreed(ag, p->g))
         hd_run(ag, p, epoch);

@@ -261,20 +261,25 @@ KFN_STEP int hn_take_table(struct agent *ag, const struct ht_notify_params *p, u
     return 0;
 }
 
-/* Padded and plain counts per local expert. */
-KFN_STEP int64_t hn_report_experts(const struct ht_notify_params *p, uint64_t epoch)
+/* Padded and plain counts per local expert, by the lanes of one agent. Returns all rows, padding included. */
+KFN_STEP int64_t hn_report_experts(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
     struct handle_dev *h = p->h;
     const int L = g->local_experts, align = p->alignment, flat = p->layout == LAYOUT_FLAT;
-    int64_t offset = 0;
+    int64_t all = 0;
 
-    for (int l = 0; l < L; l++) {
-        int64_t n = 0;
+    AG_ROUNDS(ag, int, l, L)
+    {
         const int e = g->rank * L + l;
-        for (int s = 0; s < g->nranks && e < g->experts; s++)
+        int64_t n = 0;
+        for (int s = 0; s < g->nranks && l < L && e < g->experts; s++)
             n += g->mask[s] ? hn_ecount(g, s, epoch)[e] : 0;
         const int64_t padded = flat ? n : (n + align - 1) / align * align;
+        const int64_t offset = all + ag_scan(ag, padded);
+        all += ag_sum(ag, padded);
+        if (l >= L)
+            continue;
         h->info->expert_counts[l] = n;
         if (e >= g->experts && !flat) {
             h->zone[l] = (int32_t)offset;
@@ -285,9 +290,8 @@ KFN_STEP int64_t hn_report_experts(const struct ht_notify_params *p, uint64_t ep
             index_put(&p->expert_counts, l, padded);
         if (p->expert_offsets.data)
             index_put(&p->expert_offsets, l, offset);
-        offset += padded;
     }
-    return offset;
+    return all;
 }
 
 /* Rows that carry tokens of rank s to this one. */
@@ -306,29 +310,37 @@ KFN int64_t hn_rows_from(const struct ht_notify_params *p, int s, uint64_t epoch
     return n;
 }
 
-/* The caller's counters and what the host will ask for. One lane of one agent. */
-KFN_STEP void hn_report_counts(const struct ht_notify_params *p, uint64_t epoch)
+/* The caller's counters and what the host will ask for. One agent. */
+KFN_STEP void hn_report_counts(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
     struct handle_dev *h = p->h;
-    const int flat = p->layout == LAYOUT_FLAT;
-    const int64_t offset = hn_report_experts(p, epoch);
-    int64_t total = 0;
+    const int64_t padded = hn_report_experts(ag, p, epoch);
+    int64_t total = 0, mine = 0;
 
-    for (int s = 0; s < g->nranks; s++) {
+    AG_EACH(ag, int, s, g->nranks)
+    {
         const int64_t n = hn_rows_from(p, s, epoch);
         if (p->rank_counts.data)
             index_put(&p->rank_counts, s, n);
         total += n;
+        mine += s == g->rank ? n : 0;
     }
-    h->state->filled_rows = total;
-    h->state->peer_rows = total - hn_rows_from(p, g->rank, epoch);
-    for (int j = 0; g->nnodes > 1 && j < g->relay_count; j++) /* these this rank forwards to itself */
-        h->state->peer_rows -= hn_rows_from(p, g->relay_sources[j], epoch);
-    h->state->recv_rows = flat ? total : offset;
-    h->info->rows = h->state->recv_rows;
-    if (p->total.data)
-        index_put(&p->total, 0, h->state->recv_rows);
+    AG_EACH(ag, int, j, g->nnodes > 1 ? g->relay_count : 0) /* these this rank forwards to itself */
+    mine += hn_rows_from(p, g->relay_sources[j], epoch);
+    total = ag_sum(ag, total);
+    mine = ag_sum(ag, mine);
+    if (ag_leader(ag)) {
+        h->state->filled_rows = total;
+        h->state->peer_rows = total - mine;
+        h->state->recv_rows = p->layout == LAYOUT_FLAT ? total : padded;
+        h->info->rows = h->state->recv_rows;
+        if (p->total.data)
+            index_put(&p->total, 0, h->state->recv_rows);
+    }
+    ag_sync(ag);
+    if (ag_leader(ag))
+        ag_store_release(&h->info->epoch, h->info->epoch + 1); /* pairs with the host's acquire, recv_count */
 }
 
 /* What every rank learns of all ranks. */
@@ -373,12 +385,11 @@ KFN_STEP int hn_check_descs(struct agent *ag, const struct ht_notify_params *p, 
     return 0;
 }
 
-KFN int hn_run(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
+/* Stage HN_COUNTS: the counts of all ranks are there. */
+KFN_STEP int hn_counts(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
 
-    if (route_plan(ag, g, p->h, &p->route))
-        return 1;
     if (epoch > 2 && wait_peers(ag, g, SCOPE_ALL, SIG_HN_DONE, 0, epoch - 2, PHASE_HN_SLOT, NULL))
         return 1;
     hn_publish(ag, p, epoch);
@@ -390,6 +401,16 @@ KFN int hn_run(struct agent *ag, const struct ht_notify_params *p, uint64_t epoc
     if (hn_check_descs(ag, p, epoch))
         return 1;
     hn_report_ranks(ag, p, epoch);
+    if (ag_index(ag) == 0)
+        hn_report_counts(ag, p, epoch);
+    return 0;
+}
+
+/* Stage HN_PLACES: the row of every (token, k); between nodes, the tables for the relays. */
+KFN int hn_places(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+
     if (p->layout == LAYOUT_FLAT)
         hn_base_flat(ag, p, epoch);
     else
@@ -397,28 +418,62 @@ KFN int hn_run(struct agent *ag, const struct ht_notify_params *p, uint64_t epoc
     if (sync_barrier(ag, g))
         return 1;
     hn_positions(ag, p);
-    if (g->nnodes > 1) {
-        if (sync_barrier(ag, g) || hn_send_tables(ag, p, epoch))
+    return g->nnodes > 1 && (sync_barrier(ag, g) || hn_send_tables(ag, p, epoch));
+}
+
+#if AG_STAGED
+/* Stage HN_TABLES: the tables that this relay takes have landed. One agent. */
+KFN_STEP int hn_tables(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+    const uint64_t start = ag_now(ag);
+
+    for (int j = 0; j < g->relay_count; j++) {
+        const int s = g->relay_sources[j];
+        if (g->mask[s] && wait_word(ag, g, signal_from(g, SIG_HN_TABLE, (int)(epoch % 2), s), hn_lap(epoch),
+                                    PHASE_HN_TABLE, s, start))
             return 1;
-        for (int j = ag_index(ag); j < g->relay_count; j += ag_count(ag))
-            if (hn_take_table(ag, p, epoch, j))
-                return 1;
     }
-    if (!sync_last(ag, g, 1))
-        return 0;
-    if (ag_leader(ag)) {
-        hn_report_counts(p, epoch);
+    return 0;
+}
+#endif
+
+/* The last stage: this rank has read what the others published. */
+KFN void hn_done(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
+{
+    if (!sync_last(ag, p->g, 1))
+        return;
+    if (ag_leader(ag))
         hn_report_relay(p);
-        ag_store_release(&p->h->info->epoch, p->h->info->epoch + 1); /* pairs with the host's acquire, recv_count */
-    }
     ag_sync(ag);
-    signal_peers(ag, g, SCOPE_ALL, SIG_HN_DONE, 0, epoch);
+    signal_peers(ag, p->g, SCOPE_ALL, SIG_HN_DONE, 0, epoch);
+}
+
+KFN int hn_run(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+
+    if (stage_runs(ag, HN_ROUTE) && route_plan(ag, g, p->h, &p->route))
+        return 1;
+    if (stage_runs(ag, HN_COUNTS) && hn_counts(ag, p, epoch))
+        return 1;
+    if (stage_runs(ag, HN_PLACES) && hn_places(ag, p, epoch))
+        return 1;
+#if AG_STAGED
+    if (stage_runs(ag, HN_TABLES) && hn_tables(ag, p, epoch))
+        return 1;
+#endif
+    for (int j = ag_index(ag); stage_runs(ag, HN_TAKE) && j < g->relay_count; j += ag_count(ag))
+        if (hn_take_table(ag, p, epoch, j))
+            return 1;
+    if (stage_runs(ag, p->nodes ? HN_TAKE : HN_PLACES))
+        hn_done(ag, p, epoch);
     return 0;
 }
 
 KFN void kernel_ht_notify(struct agent *ag, const struct ht_notify_params *p)
 {
-    const uint64_t epoch = p->g->state->epoch[OP_HT_NOTIFY] + 1;
+    const uint64_t epoch = stage_epoch(ag, p->g, OP_HT_NOTIFY, HN_COUNTS);
 
     if (!kernel_begin_agreed(ag, p->g))
         hn_run(ag, p, epoch);

@@ -19,7 +19,13 @@ struct hd_row {
     const int32_t *ids, *pos; /* [K] */
     const float *weights;     /* [K] or NULL */
     int src_rank, src_token;
+    const struct hd_desc *descs; /* [R]: the node's descriptors close at hand, or NULL */
 };
+
+KFN const struct hd_desc *hd_desc_for(const struct group_dev *g, const struct hd_row *r, int rank)
+{
+    return r->descs ? &r->descs[rank] : hd_desc_of(g, rank);
+}
 
 /* The rank of this node that takes the row for entry k, or -1. */
 KFN int hd_taker(const struct group_dev *g, const struct hd_row *r, int k)
@@ -28,50 +34,42 @@ KFN int hd_taker(const struct group_dev *g, const struct hd_row *r, int k)
 
     if (d < 0 || !is_local(g, d) || !g->mask[d])
         return -1;
-    return r->pos[k] < hd_desc_of(g, d)->capacity ? d : -1; /* the receiver reports the overflow */
+    return r->pos[k] < hd_desc_for(g, r, d)->capacity ? d : -1; /* the receiver reports the overflow */
 }
 
-/* FLAT: entry k of the top-k row that the taker of entry `at` gets: as row_put_topk(). */
-KFN void hd_put_entry(const struct ht_dispatch_params *p, const struct hd_row *r, int d, int at, int k)
+/* FLAT: entry k of the top-k row at row `pos` of rank d: as row_put_topk(). */
+KFN void hd_put_entry(const struct ht_dispatch_params *p, const struct hd_row *r, int d, int pos, int k)
 {
     const struct group_dev *g = p->g;
-    const struct hd_desc *desc = hd_desc_of(g, d);
+    const struct hd_desc *desc = hd_desc_for(g, r, d);
     const int L = g->local_experts;
     struct index_out idx;
 
     idx.data = desc->topk_idx ? heap_at(g, d, desc->topk_idx) : NULL;
     idx.is64 = desc->idx64;
     row_put_entry(r->ids, r->weights, p->h->state->topk, k, d * L, d * L + L, p->compact, &idx,
-                  desc->weights ? (float *)heap_at(g, d, desc->weights) : NULL, r->pos[at]);
+                  desc->weights ? (float *)heap_at(g, d, desc->weights) : NULL, pos);
 }
 
-/* The top-k rows of all takers: one lane per (taker, entry); or one lane finds each taker once. */
-KFN void hd_put_topk(struct agent *ag, const struct ht_dispatch_params *p, const struct hd_row *r)
+/* The top-k rows of the n takers: one lane per (taker, entry). */
+KFN void hd_put_topk(struct agent *ag, const struct ht_dispatch_params *p, const struct hd_row *r,
+                     const struct pair_set *takers, int n)
 {
     const int K = p->h->state->topk;
 
-#if AG_ONE_LANE
-    (void)ag;
-    for (int at = 0; at < K; at++) {
-        const int d = hd_taker(p->g, r, at);
-        for (int k = 0; k < K && d >= 0; k++)
-            hd_put_entry(p, r, d, at, k);
-    }
-#else
-    AG_EACH(ag, int, i, K *K)
+    AG_ROUNDS(ag, int, i, n *K)
     {
-        const int d = hd_taker(p->g, r, i / K);
-        if (d >= 0)
-            hd_put_entry(p, r, d, i / K, i % K);
+        const struct int_pair taker = pair_set_get(ag, takers, i < n * K ? i / K : 0);
+        if (i < n * K)
+            hd_put_entry(p, r, taker.a, taker.b, i % K);
     }
-#endif
 }
 
 /* Small outputs that go with the row of entry k at rank d. */
 KFN void hd_put_meta(const struct ht_dispatch_params *p, const struct hd_row *r, int d, int k)
 {
     const struct group_dev *g = p->g;
-    const struct hd_desc *desc = hd_desc_of(g, d);
+    const struct hd_desc *desc = hd_desc_for(g, r, d);
     const int64_t pos = r->pos[k];
 
     /* A rank that the others have masked may read the descriptor of a later operation. */
@@ -90,17 +88,20 @@ KFN_STEP void hd_place_row(struct agent *ag, const struct ht_dispatch_params *p,
     const int K = p->h->state->topk;
     struct copy_set set;
     struct word_set words;
+    struct pair_set takers;
     int n = 0, topk = 0;
 
     copy_set_begin(&set);
     word_set_begin(&words);
+    pair_set_begin(&takers);
     AG_ROUNDS(ag, int, k, K)
     {
         const int d = k < K ? hd_taker(g, r, k) : -1;
         int before;
         const int all = ag_vote(ag, d >= 0, &before);
         if (d >= 0) {
-            const struct hd_desc *desc = hd_desc_of(g, d);
+            const struct hd_desc *desc = hd_desc_for(g, r, d);
+            pair_set_offer(&takers, n + before, d, r->pos[k]);
             copy_set_offer(&set, n + before, heap_at(g, d, desc->tokens + (uint64_t)r->pos[k] * desc->token_stride));
             word_set_offer(&words, n + before,
                            heap_at(g, d, desc->scales + (uint64_t)r->pos[k] * desc->scale_row_stride),
@@ -120,8 +121,10 @@ KFN_STEP void hd_place_row(struct agent *ag, const struct ht_dispatch_params *p,
         ag_copy_many(ag, &set, n, r->data, (size_t)p->signature.hidden_bytes);
     if (p->signature.scale_bytes && !r->scratch)
         ag_copy_words(ag, &words, n, r->scales, r->scale_stride, p->signature.scale_bytes / 4);
-    if (p->layout == LAYOUT_FLAT && ag_any(ag, topk))
-        hd_put_topk(ag, p, r);
+    if (p->layout == LAYOUT_FLAT && ag_any(ag, topk)) {
+        pair_set_settle(ag, &takers);
+        hd_put_topk(ag, p, r, &takers, n);
+    }
 }
 
 #endif

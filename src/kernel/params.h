@@ -32,6 +32,7 @@ enum kernel_id {
     KERNEL_HT_DISPATCH,
     KERNEL_HT_COMBINE,
     KERNEL_MASK,
+    KERNEL_LAYOUT,
     KERNEL_RING_BENCH,
     KERNEL_COUNT
 };
@@ -249,7 +250,8 @@ struct group_dev {
     const int32_t *members; /* [R] likewise, as all ranks agreed last */
     struct error_record *error;
     struct device_stats *stats;
-    int32_t *tables; /* route counting: [agents][E + R], see route.h */
+    int32_t *tables;        /* [agents][E + 2 * R]: counting, see route.h and layout.h */
+    int32_t *layout_counts; /* [E + 2 * R]: zero between launches, see layout.h */
     int32_t max_agents;
     int32_t reserved;
     uint64_t signals;
@@ -407,6 +409,8 @@ struct ht_notify_params {
     struct route_in route;
     struct signature signature;
     int32_t layout, alignment;
+    int32_t nodes; /* 1: the group has several */
+    int32_t reserved;
     struct index_out expert_counts, expert_offsets, rank_counts, total, rank_matrix, rank_tokens, relay_counts;
 };
 
@@ -430,7 +434,7 @@ struct ht_dispatch_params {
     uint64_t in_place;   /* heap offset of tokens, where rows for other nodes are put from there (desc.apart) */
     struct hd_desc desc; /* where senders write */
     int32_t buffered;    /* BUFFERED_* */
-    int32_t reserved;
+    int32_t nodes;       /* 1: the group has several */
     /* The caller's tensors. */
     struct row_out final;
     float *final_weights;
@@ -454,6 +458,16 @@ struct ht_combine_params {
     int64_t out_stride;
     float *out_weights;
     int32_t hidden, dtype;
+    int32_t nodes; /* 1: the group has several */
+    int32_t reserved;
+};
+
+struct layout_count_params {
+    const struct group_dev *g;
+    struct route_in route;
+    int32_t experts, local_experts;
+    int32_t *per_rank, *per_node, *per_expert; /* [R], [nodes], [E]; or NULL */
+    uint8_t *in_rank;                          /* [B][R], or NULL */
 };
 
 struct mask_params {

@@ -94,6 +94,26 @@ KFN_STEP void route_offsets(const struct group_dev *g, const struct handle_dev *
     route_total(g, h, key, run);
 }
 
+/* The same for every planner of the launch: the lanes of one agent share out the planners of a key. */
+KFN_STEP void route_offsets_all(struct agent *ag, const struct group_dev *g, const struct handle_dev *h,
+                                const struct planning *plan, int keys)
+{
+    for (int key = ag_index(ag); key < keys; key += ag_count(ag)) {
+        int32_t run = 0;
+        AG_ROUNDS(ag, int, i, plan->planners)
+        {
+            int32_t *count = plan->tables + (size_t)(i < plan->planners ? i : 0) * (size_t)plan->stride + key;
+            const int32_t n = i < plan->planners ? *count : 0;
+            const int32_t before = run + (int32_t)ag_scan(ag, n);
+            run += (int32_t)ag_sum(ag, n);
+            if (i < plan->planners)
+                *count = before;
+        }
+        if (ag_leader(ag))
+            route_total(g, h, key, run);
+    }
+}
+
 KFN_STEP int route_plan(struct agent *ag, const struct group_dev *g, struct handle_dev *h, const struct route_in *in)
 {
     const int keys = g->experts + g->nranks;
@@ -117,7 +137,7 @@ KFN_STEP int route_plan(struct agent *ag, const struct group_dev *g, struct hand
         if (plan.block)
             AG_EACH_BLOCK(ag, int, key, keys) route_offsets(g, h, plan.tables + key, plan.planners, plan.stride, key);
         else
-            AG_EACH_ALL(ag, int, key, keys) route_offsets(g, h, plan.tables + key, plan.planners, plan.stride, key);
+            route_offsets_all(ag, g, h, &plan, keys);
         if (route_barrier(ag, g, &plan))
             return 1;
     }

@@ -25,6 +25,7 @@
 
 #include "kernel/agent.h"
 #include "kernel/put.h"
+#include "kernel/stages.h"
 
 KFN struct control *control_of(const struct group_dev *g, int rank)
 {
@@ -41,6 +42,33 @@ KFN_STEP int slot_of(const struct group_dev *g, uint64_t epoch)
 KFN_STEP uint64_t lap_of(const struct group_dev *g, uint64_t epoch)
 {
     return (epoch - 1) / (uint64_t)g->inflight + 1;
+}
+
+/* Does this launch run stage s of the operation? */
+KFN int stage_runs(const struct agent *ag, int s)
+{
+#if AG_STAGED
+    return ag_stage(ag) == s;
+#else
+    (void)ag;
+    (void)s;
+    return 1;
+#endif
+}
+
+/* An operation stores its epoch at the end of stage `stored`: is that behind this launch? */
+KFN uint64_t stage_epoch(const struct agent *ag, const struct group_dev *g, int operation, int stored)
+{
+    const uint64_t last = g->state->epoch[operation];
+
+#if AG_STAGED
+    if (ag_stage(ag) > stored)
+        return last;
+#else
+    (void)ag;
+    (void)stored;
+#endif
+    return last + 1;
 }
 
 KFN int is_local(const struct group_dev *g, int rank)
@@ -368,7 +396,13 @@ KFN_STEP int wait_peers(struct agent *ag, const struct group_dev *g, enum scope 
 
     if ((one ? ag_index(ag) : ag_block_index(ag)) == 0)
         failed = wait_each(ag, g, scope, kind, slot, value, phase, ag_index(ag) == 0 ? wait_ns : NULL);
-    return one ? sync_barrier(ag, g) || failed : block_barrier(ag, g, failed);
+    if (one ? sync_barrier(ag, g) || failed : block_barrier(ag, g, failed))
+        return 1;
+    if (AG_BLOCKS && !one)
+        return 0;
+    /* One agent has waited for all: where that failed, the others know it by the abort word, which it set before they
+     * met. */
+    return ag_look(&control_of(g, g->rank)->abort_word) && wait_failed(ag, g, WAIT_ABORTED, phase, -1, value, 0);
 }
 
 /* `n` more rows of a counter of rows. One agent per (kind, slot, peer); the others learn of it at the next barrier. */

@@ -65,22 +65,40 @@ void handle_set_routing(struct epx_handle *handle, const epx_tensor *topk)
 }
 
 /* The notify kernel stores the update's number in shared memory when it has finished; its own deadlines bound it. */
-epx_status handle_wait_update(struct epx_handle *handle, const char *call)
-{
-    const uint64_t start = host_now_ns();
-    const uint64_t limit = 4ull * (uint64_t)handle->group->set.timeout_ms * 1000000u;
+#define UPDATE_SPIN_NS 20000000u /* how long the host looks without sleeping, where kernels take none of its cores */
+#define UPDATE_LOOKS 64
 
-    /* Pairs with the release at the end of the notify kernel. */
-    while (__atomic_load_n(&handle->info->epoch, __ATOMIC_ACQUIRE) < handle->updates) {
-        epx_status status = group_usable(handle->group);
+/* The update is short, but what is queued before it may not be. */
+static void update_pause(const struct epx_handle *handle, uint64_t waited_ns)
+{
+    const int device_is_host = (handle->group->device->ops->caps & DEVICE_HOST_ACCESS) != 0;
+
+    if (device_is_host || waited_ns > UPDATE_SPIN_NS)
+        pause_ns(20000);
+}
+
+epx_status handle_poll_update(struct epx_handle *handle, const char *call, uint64_t max_us)
+{
+    const uint64_t start = host_now_ns(), deadline = 4ull * (uint64_t)handle->group->set.timeout_ms * 1000000u;
+
+    if (!handle->wait_since)
+        handle->wait_since = start;
+    for (;;) {
+        epx_status status;
+        for (int i = 0; i < UPDATE_LOOKS; i++)
+            /* Pairs with the release of the notify kernel (hn_report_counts). */
+            if (__atomic_load_n(&handle->info->epoch, __ATOMIC_ACQUIRE) >= handle->updates)
+                return EPX_OK;
+        status = group_usable(handle->group);
         if (status != EPX_OK)
             return status;
-        if (host_now_ns() - start > limit)
+        const uint64_t now = host_now_ns();
+        if (now - handle->wait_since > deadline)
             return fail(EPX_ERR_TIMEOUT,
-                        "%s: rank %d: the update did not run within %" PRIu64 " ms (is its stream "
-                        "blocked?)",
-                        call, handle->group->rank, limit / 1000000u);
-        pause_ns(20000);
+                        "%s: rank %d: the update did not run within %" PRIu64 " ms (is its stream blocked?)", call,
+                        handle->group->rank, deadline / 1000000u);
+        if ((now - start) / 1000 >= max_us)
+            return EPX_ERR_NOT_READY;
+        update_pause(handle, now - start);
     }
-    return EPX_OK;
 }

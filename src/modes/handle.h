@@ -11,8 +11,8 @@ void handle_free(struct epx_handle *handle);
 void handles_free_all(struct epx_group *group);
 /* Low latency: what the next dispatch reads. */
 void handle_set_routing(struct epx_handle *handle, const epx_tensor *topk);
-/* High throughput: until the last update has finished. */
-epx_status handle_wait_update(struct epx_handle *handle, const char *call);
+/* High throughput: until the last update has exchanged counts, or for max_us: EPX_ERR_NOT_READY. */
+epx_status handle_poll_update(struct epx_handle *handle, const char *call, uint64_t max_us);
 
 /* Device memory of a handle (handle_tables.c). */
 size_t handle_table_bytes(const struct settings *set, const epx_handle_config *config);

@@ -27,12 +27,14 @@ epx_status ht_update(struct epx_handle *handle, const epx_tensor *topk, const st
     p.expert_offsets = make_index(&info->expert_offsets);
     p.rank_counts = make_index(&info->rank_counts);
     p.total = make_index(&info->total);
+    p.nodes = handle->group->nnodes > 1;
     p.rank_matrix = make_index(&info->rank_matrix);
     p.rank_tokens = make_index(&info->rank_tokens);
     p.relay_counts = make_index(&info->relay_counts);
     status = launch_ordered(handle->group, stream, KERNEL_HT_NOTIFY, &p, sizeof(p));
     if (status == EPX_OK) {
         handle->updates++;
+        handle->wait_since = 0;
         handle->ntokens = topk->shape[0];
         handle->group->stats.ht_updates++;
     }
@@ -127,6 +129,7 @@ epx_status ht_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
     p.compact = (handle->config.flags & EPX_HANDLE_COMPACT_TOPK) != 0;
     p.signature = make_signature(handle, &args->out_tokens, scale_row_bytes(args),
                                  signature_bits(args->out_weights.ndim, args->backward, p.compact));
+    p.nodes = handle->group->nnodes > 1;
     p.in = make_row_in(args);
     p.weights = args->weights.data;
     p.final = make_row_out(&args->out_tokens, &args->out_scales);
@@ -199,6 +202,7 @@ epx_status ht_combine(struct epx_handle *handle, const struct combine_args *args
     p.compact = (handle->config.flags & EPX_HANDLE_COMPACT_TOPK) != 0;
     p.signature =
         make_signature(handle, &args->tokens, 0, signature_bits(args->out_weights.ndim, args->backward, p.compact));
+    p.nodes = handle->group->nnodes > 1;
     p.stride = args->tokens.stride[0] * element;
     regions_import(handle->group, stream);
     make_combine_desc(handle, args, stream, &p);

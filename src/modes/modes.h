@@ -25,6 +25,14 @@ struct combine_args {
     int logfmt, send_only, backward;
 };
 
+/* epx_dispatch_layout_outputs, checked; NULL = not asked for. */
+struct layout_results {
+    int32_t *per_rank, *per_node, *per_expert;
+    uint8_t *in_rank;
+};
+
+epx_status dispatch_layout(struct epx_group *group, const epx_tensor *topk, const struct layout_results *results,
+                           struct device_stream *stream);
 epx_status ht_update(struct epx_handle *handle, const epx_tensor *topk, const struct layout_tensors *info,
                      struct device_stream *stream);
 epx_status ht_dispatch(struct epx_handle *handle, const struct dispatch_args *args, struct device_stream *stream);

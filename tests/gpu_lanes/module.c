@@ -9,6 +9,7 @@
 
 #include "device/gpu/launch.h"
 #include "device/module.h"
+#include "kernel/stages.h"
 #include "lanes.h"
 
 #define SCRATCH_BYTES ((size_t)1 << 17) /* of an agent: one row and its scales */
@@ -28,6 +29,7 @@ KERNEL(ht_notify)
 KERNEL(ht_dispatch)
 KERNEL(ht_combine)
 KERNEL(mask)
+KERNEL(layout_count)
 KERNEL(ring_bench)
 
 static const struct device_host *host;
@@ -35,7 +37,7 @@ static struct device_ops ops;
 
 struct job {
     enum kernel_id id;
-    int agents;
+    int agents, stage;
     _Alignas(16) char params[KERNEL_PARAMS_MAX];
 };
 
@@ -54,6 +56,8 @@ static void (*entry_of(enum kernel_id id))(const void *, const void *)
         return run_ht_combine;
     case KERNEL_MASK:
         return run_mask;
+    case KERNEL_LAYOUT:
+        return run_layout_count;
     case KERNEL_RING_BENCH:
         return run_ring_bench;
     default:
@@ -80,7 +84,7 @@ static void run_job(void *arg)
     struct job *job = arg;
     const unsigned blocks = (unsigned)(job->agents + LAUNCH_WARPS - 1) / LAUNCH_WARPS;
     const unsigned warps = ((unsigned)job->agents + blocks - 1) / blocks;
-    struct launch_info info = {.agents = job->agents, .scratch_stride = SCRATCH_BYTES};
+    struct launch_info info = {.agents = job->agents, .stage = job->stage, .scratch_stride = SCRATCH_BYTES};
     const struct lanes_launch launch = {entry_of(job->id), job->params,          &info,
                                         LAUNCH_LANES,      warps * LAUNCH_LANES, blocks};
     struct part *parts = calloc(blocks, sizeof(*parts));
@@ -100,8 +104,8 @@ static void run_job(void *arg)
     free(job);
 }
 
-static epx_status launch(struct device *device, struct device_stream *stream, enum kernel_id id, const void *params,
-                         size_t bytes, int agents)
+static epx_status launch_stage(struct device *device, struct device_stream *stream, enum kernel_id id,
+                               const void *params, size_t bytes, int agents, int stage)
 {
     struct job *job = malloc(sizeof(*job));
 
@@ -111,8 +115,22 @@ static epx_status launch(struct device *device, struct device_stream *stream, en
     }
     job->id = id;
     job->agents = agents;
+    job->stage = stage;
     memcpy(job->params, params, bytes);
     return host->cpu->stream_call(device, stream, run_job, job);
+}
+
+static epx_status launch(struct device *device, struct device_stream *stream, enum kernel_id id, const void *params,
+                         size_t bytes, int agents)
+{
+    const struct stage_list list = kernel_stages(id, params);
+    epx_status status = EPX_OK;
+
+    for (int i = 0; i < list.count && status == EPX_OK; i++) {
+        const int stage = list.stage[i];
+        status = launch_stage(device, stream, id, params, bytes, list.gates & STAGE_BIT(stage) ? 1 : agents, stage);
+    }
+    return status;
 }
 
 static int default_agents(struct device *device, int local_ranks)

@@ -325,6 +325,54 @@ static void run_masked(int nranks, fixture_fn fn)
     assert_int_equal(fixture_run(nranks, &c, fn, NULL), 0);
 }
 
+/* A dispatch into memory that peers write to. */
+static epx_status dispatch_into(struct fixture *s, void *memory)
+{
+    epx_tensor rows = s->ht_rows;
+    epx_dispatch_outputs out = EPX_DISPATCH_OUTPUTS_INIT;
+
+    rows.data = memory;
+    out.tokens = &rows;
+    return fixture_sync(s, epx_dispatch(s->ht, &s->in, &out, NULL, NULL, NULL));
+}
+
+/* The rows that a late rank received before are its own: nobody writes into them who has not heard that it is ready again. */
+static int late_rank_keeps_rows(struct fixture *s)
+{
+    const size_t bytes = (size_t)s->ht_rows.shape[0] * FIXTURE_HIDDEN * 2;
+    void *memory = NULL, *before = malloc(bytes);
+    const int late = s->rank == s->nranks - 1;
+    int rc = -1;
+
+    if (!before || epx_alloc(s->group, bytes, &memory) != EPX_OK || ht_update(s) != EPX_OK ||
+        dispatch_into(s, memory) != EPX_OK) {
+        free(before);
+        return fixture_fail(s, "the first dispatch");
+    }
+    memcpy(before, memory, bytes);
+    if (!fixture_meet(s)) {
+        rc = 0;
+        fixture_refill(s); /* other tokens */
+        if (!late && dispatch_into(s, memory) == EPX_OK)
+            rc = fixture_fail(s, "a dispatch without the last rank");
+        if (fixture_meet(s) || (late && memcmp(before, memory, bytes) != 0))
+            rc = fixture_fail(s, "the rows of an earlier dispatch were changed");
+    }
+    free(before);
+    if (!rc && (epx_group_error_clear(s->group) != EPX_OK || fixture_ht(s)))
+        rc = fixture_fail(s, "afterwards");
+    return rc;
+}
+
+static void a_late_rank_keeps_the_rows_it_had(void **state)
+{
+    epx_group_config config = fixture_config(ONE_NODE_MS);
+
+    (void)state;
+    config.num_agents = 4; /* one waits, the others learn of it */
+    assert_int_equal(fixture_run(3, &config, late_rank_keeps_rows, NULL), 0);
+}
+
 static void a_missing_rank_is_masked_and_comes_back(void **state)
 {
     (void)state;
@@ -428,6 +476,7 @@ UNIT_MAIN(UNIT_CASE("low_latency_dispatch_times_out", times_out, &ll_dispatch_ph
           UNIT_CASE("waiting_for_the_count_times_out", times_out, &ht_counted_phase),
           UNIT_CASE("high_throughput_dispatch_times_out", times_out, &ht_dispatch_phase),
           UNIT_CASE("high_throughput_combine_times_out", times_out, &ht_combine_phase),
+          cmocka_unit_test(a_late_rank_keeps_the_rows_it_had),
           cmocka_unit_test(a_missing_rank_is_masked_and_comes_back),
           cmocka_unit_test(a_rank_masked_by_hand_is_left_out),
           cmocka_unit_test(ranks_that_may_be_masked_write_to_nobody),

@@ -15,6 +15,7 @@
 #define KFN_STEP static inline
 #define AG_UNROLL
 #define AG_ONE_LANE 1
+#define AG_STAGED 0
 #define AG_LOOK_AHEAD 1
 
 #define AG_EACH(ag, type, i, n) for (type i = ((void)(ag), 0); i < (type)(n); i++)
@@ -177,6 +178,16 @@ KFN void ag_add_stat(uint64_t *word, uint64_t n)
     __atomic_fetch_add(word, n, __ATOMIC_RELAXED);
 }
 
+KFN void ag_table_add(int32_t *word, int32_t n)
+{
+    *word += n;
+}
+
+KFN void ag_add_device(int32_t *word, int32_t n)
+{
+    __atomic_fetch_add(word, n, __ATOMIC_RELAXED);
+}
+
 KFN int64_t ag_sum(struct agent *ag, int64_t v)
 {
     (void)ag;
@@ -261,6 +272,37 @@ KFN void copy_set_settle(struct agent *ag, struct copy_set *set)
 {
     (void)ag;
     (void)set;
+}
+
+struct int_pair {
+    int a, b;
+};
+
+struct pair_set {
+    struct int_pair pair[KERNEL_MAX_TOPK];
+};
+
+KFN void pair_set_begin(struct pair_set *set)
+{
+    set->pair[0].a = -1;
+}
+
+KFN void pair_set_offer(struct pair_set *set, int place, int a, int b)
+{
+    set->pair[place].a = a;
+    set->pair[place].b = b;
+}
+
+KFN void pair_set_settle(struct agent *ag, struct pair_set *set)
+{
+    (void)ag;
+    (void)set;
+}
+
+KFN struct int_pair pair_set_get(struct agent *ag, const struct pair_set *set, int i)
+{
+    (void)ag;
+    return set->pair[i];
 }
 
 struct word_set {

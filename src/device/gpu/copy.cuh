@@ -101,6 +101,45 @@ KFN void *copy_set_get(struct agent *ag, const struct copy_set *set, int i)
     return (void *)__shfl_sync(ALL_LANES, (unsigned long long)set->to, i);
 }
 
+struct int_pair {
+    int a, b;
+};
+
+struct pair_set {
+    struct int_pair pair;
+    int place;
+};
+
+KFN void pair_set_begin(struct pair_set *set)
+{
+    set->pair.a = set->pair.b = -1;
+    set->place = -1;
+}
+
+KFN void pair_set_offer(struct pair_set *set, int place, int a, int b)
+{
+    set->pair.a = a;
+    set->pair.b = b;
+    set->place = place;
+}
+
+KFN void pair_set_settle(struct agent *ag, struct pair_set *set)
+{
+    const int from = offers_lane(set->place);
+
+    (void)ag;
+    set->pair.a = __shfl_sync(ALL_LANES, set->pair.a, from);
+    set->pair.b = __shfl_sync(ALL_LANES, set->pair.b, from);
+}
+
+KFN int_pair pair_set_get(struct agent *ag, const struct pair_set *set, int i)
+{
+    const int_pair pair = {__shfl_sync(ALL_LANES, set->pair.a, i), __shfl_sync(ALL_LANES, set->pair.b, i)};
+
+    (void)ag;
+    return pair;
+}
+
 struct word_set {
     char *to;
     int64_t stride;

@@ -26,12 +26,14 @@ KFN void copy_words(void *to, const void *from, size_t bytes)
 
 KFN void make_agent(struct agent *ag, const struct launch_info &info, uint32_t *arrived, int32_t *counts)
 {
+    grid_wait(); /* what came before in the stream is done, and visible */
     words_begin(info.relaxed_words);
     if (threadIdx.x < AG_POINTS)
         arrived[threadIdx.x] = 0;
     if (lane_id() == 0) {
         ag->index = (int)blockIdx.x + (int)(threadIdx.x / WARP) * (int)gridDim.x; /* neighbours on different SMs */
         ag->count = info.agents;
+        ag->stage = info.stage;
         ag->scratch = info.scratch + (size_t)ag->index * info.scratch_stride;
         ag->scratch_bytes = info.scratch_stride;
         ag->arrived = arrived;
@@ -101,19 +103,21 @@ template <typename params> KFN void copy_to_smem(struct smem_copy<params> *smem,
         copy_to_smem(&smem, params);                            \
         if (agent->index < agent->count)                        \
             kernel_##name(agent, &smem.p);                      \
+        grid_next();                                            \
         MARKS_PRINT(agent, #name);                              \
     }
 
-/* Of small kernels: the parameters stay where they are. */
-#define CUDA_KERNEL_SMALL(name)                            \
+/* Of small kernels: the parameters stay where they are. `counts` as above. */
+#define CUDA_KERNEL_TABLES(name, counts)                   \
     CUDA_ENTRY(epx, name, name)                            \
     {                                                      \
         __shared__ struct agent agents[LAUNCH_WARPS];      \
         __shared__ uint32_t arrived[AG_POINTS];            \
         struct agent *agent = &agents[threadIdx.x / WARP]; \
-        make_agent(agent, info, arrived, NULL);            \
+        make_agent(agent, info, arrived, counts);          \
         if (agent->index < agent->count)                   \
             kernel_##name(agent, &params);                 \
     }
+#define CUDA_KERNEL_SMALL(name) CUDA_KERNEL_TABLES(name, NULL)
 
 #endif

@@ -18,6 +18,7 @@ struct cuda_device {
     struct device base;
     int index;
     int sms;
+    int overlaps_launches;      /* programmatic dependent launches work */
     int resident[KERNEL_COUNT]; /* most blocks of each kernel that run at a time */
     cudaStream_t side;          /* copies of set-up, beside the caller's streams */
     char *scratch;

@@ -7,17 +7,19 @@
 #include "device/gpu/launch.h"
 
 #include "device/gpu/gpu.h"
+#include "kernel/stages.h"
 
 /* The address of a __global__ function is its name for the runtime (entry.cuh). */
 extern const void *const epx_ll_dispatch,
     *const epx_ll_combine, *const epx_ht_notify, *const epx_ht_dispatch, *const epx_ht_combine,
-                                                                             *const epx_mask, *const epx_ring_bench;
+                                                                             *const epx_mask, *const epx_layout_count,
+                                                                                                  *const epx_ring_bench;
 void epx_first(void); /* first.cu; its address too */
 
 static const void *const *const kernels[KERNEL_COUNT] = {
     [KERNEL_LL_DISPATCH] = &epx_ll_dispatch, [KERNEL_LL_COMBINE] = &epx_ll_combine, [KERNEL_HT_NOTIFY] = &epx_ht_notify,
     [KERNEL_HT_DISPATCH] = &epx_ht_dispatch, [KERNEL_HT_COMBINE] = &epx_ht_combine, [KERNEL_MASK] = &epx_mask,
-    [KERNEL_RING_BENCH] = &epx_ring_bench,
+    [KERNEL_LAYOUT] = &epx_layout_count,     [KERNEL_RING_BENCH] = &epx_ring_bench,
 };
 
 static const void *entry_of(int id)
@@ -28,6 +30,7 @@ static const void *entry_of(int id)
 /* Asking loads the code now: the first launch might otherwise have to, and wait for kernels that wait for it. */
 epx_status cuda_kernels_load(struct cuda_device *cuda)
 {
+    cuda->overlaps_launches = 1;
     for (int id = 0; id < KERNEL_COUNT; id++) {
         struct cudaFuncAttributes attributes;
         int blocks = 0;
@@ -40,6 +43,8 @@ epx_status cuda_kernels_load(struct cuda_device *cuda)
         if (status != EPX_OK)
             return status;
         cuda->resident[id] = blocks * cuda->sms;
+        if (attributes.binaryVersion < 90) /* such code does not wait for the launch before it (grid_wait) */
+            cuda->overlaps_launches = 0;
     }
     return EPX_OK;
 }
@@ -106,18 +111,31 @@ static epx_status use_for_launch(struct device *device)
     return cuda_use(device);
 }
 
-epx_status cuda_launch(struct device *device, struct device_stream *stream, enum kernel_id id, const void *params,
-                       size_t bytes, int agents)
+/* Where the GPU can: prepared while the launch before it still runs; kernels wait for its end themselves (grid_wait). */
+static cudaError_t launch_next(const struct cuda_device *cuda, const void *kernel, dim3 grid, dim3 block,
+                               void **arguments, cudaStream_t stream)
+{
+#ifdef EPX_HIP
+    (void)cuda;
+#else
+    cudaLaunchAttribute early = {.id = cudaLaunchAttributeProgrammaticStreamSerialization};
+    cudaLaunchConfig_t config = {.gridDim = grid, .blockDim = block, .stream = stream, .attrs = &early, .numAttrs = 1};
+
+    early.val.programmaticStreamSerializationAllowed = 1;
+    if (cuda->overlaps_launches)
+        return cudaLaunchKernelExC(&config, kernel, arguments);
+#endif
+    return cudaLaunchKernel(kernel, grid, block, arguments, 0, stream);
+}
+
+static epx_status launch_stage(struct device *device, struct device_stream *stream, enum kernel_id id,
+                               const void *params, int agents, int stage)
 {
     struct cuda_device *cuda = (struct cuda_device *)device;
-    struct launch_info info = {.agents = agents, .relaxed_words = cuda_host->relaxed_atomics};
+    struct launch_info info = {.agents = agents, .stage = stage, .relaxed_words = cuda_host->relaxed_atomics};
     void *arguments[] = {(void *)(uintptr_t)params, &info};
-    epx_status status = use_for_launch(device);
     dim3 grid = {1, 1, 1}, block = {LAUNCH_LANES, 1, 1};
 
-    (void)bytes;
-    if (status != EPX_OK)
-        return status;
     grid.x = (unsigned)((agents + LAUNCH_WARPS - 1) / LAUNCH_WARPS);
     if (grid.x > (unsigned)cuda->resident[id])
         grid.x = (unsigned)cuda->resident[id];
@@ -129,5 +147,20 @@ epx_status cuda_launch(struct device *device, struct device_stream *stream, enum
         return fail(EPX_ERR_MEMORY, "device %s: rows of %zu bytes for %d agents are more than was reserved",
                     device->ops->name, info.scratch_stride, info.agents);
     info.scratch = cuda->scratch;
-    return cuda_check(cudaLaunchKernel(entry_of(id), grid, block, arguments, 0, (cudaStream_t)stream), "launch");
+    return cuda_check(launch_next(cuda, entry_of(id), grid, block, arguments, (cudaStream_t)stream), "launch");
+}
+
+/* A gate is one warp: what waits for peers leaves the GPU to others. */
+epx_status cuda_launch(struct device *device, struct device_stream *stream, enum kernel_id id, const void *params,
+                       size_t bytes, int agents)
+{
+    const struct stage_list list = kernel_stages(id, params);
+    epx_status status = use_for_launch(device);
+
+    (void)bytes;
+    for (int i = 0; i < list.count && status == EPX_OK; i++) {
+        const int stage = list.stage[i];
+        status = launch_stage(device, stream, id, params, list.gates & STAGE_BIT(stage) ? 1 : agents, stage);
+    }
+    return status;
 }

@@ -24,6 +24,7 @@
 
 struct launch_info {
     int agents;
+    int stage;         /* kernel/stages.h */
     int relaxed_words; /* HIP: EPX_AGGRESSIVE_ATOMIC */
     char *scratch;     /* agent i's piece begins at i * scratch_stride */
     size_t scratch_stride;

@@ -16,6 +16,7 @@
 #define AG_ROLLED _Pragma("unroll 1")
 #define AG_PREFETCH(address) ((void)(address))
 #define AG_ONE_LANE 0
+#define AG_STAGED 1     /* kernel/stages.h */
 #define AG_LOOK_AHEAD 0 /* other warps have their loads in flight meanwhile */
 #define COMMAND_FN static __host__ __device__ __forceinline__
 #define NUMERIC_FN static __device__ __forceinline__
@@ -45,7 +46,7 @@
 
 /* One per warp, in shared memory: the same for all lanes, and written by lane 0. */
 struct agent {
-    int index, count;
+    int index, count, stage;
     uint64_t timeout_ns;
     const uint64_t *abort_word;
     char *scratch; /* of this agent */
@@ -150,6 +151,11 @@ KFN int ag_index(const struct agent *ag)
 KFN int ag_count(const struct agent *ag)
 {
     return ag->count;
+}
+
+KFN int ag_stage(const struct agent *ag)
+{
+    return ag->stage;
 }
 
 KFN int ag_block_index(const struct agent *ag)
@@ -336,6 +342,18 @@ KFN void ag_ring(struct agent *ag, struct doorbell *bell)
 {
     (void)ag;
     (void)bell;
+}
+
+/* By each lane for itself: in memory of the block, or of the agent; in the device's memory. Neither is in any order. */
+KFN void ag_table_add(int32_t *word, int32_t n)
+{
+    atomicAdd(word, n);
+}
+
+KFN void ag_add_device(int32_t *word, int32_t n)
+{
+    if (n)
+        atomicAdd(word, n);
 }
 
 /* ---- Values of all lanes ---------------------------------------------------------------------------------------- */

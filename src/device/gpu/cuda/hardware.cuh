@@ -18,6 +18,7 @@
  *   word_number                          relaxed add, device scope
  *   block_any(v, threads)                barrier of the first `threads` threads of the block; is v true for any?
  *   clock_global, nap                    nanoseconds; sleeps for about so many
+ *   grid_wait, grid_next                 the launch before this one in the stream is done; the next may be prepared
  *   vec_load, vec_store                  16 bytes that pass once
  *   line_fetch                           prefetches a line of 128 bytes to the L2 cache
  *   pack_bf16, pack_fp16                 two floats in one word
@@ -160,6 +161,21 @@ KFN uint64_t clock_global(void)
     uint64_t t;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
     return t;
+}
+
+/* Of launches that may begin before the one before them has ended (launch.c). Pairs with its end. */
+KFN void grid_wait(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+KFN void grid_next(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
 }
 
 KFN void nap(unsigned ns)

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fresh high-throughput dispatches on a GPU, with little for the host to do between the receive count and the launch.
+
+The GPU has nothing to do meanwhile. So the structs for the C library are made once for each kind of call, memory is taken for
+the results as soon as their number is known, and torch's tensors over it are made when the kernels are already queued.
+"""
+
+import ctypes
+from typing import Any, List, Optional, Tuple
+
+import epx
+import torch
+from epx import _abi
+from epx._library import check, load
+from epx.tensors import fill
+
+from ._engine import Pool
+from ._memory import CudaHeap, Form, Part, Reserved
+
+_DTYPES = {torch.bfloat16: epx.DType.BF16, torch.float16: epx.DType.FP16, torch.float32: epx.DType.FP32,
+           torch.float8_e4m3fn: epx.DType.FP8_E4M3, torch.int32: epx.DType.INT32, torch.int64: epx.DType.INT64}
+
+
+class FreshPlan:
+    """The structs of one kind of call."""
+
+    def __init__(self, pool: Pool, heap: CudaHeap, request: Any) -> None:
+        tokens, scales, idx = request.tokens, request.scales, request.topk_idx
+        self._pool, self._heap, self._lib = pool, heap, load()
+        self._hidden, self._dtype, self._idx_dtype, self._topk = tokens.shape[1], tokens.dtype, idx.dtype, idx.shape[1]
+        self._scale_parts = (scales.shape[1], scales.dtype) if scales is not None else None
+        names = ("tokens", "scales", "weights", "out", "out_scales", "out_weights", "out_idx", "src_rank", "src_token")
+        self._at = {name: _abi.TensorStruct() for name in names}
+        at, dtype = self._at, _DTYPES[tokens.dtype]
+        fill(at["tokens"], 0, dtype, (0, self._hidden), None)
+        fill(at["out"], 0, dtype, (0, self._hidden), None)
+        fill(at["weights"], 0, epx.DType.FP32, (0, self._topk), None)
+        fill(at["out_weights"], 0, epx.DType.FP32, (0, self._topk), None)
+        fill(at["out_idx"], 0, _DTYPES[idx.dtype], (0, self._topk), None)
+        fill(at["src_rank"], 0, epx.DType.INT32, (0,), None)
+        fill(at["src_token"], 0, epx.DType.INT32, (0,), None)
+        pointer = {name: ctypes.pointer(struct) for name, struct in at.items()}
+        inputs = _abi.DispatchInputsStruct(tokens=pointer["tokens"], topk_weights=pointer["weights"])
+        outputs = _abi.DispatchOutputsStruct(
+            tokens=pointer["out"], topk_weights=pointer["out_weights"], topk_idx=pointer["out_idx"],
+            src_rank=pointer["src_rank"], src_token=pointer["src_token"])
+        if scales is not None:
+            fill(at["scales"], 0, _DTYPES[scales.dtype], (0, scales.shape[1]), (0, 0))
+            fill(at["out_scales"], 0, _DTYPES[scales.dtype], (0, scales.shape[1]), None)
+            inputs.scales, outputs.scales = pointer["scales"], pointer["out_scales"]
+        config = _abi.DispatchConfigStruct()
+        self._keep = inputs, outputs, config
+        self._addresses = ctypes.addressof(inputs), ctypes.addressof(outputs), None, ctypes.addressof(config)
+
+    def _inputs(self, request: Any) -> None:
+        """Points to what is sent."""
+        at, count = self._at, request.tokens.shape[0]
+        at["tokens"].shape[0] = at["weights"].shape[0] = count
+        at["tokens"].data, at["weights"].data = request.tokens.data_ptr(), request.topk_weights.data_ptr()
+        if request.scales is not None:
+            at["scales"].shape[0], at["scales"].data = count, request.scales.data_ptr()
+            at["scales"].stride[0], at["scales"].stride[1] = request.scales.stride()
+
+    def _outputs(self, names: List[str], reserved: Reserved, rows: int) -> None:
+        """Points to what is received."""
+        for name, place in zip(names, reserved.form.places):
+            struct = self._at[name]
+            struct.shape[0], struct.data = rows, reserved.address + place
+
+    def run(self, address: int, request: Any, rows: int, stream: Any) -> Optional[Tuple[Reserved, Reserved]]:
+        """Dispatches with the handle at `address`: where (rows and scales), (sources, indices and weights) will be. None where
+        the heap has no room: nothing was done."""
+        large: List[Part] = [((rows, self._hidden), self._dtype, None)]
+        if self._scale_parts is not None:
+            large.append(((rows, self._scale_parts[0]), self._scale_parts[1], None))
+        first = self._heap.reserve(Form(*large))
+        second = self._heap.reserve(Form(
+            ((rows,), torch.int32, None), ((rows,), torch.int32, None), ((rows, self._topk), self._idx_dtype, None),
+            ((rows, self._topk), torch.float32, None)))
+        if first is None or second is None:
+            return None
+        self._inputs(request)
+        self._outputs(["out", "out_scales"], first, rows)
+        self._outputs(["src_rank", "src_token", "out_idx", "out_weights"], second, rows)
+        check(self._lib.epx_dispatch(address, *self._addresses, stream))
+        return first, second
+
+
+def fresh_plan(pool: Pool, request: Any) -> Optional[FreshPlan]:
+    """The plan for a call, or None where it is of another kind: without indices, with a bound, of strided rows."""
+    tokens, scales = request.tokens, request.scales
+    if (not isinstance(pool.heap, CudaHeap) or request.topk_idx is None or request.worst or not tokens.is_contiguous()
+            or not request.topk_weights.is_contiguous() or (scales is not None and scales.dim() != 2)
+            or not tokens.shape[0]):
+        return None
+    key = (tokens.shape[1], tokens.dtype, request.topk_idx.shape[1], request.topk_idx.dtype,
+           None if scales is None else (scales.shape[1], scales.dtype))
+    plan = pool.fresh_plans.get(key)
+    if plan is None:
+        plan = pool.fresh_plans[key] = FreshPlan(pool, pool.heap, request)
+    return plan

@@ -1,0 +1,8 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "device/gpu/entry.cuh"
+
+#include "kernel/layout.h"
+
+static __shared__ int32_t route_counts[LAUNCH_WARPS * ROUTE_SMEM_KEYS];
+
+CUDA_KERNEL_TABLES(layout_count, route_counts)
