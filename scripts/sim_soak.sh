@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Runs many seeds of `epx sim`, in chunks, over all modes and faults, and records every chunk in a text file. A run that was
-# interrupted goes on where the file ends. One process at a time, niced.
+# Runs many seeds of `epx sim`, in chunks, over all modes and faults, and records every chunk in a text file. A run that
+# was interrupted goes on where the file ends. One process at a time, niced.
 #
 #   scripts/sim_soak.sh [--seeds N] [--chunk N] [--from SEED] [--record FILE] [--epx PROGRAM] [--report]
 #
@@ -12,7 +12,8 @@
 #   --epx PROGRAM  the program (build/epx)
 #   --report       prints what the record says, and runs nothing
 #
-# A line of the record:   MODE FAULTS FROM COUNT FAILED STEPS STALLS DEATHS SECONDS VERSION
+# A line of the record:   MODE FAULTS FROM COUNT FAILED STEPS STALLS DEATHS SECONDS PROGRAM
+#                         (PROGRAM: the first digits of its SHA-256)
 # A failing seed:         FAILED MODE FAULTS SEED MESSAGE...
 # Exit status: 0, or 1 when any seed in the record failed, or 2 for a wrong call.
 set -eu
@@ -55,26 +56,32 @@ run_chunk() { # mode faults
     local from json errors version
     from=$(next_seed "$1" "$2")
     errors=$(mktemp)
-    version=$(git -C "$root" rev-parse --short HEAD 2>/dev/null || echo unknown)
-    json=$(nice "$epx" sim --seeds "$chunk" --from "$from" --mode "$1" --faults "$2" --keep-going --json 2>"$errors") || true
-    if [ -z "$(echo "$json" | field seeds)" ]; then # it crashed, or was stopped: nothing is recorded, the chunk runs again
+    version=$(sha256sum "$epx" | cut -c1-12)
+    json=$(nice "$epx" sim --seeds "$chunk" --from "$from" --mode "$1" --faults "$2" --keep-going --json \
+        2>"$errors") || true
+    # It crashed, or was stopped: nothing is recorded, and the next run begins with this chunk.
+    if [ -z "$(echo "$json" | field seeds)" ]; then
         cat "$errors" >&2
         rm -f "$errors"
         echo "sim_soak: $epx sim --mode $1 --faults $2 --from $from gave no result" >&2
         exit 1
     fi
-    sed -n "s/^epx sim: seed \([0-9]*\) failed: \(.*\)/FAILED $1 $2 \1 \2/p" "$errors" | cut -c1-400 | tee -a "$record" >&2
+    sed -n "s/^epx sim: seed \([0-9]*\) failed: \(.*\)/FAILED $1 $2 \1 \2/p" "$errors" | cut -c1-400 |
+        tee -a "$record" >&2
     rm -f "$errors"
     echo "$1 $2 $from $(echo "$json" | field seeds) $(echo "$json" | field failed) $(echo "$json" | field steps)" \
-        "$(echo "$json" | field stalls) $(echo "$json" | field deaths) $(echo "$json" | field seconds) $version" >>"$record"
+        "$(echo "$json" | field stalls) $(echo "$json" | field deaths) $(echo "$json" | field seconds)" \
+        "$version" >>"$record"
 }
 
 print_report() {
     awk '$1 == "FAILED" { next }
-        { n[$1 " " $2] += $4; bad[$1 " " $2] += $5; all += $4; failed += $5; steps += $6; stalls += $7; deaths += $8; s += $9 }
+        { n[$1 " " $2] += $4; bad[$1 " " $2] += $5; all += $4; failed += $5 }
+        { steps += $6; stalls += $7; deaths += $8; s += $9 }
         END { for (k in n) printf "%-12s %9d seeds, %d failed\n", k, n[k], bad[k] | "sort"
               close("sort")
-              printf "%d seeds, %d failed; %.0f steps, %d stalls, %d deaths, %.0f s\n", all, failed, steps, stalls, deaths, s }' "$record"
+              printf "%d seeds, %d failed; %.0f steps, ", all, failed, steps
+              printf "%d stalls, %d deaths, %.0f s\n", stalls, deaths, s }' "$record"
     ! grep "^FAILED" "$record"
 }
 
