@@ -42,7 +42,8 @@
  * b AG_LINE                          bytes of a cache line
  * b ag_fetch(ptr)                    prefetches one line; each lane
  * o AG_MARK(ag, name)                records a moment, where a device can show how a kernel spends its time
- * o AG_LOOKED(ag, g, word)           simulation: this agent has loaded the abort word after its last read of a peer
+ * o AG_GONE(ag, g)                   simulation: a rank of the node that has given up, or -1; behind the last read
+ * o AG_LOOKED(ag, g, gone, failed)   simulation: this agent has looked whether its operation has failed
  * o AG_ENDS(ag, g, word)             simulation: this agent ends, and the caller may reuse the memory
  *
  * Words that other agents, ranks or the host read and write (64 bits unless the name says 32)
@@ -145,7 +146,8 @@
 
 /* For the simulation, which asserts the rule of completion (docs/design.md). */
 #ifndef AG_LOOKED
-#define AG_LOOKED(ag, g, failed) ((void)(failed))
+#define AG_GONE(ag, g) (-1)
+#define AG_LOOKED(ag, g, gone, failed) ((void)(gone), (void)(failed))
 #define AG_ENDS(ag, g, word) ((void)0)
 #endif
 

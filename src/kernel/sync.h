@@ -530,11 +530,12 @@ KFN_STEP void give_up(struct agent *ag, const struct group_dev *g, uint64_t word
 /* Last lines of every kernel. The word is looked at behind all that this agent has read of other ranks. */
 KFN void kernel_end(struct agent *ag, const struct group_dev *g)
 {
+    const int gone = AG_GONE(ag, g);
     const uint64_t word = INJECT_BUG(BUG_NO_RECHECK, 0, ag_look_behind(&control_of(g, g->rank)->abort_word));
 
     const int left = !word && node_left(ag, g);
 
-    AG_LOOKED(ag, g, word != 0 || left);
+    AG_LOOKED(ag, g, gone, word != 0 || left);
     if (word)
         give_up(ag, g, word);
     AG_ENDS(ag, g, word);

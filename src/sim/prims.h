@@ -10,7 +10,8 @@
 #include "sim/rules.h"
 #include "sim/sched.h"
 
-#define AG_LOOKED(ag, g, failed) sim_rule_looked(g, failed)
+#define AG_GONE(ag, g) sim_rule_gone(g)
+#define AG_LOOKED(ag, g, gone, failed) sim_rule_looked(g, gone, failed)
 #define AG_ENDS(ag, g, word) sim_rule_ends(g, word)
 
 /* A macro is not expanded inside itself: these call the functions of the same name. */

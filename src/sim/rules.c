@@ -44,11 +44,18 @@ static int counts(const struct group_dev *g, int rank)
     return state == GAVE_UP || (state == LEFT_OUT && g->enable_mask);
 }
 
-void sim_rule_looked(const struct group_dev *g, int failed)
+int sim_rule_gone(const struct group_dev *g)
 {
     for (int p = 0; p < g->nranks; p++)
-        if (!failed && p != g->rank && g->heap[p] && g->mask[p] && counts(g, p))
-            breach("an operation of rank %d ends as good although rank %d of its node has given up", g->rank, p);
+        if (p != g->rank && g->heap[p] && g->mask[p] && counts(g, p))
+            return p;
+    return -1;
+}
+
+void sim_rule_looked(const struct group_dev *g, int gone, int failed)
+{
+    if (gone >= 0 && !failed)
+        breach("an operation of rank %d ends as good although rank %d of its node has given up", g->rank, gone);
 }
 
 void sim_rule_reuse(int rank, int nranks, void *const *heaps)

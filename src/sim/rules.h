@@ -17,8 +17,10 @@
 #include "kernel/params.h"
 
 void sim_rules_begin(void);
-/* An agent of rank g->rank has looked behind its last read whether its operation has failed. */
-void sim_rule_looked(const struct group_dev *g, int failed);
+/* An agent of rank g->rank has done its last read: a rank of its node that has given up by now, or -1. */
+int sim_rule_gone(const struct group_dev *g);
+/* It has looked since then whether its operation has failed. */
+void sim_rule_looked(const struct group_dev *g, int gone, int failed);
 /* It ends: from now on the rank's memory may be reused, as far as this agent is concerned. */
 void sim_rule_ends(const struct group_dev *g, uint64_t word);
 /* The caller of a group whose heaps (NULL: of other nodes) these are uses its tensors for something else. */
