@@ -18,7 +18,8 @@ VENV = ".venv-test"  # survives `make clean`
 
 # Expected seconds of steps on 2 idle cores; build-logs/times.json has those of the last run here.
 TIMES = {
-    "gcc-configure": 3, "gcc-build": 60, "gcc": 150, "quick": 60, "install": 6, "demo": 8, "cxx": 8, "format": 4, "scripts": 5,
+    "gcc-configure": 3, "gcc-build": 60, "gcc": 150, "quick": 60, "install": 6, "demo": 8, "cxx": 8,
+    "format": 4, "scripts": 5,
     "tidy": 20,
     "python-env": 60, "python-wheel": 40, "python-alone": 20, "python": 60, "python-hf": 15, "python-train": 15,
     "clang-build": 50, "clang": 40, "address-build": 60, "address": 60, "address-processes": 40,
@@ -37,9 +38,9 @@ STEPS = {  # steps of each stage, where they are not the stage itself
     "cross": ["cross-configure", "cross-build", "cross"],
 }
 
-ALL = ["scripts", "format", "layers", "noexit", "gcc", "symbols", "cxx", "install", "demo", "python", "tidy", "clang",
-       "address", "thread", "cross"]
-QUICK = ["scripts", "format", "layers", "noexit", "quick", "symbols", "cxx"]
+ALL = ["scripts", "commits", "format", "layers", "noexit", "gcc", "symbols", "cxx", "install", "demo", "python", "tidy",
+       "clang", "address", "thread", "cross"]
+QUICK = ["scripts", "commits", "format", "layers", "noexit", "quick", "symbols", "cxx"]
 
 
 def gcc_folder():
@@ -47,8 +48,8 @@ def gcc_folder():
     path = "build/CMakeCache.txt"
     if os.path.exists(path):
         compiler = re.search(r"^CMAKE_C_COMPILER:\w+=(.*)$", open(path).read(), re.MULTILINE)
-        version = subprocess.run([compiler.group(1), "--version"], capture_output=True, text=True).stdout if compiler else ""
-        if "Free Software Foundation" not in version:
+        argv = [compiler.group(1) if compiler else "false", "--version"]
+        if "Free Software Foundation" not in subprocess.run(argv, capture_output=True, text=True).stdout:
             return "build-gcc"
     return "build"
 
@@ -63,6 +64,11 @@ def gcc_options(folder):
 def scripts(run):
     """tests of the scripts themselves, this program included"""
     run.check("scripts", ["python3", "-B", "-m", "unittest", "discover", "-s", "scripts/runner", "-p", "test_*.py"])
+
+
+def commits(run):
+    """messages of the commits since scripts/check_commits.sh exists"""
+    run.check("commits", ["scripts/check_commits.sh"])
 
 
 def format(run):  # pylint: disable=redefined-builtin
@@ -132,13 +138,14 @@ def demo(run):
 
 def torchrun(ranks, *argv):
     """A Python program on several ranks: of the wheel that was just installed, not of the source tree."""
-    return ["timeout", "240", "env", "OMP_NUM_THREADS=1", VENV + "/bin/python", "-m", "torch.distributed.run", "--standalone",
-            "--nproc-per-node", str(ranks), *argv]
+    return ["timeout", "240", "env", "OMP_NUM_THREADS=1", VENV + "/bin/python", "-m", "torch.distributed.run",
+            "--standalone", "--nproc-per-node", str(ranks), *argv]
 
 
 def python_alone(run):
     """Tests of one process, counted one by one."""
-    argv = ["timeout", "200", VENV + "/bin/python", "-m", "unittest", "discover", "-v", "-s", "python/tests", "-p", "test_*.py"]
+    argv = ["timeout", "200", VENV + "/bin/python", "-m", "unittest", "discover", "-v", "-s", "python/tests",
+            "-p", "test_*.py"]
     rc, output = run.command("python-alone", argv)
     passed, skipped = results.count_unittest(output)
     run.stage.add(passed, [], skipped)
@@ -168,8 +175,8 @@ def python(run):
         return
     python_alone(run)
     python_suite(run)
-    run.check("python-hf", torchrun(2, "examples/hf_moe.py", "--model", "qwen3", "mixtral", "--prompts", "1", "--length",
-                                    "16", "--decode", "3"))
+    run.check("python-hf", torchrun(2, "examples/hf_moe.py", "--model", "qwen3", "mixtral", "--prompts", "1",
+                                    "--length", "16", "--decode", "3"))
     run.check("python-train", torchrun(4, "examples/train_moe.py", "--steps", "20", "--batch", "8", "--length", "32"))
 
 
