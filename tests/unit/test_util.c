@@ -265,7 +265,7 @@ static void the_page_on_variables_agrees_with_the_table(void **state)
     (void)state;
     assert_non_null(page);
     while (fgets(line, sizeof(line), page)) {
-        if (strncmp(line, "| `", 3))
+        if (strncmp(line, "| `EPX_", 7)) /* other tables of the page have rows of launchers */
             continue;
         assert_in_range(at, 0, count - 1);
         quote_aliases(table[at].aliases, aliases, sizeof(aliases));
