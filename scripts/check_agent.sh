@@ -36,15 +36,19 @@ gpu=(src/device/gpu/*.cuh)
 required=$(listed " ") blocks=$(printf "%s\n" "$(listed b)" "$(listed s)") optional=$(listed o)
 all=$(printf '%s\n' "$required" "$blocks" "$optional" | sort -u)
 on_cpu=$(defined "${cpu[@]}") on_gpu=$(defined "${gpu[@]}")
-used=$(cat src/kernel/*.h | sed -E '/^ \*/d; s|/\*.*\*/||' | grep -oE '\b((ag|copy_set|word_set|sum_set|command_set|pair_set)_[a-z0-9_]+|AG_[A-Z_]+)\b' | sort -u)
+used=$(cat src/kernel/*.h | sed -E '/^ \*/d; s|/\*.*\*/||' |
+    grep -oE '\b((ag|copy_set|word_set|sum_set|command_set|pair_set)_[a-z0-9_]+|AG_[A-Z_]+)\b' | sort -u)
 in_kernel=$(defined src/kernel/*.h)
 in_sim=$(defined src/sim/prims.h)
 
 missing "listed in kernel/agent.h, not defined in ${cpu[*]}" < <(comm -23 <(echo "$required") <(echo "$on_cpu"))
-missing "listed in kernel/agent.h, not defined in device/gpu/*.cuh" < <(comm -23 <(printf '%s\n' "$required" "$blocks" | sort -u) <(echo "$on_gpu"))
+missing "listed in kernel/agent.h, not defined in device/gpu/*.cuh" \
+    < <(comm -23 <(printf '%s\n' "$required" "$blocks" | sort -u) <(echo "$on_gpu"))
 missing "marked optional in kernel/agent.h, which has no default" < <(comm -23 <(echo "$optional") <(echo "$in_kernel"))
-missing "defined by a device, not listed in kernel/agent.h" < <(comm -13 <(echo "$all") <(printf '%s\n' "$on_cpu" "$on_gpu" | sort -u))
-missing "used by a kernel, neither listed in kernel/agent.h nor defined in kernel/" < <(comm -13 <(printf '%s\n' "$all" "$in_kernel" | sort -u) <(echo "$used"))
+missing "defined by a device, not listed in kernel/agent.h" \
+    < <(comm -13 <(echo "$all") <(printf '%s\n' "$on_cpu" "$on_gpu" | sort -u))
+missing "used by a kernel, neither listed in kernel/agent.h nor defined in kernel/" \
+    < <(comm -13 <(printf '%s\n' "$all" "$in_kernel" | sort -u) <(echo "$used"))
 missing "wrapped in sim/prims.h, not listed in kernel/agent.h" < <(comm -13 <(echo "$all") <(echo "$in_sim"))
 
 [ "$bad" -eq 0 ] && echo "$(wc -l <<<"$all") primitives: kernel/agent.h, cpu, gpu and sim agree"

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Includes under src/ point downwards only (docs/architecture.md). Everything may include epx/epx.h and
-# kernel/params.h, kernel/stages.h and kernel/command.h, the words that host and kernels share. Kernels include kernel/ alone; a device's
-# kernels.* and the files of a GPU's compiler (*.cu, *.hip) are where a device's compiler meets them, so they may include them.
+# kernel/params.h, kernel/stages.h and kernel/command.h, the words that host and kernels share. Kernels include kernel/
+# alone; a device's kernels.* and the files of a GPU's compiler (*.cu, *.hip) are where a device's compiler meets them,
+# so they may include them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -344,8 +344,8 @@ typedef struct epx_dispatch_layout_outputs {
     }
 
 /*
- * Where tokens would go: topk_idx int32 or int64 [B, K], -1 = dropped. Local and asynchronous: nothing is sent, and no mask is
- * looked at. An index out of range is reported by epx_group_error() and counts as dropped.
+ * Where tokens would go: topk_idx int32 or int64 [B, K], -1 = dropped. Local and asynchronous: nothing is sent, and no
+ * mask is looked at. An index out of range is reported by epx_group_error() and counts as dropped.
  */
 EPX_API epx_status epx_dispatch_layout(epx_group *group, const epx_tensor *topk_idx,
                                        const epx_dispatch_layout_outputs *outputs, epx_stream stream);
@@ -362,8 +362,8 @@ EPX_API epx_status epx_handle_update(epx_handle *handle, const epx_tensor *topk_
  * expert_counts is not NULL, the (unpadded) rows of each local expert. */
 EPX_API epx_status epx_handle_recv_count(epx_handle *handle, int64_t *rows, int64_t *expert_counts);
 
-/* High throughput: waits for the update, but at most max_us microseconds: EPX_OK, EPX_ERR_NOT_READY, or the group's error. For
- * callers that have to look at something else now and then. */
+/* High throughput: waits for the update, but at most max_us microseconds: EPX_OK, EPX_ERR_NOT_READY, or the group's
+ * error. For callers that have to look at something else now and then. */
 EPX_API epx_status epx_handle_recv_poll(epx_handle *handle, uint64_t max_us);
 
 /*

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """EPX's groups behind a buffer.
 
-DeepEP's buffer is given bytes; a group of EPX is given experts, tokens, hidden size and top-k. So groups are made when the
-first call says what is needed, and replaced by larger ones when a later call needs more. All ranks pass the same values in
-the same calls, so that all of them come to the same decision. What differs between ranks, the number of tokens, is agreed
-on when a group is made. Bytes that were hinted for low latency tell its sizes: that group is made with the buffer, so that a
-rank may be missing from the first operation on.
+DeepEP's buffer is given bytes; a group of EPX is given experts, tokens, hidden size and top-k. So groups are made when
+the first call says what is needed, and replaced by larger ones when a later call needs more. All ranks pass the same
+values in the same calls, so that all of them come to the same decision. What differs between ranks, the number of
+tokens, is agreed on when a group is made. Bytes that were hinted for low latency tell its sizes: that group is made
+with the buffer, so that a rank may be missing from the first operation on.
 """
 
 import collections
@@ -53,8 +53,9 @@ class Pool:
     def take(self, mode: epx.Mode, layout: epx.Layout, topk: int) -> epx.Handle:
         """A handle, an old one if there is one.
 
-        Operations of a group run in the order in which they are issued, so that a handle may serve another routing as soon as
-        nobody refers to the last one. A graph runs again and again: handles that were captured serve graphs alone.
+        Operations of a group run in the order in which they are issued, so that a handle may serve another routing as
+        soon as nobody refers to the last one. A graph runs again and again: handles that were captured serve graphs
+        alone.
         """
         capturing = self.capturing()
         for in_graph in (True, False) if capturing else (False,):
@@ -112,7 +113,8 @@ class Engine:
     def __init__(self, bootstrap: epx.Bootstrap, settings: Settings) -> None:
         self._bootstrap: Optional[epx.Bootstrap] = bootstrap
         self.settings = settings
-        # Plans of low-latency dispatches: by all that is to be checked of their arguments, and by pool and kind of call.
+        # Plans of low-latency dispatches: by all that is to be checked of their arguments, and by pool and kind of
+        # call.
         self.plans: Dict[Any, Any] = {}
         self.plans_of_pools: Dict[Any, Any] = {}
         self.closed = False
@@ -200,8 +202,8 @@ class Engine:
         return Pool(group, device, max_tokens, topk, hidden_bytes)
 
     def prepare_low_latency(self) -> None:
-        """Makes the group for low latency now, if the buffer's bytes tell all ranks the same sizes. For the GPU, if there is
-        one; where ranks may be missing also for CPU tensors, which take memory only when they come."""
+        """Makes the group for low latency now, if the buffer's bytes tell all ranks the same sizes. For the GPU, if
+        there is one; where ranks may be missing also for CPU tensors, which take memory only when they come."""
         sizes = hinted_sizes(self.settings.num_rdma_bytes, self.nranks) or (0, 0, 0)
         parts = self.bootstrap.allgather(struct.pack("3q", *sizes))
         if not all(sizes) or any(part != parts[0] for part in parts):

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fresh high-throughput dispatches on a GPU, with little for the host to do between the receive count and the launch.
 
-The GPU has nothing to do meanwhile. So the structs for the C library are made once for each kind of call, memory is taken for
-the results as soon as their number is known, and torch's tensors over it are made when the kernels are already queued.
+The GPU has nothing to do meanwhile. So the structs for the C library are made once for each kind of call, memory is
+taken for the results as soon as their number is known, and torch's tensors over it are made when the kernels are
+already queued.
 """
 
 import ctypes
@@ -68,8 +69,8 @@ class FreshPlan:
             struct.shape[0], struct.data = rows, reserved.address + place
 
     def run(self, address: int, request: Any, rows: int, stream: Any) -> Optional[Tuple[Reserved, Reserved]]:
-        """Dispatches with the handle at `address`: where (rows and scales), (sources, indices and weights) will be. None where
-        the heap has no room: nothing was done."""
+        """Dispatches with the handle at `address`: where (rows and scales), (sources, indices and weights) will be.
+        None where the heap has no room: nothing was done."""
         large: List[Part] = [((rows, self._hidden), self._dtype, None)]
         if self._scale_parts is not None:
             large.append(((rows, self._scale_parts[0]), self._scale_parts[1], None))

@@ -170,8 +170,8 @@ def _sum_counts(engine: Engine, per_expert: torch.Tensor) -> List[int]:
 
 
 class LazyHandle(tuple):
-    """The tuple that DeepEP's callers get: 6 fields inside a node, 10 between nodes. EPX needs none of them: they are computed
-    when somebody reads one."""
+    """The tuple that DeepEP's callers get: 6 fields inside a node, 10 between nodes. EPX needs none of them: they are
+    computed when somebody reads one."""
 
     _fields: Optional[Tuple[Any, ...]]
 
@@ -309,8 +309,8 @@ def _biases(bias: Any, shape: Sequence[int], x: torch.Tensor) -> List[torch.Tens
 
 
 def _within_reach(pool: Pool, x: Optional[torch.Tensor], launch: Launch) -> Optional[torch.Tensor]:
-    """EPX reads rows of ordinary memory where they are, or passes them through its receive buffer; more than that holds are moved to
-    the heap as long as they cannot be read."""
+    """EPX reads rows of ordinary memory where they are, or passes them through its receive buffer; more than that holds
+    are moved to the heap as long as they cannot be read."""
     if x is None or x.shape[0] <= pool.group.info.max_recv_tokens or pool.heap.holds(x):
         return x
     if pool.group.register(x, launch.address):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counts and prefix sums: get_dispatch_layout(), and the fields of high-throughput handles.
 
-DeepEP cuts the tokens of a rank into C channels, ceil(T / C) tokens each. EPX does not: the fields are computed for callers
-that read them.
+DeepEP cuts the tokens of a rank into C channels, ceil(T / C) tokens each. EPX does not: the fields are computed for
+callers that read them.
 """
 
 import ctypes
@@ -52,14 +52,15 @@ def check_experts(topk_idx: torch.Tensor, num_experts: int) -> None:
 
 
 class LayoutPlan:
-    """The structs that the C library is given for a kind of get_dispatch_layout() on a GPU: made once, pointed elsewhere by
-    each call."""
+    """The structs that the C library is given for a kind of get_dispatch_layout() on a GPU: made once, pointed
+    elsewhere by each call."""
 
     def __init__(self, pool: Pool, topk: int, idx_dtype: torch.dtype) -> None:
         info = pool.group.info
         self._pool, self._device, self._lib = pool, pool.device, load()
         self._ranks, self._experts, self._nodes = info.nranks, info.num_experts, info.nnodes
-        self._idx, self._per_rank, self._per_node, self._per_expert, self._marks = (_abi.TensorStruct() for _ in range(5))
+        self._idx, self._per_rank, self._per_node, self._per_expert, self._marks = (
+            _abi.TensorStruct() for _ in range(5))
         fill(self._idx, 0, epx.DType.INT64 if idx_dtype is torch.int64 else epx.DType.INT32, (0, topk), None)
         fill(self._per_rank, 0, epx.DType.INT32, (self._ranks,), None)
         fill(self._per_node, 0, epx.DType.INT32, (self._nodes,), None)
@@ -117,7 +118,8 @@ def in_nodes(in_rank: torch.Tensor, node_of: Tuple[int, ...]) -> torch.Tensor:
 
 
 def send_fields(goes: torch.Tensor, channels: int) -> Tuple[torch.Tensor, torch.Tensor]:
-    """For bool [T, X]: (inclusive prefix over channels [X, C], number of each token within its channel [T, X], or -1)."""
+    """For bool [T, X]: (inclusive prefix over channels [X, C], number of each token within its channel [T, X], or
+    -1)."""
     tokens = goes.shape[0]
     per = max(-(-tokens // channels), 1)
     before = torch.zeros(tokens + 1, goes.shape[1], dtype=torch.int32, device=goes.device)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensors in a group's heap, where other ranks read and write them in place.
 
-A tensor keeps its memory for as long as it or any view of it lives, also after the buffer is destroyed. On a GPU a piece
-that was let go may still be in use by queued work: it is given out again only to work that comes after that, on the same
-stream, or on one that waits.
+A tensor keeps its memory for as long as it or any view of it lives, also after the buffer is destroyed. On a GPU a
+piece that was let go may still be in use by queued work: it is given out again only to work that comes after that, on
+the same stream, or on one that waits.
 """
 
 import collections
@@ -125,8 +125,8 @@ class Heap:
 
 
 class _Piece:
-    """A piece of the heap of a GPU, kept for tensors of its size. `stream` is the number of the CUDA stream that was current
-    when it was let go: queued work there may still use it."""
+    """A piece of the heap of a GPU, kept for tensors of its size. `stream` is the number of the CUDA stream that was
+    current when it was let go: queued work there may still use it."""
 
     def __init__(self, block: epx.Block) -> None:
         self.block = block
@@ -166,8 +166,8 @@ class Reserved:
 
 
 class CudaHeap(Heap):
-    """Tensors in the heap of a group on a GPU. Pieces are kept by size. What runs on the stream on which a piece was let go
-    comes after all that used it; another stream is made to wait."""
+    """Tensors in the heap of a group on a GPU. Pieces are kept by size. What runs on the stream on which a piece was
+    let go comes after all that used it; another stream is made to wait."""
 
     def __init__(self, group: epx.Group, device: torch.device) -> None:
         super().__init__(group, device)

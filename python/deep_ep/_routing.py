@@ -18,7 +18,8 @@ _R = TypeVar("_R", bound="Routing")
 
 
 class Routing:
-    """One routing: an EPX handle and what is known of it. The handle is used again when nobody refers to the routing."""
+    """One routing: an EPX handle and what is known of it. The handle is used again when nobody refers to the
+    routing."""
 
     def __init__(self, pool: Pool, handle: epx.Handle, in_graph: bool) -> None:
         self.pool = pool

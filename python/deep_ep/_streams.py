@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """On which stream an operation runs, what it waits for, and who waits for it.
 
-DeepEP's rule: work runs on a communication stream that first waits for `previous_event`, or else for the current stream.
-Without `async_finish` the current stream then waits; with it the caller gets an event. Where the current stream would wait
-on both sides anyway, the work is put on the current stream itself: the order is the same, and two events are saved.
+DeepEP's rule: work runs on a communication stream that first waits for `previous_event`, or else for the current
+stream. Without `async_finish` the current stream then waits; with it the caller gets an event. Where the current stream
+would wait on both sides anyway, the work is put on the current stream itself: the order is the same, and two events are
+saved.
 
 CPU tensors have no streams: "the current stream waits" means that the call returns when the work is done.
 """
@@ -18,8 +19,8 @@ from .utils import EventHandle, EventOverlap
 
 
 def settle(group: epx.Group, event: Optional[epx.Event] = None) -> None:
-    """Waits for the work on CPU tensors, all of it or up to an event. A rank that was masked because it did not come is no
-    error: the masks tell of it. Nor is one that the network has lost: where ranks may be masked, it will be."""
+    """Waits for the work on CPU tensors, all of it or up to an event. A rank that was masked because it did not come is
+    no error: the masks tell of it. Nor is one that the network has lost: where ranks may be masked, it will be."""
     try:
         event.sync() if event is not None else group.sync()
     except (epx.TimeoutExpired, epx.PeerError):

@@ -62,11 +62,13 @@ class Buffer:
                  num_qps_per_rank: int = 24, allow_nvlink_for_low_latency_mode: bool = True, allow_mnnvl: bool = False,
                  explicitly_destroy: bool = False, enable_shrink: bool = False, comm: Any = None,
                  use_default_stream_as_comm_stream: bool = False) -> None:
-        """`group` is a torch.distributed group (any backend: only all_gather_object is used); without it `comm` is an mpi4py one.
+        """`group` is a torch.distributed group (any backend: only all_gather_object is used); without it `comm` is an
+        mpi4py one.
 
-        The bytes are hints for the memory that is set aside on a GPU. num_qps_per_rank, allow_nvlink_for_low_latency_mode
-        and allow_mnnvl are accepted and have no meaning here. use_default_stream_as_comm_stream, which Primus-Turbo has:
-        work runs on the stream that is current when it is called.
+        The bytes are hints for the memory that is set aside on a GPU. num_qps_per_rank,
+        allow_nvlink_for_low_latency_mode and allow_mnnvl are accepted and have no meaning here.
+        use_default_stream_as_comm_stream, which Primus-Turbo has: work runs on the stream that is current when it is
+        called.
         """
         checks.positive("num_nvl_bytes", num_nvl_bytes, 0)
         checks.positive("num_rdma_bytes", num_rdma_bytes, 0)
@@ -129,8 +131,8 @@ class Buffer:
     @staticmethod
     def get_low_latency_rdma_size_hint(num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int,
                                        num_experts: int) -> int:
-        """Bytes that low latency takes on each rank, for `num_rdma_bytes`. A low-latency buffer that is given just these
-        makes its low-latency group at once, for these sizes; another one with the first dispatch."""
+        """Bytes that low latency takes on each rank, for `num_rdma_bytes`. A low-latency buffer that is given just
+        these makes its low-latency group at once, for these sizes; another one with the first dispatch."""
         return low_latency_hint(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts)
 
     @staticmethod
@@ -157,8 +159,8 @@ class Buffer:
 
     def get_local_buffer_tensor(self, dtype: torch.dtype, size: Optional[torch.Size] = None, offset: int = 0,
                                 use_rdma_buffer: bool = False) -> torch.Tensor:
-        """Scratch memory of num_nvl_bytes (or num_rdma_bytes) bytes, from byte `offset` on. It is the caller's alone: EPX
-        keeps its own state elsewhere, so that clearing it does no harm, and is not needed."""
+        """Scratch memory of num_nvl_bytes (or num_rdma_bytes) bytes, from byte `offset` on. It is the caller's alone:
+        EPX keeps its own state elsewhere, so that clearing it does no harm, and is not needed."""
         nbytes = self.num_rdma_bytes if use_rdma_buffer else self.num_nvl_bytes
         flat = self._local.get(use_rdma_buffer)
         if flat is None:
@@ -197,8 +199,8 @@ class Buffer:
                             allocate_on_comm_stream: bool = False) -> Tuple[
                                 torch.Tensor, Optional[torch.Tensor], torch.Tensor, torch.Tensor, EventOverlap]:
         """Counts for dispatch: (num_tokens_per_rank i32[R], num_tokens_per_rdma_rank i32[nodes] or None inside a node,
-        num_tokens_per_expert i32[E], is_token_in_rank bool[T,R], event). -1 in topk_idx selects nothing; ids of at least
-        num_experts are refused here on the CPU, and by dispatch on a GPU."""
+        num_tokens_per_expert i32[E], is_token_in_rank bool[T,R], event). -1 in topk_idx selects nothing; ids of at
+        least num_experts are refused here on the CPU, and by dispatch on a GPU."""
         checks.tensor("topk_idx", topk_idx, (torch.int64, torch.int32), (None, None))
         checks.positive("num_experts", num_experts)
         device = checks.device_of("topk_idx", topk_idx)
@@ -241,7 +243,8 @@ class Buffer:
         `x` is bf16 [T,H] or a pair (e4m3, scales). Returns (recv_x or (recv_x, recv_scales), recv_topk_idx,
         recv_topk_weights, num_recv_tokens_per_expert_list, handle, event). With a `handle` of an earlier dispatch its
         routing is used again, and all but recv_x and the event are None. With num_recv_tokens_per_expert_as_cuda, which
-        Primus-Turbo has, the list is an int64 tensor on x's device, also where num_worst_tokens makes it empty otherwise.
+        Primus-Turbo has, the list is an int64 tensor on x's device, also where num_worst_tokens makes it empty
+        otherwise.
         """
         if handle is not None and (topk_idx is not None or topk_weights is not None):
             raise wrong("topk_idx, topk_weights", "None with a handle, which has the routing", "a tensor")
@@ -262,8 +265,8 @@ class Buffer:
                 config: Optional[Config] = None, previous_event: Optional[EventOverlap] = None,
                 async_finish: bool = False, allocate_on_comm_stream: bool = False) -> Tuple[
                     torch.Tensor, Optional[torch.Tensor], EventOverlap]:
-        """Returns rows to where they came from and sums them, without weights: (combined_x, combined_topk_weights or None,
-        event). Sums are in fp32, the bias first, then ranks ascending, rounded once."""
+        """Returns rows to where they came from and sums them, without weights: (combined_x, combined_topk_weights or
+        None, event). Sums are in fp32, the bias first, then ranks ascending, rounded once."""
         if not isinstance(x, torch.Tensor):
             raise wrong("x", "a tensor", type(x).__name__)
         _check_config(config)
@@ -298,7 +301,8 @@ class Buffer:
                              round_scale: bool = False, use_ue8m0: bool = False, async_finish: bool = False,
                              return_recv_hook: bool = False) -> Tuple[
                                  _Tokens, torch.Tensor, _Handle, EventOverlap, Optional[Callable[[], None]]]:
-        """Sends tokens to their experts: (recv_x [El,R*M,H] or (e4m3, scales), recv_count i32[El], handle, event, hook).
+        """Sends tokens to their experts: (recv_x [El,R*M,H] or (e4m3, scales), recv_count i32[El], handle, event,
+        hook).
 
         With return_recv_hook only the send half is queued, on the current stream, and the hook queues the receive half.
         """
@@ -320,7 +324,8 @@ class Buffer:
                             return_recv_hook: bool = False, out: Optional[torch.Tensor] = None,
                             combine_wait_recv_cost_stats: Optional[torch.Tensor] = None) -> Tuple[
                                 torch.Tensor, EventOverlap, Optional[Callable[[], None]]]:
-        """Weighted sums of the experts' rows, in top-k order, in fp32, rounded once: (combined_x [T,H], event, hook)."""
+        """Weighted sums of the experts' rows, in top-k order, in fp32, rounded once: (combined_x [T,H], event,
+        hook)."""
         engine, launcher = self._engine, None
         if engine.closed or async_finish or not return_recv_hook:
             launcher = self._low_latency_launcher(x, async_finish, return_recv_hook)
@@ -335,8 +340,8 @@ class Buffer:
         return _low_latency.next_combine_buffer(handle)
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
-        """Nothing to clean: EPX's modes share no memory, and counters are never cleared. With enable_shrink the ranks meet, as
-        they do in DeepEP: one that does not come is masked."""
+        """Nothing to clean: EPX's modes share no memory, and counters are never cleared. With enable_shrink the ranks
+        meet, as they do in DeepEP: one that does not come is masked."""
         checks.positive("num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank)
         checks.positive("hidden", hidden)
         checks.positive("num_experts", num_experts)
@@ -355,9 +360,9 @@ class Buffer:
         return self._open().low_latency_pools()
 
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
-        """mask=True: from the next low-latency operation on the rank is neither sent to nor waited for. Until then mask=False
-        takes that back. Afterwards it comes back by low_latency_clean_mask_buffer(), which all ranks call; mask=False is
-        refused then."""
+        """mask=True: from the next low-latency operation on the rank is neither sent to nor waited for. Until then
+        mask=False takes that back. Afterwards it comes back by low_latency_clean_mask_buffer(), which all ranks call;
+        mask=False is refused then."""
         pools = self._mask_pools()
         if not isinstance(rank_to_mask, int) or not 0 <= rank_to_mask < self.group_size:
             raise wrong("rank_to_mask", "0 to %d" % (self.group_size - 1), repr(rank_to_mask))
@@ -380,8 +385,8 @@ class Buffer:
         self._to_mask.clear()
 
     def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
-        """Writes 1 for each masked rank and 0 for each active one into an int32 [R] tensor. Before the first low-latency
-        dispatch nobody is masked."""
+        """Writes 1 for each masked rank and 0 for each active one into an int32 [R] tensor. Before the first
+        low-latency dispatch nobody is masked."""
         pools = self._mask_pools()
         checks.tensor("mask_status", mask_status, (torch.int32,), (self.group_size,))
         mask_status.zero_()

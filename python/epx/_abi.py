@@ -232,8 +232,8 @@ OTHER_RESULTS = {"epx_strerror": c_char_p, "epx_last_error": c_char_p, "epx_dtyp
 _KINDS = {"p": c_void_p, "i": c_int, "z": c_size_t, "l": c_int64}
 
 
-# These may wait for work or for other ranks. All others are called with Python's lock held: memory is freed, and events end,
-# wherever the last reference to a tensor goes, and must not meet another thread inside the same group.
+# These may wait for work or for other ranks. All others are called with Python's lock held: memory is freed, and events
+# end, wherever the last reference to a tensor goes, and must not meet another thread inside the same group.
 WAITING = {
     "epx_group_create", "epx_group_destroy", "epx_stream_destroy", "epx_stream_sync", "epx_event_sync",
     "epx_handle_destroy", "epx_handle_recv_count", "epx_handle_recv_poll", "epx_mask_clean", "epx_group_error_clear",

@@ -108,8 +108,8 @@ class Handle:
     def update(self, topk_idx: Any, info: Optional[LayoutInfo] = None, stream: Any = None) -> None:
         """Sets the routing: topk_idx int32 or int64 [tokens, topk], -1 = dropped.
 
-        High throughput: collective, the handle keeps its own copy, and `info` is filled. Low latency: local; the indices are
-        read when each dispatch runs.
+        High throughput: collective, the handle keeps its own copy, and `info` is filled. Low latency: local; the
+        indices are read when each dispatch runs.
         """
         keep = describe("topk_idx", topk_idx, self._topk)
         check(self._lib.epx_handle_update(
@@ -161,7 +161,8 @@ class Handle:
     def combine(self, tokens: Any, out: Any, *, topk_weights: Any = None, out_topk_weights: Any = None,
                 bias: Sequence[Any] = (), send_only: bool = False, logfmt: bool = False,
                 direction: Direction = Direction.FORWARD, wait_ns: Any = None, stream: Any = None) -> None:
-        """Brings results back and sums them. Collective and asynchronous on the stream. Shapes as ``epx_combine_inputs``."""
+        """Brings results back and sums them. Collective and asynchronous on the stream. Shapes as
+        ``epx_combine_inputs``."""
         inputs, outputs, config = self._combine
         keep = inputs.fill({"tokens": tokens, "topk_weights": topk_weights})
         keep += outputs.fill({"tokens": out, "topk_weights": out_topk_weights})

@@ -209,11 +209,12 @@ def address(run):
     leaks = probe(["-fsanitize=address"], {"ASAN_OPTIONS": "detect_leaks=1"})
     if leaks is None:
         run.skip("LeakSanitizer", "LeakSanitizer cannot run here (it needs ptrace): leaks not checked")
-    # On some machines (aarch64 with gcc 12) LeakSanitizer takes seconds at the end of every process. There it looks at the
-    # test programs, whose ranks are threads, and not at the ranks that tests start as processes of their own.
+    # On some machines (aarch64 with gcc 12) LeakSanitizer takes seconds at the end of every process. There it looks at
+    # the test programs, whose ranks are threads, and not at the ranks that tests start as processes of their own.
     process_leaks = leaks is not None and leaks < 2
     if leaks is not None and not process_leaks:
-        run.note(f"address: LeakSanitizer takes {leaks:.0f} s per process here: on in test programs, off in started ranks")
+        run.note(f"address: LeakSanitizer takes {leaks:.0f} s per process here: "
+                 "on in test programs, off in started ranks")
     if not run.build("address", "build-asan", ["-DCMAKE_C_COMPILER=gcc", "-DEPX_SANITIZE=address"]):
         return
     env = {"UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",

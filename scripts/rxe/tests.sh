@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # What guest.sh runs once the two devices are there. Emulated cores are slow: shapes are small, deadlines long.
 
-# The devices reach each other, both ways: without this the rest says nothing about EPX. The client starts once the server listens
-# at its port, 18515 (4853 in hex); how long that takes an emulated core is not known.
+# The devices reach each other, both ways: without this the rest says nothing about EPX. The client starts once the
+# server listens at its port, 18515 (4853 in hex); how long that takes an emulated core is not known.
 listening() { grep -qsE ':4853 [0-9A-F:]+ 0A ' /proc/net/tcp /proc/net/tcp6; }
 speak() { # server's device, client's device
     local server tries
@@ -18,10 +18,10 @@ export -f speak listening
 run rxe0-to-rxe1 60 bash -c 'speak rxe0 rxe1'
 run rxe0-to-rxe0 60 bash -c 'speak rxe0 rxe0'
 
-# Emulated cores are some ten times slower than real ones, and more when the machine has other work: long limits cost nothing
-# while all goes well. Soft-RoCE drops packets then, and who repeats them seldom waits for seconds: data goes with repeats
-# every 0.13 s, and without end (7 means that to Soft-RoCE), for no peer is lost here. What is about lost peers has an end:
-# seven times half a second.
+# Emulated cores are some ten times slower than real ones, and more when the machine has other work: long limits cost
+# nothing while all goes well. Soft-RoCE drops packets then, and who repeats them seldom waits for seconds: data goes
+# with repeats every 0.13 s, and without end (7 means that to Soft-RoCE), for no peer is lost here. What is about lost
+# peers has an end: seven times half a second.
 export EPX_TEST_TIME_SCALE=8
 fast="EPX_IB_TIMEOUT=15 EPX_IB_RETRY_CNT=7"
 data="all_sizes many_small many_signals four_ranks four_ranks_big both_ways_without_polling

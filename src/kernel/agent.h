@@ -7,8 +7,8 @@
  * before the kernels (device/cpu/prims.h, device/gpu/prims.cuh); it must provide what is listed here.
  * scripts/check_agent.sh compares this list with those headers.
  *
- * In the first column: "b" only with AG_BLOCKS 1; "s" only with AG_STAGED 1; "o" optional, this file has a default; otherwise required.
- * Unless a line says "each lane", all lanes of the agent call a primitive together.
+ * In the first column: "b" only with AG_BLOCKS 1; "s" only with AG_STAGED 1; "o" optional, this file has a default;
+ * otherwise required. Unless a line says "each lane", all lanes of the agent call a primitive together.
  *
  * Functions
  *   KFN                              storage class of kernel functions

@@ -149,8 +149,8 @@ KFN_STEP float hc_node_weight(const struct ht_combine_params *p, const struct hc
     }
 }
 
-/* The rows of a token in this node, in the order in which they are summed: by ascending rank (FLAT) or k (EXPERT_MAJOR).
- * Place i has the rank and the row there; returns how many there are. */
+/* The rows of a token in this node, in the order in which they are summed: by ascending rank (FLAT) or k
+ * (EXPERT_MAJOR). Place i has the rank and the row there; returns how many there are. */
 KFN_STEP int hc_holders(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs,
                         const int32_t *ids, const int32_t *pos, struct pair_set *holders)
 {
@@ -314,7 +314,8 @@ KFN const char *hc_back_row(const struct ht_combine_params *p, int n, int t)
     return heap_at(g, g->rank, hc_back_at(g, g->node, n, bytes) + (uint64_t)i * bytes);
 }
 
-/* The weights of all tokens, each by one lane: beside the sums they would cost registers, and most lanes would look on. */
+/* The weights of all tokens, each by one lane: beside the sums they would cost registers, and most lanes would look
+ * on. */
 KFN_STEP void hc_return_weights(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs)
 {
     const struct group_dev *g = p->g;

@@ -482,7 +482,8 @@ KFN int hd_forward_all(struct agent *ag, const struct ht_dispatch_params *p, uin
     return 0;
 }
 
-/* Stage HD_DATA: all rows of this rank are there, and the network has read those that it sends from the caller's tensor. */
+/* Stage HD_DATA: all rows of this rank are there, and the network has read those that it sends from the caller's
+ * tensor. */
 KFN_STEP int hd_data(struct agent *ag, const struct ht_dispatch_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;

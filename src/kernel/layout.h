@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Where tokens would go: counts per rank, node and expert, and which ranks each token goes to. Local: nothing is sent, and no
- * mask is looked at.
+ * Where tokens would go: counts per rank, node and expert, and which ranks each token goes to. Local: nothing is sent,
+ * and no mask is looked at.
  *
- *   1. each agent marks the ranks of its own tokens and counts in its table (a table of its block, where there are blocks)
- *   2. the tables are added up in layout_counts; the agent that comes last writes the results and clears the sums
+ *   1. each agent marks the ranks of its own tokens and counts in its table (a table of its block, where there are
+ *   blocks) 2. the tables are added up in layout_counts; the agent that comes last writes the results and clears the
+ *   sums
  */
 #ifndef EPX_KERNEL_LAYOUT_H
 #define EPX_KERNEL_LAYOUT_H

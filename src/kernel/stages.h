@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Stages of an operation. A GATE waits for peers and has one agent; WORK is shared out among all agents and waits for no
- * peer. A device runs all stages in one launch (the CPU: a thread that waits costs nothing), or each in a launch of its own
- * (AG_STAGED, GPUs): then a rank that waits for a late peer takes one warp of its GPU instead of every SM that its rows
- * will need, and computation goes on beside it.
+ * Stages of an operation. A GATE waits for peers and has one agent; WORK is shared out among all agents and waits for
+ * no peer. A device runs all stages in one launch (the CPU: a thread that waits costs nothing), or each in a launch of
+ * its own (AG_STAGED, GPUs): then a rank that waits for a late peer takes one warp of its GPU instead of every SM that
+ * its rows will need, and computation goes on beside it.
  *
  *   one launch:      all agents | agent 0 waits, the others meet it | all agents | ...
  *   staged:          [ 1 warp: gate ] [ n warps: work ] [ 1 warp: gate ] ...      one after the other in the stream

@@ -55,7 +55,8 @@ struct net_options {
     int timeout_ms;
     const char *provider; /* "" = automatic; ofi: "tcp", "shm", "efa", ...; verbs: card filter as EPX_IB_HCA */
     void *world;          /* sim: the simulated world all ranks share; others ignore it */
-    int memory_kind; /* net_memory.kind of what will be registered; where it cannot be, caps() lacks NET_DEVICE_MEMORY */
+    /* net_memory.kind of what will be registered; where it cannot be, caps() lacks NET_DEVICE_MEMORY */
+    int memory_kind;
 };
 
 struct net_put {

@@ -6,7 +6,8 @@
  *
  *   caller                                              the endpoint's thread
  *   request = R, wakes it       ------------------->    after the current iteration: performs R
- *   waits, within a budget      <-------------------    outcome, text; request = none; runs the loop again, if connected
+ *   waits, within a budget      <-------------------    outcome, text; request = none; runs the loop again, if
+ *                                                       connected
  *
  *   budget spent: abandoned = 1, detached               returns too late: sees it, and ends without another call
  *

@@ -6,8 +6,8 @@
  *
  *   kernel (kernel/sync.h) or host            this thread
  *   stop = 1, ring the ring's bell  ------->  drops pending puts and all commands to come, but for aborts (alarm_kind)
- *                                             waits until every posted put with bytes has completed, or its peer is lost;
- *                                             after a quarter of the deadline closes the endpoint
+ *                                             waits until every posted put with bytes has completed, or its peer is
+ *                                             lost; after a quarter of the deadline closes the endpoint
  *   wait until stopped = 1          <-------  stopped = 1: nothing reads this rank's memory any more
  *
  * There is no way back: a group that recovers opens new proxies.

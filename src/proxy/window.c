@@ -4,7 +4,8 @@
  * time until a put posted at its start completes.
  *
  *   grow    by an eighth, when something waited for the window and the completions came in time
- *   shrink  by a quarter, when most completions were late: later than four times what the bytes ahead of them would take at
+ *   shrink  by a quarter, when most completions were late: later than four times what the bytes ahead of them would
+ *           take at
  *           the best rate seen. The own queue cannot cause that; a congested network can
  *   shrink  the messages to three quarters of those in flight, when the network had no room
  *

@@ -46,7 +46,8 @@ stop_one "a rank that is stopped in a measurement by events" 1 ll --timing event
 
 # Ranks that work longer than the deadline without a barrier are not late.
 "$epx" bench ll --ranks 2 --tokens 64 --hidden 2048 --experts 16 --timing events --iters 4000 --timeout 2 --json \
-    >"$work/out" 2>"$work/err" && echo "ok: a series that takes longer than --timeout" || fail "a series that takes longer than --timeout"
+    >"$work/out" 2>"$work/err" && echo "ok: a series that takes longer than --timeout" ||
+        fail "a series that takes longer than --timeout"
 
 # Progress: on a terminal, after two seconds, and never in a file.
 if ! command -v script >/dev/null; then

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The GPU kernels without a GPU: src/device/gpu compiled for the CPU, where fibers emulate the lanes (tests/gpu_lanes), as
-# a module that takes the place of libepx_cuda.so (32 lanes) and of libepx_hip.so (64 lanes, FNUZ casts). Every
+# The GPU kernels without a GPU: src/device/gpu compiled for the CPU, where fibers emulate the lanes (tests/gpu_lanes),
+# as a module that takes the place of libepx_cuda.so (32 lanes) and of libepx_hip.so (64 lanes, FNUZ casts). Every
 # result is compared with the oracle; lanes that do not come to the same meeting end the test.
 # ctest: timeout=1800 labels=slow,noasan,notsan
 set -uo pipefail
@@ -60,9 +60,10 @@ for device in cuda hip; do
     try "$device: low latency, LogFMT" "$build/epx" bench ll "${small[@]}" --hidden 1536 --logfmt
     try "$device: high throughput" "$build/epx" bench ht "${small[@]}" --hidden 1400
     try "$device: high throughput by the clock" "$build/epx" bench ht "${small[@]}" --hidden 1024 --timing wall
-    try "$device: ranks as threads, fp8 input" "$build/epx" bench ht --device $device --ranks 2 --tokens 9 --experts 12 --hidden 1024 \
-        --iters 2 --threads --dtype fp8-input
-    try "$device: replays, staged" "$build/epx" bench ll --device $device --ranks 2 --tokens 5 --experts 12 --hidden 512 --replays 4 --staged --overlap
+    try "$device: ranks as threads, fp8 input" "$build/epx" bench ht --device $device --ranks 2 --tokens 9 \
+        --experts 12 --hidden 1024 --iters 2 --threads --dtype fp8-input
+    try "$device: replays, staged" "$build/epx" bench ll --device $device --ranks 2 --tokens 5 \
+        --experts 12 --hidden 512 --replays 4 --staged --overlap
     for mode in ll ht; do
         try "$device: two nodes, $mode" "$build/epx" bench $mode "${small[@]}" --nodes 2 --ranks 4 --hidden 1024
     done

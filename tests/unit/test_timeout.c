@@ -336,7 +336,8 @@ static epx_status dispatch_into(struct fixture *s, void *memory)
     return fixture_sync(s, epx_dispatch(s->ht, &s->in, &out, NULL, NULL, NULL));
 }
 
-/* The rows that a late rank received before are its own: nobody writes into them who has not heard that it is ready again. */
+/* The rows that a late rank received before are its own: nobody writes into them who has not heard that it is ready
+ * again. */
 static int late_rank_keeps_rows(struct fixture *s)
 {
     const size_t bytes = (size_t)s->ht_rows.shape[0] * FIXTURE_HIDDEN * 2;

@@ -6,8 +6,8 @@
  *
  * In GRACE the other ranks may still end by themselves, with messages of their own; TERM and KILL are the signals sent
  * to those that have not. A launch is over when all ranks have been reaped, whatever the state. Each rank has a process
- * group of its own, so that what it started is ended with it, and so that the terminal's interrupt comes to us alone and
- * is passed on once. Should we be killed ourselves, the system kills the ranks.
+ * group of its own, so that what it started is ended with it, and so that the terminal's interrupt comes to us alone
+ * and is passed on once. Should we be killed ourselves, the system kills the ranks.
  */
 #include <errno.h>
 #include <fcntl.h>

@@ -111,7 +111,8 @@ static epx_status use_for_launch(struct device *device)
     return cuda_use(device);
 }
 
-/* Where the GPU can: prepared while the launch before it still runs; kernels wait for its end themselves (grid_wait). */
+/* Where the GPU can: prepared while the launch before it still runs; kernels wait for its end themselves
+ * (grid_wait). */
 static cudaError_t launch_next(const struct cuda_device *cuda, const void *kernel, dim3 grid, dim3 block,
                                void **arguments, cudaStream_t stream)
 {

@@ -296,7 +296,8 @@ KFN uint64_t ag_look(const uint64_t *word)
     return from_first(word_relaxed(word), __activemask());
 }
 
-/* A warp issues in order, and what used the value of a load waited for it: such loads are done when this one is issued. */
+/* A warp issues in order, and what used the value of a load waited for it: such loads are done when this one is
+ * issued. */
 KFN uint64_t ag_look_behind(const uint64_t *word)
 {
     __syncwarp();

@@ -2,7 +2,8 @@
 /*
  * The simulated network: all ranks in one process, one virtual clock, every choice drawn from a seed.
  *
- *   put ---> card of the sender (busy: message cost + bytes / bandwidth) ---> latency + jitter ---> card of the receiver
+ *   put ---> card of the sender (busy: message cost + bytes / bandwidth) ---> latency + jitter ---> card of the
+ *   receiver
  *                 bytes are read and written when they LAND, maybe in pieces at several times; then the immediate
  *   sender <--- completion, some time after that
  *

@@ -2,7 +2,8 @@
 /*
  * Events of the simulated network. The states of a put:
  *
- *   posted -> [PIECE_LANDS ...] PUT_ARRIVES at the receiver's card -> PUT_LANDS (bytes, then immediate) -> PUT_COMPLETES
+ *   posted -> [PIECE_LANDS ...] PUT_ARRIVES at the receiver's card -> PUT_LANDS (bytes, then immediate) ->
+ *   PUT_COMPLETES
  *          `-> PUT_FAILS (lost, or no such endpoint): the sender loses the peer, and all puts behind this one
  */
 #include "net/sim/world.h"
