@@ -12,7 +12,7 @@ if ! git rev-parse --git-dir >/dev/null 2>&1 || [ "$(git rev-parse --is-shallow-
 fi
 range=${1:-}
 if [ -z "$range" ]; then
-    first=$(git log --diff-filter=A --format=%H -- scripts/check_commits.sh | head -1)
+    first=$(git log -1 --diff-filter=A --format=%H -- scripts/check_commits.sh)
     [ -n "$first" ] || { echo "no commit has added this script: nothing to check" && exit 77; }
     range=$first..HEAD
 fi
