@@ -9,6 +9,7 @@ first in PATH. The word behind `sh` says what is done with the block:
     ```sh ci        run by another stage of scripts/test.sh, or it is CI itself (make test, pip install)
     ```sh gpu       needs a GPU, or a machine that has one (scripts/gpu.sh runs these there)
     ```sh cluster   needs several machines, a batch system or a network card
+    ```sh long      takes hours
     ```sh change    changes the reader's machine or environment (apt-get, pip uninstall)
     ```console      commands behind "$ ", each followed by what it printed; the commands are run, the output is not
                     compared
@@ -24,7 +25,7 @@ import sys
 import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-NOT_RUN = {"ci", "gpu", "cluster", "change"}
+NOT_RUN = {"ci", "gpu", "cluster", "long", "change"}
 LIMIT_S = 120
 COMMAND = re.compile(r"^ {4,}(?:\$ )?(?:[A-Z_]+=\S+ )*(?:make|cmake|pip|python3?|torchrun|mpirun|srun|epx|bash|ctest|"
                      r"(?:build|scripts|tests|python)/\S+)(?: |$)")
@@ -71,6 +72,14 @@ def script_of(info, lines):
     if info[:1] == ["console"] and not set(info[1:]) & NOT_RUN:
         return "\n".join(line[2:] for line in lines if line.startswith("$ "))
     return None
+
+
+def fresh_lines(script, done):
+    """Are there commands that no earlier block had? Remembers them."""
+    lines = {re.sub(r"\s+#.*", "", line).strip() for line in script.split("\n")} - {""}
+    new = lines - done
+    done |= lines
+    return bool(new)
 
 
 def run(script, build):
@@ -144,6 +153,9 @@ def check_page(page, options, args, report):
         if args.list:
             print(f"{page}:{number}:\n{script}")
             continue
+        if not fresh_lines(script, args.done):
+            print(f"{page}:{number}: as before", flush=True)
+            continue
         begin = time.monotonic()
         wrong, output = run(script, args.build)
         args.count += 1
@@ -159,7 +171,7 @@ def main():
     parser.add_argument("--list", action="store_true", help="print what would be run")
     parser.add_argument("page", nargs="*")
     args = parser.parse_args()
-    args.count = 0
+    args.count, args.done = 0, set()
     faults = []
 
     def report(page, number, what):

@@ -18,7 +18,8 @@ VENV = ".venv-test"  # survives `make clean`
 
 # Expected seconds of steps on 2 idle cores; build-logs/times.json has those of the last run here.
 TIMES = {
-    "gcc-configure": 3, "gcc-build": 60, "gcc": 150, "quick": 60, "install": 6, "demo": 8, "cxx": 8,
+    "gcc-configure": 3, "gcc-build": 60, "gcc": 150, "quick": 60, "install": 6, "demo": 8, "docs": 90,
+    "cxx": 8,
     "format": 4, "scripts": 5,
     "tidy": 20,
     "python-env": 60, "python-wheel": 40, "python-alone": 20, "python": 60, "python-hf": 15, "python-train": 15,
@@ -38,8 +39,8 @@ STEPS = {  # steps of each stage, where they are not the stage itself
     "cross": ["cross-configure", "cross-build", "cross"],
 }
 
-ALL = ["scripts", "commits", "format", "layers", "noexit", "gcc", "symbols", "cxx", "install", "demo", "python", "tidy",
-       "clang", "address", "thread", "cross"]
+ALL = ["scripts", "commits", "format", "layers", "noexit", "gcc", "symbols", "cxx", "install", "demo", "docs", "python",
+       "tidy", "clang", "address", "thread", "cross"]
 QUICK = ["scripts", "commits", "format", "layers", "noexit", "quick", "symbols", "cxx"]
 
 
@@ -131,6 +132,11 @@ def install(run):
 def demo(run):
     """make demo"""
     run.check("demo", ["timeout", "120", "scripts/demo.sh", gcc_folder()])
+
+
+def docs(run):
+    """the commands that README and docs show; their options and links"""
+    run.check("docs", ["python3", "-B", "scripts/check_docs.py", "--build", gcc_folder()])
 
 
 # ---- Python
