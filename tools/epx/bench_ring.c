@@ -27,7 +27,9 @@ enum {
     AGENTS_MOST = 1024,
     SPANS = 5,
     RING_SLOTS = 4096,
-    TRIPS = 20000,
+    TRIPS = 20000,     /* round trips of a series, */
+    TRIPS_LEAST = 400, /* fewer where one is slow: two threads that spin for each other on a busy machine */
+    TRIPS_MS = 100,    /* how long a series should take at the most */
     TRIP_TIMEOUT_MS = 10000,
     PAUSE_MOST_NS = 1000,
     PAUSE_STEP_NS = 100
@@ -335,35 +337,55 @@ static int measure_rate(struct bench *b, int contiguous, struct rate *rate)
 
 /* ---- Round trip --------------------------------------------------------------------------------------------- */
 
-static int measure_paused(struct bench *b, uint64_t pause_ns, struct trip *trip)
+static int measure_paused(struct bench *b, int trips, uint64_t pause_ns, struct trip *trip)
 {
     static uint64_t times[2 * TRIPS];
-    int i;
+    const size_t bytes = (size_t)(trips + trips / RING_BENCH_KEPT) * sizeof(times[0]);
 
-    if (launch(b, 0, TRIPS, pause_ns) != EPX_OK || b->device->ops->stream_sync(b->device, b->stream) != EPX_OK ||
-        b->device->ops->copy(b->device, times, b->times, sizeof(times)) != EPX_OK)
+    if (launch(b, 0, trips, pause_ns) != EPX_OK || b->device->ops->stream_sync(b->device, b->stream) != EPX_OK ||
+        b->device->ops->copy(b->device, times, b->times, bytes) != EPX_OK)
         return complain(epx_last_error());
-    for (i = 0; i < TRIPS; i++)
+    for (int i = 0; i < trips; i++)
         if (times[i] == 0) {
             fprintf(stderr, "epx bench ring: command %d was not answered within %d ms\n", i, TRIP_TIMEOUT_MS);
             return -1;
         }
-    trip->p50 = bench_percentile(times, TRIPS, 50) / 1e3;
-    trip->p99 = bench_percentile(times, TRIPS, 99) / 1e3;
-    trip->push = bench_percentile(times + TRIPS, TRIPS / RING_BENCH_KEPT, 50) / 1e3;
+    trip->p50 = bench_percentile(times, trips, 50) / 1e3;
+    trip->p99 = bench_percentile(times, trips, 99) / 1e3;
+    trip->push = bench_percentile(times + trips, trips / RING_BENCH_KEPT, 50) / 1e3;
     trip->pause = (double)pause_ns / 1e3;
     return 0;
+}
+
+/* How many trips take TRIPS_MS, by what a few take; or -1. */
+static int choose_trips(struct bench *b)
+{
+    const uint64_t start = clock_ns();
+    struct trip probe = {0};
+    double each;
+
+    if (measure_paused(b, TRIPS_LEAST, 0, &probe) != 0)
+        return -1;
+    each = (double)(clock_ns() - start) / TRIPS_LEAST;
+    if (each * TRIPS <= TRIPS_MS * 1e6)
+        return TRIPS;
+    if (each * TRIPS_LEAST >= TRIPS_MS * 1e6)
+        return TRIPS_LEAST;
+    return (int)(TRIPS_MS * 1e6 / each) / RING_BENCH_KEPT * RING_BENCH_KEPT;
 }
 
 /* The best of several pauses before the first look, which on a GPU is a trip across the bus of its own. */
 static int measure_trips(struct bench *b, struct trip *trip)
 {
     const uint64_t most = b->device->ops->kind == EPX_DEVICE_CPU ? 0 : PAUSE_MOST_NS;
+    const int trips = choose_trips(b);
     double eager = 0;
 
+    if (trips < 0)
+        return -1;
     for (uint64_t pause = 0; pause <= most; pause += PAUSE_STEP_NS) {
         struct trip one = {0};
-        if (measure_paused(b, pause, &one) != 0)
+        if (measure_paused(b, trips, pause, &one) != 0)
             return -1;
         eager = pause == 0 ? one.p50 : eager;
         if (pause == 0 || one.p50 < trip->p50)
