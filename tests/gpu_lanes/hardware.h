@@ -272,6 +272,11 @@ KFN uint32_t atomicOr(uint32_t *word, uint32_t bits)
     return __atomic_fetch_or(word, bits, __ATOMIC_RELAXED);
 }
 
+KFN int32_t atomicAdd(int32_t *word, int32_t n)
+{
+    return __atomic_fetch_add(word, n, __ATOMIC_RELAXED);
+}
+
 KFN uint32_t max_u16x2(uint32_t a, uint32_t b)
 {
     const uint32_t high = a >> 16 > b >> 16 ? a >> 16 : b >> 16;

@@ -26,7 +26,7 @@ module() {
         -fno-strict-aliasing -DLAUNCH_WARPS=2 "-DEPX_HARDWARE=\"hardware.h\"" -I"$root/include"
         -I"$root/src" -I"$root/tests/gpu_lanes" "$@")
     mkdir -p "$folder"
-    for file in ll_dispatch ll_combine ht_notify ht_dispatch ht_combine mask layout ring_bench; do
+    for file in ll_dispatch ll_combine ht_notify ht_dispatch ht_combine mask layout_count ring_bench; do
         "$cxx" -x c++ -std=c++17 "${flags[@]}" -c "$root/src/device/gpu/$file.cu" -o "$folder/$file.o" || return
         objects+=("$folder/$file.o")
     done
@@ -67,6 +67,7 @@ for device in cuda hip; do
     for mode in ll ht; do
         try "$device: two nodes, $mode" "$build/epx" bench $mode "${small[@]}" --nodes 2 --ranks 4 --hidden 1024
     done
+    EPX_DEVICE=$device try "$device: counts of epx_dispatch_layout" "$build/tests/test_layout"
     try "$device: commands to the proxies" "$build/epx" bench ring --device $device --rings 2 --agents 3 --ms 20
     modes=mixed
     [ $device = cuda ] && modes="ll ht" # what is different with 64 lanes is few lines: one kind of random case will do
