@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EPX, expert-parallel exchange, for Python: a thin layer over the C library, without a compiled extension.
+"""EPX (expert-parallel exchange) for Python: a thin layer over the C library, without a compiled extension.
 
-A Group is a set of ranks; a Handle carries one routing; dispatch sends tokens to their experts, combine brings the
-results back. Tensors are torch's, NumPy's, or anything with DLPack or ``__cuda_array_interface__``; none of them is
-imported here.
+A Group is a set of ranks. A Handle holds one routing. dispatch sends tokens to their experts, and combine returns the
+results. A tensor may be a torch tensor, a NumPy array, or any object with DLPack or ``__cuda_array_interface__``. This
+package imports neither torch nor NumPy.
 """
 
 import ctypes as _ctypes
@@ -36,6 +36,6 @@ def library_version() -> str:
 
 
 def __getattr__(name: str) -> str:
-    if name == "__version__":  # asked of the library when wanted: importing this package loads nothing
+    if name == "__version__":  # evaluated on use: importing this package does not load the library
         return library_version()
     raise AttributeError("module %r has no attribute %r" % (__name__, name))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m epx doctor``, and the command ``epx`` of an installed wheel: the program ``epx`` of this package."""
+"""Runs the program ``epx`` of this package, for ``python -m epx doctor`` and the command ``epx`` of a wheel."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 
 def main() -> None:
-    """Becomes the program ``epx`` (run, bench, sim, doctor), with the same arguments."""
+    """Replaces this process by the program ``epx`` (run, bench, sim, doctor), with the same arguments."""
     program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib", "epx")
     if not os.path.exists(program):
         sys.exit(f"epx: the program is not in this package: expected {program}. "

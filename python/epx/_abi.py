@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""include/epx/epx.h as ctypes: structs, enums, prototypes. tests/test_abi.py compares it with the header."""
+"""The structs, enums and prototypes of include/epx/epx.h in ctypes. tests/test_abi.py compares them with the header."""
 
 import ctypes
 import enum
@@ -12,7 +12,7 @@ HANDLE_COMPACT_TOPK = 1
 
 
 class DType(enum.IntEnum):
-    """Element types (``epx_dtype``). FP8_E4M3 is OCP e4m3 "fn": no infinities, at most 448."""
+    """Element types (``epx_dtype``). FP8_E4M3 is OCP e4m3 "fn": no infinities, maximum 448."""
 
     BF16 = 1
     FP16 = 2
@@ -24,7 +24,7 @@ class DType(enum.IntEnum):
 
 
 class Device(enum.IntEnum):
-    """Where a group's tensors live (``epx_device``). AUTO is the CPU unless ``EPX_DEVICE`` says otherwise."""
+    """The device of a group's tensors (``epx_device``). AUTO is the CPU unless ``EPX_DEVICE`` names another device."""
 
     AUTO = 0
     CPU = 1
@@ -33,15 +33,15 @@ class Device(enum.IntEnum):
 
 
 class Mode(enum.IntEnum):
-    """Modes of a handle (``epx_mode``); as bits, those that a group serves."""
+    """The mode of a handle (``epx_mode``). Combined as bits: the modes that a group supports."""
 
     LOW_LATENCY = 1
     HIGH_THROUGHPUT = 2
 
 
 class Layout(enum.IntEnum):
-    """How received rows are arranged (``epx_layout``): low latency has EXPERT_MAJOR and RANK_MAJOR, high throughput
-    EXPERT_MAJOR and FLAT."""
+    """The layout of received rows (``epx_layout``). Low latency supports EXPERT_MAJOR and RANK_MAJOR; high throughput
+    supports EXPERT_MAJOR and FLAT."""
 
     EXPERT_MAJOR = 1
     RANK_MAJOR = 2
@@ -56,7 +56,7 @@ class RecvPart(enum.IntEnum):
 
 
 class Direction(enum.IntEnum):
-    """FORWARD, or BACKWARD for gradients, in high throughput (``epx_direction``)."""
+    """The direction of a high-throughput operation (``epx_direction``). BACKWARD is for gradients."""
 
     FORWARD = 0
     BACKWARD = 1
@@ -68,7 +68,7 @@ ELEMENT_BYTES = {
 
 
 class Struct(ctypes.Structure):
-    """A struct that starts with its own size, as all of EPX's do."""
+    """A struct whose first field is its own size, like all structs of EPX."""
 
     def __init__(self, **fields) -> None:
         super().__init__(**fields)
@@ -76,7 +76,7 @@ class Struct(ctypes.Structure):
 
     @classmethod
     def names(cls) -> List[str]:
-        """Its fields, but for the size and what is reserved."""
+        """The names of the fields, without ``size`` and ``reserved``."""
         return [field[0] for field in cls._fields_ if field[0] not in ("size", "reserved")]
 
 
@@ -212,8 +212,8 @@ STRUCTS = {
     "epx_combine_config": CombineConfigStruct, "epx_error_info": ErrorInfoStruct, "epx_stats": StatsStruct,
 }
 
-# Functions by their arguments: "p" a pointer or an address, "i" an int, "z" a size_t, "l" an int64. All return a status
-# but for those in OTHER_RESULTS.
+# The argument types of each function: "p" a pointer or an address, "i" an int, "z" a size_t, "l" an int64. All
+# functions return a status, except those in OTHER_RESULTS.
 FUNCTIONS = {
     "epx_strerror": "i", "epx_last_error": "", "epx_version": "p", "epx_dtype_size": "i",
     "epx_group_create": "ppp", "epx_group_destroy": "p", "epx_group_query": "pp", "epx_group_memory": "pip",
@@ -232,8 +232,9 @@ OTHER_RESULTS = {"epx_strerror": c_char_p, "epx_last_error": c_char_p, "epx_dtyp
 _KINDS = {"p": c_void_p, "i": c_int, "z": c_size_t, "l": c_int64}
 
 
-# These may wait for work or for other ranks. All others are called with Python's lock held: memory is freed, and events
-# end, wherever the last reference to a tensor goes, and must not meet another thread inside the same group.
+# These functions may wait for work or for other ranks, so they are called without Python's global lock. All others are
+# called with the lock held. Reason: memory is freed and events are destroyed in whichever thread drops the last
+# reference to a tensor, and no other thread may be inside the same group at that moment.
 WAITING = {
     "epx_group_create", "epx_group_destroy", "epx_stream_destroy", "epx_stream_sync", "epx_event_sync",
     "epx_handle_destroy", "epx_handle_recv_count", "epx_handle_recv_poll", "epx_mask_clean", "epx_group_error_clear",
@@ -241,7 +242,7 @@ WAITING = {
 
 
 def declare(library: ctypes.CDLL) -> None:
-    """Gives every function of the library its argument and result types, and decides who holds Python's lock."""
+    """Sets the argument and result types of every function, and which of them are called with Python's lock held."""
     locked = ctypes.PyDLL(library._name, handle=library._handle)
     for name, arguments in FUNCTIONS.items():
         function = getattr(library if name in WAITING else locked, name)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds and loads the C library.
 
-Looked for, in this order:
+Search order:
 
 1. the file that ``EPX_LIBRARY`` names (if it is set, nothing else is tried);
-2. ``epx/lib/`` inside this package, where a wheel keeps it together with the modules of GPU devices;
-3. ``build/`` of the source tree that this package lies in;
-4. wherever the system's loader finds ``libepx.so.0``.
+2. ``epx/lib/`` inside this package, where a wheel stores the library and the modules of GPU devices;
+3. ``build/`` of the source tree that contains this package;
+4. ``libepx.so.0`` on the search path of the dynamic loader.
 """
 
 import ctypes
@@ -24,12 +24,12 @@ _library: Optional[ctypes.CDLL] = None
 
 
 def _in_folder(folder: str) -> List[str]:
-    """Files libepx.so* of a folder, the plain name first."""
+    """The files libepx.so* in a folder, the shortest name first."""
     return sorted(glob.glob(os.path.join(folder, "libepx.so*")), key=len)
 
 
 def candidates() -> List[str]:
-    """Names under which the library is tried, in order."""
+    """The file names to try, in order."""
     named = os.environ.get("EPX_LIBRARY")
     if named:
         return [named]
@@ -42,7 +42,7 @@ def candidates() -> List[str]:
 
 
 def load() -> ctypes.CDLL:
-    """The C library, loaded once per process. Raises EpxError, with all that was tried, if there is none."""
+    """The C library, loaded once per process. If it is not found, raises EpxError with the names that were tried."""
     global _library
     if _library is None:
         library = _open(candidates())
@@ -52,7 +52,7 @@ def load() -> ctypes.CDLL:
 
 
 def check(status: int) -> None:
-    """Raises the exception of a status that is not OK, with the library's sentence for this thread."""
+    """Raises the exception for a status other than OK, with the message of epx_last_error() for this thread."""
     if status:
         raise make_error(status, load().epx_last_error().decode("utf-8", "replace"))
 

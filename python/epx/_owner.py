@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of a group that the objects made from it need: the C group and its device, as long as it exists.
+"""The base class of a group: the C group and its device.
 
-Streams, memory and handles extend it where they are defined (streams.py, memory.py, handle.py); group.py puts these
-together. So each module imports only those before it.
+streams.py, memory.py and handle.py extend this class with what their objects need, and group.py combines them. Imports
+therefore have one direction only.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ from .errors import Status, UsageError
 
 
 class GroupInfo(NamedTuple):
-    """What a group is: its rank, its nodes, its device."""
+    """The properties of a group: rank, nodes, device."""
 
     rank: int
     nranks: int
@@ -45,13 +45,13 @@ class Owner:
 
     @property
     def address(self) -> int:
-        """The group as the C library sees it. Raises UsageError where it has gone: destroyed, or left behind by
-        fork."""
+        """The address of the C group. Raises UsageError if the group was destroyed, or if this process was forked from
+        the one that created it."""
         if self._address is None:
             raise UsageError(Status.USAGE, "the group %s" % self._why)
         return self._address
 
     @property
     def alive(self) -> bool:
-        """May it be used? Not after destroy(), nor in a process forked from the one that created it."""
+        """True while the group may be used: not after destroy(), nor in a process forked from its creator."""
         return self._address is not None

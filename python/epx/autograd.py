@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training with EPX: dispatch and combine that torch's autograd follows.
+"""Training with EPX: dispatch and combine as differentiable functions of torch's autograd.
 
-The gradient of a dispatch is a combine with the same routing, and the gradient of a combine is a dispatch with it::
+The gradient of a dispatch is a combine with the same routing. The gradient of a combine is a dispatch with it::
 
     forward     x ---dispatch---> rows ---experts---> rows' ---combine---> y
     backward   dx <--combine---- drows <--experts--- drows' <--dispatch--- dy
 
-:func:`moe` is a whole Mixture-of-Experts layer; :func:`dispatch` and :func:`combine` are its two halves for layers that
-do their own work in between. All take a ``deep_ep.Buffer``, and are collective: every rank of the
-buffer's group calls them, in forward and, through autograd, in backward, in the same order. A rank without tokens, or
-to which no token came, takes part like any other.
+:func:`moe` is a complete Mixture-of-Experts layer. :func:`dispatch` and :func:`combine` are its two halves, for layers
+with their own computation in between. All three take a ``deep_ep.Buffer`` and are collective: every rank of the
+buffer's group calls them in the same order, in forward and, through autograd, in backward. This includes ranks that
+send or receive no tokens.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ __all__ = ["Received", "combine", "dispatch", "moe"]
 
 
 class Received(NamedTuple):
-    """What :func:`dispatch` brings to this rank, N rows in order of (source rank, source token)."""
+    """The result of :func:`dispatch` on this rank: N rows, ordered by (source rank, source token)."""
 
-    x: torch.Tensor  #: [N, H]: one row per token that has an expert here
-    topk_idx: torch.Tensor  #: [N, K] int64: this rank's experts, counted from 0, and -1 for those of other ranks
-    topk_weights: torch.Tensor  #: [N, K] float32: their weights, and 0
-    tokens_per_expert: List[int]  #: rows of each of this rank's experts
-    route: "Route"  #: the way back, for :func:`combine`
+    x: torch.Tensor  #: [N, H]: one row per token that has an expert on this rank
+    topk_idx: torch.Tensor  #: [N, K] int64: the local number of the expert, or -1 if it is on another rank
+    topk_weights: torch.Tensor  #: [N, K] float32: the weight of the expert, or 0 if it is on another rank
+    tokens_per_expert: List[int]  #: number of rows of each local expert
+    route: "Route"  #: the routing, for :func:`combine`
 
 
 class Route(NamedTuple):
-    """The routing of one dispatch. `link` ties the combine to it in autograd's graph, whatever lies in between."""
+    """The routing of one dispatch. `link` connects the combine to the dispatch directly in autograd's graph."""
 
     buffer: Any
     handle: Tuple[Any, ...]
@@ -67,8 +67,9 @@ class _Combine(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_y):
         grad_rows = ctx.buffer.dispatch(grad_y.contiguous(), handle=ctx.handle)[0]
-        # The link's gradient is nothing, but it must exist: it makes autograd go on to the dispatch on every rank, also
-        # on one whose experts saw no row and so lead nowhere. The other ranks wait for that combine.
+        # The gradient of the link is zero, but it must exist. It makes autograd run the backward of the dispatch on
+        # every rank, also on a rank whose experts received no rows and therefore have no path to it. That backward is
+        # a combine, which the other ranks wait for.
         return grad_rows, grad_y.new_zeros(()), None, None
 
 
@@ -76,8 +77,8 @@ def dispatch(buffer: Any, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights:
              num_experts: int) -> Received:
     """Sends each row of `x` [T, H] to the ranks of its experts.
 
-    `topk_idx` [T, K] int64 names experts of the whole group, -1 for none; `topk_weights` [T, K] float32 travel along.
-    Gradients flow to `x` and to `topk_weights`.
+    `topk_idx` [T, K] int64 holds expert numbers of the whole group, or -1 for none. `topk_weights` [T, K] float32 are
+    sent with the rows. Gradients flow to `x` and to `topk_weights`.
     """
     notes: List[Any] = []
     rows, idx, weights, link = _Dispatch.apply(x, topk_weights, topk_idx, buffer, num_experts, notes)
@@ -86,19 +87,19 @@ def dispatch(buffer: Any, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights:
 
 
 def combine(rows: torch.Tensor, route: Route) -> torch.Tensor:
-    """Brings rows [N, H], placed as :func:`dispatch` gave them, back to their tokens, and sums them: [T, H].
+    """Returns rows [N, H], in the order in which :func:`dispatch` returned them, to their tokens and sums them: [T, H].
 
-    The sum has no weights: whoever computes the rows multiplies by ``Received.topk_weights``.
+    The sum is not weighted: the caller multiplies the rows by ``Received.topk_weights``.
     """
     return _Combine.apply(rows, route.link, route.buffer, route.handle)
 
 
 def moe(buffer: Any, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, num_experts: int,
         expert: Callable[[int, torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """A Mixture-of-Experts layer whose experts are spread over the ranks of `buffer`.
+    """A Mixture-of-Experts layer whose experts are distributed over the ranks of `buffer`.
 
-    ``expert(e, rows)`` applies this rank's expert `e`, counted from 0, to rows [n, H]; it is called for experts that
-    have rows. Returns, for each row of `x`, the sum over its top-k of weight times expert: [T, H].
+    ``expert(e, rows)`` applies local expert `e` (from 0) to rows [n, H]. It is called only for experts that have rows.
+    Returns, for each row of `x`, the sum over its top-k of weight times expert output: [T, H].
     """
     received = dispatch(buffer, x, topk_idx, topk_weights, num_experts)
     out = torch.zeros(received.x.shape, dtype=torch.float32, device=x.device)

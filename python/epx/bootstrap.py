@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How ranks find each other: an all-gather of bytes, made from torch.distributed, mpi4py or anything else.
+"""The bootstrap of a group: an all-gather of bytes, made from torch.distributed, mpi4py or any other library.
 
-Without a bootstrap the C library recognises the launcher by its variables: torchrun, `epx run`, mpirun (Open MPI,
-MPICH, Intel MPI) and srun, or RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set by hand.
+Without a bootstrap, the C library detects the launcher by its environment variables: torchrun, `epx run`, mpirun (Open
+MPI, MPICH, Intel MPI) or srun. RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT may also be set by hand.
 """
 
 import ctypes
@@ -27,15 +27,15 @@ class Bootstrap:
         return self._gather(data)
 
     def take_error(self) -> Optional[BaseException]:
-        """The exception that ended the last all-gather, once."""
+        """Returns and clears the exception that ended the last all-gather, or None."""
         return self._errors.pop() if self._errors else None
 
 
 def _callback(nranks: int, gather: Callable[[bytes], List[bytes]],
               errors: List[BaseException]) -> Callable[[int, int, int, int], int]:
-    """What the C library calls. An exception must not leave it: `errors` hands it to who made the call.
+    """The function that the C library calls. An exception must not leave it; it is stored in `errors` for the caller.
 
-    It knows nothing of the Bootstrap: a circle of references would keep a process group alive until Python ends.
+    It has no reference to the Bootstrap: a reference cycle would keep a process group alive until Python ends.
     """
 
     def called(_context: int, send: int, recv: int, size: int) -> int:
@@ -46,7 +46,7 @@ def _callback(nranks: int, gather: Callable[[bytes], List[bytes]],
                     nranks, size, [len(part) for part in parts]))
             ctypes.memmove(recv, b"".join(parts), size * nranks)
             return 0
-        except BaseException as error:  # KeyboardInterrupt too
+        except BaseException as error:  # includes KeyboardInterrupt
             errors[:] = [error]
             return 1
 
@@ -54,7 +54,7 @@ def _callback(nranks: int, gather: Callable[[bytes], List[bytes]],
 
 
 def from_torch(group: Any = None) -> Bootstrap:
-    """A bootstrap over a torch.distributed process group; only all_gather_object is used, so gloo will do."""
+    """A bootstrap over a torch.distributed process group. It uses only all_gather_object, so gloo is sufficient."""
     import torch.distributed as dist
 
     nranks = dist.get_world_size(group)

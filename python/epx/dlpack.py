@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of EPX as DLPack capsules, so that torch and others make tensors over it that keep its owner alive."""
+"""DLPack capsules over EPX's memory. Tensors that torch and others make from a capsule keep its owner alive."""
 
 import ctypes
 import sys
@@ -24,12 +24,12 @@ _Extents = ctypes.c_int64 * 8
 
 
 class _Managed(ctypes.Structure):
-    """``DLManagedTensor``, and the arrays that it points to."""
+    """``DLManagedTensor`` and the arrays that it points to."""
 
     _fields_ = [("tensor", DLTensor), ("context", ctypes.c_void_p), ("deleter", _Deleter), ("extents", _Extents)]
 
 
-_given: Dict[int, Any] = {}  # what consumers hold of Keeper's capsules, by the address of its struct
+_given: Dict[int, Any] = {}  # what consumers of Keeper's capsules keep alive, by the address of the struct
 
 
 @_Deleter
@@ -51,10 +51,10 @@ _Pointer = ctypes.POINTER(ctypes.c_int64)
 
 
 class Export:
-    """Memory at an address as a tensor, prepared once for capsules that follow one another.
+    """A tensor over memory at an address, prepared once and used for a sequence of capsules.
 
-    `kind` is DLPack's (code, bits) of an element, bytes if not said; at most four dimensions, contiguous without
-    strides.
+    `kind` is DLPack's (code, bits) of an element, by default bytes. The tensor has at most four dimensions. Without
+    strides it is contiguous.
     """
 
     def __init__(self, address: int, shape: Sequence[int], device: Tuple[int, int], kind: Tuple[int, int] = _BYTE,
@@ -72,25 +72,25 @@ class Export:
 
 
 class Keeper:
-    """Makes capsules; whoever consumes one keeps `owner` alive.
+    """Makes capsules whose consumers keep `owner` alive.
 
-    A consumer that lets go while an exception is under way loses that exception, as Python cannot be called then. Where
-    torch is there, TorchKeeper does better.
+    The deleter runs Python code. If a consumer releases the tensor while an exception propagates, that exception is
+    lost. TorchKeeper does not have this problem, but needs torch.
     """
 
     def __init__(self, owner: Any) -> None:
         self._owner = owner
 
     def capsule(self, export: Export) -> Any:
-        """A capsule, to be consumed once. The next one of the same export when that has been let go."""
+        """A capsule, to be consumed once. An export may have one capsule at a time: release it before the next."""
         _given[export.at] = (export, self._owner)
         return _new_capsule(export.at, b"dltensor", None)
 
 
 class TorchKeeper:
-    """The same by means of torch: a tensor of one byte keeps `owner` alive, and its capsules are made to describe other
-    memory. What torch calls when a consumer lets go is no Python. Exports must live until their capsules are
-    consumed."""
+    """Like Keeper, by means of torch: a one-byte tensor keeps `owner` alive, and its capsules are overwritten to
+    describe the memory of an export. The deleter is torch's own and runs no Python code. An export must live until its
+    capsules are consumed."""
 
     def __init__(self, owner: Any) -> None:
         torch = sys.modules["torch"]
@@ -107,5 +107,5 @@ class TorchKeeper:
 
 
 def look_into(capsule: Any) -> DLTensor:
-    """The tensor in a capsule that nobody has consumed; valid as long as the capsule lives."""
+    """The tensor in a capsule that is not yet consumed. It is valid as long as the capsule lives."""
     return DLTensor.from_address(_pointer_of(capsule, b"dltensor"))

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statuses of the C library, and the exceptions they become."""
+"""The statuses of the C library and the exceptions for them."""
 
 import enum
 from typing import Dict, Type
 
 
 class Status(enum.IntEnum):
-    """What a call of the C library returned (``epx_status``)."""
+    """The result of a call of the C library (``epx_status``)."""
 
     OK = 0
     ARGUMENT = 1
@@ -24,7 +24,7 @@ class Status(enum.IntEnum):
 
 
 class EpxError(RuntimeError):
-    """A call failed. ``status`` says in which way, ``message`` is the library's sentence."""
+    """A call failed. ``status`` is the kind of failure, ``message`` is the message of the C library."""
 
     def __init__(self, status: int, message: str) -> None:
         try:
@@ -39,7 +39,7 @@ class EpxError(RuntimeError):
 
 
 class ArgumentError(EpxError, ValueError):
-    """A value is wrong: dtype, shape, strides, range. Nothing was sent."""
+    """An argument has a wrong dtype, shape, stride or value. Nothing was sent."""
 
 
 class UsageError(EpxError):
@@ -47,31 +47,31 @@ class UsageError(EpxError):
 
 
 class MismatchError(EpxError):
-    """Ranks disagree about a configuration or a call."""
+    """The ranks gave different configurations or made different calls."""
 
 
 class OverflowingError(EpxError):
-    """A receive tensor is too small for what arrives."""
+    """A receive tensor is too small for the rows that arrive."""
 
 
 class OutOfMemoryError(EpxError, MemoryError):
-    """No memory, or no more of the heap that ``Group.alloc`` serves from."""
+    """Out of memory, or the heap of ``Group.alloc`` is full."""
 
 
 class TimeoutExpired(EpxError, TimeoutError):
-    """A wait reached its deadline: the message names rank, peer and phase."""
+    """A wait reached its deadline. The message names rank, peer and phase."""
 
 
 class PeerError(EpxError):
-    """Another rank failed, and said so."""
+    """Another rank reported a failure."""
 
 
 class BusyError(EpxError):
-    """Too many staged operations in flight."""
+    """Too many staged operations are in flight."""
 
 
 class UnsupportedError(EpxError):
-    """This build or this machine cannot do it."""
+    """This build or this machine does not support the call."""
 
 
 _CLASSES: Dict[int, Type[EpxError]] = {
@@ -88,5 +88,5 @@ _CLASSES: Dict[int, Type[EpxError]] = {
 
 
 def make_error(status: int, message: str) -> EpxError:
-    """The exception of the class that belongs to a status."""
+    """The exception for a status, of the matching class."""
     return _CLASSES.get(status, EpxError)(status, message)

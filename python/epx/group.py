@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups: all ranks that exchange tokens."""
+"""Groups: sets of ranks that exchange tokens."""
 
 import atexit
 import ctypes
@@ -56,14 +56,14 @@ def _make_config(config: Dict[str, Any]) -> _abi.GroupConfigStruct:
 
 
 def memory(nranks: int, **config: Any) -> Dict[str, int]:
-    """Bytes that a group with this configuration would take on each rank; needs no other rank."""
+    """The bytes that a group with this configuration would use on each rank. Local: needs no other rank."""
     info = _abi.MemoryInfoStruct()
     check(load().epx_group_memory(ctypes.byref(_make_config(config)), nranks, ctypes.byref(info)))
     return {name: getattr(info, name) for name in info.names()}
 
 
 def _interruptible(call: Callable[[], int]) -> Tuple[int, str]:
-    """Runs a call that may block for long on a thread of its own, so that Ctrl-C ends the wait for it."""
+    """Runs a call that may block for long on a separate thread, so that Ctrl-C can interrupt the wait for it."""
     result: List[Any] = []
 
     def run() -> None:
@@ -71,7 +71,7 @@ def _interruptible(call: Callable[[], int]) -> Tuple[int, str]:
         result.append((status, load().epx_last_error().decode("utf-8", "replace") if status else ""))
 
     if threading.current_thread() is not threading.main_thread():
-        run()  # no signal arrives here
+        run()  # Python delivers signals to the main thread only
         return result[0]
     thread = threading.Thread(target=run, daemon=True, name="epx")
     thread.start()
@@ -81,18 +81,18 @@ def _interruptible(call: Callable[[], int]) -> Tuple[int, str]:
 
 
 class Group(HandleOwner, HeapOwner):
-    """A set of ranks that exchange tokens. Creating one is collective; all ranks give the same configuration.
+    """A set of ranks that exchange tokens. Creating one is collective; all ranks pass the same configuration.
 
-    `config` are the fields of ``epx_group_config``: num_experts, max_tokens_per_rank, max_hidden_bytes, max_topk,
-    modes, device, and so on. Without a bootstrap the launcher's variables are read (torchrun,
-    mpirun, srun, `epx run`), or RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+    `config` holds the fields of ``epx_group_config``: num_experts, max_tokens_per_rank, max_hidden_bytes, max_topk,
+    modes, device, and so on. Without a bootstrap, the environment variables of the launcher are used (torchrun, mpirun,
+    srun, `epx run`), or RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
     """
 
     def __init__(self, bootstrap: Optional[Bootstrap] = None, **config: Any) -> None:
         super().__init__()
         self._closing = False
-        self.masks = bool(config.get("enable_mask"))  # may ranks be masked?
-        self._bootstrap = bootstrap  # the C library may call it as long as the group lives
+        self.masks = bool(config.get("enable_mask"))  # True: ranks may be masked
+        self._bootstrap = bootstrap  # the C library may call it until the group is destroyed
         struct = _make_config(config)
         out = ctypes.c_void_p()
         boot = ctypes.byref(bootstrap.struct) if bootstrap is not None else None
@@ -121,11 +121,11 @@ class Group(HandleOwner, HeapOwner):
         values["device"] = Device(values["device"])
         return GroupInfo(**values)
 
-    # ---- Life
+    # ---- Lifetime
 
     def destroy(self) -> None:
-        """Waits for queued work and frees all. Memory of alloc() that is still referenced keeps the heap until it
-        goes."""
+        """Waits for queued work and frees the group. If memory of alloc() is still referenced, the heap is freed with
+        the last reference."""
         if self._address is None or self._closing:
             return
         self._closing = True
@@ -137,7 +137,7 @@ class Group(HandleOwner, HeapOwner):
             self._finish()
 
     def _finish(self) -> None:
-        """Waits for queued work, which Ctrl-C may end, and frees all."""
+        """Waits for queued work and frees the group. Ctrl-C interrupts the wait."""
         address = self._address
         if address is None:
             return
@@ -150,8 +150,9 @@ class Group(HandleOwner, HeapOwner):
         self._bootstrap = None
 
     def _finish_at_exit(self) -> None:
-        """As _finish(), for a process that is going: work that waits for others gets a second, and is left to the
-        system then. Between nodes the last writes are delivered by destroying the group, hence the trouble."""
+        """Like _finish(), for a process that exits. Queued work that waits for other ranks gets one second; after that
+        the group is not destroyed, and the operating system frees it. Destroying is worth this wait because between
+        nodes it delivers the last writes."""
         limit = time.monotonic() + 1.0
         while self._lib.epx_stream_query(self.address, None) == Status.NOT_READY:
             if time.monotonic() > limit:
@@ -179,7 +180,7 @@ class Group(HandleOwner, HeapOwner):
     # ---- Masks, errors, statistics
 
     def mask_query(self, out: Any, stream: Any = None) -> None:
-        """Writes the mask into a tensor of the device, int32 [ranks]."""
+        """Writes the mask into an int32 tensor [ranks] on the device."""
         struct = _abi.TensorStruct()
         keep = describe("out", out, struct)
         if struct.dtype != DType.INT32 or struct.ndim != 1 or struct.shape[0] != self.info.nranks:
@@ -190,7 +191,7 @@ class Group(HandleOwner, HeapOwner):
         self.hold(keep, stream)
 
     def mask_update(self, mask: List[int], stream: Any = None) -> None:
-        """Sets the mask: 1 = active, 0 = neither sent to nor waited for."""
+        """Sets the mask: 1 = active, 0 = masked (EPX neither sends to the rank nor waits for it)."""
         if len(mask) != self.info.nranks or any(m not in (0, 1) for m in mask):
             raise ArgumentError(
                 Status.ARGUMENT, "mask: expected %d values of 0 or 1, got %r" % (self.info.nranks, mask))
@@ -198,12 +199,12 @@ class Group(HandleOwner, HeapOwner):
         check(self._lib.epx_mask_update(self.address, ctypes.addressof(values), stream_address(self, stream)))
 
     def mask_clean(self, stream: Any = None) -> None:
-        """All ranks active again. Collective over the active ranks and those that come back."""
+        """Makes all ranks active again. Collective over the active ranks and those that return."""
         number = stream_address(self, stream)
         self._check_collective(lambda: self._lib.epx_mask_clean(self.address, number))
 
     def error(self) -> Optional[ErrorInfo]:
-        """The first asynchronous error since the last clear, or None. Never blocks."""
+        """The first asynchronous error since the last clear, or None. Does not block."""
         struct = _abi.ErrorInfoStruct()
         if self._lib.epx_group_error(self.address, ctypes.byref(struct)) == 0:
             return None
@@ -212,11 +213,11 @@ class Group(HandleOwner, HeapOwner):
         return ErrorInfo(**values)
 
     def error_clear(self) -> None:
-        """Clears the error. After one that ended an operation every rank calls it, and the group may be used again."""
+        """Clears the error. If it ended an operation, every rank must call this; the group is then usable again."""
         self._check_collective(lambda: self._lib.epx_group_error_clear(self.address))
 
     def stats(self) -> Dict[str, int]:
-        """Counters since creation or the last reset: operations, rows, bytes, waits."""
+        """The counters since creation or the last reset: operations, rows, bytes, waits."""
         struct = _abi.StatsStruct()
         check(self._lib.epx_group_stats(self.address, ctypes.byref(struct)))
         return {name: getattr(struct, name) for name in struct.names()}

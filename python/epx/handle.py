@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handles: one routing each, with its dispatches and combines."""
+"""Handles. A handle holds one routing, with its dispatches and combines."""
 
 import ctypes
 from typing import Any, Dict, List, Optional, Sequence, Tuple
@@ -15,7 +15,7 @@ _SLICE_US = 50000
 
 
 class Arguments:
-    """A struct of tensors, prepared once: each field has a descriptor of its own, which is linked when it is filled."""
+    """A struct of tensor pointers, prepared once. Each field has its own descriptor, which set() fills and links."""
 
     def __init__(self, struct: _abi.Struct, prefix: str) -> None:
         self.struct = struct
@@ -24,7 +24,7 @@ class Arguments:
         self._parts: Dict[str, Tuple[TensorStruct, Any]] = {}
 
     def set(self, field: str, tensor: Any, name: Optional[str] = None) -> Any:
-        """Points a field to a tensor, or to nothing; returns what must stay alive."""
+        """Points a field to a tensor, or to NULL for None. Returns the object that must stay alive."""
         if tensor is None:
             setattr(self.struct, field, None)
             return None
@@ -37,12 +37,13 @@ class Arguments:
         return keep
 
     def fill(self, values: Dict[str, Any]) -> List[Any]:
-        """Sets several fields; returns what must stay alive."""
+        """Sets several fields. Returns the objects that must stay alive."""
         return [self.set(field, tensor) for field, tensor in values.items()]
 
 
 class LayoutInfo:
-    """Where EPX writes what was received, all optional: tensors of the device, complete when the operation is.
+    """Tensors on the device into which EPX writes counts of the received rows. All are optional. They are complete when
+    the operation is complete.
 
     expert_counts, expert_offsets, rank_counts, total, layout_range, expert_stats, wait_ns: see ``epx_layout_info``.
     """
@@ -58,12 +59,12 @@ class LayoutInfo:
 
     @property
     def address(self) -> int:
-        """The struct as the C library sees it."""
+        """The address of the C struct."""
         return self._arguments.address
 
 
 class Handle:
-    """One routing of a group. Made by Group.handle()."""
+    """One routing of a group. Created by Group.handle()."""
 
     def __init__(self, group: "HandleOwner", mode: Mode, layout: Layout, topk: int, expert_alignment: int = 0,
                  compact: bool = False) -> None:
@@ -81,7 +82,7 @@ class Handle:
         self._address = out.value
         self._topk = TensorStruct()
         self._topk_address = ctypes.addressof(self._topk)
-        self._routing: Any = None  # low latency: the indices, which every dispatch reads
+        self._routing: Any = None  # low latency: the top-k indices, which every dispatch reads
         self._staged: Any = None
         self._dispatch = (
             Arguments(_abi.DispatchInputsStruct(), "inputs."), Arguments(_abi.DispatchOutputsStruct(), "outputs."),
@@ -93,23 +94,23 @@ class Handle:
 
     @property
     def address(self) -> int:
-        """The handle as the C library sees it."""
-        self.group.address  # raises where the group has gone
+        """The address of the C handle."""
+        self.group.address  # raises if the group was destroyed
         if self._address is None:
             raise UsageError(Status.USAGE, "the handle was destroyed")
         return self._address
 
     def destroy(self) -> None:
-        """Frees the handle, once what is queued has run. Not with a staged operation: complete() it first."""
+        """Waits for queued operations and frees the handle. A staged operation must be completed before: complete()."""
         if self._address is not None and self.group.alive:
             check(self._lib.epx_handle_destroy(self._address))
         self._address = None
 
     def update(self, topk_idx: Any, info: Optional[LayoutInfo] = None, stream: Any = None) -> None:
-        """Sets the routing: topk_idx int32 or int64 [tokens, topk], -1 = dropped.
+        """Sets the routing: topk_idx is int32 or int64 [tokens, topk]; -1 = dropped.
 
-        High throughput: collective, the handle keeps its own copy, and `info` is filled. Low latency: local; the
-        indices are read when each dispatch runs.
+        High throughput: collective. The handle keeps its own copy of the indices, and `info` is filled. Low latency:
+        local. Each dispatch reads the indices when it runs.
         """
         keep = describe("topk_idx", topk_idx, self._topk)
         check(self._lib.epx_handle_update(
@@ -120,9 +121,9 @@ class Handle:
         self.group.hold((keep, info), stream)
 
     def recv_count(self) -> Tuple[int, List[int]]:
-        """High throughput: waits for the update; (rows this rank will receive, rows of each local expert, unpadded)."""
+        """High throughput: waits for the update. Returns (rows to receive, unpadded rows of each local expert)."""
         address = self.address
-        while True:  # in slices, so that Ctrl-C is heard
+        while True:  # in slices, so that Ctrl-C is handled
             status = self._lib.epx_handle_recv_poll(address, _SLICE_US)
             if status != Status.NOT_READY:
                 check(status)
@@ -133,7 +134,7 @@ class Handle:
         return rows.value, list(counts)
 
     def recv_tensor(self, part: RecvPart, dtype: DType, rows: int, columns: int) -> TensorStruct:
-        """High throughput: a descriptor inside EPX's own receive buffer. See ``epx_handle_recv_tensor``."""
+        """High throughput: a descriptor of a tensor in EPX's own receive buffer. See ``epx_handle_recv_tensor``."""
         struct = TensorStruct()
         check(self._lib.epx_handle_recv_tensor(self.address, part, dtype, rows, columns, ctypes.byref(struct)))
         return struct
@@ -144,8 +145,8 @@ class Handle:
                  direction: Direction = Direction.FORWARD, stream: Any = None) -> None:
         """Sends each token to the ranks of its experts. Collective and asynchronous on the stream.
 
-        Shapes are those of ``epx_dispatch_inputs`` and ``epx_dispatch_outputs``; `info` is for low latency. With
-        `send_only`, complete() runs the receive half.
+        For shapes, see ``epx_dispatch_inputs`` and ``epx_dispatch_outputs``. `info` is for low latency. With
+        `send_only`, this call runs the send half and complete() runs the receive half.
         """
         inputs, outputs, config = self._dispatch
         keep = inputs.fill({"tokens": tokens, "scales": scales, "topk_weights": topk_weights})
@@ -161,7 +162,7 @@ class Handle:
     def combine(self, tokens: Any, out: Any, *, topk_weights: Any = None, out_topk_weights: Any = None,
                 bias: Sequence[Any] = (), send_only: bool = False, logfmt: bool = False,
                 direction: Direction = Direction.FORWARD, wait_ns: Any = None, stream: Any = None) -> None:
-        """Brings results back and sums them. Collective and asynchronous on the stream. Shapes as
+        """Returns rows to their tokens and sums them. Collective and asynchronous on the stream. For shapes, see
         ``epx_combine_inputs``."""
         inputs, outputs, config = self._combine
         keep = inputs.fill({"tokens": tokens, "topk_weights": topk_weights})
@@ -178,7 +179,7 @@ class Handle:
         self._keep(keep, send_only, stream)
 
     def complete(self, stream: Any = None) -> None:
-        """The receive half of the staged operation; nothing to do where there is none."""
+        """Runs the receive half of the staged operation. Does nothing if there is none."""
         check(self._lib.epx_complete(self.address, stream_address(self.group, stream)))
         staged, self._staged = self._staged, None
         if staged is not None:
@@ -191,21 +192,21 @@ class Handle:
             self.group.hold(keep, stream)
 
     def __del__(self) -> None:
-        # Any thread may come here, and destroying waits: the group does it when it makes its next handle.
+        # This may run on any thread, and destroying waits. The group destroys the handle when it creates the next one.
         address = getattr(self, "_address", None)
         if address is not None and self.group.alive:
             self.group._lost_handles.append((address, self._staged))
 
 
 class HandleOwner(StreamOwner):
-    """A group, as far as handles go."""
+    """The part of a group that owns handles."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._lost_handles: List[Tuple[int, Any]] = []  # to be destroyed, and what their staged operations use
+        self._lost_handles: List[Tuple[int, Any]] = []  # to destroy, with the tensors of their staged operations
 
     def handle(self, mode: Mode, layout: Layout, topk: int, expert_alignment: int = 0, compact: bool = False) -> Handle:
-        """A handle: one routing. Local; `compact` puts local experts first in received top-k rows."""
+        """Creates a handle for one routing. Local. `compact` puts local experts first in received top-k rows."""
         self._end_lost_handles()
         return Handle(self, mode, layout, topk, expert_alignment, compact)
 
@@ -213,6 +214,6 @@ class HandleOwner(StreamOwner):
         while self._lost_handles:
             address, staged = self._lost_handles.pop()
             if staged is not None:
-                # The other ranks wait for its receive half.
+                # The other ranks wait for the receive half of this rank.
                 self._lib.epx_complete(address, None)
-            self._lib.epx_handle_destroy(address)  # waits for it
+            self._lib.epx_handle_destroy(address)  # waits for the operation

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory from a group's heap, for NumPy, torch and others."""
+"""Memory from a group's heap, usable by NumPy, torch and others."""
 
 import ctypes
 import math
@@ -14,8 +14,8 @@ from .tensors import describe
 
 
 class Block:
-    """A piece of a group's heap. ``torch.from_dlpack`` and ``numpy.asarray`` make byte arrays over it that keep it
-    alive."""
+    """An allocation in a group's heap. ``torch.from_dlpack`` and ``numpy.asarray`` make byte arrays over it, which keep
+    it alive."""
 
     def __init__(self, group: "HeapOwner", address: int, nbytes: int) -> None:
         self.group = group
@@ -49,17 +49,17 @@ class Block:
 
 
 class HeapOwner(StreamOwner):
-    """A group, as far as memory goes."""
+    """The part of a group that owns heap memory."""
 
     def __init__(self) -> None:
         super().__init__()
-        # Addresses. Blocks end in any thread: each step on this set is one that cannot be interrupted.
+        # Addresses of blocks. A block may be released on any thread, so every operation on this set must be atomic.
         self._blocks: Set[int] = set()
 
     def alloc(self, nbytes: int) -> Block:
-        """Memory that every rank of the node can reach: tensors there are exchanged without a copy.
+        """Allocates memory that every rank of the node can access. Tensors there are exchanged without a copy.
 
-        It is freed when the block and all that was made from it (``torch.from_dlpack(block)``) are gone.
+        The memory is freed when the block and all tensors made from it (``torch.from_dlpack(block)``) are released.
         """
         out = ctypes.c_void_p()
         check(self._lib.epx_alloc(self.address, nbytes, ctypes.byref(out)))
@@ -68,10 +68,10 @@ class HeapOwner(StreamOwner):
         return Block(self, address, nbytes)
 
     def register(self, tensor: Any, stream: Any = None) -> bool:
-        """Registers the tensor's memory; True if a high-throughput combine reads its rows in place, in any number.
+        """Registers the tensor's memory. True if a high-throughput combine reads any number of its rows in place.
 
         Memory of alloc() is always read in place. Other memory is exported to the ranks of the node, which import it in
-        their next call; a later register() then returns True. Does not wait.
+        their next call. After that, register() returns True. Does not wait.
         """
         struct, in_place = TensorStruct(), ctypes.c_int()
         keep = describe("tensor", tensor, struct)
@@ -88,11 +88,11 @@ class HeapOwner(StreamOwner):
         return bool(in_place.value)
 
     def _release(self, address: int) -> None:
-        self._blocks.discard(address)  # before it can be given out again
+        self._blocks.discard(address)  # before the address can be allocated again
         if self._address is not None:
             self._lib.epx_free(self._address, address)
             if not self._blocks:
                 self._heap_unused()
 
     def _heap_unused(self) -> None:
-        """The last block has gone."""
+        """Called when the last block was released."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams and events, as on a GPU, also on the CPU; and waits that Ctrl-C ends."""
+"""Streams and events, on a GPU and on the CPU, and waits that Ctrl-C can interrupt."""
 
 import collections
 import ctypes
@@ -11,13 +11,13 @@ from ._library import check, load
 from ._owner import Owner
 from .errors import ArgumentError, Status
 
-# CUDA's own name for the default stream; EPX takes NULL for the group's stream.
+# CUDA's number of the default stream. 0 cannot be used: in EPX, NULL is the group's own stream.
 _CUDA_DEFAULT_STREAM = 1
 _SLICE_S = 0.1
 
 
 def stream_address(group: Owner, stream: Any) -> Optional[int]:
-    """What the C library is given for a stream: None is the group's own; on a GPU also a torch stream or its number."""
+    """The C library's value for a stream. None is the group's own; on a GPU, also a torch stream or its number."""
     if stream is None:
         return None
     if isinstance(stream, Stream):
@@ -33,7 +33,7 @@ def stream_address(group: Owner, stream: Any) -> Optional[int]:
 
 
 class Stream:
-    """A stream of a group's device. It ends with the group."""
+    """A stream of a group's device. It is destroyed with the group."""
 
     def __init__(self, group: "StreamOwner") -> None:
         out = ctypes.c_void_p()
@@ -43,25 +43,25 @@ class Stream:
 
     @property
     def address(self) -> int:
-        """The stream as the C library sees it; on a GPU the number of a CUDA stream."""
-        self._group.address  # raises where the group has gone
+        """The address of the C stream; on a GPU, the number of a CUDA stream."""
+        self._group.address  # raises if the group was destroyed
         return self._address
 
     def sync(self) -> None:
-        """Waits for all work queued here. Raises the group's error, if there is one."""
+        """Waits for all work queued on this stream. Raises the group's error, if there is one."""
         self._group.sync(self)
 
     def query(self) -> bool:
-        """Is all work queued here done?"""
+        """True if all work queued on this stream is complete."""
         return _ready(load().epx_stream_query(self._group.address, self.address))
 
     def wait_event(self, event: "Event") -> None:
-        """Later work here waits until the event is reached."""
+        """Makes later work on this stream wait for the event."""
         check(load().epx_stream_wait_event(self._group.address, self.address, event.address))
 
 
 class Event:
-    """A point in a stream's work. It ends with the group; one that was never recorded counts as reached."""
+    """A point in a stream's work. It is destroyed with the group. An event that was never recorded is complete."""
 
     def __init__(self, group: Owner) -> None:
         out = ctypes.c_void_p()
@@ -71,20 +71,20 @@ class Event:
 
     @property
     def address(self) -> int:
-        """The event as the C library sees it."""
+        """The address of the C event."""
         self._group.address
         return self._address
 
     def record(self, stream: Any = None) -> None:
-        """Marks the end of what is queued on the stream now."""
+        """Records the event after the work that is queued on the stream now."""
         check(load().epx_event_record(self.address, stream_address(self._group, stream)))
 
     def query(self) -> bool:
-        """Has the stream reached it?"""
+        """True if the stream has reached the event."""
         return _ready(load().epx_event_query(self.address))
 
     def sync(self) -> None:
-        """Waits until the stream has reached it. Raises the group's error, if there is one."""
+        """Waits until the stream has reached the event. Raises the group's error, if there is one."""
         poll(self.query)
         check(load().epx_event_sync(self.address))
 
@@ -102,7 +102,7 @@ def _ready(status: int) -> bool:
 
 
 def poll(ready: Any) -> None:
-    """Waits until ready() is true: at once and often first, then in steps of up to a millisecond. Ctrl-C ends it."""
+    """Polls until ready() is true: without a pause for 200 us, then every 20 us to 1 ms. Ctrl-C interrupts it."""
     start = time.perf_counter()
     step = 20e-6
     while not ready():
@@ -116,9 +116,9 @@ class _Timespec(ctypes.Structure):
 
 
 class CpuWaiter:
-    """Sleeps until a stream of the CPU device has come this far, in slices, so that Ctrl-C is heard.
+    """Sleeps until a stream of the CPU device has done its queued work. It sleeps in slices, so that Ctrl-C is handled.
 
-    The stream itself posts a semaphore: nothing polls. A waiter belongs to one thread at a time.
+    The stream posts a semaphore, so the waiter does not poll. Only one thread may use a waiter at a time.
     """
 
     _abandoned: List[Any] = []  # semaphores that a stream may still post
@@ -136,7 +136,7 @@ class CpuWaiter:
         self._init(self._semaphore, 0, 0)
 
     def wait(self, group_address: int, stream: Optional[int]) -> None:
-        """Returns when what is queued on the stream now is done."""
+        """Returns when the work that is queued on the stream now is complete."""
         check(load().epx_stream_call(group_address, stream, self._post, ctypes.addressof(self._semaphore)))
         done = False
         try:
@@ -152,28 +152,28 @@ class CpuWaiter:
 
 
 class StreamOwner(Owner):
-    """A group, as far as streams and events go."""
+    """The part of a group that owns streams and events."""
 
     def __init__(self) -> None:
         super().__init__()
         self._held: Deque[Tuple[Event, Any]] = collections.deque()
         self._events: List[Event] = []
         self._waiter: Optional[CpuWaiter] = None
-        # Do operations keep their tensors alive until they have run? Callers whose memory is freed in the order of a
-        # stream, as torch's on a GPU, may set it to False.
+        # True: operations keep their tensors alive until they have run. A caller whose memory is freed in stream order,
+        # such as torch's memory on a GPU, may set this to False.
         self.holds = True
 
     def stream(self) -> Stream:
-        """A new stream of the group's device."""
+        """Creates a stream of the group's device."""
         return Stream(self)
 
     def event(self) -> Event:
-        """A new event."""
+        """Creates an event."""
         return Event(self)
 
     def sync(self, stream: Any = None) -> None:
-        """Waits for the work queued on a stream (None: the group's own). Raises the asynchronous error, if there is
-        one."""
+        """Waits for the work queued on a stream (None: the group's own). Raises the group's asynchronous error, if
+        there is one."""
         number = stream_address(self, stream)
         self._wait(number)
         self._prune()
@@ -183,12 +183,12 @@ class StreamOwner(Owner):
         if self.device != Device.CPU:
             poll(lambda: self._lib.epx_stream_query(self.address, stream) != Status.NOT_READY)
             return
-        waiter, self._waiter = self._waiter or CpuWaiter(), None  # another thread makes its own
+        waiter, self._waiter = self._waiter or CpuWaiter(), None  # another thread then creates its own
         waiter.wait(self.address, stream)
         self._waiter = waiter
 
     def hold(self, objects: Any, stream: Any = None) -> None:
-        """Keeps objects alive until what is queued on the stream now has run. Does nothing where `holds` is False."""
+        """Keeps objects alive until the work now queued on the stream has run. Does nothing if `holds` is False."""
         if not self.holds:
             return
         event = self._events.pop() if self._events else Event(self)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From tensors of other libraries to descriptors of EPX.
+"""Converts tensors of other libraries to EPX's tensor descriptors.
 
-Taken, without importing any of them: torch tensors, objects with ``__cuda_array_interface__``, NumPy arrays and others
-with ``__array_interface__``, and anything that speaks DLPack.
+Accepted are torch tensors, objects with ``__cuda_array_interface__``, NumPy arrays and other objects with
+``__array_interface__``, and objects with DLPack. This module imports none of these libraries.
 """
 
 import sys
@@ -13,7 +13,7 @@ from .dlpack import look_into
 from .errors import ArgumentError, Status
 
 _TYPESTR = {"f2": DType.FP16, "f4": DType.FP32, "i4": DType.INT32, "i8": DType.INT64, "u1": DType.UINT8}
-_NAMES = {"bfloat16": DType.BF16, "float8_e4m3fn": DType.FP8_E4M3}  # ml_dtypes, which have no typestr of their own
+_NAMES = {"bfloat16": DType.BF16, "float8_e4m3fn": DType.FP8_E4M3}  # types of ml_dtypes, which have no typestr
 # (code, bits) of DLPack
 _DLPACK = {
     (2, 16): DType.FP16, (2, 32): DType.FP32, (4, 16): DType.BF16, (10, 8): DType.FP8_E4M3, (0, 32): DType.INT32,
@@ -23,7 +23,7 @@ _torch_dtypes: Dict[Any, DType] = {}
 
 
 def torch_dtypes() -> Dict[Any, DType]:
-    """torch's dtypes that EPX knows. Empty as long as nobody has imported torch."""
+    """The torch dtypes that EPX supports. Empty until torch is imported."""
     torch = sys.modules.get("torch")
     if not _torch_dtypes and torch is not None and hasattr(torch, "Tensor"):
         pairs = (("bfloat16", DType.BF16), ("float16", DType.FP16), ("float32", DType.FP32), ("int32", DType.INT32),
@@ -35,7 +35,7 @@ def torch_dtypes() -> Dict[Any, DType]:
 
 
 def fill(struct: TensorStruct, data: int, dtype: int, shape: Sequence[int], stride: Optional[Sequence[int]]) -> None:
-    """Writes a descriptor; strides count elements, None means contiguous."""
+    """Fills a descriptor. Strides are in elements; None means contiguous."""
     ndim = len(shape)
     struct.dtype = dtype
     struct.ndim = ndim
@@ -45,10 +45,10 @@ def fill(struct: TensorStruct, data: int, dtype: int, shape: Sequence[int], stri
 
 
 def describe(name: str, tensor: Any, struct: TensorStruct, dtype: Optional[DType] = None) -> Any:
-    """Describes `tensor` in `struct`; returns what must stay alive while the descriptor is used.
+    """Describes `tensor` in `struct`. Returns the object that must stay alive while the descriptor is used.
 
-    `dtype` overrides what the tensor says, for bytes that mean something else (bf16 kept as uint16). Raises
-    ArgumentError, naming `name`, for what EPX cannot describe.
+    `dtype` overrides the dtype of the tensor, for memory with another meaning (bf16 stored as uint16). Raises
+    ArgumentError, with `name` in the message, if EPX cannot describe the tensor.
     """
     data, found, shape, stride, keep = _look(name, tensor, dtype)
     if len(shape) > MAX_NDIM or len(shape) < 1:
@@ -113,7 +113,7 @@ def _look_array(name: str, tensor: Any, interface: Dict[str, Any], dtype: Option
 
 def _look_dlpack(name: str, tensor: Any, dtype: Optional[DType]) -> _Looked:
     capsule = tensor.__dlpack__()
-    # The capsule is kept and never renamed: whoever made it frees the tensor when the capsule goes.
+    # The capsule is kept and not renamed ("consumed"), so its producer frees the tensor when the capsule is freed.
     t = look_into(capsule)
     found = _DLPACK.get((t.code, t.bits))
     if t.lanes != 1 or (found is None and dtype is None):
