@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeepEP's interface (V1) over EPX: the same names, arguments and results, on GPUs and on CPUs, over any network."""
+"""DeepEP's V1 interface over EPX: the same names, arguments and results, on GPUs and CPUs, over any network."""
 
 import torch
 

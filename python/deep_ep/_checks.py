@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of arguments: each failure names the argument, what was expected and what was given. Nothing was sent then.
+"""Checks of arguments. A failure names the argument, what was expected and what was given. Nothing was sent then.
 
-DeepEP's checks are assertions in Python and RuntimeErrors in C++. Programs that expect either get it: EPX's errors are
-RuntimeErrors, and those of this package are AssertionErrors too.
+DeepEP's checks raise AssertionError in Python and RuntimeError in C++. Programs may expect either: EPX's errors are
+RuntimeErrors, and the errors of this package are also AssertionErrors.
 """
 
 from typing import Any, Optional, Sequence, Tuple
@@ -20,12 +20,12 @@ class CallError(UsageError, AssertionError):
 
 
 def wrong(name: str, expected: str, given: Any) -> InputError:
-    """The exception for an argument."""
+    """The exception for a wrong argument."""
     return InputError(Status.ARGUMENT, "%s: expected %s, got %s" % (name, expected, given))
 
 
 def refused(why: str) -> CallError:
-    """The exception for a call."""
+    """The exception for a call that is not allowed."""
     return CallError(Status.USAGE, why)
 
 
@@ -35,7 +35,7 @@ def _names(dtypes: Sequence[torch.dtype]) -> str:
 
 def tensor(name: str, value: Any, dtypes: Sequence[torch.dtype], shape: Sequence[Optional[int]],
            device: Optional[torch.device] = None, contiguous: bool = True) -> torch.Tensor:
-    """A tensor of one of the dtypes; None in the shape stands for any extent."""
+    """Checks for a tensor of one of the dtypes. None in the shape means any extent."""
     if not isinstance(value, torch.Tensor):
         raise wrong(name, "a tensor", type(value).__name__)
     if value.dtype not in dtypes:
@@ -52,12 +52,12 @@ def tensor(name: str, value: Any, dtypes: Sequence[torch.dtype], shape: Sequence
 
 def optional(name: str, value: Any, dtypes: Sequence[torch.dtype], shape: Sequence[Optional[int]],
              device: Optional[torch.device] = None) -> Optional[torch.Tensor]:
-    """None, or a tensor."""
+    """Checks for None or a tensor, as tensor() does."""
     return None if value is None else tensor(name, value, dtypes, shape, device)
 
 
 def positive(name: str, value: Any, least: int = 1) -> int:
-    """An integer of at least `least`."""
+    """Checks for an integer of at least `least`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise wrong(name, "an integer of at least %d" % least, repr(value))
     return value
@@ -71,7 +71,7 @@ def device_of(name: str, value: torch.Tensor) -> torch.device:
 
 
 def tokens(x: Any) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
-    """(tokens, scales) of a high-throughput dispatch: bf16 (or fp16, fp32), or a pair of e4m3 and its scales."""
+    """(tokens, scales) of a high-throughput dispatch. `x` is bf16, fp16 or fp32, or a pair of e4m3 and its scales."""
     if not isinstance(x, (tuple, list)):
         return tensor("x", x, (torch.bfloat16, torch.float16, torch.float32), (None, None)), None
     if len(x) != 2:
@@ -84,7 +84,7 @@ def tokens(x: Any) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
 
 
 def row_bytes(name: str, value: torch.Tensor) -> None:
-    """Rows of a multiple of 16 bytes."""
+    """Checks that the rows are a multiple of 16 bytes."""
     nbytes = value.shape[-1] * value.element_size()
     if nbytes < 16 or nbytes % 16:
         raise wrong(name, "rows of a multiple of 16 bytes", "%d %s = %d bytes" % (value.shape[-1], value.dtype, nbytes))

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EPX's groups behind a buffer.
+"""The EPX groups of a buffer.
 
-DeepEP's buffer is given bytes; a group of EPX is given experts, tokens, hidden size and top-k. So groups are made when
-the first call says what is needed, and replaced by larger ones when a later call needs more. All ranks pass the same
-values in the same calls, so that all of them come to the same decision. What differs between ranks, the number of
-tokens, is agreed on when a group is made. Bytes that were hinted for low latency tell its sizes: that group is made
-with the buffer, so that a rank may be missing from the first operation on.
+A DeepEP buffer is created with a number of bytes. An EPX group is created with the numbers of experts and tokens, the
+hidden size and top-k. So a group is created in the first call, when these sizes are known, and is replaced by a larger
+one when a later call needs more. All ranks pass the same values in the same calls, so all ranks decide alike. Only the
+number of tokens differs between ranks; the ranks agree on it when a group is created.
+
+If the bytes of a low-latency buffer are a hinted value, the sizes follow from them. That group is created with the
+buffer, so that a rank may be missing from the first operation on.
 """
 
 import collections
@@ -25,37 +27,37 @@ _SPARE_HANDLES = 3
 
 
 class Pool:
-    """A group, its heap, and handles that wait to be used again."""
+    """A group, its heap, and free handles for reuse."""
 
     def __init__(self, group: epx.Group, device: torch.device, max_tokens: int, topk: int, hidden_bytes: int) -> None:
         self.group = group
         self.device = device
         self.lib = load()
         self.on_cpu = device.type == "cpu"
-        # Is the current stream recorded into a graph?
+        # Returns True while the current stream is captured into a graph.
         self.capturing: Callable[[], bool] = (lambda: False) if self.on_cpu else torch._C._cuda_isCurrentStreamCapturing
         self._index = device.index or 0
         self.max_tokens = max_tokens
         self.topk = topk
         self.hidden_bytes = hidden_bytes
         self.heap = Heap(group, device) if self.on_cpu else CudaHeap(group, device)
-        self.combine_plans: Dict[Any, Any] = {}  # of low latency, by kind of call
+        self.combine_plans: Dict[Any, Any] = {}  # low latency, by kind of call
         self.layout_plans: Dict[Any, Any] = {}  # by top-k and dtype
-        self.fresh_plans: Dict[Any, Any] = {}  # of high throughput, by kind of call
+        self.fresh_plans: Dict[Any, Any] = {}  # high throughput, by kind of call
         self.combine_buffers: List[Optional[torch.Tensor]] = [None, None]
         self.next_combine_buffer = 0
-        self.used = False  # has there been a dispatch?
-        self.routings = 0  # that somebody refers to
+        self.used = False  # True after the first dispatch
+        self.routings = 0  # number of routings that are referenced
         self._left_alone = False
-        # By top-k, and whether they serve graphs.
+        # Free handles, by (top-k, used in graphs).
         self._handles: DefaultDict[Tuple[int, bool], List[epx.Handle]] = collections.defaultdict(list)
 
     def take(self, mode: epx.Mode, layout: epx.Layout, topk: int) -> epx.Handle:
-        """A handle, an old one if there is one.
+        """Returns a free handle, or creates one.
 
-        Operations of a group run in the order in which they are issued, so that a handle may serve another routing as
-        soon as nobody refers to the last one. A graph runs again and again: handles that were captured serve graphs
-        alone.
+        Operations of a group run in the order in which they are issued. So a handle may be used for another routing as
+        soon as the previous routing is no longer referenced. A graph may be replayed at any time, so handles that were
+        captured are reused for graphs only.
         """
         capturing = self.capturing()
         for in_graph in (True, False) if capturing else (False,):
@@ -63,27 +65,27 @@ class Pool:
             if free:
                 return free.pop()
         if not self.on_cpu and not capturing:
-            # While a graph is captured no memory can be had: a few are made in advance.
+            # No memory can be allocated during a capture, so spare handles are created in advance.
             for _ in range(_SPARE_HANDLES):
                 self.give(self.group.handle(mode, layout, topk), False)
         return self.group.handle(mode, layout, topk)
 
     def free_handles(self, topk: int, in_graph: bool) -> List[epx.Handle]:
-        """Handles that wait to be used again: the list itself."""
+        """The list of free handles itself, not a copy."""
         return self._handles[(topk, in_graph)]
 
     def give(self, handle: epx.Handle, in_graph: bool) -> None:
-        """Nobody refers to the handle's routing any more."""
+        """Returns a handle whose routing is no longer referenced."""
         self._handles[(handle.topk, in_graph)].append(handle)
 
     def routing_gone(self) -> None:
-        """Nobody refers to a routing any more."""
+        """Called when a routing is no longer referenced."""
         self.routings -= 1
         if self._left_alone and not self.routings:
             self.close()
 
     def close(self) -> None:
-        """Destroys the group; the heap goes with the last of its tensors."""
+        """Destroys the group. The heap is freed with the last of its tensors."""
         self.combine_buffers = [None, None]
         self.combine_plans.clear()
         self.layout_plans.clear()
@@ -92,18 +94,18 @@ class Pool:
         self.group.destroy()
 
     def leave_alone(self) -> None:
-        """The buffer is gone. Handles that somebody still has may be used with another one, as DeepEP's may."""
+        """Called when the buffer is released. Handles that are still referenced work with another one, as in DeepEP."""
         self._left_alone = True
         if not self.routings:
             self.close()
 
     def stream(self) -> Optional[int]:
         """The current stream, for the C library."""
-        # 0 is torch's default stream, and EPX's word for its own.
+        # 0 is torch's default stream, but NULL is the group's own stream in EPX. 1 is CUDA's default stream.
         return None if self.on_cpu else torch._C._cuda_getCurrentRawStream(self._index) or 1
 
     def fits(self, topk: int, hidden_bytes: int) -> bool:
-        """Is it large enough?"""
+        """True if the group is large enough."""
         return topk <= self.topk and hidden_bytes <= self.hidden_bytes
 
 
@@ -113,14 +115,13 @@ class Engine:
     def __init__(self, bootstrap: epx.Bootstrap, settings: Settings) -> None:
         self._bootstrap: Optional[epx.Bootstrap] = bootstrap
         self.settings = settings
-        # Plans of low-latency dispatches: by all that is to be checked of their arguments, and by pool and kind of
-        # call.
+        # Plans of low-latency dispatches: by the checked properties of the arguments, and by pool and kind of call.
         self.plans: Dict[Any, Any] = {}
         self.plans_of_pools: Dict[Any, Any] = {}
         self.closed = False
         self._high: Dict[Tuple[torch.device, int], Pool] = {}
         self._low: Dict[Tuple[torch.device, int, int], Pool] = {}
-        # The smallest group there is, for what it tells about nodes.
+        # The smallest possible group. It is created to learn the nodes of the ranks.
         probe = epx.Group(bootstrap, device=epx.Device.CPU, num_experts=1, max_tokens_per_rank=1, max_hidden_bytes=16,
                           max_topk=1, modes=epx.Mode.HIGH_THROUGHPUT, alloc_bytes=4096, num_agents=1)
         info = probe.info
@@ -130,7 +131,7 @@ class Engine:
         probe.destroy()
 
     def close(self, handles_too: bool) -> None:
-        """Destroys the groups: those too, or only at their end, whose handles somebody has."""
+        """Destroys the groups. Without `handles_too`, a group with referenced handles lives until they are released."""
         self.closed = True
         self._forget_plans()
         for pools in (self._high, self._low):
@@ -144,12 +145,12 @@ class Engine:
         self.plans_of_pools.clear()
 
     def leave(self) -> None:
-        """Python ends: lets go of the process group. The groups end with Python, see epx."""
+        """Called when Python exits: drops the process group. The EPX groups are destroyed by epx."""
         self._bootstrap = None
 
     @property
     def bootstrap(self) -> epx.Bootstrap:
-        """How the ranks meet."""
+        """The bootstrap. Raises if the buffer was destroyed."""
         if self._bootstrap is None:
             raise refused("the buffer was destroyed")
         return self._bootstrap
@@ -160,7 +161,7 @@ class Engine:
 
     def high_throughput(self, device: torch.device, num_experts: int, tokens: int, hidden_bytes: int,
                         topk: int) -> Pool:
-        """The pool for such a dispatch."""
+        """The pool for a dispatch of these sizes. It is created if needed, which is collective."""
         pool = self._high.get((device, num_experts))
         if pool is not None and tokens > pool.max_tokens:
             raise wrong("x", "at most %d tokens, as the ranks agreed when they met (EPX_DEEP_EP_MAX_TOKENS raises it)"
@@ -172,7 +173,7 @@ class Engine:
         return pool
 
     def high_throughput_pool(self, device: torch.device, num_experts: int) -> Optional[Pool]:
-        """The pool for these experts, if there is one already."""
+        """The pool for these experts, or None if it does not exist yet."""
         return self._high.get((device, num_experts))
 
     def _make_high(self, device: torch.device, num_experts: int, tokens: int, hidden_bytes: int, topk: int) -> Pool:
@@ -186,12 +187,12 @@ class Engine:
 
     def low_latency(self, device: torch.device, max_tokens: int, num_experts: int, hidden_bytes: int,
                     topk: int) -> Pool:
-        """The pool for such a dispatch: the largest number of tokens shapes its tensors, so each has a group."""
+        """The pool for a dispatch of these sizes. The shapes depend on max_tokens, so each value has its own group."""
         key = (device, max_tokens, num_experts)
         pool = self._low.get(key)
         if pool is None or not pool.fits(topk, hidden_bytes):
             old = (pool.topk, pool.hidden_bytes) if pool else (LOW_LATENCY_TOPK, 0)
-            self._forget_plans()  # they may belong to the pool that is replaced
+            self._forget_plans()  # they may refer to the pool that is replaced
             pool = self._low[key] = self._make_low(
                 device, max_tokens, num_experts, max(hidden_bytes, old[1]), max(topk, old[0]))
         return pool
@@ -202,8 +203,11 @@ class Engine:
         return Pool(group, device, max_tokens, topk, hidden_bytes)
 
     def prepare_low_latency(self) -> None:
-        """Makes the group for low latency now, if the buffer's bytes tell all ranks the same sizes. For the GPU, if
-        there is one; where ranks may be missing also for CPU tensors, which take memory only when they come."""
+        """Creates the low-latency group now, if the bytes of the buffer give the same sizes on all ranks.
+
+        The group is for the GPU, if there is one. If ranks may be masked, a group for CPU tensors is created as well;
+        it uses memory only when CPU tensors are used.
+        """
         sizes = hinted_sizes(self.settings.num_rdma_bytes, self.nranks) or (0, 0, 0)
         parts = self.bootstrap.allgather(struct.pack("3q", *sizes))
         if not all(sizes) or any(part != parts[0] for part in parts):
@@ -214,21 +218,21 @@ class Engine:
             try:
                 self.low_latency(torch.device("cuda", torch.cuda.current_device()),
                                  max_tokens, num_experts, 2 * hidden, 1)
-            except epx.UnsupportedError:  # this build has no CUDA; CPU tensors are still served
+            except epx.UnsupportedError:  # this build has no CUDA; CPU tensors still work
                 gpu = False
         if not gpu or self.settings.enable_shrink:
             self.low_latency(torch.device("cpu"), max_tokens, num_experts, 2 * hidden, 1)
 
     def low_latency_pools(self) -> List[Pool]:
-        """Those that exist."""
+        """The low-latency pools that exist."""
         return list(self._low.values())
 
     def low_latency_devices(self, max_tokens: int, num_experts: int) -> List[torch.device]:
-        """Where pools of this size have been used."""
+        """The devices on which pools of this size have been used."""
         return [key[0] for key, pool in self._low.items() if pool.used and key[1:] == (max_tokens, num_experts)]
 
     def _group(self, device: torch.device, **config: Any) -> epx.Group:
         kind = {"cpu": epx.Device.CPU, "cuda": epx.Device.CUDA}[device.type]
         group = epx.Group(self.bootstrap, device=kind, device_index=device.index or 0, **config)
-        group.holds = device.type == "cpu"  # on a GPU torch frees memory in the order of its streams
+        group.holds = device.type == "cpu"  # on a GPU, torch frees memory in stream order
         return group

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fresh high-throughput dispatches on a GPU, with little for the host to do between the receive count and the launch.
+"""High-throughput dispatches with a new routing on a GPU, with little host work between receive count and launch.
 
-The GPU has nothing to do meanwhile. So the structs for the C library are made once for each kind of call, memory is
-taken for the results as soon as their number is known, and torch's tensors over it are made when the kernels are
-already queued.
+The GPU is idle during that time. So the structs for the C library are prepared once for each kind of call. Memory for
+the results is reserved as soon as the number of rows is known. The torch tensors over that memory are created after the
+kernels are queued.
 """
 
 import ctypes
@@ -54,7 +54,7 @@ class FreshPlan:
         self._addresses = ctypes.addressof(inputs), ctypes.addressof(outputs), None, ctypes.addressof(config)
 
     def _inputs(self, request: Any) -> None:
-        """Points to what is sent."""
+        """Sets the data pointers and row counts of the inputs."""
         at, count = self._at, request.tokens.shape[0]
         at["tokens"].shape[0] = at["weights"].shape[0] = count
         at["tokens"].data, at["weights"].data = request.tokens.data_ptr(), request.topk_weights.data_ptr()
@@ -63,14 +63,14 @@ class FreshPlan:
             at["scales"].stride[0], at["scales"].stride[1] = request.scales.stride()
 
     def _outputs(self, names: List[str], reserved: Reserved, rows: int) -> None:
-        """Points to what is received."""
+        """Sets the data pointers and row counts of the outputs."""
         for name, place in zip(names, reserved.form.places):
             struct = self._at[name]
             struct.shape[0], struct.data = rows, reserved.address + place
 
     def run(self, address: int, request: Any, rows: int, stream: Any) -> Optional[Tuple[Reserved, Reserved]]:
-        """Dispatches with the handle at `address`: where (rows and scales), (sources, indices and weights) will be.
-        None where the heap has no room: nothing was done."""
+        """Dispatches with the handle at `address`. Returns the memory of (rows, scales) and of (sources, indices,
+        weights), or None, with nothing done, if the heap is full."""
         large: List[Part] = [((rows, self._hidden), self._dtype, None)]
         if self._scale_parts is not None:
             large.append(((rows, self._scale_parts[0]), self._scale_parts[1], None))
@@ -88,7 +88,7 @@ class FreshPlan:
 
 
 def fresh_plan(pool: Pool, request: Any) -> Optional[FreshPlan]:
-    """The plan for a call, or None where it is of another kind: without indices, with a bound, of strided rows."""
+    """The plan for a call, or None for calls that have none: no indices, num_worst_tokens given, or strided rows."""
     tokens, scales = request.tokens, request.scales
     if (not isinstance(pool.heap, CudaHeap) or request.topk_idx is None or request.worst or not tokens.is_contiguous()
             or not request.topk_weights.is_contiguous() or (scales is not None and scales.dim() != 2)

@@ -21,7 +21,7 @@ _PAYLOADS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class DispatchRequest:
-    """The arguments of a fresh dispatch, checked."""
+    """The checked arguments of a dispatch with a new routing."""
 
     def __init__(self, engine: Engine, x: Any, is_token_in_rank: Any, num_tokens_per_expert: Any, topk_idx: Any,
                  topk_weights: Any, expert_alignment: int, num_worst_tokens: int) -> None:
@@ -44,7 +44,7 @@ class DispatchRequest:
             raise wrong("topk_idx", "a tensor where num_worst_tokens is given", "None")
 
     def routing_indices(self, engine: Engine) -> torch.Tensor:
-        """The top-k that EPX routes by: the caller's, or one expert of each rank the token goes to."""
+        """The top-k indices for EPX: the caller's, or one expert on each rank that the token goes to."""
         if self.topk_idx is not None:
             return self.topk_idx
         ranks, local = engine.nranks, engine.local_experts(self.experts)
@@ -59,7 +59,7 @@ class DispatchRequest:
 
 def dispatch(engine: Engine, launch_on: Any, request: DispatchRequest, channels: int,
              counts_as_tensor: bool) -> Tuple[Any, ...]:
-    """A fresh dispatch: exchanges counts, then rows. Returns all that Buffer.dispatch() does."""
+    """A dispatch with a new routing: exchanges counts, then rows. Returns the result of Buffer.dispatch()."""
     if counts_as_tensor and request.topk_idx is None:
         raise wrong("topk_idx", "a tensor where num_recv_tokens_per_expert_as_cuda is given", "None")
     tokens = request.tokens
@@ -95,10 +95,10 @@ def dispatch(engine: Engine, launch_on: Any, request: DispatchRequest, channels:
 
 
 class Counts:
-    """What the ranks tell each other when they exchange counts."""
+    """The counts that the ranks exchange."""
 
     def __init__(self, nranks: int, device: torch.device, local_experts: int) -> None:
-        """`local_experts`: 0 where nobody asks for a tensor of their rows."""
+        """`local_experts` is 0 if the caller does not ask for a tensor of their row counts."""
         flat = self.flat = torch.empty(nranks * (nranks + 2), dtype=torch.int32, device=device)
         self.matrix = flat[:nranks * nranks].view(nranks, nranks)
         self.tokens = flat[nranks * nranks:nranks * (nranks + 1)]
@@ -106,23 +106,23 @@ class Counts:
         self.experts = torch.empty(local_experts, dtype=torch.int64, device=device) if local_experts else None
 
     def info(self) -> epx.LayoutInfo:
-        """For the update of a handle."""
+        """The tensors as an argument of Handle.update()."""
         return epx.LayoutInfo(rank_matrix=self.matrix, rank_tokens=self.tokens, relay_counts=self.relayed,
                               expert_counts=self.experts)
 
     def aligned(self, alignment: int) -> torch.Tensor:
-        """Rows of each local expert, rounded up."""
+        """The number of rows of each local expert, rounded up to the alignment."""
         assert self.experts is not None
         return self.experts if alignment == 1 else (self.experts + alignment - 1) // alignment * alignment
 
 
 class _Received:
-    """The tensors of a fresh dispatch's results. Small ones share a piece of memory, so that keeping a handle does not
-    keep the rows."""
+    """The result tensors of a dispatch with a new routing. Rows and small tensors are in separate allocations, so that
+    keeping a handle does not keep the rows."""
 
     def __init__(self, pool: Pool, request: DispatchRequest, rows: int, topk: int,
                  fast: Optional[Tuple[Reserved, Reserved]]) -> None:
-        """`fast`: where a FreshPlan has put them."""
+        """`fast`: the memory that a FreshPlan has used, or None."""
         tokens, scales = request.tokens, request.scales
         self.bounded = request.worst > 0
         if fast is not None:
@@ -135,7 +135,7 @@ class _Received:
             self.scales = pool.heap.empty((rows, *scales.shape[1:]), scales.dtype)
         self.src_rank, self.src_token = pool.heap.several(((rows,), torch.int32, None), ((rows,), torch.int32, None))
         if self.bounded:
-            self.src_rank.fill_(-1)  # rows past the end are left alone
+            self.src_rank.fill_(-1)  # rows past the end are not written
             self.src_token.fill_(-1)
         self.idx = self.weights = None
         if topk:
@@ -149,7 +149,7 @@ def _two_dim(scales: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
 
 
 def _received(engine: Engine, routing: HighThroughputRouting, request: DispatchRequest) -> Tuple[int, List[int]]:
-    """(rows to make room for, rows of each local expert, aligned): waits for the counts unless a bound was given."""
+    """(rows to allocate, aligned rows of each local expert). Waits for the counts unless num_worst_tokens is given."""
     if request.worst:
         return request.worst, []
     rows, counts = routing.handle.recv_count()
@@ -160,7 +160,7 @@ def _received(engine: Engine, routing: HighThroughputRouting, request: DispatchR
 
 
 def _sum_counts(engine: Engine, per_expert: torch.Tensor) -> List[int]:
-    """Without a top-k the callers' counts are all there is: summed over the ranks."""
+    """The rows of each local expert without a top-k: the counts of the callers, summed over the ranks."""
     own = per_expert.tolist()
     parts = engine.bootstrap.allgather(struct.pack("%di" % len(own), *own))
     local = engine.local_experts(len(own))
@@ -170,8 +170,8 @@ def _sum_counts(engine: Engine, per_expert: torch.Tensor) -> List[int]:
 
 
 class LazyHandle(tuple):
-    """The tuple that DeepEP's callers get: 6 fields inside a node, 10 between nodes. EPX needs none of them: they are
-    computed when somebody reads one."""
+    """The handle tuple of DeepEP: 6 fields inside a node, 10 between nodes. EPX does not need the fields. They are
+    computed when one is read."""
 
     _fields: Optional[Tuple[Any, ...]]
 
@@ -217,7 +217,7 @@ class LazyHandle(tuple):
 
 def make_handle(engine: Engine, launch: Launch, routing: HighThroughputRouting, in_rank: torch.Tensor, counts: Counts,
                 recv: _Received, channels: int) -> Handle:
-    """The handle of a fresh dispatch."""
+    """The handle of a dispatch with a new routing."""
 
     def compute() -> Tuple[Any, ...]:
         launch.join()
@@ -238,7 +238,7 @@ def _handle_fields(engine: Engine, routing: HighThroughputRouting, in_rank: torc
     relayed.index_add_(0, nodes_on(in_rank.device, engine.node_of), counts.relayed)
     relayed[engine.node] = goes[:, engine.node].sum()
     relayed_sum = relayed.cumsum(0, dtype=torch.int32)
-    passing = 0 if recv.bounded else int(relayed_sum[-1])  # a bound was given in order not to wait here
+    passing = 0 if recv.bounded else int(relayed_sum[-1])  # num_worst_tokens is given in order not to wait here
     local_rank = engine.node_of[:engine.rank].count(engine.node)
     meta = source_meta(recv.src_rank, engine.node_of, local_rank)
     return (in_rank, node_prefix, prefix, relayed[:, None].expand(-1, channels).contiguous(), relayed_sum, recv_prefix,
@@ -247,7 +247,7 @@ def _handle_fields(engine: Engine, routing: HighThroughputRouting, in_rank: torc
 
 
 def dispatch_again(engine: Engine, launch_on: Any, x: Any, handle: Handle) -> Tuple[Any, ...]:
-    """A dispatch along a routing that is known."""
+    """A dispatch with the routing of a handle."""
     tokens, scales = checks.tokens(x)
     routing = find(HighThroughputRouting, handle)
     pool = _usable(routing, tokens)
@@ -266,9 +266,9 @@ def dispatch_again(engine: Engine, launch_on: Any, x: Any, handle: Handle) -> Tu
 
 
 def _usable(routing: HighThroughputRouting, tokens: torch.Tensor) -> Pool:
-    """The pool of a routing, if it takes such rows."""
+    """The pool of a routing. Raises if it cannot transfer such rows."""
     pool = routing.pool
-    pool.group.address  # raises where the buffer was destroyed
+    pool.group.address  # raises if the buffer was destroyed
     if tokens.device != pool.device:
         raise wrong("x", "a tensor on %s, as the handle's" % pool.device, tokens.device)
     checks.row_bytes("x", tokens)
@@ -279,7 +279,7 @@ def _usable(routing: HighThroughputRouting, tokens: torch.Tensor) -> Pool:
 
 
 def combine(engine: Engine, launch_on: Any, x: Any, handle: Handle, topk_weights: Any, bias: Any) -> Tuple[Any, ...]:
-    """Returns rows and sums them: (combined_x, combined_topk_weights or None, event)."""
+    """Sends rows back and sums them. Returns (combined_x, combined_topk_weights or None, event)."""
     routing = find(HighThroughputRouting, handle)
     checks.tensor("x", x, _PAYLOADS, (None, None))
     pool = _usable(routing, x)
@@ -309,8 +309,8 @@ def _biases(bias: Any, shape: Sequence[int], x: torch.Tensor) -> List[torch.Tens
 
 
 def _within_reach(pool: Pool, x: Optional[torch.Tensor], launch: Launch) -> Optional[torch.Tensor]:
-    """EPX reads rows of ordinary memory where they are, or passes them through its receive buffer; more than that holds
-    are moved to the heap as long as they cannot be read."""
+    """Returns `x`, or a copy of it in the heap. EPX reads registered memory in place and stages other memory in its
+    receive buffer. A copy is needed if `x` is not registered yet and has more rows than the receive buffer."""
     if x is None or x.shape[0] <= pool.group.info.max_recv_tokens or pool.heap.holds(x):
         return x
     if pool.group.register(x, launch.address):

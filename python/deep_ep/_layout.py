@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counts and prefix sums: get_dispatch_layout(), and the fields of high-throughput handles.
 
-DeepEP cuts the tokens of a rank into C channels, ceil(T / C) tokens each. EPX does not: the fields are computed for
-callers that read them.
+DeepEP divides the tokens of a rank into C channels of ceil(T / C) tokens each. EPX has no channels; the fields are
+computed for callers that read them.
 """
 
 import ctypes
@@ -18,14 +18,14 @@ from epx.tensors import fill
 from ._checks import wrong
 from ._engine import Pool
 
-NVL_PEERS = 8  # DeepEP's ranks per node, the width of send_nvl_head
+NVL_PEERS = 8  # ranks per node in DeepEP: the width of send_nvl_head
 
 
 def dispatch_layout(topk_idx: torch.Tensor, num_experts: int, nranks: int, node_of: Tuple[int, ...]) -> Tuple[
         torch.Tensor, Optional[torch.Tensor], torch.Tensor, torch.Tensor]:
     """(tokens per rank, tokens per node or None, tokens per expert, is token in rank). Does not synchronise.
 
-    Ids that are out of range count for nothing: dispatch reports them (check_experts() does so at once where it can).
+    Expert ids out of range are not counted. dispatch reports them; on the CPU, check_experts() reports them earlier.
     """
     local = -(-num_experts // nranks)
     none = (topk_idx < 0) | (topk_idx >= num_experts)
@@ -41,7 +41,7 @@ def dispatch_layout(topk_idx: torch.Tensor, num_experts: int, nranks: int, node_
 
 
 def check_experts(topk_idx: torch.Tensor, num_experts: int) -> None:
-    """Raises for ids that are neither an expert nor -1. On the CPU only: on a GPU it would wait for the device."""
+    """Raises for ids that are neither an expert nor -1. Does nothing on a GPU, where it would wait for the device."""
     if topk_idx.device.type != "cpu" or topk_idx.numel() == 0:
         return
     least, most = (int(value) for value in topk_idx.aminmax())
@@ -52,8 +52,8 @@ def check_experts(topk_idx: torch.Tensor, num_experts: int) -> None:
 
 
 class LayoutPlan:
-    """The structs that the C library is given for a kind of get_dispatch_layout() on a GPU: made once, pointed
-    elsewhere by each call."""
+    """The structs for the C library for one kind of get_dispatch_layout() on a GPU. They are created once; each call
+    only changes their data pointers."""
 
     def __init__(self, pool: Pool, topk: int, idx_dtype: torch.dtype) -> None:
         info = pool.group.info
@@ -76,7 +76,7 @@ class LayoutPlan:
 
     def run(self, topk_idx: torch.Tensor, stream: Any) -> Tuple[
             torch.Tensor, Optional[torch.Tensor], torch.Tensor, torch.Tensor]:
-        """As dispatch_layout(), by one kernel."""
+        """Like dispatch_layout(), with one kernel."""
         tokens, device = topk_idx.shape[0], self._device
         per_rank = torch.empty(self._ranks, dtype=torch.int32, device=device)
         per_expert = torch.empty(self._experts, dtype=torch.int32, device=device)
@@ -92,20 +92,20 @@ class LayoutPlan:
 
 
 def _count(values: torch.Tensor, n: int) -> torch.Tensor:
-    """How often each of 0..n-1 occurs; n stands for none."""
+    """The number of occurrences of each of 0..n-1. The value n means none."""
     zeros = torch.zeros(n + 1, dtype=torch.int32, device=values.device)
     return zeros.scatter_add_(0, values, torch.ones_like(values, dtype=torch.int32))[:n].contiguous()
 
 
 def _mark(columns: torch.Tensor, n: int) -> torch.Tensor:
-    """bool [T, n]: which of 0..n-1 each row of `columns` has; n stands for none."""
+    """bool [T, n]: which of 0..n-1 occur in each row of `columns`. The value n means none."""
     zeros = torch.zeros(columns.shape[0], n + 1, dtype=torch.bool, device=columns.device)
     return zeros.scatter_(1, columns, True)[:, :n].contiguous()
 
 
 @functools.lru_cache(maxsize=None)
 def nodes_on(device: torch.device, node_of: Tuple[int, ...]) -> torch.Tensor:
-    """The node of each rank, int64 [R]. Made once: the host would wait for each copy to a GPU."""
+    """The node of each rank, int64 [R]. Created once, because the host waits for each copy to a GPU."""
     with torch.inference_mode(False):
         return torch.tensor(node_of, device=device)
 
@@ -118,7 +118,7 @@ def in_nodes(in_rank: torch.Tensor, node_of: Tuple[int, ...]) -> torch.Tensor:
 
 
 def send_fields(goes: torch.Tensor, channels: int) -> Tuple[torch.Tensor, torch.Tensor]:
-    """For bool [T, X]: (inclusive prefix over channels [X, C], number of each token within its channel [T, X], or
+    """For bool [T, X]: (inclusive prefix sum over channels [X, C], index of each token within its channel [T, X], or
     -1)."""
     tokens = goes.shape[0]
     per = max(-(-tokens // channels), 1)
@@ -132,7 +132,7 @@ def send_fields(goes: torch.Tensor, channels: int) -> Tuple[torch.Tensor, torch.
 
 def receive_field(src_rank: torch.Tensor, src_token: torch.Tensor, rank_tokens: torch.Tensor,
                   channels: int) -> torch.Tensor:
-    """Rows of each source rank before each of its channels, [R, C]; rows whose source is -1 do not count."""
+    """Rows of each source rank before each of its channels, [R, C]. Rows with source -1 are not counted."""
     nranks = rank_tokens.shape[0]
     per = torch.div(rank_tokens + (channels - 1), channels, rounding_mode="floor").clamp_(min=1)
     source = src_rank.clamp(min=0).long()
@@ -142,7 +142,7 @@ def receive_field(src_rank: torch.Tensor, src_token: torch.Tensor, rank_tokens: 
 
 
 def source_meta(src_rank: torch.Tensor, node_of: Tuple[int, ...], local_rank: int) -> torch.Tensor:
-    """uint8 [N, 8]: the source's node and a bit for this rank, each as int32."""
+    """uint8 [N, 8]: the node of the source and the bit of this rank, each as int32."""
     node = nodes_on(src_rank.device, node_of)[src_rank.clamp(min=0).long()].to(torch.int32)
     bits = torch.full_like(node, 1 << local_rank)
     return torch.stack((node, bits), 1).view(torch.uint8)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Low latency: dispatch and combine of up to a thousand tokens, with send and receive apart if asked.
+"""Low latency: dispatch and combine of up to a thousand tokens, optionally with separate send and receive halves.
 
-The host's time counts here: what was checked for an earlier call with the same shapes is not checked again, and the
-structs of the C library are prepared (see _plans.py).
+Host time is critical here. Arguments are not checked again if an earlier call had the same shapes, and the structs for
+the C library are prepared (see _plans.py).
 """
 
 from typing import Any, Optional, Tuple
@@ -21,7 +21,7 @@ from .utils import EventOverlap
 
 
 class LowLatencyRouting(Routing):
-    """Of a low-latency dispatch. `staged` holds the tensors of a send whose receive half has not been asked for."""
+    """The routing of a low-latency dispatch. `staged` holds the tensors of a send whose hook was not called yet."""
 
     staged: Any = None
     combine_buffer: Optional[torch.Tensor] = None
@@ -32,24 +32,24 @@ class LowLatencyRouting(Routing):
         self.pool.routings += 1
         self.in_graph = in_graph
         self.max_tokens = plan.max_tokens
-        self.topk_idx = topk_idx  # combine is given the same ones: no need to look at them again
+        self.topk_idx = topk_idx  # if combine gets the same tensor, it is not checked again
         self.version = _version(topk_idx)
         self.tokens = tokens
 
     def __del__(self) -> None:
         pool = getattr(self, "pool", None)
         if pool is None:
-            return  # there was no handle for it
+            return  # __init__ failed before there was a handle
         if pool.group.alive:
             if self.staged is not None:
-                # Its hook was never called, and the other ranks wait for this rank's half.
+                # The hook was never called, and the other ranks wait for the receive half of this rank.
                 pool.lib.epx_complete(self.address, pool.stream())
                 pool.group.hold(self.staged)
             pool.give(self.handle, self.in_graph)
         pool.routing_gone()
 
     def receive(self) -> None:
-        """The hook of a staged operation: afterwards its tensors are complete for the current stream."""
+        """The hook of a staged operation. After it, the results are complete for the current stream."""
         held = self.staged
         if held is None:
             return
@@ -64,12 +64,12 @@ class LowLatencyRouting(Routing):
 
 
 def _version(tensor: torch.Tensor) -> Optional[int]:
-    """Changes whenever somebody writes to a tensor; torch does not count that for tensors of inference_mode()."""
+    """A number that changes with every write to a tensor, or None: torch does not count writes in inference_mode()."""
     return None if tensor.is_inference() else tensor._version
 
 
 def _look(tensor: Any) -> Any:
-    """All that is to be checked of a tensor; None for what is none."""
+    """The properties of a tensor that are checked, or None if it is not a tensor."""
     try:
         return tensor.shape, tensor.dtype, tensor.device, tensor.is_contiguous()
     except AttributeError:
@@ -95,7 +95,7 @@ def _check_dispatch(engine: Engine, x: Any, topk_idx: Any, max_tokens: int, num_
 
 def _dispatch_plan(engine: Engine, x: torch.Tensor, topk_idx: torch.Tensor, max_tokens: int, num_experts: int,
                    casts: Tuple[bool, bool, bool], staged: bool) -> DispatchPlan:
-    """The plan for arguments that were checked."""
+    """The plan for arguments that are already checked."""
     hidden, topk = x.shape[1], topk_idx.shape[1]
     pool = engine.low_latency(x.device, max_tokens, num_experts, 2 * hidden, topk)
     pool.used = True
@@ -109,8 +109,11 @@ def _dispatch_plan(engine: Engine, x: torch.Tensor, topk_idx: torch.Tensor, max_
 def dispatch(engine: Engine, launch_on: Any, x: torch.Tensor, topk_idx: torch.Tensor, max_tokens: int,
              num_experts: int, stats: Optional[torch.Tensor], wait: Optional[torch.Tensor],
              casts: Tuple[bool, bool, bool], staged: bool) -> Tuple[Any, ...]:
-    """All that Buffer.low_latency_dispatch() returns. `casts` are use_fp8, round_scale, use_ue8m0. It runs where
-    `launch_on` puts it; without that, and always if it is staged, on the current stream."""
+    """Returns the result of Buffer.low_latency_dispatch(). `casts` are use_fp8, round_scale, use_ue8m0.
+
+    The operation runs on the stream that `launch_on` chooses. Without `launch_on`, and always if it is staged, it runs
+    on the current stream.
+    """
     look = _look(x)
     key = (look, _look(topk_idx), max_tokens, num_experts, casts, staged)
     plan = engine.plans.get(key)
@@ -137,12 +140,12 @@ def dispatch(engine: Engine, launch_on: Any, x: torch.Tensor, topk_idx: torch.Te
     handle: Handle = (src, ranges, max_tokens, plan.hidden, num_experts)
     event, hook = EventOverlap(), None
     if staged:
-        # The routing holds what the receive half uses: not src, which holds the routing, but its memory, which counts
-        # shares.
+        # The routing keeps alive what the receive half uses. It must not refer to src, because src refers to the
+        # routing. It refers to counts instead, which shares the memory of src.
         routing.staged = (x, topk_idx, stats, wait, rows, counts)
         hook = routing.receive
         if pool.on_cpu:
-            settle(pool.group)  # the caller may change x when this returns
+            settle(pool.group)  # the caller may change x after this returns
     elif launch is not None:
         event = launch.finish((x, topk_idx, stats, wait), (*rows, *small))
     return rows[0] if len(rows) == 1 else (rows[0], rows[1]), counts, handle, event, hook
@@ -161,12 +164,12 @@ def _check_combine(routing: LowLatencyRouting, plan: CombinePlan, x: Any, topk_i
 def combine(launch_on: Any, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor,
             handle: Handle, use_logfmt: bool, zero_copy: bool, staged: bool, out: Optional[torch.Tensor],
             wait: Optional[torch.Tensor]) -> Tuple[Any, ...]:
-    """All that Buffer.low_latency_combine() returns. For `launch_on` see dispatch()."""
+    """Returns the result of Buffer.low_latency_combine(). For `launch_on`, see dispatch()."""
     routing = getattr(handle[0], ATTRIBUTE, None) if type(handle) is tuple and handle else None
     if type(routing) is not LowLatencyRouting:
         routing = find(LowLatencyRouting, handle)
     pool, hidden, tokens = routing.pool, handle[3], routing.tokens
-    pool.group.address  # raises where the buffer was destroyed
+    pool.group.address  # raises if the buffer was destroyed
     key = (hidden, routing.handle.topk, use_logfmt, staged)
     plan = pool.combine_plans.get(key)
     if plan is None:
@@ -183,7 +186,7 @@ def combine(launch_on: Any, x: torch.Tensor, topk_idx: torch.Tensor, topk_weight
     if zero_copy:
         x = _filled_buffer(routing, use_logfmt)
     if topk_idx is not routing.topk_idx or _version(topk_idx) != routing.version:
-        # Rows come back along the dispatch's indices. What the caller has taken out since then adds nothing.
+        # Combine uses the indices of the dispatch. Entries that the caller has set to -1 since then get weight 0.
         topk_weights = torch.where(topk_idx < 0, 0.0, topk_weights)
     launch = launch_on(pool.group) if launch_on is not None else None
     stream = launch.address if launch is not None else pool.stream()
@@ -215,7 +218,7 @@ def _filled_buffer(routing: LowLatencyRouting, use_logfmt: bool) -> torch.Tensor
 
 
 def next_combine_buffer(handle: Handle) -> torch.Tensor:
-    """bf16 [El, N, H] in the heap, for combine with zero_copy. Two take turns; they stay as long as the buffer."""
+    """bf16 [El, N, H] in the heap, for combine with zero_copy. Two tensors alternate and live as long as the buffer."""
     routing = find(LowLatencyRouting, handle)
     pool = routing.pool
     pool.group.address

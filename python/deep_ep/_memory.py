@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensors in a group's heap, where other ranks read and write them in place.
 
-A tensor keeps its memory for as long as it or any view of it lives, also after the buffer is destroyed. On a GPU a
-piece that was let go may still be in use by queued work: it is given out again only to work that comes after that, on
-the same stream, or on one that waits.
+A tensor keeps its memory as long as the tensor or a view of it is referenced, even after the buffer is destroyed. On a
+GPU, queued work may still use memory that was released. Such memory is reused only by work that runs later: on the same
+stream, or on a stream that waits for it.
 """
 
 import collections
@@ -17,14 +17,15 @@ import torch
 from epx.dlpack import CPU, CUDA, Export, TorchKeeper
 from torch.utils.dlpack import from_dlpack
 
+# DLPack's (code, bits) of each dtype.
 _KINDS = {torch.bfloat16: (4, 16), torch.float16: (2, 16), torch.float32: (2, 32), torch.int32: (0, 32),
-          torch.int64: (0, 64), torch.uint8: (1, 8), torch.float8_e4m3fn: (1, 8)}  # DLPack's; FP8 travels as bytes
+          torch.int64: (0, 64), torch.uint8: (1, 8), torch.float8_e4m3fn: (1, 8)}  # FP8 is passed as bytes
 
 Part = Tuple[Tuple[int, ...], torch.dtype, Optional[Tuple[int, ...]]]  # shape, dtype, strides or None
 
 
 class Form:
-    """Tensors that share a piece of a heap, each at its place in it. Dense, whatever their strides."""
+    """The layout of tensors that share a piece of memory, each at its own offset. All are dense, with any strides."""
 
     def __init__(self, *parts: Part) -> None:
         self.parts = parts
@@ -34,17 +35,17 @@ class Form:
             self.places.append(nbytes)
             nbytes += (math.prod(shape) * dtype.itemsize + 255) // 256 * 256
         self.nbytes = nbytes
-        # In steps of an eighth, so that the next dispatch, with a few rows more or less, finds a piece of its size.
+        # Rounded up in steps of about an eighth, so that a dispatch with slightly more or fewer rows reuses the piece.
         step = max(512, 1 << max(nbytes.bit_length() - 4, 0))
         self.piece_bytes = (nbytes + step - 1) // step * step
 
     def exports(self, address: int, device: Tuple[int, int]) -> List[Export]:
-        """The tensors, for DLPack, in a piece at an address."""
+        """The DLPack exports of the tensors in a piece at an address."""
         return [Export(address + place, shape, device, _KINDS[dtype], strides)
                 for (shape, dtype, strides), place in zip(self.parts, self.places)]
 
     def tensors(self, exports: List[Export], owner: Any) -> List[torch.Tensor]:
-        """The tensors, all of which keep `owner` alive."""
+        """The tensors. Each keeps `owner` alive."""
         keeper = TorchKeeper(owner)
         tensors = []
         for export, (_shape, dtype, _strides) in zip(exports, self.parts):
@@ -53,13 +54,13 @@ class Form:
         return tensors
 
     def ordinary(self, device: torch.device) -> List[torch.Tensor]:
-        """The same in ordinary memory."""
+        """The same tensors in ordinary memory."""
         return [torch.empty(shape, dtype=dtype, device=device) if strides is None else
                 torch.empty_strided(shape, strides, dtype=dtype, device=device) for shape, dtype, strides in self.parts]
 
 
     def together(self, device: torch.device) -> List[torch.Tensor]:
-        """The same in one piece of ordinary memory."""
+        """The same tensors in one piece of ordinary memory."""
         memory = torch.empty(self.nbytes, dtype=torch.uint8, device=device)
         tensors = []
         for (shape, dtype, strides), place in zip(self.parts, self.places):
@@ -69,13 +70,13 @@ class Form:
 
 
 def wait_for(stream: Optional[int], device: torch.device) -> None:
-    """Later work of the current stream waits for what is queued on another one, which is given by its number."""
+    """Makes later work of the current stream wait for the work queued on another stream, given by its number."""
     if stream is not None:
         torch.cuda.current_stream(device).wait_stream(stream_of(stream, device))
 
 
 def stream_of(number: int, device: torch.device) -> "torch.cuda.Stream":
-    """The stream with a number; 1 is the default stream too, in the C library's words."""
+    """The stream with a number. 0 and 1 are the default stream; the C library uses 1 for it."""
     return torch.cuda.ExternalStream(number, device) if number > 1 else torch.cuda.default_stream(device)
 
 
@@ -85,21 +86,21 @@ class Heap:
     def __init__(self, group: epx.Group, device: torch.device) -> None:
         self._group = group
         self._device = device
-        self.keepers: "weakref.WeakSet[Any]" = weakref.WeakSet()  # Results that keep tensors of this heap
+        self.keepers: "weakref.WeakSet[Any]" = weakref.WeakSet()  # Results objects that keep tensors of this heap
         self._where = {"cpu": (CPU, 0), "cuda": (CUDA, device.index or 0)}[device.type]
 
     def empty(self, shape: Tuple[int, ...], dtype: torch.dtype,
               strides: Optional[Tuple[int, ...]] = None) -> torch.Tensor:
-        """A tensor in the heap, or in ordinary memory where the heap has no room."""
+        """A tensor in the heap, or in ordinary memory if the heap is full."""
         return self.several((shape, dtype, strides))[0]
 
     def several(self, *parts: Part) -> List[torch.Tensor]:
-        """Tensors that share a piece of the heap: it is free again when all of them are gone."""
+        """Tensors that share a piece of the heap. The piece is free again when all of them are released."""
         form = Form(*parts)
         return self.try_make(form) or form.ordinary(self._device)
 
     def try_make(self, form: Form) -> Optional[List[torch.Tensor]]:
-        """The tensors of a form, or None where the heap has no room."""
+        """The tensors of a form, or None if the heap is full."""
         block = self._alloc(form.nbytes) if form.nbytes else None
         if block is None:
             return None
@@ -117,16 +118,16 @@ class Heap:
             return None
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Is it known to lie in the heap? On the CPU nobody needs to know."""
+        """True if the tensor is known to be in the heap. Not tracked on the CPU, where no caller needs it."""
         return False
 
     def close(self) -> None:
-        """Gives back what is kept for later."""
+        """Frees the pieces that are kept for reuse."""
 
 
 class _Piece:
-    """A piece of the heap of a GPU, kept for tensors of its size. `stream` is the number of the CUDA stream that was
-    current when it was let go: queued work there may still use it."""
+    """A piece of the heap of a GPU, kept for reuse by tensors of its size. `stream` is the number of the CUDA stream
+    that was current when the piece was released. Queued work of that stream may still use the piece."""
 
     def __init__(self, block: epx.Block) -> None:
         self.block = block
@@ -135,14 +136,14 @@ class _Piece:
         self._exports: List[Export] = []
 
     def exports(self, form: Form, device: Tuple[int, int]) -> List[Export]:
-        """The tensors of a form in this piece, prepared once as long as it is the same form."""
+        """The exports of a form in this piece. They are reused while the form is the same."""
         if form is not self._form:
             self._form, self._exports = form, form.exports(self.block.address, device)
         return self._exports
 
 
 class _Lease:
-    """A piece in use; when nobody refers to the lease, the piece goes back."""
+    """A piece in use. When the lease is no longer referenced, the piece is returned to the heap."""
 
     def __init__(self, heap: "CudaHeap", piece: _Piece) -> None:
         self._heap = heap
@@ -154,56 +155,56 @@ class _Lease:
 
 
 class Reserved:
-    """A piece of the heap of a GPU for the tensors of a form, which can be made later."""
+    """A reserved piece of the heap of a GPU. The tensors of its form can be created later."""
 
     def __init__(self, form: Form, piece: _Piece, lease: _Lease, where: Tuple[int, int]) -> None:
         self.form, self.address = form, piece.block.address
         self._piece, self._lease, self._where = piece, lease, where
 
     def tensors(self) -> List[torch.Tensor]:
-        """The tensors, which keep the piece."""
+        """The tensors. They keep the piece in use."""
         return self.form.tensors(self._piece.exports(self.form, self._where), self._lease)
 
 
 class CudaHeap(Heap):
-    """Tensors in the heap of a group on a GPU. Pieces are kept by size. What runs on the stream on which a piece was
-    let go comes after all that used it; another stream is made to wait."""
+    """Tensors in the heap of a group on a GPU. Free pieces are kept by size. Work on the stream on which a piece was
+    released runs after all work that used it. Any other stream waits for that stream first."""
 
     def __init__(self, group: epx.Group, device: torch.device) -> None:
         super().__init__(group, device)
         self._index = device.index or 0
-        self._returned: Deque[_Piece] = collections.deque()  # __del__ may run anywhere: no lock here
+        self._returned: Deque[_Piece] = collections.deque()  # without a lock, because __del__ may run at any point
         self._free: Dict[int, List[_Piece]] = {}
         self._handed_out: Set[int] = set()  # addresses
         self._closed = False
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Does it lie in the heap?"""
+        """True if the tensor is in the heap."""
         return tensor.untyped_storage().data_ptr() in self._handed_out
 
     def close(self) -> None:
-        """Gives back what is kept for later, and what comes from now on."""
+        """Frees the pieces that are kept for reuse. Pieces returned later are freed at once."""
         self._closed = True
         self._returned.clear()
         self._free.clear()
 
     def take_back(self, piece: _Piece) -> None:
-        """A piece is no longer referred to; queued work of the current stream may still use it."""
+        """Returns a piece that is no longer referenced. Queued work of the current stream may still use it."""
         self._handed_out.discard(piece.block.address)
         if not self._closed:
-            # A stream that is captured runs nothing now: what uses the piece was queued on the stream it was made for.
+            # A captured stream runs nothing now. The work that uses the piece is queued on the stream that reserved it.
             if not torch.cuda.is_current_stream_capturing():
                 piece.stream = torch._C._cuda_getCurrentRawStream(self._index)
             self._returned.append(piece)
 
     def try_make(self, form: Form) -> Optional[List[torch.Tensor]]:
-        """The tensors of a form, or None where the heap has no room."""
+        """The tensors of a form, or None if the heap is full."""
         reserved = self.reserve(form)
         return None if reserved is None else reserved.tensors()
 
     def reserve(self, form: Form) -> Optional[Reserved]:
-        """Memory for the tensors of a form, or None where the heap has no room."""
-        # A graph replays on its own memory, which torch's allocator keeps for it.
+        """Reserves memory for the tensors of a form. Returns None if the heap is full."""
+        # A graph needs its own memory for replays. torch's allocator keeps that memory.
         if not form.nbytes or torch.cuda.is_current_stream_capturing():
             return None
         stream = torch._C._cuda_getCurrentRawStream(self._index)
@@ -232,7 +233,7 @@ class CudaHeap(Heap):
         try:
             return self._group.alloc(nbytes)
         except epx.OutOfMemoryError:
-            # There may be pieces of other sizes: they go back, once nothing uses them.
+            # Free the pieces of other sizes, after waiting for the work that uses them.
             for keeper in list(self.keepers):
                 keeper.shed(torch._C._cuda_getCurrentRawStream(self._index) or 1)
             self._collect()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans: the structs that the C library is given for a kind of low-latency call. They are made once and only pointed
-elsewhere afterwards, as the host's time counts here."""
+"""Plans: the structs for the C library for one kind of low-latency call. They are created once. Each call only changes
+their data pointers, because host time is critical here."""
 
 import ctypes
 from typing import Any, Dict, List, Optional, Set, Tuple
@@ -15,7 +15,7 @@ from ._engine import Pool
 from ._memory import Form, Part
 from ._results import Results
 
-_MOST_OUTS = 8  # numbers of tokens for which combine's results are kept
+_MOST_OUTS = 8  # the results of combine are kept for this many different numbers of tokens
 _DTYPES = {torch.bfloat16: epx.DType.BF16, torch.int64: epx.DType.INT64, torch.int32: epx.DType.INT32}
 
 
@@ -36,11 +36,11 @@ class DispatchPlan:
         rows = ranks * max_tokens
         self.pool, self.hidden, self.max_tokens = pool, hidden, max_tokens
         self._topk, self._free = topk, pool.free_handles(topk, False)
-        # Scales are column-major, as matrix kernels want them: consecutive rows are neighbours.
+        # Scales are column-major, as matrix kernels need them: the scales of consecutive rows are adjacent.
         groups = -(-hidden // (512 if use_ue8m0 else 128))
         scale_shape, scale_stride = (local, rows, groups), (rows * groups, 1, rows)
-        # Rows of a staged dispatch are fetched by the receiver, so that ordinary memory will do; others are written by
-        # their senders, into the heap.
+        # In a staged dispatch the receiver copies the rows, so ordinary memory is sufficient. Otherwise the senders
+        # write the rows into the heap.
         large: List[Part] = [((local, rows, hidden), torch.float8_e4m3fn if use_fp8 else torch.bfloat16, None)]
         if use_fp8:
             large.append((scale_shape, torch.int32 if use_ue8m0 else torch.float32, scale_stride))
@@ -83,11 +83,11 @@ class DispatchPlan:
             handle = self._free.pop()
         else:
             handle = self.pool.take(epx.Mode.LOW_LATENCY, epx.Layout.EXPERT_MAJOR, self._topk)
-        return handle, handle._address or handle.address  # .address says why there is none
+        return handle, handle._address or handle.address  # .address raises, with the reason, if there is none
 
     def receive_tensors(self, stream: Optional[int], capturing: bool) -> Tuple[List[torch.Tensor], List[torch.Tensor]]:
-        """(rows and, for FP8, scales), (source tokens, counts, ranges) for a call on the current stream. The structs
-        point to them now."""
+        """The tensors for a call on the current stream: (rows and, for FP8, scales), (source tokens, counts, ranges).
+        Points the structs to them."""
         rows, rows_set = self._rows.take(stream, capturing)
         small, small_set = self._small.take(stream, capturing)
         if rows_set is None or small_set is None or self._pointed != (rows_set, small_set):
@@ -100,7 +100,7 @@ class DispatchPlan:
 
     def run(self, address: int, ntokens: int, x: torch.Tensor, topk_idx: torch.Tensor, stats: Optional[torch.Tensor],
             wait: Optional[torch.Tensor], stream: Optional[int]) -> int:
-        """Dispatches with the handle at `address`; the status."""
+        """Dispatches with the handle at `address`. Returns the status."""
         if ntokens != self._ntokens:
             self._ntokens = self._topk_idx.shape[0] = self._tokens.shape[0] = ntokens
         self._topk_idx.data = topk_idx.data_ptr()
@@ -110,7 +110,7 @@ class DispatchPlan:
         return self._lib.epx_dispatch(address, *self._dispatch, stream)
 
     def _point_to_counters(self, stats: Optional[torch.Tensor], wait: Optional[torch.Tensor]) -> None:
-        """Those that the caller adds up in, or none."""
+        """Points the structs to the statistics tensors of the caller, or to NULL."""
         self._has_stats, self._has_wait = stats is not None, wait is not None
         self._info.expert_stats = ctypes.pointer(self._stats) if stats is not None else None
         self._info.wait_ns = ctypes.pointer(self._wait) if wait is not None else None
@@ -126,7 +126,7 @@ class CombinePlan:
     def __init__(self, pool: Pool, hidden: int, topk: int, max_tokens: int, use_logfmt: bool, staged: bool) -> None:
         info = pool.group.info
         self.shape = (info.local_experts, info.nranks * max_tokens, hidden)
-        self.checked: Set[Any] = set()  # all that is to be checked of arguments, of those that were right
+        self.checked: Set[Any] = set()  # the checked properties of arguments that were accepted
         self._device, self._hidden = pool.device, hidden
         self._outs: Dict[int, Results] = {}  # by number of tokens
         self._tokens = _struct(epx.DType.BF16, self.shape)
@@ -144,7 +144,7 @@ class CombinePlan:
         self._lib = load()
 
     def new_out(self, ntokens: int, stream: Optional[int], capturing: bool) -> torch.Tensor:
-        """A tensor for the sums of a call on the current stream."""
+        """A tensor for the result of a call on the current stream."""
         results = self._outs.get(ntokens) or self._new_outs(ntokens)
         return results.take(stream, capturing)[0][0]
 
@@ -157,7 +157,7 @@ class CombinePlan:
 
     def run(self, address: int, ntokens: int, x: torch.Tensor, topk_weights: torch.Tensor, out: torch.Tensor,
             wait: Optional[torch.Tensor], stream: Optional[int]) -> int:
-        """Combines with the handle at `address`; the status."""
+        """Combines with the handle at `address`. Returns the status."""
         if ntokens != self._ntokens:
             self._ntokens = self._weights.shape[0] = self._out.shape[0] = ntokens
         self._tokens.data = x.data_ptr()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results whose memory is used again.
+"""Result tensors whose memory is reused.
 
-To make a tensor on a GPU and to let it go takes more of the host's time than anything else in a low-latency call. So
-its results are other names of tensors that are kept here, and the memory serves the next call as soon as nobody but the
-kept tensors refers to it: no result, no view of one, no storage. As with torch's own allocator it then serves the
-stream it served before without a wait; another stream is made to wait for that one.
+Creating and releasing GPU tensors takes more host time than anything else in a low-latency call. So the tensors are
+kept here, and a call returns aliases of them. The memory is reused when only the kept tensors refer to it: no result,
+no view of a result, no storage. As with torch's own allocator, a call on the same stream reuses it without a wait. A
+call on another stream makes that stream wait for the earlier one.
 """
 
 import collections
@@ -14,14 +14,14 @@ import torch
 
 from ._memory import wait_for
 
-# How many tensors refer to a storage. Every torch for CUDA has it, others from 2.7 on; without it nothing is used
-# again.
+# The number of tensors that refer to a storage. Every torch for CUDA has this function, other builds from 2.7 on.
+# Without it no memory is reused.
 _use_count: Optional[Callable[[int], int]] = getattr(torch._C, "_storage_Use_Count", None)
-_MOST = 4  # sets that are kept: as many as there may be operations ahead of their hooks
+_MOST = 4  # kept sets: as many as there may be outstanding operations
 
 
 class ResultSet:
-    """Tensors that are kept, and the stream that they served last, by its number."""
+    """Kept tensors, and the number of the stream that used them last."""
 
     def __init__(self, tensors: List[torch.Tensor], stream: Optional[int]) -> None:
         assert _use_count is not None
@@ -32,36 +32,36 @@ class ResultSet:
         self._own = [(storage, _use_count(storage)) for storage in storages]
 
     def idle(self) -> bool:
-        """Does nobody else refer to the memory? Who resized a result has taken it away for good."""
+        """True if nothing else refers to the memory. A set whose result was resized is never idle again."""
         for storage, own in self._own:
             if _use_count(storage) != own:  # type: ignore[misc]
                 return False
         return self._kept[0].data_ptr() == self._address
 
     def tensors(self) -> List[torch.Tensor]:
-        """Other names for the next call: nothing that is done to a tensor object outlives it."""
+        """New aliases for the next call, so that changes to a tensor object do not carry over to the next result."""
         return [tensor.data for tensor in self._kept]
 
     def record_stream(self, stream: "torch.cuda.Stream") -> None:
-        """As Tensor.record_stream()."""
+        """Calls Tensor.record_stream() for each tensor."""
         for tensor in self._kept:
             tensor.record_stream(stream)
 
 
 class Results:
-    """Sets of tensors of one kind. `make` makes those that are kept, or returns None where there is no memory for them,
-    and `plain` others."""
+    """Sets of tensors of one kind. `make` creates tensors to keep, or returns None if there is no memory for them.
+    `plain` creates tensors that are not kept."""
 
     def __init__(self, make: Callable[[], Optional[List[torch.Tensor]]], plain: Callable[[], List[torch.Tensor]],
                  device: torch.device) -> None:
         self._make = make
         self._plain = plain
         self._device = device
-        self._sets: Deque[ResultSet] = collections.deque()  # one that is being looked at is not in it
+        self._sets: Deque[ResultSet] = collections.deque()  # a set under inspection is not in it
 
     def take(self, stream: Optional[int], capturing: bool) -> Tuple[List[torch.Tensor], Optional[ResultSet]]:
-        """Tensors for a call on the current stream, which has this number, and the set that they belong to, if any. A
-        graph that is captured keeps what it uses: it gets tensors of its own."""
+        """Tensors for a call on the current stream, whose number is `stream`, and their set or None. During a capture
+        the tensors are not shared, because the graph keeps them."""
         if capturing:
             return self._plain(), None
         sets = self._sets
@@ -107,13 +107,13 @@ class Results:
         return other
 
     def _move(self, one: ResultSet, stream: Optional[int]) -> None:
-        """Lets a set serve another stream."""
+        """Moves a set to another stream, which is the current one."""
         wait_for(one.stream, self._device)
         one.record_stream(torch.cuda.current_stream(self._device))
         one.stream = stream
 
     def shed(self, stream: Optional[int]) -> None:
-        """Gives back what is not in use, for work of the current stream, which has this number."""
+        """Frees the idle sets for reuse by work of the current stream, whose number is `stream`."""
         for _ in range(len(self._sets)):
             one = self._sets.popleft()
             if not one.idle():

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands behind the handle tuples that callers see.
+"""The routings behind the handle tuples of callers.
 
-A tuple has DeepEP's fields; one of its tensors carries the routing as an attribute, so that the tuple may be copied, or
-taken apart and put together again, as long as its tensors are the same.
+A handle tuple has DeepEP's fields. One of its tensors has the routing as an attribute. So the caller may copy the
+tuple, or take it apart and rebuild it, as long as the tensors are the same.
 """
 
 from typing import Any, Optional, Tuple, Type, TypeVar
@@ -18,8 +18,7 @@ _R = TypeVar("_R", bound="Routing")
 
 
 class Routing:
-    """One routing: an EPX handle and what is known of it. The handle is used again when nobody refers to the
-    routing."""
+    """One routing: an EPX handle and its properties. The handle is reused when the routing is no longer referenced."""
 
     def __init__(self, pool: Pool, handle: epx.Handle, in_graph: bool) -> None:
         self.pool = pool
@@ -33,14 +32,14 @@ class Routing:
         self.pool.routing_gone()
 
     def __deepcopy__(self, _memo: Any) -> "Routing":
-        return self  # whoever copies the tensors of a handle has another handle of the same routing
+        return self  # a copy of the tensors of a handle is a handle of the same routing
 
     def __reduce__(self) -> Any:
-        return type(None), ()  # tensors of a handle may be saved, but have no routing elsewhere
+        return type(None), ()  # tensors of a handle can be pickled, but lose their routing
 
 
 class HighThroughputRouting(Routing):
-    """Of a high-throughput dispatch: `tokens` of this rank, `rows` received (or the bound given for them)."""
+    """The routing of a high-throughput dispatch: `tokens` sent, `rows` received (or num_worst_tokens)."""
 
     def __init__(self, pool: Pool, handle: epx.Handle, tokens: int) -> None:
         super().__init__(pool, handle, pool.capturing())
@@ -49,7 +48,7 @@ class HighThroughputRouting(Routing):
 
 
 def attach(tensor: torch.Tensor, routing: Routing) -> torch.Tensor:
-    """Makes a tensor of the tuple carry the routing."""
+    """Stores the routing as an attribute of a tensor of the tuple."""
     setattr(tensor, ATTRIBUTE, routing)
     return tensor
 

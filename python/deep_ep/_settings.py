@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How large EPX's groups are made, from the bytes a buffer was given and from the environment."""
+"""The sizes of EPX's groups, from the bytes of a buffer and from environment variables."""
 
 import os
 import re
@@ -10,15 +10,15 @@ import epx
 import torch
 
 _GIB = 1 << 30
-_INFLIGHT = 4  # low-latency operations whose receive half may be outstanding
-LOW_LATENCY_TOPK = 11  # experts per token that a low-latency group serves from the start: DeepEP's most
+_INFLIGHT = 4  # maximum number of low-latency operations with an outstanding receive half
+LOW_LATENCY_TOPK = 11  # initial top-k limit of a low-latency group: DeepEP's maximum
 
-# Sizes by the bytes that were hinted for them, and by ranks: (tokens per rank, hidden size, experts).
+# (hinted bytes, ranks) -> (tokens per rank, hidden size, experts).
 _hinted: Dict[Tuple[int, int], Tuple[int, int, int]] = {}
 
 
 def _variable(name: str, fallback: int) -> int:
-    """A positive number, which may end in K, M or G; another value is warned about and ignored, as the library does."""
+    """A positive number with an optional suffix K, M or G. Other values are ignored with a warning, as in C."""
     text = os.environ.get(name, "")
     match = re.fullmatch(r"(\d+)([KMG]?)", text)
     value = int(match.group(1)) << {"": 0, "K": 10, "M": 20, "G": 30}[match.group(2)] if match else 0
@@ -33,7 +33,7 @@ def _slab(max_tokens: int, num_experts: int, hidden_bytes: int, nranks: int) -> 
 
 
 def low_latency_config(max_tokens: int, num_experts: int, hidden_bytes: int, topk: int, nranks: int) -> Dict[str, Any]:
-    """A low-latency group with room for one receive tensor and two of get_next_low_latency_combine_buffer()."""
+    """A low-latency group whose heap holds a receive tensor and two of get_next_low_latency_combine_buffer()."""
     return dict(
         modes=epx.Mode.LOW_LATENCY, num_experts=num_experts, max_tokens_per_rank=max_tokens,
         max_hidden_bytes=hidden_bytes, max_topk=topk, max_inflight=_INFLIGHT,
@@ -41,7 +41,7 @@ def low_latency_config(max_tokens: int, num_experts: int, hidden_bytes: int, top
 
 
 def low_latency_hint(max_tokens: int, hidden: int, nranks: int, num_experts: int) -> int:
-    """Bytes that such a group takes on each rank. A buffer that is given them knows the sizes, see hinted_sizes()."""
+    """The bytes of such a group on each rank. A buffer of this many bytes knows the sizes: see hinted_sizes()."""
     config = low_latency_config(max_tokens, num_experts, 2 * hidden, LOW_LATENCY_TOPK, nranks)
     nbytes = epx.memory(nranks, device=epx.Device.CPU, **config)["heap_bytes"]
     _hinted[(nbytes, nranks)] = (max_tokens, hidden, num_experts)
@@ -49,12 +49,12 @@ def low_latency_hint(max_tokens: int, hidden: int, nranks: int, num_experts: int
 
 
 def hinted_sizes(nbytes: int, nranks: int) -> Optional[Tuple[int, int, int]]:
-    """(tokens per rank, hidden size, experts) for which low_latency_hint() last said so many bytes."""
+    """(tokens per rank, hidden size, experts) for which low_latency_hint() last returned this many bytes, or None."""
     return _hinted.get((nbytes, nranks))
 
 
 class Settings:
-    """What a buffer was given."""
+    """The settings of a buffer."""
 
     def __init__(self, num_nvl_bytes: int, num_rdma_bytes: int, enable_shrink: bool) -> None:
         self.num_nvl_bytes = num_nvl_bytes
@@ -65,9 +65,9 @@ class Settings:
 
     def high_throughput_memory(self, device: torch.device, nranks: int, max_tokens: int,
                                hidden_bytes: int) -> Tuple[int, int]:
-        """(rows that may pass through EPX's receive buffer, bytes of the heap for tensors).
+        """(rows that fit into EPX's receive buffer, bytes of the heap for tensors).
 
-        On the CPU memory that nobody touches costs nothing: the worst case, and the library's default.
+        (0, 0) on the CPU: the worst case of rows and the default heap. Memory that is not touched costs nothing there.
         """
         if device.type == "cpu":
             return 0, 0

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On which stream an operation runs, what it waits for, and who waits for it.
+"""The stream on which an operation runs, and the waits before and after it.
 
-DeepEP's rule: work runs on a communication stream that first waits for `previous_event`, or else for the current
-stream. Without `async_finish` the current stream then waits; with it the caller gets an event. Where the current stream
-would wait on both sides anyway, the work is put on the current stream itself: the order is the same, and two events are
-saved.
+DeepEP's rule: an operation runs on a communication stream. That stream first waits for `previous_event`, or without it
+for the current stream. Without `async_finish`, the current stream then waits for the operation; with `async_finish`,
+the caller gets an event. If both waits involve the current stream, the operation runs on the current stream itself: the
+order is the same, and two events are saved.
 
-CPU tensors have no streams: "the current stream waits" means that the call returns when the work is done.
+CPU tensors have no streams: "the current stream waits" means that the call returns when the work is complete.
 """
 
 import contextlib
@@ -19,8 +19,11 @@ from .utils import EventHandle, EventOverlap
 
 
 def settle(group: epx.Group, event: Optional[epx.Event] = None) -> None:
-    """Waits for the work on CPU tensors, all of it or up to an event. A rank that was masked because it did not come is
-    no error: the masks tell of it. Nor is one that the network has lost: where ranks may be masked, it will be."""
+    """Waits for the work on CPU tensors, all of it or up to an event.
+
+    A rank that was masked because it timed out is not an error: the masks report it. If ranks may be masked, a rank
+    that the network has lost is not an error either, because it will be masked.
+    """
     try:
         event.sync() if event is not None else group.sync()
     except (epx.TimeoutExpired, epx.PeerError):
@@ -40,11 +43,11 @@ class HostEvent(EventHandle):
         self._event.record()
 
     def current_stream_wait(self) -> None:
-        """Waits until the operation is done. Raises its error, if there is one."""
+        """Waits until the operation is complete. Raises its error, if there is one."""
         settle(self._group, self._event)
 
     def wait_on(self, stream: Any) -> None:
-        """As current_stream_wait(): a CUDA stream cannot wait for the CPU."""
+        """Like current_stream_wait(), because a CUDA stream cannot wait for the CPU."""
         self.current_stream_wait()
 
 
@@ -68,22 +71,22 @@ class HostLaunch:
             previous_event.event.current_stream_wait()
 
     def context(self) -> ContextManager[Any]:
-        """Where torch's own operations belong."""
+        """The context for torch's own operations."""
         return contextlib.nullcontext()
 
     def join(self) -> None:
-        """Later work of the calling thread comes after the operation."""
+        """Makes later work of the calling thread run after the operation."""
         settle(self._group)
 
     def finish(self, inputs: Iterable[Any], outputs: Iterable[Any]) -> EventOverlap:
-        """All is queued: waits for it, or returns the event to wait for."""
+        """Called when all work is queued. Waits for it, or returns an event."""
         tensors = (list(inputs), list(outputs))
         if self._async:
             self._group.hold(tensors)
             return EventOverlap(HostEvent(self._group))
         try:
             settle(self._group)
-        except BaseException:  # Ctrl-C ends the wait, not the work
+        except BaseException:  # Ctrl-C interrupts the wait, not the work
             if self._group.alive:
                 self._group.hold(tensors)
             raise
@@ -105,18 +108,18 @@ class CudaLaunch:
                 given.wait_on(comm_stream)
             else:
                 comm_stream.wait_stream(self._current)
-        self.address = self._stream.cuda_stream or 1  # 0 is torch's default stream, and EPX's word for its own
+        self.address = self._stream.cuda_stream or 1  # 0 is torch's default stream, but NULL is the group's own in EPX
 
     def context(self) -> ContextManager[Any]:
-        """Where torch's own operations belong, allocations included."""
+        """The context for torch's own operations, including allocations."""
         return contextlib.nullcontext() if self._stream is self._current else torch.cuda.stream(self._stream)
 
     def join(self) -> None:
-        """Later work of the current stream comes after the operation."""
+        """Makes later work of the current stream run after the operation."""
         torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
 
     def finish(self, inputs: Iterable[Any], outputs: Iterable[Any]) -> EventOverlap:
-        """All is queued: the current stream waits for it, or gets an event to wait for."""
+        """Called when all work is queued. Makes the current stream wait for it, or returns an event."""
         if self._stream is self._current:
             return EventOverlap()
         for tensor in inputs:

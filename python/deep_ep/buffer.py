@@ -26,17 +26,17 @@ _living: "weakref.WeakSet[Buffer]" = weakref.WeakSet()
 
 
 class Runtime:
-    """What callers ask a buffer's `runtime`."""
+    """The methods of `Buffer.runtime` that callers use."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     def is_available(self) -> bool:
-        """May the buffer be used?"""
+        """True until the buffer is destroyed."""
         return not self._engine.closed
 
     def get_num_rdma_ranks(self) -> int:
-        """Nodes."""
+        """The number of nodes."""
         return self._engine.nnodes
 
     def get_rdma_rank(self) -> int:
@@ -44,15 +44,15 @@ class Runtime:
         return self._engine.node
 
     def get_local_device_id(self) -> int:
-        """The GPU of this rank, or -1."""
+        """The number of this rank's GPU, or -1."""
         return torch.cuda.current_device() if torch.cuda.is_available() else -1
 
 
 class Buffer:
-    """Expert-parallel communication for a group of ranks: high throughput (dispatch, combine), low latency
-    (low_latency_dispatch, low_latency_combine), inside a node and between nodes, for CUDA and for CPU tensors.
+    """Expert-parallel communication for a group of ranks: high throughput (dispatch, combine) and low latency
+    (low_latency_dispatch, low_latency_combine), inside a node and between nodes, for CUDA and CPU tensors.
 
-    Creating one is collective. See docs/python.md for what differs from DeepEP.
+    Creating a buffer is collective. docs/python.md lists the differences from DeepEP.
     """
 
     num_sms: int = 20
@@ -62,13 +62,13 @@ class Buffer:
                  num_qps_per_rank: int = 24, allow_nvlink_for_low_latency_mode: bool = True, allow_mnnvl: bool = False,
                  explicitly_destroy: bool = False, enable_shrink: bool = False, comm: Any = None,
                  use_default_stream_as_comm_stream: bool = False) -> None:
-        """`group` is a torch.distributed group (any backend: only all_gather_object is used); without it `comm` is an
-        mpi4py one.
+        """`group` is a torch.distributed group of any backend (only all_gather_object is used). Without it, `comm` is
+        an mpi4py communicator.
 
-        The bytes are hints for the memory that is set aside on a GPU. num_qps_per_rank,
-        allow_nvlink_for_low_latency_mode and allow_mnnvl are accepted and have no meaning here.
-        use_default_stream_as_comm_stream, which Primus-Turbo has: work runs on the stream that is current when it is
-        called.
+        num_nvl_bytes and num_rdma_bytes are hints for the memory to reserve on a GPU. num_qps_per_rank,
+        allow_nvlink_for_low_latency_mode and allow_mnnvl are accepted and have no effect.
+        use_default_stream_as_comm_stream is an addition of Primus-Turbo: operations run on the stream that is current
+        when they are called.
         """
         checks.positive("num_nvl_bytes", num_nvl_bytes, 0)
         checks.positive("num_rdma_bytes", num_rdma_bytes, 0)
@@ -88,13 +88,13 @@ class Buffer:
         self._comm_stream: Any = None
         self._on_current_stream = use_default_stream_as_comm_stream
         self._local: dict = {}
-        self._to_mask: Set[int] = set()  # ranks; before the next low-latency operation
+        self._to_mask: Set[int] = set()  # ranks to mask before the next low-latency operation
         if low_latency_mode:
             self._engine.prepare_low_latency()
         _living.add(self)
 
     def destroy(self) -> None:
-        """Ends the buffer; needs explicitly_destroy=True. Tensors that it returned stay valid as long as they live."""
+        """Destroys the buffer; needs explicitly_destroy=True. Result tensors stay valid while they are referenced."""
         if not self.explicitly_destroy:
             raise refused("destroy: expected a buffer created with explicitly_destroy=True")
         self._close(True)
@@ -113,42 +113,43 @@ class Buffer:
 
     @staticmethod
     def is_sm90_compiled() -> bool:
-        """True: nothing that DeepEP does on Hopper alone is missing."""
+        """Always True: EPX also has the features that DeepEP has only on Hopper."""
         return True
 
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
-        """Sets the default of Config.num_sms, an even number. How many SMs EPX uses is said by EPX_NUM_AGENTS."""
+        """Sets the default of Config.num_sms, an even number. EPX_NUM_AGENTS sets how many SMs EPX uses."""
         if not isinstance(new_num_sms, int) or new_num_sms < 0 or new_num_sms % 2:
             raise wrong("new_num_sms", "an even integer of at least 0", repr(new_num_sms))
         Buffer.num_sms = new_num_sms
 
     @staticmethod
     def capture() -> EventOverlap:
-        """An event on the current stream, now."""
+        """Records an event on the current stream."""
         return EventOverlap(EventHandle())
 
     @staticmethod
     def get_low_latency_rdma_size_hint(num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int,
                                        num_experts: int) -> int:
-        """Bytes that low latency takes on each rank, for `num_rdma_bytes`. A low-latency buffer that is given just
-        these makes its low-latency group at once, for these sizes; another one with the first dispatch."""
+        """The bytes that low latency uses on each rank, for `num_rdma_bytes`. A low-latency buffer with exactly this
+        value creates its low-latency group at once, for these sizes. With another value it creates the group in the
+        first dispatch."""
         return low_latency_hint(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts)
 
     @staticmethod
     def get_dispatch_config(num_ranks: int) -> Config:
-        """The Config for dispatch: the same for any number of ranks."""
+        """The Config for dispatch. It does not depend on the number of ranks."""
         checks.positive("num_ranks", num_ranks)
         return Config(Buffer.num_sms)
 
     @staticmethod
     def get_combine_config(num_ranks: int) -> Config:
-        """The Config for combine: the same for any number of ranks."""
+        """The Config for combine. It does not depend on the number of ranks."""
         checks.positive("num_ranks", num_ranks)
         return Config(Buffer.num_sms)
 
     def get_comm_stream(self) -> Any:
-        """The communication stream, a torch.cuda.Stream. Without a GPU there is none: raises RuntimeError."""
+        """The communication stream, a torch.cuda.Stream. Raises RuntimeError without a GPU."""
         if self._on_current_stream and torch.cuda.is_available():
             return torch.cuda.current_stream()
         if self._comm_stream is None:
@@ -159,8 +160,8 @@ class Buffer:
 
     def get_local_buffer_tensor(self, dtype: torch.dtype, size: Optional[torch.Size] = None, offset: int = 0,
                                 use_rdma_buffer: bool = False) -> torch.Tensor:
-        """Scratch memory of num_nvl_bytes (or num_rdma_bytes) bytes, from byte `offset` on. It is the caller's alone:
-        EPX keeps its own state elsewhere, so that clearing it does no harm, and is not needed."""
+        """Scratch memory of num_nvl_bytes (or num_rdma_bytes) bytes, from byte `offset` on. Only the caller uses it.
+        EPX stores its own state elsewhere, so clearing this memory is harmless and not necessary."""
         nbytes = self.num_rdma_bytes if use_rdma_buffer else self.num_nvl_bytes
         flat = self._local.get(use_rdma_buffer)
         if flat is None:
@@ -198,9 +199,9 @@ class Buffer:
                             previous_event: Optional[EventOverlap] = None, async_finish: bool = False,
                             allocate_on_comm_stream: bool = False) -> Tuple[
                                 torch.Tensor, Optional[torch.Tensor], torch.Tensor, torch.Tensor, EventOverlap]:
-        """Counts for dispatch: (num_tokens_per_rank i32[R], num_tokens_per_rdma_rank i32[nodes] or None inside a node,
-        num_tokens_per_expert i32[E], is_token_in_rank bool[T,R], event). -1 in topk_idx selects nothing; ids of at
-        least num_experts are refused here on the CPU, and by dispatch on a GPU."""
+        """The counts for dispatch: (num_tokens_per_rank i32[R], num_tokens_per_rdma_rank i32[nodes] or None inside a
+        node, num_tokens_per_expert i32[E], is_token_in_rank bool[T,R], event). -1 in topk_idx means no expert. An id of
+        num_experts or more raises an error: here on the CPU, in dispatch on a GPU."""
         checks.tensor("topk_idx", topk_idx, (torch.int64, torch.int32), (None, None))
         checks.positive("num_experts", num_experts)
         device = checks.device_of("topk_idx", topk_idx)
@@ -219,7 +220,7 @@ class Buffer:
         return (*layout, launch.finish([topk_idx], layout))
 
     def _layout_plan(self, topk_idx: torch.Tensor, num_experts: int) -> Optional[LayoutPlan]:
-        """How EPX's own kernel is called, once a dispatch has made a group whose GPU can run it."""
+        """The plan to call EPX's own kernel, or None while no dispatch has created a group for it."""
         pool = self._engine.high_throughput_pool(topk_idx.device, num_experts)
         topk = topk_idx.shape[1]
         if pool is None or not 1 <= topk <= 32 or not topk_idx.is_contiguous() or not topk_idx.shape[0]:
@@ -238,13 +239,13 @@ class Buffer:
                  allocate_on_comm_stream: bool = False, num_recv_tokens_per_expert_as_cuda: bool = False) -> Tuple[
                      _Tokens, Optional[torch.Tensor], Optional[torch.Tensor], Union[None, List[int], torch.Tensor],
                      Optional[_Handle], EventOverlap]:
-        """Sends tokens to the ranks of their experts, one row per (token, rank), in order of source rank and token.
+        """Sends tokens to the ranks of their experts, one row per (token, rank), ordered by source rank and token.
 
         `x` is bf16 [T,H] or a pair (e4m3, scales). Returns (recv_x or (recv_x, recv_scales), recv_topk_idx,
-        recv_topk_weights, num_recv_tokens_per_expert_list, handle, event). With a `handle` of an earlier dispatch its
-        routing is used again, and all but recv_x and the event are None. With num_recv_tokens_per_expert_as_cuda, which
-        Primus-Turbo has, the list is an int64 tensor on x's device, also where num_worst_tokens makes it empty
-        otherwise.
+        recv_topk_weights, num_recv_tokens_per_expert_list, handle, event). With the `handle` of an earlier dispatch,
+        its routing is reused, and all results except recv_x and the event are None. With
+        num_recv_tokens_per_expert_as_cuda, an addition of Primus-Turbo, the list is an int64 tensor on the device of x.
+        This also holds with num_worst_tokens, where the list would be empty.
         """
         if handle is not None and (topk_idx is not None or topk_weights is not None):
             raise wrong("topk_idx, topk_weights", "None with a handle, which has the routing", "a tensor")
@@ -265,8 +266,8 @@ class Buffer:
                 config: Optional[Config] = None, previous_event: Optional[EventOverlap] = None,
                 async_finish: bool = False, allocate_on_comm_stream: bool = False) -> Tuple[
                     torch.Tensor, Optional[torch.Tensor], EventOverlap]:
-        """Returns rows to where they came from and sums them, without weights: (combined_x, combined_topk_weights or
-        None, event). Sums are in fp32, the bias first, then ranks ascending, rounded once."""
+        """Sends rows back to their source and sums them without weights. Returns (combined_x, combined_topk_weights or
+        None, event). Sums are in fp32: first the bias, then the ranks in ascending order, rounded once."""
         if not isinstance(x, torch.Tensor):
             raise wrong("x", "a tensor", type(x).__name__)
         _check_config(config)
@@ -274,18 +275,18 @@ class Buffer:
         return _high_throughput.combine(self._engine, launcher, x, handle, topk_weights, bias)
 
     def internode_dispatch(self, *args: Any, **kwargs: Any) -> Tuple[Any, ...]:
-        """As dispatch(), which does both."""
+        """The same as dispatch(), which works inside a node and between nodes."""
         return self.dispatch(*args, **kwargs)
 
     def internode_combine(self, *args: Any, **kwargs: Any) -> Tuple[Any, ...]:
-        """As combine(), which does both."""
+        """The same as combine(), which works inside a node and between nodes."""
         return self.combine(*args, **kwargs)
 
     # ---- Low latency
 
     def _low_latency_launcher(self, x: Any, async_finish: bool, return_recv_hook: bool) -> Optional[
             Callable[[Any], Any]]:
-        """None where it runs on the current stream, and nobody waits."""
+        """None if the operation runs on the current stream and no wait is needed."""
         self._open()
         if return_recv_hook:
             if async_finish:
@@ -301,10 +302,11 @@ class Buffer:
                              round_scale: bool = False, use_ue8m0: bool = False, async_finish: bool = False,
                              return_recv_hook: bool = False) -> Tuple[
                                  _Tokens, torch.Tensor, _Handle, EventOverlap, Optional[Callable[[], None]]]:
-        """Sends tokens to their experts: (recv_x [El,R*M,H] or (e4m3, scales), recv_count i32[El], handle, event,
-        hook).
+        """Sends tokens to their experts. Returns (recv_x [El,R*M,H] or (e4m3, scales), recv_count i32[El], handle,
+        event, hook).
 
-        With return_recv_hook only the send half is queued, on the current stream, and the hook queues the receive half.
+        With return_recv_hook, this call queues only the send half, on the current stream; the hook queues the receive
+        half.
         """
         if use_ue8m0 and not (use_fp8 and round_scale):
             raise wrong("use_ue8m0", "use_fp8 and round_scale with it",
@@ -324,8 +326,8 @@ class Buffer:
                             return_recv_hook: bool = False, out: Optional[torch.Tensor] = None,
                             combine_wait_recv_cost_stats: Optional[torch.Tensor] = None) -> Tuple[
                                 torch.Tensor, EventOverlap, Optional[Callable[[], None]]]:
-        """Weighted sums of the experts' rows, in top-k order, in fp32, rounded once: (combined_x [T,H], event,
-        hook)."""
+        """Computes weighted sums of the experts' rows, in top-k order, in fp32, rounded once. Returns (combined_x
+        [T,H], event, hook)."""
         engine, launcher = self._engine, None
         if engine.closed or async_finish or not return_recv_hook:
             launcher = self._low_latency_launcher(x, async_finish, return_recv_hook)
@@ -336,12 +338,12 @@ class Buffer:
             combine_wait_recv_cost_stats)
 
     def get_next_low_latency_combine_buffer(self, handle: _Handle) -> torch.Tensor:
-        """bf16 [El,R*M,H] that other ranks can read: fill it and combine with zero_copy=True."""
+        """A bf16 tensor [El,R*M,H] that other ranks can read. Fill it, then combine with zero_copy=True."""
         return _low_latency.next_combine_buffer(handle)
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
-        """Nothing to clean: EPX's modes share no memory, and counters are never cleared. With enable_shrink the ranks
-        meet, as they do in DeepEP: one that does not come is masked."""
+        """Has nothing to clean: the modes of EPX share no memory, and counters are never cleared. With enable_shrink it
+        is a barrier, as in DeepEP: a rank that does not join is masked."""
         checks.positive("num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank)
         checks.positive("hidden", hidden)
         checks.positive("num_experts", num_experts)
@@ -360,9 +362,9 @@ class Buffer:
         return self._open().low_latency_pools()
 
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
-        """mask=True: from the next low-latency operation on the rank is neither sent to nor waited for. Until then
-        mask=False takes that back. Afterwards it comes back by low_latency_clean_mask_buffer(), which all ranks call;
-        mask=False is refused then."""
+        """mask=True masks the rank from the next low-latency operation on: EPX neither sends to it nor waits for it.
+        mask=False undoes this until that operation, and raises an error afterwards. Then all ranks must call
+        low_latency_clean_mask_buffer() to reactivate the rank."""
         pools = self._mask_pools()
         if not isinstance(rank_to_mask, int) or not 0 <= rank_to_mask < self.group_size:
             raise wrong("rank_to_mask", "0 to %d" % (self.group_size - 1), repr(rank_to_mask))
@@ -385,8 +387,8 @@ class Buffer:
         self._to_mask.clear()
 
     def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
-        """Writes 1 for each masked rank and 0 for each active one into an int32 [R] tensor. Before the first
-        low-latency dispatch nobody is masked."""
+        """Writes 1 for each masked rank and 0 for each active rank into an int32 [R] tensor. Before the first
+        low-latency dispatch, no rank is masked."""
         pools = self._mask_pools()
         checks.tensor("mask_status", mask_status, (torch.int32,), (self.group_size,))
         mask_status.zero_()
@@ -396,7 +398,7 @@ class Buffer:
             mask_status[rank] = 1
 
     def low_latency_clean_mask_buffer(self) -> None:
-        """All ranks active again. Collective over the active ranks and those that come back."""
+        """Makes all ranks active again. Collective over the active ranks and those that return."""
         self._to_mask.clear()
         for pool in self._mask_pools():
             pool.group.mask_clean(stream=_stream(pool.device))
@@ -408,7 +410,7 @@ def _check_config(config: Any) -> None:
 
 
 def _active(pool: Pool) -> torch.Tensor:
-    """1 for each active rank of a pool's group, on its device."""
+    """int32 [R] on the device of the pool: 1 for each active rank, 0 for each masked rank."""
     out = torch.empty(pool.group.info.nranks, dtype=torch.int32, device=pool.device)
     pool.group.mask_query(out, stream=_stream(pool.device))
     if pool.device.type == "cpu":
@@ -421,7 +423,7 @@ def _stream(device: torch.device) -> Any:
 
 
 def _at_exit() -> None:
-    # A process group that lives until Python ends may end the process by an exception in its destructor: let go of it.
+    # If a process group lives until Python exits, an exception in its destructor may end the process. So drop it here.
     for buffer in list(_living):
         buffer._engine.leave()
         buffer.group = None

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Config: tuning numbers that callers pass around, and hints for the sizes of a buffer."""
+"""Config: tuning parameters of DeepEP, and hints for the sizes of a buffer."""
 
 from ._checks import positive
 
-# Tokens per rank that the hints make room for; a buffer takes more, see docs/python.md.
+# Tokens per rank for which the hints are computed. A buffer accepts more: see docs/python.md.
 _HINT_TOKENS = 4096
 _RANKS_PER_NODE = 8
 
 
 class Config:
-    """DeepEP's tuning numbers. EPX needs none of them: it keeps them, and `num_sms` sets how many channels the handles
-    of high-throughput dispatches are cut into."""
+    """DeepEP's tuning parameters. EPX stores them and does not use them for tuning. `num_sms` sets the number of
+    channels in the handles of high-throughput dispatches."""
 
     def __init__(self, num_sms: int = 20, num_max_nvl_chunked_send_tokens: int = 6,
                  num_max_nvl_chunked_recv_tokens: int = 256, num_max_rdma_chunked_send_tokens: int = 6,
@@ -24,11 +24,11 @@ class Config:
             positive("Config: " + name, value, 0 if name == "num_sms" else 1)
 
     def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
-        """Bytes for `num_nvl_bytes`: what a rank receives when every rank sends it 4096 tokens."""
+        """Bytes for `num_nvl_bytes`: the rows that a rank receives if every rank sends it 4096 tokens."""
         return num_ranks * _HINT_TOKENS * _aligned(hidden_bytes)
 
     def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
-        """Bytes for `num_rdma_bytes`: rows on their way between nodes of eight ranks; 0 inside a node."""
+        """Bytes for `num_rdma_bytes`: the rows in flight between nodes of eight ranks; 0 inside a node."""
         others = (num_ranks + _RANKS_PER_NODE - 1) // _RANKS_PER_NODE - 1
         return 2 * others * _HINT_TOKENS * _aligned(hidden_bytes)
 

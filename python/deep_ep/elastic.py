@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of DeepEP's second interface. They exist so that importing them works; using one says what to use instead."""
+"""Names of DeepEP's V2 interface. They can be imported. Using one raises an error that names the V1 interface."""
 
 from typing import Any, NoReturn
 
@@ -12,24 +12,24 @@ def _later(name: str) -> NoReturn:
 
 
 class ElasticBuffer:
-    """DeepEP's V2 buffer. Not there yet: creating one raises NotImplementedError."""
+    """DeepEP's V2 buffer. Not supported yet: creating one raises NotImplementedError."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         _later("ElasticBuffer")
 
 
 class EPHandle:
-    """The handle of a V2 buffer. Not there yet: creating one raises NotImplementedError."""
+    """The handle of a V2 buffer. Not supported yet: creating one raises NotImplementedError."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         _later("EPHandle")
 
 
 def get_physical_domain_size(*args: Any, **kwargs: Any) -> Any:
-    """Of DeepEP's V2 interface. Raises NotImplementedError."""
+    """Part of DeepEP's V2 interface. Raises NotImplementedError."""
     _later("get_physical_domain_size")
 
 
 def get_logical_domain_size(*args: Any, **kwargs: Any) -> Any:
-    """Of DeepEP's V2 interface. Raises NotImplementedError."""
+    """Part of DeepEP's V2 interface. Raises NotImplementedError."""
     _later("get_logical_domain_size")
