@@ -164,7 +164,7 @@ class Engine:
         """The pool for a dispatch of these sizes. It is created if needed, which is collective."""
         pool = self._high.get((device, num_experts))
         if pool is not None and tokens > pool.max_tokens:
-            raise wrong("x", "at most %d tokens, as the ranks agreed when they met (EPX_DEEP_EP_MAX_TOKENS raises it)"
+            raise wrong("x", "at most %d tokens, the limit the ranks agreed on (EPX_DEEP_EP_MAX_TOKENS raises it)"
                         % pool.max_tokens, tokens)
         if pool is None or not pool.fits(topk, hidden_bytes):
             old = (pool.topk, pool.hidden_bytes) if pool else (8, 0)

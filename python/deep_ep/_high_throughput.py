@@ -49,7 +49,7 @@ class DispatchRequest:
             return self.topk_idx
         ranks, local = engine.nranks, engine.local_experts(self.experts)
         if ranks > 32:
-            raise wrong("topk_idx", "a tensor with more than 32 ranks", "None")
+            raise wrong("topk_idx", "a tensor, which is required with more than 32 ranks", "None")
         first = torch.arange(ranks, device=self.device) * local
         if (ranks - 1) * local >= self.experts:
             raise wrong("num_tokens_per_expert", "experts on each of %d ranks where topk_idx is None" % ranks,
@@ -252,7 +252,7 @@ def dispatch_again(engine: Engine, launch_on: Any, x: Any, handle: Handle) -> Tu
     routing = find(HighThroughputRouting, handle)
     pool = _usable(routing, tokens)
     if tokens.shape[0] != routing.tokens:
-        raise wrong("x", "%d tokens, as the handle has" % routing.tokens, tokens.shape[0])
+        raise wrong("x", "%d tokens, as in the dispatch of the handle" % routing.tokens, tokens.shape[0])
     launch: Launch = launch_on(pool.group)
     with launch.context():
         out = pool.heap.empty((routing.rows, tokens.shape[1]), tokens.dtype)
@@ -270,10 +270,10 @@ def _usable(routing: HighThroughputRouting, tokens: torch.Tensor) -> Pool:
     pool = routing.pool
     pool.group.address  # raises if the buffer was destroyed
     if tokens.device != pool.device:
-        raise wrong("x", "a tensor on %s, as the handle's" % pool.device, tokens.device)
+        raise wrong("x", "a tensor on %s, the device of the handle" % pool.device, tokens.device)
     checks.row_bytes("x", tokens)
     if tokens.shape[1] * tokens.element_size() > pool.hidden_bytes:
-        raise wrong("x", "rows of at most %d bytes, for which the handle was made" % pool.hidden_bytes,
+        raise wrong("x", "rows of at most %d bytes, the limit of the handle" % pool.hidden_bytes,
                     "%d bytes" % (tokens.shape[1] * tokens.element_size()))
     return pool
 

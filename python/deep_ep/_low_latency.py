@@ -210,10 +210,10 @@ def combine(launch_on: Any, x: torch.Tensor, topk_idx: torch.Tensor, topk_weight
 
 def _filled_buffer(routing: LowLatencyRouting, use_logfmt: bool) -> torch.Tensor:
     if use_logfmt:
-        raise wrong("zero_copy", "not together with use_logfmt, which writes rows anew", "both")
+        raise wrong("zero_copy", "no zero_copy together with use_logfmt, which re-encodes the rows", "both")
     if routing.combine_buffer is None:
-        raise refused("low_latency_combine: zero_copy: expected the rows in what "
-                      "get_next_low_latency_combine_buffer(handle) returned, got no such call")
+        raise refused("low_latency_combine: zero_copy: expected the rows in the tensor of "
+                      "get_next_low_latency_combine_buffer(handle), which was not called")
     return routing.combine_buffer
 
 

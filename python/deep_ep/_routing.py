@@ -69,7 +69,7 @@ def find(kind: Type[_R], handle: Any) -> _R:
 
 def _describe(handle: Any) -> str:
     if isinstance(handle, (tuple, list)):
-        return "%d fields, none of which carries such a routing" % len(handle)
+        return "%d fields without such a routing" % len(handle)
     return type(handle).__name__
 
 

@@ -369,8 +369,8 @@ class Buffer:
         if not isinstance(rank_to_mask, int) or not 0 <= rank_to_mask < self.group_size:
             raise wrong("rank_to_mask", "0 to %d" % (self.group_size - 1), repr(rank_to_mask))
         if mask and not pools:
-            raise refused("low_latency_update_mask_buffer: expected a low-latency dispatch before, "
-                          "in which the ranks meet")
+            raise refused("low_latency_update_mask_buffer: expected an earlier low-latency dispatch "
+                          "by all ranks, got none")
         if mask:
             self._to_mask.add(rank_to_mask)
         elif any(not _active(pool)[rank_to_mask] for pool in pools):

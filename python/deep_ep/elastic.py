@@ -8,7 +8,7 @@ def _later(name: str) -> NoReturn:
     raise NotImplementedError(
         "deep_ep.%s belongs to DeepEP's V2 interface, which EPX does not have yet: "
         "expected deep_ep.Buffer (V1), which EPX "
-        "has complete" % name)
+        "implements completely" % name)
 
 
 class ElasticBuffer:

@@ -156,7 +156,7 @@ class Group(HandleOwner, HeapOwner):
         limit = time.monotonic() + 1.0
         while self._lib.epx_stream_query(self.address, None) == Status.NOT_READY:
             if time.monotonic() > limit:
-                self._address, self._why = None, "was left when Python ended"
+                self._address, self._why = None, "was abandoned when Python exited"
                 return
             time.sleep(1e-3)
         self._finish()
