@@ -210,7 +210,7 @@ def probe(flags, env=None, prefix=()):
 
 
 def address(run):
-    """AddressSanitizer, LeakSanitizer, UBSan: all tests but slow ones (EPX_TEST_SCALE=0.25)"""
+    """AddressSanitizer, LeakSanitizer, UBSan: all tests but slow ones (EPX_TEST_SCALE=0.12)"""
     # Not detect_stack_use_after_return: it makes tests of small functions hundreds of times slower.
     leaks = probe(["-fsanitize=address"], {"ASAN_OPTIONS": "detect_leaks=1"})
     if leaks is None:
@@ -226,9 +226,9 @@ def address(run):
     env = {"UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
            "LSAN_OPTIONS": f"suppressions={os.getcwd()}/scripts/lsan.supp:print_suppressions=0"}
     env["ASAN_OPTIONS"] = f"detect_leaks={int(leaks is not None)}"
-    run.ctest("address", "build-asan", 0.25, ["-L", "^program$", "-LE", "^(slow|noasan)$"], env)
+    run.ctest("address", "build-asan", 0.12, ["-L", "^program$", "-LE", "^(slow|noasan)$"], env)
     env["ASAN_OPTIONS"] = f"detect_leaks={int(process_leaks)}"
-    run.ctest("address-processes", "build-asan", 0.25, ["-LE", "^(slow|noasan|program)$"], env)
+    run.ctest("address-processes", "build-asan", 0.12, ["-LE", "^(slow|noasan|program)$"], env)
 
 
 def thread(run):

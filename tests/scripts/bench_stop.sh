@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # `epx bench` with a rank that is stopped (SIGSTOP): the run ends after --timeout, names the rank and leaves nothing
 # behind. And the line of progress, which is shown on a terminal only.
-# ctest: timeout=180 labels=noasan,notsan sleeps
+# ctest: timeout=180 labels=slow,noasan,notsan sleeps
 set -uo pipefail
 epx=${EPX_BUILD_DIR:-build}/epx
 work=$(mktemp -d)
