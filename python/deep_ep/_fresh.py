@@ -68,23 +68,25 @@ class FreshPlan:
             struct = self._at[name]
             struct.shape[0], struct.data = rows, reserved.address + place
 
-    def run(self, address: int, request: Any, rows: int, stream: Any) -> Optional[Tuple[Reserved, Reserved]]:
-        """Dispatches with the handle at `address`. Returns the memory of (rows, scales) and of (sources, indices,
-        weights), or None, with nothing done, if the heap is full."""
+    def run(self, address: int, request: Any, rows: int, stream: Any) -> Optional[
+            Tuple[Reserved, Reserved, Reserved]]:
+        """Dispatches with the handle at `address`. Returns the memory of (rows, scales), of the sources, which a handle
+        keeps, and of (indices, weights); or None, with nothing done, if the heap is full."""
         large: List[Part] = [((rows, self._hidden), self._dtype, None)]
         if self._scale_parts is not None:
             large.append(((rows, self._scale_parts[0]), self._scale_parts[1], None))
         first = self._heap.reserve(Form(*large))
-        second = self._heap.reserve(Form(
-            ((rows,), torch.int32, None), ((rows,), torch.int32, None), ((rows, self._topk), self._idx_dtype, None),
-            ((rows, self._topk), torch.float32, None)))
-        if first is None or second is None:
+        second = self._heap.reserve(Form(((rows,), torch.int32, None), ((rows,), torch.int32, None)))
+        third = self._heap.reserve(Form(
+            ((rows, self._topk), self._idx_dtype, None), ((rows, self._topk), torch.float32, None)))
+        if first is None or second is None or third is None:
             return None
         self._inputs(request)
         self._outputs(["out", "out_scales"], first, rows)
-        self._outputs(["src_rank", "src_token", "out_idx", "out_weights"], second, rows)
+        self._outputs(["src_rank", "src_token"], second, rows)
+        self._outputs(["out_idx", "out_weights"], third, rows)
         check(self._lib.epx_dispatch(address, *self._addresses, stream))
-        return first, second
+        return first, second, third
 
 
 def fresh_plan(pool: Pool, request: Any) -> Optional[FreshPlan]:

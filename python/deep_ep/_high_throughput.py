@@ -2,7 +2,7 @@
 """High throughput: dispatch and combine of thousands of tokens, inside a node and between nodes."""
 
 import struct
-from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import epx
 import torch
@@ -74,8 +74,8 @@ def dispatch(engine: Engine, launch_on: Any, request: DispatchRequest, channels:
         routing = HighThroughputRouting(
             pool, pool.take(epx.Mode.HIGH_THROUGHPUT, epx.Layout.FLAT, topk), tokens.shape[0])
         counts = Counts(engine.nranks, request.device, engine.local_experts(request.experts) if counts_as_tensor else 0)
-        routing.handle.update(idx, counts.info(), stream=launch.address)
         plan = fresh_plan(pool, request)
+        routing.handle.update(idx, counts.info(), stream=launch.address)
         rows, per_expert_list = _received(engine, routing, request)
         routing.rows = rows
         fast = plan.run(routing.handle.address, request, rows, launch.address) if plan else None
@@ -116,18 +116,27 @@ class Counts:
         return self.experts if alignment == 1 else (self.experts + alignment - 1) // alignment * alignment
 
 
+class Sources(NamedTuple):
+    """Where each received row came from; `bounded`: rows past the last one are -1."""
+
+    src_rank: torch.Tensor
+    src_token: torch.Tensor
+    bounded: bool
+
+
 class _Received:
     """The result tensors of a dispatch with a new routing. Rows and small tensors are in separate allocations, so that
     keeping a handle does not keep the rows."""
 
     def __init__(self, pool: Pool, request: DispatchRequest, rows: int, topk: int,
-                 fast: Optional[Tuple[Reserved, Reserved]]) -> None:
+                 fast: Optional[Tuple[Reserved, Reserved, Reserved]]) -> None:
         """`fast`: the memory that a FreshPlan has used, or None."""
         tokens, scales = request.tokens, request.scales
         self.bounded = request.worst > 0
         if fast is not None:
             self.tokens, self.scales = (*fast[0].tensors(), None)[:2]
-            self.src_rank, self.src_token, self.idx, self.weights = fast[1].tensors()
+            self.src_rank, self.src_token = fast[1].tensors()
+            self.idx, self.weights = fast[2].tensors()
             return
         self.tokens = pool.heap.empty((rows, tokens.shape[1]), tokens.dtype)
         self.scales = None
@@ -173,22 +182,24 @@ class LazyHandle(tuple):
     """The handle tuple of DeepEP: 6 fields inside a node, 10 between nodes. EPX does not need the fields. They are
     computed when one is read."""
 
-    _fields: Optional[Tuple[Any, ...]]
+    _computed: Optional[Tuple[Any, ...]]
 
-    def __new__(cls, routing: HighThroughputRouting, length: int,
-                compute: Callable[[], Tuple[Any, ...]]) -> "LazyHandle":
+    def __new__(cls, *values: Any) -> Any:
+        """LazyHandle(routing, length, compute); one iterable of fields gives a plain tuple, for who rebuilds a tuple."""
+        if len(values) != 3:
+            return tuple(*values)
         self = super().__new__(cls)
-        self.routing = routing
-        self._length = length
-        self._compute = compute
-        self._fields = None
+        self.routing, self._length, self._compute = values
+        self._computed = None
         return self
 
     def _all(self) -> Tuple[Any, ...]:
-        if self._fields is None:
-            self._fields = self._compute()
-            del self._compute
-        return self._fields
+        compute = self._compute
+        if self._computed is None and compute is not None:
+            self._computed = compute()
+            self._compute = None  # lets go of what it needed
+        assert self._computed is not None
+        return self._computed
 
     def __len__(self) -> int:
         return self._length
@@ -205,8 +216,27 @@ class LazyHandle(tuple):
     def __hash__(self) -> int:
         return id(self)
 
+    def __contains__(self, value: Any) -> bool:
+        return value in self._all()
+
     def __add__(self, other: Any) -> Tuple[Any, ...]:
         return self._all() + tuple(other)
+
+    def __radd__(self, other: Any) -> Tuple[Any, ...]:
+        return tuple(other) + self._all()
+
+    def __mul__(self, count: Any) -> Tuple[Any, ...]:
+        return self._all() * count
+
+    __rmul__ = __mul__
+
+    def index(self, *arguments: Any) -> int:
+        """As tuple.index()."""
+        return self._all().index(*arguments)
+
+    def count(self, value: Any) -> int:
+        """As tuple.count()."""
+        return self._all().count(value)
 
     def __reduce__(self) -> Any:
         return tuple, (list(self._all()),)
@@ -219,14 +249,18 @@ def make_handle(engine: Engine, launch: Launch, routing: HighThroughputRouting, 
                 recv: _Received, channels: int) -> Handle:
     """The handle of a dispatch with a new routing."""
 
+    sources = Sources(recv.src_rank, recv.src_token, recv.bounded)  # and not the rows
+    if routing.in_graph:  # the fields follow every replay
+        return _handle_fields(engine, routing, in_rank, counts, sources, channels)
+
     def compute() -> Tuple[Any, ...]:
-        launch.join()
-        return _handle_fields(engine, routing, in_rank, counts, recv, channels)
+        launch.join([in_rank, counts.flat])
+        return _handle_fields(engine, routing, in_rank, counts, sources, channels)
     return LazyHandle(routing, 6 if engine.nnodes == 1 else 10, compute)
 
 
 def _handle_fields(engine: Engine, routing: HighThroughputRouting, in_rank: torch.Tensor, counts: Counts,
-                   recv: _Received, channels: int) -> Handle:
+                   recv: Sources, channels: int) -> Handle:
     prefix, head = send_fields(in_rank, channels)
     recv_prefix = receive_field(recv.src_rank, recv.src_token, counts.tokens, channels)
     rank_prefix = counts.matrix.cumsum(0, dtype=torch.int32)

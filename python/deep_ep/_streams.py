@@ -74,9 +74,10 @@ class HostLaunch:
         """The context for torch's own operations."""
         return contextlib.nullcontext()
 
-    def join(self) -> None:
-        """Makes later work of the calling thread run after the operation."""
-        settle(self._group)
+    def join(self, _tensors: Iterable[Any]) -> None:
+        """Later work of the calling thread comes after the operation."""
+        if self._group.alive:  # else its end has waited
+            settle(self._group)
 
     def finish(self, inputs: Iterable[Any], outputs: Iterable[Any]) -> EventOverlap:
         """Called when all work is queued. Waits for it, or returns an event."""
@@ -114,9 +115,12 @@ class CudaLaunch:
         """The context for torch's own operations, including allocations."""
         return contextlib.nullcontext() if self._stream is self._current else torch.cuda.stream(self._stream)
 
-    def join(self) -> None:
-        """Makes later work of the current stream run after the operation."""
-        torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+    def join(self, tensors: Iterable[Any]) -> None:
+        """Later work of the current stream comes after the operation, and may use its tensors."""
+        current = torch.cuda.current_stream(self._stream.device)
+        current.wait_stream(self._stream)
+        for tensor in tensors:
+            tensor.record_stream(current)
 
     def finish(self, inputs: Iterable[Any], outputs: Iterable[Any]) -> EventOverlap:
         """Called when all work is queued. Makes the current stream wait for it, or returns an event."""

@@ -8,6 +8,7 @@ import pickle
 import signal
 import threading
 import time
+import weakref
 from typing import Any, ContextManager
 
 import deep_ep
@@ -35,6 +36,33 @@ def dispatch(world: World, buffer: deep_ep.Buffer, work: Work, **options: Any) -
     idx = world.to(work.idx[buffer.rank])
     return buffer.dispatch(world.to(work.x[buffer.rank]), **layout(buffer, idx, work.experts), topk_idx=idx,
                            topk_weights=world.to(work.weights[buffer.rank]), **options)
+
+
+def test_a_handle_that_nobody_reads_keeps_no_rows(world: World) -> None:
+    buffer = new_buffer()
+    work = Work(world.nranks, 20, 256, 2 * world.nranks, 3, seed=11)
+    recv, recv_idx, recv_weights, _counts, handle, _event = dispatch(world, buffer, work)
+    kept = [weakref.ref(tensor) for tensor in (recv, recv_idx, recv_weights)]
+    if world.device.type == "cuda":
+        torch.cuda.synchronize()
+    del recv, recv_idx, recv_weights
+    gc.collect()
+    assert not any(ref() is not None for ref in kept)
+    buffer.destroy()
+    assert len(handle) == 6 and len(tuple(handle)) == 6  # computed after the buffer is gone
+
+
+def test_a_handle_is_a_tuple(world: World) -> None:
+    buffer = new_buffer()
+    work = Work(world.nranks, 8, 256, 2 * world.nranks, 2, seed=12)
+    handle = dispatch(world, buffer, work)[4]
+    fields = tuple(handle)
+    assert isinstance(handle, tuple) and len(handle) == len(fields) == 6
+    marker = object()
+    assert len((marker,) + handle) == 7 and len(handle + (marker,)) == 7 and len(handle * 2) == 12
+    assert type(handle)(iter(fields)) == fields and [id(f) for f in handle] == [id(f) for f in fields]
+    assert handle[3] is fields[3] and handle[-1] is fields[-1] and handle[1:3] == fields[1:3]
+    buffer.destroy()
 
 
 def test_results_outlive_the_buffer(world: World) -> None:

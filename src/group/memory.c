@@ -53,7 +53,7 @@ static struct blocks lay_out(const struct epx_group *group)
     b.members = take(&at, R * sizeof(int32_t));
     b.heaps = take(&at, R * sizeof(char *));
     b.tables = take(&at, (size_t)group->set.agents * ((size_t)group->set.experts + 2 * R) * sizeof(int32_t));
-    b.layout_counts = take(&at, ((size_t)group->set.experts + 2 * R) * sizeof(int32_t));
+    b.layout_counts = take(&at, ((size_t)group->set.experts + 2 * R + 1) * sizeof(int32_t));
     if (group->nnodes > 1)
         lay_out_nodes(group, &b, &at);
     b.total = at;

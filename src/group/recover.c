@@ -50,6 +50,19 @@ static epx_status reset_counters(struct epx_group *group, const uint64_t *epochs
     return status;
 }
 
+/* A launch that ended in the middle leaves sums behind. */
+static epx_status reset_layout(struct epx_group *group)
+{
+    const size_t words = (size_t)group->set.experts + 2 * (size_t)group->nranks + 1;
+    int32_t *zeros = calloc(words, sizeof(*zeros));
+    epx_status status = zeros ? EPX_OK : fail(EPX_ERR_MEMORY, "no memory to reset %zu counts", words);
+
+    if (status == EPX_OK)
+        status = group->device->ops->copy(group->device, group->shadow.layout_counts, zeros, words * sizeof(*zeros));
+    free(zeros);
+    return status;
+}
+
 static epx_status reset_device(struct epx_group *group, const uint64_t *epochs)
 {
     const struct device_ops *ops = group->device->ops;
@@ -76,6 +89,8 @@ static epx_status reset_device(struct epx_group *group, const uint64_t *epochs)
                            sizeof(no_abort));
     if (status == EPX_OK)
         status = group_device_members(group);
+    if (status == EPX_OK)
+        status = reset_layout(group);
 
 out:
     free(signals);

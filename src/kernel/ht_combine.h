@@ -436,9 +436,10 @@ KFN_STEP int hc_data(struct agent *ag, const struct ht_combine_params *p, uint64
             check_signature(ag, g, &p->signature, &hc_desc_of(g, d)->signature, PHASE_HC_DATA, d))
             return 1;
 #if AG_STAGED
+    const uint64_t start = ag_now(ag);
     for (int j = 0; j < g->relay_count; j++) {
         const int s = g->relay_sources[j];
-        if (g->mask[s] && wait_word(ag, g, signal_from(g, SIG_HC_READY, 0, s), epoch, PHASE_HC_READY, s, ag_now(ag)))
+        if (g->mask[s] && wait_word(ag, g, signal_from(g, SIG_HC_READY, 0, s), epoch, PHASE_HC_READY, s, start))
             return 1;
     }
 #endif

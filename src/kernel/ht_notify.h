@@ -400,7 +400,6 @@ KFN_STEP int hn_counts(struct agent *ag, const struct ht_notify_params *p, uint6
         return 1;
     if (hn_check_descs(ag, p, epoch))
         return 1;
-    hn_report_ranks(ag, p, epoch);
     if (ag_index(ag) == 0)
         hn_report_counts(ag, p, epoch);
     return 0;
@@ -411,6 +410,7 @@ KFN int hn_places(struct agent *ag, const struct ht_notify_params *p, uint64_t e
 {
     const struct group_dev *g = p->g;
 
+    hn_report_ranks(ag, p, epoch);
     if (p->layout == LAYOUT_FLAT)
         hn_base_flat(ag, p, epoch);
     else

@@ -115,7 +115,7 @@ KFN_STEP void layout_report_bad(struct agent *ag, const struct layout_count_para
     int64_t i = B * me / A * K;
     int64_t id = route_given(&p->route, i);
 
-    while (id >= -1 && id < p->experts)
+    while (id >= -1 && id < p->experts && i + 1 < B * (me + 1) / A * K)
         id = route_given(&p->route, ++i);
     report(ag, p->g, KSTATUS_ARGUMENT, PHASE_ROUTING, -1, p->experts, id, i / K, i % K);
 }
@@ -159,7 +159,8 @@ KFN void layout_run(struct agent *ag, const struct layout_count_params *p)
         AG_EACH_BLOCK(ag, int, key, keys) ag_add_device(&g->layout_counts[key], table[key]);
     else
         AG_EACH(ag, int, key, keys) ag_add_device(&g->layout_counts[key], table[key]);
-    if (!sync_last(ag, g, 0))
+    ag_sync(ag);
+    if (ag_count(ag) > 1 && !ag_last(ag, (uint32_t *)&g->layout_counts[g->experts + 2 * g->nranks], 1))
         return;
     for (int first = ag_lane(ag); first < keys; first += LAYOUT_BATCH * AG_LANES)
         layout_write(p, first, keys);

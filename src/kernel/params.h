@@ -251,7 +251,7 @@ struct group_dev {
     struct error_record *error;
     struct device_stats *stats;
     int32_t *tables;        /* [agents][E + 2 * R]: counting, see route.h and layout.h */
-    int32_t *layout_counts; /* [E + 2 * R]: zero between launches, see layout.h */
+    int32_t *layout_counts; /* [E + 2 * R + 1]: sums and a ticket, zero between launches, see layout.h */
     int32_t max_agents;
     int32_t reserved;
     uint64_t signals;

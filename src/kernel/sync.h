@@ -146,32 +146,49 @@ KFN_STEP int fail_all(struct agent *ag, const struct group_dev *g, int status, i
     return 1;
 }
 
+/* A decision that may differ from agent to agent, because it depends on a word that others change: all agents of a block
+ * take the same way, or those that stay would wait at the block's next barrier for those that left. */
+KFN int block_decides(struct agent *ag, int v)
+{
+#if AG_BLOCKS
+    return ag_block_any(ag, v);
+#else
+    (void)ag;
+    return v;
+#endif
+}
+
 /* First lines of every kernel: non-zero if the group has failed and the kernel must not run. That is an error of this
  * rank too: the operation must not be reported as done. */
 KFN int kernel_begin(struct agent *ag, const struct group_dev *g)
 {
     AG_MARK(ag, "smem");
     ag_begin(ag, g->timeout_ns, control_of(g, g->rank));
-    const uint64_t word = ag_look(&control_of(g, g->rank)->abort_word); /* nothing is read behind it */
-    if (word)
+    /* Nothing is read behind it. */
+    const int stops = block_decides(ag, ag_look(&control_of(g, g->rank)->abort_word) != 0);
+    if (stops) {
+        const uint64_t word = ag_load_acquire(&control_of(g, g->rank)->abort_word);
         report(ag, g, KSTATUS_PEER, PHASE_NONE, ABORT_RANK(word), 0, 0, ABORT_STATUS(word), 0);
-    return word != 0;
+    }
+    return stops;
 }
 
 /* The same for high throughput, which needs a membership that all ranks agreed on (group/recover.c): other ranks still
  * count, and relay for, a rank that is masked here alone. */
 KFN_STEP int kernel_begin_agreed(struct agent *ag, const struct group_dev *g)
 {
+    int odd = -1;
+
     if (kernel_begin(ag, g))
         return 1;
-    for (int r = 0; g->enable_mask && r < g->nranks; r++) {
-        if (g->mask[r] == g->members[r])
-            continue;
-        if (ag_index(ag) == 0)
-            fail_all(ag, g, KSTATUS_USAGE, PHASE_MASKS, r, g->members[r], g->mask[r]);
-        return 1;
-    }
-    return 0;
+    for (int r = 0; g->enable_mask && r < g->nranks && odd < 0; r++)
+        if (g->mask[r] != g->members[r])
+            odd = r;
+    if (!g->enable_mask || !block_decides(ag, odd >= 0))
+        return 0;
+    if (ag_index(ag) == 0)
+        fail_all(ag, g, KSTATUS_USAGE, PHASE_MASKS, odd, odd < 0 ? 0 : g->members[odd], odd < 0 ? 0 : g->mask[odd]);
+    return 1;
 }
 
 /* May a wait in this phase end by masking the peer? */

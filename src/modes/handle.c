@@ -93,12 +93,14 @@ epx_status handle_poll_update(struct epx_handle *handle, const char *call, uint6
         if (status != EPX_OK)
             return status;
         const uint64_t now = host_now_ns();
-        if (now - handle->wait_since > deadline)
+        if (now - handle->wait_since > deadline) {
+            handle->wait_since = 0; /* a later call waits anew */
             return fail(EPX_ERR_TIMEOUT,
                         "%s: rank %d: the update did not run within %" PRIu64 " ms (is its stream blocked?)", call,
                         handle->group->rank, deadline / 1000000u);
+        }
         if ((now - start) / 1000 >= max_us)
             return EPX_ERR_NOT_READY;
-        update_pause(handle, now - start);
+        update_pause(handle, now - handle->wait_since);
     }
 }

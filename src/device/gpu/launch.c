@@ -43,7 +43,9 @@ epx_status cuda_kernels_load(struct cuda_device *cuda)
         if (status != EPX_OK)
             return status;
         cuda->resident[id] = blocks * cuda->sms;
-        if (attributes.binaryVersion < 90) /* such code does not wait for the launch before it (grid_wait) */
+        /* Code for older GPUs, also when it was compiled again for this one, does not wait for the launch before it
+         * (grid_wait). */
+        if (attributes.binaryVersion < 90 || attributes.ptxVersion < 90)
             cuda->overlaps_launches = 0;
     }
     return EPX_OK;
