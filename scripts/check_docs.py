@@ -86,14 +86,15 @@ def fresh_lines(script, done):
 
 def hurried(script):
     """The commands, with fewer iterations where they measure."""
-    return re.sub(r"^((?:build/)?epx bench (?:ll|ht)\b[^#\n]*?)(\s*(?:#.*)?)$", r"\1 --iters 4\2", script, flags=re.MULTILINE)
+    command = r"^((?:build/)?epx bench (?:ll|ht)\b[^#\n]*?)(\s*(?:#.*)?)$"
+    return re.sub(command, r"\1 --iters 4\2", script, flags=re.MULTILINE)
 
 
 def run(script, build):
     environment = dict(os.environ, PATH=os.path.abspath(build) + os.pathsep + os.environ.get("PATH", ""))
     try:
-        done = subprocess.run(["bash", "-euo", "pipefail", "-c", hurried(script)], cwd=ROOT, env=environment, timeout=LIMIT_S,
-                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        done = subprocess.run(["bash", "-euo", "pipefail", "-c", hurried(script)], cwd=ROOT, env=environment,
+                              timeout=LIMIT_S, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     except subprocess.TimeoutExpired as late:
         return f"did not end within {LIMIT_S} s", late.stdout or b""
     return (f"exit status {done.returncode}" if done.returncode else None), done.stdout

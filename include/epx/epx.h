@@ -358,9 +358,9 @@ EPX_API epx_status epx_dispatch_layout(epx_group *group, const epx_tensor *topk_
 EPX_API epx_status epx_handle_update(epx_handle *handle, const epx_tensor *topk_idx, const epx_layout_info *info,
                                      epx_stream stream);
 
-/* High throughput: waits until the update has exchanged counts, and returns the exact number of rows that this rank will
- * receive and, where expert_counts is not NULL, the (unpadded) rows of each local expert. The tensors of the update's
- * epx_layout_info are complete when the stream has run the update. */
+/* High throughput: waits until the update has exchanged counts, and returns the exact number of rows that this rank
+ * will receive and, where expert_counts is not NULL, the (unpadded) rows of each local expert. The tensors of the
+ * update's epx_layout_info are complete when the stream has run the update. */
 EPX_API epx_status epx_handle_recv_count(epx_handle *handle, int64_t *rows, int64_t *expert_counts);
 
 /* High throughput: waits for the update, but at most max_us microseconds: EPX_OK, EPX_ERR_NOT_READY, or the group's

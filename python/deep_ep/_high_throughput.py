@@ -185,7 +185,7 @@ class LazyHandle(tuple):
     _computed: Optional[Tuple[Any, ...]]
 
     def __new__(cls, *values: Any) -> Any:
-        """LazyHandle(routing, length, compute); one iterable of fields gives a plain tuple, for who rebuilds a tuple."""
+        """LazyHandle(routing, length, compute). One iterable of fields gives a plain tuple: some callers rebuild it."""
         if len(values) != 3:
             return tuple(*values)
         self = super().__new__(cls)

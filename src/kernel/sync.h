@@ -146,8 +146,8 @@ KFN_STEP int fail_all(struct agent *ag, const struct group_dev *g, int status, i
     return 1;
 }
 
-/* A decision that may differ from agent to agent, because it depends on a word that others change: all agents of a block
- * take the same way, or those that stay would wait at the block's next barrier for those that left. */
+/* A decision that may differ from agent to agent, because it depends on a word that others change. All agents of a
+ * block take the same way, or those that stay would wait at the block's next barrier for those that left. */
 KFN int block_decides(struct agent *ag, int v)
 {
 #if AG_BLOCKS
