@@ -94,7 +94,8 @@ def run(script, build):
     environment = dict(os.environ, PATH=os.path.abspath(build) + os.pathsep + os.environ.get("PATH", ""))
     try:
         done = subprocess.run(["bash", "-euo", "pipefail", "-c", hurried(script)], cwd=ROOT, env=environment,
-                              timeout=LIMIT_S, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+                              timeout=LIMIT_S, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT)
     except subprocess.TimeoutExpired as late:
         return f"did not end within {LIMIT_S} s", late.stdout or b""
     return (f"exit status {done.returncode}" if done.returncode else None), done.stdout
