@@ -142,11 +142,29 @@ typedef struct epx_bootstrap {
         .size = (uint32_t)sizeof(epx_bootstrap) \
     }
 
+/* What the launcher of this process says, without connecting to anybody; with none, one rank. A program that brings a
+ * communicator of another library (nccl_ep.h, MPI) learns its place this way. */
+typedef struct epx_world {
+    uint32_t size;
+    int32_t rank, nranks;
+    int32_t local_rank, local_nranks; /* on this machine; -1 = not known */
+    int32_t port;                     /* at `host`: where the ranks meet unless it is taken; 0 with one rank */
+    char host[512];                   /* of rank 0, or several addresses separated by commas; "" with one rank */
+    char launcher[32];                /* "torchrun", "Open MPI", ...; "" = none */
+} epx_world;
+
+#define EPX_WORLD_INIT                      \
+    {                                       \
+        .size = (uint32_t)sizeof(epx_world) \
+    }
+EPX_API epx_status epx_world_query(epx_world *world);
+
 /* ---- Groups -------------------------------------------------------------------------------------------------- */
 
 typedef struct epx_group epx_group;
 typedef struct epx_handle epx_handle;
 typedef struct epx_event epx_event;
+typedef struct epx_graph epx_graph;
 /* A stream of the group's device: NULL is the group's own default stream. */
 typedef void *epx_stream;
 
@@ -266,6 +284,18 @@ EPX_API epx_status epx_event_record(epx_event *event, epx_stream stream);
 EPX_API epx_status epx_event_sync(epx_event *event);
 EPX_API epx_status epx_event_query(epx_event *event);
 EPX_API epx_status epx_stream_wait_event(epx_group *group, epx_stream stream, epx_event *event);
+
+/*
+ * Graphs: what this thread queues on the stream between begin and end is recorded and does not run; each launch runs it
+ * all, with the routing and the rows that are in memory then. Staged operations belong in one graph with their
+ * epx_complete. epx_graph_end ends the recording also when it fails. A graph belongs to its group; what it uses must
+ * live as long. Programs on a GPU may as well capture streams of their own by the vendor's calls.
+ */
+EPX_API epx_status epx_graph_begin(epx_group *group, epx_stream stream);
+EPX_API epx_status epx_graph_end(epx_group *group, epx_stream stream, epx_graph **graph);
+EPX_API epx_status epx_graph_launch(epx_graph *graph, epx_stream stream);
+/* After its launches have completed. */
+EPX_API epx_status epx_graph_destroy(epx_graph *graph);
 
 /* ---- Handles: one routing each ------------------------------------------------------------------------------- */
 

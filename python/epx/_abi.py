@@ -97,6 +97,13 @@ class BootstrapStruct(Struct):
     ]
 
 
+class WorldStruct(Struct):
+    _fields_ = [
+        ("size", c_uint32), ("rank", c_int32), ("nranks", c_int32), ("local_rank", c_int32), ("local_nranks", c_int32),
+        ("port", c_int32), ("host", c_char * 512), ("launcher", c_char * 32),
+    ]
+
+
 class GroupConfigStruct(Struct):
     _fields_ = [
         ("size", c_uint32), ("device", c_int32), ("device_index", c_int32), ("modes", c_uint32),
@@ -203,7 +210,7 @@ class StatsStruct(Struct):
 
 # The C name of each struct.
 STRUCTS = {
-    "epx_tensor": TensorStruct, "epx_bootstrap": BootstrapStruct, "epx_group_config": GroupConfigStruct,
+    "epx_tensor": TensorStruct, "epx_bootstrap": BootstrapStruct, "epx_world": WorldStruct, "epx_group_config": GroupConfigStruct,
     "epx_group_info": GroupInfoStruct, "epx_memory_info": MemoryInfoStruct, "epx_handle_config": HandleConfigStruct,
     "epx_dispatch_layout_outputs": DispatchLayoutOutputsStruct,
     "epx_layout_info": LayoutInfoStruct, "epx_dispatch_inputs": DispatchInputsStruct,
@@ -216,11 +223,12 @@ STRUCTS = {
 # functions return a status, except those in OTHER_RESULTS.
 FUNCTIONS = {
     "epx_strerror": "i", "epx_last_error": "", "epx_version": "p", "epx_dtype_size": "i",
-    "epx_group_create": "ppp", "epx_group_destroy": "p", "epx_group_query": "pp", "epx_group_memory": "pip",
+    "epx_world_query": "p", "epx_group_create": "ppp", "epx_group_destroy": "p", "epx_group_query": "pp", "epx_group_memory": "pip",
     "epx_alloc": "pzp", "epx_free": "pp", "epx_register": "ppzpp",
     "epx_stream_create": "pp", "epx_stream_destroy": "pp", "epx_stream_sync": "pp", "epx_stream_query": "pp",
     "epx_stream_call": "pppp", "epx_event_create": "pp", "epx_event_destroy": "p", "epx_event_record": "pp",
     "epx_event_sync": "p", "epx_event_query": "p", "epx_stream_wait_event": "ppp",
+    "epx_graph_begin": "pp", "epx_graph_end": "ppp", "epx_graph_launch": "pp", "epx_graph_destroy": "p",
     "epx_handle_create": "ppp", "epx_handle_destroy": "p", "epx_handle_memory": "ppp", "epx_handle_update": "pppp",
     "epx_dispatch_layout": "pppp", "epx_handle_recv_poll": "pl",
     "epx_handle_recv_count": "ppp", "epx_handle_recv_tensor": "piillp",

@@ -221,6 +221,7 @@ epx_status group_drain(struct epx_group *group)
 epx_status group_destroy(struct epx_group *group)
 {
     events_destroy_all(group);
+    graphs_destroy_all(group);
     heap_free_all(group);
     return close_all(group);
 }

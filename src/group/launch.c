@@ -2,8 +2,7 @@
 /* Launching: one order for all operations of a group, whatever streams they are given. */
 #include "group/launch.h"
 
-/* Puts `stream` after the group's previous operation, and remembers it. */
-static epx_status order_stream(struct epx_group *group, struct device_stream **stream)
+epx_status launch_order(struct epx_group *group, struct device_stream **stream)
 {
     const struct device_ops *ops = group->device->ops;
     epx_status status = EPX_OK;
@@ -29,7 +28,7 @@ static epx_status order_stream(struct epx_group *group, struct device_stream **s
 epx_status launch_agents(struct epx_group *group, struct device_stream *stream, enum kernel_id id, const void *params,
                          size_t bytes, int most)
 {
-    epx_status status = order_stream(group, &stream);
+    epx_status status = launch_order(group, &stream);
 
     if (status != EPX_OK)
         return status;

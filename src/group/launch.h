@@ -4,6 +4,10 @@
 
 #include "group/objects.h"
 
+/* Puts *stream (NULL = the default stream) after the group's previous operation, and remembers it. A stream that
+ * captures is left alone. */
+epx_status launch_order(struct epx_group *group, struct device_stream **stream);
+
 /* Launches a kernel on `stream` (NULL = the default stream), after the group's previous operation. */
 epx_status launch_ordered(struct epx_group *group, struct device_stream *stream, enum kernel_id id, const void *params,
                           size_t bytes);

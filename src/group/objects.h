@@ -57,6 +57,7 @@ struct epx_group {
     uint64_t issued[STAGED_KINDS]; /* low-latency operations so far */
     struct epx_handle *handles;
     struct epx_event *events;
+    struct epx_graph *graphs;
     struct owned_stream *streams; /* of epx_stream_create */
     epx_stats stats;
 };
@@ -86,6 +87,12 @@ struct epx_event {
     struct epx_group *group;
     struct device_event *event;
     struct epx_event *next; /* of the group */
+};
+
+struct epx_graph {
+    struct epx_group *group;
+    struct device_graph *graph;
+    struct epx_graph *next; /* of the group */
 };
 
 /* NULL is the group's default stream. */

@@ -93,6 +93,11 @@ epx_status event_check(const epx_event *event, const char *function)
     return check(REGISTRY_EVENT, event, function, "event");
 }
 
+epx_status graph_check(const epx_graph *graph, const char *function)
+{
+    return check(REGISTRY_GRAPH, graph, function, "graph");
+}
+
 epx_status stream_check(const epx_group *group, epx_stream stream, const char *function)
 {
     if (!stream || !(group->device->ops->caps & DEVICE_HOST_ACCESS))

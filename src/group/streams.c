@@ -117,3 +117,41 @@ void events_destroy_all(struct epx_group *group)
     while (group->events)
         events_destroy(group->events);
 }
+
+epx_status graphs_add(struct epx_group *group, struct device_graph *captured, struct epx_graph **out)
+{
+    struct epx_graph *graph = calloc(1, sizeof(*graph));
+    epx_status status;
+
+    status = graph ? registry_add(REGISTRY_GRAPH, graph) : fail(EPX_ERR_MEMORY, "epx_graph_end: out of memory");
+    if (status != EPX_OK) {
+        free(graph);
+        group->device->ops->graph_destroy(group->device, captured);
+        return status;
+    }
+    graph->group = group;
+    graph->graph = captured;
+    graph->next = group->graphs;
+    group->graphs = graph;
+    *out = graph;
+    return EPX_OK;
+}
+
+void graphs_destroy(struct epx_graph *graph)
+{
+    struct epx_graph **link = &graph->group->graphs;
+
+    registry_remove(REGISTRY_GRAPH, graph);
+    while (*link && *link != graph)
+        link = &(*link)->next;
+    if (*link)
+        *link = graph->next;
+    graph->group->device->ops->graph_destroy(graph->group->device, graph->graph);
+    free(graph);
+}
+
+void graphs_destroy_all(struct epx_group *group)
+{
+    while (group->graphs)
+        graphs_destroy(group->graphs);
+}

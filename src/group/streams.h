@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The streams and events of a group: it keeps a list of each and destroys what is left with itself. */
+/* The streams, events and graphs of a group: it keeps a list of each and destroys what is left with itself. */
 #ifndef EPX_GROUP_STREAMS_H
 #define EPX_GROUP_STREAMS_H
 
@@ -13,5 +13,10 @@ epx_status streams_destroy_all(struct epx_group *group);
 epx_status events_create(struct epx_group *group, struct epx_event **event);
 void events_destroy(struct epx_event *event);
 void events_destroy_all(struct epx_group *group);
+
+/* Takes over what a device has captured; destroys it when it fails. */
+epx_status graphs_add(struct epx_group *group, struct device_graph *captured, struct epx_graph **graph);
+void graphs_destroy(struct epx_graph *graph);
+void graphs_destroy_all(struct epx_group *group);
 
 #endif

@@ -9,6 +9,7 @@ static int null_pointers(struct fixture *s)
     epx_handle_config config = EPX_HANDLE_CONFIG_INIT;
     epx_handle *handle;
     epx_event *event = NULL;
+    epx_graph *graph;
     epx_tensor t;
     int64_t rows;
     size_t bytes;
@@ -45,6 +46,12 @@ static int null_pointers(struct fixture *s)
     REFUSED(epx_event_record(NULL, NULL), EPX_ERR_ARGUMENT, "NULL");
     REFUSED(epx_event_sync(NULL), EPX_ERR_ARGUMENT, "NULL");
     REFUSED(epx_event_destroy(NULL), EPX_ERR_ARGUMENT, "NULL");
+    REFUSED(epx_graph_begin(NULL, NULL), EPX_ERR_ARGUMENT, "NULL");
+    REFUSED(epx_graph_end(s->group, NULL, NULL), EPX_ERR_ARGUMENT, "NULL");
+    REFUSED(epx_graph_end(s->group, NULL, &graph), EPX_ERR_USAGE, "captures no graph");
+    REFUSED(epx_graph_launch((epx_graph *)s, NULL), EPX_ERR_ARGUMENT, "graph");
+    REFUSED(epx_graph_destroy(NULL), EPX_ERR_ARGUMENT, "NULL");
+    REFUSED(epx_world_query(NULL), EPX_ERR_ARGUMENT, "NULL");
     REFUSED(epx_group_query(s->group, NULL), EPX_ERR_ARGUMENT, "NULL");
     REFUSED(epx_group_stats(s->group, NULL), EPX_ERR_ARGUMENT, "NULL");
     REFUSED(epx_group_error_clear(NULL), EPX_ERR_ARGUMENT, "NULL");

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Time stamps of the CPU device: taken in stream order, refused out of range. Graphs: refused, and said so by caps. */
+/* Time stamps of the CPU device: taken in stream order, refused out of range. */
 #include <unistd.h>
 
 #include "device/device.h"
@@ -62,18 +62,5 @@ static void stamps_out_of_range_are_refused(void **state)
     device->ops->timers_destroy(device, timers);
 }
 
-static void the_cpu_has_no_graphs_and_says_so(void **state)
-{
-    struct device_graph *graph = (struct device_graph *)&graph;
-
-    (void)state;
-    assert_int_equal(device->ops->caps & DEVICE_GRAPHS, 0);
-    assert_int_equal(device->ops->graph_begin(device, stream), EPX_ERR_UNSUPPORTED);
-    assert_int_equal(device->ops->graph_end(device, stream, &graph), EPX_ERR_UNSUPPORTED);
-    assert_null(graph);
-    assert_int_equal(device->ops->graph_launch(device, graph, stream), EPX_ERR_UNSUPPORTED);
-}
-
 UNIT_MAIN(cmocka_unit_test_setup_teardown(stamps_enclose_the_work_between_them, open_device, close_device),
-          cmocka_unit_test_setup_teardown(stamps_out_of_range_are_refused, open_device, close_device),
-          cmocka_unit_test_setup_teardown(the_cpu_has_no_graphs_and_says_so, open_device, close_device))
+          cmocka_unit_test_setup_teardown(stamps_out_of_range_are_refused, open_device, close_device))

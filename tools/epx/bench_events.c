@@ -10,7 +10,7 @@
  *                too: `pair` of dispatch and combine in turn, `dispatches` and `combines` of one kind in a row.
  *                High throughput also times the update, between two stamps and without a graph.
  *
- * On a device without graphs (the CPU) the same operations are queued directly. Between phases all ranks meet: ranks
+ * On a device without graphs the same operations are queued directly. Between phases all ranks meet: ranks
  * that are threads share a context, in which setting up a graph may wait for kernels that run.
  */
 #include <stdlib.h>

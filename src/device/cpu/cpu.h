@@ -94,15 +94,23 @@ void mark_put(struct mark *mark);
 /* Only to compare: the stream may be gone once the mark is reached. */
 const struct device_stream *mark_stream(const struct mark *mark);
 
-/* ---- timer.c: time stamps by calls in the stream; there are no graphs ----------------------------------------- */
+/* ---- stream.c: graphs; a captured stream cannot record or wait for events --------------------------------------- */
+
+epx_status cpu_graph_begin(struct device *device, struct device_stream *stream);
+epx_status cpu_graph_end(struct device *device, struct device_stream *stream, struct device_graph **graph);
+epx_status cpu_graph_launch(struct device *device, struct device_graph *graph, struct device_stream *stream);
+void cpu_graph_destroy(struct device *device, struct device_graph *graph);
+
+/* ---- timer.c: time stamps by calls in the stream; the slots of a device without graphs -------------------------- */
 
 epx_status cpu_timers_create(struct device *device, int count, struct device_timers **timers);
 void cpu_timers_destroy(struct device *device, struct device_timers *timers);
 epx_status cpu_timers_record(struct device *device, struct device_timers *timers, int i, struct device_stream *stream);
 epx_status cpu_timers_elapsed(struct device *device, struct device_timers *timers, int from, int to, double *us);
-epx_status cpu_graph_begin(struct device *device, struct device_stream *stream);
-epx_status cpu_graph_end(struct device *device, struct device_stream *stream, struct device_graph **graph);
-epx_status cpu_graph_launch(struct device *device, struct device_graph *graph, struct device_stream *stream);
-void cpu_graph_destroy(struct device *device, struct device_graph *graph);
+int no_captures(struct device *device, struct device_stream *stream);
+epx_status no_graph_begin(struct device *device, struct device_stream *stream);
+epx_status no_graph_end(struct device *device, struct device_stream *stream, struct device_graph **graph);
+epx_status no_graph_launch(struct device *device, struct device_graph *graph, struct device_stream *stream);
+void no_graph_destroy(struct device *device, struct device_graph *graph);
 
 #endif

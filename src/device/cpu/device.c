@@ -267,7 +267,7 @@ void cpu_region_close(struct device *device, const struct heap_export *region, v
 const struct device_ops cpu_device_ops = {
     .name = "cpu",
     .kind = EPX_DEVICE_CPU,
-    .caps = DEVICE_HOST_ACCESS | DEVICE_SPARSE_HEAP | DEVICE_HOST_HEAP,
+    .caps = DEVICE_HOST_ACCESS | DEVICE_SPARSE_HEAP | DEVICE_HOST_HEAP | DEVICE_GRAPHS,
     .open = cpu_open,
     .close = cpu_close,
     .identity = cpu_identity,

@@ -10,6 +10,9 @@
  * itself where the worker has not yet come to it, which saves two changes of thread on every operation that is waited
  * for at once. `running` makes sure that there is one runner at a time. User calls are left to the worker, as the API
  * promises. The queue has no limit but memory.
+ *
+ * While a stream captures, its tasks go to the end of a graph instead of the queue. A launch of the graph queues a copy
+ * of each of them, all at once, on any stream of the device.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -59,6 +62,16 @@ struct device_stream {
     int idle;    /* the worker sleeps */
     int stop;
     uint64_t queued, done;
+    struct device_graph *capture; /* what is queued goes here; NULL: to the queue */
+};
+
+struct task_list {
+    struct task *head, *tail;
+    int count;
+};
+
+struct device_graph {
+    struct task_list tasks;
 };
 
 /* What the calling thread runs, innermost first: a call may sync another stream and so run that one's tasks too. */
@@ -167,9 +180,10 @@ epx_status cpu_stream_sync(struct device *device, struct device_stream *stream)
 {
     uint64_t target;
 
-    (void)device;
     if (stream_runs_here(stream))
         return fail(EPX_ERR_USAGE, "stream: a call queued on a stream may not wait for that stream");
+    if (cpu_stream_captures(device, stream))
+        return fail(EPX_ERR_USAGE, "stream: it captures a graph and cannot be waited for");
     pthread_mutex_lock(&stream->lock);
     target = stream->queued;
     while (stream->done < target) {
@@ -186,12 +200,15 @@ epx_status cpu_stream_sync(struct device *device, struct device_stream *stream)
     return EPX_OK;
 }
 
-/* The CPU has no graphs. */
 int cpu_stream_captures(struct device *device, struct device_stream *stream)
 {
+    int captures;
+
     (void)device;
-    (void)stream;
-    return 0;
+    pthread_mutex_lock(&stream->lock);
+    captures = stream->capture != NULL;
+    pthread_mutex_unlock(&stream->lock);
+    return captures;
 }
 
 epx_status cpu_stream_query(struct device *device, struct device_stream *stream)
@@ -230,16 +247,50 @@ static struct task *task_new(struct device_stream *stream, enum task_kind kind)
     return task;
 }
 
+static void list_add(struct task_list *list, struct task *task)
+{
+    if (list->tail)
+        list->tail->next = task;
+    else
+        list->head = task;
+    list->tail = task;
+    list->count++;
+}
+
+static void list_free(struct task_list *list)
+{
+    while (list->head) {
+        struct task *task = list->head;
+
+        list->head = task->next;
+        free(task);
+    }
+    *list = (struct task_list){0};
+}
+
+/* With the lock held. */
+static void queue_list(struct device_stream *stream, const struct task_list *list)
+{
+    if (!list->head)
+        return;
+    if (stream->tail)
+        stream->tail->next = list->head;
+    else
+        stream->head = list->head;
+    stream->tail = list->tail;
+    stream->queued += (uint64_t)list->count;
+    wake_worker(stream);
+}
+
 static void queue_task(struct device_stream *stream, struct task *task)
 {
+    const struct task_list one = {.head = task, .tail = task, .count = 1};
+
     pthread_mutex_lock(&stream->lock);
-    if (stream->tail)
-        stream->tail->next = task;
+    if (stream->capture)
+        list_add(&stream->capture->tasks, task);
     else
-        stream->head = task;
-    stream->tail = task;
-    stream->queued++;
-    wake_worker(stream);
+        queue_list(stream, &one);
     pthread_mutex_unlock(&stream->lock);
 }
 
@@ -301,10 +352,14 @@ epx_status cpu_launch(struct device *device, struct device_stream *stream, enum 
     return EPX_OK;
 }
 
+/* A mark is reached once, and a graph runs more often. */
 static epx_status queue_with_mark(struct device_stream *stream, enum task_kind kind, struct mark *mark)
 {
-    struct task *task = task_new(stream, kind);
+    struct task *task;
 
+    if (cpu_stream_captures(NULL, stream))
+        return fail(EPX_ERR_UNSUPPORTED, "cpu device: a graph cannot record or wait for an event");
+    task = task_new(stream, kind);
     if (!task)
         return EPX_ERR_MEMORY;
     task->mark = mark;
@@ -334,6 +389,79 @@ epx_status cpu_stream_wait(struct device *device, struct device_stream *stream, 
     if (status != EPX_OK)
         mark_put(mark);
     return status;
+}
+
+/* ---- Graphs ------------------------------------------------------------------------------------------------- */
+
+epx_status cpu_graph_begin(struct device *device, struct device_stream *stream)
+{
+    struct device_graph *graph = calloc(1, sizeof(*graph));
+    int busy;
+
+    (void)device;
+    if (!graph)
+        return fail(EPX_ERR_MEMORY, "cpu device: no memory for a graph");
+    pthread_mutex_lock(&stream->lock);
+    busy = stream->capture != NULL;
+    if (!busy)
+        stream->capture = graph;
+    pthread_mutex_unlock(&stream->lock);
+    if (busy)
+        free(graph);
+    return busy ? fail(EPX_ERR_USAGE, "cpu device: the stream captures a graph already") : EPX_OK;
+}
+
+epx_status cpu_graph_end(struct device *device, struct device_stream *stream, struct device_graph **graph)
+{
+    (void)device;
+    pthread_mutex_lock(&stream->lock);
+    *graph = stream->capture;
+    stream->capture = NULL;
+    pthread_mutex_unlock(&stream->lock);
+    return *graph ? EPX_OK : fail(EPX_ERR_USAGE, "cpu device: the stream captures no graph");
+}
+
+static struct task *task_copy(struct device_stream *stream, const struct task *from)
+{
+    struct task *task;
+
+    if (from->kind == TASK_LAUNCH && team_reserve(stream->team, from->launch.agents) != EPX_OK)
+        return NULL;
+    task = task_new(stream, from->kind);
+    if (task) {
+        *task = *from;
+        task->next = NULL;
+    }
+    return task;
+}
+
+epx_status cpu_graph_launch(struct device *device, struct device_graph *graph, struct device_stream *stream)
+{
+    struct task_list copies = {0};
+
+    if (cpu_stream_captures(device, stream))
+        return fail(EPX_ERR_UNSUPPORTED, "cpu device: a graph cannot be launched into another graph");
+    for (const struct task *from = graph->tasks.head; from; from = from->next) {
+        struct task *task = task_copy(stream, from);
+
+        if (!task) {
+            list_free(&copies);
+            return EPX_ERR_MEMORY;
+        }
+        list_add(&copies, task);
+    }
+    pthread_mutex_lock(&stream->lock);
+    queue_list(stream, &copies);
+    pthread_mutex_unlock(&stream->lock);
+    return EPX_OK;
+}
+
+void cpu_graph_destroy(struct device *device, struct device_graph *graph)
+{
+    (void)device;
+    if (graph)
+        list_free(&graph->tasks);
+    free(graph);
 }
 
 /* ---- Life --------------------------------------------------------------------------------------------------- */
@@ -382,6 +510,8 @@ epx_status cpu_stream_destroy(struct device *device, struct device_stream *strea
 
     if (!stream)
         return EPX_OK;
+    cpu_graph_destroy(device, stream->capture);
+    stream->capture = NULL;
     status = cpu_stream_sync(device, stream);
     if (status != EPX_OK)
         return status;

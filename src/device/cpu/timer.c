@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Time stamps of the CPU device: a call in the stream reads the clock. The simulator's device uses the same
- * functions. */
+/* Time stamps of the CPU device: a call in the stream reads the clock. The simulator's device uses the same functions,
+ * and has no graphs. */
 #include <stdlib.h>
 
 #include "device/cpu/cpu.h"
@@ -51,32 +51,41 @@ epx_status cpu_timers_elapsed(struct device *device, struct device_timers *timer
     return EPX_OK;
 }
 
+/* ---- Devices without graphs ---------------------------------------------------------------------------------- */
+
 static epx_status no_graphs(struct device *device)
 {
     return fail(EPX_ERR_UNSUPPORTED, "device %s: it has no graphs", device->ops->name);
 }
 
-epx_status cpu_graph_begin(struct device *device, struct device_stream *stream)
+int no_captures(struct device *device, struct device_stream *stream)
+{
+    (void)device;
+    (void)stream;
+    return 0;
+}
+
+epx_status no_graph_begin(struct device *device, struct device_stream *stream)
 {
     (void)stream;
     return no_graphs(device);
 }
 
-epx_status cpu_graph_end(struct device *device, struct device_stream *stream, struct device_graph **graph)
+epx_status no_graph_end(struct device *device, struct device_stream *stream, struct device_graph **graph)
 {
     (void)stream;
     *graph = NULL;
     return no_graphs(device);
 }
 
-epx_status cpu_graph_launch(struct device *device, struct device_graph *graph, struct device_stream *stream)
+epx_status no_graph_launch(struct device *device, struct device_graph *graph, struct device_stream *stream)
 {
     (void)graph;
     (void)stream;
     return no_graphs(device);
 }
 
-void cpu_graph_destroy(struct device *device, struct device_graph *graph)
+void no_graph_destroy(struct device *device, struct device_graph *graph)
 {
     (void)device;
     (void)graph;

@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* epx_graph_*: arguments are checked here, the device records and replays. */
+#include "group/launch.h"
+#include "group/registry.h"
+#include "group/streams.h"
+#include "util/status.h"
+
+epx_status epx_graph_begin(epx_group *group, epx_stream stream)
+{
+    epx_status status = group_check(group, "epx_graph_begin");
+
+    if (status == EPX_OK)
+        status = stream_check(group, stream, "epx_graph_begin");
+    return status == EPX_OK ? group->device->ops->graph_begin(group->device, group_stream(group, stream)) : status;
+}
+
+epx_status epx_graph_end(epx_group *group, epx_stream stream, epx_graph **graph)
+{
+    struct device_graph *captured = NULL;
+    epx_status status = group_check(group, "epx_graph_end");
+
+    if (status == EPX_OK)
+        status = stream_check(group, stream, "epx_graph_end");
+    if (status != EPX_OK)
+        return status;
+    if (!graph)
+        return fail(EPX_ERR_ARGUMENT, "epx_graph_end: graph: expected a pointer, got NULL");
+    *graph = NULL;
+    status = group->device->ops->graph_end(group->device, group_stream(group, stream), &captured);
+    return status == EPX_OK ? graphs_add(group, captured, graph) : status;
+}
+
+epx_status epx_graph_launch(epx_graph *graph, epx_stream stream)
+{
+    epx_status status = graph_check(graph, "epx_graph_launch");
+    struct device_stream *on;
+
+    if (status == EPX_OK)
+        status = stream_check(graph->group, stream, "epx_graph_launch");
+    if (status != EPX_OK)
+        return status;
+    on = group_stream(graph->group, stream);
+    status = launch_order(graph->group, &on);
+    return status == EPX_OK ? graph->group->device->ops->graph_launch(graph->group->device, graph->graph, on) : status;
+}
+
+epx_status epx_graph_destroy(epx_graph *graph)
+{
+    epx_status status = graph_check(graph, "epx_graph_destroy");
+
+    if (status == EPX_OK)
+        graphs_destroy(graph);
+    return status;
+}

@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Graphs of the CPU device and of epx.h: what is recorded does not run, every launch runs all of it in order. */
+#include "device/device.h"
+#include "tests/lib/fixture.h"
+#include "tests/lib/unit.h"
+
+static struct device *device;
+static struct device_stream *stream, *other;
+
+static int open_device(void **state)
+{
+    (void)state;
+    if (device_open(EPX_DEVICE_CPU, 0, &device) != EPX_OK || device->ops->stream_create(device, &stream) != EPX_OK)
+        return -1;
+    return device->ops->stream_create(device, &other) == EPX_OK ? 0 : -1;
+}
+
+static int close_device(void **state)
+{
+    (void)state;
+    device->ops->stream_destroy(device, stream);
+    device->ops->stream_destroy(device, other);
+    device->ops->close(device);
+    return 0;
+}
+
+static void times_three(void *arg)
+{
+    *(int *)arg *= 3;
+}
+
+static void plus_one(void *arg)
+{
+    *(int *)arg += 1;
+}
+
+static struct device_graph *record(int *value, int *copy)
+{
+    struct device_graph *graph = NULL;
+
+    assert_int_equal(device->ops->graph_begin(device, stream), EPX_OK);
+    assert_true(device->ops->stream_captures(device, stream));
+    assert_int_equal(device->ops->stream_call(device, stream, plus_one, value), EPX_OK);
+    assert_int_equal(device->ops->stream_call(device, stream, times_three, value), EPX_OK);
+    assert_int_equal(device->ops->stream_copy(device, stream, copy, value, sizeof(*value)), EPX_OK);
+    assert_int_equal(device->ops->graph_end(device, stream, &graph), EPX_OK);
+    assert_false(device->ops->stream_captures(device, stream));
+    return graph;
+}
+
+static void every_launch_runs_all_in_order(void **state)
+{
+    int value = 1, copy = 0;
+    struct device_graph *graph = record(&value, &copy);
+
+    (void)state;
+    assert_true(device->ops->caps & DEVICE_GRAPHS);
+    assert_int_equal(device->ops->stream_sync(device, stream), EPX_OK);
+    assert_int_equal(value, 1); /* recording runs nothing */
+    assert_int_equal(device->ops->graph_launch(device, graph, stream), EPX_OK);
+    assert_int_equal(device->ops->graph_launch(device, graph, stream), EPX_OK);
+    assert_int_equal(device->ops->stream_sync(device, stream), EPX_OK);
+    assert_int_equal(value, 21);
+    assert_int_equal(copy, 21);
+    assert_int_equal(device->ops->graph_launch(device, graph, other), EPX_OK);
+    assert_int_equal(device->ops->stream_sync(device, other), EPX_OK);
+    assert_int_equal(value, 66);
+    device->ops->graph_destroy(device, graph);
+}
+
+static void what_a_graph_cannot_have_is_refused(void **state)
+{
+    struct device_graph *graph = NULL, *outer = NULL;
+    struct device_event *event = NULL;
+    int value = 0, copy = 0;
+
+    (void)state;
+    graph = record(&value, &copy);
+    assert_int_equal(device->ops->event_create(device, &event), EPX_OK);
+    assert_int_equal(device->ops->graph_end(device, stream, &outer), EPX_ERR_USAGE);
+    assert_null(outer);
+    assert_int_equal(device->ops->graph_begin(device, stream), EPX_OK);
+    assert_int_equal(device->ops->graph_begin(device, stream), EPX_ERR_USAGE);
+    assert_int_equal(device->ops->stream_sync(device, stream), EPX_ERR_USAGE);
+    assert_int_equal(device->ops->event_record(device, event, stream), EPX_ERR_UNSUPPORTED);
+    assert_int_equal(device->ops->graph_launch(device, graph, stream), EPX_ERR_UNSUPPORTED);
+    assert_int_equal(device->ops->graph_end(device, stream, &outer), EPX_OK);
+    device->ops->graph_destroy(device, outer);
+    device->ops->graph_destroy(device, graph);
+    device->ops->event_destroy(device, event);
+}
+
+/* ---- epx.h ------------------------------------------------------------------------------------------------------ */
+
+/* A dispatch and a combine, each a graph, with new rows at every launch. */
+static int replay(struct fixture *s)
+{
+    epx_graph *dispatch = NULL, *combine = NULL;
+    epx_status status = epx_graph_begin(s->group, NULL);
+
+    if (status == EPX_OK)
+        status = epx_dispatch(s->ll, &s->in, &s->ll_out, &s->ll_info, NULL, NULL);
+    if (epx_graph_end(s->group, NULL, &dispatch) != EPX_OK || status != EPX_OK)
+        return fixture_fail(s, "recording a dispatch");
+    status = epx_graph_begin(s->group, NULL);
+    if (status == EPX_OK)
+        status = epx_combine(s->ll, &s->ll_cin, &s->cout, NULL, NULL);
+    if (epx_graph_end(s->group, NULL, &combine) != EPX_OK || status != EPX_OK)
+        return fixture_fail(s, "recording a combine");
+    for (int round = 0; round < 3; round++) {
+        fixture_refill(s);
+        if (fixture_sync(s, epx_graph_launch(dispatch, NULL)) != EPX_OK)
+            return fixture_fail(s, "launching a dispatch");
+        if (fixture_check_ll_dispatch(s))
+            return -1;
+        if (fixture_sync(s, epx_graph_launch(combine, NULL)) != EPX_OK)
+            return fixture_fail(s, "launching a combine");
+        if (fixture_check_ll_combine(s))
+            return -1;
+    }
+    if (epx_graph_destroy(dispatch) != EPX_OK || epx_graph_destroy(dispatch) != EPX_ERR_ARGUMENT)
+        return fixture_fail(s, "a graph is destroyed once");
+    return 0; /* the other one goes with its group */
+}
+
+static int live_update(struct fixture *s)
+{
+    return fixture_ll(s) ? -1 : replay(s); /* the handle has its routing now */
+}
+
+static void operations_are_recorded_and_replayed(void **state)
+{
+    (void)state;
+    assert_int_equal(fixture_run(3, NULL, live_update, NULL), 0);
+}
+
+UNIT_MAIN(cmocka_unit_test_setup_teardown(every_launch_runs_all_in_order, open_device, close_device),
+          cmocka_unit_test_setup_teardown(what_a_graph_cannot_have_is_refused, open_device, close_device),
+          cmocka_unit_test(operations_are_recorded_and_replayed))
