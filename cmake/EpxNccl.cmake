@@ -33,14 +33,15 @@ target_include_directories(nccl_ep INTERFACE
 
 file(GLOB epx_standin_boot CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/boot/*.c ${PROJECT_SOURCE_DIR}/src/util/*.c)
 add_library(epx_nccl SHARED ${PROJECT_SOURCE_DIR}/src/compat/standin/nccl_comm.c
-    ${PROJECT_SOURCE_DIR}/src/compat/standin/nccl_memory.c
+    ${PROJECT_SOURCE_DIR}/src/compat/standin/nccl_memory.c ${PROJECT_SOURCE_DIR}/src/compat/standin/nccl_team.c
     ${PROJECT_SOURCE_DIR}/src/compat/nccl_ep/driver.c ${epx_standin_boot})
 epx_nccl_library(epx_nccl src/compat/standin/standin.map)
 target_include_directories(epx_nccl INTERFACE
     $<BUILD_INTERFACE:${epx_standin_nccl_include}>
     $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/nccl_ep/standin/nccl>)
 
-add_library(epx_cudart SHARED ${PROJECT_SOURCE_DIR}/src/compat/standin/cudart.c)
+file(GLOB epx_cudart_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/compat/standin/cudart*.c)
+add_library(epx_cudart SHARED ${epx_cudart_sources})
 epx_nccl_library(epx_cudart src/compat/standin/standin.map)
 target_include_directories(epx_cudart INTERFACE
     $<BUILD_INTERFACE:${epx_standin_cuda_include}>

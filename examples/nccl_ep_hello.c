@@ -2,7 +2,7 @@
 /*
  * A program for NCCL EP's interface (nccl_ep.h), unchanged on a machine without NCCL, CUDA and GPUs. Start it with
  *
- *     epx run -n 4 build/examples/nccl_ep_hello
+ *     epx run -n 4 build/examples/nccl_ep_hello          or: torchrun, mpirun, srun
  *
  * Every rank has a few tokens; each goes to two experts in high throughput; expert e multiplies what it gets by e + 1;
  * combine sums the results. The tokens are small whole numbers, so that the sums are exact, and the program checks
@@ -12,6 +12,7 @@
 #include <stdlib.h>
 
 #include "cuda_runtime.h"
+#include "epx/epx.h"
 #include "nccl.h"
 #include "nccl_ep.h"
 
@@ -80,28 +81,33 @@ static int count_errors(void)
     return errors;
 }
 
-/* What a launcher would do: every rank learns the id of the communicator. NCCL_COMM_ID is NCCL's own way to say it. */
-static ncclComm_t make_communicator(int rank, int nranks)
+/* EPX knows the launchers; all ranks make the same id of rank 0's address: NCCL_COMM_ID is NCCL's own way to say it. */
+static ncclComm_t make_communicator(const epx_world *world)
 {
-    char where[256];
+    char where[600];
     ncclUniqueId id;
     ncclComm_t comm;
 
-    snprintf(where, sizeof(where), "%s:%s", getenv("MASTER_ADDR") ? getenv("MASTER_ADDR") : "127.0.0.1",
-             getenv("MASTER_PORT") ? getenv("MASTER_PORT") : "29500");
+    snprintf(where, sizeof(where), "%s:%d", world->nranks > 1 ? world->host : "127.0.0.1",
+             world->nranks > 1 ? world->port : 29500);
     setenv("NCCL_COMM_ID", where, 0);
     TRY(ncclGetUniqueId(&id));
-    TRY(ncclCommInitRank(&comm, nranks, id, rank));
+    TRY(ncclCommInitRank(&comm, world->nranks, id, world->rank));
     return comm;
 }
 
 int main(void)
 {
-    const int rank = getenv("RANK") ? atoi(getenv("RANK")) : 0;
-    const int nranks = getenv("WORLD_SIZE") ? atoi(getenv("WORLD_SIZE")) : 1;
+    epx_world world = EPX_WORLD_INIT;
+
+    if (epx_world_query(&world) != EPX_OK) {
+        fprintf(stderr, "%s\n", epx_last_error());
+        return 1;
+    }
+    const int rank = world.rank, nranks = world.nranks;
     const int experts = nranks * LOCAL_EXPERTS;
     const size_t rows = (size_t)nranks * TOKENS * TOPK;
-    ncclComm_t comm = make_communicator(rank, nranks);
+    ncclComm_t comm = make_communicator(&world);
     cudaStream_t stream;
 
     TRY(cudaStreamCreate(&stream));

@@ -47,7 +47,7 @@ cmake --build "$scratch/cmake/build" >/dev/null
 
 # NCCL EP's interface, installed, on the stand-ins: the example, both ways.
 example=$(dirname "$0")/../examples/nccl_ep_hello.c
-cc -std=gnu11 -Wall -Werror "$example" $(pkg-config --cflags --libs epx-nccl-ep epx-standin) \
+cc -std=gnu11 -Wall -Werror "$example" $(pkg-config --cflags --libs epx-nccl-ep epx-standin epx) \
     -o "$scratch/nccl_by_pkg_config"
 LD_LIBRARY_PATH=$libdir "$scratch/nccl_by_pkg_config"
 mkdir "$scratch/cmake-nccl"
@@ -57,7 +57,7 @@ cmake_minimum_required(VERSION 3.22)
 project(consumer LANGUAGES C)
 find_package(epx 0.1 REQUIRED)
 add_executable(by_cmake ../nccl_hello.c)
-target_link_libraries(by_cmake PRIVATE epx::nccl_ep epx::standin_nccl epx::standin_cudart)
+target_link_libraries(by_cmake PRIVATE epx::nccl_ep epx::standin_nccl epx::standin_cudart epx::epx)
 CMAKE
 cmake -S "$scratch/cmake-nccl" -B "$scratch/cmake-nccl/build" -DCMAKE_PREFIX_PATH="$scratch/prefix" >/dev/null
 cmake --build "$scratch/cmake-nccl/build" >/dev/null

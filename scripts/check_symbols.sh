@@ -36,7 +36,7 @@ check() { # library, header, pattern of a name, pattern of its version ("" = non
 check libepx.so epx/epx.h 'epx_[a-z0-9_]+' '@@EPX_[0-9.]+'
 check libnccl_ep.so nccl_ep/nccl_ep.h 'ncclEp[A-Za-z]+' ''
 check libepx_nccl.so nccl_ep/standin/nccl/nccl.h '(nccl|epxNccl)[A-Za-z]+' ''
-check libepx_cudart.so nccl_ep/standin/cuda/cuda_runtime.h 'cuda[A-Za-z]+' ''
+check libepx_cudart.so nccl_ep/standin/cuda/cuda_runtime.h '(cuda|epxCudart)[A-Za-z]+' ''
 if [ -f "$build/libepx_cuda.so" ]; then
     kernels=$(nm -C "$build/libepx_cuda.so" | grep -oE ' epx_(ll|ht)::[a-z]+\(' | tr -d ' (' | sort -u)
     wanted=$(printf '%s\n' epx_ht::combine epx_ht::dispatch epx_ht::notify epx_ll::combine epx_ll::dispatch)

@@ -210,7 +210,8 @@ class StatsStruct(Struct):
 
 # The C name of each struct.
 STRUCTS = {
-    "epx_tensor": TensorStruct, "epx_bootstrap": BootstrapStruct, "epx_world": WorldStruct, "epx_group_config": GroupConfigStruct,
+    "epx_tensor": TensorStruct, "epx_bootstrap": BootstrapStruct, "epx_world": WorldStruct,
+    "epx_group_config": GroupConfigStruct,
     "epx_group_info": GroupInfoStruct, "epx_memory_info": MemoryInfoStruct, "epx_handle_config": HandleConfigStruct,
     "epx_dispatch_layout_outputs": DispatchLayoutOutputsStruct,
     "epx_layout_info": LayoutInfoStruct, "epx_dispatch_inputs": DispatchInputsStruct,
@@ -223,7 +224,8 @@ STRUCTS = {
 # functions return a status, except those in OTHER_RESULTS.
 FUNCTIONS = {
     "epx_strerror": "i", "epx_last_error": "", "epx_version": "p", "epx_dtype_size": "i",
-    "epx_world_query": "p", "epx_group_create": "ppp", "epx_group_destroy": "p", "epx_group_query": "pp", "epx_group_memory": "pip",
+    "epx_world_query": "p",
+    "epx_group_create": "ppp", "epx_group_destroy": "p", "epx_group_query": "pp", "epx_group_memory": "pip",
     "epx_alloc": "pzp", "epx_free": "pp", "epx_register": "ppzpp",
     "epx_stream_create": "pp", "epx_stream_destroy": "pp", "epx_stream_sync": "pp", "epx_stream_query": "pp",
     "epx_stream_call": "pppp", "epx_event_create": "pp", "epx_event_destroy": "p", "epx_event_record": "pp",

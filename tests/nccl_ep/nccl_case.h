@@ -136,5 +136,6 @@ int test_layouts(void);
 int test_misuse(void);
 int test_masks(void);
 int test_standin(void);
+int test_runtime(void);
 
 #endif

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * One rank of the tests of nccl_ep.h: a program for NCCL EP as users write them, started on several ranks by
- * tests/scripts/nccl_ep.sh (CPU device) and scripts/gpu.sh (GPU). usage: nccl_ep_ranks layouts|misuse|masks|standin...
+ * tests/scripts/nccl_ep.sh (CPU device) and scripts/gpu.sh (GPU).
+ * usage: nccl_ep_ranks layouts|misuse|masks|standin|runtime...
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "epx/epx.h"
 #include "nccl_case.h"
 
 struct world world;
@@ -20,15 +22,17 @@ static int number(const char *name, int fallback)
 
 static int open_world(void)
 {
-    char where[256];
+    char where[600];
+    epx_world launched = EPX_WORLD_INIT;
     ncclUniqueId id;
     int count = 0, rank = -1, devices = 0, major = 0;
 
-    world.rank = number("RANK", 0);
-    world.nranks = number("WORLD_SIZE", 1);
+    TRY(epx_world_query(&launched));
+    world.rank = launched.rank;
+    world.nranks = launched.nranks;
     world.ranks_per_node = number("EPX_RANKS_PER_NODE", 0);
-    snprintf(where, sizeof(where), "%s:%d", getenv("MASTER_ADDR") ? getenv("MASTER_ADDR") : "127.0.0.1",
-             number("MASTER_PORT", 29500));
+    snprintf(where, sizeof(where), "%s:%d", world.nranks > 1 ? launched.host : "127.0.0.1",
+             world.nranks > 1 ? launched.port : 29500);
     setenv("NCCL_COMM_ID", where, 0);
     TRY(cudaGetDeviceCount(&devices));
     TRY(cudaSetDevice(world.rank % devices));
@@ -57,7 +61,11 @@ int main(int argc, char **argv)
     static const struct {
         const char *name;
         int (*run)(void);
-    } parts[] = {{"layouts", test_layouts}, {"misuse", test_misuse}, {"masks", test_masks}, {"standin", test_standin}};
+    } parts[] = {{"layouts", test_layouts},
+                 {"misuse", test_misuse},
+                 {"masks", test_masks},
+                 {"standin", test_standin},
+                 {"runtime", test_runtime}};
 
     if (open_world())
         return 1;
@@ -67,7 +75,7 @@ int main(int argc, char **argv)
         while (p < sizeof(parts) / sizeof(parts[0]) && strcmp(argv[i], parts[p].name))
             p++;
         if (p == sizeof(parts) / sizeof(parts[0])) {
-            fprintf(stderr, "nccl_ep: no part \"%s\"; there are layouts, misuse, masks, standin\n", argv[i]);
+            fprintf(stderr, "nccl_ep: no part \"%s\"; there are layouts, misuse, masks, standin, runtime\n", argv[i]);
             return 2;
         }
         if (parts[p].run()) {

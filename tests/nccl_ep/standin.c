@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The stand-in for NCCL: ids that one rank makes for all, several communicators, what is refused. */
+#include <nccl_device.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -73,12 +74,43 @@ static int test_refused(ncclComm_t comm)
     return 0;
 }
 
+/* What Python's packages make communicators with, and the teams that programs ask for. */
+static int test_scalable(ncclUniqueId *all)
+{
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER, wrong = NCCL_CONFIG_INITIALIZER;
+    ncclCommProperties_t properties = NCCL_COMM_PROPERTIES_INITIALIZER;
+    const int node = world.ranks_per_node ? world.ranks_per_node : world.nranks;
+    ncclComm_t comm;
+    int device = -1;
+
+    wrong.magic = 0;
+    EXPECT(ncclInvalidArgument, ncclCommInitRankScalable(&comm, world.nranks, world.rank, 0, all, NULL));
+    EXPECT(ncclInvalidArgument, ncclCommInitRankScalable(&comm, world.nranks, world.rank, 1, NULL, NULL));
+    EXPECT(ncclInvalidArgument, ncclCommInitRankScalable(&comm, world.nranks, world.rank, 1, all, &wrong));
+    TRY(ncclCommInitRankScalable(&comm, world.nranks, world.rank, 1, all, &config));
+    CHECK(ncclTeamWorld(comm).nRanks == world.nranks && ncclTeamWorld(comm).rank == world.rank);
+    CHECK(ncclTeamLsa(comm).nRanks == node && ncclTeamLsa(comm).rank == world.rank % node);
+    CHECK(ncclTeamLsa(NULL).nRanks == 0);
+    CHECK(ncclTeamRankToWorld(comm, ncclTeamLsa(comm), 0) == world.rank / node * node);
+    TRY(ncclCommCuDevice(comm, &device));
+    CHECK(device >= 0);
+    TRY(ncclCommQueryProperties(comm, &properties));
+    CHECK(properties.rank == world.rank && properties.nRanks == world.nranks &&
+          properties.nLsaTeams == world.nranks / node);
+    properties.magic = 0;
+    EXPECT(ncclInvalidArgument, ncclCommQueryProperties(comm, &properties));
+    TRY(ncclCommDestroy(comm));
+    return 0;
+}
+
 int test_standin(void)
 {
+    ncclUniqueId id;
     ncclComm_t comm;
     int number;
 
-    if (second_communicator(&comm) || gather_in_turn(world.comm, comm) || test_refused(comm))
+    TRY(ncclGetUniqueId(&id)); /* of NCCL_COMM_ID: the same on all ranks */
+    if (test_scalable(&id) || second_communicator(&comm) || gather_in_turn(world.comm, comm) || test_refused(comm))
         return -1;
     TRY(ncclCommFinalize(comm));
     TRY(ncclCommDestroy(comm));

@@ -20,8 +20,8 @@ check() { # name, ranks, arguments...
     fi
 }
 
-check "one node" 8 standin layouts misuse masks
-EPX_RANKS_PER_NODE=4 check "two nodes" 8 layouts
-ASAN_OPTIONS=$leak_checked check "one rank" 1 standin layouts misuse
+check "one node" 8 standin runtime layouts misuse masks
+EPX_RANKS_PER_NODE=4 check "two nodes" 8 layouts runtime
+ASAN_OPTIONS=$leak_checked check "one rank" 1 standin runtime layouts misuse
 "$EPX_BUILD_DIR/tests/nccl_ep_comm" || failures=$((failures + 1))
 [ $failures -eq 0 ]

@@ -88,8 +88,19 @@ ncclResult_t handle_need(const struct ncclEpHandle *handle, const char *call);
 /* Can a dispatch or combine of this direction begin with the handle? */
 ncclResult_t operation_check(const struct ncclEpHandle *handle, const char *call, ncclEpPassDir_t direction);
 
-/* The epx_stream for a caller's stream. */
+/* All groups, kept from changing until group_list_unlock. */
+struct ncclEpGroup *group_list_lock(void);
+void group_list_unlock(void);
+
+/* ---- Streams (streams.c) ----------------------------------------------------------------------------------------- */
+
+/* Finds the stand-in for CUDA's runtime, where it is in the process. */
+void streams_attach(void);
+/* The epx_stream for a caller's stream, for one operation that is issued next. */
 ncclResult_t compat_stream(struct ncclEpGroup *group, cudaStream_t stream, const char *call, epx_stream *out);
+
+/* Of a group that is destroyed. */
+void streams_forget(struct ncclEpGroup *group);
 
 /* ---- Tensors (tensor.c) ------------------------------------------------------------------------------------------ */
 

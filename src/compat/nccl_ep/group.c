@@ -174,6 +174,7 @@ ncclResult_t ncclEpCreateGroup(ncclEpGroup_t *ep_group, ncclComm_t comm, const n
     group = calloc(1, sizeof(*group));
     if (!group)
         return compat_fail(ncclSystemError, "%s: no memory", create);
+    streams_attach();
     result = comm_open(&group->comm, comm, timeout_of(config));
     if (result == ncclSuccess) {
         log_set_rank(group->comm.rank);
@@ -205,11 +206,7 @@ ncclResult_t ncclEpGroupDestroy(ncclEpGroup_t ep_group)
         ep_group->handles = handle->next;
         free(handle);
     }
-    while (ep_group->streams) {
-        struct stream_pair *pair = ep_group->streams;
-        ep_group->streams = pair->next;
-        free(pair);
-    }
+    streams_forget(ep_group);
     free(ep_group);
     return ncclSuccess;
 }

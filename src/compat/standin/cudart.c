@@ -1,103 +1,195 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * libepx_cudart.so: CUDA's runtime as far as a program for nccl_ep.h needs it that runs on the CPU device. Memory is
- * the host's. A stream is a name; the work on it is EPX's, and libnccl_ep.so, where it is, waits for it.
+ * the host's. This file: devices, errors, memory.
  */
-#include <cuda_runtime.h>
+#include "compat/standin/cudart.h"
 
-#include <dlfcn.h>
-#include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 enum { DEVICES = 1024, ALIGNMENT = 256 };
 
 static _Thread_local int current_device;
 
+/* ---- Errors ------------------------------------------------------------------------------------------------------ */
+
+static _Thread_local cudaError_t last_error;
+
+static const struct {
+    cudaError_t error;
+    const char *name, *text;
+} errors[] = {
+    {cudaSuccess, "cudaSuccess", "no error"},
+    {cudaErrorInvalidValue, "cudaErrorInvalidValue", "an argument is wrong"},
+    {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
+    {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "no such device"},
+    {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "no such stream, event or graph"},
+    {cudaErrorNotReady, "cudaErrorNotReady", "not done yet"},
+    {cudaErrorNotSupported, "cudaErrorNotSupported", "EPX's stand-in cannot do this"},
+    {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported", "not while the stream captures a graph"},
+    {cudaErrorStreamCaptureUnmatched, "cudaErrorStreamCaptureUnmatched", "the stream captures no graph"},
+    {cudaErrorUnknown, "cudaErrorUnknown", "unknown error"},
+};
+
+static size_t find_error(cudaError_t error)
+{
+    size_t i = 0;
+
+    while (i + 1 < sizeof(errors) / sizeof(errors[0]) && errors[i].error != error)
+        i++;
+    return i;
+}
+
 const char *cudaGetErrorString(cudaError_t error)
 {
-    switch (error) {
-    case cudaSuccess:
-        return "no error";
-    case cudaErrorInvalidValue:
-        return "an argument is wrong";
-    case cudaErrorMemoryAllocation:
-        return "out of memory";
-    case cudaErrorInvalidDevice:
-        return "no such device";
-    case cudaErrorUnknown:
-        break;
-    }
-    return "unknown error";
+    return errors[find_error(error)].text;
+}
+
+const char *cudaGetErrorName(cudaError_t error)
+{
+    return errors[find_error(error)].name;
+}
+
+cudaError_t keep_error(cudaError_t error)
+{
+    if (error != cudaSuccess && error != cudaErrorNotReady)
+        last_error = error;
+    return error;
+}
+
+cudaError_t cudaPeekAtLastError(void)
+{
+    return last_error;
+}
+
+cudaError_t cudaGetLastError(void)
+{
+    const cudaError_t error = last_error;
+
+    last_error = cudaSuccess;
+    return error;
+}
+
+/* ---- Devices ----------------------------------------------------------------------------------------------------- */
+
+static cudaError_t give(int *out, int value)
+{
+    if (!out)
+        return keep_error(cudaErrorInvalidValue);
+    *out = value;
+    return cudaSuccess;
+}
+
+cudaError_t cudaRuntimeGetVersion(int *version)
+{
+    return give(version, CUDART_VERSION);
+}
+
+cudaError_t cudaDriverGetVersion(int *version)
+{
+    return give(version, CUDART_VERSION);
 }
 
 cudaError_t cudaGetDeviceCount(int *count)
 {
-    if (!count)
-        return cudaErrorInvalidValue;
-    *count = DEVICES;
-    return cudaSuccess;
+    return give(count, DEVICES);
 }
 
 cudaError_t cudaSetDevice(int device)
 {
     if (device < 0 || device >= DEVICES)
-        return cudaErrorInvalidDevice;
+        return keep_error(cudaErrorInvalidDevice);
     current_device = device;
     return cudaSuccess;
 }
 
 cudaError_t cudaGetDevice(int *device)
 {
-    if (!device)
-        return cudaErrorInvalidValue;
-    *device = current_device;
-    return cudaSuccess;
+    return give(device, current_device);
 }
 
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device)
 {
     const long processors = sysconf(_SC_NPROCESSORS_ONLN);
 
-    if (!value)
-        return cudaErrorInvalidValue;
     if (device < 0 || device >= DEVICES)
-        return cudaErrorInvalidDevice;
+        return keep_error(cudaErrorInvalidDevice);
     switch (attribute) {
     case cudaDevAttrMultiProcessorCount:
-        *value = processors > 0 ? (int)processors : 1;
-        return cudaSuccess;
+        return give(value, processors > 0 ? (int)processors : 1);
     case cudaDevAttrComputeCapabilityMajor:
-        *value = 9;
-        return cudaSuccess;
+        return give(value, 9);
     case cudaDevAttrComputeCapabilityMinor:
-        *value = 0;
-        return cudaSuccess;
+        return give(value, 0);
     }
-    return cudaErrorInvalidValue;
+    return keep_error(cudaErrorInvalidValue);
+}
+
+cudaError_t cudaDeviceReset(void)
+{
+    return cudaDeviceSynchronize();
 }
 
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
+/* "MemAvailable", where the kernel says it; else what is free. */
+static size_t available_bytes(void)
+{
+    const long pages = sysconf(_SC_AVPHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+    size_t bytes = pages > 0 && page > 0 ? (size_t)pages * (size_t)page : 0;
+    FILE *file = fopen("/proc/meminfo", "re");
+    unsigned long long kib;
+    char line[256];
+
+    while (file && fgets(line, sizeof(line), file)) {
+        if (sscanf(line, "MemAvailable: %llu kB", &kib) == 1)
+            bytes = (size_t)kib * 1024;
+    }
+    if (file)
+        fclose(file);
+    return bytes;
+}
+
+cudaError_t cudaMemGetInfo(size_t *available, size_t *total)
+{
+    const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+
+    if (!available || !total)
+        return keep_error(cudaErrorInvalidValue);
+    *total = pages > 0 && page > 0 ? (size_t)pages * (size_t)page : 0;
+    *available = available_bytes();
+    return cudaSuccess;
+}
+
 cudaError_t cudaMalloc(void **ptr, size_t size)
 {
     if (!ptr)
-        return cudaErrorInvalidValue;
+        return keep_error(cudaErrorInvalidValue);
     *ptr = NULL;
     if (!size)
         return cudaSuccess;
-    return posix_memalign(ptr, ALIGNMENT, size) ? cudaErrorMemoryAllocation : cudaSuccess;
+    return keep_error(posix_memalign(ptr, ALIGNMENT, size) ? cudaErrorMemoryAllocation : cudaSuccess);
 }
 
+/* As CUDA's, it waits for whatever may still use the memory. */
 cudaError_t cudaFree(void *ptr)
 {
+    const cudaError_t error = ptr ? cudaDeviceSynchronize() : cudaSuccess;
+
     free(ptr);
-    return cudaSuccess;
+    return error;
 }
 
 cudaError_t cudaMallocHost(void **ptr, size_t size)
 {
+    return cudaMalloc(ptr, size);
+}
+
+cudaError_t cudaHostAlloc(void **ptr, size_t size, unsigned int flags)
+{
+    (void)flags;
     return cudaMalloc(ptr, size);
 }
 
@@ -114,15 +206,12 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpy
 
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream)
 {
-    cudaError_t error;
+    const struct work work = {.kind = WORK_COPY, .copy = {to, from, bytes}};
 
     (void)kind;
     if (bytes && (!to || !from))
-        return cudaErrorInvalidValue;
-    error = cudaStreamSynchronize(stream);
-    if (error == cudaSuccess && bytes)
-        memmove(to, from, bytes);
-    return error;
+        return keep_error(cudaErrorInvalidValue);
+    return work_submit(stream, &work);
 }
 
 cudaError_t cudaMemset(void *ptr, int value, size_t bytes)
@@ -132,85 +221,9 @@ cudaError_t cudaMemset(void *ptr, int value, size_t bytes)
 
 cudaError_t cudaMemsetAsync(void *ptr, int value, size_t bytes, cudaStream_t stream)
 {
-    cudaError_t error;
+    const struct work work = {.kind = WORK_FILL, .fill = {ptr, value, bytes}};
 
     if (bytes && !ptr)
-        return cudaErrorInvalidValue;
-    error = cudaStreamSynchronize(stream);
-    if (error == cudaSuccess && bytes)
-        memset(ptr, value, bytes);
-    return error;
-}
-
-/* ---- Streams ----------------------------------------------------------------------------------------------------- */
-
-struct CUstream_st {
-    struct CUstream_st *next;
-};
-
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct CUstream_st *streams;
-
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned int flags)
-{
-    struct CUstream_st *s;
-
-    (void)flags;
-    if (!stream)
-        return cudaErrorInvalidValue;
-    *stream = s = malloc(sizeof(*s));
-    if (!s)
-        return cudaErrorMemoryAllocation;
-    pthread_mutex_lock(&lock);
-    s->next = streams;
-    streams = s;
-    pthread_mutex_unlock(&lock);
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamCreate(cudaStream_t *stream)
-{
-    return cudaStreamCreateWithFlags(stream, cudaStreamDefault);
-}
-
-cudaError_t cudaStreamDestroy(cudaStream_t stream)
-{
-    struct CUstream_st **link = &streams;
-    cudaError_t error = cudaStreamSynchronize(stream);
-
-    pthread_mutex_lock(&lock);
-    while (*link && *link != stream)
-        link = &(*link)->next;
-    if (*link)
-        *link = stream->next;
-    else
-        error = cudaErrorInvalidValue;
-    pthread_mutex_unlock(&lock);
-    if (error != cudaErrorInvalidValue)
-        free(stream);
-    return error;
-}
-
-static cudaError_t wait_for(cudaStream_t stream)
-{
-    int (*synchronize)(cudaStream_t stream); /* ncclEpxStreamSynchronize */
-
-    *(void **)&synchronize = dlsym(RTLD_DEFAULT, "ncclEpxStreamSynchronize");
-    return synchronize && synchronize(stream) ? cudaErrorUnknown : cudaSuccess;
-}
-
-cudaError_t cudaDeviceSynchronize(void)
-{
-    cudaError_t error = wait_for(NULL);
-
-    pthread_mutex_lock(&lock);
-    for (struct CUstream_st *s = streams; s && error == cudaSuccess; s = s->next)
-        error = wait_for(s);
-    pthread_mutex_unlock(&lock);
-    return error;
-}
-
-cudaError_t cudaStreamSynchronize(cudaStream_t stream)
-{
-    return stream ? wait_for(stream) : cudaDeviceSynchronize();
+        return keep_error(cudaErrorInvalidValue);
+    return work_submit(stream, &work);
 }

@@ -6,6 +6,7 @@
  */
 #include <nccl.h>
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -31,16 +32,6 @@ struct id {
 _Static_assert(sizeof(struct id) == sizeof(ncclUniqueId), "an id carries this");
 
 #define ID_MAGIC 0x4c43434e58504575u
-
-struct ncclComm {
-    int rank, nranks, timeout_ms;
-    int *fds; /* rank 0: of every rank; others: [0] is that of rank 0 */
-    int fd_count;
-    int broken;
-    uint64_t sequence;
-    pthread_mutex_t lock; /* of one all-gather */
-    struct ncclComm *next;
-};
 
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct ncclComm *comms;
@@ -176,6 +167,16 @@ static void comm_free(struct ncclComm *comm)
     free(comm);
 }
 
+/* The runtime's current device, whichever runtime it is. */
+static int current_device(void)
+{
+    cudaError_t (*get_device)(int *device);
+    int device = -1;
+
+    *(void **)&get_device = dlsym(RTLD_DEFAULT, "cudaGetDevice");
+    return get_device && get_device(&device) == cudaSuccess ? device : -1;
+}
+
 static ncclResult_t connect_ranks(struct ncclComm *comm, const struct id *id)
 {
     const struct rendezvous_config config = {.rank = comm->rank,
@@ -200,45 +201,85 @@ static ncclResult_t connect_ranks(struct ncclComm *comm, const struct id *id)
     return ncclSuccess;
 }
 
-ncclResult_t ncclCommInitRank(ncclComm_t *out, int nranks, ncclUniqueId given, int rank)
+static ncclResult_t check_call(const struct id *id, int nranks, int rank, const ncclConfig_t *config)
 {
+    if (nranks < 1 || nranks > RENDEZVOUS_MAX_RANKS || rank < 0 || rank >= nranks)
+        return standin_fail(ncclInvalidArgument,
+                            "ncclCommInitRank: expected a rank below a number of at most %d, got %d "
+                            "of %d",
+                            RENDEZVOUS_MAX_RANKS, rank, nranks);
+    if (id->magic != ID_MAGIC || !memchr(id->host, 0, sizeof(id->host)))
+        return standin_fail(ncclInvalidArgument, "ncclCommInitRank: id: expected one of ncclGetUniqueId");
+    if (config && (config->size < 2 * sizeof(size_t) || config->magic != NCCL_API_MAGIC))
+        return standin_fail(ncclInvalidArgument, "ncclCommInitRankConfig: config: expected NCCL_CONFIG_INITIALIZER");
+    return ncclSuccess;
+}
+
+static ncclResult_t comm_make(struct ncclComm **out, const struct id *id, int nranks, int rank)
+{
+    struct ncclComm *comm = calloc(1, sizeof(*comm));
+    ncclResult_t result;
+
+    if (!comm)
+        return standin_fail(ncclSystemError, "ncclCommInitRank: no memory");
+    comm->rank = rank;
+    comm->nranks = nranks;
+    comm->device = current_device();
+    comm->job = id->job;
+    comm->timeout_ms = (int)env_int("EPX_BOOT_TIMEOUT_MS", 100000, 1, 1000000000);
+    pthread_mutex_init(&comm->lock, NULL);
+    log_set_rank(rank);
+    result = connect_ranks(comm, id);
+    if (result != ncclSuccess)
+        comm_free(comm);
+    else
+        *out = comm;
+    return result;
+}
+
+ncclResult_t ncclCommInitRankConfig(ncclComm_t *out, int nranks, ncclUniqueId given, int rank, ncclConfig_t *config)
+{
+    struct ncclComm *comm = NULL;
     struct id id;
-    struct ncclComm *comm;
     ncclResult_t result;
 
     memcpy(&id, &given, sizeof(id));
     if (!out)
         return standin_fail(ncclInvalidArgument, "ncclCommInitRank: comm: expected a pointer, got NULL");
     *out = NULL;
-    if (nranks < 1 || nranks > RENDEZVOUS_MAX_RANKS || rank < 0 || rank >= nranks)
-        return standin_fail(ncclInvalidArgument,
-                            "ncclCommInitRank: expected a rank below a number of at most %d, got %d "
-                            "of %d",
-                            RENDEZVOUS_MAX_RANKS, rank, nranks);
-    if (id.magic != ID_MAGIC || !memchr(id.host, 0, sizeof(id.host)))
-        return standin_fail(ncclInvalidArgument, "ncclCommInitRank: id: expected one of ncclGetUniqueId");
-    comm = calloc(1, sizeof(*comm));
-    if (!comm)
-        return standin_fail(ncclSystemError, "ncclCommInitRank: no memory");
-    comm->rank = rank;
-    comm->nranks = nranks;
-    comm->timeout_ms = (int)env_int("EPX_BOOT_TIMEOUT_MS", 100000, 1, 1000000000);
-    pthread_mutex_init(&comm->lock, NULL);
-    log_set_rank(rank);
-    result = connect_ranks(comm, &id);
-    if (result != ncclSuccess) {
-        comm_free(comm);
+    result = check_call(&id, nranks, rank, config);
+    if (result == ncclSuccess)
+        result = comm_make(&comm, &id, nranks, rank);
+    if (result != ncclSuccess)
         return result;
-    }
     pthread_mutex_lock(&list_lock);
     comm->next = comms;
     comms = comm;
     pthread_mutex_unlock(&list_lock);
     *out = comm;
-    return ncclSuccess;
+    result = comm_find_teams(comm);
+    if (result != ncclSuccess) {
+        (void)ncclCommDestroy(comm);
+        *out = NULL;
+    }
+    return result;
 }
 
-static ncclResult_t comm_need(const struct ncclComm *comm, const char *call)
+ncclResult_t ncclCommInitRank(ncclComm_t *out, int nranks, ncclUniqueId given, int rank)
+{
+    return ncclCommInitRankConfig(out, nranks, given, rank, NULL);
+}
+
+ncclResult_t ncclCommInitRankScalable(ncclComm_t *out, int nranks, int rank, int nId, ncclUniqueId *ids,
+                                      ncclConfig_t *config)
+{
+    if (nId < 1 || nId > nranks || !ids)
+        return standin_fail(ncclInvalidArgument, "ncclCommInitRankScalable: expected 1 to %d ids, got %d at %p", nranks,
+                            nId, (void *)ids);
+    return ncclCommInitRankConfig(out, nranks, ids[0], rank, config);
+}
+
+ncclResult_t comm_need(const struct ncclComm *comm, const char *call)
 {
     if (comm_known(comm))
         return ncclSuccess;

@@ -4,9 +4,30 @@
 #define EPX_COMPAT_STANDIN_STANDIN_H
 
 #include <nccl.h>
+#include <pthread.h>
+#include <stdint.h>
 
 /* Remembers the sentence for ncclGetLastError on this thread, logs it at level "info", returns `result`. */
 ncclResult_t standin_fail(ncclResult_t result, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+struct ncclComm {
+    int rank, nranks, timeout_ms;
+    int device;               /* current when it was made; -1 = no CUDA in the process */
+    int lsa_ranks, lsa_place; /* ranks of this one's node, and its place among them */
+    int lsa_teams;
+    uint64_t job;
+    int *fds; /* rank 0: of every rank; others: [0] is that of rank 0 */
+    int fd_count;
+    int broken;
+    uint64_t sequence;
+    pthread_mutex_t lock; /* of one all-gather */
+    struct ncclComm *next;
+};
+
 int comm_known(const struct ncclComm *comm);
+/* Looks a communicator up before it is followed. */
+ncclResult_t comm_need(const struct ncclComm *comm, const char *call);
+/* Finds out which ranks share a machine. All ranks. */
+ncclResult_t comm_find_teams(struct ncclComm *comm);
 
 #endif

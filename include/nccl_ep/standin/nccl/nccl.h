@@ -10,7 +10,9 @@
 #define EPX_STANDIN_NCCL_H
 
 #include <cuda_runtime.h>
+#include <limits.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #define NCCL_MAJOR 2
 #define NCCL_MINOR 28
@@ -64,6 +66,48 @@ typedef enum {
     ncclNumTypes = 12
 } ncclDataType_t;
 
+/* Read for its size and magic number alone: a communicator here has no settings. */
+typedef struct ncclConfig_v22800 {
+    size_t size;
+    unsigned int magic, version;
+    int blocking, cgaClusterSize, minCTAs, maxCTAs;
+    const char *netName;
+    int splitShare, trafficClass;
+    const char *commName;
+    int collnetEnable, CTAPolicy, shrinkShare, nvlsCTAs, nChannelsPerNetPeer, nvlinkCentricSched;
+} ncclConfig_t;
+
+#define NCCL_CONFIG_UNDEF_INT INT_MIN
+#define NCCL_CONFIG_UNDEF_PTR NULL
+#define NCCL_API_MAGIC 0xcafebeefu
+#define NCCL_CONFIG_INITIALIZER                                                                                     \
+    {                                                                                                               \
+        sizeof(ncclConfig_t), NCCL_API_MAGIC, NCCL_VERSION_CODE, INT_MIN, INT_MIN, INT_MIN, INT_MIN, NULL, INT_MIN, \
+            INT_MIN, NULL, INT_MIN, INT_MIN, INT_MIN, INT_MIN, INT_MIN, INT_MIN                                     \
+    }
+
+/* As NCCL 2.29 began it; what a caller's own has beyond is not written. */
+typedef struct ncclCommProperties_v22900 {
+    size_t size;
+    unsigned int magic, version;
+    int rank, nRanks, cudaDev, nvmlDev;
+    unsigned char deviceApiSupport, multimemSupport;
+    int ginType, nLsaTeams;
+    unsigned char hostRmaSupport;
+    int railedGinType;
+    uint64_t commHash;
+} ncclCommProperties_t;
+
+#define NCCL_COMM_PROPERTIES_INITIALIZER                                                                 \
+    {                                                                                                    \
+        sizeof(ncclCommProperties_t), NCCL_API_MAGIC, NCCL_VERSION_CODE, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 \
+    }
+
+/* nRanks ranks, every stride-th of the communicator; `rank` is one's own among them. */
+typedef struct ncclTeam {
+    int nRanks, rank, stride;
+} ncclTeam_t;
+
 #define NCCL_WIN_DEFAULT 0x00
 #define NCCL_WIN_COLL_SYMMETRIC 0x01
 #define NCCL_WIN_REQUIRED_ALIGNMENT 4096
@@ -78,11 +122,26 @@ EPX_STANDIN_API ncclResult_t ncclGetVersion(int *version);
 EPX_STANDIN_API ncclResult_t ncclGetUniqueId(ncclUniqueId *id);
 /* Collective. Fails after EPX_BOOT_TIMEOUT_MS (100 s) naming the ranks that did not come: ncclGetLastError. */
 EPX_STANDIN_API ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId id, int rank);
+EPX_STANDIN_API ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks, ncclUniqueId id, int rank,
+                                                    ncclConfig_t *config);
+/* All ranks connect by the first id, which must be rank 0's. */
+EPX_STANDIN_API ncclResult_t ncclCommInitRankScalable(ncclComm_t *comm, int nranks, int rank, int nId,
+                                                      ncclUniqueId *ids, ncclConfig_t *config);
 EPX_STANDIN_API ncclResult_t ncclCommFinalize(ncclComm_t comm);
 EPX_STANDIN_API ncclResult_t ncclCommDestroy(ncclComm_t comm);
 EPX_STANDIN_API ncclResult_t ncclCommAbort(ncclComm_t comm);
 EPX_STANDIN_API ncclResult_t ncclCommCount(const ncclComm_t comm, int *count);
 EPX_STANDIN_API ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank);
+EPX_STANDIN_API ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int *device);
+/* properties.size, magic and version are the caller's. */
+EPX_STANDIN_API ncclResult_t ncclCommQueryProperties(ncclComm_t comm, ncclCommProperties_t *properties);
+/* All ranks; those that load and store each other's memory (one machine, or EPX_RANKS_PER_NODE of it); those with the
+ * same place in other such teams. Of no communicator: no ranks. */
+EPX_STANDIN_API ncclTeam_t ncclTeamWorld(ncclComm_t comm);
+EPX_STANDIN_API ncclTeam_t ncclTeamLsa(ncclComm_t comm);
+EPX_STANDIN_API ncclTeam_t ncclTeamRail(ncclComm_t comm);
+EPX_STANDIN_API int ncclTeamRankToWorld(ncclComm_t comm, ncclTeam_t team, int rank);
+EPX_STANDIN_API int ncclTeamRankToLsa(ncclComm_t comm, ncclTeam_t team, int rank);
 EPX_STANDIN_API ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error);
 EPX_STANDIN_API const char *ncclGetErrorString(ncclResult_t result);
 /* The sentence of the last failed call of this thread; comm is not looked at. */

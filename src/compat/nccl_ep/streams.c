@@ -1,0 +1,365 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A caller's streams, on the CPU device: names, to which every group has a stream of its own.
+ *
+ *      stream S --> group A's stream for S   (pair)     work of S is in the order it was given: a group's stream first
+ *               --> group B's stream for S   (pair)     waits for what another group has on S; what libepx_cudart.so
+ *               `-> line: who was last on S             puts between goes behind the last one (queue_call)
+ *
+ * While S captures (cudaStreamBeginCapture of libepx_cudart.so), the group's stream records a graph of its own; these
+ * are handed over as one node (take_recorded). On a GPU streams are the vendor's, and all this is too.
+ */
+#include "compat/nccl_ep/compat.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "compat/standin/capture.h"
+
+struct segment { /* what one group has recorded */
+    struct ncclEpGroup *group;
+    epx_graph *graph;
+    struct segment *next;
+};
+
+struct line { /* a stream, as long as the process */
+    cudaStream_t given;
+    struct ncclEpGroup *last; /* who has used it last; NULL: nobody that still exists */
+    epx_stream last_own;
+    struct ncclEpGroup *recording; /* whose stream captures now */
+    epx_stream recording_own;
+    struct segment *recorded, **recorded_end;
+    struct line *next;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of lines and pairs; groups change theirs under it too */
+static struct line *lines;
+static const struct epxCudart *cudart; /* the stand-in, where it is in the process; set with the first group */
+
+/* With the lock held. */
+static struct line *line_of(cudaStream_t stream, int create)
+{
+    struct line *line = lines;
+
+    while (line && line->given != stream)
+        line = line->next;
+    if (line || !create)
+        return line;
+    line = calloc(1, sizeof(*line));
+    if (line) {
+        line->given = stream;
+        line->recorded_end = &line->recorded;
+        line->next = lines;
+        lines = line;
+    }
+    return line;
+}
+
+static struct stream_pair *find_pair(const struct ncclEpGroup *group, cudaStream_t stream)
+{
+    struct stream_pair *pair = group->streams;
+
+    while (pair && pair->given != stream)
+        pair = pair->next;
+    return pair;
+}
+
+static ncclResult_t own_stream(struct ncclEpGroup *group, cudaStream_t stream, const char *call, epx_stream *out)
+{
+    struct stream_pair *pair = find_pair(group, stream);
+    epx_status status;
+
+    if (!pair) {
+        pair = calloc(1, sizeof(*pair));
+        if (!pair)
+            return compat_fail(ncclSystemError, "%s: no memory for a stream", call);
+        status = epx_stream_create(group->group, &pair->own);
+        if (status != EPX_OK) {
+            free(pair);
+            return compat_result(status, call);
+        }
+        pair->given = stream;
+        pair->next = group->streams;
+        group->streams = pair;
+    }
+    *out = pair->own;
+    return ncclSuccess;
+}
+
+/* ---- Order between groups ---------------------------------------------------------------------------------------- */
+
+static void wait_for_other(void *arg)
+{
+    (void)epx_event_sync(arg); /* an error is its own group's to report */
+    (void)epx_event_destroy(arg);
+}
+
+/* Puts `own` behind what another group has on the stream. */
+static epx_status follow(const struct line *line, struct ncclEpGroup *group, epx_stream own)
+{
+    epx_event *event;
+    epx_status status;
+
+    if (!line->last || line->last == group || epx_stream_query(line->last->group, line->last_own) == EPX_OK)
+        return EPX_OK;
+    status = epx_event_create(line->last->group, &event);
+    if (status != EPX_OK)
+        return status;
+    status = epx_event_record(event, line->last_own);
+    if (status == EPX_OK)
+        status = epx_stream_call(group->group, own, wait_for_other, event);
+    if (status != EPX_OK)
+        (void)epx_event_destroy(event);
+    return status;
+}
+
+/* ---- Capture ----------------------------------------------------------------------------------------------------- */
+
+/* Ends what is being recorded and keeps it. */
+static epx_status end_segment(struct line *line)
+{
+    struct segment *segment = calloc(1, sizeof(*segment));
+    struct ncclEpGroup *group = line->recording;
+    epx_graph *graph = NULL;
+    epx_status status;
+
+    if (!group) {
+        free(segment);
+        return EPX_OK;
+    }
+    line->recording = NULL;
+    status = epx_graph_end(group->group, line->recording_own, &graph);
+    if (status != EPX_OK || !segment) {
+        if (graph)
+            (void)epx_graph_destroy(graph);
+        free(segment);
+        return status != EPX_OK ? status : EPX_ERR_MEMORY;
+    }
+    *segment = (struct segment){.group = group, .graph = graph};
+    *line->recorded_end = segment;
+    line->recorded_end = &segment->next;
+    return EPX_OK;
+}
+
+static epx_status record_on(struct line *line, struct ncclEpGroup *group, epx_stream own)
+{
+    epx_status status;
+
+    if (line->recording == group)
+        return EPX_OK;
+    status = end_segment(line);
+    if (status == EPX_OK)
+        status = epx_graph_begin(group->group, own);
+    if (status == EPX_OK) {
+        line->recording = group;
+        line->recording_own = own;
+    }
+    return status;
+}
+
+static void destroy_segments(void *context)
+{
+    while (context) {
+        struct segment *segment = context;
+
+        context = segment->next;
+        if (segment->graph)
+            (void)epx_graph_destroy(segment->graph); /* refused where its group has destroyed it */
+        free(segment);
+    }
+}
+
+static int launch_segments(void *context, cudaStream_t stream)
+{
+    static const char call[] = "cudaGraphLaunch";
+
+    for (const struct segment *segment = context; segment; segment = segment->next) {
+        epx_stream own;
+        ncclResult_t result = group_need(segment->group, call);
+
+        if (result == ncclSuccess)
+            result = compat_stream(segment->group, stream, call, &own);
+        if (result == ncclSuccess)
+            result = compat_result(epx_graph_launch(segment->graph, own), call);
+        if (result != ncclSuccess)
+            return (int)result;
+    }
+    return 0;
+}
+
+static int take_recorded(cudaStream_t stream, struct capture_node *node)
+{
+    struct line *line;
+    epx_status status = EPX_OK;
+    int taken = 0;
+
+    pthread_mutex_lock(&lock);
+    line = line_of(stream, 0);
+    if (line)
+        status = end_segment(line);
+    if (line && line->recorded) {
+        *node = (struct capture_node){line->recorded, launch_segments, destroy_segments};
+        line->recorded = NULL;
+        line->recorded_end = &line->recorded;
+        taken = 1;
+    }
+    pthread_mutex_unlock(&lock);
+    return status == EPX_OK ? taken : -1;
+}
+
+/* ---- For the calls ----------------------------------------------------------------------------------------------- */
+
+/* A stream of a GPU is taken as it is; NULL, there the default stream, has a name of its own, for EPX's NULL is
+ * another. */
+static epx_stream gpu_stream(cudaStream_t stream)
+{
+    return stream ? (epx_stream)stream : (epx_stream)(uintptr_t)1;
+}
+
+ncclResult_t compat_stream(struct ncclEpGroup *group, cudaStream_t stream, const char *call, epx_stream *out)
+{
+    struct line *line;
+    epx_status status;
+    ncclResult_t result;
+    int recorded;
+
+    *out = NULL;
+    if (!group->is_cpu || !stream) {
+        *out = group->is_cpu ? NULL : gpu_stream(stream);
+        return ncclSuccess;
+    }
+    recorded = cudart && cudart->is_capturing(stream);
+    pthread_mutex_lock(&lock);
+    line = line_of(stream, 1);
+    result = line ? own_stream(group, stream, call, out) : compat_fail(ncclSystemError, "%s: no memory", call);
+    if (result == ncclSuccess) {
+        status = recorded ? record_on(line, group, *out) : follow(line, group, *out);
+        result = compat_result(status, call);
+    }
+    if (result == ncclSuccess && !recorded) {
+        line->last = group;
+        line->last_own = *out;
+    }
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+void streams_forget(struct ncclEpGroup *group)
+{
+    pthread_mutex_lock(&lock);
+    for (struct line *line = lines; line; line = line->next) {
+        if (line->last == group)
+            line->last = NULL;
+        if (line->recording == group)
+            line->recording = NULL;
+    }
+    while (group->streams) {
+        struct stream_pair *pair = group->streams;
+
+        group->streams = pair->next;
+        free(pair);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+/* ---- For libepx_cudart.so ---------------------------------------------------------------------------------------- */
+
+static int queue_call(cudaStream_t stream, void (*fn)(void *arg), void *arg)
+{
+    epx_status status = EPX_OK;
+    struct line *line;
+    int idle = 1;
+
+    pthread_mutex_lock(&lock);
+    line = line_of(stream, 0);
+    if (line && line->last) {
+        idle = epx_stream_query(line->last->group, line->last_own) == EPX_OK;
+        if (!idle && fn)
+            status = epx_stream_call(line->last->group, line->last_own, fn, arg);
+    }
+    pthread_mutex_unlock(&lock);
+    return status != EPX_OK ? -1 : idle;
+}
+
+struct waiting { /* EPX looks up both before it follows them: a group may end meanwhile */
+    epx_group *group;
+    epx_stream stream;
+};
+
+/* Of every group that has been on the stream: `out` NULL only counts. */
+static size_t find_waiting(const struct ncclEpGroup *groups, cudaStream_t stream, struct waiting *out)
+{
+    size_t count = 0;
+
+    for (const struct ncclEpGroup *group = groups; group; group = group->next) {
+        const struct stream_pair *pair = find_pair(group, stream);
+
+        if (!group->is_cpu || (stream && !pair))
+            continue;
+        if (out)
+            out[count] = (struct waiting){group->group, stream ? pair->own : NULL};
+        count++;
+    }
+    return count;
+}
+
+/* Idle is what is asked for: what the group thinks of what ran is ncclEpGetAsyncError's to say. */
+static epx_status wait_idle(const struct waiting *w)
+{
+    epx_status status = epx_stream_sync(w->group, w->stream);
+
+    return epx_stream_query(w->group, w->stream) == EPX_OK ? EPX_OK : status;
+}
+
+ncclResult_t ncclEpxStreamSynchronize(cudaStream_t stream)
+{
+    static const char call[] = "ncclEpxStreamSynchronize";
+    epx_status status = EPX_OK;
+    const struct ncclEpGroup *groups;
+    struct waiting *list;
+    size_t count;
+
+    groups = group_list_lock();
+    pthread_mutex_lock(&lock);
+    count = find_waiting(groups, stream, NULL);
+    list = malloc((count + 1) * sizeof(*list));
+    if (list)
+        find_waiting(groups, stream, list);
+    pthread_mutex_unlock(&lock);
+    group_list_unlock();
+    if (!list)
+        return compat_fail(ncclSystemError, "%s: no memory", call);
+    for (size_t i = 0; i < count && status == EPX_OK; i++)
+        status = wait_idle(&list[i]);
+    free(list);
+    return compat_result(status, call);
+}
+
+static int synchronize(cudaStream_t stream)
+{
+    return (int)ncclEpxStreamSynchronize(stream);
+}
+
+static void find_cudart(void)
+{
+    static const struct epxCudartHooks hooks = {synchronize, queue_call, take_recorded};
+    const struct epxCudart *(*attach)(const struct epxCudartHooks *hooks);
+    void *library = RTLD_DEFAULT;
+
+    *(void **)&attach = dlsym(library, "epxCudartAttach");
+    if (!attach) { /* opened out of sight, as Python does */
+        library = dlopen("libepx_cudart.so.0", RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
+        if (library)
+            *(void **)&attach = dlsym(library, "epxCudartAttach");
+    }
+    if (attach)
+        cudart = attach(&hooks);
+}
+
+void streams_attach(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+    pthread_once(&once, find_cudart);
+}
