@@ -312,13 +312,16 @@ typedef enum epx_layout { EPX_EXPERT_MAJOR = 1, EPX_RANK_MAJOR = 2, EPX_FLAT = 3
 /* FLAT and RANK_MAJOR: local expert ids come first, in ascending order, then -1; weights likewise. Without the flag
  * they are in the source's k-order, with -1 (weight 0) where an expert is not local. */
 #define EPX_HANDLE_COMPACT_TOPK 1u
+/* High throughput, EXPERT_MAJOR: dispatches may ask for a source map. Costs a third more bytes in the tables that an
+ * update sends to other nodes. FLAT handles need no flag. */
+#define EPX_HANDLE_SOURCE_MAP 2u
 
 typedef struct epx_handle_config {
     uint32_t size;
     int32_t mode;             /* one epx_mode */
     int32_t layout;           /* epx_layout */
     int32_t topk;             /* K */
-    int32_t expert_alignment; /* EXPERT_MAJOR, high throughput: a power of two; 0 = 1 */
+    int32_t expert_alignment; /* high throughput: zones are multiples of it, 1 to 2^20; 0 = 1. FLAT: expert_ends only */
     uint32_t flags;           /* EPX_HANDLE_* */
 } epx_handle_config;
 
@@ -346,12 +349,18 @@ typedef struct epx_layout_info {
     epx_tensor *rank_counts;    /* int32 or int64 [R]: rows (FLAT, RANK_MAJOR) or token-expert pairs from each rank */
     epx_tensor *total;          /* int32 or int64 [1]: rows received, padding included */
     epx_tensor *layout_range;   /* int64 [L,R]: LL EXPERT_MAJOR, first row << 32 | rows */
-    epx_tensor *expert_stats;   /* int32 [L]: rows per local expert are ADDED to it (low latency) */
+    epx_tensor *expert_stats;   /* int32 [L]: rows per local expert, without padding, are ADDED to it */
     epx_tensor *wait_ns;        /* int64 [R]: time spent waiting for each rank is ADDED to it (low latency) */
     /* High throughput, int32 or int64: counts of all ranks */
     epx_tensor *rank_matrix;  /* [R,R]: tokens that rank i sends to rank r */
     epx_tensor *rank_tokens;  /* [R]: tokens that each rank has */
     epx_tensor *relay_counts; /* [R]: tokens of each rank of another node that reach this node through this rank */
+    /* High throughput, int32 or int64: sizes of zones and of sources, as grouped matrix products want them */
+    epx_tensor *expert_rows; /* [L]: rows per local expert, without padding */
+    epx_tensor *expert_ends; /* [L]: EXPERT_MAJOR: past the last token of each zone. FLAT: inclusive sums of the counts,
+                                each rounded up to expert_alignment */
+    epx_tensor
+        *source_ends; /* [n], n divides R: inclusive sums, by source rank modulo n, of tokens with experts here */
 } epx_layout_info;
 
 #define EPX_LAYOUT_INFO_INIT                      \
@@ -393,6 +402,9 @@ EPX_API epx_status epx_handle_update(epx_handle *handle, const epx_tensor *topk_
  * update's epx_layout_info are complete when the stream has run the update. */
 EPX_API epx_status epx_handle_recv_count(epx_handle *handle, int64_t *rows, int64_t *expert_counts);
 
+/* High throughput: the same wait; the number of tokens with experts here (in FLAT, of rows). */
+EPX_API epx_status epx_handle_recv_tokens(epx_handle *handle, int64_t *tokens);
+
 /* High throughput: waits for the update, but at most max_us microseconds: EPX_OK, EPX_ERR_NOT_READY, or the group's
  * error. For callers that have to look at something else now and then. */
 EPX_API epx_status epx_handle_recv_poll(epx_handle *handle, uint64_t max_us);
@@ -429,6 +441,10 @@ typedef struct epx_dispatch_outputs {
     epx_tensor *topk_idx;     /* FLAT [N,K], RANK_MAJOR [R,M,K]: local expert id or -1; int32 or int64 */
     epx_tensor *src_rank;     /* int32, tokens' shape without H: source rank of each row */
     epx_tensor *src_token;    /* int32, likewise: source token of each row */
+    /* High throughput: int32 [T, 2 + K], a line per token with experts here, by (source rank, token): source rank *
+     * source_stride + token, source rank; then in EXPERT_MAJOR (EPX_HANDLE_SOURCE_MAP) the row of each entry, or -1.
+     * FLAT writes the first two columns. */
+    epx_tensor *source_map;
 } epx_dispatch_outputs;
 
 typedef struct epx_dispatch_config {
@@ -436,6 +452,8 @@ typedef struct epx_dispatch_config {
     int32_t send_only;   /* low latency: return after the send half; epx_complete runs the receive half */
     int32_t round_scale; /* fp8 cast: scales are powers of two (implied by int32 scales) */
     int32_t direction;   /* high throughput: EPX_BACKWARD dispatches gradients of a combine, without weights and idx */
+    int32_t source_stride; /* source_map; 0 = max_tokens_per_rank */
+    uint32_t reserved;
 } epx_dispatch_config;
 
 #define EPX_DISPATCH_INPUTS_INIT                      \
@@ -464,7 +482,19 @@ EPX_API epx_status epx_dispatch(epx_handle *handle, const epx_dispatch_inputs *i
  *  HT FLAT:         the same over ranks; HT EXPERT_MAJOR: sum over k, in k-order, weight 1
  * A bias is added first. Sums are computed in fp32 and rounded once; across nodes, high throughput sums the rows of
  * another node there, and rounds that sum too. The routing is that of the handle's last dispatch.
+ *
+ * High throughput can add in another order: epx_combine_config.sum.
+ *  EPX_SUM_TOPK_ORDER   a rank, and a node, has the place of its last entry in the token's top-k instead of its number.
+ *                       FLAT's topk_weights return from the rank of the entry's expert alone, and are not summed
+ *  EPX_SUM_ROUND_RANKS  EXPERT_MAJOR: each rank's rows are summed and rounded first, in k-order
+ *  EPX_SUM_ROUND_NODES  several nodes: each node's sum is rounded, that of the own node too
+ * TOPK_ORDER without ROUND_NODES adds all rows (or ranks' sums) in one order and rounds once; between nodes every row
+ * then crosses by itself.
  */
+#define EPX_SUM_TOPK_ORDER 1u
+#define EPX_SUM_ROUND_RANKS 2u
+#define EPX_SUM_ROUND_NODES 4u
+
 typedef struct epx_combine_inputs {
     uint32_t size;
     uint32_t reserved;
@@ -486,6 +516,8 @@ typedef struct epx_combine_config {
     int32_t logfmt;      /* low latency, bf16: rows travel as LogFMT-10 */
     int32_t direction;   /* high throughput: EPX_BACKWARD combines gradients of a dispatch (needs weights in and out) */
     epx_tensor *wait_ns; /* as in epx_layout_info */
+    uint32_t sum;        /* high throughput: EPX_SUM_*, the same on all ranks; 0 = as described above */
+    uint32_t reserved;
 } epx_combine_config;
 
 #define EPX_COMBINE_INPUTS_INIT                      \

@@ -9,6 +9,10 @@ from typing import List
 MAX_NDIM = 4
 MAX_TOPK = 32
 HANDLE_COMPACT_TOPK = 1
+HANDLE_SOURCE_MAP = 2
+SUM_TOPK_ORDER = 1
+SUM_ROUND_RANKS = 2
+SUM_ROUND_NODES = 4
 
 
 class DType(enum.IntEnum):
@@ -153,6 +157,7 @@ class LayoutInfoStruct(Struct):
         ("size", c_uint32), ("reserved", c_uint32), ("expert_counts", _TENSOR), ("expert_offsets", _TENSOR),
         ("rank_counts", _TENSOR), ("total", _TENSOR), ("layout_range", _TENSOR), ("expert_stats", _TENSOR),
         ("wait_ns", _TENSOR), ("rank_matrix", _TENSOR), ("rank_tokens", _TENSOR), ("relay_counts", _TENSOR),
+        ("expert_rows", _TENSOR), ("expert_ends", _TENSOR), ("source_ends", _TENSOR),
     ]
 
 
@@ -166,12 +171,15 @@ class DispatchInputsStruct(Struct):
 class DispatchOutputsStruct(Struct):
     _fields_ = [
         ("size", c_uint32), ("reserved", c_uint32), ("tokens", _TENSOR), ("scales", _TENSOR), ("topk_weights", _TENSOR),
-        ("topk_idx", _TENSOR), ("src_rank", _TENSOR), ("src_token", _TENSOR),
+        ("topk_idx", _TENSOR), ("src_rank", _TENSOR), ("src_token", _TENSOR), ("source_map", _TENSOR),
     ]
 
 
 class DispatchConfigStruct(Struct):
-    _fields_ = [("size", c_uint32), ("send_only", c_int32), ("round_scale", c_int32), ("direction", c_int32)]
+    _fields_ = [
+        ("size", c_uint32), ("send_only", c_int32), ("round_scale", c_int32), ("direction", c_int32),
+        ("source_stride", c_int32), ("reserved", c_uint32),
+    ]
 
 
 class CombineInputsStruct(Struct):
@@ -188,6 +196,7 @@ class CombineOutputsStruct(Struct):
 class CombineConfigStruct(Struct):
     _fields_ = [
         ("size", c_uint32), ("send_only", c_int32), ("logfmt", c_int32), ("direction", c_int32), ("wait_ns", _TENSOR),
+        ("sum", c_uint32), ("reserved", c_uint32),
     ]
 
 
@@ -232,7 +241,7 @@ FUNCTIONS = {
     "epx_event_sync": "p", "epx_event_query": "p", "epx_stream_wait_event": "ppp",
     "epx_graph_begin": "pp", "epx_graph_end": "ppp", "epx_graph_launch": "pp", "epx_graph_destroy": "p",
     "epx_handle_create": "ppp", "epx_handle_destroy": "p", "epx_handle_memory": "ppp", "epx_handle_update": "pppp",
-    "epx_dispatch_layout": "pppp", "epx_handle_recv_poll": "pl",
+    "epx_dispatch_layout": "pppp", "epx_handle_recv_poll": "pl", "epx_handle_recv_tokens": "pp",
     "epx_handle_recv_count": "ppp", "epx_handle_recv_tensor": "piillp",
     "epx_dispatch": "pppppp", "epx_combine": "ppppp", "epx_complete": "pp",
     "epx_mask_query": "ppp", "epx_mask_update": "ppp", "epx_mask_clean": "pp",
@@ -247,7 +256,8 @@ _KINDS = {"p": c_void_p, "i": c_int, "z": c_size_t, "l": c_int64}
 # reference to a tensor, and no other thread may be inside the same group at that moment.
 WAITING = {
     "epx_group_create", "epx_group_destroy", "epx_stream_destroy", "epx_stream_sync", "epx_event_sync",
-    "epx_handle_destroy", "epx_handle_recv_count", "epx_handle_recv_poll", "epx_mask_clean", "epx_group_error_clear",
+    "epx_handle_destroy", "epx_handle_recv_count", "epx_handle_recv_poll", "epx_handle_recv_tokens",
+    "epx_mask_clean", "epx_group_error_clear",
 }
 
 

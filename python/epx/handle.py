@@ -67,16 +67,17 @@ class Handle:
     """One routing of a group. Created by Group.handle()."""
 
     def __init__(self, group: "HandleOwner", mode: Mode, layout: Layout, topk: int, expert_alignment: int = 0,
-                 compact: bool = False) -> None:
+                 compact: bool = False, source_map: bool = False) -> None:
         self._lib = load()
         self._address: Optional[int] = None
         self.group = group
         self.mode = Mode(mode)
         self.layout = Layout(layout)
         self.topk = topk
+        self.expert_alignment = expert_alignment
         config = _abi.HandleConfigStruct(
             mode=mode, layout=layout, topk=topk, expert_alignment=expert_alignment,
-            flags=_abi.HANDLE_COMPACT_TOPK if compact else 0)
+            flags=(_abi.HANDLE_COMPACT_TOPK if compact else 0) | (_abi.HANDLE_SOURCE_MAP if source_map else 0))
         out = ctypes.c_void_p()
         check(self._lib.epx_handle_create(ctypes.byref(out), group.address, ctypes.byref(config)))
         self._address = out.value
@@ -133,6 +134,12 @@ class Handle:
         check(self._lib.epx_handle_recv_count(self.address, ctypes.byref(rows), ctypes.byref(counts)))
         return rows.value, list(counts)
 
+    def recv_tokens(self) -> int:
+        """High throughput: waits for the update. Returns the number of tokens that have an expert on this rank."""
+        tokens = ctypes.c_int64()
+        check(self._lib.epx_handle_recv_tokens(self.address, ctypes.byref(tokens)))
+        return tokens.value
+
     def recv_tensor(self, part: RecvPart, dtype: DType, rows: int, columns: int) -> TensorStruct:
         """High throughput: a descriptor of a tensor in EPX's own receive buffer. See ``epx_handle_recv_tensor``."""
         struct = TensorStruct()
@@ -141,8 +148,9 @@ class Handle:
 
     def dispatch(self, tokens: Any, out: Any, *, scales: Any = None, topk_weights: Any = None, out_scales: Any = None,
                  out_topk_weights: Any = None, out_topk_idx: Any = None, src_rank: Any = None, src_token: Any = None,
-                 info: Optional[LayoutInfo] = None, send_only: bool = False, round_scale: bool = False,
-                 direction: Direction = Direction.FORWARD, stream: Any = None) -> None:
+                 source_map: Any = None, source_stride: int = 0, info: Optional[LayoutInfo] = None,
+                 send_only: bool = False, round_scale: bool = False, direction: Direction = Direction.FORWARD,
+                 stream: Any = None) -> None:
         """Sends each token to the ranks of its experts. Collective and asynchronous on the stream.
 
         For shapes, see ``epx_dispatch_inputs`` and ``epx_dispatch_outputs``. `info` is for low latency. With
@@ -152,7 +160,8 @@ class Handle:
         keep = inputs.fill({"tokens": tokens, "scales": scales, "topk_weights": topk_weights})
         keep += outputs.fill({
             "tokens": out, "scales": out_scales, "topk_weights": out_topk_weights, "topk_idx": out_topk_idx,
-            "src_rank": src_rank, "src_token": src_token})
+            "src_rank": src_rank, "src_token": src_token, "source_map": source_map})
+        config.source_stride = source_stride
         config.send_only, config.round_scale, config.direction = send_only, round_scale, direction
         check(self._lib.epx_dispatch(
             self.address, inputs.address, outputs.address, info.address if info else None,
@@ -161,9 +170,10 @@ class Handle:
 
     def combine(self, tokens: Any, out: Any, *, topk_weights: Any = None, out_topk_weights: Any = None,
                 bias: Sequence[Any] = (), send_only: bool = False, logfmt: bool = False,
-                direction: Direction = Direction.FORWARD, wait_ns: Any = None, stream: Any = None) -> None:
+                direction: Direction = Direction.FORWARD, wait_ns: Any = None, sum_order: int = 0,
+                stream: Any = None) -> None:
         """Returns rows to their tokens and sums them. Collective and asynchronous on the stream. For shapes, see
-        ``epx_combine_inputs``."""
+        ``epx_combine_inputs``; `sum_order` holds bits of ``EPX_SUM_*``."""
         inputs, outputs, config = self._combine
         keep = inputs.fill({"tokens": tokens, "topk_weights": topk_weights})
         keep += outputs.fill({"tokens": out, "topk_weights": out_topk_weights})
@@ -174,6 +184,7 @@ class Handle:
                 keep.append(describe("bias[%d]" % i, given, self._bias[i]))
             inputs.struct.bias[i] = ctypes.pointer(self._bias[i]) if given is not None else None
         config.struct.send_only, config.struct.logfmt, config.struct.direction = send_only, logfmt, direction
+        config.struct.sum = sum_order
         check(self._lib.epx_combine(
             self.address, inputs.address, outputs.address, config.address, stream_address(self.group, stream)))
         self._keep(keep, send_only, stream)
@@ -205,10 +216,12 @@ class HandleOwner(StreamOwner):
         super().__init__()
         self._lost_handles: List[Tuple[int, Any]] = []  # to destroy, with the tensors of their staged operations
 
-    def handle(self, mode: Mode, layout: Layout, topk: int, expert_alignment: int = 0, compact: bool = False) -> Handle:
-        """Creates a handle for one routing. Local. `compact` puts local experts first in received top-k rows."""
+    def handle(self, mode: Mode, layout: Layout, topk: int, expert_alignment: int = 0, compact: bool = False,
+               source_map: bool = False) -> Handle:
+        """Creates a handle for one routing. Local. `compact` puts local experts first in received top-k rows;
+        `source_map`: expert-major dispatches may ask for one."""
         self._end_lost_handles()
-        return Handle(self, mode, layout, topk, expert_alignment, compact)
+        return Handle(self, mode, layout, topk, expert_alignment, compact, source_map)
 
     def _end_lost_handles(self) -> None:
         while self._lost_handles:

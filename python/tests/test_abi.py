@@ -16,7 +16,9 @@ PREFIXES = {Status: "EPX_ERR_", DType: "EPX_", Device: "EPX_DEVICE_", Mode: "EPX
             RecvPart: "EPX_RECV_",
             Direction: "EPX_"}
 DEFINES = {"EPX_MAX_NDIM": _abi.MAX_NDIM, "EPX_MAX_TOPK": _abi.MAX_TOPK,
-           "EPX_HANDLE_COMPACT_TOPK": _abi.HANDLE_COMPACT_TOPK}
+           "EPX_HANDLE_COMPACT_TOPK": _abi.HANDLE_COMPACT_TOPK, "EPX_HANDLE_SOURCE_MAP": _abi.HANDLE_SOURCE_MAP,
+           "EPX_SUM_TOPK_ORDER": _abi.SUM_TOPK_ORDER, "EPX_SUM_ROUND_RANKS": _abi.SUM_ROUND_RANKS,
+           "EPX_SUM_ROUND_NODES": _abi.SUM_ROUND_NODES}
 
 
 def header() -> str:

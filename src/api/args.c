@@ -66,12 +66,15 @@ epx_status layout_tensors_check(struct epx_handle *handle, const epx_layout_info
          {call, "info.layout_range", DTYPE_BIT(EPX_INT64), 2, {L, R}, STRIDES_NONE}},
         {info.expert_stats,
          &out->expert_stats,
-         low && major,
+         !low || major,
          {call, "info.expert_stats", DTYPE_BIT(EPX_INT32), 1, {L}, STRIDES_NONE}},
         {info.wait_ns, &out->wait_ns, low, {call, "info.wait_ns", DTYPE_BIT(EPX_INT64), 1, {R}, STRIDES_NONE}},
         {info.rank_matrix, &out->rank_matrix, !low, {call, "info.rank_matrix", DTYPES_INDEX, 2, {R, R}, STRIDES_NONE}},
         {info.rank_tokens, &out->rank_tokens, !low, {call, "info.rank_tokens", DTYPES_INDEX, 1, {R}, STRIDES_NONE}},
         {info.relay_counts, &out->relay_counts, !low, {call, "info.relay_counts", DTYPES_INDEX, 1, {R}, STRIDES_NONE}},
+        {info.expert_rows, &out->expert_rows, !low, {call, "info.expert_rows", DTYPES_INDEX, 1, {L}, STRIDES_NONE}},
+        {info.expert_ends, &out->expert_ends, !low, {call, "info.expert_ends", DTYPES_INDEX, 1, {L}, STRIDES_NONE}},
+        {info.source_ends, &out->source_ends, !low, {call, "info.source_ends", DTYPES_INDEX, 1, {-1}, STRIDES_NONE}},
     };
     for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
         if (parts[i].tensor && !parts[i].allowed)
@@ -81,6 +84,9 @@ epx_status layout_tensors_check(struct epx_handle *handle, const epx_layout_info
         if (status != EPX_OK)
             return status;
     }
+    if (out->source_ends.ndim && (out->source_ends.shape[0] < 1 || R % out->source_ends.shape[0]))
+        return fail(EPX_ERR_ARGUMENT, "%s: info.source_ends: expected a length that divides %" PRId64 ", got %" PRId64,
+                    call, R, out->source_ends.shape[0]);
     return EPX_OK;
 }
 

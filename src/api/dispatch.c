@@ -92,7 +92,8 @@ static epx_status check_out_tokens(struct epx_handle *handle, const struct exten
 static epx_status check_out_scales(struct epx_handle *handle, const struct extents *x, int64_t rows,
                                    const epx_dispatch_outputs *out, struct dispatch_args *args)
 {
-    const int64_t limit = ((int64_t)handle->group->set.max_hidden_bytes + 127) / 128;
+    const int low = handle->config.mode == EPX_LOW_LATENCY, channels = low ? 128 : 64;
+    const int64_t limit = ((int64_t)handle->group->set.max_hidden_bytes + channels - 1) / channels;
     struct want want;
     int64_t columns;
     epx_status status;
@@ -116,9 +117,9 @@ static epx_status check_out_scales(struct epx_handle *handle, const struct exten
     status = check_tensor(out->scales, &want, &args->out_scales);
     if (status == EPX_OK && columns > limit)
         status = fail(EPX_ERR_ARGUMENT,
-                      "%s: outputs.scales: expected at most max_hidden_bytes / 128 = %" PRId64 " scales per row, got "
+                      "%s: outputs.scales: expected at most max_hidden_bytes / %d = %" PRId64 " scales per row, got "
                       "%" PRId64,
-                      call, limit, columns);
+                      call, channels, limit, columns);
     return status;
 }
 
@@ -155,6 +156,24 @@ static epx_status check_out_meta(struct epx_handle *handle, const struct extents
     return status;
 }
 
+static epx_status check_source_map(struct epx_handle *handle, const epx_dispatch_outputs *out, int32_t stride,
+                                   struct dispatch_args *args)
+{
+    const struct want want = {call, "outputs.source_map",          DTYPE_BIT(EPX_INT32),
+                              2,    {-1, handle->config.topk + 2}, STRIDES_NONE};
+
+    if (!out->source_map)
+        return EPX_OK;
+    if (handle->config.mode == EPX_LOW_LATENCY)
+        return fail(EPX_ERR_ARGUMENT, "%s: outputs.source_map: low latency has none, expected NULL", call);
+    if (handle->config.layout == EPX_EXPERT_MAJOR && !(handle->config.flags & EPX_HANDLE_SOURCE_MAP))
+        return fail(EPX_ERR_ARGUMENT, "%s: outputs.source_map: expected a handle with EPX_HANDLE_SOURCE_MAP", call);
+    if (stride < 0)
+        return fail(EPX_ERR_ARGUMENT, "%s: config.source_stride: expected at least 0, got %d", call, stride);
+    args->source_stride = stride ? stride : handle->group->set.max_tokens;
+    return check_tensor(out->source_map, &want, &args->source_map);
+}
+
 epx_status dispatch_args_check(struct epx_handle *handle, const epx_dispatch_inputs *inputs,
                                const epx_dispatch_outputs *outputs, const epx_dispatch_config *config,
                                struct dispatch_args *args)
@@ -189,7 +208,9 @@ epx_status dispatch_args_check(struct epx_handle *handle, const epx_dispatch_inp
         return status;
     const int64_t rows = args->out_tokens.shape[x.ndim - 1];
     status = check_out_scales(handle, &x, rows, &out, args);
-    return status == EPX_OK ? check_out_meta(handle, &x, rows, &out, args) : status;
+    if (status == EPX_OK)
+        status = check_out_meta(handle, &x, rows, &out, args);
+    return status == EPX_OK ? check_source_map(handle, &out, cfg.source_stride, args) : status;
 }
 
 /* High throughput: once the update has finished, the number of rows is known. */

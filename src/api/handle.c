@@ -13,6 +13,8 @@
 #include "util/structs.h"
 #include "util/status.h"
 
+#define MOST_ALIGNMENT (1 << 20)
+
 /* Row numbers are 32 bits wide, including the padding of all zones. */
 static epx_status check_zones(const struct settings *set, const epx_handle_config *c)
 {
@@ -49,10 +51,10 @@ static epx_status check_config(const struct epx_group *group, const epx_handle_c
                     group->set.max_topk, c->topk);
     if (c->expert_alignment == 0)
         c->expert_alignment = 1;
-    if (c->expert_alignment < 0 || (c->expert_alignment & (c->expert_alignment - 1)) || c->expert_alignment > 1 << 20)
-        return fail(EPX_ERR_ARGUMENT, "epx_handle_config.expert_alignment: expected a power of two, got %d",
+    if (c->expert_alignment < 0 || c->expert_alignment > MOST_ALIGNMENT)
+        return fail(EPX_ERR_ARGUMENT, "epx_handle_config.expert_alignment: expected 1 to %d, got %d", MOST_ALIGNMENT,
                     c->expert_alignment);
-    if (c->flags & ~EPX_HANDLE_COMPACT_TOPK)
+    if (c->flags & ~(EPX_HANDLE_COMPACT_TOPK | EPX_HANDLE_SOURCE_MAP))
         return fail(EPX_ERR_ARGUMENT, "epx_handle_config.flags: expected EPX_HANDLE_* bits, got 0x%x", c->flags);
     return check_zones(&group->set, c);
 }
@@ -199,6 +201,19 @@ epx_status epx_handle_recv_count(epx_handle *handle, int64_t *rows, int64_t *exp
     for (int l = 0; expert_counts && l < handle->group->set.local_experts; l++)
         expert_counts[l] = handle->info->expert_counts[l];
     return EPX_OK;
+}
+
+epx_status epx_handle_recv_tokens(epx_handle *handle, int64_t *tokens)
+{
+    static const char call[] = "epx_handle_recv_tokens";
+    epx_status status = handle && !tokens ? fail(EPX_ERR_ARGUMENT, "%s: tokens: expected a pointer, got NULL", call)
+                                          : counted_handle_check(handle, call);
+
+    if (status == EPX_OK)
+        status = handle_poll_update(handle, call, UINT64_MAX);
+    if (status == EPX_OK)
+        *tokens = handle->info->tokens;
+    return status;
 }
 
 epx_status epx_handle_recv_tensor(epx_handle *handle, epx_recv_part which, epx_dtype dtype, int64_t rows,

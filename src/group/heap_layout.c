@@ -21,7 +21,7 @@ static uint64_t take(uint64_t *at, uint64_t bytes)
     return place;
 }
 
-/* Scales of the widest fp8 row: 4 bytes per 128 channels. */
+/* Scales of the widest fp8 row that low latency casts: 4 bytes per 128 channels. */
 static uint64_t scale_bytes(const struct settings *set)
 {
     return up(((uint64_t)set->max_hidden_bytes + 127) / 128 * 4, 16);
@@ -121,7 +121,7 @@ static void plan_ht_tables(const struct settings *set, struct ht_layout *ht, uin
     ht->combine_desc = take(at, sizeof(struct hc_desc));
     if (set->nnodes == 1)
         return;
-    ht->table_stride = up(2 * pairs, 64);
+    ht->table_stride = up(3 * pairs, 64);
     ht->tables = take(at, 2 * (uint64_t)(1 + set->relay_max) * ht->table_stride);
     ht->signatures = take(at, (uint64_t)set->relay_max * HD_HEADER_BYTES);
 }
@@ -150,15 +150,16 @@ static void plan_ht(const struct settings *set, struct heap_plan *plan, uint64_t
     plan_ht_tables(set, ht, at);
     ht->rows = set->max_recv_tokens;
     ht->pitch = up((uint64_t)set->max_hidden_bytes, 16);
-    ht->scale_pitch = scale_bytes(set);
+    ht->scale_pitch = 2 * scale_bytes(set); /* the caller's: rows of fp8 beside bf16 may have one per 32 channels */
     ht->scales = take(at, N * ht->scale_pitch);
     ht->weights = take(at, N * K * 4);
     ht->topk_idx = take(at, N * K * 8);
     ht->src_rank = take(at, N * 4);
     ht->src_token = take(at, N * 4);
+    ht->map = take(at, N * (K + 2) * 4);
     *at = up(*at, 4096);
     ht->tokens = take(at, N * ht->pitch);
-    plan->ht_receive_bytes = N * (ht->pitch + ht->scale_pitch + K * 12 + 8) + plan_ht_relay(set, ht, at);
+    plan->ht_receive_bytes = N * (ht->pitch + ht->scale_pitch + K * 16 + 16) + plan_ht_relay(set, ht, at);
     plan->ht_bytes = *at - start;
 }
 

@@ -123,6 +123,8 @@
  *   sum_set_offer(set, place, data, weight, logfmt)  as copy_set_offer
  *   sum_set_settle(ag, set)          as copy_set_settle
  *   ag_reduce(ag, out, dtype, hidden, set, n, weighted, bias0, bias1)  sum of n rows in fp32, in order, rounded once
+ *   ag_reduce_groups(ag, out, dtype, hidden, set, n, ends, bias0, bias1)  the same of sums of rows, each rounded: bit i
+ *                                    of ends says that row i is the last of such a sum; no weights, no LogFMT
  *   struct route_kept                what counting keeps for numbering, as a device likes
  *   ag_route_count(ag, g, in, t0, t1, table, kept)  adds the top-k indices of t0..t1-1 to counts per expert and rank
  *   ag_route_number(ag, g, h, in, t0, t1, table, kept, &bad)  numbers them into the handle, from a table of offsets

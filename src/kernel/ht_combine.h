@@ -18,6 +18,9 @@
  *                                                      out[t] = bias + node by node, ascending: the rows of its own
  *                                                      node one by one, or the sum that a relay sent
  *
+ * SUM_TOPK_ORDER (epx.h): a rank and a node have the place of their last entry in the token's top-k; the sums of ranks
+ * and of nodes, the own one too, are rounded where SUM_ROUND_* says so.
+ *
  * The wait for HC_DONE makes the caller's tensor and the receive buffer free again when the operation completes; the
  * next HC_READY says that the returned rows have been read; the one count more, that the relay has compared and needs
  * what HC_READY brought no longer, also where no row returns.
@@ -149,6 +152,82 @@ KFN_STEP float hc_node_weight(const struct ht_combine_params *p, const struct hc
     }
 }
 
+/* SUM_TOPK_ORDER: the weight of place k of a token, from the rank of its expert alone. */
+KFN float hc_owner_weight(const struct ht_combine_params *p, const struct hc_desc *descs, const int32_t *ids,
+                          const int32_t *pos, int k)
+{
+    const struct group_dev *g = p->g;
+    const int K = p->h->state->topk, L = g->local_experts;
+
+    for (int j = 0; j < K && ids[k] >= 0; j++) { /* FLAT: the row is that of the rank's first entry */
+        int d = 0;
+        if (ids[j] < 0 || ids[j] / L != ids[k] / L || (p->layout == LAYOUT_EXPERT_MAJOR && j != k))
+            continue;
+        const struct hc_desc *desc = hc_row_desc(g, descs, ids, pos, j, &d);
+        if (!desc)
+            continue;
+        const float *w = (const float *)hc_at(g, d, desc->weights_in, desc->weights);
+        if (p->layout == LAYOUT_EXPERT_MAJOR)
+            return w[pos[k]];
+        return w[(int64_t)pos[j] * K + (p->compact ? hc_compact_place(ids, K, k, L) : k)];
+    }
+    return 0.0f;
+}
+
+KFN float hc_weight(const struct ht_combine_params *p, const struct hc_desc *descs, const int32_t *ids,
+                    const int32_t *pos, int k)
+{
+    return p->sum ? hc_owner_weight(p, descs, ids, pos, k) : hc_node_weight(p, descs, ids, pos, k);
+}
+
+/* The last entry of a token whose expert is on rank d. */
+KFN int hc_last_entry(const int32_t *ids, int K, int d, int local_experts)
+{
+    int last = K - 1;
+
+    while (last > 0 && (ids[last] < 0 || ids[last] / local_experts != d))
+        last--;
+    return last;
+}
+
+/* SUM_TOPK_ORDER: as hc_holders(), in the order of top-k. Bit i of *ends: row i is the last of a sum to be rounded. */
+KFN_STEP int hc_holders_topk(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs,
+                             const int32_t *ids, const int32_t *pos, struct pair_set *holders, uint32_t *ends)
+{
+    const int K = p->h->state->topk, L = p->g->local_experts;
+    const int by_rank = p->layout == LAYOUT_FLAT || p->sum & SUM_ROUND_RANKS;
+    struct pair_set all; /* the key that orders the entry, or -1; the rank of its row */
+    int64_t last_rows = 0;
+    int n = 0;
+
+    pair_set_begin(&all);
+    pair_set_begin(holders);
+    AG_EACH(ag, int, k, K)
+    {
+        int d = -1;
+        const int has = hc_row_desc(p->g, descs, ids, pos, k, &d) != NULL;
+        pair_set_offer(&all, k, !has ? -1 : by_rank ? hc_last_entry(ids, K, d, L) * KERNEL_MAX_TOPK + k : k, d);
+    }
+    pair_set_settle(ag, &all);
+    AG_ROUNDS(ag, int, k, K)
+    {
+        const struct int_pair mine = pair_set_get(ag, &all, k < K ? k : 0);
+        int place = 0, before;
+        for (int j = 0; j < K; j++) {
+            const int key = pair_set_get(ag, &all, j).a;
+            place += key >= 0 && key < mine.a;
+        }
+        n += ag_vote(ag, k < K && mine.a >= 0, &before);
+        if (k < K && mine.a >= 0) {
+            pair_set_offer(holders, place, mine.b, pos[k]);
+            last_rows |= !by_rank || mine.a == k * KERNEL_MAX_TOPK + k ? (int64_t)1 << place : 0;
+        }
+    }
+    pair_set_settle(ag, holders);
+    *ends = (uint32_t)ag_sum(ag, last_rows);
+    return n;
+}
+
 /* The rows of a token in this node, in the order in which they are summed: by ascending rank (FLAT) or k
  * (EXPERT_MAJOR). Place i has the rank and the row there; returns how many there are. */
 KFN_STEP int hc_holders(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs,
@@ -196,6 +275,26 @@ KFN void hc_offer_rows(struct agent *ag, const struct ht_combine_params *p, cons
     }
 }
 
+/* The sum of the rows of a token in this node. Returns how many there were. */
+KFN int hc_sum_node(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs,
+                    const int32_t *ids, const int32_t *pos, char *out, const char *bias0, const char *bias1)
+{
+    struct pair_set holders;
+    struct sum_set set;
+    uint32_t ends = 0;
+    const int n = p->sum ? hc_holders_topk(ag, p, descs, ids, pos, &holders, &ends)
+                         : hc_holders(ag, p, descs, ids, pos, &holders);
+
+    sum_set_begin(&set);
+    hc_offer_rows(ag, p, descs, &holders, n, &set, 0);
+    sum_set_settle(ag, &set);
+    if (p->layout == LAYOUT_EXPERT_MAJOR && p->sum & SUM_ROUND_RANKS && ends != (uint32_t)(((uint64_t)1 << n) - 1))
+        ag_reduce_groups(ag, out, p->dtype, p->hidden, &set, n, ends, bias0, bias1);
+    else
+        ag_reduce(ag, out, p->dtype, p->hidden, &set, n, 0, bias0, bias1);
+    return n;
+}
+
 /* ---- Between nodes -------------------------------------------------------------------------------------------- */
 
 /* A returned row: the sum, then weights. */
@@ -228,16 +327,10 @@ KFN_STEP int hc_relay_chunk(struct agent *ag, const struct ht_combine_params *p,
         const size_t t = (size_t)j * M + (size_t)h->relay_list[(size_t)j * M + (size_t)i];
         const int32_t *ids = h->relay_ids + t * K, *pos = h->relay_pos + t * K;
         char *row = heap_at(g, g->rank, out + (uint64_t)i * bytes);
-        struct pair_set holders;
-        struct sum_set set;
-        const int n = hc_holders(ag, p, NULL, ids, pos, &holders);
-        sum_set_begin(&set);
-        hc_offer_rows(ag, p, NULL, &holders, n, &set, 0);
-        sum_set_settle(ag, &set);
-        ag_reduce(ag, row, p->dtype, p->hidden, &set, n, 0, NULL, NULL);
+        hc_sum_node(ag, p, NULL, ids, pos, row, NULL, NULL);
         if (p->signature.extra & SIGNATURE_WEIGHTS)
             AG_EACH(ag, int, k, (int)K)
-        ((float *)(row + row_scales_at(&p->signature)))[k] = hc_node_weight(p, NULL, ids, pos, k);
+        ((float *)(row + row_scales_at(&p->signature)))[k] = hc_weight(p, NULL, ids, pos, k);
         ag_sync(ag);
         put(ag, g, &batch, s, COUNTER(SIG_HC_ROWS, 0), out + (uint64_t)i * bytes, back + (uint64_t)i * bytes,
             (uint32_t)bytes);
@@ -328,7 +421,7 @@ KFN_STEP void hc_return_weights(struct agent *ag, const struct ht_combine_params
         for (int n = 0; n < g->nnodes; n++) {
             const char *row = n == g->node ? NULL : hc_back_row(p, n, t);
             if (n == g->node)
-                sum += hc_node_weight(p, descs, p->h->ids + (size_t)t * K, p->h->pos + (size_t)t * K, k);
+                sum += hc_weight(p, descs, p->h->ids + (size_t)t * K, p->h->pos + (size_t)t * K, k);
             else if (row)
                 sum += ((const float *)(row + row_scales_at(&p->signature)))[k];
         }
@@ -377,6 +470,45 @@ KFN_STEP int hc_sum_token(struct agent *ag, const struct ht_combine_params *p, c
               p->bias[0] ? p->bias[0] + t * p->bias_stride[0] : NULL,
               p->bias[1] ? p->bias[1] + t * p->bias_stride[1] : NULL);
     return rows;
+}
+
+/* SUM_TOPK_ORDER, several nodes: adds what the nodes returned for token t, by their last entries in its top-k. The sum
+ * of the own node is in place of the result. Returns how many sums there were. */
+KFN_STEP int hc_sum_nodes(struct agent *ag, const struct ht_combine_params *p, int t, int own)
+{
+    const struct group_dev *g = p->g;
+    const int K = p->h->state->topk;
+    const int32_t *ids = p->h->ids + (size_t)t * K;
+    char *out = p->out + t * p->out_stride;
+    struct sum_set set;
+    int n = 0;
+
+    sum_set_begin(&set);
+    for (int k = 0; k < K; k++) {
+        const int node = ids[k] < 0 ? -1 : g->node_of[ids[k] / g->local_experts];
+        int later = node < 0;
+        for (int j = k + 1; j < K && !later; j++)
+            later = ids[j] >= 0 && g->node_of[ids[j] / g->local_experts] == node;
+        const char *row = later ? NULL : node != g->node ? hc_back_row(p, node, t) : own ? out : NULL;
+        if (row)
+            sum_set_put(ag, &set, n++, row, 1.0f, 0);
+    }
+    ag_sync(ag); /* the own sum is written */
+    ag_reduce(ag, out, p->dtype, p->hidden, &set, n, 0, p->bias[0] ? p->bias[0] + t * p->bias_stride[0] : NULL,
+              p->bias[1] ? p->bias[1] + t * p->bias_stride[1] : NULL);
+    return n;
+}
+
+/* SUM_TOPK_ORDER. Returns how many rows there were, a sum of another node counted as one. */
+KFN_STEP int hc_sum_token_topk(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs, int t)
+{
+    const int K = p->h->state->topk, nodes = p->g->nnodes > 1;
+    const int own =
+        hc_sum_node(ag, p, descs, p->h->ids + (size_t)t * K, p->h->pos + (size_t)t * K, p->out + t * p->out_stride,
+                    p->bias[0] && !nodes ? p->bias[0] + t * p->bias_stride[0] : NULL,
+                    p->bias[1] && !nodes ? p->bias[1] + t * p->bias_stride[1] : NULL);
+
+    return nodes ? own + hc_sum_nodes(ag, p, t, own) - (own > 0) : own;
 }
 
 /* The own rows are in place: signals the node, and sends this rank's signature to its relays. One agent. */
@@ -458,7 +590,7 @@ KFN void hc_sum(struct agent *ag, const struct ht_combine_params *p, uint64_t ep
     for (int t = ag_index(ag); t < p->h->state->ntokens; t += ag_count(ag)) {
         if (AG_LOOK_AHEAD)
             hc_look_ahead(p, (int64_t)t + ag_count(ag));
-        rows += (uint64_t)hc_sum_token(ag, p, descs, t);
+        rows += (uint64_t)(p->sum ? hc_sum_token_topk(ag, p, descs, t) : hc_sum_token(ag, p, descs, t));
     }
     count_returned(ag, g, rows);
     if (sync_last(ag, g, 1)) {

@@ -36,6 +36,7 @@ KFN void hd_send_token(struct agent *ag, const struct ht_dispatch_params *p, int
     r.ids = p->h->ids + (size_t)t * K;
     r.pos = p->h->pos + (size_t)t * K;
     r.weights = p->weights ? p->weights + (size_t)t * K : NULL;
+    r.line = p->desc.map && p->h->line ? p->h->line + (size_t)t * K : NULL;
     r.src_rank = p->g->rank;
     r.src_token = t;
     r.data = row_tokens(&p->in, t);
@@ -222,6 +223,7 @@ KFN void hd_forward_row(struct agent *ag, const struct ht_dispatch_params *p, in
     r.ids = h->relay_ids + ((size_t)j * M + (size_t)t) * K;
     r.pos = h->relay_pos + ((size_t)j * M + (size_t)t) * K;
     r.weights = p->signature.extra & SIGNATURE_WEIGHTS ? (const float *)(extras + hd_weights_at(p)) : NULL;
+    r.line = p->desc.map && h->relay_line ? h->relay_line + ((size_t)j * M + (size_t)t) * K : NULL;
     r.src_rank = g->relay_sources[j];
     r.src_token = t;
     r.data = row;
@@ -369,12 +371,23 @@ KFN void hd_take_row(struct agent *ag, const struct ht_dispatch_params *p, int64
         p->final_src_token[row] = ((const int32_t *)(heap + p->desc.src_token))[row];
 }
 
+KFN_STEP void hd_copy_map(struct agent *ag, const struct ht_dispatch_params *p)
+{
+    const struct handle_state *state = p->h->state;
+    const int64_t lines = state->tokens < p->desc.map_lines ? state->tokens : p->desc.map_lines;
+    const int32_t *from = (const int32_t *)heap_at(p->g, p->g->rank, p->desc.map);
+
+    AG_EACH_ALL(ag, int64_t, i, lines * (state->topk + 2)) p->final_map[i] = from[i];
+}
+
 KFN_STEP void hd_copy_recv_buf(struct agent *ag, const struct ht_dispatch_params *p)
 {
     const struct handle_dev *h = p->h;
     const int A = ag_count(ag);
     int64_t rows = h->state->recv_rows < p->desc.capacity ? h->state->recv_rows : p->desc.capacity;
 
+    if (p->buffered & BUFFERED_MAP)
+        hd_copy_map(ag, p);
     if (p->layout == LAYOUT_FLAT) {
         for (int64_t row = ag_index(ag); row < rows; row += A)
             hd_take_row(ag, p, row);
@@ -492,6 +505,8 @@ KFN_STEP int hd_data(struct agent *ag, const struct ht_dispatch_params *p, uint6
         return 1;
     if (p->h->state->recv_rows > p->desc.capacity)
         report(ag, g, KSTATUS_OVERFLOW, PHASE_HD_DATA, -1, p->h->state->recv_rows, p->desc.capacity, 0, 0);
+    else if (p->desc.map && p->h->state->tokens > p->desc.map_lines)
+        report(ag, g, KSTATUS_OVERFLOW, PHASE_HD_DATA, -1, p->h->state->tokens, p->desc.map_lines, 0, 0);
     return p->desc.apart && ag_index(ag) == 0 ? wait_sent(ag, g, PHASE_HD_SENT) : 0;
 }
 

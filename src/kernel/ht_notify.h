@@ -12,7 +12,8 @@
  *                                                      base[key] = rows of earlier ranks (+ zone start) at the
  *                                                      destination; totals, offsets and padding of its own zones
  *   pos[t][k] = base[key] + number
- *   put ids[B*K], pos[B*K], counter HN_TABLE  ------>  the relay of s in each other node keeps them in its handle
+ *   put ids[B*K], pos[B*K] (and line[B*K], where source
+ *     maps are kept), counter HN_TABLE  ------------->  the relay of s in each other node keeps them in its handle
  *                             <----------------------  HN_DONE = e
  */
 #ifndef EPX_KERNEL_HT_NOTIFY_H
@@ -99,17 +100,18 @@ KFN_STEP void hn_publish(struct agent *ag, const struct ht_notify_params *p, uin
     signal_peers(ag, g, SCOPE_NODE, SIG_HN_DATA, 0, epoch);
 }
 
-/* FLAT: rows of earlier ranks at each destination. */
+/* Of FLAT rows, and of lines of source maps: those of earlier ranks at each destination. */
 KFN_STEP void hn_base_flat(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
+    int32_t *base = p->h->base + (p->layout == LAYOUT_FLAT ? 0 : g->experts);
 
     AG_EACH_ALL(ag, int, d, g->nranks)
     {
         int32_t run = 0;
         for (int s = 0; s < g->rank; s++)
             run += g->mask[s] ? hn_rcount(g, s, epoch)[d] : 0;
-        p->h->base[d] = run;
+        base[d] = run;
     }
 }
 
@@ -155,6 +157,8 @@ KFN_STEP void hn_positions(struct agent *ag, const struct ht_notify_params *p)
             h->pos[i] = h->ridx[i] < 0 ? -1 : h->base[id / g->local_experts] + h->ridx[i];
         else
             h->pos[i] = h->base[id] + h->eidx[i];
+        if (h->line)
+            h->line[i] = id < 0 || h->ridx[i] < 0 ? -1 : h->base[g->experts + id / g->local_experts] + h->ridx[i];
     }
 }
 
@@ -183,6 +187,8 @@ KFN_STEP int hn_send_tables(struct agent *ag, const struct ht_notify_params *p, 
     {
         ((int32_t *)table)[i] = h->ids[i];
         ((int32_t *)(table + half))[i] = h->pos[i];
+        if (h->line)
+            ((int32_t *)(table + 2 * half))[i] = h->line[i];
     }
     for (int n = ag_index(ag); n < g->nnodes; n += ag_count(ag)) {
         int32_t run = 0;
@@ -205,7 +211,7 @@ KFN_STEP int hn_send_tables(struct agent *ag, const struct ht_notify_params *p, 
     for (int n = 0; n < g->nnodes; n++)
         if (n != g->node && g->mask[g->relay_rank[n]])
             put(ag, g, &batch, g->relay_rank[n], COUNTER(SIG_HN_TABLE, epoch % 2), hn_table_at(g, epoch, 0),
-                hn_table_at(g, epoch, 1 + g->relay_slot[n]), (uint32_t)(2 * half));
+                hn_table_at(g, epoch, 1 + g->relay_slot[n]), (uint32_t)((h->line ? 3 : 2) * half));
     return put_flush(ag, g, &batch) ? push_failed(ag, g) : 0;
 }
 
@@ -233,10 +239,14 @@ KFN_STEP int hn_take_table(struct agent *ag, const struct ht_notify_params *p, u
     const char *table = heap_at(g, g->rank, hn_table_at(g, epoch, 1 + j));
     ag_copy(ag, ids, table, (size_t)B * (size_t)K * 4);
     ag_copy(ag, pos, table + half, (size_t)B * (size_t)K * 4);
+    if (h->relay_line)
+        ag_copy(ag, h->relay_line + (size_t)j * M * (size_t)K, table + 2 * half, (size_t)B * (size_t)K * 4);
     ag_sync(ag);
     /* A table from a network decides where this rank writes: every value is checked. */
     int odd = 0;
     AG_EACH(ag, int64_t, i, (int64_t)B * K) odd |= ids[i] < -1 || ids[i] >= g->experts || pos[i] < -1;
+    AG_EACH(ag, int64_t, i, h->relay_line ? (int64_t)B * K : 0)
+    odd |= h->relay_line[(size_t)j * M * (size_t)K + (size_t)i] < -1;
     if (ag_any(ag, odd))
         return fail_all(ag, g, KSTATUS_MISMATCH, PHASE_HN_TABLE, s, g->experts, -1);
     AG_ROUNDS(ag, int, t, B)
@@ -267,7 +277,7 @@ KFN_STEP int64_t hn_report_experts(struct agent *ag, const struct ht_notify_para
     const struct group_dev *g = p->g;
     struct handle_dev *h = p->h;
     const int L = g->local_experts, align = p->alignment, flat = p->layout == LAYOUT_FLAT;
-    int64_t all = 0;
+    int64_t all = 0, ends = 0;
 
     AG_ROUNDS(ag, int, l, L)
     {
@@ -275,9 +285,10 @@ KFN_STEP int64_t hn_report_experts(struct agent *ag, const struct ht_notify_para
         int64_t n = 0;
         for (int s = 0; s < g->nranks && l < L && e < g->experts; s++)
             n += g->mask[s] ? hn_ecount(g, s, epoch)[e] : 0;
-        const int64_t padded = flat ? n : (n + align - 1) / align * align;
-        const int64_t offset = all + ag_scan(ag, padded);
+        const int64_t zone = (n + align - 1) / align * align, padded = flat ? n : zone;
+        const int64_t offset = all + ag_scan(ag, padded), before = ends + ag_scan(ag, zone);
         all += ag_sum(ag, padded);
+        ends += ag_sum(ag, zone);
         if (l >= L)
             continue;
         h->info->expert_counts[l] = n;
@@ -290,6 +301,12 @@ KFN_STEP int64_t hn_report_experts(struct agent *ag, const struct ht_notify_para
             index_put(&p->expert_counts, l, padded);
         if (p->expert_offsets.data)
             index_put(&p->expert_offsets, l, offset);
+        if (p->expert_rows.data)
+            index_put(&p->expert_rows, l, n);
+        if (p->expert_ends.data)
+            index_put(&p->expert_ends, l, before + (flat ? zone : n));
+        if (p->expert_stats)
+            p->expert_stats[l] += (int32_t)n;
     }
     return all;
 }
@@ -310,12 +327,32 @@ KFN int64_t hn_rows_from(const struct ht_notify_params *p, int s, uint64_t epoch
     return n;
 }
 
+/* Tokens with an expert here, and the inclusive sums that the caller asked for: by source rank modulo their number. */
+KFN_STEP int64_t hn_report_sources(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+    const int n = p->source_ends.data ? p->source_ends_n : g->nranks;
+    int64_t all = 0;
+
+    AG_ROUNDS(ag, int, i, n)
+    {
+        int64_t mine = 0;
+        for (int s = i; s < g->nranks && i < n; s += n)
+            mine += g->mask[s] ? hn_rcount(g, s, epoch)[g->rank] : 0;
+        const int64_t end = all + ag_scan(ag, mine) + mine;
+        all += ag_sum(ag, mine);
+        if (i < n && p->source_ends.data)
+            index_put(&p->source_ends, i, end);
+    }
+    return all;
+}
+
 /* The caller's counters and what the host will ask for. One agent. */
 KFN_STEP void hn_report_counts(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
     struct handle_dev *h = p->h;
-    const int64_t padded = hn_report_experts(ag, p, epoch);
+    const int64_t padded = hn_report_experts(ag, p, epoch), tokens = hn_report_sources(ag, p, epoch);
     int64_t total = 0, mine = 0;
 
     AG_EACH(ag, int, s, g->nranks)
@@ -334,6 +371,7 @@ KFN_STEP void hn_report_counts(struct agent *ag, const struct ht_notify_params *
         h->state->filled_rows = total;
         h->state->peer_rows = total - mine;
         h->state->recv_rows = p->layout == LAYOUT_FLAT ? total : padded;
+        h->state->tokens = h->info->tokens = tokens;
         h->info->rows = h->state->recv_rows;
         if (p->total.data)
             index_put(&p->total, 0, h->state->recv_rows);
@@ -415,6 +453,8 @@ KFN int hn_places(struct agent *ag, const struct ht_notify_params *p, uint64_t e
         hn_base_flat(ag, p, epoch);
     else
         hn_base_zones(ag, p, epoch);
+    if (p->h->line)
+        hn_base_flat(ag, p, epoch);
     if (sync_barrier(ag, g))
         return 1;
     hn_positions(ag, p);

@@ -18,6 +18,7 @@ struct hd_row {
     char *scratch;            /* not NULL: the data is the caller's, and is cast on its way */
     const int32_t *ids, *pos; /* [K] */
     const float *weights;     /* [K] or NULL */
+    const int32_t *line;      /* [K] or NULL: EXPERT_MAJOR, the token's lines in source maps */
     int src_rank, src_token;
     const struct hd_desc *descs; /* [R]: the node's descriptors close at hand, or NULL */
 };
@@ -79,6 +80,55 @@ KFN void hd_put_meta(const struct ht_dispatch_params *p, const struct hd_row *r,
         ((int32_t *)heap_at(g, d, desc->src_rank))[pos] = r->src_rank;
     if (desc->src_token)
         ((int32_t *)heap_at(g, d, desc->src_token))[pos] = r->src_token;
+    if (p->layout == LAYOUT_FLAT && desc->map && pos < desc->map_lines) {
+        int32_t *line = (int32_t *)heap_at(g, d, desc->map) + pos * (p->h->state->topk + 2);
+        line[0] = (int32_t)(r->src_rank * p->source_stride + r->src_token);
+        line[1] = r->src_rank;
+    }
+}
+
+/* EXPERT_MAJOR: column i of the token's line in the source map of rank d. */
+KFN void hd_put_column(const struct ht_dispatch_params *p, const struct hd_row *r, int d, int at, int i)
+{
+    const struct group_dev *g = p->g;
+    const struct hd_desc *desc = hd_desc_for(g, r, d);
+    int32_t *line = (int32_t *)heap_at(g, d, desc->map) + (int64_t)at * (p->h->state->topk + 2);
+
+    if (i == 0)
+        line[0] = (int32_t)(r->src_rank * p->source_stride + r->src_token);
+    else if (i == 1)
+        line[1] = r->src_rank;
+    else
+        line[i] = r->ids[i - 2] >= 0 && r->ids[i - 2] / g->local_experts == d ? r->pos[i - 2] : -1;
+}
+
+/* EXPERT_MAJOR: the token's line at every rank of this node that asks for it; one lane per (rank, column). */
+KFN_STEP void hd_put_lines(struct agent *ag, const struct ht_dispatch_params *p, const struct hd_row *r)
+{
+    const struct group_dev *g = p->g;
+    const int K = p->h->state->topk, columns = K + 2;
+    struct pair_set lines;
+    int n = 0;
+
+    pair_set_begin(&lines);
+    AG_ROUNDS(ag, int, k, K)
+    {
+        int d = k < K && r->line[k] >= 0 && r->ids[k] >= 0 ? r->ids[k] / g->local_experts : -1, before;
+        if (d >= 0 && (!is_local(g, d) || !g->mask[d] || !hd_desc_for(g, r, d)->map ||
+                       r->line[k] >= hd_desc_for(g, r, d)->map_lines))
+            d = -1;
+        const int all = ag_vote(ag, d >= 0, &before);
+        if (d >= 0)
+            pair_set_offer(&lines, n + before, d, r->line[k]);
+        n += all;
+    }
+    pair_set_settle(ag, &lines);
+    AG_ROUNDS(ag, int, i, n *columns)
+    {
+        const struct int_pair line = pair_set_get(ag, &lines, i < n * columns ? i / columns : 0);
+        if (i < n * columns)
+            hd_put_column(p, r, line.a, line.b, i % columns);
+    }
 }
 
 /* Reads the row once, writes it to all its places in this node. */
@@ -125,6 +175,8 @@ KFN_STEP void hd_place_row(struct agent *ag, const struct ht_dispatch_params *p,
         pair_set_settle(ag, &takers);
         hd_put_topk(ag, p, r, &takers, n);
     }
+    if (r->line && p->layout == LAYOUT_EXPERT_MAJOR)
+        hd_put_lines(ag, p, r);
 }
 
 #endif

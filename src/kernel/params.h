@@ -105,11 +105,16 @@ enum {                                                                    /* epx
 
 /* struct signature.extra. A message shows them as a number: each operation has its own. */
 enum {
-    SIGNATURE_WEIGHTS = 1,  /* dispatch, HT combine: weights are asked for */
-    SIGNATURE_BACKWARD = 2, /* HT */
-    SIGNATURE_COMPACT = 4,  /* HT: compact top-k */
-    SIGNATURE_LOGFMT = 1    /* LL combine */
+    SIGNATURE_WEIGHTS = 1,   /* dispatch, HT combine: weights are asked for */
+    SIGNATURE_BACKWARD = 2,  /* HT */
+    SIGNATURE_COMPACT = 4,   /* HT: compact top-k */
+    SIGNATURE_SUM_AT = 3,    /* HT combine: SUM_* from this bit on */
+    SIGNATURE_MAP = 1 << 24, /* HT update: handles keep what source maps need */
+    SIGNATURE_LOGFMT = 1     /* LL combine */
 };
+
+/* How a high-throughput combine adds the rows of a token: EPX_SUM_* of epx.h (group/kernel_constants.c). */
+enum { SUM_TOPK_ORDER = 1, SUM_ROUND_RANKS = 2, SUM_ROUND_NODES = 4 };
 
 /* What the ranks must agree on in one operation, carried by every descriptor and compared by every reader. */
 struct signature {
@@ -158,7 +163,8 @@ struct hd_desc {
     uint64_t tokens, token_stride;
     uint64_t scales, scale_row_stride, scale_stride;
     uint64_t weights, topk_idx, src_rank, src_token;
-    uint64_t pad[2];
+    uint64_t map; /* [map_lines][2 + K] */
+    int64_t map_lines;
 };
 EPX_STATIC_ASSERT(sizeof(struct hd_desc) == 128, "shared between ranks");
 EPX_STATIC_ASSERT(offsetof(struct hd_desc, apart) + sizeof(int32_t) == HD_HEADER_BYTES, "a header ends with it");
@@ -196,7 +202,7 @@ struct ht_layout {
     uint64_t tables, table_stride;  /* [2 slots][own, then each source of this relay]: ids[M*K], pos[M*K] */
     uint64_t dispatch_desc, combine_desc;
     uint64_t signatures; /* combine: of each source of this relay, HD_HEADER_BYTES bytes each */
-    uint64_t tokens, scales, weights, topk_idx, src_rank, src_token; /* receive buffer of the node */
+    uint64_t tokens, scales, weights, topk_idx, src_rank, src_token, map; /* receive buffer of the node */
     uint64_t pitch, scale_pitch;
     int64_t rows;                 /* of the receive buffer */
     uint64_t relay, relay_stride; /* rows of each source that this rank relays for: in (dispatch), out (combine) */
@@ -284,6 +290,7 @@ struct group_dev {
 struct recv_info {
     uint64_t epoch;           /* of the handle: how many updates have completed */
     int64_t rows;             /* padding included */
+    int64_t tokens;           /* tokens that have an expert here */
     int64_t expert_counts[1]; /* [L] */
 };
 
@@ -295,6 +302,7 @@ struct handle_state {
     int64_t recv_rows;   /* high throughput; padding included */
     int64_t filled_rows; /* likewise, those that carry tokens */
     int64_t peer_rows;   /* of these, those that another rank of the node writes here */
+    int64_t tokens;      /* tokens that have an expert here */
 };
 
 /* A handle's tables. M and K are the group's limits here, so that a handle can be used with any number of tokens. */
@@ -315,11 +323,14 @@ struct handle_dev {
     int32_t
         *back; /* of this rank's tokens, EXPERT_MAJOR [E], RANK_MAJOR [R]: first row in the combine receive buffer */
     /* High throughput */
-    int32_t *base;   /* FLAT [R], EXPERT_MAJOR [E]: where this rank's rows begin at the destination */
+    int32_t *base;   /* FLAT [R], EXPERT_MAJOR [E]: where this rank's rows begin at the destination; with a source map
+                        [R] more: where its lines begin */
     int32_t *zone;   /* EXPERT_MAJOR [L]: first row of each local expert */
     int32_t *filled; /* EXPERT_MAJOR [L]: rows that carry tokens */
     int32_t *padded; /* [L]: rows of each zone, the zeroed ones included */
     int32_t *pos;    /* [B*K]: the row of (token, k) at its destination; -1 = no row of its own */
+    int32_t *line;   /* [B*K]: EXPERT_MAJOR with a source map, the token's line at the rank of (token, k), for the first
+                        k of that rank; else -1. NULL = none */
     int32_t *nidx;   /* [nnodes][M]: the token's number among those that go to the node; -1 = none */
     int32_t *ncount; /* [nnodes] */
     /* Relay: [source number] of what other nodes route through this rank */
@@ -328,6 +339,7 @@ struct handle_dev {
     int32_t *relay_list; /* [M]: which tokens, in order */
     int32_t *relay_ids;  /* [M*K] */
     int32_t *relay_pos;  /* [M*K] */
+    int32_t *relay_line; /* [M*K], or NULL */
     struct recv_info *info;
 };
 
@@ -412,6 +424,9 @@ struct ht_notify_params {
     int32_t nodes; /* 1: the group has several */
     int32_t reserved;
     struct index_out expert_counts, expert_offsets, rank_counts, total, rank_matrix, rank_tokens, relay_counts;
+    struct index_out expert_rows, expert_ends, source_ends;
+    int32_t *expert_stats;
+    int32_t source_ends_n, reserved2;
 };
 
 /* Which receive tensors lie outside the heap: their rows come through the receive buffer and are copied. */
@@ -421,7 +436,8 @@ enum {
     BUFFERED_WEIGHTS = 4,
     BUFFERED_IDX = 8,
     BUFFERED_SRC_RANK = 16,
-    BUFFERED_SRC_TOKEN = 32
+    BUFFERED_SRC_TOKEN = 32,
+    BUFFERED_MAP = 64
 };
 
 struct ht_dispatch_params {
@@ -439,8 +455,9 @@ struct ht_dispatch_params {
     struct row_out final;
     float *final_weights;
     struct index_out final_idx;
-    int32_t *final_src_rank, *final_src_token;
+    int32_t *final_src_rank, *final_src_token, *final_map;
     int64_t final_rows;
+    int64_t source_stride; /* of the first column of a source map */
 };
 
 struct ht_combine_params {
@@ -459,7 +476,7 @@ struct ht_combine_params {
     float *out_weights;
     int32_t hidden, dtype;
     int32_t nodes; /* 1: the group has several */
-    int32_t reserved;
+    int32_t sum;   /* SUM_* */
 };
 
 struct layout_count_params {

@@ -12,7 +12,8 @@ static void *place(char *base, size_t *at, size_t bytes)
     return p;
 }
 
-static void lay_out_relay(const struct settings *set, size_t pairs, char *base, size_t *at, struct handle_dev *h)
+static void lay_out_relay(const struct settings *set, size_t pairs, int lines, char *base, size_t *at,
+                          struct handle_dev *h)
 {
     const size_t M = (size_t)set->max_tokens, sources = (size_t)set->relay_max;
 
@@ -23,6 +24,8 @@ static void lay_out_relay(const struct settings *set, size_t pairs, char *base, 
     h->relay_list = place(base, at, sources * M * 4);
     h->relay_ids = place(base, at, sources * pairs * 4);
     h->relay_pos = place(base, at, sources * pairs * 4);
+    if (lines)
+        h->relay_line = place(base, at, sources * pairs * 4);
 }
 
 static size_t lay_out(const struct settings *set, const epx_handle_config *config, char *base, struct handle_dev *h)
@@ -30,6 +33,7 @@ static size_t lay_out(const struct settings *set, const epx_handle_config *confi
     const size_t R = (size_t)set->nranks, M = (size_t)set->max_tokens, L = (size_t)set->local_experts;
     const size_t pairs = M * (size_t)config->topk;
     const int low = config->mode == EPX_LOW_LATENCY;
+    const int lines = config->layout == EPX_EXPERT_MAJOR && config->flags & EPX_HANDLE_SOURCE_MAP;
     size_t at = 0;
 
     place(base, &at, sizeof(struct handle_dev));
@@ -52,8 +56,10 @@ static size_t lay_out(const struct settings *set, const epx_handle_config *confi
         h->filled = place(base, &at, L * 4);
         h->padded = place(base, &at, L * 4);
         h->pos = place(base, &at, pairs * 4);
+        if (lines)
+            h->line = place(base, &at, pairs * 4);
         if (set->nnodes > 1)
-            lay_out_relay(set, pairs, base, &at, h);
+            lay_out_relay(set, pairs, lines, base, &at, h);
     }
     return at;
 }

@@ -21,8 +21,9 @@ epx_status ht_update(struct epx_handle *handle, const epx_tensor *topk, const st
     p.h = handle->dev;
     p.route = make_route(topk);
     p.layout = handle->config.layout;
-    p.alignment = handle->config.layout == EPX_EXPERT_MAJOR ? handle->config.expert_alignment : 1;
-    p.signature = make_signature(handle, NULL, 0, p.alignment);
+    p.alignment = handle->config.expert_alignment;
+    p.signature = make_signature(handle, NULL, 0,
+                                 p.alignment | (handle->config.flags & EPX_HANDLE_SOURCE_MAP ? SIGNATURE_MAP : 0));
     p.expert_counts = make_index(&info->expert_counts);
     p.expert_offsets = make_index(&info->expert_offsets);
     p.rank_counts = make_index(&info->rank_counts);
@@ -31,6 +32,11 @@ epx_status ht_update(struct epx_handle *handle, const epx_tensor *topk, const st
     p.rank_matrix = make_index(&info->rank_matrix);
     p.rank_tokens = make_index(&info->rank_tokens);
     p.relay_counts = make_index(&info->relay_counts);
+    p.expert_rows = make_index(&info->expert_rows);
+    p.expert_ends = make_index(&info->expert_ends);
+    p.source_ends = make_index(&info->source_ends);
+    p.source_ends_n = (int32_t)info->source_ends.shape[0];
+    p.expert_stats = info->expert_stats.data;
     status = launch_ordered(handle->group, stream, KERNEL_HT_NOTIFY, &p, sizeof(p));
     if (status == EPX_OK) {
         handle->updates++;
@@ -91,9 +97,13 @@ static void make_desc(const struct epx_handle *handle, const struct dispatch_arg
     desc->topk_idx = receive_at(group, &args->out_idx, ht->topk_idx, BUFFERED_IDX, &buffered);
     desc->src_rank = receive_at(group, &args->src_rank, ht->src_rank, BUFFERED_SRC_RANK, &buffered);
     desc->src_token = receive_at(group, &args->src_token, ht->src_token, BUFFERED_SRC_TOKEN, &buffered);
+    desc->map = receive_at(group, &args->source_map, ht->map, BUFFERED_MAP, &buffered);
+    desc->map_lines = args->source_map.shape[0];
     desc->capacity = args->out_tokens.shape[0];
     if (buffered && desc->capacity > ht->rows)
         desc->capacity = ht->rows;
+    if (buffered & BUFFERED_MAP && desc->map_lines > ht->rows)
+        desc->map_lines = ht->rows;
     p->buffered = buffered;
 }
 
@@ -128,7 +138,8 @@ epx_status ht_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
     p.layout = handle->config.layout;
     p.compact = (handle->config.flags & EPX_HANDLE_COMPACT_TOPK) != 0;
     p.signature = make_signature(handle, &args->out_tokens, scale_row_bytes(args),
-                                 signature_bits(args->out_weights.ndim, args->backward, p.compact));
+                                 signature_bits(args->out_weights.ndim, args->backward, p.compact) |
+                                     (args->source_map.ndim ? SIGNATURE_MAP : 0));
     p.nodes = handle->group->nnodes > 1;
     p.in = make_row_in(args);
     p.weights = args->weights.data;
@@ -137,6 +148,8 @@ epx_status ht_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
     p.final_idx = make_index(&args->out_idx);
     p.final_src_rank = args->src_rank.data;
     p.final_src_token = args->src_token.data;
+    p.final_map = args->source_map.data;
+    p.source_stride = args->source_stride;
     p.final_rows = args->out_tokens.shape[0];
     make_desc(handle, args, &p);
     p.in_place = in_place_offset(handle, args, &p);
@@ -195,13 +208,17 @@ epx_status ht_combine(struct epx_handle *handle, const struct combine_args *args
     struct ht_combine_params p;
     epx_status status;
 
+    if (handle->group->nnodes > 1 && args->sum && !(args->sum & EPX_SUM_ROUND_NODES))
+        return fail(EPX_ERR_UNSUPPORTED, "epx_combine: config.sum: several nodes need EPX_SUM_ROUND_NODES");
     memset(&p, 0, sizeof(p));
     p.g = handle->group->dev;
     p.h = handle->dev;
     p.layout = handle->config.layout;
     p.compact = (handle->config.flags & EPX_HANDLE_COMPACT_TOPK) != 0;
+    p.sum = (int32_t)args->sum;
     p.signature =
-        make_signature(handle, &args->tokens, 0, signature_bits(args->out_weights.ndim, args->backward, p.compact));
+        make_signature(handle, &args->tokens, 0,
+                       signature_bits(args->out_weights.ndim, args->backward, p.compact) | p.sum << SIGNATURE_SUM_AT);
     p.nodes = handle->group->nnodes > 1;
     p.stride = args->tokens.stride[0] * element;
     regions_import(handle->group, stream);

@@ -9,20 +9,22 @@
 struct layout_tensors {
     epx_tensor expert_counts, expert_offsets, rank_counts, total, layout_range, expert_stats, wait_ns;
     epx_tensor rank_matrix, rank_tokens, relay_counts;
+    epx_tensor expert_rows, expert_ends, source_ends;
 };
 
 /* Dispatch and combine, checked; strides are explicit; data NULL = not given. */
 struct dispatch_args {
     epx_tensor tokens, scales, weights; /* in */
-    epx_tensor out_tokens, out_scales, out_weights, out_idx, src_rank, src_token;
+    epx_tensor out_tokens, out_scales, out_weights, out_idx, src_rank, src_token, source_map;
     struct layout_tensors info;
-    int cast, round_scale, send_only, backward;
+    int cast, round_scale, send_only, backward, source_stride;
 };
 
 struct combine_args {
     epx_tensor tokens, weights, bias[2];
     epx_tensor out_tokens, out_weights, wait_ns;
     int logfmt, send_only, backward;
+    unsigned sum; /* EPX_SUM_* */
 };
 
 /* epx_dispatch_layout_outputs, checked; NULL = not asked for. */

@@ -37,6 +37,8 @@
 #define ag_copy_many(ag, set, n, from, bytes) (sim_point(), ag_copy_many(ag, set, n, from, bytes))
 #define ag_reduce(ag, out, dtype, hidden, set, n, weighted, bias0, bias1) \
     (sim_point(), ag_reduce(ag, out, dtype, hidden, set, n, weighted, bias0, bias1))
+#define ag_reduce_groups(ag, out, dtype, hidden, set, n, ends, bias0, bias1) \
+    (sim_point(), ag_reduce_groups(ag, out, dtype, hidden, set, n, ends, bias0, bias1))
 #define ag_cast_fp8(ag, q, scales, ue8m0, round_scale, x, dtype, hidden) \
     (sim_point(), ag_cast_fp8(ag, q, scales, ue8m0, round_scale, x, dtype, hidden))
 #define ag_cast_fp8_many(ag, set, words, n, scratch, ue8m0, round_scale, x, dtype, channels) \

@@ -15,6 +15,10 @@ static const struct {
     uint32_t size;
 } older[] = {
     {"epx_layout_info", offsetof(epx_layout_info, rank_matrix)},
+    {"epx_layout_info", offsetof(epx_layout_info, expert_rows)},
+    {"epx_dispatch_outputs", offsetof(epx_dispatch_outputs, source_map)},
+    {"epx_dispatch_config", offsetof(epx_dispatch_config, source_stride)},
+    {"epx_combine_config", offsetof(epx_combine_config, sum)},
     {"epx_stats", offsetof(epx_stats, net_stuck)},
 };
 

@@ -26,8 +26,8 @@ static int handle_configs(struct fixture *s)
     c.topk = FIXTURE_TOPK + 1;
     REFUSED(epx_handle_create(&h, s->group, &c), EPX_ERR_ARGUMENT, "topk", "3", "4");
     c = good;
-    c.expert_alignment = 3;
-    REFUSED(epx_handle_create(&h, s->group, &c), EPX_ERR_ARGUMENT, "expert_alignment", "power of two", "3");
+    c.expert_alignment = (1 << 20) + 1;
+    REFUSED(epx_handle_create(&h, s->group, &c), EPX_ERR_ARGUMENT, "expert_alignment", "1048576", "1048577");
     c.expert_alignment = -1;
     REFUSED(epx_handle_create(&h, s->group, &c), EPX_ERR_ARGUMENT, "expert_alignment", "-1");
     c = good;

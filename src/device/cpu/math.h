@@ -44,7 +44,12 @@ struct reduce_row {
 void math_reduce(void *out, int dtype, int hidden, const struct reduce_row *rows, int n, int weighted,
                  const void *bias0, const void *bias1);
 
-/* The same, compiled for machines with more instructions (math_reduce_more.c); has_more says whether this build has
+/* The same of sums of rows, each rounded by itself: bit i of `ends` says that row i is the last of such a sum. At most
+ * 32 rows, without weights and LogFMT. `out` may be one of the rows. */
+void math_reduce_groups(void *out, int dtype, int hidden, const struct reduce_row *rows, int n, uint32_t ends,
+                        const void *bias0, const void *bias1);
+
+/* math_reduce, compiled for machines with more instructions (math_reduce_more.c); has_more says whether this build has
  * it. */
 extern const int math_reduce_has_more;
 void math_reduce_more(void *out, int dtype, int hidden, const struct reduce_row *rows, int n, int weighted,

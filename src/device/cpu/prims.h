@@ -374,6 +374,13 @@ KFN void ag_reduce(struct agent *ag, void *out, int dtype, int hidden, const str
     math_reduce(out, dtype, hidden, set->row, n, weighted, bias0, bias1);
 }
 
+KFN void ag_reduce_groups(struct agent *ag, void *out, int dtype, int hidden, const struct sum_set *set, int n,
+                          uint32_t ends, const void *bias0, const void *bias1)
+{
+    (void)ag;
+    math_reduce_groups(out, dtype, hidden, set->row, n, ends, bias0, bias1);
+}
+
 KFN void ag_cast_fp8(struct agent *ag, void *q, void *scales, int ue8m0, int round_scale, const void *x, int dtype,
                      int hidden)
 {
