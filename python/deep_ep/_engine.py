@@ -109,6 +109,16 @@ class Pool:
         return topk <= self.topk and hidden_bytes <= self.hidden_bytes
 
 
+def probe_nodes(bootstrap: epx.Bootstrap) -> Tuple[int, int, Tuple[int, ...]]:
+    """(node of this rank, nodes, node of each rank). Collective: creates the smallest possible group."""
+    probe = epx.Group(bootstrap, device=epx.Device.CPU, num_experts=1, max_tokens_per_rank=1, max_hidden_bytes=16,
+                      max_topk=1, modes=epx.Mode.HIGH_THROUGHPUT, alloc_bytes=4096, num_agents=1)
+    info = probe.info
+    nodes = [struct.unpack("i", part)[0] for part in bootstrap.allgather(struct.pack("i", info.node))]
+    probe.destroy()
+    return info.node, info.nnodes, tuple(nodes)
+
+
 class Engine:
     """The groups of one buffer."""
 
@@ -121,14 +131,8 @@ class Engine:
         self.closed = False
         self._high: Dict[Tuple[torch.device, int], Pool] = {}
         self._low: Dict[Tuple[torch.device, int, int], Pool] = {}
-        # The smallest possible group. It is created to learn the nodes of the ranks.
-        probe = epx.Group(bootstrap, device=epx.Device.CPU, num_experts=1, max_tokens_per_rank=1, max_hidden_bytes=16,
-                          max_topk=1, modes=epx.Mode.HIGH_THROUGHPUT, alloc_bytes=4096, num_agents=1)
-        info = probe.info
-        self.rank, self.nranks, self.node, self.nnodes = info.rank, info.nranks, info.node, info.nnodes
-        nodes = [struct.unpack("i", part)[0] for part in bootstrap.allgather(struct.pack("i", info.node))]
-        self.node_of = tuple(nodes)
-        probe.destroy()
+        self.rank, self.nranks = bootstrap.rank, bootstrap.nranks
+        self.node, self.nnodes, self.node_of = probe_nodes(bootstrap)
 
     def close(self, handles_too: bool) -> None:
         """Destroys the groups. Without `handles_too`, a group with referenced handles lives until they are released."""

@@ -284,7 +284,7 @@ def dispatch_again(engine: Engine, launch_on: Any, x: Any, handle: Handle) -> Tu
     """A dispatch with the routing of a handle."""
     tokens, scales = checks.tokens(x)
     routing = find(HighThroughputRouting, handle)
-    pool = _usable(routing, tokens)
+    pool = usable(routing, tokens)
     if tokens.shape[0] != routing.tokens:
         raise wrong("x", "%d tokens, as in the dispatch of the handle" % routing.tokens, tokens.shape[0])
     launch: Launch = launch_on(pool.group)
@@ -299,7 +299,7 @@ def dispatch_again(engine: Engine, launch_on: Any, x: Any, handle: Handle) -> Tu
     return (out, out_scales) if out_scales is not None else out, None, None, None, None, event
 
 
-def _usable(routing: HighThroughputRouting, tokens: torch.Tensor) -> Pool:
+def usable(routing: Any, tokens: torch.Tensor) -> Pool:
     """The pool of a routing. Raises if it cannot transfer such rows."""
     pool = routing.pool
     pool.group.address  # raises if the buffer was destroyed
@@ -316,15 +316,15 @@ def combine(engine: Engine, launch_on: Any, x: Any, handle: Handle, topk_weights
     """Sends rows back and sums them. Returns (combined_x, combined_topk_weights or None, event)."""
     routing = find(HighThroughputRouting, handle)
     checks.tensor("x", x, _PAYLOADS, (None, None))
-    pool = _usable(routing, x)
+    pool = usable(routing, x)
     if x.shape[0] < routing.rows:
         raise wrong("x", "at least the %d rows that were received" % routing.rows, x.shape[0])
     topk = routing.handle.topk
     checks.optional("topk_weights", topk_weights, (torch.float32,), (x.shape[0], topk), x.device)
-    biases = _biases(bias, (routing.tokens, x.shape[1]), x)
+    biases = bias_list(bias, (routing.tokens, x.shape[1]), x)
     launch: Launch = launch_on(pool.group)
     with launch.context():
-        rows, weights = _within_reach(pool, x, launch), _within_reach(pool, topk_weights, launch)
+        rows, weights = within_reach(pool, x, launch), within_reach(pool, topk_weights, launch)
         out = torch.empty(routing.tokens, x.shape[1], dtype=x.dtype, device=x.device)
         out_weights = None
         if topk_weights is not None:
@@ -335,14 +335,14 @@ def combine(engine: Engine, launch_on: Any, x: Any, handle: Handle, topk_weights
     return out, out_weights, event
 
 
-def _biases(bias: Any, shape: Sequence[int], x: torch.Tensor) -> List[torch.Tensor]:
+def bias_list(bias: Any, shape: Sequence[int], x: torch.Tensor) -> List[torch.Tensor]:
     given = list(bias) if isinstance(bias, (tuple, list)) else [bias]
     if len(given) > 2:
         raise wrong("bias", "None, a tensor or a pair of tensors", "%d tensors" % len(given))
     return [checks.tensor("bias", b, (x.dtype,), shape, x.device) for b in given if b is not None]
 
 
-def _within_reach(pool: Pool, x: Optional[torch.Tensor], launch: Launch) -> Optional[torch.Tensor]:
+def within_reach(pool: Pool, x: Optional[torch.Tensor], launch: Launch) -> Optional[torch.Tensor]:
     """Returns `x`, or a copy of it in the heap. EPX reads registered memory in place and stages other memory in its
     receive buffer. A copy is needed if `x` is not registered yet and has more rows than the receive buffer."""
     if x is None or x.shape[0] <= pool.group.info.max_recv_tokens or pool.heap.holds(x):

@@ -1,35 +1,291 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of DeepEP's V2 interface. They can be imported. Using one raises an error that names the V1 interface."""
+"""ElasticBuffer: DeepEP's V2 interface."""
 
-from typing import Any, NoReturn
+import atexit
+import os
+import warnings
+import weakref
+from typing import Any, Dict, Optional, Tuple, Union
 
+import epx
+import torch
 
-def _later(name: str) -> NoReturn:
-    raise NotImplementedError(
-        "deep_ep.%s belongs to DeepEP's V2 interface, which EPX does not have yet: "
-        "expected deep_ep.Buffer (V1), which EPX "
-        "implements completely" % name)
+from . import _checks as checks
+from . import _elastic_dispatch as operations
+from . import _elastic_sizes as sizes
+from ._checks import refused, wrong
+from ._elastic_dispatch import Domains
+from ._elastic_engine import ElasticEngine, ElasticSettings, local_index
+from ._elastic_handle import EPHandle
+from ._elastic_streams import comm_stream, launcher
+from ._domains import get_logical_domain_size, get_physical_domain_size
+from .buffer import Runtime
+from .utils import EventHandle, EventOverlap
+from .utils.envs import check_fast_rdma_atomic_support, check_torch_deterministic, get_nvlink_gbs, get_rdma_gbs
+
+__all__ = ["ElasticBuffer", "EPHandle", "get_logical_domain_size", "get_physical_domain_size"]
+
+_Tokens = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
+_living: "weakref.WeakSet[ElasticBuffer]" = weakref.WeakSet()
+_WHOLE_GPU_SMS = 132  # where there is no GPU to ask
+_CPU_NVLINK_GBS = 430.0
 
 
 class ElasticBuffer:
-    """DeepEP's V2 buffer. Not supported yet: creating one raises NotImplementedError."""
+    """Expert-parallel communication for a group of ranks, inside a node and between nodes, for CUDA and CPU tensors.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        _later("ElasticBuffer")
+    Creating a buffer is collective; releasing it is not. docs/python.md lists the differences from DeepEP.
+    """
+
+    def __init__(self, group: Any, num_bytes: Optional[int] = None, num_cpu_bytes: int = 0,
+                 num_max_tokens_per_rank: int = 0, hidden: int = 0, num_topk: int = 0, use_fp8_dispatch: bool = False,
+                 deterministic: bool = False, allow_hybrid_mode: bool = True, allow_multiple_reduction: bool = True,
+                 prefer_overlap_with_compute: bool = True, sl_idx: int = 3, num_allocated_qps: int = 0,
+                 num_cpu_timeout_secs: int = 300, num_gpu_timeout_secs: int = 100,
+                 explicitly_destroy: bool = False) -> None:
+        """`group` is a torch.distributed group of any backend. Without num_bytes, the next sizes give it. EPX creates
+        its memory in the first dispatch, where the number of experts is known. Received rows are always sorted, as with
+        `deterministic`. prefer_overlap_with_compute counts in get_theoretical_num_sms() alone; sl_idx and
+        num_allocated_qps have no effect."""
+        for name, value in (("num_cpu_bytes", num_cpu_bytes), ("num_max_tokens_per_rank", num_max_tokens_per_rank),
+                            ("hidden", hidden), ("num_topk", num_topk), ("num_allocated_qps", num_allocated_qps)):
+            checks.positive(name, value, 0)
+        checks.positive("num_cpu_timeout_secs", num_cpu_timeout_secs)
+        checks.positive("num_gpu_timeout_secs", num_gpu_timeout_secs)
+        self.num_cpu_bytes = num_cpu_bytes
+        self.explicitly_destroy = explicitly_destroy
+        self.num_max_tokens_per_rank = num_max_tokens_per_rank
+        self.deterministic = deterministic
+        self.allow_hybrid_mode = allow_hybrid_mode
+        self.allow_multiple_reduction = allow_multiple_reduction
+        self.prefer_overlap_with_compute = prefer_overlap_with_compute
+        self.sl_idx = int(os.environ.get("EP_OVERRIDE_RDMA_SL") or sl_idx)
+        self.num_cpu_timeout_secs, self.num_gpu_timeout_secs = num_cpu_timeout_secs, num_gpu_timeout_secs
+        self.runtime: Optional[Runtime] = None
+        bootstrap = epx.bootstrap.from_torch(group)
+        _check_bytes(num_bytes, num_cpu_bytes, num_max_tokens_per_rank, hidden)
+        self._engine = ElasticEngine(bootstrap, ElasticSettings(
+            num_bytes or 0, num_max_tokens_per_rank, hidden, num_topk, num_gpu_timeout_secs))
+        self.group = group
+        self.rank_idx, self.num_ranks = bootstrap.rank, bootstrap.nranks
+        self._set_domains()
+        self.num_bytes = num_bytes if num_bytes is not None else sizes.buffer_bytes(
+            self._domains, self.num_rdma_ranks == 1, num_max_tokens_per_rank, hidden, num_topk, use_fp8_dispatch,
+            allow_multiple_reduction)
+        self._engine.settings.num_nvl_bytes = self.num_bytes - num_cpu_bytes
+        self.num_allocated_qps = num_allocated_qps or sizes.default_qps(
+            self._domains.hybrid, self._domains.hybrid and check_fast_rdma_atomic_support())
+        self.runtime = Runtime(self._engine)
+        self.nccl_comm_handle = None
+        self._num_sms: Dict[Any, int] = {}
+        _living.add(self)
+        if os.environ.get("EP_BUFFER_DEBUG", "0") not in ("", "0"):
+            print("deep_ep.ElasticBuffer: rank %d of %d, %d x %d domains, %d bytes" % (
+                self.rank_idx, self.num_ranks, *self._domains, self.num_bytes), flush=True)
+
+    def _set_domains(self) -> None:
+        per = local_index(self._engine.node_of)
+        self.num_nvlink_ranks = per if per is not None else self.num_ranks
+        self.num_rdma_ranks = self.num_ranks // self.num_nvlink_ranks
+        hybrid = self.allow_hybrid_mode and self.num_rdma_ranks > 1
+        self._domains = Domains(self.num_rdma_ranks, self.num_nvlink_ranks) if hybrid else Domains(1, self.num_ranks)
+        self.num_scaleout_ranks, self.num_scaleup_ranks = self._domains
+        self.scaleout_rank_idx, self.scaleup_rank_idx = divmod(self.rank_idx, self.num_scaleup_ranks)
+
+    # ---- Lifetime
+
+    def destroy(self) -> None:
+        """Destroys the buffer; needs explicitly_destroy=True. Local. Result tensors stay valid while they are
+        referenced. A second call does nothing."""
+        if not self.explicitly_destroy:
+            raise refused("destroy: expected a buffer created with explicitly_destroy=True")
+        self._close(True)
+
+    def _close(self, handles_too: bool) -> None:
+        engine = getattr(self, "_engine", None)
+        if engine is not None and not engine.closed:
+            engine.close(handles_too)
+        self.runtime = None
+
+    def __del__(self) -> None:
+        if getattr(self, "runtime", None) is None:
+            return
+        if self.explicitly_destroy:
+            warnings.warn("deep_ep.ElasticBuffer: expected destroy() before the buffer is released "
+                          "(explicitly_destroy=True)", ResourceWarning)
+        self._close(False)
+
+    def _open(self) -> ElasticEngine:
+        if self._engine.closed:
+            raise refused("the buffer was destroyed")
+        return self._engine
+
+    # ---- Sizes
+
+    @staticmethod
+    def get_buffer_size_hint(group: Any, num_max_tokens_per_rank: int, hidden: int, num_topk: int = 0,
+                             use_fp8_dispatch: bool = False, allow_hybrid_mode: bool = True,
+                             allow_multiple_reduction: bool = True) -> int:
+        """Bytes for `num_bytes`. The first call for a group is collective: it looks for the ranks' nodes."""
+        nodes, _per_node = get_physical_domain_size(group)
+        domains = get_logical_domain_size(group, allow_hybrid_mode)
+        return sizes.buffer_bytes(domains, nodes == 1, num_max_tokens_per_rank, hidden, num_topk, use_fp8_dispatch,
+                                  allow_multiple_reduction)
+
+    @staticmethod
+    def get_engram_storage_size_hint(num_entries: int, hidden: int, num_max_tokens_per_rank: int,
+                                     dtype: torch.dtype = torch.bfloat16) -> Tuple[int, int]:
+        """(GPU bytes, CPU bytes) of Engram storage."""
+        return sizes.engram_bytes(num_entries, hidden, num_max_tokens_per_rank, dtype)
+
+    @staticmethod
+    def get_pp_buffer_size_hint(num_max_tensor_bytes: int, num_max_inflight_tensors: int) -> int:
+        """Bytes of the pipeline-parallel ring."""
+        return sizes.pipeline_bytes(num_max_tensor_bytes, num_max_inflight_tensors)
+
+    @staticmethod
+    def get_agrs_num_max_session_bytes(group: Any, shapes: sizes.Shapes, dtype: torch.dtype) -> int:
+        """Bytes of a session of all-gathers of these shapes: one shape, or a sequence of shapes."""
+        return sizes.gathered_bytes(shapes, dtype, group.size())
+
+    @staticmethod
+    def get_agrs_buffer_size_hint(group: Any, num_max_session_bytes: int) -> int:
+        """Bytes of a buffer for such sessions."""
+        return sizes.up(num_max_session_bytes, sizes.ALIGNMENT)
+
+    def get_physical_domain_size(self) -> Tuple[int, int]:
+        """(nodes, ranks per node)."""
+        return self.num_rdma_ranks, self.num_nvlink_ranks
+
+    def get_logical_domain_size(self) -> Tuple[int, int]:
+        """(scale-out ranks, scale-up ranks)."""
+        return self.num_scaleout_ranks, self.num_scaleup_ranks
+
+    def _theoretical_sms(self, experts: int, topk: int, given: Tuple[float, float, float, float]) -> int:
+        gpu = torch.cuda.is_available()
+        most = torch.cuda.get_device_properties(0).multi_processor_count if gpu else _WHOLE_GPU_SMS
+        rates = (given[0] or (get_rdma_gbs() if self._domains.hybrid else 0.0),
+                 given[1] or (get_nvlink_gbs() if gpu else 0.0) or _CPU_NVLINK_GBS, *given[2:])
+        count = sizes.theoretical_sms(self._domains, self.num_nvlink_ranks, experts, topk, most, rates)
+        return count if self.prefer_overlap_with_compute else max(count, min(64, most // 2 * 2))
+
+    def get_theoretical_num_sms(self, num_experts: int, num_topk: int, num_scaleout_topk: int = 0, rdma_gbs: float = 0,
+                                nvlink_gbs: float = 0, sm_read_gbs: float = 200, sm_write_gbs: float = 50) -> int:
+        """SMs that keep up with the network by DeepEP's model: an even number, at least 4. EPX's own number of SMs is
+        that of EPX_NUM_AGENTS."""
+        if num_scaleout_topk != 0:
+            raise wrong("num_scaleout_topk", "0", num_scaleout_topk)
+        checks.positive("num_experts", num_experts)
+        checks.positive("num_topk", num_topk)
+        given = (rdma_gbs, nvlink_gbs, sm_read_gbs, sm_write_gbs)
+        key = (num_experts, num_topk, given)
+        if key not in self._num_sms:
+            self._num_sms[key] = self._theoretical_sms(num_experts, num_topk, given)
+        return self._num_sms[key]
+
+    def get_theoretical_num_qps(self, num_sms: int) -> int:
+        """Queue pairs for this many SMs by DeepEP's model."""
+        return sizes.theoretical_qps(num_sms, self._domains.hybrid, self.num_allocated_qps)
+
+    # ---- Streams
+
+    @staticmethod
+    def capture() -> EventHandle:
+        """Records an event on the current stream."""
+        return EventHandle()
+
+    def get_comm_stream(self) -> Any:
+        """The communication stream, which all buffers of the process share. Raises RuntimeError without a GPU."""
+        return comm_stream()
+
+    # ---- Dispatch and combine
+
+    def _check_resources(self, num_sms: int, num_qps: int) -> None:
+        checks.positive("num_sms", num_sms, 0)
+        checks.positive("num_qps", num_qps, 0)
+        if num_qps > self.num_allocated_qps:
+            raise wrong("num_qps", "at most num_allocated_qps = %d" % self.num_allocated_qps, num_qps)
+        check_torch_deterministic()
+
+    def dispatch(self, x: _Tokens, topk_idx: Optional[torch.Tensor] = None, topk_weights: Optional[torch.Tensor] = None,
+                 cumulative_local_expert_recv_stats: Optional[torch.Tensor] = None, num_experts: Optional[int] = None,
+                 num_max_tokens_per_rank: Optional[int] = None, expert_alignment: Optional[int] = None,
+                 num_sms: int = 0, num_qps: int = 0, previous_event: Any = None,
+                 previous_event_before_epilogue: Any = None, async_with_compute_stream: bool = False,
+                 allocate_on_comm_stream: bool = False, handle: Optional[EPHandle] = None, do_handle_copy: bool = True,
+                 do_cpu_sync: Optional[bool] = None, do_expand: bool = False, do_zero_padding: bool = False,
+                 use_tma_aligned_col_major_sf: bool = False) -> Tuple[
+                     _Tokens, Optional[torch.Tensor], Optional[torch.Tensor], EPHandle, EventOverlap]:
+        """Sends tokens to the ranks of their experts: one row per (token, rank), or with `do_expand` one per (token,
+        expert) in zones that begin at multiples of expert_alignment. Returns (recv_x or (recv_x, recv_sf),
+        recv_topk_idx or None, recv_topk_weights or None, handle, event). With a handle, its routing is reused.
+
+        Without do_cpu_sync nothing waits on the host, and the results have the rows of the worst case.
+        """
+        engine = self._open()
+        self._check_resources(num_sms, num_qps)
+        request = operations.Request(x, topk_weights, do_expand, do_zero_padding, use_tma_aligned_col_major_sf)
+        begin = launcher(request.device, previous_event, previous_event_before_epilogue, async_with_compute_stream,
+                         allocate_on_comm_stream)
+        if handle is not None:
+            _check_cached(handle, topk_idx, cumulative_local_expert_recv_stats, num_experts, num_max_tokens_per_rank,
+                          expert_alignment, do_cpu_sync)
+            return operations.dispatch_again(begin, request, handle, self._domains)  # type: ignore[return-value]
+        tokens = self.num_max_tokens_per_rank if num_max_tokens_per_rank is None else num_max_tokens_per_rank
+        how = operations.routed(engine, request, topk_idx, cumulative_local_expert_recv_stats, num_experts, tokens,
+                                expert_alignment, do_cpu_sync, do_handle_copy)
+        used = num_sms or self.get_theoretical_num_sms(how.num_experts, how.topk_idx.shape[1])
+        return operations.dispatch(engine, begin, request, how, self._domains, used,  # type: ignore[return-value]
+                                   self.num_cpu_timeout_secs)
+
+    def combine(self, x: torch.Tensor, handle: EPHandle, topk_weights: Optional[torch.Tensor] = None, bias: Any = None,
+                num_sms: int = 0, num_qps: int = 0, previous_event: Any = None,
+                previous_event_before_epilogue: Any = None, async_with_compute_stream: bool = False,
+                allocate_on_comm_stream: bool = False) -> Tuple[torch.Tensor, Optional[torch.Tensor], EventOverlap]:
+        """Sends rows back to their source and sums them without weights, after the bias (a tensor or a pair). Returns
+        (combined_x, combined_topk_weights or None, event). The order of additions is DeepEP's."""
+        self._open()
+        self._check_resources(num_sms, num_qps)
+        device = checks.device_of("x", checks.tensor("x", x, (torch.bfloat16, torch.float16, torch.float32),
+                                                     (None, None)))
+        begin = launcher(device, previous_event, previous_event_before_epilogue, async_with_compute_stream,
+                         allocate_on_comm_stream)
+        return operations.combine(begin, x, handle, topk_weights, bias,  # type: ignore[return-value]
+                                  self.allow_multiple_reduction, self._domains)
 
 
-class EPHandle:
-    """The handle of a V2 buffer. Not supported yet: creating one raises NotImplementedError."""
+def _check_bytes(num_bytes: Optional[int], num_cpu_bytes: int, tokens: int, hidden: int) -> None:
+    if num_bytes is None:
+        if not tokens or not hidden:
+            raise wrong("num_bytes", "a number, or num_max_tokens_per_rank and hidden", "None")
+        if num_cpu_bytes:
+            raise wrong("num_cpu_bytes", "num_bytes with it", "None")
+        return
+    if not isinstance(num_bytes, int) or num_bytes <= 0 or num_bytes % sizes.ALIGNMENT:
+        raise wrong("num_bytes", "a positive multiple of %d" % sizes.ALIGNMENT, repr(num_bytes))
+    if num_cpu_bytes % sizes.ALIGNMENT or num_cpu_bytes > num_bytes:
+        raise wrong("num_cpu_bytes", "a multiple of %d, at most num_bytes" % sizes.ALIGNMENT, num_cpu_bytes)
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        _later("EPHandle")
+
+def _check_cached(handle: Any, topk_idx: Any, stats: Any, num_experts: Any, tokens: Any, alignment: Any,
+                  cpu_sync: Any) -> None:
+    if topk_idx is not None or stats is not None:
+        raise wrong("topk_idx, cumulative_local_expert_recv_stats", "None with a handle, which has the routing",
+                    "a tensor")
+    if cpu_sync:
+        raise wrong("do_cpu_sync", "False or None with a handle, whose counts are known", repr(cpu_sync))
+    for name, value in (("num_experts", num_experts), ("num_max_tokens_per_rank", tokens),
+                        ("expert_alignment", alignment)):
+        expected = getattr(handle, name, value)
+        if value is not None and value != expected:
+            raise wrong(name, "None or the handle's %r" % expected, repr(value))
 
 
-def get_physical_domain_size(*args: Any, **kwargs: Any) -> Any:
-    """Part of DeepEP's V2 interface. Raises NotImplementedError."""
-    _later("get_physical_domain_size")
+def _at_exit() -> None:
+    # As for Buffer: an exception in the destructor of a process group may end the process.
+    for buffer in list(_living):
+        buffer._engine.leave()
+        buffer.group = None
 
 
-def get_logical_domain_size(*args: Any, **kwargs: Any) -> Any:
-    """Part of DeepEP's V2 interface. Raises NotImplementedError."""
-    _later("get_logical_domain_size")
+atexit.register(_at_exit)

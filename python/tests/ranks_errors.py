@@ -191,13 +191,3 @@ def test_absent_rank(world: World) -> None:
                 assert error.status != epx.Status.TIMEOUT or "rank %d" % late in error.message, error
         world.meet()
         buffer.destroy()
-
-
-def test_second_interface_says_later(world: World) -> None:
-    for call in (lambda: deep_ep.ElasticBuffer(dist.group.WORLD), deep_ep.EPHandle, deep_ep.get_physical_domain_size,
-                 deep_ep.get_logical_domain_size):
-        try:
-            call()
-            raise AssertionError("expected NotImplementedError")
-        except NotImplementedError as error:
-            assert "V2" in str(error) and "deep_ep.Buffer" in str(error)

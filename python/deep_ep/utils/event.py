@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Events: points in a stream's work that other work can wait for."""
 
-from typing import Any, Optional, Tuple
+from typing import Any, Callable, Optional, Tuple
 
 import torch
 
-from ._checks import wrong
+from .._checks import refused, wrong
 
 
 class EventHandle:
@@ -30,21 +30,43 @@ class EventHandle:
 
 
 class EventOverlap:
-    """An optional event, and tensors that live as long as it. As a context manager, it waits at the end."""
+    """An optional event, and tensors that live as long as it. As a context manager, it waits at the end.
+
+    `hook_after_wait` is called once, after the first wait.
+    """
 
     def __init__(self, event: Optional[EventHandle] = None, extra_tensors: Optional[Tuple[Any, ...]] = None) -> None:
         self.event = event
         self.extra_tensors = extra_tensors
+        self.hook_after_wait: Optional[Callable[[], Any]] = None
+        self._release = False
 
-    def current_stream_wait(self) -> None:
-        """Makes later work of the current stream wait for the event."""
+    def register_hook_after_wait(self, hook: Callable[[], Any]) -> None:
+        """Sets the hook. There is at most one."""
+        if self.hook_after_wait is not None:
+            raise refused("register_hook_after_wait: expected an event without a hook, got one that has a hook")
+        self.hook_after_wait = hook
+
+    def current_stream_wait(self, release_handle: bool = False) -> None:
+        """Makes later work of the current stream wait for the event. `release_handle`: drops it afterwards."""
         if self.event is None:
             raise wrong("EventOverlap.event", "an event", "None (was async_finish given?)")
         self.event.current_stream_wait()
+        hook, self.hook_after_wait = self.hook_after_wait, None
+        if hook is not None:
+            hook()
+        if release_handle:
+            self.event = self.extra_tensors = None
+
+    def __call__(self, release_handle: bool = False) -> "EventOverlap":
+        """Sets `release_handle` for the next `with`."""
+        self._release = release_handle
+        return self
 
     def __enter__(self) -> "EventOverlap":
         return self
 
     def __exit__(self, *_: Any) -> None:
+        release, self._release = self._release, False
         if self.event is not None:
-            self.event.current_stream_wait()
+            self.current_stream_wait(release)

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The EPX groups of an ElasticBuffer.
+
+The number of experts is known at the first dispatch only, so the group is created there, for the tokens, hidden size
+and top-k of the buffer. It is replaced by a larger one when a call needs more. All ranks pass the same values in the
+same calls, so all ranks decide alike, and a call within the limits needs no agreement.
+"""
+
+from typing import Any, Dict, List, Optional, Tuple
+
+import epx
+import torch
+
+from ._engine import Engine, Pool
+from ._routing import Routing
+from ._settings import Settings
+
+_SPARE_HANDLES = 3
+_DEFAULT_TOPK = 8
+_DEFAULT_TIMEOUT_S = 100  # DeepEP's and EPX's: EPX_TIMEOUT_MS counts where the caller leaves it
+
+
+class ElasticSettings(Settings):
+    """The sizes that the caller of ElasticBuffer gives; 0 = not given."""
+
+    def __init__(self, num_bytes: int, max_tokens: int, hidden: int, topk: int, gpu_timeout_s: int) -> None:
+        super().__init__(num_bytes, 0, False)
+        self.elastic_tokens, self.hidden, self.topk = max_tokens, hidden, topk
+        self.timeout_ms = 0 if gpu_timeout_s == _DEFAULT_TIMEOUT_S else gpu_timeout_s * 1000
+
+    def elastic_memory(self, device: torch.device, worst_rows: int, hidden_bytes: int) -> Tuple[int, int]:
+        """(rows of EPX's receive buffer, bytes of the heap for tensors); zeros on the CPU: the worst case."""
+        if device.type == "cpu":
+            return 0, 0
+        rows = max(self.num_nvl_bytes, self.gpu_bytes // 2) // hidden_bytes
+        return min(rows, worst_rows), max(self.num_nvl_bytes, self.gpu_bytes)
+
+
+class ElasticPool(Pool):
+    """A group, its heap, and free handles by layout, top-k and alignment."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.plans: Dict[Any, Any] = {}
+
+    def _make(self, layout: epx.Layout, topk: int, alignment: int) -> epx.Handle:
+        return self.group.handle(epx.Mode.HIGH_THROUGHPUT, layout, topk, alignment,
+                                 source_map=layout is epx.Layout.EXPERT_MAJOR)
+
+    def _free(self, handle_kind: Tuple[epx.Layout, int, int], in_graph: bool) -> List[epx.Handle]:
+        return self._handles[(*handle_kind, in_graph)]  # type: ignore[index]
+
+    def take_handle(self, layout: epx.Layout, topk: int, alignment: int) -> epx.Handle:
+        """Returns a free handle, or creates one: see Pool.take()."""
+        capturing, kind = self.capturing(), (layout, topk, alignment)
+        for in_graph in (True, False) if capturing else (False,):
+            free = self._free(kind, in_graph)
+            if free:
+                return free.pop()
+        if not self.on_cpu and not capturing:  # nothing can be allocated during a capture
+            self._free(kind, False).extend(self._make(*kind) for _ in range(_SPARE_HANDLES))
+        return self._make(*kind)
+
+    def give(self, handle: epx.Handle, in_graph: bool) -> None:
+        """Returns a handle whose routing is no longer referenced."""
+        self._free((handle.layout, handle.topk, handle.expert_alignment), in_graph).append(handle)
+
+    def close(self) -> None:
+        """Destroys the group."""
+        self.plans.clear()
+        super().close()
+
+
+class ElasticRouting(Routing):
+    """The routing of a dispatch: `tokens` sent, `rows` of the result, `lines` of its source map."""
+
+    def __init__(self, pool: ElasticPool, handle: epx.Handle, tokens: int) -> None:
+        super().__init__(pool, handle, pool.capturing())
+        self.tokens = tokens
+        self.rows = self.lines = 0
+
+
+class ElasticEngine(Engine):
+    """The groups of one ElasticBuffer."""
+
+    settings: ElasticSettings
+
+    def __init__(self, bootstrap: epx.Bootstrap, settings: ElasticSettings) -> None:
+        super().__init__(bootstrap, settings)
+        self._small: Dict[torch.device, epx.Group] = {}
+
+    def elastic_pool(self, device: torch.device, num_experts: int, max_tokens: int, hidden_bytes: int,
+                     topk: int) -> ElasticPool:
+        """The pool for a dispatch of these sizes. It is created if needed, which is collective."""
+        pool = self._high.get((device, num_experts))
+        if pool is None or max_tokens > pool.max_tokens or not pool.fits(topk, hidden_bytes):
+            old = (pool.max_tokens, pool.hidden_bytes, pool.topk) if pool is not None else (0, 0, 0)
+            given = self.settings
+            pool = self._make_elastic(
+                device, num_experts, max(max_tokens, given.elastic_tokens, old[0]),
+                max(hidden_bytes, 2 * given.hidden, old[1]), max(topk, given.topk or _DEFAULT_TOPK, old[2]))
+            self._high[(device, num_experts)] = pool
+        assert isinstance(pool, ElasticPool)
+        return pool
+
+    def _make_elastic(self, device: torch.device, num_experts: int, max_tokens: int, hidden_bytes: int,
+                      topk: int) -> ElasticPool:
+        worst = self.nranks * max_tokens * min(topk, self.local_experts(num_experts))
+        worst += 128 * self.local_experts(num_experts)
+        rows, alloc = self.settings.elastic_memory(device, worst, hidden_bytes)
+        group = self._group(
+            device, modes=epx.Mode.HIGH_THROUGHPUT, num_experts=num_experts, max_tokens_per_rank=max_tokens,
+            max_hidden_bytes=hidden_bytes, max_topk=topk, max_recv_tokens=rows, alloc_bytes=alloc,
+            layouts=(1 << epx.Layout.FLAT) | (1 << epx.Layout.EXPERT_MAJOR), timeout_ms=self.settings.timeout_ms)
+        return ElasticPool(group, device, max_tokens, topk, hidden_bytes)
+
+    def small_group(self, device: torch.device) -> epx.Group:
+        """A group for barriers. It is created if needed, which is collective."""
+        group = self._small.get(device)
+        if group is None:
+            group = self._small[device] = self._group(
+                device, modes=epx.Mode.HIGH_THROUGHPUT, num_experts=self.nranks, max_tokens_per_rank=1,
+                max_hidden_bytes=16, max_topk=1, alloc_bytes=4096, num_agents=1, timeout_ms=self.settings.timeout_ms)
+        return group
+
+    def close(self, handles_too: bool) -> None:
+        """Destroys the groups. Local."""
+        small, self._small = self._small, {}
+        for group in small.values():
+            group.destroy()
+        super().close(handles_too)
+
+
+def local_index(node_of: Tuple[int, ...]) -> Optional[int]:
+    """Ranks per node, where all nodes have as many and each has consecutive ranks; else None."""
+    nnodes = max(node_of) + 1
+    per = len(node_of) // nnodes
+    return per if node_of == tuple(r // per for r in range(nnodes * per)) else None

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The structs for the C library for one kind of dispatch of ElasticBuffer. They are created once; each call changes
+their addresses and row counts. On a GPU this is the time between the counts' arrival and the launch."""
+
+import ctypes
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+import epx
+import torch
+from epx import _abi
+from epx._library import check, load
+from epx.errors import make_error
+from epx.tensors import fill
+
+from ._elastic_engine import ElasticPool
+from ._memory import CudaHeap, Form, Part, Reserved
+
+_DTYPES = {torch.bfloat16: epx.DType.BF16, torch.float16: epx.DType.FP16, torch.float32: epx.DType.FP32,
+           torch.int32: epx.DType.INT32, torch.int64: epx.DType.INT64}
+# Dtypes whose tensors a heap makes; rows of others are made as bytes and viewed.
+_MADE = (torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, torch.uint8)
+_SLICE_US = 50000
+
+
+class Kind(NamedTuple):
+    """What the structs depend on."""
+
+    expand: bool
+    columns: int
+    dtype: torch.dtype
+    topk: int
+    idx_dtype: torch.dtype
+    scales: Optional[Tuple[int, torch.dtype, bool]]  # columns, dtype, column-major in the result
+    weighted: bool
+    mapped: bool  # with a source map
+
+
+class Memory:
+    """Tensors of a form, in the heap if there is room. On a GPU they are created when the work is queued."""
+
+    def __init__(self, pool: ElasticPool, form: Form) -> None:
+        self._reserved: Optional[Reserved] = None
+        self._tensors: List[torch.Tensor] = []
+        if isinstance(pool.heap, CudaHeap):
+            self._reserved = pool.heap.reserve(form)
+            if self._reserved is None:
+                self._tensors = form.ordinary(pool.device)
+        else:
+            self._tensors = pool.heap.several(*form.parts)
+
+    def addresses(self) -> List[int]:
+        """Of the tensors."""
+        if self._reserved is None:
+            return [tensor.data_ptr() for tensor in self._tensors]
+        return [self._reserved.address + place for place in self._reserved.form.places]
+
+    def tensors(self) -> List[torch.Tensor]:
+        """The tensors."""
+        return self._tensors if self._reserved is None else self._reserved.tensors()
+
+
+class Counts:
+    """The counts that a routing gives: one piece of memory, int32."""
+
+    def __init__(self, pool: ElasticPool, sources: int, local_experts: int) -> None:
+        self.flat = torch.empty(sources + 2 * local_experts, dtype=torch.int32, device=pool.device)
+        self._sizes = (sources, local_experts, local_experts)
+
+    def addresses(self) -> Tuple[int, int, int]:
+        """Of source_ends, expert_ends and expert_rows."""
+        first = self.flat.data_ptr()
+        return first, first + 4 * self._sizes[0], first + 4 * (self._sizes[0] + self._sizes[1])
+
+    def tensors(self) -> Tuple[torch.Tensor, ...]:
+        """The same as tensors."""
+        return torch.split(self.flat, self._sizes)
+
+
+class Result:
+    """What a dispatch returns, but for the handle."""
+
+    def __init__(self, kind: Kind, rows: int, memories: Tuple[Memory, Optional[Memory]],
+                 source_map: Optional[Memory]) -> None:
+        parts = memories[0].tensors()
+        self.x = parts[0] if parts[0].dtype is kind.dtype else parts[0].view(kind.dtype)
+        self.scales: Optional[torch.Tensor] = None
+        if kind.scales is not None:
+            made = parts[1] if parts[1].dtype is kind.scales[1] else parts[1].view(kind.scales[1])
+            self.scales = made[:, :rows].t() if kind.scales[2] else made
+        small = memories[1].tensors() if memories[1] is not None else []
+        self.idx = small[0] if not kind.expand else None
+        self.weights = small[-1] if kind.weighted else None
+        self.source_map = source_map.tensors()[0] if source_map is not None else None
+
+
+class DispatchPlan:
+    """The structs of one kind of call."""
+
+    def __init__(self, pool: ElasticPool, kind: Kind, sources: int) -> None:
+        self._pool, self._kind, self._lib = pool, kind, load()
+        info = pool.group.info
+        self._experts, self._sources = info.local_experts, sources
+        self._at: Dict[str, _abi.TensorStruct] = {}
+        self._pointers: Dict[str, Any] = {}
+        self._make_structs(kind, sources, info.local_experts)
+        pointer = self._pointers
+        self._info = _abi.LayoutInfoStruct(source_ends=pointer["source_ends"], expert_ends=pointer["expert_ends"],
+                                           expert_rows=pointer["expert_rows"])
+        self._inputs = _abi.DispatchInputsStruct(tokens=pointer["tokens"])
+        self._outputs = _abi.DispatchOutputsStruct(tokens=pointer["out"])
+        if kind.scales is not None:
+            self._inputs.scales, self._outputs.scales = pointer["scales"], pointer["out_scales"]
+        if kind.weighted:
+            self._inputs.topk_weights, self._outputs.topk_weights = pointer["weights"], pointer["out_weights"]
+        if not kind.expand:
+            self._outputs.topk_idx = pointer["out_idx"]
+        if kind.mapped:
+            self._outputs.source_map = pointer["map"]
+        self._config = _abi.DispatchConfigStruct()
+        self._update = ctypes.addressof(self._at["idx"]), ctypes.addressof(self._info)
+        self._dispatch = tuple(map(ctypes.addressof, (self._inputs, self._outputs))) + (
+            None, ctypes.addressof(self._config))
+        self._rows, self._tokens = ctypes.c_int64(), ctypes.c_int64()
+        self._counts = (ctypes.c_int64 * info.local_experts)()
+
+    def _make_structs(self, kind: Kind, sources: int, experts: int) -> None:
+        # Rows are bytes on their way: those of a dtype that EPX does not know travel as bf16, those with scales as FP8.
+        nbytes = kind.columns * kind.dtype.itemsize
+        dtype = epx.DType.FP8_E4M3 if kind.scales is not None else _DTYPES.get(kind.dtype, epx.DType.BF16)
+        width = {epx.DType.FP8_E4M3: 1, epx.DType.FP32: 4, epx.DType.INT32: 4, epx.DType.INT64: 8}.get(dtype, 2)
+        if dtype in (epx.DType.INT32, epx.DType.INT64):
+            dtype, width = epx.DType.BF16, 2
+        shapes: Dict[str, Tuple[int, Tuple[int, ...]]] = {
+            "idx": (_DTYPES[kind.idx_dtype], (0, kind.topk)), "stats": (epx.DType.INT32, (experts,)),
+            "source_ends": (epx.DType.INT32, (sources,)), "expert_ends": (epx.DType.INT32, (experts,)),
+            "expert_rows": (epx.DType.INT32, (experts,)), "tokens": (dtype, (0, nbytes // width)),
+            "out": (dtype, (0, nbytes // width)), "weights": (epx.DType.FP32, (0, kind.topk)),
+            "out_weights": (epx.DType.FP32, (0,) if kind.expand else (0, kind.topk)),
+            "out_idx": (_DTYPES[kind.idx_dtype], (0, kind.topk)), "map": (epx.DType.INT32, (0, kind.topk + 2))}
+        if kind.scales is not None:
+            form = (epx.DType.FP32 if kind.scales[1] is torch.float32 else epx.DType.INT32, (0, kind.scales[0]))
+            shapes["scales"] = shapes["out_scales"] = form
+        for name, (code, shape) in shapes.items():
+            struct = self._at[name] = _abi.TensorStruct()
+            fill(struct, 0, code, shape, None)
+            self._pointers[name] = ctypes.pointer(struct)
+
+    def update(self, address: int, idx: torch.Tensor, counts: Counts, stats: Optional[torch.Tensor],
+               stream: Any) -> None:
+        """Gives the handle at `address` a routing, which fills the counts."""
+        at = self._at
+        at["idx"].shape[0], at["idx"].data = idx.shape[0], idx.data_ptr()
+        at["source_ends"].data, at["expert_ends"].data, at["expert_rows"].data = counts.addresses()
+        self._info.expert_stats = self._pointers["stats"] if stats is not None else None
+        if stats is not None:
+            at["stats"].data = stats.data_ptr()
+        check(self._lib.epx_handle_update(address, *self._update, stream))
+
+    def received(self, address: int, timeout_s: int) -> Tuple[int, int, List[int]]:
+        """Waits for the counts: (rows, tokens with an expert here, unpadded rows of each local expert)."""
+        status, slices = epx.Status.NOT_READY, max(timeout_s * 1000000 // _SLICE_US, 1)
+        while status == epx.Status.NOT_READY and slices:
+            status = self._lib.epx_handle_recv_poll(address, _SLICE_US)
+            slices -= 1
+        if status == epx.Status.NOT_READY:
+            raise make_error(epx.Status.TIMEOUT, "Dispatch CPU wait: the counts of the other ranks did not arrive "
+                             "within num_cpu_timeout_secs = %d; the last counts seen: %s" % (
+                                 timeout_s, list(self._counts)))
+        check(status)
+        check(self._lib.epx_handle_recv_count(address, ctypes.byref(self._rows), ctypes.byref(self._counts)))
+        check(self._lib.epx_handle_recv_tokens(address, ctypes.byref(self._tokens)))
+        return self._rows.value, self._tokens.value, list(self._counts)
+
+    def _forms(self, rows: int) -> Tuple[Form, Optional[Form]]:
+        kind = self._kind
+        made = kind.dtype in _MADE
+        large: List[Part] = [((rows, kind.columns) if made else (rows, kind.columns * kind.dtype.itemsize),
+                              kind.dtype if made else torch.uint8, None)]
+        if kind.scales is not None:
+            columns, dtype, column_major = kind.scales
+            shape = (columns, -(-rows // 4) * 4) if column_major else (rows, columns)
+            large.append((shape, dtype if dtype in (torch.float32, torch.int32) else torch.int32, None))
+        small: List[Part] = [] if kind.expand else [((rows, kind.topk), kind.idx_dtype, None)]
+        if kind.weighted:
+            small.append(((rows,) if kind.expand else (rows, kind.topk), torch.float32, None))
+        return Form(*large), Form(*small) if small else None
+
+    def _point(self, names: List[str], memory: Memory, rows: int) -> None:
+        for name, address in zip(names, memory.addresses()):
+            self._at[name].shape[0], self._at[name].data = rows, address
+
+    def run(self, address: int, x: torch.Tensor, scales: Optional[torch.Tensor], weights: Optional[torch.Tensor],
+            sizes: Tuple[int, int, int], stream: Any) -> Result:
+        """Dispatches with the handle at `address`. `sizes`: rows, lines of the source map, its stride."""
+        kind, at, (rows, lines, stride) = self._kind, self._at, sizes
+        forms = self._forms(rows)
+        large = Memory(self._pool, forms[0])
+        small = Memory(self._pool, forms[1]) if forms[1] is not None else None
+        source_map = Memory(self._pool, Form(((lines, kind.topk + 2), torch.int32, None))) if kind.mapped else None
+        at["tokens"].shape[0], at["tokens"].data = x.shape[0], x.data_ptr()
+        self._point(["out", "out_scales"], large, rows)
+        if scales is not None:
+            assert kind.scales is not None
+            at["scales"].shape[0], at["scales"].data = scales.shape[0], scales.data_ptr()
+            at["scales"].stride[0], at["scales"].stride[1] = scales.stride()
+            at["out_scales"].stride[0], at["out_scales"].stride[1] = \
+                (1, -(-rows // 4) * 4) if kind.scales[2] else (kind.scales[0], 1)
+        if weights is not None:
+            at["weights"].shape[0], at["weights"].data = weights.shape[0], weights.data_ptr()
+        if small is not None:
+            self._point(([] if kind.expand else ["out_idx"]) + ["out_weights"], small, rows)
+        if source_map is not None:
+            self._point(["map"], source_map, lines)
+            self._config.source_stride = stride
+        check(self._lib.epx_dispatch(address, *self._dispatch, stream))
+        return Result(kind, rows, (large, small), source_map)
+
+
+def plan_for(pool: ElasticPool, kind: Kind, sources: int) -> DispatchPlan:
+    """The plan for a kind of call."""
+    plan = pool.plans.get((kind, sources))
+    if plan is None:
+        plan = pool.plans[(kind, sources)] = DispatchPlan(pool, kind, sources)
+    return plan

@@ -1,0 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Helpers of DeepEP: events, and what its tests and callers use (math, envs, refs, gate, testing, comm)."""
+
+from .event import EventHandle, EventOverlap
+
+__all__ = ["EventHandle", "EventOverlap"]

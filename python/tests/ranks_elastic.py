@@ -1,0 +1,386 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ElasticBuffer against a plain reference: dispatch with and without expansion, handles, combine's order."""
+
+import contextlib
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+import deep_ep
+import torch
+import torch.distributed as dist
+from elastic_reference import Expanded, combined, flat_results, parts, up
+from reference import Work, cast_fp8, same_bits
+from suite import Skipped, World, environment
+
+MAX = 24  # num_max_tokens_per_rank
+HIDDEN = 128
+
+
+@contextlib.contextmanager
+def elastic(world: World, nodes: int = 1, **options: Any) -> Iterator[deep_ep.ElasticBuffer]:
+    """A buffer of all ranks, on one node or on nodes cut out of this machine."""
+    cut = {} if nodes == 1 else {"EPX_RANKS_PER_NODE": str(world.nranks // nodes), "EPX_NET": "ofi:tcp"}
+    if nodes > 1 and not world._nodes:
+        raise Skipped("EPX_TEST_NODES=0")
+    given: Dict[str, Any] = dict(num_max_tokens_per_rank=MAX, hidden=HIDDEN, num_topk=4, explicitly_destroy=True)
+    with environment(**cut):
+        buffer = deep_ep.ElasticBuffer(dist.group.WORLD, **{**given, **options})
+        yield buffer
+        buffer.destroy()
+
+
+def make_work(world: World, seed: int = 1, topk: int = 4, hidden: int = HIDDEN, local: int = 3, **options: Any) -> Work:
+    """Inputs of all ranks; the last rank has no tokens where the seed is odd."""
+    return Work(world.nranks, MAX, hidden, local * world.nranks, topk, seed, **options)
+
+
+def send(world: World, buffer: deep_ep.ElasticBuffer, work: Work, x: Any = None, **options: Any) -> Tuple[Any, ...]:
+    """A dispatch of this rank's inputs."""
+    me = world.rank
+    rows = tuple(map(world.to, x)) if isinstance(x, tuple) else world.to(work.x[me] if x is None else x)
+    return buffer.dispatch(rows, **{**dict(topk_idx=world.to(work.idx[me]), topk_weights=world.to(work.weights[me]),
+                                           num_experts=work.experts), **options})
+
+
+def check_counts(work: Work, me: int, handle: deep_ep.EPHandle, alignment: int, scaleup: int, sync: bool) -> None:
+    """The counts of a handle, the same in both layouts but for the ends of experts."""
+    ranks = work.flat(me)[0]
+    zones = Expanded(work, me, alignment)
+    padded = [up(n, alignment) for n in zones.counts]
+    sources = torch.bincount(ranks % scaleup, minlength=scaleup).cumsum(0)
+    assert handle.psum_num_recv_tokens_per_scaleup_rank.tolist() == sources.tolist()
+    assert handle.num_unaligned_recv_tokens_per_expert.tolist() == zones.counts
+    ends = zones.ends if handle.do_expand else torch.tensor(padded).cumsum(0).tolist()
+    assert handle.psum_num_recv_tokens_per_expert.tolist() == ends
+    for name in ("psum_num_recv_tokens_per_scaleup_rank", "psum_num_recv_tokens_per_expert",
+                 "num_unaligned_recv_tokens_per_expert", "recv_src_metadata"):
+        assert getattr(handle, name).dtype is torch.int32
+    if sync:
+        assert handle.num_recv_tokens == len(ranks) and handle.num_expanded_tokens == sum(padded)
+        assert handle.num_recv_tokens_per_expert_list == padded
+    else:
+        tokens = work.nranks * MAX
+        assert handle.num_recv_tokens == tokens and handle.num_recv_tokens_per_expert_list == []
+        assert handle.num_expanded_tokens == up(
+            tokens * min(work.topk, work.local) + (alignment - 1) * work.local, alignment)
+
+
+def check_flat(world: World, work: Work, result: Tuple[Any, ...], sent: Any, sync: bool, with_weights: bool = True,
+               metadata: bool = True) -> None:
+    """Rows, indices, weights and sources of a dispatch without expansion."""
+    me = world.rank
+    recv, recv_idx, recv_weights, handle, _event = result
+    ranks, tokens, rows, idx, weights = work.flat(me)
+    n, all_rows = len(ranks), len(ranks) if sync else work.nranks * MAX
+    for got, want in zip(parts(recv), parts(sent(rows))):
+        assert got.shape == (all_rows, *want.shape[1:]) and got.dtype == want.dtype, (got.shape, want.shape)
+        assert same_bits(got[:n], want)
+    assert recv_idx.shape == (all_rows, work.topk) and torch.equal(recv_idx[:n].cpu(), idx)
+    assert (recv_idx[n:] == -1).all()
+    if with_weights:
+        local = idx >= 0
+        assert torch.equal(recv_weights[:n].cpu()[local], weights[local])
+    else:
+        assert recv_weights is None
+    assert handle.recv_src_metadata.shape == (all_rows, work.topk + 2) or not metadata
+    assert torch.equal(handle.recv_src_metadata[:n, 0].cpu().long(), ranks * MAX + tokens)
+
+
+def check_expanded(world: World, work: Work, result: Tuple[Any, ...], sent: Any, alignment: int, sync: bool) -> None:
+    """Zones, padding, weights and sources of a dispatch with expansion."""
+    me, zones = world.rank, Expanded(work, world.rank, alignment)
+    recv, recv_idx, recv_weights, handle, _event = result
+    assert recv_idx is None and recv_weights.dim() == 1
+    x = len(zones.source)
+    all_rows = x if sync else handle.num_expanded_tokens
+    for i, got in enumerate(parts(recv)):
+        want = zones.rows([parts(sent(rows))[i] for rows in work.x])
+        assert got.shape == (all_rows, *want.shape[1:]) and got.dtype == want.dtype
+        assert same_bits(got[:x], want)
+    assert recv_weights.shape == (all_rows,) and torch.equal(recv_weights[:x].cpu(), zones.weights(work))
+    ranks, tokens, *_ = work.flat(me)
+    meta = handle.recv_src_metadata.cpu()
+    assert meta.shape == (len(ranks) if sync else work.nranks * MAX, work.topk + 2)
+    assert torch.equal(meta[:len(ranks), 0].long(), ranks * MAX + tokens)
+    place = {at: i for i, at in enumerate(zones.source)}
+    for line, s, t in zip(meta.tolist(), ranks.tolist(), tokens.tolist()):
+        assert line[2:] == [place.get((s, t, k), -1) for k in range(work.topk)], (line, s, t)
+
+
+def test_dispatch_without_expansion(world: World) -> None:
+    """[E] 4: one row per (token, rank), sorted; LOCAL expert ids or -1; counts, psums, sources; zero tokens on a rank;
+    without CPU sync R*M rows of which the rest has -1."""
+    for nodes in (1, 2):
+        with elastic(world, nodes) as buffer:
+            for seed, sync, alignment in ((1, True, 1), (2, True, 5), (3, False, 128)):
+                work = make_work(world, seed)
+                result = send(world, buffer, work, do_cpu_sync=sync, expert_alignment=alignment)
+                check_flat(world, work, result, lambda x: x, sync)
+                check_counts(work, world.rank, result[3], alignment, buffer.num_scaleup_ranks, sync)
+
+
+def test_dispatch_with_expansion(world: World) -> None:
+    """[E] 4: a zone per expert at multiples of any alignment, zero padding, 1-D weights, K+2 columns of sources; exact
+    with CPU sync, the worst case without."""
+    for nodes in (1, 2):
+        with elastic(world, nodes) as buffer:
+            for seed, sync, alignment in ((1, True, 16), (2, True, 3), (3, False, 128), (4, True, 1)):
+                work = make_work(world, seed)
+                result = send(world, buffer, work, do_cpu_sync=sync, expert_alignment=alignment, do_expand=True,
+                              do_zero_padding=True)
+                check_expanded(world, work, result, lambda x: x, alignment, sync)
+                check_counts(work, world.rank, result[3], alignment, buffer.num_scaleup_ranks, sync)
+
+
+def _fp8(work: Work, column_major: bool) -> Any:
+    def sent(x: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+        values, scales = cast_fp8(x)
+        return values, scales.t().contiguous().t() if column_major else scales
+    return sent
+
+
+def test_scales(world: World) -> None:
+    """[E] 4: (e4m3, scales) of any strides, opaque packs of 4 bytes, up to one per 32 channels; results row-major or
+    column-major with rows rounded up to 4."""
+    with elastic(world) as buffer:
+        work = make_work(world, 2, hidden=256)
+        for expand in (False, True):
+            for tma in (False, True):
+                sent = _fp8(work, tma)
+                result = send(world, buffer, work, sent(work.x[world.rank]), do_expand=expand,
+                              use_tma_aligned_col_major_sf=tma, expert_alignment=4, do_zero_padding=expand)
+                if expand:
+                    check_expanded(world, work, result, sent, 4, True)
+                else:
+                    check_flat(world, work, result, sent, True)
+                scales = result[0][1]
+                rows = scales.shape[0]
+                if scales.shape[1] > 1 and rows > 1:
+                    assert scales.stride() == ((1, up(rows, 4)) if tma else (scales.shape[1], 1)), scales.stride()
+        packs = [torch.arange(len(x) * 256 // 32, dtype=torch.int32).view(len(x), 256 // 32) for x in work.x]
+        rows_of = [x.view(torch.uint8)[:, :256].contiguous() for x in work.x]
+        recv, *_ = send(world, buffer, work, (rows_of[world.rank], packs[world.rank]))
+        ranks, tokens, *_ = work.flat(world.rank)
+        for i, (s, t) in enumerate(zip(ranks.tolist(), tokens.tolist())):
+            assert torch.equal(recv[0][i].cpu(), rows_of[s][t]) and torch.equal(recv[1][i].cpu(), packs[s][t])
+
+
+def test_rows_of_any_dtype(world: World) -> None:
+    """[E] 4: the dtype is not checked: rows are moved as bytes, and recv_x has x's dtype."""
+    with elastic(world) as buffer:
+        work = make_work(world, 2)
+        for dtype in (torch.uint8, torch.int32, torch.float32, torch.float16, torch.int8, torch.float8_e5m2):
+            recv, *_ = send(world, buffer, work, work.x[world.rank].view(dtype))
+            assert recv.dtype is dtype and same_bits(recv.view(torch.bfloat16), work.flat(world.rank)[2])
+
+
+def test_indices_of_any_width(world: World) -> None:
+    """[E] 1: topk_idx of 8 to 64 bits; recv_topk_idx has its dtype."""
+    assert deep_ep.topk_idx_t is torch.int64
+    with elastic(world) as buffer:
+        work = make_work(world, 2)
+        for dtype in (torch.int8, torch.int16, torch.int32, torch.int64):
+            result = send(world, buffer, work, topk_idx=world.to(work.idx[world.rank].to(dtype)))
+            assert result[1].dtype is dtype
+            assert torch.equal(result[1].cpu().long(), work.flat(world.rank)[3])
+            again = buffer.dispatch(world.to(work.x[world.rank]), handle=result[3])
+            assert again[1].dtype is dtype and torch.equal(again[1], result[1])
+
+
+def test_without_weights(world: World) -> None:
+    """[E] 4: topk_weights are optional in both layouts."""
+    with elastic(world) as buffer:
+        work = make_work(world, 1)
+        check_flat(world, work, send(world, buffer, work, topk_weights=None), lambda x: x, True, False)
+        assert send(world, buffer, work, topk_weights=None, do_expand=True)[2] is None
+
+
+def test_stats(world: World) -> None:
+    """[E] 4: UNPADDED rows per local expert are added to cumulative_local_expert_recv_stats."""
+    with elastic(world) as buffer:
+        work = make_work(world, 2)
+        stats = world.to(torch.full((work.local,), 5, dtype=torch.int32))
+        counts = torch.tensor(work.expert_counts(world.rank))
+        for n, expand in ((1, False), (2, True)):
+            send(world, buffer, work, cumulative_local_expert_recv_stats=stats, expert_alignment=64, do_expand=expand)
+            assert torch.equal(stats.cpu().long(), 5 + n * counts)
+
+
+def test_cached(world: World) -> None:
+    """[E] 4: with a handle: the same object returns, rows land where they landed, recv_topk_idx is filled again, new
+    weights may be given; an expanded handle also serves dispatches without expansion."""
+    for nodes in (1, 2):
+        with elastic(world, nodes) as buffer:
+            work = make_work(world, 1 + nodes)
+            other = make_work(world, 1 + nodes)
+            for w in other.weights:
+                w.mul_(2.0)
+            x, weights = world.to(work.x[world.rank]), world.to(other.weights[world.rank])
+            flat = send(world, buffer, work, expert_alignment=8)
+            zones = send(world, buffer, work, expert_alignment=8, do_expand=True)
+            again = buffer.dispatch(x, handle=flat[3])
+            assert again[3] is flat[3] and again[2] is None
+            check_flat(world, work, again, lambda x: x, True, False, False)
+            again = buffer.dispatch(x, handle=zones[3], topk_weights=weights, do_expand=True, do_zero_padding=True,
+                                    num_experts=work.experts, expert_alignment=8, num_max_tokens_per_rank=MAX)
+            assert again[3] is zones[3]
+            check_expanded(world, other, again, lambda x: x, 8, True)
+            for _ in range(2):
+                again = buffer.dispatch(x, handle=zones[3], topk_weights=weights)
+                check_flat(world, other, again, lambda x: x, True, True, False)
+
+
+def check_combine(world: World, buffer: deep_ep.ElasticBuffer, work: Work, expand: bool, sync: bool, biases: int,
+                  **options: Any) -> None:
+    """A dispatch and a combine whose sum is compared bit by bit."""
+    me, hybrid = world.rank, buffer.num_scaleout_ranks > 1
+    recv, _idx, weights, handle, _event = send(world, buffer, work, do_expand=expand, do_cpu_sync=sync,
+                                               expert_alignment=4)
+    rows = recv.shape[0]
+    results = Expanded(work, me, 4).results(work, rows) if expand else flat_results(work, me, rows)
+    rng = torch.Generator().manual_seed(me)
+    bias = [torch.randn(work.x[me].shape, generator=rng).bfloat16() for _ in range(biases)]
+    given = None if not bias else world.to(bias[0]) if len(bias) == 1 else tuple(map(world.to, bias))
+    back = None if expand and not buffer.allow_multiple_reduction else weights
+    if back is not None and not expand:  # those of other ranks' entries must not count
+        back = torch.where(_idx >= 0, back, torch.full_like(back, 9.0))
+    out, out_weights, event = buffer.combine(world.to(results), handle, topk_weights=back, bias=given, **options)
+    if options.get("async_with_compute_stream"):
+        event.current_stream_wait()
+    else:
+        assert event.event is None
+    want = combined(work, me, buffer.num_nvlink_ranks, expand, buffer.allow_multiple_reduction, hybrid, bias)
+    assert same_bits(out, want), "expand %s: %d of %d values differ" % (
+        expand, int((out.cpu() != want).sum()), want.numel())
+    if back is None:
+        assert out_weights is None
+    else:
+        assert torch.equal(out_weights.cpu(), torch.where(work.idx[me] >= 0, work.weights[me], 0.0))
+
+
+def test_combine_order_one_level(world: World) -> None:
+    """[E] 5: bit-exact sums: bias first, then ranks by their highest k; expanded, per rank first (multiple reductions)
+    or all rows in k-order (one); weights from the owner of each entry alone, 0 for -1."""
+    for multiple in (True, False):
+        with elastic(world, allow_multiple_reduction=multiple, num_topk=8) as buffer:
+            for seed, expand in ((1, False), (2, False), (3, True), (4, True)):
+                work = make_work(world, seed, topk=6, local=4)
+                check_combine(world, buffer, work, expand, seed != 4, seed % 3)
+
+
+def test_combine_order_two_levels(world: World) -> None:
+    """[E] 5: per domain, the own one too, by highest k, rounded; then bias and domains by highest k."""
+    with elastic(world, 2, num_topk=8) as buffer:
+        assert buffer.get_logical_domain_size() == (2, world.nranks // 2)
+        for seed, expand in ((1, False), (2, False), (3, True), (4, True)):
+            check_combine(world, buffer, make_work(world, seed, topk=6, local=4), expand, True, seed % 3)
+
+
+def test_previous_event_and_async(world: World) -> None:
+    """[E] 4: previous_event (EventHandle or EventOverlap) needs allocate_on_comm_stream; async gives an event, which
+    `with` waits for; without it event.event is None; previous_event_before_epilogue."""
+    with elastic(world) as buffer:
+        work = make_work(world, 2)
+        for asynchronous in (False, True):
+            for previous in (None, buffer.capture(), deep_ep.EventOverlap(buffer.capture())):
+                result = send(world, buffer, work, async_with_compute_stream=asynchronous, previous_event=previous,
+                              allocate_on_comm_stream=previous is not None,
+                              previous_event_before_epilogue=buffer.capture())
+                assert isinstance(result[4], deep_ep.EventOverlap) and (result[4].event is not None) == asynchronous
+                if asynchronous:
+                    with result[4](release_handle=True):
+                        pass
+                    assert result[4].event is None
+                check_flat(world, work, result, lambda x: x, True)
+                check_combine(world, buffer, work, False, True, 2, async_with_compute_stream=asynchronous,
+                              previous_event=previous, allocate_on_comm_stream=previous is not None)
+
+
+def test_calls_of_other_sizes(world: World) -> None:
+    """[E] 2, 4: M belongs to the call (vLLM: another in every step); sizes of the buffer are no limits."""
+    with elastic(world) as buffer:
+        for tokens in (MAX, 4 * MAX, 2, MAX):
+            work = Work(world.nranks, min(tokens, MAX), HIDDEN, 2 * world.nranks, 3, 2)
+            for t in range(world.nranks):
+                work.x[t], work.idx[t], work.weights[t] = (
+                    part[:tokens] for part in (work.x[t], work.idx[t], work.weights[t]))
+            recv, _idx, _weights, handle, _event = send(world, buffer, work, num_max_tokens_per_rank=tokens,
+                                                        do_cpu_sync=False)
+            ranks, sources, rows, *_ = work.flat(world.rank)
+            assert recv.shape[0] == world.nranks * tokens and handle.num_max_tokens_per_rank == tokens
+            assert same_bits(recv[:len(rows)], rows)
+            assert torch.equal(handle.recv_src_metadata[:len(rows), 0].cpu().long(), ranks * tokens + sources)
+
+
+def test_two_handles_live(world: World) -> None:
+    """[E] 9: two handles live with micro-batches; a handle serves any number of combines and dispatches."""
+    with elastic(world) as buffer:
+        works = [make_work(world, seed) for seed in (2, 4)]
+        results = [send(world, buffer, work) for work in works]
+        for _ in range(2):
+            for work, result in zip(works, results):
+                rows = flat_results(work, world.rank, result[0].shape[0])
+                out, *_ = buffer.combine(world.to(rows), result[3])
+                assert same_bits(out, combined(work, world.rank, world.nranks, False, True, False, []))
+
+
+def test_handle_fields(world: World) -> None:
+    """[E] 4: EPHandle: fields as used by the call, do_handle_copy by address, a handle made of another's fields."""
+    with elastic(world) as buffer:
+        work = make_work(world, 2)
+        idx = world.to(work.idx[world.rank])
+        for copy in (True, False):
+            handle = send(world, buffer, work, topk_idx=idx, do_handle_copy=copy, num_sms=6)[3]
+            assert torch.equal(handle.topk_idx, idx) and (handle.topk_idx.data_ptr() == idx.data_ptr()) is not copy
+            assert handle.num_sms == 6 and handle.num_experts == work.experts and handle.expert_alignment == 1
+            assert handle.num_max_tokens_per_rank == MAX and handle.do_expand is False
+            assert handle.dst_buffer_slot_idx.shape == idx.shape and handle.dst_buffer_slot_idx.dtype is torch.int32
+            assert handle.token_metadata_at_forward is None and handle.channel_linked_list is None
+        assert send(world, buffer, work)[3].num_sms == buffer.get_theoretical_num_sms(work.experts, work.topk)
+        names = ["do_expand", "num_experts", "expert_alignment", "num_max_tokens_per_rank", "num_sms", "topk_idx",
+                 "num_recv_tokens", "num_expanded_tokens", "num_recv_tokens_per_expert_list",
+                 "psum_num_recv_tokens_per_scaleup_rank", "psum_num_recv_tokens_per_expert",
+                 "num_unaligned_recv_tokens_per_expert", "recv_src_metadata", "dst_buffer_slot_idx",
+                 "token_metadata_at_forward", "channel_linked_list"]
+        twin = deep_ep.EPHandle(*[getattr(handle, name) for name in names])
+        again = buffer.dispatch(world.to(work.x[world.rank]), handle=twin)
+        assert again[3] is twin
+        check_flat(world, work, again, lambda x: x, True, False)
+
+
+def _refused(call: Any, *words: str) -> None:
+    try:
+        call()
+    except AssertionError as error:
+        assert all(word in str(error) for word in words), error
+        return
+    raise AssertionError("expected an error with %s" % (words,))
+
+
+def test_refusals(world: World) -> None:
+    """[E] 2, 4, 5: wrong arguments raise before anything is sent, and the buffer still works."""
+    group = dist.group.WORLD
+    _refused(lambda: deep_ep.ElasticBuffer(group), "num_bytes")
+    _refused(lambda: deep_ep.ElasticBuffer(group, num_bytes=1000), "num_bytes", "2097152")
+    _refused(lambda: deep_ep.ElasticBuffer(group, num_bytes=4 << 20, num_cpu_bytes=6 << 20), "num_cpu_bytes")
+    with elastic(world, allow_multiple_reduction=False) as buffer:
+        work = make_work(world, 2)
+        handle = send(world, buffer, work)[3]
+        zones = send(world, buffer, work, do_expand=True)
+        x, idx = world.to(work.x[world.rank]), world.to(work.idx[world.rank])
+        _refused(lambda: send(world, buffer, work, previous_event=buffer.capture()), "allocate_on_comm_stream")
+        _refused(lambda: send(world, buffer, work, do_zero_padding=True), "do_zero_padding")
+        _refused(lambda: send(world, buffer, work, num_max_tokens_per_rank=0), "num_max_tokens_per_rank")
+        _refused(lambda: send(world, buffer, work, num_experts=work.experts + 1), "num_experts")
+        _refused(lambda: send(world, buffer, work, num_qps=buffer.num_allocated_qps + 1), "num_qps")
+        _refused(lambda: buffer.dispatch(x, topk_idx=idx, handle=handle), "topk_idx")
+        _refused(lambda: buffer.dispatch(x, handle=handle, do_cpu_sync=True), "do_cpu_sync")
+        _refused(lambda: buffer.dispatch(x, handle=handle, do_expand=True), "do_expand")
+        _refused(lambda: buffer.dispatch(x, handle=handle, expert_alignment=2), "expert_alignment")
+        _refused(lambda: buffer.combine(zones[0], zones[3], topk_weights=zones[2]), "allow_multiple_reduction")
+        _refused(lambda: buffer.combine(world.to(torch.zeros(1, HIDDEN).bfloat16()), handle), "x")
+        _refused(lambda: buffer.get_theoretical_num_sms(8, 2, num_scaleout_topk=1), "num_scaleout_topk")
+        if world.rank == 0:
+            _refused(lambda: buffer.dispatch(world.to(torch.zeros(MAX + 1, HIDDEN).bfloat16()),
+                                             topk_idx=world.to(torch.zeros(MAX + 1, 4, dtype=torch.int64)),
+                                             num_experts=work.experts), "num_max_tokens_per_rank")
+        check_flat(world, work, send(world, buffer, work), lambda x: x, True)
