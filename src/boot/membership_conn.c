@@ -1,0 +1,230 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The connections of membership.c: frames in both directions. */
+#include "boot/membership_state.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "util/pause.h"
+#include "util/status.h"
+
+enum {
+    FRAME_MAGIC = 0x4d585045, /* "EPXM" */
+    PAYLOAD_MAX = 64 << 20,
+    PENDING_TIMEOUT_NS = 2000000000, /* for a new connection to send its first frame */
+    RETRY_NS = 20000000
+};
+
+/* ---- Sending ------------------------------------------------------------------------------------------------ */
+
+epx_status queue_frame(struct membership *m, struct peer *peer, enum frame_kind kind, int number, const void *data,
+                       size_t bytes)
+{
+    const struct frame frame = {
+        .magic = FRAME_MAGIC, .kind = kind, .token = m->token, .rank = m->rank, .number = number, .bytes = bytes};
+    const size_t need = peer->length + sizeof(frame) + bytes;
+
+    if (need > peer->room) {
+        char *larger = realloc(peer->tx, 2 * need);
+        if (!larger)
+            return fail(EPX_ERR_MEMORY, "no memory for a message of %zu bytes", bytes);
+        peer->tx = larger;
+        peer->room = 2 * need;
+    }
+    memcpy(peer->tx + peer->length, &frame, sizeof(frame));
+    if (bytes)
+        memcpy(peer->tx + peer->length + sizeof(frame), data, bytes);
+    peer->length = need;
+    return EPX_OK;
+}
+
+void close_tx(struct membership *m, struct peer *peer)
+{
+    if (peer->conn >= 0)
+        m->ops->close(m->port, peer->conn);
+    peer->conn = -1;
+    peer->sent = peer->length = 0;
+    peer->retry_ns = host_now_ns() + RETRY_NS;
+}
+
+int flush_tx(struct membership *m, struct peer *peer)
+{
+    int n = -EAGAIN;
+
+    while (peer->conn >= 0 && peer->sent < peer->length) {
+        n = m->ops->send(m->port, peer->conn, peer->tx + peer->sent, peer->length - peer->sent);
+        if (n <= 0)
+            break;
+        peer->sent += (size_t)n;
+        m->progressed = 1;
+    }
+    if (peer->sent == peer->length)
+        peer->sent = peer->length = 0;
+    if (peer->conn >= 0 && (n >= 0 || n == -EAGAIN)) { /* the peer never sends here, but it may close */
+        char nothing;
+        n = m->ops->recv(m->port, peer->conn, &nothing, 1);
+    }
+    if (n >= 0 || n == -EAGAIN)
+        return 0;
+    close_tx(m, peer);
+    return n == -ECONNREFUSED;
+}
+
+epx_status connect_peer(struct membership *m, int rank)
+{
+    struct peer *peer = &m->peers[rank];
+    int conn;
+
+    if (peer->conn >= 0 || host_now_ns() < peer->retry_ns)
+        return EPX_OK;
+    conn = m->ops->connect(m->port, &m->addresses[rank]);
+    if (conn == -ECONNREFUSED) {
+        m->excluded[rank] = 1;
+        m->progressed = 1;
+        return EPX_OK;
+    }
+    if (conn == -EMFILE || conn == -ENFILE) {
+        errno = -conn;
+        return fail_errno(EPX_ERR_SYSTEM, "rank %d cannot connect to rank %d", m->rank, rank);
+    }
+    if (conn < 0) { /* not reachable now */
+        peer->retry_ns = host_now_ns() + RETRY_NS;
+        return EPX_OK;
+    }
+    peer->conn = conn;
+    m->progressed = 1;
+    return queue_frame(m, peer, FRAME_VIEW, m->purpose, m->view, 2 * (size_t)m->nranks);
+}
+
+/* ---- Receiving ---------------------------------------------------------------------------------------------- */
+
+void close_rx(struct membership *m, struct rx *rx)
+{
+    if (rx->conn >= 0)
+        m->ops->close(m->port, rx->conn);
+    free(rx->payload);
+    memset(rx, 0, sizeof(*rx));
+    rx->conn = -1;
+}
+
+/* Belongs to this group and has a valid size. */
+static int is_valid(const struct membership *m, const struct frame *f)
+{
+    if (f->magic != FRAME_MAGIC || f->token != m->token || f->rank < 0 || f->rank >= m->nranks || f->rank == m->rank)
+        return 0;
+    return f->kind == FRAME_VIEW ? f->bytes == 2 * (uint64_t)m->nranks
+                                 : f->kind == FRAME_DATA && f->bytes <= PAYLOAD_MAX;
+}
+
+/* 1: a whole frame was received; 0: not yet; -1: close the connection. */
+static int recv_frame(struct membership *m, struct rx *rx)
+{
+    const size_t head = sizeof(rx->frame);
+
+    for (;;) {
+        const size_t want = rx->got < head ? head - rx->got : (size_t)rx->frame.bytes - (rx->got - head);
+        char *to = rx->got < head ? (char *)&rx->frame + rx->got : rx->payload + (rx->got - head);
+        int n;
+
+        if (rx->got >= head && !want)
+            return 1;
+        n = m->ops->recv(m->port, rx->conn, to, want);
+        if (n <= 0)
+            return n == -EAGAIN ? 0 : -1;
+        m->progressed = 1;
+        rx->got += (size_t)n;
+        if (rx->got != head)
+            continue;
+        if (!is_valid(m, &rx->frame) || !(rx->payload = malloc((size_t)rx->frame.bytes + 1)))
+            return -1;
+    }
+}
+
+/* Processes the frame that was received from `peer`. */
+static void take_frame(struct membership *m, struct peer *peer)
+{
+    struct rx *rx = &peer->rx;
+
+    if (rx->frame.kind == FRAME_VIEW) {
+        peer->has_view = peer->arrived = 1;
+        peer->purpose = rx->frame.number;
+        memcpy(peer->excluded, rx->payload, (size_t)m->nranks);
+        memcpy(peer->has, rx->payload + m->nranks, (size_t)m->nranks);
+        free(rx->payload);
+        if (peer->excluded[m->rank] && peer->purpose == m->purpose)
+            m->left_out_by = rx->frame.rank; /* even if it has finished and closed the connection since */
+    } else {
+        const int slot = rx->frame.number & 1;
+        free(peer->data[slot].data);
+        peer->data[slot].data = rx->payload;
+        peer->data[slot].bytes = (size_t)rx->frame.bytes;
+        peer->data[slot].number = rx->frame.number;
+    }
+    rx->payload = NULL;
+    rx->got = 0;
+}
+
+void reset_rx(struct membership *m, struct peer *peer)
+{
+    close_rx(m, &peer->rx);
+    peer->has_view = 0;
+    for (int i = 0; i < 2; i++) {
+        free(peer->data[i].data);
+        memset(&peer->data[i], 0, sizeof(peer->data[i]));
+    }
+}
+
+void recv_frames(struct membership *m, struct peer *peer)
+{
+    int state = 1;
+
+    while (peer->rx.conn >= 0 && (state = recv_frame(m, &peer->rx)) > 0)
+        take_frame(m, peer);
+    if (state >= 0)
+        return;
+    m->progressed = 1;
+    if (m->agreed)
+        close_rx(m, &peer->rx); /* frames that it sent before still count */
+    else
+        reset_rx(m, peer);
+}
+
+/* The first frame of a pending connection has named its rank. */
+static void adopt_pending(struct membership *m, struct rx *pending)
+{
+    struct peer *peer = &m->peers[pending->frame.rank];
+
+    if (m->agreed) { /* it starts the next round; it connects again when this round is over here, too */
+        close_rx(m, pending);
+        return;
+    }
+    reset_rx(m, peer);
+    peer->rx = *pending;
+    memset(pending, 0, sizeof(*pending));
+    pending->conn = -1;
+    take_frame(m, peer);
+}
+
+void accept_pending(struct membership *m)
+{
+    for (int i = 0; i < MAX_PENDING; i++) {
+        struct rx *pending = &m->pending[i];
+        int state;
+
+        if (pending->conn < 0) {
+            pending->conn = m->ops->accept(m->port);
+            if (pending->conn < 0) {
+                pending->conn = -1;
+                continue;
+            }
+            pending->since_ns = host_now_ns();
+            m->progressed = 1;
+        }
+        state = recv_frame(m, pending);
+        if (state > 0)
+            adopt_pending(m, pending);
+        else if (state < 0 || host_now_ns() - pending->since_ns > PENDING_TIMEOUT_NS)
+            close_rx(m, pending);
+    }
+}

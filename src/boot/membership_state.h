@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Internal to membership*.c: the state of a rank, and its connections. membership.c has the protocol. */
+#ifndef EPX_BOOT_MEMBERSHIP_STATE_H
+#define EPX_BOOT_MEMBERSHIP_STATE_H
+
+#include <assert.h>
+
+#include "boot/membership.h"
+
+enum { MAX_PENDING = 64 };
+
+enum frame_kind { FRAME_VIEW = 1, FRAME_DATA = 2 };
+
+struct frame {
+    uint32_t magic;
+    uint32_t kind;
+    uint64_t token;
+    int32_t rank;
+    int32_t number; /* VIEW: the purpose; DATA: the number of the all-gather */
+    uint64_t bytes;
+};
+static_assert(sizeof(struct frame) == 32, "on the wire");
+
+/* The receive side of a connection that was accepted. */
+struct rx {
+    int conn; /* -1 = none */
+    struct frame frame;
+    size_t got; /* bytes of frame and payload */
+    char *payload;
+    uint64_t since_ns;
+};
+
+struct peer {
+    int conn; /* to the peer, for sending; -1 = none */
+    uint64_t retry_ns;
+    char *tx; /* still to be sent: [sent, length) */
+    size_t sent, length, room;
+    struct rx rx;
+    int arrived; /* it sent a view in this round, though it may have closed the connection since */
+    int has_view, purpose;
+    uint8_t *excluded, *has; /* [nranks]: from its view */
+    struct {
+        int number;
+        size_t bytes;
+        char *data;
+    } data[2]; /* of the last two all-gathers */
+};
+
+struct membership {
+    const struct conn_ops *ops;
+    struct conn_port *port;
+    int rank, nranks, timeout_ms;
+    uint64_t token;
+    struct conn_address *addresses;
+    struct peer *peers;
+    struct rx pending[MAX_PENDING]; /* accepted connections whose rank is not known yet */
+    uint8_t *excluded;              /* [nranks] */
+    uint8_t *view;                  /* as sent last: excluded[nranks], has[nranks] */
+    int purpose, number, agreed;
+    int left_out_by;   /* a rank that excludes this one, or -1 */
+    int progressed;    /* the last progress() did something */
+    epx_status failed; /* status of the first all-gather of this round that failed */
+};
+
+/* ---- Connections: membership_conn.c ---------------------------------------------------------------------------- */
+
+epx_status queue_frame(struct membership *m, struct peer *peer, enum frame_kind kind, int number, const void *data,
+                       size_t bytes);
+void close_tx(struct membership *m, struct peer *peer);
+/* Non-zero: the peer's port does not exist any more. */
+int flush_tx(struct membership *m, struct peer *peer);
+epx_status connect_peer(struct membership *m, int rank);
+void close_rx(struct membership *m, struct rx *rx);
+/* Drops everything that was received on the peer's last connection. */
+void reset_rx(struct membership *m, struct peer *peer);
+void recv_frames(struct membership *m, struct peer *peer);
+void accept_pending(struct membership *m);
+
+#endif
