@@ -30,6 +30,9 @@ network() { # CMake's option, header
     echo "#include <$2>" | "${CC:-cc}" -E -x c -
 }
 
+# Whether a program can open a library by this name.
+has_library() { PATH=$PATH:/usr/sbin:/sbin ldconfig -p | grep -q "$1"; }
+
 has_libc() { [ -e "$("$1" -print-file-name=crt1.o)" ]; }
 
 tool() { PATH=$PATH:/usr/sbin:/sbin command -v "$1"; }
@@ -42,6 +45,7 @@ find_build() {
     need pkg-config pkg-config --version
     need libfabric-dev network OFI rdma/fabric.h
     need libibverbs-dev network VERBS infiniband/verbs.h
+    want libsodium23 has_library libsodium.so # opened at run time, else libcrypto: docs/security.md
     $for_tests libcmocka-dev pkg-config --exists cmocka
     $for_tests openmpi-bin mpirun --version
     $for_tests libopenmpi-dev mpicc --version
