@@ -16,10 +16,19 @@ static const struct env_entry entries[] = {
      "Deadline of every wait of a group, in milliseconds, where its configuration says 0"},
     {"EPX_BOOT_TIMEOUT_MS", "", "the group's timeout",
      "Deadline of each step of the rendezvous over TCP, in milliseconds"},
-    {"EPX_SOCKET_IFNAME", "UCCL_SOCKET_IFNAME,NCCL_SOCKET_IFNAME", "any",
+    {"EPX_SOCKET_IFNAME", "UCCL_SOCKET_IFNAME,NCCL_SOCKET_IFNAME", "the one that faces MASTER_ADDR",
      "Interfaces for the rendezvous: prefixes separated by commas; a leading = means exact names, a leading ^ all but "
      "these"},
     {"EPX_MASTER_PORT", "", "MASTER_PORT", "TCP port of EPX's rendezvous, where it must differ from MASTER_PORT"},
+    {"EPX_MASTER_PORTS", "", "1; 17 under torchrun and where the port is derived",
+     "How many ports, from the first on, rank 0 may try when another process holds the first; 1: a port that is held "
+     "is "
+     "an error"},
+    {"EPX_SECRET", "", "EPX_SECRET_FILE, else a file of the user's",
+     "Text that the ranks of a job share and nobody else knows, by which they prove to each other who they are; none: "
+     "nobody proves anything"},
+    {"EPX_SECRET_FILE", "", "~/.epx/secret, or /tmp/epx-UID/secret",
+     "File with the secret, which only its user can read"},
     {"EPX_JOB_ID", "TORCHELASTIC_RUN_ID", "the launcher's job",
      "Any text that the ranks of one job share and other jobs do not: distinguishes jobs on neighbouring ports"},
     {"EPX_RANKS_PER_NODE", "", "what the machines say", "Ranks that count as one node"},

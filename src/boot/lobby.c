@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "boot/lobby.h"
+
+#include <errno.h>
+
+#include "util/clock.h"
+#include "util/log.h"
+
+enum { ACCEPT_AT_ONCE = 1024 };
+
+void lobby_open(struct lobby *lobby, const uint8_t *key, enum auth_purpose purpose)
+{
+    *lobby = (struct lobby){.key = key, .purpose = purpose};
+    for (int i = 0; i < LOBBY_PLACES; i++)
+        lobby->place[i].channel = CHANNEL_CLOSED;
+}
+
+void lobby_close(struct lobby *lobby)
+{
+    for (int i = 0; i < LOBBY_PLACES; i++)
+        channel_close(&lobby->place[i].channel);
+}
+
+/* A silent one has waited longer than any that has spoken. */
+static uint64_t rank_of(const struct lobby *lobby, int i)
+{
+    const uint64_t spoken = (uint64_t)1 << 63;
+
+    return lobby->place[i].since_ns | (channel_is_silent(&lobby->place[i].channel) ? 0 : spoken);
+}
+
+/* A free place, or that of the longest waiting connection. */
+static int make_place(struct lobby *lobby)
+{
+    int oldest = 0;
+
+    for (int i = 0; i < LOBBY_PLACES; i++) {
+        if (lobby->place[i].channel.fd < 0)
+            return i;
+        if (rank_of(lobby, i) < rank_of(lobby, oldest))
+            oldest = i;
+    }
+    lobby->strangers++;
+    channel_close(&lobby->place[oldest].channel);
+    return oldest;
+}
+
+static int has_any(const struct lobby *lobby)
+{
+    for (int i = 0; i < LOBBY_PLACES; i++)
+        if (lobby->place[i].channel.fd >= 0)
+            return 1;
+    return 0;
+}
+
+/* Descriptors are taken from those who wait here rather than missed. */
+static int accept_one(struct lobby *lobby, int listener)
+{
+    int fd = socket_accept(listener);
+
+    if (fd < 0 && (errno == EMFILE || errno == ENFILE) && has_any(lobby)) {
+        for (int i = 0; i < LOBBY_PLACES; i++)
+            channel_close(&lobby->place[i].channel);
+        fd = socket_accept(listener);
+    }
+    return fd;
+}
+
+int lobby_accept(struct lobby *lobby, int listener)
+{
+    for (int i = 0; i < ACCEPT_AT_ONCE; i++) {
+        const int fd = accept_one(lobby, listener);
+        int at;
+
+        if (fd < 0)
+            return errno == EAGAIN || errno == EWOULDBLOCK ? 0 : -1;
+        at = make_place(lobby);
+        lobby->place[at].since_ns = clock_ns();
+        /* It most likely has spoken already: then it is no silent one when the next needs a place. */
+        if (!channel_start(&lobby->place[at].channel, fd, lobby->key, lobby->purpose, 1) &&
+            channel_handshake(&lobby->place[at].channel) < 0)
+            channel_close(&lobby->place[at].channel);
+    }
+    return 0;
+}
+
+static void turn_away(struct lobby *lobby, struct channel *channel)
+{
+    if (!lobby->strangers++)
+        log_line(LOG_INFO, "a connection was closed: its other end did not prove that it knows the secret of this job");
+    channel_close(channel);
+}
+
+int lobby_next(struct lobby *lobby, struct channel *out)
+{
+    const uint64_t now = clock_ns();
+
+    for (int i = 0; i < LOBBY_PLACES; i++) {
+        struct channel *channel = &lobby->place[i].channel;
+        const int state = channel->fd < 0 ? 0 : channel_handshake(channel);
+
+        if (state > 0) {
+            *out = *channel;
+            *channel = CHANNEL_CLOSED;
+            return 1;
+        }
+        if (state < 0 || (channel->fd >= 0 && now - lobby->place[i].since_ns > LOBBY_MS * 1000000ull))
+            turn_away(lobby, channel);
+    }
+    return 0;
+}
+
+void lobby_polls(const struct lobby *lobby, struct pollfd *polls)
+{
+    for (int i = 0; i < LOBBY_PLACES; i++) {
+        const struct channel *channel = &lobby->place[i].channel;
+        polls[i] = (struct pollfd){.fd = channel->fd, .events = channel_events(channel)};
+    }
+}

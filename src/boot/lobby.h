@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Connections that were accepted and have not proved yet that they know the key. They are few, short and cheap: at most
+ * LOBBY_PLACES, LOBBY_MS each, a few hundred bytes. When all places are taken a newcomer gets that of the longest
+ * waiting one, of those that have not said a word first: however many strangers connect and stay, a rank that connects
+ * is heard.
+ */
+#ifndef EPX_BOOT_LOBBY_H
+#define EPX_BOOT_LOBBY_H
+
+#include "boot/channel.h"
+
+enum { LOBBY_PLACES = 64, LOBBY_MS = 2000 };
+
+struct lobby {
+    const uint8_t *key; /* NULL = everybody is let in */
+    enum auth_purpose purpose;
+    struct {
+        struct channel channel;
+        uint64_t since_ns;
+    } place[LOBBY_PLACES];
+    unsigned strangers; /* connections that were closed because they did not know the key */
+};
+
+void lobby_open(struct lobby *lobby, const uint8_t *key, enum auth_purpose purpose);
+/* Accepts all connections that wait at `listener`. 0, or -1 with errno: the listener failed. */
+int lobby_accept(struct lobby *lobby, int listener);
+/* Continues the handshakes. 1: `out` is a connection whose peer knows the key; 0: there is none now. */
+int lobby_next(struct lobby *lobby, struct channel *out);
+/* LOBBY_PLACES entries. */
+void lobby_polls(const struct lobby *lobby, struct pollfd *polls);
+void lobby_close(struct lobby *lobby);
+
+#endif
