@@ -34,7 +34,7 @@ struct peer {
 
 struct root {
     const struct gather *gather;
-    int *fds;
+    struct channel *channels;
     struct peer *peers;
     struct pollfd *polls;
     int left;         /* peers that are not DONE */
@@ -51,10 +51,10 @@ static void expect(struct peer *peer, enum stage stage, void *data, size_t bytes
 static epx_status check_frame(const struct gather *gather, int rank, const struct wire_frame *frame)
 {
     if (frame->magic != WIRE_FRAME_MAGIC || frame->op != WIRE_GATHER)
-        return fail(EPX_ERR_INTERNAL, "invalid message %u from rank %d, expected an all-gather (%d)", frame->op, rank,
+        return fail(EPX_ERR_MISMATCH, "invalid message %u from rank %d, expected an all-gather (%d)", frame->op, rank,
                     WIRE_GATHER);
     if (frame->sequence != gather->sequence)
-        return fail(EPX_ERR_INTERNAL, "rank %d is at all-gather %llu, rank 0 at %llu", rank,
+        return fail(EPX_ERR_MISMATCH, "rank %d is at all-gather %llu, rank 0 at %llu", rank,
                     (unsigned long long)frame->sequence, (unsigned long long)gather->sequence);
     if (frame->group != gather->group)
         return fail(EPX_ERR_MISMATCH,
@@ -95,7 +95,7 @@ static epx_status advance(struct root *root, int rank)
         if (peer->frame.magic == WIRE_FRAME_MAGIC && peer->frame.op == WIRE_ERROR)
             expect(peer, ERROR_TEXT, &peer->error, sizeof(peer->error));
         else
-            return fail(EPX_ERR_INTERNAL, "rank %d sent data before all-gather %llu was complete", rank,
+            return fail(EPX_ERR_MISMATCH, "rank %d sent data before all-gather %llu was complete", rank,
                         (unsigned long long)gather->sequence);
         return EPX_OK;
     case ERROR_TEXT:
@@ -120,7 +120,7 @@ static epx_status recv_rank(struct root *root, int rank)
     struct peer *peer = &root->peers[rank];
 
     for (;;) {
-        int state = transfer_receive(root->fds[rank], &peer->transfer);
+        int state = channel_receive(&root->channels[rank], &peer->transfer);
         epx_status status;
         if (state < 0)
             return rank_lost(root->gather, rank);
@@ -164,7 +164,7 @@ static epx_status collect(struct root *root)
     epx_status status = EPX_OK;
 
     for (int i = 0; i < gather->nranks; i++) {
-        root->polls[i] = (struct pollfd){.fd = root->fds[i], .events = POLLIN};
+        root->polls[i] = (struct pollfd){.fd = root->channels[i].fd, .events = POLLIN};
         expect(&root->peers[i], FRAME, &root->peers[i].frame, sizeof(root->peers[i].frame));
     }
     root->left = gather->nranks - 1;
@@ -181,19 +181,19 @@ static epx_status collect(struct root *root)
 /* A rank that is lost in the middle of its result cannot get an error message any more; the other ranks do. */
 static void drop(struct root *root, int rank)
 {
-    close(root->fds[rank]);
-    root->fds[rank] = root->polls[rank].fd = -1;
+    channel_close(&root->channels[rank]);
+    root->polls[rank].fd = -1;
     root->left--;
 }
 
 static void send_result(struct root *root, int rank, epx_status *status)
 {
     struct peer *peer = &root->peers[rank];
-    int state = transfer_send(root->fds[rank], &peer->transfer);
+    int state = channel_send(&root->channels[rank], &peer->transfer);
 
     if (state > 0 && peer->stage == FRAME) {
         expect(peer, DATA, root->gather->recv, (size_t)root->gather->nranks * root->gather->bytes);
-        state = transfer_send(root->fds[rank], &peer->transfer);
+        state = channel_send(&root->channels[rank], &peer->transfer);
     }
     if (state < 0) {
         *status = rank_lost(root->gather, rank);
@@ -213,7 +213,7 @@ static epx_status distribute(struct root *root)
     epx_status status = EPX_OK;
 
     for (int i = 1; i < gather->nranks; i++) {
-        root->polls[i] = (struct pollfd){.fd = root->fds[i], .events = POLLOUT};
+        root->polls[i] = (struct pollfd){.fd = root->channels[i].fd, .events = POLLOUT};
         root->peers[i].frame = make_frame(gather, WIRE_RESULT, total);
         expect(&root->peers[i], FRAME, &root->peers[i].frame, sizeof(root->peers[i].frame));
     }
@@ -234,9 +234,9 @@ static epx_status distribute(struct root *root)
     return status;
 }
 
-epx_status allgather_root(const struct gather *gather, int *fds)
+epx_status allgather_root(const struct gather *gather, struct channel *channels)
 {
-    struct root root = {.gather = gather, .fds = fds, .deadline = deadline_in(gather->timeout_ms)};
+    struct root root = {.gather = gather, .channels = channels, .deadline = deadline_in(gather->timeout_ms)};
     epx_status status = EPX_ERR_MEMORY;
     char text[WIRE_TEXT];
 
@@ -257,7 +257,7 @@ free_all:
     free(root.peers);
     if (status) {
         snprintf(text, sizeof(text), "%s", epx_last_error());
-        disconnect_all(fds, gather->nranks, status, text);
+        disconnect_all(channels, gather->nranks, status, text);
     }
     return status;
 }
@@ -265,13 +265,13 @@ free_all:
 /* ---- Other ranks -------------------------------------------------------------------------------------------- */
 
 /* Sends until done or until data arrives, which can only be an error. 1 = done, 0 = data arrived, -1 = errno. */
-static int send_or_error(int fd, const void *data, size_t bytes, uint64_t deadline)
+static int send_or_error(struct channel *channel, const void *data, size_t bytes, uint64_t deadline)
 {
     struct transfer transfer = {.data = (void *)(uintptr_t)data, .bytes = bytes};
 
     for (;;) {
-        struct pollfd entry = {.fd = fd, .events = POLLIN | POLLOUT};
-        int state = transfer_send(fd, &transfer);
+        struct pollfd entry = {.fd = channel->fd, .events = POLLIN | POLLOUT};
+        int state = channel_send(channel, &transfer);
         if (state)
             return state;
         state = poll_until(&entry, 1, deadline);
@@ -287,7 +287,7 @@ static int send_or_error(int fd, const void *data, size_t bytes, uint64_t deadli
 }
 
 /* Sends the failure to rank 0, unless in the middle of a message, where rank 0 would take it for data. */
-static epx_status fail_client(const struct gather *gather, int fd, int between_messages)
+static epx_status fail_client(const struct gather *gather, struct channel *channel, int between_messages)
 {
     char text[WIRE_TEXT];
     epx_status status;
@@ -299,43 +299,41 @@ static epx_status fail_client(const struct gather *gather, int fd, int between_m
                   gather->timeout_ms, (unsigned long long)gather->sequence);
     snprintf(text, sizeof(text), "%s", epx_last_error());
     if (between_messages)
-        send_error(fd, status, text, deadline_in(0));
+        send_error(channel, status, text, deadline_in(0));
     return status;
 }
 
-static epx_status recv_result(const struct gather *gather, int fd, uint64_t deadline)
+static epx_status recv_result(const struct gather *gather, struct channel *channel, uint64_t deadline)
 {
     size_t total = (size_t)gather->nranks * gather->bytes;
     struct wire_frame frame;
 
-    if (receive_all(fd, &frame, sizeof(frame), deadline))
-        return fail_client(gather, fd, 1);
+    if (channel_receive_all(channel, &frame, sizeof(frame), deadline))
+        return fail_client(gather, channel, 1);
     if (frame.magic == WIRE_FRAME_MAGIC && frame.op == WIRE_ERROR)
-        return receive_error(fd, &frame, deadline);
+        return receive_error(channel, &frame, deadline);
     if (frame.magic != WIRE_FRAME_MAGIC || frame.op != WIRE_RESULT || frame.sequence != gather->sequence ||
         frame.bytes != total)
-        return fail(EPX_ERR_INTERNAL,
+        return fail(EPX_ERR_MISMATCH,
                     "invalid message %u with %llu bytes from rank 0, expected the %zu bytes of all-gather %llu",
                     frame.op, (unsigned long long)frame.bytes, total, (unsigned long long)gather->sequence);
-    return receive_all(fd, gather->recv, total, deadline) ? fail_client(gather, fd, 1) : EPX_OK;
+    return channel_receive_all(channel, gather->recv, total, deadline) ? fail_client(gather, channel, 1) : EPX_OK;
 }
 
-epx_status allgather_client(const struct gather *gather, int *fd)
+epx_status allgather_client(const struct gather *gather, struct channel *channel)
 {
     uint64_t deadline = deadline_in(gather->timeout_ms + RENDEZVOUS_SLACK_MS);
     struct wire_frame frame = make_frame(gather, WIRE_GATHER, gather->bytes);
-    int state = send_or_error(*fd, &frame, sizeof(frame), deadline);
+    int state = send_or_error(channel, &frame, sizeof(frame), deadline);
     epx_status status;
 
     if (state > 0)
-        state = send_or_error(*fd, gather->send, gather->bytes, deadline);
+        state = send_or_error(channel, gather->send, gather->bytes, deadline);
     /* After a broken pipe, rank 0's error may still be in the receive buffer. */
     if (state < 0 && (errno == EPIPE || errno == ECONNRESET))
         state = 0;
-    status = state < 0 ? fail_client(gather, *fd, 0) : recv_result(gather, *fd, deadline);
-    if (status) {
-        close(*fd);
-        *fd = -1;
-    }
+    status = state < 0 ? fail_client(gather, channel, 0) : recv_result(gather, channel, deadline);
+    if (status)
+        channel_close(channel);
     return status;
 }

@@ -15,8 +15,8 @@ struct gather {
     size_t bytes;
 };
 
-/* On failure all ranks have got the error and the connections are closed (-1): they cannot be used again. */
-epx_status allgather_root(const struct gather *gather, int *fds);
-epx_status allgather_client(const struct gather *gather, int *fd);
+/* On failure all ranks have got the error and the connections are closed: they cannot be used again. */
+epx_status allgather_root(const struct gather *gather, struct channel *channels);
+epx_status allgather_client(const struct gather *gather, struct channel *channel);
 
 #endif

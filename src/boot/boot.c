@@ -15,6 +15,7 @@
 
 #include "boot/allgather.h"
 #include "boot/launcher.h"
+#include "boot/secret.h"
 #include "util/env.h"
 #include "util/log.h"
 #include "util/status.h"
@@ -28,14 +29,15 @@ struct boot {
     int over_tcp;
     epx_allgather_fn allgather;
     void *context;
+    struct secret secret;
 };
 
 static struct {
     pthread_mutex_t lock; /* held during an all-gather: groups on several threads run one after the other */
     int connected;
     int rank, nranks;
-    int *fds; /* rank 0: one per rank; other ranks: [0] is the connection to rank 0 */
-    int fd_count;
+    struct channel *channels; /* rank 0: one per rank; other ranks: [0] is the connection to rank 0 */
+    int channel_count;
     int users;
     uint32_t groups;
     uint64_t sequence;
@@ -48,12 +50,11 @@ static struct {
 
 static void close_rendezvous(void)
 {
-    for (int i = 0; i < rendezvous.fd_count; i++)
-        if (rendezvous.fds[i] >= 0)
-            close(rendezvous.fds[i]);
-    free(rendezvous.fds);
-    rendezvous.fds = NULL;
-    rendezvous.fd_count = 0;
+    for (int i = 0; i < rendezvous.channel_count; i++)
+        channel_close(&rendezvous.channels[i]);
+    free(rendezvous.channels);
+    rendezvous.channels = NULL;
+    rendezvous.channel_count = 0;
     rendezvous.connected = 0;
     rendezvous.broken = EPX_OK;
     rendezvous.groups = 0;
@@ -72,18 +73,18 @@ __attribute__((destructor)) static void close_at_exit(void)
 static epx_status connect_ranks(const struct rendezvous_config *config)
 {
     int count = config->rank ? 1 : config->nranks;
-    int *fds = malloc((size_t)count * sizeof(*fds));
+    struct channel *channels = malloc((size_t)count * sizeof(*channels));
     epx_status status;
 
-    if (!fds)
+    if (!channels)
         return fail(EPX_ERR_MEMORY, "no memory for a rendezvous of %d ranks", config->nranks);
-    status = config->rank ? rendezvous_client(config, fds) : rendezvous_root(config, fds);
+    status = config->rank ? rendezvous_client(config, channels) : rendezvous_root(config, channels);
     if (status) {
-        free(fds);
+        free(channels);
         return status;
     }
-    rendezvous.fds = fds;
-    rendezvous.fd_count = count;
+    rendezvous.channels = channels;
+    rendezvous.channel_count = count;
     rendezvous.rank = config->rank;
     rendezvous.nranks = config->nranks;
     rendezvous.pid = getpid();
@@ -130,7 +131,10 @@ static epx_status open_from_environment(struct boot *boot)
     if (boot->nranks == 1)
         return EPX_OK;
     launcher_keep_host(&launcher);
-    rendezvous_from_launcher(&launcher, boot->timeout_ms, &config);
+    status = secret_read(1, &boot->secret);
+    if (status)
+        return status;
+    rendezvous_from_launcher(&launcher, &boot->secret, boot->timeout_ms, &config);
     pthread_mutex_lock(&rendezvous.lock);
     status = share_rendezvous(&config);
     if (!status) {
@@ -170,7 +174,7 @@ static epx_status open_from_caller(struct boot *boot, const epx_bootstrap *user)
     boot->nranks = user->nranks;
     boot->allgather = user->allgather;
     boot->context = user->context;
-    return EPX_OK;
+    return user->nranks > 1 ? secret_read(0, &boot->secret) : EPX_OK;
 }
 
 epx_status boot_open(const epx_bootstrap *user, int timeout_ms, struct boot **out)
@@ -219,6 +223,11 @@ int boot_nranks(const struct boot *boot)
     return boot->nranks;
 }
 
+const uint8_t *boot_key(const struct boot *boot)
+{
+    return boot->secret.off ? NULL : boot->secret.key;
+}
+
 /* ---- All-gather --------------------------------------------------------------------------------------------- */
 
 static epx_status gather_over_tcp(struct boot *boot, const void *send, void *recv, size_t bytes)
@@ -237,7 +246,8 @@ static epx_status gather_over_tcp(struct boot *boot, const void *send, void *rec
         status = fail(rendezvous.broken, "the rendezvous failed earlier: %s", rendezvous.reason);
     } else {
         gather.sequence = ++rendezvous.sequence;
-        status = boot->rank ? allgather_client(&gather, rendezvous.fds) : allgather_root(&gather, rendezvous.fds);
+        status =
+            boot->rank ? allgather_client(&gather, rendezvous.channels) : allgather_root(&gather, rendezvous.channels);
         if (status) {
             rendezvous.broken = status;
             snprintf(rendezvous.reason, sizeof(rendezvous.reason), "%s", epx_last_error());

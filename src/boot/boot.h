@@ -15,6 +15,9 @@ epx_status boot_open(const epx_bootstrap *user, int timeout_ms, struct boot **bo
 void boot_close(struct boot *boot);
 int boot_rank(const struct boot *boot);
 int boot_nranks(const struct boot *boot);
+/* 32 bytes, made from the secret that the ranks share (secret.h); zeros where the caller's all-gather is all there is;
+ * NULL: EPX_SECRET=none. */
+const uint8_t *boot_key(const struct boot *boot);
 /* Every rank sends `bytes` and receives nranks * bytes in rank order, within timeout_ms. The message of a timeout names
  * the missing ranks. */
 epx_status boot_allgather(struct boot *boot, const void *send, void *recv, size_t bytes);

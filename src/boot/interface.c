@@ -137,22 +137,42 @@ static epx_status choose_best(const char *spec, struct endpoint *own)
     return EPX_OK;
 }
 
+/* Addresses that are reserved for documentation: only a default route leads there. */
+static int towards_any(struct endpoint *own)
+{
+    static const char *const nowhere[] = {"192.0.2.1", "2001:db8::1"};
+    struct endpoint to;
+    int count;
+
+    for (int i = 0; i < 2; i++)
+        if (resolve_host(nowhere[i], deadline_in(RESOLVE_MS), &to, 1, &count) == EPX_OK && count &&
+            !interface_towards(&to, own) && !endpoint_is_loopback(own))
+            return 0;
+    return -1;
+}
+
+epx_status interface_facing(const char *host, struct endpoint *own)
+{
+    struct endpoint master;
+    int count = 0, found;
+
+    found = *host && resolve_host(host, deadline_in(RESOLVE_MS), &master, 1, &count) == EPX_OK && count &&
+            interface_towards(&master, own) == 0 && !endpoint_is_loopback(own);
+    if (!found && towards_any(own))
+        return choose_best("^", own); /* all */
+    endpoint_set_port(own, 0);
+    return EPX_OK;
+}
+
 epx_status interface_own_address(int one_host, struct endpoint *own)
 {
     const char *spec = env_string("EPX_SOCKET_IFNAME");
     char host[LAUNCHER_HOST_BYTES];
-    struct endpoint master;
-    int count = 0;
 
     launcher_host(host);
     if (*host ? host_is_loopback(host) : one_host && !spec) {
         set_loopback(own);
         return EPX_OK;
     }
-    if (spec)
-        return choose_best(spec, own);
-    if (*host && resolve_host(host, deadline_in(RESOLVE_MS), &master, 1, &count) == EPX_OK && count &&
-        interface_towards(&master, own) == 0 && !endpoint_is_loopback(own))
-        return EPX_OK;
-    return choose_best("^", own); /* all */
+    return spec ? choose_best(spec, own) : interface_facing(host, own);
 }

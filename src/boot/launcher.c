@@ -239,12 +239,21 @@ static epx_status find_host(const struct launcher_kind *backing, struct launcher
                 out->host_hint);
 }
 
-/* Other jobs may have the same port: rank 0 takes the next free one, and ranks compare jobs (rendezvous_root.c). */
-static epx_status find_port(struct launcher *out)
+/*
+ * A port that the user has named is that port and no other. torchrun's own store listens on its MASTER_PORT, and a port
+ * that is derived may be another job's: there rank 0 takes the next free one. Ranks find it by the secret, and compare
+ * jobs (rendezvous_root.c).
+ */
+static epx_status find_port(enum kind kind, struct launcher *out)
 {
+    const int asked = (int)env_int("EPX_MASTER_PORTS", 0, 1, 1024);
+
+    out->ports = asked ? asked : 1;
     out->port = (int)env_int("EPX_MASTER_PORT", 0, 1, 65535);
     if (out->port)
         return EPX_OK;
+    if (!asked && (kind == TORCHRUN || !is_set("MASTER_PORT")))
+        out->ports = 1 + RENDEZVOUS_MORE_PORTS;
     if (is_set("MASTER_PORT"))
         return read_int("MASTER_PORT", 1, 65535, &out->port);
     if (!out->job[0])
@@ -310,7 +319,7 @@ epx_status launcher_read(struct launcher *out)
         find_job(&kinds[backing], out);
         status = find_host(&kinds[backing], out);
         if (!status)
-            status = find_port(out);
+            status = find_port(kind, out);
     }
     if (!status)
         log_found(out);

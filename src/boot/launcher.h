@@ -22,6 +22,7 @@ struct launcher {
     const char *host_from;        /* what `host` was derived from; NULL = MASTER_ADDR is set */
     const char *host_hint;        /* how to set MASTER_ADDR and MASTER_PORT with this launcher */
     int port;                     /* the first one to try; 0 with one rank */
+    int ports;                    /* how many rank 0 may try, from the first on; 1 where the user named the port */
     char job[LAUNCHER_JOB_BYTES]; /* text that the ranks of this job share and other jobs do not; "" = unknown */
 };
 

@@ -3,12 +3,13 @@
 #ifndef EPX_BOOT_RENDEZVOUS_H
 #define EPX_BOOT_RENDEZVOUS_H
 
+#include "boot/channel.h"
 #include "boot/socket.h"
 #include "boot/wire.h"
 #include "epx/epx.h"
 
 enum {
-    RENDEZVOUS_MORE_PORTS = 16,    /* ports after MASTER_PORT that rank 0 may use */
+    RENDEZVOUS_MORE_PORTS = 16,    /* ports after the first that rank 0 may use where it is asked to look for one */
     RENDEZVOUS_MAX_ADDRESSES = 16, /* of a host name, or of interfaces */
     RENDEZVOUS_HELLO_MS = 2000,    /* for a new connection to send its hello */
     RENDEZVOUS_REPLY_MS = 400,     /* for a port to reply in the first round; doubles each round */
@@ -25,13 +26,18 @@ struct rendezvous_config {
     const char *host_from;  /* what a launcher derived `host` from (launcher.h); NULL = the user has set it */
     const char *host_hint;  /* how the user can set it */
     int port;               /* the first port to try */
+    int ports;              /* how many, from the first on; 1 = that one, or an error */
+    const uint8_t *key;     /* that all ranks know; NULL = nobody proves anything */
+    const char *key_from;   /* where it is from, for messages */
     uint64_t job;           /* differs between jobs that might use the same port */
     const char *interfaces; /* EPX_SOCKET_IFNAME, or NULL */
 };
 
 struct launcher;
-/* The strings of `config` belong to `launcher`. */
-void rendezvous_from_launcher(const struct launcher *launcher, int timeout_ms, struct rendezvous_config *config);
+struct secret;
+/* The strings of `config` belong to `launcher`, the key to `secret`. */
+void rendezvous_from_launcher(const struct launcher *launcher, const struct secret *secret, int timeout_ms,
+                              struct rendezvous_config *config);
 
 /* Resolves a host name, or several separated by commas, before the deadline; port 0. EPX_ERR_TIMEOUT and EPX_ERR_SYSTEM
  * may be retried. */
@@ -42,22 +48,22 @@ epx_status resolve_host(const char *host, uint64_t deadline, struct endpoint *ou
  * machine. */
 int host_is_loopback(const char *host);
 
-/* Rank 0: waits for all other ranks; fds[r] is the connection of rank r, fds[0] = -1. */
-epx_status rendezvous_root(const struct rendezvous_config *config, int *fds);
+/* Rank 0: waits for all other ranks; channels[r] is the connection of rank r, channels[0] is closed. */
+epx_status rendezvous_root(const struct rendezvous_config *config, struct channel *channels);
 /* Other ranks: connects to rank 0 and waits until all ranks have. */
-epx_status rendezvous_client(const struct rendezvous_config *config, int *fd);
+epx_status rendezvous_client(const struct rendezvous_config *config, struct channel *channel);
 
 /* "rank 3", "ranks 3 and 5", "ranks 3, 5 and 2 more": those of 0..nranks-1 whose mark is 0. Returns how many. */
 int absent_ranks(const unsigned char *present, int nranks, char *text, size_t bytes);
 
 /* Sends an operation without payload. */
-int send_frame(int fd, enum wire_op op, uint64_t deadline);
+int send_frame(struct channel *channel, enum wire_op op, uint64_t deadline);
 /* Sends the reason of a failure to the peer, as far as that is possible before the deadline. */
-void send_error(int fd, epx_status status, const char *text, uint64_t deadline);
+void send_error(struct channel *channel, epx_status status, const char *text, uint64_t deadline);
 /* The rest of a WIRE_ERROR frame: fails with the sender's status and text. */
-epx_status receive_error(int fd, const struct wire_frame *frame, uint64_t deadline);
+epx_status receive_error(struct channel *channel, const struct wire_frame *frame, uint64_t deadline);
 epx_status fail_with(const struct wire_error *error);
-/* Sends a failure to all connected ranks, waits a short time until they have read it, closes, sets fds to -1. */
-void disconnect_all(int *fds, int count, epx_status status, const char *text);
+/* Sends a failure to all connected ranks, waits a short time until they have read it, closes. */
+void disconnect_all(struct channel *channels, int count, epx_status status, const char *text);
 
 #endif

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A rank other than 0 in the rendezvous (wire.h). It tries the ports on which rank 0 may listen, round after round,
- * until rank 0 of this job replies. Other services on these ports (a launcher's own store, another job) may send
- * invalid data or nothing. So each port has a short time to reply, which grows every round in case rank 0 is only slow.
+ * until rank 0 of this job replies and proves that it knows the secret. Other services on these ports (a launcher's own
+ * store, another job, somebody who waits for ranks) may send invalid data or nothing. So each port has a short time to
+ * reply, which grows every round in case rank 0 is only slow.
  */
 #include "boot/rendezvous.h"
 
@@ -25,7 +26,7 @@ struct client {
     int source_count;
     int round;
     uint64_t deadline;
-    char last[160]; /* result of the last attempt, for the message */
+    char last[320]; /* result of the last attempt, for the message */
 };
 
 enum outcome { JOINED, RETRY, GIVE_UP };
@@ -98,7 +99,25 @@ static enum outcome record_errno(struct client *client, const struct endpoint *t
     return record(client, to, what);
 }
 
-static enum outcome handshake(struct client *client, int fd, const struct endpoint *to, epx_status *status)
+/* Both sides prove that they know the secret. Until rank 0 has, it gets 40 random bytes and nothing else. */
+static enum outcome authenticate(struct client *client, struct channel *channel, const struct endpoint *to,
+                                 uint64_t deadline)
+{
+    char what[200];
+
+    if (!channel_handshake_all(channel, deadline))
+        return JOINED;
+    if (errno == EPROTO)
+        return record(client, to, "a service other than EPX replied");
+    if (errno != EACCES)
+        return record_errno(client, to);
+    snprintf(what, sizeof(what), "EPX replied, but it does not know this rank's secret, which is from %.100s",
+             client->config->key_from);
+    return record(client, to, what);
+}
+
+static enum outcome handshake(struct client *client, struct channel *channel, const struct endpoint *to,
+                              epx_status *status)
 {
     const struct rendezvous_config *config = client->config;
     struct wire_hello hello = {.magic = WIRE_HELLO_MAGIC,
@@ -109,51 +128,59 @@ static enum outcome handshake(struct client *client, int fd, const struct endpoi
     struct wire_frame reply;
     uint64_t deadline = reply_deadline(client);
 
-    if (send_all(fd, &hello, sizeof(hello), deadline) || receive_all(fd, &reply, sizeof(reply), deadline))
+    if (authenticate(client, channel, to, deadline) != JOINED)
+        return RETRY;
+    if (channel_send_all(channel, &hello, sizeof(hello), deadline) ||
+        channel_receive_all(channel, &reply, sizeof(reply), deadline))
         return record_errno(client, to);
     if (reply.magic != WIRE_FRAME_MAGIC)
         return record(client, to, "a service other than EPX replied");
     switch (reply.op) {
     case WIRE_WELCOME:
-        return send_frame(fd, WIRE_ACK, deadline) ? record_errno(client, to) : JOINED;
+        return send_frame(channel, WIRE_ACK, deadline) ? record_errno(client, to) : JOINED;
     case WIRE_OTHER_JOB:
         return record(client, to, "rank 0 of another job replied");
     case WIRE_ERROR:
-        *status = receive_error(fd, &reply, deadline_in(RENDEZVOUS_CLOSE_MS));
+        *status = receive_error(channel, &reply, deadline_in(RENDEZVOUS_CLOSE_MS));
         return GIVE_UP;
     default:
         return record(client, to, "unexpected reply");
     }
 }
 
-static enum outcome try_port(struct client *client, struct endpoint *to, int port, int *fd, epx_status *status)
+static enum outcome try_port(struct client *client, struct endpoint *to, int port, struct channel *channel,
+                             epx_status *status)
 {
     const struct endpoint *from = source_for(client, to);
     enum outcome outcome;
+    int fd;
 
     endpoint_set_port(to, port);
     if (from)
         copy_scope(to, from);
-    *fd = socket_connect(to, from, reply_deadline(client));
-    if (*fd < 0)
+    fd = socket_connect(to, from, reply_deadline(client));
+    if (fd < 0 || channel_start(channel, fd, client->config->key, AUTH_RENDEZVOUS, 0))
         return record_errno(client, to);
-    outcome = handshake(client, *fd, to, status);
-    if (outcome != JOINED) {
-        close(*fd);
-        *fd = -1;
-    }
+    outcome = handshake(client, channel, to, status);
+    if (outcome != JOINED)
+        channel_close(channel);
     return outcome;
 }
 
 /* ---- The rendezvous ----------------------------------------------------------------------------------------- */
 
-static enum outcome try_ports(struct client *client, int *fd, epx_status *status)
+static int last_port(const struct rendezvous_config *config)
 {
-    int first = client->config->port, last = first + RENDEZVOUS_MORE_PORTS;
+    const int last = config->port + config->ports - 1;
 
-    for (int port = first; port <= last && port <= 65535; port++)
+    return last > 65535 ? 65535 : last;
+}
+
+static enum outcome try_ports(struct client *client, struct channel *channel, epx_status *status)
+{
+    for (int port = client->config->port; port <= last_port(client->config); port++)
         for (int i = 0; i < client->master_count; i++) {
-            enum outcome outcome = try_port(client, &client->masters[i], port, fd, status);
+            enum outcome outcome = try_port(client, &client->masters[i], port, channel, status);
             if (outcome != RETRY || deadline_passed(client->deadline))
                 return outcome;
         }
@@ -168,31 +195,39 @@ static void pause_after(const struct client *client)
     poll_until(NULL, 0, until < client->deadline ? until : client->deadline);
 }
 
-static epx_status find_root(struct client *client, int *fd)
+static epx_status no_root(const struct client *client)
 {
     const struct rendezvous_config *config = client->config;
+    char ports[32];
+
+    snprintf(ports, sizeof(ports), config->ports > 1 ? "ports %d to %d" : "port %d", config->port, last_port(config));
+    return fail(EPX_ERR_TIMEOUT, "rank 0 did not reply at %s, %s, within %d ms (last attempt: %s)%s%s", config->host,
+                ports, config->timeout_ms, client->last, config->host_from ? "; to set another address: " : "",
+                config->host_from ? config->host_hint : "");
+}
+
+static epx_status find_root(struct client *client, struct channel *channel)
+{
     epx_status status = EPX_ERR_INTERNAL;
 
     for (; !deadline_passed(client->deadline); client->round++) {
-        enum outcome outcome = find_masters(client) ? try_ports(client, fd, &status) : RETRY;
+        enum outcome outcome = find_masters(client) ? try_ports(client, channel, &status) : RETRY;
         if (outcome == JOINED)
             return EPX_OK;
         if (outcome == GIVE_UP)
             return status;
         pause_after(client);
     }
-    return fail(EPX_ERR_TIMEOUT, "rank 0 did not reply at %s, ports %d to %d, within %d ms (last attempt: %s)%s%s",
-                config->host, config->port, config->port + RENDEZVOUS_MORE_PORTS, config->timeout_ms, client->last,
-                config->host_from ? "; to set another address: " : "", config->host_from ? config->host_hint : "");
+    return no_root(client);
 }
 
 /* Rank 0's deadline began before it replied, so START or an error arrives before this deadline. */
-static epx_status await_start(const struct rendezvous_config *config, int fd)
+static epx_status await_start(const struct rendezvous_config *config, struct channel *channel)
 {
     uint64_t deadline = deadline_in(config->timeout_ms + RENDEZVOUS_SLACK_MS);
     struct wire_frame frame;
 
-    if (receive_all(fd, &frame, sizeof(frame), deadline)) {
+    if (channel_receive_all(channel, &frame, sizeof(frame), deadline)) {
         if (errno == ETIMEDOUT)
             return fail(EPX_ERR_TIMEOUT, "rank 0 did not confirm within %d ms that all ranks have connected",
                         config->timeout_ms + RENDEZVOUS_SLACK_MS);
@@ -201,28 +236,26 @@ static epx_status await_start(const struct rendezvous_config *config, int fd)
     if (frame.magic == WIRE_FRAME_MAGIC && frame.op == WIRE_START)
         return EPX_OK;
     if (frame.magic == WIRE_FRAME_MAGIC && frame.op == WIRE_ERROR)
-        return receive_error(fd, &frame, deadline_in(RENDEZVOUS_CLOSE_MS));
-    return fail(EPX_ERR_INTERNAL, "invalid message %u from rank 0, expected START (%d)", frame.op, WIRE_START);
+        return receive_error(channel, &frame, deadline_in(RENDEZVOUS_CLOSE_MS));
+    return fail(EPX_ERR_MISMATCH, "invalid message %u from rank 0, expected START (%d)", frame.op, WIRE_START);
 }
 
-epx_status rendezvous_client(const struct rendezvous_config *config, int *fd)
+epx_status rendezvous_client(const struct rendezvous_config *config, struct channel *channel)
 {
     struct client client = {.config = config, .last = "no attempt yet"};
     epx_status status = EPX_OK;
 
-    *fd = -1;
+    *channel = CHANNEL_CLOSED;
     client.deadline = deadline_in(config->timeout_ms);
     if (config->interfaces && !host_is_loopback(config->host))
         status =
             interface_addresses(config->interfaces, client.sources, RENDEZVOUS_MAX_ADDRESSES, &client.source_count);
     if (!status)
-        status = find_root(&client, fd);
+        status = find_root(&client, channel);
     if (status)
         return status;
-    status = await_start(config, *fd);
-    if (status) {
-        close(*fd);
-        *fd = -1;
-    }
+    status = await_start(config, channel);
+    if (status)
+        channel_close(channel);
     return status;
 }

@@ -1,35 +1,35 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Rank 0 of the rendezvous (wire.h). A connection is PENDING until its rank has joined:
+ * Rank 0 of the rendezvous (wire.h). A connection waits in the lobby until it has proved that it knows the secret. Then
+ * it is PENDING until its rank has joined:
  *
- *   AWAIT_HELLO --valid hello--> AWAIT_ACK --ack--> joined: fds[rank]
+ *   AWAIT_HELLO --valid hello--> AWAIT_ACK --ack--> joined: channels[rank]
  *        |   \--another connection of this rank is in AWAIT_ACK--> HELD (checked again when that one joins or closes)
- *        \--no hello in time, not EPX, or another job--> closed
+ *        \--no hello or no ack in time, not EPX, or another job--> closed
  *
- * A wrong version, world size or rank in our own job fails the rendezvous on all ranks: waiting would not help.
+ * A wrong version, world size or rank in our own job fails the rendezvous on all ranks: waiting would not help. Only a
+ * rank that knows the secret can say so.
  */
 #include "boot/rendezvous.h"
 
 #include <errno.h>
-#include <limits.h>
-#include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "boot/interface.h"
-#include "util/log.h"
+#include "boot/listen.h"
+#include "boot/lobby.h"
 #include "util/status.h"
 
-enum { SPARE_PENDING = 32, BACKLOG = 4096, TICK_MS = 50 };
+enum { SPARE_PENDING = 32, TICK_MS = 50 };
 
 enum pending_state { AWAIT_HELLO, HELD, AWAIT_ACK };
 
 struct pending {
-    int fd;
+    struct channel channel;
     enum pending_state state;
-    uint64_t deadline; /* for the hello */
+    uint64_t deadline; /* for the hello, or the ack */
     size_t got;
     union {
         struct wire_hello hello;
@@ -40,161 +40,28 @@ struct pending {
 
 struct root {
     const struct rendezvous_config *config;
-    int *fds;
+    struct channel *channels;
     unsigned char *present;
     int joined;
-    int listeners[RENDEZVOUS_MAX_ADDRESSES];
-    int listener_count;
+    struct listeners listeners;
+    struct lobby lobby;
     struct pending *pending;
     struct pollfd *polls;
     int pending_count, pending_limit;
     uint64_t deadline;
 };
 
-/* ---- Listening ---------------------------------------------------------------------------------------------- */
-
-static int wildcard(struct endpoint *out, int family)
-{
-    memset(out, 0, sizeof(*out));
-    out->address.ss_family = (sa_family_t)family;
-    out->length = family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
-    return 1;
-}
-
-static int is_wildcard(const struct endpoint *endpoint)
-{
-    const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)&endpoint->address;
-
-    return endpoint->address.ss_family == AF_INET6 && IN6_IS_ADDR_UNSPECIFIED(&in6->sin6_addr);
-}
-
-static void warn_if_unlisted(const struct rendezvous_config *config, const struct endpoint *own, int own_count,
-                             const struct endpoint *master, int master_count)
-{
-    for (int i = 0; i < own_count; i++)
-        for (int j = 0; j < master_count; j++)
-            if (endpoint_same_host(&own[i], &master[j]))
-                return;
-    if (master_count)
-        log_line(LOG_WARN, "MASTER_ADDR %s is not an address of the interfaces that EPX_SOCKET_IFNAME \"%s\" selects",
-                 config->host, config->interfaces);
-}
-
-/* Addresses to listen on: all; those of the selected interfaces; or, when MASTER_ADDR is a loopback address, that one
- * only, which other machines cannot reach. */
-static epx_status choose_addresses(const struct root *root, struct endpoint *own, int *count)
-{
-    const struct rendezvous_config *config = root->config;
-    struct endpoint master[RENDEZVOUS_MAX_ADDRESSES];
-    int masters = 0;
-    epx_status status;
-
-    if (host_is_loopback(config->host))
-        return resolve_host(config->host, root->deadline, own, RENDEZVOUS_MAX_ADDRESSES, count);
-    *count = wildcard(own, AF_INET6);
-    if (!config->interfaces)
-        return EPX_OK;
-    status = interface_addresses(config->interfaces, own, RENDEZVOUS_MAX_ADDRESSES / 2, count);
-    if (status)
-        return status;
-    /* Debian resolves a machine's own name to a loopback address (127.0.1.1), and ranks on this machine connect to it.
-     * Rank 0 works even if it cannot resolve the name, so a failure is ignored. */
-    (void)resolve_host(config->host, deadline_in(RENDEZVOUS_HELLO_MS), master, RENDEZVOUS_MAX_ADDRESSES / 2, &masters);
-    for (int i = 0; i < masters; i++)
-        if (endpoint_is_loopback(&master[i]))
-            own[(*count)++] = master[i];
-    warn_if_unlisted(config, own, *count, master, masters);
-    return EPX_OK;
-}
-
-/* Without MASTER_ADDR the launcher's variables were only a guess: rank 0 may run on another machine, where no other
- * rank would find it. A name that cannot be resolved here proves nothing. */
-static epx_status check_guess(const struct root *root)
-{
-    const struct rendezvous_config *config = root->config;
-    struct endpoint master[RENDEZVOUS_MAX_ADDRESSES];
-    char name[HOST_NAME_MAX + 1] = "HOST";
-    int masters = 0;
-
-    if (!config->host_from)
-        return EPX_OK;
-    (void)resolve_host(config->host, deadline_in(RENDEZVOUS_HELLO_MS), master, RENDEZVOUS_MAX_ADDRESSES, &masters);
-    for (int i = 0; i < masters; i++)
-        if (endpoint_is_local(&master[i]))
-            return EPX_OK;
-    if (!masters)
-        return EPX_OK;
-    gethostname(name, HOST_NAME_MAX);
-    return fail(
-        EPX_ERR_USAGE,
-        "rank 0 runs on %s, but the other ranks will connect to %s (%s): set MASTER_ADDR and MASTER_PORT, as in "
-        "%s (HOST: %s)",
-        name, config->host, config->host_from, config->host_hint, name);
-}
-
-static void stop_listening(struct root *root)
-{
-    while (root->listener_count)
-        close(root->listeners[--root->listener_count]);
-}
-
-/* Listens on all addresses with one port: 0, or -1 with errno. */
-static int listen_on(struct root *root, struct endpoint *own, int count, int port)
-{
-    for (int i = 0; i < count; i++) {
-        int fd;
-        endpoint_set_port(&own[i], port);
-        fd = socket_listen(&own[i], BACKLOG);
-        if (fd >= 0) {
-            root->listeners[root->listener_count++] = fd;
-        } else if (errno == EADDRINUSE || errno == EACCES || count == 1) {
-            int saved = errno;
-            stop_listening(root);
-            errno = saved;
-            return -1;
-        } /* else one of several addresses is not usable, for example while duplicate address detection runs */
-    }
-    return root->listener_count ? 0 : -1;
-}
-
-static epx_status start_listening(struct root *root)
-{
-    struct endpoint own[RENDEZVOUS_MAX_ADDRESSES];
-    int first = root->config->port, last = first + RENDEZVOUS_MORE_PORTS, count;
-    epx_status status = check_guess(root);
-
-    if (!status)
-        status = choose_addresses(root, own, &count);
-    if (status)
-        return status;
-    last = last > 65535 ? 65535 : last;
-    for (int port = first; port <= last; port++) {
-        if (!listen_on(root, own, count, port)) {
-            log_line(LOG_INFO, "rank 0 listens on port %d for %d ranks", port, root->config->nranks - 1);
-            return EPX_OK;
-        }
-        if (errno == EAFNOSUPPORT && count == 1 && is_wildcard(&own[0])) {
-            count = wildcard(own, AF_INET); /* no IPv6 on this machine: try the same port again */
-            port--;
-        } else if (errno != EADDRINUSE && errno != EACCES) {
-            break;
-        }
-    }
-    return fail_errno(EPX_ERR_SYSTEM, "rank 0 cannot listen on any of the ports %d to %d", first, last);
-}
-
 /* ---- Pending connections ------------------------------------------------------------------------------------ */
 
-static void close_pending(struct pending *pending)
+static int is_open(const struct pending *pending)
 {
-    close(pending->fd);
-    pending->fd = -1;
+    return pending->channel.fd >= 0;
 }
 
 static struct pending *find_welcomed(struct root *root, int rank)
 {
     for (int i = 0; i < root->pending_count; i++)
-        if (root->pending[i].fd >= 0 && root->pending[i].state == AWAIT_ACK && root->pending[i].rank == rank)
+        if (is_open(&root->pending[i]) && root->pending[i].state == AWAIT_ACK && root->pending[i].rank == rank)
             return &root->pending[i];
     return NULL;
 }
@@ -202,8 +69,8 @@ static struct pending *find_welcomed(struct root *root, int rank)
 /* Sends the error to the pending rank, then returns it: the caller sends it to all ranks that have joined. */
 static epx_status reject(struct pending *pending, epx_status status)
 {
-    send_error(pending->fd, status, epx_last_error(), deadline_in(0));
-    shutdown(pending->fd, SHUT_WR);
+    send_error(&pending->channel, status, epx_last_error(), deadline_in(0));
+    shutdown(pending->channel.fd, SHUT_WR);
     return status;
 }
 
@@ -235,12 +102,12 @@ static epx_status handle_hello(struct root *root, struct pending *pending)
     epx_status status;
 
     if (hello->magic != WIRE_HELLO_MAGIC) {
-        close_pending(pending);
+        channel_close(&pending->channel);
         return EPX_OK;
     }
     if (hello->job != root->config->job) {
-        (void)send_frame(pending->fd, WIRE_OTHER_JOB, deadline_in(0));
-        close_pending(pending);
+        (void)send_frame(&pending->channel, WIRE_OTHER_JOB, deadline_in(0));
+        channel_close(&pending->channel);
         return EPX_OK;
     }
     status = check_hello(root, pending);
@@ -251,33 +118,34 @@ static epx_status handle_hello(struct root *root, struct pending *pending)
         return EPX_OK;
     pending->rank = hello->rank;
     pending->state = AWAIT_ACK;
+    pending->deadline = deadline_in(RENDEZVOUS_REPLY_MAX_MS);
     pending->got = 0;
-    if (send_frame(pending->fd, WIRE_WELCOME, deadline_in(0)))
-        close_pending(pending);
+    if (send_frame(&pending->channel, WIRE_WELCOME, deadline_in(0)))
+        channel_close(&pending->channel);
     return EPX_OK;
 }
 
 static void join(struct root *root, struct pending *pending)
 {
     if (pending->in.frame.magic != WIRE_FRAME_MAGIC || pending->in.frame.op != WIRE_ACK) {
-        close_pending(pending);
+        channel_close(&pending->channel);
         return;
     }
-    root->fds[pending->rank] = pending->fd;
+    root->channels[pending->rank] = pending->channel;
     root->present[pending->rank] = 1;
     root->joined++;
-    pending->fd = -1; /* fds[] owns it now */
+    pending->channel = CHANNEL_CLOSED; /* channels[] owns it now */
 }
 
 /* A pending connection is readable. In both states that read, the message has 32 bytes. */
 static epx_status recv_pending(struct root *root, struct pending *pending)
 {
     struct transfer transfer = {.data = &pending->in, .bytes = sizeof(pending->in), .done = pending->got};
-    int state = transfer_receive(pending->fd, &transfer);
+    int state = channel_receive(&pending->channel, &transfer);
 
     pending->got = transfer.done;
     if (state < 0) {
-        close_pending(pending);
+        channel_close(&pending->channel);
         return EPX_OK;
     }
     if (state == 0)
@@ -288,22 +156,30 @@ static epx_status recv_pending(struct root *root, struct pending *pending)
     return EPX_OK;
 }
 
-static epx_status accept_pending(struct root *root, int listener)
+/* Whoever knows the secret leaves the lobby. Without room, it connects again. */
+static void admit(struct root *root)
 {
-    while (root->pending_count < root->pending_limit) {
-        int fd = socket_accept(listener);
-        if (fd < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
-            return EPX_OK;
-        if (fd < 0)
-            return fail_errno(EPX_ERR_SYSTEM, "rank 0 cannot accept a connection (%d of %d ranks have connected)",
-                              root->joined + 1, root->config->nranks);
+    struct channel channel;
+
+    while (lobby_next(&root->lobby, &channel)) {
+        if (root->pending_count == root->pending_limit) {
+            channel_close(&channel);
+            continue;
+        }
         root->pending[root->pending_count++] =
-            (struct pending){.fd = fd, .state = AWAIT_HELLO, .deadline = deadline_in(RENDEZVOUS_HELLO_MS)};
+            (struct pending){.channel = channel, .state = AWAIT_HELLO, .deadline = deadline_in(RENDEZVOUS_HELLO_MS)};
     }
+}
+
+static epx_status accept_all(struct root *root, int listener)
+{
+    if (lobby_accept(&root->lobby, listener))
+        return fail_errno(EPX_ERR_SYSTEM, "rank 0 cannot accept a connection (%d of %d ranks have connected)",
+                          root->joined + 1, root->config->nranks);
     return EPX_OK;
 }
 
-/* Removes connections that are closed or sent no hello in time, and checks those in HELD again. */
+/* Removes connections that are closed or late, and checks those in HELD again. */
 static epx_status drop_stale(struct root *root)
 {
     int kept = 0;
@@ -311,15 +187,15 @@ static epx_status drop_stale(struct root *root)
     for (int i = 0; i < root->pending_count; i++) {
         struct pending *pending = &root->pending[i];
         epx_status status = EPX_OK;
-        if (pending->fd >= 0 && pending->state == AWAIT_HELLO && deadline_passed(pending->deadline))
-            close_pending(pending);
-        if (pending->fd >= 0 && pending->state == HELD)
+        if (is_open(pending) && pending->state != HELD && deadline_passed(pending->deadline))
+            channel_close(&pending->channel);
+        if (is_open(pending) && pending->state == HELD)
             status = handle_hello(root, pending);
         if (status)
             return status;
     }
     for (int i = 0; i < root->pending_count; i++)
-        if (root->pending[i].fd >= 0)
+        if (is_open(&root->pending[i]))
             root->pending[kept++] = root->pending[i];
     root->pending_count = kept;
     return EPX_OK;
@@ -329,56 +205,63 @@ static epx_status drop_stale(struct root *root)
 
 static epx_status timed_out(const struct root *root)
 {
-    char absent[128];
+    char absent[128], strangers[200] = "";
 
     absent_ranks(root->present, root->config->nranks, absent, sizeof(absent));
-    return fail(EPX_ERR_TIMEOUT, "%s did not connect within %d ms (rank 0 listens at %s, first port %d)", absent,
-                root->config->timeout_ms, root->config->host, root->config->port);
+    if (root->lobby.strangers)
+        snprintf(strangers, sizeof(strangers), "; %u connections did not know rank 0's secret, which is from %.100s",
+                 root->lobby.strangers, root->config->key_from);
+    return fail(EPX_ERR_TIMEOUT, "%s did not connect within %d ms (rank 0 listens at %s%s)", absent,
+                root->config->timeout_ms, root->listeners.text, strangers);
 }
 
 /* A rank that has joined sends nothing before START except an error; otherwise it closed the connection. */
 static epx_status recv_joined(const struct root *root, int rank)
 {
+    struct channel *channel = &root->channels[rank];
     struct wire_frame frame;
     uint64_t deadline = deadline_in(RENDEZVOUS_CLOSE_MS);
 
-    if (!receive_all(root->fds[rank], &frame, sizeof(frame), deadline) && frame.magic == WIRE_FRAME_MAGIC &&
+    if (!channel_receive_all(channel, &frame, sizeof(frame), deadline) && frame.magic == WIRE_FRAME_MAGIC &&
         frame.op == WIRE_ERROR)
-        return receive_error(root->fds[rank], &frame, deadline);
+        return receive_error(channel, &frame, deadline);
     return fail(EPX_ERR_PEER, "rank %d ended before all ranks had connected", rank);
 }
 
-/* Order of `polls`: listeners, pending connections, joined ranks (by rank; -1 where a rank is missing). */
+/* Order of `polls`: listeners, the lobby, pending connections, joined ranks (by rank; -1 where a rank is missing). */
 static size_t fill_polls(struct root *root)
 {
     size_t count = 0;
-    int room = root->pending_count < root->pending_limit;
 
-    for (int i = 0; i < root->listener_count; i++)
-        root->polls[count++] = (struct pollfd){.fd = room ? root->listeners[i] : -1, .events = POLLIN};
+    for (int i = 0; i < root->listeners.count; i++)
+        root->polls[count++] = (struct pollfd){.fd = root->listeners.fds[i], .events = POLLIN};
+    lobby_polls(&root->lobby, root->polls + count);
+    count += LOBBY_PLACES;
     for (int i = 0; i < root->pending_count; i++)
         root->polls[count++] =
-            (struct pollfd){.fd = root->pending[i].state == HELD ? -1 : root->pending[i].fd, .events = POLLIN};
+            (struct pollfd){.fd = root->pending[i].state == HELD ? -1 : root->pending[i].channel.fd, .events = POLLIN};
     for (int i = 1; i < root->config->nranks; i++)
-        root->polls[count++] = (struct pollfd){.fd = root->fds[i], .events = POLLIN};
+        root->polls[count++] = (struct pollfd){.fd = root->channels[i].fd, .events = POLLIN};
     return count;
 }
 
 static epx_status progress(struct root *root)
 {
     size_t count = fill_polls(root), at = 0;
-    int pending = root->pending_count, ready;
+    const int pending = root->pending_count;
     uint64_t tick = deadline_in(TICK_MS);
     epx_status status = EPX_OK;
 
-    ready = poll_until(root->polls, count, tick < root->deadline ? tick : root->deadline);
-    if (ready < 0)
+    if (poll_until(root->polls, count, tick < root->deadline ? tick : root->deadline) < 0)
         return fail_errno(EPX_ERR_SYSTEM, "rank 0 cannot wait for the other ranks");
-    for (int i = 0; !status && i < root->listener_count; i++, at++)
+    for (int i = 0; !status && i < root->listeners.count; i++, at++)
         if (root->polls[at].revents)
-            status = accept_pending(root, root->listeners[i]);
-    for (int i = 0; !status && i < pending; i++, at++)
-        if (root->polls[at].revents && root->pending[i].fd >= 0)
+            status = accept_all(root, root->listeners.fds[i]);
+    at += LOBBY_PLACES;
+    admit(root);
+    /* Newcomers too: their hello often comes with the proof, in what was read already. */
+    for (int i = 0; !status && i < root->pending_count; i++, at += i <= pending)
+        if (is_open(&root->pending[i]) && root->pending[i].state != HELD && (i >= pending || root->polls[at].revents))
             status = recv_pending(root, &root->pending[i]);
     for (int i = 1; !status && i < root->config->nranks; i++, at++)
         if (root->polls[at].revents)
@@ -396,7 +279,7 @@ static epx_status wait_for_ranks(struct root *root)
             status = timed_out(root);
     }
     for (int i = 1; !status && i < root->config->nranks; i++)
-        if (send_frame(root->fds[i], WIRE_START, root->deadline))
+        if (send_frame(&root->channels[i], WIRE_START, root->deadline))
             status = fail_errno(EPX_ERR_PEER, "rank %d ended before all ranks had connected", i);
     return status;
 }
@@ -408,37 +291,40 @@ static void reject_pending(struct root *root, epx_status status)
 
     snprintf(text, sizeof(text), "%s", epx_last_error());
     for (int i = 0; i < root->pending_count; i++)
-        if (root->pending[i].fd >= 0) {
+        if (is_open(&root->pending[i])) {
             if (status && root->pending[i].state == AWAIT_ACK)
-                send_error(root->pending[i].fd, status, text, deadline_in(0));
-            close_pending(&root->pending[i]);
+                send_error(&root->pending[i].channel, status, text, deadline_in(0));
+            channel_close(&root->pending[i].channel);
         }
     if (status)
-        disconnect_all(root->fds, root->config->nranks, status, text);
+        disconnect_all(root->channels, root->config->nranks, status, text);
 }
 
-epx_status rendezvous_root(const struct rendezvous_config *config, int *fds)
+epx_status rendezvous_root(const struct rendezvous_config *config, struct channel *channels)
 {
-    size_t nranks = (size_t)config->nranks;
-    struct root root = {.config = config, .fds = fds, .pending_limit = config->nranks + SPARE_PENDING};
+    const size_t nranks = (size_t)config->nranks;
+    struct root root = {.config = config, .channels = channels, .pending_limit = config->nranks + SPARE_PENDING};
     epx_status status = EPX_ERR_MEMORY;
 
     for (int i = 0; i < config->nranks; i++)
-        fds[i] = -1;
+        channels[i] = CHANNEL_CLOSED;
     root.deadline = deadline_in(config->timeout_ms);
+    lobby_open(&root.lobby, config->key, AUTH_RENDEZVOUS);
     root.present = calloc(nranks, 1);
     root.pending = calloc((size_t)root.pending_limit, sizeof(*root.pending));
-    root.polls = calloc((size_t)root.pending_limit + nranks + RENDEZVOUS_MAX_ADDRESSES, sizeof(*root.polls));
+    root.polls =
+        calloc((size_t)root.pending_limit + nranks + RENDEZVOUS_MAX_ADDRESSES + LOBBY_PLACES, sizeof(*root.polls));
     if (!root.present || !root.pending || !root.polls) {
         fail(EPX_ERR_MEMORY, "no memory for a rendezvous of %d ranks", config->nranks);
         goto free_all;
     }
     root.present[0] = 1;
-    status = start_listening(&root);
+    status = listeners_open(config, root.deadline, &root.listeners);
     if (status)
         goto free_all;
     status = wait_for_ranks(&root);
-    stop_listening(&root);
+    listeners_close(&root.listeners);
+    lobby_close(&root.lobby);
     reject_pending(&root, status);
 
 free_all:

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "util/status.h"
+#include "util/text.h"
 
 enum { NAMED_RANKS = 8 };
 
@@ -33,14 +34,14 @@ int absent_ranks(const unsigned char *present, int nranks, char *text, size_t by
     return absent;
 }
 
-int send_frame(int fd, enum wire_op op, uint64_t deadline)
+int send_frame(struct channel *channel, enum wire_op op, uint64_t deadline)
 {
     struct wire_frame frame = {.magic = WIRE_FRAME_MAGIC, .op = op};
 
-    return send_all(fd, &frame, sizeof(frame), deadline);
+    return channel_send_all(channel, &frame, sizeof(frame), deadline);
 }
 
-void send_error(int fd, epx_status status, const char *text, uint64_t deadline)
+void send_error(struct channel *channel, epx_status status, const char *text, uint64_t deadline)
 {
     struct {
         struct wire_frame frame;
@@ -49,21 +50,23 @@ void send_error(int fd, epx_status status, const char *text, uint64_t deadline)
                  .error = {.status = status}};
 
     snprintf(message.error.text, sizeof(message.error.text), "%s", text);
-    (void)send_all(fd, &message, sizeof(message), deadline);
+    (void)channel_send_all(channel, &message, sizeof(message), deadline);
 }
 
 epx_status fail_with(const struct wire_error *error)
 {
-    int known = error->status > EPX_OK && error->status <= EPX_ERR_INTERNAL;
+    const int known = error->status > EPX_OK && error->status <= EPX_ERR_INTERNAL;
+    char text[WIRE_TEXT];
 
-    return fail(known ? (epx_status)error->status : EPX_ERR_PEER, "%.*s", WIRE_TEXT - 1, error->text);
+    text_clean(text, sizeof(text), error->text, sizeof(error->text));
+    return fail(known ? (epx_status)error->status : EPX_ERR_PEER, "%s", text);
 }
 
-epx_status receive_error(int fd, const struct wire_frame *frame, uint64_t deadline)
+epx_status receive_error(struct channel *channel, const struct wire_frame *frame, uint64_t deadline)
 {
     struct wire_error error;
 
-    if (frame->bytes != sizeof(error) || receive_all(fd, &error, sizeof(error), deadline))
+    if (frame->bytes != sizeof(error) || channel_receive_all(channel, &error, sizeof(error), deadline))
         return fail(EPX_ERR_PEER, "the peer of a bootstrap connection failed and sent no reason");
     return fail_with(&error);
 }
@@ -81,29 +84,27 @@ static int discard(int fd)
 }
 
 /* Closing a socket with unread bytes resets the connection, and the error may be lost: read until the peers close. */
-static void drain(const int *fds, int count, uint64_t deadline)
+static void drain(const struct channel *channels, int count, uint64_t deadline)
 {
     for (int i = 0; i < count; i++) {
-        while (fds[i] >= 0 && socket_wait(fds[i], POLLIN, deadline) > 0)
-            if (!discard(fds[i]) || deadline_passed(deadline))
+        const int fd = channels[i].fd;
+        while (fd >= 0 && socket_wait(fd, POLLIN, deadline) > 0)
+            if (!discard(fd) || deadline_passed(deadline))
                 break;
     }
 }
 
-void disconnect_all(int *fds, int count, epx_status status, const char *text)
+void disconnect_all(struct channel *channels, int count, epx_status status, const char *text)
 {
     uint64_t deadline = deadline_in(RENDEZVOUS_CLOSE_MS), now = deadline_in(0);
 
     for (int i = 0; i < count; i++)
-        if (fds[i] >= 0) {
+        if (channels[i].fd >= 0) {
             /* Without waiting: a rank that does not read must not keep the others from getting the error. */
-            send_error(fds[i], status, text, now);
-            shutdown(fds[i], SHUT_WR);
+            send_error(&channels[i], status, text, now);
+            shutdown(channels[i].fd, SHUT_WR);
         }
-    drain(fds, count, deadline);
+    drain(channels, count, deadline);
     for (int i = 0; i < count; i++)
-        if (fds[i] >= 0) {
-            close(fds[i]);
-            fds[i] = -1;
-        }
+        channel_close(&channels[i]);
 }

@@ -2,6 +2,7 @@
 /* The settings of a rendezvous, from what the launcher says. */
 #include "boot/launcher.h"
 #include "boot/rendezvous.h"
+#include "boot/secret.h"
 #include "util/env.h"
 
 static uint64_t hash_text(uint64_t hash, const char *text)
@@ -20,7 +21,8 @@ static uint64_t job_of(int port, const char *id)
     return hash_text(hash, id);
 }
 
-void rendezvous_from_launcher(const struct launcher *launcher, int timeout_ms, struct rendezvous_config *config)
+void rendezvous_from_launcher(const struct launcher *launcher, const struct secret *secret, int timeout_ms,
+                              struct rendezvous_config *config)
 {
     *config = (struct rendezvous_config){.rank = launcher->rank,
                                          .nranks = launcher->nranks,
@@ -29,6 +31,9 @@ void rendezvous_from_launcher(const struct launcher *launcher, int timeout_ms, s
                                          .host_from = launcher->host_from,
                                          .host_hint = launcher->host_hint,
                                          .port = launcher->port,
+                                         .ports = launcher->ports,
+                                         .key = secret->off ? NULL : secret->key,
+                                         .key_from = secret->from,
                                          .job = job_of(launcher->port, launcher->job),
                                          .interfaces = env_string("EPX_SOCKET_IFNAME")};
 }

@@ -3,7 +3,9 @@
  * The bootstrap protocol over TCP. All ranks connect to rank 0:
  *
  *      rank r                                              rank 0
- *        | connect to MASTER_PORT, else to one of the next   | listens on the first free port of these
+ *        | connect to MASTER_PORT, or, where that was asked  | listens on MASTER_PORT, or on the first free port of
+ *        | for, to one of the next                           | these
+ *        | <----- both prove that they know the secret ----> | (auth.h) or close; all that follows is sealed
  *        | -- hello (version, job, r, world size) ---------> |
  *        | <------------------------------- WELCOME ------- | or OTHER_JOB: r tries the next port;
  *        | -- ACK -----------------------------------------> |   or ERROR: both fail
@@ -26,7 +28,7 @@
 #include <stdint.h>
 
 enum {
-    WIRE_VERSION = 1,
+    WIRE_VERSION = 2,
     WIRE_FRAME_MAGIC = 0x46585045, /* "EPXF" */
     WIRE_HELLO_MAGIC = 0x48585045, /* "EPXH" */
     WIRE_TEXT = 504

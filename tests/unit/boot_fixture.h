@@ -297,7 +297,7 @@ static inline int last_comes_late(const struct world *world, int rank)
     return open_and_gather(world, rank);
 }
 
-/* ---- Other services on the ports ------------------------------------------------------------------------------ */
+/* ---- Clients and services on the ports ---------------------------------------------------------------------- */
 
 static inline int listen_at(int port)
 {
@@ -310,6 +310,22 @@ static inline int listen_at(int port)
     assert_int_equal(bind(fd, (struct sockaddr *)&at, sizeof(at)), 0);
     assert_int_equal(listen(fd, 64), 0);
     return fd;
+}
+
+static inline int connect_to(int port)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    uint64_t deadline = clock_ns() + 5000000000u;
+
+    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    while (clock_ns() < deadline) {
+        int fd = socket(AF_INET, SOCK_STREAM, 0);
+        if (!connect(fd, (struct sockaddr *)&at, sizeof(at)))
+            return fd;
+        close(fd);
+        usleep(5000);
+    }
+    return -1;
 }
 
 /* Answers everybody with `text` ("" = closes at once). */

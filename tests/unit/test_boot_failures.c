@@ -2,6 +2,18 @@
 /* Ports that others use, and every way in which the rendezvous can fail. */
 #include "tests/unit/boot_fixture.h"
 
+#include "boot/channel.h"
+#include "boot/secret.h"
+
+/* Rank 0 may take another port than MASTER_PORT. */
+static void look_for_ports(int yes)
+{
+    if (yes)
+        setenv("EPX_MASTER_PORTS", "17", 1);
+    else
+        unsetenv("EPX_MASTER_PORTS");
+}
+
 /* ---- Tests: other services ------------------------------------------------------------------------------------- */
 
 static void a_silent_service_on_the_port_is_passed_over(void **state)
@@ -10,11 +22,13 @@ static void a_silent_service_on_the_port_is_passed_over(void **state)
     int listener = listen_at(world.port);
 
     (void)state;
+    look_for_ports(1);
     world_run(&world);
     close(listener);
     expect_all_ok(&world);
     assert_true(world.outcomes[1].seconds < 4);
     world_end(&world);
+    look_for_ports(0);
 }
 
 static void services_that_answer_nonsense_are_passed_over(void **state)
@@ -24,27 +38,13 @@ static void services_that_answer_nonsense_are_passed_over(void **state)
     pid_t rude = start_service(world.port + 1, "");
 
     (void)state;
+    look_for_ports(1);
     world_run(&world);
     stop_service(http);
     stop_service(rude);
     expect_all_ok(&world);
     world_end(&world);
-}
-
-static int connect_to(int port)
-{
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
-    uint64_t deadline = clock_ns() + 5000000000u;
-
-    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    while (clock_ns() < deadline) {
-        int fd = socket(AF_INET, SOCK_STREAM, 0);
-        if (!connect(fd, (struct sockaddr *)&at, sizeof(at)))
-            return fd;
-        close(fd);
-        usleep(5000);
-    }
-    return -1;
+    look_for_ports(0);
 }
 
 static void unknown_clients_of_rank_0_do_no_harm(void **state)
@@ -72,6 +72,7 @@ static void neighbouring_jobs_do_not_mix(void **state)
     int listener = listen_at(first.port);
 
     (void)state;
+    look_for_ports(1);
     second.port = first.port + 1; /* which the first takes, as its own is occupied */
     world_start(&first);
     usleep(100000);
@@ -82,6 +83,7 @@ static void neighbouring_jobs_do_not_mix(void **state)
     expect_all_ok(&second);
     world_end(&first);
     world_end(&second);
+    look_for_ports(0);
 }
 
 static void jobs_on_one_port_are_told_apart_by_id(void **state)
@@ -89,6 +91,7 @@ static void jobs_on_one_port_are_told_apart_by_id(void **state)
     struct world first = world_make(3, last_comes_late), second = world_make(2, open_and_gather);
 
     (void)state;
+    look_for_ports(1);
     second.port = first.port;
     setenv("EPX_JOB_ID", "first", 1);
     world_start(&first);
@@ -101,6 +104,7 @@ static void jobs_on_one_port_are_told_apart_by_id(void **state)
     expect_all_ok(&second);
     world_end(&first);
     world_end(&second);
+    look_for_ports(0);
 }
 
 /* ---- Tests: failures ----------------------------------------------------------------------------------------- */
@@ -220,6 +224,8 @@ static void another_version_is_refused(void **state)
         struct wire_frame frame;
         struct wire_error error;
     } answer;
+    struct secret secret;
+    struct channel channel;
     int fd;
 
     (void)state;
@@ -230,15 +236,18 @@ static void another_version_is_refused(void **state)
     name_this_run();
     fd = connect_to(world.port);
     assert_true(fd >= 0);
+    assert_int_equal(secret_read(1, &secret), EPX_OK);
+    assert_int_equal(channel_start(&channel, fd, secret.key, AUTH_RENDEZVOUS, 0), 0);
+    assert_int_equal(channel_handshake_all(&channel, deadline_in(5000)), 0);
     /* The job's number: what settings.c makes of the port alone. */
     hello.job = (0xcbf29ce484222325u ^ (uint64_t)world.port) * 0x100000001b3u;
-    assert_int_equal(write(fd, &hello, sizeof(hello)), sizeof(hello));
-    assert_int_equal(recv(fd, &answer, sizeof(answer), MSG_WAITALL), sizeof(answer));
-    close(fd);
+    assert_int_equal(channel_send_all(&channel, &hello, sizeof(hello), deadline_in(5000)), 0);
+    assert_int_equal(channel_receive_all(&channel, &answer, sizeof(answer), deadline_in(5000)), 0);
+    channel_close(&channel);
     world_wait(&world);
     assert_int_equal(answer.frame.op, WIRE_ERROR);
     assert_non_null(strstr(answer.error.text, "version"));
-    expect_failure(&world, 0, EPX_ERR_MISMATCH, "a rank uses version 2 of the bootstrap protocol, rank 0 version 1");
+    expect_failure(&world, 0, EPX_ERR_MISMATCH, "a rank uses version 3 of the bootstrap protocol, rank 0 version 2");
     world_end(&world);
 }
 

@@ -16,6 +16,12 @@ static const struct {
     {"UCCL_RDMA_ADAPTIVE_SLEEP", "idle proxies always sleep; EPX_PROXY_SLEEP_US says after how long"},
 };
 
+/* The value, but for the secret's. */
+static const char *shown(const struct env_entry *entry, const char *value)
+{
+    return value && !strcmp(entry->name, "EPX_SECRET") && strcmp(value, "none") ? "(set)" : value;
+}
+
 static void show_entry(struct report *report, const struct env_entry *entry)
 {
     char used[ENV_NAME_BYTES];
@@ -23,8 +29,8 @@ static void show_entry(struct report *report, const struct env_entry *entry)
     const int by_alias = value && strcmp(used, entry->name);
 
     if (value)
-        report_row(report, entry->name, "\"%s\"%s%s%s; the default is %s\n%s", value, by_alias ? " (by " : "",
-                   by_alias ? used : "", by_alias ? ")" : "", entry->fallback, entry->meaning);
+        report_row(report, entry->name, "\"%s\"%s%s%s; the default is %s\n%s", shown(entry, value),
+                   by_alias ? " (by " : "", by_alias ? used : "", by_alias ? ")" : "", entry->fallback, entry->meaning);
     else
         report_row(report, entry->name, "%s (not set)\n%s%s%s", entry->fallback, entry->meaning,
                    entry->aliases[0] ? "; also " : "", entry->aliases);
@@ -52,7 +58,7 @@ void doctor_env_json(void)
         printf("%s{", i ? ", " : "");
         json_or_null("name", table[i].name);
         printf(", ");
-        json_or_null("value", value);
+        json_or_null("value", shown(&table[i], value));
         printf(", ");
         json_or_null("by", value ? used : NULL);
         printf(", ");

@@ -26,6 +26,7 @@
 #include <unistd.h>
 
 #include "boot/launcher.h"
+#include "boot/secret.h"
 #include "commands.h"
 #include "output.h"
 #include "progress.h"
@@ -57,6 +58,7 @@ struct launch {
     pid_t self;
     int port;
     char job[20];
+    char secret[SECRET_TEXT]; /* "" = the user has set one */
 };
 
 /* ---- The environment of ranks -------------------------------------------------------------------------------- */
@@ -86,6 +88,14 @@ static void name_job(char job[20])
     snprintf(job, 20, "%016llx", (unsigned long long)number);
 }
 
+/* One of its own for every run. EPX_SECRET in an environment can be read by its user alone. */
+static void make_secret(char secret[SECRET_TEXT])
+{
+    secret[0] = 0;
+    if (!getenv("EPX_SECRET") && !getenv("EPX_SECRET_FILE") && secret_make(secret) != EPX_OK)
+        secret[0] = 0;
+}
+
 static void set_int(const char *name, int value)
 {
     char text[16];
@@ -104,6 +114,10 @@ static void set_environment(const struct launch *launch, int rank)
     set_int("MASTER_PORT", launch->port);
     setenv("MASTER_ADDR", "127.0.0.1", 1);
     setenv("EPX_JOB_ID", launch->job, 1);
+    if (launch->secret[0])
+        setenv("EPX_SECRET", launch->secret, 1);
+    if (!launch->options->port) /* it was free a moment ago */
+        setenv("EPX_MASTER_PORTS", "17", 0);
 }
 
 /* ---- Starting one rank --------------------------------------------------------------------------------------- */
@@ -484,6 +498,7 @@ int launch_ranks(const struct launch_options *options)
         launch.time_up_at = clock_ns() + (uint64_t)options->timeout_ms * 1000000u;
     launch.started_at = clock_ns();
     name_job(launch.job);
+    make_secret(launch.secret);
     fflush(NULL); /* or children would write what we have buffered once more */
     start_all(&launch);
     supervise(&launch);

@@ -49,8 +49,8 @@ static const struct option_table table = {
     .program = "epx run",
     .usage = "epx run -n RANKS [options] [--] PROGRAM [ARGUMENTS...]",
     .about = "Starts RANKS processes of PROGRAM on this machine and waits for all of them. Each one has RANK,\n"
-             "LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and EPX_JOB_ID in its environment,\n"
-             "from which EPX (and torch.distributed) finds the other ranks.",
+             "LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, EPX_JOB_ID and EPX_SECRET in its\n"
+             "environment, from which EPX (and torch.distributed) finds the other ranks.",
     .notes = "Example:  epx run -n 8 --tag ./my_program --its-option\n"
              "\n"
              "Exit status: 0 when every rank returned 0; otherwise that of the first rank that failed, or 128 + its\n"

@@ -159,10 +159,9 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *out)
 
 static void comm_free(struct ncclComm *comm)
 {
-    for (int i = 0; i < comm->fd_count; i++)
-        if (comm->fds[i] >= 0)
-            close(comm->fds[i]);
-    free(comm->fds);
+    for (int i = 0; i < comm->channel_count; i++)
+        channel_close(&comm->channels[i]);
+    free(comm->channels);
     pthread_mutex_destroy(&comm->lock);
     free(comm);
 }
@@ -184,19 +183,22 @@ static ncclResult_t connect_ranks(struct ncclComm *comm, const struct id *id)
                                              .timeout_ms = comm->timeout_ms,
                                              .host = id->host,
                                              .port = id->port,
+                                             .ports = 1 + RENDEZVOUS_MORE_PORTS,
+                                             .key = comm->secret.off ? NULL : comm->secret.key,
+                                             .key_from = comm->secret.from,
                                              .job = id->job,
                                              .interfaces = env_string("EPX_SOCKET_IFNAME")};
     const int count = comm->rank ? 1 : comm->nranks;
 
     if (comm->nranks == 1)
         return ncclSuccess;
-    comm->fds = malloc((size_t)count * sizeof(*comm->fds));
-    if (!comm->fds)
+    comm->channels = malloc((size_t)count * sizeof(*comm->channels));
+    if (!comm->channels)
         return standin_fail(ncclSystemError, "ncclCommInitRank: no memory for %d ranks", comm->nranks);
     for (int i = 0; i < count; i++)
-        comm->fds[i] = -1;
-    comm->fd_count = count;
-    if ((comm->rank ? rendezvous_client(&config, comm->fds) : rendezvous_root(&config, comm->fds)) != EPX_OK)
+        comm->channels[i] = CHANNEL_CLOSED;
+    comm->channel_count = count;
+    if ((comm->rank ? rendezvous_client(&config, comm->channels) : rendezvous_root(&config, comm->channels)) != EPX_OK)
         return standin_fail(ncclRemoteError, "ncclCommInitRank: rank %d: %s", comm->rank, epx_last_error());
     return ncclSuccess;
 }
@@ -229,7 +231,9 @@ static ncclResult_t comm_make(struct ncclComm **out, const struct id *id, int nr
     comm->timeout_ms = (int)env_int("EPX_BOOT_TIMEOUT_MS", 100000, 1, 1000000000);
     pthread_mutex_init(&comm->lock, NULL);
     log_set_rank(rank);
-    result = connect_ranks(comm, id);
+    result = secret_read(1, &comm->secret) == EPX_OK
+                 ? connect_ranks(comm, id)
+                 : standin_fail(ncclSystemError, "ncclCommInitRank: %s", epx_last_error());
     if (result != ncclSuccess)
         comm_free(comm);
     else
@@ -361,7 +365,8 @@ static int gather_all(struct ncclComm *comm, const void *send, void *recv, size_
 
     if (comm->broken)
         return -1;
-    comm->broken = (comm->rank ? allgather_client(&gather, comm->fds) : allgather_root(&gather, comm->fds)) != EPX_OK;
+    comm->broken =
+        (comm->rank ? allgather_client(&gather, comm->channels) : allgather_root(&gather, comm->channels)) != EPX_OK;
     if (comm->broken)
         log_line(LOG_ERROR, "rank %d: gathering %zu bytes: %s", comm->rank, bytes, epx_last_error());
     return comm->broken ? -1 : 0;

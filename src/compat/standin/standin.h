@@ -7,6 +7,8 @@
 #include <pthread.h>
 #include <stdint.h>
 
+#include "boot/secret.h"
+
 /* Remembers the sentence for ncclGetLastError on this thread, logs it at level "info", returns `result`. */
 ncclResult_t standin_fail(ncclResult_t result, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
@@ -16,8 +18,9 @@ struct ncclComm {
     int lsa_ranks, lsa_place; /* ranks of this one's node, and its place among them */
     int lsa_teams;
     uint64_t job;
-    int *fds; /* rank 0: of every rank; others: [0] is that of rank 0 */
-    int fd_count;
+    struct channel *channels; /* rank 0: of every rank; others: [0] is that of rank 0 */
+    int channel_count;
+    struct secret secret;
     int broken;
     uint64_t sequence;
     pthread_mutex_t lock; /* of one all-gather */
