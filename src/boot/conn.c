@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Connections over TCP: a port is a listening socket, a connection is a connected socket. */
+/* Connections over TCP: a port is a listening socket, a connection is a channel. */
 #include "boot/conn.h"
 
 #include <errno.h>
@@ -9,13 +9,18 @@
 #include <unistd.h>
 
 #include "boot/interface.h"
-#include "boot/socket.h"
+#include "boot/lobby.h"
 #include "util/status.h"
 
 enum { BACKLOG = 4096 };
 
 struct conn_port {
     int listener;
+    uint8_t key[CRYPTO_KEY];
+    const uint8_t *proof; /* key, or NULL */
+    struct lobby lobby;
+    struct channel **channels; /* by descriptor, which is what a connection is called outside */
+    int room;
 };
 
 /* Wire format of an IPv4 or IPv6 address. Both fit the 60 bytes of a conn_address. */
@@ -36,7 +41,8 @@ static int address_get(const struct conn_address *from, struct endpoint *at)
     return 0;
 }
 
-static epx_status port_open(int rank, int one_host, struct conn_address *own, struct conn_port **out)
+static epx_status port_open(int rank, int one_host, const uint8_t *key, struct conn_address *own,
+                            struct conn_port **out)
 {
     struct conn_port *port = calloc(1, sizeof(*port));
     struct endpoint at;
@@ -45,6 +51,10 @@ static epx_status port_open(int rank, int one_host, struct conn_address *own, st
     if (!port)
         return fail(EPX_ERR_MEMORY, "no memory for the port of rank %d", rank);
     port->listener = -1;
+    if (key)
+        memcpy(port->key, key, sizeof(port->key));
+    port->proof = key ? port->key : NULL;
+    lobby_open(&port->lobby, port->proof, AUTH_MEMBERSHIP);
     status = interface_own_address(one_host, &at);
     if (status != EPX_OK)
         goto free_port;
@@ -67,54 +77,111 @@ free_port:
     return status;
 }
 
+/* Gives the channel its number: that of its descriptor, or -errno. */
+static int keep(struct conn_port *port, const struct channel *channel)
+{
+    const int fd = channel->fd;
+    struct channel *kept = malloc(sizeof(*kept));
+
+    if (kept && fd >= port->room) {
+        const int room = 2 * fd + 16;
+        struct channel **larger = realloc(port->channels, (size_t)room * sizeof(*larger));
+        if (larger) {
+            memset(larger + port->room, 0, (size_t)(room - port->room) * sizeof(*larger));
+            port->channels = larger;
+            port->room = room;
+        }
+    }
+    if (!kept || fd >= port->room) {
+        struct channel gone = *channel;
+        channel_close(&gone);
+        free(kept);
+        return -ENOMEM;
+    }
+    *kept = *channel;
+    port->channels[fd] = kept;
+    return fd;
+}
+
 static int port_connect(struct conn_port *port, const struct conn_address *to)
 {
     struct endpoint at;
+    struct channel channel;
     int fd, rc = address_get(to, &at);
 
-    (void)port;
     if (rc)
         return rc;
     fd = socket_connect_start(&at);
-    return fd < 0 ? -errno : fd;
+    if (fd < 0 || channel_start(&channel, fd, port->proof, AUTH_MEMBERSHIP, 0))
+        return -errno;
+    return keep(port, &channel);
 }
 
 static int port_accept(struct conn_port *port)
 {
-    const int fd = socket_accept(port->listener);
+    struct channel channel;
+    const int rc = lobby_accept(&port->lobby, port->listener) ? -errno : -EAGAIN;
 
-    return fd < 0 ? -errno : fd;
+    return lobby_next(&port->lobby, &channel) ? keep(port, &channel) : rc;
+}
+
+/* Over another process's port the handshake fails: a rank keeps its port as long as it is there. */
+static int failure(void)
+{
+    switch (errno) {
+    case EPIPE:
+    case ECONNRESET:
+    case EBADMSG:
+        return -ENOTCONN;
+    case EACCES:
+    case EPROTO:
+        return -ECONNREFUSED;
+    default:
+        return -errno;
+    }
 }
 
 static int conn_send(struct conn_port *port, int conn, const void *data, size_t bytes)
 {
+    struct channel *channel = port->channels[conn];
     struct transfer transfer = {.data = (void *)(uintptr_t)data, .bytes = bytes};
+    int state = channel_handshake(channel);
 
-    (void)port;
-    if (transfer_send(conn, &transfer) < 0)
-        return errno == EPIPE || errno == ECONNRESET ? -ENOTCONN : -errno;
+    if (state > 0)
+        state = channel_send(channel, &transfer);
+    if (state < 0)
+        return failure();
     return transfer.done ? (int)transfer.done : -EAGAIN;
 }
 
 static int conn_recv(struct conn_port *port, int conn, void *data, size_t bytes)
 {
+    struct channel *channel = port->channels[conn];
     struct transfer transfer = {.data = data, .bytes = bytes};
+    int state = channel_handshake(channel);
 
-    (void)port;
-    if (transfer_receive(conn, &transfer) < 0 && !transfer.done)
-        return errno == ECONNRESET ? -ENOTCONN : -errno;
+    if (state > 0)
+        state = channel_receive(channel, &transfer);
+    if (state < 0 && !transfer.done)
+        return failure();
     return transfer.done ? (int)transfer.done : -EAGAIN;
 }
 
 static void conn_close(struct conn_port *port, int conn)
 {
-    (void)port;
-    close(conn);
+    channel_close(port->channels[conn]);
+    free(port->channels[conn]);
+    port->channels[conn] = NULL;
 }
 
 static void port_close(struct conn_port *port)
 {
+    for (int i = 0; i < port->room; i++)
+        if (port->channels[i])
+            conn_close(port, i);
+    lobby_close(&port->lobby);
     close(port->listener);
+    free(port->channels);
     free(port);
 }
 

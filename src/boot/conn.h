@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Connections between any two ranks, which need no third rank. Each rank has a port that accepts connections as long as
- * its group exists. The bytes of a connection arrive in order. No function blocks. The functions are behind a table
- * because the simulation has its own implementation (sim/conn.c).
+ * its group exists. The bytes of a connection arrive in order. No function blocks. Over TCP both ends prove that they
+ * know the group's key before the first byte (channel.h). The functions are behind a table because the simulation has
+ * its own implementation (sim/conn.c), which has no strangers.
  */
 #ifndef EPX_BOOT_CONN_H
 #define EPX_BOOT_CONN_H
@@ -21,14 +22,16 @@ struct conn_address {
 };
 
 struct conn_ops {
-    /* `one_host`: all ranks are on this machine. */
-    epx_status (*port_open)(int rank, int one_host, struct conn_address *own, struct conn_port **port);
+    /* `one_host`: all ranks are on this machine. key: 32 bytes that every rank knows; NULL = nobody proves anything. */
+    epx_status (*port_open)(int rank, int one_host, const uint8_t *key, struct conn_address *own,
+                            struct conn_port **port);
     /* Starts to connect: a connection (>= 0), which the other side may not have accepted yet; or -errno. */
     int (*connect)(struct conn_port *port, const struct conn_address *to);
-    /* A new incoming connection, or -EAGAIN, or another -errno. */
+    /* A new incoming connection, whose other end knows the key; or -EAGAIN, or another -errno. */
     int (*accept)(struct conn_port *port);
     /* Number of bytes (> 0), or -errno: -EAGAIN when none can be transferred now, -ENOTCONN after the last byte when
-     * the peer closed the connection or its process ended, -ECONNREFUSED when the port does not exist (any more). */
+     * the peer closed the connection or its process ended, -ECONNREFUSED when the port does not exist (any more), or
+     * belongs to somebody who does not know the key. Unsent data must be the first of the next send. */
     int (*send)(struct conn_port *port, int conn, const void *data, size_t bytes);
     int (*recv)(struct conn_port *port, int conn, void *data, size_t bytes);
     void (*close)(struct conn_port *port, int conn);

@@ -197,7 +197,7 @@ static epx_status check_arrivals(const struct membership *m, int number, size_t 
         if (r == m->rank || m->excluded[r])
             continue;
         if (there && peer->data[number & 1].bytes != bytes)
-            return fail(EPX_ERR_INTERNAL, "rank %d sends %zu bytes to an all-gather, rank %d %zu", m->rank, bytes, r,
+            return fail(EPX_ERR_MISMATCH, "rank %d sends %zu bytes to an all-gather, rank %d %zu", m->rank, bytes, r,
                         peer->data[number & 1].bytes);
         if (!there && peer->rx.conn < 0)
             return fail(EPX_ERR_PEER, "rank %d ended or gave up during the recovery", r);
@@ -285,7 +285,8 @@ void membership_set_peers(struct membership *m, const struct conn_address *all, 
     m->token = token;
 }
 
-epx_status membership_open(int rank, int nranks, int one_host, struct conn_address *own, struct membership **out)
+epx_status membership_open(int rank, int nranks, int one_host, const uint8_t *key, struct conn_address *own,
+                           struct membership **out)
 {
     const size_t n = (size_t)nranks;
     struct membership *m = calloc(1, sizeof(*m));
@@ -312,7 +313,7 @@ epx_status membership_open(int rank, int nranks, int one_host, struct conn_addre
     if (!m->addresses || !m->peers || !m->excluded)
         status = fail(EPX_ERR_MEMORY, "no memory for the membership of %d ranks", nranks);
     else
-        status = m->ops->port_open(rank, one_host, own, &m->port);
+        status = m->ops->port_open(rank, one_host, key, own, &m->port);
     if (status != EPX_OK) {
         membership_close(m);
         return status;

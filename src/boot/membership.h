@@ -17,7 +17,8 @@
 
 struct membership;
 
-epx_status membership_open(int rank, int nranks, int one_host, struct conn_address *own,
+/* key: of the group, 32 bytes; NULL = connections are not authenticated. */
+epx_status membership_open(int rank, int nranks, int one_host, const uint8_t *key, struct conn_address *own,
                            struct membership **membership);
 /* The addresses of all ranks, and a random number that only ranks of this group know. */
 void membership_set_peers(struct membership *membership, const struct conn_address *all, uint64_t token);

@@ -3,7 +3,8 @@
  * Creation of a group. Each step is an all-gather that also carries every rank's result so far, so that a rank that
  * cannot continue says so and no other waits for it.
  *
- *   1. compare      settings of all ranks: equal, or EPX_ERR_MISMATCH on all; which ranks share memory: the nodes
+ *   1. compare      settings of all ranks: equal, or EPX_ERR_MISMATCH on all; which ranks share memory: the nodes;
+ *                   random numbers of all ranks, which make the group's key together with the secret of the job
  *   2. place        with several nodes and a GPU: heaps in GPU memory or in host memory (heap.c)
  *   3. heaps        each rank maps the heaps of its node, and their region directories (region.h)
  *   4. addresses    with several nodes: addresses of the proxies, which connect (net.c)
@@ -19,8 +20,11 @@
 
 #include "group/config.h"
 #include "group/region.h"
+#include "util/crypto.h"
 #include "util/env.h"
+#include "util/runtime.h"
 #include "util/status.h"
+#include "util/text.h"
 
 struct step_result {
     int32_t status;
@@ -30,8 +34,12 @@ struct step_result {
 struct settings_message {
     struct step_result result;
     int64_t fields[SETTINGS_FIELDS];
-    uint8_t identity[64]; /* equal where ranks can map each other's memory */
+    uint8_t identity[64];      /* equal where ranks can map each other's memory */
+    uint8_t nonce[CRYPTO_KEY]; /* random */
+    int64_t proves;            /* enum proves */
 };
+
+enum proves { PROVES_NOTHING /* EPX_SECRET=none */, PROVES_SECRET, PROVES_WITHOUT_LIBRARY };
 
 struct flag_message {
     struct step_result result;
@@ -56,13 +64,15 @@ static void result_set(struct step_result *result, epx_status mine)
 static epx_status results_check(const struct epx_group *group, const void *cards, size_t stride)
 {
     const struct step_result *own = (const struct step_result *)((const char *)cards + (size_t)group->rank * stride);
+    char text[sizeof(own->message)];
 
     if (own->status != EPX_OK)
-        return fail((epx_status)own->status, "%s", own->message);
+        return fail((epx_status)own->status, "%s", text_clean(text, sizeof(text), own->message, sizeof(own->message)));
     for (int r = 0; r < group->nranks; r++) {
         const struct step_result *result = (const struct step_result *)((const char *)cards + (size_t)r * stride);
         if (result->status != EPX_OK)
-            return fail(EPX_ERR_PEER, "epx_group_create: rank %d failed: %.200s", r, result->message);
+            return fail(EPX_ERR_PEER, "epx_group_create: rank %d failed: %s", r,
+                        text_clean(text, 201, result->message, sizeof(result->message)));
     }
     return EPX_OK;
 }
@@ -111,6 +121,55 @@ static epx_status find_nodes(struct epx_group *group, const struct settings_mess
     return EPX_OK;
 }
 
+/* Only groups that make connections of their own need a key. */
+static int needs_key(const struct epx_group *group)
+{
+    return group->nranks > 1 && !runtime()->conns && (group->nnodes > 1 || group->set.enable_mask);
+}
+
+/* All ranks come to the same result. */
+static epx_status check_proves(const struct epx_group *group, const struct settings_message *all)
+{
+    for (int r = 1; r < group->nranks; r++)
+        if (!all[r].proves != !all[0].proves)
+            return fail(EPX_ERR_MISMATCH,
+                        "epx_group_create: rank %d has EPX_SECRET=none and rank %d has not: expected the same on all",
+                        all[r].proves ? 0 : r, all[r].proves ? r : 0);
+    for (int r = 0; needs_key(group) && r < group->nranks; r++)
+        if (all[r].proves == PROVES_WITHOUT_LIBRARY)
+            return fail(EPX_ERR_UNSUPPORTED,
+                        "epx_group_create: rank %d cannot prove who it is: it has neither libsodium nor libcrypto of "
+                        "OpenSSL (Debian: libsodium23 or libssl3); EPX_SECRET=none on all ranks does without "
+                        "(docs/security.md)",
+                        r);
+    return EPX_OK;
+}
+
+/* The random numbers have come over the caller's all-gather, or sealed over the rendezvous. */
+static epx_status make_key(struct epx_group *group, const struct settings_message *all)
+{
+    const size_t n = (size_t)group->nranks;
+    uint8_t *nonces = NULL;
+    int rc = -1;
+    epx_status status = check_proves(group, all);
+
+    if (status != EPX_OK || !all[0].proves || !needs_key(group))
+        return status;
+    nonces = calloc(n, CRYPTO_KEY);
+    for (size_t r = 0; nonces && r < n; r++)
+        memcpy(nonces + r * CRYPTO_KEY, all[r].nonce, CRYPTO_KEY);
+    if (nonces)
+        rc = crypto()->hmac(boot_key(group->boot), nonces, n * CRYPTO_KEY, group->key);
+    free(nonces);
+    group->has_key = !rc;
+    return rc ? fail(EPX_ERR_SYSTEM, "epx_group_create: the key of %zu ranks cannot be computed", n) : EPX_OK;
+}
+
+const uint8_t *handshake_key(const struct epx_group *group)
+{
+    return group->has_key ? group->key : NULL;
+}
+
 epx_status handshake_compare(struct epx_group *group, epx_status mine)
 {
     struct settings_message own, *all = calloc((size_t)group->nranks, sizeof(*all));
@@ -121,6 +180,11 @@ epx_status handshake_compare(struct epx_group *group, epx_status mine)
     memset(&own, 0, sizeof(own));
     if (mine == EPX_OK)
         mine = group->device->ops->identity(group->device, own.identity);
+    if (!runtime()->conns && boot_key(group->boot)) {
+        own.proves = crypto() ? PROVES_SECRET : PROVES_WITHOUT_LIBRARY;
+        if (mine == EPX_OK)
+            mine = crypto_random(own.nonce, sizeof(own.nonce));
+    }
     result_set(&own.result, mine);
     settings_pack(&group->set, own.fields);
     status = handshake_allgather(group, &own, all, sizeof(own));
@@ -130,6 +194,8 @@ epx_status handshake_compare(struct epx_group *group, epx_status mine)
         status = settings_compare(all[0].fields, group->nranks, sizeof(*all));
     if (status == EPX_OK)
         status = find_nodes(group, all);
+    if (status == EPX_OK)
+        status = make_key(group, all);
     free(all);
     return status;
 }
@@ -145,7 +211,7 @@ static epx_status map_heaps(struct epx_group *group, const struct heap_message *
             return status;
         const struct control *c = group->bases[r];
         if (group->device->ops->caps & DEVICE_HOST_HEAP && (c->magic != CONTROL_MAGIC || c->rank != (uint32_t)r))
-            return fail(EPX_ERR_INTERNAL, "epx_group_create: the heap of rank %d does not begin as expected", r);
+            return fail(EPX_ERR_MISMATCH, "epx_group_create: the heap of rank %d does not begin as expected", r);
         regions_add_peer(group, r, &all[r].directory);
     }
     regions_update_members(group);
@@ -233,7 +299,8 @@ epx_status handshake_membership(struct epx_group *group)
     epx_status status = EPX_OK, mine;
 
     memset(&own, 0, sizeof(own));
-    mine = membership_open(group->rank, group->nranks, group->nnodes == 1, &own.address, &group->membership);
+    mine = membership_open(group->rank, group->nranks, group->nnodes == 1, handshake_key(group), &own.address,
+                           &group->membership);
     if (mine == EPX_OK && getrandom(&own.token, sizeof(own.token), 0) != (ssize_t)sizeof(own.token))
         mine = fail_errno(EPX_ERR_SYSTEM, "epx_group_create: getrandom");
     result_set(&own.result, mine);

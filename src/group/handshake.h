@@ -6,7 +6,7 @@
 
 #include "group/objects.h"
 
-/* Also finds the nodes. */
+/* Also finds the nodes, and makes the group's key. */
 epx_status handshake_compare(struct epx_group *group, epx_status mine);
 epx_status handshake_heaps(struct epx_group *group, epx_status mine);
 epx_status handshake_ready(struct epx_group *group, epx_status mine);
@@ -16,6 +16,8 @@ epx_status handshake_any(struct epx_group *group, epx_status mine, int *flag);
 epx_status handshake_membership(struct epx_group *group);
 /* An all-gather of all ranks; during recovery, of the remaining ranks: the others' parts are zero. */
 epx_status handshake_allgather(struct epx_group *group, const void *send, void *recv, size_t bytes);
+/* 32 bytes that only the ranks of this group know; NULL: nobody proves anything. */
+const uint8_t *handshake_key(const struct epx_group *group);
 /* How long this rank may take between two steps: its peers must still be waiting when it reports why it failed. */
 int handshake_step_ms(const struct epx_group *group);
 

@@ -20,6 +20,8 @@ enum staged_kind { STAGED_NONE, STAGED_DISPATCH, STAGED_COMBINE, STAGED_KINDS };
 struct epx_group {
     struct device *device;
     struct boot *boot;
+    uint8_t key[32];               /* that only the ranks of this group know */
+    int has_key;                   /* 0: EPX_SECRET=none, one rank, or a simulation */
     struct membership *membership; /* NULL without enable_mask */
     int use_membership;            /* collective steps go through it during recovery */
     int mask_updated;              /* epx_mask_update has masked ranks since the ranks last agreed */

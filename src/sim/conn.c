@@ -61,12 +61,14 @@ static int *find_port(int number)
     return NULL;
 }
 
-static epx_status port_open(int rank, int one_host, struct conn_address *own, struct conn_port **out)
+static epx_status port_open(int rank, int one_host, const uint8_t *key, struct conn_address *own,
+                            struct conn_port **out)
 {
     struct conn_port *port = calloc(1, sizeof(*port));
     int *place = find_port(0);
 
     (void)one_host;
+    (void)key;
     if (!port || !place) {
         free(port);
         return fail(EPX_ERR_MEMORY, "no memory for a simulated port");

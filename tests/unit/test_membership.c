@@ -12,6 +12,8 @@
 
 enum { N = 5, GATHERS = 20, LARGE = 300000 };
 
+static const uint8_t key[32] = {7, 7, 7};
+
 /* What one rank does, and the expected result. */
 struct part {
     int stays_away;    /* it has a port, but does not take part */
@@ -98,7 +100,7 @@ static int run_rank(int rank, int n, epx_bootstrap *boot, void *arg)
     int rc = 0;
 
     (void)n;
-    if (membership_open(rank, N, 1, &own, &m) != EPX_OK || boot_gather(boot, &own, all, sizeof(own)))
+    if (membership_open(rank, N, 1, key, &own, &m) != EPX_OK || boot_gather(boot, &own, all, sizeof(own)))
         return -1;
     membership_set_peers(m, all, 0x5eed);
     if (rank == 0 && scenario->before)
