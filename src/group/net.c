@@ -19,6 +19,7 @@
 #include "util/pause.h"
 #include "util/runtime.h"
 #include "util/status.h"
+#include "util/text.h"
 
 #define RING_SLOTS 4096
 #define RESPONSE_MS 200 /* one turn takes microseconds, but the thread may have to wait for a core */
@@ -132,6 +133,7 @@ static epx_status open_proxies(struct epx_group *group, int *dmabuf)
     o.timeout_ms = group->set.timeout_ms;
     o.open_ms = handshake_step_ms(group);
     o.world = runtime()->net_world;
+    o.key = handshake_key(group);
     o.remote = group->remote;
     o.absent = group->map.out;
     o.device_kind = group->device->ops->kind;
@@ -165,16 +167,17 @@ static epx_status compare_nets(struct epx_group *group)
         status = handshake_allgather(group, own, all, sizeof(own));
     for (int r = 0; r < group->nranks && status == EPX_OK; r++) {
         const char *theirs = all + (size_t)r * NET_NAME;
+        char a[NET_NAME], b[NET_NAME];
 
         if (group->map.out[r])
             continue;
         first = first < 0 ? r : first;
         if (strncmp(theirs, all + (size_t)first * NET_NAME, NET_NAME) != 0)
-            status = fail(
-                EPX_ERR_MISMATCH,
-                "epx_group_create: rank %d has net = %.15s where rank %d has %.15s (epx_group_config.net, EPX_NET, "
-                "or what each machine has)",
-                r, theirs, first, all + (size_t)first * NET_NAME);
+            status = fail(EPX_ERR_MISMATCH,
+                          "epx_group_create: rank %d has net = %s where rank %d has %s (epx_group_config.net, EPX_NET, "
+                          "or what each machine has)",
+                          r, text_clean(a, sizeof(a), theirs, NET_NAME), first,
+                          text_clean(b, sizeof(b), all + (size_t)first * NET_NAME, NET_NAME));
     }
     free(all);
     return status;

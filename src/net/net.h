@@ -16,9 +16,10 @@
 struct net; /* starts with `const struct net_ops *ops` */
 
 enum {
-    NET_ORDERED = 1,       /* puts to one peer land in the order they were posted */
-    NET_DEVICE_MEMORY = 2, /* can register GPU memory, of the kind that open was told */
-    NET_NEEDS_PROGRESS = 4 /* incoming data moves only while poll is called */
+    NET_ORDERED = 1,        /* puts to one peer land in the order they were posted */
+    NET_DEVICE_MEMORY = 2,  /* can register GPU memory, of the kind that open was told */
+    NET_NEEDS_PROGRESS = 4, /* incoming data moves only while poll is called */
+    NET_KNOWN_SENDERS = 8   /* what arrives was sent by a peer; else by whoever knows the address */
 };
 
 #define NET_ADDRESS_MAX 240
@@ -55,6 +56,7 @@ struct net_options {
     int timeout_ms;
     const char *provider; /* "" = automatic; ofi: "tcp", "shm", "efa", ...; verbs: card filter as EPX_IB_HCA */
     void *world;          /* sim: the simulated world all ranks share; others ignore it */
+    const uint8_t *key;   /* 32 bytes that only the ranks of the group know; NULL: arrivals are not checked */
     /* net_memory.kind of what will be registered; where it cannot be, caps() lacks NET_DEVICE_MEMORY */
     int memory_kind;
 };
@@ -71,14 +73,15 @@ struct net_put {
 enum net_event_kind {
     NET_SENT, /* the put with this cookie, and all earlier ones to this peer since the last NET_SENT: `count` of them */
     NET_ARRIVED, /* a peer's immediate; its bytes are visible */
-    NET_FAILED   /* this peer is lost: what was posted to it will not complete. `error` is an errno value */
+    NET_FAILED,  /* this peer is lost: what was posted to it will not complete. `error` is an errno value */
+    NET_REFUSED  /* `count` arrivals were not from peers, and are ignored */
 };
 
 struct net_event {
     enum net_event_kind kind;
     int peer;           /* SENT, FAILED; -1 where a back end cannot tell (ARRIVED: see the immediate) */
     uint32_t immediate; /* ARRIVED */
-    uint32_t count;     /* SENT: how many puts it completes, 1 or more */
+    uint32_t count;     /* SENT: how many puts it completes, 1 or more; REFUSED */
     int error;
     uint64_t cookie;
 };

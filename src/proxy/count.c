@@ -14,6 +14,7 @@
  * A counter has one writer: the pair (this rank, source) always uses the same thread. It is never reset.
  */
 #include "proxy/internal.h"
+#include "util/log.h"
 
 static void refuse(struct proxy_thread *t, const struct net_event *event, int64_t expected, int64_t seen,
                    const char *text)
@@ -22,6 +23,11 @@ static void refuse(struct proxy_thread *t, const struct net_event *event, int64_
     const int peer = event->peer >= 0 ? event->peer : rank < t->group->options.nranks ? rank : -1;
 
     stat_add(&t->stats.refused, 1);
+    if (!(t->ops->caps(t->net) & NET_KNOWN_SENDERS)) { /* it may be anybody's: not a reason to end the job */
+        if (t->stats.refused == 1)
+            log_line(LOG_WARN, "%s; it is ignored, as all that follow: anybody can send here", text);
+        return;
+    }
     proxy_fault(t, FAULT_ARRIVAL, EPX_ERR_MISMATCH, peer, expected, seen, text);
 }
 

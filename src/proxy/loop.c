@@ -141,6 +141,8 @@ static int poll_net(struct proxy_thread *t)
             handle_completion(t, &events[i]);
         else if (events[i].kind == NET_ARRIVED)
             count_arrival(t, &events[i]);
+        else if (events[i].kind == NET_REFUSED)
+            stat_add(&t->stats.refused, events[i].count);
         else
             handle_failed(t, &events[i]);
     }

@@ -33,6 +33,7 @@ struct proxy_options {
     const struct net_ops *net;
     const char *provider;
     void *world;           /* for the sim network */
+    const uint8_t *key;    /* of the group, 32 bytes, for the network; NULL = none */
     const uint8_t *remote; /* [nranks]: 1 = reached through the network */
     const uint8_t *absent; /* [nranks] or NULL: 1 = lost already: not connected, and its commands are dropped */
     void *heap;            /* registered with every endpoint */

@@ -70,6 +70,7 @@ static epx_status open_endpoint(struct proxy_thread *t)
                                     .timeout_ms = o->timeout_ms,
                                     .provider = t->group->provider,
                                     .world = o->world,
+                                    .key = o->key,
                                     .memory_kind = o->memory_kind};
 
     set_state(t, STATE_OPEN);

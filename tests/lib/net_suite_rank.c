@@ -91,7 +91,9 @@ int suite_open_alone(struct suite_rank *self)
                                         .nranks = self->nranks,
                                         .timeout_ms = self->timeout_ms,
                                         .provider = self->suite->provider ? self->suite->provider : "",
-                                        .world = self->world};
+                                        .world = self->world,
+                                        .key =
+                                            self->no_key ? NULL : (const uint8_t *)"the key of all ranks of a suite "};
     const size_t bytes = SUITE_GUARD + SUITE_HEAP + SUITE_GUARD;
 
     self->memory = self->suite->memory ? self->suite->memory(bytes) : aligned_alloc(4096, bytes);
@@ -201,6 +203,8 @@ static int on_event(struct suite_rank *self, const struct net_event *event)
             return suite_fail(self, "the loss of %d is reported twice", event->peer);
         self->lost[event->peer] = event->error;
         return 0;
+    case NET_REFUSED:
+        return suite_fail(self, "%u arrivals of peers were refused", event->count);
     }
     return suite_fail(self, "event of kind %d", (int)event->kind);
 }

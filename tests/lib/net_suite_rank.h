@@ -41,6 +41,7 @@ struct suite_rank {
     void *world;
     int rank, nranks;
     int timeout_ms; /* given to the network */
+    int no_key;     /* likewise: arrivals are not checked */
     struct net *net;
     uint8_t *memory, *heap;
     uint32_t posted[SUITE_RANKS], completed[SUITE_RANKS]; /* puts to a peer */

@@ -108,7 +108,7 @@ static inline epx_status blocking_open(const struct net_options *options, struct
 static inline unsigned blocking_caps(struct net *net)
 {
     (void)net;
-    return NET_ORDERED;
+    return NET_ORDERED | NET_KNOWN_SENDERS;
 }
 
 static inline epx_status blocking_address(struct net *net, struct net_address *address)

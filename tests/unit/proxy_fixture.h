@@ -92,7 +92,7 @@ static inline epx_status chaos_probe(const char *provider, char *text, size_t by
 static inline unsigned chaos_caps(struct net *net)
 {
     (void)net;
-    return 0;
+    return NET_KNOWN_SENDERS;
 }
 
 static inline epx_status chaos_address(struct net *net, struct net_address *address)

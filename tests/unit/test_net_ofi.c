@@ -3,17 +3,21 @@
 #include "tests/unit/net_suite_cmocka.h"
 
 #include <arpa/inet.h>
+#include <dirent.h>
 #include <errno.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netinet/in.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <unistd.h>
 
 #include "net/ofi/ofi.h"
+#include "util/clock.h"
+#include "tests/lib/unit.h"
 
 static const struct net_suite tcp = {.label = "ofi_tcp", .ops = &net_ofi_ops, .provider = "tcp"};
 /* The layer that older versions of libfabric put above tcp; verbs is used through it too. */
@@ -222,6 +226,7 @@ static int strangers_do_no_harm(struct suite_rank *self)
     enum { CALLS = 24, PUTS = 20 };
     const int peer = 1 - self->rank;
 
+    self->no_key = 1; /* with one, nobody can call rank 0 any more */
     SUITE_TRY(suite_open_alone(self));
     SUITE_TRY(suite_publish(self));
     if (self->rank < 2 &&
@@ -243,6 +248,156 @@ static int strangers_do_no_harm(struct suite_rank *self)
     return suite_barrier(self);
 }
 
+/* ---- Somebody who knows an address and speaks libfabric, but does not know the key */
+
+static int join_peer(struct suite_rank *self, int peer)
+{
+    if (self->suite->ops->connect(self->net, peer, &self->shared->addresses[peer], &self->shared->regions[peer]))
+        return suite_fail(self, "connect: %s", epx_last_error());
+    return 0;
+}
+
+/* A hello of rank 0's, then signals of rank 0's: writes without a single byte, for which libfabric asks for no key. */
+static int write_nothing(struct ofi_net *n, fi_addr_t to, int number)
+{
+    const uint64_t data = number ? 0x80000000u | (uint64_t)(number % 64) << 12 : OFI_HELLO;
+    struct fi_msg_rma message = {.addr = to, .data = data, .context = &n->ops[number]};
+
+    return (int)fi_writemsg(n->ep, &message, FI_REMOTE_CQ_DATA | FI_COMPLETION);
+}
+
+static int forge(struct suite_rank *self)
+{
+    const struct net_options options = {.nranks = 3, .timeout_ms = 5000, .provider = "tcp"};
+    const uint64_t end = clock_ns() + 20000000000u;
+    struct fi_cq_data_entry entry;
+    struct ofi_net *n;
+    struct net *net;
+    fi_addr_t to;
+    int posted = 0, done = 0;
+
+    SUITE_CHECK(self, !net_ofi_ops.open(&options, &net));
+    n = (struct ofi_net *)net;
+    SUITE_CHECK(self, fi_av_insert(n->av, self->shared->addresses[1].data + sizeof(struct ofi_wire_address), 1, &to, 0,
+                                   NULL) == 1);
+    while (done < 101 && clock_ns() < end) {
+        posted += posted < 101 && !write_nothing(n, to, posted);
+        done += fi_cq_read(n->cq, &entry, 1) == 1;
+    }
+    net_ofi_ops.close(net);
+    SUITE_CHECK(self, done == 101);
+    atomic_store(&self->shared->word, 1);
+    return 0;
+}
+
+/* Rank 1 sees what is forged, and nothing of it gets through. */
+static int watch(struct suite_rank *self)
+{
+    uint32_t refused = 0;
+
+    while (!atomic_load(&self->shared->stop) && (!atomic_load(&self->shared->word) || refused < 101)) {
+        struct net_event events[8];
+        const int n = self->suite->ops->poll(self->net, events, 8);
+
+        SUITE_CHECK(self, n >= 0);
+        for (int i = 0; i < n; i++) {
+            if (events[i].kind != NET_REFUSED)
+                return suite_fail(self, "event of kind %d, immediate %#x", (int)events[i].kind, events[i].immediate);
+            refused += events[i].count;
+        }
+        suite_yield(self);
+    }
+    SUITE_CHECK(self, refused == 101); /* the hello too */
+    return 0;
+}
+
+static int forged_arrivals_are_ignored(struct suite_rank *self)
+{
+    const int peer = 1 - self->rank;
+
+    SUITE_TRY(suite_open_alone(self));
+    SUITE_TRY(suite_publish(self));
+    if (self->rank == 1)
+        SUITE_TRY(join_peer(self, 0));
+    if (self->rank == 2)
+        SUITE_TRY(forge(self));
+    else if (self->rank == 1)
+        SUITE_TRY(watch(self));
+    SUITE_TRY(suite_barrier(self));
+    if (self->rank == 0) /* its hello comes after the stranger's */
+        SUITE_TRY(join_peer(self, 1));
+    for (int i = 0; i < 20 && self->rank < 2; i++)
+        SUITE_TRY(suite_put(self, peer, 0, 65536, 16384, 0));
+    if (self->rank < 2)
+        SUITE_TRY(suite_wait_arrived(self, peer, 20));
+    SUITE_TRY(suite_wait_completed(self));
+    SUITE_CHECK(self, suite_guards_hold(self));
+    return suite_barrier(self);
+}
+
+static int count_descriptors(void)
+{
+    DIR *folder = opendir("/proc/self/fd");
+    int count = 0;
+
+    while (folder && readdir(folder))
+        count++;
+    if (folder)
+        closedir(folder);
+    return count;
+}
+
+/* Rank 2 opens 1500 connections to each of the others, and keeps them. */
+static int flood(struct suite_rank *self)
+{
+    struct rlimit limit = {.rlim_cur = 4096, .rlim_max = 4096};
+
+    setrlimit(RLIMIT_NOFILE, &limit);
+    for (int i = 0; i < 3000; i++) {
+        struct sockaddr_storage at = {0};
+        struct ofi_wire_address wire;
+        const int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+
+        memcpy(&wire, self->shared->addresses[i % 2].data, sizeof(wire));
+        memcpy(&at, self->shared->addresses[i % 2].data + sizeof(wire), wire.bytes);
+        if (fd >= 0 && connect(fd, (struct sockaddr *)&at, (socklen_t)wire.bytes) && errno != EINPROGRESS)
+            return suite_fail(self, "connect: %s", strerror(errno));
+    }
+    usleep(300000);
+    atomic_store(&self->shared->word, 1);
+    return 0;
+}
+
+static int connections_of_strangers_cost_nothing(struct suite_rank *self)
+{
+    const int peer = 1 - self->rank;
+    int before = 0;
+    uint32_t sent = 0;
+
+    SUITE_TRY(suite_open_alone(self));
+    SUITE_TRY(suite_publish(self));
+    if (self->rank < 2) {
+        SUITE_TRY(join_peer(self, peer));
+        SUITE_TRY(suite_put(self, peer, 0, 65536, 16384, 0));
+        SUITE_TRY(suite_wait_arrived(self, peer, ++sent));
+        before = count_descriptors();
+    }
+    SUITE_TRY(suite_barrier(self));
+    if (self->rank == 2)
+        SUITE_TRY(flood(self));
+    for (; self->rank < 2 && sent < 400; sent++) {
+        SUITE_TRY(suite_put(self, peer, 0, 65536, 16384, 0));
+        SUITE_TRY(suite_wait_arrived(self, peer, sent + 1));
+    }
+    while (self->rank < 2 && !atomic_load(&self->shared->word))
+        SUITE_TRY(suite_step(self));
+    if (self->rank < 2 && count_descriptors() > before)
+        return suite_fail(self, "%d descriptors after 1500 connections, %d before", count_descriptors(), before);
+    SUITE_CHECK(self, self->rank == 2 || !self->lost[peer]);
+    SUITE_TRY(suite_wait_completed(self));
+    return suite_barrier(self);
+}
+
 static const struct suite_case own_cases[] = {
     {.name = "master_on_loopback", .nranks = 1, .body = master_on_loopback},
     {.name = "interface_by_name", .nranks = 1, .body = interface_by_name},
@@ -251,6 +406,8 @@ static const struct suite_case own_cases[] = {
     {.name = "address_that_reaches_the_master", .nranks = 1, .body = address_that_reaches_the_master},
     {.name = "peers_that_do_not_fit", .nranks = 2, .body = peers_that_do_not_fit},
     {.name = "strangers_do_no_harm", .nranks = 3, .body = strangers_do_no_harm},
+    {.name = "forged_arrivals_are_ignored", .nranks = 3, .body = forged_arrivals_are_ignored},
+    {.name = "connections_of_strangers_cost_nothing", .nranks = 3, .body = connections_of_strangers_cost_nothing},
 };
 enum { OWN_CASES = (int)(sizeof(own_cases) / sizeof(own_cases[0])) };
 
@@ -271,5 +428,5 @@ int main(void)
     count = net_suite_add(&tcp, TCP_CASES, tests, count);
     count = net_suite_add(&rxm, suite_cases, suite_case_count, tests, count);
     count = net_suite_add(&shm, suite_cases, suite_case_count, tests, count);
-    return _cmocka_run_group_tests("net_ofi", tests, (size_t)count, NULL, NULL);
+    return unit_run("net_ofi", tests, (size_t)count);
 }

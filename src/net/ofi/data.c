@@ -19,7 +19,10 @@
  * Where the provider connects at first use, two peers that connect to each other at the same time can both fail (seen
  * in libfabric 1.17, one time in a hundred on a busy machine). So the lower rank of each pair first sends a hello, a
  * put without bytes whose CQ data has OFI_HELLO set, and the higher rank posts nothing before it has received the
- * hello.
+ * hello. When a rank has received all its hellos nobody has a reason to connect to it any more (door.c).
+ *
+ * libfabric delivers the CQ data of a write without bytes from anybody who connects: no key is checked. So CQ data
+ * carries a token that only the two ranks know (token.c); what arrives without one is ignored and counted.
  *
  * A peer is lost when a put to it fails, or when the provider accepts or completes none for the timeout: some providers
  * reconnect internally and return EAGAIN for ever, whether the peer exists or not. After REACH_AFTER_NS without
@@ -115,7 +118,8 @@ static int post_refused(struct ofi_net *n, int peer)
     return -p->error;
 }
 
-/* follows: another put to this peer is posted next. data: what the peer reads from its completion queue. */
+/* follows: another put to this peer is posted next. data: what the peer reads from its completion queue, without the
+ * token. */
 static int post(struct ofi_net *n, const struct net_put *put, int follows, uint64_t data)
 {
     struct ofi_peer *p = &n->peers[put->peer];
@@ -128,7 +132,7 @@ static int post(struct ofi_net *n, const struct net_put *put, int follows, uint6
                                  .addr = p->address,
                                  .rma_iov = &remote,
                                  .rma_iov_count = 1,
-                                 .data = data};
+                                 .data = data | (uint64_t)p->token << OFI_TOKEN_AT};
     struct ofi_op *op = n->free;
     ssize_t rc;
 
@@ -176,8 +180,10 @@ void ofi_start_connection(struct ofi_net *n, int peer)
 {
     if (!n->uses_hello || peer == n->rank)
         return;
+    n->door = OFI_DOOR_UNKNOWN;
     if (peer < n->rank) {
         n->peers[peer].hello_expected = !n->peers[peer].hello_received;
+        n->awaited += n->peers[peer].hello_expected;
         return;
     }
     n->peers[peer].hello_pending = 1;
@@ -186,15 +192,15 @@ void ofi_start_connection(struct ofi_net *n, int peer)
 }
 
 /* A hello may arrive before our own connect. */
-static void recv_hello(struct ofi_net *n, uint64_t data)
+static void recv_hello(struct ofi_net *n, int peer)
 {
-    const uint64_t peer = data & ~OFI_HELLO;
+    struct ofi_peer *p = &n->peers[peer];
 
-    if (peer >= (uint64_t)n->nranks)
-        return;
-    n->peers[peer].hello_received = 1;
-    n->peers[peer].hello_expected = 0;
-    n->peers[peer].refused_ns = 0;
+    n->awaited -= p->hello_expected;
+    p->hello_received = 1;
+    p->hello_expected = 0;
+    p->refused_ns = 0;
+    n->door = OFI_DOOR_UNKNOWN;
 }
 
 /* ---- Puts */
@@ -317,6 +323,34 @@ static int take_sent(struct ofi_net *n, int ndirty, struct net_event *events)
     return ndirty;
 }
 
+static void refuse(struct ofi_net *n)
+{
+    if (!n->refused++)
+        log_line(LOG_WARN,
+                 "ofi: ignored an arrival that no rank of this group has sent, and counts more: somebody else "
+                 "writes to the port of this rank");
+    n->refused_news++;
+}
+
+/* CQ data of an incoming write: 1 and the event, or 0. */
+static int take_arrival(struct ofi_net *n, uint64_t data, struct net_event *event)
+{
+    const uint32_t low = (uint32_t)data;
+    const int peer = n->tokens ? ofi_token_peer(n, (uint32_t)(data >> OFI_TOKEN_AT) & OFI_TOKEN_MASK) : -1;
+    const int hello = n->uses_hello && (data & OFI_HELLO);
+
+    if (peer < -1 || (hello && (low >= (uint32_t)n->nranks || (peer >= 0 && low != (uint32_t)peer)))) {
+        refuse(n);
+        return 0;
+    }
+    if (hello) {
+        recv_hello(n, (int)low);
+        return 0;
+    }
+    *event = (struct net_event){.kind = NET_ARRIVED, .peer = peer, .immediate = low};
+    return 1;
+}
+
 /* An entry makes at most one event, so that a batch never overflows `events`. */
 static int take_batch(struct ofi_net *n, const struct fi_cq_data_entry *entries, int count, struct net_event *events)
 {
@@ -328,11 +362,8 @@ static int take_batch(struct ofi_net *n, const struct fi_cq_data_entry *entries,
             complete(n, op, &ndirty);
         else if (!(entries[i].flags & FI_REMOTE_CQ_DATA))
             continue;
-        else if (n->uses_hello && (entries[i].data & OFI_HELLO))
-            recv_hello(n, entries[i].data);
         else
-            events[used++] =
-                (struct net_event){.kind = NET_ARRIVED, .peer = -1, .immediate = (uint32_t)entries[i].data};
+            used += take_arrival(n, entries[i].data, &events[used]);
     }
     return used + take_sent(n, ndirty, events + used);
 }
@@ -395,6 +426,30 @@ static void check_deadlines(struct ofi_net *n)
     }
 }
 
+/* What is no completion: refused arrivals, lost peers. */
+static int take_rest(struct ofi_net *n, struct net_event *events, int max)
+{
+    int used = 0;
+
+    if (n->refused_news && max > 0) {
+        events[used++] = (struct net_event){.kind = NET_REFUSED, .peer = -1, .count = n->refused_news};
+        n->refused_news = 0;
+    }
+    return n->unreported ? used + take_lost(n, events + used, max - used) : used;
+}
+
+/* A stranger who may guess for ever is right one day. */
+static int too_many_guesses(const struct ofi_net *n)
+{
+    if (n->refused <= OFI_MAX_REFUSED)
+        return 0;
+    log_line(LOG_ERROR,
+             "ofi: more than %d arrivals were not from ranks of this group: the endpoint gives up before one "
+             "of them is taken for a rank's",
+             OFI_MAX_REFUSED);
+    return 1;
+}
+
 int ofi_poll(struct net *net, struct net_event *events, int max)
 {
     struct ofi_net *n = of(net);
@@ -419,7 +474,11 @@ int ofi_poll(struct net *net, struct net_event *events, int max)
     }
     if (!used && n->inflight && !(++n->idle_polls & 63))
         check_deadlines(n);
-    return n->unreported ? used + take_lost(n, events + used, max - used) : used;
+    if (n->door == OFI_DOOR_UNKNOWN)
+        ofi_door_set(n, n->awaited ? OFI_DOOR_OPEN : OFI_DOOR_CLOSED);
+    if (n->refused_news && too_many_guesses(n))
+        return -EPROTO;
+    return n->refused_news || n->unreported ? used + take_rest(n, events + used, max - used) : used;
 }
 
 #endif

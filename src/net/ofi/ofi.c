@@ -10,6 +10,7 @@
 
 #include "util/log.h"
 #include "util/status.h"
+#include "util/text.h"
 
 static struct ofi_net *of(struct net *net)
 {
@@ -78,6 +79,10 @@ static void net_close(struct net *net)
         return;
     for (int peer = 0; n->peers && peer < n->nranks; peer++)
         ofi_reach_end(&n->peers[peer]);
+    if (n->refused)
+        log_line(LOG_WARN, "ofi: ignored %llu arrivals that no rank of this group had sent",
+                 (unsigned long long)n->refused);
+    ofi_tokens_close(n);
     fid_close(n->mr ? &n->mr->fid : NULL);
     ofi_wait_close(n);
     if (must_leave_open(n)) {
@@ -199,6 +204,8 @@ static epx_status net_open(const struct net_options *options, struct net **net)
     n->selective = (n->info->tx_attr->comp_order & OFI_ORDER_STRICT) == OFI_ORDER_STRICT;
     status = make_tables(n);
     if (!status)
+        status = ofi_tokens_open(n, options);
+    if (!status)
         status = open_endpoint(n);
     if (status)
         goto close;
@@ -221,6 +228,8 @@ static unsigned caps(struct net *net)
         flags |= NET_NEEDS_PROGRESS;
     if (info->caps & FI_HMEM)
         flags |= NET_DEVICE_MEMORY;
+    if (of(net)->tokens)
+        flags |= NET_KNOWN_SENDERS;
     return flags;
 }
 
@@ -325,6 +334,8 @@ static epx_status add_region(struct net *net, const struct net_memory *memory, s
 static epx_status check_address(const struct ofi_net *n, int peer, const struct net_address *address,
                                 const struct net_region *region, struct ofi_wire_address *wire)
 {
+    char theirs[OFI_PROVIDER_BYTES];
+
     if (address->version != OFI_ADDRESS_VERSION)
         return fail(EPX_ERR_MISMATCH, "ofi: rank %d has version %u of the address format, this rank has %d", peer,
                     address->version, OFI_ADDRESS_VERSION);
@@ -335,12 +346,13 @@ static epx_status check_address(const struct ofi_net *n, int peer, const struct 
     wire->provider[OFI_PROVIDER_BYTES - 1] = 0;
     if (wire->magic != OFI_MAGIC || wire->bytes != address->bytes - sizeof(*wire))
         return fail(EPX_ERR_MISMATCH, "ofi: the address of rank %d is not one of the ofi network", peer);
+    text_clean(theirs, sizeof(theirs), wire->provider, sizeof(wire->provider));
     if (strncmp(wire->provider, n->info->fabric_attr->prov_name, OFI_PROVIDER_BYTES - 1) ||
         wire->format != n->info->addr_format)
         return fail(EPX_ERR_MISMATCH,
                     "ofi: rank %d uses the provider \"%s\" (address format %u), this rank \"%s\" (%u); "
                     "EPX_OFI_PROVIDER sets one for all",
-                    peer, wire->provider, wire->format, n->info->fabric_attr->prov_name, n->info->addr_format);
+                    peer, theirs, wire->format, n->info->fabric_attr->prov_name, n->info->addr_format);
     if (region->key_bytes != sizeof(struct ofi_wire_key))
         return fail(EPX_ERR_MISMATCH, "ofi: the key of rank %d's memory has %u bytes, expected %zu", peer,
                     region->key_bytes, sizeof(struct ofi_wire_key));

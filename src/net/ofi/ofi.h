@@ -8,6 +8,8 @@
  *      data.c     put, flush, poll
  *      wait.c     sleep
  *      reach.c    whether anybody listens at a peer's address
+ *      token.c    what tells arrivals of peers from those of strangers
+ *      door.c     no connections any more once all peers have connected
  *
  * A build without libfabric has net/unsupported.c in place of these files.
  *
@@ -94,8 +96,16 @@ struct ofi_op {
     uint16_t hello; /* a hello of this file's, not a put of the caller's */
 };
 
-/* In the CQ data of a hello, with the rank below; see data.c. */
+/*
+ * CQ data of 64 bits:  63 hello | 32..62 token of the pair (token.c), 0 without a key | 0..31 the immediate, or the
+ * rank that says hello (data.c). Where a provider has 32 bits only, they are the immediate.
+ */
 #define OFI_HELLO ((uint64_t)1 << 63)
+#define OFI_TOKEN_AT 32
+#define OFI_TOKEN_MASK 0x7fffffffu
+
+/* Guesses at 31 bits of token that an endpoint ignores before it gives up: one of 2048 attackers is lucky by then. */
+enum { OFI_MAX_REFUSED = 1 << 20 };
 
 enum ofi_peer_state { OFI_UNKNOWN, OFI_CONNECTED, OFI_FAILED };
 
@@ -104,6 +114,7 @@ struct ofi_peer {
     int error; /* errno, when failed */
     fi_addr_t address;
     uint64_t key, base, bytes;   /* of its region */
+    uint32_t token;              /* of what this rank sends to it */
     struct ofi_op *first, *last; /* in flight, oldest first */
     uint32_t inflight, unsignalled;
     uint32_t moved; /* progress since check_deadlines last looked */
@@ -139,11 +150,16 @@ struct ofi_net {
     uint64_t signal_data; /* of cq_fd's entry that says nothing */
     int selective;        /* completions come in order: one in OFI_SIGNAL_EVERY is asked for */
     struct ofi_peer *peers;
-    int uses_hello;   /* the provider connects at first use: hellos are sent */
-    int hellos;       /* to be sent */
-    int *held, nheld; /* peers with a held put */
-    int *dirty;       /* peers with completions in the current batch */
-    int unreported;   /* failed peers that poll has not reported */
+    int uses_hello;            /* the provider connects at first use: hellos are sent */
+    int hellos;                /* to be sent */
+    int awaited;               /* to be received */
+    int door;                  /* enum ofi_door */
+    struct ofi_tokens *tokens; /* NULL: arrivals are not checked */
+    uint64_t refused;          /* arrivals that were not from peers */
+    uint32_t refused_news;     /* of these, not yet reported */
+    int *held, nheld;          /* peers with a held put */
+    int *dirty;                /* peers with completions in the current batch */
+    int unreported;            /* failed peers that poll has not reported */
     uint8_t *reported;
     struct ofi_op *ops, *free;
     uint32_t depth, inflight; /* of peers that live */
@@ -155,6 +171,16 @@ struct ofi_net {
  * if somebody does or it is not known yet. For socket addresses only; 0 for others. */
 int ofi_reach(struct ofi_net *n, int peer, uint64_t now);
 void ofi_reach_end(struct ofi_peer *peer);
+
+/* The tokens of all peers, where the provider has room for them. */
+epx_status ofi_tokens_open(struct ofi_net *n, const struct net_options *options);
+void ofi_tokens_close(struct ofi_net *n);
+/* The rank that sends with this token; -1: one of several; -2: nobody. */
+int ofi_token_peer(const struct ofi_net *n, uint32_t token);
+
+/* Whether the endpoint takes new connections. */
+enum ofi_door { OFI_DOOR_OPEN, OFI_DOOR_CLOSED, OFI_DOOR_UNKNOWN };
+void ofi_door_set(struct ofi_net *n, enum ofi_door door);
 
 /* After connect: starts the connection, or expects the peer to. */
 void ofi_start_connection(struct ofi_net *n, int peer);

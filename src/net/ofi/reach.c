@@ -54,8 +54,12 @@ int ofi_reach(struct ofi_net *n, int peer, uint64_t now)
     if (strncmp(n->info->fabric_attr->prov_name, "tcp", 3)) /* verbs listens in a port space of its own */
         return 0;
     if (p->reach_fd) {
-        if (poll(&fd, 1, 0) != 1)
+        if (poll(&fd, 1, 0) != 1) {
+            /* A closed door drops packets (door.c). A new attempt asks again sooner than TCP repeats one. */
+            if (now - p->reach_ns >= REACH_EVERY_MS * 1000000u)
+                ofi_reach_end(p);
             return 0;
+        }
         getsockopt(fd.fd, SOL_SOCKET, SO_ERROR, &error, &length);
         ofi_reach_end(p);
     } else if (now - p->reach_ns >= REACH_EVERY_MS * 1000000u) {

@@ -58,7 +58,7 @@ static epx_status sim_open(const struct net_options *options, struct net **net)
 
 static unsigned sim_caps(struct net *net)
 {
-    return endpoint(net)->world->o.ordered ? NET_ORDERED : 0;
+    return NET_KNOWN_SENDERS | (endpoint(net)->world->o.ordered ? NET_ORDERED : 0);
 }
 
 static epx_status sim_address(struct net *net, struct net_address *address)

@@ -286,7 +286,7 @@ static void srd_close(struct verbs_net *net)
 }
 
 const struct verbs_transport verbs_srd = {
-    .caps = 0,
+    .caps = NET_KNOWN_SENDERS, /* the card asks for the Q_Key, which was exchanged with the address */
     .size = srd_size,
     .open = srd_open,
     .address = srd_address,

@@ -16,25 +16,28 @@
  * Datagrams can be lost and duplicated: a hello is repeated until a reply arrives, every hello that is not DONE is
  * replied to with the own state, and each may arrive any number of times. Both may start at the same time. A hello
  * carries the tokens of its receiver and of its sender. Both were exchanged through the bootstrap, so that hellos of
- * another job, or of an earlier group of this job, are ignored. A rank that does not know the peer's address yet
- * ignores a hello too: it will be repeated.
+ * another job, or of an earlier group of this job, are ignored; and an HMAC by the group's key, so that nobody else can
+ * make one, even who has seen tokens go by. A rank that does not know the peer's address yet ignores a hello too: it
+ * will be repeated. From then on the card checks the sender: a queue pair takes packets of the one it is connected to.
  */
 #include "net/verbs/rc.h"
 
 #if EPX_HAVE_VERBS
 
 #include <errno.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 
+#include "boot/auth.h"
 #include "util/clock.h"
 #include "util/log.h"
 #include "util/status.h"
 
 #define HELLO_MAGIC 0x48585045u /* "EPXH" */
-#define HELLO_VERSION 1
+#define HELLO_VERSION 2
 enum { HELLO_HAVE = 1, HELLO_DONE = 2 };
 enum { GRH_BYTES = 40, FIRST_PAUSE_MS = 20, LAST_PAUSE_MS = 640 };
 #define MS 1000000ull
@@ -44,9 +47,19 @@ struct hello { /* little endian */
     uint16_t version, flags;
     uint64_t to, from; /* tokens */
     uint32_t rank, qpn, psn, reserved;
+    uint8_t mac[16]; /* of what is before it; zeros without a key */
 };
-_Static_assert(sizeof(struct hello) == 40, "crosses the wire");
+_Static_assert(sizeof(struct hello) == 56, "crosses the wire");
 _Static_assert(GRH_BYTES + sizeof(struct hello) <= HELLO_BYTES, "fits a receive buffer");
+
+static void make_mac(const struct verbs_net *net, const struct hello *hello, uint8_t mac[16])
+{
+    uint8_t all[CRYPTO_KEY] = {0};
+
+    if (net->has_key && auth_derive(net->key, "hello of a queue pair", hello, offsetof(struct hello, mac), all))
+        memset(all, 0, sizeof(all));
+    memcpy(mac, all, 16);
+}
 
 /* ---- The datagram queue pair ---------------------------------------------------------------------------------- */
 
@@ -152,6 +165,7 @@ static void send_hello(struct verbs_net *net, int peer)
 
     if (rc->hello_sending >= HELLO_SENDS)
         return;
+    make_mac(net, &hello, hello.mac);
     memcpy(memory, &hello, sizeof(hello));
     if (ibv_post_send(rc->ud, &wr, &bad)) {
         verbs_break(net, EIO, "the datagram queue pair takes no hello");
@@ -237,10 +251,15 @@ int hello_progress(struct verbs_net *net)
 /* The rank that sent a valid hello, or -1. */
 static int check(const struct verbs_net *net, const struct hello *hello)
 {
+    uint8_t mac[sizeof(hello->mac)];
+
     if (hello->magic != HELLO_MAGIC || hello->version != HELLO_VERSION || hello->to != net->token ||
         hello->rank >= (uint32_t)net->nranks)
         return -1;
     if (!net->peers[hello->rank].known || net->peers[hello->rank].address.token != hello->from)
+        return -1;
+    make_mac(net, hello, mac);
+    if (!crypto_equal(mac, hello->mac, sizeof(mac)))
         return -1;
     return (int)hello->rank;
 }

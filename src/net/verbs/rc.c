@@ -375,7 +375,7 @@ static void rc_other(struct verbs_net *net, const struct ibv_wc *wc)
 }
 
 const struct verbs_transport verbs_rc = {
-    .caps = NET_ORDERED,
+    .caps = NET_ORDERED | NET_KNOWN_SENDERS,
     .size = rc_size,
     .open = rc_open,
     .address = rc_address,

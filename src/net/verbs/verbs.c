@@ -190,6 +190,9 @@ static epx_status verbs_open(const struct net_options *options, struct net **out
     net->nranks = options->nranks;
     net->timeout_ms = options->timeout_ms;
     net->wait_fd = -1;
+    net->has_key = options->key != NULL;
+    if (options->key)
+        memcpy(net->key, options->key, sizeof(net->key));
     prepare_receives(net);
     if (getrandom(&net->token, sizeof(net->token), 0) != (ssize_t)sizeof(net->token))
         status = fail_errno(EPX_ERR_SYSTEM, "verbs: getrandom");

@@ -94,6 +94,8 @@ struct verbs_net {
     int rank, nranks, timeout_ms;
     int sl, tc;
     uint64_t token;
+    uint8_t key[32]; /* of hellos */
+    int has_key;
     struct ibv_context *context;
     struct ibv_pd *pd;
     struct ibv_comp_channel *channel;

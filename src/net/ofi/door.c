@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The socket that a provider over TCP listens on. The provider accepts whoever connects, keeps the connection for ever,
+ * and takes a descriptor for each: 1500 connections leave the process none. Once every peer has connected, nobody else
+ * has a reason to, so the door is closed: a packet filter on the listening socket drops every packet. Connections that
+ * are there keep their own sockets and do not notice; the provider does not either. libfabric does not tell the
+ * descriptor, so it is found by the port. Where that, or the filter, is not to be had, the door stays open.
+ */
+#include "net/ofi/ofi.h"
+
+#if EPX_HAVE_OFI
+
+#include <dirent.h>
+#include <linux/filter.h>
+#include <netinet/in.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "util/log.h"
+
+static int port_of(const struct sockaddr_storage *at)
+{
+    switch (at->ss_family) {
+    case AF_INET:
+        return ntohs(((const struct sockaddr_in *)at)->sin_port);
+    case AF_INET6:
+        return ntohs(((const struct sockaddr_in6 *)at)->sin6_port);
+    default:
+        return -1;
+    }
+}
+
+static int listens_at(int fd, int port)
+{
+    struct sockaddr_storage at = {0};
+    socklen_t length = sizeof(at), size = sizeof(int);
+    int listens = 0;
+
+    return !getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) && listens &&
+           !getsockname(fd, (struct sockaddr *)&at, &length) && port_of(&at) == port;
+}
+
+/* The descriptor of this process that listens at `port`, or -1. */
+static int find_listener(int port)
+{
+    DIR *folder = opendir("/proc/self/fd");
+    const struct dirent *entry;
+    int found = -1;
+
+    while (folder && found < 0 && (entry = readdir(folder))) {
+        char *end;
+        const long fd = strtol(entry->d_name, &end, 10);
+        if (end != entry->d_name && !*end && listens_at((int)fd, port))
+            found = (int)fd;
+    }
+    if (folder)
+        closedir(folder);
+    return found;
+}
+
+void ofi_door_set(struct ofi_net *n, enum ofi_door door)
+{
+    struct sock_filter drop = BPF_STMT(BPF_RET | BPF_K, 0);
+    const struct sock_fprog program = {.len = 1, .filter = &drop};
+    struct sockaddr_storage own = {0};
+    size_t bytes = sizeof(own);
+    int fd = -1, none = 0, rc = -1;
+
+    n->door = door;
+    if (!n->tokens || fi_getname(&n->ep->fid, &own, &bytes))
+        return;
+    if (port_of(&own) > 0)
+        fd = find_listener(port_of(&own));
+    if (fd >= 0 && door == OFI_DOOR_CLOSED)
+        rc = setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof(program));
+    else if (fd >= 0)
+        rc = setsockopt(fd, SOL_SOCKET, SO_DETACH_FILTER, &none, sizeof(none));
+    log_line(LOG_DEBUG, "ofi: port %d %s new connections%s", port_of(&own),
+             door == OFI_DOOR_CLOSED ? "takes no" : "takes",
+             rc && door == OFI_DOOR_CLOSED ? ", or should: its socket cannot be told so" : "");
+}
+
+#endif
