@@ -173,6 +173,9 @@ typedef enum epx_device { EPX_DEVICE_AUTO = 0, EPX_DEVICE_CPU = 1, EPX_DEVICE_CU
 /* Modes are bits: one group may serve both. */
 typedef enum epx_mode { EPX_LOW_LATENCY = 1, EPX_HIGH_THROUGHPUT = 2 } epx_mode;
 
+typedef int (*epx_device_alloc_fn)(void **ptr, size_t bytes, void *context);
+typedef int (*epx_device_free_fn)(void *ptr, void *context);
+
 typedef struct epx_group_config {
     uint32_t size;
     int32_t device;              /* epx_device; AUTO = EPX_DEVICE, or the CPU */
@@ -191,6 +194,11 @@ typedef struct epx_group_config {
     int32_t timeout_ms;          /* deadline of every wait; 0 = EPX_TIMEOUT_MS, or 100000 */
     uint64_t alloc_bytes; /* heap for epx_alloc; 0 = EPX_ALLOC_BYTES, or 4 GiB of untouched address space (CPU) */
     char net[16];         /* network between nodes; "" = automatic, or EPX_NET */
+    /* Both or neither: device memory for what other ranks do not map, the tables of the group and of its handles.
+     * 256-byte aligned; device_alloc returns 0, or the call fails. */
+    epx_device_alloc_fn device_alloc;
+    epx_device_free_fn device_free;
+    void *device_context;
 } epx_group_config;
 
 /* Worst cases: FLAT has one row per (token, rank): R*M. EXPERT_MAJOR has up to R*M*min(K, L) rows, and 127 rows of
@@ -315,6 +323,8 @@ typedef enum epx_layout { EPX_EXPERT_MAJOR = 1, EPX_RANK_MAJOR = 2, EPX_FLAT = 3
 /* High throughput, EXPERT_MAJOR: dispatches may ask for a source map. Costs a third more bytes in the tables that an
  * update sends to other nodes. FLAT handles need no flag. */
 #define EPX_HANDLE_SOURCE_MAP 2u
+/* RANK_MAJOR without EPX_HANDLE_COMPACT_TOPK: all K weights of the source, also where topk_idx is -1. */
+#define EPX_HANDLE_ALL_WEIGHTS 4u
 
 typedef struct epx_handle_config {
     uint32_t size;
@@ -323,12 +333,21 @@ typedef struct epx_handle_config {
     int32_t topk;             /* K */
     int32_t expert_alignment; /* high throughput: zones are multiples of it, 1 to 2^20; 0 = 1. FLAT: expert_ends only */
     uint32_t flags;           /* EPX_HANDLE_* */
+    void *memory; /* NULL, or the caller's device memory for the tables: epx_handle_memory() bytes, 16-byte aligned */
+    uint64_t memory_bytes;
 } epx_handle_config;
 
 #define EPX_HANDLE_CONFIG_INIT                      \
     {                                               \
         .size = (uint32_t)sizeof(epx_handle_config) \
     }
+
+/*
+ * The routing of a high-throughput handle is whole in its memory. With `memory` given, a handle over memory that has a
+ * routing, or over a copy of its bytes elsewhere, needs no update: same group, mode, layout, topk, alignment and flags.
+ * The first dispatch or combine of such a handle waits for the group's queued work, to look at the memory. Memory that
+ * is the caller's stays so, and must be there as long as the handle and its operations.
+ */
 
 /* Local. A handle with a staged operation is destroyed only after epx_complete (or with its group, or after a failure):
  * the other ranks wait for its receive half. */
@@ -426,12 +445,14 @@ typedef struct epx_dispatch_inputs {
     uint32_t size;
     uint32_t reserved;
     const epx_tensor *tokens;       /* [B, H] bf16, fp16, fp32, or fp8 with scales; rows contiguous */
-    const epx_tensor *scales;       /* fp8 input: [B, S] fp32 or int32, any strides, forwarded as they are */
+    const epx_tensor *scales;       /* fp8 input: [B, S] fp32 or int32, any strides, forwarded as they are; a row has at
+                                       most max_hidden_bytes / 128 scales, or fits in max_hidden_bytes with its token */
     const epx_tensor *topk_weights; /* [B, K] fp32, if outputs.topk_weights is set */
     const epx_tensor *topk_idx;     /* low latency, may be NULL: sets the routing first, as epx_handle_update does */
 } epx_dispatch_inputs;
 
-/* Rows beyond those that were received are not written, except topk_idx (-1) and topk_weights (0) in FLAT. */
+/* Rows beyond those that were received are not written, except topk_idx (-1) in FLAT and RANK_MAJOR, and topk_weights
+ * (0) in high throughput. */
 typedef struct epx_dispatch_outputs {
     uint32_t size;
     uint32_t reserved;
@@ -453,7 +474,7 @@ typedef struct epx_dispatch_config {
     int32_t round_scale; /* fp8 cast: scales are powers of two (implied by int32 scales) */
     int32_t direction;   /* high throughput: EPX_BACKWARD dispatches gradients of a combine, without weights and idx */
     int32_t source_stride; /* source_map; 0 = max_tokens_per_rank */
-    uint32_t reserved;
+    int32_t global_ids;    /* outputs.topk_idx counts experts from 0, and not from this rank's first */
 } epx_dispatch_config;
 
 #define EPX_DISPATCH_INPUTS_INIT                      \
@@ -478,8 +499,9 @@ EPX_API epx_status epx_dispatch(epx_handle *handle, const epx_dispatch_inputs *i
 
 /*
  *  LL EXPERT_MAJOR: out[b] = sum over k, in k-order, of topk_weights[b][k] * row of (b, k); -1 and masked ranks skipped
- *  LL RANK_MAJOR:   out[b] = sum over ranks, ascending, of the row that rank returned (weight 1)
- *  HT FLAT:         the same over ranks; HT EXPERT_MAJOR: sum over k, in k-order, weight 1
+ *  LL RANK_MAJOR:   out[b] = sum over ranks, in the order of the first k that names each, of the row that it returned
+ *                   (weight 1)
+ *  HT FLAT:         the same over ranks, ascending; HT EXPERT_MAJOR: sum over k, in k-order, weight 1
  * A bias is added first. Sums are computed in fp32 and rounded once; across nodes, high throughput sums the rows of
  * another node there, and rounds that sum too. The routing is that of the handle's last dispatch.
  *

@@ -114,7 +114,8 @@ class GroupConfigStruct(Struct):
         ("num_experts", c_int32), ("max_tokens_per_rank", c_int32), ("max_hidden_bytes", c_int32),
         ("max_topk", c_int32), ("max_recv_tokens", c_int32), ("layouts", c_uint32), ("max_inflight", c_int32),
         ("num_agents", c_int32), ("ranks_per_node", c_int32), ("enable_mask", c_int32), ("timeout_ms", c_int32),
-        ("alloc_bytes", c_uint64), ("net", c_char * 16),
+        ("alloc_bytes", c_uint64), ("net", c_char * 16), ("device_alloc", c_void_p), ("device_free", c_void_p),
+        ("device_context", c_void_p),
     ]
 
 
@@ -138,7 +139,7 @@ class MemoryInfoStruct(Struct):
 class HandleConfigStruct(Struct):
     _fields_ = [
         ("size", c_uint32), ("mode", c_int32), ("layout", c_int32), ("topk", c_int32), ("expert_alignment", c_int32),
-        ("flags", c_uint32),
+        ("flags", c_uint32), ("memory", c_void_p), ("memory_bytes", c_uint64),
     ]
 
 
@@ -178,7 +179,7 @@ class DispatchOutputsStruct(Struct):
 class DispatchConfigStruct(Struct):
     _fields_ = [
         ("size", c_uint32), ("send_only", c_int32), ("round_scale", c_int32), ("direction", c_int32),
-        ("source_stride", c_int32), ("reserved", c_uint32),
+        ("source_stride", c_int32), ("global_ids", c_int32),
     ]
 
 

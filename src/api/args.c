@@ -5,8 +5,20 @@
 #include <string.h>
 
 #include "api/check.h"
+#include "modes/handle.h"
 #include "util/structs.h"
 #include "util/status.h"
+
+epx_status routing_check(struct epx_handle *handle, const epx_tensor *own, epx_stream stream, const char *call)
+{
+    epx_status status = EPX_OK;
+
+    if (handle->config.memory && handle->config.mode == EPX_HIGH_THROUGHPUT && !handle->updates && own && own->ndim > 0)
+        status = handle_adopt(handle, own->shape[0], stream, call);
+    if (status == EPX_OK && handle->ntokens < 0)
+        status = fail(EPX_ERR_USAGE, "%s: expected a handle with a routing (epx_handle_update)", call);
+    return status;
+}
 
 epx_status need_rows(const char *call, const char *name, int64_t given, int64_t needed, const char *why)
 {
@@ -16,17 +28,19 @@ epx_status need_rows(const char *call, const char *name, int64_t given, int64_t 
     return EPX_OK;
 }
 
-epx_status need_row_bytes(struct epx_handle *handle, const char *call, const char *name, const epx_tensor *t)
+epx_status need_row_bytes(struct epx_handle *handle, const char *call, const char *name, const epx_tensor *t,
+                          const epx_tensor *wire)
 {
     const int64_t bytes = t->shape[t->ndim - 1] * (int64_t)epx_dtype_size((epx_dtype)t->dtype);
+    const int64_t sent = t->shape[t->ndim - 1] * (int64_t)epx_dtype_size((epx_dtype)(wire ? wire : t)->dtype);
 
     if (bytes < 16 || bytes % 16)
         return fail(EPX_ERR_ARGUMENT,
                     "%s: %s: expected rows of a multiple of 16 bytes, got %" PRId64 " %s = %" PRId64 " bytes", call,
                     name, t->shape[t->ndim - 1], dtype_name(t->dtype), bytes);
-    if (bytes > handle->group->set.max_hidden_bytes)
+    if (sent > handle->group->set.max_hidden_bytes)
         return fail(EPX_ERR_ARGUMENT, "%s: %s: expected rows of at most max_hidden_bytes = %d, got %" PRId64 " bytes",
-                    call, name, handle->group->set.max_hidden_bytes, bytes);
+                    call, name, handle->group->set.max_hidden_bytes, sent);
     return EPX_OK;
 }
 

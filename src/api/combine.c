@@ -27,7 +27,7 @@ static epx_status check_tokens(struct epx_handle *handle, const epx_combine_inpu
     }
     status = check_tensor(in->tokens, &want, &args->tokens);
     if (status == EPX_OK)
-        status = need_row_bytes(handle, call, want.name, &args->tokens);
+        status = need_row_bytes(handle, call, want.name, &args->tokens, NULL);
     if (status == EPX_OK)
         status = need_rows(call, want.name, args->tokens.shape[want.ndim - 2], needed,
                            low ? "as dispatch's output" : "as this routing received");
@@ -105,7 +105,7 @@ static epx_status check_config(struct epx_handle *handle, const epx_combine_conf
 }
 
 epx_status combine_args_check(struct epx_handle *handle, const epx_combine_inputs *inputs,
-                              const epx_combine_outputs *outputs, const epx_combine_config *config,
+                              const epx_combine_outputs *outputs, const epx_combine_config *config, epx_stream stream,
                               struct combine_args *args)
 {
     epx_combine_inputs in;
@@ -117,6 +117,8 @@ epx_status combine_args_check(struct epx_handle *handle, const epx_combine_input
         status = struct_in(&out, sizeof(out), outputs, "epx_combine_outputs");
     if (status == EPX_OK && config)
         status = struct_in(&cfg, sizeof(cfg), config, "epx_combine_config");
+    if (status == EPX_OK)
+        status = routing_check(handle, out.tokens, stream, call);
     if (status == EPX_OK)
         status = check_config(handle, &cfg, args);
     if (status == EPX_OK)
@@ -143,13 +145,12 @@ epx_status epx_combine(epx_handle *handle, const epx_combine_inputs *inputs, con
         status = stream_check(handle->group, stream, call);
     if (status != EPX_OK)
         return status;
-    if (handle->ntokens < 0 || (handle->config.mode == EPX_LOW_LATENCY && !handle->dispatched))
-        return fail(EPX_ERR_USAGE, "%s: expected a handle with %s", call,
-                    handle->ntokens < 0 ? "a routing (epx_handle_update)" : "a dispatch to return (epx_dispatch)");
+    if (handle->config.mode == EPX_LOW_LATENCY && handle->ntokens >= 0 && !handle->dispatched)
+        return fail(EPX_ERR_USAGE, "%s: expected a handle with a dispatch to return (epx_dispatch)", call);
     if (handle->staged != STAGED_NONE)
         return fail(EPX_ERR_USAGE, "%s: the handle has a staged operation; call epx_complete first", call);
     memset(&args, 0, sizeof(args));
-    status = combine_args_check(handle, inputs, outputs, config, &args);
+    status = combine_args_check(handle, inputs, outputs, config, stream, &args);
     if (status != EPX_OK)
         return status;
     return handle->config.mode == EPX_LOW_LATENCY ? ll_combine(handle, &args, (struct device_stream *)stream)

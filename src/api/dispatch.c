@@ -33,8 +33,10 @@ static struct extents receive_extents(const struct epx_handle *handle)
     return (struct extents){2, set->nranks, set->max_tokens, "max_tokens_per_rank"};
 }
 
-static epx_status check_inputs(struct epx_handle *handle, const epx_dispatch_inputs *in, struct dispatch_args *args)
+static epx_status check_inputs(struct epx_handle *handle, const epx_dispatch_inputs *in,
+                               const epx_dispatch_outputs *out, struct dispatch_args *args)
 {
+    const int cast = out->tokens && out->tokens->dtype == EPX_FP8_E4M3;
     const int64_t B = handle->ntokens;
     const struct want tokens = {call, "inputs.tokens", DTYPES_PAYLOAD | DTYPE_BIT(EPX_FP8_E4M3),
                                 2,    {B, -1},         STRIDES_ROWS};
@@ -44,7 +46,7 @@ static epx_status check_inputs(struct epx_handle *handle, const epx_dispatch_inp
     epx_status status = check_tensor(in->tokens, &tokens, &args->tokens);
 
     if (status == EPX_OK)
-        status = need_row_bytes(handle, call, tokens.name, &args->tokens);
+        status = need_row_bytes(handle, call, tokens.name, &args->tokens, cast ? out->tokens : NULL);
     if (status == EPX_OK)
         status = check_optional(in->scales, &scales, &args->scales);
     if (status == EPX_OK)
@@ -93,7 +95,7 @@ static epx_status check_out_scales(struct epx_handle *handle, const struct exten
                                    const epx_dispatch_outputs *out, struct dispatch_args *args)
 {
     const int low = handle->config.mode == EPX_LOW_LATENCY, channels = low ? 128 : 64;
-    const int64_t limit = ((int64_t)handle->group->set.max_hidden_bytes + channels - 1) / channels;
+    const int64_t most = handle->group->set.max_hidden_bytes, limit = (most + channels - 1) / channels;
     struct want want;
     int64_t columns;
     epx_status status;
@@ -115,11 +117,11 @@ static epx_status check_out_scales(struct epx_handle *handle, const struct exten
         columns = (columns + 3) / 4;
     want.shape[want.ndim - 1] = columns;
     status = check_tensor(out->scales, &want, &args->out_scales);
-    if (status == EPX_OK && columns > limit)
+    if (status == EPX_OK && columns > limit && args->tokens.shape[1] + columns * 4 > most)
         status = fail(EPX_ERR_ARGUMENT,
-                      "%s: outputs.scales: expected at most max_hidden_bytes / %d = %" PRId64 " scales per row, got "
-                      "%" PRId64,
-                      call, channels, limit, columns);
+                      "%s: outputs.scales: expected at most max_hidden_bytes / %d = %" PRId64
+                      " scales per row, or tokens and scales of at most %" PRId64 " bytes, got %" PRId64 " scales",
+                      call, channels, limit, most, columns);
     return status;
 }
 
@@ -176,7 +178,7 @@ static epx_status check_source_map(struct epx_handle *handle, const epx_dispatch
 
 epx_status dispatch_args_check(struct epx_handle *handle, const epx_dispatch_inputs *inputs,
                                const epx_dispatch_outputs *outputs, const epx_dispatch_config *config,
-                               struct dispatch_args *args)
+                               epx_stream stream, struct dispatch_args *args)
 {
     const struct extents x = receive_extents(handle);
     epx_dispatch_inputs in;
@@ -190,10 +192,10 @@ epx_status dispatch_args_check(struct epx_handle *handle, const epx_dispatch_inp
         status = struct_in(&cfg, sizeof(cfg), config, "epx_dispatch_config");
     if (status == EPX_OK && in.topk_idx)
         status = handle_route(handle, in.topk_idx, call, "inputs.topk_idx");
+    if (status == EPX_OK)
+        status = routing_check(handle, in.tokens, stream, call);
     if (status != EPX_OK)
         return status;
-    if (handle->ntokens < 0)
-        return fail(EPX_ERR_USAGE, "%s: expected a handle with a routing (epx_handle_update)", call);
     if (cfg.direction != EPX_FORWARD && cfg.direction != EPX_BACKWARD)
         return fail(EPX_ERR_ARGUMENT, "%s: config.direction: expected 0 or 1, got %d", call, cfg.direction);
     if (cfg.direction == EPX_BACKWARD && handle->config.mode == EPX_LOW_LATENCY)
@@ -201,7 +203,8 @@ epx_status dispatch_args_check(struct epx_handle *handle, const epx_dispatch_inp
     args->send_only = cfg.send_only != 0;
     args->round_scale = cfg.round_scale != 0;
     args->backward = cfg.direction == EPX_BACKWARD;
-    status = check_inputs(handle, &in, args);
+    args->global_ids = cfg.global_ids != 0;
+    status = check_inputs(handle, &in, &out, args);
     if (status == EPX_OK)
         status = check_out_tokens(handle, &x, &out, args);
     if (status != EPX_OK)
@@ -236,7 +239,7 @@ epx_status epx_dispatch(epx_handle *handle, const epx_dispatch_inputs *inputs, c
     if (handle->staged != STAGED_NONE)
         return fail(EPX_ERR_USAGE, "%s: the handle has a staged operation; call epx_complete first", call);
     memset(&args, 0, sizeof(args));
-    status = dispatch_args_check(handle, inputs, outputs, config, &args);
+    status = dispatch_args_check(handle, inputs, outputs, config, stream, &args);
     if (status != EPX_OK)
         return status;
     if (handle->config.mode == EPX_HIGH_THROUGHPUT) {

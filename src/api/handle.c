@@ -30,6 +30,17 @@ static epx_status check_zones(const struct settings *set, const epx_handle_confi
     return EPX_OK;
 }
 
+static epx_status check_memory(const struct settings *set, const epx_handle_config *c)
+{
+    const size_t needed = handle_table_bytes(set, c);
+
+    if (c->memory && ((uintptr_t)c->memory % 16 || c->memory_bytes < needed))
+        return fail(EPX_ERR_ARGUMENT,
+                    "epx_handle_config.memory: expected %zu bytes or more, aligned to 16 bytes, got %" PRIu64 " at %p",
+                    needed, c->memory_bytes, c->memory);
+    return EPX_OK;
+}
+
 static epx_status check_config(const struct epx_group *group, const epx_handle_config *given, epx_handle_config *c)
 {
     epx_status status = struct_in(c, sizeof(*c), given, "epx_handle_config");
@@ -54,9 +65,14 @@ static epx_status check_config(const struct epx_group *group, const epx_handle_c
     if (c->expert_alignment < 0 || c->expert_alignment > MOST_ALIGNMENT)
         return fail(EPX_ERR_ARGUMENT, "epx_handle_config.expert_alignment: expected 1 to %d, got %d", MOST_ALIGNMENT,
                     c->expert_alignment);
-    if (c->flags & ~(EPX_HANDLE_COMPACT_TOPK | EPX_HANDLE_SOURCE_MAP))
-        return fail(EPX_ERR_ARGUMENT, "epx_handle_config.flags: expected EPX_HANDLE_* bits, got 0x%x", c->flags);
-    return check_zones(&group->set, c);
+    if (c->flags & ~(EPX_HANDLE_COMPACT_TOPK | EPX_HANDLE_SOURCE_MAP | EPX_HANDLE_ALL_WEIGHTS) ||
+        (c->flags & EPX_HANDLE_ALL_WEIGHTS && (c->flags & EPX_HANDLE_COMPACT_TOPK || c->layout != EPX_RANK_MAJOR)))
+        return fail(EPX_ERR_ARGUMENT,
+                    "epx_handle_config.flags: expected EPX_HANDLE_* bits, EPX_HANDLE_ALL_WEIGHTS with RANK_MAJOR and "
+                    "without EPX_HANDLE_COMPACT_TOPK, got 0x%x",
+                    c->flags);
+    status = check_zones(&group->set, c);
+    return status == EPX_OK ? check_memory(&group->set, c) : status;
 }
 
 epx_status epx_handle_create(epx_handle **out, epx_group *group, const epx_handle_config *config)
@@ -102,8 +118,7 @@ epx_status epx_handle_memory(const epx_group *group, const epx_handle_config *co
     status = check_config(group, config, &c);
     if (status != EPX_OK)
         return status;
-    *bytes = handle_table_bytes(&group->set, &c) + sizeof(struct recv_info) +
-             (size_t)group->set.local_experts * sizeof(int64_t);
+    *bytes = handle_table_bytes(&group->set, &c);
     return EPX_OK;
 }
 
@@ -187,12 +202,35 @@ epx_status epx_handle_recv_poll(epx_handle *handle, uint64_t max_us)
     return status == EPX_OK ? handle_poll_update(handle, call, max_us) : status;
 }
 
+/* A handle that was never updated may be over memory with a routing. */
+static int is_over_memory(const epx_handle *handle)
+{
+    return handle->config.mode == EPX_HIGH_THROUGHPUT && handle->config.memory && !handle->updates;
+}
+
+static epx_status count_in_memory(epx_handle *handle, const char *call, int64_t *rows, const int64_t *expert_counts)
+{
+    struct handle_state state;
+    epx_status status = handle_state_read(handle, &state);
+
+    if (status != EPX_OK)
+        return status;
+    if (state.key != handle_key(handle) || expert_counts)
+        return fail(EPX_ERR_USAGE, "%s: expected a handle that was updated (epx_handle_update)", call);
+    *rows = state.recv_rows;
+    return EPX_OK;
+}
+
 epx_status epx_handle_recv_count(epx_handle *handle, int64_t *rows, int64_t *expert_counts)
 {
     static const char call[] = "epx_handle_recv_count";
     epx_status status = handle && !rows ? fail(EPX_ERR_ARGUMENT, "%s: rows: expected a pointer, got NULL", call)
-                                        : counted_handle_check(handle, call);
+                                        : handle_check(handle, call);
 
+    if (status == EPX_OK && is_over_memory(handle))
+        return count_in_memory(handle, call, rows, expert_counts);
+    if (status == EPX_OK)
+        status = counted_handle_check(handle, call);
     if (status == EPX_OK)
         status = handle_poll_update(handle, call, UINT64_MAX);
     if (status != EPX_OK)

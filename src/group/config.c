@@ -52,6 +52,9 @@ static epx_status check_ranges(const epx_group_config *c)
     if (c->max_hidden_bytes % 16)
         return fail(EPX_ERR_ARGUMENT, "epx_group_config.max_hidden_bytes: expected a multiple of 16, got %d",
                     c->max_hidden_bytes);
+    if (!c->device_alloc != !c->device_free)
+        return fail(EPX_ERR_ARGUMENT, "epx_group_config.%s: expected both of device_alloc and device_free or neither",
+                    c->device_alloc ? "device_free" : "device_alloc");
     if (c->alloc_bytes > MAX_ALLOC_BYTES)
         return fail(EPX_ERR_ARGUMENT, "epx_group_config.alloc_bytes: expected at most %" PRIu64 ", got %" PRIu64,
                     MAX_ALLOC_BYTES, c->alloc_bytes);
@@ -120,6 +123,9 @@ epx_status settings_make(const epx_group_config *config, int nranks, struct sett
     set->timeout_ms = (int)pick(c.timeout_ms, "EPX_TIMEOUT_MS", DEFAULT_TIMEOUT_MS, INT32_MAX);
     set->alloc_bytes = (uint64_t)pick((int64_t)c.alloc_bytes, "EPX_ALLOC_BYTES", (int64_t)DEFAULT_ALLOC_BYTES,
                                       (int64_t)MAX_ALLOC_BYTES);
+    set->device_alloc = c.device_alloc;
+    set->device_free = c.device_free;
+    set->device_context = c.device_context;
     memcpy(set->net, c.net, sizeof(set->net));
     set->net[sizeof(set->net) - 1] = 0;
     set->nnodes = 1;

@@ -22,6 +22,9 @@ struct settings {
     int nnodes, remotes, relay_max, smallest_node;
     int sig_slots;
     uint64_t alloc_bytes;
+    epx_device_alloc_fn device_alloc; /* epx_group_config's */
+    epx_device_free_fn device_free;
+    void *device_context;
 };
 
 struct heap_plan {

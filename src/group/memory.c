@@ -175,6 +175,49 @@ static epx_status copy_in(struct epx_group *group, const struct blocks *b)
     return status;
 }
 
+static epx_status zero(struct epx_group *group, void *ptr, size_t bytes)
+{
+    void *zeros = calloc(1, bytes);
+    epx_status status;
+
+    if (!zeros)
+        return fail(EPX_ERR_MEMORY, "no memory to clear %zu bytes", bytes);
+    status = group->device->ops->copy(group->device, ptr, zeros, bytes);
+    free(zeros);
+    return status;
+}
+
+epx_status group_mem_alloc(struct epx_group *group, size_t bytes, void **ptr)
+{
+    const struct settings *set = &group->set;
+    epx_status status;
+    int rc;
+
+    if (!set->device_alloc)
+        return group->device->ops->mem_alloc(group->device, bytes, ptr);
+    *ptr = NULL;
+    rc = set->device_alloc(ptr, bytes, set->device_context);
+    if (rc || !*ptr || (uintptr_t)*ptr % 256) {
+        status = fail(EPX_ERR_MEMORY, "device_alloc: expected 0 and %zu bytes aligned to 256, got %d and %p", bytes, rc,
+                      *ptr);
+        if (!rc && *ptr)
+            group_mem_free(group, *ptr);
+        return status;
+    }
+    status = zero(group, *ptr, bytes);
+    if (status != EPX_OK)
+        group_mem_free(group, *ptr);
+    return status;
+}
+
+void group_mem_free(struct epx_group *group, void *ptr)
+{
+    if (!group->set.device_free)
+        group->device->ops->mem_free(group->device, ptr);
+    else if (ptr)
+        (void)group->set.device_free(ptr, group->set.device_context);
+}
+
 epx_status group_device_create(struct epx_group *group)
 {
     const struct device_ops *ops = group->device->ops;
@@ -185,9 +228,11 @@ epx_status group_device_create(struct epx_group *group)
     if (status != EPX_OK)
         return status;
     group->error = group->host_memory;
-    status = ops->mem_alloc(group->device, b.total, &group->device_memory);
-    if (status != EPX_OK)
+    status = group_mem_alloc(group, b.total, &group->device_memory);
+    if (status != EPX_OK) {
+        group->device_memory = NULL;
         return status;
+    }
     fill_shadow(group, &b);
     group->dev = group->device_memory;
     if (group->nnodes > 1) {
@@ -244,7 +289,7 @@ epx_status group_device_rings(struct epx_group *group)
 void group_device_destroy(struct epx_group *group)
 {
     if (group->device_memory)
-        group->device->ops->mem_free(group->device, group->device_memory);
+        group_mem_free(group, group->device_memory);
     if (group->host_memory)
         group->device->ops->host_free(group->device, group->host_memory);
 }

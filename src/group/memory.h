@@ -5,6 +5,10 @@
 
 #include "group/objects.h"
 
+/* Device memory of this rank alone, by the caller's functions if it gave any; zeroed, 256-byte aligned. */
+epx_status group_mem_alloc(struct epx_group *group, size_t bytes, void **ptr);
+void group_mem_free(struct epx_group *group, void *ptr);
+
 epx_status group_device_create(struct epx_group *group);
 void group_device_destroy(struct epx_group *group);
 /* Writes mask, members and relays to device memory as group->map.out has them. */

@@ -68,12 +68,13 @@ struct epx_handle {
     struct epx_group *group;
     struct epx_handle *next;
     epx_handle_config config;
-    void *device_memory; /* one block: handle_dev and its tables */
+    void *tables; /* one block of device memory, the group's or the caller's: struct handle_state first */
     struct handle_dev *dev;
     struct recv_info *info; /* host-visible */
     size_t info_bytes;
     uint64_t updates;    /* high throughput: how many were queued */
     uint64_t wait_since; /* when the host began to wait for the last one; 0 = not yet */
+    int adopted;         /* high throughput, never updated: there is a routing in the caller's memory */
     int64_t ntokens;     /* B of the last update; -1 = none yet */
     epx_tensor topk;     /* low latency: what the next dispatch reads */
     int dispatched;      /* a combine has a dispatch to follow */

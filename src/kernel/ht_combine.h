@@ -602,8 +602,11 @@ KFN void hc_sum(struct agent *ag, const struct ht_combine_params *p, uint64_t ep
 
 KFN int hc_run(struct agent *ag, const struct ht_combine_params *p, uint64_t epoch)
 {
-    if (stage_runs(ag, HC_STAGE))
+    if (stage_runs(ag, HC_STAGE)) {
+        if (ht_check_routing(ag, p->g, p->h, p->key, p->ntokens, PHASE_HC_DATA))
+            return 1;
         hc_stage(ag, p);
+    }
     if (stage_runs(ag, HC_DATA) && hc_data(ag, p, epoch))
         return 1;
     if (p->nodes && stage_runs(ag, HC_RELAY) && hc_relay(ag, p, epoch))

@@ -300,10 +300,14 @@ KFN_STEP void hd_release(struct agent *ag, const struct group_dev *g)
 
 /* ---- The own receive tensors ---------------------------------------------------------------------------------- */
 
-/* EXPERT_MAJOR: rows between the tokens of an expert and the next zone. */
+/* EXPERT_MAJOR: rows between the tokens of an expert and the next zone; weights behind the last zone. */
 KFN_STEP void hd_zero_padding(struct agent *ag, const struct ht_dispatch_params *p)
 {
     const struct handle_dev *h = p->h;
+    const int64_t rows = h->state->recv_rows;
+
+    if (p->final_weights)
+        AG_EACH_ALL(ag, int64_t, i, p->final_rows - rows) p->final_weights[rows + i] = 0.0f;
 
     for (int l = ag_index(ag); l < p->g->local_experts; l += ag_count(ag)) {
         for (int64_t row = h->zone[l] + h->filled[l]; row < h->zone[l] + h->padded[l]; row++) {
@@ -360,8 +364,8 @@ KFN void hd_take_row(struct agent *ag, const struct ht_dispatch_params *p, int64
             p->final_weights[i] = ((const float *)(heap + p->desc.weights))[i];
         if (p->buffered & BUFFERED_IDX)
             index_put(&p->final_idx, i,
-                      p->desc.idx64 ? ((const int64_t *)(heap + p->desc.topk_idx))[i]
-                                    : ((const int32_t *)(heap + p->desc.topk_idx))[i]);
+                      p->desc.idx & IDX_64 ? ((const int64_t *)(heap + p->desc.topk_idx))[i]
+                                           : ((const int32_t *)(heap + p->desc.topk_idx))[i]);
     }
     if (!ag_leader(ag))
         return;
@@ -437,6 +441,8 @@ KFN_STEP int hd_ready(struct agent *ag, const struct ht_dispatch_params *p, uint
 {
     const struct group_dev *g = p->g;
 
+    if (ht_check_routing(ag, g, p->h, p->key, p->ntokens, PHASE_HD_READY))
+        return 1;
     if (ag_index(ag) == 0 && hd_open(ag, p, epoch))
         return 1;
     if (wait_peers(ag, g, SCOPE_NODE, SIG_HD_READY, 0, epoch, PHASE_HD_READY, NULL))

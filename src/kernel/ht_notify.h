@@ -92,6 +92,7 @@ KFN_STEP void hn_publish(struct agent *ag, const struct ht_notify_params *p, uin
     if (ag_leader(ag)) {
         desc->signature = p->signature;
         desc->ntokens = p->route.ntokens;
+        p->h->state->key = 0; /* until hn_done() */
         g->state->epoch[OP_HT_NOTIFY] = epoch;
     }
     ag_sync(ag);
@@ -483,8 +484,10 @@ KFN void hn_done(struct agent *ag, const struct ht_notify_params *p, uint64_t ep
 {
     if (!sync_last(ag, p->g, 1))
         return;
-    if (ag_leader(ag))
+    if (ag_leader(ag)) {
         hn_report_relay(p);
+        p->h->state->key = p->key;
+    }
     ag_sync(ag);
     signal_peers(ag, p->g, SCOPE_ALL, SIG_HN_DONE, 0, epoch);
 }

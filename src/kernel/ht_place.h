@@ -11,6 +11,15 @@ KFN const struct hd_desc *hd_desc_of(const struct group_dev *g, int rank)
     return (const struct hd_desc *)heap_at(g, rank, g->ht.dispatch_desc);
 }
 
+/* The handle's memory has a routing for it and for these tensors: the caller may have given memory that has not. */
+KFN_STEP int ht_check_routing(struct agent *ag, const struct group_dev *g, const struct handle_dev *h, uint64_t key,
+                              int64_t ntokens, int phase)
+{
+    if (h->state->key != key)
+        return fail_all(ag, g, KSTATUS_USAGE, phase, -1, 1, 0);
+    return h->state->ntokens != ntokens ? fail_all(ag, g, KSTATUS_USAGE, phase, -1, h->state->ntokens, ntokens) : 0;
+}
+
 /* A row to be written to its places in this node: the own token, or one that came through this rank as a relay. */
 struct hd_row {
     const char *data, *scales;
@@ -47,8 +56,9 @@ KFN void hd_put_entry(const struct ht_dispatch_params *p, const struct hd_row *r
     struct index_out idx;
 
     idx.data = desc->topk_idx ? heap_at(g, d, desc->topk_idx) : NULL;
-    idx.is64 = desc->idx64;
-    row_put_entry(r->ids, r->weights, p->h->state->topk, k, d * L, d * L + L, p->compact, &idx,
+    idx.is64 = desc->idx & IDX_64;
+    row_put_entry(r->ids, r->weights, p->h->state->topk, k, d * L, d * L + L,
+                  (p->compact ? TOPK_COMPACT : 0) | (desc->idx & IDX_GLOBAL ? TOPK_GLOBAL : 0), &idx,
                   desc->weights ? (float *)heap_at(g, d, desc->weights) : NULL, pos);
 }
 

@@ -305,18 +305,6 @@ KFN_STEP int lc_returns(const struct ll_combine_params *p, int64_t i)
     return p->layout == LAYOUT_EXPERT_MAJOR || p->h->rord[i] >= 0;
 }
 
-/* The place of (t, k) among those that return, by ascending rank. RANK_MAJOR. */
-KFN_STEP int lc_turn(const struct ll_combine_params *p, int t, int k)
-{
-    const int K = p->h->state->topk;
-    const int64_t first = (int64_t)t * K;
-    int place = 0;
-
-    for (int j = 0; j < K; j++)
-        place += lc_returns(p, first + j) && p->h->rord[first + j] < p->h->rord[first + k];
-    return place;
-}
-
 /* The next token's rows will be wanted soon. */
 KFN void lc_look_ahead(const struct ll_combine_params *p, uint64_t epoch, int64_t t)
 {
@@ -352,8 +340,7 @@ KFN_STEP int lc_sum_token(struct agent *ag, const struct ll_combine_params *p, u
         if (returns) {
             const int d = p->h->ids[i] / L;
             const char *row = lc_row(p, epoch, lc_desc_of(g, d, epoch), d, i);
-            sum_set_offer(&set, weighted ? n + before : lc_turn(p, t, k), row + at, weighted ? p->weights[i] : 1.0f,
-                          p->logfmt);
+            sum_set_offer(&set, n + before, row + at, weighted ? p->weights[i] : 1.0f, p->logfmt);
         }
         n += all;
     }

@@ -212,7 +212,7 @@ KFN_STEP void ll_place(struct agent *ag, const struct ll_dispatch_params *p, con
             row_copy_scales(ag, p->out.scales + s * p->out.scale_outer_stride + i * p->out.scale_row_stride,
                             p->out.scale_stride, row + row_scales_at(&p->signature), 4, p->signature.scale_bytes / 4);
     }
-    row_put_topk(ag, ids, v->weights + (size_t)t * K, K, g->rank * L, g->rank * L + L, p->compact, &p->out_idx,
+    row_put_topk(ag, ids, v->weights + (size_t)t * K, K, g->rank * L, g->rank * L + L, p->topk_form, &p->out_idx,
                  p->out_weights, place);
     if (ag_leader(ag)) {
         if (p->src_rank)
@@ -220,6 +220,17 @@ KFN_STEP void ll_place(struct agent *ag, const struct ll_dispatch_params *p, con
         if (p->src_token)
             p->src_token[place] = t;
     }
+}
+
+/* RANK_MAJOR: rows of source s from `first` on carry no expert. */
+KFN void ll_mark_tail(struct agent *ag, const struct ll_dispatch_params *p, int s, int first, int nth, int step)
+{
+    const int K = p->route.topk_n;
+
+    if (p->layout != LAYOUT_RANK_MAJOR || !p->out_idx.data)
+        return;
+    for (int i = first + nth; i < p->outer_rows; i += step)
+        AG_EACH(ag, int, k, K) index_put(&p->out_idx, ((int64_t)s * p->outer_rows + i) * K + k, -1);
 }
 
 /* What came from source s, by agents `nth`, nth + step, ... of those that serve it. */
@@ -231,6 +242,7 @@ KFN void ll_take_source(struct agent *ag, const struct ll_dispatch_params *p, ui
     if (!g->mask[s]) {
         if (first && p->layout == LAYOUT_RANK_MAJOR)
             p->h->count[s] = 0;
+        ll_mark_tail(ag, p, s, 0, nth, step);
         return;
     }
     const struct ll_view v = ll_open(g, s, epoch);
@@ -243,6 +255,7 @@ KFN void ll_take_source(struct agent *ag, const struct ll_dispatch_params *p, ui
     }
     if (first && p->layout == LAYOUT_RANK_MAJOR)
         p->h->count[s] = n;
+    ll_mark_tail(ag, p, s, n, nth, step);
 }
 
 /* Each source is served by its own share of the agents: an agent reads as few tables as possible. No source has more

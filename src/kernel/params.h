@@ -103,6 +103,11 @@ enum {                                                                    /* epx
        KSTATUS_PEER = 8
 };
 
+/* How a received top-k row is written. */
+enum { TOPK_COMPACT = 1, TOPK_ALL_WEIGHTS = 2, TOPK_GLOBAL = 4 };
+/* struct hd_desc.idx: of topk_idx. */
+enum { IDX_64 = 1, IDX_GLOBAL = 2 };
+
 /* struct signature.extra. A message shows them as a number: each operation has its own. */
 enum {
     SIGNATURE_WEIGHTS = 1,   /* dispatch, HT combine: weights are asked for */
@@ -157,7 +162,7 @@ EPX_STATIC_ASSERT(sizeof(struct lc_desc) == 64, "shared between ranks");
 /* High-throughput dispatch: where this rank wants its rows. Offsets into its heap; 0 = not asked for. */
 struct hd_desc {
     struct signature signature;
-    int32_t idx64;
+    int32_t idx;      /* IDX_* */
     int32_t apart;    /* 1: extras of rows for other nodes go apart from them; the last word of a header */
     int64_t capacity; /* rows */
     uint64_t tokens, token_stride;
@@ -303,6 +308,7 @@ struct handle_state {
     int64_t filled_rows; /* likewise, those that carry tokens */
     int64_t peer_rows;   /* of these, those that another rank of the node writes here */
     int64_t tokens;      /* tokens that have an expert here */
+    uint64_t key; /* high throughput: of the handle whose routing this is (handle_key); 0 = none, or half of one */
 };
 
 /* A handle's tables. M and K are the group's limits here, so that a handle can be used with any number of tokens. */
@@ -380,8 +386,8 @@ struct row_out {
 struct ll_dispatch_params {
     const struct group_dev *g;
     struct handle_dev *h;
-    int32_t steps, layout, compact;
-    int32_t outer_rows; /* second extent of the caller's tensors: R*M or more, or M or more */
+    int32_t steps, layout, topk_form; /* TOPK_* */
+    int32_t outer_rows;               /* second extent of the caller's tensors: R*M or more, or M or more */
     struct signature signature;
     struct route_in route;
     struct row_in in;
@@ -423,6 +429,7 @@ struct ht_notify_params {
     int32_t layout, alignment;
     int32_t nodes; /* 1: the group has several */
     int32_t reserved;
+    uint64_t key;
     struct index_out expert_counts, expert_offsets, rank_counts, total, rank_matrix, rank_tokens, relay_counts;
     struct index_out expert_rows, expert_ends, source_ends;
     int32_t *expert_stats;
@@ -451,6 +458,8 @@ struct ht_dispatch_params {
     struct hd_desc desc; /* where senders write */
     int32_t buffered;    /* BUFFERED_* */
     int32_t nodes;       /* 1: the group has several */
+    uint64_t key;        /* the routing must be for this handle, and for so many tokens */
+    int64_t ntokens;
     /* The caller's tensors. */
     struct row_out final;
     float *final_weights;
@@ -477,6 +486,8 @@ struct ht_combine_params {
     int32_t hidden, dtype;
     int32_t nodes; /* 1: the group has several */
     int32_t sum;   /* SUM_* */
+    uint64_t key;
+    int64_t ntokens;
 };
 
 struct layout_count_params {

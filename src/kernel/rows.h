@@ -51,16 +51,17 @@ KFN void index_put(const struct index_out *out, int64_t i, int64_t value)
 }
 
 /*
- * The top-k row that rank `rank` receives: ids[K] and weights[K] of the source, turned to local ids. Compact: local
- * ones first, ascending by id (equal ids in k-order), then -1; else in place with -1 elsewhere. `weights` may be NULL.
+ * The top-k row that rank `rank` receives: ids[K] and weights[K] of the source, turned to local ids (TOPK_GLOBAL: as
+ * they are). TOPK_COMPACT: local ones first, ascending by id (equal ids in k-order), then -1; else in place with -1
+ * elsewhere, and weight 0 unless TOPK_ALL_WEIGHTS. `weights` may be NULL.
  */
-KFN void row_put_entry(const int32_t *ids, const float *weights, int K, int k, int first, int end, int compact,
+KFN void row_put_entry(const int32_t *ids, const float *weights, int K, int k, int first, int end, int form,
                        const struct index_out *out_idx, float *out_weights, int64_t at)
 {
     const int local = ids[k] >= first && ids[k] < end;
     int place = k;
 
-    if (compact) {
+    if (form & TOPK_COMPACT) {
         int before = 0, locals = 0;
         for (int j = 0; j < K; j++) {
             const int is = ids[j] >= first && ids[j] < end;
@@ -73,15 +74,15 @@ KFN void row_put_entry(const int32_t *ids, const float *weights, int K, int k, i
         place = local ? before : locals + before;
     }
     if (out_idx->data)
-        index_put(out_idx, at * K + place, local ? ids[k] - first : -1);
+        index_put(out_idx, at * K + place, local ? ids[k] - (form & TOPK_GLOBAL ? 0 : first) : -1);
     if (out_weights)
-        out_weights[at * K + place] = local && weights ? weights[k] : 0.0f;
+        out_weights[at * K + place] = (local || form & TOPK_ALL_WEIGHTS) && weights ? weights[k] : 0.0f;
 }
 
 KFN_STEP void row_put_topk(struct agent *ag, const int32_t *ids, const float *weights, int K, int first, int end,
-                           int compact, const struct index_out *out_idx, float *out_weights, int64_t at)
+                           int form, const struct index_out *out_idx, float *out_weights, int64_t at)
 {
-    AG_EACH(ag, int, k, K) row_put_entry(ids, weights, K, k, first, end, compact, out_idx, out_weights, at);
+    AG_EACH(ag, int, k, K) row_put_entry(ids, weights, K, k, first, end, form, out_idx, out_weights, at);
 }
 
 #endif

@@ -57,6 +57,28 @@ void handles_free_all(struct epx_group *group)
         handle_free(group->handles);
 }
 
+epx_status handle_adopt(struct epx_handle *handle, int64_t ntokens, epx_stream stream, const char *call)
+{
+    struct epx_group *group = handle->group;
+    struct handle_state state;
+    epx_status status;
+
+    /* Not while a graph is captured: kernels look, too. */
+    if (!handle->adopted && !group->device->ops->stream_captures(group->device, group_stream(group, stream))) {
+        status = handle_state_read(handle, &state);
+        if (status != EPX_OK)
+            return status;
+        if (state.key != handle_key(handle))
+            return fail(EPX_ERR_USAGE,
+                        "%s: expected a handle with a routing (epx_handle_update), or over memory that has one for the "
+                        "same configuration",
+                        call);
+        handle->adopted = 1;
+    }
+    handle->ntokens = ntokens;
+    return EPX_OK;
+}
+
 void handle_set_routing(struct epx_handle *handle, const epx_tensor *topk)
 {
     handle->topk = *topk;

@@ -18,5 +18,12 @@ epx_status handle_poll_update(struct epx_handle *handle, const char *call, uint6
 size_t handle_table_bytes(const struct settings *set, const epx_handle_config *config);
 epx_status handle_tables_create(struct epx_handle *handle);
 void handle_tables_destroy(struct epx_handle *handle);
+/* Says for which handles a routing in memory is good. */
+uint64_t handle_key(const struct epx_handle *handle);
+/* Waits for the group's queued work. */
+epx_status handle_state_read(struct epx_handle *handle, struct handle_state *state);
+/* High throughput, a handle that was never updated, in memory of the caller's: takes the routing that is in it, for so
+ * many tokens of this rank. */
+epx_status handle_adopt(struct epx_handle *handle, int64_t ntokens, epx_stream stream, const char *call);
 
 #endif

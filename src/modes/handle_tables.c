@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A handle's device memory: struct handle_dev and its tables in one block. */
+/* A handle's device memory: struct handle_dev, which has addresses, and one block of tables, which has none. */
 #include "modes/handle.h"
 
+#include "group/memory.h"
 #include "util/status.h"
 
 /* With base NULL only counts. */
@@ -36,7 +37,6 @@ static size_t lay_out(const struct settings *set, const epx_handle_config *confi
     const int lines = config->layout == EPX_EXPERT_MAJOR && config->flags & EPX_HANDLE_SOURCE_MAP;
     size_t at = 0;
 
-    place(base, &at, sizeof(struct handle_dev));
     h->state = place(base, &at, sizeof(struct handle_state));
     h->ids = place(base, &at, pairs * 4);
     h->eidx = place(base, &at, pairs * 4);
@@ -70,38 +70,73 @@ size_t handle_table_bytes(const struct settings *set, const epx_handle_config *c
     return lay_out(set, config, NULL, &unused);
 }
 
+uint64_t handle_key(const struct epx_handle *handle)
+{
+    const struct settings *set = &handle->group->set;
+    const epx_handle_config *c = &handle->config;
+    const int64_t fields[] = {set->nranks,
+                              handle->group->rank,
+                              handle->group->nnodes,
+                              set->experts,
+                              set->max_tokens,
+                              set->relay_max,
+                              c->mode,
+                              c->layout,
+                              c->topk,
+                              c->expert_alignment,
+                              c->flags};
+    uint64_t key = 14695981039346656037u; /* FNV-1a */
+
+    for (size_t i = 0; i < sizeof(fields); i++)
+        key = (key ^ ((const unsigned char *)fields)[i]) * 1099511628211u;
+    return key ? key : 1;
+}
+
+/* Tables in the caller's memory may hold a routing: high throughput leaves them as they are. */
+static epx_status init_state(struct epx_handle *handle, struct handle_state *at)
+{
+    const struct handle_state state = {.topk = handle->config.topk};
+
+    if (handle->config.memory && handle->config.mode == EPX_HIGH_THROUGHPUT)
+        return EPX_OK;
+    return handle->group->device->ops->copy(handle->group->device, at, &state, sizeof(state));
+}
+
 epx_status handle_tables_create(struct epx_handle *handle)
 {
     struct epx_group *group = handle->group;
     const struct device_ops *ops = group->device->ops;
     struct handle_dev h = {0};
-    struct handle_state state = {.topk = handle->config.topk};
-    void *block = NULL, *info = NULL;
-    epx_status status;
+    void *dev = NULL, *tables = handle->config.memory, *info = NULL;
+    epx_status status = ops->mem_alloc(group->device, sizeof(h), &dev);
 
-    status = ops->mem_alloc(group->device, handle_table_bytes(&group->set, &handle->config), &block);
+    if (status == EPX_OK && !tables)
+        status = group_mem_alloc(group, handle_table_bytes(&group->set, &handle->config), &tables);
     if (status != EPX_OK)
-        return status;
+        goto free_dev;
     handle->info_bytes = sizeof(struct recv_info) + (size_t)group->set.local_experts * sizeof(int64_t);
     status = ops->host_alloc(group->device, handle->info_bytes, &info);
     if (status != EPX_OK)
-        goto free_block;
-    lay_out(&group->set, &handle->config, block, &h);
+        goto free_tables;
+    lay_out(&group->set, &handle->config, tables, &h);
     h.info = info;
-    status = ops->copy(group->device, block, &h, sizeof(h));
+    status = ops->copy(group->device, dev, &h, sizeof(h));
     if (status == EPX_OK)
-        status = ops->copy(group->device, h.state, &state, sizeof(state));
+        status = init_state(handle, h.state);
     if (status != EPX_OK)
         goto free_info;
-    handle->device_memory = block;
-    handle->dev = block;
+    handle->tables = tables;
+    handle->dev = dev;
     handle->info = info;
     return EPX_OK;
 
 free_info:
     ops->host_free(group->device, info);
-free_block:
-    ops->mem_free(group->device, block);
+free_tables:
+    if (!handle->config.memory)
+        group_mem_free(group, tables);
+free_dev:
+    ops->mem_free(group->device, dev);
     return status;
 }
 
@@ -110,5 +145,17 @@ void handle_tables_destroy(struct epx_handle *handle)
     struct epx_group *group = handle->group;
 
     group->device->ops->host_free(group->device, handle->info);
-    group->device->ops->mem_free(group->device, handle->device_memory);
+    if (!handle->config.memory)
+        group_mem_free(group, handle->tables);
+    group->device->ops->mem_free(group->device, handle->dev);
+}
+
+epx_status handle_state_read(struct epx_handle *handle, struct handle_state *state)
+{
+    const struct device_ops *ops = handle->group->device->ops;
+    epx_status status = EPX_OK;
+
+    if (handle->group->last_stream)
+        status = ops->stream_sync(handle->group->device, handle->group->last_stream);
+    return status == EPX_OK ? ops->copy(handle->group->device, state, handle->tables, sizeof(*state)) : status;
 }

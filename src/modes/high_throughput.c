@@ -5,6 +5,7 @@
 
 #include "group/region.h"
 #include "group/launch.h"
+#include "modes/handle.h"
 #include "modes/modes.h"
 #include "kernel/command.h"
 #include "util/status.h"
@@ -20,6 +21,7 @@ epx_status ht_update(struct epx_handle *handle, const epx_tensor *topk, const st
     p.g = handle->group->dev;
     p.h = handle->dev;
     p.route = make_route(topk);
+    p.key = handle_key(handle);
     p.layout = handle->config.layout;
     p.alignment = handle->config.expert_alignment;
     p.signature = make_signature(handle, NULL, 0,
@@ -79,6 +81,26 @@ static epx_status recv_buf_check(const struct epx_handle *handle, int buffered, 
                 call, handle->info->rows, room);
 }
 
+/* Long rows of scales have no buffer of their own: they follow their token in the buffer of tokens, which has room for
+ * both, or have it to themselves. */
+static void place_scales(const struct epx_group *group, const struct dispatch_args *args, struct ht_dispatch_params *p,
+                         int *buffered)
+{
+    const struct ht_layout *ht = &group->plan.ht;
+    const int is_long = (uint64_t)p->signature.scale_bytes > ht->scale_pitch;
+    const uint64_t behind = *buffered & BUFFERED_TOKENS ? ((uint64_t)p->signature.hidden_bytes + 15) / 16 * 16 : 0;
+    struct hd_desc *desc = &p->desc;
+
+    desc->scales =
+        receive_at(group, &args->out_scales, is_long ? ht->tokens + behind : ht->scales, BUFFERED_SCALES, buffered);
+    desc->scale_row_stride = (uint64_t)p->final.scale_row_stride;
+    desc->scale_stride = (uint64_t)p->final.scale_stride;
+    if (*buffered & BUFFERED_SCALES) {
+        desc->scale_row_stride = is_long ? ht->pitch : ht->scale_pitch;
+        desc->scale_stride = 4;
+    }
+}
+
 static void make_desc(const struct epx_handle *handle, const struct dispatch_args *args, struct ht_dispatch_params *p)
 {
     const struct epx_group *group = handle->group;
@@ -87,12 +109,10 @@ static void make_desc(const struct epx_handle *handle, const struct dispatch_arg
     int buffered = 0;
 
     desc->signature = p->signature;
-    desc->idx64 = args->out_idx.dtype == EPX_INT64;
+    desc->idx = (args->out_idx.dtype == EPX_INT64 ? IDX_64 : 0) | (args->global_ids ? IDX_GLOBAL : 0);
     desc->tokens = receive_at(group, &args->out_tokens, ht->tokens, BUFFERED_TOKENS, &buffered);
     desc->token_stride = buffered & BUFFERED_TOKENS ? ht->pitch : (uint64_t)p->final.stride;
-    desc->scales = receive_at(group, &args->out_scales, ht->scales, BUFFERED_SCALES, &buffered);
-    desc->scale_row_stride = buffered & BUFFERED_SCALES ? ht->scale_pitch : (uint64_t)p->final.scale_row_stride;
-    desc->scale_stride = buffered & BUFFERED_SCALES ? 4 : (uint64_t)p->final.scale_stride;
+    place_scales(group, args, p, &buffered);
     desc->weights = receive_at(group, &args->out_weights, ht->weights, BUFFERED_WEIGHTS, &buffered);
     desc->topk_idx = receive_at(group, &args->out_idx, ht->topk_idx, BUFFERED_IDX, &buffered);
     desc->src_rank = receive_at(group, &args->src_rank, ht->src_rank, BUFFERED_SRC_RANK, &buffered);
@@ -113,9 +133,12 @@ static uint64_t in_place_offset(const struct epx_handle *handle, const struct di
                                 const struct ht_dispatch_params *p)
 {
     const struct epx_group *group = handle->group;
-    const uint64_t extras = (uint64_t)group->set.max_tokens * (group->plan.ht.hpitch - group->plan.ht.pitch);
+    const uint64_t room = group->plan.ht.hpitch - group->plan.ht.pitch, extras = (uint64_t)group->set.max_tokens * room;
+    const uint64_t weights = args->out_weights.ndim ? (uint64_t)handle->config.topk * 4 : 0;
     uint64_t offset;
 
+    if (((uint64_t)p->signature.scale_bytes + 15) / 16 * 16 + (weights + 15) / 16 * 16 > room)
+        return 0;
     if (group->nnodes == 1 || args->cast || HD_HEADER_BYTES + extras > (uint64_t)COMMAND_MAX_UNITS * COMMAND_UNIT)
         return 0;
     offset = tensor_heap_offset(group, &args->tokens);
@@ -151,6 +174,8 @@ epx_status ht_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
     p.final_map = args->source_map.data;
     p.source_stride = args->source_stride;
     p.final_rows = args->out_tokens.shape[0];
+    p.key = handle_key(handle);
+    p.ntokens = args->tokens.shape[0];
     make_desc(handle, args, &p);
     p.in_place = in_place_offset(handle, args, &p);
     p.desc.apart = p.in_place != 0;
@@ -230,6 +255,8 @@ epx_status ht_combine(struct epx_handle *handle, const struct combine_args *args
     p.out = args->out_tokens.data;
     p.out_stride = args->out_tokens.stride[0] * element;
     p.out_weights = args->out_weights.data;
+    p.key = handle_key(handle);
+    p.ntokens = args->out_tokens.shape[0];
     p.hidden = (int32_t)args->tokens.shape[1];
     p.dtype = args->tokens.dtype;
     status = recv_buf_check(handle, p.tokens || p.weights, "epx_combine");

@@ -71,7 +71,9 @@ epx_status ll_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
     p.g = handle->group->dev;
     p.h = handle->dev;
     p.layout = handle->config.layout;
-    p.compact = (handle->config.flags & EPX_HANDLE_COMPACT_TOPK) != 0;
+    p.topk_form = (handle->config.flags & EPX_HANDLE_COMPACT_TOPK ? TOPK_COMPACT : 0) |
+                  (handle->config.flags & EPX_HANDLE_ALL_WEIGHTS ? TOPK_ALL_WEIGHTS : 0) |
+                  (args->global_ids ? TOPK_GLOBAL : 0);
     p.outer_rows = (int32_t)args->out_tokens.shape[1];
     p.signature = make_signature(handle, &args->out_tokens, scale_row_bytes(args),
                                  args->out_weights.ndim ? SIGNATURE_WEIGHTS : 0);

@@ -17,7 +17,7 @@ struct dispatch_args {
     epx_tensor tokens, scales, weights; /* in */
     epx_tensor out_tokens, out_scales, out_weights, out_idx, src_rank, src_token, source_map;
     struct layout_tensors info;
-    int cast, round_scale, send_only, backward, source_stride;
+    int cast, round_scale, send_only, backward, source_stride, global_ids;
 };
 
 struct combine_args {

@@ -20,6 +20,8 @@ static const struct {
     {"epx_dispatch_config", offsetof(epx_dispatch_config, source_stride)},
     {"epx_combine_config", offsetof(epx_combine_config, sum)},
     {"epx_stats", offsetof(epx_stats, net_stuck)},
+    {"epx_group_config", offsetof(epx_group_config, device_alloc)},
+    {"epx_handle_config", offsetof(epx_handle_config, memory)},
 };
 
 static int is_older(const char *name, uint32_t size)

@@ -62,6 +62,7 @@ struct dispatch_check {
     const struct oracle_data *data;
     const epx_dispatch_outputs *outputs;
     int round_scale;
+    int global_ids;
     int untouched;
     struct mismatch *m;
     char *input;       /* one row as the source has it */
@@ -123,17 +124,18 @@ static void expected_topk(const struct dispatch_check *c, const struct oracle_pl
 {
     const struct oracle_route *route = c->recv->route;
     const int32_t *idx = oracle_idx(route, p->src_rank, p->src_token);
+    const int first = c->global_ids ? c->recv->rank * route->local_experts : 0;
     int n = 0;
 
     c->data->weights(c->data->context, p->src_rank, p->src_token, c->weights);
     for (int k = 0; k < route->topk; k++) {
         ids[k] = -1;
-        weights[k] = 0;
+        weights[k] = route->flags & EPX_HANDLE_ALL_WEIGHTS ? c->weights[k] : 0;
     }
     if (!(route->flags & EPX_HANDLE_COMPACT_TOPK)) {
         for (int k = 0; k < route->topk; k++)
             if (idx[k] >= 0 && idx[k] / route->local_experts == c->recv->rank) {
-                ids[k] = idx[k] % route->local_experts;
+                ids[k] = first + idx[k] % route->local_experts;
                 weights[k] = c->weights[k];
             }
         return;
@@ -141,7 +143,7 @@ static void expected_topk(const struct dispatch_check *c, const struct oracle_pl
     for (int l = 0; l < route->local_experts; l++)
         for (int k = 0; k < route->topk; k++)
             if (idx[k] == c->recv->rank * route->local_experts + l) {
-                ids[n] = l;
+                ids[n] = first + l;
                 weights[n++] = c->weights[k];
             }
 }
@@ -215,15 +217,17 @@ static int check_padding(const struct dispatch_check *c, int64_t row)
     return 0;
 }
 
-/* A row beyond what was received: left alone, but for the top-k of FLAT. */
+/* A row beyond what was received: left alone, but for topk_idx, and the weights of high throughput. */
 static int check_beyond(const struct dispatch_check *c, int64_t row)
 {
     const epx_dispatch_outputs *out = c->outputs;
-    int flat = c->recv->route->layout == EPX_FLAT, expert_major = c->recv->route->layout == EPX_EXPERT_MAJOR;
+    const int high = c->recv->route->mode == EPX_HIGH_THROUGHPUT;
+    const int expert_major = c->recv->route->layout == EPX_EXPERT_MAJOR;
     int fill = c->untouched;
 
-    if (flat && (check_row_fill("topk_idx (tail)", out->topk_idx, row, 1, 0xff, c->m) ||
-                 check_row_fill("topk_weights (tail)", out->topk_weights, row, 1, 0, c->m)))
+    if (check_row_fill("topk_idx (tail)", out->topk_idx, row, 1, 0xff, c->m))
+        return -1;
+    if (high && check_row_fill("topk_weights (tail)", out->topk_weights, row, !expert_major, 0, c->m))
         return -1;
     if (fill < 0)
         return 0;
@@ -232,10 +236,8 @@ static int check_beyond(const struct dispatch_check *c, int64_t row)
         check_row_fill("src_rank (untouched)", out->src_rank, row, 0, fill, c->m) ||
         check_row_fill("src_token (untouched)", out->src_token, row, 0, fill, c->m))
         return -1;
-    if (!flat && (check_row_fill("topk_idx (untouched)", out->topk_idx, row, 1, fill, c->m) ||
-                  check_row_fill("topk_weights (untouched)", out->topk_weights, row, !expert_major, fill, c->m)))
-        return -1;
-    return 0;
+    return !high && check_row_fill("topk_weights (untouched)", out->topk_weights, row, !expert_major, fill, c->m) ? -1
+                                                                                                                  : 0;
 }
 
 /* Every row has exactly one fate. */
@@ -288,6 +290,7 @@ int oracle_check_dispatch(const struct oracle_recv *recv, const struct oracle_da
         .data = data,
         .outputs = outputs,
         .round_scale = config ? config->round_scale : 0,
+        .global_ids = config ? config->global_ids : 0,
         .untouched = untouched,
         .m = m,
     };
@@ -441,6 +444,25 @@ static void sum_by_expert(struct combine_check *c, int token, int node)
     }
 }
 
+/* Low latency: in the order in which the token's top-k names the ranks. */
+static void sum_in_turn(struct combine_check *c, int token)
+{
+    const struct oracle_route *route = c->route;
+    const int32_t *idx = oracle_idx(route, c->rank, token);
+
+    for (int k = 0; k < route->topk; k++) {
+        const int owner = idx[k] < 0 ? -1 : idx[k] / route->local_experts;
+        int again = owner < 0 || !route->active[owner];
+
+        for (int j = 0; j < k && !again; j++)
+            again = idx[j] >= 0 && idx[j] / route->local_experts == owner;
+        if (again)
+            continue;
+        c->data->result(c->data->context, owner, -1, c->rank, token, -1, c->row);
+        add_row(c, 1, 1);
+    }
+}
+
 static void sum_by_rank(struct combine_check *c, int token, int node)
 {
     const struct oracle_route *route = c->route;
@@ -458,6 +480,8 @@ static void sum_node(struct combine_check *c, int token, int node)
 {
     if (c->route->layout == EPX_EXPERT_MAJOR)
         sum_by_expert(c, token, node);
+    else if (c->route->layout == EPX_RANK_MAJOR)
+        sum_in_turn(c, token);
     else
         sum_by_rank(c, token, node);
 }
