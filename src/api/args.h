@@ -17,7 +17,8 @@ epx_status combine_args_check(struct epx_handle *handle, const epx_combine_input
                               const epx_combine_outputs *outputs, const epx_combine_config *config, epx_stream stream,
                               struct combine_args *args);
 
-/* The handle has a routing; one over memory of the caller's takes what is there, for as many tokens as `own` has rows. */
+/* The handle has a routing; one over memory of the caller's takes what is there, for as many tokens as `own` has
+ * rows. */
 epx_status routing_check(struct epx_handle *handle, const epx_tensor *own, epx_stream stream, const char *call);
 /* Rows that a receive tensor must hold: EPX_ERR_OVERFLOW, with a message that names the number. */
 epx_status need_rows(const char *call, const char *name, int64_t given, int64_t needed, const char *why);

@@ -96,7 +96,7 @@ int test_masks(void)
         some[r] = r < world.nranks - 1;
     }
     TRY(setenv("NCCL_EP_TIMEOUT_MS", TIMEOUT_TEXT, 1)); /* comes before the configuration's */
-    if (group_open(&group, &spec, 1, 100000) || nccl_case_open(&nc, group, &spec, 0) || nccl_case_route(&nc, 1) ||
+    if (group_open(&group, &spec, 1, 100000) || nccl_case_open(&nc, group, &spec) || nccl_case_route(&nc, 1) ||
         mask_is(group, all) || nccl_case_round(&nc, 1, 0))
         return -1;
     if (!absent() && mask_by_hand(group, &nc, all, some))

@@ -37,10 +37,13 @@ int group_open(ncclEpGroup_t *group, const struct spec *spec, int enable_mask, i
     config.algorithm = spec->algorithm;
     config.num_experts = (unsigned int)spec->experts;
     config.max_dispatch_tokens_per_rank = (unsigned int)spec->tokens;
-    config.max_token_bytes = (unsigned int)(spec->hidden * (int)tensor_element_size(spec->dtype));
+    config.max_token_bytes = (unsigned int)(spec->hidden * (int)tensor_element_size(spec->dtype) +
+                                            (spec->dtype == EPX_FP8_E4M3 ? (spec->hidden + 127) / 128 * 4 : 0));
     config.enable_mask = (unsigned int)enable_mask;
     config.timeout_ns = (uint64_t)timeout_ms * 1000000u;
     config.num_qp_per_rank = 4; /* taken, without meaning */
+    if (spec->rows_open)
+        config.num_topk = (unsigned int)spec->topk;
     if (spec->algorithm == HT && !spec->rows_open)
         config.max_recv_tokens_per_rank = (unsigned int)most_rows(spec);
     TRY(ncclEpCreateGroup(group, world.comm, &config));
@@ -65,12 +68,10 @@ static int open_scales(struct nccl_case *nc)
 {
     const struct spec *s = nc->spec;
     const int fp8_in = s->dtype == EPX_FP8_E4M3;
-    int64_t columns = (s->hidden + 127) / 128;
+    const int64_t columns = (s->hidden + 127) / 128;
 
     if (s->received != EPX_FP8_E4M3)
         return 0;
-    if (s->scale == EPX_UINT8)
-        columns = (columns + 3) / 4 * 4;
     if (fp8_in && tensor_pair_open(&nc->scales, nc->group, s->memory, s->scale, 2, s->tokens, columns, 0))
         return -1;
     return open_received(nc, &nc->received_scales, s->scale, columns);
@@ -113,7 +114,7 @@ static int open_tensors(struct nccl_case *nc)
     return low(nc) ? 0 : open_received(nc, &nc->result_weights, EPX_FP32, major(nc) ? 0 : s->topk);
 }
 
-int nccl_case_open(struct nccl_case *nc, ncclEpGroup_t group, const struct spec *spec, int topk_open)
+int nccl_case_open(struct nccl_case *nc, ncclEpGroup_t group, const struct spec *spec)
 {
     ncclEpHandleConfig_t config = NCCL_EP_HANDLE_CONFIG_INIT;
 
@@ -121,19 +122,19 @@ int nccl_case_open(struct nccl_case *nc, ncclEpGroup_t group, const struct spec 
     nc->spec = spec;
     nc->group = group;
     config.dispatch_output_per_expert_alignment = (size_t)spec->alignment;
-    TRY(ncclEpInitHandle(&nc->handle, group, spec->layout, &config, topk_open ? -1 : spec->topk, NULL));
+    TRY(ncclEpInitHandle(&nc->handle, group, spec->layout, &config, spec->topk, NULL));
     nc->work = (struct workload){.nranks = world.nranks,
                                  .experts = spec->experts,
                                  .topk = spec->topk,
                                  .hidden = spec->hidden,
                                  .max_tokens = spec->tokens,
                                  .dtype = spec->dtype,
-                                 .scale_dtype = spec->scale == EPX_UINT8 ? EPX_INT32 : EPX_FP32,
+                                 .scale_dtype = EPX_FP32,
                                  .uneven = !spec->even,
                                  .hole_percent = 10};
     if (open_tensors(nc))
         return -1;
-    nc->work.scale_count = nc->scales.tensor ? (int)nc->scales.view.shape[1] / (spec->scale == EPX_UINT8 ? 4 : 1) : 0;
+    nc->work.scale_count = nc->scales.tensor ? (int)nc->scales.view.shape[1] : 0;
     return 0;
 }
 
@@ -173,11 +174,11 @@ int nccl_case_close(struct nccl_case *nc)
     return 0;
 }
 
-int nccl_case_open_alone(struct nccl_case *nc, const struct spec *spec, int topk_open)
+int nccl_case_open_alone(struct nccl_case *nc, const struct spec *spec)
 {
     ncclEpGroup_t group;
 
-    return group_open(&group, spec, 0, 0) || nccl_case_open(nc, group, spec, topk_open) ? -1 : 0;
+    return group_open(&group, spec, 0, 0) || nccl_case_open(nc, group, spec) ? -1 : 0;
 }
 
 int nccl_case_close_alone(struct nccl_case *nc)
@@ -223,18 +224,6 @@ static int check_counts(struct nccl_case *nc)
     return agrees(nc, "counts", oracle_check_layout(&nc->recv, &info, &m), &m);
 }
 
-/* UE8M0 scales: to the oracle, four of them are one int32. */
-static epx_tensor scale_view(const struct tensor_pair *pair)
-{
-    epx_tensor t = pair->view;
-
-    if (t.dtype == EPX_UINT8) {
-        t.dtype = EPX_INT32;
-        t.shape[t.ndim - 1] /= 4;
-    }
-    return t;
-}
-
 /* ---- Operations -------------------------------------------------------------------------------------------------- */
 
 static void dispatch_args(struct nccl_calls *c, struct nccl_case *nc, int backward)
@@ -253,6 +242,10 @@ static void dispatch_args(struct nccl_calls *c, struct nccl_case *nc, int backwa
         c->out.topk_idx = nc->received_idx.tensor;
     }
     c->config.round_scales = (unsigned int)nc->spec->round_scales;
+    if (nc->spec->received == EPX_FP8_E4M3)
+        c->config.quant_recipe =
+            nc->spec->dtype == EPX_FP8_E4M3 ? NCCL_EP_DISP_QUANT_FWD : NCCL_EP_DISP_QUANT_DS_FP8E3M4;
+    c->info.recv_topk_idx_kind = nc->spec->global_ids ? NCCL_EP_EXPERT_ID_GLOBAL : NCCL_EP_EXPERT_ID_AUTO;
     c->config.pass_direction = backward ? NCCL_EP_BWD_PASS : NCCL_EP_FWD_PASS;
     c->info.expert_counters = nc->expert_counters.tensor;
     c->info.src_rank_counters = nc->rank_counters.tensor;
@@ -304,7 +297,9 @@ static int reset_recv(struct nccl_case *nc)
 int nccl_case_route(struct nccl_case *nc, uint64_t seed)
 {
     const struct spec *s = nc->spec;
-    const uint32_t flags = s->layout == FLAT ? EPX_HANDLE_COMPACT_TOPK : 0;
+    const uint32_t flags = s->layout == FLAT         ? EPX_HANDLE_COMPACT_TOPK
+                           : s->layout == RANK_MAJOR ? EPX_HANDLE_ALL_WEIGHTS
+                                                     : 0;
     struct nccl_calls c;
     int tokens;
 
@@ -362,7 +357,8 @@ int nccl_case_dispatch(struct nccl_case *nc, uint64_t round, int backward, int s
         return -1;
     nccl_calls_init(&c, nc, backward);
     c.config.send_only = (unsigned int)send_only;
-    TRY(ncclEpDispatch(nc->handle, &c.in, &c.out, low(nc) ? &c.info : NULL, &c.config, world.stream));
+    /* High throughput looks only at the kind of ids in it. */
+    TRY(ncclEpDispatch(nc->handle, &c.in, &c.out, &c.info, &c.config, world.stream));
     return 0;
 }
 
@@ -370,20 +366,20 @@ int nccl_case_check_dispatch(struct nccl_case *nc, int backward)
 {
     epx_dispatch_outputs out = EPX_DISPATCH_OUTPUTS_INIT;
     epx_dispatch_config config = EPX_DISPATCH_CONFIG_INIT;
-    epx_tensor scales = nc->received_scales.tensor ? scale_view(&nc->received_scales) : (epx_tensor)EPX_TENSOR_INIT;
     struct mismatch m;
 
     if (tensor_pair_get(&nc->received) || get_if(&nc->received_scales) || get_if(&nc->received_weights) ||
         get_if(&nc->received_idx))
         return -1;
     out.tokens = &nc->received.view;
-    out.scales = nc->received_scales.tensor ? &scales : NULL;
+    out.scales = view_of(&nc->received_scales);
     if (!backward) {
         out.topk_weights = view_of(&nc->received_weights);
         out.topk_idx = view_of(&nc->received_idx);
     }
     config.direction = backward ? EPX_BACKWARD : EPX_FORWARD;
     config.round_scale = nc->spec->round_scales;
+    config.global_ids = nc->spec->global_ids;
     if (low(nc) && check_counts(nc))
         return -1;
     return agrees(nc, "dispatch", oracle_check_dispatch(&nc->recv, &nc->data, &out, &config, POISON, &m), &m);

@@ -76,8 +76,8 @@ struct spec {
     epx_dtype dtype, received; /* of tokens; BF16 to FP8_E4M3 is a cast */
     epx_dtype counter;
     int alignment, topk, hidden, tokens, experts;
-    epx_dtype scale; /* fp8: FP32, or UINT8: UE8M0 */
-    int index32, round_scales;
+    epx_dtype scale; /* fp8: FP32 */
+    int index32, round_scales, global_ids;
     int even;      /* every rank has as many tokens as it may */
     int rows;      /* high throughput: of receive tensors; 0: the worst case */
     int rows_open; /* the group does not say how many */
@@ -114,11 +114,10 @@ void nccl_calls_init(struct nccl_calls *c, struct nccl_case *nc, int backward);
 int64_t most_rows(const struct spec *spec); /* of high throughput's receive tensors */
 /* A group fit for the spec. `timeout_ms` 0: the default. */
 int group_open(ncclEpGroup_t *group, const struct spec *spec, int enable_mask, int timeout_ms);
-/* topk_open: high throughput learns K at the first update. */
-int nccl_case_open(struct nccl_case *nc, ncclEpGroup_t group, const struct spec *spec, int topk_open);
+int nccl_case_open(struct nccl_case *nc, ncclEpGroup_t group, const struct spec *spec);
 int nccl_case_close(struct nccl_case *nc);
 /* The same with a group that has this case only. */
-int nccl_case_open_alone(struct nccl_case *nc, const struct spec *spec, int topk_open);
+int nccl_case_open_alone(struct nccl_case *nc, const struct spec *spec);
 int nccl_case_close_alone(struct nccl_case *nc);
 /* A new routing, drawn from the seed; high throughput's counts are checked. */
 int nccl_case_route(struct nccl_case *nc, uint64_t seed);

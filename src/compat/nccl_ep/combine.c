@@ -4,40 +4,62 @@
 
 static const char call[] = "ncclEpCombine";
 
-struct combine {
-    struct compat_tensor tokens, weights, out_tokens, out_weights;
-};
-
-static ncclResult_t take_tensors(const struct ncclEpGroup *group, const ncclEpCombineInputs_t *in,
-                                 const ncclEpCombineOutputs_t *out, struct combine *c)
+static ncclResult_t take_tensors(const struct ncclEpGroup *group, struct combine *c)
 {
-    ncclResult_t result = compat_tensor(group, call, "inputs.tokens", in->tokens, &c->tokens);
+    const struct {
+        const char *name;
+        const ncclEpTensor_t *given;
+        struct compat_tensor *out;
+    } parts[] = {{"inputs.tokens", c->in.tokens, &c->tokens},
+                 {"inputs.topk_weights", c->in.topk_weights, &c->weights},
+                 {"inputs.scales", c->in.scales, &c->scales},
+                 {"outputs.tokens", c->out.tokens, &c->out_tokens}};
+    ncclResult_t result = ncclSuccess;
 
-    if (result == ncclSuccess)
-        result = compat_tensor(group, call, "inputs.topk_weights", in->topk_weights, &c->weights);
-    if (result == ncclSuccess)
-        result = compat_tensor(group, call, "outputs.tokens", out->tokens, &c->out_tokens);
-    if (result == ncclSuccess)
-        result = compat_tensor(group, call, "outputs.topk_weights", out->topk_weights, &c->out_weights);
+    for (size_t i = 0; result == ncclSuccess && i < sizeof(parts) / sizeof(parts[0]); i++)
+        result = compat_tensor(group, call, parts[i].name, parts[i].given, parts[i].out);
+    c->out_weights.at = NULL;
+    /* High throughput's forward combine does not look at outputs.topk_weights. */
+    if (result == ncclSuccess && (group->low_latency || c->config.pass_direction == NCCL_EP_BWD_PASS))
+        result = compat_tensor(group, call, "outputs.topk_weights", c->out.topk_weights, &c->out_weights);
     return result;
 }
 
-static ncclResult_t check_call(const struct ncclEpHandle *handle, const ncclEpCombineInputs_t *inputs,
-                               const ncclEpCombineOutputs_t *outputs, const ncclEpCombineConfig_t *config)
+static ncclResult_t take_call(const struct ncclEpHandle *handle, const ncclEpCombineInputs_t *inputs,
+                              const ncclEpCombineOutputs_t *outputs, const ncclEpCombineConfig_t *config,
+                              struct combine *c)
 {
-    ncclResult_t result = struct_need(call, "inputs", inputs, sizeof(*inputs));
+    ncclResult_t result = struct_need(call, "inputs", inputs, NCCL_EP_COMBINE_INPUTS_V1_SIZE, &c->in, sizeof(c->in));
 
     if (result == ncclSuccess)
-        result = struct_need(call, "outputs", outputs, sizeof(*outputs));
+        result = struct_need(call, "outputs", outputs, NCCL_EP_COMBINE_OUTPUTS_V1_SIZE, &c->out, sizeof(c->out));
     if (result == ncclSuccess)
-        result = struct_check(call, "config", config, sizeof(*config));
-    if (result != ncclSuccess)
-        return result;
-    return operation_check(handle, call, config ? config->pass_direction : NCCL_EP_FWD_PASS);
+        result = struct_take(call, "config", config, NCCL_EP_COMBINE_CONFIG_V1_SIZE, &c->config, sizeof(c->config));
+    if (result == ncclSuccess)
+        result = operation_check(handle, call, c->config.pass_direction);
+    if (result == ncclSuccess)
+        result = take_tensors(handle->group, c);
+    return result == ncclSuccess ? combine_recipe(handle, call, c) : result;
+}
+
+/* High throughput, backward: rows of tokens and of weights belong together. */
+static ncclResult_t match_rows(const struct ncclEpHandle *handle, struct combine *c)
+{
+    epx_tensor *tokens = c->tokens.at, *weights = c->weights.at;
+
+    if (handle->group->eager && !tokens->shape[0] != !weights->shape[0])
+        return compat_fail(ncclInvalidArgument,
+                           "%s: inputs.tokens, inputs.topk_weights: expected both empty or neither, got %lld and %lld "
+                           "rows",
+                           call, (long long)tokens->shape[0], (long long)weights->shape[0]);
+    if (weights->shape[0] < tokens->shape[0])
+        tokens->shape[0] = weights->shape[0];
+    weights->shape[0] = tokens->shape[0];
+    return ncclSuccess;
 }
 
 /* Which weights there must be, and what they are to EPX. */
-static ncclResult_t place_weights(const struct ncclEpHandle *handle, const struct combine *c, int backward,
+static ncclResult_t place_weights(const struct ncclEpHandle *handle, struct combine *c, int backward,
                                   epx_combine_inputs *in, epx_combine_outputs *out)
 {
     const int low = handle->group->low_latency, major = handle->config.layout == EPX_EXPERT_MAJOR;
@@ -60,15 +82,15 @@ static ncclResult_t place_weights(const struct ncclEpHandle *handle, const struc
         in->topk_weights = c->out_weights.at;
         return ncclSuccess;
     }
-    if (!backward && (c->weights.at || c->out_weights.at))
-        return compat_fail(ncclInvalidArgument, "%s: %s.topk_weights: a forward combine has none, expected NULL", call,
-                           c->weights.at ? "inputs" : "outputs");
+    if (!backward && c->weights.at)
+        return compat_fail(ncclInvalidArgument, "%s: inputs.topk_weights: a forward combine has none, expected NULL",
+                           call);
     if (backward && (!c->weights.at || !c->out_weights.at))
         return compat_fail(ncclInvalidArgument, "%s: %s.topk_weights: a backward combine returns them, got NULL", call,
                            c->weights.at ? "outputs" : "inputs");
     in->topk_weights = c->weights.at;
     out->topk_weights = c->out_weights.at;
-    return ncclSuccess;
+    return backward ? match_rows(handle, c) : ncclSuccess;
 }
 
 ncclResult_t ncclEpCombine(ncclEpHandle_t handle, const ncclEpCombineInputs_t *inputs,
@@ -78,24 +100,23 @@ ncclResult_t ncclEpCombine(ncclEpHandle_t handle, const ncclEpCombineInputs_t *i
     epx_combine_inputs in = EPX_COMBINE_INPUTS_INIT;
     epx_combine_outputs out = EPX_COMBINE_OUTPUTS_INIT;
     epx_combine_config cfg = EPX_COMBINE_CONFIG_INIT;
-    const int backward = config && config->pass_direction == NCCL_EP_BWD_PASS;
     struct combine c;
     epx_stream own;
     ncclResult_t result = handle_need(handle, call);
 
     if (result == ncclSuccess)
-        result = check_call(handle, inputs, outputs, config);
-    if (result == ncclSuccess)
-        result = take_tensors(handle->group, inputs, outputs, &c);
-    if (result == ncclSuccess)
-        result = place_weights(handle, &c, backward, &in, &out);
+        result = take_call(handle, inputs, outputs, config, &c);
+    if (result != ncclSuccess)
+        return result;
+    const int backward = c.config.pass_direction == NCCL_EP_BWD_PASS;
+    result = place_weights(handle, &c, backward, &in, &out);
     if (result == ncclSuccess)
         result = compat_stream(handle->group, stream, call, &own);
     if (result != ncclSuccess)
         return result;
     in.tokens = c.tokens.at;
     out.tokens = c.out_tokens.at;
-    cfg.send_only = config && config->send_only != 0 && handle->group->low_latency;
+    cfg.send_only = c.config.send_only != 0 && handle->group->low_latency;
     cfg.direction = backward ? EPX_BACKWARD : EPX_FORWARD;
     return compat_result(epx_combine(handle->handle, &in, &out, &cfg, own), call);
 }
@@ -103,13 +124,13 @@ ncclResult_t ncclEpCombine(ncclEpHandle_t handle, const ncclEpCombineInputs_t *i
 ncclResult_t ncclEpComplete(ncclEpHandle_t handle, const ncclEpCompleteConfig_t *config, cudaStream_t stream)
 {
     static const char complete[] = "ncclEpComplete";
+    ncclEpCompleteConfig_t own_config;
     epx_stream own;
     ncclResult_t result = handle_need(handle, complete);
 
     if (result == ncclSuccess)
-        result = struct_check(complete, "config", config, sizeof(*config));
-    if (result == ncclSuccess && !handle->handle)
-        return ncclSuccess;
+        result =
+            struct_take(complete, "config", config, NCCL_EP_COMPLETE_CONFIG_V1_SIZE, &own_config, sizeof(own_config));
     if (result == ncclSuccess)
         result = compat_stream(handle->group, stream, complete, &own);
     return result == ncclSuccess ? compat_result(epx_complete(handle->handle, own), complete) : result;

@@ -58,14 +58,13 @@ static int current_device(void)
     return driver && driver->current_device(&device) == DRIVER_SUCCESS ? device : 0;
 }
 
-ncclResult_t comm_open(struct comm *comm, ncclComm_t given, int timeout_ms)
+ncclResult_t comm_open(struct comm *comm, ncclComm_t given)
 {
     ncclResult_t result;
 
     if (!given)
         return compat_fail(ncclInvalidArgument, "ncclEpCreateGroup: comm: expected a communicator, got NULL");
     comm->comm = given;
-    comm->timeout_ms = timeout_ms;
     *(void **)&comm->host_gather = find("epxNcclHostAllGather");
     *(void **)&comm->gather = find("ncclAllGather");
     *(void **)&comm->async_error = find("ncclCommGetAsyncError");
@@ -189,6 +188,20 @@ ncclResult_t comm_window(const struct comm *comm, const char *call, const char *
         return compat_fail(ncclInvalidArgument, "%s: %s.win_hdl: expected a window of the group's communicator, got %p",
                            call, name, (void *)window);
     return ncclSuccess;
+}
+
+int stream_capturing(const struct ncclEpGroup *group, cudaStream_t stream)
+{
+    int (*query)(cudaStream_t stream, int *status) = NULL;
+    void *driver = group->is_cpu ? NULL : dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
+    int status = 0;
+
+    /* A GPU's driver knows; on the CPU device, the stand-in for the runtime if the program has it. */
+    *(void **)&query = driver ? dlsym(driver, "cuStreamIsCapturing") : dlsym(RTLD_DEFAULT, "cudaStreamIsCapturing");
+    status = query && query(stream, &status) == 0 && status != 0;
+    if (driver)
+        dlclose(driver);
+    return status;
 }
 
 int gpu_multiprocessors(int device_index)

@@ -3,7 +3,7 @@
  * libnccl_ep.so: NCCL EP's interface over epx.h, and nothing else of EPX but its log.
  *
  *      ncclEpX(handle, structs of nccl_ep.h)
- *          |  struct_check, compat_tensor: sizes, magic numbers; descriptions and windows -> epx_tensor
+ *          |  struct_take, compat_tensor: sizes, magic numbers; descriptions and windows -> epx_tensor
  *          |  what only this interface forbids or demands (docs/nccl_ep.md)
  *          v
  *      epx_x(...)  ->  compat_result: epx_status -> ncclResult_t, the message is kept for ncclEpxGetLastError
@@ -13,6 +13,7 @@
 
 #include <nccl_ep.h>
 
+#include "compat/nccl_ep/environment.h"
 #include "epx/epx.h"
 
 /* ---- Failures (error.c) ----------------------------------------------------------------------------------------- */
@@ -21,10 +22,13 @@
 ncclResult_t compat_fail(ncclResult_t result, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* Converts the status of an epx call. On failure it stores EPX's message with `call` before it. */
 ncclResult_t compat_result(epx_status status, const char *call);
-/* NULL, or a struct of this size and magic number. `name` is how the caller knows it. */
-ncclResult_t struct_check(const char *call, const char *name, const void *given, size_t size);
+/* Takes a struct of any version over zeros: as many bytes as its caller and this library know. `name` is how the caller
+ * knows it, `first` its size in version 1; less, or another magic number, is refused. NULL leaves zeros. */
+ncclResult_t struct_take(const char *call, const char *name, const void *given, size_t first, void *own, size_t bytes);
 /* The same for one that may not be NULL. */
-ncclResult_t struct_need(const char *call, const char *name, const void *given, size_t size);
+ncclResult_t struct_need(const char *call, const char *name, const void *given, size_t first, void *own, size_t bytes);
+
+struct ncclEpGroup;
 
 /* ---- Communicators (comm.c) ------------------------------------------------------------------------------------- */
 
@@ -43,7 +47,9 @@ struct comm {
 };
 
 /* Finds out about a communicator, whoever's it is. */
-ncclResult_t comm_open(struct comm *comm, ncclComm_t given, int timeout_ms);
+ncclResult_t comm_open(struct comm *comm, ncclComm_t given);
+/* Is the stream being captured into a graph? */
+int stream_capturing(const struct ncclEpGroup *group, cudaStream_t stream);
 /* An epx_allgather_fn; the context is a struct comm. */
 int comm_allgather(void *context, const void *send, void *recv, size_t bytes);
 /* Where a window's memory begins. */
@@ -62,11 +68,13 @@ struct stream_pair { /* CPU device: a caller's stream, and the group's stream th
 struct ncclEpGroup {
     epx_group *group;
     struct comm comm;
+    ncclEpGroupConfig_t config;
+    struct environment env;
     int low_latency;
-    int is_cpu;
+    int is_cpu, nodes;
     int max_topk;
-    int64_t min_rows; /* high throughput: rows that receive tensors must have */
-    int error_kept;   /* MaskClean met an error that ErrorClear has not ended */
+    int eager;      /* high throughput without max_recv_tokens_per_rank: the host waits for counts */
+    int error_kept; /* MaskClean met an error that ErrorClear has not ended */
     struct stream_pair *streams;
     struct ncclEpHandle *handles;
     struct ncclEpGroup *next;
@@ -74,8 +82,9 @@ struct ncclEpGroup {
 
 struct ncclEpHandle {
     struct ncclEpGroup *group;
-    epx_handle *handle; /* NULL until K is known */
+    epx_handle *handle;
     epx_handle_config config;
+    int updated;
     struct ncclEpHandle *next; /* of the group */
 };
 
@@ -85,6 +94,8 @@ void handle_list_add(struct ncclEpHandle *handle);
 void handle_list_remove(struct ncclEpHandle *handle);
 ncclResult_t group_need(const struct ncclEpGroup *group, const char *call);
 ncclResult_t handle_need(const struct ncclEpHandle *handle, const char *call);
+/* Eager high throughput: rows that the routing brings here. Waits for the update. */
+ncclResult_t eager_rows(const struct ncclEpHandle *handle, const char *call, cudaStream_t stream, int64_t *rows);
 /* Can a dispatch or combine of this direction begin with the handle? */
 ncclResult_t operation_check(const struct ncclEpHandle *handle, const char *call, ncclEpPassDir_t direction);
 
@@ -106,23 +117,55 @@ void streams_forget(struct ncclEpGroup *group);
 
 /* One tensor of a call on its way to epx: `at` is &storage, or NULL where none was given. */
 struct compat_tensor {
-    epx_tensor storage;
+    epx_tensor storage; /* types that EPX does not have: bytes */
     epx_tensor *at;
+    ncclDataType_t type;
+    uint64_t window_offset;
+    int window; /* win_hdl was set */
 };
 
 /* NULL is fine and stays NULL. */
 ncclResult_t compat_tensor(const struct ncclEpGroup *group, const char *call, const char *name,
                            const ncclEpTensor_t *given, struct compat_tensor *out);
-/* fp8 scales: uint8 [.., S] becomes int32 [.., S / 4], as EPX knows UE8M0. */
-ncclResult_t compat_scales(const struct ncclEpGroup *group, const char *call, const char *name,
-                           const ncclEpTensor_t *given, struct compat_tensor *out);
+int64_t tensor_row_bytes(const struct compat_tensor *t);
+/* Sets of types: bits of ncclDataType_t. */
+#define TYPE_BIT(type) (1u << (unsigned int)(type))
+#define TYPES_PLAIN (TYPE_BIT(ncclBfloat16) | TYPE_BIT(ncclFloat16) | TYPE_BIT(ncclFloat32))
+/* InvalidArgument unless the tensor is there, has so many dimensions, and a type of the set. */
+ncclResult_t tensor_need(const struct compat_tensor *t, const char *call, const char *name, int ndim,
+                         unsigned int types);
 
 struct compat_layout {
     struct compat_tensor expert_counters, src_rank_counters, expert_offsets, recv_total_counter;
     epx_layout_info info;
     const epx_layout_info *at; /* NULL where nothing was asked for */
+    int global_ids;            /* recv_topk_idx_kind */
 };
+/* `tensors` 0: only recv_topk_idx_kind is looked at. */
 ncclResult_t compat_layout(const struct ncclEpGroup *group, const char *call, const ncclEpLayoutInfo_t *given,
-                           struct compat_layout *out);
+                           int tensors, struct compat_layout *out);
+
+/* ---- Quantisation recipes (recipe.c) ----------------------------------------------------------------------------- */
+
+struct dispatch {
+    struct compat_tensor tokens, weights, scales;
+    struct compat_tensor out_tokens, out_weights, out_scales, out_idx;
+    struct compat_layout layout;
+    ncclEpDispatchInputs_t in;
+    ncclEpDispatchOutputs_t out;
+    ncclEpDispatchConfig_t config;
+};
+
+/* Everything that a recipe demands of types, shapes, windows; then the tensors as EPX moves them. */
+ncclResult_t dispatch_recipe(const struct ncclEpHandle *handle, const char *call, struct dispatch *d);
+
+struct combine {
+    struct compat_tensor tokens, weights, scales, out_tokens, out_weights;
+    ncclEpCombineInputs_t in;
+    ncclEpCombineOutputs_t out;
+    ncclEpCombineConfig_t config;
+};
+
+ncclResult_t combine_recipe(const struct ncclEpHandle *handle, const char *call, struct combine *c);
 
 #endif

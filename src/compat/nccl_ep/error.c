@@ -3,6 +3,7 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "util/log.h"
 
@@ -59,24 +60,28 @@ ncclResult_t compat_result(epx_status status, const char *call)
     return result_of(status);
 }
 
-ncclResult_t struct_check(const char *call, const char *name, const void *given, size_t size)
+ncclResult_t struct_take(const char *call, const char *name, const void *given, size_t first, void *own, size_t bytes)
 {
-    const unsigned int *head = given; /* size, magic */
+    unsigned int head[2]; /* size, magic */
 
+    memset(own, 0, bytes);
     if (!given)
         return ncclSuccess;
-    if (head[0] != size || head[1] != NCCL_EP_MAGIC)
-        return compat_fail(ncclInvalidArgument,
-                           "%s: %s: expected size %zu and magic 0x%x, as its NCCL_EP_*_INIT sets them, got %u and 0x%x",
-                           call, name, size, NCCL_EP_MAGIC, head[0], head[1]);
+    memcpy(head, given, sizeof(head));
+    if (head[0] < first || head[1] != NCCL_EP_MAGIC)
+        return compat_fail(
+            ncclInvalidArgument,
+            "%s: %s: expected size %zu or more and magic 0x%x, as its NCCL_EP_*_INIT sets them, got %u and 0x%x", call,
+            name, first, NCCL_EP_MAGIC, head[0], head[1]);
+    memcpy(own, given, head[0] < bytes ? head[0] : bytes);
     return ncclSuccess;
 }
 
-ncclResult_t struct_need(const char *call, const char *name, const void *given, size_t size)
+ncclResult_t struct_need(const char *call, const char *name, const void *given, size_t first, void *own, size_t bytes)
 {
     if (!given)
         return compat_fail(ncclInvalidArgument, "%s: %s: expected a pointer, got NULL", call, name);
-    return struct_check(call, name, given, size);
+    return struct_take(call, name, given, first, own, bytes);
 }
 
 ncclResult_t ncclEpGetVersion(int *version)

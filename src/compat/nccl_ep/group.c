@@ -2,8 +2,8 @@
 /* Groups, their masks and errors. */
 #include "compat/nccl_ep/compat.h"
 
-#include <errno.h>
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <strings.h>
 
@@ -16,51 +16,90 @@ enum { WARPS_PER_MULTIPROCESSOR = 16, MOST_AGENTS = 1024, GPU_ALLOC_BYTES = 1 <<
 
 /* ---- What a configuration comes to ------------------------------------------------------------------------------- */
 
-/* Milliseconds, 0 = EPX's default. The variable comes before the configuration. */
-static int timeout_of(const ncclEpGroupConfig_t *config)
+/* Milliseconds, 0 = EPX's default. */
+static int timeout_of(const ncclEpGroupConfig_t *config, const struct environment *env)
 {
-    const char *text = getenv("NCCL_EP_TIMEOUT_MS");
-    const uint64_t ms = (config->timeout_ns + 999999u) / 1000000u;
+    const uint64_t ms = config->timeout_ns / 1000000u;
 
-    if (text && text[0]) {
-        char *end;
-        long value;
-
-        errno = 0;
-        value = strtol(text, &end, 10);
-        if (!errno && !*end && value > 0 && value <= INT_MAX)
-            return (int)value;
-        log_line(LOG_WARN, "NCCL_EP_TIMEOUT_MS is \"%s\", expected 1 to %d: ignored", text, INT_MAX);
-    }
+    if (env->timeout_ms)
+        return env->timeout_ms;
+    if (config->timeout_ns && !ms)
+        return 1;
     return ms > INT_MAX ? INT_MAX : (int)ms;
 }
 
-static ncclResult_t check_config(const ncclEpGroupConfig_t *c)
+static ncclResult_t check_ranges(const ncclEpGroupConfig_t *c)
 {
-    ncclResult_t result = struct_need(create, "config", c, sizeof(*c));
-
-    if (result != ncclSuccess)
-        return result;
-    if (c->version != NCCL_EP_API_VERSION)
-        log_line(LOG_WARN, "%s: config.version is %u, this library speaks %d", create, c->version, NCCL_EP_API_VERSION);
-    if (c->algorithm != NCCL_EP_ALGO_LOW_LATENCY && c->algorithm != NCCL_EP_ALGO_HIGH_THROUGHPUT)
-        return compat_fail(ncclInvalidArgument, "%s: config.algorithm: expected 0 or 1, got %d", create,
-                           (int)c->algorithm);
     const struct {
         const char *field;
         unsigned int value, low, high;
-    } ranges[] = {{"num_experts", c->num_experts, 1, 1u << 20},
+    } ranges[] = {{"algorithm", c->algorithm, NCCL_EP_ALGO_LOW_LATENCY, NCCL_EP_ALGO_HIGH_THROUGHPUT},
+                  {"num_experts", c->num_experts, 1, 1u << 20},
                   {"max_dispatch_tokens_per_rank", c->max_dispatch_tokens_per_rank, 1, 1u << 20},
                   {"max_recv_tokens_per_rank", c->max_recv_tokens_per_rank, 0, INT32_MAX},
-                  {"max_token_bytes", c->max_token_bytes, 1, 1u << 24}};
+                  {"max_token_bytes", c->max_token_bytes, 1, 1u << 24},
+                  {"zero_copy", c->zero_copy, NCCL_EP_ZERO_COPY_AUTO, NCCL_EP_ZERO_COPY_ON},
+                  {"overflow_policy", c->overflow_policy, NCCL_EP_OVERFLOW_AUTO, NCCL_EP_OVERFLOW_DROP}};
+
     for (size_t i = 0; i < sizeof(ranges) / sizeof(ranges[0]); i++)
         if (ranges[i].value < ranges[i].low || ranges[i].value > ranges[i].high)
             return compat_fail(ncclInvalidArgument, "%s: config.%s: expected %u to %u, got %u", create, ranges[i].field,
                                ranges[i].low, ranges[i].high, ranges[i].value);
+    return ncclSuccess;
+}
+
+static ncclResult_t check_high_throughput(const ncclEpGroupConfig_t *c)
+{
+    const unsigned int T = c->max_recv_tokens_per_rank;
+
+    if (c->max_token_bytes % 16)
+        return compat_fail(ncclInvalidArgument, "%s: config.max_token_bytes: expected a multiple of 16, got %u", create,
+                           c->max_token_bytes);
+    if (T && T < c->max_dispatch_tokens_per_rank)
+        return compat_fail(ncclInvalidArgument,
+                           "%s: config.max_recv_tokens_per_rank: expected NCCL_EP_AUTO or at least "
+                           "max_dispatch_tokens_per_rank = %u, got %u",
+                           create, c->max_dispatch_tokens_per_rank, T);
+    if (c->num_topk > c->num_experts)
+        return compat_fail(ncclInvalidArgument, "%s: config.num_topk: expected at most num_experts = %u, got %u",
+                           create, c->num_experts, c->num_topk);
+    if (c->overflow_policy == NCCL_EP_OVERFLOW_DROP && T)
+        return compat_fail(ncclInvalidUsage, "%s: config.overflow_policy: DROP is not there yet", create);
+    if (!T && c->overflow_policy == NCCL_EP_OVERFLOW_DROP)
+        return compat_fail(ncclInvalidUsage,
+                           "%s: config.overflow_policy: DROP expects max_recv_tokens_per_rank, got NCCL_EP_AUTO",
+                           create);
+    return ncclSuccess;
+}
+
+static ncclResult_t check_config(const ncclEpGroupConfig_t *c)
+{
+    ncclResult_t result = check_ranges(c);
+
+    if (result == ncclSuccess && c->algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT)
+        result = check_high_throughput(c);
+    if (result != ncclSuccess)
+        return result;
     if (!c->alloc.alloc_fn != !c->alloc.free_fn)
         return compat_fail(ncclInvalidUsage,
                            "%s: config.alloc: expected both of alloc_fn and free_fn or neither, got %s", create,
                            c->alloc.alloc_fn ? "alloc_fn alone" : "free_fn alone");
+    return ncclSuccess;
+}
+
+/* What needs the number of ranks, or the environment. */
+static ncclResult_t check_group(const struct ncclEpGroup *group)
+{
+    const ncclEpGroupConfig_t *c = &group->config;
+
+    if (c->num_experts % (unsigned int)group->comm.nranks)
+        return compat_fail(ncclInvalidArgument, "%s: config.num_experts: expected a multiple of the %d ranks, got %u",
+                           create, group->comm.nranks, c->num_experts);
+    if (group->env.local_dup && group->env.nvlink_dup)
+        return compat_fail(ncclInvalidUsage,
+                           "%s: NCCL_EP_HT_EM_LOCAL_DUP and NCCL_EP_HT_EM_NVLINK_DUP: expected at most one", create);
+    if (c->version > NCCL_EP_API_VERSION && group->comm.rank == 0 && group->env.verbose)
+        fprintf(stderr, "%s: config.version is %u, this library knows %d\n", create, c->version, NCCL_EP_API_VERSION);
     return ncclSuccess;
 }
 
@@ -86,6 +125,8 @@ static epx_group_config make_config(const ncclEpGroupConfig_t *c, const struct c
     out.max_topk = max_topk;
     if (out.modes == EPX_HIGH_THROUGHPUT)
         out.max_recv_tokens = (int32_t)c->max_recv_tokens_per_rank;
+    if (c->num_topk) /* without a number of rows, there is room for the most that such handles receive */
+        out.layouts = EPX_LAYOUT_BIT(EPX_FLAT) | EPX_LAYOUT_BIT(EPX_EXPERT_MAJOR);
     out.enable_mask = c->enable_mask != 0;
     out.timeout_ms = comm->timeout_ms;
     /* For ncclEpxMemAlloc alone: of a GPU's memory no more than was asked for. */
@@ -94,20 +135,40 @@ static epx_group_config make_config(const ncclEpGroupConfig_t *c, const struct c
     return out;
 }
 
-/* SMs are GPUs': a limit there becomes agents; on the CPU device it has no meaning. */
-static ncclResult_t limit_sms(const ncclEpGroupConfig_t *c, epx_group_config *out)
+/* EPX asks for memory of one rank with the group as context. */
+static int device_alloc(void **ptr, size_t bytes, void *context)
 {
+    const ncclEpAllocConfig_t *alloc = &((const struct ncclEpGroup *)context)->config.alloc;
+
+    return (int)alloc->alloc_fn(ptr, bytes, alloc->context);
+}
+
+static int device_free(void *ptr, void *context)
+{
+    const ncclEpAllocConfig_t *alloc = &((const struct ncclEpGroup *)context)->config.alloc;
+
+    return (int)alloc->free_fn(ptr, alloc->context);
+}
+
+/* SMs are GPUs': a limit there becomes agents; on the CPU device it has no meaning. */
+static ncclResult_t limit_sms(const ncclEpGroupConfig_t *c, const struct environment *env, epx_group_config *out)
+{
+    unsigned int sms = c->max_num_sms;
     int most;
 
-    if (!c->max_num_sms || !on_gpu(out))
+    if (!on_gpu(out))
         return ncclSuccess;
     most = gpu_multiprocessors(out->device_index);
     if (most && c->max_num_sms > (unsigned int)most)
         return compat_fail(ncclInvalidUsage, "%s: config.max_num_sms: the GPU has %d, got %u", create, most,
                            c->max_num_sms);
-    out->num_agents = c->max_num_sms > MOST_AGENTS / WARPS_PER_MULTIPROCESSOR
-                          ? MOST_AGENTS
-                          : (int32_t)c->max_num_sms * WARPS_PER_MULTIPROCESSOR;
+    if (!sms && env->comm_sms && (!most || env->comm_sms <= most))
+        sms = (unsigned int)env->comm_sms;
+    else if (!sms && env->comm_sms)
+        log_line(LOG_WARN, "NCCL_EP_COMM_SMS is %d, the GPU has %d: ignored", env->comm_sms, most);
+    if (sms)
+        out->num_agents =
+            sms > MOST_AGENTS / WARPS_PER_MULTIPROCESSOR ? MOST_AGENTS : (int32_t)sms * WARPS_PER_MULTIPROCESSOR;
     return ncclSuccess;
 }
 
@@ -132,53 +193,70 @@ static ncclResult_t check_buffer(const ncclEpGroupConfig_t *c, const epx_group_c
 
 /* ---- Creation and destruction ------------------------------------------------------------------------------------ */
 
-static ncclResult_t open_group(struct ncclEpGroup *group, const ncclEpGroupConfig_t *config)
+static ncclResult_t open_group(struct ncclEpGroup *group)
 {
+    const ncclEpGroupConfig_t *config = &group->config;
     epx_bootstrap bootstrap = EPX_BOOTSTRAP_INIT;
     epx_group_info info = EPX_GROUP_INFO_INIT;
     epx_group_config c;
-    ncclResult_t result;
+    ncclResult_t result = check_group(group);
 
+    if (result != ncclSuccess)
+        return result;
     group->low_latency = config->algorithm == NCCL_EP_ALGO_LOW_LATENCY;
-    group->max_topk = EPX_MAX_TOPK; /* K is known with the first handle; a group must have room before */
-    group->min_rows = config->max_recv_tokens_per_rank;
+    group->eager = !group->low_latency && config->max_recv_tokens_per_rank == NCCL_EP_AUTO;
+    /* K is known with the first handle; a group must have room before. */
+    group->max_topk = EPX_MAX_TOPK;
+    if (!group->low_latency && config->num_topk && config->num_topk < EPX_MAX_TOPK)
+        group->max_topk = (int)config->num_topk;
     c = make_config(config, &group->comm, group->max_topk);
-    result = limit_sms(config, &c);
+    result = limit_sms(config, &group->env, &c);
     if (result == ncclSuccess)
         result = check_buffer(config, &c, group->comm.nranks);
     if (result != ncclSuccess)
         return result;
+    if (config->alloc.alloc_fn) {
+        c.device_alloc = device_alloc;
+        c.device_free = device_free;
+        c.device_context = group;
+    }
     bootstrap.rank = group->comm.rank;
     bootstrap.nranks = group->comm.nranks;
     bootstrap.allgather = comm_allgather;
     bootstrap.context = &group->comm;
     result = compat_result(epx_group_create(&group->group, &bootstrap, &c), create);
-    if (result != ncclSuccess)
-        return result;
-    result = compat_result(epx_group_query(group->group, &info), create);
+    if (result == ncclSuccess)
+        result = compat_result(epx_group_query(group->group, &info), create);
     group->is_cpu = info.device == EPX_DEVICE_CPU;
+    group->nodes = info.nnodes;
     return result;
 }
 
 ncclResult_t ncclEpCreateGroup(ncclEpGroup_t *ep_group, ncclComm_t comm, const ncclEpGroupConfig_t *config)
 {
     struct ncclEpGroup *group;
+    ncclEpGroupConfig_t own;
     ncclResult_t result;
 
     if (!ep_group)
         return compat_fail(ncclInvalidArgument, "%s: ep_group: expected a pointer, got NULL", create);
     *ep_group = NULL;
-    result = check_config(config);
+    result = struct_need(create, "config", config, NCCL_EP_GROUP_CONFIG_V1_SIZE, &own, sizeof(own));
+    if (result == ncclSuccess)
+        result = check_config(&own);
     if (result != ncclSuccess)
         return result;
     group = calloc(1, sizeof(*group));
     if (!group)
         return compat_fail(ncclSystemError, "%s: no memory", create);
     streams_attach();
-    result = comm_open(&group->comm, comm, timeout_of(config));
+    group->config = own;
+    result = comm_open(&group->comm, comm);
     if (result == ncclSuccess) {
         log_set_rank(group->comm.rank);
-        result = open_group(group, config);
+        environment_read(&group->env, group->comm.rank);
+        group->comm.timeout_ms = timeout_of(&own, &group->env);
+        result = open_group(group);
     }
     if (result != ncclSuccess) {
         if (group->group)
@@ -194,8 +272,10 @@ ncclResult_t ncclEpCreateGroup(ncclEpGroup_t *ep_group, ncclComm_t comm, const n
 ncclResult_t ncclEpGroupDestroy(ncclEpGroup_t ep_group)
 {
     static const char call[] = "ncclEpGroupDestroy";
-    ncclResult_t result = group_need(ep_group, call);
+    ncclResult_t result = ep_group ? group_need(ep_group, call) : ncclSuccess;
 
+    if (!ep_group)
+        return ncclSuccess;
     if (result == ncclSuccess)
         result = compat_result(epx_group_destroy(ep_group->group), call);
     if (result != ncclSuccess)

@@ -8,37 +8,86 @@ _Static_assert((int)NCCL_EP_LAYOUT_EXPERT_MAJOR == (int)EPX_EXPERT_MAJOR, "as in
 _Static_assert((int)NCCL_EP_LAYOUT_RANK_MAJOR == (int)EPX_RANK_MAJOR, "as in epx.h");
 _Static_assert((int)NCCL_EP_LAYOUT_FLAT == (int)EPX_FLAT, "as in epx.h");
 
-/* High throughput may leave K open until the first update. */
+static ncclResult_t check_topk(const struct ncclEpGroup *group, const char *call, ncclEpLayout_t layout, int num_topk)
+{
+    const int experts = (int)group->config.num_experts, limit = (int)group->config.num_topk;
+    const int most = experts < EPX_MAX_TOPK ? experts : EPX_MAX_TOPK;
+
+    if (group->low_latency) {
+        if (num_topk >= 1 && num_topk <= most)
+            return ncclSuccess;
+        return compat_fail(ncclInvalidArgument, "%s: num_topk: expected 1 to %d, got %d", call, most, num_topk);
+    }
+    if (num_topk < 1)
+        return compat_fail(ncclInvalidUsage, "%s: num_topk: expected 1 or more, got %d", call, num_topk);
+    if (num_topk > EPX_MAX_TOPK)
+        return compat_fail(ncclInvalidArgument, "%s: num_topk: expected 1 to %d, got %d", call, EPX_MAX_TOPK, num_topk);
+    if (limit && num_topk > limit)
+        return compat_fail(ncclInvalidUsage, "%s: num_topk: expected at most the group's num_topk = %d, got %d", call,
+                           limit, num_topk);
+    if (group->eager && layout == NCCL_EP_LAYOUT_EXPERT_MAJOR && !limit)
+        return compat_fail(ncclInvalidUsage,
+                           "%s: layout: EXPERT_MAJOR without max_recv_tokens_per_rank expects num_topk in the group's "
+                           "configuration",
+                           call);
+    return ncclSuccess;
+}
+
+/* With one of the two flags for copies in EXPERT_MAJOR, NCCL EP wants room for all of them. */
+static ncclResult_t check_copies(const struct ncclEpGroup *group, const char *call, ncclEpLayout_t layout, int num_topk)
+{
+    const ncclEpGroupConfig_t *c = &group->config;
+    const int64_t rows = (int64_t)group->comm.nranks * c->max_dispatch_tokens_per_rank * num_topk;
+
+    if (group->low_latency || group->eager || layout != NCCL_EP_LAYOUT_EXPERT_MAJOR ||
+        c->zero_copy == NCCL_EP_ZERO_COPY_ON || !(group->env.local_dup || group->env.nvlink_dup) ||
+        c->max_recv_tokens_per_rank >= rows)
+        return ncclSuccess;
+    return compat_fail(ncclInvalidUsage,
+                       "%s: NCCL_EP_HT_EM_%s_DUP expects max_recv_tokens_per_rank of at least %lld, got %u", call,
+                       group->env.local_dup ? "LOCAL" : "NVLINK", (long long)rows, c->max_recv_tokens_per_rank);
+}
+
+static ncclResult_t take_alignment(const char *call, const ncclEpHandleConfig_t *config, epx_handle_config *out)
+{
+    const size_t alignment = config->dispatch_output_per_expert_alignment;
+
+    if (alignment <= 1)
+        return ncclSuccess;
+    if (alignment > 1u << 20 || (alignment & (alignment - 1)))
+        return compat_fail(ncclInvalidArgument,
+                           "%s: config.dispatch_output_per_expert_alignment: expected a power of two up to %u, got %zu",
+                           call, 1u << 20, alignment);
+    out->expert_alignment = (int32_t)alignment;
+    return ncclSuccess;
+}
+
 static ncclResult_t make_config(const struct ncclEpGroup *group, const char *call, ncclEpLayout_t layout,
                                 const ncclEpHandleConfig_t *config, int num_topk, epx_handle_config *out)
 {
     const int low = group->low_latency;
-    ncclResult_t result = struct_check(call, "config", config, sizeof(*config));
+    ncclEpHandleConfig_t own;
+    ncclResult_t result = struct_take(call, "config", config, NCCL_EP_HANDLE_CONFIG_V1_SIZE, &own, sizeof(own));
 
     if (result != ncclSuccess)
         return result;
     if (layout != NCCL_EP_LAYOUT_EXPERT_MAJOR && layout != (low ? NCCL_EP_LAYOUT_RANK_MAJOR : NCCL_EP_LAYOUT_FLAT))
         return compat_fail(ncclInvalidArgument, "%s: layout: expected EXPERT_MAJOR (1) or %s in %s, got %d", call,
                            low ? "RANK_MAJOR (2)" : "FLAT (3)", low ? "low latency" : "high throughput", (int)layout);
-    if ((low && num_topk < 1) || num_topk > group->max_topk)
-        return compat_fail(ncclInvalidArgument, "%s: num_topk: expected 1 to %d, got %d", call, group->max_topk,
-                           num_topk);
+    result = check_topk(group, call, layout, num_topk);
+    if (result == ncclSuccess)
+        result = check_copies(group, call, layout, num_topk);
+    if (result != ncclSuccess)
+        return result;
     *out = (epx_handle_config)EPX_HANDLE_CONFIG_INIT;
     out->mode = low ? EPX_LOW_LATENCY : EPX_HIGH_THROUGHPUT;
     out->layout = (int32_t)layout;
-    out->topk = num_topk > 0 ? num_topk : 0;
+    out->topk = num_topk;
     if (layout == NCCL_EP_LAYOUT_FLAT)
         out->flags = EPX_HANDLE_COMPACT_TOPK;
-    if (config && config->dispatch_output_per_expert_alignment > 1) {
-        const size_t alignment = config->dispatch_output_per_expert_alignment;
-        if (alignment > 1u << 20 || (alignment & (alignment - 1)))
-            return compat_fail(ncclInvalidArgument,
-                               "%s: config.dispatch_output_per_expert_alignment: expected a power of two up to %u, got "
-                               "%zu",
-                               call, 1u << 20, alignment);
-        out->expert_alignment = (int32_t)alignment;
-    }
-    return ncclSuccess;
+    if (layout == NCCL_EP_LAYOUT_RANK_MAJOR)
+        out->flags = EPX_HANDLE_ALL_WEIGHTS;
+    return take_alignment(call, &own, out);
 }
 
 ncclResult_t ncclEpHandleMemSize(ncclEpGroup_t ep_group, ncclEpLayout_t layout, const ncclEpHandleConfig_t *config,
@@ -54,29 +103,29 @@ ncclResult_t ncclEpHandleMemSize(ncclEpGroup_t ep_group, ncclEpLayout_t layout, 
         return result;
     if (!size_out)
         return compat_fail(ncclInvalidArgument, "%s: size_out: expected a pointer, got NULL", call);
-    if (!c.topk)
-        c.topk = ep_group->max_topk;
     return compat_result(epx_handle_memory(ep_group->group, &c, size_out), call);
 }
 
-static ncclResult_t check_memory(struct ncclEpGroup *group, const char *call, const ncclEpTensor_t *given,
-                                 ncclEpLayout_t layout, const ncclEpHandleConfig_t *config, int num_topk)
+/* The caller's memory for the handle's tables. */
+static ncclResult_t take_memory(const struct ncclEpGroup *group, const char *call, const ncclEpTensor_t *given,
+                                epx_handle_config *c)
 {
     struct compat_tensor memory;
     size_t needed = 0;
     ncclResult_t result = compat_tensor(group, call, "handle_mem", given, &memory);
 
     if (result == ncclSuccess && memory.at)
-        result = ncclEpHandleMemSize(group, layout, config, &needed, num_topk);
+        result = compat_result(epx_handle_memory(group->group, c, &needed), call);
     if (result != ncclSuccess || !memory.at)
         return result;
-    if (memory.at->ndim != 1 || memory.at->dtype != EPX_UINT8 || !memory.at->data ||
-        (size_t)memory.at->shape[0] < needed)
+    if (memory.at->ndim != 1 || memory.type != ncclUint8 || !memory.at->data || (size_t)memory.at->shape[0] < needed)
         return compat_fail(
             ncclInvalidArgument,
             "%s: handle_mem: expected uint8 [%zu] or more (ncclEpHandleMemSize), got %d dimensions of type "
             "%d, the first %lld, at %p",
             call, needed, memory.at->ndim, (int)given->datatype, (long long)memory.at->shape[0], memory.at->data);
+    c->memory = memory.at->data;
+    c->memory_bytes = (uint64_t)memory.at->shape[0];
     return ncclSuccess;
 }
 
@@ -94,7 +143,7 @@ static ncclResult_t init_handle(const char *call, ncclEpHandle_t *out, struct nc
     if (result == ncclSuccess)
         result = make_config(group, call, layout, config, num_topk, &c);
     if (result == ncclSuccess)
-        result = check_memory(group, call, handle_mem, layout, config, num_topk);
+        result = take_memory(group, call, handle_mem, &c);
     if (result != ncclSuccess)
         return result;
     handle = calloc(1, sizeof(*handle));
@@ -102,8 +151,7 @@ static ncclResult_t init_handle(const char *call, ncclEpHandle_t *out, struct nc
         return compat_fail(ncclSystemError, "%s: no memory", call);
     handle->group = group;
     handle->config = c;
-    if (c.topk)
-        result = compat_result(epx_handle_create(&handle->handle, group->group, &c), call);
+    result = compat_result(epx_handle_create(&handle->handle, group->group, &c), call);
     if (result != ncclSuccess) {
         free(handle);
         return result;
@@ -119,24 +167,13 @@ ncclResult_t ncclEpInitHandle(ncclEpHandle_t *handle, ncclEpGroup_t ep_group, nc
     return init_handle("ncclEpInitHandle", handle, ep_group, layout, config, num_topk, handle_mem);
 }
 
-/* The handle for this K: what was left open is known now; a high-throughput handle may also get another K. */
-static ncclResult_t fit_topk(struct ncclEpHandle *handle, const char *call, int64_t topk)
+static ncclResult_t take_topk(const struct ncclEpGroup *group, const char *call, const ncclEpTensor_t *topk_idx,
+                              struct compat_tensor *topk)
 {
-    epx_handle *old = handle->handle;
-    epx_status status;
+    ncclResult_t result = compat_tensor(group, call, "topk_idx", topk_idx, topk);
 
-    if (old && (topk == handle->config.topk || handle->group->low_latency))
-        return ncclSuccess;
-    if (topk < 1 || topk > handle->group->max_topk)
-        return compat_fail(ncclInvalidArgument, "%s: topk_idx: expected [tokens, 1 to %d], got %lld columns", call,
-                           handle->group->max_topk, (long long)topk);
-    handle->config.topk = (int32_t)topk;
-    status = epx_handle_create(&handle->handle, handle->group->group, &handle->config);
-    if (status != EPX_OK) {
-        handle->handle = old;
-        return compat_result(status, call);
-    }
-    return old ? compat_result(epx_handle_destroy(old), call) : ncclSuccess;
+    return result == ncclSuccess ? tensor_need(topk, call, "topk_idx", 2, TYPE_BIT(ncclInt32) | TYPE_BIT(ncclInt64))
+                                 : result;
 }
 
 static ncclResult_t update_handle(const char *call, struct ncclEpHandle *handle, const ncclEpTensor_t *topk_idx,
@@ -146,26 +183,18 @@ static ncclResult_t update_handle(const char *call, struct ncclEpHandle *handle,
     struct compat_tensor topk;
     struct compat_layout layout;
     epx_stream own;
-    ncclResult_t result;
+    ncclResult_t result = take_topk(group, call, topk_idx, &topk);
 
-    if (!topk_idx)
-        return compat_fail(ncclInvalidArgument, "%s: topk_idx: expected a tensor, got NULL", call);
-    result = compat_tensor(group, call, "topk_idx", topk_idx, &topk);
-    if (result == ncclSuccess && topk.at->ndim != 2)
-        result = compat_fail(ncclInvalidArgument, "%s: topk_idx: expected [tokens, top-k], got %d dimensions", call,
-                             topk.at->ndim);
-    if (result == ncclSuccess && group->low_latency && layout_info)
-        result = compat_fail(ncclInvalidArgument,
-                             "%s: layout_info: low latency takes it in ncclEpDispatch, expected NULL", call);
+    /* Low latency fills counters in dispatch, and looks at none here. */
     if (result == ncclSuccess)
-        result = compat_layout(group, call, layout_info, &layout);
+        result = compat_layout(group, call, layout_info, !group->low_latency, &layout);
     if (result == ncclSuccess)
         result = compat_stream(group, stream, call, &own);
     if (result == ncclSuccess)
-        result = fit_topk(handle, call, topk.at->shape[1]);
-    if (result != ncclSuccess)
-        return result;
-    return compat_result(epx_handle_update(handle->handle, topk.at, layout.at, own), call);
+        result = compat_result(epx_handle_update(handle->handle, topk.at, layout.at, own), call);
+    if (result == ncclSuccess)
+        handle->updated = 1;
+    return result;
 }
 
 ncclResult_t ncclEpUpdateHandle(ncclEpHandle_t handle, const ncclEpTensor_t *topk_idx,
@@ -176,22 +205,25 @@ ncclResult_t ncclEpUpdateHandle(ncclEpHandle_t handle, const ncclEpTensor_t *top
     return result == ncclSuccess ? update_handle("ncclEpUpdateHandle", handle, topk_idx, layout_info, stream) : result;
 }
 
-ncclResult_t ncclEpCreateHandle(ncclEpHandle_t *handle, ncclEpGroup_t ep_group, ncclEpLayout_t layout,
+ncclResult_t ncclEpCreateHandle(ncclEpHandle_t *handle, ncclEpGroup_t ep_group, ncclEpLayout_t layout_kind,
                                 const ncclEpTensor_t *topk_idx, const ncclEpLayoutInfo_t *layout_info,
                                 const ncclEpHandleConfig_t *config, cudaStream_t stream)
 {
     static const char call[] = "ncclEpCreateHandle";
-    struct compat_tensor topk = {.at = NULL};
-    ncclResult_t result = group_need(ep_group, call);
+    struct compat_tensor topk;
+    struct compat_layout layout;
+    ncclResult_t result;
 
+    if (!handle)
+        return compat_fail(ncclInvalidArgument, "%s: handle: expected a pointer, got NULL", call);
+    *handle = NULL;
+    result = group_need(ep_group, call);
     if (result == ncclSuccess)
-        result = compat_tensor(ep_group, call, "topk_idx", topk_idx, &topk);
-    if (result != ncclSuccess)
-        return result;
-    if (!topk.at || topk.at->ndim != 2)
-        return compat_fail(ncclInvalidArgument, "%s: topk_idx: expected [tokens, top-k], got %s", call,
-                           topk.at ? "another number of dimensions" : "NULL");
-    result = init_handle(call, handle, ep_group, layout, config, (int)topk.at->shape[1], NULL);
+        result = take_topk(ep_group, call, topk_idx, &topk);
+    if (result == ncclSuccess)
+        result = compat_layout(ep_group, call, layout_info, !ep_group->low_latency, &layout);
+    if (result == ncclSuccess)
+        result = init_handle(call, handle, ep_group, layout_kind, config, (int)topk.at->shape[1], NULL);
     if (result != ncclSuccess)
         return result;
     result = update_handle(call, *handle, topk_idx, layout_info, stream);
@@ -202,10 +234,22 @@ ncclResult_t ncclEpCreateHandle(ncclEpHandle_t *handle, ncclEpGroup_t ep_group, 
     return result;
 }
 
+ncclResult_t eager_rows(const struct ncclEpHandle *handle, const char *call, cudaStream_t stream, int64_t *rows)
+{
+    if (stream_capturing(handle->group, stream))
+        return compat_fail(ncclInvalidUsage,
+                           "%s: stream: without max_recv_tokens_per_rank the host waits for counts, which a captured "
+                           "stream does not allow",
+                           call);
+    return compat_result(epx_handle_recv_count(handle->handle, rows, NULL), call);
+}
+
 ncclResult_t operation_check(const struct ncclEpHandle *handle, const char *call, ncclEpPassDir_t direction)
 {
-    if (!handle->handle)
-        return compat_fail(ncclInvalidUsage, "%s: handle: expected one with a routing (ncclEpUpdateHandle)", call);
+    /* High throughput may find a routing in handle_mem: EPX looks. */
+    if (!handle->updated && (handle->group->low_latency || !handle->config.memory))
+        return compat_fail(handle->group->low_latency ? ncclInvalidArgument : ncclInvalidUsage,
+                           "%s: handle: expected one with a routing (ncclEpUpdateHandle)", call);
     if (direction != NCCL_EP_FWD_PASS && direction != NCCL_EP_BWD_PASS)
         return compat_fail(ncclInvalidArgument, "%s: config.pass_direction: expected 0 or 1, got %d", call,
                            (int)direction);
@@ -217,9 +261,11 @@ ncclResult_t operation_check(const struct ncclEpHandle *handle, const char *call
 ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle)
 {
     static const char call[] = "ncclEpHandleDestroy";
-    ncclResult_t result = handle_need(handle, call);
+    ncclResult_t result = handle ? handle_need(handle, call) : ncclSuccess;
 
-    if (result == ncclSuccess && handle->handle)
+    if (!handle)
+        return ncclSuccess;
+    if (result == ncclSuccess)
         result = compat_result(epx_handle_destroy(handle->handle), call);
     if (result == ncclInvalidArgument || result == ncclInvalidUsage)
         return result; /* it is still there: a staged operation, say */

@@ -2,11 +2,12 @@
 /* Descriptions of tensors: those that the library allocates, and what EPX makes of each. */
 #include "compat/nccl_ep/compat.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 /* Tells descriptions of ncclEpTensorAlloc from others, and from those that were destroyed. */
-#define HEAP_MAGIC 0xCAFED00Du
+#define HEAP_MAGIC 0xBEEFBEEFu
 
 struct heap_tensor {
     ncclEpTensor_t tensor;
@@ -17,18 +18,21 @@ ncclResult_t ncclEpTensorAlloc(ncclEpTensor_t **tensor, unsigned int ndim, ncclD
                                const ncclEpTensorAllocConfig_t *config)
 {
     static const char call[] = "ncclEpTensorAlloc";
+    ncclEpTensorAllocConfig_t c;
     struct heap_tensor *heap;
-    ncclResult_t result = struct_check(call, "config", config, sizeof(*config));
+    ncclResult_t result;
 
+    if (tensor)
+        *tensor = NULL;
+    result = struct_take(call, "config", config, NCCL_EP_TENSOR_ALLOC_CONFIG_V1_SIZE, &c, sizeof(c));
     if (result != ncclSuccess)
         return result;
     if (!tensor || !sizes)
         return compat_fail(ncclInvalidArgument, "%s: %s: expected a pointer, got NULL", call,
                            tensor ? "sizes" : "tensor");
-    *tensor = NULL;
-    if (ndim < 1 || ndim > EPX_MAX_NDIM)
-        return compat_fail(ncclInvalidArgument, "%s: ndim: expected 1 to %d, got %u", call, EPX_MAX_NDIM, ndim);
-    heap = calloc(1, sizeof(*heap) + ndim * sizeof(*sizes));
+    if (ndim < 1)
+        return compat_fail(ncclInvalidArgument, "%s: ndim: expected 1 or more, got 0", call);
+    heap = calloc(1, sizeof(*heap) + (size_t)ndim * sizeof(*sizes));
     if (!heap)
         return compat_fail(ncclSystemError, "%s: no memory", call);
     heap->tensor.size = (unsigned int)sizeof(heap->tensor);
@@ -41,23 +45,30 @@ ncclResult_t ncclEpTensorAlloc(ncclEpTensor_t **tensor, unsigned int ndim, ncclD
     return ncclSuccess;
 }
 
+/* One of ncclEpTensorAlloc, with the sizes that it was given there. */
+static int is_heap(const ncclEpTensor_t *tensor)
+{
+    return tensor->magic == HEAP_MAGIC && tensor->sizes == ((const struct heap_tensor *)(const void *)tensor)->sizes;
+}
+
 ncclResult_t ncclEpTensorDestroy(ncclEpTensor_t *tensor)
 {
     if (!tensor)
         return ncclSuccess;
-    if (tensor->magic != HEAP_MAGIC)
+    if (!is_heap(tensor))
         return compat_fail(ncclInvalidArgument,
-                           "ncclEpTensorDestroy: tensor: expected one of ncclEpTensorAlloc, got another (magic 0x%x)",
+                           "ncclEpTensorDestroy: tensor: expected one of ncclEpTensorAlloc with its own sizes, got "
+                           "another (magic 0x%x)",
                            tensor->magic);
     tensor->magic = 0;
     free(tensor);
     return ncclSuccess;
 }
 
-/* 0: none that EPX moves. */
+/* 0: none that EPX moves. Types that it has no name for are bytes to it. */
 static int dtype_of(ncclDataType_t type)
 {
-    switch (type) {
+    switch ((int)type) {
     case ncclBfloat16:
         return EPX_BF16;
     case ncclFloat16:
@@ -71,37 +82,57 @@ static int dtype_of(ncclDataType_t type)
     case ncclInt64:
         return EPX_INT64;
     case ncclUint8:
+    case ncclFloat8e5m2:
+    case (int)ncclFloat4x2:
         return EPX_UINT8;
     default:
         return 0;
     }
 }
 
+static ncclResult_t check_tensor(const char *call, const char *name, const ncclEpTensor_t *t)
+{
+    if (t->size < NCCL_EP_TENSOR_V1_SIZE || (t->magic != NCCL_EP_TENSOR_MAGIC && !is_heap(t)))
+        return compat_fail(ncclInvalidArgument,
+                           "%s: %s: expected size %u or more and magic 0x%x (NCCL_EP_TENSOR_INIT), or a tensor of "
+                           "ncclEpTensorAlloc with its own sizes, got %u and 0x%x",
+                           call, name, NCCL_EP_TENSOR_V1_SIZE, (unsigned int)NCCL_EP_TENSOR_MAGIC, t->size, t->magic);
+    if (t->ndim < 1 || t->ndim > EPX_MAX_NDIM || !t->sizes)
+        return compat_fail(ncclInvalidArgument, "%s: %s: expected 1 to %d dimensions and their sizes, got %u%s", call,
+                           name, EPX_MAX_NDIM, t->ndim, t->sizes ? "" : " and NULL");
+    if (!dtype_of(t->datatype))
+        return compat_fail(ncclInvalidArgument,
+                           "%s: %s.datatype: expected bfloat16, float16, float32, float8e4m3, float8e5m2, float4x2, "
+                           "int32, int64 or uint8, got ncclDataType_t %d",
+                           call, name, (int)t->datatype);
+    for (unsigned int i = 0; i < t->ndim; i++)
+        if (t->sizes[i] > INT32_MAX)
+            return compat_fail(ncclInvalidArgument, "%s: %s.sizes[%u]: expected at most %d, got %zu", call, name, i,
+                               INT32_MAX, t->sizes[i]);
+    return ncclSuccess;
+}
+
 ncclResult_t compat_tensor(const struct ncclEpGroup *group, const char *call, const char *name,
                            const ncclEpTensor_t *given, struct compat_tensor *out)
 {
     epx_tensor *t = &out->storage;
-    ncclResult_t result = ncclSuccess;
+    ncclResult_t result;
     void *data;
 
     out->at = NULL;
+    out->window = 0;
+    out->window_offset = 0;
     if (!given)
         return ncclSuccess;
-    if (given->size != sizeof(*given) || (given->magic != NCCL_EP_TENSOR_MAGIC && given->magic != HEAP_MAGIC))
-        return compat_fail(ncclInvalidArgument,
-                           "%s: %s: expected size %zu and magic 0x%x (NCCL_EP_TENSOR_INIT), or a tensor of "
-                           "ncclEpTensorAlloc, got %u and 0x%x",
-                           call, name, sizeof(*given), (unsigned int)NCCL_EP_TENSOR_MAGIC, given->size, given->magic);
-    if (given->ndim < 1 || given->ndim > EPX_MAX_NDIM || !given->sizes)
-        return compat_fail(ncclInvalidArgument, "%s: %s: expected 1 to %d dimensions and their sizes, got %u%s", call,
-                           name, EPX_MAX_NDIM, given->ndim, given->sizes ? "" : " and NULL");
-    if (!dtype_of(given->datatype))
-        return compat_fail(
-            ncclInvalidArgument,
-            "%s: %s.datatype: expected bfloat16, float16, float32, float8e4m3, int32, int64 or uint8, got "
-            "ncclDataType_t %d",
-            call, name, (int)given->datatype);
+    result = check_tensor(call, name, given);
+    if (result != ncclSuccess)
+        return result;
+    out->type = given->datatype;
     data = given->data;
+    if (given->win_hdl) {
+        out->window = 1;
+        out->window_offset = given->win_offset;
+    }
     if (!data && given->win_hdl) {
         result = comm_window(&group->comm, call, name, given->win_hdl, &data);
         if (result != ncclSuccess)
@@ -109,57 +140,87 @@ ncclResult_t compat_tensor(const struct ncclEpGroup *group, const char *call, co
         data = (char *)data + given->win_offset;
     }
     *t = epx_tensor_make(data, (epx_dtype)dtype_of(given->datatype), (int)given->ndim, 0, 0, 0, 0);
-    for (unsigned int i = 0; i < given->ndim; i++) {
-        if (given->sizes[i] > INT32_MAX)
-            return compat_fail(ncclInvalidArgument, "%s: %s.sizes[%u]: expected at most %d, got %zu", call, name, i,
-                               INT32_MAX, given->sizes[i]);
+    for (unsigned int i = 0; i < given->ndim; i++)
         t->shape[i] = (int64_t)given->sizes[i];
-    }
     out->at = t;
     return ncclSuccess;
 }
 
-ncclResult_t compat_scales(const struct ncclEpGroup *group, const char *call, const char *name,
-                           const ncclEpTensor_t *given, struct compat_tensor *out)
+int64_t tensor_row_bytes(const struct compat_tensor *t)
 {
-    ncclResult_t result = compat_tensor(group, call, name, given, out);
-    epx_tensor *t = out->at;
+    return t->at->shape[t->at->ndim - 1] * (int64_t)epx_dtype_size((epx_dtype)t->at->dtype);
+}
 
-    if (result != ncclSuccess || !t || t->dtype != EPX_UINT8)
-        return result;
-    if (t->shape[t->ndim - 1] % 4)
-        return compat_fail(ncclInvalidArgument, "%s: %s: expected uint8 scales in fours per row, got %lld", call, name,
-                           (long long)t->shape[t->ndim - 1]);
-    t->dtype = EPX_INT32;
-    t->shape[t->ndim - 1] /= 4;
-    return ncclSuccess;
+static const char *type_name(int type)
+{
+    static const char *const names[] = {[ncclInt8] = "int8",
+                                        [ncclUint8] = "uint8",
+                                        [ncclInt32] = "int32",
+                                        [ncclUint32] = "uint32",
+                                        [ncclInt64] = "int64",
+                                        [ncclUint64] = "uint64",
+                                        [ncclFloat16] = "float16",
+                                        [ncclFloat32] = "float32",
+                                        [ncclFloat64] = "float64",
+                                        [ncclBfloat16] = "bfloat16",
+                                        [ncclFloat8e4m3] = "float8e4m3",
+                                        [ncclFloat8e5m2] = "float8e5m2",
+                                        [(int) ncclFloat4x2] = "float4x2"};
+
+    return type >= 0 && type < (int)(sizeof(names) / sizeof(names[0])) ? names[type] : "unknown";
+}
+
+ncclResult_t tensor_need(const struct compat_tensor *t, const char *call, const char *name, int ndim,
+                         unsigned int types)
+{
+    char list[160] = "";
+    size_t at = 0;
+
+    if (!t->at)
+        return compat_fail(ncclInvalidArgument, "%s: %s: expected a tensor, got NULL", call, name);
+    if (t->at->ndim != ndim)
+        return compat_fail(ncclInvalidArgument, "%s: %s: expected %d dimensions, got %d", call, name, ndim,
+                           t->at->ndim);
+    if (types & TYPE_BIT(t->type))
+        return ncclSuccess;
+    for (int i = 0; i <= (int)ncclFloat4x2; i++)
+        if (types & TYPE_BIT(i))
+            at += (size_t)snprintf(list + at, sizeof(list) - at, "%s%s", at ? " or " : "", type_name(i));
+    return compat_fail(ncclInvalidArgument, "%s: %s.datatype: expected %s, got %s", call, name, list,
+                       type_name((int)t->type));
 }
 
 ncclResult_t compat_layout(const struct ncclEpGroup *group, const char *call, const ncclEpLayoutInfo_t *given,
-                           struct compat_layout *out)
+                           int tensors, struct compat_layout *out)
 {
-    ncclResult_t result = struct_check(call, "layout_info", given, sizeof(*given));
+    ncclEpLayoutInfo_t own;
+    ncclResult_t result = struct_take(call, "layout_info", given, NCCL_EP_LAYOUT_INFO_V1_SIZE, &own, sizeof(own));
 
     memset(out, 0, sizeof(*out));
-    if (result != ncclSuccess || !given)
-        return result;
-    result = compat_tensor(group, call, "layout_info.expert_counters", given->expert_counters, &out->expert_counters);
-    if (result == ncclSuccess)
-        result = compat_tensor(group, call, "layout_info.src_rank_counters", given->src_rank_counters,
-                               &out->src_rank_counters);
-    if (result == ncclSuccess)
-        result = compat_tensor(group, call, "layout_info.expert_offsets", given->expert_offsets, &out->expert_offsets);
-    if (result == ncclSuccess)
-        result = compat_tensor(group, call, "layout_info.recv_total_counter", given->recv_total_counter,
-                               &out->recv_total_counter);
     if (result != ncclSuccess)
         return result;
-    out->info = (epx_layout_info)EPX_LAYOUT_INFO_INIT;
-    out->info.expert_counts = out->expert_counters.at;
-    out->info.rank_counts = out->src_rank_counters.at;
-    out->info.expert_offsets = out->expert_offsets.at;
-    out->info.total = out->recv_total_counter.at;
-    if (out->info.expert_counts || out->info.rank_counts || out->info.expert_offsets || out->info.total)
-        out->at = &out->info;
+    if ((unsigned int)own.recv_topk_idx_kind > NCCL_EP_EXPERT_ID_GLOBAL)
+        return compat_fail(ncclInvalidArgument, "%s: layout_info.recv_topk_idx_kind: expected 0 to 2, got %d", call,
+                           (int)own.recv_topk_idx_kind);
+    out->global_ids = own.recv_topk_idx_kind == NCCL_EP_EXPERT_ID_GLOBAL;
+    const struct {
+        const char *name;
+        const ncclEpTensor_t *given;
+        struct compat_tensor *out;
+        epx_tensor **at;
+    } parts[] = {
+        {"layout_info.expert_counters", own.expert_counters, &out->expert_counters, &out->info.expert_counts},
+        {"layout_info.src_rank_counters", own.src_rank_counters, &out->src_rank_counters, &out->info.rank_counts},
+        {"layout_info.expert_offsets", own.expert_offsets, &out->expert_offsets, &out->info.expert_offsets},
+        {"layout_info.recv_total_counter", own.recv_total_counter, &out->recv_total_counter, &out->info.total}};
+    out->info.size = (uint32_t)sizeof(out->info);
+    for (size_t i = 0; tensors && i < sizeof(parts) / sizeof(parts[0]); i++) {
+        result = compat_tensor(group, call, parts[i].name, parts[i].given, parts[i].out);
+        if (result != ncclSuccess)
+            return result;
+        *parts[i].at = parts[i].out->at;
+        if (parts[i].out->at)
+            out->at = &out->info;
+    }
     return ncclSuccess;
 }
