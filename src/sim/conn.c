@@ -12,8 +12,6 @@
 #include "sim/sched.h"
 #include "util/status.h"
 
-enum { PORTS = 2 * SIM_MAX_RANKS };
-
 struct conn_port {
     int rank, number;
 };
@@ -27,11 +25,19 @@ struct sim_conn {
     size_t received, length, room;
 };
 
+/* By number; a number is never used again. */
+struct port_state {
+    int open;
+    int *waiting, count, room; /* connections that were not accepted when they were made; some may have ended */
+};
+
 static struct {
-    int deaths_seen, ports; /* so far */
-    int open[PORTS];        /* numbers of those that are open; 0 = none */
+    int deaths_seen;
+    struct port_state *ports; /* [1..nports] */
+    int nports, ports_room;
     struct sim_conn *conns;
     int count;
+    int lowest; /* no connection before it is unused */
 } all;
 
 void sim_conns_begin(int deaths_seen)
@@ -44,6 +50,9 @@ void sim_conns_end(void)
 {
     for (int i = 0; i < all.count; i++)
         free(all.conns[i].data);
+    for (int i = 1; i <= all.nports; i++)
+        free(all.ports[i].waiting);
+    free(all.ports);
     free(all.conns);
     memset(&all, 0, sizeof(all));
 }
@@ -53,28 +62,57 @@ static int is_gone(int rank)
     return all.deaths_seen && sim_is_dead(rank);
 }
 
-static int *find_port(int number)
+static int is_open(int number)
 {
-    for (int i = 0; i < PORTS; i++)
-        if (all.open[i] == number)
-            return &all.open[i];
-    return NULL;
+    return number > 0 && number <= all.nports && all.ports[number].open;
+}
+
+/* A new port's number, or 0 without memory. */
+static int new_port(void)
+{
+    if (all.nports + 1 >= all.ports_room) {
+        const int room = all.ports_room ? 2 * all.ports_room : 64;
+        struct port_state *larger = realloc(all.ports, (size_t)room * sizeof(*larger));
+
+        if (!larger)
+            return 0;
+        all.ports = larger;
+        all.ports_room = room;
+    }
+    all.ports[++all.nports] = (struct port_state){.open = 1};
+    return all.nports;
+}
+
+/* Connection `at` wants to be accepted. 0, or -ENOMEM. */
+static int add_waiting(struct port_state *port, int at)
+{
+    if (port->count == port->room) {
+        const int room = port->room ? 2 * port->room : 8;
+        int *larger = realloc(port->waiting, (size_t)room * sizeof(*larger));
+
+        if (!larger)
+            return -ENOMEM;
+        port->waiting = larger;
+        port->room = room;
+    }
+    port->waiting[port->count++] = at;
+    return 0;
 }
 
 static epx_status port_open(int rank, int one_host, const uint8_t *key, struct conn_address *own,
                             struct conn_port **out)
 {
     struct conn_port *port = calloc(1, sizeof(*port));
-    int *place = find_port(0);
+    const int number = port ? new_port() : 0;
 
     (void)one_host;
     (void)key;
-    if (!port || !place) {
+    if (!number) {
         free(port);
         return fail(EPX_ERR_MEMORY, "no memory for a simulated port");
     }
     port->rank = rank;
-    port->number = *place = ++all.ports;
+    port->number = number;
     memset(own, 0, sizeof(*own));
     own->bytes = sizeof(*port);
     memcpy(own->data, port, sizeof(*port));
@@ -84,13 +122,13 @@ static epx_status port_open(int rank, int one_host, const uint8_t *key, struct c
 
 static void port_close(struct conn_port *port)
 {
-    int *place = find_port(port->number);
+    struct port_state *state = &all.ports[port->number];
 
     for (int i = 0; i < all.count; i++)
         if (all.conns[i].used && all.conns[i].port == port->number)
             all.conns[i].server_closed = 1;
-    if (place)
-        *place = 0;
+    free(state->waiting);
+    *state = (struct port_state){.open = 0};
     free(port);
 }
 
@@ -98,9 +136,9 @@ static int new_conn(void)
 {
     struct sim_conn *larger;
 
-    for (int i = 0; i < all.count; i++)
-        if (!all.conns[i].used)
-            return i;
+    for (; all.lowest < all.count; all.lowest++)
+        if (!all.conns[all.lowest].used)
+            return all.lowest;
     larger = realloc(all.conns, (size_t)(all.count + 1) * sizeof(*larger));
     if (!larger)
         return -ENOMEM;
@@ -120,25 +158,38 @@ static int port_connect(struct conn_port *port, const struct conn_address *to)
         return at;
     memcpy(&server, to->data, sizeof(server));
     memset(&all.conns[at], 0, sizeof(all.conns[at]));
+    if (is_open(server.number) && add_waiting(&all.ports[server.number], at) != 0)
+        return -ENOMEM;
     all.conns[at].used = 1;
     all.conns[at].from = port->rank;
     all.conns[at].to = server.rank;
-    all.conns[at].port = find_port(server.number) ? server.number : 0;
+    all.conns[at].port = is_open(server.number) ? server.number : 0;
     all.conns[at].server_closed = !all.conns[at].port;
     return 2 * at;
 }
 
 static int port_accept(struct conn_port *port)
 {
+    struct port_state *state;
+    int kept = 0, first = -1;
+
     sim_point();
-    for (int i = 0; i < all.count; i++) {
-        struct sim_conn *conn = &all.conns[i];
-        if (conn->used && !conn->accepted && !conn->server_closed && conn->port == port->number) {
-            conn->accepted = 1;
-            return 2 * i + 1;
-        }
+    state = &all.ports[port->number]; /* only now, as in conn_send() */
+    for (int i = 0; i < state->count; i++) {
+        const int at = state->waiting[i];
+        const struct sim_conn *conn = &all.conns[at];
+
+        if (!conn->used || conn->accepted || conn->server_closed || conn->port != port->number)
+            continue;
+        state->waiting[kept++] = at;
+        if (first < 0 || at < first)
+            first = at;
     }
-    return -EAGAIN;
+    state->count = kept;
+    if (first < 0)
+        return -EAGAIN;
+    all.conns[first].accepted = 1;
+    return 2 * first + 1;
 }
 
 static int conn_send(struct conn_port *port, int end, const void *data, size_t bytes)
@@ -200,6 +251,7 @@ static void conn_close(struct conn_port *port, int end)
         return;
     free(conn->data);
     memset(conn, 0, sizeof(*conn));
+    all.lowest = end / 2 < all.lowest ? end / 2 : all.lowest;
 }
 
 const struct conn_ops sim_conn_ops = {

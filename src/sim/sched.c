@@ -7,47 +7,8 @@
 #include <string.h>
 
 #include "kernel/params.h"
-#include "sim/fiber.h"
+#include "sim/task.h"
 #include "util/log.h"
-
-enum task_state { TASK_RUNNABLE, TASK_PARKED, TASK_FROZEN, TASK_ENDED };
-
-struct sim_task {
-    struct fiber *fiber;
-    enum sim_kind kind;
-    enum task_state state;
-    int rank, index;
-    int number; /* in order of birth: what the hash knows it by */
-    int place;  /* in the list of runnable tasks */
-    int woken;
-    uint32_t priority;
-    const void *key;
-    uint64_t until;
-    const char *what;
-    void (*fn)(void *);
-    void *arg;
-    struct sim_task *next; /* spare */
-};
-
-struct rank_state {
-    uint64_t thaw; /* 0 = runs; otherwise when it goes on */
-    int dead;
-};
-
-static struct sim {
-    int active;
-    struct sim_options o;
-    struct sim_source source;
-    uint64_t rng, now, steps, hash;
-    uint64_t next_timer; /* no parked task is due before */
-    uint64_t points;     /* until the next one that counts */
-    int deaths, stalls, born, programs, living_programs;
-    struct rank_state rank[SIM_MAX_RANKS];
-    struct sim_task *current;
-    struct sim_task **runnable, **all;
-    int nrunnable, nall, room;
-    struct sim_task *spare;
-} sim;
 
 static const char *const kind_names[SIM_KINDS] = {"program", "stream", "agent", "proxy"};
 
@@ -93,51 +54,19 @@ const void *sim_task_id(void)
     return sim.current;
 }
 
+void sim_set_data(void *data)
+{
+    sim.current->data = data;
+}
+
+void *sim_data(void)
+{
+    return sim.current ? sim.current->data : NULL;
+}
+
 int sim_is_dead(int rank)
 {
     return sim.rank[rank].dead && sim.rank[rank].thaw == SIM_NEVER;
-}
-
-/* ---- Lists -------------------------------------------------------------------------------------------------- */
-
-static void make_runnable(struct sim_task *t)
-{
-    t->state = TASK_RUNNABLE;
-    t->place = sim.nrunnable;
-    sim.runnable[sim.nrunnable++] = t;
-}
-
-static void take_off(struct sim_task *t)
-{
-    struct sim_task *last = sim.runnable[--sim.nrunnable];
-
-    sim.runnable[t->place] = last;
-    last->place = t->place;
-}
-
-/* Parked, and now free to go on. */
-static void unpark(struct sim_task *t, int woken)
-{
-    t->woken = woken;
-    t->key = NULL;
-    make_runnable(t);
-}
-
-static int grow(void)
-{
-    int room = sim.room ? sim.room * 2 : 64;
-    struct sim_task **all = realloc(sim.all, (size_t)room * sizeof(*all));
-    struct sim_task **runnable;
-
-    if (!all)
-        return -1;
-    sim.all = all;
-    runnable = realloc(sim.runnable, (size_t)room * sizeof(*runnable));
-    if (!runnable)
-        return -1;
-    sim.runnable = runnable;
-    sim.room = room;
-    return 0;
 }
 
 /* ---- Tasks -------------------------------------------------------------------------------------------------- */
@@ -155,40 +84,34 @@ int sim_spawn(enum sim_kind kind, int rank, int index, void (*fn)(void *), void 
 {
     struct sim_task *t;
 
-    if (!sim.active || rank < 0 || rank >= sim.o.nranks || (sim.nall == sim.room && grow() != 0))
+    if (!sim.active || rank < 0 || rank >= sim.o.nranks)
         return -1;
-    t = sim.spare;
-    if (t)
-        sim.spare = t->next;
-    else
-        t = malloc(sizeof(*t));
+    t = task_new();
     if (!t)
         return -1;
-    *t = (struct sim_task){.kind = kind, .rank = rank, .index = index, .number = sim.born++, .fn = fn, .arg = arg};
+    t->kind = kind;
+    t->rank = rank;
+    t->index = index;
+    t->number = sim.born++;
+    t->fn = fn;
+    t->arg = arg;
+    t->when = sim.now;
     t->priority = (uint32_t)sim_draw(1u << 30);
     t->fiber = fiber_new(task_main, t);
     if (!t->fiber) {
-        t->next = sim.spare;
-        sim.spare = t;
+        task_free(t);
         return -1;
     }
-    sim.all[sim.nall++] = t;
     sim.living_programs += kind == SIM_PROGRAM;
-    make_runnable(t);
+    task_make_runnable(t);
     return 0;
 }
 
 static void task_end(struct sim_task *t)
 {
-    int i;
-
-    for (i = 0; sim.all[i] != t;)
-        i++;
-    sim.all[i] = sim.all[--sim.nall];
     sim.living_programs -= t->kind == SIM_PROGRAM;
     fiber_free(t->fiber);
-    t->next = sim.spare;
-    sim.spare = t;
+    task_free(t);
 }
 
 void sim_yield(void)
@@ -197,22 +120,46 @@ void sim_yield(void)
         fiber_leave(0);
 }
 
+static uint64_t source_next(void)
+{
+    return sim.source.next_ns ? sim.source.next_ns(sim.source.self) : SIM_NEVER;
+}
+
+/* With clocks: whoever is earlier than the running task goes first. */
+static void give_way(void)
+{
+    const struct sim_task *first = task_first();
+
+    if ((first && first->when < sim.now) || source_next() <= sim.now)
+        fiber_leave(0);
+}
+
 void sim_point(void)
 {
-    if (!sim.current || sim.o.point_every == 0 || sim.points-- > 0)
+    if (!sim.current)
+        return;
+    if (sim.o.policy == SIM_EARLIEST) {
+        give_way();
+        return;
+    }
+    if (sim.o.point_every == 0 || sim.points-- > 0)
         return;
     sim.points = sim_draw(2 * (uint64_t)sim.o.point_every);
     fiber_leave(0);
+}
+
+void sim_spend(uint64_t ns)
+{
+    if (sim.current && sim.o.policy == SIM_EARLIEST)
+        sim.now += ns;
 }
 
 int sim_park(const void *key, uint64_t until_ns, const char *what)
 {
     struct sim_task *t = sim.current;
 
-    t->key = key;
-    t->until = until_ns;
     t->what = what;
-    t->state = TASK_PARKED;
+    task_park(t, key, until_ns);
     if (until_ns < sim.next_timer)
         sim.next_timer = until_ns;
     fiber_leave(0);
@@ -224,13 +171,14 @@ int sim_park_bell(struct doorbell *bell, uint32_t seen, uint64_t until_ns, const
     return bell->seq != seen || sim_park(bell, until_ns, what);
 }
 
-void sim_wake(const void *key)
+int sim_wake(const void *key)
 {
-    int i;
+    int left = 0;
+    const int n = task_find(key, &left);
 
-    for (i = 0; i < sim.nall; i++)
-        if (sim.all[i]->state == TASK_PARKED && sim.all[i]->key == key)
-            unpark(sim.all[i], 1);
+    for (int i = 0; i < n; i++)
+        task_unpark(sim.found[i], 1);
+    return left;
 }
 
 /* ---- Faults ------------------------------------------------------------------------------------------------- */
@@ -242,7 +190,7 @@ static void rank_thaw(int rank)
     sim.rank[rank].thaw = 0;
     for (i = 0; i < sim.nall; i++)
         if (sim.all[i]->rank == rank && sim.all[i]->state == TASK_FROZEN)
-            make_runnable(sim.all[i]);
+            task_make_runnable(sim.all[i]);
 }
 
 static void rank_freeze(const struct sim_fault *fault)
@@ -299,20 +247,16 @@ static int raise_dead(void)
 static void timers_due(void)
 {
     uint64_t next = SIM_NEVER;
-    int i;
+    int i, n;
 
     if (sim.now < sim.next_timer)
         return;
-    for (i = 0; i < sim.nall; i++) {
-        struct sim_task *t = sim.all[i];
-        if (t->state != TASK_PARKED)
-            continue;
-        if (t->until <= sim.now)
-            unpark(t, 0);
-        else if (t->until < next)
-            next = t->until;
-    }
-    for (i = 0; i < sim.o.nranks; i++) {
+    n = task_find_due();
+    for (i = 0; i < n; i++)
+        task_unpark(sim.found[i], 0);
+    if (task_first())
+        next = task_first()->when;
+    for (i = 0; i < sim.o.nranks && sim.o.nfaults; i++) {
         if (!sim.rank[i].thaw || sim.rank[i].thaw == SIM_NEVER)
             continue;
         if (sim.rank[i].thaw <= sim.now)
@@ -325,7 +269,7 @@ static void timers_due(void)
 
 static void events_due(void)
 {
-    if (sim.source.next_ns && sim.source.next_ns(sim.source.self) <= sim.now)
+    if (source_next() <= sim.now)
         sim.source.advance(sim.source.self, sim.now);
     timers_due();
 }
@@ -333,9 +277,9 @@ static void events_due(void)
 /* Nobody can run: the clock jumps to what comes next. Zero when nothing will ever come. */
 static int jump(void)
 {
-    uint64_t next = sim.next_timer, theirs;
+    const uint64_t theirs = source_next();
+    uint64_t next = sim.next_timer;
 
-    theirs = sim.source.next_ns ? sim.source.next_ns(sim.source.self) : SIM_NEVER;
     if (theirs < next)
         next = theirs;
     if (next == SIM_NEVER)
@@ -350,15 +294,16 @@ static int jump(void)
 
 static struct sim_task *pick_priority(void)
 {
-    struct sim_task *best = sim.runnable[0];
-    int i;
+    uint32_t best = 0;
+    int i, at = 0;
 
-    for (i = 1; i < sim.nrunnable; i++)
-        if (sim.runnable[i]->priority > best->priority)
-            best = sim.runnable[i];
+    for (i = 0; i < sim.nrunnable; i++)
+        best = sim.priority[i] > best ? sim.priority[i] : best;
+    while (sim.priority[at] != best)
+        at++;
     if (sim_draw(32) == 0)
-        best->priority = (uint32_t)sim_draw(1u << 30);
-    return best;
+        sim.runnable[at]->priority = (uint32_t)sim_draw(1u << 30);
+    return sim.runnable[at];
 }
 
 static struct sim_task *pick(void)
@@ -381,7 +326,7 @@ static struct sim_task *next_task(void)
     while (sim.nrunnable > 0) {
         struct sim_task *t = pick();
 
-        take_off(t);
+        task_take(t);
         if (!sim.rank[t->rank].thaw)
             return t;
         t->state = TASK_FROZEN;
@@ -400,8 +345,10 @@ static void run_task(struct sim_task *t)
     sim.current = NULL;
     if (t->state == TASK_ENDED)
         task_end(t);
-    else if (t->state == TASK_RUNNABLE)
-        make_runnable(t);
+    else if (t->state == TASK_RUNNABLE) {
+        t->when = sim.now;
+        task_make_runnable(t);
+    }
 }
 
 /* ---- The whole ---------------------------------------------------------------------------------------------- */
@@ -419,10 +366,50 @@ static void describe(char *text, size_t bytes, const char *head)
     }
 }
 
-int sim_run(char *why, size_t bytes)
+static int run_one(struct sim_task *t, char *why, size_t bytes)
+{
+    if (++sim.steps > sim.o.max_steps) {
+        describe(why, bytes, "does not end");
+        return -1;
+    }
+    run_task(t);
+    return 0;
+}
+
+/* Every task has its own clock, and the earliest runs; the network's events come in their order among them. */
+static int run_clocks(char *why, size_t bytes)
+{
+    while (sim.living_programs > 0) {
+        struct sim_task *t = task_first();
+        const uint64_t theirs = source_next();
+
+        if (theirs != SIM_NEVER && (!t || theirs <= t->when)) {
+            sim.now = theirs;
+            sim.source.advance(sim.source.self, theirs);
+            continue;
+        }
+        if (!t) {
+            describe(why, bytes, "nobody can go on");
+            return -1;
+        }
+        sim.now = t->when;
+        if (t->state == TASK_PARKED) {
+            task_unpark(t, 0);
+            continue;
+        }
+        task_take(t);
+        if (run_one(t, why, bytes) != 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* One clock, and whoever may run next is drawn. */
+static int run_drawn(char *why, size_t bytes)
 {
     while (sim.living_programs > 0) {
         struct sim_task *t;
+        enum sim_kind kind;
 
         events_due();
         t = next_task();
@@ -434,20 +421,25 @@ int sim_run(char *why, size_t bytes)
             continue;
         }
         faults_due();
-        if (++sim.steps > sim.o.max_steps) {
-            describe(why, bytes, "does not end");
+        kind = t->kind;
+        if (run_one(t, why, bytes) != 0)
             return -1;
-        }
-        run_task(t);
         sim.now += sim_draw(2 * sim.o.step_ns + 1);
-        if (sim.deaths && t->kind == SIM_PROGRAM && t->state == TASK_ENDED)
+        if (sim.deaths && kind == SIM_PROGRAM && t->state == TASK_ENDED)
             raise_dead();
     }
-    if (sim.nall > 0) {
+    return 0;
+}
+
+int sim_run(char *why, size_t bytes)
+{
+    const int rc = sim.o.policy == SIM_EARLIEST ? run_clocks(why, bytes) : run_drawn(why, bytes);
+
+    if (rc == 0 && sim.nall > 0) {
         describe(why, bytes, "all ranks have ended, but tasks remain");
         return -1;
     }
-    return 0;
+    return rc;
 }
 
 int sim_begin(const struct sim_options *options)
@@ -459,8 +451,8 @@ int sim_begin(const struct sim_options *options)
     sim.rng = mix(options->seed + 0x51e0u);
     sim.now = 1000000;
     sim.next_timer = SIM_NEVER;
-    if (grow() != 0) {
-        free(sim.all);
+    if (task_reserve() != 0) {
+        task_lists_free();
         return -1;
     }
     sim.active = 1;
@@ -487,13 +479,7 @@ void sim_end(void)
         fiber_free(sim.all[i]->fiber);
         free(sim.all[i]);
     }
-    while (sim.spare) {
-        struct sim_task *t = sim.spare;
-        sim.spare = t->next;
-        free(t);
-    }
-    free(sim.all);
-    free(sim.runnable);
+    task_lists_free();
     memset(&sim, 0, sizeof(sim));
     log_set_rank(-1);
 }

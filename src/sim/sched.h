@@ -17,7 +17,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { SIM_MAX_RANKS = 512, SIM_MAX_FAULTS = 4 };
+enum { SIM_MAX_RANKS = 2048, SIM_MAX_FAULTS = 4 };
 
 #define SIM_NEVER UINT64_MAX
 
@@ -26,7 +26,8 @@ enum sim_policy {
     SIM_UNIFORM,  /* each with the same chance */
     SIM_PRIORITY, /* the one with the highest priority, which is redrawn now and then: long runs of one task */
     SIM_LAGGARD,  /* one rank goes on only when the others cannot, or seldom */
-    SIM_POLICIES
+    SIM_POLICIES,
+    SIM_EARLIEST = SIM_POLICIES /* nothing is drawn: every task has a clock (sim_spend), and the earliest runs */
 };
 
 /* At step `at`, all tasks of a rank stop: for `ns`, or for good (SIM_NEVER): then the others see a dead rank. */
@@ -35,6 +36,8 @@ struct sim_fault {
     uint64_t ns;
     int rank;
 };
+
+enum sim_kind { SIM_PROGRAM, SIM_STREAM, SIM_AGENT, SIM_PROXY, SIM_KINDS };
 
 struct sim_options {
     uint64_t seed;
@@ -46,6 +49,10 @@ struct sim_options {
     uint64_t max_steps; /* more is a run that does not end */
     struct sim_fault fault[SIM_MAX_FAULTS];
     int nfaults;
+    /* SIM_EARLIEST: how long a task needs to see that another one has woken it; NULL = no time. */
+    uint64_t (*wake_ns)(enum sim_kind from, int from_rank, enum sim_kind to, int to_rank);
+    /* SIM_EARLIEST: would a task with this sim_data() go on if it were woken? NULL = always. */
+    int (*ready)(const void *data);
 };
 
 /* Something else with events of its own in virtual time: the network. */
@@ -74,14 +81,15 @@ int sim_active(void);
 
 /* ---- Tasks -------------------------------------------------------------------------------------------------- */
 
-enum sim_kind { SIM_PROGRAM, SIM_STREAM, SIM_AGENT, SIM_PROXY, SIM_KINDS };
-
 /* 0, or -1 without memory. `fn` returns when the task is done. */
 int sim_spawn(enum sim_kind kind, int rank, int index, void (*fn)(void *), void *arg);
 /* Of the running task; -1 outside. */
 int sim_rank(void);
 /* The running task, to be compared; NULL outside. */
 const void *sim_task_id(void);
+/* Whatever the running task keeps for itself; NULL at first. */
+void sim_set_data(void *data);
+void *sim_data(void);
 /* By a fault, and not raised again. */
 int sim_is_dead(int rank);
 
@@ -89,12 +97,14 @@ int sim_is_dead(int rank);
 
 /* Another task may go first. Cheap, for use before every primitive of a kernel. */
 void sim_point(void);
+/* The running task's clock goes on (SIM_EARLIEST). */
+void sim_spend(uint64_t ns);
 /* Another task may go first, always. */
 void sim_yield(void);
 /* Until sim_wake(key), or `until_ns`, whichever is first. `what` is for the report. Returns non-zero if woken. */
 int sim_park(const void *key, uint64_t until_ns, const char *what);
-/* All that are parked on `key` may go on. */
-void sim_wake(const void *key);
+/* All that are parked on `key` may go on. Returns how many stay there, because they are not ready. */
+int sim_wake(const void *key);
 /* The same for a bell (kernel/params.h) that was last seen at `seen`. */
 struct doorbell;
 int sim_park_bell(struct doorbell *bell, uint32_t seen, uint64_t until_ns, const char *what);

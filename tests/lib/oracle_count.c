@@ -87,13 +87,29 @@ void oracle_count_dispatch(const struct oracle_route *route, int rank, struct or
     }
 }
 
-/* Does the token have a row anywhere on `node`? */
-static int goes_to(const struct oracle_route *route, int source, int token, int node)
+/* The node of entry k of a token's top-k; -1: it has no row. */
+static int entry_node(const struct oracle_route *route, const int32_t *idx, int k)
 {
-    for (int r = 0; r < route->nranks; r++)
-        if (node_of(route, r) == node && rows_at(route, source, token, r, BY_RANK))
-            return 1;
-    return 0;
+    const int owner = idx[k] >= 0 ? idx[k] / route->local_experts : -1;
+
+    return owner >= 0 && route->active[owner] ? node_of(route, owner) : -1;
+}
+
+/* On how many nodes other than its own does the token have rows? */
+static int other_nodes(const struct oracle_route *route, int source, int token)
+{
+    const int32_t *idx = oracle_idx(route, source, token);
+    int n = 0;
+
+    for (int k = 0; k < route->topk && route->active[source]; k++) {
+        const int node = entry_node(route, idx, k);
+        int before = 0;
+
+        while (before < k && entry_node(route, idx, before) != node)
+            before++;
+        n += node >= 0 && node != node_of(route, source) && before == k;
+    }
+    return n;
 }
 
 void oracle_count_combine(const struct oracle_route *route, int rank, struct oracle_counts *c)
@@ -109,11 +125,13 @@ void oracle_count_combine(const struct oracle_route *route, int rank, struct ora
             c->rows_peer += (uint64_t)rows_between(route, rank, r, by);
     }
     /* Another node sends one sum per token, and whoever relays reads what others of its node hold. */
-    for (int n = 0; high && n < route->nranks; n++)
-        for (int t = 0; n != node && t < route->tokens[rank]; t++)
-            c->rows_returned += (uint64_t)goes_to(route, rank, t, n);
-    for (int s = 0; high && s < route->nranks; s++)
-        for (int r = 0; node_of(route, s) != node && carrier(route, s, node) == rank && r < route->nranks; r++)
+    for (int t = 0; high && t < route->tokens[rank]; t++)
+        c->rows_returned += (uint64_t)other_nodes(route, rank, t);
+    for (int s = 0; high && s < route->nranks; s++) {
+        if (node_of(route, s) == node || carrier(route, s, node) != rank)
+            continue;
+        for (int r = 0; r < route->nranks; r++)
             if (r != rank && node_of(route, r) == node)
                 c->rows_peer += (uint64_t)rows_between(route, s, r, by);
+    }
 }
