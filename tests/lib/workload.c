@@ -16,7 +16,8 @@ enum purpose {
     FOR_RESULT,
     FOR_RESULT_WEIGHT,
     FOR_BIAS,
-    FOR_BASE
+    FOR_BASE,
+    FOR_GROUPS
 };
 
 #define GOLDEN 0x9e3779b97f4a7c15ull
@@ -113,11 +114,56 @@ static int draw_distinct(const struct workload *w, int domain, const int32_t *id
     return x;
 }
 
+enum { DEFAULT_GROUPS = 8, DEFAULT_TOPK_GROUPS = 4, MOST_TOPK_GROUPS = 32 };
+
+/* The groups of one token: their experts, one group behind the other, are what it draws from. */
+struct group_draw {
+    int n, size;
+    int32_t first[MOST_TOPK_GROUPS], end[MOST_TOPK_GROUPS];
+};
+
+static int smaller(int a, int b)
+{
+    return a < b ? a : b;
+}
+
+static struct group_draw draw_groups(const struct workload *w, int rank, int token)
+{
+    const struct workload plain = {0}; /* uniform */
+    const uint64_t key = key_of(w->seed, FOR_GROUPS, rank, token);
+    const int64_t groups = smaller(w->groups ? w->groups : DEFAULT_GROUPS, w->experts);
+    struct group_draw d = {.size = 0};
+    int32_t chosen[MOST_TOPK_GROUPS];
+
+    d.n = smaller(smaller(w->topk_groups ? w->topk_groups : DEFAULT_TOPK_GROUPS, (int)groups), MOST_TOPK_GROUPS);
+    for (int i = 0; i < d.n; i++) {
+        chosen[i] = draw_distinct(&plain, (int)groups, chosen, i, mix(key + (uint64_t)i * GOLDEN));
+        d.first[i] = (int32_t)(chosen[i] * w->experts / groups);
+        d.end[i] = (int32_t)((chosen[i] + 1) * (int64_t)w->experts / groups);
+        d.size += d.end[i] - d.first[i];
+    }
+    return d;
+}
+
+/* Number x of what the token draws from. */
+static int group_expert(const struct group_draw *d, int x)
+{
+    int i = 0;
+
+    while (x >= d->end[i] - d->first[i]) {
+        x -= d->end[i] - d->first[i];
+        i++;
+    }
+    return d->first[i] + x;
+}
+
 void workload_topk(const struct workload *w, int rank, int token, int32_t *idx)
 {
     uint64_t key = key_of(w->seed, FOR_EXPERT, rank, token);
     uint64_t holes = key_of(w->seed, FOR_HOLE, rank, token);
-    int domain = domain_size(w);
+    const int grouped = w->routing == WORKLOAD_GROUPS;
+    const struct group_draw groups = grouped ? draw_groups(w, rank, token) : (struct group_draw){0};
+    int domain = grouped ? groups.size : domain_size(w);
     /* The popular experts are not always those of rank 0. */
     int base = below(key_of(w->seed, FOR_BASE, 0, 0), w->experts);
 
@@ -131,7 +177,7 @@ void workload_topk(const struct workload *w, int rank, int token, int32_t *idx)
     }
     for (int k = 0; k < w->topk; k++) {
         if (idx[k] >= 0)
-            idx[k] = (idx[k] + base) % w->experts;
+            idx[k] = grouped ? group_expert(&groups, idx[k]) : (idx[k] + base) % w->experts;
         if (w->hole_percent && below(mix(holes + (uint64_t)k * GOLDEN), 100) < w->hole_percent)
             idx[k] = -1;
     }
@@ -290,7 +336,7 @@ void workload_bias(const struct workload *w, int dtype, int which, int rank, int
 
 const char *workload_describe(const struct workload *w, char *buf, size_t bytes)
 {
-    static const char *const routing[] = {"uniform", "zipf", "hot"};
+    static const char *const routing[] = {"uniform", "zipf", "hot", "groups"};
 
     snprintf(buf, bytes,
              "seed %llu round %llu ranks %d experts %d topk %d hidden %d tokens %s%d dtype %d routing %s(%d) "

@@ -15,7 +15,8 @@
 
 #include "epx/epx.h"
 
-enum workload_routing { WORKLOAD_UNIFORM = 0, WORKLOAD_ZIPF = 1, WORKLOAD_HOT = 2 };
+/* GROUPS: experts form groups of neighbours; a token draws some of the groups, then its experts from these alone. */
+enum workload_routing { WORKLOAD_UNIFORM = 0, WORKLOAD_ZIPF = 1, WORKLOAD_HOT = 2, WORKLOAD_GROUPS = 3 };
 
 /* MILD: magnitudes 2^-7 .. 2. SMALL: below 1, as LogFMT wants. WILD: zeros, subnormals and magnitudes that differ
  * from one block of 128 channels to the next, but no infinity or NaN, and no sum of 64 rows that overflows fp32. */
@@ -33,10 +34,11 @@ struct workload {
     int scale_dtype; /* fp8: EPX_FP32 or EPX_INT32 */
     int scale_count; /* fp8: scales per token */
     enum workload_routing routing;
-    int hot_experts;  /* WORKLOAD_HOT: how many experts get everything; 0 = topk */
-    int uneven;       /* 0: every rank has max_tokens; 1: 0 .. max_tokens, different on each rank */
-    int duplicates;   /* 1: one token may name an expert more than once */
-    int hole_percent; /* how many of 100 entries are -1 */
+    int hot_experts;         /* WORKLOAD_HOT: how many experts get everything; 0 = topk */
+    int groups, topk_groups; /* WORKLOAD_GROUPS: how many there are and a token draws; 0 = 8 and 4 */
+    int uneven;              /* 0: every rank has max_tokens; 1: 0 .. max_tokens, different on each rank */
+    int duplicates;          /* 1: one token may name an expert more than once */
+    int hole_percent;        /* how many of 100 entries are -1 */
     enum workload_values values;
 };
 

@@ -24,7 +24,8 @@ keys="{'op','mode','ranks','nodes','us_p50','us_p99','logical_GBps','wire_GBps',
 keys+="'experts','dtype','routing','device','memcpy_GBps'}"
 
 shapes=("ll" "ll --layout rank" "ll --dtype fp8" "ll --logfmt" "ht" "ht --layout expert --align 8"
-    "ht --dtype fp8" "ht --routing hot" "ll --routing zipf" "ht --plain-memory" "ll --ranks 1" "ht --ranks 3")
+    "ht --dtype fp8" "ht --routing hot" "ll --routing zipf"
+    "ht --routing groups" "ht --plain-memory" "ll --ranks 1" "ht --ranks 3")
 spoils=(1 2)
 # Processes start slowly under sanitizers, and the property tests try the shapes there: here it is the program's turn.
 if [ "${EPX_SANITIZE:-none}" != none ]; then

@@ -83,7 +83,7 @@ static void check_entries(const struct workload *w, int distinct)
 static void entries_are_in_range_and_distinct(void **state)
 {
     (void)state;
-    for (int routing = WORKLOAD_UNIFORM; routing <= WORKLOAD_HOT; routing++) {
+    for (int routing = WORKLOAD_UNIFORM; routing <= WORKLOAD_GROUPS; routing++) {
         for (int experts = 1; experts <= 40; experts += 3) {
             struct workload w = example();
             w.routing = (enum workload_routing)routing;
@@ -180,6 +180,46 @@ static void hot_routing_names_only_the_hot(void **state)
     assert_int_equal(used, 2);
 }
 
+/* Which of `groups` groups of experts the token names, as bits. */
+static unsigned groups_named(const struct workload *w, int rank, int token, int groups)
+{
+    int32_t idx[EPX_MAX_TOPK];
+    unsigned named = 0;
+
+    workload_topk(w, rank, token, idx);
+    for (int k = 0; k < w->topk; k++) {
+        int g = 0;
+        while (idx[k] >= (g + 1) * w->experts / groups)
+            g++;
+        named |= 1u << g;
+    }
+    return named;
+}
+
+static void group_routing_stays_within_its_groups(void **state)
+{
+    struct workload w = example();
+    int four = 0, all = 0;
+
+    (void)state;
+    w.routing = WORKLOAD_GROUPS;
+    w.experts = 67; /* groups of 8 and 9 */
+    w.topk = 12;
+    for (int t = 0; t < 400; t++) {
+        const unsigned named = groups_named(&w, 1, t, 8);
+        assert_in_range(__builtin_popcount(named), 2, 4);
+        four += __builtin_popcount(named) == 4;
+        all |= (int)named;
+    }
+    assert_in_range(four, 200, 400);
+    assert_int_equal(all, 255);
+    w.groups = 3;
+    w.topk_groups = 1;
+    for (int t = 0; t < 100; t++)
+        assert_int_equal(__builtin_popcount(groups_named(&w, 2, t, 3)), 1);
+    check_entries(&w, 1);
+}
+
 static void uneven_counts_include_none_and_all(void **state)
 {
     struct workload w = example();
@@ -220,5 +260,5 @@ UNIT_MAIN(cmocka_unit_test(same_arguments_give_the_same_bits), cmocka_unit_test(
           cmocka_unit_test(a_row_is_a_prefix_of_a_longer_one), cmocka_unit_test(entries_are_in_range_and_distinct),
           cmocka_unit_test(all_experts_when_topk_is_their_number), cmocka_unit_test(uniform_routing_is_even),
           cmocka_unit_test(zipf_routing_has_a_favourite), cmocka_unit_test(hot_routing_names_only_the_hot),
-          cmocka_unit_test(uneven_counts_include_none_and_all),
+          cmocka_unit_test(group_routing_stays_within_its_groups), cmocka_unit_test(uneven_counts_include_none_and_all),
           cmocka_unit_test(values_are_finite_and_sized_as_promised))

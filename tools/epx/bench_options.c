@@ -11,14 +11,13 @@
 #include "device/module.h"
 #include "net/name.h"
 #include "options.h"
+#include "routing.h"
 
 enum { TIMING_AUTO, TIMING_WALL, TIMING_EVENTS, ROW_ALIGN = 16, SCALE_BLOCK = 128, MOST_AGENTS = 1024 };
 #define DEFAULT_TIMEOUT_MS 120000
 
 static const struct option_choice dtypes[] = {
     {"bf16", BENCH_BF16}, {"fp8", BENCH_FP8_CAST}, {"fp8-input", BENCH_FP8_INPUT}, {NULL, 0}};
-static const struct option_choice routings[] = {
-    {"uniform", WORKLOAD_UNIFORM}, {"zipf", WORKLOAD_ZIPF}, {"hot", WORKLOAD_HOT}, {NULL, 0}};
 static const struct option_choice devices[] = {
     {"auto", EPX_DEVICE_AUTO}, {"cpu", EPX_DEVICE_CPU}, {"cuda", EPX_DEVICE_CUDA}, {"hip", EPX_DEVICE_HIP}, {NULL, 0}};
 static const struct option_choice layouts[] = {
@@ -73,8 +72,7 @@ static const struct option_spec specs[] = {
            "of the received rows; ll: expert or rank; ht: flat or expert"),
     INT("align", "N", CONFIG(alignment), 1, 1 << 16, "1",
         "ht with --layout expert: rows of an expert start at multiples of N"),
-    CHOICE("routing", "NAME", CONFIG(routing), routings, "uniform",
-           "which experts tokens choose: uniform, zipf or hot"),
+    CHOICE("routing", "NAME", CONFIG(routing), routing_choices, "uniform", ROUTING_HELP),
     {.name = "seed",
      .kind = OPTION_U64,
      .value = "N",
@@ -161,7 +159,7 @@ const char *bench_layout_name(const struct bench_config *config)
 
 const char *bench_routing_name(const struct bench_config *config)
 {
-    return option_choice_name(routings, config->routing);
+    return option_choice_name(routing_choices, config->routing);
 }
 
 const char *bench_device_name(const struct bench_config *config)

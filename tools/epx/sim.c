@@ -8,6 +8,7 @@
 #include "commands.h"
 #include "options.h"
 #include "progress.h"
+#include "routing.h"
 #include "tests/lib/sim_case.h"
 #include "util/clock.h"
 
@@ -15,6 +16,7 @@ struct options {
     struct sim_case_options given;
     uint64_t seeds, from;
     const char *mode, *faults;
+    int32_t routing; /* enum workload_routing, or -1 */
     int json, twice, keep_going, verbose;
 };
 
@@ -54,7 +56,7 @@ static const struct option_spec specs[] = {
      .fallback = "drawn from the seed",
      .offset = FIELD(given.ranks),
      .low = 1,
-     .high = SIM_MAX_RANKS,
+     .high = PROP_MAX_RANKS,
      .hints = "np"},
     {.name = "nodes",
      .kind = OPTION_INT,
@@ -63,13 +65,20 @@ static const struct option_spec specs[] = {
      .fallback = "drawn from the seed",
      .offset = FIELD(given.nodes),
      .low = 1,
-     .high = SIM_MAX_RANKS},
+     .high = PROP_MAX_RANKS},
     {.name = "mode",
      .kind = OPTION_CALL,
      .value = "MODE",
      .help = "ll, ht or mixed",
      .fallback = "mixed",
      .call = set_mode},
+    {.name = "routing",
+     .kind = OPTION_CHOICE,
+     .value = "NAME",
+     .help = ROUTING_HELP,
+     .fallback = "drawn from the seed",
+     .offset = FIELD(routing),
+     .choices = routing_choices},
     {.name = "faults",
      .kind = OPTION_CALL,
      .value = "FAULTS",
@@ -169,6 +178,8 @@ static void tell_failure(const struct options *o, const struct sim_case *c, cons
         fprintf(stderr, " --ranks %d", o->given.ranks);
     if (o->given.nodes)
         fprintf(stderr, " --nodes %d", o->given.nodes);
+    if (o->routing >= 0)
+        fprintf(stderr, " --routing %s", option_choice_name(routing_choices, o->routing));
     fprintf(stderr, "\n");
 }
 
@@ -199,6 +210,8 @@ static int run_seed(const struct options *o, uint64_t seed, struct sim_report *r
     int rc;
 
     sim_case_draw(&c, seed, &o->given);
+    for (int i = 0; i < c.prop.nhandles && o->routing >= 0; i++)
+        c.prop.handle[i].w.routing = (enum workload_routing)o->routing;
     if (o->verbose)
         sim_case_print(&c);
     rc = sim_case_run(&c, report);
@@ -249,6 +262,7 @@ int cmd_sim(int argc, char **argv)
                         .seeds = 1000,
                         .from = 1,
                         .mode = "mixed",
+                        .routing = -1,
                         .faults = "none"};
     struct tally tally = {0};
     struct sim_report *report;
