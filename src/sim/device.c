@@ -9,6 +9,9 @@
 #include <string.h>
 
 #include "device/cpu/cpu.h"
+#include "kernel/stages.h"
+#include "sim/agent.h"
+#include "sim/cost_memory.h"
 #include "sim/sched.h"
 #include "util/status.h"
 
@@ -37,15 +40,10 @@ struct work {
     void *to;
     const void *from;
     size_t bytes;
-    cpu_kernel_fn kernel;
+    enum kernel_id kernel;
     int agents;
     struct sim_mark *mark;
     _Alignas(16) uint8_t params[KERNEL_PARAMS_MAX];
-};
-
-struct sim_agent {
-    struct agent agent; /* its scratch is kept from launch to launch */
-    struct device_stream *stream;
 };
 
 struct device_stream {
@@ -58,6 +56,7 @@ struct device_stream {
     int nagents;
     int running; /* agents 1.. of the launch that have not returned */
     const struct work *launch;
+    int launched, stage; /* agents of it, and its stage */
 };
 
 /* ---- The agents' environment -------------------------------------------------------------------------------- */
@@ -79,7 +78,8 @@ static void env_sleep(void *self, struct agent *agent, struct doorbell *bell, ui
 static void env_wake(void *self, struct doorbell *bell)
 {
     (void)self;
-    sim_wake(bell);
+    if (sim_wake(bell) > 0)
+        bell->waiters = 1; /* whoever rings next must not think that nobody sleeps here */
 }
 
 const struct cpu_env sim_cpu_env = {.now_ns = env_now, .sleep = env_sleep, .wake = env_wake};
@@ -89,15 +89,21 @@ const struct cpu_env sim_cpu_env = {.now_ns = env_now, .sleep = env_sleep, .wake
 static void run_agent(struct sim_agent *a, int index, const struct work *launch)
 {
     struct agent *agent = &a->agent;
+    const int costs = cost_model() != NULL;
     void *scratch = agent->scratch;
     size_t scratch_bytes = agent->scratch_bytes;
 
     *agent = (struct agent){.index = index,
-                            .count = launch->agents,
+                            .count = a->stream->launched,
                             .env = &sim_cpu_env,
                             .scratch = scratch,
                             .scratch_bytes = scratch_bytes};
-    launch->kernel(agent, launch->params);
+    a->stage = a->stream->stage;
+    if (costs)
+        cost_begins(&a->cost, a->stream->rank);
+    (costs ? cost_kernels : sim_kernels)[launch->kernel](agent, launch->params);
+    if (costs)
+        cost_ends(&a->cost);
 }
 
 static void agent_main(void *arg)
@@ -110,11 +116,13 @@ static void agent_main(void *arg)
         sim_wake(&stream->running);
 }
 
-static void run_launch(struct device_stream *stream, const struct work *launch)
+static void run_agents(struct device_stream *stream, const struct work *launch, int agents, int stage)
 {
     stream->launch = launch;
-    stream->running = launch->agents - 1;
-    for (int i = 1; i < launch->agents; i++) {
+    stream->launched = agents;
+    stream->stage = stage;
+    stream->running = agents - 1;
+    for (int i = 1; i < agents; i++) {
         stream->agents[i]->agent.index = i;
         if (sim_spawn(SIM_AGENT, stream->rank, i, agent_main, stream->agents[i]) != 0)
             stream->running--; /* out of memory: the others will say that an agent is missing */
@@ -122,6 +130,22 @@ static void run_launch(struct device_stream *stream, const struct work *launch)
     run_agent(stream->agents[0], 0, launch);
     while (stream->running > 0)
         sim_park(&stream->running, SIM_NEVER, "waits for its agents");
+}
+
+/* With costs as on a GPU: each stage is a launch of its own. */
+static void run_launch(struct device_stream *stream, const struct work *launch)
+{
+    struct stage_list list;
+
+    if (!cost_model()) {
+        run_agents(stream, launch, launch->agents, 0);
+        return;
+    }
+    list = kernel_stages(launch->kernel, launch->params);
+    for (int i = 0; i < list.count; i++) {
+        cost_launch();
+        run_agents(stream, launch, list.gates & STAGE_BIT(list.stage[i]) ? 1 : launch->agents, list.stage[i]);
+    }
 }
 
 static void sim_mark_put(struct sim_mark *mark)
@@ -267,7 +291,7 @@ static epx_status sim_launch(struct device *device, struct device_stream *stream
     w = work_new(WORK_LAUNCH);
     if (!w)
         return EPX_ERR_MEMORY;
-    w->kernel = sim_kernels[id];
+    w->kernel = id;
     w->agents = agents;
     memcpy(w->params, params, bytes);
     queue(stream, w);
@@ -454,14 +478,60 @@ static int sim_default_agents(struct device *device, int local_ranks)
     return 2;
 }
 
+/* With costs, memory knows whose it is; all of it is freed at the end. */
+static epx_status cost_alloc(struct device *device, size_t bytes, int host, void **ptr)
+{
+    *ptr = cost_memory(((struct sim_device *)device)->rank, bytes, host);
+    return *ptr ? EPX_OK : fail(EPX_ERR_MEMORY, "sim device: no memory for %zu bytes", bytes);
+}
+
 static epx_status sim_mem_alloc(struct device *device, size_t bytes, void **ptr)
 {
-    return cpu_device_ops.mem_alloc(device, bytes, ptr);
+    return cost_model() ? cost_alloc(device, bytes, 0, ptr) : cpu_device_ops.mem_alloc(device, bytes, ptr);
+}
+
+static epx_status sim_host_alloc(struct device *device, size_t bytes, void **ptr)
+{
+    return cost_model() ? cost_alloc(device, bytes, 1, ptr) : cpu_device_ops.mem_alloc(device, bytes, ptr);
 }
 
 static void sim_mem_free(struct device *device, void *ptr)
 {
-    cpu_device_ops.mem_free(device, ptr);
+    if (!cost_model())
+        cpu_device_ops.mem_free(device, ptr);
+}
+
+static epx_status sim_heap_create(struct device *device, uint64_t bytes, struct heap *heap)
+{
+    epx_status status;
+
+    if (!cost_model())
+        return cpu_heap_create(device, bytes, heap);
+    memset(heap, 0, sizeof(*heap));
+    status = cost_alloc(device, bytes, 0, &heap->base);
+    heap->bytes = bytes;
+    heap->export = (struct heap_export){.bytes = bytes, .address = (uint64_t)(uintptr_t)heap->base};
+    return status;
+}
+
+static void sim_heap_destroy(struct device *device, struct heap *heap)
+{
+    if (!cost_model())
+        cpu_heap_destroy(device, heap);
+}
+
+static epx_status sim_heap_open(struct device *device, const struct heap_export *peer, void **base)
+{
+    if (!cost_model())
+        return cpu_heap_open(device, peer, base);
+    *base = (void *)(uintptr_t)peer->address;
+    return EPX_OK;
+}
+
+static void sim_heap_close(struct device *device, const struct heap_export *peer, void *base)
+{
+    if (!cost_model())
+        cpu_heap_close(device, peer, base);
 }
 
 static epx_status sim_copy(struct device *device, void *to, const void *from, size_t bytes)
@@ -480,15 +550,15 @@ const struct device_ops sim_device_ops = {
     .default_agents = sim_default_agents,
     .mem_alloc = sim_mem_alloc,
     .mem_free = sim_mem_free,
-    .host_alloc = sim_mem_alloc,
+    .host_alloc = sim_host_alloc,
     .host_free = sim_mem_free,
     .rows_reserve = cpu_rows_reserve,
     .copy = sim_copy,
     .heap_place = cpu_heap_place,
-    .heap_create = cpu_heap_create,
-    .heap_destroy = cpu_heap_destroy,
-    .heap_open = cpu_heap_open,
-    .heap_close = cpu_heap_close,
+    .heap_create = sim_heap_create,
+    .heap_destroy = sim_heap_destroy,
+    .heap_open = sim_heap_open,
+    .heap_close = sim_heap_close,
     .heap_dmabuf = cpu_heap_dmabuf,
     .arrivals = cpu_arrivals,
     .flush_arrivals = cpu_flush_arrivals,

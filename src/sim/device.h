@@ -11,7 +11,7 @@ extern const struct device_ops sim_device_ops;
 extern const uint8_t *sim_machines;
 /* Of agents, and of whoever rings their bells. */
 extern const struct cpu_env sim_cpu_env;
-/* As cpu_kernels. */
-extern const cpu_kernel_fn sim_kernels[KERNEL_COUNT];
+/* As cpu_kernels; the second charges what it does (sim/cost.h). */
+extern const cpu_kernel_fn sim_kernels[KERNEL_COUNT], cost_kernels[KERNEL_COUNT];
 
 #endif

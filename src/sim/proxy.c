@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "sim/cost.h"
 #include "sim/device.h"
 #include "sim/sched.h"
 #include "util/status.h"
@@ -19,7 +20,22 @@ struct proxy_task {
     struct proxy_task *next;
 };
 
-static struct proxy_task *tasks;
+static struct proxy_task *tasks[SIM_MAX_RANKS]; /* of each rank */
+
+/* One turn. With costs, the commands that it took take their time. */
+static int step(const struct proxy_task *p)
+{
+    struct proxy_stats before, after;
+    int busy;
+
+    if (!cost_model())
+        return proxy_step(p->proxies, p->index);
+    proxy_stats_read(p->proxies, &before);
+    busy = proxy_step(p->proxies, p->index);
+    proxy_stats_read(p->proxies, &after);
+    cost_commands(after.commands - before.commands);
+    return busy;
+}
 
 static void proxy_main(void *arg)
 {
@@ -30,7 +46,7 @@ static void proxy_main(void *arg)
 
         p->signalled = 0;
         p->bell->waiters = 1; /* whoever pushes a command from now on rings */
-        if (proxy_step(p->proxies, p->index))
+        if (step(p))
             sim_yield();
         else if (!p->signalled && !p->stop)
             sim_park_bell(p->bell, seen, sim_now() + NAP_NS, "proxy: nothing to do");
@@ -39,9 +55,10 @@ static void proxy_main(void *arg)
     sim_wake(&p->ended);
 }
 
+/* Only tasks of its own rank call for a proxy. */
 static struct proxy_task *find(const struct proxy_group *proxies, int index)
 {
-    struct proxy_task *p = tasks;
+    struct proxy_task *p = tasks[sim_rank()];
 
     while (p && (p->proxies != proxies || p->index != index))
         p = p->next;
@@ -68,8 +85,8 @@ static epx_status start(struct proxy_group *proxies, int index)
         free(p);
         return fail(EPX_ERR_MEMORY, "simulated proxy: no memory for its task");
     }
-    p->next = tasks;
-    tasks = p;
+    p->next = tasks[p->rank];
+    tasks[p->rank] = p;
     return EPX_OK;
 }
 
@@ -83,10 +100,11 @@ static void wake(struct proxy_group *proxies, int index)
 
 static void stop(struct proxy_group *proxies, int index)
 {
-    struct proxy_task *p = find(proxies, index), **link = &tasks;
+    struct proxy_task *p = find(proxies, index), **link;
 
     if (!p)
         return;
+    link = &tasks[p->rank];
     p->stop = 1;
     signal_task(p);
     while (!p->ended)
@@ -99,18 +117,20 @@ static void stop(struct proxy_group *proxies, int index)
 
 void sim_proxy_notify(int rank, int index)
 {
-    for (struct proxy_task *p = tasks; p; p = p->next)
-        if (p->rank == rank && p->index == index)
+    for (struct proxy_task *p = tasks[rank]; p; p = p->next)
+        if (p->index == index)
             signal_task(p);
 }
 
 void sim_proxy_reset(void)
 {
-    while (tasks) {
-        struct proxy_task *p = tasks;
+    for (int r = 0; r < SIM_MAX_RANKS; r++) {
+        while (tasks[r]) {
+            struct proxy_task *p = tasks[r];
 
-        tasks = p->next;
-        free(p);
+            tasks[r] = p->next;
+            free(p);
+        }
     }
 }
 

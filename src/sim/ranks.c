@@ -166,6 +166,9 @@ static void net_rank_dies(void *self, int rank)
     sim_net_kill(self, rank);
 }
 
+static const struct sim_net_costs net_costs = {
+    .put = cost_put, .events = cost_events, .depart = cost_depart, .land = cost_land};
+
 static struct sim_net *net_begin(const struct sim_net_options *given)
 {
     struct sim_net_options options = *given;
@@ -173,6 +176,8 @@ static struct sim_net *net_begin(const struct sim_net_options *given)
 
     options.clock = net_clock;
     options.notify = net_notify;
+    if (cost_model())
+        options.costs = &net_costs;
     source.self = sim_net_create(&options);
     if (source.self)
         sim_set_source(&source);
@@ -209,6 +214,7 @@ int sim_run_ranks(const struct sim_setup *setup, int (*fn)(int rank, int n, epx_
                   struct sim_outcome *outcome)
 {
     struct gather m = {.nranks = setup->sched.nranks, .timeout_ns = setup->gather_ns, .fn = fn, .arg = arg};
+    struct sim_options sched = setup->sched;
     struct sim_net *world = NULL;
     int rc = -1;
 
@@ -216,8 +222,17 @@ int sim_run_ranks(const struct sim_setup *setup, int (*fn)(int rank, int n, epx_
     memset(naps, 0, sizeof(naps));
     sim_rules_begin();
     snprintf(outcome->stuck, sizeof(outcome->stuck), "no memory for the simulation");
-    if (sim_begin(&setup->sched) != 0)
+    if (setup->cost) {
+        if (cost_begin(setup->cost) != 0)
+            return -1;
+        sched.policy = SIM_EARLIEST;
+        sched.wake_ns = cost_wake_ns;
+        sched.ready = cost_ready;
+    }
+    if (sim_begin(&sched) != 0) {
+        cost_end();
         return -1;
+    }
     if (setup->net)
         world = net_begin(setup->net);
     swap_runtime(world);
@@ -236,6 +251,7 @@ int sim_run_ranks(const struct sim_setup *setup, int (*fn)(int rank, int n, epx_
     sim_conns_end();
     sim_machines = NULL;
     sim_end();
+    cost_end();
     free(m.tasks);
     free(m.table[0]);
     free(m.table[1]);

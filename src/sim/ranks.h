@@ -8,6 +8,7 @@
 
 #include "epx/epx.h"
 #include "net/sim/sim.h"
+#include "sim/cost.h"
 #include "sim/sched.h"
 
 struct sim_setup {
@@ -15,6 +16,7 @@ struct sim_setup {
     const struct sim_net_options *net; /* NULL = none */
     uint64_t gather_ns;                /* how long one all-gather waits for the other ranks */
     const uint8_t *node_of;            /* [nranks]: which machine each rank is on; NULL = all on one */
+    const struct cost_setup *cost;     /* NULL = virtual time means nothing; else see sim/cost.h */
     int deaths_seen;                   /* connections (boot/conn.h) of a dead rank are closed; else they hang */
 };
 

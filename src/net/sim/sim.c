@@ -123,6 +123,8 @@ static int sim_put(struct net *net, const struct net_put *put)
         w->totals.refused++;
         return -EAGAIN;
     }
+    if (w->o.costs)
+        w->o.costs->put();
     return world_post(w, e, put);
 }
 
@@ -146,6 +148,8 @@ static int sim_poll(struct net *net, struct net_event *events, int max)
         e->head = q->next;
         free(q);
     }
+    if (n && e->world->o.costs)
+        e->world->o.costs->events(n);
     return n;
 }
 

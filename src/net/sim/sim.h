@@ -17,6 +17,16 @@
 
 struct sim_net; /* a world: what net_options.world points to */
 
+/* Instead of the options below: when a put posted now by endpoint `index` of rank `from` reaches the card of rank `to`,
+ * and when a put that has reached it is in memory; what posting a put, and polling n events, takes of whoever does
+ * it. */
+struct sim_net_costs {
+    void (*put)(void);
+    void (*events)(int n);
+    uint64_t (*depart)(int from, int index, int to, const struct net_put *put, uint64_t now_ns);
+    uint64_t (*land)(int from, int to, int index, const struct net_put *put, uint64_t now_ns);
+};
+
 struct sim_net_options {
     uint64_t seed;
     int nranks;
@@ -30,7 +40,8 @@ struct sim_net_options {
     int anonymous;         /* arrivals do not say from whom */
     uint64_t lose_one_in;  /* puts, one is lost: an error at its sender, to whom the peer is lost; 0 = none */
     uint64_t death_ns;     /* after which the peers of a dead rank are told; SIM_NET_NEVER = never */
-    uint64_t (*clock)(void *context); /* NULL = the world has its own, moved by sim_net_advance alone */
+    const struct sim_net_costs *costs; /* or NULL */
+    uint64_t (*clock)(void *context);  /* NULL = the world has its own, moved by sim_net_advance alone */
     /* Endpoint `index` of `rank` has something to poll. May be NULL. */
     void (*notify)(void *context, int rank, int index);
     void *context;

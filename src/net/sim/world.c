@@ -212,8 +212,12 @@ int world_post(struct sim_net *w, struct sim_endpoint *e, const struct net_put *
     w->totals.bytes += put->bytes;
 
     start = later(world_now(w), e->send_free);
-    e->send_free = start + busy_ns(w, put->bytes);
-    arrival = e->send_free + w->o.latency_ns + world_draw(w, w->o.jitter_ns + 1);
+    if (w->o.costs) {
+        arrival = w->o.costs->depart(e->rank, e->index, put->peer, put, start);
+    } else {
+        e->send_free = start + busy_ns(w, put->bytes);
+        arrival = e->send_free + w->o.latency_ns + world_draw(w, w->o.jitter_ns + 1);
+    }
     if (w->o.ordered)
         arrival = later(arrival, peer->last_arrival);
     peer->last_arrival = arrival;
@@ -271,7 +275,9 @@ static void put_arrives(struct sim_net *w, struct sim_endpoint *from, struct fli
     struct sim_endpoint *to = endpoint_at(w, f->to);
     uint64_t arrival = w->now;
 
-    if (to)
+    if (to && w->o.costs)
+        arrival = w->o.costs->land(from->rank, to->rank, to->index, &f->put, arrival);
+    else if (to)
         arrival = to->receive_free = later(arrival, to->receive_free) + busy_ns(w, f->put.bytes);
     if (reserve(w, 1) == 0)
         add_event(w, (struct sim_event){.at = arrival, .kind = PUT_LANDS, .endpoint = from->id, .flight = f});
