@@ -11,6 +11,7 @@ enum exit_status { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
 /* argv[0] is the subcommand's own name; the result is the exit status of `epx`. */
 int cmd_run(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
+int cmd_ep_bench(int argc, char **argv);
 int cmd_sim(int argc, char **argv);
 int cmd_doctor(int argc, char **argv);
 

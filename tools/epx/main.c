@@ -18,6 +18,7 @@ static const struct command {
 } commands[] = {
     {"doctor", cmd_doctor, "report what works on this machine: devices, networks, and what is missing"},
     {"bench", cmd_bench, "measure dispatch and combine on this machine, and check their results"},
+    {"ep-bench", cmd_ep_bench, "NVIDIA's ep_bench for NCCL EP, on EPX: its options, its lines"},
     {"run", cmd_run, "start ranks of a program on this machine"},
     {"sim", cmd_sim, "simulate many ranks on one thread, with faults, from seeds"},
     {"help", cmd_help, "this list, or the options of one command: epx help bench"},
