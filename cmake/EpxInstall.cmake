@@ -6,6 +6,8 @@ set(epx_cmake_dir ${CMAKE_INSTALL_LIBDIR}/cmake/epx)
 install(TARGETS epx nccl_ep epx_nccl epx_cudart EXPORT epx-targets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/epx ${PROJECT_SOURCE_DIR}/include/nccl_ep
     DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
+# For programs that look for NCCL by its name: LD_LIBRARY_PATH may have this folder.
+install(FILES $<TARGET_FILE:epx_nccl> DESTINATION ${CMAKE_INSTALL_LIBDIR}/epx-standin RENAME libnccl.so.2)
 install(EXPORT epx-targets NAMESPACE epx:: DESTINATION ${epx_cmake_dir})
 
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/epx-config-version.cmake COMPATIBILITY SameMinorVersion)

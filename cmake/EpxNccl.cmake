@@ -52,3 +52,8 @@ set_target_properties(epx_cudart PROPERTIES EXPORT_NAME standin_cudart)
 add_library(epx::nccl_ep ALIAS nccl_ep)
 add_library(epx::standin_nccl ALIAS epx_nccl)
 add_library(epx::standin_cudart ALIAS epx_cudart)
+
+# The same library under the name that programs look for, in a folder of its own.
+add_custom_command(TARGET epx_nccl POST_BUILD
+    COMMAND ${CMAKE_COMMAND} -E make_directory ${CMAKE_BINARY_DIR}/standin
+    COMMAND ${CMAKE_COMMAND} -E create_symlink $<TARGET_FILE:epx_nccl> ${CMAKE_BINARY_DIR}/standin/libnccl.so.2)

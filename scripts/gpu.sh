@@ -203,9 +203,14 @@ if step nccl-ep && [ $GPU = cuda ]; then
         try "$name" 60 "$build/epx" run -n "$n" --timeout 55 -- "$build/nccl_ep_ranks_cuda" "$@"
     }
     export EPX_DEVICE=cuda EPX_ALLOC_BYTES=64M
-    nccl_ep nccl-ep-1 1 layouts misuse
-    nccl_ep nccl-ep-8 8 standin layouts misuse masks
+    nccl_ep nccl-ep-1 1 layouts misuse runtime
+    nccl_ep nccl-ep-8 8 standin runtime layouts misuse masks
     EPX_RANKS_PER_NODE=4 nccl_ep nccl-ep-nodes 8 layouts
+    for bench in "ll" "ll --layout rm" "ht --tokens 1024" "ht --layout em --tokens 1024"; do
+        try "ep-bench-${bench// /}" 60 "$build/epx" ep-bench -n 8 --algorithm $bench --iters 20 --validate
+    done
+    # NCCL's own communicators: one rank, for NCCL refuses several on one GPU.
+    try nccl-ep-real 60 scripts/gpu_nccl.sh "$build"
     unset EPX_DEVICE EPX_ALLOC_BYTES
 fi
 if step net; then

@@ -6,6 +6,9 @@
 # torch for the CPU is enough. For aarch64 PyPI's wheel has nothing else (80 MB). For x86_64 PyPI's wheel brings CUDA's
 # libraries (about 3 GB to download, 6 GB on disk), so a "+cpu" wheel (180 MB) is tried first: from where pip is
 # configured to look (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS), then from PyTorch's own index.
+#
+# NVIDIA's packages of NCCL EP (nccl4py, nccl-extensions, cuda-bindings, cuda-core) are 40 MB to download and 150 MB on
+# disk; none of them needs a GPU or NCCL to be imported. They exist for Python 3.11 and newer, x86_64 and aarch64.
 set -euo pipefail
 venv=$1
 here=$(dirname "$0")
@@ -42,7 +45,8 @@ install_cpu_torch() {
         echo "no torch for the CPU alone was found: PyPI's has CUDA's libraries, about 3 GB to download, 6 GB on disk"
 }
 
-echo "downloading torch, transformers and others into $venv: about 0.2 GB, 1 GB on disk; kept until make distclean"
+echo "downloading torch, transformers, nccl4py and others into $venv: about 0.25 GB, 1.2 GB on disk;" \
+    "kept until make distclean"
 install_cpu_torch
 pip_install -r "$requirements" || skip "pip could not install torch and the others within $limit_s s ($requirements)"
 # Only what is used gets compiled, by importing it once: that takes half the time of pip compiling everything.

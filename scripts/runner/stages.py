@@ -22,7 +22,8 @@ TIMES = {
     "cxx": 8,
     "format": 4, "scripts": 5,
     "tidy": 20,
-    "python-env": 60, "python-wheel": 40, "python-alone": 20, "python": 60, "python-hf": 15, "python-train": 15,
+    "python-env": 60, "python-wheel": 40, "python-nccl": 10,
+    "python-alone": 20, "python": 60, "python-hf": 15, "python-train": 15,
     "clang-build": 50, "clang": 40, "address-build": 60, "address": 60, "address-processes": 40,
     "thread-build": 50, "thread": 60, "cross-build": 50, "cross": 15,
 }
@@ -32,7 +33,8 @@ STEPS = {  # steps of each stage, where they are not the stage itself
     "quick": ["gcc-configure", "gcc-build", "quick"],
     "symbols": ["symbols", "imports"],
     "format": ["format", "lines"],
-    "python": ["python-env", "python-wheel", "python-alone", "python", "python-hf", "python-train"],
+    "python": ["python-env", "python-wheel", "python-nccl", "python-alone", "python", "python-hf",
+               "python-train"],
     "clang": ["clang-configure", "clang-build", "clang"],
     "address": ["address-configure", "address-build", "address", "address-processes"],
     "thread": ["thread-configure", "thread-build", "thread"],
@@ -179,6 +181,7 @@ def python(run):
         return
     if not run.check("python-wheel", ["scripts/check_wheel.sh", VENV]):
         return
+    run.check("python-nccl", ["scripts/check_nccl_python.sh", VENV])
     python_alone(run)
     python_suite(run)
     run.check("python-hf", torchrun(2, "examples/hf_moe.py", "--model", "qwen3", "mixtral", "--prompts", "1",

@@ -7,15 +7,6 @@
 
 enum { WINDOW_OFFSET = 512 };
 
-int wrong_result(const char *file, int line, const char *call, int got, int expected)
-{
-    if (got == expected)
-        return 0;
-    fprintf(stderr, "nccl_ep: rank %d: %s:%d: %s: expected %d, got %d: %s\n", world.rank, file, line, call, expected,
-            got, ncclEpxGetLastError());
-    return -1;
-}
-
 static ncclDataType_t type_of(epx_dtype dtype)
 {
     static const ncclDataType_t types[] = {

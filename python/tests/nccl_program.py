@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of a program for nccl.ep, without torch and without a GPU: low latency staged and rank-major, high
+throughput flat and expert-major, forward and backward. Every value is compared.
+
+    nccl_program.py epx       EPX's own nccl.ep, with communicators of its own
+    nccl_program.py nvidia    NVIDIA's nccl4py and nccl-extensions, pointed at libnccl_ep.so
+
+scripts/check_nccl_python.sh runs both.
+
+Rank r's token t is r * 100 + t + 1 in every column, exact in bf16 sums of this size; experts return what they get.
+"""
+
+import os
+import sys
+
+import numpy as np
+
+WHICH = sys.argv[1] if len(sys.argv) > 1 else "epx"
+TOKENS, HIDDEN, TOPK, LOCAL = 6, 256, 2, 2
+
+
+def communicator():
+    """All ranks; every rank makes the id by itself (NCCL_COMM_ID)."""
+    if WHICH == "epx":
+        return ep.Communicator.from_launcher()
+    import nccl.core as core
+    return core.Communicator.init(int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"]), core.get_unique_id())
+
+
+import nccl.ep as ep  # noqa: E402
+
+KINDS = {np.float32: 7, np.int64: 4, np.int32: 2}  # ncclDataType_t
+EXPECTED = "nccl/ep" if WHICH == "epx" else "site-packages"
+
+
+class Array:
+    """NumPy memory and its descriptor, by address: what both packages take for memory of the host."""
+
+    def __init__(self, shape, dtype=np.float32, fill=0):
+        self.np = np.full(shape, fill, dtype)
+        self.ep = ep.Tensor(self.np.ctypes.data, dtype=KINDS[dtype], shape=self.np.shape)
+
+
+class Case:
+    """This rank's tokens and routing."""
+
+    def __init__(self, rank, nranks):
+        self.rank, self.nranks, self.experts = rank, nranks, nranks * LOCAL
+        self.tokens, self.weights = Array((TOKENS, HIDDEN)), Array((TOKENS, TOPK))
+        self.idx, self.out = Array((TOKENS, TOPK), np.int64), Array((TOKENS, HIDDEN), fill=-1)
+        self.tokens.np[:] = self.token(rank)[:, None]
+        self.idx.np[:] = self.routing(rank)
+        self.weights.np[:] = self.weight(rank)
+
+    def token(self, rank):
+        return rank * 100.0 + np.arange(TOKENS) + 1
+
+    def routing(self, rank):
+        first = (rank + np.arange(TOKENS)) % self.experts
+        idx = np.stack([first, (first + 1 + np.arange(TOKENS) % 2) % self.experts], axis=1)
+        idx[TOKENS - 1, 1] = -1  # the last token has one expert
+        return idx
+
+    def weight(self, rank):
+        return np.float32([[0.5, 0.25]] * TOKENS) * (1 + rank % 2)
+
+    def arriving(self, expert):
+        """(rank, token, k) of the rows of an expert, in order."""
+        return [(r, t, k) for r in range(self.nranks) for t in range(TOKENS) for k in range(TOPK)
+                if self.routing(r)[t, k] == expert]
+
+    def sums(self, weighted):
+        valid = self.idx.np >= 0
+        factor = (self.weights.np * valid).sum(1) if weighted else valid.sum(1)
+        return np.repeat((self.token(self.rank) * factor)[:, None], HIDDEN, axis=1)
+
+
+def group(comm, algorithm, **more):
+    case = Case(comm.rank, comm.nranks)
+    config = ep.GroupConfig(algorithm=algorithm, num_experts=case.experts, max_dispatch_tokens_per_rank=TOKENS,
+                            max_token_bytes=HIDDEN * 4, **more)
+    return ep.Group.create(comm, config), case
+
+
+def check_expert_major(case, received, counters):
+    for local in range(LOCAL):
+        rows = case.arriving(case.rank * LOCAL + local)
+        assert counters[local] == len(rows), (counters, rows)
+        for row, (rank, token, _) in enumerate(rows):
+            assert (received[local, row] == case.token(rank)[token]).all(), (local, row)
+
+
+def low_latency(comm, staged):
+    """EXPERT_MAJOR: the combine applies the weights."""
+    own, case = group(comm, ep.Algorithm.LOW_LATENCY)
+    received = Array((LOCAL, case.nranks * TOKENS, HIDDEN))
+    counters = Array((LOCAL,), np.int32)
+    handle = own.create_handle(ep.Layout.EXPERT_MAJOR, case.idx.ep, stream=0)
+    for _ in range(3):
+        received.np[:] = -1
+        handle.dispatch(ep.DispatchInputs(tokens=case.tokens.ep), ep.DispatchOutputs(tokens=received.ep),
+                        layout_info=ep.LayoutInfo(expert_counters=counters.ep),
+                        config=ep.DispatchConfig(send_only=staged), stream=0)
+        handle.complete(stream=0)
+        synchronize()
+        check_expert_major(case, received.np, counters.np)
+        case.out.np[:] = -1
+        handle.combine(ep.CombineInputs(tokens=received.ep),
+                       ep.CombineOutputs(tokens=case.out.ep, topk_weights=case.weights.ep),
+                       config=ep.CombineConfig(send_only=staged), stream=0)
+        handle.complete(stream=0)
+        synchronize()
+        assert (case.out.np == case.sums(weighted=True)).all(), case.out.np[:, 0]
+    handle.destroy()
+    own.destroy()
+
+
+def low_latency_rank_major(comm):
+    """RANK_MAJOR, with global ids: the caller sums the experts of a rank."""
+    own, case = group(comm, ep.Algorithm.LOW_LATENCY)
+    received = Array((case.nranks, TOKENS, HIDDEN))
+    weights, ids = Array((case.nranks, TOKENS, TOPK)), Array((case.nranks, TOKENS, TOPK), np.int32, 77)
+    counters = Array((case.nranks,), np.int32)
+    handle = own.create_handle(ep.Layout.RANK_MAJOR, case.idx.ep, stream=0)
+    handle.dispatch(ep.DispatchInputs(tokens=case.tokens.ep, topk_weights=case.weights.ep),
+                    ep.DispatchOutputs(tokens=received.ep, topk_weights=weights.ep, topk_idx=ids.ep),
+                    layout_info=ep.LayoutInfo(src_rank_counters=counters.ep,
+                                              recv_topk_idx_kind=ep.ExpertIdKind.GLOBAL), stream=0)
+    synchronize()
+    mine = range(case.rank * LOCAL, (case.rank + 1) * LOCAL)
+    for rank in range(case.nranks):
+        sent = [t for t in range(TOKENS) if any(e in mine for e in case.routing(rank)[t])]
+        assert counters.np[rank] == len(sent)
+        for row, token in enumerate(sent):
+            assert (received.np[rank, row] == case.token(rank)[token]).all()
+            here = [e if e in mine else -1 for e in case.routing(rank)[token]]
+            assert list(ids.np[rank, row]) == here, (ids.np[rank, row], here)
+            assert (weights.np[rank, row] == case.weight(rank)[token]).all()
+            factor = sum(w for e, w in zip(here, case.weight(rank)[token]) if e >= 0)
+            received.np[rank, row] *= factor
+        assert (ids.np[rank, len(sent):] == -1).all()
+    handle.combine(ep.CombineInputs(tokens=received.ep), ep.CombineOutputs(tokens=case.out.ep), stream=0)
+    synchronize()
+    assert (case.out.np == case.sums(weighted=True)).all()
+    handle.destroy()
+    own.destroy()
+
+
+def check_flat(case, received, ids, weights):
+    """A row per (rank, token) that has an expert here."""
+    mine, row = range(case.rank * LOCAL, (case.rank + 1) * LOCAL), 0
+    for rank in range(case.nranks):
+        for token in range(TOKENS):
+            pairs = sorted((e - mine[0], w) for e, w in zip(case.routing(rank)[token], case.weight(rank)[token])
+                           if e in mine)
+            if pairs:
+                assert (received[row] == case.token(rank)[token]).all(), row
+                assert list(ids[row][:len(pairs)]) == [e for e, _ in pairs] and (ids[row][len(pairs):] == -1).all()
+                assert list(weights[row][:len(pairs)]) == [w for _, w in pairs]
+                received[row] *= len(pairs)  # the experts' results, summed
+                row += 1
+    return row
+
+
+def high_throughput_flat(comm):
+    rows = comm.nranks * TOKENS
+    own, case = group(comm, ep.Algorithm.HIGH_THROUGHPUT, max_recv_tokens_per_rank=rows)
+    received, weights = Array((rows, HIDDEN)), Array((rows, TOPK))
+    ids, total, counters = Array((rows, TOPK), np.int64), Array((1,), np.int32), Array((LOCAL,), np.int32)
+    info = ep.LayoutInfo(expert_counters=counters.ep, recv_total_counter=total.ep)
+    handle = own.create_handle(ep.Layout.FLAT, case.idx.ep, layout_info=info, stream=0)
+    handle.dispatch(ep.DispatchInputs(tokens=case.tokens.ep, topk_weights=case.weights.ep),
+                    ep.DispatchOutputs(tokens=received.ep, topk_weights=weights.ep, topk_idx=ids.ep), stream=0)
+    synchronize()
+    assert total.np[0] == check_flat(case, received.np, ids.np, weights.np)
+    assert list(counters.np) == [len(case.arriving(case.rank * LOCAL + e)) for e in range(LOCAL)]
+    handle.combine(ep.CombineInputs(tokens=received.ep), ep.CombineOutputs(tokens=case.out.ep), stream=0)
+    synchronize()
+    assert (case.out.np == case.sums(weighted=False)).all()
+    handle.destroy()
+    own.destroy()
+
+
+def high_throughput_expert_major(comm, alignment=4):
+    rows = comm.nranks * TOKENS * TOPK + LOCAL * alignment
+    own, case = group(comm, ep.Algorithm.HIGH_THROUGHPUT, max_recv_tokens_per_rank=rows)
+    received, weights = Array((rows, HIDDEN), fill=-1), Array((rows,), fill=-1)
+    counters, offsets, total = Array((LOCAL,), np.int64), Array((LOCAL,), np.int64), Array((1,), np.int64)
+    info = ep.LayoutInfo(expert_counters=counters.ep, expert_offsets=offsets.ep, recv_total_counter=total.ep)
+    handle = own.create_handle(ep.Layout.EXPERT_MAJOR, case.idx.ep, layout_info=info, stream=0,
+                               config=ep.HandleConfig(dispatch_output_per_expert_alignment=alignment))
+    handle.dispatch(ep.DispatchInputs(tokens=case.tokens.ep, topk_weights=case.weights.ep),
+                    ep.DispatchOutputs(tokens=received.ep, topk_weights=weights.ep), stream=0)
+    synchronize()
+    at = 0
+    for local in range(LOCAL):
+        pairs = case.arriving(case.rank * LOCAL + local)
+        padded = -(-len(pairs) // alignment) * alignment
+        assert offsets.np[local] == at and counters.np[local] == padded
+        for row, (rank, token, k) in enumerate(pairs):
+            assert (received.np[at + row] == case.token(rank)[token]).all()
+            assert weights.np[at + row] == case.weight(rank)[token, k]
+        assert (received.np[at + len(pairs):at + padded] == 0).all()
+        at += padded
+    assert total.np[0] == at
+    handle.combine(ep.CombineInputs(tokens=received.ep), ep.CombineOutputs(tokens=case.out.ep), stream=0)
+    synchronize()
+    assert (case.out.np == case.sums(weighted=False)).all()
+    backward(case, handle, received, weights)
+    handle.destroy()
+    own.destroy()
+
+
+def backward(case, handle, received, weights):
+    """Weights come back in the order of k; -1 has none."""
+    grads = Array((TOKENS, TOPK), fill=-1)
+    handle.dispatch(ep.DispatchInputs(tokens=case.tokens.ep), ep.DispatchOutputs(tokens=received.ep),
+                    config=ep.DispatchConfig(pass_direction=ep.PassDir.BWD), stream=0)
+    handle.combine(ep.CombineInputs(tokens=received.ep, topk_weights=weights.ep),
+                   ep.CombineOutputs(tokens=case.out.ep, topk_weights=grads.ep),
+                   config=ep.CombineConfig(pass_direction=ep.PassDir.BWD), stream=0)
+    synchronize()
+    assert (grads.np == np.where(case.idx.np >= 0, case.weights.np, 0)).all(), grads.np
+
+
+def refusals(comm):
+    own, case = group(comm, ep.Algorithm.LOW_LATENCY)
+    try:
+        own.create_handle(ep.Layout.FLAT, case.idx.ep, stream=0)
+    except Exception as error:  # NCCLEpError lies in different modules
+        assert type(error).__name__ == "NCCLEpError" and error.status == 4, error
+    else:
+        raise AssertionError("low latency has no FLAT")
+    own.destroy()
+    try:
+        own.ptr
+    except Exception as error:
+        assert type(error).__name__ == "NcclInvalid"
+    else:
+        raise AssertionError("a group that was destroyed")
+
+
+def masks(comm):
+    """EPX's own package only. Nobody is late: the mask is all ones, and updates are seen."""
+    own, case = group(comm, ep.Algorithm.LOW_LATENCY, enable_mask=True)
+    handle = own.create_handle(ep.Layout.EXPERT_MAJOR, case.idx.ep, stream=0)
+    mask = Array((case.nranks,), np.int32, 7)
+    own.mask_query(mask.ep, stream=0)
+    synchronize()
+    assert (mask.np == 1).all() and not own.async_error()
+    try:
+        own.mask_update([1] * (case.nranks + 1))
+    except ep.NcclInvalid:
+        pass
+    else:
+        raise AssertionError("a mask of another size")
+    own.mask_clean(stream=0)
+    own.error_clear()
+    assert own.handle_mem_size(ep.Layout.EXPERT_MAJOR, TOPK) > 0
+    second = own.init_handle(ep.Layout.EXPERT_MAJOR, TOPK)
+    second.update(ep.Tensor(case.idx.np), stream=0)  # NumPy's own description
+    second.destroy()
+    handle.destroy()
+    own.destroy()
+
+
+def synchronize():
+    if WHICH == "epx":
+        ep.synchronize()
+    else:
+        import ctypes
+        assert ctypes.CDLL(None).ncclEpxStreamSynchronize(None) == 0
+
+
+def main():
+    assert EXPECTED in ep.__file__, ep.__file__
+    comm = communicator()
+    for staged in (0, 1):
+        low_latency(comm, staged)
+    low_latency_rank_major(comm)
+    high_throughput_flat(comm)
+    high_throughput_expert_major(comm)
+    refusals(comm)
+    if WHICH == "epx":
+        masks(comm)
+    if comm.rank == 0:
+        print("nccl.ep of %s over %s %s, %d ranks: ok" % (WHICH, ep.get_lib_path(), ep.get_lib_version(), comm.nranks))
+    comm.destroy()
+
+
+main()
