@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Membership: ranks that ended or are excluded, what each rank reports, unknown clients. ctest: timeout=60 */
+#include <netinet/in.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -28,7 +30,8 @@ struct part {
 struct scenario {
     struct part part[N];
     int timeout_ms;
-    void (*before)(const struct conn_address *all); /* rank 0 does this first */
+    void (*before)(const struct conn_address *all);        /* rank 0 does this first */
+    void (*after_closing)(const struct conn_address *all); /* rank 0 does this once ports are closed */
 };
 
 static int boot_gather(epx_bootstrap *boot, const void *mine, void *all, size_t bytes)
@@ -109,6 +112,10 @@ static int run_rank(int rank, int n, epx_bootstrap *boot, void *arg)
         membership_close(m);
         m = NULL;
     }
+    if (boot_gather(boot, &token, tokens, 1))
+        return -1;
+    if (rank == 0 && scenario->after_closing)
+        scenario->after_closing(all);
     if (boot_gather(boot, &token, tokens, 1))
         return -1;
     if (m && !scenario->part[rank].stays_away) {
@@ -230,7 +237,74 @@ static void unknown_clients_do_no_harm(void **state)
     run_scenario((struct scenario){.before = connect_unknown_clients});
 }
 
+enum { MANY = 500 };
+static int idle[MANY];
+
+/* 500 to the port of rank 0 that say nothing and stay. */
+static void connect_idle_clients(const struct conn_address *all)
+{
+    struct endpoint at = {.length = all[0].bytes};
+
+    memcpy(&at.address, all[0].data, all[0].bytes);
+    for (int i = 0; i < MANY; i++) {
+        idle[i] = socket_connect(&at, NULL, deadline_in(2000));
+        assert_true(idle[i] >= 0);
+    }
+}
+
+static void idle_connections_blame_nobody(void **state)
+{
+    const uint64_t begin = clock_ns();
+
+    (void)state;
+    run_scenario((struct scenario){.before = connect_idle_clients, .timeout_ms = 8000});
+    for (int i = 0; i < MANY; i++)
+        close(idle[i]);
+    assert_true(clock_ns() - begin < 8000000000u);
+}
+
+/* The port of a rank that ended may belong to somebody else by now. */
+static int squatter = -1;
+static pthread_t squatter_thread;
+
+static void *squat(void *arg)
+{
+    static const char nonsense[72] = "SSH-2.0-OpenSSH";
+
+    (void)arg;
+    for (int fd; (fd = accept(squatter, NULL, NULL)) >= 0; close(fd))
+        (void)!send(fd, nonsense, sizeof(nonsense), MSG_NOSIGNAL);
+    return NULL;
+}
+
+static void hold_port_of_rank_3(const struct conn_address *all)
+{
+    struct sockaddr_in at;
+    int one = 1;
+
+    memcpy(&at, all[3].data, sizeof(at));
+    squatter = socket(AF_INET, SOCK_STREAM, 0);
+    setsockopt(squatter, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+    assert_int_equal(bind(squatter, (struct sockaddr *)&at, sizeof(at)), 0);
+    assert_int_equal(listen(squatter, 64), 0);
+    assert_int_equal(pthread_create(&squatter_thread, NULL, squat, NULL), 0);
+}
+
+static void a_port_that_somebody_else_holds_is_closed(void **state)
+{
+    struct scenario scenario = {.part[3].closes = 1, .after_closing = hold_port_of_rank_3};
+
+    (void)state;
+    for (int r = 0; r < N; r++)
+        scenario.part[r].agreed[3] = 1;
+    run_scenario(scenario);
+    shutdown(squatter, SHUT_RDWR);
+    pthread_join(squatter_thread, NULL);
+    close(squatter);
+}
+
 UNIT_MAIN(cmocka_unit_test(all_ranks_take_part), cmocka_unit_test(a_rank_that_ended_is_excluded),
           cmocka_unit_test(ranks_excluded_by_one_are_excluded_by_all), cmocka_unit_test(one_alone_is_enough),
           cmocka_unit_test(a_missing_rank_is_named), cmocka_unit_test(an_excluded_rank_is_told),
-          cmocka_unit_test(ranks_that_want_different_things_are_told), cmocka_unit_test(unknown_clients_do_no_harm))
+          cmocka_unit_test(ranks_that_want_different_things_are_told), cmocka_unit_test(unknown_clients_do_no_harm),
+          cmocka_unit_test(idle_connections_blame_nobody), cmocka_unit_test(a_port_that_somebody_else_holds_is_closed))

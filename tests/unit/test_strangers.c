@@ -1,0 +1,298 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Others on this machine while ranks meet: a listener on MASTER_PORT, hellos without the secret, connections that say
+ * nothing. None of them ends, delays or alters a start, and none learns anything. ctest: timeout=120
+ */
+#include "tests/unit/boot_fixture.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/stat.h>
+
+#include "boot/channel.h"
+#include "boot/lobby.h"
+#include "boot/secret.h"
+#include "util/env.h"
+
+enum { MANY = 500 };
+
+/* ---- A port that somebody else holds ---------------------------------------------------------------------------- */
+
+static void a_held_port_is_an_error(void **state)
+{
+    struct world world = world_make(3, open_and_gather);
+    int listener = listen_at(world.port);
+
+    (void)state;
+    world.timeout_ms = 600;
+    world_run(&world);
+    close(listener);
+    expect_failure(&world, 0, EPX_ERR_SYSTEM, "which another process holds: set EPX_MASTER_PORT to a free one");
+    assert_true(world.outcomes[0].seconds < 0.5);
+    for (int i = 1; i < 3; i++)
+        expect_failure(&world, i, EPX_ERR_TIMEOUT, "rank 0 did not reply at 127.0.0.1, port ");
+    world_end(&world);
+}
+
+/* What a squatter has got, in memory that it shares with the test. */
+struct loot {
+    int connections;
+    size_t most; /* bytes of one connection */
+};
+
+/* Takes everybody's bytes for a while. With `plays`, it answers as rank 0 would, as far as it can without the secret. */
+static void squat(int listener, struct loot *loot, int plays)
+{
+    for (;;) {
+        struct auth_reply reply = {
+            .greeting = {.magic = AUTH_MAGIC, .version = AUTH_VERSION, .purpose = AUTH_RENDEZVOUS}};
+        struct timeval limit = {.tv_usec = 700000};
+        char bytes[4096];
+        size_t got = 0;
+        ssize_t n;
+        const int fd = accept(listener, NULL, NULL);
+
+        if (fd < 0)
+            continue;
+        loot->connections++;
+        setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+        while (got < sizeof(bytes) && (n = recv(fd, bytes + got, sizeof(bytes) - got, 0)) > 0) {
+            got += (size_t)n;
+            if (plays && send(fd, &reply, sizeof(reply), MSG_NOSIGNAL) < 0)
+                break;
+        }
+        loot->most = got > loot->most ? got : loot->most;
+        close(fd);
+    }
+}
+
+static void run_with_squatter(int plays)
+{
+    struct world world = world_make(3, open_and_gather);
+    struct loot *loot = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    const int listener = listen_at(world.port);
+    const pid_t pid = fork();
+
+    if (!pid) {
+        alarm(LIMIT_S);
+        squat(listener, loot, plays);
+    }
+    close(listener);
+    setenv("EPX_MASTER_PORTS", "17", 1);
+    world_run(&world);
+    unsetenv("EPX_MASTER_PORTS");
+    stop_service(pid);
+    expect_all_ok(&world);
+    assert_true(loot->connections > 0);
+    assert_int_equal(loot->most, sizeof(struct auth_greeting)); /* random numbers, and not a byte of a hello */
+    munmap(loot, 4096);
+    world_end(&world);
+}
+
+static void a_squatter_learns_nothing(void **state)
+{
+    (void)state;
+    run_with_squatter(0);
+}
+
+static void a_squatter_that_plays_rank_0_learns_nothing(void **state)
+{
+    (void)state;
+    run_with_squatter(1);
+}
+
+/* ---- Hellos without the secret ---------------------------------------------------------------------------------- */
+
+/* Wrong version, rank, size, or right and never acknowledged. */
+static struct wire_hello make_hello(const struct world *world, int kind)
+{
+    struct wire_hello hello = {.magic = WIRE_HELLO_MAGIC, .version = WIRE_VERSION, .rank = 1, .nranks = world->nranks};
+
+    hello.job = (0xcbf29ce484222325u ^ (uint64_t)world->port) * 0x100000001b3u; /* of settings.c, with no job id */
+    hello.version += kind == 0;
+    hello.rank = kind == 1 ? world->nranks + 7 : 1;
+    hello.nranks += kind == 2;
+    return hello;
+}
+
+/* Says hello at once, as before there was a secret, or behind a greeting and a proof that is none. */
+static int say_hello(const struct world *world, int kind, int after_greeting)
+{
+    const struct auth_greeting greeting = {.magic = AUTH_MAGIC, .version = AUTH_VERSION, .purpose = AUTH_RENDEZVOUS};
+    const struct auth_proof proof = {{1, 2, 3}};
+    const struct wire_hello hello = make_hello(world, kind);
+    struct auth_reply reply;
+    const int fd = connect_to(world->port);
+
+    assert_true(fd >= 0);
+    if (after_greeting) {
+        assert_int_equal(write(fd, &greeting, sizeof(greeting)), sizeof(greeting));
+        assert_int_equal(recv(fd, &reply, sizeof(reply), MSG_WAITALL), sizeof(reply));
+        assert_int_equal(write(fd, &proof, sizeof(proof)), sizeof(proof));
+    }
+    (void)!send(fd, &hello, sizeof(hello), MSG_NOSIGNAL);
+    return fd; /* stays open */
+}
+
+static void hellos_without_the_secret_do_no_harm(void **state)
+{
+    struct world world = world_make(3, last_comes_late);
+    int fds[8];
+
+    (void)state;
+    unsetenv("EPX_JOB_ID");
+    world_start(&world);
+    name_this_run();
+    for (int i = 0; i < 8; i++)
+        fds[i] = say_hello(&world, i / 2, i % 2);
+    world_wait(&world);
+    for (int i = 0; i < 8; i++)
+        close(fds[i]);
+    expect_all_ok(&world);
+    world_end(&world);
+}
+
+static void ranks_with_another_secret_are_named(void **state)
+{
+    struct world world = world_make(2, open_and_gather);
+
+    (void)state;
+    world.timeout_ms = 2500;
+    setenv("EPX_SECRET", "the secret of rank 0, and of it alone", 1);
+    world.absent[0] = 1;
+    world_start(&world);
+    setenv("EPX_SECRET", "another secret, which rank 1 was given", 1);
+    world.pids[1] = fork();
+    if (!world.pids[1])
+        be_rank(&world, 1);
+    unsetenv("EPX_SECRET");
+    world_wait(&world);
+    expect_failure(&world, 0, EPX_ERR_TIMEOUT, "connections did not know rank 0's secret, which is from EPX_SECRET");
+    expect_failure(&world, 1, EPX_ERR_TIMEOUT, "it does not know this rank's secret, which is from EPX_SECRET");
+    world_end(&world);
+}
+
+/* ---- Connections that say nothing -------------------------------------------------------------------------------- */
+
+static void idle_connections_do_not_delay_a_start(void **state)
+{
+    struct world world = world_make(4, last_comes_late);
+    static int fds[MANY];
+
+    (void)state;
+    world_start(&world);
+    for (int i = 0; i < MANY; i++)
+        fds[i] = connect_to(world.port);
+    world_wait(&world);
+    for (int i = 0; i < MANY; i++)
+        close(fds[i]);
+    expect_all_ok(&world);
+    assert_true(world.outcomes[0].seconds < 10);
+    world_end(&world);
+}
+
+/* A lobby keeps few, and of these those who speak. */
+static void a_lobby_hears_who_speaks(void **state)
+{
+    static const uint8_t key[CRYPTO_KEY] = {9};
+    static int silent[MANY];
+    struct lobby *lobby = calloc(1, sizeof(*lobby));
+    struct channel mine, theirs;
+    struct pollfd polls[LOBBY_PLACES];
+    const int port = some_port(), listener = listen_at(port);
+    int kept = 0;
+
+    (void)state;
+    assert_non_null(lobby);
+    fcntl(listener, F_SETFL, O_NONBLOCK);
+    lobby_open(lobby, key, AUTH_MEMBERSHIP);
+    assert_int_equal(channel_start(&mine, connect_to(port), key, AUTH_MEMBERSHIP, 0), 0);
+    fcntl(mine.fd, F_SETFL, O_NONBLOCK);
+    assert_true(channel_handshake(&mine) == 0); /* it has sent its greeting */
+    for (int i = 0; i < MANY; i++) {
+        silent[i] = connect_to(port);
+        assert_int_equal(lobby_accept(lobby, listener), 0);
+    }
+    lobby_polls(lobby, polls);
+    for (int i = 0; i < LOBBY_PLACES; i++)
+        kept += polls[i].fd >= 0;
+    assert_int_equal(kept, LOBBY_PLACES);
+    assert_int_equal(channel_handshake_all(&mine, deadline_in(2000)), 0);
+    assert_int_equal(channel_send_all(&mine, "hello", 5, deadline_in(2000)), 0);
+    for (int i = 0; i < 1000 && !lobby_next(lobby, &theirs); i++)
+        usleep(1000);
+    assert_int_equal(theirs.state, CHANNEL_OPEN);
+    channel_close(&theirs);
+    channel_close(&mine);
+    lobby_close(lobby);
+    for (int i = 0; i < MANY; i++)
+        close(silent[i]);
+    close(listener);
+    free(lobby);
+}
+
+/* ---- Where a secret is from -------------------------------------------------------------------------------------- */
+
+static void write_secret(const char *path, const char *text, mode_t mode)
+{
+    FILE *file = fopen(path, "w");
+
+    assert_non_null(file);
+    fputs(text, file);
+    fclose(file);
+    assert_int_equal(chmod(path, mode), 0);
+}
+
+static void secrets_are_read_only_where_nobody_else_can(void **state)
+{
+    char folder[] = "/tmp/epx-test-XXXXXX", path[64], own[64];
+    struct secret first, second;
+
+    (void)state;
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof(path), "%s/file", folder);
+    setenv("EPX_SECRET_FILE", path, 1);
+    assert_int_equal(secret_read(1, &first), EPX_ERR_SYSTEM); /* no such file: never another secret instead */
+    write_secret(path, "a secret of two lines\nin all\n", 0600);
+    assert_int_equal(secret_read(1, &first), EPX_OK);
+    write_secret(path, "a secret of two lines\nin all", 0600);
+    assert_int_equal(secret_read(1, &second), EPX_OK);
+    assert_memory_equal(first.key, second.key, CRYPTO_KEY);
+    write_secret(path, "a secret", 0640);
+    assert_int_equal(secret_read(1, &second), EPX_ERR_ARGUMENT);
+    assert_non_null(strstr(epx_last_error(), "can be read by others"));
+    unlink(path);
+    unsetenv("EPX_SECRET_FILE");
+
+    /* The user's own is made once. */
+    setenv("HOME", folder, 1);
+    assert_int_equal(secret_read(1, &first), EPX_OK);
+    assert_int_equal(secret_read(1, &second), EPX_OK);
+    assert_memory_equal(first.key, second.key, CRYPTO_KEY);
+    snprintf(own, sizeof(own), "%s/.epx/secret", folder);
+    assert_string_equal(first.from, own);
+    assert_int_equal(unlink(own), 0);
+    assert_int_equal(secret_read(1, &second), EPX_OK);
+    assert_memory_not_equal(first.key, second.key, CRYPTO_KEY);
+    unlink(own);
+    snprintf(own, sizeof(own), "%s/.epx", folder);
+    assert_int_equal(rmdir(own), 0); /* nothing else is left there */
+    rmdir(folder);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_held_port_is_an_error),
+        cmocka_unit_test(a_squatter_learns_nothing),
+        cmocka_unit_test(a_squatter_that_plays_rank_0_learns_nothing),
+        cmocka_unit_test(hellos_without_the_secret_do_no_harm),
+        cmocka_unit_test(ranks_with_another_secret_are_named),
+        cmocka_unit_test(idle_connections_do_not_delay_a_start),
+        cmocka_unit_test(a_lobby_hears_who_speaks),
+        cmocka_unit_test(secrets_are_read_only_where_nobody_else_can),
+    };
+
+    name_this_run();
+    return unit_run("strangers", tests, UNIT_COUNT(tests));
+}
