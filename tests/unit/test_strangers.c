@@ -40,7 +40,7 @@ struct loot {
     size_t most; /* bytes of one connection */
 };
 
-/* Takes everybody's bytes for a while. With `plays`, it answers as rank 0 would, as far as it can without the secret. */
+/* Takes everybody's bytes for a while. With `plays`, it answers as rank 0 does, as far as that needs no secret. */
 static void squat(int listener, struct loot *loot, int plays)
 {
     for (;;) {
