@@ -9,5 +9,9 @@
 pid_t child_fork(void);
 /* Waits for it: 1 if it exited with status 0. */
 int child_succeeded(pid_t pid);
+/* A TCP port of the loopback interface that nobody listens on just now; -1: none. */
+int child_free_port(void);
+/* setenv with a number. */
+void child_set_int(const char *name, int value);
 
 #endif

@@ -8,14 +8,12 @@
  * Over shm a process that is killed may hold a lock of libfabric's, for which the others then spin for ever inside the
  * library: that must end as any failure does. ctest: timeout=240 labels=ranks,slow sleeps
  */
-#include <arpa/inet.h>
 #include <glob.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -122,26 +120,6 @@ static int be_rank(const struct story *story, int rank, struct table *table)
 
 /* ---- The parent -------------------------------------------------------------------------------------------------- */
 
-static int free_port(void)
-{
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t bytes = sizeof(at);
-    const int fd = socket(AF_INET, SOCK_STREAM, 0);
-
-    assert_true(fd >= 0 && bind(fd, (struct sockaddr *)&at, bytes) == 0);
-    assert_int_equal(getsockname(fd, (struct sockaddr *)&at, &bytes), 0);
-    close(fd);
-    return ntohs(at.sin_port);
-}
-
-static void set_int(const char *name, int value)
-{
-    char text[16];
-
-    snprintf(text, sizeof(text), "%d", value);
-    setenv(name, text, 1);
-}
-
 static pid_t start(const struct story *story, int rank, struct table *table)
 {
     const pid_t pid = child_fork();
@@ -149,7 +127,7 @@ static pid_t start(const struct story *story, int rank, struct table *table)
     assert_true(pid >= 0);
     if (pid > 0)
         return pid;
-    set_int("RANK", rank);
+    child_set_int("RANK", rank);
     exit(be_rank(story, rank, table)); /* with what libraries do at exit */
 }
 
@@ -241,8 +219,8 @@ static int play(const struct story *story, int *counts)
     int failures;
 
     assert_true(table != MAP_FAILED);
-    set_int("MASTER_PORT", free_port());
-    set_int("EPX_JOB_ID", (int)draw(1 << 30)); /* should another run find the same port */
+    child_set_int("MASTER_PORT", child_free_port());
+    child_set_int("EPX_JOB_ID", (int)draw(1 << 30)); /* should another run find the same port */
     for (int r = 0; r < RANKS; r++)
         pids[r] = start(story, r, table);
     strike(story, pids[victim], &table->phase[victim], &table->round[victim]);
@@ -309,7 +287,7 @@ int main(int argc, char **argv)
         cmocka_set_test_filter(argv[1]);
     random_state = clock_ns();
     setenv("MASTER_ADDR", "127.0.0.1", 1);
-    set_int("WORLD_SIZE", RANKS);
+    child_set_int("WORLD_SIZE", RANKS);
     unsetenv("EPX_NET");
     unsetenv("EPX_BOOT_TIMEOUT_MS");
     unsetenv("EPX_RANKS_PER_NODE");
