@@ -582,7 +582,7 @@ typedef struct epx_error_info {
     uint32_t size;
     int32_t status; /* epx_status, EPX_OK = none */
     int32_t rank;   /* that found the error */
-    int32_t peer;   /* that the error is about, or -1 */
+    int32_t peer;   /* that is gone, stuck or has failed, the same on all ranks; never this rank; -1 = none known */
     int64_t expected, seen;
     char phase[32]; /* for example "ll dispatch: wait for data" */
     char message[256];

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* epx_group_error, epx_group_error_clear. */
-#include <stdio.h>
-
 #include "group/abort.h"
 #include "group/error.h"
 #include "group/net.h"
@@ -9,16 +7,6 @@
 #include "group/registry.h"
 #include "util/status.h"
 #include "util/structs.h"
-
-/* Another rank has failed, and no kernel of this rank has recorded it yet. */
-static epx_status error_of_peer(epx_group *group, uint64_t word, epx_error_info *info)
-{
-    info->status = EPX_ERR_PEER;
-    info->peer = ABORT_RANK(word);
-    snprintf(info->message, sizeof(info->message), "rank %d: rank %d failed (%s)", group->rank, info->peer,
-             epx_strerror((epx_status)ABORT_STATUS(word)));
-    return EPX_ERR_PEER;
-}
 
 epx_status epx_group_error(epx_group *group, epx_error_info *out)
 {
@@ -35,7 +23,7 @@ epx_status epx_group_error(epx_group *group, epx_error_info *out)
         status = error_read(group, &info);
     }
     if (status == EPX_OK && word)
-        status = error_of_peer(group, word, &info);
+        status = error_of_abort(group, word, &info);
     if (out) {
         epx_status copied = struct_out(out, &info, sizeof(info), "epx_error_info");
         if (copied != EPX_OK)

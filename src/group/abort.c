@@ -6,16 +6,21 @@
 #include "util/log.h"
 #include "util/status.h"
 
-/* The abort word of a rank of this node. */
-static uint64_t read_abort_word(struct epx_group *group, const void *heap)
+/* A word of the control block of a rank of this node. */
+static uint64_t read_word(struct epx_group *group, const void *heap, size_t offset)
 {
     uint64_t word = 0;
-    const char *at = (const char *)heap + offsetof(struct control, abort_word);
+    const char *at = (const char *)heap + offset;
 
     if (group->device->ops->caps & DEVICE_HOST_HEAP)
         return __atomic_load_n((const uint64_t *)at, __ATOMIC_ACQUIRE); /* pairs with the release of who sets it */
     group->device->ops->copy(group->device, &word, at, sizeof(word));
     return word;
+}
+
+static uint64_t read_abort_word(struct epx_group *group, const void *heap)
+{
+    return read_word(group, heap, offsetof(struct control, abort_word));
 }
 
 uint64_t abort_word(struct epx_group *group)
@@ -63,19 +68,37 @@ static void tell_left_out(struct epx_group *group)
     }
 }
 
-void group_abort(struct epx_group *group, int status)
+void group_abort(struct epx_group *group, int status, int culprit)
 {
-    const uint64_t word = ABORT_WORD(status, group->rank);
+    const uint64_t word = ABORT_BLAMES(status, PHASE_NET, group->rank, culprit < 0 ? group->rank : culprit);
 
     tell_node(group, word);
+    if (group->proxies)
+        proxy_alarm(group->proxies, note_of_abort(word));
     if (!abort_word(group)) /* last: whoever sees it may end an operation of this rank */
         store_abort_word(group, group->heap.base, word);
 }
 
-void group_aborted_by(struct epx_group *group, int rank, int status)
+void group_aborted_by(struct epx_group *group, uint64_t word)
 {
     if (!abort_word(group))
-        store_abort_word(group, group->heap.base, ABORT_WORD(status, rank));
+        store_abort_word(group, group->heap.base, word);
+}
+
+uint64_t group_waits_word(struct epx_group *group)
+{
+    return read_word(group, group->heap.base, offsetof(struct control, waits));
+}
+
+void group_say_waits(struct epx_group *group, int peer)
+{
+    struct control *own = group->heap.base;
+    const uint64_t word = WAITS_WORD(WAITS_BEAT(group_waits_word(group)) + 1, peer);
+
+    if (group->device->ops->caps & DEVICE_HOST_HEAP)
+        __atomic_store_n(&own->waits, word, __ATOMIC_RELEASE); /* pairs with the acquire in next_beat() */
+    else
+        group->device->ops->copy(group->device, &own->waits, &word, sizeof(word));
 }
 
 void group_abort_alone(struct epx_group *group, int status)
@@ -86,7 +109,8 @@ void group_abort_alone(struct epx_group *group, int status)
 void group_abort_left_out(struct epx_group *group, int rank)
 {
     if (group->bases[rank])
-        store_abort_word(group, group->bases[rank], ABORT_WORD(EPX_ERR_TIMEOUT, group->rank) | ABORT_LEFT_OUT);
+        store_abort_word(group, group->bases[rank],
+                         ABORT_BLAMES(EPX_ERR_TIMEOUT, PHASE_MASKS, group->rank, rank) | ABORT_LEFT_OUT);
 }
 
 uint64_t group_give_up(struct epx_group *group)
@@ -117,10 +141,8 @@ epx_status group_usable(struct epx_group *group)
     word = group_give_up(group);
     if (!word)
         return EPX_OK;
-    if (error_read(group, &info) != EPX_OK)
-        return fail((epx_status)info.status,
-                    "the group has failed (epx_group_error_clear on all ranks recovers it): %s", info.message);
-    return fail(EPX_ERR_PEER,
-                "the group has failed (epx_group_error_clear on all ranks recovers it): rank %d reported: %s",
-                ABORT_RANK(word), epx_strerror((epx_status)ABORT_STATUS(word)));
+    if (error_read(group, &info) == EPX_OK)
+        error_of_abort(group, word, &info);
+    return fail((epx_status)info.status, "the group has failed (epx_group_error_clear on all ranks recovers it): %s",
+                info.message);
 }

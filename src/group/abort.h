@@ -11,11 +11,15 @@
 
 /* The own word; 0 = no operation was aborted. */
 uint64_t abort_word(struct epx_group *group);
-/* This rank has failed: aborts what it and the other ranks of its node wait for. */
-void group_abort(struct epx_group *group, int status);
+/* This rank has found that `culprit` (-1: itself) has failed: aborts what the ranks of its node, and through the
+ * proxies those of others, wait for. */
+void group_abort(struct epx_group *group, int status, int culprit);
 /* A rank of another node has failed: sets the own word only. Whoever acts on it, a kernel or a caller's thread, tells
  * the other ranks of the node first (give_up() in kernel/sync.h, group_give_up()). */
-void group_aborted_by(struct epx_group *group, int rank, int status);
+void group_aborted_by(struct epx_group *group, uint64_t word);
+/* control.waits of this rank: whom its kernels wait for. */
+uint64_t group_waits_word(struct epx_group *group);
+void group_say_waits(struct epx_group *group, int peer);
 /* This rank cannot use its group until it has recovered; nobody else is told. */
 void group_abort_alone(struct epx_group *group, int status);
 /* The own word, for a thread that is about to tell its caller of it. The caller may then reuse memory that the ranks

@@ -27,6 +27,77 @@ static const char *signature_field(int phase, int64_t field)
     return phase == PHASE_LC_DATA ? "logfmt" : "weights (1) + backward (2) + compact top-k (4)";
 }
 
+/* Where a rank of another node does not respond, its network may be the reason. */
+static const char *or_network(const struct epx_group *group, int rank)
+{
+    return group->remote && group->remote[rank] ? ", or its node's network may be down" : "";
+}
+
+/* This rank's own wait has expired. `waited`: for whom it waited; `culprit` keeps that rank from answering. */
+static void write_timeout(const struct epx_group *group, const struct error_record *e, char *text, size_t bytes)
+{
+    const int culprit = e->peer, waited = (int)e->detail[1], masked = e->detail[0] != 0;
+    const int n = snprintf(
+        text, bytes, "rank %d, %s: no response from rank %d within %d ms (expected %" PRId64 ", seen %" PRId64 ")",
+        group->rank, phase_name(e->phase), culprit, group->set.timeout_ms, e->expected, e->seen);
+
+    if (n < 0 || (size_t)n >= bytes)
+        return;
+    if (masked)
+        snprintf(text + n, bytes - (size_t)n, "; it is masked now");
+    else if (waited != culprit)
+        snprintf(text + n, bytes - (size_t)n,
+                 "; rank %d, for which this rank waits, waits for it. It may have ended, be stopped or late%s", waited,
+                 or_network(group, culprit));
+    else
+        snprintf(text + n, bytes - (size_t)n, "; it may have ended, be stopped or late%s", or_network(group, culprit));
+}
+
+/* What an abort word says, after "rank 1, phase: ". Only what `rank` knows of itself is certain. */
+static void write_abort(const struct epx_group *group, uint64_t word, char *text, size_t bytes)
+{
+    const int rank = ABORT_RANK(word), culprit = ABORT_CULPRIT(word), status = ABORT_STATUS(word);
+
+    if (culprit == group->rank && rank == group->rank)
+        snprintf(text, bytes, "this rank failed (%s)", epx_strerror((epx_status)status));
+    else if (culprit == group->rank)
+        snprintf(text, bytes, "this rank was too late: rank %d has waited for it (%s)", rank,
+                 phase_name(ABORT_PHASE(word)));
+    else if (culprit == rank && status == EPX_ERR_TIMEOUT)
+        snprintf(text, bytes, "aborted because rank %d has waited in vain (%s): it may be late, or its network stuck",
+                 rank, phase_name(ABORT_PHASE(word)));
+    else if (status == EPX_ERR_TIMEOUT)
+        snprintf(text, bytes,
+                 "aborted because rank %d does not respond: it may have ended, be stopped or late%s (found by rank %d, "
+                 "%s)",
+                 culprit, or_network(group, culprit), rank, phase_name(ABORT_PHASE(word)));
+    else if (status == EPX_ERR_PEER)
+        snprintf(text, bytes, "aborted because the network has lost rank %d: it may have ended%s (found by rank %d)",
+                 culprit, or_network(group, culprit), rank);
+    else if (status == EPX_ERR_MISMATCH && culprit != rank)
+        snprintf(text, bytes, "aborted because rank %d and rank %d do not agree (%s)", rank, culprit,
+                 epx_strerror((epx_status)status));
+    else /* what a rank says of itself, although another one may have passed it on */
+        snprintf(text, bytes, "aborted because rank %d failed (%s)", culprit, epx_strerror((epx_status)status));
+}
+
+static void write_peer(const struct epx_group *group, const struct error_record *e, char *text, size_t bytes)
+{
+    const uint64_t word = (uint64_t)e->detail[1];
+    const int n = snprintf(text, bytes, "rank %d, %s: ", group->rank, phase_name(e->phase));
+
+    if (n < 0 || (size_t)n >= bytes)
+        return;
+    if (word)
+        write_abort(group, word, text + n, bytes - (size_t)n);
+    else if (e->phase == PHASE_NET && e->peer >= 0)
+        snprintf(text + n, bytes - (size_t)n, "the network has lost rank %d: it may have ended%s", e->peer,
+                 or_network(group, e->peer));
+    else
+        snprintf(text + n, bytes - (size_t)n, "aborted because rank %d failed (%s)", e->peer,
+                 epx_strerror((epx_status)e->detail[0]));
+}
+
 static void write_message(const struct epx_group *group, const struct error_record *e, char *text, size_t bytes)
 {
     const char *phase = phase_name(e->phase);
@@ -39,14 +110,10 @@ static void write_message(const struct epx_group *group, const struct error_reco
                      group->rank, phase, group->set.timeout_ms, e->expected, e->seen);
             break;
         }
-        snprintf(text, bytes,
-                 "rank %d, %s: no response from rank %d within %d ms (expected %" PRId64 ", seen %" PRId64 ")%s",
-                 group->rank, phase, e->peer, group->set.timeout_ms, e->expected, e->seen,
-                 e->detail[0] ? "; it is masked now" : "");
+        write_timeout(group, e, text, bytes);
         break;
     case EPX_ERR_PEER:
-        snprintf(text, bytes, "rank %d, %s: aborted because rank %d failed (%s)", group->rank, phase, e->peer,
-                 epx_strerror((epx_status)e->detail[0]));
+        write_peer(group, e, text, bytes);
         break;
     case EPX_ERR_MISMATCH:
         if (e->detail[0] < 0) {
@@ -115,6 +182,19 @@ epx_status error_read(const struct epx_group *group, epx_error_info *info)
     return (epx_status)out.status;
 }
 
+epx_status error_of_abort(const struct epx_group *group, uint64_t word, epx_error_info *info)
+{
+    const struct error_record e = {.status = EPX_ERR_PEER,
+                                   .phase = PHASE_NONE,
+                                   .peer = ABORT_CULPRIT(word) == group->rank ? -1 : ABORT_CULPRIT(word),
+                                   .detail = {ABORT_STATUS(word), (int64_t)word}};
+
+    info->status = e.status;
+    info->peer = e.peer;
+    write_message(group, &e, info->message, sizeof(info->message));
+    return EPX_ERR_PEER;
+}
+
 void error_record_net(struct epx_group *group, int status, int peer, int64_t expected, int64_t seen)
 {
     struct error_record *e = &group->net_error;
@@ -128,6 +208,7 @@ void error_record_net(struct epx_group *group, int status, int peer, int64_t exp
     e->expected = expected;
     e->seen = seen;
     e->detail[0] = status;
+    e->detail[1] = 0;
     __atomic_store_n(&e->state, ERROR_SET, __ATOMIC_RELEASE); /* pairs with the acquire in error_read() */
 }
 

@@ -22,7 +22,8 @@
 #include "util/text.h"
 
 #define RING_SLOTS 4096
-#define RESPONSE_MS 200 /* one turn takes microseconds, but the thread may have to wait for a core */
+#define LOSS_GRACE_MS 250 /* an abort is on its way to all ranks for less */
+#define RESPONSE_MS 200   /* one turn takes microseconds, but the thread may have to wait for a core */
 
 /* An error about a rank that is masked already is not reported. */
 static int is_masked(const struct epx_group *group, int peer)
@@ -32,7 +33,8 @@ static int is_masked(const struct epx_group *group, int peer)
     return group->set.enable_mask && peer >= 0 && mask_read(group, peer, &active) == EPX_OK && !active;
 }
 
-/* From a proxy thread: what kernels do in fail_all(), for this rank and the other ranks of its node. */
+/* From a proxy thread: what kernels do in fail_all(). A peer that ends after a failure of which this rank has heard is
+ * not to blame for it. */
 static void on_error(void *context, int status, int peer, int64_t expected, int64_t seen, const char *text)
 {
     struct epx_group *group = context;
@@ -43,20 +45,52 @@ static void on_error(void *context, int status, int peer, int64_t expected, int6
         log_line(LOG_INFO, "%s; it is masked", text);
         return;
     }
+    if (status == EPX_ERR_PEER && abort_word(group)) {
+        log_line(LOG_INFO, "%s; the group has failed before", text);
+        return;
+    }
     log_line(LOG_WARN, "%s", text);
     error_record_net(group, status, peer, expected, seen);
     if (group->set.enable_mask && status == EPX_ERR_PEER)
         return; /* the wait for that rank reaches its deadline, and masks it */
-    group_abort(group, status);
+    group_abort(group, status, status == EPX_ERR_PEER || status == EPX_ERR_MISMATCH ? peer : -1);
 }
 
-/* From a proxy thread: a rank of another node reports that it has failed (put_abort() in kernel/put.h). */
-static void on_alarm(void *context, int rank, int status)
+/* From a proxy thread: a rank of another node says who has failed (put_abort() in kernel/put.h), or whom it waits for:
+ * the kernel that has asked waits for the next word (ask_waits() in kernel/sync.h). */
+static void on_alarm(void *context, int rank, uint32_t note)
+{
+    struct epx_group *group = context;
+    uint64_t *answer =
+        &group->shadow.counters[(size_t)SIG_ABORT * (size_t)group->set.sig_slots * (size_t)group->nranks +
+                                (size_t)rank]; /* slot 0 */
+
+    if (__atomic_load_n(&group->closing, __ATOMIC_RELAXED))
+        return;
+    if (NOTE_CAUSE(note) < NOTE_ANSWER)
+        group_aborted_by(group, abort_of_note(rank, note));
+    else /* pairs with the acquire in ask_waits(); one writer, the thread of this peer */
+        __atomic_store_n(answer, WAITS_WORD(WAITS_BEAT(*answer) + 1, note), __ATOMIC_RELEASE);
+}
+
+/* From a proxy thread: `rank` waits for this one in vain. After a failure the answer is that failure. */
+static uint32_t on_ask(void *context, int rank)
+{
+    struct epx_group *group = context;
+    const uint64_t word = abort_word(group), waits = group_waits_word(group);
+
+    (void)rank;
+    if (word && !(word & ABORT_LEFT_OUT))
+        return note_of_abort(word);
+    return NOTE(WAITS_PEER(waits) & (KERNEL_MAX_RANKS - 1), NOTE_ANSWER + (int)(WAITS_BEAT(waits) % NOTE_BEATS));
+}
+
+/* From a proxy thread: as say_waits() in kernel/blame.h, for agents that wait for room in the ring. */
+static void on_blocked(void *context, int peer)
 {
     struct epx_group *group = context;
 
-    if (!__atomic_load_n(&group->closing, __ATOMIC_RELAXED))
-        group_aborted_by(group, rank, status);
+    group_say_waits(group, peer);
 }
 
 /* How the network registers the heap, and what must be done before kernels see arrivals there. */
@@ -114,8 +148,23 @@ static epx_status find_net(struct epx_group *group, struct proxy_options *o)
     return status;
 }
 
+/* [R]: 1 = relays for this rank in its node. NULL: no memory. */
+static uint8_t *relays_of(const struct epx_group *group)
+{
+    uint8_t *relays = calloc((size_t)group->nranks, 1);
+
+    for (int n = 0; relays && n < group->nnodes; n++) {
+        const int relay = n == group->node ? -1 : node_relay(&group->map, group->rank, n);
+
+        if (relay >= 0)
+            relays[relay] = 1;
+    }
+    return relays;
+}
+
 static epx_status open_proxies(struct epx_group *group, int *dmabuf)
 {
+    uint8_t *relays;
     struct proxy_options o;
     epx_status status;
 
@@ -148,9 +197,17 @@ static epx_status open_proxies(struct epx_group *group, int *dmabuf)
     o.on_error = on_error;
     o.alarm_kind = SIG_ABORT;
     o.on_alarm = on_alarm;
+    o.on_ask = on_ask;
+    o.on_blocked = on_blocked;
+    relays = relays_of(group);
+    o.relays = relays;
+    o.grace_ms = group->set.timeout_ms / 8 < LOSS_GRACE_MS ? group->set.timeout_ms / 8 : LOSS_GRACE_MS;
     o.context = group;
     group->net_name = o.net->name;
-    return proxy_open(&o, &group->proxies);
+    status = relays ? proxy_open(&o, &group->proxies)
+                    : fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d ranks", group->nranks);
+    free(relays);
+    return status;
 }
 
 enum { NET_NAME = (int)sizeof(((epx_group_info *)0)->net_name) };

@@ -12,6 +12,16 @@
  *
  *   immediate, 32 bits
  *     0..11 source rank | 12..23 counter | 24..30 count - 1 | 31 version
+ *     0..11 source rank | 12..22 note, lower | 23 = 1 | 24..30 note, upper | 31 version
+ *
+ * The second form carries a note instead of a counter: kinds of counters are below 32, which leaves bit 23 to tell. A
+ * note is 18 bits, culprit << 6 | cause, so that an abort is one message, which needs no memory and no order:
+ *     cause below NOTE_STATUS    abort: a wait for the culprit expired in the phase `cause`
+ *     cause below NOTE_ANSWER    abort: the culprit failed with the status cause - NOTE_STATUS
+ *     others                     an answer: the source waits for the rank in the culprit's place, and the beat of
+ *                                its word control.waits is cause - NOTE_ANSWER, modulo NOTE_BEATS
+ * A question, whom the peer waits for, is an ordinary signal of the kind SIG_ABORT, which its proxy answers by a note.
+ * Aborts and questions do not pass through rings, which may be full, but through words beside them (struct ring_dev).
  *
  * PUT means: copy `units` of 16 bytes from this rank's heap to the target rank's heap, and add one to the counter there
  * once they have landed. Zero units is a pure signal. A proxy may merge neighbours that are contiguous on both sides
@@ -72,7 +82,38 @@ enum { COUNTER_SLOT_BITS = 6, COUNTER_SLOTS = 1 << COUNTER_SLOT_BITS };
 #define COUNTER(kind, slot) ((uint32_t)(kind) << COUNTER_SLOT_BITS | (uint32_t)(slot))
 #define COUNTER_KIND(counter) ((counter) >> COUNTER_SLOT_BITS)
 #define COUNTER_SLOT(counter) ((counter) & (uint32_t)(COUNTER_SLOTS - 1))
-EPX_STATIC_ASSERT(SIG_COUNT *COUNTER_SLOTS <= COMMAND_COUNTERS, "every (kind, slot) is a counter");
+EPX_STATIC_ASSERT(SIG_COUNT *COUNTER_SLOTS <= COMMAND_COUNTERS / 2, "every (kind, slot) is a counter, see notes");
+
+enum {
+    NOTE_CAUSE_BITS = 6,
+    NOTE_STATUS = 35,
+    NOTE_ANSWER = 48,
+    NOTE_BEATS = 16,
+    NOTE_LOW_BITS = 11, /* in the place of the counter, its highest bit excepted */
+    NOTE_BITS = 18
+};
+#define NOTE(culprit, cause) ((uint32_t)(culprit) << NOTE_CAUSE_BITS | (uint32_t)(cause))
+#define NOTE_CULPRIT(note) ((int)((note) >> NOTE_CAUSE_BITS))
+#define NOTE_CAUSE(note) ((int)((note) & ((1u << NOTE_CAUSE_BITS) - 1)))
+#define NOTE_NONE ((uint32_t)-1) /* no note */
+EPX_STATIC_ASSERT((int)PHASE_COUNT <= (int)NOTE_STATUS, "every phase is a cause");
+EPX_STATIC_ASSERT((int)NOTE_STATUS + (int)KSTATUS_LAST < (int)NOTE_ANSWER, "every status is a cause");
+EPX_STATIC_ASSERT(NOTE_ANSWER + NOTE_BEATS == 1 << NOTE_CAUSE_BITS, "answers are the rest");
+
+/* What an abort word says to ranks of other nodes. */
+COMMAND_FN uint32_t note_of_abort(uint64_t word)
+{
+    const int timeout = ABORT_STATUS(word) == KSTATUS_TIMEOUT;
+    return NOTE(ABORT_CULPRIT(word), timeout ? ABORT_PHASE(word) : NOTE_STATUS + ABORT_STATUS(word));
+}
+
+/* The abort word that a note of `rank` stands for. */
+COMMAND_FN uint64_t abort_of_note(int rank, uint32_t note)
+{
+    const int cause = NOTE_CAUSE(note), culprit = NOTE_CULPRIT(note);
+    return cause < NOTE_STATUS ? ABORT_BLAMES(KSTATUS_TIMEOUT, cause, rank, culprit)
+                               : ABORT_BLAMES(cause - NOTE_STATUS, PHASE_NONE, rank, culprit);
+}
 
 struct command_fields {
     uint32_t op, version, rank, counter, units;
@@ -128,6 +169,26 @@ COMMAND_FN uint32_t immediate_pack(uint32_t rank, uint32_t counter, uint32_t cou
            (uint32_t)IMMEDIATE_VERSION << IMMEDIATE_VERSION_AT;
 }
 
+enum { IMMEDIATE_NOTE_AT = IMMEDIATE_COUNT_AT - 1 };
+EPX_STATIC_ASSERT(NOTE_BITS == NOTE_LOW_BITS + IMMEDIATE_COUNT_BITS, "a note fills counter and count");
+EPX_STATIC_ASSERT(NOTE_BITS == IMMEDIATE_RANK_BITS + NOTE_CAUSE_BITS, "every rank may be the culprit");
+
+COMMAND_FN uint32_t immediate_pack_note(uint32_t rank, uint32_t note)
+{
+    return (rank & (IMMEDIATE_MAX_RANKS - 1)) | (note & (uint32_t)LOW_BITS(NOTE_LOW_BITS)) << IMMEDIATE_COUNTER_AT |
+           1u << IMMEDIATE_NOTE_AT | (note >> NOTE_LOW_BITS & (IMMEDIATE_MAX_COUNT - 1)) << IMMEDIATE_COUNT_AT |
+           (uint32_t)IMMEDIATE_VERSION << IMMEDIATE_VERSION_AT;
+}
+
+/* NOTE_NONE: the immediate has a counter. */
+COMMAND_FN uint32_t immediate_note(uint32_t imm)
+{
+    if (!(imm >> IMMEDIATE_NOTE_AT & 1))
+        return NOTE_NONE;
+    return (imm >> IMMEDIATE_COUNTER_AT & (uint32_t)LOW_BITS(NOTE_LOW_BITS)) |
+           (imm >> IMMEDIATE_COUNT_AT & (IMMEDIATE_MAX_COUNT - 1)) << NOTE_LOW_BITS;
+}
+
 COMMAND_FN uint32_t immediate_rank(uint32_t imm)
 {
     return imm & (IMMEDIATE_MAX_RANKS - 1);
@@ -163,8 +224,16 @@ struct ring_dev {
     uint64_t *tail_seen;   /* the producers' copy of it; device memory */
     struct doorbell *bell; /* wakes a sleeping proxy (CPU producers) */
     uint64_t *stop;        /* 1: this rank has given up: the proxy drops what it has not posted; host memory */
-    uint64_t *stopped;     /* 1: and the network reads this rank's memory no more; written by the proxy, host memory */
+    uint64_t *stopped;     /* 1: and the network reads this rank's memory no more; written by the proxy, host memory.
+                              2: the proxy is stuck, and kernels do not wait for it again; written by them */
+    uint64_t *alarm;       /* 0, or ALARM_SET | a note for peers of this ring; the first one stays; host memory */
+    uint64_t *ask;         /* WAITS_WORD: a question to this peer; a new beat is a new question; host memory */
+    uint64_t *asked;       /* the last question that the proxy has taken; written by it, host memory */
+    uint64_t *blocked;     /* 0, or 1 + the peer whose queue must empty first; written by the proxy, host memory */
 };
+
+#define ALARM_SET ((uint64_t)1 << 32)
+#define ALARM_ALL ((uint64_t)1 << 33) /* for all peers; otherwise for those that proxy_options.relays names */
 
 #define RING_MAX_PUSH 32
 #define RING_PARITY ((uint64_t)1) /* in both words */

@@ -349,7 +349,7 @@ KFN int hc_relay_done(struct agent *ag, const struct group_dev *g)
     struct put_batch batch;
 
     if (ag_look_behind(&control_of(g, g->rank)->abort_word))
-        return wait_failed(ag, g, WAIT_ABORTED, PHASE_HC_ROWS, -1, 0, 0);
+        return wait_failed(ag, g, WAIT_ABORTED, PHASE_HC_ROWS, -1, -1, 0, 0);
     put_begin(&batch);
     for (int j = 0; j < g->relay_count; j++)
         if (g->mask[g->relay_sources[j]])

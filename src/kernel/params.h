@@ -64,19 +64,37 @@ struct control {
         abort_word; /* 0, or who failed and how: set by ranks of the node, or by the own proxy for those elsewhere */
     uint64_t abort_told; /* the abort word that this rank's kernels have passed on to other nodes */
     uint64_t gave_up;    /* simulation only (sim/rules.c): 1 = this rank's memory may be reused, whoever reads it */
-    uint8_t pad1[40];
+    uint64_t waits;      /* WAITS_WORD: whom this rank's kernels wait for; stored again and again as long as they do */
+    uint8_t pad1[32];
 };
 EPX_STATIC_ASSERT(sizeof(struct control) == 192, "three cache lines");
 
 #define CONTROL_MAGIC 0x3130305850452e00u
 
-/* abort_word: 1 << 63 | ABORT_LEFT_OUT | status << 32 | rank. The first one stays. */
-#define ABORT_WORD(status, rank) ((uint64_t)1 << 63 | (uint64_t)(status) << 32 | (uint64_t)(uint32_t)(rank))
+/*
+ * abort_word: 1 << 63 | ABORT_LEFT_OUT | phase << 40 | status << 32 | culprit << 16 | rank. The first one stays.
+ * `rank` noticed first; `culprit` is gone, stuck or has failed: `rank` itself where it failed by itself. The phase is
+ * that in which a wait expired (EPX_ERR_TIMEOUT), else PHASE_NONE. Everybody repeats what this word says.
+ */
+#define ABORT_BLAMES(status, phase, rank, culprit)                                                                  \
+    ((uint64_t)1 << 63 | (uint64_t)(phase) << 40 | (uint64_t)(status) << 32 | (uint64_t)(uint16_t)(culprit) << 16 | \
+     (uint64_t)(uint16_t)(rank))
+#define ABORT_WORD(status, rank) ABORT_BLAMES(status, PHASE_NONE, rank, rank)
 /* Set in the word of a rank that the others go on without (masked, or left out of a recovery). It ends this rank
  * alone, which must not pass it on. */
 #define ABORT_LEFT_OUT ((uint64_t)1 << 62)
+#define ABORT_PHASE(word) ((int)((word) >> 40 & 0xff))
 #define ABORT_STATUS(word) ((int)((word) >> 32 & 0xff))
-#define ABORT_RANK(word) ((int)((word)&0xffffffffu))
+#define ABORT_CULPRIT(word) ((int)((word) >> 16 & 0xffff))
+#define ABORT_RANK(word) ((int)((word)&0xffff))
+
+/* control.waits: beat << 32 | rank that is waited for. The beat grows as long as the wait lasts: a word that stands
+ * still is that of a rank that does not wait, or does not run. */
+#define WAITS_WORD(beat, peer) ((uint64_t)(beat) << 32 | (uint64_t)(uint32_t)(peer))
+#define WAIT_SLICES 16 /* of a deadline: how often the word is stored; each at most WAIT_SLICE_MAX_NS */
+#define WAIT_SLICE_MAX_NS 500000000u
+#define WAITS_BEAT(word) ((word) >> 32)
+#define WAITS_PEER(word) ((int)((word)&0xffffffffu))
 
 /* One cache line per (kind, slot, peer): peers on different cores never share one. */
 struct signal {
@@ -100,7 +118,8 @@ enum {                                                                    /* epx
        KSTATUS_OVERFLOW = 4,
        KSTATUS_MEMORY = 5,
        KSTATUS_TIMEOUT = 7,
-       KSTATUS_PEER = 8
+       KSTATUS_PEER = 8,
+       KSTATUS_LAST = 12
 };
 
 /* How a received top-k row is written. */

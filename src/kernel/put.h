@@ -52,23 +52,27 @@ KFN_STEP void put(struct agent *ag, const struct group_dev *g, struct put_batch 
         ag_add_stat(&g->pushed[peer], 1);
 }
 
-/* The abort word to all ranks of other nodes, as far as the rings have room. Nothing is written into their heaps, which
- * they read at any time: the signal carries rank and status, and their proxies store the word. */
+/*
+ * The abort word to ranks of other nodes, through a word of each ring, which has room when the ring has none. Nothing
+ * is written into their heaps, which they read at any time: a note says what the word says, and their proxies store
+ * the word. Who noticed tells all ranks. Who heard of it tells the rank that relays for it in each node: should the
+ * proxy of the first be stuck, its word still reaches all nodes.
+ */
 KFN_STEP void put_abort(struct agent *ag, const struct group_dev *g, uint64_t word)
 {
     struct control *own = (struct control *)g->heap[g->rank];
-    struct put_batch batch;
+    const uint64_t alarm = ALARM_SET | (ABORT_RANK(word) == g->rank ? ALARM_ALL : 0) | note_of_abort(word);
 
     if (g->nnodes == 1)
         return;
     if (ag_leader(ag))
         ag_store_release(&own->abort_told, word); /* pairs with the acquire in give_up(), of another agent */
-    ag_sync(ag);
-    put_begin(&batch);
-    for (int p = 0; p < g->nranks; p++)
-        if (!g->heap[p])
-            put(ag, g, &batch, p, COUNTER(SIG_ABORT, ABORT_STATUS(word)), 0, 0, 0);
-    put_flush(ag, g, &batch);
+    for (int i = 0; i < g->nrings; i++) {
+        if (ag_leader(ag) && !ag_peek(g->rings[i].alarm))
+            ag_store_release(g->rings[i].alarm, alarm); /* pairs with the acquire in alarm_waits() */
+        ag_sync(ag);
+        ag_ring(ag, g->rings[i].bell);
+    }
 }
 
 #endif

@@ -11,7 +11,7 @@
  *                 EPOCHS  operations, in slot 0
  *                 PARITY  inside a node operations, in slot 0; between nodes operations of each parity, in slots 0, 1
  *                 ROWS    between nodes rows, so that what is expected adds up from operation to operation
- *                 STATUS  nothing: the slot carries a status, and the proxy stores it
+ *                 STATUS  nothing: a question, which the proxy answers (kernel/blame.h)
  *   flow        PROXY_<flow>: which limit of messages its puts are under (proxy/proxy.h)
  *   owed        whose signal may still be on its way when this rank's operations have completed: NOBODY, ALL, its RELAY
  *   maskable    1: a wait for it may end by masking the peer. Low latency goes on without a rank. High throughput
@@ -66,7 +66,7 @@
     X(HC_READY, HT_COMBINE,  EPOCHS, LOW_LATENCY, NOBODY, 0, "ht combine: wait for source")                          \
     /* A row was returned by a relay. */                                                                             \
     X(HC_ROWS,  HT_COMBINE,  ROWS,   NORMAL,      NOBODY, 0, "ht combine: wait for rows")                            \
-    /* Between nodes: the peer has failed, with the status in the slot's place. Inside a node, in slot 0: the peer */\
+    /* Between nodes: the peer asks whom this rank waits for. Inside a node, in slot 0: the peer */                  \
     /* was left out by others and has given up (tell_left_out()). */                                                 \
     X(ABORT,    NONE,        STATUS, LOW_LATENCY, NOBODY, 0, "abort")
 

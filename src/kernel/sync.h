@@ -12,6 +12,8 @@
  * Every wait has a deadline. Expiry masks the peer if the group allows it, otherwise it records who waited for whom,
  * in which phase, for what and what was there, and tells all ranks through their abort words.
  *
+ * Who is blamed: kernel/blame.h.
+ *
  * How an operation ends (docs/design.md, "Completion"). Its caller may use the memory again, good or not:
  *
  *   good      all reads of other ranks' memory; own abort word still 0 (kernel_end); the kernel ends
@@ -24,6 +26,7 @@
 #define EPX_KERNEL_SYNC_H
 
 #include "kernel/agent.h"
+#include "kernel/blame.h"
 #include "kernel/put.h"
 #include "kernel/stages.h"
 
@@ -129,12 +132,23 @@ KFN_STEP void tell_node(struct agent *ag, const struct group_dev *g, uint64_t wo
     ag_sync(ag);
 }
 
+/* This rank's operation ends because of its abort word, which says who is to blame: never this rank itself. */
+KFN_STEP void report_abort(struct agent *ag, const struct group_dev *g, int phase, int64_t expected, int64_t seen,
+                           uint64_t word)
+{
+    const int culprit = ABORT_CULPRIT(word);
+
+    report(ag, g, KSTATUS_PEER, phase, culprit == g->rank ? -1 : culprit, expected, seen, ABORT_STATUS(word),
+           (int64_t)word);
+}
+
 /* Ends the operation on every rank: abort words wake all waiters. The own one comes last: another agent, or the host,
  * may end this rank's operation as soon as it sees it. */
 KFN_STEP int fail_all(struct agent *ag, const struct group_dev *g, int status, int phase, int peer, int64_t expected,
                       int64_t seen)
 {
-    const uint64_t word = ABORT_WORD(status, g->rank);
+    const int others = peer >= 0 && (status == KSTATUS_TIMEOUT || status == KSTATUS_MISMATCH);
+    const uint64_t word = ABORT_BLAMES(status, phase, g->rank, others ? peer : g->rank);
 
     /* -1: invalid data. check_signature() reports fields of signatures that differ before it comes here. */
     report(ag, g, status, phase, peer, expected, seen, status == KSTATUS_MISMATCH ? -1 : 0, 0);
@@ -167,8 +181,7 @@ KFN int kernel_begin(struct agent *ag, const struct group_dev *g)
     /* Nothing is read behind it. */
     const int stops = block_decides(ag, ag_look(&control_of(g, g->rank)->abort_word) != 0);
     if (stops) {
-        const uint64_t word = ag_load_acquire(&control_of(g, g->rank)->abort_word);
-        report(ag, g, KSTATUS_PEER, PHASE_NONE, ABORT_RANK(word), 0, 0, ABORT_STATUS(word), 0);
+        report_abort(ag, g, PHASE_NONE, 0, 0, ag_load_acquire(&control_of(g, g->rank)->abort_word));
     }
     return stops;
 }
@@ -197,38 +210,46 @@ KFN int phase_masks(int phase)
     return (int)(MASKABLE_PHASES >> phase & 1);
 }
 
-/* A wait that ended without its word. */
+/* A wait that ended without its word. `culprit` keeps `peer` from answering; most often it is `peer` itself. */
 KFN_STEP int wait_failed(struct agent *ag, const struct group_dev *g, enum wait_result why, int phase, int peer,
-                         uint64_t target, uint64_t seen)
+                         int culprit, uint64_t target, uint64_t seen)
 {
     if (why == WAIT_ABORTED) {
-        const uint64_t word = ag_load_acquire(&control_of(g, g->rank)->abort_word);
-        report(ag, g, KSTATUS_PEER, phase, ABORT_RANK(word), (int64_t)target, (int64_t)seen, ABORT_STATUS(word), 0);
+        report_abort(ag, g, phase, (int64_t)target, (int64_t)seen,
+                     ag_load_acquire(&control_of(g, g->rank)->abort_word));
         return 1; /* kernel_end() tells the others */
     }
     if (ag_leader(ag))
         ag_add_stat(&g->stats->timeouts, 1);
-    if (g->enable_mask && peer >= 0 && phase_masks(phase)) {
+    if (g->enable_mask && peer >= 0 && culprit >= 0 && phase_masks(phase)) {
         report(ag, g, KSTATUS_TIMEOUT, phase, peer, (int64_t)target, (int64_t)seen, 1, 0);
         if (ag_leader(ag))
             ag_store_release32((uint32_t *)&g->mask[peer], 0); /* a proxy thread may read it: pairs with mask_read() */
         if (is_local(g, peer)) {
             /* If it is late rather than dead, what it reads from now on may belong to a later operation. */
             if (ag_leader(ag))
-                set_abort_word(ag, g, peer, ABORT_WORD(KSTATUS_TIMEOUT, g->rank) | ABORT_LEFT_OUT);
+                set_abort_word(ag, g, peer, ABORT_BLAMES(KSTATUS_TIMEOUT, phase, g->rank, peer) | ABORT_LEFT_OUT);
         }
         ag_sync(ag);
         return 0;
     }
-    return fail_all(ag, g, KSTATUS_TIMEOUT, phase, peer, (int64_t)target, (int64_t)seen);
+    report(ag, g, KSTATUS_TIMEOUT, phase, culprit, (int64_t)target, (int64_t)seen, 0, peer);
+    return fail_all(ag, g, KSTATUS_TIMEOUT, phase, culprit, (int64_t)target, (int64_t)seen);
 }
 
 /* A push that did not go through: its ring stayed full for a whole deadline, or the group has failed meanwhile. */
 KFN_STEP int push_failed(struct agent *ag, const struct group_dev *g)
 {
     const int aborted = ag_load_acquire(&control_of(g, g->rank)->abort_word) != 0;
-    return wait_failed(ag, g, aborted ? WAIT_ABORTED : WAIT_TIMEOUT, PHASE_RING, -1, 0, 0);
+    int peer = -1;
+
+    for (int i = 0; !aborted && i < g->nrings && peer < 0; i++)
+        peer = (int)ag_load_acquire(g->rings[i].blocked) - 1; /* pairs with the release in report_blocked() */
+    return wait_failed(ag, g, aborted ? WAIT_ABORTED : WAIT_TIMEOUT, PHASE_RING, peer,
+                       peer < 0 ? -1 : find_culprit(ag, g, peer), 0, 0);
 }
+
+enum { OWN_DEADLINES = 4 }; /* for agents of this rank: a wait for a peer, questions, and a wait until it is masked */
 
 /* Barrier of all agents of the launch. Non-zero: the operation has failed. */
 KFN_STEP int sync_barrier(struct agent *ag, const struct group_dev *g)
@@ -246,11 +267,11 @@ KFN_STEP int sync_barrier(struct agent *ag, const struct group_dev *g)
         ag_sync(ag);
         return 0;
     }
-    /* Agent 0 may be spending a whole deadline on a peer: the others give it twice that. */
-    const enum wait_result why = ag_wait_ge(ag, &st->barrier, generation + 1, 2 * g->timeout_ns);
+    /* Agent 0 may be spending a whole deadline on a peer, and more on finding out why (wait_word()). */
+    const enum wait_result why = ag_wait_ge(ag, &st->barrier, generation + 1, OWN_DEADLINES * g->timeout_ns);
     if (why == WAIT_OK)
         return 0;
-    return wait_failed(ag, g, why, PHASE_AGENTS, -1, generation + 1, ag_load_acquire(&st->barrier));
+    return wait_failed(ag, g, why, PHASE_AGENTS, -1, -1, generation + 1, ag_load_acquire(&st->barrier));
 }
 
 /*
@@ -345,10 +366,18 @@ KFN_STEP int wait_word(struct agent *ag, const struct group_dev *g, const uint64
                        int peer, uint64_t start)
 {
     const uint64_t spent = ag_now(ag) - start;
-    const uint64_t left = spent < g->timeout_ns ? g->timeout_ns - spent : 0;
-    const enum wait_result why = ag_wait_ge(ag, word, target, left);
+    enum wait_result why = wait_aloud(ag, g, word, target, peer, spent < g->timeout_ns ? g->timeout_ns - spent : 0);
+    int culprit = peer;
 
-    return why == WAIT_OK ? 0 : wait_failed(ag, g, why, phase, peer, target, ag_load_acquire(word));
+    /* One deadline for many: those of the last ones expire at once, and time for questions runs out too. */
+    if (why == WAIT_TIMEOUT && peer >= 0 && spent < g->timeout_ns + g->timeout_ns / 2) {
+        culprit = find_culprit(ag, g, peer);
+        /* It may have come meanwhile. A rank that waits for another one is not masked in its place: it is given time to
+         * mask that one. */
+        const int extended = culprit >= 0 && culprit != peer && g->enable_mask && phase_masks(phase);
+        why = wait_aloud(ag, g, word, target, peer, extended ? g->timeout_ns : 0);
+    }
+    return why == WAIT_OK ? 0 : wait_failed(ag, g, why, phase, peer, culprit, target, ag_load_acquire(word));
 }
 
 /* Are the signals of all active peers there? */
@@ -367,16 +396,16 @@ KFN int glance_peers(struct agent *ag, const struct group_dev *g, enum scope sco
 }
 
 /* The own signal, which another agent of this rank gives. That one may be spending a whole deadline on a peer: it gets
- * twice that, as in sync_barrier(), and no rank is masked for it, least of all this one. */
+ * more than that, as in sync_barrier(), and no rank is masked for it, least of all this one. */
 KFN_STEP int wait_own(struct agent *ag, const struct group_dev *g, int kind, int slot, uint64_t value, int64_t *wait_ns)
 {
     const uint64_t *word = signal_at(g, g->rank, kind, slot, g->rank);
     const uint64_t before = wait_ns ? ag_now(ag) : 0;
-    const enum wait_result why = ag_wait_ge(ag, word, value, 2 * g->timeout_ns);
+    const enum wait_result why = ag_wait_ge(ag, word, value, OWN_DEADLINES * g->timeout_ns);
 
     if (wait_ns && ag_leader(ag))
         wait_ns[g->rank] += (int64_t)(ag_now(ag) - before);
-    return why == WAIT_OK ? 0 : wait_failed(ag, g, why, PHASE_AGENTS, -1, value, ag_load_acquire(word));
+    return why == WAIT_OK ? 0 : wait_failed(ag, g, why, PHASE_AGENTS, -1, -1, value, ag_load_acquire(word));
 }
 
 /* Waits until every active peer's signal reaches `value`; one deadline for all of them. One agent. Non-zero: failed. */
@@ -419,7 +448,7 @@ KFN_STEP int wait_peers(struct agent *ag, const struct group_dev *g, enum scope 
         return 0;
     /* One agent has waited for all: where that failed, the others know it by the abort word, which it set before they
      * met. */
-    return ag_look(&control_of(g, g->rank)->abort_word) && wait_failed(ag, g, WAIT_ABORTED, phase, -1, value, 0);
+    return ag_look(&control_of(g, g->rank)->abort_word) && wait_failed(ag, g, WAIT_ABORTED, phase, -1, -1, value, 0);
 }
 
 /* `n` more rows of a counter of rows. One agent per (kind, slot, peer); the others learn of it at the next barrier. */
@@ -464,7 +493,7 @@ KFN_STEP int check_signature(struct agent *ag, const struct group_dev *g, const 
     /* A peer masked this rank meanwhile, and `theirs` belongs to a later operation: that is no mismatch. */
     const uint64_t word = ag_load_acquire(&control_of(g, g->rank)->abort_word);
     if (word) {
-        report(ag, g, KSTATUS_PEER, phase, ABORT_RANK(word), 0, 0, ABORT_STATUS(word), 0);
+        report_abort(ag, g, phase, 0, 0, word);
         return 1;
     }
     for (int i = 0; i < (int)(sizeof(*mine) / sizeof(*a)); i++) {
@@ -494,6 +523,9 @@ KFN_STEP void network_stop(struct agent *ag, const struct group_dev *g)
         /* Acquire: pairs with the release in stop_progress(). */
         for (int n = 0; n < INJECT_BUG(BUG_NO_STOP, 0, STOP_WAITS) && !ag_load_acquire(g->rings[i].stopped); n++)
             ag_wait_ge(ag, g->rings[i].stopped, 1, g->timeout_ns / (2 * STOP_WAITS));
+        /* The stages that follow do not wait for it again. Should it stop just now, that costs a warning. */
+        if (INJECT_BUG(BUG_NO_STOP, 0, 1) && ag_leader(ag) && !ag_peek(g->rings[i].stopped))
+            ag_store_release(g->rings[i].stopped, 2);
     }
 }
 
@@ -530,14 +562,13 @@ KFN int node_left(struct agent *ag, const struct group_dev *g)
 /* This operation is not good: other ranks may have stopped waiting for this one, or reused what it has read. */
 KFN_STEP void give_up(struct agent *ag, const struct group_dev *g, uint64_t word)
 {
-    report(ag, g, KSTATUS_PEER, PHASE_NONE, ABORT_RANK(word), 0, 0, ABORT_STATUS(word), 0);
+    report_abort(ag, g, PHASE_NONE, 0, 0, word);
     if (word & ABORT_LEFT_OUT) {
         tell_left_out(ag, g);
     } else {
         if (INJECT_BUG(BUG_NO_TELL, 0, 1))
             tell_node(ag, g, word);
-        /* The own proxy, when it fails, reaches the ranks of its node only (group_abort() on the host). */
-        if (ABORT_RANK(word) == g->rank && ag_load_acquire(&control_of(g, g->rank)->abort_told) != word)
+        if (ag_load_acquire(&control_of(g, g->rank)->abort_told) != word)
             put_abort(ag, g, word);
     }
     if (g->nnodes > 1)

@@ -11,6 +11,8 @@
  * sent[peer] counts the commands that have completed, or that were dropped because the peer is lost: agents wait for it
  * before they reuse the memory of the source bytes, and must not wait for what will never complete.
  *
+ * Notes and questions (alarm.c) count nothing.
+ *
  * A counter has one writer: the pair (this rank, source) always uses the same thread. It is never reset.
  */
 #include "proxy/internal.h"
@@ -35,6 +37,7 @@ void count_arrival(struct proxy_thread *t, const struct net_event *event)
 {
     const struct proxy_options *o = &t->group->options;
     const uint32_t imm = event->immediate, rank = immediate_rank(imm), counter = immediate_counter(imm);
+    const uint32_t note = immediate_note(imm);
     uint64_t *word;
 
     if (immediate_version(imm) != IMMEDIATE_VERSION) {
@@ -45,13 +48,19 @@ void count_arrival(struct proxy_thread *t, const struct net_event *event)
         refuse(t, event, event->peer, rank, "an immediate arrived from a rank that is no peer of this endpoint");
         return;
     }
-    if (!counter_exists(o, counter)) {
+    if (note != NOTE_NONE && o->on_alarm && NOTE_CULPRIT(note) < o->nranks) {
+        stat_add(&t->stats.arrivals, 1);
+        o->on_alarm(o->context, (int)rank, note);
+        t->ring_bell = 1;
+        return;
+    }
+    if (note != NOTE_NONE || !counter_exists(o, counter)) {
         refuse(t, event, COUNTER(o->kinds, 0), counter, "an immediate arrived for a counter that does not exist");
         return;
     }
     stat_add(&t->stats.arrivals, 1);
     if (is_alarm(o, counter)) {
-        o->on_alarm(o->context, (int)rank, (int)COUNTER_SLOT(counter));
+        alarm_answer(t, (int)rank);
         return;
     }
     word = &o->counters[((size_t)COUNTER_KIND(counter) * (size_t)o->slots + COUNTER_SLOT(counter)) * (size_t)o->nranks +

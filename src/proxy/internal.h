@@ -8,6 +8,7 @@
  *   loop.c     proxy_progress, one iteration: take commands, check, merge, post, handle network events
  *   window.c   how much may be in flight to a peer
  *   count.c    arrivals
+ *   alarm.c    aborts and questions, which do not pass through the ring
  *   stop.c     after this rank has failed: until the network no longer reads its memory
  *   ring.c     memory of the command rings; ring.h has the consumer's side
  *
@@ -29,7 +30,7 @@ struct pending {
     uint16_t counter;
     uint8_t count; /* commands in it, 1 to IMMEDIATE_MAX_COUNT */
     uint8_t flow;  /* enum proxy_flow */
-    uint32_t reserved;
+    uint32_t note; /* or NOTE_NONE: it has a counter */
 };
 
 /* A put that was posted, by sequence number % depth. */
@@ -61,8 +62,11 @@ struct window {
 struct peer {
     int rank;
     uint8_t dead;
-    uint8_t listed;      /* in the thread's `busy` */
-    uint8_t stalled;     /* its first pending put waits */
+    uint8_t listed;     /* in the thread's `busy` */
+    uint8_t stalled;    /* its first pending put waits */
+    uint8_t unreported; /* dead, but on_error waits for the grace period */
+    int error;          /* errno of its loss */
+    uint64_t lost_ns;
     uint32_t head, tail; /* of queue: pending[head .. tail) */
     struct pending *queue;
     struct posted *posted;
@@ -107,13 +111,19 @@ struct proxy_thread {
     uint64_t bytes_max;                           /* the user's limits, or the largest number */
     uint32_t messages_max[PROXY_FLOWS];           /* to each peer */
     uint32_t merge_bytes;
-    uint64_t now_ns;          /* read at most once per iteration */
-    int broken;               /* the endpoint failed, or is closed */
-    int stopping;             /* 1: only aborts are posted; 2: the network no longer reads anything either (stop.c) */
-    uint64_t stop_by_ns;      /* then the endpoint is closed */
-    int unflushed;            /* the doorbell is still to be rung */
-    int blocked;              /* the ring's next command waits for room in its peer's queue */
-    int ring_bell;            /* in this iteration: agents may wait for what it did */
+    uint64_t now_ns;     /* read at most once per iteration */
+    int broken;          /* the endpoint failed, or is closed */
+    int stopping;        /* 1: only aborts are posted; 2: the network no longer reads anything either (stop.c) */
+    uint64_t stop_by_ns; /* then the endpoint is closed */
+    int unflushed;       /* the doorbell is still to be rung */
+    int blocked;         /* the ring's next command waits for room in its peer's queue */
+    int ring_bell;       /* in this iteration: agents may wait for what it did */
+    int unreported;      /* peers whose loss is still to be reported */
+    int alarm_next;      /* peers that have the ring's alarm in their queues, or need not */
+    uint64_t asked_word; /* the last question taken from the ring's word */
+    int told;            /* shared: after a stop, 1 = all aborts have left: nothing is pending or in flight */
+    int blocked_by;      /* while `blocked`: which peer; and since when, or since it was last reported */
+    uint64_t blocked_ns;
     struct proxy_stats stats; /* shared: relaxed stores here, relaxed loads in proxy_stats_read */
     struct pending *pendings; /* memory of all peers */
     struct posted *posteds;
@@ -151,7 +161,7 @@ struct budget {
 struct proxy_group {
     struct proxy_options options;
     const struct cpu_env *env;
-    uint8_t *remote;
+    uint8_t *remote; /* [2][nranks]: options.remote, and options.relays */
     char provider[64];
     struct proxy_thread *threads;
     struct proxy_limits limits; /* options' or the environment's */
@@ -210,11 +220,28 @@ void thread_close(struct proxy_thread *t);
 int proxy_progress(struct proxy_thread *t);
 void peer_lost(struct proxy_thread *t, struct peer *peer, int error);
 uint64_t loop_now(struct proxy_thread *t);
+/* Adds a put to the queue of its peer. 0: the queue is full. */
+int put_enqueue(struct proxy_thread *t, struct peer *peer, const struct pending *put);
 /* So many commands to the peer are counted as read, though nothing is sent. */
 void commands_drop(struct proxy_thread *t, const struct peer *peer, uint64_t commands);
 
+/* ---- alarm.c */
+/* Steps of proxy_progress(): the words beside the ring, if alarm_waits(); a question of a peer; a ring that is blocked.
+ * The first returns how much there was to do. */
+int alarm_progress(struct proxy_thread *t);
+void alarm_answer(struct proxy_thread *t, int rank);
+void report_blocked(struct proxy_thread *t);
+/* At the end of an iteration after a stop: have all aborts left? */
+void alarm_report(struct proxy_thread *t);
+/* Waits for that, but not for long: a peer that is stuck takes none. Before endpoints are closed. */
+void alarm_wait(struct proxy_group *g);
+/* Of a peer that is lost: at once, or when the grace period is over. */
+void report_loss(struct proxy_thread *t, const struct peer *peer);
+void report_losses(struct proxy_thread *t);
+
 /* ---- stop.c */
-/* A step of proxy_progress(), once a stop was asked for. */
+/* Steps of proxy_progress(), once a stop was asked for: before new commands are taken, and after all was posted. */
+void stop_begin(struct proxy_thread *t);
 void stop_progress(struct proxy_thread *t);
 
 static inline int stop_asked(const struct proxy_thread *t)
@@ -278,8 +305,17 @@ static inline int is_alarm(const struct proxy_options *o, uint32_t counter)
 
 static inline int counter_exists(const struct proxy_options *o, uint32_t counter)
 {
-    return is_alarm(o, counter) ||
-           (COUNTER_KIND(counter) < (uint32_t)o->kinds && COUNTER_SLOT(counter) < (uint32_t)o->slots);
+    if (is_alarm(o, counter))
+        return COUNTER_SLOT(counter) == 0;
+    return COUNTER_KIND(counter) < (uint32_t)o->kinds && COUNTER_SLOT(counter) < (uint32_t)o->slots;
+}
+
+/* Has the ring an alarm for peers that are not told yet, or a new question? The acquires pair with the releases of
+ * put_abort() and ask_waits() (src/kernel), and of proxy_alarm(). */
+static inline int alarm_waits(const struct proxy_thread *t)
+{
+    return (t->alarm_next < t->npeers && __atomic_load_n(t->ring.dev.alarm, __ATOMIC_ACQUIRE) != 0) ||
+           __atomic_load_n(t->ring.dev.ask, __ATOMIC_ACQUIRE) != t->asked_word;
 }
 
 /* Statistics have one writer each. */

@@ -38,20 +38,23 @@ void commands_drop(struct proxy_thread *t, const struct peer *peer, uint64_t com
 
 void peer_lost(struct proxy_thread *t, struct peer *peer, int error)
 {
-    const struct proxy_options *o = &t->group->options;
-    char text[160];
     uint32_t i;
 
     if (peer->dead)
         return;
     peer->dead = 1;
+    peer->error = error;
     for (i = peer->head; i != peer->tail; i++)
         commands_drop(t, peer, peer->queue[i & (t->depth - 1)].count);
     peer->head = peer->tail;
     window_forget(t, peer);
-    snprintf(text, sizeof(text), "the network (%s) lost rank %d: %s", t->ops->name, peer->rank, strerror(error));
-    if (o->on_error)
-        o->on_error(o->context, EPX_ERR_PEER, peer->rank, 0, error, text);
+    if (t->group->options.grace_ms == 0) {
+        report_loss(t, peer);
+        return;
+    }
+    peer->lost_ns = loop_now(t);
+    peer->unreported = 1;
+    t->unreported++;
 }
 
 static void endpoint_lost(struct proxy_thread *t, int error)
@@ -175,7 +178,7 @@ static struct peer *check(struct proxy_thread *t, struct command c, struct pendi
         refuse(t, FAULT_RANK, -1, o->nranks, f.rank, "a command names a rank that does not belong to this ring");
         return NULL;
     }
-    if (!counter_exists(o, f.counter)) {
+    if (!counter_exists(o, f.counter) || is_alarm(o, f.counter)) {
         refuse(t, FAULT_COUNTER, peer->rank, COUNTER(o->kinds, 0), f.counter, "a command names an unknown counter");
         return NULL;
     }
@@ -195,6 +198,7 @@ static struct peer *check(struct proxy_thread *t, struct command c, struct pendi
     put->counter = (uint16_t)f.counter;
     put->count = 1;
     put->flow = o->flows ? o->flows[COUNTER_KIND(f.counter)] : PROXY_LOW_LATENCY;
+    put->note = NOTE_NONE;
     return peer;
 }
 
@@ -203,7 +207,7 @@ static int merge(struct pending *a, const struct pending *b, uint64_t most)
 {
     const uint64_t a_bytes = a->end - a->source, b_bytes = b->end - b->source;
 
-    if (a->counter != b->counter || a->count + b->count > IMMEDIATE_MAX_COUNT)
+    if (a->counter != b->counter || a->note != b->note || a->count + b->count > IMMEDIATE_MAX_COUNT)
         return 0;
     if (a_bytes == 0 || b_bytes == 0) {
         if (a_bytes == 0) {
@@ -263,8 +267,7 @@ static int merge_queued(struct proxy_thread *t, struct peer *peer, const struct 
     return 0;
 }
 
-/* Adds a put to the queue of its peer. 0: the queue is full. */
-static int enqueue(struct proxy_thread *t, struct peer *peer, const struct pending *put)
+int put_enqueue(struct proxy_thread *t, struct peer *peer, const struct pending *put)
 {
     if (merge_queued(t, peer, put))
         return 1;
@@ -288,10 +291,12 @@ static int take_commands(struct proxy_thread *t)
     t->blocked = 0;
     for (n = 0; n < TAKE_MAX && ring_peek(&t->ring, &c); n++) {
         peer = check(t, c, &put);
-        if (peer && (peer->dead || (t->stopping && !is_alarm(&t->group->options, put.counter))))
+        if (peer && (peer->dead || t->stopping)) {
             commands_drop(t, peer, 1);
-        else if (peer && (t->blocked = !enqueue(t, peer, &put)))
+        } else if (peer && (t->blocked = !put_enqueue(t, peer, &put))) {
+            t->blocked_by = peer->rank;
             break;
+        }
         ring_take(&t->ring);
     }
     if (n > 0)
@@ -307,13 +312,14 @@ static int take_commands(struct proxy_thread *t)
 /* 1: posted; 0: not now, or never. */
 static int post(struct proxy_thread *t, struct peer *peer, const struct pending *p)
 {
-    const uint32_t bytes = (uint32_t)(p->end - p->source);
+    const uint32_t bytes = (uint32_t)(p->end - p->source), count = p->count ? p->count : 1; /* 0: a question */
     const struct net_put put = {
         .peer = peer->rank,
         .bytes = bytes,
         .source = p->source,
         .target = p->target,
-        .immediate = immediate_pack((uint32_t)t->group->options.rank, p->counter, p->count),
+        .immediate = p->note == NOTE_NONE ? immediate_pack((uint32_t)t->group->options.rank, p->counter, count)
+                                          : immediate_pack_note((uint32_t)t->group->options.rank, p->note),
         .more = 1, /* flush rings the doorbell once per iteration */
         .cookie = cookie_of(peer),
     };
@@ -430,12 +436,22 @@ int proxy_progress(struct proxy_thread *t)
     t->now_ns = 0;
     t->ring_bell = 0;
     t->events = poll_net(t);
+    if (t->unreported)
+        report_losses(t);
     if (stop_asked(t))
-        stop_progress(t);
+        stop_begin(t);
     taken = take_commands(t);
+    if (alarm_waits(t))
+        taken |= alarm_progress(t);
+    if (t->blocked || t->blocked_ns)
+        report_blocked(t);
     posted = post_all(t);
     if (posted || t->unflushed)
         flush_net(t);
+    if (t->stopping) {
+        stop_progress(t);
+        alarm_report(t);
+    }
     if (t->ring_bell && t->group->options.bell)
         cpu_env_ring(t->group->env, t->group->options.bell); /* C4 of kernel/ring.h, and for arrivals */
     report_quiet(t, asked, taken);

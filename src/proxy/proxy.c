@@ -45,9 +45,9 @@ static epx_status check_options(const struct proxy_options *o)
                     IMMEDIATE_MAX_RANKS, o->rank, o->nranks);
     if (o->threads < 0 || o->threads > THREADS_MAX)
         return fail(EPX_ERR_ARGUMENT, "proxies: expected 1 to %d threads, got %d", THREADS_MAX, o->threads);
-    if (o->kinds < 1 || o->kinds > 64 || o->slots < 1 || o->slots > 64)
-        return fail(EPX_ERR_ARGUMENT, "proxies: expected 1 to 64 kinds and slots of counters, got %d and %d", o->kinds,
-                    o->slots);
+    if (o->kinds < 1 || o->kinds > 32 || o->slots < 1 || o->slots > 64)
+        return fail(EPX_ERR_ARGUMENT, "proxies: expected 1 to 32 kinds and 1 to 64 slots of counters, got %d and %d",
+                    o->kinds, o->slots);
     if (o->heap_bytes > COMMAND_MAX_OFFSET)
         return fail(EPX_ERR_UNSUPPORTED, "proxies: expected a heap of at most %llu bytes, got %llu",
                     (unsigned long long)COMMAND_MAX_OFFSET, (unsigned long long)o->heap_bytes);
@@ -187,13 +187,17 @@ epx_status proxy_open(const struct proxy_options *options, struct proxy_group **
     snprintf(g->provider, sizeof(g->provider), "%s", options->provider ? options->provider : "");
     read_environment(g);
     g->threads = calloc((size_t)g->options.threads, sizeof(*g->threads));
-    g->remote = malloc((size_t)options->nranks);
+    g->remote = calloc((size_t)options->nranks, 2);
     if (!g->threads || !g->remote) {
         status = fail(EPX_ERR_MEMORY, "proxies: no memory for %d threads", g->options.threads);
         goto close;
     }
     memcpy(g->remote, options->remote, (size_t)options->nranks);
     g->options.remote = g->remote;
+    if (options->relays) {
+        memcpy(g->remote + options->nranks, options->relays, (size_t)options->nranks);
+        g->options.relays = g->remote + options->nranks;
+    }
     for (i = 0; i < g->options.threads && status == EPX_OK; i++)
         status = open_thread(g, i);
     g->opening = budget_of(open_ms(g));
@@ -320,6 +324,7 @@ epx_status proxy_close(struct proxy_group *g)
     if (!g)
         return EPX_OK;
     if (g->threads) {
+        alarm_wait(g);
         stop_driven(g);
         for (i = 0; i < g->options.threads; i++)
             request_submit(&g->threads[i], REQUEST_CLOSE);
@@ -367,6 +372,18 @@ void proxy_wake(struct proxy_group *g)
 
     for (i = 0; i < g->options.threads; i++)
         cpu_env_ring(g->env, g->threads[i].ring.dev.bell);
+}
+
+void proxy_alarm(struct proxy_group *g, uint32_t note)
+{
+    for (int i = 0; i < g->options.threads; i++) {
+        uint64_t none = 0;
+
+        /* Release: pairs with the acquire in alarm_waits(). */
+        if (__atomic_compare_exchange_n(g->threads[i].ring.dev.alarm, &none, ALARM_SET | ALARM_ALL | note, 0,
+                                        __ATOMIC_RELEASE, __ATOMIC_RELAXED))
+            thread_wake(&g->threads[i]);
+    }
 }
 
 void proxy_stats_read(const struct proxy_group *g, struct proxy_stats *stats)

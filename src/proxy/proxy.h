@@ -46,7 +46,9 @@ struct proxy_options {
     uint64_t *sent;        /* [nranks] or NULL: commands to each peer that have completed or were dropped; likewise */
     int kinds, slots;
     const uint8_t *flows;  /* [kinds]: enum proxy_flow of each; NULL = all PROXY_LOW_LATENCY */
-    int alarm_kind;        /* with on_alarm: this kind has no counters, and a number from 0 to 63 instead of a slot */
+    int alarm_kind;        /* with on_alarm: this kind has no counters, but is a question (kernel/command.h) */
+    const uint8_t *relays; /* [nranks] or NULL: 1 = told of aborts that this rank has heard of from others */
+    int grace_ms;          /* a lost peer is reported so much later (alarm.c) */
     struct doorbell *bell; /* rung after counters or a ring's tail advance: the rank's CPU agents sleep there */
     struct proxy_limits limits;
     const struct cpu_env
@@ -54,8 +56,12 @@ struct proxy_options {
     uint64_t ring_start; /* first value of the ring counters: 0, except in tests of their wrap-around */
     /* An error on the group: called once per distinct fault, from a proxy thread. status is an epx_status. */
     void (*on_error)(void *context, int status, int peer, int64_t expected, int64_t seen, const char *text);
-    /* A command of the kind alarm_kind came from `rank`; called from a proxy thread. NULL = no such kind. */
-    void (*on_alarm)(void *context, int rank, int number);
+    /* A note came from `rank`; called from a proxy thread. NULL = no such kind. */
+    void (*on_alarm)(void *context, int rank, uint32_t note);
+    /* `rank` asks whom this rank waits for: the note to answer with. Likewise; needs on_alarm. */
+    uint32_t (*on_ask)(void *context, int rank);
+    /* The ring has been waiting for room in the queue of `peer` for another slice of a deadline. Likewise, or NULL. */
+    void (*on_blocked)(void *context, int peer);
     void *context;
 };
 
@@ -96,6 +102,8 @@ void proxy_stats_read(const struct proxy_group *proxies, struct proxy_stats *sta
 /* Waits until all pushed commands are posted and completed. EPX_ERR_TIMEOUT at the deadline; the message names the
  * peer. In a simulation: one iteration of each thread, and EPX_ERR_NOT_READY until nothing is left. */
 epx_status proxy_quiet(struct proxy_group *proxies);
+/* Sends a note to all peers: once, the first one. From any thread; does not wait. */
+void proxy_alarm(struct proxy_group *proxies, uint32_t note);
 /* This rank has given up: drops what is not posted, aborts excepted, and waits until the network reads no memory of
  * this rank any more, at most half of timeout_ms. 0: a thread has not come back from the network by then. */
 int proxy_stop(struct proxy_group *proxies);

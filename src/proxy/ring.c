@@ -14,8 +14,8 @@ struct ring_words {
     uint64_t tail;
     uint8_t pad0[120];
     struct doorbell bell;
-    uint64_t stop, stopped;
-    uint8_t pad1[48];
+    uint64_t stop, stopped, alarm, ask, asked, blocked;
+    uint8_t pad1[16];
 };
 EPX_STATIC_ASSERT(sizeof(struct ring_words) == 256, "whole pairs of cache lines");
 
@@ -99,6 +99,10 @@ epx_status ring_create(struct ring *ring, struct device *device, int slots, uint
     ring->dev.bell = &ring->words->bell;
     ring->dev.stop = &ring->words->stop;
     ring->dev.stopped = &ring->words->stopped;
+    ring->dev.alarm = &ring->words->alarm;
+    ring->dev.ask = &ring->words->ask;
+    ring->dev.asked = &ring->words->asked;
+    ring->dev.blocked = &ring->words->blocked;
     set_parities(&ring->dev, start);
     status = set_claims(ring, start);
     if (status != EPX_OK)

@@ -5,7 +5,7 @@
  * deliver wrong rows, which the receiver counts as good.
  *
  *   kernel (kernel/sync.h) or host            this thread
- *   stop = 1, ring the ring's bell  ------->  drops pending puts and all commands to come, but for aborts (alarm_kind)
+ *   stop = 1, ring the ring's bell  ------->  drops pending puts, aborts excepted (alarm.c), and all commands to come
  *                                             waits until every posted put with bytes has completed, or its peer is
  *                                             lost; after a quarter of the deadline closes the endpoint
  *   wait until stopped = 1          <-------  stopped = 1: nothing reads this rank's memory any more
@@ -56,16 +56,22 @@ static void close_endpoint(struct proxy_thread *t)
     }
 }
 
-void stop_progress(struct proxy_thread *t)
+void stop_begin(struct proxy_thread *t)
 {
     int i;
 
-    if (!t->stopping) {
-        t->stopping = 1;
-        t->stop_by_ns = loop_now(t) + (uint64_t)t->group->options.timeout_ms * 1000000u / 4;
-        for (i = 0; i < t->npeers; i++)
-            drop_pending(t, &t->peers[i]);
-    }
+    if (t->stopping)
+        return;
+    t->stopping = 1;
+    t->stop_by_ns = loop_now(t) + (uint64_t)t->group->options.timeout_ms * 1000000u / 4;
+    for (i = 0; i < t->npeers; i++)
+        drop_pending(t, &t->peers[i]);
+}
+
+/* At the end of an iteration: aborts that were pushed before the stop are then with the network, and a caller that
+ * closes the endpoint next does not take them back. */
+void stop_progress(struct proxy_thread *t)
+{
     if (t->stopping == 2)
         return;
     if (t->bytes_in_flight > 0 && loop_now(t) >= t->stop_by_ns)
@@ -82,7 +88,7 @@ static int is_stopped(struct proxy_thread *t)
 {
     if (t->group->manual)
         proxy_progress(t);
-    return __atomic_load_n(t->ring.dev.stopped, __ATOMIC_ACQUIRE) != 0; /* pairs with stop_progress() */
+    return __atomic_load_n(t->ring.dev.stopped, __ATOMIC_ACQUIRE) == 1; /* pairs with stop_progress() */
 }
 
 /* One of STOP_WAITS waits that take half the deadline together. */
@@ -109,9 +115,12 @@ int proxy_stop(struct proxy_group *g)
         cpu_env_ring(g->env, g->threads[i].ring.dev.bell);
     }
     for (i = 0; i < g->options.threads; i++) {
-        for (n = 0; n < STOP_WAITS && !wait_stopped(&g->threads[i]); n++)
+        /* 2: a kernel has waited for it already. */
+        const int waits = __atomic_load_n(g->threads[i].ring.dev.stopped, __ATOMIC_ACQUIRE) == 2 ? 1 : STOP_WAITS;
+
+        for (n = 0; n < waits && !wait_stopped(&g->threads[i]); n++)
             ;
-        stopped &= n < STOP_WAITS;
+        stopped &= n < waits;
     }
     return stopped;
 }

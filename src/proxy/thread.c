@@ -53,7 +53,7 @@ static inline void cpu_relax(void)
 
 static uint64_t sleep_length(struct proxy_thread *t, int net_fd)
 {
-    const int waits = t->messages_in_flight > 0 || t->nbusy > 0;
+    const int waits = t->messages_in_flight > 0 || t->nbusy > 0 || t->unreported > 0;
 
     if (!waits && net_fd >= 0 && t->group->options.device_kind == EPX_DEVICE_CPU)
         return SLEEP_IDLE_NS;
@@ -82,7 +82,7 @@ static void sleep_on_fds(struct proxy_thread *t)
         return;
     if (stop_asked(t) && !t->stopping)
         return;
-    if (!t->blocked && ring_peek(&t->ring, &c))
+    if ((!t->blocked && ring_peek(&t->ring, &c)) || alarm_waits(t))
         return;
     if (net_fd >= 0 && t->ops->arm(t->net) == -EAGAIN)
         return;

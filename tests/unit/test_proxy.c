@@ -198,40 +198,128 @@ static void what_waits_goes_on_merging(void **state)
 }
 
 static struct {
-    int times, rank, number;
+    int times, rank;
+    uint32_t note;
     const void *context;
 } alarm_heard;
 
-static void on_alarm(void *context, int rank, int number)
+static void on_alarm(void *context, int rank, uint32_t note)
 {
     alarm_heard.times++;
     alarm_heard.rank = rank;
-    alarm_heard.number = number;
+    alarm_heard.note = note;
     alarm_heard.context = context;
 }
 
-static void an_alarm_carries_a_number_and_counts_nothing(void **state)
+static uint32_t on_ask(void *context, int rank)
+{
+    (void)context;
+    return NOTE(rank - 1, NOTE_ANSWER + 5);
+}
+
+/* As put_abort() of kernel/put.h. */
+static void sound(struct proxy_fixture *s, int from, uint64_t alarm)
+{
+    for (int i = 0; i < proxy_ring_count(s->ranks[from].proxies); i++)
+        *proxy_ring(s->ranks[from].proxies, i)->alarm = alarm;
+}
+
+static void open_with_alarms(struct proxy_fixture *s, int threads)
+{
+    memset(&alarm_heard, 0, sizeof(alarm_heard));
+    s->options.alarm_kind = KINDS;
+    s->options.on_alarm = on_alarm;
+    s->options.on_ask = on_ask;
+    proxy_fixture_open(s, RANKS, threads);
+}
+
+static int peers_of(int rank)
+{
+    int n = 0;
+
+    for (int r = 0; r < RANKS; r++)
+        n += r != rank && is_remote(rank, r);
+    return n;
+}
+
+static void an_alarm_carries_a_note_to_all_and_counts_nothing(void **state)
 {
     struct proxy_fixture *s = *state;
     int i, r;
 
-    s->options.alarm_kind = KINDS;
-    s->options.on_alarm = on_alarm;
-    proxy_fixture_open(s, RANKS, 1);
-    push(s, 2, 4, COUNTER(KINDS, 63), 0, 0, 0); /* a number that no slot has */
+    open_with_alarms(s, 1);
+    sound(s, 2, ALARM_SET | ALARM_ALL | NOTE(3, 47)); /* of an abort, the last cause */
     steps(s, 50);
-    assert_int_equal(alarm_heard.times, 1);
+    assert_int_equal(alarm_heard.times, peers_of(2));
     assert_int_equal(alarm_heard.rank, 2);
-    assert_int_equal(alarm_heard.number, 63);
-    assert_ptr_equal(alarm_heard.context, &s->ranks[4]);
-    for (r = 0; r < RANKS; r++)
+    assert_int_equal(alarm_heard.note, NOTE(3, 47));
+    for (r = 0; r < RANKS; r++) {
+        assert_int_equal(s->ranks[2].sent[r], 0); /* no kernel has pushed it */
         for (i = 0; i < KINDS * SLOTS * RANKS; i++)
             assert_int_equal(s->ranks[r].counters[i], 0);
+    }
     expect_nothing_wrong(s);
-    push(s, 2, 4, COUNTER(KINDS + 1, 0), 0, 0, 0); /* other kinds beyond the counted ones are refused all the same */
+    push(s, 2, 4, COUNTER(KINDS, 0), 0, 0, 0); /* not through the ring */
+    steps(s, 50);
+    assert_int_equal(stats_of(s, 2).refused, 1);
+}
+
+/* What a rank has heard from another goes to the relays alone, also when the ring is blocked. */
+static void an_alarm_that_is_passed_on_goes_to_the_relays(void **state)
+{
+    static const uint8_t relays[RANKS] = {[4] = 1};
+    struct proxy_fixture *s = *state;
+
+    s->options.relays = relays;
+    open_with_alarms(s, 2);
+    sound(s, 2, ALARM_SET | NOTE(0, 1));
     steps(s, 50);
     assert_int_equal(alarm_heard.times, 1);
-    assert_int_equal(stats_of(s, 2).refused, 1);
+    assert_ptr_equal(alarm_heard.context, &s->ranks[4]);
+    expect_nothing_wrong(s);
+}
+
+static void a_note_about_no_rank_is_refused(void **state)
+{
+    struct proxy_fixture *s = *state;
+
+    open_with_alarms(s, 1);
+    sound(s, 2, ALARM_SET | ALARM_ALL | NOTE(RANKS, 0));
+    steps(s, 50);
+    assert_int_equal(alarm_heard.times, 0);
+    assert_int_equal(stats_of(s, 4).refused, 1);
+}
+
+static void a_question_is_answered_by_the_proxy(void **state)
+{
+    struct proxy_fixture *s = *state;
+
+    open_with_alarms(s, 1);
+    *proxy_ring(s->ranks[2].proxies, 0)->ask = WAITS_WORD(1, 4);
+    steps(s, 50);
+    assert_int_equal(alarm_heard.times, 1);
+    assert_int_equal(alarm_heard.rank, 4);
+    assert_int_equal(alarm_heard.note, NOTE(1, NOTE_ANSWER + 5));
+    assert_ptr_equal(alarm_heard.context, &s->ranks[2]);
+    assert_int_equal(s->ranks[2].sent[4], 0);
+    assert_int_equal(s->ranks[4].sent[2], 0);
+    *proxy_ring(s->ranks[2].proxies, 0)->ask = WAITS_WORD(2, RANKS); /* nobody */
+    steps(s, 50);
+    assert_int_equal(alarm_heard.times, 1);
+    expect_nothing_wrong(s);
+}
+
+static void a_host_s_alarm_reaches_every_peer_once(void **state)
+{
+    struct proxy_fixture *s = *state;
+
+    open_with_alarms(s, 2);
+    proxy_alarm(s->ranks[2].proxies, NOTE(1, 3));
+    proxy_alarm(s->ranks[2].proxies, NOTE(0, 4)); /* the first one counts */
+    steps(s, 50);
+    assert_int_equal(alarm_heard.times, peers_of(2));
+    assert_int_equal(alarm_heard.note, NOTE(1, 3));
+    expect_nothing_wrong(s);
 }
 
 int main(void)
@@ -249,7 +337,11 @@ int main(void)
         TEST(a_put_grows_to_the_set_size_at_most),
         TEST(signals_ride_on_what_is_there),
         TEST(what_waits_goes_on_merging),
-        TEST(an_alarm_carries_a_number_and_counts_nothing),
+        TEST(an_alarm_carries_a_note_to_all_and_counts_nothing),
+        TEST(an_alarm_that_is_passed_on_goes_to_the_relays),
+        TEST(a_note_about_no_rank_is_refused),
+        TEST(a_question_is_answered_by_the_proxy),
+        TEST(a_host_s_alarm_reaches_every_peer_once),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

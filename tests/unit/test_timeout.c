@@ -419,7 +419,7 @@ static int proxy_fails(struct fixture *s)
         rc = epx_dispatch(s->ll, &s->in, &s->ll_out, &s->ll_info, NULL, NULL) != EPX_OK;
         nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
         if (s->rank == 0)
-            group_abort(s->group, EPX_ERR_SYSTEM);
+            group_abort(s->group, EPX_ERR_SYSTEM, -1);
         if (epx_stream_sync(s->group, NULL) != EPX_ERR_PEER || now_ms() - start > 4 * ACROSS_NODES_MS)
             rc = fixture_fail(s, "rank 0 failed, and this rank was not told");
     }

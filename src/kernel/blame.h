@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Blame: who keeps a rank from answering. A rank that does not answer may itself be waiting for the rank that is gone.
+ * So whoever waits long says for whom, again and again (say_waits()), and whoever's deadline expires follows these
+ * words from rank to rank (find_culprit()): the culprit is the first rank that does not wait, or does not run.
+ *
+ *   rank 1                       rank 0                       rank 3
+ *   waits for 0: waits = (n, 0)  waits for 3: waits = (n, 3)  gone: its word stands still
+ *   expires; the word of 0 changes and names 3, that of 3 does not change: abort word with the culprit 3
+ *
+ * The word is in the control block, for the ranks of the node. For those of others the rank's proxy, which runs as long
+ * as its process does, answers questions:
+ *
+ *   kernel                    own proxy          network           proxy of `rank`
+ *   ring.ask = (n, rank) -->  question     ---------------------->  reads control.waits, or the abort word
+ *   counters[SIG_ABORT][rank] = (m, answer)  <--------------------  note (kernel/command.h)
+ */
+#ifndef EPX_KERNEL_BLAME_H
+#define EPX_KERNEL_BLAME_H
+
+#include "kernel/agent.h"
+#include "kernel/command.h"
+
+KFN struct control *blame_control(const struct group_dev *g, int rank)
+{
+    return (struct control *)g->heap[rank];
+}
+
+/* Whoever waits for this rank, and does not get its word in time, finds here why. */
+KFN_STEP void say_waits(struct agent *ag, const struct group_dev *g, int peer)
+{
+    uint64_t *waits = &blame_control(g, g->rank)->waits;
+
+    if (ag_leader(ag) && peer >= 0)
+        ag_store_release(waits, WAITS_WORD(WAITS_BEAT(ag_peek(waits)) + 1, peer)); /* pairs with next_beat() */
+    ag_sync(ag);
+}
+
+/* How often a rank that waits says so. */
+KFN uint64_t wait_slice(const struct group_dev *g)
+{
+    const uint64_t slice = g->timeout_ns / WAIT_SLICES;
+
+    return slice < WAIT_SLICE_MAX_NS ? slice : WAIT_SLICE_MAX_NS;
+}
+
+/* ag_wait_ge in slices: a wait that takes longer than one says for whom. Time in which the process was stopped counts
+ * as one slice at most: who has slept itself does not blame others for it. */
+KFN_STEP enum wait_result wait_aloud(struct agent *ag, const struct group_dev *g, const uint64_t *word, uint64_t target,
+                                     int peer, uint64_t left)
+{
+    const uint64_t slice = wait_slice(g);
+
+    for (;;) {
+        const uint64_t ns = left < slice ? left : slice;
+        const enum wait_result why = ag_wait_ge(ag, word, target, ns);
+
+        left -= ns;
+        if (why != WAIT_TIMEOUT || left == 0)
+            return why;
+        say_waits(ag, g, peer);
+    }
+}
+
+enum {
+    BEAT_SLICES = 3, /* a rank that says nothing for so long does not wait */
+    ASK_SLICES = 2,
+    BEAT_TRIES = 3,
+    MOST_HOPS = 8
+};
+
+/* The next word that `rank`, of this node, stores while it waits, or 0: it does not wait, or does not run. In all that
+ * follows `peer` is whom this rank waits for, and goes on saying so. */
+KFN_STEP uint64_t next_beat(struct agent *ag, const struct group_dev *g, int rank, uint64_t before, int peer)
+{
+    const uint64_t *waits = &blame_control(g, rank)->waits;
+    const uint64_t next = WAITS_WORD(WAITS_BEAT(before) + 1, 0);
+
+    if (wait_aloud(ag, g, waits, next, peer, BEAT_SLICES * wait_slice(g)) != WAIT_OK)
+        return 0;
+    return ag_load_acquire(waits); /* pairs with the release in say_waits() */
+}
+
+/* Where this rank's proxy stores what the proxy of `rank` answers. */
+KFN const uint64_t *answer_word(const struct group_dev *g, int rank)
+{
+    return &g->counters[(size_t)SIG_ABORT * (size_t)g->sig_slots * (size_t)g->nranks + (size_t)rank];
+}
+
+/* Has the own proxy taken a question since `word` was stored? Otherwise it is stuck, and so is this rank. */
+KFN int question_taken(const struct ring_dev *ring, uint64_t word)
+{
+    /* Acquire: pairs with the release in take_ask() of proxy/alarm.c. */
+    return (int64_t)(WAITS_BEAT(ag_load_acquire(ring->asked)) - WAITS_BEAT(word)) >= 0;
+}
+
+enum { NO_ANSWER = 0, OWN_PROXY_STUCK = 1 }; /* instead of a word, whose beat is 1 or more */
+
+/* What the proxy of `rank`, of another node, says about its word. */
+KFN_STEP uint64_t ask_waits(struct agent *ag, const struct group_dev *g, int rank, int peer)
+{
+    const struct ring_dev *ring = &g->rings[(g->rank + rank) % g->nrings];
+    const uint64_t *answer = answer_word(g, rank);
+    const uint64_t next = WAITS_WORD(WAITS_BEAT(ag_load_acquire(answer)) + 1, 0);
+
+    int taken = 0;
+
+    for (int i = 0; i < ASK_SLICES || (!taken && i < BEAT_SLICES);
+         i++) { /* again: another agent may have overwritten it */
+        const uint64_t word = WAITS_WORD(WAITS_BEAT(ag_load_acquire(ring->ask)) + 1, rank);
+        if (ag_leader(ag))
+            ag_store_release(ring->ask, word); /* pairs with take_ask() */
+        ag_sync(ag);
+        ag_ring(ag, ring->bell);
+        const enum wait_result why = wait_aloud(ag, g, answer, next, peer, wait_slice(g));
+        say_waits(ag, g, peer);
+        if (why == WAIT_OK)
+            return ag_load_acquire(answer); /* pairs with the release in on_alarm() of group/net.c */
+        if (why == WAIT_ABORTED)
+            return NO_ANSWER;
+        taken |= question_taken(ring, word);
+    }
+    return taken ? NO_ANSWER : OWN_PROXY_STUCK;
+}
+
+/* As next_beat(), for a rank of another node. Its proxy answers although nothing has changed: it is asked again a slice
+ * later. */
+KFN_STEP uint64_t next_answer(struct agent *ag, const struct group_dev *g, int rank, uint64_t before, int peer)
+{
+    for (int i = 0; WAITS_BEAT(before) && i < ASK_SLICES; i++) {
+        /* Nobody answers for this rank: a pause, which the abort word ends. */
+        if (wait_aloud(ag, g, answer_word(g, g->rank), 1, peer, wait_slice(g)) == WAIT_ABORTED)
+            return NO_ANSWER;
+        const uint64_t next = ask_waits(ag, g, rank, peer);
+        if (!WAITS_BEAT(next) || NOTE_CAUSE((uint32_t)next) != NOTE_CAUSE((uint32_t)before))
+            return next;
+    }
+    return before == OWN_PROXY_STUCK ? OWN_PROXY_STUCK : NO_ANSWER;
+}
+
+/* Whom `rank` waits for; -1: it does not wait, run or answer. *stuck: this rank cannot ask. Agents of a rank may wait
+ * for different ranks: those that wait for this one, which waits itself, do not count as long as there are others. */
+KFN_STEP int waits_for(struct agent *ag, const struct group_dev *g, int rank, int peer, int *stuck)
+{
+    const int local = g->heap[rank] != NULL;
+    uint64_t word = local ? ag_load_acquire(&blame_control(g, rank)->waits) : ask_waits(ag, g, rank, peer);
+    int whom = -1;
+
+    for (int i = 0; i < BEAT_TRIES && (whom < 0 || whom == g->rank); i++) {
+        word = local ? next_beat(ag, g, rank, word, peer) : next_answer(ag, g, rank, word, peer);
+        if (!WAITS_BEAT(word))
+            break;
+        whom = local ? WAITS_PEER(word) : NOTE_CULPRIT((uint32_t)word);
+        if (whom >= g->nranks) /* from another rank's memory, or from the network */
+            whom = -1;
+    }
+    *stuck = !local && word == OWN_PROXY_STUCK;
+    return whom;
+}
+
+/* The rank that keeps `peer` from answering: `peer` itself, if it waits for nobody else; -1: this rank, whose own proxy
+ * is stuck. */
+KFN_STEP int find_culprit(struct agent *ag, const struct group_dev *g, int peer)
+{
+    const uint64_t start = ag_now(ag);
+    int at = peer, stuck = 0;
+
+    for (int i = 0; i < MOST_HOPS && ag_now(ag) - start < g->timeout_ns / 2; i++) {
+        const int next = waits_for(ag, g, at, peer, &stuck);
+
+        if (next < 0 || next == g->rank || next == at)
+            break;
+        at = next;
+    }
+    return stuck ? -1 : at;
+}
+
+#endif

@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Aborts, questions and their answers, and what else says who is to blame (kernel/blame.h). A ring may be full, or wait
+ * for a peer that is gone: what a failing rank has to say does not pass through it.
+ *
+ *   kernel, host                     this thread                                   peers' proxies
+ *   ring.alarm = note  ----------->  the note to all peers, or to the relays --->  on_alarm: set the abort word
+ *   ring.ask = rank    ----------->  a question to one peer  ------------------->  on_ask
+ *   on_alarm: an answer  <-------------------------------------------------------  the note that on_ask returned
+ *
+ * An endpoint that is closed after a failure first waits until its aborts have left.
+ *
+ * The network loses a peer: it may have ended because of a failure of which this rank has not heard yet, so that is
+ * reported after a grace period.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "proxy/internal.h"
+#include "util/pause.h"
+
+#define TELL_NS 250000000u
+#define TELL_POLL_NS 50000
+
+/* A note, or a question if it is NOTE_NONE. No kernel has pushed it: it counts as no command. */
+static int send_alarm(struct proxy_thread *t, struct peer *peer, uint32_t note)
+{
+    const struct pending put = {.counter = (uint16_t)COUNTER(t->group->options.alarm_kind, 0), .note = note};
+
+    return peer->dead || put_enqueue(t, peer, &put);
+}
+
+/* A peer whose queue is full gets it in a later iteration. */
+static int take_alarm(struct proxy_thread *t, uint64_t alarm)
+{
+    const uint8_t *relays = t->group->options.relays;
+    int n = 0;
+
+    for (; t->alarm_next < t->npeers; t->alarm_next++, n++) {
+        struct peer *peer = &t->peers[t->alarm_next];
+
+        if (!(alarm & ALARM_ALL) && relays && !relays[peer->rank])
+            continue;
+        if (!send_alarm(t, peer, (uint32_t)alarm))
+            break;
+    }
+    return n;
+}
+
+static int take_ask(struct proxy_thread *t)
+{
+    /* Acquire: pairs with the release in ask_waits() of kernel/blame.h. */
+    const uint64_t word = __atomic_load_n(t->ring.dev.ask, __ATOMIC_ACQUIRE);
+    const uint32_t rank = (uint32_t)WAITS_PEER(word);
+
+    if (word == t->asked_word)
+        return 0;
+    t->asked_word = word;
+    __atomic_store_n(t->ring.dev.asked, word, __ATOMIC_RELEASE); /* pairs with the acquire in question_taken() */
+    if (rank < (uint32_t)t->group->options.nranks && t->by_rank[rank] >= 0)
+        send_alarm(t, &t->peers[t->by_rank[rank]], NOTE_NONE); /* without room: it will be asked again */
+    return 1;
+}
+
+int alarm_progress(struct proxy_thread *t)
+{
+    const uint64_t alarm = __atomic_load_n(t->ring.dev.alarm, __ATOMIC_ACQUIRE); /* pairs as in alarm_waits() */
+
+    return take_ask(t) | (alarm ? take_alarm(t, alarm) : 0);
+}
+
+void alarm_answer(struct proxy_thread *t, int rank)
+{
+    const struct proxy_options *o = &t->group->options;
+
+    if (o->on_ask)
+        send_alarm(t, &t->peers[t->by_rank[rank]], o->on_ask(o->context, rank));
+}
+
+/* Agents that wait for room in the ring wait for the peer whose queue is full. */
+void report_blocked(struct proxy_thread *t)
+{
+    const struct proxy_options *o = &t->group->options;
+    const uint64_t slice_ns = (uint64_t)o->timeout_ms * 1000000u / WAIT_SLICES;
+
+    /* Release: pairs with the acquire in push_failed() of kernel/sync.h. */
+    __atomic_store_n(t->ring.dev.blocked, t->blocked ? (uint64_t)t->blocked_by + 1 : 0, __ATOMIC_RELEASE);
+    if (!t->blocked) {
+        t->blocked_ns = 0;
+    } else if (!t->blocked_ns) {
+        t->blocked_ns = loop_now(t);
+    } else if (loop_now(t) - t->blocked_ns >= (slice_ns < WAIT_SLICE_MAX_NS ? slice_ns : WAIT_SLICE_MAX_NS)) {
+        t->blocked_ns = loop_now(t);
+        if (o->on_blocked)
+            o->on_blocked(o->context, t->blocked_by);
+    }
+}
+
+void alarm_report(struct proxy_thread *t)
+{
+    const int told = t->nbusy == 0 && t->messages_in_flight == 0 && !alarm_waits(t);
+
+    __atomic_store_n(&t->told, told, __ATOMIC_RELEASE); /* pairs with the acquire in alarm_wait() */
+}
+
+static int has_told(struct proxy_thread *t)
+{
+    if (t->group->manual)
+        proxy_progress(t);
+    return t->abandoned || __atomic_load_n(&t->told, __ATOMIC_ACQUIRE); /* pairs with alarm_report() */
+}
+
+void alarm_wait(struct proxy_group *g)
+{
+    const uint64_t eighth = (uint64_t)g->options.timeout_ms * 1000000u / 8;
+    const uint64_t deadline = g->env->now_ns(g->env->self) + (eighth < TELL_NS ? eighth : TELL_NS);
+
+    for (int i = 0; g->connected && i < g->options.threads; i++) {
+        struct proxy_thread *t = &g->threads[i];
+
+        if (!__atomic_load_n(t->ring.dev.alarm, __ATOMIC_ACQUIRE)) /* pairs as in alarm_waits() */
+            continue;
+        while (!has_told(t) && !g->manual && g->env->now_ns(g->env->self) < deadline)
+            pause_ns(TELL_POLL_NS);
+    }
+}
+
+void report_loss(struct proxy_thread *t, const struct peer *peer)
+{
+    const struct proxy_options *o = &t->group->options;
+    char text[160];
+
+    snprintf(text, sizeof(text), "the network (%s) lost rank %d: %s", t->ops->name, peer->rank, strerror(peer->error));
+    if (o->on_error)
+        o->on_error(o->context, EPX_ERR_PEER, peer->rank, 0, peer->error, text);
+}
+
+/* Losses whose grace period is over. */
+void report_losses(struct proxy_thread *t)
+{
+    const uint64_t grace_ns = (uint64_t)t->group->options.grace_ms * 1000000u;
+    int i;
+
+    for (i = 0; i < t->npeers; i++) {
+        struct peer *peer = &t->peers[i];
+
+        if (!peer->unreported || loop_now(t) - peer->lost_ns < grace_ns)
+            continue;
+        peer->unreported = 0;
+        t->unreported--;
+        report_loss(t, peer);
+    }
+}
