@@ -90,6 +90,8 @@ void prop_print_case(const struct prop_case *c);
 void prop_recoveries(uint64_t *ranks, uint64_t *rounds);
 /* NULL, or called before a rank uses its tensors for something else, while its group exists. */
 extern void (*prop_reuses)(epx_group *group);
+/* NULL, or called when a rank was told of a failure that faults excuse: whom does it blame? */
+extern void (*prop_told)(epx_group *group, int rank);
 /* How often an operation ended in a way that faults excuse. */
 uint64_t prop_excused(void);
 

@@ -41,6 +41,7 @@ static int excusable(const struct actor *a, epx_status status)
 }
 
 static uint64_t excused;
+void (*prop_told)(epx_group *group, int rank);
 
 uint64_t prop_excused(void)
 {
@@ -54,6 +55,8 @@ int actor_status(struct actor *a, const char *call, epx_status status)
     if (excusable(a, status)) {
         __atomic_fetch_add(&excused, 1, __ATOMIC_RELAXED);
         a->failed = 1;
+        if (prop_told && a->group)
+            prop_told(a->group, a->rank);
         return -1;
     }
     return actor_failure(a, "%s: %s: %s", call, epx_strerror(status), epx_last_error());

@@ -269,6 +269,47 @@ static void reuses(epx_group *group)
         sim_rule_reuse(group->rank, group->nranks, (void *const *)group->bases);
 }
 
+/* Is it a fault of this rank that others see? A stall within a slice of a wait (kernel/sync.h) is none. */
+static int is_faulty(const struct sim_case *c, int rank)
+{
+    const struct sim_options *s = &c->setup.sched;
+    const uint64_t slice_ns = (uint64_t)c->prop.timeout_ms * 1000000u / 16;
+
+    for (int i = 0; i < s->nfaults; i++)
+        if (s->fault[i].rank == rank && s->fault[i].ns > slice_ns)
+            return 1;
+    return 0;
+}
+
+/* May a healthy rank be unreachable, or late, without a fault of its own? A network that loses messages, or whose whole
+ * queue the puts to a dead rank fill; a rank that waits in another group; a rank that others went on without. */
+static int others_may_be_late(const struct sim_case *c)
+{
+    return c->net.lose_one_in || c->net.depth <= 8 || c->prop.ngroups > 1 || c->prop.enable_mask;
+}
+
+/* Blame. Nobody blames itself. Nobody says of a rank without a fault that it failed: a wait that expired may name one,
+ * with "may" in its message. That it does so rarely is counted. */
+static void told(epx_group *group, int rank)
+{
+    epx_error_info info = EPX_ERROR_INFO_INIT;
+    const epx_status status = epx_group_error(group, &info);
+    struct sim_report *r = now.report;
+    int wrong;
+
+    if (status != EPX_ERR_TIMEOUT && status != EPX_ERR_PEER)
+        return;
+    /* "failed (...)" is what a rank says of itself. */
+    wrong = info.peer >= 0 && !is_faulty(now.c, info.peer) && !strstr(info.message, "failed (");
+    if (info.peer == rank || (wrong && !strstr(info.message, "may ") && !strstr(info.message, "masked")))
+        snprintf(r->wrong_blame, sizeof(r->wrong_blame), "%s blamed: %s",
+                 info.peer == rank ? "a rank that fails itself is" : "a healthy rank is", info.message);
+    if (is_faulty(now.c, rank) || others_may_be_late(now.c))
+        return;
+    r->blames++;
+    r->misblamed += wrong || info.peer < 0;
+}
+
 int sim_case_run(const struct sim_case *c, struct sim_report *report)
 {
     int rc;
@@ -277,8 +318,14 @@ int sim_case_run(const struct sim_case *c, struct sim_report *report)
     now.c = c;
     now.report = report;
     prop_reuses = reuses;
+    prop_told = told;
     rc = prop_run_case_on(&c->prop, simulated_ranks, report->error, sizeof(report->error));
     prop_reuses = NULL;
+    prop_told = NULL;
+    if (report->wrong_blame[0] && rc == 0) {
+        snprintf(report->error, sizeof(report->error), "%s", report->wrong_blame);
+        rc = -1;
+    }
     if (report->outcome.broken[0]) {
         snprintf(report->error, sizeof(report->error), "%s", report->outcome.broken);
         rc = -1;

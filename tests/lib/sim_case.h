@@ -28,7 +28,9 @@ struct sim_case {
 
 struct sim_report {
     struct sim_outcome outcome;
-    char error[2000]; /* "" = good */
+    char error[2000];      /* "" = good */
+    char wrong_blame[300]; /* "" = none: who was blamed wrongly, see told() */
+    int blames, misblamed; /* failures that healthy ranks were told of; those that do not name a rank with a fault */
 };
 
 void sim_case_draw(struct sim_case *c, uint64_t seed, const struct sim_case_options *options);
