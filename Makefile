@@ -4,6 +4,7 @@
 #   make demo       both modes with 8 ranks, every result checked
 #   make quick      the daily loop: compile, most tests, checks of the text (at most 3 minutes on 2 cores)
 #   make test       everything that CI checks (scripts/test.sh; at most 15 minutes on 2 cores)
+#   make blame      200 ranks killed, 200 stopped: do all others name the right one? (20 minutes)
 #   make test-rxe   verbs on Soft-RoCE in a virtual machine (docs/verbs.md)
 #   make format     clang-format on all sources
 #   make hooks      git checks the message of each commit (CONTRIBUTING.md)
@@ -37,6 +38,9 @@ quick:
 test:
 	@scripts/test.sh
 
+blame: all
+	@EPX_TEST_EVENTS=50 $(BUILD)/tests/test_blame
+
 test-rxe: all
 	@scripts/rxe/run.sh $(BUILD)
 
@@ -53,4 +57,4 @@ clean:
 distclean: clean
 	rm -rf .venv-test
 
-.PHONY: all configure demo quick test test-rxe format hooks clean distclean
+.PHONY: all configure demo quick test blame test-rxe format hooks clean distclean
