@@ -268,11 +268,15 @@ def test_combine_order_one_level(world: World) -> None:
 
 
 def test_combine_order_two_levels(world: World) -> None:
-    """[E] 5: per domain, the own one too, by highest k, rounded; then bias and domains by highest k."""
-    with elastic(world, 2, num_topk=8) as buffer:
-        assert buffer.get_logical_domain_size() == (2, world.nranks // 2)
-        for seed, expand in ((1, False), (2, False), (3, True), (4, True)):
-            check_combine(world, buffer, make_work(world, seed, topk=6, local=4), expand, True, seed % 3)
+    """[E] 5: per domain, the own one too, by highest k, rounded; then bias and domains by highest k. One reduction, or
+    one level over all nodes: every rank's row counts by itself, and one rounding."""
+    for multiple, hybrid in ((True, True), (False, True), (True, False), (False, False)):
+        with elastic(world, 2, num_topk=8, allow_multiple_reduction=multiple, allow_hybrid_mode=hybrid) as buffer:
+            per = world.nranks // 2
+            assert buffer.get_logical_domain_size() == ((2, per) if hybrid else (1, world.nranks))
+            assert buffer.get_physical_domain_size() == (2, per)
+            for seed, expand in ((1, False), (2, False), (3, True), (4, True)):
+                check_combine(world, buffer, make_work(world, seed, topk=6, local=4), expand, True, seed % 3)
 
 
 def test_previous_event_and_async(world: World) -> None:

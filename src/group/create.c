@@ -54,6 +54,8 @@ static void close_memory(struct epx_group *group)
     for (int r = 0; group->bases && r < group->nranks; r++)
         if (group->bases[r])
             ops->heap_close(group->device, &group->exports[r], group->bases[r]);
+    if (group->round_rows)
+        ops->mem_free(group->device, group->round_rows);
     if (group->heap.base)
         ops->heap_destroy(group->device, &group->heap);
     ops->close(group->device);

@@ -56,6 +56,8 @@ struct epx_group {
     struct device_stream
         *last_stream; /* of the last operation; operations of a group run in the order of their calls */
     struct device_event *order_event;
+    void *round_rows; /* high throughput: rows that rounds of a combine keep (modes/high_throughput.c) */
+    uint64_t round_bytes;
     uint64_t issued[STAGED_KINDS]; /* low-latency operations so far */
     struct epx_handle *handles;
     struct epx_event *events;

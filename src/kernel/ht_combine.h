@@ -19,7 +19,8 @@
  *                                                      node one by one, or the sum that a relay sent
  *
  * SUM_TOPK_ORDER (epx.h): a rank and a node have the place of their last entry in the token's top-k; the sums of ranks
- * and of nodes, the own one too, are rounded where SUM_ROUND_* says so.
+ * and of nodes, the own one too, are rounded where SUM_ROUND_* says so. Where nodes' sums are not, every row of another
+ * node comes by itself: a round of the above for each k brings the rows whose place is k, and the last one adds.
  *
  * The wait for HC_DONE makes the caller's tensor and the receive buffer free again when the operation completes; the
  * next HC_READY says that the returned rows have been read; the one count more, that the relay has compared and needs
@@ -190,12 +191,24 @@ KFN int hc_last_entry(const int32_t *ids, int K, int d, int local_experts)
     return last;
 }
 
-/* SUM_TOPK_ORDER: as hc_holders(), in the order of top-k. Bit i of *ends: row i is the last of a sum to be rounded. */
-KFN_STEP int hc_holders_topk(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs,
-                             const int32_t *ids, const int32_t *pos, struct pair_set *holders, uint32_t *ends)
+/* Do the rows of a rank have one place together? Else each has its own. */
+KFN int hc_by_rank(const struct ht_combine_params *p)
 {
-    const int K = p->h->state->topk, L = p->g->local_experts;
-    const int by_rank = p->layout == LAYOUT_FLAT || p->sum & SUM_ROUND_RANKS;
+    return p->layout == LAYOUT_FLAT || p->sum & SUM_ROUND_RANKS;
+}
+
+/* SUM_TOPK_ORDER: the place of entry k, whose expert is on rank d. */
+KFN int hc_place(const struct ht_combine_params *p, const int32_t *ids, int d, int k)
+{
+    return hc_by_rank(p) ? hc_last_entry(ids, p->h->state->topk, d, p->g->local_experts) : k;
+}
+
+/* SUM_TOPK_ORDER: as hc_holders(), in the order of top-k. `only`: a place, or -1 for all. Bit i of *ends: row i is the
+ * last of a sum to be rounded. */
+KFN_STEP int hc_holders_topk(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs,
+                             const int32_t *ids, const int32_t *pos, int only, struct pair_set *holders, uint32_t *ends)
+{
+    const int K = p->h->state->topk;
     struct pair_set all; /* the key that orders the entry, or -1; the rank of its row */
     int64_t last_rows = 0;
     int n = 0;
@@ -204,9 +217,10 @@ KFN_STEP int hc_holders_topk(struct agent *ag, const struct ht_combine_params *p
     pair_set_begin(holders);
     AG_EACH(ag, int, k, K)
     {
-        int d = -1;
-        const int has = hc_row_desc(p->g, descs, ids, pos, k, &d) != NULL;
-        pair_set_offer(&all, k, !has ? -1 : by_rank ? hc_last_entry(ids, K, d, L) * KERNEL_MAX_TOPK + k : k, d);
+        int d = -1, place = -1;
+        if (hc_row_desc(p->g, descs, ids, pos, k, &d))
+            place = hc_place(p, ids, d, k);
+        pair_set_offer(&all, k, place < 0 || (only >= 0 && place != only) ? -1 : place * KERNEL_MAX_TOPK + k, d);
     }
     pair_set_settle(ag, &all);
     AG_ROUNDS(ag, int, k, K)
@@ -220,7 +234,7 @@ KFN_STEP int hc_holders_topk(struct agent *ag, const struct ht_combine_params *p
         n += ag_vote(ag, k < K && mine.a >= 0, &before);
         if (k < K && mine.a >= 0) {
             pair_set_offer(holders, place, mine.b, pos[k]);
-            last_rows |= !by_rank || mine.a == k * KERNEL_MAX_TOPK + k ? (int64_t)1 << place : 0;
+            last_rows |= mine.a == k * KERNEL_MAX_TOPK + k ? (int64_t)1 << place : 0;
         }
     }
     pair_set_settle(ag, holders);
@@ -275,23 +289,30 @@ KFN void hc_offer_rows(struct agent *ag, const struct ht_combine_params *p, cons
     }
 }
 
-/* The sum of the rows of a token in this node. Returns how many there were. */
+/* Sums rows, or sums of ranks if `ends` has any of more than one row. */
+KFN void hc_reduce(struct agent *ag, const struct ht_combine_params *p, char *out, const struct sum_set *set, int n,
+                   uint32_t ends, const char *bias0, const char *bias1)
+{
+    if (p->layout == LAYOUT_EXPERT_MAJOR && p->sum & SUM_ROUND_RANKS && ends != (uint32_t)(((uint64_t)1 << n) - 1))
+        ag_reduce_groups(ag, out, p->dtype, p->hidden, set, n, ends, bias0, bias1);
+    else
+        ag_reduce(ag, out, p->dtype, p->hidden, set, n, 0, bias0, bias1);
+}
+
+/* The sum of the rows of a token in this node, all or those of one place. Returns how many there were. */
 KFN int hc_sum_node(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs,
-                    const int32_t *ids, const int32_t *pos, char *out, const char *bias0, const char *bias1)
+                    const int32_t *ids, const int32_t *pos, int only, char *out, const char *bias0, const char *bias1)
 {
     struct pair_set holders;
     struct sum_set set;
     uint32_t ends = 0;
-    const int n = p->sum ? hc_holders_topk(ag, p, descs, ids, pos, &holders, &ends)
+    const int n = p->sum ? hc_holders_topk(ag, p, descs, ids, pos, only, &holders, &ends)
                          : hc_holders(ag, p, descs, ids, pos, &holders);
 
     sum_set_begin(&set);
     hc_offer_rows(ag, p, descs, &holders, n, &set, 0);
     sum_set_settle(ag, &set);
-    if (p->layout == LAYOUT_EXPERT_MAJOR && p->sum & SUM_ROUND_RANKS && ends != (uint32_t)(((uint64_t)1 << n) - 1))
-        ag_reduce_groups(ag, out, p->dtype, p->hidden, &set, n, ends, bias0, bias1);
-    else
-        ag_reduce(ag, out, p->dtype, p->hidden, &set, n, 0, bias0, bias1);
+    hc_reduce(ag, p, out, &set, n, ends, bias0, bias1);
     return n;
 }
 
@@ -327,13 +348,13 @@ KFN_STEP int hc_relay_chunk(struct agent *ag, const struct ht_combine_params *p,
         const size_t t = (size_t)j * M + (size_t)h->relay_list[(size_t)j * M + (size_t)i];
         const int32_t *ids = h->relay_ids + t * K, *pos = h->relay_pos + t * K;
         char *row = heap_at(g, g->rank, out + (uint64_t)i * bytes);
-        hc_sum_node(ag, p, NULL, ids, pos, row, NULL, NULL);
+        const int n = hc_sum_node(ag, p, NULL, ids, pos, p->rounds ? p->round : -1, row, NULL, NULL);
         if (p->signature.extra & SIGNATURE_WEIGHTS)
             AG_EACH(ag, int, k, (int)K)
         ((float *)(row + row_scales_at(&p->signature)))[k] = hc_weight(p, NULL, ids, pos, k);
         ag_sync(ag);
         put(ag, g, &batch, s, COUNTER(SIG_HC_ROWS, 0), out + (uint64_t)i * bytes, back + (uint64_t)i * bytes,
-            (uint32_t)bytes);
+            n || p->signature.extra & SIGNATURE_WEIGHTS ? (uint32_t)bytes : 0); /* a round may have no row of a token */
     }
     if (ag_leader(ag))
         ag_add_stat(&g->stats->rows_remote, (uint64_t)(end - begin));
@@ -504,11 +525,75 @@ KFN_STEP int hc_sum_token_topk(struct agent *ag, const struct ht_combine_params 
 {
     const int K = p->h->state->topk, nodes = p->g->nnodes > 1;
     const int own =
-        hc_sum_node(ag, p, descs, p->h->ids + (size_t)t * K, p->h->pos + (size_t)t * K, p->out + t * p->out_stride,
+        hc_sum_node(ag, p, descs, p->h->ids + (size_t)t * K, p->h->pos + (size_t)t * K, -1, p->out + t * p->out_stride,
                     p->bias[0] && !nodes ? p->bias[0] + t * p->bias_stride[0] : NULL,
                     p->bias[1] && !nodes ? p->bias[1] + t * p->bias_stride[1] : NULL);
 
     return nodes ? own + hc_sum_nodes(ag, p, t, own) - (own > 0) : own;
+}
+
+/* Rounds: the row of another node that this round brought for token t, or NULL. */
+KFN const char *hc_round_row(const struct ht_combine_params *p, int t, int place)
+{
+    const struct group_dev *g = p->g;
+    const int32_t *ids = p->h->ids + (size_t)t * (size_t)p->h->state->topk;
+    const int d = ids[place] < 0 ? g->rank : ids[place] / g->local_experts;
+
+    if (is_local(g, d) || hc_place(p, ids, d, place) != place)
+        return NULL;
+    return hc_back_row(p, g->node_of[d], t);
+}
+
+KFN char *hc_kept_row(const struct ht_combine_params *p, int t, int place)
+{
+    return p->kept + ((int64_t)t * p->h->state->topk + place) * p->kept_stride;
+}
+
+/* The rows of place `place` of token t: of this node where they are, of others where they came. */
+KFN int hc_put_place(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs, int t, int place,
+                     struct sum_set *set, int n)
+{
+    const struct group_dev *g = p->g;
+    const int K = p->h->state->topk, L = g->local_experts;
+    const int32_t *ids = p->h->ids + (size_t)t * K, *pos = p->h->pos + (size_t)t * K;
+    const char *came = hc_round_row(p, t, place);
+
+    if (came)
+        sum_set_put(ag, set, n++, place == p->round ? came : hc_kept_row(p, t, place), 1.0f, 0);
+    for (int k = 0; k <= place && !came && ids[place] >= 0; k++) {
+        int d = 0;
+        if (ids[k] < 0 || ids[k] / L != ids[place] / L || hc_place(p, ids, ids[k] / L, k) != place)
+            continue;
+        const struct hc_desc *desc = hc_row_desc(g, descs, ids, pos, k, &d);
+        if (desc)
+            sum_set_put(ag, set, n++, hc_row_at(g, d, desc, pos[k]), 1.0f, 0);
+    }
+    return n;
+}
+
+/* Rounds: keeps what this one brought for token t; the last one adds. Returns how many rows were summed. */
+KFN_STEP int hc_sum_token_rounds(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs,
+                                 int t)
+{
+    const char *came = hc_round_row(p, t, p->round);
+    struct sum_set set;
+    uint32_t ends = 0;
+    int n = 0;
+
+    if (p->round < p->rounds - 1) {
+        if (came)
+            ag_copy(ag, hc_kept_row(p, t, p->round), came, (size_t)p->signature.hidden_bytes);
+        return 0;
+    }
+    sum_set_begin(&set);
+    for (int place = 0; place < p->rounds; place++) {
+        const int before = n;
+        n = hc_put_place(ag, p, descs, t, place, &set, n);
+        ends |= n > before ? 1u << (n - 1) : 0;
+    }
+    hc_reduce(ag, p, p->out + t * p->out_stride, &set, n, ends, p->bias[0] ? p->bias[0] + t * p->bias_stride[0] : NULL,
+              p->bias[1] ? p->bias[1] + t * p->bias_stride[1] : NULL);
+    return n;
 }
 
 /* The own rows are in place: signals the node, and sends this rank's signature to its relays. One agent. */
@@ -590,7 +675,9 @@ KFN void hc_sum(struct agent *ag, const struct ht_combine_params *p, uint64_t ep
     for (int t = ag_index(ag); t < p->h->state->ntokens; t += ag_count(ag)) {
         if (AG_LOOK_AHEAD)
             hc_look_ahead(p, (int64_t)t + ag_count(ag));
-        rows += (uint64_t)(p->sum ? hc_sum_token_topk(ag, p, descs, t) : hc_sum_token(ag, p, descs, t));
+        rows += (uint64_t)(p->rounds ? hc_sum_token_rounds(ag, p, descs, t)
+                           : p->sum  ? hc_sum_token_topk(ag, p, descs, t)
+                                     : hc_sum_token(ag, p, descs, t));
     }
     count_returned(ag, g, rows);
     if (sync_last(ag, g, 1)) {

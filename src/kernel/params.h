@@ -507,6 +507,9 @@ struct ht_combine_params {
     int32_t sum;   /* SUM_* */
     uint64_t key;
     int64_t ntokens;
+    int32_t round, rounds; /* rows of other nodes one by one (hc_round_row): this launch of so many; 0 = all at once */
+    char *kept;            /* [B][K] rows of other nodes that earlier rounds brought */
+    int64_t kept_stride;
 };
 
 struct layout_count_params {

@@ -227,14 +227,59 @@ static void make_combine_desc(struct epx_handle *handle, const struct combine_ar
         desc->rows = ht->rows;
 }
 
+/* Memory for the rows of other nodes, as much as any call of the group has wanted. */
+static epx_status reserve_kept(struct epx_group *group, uint64_t bytes)
+{
+    const struct device_ops *ops = group->device->ops;
+    void *memory = NULL;
+    epx_status status;
+
+    if (bytes <= group->round_bytes)
+        return EPX_OK;
+    if (group->round_rows && group->last_stream) { /* a kernel in the queue may use it */
+        status = ops->stream_sync(group->device, group->last_stream);
+        if (status != EPX_OK)
+            return status;
+    }
+    status = ops->mem_alloc(group->device, bytes, &memory);
+    if (status != EPX_OK)
+        return status;
+    if (group->round_rows)
+        ops->mem_free(group->device, group->round_rows);
+    group->round_rows = memory;
+    group->round_bytes = bytes;
+    return EPX_OK;
+}
+
+/* Several nodes whose sums may not be rounded: one launch for every place in the top-k (kernel/ht_combine.h). */
+static epx_status combine_in_rounds(struct epx_handle *handle, struct ht_combine_params *p,
+                                    struct device_stream *stream)
+{
+    struct epx_group *group = handle->group;
+    epx_status status;
+
+    p->rounds = handle->config.topk;
+    p->kept_stride = (p->signature.hidden_bytes + 15) / 16 * 16;
+    status = reserve_kept(group, (uint64_t)handle->ntokens * (uint64_t)p->rounds * (uint64_t)p->kept_stride);
+    p->kept = group->round_rows;
+    for (p->round = 0; p->round < p->rounds && status == EPX_OK; p->round++) {
+        status = launch_ordered(group, stream, KERNEL_HT_COMBINE, p, sizeof(*p));
+        /* Staged rows stay where they are, and the weights have returned. */
+        p->tokens = NULL;
+        p->weights = NULL;
+        p->out_weights = NULL;
+        p->signature.extra &= ~SIGNATURE_WEIGHTS;
+        p->desc.signature = p->signature;
+    }
+    return status;
+}
+
 epx_status ht_combine(struct epx_handle *handle, const struct combine_args *args, struct device_stream *stream)
 {
     const int64_t element = (int64_t)epx_dtype_size((epx_dtype)args->tokens.dtype);
     struct ht_combine_params p;
     epx_status status;
 
-    if (handle->group->nnodes > 1 && args->sum && !(args->sum & EPX_SUM_ROUND_NODES))
-        return fail(EPX_ERR_UNSUPPORTED, "epx_combine: config.sum: several nodes need EPX_SUM_ROUND_NODES");
     memset(&p, 0, sizeof(p));
     p.g = handle->group->dev;
     p.h = handle->dev;
@@ -260,7 +305,9 @@ epx_status ht_combine(struct epx_handle *handle, const struct combine_args *args
     p.hidden = (int32_t)args->tokens.shape[1];
     p.dtype = args->tokens.dtype;
     status = recv_buf_check(handle, p.tokens || p.weights, "epx_combine");
-    if (status == EPX_OK)
+    if (status == EPX_OK && p.nodes && p.sum && !(p.sum & SUM_ROUND_NODES))
+        status = combine_in_rounds(handle, &p, stream);
+    else if (status == EPX_OK)
         status = launch_ordered(handle->group, stream, KERNEL_HT_COMBINE, &p, sizeof(p));
     if (status == EPX_OK)
         handle->group->stats.ht_combines++;

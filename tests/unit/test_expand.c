@@ -1,0 +1,405 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * High throughput as DeepEP V2 wants it: zones of any alignment, source maps, ends of zones and sources, and sums in the
+ * order of top-k. Every rank computes what it must get with plain loops; results are compared bit by bit.
+ *
+ * ctest: timeout=180 labels=ranks
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "epx/epx.h"
+#include "tests/lib/tensor_memory.h"
+#include "tests/lib/thread_boot.h"
+#include "tests/lib/unit.h"
+#include "tests/lib/unit_net.h"
+#include "util/numeric.h"
+
+enum { RANKS = 4, LOCAL = 3, EXPERTS = RANKS * LOCAL, TOPK = 5, HIDDEN = 88, MOST = 11, ALIGN = 3, STRIDE = 100 };
+enum { ROWS = RANKS * MOST * LOCAL + LOCAL * ALIGN, LINES = RANKS * MOST };
+
+static int tokens_of(int rank)
+{
+    return rank == 2 ? 0 : MOST - rank;
+}
+
+static uint32_t mix(uint32_t a, uint32_t b, uint32_t c, uint32_t d)
+{
+    uint32_t h = a * 0x9e3779b1u ^ b * 0x85ebca6bu ^ c * 0xc2b2ae35u ^ (d + 1) * 0x27d4eb2fu;
+
+    h ^= h >> 15;
+    h *= 0x2c1b3c6du;
+    return h ^ h >> 12;
+}
+
+/* Different experts, in an order of no meaning; some entries are dropped. */
+static int expert_of(int s, int t, int k)
+{
+    const int first = (int)(mix((uint32_t)s, (uint32_t)t, 0, 0) % EXPERTS);
+
+    return mix((uint32_t)s, (uint32_t)t, (uint32_t)k, 1) % 8 == 0 ? -1 : (first + 5 * k) % EXPERTS;
+}
+
+/* What the expert of (s, t, k) returns: numbers whose sums depend on the order. */
+static uint16_t value_of(int s, int t, int k, int c)
+{
+    const uint32_t h = mix((uint32_t)(s * MOST + t), (uint32_t)k, (uint32_t)c, 2);
+
+    return float_to_bf16(((float)(h & 0xffff) - 32768.0f) * (1.0f + (float)(h >> 16 & 0xff)) / 65536.0f);
+}
+
+static uint16_t bias_of(int s, int t, int c)
+{
+    return value_of(s, t, 40, c);
+}
+
+/* ---- One rank --------------------------------------------------------------------------------------------------- */
+
+struct state {
+    int rank, nodes;
+    epx_group *group;
+    epx_handle *handle;
+    int64_t *idx;
+    float *weights, *recv_weights, *back_weights;
+    uint16_t *x, *rows, *out, *bias;
+    int32_t *map, *ends, *real, *sources, *stats;
+    int expand;
+    unsigned sum;
+};
+
+static int wrong(const struct state *s, const char *what, int64_t expected, int64_t got)
+{
+    fprintf(stderr, "rank %d, %d nodes, expand %d, sum %u: %s: expected %lld, got %lld: %s\n", s->rank, s->nodes,
+            s->expand, s->sum, what, (long long)expected, (long long)got, epx_last_error());
+    return -1;
+}
+
+static void *memory(struct state *s, size_t bytes)
+{
+    return tensor_memory(s->group, bytes);
+}
+
+static int open_rank(struct state *s, const epx_bootstrap *boot)
+{
+    epx_group_config config = EPX_GROUP_CONFIG_INIT;
+
+    config.device = test_device();
+    config.modes = EPX_HIGH_THROUGHPUT;
+    config.num_experts = EXPERTS;
+    config.max_tokens_per_rank = MOST;
+    config.max_hidden_bytes = HIDDEN * 2;
+    config.max_topk = TOPK;
+    config.layouts = EPX_LAYOUT_BIT(EPX_FLAT) | EPX_LAYOUT_BIT(EPX_EXPERT_MAJOR);
+    config.num_agents = 3;
+    config.timeout_ms = 30000;
+    config.ranks_per_node = RANKS / s->nodes;
+    config.alloc_bytes = 1 << 20;
+    if (s->nodes > 1)
+        strcpy(config.net, "ofi:tcp");
+    if (epx_group_create(&s->group, boot, &config) != EPX_OK)
+        return wrong(s, "epx_group_create", 0, 1);
+    s->idx = memory(s, MOST * TOPK * sizeof(int64_t));
+    s->weights = memory(s, MOST * TOPK * sizeof(float));
+    s->back_weights = memory(s, MOST * TOPK * sizeof(float));
+    s->recv_weights = memory(s, (size_t)ROWS * TOPK * sizeof(float));
+    s->x = memory(s, MOST * HIDDEN * 2);
+    s->out = memory(s, MOST * HIDDEN * 2);
+    s->bias = memory(s, MOST * HIDDEN * 2);
+    s->rows = memory(s, (size_t)ROWS * HIDDEN * 2);
+    s->map = memory(s, (size_t)LINES * (TOPK + 2) * 4);
+    s->ends = memory(s, LOCAL * 4);
+    s->real = memory(s, LOCAL * 4);
+    s->stats = memory(s, LOCAL * 4);
+    s->sources = memory(s, RANKS * 4);
+    for (int t = 0; t < tokens_of(s->rank); t++) {
+        for (int k = 0; k < TOPK; k++) {
+            s->idx[t * TOPK + k] = expert_of(s->rank, t, k);
+            s->weights[t * TOPK + k] = (float)(s->rank * 10000 + t * 100 + k + 1);
+        }
+        for (int c = 0; c < HIDDEN; c++) {
+            s->x[t * HIDDEN + c] = value_of(s->rank, t, 50, c);
+            s->bias[t * HIDDEN + c] = bias_of(s->rank, t, c);
+        }
+    }
+    return 0;
+}
+
+static void close_rank(struct state *s)
+{
+    void *all[] = {s->idx,  s->weights, s->back_weights, s->recv_weights, s->x,     s->out,    s->bias,
+                   s->rows, s->map,     s->ends,         s->real,         s->stats, s->sources};
+
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]) && s->group; i++)
+        tensor_memory_free(s->group, all[i]);
+    if (s->group)
+        epx_group_destroy(s->group);
+}
+
+/* Row of (source, token, k) at its rank, by counting; -1 for dropped. */
+static int row_of(int source, int token, int k, int *zone_end)
+{
+    const int e = expert_of(source, token, k);
+    int row = 0, before = 0;
+
+    for (int l = e - e % LOCAL; l <= e; l++) {
+        int n = 0;
+        for (int s = 0; s < RANKS; s++)
+            for (int t = 0; t < tokens_of(s); t++)
+                for (int j = 0; j < TOPK; j++) {
+                    before += l == e && expert_of(s, t, j) == e && (s < source || (s == source && t < token));
+                    n += expert_of(s, t, j) == l;
+                }
+        if (l == e && zone_end)
+            *zone_end = row + n;
+        row += l == e ? before : (n + ALIGN - 1) / ALIGN * ALIGN;
+    }
+    return row;
+}
+
+static int goes(int s, int t, int rank)
+{
+    for (int k = 0; k < TOPK; k++)
+        if (expert_of(s, t, k) >= 0 && expert_of(s, t, k) / LOCAL == rank)
+            return 1;
+    return 0;
+}
+
+static int check_map(const struct state *s, int64_t lines)
+{
+    int64_t line = 0;
+
+    for (int src = 0; src < RANKS; src++)
+        for (int t = 0; t < tokens_of(src); t++) {
+            if (!goes(src, t, s->rank))
+                continue;
+            const int32_t *at = s->map + line * (TOPK + 2);
+            if (at[0] != src * STRIDE + t || at[1] != src)
+                return wrong(s, "source", src * STRIDE + t, at[0]);
+            for (int k = 0; k < TOPK && s->expand; k++) {
+                const int e = expert_of(src, t, k), here = e >= 0 && e / LOCAL == s->rank;
+                const int expected = here ? row_of(src, t, k, NULL) : -1;
+                if (at[2 + k] != expected)
+                    return wrong(s, "row of an entry", expected, at[2 + k]);
+                if (here && s->rows[expected * HIDDEN + 7] != value_of(src, t, 50, 7))
+                    return wrong(s, "payload", value_of(src, t, 50, 7), s->rows[expected * HIDDEN + 7]);
+            }
+            line++;
+        }
+    return line == lines ? 0 : wrong(s, "lines", line, lines);
+}
+
+static int check_counts(const struct state *s, int64_t lines)
+{
+    int ends = 0, sources = 0;
+
+    for (int l = 0; l < LOCAL; l++) {
+        int n = 0;
+        for (int src = 0; src < RANKS; src++)
+            for (int t = 0; t < tokens_of(src); t++)
+                for (int k = 0; k < TOPK; k++)
+                    n += expert_of(src, t, k) == s->rank * LOCAL + l;
+        const int padded = (n + ALIGN - 1) / ALIGN * ALIGN;
+        if (s->real[l] != n || s->stats[l] != n + 1)
+            return wrong(s, "rows of an expert", n, s->real[l]);
+        if (s->ends[l] != ends + (s->expand ? n : padded))
+            return wrong(s, "end of a zone", ends + n, s->ends[l]);
+        ends += padded;
+    }
+    for (int i = 0; i < RANKS / 2; i++) {
+        for (int src = i; src < RANKS; src += RANKS / 2)
+            for (int t = 0; t < tokens_of(src); t++)
+                sources += goes(src, t, s->rank);
+        if (s->sources[i] != sources)
+            return wrong(s, "end of sources", sources, s->sources[i]);
+    }
+    return sources == lines ? 0 : wrong(s, "tokens", sources, lines);
+}
+
+static int dispatch(struct state *s)
+{
+    const int B = tokens_of(s->rank);
+    epx_tensor idx = epx_tensor_make(s->idx, EPX_INT64, 2, B, TOPK, 0, 0);
+    epx_tensor real = epx_tensor_make(s->real, EPX_INT32, 1, LOCAL, 0, 0, 0);
+    epx_tensor ends = epx_tensor_make(s->ends, EPX_INT32, 1, LOCAL, 0, 0, 0);
+    epx_tensor stats = epx_tensor_make(s->stats, EPX_INT32, 1, LOCAL, 0, 0, 0);
+    epx_tensor sources = epx_tensor_make(s->sources, EPX_INT32, 1, RANKS / 2, 0, 0, 0);
+    epx_tensor x = epx_tensor_make(s->x, EPX_BF16, 2, B, HIDDEN, 0, 0);
+    epx_tensor weights = epx_tensor_make(s->weights, EPX_FP32, 2, B, TOPK, 0, 0);
+    epx_tensor rows = epx_tensor_make(s->rows, EPX_BF16, 2, ROWS, HIDDEN, 0, 0);
+    epx_tensor got = epx_tensor_make(s->recv_weights, EPX_FP32, s->expand ? 1 : 2, ROWS, TOPK, 0, 0);
+    epx_tensor map = epx_tensor_make(s->map, EPX_INT32, 2, LINES, TOPK + 2, 0, 0);
+    epx_layout_info info = EPX_LAYOUT_INFO_INIT;
+    epx_dispatch_inputs in = EPX_DISPATCH_INPUTS_INIT;
+    epx_dispatch_outputs out = EPX_DISPATCH_OUTPUTS_INIT;
+    epx_dispatch_config config = EPX_DISPATCH_CONFIG_INIT;
+    int64_t lines = -1;
+
+    for (int l = 0; l < LOCAL; l++)
+        s->stats[l] = 1;
+    info.expert_rows = &real;
+    info.expert_ends = &ends;
+    info.expert_stats = &stats;
+    info.source_ends = &sources;
+    in.tokens = &x;
+    in.topk_weights = &weights;
+    out.tokens = &rows;
+    out.topk_weights = &got;
+    out.source_map = &map;
+    config.source_stride = STRIDE;
+    if (epx_handle_update(s->handle, &idx, &info, NULL) != EPX_OK ||
+        epx_handle_recv_tokens(s->handle, &lines) != EPX_OK)
+        return wrong(s, "update", 0, 1);
+    if (epx_dispatch(s->handle, &in, &out, NULL, &config, NULL) != EPX_OK || epx_stream_sync(s->group, NULL) != EPX_OK)
+        return wrong(s, "dispatch", 0, 1);
+    return check_counts(s, lines) || check_map(s, lines) ? -1 : 0;
+}
+
+/* The rows of the experts, in place of what was received: with expansion one each, else their sum on this rank. */
+static void experts(struct state *s)
+{
+    int64_t line = 0;
+
+    for (int src = 0; src < RANKS; src++)
+        for (int t = 0; t < tokens_of(src); t++) {
+            if (!goes(src, t, s->rank))
+                continue;
+            for (int c = 0; c < HIDDEN; c++) {
+                float sum = 0.0f;
+                for (int k = 0; k < TOPK; k++) {
+                    const int e = expert_of(src, t, k);
+                    if (e < 0 || e / LOCAL != s->rank)
+                        continue;
+                    sum += bf16_to_float(value_of(src, t, k, c));
+                    if (s->expand)
+                        s->rows[row_of(src, t, k, NULL) * HIDDEN + c] = value_of(src, t, k, c);
+                }
+                if (!s->expand)
+                    s->rows[line * HIDDEN + c] = float_to_bf16(sum);
+            }
+            line++;
+        }
+}
+
+/* Sums the values of equal keys into the last of them and rounds; the others become dropped. A value that is folded
+ * already stays: its sum is itself. */
+static void fold(float *value, int *key, int per)
+{
+    for (int k = 0; k < TOPK; k++) {
+        const int group = key[k] / per;
+        int last = k;
+        float sum = 0.0f;
+        if (key[k] < 0)
+            continue;
+        for (int j = k; j < TOPK; j++)
+            if (key[j] >= 0 && key[j] / per == group) {
+                sum += value[j];
+                last = j;
+            }
+        value[last] = bf16_to_float(float_to_bf16(sum));
+        for (int j = k; j < last; j++)
+            key[j] = key[j] >= 0 && key[j] / per == group ? -1 : key[j];
+    }
+}
+
+static uint16_t expected_sum(const struct state *s, int t, int c)
+{
+    float value[TOPK], sum = bf16_to_float(bias_of(s->rank, t, c));
+    int key[TOPK];
+
+    for (int k = 0; k < TOPK; k++) {
+        key[k] = expert_of(s->rank, t, k);
+        value[k] = bf16_to_float(value_of(s->rank, t, k, c));
+    }
+    if (!s->expand || s->sum & EPX_SUM_ROUND_RANKS)
+        fold(value, key, LOCAL);
+    if (s->nodes > 1 && s->sum & EPX_SUM_ROUND_NODES)
+        fold(value, key, EXPERTS / s->nodes);
+    for (int k = 0; k < TOPK; k++)
+        sum += key[k] >= 0 ? value[k] : 0.0f;
+    return float_to_bf16(sum);
+}
+
+static int combine(struct state *s)
+{
+    const int B = tokens_of(s->rank);
+    epx_tensor rows = epx_tensor_make(s->rows, EPX_BF16, 2, ROWS, HIDDEN, 0, 0);
+    epx_tensor weights = epx_tensor_make(s->recv_weights, EPX_FP32, s->expand ? 1 : 2, ROWS, TOPK, 0, 0);
+    epx_tensor bias = epx_tensor_make(s->bias, EPX_BF16, 2, B, HIDDEN, 0, 0);
+    epx_tensor out = epx_tensor_make(s->out, EPX_BF16, 2, B, HIDDEN, 0, 0);
+    epx_tensor back = epx_tensor_make(s->back_weights, EPX_FP32, 2, B, TOPK, 0, 0);
+    epx_combine_inputs in = EPX_COMBINE_INPUTS_INIT;
+    epx_combine_outputs outputs = EPX_COMBINE_OUTPUTS_INIT;
+    epx_combine_config config = EPX_COMBINE_CONFIG_INIT;
+
+    in.tokens = &rows;
+    in.topk_weights = &weights;
+    in.bias[0] = &bias;
+    outputs.tokens = &out;
+    outputs.topk_weights = &back;
+    config.sum = s->sum;
+    memset(s->out, 0x55, MOST * HIDDEN * 2);
+    if (epx_combine(s->handle, &in, &outputs, &config, NULL) != EPX_OK || epx_stream_sync(s->group, NULL) != EPX_OK)
+        return wrong(s, "combine", 0, 1);
+    for (int t = 0; t < B; t++) {
+        for (int k = 0; k < TOPK; k++) {
+            const float expected = expert_of(s->rank, t, k) < 0 ? 0.0f : s->weights[t * TOPK + k];
+            if (s->back_weights[t * TOPK + k] != expected)
+                return wrong(s, "weight", (int64_t)expected, (int64_t)s->back_weights[t * TOPK + k]);
+        }
+        for (int c = 0; c < HIDDEN; c++)
+            if (s->out[t * HIDDEN + c] != expected_sum(s, t, c))
+                return wrong(s, "sum", expected_sum(s, t, c), s->out[t * HIDDEN + c]);
+    }
+    return 0;
+}
+
+static int one_layout(struct state *s, int expand)
+{
+    static const unsigned sums[] = {EPX_SUM_TOPK_ORDER, EPX_SUM_TOPK_ORDER | EPX_SUM_ROUND_RANKS,
+                                    EPX_SUM_TOPK_ORDER | EPX_SUM_ROUND_RANKS | EPX_SUM_ROUND_NODES};
+    epx_handle_config config = EPX_HANDLE_CONFIG_INIT;
+
+    s->expand = expand;
+    config.mode = EPX_HIGH_THROUGHPUT;
+    config.layout = expand ? EPX_EXPERT_MAJOR : EPX_FLAT;
+    config.topk = TOPK;
+    config.expert_alignment = ALIGN;
+    config.flags = expand ? EPX_HANDLE_SOURCE_MAP : 0;
+    if (epx_handle_create(&s->handle, s->group, &config) != EPX_OK || dispatch(s))
+        return wrong(s, "dispatch", 0, 1);
+    experts(s);
+    for (size_t i = 0; i < sizeof(sums) / sizeof(sums[0]); i++) {
+        s->sum = sums[i];
+        if (combine(s))
+            return -1;
+    }
+    return epx_handle_destroy(s->handle) == EPX_OK ? 0 : -1;
+}
+
+static int rank_main(int rank, int n, epx_bootstrap *boot, void *arg)
+{
+    struct state s = {.rank = rank, .nodes = *(int *)arg};
+    int failed = n != RANKS || open_rank(&s, boot) || one_layout(&s, 0) || one_layout(&s, 1);
+
+    close_rank(&s);
+    return failed;
+}
+
+static void test_one_node(void **unused)
+{
+    int nodes = 1;
+
+    (void)unused;
+    assert_int_equal(run_ranks(RANKS, rank_main, &nodes), 0);
+}
+
+static void test_two_nodes(void **unused)
+{
+    int nodes = 2;
+
+    (void)unused;
+    unit_need_ofi("tcp");
+    assert_int_equal(run_ranks(RANKS, rank_main, &nodes), 0);
+}
+
+UNIT_MAIN(cmocka_unit_test(test_one_node), cmocka_unit_test(test_two_nodes))
