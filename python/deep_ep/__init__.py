@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeepEP's V1 interface over EPX: the same names, arguments and results, on GPUs and CPUs, over any network."""
+"""DeepEP's interface over EPX: Buffer (V1) and ElasticBuffer (V2), with the same names, arguments and results, on GPUs
+and CPUs, over any network."""
 
 import torch
 
@@ -8,7 +9,7 @@ from .config import Config
 from .elastic import ElasticBuffer, EPHandle, get_logical_domain_size, get_physical_domain_size
 from .utils import EventHandle, EventOverlap
 
-__version__ = "1.2.1+epx"
+__version__ = "2.1.0+epx"
 
 topk_idx_t = torch.int64
 

@@ -235,8 +235,8 @@ class Engine:
         """The devices on which pools of this size have been used."""
         return [key[0] for key, pool in self._low.items() if pool.used and key[1:] == (max_tokens, num_experts)]
 
-    def _group(self, device: torch.device, **config: Any) -> epx.Group:
+    def _group(self, device: torch.device, bootstrap: Optional[epx.Bootstrap] = None, **config: Any) -> epx.Group:
         kind = {"cpu": epx.Device.CPU, "cuda": epx.Device.CUDA}[device.type]
-        group = epx.Group(self.bootstrap, device=kind, device_index=device.index or 0, **config)
+        group = epx.Group(bootstrap or self.bootstrap, device=kind, device_index=device.index or 0, **config)
         group.holds = device.type == "cpu"  # on a GPU, torch frees memory in stream order
         return group

@@ -2,10 +2,12 @@
 """ElasticBuffer: DeepEP's V2 interface."""
 
 import atexit
+import contextlib
 import os
+import uuid
 import warnings
 import weakref
-from typing import Any, Dict, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, Optional, Tuple, Union
 
 import epx
 import torch
@@ -16,7 +18,11 @@ from . import _elastic_sizes as sizes
 from ._checks import refused, wrong
 from ._elastic_dispatch import Domains
 from ._elastic_engine import ElasticEngine, ElasticSettings, local_index
+from ._elastic_engram import Engram, check_storage
+from ._elastic_gather import Gathers
 from ._elastic_handle import EPHandle
+from ._elastic_move import Barriers, default_device
+from ._elastic_pipeline import Pipeline
 from ._elastic_streams import comm_stream, launcher
 from ._domains import get_logical_domain_size, get_physical_domain_size
 from .buffer import Runtime
@@ -78,6 +84,8 @@ class ElasticBuffer:
         self.runtime = Runtime(self._engine)
         self.nccl_comm_handle = None
         self._num_sms: Dict[Any, int] = {}
+        self._barriers = Barriers(self._engine)
+        self._parts: Dict[str, Any] = {}  # Engram, pipeline and all-gather, once they are configured
         _living.add(self)
         if os.environ.get("EP_BUFFER_DEBUG", "0") not in ("", "0"):
             print("deep_ep.ElasticBuffer: rank %d of %d, %d x %d domains, %d bytes" % (
@@ -104,6 +112,10 @@ class ElasticBuffer:
     def _close(self, handles_too: bool) -> None:
         engine = getattr(self, "_engine", None)
         if engine is not None and not engine.closed:
+            for part in getattr(self, "_parts", {}).values():
+                part.close()
+            self._parts = {}
+            self._barriers.close()
             engine.close(handles_too)
         self.runtime = None
 
@@ -198,6 +210,12 @@ class ElasticBuffer:
         """The communication stream, which all buffers of the process share. Raises RuntimeError without a GPU."""
         return comm_stream()
 
+    def barrier(self, use_comm_stream: bool = True, with_cpu_sync: bool = False, sequential: bool = True) -> None:
+        """A barrier of all ranks on the communication stream, or on the current stream. CPU: when the call returns, all
+        ranks have called it. `sequential` has no effect."""
+        self._open()
+        self._barriers.run(use_comm_stream, with_cpu_sync)
+
     # ---- Dispatch and combine
 
     def _check_resources(self, num_sms: int, num_qps: int) -> None:
@@ -252,6 +270,101 @@ class ElasticBuffer:
                          allocate_on_comm_stream)
         return operations.combine(begin, x, handle, topk_weights, bias,  # type: ignore[return-value]
                                   self.allow_multiple_reduction, self._domains)
+
+
+    # ---- Engram, pipeline, all-gather
+
+    def _set_part(self, name: str, make: Callable[[], Any]) -> None:
+        """Replaces a part. Collective."""
+        self._open()
+        self.barrier(with_cpu_sync=True)
+        old = self._parts.pop(name, None)
+        if old is not None:
+            old.close()
+        self._parts[name] = make()
+        self.barrier(with_cpu_sync=True)
+
+    def _part(self, name: str, call: str, needed: str) -> Any:
+        self._open()
+        if name not in self._parts:
+            raise refused("%s: expected %s() before it" % (call, needed))
+        return self._parts[name]
+
+    def engram_write(self, storage: torch.Tensor, sf: Optional[torch.Tensor] = None) -> None:
+        """Stores this rank's rows of the table: bf16 [entries, hidden], or e4m3 with the scales `sf` of all ranks.
+        Collective. The rows stay on the device of `storage`."""
+        check_storage(self._open(), storage, sf, self.num_cpu_bytes)
+        self._set_part("engram", lambda: Engram(self._engine, storage, sf, self.num_bytes - self.num_cpu_bytes))
+
+    def engram_fetch(self, indices: torch.Tensor, num_qps: int = 0, use_tma_aligned_col_major_sf: bool = False) -> \
+            Callable[[], Tuple[torch.Tensor, Optional[torch.Tensor]]]:
+        """Fetches rows by global index, rank * entries + entry: int32 [tokens, n]. Returns a function whose result is
+        (data [tokens, n * hidden], scales or None). Collective, unlike DeepEP's: all ranks call it, with any number of
+        indices; it waits on the host for the number of rows that other ranks want."""
+        part = self._part("engram", "engram_fetch", "engram_write")
+        return part.fetch(indices, use_tma_aligned_col_major_sf)
+
+    def pp_set_config(self, num_max_tensor_bytes: int, num_max_inflight_tensors: int) -> None:
+        """Prepares the ring. Collective."""
+        checks.positive("num_max_tensor_bytes", num_max_tensor_bytes)
+        checks.positive("num_max_inflight_tensors", num_max_inflight_tensors)
+        needed = 4 * sizes.up(num_max_tensor_bytes) * num_max_inflight_tensors
+        if needed > self.num_bytes:
+            raise wrong("num_max_tensor_bytes, num_max_inflight_tensors", "at most num_bytes = %d" % self.num_bytes,
+                        needed)
+        name = self._open().bootstrap.allgather(uuid.uuid4().hex.encode())[0].decode()
+        self._set_part("pipeline", lambda: Pipeline(self._engine, default_device(), name, num_max_tensor_bytes,
+                                                    num_max_inflight_tensors))
+
+    def pp_send(self, t: torch.Tensor, dst_rank_idx: int, num_sms: int = 0) -> None:
+        """Sends a tensor to the previous or the next rank, first in, first out; does not wait for the receiver, unless
+        num_max_inflight_tensors are on their way."""
+        self._part("pipeline", "pp_send", "pp_set_config").send(t, dst_rank_idx)
+
+    def pp_recv(self, t: torch.Tensor, src_rank_idx: int, num_sms: int = 0) -> None:
+        """Receives a tensor from the previous or the next rank, on the current stream."""
+        self._part("pipeline", "pp_recv", "pp_set_config").recv(t, src_rank_idx)
+
+    def agrs_set_config(self, num_max_session_bytes: int, num_max_all_gathers_per_session: int) -> None:
+        """Prepares all-gather sessions. Collective."""
+        checks.positive("num_max_session_bytes", num_max_session_bytes)
+        checks.positive("num_max_all_gathers_per_session", num_max_all_gathers_per_session)
+        if num_max_session_bytes > self.num_bytes or num_max_all_gathers_per_session > 32:
+            raise wrong("num_max_session_bytes, num_max_all_gathers_per_session",
+                        "at most num_bytes = %d, and 32" % self.num_bytes,
+                        "%d, %d" % (num_max_session_bytes, num_max_all_gathers_per_session))
+        self._set_part("gathers", lambda: Gathers(self._engine, default_device(), num_max_session_bytes,
+                                                  num_max_all_gathers_per_session))
+
+    def _gathers(self, call: str) -> Gathers:
+        return self._part("gathers", call, "agrs_set_config")
+
+    def create_agrs_session(self) -> None:
+        """Begins a session of all-gathers."""
+        self._gathers("create_agrs_session").begin()
+
+    def destroy_agrs_session(self) -> None:
+        """Ends the session: waits for the current stream and for all ranks."""
+        self._gathers("destroy_agrs_session").end()
+        self.barrier()
+
+    @contextlib.contextmanager
+    def agrs_new_session(self, enabled: bool = True) -> Iterator[None]:
+        """A session for a `with` block."""
+        if enabled:
+            self.create_agrs_session()
+        yield
+        if enabled:
+            self.destroy_agrs_session()
+
+    def all_gather(self, t: Any) -> Tuple[Any, ...]:
+        """Gathers a tensor, or several at once: (gathered [R, ...], ..., handle). handle() makes the current stream
+        wait."""
+        return self._gathers("all_gather").run(t)
+
+    def agrs_get_inplace_tensor(self, shapes: sizes.Shapes, dtype: torch.dtype) -> Any:
+        """This rank's place in the result of the next all_gather, which must be given these tensors."""
+        return self._gathers("agrs_get_inplace_tensor").inplace(shapes, dtype)
 
 
 def _check_bytes(num_bytes: Optional[int], num_cpu_bytes: int, tokens: int, hidden: int) -> None:

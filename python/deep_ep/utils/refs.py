@@ -12,19 +12,17 @@ from .envs import get_global_seed
 _PRIME = 131071
 
 
-def _to_each_rank(parts: List[torch.Tensor]) -> Tuple[torch.Tensor, List[int]]:
-    """Sends parts[r] to rank r. Returns what came, by rank, and the rows of each."""
-    device = parts[0].device
-    given = torch.tensor([part.shape[0] for part in parts], dtype=torch.int64, device=device)
+def _to_each_rank(values: torch.Tensor, rows: List[torch.Tensor]) -> Tuple[torch.Tensor, List[int]]:
+    """Sends rows[r] of [T, columns] to rank r, as bytes. Returns what came, by rank, and the rows of each."""
+    given = torch.tensor([at.numel() for at in rows], dtype=torch.int64, device=values.device)
     taken = torch.empty_like(given)
     dist.all_to_all_single(taken, given)
-    rows = taken.tolist()
-    sent = torch.cat(parts).contiguous()
-    wire = sent.view(torch.uint8) if sent.numel() else sent.new_empty(0, sent.shape[1] * sent.element_size(),
-                                                                        dtype=torch.uint8)
-    out = torch.empty(sum(rows), wire.shape[1], dtype=torch.uint8, device=device)
-    dist.all_to_all_single(out, wire, rows, given.tolist())
-    return out.view(sent.dtype), rows
+    flat = torch.empty(0, values.shape[1] * values.element_size(), dtype=torch.uint8, device=values.device)
+    if values.numel():
+        flat = values.contiguous().view(torch.uint8)
+    out = torch.empty(int(taken.sum()), flat.shape[1], dtype=torch.uint8, device=values.device)
+    dist.all_to_all_single(out, flat[torch.cat(rows)], taken.tolist(), given.tolist())
+    return out.view(values.dtype), taken.tolist()
 
 
 def dispatch(x: Any, topk_idx: torch.Tensor, topk_weights: Optional[torch.Tensor], num_max_tokens_per_rank: int,
@@ -37,14 +35,15 @@ def dispatch(x: Any, topk_idx: torch.Tensor, topk_weights: Optional[torch.Tensor
     rows = [(owner == r).any(1).nonzero().flatten() for r in range(ranks)]
 
     def send(values: torch.Tensor) -> torch.Tensor:
-        return _to_each_rank([values[at] for at in rows])[0]
+        return _to_each_rank(values, rows)[0]
 
     tokens = x if isinstance(x, (tuple, list)) else (x,)
-    received = tuple(send(part.contiguous()) for part in tokens)
+    received = tuple(send(part) for part in tokens)
     idx = send(topk_idx) - rank * local
     idx = torch.where((idx >= 0) & (idx < local), idx, -1)
     weights = send(topk_weights) if topk_weights is not None else None
-    sources, counts = _to_each_rank([(at + rank * num_max_tokens_per_rank).to(torch.int32)[:, None] for at in rows])
+    numbers = rank * num_max_tokens_per_rank + torch.arange(topk_idx.shape[0], device=topk_idx.device)
+    sources, counts = _to_each_rank(numbers.to(torch.int32)[:, None], rows)
     return (received if len(tokens) > 1 else received[0], idx, weights, sources[:, 0],
             torch.tensor(counts, dtype=torch.int32))
 

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engram storage of ElasticBuffer: a table whose rows lie on all ranks, fetched by index.
+
+A fetch is two dispatches: the wanted entries go to their owners, and the owners' rows come back. So it is collective:
+every rank calls it, with any number of indices.
+"""
+
+import struct
+from typing import Any, Callable, Optional, Tuple
+
+import epx
+import torch
+
+from ._checks import refused, wrong
+from ._elastic_engine import ElasticEngine
+from ._elastic_move import Mover, current_stream
+from ._elastic_sizes import up
+
+_REQUEST_BYTES = 16
+_SLICE_TOKENS, _LEAST_SLICE = 1 << 18, 1 << 12
+
+
+class Engram:
+    """The table of one buffer."""
+
+    def __init__(self, engine: ElasticEngine, storage: torch.Tensor, sf: Optional[torch.Tensor],
+                 fetch_bytes: int) -> None:
+        self._engine, self._device = engine, storage.device
+        self._hidden, self._dtype = storage.shape[1], storage.dtype
+        self._entries, self._sf = storage.shape[0], sf
+        row = storage.shape[1] * storage.element_size()
+        self._row = up(row, 16)
+        self._table = torch.zeros(storage.shape[0], self._row, dtype=torch.uint8, device=storage.device)
+        self._table[:, :row] = storage.contiguous().view(torch.uint8)
+        self.most = max(fetch_bytes // up(row), 1)
+        # A fetch of more indices goes slice by slice: the tables of a group grow with its tokens.
+        ranks = engine.nranks
+        self._slice = min(self.most, max(_SLICE_TOKENS // ranks, _LEAST_SLICE))
+        self._asks = self._mover(_REQUEST_BYTES, self._slice, self._slice * ranks)
+        self._answers = self._mover(self._row, self._slice * ranks, self._slice)
+
+    def _mover(self, hidden_bytes: int, tokens: int, rows: int) -> Mover:
+        """`tokens` are sent by a rank at most, `rows` received."""
+        group = self._engine._group(
+            self._device, modes=epx.Mode.HIGH_THROUGHPUT, num_experts=self._engine.nranks, max_tokens_per_rank=tokens,
+            max_hidden_bytes=hidden_bytes, max_topk=1, max_recv_tokens=rows, alloc_bytes=1 << 20,
+            timeout_ms=self._engine.settings.timeout_ms)
+        return Mover(group, self._device)
+
+    def _slices(self, count: int) -> int:
+        """How many slices the rank with the most indices needs."""
+        if self.most <= self._slice:
+            return 1
+        counts = self._engine.bootstrap.allgather(struct.pack("q", count))
+        return max(-(-struct.unpack("q", part)[0] // self._slice) for part in counts)
+
+    def fetch(self, indices: Any, tma_scales: bool) -> Callable[[], Tuple[torch.Tensor, Optional[torch.Tensor]]]:
+        """Queues a fetch; the result of the returned function has the rows."""
+        if not isinstance(indices, torch.Tensor) or indices.dtype is not torch.int32 or indices.dim() != 2 \
+                or not indices.is_contiguous() or indices.device != self._device:
+            raise wrong("indices", "contiguous int32 [tokens, n] on %s" % self._device, type(indices).__name__)
+        if indices.numel() > self.most:
+            raise wrong("indices", "at most %d, for which the buffer has room" % self.most, indices.numel())
+        flat, width = indices.reshape(-1), self._hidden * self._dtype.itemsize
+        parts = [self._fetch_slice(flat[i * self._slice:(i + 1) * self._slice])
+                 for i in range(max(self._slices(flat.numel()), 1))]
+        data = parts[0] if len(parts) == 1 else torch.cat(parts)
+        result = data[:, :width].contiguous().view(self._dtype).view(
+            indices.shape[0], indices.shape[1] * self._hidden)
+        scales = self._scales(indices, tma_scales)
+        return lambda: (result, scales)
+
+    def _fetch_slice(self, flat: torch.Tensor) -> torch.Tensor:
+        """The rows of these indices, as bytes."""
+        stream = current_stream(self._device)
+        owner = torch.div(flat, self._entries, rounding_mode="floor")
+        wanted, sources = self._ask(flat - owner * self._entries, owner, stream)
+        rows = self._answer(wanted, sources, flat.numel(), stream)
+        data = torch.empty_like(rows)
+        data[torch.argsort(owner, stable=True)] = rows  # they came by owner, in the order of the requests
+        return data
+
+    def _ask(self, entry: torch.Tensor, owner: torch.Tensor, stream: Any) -> Tuple[torch.Tensor, torch.Tensor]:
+        """(entries that were asked of this rank, who asked), by rank and order."""
+        request = torch.zeros(entry.shape[0], _REQUEST_BYTES // 4, dtype=torch.int32, device=self._device)
+        request[:, 0] = entry
+        handle = self._asks.fresh(owner[:, None].contiguous(), stream)
+        count = handle.recv_count()[0]
+        asked = torch.empty(count, _REQUEST_BYTES // 4, dtype=torch.int32, device=self._device)
+        sources = torch.empty(count, dtype=torch.int32, device=self._device)
+        handle.dispatch(request.view(torch.bfloat16), asked.view(torch.bfloat16), src_rank=sources, stream=stream)
+        self._asks.settle()
+        return asked[:, 0], sources
+
+    def _answer(self, wanted: torch.Tensor, sources: torch.Tensor, count: int, stream: Any) -> torch.Tensor:
+        """The rows that this rank asked for, by owner and order of the requests."""
+        rows = self._table[wanted.long()].view(torch.bfloat16)
+        out = torch.empty(count, self._row, dtype=torch.uint8, device=self._device)
+        handle = self._answers.fresh(sources[:, None].contiguous(), stream)
+        handle.dispatch(rows, out.view(torch.bfloat16), stream=stream)
+        self._answers.settle()
+        return out
+
+    def _scales(self, indices: torch.Tensor, tma_scales: bool) -> Optional[torch.Tensor]:
+        if self._sf is None:
+            return None
+        rows = self._sf[indices.reshape(-1).long()].reshape(indices.shape[0], indices.shape[1] * self._sf.shape[1])
+        if not tma_scales:
+            return rows
+        out = torch.empty(rows.shape[1], up(rows.shape[0], 4), dtype=rows.dtype, device=rows.device)
+        out[:, :rows.shape[0]] = rows.t()
+        return out[:, :rows.shape[0]].t()
+
+    def close(self) -> None:
+        """Destroys the group. Local."""
+        self._asks.close()
+        self._answers.close()
+
+
+def check_storage(engine: ElasticEngine, storage: Any, sf: Any, most_bytes: int) -> None:
+    """Checks the arguments of engram_write()."""
+    if not isinstance(storage, torch.Tensor) or storage.dim() != 2 or not storage.is_contiguous() \
+            or storage.dtype not in (torch.bfloat16, torch.float8_e4m3fn):
+        raise wrong("storage", "a contiguous bf16 or e4m3 tensor [entries, hidden]", type(storage).__name__)
+    if (storage.dtype is torch.float8_e4m3fn) != (sf is not None):
+        raise wrong("sf", "scales with e4m3 storage, None with bf16", "None" if sf is None else "a tensor")
+    if sf is not None and (sf.dim() != 2 or sf.shape[0] != engine.nranks * storage.shape[0] or sf.element_size() != 4):
+        raise wrong("sf", "4-byte scales [%d, *]" % (engine.nranks * storage.shape[0]), list(sf.shape))
+    needed = up(storage.shape[1] * storage.element_size()) * storage.shape[0]
+    if needed > most_bytes:
+        raise refused("engram_write: expected at most num_cpu_bytes = %d, got %d bytes" % (most_bytes, needed))

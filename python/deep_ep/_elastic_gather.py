@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All-gather sessions of ElasticBuffer: every rank's rows go to all ranks, and arrive in the order of ranks."""
+
+import functools
+import math
+from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
+
+import epx
+import torch
+
+from ._checks import refused, wrong
+from ._elastic_engine import ElasticEngine
+from ._elastic_move import MOST_FANOUT, Mover, all_ranks, as_rows, current_stream
+from ._elastic_sizes import Shapes, shape_list, up
+from ._elastic_streams import comm_stream
+from ._memory import CudaHeap, Heap
+
+_LEAST_ROW, _MOST_ROW = 4096, 32768
+_MOST_GATHERS = 32
+
+
+@functools.lru_cache(maxsize=None)
+def row_bytes(nbytes: int) -> int:
+    """The rows that a tensor is cut into: a multiple of 16 that divides the tensor, of 4 to 32 KiB; 0 = none does."""
+    if nbytes % 16:
+        return 0
+    if nbytes <= _MOST_ROW:
+        return nbytes
+    return next((row for row in range(_MOST_ROW, _LEAST_ROW - 1, -16) if nbytes % row == 0), 0)
+
+
+class _Place:
+    """A gathered tensor in the heap: [R, bytes], each rank's part rounded up where no row size divides it."""
+
+    def __init__(self, heap: Heap, ranks: int, shape: Tuple[int, ...], dtype: torch.dtype) -> None:
+        self.shape, self.dtype, self.ranks = shape, dtype, ranks
+        self.nbytes = math.prod(shape) * dtype.itemsize
+        self.row = row_bytes(self.nbytes) or _LEAST_ROW
+        self.part = up(self.nbytes, self.row)
+        self.flat = heap.empty((ranks, self.part), torch.uint8)
+
+    def mine(self, rank: int) -> torch.Tensor:
+        """This rank's part."""
+        return self.flat[rank, :self.nbytes].view(self.dtype).view(self.shape)
+
+    def gathered(self) -> torch.Tensor:
+        """All parts, [R, ...]."""
+        return self.flat[:, :self.nbytes].view(self.dtype).view(self.ranks, *self.shape) if self.part == self.nbytes \
+            else self.flat[:, :self.nbytes].contiguous().view(self.dtype).view(self.ranks, *self.shape)
+
+
+class Gathers:
+    """The configuration and the session of one buffer."""
+
+    def __init__(self, engine: ElasticEngine, device: torch.device, session_bytes: int, gathers: int) -> None:
+        ranks = engine.nranks
+        rows = session_bytes // ranks // _LEAST_ROW + _MOST_GATHERS
+        group = engine._group(
+            device, modes=epx.Mode.HIGH_THROUGHPUT, num_experts=ranks, max_tokens_per_rank=rows,
+            max_hidden_bytes=_MOST_ROW, max_topk=min(ranks, MOST_FANOUT), max_recv_tokens=1,
+            alloc_bytes=up(2 * session_bytes + (8 << 20), 1 << 20), timeout_ms=engine.settings.timeout_ms)
+        self._mover = Mover(group, device)
+        self._heap = Heap(group, device) if device.type == "cpu" else CudaHeap(group, device)
+        self._engine, self._device = engine, device
+        self._limits = (session_bytes, gathers)
+        self._session: Optional[object] = None
+        self._used, self._count = 0, 0
+        self._pending: List[_Place] = []
+
+    def begin(self) -> None:
+        """Begins a session."""
+        if self._session is not None:
+            raise refused("create_agrs_session: expected no session, got one that has not ended")
+        self._session, self._used, self._count = object(), 0, 0
+
+    def end(self) -> None:
+        """Ends the session."""
+        self._need_session("destroy_agrs_session")
+        self._session = None
+        self._pending.clear()
+
+    def _need_session(self, call: str) -> None:
+        if self._session is None:
+            raise refused("%s: expected a session (create_agrs_session)" % call)
+
+    def _place(self, shape: Tuple[int, ...], dtype: torch.dtype) -> _Place:
+        self._used += up(self._engine.nranks * math.prod(shape) * dtype.itemsize)
+        if self._used > self._limits[0]:
+            raise refused("all_gather: expected at most num_max_session_bytes = %d in a session, got %d" % (
+                self._limits[0], self._used))
+        return _Place(self._heap, self._engine.nranks, shape, dtype)
+
+    def inplace(self, shapes: Shapes, dtype: torch.dtype) -> Union[torch.Tensor, Tuple[torch.Tensor, ...]]:
+        """This rank's place of the next all-gather."""
+        self._need_session("agrs_get_inplace_tensor")
+        given = list(shapes)
+        one = all(isinstance(extent, int) for extent in given)
+        self._pending = [self._place(shape, dtype) for shape in shape_list(given)]
+        places = tuple(place.mine(self._engine.rank) for place in self._pending)
+        return places[0] if one else places
+
+    def _places(self, tensors: Sequence[torch.Tensor]) -> List[_Place]:
+        pending, self._pending = self._pending, []
+        if pending and [place.mine(self._engine.rank).data_ptr() for place in pending] == [
+                t.data_ptr() for t in tensors]:
+            return pending
+        if pending:
+            raise wrong("tensors", "those of agrs_get_inplace_tensor, in the same order", "others")
+        return [self._place(tuple(t.shape), t.dtype) for t in tensors]
+
+    def run(self, given: Any) -> Tuple[Any, ...]:
+        """One all-gather, of one tensor or of several."""
+        self._need_session("all_gather")
+        tensors = list(given) if isinstance(given, (tuple, list)) else [given]
+        for t in tensors:
+            if not isinstance(t, torch.Tensor) or not t.is_contiguous() or t.device != self._device:
+                raise wrong("t", "contiguous tensors on %s" % self._device, "others")
+        self._count += 1
+        if self._count > self._limits[1]:
+            raise refused("all_gather: expected at most %d in a session" % self._limits[1])
+        places = self._places(tensors)
+        stream = self._begin(tensors)
+        for t, place in zip(tensors, places):
+            self._send(t, place, stream)
+        return (*self._results(places, stream), self._handle(stream))
+
+    def _begin(self, tensors: Sequence[torch.Tensor]) -> Any:
+        if self._device.type == "cpu":
+            return None
+        stream = comm_stream(self._device)
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        for t in tensors:
+            t.record_stream(stream)
+        return stream
+
+    def _send(self, t: torch.Tensor, place: _Place, stream: Any) -> None:
+        mine = place.mine(self._engine.rank)
+        if t.data_ptr() != mine.data_ptr():
+            if stream is None:
+                mine.copy_(t)
+            else:
+                with torch.cuda.stream(stream):
+                    mine.copy_(t)
+        rows = place.part // place.row
+        if not rows:
+            return
+        source = place.flat[self._engine.rank].view(rows, place.row).view(torch.bfloat16)
+        out = place.flat.view(-1, place.row).view(torch.bfloat16)
+        for ranks in all_ranks(self._engine.nranks):
+            def idx(ranks: List[int] = ranks) -> torch.Tensor:
+                return torch.tensor(ranks, dtype=torch.int32, device=self._device).repeat(rows, 1)
+            handle = self._mover.fixed((rows, ranks[0]), idx, stream)
+            handle.dispatch(source, out if self._engine.rank in ranks else out[:0], stream=stream)
+
+    def _results(self, places: List[_Place], stream: Any) -> List[torch.Tensor]:
+        if stream is None:
+            if any(place.part != place.nbytes for place in places):
+                self._mover.settle()
+            return [place.gathered() for place in places]
+        with torch.cuda.stream(stream):
+            return [place.gathered() for place in places]
+
+    def _handle(self, stream: Any) -> Callable[[], None]:
+        session, current = self._session, current_stream(self._device)
+
+        def wait() -> None:
+            if session is not self._session:
+                raise refused("all_gather: expected its handle() within the same session")
+            if current is None:
+                self._mover.settle()
+                return
+            if torch.cuda.current_stream(self._device) != current:
+                raise refused("all_gather: expected its handle() with the same current stream")
+            current.wait_stream(stream)
+        return wait
+
+    def close(self) -> None:
+        """Destroys the group. Local."""
+        self._pending.clear()
+        self._heap.close()
+        self._mover.close()

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes moved by dispatch: each row of a tensor is a token whose experts are the ranks that it goes to. Dispatch copies
+bits, orders rows by (source rank, row) and works inside a node and between nodes, so barriers, all-gathers, table
+fetches and sends between neighbours need no kernels of their own."""
+
+from typing import Any, Dict, List, Optional, Tuple
+
+import epx
+import torch
+
+from ._elastic_engine import ElasticEngine
+from ._elastic_streams import comm_stream
+from ._streams import settle
+
+MOST_FANOUT = 32  # destinations of one row
+
+
+def default_device() -> torch.device:
+    """The current GPU, or the CPU."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def current_stream(device: torch.device) -> Any:
+    """The current stream, as EPX's calls take it."""
+    return None if device.type == "cpu" else torch.cuda.current_stream(device)
+
+
+def as_rows(t: torch.Tensor, row_bytes: int) -> torch.Tensor:
+    """A contiguous tensor as bf16 [rows, row_bytes / 2]; EPX moves bits."""
+    return t.reshape(-1).view(torch.uint8).view(-1, row_bytes).view(torch.bfloat16)
+
+
+class Mover:
+    """A group whose experts are its ranks, with handles that are kept per routing."""
+
+    def __init__(self, group: epx.Group, device: torch.device) -> None:
+        self.group, self.device = group, device
+        self._fixed: Dict[Any, epx.Handle] = {}
+        self._free: Optional[epx.Handle] = None
+
+    def fixed(self, key: Any, idx: Any, stream: Any) -> epx.Handle:
+        """The handle with the routing that `idx()` gives, made at first use, by all ranks alike."""
+        handle = self._fixed.get(key)
+        if handle is None:
+            topk_idx = idx()
+            handle = self._fixed[key] = self.group.handle(
+                epx.Mode.HIGH_THROUGHPUT, epx.Layout.FLAT, topk_idx.shape[1])
+            handle.update(topk_idx, stream=stream)
+        return handle
+
+    def fresh(self, idx: torch.Tensor, stream: Any) -> epx.Handle:
+        """A handle with a new routing of one destination per row; the one before is not used any more."""
+        if self._free is None:
+            self._free = self.group.handle(epx.Mode.HIGH_THROUGHPUT, epx.Layout.FLAT, 1)
+        self._free.update(idx, stream=stream)
+        return self._free
+
+    def settle(self) -> None:
+        """CPU tensors: waits until the work is done."""
+        if self.device.type == "cpu":
+            settle(self.group)
+
+    def close(self) -> None:
+        """Destroys the group. Local."""
+        self._fixed.clear()
+        self._free = None
+        self.group.destroy()
+
+
+class Barriers:
+    """Barriers of all ranks on a stream: an update of an empty routing waits for the counts of every rank."""
+
+    def __init__(self, engine: ElasticEngine) -> None:
+        self._engine = engine
+        self._movers: Dict[torch.device, Tuple[Mover, epx.Handle, torch.Tensor]] = {}
+
+    def _mover(self, device: torch.device) -> Tuple[Mover, epx.Handle, torch.Tensor]:
+        if device not in self._movers:
+            mover = Mover(self._engine.small_group(device), device)
+            handle = mover.group.handle(epx.Mode.HIGH_THROUGHPUT, epx.Layout.FLAT, 1)
+            self._movers[device] = (mover, handle, torch.empty(0, 1, dtype=torch.int64, device=device))
+        return self._movers[device]
+
+    def run(self, use_comm_stream: bool, with_cpu_sync: bool) -> None:
+        """One barrier."""
+        device = default_device()
+        mover, handle, nothing = self._mover(device)
+        if device.type == "cpu":
+            handle.update(nothing)
+            mover.settle()
+            return
+        current = torch.cuda.current_stream(device)
+        stream = comm_stream(device) if use_comm_stream else current
+        if with_cpu_sync:
+            torch.cuda.synchronize(device)
+        if stream is not current:
+            stream.wait_stream(current)
+        handle.update(nothing, stream=stream)
+        if stream is not current:
+            current.wait_stream(stream)
+        if with_cpu_sync:
+            torch.cuda.synchronize(device)
+
+    def close(self) -> None:
+        """Lets go of the groups, which the engine destroys."""
+        self._movers.clear()
+
+
+def all_ranks(nranks: int) -> List[List[int]]:
+    """The ranks in parts of at most MOST_FANOUT."""
+    return [list(range(first, min(first + MOST_FANOUT, nranks))) for first in range(0, nranks, MOST_FANOUT)]

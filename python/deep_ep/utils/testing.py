@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Timing for tests and benchmarks, on a GPU; bench() measures on the CPU too."""
+
+import contextlib
+import os
+import time
+from typing import Any, Callable, Iterator, List, Optional, Tuple, Union
+
+import torch
+import torch.distributed as dist
+
+_L2_BYTES = 256 << 20  # more than any cache
+
+
+def _variable(name: str) -> bool:
+    return os.environ.get(name, "0") not in ("", "0")
+
+
+def flush_l2_cache(enabled: bool = True) -> None:
+    """Overwrites the GPU's cache."""
+    if enabled and torch.cuda.is_available():
+        torch.empty(_L2_BYTES, dtype=torch.uint8, device="cuda").zero_()
+
+
+class _Clock:
+    """Times of calls, in seconds: by events on a GPU."""
+
+    def __init__(self) -> None:
+        self._gpu = torch.cuda.is_available()
+        self._marks: List[Tuple[Any, Any]] = []
+
+    def _mark(self) -> Any:
+        if not self._gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def measure(self, fn: Callable[[], Any]) -> None:
+        """Calls the function."""
+        begin = self._mark()
+        fn()
+        self._marks.append((begin, self._mark()))
+
+    def times(self) -> List[float]:
+        """Of all calls, after waiting for them."""
+        if not self._gpu:
+            return [end - begin for begin, end in self._marks]
+        torch.cuda.synchronize()
+        return [begin.elapsed_time(end) / 1e3 for begin, end in self._marks]
+
+
+def bench(fn: Callable[[], Any], num_warmups: int = 30, num_tests: int = 30,
+          post_fn: Optional[Callable[[], Any]] = None, flush_l2: bool = True) -> Tuple[float, float, float]:
+    """(average, least, most) seconds of a call, the first measured one left out."""
+    for _ in range(num_warmups):
+        fn()
+    clock = _Clock()
+    for _ in range(num_tests):
+        flush_l2_cache(flush_l2)
+        clock.measure(fn)
+        if post_fn is not None:
+            post_fn()
+    times = clock.times()
+    times = times[1:] or times
+    return sum(times) / len(times), min(times), max(times)
+
+
+@contextlib.contextmanager
+def _silence(enabled: bool) -> Iterator[None]:
+    """Nothing is printed, by this process's libraries either."""
+    if not enabled:
+        yield
+        return
+    kept = [os.dup(1), os.dup(2)]
+    null = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(null, 1)
+        os.dup2(null, 2)
+        yield
+    finally:
+        for fd, old in zip((1, 2), kept):
+            os.dup2(old, fd)
+            os.close(old)
+        os.close(null)
+
+
+def _before_each(flush_l2: bool, together: bool, barrier: Optional[Callable[[], Any]]) -> None:
+    flush_l2_cache(flush_l2)
+    if not together:
+        return
+    torch.cuda._sleep(20000000)  # about 10 ms: all ranks have launched by then
+    if barrier is not None:
+        barrier()
+    else:
+        dist.all_reduce(torch.ones(1, dtype=torch.float32, device="cuda"))
+
+
+def _durations(profiler: Any, name: str, per_period: int) -> Any:
+    """Average seconds of the kernels whose names contain `name`; of each of several per period, a list."""
+    events = sorted((event for event in profiler.events()
+                     if event.device_type == torch.autograd.DeviceType.CUDA and name in event.name),
+                    key=lambda event: event.time_range.start)
+    times = [event.time_range.elapsed_us() / 1e6 for event in events]
+    if len({event.name for event in events}) > 1:
+        raise AssertionError("kernel name %r: expected one kernel, got %s" % (
+            name, sorted({event.name for event in events})))
+    if per_period == 1:
+        return sum(times) / len(times) if times else 0
+    return [sum(part) / len(part) if part else 0 for part in (times[i::per_period] for i in range(per_period))]
+
+
+def bench_kineto(fn: Callable[[], Any], kernel_names: Union[str, Tuple[str, ...]], num_tests: int = 30,
+                 suppress_kineto_output: bool = False, trace_path: Optional[str] = None, flush_l2: bool = True,
+                 barrier_comm_profiling: bool = False, num_kernels_per_period: int = 1,
+                 barrier: Optional[Callable[[], Any]] = None) -> Any:
+    """Average seconds of kernels by torch's profiler: one number per name, 0 for a name that is not found.
+
+    EP_USE_NVIDIA_TOOLS=1 returns 1 at once; EP_DISABLE_BARRIER_PROFILING=1 leaves the barriers out.
+    """
+    names = (kernel_names,) if isinstance(kernel_names, str) else tuple(kernel_names)
+    if _variable("EP_USE_NVIDIA_TOOLS"):
+        return 1 if isinstance(kernel_names, str) else (1,) * len(names)
+    together = barrier_comm_profiling and not _variable("EP_DISABLE_BARRIER_PROFILING")
+    fn()
+    torch.cuda.synchronize()
+    with _silence(suppress_kineto_output):
+        schedule = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], schedule=schedule,
+                                    acc_events=True) as profiler:
+            for _step in range(2):
+                for _ in range(num_tests):
+                    _before_each(flush_l2, together, barrier)
+                    fn()
+                torch.cuda.synchronize()
+                profiler.step()
+    if trace_path is not None:
+        profiler.export_chrome_trace(trace_path)
+    found = [_durations(profiler, name, num_kernels_per_period) for name in names]
+    return found[0] if isinstance(kernel_names, str) else found

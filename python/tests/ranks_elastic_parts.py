@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ElasticBuffer beside dispatch and combine: sizes, names, barrier, lifetime, Engram, pipeline, all-gather."""
+
+import gc
+import random
+import time
+import warnings
+from typing import Any, List
+
+import deep_ep
+import torch
+import torch.distributed as dist
+from ranks_elastic import elastic, make_work, send
+from reference import same_bits
+from suite import World
+
+BIG = 64 << 20
+
+
+def test_sizes_agree_with_the_vectors(world: World) -> None:
+    """[E] 2, 3: the size formula, and that hint and constructor agree."""
+    from deep_ep._C import calculate_elastic_buffer_size as size
+    from deep_ep._C import get_elastic_buffer_alignment
+
+    assert get_elastic_buffer_alignment() == 2097152
+    assert size(2, 8, True, 4096, 7168, 8) == 1218445312
+    for tokens, fp8, topk, expected in ((4096, False, 8, 473956352), (4096, True, 8, 471859200),
+                                        (8192, True, 8, 943718400), (128, True, 8, 16777216),
+                                        (4096, False, 0, 484442112)):
+        assert size(1, 8, True, tokens, 7168, topk, fp8) == expected
+    hint = deep_ep.ElasticBuffer.get_buffer_size_hint(dist.group.WORLD, 128, 256, num_topk=4)
+    with elastic(world, num_max_tokens_per_rank=128, hidden=256) as buffer:
+        assert buffer.num_bytes == hint and hint % 2097152 == 0
+        assert buffer.get_engram_storage_size_hint(1000, 100, 10) == (2 << 20, 2 << 20)
+        assert buffer.get_pp_buffer_size_hint(1 << 20, 3) == 12 << 20
+        assert buffer.get_agrs_num_max_session_bytes(dist.group.WORLD, (3, 5), torch.bfloat16) == \
+            -(-world.nranks * 30 // 32) * 32
+        assert buffer.get_agrs_num_max_session_bytes(dist.group.WORLD, [(16,), (32,)], torch.float32) == \
+            world.nranks * 192
+        assert buffer.get_agrs_buffer_size_hint(dist.group.WORLD, 5 << 20) == 6 << 20
+
+
+def test_sms_and_qps(world: World) -> None:
+    """[E] 3: even, at least 4, as published for 8x2, 8x4 and 8; queue pairs; prefer_overlap_with_compute."""
+    from deep_ep._elastic_sizes import default_qps, theoretical_qps, theoretical_sms
+
+    for domains, expected in (((2, 8), 12), ((4, 8), 6), ((1, 8), 14)):
+        assert theoretical_sms(domains, 8, 256, 8, 132, (50, 430, 200, 50)) == expected
+    assert (default_qps(True, False), default_qps(True, True), default_qps(False, False)) == (129, 65, 17)
+    assert theoretical_qps(12, False, 17) == 9 and theoretical_qps(4, True, 129) == 65
+    with elastic(world) as buffer:
+        sms = buffer.get_theoretical_num_sms(16, 4)
+        assert sms % 2 == 0 and sms >= 4 and sms == buffer.get_theoretical_num_sms(num_experts=16, num_topk=4)
+        assert buffer.num_allocated_qps == 17 and buffer.get_theoretical_num_qps(sms) <= 9
+    with elastic(world, prefer_overlap_with_compute=False, num_allocated_qps=5) as buffer:
+        assert buffer.get_theoretical_num_sms(16, 4) >= 64 and buffer.get_theoretical_num_qps(20) == 5
+
+
+def test_names(world: World) -> None:
+    """[E] 1: what DeepEP's callers and tests import."""
+    from deep_ep.buffers.elastic import ElasticBuffer, EPHandle
+    from deep_ep.buffers.legacy import Buffer
+    from deep_ep.utils import EventHandle, EventOverlap
+    from deep_ep.utils.comm import NCCLCommHandle, destroy_all_managed_nccl_comm, get_nccl_comm_handle
+    from deep_ep.utils.event import EventHandle as again
+    from deep_ep.utils.find_pkgs import find_nccl_root, find_nvshmem_root
+    from deep_ep.utils.semantic import value_or, weak_lru
+
+    assert (ElasticBuffer, EPHandle, Buffer) == (deep_ep.ElasticBuffer, deep_ep.EPHandle, deep_ep.Buffer)
+    assert again is EventHandle and deep_ep.EventOverlap is EventOverlap and weak_lru is not None
+    assert deep_ep.__version__.startswith("2.1.0") and value_or(None, 3) == 3
+    group = dist.group.WORLD
+    assert deep_ep.get_physical_domain_size(group) == (1, world.nranks)
+    assert deep_ep.get_logical_domain_size(group, allow_hybrid_mode=False) == (1, world.nranks)
+    assert isinstance(get_nccl_comm_handle(group), NCCLCommHandle)
+    fresh = get_nccl_comm_handle(group, force_new_comm=True)
+    destroy_all_managed_nccl_comm()
+    assert fresh.get() is None
+    find_nccl_root(), find_nvshmem_root()
+
+
+def test_attributes(world: World) -> None:
+    """[E] 2: attributes that callers read, and reuse of a buffer by its group and bytes."""
+    with elastic(world) as buffer:
+        assert buffer.group == dist.group.WORLD and buffer.rank_idx == world.rank and buffer.num_ranks == world.nranks
+        assert (buffer.num_scaleout_ranks, buffer.num_scaleup_ranks) == (1, world.nranks)
+        assert (buffer.scaleout_rank_idx, buffer.scaleup_rank_idx) == (0, world.rank)
+        assert (buffer.num_rdma_ranks, buffer.num_nvlink_ranks) == (1, world.nranks)
+        assert buffer.allow_hybrid_mode and buffer.allow_multiple_reduction and buffer.prefer_overlap_with_compute
+        assert not buffer.deterministic and buffer.explicitly_destroy and buffer.runtime is not None
+    assert buffer.runtime is None
+
+
+def test_barrier(world: World) -> None:
+    """[E] 3: nobody passes before the last rank has come; in all forms; with num_bytes alone."""
+    with elastic(world, num_bytes=1 << 30, num_max_tokens_per_rank=0, hidden=0) as buffer:
+        for options in ({}, {"use_comm_stream": False}, {"with_cpu_sync": True}, {"sequential": False}):
+            buffer.barrier(**options)
+        begin = time.perf_counter()
+        if world.rank == 1:
+            time.sleep(0.2)
+        buffer.barrier(with_cpu_sync=True)
+        assert world.rank == 1 or time.perf_counter() - begin > 0.1
+        for _ in range(20):
+            buffer.barrier()
+
+
+def test_release_is_local(world: World) -> None:
+    """[E] 2, 3: destroy() needs explicitly_destroy and may be repeated; a dropped buffer waits for nobody; results stay
+    valid; one that was not destroyed warns."""
+    work = make_work(world, 2)
+    buffer = deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=24, hidden=128)
+    try:
+        buffer.destroy()
+        raise RuntimeError("destroy() of a buffer without explicitly_destroy")
+    except AssertionError:
+        pass
+    recv = send(world, buffer, work)[0]
+    if world.rank % 2:  # half of the ranks; the others keep theirs
+        del buffer
+        gc.collect()
+    dist.barrier()
+    assert same_bits(recv, work.flat(world.rank)[2])
+    buffer = deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=24, hidden=128, explicitly_destroy=True)
+    recv = send(world, buffer, work)[0]
+    if world.rank == 0:
+        buffer.destroy()
+        buffer.destroy()
+    dist.barrier()
+    assert same_bits(recv, work.flat(world.rank)[2])
+    if world.rank:
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            del buffer
+            gc.collect()
+        assert any("destroy()" in str(warning.message) for warning in seen)
+
+
+def test_references(world: World) -> None:
+    """[E] 1: deep_ep.utils.refs, .math, .gate and .testing as DeepEP's tests use them, against ElasticBuffer itself."""
+    from deep_ep.utils import math as m
+    from deep_ep.utils import refs
+    from deep_ep.utils.envs import get_global_seed, get_local_seed, init_seed
+    from deep_ep.utils.gate import get_unbalanced_scores, rank_load
+    from deep_ep.utils.testing import bench
+
+    state = torch.get_rng_state()
+    init_seed(3)
+    assert get_global_seed() == 3 and get_local_seed() == 3 + world.rank
+    world.only("cpu")
+    tokens, hidden, topk, experts = 24, 256, 4, 4 * world.nranks
+    scores = get_unbalanced_scores(tokens - world.rank, experts, world.nranks, topk, 1.0)
+    weights, idx = torch.topk(scores, topk, dim=-1, sorted=False)
+    x = torch.randn(tokens - world.rank, hidden).bfloat16()
+    for fp8 in (False, True):
+        given = m.per_token_cast_to_fp8(x) if fp8 else x
+        with elastic(world, num_max_tokens_per_rank=tokens, hidden=hidden) as buffer:
+            recv, recv_idx, recv_weights, handle, _ = buffer.dispatch(given, idx, weights, num_experts=experts)
+            want, want_idx, want_weights, sources, counts = refs.dispatch(given, idx, weights, tokens, experts)
+            for got, expected in zip(recv if fp8 else (recv,), want if fp8 else (want,)):
+                assert same_bits(got, expected)
+            assert torch.equal(recv_idx, want_idx) and torch.equal(handle.recv_src_metadata[:, 0], sources)
+            assert torch.equal(recv_weights[recv_idx >= 0], want_weights[recv_idx >= 0])
+            assert counts.sum() == handle.num_recv_tokens
+            y = refs.generate_pre_combine_data(sources, tokens, topk, hidden)
+            y[recv_idx == -1] = 0
+            mine = refs.generate_pre_combine_data(
+                world.rank * tokens + torch.arange(len(x)), tokens, topk, hidden)
+            out, *_ = buffer.combine(refs.ordered_accumulate(y), handle)
+            assert torch.equal(out, refs.combine(mine, idx, 1, world.nranks, experts, None, True, False))
+    assert m.calc_diff(x, x) < 1e-9 and m.ceil_div(7, 2) == 4 and m.align(7, 4) == 8 and m.safe_div(0, 0) == 0
+    assert m.calc_diff(m.per_token_cast_back(*m.per_token_cast_to_fp8(x)), x) < 1e-3
+    assert m.count_bytes(x, (x, None)) == 2 * x.numel() * 2 and m.hash_tensors(x, x) == 0
+    pairs = torch.tensor([[1, 1, 0], [-1, 2, 2]])
+    m.inplace_unique(pairs, 3)
+    assert pairs.tolist() == [[1, 0, -1], [2, -1, -1]]
+    grouped = m.create_grouped_scores(torch.ones(1, 4), torch.tensor([[1]]), 2)
+    assert grouped.tolist() == [[0.0, 0.0, 1.0, 1.0]]
+    load = rank_load(torch.topk(get_unbalanced_scores(4096, 64, 8, 4, 2.0, True), 4).indices, 64, 8).float()
+    assert abs(float(load[0] / load.mean()) - 2.0) < 0.1
+    assert bench(lambda: None, 1, 3)[0] >= 0
+    torch.set_rng_state(state)
+
+
+def test_engram(world: World) -> None:
+    """[R] 6: rows of any rank by global index, bf16 and e4m3 with scales, row-major and column-major; in one slice and
+    in several."""
+    from deep_ep import _elastic_engram
+
+    whole = _elastic_engram._SLICE_TOKENS, _elastic_engram._LEAST_SLICE
+    for nodes, limits in ((1, whole), (2, whole), (1, (10, 10))):
+        _elastic_engram._SLICE_TOKENS, _elastic_engram._LEAST_SLICE = limits
+        try:
+            _check_engram(world, nodes)
+        finally:
+            _elastic_engram._SLICE_TOKENS, _elastic_engram._LEAST_SLICE = whole
+
+
+def _check_engram(world: World, nodes: int) -> None:
+    entries, hidden, tokens, n = 50, 96, 9, 3
+    with elastic(world, nodes, num_bytes=BIG, num_cpu_bytes=BIG // 2) as buffer:
+        for fp8 in (False, True):
+            tables = [torch.randn(entries, hidden, generator=torch.Generator().manual_seed(r)).bfloat16()
+                      for r in range(world.nranks)]
+            tables = [t.to(torch.float8_e4m3fn) for t in tables] if fp8 else tables
+            sf = torch.arange(world.nranks * entries * 2, dtype=torch.int32).view(-1, 2) if fp8 else None
+            buffer.engram_write(world.to(tables[world.rank]), None if sf is None else world.to(sf))
+            rng = torch.Generator().manual_seed(world.rank)
+            count = 0 if world.rank == 1 else tokens
+            idx = torch.randint(0, world.nranks * entries, (count, n), generator=rng, dtype=torch.int32)
+            whole = torch.cat([t.view(torch.uint8) for t in tables])
+            for tma in (False, True):
+                data, scales = buffer.engram_fetch(world.to(idx), use_tma_aligned_col_major_sf=tma)()
+                assert data.shape == (count, n * hidden) and data.dtype == tables[0].dtype
+                want = whole[idx.reshape(-1).long()].reshape(count, n * whole.shape[1])
+                assert not count or torch.equal(data.cpu().view(torch.uint8), want)
+                assert (scales is None) == (sf is None)
+                if sf is not None:
+                    assert torch.equal(scales.cpu(), sf[idx.reshape(-1).long()].reshape(count, n * 2))
+                    assert not tma or count < 2 or scales.stride() == (1, -(-count // 4) * 4)
+
+
+def test_pipeline(world: World) -> None:
+    """[R] 6: first in, first out per directed pair; sends complete without the receiver up to the limit in flight."""
+    with elastic(world, num_bytes=BIG) as buffer:
+        buffer.pp_set_config(1 << 16, 3)
+        after, before = (world.rank + 1) % world.nranks, (world.rank - 1) % world.nranks
+        shapes = [(64, 16), (512,), (3, 32), (128, 128), (16,)]
+
+        def tensor(source: int, to_next: bool, i: int) -> torch.Tensor:
+            rng = torch.Generator().manual_seed(1000 * source + 100 * to_next + i)
+            return torch.randn(shapes[i % len(shapes)], generator=rng).bfloat16()
+        for start in (0, 3):
+            for i in range(start, start + 3):  # as many as may be in flight, before anyone receives
+                buffer.pp_send(world.to(tensor(world.rank, True, i)), after)
+                buffer.pp_send(world.to(tensor(world.rank, False, i)), before)
+            dist.barrier()
+            for i in range(start, start + 3):
+                for source, to_next in ((before, True), (after, False)):
+                    got = world.to(torch.zeros(shapes[i % len(shapes)]).bfloat16())
+                    buffer.pp_recv(got, source)
+                    assert same_bits(got, tensor(source, to_next, i)), (i, source)
+
+
+def test_all_gather(world: World) -> None:
+    """[R] 6: one and several tensors, in place or not, waited for in any order, session after session."""
+    dtype, ranks = torch.bfloat16, world.nranks
+    with elastic(world, num_bytes=BIG) as buffer:
+        buffer.agrs_set_config(16 << 20, 8)
+        rng = random.Random(1)
+        for session in range(3):
+            with buffer.agrs_new_session():
+                waits: List[Any] = []
+                for i in range(6):
+                    shapes = [(rng.choice((1, 3, 64)), rng.choice((8, 100, 2048))) for _ in range(rng.choice((1, 2)))]
+
+                    def value(r: int, j: int) -> torch.Tensor:
+                        seed = ((session * 8 + i) * 4 + j) * 64 + r
+                        return torch.randn(shapes[j], generator=torch.Generator().manual_seed(seed)).bfloat16()
+                    mine = [world.to(value(world.rank, j)) for j in range(len(shapes))]
+                    if rng.random() < 0.5:
+                        places = buffer.agrs_get_inplace_tensor(shapes, dtype)
+                        for place, t in zip(places, mine):
+                            place.copy_(t)
+                        mine = list(places)
+                    *got, done = buffer.all_gather(mine if len(mine) > 1 or rng.random() < 0.5 else mine[0])
+                    want = [torch.stack([value(r, j) for r in range(ranks)]) for j in range(len(shapes))]
+                    waits.append((done, got, want))
+                rng.shuffle(waits)
+                for done, got, want in waits:
+                    done()
+                    for g, w in zip(got, want):
+                        assert g.shape == w.shape and torch.equal(g.cpu(), w)

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ElasticBuffer (V2) against Buffer (V1) in the same run, and expansion against the same bytes unexpanded.
+
+    torchrun --nproc-per-node 8 tools/python/elastic_bench.py [--device cuda] [--tokens 4096] ...
+
+Each line is the median over iterations of the slowest rank. The kinds of call take turns, so that all of them see the
+same machine. A whole call counts, from the caller's arguments to results that the current stream may use; on the CPU,
+to the end of the work.
+"""
+
+import argparse
+import os
+import statistics
+import time
+from typing import Any, Callable, Dict, List
+
+import torch
+import torch.distributed as dist
+
+import deep_ep
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--hidden", type=int, default=7168)
+    parser.add_argument("--topk", type=int, default=8)
+    parser.add_argument("--experts", type=int, default=256)
+    parser.add_argument("--iterations", type=int, default=20)
+    parser.add_argument("--warmup", type=int, default=3)
+    return parser.parse_args()
+
+
+class Bench:
+    """The inputs of this rank, and the calls to be measured."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args, self.rank, self.ranks = args, dist.get_rank(), dist.get_world_size()
+        self.device = torch.device(args.device)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.rank % torch.cuda.device_count())
+            self.device = torch.device("cuda", torch.cuda.current_device())
+        rng = torch.Generator().manual_seed(self.rank)
+        self.x = torch.randn(args.tokens, args.hidden, generator=rng).bfloat16().to(self.device)
+        self.idx = torch.rand(args.tokens, args.experts, generator=rng).topk(args.topk).indices.to(self.device)
+        self.weights = torch.rand(args.tokens, args.topk, generator=rng).to(self.device)
+        # One expert on each of as many ranks: as many rows with expansion as without.
+        spread = min(args.topk, self.ranks)
+        ranks = torch.rand(args.tokens, self.ranks, generator=rng).topk(spread).indices
+        local = args.experts // self.ranks
+        self.spread = (ranks * local + torch.randint(0, local, ranks.shape, generator=rng)).to(self.device)
+        self.spread_weights = self.weights[:, :spread].contiguous()
+        group = dist.group.WORLD
+        self.old = deep_ep.Buffer(group, 1 << 30, 0, explicitly_destroy=True)
+        self.new = deep_ep.ElasticBuffer(group, num_max_tokens_per_rank=args.tokens, hidden=args.hidden,
+                                         num_topk=args.topk, explicitly_destroy=True)
+
+    def old_dispatch(self) -> Any:
+        """V1: layout and dispatch."""
+        per_rank, per_node, per_expert, in_rank, _ = self.old.get_dispatch_layout(self.idx, self.args.experts)
+        return self.old.dispatch(
+            self.x, num_tokens_per_rank=per_rank, num_tokens_per_rdma_rank=per_node, is_token_in_rank=in_rank,
+            num_tokens_per_expert=per_expert, topk_idx=self.idx, topk_weights=self.weights)
+
+    def old_worst(self) -> Any:
+        """V1 without waiting on the host."""
+        per_rank, per_node, per_expert, in_rank, _ = self.old.get_dispatch_layout(self.idx, self.args.experts)
+        return self.old.dispatch(
+            self.x, num_tokens_per_rank=per_rank, num_tokens_per_rdma_rank=per_node, is_token_in_rank=in_rank,
+            num_tokens_per_expert=per_expert, topk_idx=self.idx, topk_weights=self.weights,
+            num_worst_tokens=self.ranks * self.args.tokens)
+
+    def new_dispatch(self, idx: torch.Tensor, weights: torch.Tensor, **options: Any) -> Any:
+        """V2."""
+        return self.new.dispatch(self.x, idx, weights, num_experts=self.args.experts, **options)
+
+    def calls(self) -> Dict[str, Callable[[], Any]]:
+        """What is measured."""
+        old, new = self.old_dispatch(), self.new_dispatch(self.idx, self.weights)
+        wide = self.new_dispatch(self.idx, self.weights, do_expand=True)
+        flat_handle = self.new_dispatch(self.spread, self.spread_weights)
+        zone_handle = self.new_dispatch(self.spread, self.spread_weights, do_expand=True)
+        spread = (self.spread, self.spread_weights)
+        return {
+            "V1 layout + dispatch": self.old_dispatch,
+            "V2 dispatch": lambda: self.new_dispatch(self.idx, self.weights),
+            "V1 layout + dispatch, num_worst_tokens": self.old_worst,
+            "V2 dispatch, no CPU sync": lambda: self.new_dispatch(self.idx, self.weights, do_cpu_sync=False),
+            "V1 combine": lambda: self.old.combine(old[0], old[4], topk_weights=old[2]),
+            "V2 combine": lambda: self.new.combine(new[0], new[3], topk_weights=new[2]),
+            "V2 combine, expanded": lambda: self.new.combine(wide[0], wide[3], topk_weights=wide[2]),
+            "same bytes: dispatch": lambda: self.new_dispatch(*spread),
+            "same bytes: dispatch, expanded": lambda: self.new_dispatch(*spread, do_expand=True),
+            "same bytes: cached": lambda: self.new.dispatch(self.x, handle=flat_handle[3]),
+            "same bytes: cached, expanded": lambda: self.new.dispatch(self.x, handle=zone_handle[3], do_expand=True),
+            "same bytes: combine": lambda: self.new.combine(flat_handle[0], flat_handle[3]),
+            "same bytes: combine, expanded": lambda: self.new.combine(zone_handle[0], zone_handle[3]),
+        }
+
+    def _once(self, call: Callable[[], Any]) -> float:
+        dist.barrier()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        begin = time.perf_counter()
+        result = call()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        taken = time.perf_counter() - begin
+        del result
+        return taken
+
+    def run(self) -> Dict[str, float]:
+        """Microseconds of each call."""
+        calls = self.calls()
+        times: Dict[str, List[float]] = {name: [] for name in calls}
+        for i in range(self.args.warmup + self.args.iterations):
+            for name, call in calls.items():
+                taken = self._once(call)
+                if i >= self.args.warmup:
+                    times[name].append(taken)
+        result = {}
+        for name, mine in times.items():
+            slowest = torch.tensor(mine, dtype=torch.float64)
+            dist.all_reduce(slowest, dist.ReduceOp.MAX)
+            result[name] = statistics.median(slowest.tolist()) * 1e6
+        return result
+
+
+def main() -> None:
+    """Measures and prints."""
+    args = _parse()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    bench = Bench(args)
+    times = bench.run()
+    if bench.rank == 0:
+        print("deep_ep V1 and V2: %d ranks on %s, %d tokens, hidden %d, top-%d of %d; us, median of %d, slowest rank"
+              % (bench.ranks, args.device, args.tokens, args.hidden, args.topk, args.experts, args.iterations))
+        print("| call | us | of the call before it |\n|---|---|---|")
+        before = 0.0
+        for name, taken in times.items():
+            print("| %s | %.0f | %s |" % (name, taken, "%.3f" % (taken / before) if before else ""))
+            before = taken
+    bench.old.destroy()
+    bench.new.destroy()
+    dist.barrier()
+    os._exit(0)  # as in python/tests/suite.py
+
+
+if __name__ == "__main__":
+    main()
