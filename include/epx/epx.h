@@ -326,6 +326,10 @@ typedef enum epx_layout { EPX_EXPERT_MAJOR = 1, EPX_RANK_MAJOR = 2, EPX_FLAT = 3
 /* RANK_MAJOR without EPX_HANDLE_COMPACT_TOPK: all K weights of the source, also where topk_idx is -1. */
 #define EPX_HANDLE_ALL_WEIGHTS 4u
 
+/* With drop_rows, EXPERT_MAJOR: a token whose number among those that come here is drop_rows or more is dropped whole,
+ * before rows are. */
+#define EPX_HANDLE_DROP_TOKENS 8u
+
 typedef struct epx_handle_config {
     uint32_t size;
     int32_t mode;             /* one epx_mode */
@@ -335,7 +339,17 @@ typedef struct epx_handle_config {
     uint32_t flags;           /* EPX_HANDLE_* */
     void *memory; /* NULL, or the caller's device memory for the tables: epx_handle_memory() bytes, 16-byte aligned */
     uint64_t memory_bytes;
+    int32_t drop_rows; /* high throughput: 0, or the most rows that this rank receives; what is beyond is dropped */
+    uint32_t reserved;
 } epx_handle_config;
+
+/*
+ * drop_rows: rows are given their places as if all were kept, and those from drop_rows on are left out. Dispatch and
+ * combine go on without them: combine adds nothing for them.
+ *  FLAT          the first rows by (source rank, token) stay. total counts all rows, the other counts those that stay
+ *  EXPERT_MAJOR  expert_counts and expert_offsets are those of the zones' parts below drop_rows, total is that of all
+ *                zones. Rows in them that have lost their token are zero, as padding is; so is what is behind the zones
+ */
 
 #define EPX_HANDLE_CONFIG_INIT                      \
     {                                               \

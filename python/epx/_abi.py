@@ -139,7 +139,8 @@ class MemoryInfoStruct(Struct):
 class HandleConfigStruct(Struct):
     _fields_ = [
         ("size", c_uint32), ("mode", c_int32), ("layout", c_int32), ("topk", c_int32), ("expert_alignment", c_int32),
-        ("flags", c_uint32), ("memory", c_void_p), ("memory_bytes", c_uint64),
+        ("flags", c_uint32), ("memory", c_void_p), ("memory_bytes", c_uint64), ("drop_rows", c_int32),
+        ("reserved", c_uint32),
     ]
 
 

@@ -30,6 +30,18 @@ static epx_status check_zones(const struct settings *set, const epx_handle_confi
     return EPX_OK;
 }
 
+static epx_status check_drop(const epx_handle_config *c)
+{
+    if (c->drop_rows < 0 || (c->drop_rows && c->mode != EPX_HIGH_THROUGHPUT))
+        return fail(EPX_ERR_ARGUMENT,
+                    "epx_handle_config.drop_rows: expected 0, or a number of rows in high throughput, got %d",
+                    c->drop_rows);
+    if (c->drop_rows && c->flags & EPX_HANDLE_SOURCE_MAP)
+        return fail(EPX_ERR_ARGUMENT, "epx_handle_config.drop_rows: expected 0 with EPX_HANDLE_SOURCE_MAP, got %d",
+                    c->drop_rows);
+    return EPX_OK;
+}
+
 static epx_status check_memory(const struct settings *set, const epx_handle_config *c)
 {
     const size_t needed = handle_table_bytes(set, c);
@@ -65,13 +77,16 @@ static epx_status check_config(const struct epx_group *group, const epx_handle_c
     if (c->expert_alignment < 0 || c->expert_alignment > MOST_ALIGNMENT)
         return fail(EPX_ERR_ARGUMENT, "epx_handle_config.expert_alignment: expected 1 to %d, got %d", MOST_ALIGNMENT,
                     c->expert_alignment);
-    if (c->flags & ~(EPX_HANDLE_COMPACT_TOPK | EPX_HANDLE_SOURCE_MAP | EPX_HANDLE_ALL_WEIGHTS) ||
+    if (c->flags &
+            ~(EPX_HANDLE_COMPACT_TOPK | EPX_HANDLE_SOURCE_MAP | EPX_HANDLE_ALL_WEIGHTS | EPX_HANDLE_DROP_TOKENS) ||
         (c->flags & EPX_HANDLE_ALL_WEIGHTS && (c->flags & EPX_HANDLE_COMPACT_TOPK || c->layout != EPX_RANK_MAJOR)))
         return fail(EPX_ERR_ARGUMENT,
                     "epx_handle_config.flags: expected EPX_HANDLE_* bits, EPX_HANDLE_ALL_WEIGHTS with RANK_MAJOR and "
                     "without EPX_HANDLE_COMPACT_TOPK, got 0x%x",
                     c->flags);
-    status = check_zones(&group->set, c);
+    status = check_drop(c);
+    if (status == EPX_OK)
+        status = check_zones(&group->set, c);
     return status == EPX_OK ? check_memory(&group->set, c) : status;
 }
 

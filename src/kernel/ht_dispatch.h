@@ -300,22 +300,35 @@ KFN_STEP void hd_release(struct agent *ag, const struct group_dev *g)
 
 /* ---- The own receive tensors ---------------------------------------------------------------------------------- */
 
-/* EXPERT_MAJOR: rows between the tokens of an expert and the next zone; weights behind the last zone. */
-KFN_STEP void hd_zero_padding(struct agent *ag, const struct ht_dispatch_params *p)
+KFN void hd_zero_row(struct agent *ag, const struct ht_dispatch_params *p, int64_t row)
 {
-    const struct handle_dev *h = p->h;
-    const int64_t rows = h->state->recv_rows;
+    ag_zero(ag, p->final.tokens + row * p->final.stride, (size_t)p->signature.hidden_bytes);
+    AG_EACH(ag, int, i, p->signature.scale_bytes / 4)
+    *(uint32_t *)(p->final.scales + row * p->final.scale_row_stride + i * p->final.scale_stride) = 0;
+}
+
+/* EXPERT_MAJOR, behind the last zone: weights are 0; where rows are dropped, all is. */
+KFN_STEP void hd_zero_tail(struct agent *ag, const struct ht_dispatch_params *p)
+{
+    const int64_t rows = p->h->state->recv_rows;
 
     if (p->final_weights)
         AG_EACH_ALL(ag, int64_t, i, p->final_rows - rows) p->final_weights[rows + i] = 0.0f;
+    for (int64_t row = rows + ag_index(ag); p->drop && row < p->final_rows; row += ag_count(ag))
+        hd_zero_row(ag, p, row);
+}
 
+/* EXPERT_MAJOR: rows between the tokens of an expert and the next zone. */
+KFN_STEP void hd_zero_padding(struct agent *ag, const struct ht_dispatch_params *p)
+{
+    const struct handle_dev *h = p->h;
+
+    hd_zero_tail(ag, p);
     for (int l = ag_index(ag); l < p->g->local_experts; l += ag_count(ag)) {
         for (int64_t row = h->zone[l] + h->filled[l]; row < h->zone[l] + h->padded[l]; row++) {
             if (row >= p->desc.capacity)
                 break;
-            ag_zero(ag, p->final.tokens + row * p->final.stride, (size_t)p->signature.hidden_bytes);
-            AG_EACH(ag, int, i, p->signature.scale_bytes / 4)
-            *(uint32_t *)(p->final.scales + row * p->final.scale_row_stride + i * p->final.scale_stride) = 0;
+            hd_zero_row(ag, p, row);
             if (!ag_leader(ag))
                 continue;
             if (p->final_weights)

@@ -142,6 +142,29 @@ KFN_STEP void hn_base_zones(struct agent *ag, const struct ht_notify_params *p, 
     }
 }
 
+/* Among the tokens of all ranks that come to the rank of entry k, the number of this one. */
+KFN int64_t hn_token_number(const struct ht_notify_params *p, int64_t i)
+{
+    const struct handle_dev *h = p->h;
+    const int K = p->route.topk_n, L = p->g->local_experts, d = h->ids[i] / L;
+    const int32_t *base = h->base + (p->layout == LAYOUT_FLAT ? 0 : p->g->experts);
+
+    for (int64_t j = i / K * K; j < i; j++)
+        if (h->ids[j] >= 0 && h->ids[j] / L == d && h->ridx[j] >= 0)
+            return (int64_t)base[d] + h->ridx[j];
+    return (int64_t)base[d] + h->ridx[i];
+}
+
+/* What becomes of entry i, which has an expert, when rows are dropped. */
+KFN int32_t hn_drop(const struct ht_notify_params *p, int64_t i, int32_t pos)
+{
+    if (p->drop & DROP_FLAT)
+        return hn_token_number(p, i) < p->drop_rows ? p->h->ids[i] : -1;
+    if (pos >= p->drop_rows)
+        return -1;
+    return p->drop & DROP_TOKENS && hn_token_number(p, i) >= p->drop_rows ? PHANTOM(pos) : pos;
+}
+
 /* The row of every (token, k) at its destination. */
 KFN_STEP void hn_positions(struct agent *ag, const struct ht_notify_params *p)
 {
@@ -158,6 +181,8 @@ KFN_STEP void hn_positions(struct agent *ag, const struct ht_notify_params *p)
             h->pos[i] = h->ridx[i] < 0 ? -1 : h->base[id / g->local_experts] + h->ridx[i];
         else
             h->pos[i] = h->base[id] + h->eidx[i];
+        if (p->drop && id >= 0)
+            h->pos[i] = hn_drop(p, i, h->pos[i]);
         if (h->line)
             h->line[i] = id < 0 || h->ridx[i] < 0 ? -1 : h->base[g->experts + id / g->local_experts] + h->ridx[i];
     }
@@ -245,7 +270,8 @@ KFN_STEP int hn_take_table(struct agent *ag, const struct ht_notify_params *p, u
     ag_sync(ag);
     /* A table from a network decides where this rank writes: every value is checked. */
     int odd = 0;
-    AG_EACH(ag, int64_t, i, (int64_t)B * K) odd |= ids[i] < -1 || ids[i] >= g->experts || pos[i] < -1;
+    AG_EACH(ag, int64_t, i, (int64_t)B * K)
+    odd |= ids[i] < -1 || ids[i] >= g->experts || (pos[i] < -1 && !(p->drop & DROP_TOKENS));
     AG_EACH(ag, int64_t, i, h->relay_line ? (int64_t)B * K : 0)
     odd |= h->relay_line[(size_t)j * M * (size_t)K + (size_t)i] < -1;
     if (ag_any(ag, odd))
@@ -270,6 +296,12 @@ KFN_STEP int hn_take_table(struct agent *ag, const struct ht_notify_params *p, u
         h->relay_peer[j] = (int32_t)peer;
     }
     return 0;
+}
+
+/* Of so many rows of zones, those that are not dropped. */
+KFN int64_t hn_kept(const struct ht_notify_params *p, int64_t rows)
+{
+    return p->drop & DROP_ZONES && rows > p->drop_rows ? p->drop_rows : rows;
 }
 
 /* Padded and plain counts per local expert, by the lanes of one agent. Returns all rows, padding included. */
@@ -297,11 +329,12 @@ KFN_STEP int64_t hn_report_experts(struct agent *ag, const struct ht_notify_para
             h->zone[l] = (int32_t)offset;
             h->filled[l] = 0;
         }
-        h->padded[l] = (int32_t)padded;
+        const int64_t start = hn_kept(p, offset), kept = hn_kept(p, offset + padded) - start;
+        h->padded[l] = (int32_t)kept;
         if (p->expert_counts.data)
-            index_put(&p->expert_counts, l, padded);
+            index_put(&p->expert_counts, l, kept);
         if (p->expert_offsets.data)
-            index_put(&p->expert_offsets, l, offset);
+            index_put(&p->expert_offsets, l, start);
         if (p->expert_rows.data)
             index_put(&p->expert_rows, l, n);
         if (p->expert_ends.data)
@@ -371,11 +404,11 @@ KFN_STEP void hn_report_counts(struct agent *ag, const struct ht_notify_params *
     if (ag_leader(ag)) {
         h->state->filled_rows = total;
         h->state->peer_rows = total - mine;
-        h->state->recv_rows = p->layout == LAYOUT_FLAT ? total : padded;
+        h->state->recv_rows = p->layout == LAYOUT_FLAT ? total : hn_kept(p, padded);
         h->state->tokens = h->info->tokens = tokens;
         h->info->rows = h->state->recv_rows;
         if (p->total.data)
-            index_put(&p->total, 0, h->state->recv_rows);
+            index_put(&p->total, 0, p->layout == LAYOUT_FLAT ? total : padded);
     }
     ag_sync(ag);
     if (ag_leader(ag))
@@ -454,7 +487,7 @@ KFN int hn_places(struct agent *ag, const struct ht_notify_params *p, uint64_t e
         hn_base_flat(ag, p, epoch);
     else
         hn_base_zones(ag, p, epoch);
-    if (p->h->line)
+    if (p->h->line || p->drop & DROP_TOKENS)
         hn_base_flat(ag, p, epoch);
     if (sync_barrier(ag, g))
         return 1;

@@ -141,6 +141,33 @@ KFN_STEP void hd_put_lines(struct agent *ag, const struct ht_dispatch_params *p,
     }
 }
 
+/* Rows of this node that have lost this token are zero. */
+KFN_STEP void hd_place_zeros(struct agent *ag, const struct ht_dispatch_params *p, const struct hd_row *r)
+{
+    const struct group_dev *g = p->g;
+
+    for (int k = 0; k < p->h->state->topk; k++) {
+        const int d = r->ids[k] < 0 || r->pos[k] >= -1 ? -1 : r->ids[k] / g->local_experts;
+        const int64_t row = PHANTOM((int64_t)r->pos[k]);
+        if (d < 0 || !is_local(g, d) || !g->mask[d] || row >= hd_desc_for(g, r, d)->capacity)
+            continue;
+        const struct hd_desc *desc = hd_desc_for(g, r, d);
+        char *scales = heap_at(g, d, desc->scales + (uint64_t)row * desc->scale_row_stride);
+        ag_zero(ag, heap_at(g, d, desc->tokens + (uint64_t)row * desc->token_stride),
+                (size_t)p->signature.hidden_bytes);
+        AG_EACH(ag, int, i, p->signature.scale_bytes / 4)
+        *(uint32_t *)(scales + (uint64_t)i * desc->scale_stride) = 0;
+        if (!ag_leader(ag))
+            continue;
+        if (desc->weights && r->weights)
+            ((float *)heap_at(g, d, desc->weights))[row] = 0.0f;
+        if (desc->src_rank)
+            ((int32_t *)heap_at(g, d, desc->src_rank))[row] = -1;
+        if (desc->src_token)
+            ((int32_t *)heap_at(g, d, desc->src_token))[row] = -1;
+    }
+}
+
 /* Reads the row once, writes it to all its places in this node. */
 KFN_STEP void hd_place_row(struct agent *ag, const struct ht_dispatch_params *p, const struct hd_row *r)
 {
@@ -187,6 +214,8 @@ KFN_STEP void hd_place_row(struct agent *ag, const struct ht_dispatch_params *p,
     }
     if (r->line && p->layout == LAYOUT_EXPERT_MAJOR)
         hd_put_lines(ag, p, r);
+    if (p->drop & DROP_TOKENS)
+        hd_place_zeros(ag, p, r);
 }
 
 #endif

@@ -124,6 +124,13 @@ enum {                                                                    /* epx
 
 /* How a received top-k row is written. */
 enum { TOPK_COMPACT = 1, TOPK_ALL_WEIGHTS = 2, TOPK_GLOBAL = 4 };
+/* What becomes of rows beyond drop_rows. */
+enum {
+    DROP_FLAT = 1,  /* the first of two updates: FLAT tokens that stay, in `pos`, are the routing of the second */
+    DROP_ZONES = 2, /* EXPERT_MAJOR: pos is -1 where the row is beyond */
+    DROP_TOKENS = 4 /* and PHANTOM(row) where the row stays but its token is beyond */
+};
+#define PHANTOM(row) (-2 - (row)) /* its own inverse */
 /* struct hd_desc.idx: of topk_idx. */
 enum { IDX_64 = 1, IDX_GLOBAL = 2 };
 
@@ -353,7 +360,8 @@ struct handle_dev {
     int32_t *zone;   /* EXPERT_MAJOR [L]: first row of each local expert */
     int32_t *filled; /* EXPERT_MAJOR [L]: rows that carry tokens */
     int32_t *padded; /* [L]: rows of each zone, the zeroed ones included */
-    int32_t *pos;    /* [B*K]: the row of (token, k) at its destination; -1 = no row of its own */
+    int32_t *pos;    /* [B*K]: the row of (token, k) at its destination; -1 = no row of its own; PHANTOM(row) = a row of
+                        zeros, for which it is this rank that writes them */
     int32_t *line;   /* [B*K]: EXPERT_MAJOR with a source map, the token's line at the rank of (token, k), for the first
                         k of that rank; else -1. NULL = none */
     int32_t *nidx;   /* [nnodes][M]: the token's number among those that go to the node; -1 = none */
@@ -447,7 +455,8 @@ struct ht_notify_params {
     struct signature signature;
     int32_t layout, alignment;
     int32_t nodes; /* 1: the group has several */
-    int32_t reserved;
+    int32_t drop;  /* DROP_* */
+    int64_t drop_rows;
     uint64_t key;
     struct index_out expert_counts, expert_offsets, rank_counts, total, rank_matrix, rank_tokens, relay_counts;
     struct index_out expert_rows, expert_ends, source_ends;
@@ -477,7 +486,9 @@ struct ht_dispatch_params {
     struct hd_desc desc; /* where senders write */
     int32_t buffered;    /* BUFFERED_* */
     int32_t nodes;       /* 1: the group has several */
-    uint64_t key;        /* the routing must be for this handle, and for so many tokens */
+    int32_t drop;        /* DROP_* */
+    int32_t reserved;
+    uint64_t key; /* the routing must be for this handle, and for so many tokens */
     int64_t ntokens;
     /* The caller's tensors. */
     struct row_out final;

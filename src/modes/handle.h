@@ -20,6 +20,8 @@ epx_status handle_tables_create(struct epx_handle *handle);
 void handle_tables_destroy(struct epx_handle *handle);
 /* Says for which handles a routing in memory is good. */
 uint64_t handle_key(const struct epx_handle *handle);
+/* High throughput: struct handle_dev.pos, an address of the device. */
+const int32_t *handle_places(const struct epx_handle *handle);
 /* Waits for the group's queued work. */
 epx_status handle_state_read(struct epx_handle *handle, struct handle_state *state);
 /* High throughput, a handle that was never updated, in memory of the caller's: takes the routing that is in it, for so

@@ -70,6 +70,14 @@ size_t handle_table_bytes(const struct settings *set, const epx_handle_config *c
     return lay_out(set, config, NULL, &unused);
 }
 
+const int32_t *handle_places(const struct epx_handle *handle)
+{
+    struct handle_dev h;
+
+    lay_out(&handle->group->set, &handle->config, handle->tables, &h);
+    return h.pos;
+}
+
 uint64_t handle_key(const struct epx_handle *handle)
 {
     const struct settings *set = &handle->group->set;
@@ -84,7 +92,8 @@ uint64_t handle_key(const struct epx_handle *handle)
                               c->layout,
                               c->topk,
                               c->expert_alignment,
-                              c->flags};
+                              c->flags,
+                              c->drop_rows};
     uint64_t key = 14695981039346656037u; /* FNV-1a */
 
     for (size_t i = 0; i < sizeof(fields); i++)

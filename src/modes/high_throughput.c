@@ -10,11 +10,47 @@
 #include "kernel/command.h"
 #include "util/status.h"
 
+static int drop_rules(const struct epx_handle *handle)
+{
+    if (!handle->config.drop_rows || handle->config.layout == EPX_FLAT)
+        return handle->config.drop_rows ? DROP_FLAT : 0;
+    return DROP_ZONES | (handle->config.flags & EPX_HANDLE_DROP_TOKENS ? DROP_TOKENS : 0);
+}
+
+/* FLAT rows are dropped by a first update, which says which tokens stay: the routing of a second one, which then gives
+ * places and counts to these. The total is that of the first. */
+static epx_status drop_flat(struct epx_handle *handle, struct ht_notify_params *p, struct device_stream *stream)
+{
+    struct ht_notify_params first;
+    epx_status status;
+
+    memset(&first, 0, sizeof(first));
+    first.g = p->g;
+    first.h = p->h;
+    first.route = p->route;
+    first.signature = p->signature;
+    first.layout = p->layout;
+    first.alignment = p->alignment;
+    first.nodes = p->nodes;
+    first.drop = p->drop;
+    first.drop_rows = p->drop_rows;
+    first.total = p->total;
+    status = launch_ordered(handle->group, stream, KERNEL_HT_NOTIFY, &first, sizeof(first));
+    if (status != EPX_OK)
+        return status;
+    handle->updates++;
+    p->route.topk = handle_places(handle);
+    p->route.idx64 = 0;
+    p->drop = 0;
+    p->total.data = NULL;
+    return EPX_OK;
+}
+
 epx_status ht_update(struct epx_handle *handle, const epx_tensor *topk, const struct layout_tensors *info,
                      struct device_stream *stream)
 {
     struct ht_notify_params p;
-    epx_status status;
+    epx_status status = EPX_OK;
 
     regions_import(handle->group, stream);
     memset(&p, 0, sizeof(p));
@@ -39,7 +75,12 @@ epx_status ht_update(struct epx_handle *handle, const epx_tensor *topk, const st
     p.source_ends = make_index(&info->source_ends);
     p.source_ends_n = (int32_t)info->source_ends.shape[0];
     p.expert_stats = info->expert_stats.data;
-    status = launch_ordered(handle->group, stream, KERNEL_HT_NOTIFY, &p, sizeof(p));
+    p.drop = drop_rules(handle);
+    p.drop_rows = handle->config.drop_rows;
+    if (p.drop & DROP_FLAT)
+        status = drop_flat(handle, &p, stream);
+    if (status == EPX_OK)
+        status = launch_ordered(handle->group, stream, KERNEL_HT_NOTIFY, &p, sizeof(p));
     if (status == EPX_OK) {
         handle->updates++;
         handle->wait_since = 0;
@@ -174,6 +215,7 @@ epx_status ht_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
     p.final_map = args->source_map.data;
     p.source_stride = args->source_stride;
     p.final_rows = args->out_tokens.shape[0];
+    p.drop = drop_rules(handle) & ~DROP_FLAT;
     p.key = handle_key(handle);
     p.ntokens = args->tokens.shape[0];
     make_desc(handle, args, &p);
