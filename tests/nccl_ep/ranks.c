@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "epx/epx.h"
-#include "nccl_case.h"
+#include "small.h"
 
 struct world world;
 
@@ -63,10 +63,9 @@ int main(int argc, char **argv)
         int (*run)(void);
     } parts[] = {
 #ifndef EPX_REAL_NCCL /* scripts/gpu_nccl.sh compiles this program for NCCL itself */
-        {"layouts", test_layouts},
-        {"misuse", test_misuse},
-        {"masks", test_masks},
-        {"standin", test_standin},
+        {"layouts", test_layouts}, {"misuse", test_misuse}, {"masks", test_masks},
+        {"standin", test_standin}, {"rules", test_rules},   {"drop", test_drop},
+        {"recipes", test_recipes}, {"eager", test_eager},   {"memory", test_memory},
 #endif
         {"runtime", test_runtime}};
 
@@ -78,7 +77,11 @@ int main(int argc, char **argv)
         while (p < sizeof(parts) / sizeof(parts[0]) && strcmp(argv[i], parts[p].name))
             p++;
         if (p == sizeof(parts) / sizeof(parts[0])) {
-            fprintf(stderr, "nccl_ep: no part \"%s\"; there are layouts, misuse, masks, standin, runtime\n", argv[i]);
+            fprintf(
+                stderr,
+                "nccl_ep: no part \"%s\"; there are layouts, misuse, masks, standin, runtime, rules, drop, recipes, "
+                "eager, memory\n",
+                argv[i]);
             return 2;
         }
         if (parts[p].run()) {

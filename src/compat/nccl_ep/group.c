@@ -63,8 +63,6 @@ static ncclResult_t check_high_throughput(const ncclEpGroupConfig_t *c)
     if (c->num_topk > c->num_experts)
         return compat_fail(ncclInvalidArgument, "%s: config.num_topk: expected at most num_experts = %u, got %u",
                            create, c->num_experts, c->num_topk);
-    if (c->overflow_policy == NCCL_EP_OVERFLOW_DROP && T)
-        return compat_fail(ncclInvalidUsage, "%s: config.overflow_policy: DROP is not there yet", create);
     if (!T && c->overflow_policy == NCCL_EP_OVERFLOW_DROP)
         return compat_fail(ncclInvalidUsage,
                            "%s: config.overflow_policy: DROP expects max_recv_tokens_per_rank, got NCCL_EP_AUTO",

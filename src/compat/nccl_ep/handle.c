@@ -87,6 +87,11 @@ static ncclResult_t make_config(const struct ncclEpGroup *group, const char *cal
         out->flags = EPX_HANDLE_COMPACT_TOPK;
     if (layout == NCCL_EP_LAYOUT_RANK_MAJOR)
         out->flags = EPX_HANDLE_ALL_WEIGHTS;
+    if (!low && group->config.overflow_policy == NCCL_EP_OVERFLOW_DROP) {
+        out->drop_rows = (int32_t)group->config.max_recv_tokens_per_rank;
+        if (layout == NCCL_EP_LAYOUT_EXPERT_MAJOR && group->config.zero_copy != NCCL_EP_ZERO_COPY_ON)
+            out->flags = EPX_HANDLE_DROP_TOKENS;
+    }
     return take_alignment(call, &own, out);
 }
 

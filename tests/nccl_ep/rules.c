@@ -1,0 +1,300 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The rules of NCCL EP that are about single arguments and rows: structs of other versions, and rules A to H of the
+ * interface as docs/nccl_ep.md lists them. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "small.h"
+
+#define BAD ncclInvalidArgument
+#define USAGE ncclInvalidUsage
+
+/* Structs grow at their end: shorter than version 1 is refused, a longer one's tail is ignored. */
+static int test_struct_sizes(void)
+{
+    const size_t sizes[10] = {1, 2, 3, 4, 5, 0, 7, 8, 9, 10};
+    struct {
+        ncclEpGroupConfig_t config;
+        unsigned char tail[64];
+    } longer = {small_config(LL, 0), {0}};
+    struct {
+        ncclEpTensorAllocConfig_t config;
+        unsigned int tail[4];
+    } alloc = {NCCL_EP_TENSOR_ALLOC_CONFIG_INIT, {1, 2, 3, 4}};
+    ncclEpGroupConfig_t first = small_config(HT, 32);
+    ncclEpTensor_t *tensor = NULL;
+    ncclEpGroup_t group;
+
+    memset(longer.tail, 0xff, sizeof(longer.tail));
+    longer.config.size = sizeof(longer);
+    longer.config.version = 7; /* never a reason to fail */
+    TRY(ncclEpCreateGroup(&group, world.comm, &longer.config));
+    TRY(ncclEpGroupDestroy(group));
+    /* Of version 1: what is behind its 96 bytes is not looked at. */
+    first.version = 1;
+    first.size = NCCL_EP_GROUP_CONFIG_V1_SIZE;
+    first.zero_copy = (ncclEpZeroCopyMode_t)99;
+    first.overflow_policy = (ncclEpOverflowPolicy_t)99;
+    first.num_topk = 99;
+    TRY(ncclEpCreateGroup(&group, world.comm, &first));
+    TRY(ncclEpGroupDestroy(group));
+    first.size = NCCL_EP_GROUP_CONFIG_V1_SIZE + 4; /* ends behind zero_copy */
+    EXPECT(BAD, ncclEpCreateGroup(&group, world.comm, &first));
+    alloc.config.size = sizeof(alloc);
+    TRY(ncclEpTensorAlloc(&tensor, 10, (ncclDataType_t)77, sizes, &alloc.config)); /* G: any number, zero, any type */
+    CHECK(tensor->ndim == 10 && tensor->sizes[9] == 10 && tensor->magic == 0xBEEFBEEFu);
+    TRY(ncclEpTensorDestroy(tensor));
+    alloc.config.size = 7;
+    EXPECT(BAD, ncclEpTensorAlloc(&tensor, 1, ncclFloat32, sizes, &alloc.config));
+    CHECK(tensor == NULL);
+    return 0;
+}
+
+/* G: only what ncclEpTensorAlloc gave, as it gave it, is destroyed. E: nothing is a thing to destroy. */
+static int test_destroy(void)
+{
+    size_t own[1] = {3}, *given;
+    ncclEpTensor_t stack = NCCL_EP_TENSOR_INIT, *tensor;
+
+    stack.sizes = own;
+    stack.ndim = 1;
+    EXPECT(BAD, ncclEpTensorDestroy(&stack));
+    TRY(ncclEpTensorAlloc(&tensor, 1, ncclFloat32, own, NULL));
+    given = tensor->sizes;
+    tensor->sizes = own;
+    EXPECT(BAD, ncclEpTensorDestroy(tensor));
+    tensor->sizes = given;
+    TRY(ncclEpTensorDestroy(tensor));
+    TRY(ncclEpTensorDestroy(NULL));
+    TRY(ncclEpHandleDestroy(NULL));
+    TRY(ncclEpGroupDestroy(NULL));
+    return 0;
+}
+
+/* A bad layout_info leaves no handle; one of version 1 has no kind of ids. */
+static int test_layout_info(void)
+{
+    const ncclEpGroupConfig_t config = small_config(HT, 32);
+    const int ids[] = {0, 0, 0, 0};
+    ncclEpHandle_t handle = (ncclEpHandle_t)(void *)&config;
+    struct small s;
+
+    if (small_open(&s, &config, FLAT, 1, 1, 32, PLAIN))
+        return -1;
+    s.calls.info.size = NCCL_EP_LAYOUT_INFO_V1_SIZE - 1;
+    EXPECT(BAD, ncclEpCreateHandle(&handle, s.group, FLAT, s.idx.tensor, &s.calls.info, NULL, world.stream));
+    CHECK(handle == NULL);
+    s.calls.info.size = NCCL_EP_LAYOUT_INFO_V1_SIZE;
+    s.calls.info.recv_topk_idx_kind = (ncclEpExpertIdKind_t)9;
+    if (small_route(&s, ids, 1) || small_dispatch(&s, 0))
+        return -1;
+    s.calls.info.size = NCCL_EP_LAYOUT_INFO_SIZE;
+    EXPECT(BAD, ncclEpDispatch(s.handle, &s.calls.in, &s.calls.out, &s.calls.info, NULL, world.stream));
+    return small_close(&s);
+}
+
+/* A: high throughput's dispatch does not look at the tensors of layout_info, whatever they are. B: nor its forward
+ * combine at outputs.topk_weights; inputs' are refused. */
+static int test_ignored(ncclEpLayout_t layout)
+{
+    const ncclEpGroupConfig_t config = small_config(HT, 32);
+    const int ids[] = {0, 1, 2, 3};
+    size_t sizes[1] = {1};
+    ncclEpTensor_t nonsense = NCCL_EP_TENSOR_INIT;
+    struct small s;
+
+    nonsense.size = 3;
+    nonsense.sizes = sizes;
+    if (small_open(&s, &config, layout, 1, 1, 32, PLAIN) || small_route(&s, ids, 4))
+        return -1;
+    s.calls.info.expert_counters = s.calls.info.src_rank_counters = &nonsense;
+    s.calls.info.expert_offsets = s.calls.info.recv_total_counter = &nonsense;
+    s.calls.cout.topk_weights = &nonsense;
+    if (small_dispatch(&s, 0x5a) || small_combine(&s, 0))
+        return -1;
+    for (int t = 0; t < 4; t++)
+        CHECK(small_row(&s.back, t) == small_value(world.rank, t));
+    s.calls.cin.topk_weights = s.out_weights.tensor;
+    EXPECT(BAD, ncclEpCombine(s.handle, &s.calls.cin, &s.calls.cout, NULL, world.stream));
+    return small_close(&s);
+}
+
+/* C: all K weights arrive in rank-major, exactly. The sentinel: topk_idx is -1 in every entry that is not an expert of
+ * this rank, also in rows that did not come, with and without counters. Weights of such rows stay as they were. */
+static int test_rank_major(int counters, int tokens)
+{
+    const ncclEpGroupConfig_t config = small_config(LL, 0);
+    const int to = (world.rank + 1) % world.nranks;
+    const int ids[] = {2 * to, -1, -1, 2 * to + 1, 2 * to + 1, 2 * to, -1, -1};
+    const int from = (world.rank + world.nranks - 1) % world.nranks;
+    struct small s;
+
+    if (small_open(&s, &config, RANK_MAJOR, 1, 2, 0, PLAIN))
+        return -1;
+    s.calls.info.src_rank_counters = counters ? s.rank_counts.tensor : NULL;
+    if (small_route(&s, ids, tokens) || small_dispatch(&s, 0x5a))
+        return -1;
+    for (int r = 0; r < world.nranks; r++) {
+        const int rows = r == from ? (tokens < 3 ? tokens : 3) : 0;
+        CHECK(!counters || small_count(&s.rank_counts, r) == rows);
+        for (int t = 0; t < SMALL_TOKENS; t++)
+            for (int k = 0; k < 2; k++) {
+                const int64_t at = ((int64_t)r * SMALL_TOKENS + t) * 2 + k;
+                const int global = t < rows ? ids[2 * t + k] : -1;
+                CHECK(small_count(&s.out_idx, at) == (global < 0 ? -1 : global % 2));
+                CHECK(t >= rows || ((float *)s.out_weights.view.data)[at] == 1.0f / (float)(1 + k + t));
+            }
+        for (int t = rows; t < SMALL_TOKENS; t++)
+            CHECK(small_row_is(&s.out, (int64_t)r * SMALL_TOKENS + t, 0x5a) &&
+                  small_row_is(&s.out_weights, (int64_t)r * SMALL_TOKENS + t, 0x5a));
+    }
+    /* expert_counters is refused, layout_info may be NULL. */
+    s.calls.info.expert_counters = s.counts.tensor;
+    EXPECT(BAD, ncclEpDispatch(s.handle, &s.calls.in, &s.calls.out, &s.calls.info, NULL, world.stream));
+    TRY(ncclEpDispatch(s.handle, &s.calls.in, &s.calls.out, NULL, NULL, world.stream));
+    TRY(cudaStreamSynchronize(world.stream));
+    return small_close(&s);
+}
+
+/* Global ids, of dispatch's layout_info and not of the update's. */
+static int test_global_ids(ncclEpAlgorithm_t algorithm)
+{
+    const ncclEpGroupConfig_t config = small_config(algorithm, algorithm == HT ? 32 : 0);
+    const int ids[] = {2 * world.rank + 1};
+    struct small s;
+
+    if (small_open(&s, &config, algorithm == LL ? RANK_MAJOR : FLAT, 1, 1, 32, PLAIN) || small_route(&s, ids, 1))
+        return -1;
+    for (int kind = NCCL_EP_EXPERT_ID_AUTO; kind <= NCCL_EP_EXPERT_ID_GLOBAL; kind++) {
+        const int64_t row = algorithm == LL ? (int64_t)world.rank * SMALL_TOKENS : 0;
+        s.calls.info.recv_topk_idx_kind = (ncclEpExpertIdKind_t)kind;
+        if (small_dispatch(&s, 0x5a))
+            return -1;
+        CHECK(small_count(&s.out_idx, row) == (kind == NCCL_EP_EXPERT_ID_GLOBAL ? ids[0] : 1));
+        CHECK(small_count(&s.out_idx, row + 1) == -1);
+    }
+    return small_close(&s);
+}
+
+/* H: behind the last row, weights are 0 and ids -1, up to max_recv_tokens_per_rank and no further. */
+static int test_tail(ncclEpLayout_t layout)
+{
+    const ncclEpGroupConfig_t config = small_config(HT, 32);
+    const int ids[] = {2 * world.rank, 2 * world.rank + 1};
+    struct small s;
+
+    if (small_open(&s, &config, layout, 1, 1, 36, PLAIN) || small_route(&s, ids, 2) || small_dispatch(&s, 0x5a))
+        return -1;
+    CHECK(small_count(&s.total, 0) == 2);
+    for (int row = 2; row < 32; row++) {
+        CHECK(((float *)s.out_weights.view.data)[row] == 0);
+        CHECK(layout == EXPERT_MAJOR || small_count(&s.out_idx, row) == -1);
+    }
+    for (int row = 32; row < 36; row++)
+        CHECK(small_row_is(&s.out, row, 0x5a) && small_row_is(&s.out_weights, row, 0x5a));
+    return small_close(&s);
+}
+
+/* What is refused when a group or a handle is made, and how. */
+static int test_configurations(void)
+{
+    const ncclEpGroupConfig_t good = small_config(HT, 32);
+    ncclEpHandleConfig_t odd = NCCL_EP_HANDLE_CONFIG_INIT;
+    ncclEpGroupConfig_t c;
+    ncclEpHandle_t handle;
+    ncclEpGroup_t group;
+    size_t bytes;
+
+#define MAKE(result, change)                                       \
+    do {                                                           \
+        c = good;                                                  \
+        change;                                                    \
+        EXPECT(result, ncclEpCreateGroup(&group, world.comm, &c)); \
+        CHECK(group == NULL);                                      \
+    } while (0)
+    MAKE(BAD, c.max_token_bytes = 33); /* high throughput: in 16s */
+    MAKE(BAD, c.max_recv_tokens_per_rank = SMALL_TOKENS - 1);
+    MAKE(BAD, c.num_topk = c.num_experts + 1);
+    MAKE(BAD, c.zero_copy = (ncclEpZeroCopyMode_t)3);
+    MAKE(BAD, c.overflow_policy = (ncclEpOverflowPolicy_t)3);
+    if (world.nranks > 1)
+        MAKE(BAD, c.num_experts++); /* the ranks do not divide it */
+#undef MAKE
+    if (world.nranks > 1) {
+        c = good; /* ranks that want different numbers of rows */
+        c.max_recv_tokens_per_rank += world.rank == 1;
+        EXPECT(USAGE, ncclEpCreateGroup(&group, world.comm, &c));
+    }
+    c = good, c.num_topk = 1;
+    TRY(ncclEpCreateGroup(&group, world.comm, &c));
+    EXPECT(USAGE, ncclEpInitHandle(&handle, group, FLAT, NULL, 2, NULL)); /* above num_topk */
+    EXPECT(USAGE, ncclEpInitHandle(&handle, group, FLAT, NULL, 0, NULL));
+    EXPECT(USAGE, ncclEpHandleMemSize(group, FLAT, NULL, &bytes, -1));
+    EXPECT(BAD, ncclEpInitHandle(&handle, group, NCCL_EP_LAYOUT_UNSET, NULL, 1, NULL));
+    EXPECT(BAD, ncclEpInitHandle(&handle, group, RANK_MAJOR, NULL, 1, NULL));
+    odd.dispatch_output_per_expert_alignment = 12;
+    EXPECT(BAD, ncclEpInitHandle(&handle, group, EXPERT_MAJOR, &odd, 1, NULL));
+    TRY(ncclEpGroupDestroy(group));
+    c = good, c.algorithm = LL, c.num_topk = 1, c.max_token_bytes = 33;
+    TRY(ncclEpCreateGroup(&group, world.comm, &c)); /* low latency looks at neither */
+    if (c.num_experts >= 2) {
+        TRY(ncclEpInitHandle(&handle, group, RANK_MAJOR, NULL, 2, NULL));
+        TRY(ncclEpHandleDestroy(handle));
+    }
+    EXPECT(BAD, ncclEpInitHandle(&handle, group, RANK_MAJOR, NULL, (int)c.num_experts + 1, NULL));
+    TRY(ncclEpGroupDestroy(group));
+    return 0;
+}
+
+/* Variables of the environment: the two paths of expert-major exclude each other, and want room for all copies. */
+static int test_environment(void)
+{
+    const ncclEpGroupConfig_t config = small_config(HT, SMALL_TOKENS);
+    ncclEpHandle_t handle;
+    ncclEpGroup_t group;
+    int failed = 1;
+
+    TRY(setenv("NCCL_EP_HT_EM_LOCAL_DUP", "1", 1));
+    TRY(setenv("NCCL_EP_HT_EM_NVLINK_DUP", "on", 1));
+    TRY(setenv("NCCL_EP_TOKENS_PER_CHUNK", "64", 1)); /* accepted, no effect */
+    EXPECT(USAGE, ncclEpCreateGroup(&group, world.comm, &config));
+    TRY(setenv("NCCL_EP_HT_EM_NVLINK_DUP", "maybe", 1)); /* a warning */
+    TRY(ncclEpCreateGroup(&group, world.comm, &config));
+    EXPECT(USAGE, ncclEpInitHandle(&handle, group, EXPERT_MAJOR, NULL, 2, NULL));
+    failed = ncclEpInitHandle(&handle, group, FLAT, NULL, 2, NULL) != ncclSuccess;
+    CHECK(!failed);
+    TRY(unsetenv("NCCL_EP_HT_EM_LOCAL_DUP"));
+    TRY(unsetenv("NCCL_EP_HT_EM_NVLINK_DUP"));
+    TRY(unsetenv("NCCL_EP_TOKENS_PER_CHUNK"));
+    TRY(ncclEpGroupDestroy(group));
+    return 0;
+}
+
+/* 4 tokens, then 1: nothing of the old routing remains. */
+static int test_stale_routing(ncclEpLayout_t layout)
+{
+    const ncclEpGroupConfig_t config = small_config(HT, 32);
+    const int many[] = {0, 1, 0, 1}, one[] = {1};
+    struct small s;
+
+    if (small_open(&s, &config, layout, 1, 1, 32, PLAIN) || small_route(&s, many, 4) || small_dispatch(&s, 0x5a) ||
+        small_route(&s, one, 1) || small_dispatch(&s, 0x5a))
+        return -1;
+    CHECK(small_count(&s.total, 0) == (world.rank ? 0 : world.nranks));
+    for (int row = 0; row < 32; row++) {
+        const int comes = world.rank == 0 && row < world.nranks;
+        CHECK(comes ? small_row(&s.out, row) == small_value(row, 0) : small_row_is(&s.out, row, 0x5a));
+    }
+    return small_close(&s);
+}
+
+int test_rules(void)
+{
+    return test_struct_sizes() || test_destroy() || test_layout_info() || test_ignored(FLAT) ||
+                   test_ignored(EXPERT_MAJOR) || test_rank_major(1, 4) || test_rank_major(0, 4) ||
+                   test_rank_major(0, 0) || test_rank_major(1, 1) || test_global_ids(LL) || test_global_ids(HT) ||
+                   test_tail(FLAT) || test_tail(EXPERT_MAJOR) || test_configurations() || test_environment() ||
+                   test_stale_routing(FLAT) || test_stale_routing(EXPERT_MAJOR)
+               ? -1
+               : 0;
+}
