@@ -167,5 +167,6 @@ const struct device_ops *epx_device_module(const struct device_host *given)
     ops.open = open_device;
     ops.default_agents = default_agents;
     ops.launch = launch;
+    ops.caps &= ~(unsigned)DEVICE_GRAPHS; /* a job is freed when it has run: it cannot be launched again */
     return &ops;
 }
