@@ -22,7 +22,7 @@ TIMES = {
     "cxx": 8,
     "format": 4, "scripts": 5,
     "tidy": 20,
-    "python-env": 60, "python-wheel": 40, "python-nccl": 10,
+    "python-env": 60, "python-wheel": 40, "python-nccl": 10, "python-torchrun": 15,
     "python-alone": 20, "python": 60, "python-hf": 15, "python-train": 15,
     "clang-build": 50, "clang": 40, "address-build": 60, "address": 60, "address-processes": 40,
     "thread-build": 50, "thread": 60, "cross-build": 50, "cross": 15,
@@ -33,7 +33,7 @@ STEPS = {  # steps of each stage, where they are not the stage itself
     "quick": ["gcc-configure", "gcc-build", "quick"],
     "symbols": ["symbols", "imports"],
     "format": ["format", "lines"],
-    "python": ["python-env", "python-wheel", "python-nccl", "python-alone", "python", "python-hf",
+    "python": ["python-env", "python-wheel", "python-nccl", "python-torchrun", "python-alone", "python", "python-hf",
                "python-train"],
     "clang": ["clang-configure", "clang-build", "clang"],
     "address": ["address-configure", "address-build", "address", "address-processes"],
@@ -182,6 +182,8 @@ def python(run):
     if not run.check("python-wheel", ["scripts/check_wheel.sh", VENV]):
         return
     run.check("python-nccl", ["scripts/check_nccl_python.sh", VENV])
+    run.check("python-torchrun", ["env", "TORCHRUN=" + os.path.abspath(VENV + "/bin/torchrun"),
+                                  "EPX_BUILD_DIR=" + os.path.abspath(gcc_folder()), "tests/scripts/bench_world.sh"])
     python_alone(run)
     python_suite(run)
     run.check("python-hf", torchrun(2, "examples/hf_moe.py", "--model", "qwen3", "mixtral", "--prompts", "1",

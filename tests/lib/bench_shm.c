@@ -7,6 +7,7 @@
 #include <linux/futex.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -47,6 +48,7 @@ struct bench_shm *bench_shm_create(const struct bench_config *config, char *path
     snprintf(path, (size_t)path_bytes, "/proc/%d/fd/%d", (int)getpid(), fd);
     shm->magic = BENCH_SHM_MAGIC;
     shm->config = *config;
+    shm->here = (uint32_t)config->ranks;
     return shm;
 close_fd:
     close(fd);
@@ -130,7 +132,7 @@ int bench_shm_poll_done(struct bench_shm *shm, enum bench_team_id team, int ms)
 
     if (bench_shm_stopped(shm))
         return -1;
-    if (done >= (uint32_t)shm->config.ranks)
+    if (done >= shm->here)
         return 1;
     futex_wait(&t->done, done, ms);
     return 0;
@@ -219,6 +221,8 @@ static void list_late(const struct bench_shm *shm, const struct bench_team *team
 
         if (__atomic_load_n(count, __ATOMIC_RELAXED) >= reached)
             continue;
+        if (shm->here == 1 && state->pid == 0)
+            continue; /* it has memory of its own */
         describe_process(__atomic_load_n(&state->pid, __ATOMIC_RELAXED), process, sizeof(process));
         used += (size_t)snprintf(text + used, bytes - used, "%srank %d%s", used > 0 ? ", " : "", rank, process);
     }
@@ -272,10 +276,80 @@ static int barrier_arrive(struct bench_shm_rank *self)
     return before + 1 == (uint32_t)self->shm->config.ranks;
 }
 
+/* ---- Ranks with a link ---------------------------------------------------------------------------------------- */
+
+static int gather(struct bench_shm_rank *self, const void *mine, void *all, size_t bytes)
+{
+    if (self->link->gather(self->link->context, mine, all, bytes) == 0)
+        return 0;
+    bench_shm_fail(self->shm, BENCH_ERROR, "rank %d: %s", self->rank, self->link->why());
+    return -1;
+}
+
+/* All ranks are here. *ns: in, this rank's time; out, the largest. A rank that has failed says so here. */
+static int meet(struct bench_shm_rank *self, uint64_t *ns)
+{
+    const uint64_t mine[2] = {*ns, bench_shm_stopped(self->shm)};
+    static uint64_t all[BENCH_MAX_RANKS][2];
+    int rank;
+
+    __atomic_fetch_add(&self->team->ranks[self->rank].barriers, 1, __ATOMIC_RELAXED);
+    if (gather(self, mine, all, sizeof(mine)) != 0)
+        return -1;
+    for (rank = 0; rank < self->shm->config.ranks; rank++) {
+        *ns = all[rank][0] > *ns ? all[rank][0] : *ns;
+        if (all[rank][1] && !mine[1])
+            bench_shm_fail(self->shm, BENCH_ERROR, "rank %d has failed; it says why", rank);
+    }
+    self->team->release_ns = clock_ns();
+    return bench_shm_stopped(self->shm) ? -1 : 0;
+}
+
+struct counted {
+    struct bench_net net[BENCH_OPS];
+    struct bench_event_times events[BENCH_EVENT_OPS];
+};
+
+static void add_net(struct bench_net *to, const struct bench_net *from)
+{
+    to->ops += from->ops;
+    to->rows += from->rows;
+    to->commands += from->commands;
+    to->puts += from->puts;
+    to->signals += from->signals;
+    to->bytes += from->bytes;
+}
+
+int bench_shm_collect(struct bench_shm_rank *self)
+{
+    struct bench_shm *shm = self->shm;
+    struct counted mine, *all = calloc((size_t)shm->config.ranks, sizeof(*all));
+    int rank, i, failed;
+
+    memcpy(mine.net, shm->net, sizeof(mine.net));
+    for (i = 0; i < BENCH_EVENT_OPS; i++)
+        mine.events[i] = shm->event_times[i][self->rank];
+    failed = all == NULL || gather(self, &mine, all, sizeof(mine)) != 0;
+    memset(shm->net, 0, failed ? 0 : sizeof(shm->net));
+    for (rank = 0; rank < shm->config.ranks && !failed; rank++) {
+        for (i = 0; i < BENCH_OPS; i++)
+            add_net(&shm->net[i], &all[rank].net[i]);
+        for (i = 0; i < BENCH_EVENT_OPS; i++)
+            shm->event_times[i][rank] = all[rank].events[i];
+    }
+    free(all);
+    return failed ? -1 : 0;
+}
+
+/* ---- Barriers --------------------------------------------------------------------------------------------------- */
+
 int bench_shm_barrier(struct bench_shm_rank *self)
 {
+    uint64_t none = 0;
     uint32_t phase = __atomic_load_n(&self->team->phase, __ATOMIC_RELAXED);
 
+    if (self->link != NULL)
+        return meet(self, &none);
     if (barrier_arrive(self)) {
         self->team->last_end_ns = 0;
         barrier_open(self->team);
@@ -291,6 +365,15 @@ int bench_shm_finish(struct bench_shm_rank *self, enum bench_op op, int variant,
     uint64_t now = clock_ns();
     uint64_t last = __atomic_load_n(&team->last_end_ns, __ATOMIC_RELAXED);
 
+    if (self->link != NULL) {
+        uint64_t ns = now - team->release_ns;
+
+        if (meet(self, &ns) != 0)
+            return -1;
+        if (slot >= 0 && slot < BENCH_MAX_ITERS)
+            team->times[op][variant][slot] = ns;
+        return 0;
+    }
     while (now > last)
         if (__atomic_compare_exchange_n(&team->last_end_ns, &last, now, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
             break;

@@ -12,12 +12,16 @@
  *
  *      stop = 1 (driver, or a rank that failed after writing `message`): every wait returns at once.
  *
+ * In a world that a launcher has started, on one machine or several, every rank has such memory and a driver of its
+ * own, which gives the same commands; barriers and times then go through a link, an all-gather of all ranks.
+ *
  * A rank's times start when the last rank reached the barrier and end when the last rank has finished: the slowest
  * rank counts, as it does in a model.
  */
 #ifndef EPX_TESTS_LIB_BENCH_SHM_H
 #define EPX_TESTS_LIB_BENCH_SHM_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include "bench_config.h"
@@ -92,6 +96,7 @@ enum bench_failure { BENCH_FINE = 0, BENCH_ERROR = 1, BENCH_MISMATCH = 2, BENCH_
 
 struct bench_shm {
     uint64_t magic;
+    uint32_t here;    /* ranks that have this memory: all, or one */
     uint32_t stop;    /* 1: everybody leaves */
     uint32_t failure; /* enum bench_failure; the first one stays */
     char message[768];
@@ -102,9 +107,18 @@ struct bench_shm {
     struct bench_team team[BENCH_TEAMS];
 };
 
+/* How ranks without common memory meet: each gives `bytes` and gets those of all, in rank order. 0, or -1 with
+ * epx_last_error(). */
+struct bench_link {
+    int (*gather)(void *context, const void *send, void *recv, size_t bytes);
+    void *context;
+    const char *(*why)(void);
+};
+
 /* One rank's view of it. */
 struct bench_shm_rank {
     struct bench_shm *shm;
+    const struct bench_link *link; /* NULL: all ranks have the same memory */
     struct bench_team *team;
     int rank;
     uint32_t command_seen;
@@ -134,6 +148,9 @@ int bench_shm_barrier(struct bench_shm_rank *self);
 /* Rank: ends a measurement that began at the last barrier, with a barrier; the time goes to times[op][variant][slot],
  * or nowhere when slot < 0. */
 int bench_shm_finish(struct bench_shm_rank *self, enum bench_op op, int variant, int slot);
+
+/* Rank with a link: what all ranks have counted and timed, in the memory of each. 0 or -1. */
+int bench_shm_collect(struct bench_shm_rank *self);
 
 /* Anyone: stores the first error, and stops everybody. */
 void bench_shm_fail(struct bench_shm *shm, enum bench_failure failure, const char *format, ...)

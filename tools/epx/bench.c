@@ -202,7 +202,8 @@ static int drive_round(struct driver *c, int round, int first, int iters)
     int last = first + iters == o->iters;
 
     say(c, "round %d of %d, memcpy", round + 1, c->report.rounds);
-    measure_memcpy(&c->report);
+    if (!o->joined) /* other ranks of this machine would measure at the same time */
+        measure_memcpy(&c->report);
     say(c, "round %d of %d, EPX", round + 1, c->report.rounds);
     command.verify = o->check && last;
     if (drive(c, BENCH_EPX, &command) != 0)
@@ -257,6 +258,10 @@ static int start_teams(struct driver *c)
         fprintf(stderr, "epx bench: cannot make shared memory for the measurements: %s\n", strerror(errno));
         return -1;
     }
+    if (c->options->joined) {
+        c->shm->here = 1;
+        return bench_join_start(c->shm_path, c->options->rank, config->timeout_ms);
+    }
     if (c->options->vs_mpi) {
         c->mpi_log = memfd_create("epx-bench-mpi", MFD_CLOEXEC);
         if ((c->pid[BENCH_MPI] = bench_team_start_mpi(config, c->shm_path, c->mpi_log)) < 0)
@@ -273,8 +278,10 @@ static void end_teams(struct driver *c)
     int team;
 
     for (team = 0; team < BENCH_TEAMS; team++)
-        if (c->pid[team] > 0)
+        if (c->pid[team] > 0 || (c->options->joined && team == BENCH_EPX))
             bench_shm_order(c->shm, (enum bench_team_id)team, &quit);
+    if (c->options->joined && bench_join_end(bench_shm_stopped(c->shm) ? FAILED_PATIENCE_MS : END_PATIENCE_MS))
+        bench_shm_fail(c->shm, BENCH_ERROR, "rank %d was measured, but did not end", c->options->rank);
     for (team = 0; team < BENCH_TEAMS; team++) {
         const int failed = bench_shm_stopped(c->shm);
         const int code =
@@ -354,7 +361,8 @@ static int run(struct driver *c)
     r->shm = c->shm;
     if (bench_shm_stopped(c->shm))
         return report_failure(c);
-    print_report(c);
+    if (!c->options->joined || c->options->rank == 0)
+        print_report(c);
     return EXIT_OK;
 }
 

@@ -5,6 +5,7 @@
  *      bench.c          the driver: starts the teams, gives rounds to them in turn, collects
  *      bench_options.c  the command line
  *      bench_team.c     starting and ending EPX's ranks and mpirun
+ *      bench_join.c     the world of a launcher, which this process is one rank of
  *      bench_worker.c   one EPX rank, a process or a thread
  *      bench_ops.c      its operations
  *      bench_events.c   --timing events: time stamps of the device, graphs
@@ -31,6 +32,7 @@ struct bench_options {
     struct bench_config config;
     int32_t iters, warmup, timing;
     int32_t check, json, vs_mpi, vs_ofi;
+    int joined, rank; /* in a launcher's world */
 };
 
 /* 0, 1 when only help was asked for (and given), or -1 after a message. */
@@ -56,6 +58,18 @@ int bench_wait_child(pid_t pid, int limit_ms);
 
 /* One EPX rank, or (threads > 0) all of them as threads; an exit status. The error is in the shared memory. */
 int bench_worker(const char *shm_path, int threads);
+
+/* The same in a launcher's world: one rank, on a thread of this process. */
+int bench_worker_joined(const char *shm_path, int rank, const struct bench_link *link);
+
+/* ---- A launcher's world (bench_join.c) */
+
+/* Has a launcher started several ranks, of which this is one? Their number, 0 = none, -1 after a message.
+ * `per_machine`: ranks here, 0 = not known. */
+int bench_join_world(int *rank, int *per_machine);
+/* Starts the rank; 0 or -1 after a message. Its end, within the patience: 0, or -1. */
+int bench_join_start(const char *shm_path, int rank, int timeout_ms);
+int bench_join_end(int patience_ms);
 
 /* `epx bench ring`; an exit code. */
 int bench_ring(int argc, char **argv);

@@ -15,6 +15,7 @@
 
 enum { TIMING_AUTO, TIMING_WALL, TIMING_EVENTS, ROW_ALIGN = 16, SCALE_BLOCK = 128, MOST_AGENTS = 1024 };
 #define DEFAULT_TIMEOUT_MS 120000
+#define DEFAULT_RANKS 8
 
 static const struct option_choice dtypes[] = {
     {"bf16", BENCH_BF16}, {"fp8", BENCH_FP8_CAST}, {"fp8-input", BENCH_FP8_INPUT}, {NULL, 0}};
@@ -54,7 +55,7 @@ static const struct option_spec specs[] = {
      .letter = 'n',
      .kind = OPTION_INT,
      .value = "N",
-     .help = "ranks to start on this machine",
+     .help = "ranks to start on this machine; not in the world of a launcher",
      .fallback = "8",
      .offset = CONFIG(ranks),
      .low = 1,
@@ -131,7 +132,9 @@ static const struct option_table table = {
              "epx bench ring [options]  the way of commands from a device to its proxies",
     .about =
         "Starts ranks on this machine and measures dispatch (tokens to their experts) and combine (results back).\n"
-        "With --check every result of every rank is compared with a reference computed beforehand.",
+        "With --check every result of every rank is compared with a reference computed beforehand. Started by\n"
+        "torchrun, mpirun, srun or by hand as one of several ranks, it joins these, on any number of machines; rank 0\n"
+        "reports.",
     .notes =
         "Examples:\n"
         "  epx bench ll --check                         8 ranks, checked, a table\n"
@@ -212,7 +215,6 @@ static int set_mode(struct bench_options *o, const char *word)
     o->warmup = 2;
     o->config = (struct bench_config){.mode = ll ? EPX_LOW_LATENCY : EPX_HIGH_THROUGHPUT,
                                       .layout = ll ? EPX_EXPERT_MAJOR : EPX_FLAT,
-                                      .ranks = 8,
                                       .nodes = 1,
                                       .tokens = ll ? 128 : 512,
                                       .hidden = 7168,
@@ -303,7 +305,7 @@ static int settle_timing(struct bench_options *o)
 
     if (o->timing == TIMING_EVENTS && vs)
         return options_complain(program, "--vs compares times between barriers; expected --timing wall");
-    o->config.events = o->timing == TIMING_EVENTS || (o->timing == TIMING_AUTO && gpu && !vs);
+    o->config.events = o->timing == TIMING_EVENTS || (o->timing == TIMING_AUTO && (gpu || o->joined) && !vs);
     return 0;
 }
 
@@ -338,10 +340,34 @@ static int check_device(const struct bench_config *c)
     return options_complain(program, "--device %s%s", bench_device_name(c), strchr(why, ':') ? strchr(why, ':') : why);
 }
 
+/* A launcher's world has its ranks and machines; without one, ranks are started here. */
+static int settle_world(struct bench_options *o)
+{
+    struct bench_config *c = &o->config;
+    int per_machine = 0;
+    const int world = bench_join_world(&o->rank, &per_machine);
+
+    o->joined = world > 0;
+    if (world <= 0) {
+        c->ranks = c->ranks != 0 ? c->ranks : DEFAULT_RANKS;
+        return world;
+    }
+    if (c->ranks != 0 && c->ranks != world)
+        return options_complain(program, "--ranks is %d, but the launcher has started %d", c->ranks, world);
+    if (c->threads || o->vs_mpi || o->vs_ofi)
+        return options_complain(program, "--threads and --vs start processes of their own: not in a launcher's world");
+    c->ranks = world;
+    if (c->nodes == 1 && per_machine > 0 && world % per_machine == 0)
+        c->nodes = world / per_machine;
+    return 0;
+}
+
 static int settle(struct bench_options *o)
 {
     struct bench_config *c = &o->config;
 
+    if (settle_world(o) != 0)
+        return -1;
     if (check_shape(c) != 0 || check_mode(c) != 0 || settle_timing(o) != 0 || check_work(o) != 0 ||
         (o->vs_ofi && settle_ofi(o) != 0) || check_device(c) != 0)
         return -1;

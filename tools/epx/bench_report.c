@@ -248,11 +248,12 @@ static void print_notes(const struct bench_report *r)
     printf("  logical  as if each of the %lld (token, expert) pairs were moved: %.1f MB per dispatch\n",
            (long long)r->traffic.pairs, (double)r->traffic.pairs * bench_row_bytes(c, BENCH_DISPATCH) / 1e6);
     print_wire_note(r);
-    printf("  memcpy   %.1f GB/s copied by %d process%s at once, one per core; compared with the %.1f MB of rows "
-           "written\n",
-           r->memcpy_GBps, r->memcpy_processes, r->memcpy_processes == 1 ? "" : "es",
-           (double)(c->layout == EPX_EXPERT_MAJOR ? r->traffic.pairs : r->traffic.copies) *
-               bench_row_bytes(c, BENCH_DISPATCH) / 1e6);
+    if (r->memcpy_processes > 0)
+        printf("  memcpy   %.1f GB/s copied by %d process%s at once, one per core; compared with the %.1f MB of rows "
+               "written\n",
+               r->memcpy_GBps, r->memcpy_processes, r->memcpy_processes == 1 ? "" : "es",
+               (double)(c->layout == EPX_EXPERT_MAJOR ? r->traffic.pairs : r->traffic.copies) *
+                   bench_row_bytes(c, BENCH_DISPATCH) / 1e6);
     if (c->nodes > 1)
         print_net_note(r);
     if (r->ofi != NULL)

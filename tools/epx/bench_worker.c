@@ -213,7 +213,7 @@ static void close_rank(struct bench_rank *rank)
 }
 
 /* The driver reports the failure in the shared memory once; the result is for any other end. */
-static int run_rank(const char *shm_path, int number, epx_bootstrap *boot)
+static int run_rank(const char *shm_path, int number, epx_bootstrap *boot, const struct bench_link *link)
 {
     struct bench_rank *rank = calloc(1, sizeof(*rank));
 
@@ -222,9 +222,10 @@ static int run_rank(const char *shm_path, int number, epx_bootstrap *boot)
         free(rank);
         return EXIT_FAILED;
     }
+    rank->self.link = link;
     rank->config = &rank->self.shm->config;
-    if (open_rank(rank, boot) == 0)
-        run_commands(rank);
+    if (open_rank(rank, boot) == 0 && run_commands(rank) == 0 && link != NULL)
+        (void)bench_shm_collect(&rank->self);
     close_rank(rank);
     free(rank);
     return EXIT_OK;
@@ -233,7 +234,7 @@ static int run_rank(const char *shm_path, int number, epx_bootstrap *boot)
 static int run_thread(int number, int n, epx_bootstrap *boot, void *arg)
 {
     (void)n;
-    return run_rank(arg, number, boot);
+    return run_rank(arg, number, boot, NULL);
 }
 
 int bench_worker(const char *shm_path, int threads)
@@ -245,5 +246,10 @@ int bench_worker(const char *shm_path, int threads)
         setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
         return run_ranks(threads, run_thread, (void *)(uintptr_t)shm_path) != 0 ? EXIT_FAILED : EXIT_OK;
     }
-    return run_rank(shm_path, number != NULL ? atoi(number) : 0, NULL);
+    return run_rank(shm_path, number != NULL ? atoi(number) : 0, NULL, NULL);
+}
+
+int bench_worker_joined(const char *shm_path, int rank, const struct bench_link *link)
+{
+    return run_rank(shm_path, rank, NULL, link);
 }

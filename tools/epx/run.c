@@ -1,7 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* epx run: ranks of any program on this machine. */
+#include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
+#include "boot/launcher.h"
 #include "commands.h"
 #include "options.h"
 
@@ -15,7 +20,7 @@ static const struct option_spec specs[] = {
      .letter = 'n',
      .kind = OPTION_INT,
      .value = "N",
-     .help = "number of ranks to start, 1 to 1024; required",
+     .help = "number of ranks to start, 1 to 1024; required but in the world of a launcher",
      .offset = FIELD(nranks),
      .low = 1,
      .high = LAUNCH_MAX_RANKS,
@@ -47,7 +52,8 @@ static const struct option_spec specs[] = {
 
 static const struct option_table table = {
     .program = "epx run",
-    .usage = "epx run -n RANKS [options] [--] PROGRAM [ARGUMENTS...]",
+    .usage = "epx run -n RANKS [options] [--] PROGRAM [ARGUMENTS...]\n"
+             "epx run PROGRAM [ARGUMENTS...]       in a world that torchrun, mpirun or srun has started: joins it",
     .about = "Starts RANKS processes of PROGRAM on this machine and waits for all of them. Each one has RANK,\n"
              "LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, EPX_JOB_ID and EPX_SECRET in its\n"
              "environment, from which EPX (and torch.distributed) finds the other ranks.",
@@ -74,6 +80,34 @@ static int set_grace(void *target, const char *text)
     return 0;
 }
 
+static void set_number(const char *name, int value)
+{
+    char text[16];
+
+    snprintf(text, sizeof(text), "%d", value);
+    if (value >= 0)
+        setenv(name, text, 1);
+}
+
+/* In a launcher's world, without -n: this process is one of its ranks, and the program takes its place, with the
+ * variables that `epx run` sets beside the launcher's own. */
+static int become_rank(char *const *argv)
+{
+    struct launcher launcher;
+
+    if (launcher_read(&launcher) != EPX_OK) {
+        fprintf(stderr, "epx run: %s\n", epx_last_error());
+        return EXIT_USAGE;
+    }
+    set_number("RANK", launcher.rank);
+    set_number("WORLD_SIZE", launcher.nranks);
+    set_number("LOCAL_RANK", launcher.local_rank);
+    set_number("LOCAL_WORLD_SIZE", launcher.local_nranks);
+    execvp(argv[0], argv);
+    fprintf(stderr, "epx run: %s: %s\n", argv[0], strerror(errno));
+    return errno == ENOENT ? 127 : 126;
+}
+
 int cmd_run(int argc, char **argv)
 {
     struct launch_options options = {.title = "epx run"};
@@ -83,6 +117,8 @@ int cmd_run(int argc, char **argv)
     if (result != OPTIONS_OK)
         return result == OPTIONS_HELP ? EXIT_OK : EXIT_USAGE;
     options.argv = argv + next;
+    if (!options.nranks && options.argv[0] && launcher_name())
+        return become_rank(options.argv);
     if (!options.nranks || !options.argv[0]) {
         options_complain(table.program, "%s is missing", options.nranks ? "the program" : "-n RANKS");
         return EXIT_USAGE;

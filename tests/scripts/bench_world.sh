@@ -1,0 +1,157 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# epx bench and epx run in worlds that others have started: mpirun, torchrun (TORCHRUN names one; else its variables
+# are set by hand), and srun where a Slurm can be started; on this machine, and on two hosts that are network namespaces:
+#
+#        h0  eth0 10.79.0.1 ------------- eth0 10.79.0.2  h1
+#
+# Rank 0 alone reports; a check that fails on one rank fails the run. All of it lives in namespaces of its own.
+# ctest: timeout=150 labels=processes,noasan,notsan serial
+set -uo pipefail
+
+skip() {
+    echo "skipped: $1"
+    exit 77
+}
+
+if [ "${1:-}" != inside ]; then
+    for tool in ip nsenter unshare; do
+        command -v $tool >/dev/null || PATH=$PATH:/usr/sbin:/sbin
+        command -v $tool >/dev/null || skip "there is no $tool"
+    done
+    mine=(unshare --net --mount --pid --uts --fork --kill-child --mount-proc)
+    [ "$(id -u)" -eq 0 ] || mine+=(--map-root-user)
+    why=$("${mine[@]}" ip link set lo up 2>&1) || skip "may not make namespaces here: ${why##*$'\n'}"
+    export PATH
+    exec "${mine[@]}" bash "$0" inside
+fi
+
+epx=${EPX_BUILD_DIR:-build}/epx
+hello=${EPX_BUILD_DIR:-build}/examples/hello
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mount -t tmpfs none /run && mkdir -p /run/netns || skip "may not mount /run/netns"
+ip link set lo up
+for name in $(compgen -e | grep -E '^(SLURM|OMPI_COMM|PMI|PMIX)_|^(RANK|WORLD_SIZE|LOCAL_RANK|MASTER_ADDR|MASTER_PORT)$'); do
+    unset "$name"
+done
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 EPX_BOOT_TIMEOUT_MS=30000
+small=(--tokens 16 --hidden 512 --experts 8 --topk 2 --iters 3 --timeout 30)
+failures=0
+
+# check NAME EXPECTED COMMAND...: output in $work/out
+check() {
+    local name=$1 expected=$2 code since=$SECONDS
+    shift 2
+    timeout 60 "$@" >"$work/out" 2>&1 </dev/null
+    code=$?
+    [ "$expected" = bad ] && [ $code -ne 0 ] && expected=$code
+    if [ $code -eq "$expected" ]; then
+        echo "ok: $name ($((SECONDS - since)) s)"
+    else
+        echo "FAILED: $name: exit $code"
+        tail -20 "$work/out" | sed 's/^/    /'
+        failures=$((failures + 1))
+    fi
+}
+
+# has N TEXT
+has() {
+    local count
+    count=$(grep -c -- "$2" "$work/out")
+    [ "$count" -eq "$1" ] && return
+    echo "FAILED: $count lines with \"$2\", expected $1"
+    tail -20 "$work/out" | sed 's/^/    /'
+    failures=$((failures + 1))
+}
+
+# ---- Two hosts
+
+ip netns add h0 && ip netns add h1 || skip "no network namespaces here"
+ip link add eth0 netns h0 type veth peer name eth0 netns h1 || skip "no veth pairs here"
+for i in 0 1; do
+    ip -n h$i addr add "10.79.0.$((i + 1))/24" dev eth0
+    ip -n h$i link set lo up
+    ip -n h$i link set eth0 up
+done
+
+for ((tries = 0; tries < 100; tries++)); do # a link is usable a moment after it is set up
+    [ "$({ ip -n h0 -br link show eth0; ip -n h1 -br link show eth0; } | grep -c ' UP ')" -eq 2 ] && break
+    sleep 0.05
+done
+
+# by_hand RANKS_PER_HOST COMMAND...: the variables that torchrun sets, on both hosts
+by_hand() {
+    local per=$1 rank pids=() status=0
+    shift
+    for ((rank = 0; rank < 2 * per; rank++)); do
+        RANK=$rank WORLD_SIZE=$((2 * per)) LOCAL_RANK=$((rank % per)) LOCAL_WORLD_SIZE=$per MASTER_ADDR=10.79.0.1 \
+            MASTER_PORT=29501 EPX_SOCKET_IFNAME="=eth0" EPX_JOB_ID=by-hand \
+            nsenter --net="/run/netns/h$((rank / per))" "$@" &
+        pids+=($!)
+    done
+    for rank in "${pids[@]}"; do
+        wait "$rank" || status=$?
+    done
+    return $status
+}
+export -f by_hand
+
+check "two hosts by hand, low latency" 0 bash -c 'by_hand 2 "$@"' - "$epx" bench ll "${small[@]}" --net tcp --check
+has 1 "4 ranks, 2 nodes"
+has 1 "check    ok"
+check "two hosts by hand, high throughput, wall" 0 \
+    bash -c 'by_hand 2 "$@"' - "$epx" bench ht "${small[@]}" --net tcp --check --timing wall --json
+has 3 '"check":"ok"'
+EPX_BENCH_CORRUPT=1 check "a check that fails" bad \
+    bash -c 'by_hand 1 "$@"' - "$epx" bench ll "${small[@]}" --net tcp --check --timing wall
+has 1 "check failed"
+check "--ranks against the launcher" bad bash -c 'by_hand 1 "$@"' - "$epx" bench ll --ranks 4
+has 2 "the launcher has started 2"
+check "epx run joins" 0 bash -c 'by_hand 2 "$@"' - "$epx" run "$hello"
+has 4 "of 4"
+
+# ---- mpirun: here, and its daemons on both hosts
+
+if command -v mpirun >/dev/null; then
+    check "mpirun here" 0 mpirun --oversubscribe -n 4 "$epx" bench ll "${small[@]}" --check
+    has 1 "4 ranks, 1 node"
+    check "mpirun here, epx run joins" 0 mpirun --oversubscribe -n 3 "$epx" run "$hello"
+    has 3 "of 3"
+    cat >"$work/agent" <<'AGENT'
+#!/bin/sh
+host=$1
+shift
+exec unshare --uts -- nsenter --net="/run/netns/$host" sh -c 'hostname "$0" && exec sh -c "$*"' "$host" "$@"
+AGENT
+    chmod +x "$work/agent"
+    if mpirun --version | grep -q 'Open MPI) 4'; then
+        hostname h0
+        export EPX_SOCKET_IFNAME==eth0
+        check "mpirun on two hosts" 0 nsenter --net=/run/netns/h0 mpirun --oversubscribe -n 4 --host h0:2,h1:2 \
+            --mca plm_rsh_agent "$work/agent" --mca oob_tcp_if_include eth0 -x MASTER_ADDR=10.79.0.1 \
+            -x MASTER_PORT=29502 -x EPX_SOCKET_IFNAME "$epx" bench ht "${small[@]}" --net tcp --check
+        has 1 "4 ranks, 2 nodes"
+        unset EPX_SOCKET_IFNAME
+    else
+        echo "not run: mpirun on two hosts (only Open MPI 4 takes an agent like this)"
+    fi
+fi
+
+# ---- torchrun: the real one, on both hosts
+
+torchrun_host() { # host, command...
+    local host=$1
+    shift
+    nsenter --net="/run/netns/h$host" "$TORCHRUN" --nnodes 2 --node-rank "$host" --nproc-per-node 2 \
+        --master-addr 10.79.0.1 --master-port 29503 --no-python "$@"
+}
+export -f torchrun_host
+if [ -n "${TORCHRUN:-}" ]; then
+    export GLOO_SOCKET_IFNAME=eth0 TP_SOCKET_IFNAME=eth0 EPX_SOCKET_IFNAME==eth0 OMP_NUM_THREADS=1
+    check "torchrun on two hosts" 0 bash -c 'torchrun_host 1 "$@" & torchrun_host 0 "$@"; wait $!' - \
+        "$epx" bench ll "${small[@]}" --net tcp --check
+    has 1 "4 ranks, 2 nodes"
+    unset EPX_SOCKET_IFNAME
+fi
+[ $failures -eq 0 ]
