@@ -148,6 +148,9 @@ static void deliver_weights(struct baseline *b)
                          (int32_t *)work->out_idx.data + (size_t)row * (size_t)c->topk);
                 row++;
             }
+        /* RANK_MAJOR: rows that a source leaves free say so */
+        for (; c->mode == EPX_LOW_LATENCY && row < plan->copies.in.start[s] + c->tokens; row++)
+            memset((int32_t *)work->out_idx.data + (size_t)row * (size_t)c->topk, 0xff, (size_t)c->topk * 4);
     }
 }
 
