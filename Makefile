@@ -55,6 +55,6 @@ clean:
 	rm -rf build build-*
 
 distclean: clean
-	rm -rf .venv-test
+	rm -rf .venv-test .slurm-test
 
 .PHONY: all configure demo quick test blame test-rxe format hooks clean distclean

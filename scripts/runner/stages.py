@@ -15,6 +15,7 @@ import results
 from run import SuiteParser
 
 VENV = ".venv-test"  # survives `make clean`
+SLURM = ".slurm-test"  # likewise
 
 # Expected seconds of steps on 2 idle cores; build-logs/times.json has those of the last run here.
 TIMES = {
@@ -22,7 +23,7 @@ TIMES = {
     "cxx": 8,
     "format": 4, "scripts": 5,
     "tidy": 20,
-    "python-env": 60, "python-wheel": 40, "python-nccl": 10, "python-torchrun": 15,
+    "python-env": 60, "python-wheel": 40, "python-nccl": 10, "python-worlds": 15,
     "python-alone": 20, "python": 60, "python-hf": 15, "python-train": 15,
     "clang-build": 50, "clang": 40, "address-build": 60, "address": 60, "address-processes": 40,
     "thread-build": 50, "thread": 60, "cross-build": 50, "cross": 15,
@@ -33,7 +34,8 @@ STEPS = {  # steps of each stage, where they are not the stage itself
     "quick": ["gcc-configure", "gcc-build", "quick"],
     "symbols": ["symbols", "imports"],
     "format": ["format", "lines"],
-    "python": ["python-env", "python-wheel", "python-nccl", "python-torchrun", "python-alone", "python", "python-hf",
+    "python": ["python-env", "python-wheel", "python-nccl", "slurm", "python-worlds", "python-alone", "python",
+               "python-hf",
                "python-train"],
     "clang": ["clang-configure", "clang-build", "clang"],
     "address": ["address-configure", "address-build", "address", "address-processes"],
@@ -182,8 +184,9 @@ def python(run):
     if not run.check("python-wheel", ["scripts/check_wheel.sh", VENV]):
         return
     run.check("python-nccl", ["scripts/check_nccl_python.sh", VENV])
-    run.check("python-torchrun", ["env", "TORCHRUN=" + os.path.abspath(VENV + "/bin/torchrun"),
-                                  "EPX_BUILD_DIR=" + os.path.abspath(gcc_folder()), "tests/scripts/bench_world.sh"])
+    slurm = ["DEBIAN_SLURM=" + os.path.abspath(SLURM)] if run.check("slurm", ["scripts/slurm_env.sh", SLURM]) else []
+    run.check("python-worlds", ["env", "TORCHRUN=" + os.path.abspath(VENV + "/bin/torchrun"), *slurm,
+                                "EPX_BUILD_DIR=" + os.path.abspath(gcc_folder()), "tests/scripts/bench_world.sh"])
     python_alone(run)
     python_suite(run)
     run.check("python-hf", torchrun(2, "examples/hf_moe.py", "--model", "qwen3", "mixtral", "--prompts", "1",

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # epx bench and epx run in worlds that others have started: mpirun, torchrun (TORCHRUN names one; else its variables
-# are set by hand), and srun where a Slurm can be started; on this machine, and on two hosts that are network namespaces:
+# are set by hand), and srun (DEBIAN_SLURM: a folder of scripts/slurm_env.sh); on this machine, and on two hosts that
+# are network namespaces:
 #
 #        h0  eth0 10.79.0.1 ------------- eth0 10.79.0.2  h1
 #
@@ -32,7 +33,8 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mount -t tmpfs none /run && mkdir -p /run/netns || skip "may not mount /run/netns"
 ip link set lo up
-for name in $(compgen -e | grep -E '^(SLURM|OMPI_COMM|PMI|PMIX)_|^(RANK|WORLD_SIZE|LOCAL_RANK|MASTER_ADDR|MASTER_PORT)$'); do
+for name in RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT \
+    $(compgen -e | grep -E '^(SLURM|OMPI_COMM|PMI|PMIX)_'); do
     unset "$name"
 done
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 EPX_BOOT_TIMEOUT_MS=30000
@@ -153,5 +155,64 @@ if [ -n "${TORCHRUN:-}" ]; then
         "$epx" bench ll "${small[@]}" --net tcp --check
     has 1 "4 ranks, 2 nodes"
     unset EPX_SOCKET_IFNAME
+fi
+# ---- srun: Slurm's daemons, one for each host, from a folder of scripts/slurm_env.sh (DEBIAN_SLURM)
+
+slurm_up() {
+    local root=$DEBIAN_SLURM/root libraries i
+    libraries=$(dirname "$(find "$root/usr/lib" -name slurm-wlm -type d | head -1)")
+    export LD_LIBRARY_PATH=$libraries:$libraries/slurm-wlm SLURM_CONF=$work/slurm.conf
+    printf '127.0.0.1 localhost\n10.79.0.1 n0\n10.79.0.2 n1\n' >"$work/hosts"
+    mount --bind "$work/hosts" /etc/hosts
+    hostname n0
+    mkdir -p "$work/state" "$work/spool.n0" "$work/spool.n1"
+    cat >"$SLURM_CONF" <<CONF
+ClusterName=test
+SlurmctldHost=n0
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/none
+CredType=cred/none
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SchedulerType=sched/builtin
+SelectType=select/linear
+PluginDir=$libraries/slurm-wlm
+SlurmctldPidFile=$work/slurmctld.pid
+SlurmdPidFile=$work/slurmd.%n.pid
+SlurmdSpoolDir=$work/spool.%n
+StateSaveLocation=$work/state
+ReturnToService=2
+NodeName=n0 NodeHostname=n0 NodeAddr=10.79.0.1 CPUs=2 State=UNKNOWN
+NodeName=n1 NodeHostname=n0 NodeAddr=10.79.0.2 CPUs=2 State=UNKNOWN
+PartitionName=all Nodes=n0,n1 Default=YES MaxTime=INFINITE State=UP
+CONF
+    nsenter --net=/run/netns/h0 "$root/usr/sbin/slurmctld" -D >"$work/ctld.out" 2>&1 &
+    sleep 0.5
+    for i in 0 1; do
+        nsenter --net="/run/netns/h$i" "$root/usr/sbin/slurmd" -D -N "n$i" -d "$root/usr/sbin/slurmstepd" \
+            >"$work/slurmd.$i.out" 2>&1 &
+    done
+    for ((i = 0; i < 200; i++)); do
+        nsenter --net=/run/netns/h0 "$root/usr/bin/sinfo" -h -o %D,%t 2>/dev/null | grep -qx '2,idle' && return 0
+        sleep 0.1
+    done
+    tail -n 4 "$work/ctld.out" "$work/slurmd.0.out" "$work/slurmd.1.out"
+    return 1
+}
+
+if [ -n "${DEBIAN_SLURM:-}" ]; then
+    if slurm_up; then
+        check "srun on two hosts" 0 nsenter --net=/run/netns/h0 "$DEBIAN_SLURM/root/usr/bin/srun" -N 2 -n 4 \
+            --overcommit "$epx" bench ll "${small[@]}" --net tcp --check
+        has 1 "4 ranks, 2 nodes"
+        check "srun on two hosts, epx run joins" 0 nsenter --net=/run/netns/h0 "$DEBIAN_SLURM/root/usr/bin/srun" -N 2 \
+            -n 4 --overcommit "$epx" run "$hello"
+        has 4 "of 4"
+    else
+        echo "FAILED: Slurm's daemons do not come up"
+        failures=$((failures + 1))
+    fi
 fi
 [ $failures -eq 0 ]

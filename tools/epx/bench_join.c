@@ -10,6 +10,8 @@
  */
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #include "bench.h"
@@ -24,6 +26,19 @@ static struct {
     struct bench_link link;
 } joined;
 
+/* Slurm says "2(x3)" or "4": tasks of each node, where all have as many. */
+static int slurm_tasks_per_node(void)
+{
+    const char *text = getenv("SLURM_STEP_TASKS_PER_NODE");
+    int tasks = 0, nodes, used = 0;
+
+    if (!text || sscanf(text, "%d%n", &tasks, &used) != 1)
+        return 0;
+    if (text[used] && (sscanf(text + used, "(x%d)%n", &nodes, &used) != 1 || strchr(text, ',')))
+        return 0;
+    return tasks;
+}
+
 int bench_join_world(int *rank, int *per_machine)
 {
     struct launcher launcher;
@@ -35,7 +50,7 @@ int bench_join_world(int *rank, int *per_machine)
         return -1;
     }
     *rank = launcher.rank;
-    *per_machine = launcher.local_nranks > 0 ? launcher.local_nranks : 0;
+    *per_machine = launcher.local_nranks > 0 ? launcher.local_nranks : slurm_tasks_per_node();
     return launcher.nranks > 1 ? launcher.nranks : 0;
 }
 
