@@ -14,7 +14,8 @@ int auth_derive(const uint8_t key[CRYPTO_KEY], const char *label, const void *co
     if (!ops || length + bytes > sizeof(text))
         return -1;
     memcpy(text, label, length);
-    memcpy(text + length, context, bytes);
+    if (bytes)
+        memcpy(text + length, context, bytes);
     return ops->hmac(key, text, length + bytes, out);
 }
 

@@ -18,6 +18,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "boot/auth.h"
 #include "group/config.h"
 #include "group/region.h"
 #include "util/crypto.h"
@@ -37,6 +38,7 @@ struct settings_message {
     uint8_t identity[64];      /* equal where ranks can map each other's memory */
     uint8_t nonce[CRYPTO_KEY]; /* random */
     int64_t proves;            /* enum proves */
+    uint8_t secret[8];         /* equal where ranks have the same secret, and of no use to learn it */
 };
 
 enum proves { PROVES_NOTHING /* EPX_SECRET=none */, PROVES_SECRET, PROVES_WITHOUT_LIBRARY };
@@ -135,6 +137,14 @@ static epx_status check_proves(const struct epx_group *group, const struct setti
             return fail(EPX_ERR_MISMATCH,
                         "epx_group_create: rank %d has EPX_SECRET=none and rank %d has not: expected the same on all",
                         all[r].proves ? 0 : r, all[r].proves ? r : 0);
+    for (int r = 1; r < group->nranks; r++)
+        if (all[r].proves == PROVES_SECRET && all[0].proves == PROVES_SECRET &&
+            memcmp(all[r].secret, all[0].secret, sizeof(all[r].secret)) != 0)
+            return fail(
+                EPX_ERR_MISMATCH,
+                "epx_group_create: rank %d has another secret than rank 0: expected the same EPX_SECRET, or the "
+                "same file in EPX_SECRET_FILE, on all ranks",
+                r);
     for (int r = 0; needs_key(group) && r < group->nranks; r++)
         if (all[r].proves == PROVES_WITHOUT_LIBRARY)
             return fail(EPX_ERR_UNSUPPORTED,
@@ -170,6 +180,24 @@ const uint8_t *handshake_key(const struct epx_group *group)
     return group->has_key ? group->key : NULL;
 }
 
+/* This rank's part of the key, and what the others must know of its secret. */
+static epx_status describe_secret(const struct epx_group *group, struct settings_message *own)
+{
+    const uint8_t *key = boot_key(group->boot);
+    uint8_t check[CRYPTO_KEY];
+
+    if (runtime()->conns || !key)
+        return EPX_OK;
+    own->proves = PROVES_WITHOUT_LIBRARY;
+    if (!crypto())
+        return EPX_OK;
+    own->proves = PROVES_SECRET;
+    if (auth_derive(key, "the same secret", NULL, 0, check))
+        return fail(EPX_ERR_SYSTEM, "epx_group_create: %s cannot compute an HMAC", crypto()->name);
+    memcpy(own->secret, check, sizeof(own->secret));
+    return crypto_random(own->nonce, sizeof(own->nonce));
+}
+
 epx_status handshake_compare(struct epx_group *group, epx_status mine)
 {
     struct settings_message own, *all = calloc((size_t)group->nranks, sizeof(*all));
@@ -180,11 +208,8 @@ epx_status handshake_compare(struct epx_group *group, epx_status mine)
     memset(&own, 0, sizeof(own));
     if (mine == EPX_OK)
         mine = group->device->ops->identity(group->device, own.identity);
-    if (!runtime()->conns && boot_key(group->boot)) {
-        own.proves = crypto() ? PROVES_SECRET : PROVES_WITHOUT_LIBRARY;
-        if (mine == EPX_OK)
-            mine = crypto_random(own.nonce, sizeof(own.nonce));
-    }
+    if (mine == EPX_OK)
+        mine = describe_secret(group, &own);
     result_set(&own.result, mine);
     settings_pack(&group->set, own.fields);
     status = handshake_allgather(group, &own, all, sizeof(own));

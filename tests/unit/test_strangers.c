@@ -7,6 +7,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <sys/stat.h>
 
 #include "boot/channel.h"
@@ -280,6 +281,67 @@ static void secrets_are_read_only_where_nobody_else_can(void **state)
     rmdir(folder);
 }
 
+/* ---- Secrets beside a caller's all-gather ------------------------------------------------------------------------ */
+
+/* The environment belongs to one rank after the other: each has read it when it gathers for the first time. */
+struct turn {
+    epx_bootstrap real;
+    pthread_mutex_t *lock;
+    int taken;
+};
+
+static int gather_after_turn(void *context, const void *send, void *recv, size_t bytes)
+{
+    struct turn *turn = context;
+
+    if (turn->taken)
+        pthread_mutex_unlock(turn->lock);
+    turn->taken = 0;
+    return turn->real.allgather(turn->real.context, send, recv, bytes);
+}
+
+struct secrets {
+    const char *of_rank[3], *words;
+};
+
+static int create_with_secret(int rank, int n, epx_bootstrap *boot, void *arg)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    const struct secrets *secrets = arg;
+    struct turn turn = {.real = *boot, .lock = &lock, .taken = 1};
+    epx_bootstrap mine = *boot;
+    epx_group_config config = EPX_GROUP_CONFIG_INIT;
+    epx_group *group;
+    epx_status status;
+
+    config.num_experts = n;
+    config.max_tokens_per_rank = 4;
+    config.max_hidden_bytes = 64;
+    config.max_topk = 1;
+    mine.allgather = gather_after_turn;
+    mine.context = &turn;
+    pthread_mutex_lock(&lock);
+    setenv("EPX_SECRET", secrets->of_rank[rank], 1);
+    status = epx_group_create(&group, &mine, &config);
+    if (status == EPX_ERR_MISMATCH && secrets->words && strstr(epx_last_error(), secrets->words))
+        return 0;
+    fprintf(stderr, "rank %d: %s: %s\n", rank, epx_strerror(status), epx_last_error());
+    return status != EPX_OK || epx_group_destroy(group) != EPX_OK || secrets->words;
+}
+
+static void secrets_that_differ_are_named(void **state)
+{
+    static const char one[] = "the one secret of all ranks", other[] = "the other secret, of one";
+    struct secrets cases[] = {{{one, one, other}, "rank 2 has another secret than rank 0"},
+                              {{one, "none", one}, "rank 1 has EPX_SECRET=none and rank 0 has not"},
+                              {{"none", one, one}, "rank 0 has EPX_SECRET=none and rank 1 has not"}};
+
+    (void)state;
+    for (size_t i = 0; i < UNIT_COUNT(cases); i++)
+        assert_int_equal(run_ranks(3, create_with_secret, &cases[i]), 0);
+    unsetenv("EPX_SECRET");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -291,6 +353,7 @@ int main(void)
         cmocka_unit_test(idle_connections_do_not_delay_a_start),
         cmocka_unit_test(a_lobby_hears_who_speaks),
         cmocka_unit_test(secrets_are_read_only_where_nobody_else_can),
+        cmocka_unit_test(secrets_that_differ_are_named),
     };
 
     name_this_run();
