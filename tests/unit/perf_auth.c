@@ -1,0 +1,184 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What authentication costs, on and off in one run: the start of 8 ranks (processes: rendezvous over TCP, a group on
+ * one node and on two, its end), with the processor time of all ranks, which a busy machine changes less; and an
+ * operation (dispatch and combine of low latency between two nodes).
+ *
+ *     perf_auth [starts [rounds]]
+ */
+#include <arpa/inet.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "util/clock.h"
+#include "tests/lib/child.h"
+#include "tests/lib/fixture.h"
+#include "tests/lib/thread_boot.h"
+
+enum { RANKS = 8, MOST = 20000 };
+
+static const char *const secrets[2] = {"none", "0123456789abcdef0123456789abcdef"};
+
+static int ascending(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+static void show(const char *what, const char *unit, double times[2][MOST], int count)
+{
+    for (int on = 0; on < 2; on++)
+        qsort(times[on], (size_t)count, sizeof(double), ascending);
+    for (int at = 0; at < 3; at++) {
+        static const char *const names[] = {"least", "10 %", "median"};
+        const int i = at == 0 ? 0 : at == 1 ? count / 10 : count / 2;
+        printf("%-10s %-6s of %5d: off %9.3f %s, on %9.3f %s, difference %+8.3f %s (%+.2f %%)\n", what, names[at],
+               count, times[0][i], unit, times[1][i], unit, times[1][i] - times[0][i], unit,
+               (times[1][i] / times[0][i] - 1) * 100);
+    }
+}
+
+/* ---- Starts ------------------------------------------------------------------------------------------------------ */
+
+static void set_int(const char *name, int value)
+{
+    char text[16];
+
+    snprintf(text, sizeof(text), "%d", value);
+    setenv(name, text, 1);
+}
+
+static int free_port(void)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t bytes = sizeof(at);
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+    if (bind(fd, (struct sockaddr *)&at, bytes) || getsockname(fd, (struct sockaddr *)&at, &bytes))
+        perror("bind");
+    close(fd);
+    return ntohs(at.sin_port);
+}
+
+static epx_group_config small_config(int ranks_per_node)
+{
+    epx_group_config config = fixture_config(60000);
+
+    config.ranks_per_node = ranks_per_node;
+    config.num_experts = RANKS;
+    snprintf(config.net, sizeof(config.net), "ofi:tcp");
+    return config;
+}
+
+static int be_rank(int ranks_per_node)
+{
+    const epx_group_config config = small_config(ranks_per_node);
+    epx_group *group;
+
+    if (epx_group_create(&group, NULL, &config) != EPX_OK) {
+        fprintf(stderr, "%s\n", epx_last_error());
+        return 1;
+    }
+    return epx_group_destroy(group) != EPX_OK;
+}
+
+/* Of all ranks that have ended, in milliseconds. */
+static double processor_ms(void)
+{
+    struct rusage used;
+
+    getrusage(RUSAGE_CHILDREN, &used);
+    return (double)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) * 1e3 +
+           (double)(used.ru_utime.tv_usec + used.ru_stime.tv_usec) * 1e-3;
+}
+
+/* Milliseconds. */
+static double start_all(int on, int ranks_per_node)
+{
+    const uint64_t begin = clock_ns();
+    pid_t pids[RANKS];
+    int failed = 0;
+
+    setenv("EPX_SECRET", secrets[on], 1);
+    setenv("EPX_MASTER_PORTS", "17", 1);
+    setenv("MASTER_ADDR", "127.0.0.1", 1);
+    set_int("MASTER_PORT", free_port());
+    set_int("WORLD_SIZE", RANKS);
+    for (int r = 0; r < RANKS; r++) {
+        set_int("RANK", r);
+        pids[r] = child_fork();
+        if (!pids[r])
+            _exit(be_rank(ranks_per_node));
+    }
+    for (int r = 0; r < RANKS; r++)
+        failed += !child_succeeded(pids[r]);
+    if (failed)
+        fprintf(stderr, "%d ranks failed\n", failed);
+    return (double)(clock_ns() - begin) * 1e-6;
+}
+
+/* ---- Operations -------------------------------------------------------------------------------------------------- */
+
+static double times[2][MOST], processor[2][MOST];
+
+/* Both groups exist at once, and take turns. */
+static int operate(int rank, int n, epx_bootstrap *boot, void *arg)
+{
+    const int rounds = *(const int *)arg;
+    epx_group_config config = fixture_config(60000);
+    struct fixture *s[2] = {calloc(1, sizeof(**s)), calloc(1, sizeof(**s))};
+    char mine = 0, all[16];
+    int rc = 0;
+
+    config.ranks_per_node = 1;
+    snprintf(config.net, sizeof(config.net), "ofi:tcp");
+    for (int on = 0; on < 2 && !rc; on++) {
+        if (rank == 0)
+            setenv("EPX_SECRET", secrets[on], 1);
+        rc = boot->allgather(boot->context, &mine, all, 1) || fixture_open(s[on], rank, n, boot, &config) ||
+             boot->allgather(boot->context, &mine, all, 1);
+    }
+    for (int i = 0; i < rounds && !rc; i++) {
+        const int on = (i ^ i >> 1) & 1; /* off, on, on, off */
+        const uint64_t begin = clock_ns();
+
+        rc = fixture_ll(s[on]);
+        if (rank == 0)
+            times[on][i / 2] = (double)(clock_ns() - begin) * 1e-3;
+    }
+    for (int on = 0; on < 2; on++) {
+        if (rc)
+            fprintf(stderr, "rank %d: %s\n", rank, s[on]->why);
+        fixture_close(s[on]);
+        free(s[on]);
+    }
+    return rc;
+}
+
+int main(int argc, char **argv)
+{
+    const int starts = argc > 1 ? atoi(argv[1]) : 20;
+    int rounds = argc > 2 ? atoi(argv[2]) : 4000;
+
+    rounds = rounds > MOST ? MOST : rounds / 4 * 4;
+    for (int ranks_per_node = 0; ranks_per_node <= 4 && starts; ranks_per_node += 4) {
+        for (int i = 0; i < 2 * starts; i++) {
+            const int on = (i ^ i >> 1) & 1;
+            const double before = processor_ms();
+            times[on][i / 2] = start_all(on, ranks_per_node);
+            processor[on][i / 2] = processor_ms() - before;
+        }
+        show(ranks_per_node ? "2 nodes" : "1 node", "ms", times, starts);
+        show("processor", "ms", processor, starts);
+    }
+    if (rounds && run_ranks(2, operate, &rounds))
+        return 1;
+    if (rounds)
+        show("operation", "us", times, rounds / 2);
+    return 0;
+}
