@@ -48,7 +48,7 @@ static void expect(struct peer *peer, enum stage stage, void *data, size_t bytes
     peer->transfer = (struct transfer){.data = data, .bytes = bytes};
 }
 
-static epx_status check_frame(const struct gather *gather, int rank, const struct wire_frame *frame)
+epx_status gather_check_frame(const struct gather *gather, int rank, const struct wire_frame *frame)
 {
     if (frame->magic != WIRE_FRAME_MAGIC || frame->op != WIRE_GATHER)
         return fail(EPX_ERR_MISMATCH, "invalid message %u from rank %d, expected an all-gather (%d)", frame->op, rank,
@@ -82,7 +82,7 @@ static epx_status advance(struct root *root, int rank)
             expect(peer, ERROR_TEXT, &peer->error, sizeof(peer->error));
             return EPX_OK;
         }
-        status = check_frame(gather, rank, &peer->frame);
+        status = gather_check_frame(gather, rank, &peer->frame);
         if (!status)
             expect(peer, DATA, (char *)gather->recv + (size_t)rank * gather->bytes, gather->bytes);
         return status;

@@ -15,6 +15,8 @@ struct gather {
     size_t bytes;
 };
 
+/* What rank 0 thinks of the frame with which `rank` begins. */
+epx_status gather_check_frame(const struct gather *gather, int rank, const struct wire_frame *frame);
 /* On failure all ranks have got the error and the connections are closed: they cannot be used again. */
 epx_status allgather_root(const struct gather *gather, struct channel *channels);
 epx_status allgather_client(const struct gather *gather, struct channel *channel);

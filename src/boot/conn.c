@@ -31,13 +31,16 @@ static void address_put(struct conn_address *out, const struct endpoint *at)
     memcpy(out->data, &at->address, at->length);
 }
 
-static int address_get(const struct conn_address *from, struct endpoint *at)
+int conn_address_get(const struct conn_address *from, struct endpoint *at)
 {
     memset(at, 0, sizeof(*at));
-    if (from->bytes != sizeof(struct sockaddr_in) && from->bytes != sizeof(struct sockaddr_in6))
+    if (from->bytes > sizeof(from->data))
         return -EINVAL;
     memcpy(&at->address, from->data, from->bytes);
     at->length = (socklen_t)from->bytes;
+    if ((at->address.ss_family != AF_INET || from->bytes != sizeof(struct sockaddr_in)) &&
+        (at->address.ss_family != AF_INET6 || from->bytes != sizeof(struct sockaddr_in6)))
+        return -EINVAL;
     return 0;
 }
 
@@ -107,7 +110,7 @@ static int port_connect(struct conn_port *port, const struct conn_address *to)
 {
     struct endpoint at;
     struct channel channel;
-    int fd, rc = address_get(to, &at);
+    int fd, rc = conn_address_get(to, &at);
 
     if (rc)
         return rc;

@@ -40,4 +40,8 @@ struct conn_ops {
 
 extern const struct conn_ops conn_socket_ops;
 
+struct endpoint;
+/* The address of another rank's port over TCP: 0, or -EINVAL. */
+int conn_address_get(const struct conn_address *from, struct endpoint *at);
+
 #endif

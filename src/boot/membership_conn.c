@@ -108,13 +108,11 @@ void close_rx(struct membership *m, struct rx *rx)
     rx->conn = -1;
 }
 
-/* Belongs to this group and has a valid size. */
-static int is_valid(const struct membership *m, const struct frame *f)
+int frame_is_valid(const struct frame *f, uint64_t token, int rank, int nranks)
 {
-    if (f->magic != FRAME_MAGIC || f->token != m->token || f->rank < 0 || f->rank >= m->nranks || f->rank == m->rank)
+    if (f->magic != FRAME_MAGIC || f->token != token || f->rank < 0 || f->rank >= nranks || f->rank == rank)
         return 0;
-    return f->kind == FRAME_VIEW ? f->bytes == 2 * (uint64_t)m->nranks
-                                 : f->kind == FRAME_DATA && f->bytes <= PAYLOAD_MAX;
+    return f->kind == FRAME_VIEW ? f->bytes == 2 * (uint64_t)nranks : f->kind == FRAME_DATA && f->bytes <= PAYLOAD_MAX;
 }
 
 /* 1: a whole frame was received; 0: not yet; -1: close the connection. */
@@ -136,7 +134,8 @@ static int recv_frame(struct membership *m, struct rx *rx)
         rx->got += (size_t)n;
         if (rx->got != head)
             continue;
-        if (!is_valid(m, &rx->frame) || !(rx->payload = malloc((size_t)rx->frame.bytes + 1)))
+        if (!frame_is_valid(&rx->frame, m->token, m->rank, m->nranks) ||
+            !(rx->payload = malloc((size_t)rx->frame.bytes + 1)))
             return -1;
     }
 }
@@ -195,7 +194,8 @@ static void adopt_pending(struct membership *m, struct rx *pending)
 {
     struct peer *peer = &m->peers[pending->frame.rank];
 
-    if (m->agreed) { /* it starts the next round; it connects again when this round is over here, too */
+    /* In the first case it starts the next round; it connects again when this round is over here, too. */
+    if (m->agreed || pending->frame.kind != FRAME_VIEW) {
         close_rx(m, pending);
         return;
     }

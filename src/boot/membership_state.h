@@ -64,6 +64,8 @@ struct membership {
 
 /* ---- Connections: membership_conn.c ---------------------------------------------------------------------------- */
 
+/* For rank `rank` of a group: of this group, and of a possible size. */
+int frame_is_valid(const struct frame *frame, uint64_t token, int rank, int nranks);
 epx_status queue_frame(struct membership *m, struct peer *peer, enum frame_kind kind, int number, const void *data,
                        size_t bytes);
 void close_tx(struct membership *m, struct peer *peer);

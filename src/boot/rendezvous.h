@@ -53,6 +53,9 @@ epx_status rendezvous_root(const struct rendezvous_config *config, struct channe
 /* Other ranks: connects to rank 0 and waits until all ranks have. */
 epx_status rendezvous_client(const struct rendezvous_config *config, struct channel *channel);
 
+/* What rank 0 thinks of a hello of its own job. present[nranks]: ranks that have joined. */
+epx_status check_hello(const struct wire_hello *hello, int nranks, const unsigned char *present);
+
 /* "rank 3", "ranks 3 and 5", "ranks 3, 5 and 2 more": those of 0..nranks-1 whose mark is 0. Returns how many. */
 int absent_ranks(const unsigned char *present, int nranks, char *text, size_t bytes);
 

@@ -74,24 +74,20 @@ static epx_status reject(struct pending *pending, epx_status status)
     return status;
 }
 
-static epx_status check_hello(struct root *root, struct pending *pending)
+epx_status check_hello(const struct wire_hello *hello, int nranks, const unsigned char *present)
 {
-    const struct wire_hello *hello = &pending->in.hello;
-    int nranks = root->config->nranks;
-
     if (hello->version != WIRE_VERSION)
-        return reject(pending, fail(EPX_ERR_MISMATCH,
-                                    "a rank uses version %u of the bootstrap protocol, rank 0 version %d: use the "
-                                    "same version of EPX on all ranks",
-                                    hello->version, WIRE_VERSION));
+        return fail(
+            EPX_ERR_MISMATCH,
+            "a rank uses version %u of the bootstrap protocol, rank 0 version %d: use the same version of EPX on "
+            "all ranks",
+            hello->version, WIRE_VERSION);
     if (hello->nranks != nranks)
-        return reject(pending, fail(EPX_ERR_MISMATCH, "rank %d has WORLD_SIZE %d, rank 0 has %d", hello->rank,
-                                    hello->nranks, nranks));
+        return fail(EPX_ERR_MISMATCH, "rank %d has WORLD_SIZE %d, rank 0 has %d", hello->rank, hello->nranks, nranks);
     if (hello->rank < 1 || hello->rank >= nranks)
-        return reject(pending,
-                      fail(EPX_ERR_MISMATCH, "a process has RANK %d, expected 1 to %d", hello->rank, nranks - 1));
-    if (root->present[hello->rank])
-        return reject(pending, fail(EPX_ERR_MISMATCH, "two processes have RANK %d", hello->rank));
+        return fail(EPX_ERR_MISMATCH, "a process has RANK %d, expected 1 to %d", hello->rank, nranks - 1);
+    if (present[hello->rank])
+        return fail(EPX_ERR_MISMATCH, "two processes have RANK %d", hello->rank);
     return EPX_OK;
 }
 
@@ -110,9 +106,9 @@ static epx_status handle_hello(struct root *root, struct pending *pending)
         channel_close(&pending->channel);
         return EPX_OK;
     }
-    status = check_hello(root, pending);
+    status = check_hello(hello, root->config->nranks, root->present);
     if (status)
-        return status;
+        return reject(pending, status);
     pending->state = HELD;
     if (find_welcomed(root, hello->rank))
         return EPX_OK;
