@@ -489,6 +489,8 @@ typedef struct epx_dispatch_config {
     int32_t direction;   /* high throughput: EPX_BACKWARD dispatches gradients of a combine, without weights and idx */
     int32_t source_stride; /* source_map; 0 = max_tokens_per_rank */
     int32_t global_ids;    /* outputs.topk_idx counts experts from 0, and not from this rank's first */
+    int32_t max_sms;       /* high throughput on a GPU: at most so many multiprocessors; 0 = the group's number */
+    uint32_t reserved;
 } epx_dispatch_config;
 
 #define EPX_DISPATCH_INPUTS_INIT                      \
@@ -553,7 +555,7 @@ typedef struct epx_combine_config {
     int32_t direction;   /* high throughput: EPX_BACKWARD combines gradients of a dispatch (needs weights in and out) */
     epx_tensor *wait_ns; /* as in epx_layout_info */
     uint32_t sum;        /* high throughput: EPX_SUM_*, the same on all ranks; 0 = as described above */
-    uint32_t reserved;
+    int32_t max_sms;     /* as in epx_dispatch_config */
 } epx_combine_config;
 
 #define EPX_COMBINE_INPUTS_INIT                      \

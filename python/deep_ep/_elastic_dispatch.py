@@ -34,7 +34,9 @@ class Domains(NamedTuple):
 class Request:
     """The checked arguments of a dispatch, but for its routing."""
 
-    def __init__(self, x: Any, topk_weights: Any, do_expand: bool, do_zero_padding: bool, tma_scales: bool) -> None:
+    def __init__(self, x: Any, topk_weights: Any, do_expand: bool, do_zero_padding: bool, tma_scales: bool,
+                 num_sms: int) -> None:
+        self.num_sms = num_sms  # 0: EPX's own number
         self.x, self.scales = _tokens(x)
         self.device = checks.device_of("x", self.x)
         checks.row_bytes("x", self.x)
@@ -158,9 +160,9 @@ def dispatch(engine: ElasticEngine, begin: Any, request: Request, how: Routed, d
         counts = Counts(pool, domains.scaleup, how.num_experts // engine.nranks)
         plan.update(address, idx, counts, how.stats, launch.address)
         sizes = _exact(plan, address, how, timeout_s) if how.cpu_sync else _worst(engine, request, how)
-        routing.rows, routing.lines = sizes.rows, sizes.tokens
+        routing.rows, routing.lines, routing.num_sms = sizes.rows, sizes.tokens, request.num_sms
         result = plan.run(address, request.x, request.scales, request.weights,
-                          (sizes.rows, sizes.tokens, how.max_tokens), launch.address)
+                          (sizes.rows, sizes.tokens, how.max_tokens), request.num_sms, launch.address)
         kept_idx = how.topk_idx.clone() if how.copy else how.topk_idx
         handle = _make_handle(request, how, sizes, counts, result, routing, kept_idx, num_sms, domains)
         recv_idx = _narrowed(launch, result.idx, how.topk_idx.dtype)
@@ -218,7 +220,7 @@ def dispatch_again(begin: Any, request: Request, handle: EPHandle, domains: Doma
             routing = _flat_routing(pool, handle, routing, launch, domains)
         plan = plan_for(pool, request.kind(topk, idx_dtype, False), domains.scaleup)
         result = plan.run(routing.handle.address, request.x, request.scales, request.weights, (routing.rows, 0, 0),
-                          launch.address)
+                          request.num_sms, launch.address)
         recv_idx = _narrowed(launch, result.idx, given)
     event = launch.finish([request.x, request.scales, request.weights],
                           [result.x, result.scales, recv_idx, result.idx, result.weights])
@@ -247,9 +249,10 @@ def sum_order(multiple: bool, expand: bool, domains: Domains) -> int:
     return bits
 
 
-def combine(begin: Any, x: Any, handle: Any, topk_weights: Any, bias: Any, multiple: bool,
-            domains: Domains) -> Tuple[Any, ...]:
-    """Sends rows back and sums them. Returns (combined_x, combined_topk_weights or None, event)."""
+def combine(begin: Any, x: Any, handle: Any, topk_weights: Any, bias: Any, multiple: bool, domains: Domains,
+            num_sms: int) -> Tuple[Any, ...]:
+    """Sends rows back and sums them. `num_sms`: 0 for those of the handle's dispatch. Returns (combined_x,
+    combined_topk_weights or None, event)."""
     routing = routing_of(handle)
     checks.tensor("x", x, _PAYLOADS, (None, None))
     pool = usable(routing, x)
@@ -273,6 +276,7 @@ def combine(begin: Any, x: Any, handle: Any, topk_weights: Any, bias: Any, multi
         if topk_weights is not None:
             out_weights = torch.empty(routing.tokens, topk, dtype=torch.float32, device=x.device)
         routing.handle.combine(rows, out, topk_weights=weights, out_topk_weights=out_weights, bias=added,
-                               sum_order=sum_order(multiple, handle.do_expand, domains), stream=launch.address)
+                               sum_order=sum_order(multiple, handle.do_expand, domains),
+                               max_sms=num_sms or routing.num_sms, stream=launch.address)
     event = launch.finish([x, topk_weights, *added], [out, out_weights])
     return out, out_weights, event

@@ -78,6 +78,7 @@ class ElasticRouting(Routing):
         super().__init__(pool, handle, pool.capturing())
         self.tokens = tokens
         self.rows = self.lines = 0
+        self.num_sms = 0  # that the caller gave to the dispatch
 
 
 class ElasticEngine(Engine):

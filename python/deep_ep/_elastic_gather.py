@@ -10,7 +10,7 @@ import torch
 
 from ._checks import refused, wrong
 from ._elastic_engine import ElasticEngine
-from ._elastic_move import MOST_FANOUT, Mover, all_ranks, as_rows, current_stream
+from ._elastic_move import MOST_FANOUT, Mover, all_ranks, current_stream
 from ._elastic_sizes import Shapes, shape_list, up
 from ._elastic_streams import comm_stream
 from ._memory import CudaHeap, Heap

@@ -120,8 +120,7 @@ class DispatchPlan:
         self._update = ctypes.addressof(self._at["idx"]), ctypes.addressof(self._info)
         self._dispatch = tuple(map(ctypes.addressof, (self._inputs, self._outputs))) + (
             None, ctypes.addressof(self._config))
-        self._rows, self._tokens = ctypes.c_int64(), ctypes.c_int64()
-        self._counts = (ctypes.c_int64 * info.local_experts)()
+        self._seen: List[int] = []  # the last counts, for a message
 
     def _make_structs(self, kind: Kind, sources: int, experts: int) -> None:
         # Rows are bytes on their way: those of a dtype that EPX does not know travel as bf16, those with scales as FP8.
@@ -164,12 +163,14 @@ class DispatchPlan:
             slices -= 1
         if status == epx.Status.NOT_READY:
             raise make_error(epx.Status.TIMEOUT, "Dispatch CPU wait: the counts of the other ranks did not arrive "
-                             "within num_cpu_timeout_secs = %d; the last counts seen: %s" % (
-                                 timeout_s, list(self._counts)))
+                             "within num_cpu_timeout_secs = %d; the last counts seen: %s" % (timeout_s, self._seen))
         check(status)
-        check(self._lib.epx_handle_recv_count(address, ctypes.byref(self._rows), ctypes.byref(self._counts)))
-        check(self._lib.epx_handle_recv_tokens(address, ctypes.byref(self._tokens)))
-        return self._rows.value, self._tokens.value, list(self._counts)
+        # Not in the plan: these calls let other threads run, which may use the same plan.
+        rows, tokens, counts = ctypes.c_int64(), ctypes.c_int64(), (ctypes.c_int64 * self._experts)()
+        check(self._lib.epx_handle_recv_count(address, ctypes.byref(rows), ctypes.byref(counts)))
+        check(self._lib.epx_handle_recv_tokens(address, ctypes.byref(tokens)))
+        self._seen = list(counts)
+        return rows.value, tokens.value, self._seen
 
     def _forms(self, rows: int) -> Tuple[Form, Optional[Form]]:
         kind = self._kind
@@ -190,8 +191,9 @@ class DispatchPlan:
             self._at[name].shape[0], self._at[name].data = rows, address
 
     def run(self, address: int, x: torch.Tensor, scales: Optional[torch.Tensor], weights: Optional[torch.Tensor],
-            sizes: Tuple[int, int, int], stream: Any) -> Result:
-        """Dispatches with the handle at `address`. `sizes`: rows, lines of the source map, its stride."""
+            sizes: Tuple[int, int, int], max_sms: int, stream: Any) -> Result:
+        """Dispatches with the handle at `address`. `sizes`: rows, lines of the source map, its stride. `max_sms`: 0 for
+        EPX's own number."""
         kind, at, (rows, lines, stride) = self._kind, self._at, sizes
         forms = self._forms(rows)
         large = Memory(self._pool, forms[0])
@@ -212,6 +214,7 @@ class DispatchPlan:
         if source_map is not None:
             self._point(["map"], source_map, lines)
             self._config.source_stride = stride
+        self._config.max_sms = max_sms
         check(self._lib.epx_dispatch(address, *self._dispatch, stream))
         return Result(kind, rows, (large, small), source_map)
 

@@ -184,7 +184,7 @@ class ElasticBuffer:
     def get_theoretical_num_sms(self, num_experts: int, num_topk: int, num_scaleout_topk: int = 0, rdma_gbs: float = 0,
                                 nvlink_gbs: float = 0, sm_read_gbs: float = 200, sm_write_gbs: float = 50) -> int:
         """SMs that keep up with the network by DeepEP's model: an even number, at least 4. EPX's own number of SMs is
-        that of EPX_NUM_AGENTS."""
+        that of EPX_NUM_AGENTS; calls that are given num_sms take no more."""
         if num_scaleout_topk != 0:
             raise wrong("num_scaleout_topk", "0", num_scaleout_topk)
         checks.positive("num_experts", num_experts)
@@ -242,7 +242,7 @@ class ElasticBuffer:
         """
         engine = self._open()
         self._check_resources(num_sms, num_qps)
-        request = operations.Request(x, topk_weights, do_expand, do_zero_padding, use_tma_aligned_col_major_sf)
+        request = operations.Request(x, topk_weights, do_expand, do_zero_padding, use_tma_aligned_col_major_sf, num_sms)
         begin = launcher(request.device, previous_event, previous_event_before_epilogue, async_with_compute_stream,
                          allocate_on_comm_stream)
         if handle is not None:
@@ -269,7 +269,7 @@ class ElasticBuffer:
         begin = launcher(device, previous_event, previous_event_before_epilogue, async_with_compute_stream,
                          allocate_on_comm_stream)
         return operations.combine(begin, x, handle, topk_weights, bias,  # type: ignore[return-value]
-                                  self.allow_multiple_reduction, self._domains)
+                                  self.allow_multiple_reduction, self._domains, num_sms)
 
 
     # ---- Engram, pipeline, all-gather

@@ -180,7 +180,7 @@ class DispatchOutputsStruct(Struct):
 class DispatchConfigStruct(Struct):
     _fields_ = [
         ("size", c_uint32), ("send_only", c_int32), ("round_scale", c_int32), ("direction", c_int32),
-        ("source_stride", c_int32), ("global_ids", c_int32),
+        ("source_stride", c_int32), ("global_ids", c_int32), ("max_sms", c_int32), ("reserved", c_uint32),
     ]
 
 
@@ -198,7 +198,7 @@ class CombineOutputsStruct(Struct):
 class CombineConfigStruct(Struct):
     _fields_ = [
         ("size", c_uint32), ("send_only", c_int32), ("logfmt", c_int32), ("direction", c_int32), ("wait_ns", _TENSOR),
-        ("sum", c_uint32), ("reserved", c_uint32),
+        ("sum", c_uint32), ("max_sms", c_int32),
     ]
 
 

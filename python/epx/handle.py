@@ -171,7 +171,7 @@ class Handle:
     def combine(self, tokens: Any, out: Any, *, topk_weights: Any = None, out_topk_weights: Any = None,
                 bias: Sequence[Any] = (), send_only: bool = False, logfmt: bool = False,
                 direction: Direction = Direction.FORWARD, wait_ns: Any = None, sum_order: int = 0,
-                stream: Any = None) -> None:
+                max_sms: int = 0, stream: Any = None) -> None:
         """Returns rows to their tokens and sums them. Collective and asynchronous on the stream. For shapes, see
         ``epx_combine_inputs``; `sum_order` holds bits of ``EPX_SUM_*``."""
         inputs, outputs, config = self._combine
@@ -184,7 +184,7 @@ class Handle:
                 keep.append(describe("bias[%d]" % i, given, self._bias[i]))
             inputs.struct.bias[i] = ctypes.pointer(self._bias[i]) if given is not None else None
         config.struct.send_only, config.struct.logfmt, config.struct.direction = send_only, logfmt, direction
-        config.struct.sum = sum_order
+        config.struct.sum, config.struct.max_sms = sum_order, max_sms
         check(self._lib.epx_combine(
             self.address, inputs.address, outputs.address, config.address, stream_address(self.group, stream)))
         self._keep(keep, send_only, stream)

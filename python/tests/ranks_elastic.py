@@ -2,7 +2,7 @@
 """ElasticBuffer against a plain reference: dispatch with and without expansion, handles, combine's order."""
 
 import contextlib
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, Tuple
 
 import deep_ep
 import torch

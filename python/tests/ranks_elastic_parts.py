@@ -8,6 +8,7 @@ import warnings
 from typing import Any, List
 
 import deep_ep
+import epx
 import torch
 import torch.distributed as dist
 from ranks_elastic import elastic, make_work, send
@@ -103,6 +104,21 @@ def test_barrier(world: World) -> None:
         assert world.rank == 1 or time.perf_counter() - begin > 0.1
         for _ in range(20):
             buffer.barrier()
+
+
+def test_cpu_timeout(world: World) -> None:
+    """[E] 2: the host's wait for counts is bounded by num_cpu_timeout_secs: "Dispatch CPU wait"."""
+    work = make_work(world, 2)
+    with elastic(world, num_cpu_timeout_secs=1, num_gpu_timeout_secs=3) as buffer:
+        send(world, buffer, work)
+        world.meet()
+        if world.rank != 1:
+            try:
+                send(world, buffer, work)
+                raise AssertionError("a dispatch without rank 1 succeeded")
+            except epx.TimeoutExpired as error:
+                assert "Dispatch CPU wait" in str(error) and "num_cpu_timeout_secs = 1" in str(error), error
+        world.meet()
 
 
 def test_release_is_local(world: World) -> None:

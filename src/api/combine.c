@@ -97,7 +97,10 @@ static epx_status check_config(struct epx_handle *handle, const epx_combine_conf
                     cfg->sum);
     if (cfg->sum && low)
         return fail(EPX_ERR_USAGE, "%s: config.sum: only high throughput has it", call);
+    if (cfg->max_sms < 0)
+        return fail(EPX_ERR_ARGUMENT, "%s: config.max_sms: expected at least 0, got %d", call, cfg->max_sms);
     args->sum = cfg->sum;
+    args->max_sms = cfg->max_sms;
     args->send_only = cfg->send_only != 0;
     args->logfmt = cfg->logfmt != 0;
     args->backward = cfg->direction == EPX_BACKWARD;

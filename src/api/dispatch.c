@@ -204,6 +204,9 @@ epx_status dispatch_args_check(struct epx_handle *handle, const epx_dispatch_inp
     args->round_scale = cfg.round_scale != 0;
     args->backward = cfg.direction == EPX_BACKWARD;
     args->global_ids = cfg.global_ids != 0;
+    if (cfg.max_sms < 0)
+        return fail(EPX_ERR_ARGUMENT, "%s: config.max_sms: expected at least 0, got %d", call, cfg.max_sms);
+    args->max_sms = cfg.max_sms;
     status = check_inputs(handle, &in, &out, args);
     if (status == EPX_OK)
         status = check_out_tokens(handle, &x, &out, args);

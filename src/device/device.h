@@ -52,6 +52,7 @@ struct device_ops {
     epx_status (*identity)(struct device *device, uint8_t id[64]);
     /* How many agents an operation should use when `local_ranks` ranks share this device. */
     int (*default_agents)(struct device *device, int local_ranks);
+    int agents_per_sm; /* of a launch, where a caller may say how many multiprocessors it takes; 0 = it may not */
 
     epx_status (*mem_alloc)(struct device *device, size_t bytes, void **ptr); /* zeroed, 256-byte aligned */
     void (*mem_free)(struct device *device, void *ptr);

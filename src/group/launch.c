@@ -41,3 +41,12 @@ epx_status launch_ordered(struct epx_group *group, struct device_stream *stream,
 {
     return launch_agents(group, stream, id, params, bytes, group->set.agents);
 }
+
+epx_status launch_sms(struct epx_group *group, struct device_stream *stream, enum kernel_id id, const void *params,
+                      size_t bytes, int sms)
+{
+    const int per_sm = group->device->ops->agents_per_sm;
+    const int most = sms > 0 && per_sm && sms < group->set.agents / per_sm ? sms * per_sm : group->set.agents;
+
+    return launch_agents(group, stream, id, params, bytes, most);
+}

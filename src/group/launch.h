@@ -9,6 +9,9 @@
 epx_status launch_order(struct epx_group *group, struct device_stream **stream);
 
 /* Launches a kernel on `stream` (NULL = the default stream), after the group's previous operation. */
+/* The same on at most `sms` multiprocessors, where the device has them; 0 = as many as the group takes. */
+epx_status launch_sms(struct epx_group *group, struct device_stream *stream, enum kernel_id id, const void *params,
+                      size_t bytes, int sms);
 epx_status launch_ordered(struct epx_group *group, struct device_stream *stream, enum kernel_id id, const void *params,
                           size_t bytes);
 

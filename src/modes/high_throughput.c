@@ -224,7 +224,7 @@ epx_status ht_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
     regions_import(handle->group, stream);
     status = recv_buf_check(handle, p.buffered, "epx_dispatch");
     if (status == EPX_OK)
-        status = launch_ordered(handle->group, stream, KERNEL_HT_DISPATCH, &p, sizeof(p));
+        status = launch_sms(handle->group, stream, KERNEL_HT_DISPATCH, &p, sizeof(p), args->max_sms);
     if (status == EPX_OK)
         handle->group->stats.ht_dispatches++;
     return status;
@@ -294,7 +294,7 @@ static epx_status reserve_kept(struct epx_group *group, uint64_t bytes)
 }
 
 /* Several nodes whose sums may not be rounded: one launch for every place in the top-k (kernel/ht_combine.h). */
-static epx_status combine_in_rounds(struct epx_handle *handle, struct ht_combine_params *p,
+static epx_status combine_in_rounds(struct epx_handle *handle, struct ht_combine_params *p, int max_sms,
                                     struct device_stream *stream)
 {
     struct epx_group *group = handle->group;
@@ -305,7 +305,7 @@ static epx_status combine_in_rounds(struct epx_handle *handle, struct ht_combine
     status = reserve_kept(group, (uint64_t)handle->ntokens * (uint64_t)p->rounds * (uint64_t)p->kept_stride);
     p->kept = group->round_rows;
     for (p->round = 0; p->round < p->rounds && status == EPX_OK; p->round++) {
-        status = launch_ordered(group, stream, KERNEL_HT_COMBINE, p, sizeof(*p));
+        status = launch_sms(group, stream, KERNEL_HT_COMBINE, p, sizeof(*p), max_sms);
         /* Staged rows stay where they are, and the weights have returned. */
         p->tokens = NULL;
         p->weights = NULL;
@@ -348,9 +348,9 @@ epx_status ht_combine(struct epx_handle *handle, const struct combine_args *args
     p.dtype = args->tokens.dtype;
     status = recv_buf_check(handle, p.tokens || p.weights, "epx_combine");
     if (status == EPX_OK && p.nodes && p.sum && !(p.sum & SUM_ROUND_NODES))
-        status = combine_in_rounds(handle, &p, stream);
+        status = combine_in_rounds(handle, &p, args->max_sms, stream);
     else if (status == EPX_OK)
-        status = launch_ordered(handle->group, stream, KERNEL_HT_COMBINE, &p, sizeof(p));
+        status = launch_sms(handle->group, stream, KERNEL_HT_COMBINE, &p, sizeof(p), args->max_sms);
     if (status == EPX_OK)
         handle->group->stats.ht_combines++;
     return status;

@@ -17,7 +17,7 @@ struct dispatch_args {
     epx_tensor tokens, scales, weights; /* in */
     epx_tensor out_tokens, out_scales, out_weights, out_idx, src_rank, src_token, source_map;
     struct layout_tensors info;
-    int cast, round_scale, send_only, backward, source_stride, global_ids;
+    int cast, round_scale, send_only, backward, source_stride, global_ids, max_sms;
 };
 
 struct combine_args {
@@ -25,6 +25,7 @@ struct combine_args {
     epx_tensor out_tokens, out_weights, wait_ns;
     int logfmt, send_only, backward;
     unsigned sum; /* EPX_SUM_* */
+    int max_sms;
 };
 
 /* epx_dispatch_layout_outputs, checked; NULL = not asked for. */

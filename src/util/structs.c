@@ -18,6 +18,7 @@ static const struct {
     {"epx_layout_info", offsetof(epx_layout_info, expert_rows)},
     {"epx_dispatch_outputs", offsetof(epx_dispatch_outputs, source_map)},
     {"epx_dispatch_config", offsetof(epx_dispatch_config, source_stride)},
+    {"epx_dispatch_config", offsetof(epx_dispatch_config, max_sms)},
     {"epx_combine_config", offsetof(epx_combine_config, sum)},
     {"epx_stats", offsetof(epx_stats, net_stuck)},
     {"epx_group_config", offsetof(epx_group_config, device_alloc)},

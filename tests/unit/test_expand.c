@@ -337,6 +337,7 @@ static int combine(struct state *s)
     outputs.tokens = &out;
     outputs.topk_weights = &back;
     config.sum = s->sum;
+    config.max_sms = 1; /* of those that the group may take */
     memset(s->out, 0x55, MOST * HIDDEN * 2);
     if (epx_combine(s->handle, &in, &outputs, &config, NULL) != EPX_OK || epx_stream_sync(s->group, NULL) != EPX_OK)
         return wrong(s, "combine", 0, 1);

@@ -130,6 +130,7 @@ static const struct device_ops cuda_ops = {
     .close = cuda_close,
     .identity = cuda_identity,
     .default_agents = cuda_default_agents,
+    .agents_per_sm = LAUNCH_WARPS,
     .mem_alloc = cuda_mem_alloc,
     .mem_free = cuda_mem_free,
     .host_alloc = cuda_host_alloc,
