@@ -107,9 +107,9 @@ struct proxy_thread {
     int32_t *by_rank; /* [nranks]: index in peers, -1 = none of this thread's */
     int *busy;        /* peers with pending puts */
     int nbusy, first_busy;
-    uint64_t bytes_in_flight, messages_in_flight; /* to all its peers */
-    uint64_t bytes_max;                           /* the user's limits, or the largest number */
-    uint32_t messages_max[PROXY_FLOWS];           /* to each peer */
+    uint64_t bytes_in_flight, messages_in_flight;             /* to all its peers */
+    uint64_t bytes_max;                                       /* the user's limits, or the largest number */
+    uint32_t by_flow[PROXY_FLOWS], messages_max[PROXY_FLOWS]; /* messages, likewise */
     uint32_t merge_bytes;
     uint64_t now_ns;     /* read at most once per iteration */
     int broken;          /* the endpoint failed, or is closed */
@@ -276,7 +276,7 @@ static inline int limits_allow(const struct proxy_thread *t, const struct peer *
         return 0;
     if (t->bytes_in_flight + bytes > t->bytes_max && t->bytes_in_flight)
         return 0;
-    return peer->window.by_flow[flow] < t->messages_max[flow];
+    return t->by_flow[flow] < t->messages_max[flow];
 }
 
 static inline void window_posted(struct proxy_thread *t, struct peer *peer, uint32_t bytes, int flow, uint32_t commands)
@@ -287,6 +287,7 @@ static inline void window_posted(struct proxy_thread *t, struct peer *peer, uint
     w->bytes += bytes;
     w->messages++;
     w->by_flow[flow]++;
+    t->by_flow[flow]++;
     t->bytes_in_flight += bytes;
     t->messages_in_flight++;
     posted->at_ns = t->now_ns;

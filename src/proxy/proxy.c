@@ -56,13 +56,22 @@ static epx_status check_options(const struct proxy_options *o)
     return EPX_OK;
 }
 
+/* UCCL's switch: 0, proxies never sleep; 1, they do after two minutes. Beside a CPU device it counts for nothing: its
+ * agents need the cores. */
+static int64_t gpu_spin_us(void)
+{
+    const int64_t adaptive = env_int("EPX_PROXY_ADAPTIVE_SLEEP", -1, 0, 1);
+
+    return adaptive < 0 ? 100000 : adaptive ? 120000000 : INT64_MAX / 1000000;
+}
+
 static void read_environment(struct proxy_group *g)
 {
     struct proxy_options *o = &g->options;
     const int64_t cores = sysconf(_SC_NPROCESSORS_ONLN);
     const int64_t both = env_int("EPX_IB_MAX_INFLIGHT", 0, 0, 1 << 20);
     /* A GPU cannot wake its proxy, which has a core of its own. With few cores, others need the core at once. */
-    const int64_t spin_us = o->device_kind != EPX_DEVICE_CPU ? 100000 : cores < 8 ? 5 : 50;
+    const int64_t spin_us = o->device_kind != EPX_DEVICE_CPU ? gpu_spin_us() : cores < 8 ? 5 : 50;
 
     if (o->threads == 0)
         o->threads = (int)env_int("EPX_PROXY_THREADS", 1, 1, THREADS_MAX);
@@ -118,6 +127,12 @@ static epx_status open_peers(struct proxy_thread *t)
     return EPX_OK;
 }
 
+/* A limit of the rank and its card is divided among its threads; 0 = none. */
+static uint32_t share_of(uint32_t limit, int threads)
+{
+    return limit ? (limit + (uint32_t)threads - 1) / (uint32_t)threads : UINT32_MAX;
+}
+
 static epx_status open_thread(struct proxy_group *g, int index)
 {
     struct proxy_thread *t = &g->threads[index];
@@ -134,7 +149,7 @@ static epx_status open_thread(struct proxy_group *g, int index)
     if (g->limits.max_bytes)
         t->bytes_max = (g->limits.max_bytes + (uint64_t)o->threads - 1) / (uint64_t)o->threads;
     for (i = 0; i < PROXY_FLOWS; i++)
-        t->messages_max[i] = g->limits.max_messages[i] ? g->limits.max_messages[i] : UINT32_MAX;
+        t->messages_max[i] = share_of(g->limits.max_messages[i], o->threads);
     status = open_peers(t);
     if (status == EPX_OK)
         status = ring_create(&t->ring, o->device, o->ring_slots, o->ring_start);

@@ -17,7 +17,7 @@ enum proxy_flow { PROXY_LOW_LATENCY, PROXY_NORMAL, PROXY_FLOWS };
 /* Fixed limits beside the adaptive window; 0 = what the environment sets (EPX_IB_MAX_INFLIGHT...), else none. */
 struct proxy_limits {
     uint64_t max_bytes;                 /* in flight from this rank, to all peers together */
-    uint32_t max_messages[PROXY_FLOWS]; /* in flight to each peer */
+    uint32_t max_messages[PROXY_FLOWS]; /* in flight from this rank on its card, to all peers */
 };
 
 struct cpu_env;

@@ -108,8 +108,10 @@ int window_completed(struct proxy_thread *t, struct peer *peer, uint64_t number,
         by_flow[posted->flow]++;
         completed++;
     }
-    for (i = 0; i < PROXY_FLOWS; i++)
+    for (i = 0; i < PROXY_FLOWS; i++) {
         w->by_flow[i] -= by_flow[i];
+        t->by_flow[i] -= by_flow[i];
+    }
     count_sent(t, peer, commands);
     w->bytes -= bytes;
     w->round_bytes += bytes;
@@ -138,6 +140,8 @@ void window_forget(struct proxy_thread *t, struct peer *peer)
     count_sent(t, peer, commands);
     t->bytes_in_flight -= w->bytes;
     t->messages_in_flight -= w->messages;
+    for (i = 0; i < PROXY_FLOWS; i++)
+        t->by_flow[i] -= w->by_flow[i];
     w->bytes = 0;
     w->messages = 0;
     memset(w->by_flow, 0, sizeof(w->by_flow));

@@ -62,6 +62,25 @@ static void messages_in_flight_keep_to_the_limit_of_their_kind(void **state)
     assert_int_equal(counter_at(s, 3, COUNTER(1, 0), 0), 20);
 }
 
+/* As UCCL counts: of one GPU and card, whoever the peers are. */
+static void messages_in_flight_are_counted_over_all_peers(void **state)
+{
+    struct proxy_fixture *s = *state;
+    int to;
+
+    s->options.limits.max_messages[PROXY_LOW_LATENCY] = 5;
+    proxy_fixture_open(s, RANKS, 1);
+    s->chaos.hold = 1;
+    for (to = 2; to < RANKS; to++)
+        push_apart(s, to, COUNTER(0, 0), 20, 16);
+    steps(s, 10);
+    assert_int_equal(s->chaos.nflying, 5);
+    s->chaos.hold = 0;
+    steps(s, 300);
+    for (to = 2; to < RANKS; to++)
+        assert_int_equal(counter_at(s, to, COUNTER(0, 0), 0), 20);
+}
+
 static void limits_come_from_the_environment(void **state)
 {
     struct proxy_fixture *s = *state;
@@ -364,6 +383,7 @@ int main(void)
         TEST(a_peer_that_takes_nothing_does_not_hold_up_the_others),
         TEST(when_a_peer_s_queue_is_full_the_ring_waits_and_nothing_is_lost),
         TEST(messages_in_flight_keep_to_the_limit_of_their_kind),
+        TEST(messages_in_flight_are_counted_over_all_peers),
         TEST(limits_come_from_the_environment),
         TEST(bytes_in_flight_to_all_peers_keep_to_the_limit),
         TEST(a_window_that_limits_grows_while_completions_come_in_time),
