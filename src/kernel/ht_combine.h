@@ -354,7 +354,8 @@ KFN_STEP int hc_relay_chunk(struct agent *ag, const struct ht_combine_params *p,
         ((float *)(row + row_scales_at(&p->signature)))[k] = hc_weight(p, NULL, ids, pos, k);
         ag_sync(ag);
         put(ag, g, &batch, s, COUNTER(SIG_HC_ROWS, 0), out + (uint64_t)i * bytes, back + (uint64_t)i * bytes,
-            n || p->signature.extra & SIGNATURE_WEIGHTS ? (uint32_t)bytes : 0); /* a round may have no row of a token */
+            /* A round may have no row of a token. Without rounds the source adds the row, also one of zeros. */
+            n || !p->rounds || p->signature.extra & SIGNATURE_WEIGHTS ? (uint32_t)bytes : 0);
     }
     if (ag_leader(ag))
         ag_add_stat(&g->stats->rows_remote, (uint64_t)(end - begin));
