@@ -101,6 +101,12 @@ SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_STEP_ID=3 SLURM_JOB_ID=4 SLURM_NNODES=1 expe
     doctor --json
 json "is shown" \
     "'Slurm: rank 1 of 2; rank 0 is at 127.0.0.1, port ' in o['sections']['rendezvous over tcp']['launcher']"
+expect 0 "a secret is used and not shown" env EPX_SECRET=nobody-may-read-this "$epx" doctor
+says "where the secret is from" "of EPX_SECRET"
+says "what proves it" "proved with     lib"
+! grep -q nobody-may-read-this "$work/out" "$work/err" && echo "ok: no secret" || fail "the secret is shown"
+expect 0 "nor in JSON" env EPX_SECRET=nobody-may-read-this "$epx" doctor --json
+! grep -q nobody-may-read-this "$work/out" "$work/err" && echo "ok: no secret" || fail "the secret is shown"
 RANK=0 WORLD_SIZE=1 PMI_RANK=1 PMI_SIZE=2 expect 0 "a rank by two launchers that differ" "$epx" doctor --json
 json "is a warning" "any('RANK is 0' in w and 'PMI_RANK to 1' in w for w in o['warnings'])"
 

@@ -21,6 +21,7 @@
 #include "device/device.h"
 #include "doctor.h"
 #include "util/clock.h"
+#include "util/crypto.h"
 #include "util/env.h"
 
 #define THP_SHMEM "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
@@ -273,6 +274,39 @@ static void show_launcher(struct report *report)
                    found.nranks, found.host, found.port);
 }
 
+/* Who proves what to whom. The file of the user is not made here. */
+static void show_secret(struct report *report)
+{
+    const char *secret = env_string("EPX_SECRET"), *file = env_string("EPX_SECRET_FILE");
+    const struct crypto_ops *ops = crypto();
+
+    if (secret && !strcmp(secret, "none"))
+        report_row(report, "secret", "none: everybody who connects is believed (EPX_SECRET)");
+    else
+        report_row(report, "secret", "%s%s",
+                   secret ? "of EPX_SECRET"
+                   : file ? "in EPX_SECRET_FILE, "
+                          : "the user's own",
+                   !secret && file ? file : "");
+    if (ops)
+        report_row(report, "proved with", "%s", ops->name);
+    else
+        report_warn(report, "Ranks cannot connect to each other: install libsodium (Debian: libsodium23), or OpenSSL's "
+                            "libcrypto; or set EPX_SECRET=none on all ranks (docs/security.md)");
+}
+
+static void show_facing(struct report *report, const char *host)
+{
+    struct endpoint own;
+    char text[ENDPOINT_TEXT];
+
+    if (interface_facing(host ? host : "", &own) == EPX_OK)
+        report_row(report, "listens on", "what MASTER_ADDR means on rank 0's machine, else %s, which faces it",
+                   endpoint_text(&own, text));
+    else
+        report_row(report, "listens on", "nothing: %s", epx_last_error());
+}
+
 void doctor_sockets(struct report *report)
 {
     const char *spec = env_string("EPX_SOCKET_IFNAME"), *host = getenv("MASTER_ADDR");
@@ -281,10 +315,11 @@ void doctor_sockets(struct report *report)
 
     report_section(report, "rendezvous over tcp");
     show_launcher(report);
+    show_secret(report);
     if (host && host_is_loopback(host))
         report_row(report, "listens on", "loopback, as MASTER_ADDR is %s", host);
     else if (!spec)
-        report_row(report, "listens on", "any interface (EPX_SOCKET_IFNAME selects some)");
+        show_facing(report, host);
     else if (interface_addresses(spec, found, RENDEZVOUS_MAX_ADDRESSES, &count) == EPX_OK)
         report_row(report, "listens on", "%d address%s of the interfaces \"%s\" (EPX_SOCKET_IFNAME)", count,
                    count == 1 ? "" : "es", spec);

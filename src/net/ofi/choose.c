@@ -24,6 +24,7 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,6 +35,7 @@
 #include "boot/rendezvous.h"
 #include "net/card_filter.h"
 #include "util/env.h"
+#include "util/log.h"
 #include "util/status.h"
 
 enum { RESOLVE_MS = 5000 };
@@ -306,6 +308,17 @@ static epx_status fail_provider(const struct ofi_lib *lib, const char *name, int
                 known);
 }
 
+/* Once: a name that is misspelled, or forgotten in the environment, must not look as if it counted. */
+static void warn_if_ignored(const char *provider)
+{
+    static atomic_flag warned = ATOMIC_FLAG_INIT;
+    const char *other = env_string("EPX_OFI_PROVIDER");
+
+    if (other && strcmp(other, provider) && !atomic_flag_test_and_set(&warned))
+        log_line(LOG_WARN, "EPX_OFI_PROVIDER is \"%s\" to no effect: the network was asked for as ofi:%s", other,
+                 provider);
+}
+
 epx_status ofi_choose(const struct ofi_lib *lib, const char *provider, int index, int memory_kind,
                       struct fi_info **info)
 {
@@ -314,6 +327,8 @@ epx_status ofi_choose(const struct ofi_lib *lib, const char *provider, int index
     struct criteria criteria;
     int rc = -FI_ENODATA;
 
+    if (!from_env)
+        warn_if_ignored(provider);
     read_criteria(&criteria);
     criteria.gpu = net_memory_is_gpu(memory_kind);
     if (name) {
