@@ -15,6 +15,15 @@
  *  - Tensor memory is memory of the group's device. On the CPU device that is ordinary memory.
  *  - Operations of one group are issued in the same order on all its ranks, and run in that order.
  *  - Nothing waits for ever: see epx_group_config.timeout_ms.
+ *  - Threads: any thread may call. Calls that issue something (all but queries and waits) run one at a time in each
+ *    group; a second thread waits for the first, at most the group's timeout. Queries and waits (epx_group_error,
+ *    stats, query, epx_stream_sync and _query, epx_event_sync and _query, epx_handle_recv_*) run beside them. Ranks
+ *    need the same order of operations: the program sees to that. epx_group_destroy returns EPX_ERR_USAGE while
+ *    another thread is inside a call of the group. A function given to epx_stream_call may query, and must not issue
+ *    or wait.
+ *  - fork: a child has none of its parent's threads. There, every call with an object of the parent, and
+ *    epx_group_create, return EPX_ERR_USAGE at once; the parent goes on. Start ranks by exec, or fork before the first
+ *    group.
  *
  * Letters: B tokens of this rank, M = max_tokens_per_rank, R ranks, E experts, L = ceil(E / R) local experts (experts
  * r*L .. r*L+L-1 live on rank r; where R does not divide E the last ranks have fewer, and their tensors keep size L),
@@ -277,6 +286,7 @@ EPX_API epx_status epx_register(epx_group *group, const void *data, size_t bytes
 
 /* ---- Streams and events: as on a GPU, also on the CPU -------------------------------------------------------- */
 
+/* A stream belongs to the group that created it: other groups refuse it. Events may be waited for across groups. */
 EPX_API epx_status epx_stream_create(epx_group *group, epx_stream *stream);
 EPX_API epx_status epx_stream_destroy(epx_group *group, epx_stream stream);
 /* Waits until all queued work is done. Returns the group's asynchronous error, if there is one. */

@@ -9,6 +9,7 @@
 
 epx_status epx_alloc(epx_group *group, size_t bytes, void **ptr)
 {
+    API_ISSUE;
     epx_status status = group_check(group, "epx_alloc");
 
     if (status != EPX_OK)
@@ -21,6 +22,7 @@ epx_status epx_alloc(epx_group *group, size_t bytes, void **ptr)
 
 epx_status epx_free(epx_group *group, void *ptr)
 {
+    API_ISSUE;
     epx_status status = group_check(group, "epx_free");
 
     return status != EPX_OK || !ptr ? status : heap_free(group, ptr);
@@ -29,6 +31,7 @@ epx_status epx_free(epx_group *group, void *ptr)
 epx_status epx_register(epx_group *group, const void *data, size_t bytes, epx_stream stream, int *in_place)
 {
     uint64_t offset;
+    API_ISSUE;
     epx_status status = group_check(group, "epx_register");
 
     if (status == EPX_OK)

@@ -140,6 +140,7 @@ epx_status epx_combine(epx_handle *handle, const epx_combine_inputs *inputs, con
                        const epx_combine_config *config, epx_stream stream)
 {
     struct combine_args args;
+    API_ISSUE;
     epx_status status = handle_check(handle, call);
 
     if (status == EPX_OK)

@@ -231,6 +231,7 @@ epx_status epx_dispatch(epx_handle *handle, const epx_dispatch_inputs *inputs, c
                         const epx_layout_info *info, const epx_dispatch_config *config, epx_stream stream)
 {
     struct dispatch_args args;
+    API_ISSUE;
     epx_status status = handle_check(handle, call);
 
     if (status == EPX_OK)
@@ -260,6 +261,7 @@ epx_status epx_dispatch(epx_handle *handle, const epx_dispatch_inputs *inputs, c
 
 epx_status epx_complete(epx_handle *handle, epx_stream stream)
 {
+    API_ISSUE;
     epx_status status = handle_check(handle, "epx_complete");
 
     if (status == EPX_OK)

@@ -12,6 +12,7 @@ epx_status epx_group_error(epx_group *group, epx_error_info *out)
 {
     epx_error_info info;
     uint64_t word;
+    API_WAIT;
     epx_status status = group_check(group, "epx_group_error");
 
     if (status != EPX_OK)
@@ -34,6 +35,7 @@ epx_status epx_group_error(epx_group *group, epx_error_info *out)
 
 epx_status epx_group_error_clear(epx_group *group)
 {
+    API_ISSUE;
     epx_status status = group_check(group, "epx_group_error_clear");
 
     return status == EPX_OK ? group_clear_error(group) : status;

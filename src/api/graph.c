@@ -7,6 +7,7 @@
 
 epx_status epx_graph_begin(epx_group *group, epx_stream stream)
 {
+    API_ISSUE;
     epx_status status = group_check(group, "epx_graph_begin");
 
     if (status == EPX_OK)
@@ -17,6 +18,7 @@ epx_status epx_graph_begin(epx_group *group, epx_stream stream)
 epx_status epx_graph_end(epx_group *group, epx_stream stream, epx_graph **graph)
 {
     struct device_graph *captured = NULL;
+    API_ISSUE;
     epx_status status = group_check(group, "epx_graph_end");
 
     if (status == EPX_OK)
@@ -32,6 +34,7 @@ epx_status epx_graph_end(epx_group *group, epx_stream stream, epx_graph **graph)
 
 epx_status epx_graph_launch(epx_graph *graph, epx_stream stream)
 {
+    API_ISSUE;
     epx_status status = graph_check(graph, "epx_graph_launch");
     struct device_stream *on;
 
@@ -46,6 +49,7 @@ epx_status epx_graph_launch(epx_graph *graph, epx_stream stream)
 
 epx_status epx_graph_destroy(epx_graph *graph)
 {
+    API_ISSUE;
     epx_status status = graph_check(graph, "epx_graph_destroy");
 
     if (status == EPX_OK)

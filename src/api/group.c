@@ -21,13 +21,14 @@ epx_status epx_group_create(epx_group **out, const epx_bootstrap *bootstrap, con
 
 epx_status epx_group_destroy(epx_group *group)
 {
+    API_ISSUE;
     epx_status status = group_check(group, "epx_group_destroy");
 
     if (status == EPX_OK)
-        status = group_drain(group);
+        status = api_end(&api_call);
     if (status != EPX_OK)
         return status;
-    registry_remove(REGISTRY_GROUP, group);
+    (void)group_drain(group);
     group_net_settle(group);
     handles_free_all(group);
     return group_destroy(group);
@@ -36,6 +37,7 @@ epx_status epx_group_destroy(epx_group *group)
 epx_status epx_group_query(const epx_group *group, epx_group_info *out)
 {
     epx_group_info info = EPX_GROUP_INFO_INIT;
+    API_WAIT;
     epx_status status = group_check(group, "epx_group_query");
 
     if (status != EPX_OK)
@@ -77,6 +79,7 @@ epx_status epx_group_memory(const epx_group_config *config, int nranks, epx_memo
 epx_status epx_group_stats(epx_group *group, epx_stats *out)
 {
     epx_stats stats;
+    API_WAIT;
     epx_status status = group_check(group, "epx_group_stats");
 
     if (status == EPX_OK)
@@ -86,6 +89,7 @@ epx_status epx_group_stats(epx_group *group, epx_stats *out)
 
 epx_status epx_group_stats_reset(epx_group *group)
 {
+    API_ISSUE;
     epx_status status = group_check(group, "epx_group_stats_reset");
 
     return status == EPX_OK ? stats_reset(group) : status;

@@ -93,6 +93,7 @@ static epx_status check_config(const struct epx_group *group, const epx_handle_c
 epx_status epx_handle_create(epx_handle **out, epx_group *group, const epx_handle_config *config)
 {
     epx_handle_config checked;
+    API_ISSUE;
     epx_status status = group_check(group, "epx_handle_create");
 
     if (status != EPX_OK)
@@ -106,6 +107,7 @@ epx_status epx_handle_create(epx_handle **out, epx_group *group, const epx_handl
 
 epx_status epx_handle_destroy(epx_handle *handle)
 {
+    API_ISSUE;
     epx_status status = handle_check(handle, "epx_handle_destroy");
 
     if (status != EPX_OK)
@@ -124,6 +126,7 @@ epx_status epx_handle_destroy(epx_handle *handle)
 epx_status epx_handle_memory(const epx_group *group, const epx_handle_config *config, size_t *bytes)
 {
     epx_handle_config c;
+    API_WAIT;
     epx_status status = group_check(group, "epx_handle_memory");
 
     if (status != EPX_OK)
@@ -173,6 +176,7 @@ epx_status epx_handle_update(epx_handle *handle, const epx_tensor *topk_idx, con
     static const char call[] = "epx_handle_update";
     struct layout_tensors tensors;
     epx_tensor topk;
+    API_ISSUE;
     epx_status status = handle_check(handle, call);
 
     if (status == EPX_OK)
@@ -196,9 +200,9 @@ epx_status epx_handle_update(epx_handle *handle, const epx_tensor *topk_idx, con
 }
 
 /* A handle whose receive count may be asked for. */
-static epx_status counted_handle_check(const epx_handle *handle, const char *call)
+static epx_status counted_handle_check(struct api_call *api, const epx_handle *handle, const char *call)
 {
-    epx_status status = handle_check(handle, call);
+    epx_status status = api_enter(api, REGISTRY_HANDLE, handle, call);
 
     if (status != EPX_OK)
         return status;
@@ -212,7 +216,8 @@ static epx_status counted_handle_check(const epx_handle *handle, const char *cal
 epx_status epx_handle_recv_poll(epx_handle *handle, uint64_t max_us)
 {
     static const char call[] = "epx_handle_recv_poll";
-    epx_status status = counted_handle_check(handle, call);
+    API_WAIT;
+    epx_status status = counted_handle_check(&api_call, handle, call);
 
     return status == EPX_OK ? handle_poll_update(handle, call, max_us) : status;
 }
@@ -239,13 +244,14 @@ static epx_status count_in_memory(epx_handle *handle, const char *call, int64_t 
 epx_status epx_handle_recv_count(epx_handle *handle, int64_t *rows, int64_t *expert_counts)
 {
     static const char call[] = "epx_handle_recv_count";
+    API_WAIT;
     epx_status status = handle && !rows ? fail(EPX_ERR_ARGUMENT, "%s: rows: expected a pointer, got NULL", call)
                                         : handle_check(handle, call);
 
     if (status == EPX_OK && is_over_memory(handle))
         return count_in_memory(handle, call, rows, expert_counts);
     if (status == EPX_OK)
-        status = counted_handle_check(handle, call);
+        status = counted_handle_check(&api_call, handle, call);
     if (status == EPX_OK)
         status = handle_poll_update(handle, call, UINT64_MAX);
     if (status != EPX_OK)
@@ -259,8 +265,9 @@ epx_status epx_handle_recv_count(epx_handle *handle, int64_t *rows, int64_t *exp
 epx_status epx_handle_recv_tokens(epx_handle *handle, int64_t *tokens)
 {
     static const char call[] = "epx_handle_recv_tokens";
+    API_WAIT;
     epx_status status = handle && !tokens ? fail(EPX_ERR_ARGUMENT, "%s: tokens: expected a pointer, got NULL", call)
-                                          : counted_handle_check(handle, call);
+                                          : counted_handle_check(&api_call, handle, call);
 
     if (status == EPX_OK)
         status = handle_poll_update(handle, call, UINT64_MAX);
@@ -273,6 +280,7 @@ epx_status epx_handle_recv_tensor(epx_handle *handle, epx_recv_part which, epx_d
                                   int64_t columns, epx_tensor *tensor)
 {
     static const char call[] = "epx_handle_recv_tensor";
+    API_ISSUE;
     epx_status status = handle_check(handle, call);
 
     if (status != EPX_OK)

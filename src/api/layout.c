@@ -51,6 +51,7 @@ epx_status epx_dispatch_layout(epx_group *group, const epx_tensor *topk_idx, con
     const struct want want = {.call = call, .name = "topk_idx", .dtypes = DTYPES_INDEX, .ndim = 2, .shape = {-1, -1}};
     struct layout_results results = {0};
     epx_tensor topk;
+    API_ISSUE;
     epx_status status = group_check(group, call);
 
     if (status == EPX_OK)

@@ -6,9 +6,9 @@
 #include "group/registry.h"
 #include "util/status.h"
 
-static epx_status check_call(epx_group *group, epx_stream stream, const char *function)
+static epx_status check_call(struct api_call *call, epx_group *group, epx_stream stream, const char *function)
 {
-    epx_status status = group_check(group, function);
+    epx_status status = api_enter(call, REGISTRY_GROUP, group, function);
 
     if (status == EPX_OK && !group->set.enable_mask)
         status = fail(EPX_ERR_USAGE, "%s: expected a group created with enable_mask = 1", function);
@@ -17,7 +17,8 @@ static epx_status check_call(epx_group *group, epx_stream stream, const char *fu
 
 epx_status epx_mask_query(epx_group *group, int32_t *mask, epx_stream stream)
 {
-    epx_status status = check_call(group, stream, "epx_mask_query");
+    API_ISSUE;
+    epx_status status = check_call(&api_call, group, stream, "epx_mask_query");
 
     if (status != EPX_OK)
         return status;
@@ -51,7 +52,8 @@ static epx_status check_value(epx_group *group, int rank, int32_t value)
 
 epx_status epx_mask_update(epx_group *group, const int32_t *mask, epx_stream stream)
 {
-    epx_status status = check_call(group, stream, "epx_mask_update");
+    API_ISSUE;
+    epx_status status = check_call(&api_call, group, stream, "epx_mask_update");
 
     if (status != EPX_OK)
         return status;
@@ -64,7 +66,8 @@ epx_status epx_mask_update(epx_group *group, const int32_t *mask, epx_stream str
 
 epx_status epx_mask_clean(epx_group *group, epx_stream stream)
 {
-    epx_status status = check_call(group, stream, "epx_mask_clean");
+    API_ISSUE;
+    epx_status status = check_call(&api_call, group, stream, "epx_mask_clean");
 
     if (status == EPX_OK)
         status = group->device->ops->stream_sync(group->device, group_stream(group, stream));

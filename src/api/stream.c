@@ -6,6 +6,7 @@
 
 epx_status epx_stream_create(epx_group *group, epx_stream *stream)
 {
+    API_ISSUE;
     epx_status status = group_check(group, "epx_stream_create");
 
     if (status != EPX_OK)
@@ -18,6 +19,7 @@ epx_status epx_stream_create(epx_group *group, epx_stream *stream)
 
 epx_status epx_stream_destroy(epx_group *group, epx_stream stream)
 {
+    API_ISSUE;
     epx_status status = group_check(group, "epx_stream_destroy");
 
     if (status == EPX_OK)
@@ -27,6 +29,7 @@ epx_status epx_stream_destroy(epx_group *group, epx_stream stream)
 
 epx_status epx_stream_sync(epx_group *group, epx_stream stream)
 {
+    API_WAIT;
     epx_status status = group_check(group, "epx_stream_sync");
 
     if (status == EPX_OK)
@@ -38,6 +41,7 @@ epx_status epx_stream_sync(epx_group *group, epx_stream stream)
 
 epx_status epx_stream_query(epx_group *group, epx_stream stream)
 {
+    API_WAIT;
     epx_status status = group_check(group, "epx_stream_query");
 
     if (status == EPX_OK)
@@ -47,6 +51,7 @@ epx_status epx_stream_query(epx_group *group, epx_stream stream)
 
 epx_status epx_stream_call(epx_group *group, epx_stream stream, void (*fn)(void *arg), void *arg)
 {
+    API_ISSUE;
     epx_status status = group_check(group, "epx_stream_call");
 
     if (status == EPX_OK)
@@ -60,6 +65,7 @@ epx_status epx_stream_call(epx_group *group, epx_stream stream, void (*fn)(void 
 
 epx_status epx_event_create(epx_group *group, epx_event **event)
 {
+    API_ISSUE;
     epx_status status = group_check(group, "epx_event_create");
 
     if (status != EPX_OK)
@@ -72,6 +78,7 @@ epx_status epx_event_create(epx_group *group, epx_event **event)
 
 epx_status epx_event_destroy(epx_event *event)
 {
+    API_ISSUE;
     epx_status status = event_check(event, "epx_event_destroy");
 
     if (status == EPX_OK)
@@ -81,6 +88,7 @@ epx_status epx_event_destroy(epx_event *event)
 
 epx_status epx_event_record(epx_event *event, epx_stream stream)
 {
+    API_ISSUE;
     epx_status status = event_check(event, "epx_event_record");
 
     if (status == EPX_OK)
@@ -93,6 +101,7 @@ epx_status epx_event_record(epx_event *event, epx_stream stream)
 
 epx_status epx_event_sync(epx_event *event)
 {
+    API_WAIT;
     epx_status status = event_check(event, "epx_event_sync");
 
     if (status == EPX_OK)
@@ -102,6 +111,7 @@ epx_status epx_event_sync(epx_event *event)
 
 epx_status epx_event_query(epx_event *event)
 {
+    API_WAIT;
     epx_status status = event_check(event, "epx_event_query");
 
     return status == EPX_OK ? event->group->device->ops->event_query(event->group->device, event->event) : status;
@@ -109,6 +119,7 @@ epx_status epx_event_query(epx_event *event)
 
 epx_status epx_stream_wait_event(epx_group *group, epx_stream stream, epx_event *event)
 {
+    API_ISSUE;
     epx_status status = group_check(group, "epx_stream_wait_event");
 
     if (status == EPX_OK)

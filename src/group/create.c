@@ -89,6 +89,7 @@ static epx_status close_all(struct epx_group *group)
         return status;
     }
     free(group->bases);
+    pthread_mutex_destroy(&group->calls);
     free(group);
     return status;
 }
@@ -185,6 +186,16 @@ static epx_status join(struct epx_group *group, const epx_bootstrap *bootstrap, 
     return EPX_OK;
 }
 
+static void make_call_lock(struct epx_group *group)
+{
+    pthread_mutexattr_t attr;
+
+    pthread_mutexattr_init(&attr);
+    pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_RECURSIVE);
+    pthread_mutex_init(&group->calls, &attr);
+    pthread_mutexattr_destroy(&attr);
+}
+
 epx_status group_create(const epx_bootstrap *bootstrap, const epx_group_config *config, struct epx_group **out)
 {
     struct epx_group *group = calloc(1, sizeof(*group));
@@ -192,13 +203,16 @@ epx_status group_create(const epx_bootstrap *bootstrap, const epx_group_config *
 
     if (!group)
         return fail(EPX_ERR_MEMORY, "epx_group_create: out of memory");
-    status = join(group, bootstrap, config);
+    make_call_lock(group);
+    status = registry_usable("epx_group_create");
+    if (status == EPX_OK)
+        status = join(group, bootstrap, config);
     if (status == EPX_OK)
         status = handshake_compare(group, prepare(group, config));
     if (status == EPX_OK)
         status = build(group);
     if (status == EPX_OK)
-        status = registry_add(REGISTRY_GROUP, group);
+        status = registry_add(REGISTRY_GROUP, group, group);
     if (status != EPX_OK) {
         (void)close_all(group); /* the message is that of the first failure */
         return status;

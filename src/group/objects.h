@@ -3,6 +3,8 @@
 #ifndef EPX_GROUP_OBJECTS_H
 #define EPX_GROUP_OBJECTS_H
 
+#include <pthread.h>
+
 #include "group/heap_layout.h"
 #include "boot/boot.h"
 #include "boot/membership.h"
@@ -28,6 +30,9 @@ struct epx_group {
     uint8_t *masked_by_update;     /* [R]: which */
     int rank, nranks, node, nnodes;
     struct settings set;
+    int users;             /* calls that are inside; the registry's lock protects it */
+    pthread_mutex_t calls; /* held by a call that issues something; recursive, for calls that use others */
+    int ending;            /* epx_group_destroy waits for streams: nothing is issued meanwhile; `calls` protects it */
     struct heap_plan plan;
     struct node_map map;
 

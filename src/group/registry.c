@@ -1,14 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "group/registry.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <time.h>
 
+#include "group/streams.h"
 #include "util/status.h"
 
 struct entry {
     const void *object;
+    struct epx_group *group;
     enum registry_kind kind;
+    int generation;
     struct entry *next;
 };
 
@@ -16,6 +21,47 @@ struct entry {
 #define BUCKETS 256
 static struct entry *table[BUCKETS];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static int generation; /* of this process: counts forks with groups */
+static int groups;     /* of this generation */
+
+static const char *const names[] = {"group", "handle", "event", "stream", "graph"};
+
+/* ---- fork: the child inherits objects, and none of the threads that serve them --------------------------------- */
+
+static void before_fork(void)
+{
+    pthread_mutex_lock(&lock);
+}
+
+static void in_parent(void)
+{
+    pthread_mutex_unlock(&lock);
+}
+
+static void in_child(void)
+{
+    generation += groups > 0;
+    groups = 0;
+    pthread_mutex_unlock(&lock);
+}
+
+static void watch_forks(void)
+{
+    pthread_atfork(before_fork, in_parent, in_child);
+}
+
+epx_status registry_usable(const char *function)
+{
+    if (generation)
+        return fail(EPX_ERR_USAGE,
+                    "%s: this process was forked from one that had groups, and cannot use EPX (start it by exec, or "
+                    "fork before the first group)",
+                    function);
+    return EPX_OK;
+}
+
+/* ---- Objects -------------------------------------------------------------------------------------------------- */
 
 static struct entry **bucket(const void *object)
 {
@@ -32,75 +78,193 @@ static struct entry **find(enum registry_kind kind, const void *object)
     return link;
 }
 
-epx_status registry_add(enum registry_kind kind, const void *object)
+epx_status registry_add(enum registry_kind kind, const void *object, struct epx_group *group)
 {
     struct entry *e = malloc(sizeof(*e));
 
     if (!e)
         return fail(EPX_ERR_MEMORY, "no memory for a registry entry");
+    pthread_once(&once, watch_forks);
     pthread_mutex_lock(&lock);
-    *e = (struct entry){.object = object, .kind = kind, .next = *bucket(object)};
+    *e = (struct entry){
+        .object = object, .group = group, .kind = kind, .generation = generation, .next = *bucket(object)};
     *bucket(object) = e;
+    groups += kind == REGISTRY_GROUP;
     pthread_mutex_unlock(&lock);
     return EPX_OK;
+}
+
+/* Call with the lock held; the caller frees the entry. */
+static struct entry *unlink_entry(enum registry_kind kind, const void *object)
+{
+    struct entry **link = find(kind, object), *found = *link;
+
+    if (found)
+        *link = found->next;
+    groups -= found && kind == REGISTRY_GROUP;
+    return found;
 }
 
 int registry_remove(enum registry_kind kind, const void *object)
 {
+    struct entry *found;
+
     pthread_mutex_lock(&lock);
-    struct entry **link = find(kind, object);
-    struct entry *found = *link;
-    const int was_there = found != NULL;
-    if (found)
-        *link = found->next;
+    found = unlink_entry(kind, object);
     pthread_mutex_unlock(&lock);
     free(found);
-    return was_there;
+    return found != NULL;
 }
 
-int registry_has(enum registry_kind kind, const void *object)
+enum found { FOUND, MISSING, FOREIGN };
+
+/* The object's group; with `enter`, this thread is inside it from now on. */
+static enum found look_up(enum registry_kind kind, const void *object, int enter, struct epx_group **group)
 {
-    int has;
+    enum found result = MISSING;
+    const struct entry *e;
 
     pthread_mutex_lock(&lock);
-    has = *find(kind, object) != NULL;
+    e = *find(kind, object);
+    if (e) {
+        result = e->generation == generation ? FOUND : FOREIGN;
+        *group = e->group;
+        if (result == FOUND && enter)
+            e->group->users++;
+    }
     pthread_mutex_unlock(&lock);
-    return has;
+    return result;
 }
 
-static epx_status check(enum registry_kind kind, const void *object, const char *function, const char *what)
+static epx_status complain(enum found found, enum registry_kind kind, const void *object, const char *function)
 {
-    if (!object)
-        return fail(EPX_ERR_ARGUMENT, "%s: %s: expected a pointer, got NULL", function, what);
-    if (!registry_has(kind, object))
-        return fail(EPX_ERR_ARGUMENT, "%s: %s: %p is not a living %s (destroyed already?)", function, what, object,
+    const char *what = names[kind];
+
+    if (found == FOREIGN)
+        return fail(EPX_ERR_USAGE, "%s: %s: it was created before fork(), and belongs to the parent process", function,
                     what);
+    return fail(EPX_ERR_ARGUMENT, "%s: %s: %p is not a living %s (destroyed already?)", function, what, object, what);
+}
+
+/* ---- Calls ---------------------------------------------------------------------------------------------------- */
+
+static void leave(struct epx_group *group)
+{
+    pthread_mutex_lock(&lock);
+    group->users--;
+    pthread_mutex_unlock(&lock);
+}
+
+void api_leave(struct api_call *call)
+{
+    if (call->locked)
+        pthread_mutex_unlock(&call->group->calls);
+    if (call->group)
+        leave(call->group);
+    if (call->other)
+        leave(call->other);
+    *call = (struct api_call){.shared = call->shared};
+}
+
+/* Waits for the thread that is inside, but not for ever. */
+static epx_status lock_calls(struct epx_group *group, const char *function)
+{
+    const int ms = group->set.timeout_ms;
+    struct timespec until;
+
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += ms / 1000;
+    until.tv_nsec += ms % 1000 * 1000000L;
+    if (until.tv_nsec >= 1000000000L) {
+        until.tv_nsec -= 1000000000L;
+        until.tv_sec++;
+    }
+    if (pthread_mutex_clocklock(&group->calls, CLOCK_MONOTONIC, &until) == 0)
+        return EPX_OK;
+    return fail(EPX_ERR_TIMEOUT, "%s: another thread has been inside a call of this group for %d ms", function, ms);
+}
+
+epx_status api_enter(struct api_call *call, enum registry_kind kind, const void *object, const char *function)
+{
+    struct epx_group *group = NULL;
+    enum found found;
+    epx_status status = EPX_OK;
+
+    if (!object)
+        return fail(EPX_ERR_ARGUMENT, "%s: %s: expected a pointer, got NULL", function, names[kind]);
+    found = look_up(kind, object, 1, &group);
+    if (found != FOUND)
+        return complain(found, kind, object, function);
+    if (call->group) { /* the second check of one call */
+        if (call->group == group)
+            leave(group);
+        else
+            call->other = group;
+        return EPX_OK;
+    }
+    call->group = group;
+    if (call->shared)
+        return EPX_OK;
+    if (pthread_mutex_trylock(&group->calls) != 0) {
+        status = lock_calls(group, function);
+        /* The thread that was inside may have destroyed it. */
+        found = look_up(kind, object, 0, &group);
+    }
+    call->locked = status == EPX_OK;
+    if (status == EPX_OK && found != FOUND)
+        status = complain(found, kind, object, function);
+    if (status == EPX_OK && group->ending)
+        status = fail(EPX_ERR_USAGE, "%s: the group is being destroyed", function);
+    return status;
+}
+
+/* Alone in the group: from now on nobody enters it. */
+static epx_status retire(struct api_call *call)
+{
+    struct entry *found = NULL;
+    int users;
+
+    pthread_mutex_lock(&lock);
+    users = call->group->users;
+    if (users == 1)
+        found = unlink_entry(REGISTRY_GROUP, call->group);
+    pthread_mutex_unlock(&lock);
+    free(found);
+    if (!found)
+        return fail(EPX_ERR_USAGE, "epx_group_destroy: group: %d other threads are inside calls of this group",
+                    users - 1);
+    pthread_mutex_unlock(&call->group->calls);
+    *call = (struct api_call){.shared = 1}; /* nobody leaves what is freed */
     return EPX_OK;
 }
 
-epx_status group_check(const epx_group *group, const char *function)
+epx_status api_end(struct api_call *call)
 {
-    return check(REGISTRY_GROUP, group, function, "group");
-}
+    struct epx_group *group = call->group;
+    epx_status status;
 
-epx_status handle_check(const epx_handle *handle, const char *function)
-{
-    return check(REGISTRY_HANDLE, handle, function, "handle");
-}
-
-epx_status event_check(const epx_event *event, const char *function)
-{
-    return check(REGISTRY_EVENT, event, function, "event");
-}
-
-epx_status graph_check(const epx_graph *graph, const char *function)
-{
-    return check(REGISTRY_GRAPH, graph, function, "graph");
+    group->ending = 1;
+    pthread_mutex_unlock(&group->calls); /* its streams may hold calls of the user, which find `ending` */
+    status = streams_sync_all(group);
+    pthread_mutex_lock(&group->calls);
+    if (status == EPX_OK)
+        status = retire(call);
+    if (status != EPX_OK)
+        group->ending = 0;
+    return status;
 }
 
 epx_status stream_check(const epx_group *group, epx_stream stream, const char *function)
 {
-    if (!stream || !(group->device->ops->caps & DEVICE_HOST_ACCESS))
+    const int own = group->device->ops->caps & DEVICE_HOST_ACCESS; /* all streams of this device are EPX's */
+    struct epx_group *owner = NULL;
+    enum found found;
+
+    if (!stream)
         return EPX_OK;
-    return check(REGISTRY_STREAM, stream, function, "stream");
+    found = look_up(REGISTRY_STREAM, stream, 0, &owner);
+    if (found == FOUND && owner != group)
+        return fail(EPX_ERR_ARGUMENT, "%s: stream: %p belongs to another group; expected one that this group created",
+                    function, stream);
+    return found == FOUND || !own ? EPX_OK : complain(found, REGISTRY_STREAM, stream, function);
 }

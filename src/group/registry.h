@@ -1,7 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which groups and handles exist: a pointer from a caller is looked up before it is followed, so that a destroyed or
- * made-up one is an error and not a crash.
+ * Which groups, handles, events, streams and graphs exist: a pointer from a caller is looked up before it is followed,
+ * so that a destroyed or made-up one is an error and not a crash. And who is inside which group:
+ *
+ *   a call that issues something   API_ISSUE   one thread at a time; others wait for it, at most the group's timeout
+ *   a query, or a wait             API_WAIT    any number of threads, also beside one that issues
+ *   epx_group_destroy                          refused while another thread is inside
+ *
+ * A call enters with its first check and leaves when its function returns. In a child of fork() nothing that was made
+ * before exists.
  */
 #ifndef EPX_GROUP_REGISTRY_H
 #define EPX_GROUP_REGISTRY_H
@@ -10,16 +17,34 @@
 
 enum registry_kind { REGISTRY_GROUP, REGISTRY_HANDLE, REGISTRY_EVENT, REGISTRY_STREAM, REGISTRY_GRAPH };
 
-epx_status registry_add(enum registry_kind kind, const void *object);
+/* `group`: whose object it is. */
+epx_status registry_add(enum registry_kind kind, const void *object, struct epx_group *group);
 /* Non-zero if it was there. */
 int registry_remove(enum registry_kind kind, const void *object);
-int registry_has(enum registry_kind kind, const void *object);
+/* EPX_ERR_USAGE: this process was forked from one that had groups, whose threads and descriptors it lacks. */
+epx_status registry_usable(const char *function);
 
-epx_status group_check(const epx_group *group, const char *function);
-epx_status handle_check(const epx_handle *handle, const char *function);
-epx_status event_check(const epx_event *event, const char *function);
-epx_status graph_check(const epx_graph *graph, const char *function);
-/* NULL is the default stream. A stream of a GPU may be the caller's own and is not looked up. */
+/* One call of the API on the stack of its thread. */
+struct api_call {
+    struct epx_group *group, *other; /* entered; the second one by an event of another group */
+    int shared, locked;
+};
+
+void api_leave(struct api_call *call);
+#define API_ISSUE struct api_call api_call __attribute__((cleanup(api_leave))) = {NULL, NULL, 0, 0}
+#define API_WAIT struct api_call api_call __attribute__((cleanup(api_leave))) = {NULL, NULL, 1, 0}
+
+/* Look the object up and enter its group. They need API_ISSUE or API_WAIT before them in the function. */
+#define group_check(group, function) api_enter(&api_call, REGISTRY_GROUP, group, function)
+#define handle_check(handle, function) api_enter(&api_call, REGISTRY_HANDLE, handle, function)
+#define event_check(event, function) api_enter(&api_call, REGISTRY_EVENT, event, function)
+#define graph_check(graph, function) api_enter(&api_call, REGISTRY_GRAPH, graph, function)
+epx_status api_enter(struct api_call *call, enum registry_kind kind, const void *object, const char *function);
+/* epx_group_destroy: waits for the streams, and sees to it that nobody enters the group any more. EPX_ERR_USAGE:
+ * another thread is inside. */
+epx_status api_end(struct api_call *call);
+/* NULL is the default stream. A stream of another group is refused. A stream of a GPU that nobody has registered is the
+ * caller's own. */
 epx_status stream_check(const epx_group *group, epx_stream stream, const char *function);
 
 #endif

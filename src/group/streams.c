@@ -21,7 +21,7 @@ epx_status streams_create(struct epx_group *group, epx_stream *stream)
     status = group->device->ops->stream_create(group->device, &owned->stream);
     if (status != EPX_OK)
         goto free_owned;
-    status = registry_add(REGISTRY_STREAM, owned->stream);
+    status = registry_add(REGISTRY_STREAM, owned->stream, group);
     if (status != EPX_OK)
         goto destroy_stream;
     owned->next = group->streams;
@@ -64,6 +64,18 @@ epx_status streams_destroy(struct epx_group *group, epx_stream stream)
     return destroy_owned(group, link);
 }
 
+epx_status streams_sync_all(struct epx_group *group)
+{
+    const struct device_ops *ops = group->device->ops;
+    epx_status status = ops->stream_sync(group->device, group->default_stream); /* fails inside its own calls */
+
+    for (const struct owned_stream *o = group->streams; o && status == EPX_OK; o = o->next)
+        status = ops->stream_sync(group->device, o->stream);
+    if (status == EPX_OK && group->last_stream) /* may be the caller's own */
+        status = ops->stream_sync(group->device, group->last_stream);
+    return status;
+}
+
 epx_status streams_destroy_all(struct epx_group *group)
 {
     epx_status status = EPX_OK;
@@ -84,7 +96,7 @@ epx_status events_create(struct epx_group *group, struct epx_event **out)
     status = group->device->ops->event_create(group->device, &event->event);
     if (status != EPX_OK)
         goto free_event;
-    status = registry_add(REGISTRY_EVENT, event);
+    status = registry_add(REGISTRY_EVENT, event, group);
     if (status != EPX_OK)
         goto destroy_event;
     event->next = group->events;
@@ -123,7 +135,7 @@ epx_status graphs_add(struct epx_group *group, struct device_graph *captured, st
     struct epx_graph *graph = calloc(1, sizeof(*graph));
     epx_status status;
 
-    status = graph ? registry_add(REGISTRY_GRAPH, graph) : fail(EPX_ERR_MEMORY, "epx_graph_end: out of memory");
+    status = graph ? registry_add(REGISTRY_GRAPH, graph, group) : fail(EPX_ERR_MEMORY, "epx_graph_end: out of memory");
     if (status != EPX_OK) {
         free(graph);
         group->device->ops->graph_destroy(group->device, captured);

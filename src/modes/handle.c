@@ -23,7 +23,7 @@ epx_status handle_create(struct epx_group *group, const epx_handle_config *confi
     status = handle_tables_create(handle);
     if (status != EPX_OK)
         goto free_handle;
-    status = registry_add(REGISTRY_HANDLE, handle);
+    status = registry_add(REGISTRY_HANDLE, handle, group);
     if (status != EPX_OK)
         goto destroy_tables;
     handle->next = group->handles;

@@ -1,0 +1,248 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Threads, streams of other groups, and fork: the rules that epx.h states, enforced. ctest: labels=ranks */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "util/clock.h"
+#include "tests/lib/child.h"
+#include "tests/lib/fixture.h"
+#include "tests/lib/unit.h"
+
+enum { THREADS = 4, ROUNDS = 40, DEADLINE_MS = 20000 };
+
+/* ---- Streams ----------------------------------------------------------------------------------------------------- */
+
+static int refused(struct fixture *s, const char *call, epx_status status)
+{
+    static const char *const words[] = {"stream", "another group", NULL};
+
+    return fixture_expect(s, call, status, EPX_ERR_ARGUMENT, words);
+}
+
+/* All calls of one group with a stream of another one, which is then destroyed. */
+static int uses_a_foreign_stream(struct fixture *s)
+{
+    epx_group_config config = fixture_config(DEADLINE_MS);
+    epx_group *other = NULL;
+    epx_stream stream = NULL;
+    epx_event *event = NULL;
+    int rc;
+
+    if (epx_group_create(&other, s->boot, &config) != EPX_OK || epx_stream_create(other, &stream) != EPX_OK ||
+        epx_event_create(s->group, &event) != EPX_OK)
+        return fixture_fail(s, "the other group");
+    fixture_refill(s);
+    rc = refused(s, "epx_stream_sync", epx_stream_sync(s->group, stream)) ||
+         refused(s, "epx_stream_query", epx_stream_query(s->group, stream)) ||
+         refused(s, "epx_stream_destroy", epx_stream_destroy(s->group, stream)) ||
+         refused(s, "epx_event_record", epx_event_record(event, stream)) ||
+         refused(s, "epx_stream_wait_event", epx_stream_wait_event(s->group, stream, event)) ||
+         refused(s, "epx_handle_update", epx_handle_update(s->ht, &s->idx, NULL, stream)) ||
+         epx_handle_update(s->ll, &s->idx, NULL, NULL) != EPX_OK ||
+         refused(s, "epx_dispatch", epx_dispatch(s->ll, &s->in, &s->ll_out, &s->ll_info, NULL, stream)) ||
+         refused(s, "epx_graph_begin", epx_graph_begin(s->group, stream));
+    if (!rc && (fixture_meet(s) || epx_group_destroy(other) != EPX_OK))
+        rc = fixture_fail(s, "the other group is destroyed");
+    if (!rc && epx_stream_sync(s->group, stream) != EPX_ERR_ARGUMENT)
+        rc = fixture_fail(s, "a stream that was destroyed with its group is used");
+    return rc || fixture_ll(s) || fixture_ht(s);
+}
+
+static void a_stream_of_another_group_is_refused(void **state)
+{
+    (void)state;
+    assert_int_equal(fixture_run(2, NULL, uses_a_foreign_stream, NULL), 0);
+}
+
+/* ---- Threads ----------------------------------------------------------------------------------------------------- */
+
+/* One of several threads of a rank that is alone in its group. */
+struct worker {
+    pthread_t thread;
+    epx_group *group;
+    atomic_int *stop;
+    char why[300];
+};
+
+static int tried(struct worker *w, const char *call, epx_status status)
+{
+    if (status == EPX_OK)
+        return 1;
+    snprintf(w->why, sizeof(w->why), "%s: %.200s", call, epx_last_error());
+    return 0;
+}
+
+#define TRY_CALL(w, call) tried(w, #call, call)
+
+/* A dispatch of two tokens to the only rank. */
+static int exchange(struct worker *w, epx_handle *handle)
+{
+    uint16_t tokens[2 * FIXTURE_HIDDEN] = {0}, rows[FIXTURE_EXPERTS * FIXTURE_M * FIXTURE_HIDDEN];
+    int64_t idx[2 * FIXTURE_TOPK] = {0, 1, 2, 3, 4, 5};
+    epx_tensor t = epx_tensor_make(tokens, EPX_BF16, 2, 2, FIXTURE_HIDDEN, 0, 0);
+    epx_tensor i = epx_tensor_make(idx, EPX_INT64, 2, 2, FIXTURE_TOPK, 0, 0);
+    epx_tensor o = epx_tensor_make(rows, EPX_BF16, 3, FIXTURE_EXPERTS, FIXTURE_M, FIXTURE_HIDDEN, 0);
+    epx_dispatch_inputs in = EPX_DISPATCH_INPUTS_INIT;
+    epx_dispatch_outputs out = EPX_DISPATCH_OUTPUTS_INIT;
+
+    in.tokens = &t;
+    in.topk_idx = &i;
+    out.tokens = &o;
+    return TRY_CALL(w, epx_dispatch(handle, &in, &out, NULL, NULL, NULL)) &&
+           TRY_CALL(w, epx_stream_sync(w->group, NULL));
+}
+
+static void *work(void *arg)
+{
+    struct worker *w = arg;
+    epx_handle_config config = EPX_HANDLE_CONFIG_INIT;
+    epx_stats stats = EPX_STATS_INIT;
+
+    config.mode = EPX_LOW_LATENCY;
+    config.layout = EPX_EXPERT_MAJOR;
+    config.topk = FIXTURE_TOPK;
+    for (int i = 0; i < ROUNDS && !w->why[0]; i++) {
+        epx_handle *handle = NULL;
+        epx_stream stream = NULL;
+        epx_event *event = NULL;
+        void *memory = NULL;
+
+        if (TRY_CALL(w, epx_handle_create(&handle, w->group, &config)) &&
+            TRY_CALL(w, epx_stream_create(w->group, &stream)) && TRY_CALL(w, epx_event_create(w->group, &event)) &&
+            TRY_CALL(w, epx_alloc(w->group, 1000, &memory)) && exchange(w, handle) &&
+            TRY_CALL(w, epx_event_record(event, stream)) && TRY_CALL(w, epx_event_sync(event)) &&
+            TRY_CALL(w, epx_free(w->group, memory)) && TRY_CALL(w, epx_event_destroy(event)) &&
+            TRY_CALL(w, epx_stream_destroy(w->group, stream)))
+            TRY_CALL(w, epx_handle_destroy(handle));
+        TRY_CALL(w, epx_group_stats(w->group, &stats));
+    }
+    return NULL;
+}
+
+static int shares_its_group(struct fixture *s)
+{
+    static struct worker w[THREADS];
+    int rc = 0;
+
+    for (int i = 0; i < THREADS; i++) {
+        w[i] = (struct worker){.group = s->group};
+        if (pthread_create(&w[i].thread, NULL, work, &w[i]) != 0)
+            return fixture_fail(s, "a thread");
+    }
+    for (int i = 0; i < THREADS; i++) {
+        pthread_join(w[i].thread, NULL);
+        if (w[i].why[0])
+            rc = fixture_fail(s, w[i].why);
+    }
+    return rc || fixture_ll(s) || fixture_ht(s);
+}
+
+static void a_group_is_used_by_several_threads(void **state)
+{
+    epx_group_config config = fixture_config(DEADLINE_MS);
+
+    (void)state;
+    config.max_inflight = THREADS;
+    assert_int_equal(fixture_run(1, &config, shares_its_group, NULL), 0);
+}
+
+static void *ask_again_and_again(void *arg)
+{
+    struct worker *w = arg;
+    epx_status status = EPX_OK;
+
+    while (!atomic_load(w->stop) && status == EPX_OK) {
+        status = epx_stream_sync(w->group, NULL);
+        usleep(20);
+    }
+    return NULL;
+}
+
+/* A thread that is inside, or comes again, finds a group that exists or an error, whatever the other does. */
+static int ends_under_another_thread(struct fixture *s)
+{
+    atomic_int stop = 0;
+    struct worker w = {.group = s->group, .stop = &stop};
+    epx_status status = EPX_ERR_USAGE;
+
+    if (pthread_create(&w.thread, NULL, ask_again_and_again, &w) != 0)
+        return fixture_fail(s, "a thread");
+    usleep(2000);
+    for (int i = 0; i < 1000 && status == EPX_ERR_USAGE; i++)
+        status = epx_group_destroy(s->group);
+    atomic_store(&stop, 1);
+    pthread_join(w.thread, NULL);
+    if (status == EPX_ERR_USAGE) /* the other thread was always there */
+        status = epx_group_destroy(s->group);
+    if (status == EPX_OK)
+        s->group = NULL;
+    return status == EPX_OK ? 0 : fixture_fail(s, "epx_group_destroy");
+}
+
+static void a_group_is_not_destroyed_under_a_call(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 10; i++)
+        assert_int_equal(fixture_run(1, NULL, ends_under_another_thread, NULL), 0);
+}
+
+/* ---- fork -------------------------------------------------------------------------------------------------------- */
+
+/* In the child: 0, or the number of the first call that did not refuse. */
+static int calls_in_the_child(struct fixture *s)
+{
+    epx_group_config config = fixture_config(DEADLINE_MS);
+    epx_group_info info = EPX_GROUP_INFO_INIT;
+    epx_group *made = NULL;
+    epx_stream stream = NULL;
+    void *memory = NULL;
+    const epx_status got[] = {epx_group_query(s->group, &info),
+                              epx_group_error(s->group, NULL),
+                              epx_stream_sync(s->group, NULL),
+                              epx_stream_create(s->group, &stream),
+                              epx_alloc(s->group, 100, &memory),
+                              epx_handle_update(s->ll, &s->idx, NULL, NULL),
+                              epx_dispatch(s->ll, &s->in, &s->ll_out, &s->ll_info, NULL, NULL),
+                              epx_combine(s->ll, &s->ll_cin, &s->cout, NULL, NULL),
+                              epx_handle_destroy(s->ll),
+                              epx_group_error_clear(s->group),
+                              epx_group_destroy(s->group),
+                              epx_group_create(&made, s->boot, &config)};
+
+    for (size_t i = 0; i < sizeof(got) / sizeof(*got); i++)
+        if (got[i] != EPX_ERR_USAGE || !strstr(epx_last_error(), "fork"))
+            return (int)i + 1;
+    return 0;
+}
+
+static int forks(struct fixture *s)
+{
+    const uint64_t start = clock_ns();
+    pid_t pid;
+    int status = 0;
+
+    if (fixture_ll(s))
+        return -1;
+    pid = s->rank == 0 ? child_fork() : 0;
+    if (s->rank == 0 && pid == 0)
+        _exit(calls_in_the_child(s));
+    if (s->rank == 0 && (waitpid(pid, &status, 0) != pid || status != 0))
+        return fixture_fail(s, "a call in the child did not refuse");
+    if (clock_ns() - start > DEADLINE_MS / 2 * (uint64_t)1000000)
+        return fixture_fail(s, "the child has waited");
+    return fixture_ll(s) || fixture_ht(s);
+}
+
+static void a_child_of_fork_is_refused_and_the_parent_goes_on(void **state)
+{
+    (void)state;
+    assert_int_equal(fixture_run(2, NULL, forks, NULL), 0);
+}
+
+UNIT_MAIN(cmocka_unit_test(a_stream_of_another_group_is_refused), cmocka_unit_test(a_group_is_used_by_several_threads),
+          cmocka_unit_test(a_group_is_not_destroyed_under_a_call),
+          cmocka_unit_test(a_child_of_fork_is_refused_and_the_parent_goes_on))
