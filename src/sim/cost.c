@@ -232,6 +232,12 @@ void cost_loop(struct cost_agent *a, uint64_t n, uint64_t lanes)
         sim_spend((n + lanes - 1) / lanes * cost.m.loop_ns);
 }
 
+void cost_route(struct cost_agent *a, uint64_t pairs)
+{
+    if (pairs > 0 && counts(&a->loops))
+        sim_spend((pairs + LANES - 1) / LANES * cost.m.route_ns);
+}
+
 void cost_word(const void *word)
 {
     cost.ranks[sim_rank()].traffic.looks++;
@@ -293,16 +299,31 @@ static const struct cost_row *row_of(uint32_t kind)
     return kind == SIG_LC_ROWS || kind == SIG_HC_ROWS ? &cost.setup.combine : NULL;
 }
 
+/* Of `pieces` pieces of so many bytes here, those that the model has more. */
+static uint64_t more_bytes(uint64_t pieces, const struct cost_row *row)
+{
+    return pieces * (row->large - row->small);
+}
+
 /* Bytes of a put as charged; *header gets those that are not of rows. */
 static uint64_t put_bytes(const struct net_put *put, uint64_t *header)
 {
-    const struct cost_row *row = row_of(COUNTER_KIND(immediate_counter(put->immediate)));
-    uint64_t rows = row ? immediate_count(put->immediate) : 0;
+    const uint32_t kind = COUNTER_KIND(immediate_counter(put->immediate));
+    const struct cost_row *row = row_of(kind), *scales = &cost.setup.scales;
+    uint64_t rows = row ? immediate_count(put->immediate) : 0, of_row = row ? row->small : 0, bytes = put->bytes;
 
-    if (rows && rows * row->small > put->bytes)
-        rows = put->bytes / row->small;
-    *header = put->bytes - (rows ? rows * row->small : 0);
-    return *header + (rows ? rows * row->large : 0);
+    if (rows && rows * row->small > bytes)
+        rows = bytes / row->small;
+    if (kind == SIG_HD_DATA && scales->small && cost.setup.extras)
+        bytes += more_bytes(put->bytes / cost.setup.extras, scales);
+    if (rows)
+        bytes += more_bytes(rows, row);
+    if (rows && row == &cost.setup.dispatch && scales->small && put->bytes >= rows * (of_row + scales->small)) {
+        bytes += more_bytes(rows, scales);
+        of_row += scales->small;
+    }
+    *header = rows ? put->bytes - rows * of_row : bytes;
+    return bytes;
 }
 
 uint64_t cost_depart(int from, int endpoint, int to, const struct net_put *put, uint64_t now_ns)

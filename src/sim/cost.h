@@ -36,6 +36,7 @@ struct cost_machine {
     uint64_t barrier_ns;  /* of all agents of a launch */
     uint64_t item_ns;     /* of a row: from its address to its last store, beside the bytes' time */
     uint64_t loop_ns;     /* of 32 lanes that each load and store a word */
+    uint64_t route_ns;    /* of counting, or numbering, 32 (token, expert) pairs */
     uint64_t word_ns;     /* one lane reads or changes a word of device memory */
     uint64_t fence_ns;    /* stores become visible to other ranks */
     /* Links between the GPUs of a node. */
@@ -63,7 +64,9 @@ struct cost_setup {
     int nranks;
     int agents;                          /* of each rank in the simulation */
     uint64_t hidden_small, hidden_large; /* channels of a row */
-    struct cost_row dispatch, combine;
+    struct cost_row dispatch, combine;   /* payload */
+    struct cost_row scales;              /* of a dispatched row; 0 = none */
+    uint64_t extras;                     /* of a token that travel apart from its row, here: scales and weights */
 };
 
 /* What a rank gave to the network and to the links so far, as charged. */
@@ -109,6 +112,8 @@ void cost_move(struct cost_agent *a, const void *const *from, int nfrom, uint64_
 void cost_copy(struct cost_agent *a, const void *from, void *to, uint64_t bytes);
 /* A loop of n steps over `lanes` lanes. */
 void cost_loop(struct cost_agent *a, uint64_t n, uint64_t lanes);
+/* Tokens that are counted, or numbered, by their experts. */
+void cost_route(struct cost_agent *a, uint64_t pairs);
 /* Warps of a launch on the machine. */
 uint64_t cost_agents(void);
 /* The next three are of the running agent. A word is read or changed by one lane; by each of 32. */

@@ -139,12 +139,11 @@ static inline void cost_cast_fp8_many(struct agent *ag, const struct copy_set *s
 
 /* ---- Routing ---------------------------------------------------------------------------------------------------- */
 
-/* A round of 32 pairs each for loading, comparing within the warp, and storing. */
-#define ag_route_count(ag, g, in, t0, t1, table, kept)                                  \
-    (cost_loop(COST(ag), (uint64_t)((t1) - (t0)) * (uint64_t)(in)->topk_n, COST_LANES), \
+#define ag_route_count(ag, g, in, t0, t1, table, kept)                       \
+    (cost_route(COST(ag), (uint64_t)((t1) - (t0)) * (uint64_t)(in)->topk_n), \
      ag_route_count(ag, g, in, t0, t1, table, kept))
-#define ag_route_number(ag, g, h, in, t0, t1, table, kept, bad)                             \
-    (cost_loop(COST(ag), 2 * (uint64_t)((t1) - (t0)) * (uint64_t)(in)->topk_n, COST_LANES), \
+#define ag_route_number(ag, g, h, in, t0, t1, table, kept, bad)              \
+    (cost_route(COST(ag), (uint64_t)((t1) - (t0)) * (uint64_t)(in)->topk_n), \
      ag_route_number(ag, g, h, in, t0, t1, table, kept, bad))
 
 #endif

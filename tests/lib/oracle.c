@@ -50,6 +50,8 @@ void oracle_route_free(struct oracle_route *route)
     free(route->tokens);
     free(route->idx);
     free(route->active);
+    free(route->first);
+    free(route->named);
     memset(route, 0, sizeof(*route));
 }
 
@@ -99,7 +101,105 @@ static int push(struct oracle_recv *recv, int64_t *room, struct oracle_place pla
     return 0;
 }
 
-/* One zone per local expert; inside it by (source rank, source token, k). */
+/* Is entry k the first of the token that names its rank? */
+static int is_first(const struct oracle_route *route, const int32_t *idx, int k)
+{
+    for (int j = 0; j < k; j++)
+        if (idx[j] >= 0 && idx[j] / route->local_experts == idx[k] / route->local_experts)
+            return 0;
+    return idx[k] >= 0;
+}
+
+/* Counts the tokens of all ranks into at[rank], or (named) writes them down, at[rank] being the next place. */
+static void index_pass(const struct oracle_route *route, int64_t *at, uint32_t *named)
+{
+    for (int r = 0; r < route->nranks; r++) {
+        for (int t = 0; t < route->tokens[r]; t++) {
+            const int32_t *idx = oracle_idx(route, r, t);
+
+            for (int k = 0; k < route->topk; k++) {
+                if (!is_first(route, idx, k))
+                    continue;
+                if (named)
+                    named[at[idx[k] / route->local_experts]] = (uint32_t)r * (uint32_t)route->max_tokens + (uint32_t)t;
+                at[idx[k] / route->local_experts]++;
+            }
+        }
+    }
+}
+
+int oracle_route_index(struct oracle_route *route)
+{
+    int64_t *at = calloc((size_t)route->nranks + 1, sizeof(*at));
+
+    route->first = calloc((size_t)route->nranks + 1, sizeof(*route->first));
+    if (!at || !route->first)
+        goto no_memory;
+    index_pass(route, at, NULL);
+    for (int r = 0; r < route->nranks; r++)
+        route->first[r + 1] = route->first[r] + at[r];
+    route->named = malloc(((size_t)route->first[route->nranks] + 1) * sizeof(*route->named));
+    if (!route->named)
+        goto no_memory;
+    memcpy(at, route->first, (size_t)route->nranks * sizeof(*at));
+    index_pass(route, at, route->named);
+    free(at);
+    return 0;
+
+no_memory:
+    free(at);
+    free(route->first);
+    route->first = NULL;
+    return -1;
+}
+
+/* Tokens that may have rows at `rank`: how many, and number i of them. */
+static int64_t candidates(const struct oracle_route *route, int rank)
+{
+    return route->first ? route->first[rank + 1] - route->first[rank] : (int64_t)route->nranks * route->max_tokens;
+}
+
+/* Zero: there is no such token, or its rank is masked. */
+static int candidate(const struct oracle_route *route, int rank, int64_t i, int *r, int *t)
+{
+    const int64_t at = route->first ? route->named[route->first[rank] + i] : i;
+
+    *r = (int)(at / route->max_tokens);
+    *t = (int)(at % route->max_tokens);
+    return route->active[*r] && *t < route->tokens[*r];
+}
+
+/* The rows of one local expert, from `zone` on, by (source rank, source token, k); how many, or -1 without memory. */
+static int64_t place_expert(struct oracle_recv *recv, int l, int64_t zone, int64_t *room)
+{
+    const struct oracle_route *route = recv->route;
+    int64_t *range = recv->layout_range + (size_t)l * (size_t)route->nranks;
+    int64_t in_zone = 0, begin = 0;
+    int r, t;
+
+    for (int64_t i = 0; i < candidates(route, recv->rank); i++) {
+        if (!candidate(route, recv->rank, i, &r, &t))
+            continue;
+        for (int k = 0; k < route->topk; k++) {
+            if (!makes_row(route, oracle_idx(route, r, t), k, recv->rank * route->local_experts + l))
+                continue;
+            if (push(recv, room, (struct oracle_place){zone + in_zone, r, t, l, k}))
+                return -1;
+            in_zone++;
+            range[r]++;
+        }
+    }
+    for (r = 0; r < route->nranks; r++) {
+        const int64_t n = range[r];
+
+        recv->rank_counts[r] += n;
+        range[r] = begin << 32 | n;
+        begin += n;
+    }
+    return in_zone;
+}
+
+/* One zone per local expert. */
 static int place_by_expert(struct oracle_recv *recv)
 {
     const struct oracle_route *route = recv->route;
@@ -107,25 +207,13 @@ static int place_by_expert(struct oracle_recv *recv)
     int64_t room = 0, zone = 0;
 
     for (int l = 0; l < route->local_experts; l++) {
-        int64_t in_zone = 0;
+        int64_t in_zone;
 
         if (low_latency)
             zone = (int64_t)l * route->nranks * route->max_tokens;
-        for (int r = 0; r < route->nranks; r++) {
-            int64_t first = in_zone;
-
-            for (int t = 0; route->active[r] && t < route->tokens[r]; t++) {
-                for (int k = 0; k < route->topk; k++) {
-                    if (!makes_row(route, oracle_idx(route, r, t), k, recv->rank * route->local_experts + l))
-                        continue;
-                    if (push(recv, &room, (struct oracle_place){zone + in_zone, r, t, l, k}))
-                        return -1;
-                    in_zone++;
-                }
-            }
-            recv->rank_counts[r] += in_zone - first;
-            recv->layout_range[l * route->nranks + r] = first << 32 | (in_zone - first);
-        }
+        in_zone = place_expert(recv, l, zone, &room);
+        if (in_zone < 0)
+            return -1;
         recv->expert_rows[l] = in_zone;
         recv->expert_counts[l] = in_zone;
         if (!low_latency)
@@ -143,23 +231,22 @@ static int place_by_rank(struct oracle_recv *recv)
 {
     const struct oracle_route *route = recv->route;
     int64_t room = 0;
+    int r, t;
 
-    for (int r = 0; r < route->nranks; r++) {
-        for (int t = 0; route->active[r] && t < route->tokens[r]; t++) {
-            const int32_t *idx = oracle_idx(route, r, t);
-            int64_t row =
-                route->layout == EPX_FLAT ? recv->total : (int64_t)r * route->max_tokens + recv->rank_counts[r];
+    for (int64_t i = 0; i < candidates(route, recv->rank); i++) {
+        const int there = candidate(route, recv->rank, i, &r, &t);
+        const int32_t *idx = oracle_idx(route, r, t);
+        int64_t row = route->layout == EPX_FLAT ? recv->total : (int64_t)r * route->max_tokens + recv->rank_counts[r];
 
-            if (!oracle_names_rank(route, idx, recv->rank))
-                continue;
-            if (push(recv, &room, (struct oracle_place){row, r, t, -1, -1}))
-                return -1;
-            recv->rank_counts[r]++;
-            recv->total++;
-            for (int k = 0; k < route->topk; k++)
-                if (idx[k] >= 0 && idx[k] / route->local_experts == recv->rank)
-                    recv->expert_counts[idx[k] % route->local_experts]++;
-        }
+        if (!there || !oracle_names_rank(route, idx, recv->rank))
+            continue;
+        if (push(recv, &room, (struct oracle_place){row, r, t, -1, -1}))
+            return -1;
+        recv->rank_counts[r]++;
+        recv->total++;
+        for (int k = 0; k < route->topk; k++)
+            if (idx[k] >= 0 && idx[k] / route->local_experts == recv->rank)
+                recv->expert_counts[idx[k] % route->local_experts]++;
     }
     for (int l = 0; l < route->local_experts; l++)
         recv->expert_rows[l] = recv->expert_counts[l];

@@ -32,6 +32,10 @@ struct oracle_route {
     int *tokens;            /* [nranks] */
     int32_t *idx;           /* [nranks][max_tokens][topk] */
     int32_t *active;        /* [nranks]: 0 = masked rank, neither sends nor receives */
+    /* oracle_route_index(): the tokens that name rank r, as source rank * max_tokens + token, ascending, are
+     * named[first[r]] .. named[first[r + 1] - 1]. NULL = all tokens are looked at, for each rank. */
+    int64_t *first;
+    uint32_t *named;
 };
 
 /* Allocates for the given sizes, all tokens 0, all ranks active. 0, or -1 without memory. */
@@ -40,6 +44,8 @@ int oracle_route_init(struct oracle_route *route, int nranks, int experts, int t
 /* oracle_route_init with the sizes of `w` (max_tokens 0 = the workload's), then its routing. */
 int oracle_route_from_workload(struct oracle_route *route, const struct workload *w, int max_tokens, int mode,
                                int layout, uint32_t flags, int alignment);
+/* Once the routing is final, where it is large. 0, or -1 without memory. */
+int oracle_route_index(struct oracle_route *route);
 void oracle_route_free(struct oracle_route *route);
 int32_t *oracle_idx(const struct oracle_route *route, int rank, int token);
 /* Does a token with these entries go to `rank`? */

@@ -21,6 +21,7 @@ static const struct command {
     {"ep-bench", cmd_ep_bench, "NVIDIA's ep_bench for NCCL EP, on EPX: its options, its lines"},
     {"run", cmd_run, "start ranks of a program on this machine"},
     {"sim", cmd_sim, "simulate many ranks on one thread, with faults, from seeds"},
+    {"predict", cmd_predict, "predict dispatch and combine of many ranks on machines that are not here"},
     {"help", cmd_help, "this list, or the options of one command: epx help bench"},
     {"version", cmd_version, "print the version"},
 };
@@ -101,7 +102,7 @@ static void warn_unknown_variables(const struct command *command)
     char name[ENV_NAME_BYTES];
     const char *nearest;
 
-    if (command->run != cmd_bench && command->run != cmd_sim)
+    if (command->run != cmd_bench && command->run != cmd_sim && command->run != cmd_predict)
         return;
     for (char **at = environ; *at;) {
         const size_t length = strcspn(*at, "=");
