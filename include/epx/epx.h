@@ -549,6 +549,7 @@ typedef struct epx_combine_inputs {
     const epx_tensor *tokens;       /* shaped as dispatch's output tokens: bf16, fp16 or fp32 */
     const epx_tensor *topk_weights; /* LL EXPERT_MAJOR: fp32 [B,K]. HT: as dispatch's output weights, to be returned */
     const epx_tensor *bias[2];      /* [B, H], tokens' dtype */
+    const epx_tensor *row_scales;   /* nvfp4: fp32, tokens' shape without H: 2688 / max|row|, 0 for a row of zeros */
 } epx_combine_inputs;
 
 typedef struct epx_combine_outputs {
@@ -566,6 +567,8 @@ typedef struct epx_combine_config {
     epx_tensor *wait_ns; /* as in epx_layout_info */
     uint32_t sum;        /* high throughput: EPX_SUM_*, the same on all ranks; 0 = as described above */
     int32_t max_sms;     /* as in epx_dispatch_config */
+    int32_t nvfp4;       /* low latency, bf16, H in 16s: rows travel as NVFP4, with inputs.row_scales */
+    uint32_t reserved;
 } epx_combine_config;
 
 #define EPX_COMBINE_INPUTS_INIT                      \

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* epx_combine: every argument is checked before anything is sent. */
+#include <inttypes.h>
 #include <string.h>
 
 #include "api/args.h"
@@ -32,6 +33,22 @@ static epx_status check_tokens(struct epx_handle *handle, const epx_combine_inpu
         status = need_rows(call, want.name, args->tokens.shape[want.ndim - 2], needed,
                            low ? "as dispatch's output" : "as this routing received");
     return status;
+}
+
+static epx_status check_nvfp4(const epx_combine_inputs *in, struct combine_args *args)
+{
+    const epx_tensor *t = &args->tokens;
+    const struct want scales = {call, "inputs.row_scales",        DTYPE_BIT(EPX_FP32),
+                                2,    {t->shape[0], t->shape[1]}, STRIDES_NONE};
+
+    if (!args->nvfp4)
+        return in->row_scales
+                   ? fail(EPX_ERR_ARGUMENT, "%s: inputs.row_scales: expected NULL without config.nvfp4", call)
+                   : EPX_OK;
+    if (t->dtype != EPX_BF16 || t->shape[2] % 16)
+        return fail(EPX_ERR_ARGUMENT, "%s: config.nvfp4: expected rows of a multiple of 16 bf16, got %" PRId64 " %s",
+                    call, t->shape[2], dtype_name(t->dtype));
+    return check_tensor(in->row_scales, &scales, &args->row_scales);
 }
 
 static epx_status check_weights(struct epx_handle *handle, const epx_combine_inputs *in, const epx_combine_outputs *out,
@@ -86,6 +103,9 @@ static epx_status check_config(struct epx_handle *handle, const epx_combine_conf
         return fail(EPX_ERR_ARGUMENT, "%s: config.direction: expected 0 or 1, got %d", call, cfg->direction);
     if (cfg->direction == EPX_BACKWARD && low)
         return fail(EPX_ERR_USAGE, "%s: config.direction: low latency has no backward pass", call);
+    if (cfg->nvfp4 && (!low || cfg->logfmt))
+        return fail(EPX_ERR_USAGE, "%s: config.nvfp4: %s", call,
+                    low ? "expected 0 with logfmt" : "high throughput has no NVFP4");
     if (cfg->logfmt && !low)
         return fail(EPX_ERR_USAGE, "%s: config.logfmt: high throughput has no LogFMT", call);
     if (cfg->wait_ns && !low)
@@ -103,6 +123,7 @@ static epx_status check_config(struct epx_handle *handle, const epx_combine_conf
     args->max_sms = cfg->max_sms;
     args->send_only = cfg->send_only != 0;
     args->logfmt = cfg->logfmt != 0;
+    args->nvfp4 = cfg->nvfp4 != 0;
     args->backward = cfg->direction == EPX_BACKWARD;
     return check_optional(cfg->wait_ns, &wait, &args->wait_ns);
 }
@@ -129,6 +150,8 @@ epx_status combine_args_check(struct epx_handle *handle, const epx_combine_input
     if (status == EPX_OK && args->logfmt && args->tokens.dtype != EPX_BF16)
         status = fail(EPX_ERR_ARGUMENT, "%s: config.logfmt: expected bf16 tokens, got %s", call,
                       dtype_name(args->tokens.dtype));
+    if (status == EPX_OK)
+        status = check_nvfp4(&in, args);
     if (status == EPX_OK)
         status = check_weights(handle, &in, &out, args);
     if (status == EPX_OK)

@@ -117,10 +117,11 @@
  *   ag_cast_fp8(ag, q, scales, ...)  one row to FP8 with a scale per 128 channels
  *   ag_cast_fp8_many(ag, set, words, n, scratch, ...)  the same to n destinations, with scales; may use the scratch
  *   ag_logfmt_encode(ag, to, x, hidden)  one row to LogFMT-10; returns its bytes, a multiple of 16
+ *   ag_nvfp4_encode(ag, to, x, hidden, scale)  one row to NVFP4; returns its bytes, a multiple of 16
  *   struct sum_set                   rows to be summed
- *   sum_set_put(ag, set, i, data, weight, logfmt)  row i
+ *   sum_set_put(ag, set, i, data, weight, format)  row i, ROWS_*; NVFP4 rows are always weighted
  *   sum_set_begin(set)               as copy_set_begin
- *   sum_set_offer(set, place, data, weight, logfmt)  as copy_set_offer
+ *   sum_set_offer(set, place, data, weight, format)  as copy_set_offer
  *   sum_set_settle(ag, set)          as copy_set_settle
  *   ag_reduce(ag, out, dtype, hidden, set, n, weighted, bias0, bias1)  sum of n rows in fp32, in order, rounded once
  *   ag_reduce_groups(ag, out, dtype, hidden, set, n, ends, bias0, bias1)  the same of sums of rows, each rounded: bit i

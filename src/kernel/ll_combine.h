@@ -54,10 +54,18 @@ struct lc_block {
     int n;
 };
 
+/* Two values a byte, a scale for each 16, and one for all (util/nvfp4.h). */
+KFN size_t lc_nvfp4_bytes(int hidden)
+{
+    return up16((size_t)hidden / 2 + (size_t)hidden / 16 + sizeof(float));
+}
+
 /* From one row of a receive buffer to the next: rows that travel as they are touch, so that puts of neighbours
  * merge. */
 KFN size_t lc_pitch(const struct ll_combine_params *p)
 {
+    if (p->nvfp4)
+        return lc_nvfp4_bytes(p->hidden);
     return p->logfmt ? (size_t)p->g->ll.cpitch : up16((size_t)p->signature.hidden_bytes);
 }
 
@@ -91,6 +99,10 @@ KFN uint32_t lc_write_row(struct agent *ag, const struct ll_combine_params *p, c
 {
     if (p->logfmt)
         return (uint32_t)ag_logfmt_encode(ag, to, row, p->hidden);
+    if (p->nvfp4) {
+        const int64_t at = row - p->tokens, outer = at / p->outer_stride, inner = at % p->outer_stride / p->stride;
+        return (uint32_t)ag_nvfp4_encode(ag, to, row, p->hidden, p->row_scales[outer * p->row_scale_rows + inner]);
+    }
     ag_copy(ag, to, row, (size_t)p->signature.hidden_bytes);
     return (uint32_t)p->signature.hidden_bytes;
 }
@@ -340,7 +352,8 @@ KFN_STEP int lc_sum_token(struct agent *ag, const struct ll_combine_params *p, u
         if (returns) {
             const int d = p->h->ids[i] / L;
             const char *row = lc_row(p, epoch, lc_desc_of(g, d, epoch), d, i);
-            sum_set_offer(&set, n + before, row + at, weighted ? p->weights[i] : 1.0f, p->logfmt);
+            sum_set_offer(&set, n + before, row + at, weighted ? p->weights[i] : 1.0f,
+                          p->nvfp4 ? ROWS_NVFP4 : p->logfmt);
         }
         n += all;
     }
@@ -354,11 +367,11 @@ KFN_STEP int lc_sum_token(struct agent *ag, const struct ll_combine_params *p, u
 #define LC_SLICE 1024 /* channels: least that is worth an agent of its own */
 
 /* With more agents than tokens each token is cut into slices. LogFMT rows are not: their blocks have no fixed
- * places. */
+ * places; nor NVFP4 rows. */
 KFN int lc_slices(struct agent *ag, const struct ll_combine_params *p)
 {
     const int tokens = p->h->state->ntokens > 0 ? p->h->state->ntokens : 1;
-    const int most = p->logfmt ? 1 : (p->hidden + LC_SLICE - 1) / LC_SLICE;
+    const int most = p->logfmt || p->nvfp4 ? 1 : (p->hidden + LC_SLICE - 1) / LC_SLICE;
     const int spare = ag_count(ag) / tokens;
 
     return spare < 1 ? 1 : spare < most ? spare : most;

@@ -122,6 +122,8 @@ enum {                                                                    /* epx
        KSTATUS_LAST = 12
 };
 
+/* How a row to be summed is coded. */
+enum { ROWS_PLAIN = 0, ROWS_LOGFMT = 1, ROWS_NVFP4 = 2 };
 /* How a received top-k row is written. */
 enum { TOPK_COMPACT = 1, TOPK_ALL_WEIGHTS = 2, TOPK_GLOBAL = 4 };
 /* What becomes of rows beyond drop_rows. */
@@ -141,7 +143,8 @@ enum {
     SIGNATURE_COMPACT = 4,   /* HT: compact top-k */
     SIGNATURE_SUM_AT = 3,    /* HT combine: SUM_* from this bit on */
     SIGNATURE_MAP = 1 << 24, /* HT update: handles keep what source maps need */
-    SIGNATURE_LOGFMT = 1     /* LL combine */
+    SIGNATURE_LOGFMT = 1,    /* LL combine */
+    SIGNATURE_NVFP4 = 2      /* LL combine */
 };
 
 /* How a high-throughput combine adds the rows of a token: EPX_SUM_* of epx.h (group/kernel_constants.c). */
@@ -434,10 +437,12 @@ struct ll_dispatch_params {
 struct ll_combine_params {
     const struct group_dev *g;
     struct handle_dev *h;
-    int32_t steps, layout, logfmt, reserved;
+    int32_t steps, layout, logfmt, nvfp4;
     struct signature signature;
     const char *tokens;
     int64_t outer_stride, stride;
+    const float *row_scales; /* nvfp4: [outer][row_scale_rows] */
+    int64_t row_scale_rows;
     uint64_t in_place;
     const float *weights;
     const char *bias[2];

@@ -117,11 +117,15 @@ epx_status ll_combine(struct epx_handle *handle, const struct combine_args *args
     p.h = handle->dev;
     p.layout = handle->config.layout;
     p.logfmt = args->logfmt;
-    p.signature = make_signature(handle, &args->tokens, 0, args->logfmt ? SIGNATURE_LOGFMT : 0);
+    p.nvfp4 = args->nvfp4;
+    p.row_scales = args->row_scales.data;
+    p.row_scale_rows = args->nvfp4 ? args->row_scales.shape[1] : 0;
+    p.signature = make_signature(handle, &args->tokens, 0,
+                                 (args->logfmt ? SIGNATURE_LOGFMT : 0) | (args->nvfp4 ? SIGNATURE_NVFP4 : 0));
     p.tokens = args->tokens.data;
     p.outer_stride = args->tokens.stride[0] * element;
     p.stride = args->tokens.stride[1] * element;
-    p.in_place = args->logfmt ? 0 : tensor_heap_offset(handle->group, &args->tokens);
+    p.in_place = args->logfmt || args->nvfp4 ? 0 : tensor_heap_offset(handle->group, &args->tokens);
     if (handle->group->nnodes > 1 && (p.in_place % 16 || p.stride % 16 || p.outer_stride % 16))
         p.in_place = 0; /* commands count in units of 16 bytes */
     p.weights = args->weights.data;

@@ -21,9 +21,9 @@ struct dispatch_args {
 };
 
 struct combine_args {
-    epx_tensor tokens, weights, bias[2];
+    epx_tensor tokens, weights, bias[2], row_scales;
     epx_tensor out_tokens, out_weights, wait_ns;
-    int logfmt, send_only, backward;
+    int logfmt, nvfp4, send_only, backward;
     unsigned sum; /* EPX_SUM_* */
     int max_sms;
 };

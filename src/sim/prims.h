@@ -44,5 +44,6 @@
 #define ag_cast_fp8_many(ag, set, words, n, scratch, ue8m0, round_scale, x, dtype, channels) \
     (sim_point(), ag_cast_fp8_many(ag, set, words, n, scratch, ue8m0, round_scale, x, dtype, channels))
 #define ag_logfmt_encode(ag, to, x, hidden) (sim_point(), ag_logfmt_encode(ag, to, x, hidden))
+#define ag_nvfp4_encode(ag, to, x, hidden, scale) (sim_point(), ag_nvfp4_encode(ag, to, x, hidden, scale))
 
 #endif

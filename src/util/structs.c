@@ -20,6 +20,8 @@ static const struct {
     {"epx_dispatch_config", offsetof(epx_dispatch_config, source_stride)},
     {"epx_dispatch_config", offsetof(epx_dispatch_config, max_sms)},
     {"epx_combine_config", offsetof(epx_combine_config, sum)},
+    {"epx_combine_config", offsetof(epx_combine_config, nvfp4)},
+    {"epx_combine_inputs", offsetof(epx_combine_inputs, row_scales)},
     {"epx_stats", offsetof(epx_stats, net_stuck)},
     {"epx_group_config", offsetof(epx_group_config, device_alloc)},
     {"epx_handle_config", offsetof(epx_handle_config, memory)},

@@ -50,5 +50,6 @@ int test_drop(void);
 int test_recipes(void);
 int test_eager(void);
 int test_memory(void);
+int test_nvfp4(void);
 
 #endif

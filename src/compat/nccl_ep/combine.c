@@ -118,6 +118,8 @@ ncclResult_t ncclEpCombine(ncclEpHandle_t handle, const ncclEpCombineInputs_t *i
     out.tokens = c.out_tokens.at;
     cfg.send_only = c.config.send_only != 0 && handle->group->low_latency;
     cfg.direction = backward ? EPX_BACKWARD : EPX_FORWARD;
+    cfg.nvfp4 = c.config.quant_recipe == NCCL_EP_COMB_QUANT_NVFP4;
+    in.row_scales = c.scales.at;
     return compat_result(epx_combine(handle->handle, &in, &out, &cfg, own), call);
 }
 

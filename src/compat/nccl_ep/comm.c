@@ -204,6 +204,35 @@ int stream_capturing(const struct ncclEpGroup *group, cudaStream_t stream)
     return status;
 }
 
+/* Compute capability times ten; 0: nobody knows. */
+static int capability(int is_cpu, int device_index)
+{
+    const struct driver *driver = is_cpu ? NULL : driver_open();
+    int (*ask_runtime)(int *value, int attribute, int device) = NULL;
+    int device, major = 0, minor = 0;
+
+    *(void **)&ask_runtime = is_cpu ? dlsym(RTLD_DEFAULT, "cudaDeviceGetAttribute") : NULL;
+    if (ask_runtime && !ask_runtime(&major, DRIVER_CAPABILITY_MAJOR, 0) &&
+        !ask_runtime(&minor, DRIVER_CAPABILITY_MINOR, 0))
+        return major * 10 + minor;
+    if (driver && driver->device_get(&device, device_index) == DRIVER_SUCCESS &&
+        driver->device_attribute(&major, DRIVER_CAPABILITY_MAJOR, device) == DRIVER_SUCCESS &&
+        driver->device_attribute(&minor, DRIVER_CAPABILITY_MINOR, device) == DRIVER_SUCCESS)
+        return major * 10 + minor;
+    return 0;
+}
+
+int device_has_nvfp4(int is_cpu, int device_index)
+{
+    static const int have[] = {100, 103, 110, 120, 121};
+    const int mine = capability(is_cpu, device_index);
+
+    for (size_t i = 0; i < sizeof(have) / sizeof(have[0]); i++)
+        if (mine == have[i])
+            return 1;
+    return is_cpu && !mine; /* EPX itself has it everywhere */
+}
+
 int gpu_multiprocessors(int device_index)
 {
     const struct driver *driver = driver_open();

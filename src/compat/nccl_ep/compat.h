@@ -54,6 +54,8 @@ int stream_capturing(const struct ncclEpGroup *group, cudaStream_t stream);
 int comm_allgather(void *context, const void *send, void *recv, size_t bytes);
 /* Where a window's memory begins. */
 ncclResult_t comm_window(const struct comm *comm, const char *call, const char *name, ncclWindow_t window, void **base);
+/* Does NCCL EP have NVFP4 on this device? What a runtime in the process says of it, or on a GPU the driver. */
+int device_has_nvfp4(int is_cpu, int device_index);
 /* Multiprocessors of the GPU; 0: not known. */
 int gpu_multiprocessors(int device_index);
 
@@ -72,6 +74,7 @@ struct ncclEpGroup {
     struct environment env;
     int low_latency;
     int is_cpu, nodes;
+    int nvfp4; /* the device is one for which NCCL EP has it */
     int max_topk;
     int eager;      /* high throughput without max_recv_tokens_per_rank: the host waits for counts */
     int error_kept; /* MaskClean met an error that ErrorClear has not ended */

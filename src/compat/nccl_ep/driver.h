@@ -6,7 +6,13 @@
 
 #include <stddef.h>
 
-enum { DRIVER_SUCCESS = 0, DRIVER_NOT_READY = 600, DRIVER_MULTIPROCESSOR_COUNT = 16 };
+enum {
+    DRIVER_SUCCESS = 0,
+    DRIVER_NOT_READY = 600,
+    DRIVER_MULTIPROCESSOR_COUNT = 16,
+    DRIVER_CAPABILITY_MAJOR = 75,
+    DRIVER_CAPABILITY_MINOR = 76
+};
 
 typedef unsigned long long driver_address;
 

@@ -227,6 +227,7 @@ static ncclResult_t open_group(struct ncclEpGroup *group)
         result = compat_result(epx_group_query(group->group, &info), create);
     group->is_cpu = info.device == EPX_DEVICE_CPU;
     group->nodes = info.nnodes;
+    group->nvfp4 = device_has_nvfp4(group->is_cpu, group->comm.device_index);
     return result;
 }
 

@@ -9,7 +9,7 @@
  */
 #include "compat/nccl_ep/compat.h"
 
-enum { ROW_UNIT = 16, DS_COLUMNS = 512, DS_BLOCK = 128 };
+enum { ROW_UNIT = 16, DS_COLUMNS = 512, DS_BLOCK = 128, NVFP4_COLUMNS = 512 };
 
 #define TYPES_FP8 (TYPE_BIT(ncclFloat8e4m3) | TYPE_BIT(ncclFloat8e5m2))
 #define TYPES_FWD_TOKENS (TYPES_PLAIN | TYPES_FP8 | TYPE_BIT(ncclFloat4x2))
@@ -244,16 +244,38 @@ ncclResult_t dispatch_recipe(const struct ncclEpHandle *handle, const char *call
 
 /* ---- Combine ----------------------------------------------------------------------------------------------------- */
 
-static ncclResult_t combine_nvfp4(const struct ncclEpHandle *handle, const char *call, const struct combine *c)
+static ncclResult_t combine_nvfp4(const struct ncclEpHandle *handle, const char *call, struct combine *c)
 {
     const struct ncclEpGroup *group = handle->group;
+    const epx_tensor *tokens, *scales;
     ncclResult_t result;
 
     if (!group->low_latency)
         return compat_fail(ncclInvalidUsage, "%s: config.quant_recipe: NVFP4 (1) is low latency's only", call);
-    result = compat_fail(ncclInvalidUsage, "%s: config.quant_recipe: this device has no NVFP4 (1)", call);
-    (void)c;
-    return result;
+    if (!group->nvfp4)
+        return compat_fail(ncclInvalidUsage,
+                           "%s: config.quant_recipe: NVFP4 (1) expects compute capability 10.0, 10.3, 11.0, 12.0 or "
+                           "12.1, and this device has another",
+                           call);
+    result = tensor_need(&c->tokens, call, "inputs.tokens", 3, TYPE_BIT(ncclBfloat16));
+    if (result == ncclSuccess)
+        result = tensor_need(&c->scales, call, "inputs.scales", 3, TYPE_BIT(ncclFloat32));
+    if (result == ncclSuccess)
+        result = tensor_need(&c->out_tokens, call, "outputs.tokens", 2, TYPE_BIT(ncclBfloat16));
+    if (result != ncclSuccess)
+        return result;
+    tokens = c->tokens.at;
+    scales = c->scales.at;
+    if (tokens->shape[2] < NVFP4_COLUMNS || tokens->shape[2] % NVFP4_COLUMNS || scales->shape[0] != tokens->shape[0] ||
+        scales->shape[1] != tokens->shape[1] || scales->shape[2] != 1)
+        return compat_fail(ncclInvalidArgument,
+                           "%s: recipe NVFP4 expects rows of a multiple of %d values, and scales [%lld, %lld, 1], got "
+                           "%lld values and [%lld, %lld, %lld]",
+                           call, NVFP4_COLUMNS, (long long)tokens->shape[0], (long long)tokens->shape[1],
+                           (long long)tokens->shape[2], (long long)scales->shape[0], (long long)scales->shape[1],
+                           (long long)scales->shape[2]);
+    c->scales.at->ndim = 2;
+    return ncclSuccess;
 }
 
 ncclResult_t combine_recipe(const struct ncclEpHandle *handle, const char *call, struct combine *c)

@@ -110,6 +110,17 @@ cudaError_t cudaGetDevice(int *device)
     return give(device, current_device);
 }
 
+/* Times ten. That of a device that has all that EPX has, NVFP4 too; EPX_STANDIN_CAPABILITY=9.0 is one without. */
+static int capability(void)
+{
+    const char *text = getenv("EPX_STANDIN_CAPABILITY");
+    int major = 10, minor = 0;
+
+    if (!text || sscanf(text, "%2d.%1d", &major, &minor) < 1 || major < 1 || minor < 0)
+        return 100;
+    return major * 10 + minor;
+}
+
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device)
 {
     const long processors = sysconf(_SC_NPROCESSORS_ONLN);
@@ -120,9 +131,9 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, in
     case cudaDevAttrMultiProcessorCount:
         return give(value, processors > 0 ? (int)processors : 1);
     case cudaDevAttrComputeCapabilityMajor:
-        return give(value, 9);
+        return give(value, capability() / 10);
     case cudaDevAttrComputeCapabilityMinor:
-        return give(value, 0);
+        return give(value, capability() % 10);
     }
     return keep_error(cudaErrorInvalidValue);
 }

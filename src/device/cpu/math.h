@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 enum scale_kind { SCALE_FLOAT = 0, SCALE_UE8M0 = 1 };
-enum row_format { ROW_PLAIN = 0, ROW_LOGFMT = 1 };
+enum row_format { ROW_PLAIN = 0, ROW_LOGFMT = 1, ROW_NVFP4 = 2 };
 
 /* dtype arguments are epx_dtype values. Pointers may have any alignment that their element type has. */
 
@@ -30,10 +30,15 @@ size_t math_logfmt_bound(int hidden);
 size_t math_logfmt_encode(void *to, const uint16_t *x, int hidden);
 void math_logfmt_decode(float *to, const void *from, int hidden);
 
+/* NVFP4 (util/nvfp4.h): encodes a row of bf16, and returns its bytes; adds n values of a row from `at` on, both
+ * multiples of 16. */
+size_t math_nvfp4_encode(void *to, const uint16_t *x, int hidden, float row_scale);
+void math_nvfp4_add(float *sum, const void *row, int hidden, int at, int n, float weight);
+
 struct reduce_row {
     const void *data;
     float weight;
-    int format; /* enum row_format; ROW_LOGFMT decodes to bf16's values */
+    int format; /* enum row_format; ROW_LOGFMT decodes to bf16's values; ROW_NVFP4 is always weighted */
 };
 
 /*

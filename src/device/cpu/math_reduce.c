@@ -139,6 +139,13 @@ static void reduce_add_block(struct f32x8 *acc, const struct reduce_row *row, in
 {
     struct f32x8 value[LOGFMT_BLOCK / 8];
     int n = hidden - at < LOGFMT_BLOCK ? hidden - at : LOGFMT_BLOCK;
+    if (row->format == ROW_NVFP4) {
+        float sum[LOGFMT_BLOCK];
+        memcpy(sum, acc, sizeof(sum));
+        math_nvfp4_add(sum, row->data, hidden, at, n, row->weight);
+        memcpy(acc, sum, sizeof(sum));
+        return;
+    }
     if (row->format == ROW_LOGFMT) {
         logfmt_decode_block(value, row->data, hidden, at / LOGFMT_BLOCK);
     } else {
@@ -153,8 +160,8 @@ static void reduce_add_block(struct f32x8 *acc, const struct reduce_row *row, in
     }
 }
 
-/* bf16 rows of which some are LogFMT: block after block, through floats in the L1 cache. */
-static void reduce_logfmt(char *out, const struct reduce_args *args, int hidden, int weighted)
+/* bf16 rows of which some are LogFMT or NVFP4: block after block, through floats in the L1 cache. */
+static void reduce_coded(char *out, const struct reduce_args *args, int hidden, int weighted)
 {
     for (int at = 0; at < hidden; at += LOGFMT_BLOCK) {
         struct f32x8 acc[LOGFMT_BLOCK / 8];
@@ -175,10 +182,10 @@ static void reduce_logfmt(char *out, const struct reduce_args *args, int hidden,
     }
 }
 
-static int reduce_has_logfmt(const struct reduce_row *rows, int n)
+static int reduce_has_coded(const struct reduce_row *rows, int n)
 {
     for (int r = 0; r < n; r++)
-        if (rows[r].format == ROW_LOGFMT)
+        if (rows[r].format != ROW_PLAIN)
             return 1;
     return 0;
 }
@@ -221,8 +228,8 @@ void REDUCE_NAME(void *out, int dtype, int hidden, const struct reduce_row *rows
     }
     struct reduce_args args = {rows, n, {bias0, bias1}};
     const uint64_t before = bf16_begin();
-    if (reduce_has_logfmt(rows, n))
-        reduce_logfmt(out, &args, hidden, weighted);
+    if (reduce_has_coded(rows, n))
+        reduce_coded(out, &args, hidden, weighted);
     else if (dtype == EPX_BF16)
         reduce_dtype(out, &args, EPX_BF16, hidden, weighted);
     else if (dtype == EPX_FP16)

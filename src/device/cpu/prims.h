@@ -341,12 +341,12 @@ KFN void ag_copy_many(struct agent *ag, const struct copy_set *set, int n, const
     math_copy_many(set->to, n, from, bytes);
 }
 
-KFN void sum_set_put(struct agent *ag, struct sum_set *set, int i, const void *data, float weight, int logfmt)
+KFN void sum_set_put(struct agent *ag, struct sum_set *set, int i, const void *data, float weight, int format)
 {
     (void)ag;
     set->row[i].data = data;
     set->row[i].weight = weight;
-    set->row[i].format = logfmt ? ROW_LOGFMT : ROW_PLAIN;
+    set->row[i].format = format;
 }
 
 KFN void sum_set_begin(struct sum_set *set)
@@ -354,11 +354,11 @@ KFN void sum_set_begin(struct sum_set *set)
     set->row[0].data = NULL;
 }
 
-KFN void sum_set_offer(struct sum_set *set, int place, const void *data, float weight, int logfmt)
+KFN void sum_set_offer(struct sum_set *set, int place, const void *data, float weight, int format)
 {
     set->row[place].data = data;
     set->row[place].weight = weight;
-    set->row[place].format = logfmt ? ROW_LOGFMT : ROW_PLAIN;
+    set->row[place].format = format;
 }
 
 KFN void sum_set_settle(struct agent *ag, struct sum_set *set)
@@ -403,6 +403,12 @@ KFN size_t ag_logfmt_encode(struct agent *ag, void *to, const void *x, int hidde
 {
     (void)ag;
     return (math_logfmt_encode(to, (const uint16_t *)x, hidden) + 15) & ~(size_t)15;
+}
+
+KFN size_t ag_nvfp4_encode(struct agent *ag, void *to, const void *x, int hidden, float row_scale)
+{
+    (void)ag;
+    return math_nvfp4_encode(to, (const uint16_t *)x, hidden, row_scale);
 }
 
 KFN void *ag_scratch(struct agent *ag, size_t bytes)

@@ -489,6 +489,7 @@ KFN void *ag_scratch(struct agent *ag, size_t bytes)
 
 #include "device/gpu/fp8.cuh"
 #include "device/gpu/logfmt.cuh"
+#include "device/gpu/nvfp4.cuh"
 
 #include "device/gpu/reduce.cuh"
 #include "device/gpu/route.cuh"

@@ -22,22 +22,22 @@
 struct sum_set {
     const char *data;
     float weight;
-    int logfmt, place;
+    int format, place; /* ROWS_* */
 };
 
 KFN void sum_set_begin(struct sum_set *set)
 {
     set->data = NULL;
     set->weight = 0.0f;
-    set->logfmt = 0;
+    set->format = 0;
     set->place = -1;
 }
 
-KFN void sum_set_offer(struct sum_set *set, int place, const void *data, float weight, int logfmt)
+KFN void sum_set_offer(struct sum_set *set, int place, const void *data, float weight, int format)
 {
     set->data = (const char *)data;
     set->weight = weight;
-    set->logfmt = logfmt;
+    set->format = format;
     set->place = place;
 }
 
@@ -48,17 +48,17 @@ KFN void sum_set_settle(struct agent *ag, struct sum_set *set)
     (void)ag;
     set->data = (const char *)__shfl_sync(ALL_LANES, (unsigned long long)set->data, from);
     set->weight = __shfl_sync(ALL_LANES, set->weight, from);
-    set->logfmt = __shfl_sync(ALL_LANES, set->logfmt, from);
+    set->format = __shfl_sync(ALL_LANES, set->format, from);
 }
 
-KFN void sum_set_put(struct agent *ag, struct sum_set *set, int i, const void *data, float weight, int logfmt)
+KFN void sum_set_put(struct agent *ag, struct sum_set *set, int i, const void *data, float weight, int format)
 {
     (void)ag;
     if (lane_id() != i)
         return;
     set->data = (const char *)data;
     set->weight = weight;
-    set->logfmt = logfmt;
+    set->format = format;
 }
 
 KFN const char *sum_row(const struct sum_set &set, int i)
@@ -137,7 +137,7 @@ KFN void sum_piece(const struct sum_set &set, const struct sum_in &in, char *out
             raw_store<dtype>(out + (size_t)(mine + j * SUM_STEP) * bytes, floats_raw<dtype>(total[j]));
 }
 
-/* Any alignment, any number of channels, LogFMT rows. */
+/* Any alignment, any number of channels, LogFMT and NVFP4 rows. */
 template <int dtype> KFN_STEP void sum_odd(struct sum_set set, struct sum_in in, char *out)
 {
     const int bytes = element_bytes<dtype>();
@@ -152,7 +152,10 @@ template <int dtype> KFN_STEP void sum_odd(struct sum_set set, struct sum_in in,
         for (int r = 0; r < in.n; r++) {
             const char *row = sum_row(set, r);
             const float weight = __shfl_sync(ALL_LANES, set.weight, r);
-            if (dtype == DTYPE_BF16 && __shfl_sync(ALL_LANES, set.logfmt, r))
+            const int format = __shfl_sync(ALL_LANES, set.format, r);
+            if (dtype == DTYPE_BF16 && format == ROWS_NVFP4)
+                nvfp4_add8(&sum, row, in.hidden, mine, weight);
+            else if (dtype == DTYPE_BF16 && format == ROWS_LOGFMT)
                 floats_add(&sum, logfmt_decode8(row, in.hidden, mine), in.weighted, weight);
             else if (n > 0)
                 floats_add(&sum, raw_floats<dtype>(raw_load_odd<dtype>(row + (size_t)mine * bytes, n)), in.weighted,
@@ -203,7 +206,7 @@ template <int dtype> KFN void sum_groups(const struct sum_set &set, const struct
 
 KFN int sum_any_odd(const struct sum_set *set, const struct sum_in &in, const void *out)
 {
-    const int odd = (lane_id() < in.n && (!aligned16(set->data) || set->logfmt)) || !aligned16(out) ||
+    const int odd = (lane_id() < in.n && (!aligned16(set->data) || set->format)) || !aligned16(out) ||
                     !aligned16(in.bias[0]) || !aligned16(in.bias[1]) || in.hidden % 8;
 
     return __any_sync(ALL_LANES, odd);

@@ -1,0 +1,226 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* NVFP4 rows against a plain reference: values by search in a table, reciprocals by division. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "device/cpu/math.h"
+#include "epx/epx.h"
+#include "tests/lib/fixture.h"
+#include "tests/lib/unit.h"
+#include "util/nvfp4.h"
+
+enum { HIDDEN = 512 };
+
+static const float e2m1[8] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+
+/* The nearest value; of two that are as near, the one with the even code. */
+static uint8_t plain_e2m1(float x)
+{
+    const double a = fabs((double)x);
+    int best = 0;
+
+    for (int i = 1; i < 8; i++) {
+        const double d = fabs(a - (double)e2m1[i]), before = fabs(a - (double)e2m1[best]);
+        if (d < before || (d == before && i % 2 == 0))
+            best = i;
+    }
+    return (uint8_t)(best | (signbit(x) ? 8 : 0));
+}
+
+static uint8_t plain_e4m3(float x)
+{
+    int best = 0;
+
+    for (int i = 1; i < 127; i++) {
+        const double d = fabs((double)x - (double)e4m3_to_float((uint8_t)i));
+        const double before = fabs((double)x - (double)e4m3_to_float((uint8_t)best));
+        if (d < before || (d == before && i % 2 == 0))
+            best = i;
+    }
+    return (uint8_t)best;
+}
+
+static void codes_are_the_nearest(void **state)
+{
+    (void)state;
+    for (int i = -7000; i <= 7000; i++) {
+        const float x = (float)i / 1000.0f;
+        assert_int_equal(float_to_e2m1(x) & (x == 0 ? 7 : 15), plain_e2m1(x) & (x == 0 ? 7 : 15));
+    }
+    for (int i = 0; i < 16; i++)
+        assert_int_equal(float_to_e2m1(e2m1_to_float((uint8_t)i)), i);
+    assert_int_equal(float_to_e2m1(1e30f), 7);
+    assert_int_equal(float_to_e2m1(-INFINITY), 15);
+    assert_int_equal(float_to_e2m1(NAN), 7);
+    for (int i = 0; i < 8; i++)
+        assert_true(e2m1_to_float((uint8_t)i) == e2m1[i] && e2m1_to_float((uint8_t)(i | 8)) == -e2m1[i]);
+}
+
+static float draw(unsigned *seed)
+{
+    *seed = *seed * 1664525u + 1013904223u;
+    return ((float)(int)(*seed >> 8) - 8388608.0f) / 2097152.0f * ldexpf(1.0f, (int)(*seed >> 4 & 7) - 4);
+}
+
+/* A row of bf16, and the scale that its caller gives with it. */
+static float draw_row(uint16_t *x, unsigned seed)
+{
+    float most = 0;
+
+    for (int i = 0; i < HIDDEN; i++) {
+        x[i] = i / 16 % 5 == 4 ? 0 : float_to_bf16(draw(&seed));
+        most = fmaxf(most, fabsf(bf16_to_float(x[i])));
+    }
+    return most > 0 ? 2688.0f / most : 0;
+}
+
+static void rows_are_the_references(void **state)
+{
+    uint8_t row[HIDDEN];
+    uint16_t x[HIDDEN];
+
+    (void)state;
+    for (unsigned seed = 1; seed <= 20; seed++) {
+        const float G = draw_row(x, seed);
+        float kept;
+
+        assert_int_equal(math_nvfp4_encode(row, x, HIDDEN, G), nvfp4_row_bytes(HIDDEN));
+        for (int b = 0; b < HIDDEN / 16; b++) {
+            float v = 0, inverse, t;
+            for (int i = 0; i < 16; i++)
+                v = fmaxf(v, fabsf(bf16_to_float(x[16 * b + i])));
+            t = G * (v * (1.0f / 6.0f));
+            assert_int_equal(row[HIDDEN / 2 + b], plain_e4m3(t));
+            inverse = t == 0 ? 0 : 1.0f / (e4m3_to_float(plain_e4m3(t)) * (1.0f / G));
+            for (int i = 0; i < 16; i++) {
+                const int at = 16 * b + i;
+                const float value = bf16_to_float(x[at]) * inverse;
+                assert_int_equal(row[at / 2] >> at % 2 * 4 & (value == 0 ? 7 : 15),
+                                 plain_e2m1(value) & (value == 0 ? 7 : 15));
+            }
+        }
+        memcpy(&kept, row + HIDDEN / 2 + HIDDEN / 16, 4);
+        assert_true(kept == G);
+    }
+    assert_int_equal(nvfp4_row_bytes(512), 304);
+}
+
+/* Sums of NVFP4 rows: code * (s / G * weight), fused, in order; rounded once. */
+static void sums_are_the_references(void **state)
+{
+    static const float weights[3] = {0.25f, 1.0f, 0.7f};
+    uint16_t x[3][HIDDEN], out[HIDDEN];
+    uint8_t rows[3][HIDDEN];
+    struct reduce_row list[3];
+
+    (void)state;
+    for (int r = 0; r < 3; r++) {
+        const float G = r == 1 ? 0 : draw_row(x[r], 77u + (unsigned)r);
+        if (r == 1)
+            memset(x[r], 0, sizeof(x[r])); /* a row of zeros */
+        math_nvfp4_encode(rows[r], x[r], HIDDEN, G);
+        list[r] = (struct reduce_row){rows[r], weights[r], ROW_NVFP4};
+    }
+    math_reduce(out, EPX_BF16, HIDDEN, list, 3, 1, NULL, NULL);
+    for (int i = 0; i < HIDDEN; i++) {
+        float sum = 0;
+        for (int r = 0; r < 3; r++) {
+            float G, f;
+            memcpy(&G, rows[r] + HIDDEN / 2 + HIDDEN / 16, 4);
+            f = e4m3_to_float(rows[r][HIDDEN / 2 + i / 16]) * (G == 0 ? 1.0f : 1.0f / G) * weights[r];
+            sum = fmaf(e2m1_to_float((uint8_t)(rows[r][i / 2] >> i % 2 * 4 & 15)), f, sum);
+        }
+        assert_int_equal(out[i], float_to_bf16(sum));
+    }
+}
+
+/* What e2m1 can say comes back as it was. */
+static void exact_values_come_back(void **state)
+{
+    uint16_t x[HIDDEN], out[HIDDEN];
+    uint8_t row[HIDDEN];
+    struct reduce_row one = {row, 1.0f, ROW_NVFP4};
+
+    (void)state;
+    for (int i = 0; i < HIDDEN; i++)
+        x[i] = float_to_bf16(e2m1[(i + i / 16) % 8] * (i % 3 ? 1.0f : -1.0f));
+    for (int b = 0; b < HIDDEN / 16; b++)
+        x[16 * b] = float_to_bf16(6.0f);
+    math_nvfp4_encode(row, x, HIDDEN, 2688.0f / 6.0f);
+    math_reduce(out, EPX_BF16, HIDDEN, &one, 1, 0, NULL, NULL);
+    for (int i = 0; i < HIDDEN; i++)
+        assert_true(fabsf(bf16_to_float(out[i]) - bf16_to_float(x[i])) <= 1e-3f);
+}
+
+/* ---- On ranks: what a device encodes, sends and sums is what the functions above give ------------------------- */
+
+/* What expert e returns for every row. */
+static float expert_row(uint16_t *x, int expert)
+{
+    unsigned seed = 1000u + (unsigned)expert;
+    float most = 0;
+
+    for (int i = 0; i < FIXTURE_HIDDEN; i++) {
+        x[i] = float_to_bf16(draw(&seed));
+        most = fmaxf(most, fabsf(bf16_to_float(x[i])));
+    }
+    return 2688.0f / most;
+}
+
+static int check_token(struct fixture *s, int token)
+{
+    const int64_t *ids = (const int64_t *)s->idx.data + token * FIXTURE_TOPK;
+    uint8_t rows[FIXTURE_TOPK][FIXTURE_HIDDEN];
+    uint16_t x[FIXTURE_HIDDEN], expected[FIXTURE_HIDDEN];
+    struct reduce_row list[FIXTURE_TOPK];
+    int n = 0;
+
+    for (int k = 0; k < FIXTURE_TOPK; k++) {
+        if (ids[k] < 0)
+            continue;
+        math_nvfp4_encode(rows[k], x, FIXTURE_HIDDEN, expert_row(x, (int)ids[k]));
+        list[n++] = (struct reduce_row){rows[k], ((const float *)s->weights.data)[token * FIXTURE_TOPK + k], ROW_NVFP4};
+    }
+    math_reduce(expected, EPX_BF16, FIXTURE_HIDDEN, list, n, 1, NULL, NULL);
+    return memcmp(expected, (uint16_t *)s->combined.data + token * FIXTURE_HIDDEN, sizeof(expected));
+}
+
+static int combine_round(struct fixture *s)
+{
+    const int64_t L = s->ll_rows.shape[0], rows = s->ll_rows.shape[1];
+    epx_combine_config config = EPX_COMBINE_CONFIG_INIT;
+    epx_combine_inputs in = s->ll_cin;
+    float *scales = calloc((size_t)(L * rows), sizeof(float));
+    epx_tensor t = epx_tensor_make(scales, EPX_FP32, 2, L, rows, 0, 0);
+    int rc = 0;
+
+    config.nvfp4 = 1;
+    in.row_scales = &t;
+    fixture_refill(s);
+    if (!scales || epx_handle_update(s->ll, &s->idx, NULL, NULL) != EPX_OK ||
+        fixture_sync(s, epx_dispatch(s->ll, &s->in, &s->ll_out, &s->ll_info, NULL, NULL)) != EPX_OK) {
+        free(scales);
+        return fixture_fail(s, "epx_dispatch");
+    }
+    for (int64_t i = 0; i < L * rows; i++)
+        scales[i] = expert_row((uint16_t *)s->ll_rows.data + i * FIXTURE_HIDDEN, (int)(s->rank * L + i / rows));
+    if (fixture_sync(s, epx_combine(s->ll, &in, &s->cout, &config, NULL)) != EPX_OK)
+        rc = fixture_fail(s, "epx_combine");
+    for (int token = 0; !rc && token < s->tokens.shape[0]; token++)
+        if (check_token(s, token))
+            rc = fixture_fail(s, "a sum is not the reference's");
+    free(scales);
+    return rc;
+}
+
+static void combine_gives_the_references_sums(void **state)
+{
+    (void)state;
+    assert_int_equal(fixture_run(1, NULL, combine_round, NULL), 0);
+    assert_int_equal(fixture_run(3, NULL, combine_round, NULL), 0);
+}
+
+UNIT_MAIN(cmocka_unit_test(combine_gives_the_references_sums), cmocka_unit_test(codes_are_the_nearest),
+          cmocka_unit_test(rows_are_the_references), cmocka_unit_test(sums_are_the_references),
+          cmocka_unit_test(exact_values_come_back))
