@@ -64,6 +64,10 @@ cmake --build "$scratch/cmake-nccl/build" >/dev/null
 "$scratch/cmake-nccl/build/by_cmake"
 
 if [ -x "$scratch/prefix/bin/epx" ]; then
+    # epx-ep-bench finds its libraries by where it is, and NCCL's name leads to the stand-in.
+    "$scratch/prefix/bin/epx" ep-bench -n 2 --tokens 4 --hidden 256 --experts 4 --top-k 2 --iters 1 --warmup 0 \
+        --validate >/dev/null
+    [ -e "$libdir/epx-standin/libnccl.so.2" ] || { echo "no epx-standin/libnccl.so.2 in $libdir"; exit 1; }
     # The program is self-contained: it runs without libepx.so in its path.
     if ldd "$scratch/prefix/bin/epx" | grep -q libepx; then
         echo "the installed epx needs libepx.so"
