@@ -6,7 +6,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$(realpath -s "$1/bin/python")
-program=$PWD/python/tests/nccl_program.py
+tests=$PWD/python/tests
+program=$tests/nccl_program.py
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 unset PYTHONPATH EPX_LIBRARY
@@ -27,5 +28,7 @@ port=$("$python" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)
 
 PYTHONPATH=$scratch/ours "$epx" run -n 2 --timeout 100 -- "$python" "$program" epx
 PYTHONPATH=$scratch/ours "$epx" run -n 4 --timeout 100 -- "$python" "$program" epx
+PYTHONPATH=$scratch/ours OMP_NUM_THREADS=1 timeout 100 "$python" -m torch.distributed.run --standalone \
+    --nproc-per-node 2 "$tests/nccl_torch.py"
 NCCL_COMM_ID=127.0.0.1:$port LD_PRELOAD=$lib/libnccl_ep.so LD_LIBRARY_PATH=$lib/standin \
     "$epx" run -n 2 --timeout 100 -- "$python" "$program" nvidia
