@@ -16,11 +16,10 @@
  *  - Operations of one group are issued in the same order on all its ranks, and run in that order.
  *  - Nothing waits for ever: see epx_group_config.timeout_ms.
  *  - Threads: any thread may call. Calls that issue something (all but queries and waits) run one at a time in each
- *    group; a second thread waits for the first, at most the group's timeout. Queries and waits (epx_group_error,
- *    stats, query, epx_stream_sync and _query, epx_event_sync and _query, epx_handle_recv_*) run beside them. Ranks
- *    need the same order of operations: the program sees to that. epx_group_destroy returns EPX_ERR_USAGE while
- *    another thread is inside a call of the group. A function given to epx_stream_call may query, and must not issue
- *    or wait.
+ *    group; a second thread waits for the first, at most the group's timeout. Queries and waits (epx_group_error and
+ *    _query, epx_stream_sync and _query, epx_event_sync and _query, epx_handle_recv_*) run beside them. Ranks need
+ *    the same order of operations: the program sees to that. epx_group_destroy returns EPX_ERR_USAGE while another
+ *    thread is inside a call of the group. A function given to epx_stream_call may query, and must not issue or wait.
  *  - fork: a child has none of its parent's threads. There, every call with an object of the parent, and
  *    epx_group_create, return EPX_ERR_USAGE at once; the parent goes on. Start ranks by exec, or fork before the first
  *    group.

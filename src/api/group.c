@@ -79,7 +79,7 @@ epx_status epx_group_memory(const epx_group_config *config, int nranks, epx_memo
 epx_status epx_group_stats(epx_group *group, epx_stats *out)
 {
     epx_stats stats;
-    API_WAIT;
+    API_ISSUE;
     epx_status status = group_check(group, "epx_group_stats");
 
     if (status == EPX_OK)
