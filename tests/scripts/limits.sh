@@ -88,6 +88,20 @@ CODE
     fi
 done
 
+# A heap larger than the files that a process may make: a status, not SIGXFSZ.
+(
+    ulimit -f 1000
+    EPX_NET="" timeout -s KILL 60 "$epx" run -n 2 "$exchange" --rounds 1 --timeout-ms 10000 2>&1 | head -c 100000
+    exit "${PIPESTATUS[0]}"
+) >"$work/out"
+code=$?
+judge "small files" $code
+[ $code -ne 0 ] && grep -q 'ulimit -f' "$work/out" || {
+    echo "FAILED: small files: expected a message about ulimit -f, exit code $code"
+    sed 's/^/    /' "$work/out"
+    failures=$((failures + 1))
+}
+
 if have shm && unshare -m true 2>/dev/null; then
     for size in 4k 2m 32m; do
         export EPX_NET="ofi:shm" epx exchange

@@ -18,6 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -113,10 +114,25 @@ static epx_status heap_map(int fd, uint64_t bytes, void **base)
     return EPX_OK;
 }
 
+/* A file that is made larger than its limit costs the process its life (SIGXFSZ), not the call its success. */
+static epx_status check_file_limit(uint64_t bytes)
+{
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || limit.rlim_cur >= bytes)
+        return EPX_OK;
+    return fail(EPX_ERR_MEMORY,
+                "cpu heap: expected files of at least %" PRIu64
+                " bytes to be allowed (ulimit -f; the heap is a memory file), got a limit of %llu",
+                bytes, (unsigned long long)limit.rlim_cur);
+}
+
 static epx_status heap_file(uint64_t bytes, int *fd, struct stat *st)
 {
-    epx_status status;
+    epx_status status = check_file_limit(bytes);
 
+    if (status != EPX_OK)
+        return status;
     *fd = memfd_create("epx-heap", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (*fd < 0)
         return fail_errno(EPX_ERR_SYSTEM, "cpu heap: memfd_create");
