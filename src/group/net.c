@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "boot/auth.h"
 #include "group/abort.h"
 #include "group/error.h"
 #include "group/handshake.h"
@@ -240,6 +241,63 @@ static epx_status compare_nets(struct epx_group *group)
     return status;
 }
 
+/* ---- Addresses: sealed by the group's key, for a caller's all-gather may travel in clear text --------------------- */
+
+enum { SEAL_BYTES = CRYPTO_NONCE + CRYPTO_TAG };
+
+/* out: nonce, sealed text. The rank is authenticated: nobody's addresses can be taken for another's. */
+static int seal_addresses(const uint8_t *key, int rank, const void *own, size_t bytes, uint8_t *out)
+{
+    const int32_t from = rank;
+
+    if (crypto_random(out, CRYPTO_NONCE) != EPX_OK)
+        return -1;
+    return crypto()->seal(key, out, &from, sizeof(from), own, bytes, out + CRYPTO_NONCE);
+}
+
+static int unseal_addresses(const uint8_t *key, int rank, const uint8_t *sealed, size_t bytes, void *out)
+{
+    const int32_t from = rank;
+
+    return crypto()->unseal(key, sealed, &from, sizeof(from), sealed + CRYPTO_NONCE, bytes, out);
+}
+
+static epx_status unseal_all(const struct epx_group *group, const uint8_t *key, const uint8_t *sealed, size_t bytes,
+                             void *all)
+{
+    for (int r = 0; r < group->nranks; r++)
+        if (!group->map.out[r] &&
+            unseal_addresses(key, r, sealed + (size_t)r * (bytes + SEAL_BYTES), bytes, (char *)all + (size_t)r * bytes))
+            return fail(
+                EPX_ERR_MISMATCH,
+                "epx_group_create: the addresses of rank %d were changed on their way, or sealed by another key", r);
+    return EPX_OK;
+}
+
+static epx_status gather_sealed(struct epx_group *group, const void *own, void *all, size_t bytes)
+{
+    const size_t wire = bytes + SEAL_BYTES;
+    uint8_t key[CRYPTO_KEY], *mine, *theirs;
+    epx_status status;
+
+    if (!handshake_key(group))
+        return handshake_allgather(group, own, all, bytes);
+    mine = calloc(1, wire);
+    theirs = calloc((size_t)group->nranks, wire);
+    if (!mine || !theirs)
+        status = fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d network addresses", group->nranks);
+    else if (auth_derive(handshake_key(group), "addresses of endpoints", NULL, 0, key) ||
+             seal_addresses(key, group->rank, own, bytes, mine))
+        status = fail(EPX_ERR_SYSTEM, "epx_group_create: rank %d cannot seal its addresses", group->rank);
+    else
+        status = handshake_allgather(group, mine, theirs, wire);
+    if (status == EPX_OK)
+        status = unseal_all(group, key, theirs, bytes, all);
+    free(mine);
+    free(theirs);
+    return status;
+}
+
 /* Each rank's addresses, one per thread, to all. */
 static epx_status exchange_addresses(struct epx_group *group, epx_status mine, struct proxy_address **all)
 {
@@ -257,7 +315,7 @@ static epx_status exchange_addresses(struct epx_group *group, epx_status mine, s
     if (status == EPX_OK)
         status = compare_nets(group);
     if (status == EPX_OK)
-        status = handshake_allgather(group, own, *all, bytes);
+        status = gather_sealed(group, own, *all, bytes);
     free(own);
     return status;
 }

@@ -342,6 +342,68 @@ static void secrets_that_differ_are_named(void **state)
     unsetenv("EPX_SECRET");
 }
 
+/* What goes by on a caller's all-gather, which others may read. */
+static struct {
+    pthread_mutex_t lock;
+    size_t used;
+    char bytes[1 << 20];
+} heard = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static int gather_overheard(void *context, const void *send, void *recv, size_t bytes)
+{
+    const epx_bootstrap *real = context;
+
+    pthread_mutex_lock(&heard.lock);
+    if (heard.used + bytes <= sizeof(heard.bytes)) {
+        memcpy(heard.bytes + heard.used, send, bytes);
+        heard.used += bytes;
+    }
+    pthread_mutex_unlock(&heard.lock);
+    return real->allgather(real->context, send, recv, bytes);
+}
+
+static int create_overheard(int rank, int n, epx_bootstrap *boot, void *arg)
+{
+    epx_bootstrap mine = *boot;
+    epx_group_config config = EPX_GROUP_CONFIG_INIT;
+    epx_group *group;
+
+    (void)rank;
+    (void)arg;
+    config.num_experts = n;
+    config.max_tokens_per_rank = 4;
+    config.max_hidden_bytes = 64;
+    config.max_topk = 1;
+    config.ranks_per_node = 1;
+    snprintf(config.net, sizeof(config.net), "ofi:tcp");
+    mine.allgather = gather_overheard;
+    mine.context = boot;
+    return epx_group_create(&group, &mine, &config) != EPX_OK || epx_group_destroy(group) != EPX_OK;
+}
+
+/* Addresses of endpoints go with the keys of memory, in one structure, whose magic number cannot be overheard. */
+static int hears_addresses(const char *secret)
+{
+    static const char magic[] = {0x45, 0x58, 0x46, 0x4f, 0}; /* OFI_MAGIC in memory, either byte order */
+    static const char turned[] = {0x4f, 0x46, 0x58, 0x45, 0};
+
+    if (secret)
+        setenv("EPX_SECRET", secret, 1);
+    heard.used = 0;
+    assert_int_equal(run_ranks(2, create_overheard, NULL), 0);
+    unsetenv("EPX_SECRET");
+    assert_true(heard.used > 0);
+    return memmem(heard.bytes, heard.used, magic, 4) || memmem(heard.bytes, heard.used, turned, 4);
+}
+
+static void addresses_are_sealed_for_a_callers_all_gather(void **state)
+{
+    (void)state;
+    assert_false(hears_addresses("a secret that all ranks know"));
+    assert_false(hears_addresses(NULL));
+    assert_true(hears_addresses("none")); /* the test would hear them */
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -354,6 +416,7 @@ int main(void)
         cmocka_unit_test(a_lobby_hears_who_speaks),
         cmocka_unit_test(secrets_are_read_only_where_nobody_else_can),
         cmocka_unit_test(secrets_that_differ_are_named),
+        cmocka_unit_test(addresses_are_sealed_for_a_callers_all_gather),
     };
 
     name_this_run();
