@@ -13,6 +13,7 @@
 #include "boot/channel.h"
 #include "boot/lobby.h"
 #include "boot/secret.h"
+#include "net/net.h"
 #include "util/env.h"
 
 enum { MANY = 500 };
@@ -398,7 +399,13 @@ static int hears_addresses(const char *secret)
 
 static void addresses_are_sealed_for_a_callers_all_gather(void **state)
 {
+    char text[256];
+
     (void)state;
+    if (net_ofi_ops.probe("tcp", text, sizeof(text)) != EPX_OK) {
+        print_message("no network to test with: %s\n", text);
+        skip();
+    }
     assert_false(hears_addresses("a secret that all ranks know"));
     assert_false(hears_addresses(NULL));
     assert_true(hears_addresses("none")); /* the test would hear them */
