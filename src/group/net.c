@@ -241,7 +241,7 @@ static epx_status compare_nets(struct epx_group *group)
     return status;
 }
 
-/* ---- Addresses: sealed by the group's key, for a caller's all-gather may travel in clear text --------------------- */
+/* ---- Addresses: sealed by the group's key, for a caller's all-gather may travel in clear text -------------- */
 
 enum { SEAL_BYTES = CRYPTO_NONCE + CRYPTO_TAG };
 
