@@ -289,14 +289,15 @@ KFN void hc_offer_rows(struct agent *ag, const struct ht_combine_params *p, cons
     }
 }
 
-/* Sums rows, or sums of ranks if `ends` has any of more than one row. */
-KFN void hc_reduce(struct agent *ag, const struct ht_combine_params *p, char *out, const struct sum_set *set, int n,
-                   uint32_t ends, const char *bias0, const char *bias1)
+/* Sums rows, or sums of ranks if `ends` has any of more than one row. A step of its own, with the set by value: its
+ * callers have many values in registers, which the sums need. */
+KFN_STEP void hc_reduce(struct agent *ag, const struct ht_combine_params *p, char *out, struct sum_set set, int n,
+                        uint32_t ends, const char *bias0, const char *bias1)
 {
     if (p->layout == LAYOUT_EXPERT_MAJOR && p->sum & SUM_ROUND_RANKS && ends != (uint32_t)(((uint64_t)1 << n) - 1))
-        ag_reduce_groups(ag, out, p->dtype, p->hidden, set, n, ends, bias0, bias1);
+        ag_reduce_groups(ag, out, p->dtype, p->hidden, &set, n, ends, bias0, bias1);
     else
-        ag_reduce(ag, out, p->dtype, p->hidden, set, n, 0, bias0, bias1);
+        ag_reduce(ag, out, p->dtype, p->hidden, &set, n, 0, bias0, bias1);
 }
 
 /* The sum of the rows of a token in this node, all or those of one place. Returns how many there were. */
@@ -312,7 +313,7 @@ KFN int hc_sum_node(struct agent *ag, const struct ht_combine_params *p, const s
     sum_set_begin(&set);
     hc_offer_rows(ag, p, descs, &holders, n, &set, 0);
     sum_set_settle(ag, &set);
-    hc_reduce(ag, p, out, &set, n, ends, bias0, bias1);
+    hc_reduce(ag, p, out, set, n, ends, bias0, bias1);
     return n;
 }
 
@@ -516,7 +517,9 @@ KFN_STEP int hc_sum_nodes(struct agent *ag, const struct ht_combine_params *p, i
             sum_set_put(ag, &set, n++, row, 1.0f, 0);
     }
     ag_sync(ag); /* the own sum is written */
-    ag_reduce(ag, out, p->dtype, p->hidden, &set, n, 0, p->bias[0] ? p->bias[0] + t * p->bias_stride[0] : NULL,
+    /* Each is the last of its sum: they are rounded already. */
+    hc_reduce(ag, p, out, set, n, (uint32_t)(((uint64_t)1 << n) - 1),
+              p->bias[0] ? p->bias[0] + t * p->bias_stride[0] : NULL,
               p->bias[1] ? p->bias[1] + t * p->bias_stride[1] : NULL);
     return n;
 }
@@ -582,8 +585,11 @@ KFN_STEP int hc_sum_token_rounds(struct agent *ag, const struct ht_combine_param
     int n = 0;
 
     if (p->round < p->rounds - 1) {
-        if (came)
-            ag_copy(ag, hc_kept_row(p, t, p->round), came, (size_t)p->signature.hidden_bytes);
+        if (came) { /* a sum of one row: the functions that copy rows would need registers here */
+            sum_set_begin(&set);
+            sum_set_put(ag, &set, 0, came, 1.0f, 0);
+            hc_reduce(ag, p, hc_kept_row(p, t, p->round), set, 1, 1, NULL, NULL);
+        }
         return 0;
     }
     sum_set_begin(&set);
@@ -592,7 +598,7 @@ KFN_STEP int hc_sum_token_rounds(struct agent *ag, const struct ht_combine_param
         n = hc_put_place(ag, p, descs, t, place, &set, n);
         ends |= n > before ? 1u << (n - 1) : 0;
     }
-    hc_reduce(ag, p, p->out + t * p->out_stride, &set, n, ends, p->bias[0] ? p->bias[0] + t * p->bias_stride[0] : NULL,
+    hc_reduce(ag, p, p->out + t * p->out_stride, set, n, ends, p->bias[0] ? p->bias[0] + t * p->bias_stride[0] : NULL,
               p->bias[1] ? p->bias[1] + t * p->bias_stride[1] : NULL);
     return n;
 }

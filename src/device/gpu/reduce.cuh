@@ -69,38 +69,27 @@ KFN const char *sum_row(const struct sum_set &set, int i)
 struct sum_in {
     const char *bias[2];
     int n, weighted, hidden;
-    uint32_t ends; /* sums of sums: bit i, row i is the last of one that is rounded by itself */
 };
 
-/* Adds a finished sum, rounded, to the total, and begins the next. */
-template <int dtype> KFN void sum_close(struct float8 *total, struct float8 *sum)
-{
-    floats_add(total, raw_floats<dtype>(floats_raw<dtype>(*sum)), 0, 0.0f);
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-        sum->v[i] = 0.0f;
-}
-
 /* All rows 16-byte aligned and of whole vectors. `mine` is the lane's first channel. */
-template <int dtype, int wide, int rows, int grouped>
+template <int dtype, int wide, int rows>
 KFN void sum_piece(const struct sum_set &set, const struct sum_in &in, char *out, int mine)
 {
     const int bytes = element_bytes<dtype>();
-    struct float8 sum[wide], sums[grouped ? wide : 1];
-    struct float8 *total = grouped ? sums : sum;
+    struct float8 sum[wide];
 
 #pragma unroll
     for (int j = 0; j < wide; j++)
 #pragma unroll
         for (int i = 0; i < 8; i++)
-            total[j].v[i] = sum[j].v[i] = 0.0f;
+            sum[j].v[i] = 0.0f;
     for (int b = 0; b < 2; b++) {
         if (!in.bias[b])
             continue;
 #pragma unroll
         for (int j = 0; j < wide; j++)
             if (mine + j * SUM_STEP < in.hidden)
-                floats_add(&total[j],
+                floats_add(&sum[j],
                            raw_floats<dtype>(raw_load<dtype>(in.bias[b] + (size_t)(mine + j * SUM_STEP) * bytes)), 0,
                            0.0f);
     }
@@ -124,17 +113,12 @@ KFN void sum_piece(const struct sum_set &set, const struct sum_in &in, char *out
 #pragma unroll
             for (int j = 0; j < wide; j++)
                 floats_add(&sum[j], raw_floats<dtype>(raw[k][j]), in.weighted, weight);
-            if (grouped && in.ends >> (r + k) & 1) {
-#pragma unroll
-                for (int j = 0; j < wide; j++)
-                    sum_close<dtype>(&total[j], &sum[j]);
-            }
         }
     }
 #pragma unroll
     for (int j = 0; j < wide; j++)
         if (mine + j * SUM_STEP < in.hidden)
-            raw_store<dtype>(out + (size_t)(mine + j * SUM_STEP) * bytes, floats_raw<dtype>(total[j]));
+            raw_store<dtype>(out + (size_t)(mine + j * SUM_STEP) * bytes, floats_raw<dtype>(sum[j]));
 }
 
 /* Any alignment, any number of channels, LogFMT and NVFP4 rows. */
@@ -144,11 +128,10 @@ template <int dtype> KFN_STEP void sum_odd(struct sum_set set, struct sum_in in,
 
     for (int at = 0; at < in.hidden; at += SUM_STEP) {
         const int mine = at + lane_id() * 8, n = in.hidden - mine;
-        struct float8 total = {{0, 0, 0, 0, 0, 0, 0, 0}}, sum = {{0, 0, 0, 0, 0, 0, 0, 0}};
+        struct float8 sum = {{0, 0, 0, 0, 0, 0, 0, 0}};
         for (int b = 0; b < 2; b++)
             if (in.bias[b] && n > 0)
-                floats_add(in.ends ? &total : &sum,
-                           raw_floats<dtype>(raw_load_odd<dtype>(in.bias[b] + (size_t)mine * bytes, n)), 0, 0.0f);
+                floats_add(&sum, raw_floats<dtype>(raw_load_odd<dtype>(in.bias[b] + (size_t)mine * bytes, n)), 0, 0.0f);
         for (int r = 0; r < in.n; r++) {
             const char *row = sum_row(set, r);
             const float weight = __shfl_sync(ALL_LANES, set.weight, r);
@@ -160,11 +143,9 @@ template <int dtype> KFN_STEP void sum_odd(struct sum_set set, struct sum_in in,
             else if (n > 0)
                 floats_add(&sum, raw_floats<dtype>(raw_load_odd<dtype>(row + (size_t)mine * bytes, n)), in.weighted,
                            weight);
-            if (in.ends >> r & 1)
-                sum_close<dtype>(&total, &sum);
         }
         if (n > 0)
-            raw_store_odd<dtype>(out + (size_t)mine * bytes, floats_raw<dtype>(in.ends ? total : sum), n);
+            raw_store_odd<dtype>(out + (size_t)mine * bytes, floats_raw<dtype>(sum), n);
     }
 }
 
@@ -175,17 +156,7 @@ template <int dtype> KFN_STEP void sum_fast(const char *data, float weight, stru
     const struct sum_set set = {data, weight, 0, 0};
 
     for (int at = 0; at < in.hidden; at += SUM_STEP * wide)
-        sum_piece<dtype, wide, rows, 0>(set, in, out, at + lane_id() * 8);
-}
-
-/* The same for sums of sums. */
-template <int dtype> KFN_STEP void sum_grouped(const char *data, struct sum_in in, char *out)
-{
-    const int rows = dtype == DTYPE_FP32 ? 4 : SUM_ROWS;
-    const struct sum_set set = {data, 0.0f, 0, 0};
-
-    for (int at = 0; at < in.hidden; at += SUM_STEP)
-        sum_piece<dtype, 1, rows, 1>(set, in, out, at + lane_id() * 8);
+        sum_piece<dtype, wide, rows>(set, in, out, at + lane_id() * 8);
 }
 
 template <int dtype> KFN void sum_rows(const struct sum_set &set, const struct sum_in &in, char *out, int odd)
@@ -196,42 +167,13 @@ template <int dtype> KFN void sum_rows(const struct sum_set &set, const struct s
         sum_fast<dtype>(set.data, set.weight, in, out);
 }
 
-template <int dtype> KFN void sum_groups(const struct sum_set &set, const struct sum_in &in, char *out, int odd)
-{
-    if (odd)
-        sum_odd<dtype>(set, in, out);
-    else
-        sum_grouped<dtype>(set.data, in, out);
-}
-
-KFN int sum_any_odd(const struct sum_set *set, const struct sum_in &in, const void *out)
-{
-    const int odd = (lane_id() < in.n && (!aligned16(set->data) || set->format)) || !aligned16(out) ||
-                    !aligned16(in.bias[0]) || !aligned16(in.bias[1]) || in.hidden % 8;
-
-    return __any_sync(ALL_LANES, odd);
-}
-
-KFN void ag_reduce_groups(struct agent *ag, void *out, int dtype, int hidden, const struct sum_set *set, int n,
-                          uint32_t ends, const void *bias0, const void *bias1)
-{
-    const struct sum_in in = {{(const char *)bias0, (const char *)bias1}, n, 0, hidden, ends};
-    const int odd = sum_any_odd(set, in, out);
-
-    (void)ag;
-    if (dtype == DTYPE_BF16)
-        sum_groups<DTYPE_BF16>(*set, in, (char *)out, odd);
-    else if (dtype == DTYPE_FP16)
-        sum_groups<DTYPE_FP16>(*set, in, (char *)out, odd);
-    else
-        sum_groups<DTYPE_FP32>(*set, in, (char *)out, odd);
-}
-
 KFN void ag_reduce(struct agent *ag, void *out, int dtype, int hidden, const struct sum_set *set, int n, int weighted,
                    const void *bias0, const void *bias1)
 {
-    const struct sum_in in = {{(const char *)bias0, (const char *)bias1}, n, weighted, hidden, 0};
-    const int any = sum_any_odd(set, in, out);
+    const struct sum_in in = {{(const char *)bias0, (const char *)bias1}, n, weighted, hidden};
+    const int odd = (lane_id() < n && (!aligned16(set->data) || set->format)) || !aligned16(out) || !aligned16(bias0) ||
+                    !aligned16(bias1) || hidden % 8;
+    const int any = __any_sync(ALL_LANES, odd);
 
     (void)ag;
     if (dtype == DTYPE_BF16)
@@ -240,6 +182,86 @@ KFN void ag_reduce(struct agent *ag, void *out, int dtype, int hidden, const str
         sum_rows<DTYPE_FP16>(*set, in, (char *)out, any);
     else
         sum_rows<DTYPE_FP32>(*set, in, (char *)out, any);
+}
+
+/* ---- Sums of sums: functions of their own, for those above would lose registers to them -------------------------- */
+
+/* Adds a finished sum, rounded, to the total, and begins the next. */
+template <int dtype> KFN void sum_close(struct float8 *total, struct float8 *sum)
+{
+    floats_add(total, raw_floats<dtype>(floats_raw<dtype>(*sum)), 0, 0.0f);
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        sum->v[i] = 0.0f;
+}
+
+/* The lane's eight channels of a row from `mine` on; `odd`: any alignment, and n of them. */
+template <int dtype, int odd> KFN struct raw8<dtype> sum_load(const char *row, int mine, int n) {
+    const char *from = row + (size_t)mine * element_bytes<dtype>();
+
+    return odd ? raw_load_odd<dtype>(from, n) : raw_load<dtype>(from);
+}
+
+/* Bit i of `ends`: row i is the last of a sum that is rounded by itself. */
+template <int dtype, int odd>
+KFN_STEP void sum_grouped(const char *data, struct sum_in in, uint32_t ends, char *out)
+{
+    const struct sum_set set = {data, 0.0f, 0, 0};
+    const int rows = odd ? 1 : SUM_ROWS;
+
+    for (int at = 0; at < in.hidden; at += SUM_STEP) {
+        const int mine = at + lane_id() * 8, n = in.hidden - mine;
+        struct float8 total = {{0, 0, 0, 0, 0, 0, 0, 0}}, sum = {{0, 0, 0, 0, 0, 0, 0, 0}};
+        for (int b = 0; b < 2; b++)
+            if (in.bias[b] && n > 0)
+                floats_add(&total, raw_floats<dtype>(sum_load<dtype, odd>(in.bias[b], mine, n)), 0, 0.0f);
+        for (int r = 0; r < in.n; r += rows) {
+            struct raw8<dtype> raw[rows];
+#pragma unroll
+            for (int k = 0; k < rows; k++) {
+                const char *from = sum_row(set, r + k < in.n ? r + k : 0);
+                if (r + k < in.n && n > 0)
+                    raw[k] = sum_load<dtype, odd>(from, mine, n);
+            }
+#pragma unroll
+            for (int k = 0; k < rows; k++) {
+                if (r + k >= in.n || n <= 0)
+                    continue;
+                floats_add(&sum, raw_floats<dtype>(raw[k]), 0, 0.0f);
+                if (ends >> (r + k) & 1)
+                    sum_close<dtype>(&total, &sum);
+            }
+        }
+        char *to = out + (size_t)mine * element_bytes<dtype>();
+        if (n > 0 && odd)
+            raw_store_odd<dtype>(to, floats_raw<dtype>(total), n);
+        else if (n > 0)
+            raw_store<dtype>(to, floats_raw<dtype>(total));
+    }
+}
+
+template <int dtype> KFN void sum_groups(const char *data, const struct sum_in &in, uint32_t ends, char *out, int odd)
+{
+    if (odd)
+        sum_grouped<dtype, 1>(data, in, ends, out);
+    else
+        sum_grouped<dtype, 0>(data, in, ends, out);
+}
+
+KFN void ag_reduce_groups(struct agent *ag, void *out, int dtype, int hidden, const struct sum_set *set, int n,
+                          uint32_t ends, const void *bias0, const void *bias1)
+{
+    const struct sum_in in = {{(const char *)bias0, (const char *)bias1}, n, 0, hidden};
+    const int odd = __any_sync(ALL_LANES, (lane_id() < n && !aligned16(set->data)) || !aligned16(out) ||
+                                              !aligned16(bias0) || !aligned16(bias1) || hidden % 8);
+
+    (void)ag;
+    if (dtype == DTYPE_BF16)
+        sum_groups<DTYPE_BF16>(set->data, in, ends, (char *)out, odd);
+    else if (dtype == DTYPE_FP16)
+        sum_groups<DTYPE_FP16>(set->data, in, ends, (char *)out, odd);
+    else
+        sum_groups<DTYPE_FP32>(set->data, in, ends, (char *)out, odd);
 }
 
 #endif
