@@ -10,6 +10,7 @@ from unittest import mock
 import deep_ep
 import epx
 import torch
+from deep_ep import _elastic_streams
 from deep_ep._engine import Pool
 from deep_ep._memory import CudaHeap, Form
 from deep_ep._results import Results
@@ -116,6 +117,27 @@ class Rules(unittest.TestCase):
     def test_previous_event_that_is_empty(self) -> None:
         CudaLaunch(comm, deep_ep.EventOverlap(), True)
         self.assertEqual(story, ["comm waits for current"])
+
+
+    def test_elastic_waits_for_both_events(self) -> None:
+        with mock.patch.object(_elastic_streams, "comm_stream", lambda device=None: comm):
+            begin = _elastic_streams.launcher(torch.device("cuda", 0), EventHandle(), deep_ep.EventOverlap(
+                EventHandle()), True, True)
+            launch = begin(None)
+        self.assertEqual(launch.address, 77)
+        self.assertEqual(story, ["comm waits for event of current"] * 2)
+        with self.assertRaises(AssertionError):
+            _elastic_streams.launcher(torch.device("cuda", 0), EventHandle(), None, True, False)
+
+    def test_elastic_event_keeps_tensors_instead_of_record_stream(self) -> None:
+        for value, recorded in (("0", 2), ("1", 0)):
+            story.clear()
+            with mock.patch.dict(os.environ, {"EP_AVOID_RECORD_STREAM": value}):
+                event = self.finish(_elastic_streams.ElasticCudaLaunch(comm, None, True))
+            self.assertEqual(len(story), 1 + recorded)
+            self.assertEqual([tensor.name for tensor in event.extra_tensors or ()], [] if recorded else ["in", "out"])
+            event.current_stream_wait(release_handle=True)
+            self.assertIsNone(event.extra_tensors)
 
 
 class Memory(Rules):
