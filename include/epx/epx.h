@@ -605,6 +605,12 @@ EPX_API epx_status epx_mask_query(epx_group *group, int32_t *mask, epx_stream st
 EPX_API epx_status epx_mask_update(epx_group *group, const int32_t *host_mask, epx_stream stream);
 /* Collective over all ranks whose processes exist: all of them become active again. The others stay masked. */
 EPX_API epx_status epx_mask_clean(epx_group *group, epx_stream stream);
+/* The same without the ranks that are masked, which need not call: collective over the ranks that no rank has masked.
+ * epx_mask_query shows all of them as active from then on; in truth the masked ones stay so until all ranks
+ * call epx_mask_clean. Handles need an update. EPX_ERR_PEER: this rank is one of the masked. */
+EPX_API epx_status epx_mask_clean_active(epx_group *group, epx_stream stream);
+/* *left_out: 1 = other ranks go on without this one, as far as it has been told. Local. */
+EPX_API epx_status epx_mask_left_out(epx_group *group, int *left_out);
 
 typedef struct epx_error_info {
     uint32_t size;

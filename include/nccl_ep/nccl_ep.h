@@ -326,8 +326,9 @@ NCCL_EP_API ncclResult_t ncclEpMaskQuery(ncclEpGroup_t ep_group, int *mask_statu
                                          cudaStream_t stream); /* device [R] */
 /* Masks more ranks; one that is masked comes back by ncclEpMaskClean only. */
 NCCL_EP_API ncclResult_t ncclEpMaskUpdate(ncclEpGroup_t ep_group, const int *mask, cudaStream_t stream); /* host [R] */
-/* Collective over the ranks that live: all of them are active again. The error of before stays until
- * ncclEpErrorClear. */
+/* Low latency: collective over the ranks that are not masked; one that is returns at once. All are active again: those
+ * that were masked take part from the next operation on, where all ranks meet. High throughput: collective over the
+ * ranks that live. The error of before stays until ncclEpErrorClear. */
 NCCL_EP_API ncclResult_t ncclEpMaskClean(ncclEpGroup_t ep_group, cudaStream_t stream);
 /* 0, or 1 after a failure on the device (a rank that timed out, say). Never blocks. */
 NCCL_EP_API ncclResult_t ncclEpGetAsyncError(ncclEpGroup_t ep_group, int *error_out);

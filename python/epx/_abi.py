@@ -247,6 +247,7 @@ FUNCTIONS = {
     "epx_handle_recv_count": "ppp", "epx_handle_recv_tensor": "piillp",
     "epx_dispatch": "pppppp", "epx_combine": "ppppp", "epx_complete": "pp",
     "epx_mask_query": "ppp", "epx_mask_update": "ppp", "epx_mask_clean": "pp",
+    "epx_mask_clean_active": "pp", "epx_mask_left_out": "pp",
     "epx_group_error": "pp", "epx_group_error_clear": "p", "epx_group_stats": "pp", "epx_group_stats_reset": "p",
 }
 OTHER_RESULTS = {"epx_strerror": c_char_p, "epx_last_error": c_char_p, "epx_dtype_size": c_size_t}
@@ -259,7 +260,7 @@ _KINDS = {"p": c_void_p, "i": c_int, "z": c_size_t, "l": c_int64}
 WAITING = {
     "epx_group_create", "epx_group_destroy", "epx_stream_destroy", "epx_stream_sync", "epx_event_sync",
     "epx_handle_destroy", "epx_handle_recv_count", "epx_handle_recv_poll", "epx_handle_recv_tokens",
-    "epx_mask_clean", "epx_group_error_clear",
+    "epx_mask_clean", "epx_mask_clean_active", "epx_group_error_clear",
 }
 
 

@@ -2,6 +2,7 @@
 /* epx_mask_*: which ranks take part. */
 #include "group/mask.h"
 
+#include "group/abort.h"
 #include "group/recover.h"
 #include "group/registry.h"
 #include "util/status.h"
@@ -64,6 +65,32 @@ epx_status epx_mask_update(epx_group *group, const int32_t *mask, epx_stream str
     return status == EPX_OK ? mask_update(group, mask, stream) : status;
 }
 
+epx_status epx_mask_left_out(epx_group *group, int *left_out)
+{
+    API_ISSUE;
+    epx_status status = check_call(&api_call, group, NULL, "epx_mask_left_out");
+
+    if (status == EPX_OK && !left_out)
+        status = fail(EPX_ERR_ARGUMENT, "epx_mask_left_out: left_out: expected a pointer, got NULL");
+    if (status == EPX_OK)
+        *left_out = (abort_word(group) & ABORT_LEFT_OUT) != 0;
+    return status;
+}
+
+epx_status epx_mask_clean_active(epx_group *group, epx_stream stream)
+{
+    API_ISSUE;
+    epx_status status = check_call(&api_call, group, stream, "epx_mask_clean_active");
+
+    if (status == EPX_OK)
+        status = group->device->ops->stream_sync(group->device, group_stream(group, stream));
+    if (status == EPX_OK)
+        status = group_recover(group, 0);
+    if (status == EPX_OK)
+        group->masks_hidden = 1;
+    return status;
+}
+
 epx_status epx_mask_clean(epx_group *group, epx_stream stream)
 {
     API_ISSUE;
@@ -71,5 +98,9 @@ epx_status epx_mask_clean(epx_group *group, epx_stream stream)
 
     if (status == EPX_OK)
         status = group->device->ops->stream_sync(group->device, group_stream(group, stream));
-    return status == EPX_OK ? group_recover(group, 1) : status;
+    if (status == EPX_OK)
+        status = group_recover(group, 1);
+    if (status == EPX_OK)
+        group->masks_hidden = 0;
+    return status;
 }

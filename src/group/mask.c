@@ -34,6 +34,7 @@ epx_status mask_query(struct epx_group *group, int32_t *device_mask, epx_stream 
     memset(&params, 0, sizeof(params));
     params.g = group->dev;
     params.query = device_mask;
+    params.hidden = group->masks_hidden;
     return launch_mask(group, &params, stream);
 }
 

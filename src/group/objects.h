@@ -26,6 +26,7 @@ struct epx_group {
     int has_key;                   /* 0: EPX_SECRET=none, one rank, or a simulation */
     struct membership *membership; /* NULL without enable_mask */
     int use_membership;            /* collective steps go through it during recovery */
+    int masks_hidden;              /* queries show masked ranks as active: epx_mask_clean_active */
     int mask_updated;              /* epx_mask_update has masked ranks since the ranks last agreed */
     uint8_t *masked_by_update;     /* [R]: which */
     int rank, nranks, node, nnodes;

@@ -15,7 +15,7 @@ KFN void kernel_mask(struct agent *ag, const struct mask_params *p)
         if (p->update && !(p->bits[r / 8] >> (r % 8) & 1))
             ag_store_release32((uint32_t *)&g->mask[r], 0);
         if (p->query)
-            p->query[r] = g->mask[r];
+            p->query[r] = p->hidden && !g->members[r] ? 1 : g->mask[r];
     }
     /* Its slots at other ranks are free again: no rank waits for its reads. */
     if (p->staged && ag_index(ag) == 0)

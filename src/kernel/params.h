@@ -540,9 +540,9 @@ struct mask_params {
     const struct group_dev *g;
     const struct handle_dev *staged; /* NULL, or: tell all that its staged operation will not be completed */
     int32_t staged_kind;             /* what they wait for: SIG_LL_DONE or SIG_LC_DONE */
-    int32_t reserved;
-    int32_t *query; /* copy the mask here, or NULL */
-    int32_t update; /* 1: take `bits` */
+    int32_t hidden;                  /* 1: `query` shows ranks that the others have left out as active */
+    int32_t *query;                  /* copy the mask here, or NULL */
+    int32_t update;                  /* 1: take `bits` */
     uint8_t bits[KERNEL_MAX_RANKS / 8];
 };
 

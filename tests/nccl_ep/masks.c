@@ -84,6 +84,65 @@ static int meet_again(ncclEpGroup_t group, struct nccl_case *nc, uint64_t seed, 
                : 0;
 }
 
+static int meet(void)
+{
+    char own = 0, all[64];
+
+    CHECK(world.nranks <= 64);
+    TRY(epxNcclHostAllGather(world.comm, &own, all, 1));
+    return 0;
+}
+
+/* D: MaskClean meets the ranks that are not masked, and only those: ranks 1 and 3 have stopped, and call nothing. Then
+ * every entry is 1, and the error stays until ErrorClear. It needs a group that has had a handle. */
+static int test_clean_without_masked(void)
+{
+    const int stopped = world.rank == 1 || world.rank == 3;
+    int all[16], some[16];
+    ncclEpGroup_t group;
+    struct nccl_case nc;
+
+    for (int r = 0; r < world.nranks; r++) {
+        all[r] = 1;
+        some[r] = r != 1 && r != 3;
+    }
+    if (group_open(&group, &spec, 1, 100000))
+        return -1;
+    EXPECT(ncclInvalidUsage, ncclEpMaskClean(group, world.stream));
+    if (nccl_case_open(&nc, group, &spec) || nccl_case_route(&nc, 1) || nccl_case_round(&nc, 1, 0))
+        return -1;
+    if (world.rank != 1) {
+        if (nccl_case_dispatch(&nc, 2, 0, 0))
+            return -1;
+        TRY(cudaStreamSynchronize(world.stream));
+    }
+    if (!stopped) {
+        if (nccl_case_combine(&nc, 0, 0))
+            return -1;
+        TRY(cudaStreamSynchronize(world.stream));
+        if (error_is(group, 1) || mask_is(group, some))
+            return -1;
+        TRY(ncclEpMaskClean(group, world.stream));
+        if (mask_is(group, all) || error_is(group, 1))
+            return -1;
+        TRY(ncclEpErrorClear(group));
+        if (error_is(group, 0) || mask_is(group, all))
+            return -1;
+    }
+    if (meet())
+        return -1;
+    /* A masked rank that calls it returns at once; the next operation has all ranks again. */
+    if (stopped) {
+        TRY(ncclEpMaskClean(group, world.stream));
+        TRY(ncclEpErrorClear(group));
+    }
+    if (error_is(group, 0) || nccl_case_route(&nc, 5) || nccl_case_round(&nc, 5, 0) || mask_is(group, all) ||
+        nccl_case_close(&nc))
+        return -1;
+    TRY(ncclEpGroupDestroy(group));
+    return 0;
+}
+
 int test_masks(void)
 {
     int all[16], some[16];
@@ -119,6 +178,8 @@ int test_masks(void)
     if (meet_again(group, &nc, 4, !absent()) || nccl_case_close(&nc))
         return -1;
     TRY(ncclEpGroupDestroy(group));
+    if (world.nranks >= 4 && test_clean_without_masked())
+        return -1;
     TRY(unsetenv("NCCL_EP_TIMEOUT_MS"));
     return 0;
 }

@@ -59,6 +59,15 @@ int device_has_nvfp4(int is_cpu, int device_index);
 /* Multiprocessors of the GPU; 0: not known. */
 int gpu_multiprocessors(int device_index);
 
+/* One tensor of a call on its way to epx: `at` is &storage, or NULL where none was given. */
+struct compat_tensor {
+    epx_tensor storage; /* types that EPX does not have: bytes */
+    epx_tensor *at;
+    ncclDataType_t type;
+    uint64_t window_offset;
+    int window; /* win_hdl was set */
+};
+
 /* ---- Groups and handles (objects.c): looked up before they are followed ------------------------------------------ */
 
 struct stream_pair { /* CPU device: a caller's stream, and the group's stream that does its work */
@@ -73,11 +82,13 @@ struct ncclEpGroup {
     ncclEpGroupConfig_t config;
     struct environment env;
     int low_latency;
-    int is_cpu, nodes;
+    int is_cpu, nodes, timeout_ms;
     int nvfp4; /* the device is one for which NCCL EP has it */
     int max_topk;
-    int eager;      /* high throughput without max_recv_tokens_per_rank: the host waits for counts */
-    int error_kept; /* MaskClean met an error that ErrorClear has not ended */
+    int eager;        /* high throughput without max_recv_tokens_per_rank: the host waits for counts */
+    int error_kept;   /* MaskClean met an error that ErrorClear has not ended */
+    int rejoin;       /* MaskClean was called: all ranks meet in the next operation, those that were masked too */
+    int handles_made; /* so far */
     struct stream_pair *streams;
     struct ncclEpHandle *handles;
     struct ncclEpGroup *next;
@@ -88,6 +99,7 @@ struct ncclEpHandle {
     epx_handle *handle;
     epx_handle_config config;
     int updated;
+    struct compat_tensor topk; /* low latency: of the last update */
     struct ncclEpHandle *next; /* of the group */
 };
 
@@ -99,6 +111,9 @@ ncclResult_t group_need(const struct ncclEpGroup *group, const char *call);
 ncclResult_t handle_need(const struct ncclEpHandle *handle, const char *call);
 /* Eager high throughput: rows that the routing brings here. Waits for the update. */
 ncclResult_t eager_rows(const struct ncclEpHandle *handle, const char *call, cudaStream_t stream, int64_t *rows);
+/* Low latency, before an operation: where masks were cleaned, or the others go on without this rank, all ranks meet. */
+int group_waits_to_rejoin(struct ncclEpGroup *group);
+ncclResult_t group_rejoin(struct ncclEpGroup *group, const char *call, cudaStream_t stream);
 /* Can a dispatch or combine of this direction begin with the handle? */
 ncclResult_t operation_check(const struct ncclEpHandle *handle, const char *call, ncclEpPassDir_t direction);
 
@@ -117,15 +132,6 @@ ncclResult_t compat_stream(struct ncclEpGroup *group, cudaStream_t stream, const
 void streams_forget(struct ncclEpGroup *group);
 
 /* ---- Tensors (tensor.c) ------------------------------------------------------------------------------------------ */
-
-/* One tensor of a call on its way to epx: `at` is &storage, or NULL where none was given. */
-struct compat_tensor {
-    epx_tensor storage; /* types that EPX does not have: bytes */
-    epx_tensor *at;
-    ncclDataType_t type;
-    uint64_t window_offset;
-    int window; /* win_hdl was set */
-};
 
 /* NULL is fine and stays NULL. */
 ncclResult_t compat_tensor(const struct ncclEpGroup *group, const char *call, const char *name,

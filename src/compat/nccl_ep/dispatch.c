@@ -148,6 +148,8 @@ ncclResult_t ncclEpDispatch(ncclEpHandle_t handle, const ncclEpDispatchInputs_t 
         return result;
     const int low = handle->group->low_latency, backward = d.config.pass_direction == NCCL_EP_BWD_PASS;
     result = low ? check_low_latency(handle, &d) : check_high_throughput(handle, &d, backward);
+    if (result == ncclSuccess)
+        result = group_rejoin(handle->group, call, stream);
     if (result == ncclSuccess && !low)
         result = take_rows(handle, &d, stream);
     if (result == ncclSuccess)

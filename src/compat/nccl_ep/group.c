@@ -6,7 +6,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <strings.h>
+#include <time.h>
 
+#include "util/clock.h"
 #include "util/env.h"
 #include "util/log.h"
 
@@ -227,6 +229,7 @@ static ncclResult_t open_group(struct ncclEpGroup *group)
         result = compat_result(epx_group_query(group->group, &info), create);
     group->is_cpu = info.device == EPX_DEVICE_CPU;
     group->nodes = info.nnodes;
+    group->timeout_ms = info.timeout_ms;
     group->nvfp4 = device_has_nvfp4(group->is_cpu, group->comm.device_index);
     return result;
 }
@@ -314,10 +317,20 @@ ncclResult_t ncclEpMaskUpdate(ncclEpGroup_t ep_group, const int *mask, cudaStrea
     return result == ncclSuccess ? compat_result(epx_mask_update(ep_group->group, mask, own), call) : result;
 }
 
+static int is_left_out(struct ncclEpGroup *group)
+{
+    int left_out = 0;
+
+    return group->config.enable_mask && epx_mask_left_out(group->group, &left_out) == EPX_OK && left_out;
+}
+
+/* Meets the ranks that are not masked; one that is masked returns at once. In this interface the masked ones take part
+ * again from the next operation on: EPX needs to meet them first, and does it there (group_rejoin). */
 ncclResult_t ncclEpMaskClean(ncclEpGroup_t ep_group, cudaStream_t stream)
 {
     static const char call[] = "ncclEpMaskClean";
     epx_stream own;
+    epx_status status;
     int failed;
     ncclResult_t result = group_need(ep_group, call);
 
@@ -325,11 +338,65 @@ ncclResult_t ncclEpMaskClean(ncclEpGroup_t ep_group, cudaStream_t stream)
         result = compat_stream(ep_group, stream, call, &own);
     if (result != ncclSuccess)
         return result;
+    if (ep_group->low_latency && ep_group->config.enable_mask && !ep_group->handles_made)
+        return compat_fail(ncclInvalidUsage, "%s: expected a group that has had a handle", call);
+    if (is_left_out(ep_group)) {
+        ep_group->rejoin = 1;
+        return ncclSuccess;
+    }
     failed = epx_group_error(ep_group->group, NULL) != EPX_OK;
-    result = compat_result(epx_mask_clean(ep_group->group, own), call);
-    if (result == ncclSuccess)
-        ep_group->error_kept |= failed; /* epx_mask_clean clears it; in this interface only ncclEpErrorClear does */
+    status = ep_group->low_latency ? epx_mask_clean_active(ep_group->group, own) : epx_mask_clean(ep_group->group, own);
+    /* This rank is one of the masked, and did not know; or the others are through, and meet in their next operation. */
+    if (ep_group->low_latency && (status == EPX_ERR_PEER || status == EPX_ERR_MISMATCH))
+        status = EPX_OK;
+    result = compat_result(status, call);
+    if (result == ncclSuccess) {
+        ep_group->rejoin = ep_group->low_latency;
+        ep_group->error_kept |= failed; /* the call clears it; in this interface only ncclEpErrorClear does */
+    }
     return result;
+}
+
+/* Routings of low latency are forgotten when ranks meet: these are the handles' last. */
+static ncclResult_t route_again(struct ncclEpGroup *group, const char *call, epx_stream stream)
+{
+    for (struct ncclEpHandle *h = group->handles; h; h = h->next) {
+        ncclResult_t result = h->topk.at
+                                  ? compat_result(epx_handle_update(h->handle, &h->topk.storage, NULL, stream), call)
+                                  : ncclSuccess;
+        if (result != ncclSuccess)
+            return result;
+    }
+    return ncclSuccess;
+}
+
+int group_waits_to_rejoin(struct ncclEpGroup *group)
+{
+    return group->config.enable_mask && group->low_latency && (group->rejoin || is_left_out(group));
+}
+
+ncclResult_t group_rejoin(struct ncclEpGroup *group, const char *call, cudaStream_t stream)
+{
+    const uint64_t start = clock_ns(), most = 4000000ull * (uint64_t)group->timeout_ms;
+    const struct timespec pause = {.tv_nsec = 1000000};
+    epx_status status;
+    epx_stream own;
+    ncclResult_t result;
+
+    if (!group_waits_to_rejoin(group))
+        return ncclSuccess;
+    result = compat_stream(group, stream, call, &own);
+    if (result != ncclSuccess)
+        return result;
+    /* The others may still be cleaning their masks without this rank. */
+    while (((status = epx_mask_clean(group->group, own)) == EPX_ERR_MISMATCH || status == EPX_ERR_PEER) &&
+           clock_ns() - start < most)
+        nanosleep(&pause, NULL);
+    result = compat_result(status, call);
+    if (result != ncclSuccess)
+        return result;
+    group->rejoin = 0;
+    return route_again(group, call, own);
 }
 
 ncclResult_t ncclEpGetAsyncError(ncclEpGroup_t ep_group, int *error_out)
@@ -342,7 +409,7 @@ ncclResult_t ncclEpGetAsyncError(ncclEpGroup_t ep_group, int *error_out)
         return result;
     if (!error_out)
         return compat_fail(ncclInvalidArgument, "%s: error_out: expected a pointer, got NULL", call);
-    status = epx_group_error(ep_group->group, NULL);
+    status = ep_group->rejoin && is_left_out(ep_group) ? EPX_OK : epx_group_error(ep_group->group, NULL);
     *error_out = ep_group->error_kept || status != EPX_OK;
     (void)compat_result(status, call); /* keeps the sentence */
     return ncclSuccess;
@@ -355,6 +422,11 @@ ncclResult_t ncclEpErrorClear(ncclEpGroup_t ep_group)
 
     if (result != ncclSuccess)
         return result;
+    if (is_left_out(ep_group)) {
+        ep_group->error_kept = 0;
+        ep_group->rejoin = 1; /* what is left to clear is cleared when all ranks meet */
+        return ncclSuccess;
+    }
     if (ep_group->error_kept && epx_group_error(ep_group->group, NULL) == EPX_OK) {
         ep_group->error_kept = 0; /* the ranks have met since: nothing is left to clear with the others */
         return ncclSuccess;

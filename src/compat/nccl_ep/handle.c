@@ -162,6 +162,7 @@ static ncclResult_t init_handle(const char *call, ncclEpHandle_t *out, struct nc
         return result;
     }
     handle_list_add(handle);
+    group->handles_made++;
     *out = handle;
     return ncclSuccess;
 }
@@ -195,10 +196,15 @@ static ncclResult_t update_handle(const char *call, struct ncclEpHandle *handle,
         result = compat_layout(group, call, layout_info, !group->low_latency, &layout);
     if (result == ncclSuccess)
         result = compat_stream(group, stream, call, &own);
-    if (result == ncclSuccess)
+    if (result == ncclSuccess && !group_waits_to_rejoin(group)) /* else the ranks take it when they meet */
         result = compat_result(epx_handle_update(handle->handle, topk.at, layout.at, own), call);
-    if (result == ncclSuccess)
+    if (result == ncclSuccess) {
         handle->updated = 1;
+        if (group->low_latency) {
+            handle->topk = topk;
+            handle->topk.at = &handle->topk.storage;
+        }
+    }
     return result;
 }
 
