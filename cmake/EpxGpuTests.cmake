@@ -17,7 +17,7 @@ endforeach()
 # which NCCL refuses: NCCL stays the stand-in.
 if(TARGET epx_cuda)
     file(GLOB epx_nccl_ranks CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/nccl_ep/*.c)
-    list(FILTER epx_nccl_ranks EXCLUDE REGEX "/comm\\.c$")
+    list(FILTER epx_nccl_ranks EXCLUDE REGEX "/(comm|call_time)\\.c$")
     foreach(name oracle oracle_check oracle_math compare workload)
         list(APPEND epx_nccl_ranks ${PROJECT_SOURCE_DIR}/tests/lib/${name}.c)
     endforeach()
