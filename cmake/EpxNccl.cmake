@@ -41,7 +41,7 @@ target_include_directories(epx_nccl INTERFACE
     $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/nccl_ep/standin/nccl>)
 
 file(GLOB epx_cudart_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/compat/standin/cudart*.c)
-add_library(epx_cudart SHARED ${epx_cudart_sources})
+add_library(epx_cudart SHARED ${epx_cudart_sources} ${epx_nccl_util})
 epx_nccl_library(epx_cudart src/compat/standin/standin.map)
 target_include_directories(epx_cudart INTERFACE
     $<BUILD_INTERFACE:${epx_standin_cuda_include}>

@@ -85,6 +85,8 @@ static const struct env_entry entries[] = {
     {"EPX_DEEP_EP_GPU_BYTES", "", "2G",
      "Python, deep_ep on GPUs: memory of each rank for what high-throughput dispatches return, where num_nvl_bytes is "
      "less"},
+    {"EPX_STANDIN_CAPABILITY", "", "10.0",
+     "Stand-in for CUDA: compute capability of the device that it plays; NCCL EP's NVFP4 combine wants 10.0 or more"},
 };
 enum { ENTRY_COUNT = (int)(sizeof(entries) / sizeof(entries[0])) };
 

@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "util/env.h"
+
 enum { DEVICES = 1024, ALIGNMENT = 256 };
 
 static _Thread_local int current_device;
@@ -113,7 +115,7 @@ cudaError_t cudaGetDevice(int *device)
 /* Times ten. That of a device that has all that EPX has, NVFP4 too; EPX_STANDIN_CAPABILITY=9.0 is one without. */
 static int capability(void)
 {
-    const char *text = getenv("EPX_STANDIN_CAPABILITY");
+    const char *text = env_string("EPX_STANDIN_CAPABILITY");
     int major = 10, minor = 0;
 
     if (!text || sscanf(text, "%2d.%1d", &major, &minor) < 1 || major < 1 || minor < 0)
