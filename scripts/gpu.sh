@@ -205,7 +205,7 @@ if step nccl-ep && [ $GPU = cuda ]; then
     export EPX_DEVICE=cuda EPX_ALLOC_BYTES=64M
     nccl_ep nccl-ep-1 1 layouts misuse runtime
     nccl_ep nccl-ep-8 8 standin runtime layouts misuse masks
-    nccl_ep nccl-ep-4 4 rules drop recipes eager memory nvfp4
+    nccl_ep nccl-ep-4 4 rules drop recipes eager memory nvfp4 elastic
     EPX_RANKS_PER_NODE=2 nccl_ep nccl-ep-nodes-4 4 rules drop recipes eager memory
     EPX_RANKS_PER_NODE=4 nccl_ep nccl-ep-nodes 8 layouts
     for bench in "ll" "ll --layout rm" "ht --tokens 1024" "ht --layout em --tokens 1024"; do

@@ -51,5 +51,6 @@ int test_recipes(void);
 int test_eager(void);
 int test_memory(void);
 int test_nvfp4(void);
+int test_elastic(void);
 
 #endif

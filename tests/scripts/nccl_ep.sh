@@ -22,8 +22,8 @@ check() { # name, ranks, arguments...
 
 check "one node" 8 standin runtime layouts misuse masks
 EPX_STANDIN_CAPABILITY=9.0 check "without NVFP4" 2 nvfp4
-check "four ranks" 4 rules drop recipes eager memory nvfp4
-EPX_RANKS_PER_NODE=2 check "two nodes of two" 4 rules drop recipes eager memory nvfp4
+check "four ranks" 4 rules drop recipes eager memory nvfp4 elastic
+EPX_RANKS_PER_NODE=2 check "two nodes of two" 4 rules drop recipes eager memory nvfp4 elastic
 EPX_RANKS_PER_NODE=4 check "two nodes" 8 layouts runtime
 ASAN_OPTIONS=$leak_checked check "one rank" 1 standin runtime layouts misuse
 "$EPX_BUILD_DIR/tests/nccl_ep_comm" || failures=$((failures + 1))
