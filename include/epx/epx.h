@@ -207,6 +207,10 @@ typedef struct epx_group_config {
     epx_device_alloc_fn device_alloc;
     epx_device_free_fn device_free;
     void *device_context;
+    /* High throughput: most bytes of EPX's own buffers for rows, per rank; 0 = EPX_HT_BUFFER_BYTES, or what keeps all
+     * that EPX takes below 0.6 GB in one node and 1 GB between nodes at 4096 tokens of 14336 bytes. Rows that do not
+     * fit wait for those before them. The least that works is taken where it is more. */
+    uint64_t ht_buffer_bytes;
 } epx_group_config;
 
 /* Worst cases: FLAT has one row per (token, rank): R*M. EXPERT_MAJOR has up to R*M*min(K, L) rows, and 127 rows of
@@ -394,7 +398,8 @@ typedef struct epx_layout_info {
     epx_tensor *expert_stats;   /* int32 [L]: rows per local expert, without padding, are ADDED to it */
     epx_tensor *wait_ns;        /* int64 [R]: time spent waiting for each rank is ADDED to it (low latency) */
     /* High throughput, int32 or int64: counts of all ranks */
-    epx_tensor *rank_matrix;  /* [R,R]: tokens that rank i sends to rank r */
+    epx_tensor
+        *rank_matrix; /* [R,R]: tokens that rank i sends to rank r; -1 where r is of another node than this one */
     epx_tensor *rank_tokens;  /* [R]: tokens that each rank has */
     epx_tensor *relay_counts; /* [R]: tokens of each rank of another node that reach this node through this rank */
     /* High throughput, int32 or int64: sizes of zones and of sources, as grouped matrix products want them */

@@ -42,9 +42,9 @@ static epx_status check_drop(const epx_handle_config *c)
     return EPX_OK;
 }
 
-static epx_status check_memory(const struct settings *set, const epx_handle_config *c)
+static epx_status check_memory(const struct epx_group *group, const epx_handle_config *c)
 {
-    const size_t needed = handle_table_bytes(set, c);
+    const size_t needed = handle_table_bytes(&group->set, &group->plan.ht, c);
 
     if (c->memory && ((uintptr_t)c->memory % 16 || c->memory_bytes < needed))
         return fail(EPX_ERR_ARGUMENT,
@@ -87,7 +87,7 @@ static epx_status check_config(const struct epx_group *group, const epx_handle_c
     status = check_drop(c);
     if (status == EPX_OK)
         status = check_zones(&group->set, c);
-    return status == EPX_OK ? check_memory(&group->set, c) : status;
+    return status == EPX_OK ? check_memory(group, c) : status;
 }
 
 epx_status epx_handle_create(epx_handle **out, epx_group *group, const epx_handle_config *config)
@@ -136,7 +136,7 @@ epx_status epx_handle_memory(const epx_group *group, const epx_handle_config *co
     status = check_config(group, config, &c);
     if (status != EPX_OK)
         return status;
-    *bytes = handle_table_bytes(&group->set, &c);
+    *bytes = handle_table_bytes(&group->set, &group->plan.ht, &c);
     return EPX_OK;
 }
 

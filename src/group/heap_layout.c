@@ -37,8 +37,15 @@ void settings_nodes(struct settings *set, const struct node_map *map)
         set->relay_max = 2 * map->relay_max < map->remotes ? 2 * map->relay_max : map->remotes;
     set->smallest_node = map->smallest;
     set->sig_slots = set->inflight;
-    if (set->nnodes > 1 && set->sig_slots < HD_CHUNKS)
-        set->sig_slots = HD_CHUNKS;
+    if (set->nnodes > 1 && set->sig_slots < HT_SLOTS)
+        set->sig_slots = HT_SLOTS;
+    set->largest_node = 1;
+    for (int n = 0; n < map->nnodes; n++) {
+        int ranks = 0;
+        for (int r = 0; r < map->nranks; r++)
+            ranks += map->node_of[r] == n;
+        set->largest_node = ranks > set->largest_node ? ranks : set->largest_node;
+    }
 }
 
 /* Descriptor and tables before the rows, in the layout of ll_view_at() in kernel/ll_dispatch_send.h. */
@@ -113,32 +120,53 @@ static void plan_ll(const struct settings *set, struct heap_plan *plan, uint64_t
 
 static void plan_ht_tables(const struct settings *set, struct ht_layout *ht, uint64_t *at)
 {
-    const uint64_t pairs = up((uint64_t)set->max_tokens * (uint64_t)set->max_topk * 4, 16);
+    const uint64_t P = (uint64_t)set->largest_node, L = (uint64_t)set->local_experts;
+    const uint64_t received = set->nnodes > 1 ? (uint64_t)set->relay_max : 0;
 
-    ht->counts_stride = up(32 + ((uint64_t)set->experts + (uint64_t)set->nranks) * 4, 64);
-    ht->counts = take(at, 2 * (uint64_t)(1 + set->remotes) * ht->counts_stride);
+    ht->base_stride = (int32_t)(P * L + P); /* of experts or ranks, and of lines */
+    ht->counts_stride = up(32 + (P + P * L + (uint64_t)ht->rounds + (uint64_t)set->nranks) * 4, 64);
+    ht->counts = take(at, 2 * ((uint64_t)set->nnodes + received) * ht->counts_stride);
     ht->dispatch_desc = take(at, sizeof(struct hd_desc));
     ht->combine_desc = take(at, sizeof(struct hc_desc));
-    if (set->nnodes == 1)
-        return;
-    ht->table_stride = up(3 * pairs, 64);
-    ht->tables = take(at, 2 * (uint64_t)(1 + set->relay_max) * ht->table_stride);
-    ht->signatures = take(at, (uint64_t)set->relay_max * HD_HEADER_BYTES);
 }
 
-/* Buffers between nodes: rows that the relay receives, and sums that return to the source. */
-static uint64_t plan_ht_relay(const struct settings *set, struct ht_layout *ht, uint64_t *at)
+/* Rows that a round may send to one node: as many as the bytes for rows between nodes hold, and no more than the tokens
+ * of a rank need. */
+static void plan_ht_rounds(const struct settings *set, struct ht_layout *ht, uint64_t bytes)
 {
     const uint64_t M = (uint64_t)set->max_tokens, relays = (uint64_t)set->relay_max, others = (uint64_t)set->nnodes - 1;
+    const uint64_t row = relays * (ht->cpitch + ht->record) + others * ht->cpitch;
+    const uint64_t one_put = ((uint64_t)COMMAND_MAX_UNITS * COMMAND_UNIT - HT_HEADER_BYTES) / ht->record;
+    uint64_t rows = bytes / (HT_SLOTS * row), blocks, per_round;
 
-    if (set->nnodes == 1)
-        return 0;
-    ht->hpitch = ht->pitch + ht->scale_pitch + up((uint64_t)set->max_topk * 4, 16);
-    ht->relay_stride = up(M * ht->hpitch + HD_HEADER_BYTES, 64);
-    ht->relay = take(at, relays * ht->relay_stride);
-    ht->back = take(at, others * M * ht->hpitch + HD_HEADER_BYTES);
-    return (relays + others) * M * ht->hpitch;
+    rows = rows < one_put ? rows : one_put;
+    rows = rows < (M + HT_SLOTS - 1) / HT_SLOTS ? rows : (M + HT_SLOTS - 1) / HT_SLOTS;
+    rows = rows > 1 ? rows : 1;
+    ht->round_rows = (int32_t)rows;
+    ht->block_tokens = (int32_t)(rows >= 4 ? rows / 4 : 1);
+    blocks = (M + (uint64_t)ht->block_tokens - 1) / (uint64_t)ht->block_tokens;
+    per_round = rows / (uint64_t)ht->block_tokens; /* hn_cut_rounds() ends no round before it has so many */
+    ht->rounds = (int32_t)((blocks + per_round - 1) / per_round);
 }
+
+/* Between nodes: slots for rows that this rank relays and for sums that return to it, its own rows on their way out,
+ * and the records that go with them. */
+static void plan_ht_relay(const struct settings *set, struct ht_layout *ht, uint64_t *at)
+{
+    const uint64_t M = (uint64_t)set->max_tokens, K = (uint64_t)set->max_topk;
+    const uint64_t relays = (uint64_t)set->relay_max, others = (uint64_t)set->nnodes - 1, C = (uint64_t)ht->round_rows;
+    const uint64_t copies = others < K ? others : K; /* a token goes to so many other nodes at most */
+
+    ht->relay_block = up(C * ht->cpitch, 64);
+    ht->relay_stride = up(ht->relay_block + HT_HEADER_BYTES + C * ht->record, 64);
+    ht->relay = take(at, relays * HT_SLOTS * ht->relay_stride);
+    ht->back_stride = up(C * ht->cpitch, 64);
+    ht->back = take(at, others * HT_SLOTS * ht->back_stride);
+    ht->stage = take(at, M * (ht->pitch + ht->scale_pitch));
+    ht->blocks = take(at, M * copies * ht->record + (uint64_t)set->nnodes * (uint64_t)ht->rounds * HT_HEADER_BYTES);
+}
+
+#define HT_RELAY_BYTES ((uint64_t)400 << 20) /* for rows between nodes, where the configuration says nothing */
 
 static void plan_ht(const struct settings *set, struct heap_plan *plan, uint64_t *at)
 {
@@ -147,10 +175,14 @@ static void plan_ht(const struct settings *set, struct heap_plan *plan, uint64_t
     struct ht_layout *ht = &plan->ht;
 
     *at = start;
-    plan_ht_tables(set, ht, at);
     ht->rows = set->max_recv_tokens;
     ht->pitch = up((uint64_t)set->max_hidden_bytes, 16);
     ht->scale_pitch = 2 * scale_bytes(set); /* the caller's: rows of fp8 beside bf16 may have one per 32 channels */
+    ht->cpitch = ht->pitch + up(K * 4, 16);
+    ht->record = up(4 + K * 12, 16) + ht->scale_pitch + up(K * 4, 16);
+    if (set->nnodes > 1)
+        plan_ht_rounds(set, ht, set->ht_buffer_bytes ? set->ht_buffer_bytes : HT_RELAY_BYTES);
+    plan_ht_tables(set, ht, at);
     ht->scales = take(at, N * ht->scale_pitch);
     ht->weights = take(at, N * K * 4);
     ht->topk_idx = take(at, N * K * 8);
@@ -159,7 +191,9 @@ static void plan_ht(const struct settings *set, struct heap_plan *plan, uint64_t
     ht->map = take(at, N * (K + 2) * 4);
     *at = up(*at, 4096);
     ht->tokens = take(at, N * ht->pitch);
-    plan->ht_receive_bytes = N * (ht->pitch + ht->scale_pitch + K * 16 + 16) + plan_ht_relay(set, ht, at);
+    plan->ht_receive_bytes = N * (ht->pitch + ht->scale_pitch + K * 16 + 16);
+    if (set->nnodes > 1)
+        plan_ht_relay(set, ht, at);
     plan->ht_bytes = *at - start;
 }
 
@@ -172,8 +206,8 @@ static void plan_puts(const struct settings *set, struct heap_plan *plan)
 {
     if (set->nnodes == 1)
         return;
-    plan->row_put = larger(larger(plan->ll.pitch, plan->ll.cpitch), plan->ht.hpitch);
-    plan->table_put = larger(larger(plan->ll.head, plan->ht.table_stride), plan->ht.counts_stride);
+    plan->row_put = larger(larger(plan->ll.pitch, plan->ll.cpitch), larger(plan->ht.cpitch, plan->ht.record));
+    plan->table_put = larger(plan->ll.head, plan->ht.counts_stride);
 }
 
 void heap_plan_make(const struct settings *set, struct heap_plan *plan)

@@ -19,12 +19,13 @@ struct settings {
     int inflight, agents, ranks_per_node, enable_mask, timeout_ms;
     char net[16];
     /* From the node map; one node until it is known. */
-    int nnodes, remotes, relay_max, smallest_node;
+    int nnodes, remotes, relay_max, smallest_node, largest_node;
     int sig_slots;
     uint64_t alloc_bytes;
     epx_device_alloc_fn device_alloc; /* epx_group_config's */
     epx_device_free_fn device_free;
     void *device_context;
+    uint64_t ht_buffer_bytes; /* 0 = the default for so many nodes */
 };
 
 struct heap_plan {

@@ -27,16 +27,23 @@ static size_t take(size_t *at, size_t bytes)
     return place;
 }
 
+/* node_of[R], recv_index_at[R], recv_index_of[R], relay_rank[N], relay_slot[N], sources[relay_max], by_node[R],
+ * node_start[N + 1], place_of[R], relay_of[R], relay_number[R]. */
+static size_t node_table_words(const struct epx_group *group)
+{
+    return 7 * (size_t)group->nranks + 3 * (size_t)group->nnodes + 1 + (size_t)group->set.relay_max;
+}
+
 static void lay_out_nodes(const struct epx_group *group, struct blocks *b, size_t *at)
 {
-    const size_t R = (size_t)group->nranks, N = (size_t)group->nnodes, M = (size_t)group->set.max_tokens;
+    const size_t R = (size_t)group->nranks, M = (size_t)group->set.max_tokens;
 
-    b->nodes = take(at, (3 * R + 2 * N + (size_t)group->set.relay_max) * sizeof(int32_t));
+    b->nodes = take(at, node_table_words(group) * sizeof(int32_t));
     b->expected = take(at, (size_t)SIG_COUNT * (size_t)group->set.sig_slots * R * sizeof(uint64_t));
     b->pushed = take(at, R * sizeof(uint64_t));
     b->rings = take(at, RINGS_MAX * sizeof(struct ring_dev));
     b->order = take(at, 2 * M * sizeof(int32_t));
-    b->lists = take(at, (size_t)group->map.remotes * M * sizeof(int32_t));
+    b->lists = take(at, group->set.modes & EPX_LOW_LATENCY ? (size_t)group->map.remotes * M * sizeof(int32_t) : 0);
     b->packed = take(at, M * (size_t)group->set.max_topk * sizeof(int32_t));
 }
 
@@ -75,13 +82,35 @@ static struct host_blocks lay_out_host(const struct epx_group *group)
     return b;
 }
 
-/* Tables of the node map, as int32: node_of[R], recv_index_at[R], recv_index_of[R], relay_rank[N], relay_slot[N],
- * sources. */
+/* The ranks by node, and of each rank its relay in this rank's node. */
+static void fill_node_ranks(const struct epx_group *group, int32_t *by_node, int32_t *node_start, int32_t *place_of)
+{
+    const struct node_map *map = &group->map;
+    int32_t *relay_of = place_of + group->nranks, *relay_number = relay_of + group->nranks;
+    int32_t at = 0;
+
+    for (int n = 0; n < group->nnodes; n++) {
+        node_start[n] = at;
+        for (int r = 0; r < group->nranks; r++) {
+            if (map->node_of[r] != n)
+                continue;
+            place_of[r] = at - node_start[n];
+            by_node[at++] = r;
+        }
+    }
+    node_start[group->nnodes] = at;
+    for (int r = 0; r < group->nranks; r++) {
+        relay_of[r] = map->node_of[r] == group->node ? -1 : node_relay(map, r, group->node);
+        relay_number[r] = map->node_of[r] == group->node ? -1 : node_relay_number(map, r, group->node);
+    }
+}
+
 static epx_status copy_nodes(struct epx_group *group, const struct blocks *b)
 {
     const struct node_map *map = &group->map;
     const size_t R = (size_t)group->nranks, N = (size_t)group->nnodes;
-    const size_t bytes = (3 * R + 2 * N + (size_t)group->set.relay_max) * sizeof(int32_t);
+    const size_t bytes = node_table_words(group) * sizeof(int32_t),
+                 by_node = 3 * R + 2 * N + (size_t)group->set.relay_max;
     int32_t *t = calloc(1, bytes);
     epx_status status;
 
@@ -100,6 +129,7 @@ static epx_status copy_nodes(struct epx_group *group, const struct blocks *b)
     group->shadow.relay_count = 0;
     if (group->set.modes & EPX_HIGH_THROUGHPUT)
         group->shadow.relay_count = node_relay_sources(map, group->rank, t + 3 * R + 2 * N);
+    fill_node_ranks(group, t + by_node, t + by_node + R, t + by_node + R + N + 1);
     status = group->device->ops->copy(group->device, (char *)group->device_memory + b->nodes, t, bytes);
     free(t);
     return status;
@@ -120,6 +150,11 @@ static void fill_nodes(struct epx_group *group, const struct blocks *b)
     g->relay_rank = t + 3 * R;
     g->relay_slot = t + 3 * R + N;
     g->relay_sources = t + 3 * R + 2 * N;
+    g->by_node = g->relay_sources + group->set.relay_max;
+    g->node_start = g->by_node + R;
+    g->place_of = g->node_start + N + 1;
+    g->relay_of = g->place_of + R;
+    g->relay_number = g->relay_of + R;
     g->expected = (uint64_t *)(base + b->expected);
     g->pushed = (uint64_t *)(base + b->pushed);
     g->order = (int32_t *)(base + b->order);

@@ -350,7 +350,7 @@ static int all_signals_arrived(struct epx_group *group, const uint64_t *epochs, 
             const size_t at = ((size_t)kind * (size_t)slots + (size_t)slot) * (size_t)group->nranks + (size_t)rank;
             /* Pairs with the release in count_arrival(), although nothing is read after it. */
             if (__atomic_load_n(&group->shadow.counters[at], __ATOMIC_ACQUIRE) <
-                signal_after(group, epochs, kind, slot))
+                signal_owed(group, epochs, kind, slot, rank))
                 return 0;
         }
     }

@@ -58,6 +58,19 @@ uint64_t signal_after(const struct epx_group *group, const uint64_t *epochs, int
     }
 }
 
+uint64_t signal_owed(const struct epx_group *group, const uint64_t *epochs, int kind, int slot, int rank)
+{
+    const size_t at =
+        ((size_t)kind * (size_t)group->set.sig_slots + (size_t)slot) * (size_t)group->nranks + (size_t)rank;
+    uint64_t expected = 0;
+
+    if (rows[kind].counts != COUNTS_ROWS)
+        return signal_after(group, epochs, kind, slot);
+    if (group->device->ops->copy(group->device, &expected, &group->shadow.expected[at], sizeof(expected)) != EPX_OK)
+        return 0;
+    return expected;
+}
+
 uint64_t counter_after(const struct epx_group *group, const uint64_t *epochs, int kind, int slot)
 {
     if (rows[kind].counts != COUNTS_PARITY)

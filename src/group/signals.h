@@ -14,6 +14,8 @@ int signal_is_owed(const struct epx_group *group, int kind, int rank);
 /* The value of a signal of every peer when nothing is outstanding after these epochs: the word in the heap, which
  * ranks of the node store, and the counter of the proxies. */
 uint64_t signal_after(const struct epx_group *group, const uint64_t *epochs, int kind, int slot);
+/* The counter of `rank` once all that it owes has arrived. */
+uint64_t signal_owed(const struct epx_group *group, const uint64_t *epochs, int kind, int slot, int rank);
 uint64_t counter_after(const struct epx_group *group, const uint64_t *epochs, int kind, int slot);
 
 #endif

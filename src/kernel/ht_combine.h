@@ -10,21 +10,15 @@
  *                                                      out[t] = bias + sum of its rows, read where they are
  *   wait HC_DONE[node] >= e  <-----------------------  signal HC_DONE = e
  *
- *   relay q in each other node                        source s elsewhere
- *   wait HC_READY[s] >= e, compare  <----------------  put what it expects, counter HC_READY
- *   sum the rows of its node for every token of s,
- *     in fp32, round; put it, counter HC_ROWS; when
- *     all are put, count one more  ----------------->  wait HC_ROWS[q] >= expected so far + its tokens there + 1
- *                                                      out[t] = bias + node by node, ascending: the rows of its own
- *                                                      node one by one, or the sum that a relay sent
+ * Between nodes a source asks its relays for the sums of its tokens there, in rounds (ht_rounds.h). A relay sums the
+ * rows of its node for a token in fp32 and rounds; out[t] = bias + node by node, ascending: the rows of the own node
+ * one by one, or the sum that a relay sent.
  *
  * SUM_TOPK_ORDER (epx.h): a rank and a node have the place of their last entry in the token's top-k; the sums of ranks
  * and of nodes, the own one too, are rounded where SUM_ROUND_* says so. Where nodes' sums are not, every row of another
  * node comes by itself: a round of the above for each k brings the rows whose place is k, and the last one adds.
  *
- * The wait for HC_DONE makes the caller's tensor and the receive buffer free again when the operation completes; the
- * next HC_READY says that the returned rows have been read; the one count more, that the relay has compared and needs
- * what HC_READY brought no longer, also where no row returns.
+ * The wait for HC_DONE makes the caller's tensor and the receive buffer free again when the operation completes.
  */
 #ifndef EPX_KERNEL_HT_COMBINE_H
 #define EPX_KERNEL_HT_COMBINE_H
@@ -326,129 +320,248 @@ KFN size_t hc_wire_bytes(const struct ht_combine_params *p)
            (p->signature.extra & SIGNATURE_WEIGHTS ? ((size_t)p->h->state->topk * 4 + 15) & ~(size_t)15 : 0);
 }
 
-/* Where source s keeps what comes from node n. */
-KFN uint64_t hc_back_at(const struct group_dev *g, int s_node, int n, size_t bytes)
-{
-    const int number = n < s_node ? n : n - 1;
-    return g->ht.back + (uint64_t)number * (uint64_t)g->max_tokens * bytes;
-}
-
-/* As a relay: the sums of this node for rows [begin, end) of source number j. */
-KFN_STEP int hc_relay_chunk(struct agent *ag, const struct ht_combine_params *p, int j, int begin, int end)
+/* Stage HC_ASK: what is asked of the relays, and the first requests. */
+KFN_STEP int hc_ask(struct agent *ag, const struct ht_combine_params *p)
 {
     const struct group_dev *g = p->g;
     const struct handle_dev *h = p->h;
-    const size_t M = (size_t)g->max_tokens, K = (size_t)h->state->topk, bytes = hc_wire_bytes(p);
-    const int s = g->relay_sources[j];
-    const uint64_t out = ht_recv_buf(g, j);
-    const uint64_t back = hc_back_at(g, g->node_of[s], g->node, bytes);
+    const int K = h->state->topk;
+    const size_t record = ht_route_bytes(h);
+
+    ht_write_headers(ag, g, h, &p->signature, record);
+    for (int r = 0; r < h->state->rounds; r++) {
+        const int end = ht_round_token(g, h, r + 1);
+        for (int t = ht_round_token(g, h, r) + ag_index(ag); t < end; t += ag_count(ag)) {
+            for (int k = 0; k < K; k++) {
+                const int32_t id = h->ids[(size_t)t * K + k], i = id < 0 ? -1 : h->nidx[(size_t)t * K + k];
+                const int n = i < 0 ? -1 : g->node_of[id / g->local_experts];
+                if (n >= 0)
+                    ht_write_route(ag, h, p->layout,
+                                   heap_at(g, g->rank, ht_out_block(g, h, n, r, record)) + HT_HEADER_BYTES +
+                                       (size_t)(i - ht_rows_before(g, h, r, n)) * record,
+                                   t);
+            }
+        }
+    }
+    if (AG_STAGED ? !sync_last(ag, g, 3) : sync_barrier(ag, g))
+        return !AG_STAGED;
+    for (int r = 0; r < HT_SLOTS && r < h->state->rounds && (AG_STAGED || ag_index(ag) == 0); r++)
+        if (ht_put_blocks(ag, g, h, SIG_HC_BLOCK, r, record))
+            return 1;
+    return 0;
+}
+
+/* As a relay: the sum of this node for row i of (source number j, round r). */
+KFN_STEP int hc_relay_row(struct agent *ag, const struct ht_combine_params *p, struct put_batch *batch, int j, int r,
+                          int i)
+{
+    const struct group_dev *g = p->g;
+    const int K = p->h->state->topk, s = g->relay_sources[j];
+    const size_t bytes = hc_wire_bytes(p);
+    const uint64_t out = ht_relay_slot(g, j, r) + (uint64_t)i * bytes;
+    char *record = heap_at(g, g->rank, ht_relay_block(g, j, r)) + HT_HEADER_BYTES + (size_t)i * ht_route_bytes(p->h);
+    const int32_t *ids = (const int32_t *)record + 1, *pos = ids + K;
+    char *row = heap_at(g, g->rank, out);
+
+    if (ht_resolve_route(ag, g, p->h, p->layout, j, record))
+        return fail_all(ag, g, KSTATUS_MISMATCH, PHASE_HC_BLOCK, s, g->experts, -1);
+    const int n = hc_sum_node(ag, p, NULL, ids, pos, p->rounds ? p->round : -1, row, NULL, NULL);
+    if (p->signature.extra & SIGNATURE_WEIGHTS)
+        AG_EACH(ag, int, k, K)
+    ((float *)(row + row_scales_at(&p->signature)))[k] = hc_weight(p, NULL, ids, pos, k);
+    ag_sync(ag);
+    put(ag, g, batch, s, COUNTER(SIG_HC_ROWS, ht_slot(r)), out,
+        ht_back_slot(g, g->node_of[s], g->node, r) + (uint64_t)i * bytes,
+        /* A launch of p->rounds may have no row of a token. Else the source adds the row, also one of zeros. */
+        n || !p->rounds || p->signature.extra & SIGNATURE_WEIGHTS ? (uint32_t)bytes : 0);
+    return 0;
+}
+
+/* As a relay: the rows of a turn, shared out among the agents. */
+KFN_STEP int hc_relay_turn(struct agent *ag, const struct ht_combine_params *p, int turn)
+{
+    const struct group_dev *g = p->g;
+    const uint64_t start = ag_now(ag);
     struct put_batch batch;
 
     put_begin(&batch);
-    for (int i = begin; i < end; i++) {
-        const size_t t = (size_t)j * M + (size_t)h->relay_list[(size_t)j * M + (size_t)i];
-        const int32_t *ids = h->relay_ids + t * K, *pos = h->relay_pos + t * K;
-        char *row = heap_at(g, g->rank, out + (uint64_t)i * bytes);
-        const int n = hc_sum_node(ag, p, NULL, ids, pos, p->rounds ? p->round : -1, row, NULL, NULL);
-        if (p->signature.extra & SIGNATURE_WEIGHTS)
-            AG_EACH(ag, int, k, (int)K)
-        ((float *)(row + row_scales_at(&p->signature)))[k] = hc_weight(p, NULL, ids, pos, k);
-        ag_sync(ag);
-        put(ag, g, &batch, s, COUNTER(SIG_HC_ROWS, 0), out + (uint64_t)i * bytes, back + (uint64_t)i * bytes,
-            /* A round may have no row of a token. Without rounds the source adds the row, also one of zeros. */
-            n || !p->rounds || p->signature.extra & SIGNATURE_WEIGHTS ? (uint32_t)bytes : 0);
+    for (int r = turn * HT_TURN; r < (turn + 1) * HT_TURN; r++) {
+        for (int j = 0; j < g->relay_count; j++) {
+            if (!ht_relays(g, p->h, j, r))
+                continue;
+            const int64_t n = p->h->relay_rows[(size_t)j * (size_t)g->ht.rounds + (size_t)r];
+            const int begin = (int)(n * ag_index(ag) / ag_count(ag)),
+                      end = (int)(n * (ag_index(ag) + 1) / ag_count(ag));
+            if (ht_wait_block(ag, g, SIG_HC_BLOCK, PHASE_HC_BLOCK, j, r, &p->signature, start))
+                return 1;
+            for (int i = begin; i < end; i++)
+                if (hc_relay_row(ag, p, &batch, j, r, i))
+                    return 1;
+            if (ag_leader(ag))
+                ag_add_stat(&g->stats->rows_remote, (uint64_t)(end - begin));
+        }
     }
-    if (ag_leader(ag))
-        ag_add_stat(&g->stats->rows_remote, (uint64_t)(end - begin));
     return put_flush(ag, g, &batch) ? push_failed(ag, g) : 0;
 }
 
-/* One count more than rows, to every source: this relay is through, and whoever gets no row knows that too. One agent,
- * when all have read their rows (sync_last). A rank of the node that has failed since may have used the memory of its
+/* One count more than rows, to every source of the turn: this relay is through, and whoever gets no row knows that too.
+ * One agent, when all have read their rows. A rank of the node that has failed since may have used the memory of its
  * rows for something else, but not before it had set the abort words: then the sources, which may hear of it later,
  * must not take what they got. */
-KFN int hc_relay_done(struct agent *ag, const struct group_dev *g)
+KFN_STEP int hc_relay_done(struct agent *ag, const struct ht_combine_params *p, int turn)
 {
+    const struct group_dev *g = p->g;
     struct put_batch batch;
 
     if (ag_look_behind(&control_of(g, g->rank)->abort_word))
         return wait_failed(ag, g, WAIT_ABORTED, PHASE_HC_ROWS, -1, -1, 0, 0);
     put_begin(&batch);
-    for (int j = 0; j < g->relay_count; j++)
-        if (g->mask[g->relay_sources[j]])
-            put(ag, g, &batch, g->relay_sources[j], COUNTER(SIG_HC_ROWS, 0), 0, 0, 0);
+    for (int r = turn * HT_TURN; r < (turn + 1) * HT_TURN; r++)
+        for (int j = 0; j < g->relay_count; j++)
+            if (ht_relays(g, p->h, j, r))
+                put(ag, g, &batch, g->relay_sources[j], COUNTER(SIG_HC_ROWS, ht_slot(r)), 0, 0, 0);
     return put_flush(ag, g, &batch) ? push_failed(ag, g) : 0;
 }
 
-KFN_STEP int hc_relay(struct agent *ag, const struct ht_combine_params *p, uint64_t epoch)
+/* Counts of node n in the rounds up to r that have its slot. */
+KFN uint64_t hc_rows_expected(const struct ht_combine_params *p, int n, int round)
 {
-    const struct group_dev *g = p->g;
-    const uint64_t start = ag_now(ag);
+    uint64_t rows = 0;
 
-    for (int j = 0; j < g->relay_count; j++) {
-        const int s = g->relay_sources[j];
-        const int64_t n = p->h->relay_n[j], me = ag_index(ag), A = ag_count(ag);
-        const struct signature *theirs =
-            (const struct signature *)heap_at(g, g->rank, g->ht.signatures + (uint64_t)j * HD_HEADER_BYTES);
-        if (!g->mask[s])
-            continue;
-        if (wait_word(ag, g, signal_from(g, SIG_HC_READY, 0, s), epoch, PHASE_HC_READY, s, start))
-            return 1;
-        if (!g->mask[s])
-            continue;
-        if (check_signature(ag, g, &p->signature, theirs, PHASE_HC_READY, s) ||
-            hc_relay_chunk(ag, p, j, (int)(n * me / A), (int)(n * (me + 1) / A)))
-            return 1;
-    }
-    return sync_last(ag, g, 2) ? hc_relay_done(ag, g) : 0;
+    for (int r = ht_slot(round); r <= round; r += HT_SLOTS)
+        rows += (uint64_t)ht_round_rows(p->g, p->h, r, n) + 1;
+    return rows;
 }
 
-/* Rows that relays return to this rank. */
-KFN_STEP int hc_wait_back(struct agent *ag, const struct ht_combine_params *p)
+/* The sums that relays return to this rank in a turn. One agent. */
+KFN_STEP int hc_wait_back(struct agent *ag, const struct ht_combine_params *p, int turn)
 {
     const struct group_dev *g = p->g;
     const uint64_t start = ag_now(ag);
 
-    for (int n = 0; n < g->nnodes && ag_index(ag) == 0; n++)
-        if (n != g->node && g->mask[g->relay_rank[n]] &&
-            wait_rows(ag, g, SIG_HC_ROWS, 0, g->relay_rank[n], (uint64_t)p->h->ncount[n] + 1, PHASE_HC_ROWS, start))
+    for (int r = turn * HT_TURN; turn >= 0 && r < (turn + 1) * HT_TURN && r < p->h->state->rounds; r++)
+        for (int n = 0; n < g->nnodes; n++)
+            if (ht_sends_to(g, n) && ht_wait_counter(ag, g, SIG_HC_ROWS, r, g->relay_rank[n], hc_rows_expected(p, n, r),
+                                                     PHASE_HC_ROWS, start))
+                return 1;
+    return 0;
+}
+
+#if AG_STAGED
+/* Stage HC_LANDED: the requests of this turn, and the sums of the turn before, are there. One agent. */
+KFN_STEP int hc_landed(struct agent *ag, const struct ht_combine_params *p, int turn)
+{
+    const struct group_dev *g = p->g;
+    const uint64_t start = ag_now(ag);
+
+    for (int r = turn * HT_TURN; r < (turn + 1) * HT_TURN; r++)
+        for (int j = 0; j < g->relay_count; j++)
+            if (ht_relays(g, p->h, j, r) &&
+                ht_wait_block(ag, g, SIG_HC_BLOCK, PHASE_HC_BLOCK, j, r, &p->signature, start))
+                return 1;
+    return hc_wait_back(ag, p, turn - 1);
+}
+#endif
+
+/* Requests for the rounds whose slots a turn of sums has freed. One agent. */
+KFN_STEP int hc_ask_more(struct agent *ag, const struct ht_combine_params *p, int summed)
+{
+    const int first = summed * HT_TURN + HT_SLOTS;
+
+    for (int r = first; summed >= 0 && r < first + HT_TURN && r < p->h->state->rounds; r++)
+        if (ht_put_blocks(ag, p->g, p->h, SIG_HC_BLOCK, r, ht_route_bytes(p->h)))
             return 1;
-    return sync_barrier(ag, g);
+    return 0;
+}
+
+/* What the slots have counted in this operation. One lane. */
+KFN_STEP void hc_count_rounds(const struct ht_combine_params *p)
+{
+    const struct group_dev *g = p->g;
+    const struct handle_dev *h = p->h;
+
+    for (int n = 0; n < g->nnodes; n++)
+        for (int r = 0; r < h->state->rounds && ht_sends_to(g, n); r++)
+            ht_count(g, SIG_HC_ROWS, ht_slot(r), g->relay_rank[n], (uint64_t)ht_round_rows(g, h, r, n) + 1);
+    for (int j = 0; j < g->relay_count; j++)
+        for (int slot = 0; slot < HT_SLOTS && g->mask[g->relay_sources[j]]; slot++)
+            ht_count(g, SIG_HC_BLOCK, slot, g->relay_sources[j], ht_uses(h->relay_rounds[j], slot));
 }
 
 /* ---- The own tokens ------------------------------------------------------------------------------------------- */
 
-/* What node n returned for token t, or NULL. */
-KFN const char *hc_back_row(const struct ht_combine_params *p, int n, int t)
+/* What returned for entry k of token t, of round r, or NULL; *n is the node. */
+KFN const char *hc_back_row(const struct ht_combine_params *p, int r, int64_t t, int k, int *n)
 {
     const struct group_dev *g = p->g;
-    const int i = p->h->nidx[(size_t)n * (size_t)g->max_tokens + (size_t)t];
-    const size_t bytes = hc_wire_bytes(p);
+    const struct handle_dev *h = p->h;
+    const int64_t at = t * h->state->topk + k;
+    const int i = g->nnodes == 1 || h->ids[at] < 0 ? -1 : h->nidx[at];
 
-    if (i < 0 || !g->mask[g->relay_rank[n]])
+    if (i < 0)
         return NULL;
-    return heap_at(g, g->rank, hc_back_at(g, g->node, n, bytes) + (uint64_t)i * bytes);
+    *n = g->node_of[h->ids[at] / g->local_experts];
+    if (!ht_sends_to(g, *n))
+        return NULL;
+    return heap_at(g, g->rank, ht_back_slot(g, g->node, *n, r)) +
+           (size_t)(i - ht_rows_before(g, h, r, *n)) * hc_wire_bytes(p);
 }
 
-/* The weights of all tokens, each by one lane: beside the sums they would cost registers, and most lanes would look
- * on. */
-KFN_STEP void hc_return_weights(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs)
+/* What node n returned for token t, of round r, or NULL. */
+KFN const char *hc_back_of_node(const struct ht_combine_params *p, int r, int64_t t, int n)
+{
+    const char *row = NULL;
+    int other = -1;
+
+    for (int k = 0; k < p->h->state->topk && !row; k++) {
+        row = hc_back_row(p, r, t, k, &other);
+        row = other == n ? row : NULL;
+    }
+    return row;
+}
+
+/* Nodes that returned something for token t and come before node n. */
+KFN int hc_back_before(const struct ht_combine_params *p, int r, int64_t t, int n)
+{
+    int before = 0, other = 0;
+
+    for (int k = 0; k < p->h->state->topk; k++)
+        before += hc_back_row(p, r, t, k, &other) != NULL && other < n;
+    return before;
+}
+
+/* The weight of (t, k) that node by node, ascending, returned. */
+KFN float hc_token_weight(const struct ht_combine_params *p, const struct hc_desc *descs, int r, int64_t t, int k)
 {
     const struct group_dev *g = p->g;
-    const int K = p->h->state->topk;
+    const int K = p->h->state->topk, all = hc_back_before(p, r, t, g->nnodes);
+    const int own = hc_back_before(p, r, t, g->node);
+    float sum = 0.0f;
 
-    AG_EACH_ALL(ag, int64_t, i, (int64_t)p->h->state->ntokens * K)
-    {
-        const int t = (int)(i / K), k = (int)(i % K);
-        float sum = 0.0f;
-        for (int n = 0; n < g->nnodes; n++) {
-            const char *row = n == g->node ? NULL : hc_back_row(p, n, t);
-            if (n == g->node)
-                sum += hc_weight(p, descs, p->h->ids + (size_t)t * K, p->h->pos + (size_t)t * K, k);
-            else if (row)
+    for (int place = 0; place <= all; place++) {
+        int n = 0;
+        if (place == own)
+            sum += hc_weight(p, descs, p->h->ids + t * K, p->h->pos + t * K, k);
+        for (int e = 0; e < K && place < all; e++) {
+            const char *row = hc_back_row(p, r, t, e, &n);
+            if (row && hc_back_before(p, r, t, n) == place)
                 sum += ((const float *)(row + row_scales_at(&p->signature)))[k];
         }
-        p->out_weights[i] = sum;
+    }
+    return sum;
+}
+
+/* The weights of tokens [first, end) of round r, each by one lane: beside the sums they would cost registers, and most
+ * lanes would look on. */
+KFN_STEP void hc_return_weights(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs, int r,
+                                int first, int end)
+{
+    const int K = p->h->state->topk;
+
+    AG_EACH_ALL(ag, int64_t, i, (int64_t)(end - first) * K)
+    {
+        const int64_t t = first + i / K, k = i % K;
+        p->out_weights[t * K + k] = hc_token_weight(p, descs, r, t, (int)k);
     }
 }
 
@@ -468,26 +581,27 @@ KFN void hc_look_ahead(const struct ht_combine_params *p, int64_t t)
 }
 
 /* Returns how many rows there were. */
-KFN_STEP int hc_sum_token(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs, int t)
+KFN_STEP int hc_sum_token(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs, int r,
+                          int t)
 {
     const struct group_dev *g = p->g;
     const int K = p->h->state->topk;
     struct pair_set holders;
     struct sum_set set;
-    int rows = 0, before = 0;
-
     /* Node by node, ascending: the rows of the own node one by one, in the place of its sum. */
-    for (int n = 0; n < g->node; n++)
-        before += hc_back_row(p, n, t) != NULL;
+    const int before = g->nnodes == 1 ? 0 : hc_back_before(p, r, t, g->node);
     const int own = hc_holders(ag, p, descs, p->h->ids + (size_t)t * K, p->h->pos + (size_t)t * K, &holders);
+    int rows = own;
     sum_set_begin(&set);
     hc_offer_rows(ag, p, descs, &holders, own, &set, before);
     sum_set_settle(ag, &set);
-    rows = before + own;
-    for (int n = 0, place = 0; n < g->nnodes; n++) {
-        const char *row = n == g->node ? NULL : hc_back_row(p, n, t);
-        if (row)
-            sum_set_put(ag, &set, n < g->node ? place++ : rows++, row, 1.0f, 0);
+    for (int k = 0; g->nnodes > 1 && k < K; k++) {
+        int n = 0;
+        const char *row = hc_back_row(p, r, t, k, &n);
+        if (!row)
+            continue;
+        sum_set_put(ag, &set, hc_back_before(p, r, t, n) + (n > g->node ? own : 0), row, 1.0f, 0);
+        rows++;
     }
     ag_reduce(ag, p->out + t * p->out_stride, p->dtype, p->hidden, &set, rows, 0,
               p->bias[0] ? p->bias[0] + t * p->bias_stride[0] : NULL,
@@ -497,7 +611,7 @@ KFN_STEP int hc_sum_token(struct agent *ag, const struct ht_combine_params *p, c
 
 /* SUM_TOPK_ORDER, several nodes: adds what the nodes returned for token t, by their last entries in its top-k. The sum
  * of the own node is in place of the result. Returns how many sums there were. */
-KFN_STEP int hc_sum_nodes(struct agent *ag, const struct ht_combine_params *p, int t, int own)
+KFN_STEP int hc_sum_nodes(struct agent *ag, const struct ht_combine_params *p, int r, int t, int own)
 {
     const struct group_dev *g = p->g;
     const int K = p->h->state->topk;
@@ -512,7 +626,7 @@ KFN_STEP int hc_sum_nodes(struct agent *ag, const struct ht_combine_params *p, i
         int later = node < 0;
         for (int j = k + 1; j < K && !later; j++)
             later = ids[j] >= 0 && g->node_of[ids[j] / g->local_experts] == node;
-        const char *row = later ? NULL : node != g->node ? hc_back_row(p, node, t) : own ? out : NULL;
+        const char *row = later ? NULL : node != g->node ? hc_back_of_node(p, r, t, node) : own ? out : NULL;
         if (row)
             sum_set_put(ag, &set, n++, row, 1.0f, 0);
     }
@@ -525,7 +639,8 @@ KFN_STEP int hc_sum_nodes(struct agent *ag, const struct ht_combine_params *p, i
 }
 
 /* SUM_TOPK_ORDER. Returns how many rows there were, a sum of another node counted as one. */
-KFN_STEP int hc_sum_token_topk(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs, int t)
+KFN_STEP int hc_sum_token_topk(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs, int r,
+                               int t)
 {
     const int K = p->h->state->topk, nodes = p->g->nnodes > 1;
     const int own =
@@ -533,11 +648,11 @@ KFN_STEP int hc_sum_token_topk(struct agent *ag, const struct ht_combine_params 
                     p->bias[0] && !nodes ? p->bias[0] + t * p->bias_stride[0] : NULL,
                     p->bias[1] && !nodes ? p->bias[1] + t * p->bias_stride[1] : NULL);
 
-    return nodes ? own + hc_sum_nodes(ag, p, t, own) - (own > 0) : own;
+    return nodes ? own + hc_sum_nodes(ag, p, r, t, own) - (own > 0) : own;
 }
 
 /* Rounds: the row of another node that this round brought for token t, or NULL. */
-KFN const char *hc_round_row(const struct ht_combine_params *p, int t, int place)
+KFN const char *hc_round_row(const struct ht_combine_params *p, int r, int t, int place)
 {
     const struct group_dev *g = p->g;
     const int32_t *ids = p->h->ids + (size_t)t * (size_t)p->h->state->topk;
@@ -545,7 +660,7 @@ KFN const char *hc_round_row(const struct ht_combine_params *p, int t, int place
 
     if (is_local(g, d) || hc_place(p, ids, d, place) != place)
         return NULL;
-    return hc_back_row(p, g->node_of[d], t);
+    return hc_back_of_node(p, r, t, g->node_of[d]);
 }
 
 KFN char *hc_kept_row(const struct ht_combine_params *p, int t, int place)
@@ -554,13 +669,13 @@ KFN char *hc_kept_row(const struct ht_combine_params *p, int t, int place)
 }
 
 /* The rows of place `place` of token t: of this node where they are, of others where they came. */
-KFN int hc_put_place(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs, int t, int place,
-                     struct sum_set *set, int n)
+KFN int hc_put_place(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs, int r, int t,
+                     int place, struct sum_set *set, int n)
 {
     const struct group_dev *g = p->g;
     const int K = p->h->state->topk, L = g->local_experts;
     const int32_t *ids = p->h->ids + (size_t)t * K, *pos = p->h->pos + (size_t)t * K;
-    const char *came = hc_round_row(p, t, place);
+    const char *came = hc_round_row(p, r, t, place);
 
     if (came)
         sum_set_put(ag, set, n++, place == p->round ? came : hc_kept_row(p, t, place), 1.0f, 0);
@@ -577,9 +692,9 @@ KFN int hc_put_place(struct agent *ag, const struct ht_combine_params *p, const 
 
 /* Rounds: keeps what this one brought for token t; the last one adds. Returns how many rows were summed. */
 KFN_STEP int hc_sum_token_rounds(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs,
-                                 int t)
+                                 int r, int t)
 {
-    const char *came = hc_round_row(p, t, p->round);
+    const char *came = hc_round_row(p, r, t, p->round);
     struct sum_set set;
     uint32_t ends = 0;
     int n = 0;
@@ -595,7 +710,7 @@ KFN_STEP int hc_sum_token_rounds(struct agent *ag, const struct ht_combine_param
     sum_set_begin(&set);
     for (int place = 0; place < p->rounds; place++) {
         const int before = n;
-        n = hc_put_place(ag, p, descs, t, place, &set, n);
+        n = hc_put_place(ag, p, descs, r, t, place, &set, n);
         ends |= n > before ? 1u << (n - 1) : 0;
     }
     hc_reduce(ag, p, p->out + t * p->out_stride, set, n, ends, p->bias[0] ? p->bias[0] + t * p->bias_stride[0] : NULL,
@@ -603,7 +718,7 @@ KFN_STEP int hc_sum_token_rounds(struct agent *ag, const struct ht_combine_param
     return n;
 }
 
-/* The own rows are in place: signals the node, and sends this rank's signature to its relays. One agent. */
+/* The own rows are in place: signals the node. One agent. */
 KFN_STEP int hc_publish(struct agent *ag, const struct ht_combine_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
@@ -616,12 +731,8 @@ KFN_STEP int hc_publish(struct agent *ag, const struct ht_combine_params *p, uin
     signal_peers(ag, g, SCOPE_NODE, SIG_HC_DATA, 0, epoch);
     if (g->nnodes == 1)
         return 0;
-    /* Returned rows land where the last dispatch staged its own: its relays must have taken them. */
-    if (hd_wait_free(ag, g, g->state->epoch[OP_HT_DISPATCH]))
-        return 1;
-    if (ht_put_relays(ag, g, SIG_HC_READY, g->ht.combine_desc, g->ht.signatures, HD_HEADER_BYTES, HD_HEADER_BYTES))
-        return push_failed(ag, g);
-    return 0;
+    /* Requests are written where the last dispatch had its blocks: its relays must have taken them. */
+    return ht_wait_all_free(ag, g);
 }
 
 /* Rows that this rank has read of other ranks of its node: for its own tokens, and as a relay. One agent. */
@@ -644,7 +755,7 @@ KFN_STEP void hc_count_peer(struct agent *ag, const struct ht_combine_params *p)
         ag_add_stat(&g->stats->bytes_peer, (uint64_t)rows * (uint64_t)p->signature.hidden_bytes);
 }
 
-/* Stage HC_DATA: the rows of the node can be read; between nodes, its relays know what their sources expect. */
+/* Stage HC_DATA: the rows of the node can be read. */
 KFN_STEP int hc_data(struct agent *ag, const struct ht_combine_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
@@ -659,39 +770,94 @@ KFN_STEP int hc_data(struct agent *ag, const struct ht_combine_params *p, uint64
         if (in_scope(g, SCOPE_NODE, d) &&
             check_signature(ag, g, &p->signature, &hc_desc_of(g, d)->signature, PHASE_HC_DATA, d))
             return 1;
-#if AG_STAGED
-    const uint64_t start = ag_now(ag);
-    for (int j = 0; j < g->relay_count; j++) {
-        const int s = g->relay_sources[j];
-        if (g->mask[s] && wait_word(ag, g, signal_from(g, SIG_HC_READY, 0, s), epoch, PHASE_HC_READY, s, start))
-            return 1;
-    }
-#endif
     return 0;
 }
 
-/* Stage HC_SUM: the own tokens. */
-KFN void hc_sum(struct agent *ag, const struct ht_combine_params *p, uint64_t epoch)
+/* The own tokens [first, end), of round r. */
+KFN_STEP void hc_sum_tokens(struct agent *ag, const struct ht_combine_params *p, int r, int first, int end)
 {
     const struct group_dev *g = p->g;
     const struct hc_desc *descs = hc_descs(ag, g);
     uint64_t rows = 0;
 
     if (p->out_weights)
-        hc_return_weights(ag, p, descs);
-    for (int t = ag_index(ag); t < p->h->state->ntokens; t += ag_count(ag)) {
+        hc_return_weights(ag, p, descs, r, first, end);
+    for (int t = first + ag_index(ag); t < end; t += ag_count(ag)) {
         if (AG_LOOK_AHEAD)
             hc_look_ahead(p, (int64_t)t + ag_count(ag));
-        rows += (uint64_t)(p->rounds ? hc_sum_token_rounds(ag, p, descs, t)
-                           : p->sum  ? hc_sum_token_topk(ag, p, descs, t)
-                                     : hc_sum_token(ag, p, descs, t));
+        rows += (uint64_t)(p->rounds ? hc_sum_token_rounds(ag, p, descs, r, t)
+                           : p->sum  ? hc_sum_token_topk(ag, p, descs, r, t)
+                                     : hc_sum_token(ag, p, descs, r, t));
     }
     count_returned(ag, g, rows);
-    if (sync_last(ag, g, 1)) {
-        signal_peers(ag, g, SCOPE_NODE, SIG_HC_DONE, 0, epoch);
-        report_returned(ag, g);
-        hc_count_peer(ag, p);
+}
+
+/* The own tokens of a turn. */
+KFN_STEP void hc_sum_turn(struct agent *ag, const struct ht_combine_params *p, int turn)
+{
+    const struct group_dev *g = p->g;
+
+    for (int r = turn * HT_TURN; turn >= 0 && r < (turn + 1) * HT_TURN && r < p->h->state->rounds; r++)
+        hc_sum_tokens(ag, p, r, ht_round_token(g, p->h, r), ht_round_token(g, p->h, r + 1));
+}
+
+/* This rank has read all rows that it reads of others. */
+KFN_STEP void hc_all_read(struct agent *ag, const struct ht_combine_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+
+    if (!sync_last(ag, g, 1))
+        return;
+    if (p->nodes && ag_leader(ag))
+        hc_count_rounds(p);
+    ag_sync(ag);
+    signal_peers(ag, g, SCOPE_NODE, SIG_HC_DONE, 0, epoch);
+    report_returned(ag, g);
+    hc_count_peer(ag, p);
+}
+
+/* Stage HC_SUM between nodes: the sums that this rank relays in a turn, and its own tokens of the turn before. */
+KFN_STEP int hc_turn(struct agent *ag, const struct ht_combine_params *p, int turn)
+{
+    const struct group_dev *g = p->g;
+
+    if (hc_relay_turn(ag, p, turn))
+        return 1;
+#if AG_STAGED
+    hc_sum_turn(ag, p, turn - 1);
+    return sync_last(ag, g, 2) && (hc_relay_done(ag, p, turn) || hc_ask_more(ag, p, turn - 1));
+#else
+    if ((ag_index(ag) == 0 && hc_wait_back(ag, p, turn - 1)) || sync_barrier(ag, g))
+        return 1;
+    /* Behind the barrier: all agents have read the rows of this turn, and summed those of two turns before. */
+    if (ag_index(ag) == 0 && (hc_relay_done(ag, p, turn) || hc_ask_more(ag, p, turn - 2)))
+        return 1;
+    hc_sum_turn(ag, p, turn - 1);
+    return 0;
+#endif
+}
+
+/* Stage HC_SUM: the own tokens; between nodes turn by turn. */
+KFN int hc_sum(struct agent *ag, const struct ht_combine_params *p, uint64_t epoch)
+{
+    int last = 1;
+
+    if (!p->nodes) {
+        hc_sum_tokens(ag, p, 0, 0, p->h->state->ntokens);
+    } else {
+#if AG_STAGED
+        last = stage_turn(ag) == p->turns;
+        if (hc_turn(ag, p, stage_turn(ag)))
+            return 1;
+#else
+        for (int turn = 0; turn <= p->h->state->most_rounds; turn++)
+            if (hc_turn(ag, p, turn))
+                return 1;
+#endif
     }
+    if (last)
+        hc_all_read(ag, p, epoch);
+    return 0;
 }
 
 KFN int hc_run(struct agent *ag, const struct ht_combine_params *p, uint64_t epoch)
@@ -703,12 +869,14 @@ KFN int hc_run(struct agent *ag, const struct ht_combine_params *p, uint64_t epo
     }
     if (stage_runs(ag, HC_DATA) && hc_data(ag, p, epoch))
         return 1;
-    if (p->nodes && stage_runs(ag, HC_RELAY) && hc_relay(ag, p, epoch))
+    if (p->nodes && stage_runs(ag, HC_ASK) && hc_ask(ag, p))
         return 1;
-    if (p->nodes && stage_runs(ag, HC_LANDED) && hc_wait_back(ag, p))
+#if AG_STAGED
+    if (stage_runs(ag, HC_LANDED) && hc_landed(ag, p, stage_turn(ag)))
         return 1;
-    if (stage_runs(ag, HC_SUM))
-        hc_sum(ag, p, epoch);
+#endif
+    if (stage_runs(ag, HC_SUM) && hc_sum(ag, p, epoch))
+        return 1;
     return stage_runs(ag, HC_DONE) && wait_peers(ag, p->g, SCOPE_NODE, SIG_HC_DONE, 0, epoch, PHASE_HC_DONE, NULL);
 }
 

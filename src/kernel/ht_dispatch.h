@@ -10,15 +10,9 @@
  *   signal HD_DATA = e  ---------------------------->  wait HD_DATA[node] >= e
  *                                                      copy from the receive buffer, if it was used
  *
- *                                                     relay q: one rank of each other node
- *   wait HD_FREE[q] >= e - 1
- *   put the header, counter HD_DATA  --------------->  wait HD_DATA[s] >= e, compare signatures
- *   put ONE copy of each row per node, from where it
- *     is or from the stage, at its number among the
- *     node's, counter HD_ROWS  --------------------->  chunk by chunk: wait HD_ROWS[s], write the rows straight to
- *                                                        their places in its node, as if they were its own
- *   HD_FREE counted               <------------------  put of no bytes, counter HD_FREE
- *                                                      its own HD_DATA = e to the node covers what it forwarded
+ * Between nodes ONE copy of a row goes to each node that wants it: to a relay there, in rounds (ht_rounds.h), with a
+ * record of where it goes. The relay writes it straight to its places in its node, as if it were its own row; its
+ * HD_DATA = e to the node covers what it forwarded.
  *
  * A receiver's next descriptor comes only after this epoch's HD_DATA of all: no row can land in the wrong epoch.
  */
@@ -26,6 +20,7 @@
 #define EPX_KERNEL_HT_DISPATCH_H
 
 #include "kernel/ht_place.h"
+#include "kernel/ht_rounds.h"
 
 KFN void hd_send_token(struct agent *ag, const struct ht_dispatch_params *p, int t, char *scratch,
                        const struct hd_desc *descs)
@@ -72,230 +67,290 @@ KFN const struct hd_desc *hd_descs(struct agent *ag, const struct group_dev *g)
 
 /* ---- Between nodes -------------------------------------------------------------------------------------------- */
 
-/*
- * Between nodes a row is its payload, then its extras: scales and weights, each from a multiple of 16. Rows that are in
- * the sender's heap in the format of the wire are put from there; the extras of all tokens then go apart from them,
- * behind the header that tells the relay which operation this is. Other rows are staged with their extras.
- *
- *   a source's receive buffer at its relay:   header | rows with extras ...
- *                                       or:   header | room for all extras, by token | rows ...
- */
-KFN size_t hd_weights_at(const struct ht_dispatch_params *p) /* among the extras */
+/* Long rows of scales have no room in a record: they follow their token, in rows that hold both. */
+KFN int hd_long_scales(const struct ht_dispatch_params *p)
 {
-    return up16((size_t)p->signature.scale_bytes);
+    return (uint64_t)p->signature.scale_bytes > p->g->ht.scale_pitch;
 }
 
-KFN size_t hd_extra_bytes(const struct ht_dispatch_params *p)
+KFN size_t hd_row_bytes(const struct ht_dispatch_params *p)
+{
+    return row_scales_at(&p->signature) + (hd_long_scales(p) ? up16((size_t)p->signature.scale_bytes) : 0);
+}
+
+/* A record: where the row goes (ht_rounds.h), then its scales and weights, each from a multiple of 16. */
+KFN size_t hd_scales_at(const struct ht_dispatch_params *p)
+{
+    return ht_route_bytes(p->h);
+}
+
+KFN size_t hd_weights_at(const struct ht_dispatch_params *p)
+{
+    return hd_scales_at(p) + (hd_long_scales(p) ? 0 : up16((size_t)p->signature.scale_bytes));
+}
+
+KFN size_t hd_record_bytes(const struct ht_dispatch_params *p)
 {
     return hd_weights_at(p) + (p->signature.extra & SIGNATURE_WEIGHTS ? up16((size_t)p->h->state->topk * 4) : 0);
 }
 
-KFN size_t hd_wire_bytes(const struct ht_dispatch_params *p, int apart)
+/* Where the network reads row t: in the caller's tensor, or staged. */
+KFN uint64_t hd_row_at(const struct ht_dispatch_params *p, int64_t t)
 {
-    return row_scales_at(&p->signature) + (apart ? 0 : hd_extra_bytes(p));
+    return p->in_place ? p->in_place + (uint64_t)(t * p->in.stride)
+                       : p->g->ht.stage + (uint64_t)t * (p->g->ht.pitch + p->g->ht.scale_pitch);
 }
 
-/* From the start of a receive buffer to its rows. */
-KFN uint64_t hd_rows_at(const struct group_dev *g, int apart)
-{
-    return HD_HEADER_BYTES + (apart ? (uint64_t)g->max_tokens * (g->ht.hpitch - g->ht.pitch) : 0);
-}
-
-/* Row number i of n belongs to this chunk. */
-KFN int hd_chunk(int i, int n)
-{
-    return i / ((n + HD_CHUNKS - 1) / HD_CHUNKS);
-}
-
-/* The receive buffer of the source with this number at its relay. */
-KFN uint64_t ht_recv_buf(const struct group_dev *g, int number)
-{
-    return g->ht.relay + (uint64_t)number * g->ht.relay_stride;
-}
-
-/* The same bytes to all relays of this rank, at `target` from the start of its receive buffer there. One agent. */
-KFN_STEP int ht_put_relays(struct agent *ag, const struct group_dev *g, int kind, uint64_t source, uint64_t target,
-                           uint64_t target_stride, uint32_t bytes)
-{
-    struct put_batch batch;
-
-    put_begin(&batch);
-    for (int n = 0; n < g->nnodes; n++)
-        if (n != g->node && g->mask[g->relay_rank[n]])
-            put(ag, g, &batch, g->relay_rank[n], COUNTER(kind, 0), source,
-                target + (uint64_t)g->relay_slot[n] * target_stride, bytes);
-    return put_flush(ag, g, &batch);
-}
-
-/* Waits until every relay of this rank has forwarded its rows of `epoch`. One agent. */
-KFN_STEP int hd_wait_free(struct agent *ag, const struct group_dev *g, uint64_t epoch)
-{
-    const uint64_t start = ag_now(ag);
-
-    for (int n = 0; n < g->nnodes; n++)
-        if (n != g->node && g->mask[g->relay_rank[n]] &&
-            wait_word(ag, g, signal_from(g, SIG_HD_FREE, 0, g->relay_rank[n]), epoch, PHASE_HD_FREE, g->relay_rank[n],
-                      start))
-            return 1;
-    return 0;
-}
-
-KFN void hd_stage_extras(struct agent *ag, const struct ht_dispatch_params *p, char *to, int64_t t)
+KFN void hd_write_record(struct agent *ag, const struct ht_dispatch_params *p, char *to, int64_t t)
 {
     const int K = p->h->state->topk;
+    const char *staged = heap_at(p->g, p->g->rank, hd_row_at(p, t));
 
-    if (p->in.nscales)
-        row_copy_scales(ag, to, 4, p->in.scales + t * p->in.scale_row_stride, p->in.scale_stride, p->in.nscales);
+    ht_write_route(ag, p->h, p->layout, to, t);
+    if (p->in.nscales && !hd_long_scales(p))
+        row_copy_scales(ag, to + hd_scales_at(p), 4, p->in.scales + t * p->in.scale_row_stride, p->in.scale_stride,
+                        p->in.nscales);
+    else if (p->signature.scale_bytes && !hd_long_scales(p))
+        ag_copy(ag, to + hd_scales_at(p), staged + row_scales_at(&p->signature), (size_t)p->signature.scale_bytes);
     if (p->signature.extra & SIGNATURE_WEIGHTS)
         ag_copy(ag, to + hd_weights_at(p), p->weights + t * K, (size_t)K * 4);
 }
 
-/* Sends the header to the relays, with the extras if they go apart. */
-KFN_STEP int hd_put_header(struct agent *ag, const struct ht_dispatch_params *p)
-{
-    const struct group_dev *g = p->g;
-    const int64_t B = p->h->state->ntokens;
-    const size_t extra = p->desc.apart ? hd_extra_bytes(p) : 0;
-    char *header = heap_at(g, g->rank, g->ht.back);
-
-    for (int64_t t = ag_index(ag); t < B && extra; t += ag_count(ag))
-        hd_stage_extras(ag, p, header + HD_HEADER_BYTES + (size_t)t * extra, t);
-    if (!sync_last(ag, g, 1))
-        return 0;
-    if (extra)
-        ag_copy(ag, header, heap_at(g, g->rank, g->ht.dispatch_desc), HD_HEADER_BYTES);
-    ag_sync(ag);
-    return ht_put_relays(ag, g, SIG_HD_DATA, extra ? g->ht.back : g->ht.dispatch_desc, g->ht.relay, g->ht.relay_stride,
-                         (uint32_t)(HD_HEADER_BYTES + (size_t)B * extra))
-               ? push_failed(ag, g)
-               : 0;
-}
-
-/* Puts one copy of each token to each node that wants it, staged if need be. Each agent has a run of tokens. */
-KFN_STEP int hd_send_remote(struct agent *ag, const struct ht_dispatch_params *p)
+/* Token t of round r for other nodes: staged if need be, and its records written. */
+KFN_STEP void hd_stage_token(struct agent *ag, const struct ht_dispatch_params *p, int r, int64_t t)
 {
     const struct group_dev *g = p->g;
     const struct handle_dev *h = p->h;
-    const int64_t B = h->state->ntokens, me = ag_index(ag), A = ag_count(ag);
-    const int apart = p->desc.apart;
-    const size_t bytes = hd_wire_bytes(p, apart), M = (size_t)g->max_tokens;
+    const int K = h->state->topk;
+    const size_t record = hd_record_bytes(p);
+    int staged = p->in_place != 0;
+
+    for (int k = 0; k < K; k++) {
+        const int32_t id = h->ids[t * K + k];
+        if (id < 0 || h->nidx[t * K + k] < 0)
+            continue;
+        const int n = g->node_of[id / g->local_experts], i = h->nidx[t * K + k] - ht_rows_before(g, h, r, n);
+        if (!staged) {
+            row_stage(ag, heap_at(g, g->rank, hd_row_at(p, t)), &p->in, &p->signature, t);
+            ag_sync(ag);
+        }
+        staged = 1;
+        hd_write_record(
+            ag, p, heap_at(g, g->rank, ht_out_block(g, h, n, r, record)) + HT_HEADER_BYTES + (size_t)i * record, t);
+    }
+}
+
+/* Puts one copy of token t to each node that wants it. */
+KFN int hd_put_token(struct agent *ag, const struct ht_dispatch_params *p, struct put_batch *batch, int r, int64_t t)
+{
+    const struct group_dev *g = p->g;
+    const struct handle_dev *h = p->h;
+    const int K = h->state->topk;
+    const size_t bytes = hd_row_bytes(p);
+    int rows = 0;
+
+    for (int k = 0; k < K; k++) {
+        const int32_t id = h->ids[t * K + k];
+        const int n = id < 0 || h->nidx[t * K + k] < 0 ? -1 : g->node_of[id / g->local_experts];
+        if (n < 0 || !ht_sends_to(g, n))
+            continue;
+        put(ag, g, batch, g->relay_rank[n], COUNTER(SIG_HD_ROWS, ht_slot(r)), hd_row_at(p, t),
+            ht_relay_slot(g, g->relay_slot[n], r) + (uint64_t)(h->nidx[t * K + k] - ht_rows_before(g, h, r, n)) * bytes,
+            (uint32_t)bytes);
+        rows++;
+    }
+    return rows;
+}
+
+/* The slots of round r are free at all relays. One agent. */
+KFN_STEP int hd_wait_credits(struct agent *ag, const struct ht_dispatch_params *p, int r)
+{
+    const struct group_dev *g = p->g;
+    const uint64_t start = ag_now(ag);
+
+    for (int n = 0; n < g->nnodes && r >= HT_SLOTS; n++)
+        if (ht_sends_to(g, n) &&
+            ht_wait_counter(ag, g, SIG_HD_FREE, r, g->relay_rank[n], ht_laps(r), PHASE_HD_FREE, start))
+            return 1;
+    return 0;
+}
+
+/* Round r of the own tokens to the relays. Each agent has a run of tokens. */
+KFN_STEP int hd_send_round(struct agent *ag, const struct ht_dispatch_params *p, int r)
+{
+    const struct group_dev *g = p->g;
+    const int64_t first = ht_round_token(g, p->h, r), many = ht_round_token(g, p->h, r + 1) - first;
+    const int64_t begin = first + many * ag_index(ag) / ag_count(ag);
+    const int64_t end = first + many * (ag_index(ag) + 1) / ag_count(ag);
     struct put_batch batch;
     uint64_t rows = 0;
 
+    for (int64_t t = begin; t < end; t++)
+        hd_stage_token(ag, p, r, t);
+    if ((ag_index(ag) == 0 && hd_wait_credits(ag, p, r)) || sync_barrier(ag, g))
+        return 1;
+    if (ag_index(ag) == 0 && ht_put_blocks(ag, g, p->h, SIG_HD_BLOCK, r, hd_record_bytes(p)))
+        return 1;
     put_begin(&batch);
-    for (int64_t t = B * me / A; t < B * (me + 1) / A; t++) {
-        const uint64_t source = apart ? p->in_place + (uint64_t)(t * p->in.stride) : g->ht.back + (uint64_t)t * bytes;
-        if (!apart) {
-            char *row = heap_at(g, g->rank, source);
-            row_stage(ag, row, &p->in, &p->signature, t);
-            if (p->signature.extra & SIGNATURE_WEIGHTS)
-                ag_copy(ag, row + row_scales_at(&p->signature) + hd_weights_at(p), p->weights + t * h->state->topk,
-                        (size_t)h->state->topk * 4);
-            ag_sync(ag);
-        }
-        for (int j = 1; j < g->nnodes; j++) {
-            const int n = (g->node + j) % g->nnodes;
-            const int i = h->nidx[(size_t)n * M + (size_t)t];
-            if (i < 0 || !g->mask[g->relay_rank[n]])
-                continue;
-            put(ag, g, &batch, g->relay_rank[n], COUNTER(SIG_HD_ROWS, hd_chunk(i, h->ncount[n])), source,
-                ht_recv_buf(g, g->relay_slot[n]) + hd_rows_at(g, apart) + (uint64_t)i * bytes, (uint32_t)bytes);
-            rows++;
-        }
-    }
+    for (int64_t t = begin; t < end; t++)
+        rows += (uint64_t)hd_put_token(ag, p, &batch, r, t);
     if (ag_leader(ag))
         ag_add_stat(&g->stats->rows_remote, rows);
     return put_flush(ag, g, &batch) ? push_failed(ag, g) : 0;
 }
 
-KFN void hd_forward_row(struct agent *ag, const struct ht_dispatch_params *p, int j, int i, int apart)
+/* Rounds [first, end) of the own tokens, as far as there are so many. */
+KFN_STEP int hd_send_rounds(struct agent *ag, const struct ht_dispatch_params *p, int first, int end)
 {
-    const struct group_dev *g = p->g;
-    const struct handle_dev *h = p->h;
-    const size_t M = (size_t)g->max_tokens, K = (size_t)h->state->topk;
-    const int t = h->relay_list[(size_t)j * M + (size_t)i];
-    const char *recv_buf = heap_at(g, g->rank, ht_recv_buf(g, j));
-    const char *row = recv_buf + hd_rows_at(g, apart) + (size_t)i * hd_wire_bytes(p, apart);
-    const char *extras =
-        apart ? recv_buf + HD_HEADER_BYTES + (size_t)t * hd_extra_bytes(p) : row + row_scales_at(&p->signature);
-    struct hd_row r;
-
-    r.ids = h->relay_ids + ((size_t)j * M + (size_t)t) * K;
-    r.pos = h->relay_pos + ((size_t)j * M + (size_t)t) * K;
-    r.weights = p->signature.extra & SIGNATURE_WEIGHTS ? (const float *)(extras + hd_weights_at(p)) : NULL;
-    r.line = p->desc.map && h->relay_line ? h->relay_line + ((size_t)j * M + (size_t)t) * K : NULL;
-    r.src_rank = g->relay_sources[j];
-    r.src_token = t;
-    r.data = row;
-    r.scales = extras;
-    r.scale_stride = 4;
-    r.scratch = NULL;
-    r.descs = NULL;
-    hd_place_row(ag, p, &r);
-}
-
-/* Rows of source number j, chunk by chunk as they land; the chunks are dealt out to the agents. */
-KFN_STEP int hd_forward(struct agent *ag, const struct ht_dispatch_params *p, uint64_t epoch, int j)
-{
-    const struct group_dev *g = p->g;
-    const int s = g->relay_sources[j], n = p->h->relay_n[j];
-    const int per = (n + HD_CHUNKS - 1) / HD_CHUNKS;
-    const uint64_t start = ag_now(ag);
-    const struct hd_desc *header = (const struct hd_desc *)heap_at(g, g->rank, ht_recv_buf(g, j));
-
-    if (!g->mask[s])
-        return 0;
-    if (wait_word(ag, g, signal_from(g, SIG_HD_DATA, 0, s), epoch, PHASE_HD_ROWS, s, start))
-        return 1;
-    if (g->mask[s] && check_signature(ag, g, &p->signature, &header->signature, PHASE_HD_ROWS, s))
-        return 1;
-    for (int c = 0; c < HD_CHUNKS && c * per < n; c++) {
-        const int end = (c + 1) * per < n ? (c + 1) * per : n;
-        if ((j * HD_CHUNKS + c) % ag_count(ag) != ag_index(ag))
-            continue;
-        if (wait_rows(ag, g, SIG_HD_ROWS, c, s, (uint64_t)(end - c * per), PHASE_HD_ROWS, start))
+    for (int r = first; r < end && r < p->h->state->rounds; r++)
+        if (hd_send_round(ag, p, r))
             return 1;
-        for (int i = c * per; i < end; i++)
-            hd_forward_row(ag, p, j, i, header->apart);
-    }
     return 0;
 }
 
-#if AG_STAGED
-/* Stage HD_LANDED: all rows that this rank relays have landed. hd_forward() counts them as taken. One agent. */
-KFN_STEP int hd_landed(struct agent *ag, const struct ht_dispatch_params *p, uint64_t epoch)
+/* Row i of round r of source number j, in its slot. */
+KFN int hd_forward_row(struct agent *ag, const struct ht_dispatch_params *p, int j, int r, int i)
 {
     const struct group_dev *g = p->g;
-    const uint64_t start = ag_now(ag);
+    const int K = p->h->state->topk, s = g->relay_sources[j];
+    char *record = heap_at(g, g->rank, ht_relay_block(g, j, r)) + HT_HEADER_BYTES + (size_t)i * hd_record_bytes(p);
+    struct hd_row row;
 
-    for (int j = 0; j < g->relay_count; j++) {
-        const int s = g->relay_sources[j], n = p->h->relay_n[j], per = (n + HD_CHUNKS - 1) / HD_CHUNKS;
-        if (!g->mask[s])
-            continue;
-        if (wait_word(ag, g, signal_from(g, SIG_HD_DATA, 0, s), epoch, PHASE_HD_ROWS, s, start))
-            return 1;
-        for (int c = 0; c < HD_CHUNKS && c * per < n; c++) {
-            const size_t i = signal_index(g, SIG_HD_ROWS, c, s);
-            const int rows = ((c + 1) * per < n ? (c + 1) * per : n) - c * per;
-            if (wait_word(ag, g, &g->counters[i], g->expected[i] + (uint64_t)rows, PHASE_HD_ROWS, s, start))
-                return 1;
-        }
-    }
+    if (ht_resolve_route(ag, g, p->h, p->layout, j, record))
+        return fail_all(ag, g, KSTATUS_MISMATCH, PHASE_HD_ROWS, s, g->experts, -1);
+    row.ids = (const int32_t *)record + 1;
+    row.pos = (const int32_t *)record + 1 + K;
+    row.weights = p->signature.extra & SIGNATURE_WEIGHTS ? (const float *)(record + hd_weights_at(p)) : NULL;
+    row.line = p->desc.map && p->h->line ? row.pos + K : NULL;
+    row.src_rank = s;
+    row.src_token = *(const int32_t *)record;
+    row.data = heap_at(g, g->rank, ht_relay_slot(g, j, r)) + (size_t)i * hd_row_bytes(p);
+    row.scales = hd_long_scales(p) ? row.data + row_scales_at(&p->signature) : record + hd_scales_at(p);
+    row.scale_stride = 4;
+    row.scratch = NULL;
+    row.descs = NULL;
+    hd_place_row(ag, p, &row);
     return 0;
 }
-#endif
 
-/* The receive buffer of this relay is free again. One agent. */
-KFN_STEP void hd_release(struct agent *ag, const struct group_dev *g)
+/* The slot of (source number j, round r) is free again. One agent. */
+KFN void hd_put_credit(struct agent *ag, const struct group_dev *g, struct put_batch *batch, int j, int r)
+{
+    put(ag, g, batch, g->relay_sources[j], COUNTER(SIG_HD_FREE, ht_slot(r)), 0, 0, 0);
+}
+
+KFN int hd_credit_now(struct agent *ag, const struct group_dev *g, int j, int r)
 {
     struct put_batch batch;
 
     put_begin(&batch);
-    for (int j = 0; j < g->relay_count; j++)
-        if (g->mask[g->relay_sources[j]])
-            put(ag, g, &batch, g->relay_sources[j], COUNTER(SIG_HD_FREE, 0), 0, 0, 0);
-    if (put_flush(ag, g, &batch))
-        push_failed(ag, g); /* as in signal_peers() */
+    hd_put_credit(ag, g, &batch, j, r);
+    return put_flush(ag, g, &batch) ? push_failed(ag, g) : 0;
+}
+
+/* Block and rows of (source number j, round r) are there. One agent. */
+KFN_STEP int hd_wait_round(struct agent *ag, const struct ht_dispatch_params *p, int j, int r, uint64_t start)
+{
+    const struct group_dev *g = p->g;
+
+    return ht_wait_block(ag, g, SIG_HD_BLOCK, PHASE_HD_ROWS, j, r, &p->signature, start) ||
+           ht_wait_counter(ag, g, SIG_HD_ROWS, r, g->relay_sources[j], ht_rows_expected(g, p->h, j, r), PHASE_HD_ROWS,
+                           start);
+}
+
+/* Rows of round r of source number j, as they land. One launch for all stages: one agent, which gives the credit at
+ * once. Else all agents, and hd_release_turn() gives it. */
+KFN_STEP int hd_forward_round(struct agent *ag, const struct ht_dispatch_params *p, int j, int r)
+{
+    const struct group_dev *g = p->g;
+    const int n = p->h->relay_rows[(size_t)j * (size_t)g->ht.rounds + (size_t)r];
+    const int A = AG_STAGED ? ag_count(ag) : 1, me = AG_STAGED ? ag_index(ag) : 0;
+
+    if (!AG_STAGED && (r * g->relay_count + j) % ag_count(ag) != ag_index(ag))
+        return 0;
+    if (!AG_STAGED && hd_wait_round(ag, p, j, r, ag_now(ag)))
+        return 1;
+    if (INJECT_BUG(BUG_EARLY_CREDIT, 1, 0) && hd_credit_now(ag, g, j, r))
+        return 1;
+    for (int i = me; i < n; i += A)
+        if (hd_forward_row(ag, p, j, r, i))
+            return 1;
+    if (AG_STAGED || INJECT_BUG(BUG_EARLY_CREDIT, 1, 0))
+        return 0;
+    ag_sync(ag);
+    return hd_credit_now(ag, g, j, r);
+}
+
+#if AG_STAGED
+/* Stage HD_LANDED: what this turn forwards has landed, and what it sends has slots. One agent. */
+KFN_STEP int hd_landed(struct agent *ag, const struct ht_dispatch_params *p, int turn)
+{
+    const struct group_dev *g = p->g;
+    const int first = turn * HT_TURN;
+
+    for (int r = first; r < first + HT_TURN; r++) {
+        const uint64_t start = ag_now(ag);
+        for (int j = 0; j < g->relay_count; j++)
+            if (ht_relays(g, p->h, j, r) && hd_wait_round(ag, p, j, r, start))
+                return 1;
+    }
+    for (int r = first - HT_TURN + HT_SLOTS; turn > 0 && r < first + HT_SLOTS && r < p->h->state->rounds; r++)
+        if (hd_wait_credits(ag, p, r))
+            return 1;
+    return 0;
+}
+
+/* The slots that this turn has forwarded. One agent, when all are through. */
+KFN_STEP int hd_release_turn(struct agent *ag, const struct ht_dispatch_params *p, int turn)
+{
+    const struct group_dev *g = p->g;
+    struct put_batch batch;
+
+    put_begin(&batch);
+    for (int r = turn * HT_TURN; r < (turn + 1) * HT_TURN; r++)
+        for (int j = 0; j < g->relay_count; j++)
+            if (ht_relays(g, p->h, j, r))
+                hd_put_credit(ag, g, &batch, j, r);
+    return put_flush(ag, g, &batch) ? push_failed(ag, g) : 0;
+}
+#endif
+
+/* Stage HD_FORWARD: the next own rounds, and, as a relay, rows of other nodes. */
+KFN_STEP int hd_turn(struct agent *ag, const struct ht_dispatch_params *p, int turn)
+{
+    const struct group_dev *g = p->g;
+    const int first = turn * HT_TURN;
+
+    if (turn > 0 && hd_send_rounds(ag, p, first - HT_TURN + HT_SLOTS, first + HT_SLOTS))
+        return 1;
+    for (int r = first; r < first + HT_TURN; r++)
+        for (int j = 0; j < g->relay_count; j++)
+            if (ht_relays(g, p->h, j, r) && hd_forward_round(ag, p, j, r))
+                return 1;
+#if AG_STAGED
+    if (sync_last(ag, g, 2))
+        return hd_release_turn(ag, p, turn);
+#endif
+    return 0;
+}
+
+/* What the slots have counted in this operation. One lane. */
+KFN_STEP void hd_count_rounds(const struct ht_dispatch_params *p)
+{
+    const struct group_dev *g = p->g;
+    const struct handle_dev *h = p->h;
+
+    for (int n = 0; n < g->nnodes; n++)
+        for (int slot = 0; slot < HT_SLOTS && ht_sends_to(g, n); slot++)
+            ht_count(g, SIG_HD_FREE, slot, g->relay_rank[n], ht_uses(h->state->rounds, slot));
+    for (int j = 0; j < g->relay_count; j++) {
+        const int s = g->relay_sources[j];
+        for (int slot = 0; slot < HT_SLOTS && g->mask[s]; slot++)
+            ht_count(g, SIG_HD_BLOCK, slot, s, ht_uses(h->relay_rounds[j], slot));
+        for (int r = 0; r < h->relay_rounds[j] && g->mask[s]; r++)
+            ht_count(g, SIG_HD_ROWS, ht_slot(r), s,
+                     (uint64_t)h->relay_rows[(size_t)j * (size_t)g->ht.rounds + (size_t)r]);
+    }
 }
 
 /* ---- The own receive tensors ---------------------------------------------------------------------------------- */
@@ -440,7 +495,7 @@ KFN_STEP int hd_open(struct agent *ag, const struct ht_dispatch_params *p, uint6
 {
     const struct group_dev *g = p->g;
 
-    if (g->nnodes > 1 && hd_wait_free(ag, g, INJECT_BUG(BUG_EPOCH, epoch - 2, epoch - 1)))
+    if (g->nnodes > 1 && ht_wait_all_free(ag, g))
         return 1;
     if (ag_leader(ag))
         *(struct hd_desc *)heap_at(g, g->rank, g->ht.dispatch_desc) = p->desc;
@@ -478,10 +533,11 @@ KFN void hd_rows_done(struct agent *ag, const struct ht_dispatch_params *p, uint
         g->state->epoch[OP_HT_DISPATCH] = epoch;
     ag_sync(ag);
     signal_peers(ag, g, SCOPE_NODE, SIG_HD_DATA, 0, epoch);
-    if (g->nnodes > 1)
-        hd_release(ag, g);
-    if (ag_leader(ag))
+    if (ag_leader(ag)) {
+        if (g->nnodes > 1)
+            hd_count_rounds(p);
         hd_count(p);
+    }
 }
 
 /* Stage HD_ROWS: the own tokens. */
@@ -498,19 +554,13 @@ KFN int hd_rows(struct agent *ag, const struct ht_dispatch_params *p)
         hd_zero_padding(ag, p);
     else
         hd_mark_tail(ag, p);
-    if (g->nnodes > 1 && (hd_put_header(ag, p) || hd_send_remote(ag, p)))
-        return 1;
+    if (g->nnodes > 1) {
+        ht_write_headers(ag, g, p->h, &p->signature, hd_record_bytes(p));
+        if (hd_send_rounds(ag, p, 0, HT_SLOTS))
+            return 1;
+    }
     for (int t = ag_index(ag); t < p->h->state->ntokens; t += ag_count(ag))
         hd_send_token(ag, p, t, scratch, descs);
-    return 0;
-}
-
-/* Stage HD_FORWARD, as a relay: rows of other nodes. */
-KFN int hd_forward_all(struct agent *ag, const struct ht_dispatch_params *p, uint64_t epoch)
-{
-    for (int j = 0; j < p->g->relay_count; j++)
-        if (hd_forward(ag, p, epoch, j))
-            return 1;
     return 0;
 }
 
@@ -526,7 +576,7 @@ KFN_STEP int hd_data(struct agent *ag, const struct ht_dispatch_params *p, uint6
         report(ag, g, KSTATUS_OVERFLOW, PHASE_HD_DATA, -1, p->h->state->recv_rows, p->desc.capacity, 0, 0);
     else if (p->desc.map && p->h->state->tokens > p->desc.map_lines)
         report(ag, g, KSTATUS_OVERFLOW, PHASE_HD_DATA, -1, p->h->state->tokens, p->desc.map_lines, 0, 0);
-    return p->desc.apart && ag_index(ag) == 0 ? wait_sent(ag, g, PHASE_HD_SENT) : 0;
+    return p->in_place && ag_index(ag) == 0 ? wait_sent(ag, g, PHASE_HD_SENT) : 0;
 }
 
 KFN int hd_run(struct agent *ag, const struct ht_dispatch_params *p, uint64_t epoch)
@@ -536,13 +586,18 @@ KFN int hd_run(struct agent *ag, const struct ht_dispatch_params *p, uint64_t ep
     if (stage_runs(ag, HD_ROWS) && hd_rows(ag, p))
         return 1;
 #if AG_STAGED
-    if (stage_runs(ag, HD_LANDED) && hd_landed(ag, p, epoch))
+    if (stage_runs(ag, HD_LANDED) && hd_landed(ag, p, stage_turn(ag)))
         return 1;
-#endif
-    if (stage_runs(ag, HD_FORWARD) && hd_forward_all(ag, p, epoch))
+    if (stage_runs(ag, HD_FORWARD) && hd_turn(ag, p, stage_turn(ag)))
         return 1;
-    if (stage_runs(ag, p->nodes ? HD_FORWARD : HD_ROWS))
+    if (p->nodes ? stage_runs(ag, HD_FORWARD) && stage_turn(ag) == p->turns - 1 : stage_runs(ag, HD_ROWS))
         hd_rows_done(ag, p, epoch);
+#else
+    for (int turn = 0; p->nodes && turn < p->h->state->most_rounds; turn++)
+        if (hd_turn(ag, p, turn))
+            return 1;
+    hd_rows_done(ag, p, epoch);
+#endif
     if (stage_runs(ag, HD_DATA) && hd_data(ag, p, epoch))
         return 1;
     if (stage_runs(ag, HD_COPY_OUT) && p->buffered)

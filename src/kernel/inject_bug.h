@@ -10,9 +10,11 @@ enum injected_bug {
     BUG_SLOT = 1,
     BUG_EPOCH = 2,
     BUG_IMMEDIATE = 3,
-    BUG_NO_TELL = 4,    /* a rank that gives up does not tell its node */
-    BUG_NO_RECHECK = 5, /* the abort word is not looked at behind the last read */
-    BUG_NO_STOP = 6     /* a rank that gives up does not wait for the network */
+    BUG_NO_TELL = 4,      /* a rank that gives up does not tell its node */
+    BUG_NO_RECHECK = 5,   /* the abort word is not looked at behind the last read */
+    BUG_NO_STOP = 6,      /* a rank that gives up does not wait for the network */
+    BUG_EARLY_CREDIT = 7, /* a relay gives the credit for a slot before it has forwarded the rows in it */
+    BUG_ROUND_TWICE = 8   /* rows of a slot's earlier round are counted again for a later one */
 };
 
 #ifdef EPX_INJECT_BUGS

@@ -103,10 +103,12 @@ struct signal {
 };
 EPX_STATIC_ASSERT(sizeof(struct signal) == 64, "one cache line");
 
-/* A source's rows to one relay are counted in this many chunks, so that forwarding starts before the last arrives. */
-#define HD_CHUNKS 8
-/* Bytes that tell a relay which operation this is: the first ones of a struct hd_desc or hc_desc. */
-#define HD_HEADER_BYTES 32
+/* Between nodes (ht_rounds.h): rounds of one source that may be on their way to one relay at a time. */
+#define HT_SLOTS 8
+/* Rounds that a turn takes where each stage is a launch of its own. */
+#define HT_TURN_STAGED (HT_SLOTS / 2)
+/* Opens a block: the signature, which tells a relay which operation this is. */
+#define HT_HEADER_BYTES 32
 
 /* Copies of what epx.h says; kernels do not include the public header. group/kernel_constants.c compares them. */
 enum { DTYPE_BF16 = 1, DTYPE_FP16 = 2, DTYPE_FP32 = 3 };                  /* epx_dtype */
@@ -138,13 +140,14 @@ enum { IDX_64 = 1, IDX_GLOBAL = 2 };
 
 /* struct signature.extra. A message shows them as a number: each operation has its own. */
 enum {
-    SIGNATURE_WEIGHTS = 1,   /* dispatch, HT combine: weights are asked for */
-    SIGNATURE_BACKWARD = 2,  /* HT */
-    SIGNATURE_COMPACT = 4,   /* HT: compact top-k */
-    SIGNATURE_SUM_AT = 3,    /* HT combine: SUM_* from this bit on */
-    SIGNATURE_MAP = 1 << 24, /* HT update: handles keep what source maps need */
-    SIGNATURE_LOGFMT = 1,    /* LL combine */
-    SIGNATURE_NVFP4 = 2      /* LL combine */
+    SIGNATURE_WEIGHTS = 1,    /* dispatch, HT combine: weights are asked for */
+    SIGNATURE_BACKWARD = 2,   /* HT */
+    SIGNATURE_COMPACT = 4,    /* HT: compact top-k */
+    SIGNATURE_SUM_AT = 3,     /* HT combine: SUM_* from this bit on */
+    SIGNATURE_MAP = 1 << 24,  /* HT update: handles keep what source maps need */
+    SIGNATURE_DROP = 1 << 25, /* HT update: rows are dropped */
+    SIGNATURE_LOGFMT = 1,     /* LL combine */
+    SIGNATURE_NVFP4 = 2       /* LL combine */
 };
 
 /* How a high-throughput combine adds the rows of a token: EPX_SUM_* of epx.h (group/kernel_constants.c). */
@@ -191,8 +194,8 @@ EPX_STATIC_ASSERT(sizeof(struct lc_desc) == 64, "shared between ranks");
 /* High-throughput dispatch: where this rank wants its rows. Offsets into its heap; 0 = not asked for. */
 struct hd_desc {
     struct signature signature;
-    int32_t idx;      /* IDX_* */
-    int32_t apart;    /* 1: extras of rows for other nodes go apart from them; the last word of a header */
+    int32_t idx; /* IDX_* */
+    int32_t reserved;
     int64_t capacity; /* rows */
     uint64_t tokens, token_stride;
     uint64_t scales, scale_row_stride, scale_stride;
@@ -201,7 +204,7 @@ struct hd_desc {
     int64_t map_lines;
 };
 EPX_STATIC_ASSERT(sizeof(struct hd_desc) == 128, "shared between ranks");
-EPX_STATIC_ASSERT(offsetof(struct hd_desc, apart) + sizeof(int32_t) == HD_HEADER_BYTES, "a header ends with it");
+EPX_STATIC_ASSERT(sizeof(struct signature) <= HT_HEADER_BYTES, "a header holds it");
 
 /* Regions that a rank exports at a time (group/region.h). */
 #define REGION_SLOTS 64
@@ -232,16 +235,23 @@ struct ll_layout {
 };
 
 struct ht_layout {
-    uint64_t counts, counts_stride; /* [2 slots][own, then R of other nodes]: hn_desc, ecount[E], rcount[R] */
-    uint64_t tables, table_stride;  /* [2 slots][own, then each source of this relay]: ids[M*K], pos[M*K] */
+    uint64_t counts, counts_stride; /* [2 slots][own, one per node, then each source of this relay]: hn_desc, counts */
     uint64_t dispatch_desc, combine_desc;
-    uint64_t signatures; /* combine: of each source of this relay, HD_HEADER_BYTES bytes each */
     uint64_t tokens, scales, weights, topk_idx, src_rank, src_token, map; /* receive buffer of the node */
     uint64_t pitch, scale_pitch;
-    int64_t rows;                 /* of the receive buffer */
-    uint64_t relay, relay_stride; /* rows of each source that this rank relays for: in (dispatch), out (combine) */
-    uint64_t back;                /* rows of this rank: out (dispatch), in (combine, [other nodes][M]) */
-    uint64_t hpitch;              /* most bytes of such a row: payload, scales, weights */
+    int64_t rows; /* of the receive buffer */
+    /* Between nodes */
+    int32_t round_rows;           /* C: most rows of a round to one node */
+    int32_t block_tokens;         /* a round is a number of blocks of so many tokens */
+    int32_t rounds;               /* most that max_tokens tokens can have */
+    int32_t base_stride;          /* of struct handle_dev.relay_base */
+    uint64_t relay, relay_stride; /* [sources of this relay][HT_SLOTS]: rows in (dispatch) or out (combine), a block */
+    uint64_t relay_block;         /* from a slot's start to its block */
+    uint64_t back, back_stride;   /* [other nodes][HT_SLOTS]: sums that come back (combine) */
+    uint64_t stage;               /* [M]: own rows on their way out (dispatch) that are not in the heap */
+    uint64_t blocks;              /* own blocks on their way out */
+    uint64_t record;              /* most bytes of a record */
+    uint64_t cpitch;              /* most bytes of a row: payload, and of a sum the weights */
 };
 
 /* ---- In a rank's own device memory --------------------------------------------------------------------------- */
@@ -310,6 +320,11 @@ struct group_dev {
     const int32_t *relay_rank;    /* [nnodes]: who relays this rank's rows in each other node; -1 = own node */
     const int32_t *relay_slot;    /* [nnodes]: this rank's number among the sources of that relay */
     const int32_t *relay_sources; /* [relay_count] */
+    const int32_t *by_node;       /* [R]: ranks by node, ascending */
+    const int32_t *node_start;    /* [nnodes + 1]: where a node begins in by_node */
+    const int32_t *place_of;      /* [R]: a rank's number among those of its node */
+    const int32_t *relay_of;      /* [R]: who relays for r in this rank's node; -1 = r is of this node */
+    const int32_t *relay_number;  /* [R]: r's number among the sources of that relay */
     uint64_t *counters;           /* [SIG_COUNT][sig_slots][R]: counted by the proxies; host memory */
     uint64_t *expected;           /* likewise: rows expected so far */
     uint64_t *sent;               /* [R]: puts to each rank whose source may be reused; counted by the proxies */
@@ -325,6 +340,7 @@ struct recv_info {
     uint64_t epoch;           /* of the handle: how many updates have completed */
     int64_t rows;             /* padding included */
     int64_t tokens;           /* tokens that have an expert here */
+    int64_t rounds;           /* between nodes: that this rank has a part in */
     int64_t expert_counts[1]; /* [L] */
 };
 
@@ -337,7 +353,12 @@ struct handle_state {
     int64_t filled_rows; /* likewise, those that carry tokens */
     int64_t peer_rows;   /* of these, those that another rank of the node writes here */
     int64_t tokens;      /* tokens that have an expert here */
-    uint64_t key; /* high throughput: of the handle whose routing this is (handle_key); 0 = none, or half of one */
+    uint64_t key;   /* high throughput: of the handle whose routing this is (handle_key); 0 = none, or half of one */
+    int32_t rounds; /* between nodes: of the own tokens */
+    int32_t most_rounds; /* of those and of all sources of this relay */
+    int32_t drop;        /* DROP_*, of the last update */
+    int32_t reserved;
+    int64_t drop_rows;
 };
 
 /* A handle's tables. M and K are the group's limits here, so that a handle can be used with any number of tokens. */
@@ -358,24 +379,27 @@ struct handle_dev {
     int32_t
         *back; /* of this rank's tokens, EXPERT_MAJOR [E], RANK_MAJOR [R]: first row in the combine receive buffer */
     /* High throughput */
-    int32_t *base;   /* FLAT [R], EXPERT_MAJOR [E]: where this rank's rows begin at the destination; with a source map
-                        [R] more: where its lines begin */
-    int32_t *zone;   /* EXPERT_MAJOR [L]: first row of each local expert */
-    int32_t *filled; /* EXPERT_MAJOR [L]: rows that carry tokens */
-    int32_t *padded; /* [L]: rows of each zone, the zeroed ones included */
-    int32_t *pos;    /* [B*K]: the row of (token, k) at its destination; -1 = no row of its own; PHANTOM(row) = a row of
-                        zeros, for which it is this rank that writes them */
-    int32_t *line;   /* [B*K]: EXPERT_MAJOR with a source map, the token's line at the rank of (token, k), for the first
-                        k of that rank; else -1. NULL = none */
-    int32_t *nidx;   /* [nnodes][M]: the token's number among those that go to the node; -1 = none */
-    int32_t *ncount; /* [nnodes] */
+    int32_t *base;     /* FLAT [ranks of the node], EXPERT_MAJOR [their experts]: where this rank's rows begin there;
+                        then [ranks of the node]: where its lines begin */
+    int32_t *zone;     /* EXPERT_MAJOR [L]: first row of each local expert */
+    int32_t *filled;   /* EXPERT_MAJOR [L]: rows that carry tokens */
+    int32_t *padded;   /* [L]: rows of each zone, the zeroed ones included */
+    int32_t *pos;      /* [B*K]: the row of (token, k) at its destination in this node; -1 = no row of its own there;
+                        PHANTOM(row) = a row of zeros, for which it is this rank that writes them */
+    int32_t *far_base; /* [R]: where FLAT rows are dropped, rows of earlier ranks at each destination; else NULL */
+    int32_t *line; /* [B*K]: EXPERT_MAJOR with a source map, the token's line at the rank of (token, k), for the first
+                        k of that rank of this node; else -1. NULL = none */
+    /* Between nodes */
+    int32_t *nidx; /* [B*K]: for the first k of a token that names a node: its number among the tokens that go there */
+    int32_t *block_start; /* [blocks + 1][nnodes]: rows to a node before a block of tokens */
+    int32_t *round_block; /* [rounds + 1]: the first block of a round */
+    int32_t *node_first;  /* [nnodes]: rows to nodes before this one */
     /* Relay: [source number] of what other nodes route through this rank */
-    int32_t *relay_n;    /* tokens */
-    int32_t *relay_peer; /* rows that other ranks of this node hold for them */
-    int32_t *relay_list; /* [M]: which tokens, in order */
-    int32_t *relay_ids;  /* [M*K] */
-    int32_t *relay_pos;  /* [M*K] */
-    int32_t *relay_line; /* [M*K], or NULL */
+    int32_t *relay_n;      /* tokens */
+    int32_t *relay_peer;   /* rows that other ranks of this node hold for them */
+    int32_t *relay_rounds; /* rounds */
+    int32_t *relay_rows;   /* [ht.rounds]: rows of each round */
+    int32_t *relay_base;   /* [ht.base_stride]: as `base` */
     struct recv_info *info;
 };
 
@@ -487,13 +511,13 @@ struct ht_dispatch_params {
     struct signature signature;
     struct row_in in;
     const float *weights;
-    uint64_t in_place;   /* heap offset of tokens, where rows for other nodes are put from there (desc.apart) */
+    uint64_t in_place;   /* heap offset of tokens, where rows for other nodes are put from there */
     struct hd_desc desc; /* where senders write */
     int32_t buffered;    /* BUFFERED_* */
     int32_t nodes;       /* 1: the group has several */
     int32_t drop;        /* DROP_* */
-    int32_t reserved;
-    uint64_t key; /* the routing must be for this handle, and for so many tokens */
+    int32_t turns;       /* between nodes, where each stage is a launch: how many */
+    uint64_t key;        /* the routing must be for this handle, and for so many tokens */
     int64_t ntokens;
     /* The caller's tensors. */
     struct row_out final;
@@ -521,6 +545,8 @@ struct ht_combine_params {
     int32_t hidden, dtype;
     int32_t nodes; /* 1: the group has several */
     int32_t sum;   /* SUM_* */
+    int32_t turns; /* as in struct ht_dispatch_params */
+    int32_t reserved;
     uint64_t key;
     int64_t ntokens;
     int32_t round, rounds; /* rows of other nodes one by one (hc_round_row): this launch of so many; 0 = all at once */

@@ -42,11 +42,11 @@
     X(LC_DONE,  LL_COMBINE,  LAPS,   LOW_LATENCY, ALL,    1, "ll combine: wait for readers")                         \
     /* The peer's counts may be read. */                                                                             \
     X(HN_DATA,  HT_NOTIFY,   PARITY, LOW_LATENCY, NOBODY, 0, "ht update: wait for counts")                           \
-    /* The peer has read this rank's counts. */                                                                      \
-    X(HN_DONE,  HT_NOTIFY,   EPOCHS, LOW_LATENCY, ALL,    0, "ht update: wait for readers")                          \
+    /* The peer has read this rank's counts. Inside a node. */                                                       \
+    X(HN_DONE,  HT_NOTIFY,   EPOCHS, LOW_LATENCY, NOBODY, 0, "ht update: wait for readers")                          \
     /* The peer's receive tensors may be written. */                                                                 \
     X(HD_READY, HT_DISPATCH, EPOCHS, LOW_LATENCY, NOBODY, 0, "ht dispatch: wait for receiver")                       \
-    /* Inside a node: the peer has written all its rows here. To a relay: header and extras have arrived. */         \
+    /* Inside a node: the peer has written all its rows here. */                                                     \
     X(HD_DATA,  HT_DISPATCH, EPOCHS, LOW_LATENCY, NOBODY, 0, "ht dispatch: wait for data")                           \
     /* The peer's rows may be read. */                                                                               \
     X(HC_DATA,  HT_COMBINE,  EPOCHS, LOW_LATENCY, NOBODY, 0, "ht combine: wait for data")                            \
@@ -56,15 +56,17 @@
     X(LL_ROWS,  LL_DISPATCH, ROWS,   LOW_LATENCY, NOBODY, 1, "ll dispatch: wait for rows")                           \
     /* Between nodes: a row has arrived. */                                                                          \
     X(LC_ROWS,  LL_COMBINE,  ROWS,   LOW_LATENCY, NOBODY, 1, "ll combine: wait for rows")                            \
-    /* The peer's routing table has arrived at its relay. */                                                         \
-    X(HN_TABLE, HT_NOTIFY,   PARITY, LOW_LATENCY, NOBODY, 0, "ht update: wait for table")                            \
-    /* A row has arrived at the relay; slot = chunk (HD_CHUNKS). */                                                  \
+    /* Inside a node: counts of those for whom the peer relays have arrived. */                                      \
+    X(HN_TABLE, HT_NOTIFY,   EPOCHS, LOW_LATENCY, NOBODY, 0, "ht update: wait for table")                            \
+    /* A row has arrived at the relay; slot = round % HT_SLOTS (ht_rounds.h), here and below. */                     \
     X(HD_ROWS,  HT_DISPATCH, ROWS,   NORMAL,      NOBODY, 0, "ht dispatch: wait for rows")                           \
-    /* The relay has forwarded this rank's rows. */                                                                  \
-    X(HD_FREE,  HT_DISPATCH, EPOCHS, LOW_LATENCY, RELAY,  0, "ht dispatch: wait for relay")                          \
-    /* The peer is ready for returned rows. */                                                                       \
-    X(HC_READY, HT_COMBINE,  EPOCHS, LOW_LATENCY, NOBODY, 0, "ht combine: wait for source")                          \
-    /* A row was returned by a relay. */                                                                             \
+    /* A block of records has arrived at the relay. */                                                               \
+    X(HD_BLOCK, HT_DISPATCH, ROWS,   LOW_LATENCY, NOBODY, 0, "ht dispatch: wait for block")                          \
+    /* The relay has forwarded this rank's rows of a round: a credit for another. */                                 \
+    X(HD_FREE,  HT_DISPATCH, ROWS,   LOW_LATENCY, RELAY,  0, "ht dispatch: wait for relay")                          \
+    /* A block of records has arrived at the relay: its source asks for these rows. */                               \
+    X(HC_BLOCK, HT_COMBINE,  ROWS,   LOW_LATENCY, NOBODY, 0, "ht combine: wait for source")                          \
+    /* A row was returned by a relay, or all of a round were. */                                                     \
     X(HC_ROWS,  HT_COMBINE,  ROWS,   NORMAL,      NOBODY, 0, "ht combine: wait for rows")                            \
     /* Between nodes: the peer asks whom this rank waits for. Inside a node, in slot 0: the peer */                  \
     /* was left out by others and has given up (tell_left_out()). */                                                 \

@@ -11,34 +11,42 @@
  * A stage that fails sets the rank's abort word; the stages after it find the word and do nothing (kernel_begin).
  *
  *   operation   stages
- *   notify      0 route   1 GATE counts    2 places      3 GATE tables*    4 take tables*
- *   dispatch    0 GATE ready   1 rows      2 GATE rows landed*   3 forward*   4 GATE data    5 copy out+
- *   combine     0 stage+   1 GATE data     2 relay sums*   3 GATE sums landed*   4 sum   5 GATE done
+ *   notify      0 route   1 GATE counts    2 places
+ *   dispatch    0 GATE ready   1 rows   [ 2 GATE rows landed   3 forward ]*   4 GATE data    5 copy out+
+ *   combine     0 stage+   1 GATE data    2 ask*   [ 3 GATE sums landed* ]   [ 4 sum ]   5 GATE done
  *
  *   * between nodes only   + only where a tensor lies in memory that peers do not reach
+ *   [ ] between nodes as often as there are turns (ht_rounds.h): a launch that waits for rows never has SMs that move
+ *   rows, and the number of launches is bounded by that of rounds, which the host knows or can bound
  */
 #ifndef EPX_KERNEL_STAGES_H
 #define EPX_KERNEL_STAGES_H
 
 #include "kernel/params.h"
 
-enum { HN_ROUTE, HN_COUNTS, HN_PLACES, HN_TABLES, HN_TAKE };
+enum { HN_ROUTE, HN_COUNTS, HN_PLACES };
 enum { HD_READY, HD_ROWS, HD_LANDED, HD_FORWARD, HD_DATA, HD_COPY_OUT };
-enum { HC_STAGE, HC_DATA, HC_RELAY, HC_LANDED, HC_SUM, HC_DONE };
+enum { HC_STAGE, HC_DATA, HC_ASK, HC_LANDED, HC_SUM, HC_DONE };
 #define STAGES_MAX 6
 
-/* The stages of one call, in order; bit s of `gates`: stage s is a gate. */
+/* What a launch is told: a stage, and which turn of it. */
+#define STAGE_NUMBER(launched) ((launched)&0xff)
+#define STAGE_TURN(launched) ((launched) >> 8)
+
+/* The stages of one call, in order; bit s of `gates`: stage s is a gate. The stages from place `first` on, `repeated`
+ * of them, run `turns` times in turn. */
 struct stage_list {
     int32_t count;
     uint8_t stage[STAGES_MAX];
     uint32_t gates;
+    int32_t first, repeated, turns;
 };
 
 #define STAGE_BIT(s) (1u << (s))
 
 static inline struct stage_list stages_make(uint32_t present, uint32_t gates)
 {
-    struct stage_list list = {0, {0}, gates};
+    struct stage_list list = {0, {0}, gates, 0, 0, 1};
 
     for (int s = 0; s < STAGES_MAX; s++)
         if (present & STAGE_BIT(s))
@@ -46,30 +54,63 @@ static inline struct stage_list stages_make(uint32_t present, uint32_t gates)
     return list;
 }
 
-static inline struct stage_list notify_stages(const struct ht_notify_params *p)
+/* Stages s and s + 1 run `turns` times. */
+static inline struct stage_list stages_repeat(struct stage_list list, int s, int turns)
 {
-    const uint32_t nodes = STAGE_BIT(HN_TABLES) | STAGE_BIT(HN_TAKE);
+    while (list.first < list.count && list.stage[list.first] != s)
+        list.first++;
+    list.repeated = 2;
+    list.turns = turns;
+    return list;
+}
 
-    return stages_make(STAGE_BIT(HN_ROUTE) | STAGE_BIT(HN_COUNTS) | STAGE_BIT(HN_PLACES) | (p->nodes ? nodes : 0),
-                       STAGE_BIT(HN_COUNTS) | STAGE_BIT(HN_TABLES));
+static inline int stage_launches(const struct stage_list *list)
+{
+    return list->count + (list->turns - 1) * list->repeated;
+}
+
+/* What launch number i is told. */
+static inline int stage_launch(const struct stage_list *list, int i)
+{
+    const int in = i - list->first;
+
+    if (list->repeated == 0 || in < 0)
+        return list->stage[i];
+    if (in < list->repeated * list->turns)
+        return list->stage[list->first + in % list->repeated] | in / list->repeated << 8;
+    return list->stage[i - (list->turns - 1) * list->repeated];
+}
+
+static inline int stage_is_gate(const struct stage_list *list, int launched)
+{
+    return (list->gates & STAGE_BIT(STAGE_NUMBER(launched))) != 0;
+}
+
+static inline struct stage_list notify_stages(void)
+{
+    return stages_make(STAGE_BIT(HN_ROUTE) | STAGE_BIT(HN_COUNTS) | STAGE_BIT(HN_PLACES), STAGE_BIT(HN_COUNTS));
 }
 
 static inline struct stage_list dispatch_stages(const struct ht_dispatch_params *p)
 {
     const uint32_t nodes = STAGE_BIT(HD_LANDED) | STAGE_BIT(HD_FORWARD);
+    const struct stage_list list = stages_make(STAGE_BIT(HD_READY) | STAGE_BIT(HD_ROWS) | STAGE_BIT(HD_DATA) |
+                                                   (p->nodes ? nodes : 0) | (p->buffered ? STAGE_BIT(HD_COPY_OUT) : 0),
+                                               STAGE_BIT(HD_READY) | STAGE_BIT(HD_LANDED) | STAGE_BIT(HD_DATA));
 
-    return stages_make(STAGE_BIT(HD_READY) | STAGE_BIT(HD_ROWS) | STAGE_BIT(HD_DATA) | (p->nodes ? nodes : 0) |
-                           (p->buffered ? STAGE_BIT(HD_COPY_OUT) : 0),
-                       STAGE_BIT(HD_READY) | STAGE_BIT(HD_LANDED) | STAGE_BIT(HD_DATA));
+    return p->nodes ? stages_repeat(list, HD_LANDED, p->turns) : list;
 }
 
 static inline struct stage_list combine_stages(const struct ht_combine_params *p)
 {
-    const uint32_t nodes = STAGE_BIT(HC_RELAY) | STAGE_BIT(HC_LANDED);
+    const uint32_t nodes = STAGE_BIT(HC_ASK) | STAGE_BIT(HC_LANDED);
+    const struct stage_list list =
+        stages_make(STAGE_BIT(HC_DATA) | STAGE_BIT(HC_SUM) | STAGE_BIT(HC_DONE) | (p->nodes ? nodes : 0) |
+                        (p->tokens || p->weights ? STAGE_BIT(HC_STAGE) : 0),
+                    STAGE_BIT(HC_DATA) | STAGE_BIT(HC_LANDED) | STAGE_BIT(HC_DONE));
 
-    return stages_make(STAGE_BIT(HC_DATA) | STAGE_BIT(HC_SUM) | STAGE_BIT(HC_DONE) | (p->nodes ? nodes : 0) |
-                           (p->tokens || p->weights ? STAGE_BIT(HC_STAGE) : 0),
-                       STAGE_BIT(HC_DATA) | STAGE_BIT(HC_LANDED) | STAGE_BIT(HC_DONE));
+    /* The own sums of a turn are computed in the one after it. */
+    return p->nodes ? stages_repeat(list, HC_LANDED, p->turns + 1) : list;
 }
 
 /* For a device that runs each stage in a launch of its own. One stage and no gate: kernels that are not divided. */
@@ -77,7 +118,7 @@ static inline struct stage_list kernel_stages(enum kernel_id id, const void *par
 {
     switch (id) {
     case KERNEL_HT_NOTIFY:
-        return notify_stages((const struct ht_notify_params *)params);
+        return notify_stages();
     case KERNEL_HT_DISPATCH:
         return dispatch_stages((const struct ht_dispatch_params *)params);
     case KERNEL_HT_COMBINE:

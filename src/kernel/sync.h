@@ -51,7 +51,7 @@ KFN_STEP uint64_t lap_of(const struct group_dev *g, uint64_t epoch)
 KFN int stage_runs(const struct agent *ag, int s)
 {
 #if AG_STAGED
-    return ag_stage(ag) == s;
+    return STAGE_NUMBER(ag_stage(ag)) == s;
 #else
     (void)ag;
     (void)s;
@@ -59,13 +59,21 @@ KFN int stage_runs(const struct agent *ag, int s)
 #endif
 }
 
+#if AG_STAGED
+/* Which turn of a repeated stage this launch runs. */
+KFN int stage_turn(const struct agent *ag)
+{
+    return STAGE_TURN(ag_stage(ag));
+}
+#endif
+
 /* An operation stores its epoch at the end of stage `stored`: is that behind this launch? */
 KFN uint64_t stage_epoch(const struct agent *ag, const struct group_dev *g, int operation, int stored)
 {
     const uint64_t last = g->state->epoch[operation];
 
 #if AG_STAGED
-    if (ag_stage(ag) > stored)
+    if (STAGE_NUMBER(ag_stage(ag)) > stored)
         return last;
 #else
     (void)ag;

@@ -15,7 +15,7 @@ void handle_set_routing(struct epx_handle *handle, const epx_tensor *topk);
 epx_status handle_poll_update(struct epx_handle *handle, const char *call, uint64_t max_us);
 
 /* Device memory of a handle (handle_tables.c). */
-size_t handle_table_bytes(const struct settings *set, const epx_handle_config *config);
+size_t handle_table_bytes(const struct settings *set, const struct ht_layout *ht, const epx_handle_config *config);
 epx_status handle_tables_create(struct epx_handle *handle);
 void handle_tables_destroy(struct epx_handle *handle);
 /* Says for which handles a routing in memory is good. */

@@ -13,23 +13,25 @@ static void *place(char *base, size_t *at, size_t bytes)
     return p;
 }
 
-static void lay_out_relay(const struct settings *set, size_t pairs, int lines, char *base, size_t *at,
+static void lay_out_relay(const struct settings *set, const struct ht_layout *ht, size_t pairs, char *base, size_t *at,
                           struct handle_dev *h)
 {
-    const size_t M = (size_t)set->max_tokens, sources = (size_t)set->relay_max;
+    const size_t sources = (size_t)set->relay_max, nodes = (size_t)set->nnodes, rounds = (size_t)ht->rounds;
+    const size_t per = (size_t)ht->block_tokens, blocks = ((size_t)set->max_tokens + per - 1) / per;
 
-    h->nidx = place(base, at, (size_t)set->nnodes * M * 4);
-    h->ncount = place(base, at, (size_t)set->nnodes * 4);
+    h->nidx = place(base, at, pairs * 4);
+    h->block_start = place(base, at, (blocks + 1) * nodes * 4);
+    h->round_block = place(base, at, (rounds + 1) * 4);
+    h->node_first = place(base, at, nodes * 4);
     h->relay_n = place(base, at, sources * 4);
     h->relay_peer = place(base, at, sources * 4);
-    h->relay_list = place(base, at, sources * M * 4);
-    h->relay_ids = place(base, at, sources * pairs * 4);
-    h->relay_pos = place(base, at, sources * pairs * 4);
-    if (lines)
-        h->relay_line = place(base, at, sources * pairs * 4);
+    h->relay_rounds = place(base, at, sources * 4);
+    h->relay_rows = place(base, at, sources * rounds * 4);
+    h->relay_base = place(base, at, sources * (size_t)ht->base_stride * 4);
 }
 
-static size_t lay_out(const struct settings *set, const epx_handle_config *config, char *base, struct handle_dev *h)
+static size_t lay_out(const struct settings *set, const struct ht_layout *ht, const epx_handle_config *config,
+                      char *base, struct handle_dev *h)
 {
     const size_t R = (size_t)set->nranks, M = (size_t)set->max_tokens, L = (size_t)set->local_experts;
     const size_t pairs = M * (size_t)config->topk;
@@ -51,30 +53,32 @@ static size_t lay_out(const struct settings *set, const epx_handle_config *confi
         h->source = place(base, &at, (config->layout == EPX_EXPERT_MAJOR ? L : 1) * R * 4);
         h->back = place(base, &at, (config->layout == EPX_EXPERT_MAJOR ? (size_t)set->experts : R) * 4);
     } else {
-        h->base = place(base, &at, ((size_t)set->experts + R) * 4);
+        h->base = place(base, &at, (size_t)ht->base_stride * 4);
         h->zone = place(base, &at, L * 4);
         h->filled = place(base, &at, L * 4);
         h->padded = place(base, &at, L * 4);
         h->pos = place(base, &at, pairs * 4);
         if (lines)
             h->line = place(base, &at, pairs * 4);
+        if (config->layout == EPX_FLAT && config->drop_rows)
+            h->far_base = place(base, &at, R * 4);
         if (set->nnodes > 1)
-            lay_out_relay(set, pairs, lines, base, &at, h);
+            lay_out_relay(set, ht, pairs, base, &at, h);
     }
     return at;
 }
 
-size_t handle_table_bytes(const struct settings *set, const epx_handle_config *config)
+size_t handle_table_bytes(const struct settings *set, const struct ht_layout *ht, const epx_handle_config *config)
 {
     struct handle_dev unused;
-    return lay_out(set, config, NULL, &unused);
+    return lay_out(set, ht, config, NULL, &unused);
 }
 
 const int32_t *handle_places(const struct epx_handle *handle)
 {
     struct handle_dev h;
 
-    lay_out(&handle->group->set, &handle->config, handle->tables, &h);
+    lay_out(&handle->group->set, &handle->group->plan.ht, &handle->config, handle->tables, &h);
     return h.pos;
 }
 
@@ -88,6 +92,7 @@ uint64_t handle_key(const struct epx_handle *handle)
                               set->experts,
                               set->max_tokens,
                               set->relay_max,
+                              (int64_t)set->ht_buffer_bytes,
                               c->mode,
                               c->layout,
                               c->topk,
@@ -120,14 +125,14 @@ epx_status handle_tables_create(struct epx_handle *handle)
     epx_status status = ops->mem_alloc(group->device, sizeof(h), &dev);
 
     if (status == EPX_OK && !tables)
-        status = group_mem_alloc(group, handle_table_bytes(&group->set, &handle->config), &tables);
+        status = group_mem_alloc(group, handle_table_bytes(&group->set, &group->plan.ht, &handle->config), &tables);
     if (status != EPX_OK)
         goto free_dev;
     handle->info_bytes = sizeof(struct recv_info) + (size_t)group->set.local_experts * sizeof(int64_t);
     status = ops->host_alloc(group->device, handle->info_bytes, &info);
     if (status != EPX_OK)
         goto free_tables;
-    lay_out(&group->set, &handle->config, tables, &h);
+    lay_out(&group->set, &group->plan.ht, &handle->config, tables, &h);
     h.info = info;
     status = ops->copy(group->device, dev, &h, sizeof(h));
     if (status == EPX_OK)

@@ -76,6 +76,7 @@ epx_status ht_update(struct epx_handle *handle, const epx_tensor *topk, const st
     p.source_ends_n = (int32_t)info->source_ends.shape[0];
     p.expert_stats = info->expert_stats.data;
     p.drop = drop_rules(handle);
+    p.signature.extra |= p.drop ? SIGNATURE_DROP : 0;
     p.drop_rows = handle->config.drop_rows;
     if (p.drop & DROP_FLAT)
         status = drop_flat(handle, &p, stream);
@@ -168,22 +169,31 @@ static void make_desc(const struct epx_handle *handle, const struct dispatch_arg
     p->buffered = buffered;
 }
 
-/* Rows that are in the heap in the format of the wire are put to other nodes from there; their extras are sent as one
- * piece. */
+/* Rows that are in the heap in the format of the wire are put to other nodes from there. */
 static uint64_t in_place_offset(const struct epx_handle *handle, const struct dispatch_args *args,
                                 const struct ht_dispatch_params *p)
 {
     const struct epx_group *group = handle->group;
-    const uint64_t room = group->plan.ht.hpitch - group->plan.ht.pitch, extras = (uint64_t)group->set.max_tokens * room;
-    const uint64_t weights = args->out_weights.ndim ? (uint64_t)handle->config.topk * 4 : 0;
     uint64_t offset;
 
-    if (((uint64_t)p->signature.scale_bytes + 15) / 16 * 16 + (weights + 15) / 16 * 16 > room)
-        return 0;
-    if (group->nnodes == 1 || args->cast || HD_HEADER_BYTES + extras > (uint64_t)COMMAND_MAX_UNITS * COMMAND_UNIT)
+    if (group->nnodes == 1 || args->cast || (uint64_t)p->signature.scale_bytes > group->plan.ht.scale_pitch)
         return 0;
     offset = tensor_heap_offset(group, &args->tokens);
     return (offset | (uint64_t)p->in.stride | (uint64_t)p->signature.hidden_bytes) % COMMAND_UNIT ? 0 : offset;
+}
+
+/* Between nodes, where each stage is a launch: turns of rounds. What the update has found, or the most that there can
+ * be: the update has not run, or may run again before a graph does, or was another handle's
+ * (epx_handle_config.memory). */
+static int turns_of(const struct epx_handle *handle, struct device_stream *stream)
+{
+    const struct epx_group *group = handle->group;
+    /* Pairs with the release of the notify kernel (hn_report_counts). */
+    const int known = __atomic_load_n(&handle->info->epoch, __ATOMIC_ACQUIRE) == handle->updates && handle->updates &&
+                      !group->device->ops->stream_captures(group->device, group_stream(group, stream));
+    const int rounds = known ? (int)handle->info->rounds : group->plan.ht.rounds;
+
+    return group->nnodes == 1 ? 0 : (rounds + HT_TURN_STAGED - 1) / HT_TURN_STAGED;
 }
 
 static int signature_bits(int weights, int backward, int compact)
@@ -220,7 +230,7 @@ epx_status ht_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
     p.ntokens = args->tokens.shape[0];
     make_desc(handle, args, &p);
     p.in_place = in_place_offset(handle, args, &p);
-    p.desc.apart = p.in_place != 0;
+    p.turns = turns_of(handle, stream);
     regions_import(handle->group, stream);
     status = recv_buf_check(handle, p.buffered, "epx_dispatch");
     if (status == EPX_OK)
@@ -332,6 +342,7 @@ epx_status ht_combine(struct epx_handle *handle, const struct combine_args *args
         make_signature(handle, &args->tokens, 0,
                        signature_bits(args->out_weights.ndim, args->backward, p.compact) | p.sum << SIGNATURE_SUM_AT);
     p.nodes = handle->group->nnodes > 1;
+    p.turns = turns_of(handle, stream);
     p.stride = args->tokens.stride[0] * element;
     regions_import(handle->group, stream);
     make_combine_desc(handle, args, stream, &p);

@@ -14,6 +14,7 @@ static const struct {
     const char *name;
     uint32_t size;
 } older[] = {
+    {"epx_group_config", offsetof(epx_group_config, ht_buffer_bytes)},
     {"epx_layout_info", offsetof(epx_layout_info, rank_matrix)},
     {"epx_layout_info", offsetof(epx_layout_info, expert_rows)},
     {"epx_dispatch_outputs", offsetof(epx_dispatch_outputs, source_map)},

@@ -126,9 +126,9 @@ static epx_status launch(struct device *device, struct device_stream *stream, en
     const struct stage_list list = kernel_stages(id, params);
     epx_status status = EPX_OK;
 
-    for (int i = 0; i < list.count && status == EPX_OK; i++) {
-        const int stage = list.stage[i];
-        status = launch_stage(device, stream, id, params, bytes, list.gates & STAGE_BIT(stage) ? 1 : agents, stage);
+    for (int i = 0; i < stage_launches(&list) && status == EPX_OK; i++) {
+        const int stage = stage_launch(&list, i);
+        status = launch_stage(device, stream, id, params, bytes, stage_is_gate(&list, stage) ? 1 : agents, stage);
     }
     return status;
 }

@@ -137,6 +137,9 @@ static void draw_case(struct prop_case *c, uint64_t seed, int modes, int ranks, 
     c->bounded = prop_chance(&rng, 40);
     c->enable_mask = prop_chance(&rng, 20);
     c->registered = (int)(workload_hash(seed, 0x1e4d) & 1); /* not of rng: seeds mean what they meant before */
+    /* Often the least, now and then some more; of numbers of their own, as above. */
+    const uint64_t least = workload_hash(seed, 0xb0f) % 8;
+    c->ht_buffer_bytes = least < 3 ? 1 : least < 6 ? (uint64_t)1 << (12 + workload_hash(seed, 0xb0e) % 10) : 0;
     c->modes = prop_chance(&rng, 50) ? (uint32_t)modes : 0;
     experts = prop_chance(&rng, 50) ? c->nranks * (1 + prop_draw(&rng, 8)) : 1 + prop_draw(&rng, 8 * c->nranks);
     for (int i = 0; i < c->nhandles; i++) {

@@ -78,7 +78,7 @@ static void high_throughput_keeps_to_its_factor(void **state)
 
         assert_true(info.ht_receive_bytes >= rows * row);
         assert_true((double)info.ht_receive_bytes <=
-                    (double)rows * ((double)row * 1.1 + 12.0 * c->topk + 8 + 64) + CONSTANT);
+                    (double)rows * ((double)row * 1.1 + 16.0 * c->topk + 16 + 64) + CONSTANT);
         if ((double)info.high_throughput_bytes > 1.1 * (double)info.ht_receive_bytes + CONSTANT)
             fail_msg("%d ranks, %d tokens, hidden %d: %" PRIu64 " bytes for %" PRIu64 " received", c->ranks, c->tokens,
                      c->hidden, info.high_throughput_bytes, info.ht_receive_bytes);

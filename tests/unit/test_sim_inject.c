@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Does the simulation find bugs? Kernels and proxies are compiled for this program with six of them, each behind a
+ * Does the simulation find bugs? Kernels and proxies are compiled for this program with eight of them, each behind a
  * switch (kernel/inject_bug.h): a wait for a slot's readers left out, a counter compared with the epoch before, a field
- * of the immediate one bit too narrow; and the three steps of the rule of completion (docs/design.md), each left out.
+ * of the immediate one bit too narrow; a credit given too early and a round counted twice; and the three steps of the
+ * rule of completion (docs/design.md), each left out.
  * Every one must be found within 1,000 seeds. One thread: nothing for ThreadSanitizer. ctest: timeout=180 labels=notsan
  */
 #include <stdio.h>
@@ -76,6 +77,18 @@ static void a_field_one_bit_too_narrow_is_found(void **state)
     is_found(BUG_IMMEDIATE, 0, "");
 }
 
+static void a_credit_given_too_early_is_found(void **state)
+{
+    (void)state;
+    is_found(BUG_EARLY_CREDIT, 0, "");
+}
+
+static void a_round_counted_twice_is_found(void **state)
+{
+    (void)state;
+    is_found(BUG_ROUND_TWICE, 0, "");
+}
+
 /* Found by the assertions of the rule itself (sim/rules.h), whatever the results are. */
 static void a_rank_that_gives_up_in_silence_is_found(void **state)
 {
@@ -102,6 +115,8 @@ int main(void)
         cmocka_unit_test(a_missing_wait_for_slot_reuse_is_found),
         cmocka_unit_test(a_counter_compared_with_the_wrong_epoch_is_found),
         cmocka_unit_test(a_field_one_bit_too_narrow_is_found),
+        cmocka_unit_test(a_credit_given_too_early_is_found),
+        cmocka_unit_test(a_round_counted_twice_is_found),
         cmocka_unit_test(a_rank_that_gives_up_in_silence_is_found),
         cmocka_unit_test(a_missing_look_at_the_abort_word_is_found),
         cmocka_unit_test(memory_reused_before_the_network_has_read_it_is_found),

@@ -161,9 +161,9 @@ epx_status cuda_launch(struct device *device, struct device_stream *stream, enum
     epx_status status = use_for_launch(device);
 
     (void)bytes;
-    for (int i = 0; i < list.count && status == EPX_OK; i++) {
-        const int stage = list.stage[i];
-        status = launch_stage(device, stream, id, params, list.gates & STAGE_BIT(stage) ? 1 : agents, stage);
+    for (int i = 0; i < stage_launches(&list) && status == EPX_OK; i++) {
+        const int stage = stage_launch(&list, i);
+        status = launch_stage(device, stream, id, params, stage_is_gate(&list, stage) ? 1 : agents, stage);
     }
     return status;
 }
