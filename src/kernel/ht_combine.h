@@ -385,7 +385,7 @@ KFN_STEP int hc_relay_turn(struct agent *ag, const struct ht_combine_params *p, 
     struct put_batch batch;
 
     put_begin(&batch);
-    for (int r = turn * HT_TURN; r < (turn + 1) * HT_TURN; r++) {
+    for (int r = turn * ht_turn(p->h); r < (turn + 1) * ht_turn(p->h); r++) {
         for (int j = 0; j < g->relay_count; j++) {
             if (!ht_relays(g, p->h, j, r))
                 continue;
@@ -416,7 +416,7 @@ KFN_STEP int hc_relay_done(struct agent *ag, const struct ht_combine_params *p, 
     if (ag_look_behind(&control_of(g, g->rank)->abort_word))
         return wait_failed(ag, g, WAIT_ABORTED, PHASE_HC_ROWS, -1, -1, 0, 0);
     put_begin(&batch);
-    for (int r = turn * HT_TURN; r < (turn + 1) * HT_TURN; r++)
+    for (int r = turn * ht_turn(p->h); r < (turn + 1) * ht_turn(p->h); r++)
         for (int j = 0; j < g->relay_count; j++)
             if (ht_relays(g, p->h, j, r))
                 put(ag, g, &batch, g->relay_sources[j], COUNTER(SIG_HC_ROWS, ht_slot(r)), 0, 0, 0);
@@ -439,7 +439,7 @@ KFN_STEP int hc_wait_back(struct agent *ag, const struct ht_combine_params *p, i
     const struct group_dev *g = p->g;
     const uint64_t start = ag_now(ag);
 
-    for (int r = turn * HT_TURN; turn >= 0 && r < (turn + 1) * HT_TURN && r < p->h->state->rounds; r++)
+    for (int r = turn * ht_turn(p->h); turn >= 0 && r < (turn + 1) * ht_turn(p->h) && r < p->h->state->rounds; r++)
         for (int n = 0; n < g->nnodes; n++)
             if (ht_sends_to(g, n) && ht_wait_counter(ag, g, SIG_HC_ROWS, r, g->relay_rank[n], hc_rows_expected(p, n, r),
                                                      PHASE_HC_ROWS, start))
@@ -454,7 +454,7 @@ KFN_STEP int hc_landed(struct agent *ag, const struct ht_combine_params *p, int 
     const struct group_dev *g = p->g;
     const uint64_t start = ag_now(ag);
 
-    for (int r = turn * HT_TURN; r < (turn + 1) * HT_TURN; r++)
+    for (int r = turn * ht_turn(p->h); r < (turn + 1) * ht_turn(p->h); r++)
         for (int j = 0; j < g->relay_count; j++)
             if (ht_relays(g, p->h, j, r) &&
                 ht_wait_block(ag, g, SIG_HC_BLOCK, PHASE_HC_BLOCK, j, r, &p->signature, start))
@@ -466,9 +466,9 @@ KFN_STEP int hc_landed(struct agent *ag, const struct ht_combine_params *p, int 
 /* Requests for the rounds whose slots a turn of sums has freed. One agent. */
 KFN_STEP int hc_ask_more(struct agent *ag, const struct ht_combine_params *p, int summed)
 {
-    const int first = summed * HT_TURN + HT_SLOTS;
+    const int first = summed * ht_turn(p->h) + HT_SLOTS;
 
-    for (int r = first; summed >= 0 && r < first + HT_TURN && r < p->h->state->rounds; r++)
+    for (int r = first; summed >= 0 && r < first + ht_turn(p->h) && r < p->h->state->rounds; r++)
         if (ht_put_blocks(ag, p->g, p->h, SIG_HC_BLOCK, r, ht_route_bytes(p->h)))
             return 1;
     return 0;
@@ -797,7 +797,7 @@ KFN_STEP void hc_sum_turn(struct agent *ag, const struct ht_combine_params *p, i
 {
     const struct group_dev *g = p->g;
 
-    for (int r = turn * HT_TURN; turn >= 0 && r < (turn + 1) * HT_TURN && r < p->h->state->rounds; r++)
+    for (int r = turn * ht_turn(p->h); turn >= 0 && r < (turn + 1) * ht_turn(p->h) && r < p->h->state->rounds; r++)
         hc_sum_tokens(ag, p, r, ht_round_token(g, p->h, r), ht_round_token(g, p->h, r + 1));
 }
 
@@ -850,7 +850,7 @@ KFN int hc_sum(struct agent *ag, const struct ht_combine_params *p, uint64_t epo
         if (hc_turn(ag, p, stage_turn(ag)))
             return 1;
 #else
-        for (int turn = 0; turn <= p->h->state->most_rounds; turn++)
+        for (int turn = 0; (turn - 1) * ht_turn(p->h) < p->h->state->most_rounds; turn++)
             if (hc_turn(ag, p, turn))
                 return 1;
 #endif

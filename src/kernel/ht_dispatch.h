@@ -270,12 +270,12 @@ KFN_STEP int hd_forward_round(struct agent *ag, const struct ht_dispatch_params 
         return 0;
     if (!AG_STAGED && hd_wait_round(ag, p, j, r, ag_now(ag)))
         return 1;
-    if (INJECT_BUG(BUG_EARLY_CREDIT, 1, 0) && hd_credit_now(ag, g, j, r))
+    if (INJECT_BUG(BUG_EARLY_CREDIT, p->h->relay_rounds[j] > HT_SLOTS, 0) && hd_credit_now(ag, g, j, r))
         return 1;
     for (int i = me; i < n; i += A)
         if (hd_forward_row(ag, p, j, r, i))
             return 1;
-    if (AG_STAGED || INJECT_BUG(BUG_EARLY_CREDIT, 1, 0))
+    if (AG_STAGED || p->h->relay_rounds[j] <= HT_SLOTS || INJECT_BUG(BUG_EARLY_CREDIT, 1, 0))
         return 0;
     ag_sync(ag);
     return hd_credit_now(ag, g, j, r);
@@ -286,15 +286,15 @@ KFN_STEP int hd_forward_round(struct agent *ag, const struct ht_dispatch_params 
 KFN_STEP int hd_landed(struct agent *ag, const struct ht_dispatch_params *p, int turn)
 {
     const struct group_dev *g = p->g;
-    const int first = turn * HT_TURN;
+    const int first = turn * ht_turn(p->h);
 
-    for (int r = first; r < first + HT_TURN; r++) {
+    for (int r = first; r < first + ht_turn(p->h); r++) {
         const uint64_t start = ag_now(ag);
         for (int j = 0; j < g->relay_count; j++)
             if (ht_relays(g, p->h, j, r) && hd_wait_round(ag, p, j, r, start))
                 return 1;
     }
-    for (int r = first - HT_TURN + HT_SLOTS; turn > 0 && r < first + HT_SLOTS && r < p->h->state->rounds; r++)
+    for (int r = first - ht_turn(p->h) + HT_SLOTS; turn > 0 && r < first + HT_SLOTS && r < p->h->state->rounds; r++)
         if (hd_wait_credits(ag, p, r))
             return 1;
     return 0;
@@ -307,9 +307,9 @@ KFN_STEP int hd_release_turn(struct agent *ag, const struct ht_dispatch_params *
     struct put_batch batch;
 
     put_begin(&batch);
-    for (int r = turn * HT_TURN; r < (turn + 1) * HT_TURN; r++)
+    for (int r = turn * ht_turn(p->h); r < (turn + 1) * ht_turn(p->h); r++)
         for (int j = 0; j < g->relay_count; j++)
-            if (ht_relays(g, p->h, j, r))
+            if (ht_relays(g, p->h, j, r) && p->h->relay_rounds[j] > HT_SLOTS)
                 hd_put_credit(ag, g, &batch, j, r);
     return put_flush(ag, g, &batch) ? push_failed(ag, g) : 0;
 }
@@ -319,11 +319,11 @@ KFN_STEP int hd_release_turn(struct agent *ag, const struct ht_dispatch_params *
 KFN_STEP int hd_turn(struct agent *ag, const struct ht_dispatch_params *p, int turn)
 {
     const struct group_dev *g = p->g;
-    const int first = turn * HT_TURN;
+    const int first = turn * ht_turn(p->h);
 
-    if (turn > 0 && hd_send_rounds(ag, p, first - HT_TURN + HT_SLOTS, first + HT_SLOTS))
+    if (turn > 0 && hd_send_rounds(ag, p, first - ht_turn(p->h) + HT_SLOTS, first + HT_SLOTS))
         return 1;
-    for (int r = first; r < first + HT_TURN; r++)
+    for (int r = first; r < first + ht_turn(p->h); r++)
         for (int j = 0; j < g->relay_count; j++)
             if (ht_relays(g, p->h, j, r) && hd_forward_round(ag, p, j, r))
                 return 1;
@@ -334,6 +334,20 @@ KFN_STEP int hd_turn(struct agent *ag, const struct ht_dispatch_params *p, int t
     return 0;
 }
 
+/* One credit for all rounds of a source that has waited for none. One agent. */
+KFN_STEP void hd_release(struct agent *ag, const struct ht_dispatch_params *p)
+{
+    const struct group_dev *g = p->g;
+    struct put_batch batch;
+
+    put_begin(&batch);
+    for (int j = 0; j < g->relay_count; j++)
+        if (ht_relays(g, p->h, j, 0) && p->h->relay_rounds[j] <= HT_SLOTS)
+            hd_put_credit(ag, g, &batch, j, 0);
+    if (put_flush(ag, g, &batch))
+        push_failed(ag, g); /* as in signal_peers() */
+}
+
 /* What the slots have counted in this operation. One lane. */
 KFN_STEP void hd_count_rounds(const struct ht_dispatch_params *p)
 {
@@ -342,7 +356,7 @@ KFN_STEP void hd_count_rounds(const struct ht_dispatch_params *p)
 
     for (int n = 0; n < g->nnodes; n++)
         for (int slot = 0; slot < HT_SLOTS && ht_sends_to(g, n); slot++)
-            ht_count(g, SIG_HD_FREE, slot, g->relay_rank[n], ht_uses(h->state->rounds, slot));
+            ht_count(g, SIG_HD_FREE, slot, g->relay_rank[n], ht_credits(h->state->rounds, slot));
     for (int j = 0; j < g->relay_count; j++) {
         const int s = g->relay_sources[j];
         for (int slot = 0; slot < HT_SLOTS && g->mask[s]; slot++)
@@ -533,6 +547,8 @@ KFN void hd_rows_done(struct agent *ag, const struct ht_dispatch_params *p, uint
         g->state->epoch[OP_HT_DISPATCH] = epoch;
     ag_sync(ag);
     signal_peers(ag, g, SCOPE_NODE, SIG_HD_DATA, 0, epoch);
+    if (g->nnodes > 1)
+        hd_release(ag, p);
     if (ag_leader(ag)) {
         if (g->nnodes > 1)
             hd_count_rounds(p);
@@ -593,7 +609,7 @@ KFN int hd_run(struct agent *ag, const struct ht_dispatch_params *p, uint64_t ep
     if (p->nodes ? stage_runs(ag, HD_FORWARD) && stage_turn(ag) == p->turns - 1 : stage_runs(ag, HD_ROWS))
         hd_rows_done(ag, p, epoch);
 #else
-    for (int turn = 0; p->nodes && turn < p->h->state->most_rounds; turn++)
+    for (int turn = 0; p->nodes && turn * ht_turn(p->h) < p->h->state->most_rounds; turn++)
         if (hd_turn(ag, p, turn))
             return 1;
     hd_rows_done(ag, p, epoch);

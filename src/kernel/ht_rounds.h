@@ -18,7 +18,7 @@
  *              wait HC_ROWS[slot], sum the tokens of the
  *                round
  *
- * All ranks go through the rounds in order, a TURN of HT_TURN rounds at a time: as a relay those of its sources, and
+ * All ranks go through the rounds in order, a turn (ht_turn) at a time: as a relay those of its sources, and
  * its own. What turn k waits for is given by others in their turns before k, or in turn k before they wait: the rank
  * that is furthest behind can always go on, whatever the numbers of rounds are.
  *
@@ -31,8 +31,12 @@
 #include "kernel/rows.h"
 #include "kernel/sync.h"
 
-/* Rounds that one turn takes: where each stage is a launch, half of what may be on its way; else one. */
-#define HT_TURN (AG_STAGED ? HT_TURN_STAGED : 1)
+/* Rounds that one turn takes: where each stage is a launch, half of what may be on its way. Else one, so that waits
+ * overlap; or all, where none waits for a credit: every turn is a meeting of ranks, which may share a core. */
+KFN int ht_turn(const struct handle_dev *h)
+{
+    return AG_STAGED ? HT_TURN_STAGED : h->state->most_rounds <= HT_SLOTS ? HT_SLOTS : 1;
+}
 
 KFN int ht_slot(int round)
 {
@@ -228,6 +232,12 @@ KFN void ht_count(const struct group_dev *g, int kind, int slot, int peer, uint6
 KFN uint64_t ht_uses(int rounds, int slot)
 {
     return rounds > slot ? (uint64_t)((rounds - 1 - slot) / HT_SLOTS + 1) : 0;
+}
+
+/* Credits in this slot: one for each round; one in all, when the operation ends, where no round waits for one. */
+KFN uint64_t ht_credits(int rounds, int slot)
+{
+    return rounds > HT_SLOTS ? ht_uses(rounds, slot) : slot == 0;
 }
 
 /* The relay of this rank in node n takes part. */
