@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * High throughput: EPX's own memory does not grow with the number of ranks. 4096 tokens, hidden 7168 BF16, top-8, nodes
+ * of 8 ranks, 8 to 1024 ranks; receive tensors in reach (max_recv_tokens says that none passes through a buffer).
+ */
+#include <inttypes.h>
+
+#include "group/config.h"
+#include "kernel/command.h"
+#include "modes/handle.h"
+#include "tests/lib/unit.h"
+
+enum { TOKENS = 4096, HIDDEN_BYTES = 14336, TOPK = 8, PER_NODE = 8 };
+
+static const int sizes[] = {8, 16, 32, 64, 128, 256, 512, 1024};
+
+static epx_group_config config_of(int ranks)
+{
+    epx_group_config config = EPX_GROUP_CONFIG_INIT;
+
+    config.modes = EPX_HIGH_THROUGHPUT;
+    config.num_experts = ranks > 256 ? ranks : 256;
+    config.max_tokens_per_rank = TOKENS;
+    config.max_hidden_bytes = HIDDEN_BYTES;
+    config.max_topk = TOPK;
+    config.ranks_per_node = PER_NODE;
+    config.alloc_bytes = 4096;
+    config.max_recv_tokens = 1;
+    return config;
+}
+
+static void plan_of(const epx_group_config *config, int ranks, struct settings *set, struct heap_plan *plan)
+{
+    struct node_map map;
+
+    assert_int_equal(settings_make(config, ranks, set), EPX_OK);
+    assert_int_equal(node_map_slice(&map, ranks, set->ranks_per_node), EPX_OK);
+    settings_nodes(set, &map);
+    node_map_free(&map);
+    heap_plan_make(set, plan);
+    assert_int_equal(heap_plan_check(set, plan), EPX_OK);
+}
+
+static void the_heap_is_below_a_gigabyte(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < UNIT_COUNT(sizes); i++) {
+        const epx_group_config config = config_of(sizes[i]);
+        const double most = sizes[i] > PER_NODE ? 1e9 : 0.6e9;
+        struct settings set;
+        struct heap_plan plan;
+
+        plan_of(&config, sizes[i], &set, &plan);
+        print_message("%4d ranks: heap %4" PRIu64 " MB, %d rows in a slot, at most %d rounds\n", sizes[i],
+                      plan.total / 1000000, plan.ht.round_rows, plan.ht.rounds);
+        assert_true((double)plan.total <= most);
+    }
+}
+
+/* In a node of eight also where tensors are in ordinary memory. */
+static void the_receive_buffer_of_one_node_is_below_its_bar(void **state)
+{
+    epx_group_config config = config_of(PER_NODE);
+    struct settings set;
+    struct heap_plan plan;
+
+    (void)state;
+    config.max_recv_tokens = 0;
+    plan_of(&config, PER_NODE, &set, &plan);
+    assert_true((double)plan.total <= 0.6e9);
+}
+
+static void handles_are_below_8_megabytes(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < UNIT_COUNT(sizes); i++) {
+        const epx_group_config config = config_of(sizes[i]);
+        epx_handle_config handle = EPX_HANDLE_CONFIG_INIT;
+        struct settings set;
+        struct heap_plan plan;
+
+        plan_of(&config, sizes[i], &set, &plan);
+        handle.mode = EPX_HIGH_THROUGHPUT;
+        handle.layout = EPX_FLAT;
+        handle.topk = TOPK;
+        handle.expert_alignment = 1;
+        print_message("%4d ranks: handle %zu bytes\n", sizes[i], handle_table_bytes(&set, &plan.ht, &handle));
+        assert_true(handle_table_bytes(&set, &plan.ht, &handle) <= 8000000);
+    }
+}
+
+static void what_the_caller_gives_is_kept(void **state)
+{
+    (void)state;
+    for (uint64_t bytes = (uint64_t)1 << 26; bytes <= (uint64_t)1 << 30; bytes *= 2) {
+        epx_group_config config = config_of(256);
+        struct settings set;
+        struct heap_plan plan;
+        uint64_t slots;
+
+        config.ht_buffer_bytes = bytes;
+        plan_of(&config, 256, &set, &plan);
+        slots = (uint64_t)set.relay_max * HT_SLOTS * plan.ht.relay_stride +
+                (uint64_t)(set.nnodes - 1) * HT_SLOTS * plan.ht.back_stride;
+        assert_true(slots <= bytes + bytes / 64); /* and what alignment adds */
+        assert_true(slots >= bytes / 2);
+    }
+}
+
+/* One row in a slot is the least; every token may then be a round of its own. */
+static void the_least_has_one_row_in_a_slot(void **state)
+{
+    epx_group_config config = config_of(1024);
+    struct settings set;
+    struct heap_plan plan;
+
+    (void)state;
+    config.ht_buffer_bytes = 1;
+    plan_of(&config, 1024, &set, &plan);
+    assert_int_equal(plan.ht.round_rows, 1);
+    assert_int_equal(plan.ht.rounds, TOKENS);
+}
+
+UNIT_MAIN(cmocka_unit_test(the_heap_is_below_a_gigabyte),
+          cmocka_unit_test(the_receive_buffer_of_one_node_is_below_its_bar),
+          cmocka_unit_test(handles_are_below_8_megabytes), cmocka_unit_test(what_the_caller_gives_is_kept),
+          cmocka_unit_test(the_least_has_one_row_in_a_slot))
