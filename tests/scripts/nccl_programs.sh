@@ -58,6 +58,7 @@ bench 0 "Dispatch validation: PASSED" --algorithm ll --dispatch-quantization ds-
 bench 0 "Dispatch validation: PASSED" --algorithm ht --mxfp8 --dispatch-only --validate
 bench 0 "Dispatch validation: PASSED" --algorithm ll --dispatch-quantization scales-forward --dispatch-only \
     --scales-forward-token-dtype fp4x2 --scales-forward-scale-dtype uint8 --validate
+bench 0 "Combine validation: PASSED" --algorithm ll --combine-quantization nvfp4 --validate
 bench 1 "dispatch-only" --algorithm ll --dispatch-quantization ds-fp8e3m4
 bench 1 "not supported" --dynamic-tokens
 bench 1 "ll's" --algorithm ht --layout rm

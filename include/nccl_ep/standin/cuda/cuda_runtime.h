@@ -121,7 +121,7 @@ EPX_CUDART_API cudaError_t cudaDriverGetVersion(int *version);
 EPX_CUDART_API cudaError_t cudaGetDeviceCount(int *count); /* 1024: a rank may take its own number */
 EPX_CUDART_API cudaError_t cudaSetDevice(int device);
 EPX_CUDART_API cudaError_t cudaGetDevice(int *device);
-/* Programs ask whether a GPU is new enough: this one says 9.0, with a multiprocessor per processor. */
+/* Programs ask whether a GPU is new enough: this one says 10.0, with a multiprocessor per processor. */
 EPX_CUDART_API cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device);
 EPX_CUDART_API cudaError_t cudaDeviceSynchronize(void);
 EPX_CUDART_API cudaError_t cudaDeviceReset(void); /* waits for all streams; memory and streams stay */
