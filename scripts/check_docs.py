@@ -31,7 +31,7 @@ NOT_RUN = {"ci", "gpu", "cluster", "long", "change"}
 LIMIT_S = 120
 COMMAND = re.compile(r"^ {4,}(?:\$ )?(?:[A-Z_]+=\S+ )*(?:make|cmake|pip|python3?|torchrun|mpirun|srun|epx|bash|ctest|"
                      r"(?:build|scripts|tests|python)/\S+)(?: |$)")
-OPTION = re.compile(r"(?:^|[\s`/])epx (run|ep-bench|bench|sim|doctor)\b([^`\n|#]*)")
+OPTION = re.compile(r"(?:^|[\s`/])epx (run|ep-bench|bench|sim|doctor|predict)\b([^`\n|#]*)")
 
 
 def pages(names):
@@ -104,7 +104,7 @@ def run(script, build):
 def known_options(build):
     """What each command's --help names."""
     options = {}
-    for command in ("run", "bench", "ep-bench", "sim", "doctor"):
+    for command in ("run", "bench", "ep-bench", "sim", "doctor", "predict"):
         text = subprocess.run([os.path.join(build, "epx"), command, "--help"], cwd=ROOT, capture_output=True, text=True,
                               timeout=LIMIT_S, check=False)
         options[command] = set(re.findall(r"--[a-z][a-z-]*", text.stdout + text.stderr)) | {"--help"}

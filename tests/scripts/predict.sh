@@ -38,7 +38,7 @@ import json, sys
 for line in open(sys.argv[1]):
     row = json.loads(line)
     for op in ("dispatch", "combine"):
-        assert abs(row[op]["error_percent"]) < 20, row
+        assert abs(row[op]["error_percent"]) < 30, row
 PY
 
 "$epx" predict --machine h200-shared --mode ll --ranks 8 --tokens 16 --svg "$work/plot.svg" >/dev/null
