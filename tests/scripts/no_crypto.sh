@@ -5,13 +5,15 @@
 # EPX_SECRET=none starts them all the same (docs/security.md).
 set -u
 epx=$EPX_BUILD_DIR/epx hello=$EPX_BUILD_DIR/examples/hello
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-if [ -z "${EPX_NO_CRYPTO_INSIDE:-}" ]; then
+if [ $# -eq 0 ]; then
     unshare -m true 2>/dev/null || { echo "may not make namespaces here: $(unshare -m true 2>&1)" && exit 77; }
-    EPX_NO_CRYPTO_INSIDE=1 exec unshare -m bash "$0"
+    work=$(mktemp -d)
+    trap 'rm -rf "$work"' EXIT
+    unshare -m bash "$0" "$work"
+    exit
 fi
-unset EPX_NO_CRYPTO_INSIDE EPX_SECRET EPX_SECRET_FILE
+work=$1
+unset EPX_SECRET EPX_SECRET_FILE
 export ASAN_OPTIONS=${ASAN_OPTIONS:+$ASAN_OPTIONS:}detect_leaks=0
 touch "$work/empty"
 failures=0
