@@ -53,14 +53,13 @@ class _Channel:
         self.mover, self._device, self._inflight = Mover(group, device), device, inflight
         self._stream = None if device.type == "cpu" else torch.cuda.Stream(device=device)
         self._sent: Deque[Any] = collections.deque()
+        # Made here: an allocation on a GPU may wait for a kernel that waits for the peer, which may allocate too.
+        self._handle = group.handle(epx.Mode.HIGH_THROUGHPUT, epx.Layout.FLAT, 1)
+        self._idx = torch.full((rows, 1), _RECEIVER, dtype=torch.int32, device=device)
 
     def _transfer(self, rows: torch.Tensor, out: torch.Tensor, stream: Any) -> None:
-        count, columns = max(rows.shape[0], out.shape[0]), out.shape[1]
-        sends = rows.shape[0] > 0
-
-        def idx() -> torch.Tensor:
-            return torch.full((count if sends else 0, 1), _RECEIVER, dtype=torch.int32, device=self._device)
-        self.mover.fixed(count, idx, stream).dispatch(rows, out[:, :columns], stream=stream)
+        self._handle.update(self._idx[:rows.shape[0]], stream=stream)
+        self._handle.dispatch(rows, out, stream=stream)
 
     def _each_part(self, t: torch.Tensor) -> List[torch.Tensor]:
         """The tensor as rows of _ROW bytes, and the rest as one row."""

@@ -75,27 +75,50 @@ class Bench:
         """V2."""
         return self.new.dispatch(self.x, idx, weights, num_experts=self.args.experts, **options)
 
-    def calls(self) -> Dict[str, Callable[[], Any]]:
-        """What is measured."""
-        old, new = self.old_dispatch(), self.new_dispatch(self.idx, self.weights)
-        wide = self.new_dispatch(self.idx, self.weights, do_expand=True)
-        flat_handle = self.new_dispatch(self.spread, self.spread_weights)
-        zone_handle = self.new_dispatch(self.spread, self.spread_weights, do_expand=True)
-        spread = (self.spread, self.spread_weights)
+    def phases(self) -> List[Callable[[], Dict[str, Callable[[], Any]]]]:
+        """What is measured. Results that a phase keeps are released before the next: heaps are of limited size."""
+        return [self._dispatches, self._combines, self._same_dispatches, self._same_cached, self._same_combines]
+
+    def _dispatches(self) -> Dict[str, Callable[[], Any]]:
         return {
             "V1 layout + dispatch": self.old_dispatch,
             "V2 dispatch": lambda: self.new_dispatch(self.idx, self.weights),
             "V1 layout + dispatch, num_worst_tokens": self.old_worst,
             "V2 dispatch, no CPU sync": lambda: self.new_dispatch(self.idx, self.weights, do_cpu_sync=False),
+        }
+
+    def _combines(self) -> Dict[str, Callable[[], Any]]:
+        old, new = self.old_dispatch(), self.new_dispatch(self.idx, self.weights)
+        wide = self.new_dispatch(self.idx, self.weights, do_expand=True)
+        return {
             "V1 combine": lambda: self.old.combine(old[0], old[4], topk_weights=old[2]),
             "V2 combine": lambda: self.new.combine(new[0], new[3], topk_weights=new[2]),
             "V2 combine, expanded": lambda: self.new.combine(wide[0], wide[3], topk_weights=wide[2]),
+        }
+
+    def _same_dispatches(self) -> Dict[str, Callable[[], Any]]:
+        spread = (self.spread, self.spread_weights)
+        return {
             "same bytes: dispatch": lambda: self.new_dispatch(*spread),
             "same bytes: dispatch, expanded": lambda: self.new_dispatch(*spread, do_expand=True),
-            "same bytes: cached": lambda: self.new.dispatch(self.x, handle=flat_handle[3]),
-            "same bytes: cached, expanded": lambda: self.new.dispatch(self.x, handle=zone_handle[3], do_expand=True),
-            "same bytes: combine": lambda: self.new.combine(flat_handle[0], flat_handle[3]),
-            "same bytes: combine, expanded": lambda: self.new.combine(zone_handle[0], zone_handle[3]),
+        }
+
+    def _same_handles(self) -> List[Any]:
+        spread = (self.spread, self.spread_weights)
+        return [self.new_dispatch(*spread), self.new_dispatch(*spread, do_expand=True)]
+
+    def _same_cached(self) -> Dict[str, Callable[[], Any]]:
+        flat, zones = (result[3] for result in self._same_handles())
+        return {
+            "same bytes: cached": lambda: self.new.dispatch(self.x, handle=flat),
+            "same bytes: cached, expanded": lambda: self.new.dispatch(self.x, handle=zones, do_expand=True),
+        }
+
+    def _same_combines(self) -> Dict[str, Callable[[], Any]]:
+        flat, zones = self._same_handles()
+        return {
+            "same bytes: combine": lambda: self.new.combine(flat[0], flat[3]),
+            "same bytes: combine, expanded": lambda: self.new.combine(zones[0], zones[3]),
         }
 
     def _once(self, call: Callable[[], Any]) -> float:
@@ -112,13 +135,15 @@ class Bench:
 
     def run(self) -> Dict[str, float]:
         """Microseconds of each call."""
-        calls = self.calls()
-        times: Dict[str, List[float]] = {name: [] for name in calls}
-        for i in range(self.args.warmup + self.args.iterations):
-            for name, call in calls.items():
-                taken = self._once(call)
-                if i >= self.args.warmup:
-                    times[name].append(taken)
+        times: Dict[str, List[float]] = {}
+        for phase in self.phases():
+            calls = phase()
+            for i in range(self.args.warmup + self.args.iterations):
+                for name, call in calls.items():
+                    taken = self._once(call)
+                    if i >= self.args.warmup:
+                        times.setdefault(name, []).append(taken)
+            del calls, call
         result = {}
         for name, mine in times.items():
             slowest = torch.tensor(mine, dtype=torch.float64)
