@@ -11,10 +11,11 @@ A pair is an FP8 dispatch and a combine. The cases differ in where the rows of t
     graph     in a tensor that torch allocates while the graph is captured (a graph only)
     LogFMT    as "torch", sent as LogFMT
 
-"graph" is one pair of a captured graph of 20, "eager" one of 20 pairs that are queued without a stop; "host" is the time
-that the host takes to queue such a pair. The second table has the halves of calls with hooks beside whole calls: CUDA
-events around each, behind a sleep of the GPU that lets the host run ahead. Each figure is the median over the ranks, in
-microseconds, with the slowest rank behind it. Every case is checked before it is timed, and every graph after it.
+"graph" is one pair of a captured graph of 20, "eager" one of 20 pairs that are queued without a stop; "host" is the
+time that the host takes to queue such a pair. The second table has the halves of calls with hooks beside whole calls:
+CUDA events around each, behind a sleep of the GPU that lets the host run ahead. Each figure is the median over the
+ranks, in microseconds, with the slowest rank behind it. Every case is checked before it is timed, and every graph
+after it.
 """
 
 import argparse
