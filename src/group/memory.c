@@ -10,15 +10,22 @@
 #define RINGS_MAX 64
 
 struct blocks {
-    size_t state, stats, mask, members, heaps, tables, layout_counts;
+    size_t state, stats, mask, members, heaps, tables, layout_counts, node_ranks;
     size_t nodes, expected, pushed, rings, order, lists, packed; /* several nodes */
+    size_t expected_all, pushed_all;
     size_t total;
 };
 
 /* In memory that host and device share. */
 struct host_blocks {
-    size_t counters, sent, total;
+    size_t counters, sent, aggregates, sent_all, total;
 };
+
+/* One for each (ring, kind, slot). */
+static size_t aggregate_bytes(const struct epx_group *group)
+{
+    return (size_t)RINGS_MAX * (size_t)SIG_COUNT * (size_t)group->set.sig_slots * sizeof(uint64_t);
+}
 
 static size_t take(size_t *at, size_t bytes)
 {
@@ -41,6 +48,8 @@ static void lay_out_nodes(const struct epx_group *group, struct blocks *b, size_
     b->nodes = take(at, node_table_words(group) * sizeof(int32_t));
     b->expected = take(at, (size_t)SIG_COUNT * (size_t)group->set.sig_slots * R * sizeof(uint64_t));
     b->pushed = take(at, R * sizeof(uint64_t));
+    b->expected_all = take(at, aggregate_bytes(group));
+    b->pushed_all = take(at, RINGS_MAX * sizeof(uint64_t));
     b->rings = take(at, RINGS_MAX * sizeof(struct ring_dev));
     b->order = take(at, 2 * M * sizeof(int32_t));
     b->lists = take(at, group->set.modes & EPX_LOW_LATENCY ? (size_t)group->map.remotes * M * sizeof(int32_t) : 0);
@@ -59,6 +68,7 @@ static struct blocks lay_out(const struct epx_group *group)
     b.mask = take(&at, R * sizeof(int32_t));
     b.members = take(&at, R * sizeof(int32_t));
     b.heaps = take(&at, R * sizeof(char *));
+    b.node_ranks = take(&at, R * sizeof(int32_t));
     b.tables = take(&at, (size_t)group->set.agents * ((size_t)group->set.experts + 2 * R) * sizeof(int32_t));
     b.layout_counts = take(&at, ((size_t)group->set.experts + 2 * R + 1) * sizeof(int32_t));
     if (group->nnodes > 1)
@@ -77,6 +87,8 @@ static struct host_blocks lay_out_host(const struct epx_group *group)
     if (group->nnodes > 1) {
         b.counters = take(&at, (size_t)SIG_COUNT * (size_t)group->set.sig_slots * R * sizeof(uint64_t));
         b.sent = take(&at, R * sizeof(uint64_t));
+        b.aggregates = take(&at, aggregate_bytes(group));
+        b.sent_all = take(&at, RINGS_MAX * sizeof(uint64_t));
     }
     b.total = at;
     return b;
@@ -157,6 +169,8 @@ static void fill_nodes(struct epx_group *group, const struct blocks *b)
     g->relay_number = g->relay_of + R;
     g->expected = (uint64_t *)(base + b->expected);
     g->pushed = (uint64_t *)(base + b->pushed);
+    g->expected_all = (uint64_t *)(base + b->expected_all);
+    g->pushed_all = (uint64_t *)(base + b->pushed_all);
     g->order = (int32_t *)(base + b->order);
     g->lists = (int32_t *)(base + b->lists);
     g->packed_at = (int32_t *)(base + b->packed);
@@ -178,6 +192,9 @@ static void fill_shadow(struct epx_group *group, const struct blocks *b)
     g->enable_mask = group->set.enable_mask;
     g->timeout_ns = (uint64_t)group->set.timeout_ms * 1000000u;
     g->heap = (char *const *)(base + b->heaps);
+    g->node_ranks = (const int32_t *)(base + b->node_ranks);
+    for (int r = 0; r < group->nranks; r++)
+        g->node_size += !group->remote[r];
     g->regions = regions_table(group);
     g->state = (struct group_state *)(base + b->state);
     g->mask = (int32_t *)(base + b->mask);
@@ -197,12 +214,31 @@ static void fill_shadow(struct epx_group *group, const struct blocks *b)
         fill_nodes(group, b);
 }
 
+static epx_status copy_node_ranks(struct epx_group *group, const struct blocks *b)
+{
+    int32_t *ranks = calloc((size_t)group->nranks, sizeof(*ranks));
+    int n = 0;
+    epx_status status;
+
+    if (!ranks)
+        return fail(EPX_ERR_MEMORY, "epx_group_create: no memory for the list of %d ranks", group->nranks);
+    for (int r = 0; r < group->nranks; r++)
+        if (!group->remote[r])
+            ranks[n++] = r;
+    status = group->device->ops->copy(group->device, (char *)group->device_memory + b->node_ranks, ranks,
+                                      (size_t)n * sizeof(*ranks));
+    free(ranks);
+    return status;
+}
+
 static epx_status copy_in(struct epx_group *group, const struct blocks *b)
 {
     const struct device_ops *ops = group->device->ops;
     char *base = group->device_memory;
     epx_status status = group_device_members(group);
 
+    if (status == EPX_OK)
+        status = copy_node_ranks(group, b);
     if (status == EPX_OK)
         status = ops->copy(group->device, base, &group->shadow, sizeof(group->shadow));
     if (status == EPX_OK)
@@ -273,6 +309,8 @@ epx_status group_device_create(struct epx_group *group)
     if (group->nnodes > 1) {
         group->shadow.counters = (uint64_t *)((char *)group->host_memory + hb.counters);
         group->shadow.sent = (uint64_t *)((char *)group->host_memory + hb.sent);
+        group->shadow.aggregates = (uint64_t *)((char *)group->host_memory + hb.aggregates);
+        group->shadow.sent_all = (uint64_t *)((char *)group->host_memory + hb.sent_all);
     }
     return copy_in(group, &b);
 }

@@ -190,6 +190,9 @@ static epx_status open_proxies(struct epx_group *group, int *dmabuf)
     o.device = group->device;
     o.counters = group->shadow.counters;
     o.sent = group->shadow.sent;
+    o.aggregates = group->shadow.aggregates;
+    o.sent_all = group->shadow.sent_all;
+    o.sums = signal_sums;
     o.kinds = SIG_COUNT;
     o.slots = group->set.sig_slots;
     o.flows = signal_flows;

@@ -27,11 +27,13 @@
 #include "util/pause.h"
 #include "util/status.h"
 
-/* Between nodes: the counters of the proxies. Expected rows start again from zero with them. */
+/* Between nodes: the counters of the proxies. Expected rows start again from zero with them. The proxies compute their
+ * aggregates from the counters when they are opened again. */
 static epx_status reset_counters(struct epx_group *group, const uint64_t *epochs)
 {
     const size_t R = (size_t)group->nranks, slots = (size_t)group->set.sig_slots;
     const size_t words = (size_t)SIG_COUNT * slots * R;
+    const size_t rings = (size_t)group->shadow.nrings, all = rings * SIG_COUNT * slots;
     uint64_t *zero;
     epx_status status;
 
@@ -40,12 +42,17 @@ static epx_status reset_counters(struct epx_group *group, const uint64_t *epochs
     for (size_t i = 0; i < words; i++)
         group->shadow.counters[i] = counter_after(group, epochs, (int)(i / (slots * R)), (int)(i / R % slots));
     memset(group->shadow.sent, 0, R * sizeof(uint64_t));
-    zero = calloc(words, sizeof(*zero));
+    memset(group->shadow.sent_all, 0, rings * sizeof(uint64_t));
+    zero = calloc(words > all ? words : all, sizeof(*zero));
     if (!zero)
         return fail(EPX_ERR_MEMORY, "no memory to reset %zu counters", words);
     status = group->device->ops->copy(group->device, group->shadow.expected, zero, words * sizeof(*zero));
     if (status == EPX_OK)
         status = group->device->ops->copy(group->device, group->shadow.pushed, zero, R * sizeof(*zero));
+    if (status == EPX_OK)
+        status = group->device->ops->copy(group->device, group->shadow.expected_all, zero, all * sizeof(*zero));
+    if (status == EPX_OK)
+        status = group->device->ops->copy(group->device, group->shadow.pushed_all, zero, rings * sizeof(*zero));
     free(zero);
     return status;
 }

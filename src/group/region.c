@@ -318,6 +318,15 @@ static int least_recently_used(const struct regions *regions)
     return found;
 }
 
+/* Is a combine under way whose second half is not launched yet? Peers may still have to read its rows. */
+static int combine_is_staged(const struct epx_group *group)
+{
+    for (const struct epx_handle *h = group->handles; h; h = h->next)
+        if (h->staged == STAGED_COMBINE)
+            return 1;
+    return 0;
+}
+
 /* Chooses a region to evict, and records an event after its last use. */
 static void begin_eviction(struct epx_group *group)
 {
@@ -325,8 +334,8 @@ static void begin_eviction(struct epx_group *group)
     struct regions *regions = group->regions;
     const int e = least_recently_used(regions);
 
-    if (e < 0 || regions->exported[e].used + EVICT_AFTER_USES > regions->clock || !group->last_stream ||
-        ops->stream_captures(group->device, group->last_stream) ||
+    if (e < 0 || combine_is_staged(group) || regions->exported[e].used + EVICT_AFTER_USES > regions->clock ||
+        !group->last_stream || ops->stream_captures(group->device, group->last_stream) ||
         ops->event_record(group->device, regions->idle, group->last_stream) != EPX_OK)
         return;
     regions->evicting = e;

@@ -27,6 +27,9 @@ static const struct {
     [SIG_##kind] = {OP_##operation, COUNTS_##counts, OWED_BY_##owed},
     SIGNALS(SIGNAL_ROW)};
 
+#define SIGNAL_SUM(kind, operation, counts, flow, owed, maskable, text) [SIG_##kind] = COUNTS_##counts == COUNTS_ROWS,
+const uint8_t signal_sums[SIG_COUNT] = {SIGNALS(SIGNAL_SUM)};
+
 const char *phase_name(int phase)
 {
     return phase >= 0 && phase < PHASE_COUNT ? phase_texts[phase] : "unknown";

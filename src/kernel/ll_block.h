@@ -222,6 +222,8 @@ KFN_STEP void ll_block_goals(struct agent *ag, const struct ll_dispatch_params *
     copy_set_begin(&goals->rows);
     word_set_begin(&goals->scales);
     if (goes) {
+        if (part->begin == 0)
+            ll_write_source(g, desc, d, (uint64_t)l, (uint64_t)at, part->t);
         copy_set_offer(&goals->rows, before,
                        heap_at(g, d,
                                desc->tokens + (uint64_t)l * desc->outer_stride + (uint64_t)at * desc->stride +

@@ -4,12 +4,13 @@
  *
  *   expert rank d                                     source s of the node
  *   wait LC_DONE[*] >= v - 1  (receive slots free)
- *   rows in epx_alloc memory: describe where they are   (nothing moves)
+ *   rows in epx_alloc memory, or in a region that
+ *   all peers imported (group/region.h): describe where they are   (nothing moves)
  *   otherwise: write each row, LogFMT or plain, into
  *     s's receive slot, at ll_places()
  *   signal LC_DATA = v  ---------------------------->  wait LC_DATA[*] >= v
- *                                                      out[t] = sum over k of weight * row, read in d's heap or
- *                                                      in the own receive slot
+ *                                                      out[t] = sum over k of weight * row, read where d has it
+ *                                                      or in the own receive slot
  *   (in place: wait LC_DONE[*] >= v)  <--------------  signal LC_DONE = v
  *
  *                                                     source s of another node
@@ -26,6 +27,11 @@
 
 #include "kernel/rows.h"
 #include "kernel/sync.h"
+
+/* Do rows travel as LogFMT? A device that has a kernel of each kind (KERNEL_LL_COMBINE_LOGFMT) knows it in advance. */
+#ifndef LC_LOGFMT
+#define LC_LOGFMT(p) ((p)->logfmt)
+#endif
 
 KFN_STEP uint64_t lc_slot_offset(const struct group_dev *g, uint64_t epoch)
 {
@@ -66,7 +72,7 @@ KFN size_t lc_pitch(const struct ll_combine_params *p)
 {
     if (p->nvfp4)
         return lc_nvfp4_bytes(p->hidden);
-    return p->logfmt ? (size_t)p->g->ll.cpitch : up16((size_t)p->signature.hidden_bytes);
+    return LC_LOGFMT(p) ? (size_t)p->g->ll.cpitch : up16((size_t)p->signature.hidden_bytes);
 }
 
 KFN int lc_blocks(const struct ll_combine_params *p)
@@ -97,7 +103,7 @@ KFN struct lc_block lc_block_at(const struct ll_combine_params *p, int s, int l)
 /* Writes one row as it travels; returns its bytes. */
 KFN uint32_t lc_write_row(struct agent *ag, const struct ll_combine_params *p, char *to, const char *row)
 {
-    if (p->logfmt)
+    if (LC_LOGFMT(p))
         return (uint32_t)ag_logfmt_encode(ag, to, row, p->hidden);
     if (p->nvfp4) {
         const int64_t at = row - p->tokens, outer = at / p->outer_stride, inner = at % p->outer_stride / p->stride;
@@ -107,19 +113,15 @@ KFN uint32_t lc_write_row(struct agent *ag, const struct ll_combine_params *p, c
     return (uint32_t)p->signature.hidden_bytes;
 }
 
-/* To a source of the node: straight into its receive slot. Rows are dealt out to the agents in one sequence. */
-KFN void lc_push_local(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch, int s, int64_t *before)
+/* Rows i, i + A, ... of a block, straight into the receive slot of a source of the node. */
+KFN void lc_push_block(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch, int s, int l, int i)
 {
     const struct group_dev *g = p->g;
-    const int A = ag_count(ag);
+    const struct lc_block b = lc_block_at(p, s, l);
     char *recv_buf = lc_slot(g, s, epoch) + g->ll.crows;
 
-    for (int l = 0; l < lc_blocks(p); l++) {
-        const struct lc_block b = lc_block_at(p, s, l);
-        for (int i = (int)(((int64_t)ag_index(ag) - *before % A + A) % A); i < b.n; i += A)
-            lc_write_row(ag, p, recv_buf + (b.place + (uint64_t)i) * lc_pitch(p), b.rows + i * p->stride);
-        *before += b.n;
-    }
+    for (; i < b.n; i += ag_count(ag))
+        lc_write_row(ag, p, recv_buf + (b.place + (uint64_t)i) * lc_pitch(p), b.rows + i * p->stride);
 }
 
 /* LogFMT rows differ in length. To another node they go one behind the other, so that their puts merge and only their
@@ -138,12 +140,43 @@ KFN uint32_t lc_pack_row(struct agent *ag, const struct ll_combine_params *p, ch
 /* This agent's part of the stage, and how far it is filled. Bytes. */
 struct lc_stage {
     uint64_t at, room, used;
+    int parts;       /* agents that have one */
+    int first, last; /* steps from this rank to the first and to the last rank whose rows are in it */
     struct put_batch batch;
 };
+
+/* Is the rank so many steps from this one served by this agent? */
+KFN int lc_serves(struct agent *ag, const struct group_dev *g, const struct lc_stage *stage, int steps)
+{
+    const int s = (g->rank + steps) % g->nranks;
+
+    return !is_local(g, s) && g->mask[s] && g->recv_index_of[s] % stage->parts == ag_index(ag);
+}
+
+/* The network has read this agent's part of the stage: its puts to the ranks whose rows are there. */
+KFN_STEP int lc_wait_stage(struct agent *ag, const struct group_dev *g, struct lc_stage *stage)
+{
+    const uint64_t start = ag_now(ag);
+
+    for (int steps = stage->first; steps <= stage->last; steps++) {
+        const int s = (g->rank + steps) % g->nranks;
+        if (lc_serves(ag, g, stage, steps) &&
+            wait_word(ag, g, &g->sent[s], ag_load_acquire(&g->pushed[s]), PHASE_LC_SENT, s, start))
+            return 1;
+    }
+    stage->first = stage->last;
+    stage->used = 0;
+    return 0;
+}
 
 /* Rows in the heap can be put where they are. But a network's cost per message is that of copying some ten thousand
  * bytes: short blocks are copied to the stage, where all that go to one source become neighbours. */
 #define LC_SHORT_BYTES (256 << 10)
+
+KFN int lc_in_heap(const struct ll_combine_params *p)
+{
+    return p->pulled && p->rows_in == 0;
+}
 
 KFN int lc_short(const struct ll_combine_params *p, const struct lc_block *b)
 {
@@ -167,21 +200,20 @@ KFN_STEP int lc_push_remote(struct agent *ag, const struct ll_combine_params *p,
         const struct lc_block b = lc_block_at(p, s, l);
         for (int i = 0; i < b.n; i++) {
             const char *row = b.rows + i * p->stride;
-            const uint64_t target = p->logfmt ? packed : recv_buf + (b.place + (uint64_t)i) * pitch;
+            const uint64_t target = LC_LOGFMT(p) ? packed : recv_buf + (b.place + (uint64_t)i) * pitch;
             uint64_t source = (uint64_t)(row - heap_at(g, g->rank, 0));
             uint32_t bytes = (uint32_t)p->signature.hidden_bytes;
-            if (!p->in_place || (lc_short(p, &b) && stage->used + pitch <= stage->room)) {
+            if (!lc_in_heap(p) || (lc_short(p, &b) && stage->used + pitch <= stage->room)) {
                 if (stage->used + pitch > stage->room) {
                     if (put_flush(ag, g, &stage->batch))
                         return push_failed(ag, g);
-                    if (wait_sent(ag, g, PHASE_LC_SENT))
+                    if (lc_wait_stage(ag, g, stage))
                         return 1;
-                    stage->used = 0;
                 }
                 source = stage->at + stage->used;
-                bytes = p->logfmt ? lc_pack_row(ag, p, heap_at(g, g->rank, source), row)
-                                  : lc_write_row(ag, p, heap_at(g, g->rank, source), row);
-                stage->used += p->logfmt ? bytes : pitch;
+                bytes = LC_LOGFMT(p) ? lc_pack_row(ag, p, heap_at(g, g->rank, source), row)
+                                     : lc_write_row(ag, p, heap_at(g, g->rank, source), row);
+                stage->used += LC_LOGFMT(p) ? bytes : pitch;
                 packed += bytes;
                 ag_sync(ag);
             }
@@ -200,20 +232,20 @@ KFN_STEP int lc_push_others(struct agent *ag, const struct ll_combine_params *p,
     const struct group_dev *g = p->g;
     const int A = ag_count(ag);
     struct lc_stage stage;
-    int nth = 0;
 
     /* With fewer rows, or fewer ranks elsewhere, than agents only the first agents have a part. */
     const int most = g->remotes < (int)g->ll.stage_rows ? g->remotes : (int)g->ll.stage_rows;
-    const int parts = A < most ? A : most;
-    stage.room = g->ll.stage_rows / (uint64_t)parts * g->ll.cpitch;
+    stage.parts = A < most ? A : most;
+    stage.room = g->ll.stage_rows / (uint64_t)stage.parts * g->ll.cpitch;
     stage.at = g->ll.stage + (uint64_t)ag_index(ag) * stage.room;
     stage.used = 0;
+    stage.first = 1;
     put_begin(&stage.batch);
     for (int j = 1; j < g->nranks; j++) {
-        const int s = (g->rank + j) % g->nranks;
-        if (is_local(g, s) || !g->mask[s])
+        if (!lc_serves(ag, g, &stage, j))
             continue;
-        if (nth++ % parts == ag_index(ag) && lc_push_remote(ag, p, epoch, s, &stage))
+        stage.last = j;
+        if (lc_push_remote(ag, p, epoch, (g->rank + j) % g->nranks, &stage))
             return 1;
     }
     if (put_flush(ag, g, &stage.batch))
@@ -221,29 +253,81 @@ KFN_STEP int lc_push_others(struct agent *ag, const struct ll_combine_params *p,
     return 0;
 }
 
-KFN_STEP void lc_push_node(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
+/* The rank that block q of all blocks is for, by rank: the next one first, so that not all ranks begin with rank 0. */
+KFN int lc_push_rank(const struct ll_combine_params *p, int q)
+{
+    return (p->g->rank + 1 + q / lc_blocks(p)) % p->g->nranks;
+}
+
+KFN int lc_push_count(const struct ll_combine_params *p, int q)
 {
     const struct group_dev *g = p->g;
-    int64_t before = 0;
+    const int s = lc_push_rank(p, q), l = q % lc_blocks(p);
 
-    /* Start with the next rank, so that not all ranks write to rank 0 at first. */
-    for (int j = 1; j <= g->nranks; j++) {
-        const int s = (g->rank + j) % g->nranks;
-        if (is_local(g, s) && g->mask[s])
-            lc_push_local(ag, p, epoch, s, &before);
+    return is_local(g, s) && g->mask[s] ? p->h->count[l * g->nranks + s] : 0;
+}
+
+/* Rows for sources of the node, dealt out to the agents in one sequence. The lanes look at a block each. */
+KFN_STEP void lc_push_node(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
+{
+    const uint32_t A = (uint32_t)ag_count(ag);
+    const int blocks = p->g->nranks * lc_blocks(p);
+    uint32_t before = 0;
+
+    AG_ROUNDS(ag, int, q, blocks)
+    {
+        const int n = q < blocks ? lc_push_count(p, q) : 0;
+        const uint32_t first = before + (uint32_t)ag_scan(ag, n);
+        const uint32_t i = ((uint32_t)ag_index(ag) + A - first % A) % A; /* this agent's first row of the block */
+        const int has = n > 0 && i < (uint32_t)n;
+        struct pair_set set;
+        int place;
+        const int all = ag_vote(ag, has, &place);
+        pair_set_begin(&set);
+        if (has)
+            pair_set_offer(&set, place, q, (int)i);
+        pair_set_settle(ag, &set);
+        for (int k = 0; k < all; k++) {
+            const struct int_pair one = pair_set_get(ag, &set, k);
+            lc_push_block(ag, p, epoch, lc_push_rank(p, one.a), one.a % lc_blocks(p), one.b);
+        }
+        before += (uint32_t)ag_sum(ag, n);
     }
+    if (ag_index(ag) == 0 && ag_leader(ag))
+        ag_add_stat(&p->g->stats->bytes_local, (uint64_t)before * (uint64_t)p->signature.hidden_bytes);
 }
 
 KFN void lc_write_desc(const struct ll_combine_params *p, struct lc_desc *desc)
 {
     desc->signature = p->signature;
-    desc->pulled = p->in_place != 0;
+    desc->pulled = p->pulled;
+    desc->rows_in = p->rows_in;
     desc->rows = p->in_place;
     desc->outer_stride = (uint64_t)p->outer_stride;
     desc->row_stride = (uint64_t)p->stride;
 }
 
-KFN_STEP int lc_send(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
+/* Does this rank send rows, rather than only say where they are? */
+KFN int lc_moves(const struct ll_combine_params *p)
+{
+    return p->nodes || !p->pulled;
+}
+
+/* All that this rank sends is in the slots of the node, or on its way: the last agent says so. */
+KFN_STEP void lc_publish(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+
+    if (ag_leader(ag)) {
+        g->state->epoch[OP_LL_COMBINE] = epoch;
+        p->h->state->epoch = epoch;
+    }
+    ag_sync(ag);
+    signal_peers(ag, g, SCOPE_NODE, SIG_LC_DATA, slot_of(g, epoch), lap_of(g, epoch));
+}
+
+/* The slot is free and has the descriptor; the network has read the last combine's rows in the stage. */
+KFN_STEP int lc_take_slot(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
     char *slot = lc_slot(g, g->rank, epoch);
@@ -253,27 +337,32 @@ KFN_STEP int lc_send(struct agent *ag, const struct ll_combine_params *p, uint64
     AG_MARK(ag, "slot");
     if (ag_index(ag) == 0 && ag_leader(ag))
         lc_write_desc(p, (struct lc_desc *)slot);
-    if (g->nnodes > 1) {
-        /* The stage still holds the last combine's rows until the network has read them. */
-        if (ag_index(ag) == 0 && wait_sent(ag, g, PHASE_LC_SENT))
-            return 1;
-        if (sync_barrier(ag, g) || lc_push_others(ag, p, epoch))
-            return 1;
-    }
-    if (!p->in_place) {
-        lc_push_node(ag, p, epoch);
-    } else if (p->layout == LAYOUT_EXPERT_MAJOR) {
+    if (p->nodes && ag_index(ag) == 0 && wait_all_sent(ag, g, PHASE_LC_SENT))
+        return 1;
+    if (p->pulled && p->layout == LAYOUT_EXPERT_MAJOR) {
         int32_t *begin = (int32_t *)(slot + g->ll.begin);
         AG_EACH_ALL(ag, int, i, g->local_experts * g->nranks) begin[i] = p->h->begin[i];
     }
-    if (!sync_last(ag, g, 0))
-        return 0;
-    if (ag_leader(ag)) {
-        g->state->epoch[OP_LL_COMBINE] = epoch;
-        p->h->state->epoch = epoch;
-    }
-    ag_sync(ag);
-    signal_peers(ag, g, SCOPE_NODE, SIG_LC_DATA, slot_of(g, epoch), lap_of(g, epoch));
+    if (!lc_moves(p) && sync_last(ag, g, 0))
+        lc_publish(ag, p, epoch);
+    return 0;
+}
+
+/* Rows that are not read where they are. */
+KFN_STEP int lc_push(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+
+    if (p->nodes && sync_barrier(ag, g)) /* the descriptor is written, and the stage is free */
+        return 1;
+    if (LC_LOGFMT(p))
+        ag_logfmt_begin(ag);
+    if (p->nodes && lc_push_others(ag, p, epoch))
+        return 1;
+    if (!p->pulled)
+        lc_push_node(ag, p, epoch);
+    if (sync_last(ag, g, 0))
+        lc_publish(ag, p, epoch);
     return 0;
 }
 
@@ -288,23 +377,34 @@ KFN int64_t lc_place(const struct ll_combine_params *p, int d, int64_t i)
                                             : (int64_t)h->back[d] + h->ridx[i];
 }
 
-/* Where the row of (t, k) is, for this rank as the source. */
+/* The rows of rank d of the node, `at` bytes into its heap, or into a region that this rank has imported. */
+KFN const char *lc_rows_of(const struct group_dev *g, int d, int32_t in, uint64_t at)
+{
+    if (in == 0)
+        return heap_at(g, d, at);
+    return (const char *)(uintptr_t)(g->regions[d * REGION_SLOTS + in - 1] + at);
+}
+
+/* Where the row of (t, k) is, for this rank as the source. What is in remote memory is loaded at once. */
 KFN_STEP const char *lc_row(const struct ll_combine_params *p, uint64_t epoch, const struct lc_desc *desc, int d,
                             int64_t i)
 {
     const struct group_dev *g = p->g;
 
-    if (p->logfmt && !is_local(g, d))
+    if (LC_LOGFMT(p) && !is_local(g, d))
         return lc_slot(g, g->rank, epoch) + g->ll.crows + (size_t)g->packed_at[lc_place(p, d, i)] * 16;
-    if (!desc->pulled || !is_local(g, d))
+    if (!is_local(g, d))
         return lc_slot(g, g->rank, epoch) + g->ll.crows + (size_t)lc_place(p, d, i) * lc_pitch(p);
-    const char *rows = heap_at(g, d, desc->rows);
-    if (p->layout == LAYOUT_RANK_MAJOR)
-        return rows + (size_t)g->rank * desc->outer_stride + (size_t)p->h->ridx[i] * desc->row_stride;
-    const int l = p->h->ids[i] - d * g->local_experts;
+    const int by_rank = p->layout == LAYOUT_RANK_MAJOR;
+    const int l = by_rank ? 0 : p->h->ids[i] - d * g->local_experts;
     const int32_t *begin = (const int32_t *)(lc_slot(g, d, epoch) + g->ll.begin);
-    return rows + (size_t)l * desc->outer_stride +
-           (size_t)(begin[l * g->nranks + g->rank] + p->h->eidx[i]) * desc->row_stride;
+    const int32_t first = by_rank ? 0 : begin[l * g->nranks + g->rank]; /* only with `pulled`: else not used */
+    const int32_t number = by_rank ? p->h->ridx[i] : p->h->eidx[i];
+    const struct lc_desc at = *desc;
+    if (!at.pulled)
+        return lc_slot(g, g->rank, epoch) + g->ll.crows + (size_t)lc_place(p, d, i) * lc_pitch(p);
+    return lc_rows_of(g, d, at.rows_in, at.rows) + (size_t)(by_rank ? g->rank : l) * at.outer_stride +
+           (size_t)(first + number) * at.row_stride;
 }
 
 /* Does (t, k) have a row of its own that comes back? */
@@ -331,6 +431,11 @@ KFN void lc_look_ahead(const struct ll_combine_params *p, uint64_t epoch, int64_
     }
 }
 
+KFN const char *lc_bias(const struct ll_combine_params *p, int i, int t, int64_t at)
+{
+    return p->bias[i] ? p->bias[i] + t * p->bias_stride[i] + at : NULL;
+}
+
 /* Channels [begin, end) of token t. Returns how many rows there were. */
 KFN_STEP int lc_sum_token(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch, int t, int begin,
                           int end)
@@ -352,33 +457,36 @@ KFN_STEP int lc_sum_token(struct agent *ag, const struct ll_combine_params *p, u
         if (returns) {
             const int d = p->h->ids[i] / L;
             const char *row = lc_row(p, epoch, lc_desc_of(g, d, epoch), d, i);
-            sum_set_offer(&set, n + before, row + at, weighted ? p->weights[i] : 1.0f,
-                          p->nvfp4 ? ROWS_NVFP4 : p->logfmt);
+            sum_set_offer(&set, n + before, LC_LOGFMT(p) ? row : row + at, weighted ? p->weights[i] : 1.0f,
+                          p->nvfp4 ? ROWS_NVFP4 : LC_LOGFMT(p));
         }
         n += all;
     }
     sum_set_settle(ag, &set);
-    ag_reduce(ag, p->out + t * p->out_stride + at, p->dtype, end - begin, &set, n, weighted,
-              p->bias[0] ? p->bias[0] + t * p->bias_stride[0] + at : NULL,
-              p->bias[1] ? p->bias[1] + t * p->bias_stride[1] + at : NULL);
+    if (LC_LOGFMT(p))
+        ag_reduce_logfmt(ag, p->out + t * p->out_stride + at, p->hidden, begin, end, &set, n, weighted,
+                         lc_bias(p, 0, t, at), lc_bias(p, 1, t, at));
+    else
+        ag_reduce(ag, p->out + t * p->out_stride + at, p->dtype, end - begin, &set, n, weighted, lc_bias(p, 0, t, at),
+                  lc_bias(p, 1, t, at));
     return n;
 }
 
 #define LC_SLICE 1024 /* channels: least that is worth an agent of its own */
 
-/* With more agents than tokens each token is cut into slices. LogFMT rows are not: their blocks have no fixed
- * places; nor NVFP4 rows. */
+/* With more agents than tokens each token is cut into slices. LogFMT rows are not by a single lane: it would have to
+ * find each block's place anew. Nor are NVFP4 rows. */
 KFN int lc_slices(struct agent *ag, const struct ll_combine_params *p)
 {
     const int tokens = p->h->state->ntokens > 0 ? p->h->state->ntokens : 1;
-    const int most = p->logfmt || p->nvfp4 ? 1 : (p->hidden + LC_SLICE - 1) / LC_SLICE;
+    const int most = p->nvfp4 || (LC_LOGFMT(p) && AG_ONE_LANE) ? 1 : (p->hidden + LC_SLICE - 1) / LC_SLICE;
     const int spare = ag_count(ag) / tokens;
 
     return spare < 1 ? 1 : spare < most ? spare : most;
 }
 
 /* All tokens, dealt out; returns the rows of this agent's (of each token's first slice). */
-KFN_STEP uint64_t lc_sum_tokens(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
+KFN uint64_t lc_sum_tokens(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
 {
     const int slices = lc_slices(ag, p), items = p->h->state->ntokens * slices;
     const int width = ((p->hidden + slices - 1) / slices + 255) / 256 * 256;
@@ -442,17 +550,50 @@ KFN_STEP int lc_unpack(struct agent *ag, const struct ll_combine_params *p, uint
     return 0;
 }
 
+/* Rows that come back through a ring; notes those of each rank. One agent. */
+KFN uint64_t lc_ring_rows(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch, int ring)
+{
+    const struct group_dev *g = p->g;
+    int64_t rows = 0;
+
+    AG_EACH(ag, int, d, g->nranks)
+    {
+        if (is_local(g, d) || ring_of(g, d) != ring)
+            continue;
+        const uint64_t n = lc_rows_from(p, d);
+        g->expected[signal_index(g, SIG_LC_ROWS, slot_of(g, epoch), d)] += n; /* see late_rows() */
+        rows += (int64_t)n;
+    }
+    return (uint64_t)ag_sum(ag, rows);
+}
+
 KFN_STEP int lc_wait_remote(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
     const uint64_t start = ag_now(ag);
 
-    for (int d = 0; d < g->nranks; d++) {
+    for (int d = 0; d < g->nranks && g->enable_mask; d++) {
         if (is_local(g, d) || !g->mask[d] || g->recv_index_of[d] % ag_count(ag) != ag_index(ag))
             continue;
         if (wait_rows(ag, g, SIG_LC_ROWS, slot_of(g, epoch), d, lc_rows_from(p, d), PHASE_LC_ROWS, start))
             return 1;
-        if (p->logfmt && g->mask[d] && lc_unpack(ag, p, epoch, d))
+    }
+    for (int ring = 0; ring < g->nrings && !g->enable_mask && ag_index(ag) == 0; ring++)
+        if (wait_ring_rows(ag, g, ring, lc_ring_rows(ag, p, epoch, ring), SIG_LC_ROWS, slot_of(g, epoch), PHASE_LC_ROWS,
+                           start))
+            return 1;
+    return sync_barrier(ag, g);
+}
+
+/* LogFMT rows of other nodes, shared out to the agents by rank. */
+KFN_STEP int lc_unpack_all(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+
+    for (int d = 0; d < g->nranks; d++) {
+        if (is_local(g, d) || !g->mask[d] || g->recv_index_of[d] % ag_count(ag) != ag_index(ag))
+            continue;
+        if (lc_unpack(ag, p, epoch, d))
             return 1;
     }
     return sync_barrier(ag, g);
@@ -473,42 +614,56 @@ KFN int lc_check_descs(struct agent *ag, const struct ll_combine_params *p, uint
     return 0;
 }
 
-KFN_STEP int lc_recv(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
+/* All rows can be read. */
+KFN_STEP int lc_data(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
-    const int slot = slot_of(g, epoch);
-    const uint64_t lap = lap_of(g, epoch);
 
-    if (wait_peers(ag, g, SCOPE_ALL, SIG_LC_DATA, slot, lap, PHASE_LC_DATA, p->wait_ns))
+    if (wait_peers(ag, g, SCOPE_ALL, SIG_LC_DATA, slot_of(g, epoch), lap_of(g, epoch), PHASE_LC_DATA, p->wait_ns))
         return 1;
     AG_MARK(ag, "data");
-    if (lc_check_descs(ag, p, epoch))
-        return 1;
-    if (g->nnodes > 1 && lc_wait_remote(ag, p, epoch))
+    return lc_check_descs(ag, p, epoch) || (p->nodes && lc_wait_remote(ag, p, epoch));
+}
+
+/* The own tokens. */
+KFN_STEP int lc_sum(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+
+    if (p->nodes && LC_LOGFMT(p) && lc_unpack_all(ag, p, epoch))
         return 1;
     count_returned(ag, g, lc_sum_tokens(ag, p, epoch));
     AG_MARK(ag, "sum");
     if (sync_last(ag, g, 1)) {
-        signal_peers(ag, g, SCOPE_ALL, SIG_LC_DONE, slot, lap);
+        signal_peers(ag, g, SCOPE_ALL, SIG_LC_DONE, slot_of(g, epoch), lap_of(g, epoch));
         report_returned(ag, g);
         lc_count_peer(ag, p);
     }
+    return 0;
+}
+
+KFN int lc_run(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
+{
+    if (p->steps & STEP_SEND) {
+        if (lc_take_slot(ag, p, epoch) || (lc_moves(p) && lc_push(ag, p, epoch)))
+            return 1;
+    }
+    if (!(p->steps & STEP_RECV))
+        return 0;
+    if (lc_data(ag, p, epoch) || lc_sum(ag, p, epoch))
+        return 1;
     /* The caller may change its tensor once this operation has completed: not before all have read it. */
-    return p->in_place ? wait_peers(ag, g, SCOPE_ALL, SIG_LC_DONE, slot, lap, PHASE_LC_DONE, NULL) : 0;
+    return p->pulled &&
+           wait_peers(ag, p->g, SCOPE_ALL, SIG_LC_DONE, slot_of(p->g, epoch), lap_of(p->g, epoch), PHASE_LC_DONE, NULL);
 }
 
 KFN void kernel_ll_combine(struct agent *ag, const struct ll_combine_params *p)
 {
     const struct group_dev *g = p->g;
-    uint64_t epoch = g->state->epoch[OP_LL_COMBINE] + 1;
-    int failed = kernel_begin(ag, g);
+    const uint64_t next = g->state->epoch[OP_LL_COMBINE] + 1;
 
-    if (!failed && (p->steps & STEP_SEND))
-        failed = lc_send(ag, p, epoch);
-    else
-        epoch = p->h->state->epoch;
-    if (!failed && (p->steps & STEP_RECV))
-        failed = lc_recv(ag, p, epoch);
+    if (!kernel_begin(ag, g))
+        lc_run(ag, p, p->steps & STEP_SEND ? next : p->h->state->epoch);
     kernel_end(ag, g);
 }
 

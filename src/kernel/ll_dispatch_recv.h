@@ -150,15 +150,31 @@ KFN const char *ll_row(const struct ll_view *v, int t)
     return v->rows + (size_t)(v->desc->ordered ? v->pos[t] : t) * v->desc->row_stride;
 }
 
-/* Row i of source s's list: what belongs to each of its local experts; the rows themselves unless they were written. */
-KFN_STEP void ll_expand(struct agent *ag, const struct ll_dispatch_params *p, const struct ll_view *v, int s, int i,
-                        int written)
+/* The k-th index of row i of source s's list, whose row has been written: where it came from. By each lane. */
+KFN void ll_name_row(const struct ll_dispatch_params *p, const struct ll_view *v, int s, int i, int k)
+{
+    const struct group_dev *g = p->g;
+    const int L = g->local_experts, t = v->list[i];
+    const size_t pair = (size_t)t * (size_t)p->route.topk_n + (size_t)k;
+    const int32_t id = v->ids[pair], number = v->eidx[pair], l = id - g->rank * L;
+
+    if (id < 0 || l < 0 || l >= L)
+        return;
+    const int64_t place = (int64_t)l * p->outer_rows + p->h->begin[l * g->nranks + s] + number;
+    if (p->src_rank)
+        p->src_rank[place] = s;
+    if (p->src_token)
+        p->src_token[place] = t;
+}
+
+/* Row i of source s's list, to each of its local experts. */
+KFN_STEP void ll_expand(struct agent *ag, const struct ll_dispatch_params *p, const struct ll_view *v, int s, int i)
 {
     const struct group_dev *g = p->g;
     const int R = g->nranks, L = g->local_experts, K = p->route.topk_n;
     const int t = v->list[i];
     const int32_t *ids = v->ids + (size_t)t * K;
-    const char *row = written ? NULL : ll_row(v, t);
+    const char *row = ll_row(v, t);
     struct copy_set set;
     int n = 0;
 
@@ -180,8 +196,6 @@ KFN_STEP void ll_expand(struct agent *ag, const struct ll_dispatch_params *p, co
         }
         n += all;
     }
-    if (written)
-        return;
     copy_set_settle(ag, &set);
     ag_copy_many(ag, &set, n, row, (size_t)p->signature.hidden_bytes);
     for (int k = 0; k < K && p->signature.scale_bytes; k++) {
@@ -247,11 +261,17 @@ KFN void ll_take_source(struct agent *ag, const struct ll_dispatch_params *p, ui
     }
     const struct ll_view v = ll_open(g, s, epoch);
     const int n = v.rcount[g->rank], written = v.desc->written;
+    if (p->layout == LAYOUT_EXPERT_MAJOR && written) { /* a lane for each index: nothing waits for the one before */
+        const int K = p->route.topk_n;
+        for (int i = nth * AG_LANES + ag_lane(ag); i < n * K; i += step * AG_LANES)
+            ll_name_row(p, &v, s, i / K, i % K);
+        return;
+    }
     for (int i = nth; i < n; i += step) {
         if (p->layout == LAYOUT_RANK_MAJOR)
             ll_place(ag, p, &v, s, i, written);
         else
-            ll_expand(ag, p, &v, s, i, written);
+            ll_expand(ag, p, &v, s, i);
     }
     if (first && p->layout == LAYOUT_RANK_MAJOR)
         p->h->count[s] = n;
@@ -321,6 +341,21 @@ KFN int ll_list_remote(struct agent *ag, const struct group_dev *g, const struct
     return found;
 }
 
+/* All rows from other nodes, through each ring. One agent; what others find wrong in the tables ends the wait. */
+KFN_STEP int ll_wait_all_rows(struct agent *ag, const struct group_dev *g, uint64_t epoch, uint64_t start)
+{
+    for (int ring = 0; ring < g->nrings; ring++) {
+        int64_t rows = 0;
+        AG_EACH(ag, int, s, g->nranks)
+        if (!is_local(g, s) && ring_of(g, s) == ring)
+            rows += ll_view_at(g, ll_rows_of(g, s, epoch), 0, 0).rcount[g->rank];
+        rows = ag_sum(ag, rows);
+        if (wait_ring_rows(ag, g, ring, (uint64_t)rows, SIG_LL_ROWS, slot_of(g, epoch), PHASE_LL_ROWS, start))
+            return 1;
+    }
+    return 0;
+}
+
 /* Rows from other nodes: as many as the tables say (checked against what is possible); and the list of their tokens. */
 KFN_STEP int ll_wait_remote(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
 {
@@ -338,10 +373,12 @@ KFN_STEP int ll_wait_remote(struct agent *ag, const struct ll_dispatch_params *p
         const int found = ll_list_remote(ag, g, &v, K, g->lists + (size_t)g->recv_index_of[s] * (size_t)g->max_tokens);
         if (found != n)
             return fail_all(ag, g, KSTATUS_MISMATCH, PHASE_LL_ROWS, s, found, n);
-        if (wait_rows(ag, g, SIG_LL_ROWS, slot_of(g, epoch), s, (uint64_t)n, PHASE_LL_ROWS, start))
+        if (!g->enable_mask)
+            expect_rows(ag, g, SIG_LL_ROWS, slot_of(g, epoch), s, (uint64_t)n);
+        else if (wait_rows(ag, g, SIG_LL_ROWS, slot_of(g, epoch), s, (uint64_t)n, PHASE_LL_ROWS, start))
             return 1;
     }
-    return 0;
+    return !g->enable_mask && ag_index(ag) == 0 && ll_wait_all_rows(ag, g, epoch, start);
 }
 
 /* The descriptors of peers match this rank's signature and are within the limits of the group. */
@@ -383,7 +420,7 @@ KFN_STEP int ll_receive(struct agent *ag, const struct ll_dispatch_params *p, ui
         return 1;
     AG_MARK(ag, "count");
     /* Agents that compute places of rows read the counts of all agents. */
-    const int places = !written || p->src_rank || p->src_token;
+    const int places = !written || p->src_rank || (p->src_token && !p->open_src_token);
     if (places && sync_barrier(ag, g))
         return 1;
     if (wait_peers(ag, g, SCOPE_NODE, SIG_LL_ROWS, slot, lap, PHASE_LL_ROWS, NULL))

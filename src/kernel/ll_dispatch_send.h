@@ -211,6 +211,8 @@ KFN void ll_write_desc(const struct ll_dispatch_params *p, uint64_t epoch, struc
     desc->scale_outer_stride = (uint64_t)p->out.scale_outer_stride;
     desc->scale_row_stride = (uint64_t)p->out.scale_row_stride;
     desc->scale_stride = (uint64_t)p->out.scale_stride;
+    desc->src_token = p->open_src_token;
+    desc->outer_rows = (uint64_t)p->outer_rows;
 }
 
 /* Tables and rows to one rank of another node. */
@@ -403,6 +405,13 @@ struct ll_target {
     int64_t scale_stride;
 };
 
+/* EXPERT_MAJOR: says at rank d, at the row's place, which token it is. By each lane. */
+KFN void ll_write_source(const struct group_dev *g, const struct ll_desc *desc, int d, uint64_t l, uint64_t row, int t)
+{
+    if (desc->src_token)
+        ((int32_t *)heap_at(g, d, desc->src_token))[l * desc->outer_rows + row] = t;
+}
+
 /* Row `row` of block `outer` (an expert's, or a source's) of rank d, as its descriptor says. */
 KFN struct ll_target ll_target_at(const struct group_dev *g, uint64_t epoch, int d, uint64_t outer, uint64_t row)
 {
@@ -426,6 +435,10 @@ KFN_STEP int ll_target(const struct ll_dispatch_params *p, uint64_t epoch, int64
         return 0;
     *to = ll_target_at(g, epoch, id / g->local_experts, (uint64_t)(major ? id % g->local_experts : g->rank),
                        (uint64_t)(major ? p->h->first[id] + p->h->eidx[i] : p->h->ridx[i]));
+    if (major)
+        ll_write_source(g, ll_desc_of(g, id / g->local_experts, epoch), id / g->local_experts,
+                        (uint64_t)(id % g->local_experts), (uint64_t)(p->h->first[id] + p->h->eidx[i]),
+                        (int)(i / p->route.topk_n));
     return 1;
 }
 

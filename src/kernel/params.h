@@ -28,6 +28,7 @@ struct ring_dev; /* kernel/command.h */
 enum kernel_id {
     KERNEL_LL_DISPATCH,
     KERNEL_LL_COMBINE,
+    KERNEL_LL_COMBINE_LOGFMT, /* the same, of LogFMT rows */
     KERNEL_HT_NOTIFY,
     KERNEL_HT_DISPATCH,
     KERNEL_HT_COMBINE,
@@ -99,7 +100,8 @@ EPX_STATIC_ASSERT(sizeof(struct control) == 192, "three cache lines");
 /* One cache line per (kind, slot, peer): peers on different cores never share one. */
 struct signal {
     uint64_t value;
-    uint8_t pad[56];
+    uint64_t arrived; /* of a rank's own word, CPU only: signals of this (kind, slot) that ranks of the node gave it */
+    uint8_t pad[48];
 };
 EPX_STATIC_ASSERT(sizeof(struct signal) == 64, "one cache line");
 
@@ -176,15 +178,16 @@ struct ll_desc {
     int32_t written; /* 1: this rank wrote its rows into its peers' tensors; valid with LL_ROWS */
     uint64_t tokens, outer_stride, stride;
     uint64_t scales, scale_outer_stride, scale_row_stride, scale_stride;
-    uint64_t pad[2];
+    uint64_t src_token;  /* 0, or where senders write the number of each row's token */
+    uint64_t outer_rows; /* of that, from an expert's first to the next one's */
 };
 EPX_STATIC_ASSERT(sizeof(struct ll_desc) == 128, "shared between ranks");
 
 /* Opens a low-latency combine slot; EXPERT_MAJOR: begin[L][R] follows. */
 struct lc_desc {
     struct signature signature;
-    int32_t pulled; /* 1: read the rows in this rank's heap; 0: they were written into the reader's receive slot */
-    int32_t reserved;
+    int32_t pulled; /* 1: read the rows where this rank has them; 0: they were written into the reader's receive slot */
+    int32_t rows_in; /* what `rows` counts from: 0 = this rank's heap, n = the region in its slot n - 1 */
     uint64_t rows;
     uint64_t outer_stride, row_stride; /* bytes */
     uint64_t pad;
@@ -314,6 +317,9 @@ struct group_dev {
     int32_t relay_count; /* sources this rank relays for */
     int32_t relay_max;   /* most that any rank relays for */
     int32_t nrings;
+    int32_t node_size;
+    int32_t reserved2;
+    const int32_t *node_ranks;    /* [node_size]: the ranks of this node, this one included */
     const int32_t *node_of;       /* [R] */
     const int32_t *recv_index_at; /* [R]: this rank's number among the remote ranks of r */
     const int32_t *recv_index_of; /* [R]: r's number among this rank's remote ranks */
@@ -330,8 +336,13 @@ struct group_dev {
     uint64_t *sent;               /* [R]: puts to each rank whose source may be reused; counted by the proxies */
     uint64_t *pushed;             /* [R]: puts given to the rings so far */
     const struct ring_dev *rings; /* [nrings]; the ring of a pair is (rank + peer) % nrings */
-    int32_t *order;               /* [2*M]: low-latency staging order, and the keys that it follows, see ll_order() */
-    int32_t *lists;               /* [remotes][M]: tokens of each remote source that come here */
+    /* One look instead of one per rank: what the proxy of each ring has of all its peers; host memory. */
+    uint64_t *aggregates;   /* [nrings][SIG_COUNT][sig_slots]: the least counter; of rows, the sum of counters */
+    uint64_t *sent_all;     /* [nrings]: the sum of `sent` */
+    uint64_t *pushed_all;   /* [nrings]: puts given to each ring so far */
+    uint64_t *expected_all; /* as aggregates: rows expected so far, of all ranks together */
+    int32_t *order;         /* [2*M]: low-latency staging order, and the keys that it follows, see ll_order() */
+    int32_t *lists;         /* [remotes][M]: tokens of each remote source that come here */
     int32_t *packed_at; /* [M*K]: where LogFMT rows of other nodes begin in the receive buffer, in units of 16 bytes */
 };
 
@@ -448,6 +459,7 @@ struct ll_dispatch_params {
     const float *weights;
     uint64_t in_place;                 /* heap offset of tokens when they are read where they are; 0 = staged */
     uint64_t open_tokens, open_scales; /* heap offsets of what `out` has; 0 = not in the heap */
+    uint64_t open_src_token;           /* likewise of src_token */
     struct row_out out;
     float *out_weights;
     struct index_out out_idx;
@@ -467,7 +479,11 @@ struct ll_combine_params {
     int64_t outer_stride, stride;
     const float *row_scales; /* nvfp4: [outer][row_scale_rows] */
     int64_t row_scale_rows;
-    uint64_t in_place;
+    uint64_t in_place; /* pulled: where that is */
+    int32_t pulled;    /* 1: ranks of the node read the rows where they are */
+    int32_t rows_in;   /* pulled: what in_place counts from, see struct lc_desc */
+    int32_t nodes;     /* 1: the group has several */
+    int32_t reserved;
     const float *weights;
     const char *bias[2];
     int64_t bias_stride[2];

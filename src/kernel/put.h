@@ -22,6 +22,12 @@ KFN char *heap_at(const struct group_dev *g, int rank, uint64_t offset)
     return g->heap[rank] + offset;
 }
 
+/* The ring, and so the proxy, of a rank of another node. */
+KFN int ring_of(const struct group_dev *g, int peer)
+{
+    return (g->rank + peer) % g->nrings;
+}
+
 KFN void put_begin(struct put_batch *batch)
 {
     batch->n = 0;
@@ -42,14 +48,16 @@ KFN_STEP int put_flush(struct agent *ag, const struct group_dev *g, struct put_b
 KFN_STEP void put(struct agent *ag, const struct group_dev *g, struct put_batch *batch, int peer, uint32_t counter,
                   uint64_t source, uint64_t target, uint32_t bytes)
 {
-    const int ring = (g->rank + peer) % g->nrings;
+    const int ring = ring_of(g, peer);
 
     if (batch->n == RING_MAX_PUSH || (batch->n && batch->ring != ring))
         put_flush(ag, g, batch);
     batch->ring = ring;
     command_set_put(ag, &batch->set, batch->n++, command_pack((uint32_t)peer, counter, source, target, bytes));
-    if (ag_leader(ag))
+    if (ag_leader(ag)) {
         ag_add_stat(&g->pushed[peer], 1);
+        ag_add_stat(&g->pushed_all[ring], 1);
+    }
 }
 
 /*

@@ -15,6 +15,9 @@
  *   dispatch    0 GATE ready   1 rows   [ 2 GATE rows landed   3 forward ]*   4 GATE data    5 copy out+
  *   combine     0 stage+   1 GATE data    2 ask*   [ 3 GATE sums landed* ]   [ 4 sum ]   5 GATE done
  *
+ *   Low-latency operations are one launch each: a combine in three took 83 instead of 69 us in a graph of the H200, and
+ *   a pair 350 instead of 160 us without one, under MPS, where every launch of eight processes takes its time.
+ *
  *   * between nodes only   + only where a tensor lies in memory that peers do not reach
  *   [ ] between nodes as often as there are turns (ht_rounds.h): a launch that waits for rows never has SMs that move
  *   rows, and the number of launches is bounded by that of rounds, which the host knows or can bound

@@ -7,7 +7,9 @@
  *   sync_last(): acq_rel over the agents                 sync_barrier() shares it with its other agents
  *   signal_peers(kind, slot, v): release sig[..][me] = v data loads
  *
- * To a rank on another node a signal is a put of no bytes: its proxy counts it (put.h).
+ * To a rank on another node a signal is a put of no bytes: its proxy counts it (put.h). Who waits for all ranks looks
+ * at the words of its node and at one word of each of its proxies, the aggregate (proxy/count.c), however many ranks
+ * there are. The counters of single ranks say who is missing when a wait fails, and who is masked.
  *
  * Every wait has a deadline. Expiry masks the peer if the group allows it, otherwise it records who waited for whom,
  * in which phase, for what and what was there, and tells all ranks through their abort words.
@@ -87,6 +89,12 @@ KFN int is_local(const struct group_dev *g, int rank)
     return g->heap[rank] != NULL;
 }
 
+/* The i-th rank of this node. Where all ranks are, nothing is loaded to know it. */
+KFN int node_rank(const struct group_dev *g, int i)
+{
+    return g->nnodes == 1 ? i : g->node_ranks[i];
+}
+
 KFN size_t signal_index(const struct group_dev *g, int kind, int slot, int from)
 {
     return ((size_t)kind * (size_t)g->sig_slots + (size_t)slot) * (size_t)g->nranks + (size_t)from;
@@ -134,9 +142,9 @@ KFN void set_abort_word(struct agent *ag, const struct group_dev *g, int rank, u
 /* The other ranks of the node. Always before this rank ends anything: what they read here may then be reused. */
 KFN_STEP void tell_node(struct agent *ag, const struct group_dev *g, uint64_t word)
 {
-    AG_EACH(ag, int, p, g->nranks)
-    if (p != g->rank && is_local(g, p))
-        set_abort_word(ag, g, p, word);
+    AG_EACH(ag, int, i, g->node_size)
+    if (node_rank(g, i) != g->rank)
+        set_abort_word(ag, g, node_rank(g, i), word);
     ag_sync(ag);
 }
 
@@ -330,19 +338,30 @@ KFN int in_scope(const struct group_dev *g, enum scope scope, int rank)
     return scope == SCOPE_ALL || (scope == SCOPE_NODE) == is_local(g, rank);
 }
 
-/* Has `to`, of this node, the signals of all ranks of its node? A wait for a kind inside a node is for all of them
- * (wait_peers), and a wake-up before the last one is useless: eight ranks on two cores would spend a tenth of their
- * time on those. Of two ranks that signal at the same time at least one sees both (ag_store_signal and ag_peek are in
- * one order). Ranks that do not agree on who is masked may all leave the wake-up to another: the sleeper then polls by
- * itself. */
-KFN int signals_complete(const struct group_dev *g, int to, int kind, int slot, uint64_t value)
+/* With masks: has `to`, of this node, the signals of all ranks of its node that are not masked? Of two ranks that
+ * signal at the same time at least one sees both (ag_store_signal and ag_peek are in one order). Ranks that do not
+ * agree on who is masked may all leave the wake-up to another: the sleeper then polls by itself. */
+KFN int signals_there(const struct group_dev *g, int to, int kind, int slot, uint64_t value)
 {
-    for (int j = 1; j < g->nranks; j++) {
-        const int r = g->rank + j < g->nranks ? g->rank + j : g->rank + j - g->nranks;
-        if (is_local(g, r) && g->mask[r] && (int64_t)(ag_peek(signal_at(g, to, kind, slot, r)) - value) < 0)
+    for (int i = 0; i < g->node_size; i++) {
+        const int r = node_rank(g, i);
+        if (r != g->rank && g->mask[r] && (int64_t)(ag_peek(signal_at(g, to, kind, slot, r)) - value) < 0)
             return 0;
     }
     return 1;
+}
+
+/* Is the signal that this rank has just given to `to`, of its node, the last one of its (kind, slot)? A wait for a kind
+ * inside a node is for all of its ranks (wait_peers), and a wake-up before the last one is useless: eight ranks on two
+ * cores would spend a tenth of their time on those. All ranks add to one word, so that nobody looks at the others': no
+ * rank gives the next signal of a slot before it has those of all others of the last one. */
+KFN int signals_complete(struct agent *ag, const struct group_dev *g, int to, int kind, int slot, uint64_t value)
+{
+    struct signal *own = &((struct signal *)heap_at(g, to, g->signals))[signal_index(g, kind, slot, to)];
+
+    if (g->enable_mask)
+        return signals_there(g, to, kind, slot, value);
+    return (ag_fetch_add64(ag, &own->arrived, 1) + 1) % (uint64_t)g->node_size == 0;
 }
 
 /* Called by one agent, after sync_last: everything this rank did before is visible to whoever sees the signal. */
@@ -351,12 +370,13 @@ KFN_STEP void signal_peers(struct agent *ag, const struct group_dev *g, enum sco
 {
     struct put_batch batch;
 
-    AG_EACH(ag, int, p, g->nranks)
+    AG_EACH(ag, int, i, g->node_size)
     {
-        if (!in_scope(g, scope, p) || !is_local(g, p))
+        const int p = node_rank(g, i);
+        if (!in_scope(g, scope, p))
             continue;
         ag_store_signal(signal_at(g, p, kind, slot, g->rank), value); /* pairs with the acquire in wait_word */
-        if (AG_BELLS && signals_complete(g, p, kind, slot, value))
+        if (AG_BELLS && signals_complete(ag, g, p, kind, slot, value))
             ag_ring(ag, &control_of(g, p)->bell);
     }
     if (g->nnodes == 1 || scope == SCOPE_NODE)
@@ -388,17 +408,65 @@ KFN_STEP int wait_word(struct agent *ag, const struct group_dev *g, const uint64
     return why == WAIT_OK ? 0 : wait_failed(ag, g, why, phase, peer, culprit, target, ag_load_acquire(word));
 }
 
-/* Are the signals of all active peers there? */
+/* What the proxy of ring i has of all its peers. */
+KFN size_t aggregate_index(const struct group_dev *g, int ring, int kind, int slot)
+{
+    return ((size_t)ring * SIG_COUNT + (size_t)kind) * (size_t)g->sig_slots + (size_t)slot;
+}
+
+KFN int scope_has_rings(const struct group_dev *g, enum scope scope)
+{
+    return g->nnodes > 1 && scope != SCOPE_NODE;
+}
+
+/* Are the signals of all peers there? Lanes look at the node's words and at the aggregates. */
 KFN int glance_peers(struct agent *ag, const struct group_dev *g, enum scope scope, int kind, int slot, uint64_t value)
 {
+    const int near = scope == SCOPE_REMOTE ? 0 : g->node_size, far = scope_has_rings(g, scope) ? g->nrings : 0;
+
     for (int i = 0; i < AG_GLANCES; i++) {
         int missing = 0;
-        AG_EACH(ag, int, p, g->nranks)
-        missing |= in_scope(g, scope, p) && (int64_t)(ag_peek(signal_from(g, kind, slot, p)) - value) < 0;
+        AG_EACH(ag, int, n, near + far)
+        {
+            const int p = n < near ? node_rank(g, n) : -1;
+            const uint64_t *word = n < near ? signal_at(g, g->rank, kind, slot, p)
+                                            : &g->aggregates[aggregate_index(g, n - near, kind, slot)];
+            missing |= (p < 0 || g->mask[p]) && (int64_t)(ag_peek(word) - value) < 0;
+        }
         if (!ag_any(ag, missing)) {
             ag_peeked(ag);
             return 1;
         }
+    }
+    return 0;
+}
+
+/* The first rank elsewhere whose counter is below `value`; -1: none any more. */
+KFN_STEP int late_peer(const struct group_dev *g, const uint64_t *counters, uint64_t value)
+{
+    for (int p = 0; p < g->nranks; p++)
+        if (!is_local(g, p) && g->mask[p] && (int64_t)(ag_load_acquire(&counters[p]) - value) < 0)
+            return p;
+    return -1;
+}
+
+/* An aggregate is enough as long as nobody is late: who waits longer asks the rank that is missing (wait_word). */
+#define AGGREGATE_PART 8 /* of a deadline */
+
+/* The ranks elsewhere, by the aggregates: each of their counters has reached `value`. Non-zero: failed. */
+KFN_STEP int wait_remotes(struct agent *ag, const struct group_dev *g, int kind, int slot, uint64_t value, int phase,
+                          uint64_t start)
+{
+    const uint64_t *counters = &g->counters[signal_index(g, kind, slot, 0)];
+
+    for (int i = 0; i < g->nrings; i++) {
+        int late;
+        if (ag_wait_ge(ag, &g->aggregates[aggregate_index(g, i, kind, slot)], value, g->timeout_ns / AGGREGATE_PART) ==
+            WAIT_OK)
+            continue;
+        while ((late = late_peer(g, counters, value)) >= 0)
+            if (wait_word(ag, g, &counters[late], value, phase, late, start))
+                return 1;
     }
     return 0;
 }
@@ -427,7 +495,9 @@ KFN_STEP int wait_each(struct agent *ag, const struct group_dev *g, enum scope s
     if (in_scope(g, scope, g->rank) && wait_own(ag, g, kind, slot, value, wait_ns))
         return 1;
     const uint64_t start = ag_now(ag);
-    for (int p = 0; p < g->nranks && !failed; p++) {
+    const int each = g->enable_mask || wait_ns; /* a wait of its own for each rank elsewhere */
+    for (int i = 0; i < (each ? g->nranks : g->node_size) && !failed; i++) {
+        const int p = each ? i : node_rank(g, i);
         if (p == g->rank || !in_scope(g, scope, p))
             continue;
         const uint64_t before = wait_ns ? ag_now(ag) : 0;
@@ -435,6 +505,8 @@ KFN_STEP int wait_each(struct agent *ag, const struct group_dev *g, enum scope s
         if (wait_ns && ag_leader(ag))
             wait_ns[p] += (int64_t)(ag_now(ag) - before); /* not what earlier ranks took */
     }
+    if (!failed && !each && scope_has_rings(g, scope))
+        failed = wait_remotes(ag, g, kind, slot, value, phase, start);
     return failed;
 }
 
@@ -472,6 +544,66 @@ KFN_STEP int wait_rows(struct agent *ag, const struct group_dev *g, int kind, in
     return wait_word(ag, g, &g->counters[i], target, phase, peer, start);
 }
 
+/* So many more rows are expected of a peer: late_rows() finds who is late. One agent per (kind, slot, peer). */
+KFN void expect_rows(struct agent *ag, const struct group_dev *g, int kind, int slot, int peer, uint64_t n)
+{
+    if (ag_leader(ag))
+        g->expected[signal_index(g, kind, slot, peer)] += n;
+}
+
+/* The first rank elsewhere of which rows are missing; -1: none. */
+KFN_STEP int late_rows(const struct group_dev *g, int kind, int slot)
+{
+    for (int p = 0; p < g->nranks; p++) {
+        const size_t i = signal_index(g, kind, slot, p);
+        if (!is_local(g, p) && (int64_t)(ag_load_acquire(&g->counters[i]) - g->expected[i]) < 0)
+            return p;
+    }
+    return -1;
+}
+
+/* `rows` more from all ranks of a ring together. One agent per (kind, slot); a group without masks. */
+KFN_STEP int wait_ring_rows(struct agent *ag, const struct group_dev *g, int ring, uint64_t rows, int kind, int slot,
+                            int phase, uint64_t start)
+{
+    const size_t i = aggregate_index(g, ring, kind, slot), first = signal_index(g, kind, slot, 0);
+    const uint64_t target = g->expected_all[i] + rows;
+    int late;
+
+    ag_sync(ag);
+    if (ag_leader(ag))
+        g->expected_all[i] = target;
+    if (ag_wait_ge(ag, &g->aggregates[i], target, g->timeout_ns / AGGREGATE_PART) == WAIT_OK)
+        return 0;
+    while ((late = late_rows(g, kind, slot)) >= 0)
+        if (wait_word(ag, g, &g->counters[first + (size_t)late], g->expected[first + (size_t)late], phase, late, start))
+            return 1;
+    return wait_word(ag, g, &g->aggregates[i], target, phase, -1, start);
+}
+
+/* The first rank elsewhere with puts that the network has not read; -1: none. */
+KFN_STEP int late_sent(const struct group_dev *g)
+{
+    for (int r = 0; r < g->nranks; r++)
+        if (!is_local(g, r) && (int64_t)(ag_load_acquire(&g->sent[r]) - ag_load_acquire(&g->pushed[r])) < 0)
+            return r;
+    return -1;
+}
+
+/* All puts through a ring have been read. Nobody pushes meanwhile: the sum is complete when each of its parts is. */
+KFN_STEP int wait_ring_sent(struct agent *ag, const struct group_dev *g, int ring, int phase, uint64_t start)
+{
+    int late;
+
+    if (ag_wait_ge(ag, &g->sent_all[ring], ag_load_acquire(&g->pushed_all[ring]), g->timeout_ns / AGGREGATE_PART) ==
+        WAIT_OK)
+        return 0;
+    while ((late = late_sent(g)) >= 0)
+        if (wait_word(ag, g, &g->sent[late], ag_load_acquire(&g->pushed[late]), phase, late, start))
+            return 1;
+    return 0;
+}
+
 /* All puts to ranks elsewhere that were pushed so far have been read from this rank's memory. One agent, or each. */
 KFN_STEP int wait_sent(struct agent *ag, const struct group_dev *g, int phase)
 {
@@ -480,6 +612,20 @@ KFN_STEP int wait_sent(struct agent *ag, const struct group_dev *g, int phase)
     for (int r = 0; r < g->nranks; r++)
         if (!is_local(g, r) && g->mask[r] &&
             wait_word(ag, g, &g->sent[r], ag_load_acquire(&g->pushed[r]), phase, r, start))
+            return 1;
+    return 0;
+}
+
+/* The same by one look at each ring, while no agent pushes: a later put to one rank would count for one to another.
+ * With masks the puts to some ranks are never read. */
+KFN_STEP int wait_all_sent(struct agent *ag, const struct group_dev *g, int phase)
+{
+    const uint64_t start = ag_now(ag);
+
+    if (g->enable_mask)
+        return wait_sent(ag, g, phase);
+    for (int i = 0; i < g->nrings; i++)
+        if (wait_ring_sent(ag, g, i, phase, start))
             return 1;
     return 0;
 }
@@ -541,9 +687,10 @@ KFN_STEP void network_stop(struct agent *ag, const struct group_dev *g)
  * may be reading its memory, and looks at this in node_left(). */
 KFN_STEP void tell_left_out(struct agent *ag, const struct group_dev *g)
 {
-    AG_EACH(ag, int, p, g->nranks)
-    if (p != g->rank && is_local(g, p))
-        ag_store_release(signal_at(g, p, SIG_ABORT, 0, g->rank), 1); /* pairs with ag_peeked() in node_left() */
+    AG_EACH(ag, int, i, g->node_size)
+    if (node_rank(g, i) != g->rank)
+        ag_store_release(signal_at(g, node_rank(g, i), SIG_ABORT, 0, g->rank),
+                         1); /* pairs with ag_peeked() in node_left() */
     ag_sync(ag);
 }
 

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "group/launch.h"
+#include "group/region.h"
 #include "modes/modes.h"
 #include "util/status.h"
 
@@ -68,6 +69,7 @@ epx_status ll_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
     if (status != EPX_OK)
         return status;
     memset(&p, 0, sizeof(p));
+    regions_import(handle->group, stream);
     p.g = handle->group->dev;
     p.h = handle->dev;
     p.layout = handle->config.layout;
@@ -85,6 +87,8 @@ epx_status ll_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
     p.out = make_row_out(&args->out_tokens, &args->out_scales);
     p.open_tokens = tensor_heap_offset(handle->group, &args->out_tokens);
     p.open_scales = tensor_heap_offset(handle->group, &args->out_scales);
+    if (p.layout == LAYOUT_EXPERT_MAJOR && !args->src_rank.data)
+        p.open_src_token = tensor_heap_offset(handle->group, &args->src_token);
     p.out_weights = args->out_weights.data;
     p.out_idx = make_index(&args->out_idx);
     p.src_rank = args->src_rank.data;
@@ -102,6 +106,25 @@ epx_status ll_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
         handle->group->stats.ll_dispatches++;
     }
     return status;
+}
+
+static enum kernel_id combine_kernel(const struct ll_combine_params *p)
+{
+    return p->logfmt ? KERNEL_LL_COMBINE_LOGFMT : KERNEL_LL_COMBINE;
+}
+
+/* Rows that ranks of the node read where they are: in the heap, or in a region that all of them have imported. */
+static void rows_in_place(struct epx_group *group, const epx_tensor *tokens, struct device_stream *stream,
+                          struct ll_combine_params *p)
+{
+    p->in_place = tensor_heap_offset(group, tokens);
+    p->pulled = p->in_place != 0;
+    if (!p->pulled) {
+        p->rows_in = regions_find(group, tokens->data, tensor_span(tokens), stream, &p->in_place);
+        p->pulled = p->rows_in != 0;
+    } else if (group->nnodes > 1 && (p->in_place % 16 || p->stride % 16 || p->outer_stride % 16)) {
+        p->pulled = 0; /* rows for other nodes are put from there, and commands count in units of 16 bytes */
+    }
 }
 
 epx_status ll_combine(struct epx_handle *handle, const struct combine_args *args, struct device_stream *stream)
@@ -125,9 +148,10 @@ epx_status ll_combine(struct epx_handle *handle, const struct combine_args *args
     p.tokens = args->tokens.data;
     p.outer_stride = args->tokens.stride[0] * element;
     p.stride = args->tokens.stride[1] * element;
-    p.in_place = args->logfmt || args->nvfp4 ? 0 : tensor_heap_offset(handle->group, &args->tokens);
-    if (handle->group->nnodes > 1 && (p.in_place % 16 || p.stride % 16 || p.outer_stride % 16))
-        p.in_place = 0; /* commands count in units of 16 bytes */
+    p.nodes = handle->group->nnodes > 1;
+    regions_import(handle->group, stream);
+    if (!args->logfmt && !args->nvfp4)
+        rows_in_place(handle->group, &args->tokens, stream, &p);
     p.weights = args->weights.data;
     for (int i = 0; i < 2; i++) {
         p.bias[i] = args->bias[i].data;
@@ -138,7 +162,7 @@ epx_status ll_combine(struct epx_handle *handle, const struct combine_args *args
     p.hidden = (int32_t)args->tokens.shape[2];
     p.dtype = args->tokens.dtype;
     p.wait_ns = args->wait_ns.data;
-    status = launch_steps(handle, STAGED_COMBINE, args->send_only, KERNEL_LL_COMBINE, &p, &p.steps, sizeof(p), stream);
+    status = launch_steps(handle, STAGED_COMBINE, args->send_only, combine_kernel(&p), &p, &p.steps, sizeof(p), stream);
     if (status == EPX_OK)
         handle->group->stats.ll_combines++;
     return status;
@@ -148,8 +172,8 @@ epx_status ll_complete(struct epx_handle *handle, struct device_stream *stream)
 {
     const int dispatch = handle->staged == STAGED_DISPATCH;
     epx_status status =
-        launch_ordered(handle->group, stream, dispatch ? KERNEL_LL_DISPATCH : KERNEL_LL_COMBINE, &handle->pending,
-                       dispatch ? sizeof(handle->pending.dispatch) : sizeof(handle->pending.combine));
+        launch_ordered(handle->group, stream, dispatch ? KERNEL_LL_DISPATCH : combine_kernel(&handle->pending.combine),
+                       &handle->pending, dispatch ? sizeof(handle->pending.dispatch) : sizeof(handle->pending.combine));
 
     if (status == EPX_OK)
         handle->staged = STAGED_NONE;

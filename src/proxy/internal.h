@@ -103,9 +103,11 @@ struct proxy_thread {
     struct ring ring;
     struct peer *peers;
     int npeers;
-    uint32_t depth;   /* of a peer's queue and of its posted puts; a power of two */
-    int32_t *by_rank; /* [nranks]: index in peers, -1 = none of this thread's */
-    int *busy;        /* peers with pending puts */
+    int members;       /* peers that were there when it was opened: who advances the aggregates */
+    uint32_t *reached; /* [kinds][slots]: of these, those whose counter is above the aggregate */
+    uint32_t depth;    /* of a peer's queue and of its posted puts; a power of two */
+    int32_t *by_rank;  /* [nranks]: index in peers, -1 = none of this thread's */
+    int *busy;         /* peers with pending puts */
     int nbusy, first_busy;
     uint64_t bytes_in_flight, messages_in_flight;             /* to all its peers */
     uint64_t bytes_max;                                       /* the user's limits, or the largest number */
@@ -259,6 +261,8 @@ int window_completed(struct proxy_thread *t, struct peer *peer, uint64_t number,
 void window_forget(struct proxy_thread *t, struct peer *peer);
 
 /* ---- count.c */
+/* Before arrivals: aggregates of the counters as they are. */
+epx_status count_begin(struct proxy_thread *t);
 void count_arrival(struct proxy_thread *t, const struct net_event *event);
 /* The source bytes of so many commands to the peer may be reused. */
 void count_sent(struct proxy_thread *t, const struct peer *peer, uint64_t commands);

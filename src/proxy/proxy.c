@@ -152,6 +152,8 @@ static epx_status open_thread(struct proxy_group *g, int index)
         t->messages_max[i] = share_of(g->limits.max_messages[i], o->threads);
     status = open_peers(t);
     if (status == EPX_OK)
+        status = count_begin(t);
+    if (status == EPX_OK)
         status = ring_create(&t->ring, o->device, o->ring_slots, o->ring_start);
     if (status == EPX_OK)
         status = thread_open(t);
@@ -316,6 +318,7 @@ static void free_thread(struct proxy_thread *t)
     free(t->peers);
     free(t->busy);
     free(t->by_rank);
+    free(t->reached);
 }
 
 static void stop_driven(struct proxy_group *g)

@@ -44,6 +44,9 @@ struct proxy_options {
     struct device *device; /* whose kernels push into the rings, which are in memory that it reaches; NULL = the CPU */
     uint64_t *counters;    /* arrivals: [kinds][slots][nranks], in host memory, advanced by the proxies */
     uint64_t *sent;        /* [nranks] or NULL: commands to each peer that have completed or were dropped; likewise */
+    uint64_t *aggregates;  /* [threads][kinds][slots] or NULL: of all peers of a thread, the least counter or the sum */
+    uint64_t *sent_all;    /* [threads] with aggregates: the sum of `sent` of its peers */
+    const uint8_t *sums;   /* [kinds] with aggregates: 1 = the sum */
     int kinds, slots;
     const uint8_t *flows;  /* [kinds]: enum proxy_flow of each; NULL = all PROXY_LOW_LATENCY */
     int alarm_kind;        /* with on_alarm: this kind has no counters, but is a question (kernel/command.h) */

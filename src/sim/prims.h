@@ -17,7 +17,7 @@
 /* A macro is not expanded inside itself: these call the functions of the same name. */
 #define ag_sync(ag) (sim_point(), ag_sync(ag))
 #define ag_load_acquire(word) (sim_point(), ag_load_acquire(word))
-#define ag_peek(word) (sim_point(), ag_peek(word))
+#define ag_peek(word) (sim_look(), sim_point(), ag_peek(word))
 #define ag_store_signal(word, value) (sim_point(), ag_store_signal(word, value))
 #define ag_last(ag, word, id) (sim_point(), ag_last(ag, word, id))
 #define ag_store_release(word, value) (sim_point(), ag_store_release(word, value))
@@ -31,7 +31,7 @@
 #define ag_store_commands(ag, ring, first, cmds, n) (sim_point(), ag_store_commands(ag, ring, first, cmds, n))
 #define ag_claim(word, from, to) (sim_point(), ag_claim(word, from, to))
 #define ag_ring(ag, bell) (sim_point(), ag_ring(ag, bell))
-#define ag_wait_ge(ag, word, target, ns) (sim_point(), ag_wait_ge(ag, word, target, ns))
+#define ag_wait_ge(ag, word, target, ns) (sim_look(), sim_point(), ag_wait_ge(ag, word, target, ns))
 #define ag_copy(ag, to, from, bytes) (sim_point(), ag_copy(ag, to, from, bytes))
 #define ag_zero(ag, to, bytes) (sim_point(), ag_zero(ag, to, bytes))
 #define ag_copy_many(ag, set, n, from, bytes) (sim_point(), ag_copy_many(ag, set, n, from, bytes))
@@ -39,6 +39,8 @@
     (sim_point(), ag_reduce(ag, out, dtype, hidden, set, n, weighted, bias0, bias1))
 #define ag_reduce_groups(ag, out, dtype, hidden, set, n, ends, bias0, bias1) \
     (sim_point(), ag_reduce_groups(ag, out, dtype, hidden, set, n, ends, bias0, bias1))
+#define ag_reduce_logfmt(ag, out, hidden, begin, end, set, n, weighted, bias0, bias1) \
+    (sim_point(), ag_reduce_logfmt(ag, out, hidden, begin, end, set, n, weighted, bias0, bias1))
 #define ag_cast_fp8(ag, q, scales, ue8m0, round_scale, x, dtype, hidden) \
     (sim_point(), ag_cast_fp8(ag, q, scales, ue8m0, round_scale, x, dtype, hidden))
 #define ag_cast_fp8_many(ag, set, words, n, scratch, ue8m0, round_scale, x, dtype, channels) \

@@ -134,6 +134,11 @@ static void give_way(void)
         fiber_leave(0);
 }
 
+void sim_look(void)
+{
+    sim.looks++;
+}
+
 void sim_point(void)
 {
     if (!sim.current)
@@ -469,8 +474,12 @@ void sim_set_source(const struct sim_source *source)
 
 void sim_totals(struct sim_totals *totals)
 {
-    *totals = (struct sim_totals){
-        .steps = sim.steps, .now_ns = sim.now, .hash = sim.hash, .deaths = sim.deaths, .stalls = sim.stalls};
+    *totals = (struct sim_totals){.steps = sim.steps,
+                                  .now_ns = sim.now,
+                                  .hash = sim.hash,
+                                  .looks = sim.looks,
+                                  .deaths = sim.deaths,
+                                  .stalls = sim.stalls};
 }
 
 void sim_end(void)

@@ -65,6 +65,7 @@ struct sim_source {
 
 struct sim_totals {
     uint64_t steps, now_ns, hash;
+    uint64_t looks;     /* at words of peers, by agents that wait */
     int deaths, stalls; /* faults that took place */
 };
 
@@ -95,6 +96,8 @@ int sim_is_dead(int rank);
 
 /* ---- What a task calls ----------------------------------------------------------------------------------------- */
 
+/* An agent looks at a word that another rank, or a proxy, advances. */
+void sim_look(void);
 /* Another task may go first. Cheap, for use before every primitive of a kernel. */
 void sim_point(void);
 /* The running task's clock goes on (SIM_EARLIEST). */

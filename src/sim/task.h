@@ -49,7 +49,7 @@ struct sim {
     int active;
     struct sim_options o;
     struct sim_source source;
-    uint64_t rng, now, steps, hash;
+    uint64_t rng, now, steps, hash, looks;
     uint64_t next_timer; /* no parked task is due before */
     uint64_t points;     /* until the next one that counts */
     int deaths, stalls, born, programs, living_programs;

@@ -294,6 +294,22 @@ KFN uint32_t umin(uint32_t a, uint32_t b)
     return a < b ? a : b;
 }
 
+KFN float add_magic_down(float v, float magic)
+{
+    const float sum = v + magic;
+    return sum - magic > v ? sum - 1.0f : sum;
+}
+
+KFN uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector)
+{
+    const uint64_t bytes = (uint64_t)b << 32 | a;
+    uint32_t result = 0;
+
+    for (int i = 0; i < 4; i++)
+        result |= (uint32_t)(bytes >> (selector >> i * 4 & 7) * 8 & 0xffu) << i * 8;
+    return result;
+}
+
 #define __popc __builtin_popcount
 #define __uint_as_float float_from_bits
 #define __float_as_uint float_bits

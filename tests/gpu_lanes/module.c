@@ -25,6 +25,8 @@
     }
 KERNEL(ll_dispatch)
 KERNEL(ll_combine)
+#define ll_combine_logfmt_params ll_combine_params
+KERNEL(ll_combine_logfmt)
 KERNEL(ht_notify)
 KERNEL(ht_dispatch)
 KERNEL(ht_combine)
@@ -48,6 +50,8 @@ static void (*entry_of(enum kernel_id id))(const void *, const void *)
         return run_ll_dispatch;
     case KERNEL_LL_COMBINE:
         return run_ll_combine;
+    case KERNEL_LL_COMBINE_LOGFMT:
+        return run_ll_combine_logfmt;
     case KERNEL_HT_NOTIFY:
         return run_ht_notify;
     case KERNEL_HT_DISPATCH:

@@ -11,8 +11,8 @@ if [ ! -d "$reports" ]; then
 fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-hot='copy_row_many|sum_fastILi[12]E|fp8_rowILi[12]E|fp8_row_manyILi[12]E|logfmt_encode_row|route_tokens'
-for kernel in ll_dispatch ll_combine ht_dispatch ht_combine ht_notify; do
+hot='copy_row_many|sum_fastILi[12]E|fp8_rowILi[12]E|fp8_row_manyILi[12]E|logfmt_encode_row|sum_logfmt|route_tokens'
+for kernel in ll_dispatch ll_combine ll_combine_logfmt ht_dispatch ht_combine ht_notify; do
     grep -A1 'Function properties' "$reports/$kernel.cu.txt" | grep -v '^--' | paste - - >>"$work/functions"
 done
 grep -E "$hot" "$work/functions" >"$work/hot" || { echo "FAILED: the report names none of $hot"; exit 1; }

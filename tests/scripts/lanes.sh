@@ -26,7 +26,8 @@ module() {
         -fno-strict-aliasing -DLAUNCH_WARPS=2 "-DEPX_HARDWARE=\"hardware.h\"" -I"$root/include"
         -I"$root/src" -I"$root/tests/gpu_lanes" "$@")
     mkdir -p "$folder"
-    for file in ll_dispatch ll_combine ht_notify ht_dispatch ht_combine mask layout_count ring_bench; do
+    for file in ll_dispatch ll_combine ll_combine_logfmt ht_notify ht_dispatch ht_combine mask layout_count \
+        ring_bench; do
         "$cxx" -x c++ -std=c++17 "${flags[@]}" -c "$root/src/device/gpu/$file.cu" -o "$folder/$file.o" || return
         objects+=("$folder/$file.o")
     done

@@ -191,6 +191,49 @@ static int round_until_in_place(struct fixture *s, void *rows)
     return copied ? say(s, "the third round still copies its rows", (long long)copied) : 0;
 }
 
+/* The same for low latency; `staged`: by a send half and epx_complete. */
+static int ll_round_at(struct fixture *s, void *rows, int staged, uint64_t *copied)
+{
+    void *usual = s->ll_rows.data;
+    epx_combine_config config = EPX_COMBINE_CONFIG_INIT;
+    epx_stats before = EPX_STATS_INIT, after = EPX_STATS_INIT;
+    int rc;
+
+    config.send_only = staged;
+    s->ll_rows.data = rows ? rows : usual;
+    fixture_refill(s);
+    rc = epx_handle_update(s->ll, &s->idx, NULL, NULL) != EPX_OK ||
+         fixture_sync(s, epx_dispatch(s->ll, &s->in, &s->ll_out, &s->ll_info, NULL, NULL)) != EPX_OK ||
+         fixture_check_ll_dispatch(s) || epx_group_stats(s->group, &before) != EPX_OK ||
+         epx_combine(s->ll, &s->ll_cin, &s->cout, &config, NULL) != EPX_OK ||
+         (staged && epx_complete(s->ll, NULL) != EPX_OK) || fixture_sync(s, EPX_OK) != EPX_OK ||
+         epx_group_stats(s->group, &after) != EPX_OK || fixture_check_ll_combine(s);
+    s->ll_rows.data = usual;
+    *copied = after.bytes_local - before.bytes_local;
+    return rc ? -1 : 0;
+}
+
+static int ll_share(struct fixture *s)
+{
+    const int slot = s->rank * PLENTY;
+
+    for (int staged = 0; staged < 2; staged++) {
+        char *rows = region_make(slot); /* the second one in the place of the first */
+        uint64_t copied = 0;
+
+        if (!rows || ll_round_at(s, rows, staged, &copied))
+            return -1;
+        if (!copied && s->ll_recv.total)
+            return say(s, "the first low-latency round must copy its rows; staged", staged);
+        for (int i = 0; i < 3; i++)
+            if (ll_round_at(s, rows, staged, &copied))
+                return -1;
+        if (copied)
+            return say(s, "low latency still copies rows of a region that all have imported", (long long)copied);
+    }
+    return 0;
+}
+
 static int ranks_per_node;
 
 static int run_fixtures(int nranks, fixture_fn fn, int enable_mask)
@@ -301,6 +344,12 @@ static void freed_memory_is_not_read_and_not_kept(void **state)
 {
     (void)state;
     assert_int_equal(run_fixtures(RANKS, share_freed, 0), 0);
+}
+
+static void low_latency_reads_regions_too(void **state)
+{
+    (void)state;
+    assert_int_equal(run_fixtures(RANKS, ll_share, 0), 0);
 }
 
 /* Rank 0 calls when the others have already queued the same operations: they have imported none of its regions. */
@@ -468,6 +517,7 @@ static void remaining_ranks_share_with_each_other(void **state)
 UNIT_MAIN(cmocka_unit_test(rows_in_ordinary_memory_are_read_there), cmocka_unit_test(also_by_relays_between_nodes),
           cmocka_unit_test(nothing_is_shared_unless_asked),
           cmocka_unit_test_setup_teardown(freed_memory_is_not_read_and_not_kept, files_begin, files_end),
+          cmocka_unit_test_setup_teardown(low_latency_reads_regions_too, files_begin, files_end),
           cmocka_unit_test_setup_teardown(nothing_is_published_before_all_have_mapped_it, files_begin, files_end),
           cmocka_unit_test_setup_teardown(a_full_directory_keeps_what_is_used, files_begin, files_end),
           cmocka_unit_test_setup_teardown(what_cannot_be_exported_is_asked_for_once, files_begin, files_end),

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Does the simulation find bugs? Kernels and proxies are compiled for this program with eight of them, each behind a
+ * Does the simulation find bugs? Kernels and proxies are compiled for this program with nine of them, each behind a
  * switch (kernel/inject_bug.h): a wait for a slot's readers left out, a counter compared with the epoch before, a field
- * of the immediate one bit too narrow; a credit given too early and a round counted twice; and the three steps of the
- * rule of completion (docs/design.md), each left out.
+ * of the immediate one bit too narrow; a credit given too early and a round counted twice; an aggregate that misses a
+ * peer; and the three steps of the rule of completion (docs/design.md), each left out.
  * Every one must be found within 1,000 seeds. One thread: nothing for ThreadSanitizer. ctest: timeout=180 labels=notsan
  */
 #include <stdio.h>
@@ -71,6 +71,12 @@ static void a_counter_compared_with_the_wrong_epoch_is_found(void **state)
     is_found(BUG_EPOCH, 0, "");
 }
 
+static void an_aggregate_that_misses_a_peer_is_found(void **state)
+{
+    (void)state;
+    is_found(BUG_AGGREGATE, 0, "");
+}
+
 static void a_field_one_bit_too_narrow_is_found(void **state)
 {
     (void)state;
@@ -117,6 +123,7 @@ int main(void)
         cmocka_unit_test(a_field_one_bit_too_narrow_is_found),
         cmocka_unit_test(a_credit_given_too_early_is_found),
         cmocka_unit_test(a_round_counted_twice_is_found),
+        cmocka_unit_test(an_aggregate_that_misses_a_peer_is_found),
         cmocka_unit_test(a_rank_that_gives_up_in_silence_is_found),
         cmocka_unit_test(a_missing_look_at_the_abort_word_is_found),
         cmocka_unit_test(memory_reused_before_the_network_has_read_it_is_found),

@@ -27,7 +27,13 @@ CPU_KERNEL(layout_count)
 CPU_KERNEL(ring_bench)
 
 const cpu_kernel_fn cpu_kernels[KERNEL_COUNT] = {
-    [KERNEL_LL_DISPATCH] = run_ll_dispatch, [KERNEL_LL_COMBINE] = run_ll_combine, [KERNEL_HT_NOTIFY] = run_ht_notify,
-    [KERNEL_HT_DISPATCH] = run_ht_dispatch, [KERNEL_HT_COMBINE] = run_ht_combine, [KERNEL_MASK] = run_mask,
-    [KERNEL_LAYOUT] = run_layout_count,     [KERNEL_RING_BENCH] = run_ring_bench,
+    [KERNEL_LL_DISPATCH] = run_ll_dispatch,
+    [KERNEL_LL_COMBINE] = run_ll_combine,
+    [KERNEL_LL_COMBINE_LOGFMT] = run_ll_combine,
+    [KERNEL_HT_NOTIFY] = run_ht_notify,
+    [KERNEL_HT_DISPATCH] = run_ht_dispatch,
+    [KERNEL_HT_COMBINE] = run_ht_combine,
+    [KERNEL_MASK] = run_mask,
+    [KERNEL_LAYOUT] = run_layout_count,
+    [KERNEL_RING_BENCH] = run_ring_bench,
 };

@@ -381,6 +381,15 @@ KFN void ag_reduce_groups(struct agent *ag, void *out, int dtype, int hidden, co
     math_reduce_groups(out, dtype, hidden, set->row, n, ends, bias0, bias1);
 }
 
+KFN void ag_reduce_logfmt(struct agent *ag, void *out, int hidden, int begin, int end, const struct sum_set *set, int n,
+                          int weighted, const void *bias0, const void *bias1)
+{
+    (void)ag;
+    (void)begin;
+    (void)end;
+    math_reduce(out, DTYPE_BF16, hidden, set->row, n, weighted, bias0, bias1);
+}
+
 KFN void ag_cast_fp8(struct agent *ag, void *q, void *scales, int ue8m0, int round_scale, const void *x, int dtype,
                      int hidden)
 {
@@ -397,6 +406,11 @@ KFN void ag_cast_fp8_many(struct agent *ag, const struct copy_set *set, const st
     ag_cast_fp8(ag, scratch, scales, ue8m0, round_scale, x, dtype, channels);
     math_copy_many(set->to, n, scratch, (size_t)channels);
     ag_copy_words(ag, words, n, scales, 4, ue8m0 ? (blocks + 3) / 4 : blocks);
+}
+
+KFN void ag_logfmt_begin(struct agent *ag)
+{
+    (void)ag;
 }
 
 KFN size_t ag_logfmt_encode(struct agent *ag, void *to, const void *x, int hidden)

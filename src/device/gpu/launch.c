@@ -10,16 +10,21 @@
 #include "kernel/stages.h"
 
 /* The address of a __global__ function is its name for the runtime (entry.cuh). */
-extern const void *const epx_ll_dispatch,
-    *const epx_ll_combine, *const epx_ht_notify, *const epx_ht_dispatch, *const epx_ht_combine,
-                                                                             *const epx_mask, *const epx_layout_count,
-                                                                                                  *const epx_ring_bench;
+extern const void *const epx_ll_dispatch, *const epx_ll_combine, *const epx_ll_combine_logfmt;
+extern const void *const epx_ht_notify, *const epx_ht_dispatch, *const epx_ht_combine;
+extern const void *const epx_mask, *const epx_layout_count, *const epx_ring_bench;
 void epx_first(void); /* first.cu; its address too */
 
 static const void *const *const kernels[KERNEL_COUNT] = {
-    [KERNEL_LL_DISPATCH] = &epx_ll_dispatch, [KERNEL_LL_COMBINE] = &epx_ll_combine, [KERNEL_HT_NOTIFY] = &epx_ht_notify,
-    [KERNEL_HT_DISPATCH] = &epx_ht_dispatch, [KERNEL_HT_COMBINE] = &epx_ht_combine, [KERNEL_MASK] = &epx_mask,
-    [KERNEL_LAYOUT] = &epx_layout_count,     [KERNEL_RING_BENCH] = &epx_ring_bench,
+    [KERNEL_LL_DISPATCH] = &epx_ll_dispatch,
+    [KERNEL_LL_COMBINE] = &epx_ll_combine,
+    [KERNEL_LL_COMBINE_LOGFMT] = &epx_ll_combine_logfmt,
+    [KERNEL_HT_NOTIFY] = &epx_ht_notify,
+    [KERNEL_HT_DISPATCH] = &epx_ht_dispatch,
+    [KERNEL_HT_COMBINE] = &epx_ht_combine,
+    [KERNEL_MASK] = &epx_mask,
+    [KERNEL_LAYOUT] = &epx_layout_count,
+    [KERNEL_RING_BENCH] = &epx_ring_bench,
 };
 
 static const void *entry_of(int id)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "device/gpu/entry.cuh"
 
+#define LC_LOGFMT(p) 0 /* ll_combine_logfmt.cu */
 #include "kernel/ll_combine.h"
 
 CUDA_KERNEL(epx_ll, combine, ll_combine, NULL)

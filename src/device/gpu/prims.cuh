@@ -54,7 +54,7 @@ struct agent {
     uint64_t waits, wait_ns;
     uint32_t *arrived;     /* of the block, [AG_POINTS]: its agents that have come to each point */
     uint32_t block_agents; /* agents of the block */
-    int32_t *counts;       /* of the block: ROUTE_SMEM_KEYS words per agent for routing, or NULL */
+    int32_t *counts; /* of the block: ROUTE_SMEM_KEYS words per agent for routing, or a table for LogFMT, or NULL */
 #ifdef EPX_KERNEL_MARKS
     int marks;
     uint64_t mark_ns[16];

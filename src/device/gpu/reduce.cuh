@@ -121,7 +121,7 @@ KFN void sum_piece(const struct sum_set &set, const struct sum_in &in, char *out
             raw_store<dtype>(out + (size_t)(mine + j * SUM_STEP) * bytes, floats_raw<dtype>(sum[j]));
 }
 
-/* Any alignment, any number of channels, LogFMT and NVFP4 rows. */
+/* Any alignment, any number of channels, NVFP4 rows. */
 template <int dtype> KFN_STEP void sum_odd(struct sum_set set, struct sum_in in, char *out)
 {
     const int bytes = element_bytes<dtype>();
@@ -138,8 +138,6 @@ template <int dtype> KFN_STEP void sum_odd(struct sum_set set, struct sum_in in,
             const int format = __shfl_sync(ALL_LANES, set.format, r);
             if (dtype == DTYPE_BF16 && format == ROWS_NVFP4)
                 nvfp4_add8(&sum, row, in.hidden, mine, weight);
-            else if (dtype == DTYPE_BF16 && format == ROWS_LOGFMT)
-                floats_add(&sum, logfmt_decode8(row, in.hidden, mine), in.weighted, weight);
             else if (n > 0)
                 floats_add(&sum, raw_floats<dtype>(raw_load_odd<dtype>(row + (size_t)mine * bytes, n)), in.weighted,
                            weight);
@@ -262,6 +260,130 @@ KFN void ag_reduce_groups(struct agent *ag, void *out, int dtype, int hidden, co
         sum_groups<DTYPE_FP16>(set->data, in, ends, (char *)out, odd);
     else
         sum_groups<DTYPE_FP32>(set->data, in, ends, (char *)out, odd);
+}
+
+/* ---- LogFMT rows ------------------------------------------------------------------------------------------------ */
+
+#define LOGFMT_AHEAD 3                       /* rows whose loads are in flight */
+#define LOGFMT_RANGES (WARP / LOGFMT_GROUPS) /* rows whose ranges the lanes compute together */
+
+/* Where a lane's row is: lane r follows row r from block to block. */
+struct logfmt_place {
+    const char *row, *block; /* the block that a step begins with */
+    uint32_t word;           /* of the bitmap, with that block's bit */
+};
+
+KFN struct logfmt_place logfmt_place_at(const char *row, int hidden, int block)
+{
+    const uint32_t *bitmap = (const uint32_t *)row;
+    struct logfmt_place at = {row, NULL, 0};
+    int coded = 0;
+
+    if (!row)
+        return at;
+    for (int w = 0; w < block / 32; w++)
+        coded += __popc(bitmap[w]);
+    at.word = bitmap[block / 32];
+    coded += __popc(at.word & ((1u << block % 32) - 1));
+    at.block = row + logfmt_payload(hidden) + coded * LOGFMT_CODED_BYTES + (block - coded) * LOGFMT_RAW_BYTES;
+    return at;
+}
+
+/* Bytes of the first `n` blocks of a step; bits: which are coded. */
+KFN int logfmt_bytes(uint32_t bits, int n)
+{
+    const int coded = __popc(bits & ((1u << n) - 1));
+    return coded * LOGFMT_CODED_BYTES + (n - coded) * LOGFMT_RAW_BYTES;
+}
+
+/* The ranges of a step's blocks in rows `first` and after: row first + i / groups, block i % groups, by lane i. */
+KFN struct logfmt_range logfmt_ranges(const struct logfmt_place &at, const struct sum_in &in, int first, int block)
+{
+    const int r = first + lane_id() / LOGFMT_GROUPS, b = block + lane_id() % LOGFMT_GROUPS;
+    const char *row = (const char *)__shfl_sync(ALL_LANES, (unsigned long long)at.row, r < WARP ? r : 0);
+    uint32_t range = 0;
+
+    if (r < in.n && b < logfmt_blocks(in.hidden))
+        range = *(const uint32_t *)(row + logfmt_table(in.hidden) + (size_t)b * 4);
+    return logfmt_range_of(range & 0xffffu, range >> 16);
+}
+
+/* What a lane loads of row r, if there is one. */
+KFN struct logfmt_raw logfmt_load_row(const struct logfmt_place &at, const struct sum_in &in, int r, int block, int n,
+                                      int *coded)
+{
+    const int group = lane_id() / 16;
+    const uint32_t bits = __shfl_sync(ALL_LANES, at.word, r % WARP) >> block % 32;
+    const char *from = (const char *)__shfl_sync(ALL_LANES, (unsigned long long)at.block, r % WARP);
+
+    *coded = (int)(bits >> group & 1);
+    return logfmt_load(from + logfmt_bytes(bits, group), *coded, r < in.n ? n : 0);
+}
+
+/* Adds rows first to first + LOGFMT_RANGES - 1 of a step to the lane's eight channels; n of these are in the row. The
+ * loop is not unrolled: the code of a row fits the cache of instructions, and loads run ahead of it. */
+KFN void logfmt_add_rows(struct float8 *sum, const struct logfmt_place &at, float weights, const struct sum_in &in,
+                         int first, int block, int n)
+{
+    const int end = in.n < first + LOGFMT_RANGES ? in.n : first + LOGFMT_RANGES;
+    struct logfmt_raw raw[LOGFMT_AHEAD];
+    int coded[LOGFMT_AHEAD];
+
+#pragma unroll
+    for (int k = 0; k < LOGFMT_AHEAD; k++)
+        raw[k] = logfmt_load_row(at, in, first + k, block, n, &coded[k]);
+    const struct logfmt_range ranges = logfmt_ranges(at, in, first, block);
+    ROLLED
+    for (int r = first; r < end; r++) {
+        const int lane = (r - first) * LOGFMT_GROUPS + lane_id() / 16;
+        struct logfmt_range range;
+        int next_coded;
+        const struct logfmt_raw next = logfmt_load_row(at, in, r + LOGFMT_AHEAD, block, n, &next_coded);
+        range.log_amin = __shfl_sync(ALL_LANES, ranges.log_amin, lane);
+        range.step = __shfl_sync(ALL_LANES, ranges.step, lane);
+        floats_add(sum, logfmt_floats(raw[0], range, coded[0]), in.weighted, __shfl_sync(ALL_LANES, weights, r));
+#pragma unroll
+        for (int k = 0; k + 1 < LOGFMT_AHEAD; k++) {
+            raw[k] = raw[k + 1];
+            coded[k] = coded[k + 1];
+        }
+        raw[LOGFMT_AHEAD - 1] = next;
+        coded[LOGFMT_AHEAD - 1] = next_coded;
+    }
+}
+
+/* By value, as sum_fast. Channels begin to end, of which `out` and the biases have the first. */
+KFN_STEP void sum_logfmt(const char *data, float weights, struct sum_in in, char *out, int begin, int end)
+{
+    struct logfmt_place at = logfmt_place_at(lane_id() < in.n ? data : NULL, in.hidden, begin / LOGFMT_BLOCK);
+
+    for (int channel = begin; channel < end; channel += SUM_STEP) {
+        const int block = channel / LOGFMT_BLOCK, mine = channel - begin + lane_id() * 8, n = end - begin - mine;
+        struct float8 sum = {{0, 0, 0, 0, 0, 0, 0, 0}};
+        if (block % 32 == 0 && at.row)
+            at.word = ((const uint32_t *)at.row)[block / 32];
+        for (int b = 0; b < 2; b++)
+            if (in.bias[b] && n > 0)
+                floats_add(&sum, raw_floats<DTYPE_BF16>(raw_load_odd<DTYPE_BF16>(in.bias[b] + (size_t)mine * 2, n)), 0,
+                           0.0f);
+        for (int first = 0; first < in.n; first += LOGFMT_RANGES)
+            logfmt_add_rows(&sum, at, weights, in, first, block, n);
+        if (at.row)
+            at.block += logfmt_bytes(at.word >> block % 32, LOGFMT_GROUPS);
+        if (n >= 8 && aligned16(out))
+            raw_store<DTYPE_BF16>(out + (size_t)mine * 2, floats_raw<DTYPE_BF16>(sum));
+        else if (n > 0)
+            raw_store_odd<DTYPE_BF16>(out + (size_t)mine * 2, floats_raw<DTYPE_BF16>(sum), n);
+    }
+}
+
+KFN void ag_reduce_logfmt(struct agent *ag, void *out, int hidden, int begin, int end, const struct sum_set *set, int n,
+                          int weighted, const void *bias0, const void *bias1)
+{
+    const struct sum_in in = {{(const char *)bias0, (const char *)bias1}, n, weighted, hidden};
+
+    (void)ag;
+    sum_logfmt(set->data, set->weight, in, (char *)out, begin, end);
 }
 
 #endif

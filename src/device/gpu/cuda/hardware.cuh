@@ -23,6 +23,7 @@
  *   line_fetch                           prefetches a line of 128 bytes to the L2 cache
  *   pack_bf16, pack_fp16                 two floats in one word
  *   max_u16x2                            the larger of 16-bit numbers, two at a time
+ *   add_magic_down(v, magic)             v + magic, rounded down: 0 <= v < 2^22, magic is 1.5 * 2^23
  *   fp8_pair                             where FP8_PAIR is defined: two floats as OCP e4m3; not NaN
  */
 #ifndef EPX_DEVICE_GPU_CUDA_HARDWARE_CUH
@@ -237,6 +238,11 @@ KFN uint32_t pack_fp16(float low, float high)
 KFN uint32_t max_u16x2(uint32_t a, uint32_t b)
 {
     return __vmaxu2(a, b);
+}
+
+KFN float add_magic_down(float v, float magic)
+{
+    return __fadd_rd(v, magic);
 }
 
 #if __CUDA_ARCH__ >= 890

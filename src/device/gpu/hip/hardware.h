@@ -64,6 +64,12 @@ KFN uint32_t max_u16x2(uint32_t a, uint32_t b)
     return umax(a & 0xffff0000u, b & 0xffff0000u) | umax(a & 0xffffu, b & 0xffffu);
 }
 
+KFN float add_magic_down(float v, float magic)
+{
+    const float sum = v + magic;
+    return sum - magic > v ? sum - 1.0f : sum;
+}
+
 /* ---- Words that others read and write -------------------------------------------------------------------------- */
 
 /* Of the launch; the same for all of the block. */

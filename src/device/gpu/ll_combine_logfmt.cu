@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The combine of LogFMT rows: a kernel of its own, so that the loops of either kind have all registers. */
+#include "device/gpu/entry.cuh"
+
+#define LC_LOGFMT(p) 1
+#include "kernel/ll_combine.h"
+
+#define ll_combine_logfmt_params ll_combine_params
+#define kernel_ll_combine_logfmt kernel_ll_combine
+
+static __shared__ int32_t logfmt_logs[128]; /* ag_logfmt_begin() */
+
+CUDA_KERNEL(epx_ll, combine_logfmt, ll_combine_logfmt, logfmt_logs)
