@@ -127,11 +127,11 @@ def dispatch(engine: Engine, launch_on: Any, x: torch.Tensor, topk_idx: torch.Te
     routing = LowLatencyRouting(plan, capturing, topk_idx, tokens)
     if launch is None:
         stream = pool.stream()
-        rows, small = plan.receive_tensors(stream, capturing)
+        rows, small = plan.receive_tensors(stream, capturing, False)
     else:
         stream = launch.address
         with launch.context():
-            rows, small = plan.receive_tensors(stream, capturing)
+            rows, small = plan.receive_tensors(stream, capturing, launch.aside)
     status = plan.run(routing.address, tokens, x, topk_idx, stats, wait, stream)
     if status:
         check(status)

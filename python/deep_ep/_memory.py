@@ -121,6 +121,13 @@ class Heap:
         """True if the tensor is known to be in the heap. Not tracked on the CPU, where no caller needs it."""
         return False
 
+    def prepare_graphs(self, form: Form) -> None:
+        """Keeps memory for captured calls, of which a CPU has none."""
+
+    def try_capture(self, form: Form) -> Optional[List[torch.Tensor]]:
+        """The tensors of a form for a captured call, of which a CPU has none."""
+        return None
+
     def close(self) -> None:
         """Frees the pieces that are kept for reuse."""
 
@@ -129,8 +136,9 @@ class _Piece:
     """A piece of the heap of a GPU, kept for reuse by tensors of its size. `stream` is the number of the CUDA stream
     that was current when the piece was released. Queued work of that stream may still use the piece."""
 
-    def __init__(self, block: epx.Block) -> None:
+    def __init__(self, block: epx.Block, in_graph: bool = False) -> None:
         self.block = block
+        self.in_graph = in_graph
         self.stream = 0
         self._form: Optional[Form] = None
         self._exports: List[Export] = []
@@ -175,6 +183,10 @@ class CudaHeap(Heap):
         self._index = device.index or 0
         self._returned: Deque[_Piece] = collections.deque()  # without a lock, because __del__ may run at any point
         self._free: Dict[int, List[_Piece]] = {}
+        # Pieces of graphs, by size and capturing stream. A graph may be replayed at any time, so eager calls never use
+        # them. Replays with operations of one group run one after the other, so graphs share them.
+        self._of_graphs: Dict[Tuple[int, int], List[_Piece]] = {}
+        self._spare: List[_Piece] = []  # for graphs, not used yet
         self._handed_out: Set[int] = set()  # addresses
         self._closed = False
 
@@ -187,13 +199,15 @@ class CudaHeap(Heap):
         self._closed = True
         self._returned.clear()
         self._free.clear()
+        self._of_graphs.clear()
+        self._spare.clear()
 
     def take_back(self, piece: _Piece) -> None:
         """Returns a piece that is no longer referenced. Queued work of the current stream may still use it."""
         self._handed_out.discard(piece.block.address)
         if not self._closed:
             # A captured stream runs nothing now. The work that uses the piece is queued on the stream that reserved it.
-            if not torch.cuda.is_current_stream_capturing():
+            if not piece.in_graph and not torch.cuda.is_current_stream_capturing():
                 piece.stream = torch._C._cuda_getCurrentRawStream(self._index)
             self._returned.append(piece)
 
@@ -224,10 +238,43 @@ class CudaHeap(Heap):
         self._handed_out.add(piece.block.address)
         return Reserved(form, piece, _Lease(self, piece), self._where)
 
+    def prepare_graphs(self, form: Form) -> None:
+        """Keeps a piece for graphs: eager calls may fill the rest, and nothing can be freed during a capture."""
+        try:
+            self._spare.append(_Piece(self._group.alloc(form.nbytes), in_graph=True))
+        except epx.OutOfMemoryError:
+            pass
+
+    def try_capture(self, form: Form) -> Optional[List[torch.Tensor]]:
+        """The tensors of a form for a call that is captured on the current stream, or None if the heap is full."""
+        if self._returned:
+            self._collect()
+        stream = torch._C._cuda_getCurrentRawStream(self._index)
+        same = self._of_graphs.get((form.nbytes, stream))
+        piece = same.pop() if same else self._new_of_graphs(form.nbytes)
+        if piece is None:
+            return None
+        piece.stream = stream
+        self._handed_out.add(piece.block.address)
+        return form.tensors(piece.exports(form, self._where), _Lease(self, piece))
+
+    def _new_of_graphs(self, nbytes: int) -> Optional[_Piece]:
+        for piece in self._spare:
+            if piece.block.nbytes == nbytes:
+                self._spare.remove(piece)
+                return piece
+        try:
+            return _Piece(self._group.alloc(nbytes), in_graph=True)
+        except epx.OutOfMemoryError:
+            return None
+
     def _collect(self) -> None:
         while self._returned:
             piece = self._returned.popleft()
-            self._free.setdefault(piece.block.nbytes, []).append(piece)
+            if piece.in_graph:
+                self._of_graphs.setdefault((piece.block.nbytes, piece.stream), []).append(piece)
+            else:
+                self._free.setdefault(piece.block.nbytes, []).append(piece)
 
     def _alloc(self, nbytes: int) -> Optional[epx.Block]:
         try:

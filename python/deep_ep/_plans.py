@@ -3,7 +3,7 @@
 their data pointers, because host time is critical here."""
 
 import ctypes
-from typing import Any, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 import epx
 import torch
@@ -13,7 +13,7 @@ from epx.tensors import fill
 
 from ._engine import Pool
 from ._memory import Form, Part
-from ._results import Results
+from ._results import Results, ResultSet
 
 _MOST_OUTS = 8  # the results of combine are kept for this many different numbers of tokens
 _DTYPES = {torch.bfloat16: epx.DType.BF16, torch.int64: epx.DType.INT64, torch.int32: epx.DType.INT32}
@@ -44,15 +44,24 @@ class DispatchPlan:
         large: List[Part] = [((local, rows, hidden), torch.float8_e4m3fn if use_fp8 else torch.bfloat16, None)]
         if use_fp8:
             large.append((scale_shape, torch.int32 if use_ue8m0 else torch.float32, scale_stride))
-        small: List[Part] = [((local, rows), torch.int32, None), ((local,), torch.int32, None),
-                             ((local, ranks), torch.int64, None)]
-        rows_form, small_form, device, heap = Form(*large), Form(*small), pool.device, pool.heap
+        source: Part = ((local, rows), torch.int32, None)
+        small: List[Part] = [((local,), torch.int32, None), ((local, ranks), torch.int64, None)]
+        rows_form, device, heap = Form(*large), pool.device, pool.heap
+        # The senders write the source tokens too, unless the receiver copies the rows.
+        small_form, source_form = Form(source, *small) if staged else Form(*small), Form(source)
         self._rows = Results((lambda: rows_form.together(device)) if staged else (lambda: heap.try_make(rows_form)),
                              lambda: rows_form.ordinary(device), device)
+        self._sources = Results(lambda: heap.try_make(source_form), lambda: source_form.ordinary(device), device)
+        self._capture_rows = lambda: heap.try_capture(rows_form)
+        self._capture_sources = lambda: heap.try_capture(source_form)
         self._small = Results(lambda: small_form.together(device), lambda: small_form.together(device), device)
+        self._staged = staged
         if not staged:
             heap.keepers.add(self._rows)
-        self._pointed: Tuple[Any, Any] = (None, None)
+            heap.keepers.add(self._sources)
+            if use_fp8 and not pool.capturing():  # bf16 rows take what the heap has left when they are captured
+                heap.prepare_graphs(rows_form)
+        self._pointed: Tuple[Any, ...] = ()
         self._topk_idx = _struct(_DTYPES[idx_dtype], (0, topk))
         self._tokens = _struct(epx.DType.BF16, (0, hidden))
         self._out = _struct(epx.DType.FP8_E4M3 if use_fp8 else epx.DType.BF16, (local, rows, hidden))
@@ -85,18 +94,33 @@ class DispatchPlan:
             handle = self.pool.take(epx.Mode.LOW_LATENCY, epx.Layout.EXPERT_MAJOR, self._topk)
         return handle, handle._address or handle.address  # .address raises, with the reason, if there is none
 
-    def receive_tensors(self, stream: Optional[int], capturing: bool) -> Tuple[List[torch.Tensor], List[torch.Tensor]]:
+    def receive_tensors(self, stream: Optional[int], capturing: bool,
+                        aside: bool) -> Tuple[List[torch.Tensor], List[torch.Tensor]]:
         """The tensors for a call on the current stream: (rows and, for FP8, scales), (source tokens, counts, ranges).
-        Points the structs to them."""
-        rows, rows_set = self._rows.take(stream, capturing)
+        Points the structs to them. `aside`: the call runs on another stream than its caller's. What the caller's stream
+        does with the rows is not ordered with later calls then, so that a graph does not use their memory again."""
+        in_graph = capturing and not aside and not self._staged
+        rows, rows_set = self._take(self._rows, self._capture_rows, in_graph, stream, capturing)
         small, small_set = self._small.take(stream, capturing)
-        if rows_set is None or small_set is None or self._pointed != (rows_set, small_set):
-            self._pointed = (rows_set, small_set)
+        sources_set = None
+        if not self._staged:
+            sources, sources_set = self._take(self._sources, self._capture_sources, in_graph, stream, capturing)
+            small = sources + small
+        sets = (rows_set, small_set, sources_set)
+        if self._pointed != sets or None in (sets[:2] if self._staged else sets):
+            self._pointed = sets
             for struct, tensor in zip(self._row_structs, rows):
                 struct.data = tensor.data_ptr()
             for struct, tensor in zip(self._small_structs, small):
                 struct.data = tensor.data_ptr()
         return rows, small
+
+    @staticmethod
+    def _take(results: Results, capture: Callable[[], Optional[List[torch.Tensor]]], in_graph: bool,
+              stream: Optional[int], capturing: bool) -> Tuple[List[torch.Tensor], Optional[ResultSet]]:
+        """Tensors of the heap for a graph, if it has room for them; otherwise those of `results`."""
+        captured = capture() if in_graph else None
+        return (captured, None) if captured else results.take(stream, capturing)
 
     def run(self, address: int, ntokens: int, x: torch.Tensor, topk_idx: torch.Tensor, stats: Optional[torch.Tensor],
             wait: Optional[torch.Tensor], stream: Optional[int]) -> int:

@@ -33,11 +33,13 @@ def _slab(max_tokens: int, num_experts: int, hidden_bytes: int, nranks: int) -> 
 
 
 def low_latency_config(max_tokens: int, num_experts: int, hidden_bytes: int, topk: int, nranks: int) -> Dict[str, Any]:
-    """A low-latency group whose heap holds a receive tensor and two of get_next_low_latency_combine_buffer()."""
+    """A low-latency group whose heap holds two of get_next_low_latency_combine_buffer() and a receive tensor, or three
+    FP8 ones (half as large, with scales): of this call, of the call before it, and of graphs."""
+    slab = _slab(max_tokens, num_experts, hidden_bytes, nranks)
     return dict(
         modes=epx.Mode.LOW_LATENCY, num_experts=num_experts, max_tokens_per_rank=max_tokens,
         max_hidden_bytes=hidden_bytes, max_topk=topk, max_inflight=_INFLIGHT,
-        alloc_bytes=3 * _slab(max_tokens, num_experts, hidden_bytes, nranks) + (1 << 20))
+        alloc_bytes=3 * slab + slab * 3 // 4 + (1 << 20))
 
 
 def low_latency_hint(max_tokens: int, hidden: int, nranks: int, num_experts: int) -> int:

@@ -63,6 +63,7 @@ class HostLaunch:
     """One operation on CPU tensors."""
 
     address: Optional[int] = None  # the group's own stream
+    aside = False  # True: runs on another stream than the caller's current one
 
     def __init__(self, group: epx.Group, previous_event: Optional[EventOverlap], async_finish: bool) -> None:
         self._group = group
@@ -109,6 +110,7 @@ class CudaLaunch:
                 given.wait_on(comm_stream)
             else:
                 comm_stream.wait_stream(self._current)
+        self.aside = self._stream is not self._current
         self.address = self._stream.cuda_stream or 1  # 0 is torch's default stream, but NULL is the group's own in EPX
 
     def context(self) -> ContextManager[Any]:
