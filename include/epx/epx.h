@@ -207,9 +207,9 @@ typedef struct epx_group_config {
     epx_device_alloc_fn device_alloc;
     epx_device_free_fn device_free;
     void *device_context;
-    /* High throughput: most bytes of EPX's own buffers for rows, per rank; 0 = EPX_HT_BUFFER_BYTES, or what keeps all
-     * that EPX takes below 0.6 GB in one node and 1 GB between nodes at 4096 tokens of 14336 bytes. Rows that do not
-     * fit wait for those before them. The least that works is taken where it is more. */
+    /* High throughput: most bytes of the slots through which rows between nodes pass, per rank; 0 =
+     * EPX_HT_BUFFER_BYTES, or 400 MiB. Rows that do not fit wait for those before them; one row per slot is the least.
+     * The buffer for tensors in ordinary memory is another: max_recv_tokens bounds it. */
     uint64_t ht_buffer_bytes;
 } epx_group_config;
 

@@ -34,8 +34,9 @@ static const struct env_entry entries[] = {
     {"EPX_RANKS_PER_NODE", "", "what the machines say", "Ranks that count as one node"},
     {"EPX_NUM_AGENTS", "", "automatic", "Agents (CPU threads, GPU warps) per operation"},
     {"EPX_ALLOC_BYTES", "", "4G", "Address space per rank from which epx_alloc serves"},
-    {"EPX_HT_BUFFER_BYTES", "", "as much as is useful, below 1 GB",
-     "High throughput: most bytes of EPX's own buffers for rows, per rank, where the group's configuration says 0"},
+    {"EPX_HT_BUFFER_BYTES", "", "400M",
+     "High throughput: most bytes of the slots for rows between nodes, per rank, where the group's configuration says "
+     "0"},
     {"EPX_DEVICE", "", "cpu", "Device of groups whose configuration leaves it open: cpu, cuda or hip"},
     {"EPX_GPU_HEAP", "", "auto",
      "Where the heaps of GPU groups lie: device, host, or auto: host where the network between nodes does not reach "
