@@ -142,9 +142,11 @@ static void run_launch(struct device_stream *stream, const struct work *launch)
         return;
     }
     list = kernel_stages(launch->kernel, launch->params);
-    for (int i = 0; i < list.count; i++) {
+    for (int i = 0; i < stage_launches(&list); i++) {
+        const int launched = stage_launch(&list, i);
+
         cost_launch();
-        run_agents(stream, launch, list.gates & STAGE_BIT(list.stage[i]) ? 1 : launch->agents, list.stage[i]);
+        run_agents(stream, launch, stage_is_gate(&list, launched) ? 1 : launch->agents, launched);
     }
 }
 
