@@ -97,10 +97,14 @@ class World:
         if bad:
             raise Stopped("on %d ranks; rank %d: %s" % (len(bad), *bad[0]))
 
+    def skip(self, why: str) -> None:
+        """Ends the test, which cannot run here."""
+        raise Skipped(why)
+
     def only(self, device: str) -> None:
         """The rest of the test is for tensors of one kind of device."""
         if self.device.type != device:
-            raise Skipped("needs %s tensors" % device)
+            self.skip("needs %s tensors" % device)
 
     def to(self, tensor: torch.Tensor) -> torch.Tensor:
         """To the device under test."""
