@@ -195,7 +195,7 @@ def test_megatron_trains_as_its_alltoall_does(world: World) -> None:
     args = (world, 128, 2 * world.nranks)
     want = train(layer("alltoall", *args), world, 128, STEPS)
     got = train(layer("flex", *args), world, 128, STEPS)
-    assert want[-1] < want[0], "the loss does not fall: %s" % want
+    assert sum(want[-4:]) < sum(want[:4]), "the loss does not fall: %s" % want  # every fourth step has the same tokens
     worst = max(abs(a - b) / b for a, b in zip(got, want))
     assert worst <= 0.01, "losses differ by %.4f: %s, %s" % (worst, got, want)
     release()

@@ -8,6 +8,8 @@
 
 #include <math.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -28,6 +30,7 @@
 #define __syncthreads() lanes_block_meet()
 
 #include "device/gpu/hip/fnuz.h"
+#include "device/gpu/launch.h"
 #include "util/numeric.h"
 
 struct uint4 {
@@ -251,6 +254,68 @@ KFN uint2 make_uint2(uint32_t x, uint32_t y)
 {
     return uint2{x, y};
 }
+
+/* Copies arrive as late as they may: when a wait asks for their batch. */
+#define RING (RING_SLOTS > 0)
+#if RING
+struct ring_slot {
+    const void *from;
+    unsigned bytes, fetched; /* of batch `fetched` - 1; no bytes: they are there */
+};
+
+KFN char *ring_memory(void)
+{
+    alignas(128) static thread_local char rings[LAUNCH_WARPS * RING_BYTES];
+    return rings;
+}
+
+KFN struct ring_slot *ring_slot(unsigned n)
+{
+    static thread_local struct ring_slot slots[LAUNCH_WARPS][RING_SLOTS];
+    return &slots[threadIdx.x / WARP][n % RING_SLOTS];
+}
+
+KFN void ring_begin(char *ring)
+{
+    memset(ring, 0x5a, RING_BYTES);
+    for (unsigned n = 0; n < RING_SLOTS; n++)
+        *ring_slot(n) = {NULL, 0, 0};
+}
+
+KFN void ring_fetch(char *ring, unsigned n, const void *from, unsigned bytes)
+{
+    if (ring_slot(n)->bytes) {
+        fprintf(stderr, "a slot of a ring is filled again before anybody waited for it\n");
+        abort();
+    }
+    memset(ring + n % RING_SLOTS * RING_SLOT_BYTES, 0x5a, RING_SLOT_BYTES);
+    *ring_slot(n) = {from, bytes, n + 1};
+}
+
+KFN void ring_fence(void)
+{
+}
+
+KFN void ring_wait(char *ring, unsigned n)
+{
+    struct ring_slot *slot = ring_slot(n);
+
+    while (slot->fetched != n + 1) /* the lane that fetches it has not come so far */
+        lanes_pause();
+    if (slot->bytes)
+        memcpy(ring + n % RING_SLOTS * RING_SLOT_BYTES, slot->from, slot->bytes);
+    slot->bytes = 0;
+}
+#else
+KFN char *ring_memory(void)
+{
+    return NULL;
+}
+
+KFN void ring_begin(char *)
+{
+}
+#endif
 
 KFN uint4 vec_load(const void *from)
 {

@@ -89,6 +89,7 @@ static void run_job(void *arg)
     const unsigned blocks = (unsigned)(job->agents + LAUNCH_WARPS - 1) / LAUNCH_WARPS;
     const unsigned warps = ((unsigned)job->agents + blocks - 1) / blocks;
     struct launch_info info = {.agents = job->agents, .stage = job->stage, .scratch_stride = SCRATCH_BYTES};
+    info.rings = RING_SLOTS && launch_has_rings(job->id, job->stage);
     const struct lanes_launch launch = {entry_of(job->id), job->params,          &info,
                                         LAUNCH_LANES,      warps * LAUNCH_LANES, blocks};
     struct part *parts = calloc(blocks, sizeof(*parts));

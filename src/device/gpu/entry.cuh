@@ -39,6 +39,10 @@ KFN void make_agent(struct agent *ag, const struct launch_info &info, uint32_t *
         ag->arrived = arrived;
         ag->block_agents = (uint32_t)(info.agents - (int)blockIdx.x + (int)gridDim.x - 1) / gridDim.x;
         ag->counts = counts;
+        ag->ring = info.rings ? ring_memory() + threadIdx.x / WARP * RING_BYTES : NULL;
+        ag->ring_next = 0;
+        if (ag->ring)
+            ring_begin(ag->ring);
 #ifdef EPX_KERNEL_MARKS
         ag->marks = 0;
         mark(ag, "begin");

@@ -32,6 +32,20 @@ static const void *entry_of(int id)
     return *kernels[id];
 }
 
+/* More shared memory than every kernel may have is asked for in advance. */
+static epx_status reserve_rings(const struct cudaFuncAttributes *attributes, enum kernel_id id)
+{
+#if RING_SLOTS
+    if (attributes->binaryVersion >= 90 && id == KERNEL_HT_COMBINE)
+        return cuda_check(
+            cudaFuncSetAttribute(entry_of(id), cudaFuncAttributeMaxDynamicSharedMemorySize, LAUNCH_WARPS * RING_BYTES),
+            "shared memory for rings");
+#endif
+    (void)attributes;
+    (void)id;
+    return EPX_OK;
+}
+
 /* Asking loads the code now: the first launch might otherwise have to, and wait for kernels that wait for it. */
 epx_status cuda_kernels_load(struct cuda_device *cuda)
 {
@@ -45,6 +59,8 @@ epx_status cuda_kernels_load(struct cuda_device *cuda)
             status = cuda_check(
                 cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, entry_of(id), LAUNCH_WARPS * LAUNCH_LANES, 0),
                 "occupancy");
+        if (status == EPX_OK)
+            status = reserve_rings(&attributes, id);
         if (status != EPX_OK)
             return status;
         cuda->resident[id] = blocks * cuda->sms;
@@ -121,19 +137,24 @@ static epx_status use_for_launch(struct device *device)
 /* Where the GPU can: prepared while the launch before it still runs; kernels wait for its end themselves
  * (grid_wait). */
 static cudaError_t launch_next(const struct cuda_device *cuda, const void *kernel, dim3 grid, dim3 block,
-                               void **arguments, cudaStream_t stream)
+                               size_t shared_bytes, void **arguments, cudaStream_t stream)
 {
 #ifdef EPX_HIP
     (void)cuda;
 #else
     cudaLaunchAttribute early = {.id = cudaLaunchAttributeProgrammaticStreamSerialization};
-    cudaLaunchConfig_t config = {.gridDim = grid, .blockDim = block, .stream = stream, .attrs = &early, .numAttrs = 1};
+    cudaLaunchConfig_t config = {.gridDim = grid,
+                                 .blockDim = block,
+                                 .dynamicSmemBytes = shared_bytes,
+                                 .stream = stream,
+                                 .attrs = &early,
+                                 .numAttrs = 1};
 
     early.val.programmaticStreamSerializationAllowed = 1;
     if (cuda->overlaps_launches)
         return cudaLaunchKernelExC(&config, kernel, arguments);
 #endif
-    return cudaLaunchKernel(kernel, grid, block, arguments, 0, stream);
+    return cudaLaunchKernel(kernel, grid, block, arguments, shared_bytes, stream);
 }
 
 static epx_status launch_stage(struct device *device, struct device_stream *stream, enum kernel_id id,
@@ -155,7 +176,9 @@ static epx_status launch_stage(struct device *device, struct device_stream *stre
         return fail(EPX_ERR_MEMORY, "device %s: rows of %zu bytes for %d agents are more than was reserved",
                     device->ops->name, info.scratch_stride, info.agents);
     info.scratch = cuda->scratch;
-    return cuda_check(launch_next(cuda, entry_of(id), grid, block, arguments, (cudaStream_t)stream), "launch");
+    info.rings = RING_SLOTS && cuda->overlaps_launches && launch_has_rings(id, stage);
+    const size_t rings = info.rings ? block.x / LAUNCH_LANES * (size_t)RING_BYTES : 0;
+    return cuda_check(launch_next(cuda, entry_of(id), grid, block, rings, arguments, (cudaStream_t)stream), "launch");
 }
 
 /* A gate is one warp: what waits for peers leaves the GPU to others. */

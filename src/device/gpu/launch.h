@@ -22,10 +22,23 @@
 #endif
 #endif
 
+/*
+ * A warp's ring in shared memory, where the GPU copies there by itself: rows to be summed are fetched so far ahead that
+ * few SMs keep memory busy (reduce.cuh). One slot holds two vectors of every lane. Behind the slots, a word for each.
+ */
+#ifdef EPX_HIP
+#define RING_SLOTS 0
+#else
+#define RING_SLOTS 6
+#endif
+#define RING_SLOT_BYTES (LAUNCH_LANES * 32)
+#define RING_BYTES (RING_SLOTS * RING_SLOT_BYTES + 128)
+
 struct launch_info {
     int agents;
     int stage;         /* kernel/stages.h */
     int relaxed_words; /* HIP: EPX_AGGRESSIVE_ATOMIC */
+    int rings;         /* each warp has one */
     char *scratch;     /* agent i's piece begins at i * scratch_stride */
     size_t scratch_stride;
 };

@@ -25,6 +25,8 @@
 #include <stdio.h>
 #endif
 
+#include "device/gpu/launch.h"
+
 #if defined(EPX_HARDWARE) /* tests: lanes that a CPU emulates */
 #include EPX_HARDWARE
 #elif defined(__HIP__)
@@ -33,7 +35,6 @@
 #include "device/gpu/cuda/hardware.cuh"
 #endif
 
-#include "device/gpu/launch.h"
 #include "kernel/command.h"
 #include "kernel/params.h"
 #include "util/numeric.h"
@@ -54,7 +55,9 @@ struct agent {
     uint64_t waits, wait_ns;
     uint32_t *arrived;     /* of the block, [AG_POINTS]: its agents that have come to each point */
     uint32_t block_agents; /* agents of the block */
-    int32_t *counts; /* of the block: ROUTE_SMEM_KEYS words per agent for routing, or a table for LogFMT, or NULL */
+    int32_t *counts;    /* of the block: ROUTE_SMEM_KEYS words per agent for routing, or a table for LogFMT, or NULL */
+    char *ring;         /* RING_BYTES of this agent, or NULL */
+    unsigned ring_next; /* the number of the next batch that is fetched to it */
 #ifdef EPX_KERNEL_MARKS
     int marks;
     uint64_t mark_ns[16];

@@ -157,11 +157,99 @@ template <int dtype> KFN_STEP void sum_fast(const char *data, float weight, stru
         sum_piece<dtype, wide, rows>(set, in, out, at + lane_id() * 8);
 }
 
-template <int dtype> KFN void sum_rows(const struct sum_set &set, const struct sum_in &in, char *out, int odd)
+#if RING
+/* What is fetched next: the two steps from `step` on, of row `row`, as batch `batch`. */
+struct sum_ahead {
+    int step, row;
+    unsigned batch;
+};
+
+KFN void sum_fetch(const struct sum_set &set, const struct sum_in &in, struct sum_ahead *next, char *ring)
+{
+    if (next->step >= in.hidden)
+        return;
+    const int left = in.hidden - next->step, channels = left < 2 * SUM_STEP ? left : 2 * SUM_STEP;
+    /* Lane `row` has that row's address. */
+    if (lane_id() == next->row)
+        ring_fetch(ring, next->batch, set.data + (size_t)next->step * 2, (unsigned)channels * 2);
+    next->batch++;
+    next->row++;
+    if (next->row == in.n) {
+        next->row = 0;
+        next->step += 2 * SUM_STEP;
+    }
+}
+
+/* As sum_fast, for elements of two bytes: RING_SLOTS batches are in flight, whatever the number of rows, and take
+ * neither registers nor instructions of the lanes. */
+template <int dtype>
+KFN_STEP void sum_ring(const char *data, float weight, struct sum_in in, char *out, char *ring, unsigned batch)
+{
+    const struct sum_set set = {data, weight, 0, 0};
+    struct sum_ahead next = {0, 0, batch};
+    const char *mine = ring + lane_id() * 16;
+
+    ring_fence();
+    __syncwarp();
+    for (int i = 0; i < RING_SLOTS; i++)
+        sum_fetch(set, in, &next, ring);
+    for (int at = lane_id() * 8; at - lane_id() * 8 < in.hidden; at += 2 * SUM_STEP) {
+        struct float8 sum[2] = {{{0, 0, 0, 0, 0, 0, 0, 0}}, {{0, 0, 0, 0, 0, 0, 0, 0}}};
+        for (int b = 0; b < 2; b++)
+            for (int j = 0; in.bias[b] && j < 2; j++)
+                if (at + j * SUM_STEP < in.hidden)
+                    floats_add(&sum[j],
+                               raw_floats<dtype>(raw_load<dtype>(in.bias[b] + (size_t)(at + j * SUM_STEP) * 2)), 0,
+                               0.0f);
+        ROLLED
+        for (int r = 0; r < in.n; r++, batch++) {
+            const float scale = in.weighted ? __shfl_sync(ALL_LANES, set.weight, r) : 1.0f;
+            const char *slot = mine + batch % RING_SLOTS * RING_SLOT_BYTES;
+            struct raw8<dtype> raw[2];
+            ring_wait(ring, batch);
+#pragma unroll
+            for (int j = 0; j < 2; j++)
+                raw[j].a = raw[j].b = *(const uint4 *)(slot + j * WARP * 16);
+            __syncwarp(); /* all lanes have read the slot: it may be filled again */
+            sum_fetch(set, in, &next, ring);
+#pragma unroll
+            for (int j = 0; j < 2; j++)
+                floats_add(&sum[j], raw_floats<dtype>(raw[j]), in.weighted, scale);
+        }
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+            if (at + j * SUM_STEP < in.hidden)
+                raw_store<dtype>(out + (size_t)(at + j * SUM_STEP) * 2, floats_raw<dtype>(sum[j]));
+    }
+}
+
+template <int dtype>
+KFN int sum_by_ring(struct agent *ag, const struct sum_set &set, const struct sum_in &in, char *out)
+{
+    const unsigned steps = (unsigned)(in.hidden + 2 * SUM_STEP - 1) / (2 * SUM_STEP), batch = ag->ring_next;
+
+    if (dtype == DTYPE_FP32 || !ag->ring || in.n == 0)
+        return 0;
+    sum_ring<dtype>(set.data, set.weight, in, out, ag->ring, batch);
+    __syncwarp();
+    if (lane_id() == 0)
+        ag->ring_next = batch + steps * (unsigned)in.n;
+    __syncwarp();
+    return 1;
+}
+#else
+template <int dtype> KFN int sum_by_ring(struct agent *, const struct sum_set &, const struct sum_in &, char *)
+{
+    return 0;
+}
+#endif
+
+template <int dtype>
+KFN void sum_rows(struct agent *ag, const struct sum_set &set, const struct sum_in &in, char *out, int odd)
 {
     if (odd)
         sum_odd<dtype>(set, in, out);
-    else
+    else if (!sum_by_ring<dtype>(ag, set, in, out))
         sum_fast<dtype>(set.data, set.weight, in, out);
 }
 
@@ -173,13 +261,12 @@ KFN void ag_reduce(struct agent *ag, void *out, int dtype, int hidden, const str
                     !aligned16(bias1) || hidden % 8;
     const int any = __any_sync(ALL_LANES, odd);
 
-    (void)ag;
     if (dtype == DTYPE_BF16)
-        sum_rows<DTYPE_BF16>(*set, in, (char *)out, any);
+        sum_rows<DTYPE_BF16>(ag, *set, in, (char *)out, any);
     else if (dtype == DTYPE_FP16)
-        sum_rows<DTYPE_FP16>(*set, in, (char *)out, any);
+        sum_rows<DTYPE_FP16>(ag, *set, in, (char *)out, any);
     else
-        sum_rows<DTYPE_FP32>(*set, in, (char *)out, any);
+        sum_rows<DTYPE_FP32>(ag, *set, in, (char *)out, any);
 }
 
 /* ---- Sums of sums: functions of their own, for those above would lose registers to them -------------------------- */

@@ -21,6 +21,10 @@
  *   grid_wait, grid_next                 the launch before this one in the stream is done; the next may be prepared
  *   vec_load, vec_store                  16 bytes that pass once
  *   line_fetch                           prefetches a line of 128 bytes to the L2 cache
+ *   ring_memory, ring_begin              the rings of the block's warps (launch.h); by one lane of each warp, first
+ *   ring_fetch(ring, n, from, bytes)     by one lane: begins batch n, 16-byte vectors that go to slot n % RING_SLOTS
+ *   ring_wait(ring, n)                   batch n is there
+ *   ring_fence                           by all lanes, then a barrier: what they wrote is seen by batches begun later
  *   pack_bf16, pack_fp16                 two floats in one word
  *   max_u16x2                            the larger of 16-bit numbers, two at a time
  *   add_magic_down(v, magic)             v + magic, rounded down: 0 <= v < 2^22, magic is 1.5 * 2^23
@@ -217,6 +221,64 @@ KFN void line_fetch(const void *from)
 {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
 }
+
+/* ---- Rings ------------------------------------------------------------------------------------------------------- */
+
+KFN char *ring_memory(void)
+{
+    extern __shared__ __align__(128) char rings[];
+    return rings;
+}
+
+#if __CUDA_ARCH__ >= 900 && RING_SLOTS
+KFN uint32_t ring_word(const char *ring, unsigned slot)
+{
+    return (uint32_t)__cvta_generic_to_shared(ring + RING_SLOTS * RING_SLOT_BYTES) + slot * 8;
+}
+
+KFN void ring_begin(char *ring)
+{
+    for (unsigned slot = 0; slot < RING_SLOTS; slot++)
+        asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(ring_word(ring, slot)) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); /* before copies that complete on them */
+}
+
+KFN void ring_fetch(char *ring, unsigned n, const void *from, unsigned bytes)
+{
+    const unsigned slot = n % RING_SLOTS;
+    const uint32_t word = ring_word(ring, slot), to = (uint32_t)__cvta_generic_to_shared(ring + slot * RING_SLOT_BYTES);
+
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(word), "r"(bytes) : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(word)
+                 : "memory");
+}
+
+/* Copies read by another path than loads. */
+KFN void ring_fence(void)
+{
+    asm volatile("fence.proxy.async;" ::: "memory");
+}
+
+KFN void ring_wait(char *ring, unsigned n)
+{
+    const uint32_t word = ring_word(ring, n % RING_SLOTS), phase = n / RING_SLOTS & 1;
+    uint32_t there;
+
+    do
+        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                     : "=r"(there)
+                     : "r"(word), "r"(phase)
+                     : "memory");
+    while (!there);
+}
+#define RING 1
+#else
+KFN void ring_begin(char *)
+{
+}
+#define RING 0
+#endif
 
 /* ---- Numbers ---------------------------------------------------------------------------------------------------- */
 
