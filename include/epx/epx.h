@@ -389,7 +389,13 @@ EPX_API epx_status epx_handle_memory(const epx_group *group, const epx_handle_co
  */
 typedef struct epx_layout_info {
     uint32_t size;
-    uint32_t reserved;
+    /*
+     * High throughput, an input: rows that this rank has room for; 0 = it does not say. A dispatch with
+     * config.if_expected may then be queued before the number of rows is known. If a rank of the group gets more rows
+     * than it expected, that dispatch does nothing, on every rank alike (epx_handle_recv_fits); it is issued again with
+     * enough room, without if_expected.
+     */
+    uint32_t expected_rows;
     epx_tensor *expert_counts;  /* int32 or int64 [L]: rows per local expert (padded in HT EXPERT_MAJOR) */
     epx_tensor *expert_offsets; /* int32 or int64 [L]: first row of each zone (HT EXPERT_MAJOR) */
     epx_tensor *rank_counts;    /* int32 or int64 [R]: rows (FLAT, RANK_MAJOR) or token-expert pairs from each rank */
@@ -452,6 +458,10 @@ EPX_API epx_status epx_handle_recv_count(epx_handle *handle, int64_t *rows, int6
 /* High throughput: the same wait; the number of tokens with experts here (in FLAT, of rows). */
 EPX_API epx_status epx_handle_recv_tokens(epx_handle *handle, int64_t *tokens);
 
+/* High throughput: waits for the update. *fits is 1 if no rank gets more rows than it expected: a dispatch with
+ * config.if_expected is done, or will be. The same on all ranks. */
+EPX_API epx_status epx_handle_recv_fits(epx_handle *handle, int *fits);
+
 /* High throughput: waits for the update, but at most max_us microseconds: EPX_OK, EPX_ERR_NOT_READY, or the group's
  * error. For callers that have to look at something else now and then. */
 EPX_API epx_status epx_handle_recv_poll(epx_handle *handle, uint64_t max_us);
@@ -504,7 +514,7 @@ typedef struct epx_dispatch_config {
     int32_t source_stride; /* source_map; 0 = max_tokens_per_rank */
     int32_t global_ids;    /* outputs.topk_idx counts experts from 0, and not from this rank's first */
     int32_t max_sms;       /* high throughput on a GPU: at most so many multiprocessors; 0 = the group's number */
-    uint32_t reserved;
+    int32_t if_expected;   /* high throughput: see epx_layout_info.expected_rows */
 } epx_dispatch_config;
 
 #define EPX_DISPATCH_INPUTS_INIT                      \

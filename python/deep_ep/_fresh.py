@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """High-throughput dispatches with a new routing on a GPU, with little host work between receive count and launch.
 
-The GPU is idle during that time. So the structs for the C library are prepared once for each kind of call. Memory for
-the results is reserved as soon as the number of rows is known. The torch tensors over that memory are created after the
-kernels are queued.
+The GPU would be idle during that time. So the structs for the C library are prepared once for each kind of call, and
+the dispatch is queued right behind the exchange of counts, into memory for a few more rows than the last dispatches
+had. If a rank gets more rows than it expected, that dispatch does nothing on any rank, and is issued again with the
+number that is known by then. The torch tensors over the memory are created after the kernels are queued.
 """
 
 import ctypes
@@ -49,7 +50,8 @@ class FreshPlan:
             fill(at["scales"], 0, _DTYPES[scales.dtype], (0, scales.shape[1]), (0, 0))
             fill(at["out_scales"], 0, _DTYPES[scales.dtype], (0, scales.shape[1]), None)
             inputs.scales, outputs.scales = pointer["scales"], pointer["out_scales"]
-        config = _abi.DispatchConfigStruct()
+        config = self._config = _abi.DispatchConfigStruct()
+        self._most = 0  # rows of the last dispatches
         self._keep = inputs, outputs, config
         self._addresses = ctypes.addressof(inputs), ctypes.addressof(outputs), None, ctypes.addressof(config)
 
@@ -68,10 +70,17 @@ class FreshPlan:
             struct = self._at[name]
             struct.shape[0], struct.data = rows, reserved.address + place
 
-    def run(self, address: int, request: Any, rows: int, stream: Any) -> Optional[
-            Tuple[Reserved, Reserved, Reserved]]:
-        """Dispatches with the handle at `address`. Returns the memory of (rows, scales), of the sources, which a handle
-        keeps, and of (indices, weights); or None, with nothing done, if the heap is full."""
+    def expected(self) -> int:
+        """Rows that a dispatch will hardly exceed; 0 if there was none yet."""
+        return (self._most + self._most // 32 + 127) // 64 * 64 if self._most else 0
+
+    def learn(self, rows: int) -> None:
+        """Takes note of the rows of a dispatch. What was once more is forgotten slowly."""
+        self._most = max(rows, self._most - (self._most - rows) // 16)
+
+    def reserve(self, rows: int) -> Optional["Results"]:
+        """Memory of (rows, scales), of the sources, which a handle keeps, and of (indices, weights). None if the heap
+        is full."""
         large: List[Part] = [((rows, self._hidden), self._dtype, None)]
         if self._scale_parts is not None:
             large.append(((rows, self._scale_parts[0]), self._scale_parts[1], None))
@@ -79,14 +88,51 @@ class FreshPlan:
         second = self._heap.reserve(Form(((rows,), torch.int32, None), ((rows,), torch.int32, None)))
         third = self._heap.reserve(Form(
             ((rows, self._topk), self._idx_dtype, None), ((rows, self._topk), torch.float32, None)))
-        if first is None or second is None or third is None:
-            return None
+        return None if first is None or second is None or third is None else (first, second, third)
+
+    def run(self, address: int, request: Any, rows: int, results: "Results", if_expected: bool, stream: Any) -> None:
+        """Dispatches with the handle at `address` into memory for that many rows."""
         self._inputs(request)
-        self._outputs(["out", "out_scales"], first, rows)
-        self._outputs(["src_rank", "src_token"], second, rows)
-        self._outputs(["out_idx", "out_weights"], third, rows)
+        self._outputs(["out", "out_scales"], results[0], rows)
+        self._outputs(["src_rank", "src_token"], results[1], rows)
+        self._outputs(["out_idx", "out_weights"], results[2], rows)
+        self._config.if_expected = if_expected
         check(self._lib.epx_dispatch(address, *self._addresses, stream))
-        return first, second, third
+
+
+class FreshDispatch:
+    """One dispatch of a plan: queued before its number of rows is known, where that can be guessed."""
+
+    def __init__(self, plan: Optional[FreshPlan], request: Any) -> None:
+        self._plan, self._request = plan, request
+        self.expected = plan.expected() if plan else 0
+        self._results = plan.reserve(self.expected) if plan and self.expected else None
+        if self._results is None:
+            self.expected = 0
+
+    def begin(self, handle: epx.Handle, stream: Any) -> None:
+        """After the update, with `expected` rows, was queued."""
+        if self._results is not None:
+            self._plan.run(handle.address, self._request, self.expected, self._results, True, stream)
+
+    def finish(self, handle: epx.Handle, rows: int, stream: Any) -> Optional["Results"]:
+        """When the number of rows is known: the memory of the results, or None, with nothing done, if there is no plan
+        or the heap is full."""
+        plan, results = self._plan, self._results
+        if plan is None:
+            return None
+        plan.learn(rows)
+        if results is not None and handle.recv_fits():
+            for reserved in results:
+                reserved.cut(rows)
+            return results
+        results = plan.reserve(rows)
+        if results is not None:
+            plan.run(handle.address, self._request, rows, results, False, stream)
+        return results
+
+
+Results = Tuple[Reserved, Reserved, Reserved]
 
 
 def fresh_plan(pool: Pool, request: Any) -> Optional[FreshPlan]:

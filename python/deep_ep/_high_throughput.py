@@ -10,7 +10,7 @@ import torch
 from . import _checks as checks
 from ._checks import wrong
 from ._engine import Engine, Pool
-from ._fresh import fresh_plan
+from ._fresh import FreshDispatch, fresh_plan
 from ._layout import NVL_PEERS, in_nodes, nodes_on, receive_field, send_fields, source_meta
 from ._memory import Reserved
 from ._routing import Handle, HighThroughputRouting, attach, find
@@ -74,11 +74,12 @@ def dispatch(engine: Engine, launch_on: Any, request: DispatchRequest, channels:
         routing = HighThroughputRouting(
             pool, pool.take(epx.Mode.HIGH_THROUGHPUT, epx.Layout.FLAT, topk), tokens.shape[0])
         counts = Counts(engine.nranks, request.device, engine.local_experts(request.experts) if counts_as_tensor else 0)
-        plan = fresh_plan(pool, request)
-        routing.handle.update(idx, counts.info(), stream=launch.address)
+        fresh = FreshDispatch(fresh_plan(pool, request), request)
+        routing.handle.update(idx, counts.info(fresh.expected), stream=launch.address)
+        fresh.begin(routing.handle, launch.address)
         rows, per_expert_list = _received(engine, routing, request)
         routing.rows = rows
-        fast = plan.run(routing.handle.address, request, rows, launch.address) if plan else None
+        fast = fresh.finish(routing.handle, rows, launch.address)
         recv = _Received(pool, request, rows, topk if request.topk_idx is not None else 0, fast)
         if fast is None:
             routing.handle.dispatch(
@@ -105,9 +106,9 @@ class Counts:
         self.relayed = flat[nranks * (nranks + 1):]
         self.experts = torch.empty(local_experts, dtype=torch.int64, device=device) if local_experts else None
 
-    def info(self) -> epx.LayoutInfo:
+    def info(self, expected_rows: int) -> epx.LayoutInfo:
         """The tensors as an argument of Handle.update()."""
-        return epx.LayoutInfo(rank_matrix=self.matrix, rank_tokens=self.tokens, relay_counts=self.relayed,
+        return epx.LayoutInfo(expected_rows, rank_matrix=self.matrix, rank_tokens=self.tokens, relay_counts=self.relayed,
                               expert_counts=self.experts)
 
     def aligned(self, alignment: int) -> torch.Tensor:

@@ -7,6 +7,7 @@ stream, or on a stream that waits for it.
 """
 
 import collections
+import copy
 import math
 import sys
 import weakref
@@ -38,6 +39,12 @@ class Form:
         # Rounded up in steps of about an eighth, so that a dispatch with slightly more or fewer rows reuses the piece.
         step = max(512, 1 << max(nbytes.bit_length() - 4, 0))
         self.piece_bytes = (nbytes + step - 1) // step * step
+
+    def cut(self, rows: int) -> "Form":
+        """The same places with tensors of fewer rows."""
+        less = copy.copy(self)
+        less.parts = tuple(((rows, *shape[1:]), dtype, strides) for shape, dtype, strides in self.parts)
+        return less
 
     def exports(self, address: int, device: Tuple[int, int]) -> List[Export]:
         """The DLPack exports of the tensors in a piece at an address."""
@@ -168,6 +175,10 @@ class Reserved:
     def __init__(self, form: Form, piece: _Piece, lease: _Lease, where: Tuple[int, int]) -> None:
         self.form, self.address = form, piece.block.address
         self._piece, self._lease, self._where = piece, lease, where
+
+    def cut(self, rows: int) -> None:
+        """Only the first rows of each tensor are used."""
+        self.form = self.form.cut(rows)
 
     def tensors(self) -> List[torch.Tensor]:
         """The tensors. They keep the piece in use."""

@@ -156,7 +156,7 @@ class DispatchLayoutOutputsStruct(Struct):
 
 class LayoutInfoStruct(Struct):
     _fields_ = [
-        ("size", c_uint32), ("reserved", c_uint32), ("expert_counts", _TENSOR), ("expert_offsets", _TENSOR),
+        ("size", c_uint32), ("expected_rows", c_uint32), ("expert_counts", _TENSOR), ("expert_offsets", _TENSOR),
         ("rank_counts", _TENSOR), ("total", _TENSOR), ("layout_range", _TENSOR), ("expert_stats", _TENSOR),
         ("wait_ns", _TENSOR), ("rank_matrix", _TENSOR), ("rank_tokens", _TENSOR), ("relay_counts", _TENSOR),
         ("expert_rows", _TENSOR), ("expert_ends", _TENSOR), ("source_ends", _TENSOR),
@@ -180,7 +180,7 @@ class DispatchOutputsStruct(Struct):
 class DispatchConfigStruct(Struct):
     _fields_ = [
         ("size", c_uint32), ("send_only", c_int32), ("round_scale", c_int32), ("direction", c_int32),
-        ("source_stride", c_int32), ("global_ids", c_int32), ("max_sms", c_int32), ("reserved", c_uint32),
+        ("source_stride", c_int32), ("global_ids", c_int32), ("max_sms", c_int32), ("if_expected", c_int32),
     ]
 
 
@@ -244,6 +244,7 @@ FUNCTIONS = {
     "epx_graph_begin": "pp", "epx_graph_end": "ppp", "epx_graph_launch": "pp", "epx_graph_destroy": "p",
     "epx_handle_create": "ppp", "epx_handle_destroy": "p", "epx_handle_memory": "ppp", "epx_handle_update": "pppp",
     "epx_dispatch_layout": "pppp", "epx_handle_recv_poll": "pl", "epx_handle_recv_tokens": "pp",
+    "epx_handle_recv_fits": "pp",
     "epx_handle_recv_count": "ppp", "epx_handle_recv_tensor": "piillp",
     "epx_dispatch": "pppppp", "epx_combine": "ppppp", "epx_complete": "pp",
     "epx_mask_query": "ppp", "epx_mask_update": "ppp", "epx_mask_clean": "pp",
@@ -260,7 +261,7 @@ _KINDS = {"p": c_void_p, "i": c_int, "z": c_size_t, "l": c_int64}
 WAITING = {
     "epx_group_create", "epx_group_destroy", "epx_stream_destroy", "epx_stream_sync", "epx_event_sync",
     "epx_handle_destroy", "epx_handle_recv_count", "epx_handle_recv_poll", "epx_handle_recv_tokens",
-    "epx_mask_clean", "epx_mask_clean_active", "epx_group_error_clear",
+    "epx_handle_recv_fits", "epx_mask_clean", "epx_mask_clean_active", "epx_group_error_clear",
 }
 
 

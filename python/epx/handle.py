@@ -46,12 +46,15 @@ class LayoutInfo:
     the operation is complete.
 
     expert_counts, expert_offsets, rank_counts, total, layout_range, expert_stats, wait_ns: see ``epx_layout_info``.
+    expected_rows is a number: Handle.dispatch(if_expected=True) may be queued before the number of rows is known.
     """
 
-    _FIELDS = _abi.LayoutInfoStruct.names()
+    _FIELDS = tuple(name for name in _abi.LayoutInfoStruct.names() if name != "expected_rows")
 
-    def __init__(self, **tensors: Any) -> None:
-        self._arguments = Arguments(_abi.LayoutInfoStruct(), "info.")
+    def __init__(self, expected_rows: int = 0, **tensors: Any) -> None:
+        struct = _abi.LayoutInfoStruct()
+        struct.expected_rows = expected_rows
+        self._arguments = Arguments(struct, "info.")
         for name in tensors:
             if name not in self._FIELDS:
                 raise TypeError("LayoutInfo: expected names of %s, got %s" % (", ".join(self._FIELDS), name))
@@ -134,6 +137,13 @@ class Handle:
         check(self._lib.epx_handle_recv_count(self.address, ctypes.byref(rows), ctypes.byref(counts)))
         return rows.value, list(counts)
 
+    def recv_fits(self) -> bool:
+        """High throughput: waits for the update. True if no rank gets more rows than it expected, so that
+        dispatch(if_expected=True) has run or will run."""
+        fits = ctypes.c_int()
+        check(self._lib.epx_handle_recv_fits(self.address, ctypes.byref(fits)))
+        return fits.value != 0
+
     def recv_tokens(self) -> int:
         """High throughput: waits for the update. Returns the number of tokens that have an expert on this rank."""
         tokens = ctypes.c_int64()
@@ -150,18 +160,19 @@ class Handle:
                  out_topk_weights: Any = None, out_topk_idx: Any = None, src_rank: Any = None, src_token: Any = None,
                  source_map: Any = None, source_stride: int = 0, info: Optional[LayoutInfo] = None,
                  send_only: bool = False, round_scale: bool = False, direction: Direction = Direction.FORWARD,
-                 stream: Any = None) -> None:
+                 if_expected: bool = False, stream: Any = None) -> None:
         """Sends each token to the ranks of its experts. Collective and asynchronous on the stream.
 
         For shapes, see ``epx_dispatch_inputs`` and ``epx_dispatch_outputs``. `info` is for low latency. With
-        `send_only`, this call runs the send half and complete() runs the receive half.
+        `send_only`, this call runs the send half and complete() runs the receive half. With `if_expected`, it does
+        nothing if recv_fits() turns out to be False.
         """
         inputs, outputs, config = self._dispatch
         keep = inputs.fill({"tokens": tokens, "scales": scales, "topk_weights": topk_weights})
         keep += outputs.fill({
             "tokens": out, "scales": out_scales, "topk_weights": out_topk_weights, "topk_idx": out_topk_idx,
             "src_rank": src_rank, "src_token": src_token, "source_map": source_map})
-        config.source_stride = source_stride
+        config.source_stride, config.if_expected = source_stride, if_expected
         config.send_only, config.round_scale, config.direction = send_only, round_scale, direction
         check(self._lib.epx_dispatch(
             self.address, inputs.address, outputs.address, info.address if info else None,

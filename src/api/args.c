@@ -58,6 +58,10 @@ epx_status layout_tensors_check(struct epx_handle *handle, const epx_layout_info
     status = struct_in(&info, sizeof(info), given, "epx_layout_info");
     if (status != EPX_OK)
         return status;
+    if (info.expected_rows > INT32_MAX || (low && info.expected_rows))
+        return fail(EPX_ERR_ARGUMENT, "%s: info.expected_rows: expected at most %d, 0 with low latency, got %u", call,
+                    INT32_MAX, info.expected_rows);
+    out->expected_rows = info.expected_rows;
     const struct {
         const epx_tensor *tensor;
         epx_tensor *out;

@@ -198,6 +198,10 @@ epx_status dispatch_args_check(struct epx_handle *handle, const epx_dispatch_inp
         return status;
     if (cfg.direction != EPX_FORWARD && cfg.direction != EPX_BACKWARD)
         return fail(EPX_ERR_ARGUMENT, "%s: config.direction: expected 0 or 1, got %d", call, cfg.direction);
+    if (cfg.if_expected && (cfg.if_expected != 1 || !handle->expected_rows))
+        return fail(EPX_ERR_ARGUMENT,
+                    "%s: config.if_expected: expected 1 after an update with expected_rows, got %d %s", call,
+                    cfg.if_expected, handle->expected_rows ? "after it" : "without it");
     if (cfg.direction == EPX_BACKWARD && handle->config.mode == EPX_LOW_LATENCY)
         return fail(EPX_ERR_USAGE, "%s: config.direction: low latency has no backward pass", call);
     args->send_only = cfg.send_only != 0;
@@ -207,6 +211,7 @@ epx_status dispatch_args_check(struct epx_handle *handle, const epx_dispatch_inp
     if (cfg.max_sms < 0)
         return fail(EPX_ERR_ARGUMENT, "%s: config.max_sms: expected at least 0, got %d", call, cfg.max_sms);
     args->max_sms = cfg.max_sms;
+    args->if_expected = cfg.if_expected;
     status = check_inputs(handle, &in, &out, args);
     if (status == EPX_OK)
         status = check_out_tokens(handle, &x, &out, args);

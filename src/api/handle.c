@@ -262,6 +262,19 @@ epx_status epx_handle_recv_count(epx_handle *handle, int64_t *rows, int64_t *exp
     return EPX_OK;
 }
 
+epx_status epx_handle_recv_fits(epx_handle *handle, int *fits)
+{
+    static const char call[] = "epx_handle_recv_fits";
+    epx_status status = handle && !fits ? fail(EPX_ERR_ARGUMENT, "%s: fits: expected a pointer, got NULL", call)
+                                        : counted_handle_check(handle, call);
+
+    if (status == EPX_OK)
+        status = handle_poll_update(handle, call, UINT64_MAX);
+    if (status == EPX_OK)
+        *fits = !handle->info->unexpected;
+    return status;
+}
+
 epx_status epx_handle_recv_tokens(epx_handle *handle, int64_t *tokens)
 {
     static const char call[] = "epx_handle_recv_tokens";

@@ -79,6 +79,7 @@ struct epx_handle {
     void *tables; /* one block of device memory, the group's or the caller's: struct handle_state first */
     struct handle_dev *dev;
     struct recv_info *info; /* host-visible */
+    uint32_t expected_rows; /* of the last update */
     size_t info_bytes;
     uint64_t updates;    /* high throughput: how many were queued */
     uint64_t wait_since; /* when the host began to wait for the last one; 0 = not yet */

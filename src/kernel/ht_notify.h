@@ -29,7 +29,10 @@
 struct hn_desc {
     struct signature signature;
     int32_t ntokens;
-    int32_t rounds; /* between nodes */
+    union {
+        int32_t rounds;        /* between nodes */
+        int32_t expected_rows; /* in a group of one node; 0: it does not say */
+    };
 };
 EPX_STATIC_ASSERT(sizeof(struct hn_desc) == 32, "shared between ranks");
 
@@ -209,7 +212,7 @@ KFN_STEP void hn_publish(struct agent *ag, const struct ht_notify_params *p, uin
         struct hn_desc *desc = (struct hn_desc *)heap_at(g, g->rank, hn_block_at(g, epoch, n));
         desc->signature = p->signature;
         desc->ntokens = p->route.ntokens;
-        desc->rounds = g->nnodes > 1 ? p->h->state->rounds : 0;
+        desc->rounds = g->nnodes > 1 ? p->h->state->rounds : (int32_t)p->expected_rows;
     }
     if (ag_leader(ag)) {
         p->h->state->key = 0; /* until hn_done() */
@@ -467,12 +470,46 @@ KFN int hn_most_rounds(const struct ht_notify_params *p, uint64_t epoch)
     return most;
 }
 
+/* Rows that rank d receives from all ranks, padding included. */
+KFN int64_t hn_rows_at(const struct ht_notify_params *p, int d, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+    const int L = g->local_experts, align = p->alignment;
+    int64_t rows = 0;
+
+    for (int s = 0; s < g->nranks && p->layout == LAYOUT_FLAT; s++)
+        rows += g->mask[s] ? hn_rcount(g, s, epoch)[d] : 0;
+    for (int e = d * L; p->layout != LAYOUT_FLAT && e < d * L + L && e < g->experts; e++) {
+        int64_t n = 0;
+        for (int s = 0; s < g->nranks; s++)
+            n += g->mask[s] ? hn_ecount(g, s, epoch)[e] : 0;
+        rows += (n + align - 1) / align * align;
+    }
+    return rows;
+}
+
+/* Does any rank get more rows than it expected? All ranks of a node find the same: they read the same counts. Ranks of
+ * several nodes do not see them all: there nothing is as expected. */
+KFN_STEP int hn_unexpected(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+    int more = 0;
+
+    AG_EACH(ag, int, d, g->nnodes == 1 ? g->nranks : 0)
+    {
+        const int32_t expected = g->mask[d] ? hn_desc_of(g, d, epoch)->expected_rows : 0;
+        more |= expected > 0 && hn_rows_at(p, d, epoch) > expected;
+    }
+    return g->nnodes > 1 || ag_any(ag, more);
+}
+
 /* The caller's counters and what the host will ask for. One agent. */
 KFN_STEP void hn_report_counts(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
     struct handle_dev *h = p->h;
     const int64_t padded = hn_report_experts(ag, p, epoch), tokens = hn_report_sources(ag, p, epoch);
+    const int unexpected = hn_unexpected(ag, p, epoch);
     int64_t total = 0, mine = 0;
 
     AG_EACH(ag, int, s, g->nranks)
@@ -497,6 +534,7 @@ KFN_STEP void hn_report_counts(struct agent *ag, const struct ht_notify_params *
         h->state->drop = p->drop;
         h->state->drop_rows = p->drop_rows;
         h->info->rounds = h->state->most_rounds;
+        h->info->unexpected = h->state->unexpected = unexpected;
         if (p->total.data)
             index_put(&p->total, 0, p->layout == LAYOUT_FLAT ? total : padded);
     }

@@ -352,6 +352,7 @@ struct recv_info {
     int64_t rows;             /* padding included */
     int64_t tokens;           /* tokens that have an expert here */
     int64_t rounds;           /* between nodes: that this rank has a part in */
+    int64_t unexpected;       /* as in struct handle_state */
     int64_t expert_counts[1]; /* [L] */
 };
 
@@ -370,6 +371,7 @@ struct handle_state {
     int32_t drop;        /* DROP_*, of the last update */
     int32_t reserved;
     int64_t drop_rows;
+    int64_t unexpected;  /* 1: a rank gets more rows than it expected (epx_layout_info.expected_rows) */
 };
 
 /* A handle's tables. M and K are the group's limits here, so that a handle can be used with any number of tokens. */
@@ -502,6 +504,7 @@ struct ht_notify_params {
     int32_t nodes; /* 1: the group has several */
     int32_t drop;  /* DROP_* */
     int64_t drop_rows;
+    int64_t expected_rows;
     uint64_t key;
     struct index_out expert_counts, expert_offsets, rank_counts, total, rank_matrix, rank_tokens, relay_counts;
     struct index_out expert_rows, expert_ends, source_ends;
@@ -542,6 +545,7 @@ struct ht_dispatch_params {
     int32_t *final_src_rank, *final_src_token, *final_map;
     int64_t final_rows;
     int64_t source_stride; /* of the first column of a source map */
+    int64_t if_expected;   /* 1: nothing is done after an update that was not as expected */
 };
 
 struct ht_combine_params {

@@ -67,6 +67,7 @@ epx_status ht_update(struct epx_handle *handle, const epx_tensor *topk, const st
     p.rank_counts = make_index(&info->rank_counts);
     p.total = make_index(&info->total);
     p.nodes = handle->group->nnodes > 1;
+    p.expected_rows = (int32_t)info->expected_rows;
     p.rank_matrix = make_index(&info->rank_matrix);
     p.rank_tokens = make_index(&info->rank_tokens);
     p.relay_counts = make_index(&info->relay_counts);
@@ -86,6 +87,7 @@ epx_status ht_update(struct epx_handle *handle, const epx_tensor *topk, const st
         handle->updates++;
         handle->wait_since = 0;
         handle->ntokens = topk->shape[0];
+        handle->expected_rows = info->expected_rows;
         handle->group->stats.ht_updates++;
     }
     return status;
@@ -224,6 +226,7 @@ epx_status ht_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
     p.final_src_token = args->src_token.data;
     p.final_map = args->source_map.data;
     p.source_stride = args->source_stride;
+    p.if_expected = args->if_expected;
     p.final_rows = args->out_tokens.shape[0];
     p.drop = drop_rules(handle) & ~DROP_FLAT;
     p.key = handle_key(handle);
@@ -232,7 +235,11 @@ epx_status ht_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
     p.in_place = in_place_offset(handle, args, &p);
     p.turns = turns_of(handle, stream);
     regions_import(handle->group, stream);
-    status = recv_buf_check(handle, p.buffered, "epx_dispatch");
+    if (args->if_expected && p.desc.capacity < (int64_t)handle->expected_rows)
+        return fail(EPX_ERR_ARGUMENT,
+                    "epx_dispatch: config.if_expected: expected room for expected_rows = %u rows, got %" PRId64,
+                    handle->expected_rows, p.desc.capacity);
+    status = args->if_expected ? EPX_OK : recv_buf_check(handle, p.buffered, "epx_dispatch");
     if (status == EPX_OK)
         status = launch_sms(handle->group, stream, KERNEL_HT_DISPATCH, &p, sizeof(p), args->max_sms);
     if (status == EPX_OK)

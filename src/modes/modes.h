@@ -10,6 +10,7 @@ struct layout_tensors {
     epx_tensor expert_counts, expert_offsets, rank_counts, total, layout_range, expert_stats, wait_ns;
     epx_tensor rank_matrix, rank_tokens, relay_counts;
     epx_tensor expert_rows, expert_ends, source_ends;
+    uint32_t expected_rows;
 };
 
 /* Dispatch and combine, checked; strides are explicit; data NULL = not given. */
@@ -17,7 +18,7 @@ struct dispatch_args {
     epx_tensor tokens, scales, weights; /* in */
     epx_tensor out_tokens, out_scales, out_weights, out_idx, src_rank, src_token, source_map;
     struct layout_tensors info;
-    int cast, round_scale, send_only, backward, source_stride, global_ids, max_sms;
+    int cast, round_scale, send_only, backward, source_stride, global_ids, max_sms, if_expected;
 };
 
 struct combine_args {

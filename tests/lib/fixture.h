@@ -52,6 +52,7 @@ int fixture_ht_combine(struct fixture *s);
 void fixture_refill(struct fixture *s);
 /* Parts of fixture_ll: after a dispatch that was issued by hand. */
 int fixture_check_ll_dispatch(struct fixture *s);
+int fixture_check_ht_dispatch(struct fixture *s); /* fills ht_rows as fixture_ht_dispatch does */
 int fixture_check_ll_combine(struct fixture *s);
 void fixture_set_active(struct fixture *s, int rank, int active);
 

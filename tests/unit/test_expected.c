@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A dispatch that is queued before its number of rows is known: it runs on all ranks, or on none. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/lib/fixture.h"
+#include "tests/lib/unit.h"
+
+enum { RANKS = 3 }; /* as many as have experts */
+
+/* Rows too few for the rank that is `short_by_one`; those that do not say what they expect; nodes of the group. */
+struct plan {
+    int short_by_one, silent, nodes;
+};
+
+static epx_status queue(struct fixture *s, uint32_t expected, int if_expected)
+{
+    epx_dispatch_inputs in = s->in;
+    epx_layout_info info = EPX_LAYOUT_INFO_INIT;
+    epx_dispatch_config config = EPX_DISPATCH_CONFIG_INIT;
+    epx_status status;
+
+    in.topk_weights = &s->weights;
+    info.expected_rows = expected;
+    config.if_expected = if_expected;
+    status = epx_handle_update(s->ht, &s->idx, &info, NULL);
+    return status == EPX_OK && expected ? epx_dispatch(s->ht, &in, &s->ht_out, NULL, &config, NULL) : status;
+}
+
+static epx_status again(struct fixture *s)
+{
+    epx_dispatch_inputs in = s->in;
+
+    in.topk_weights = &s->weights;
+    return fixture_sync(s, epx_dispatch(s->ht, &in, &s->ht_out, NULL, NULL, NULL));
+}
+
+static int one_round(struct fixture *s, const struct plan *plan)
+{
+    const size_t bytes = (size_t)s->ht_rows.shape[0] * FIXTURE_HIDDEN * 2;
+    const int64_t total = s->ht_recv.total;
+    const uint32_t expected = s->rank == plan->silent ? 0 : (uint32_t)(total - (s->rank == plan->short_by_one));
+    char *before = malloc(bytes);
+    int fits = -1, rc = -1;
+
+    fixture_refill(s);
+    memcpy(before, s->ht_rows.data, bytes);
+    if (total < 2)
+        fixture_fail(s, "the routing of this test has too few rows");
+    else if (queue(s, expected, 1) != EPX_OK || epx_handle_recv_fits(s->ht, &fits) != EPX_OK)
+        fixture_fail(s, "update and dispatch");
+    else if (fits != (plan->short_by_one < 0))
+        fixture_fail(s, fits ? "more rows than expected are said to fit" : "rows as expected do not fit");
+    else if (fixture_sync(s, EPX_OK) != EPX_OK)
+        fixture_fail(s, "after the first dispatch");
+    else if (!fits && memcmp(before, s->ht_rows.data, bytes))
+        fixture_fail(s, "a dispatch that does not run has written rows");
+    else if ((!fits || !expected) && again(s) != EPX_OK)
+        fixture_fail(s, "the second dispatch");
+    else
+        rc = fixture_check_ht_dispatch(s) || fixture_ht_combine(s) ? -1 : 0;
+    free(before);
+    return rc;
+}
+
+static int rounds(struct fixture *s)
+{
+    for (int i = 0; i < 3; i++)
+        if (one_round(s, s->arg))
+            return -1;
+    return fixture_ht(s);
+}
+
+static void run(struct plan plan)
+{
+    epx_group_config config = fixture_config(20000);
+
+    config.num_agents = 3;
+    config.ranks_per_node = plan.nodes == 1 ? 0 : 1;
+    assert_int_equal(fixture_run(RANKS, &config, rounds, &plan), 0);
+}
+
+static void test_as_expected(void **state)
+{
+    (void)state;
+    run((struct plan){-1, -1, 1});
+    run((struct plan){-1, -1, RANKS});
+}
+
+static void test_one_rank_gets_more(void **state)
+{
+    (void)state;
+    for (int rank = 0; rank < RANKS; rank++)
+        run((struct plan){rank, -1, 1});
+    run((struct plan){RANKS - 1, -1, RANKS});
+}
+
+static void test_one_rank_does_not_say(void **state)
+{
+    (void)state;
+    run((struct plan){-1, 1, 1});
+    run((struct plan){2, 1, 1});
+}
+
+static int misuse(struct fixture *s)
+{
+    static const char *const without[] = {"if_expected", "without", NULL}, *const null[] = {"fits", "NULL", NULL},
+                             *const room[] = {"if_expected", "room", NULL};
+    epx_dispatch_config config = EPX_DISPATCH_CONFIG_INIT;
+    epx_dispatch_inputs in = s->in;
+    int fits;
+
+    in.topk_weights = &s->weights;
+    config.if_expected = 1;
+    if (fixture_ht(s) ||
+        fixture_expect(s, "no rows expected", epx_dispatch(s->ht, &in, &s->ht_out, NULL, &config, NULL),
+                       EPX_ERR_ARGUMENT, without) ||
+        fixture_expect(s, "NULL", epx_handle_recv_fits(s->ht, NULL), EPX_ERR_ARGUMENT, null) ||
+        fixture_expect(s, "too little room", queue(s, (uint32_t)s->ht_rows.shape[0] + 1, 1), EPX_ERR_ARGUMENT, room))
+        return -1;
+    if (epx_handle_recv_fits(s->ht, &fits) != EPX_OK || !fits)
+        return fixture_fail(s, "epx_handle_recv_fits");
+    return fixture_ht(s);
+}
+
+static void test_misuse(void **state)
+{
+    (void)state;
+    assert_int_equal(fixture_run(RANKS, NULL, misuse, NULL), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_as_expected),
+        cmocka_unit_test(test_one_rank_gets_more),
+        cmocka_unit_test(test_one_rank_does_not_say),
+        cmocka_unit_test(test_misuse),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
