@@ -393,7 +393,7 @@ typedef struct epx_layout_info {
      * High throughput, an input: rows that this rank has room for; 0 = it does not say. A dispatch with
      * config.if_expected may then be queued before the number of rows is known. If a rank of the group gets more rows
      * than it expected, that dispatch does nothing, on every rank alike (epx_handle_recv_fits); it is issued again with
-     * enough room, without if_expected.
+     * enough room, without if_expected. In a group of several nodes it never fits: no rank knows all counts.
      */
     uint32_t expected_rows;
     epx_tensor *expert_counts;  /* int32 or int64 [L]: rows per local expert (padded in HT EXPERT_MAJOR) */

@@ -103,9 +103,9 @@ class FreshPlan:
 class FreshDispatch:
     """One dispatch of a plan: queued before its number of rows is known, where that can be guessed."""
 
-    def __init__(self, plan: Optional[FreshPlan], request: Any) -> None:
+    def __init__(self, plan: Optional[FreshPlan], request: Any, one_node: bool) -> None:
         self._plan, self._request = plan, request
-        self.expected = plan.expected() if plan else 0
+        self.expected = plan.expected() if plan and one_node else 0
         self._results = plan.reserve(self.expected) if plan and self.expected else None
         if self._results is None:
             self.expected = 0

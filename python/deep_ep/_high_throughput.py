@@ -74,7 +74,7 @@ def dispatch(engine: Engine, launch_on: Any, request: DispatchRequest, channels:
         routing = HighThroughputRouting(
             pool, pool.take(epx.Mode.HIGH_THROUGHPUT, epx.Layout.FLAT, topk), tokens.shape[0])
         counts = Counts(engine.nranks, request.device, engine.local_experts(request.experts) if counts_as_tensor else 0)
-        fresh = FreshDispatch(fresh_plan(pool, request), request)
+        fresh = FreshDispatch(fresh_plan(pool, request), request, engine.nnodes == 1)
         routing.handle.update(idx, counts.info(fresh.expected), stream=launch.address)
         fresh.begin(routing.handle, launch.address)
         rows, per_expert_list = _received(engine, routing, request)
@@ -108,8 +108,9 @@ class Counts:
 
     def info(self, expected_rows: int) -> epx.LayoutInfo:
         """The tensors as an argument of Handle.update()."""
-        return epx.LayoutInfo(expected_rows, rank_matrix=self.matrix, rank_tokens=self.tokens, relay_counts=self.relayed,
-                              expert_counts=self.experts)
+        return epx.LayoutInfo(
+            expected_rows, rank_matrix=self.matrix, rank_tokens=self.tokens, relay_counts=self.relayed,
+            expert_counts=self.experts)
 
     def aligned(self, alignment: int) -> torch.Tensor:
         """The number of rows of each local expert, rounded up to the alignment."""

@@ -265,8 +265,9 @@ epx_status epx_handle_recv_count(epx_handle *handle, int64_t *rows, int64_t *exp
 epx_status epx_handle_recv_fits(epx_handle *handle, int *fits)
 {
     static const char call[] = "epx_handle_recv_fits";
+    API_WAIT;
     epx_status status = handle && !fits ? fail(EPX_ERR_ARGUMENT, "%s: fits: expected a pointer, got NULL", call)
-                                        : counted_handle_check(handle, call);
+                                        : counted_handle_check(&api_call, handle, call);
 
     if (status == EPX_OK)
         status = handle_poll_update(handle, call, UINT64_MAX);

@@ -371,7 +371,7 @@ struct handle_state {
     int32_t drop;        /* DROP_*, of the last update */
     int32_t reserved;
     int64_t drop_rows;
-    int64_t unexpected;  /* 1: a rank gets more rows than it expected (epx_layout_info.expected_rows) */
+    int64_t unexpected; /* 1: a rank gets more rows than it expected (epx_layout_info.expected_rows) */
 };
 
 /* A handle's tables. M and K are the group's limits here, so that a handle can be used with any number of tokens. */
