@@ -148,7 +148,7 @@ def docs(run):
 
 def torchrun(ranks, *argv):
     """A Python program on several ranks: of the wheel that was just installed, not of the source tree."""
-    return ["timeout", "240", "env", "OMP_NUM_THREADS=1", VENV + "/bin/python", "-m", "torch.distributed.run",
+    return ["timeout", "480", "env", "OMP_NUM_THREADS=1", VENV + "/bin/python", "-m", "torch.distributed.run",
             "--standalone", "--nproc-per-node", str(ranks), *argv]
 
 

@@ -131,10 +131,10 @@ static inline struct stage_list kernel_stages(enum kernel_id id, const void *par
     }
 }
 
-/* Stages that sum many rows: warps get memory to fetch ahead into, where the device has it. */
-static inline int launch_has_rings(enum kernel_id id, int stage)
+/* Does it sum many rows? Then warps get memory to fetch ahead into, where the device has it. */
+static inline int launch_has_rings(enum kernel_id id, int launched)
 {
-    return id == KERNEL_HT_COMBINE && (stage == HC_SUM || stage == HC_RELAY);
+    return id == KERNEL_HT_COMBINE && STAGE_NUMBER(launched) == HC_SUM;
 }
 
 #endif
