@@ -43,7 +43,9 @@ struct device_ops {
     const char *name;
     int kind; /* epx_device */
     unsigned caps;
+    int agents_per_sm; /* of a launch, where a caller may say how many multiprocessors it takes; 0 = it may not */
 
+    /* From here on functions alone, all of them there. */
     epx_status (*open)(int index, struct device **device);
     void (*close)(struct device *device);
     /* The calling thread will hand memory of this device to a library that asks for the thread's current one. */
@@ -52,7 +54,6 @@ struct device_ops {
     epx_status (*identity)(struct device *device, uint8_t id[64]);
     /* How many agents an operation should use when `local_ranks` ranks share this device. */
     int (*default_agents)(struct device *device, int local_ranks);
-    int agents_per_sm; /* of a launch, where a caller may say how many multiprocessors it takes; 0 = it may not */
 
     epx_status (*mem_alloc)(struct device *device, size_t bytes, void **ptr); /* zeroed, 256-byte aligned */
     void (*mem_free)(struct device *device, void *ptr);

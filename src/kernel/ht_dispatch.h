@@ -275,7 +275,7 @@ KFN_STEP int hd_forward_round(struct agent *ag, const struct ht_dispatch_params 
     for (int i = me; i < n; i += A)
         if (hd_forward_row(ag, p, j, r, i))
             return 1;
-    if (AG_STAGED || p->h->relay_rounds[j] <= HT_SLOTS || INJECT_BUG(BUG_EARLY_CREDIT, 1, 0))
+    if (AG_STAGED || INJECT_BUG(BUG_EARLY_CREDIT, 1, p->h->relay_rounds[j] <= HT_SLOTS))
         return 0;
     ag_sync(ag);
     return hd_credit_now(ag, g, j, r);

@@ -437,7 +437,7 @@ KFN_STEP int ll_target(const struct ll_dispatch_params *p, uint64_t epoch, int64
                        (uint64_t)(major ? p->h->first[id] + p->h->eidx[i] : p->h->ridx[i]));
     if (major)
         ll_write_source(g, ll_desc_of(g, id / g->local_experts, epoch), id / g->local_experts,
-                        (uint64_t)(id % g->local_experts), (uint64_t)(p->h->first[id] + p->h->eidx[i]),
+                        (uint64_t)(id % g->local_experts), (uint64_t)p->h->first[id] + (uint64_t)p->h->eidx[i],
                         (int)(i / p->route.topk_n));
     return 1;
 }

@@ -88,7 +88,8 @@ static struct predict_point point_of(const struct known *k, const struct cost_ma
 static double predicted(const struct known *k, const struct predict_point *p, const struct predict_result *r, int op)
 {
     const int fp8 = op == PREDICT_DISPATCH && k->dtype == PREDICT_FP8;
-    const double bytes = fp8 ? p->hidden + p->hidden / 128 * 4 : 2.0 * p->hidden;
+    const int scales = p->hidden / 128;
+    const double bytes = fp8 ? p->hidden + scales * 4 : 2.0 * p->hidden;
 
     if (k->unit == MICROSECONDS)
         return r->op[op].us_median;

@@ -99,8 +99,8 @@ static void draw_frame(const struct plot *p, const char *title)
     const double right = p->left + WIDTH - RIGHT, bottom = p->top + HEIGHT - BOTTOM;
 
     fprintf(p->to, "<text x=\"%d\" y=\"%d\" class=\"title\">%s</text>\n", p->left + LEFT, p->top + TOP - 14, title);
-    for (double d = p->y0; d <= p->y1 + 0.5; d++) {
-        const double y = at_y(p, pow(10, d));
+    for (int i = 0; p->y0 + i <= p->y1 + 0.5; i++) {
+        const double d = p->y0 + i, y = at_y(p, pow(10, d));
         fprintf(p->to, "<line x1=\"%d\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" class=\"grid\"/>\n", p->left + LEFT, y,
                 right, y);
         fprintf(p->to, "<text x=\"%d\" y=\"%.1f\" class=\"tick\" text-anchor=\"end\">%.6g</text>\n", p->left + LEFT - 8,

@@ -185,7 +185,7 @@ static ncclResult_t recipe_fp8(const struct ncclEpHandle *handle, const char *ca
     if (H + H / DS_BLOCK * 4 > (int64_t)handle->group->config.max_token_bytes)
         return compat_fail(ncclInvalidArgument,
                            "%s: outputs: expected rows of tokens and scales of at most max_token_bytes = %u, got %lld",
-                           call, handle->group->config.max_token_bytes, (long long)(H + H / DS_BLOCK * 4));
+                           call, handle->group->config.max_token_bytes, (long long)H + H / DS_BLOCK * 4);
     return ncclSuccess;
 }
 
