@@ -3,6 +3,7 @@
  * a GPU, its own memory and then the host's; on the CPU, a file in memory and then anonymous pages. */
 #include <dlfcn.h>
 #include <stdint.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -14,13 +15,22 @@ struct span {
 };
 
 #ifdef CUDA_VERSION /* NVIDIA's own cuda.h */
-#define FIND(name) (*(void **)&name##_ = dlsym(driver, #name))
+#define FIND(name) find(driver, #name, &name##_)
+
+static int find(void *driver, const char *name, void *function)
+{
+    void *at = dlsym(driver, name);
+
+    memcpy(function, &at, sizeof(at));
+    return at != NULL;
+}
 
 static int map_part(void *driver, CUdeviceptr at, size_t bytes, CUmemLocationType where, int id, int device)
 {
-    CUresult (*cuMemCreate_)(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *, unsigned long long);
-    CUresult (*cuMemMap_)(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long);
-    CUresult (*cuMemSetAccess_)(CUdeviceptr, size_t, const CUmemAccessDesc *, size_t);
+    CUresult (*cuMemCreate_)(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *, unsigned long long) =
+        NULL;
+    CUresult (*cuMemMap_)(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long) = NULL;
+    CUresult (*cuMemSetAccess_)(CUdeviceptr, size_t, const CUmemAccessDesc *, size_t) = NULL;
     CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {.type = where, .id = id}};
     CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device},
                               .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
@@ -37,7 +47,7 @@ static int map_part(void *driver, CUdeviceptr at, size_t bytes, CUmemLocationTyp
 static int span_open(struct span *s, size_t bytes)
 {
     void *driver = dlopen("libcuda.so.1", RTLD_NOW);
-    CUresult (*cuMemAddressReserve_)(CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long);
+    CUresult (*cuMemAddressReserve_)(CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long) = NULL;
     CUdeviceptr at = 0;
     int device = 0;
 
