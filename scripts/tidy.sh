@@ -39,12 +39,12 @@ find_database() {
     echo build-tidy
 }
 
-compiled() { # files of the database inside this tree, each once
+compiled() { # C files of the database inside this tree, each once
     python3 -c '
 import json, os, sys
 root = os.getcwd() + os.sep
 files = {os.path.realpath(entry["file"]) for entry in json.load(open(sys.argv[1] + "/compile_commands.json"))}
-print("\n".join(sorted(f[len(root):] for f in files if f.startswith(root))))' "$1"
+print("\n".join(sorted(f[len(root):] for f in files if f.startswith(root) and f.endswith(".c"))))' "$1"
 }
 
 changed() { # BASE
