@@ -351,6 +351,15 @@ KFN_STEP int hc_ask(struct agent *ag, const struct ht_combine_params *p)
     return 0;
 }
 
+/* Does the source read what a launch of p->rounds returns for this token? It knows its ids, and neither drops nor masks:
+ * where it reads, a row of zeros is sent if there is no other. */
+KFN int hc_is_read(const struct ht_combine_params *p, const int32_t *ids)
+{
+    const int d = ids[p->round] < 0 ? -1 : ids[p->round] / p->g->local_experts;
+
+    return d >= 0 && is_local(p->g, d) && hc_place(p, ids, d, p->round) == p->round;
+}
+
 /* As a relay: the sum of this node for row i of (source number j, round r). */
 KFN_STEP int hc_relay_row(struct agent *ag, const struct ht_combine_params *p, struct put_batch *batch, int j, int r,
                           int i)
@@ -365,15 +374,14 @@ KFN_STEP int hc_relay_row(struct agent *ag, const struct ht_combine_params *p, s
 
     if (ht_resolve_route(ag, g, p->h, p->layout, j, record))
         return fail_all(ag, g, KSTATUS_MISMATCH, PHASE_HC_BLOCK, s, g->experts, -1);
-    const int n = hc_sum_node(ag, p, NULL, ids, pos, p->rounds ? p->round : -1, row, NULL, NULL);
+    hc_sum_node(ag, p, NULL, ids, pos, p->rounds ? p->round : -1, row, NULL, NULL);
     if (p->signature.extra & SIGNATURE_WEIGHTS)
         AG_EACH(ag, int, k, K)
     ((float *)(row + row_scales_at(&p->signature)))[k] = hc_weight(p, NULL, ids, pos, k);
     ag_sync(ag);
     put(ag, g, batch, s, COUNTER(SIG_HC_ROWS, ht_slot(r)), out,
         ht_back_slot(g, g->node_of[s], g->node, r) + (uint64_t)i * bytes,
-        /* A launch of p->rounds may have no row of a token. Else the source adds the row, also one of zeros. */
-        n || !p->rounds || p->signature.extra & SIGNATURE_WEIGHTS ? (uint32_t)bytes : 0);
+        !p->rounds || hc_is_read(p, ids) || p->signature.extra & SIGNATURE_WEIGHTS ? (uint32_t)bytes : 0);
     return 0;
 }
 
