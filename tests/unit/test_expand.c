@@ -63,7 +63,7 @@ struct state {
     float *weights, *recv_weights, *back_weights;
     uint16_t *x, *rows, *out, *bias;
     int32_t *map, *ends, *real, *sources, *stats;
-    int expand;
+    int expand, drop; /* drop_rows: then without weights */
     unsigned sum;
 };
 
@@ -308,6 +308,8 @@ static uint16_t expected_sum(const struct state *s, int t, int c)
 
     for (int k = 0; k < TOPK; k++) {
         key[k] = expert_of(s->rank, t, k);
+        if (s->drop && key[k] >= 0 && row_of(s->rank, t, k, NULL) >= s->drop)
+            key[k] = -1;
         value[k] = bf16_to_float(value_of(s->rank, t, k, c));
     }
     if (!s->expand || s->sum & EPX_SUM_ROUND_RANKS)
@@ -332,17 +334,17 @@ static int combine(struct state *s)
     epx_combine_config config = EPX_COMBINE_CONFIG_INIT;
 
     in.tokens = &rows;
-    in.topk_weights = &weights;
+    in.topk_weights = s->drop ? NULL : &weights;
     in.bias[0] = &bias;
     outputs.tokens = &out;
-    outputs.topk_weights = &back;
+    outputs.topk_weights = s->drop ? NULL : &back;
     config.sum = s->sum;
     config.max_sms = 1; /* of those that the group may take */
     memset(s->out, 0x55, MOST * HIDDEN * 2);
     if (epx_combine(s->handle, &in, &outputs, &config, NULL) != EPX_OK || epx_stream_sync(s->group, NULL) != EPX_OK)
         return wrong(s, "combine", 0, 1);
     for (int t = 0; t < B; t++) {
-        for (int k = 0; k < TOPK; k++) {
+        for (int k = 0; k < TOPK && !s->drop; k++) {
             const float expected = expert_of(s->rank, t, k) < 0 ? 0.0f : s->weights[t * TOPK + k];
             if (s->back_weights[t * TOPK + k] != expected)
                 return wrong(s, "weight", (int64_t)expected, (int64_t)s->back_weights[t * TOPK + k]);
@@ -354,10 +356,21 @@ static int combine(struct state *s)
     return 0;
 }
 
-static int one_layout(struct state *s, int expand)
+static int all_sums(struct state *s)
 {
     static const unsigned sums[] = {EPX_SUM_TOPK_ORDER, EPX_SUM_TOPK_ORDER | EPX_SUM_ROUND_RANKS,
                                     EPX_SUM_TOPK_ORDER | EPX_SUM_ROUND_RANKS | EPX_SUM_ROUND_NODES};
+
+    for (size_t i = 0; i < sizeof(sums) / sizeof(sums[0]); i++) {
+        s->sum = sums[i];
+        if (combine(s))
+            return -1;
+    }
+    return 0;
+}
+
+static int one_layout(struct state *s, int expand)
+{
     epx_handle_config config = EPX_HANDLE_CONFIG_INIT;
 
     s->expand = expand;
@@ -369,18 +382,41 @@ static int one_layout(struct state *s, int expand)
     if (epx_handle_create(&s->handle, s->group, &config) != EPX_OK || dispatch(s))
         return wrong(s, "dispatch", 0, 1);
     experts(s);
-    for (size_t i = 0; i < sizeof(sums) / sizeof(sums[0]); i++) {
-        s->sum = sums[i];
-        if (combine(s))
-            return -1;
-    }
-    return epx_handle_destroy(s->handle) == EPX_OK ? 0 : -1;
+    return all_sums(s) || epx_handle_destroy(s->handle) != EPX_OK ? -1 : 0;
+}
+
+/* Rows from the fourth on are dropped: what a relay has returned before, in the same place, is not added for them. */
+static int dropped(struct state *s)
+{
+    const int B = tokens_of(s->rank);
+    epx_tensor idx = epx_tensor_make(s->idx, EPX_INT64, 2, B, TOPK, 0, 0);
+    epx_tensor x = epx_tensor_make(s->x, EPX_BF16, 2, B, HIDDEN, 0, 0);
+    epx_tensor rows = epx_tensor_make(s->rows, EPX_BF16, 2, ROWS, HIDDEN, 0, 0);
+    epx_dispatch_inputs in = EPX_DISPATCH_INPUTS_INIT;
+    epx_dispatch_outputs out = EPX_DISPATCH_OUTPUTS_INIT;
+    epx_handle_config config = EPX_HANDLE_CONFIG_INIT;
+
+    s->expand = 1;
+    s->drop = 4;
+    config.mode = EPX_HIGH_THROUGHPUT;
+    config.layout = EPX_EXPERT_MAJOR;
+    config.topk = TOPK;
+    config.expert_alignment = ALIGN;
+    config.drop_rows = s->drop;
+    in.tokens = &x;
+    out.tokens = &rows;
+    if (epx_handle_create(&s->handle, s->group, &config) != EPX_OK ||
+        epx_handle_update(s->handle, &idx, NULL, NULL) != EPX_OK ||
+        epx_dispatch(s->handle, &in, &out, NULL, NULL, NULL) != EPX_OK || epx_stream_sync(s->group, NULL) != EPX_OK)
+        return wrong(s, "dispatch with dropped rows", 0, 1);
+    experts(s);
+    return all_sums(s) || epx_handle_destroy(s->handle) != EPX_OK ? -1 : 0;
 }
 
 static int rank_main(int rank, int n, epx_bootstrap *boot, void *arg)
 {
     struct state s = {.rank = rank, .nodes = *(int *)arg};
-    int failed = n != RANKS || open_rank(&s, boot) || one_layout(&s, 0) || one_layout(&s, 1);
+    int failed = n != RANKS || open_rank(&s, boot) || one_layout(&s, 0) || one_layout(&s, 1) || dropped(&s);
 
     close_rank(&s);
     return failed;
