@@ -1,0 +1,279 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * High-throughput combine: which ranks of a node hold the rows of a token, in which order they are added, and the
+ * weights that return with them. The protocol is in ht_combine.h.
+ */
+#ifndef EPX_KERNEL_HT_HOLDERS_H
+#define EPX_KERNEL_HT_HOLDERS_H
+
+#include "kernel/ht_dispatch.h"
+
+KFN const struct hc_desc *hc_desc_of(const struct group_dev *g, int rank)
+{
+    return (const struct hc_desc *)heap_at(g, rank, g->ht.combine_desc);
+}
+
+/* The descriptors of the node, which do not change any more, in memory of the block; NULL where it has none. */
+KFN const struct hc_desc *hc_descs(struct agent *ag, const struct group_dev *g)
+{
+#if AG_BLOCKS
+    const int words = (int)(sizeof(struct hc_desc) / 4);
+    int32_t *memory = ag_block_memory(ag, g->nranks * words);
+
+    if (!memory)
+        return NULL;
+    AG_EACH_BLOCK(ag, int, i, g->nranks *words)
+    {
+        if (is_local(g, i / words))
+            memory[i] = ((const int32_t *)hc_desc_of(g, i / words))[i % words];
+    }
+    ag_block_any(ag, 0);
+    return (const struct hc_desc *)memory;
+#else
+    (void)ag;
+    (void)g;
+    return NULL;
+#endif
+}
+
+KFN const struct hc_desc *hc_desc_for(const struct group_dev *g, const struct hc_desc *descs, int rank)
+{
+    return descs ? &descs[rank] : hc_desc_of(g, rank);
+}
+
+/* What lies `offset` bytes into the heap of a rank of the node, or into a region that it exports. */
+KFN const char *hc_at(const struct group_dev *g, int rank, int32_t in, uint64_t offset)
+{
+    if (in == 0)
+        return heap_at(g, rank, offset);
+    return (const char *)(uintptr_t)(g->regions[rank * REGION_SLOTS + in - 1] + offset);
+}
+
+KFN const char *hc_row_at(const struct group_dev *g, int rank, const struct hc_desc *desc, int32_t row)
+{
+    return hc_at(g, rank, desc->tokens_in, desc->tokens + (uint64_t)row * desc->token_stride);
+}
+
+/* In a compact top-k row of rank d, the place of this token's k-th id. */
+KFN int hc_compact_place(const int32_t *ids, int K, int k, int local_experts)
+{
+    const int d = ids[k] / local_experts;
+    int place = 0;
+    for (int j = 0; j < K; j++) {
+        if (ids[j] < 0 || ids[j] / local_experts != d)
+            continue;
+        place += ids[j] < ids[k] || (ids[j] == ids[k] && j < k);
+    }
+    return place;
+}
+
+/* The descriptor of the rank of this node that holds the row of (ids[k], pos[k]); NULL if there is no such row. */
+KFN const struct hc_desc *hc_row_desc(const struct group_dev *g, const struct hc_desc *descs, const int32_t *ids,
+                                      const int32_t *pos, int k, int *rank)
+{
+    const int d = ids[k] < 0 || pos[k] < 0 ? -1 : ids[k] / g->local_experts;
+
+    if (d < 0 || !is_local(g, d) || !g->mask[d])
+        return NULL;
+    const struct hc_desc *desc = hc_desc_for(g, descs, d);
+    *rank = d;
+    return pos[k] < desc->rows ? desc : NULL; /* else rank d reports that it has too many rows */
+}
+
+/* The weight that returns to place k of a token from this node: FLAT in k-order sums over ranks, ascending. */
+KFN_STEP float hc_node_weight(const struct ht_combine_params *p, const struct hc_desc *descs, const int32_t *ids,
+                              const int32_t *pos, int k)
+{
+    const struct group_dev *g = p->g;
+    const int K = p->h->state->topk, L = g->local_experts;
+    float sum = 0.0f;
+    int last = -1;
+
+    for (;;) {
+        int next = -1, at = 0, d = 0;
+        for (int j = 0; j < K; j++) {
+            const int one = p->layout == LAYOUT_EXPERT_MAJOR ? j == k && last < 0 : 1;
+            if (!one || !hc_row_desc(g, descs, ids, pos, j, &d) || d <= last || (next >= 0 && d >= next))
+                continue;
+            next = d;
+            at = j;
+        }
+        if (next < 0)
+            return sum;
+        const struct hc_desc *desc = hc_desc_for(g, descs, next);
+        const float *w = (const float *)hc_at(g, next, desc->weights_in, desc->weights);
+        if (p->layout == LAYOUT_EXPERT_MAJOR)
+            return w[pos[k]];
+        if (!p->compact)
+            sum += w[(int64_t)pos[at] * K + k];
+        else if (ids[k] >= 0 && ids[k] / L == next)
+            sum += w[(int64_t)pos[at] * K + hc_compact_place(ids, K, k, L)];
+        last = next;
+    }
+}
+
+/* SUM_TOPK_ORDER: the weight of place k of a token, from the rank of its expert alone. */
+KFN float hc_owner_weight(const struct ht_combine_params *p, const struct hc_desc *descs, const int32_t *ids,
+                          const int32_t *pos, int k)
+{
+    const struct group_dev *g = p->g;
+    const int K = p->h->state->topk, L = g->local_experts;
+
+    for (int j = 0; j < K && ids[k] >= 0; j++) { /* FLAT: the row is that of the rank's first entry */
+        int d = 0;
+        if (ids[j] < 0 || ids[j] / L != ids[k] / L || (p->layout == LAYOUT_EXPERT_MAJOR && j != k))
+            continue;
+        const struct hc_desc *desc = hc_row_desc(g, descs, ids, pos, j, &d);
+        if (!desc)
+            continue;
+        const float *w = (const float *)hc_at(g, d, desc->weights_in, desc->weights);
+        if (p->layout == LAYOUT_EXPERT_MAJOR)
+            return w[pos[k]];
+        return w[(int64_t)pos[j] * K + (p->compact ? hc_compact_place(ids, K, k, L) : k)];
+    }
+    return 0.0f;
+}
+
+KFN float hc_weight(const struct ht_combine_params *p, const struct hc_desc *descs, const int32_t *ids,
+                    const int32_t *pos, int k)
+{
+    return p->sum ? hc_owner_weight(p, descs, ids, pos, k) : hc_node_weight(p, descs, ids, pos, k);
+}
+
+/* The last entry of a token whose expert is on rank d. */
+KFN int hc_last_entry(const int32_t *ids, int K, int d, int local_experts)
+{
+    int last = K - 1;
+
+    while (last > 0 && (ids[last] < 0 || ids[last] / local_experts != d))
+        last--;
+    return last;
+}
+
+/* Do the rows of a rank have one place together? Else each has its own. */
+KFN int hc_by_rank(const struct ht_combine_params *p)
+{
+    return p->layout == LAYOUT_FLAT || p->sum & SUM_ROUND_RANKS;
+}
+
+/* SUM_TOPK_ORDER: the place of entry k, whose expert is on rank d. */
+KFN int hc_place(const struct ht_combine_params *p, const int32_t *ids, int d, int k)
+{
+    return hc_by_rank(p) ? hc_last_entry(ids, p->h->state->topk, d, p->g->local_experts) : k;
+}
+
+/* SUM_TOPK_ORDER: as hc_holders(), in the order of top-k. `only`: a place, or -1 for all. Bit i of *ends: row i is the
+ * last of a sum to be rounded. */
+KFN_STEP int hc_holders_topk(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs,
+                             const int32_t *ids, const int32_t *pos, int only, struct pair_set *holders, uint32_t *ends)
+{
+    const int K = p->h->state->topk;
+    struct pair_set all; /* the key that orders the entry, or -1; the rank of its row */
+    int64_t last_rows = 0;
+    int n = 0;
+
+    pair_set_begin(&all);
+    pair_set_begin(holders);
+    AG_EACH(ag, int, k, K)
+    {
+        int d = -1, place = -1;
+        if (hc_row_desc(p->g, descs, ids, pos, k, &d))
+            place = hc_place(p, ids, d, k);
+        pair_set_offer(&all, k, place < 0 || (only >= 0 && place != only) ? -1 : place * KERNEL_MAX_TOPK + k, d);
+    }
+    pair_set_settle(ag, &all);
+    AG_ROUNDS(ag, int, k, K)
+    {
+        const struct int_pair mine = pair_set_get(ag, &all, k < K ? k : 0);
+        int place = 0, before;
+        for (int j = 0; j < K; j++) {
+            const int key = pair_set_get(ag, &all, j).a;
+            place += key >= 0 && key < mine.a;
+        }
+        n += ag_vote(ag, k < K && mine.a >= 0, &before);
+        if (k < K && mine.a >= 0) {
+            pair_set_offer(holders, place, mine.b, pos[k]);
+            last_rows |= mine.a == k * KERNEL_MAX_TOPK + k ? (int64_t)1 << place : 0;
+        }
+    }
+    pair_set_settle(ag, holders);
+    *ends = (uint32_t)ag_sum(ag, last_rows);
+    return n;
+}
+
+/* The rows of a token in this node, in the order in which they are summed: by ascending rank (FLAT) or k
+ * (EXPERT_MAJOR). Place i has the rank and the row there; returns how many there are. */
+KFN_STEP int hc_holders(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs,
+                        const int32_t *ids, const int32_t *pos, struct pair_set *holders)
+{
+    const int K = p->h->state->topk, flat = p->layout == LAYOUT_FLAT;
+    struct pair_set all;
+    int n = 0;
+
+    pair_set_begin(&all);
+    pair_set_begin(holders);
+    AG_EACH(ag, int, k, K)
+    {
+        int d = -1;
+        if (!hc_row_desc(p->g, descs, ids, pos, k, &d))
+            d = -1;
+        pair_set_offer(&all, k, d, pos[k]);
+    }
+    pair_set_settle(ag, &all);
+    AG_ROUNDS(ag, int, k, K)
+    {
+        const struct int_pair mine = pair_set_get(ag, &all, k < K ? k : 0);
+        int place = 0, before;
+        for (int j = 0; j < K; j++) {
+            const int other = pair_set_get(ag, &all, j).a;
+            place += other >= 0 && (flat ? other < mine.a : j < k);
+        }
+        n += ag_vote(ag, k < K && mine.a >= 0, &before);
+        if (k < K && mine.a >= 0)
+            pair_set_offer(holders, place, mine.a, mine.b);
+    }
+    pair_set_settle(ag, holders);
+    return n;
+}
+
+/* Offers those rows to the set, from place `first` on. */
+KFN void hc_offer_rows(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs,
+                       const struct pair_set *holders, int n, struct sum_set *set, int first)
+{
+    AG_ROUNDS(ag, int, i, n)
+    {
+        const struct int_pair row = pair_set_get(ag, holders, i < n ? i : 0);
+        if (i < n)
+            sum_set_offer(set, first + i, hc_row_at(p->g, row.a, hc_desc_for(p->g, descs, row.a), row.b), 1.0f, 0);
+    }
+}
+
+/* Sums rows, or sums of ranks if `ends` has any of more than one row. A step of its own, with the set by value: its
+ * callers have many values in registers, which the sums need. */
+KFN_STEP void hc_reduce(struct agent *ag, const struct ht_combine_params *p, char *out, struct sum_set set, int n,
+                        uint32_t ends, const char *bias0, const char *bias1)
+{
+    if (p->layout == LAYOUT_EXPERT_MAJOR && p->sum & SUM_ROUND_RANKS && ends != (uint32_t)(((uint64_t)1 << n) - 1))
+        ag_reduce_groups(ag, out, p->dtype, p->hidden, &set, n, ends, bias0, bias1);
+    else
+        ag_reduce(ag, out, p->dtype, p->hidden, &set, n, 0, bias0, bias1);
+}
+
+/* The sum of the rows of a token in this node, all or those of one place. Returns how many there were. */
+KFN int hc_sum_node(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs,
+                    const int32_t *ids, const int32_t *pos, int only, char *out, const char *bias0, const char *bias1)
+{
+    struct pair_set holders;
+    struct sum_set set;
+    uint32_t ends = 0;
+    const int n = p->sum ? hc_holders_topk(ag, p, descs, ids, pos, only, &holders, &ends)
+                         : hc_holders(ag, p, descs, ids, pos, &holders);
+
+    sum_set_begin(&set);
+    hc_offer_rows(ag, p, descs, &holders, n, &set, 0);
+    sum_set_settle(ag, &set);
+    hc_reduce(ag, p, out, set, n, ends, bias0, bias1);
+    return n;
+}
+
+#endif
