@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * High-throughput combine between nodes: what a source asks of its relays, and the sums that a relay returns, round by
+ * round (ht_rounds.h). The protocol is in ht_combine.h.
+ */
+#ifndef EPX_KERNEL_HT_RELAY_H
+#define EPX_KERNEL_HT_RELAY_H
+
+#include "kernel/ht_holders.h"
+
+/* A returned row: the sum, then weights. */
+KFN size_t hc_wire_bytes(const struct ht_combine_params *p)
+{
+    return row_scales_at(&p->signature) +
+           (p->signature.extra & SIGNATURE_WEIGHTS ? ((size_t)p->h->state->topk * 4 + 15) & ~(size_t)15 : 0);
+}
+
+/* Stage HC_ASK: what is asked of the relays, and the first requests. */
+KFN_STEP int hc_ask(struct agent *ag, const struct ht_combine_params *p)
+{
+    const struct group_dev *g = p->g;
+    const struct handle_dev *h = p->h;
+    const int K = h->state->topk;
+    const size_t record = ht_route_bytes(h);
+
+    ht_write_headers(ag, g, h, &p->signature, record);
+    for (int r = 0; r < h->state->rounds; r++) {
+        const int end = ht_round_token(g, h, r + 1);
+        for (int t = ht_round_token(g, h, r) + ag_index(ag); t < end; t += ag_count(ag)) {
+            for (int k = 0; k < K; k++) {
+                const int32_t id = h->ids[(size_t)t * K + k], i = id < 0 ? -1 : h->nidx[(size_t)t * K + k];
+                const int n = i < 0 ? -1 : g->node_of[id / g->local_experts];
+                if (n >= 0)
+                    ht_write_route(ag, h, p->layout,
+                                   heap_at(g, g->rank, ht_out_block(g, h, n, r, record)) + HT_HEADER_BYTES +
+                                       (size_t)(i - ht_rows_before(g, h, r, n)) * record,
+                                   t);
+            }
+        }
+    }
+    if (AG_STAGED ? !sync_last(ag, g, 3) : sync_barrier(ag, g))
+        return !AG_STAGED;
+    for (int r = 0; r < HT_SLOTS && r < h->state->rounds && (AG_STAGED || ag_index(ag) == 0); r++)
+        if (ht_put_blocks(ag, g, h, SIG_HC_BLOCK, r, record))
+            return 1;
+    return 0;
+}
+
+/* Does the source read what a launch of p->rounds returns for this token? It knows its ids, and neither drops nor masks:
+ * where it reads, a row of zeros is sent if there is no other. */
+KFN int hc_is_read(const struct ht_combine_params *p, const int32_t *ids)
+{
+    const int d = ids[p->round] < 0 ? -1 : ids[p->round] / p->g->local_experts;
+
+    return d >= 0 && is_local(p->g, d) && hc_place(p, ids, d, p->round) == p->round;
+}
+
+/* As a relay: the sum of this node for row i of (source number j, round r). */
+KFN_STEP int hc_relay_row(struct agent *ag, const struct ht_combine_params *p, struct put_batch *batch, int j, int r,
+                          int i)
+{
+    const struct group_dev *g = p->g;
+    const int K = p->h->state->topk, s = g->relay_sources[j];
+    const size_t bytes = hc_wire_bytes(p);
+    const uint64_t out = ht_relay_slot(g, j, r) + (uint64_t)i * bytes;
+    char *record = heap_at(g, g->rank, ht_relay_block(g, j, r)) + HT_HEADER_BYTES + (size_t)i * ht_route_bytes(p->h);
+    const int32_t *ids = (const int32_t *)record + 1, *pos = ids + K;
+    char *row = heap_at(g, g->rank, out);
+
+    if (ht_resolve_route(ag, g, p->h, p->layout, j, record))
+        return fail_all(ag, g, KSTATUS_MISMATCH, PHASE_HC_BLOCK, s, g->experts, -1);
+    hc_sum_node(ag, p, NULL, ids, pos, p->rounds ? p->round : -1, row, NULL, NULL);
+    if (p->signature.extra & SIGNATURE_WEIGHTS)
+        AG_EACH(ag, int, k, K)
+    ((float *)(row + row_scales_at(&p->signature)))[k] = hc_weight(p, NULL, ids, pos, k);
+    ag_sync(ag);
+    put(ag, g, batch, s, COUNTER(SIG_HC_ROWS, ht_slot(r)), out,
+        ht_back_slot(g, g->node_of[s], g->node, r) + (uint64_t)i * bytes,
+        !p->rounds || hc_is_read(p, ids) || p->signature.extra & SIGNATURE_WEIGHTS ? (uint32_t)bytes : 0);
+    return 0;
+}
+
+/* As a relay: the rows of a turn, shared out among the agents. */
+KFN_STEP int hc_relay_turn(struct agent *ag, const struct ht_combine_params *p, int turn)
+{
+    const struct group_dev *g = p->g;
+    const uint64_t start = ag_now(ag);
+    struct put_batch batch;
+
+    put_begin(&batch);
+    for (int r = turn * ht_turn(p->h); r < (turn + 1) * ht_turn(p->h); r++) {
+        for (int j = 0; j < g->relay_count; j++) {
+            if (!ht_relays(g, p->h, j, r))
+                continue;
+            const int64_t n = p->h->relay_rows[(size_t)j * (size_t)g->ht.rounds + (size_t)r];
+            const int begin = (int)(n * ag_index(ag) / ag_count(ag)),
+                      end = (int)(n * (ag_index(ag) + 1) / ag_count(ag));
+            if (ht_wait_block(ag, g, SIG_HC_BLOCK, PHASE_HC_BLOCK, j, r, &p->signature, start))
+                return 1;
+            for (int i = begin; i < end; i++)
+                if (hc_relay_row(ag, p, &batch, j, r, i))
+                    return 1;
+            if (ag_leader(ag))
+                ag_add_stat(&g->stats->rows_remote, (uint64_t)(end - begin));
+        }
+    }
+    return put_flush(ag, g, &batch) ? push_failed(ag, g) : 0;
+}
+
+/* One count more than rows, to every source of the turn: this relay is through, and whoever gets no row knows that too.
+ * One agent, when all have read their rows. A rank of the node that has failed since may have used the memory of its
+ * rows for something else, but not before it had set the abort words: then the sources, which may hear of it later,
+ * must not take what they got. */
+KFN_STEP int hc_relay_done(struct agent *ag, const struct ht_combine_params *p, int turn)
+{
+    const struct group_dev *g = p->g;
+    struct put_batch batch;
+
+    if (ag_look_behind(&control_of(g, g->rank)->abort_word))
+        return wait_failed(ag, g, WAIT_ABORTED, PHASE_HC_ROWS, -1, -1, 0, 0);
+    put_begin(&batch);
+    for (int r = turn * ht_turn(p->h); r < (turn + 1) * ht_turn(p->h); r++)
+        for (int j = 0; j < g->relay_count; j++)
+            if (ht_relays(g, p->h, j, r))
+                put(ag, g, &batch, g->relay_sources[j], COUNTER(SIG_HC_ROWS, ht_slot(r)), 0, 0, 0);
+    return put_flush(ag, g, &batch) ? push_failed(ag, g) : 0;
+}
+
+/* Counts of node n in the rounds up to r that have its slot. */
+KFN uint64_t hc_rows_expected(const struct ht_combine_params *p, int n, int round)
+{
+    uint64_t rows = 0;
+
+    for (int r = ht_slot(round); r <= round; r += HT_SLOTS)
+        rows += (uint64_t)ht_round_rows(p->g, p->h, r, n) + 1;
+    return rows;
+}
+
+/* The sums that relays return to this rank in a turn. One agent. */
+KFN_STEP int hc_wait_back(struct agent *ag, const struct ht_combine_params *p, int turn)
+{
+    const struct group_dev *g = p->g;
+    const uint64_t start = ag_now(ag);
+
+    for (int r = turn * ht_turn(p->h); turn >= 0 && r < (turn + 1) * ht_turn(p->h) && r < p->h->state->rounds; r++)
+        for (int n = 0; n < g->nnodes; n++)
+            if (ht_sends_to(g, n) && ht_wait_counter(ag, g, SIG_HC_ROWS, r, g->relay_rank[n], hc_rows_expected(p, n, r),
+                                                     PHASE_HC_ROWS, start))
+                return 1;
+    return 0;
+}
+
+#if AG_STAGED
+/* Stage HC_LANDED: the requests of this turn, and the sums of the turn before, are there. One agent. */
+KFN_STEP int hc_landed(struct agent *ag, const struct ht_combine_params *p, int turn)
+{
+    const struct group_dev *g = p->g;
+    const uint64_t start = ag_now(ag);
+
+    for (int r = turn * ht_turn(p->h); r < (turn + 1) * ht_turn(p->h); r++)
+        for (int j = 0; j < g->relay_count; j++)
+            if (ht_relays(g, p->h, j, r) &&
+                ht_wait_block(ag, g, SIG_HC_BLOCK, PHASE_HC_BLOCK, j, r, &p->signature, start))
+                return 1;
+    return hc_wait_back(ag, p, turn - 1);
+}
+#endif
+
+/* Requests for the rounds whose slots a turn of sums has freed. One agent. */
+KFN_STEP int hc_ask_more(struct agent *ag, const struct ht_combine_params *p, int summed)
+{
+    const int first = summed * ht_turn(p->h) + HT_SLOTS;
+
+    for (int r = first; summed >= 0 && r < first + ht_turn(p->h) && r < p->h->state->rounds; r++)
+        if (ht_put_blocks(ag, p->g, p->h, SIG_HC_BLOCK, r, ht_route_bytes(p->h)))
+            return 1;
+    return 0;
+}
+
+/* What the slots have counted in this operation. One lane. */
+KFN_STEP void hc_count_rounds(const struct ht_combine_params *p)
+{
+    const struct group_dev *g = p->g;
+    const struct handle_dev *h = p->h;
+
+    for (int n = 0; n < g->nnodes; n++)
+        for (int r = 0; r < h->state->rounds && ht_sends_to(g, n); r++)
+            ht_count(g, SIG_HC_ROWS, ht_slot(r), g->relay_rank[n], (uint64_t)ht_round_rows(g, h, r, n) + 1);
+    for (int j = 0; j < g->relay_count; j++)
+        for (int slot = 0; slot < HT_SLOTS && g->mask[g->relay_sources[j]]; slot++)
+            ht_count(g, SIG_HC_BLOCK, slot, g->relay_sources[j], ht_uses(h->relay_rounds[j], slot));
+}
+
+#endif
