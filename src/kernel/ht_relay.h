@@ -46,8 +46,8 @@ KFN_STEP int hc_ask(struct agent *ag, const struct ht_combine_params *p)
     return 0;
 }
 
-/* Does the source read what a launch of p->rounds returns for this token? It knows its ids, and neither drops nor masks:
- * where it reads, a row of zeros is sent if there is no other. */
+/* Does the source read what a launch of p->rounds returns for this token? It knows its ids, and neither drops nor
+ * masks: where it reads, a row of zeros is sent if there is no other. */
 KFN int hc_is_read(const struct ht_combine_params *p, const int32_t *ids)
 {
     const int d = ids[p->round] < 0 ? -1 : ids[p->round] / p->g->local_experts;
