@@ -188,6 +188,9 @@ NodeName=n0 NodeHostname=n0 NodeAddr=10.79.0.1 CPUs=2 State=UNKNOWN
 NodeName=n1 NodeHostname=n0 NodeAddr=10.79.0.2 CPUs=2 State=UNKNOWN
 PartitionName=all Nodes=n0,n1 Default=YES MaxTime=INFINITE State=UP
 CONF
+    # slurmd looks for the version of control groups in /sys/fs/cgroup, though nothing above uses them: a bare root has
+    # none mounted there.
+    printf 'CgroupPlugin=cgroup/v1\nCgroupMountpoint=%s\n' "$work/cgroup" >"$work/cgroup.conf"
     nsenter --net=/run/netns/h0 "$root/usr/sbin/slurmctld" -D >"$work/ctld.out" 2>&1 &
     sleep 0.5
     for i in 0 1; do
