@@ -73,6 +73,9 @@ extern "C" {
 #define NCCL_EP_API
 #endif
 
+/* ---- Version ---------------------------------------------------------------------------------------------------- */
+
+/* NCCL_EP_VERSION_CODE of the library in use. */
 NCCL_EP_API ncclResult_t ncclEpGetVersion(int *version);
 
 /* ---- Tensors: descriptions of the caller's memory -------------------------------------------------------------- */

@@ -21,3 +21,14 @@ if grep -rnE 'getenv\("EPX_' "$root/src"; then
     exit 1
 fi
 echo "$(wc -l <"$work/read") variables are read and documented"
+
+# Pages have the tables that the program prints, and the explanation of a variable is to be had without a page.
+python3 -B "$root/scripts/doc_tables.py" --check --build "$EPX_BUILD_DIR"
+"$EPX_BUILD_DIR/epx" help environment >"$work/help"
+while read -r name; do
+    grep -q "^$name\b" "$work/help" || { echo "FAILED: epx help environment lacks $name" && exit 1; }
+done <"$work/documented"
+if "$EPX_BUILD_DIR/epx" help environment --sideways 2>"$work/err" || ! grep -q "'--sideways'" "$work/err"; then
+    echo "FAILED: epx help environment takes any argument"
+    exit 1
+fi

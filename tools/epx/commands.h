@@ -15,6 +15,8 @@ int cmd_ep_bench(int argc, char **argv);
 int cmd_sim(int argc, char **argv);
 int cmd_predict(int argc, char **argv);
 int cmd_doctor(int argc, char **argv);
+/* `epx help environment [--markdown]`; argv[0] is "environment". */
+int help_environment(int argc, char **argv);
 
 /*
  * Starts ranks of a program on this machine, each with RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR,

@@ -22,7 +22,7 @@ static const struct command {
     {"run", cmd_run, "start ranks of a program on this machine"},
     {"sim", cmd_sim, "simulate many ranks on one thread, with faults, from seeds"},
     {"predict", cmd_predict, "predict dispatch and combine of many ranks on machines that are not here"},
-    {"help", cmd_help, "this list, or the options of one command: epx help bench"},
+    {"help", cmd_help, "this list, the options of one command (epx help bench), or epx help environment"},
     {"version", cmd_version, "print the version"},
 };
 enum { COMMAND_COUNT = (int)(sizeof(commands) / sizeof(commands[0])), NEAR = 3 };
@@ -42,12 +42,12 @@ static void print_help(FILE *to)
                 "brings the results back. This program tests, measures and starts ranks.\n\n");
     for (int i = 0; i < COMMAND_COUNT; i++)
         fprintf(to, "  %-9s %s\n", commands[i].name, commands[i].summary);
-    fprintf(to,
-            "\nBegin with:\n"
-            "  epx doctor                  what this machine can do\n"
-            "  epx bench ll --check        low latency (decoding), 8 ranks, results checked\n"
-            "  epx bench ht --check        high throughput (prefill, training)\n"
-            "\nEnvironment variables are listed by epx doctor. Exit status: 0 success, 1 failure, 2 wrong usage.\n");
+    fprintf(to, "\nBegin with:\n"
+                "  epx doctor                  what this machine can do\n"
+                "  epx bench ll --check        low latency (decoding), 8 ranks, results checked\n"
+                "  epx bench ht --check        high throughput (prefill, training)\n"
+                "\nepx help environment explains the variables that EPX reads. Exit status: 0 success, 1 failure, 2 "
+                "wrong usage.\n");
 }
 
 static int unknown_command(const char *name)
@@ -69,11 +69,13 @@ static int unknown_command(const char *name)
     return EXIT_USAGE;
 }
 
-/* `epx help run` is `epx run --help`. */
+/* `epx help run` is `epx run --help`; `epx help environment` is about no command. */
 static int cmd_help(int argc, char **argv)
 {
     const struct command *command = argc > 1 ? find_command(argv[1]) : NULL;
 
+    if (argc > 1 && !strcmp(argv[1], "environment"))
+        return help_environment(argc - 1, argv + 1);
     if (argc > 1 && !command)
         return unknown_command(argv[1]);
     if (command && command->run != cmd_help && command->run != cmd_version) {

@@ -259,6 +259,10 @@ static int is_help(const struct option_table *table, const char *word)
         print_markdown(table);
         return 1;
     }
+    if (!strcmp(word, "--help=man")) {
+        options_man(table);
+        return 1;
+    }
     if (strcmp(word, "--help") && strcmp(word, "-h"))
         return 0;
     options_help(table, stdout);

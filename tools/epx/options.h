@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The command line of a subcommand, from one table: it parses, validates single values, prints --help, and prints the
- * table for the documentation (--help=markdown). Names are never abbreviated; an unknown one gets the nearest known one
- * as a hint.
+ * table for the documentation (--help=markdown) and for the manual page (--help=man). Names are never abbreviated; an
+ * unknown one gets the nearest known one as a hint.
  */
 #ifndef EPX_TOOLS_OPTIONS_H
 #define EPX_TOOLS_OPTIONS_H
@@ -61,6 +61,8 @@ enum option_result { OPTIONS_BAD = -1, OPTIONS_OK = 0, OPTIONS_HELP = 1 };
 enum option_result options_parse(const struct option_table *table, void *target, int argc, char **argv, int first,
                                  int *next);
 void options_help(const struct option_table *table, FILE *to);
+/* The sections of a manual page from SYNOPSIS on, on stdout. */
+void options_man(const struct option_table *table);
 
 /* The name of a value; "?" when there is none. */
 const char *option_choice_name(const struct option_choice *choices, int value);
