@@ -6,6 +6,8 @@
 #   make test       everything that CI checks (scripts/test.sh; at most 15 minutes on 2 cores)
 #   make blame      200 ranks killed, 200 stopped: do all others name the right one? (20 minutes)
 #   make test-rxe   verbs on Soft-RoCE in a virtual machine (docs/verbs.md)
+#   make install    into PREFIX (/usr/local), below DESTDIR
+#   make tables     writes the tables of docs/ that the program prints
 #   make format     clang-format on all sources
 #   make hooks      git checks the message of each commit (CONTRIBUTING.md)
 #   make clean      removes what was built
@@ -16,6 +18,7 @@
 BUILD ?= build
 JOBS ?= $(shell nproc)
 WERROR ?= ON
+PREFIX ?= /usr/local
 MAKEFLAGS += --no-print-directory
 # For scripts/configure.sh: a compiler that the user has chosen, not make's own default.
 ifneq ($(origin CC),default)
@@ -44,6 +47,12 @@ blame: all
 test-rxe: all
 	@scripts/rxe/run.sh $(BUILD)
 
+install: all
+	@cmake --install $(BUILD) --prefix $(PREFIX)
+
+tables: all
+	@scripts/doc_tables.py --build $(BUILD)
+
 format:
 	@scripts/format.sh --fix
 
@@ -57,4 +66,4 @@ clean:
 distclean: clean
 	rm -rf .venv-test .slurm-test
 
-.PHONY: all configure demo quick test blame test-rxe format hooks clean distclean
+.PHONY: all configure demo quick test blame test-rxe install tables format hooks clean distclean

@@ -55,6 +55,7 @@ find_quick() {
     need build-essential sh -c 'gcc --version && g++ --version'
     need python3 python3 --version
     need git git --version
+    want mandoc tool mandoc                  # looks at the manual pages: scripts/manual/check.py
     need iproute2 tool ip                    # network namespaces as hosts: tests/scripts/netns.sh
     want clang-format clang-format --version # only version 14 (Debian 12) is asked: scripts/format.sh
 }

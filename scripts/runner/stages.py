@@ -19,7 +19,7 @@ SLURM = ".slurm-test"  # likewise
 
 # Expected seconds of steps on 2 idle cores; build-logs/times.json has those of the last run here.
 TIMES = {
-    "gcc-configure": 3, "gcc-build": 60, "gcc": 150, "quick": 60, "install": 6, "demo": 8, "docs": 90,
+    "gcc-configure": 3, "gcc-build": 60, "gcc": 150, "quick": 60, "install": 6, "demo": 8, "manual": 3, "docs": 90,
     "cxx": 8,
     "format": 4, "scripts": 5,
     "tidy": 20,
@@ -34,6 +34,7 @@ STEPS = {  # steps of each stage, where they are not the stage itself
     "quick": ["gcc-configure", "gcc-build", "quick"],
     "symbols": ["symbols", "imports"],
     "format": ["format", "lines"],
+    "docs": ["manual", "docs"],
     "python": ["python-env", "python-wheel", "python-nccl", "slurm", "python-worlds", "python-alone", "python",
                "python-hf",
                "python-train"],
@@ -139,7 +140,8 @@ def demo(run):
 
 
 def docs(run):
-    """the commands that README and docs show; their options and links"""
+    """the commands that README and docs show; their options and links; the manual pages"""
+    run.check("manual", ["python3", "-B", "scripts/manual/check.py", gcc_folder()])
     run.check("docs", ["python3", "-B", "scripts/check_docs.py", "--build", gcc_folder()])
 
 
