@@ -141,8 +141,8 @@ def dispatch(engine: Engine, launch_on: Any, x: torch.Tensor, topk_idx: torch.Te
     event, hook = EventOverlap(), None
     if staged:
         # The routing keeps alive what the receive half uses. It must not refer to src, because src refers to the
-        # routing. It refers to counts instead, which shares the memory of src.
-        routing.staged = (x, topk_idx, stats, wait, rows, counts)
+        # routing, but to another tensor with the memory of src.
+        routing.staged = (x, topk_idx, stats, wait, rows, counts, ranges, src.data)
         hook = routing.receive
         if pool.on_cpu:
             settle(pool.group)  # the caller may change x after this returns

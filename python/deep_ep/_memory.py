@@ -18,6 +18,8 @@ import torch
 from epx.dlpack import CPU, CUDA, Export, TorchKeeper
 from torch.utils.dlpack import from_dlpack
 
+from ._resizable import make_resizable
+
 # DLPack's (code, bits) of each dtype.
 _KINDS = {torch.bfloat16: (4, 16), torch.float16: (2, 16), torch.float32: (2, 32), torch.int32: (0, 32),
           torch.int64: (0, 64), torch.uint8: (1, 8), torch.float8_e4m3fn: (1, 8)}  # FP8 is passed as bytes
@@ -57,6 +59,7 @@ class Form:
         tensors = []
         for export, (_shape, dtype, _strides) in zip(exports, self.parts):
             tensor = from_dlpack(keeper.capsule(export))
+            make_resizable(tensor)
             tensors.append(tensor if tensor.dtype is dtype else tensor.view(dtype))
         return tensors
 
@@ -64,16 +67,6 @@ class Form:
         """The same tensors in ordinary memory."""
         return [torch.empty(shape, dtype=dtype, device=device) if strides is None else
                 torch.empty_strided(shape, strides, dtype=dtype, device=device) for shape, dtype, strides in self.parts]
-
-
-    def together(self, device: torch.device) -> List[torch.Tensor]:
-        """The same tensors in one piece of ordinary memory."""
-        memory = torch.empty(self.nbytes, dtype=torch.uint8, device=device)
-        tensors = []
-        for (shape, dtype, strides), place in zip(self.parts, self.places):
-            flat = memory[place:place + math.prod(shape) * dtype.itemsize].view(dtype)
-            tensors.append(flat.view(shape) if strides is None else flat.as_strided(shape, strides))
-        return tensors
 
 
 def wait_for(stream: Optional[int], device: torch.device) -> None:

@@ -49,12 +49,12 @@ class DispatchPlan:
         rows_form, device, heap = Form(*large), pool.device, pool.heap
         # The senders write the source tokens too, unless the receiver copies the rows.
         small_form, source_form = Form(source, *small) if staged else Form(*small), Form(source)
-        self._rows = Results((lambda: rows_form.together(device)) if staged else (lambda: heap.try_make(rows_form)),
+        self._rows = Results((lambda: rows_form.ordinary(device)) if staged else (lambda: heap.try_make(rows_form)),
                              lambda: rows_form.ordinary(device), device)
         self._sources = Results(lambda: heap.try_make(source_form), lambda: source_form.ordinary(device), device)
         self._capture_rows = lambda: heap.try_capture(rows_form)
         self._capture_sources = lambda: heap.try_capture(source_form)
-        self._small = Results(lambda: small_form.together(device), lambda: small_form.together(device), device)
+        self._small = Results(lambda: small_form.ordinary(device), lambda: small_form.ordinary(device), device)
         self._staged = staged
         if not staged:
             heap.keepers.add(self._rows)

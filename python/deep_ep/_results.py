@@ -27,16 +27,23 @@ class ResultSet:
         assert _use_count is not None
         self.stream = stream
         self._kept = tensors
-        self._address = tensors[0].data_ptr()
+        self._addresses = [tensor.data_ptr() for tensor in tensors]
         storages = {tensor.untyped_storage()._cdata for tensor in tensors}
         self._own = [(storage, _use_count(storage)) for storage in storages]
 
     def idle(self) -> bool:
-        """True if nothing else refers to the memory. A set whose result was resized is never idle again."""
+        """True if nothing else refers to the memory. A set with a resized result is never idle again."""
         for storage, own in self._own:
             if _use_count(storage) != own:  # type: ignore[misc]
                 return False
-        return self._kept[0].data_ptr() == self._address
+        return not self.resized()
+
+    def resized(self) -> bool:
+        """True if the storage of a result was resized: its memory is another, or gone."""
+        for tensor, address in zip(self._kept, self._addresses):
+            if tensor.data_ptr() != address:
+                return True
+        return False
 
     def tensors(self) -> List[torch.Tensor]:
         """New aliases for the next call, so that changes to a tensor object do not carry over to the next result."""
@@ -101,6 +108,8 @@ class Results:
                 if other is None:
                     other = one
                     continue
+            elif one.resized():
+                continue
             sets.append(one)
         if other is not None:
             self._move(other, stream)

@@ -41,7 +41,7 @@ _new_capsule = ctypes.pythonapi.PyCapsule_New
 _new_capsule.restype, _new_capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 _pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer_of.restype, _pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-_copy = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
+copy_bytes = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
     ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0)
 _SHAPE_AT = _Managed.extents.offset
 _TENSOR_BYTES = ctypes.sizeof(DLTensor)
@@ -102,7 +102,7 @@ class TorchKeeper:
     def capsule(self, export: Export) -> Any:
         """A capsule, to be consumed once."""
         capsule = self._to_dlpack(self._tensor)
-        _copy(_pointer_of(capsule, b"dltensor"), export.at, _TENSOR_BYTES)
+        copy_bytes(_pointer_of(capsule, b"dltensor"), export.at, _TENSOR_BYTES)
         return capsule
 
 

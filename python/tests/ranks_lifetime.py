@@ -156,6 +156,66 @@ def test_event_as_context(world: World) -> None:
         assert "async_finish" in str(error)
 
 
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """All that a storage has; NaNs would not be equal."""
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+
+
+def resize(tensors: Any) -> None:
+    """Frees each tensor as Megatron-LM does, while the others keep their values, and takes memory back."""
+    for which, tensor in enumerate(tensors):
+        others = [(other, _bytes(other).clone()) for i, other in enumerate(tensors) if i != which]
+        storage, nbytes = tensor.untyped_storage(), tensor.untyped_storage().nbytes()
+        storage.resize_(0)
+        assert storage.nbytes() == 0 and storage.data_ptr() == 0
+        assert all(torch.equal(_bytes(other), kept) for other, kept in others)
+        storage.resize_(nbytes)
+        tensor.zero_()
+        assert not tensor.float().any() and storage.nbytes() == nbytes
+
+
+def test_results_resize(world: World) -> None:
+    """Storages of results can be resized, as those of torch, and each tensor has one of its own. (Megatron-LM's
+    --overlap-moe-expert-parallel-comm does this.)"""
+    buffer = world.buffer()
+    work = Work(world.nranks, 20, 256, 2 * world.nranks, 3, seed=17)
+    elastic = deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=32, hidden=256, num_topk=3,
+                                    explicitly_destroy=True)
+    for _ in range(6):  # more often than memory is kept for
+        recv, idx, weights, _counts, handle, _event = dispatch(world, buffer, work)
+        again = buffer.dispatch(world.to(work.x[world.rank]), handle=handle)[0]
+        assert torch.equal(recv, again)
+        resize([recv, idx, weights])
+        resize([again])
+        for staged in (False, True):
+            (rows, scales), counts, low, _event, hook = buffer.low_latency_dispatch(
+                world.to(work.x[world.rank]), world.to(work.idx[world.rank]), 32, work.experts, return_recv_hook=staged)
+            if hook is not None:
+                hook()
+            resize([rows, scales, counts, low[0], low[1]])
+        expanded = elastic.dispatch(
+            world.to(work.x[world.rank]), world.to(work.idx[world.rank]), world.to(work.weights[world.rank]),
+            num_experts=work.experts, do_expand=True, do_cpu_sync=True)
+        resize([expanded[0], expanded[2]])
+    exchange(world, buffer, work)
+    check_one(world, buffer, work, 32)
+    elastic.destroy()
+
+
+def test_freed_results_leave_the_heap(world: World) -> None:
+    """resize_(0) gives the memory of a result back to the heap while the tensor lives."""
+    work = Work(world.nranks, 64, 512, 2 * world.nranks, 2, seed=18)
+    with small_heap(1 << 20):
+        buffer = new_buffer()
+        kept, addresses = [], []
+        for _ in range(40):
+            kept.append(dispatch(world, buffer, work)[0])
+            addresses.append(kept[-1].data_ptr())
+            kept[-1].untyped_storage().resize_(0)
+        assert max(addresses) - min(addresses) < 1 << 20  # all in the heap, which has room for a few of them
+        buffer.destroy()
+
+
 def test_memory_is_used_again(world: World) -> None:
     """Hundreds of results that are let go fit a heap that holds a few."""
     with small_heap(2 << 20):

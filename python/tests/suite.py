@@ -93,7 +93,7 @@ class World:
         dist.all_gather_object(said, why)
         bad = [(r, text) for r, text in enumerate(said) if text]
         # Ranks that waited in vain are not the ones to ask.
-        bad.sort(key=lambda item: "TIMEOUT:" in item[1] or "PEER:" in item[1])
+        bad.sort(key=lambda item: "TIMEOUT:" in str(item[1]) or "PEER:" in str(item[1]))
         if bad:
             raise Stopped("on %d ranks; rank %d: %s" % (len(bad), *bad[0]))
 
