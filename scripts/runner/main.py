@@ -79,13 +79,15 @@ def main():
     os.environ.update(PYTHONDONTWRITEBYTECODE="1", OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
     times, begin = expected_times(), time.monotonic()
     steps = [step for name in names for step in stages.STEPS.get(name, [name])]
-    run = Run(Progress(sum(times.get(step, 3.0) for step in steps)), times)
+    run = Run(Progress(sum(times.get(step, 3.0) for step in steps)), times, stages.ahead(names))
     interrupted = False
     try:
         run_stages(run, names)
     except KeyboardInterrupt:
         interrupted = True
         run.progress.message("interrupted")
+    finally:
+        run.ahead.stop()
     run.progress.finish()
     run.save_times()
     status = report(run, time.monotonic() - begin, budget)

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import time
 
@@ -64,14 +65,74 @@ class SuiteParser:
         return 0.0, f"{self.count} tests"
 
 
+def configuring(folder, options):
+    """The command that configures a folder with -Werror."""
+    return ["bash", "scripts/configure.sh", folder, "-DEPX_WERROR=ON", *options]
+
+
+def building(folder, jobs):
+    return ["cmake", "--build", folder, "-j" + jobs]
+
+
+class Ahead:
+    """Compiles what later stages need, one folder after the other, in time that the tests leave idle.
+
+    It decides nothing: the stage configures and compiles its folder itself, and finds most of it done. What it prints
+    is thrown away, because the stage says it again.
+    """
+
+    def __init__(self, jobs):
+        self.jobs, self.queue, self.process, self.folder = jobs, [], None, None
+
+    def start(self, builds):
+        """builds: (folder, options) in the order in which they are needed."""
+        self.queue = list(builds)
+        self._next()
+
+    def poll(self):
+        """Goes on to the next folder where one is done."""
+        if self.process and self.process.poll() is not None:
+            self._next()
+
+    def release(self, folder):
+        """The caller compiles this folder now: whatever is under way stops."""
+        self.queue = [build for build in self.queue if build[0] != folder]
+        if self.process and self.folder != folder:
+            self.queue.insert(0, self.current)
+        self.stop()
+
+    def stop(self):
+        if self.process:
+            if self.process.poll() is None:
+                os.killpg(self.process.pid, signal.SIGTERM)
+            self.process.wait()
+        self.process = self.folder = None
+
+    def resume(self):
+        if not self.process:
+            self._next()
+
+    def _next(self):
+        self.process = self.folder = None
+        if self.queue:
+            self.current = self.queue.pop(0)
+            self.folder = self.current[0]
+            words = ['"$@" && exec nice -n 19 ' + " ".join(building(self.folder, self.jobs))]
+            quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            self.process = subprocess.Popen(["bash", "-c", *words, "bash", *configuring(*self.current)],
+                                            start_new_session=True, **quiet)
+
+
 class Run:
     """One run of some stages."""
 
-    def __init__(self, progress, times):
-        self.progress, self.times = progress, times
+    def __init__(self, progress, times, later=()):
+        """later: folders that stages behind the first tests will compile (stages.ahead)."""
+        self.progress, self.times, self.later = progress, times, later
         self.stages = []
         self.taken = {}  # step -> seconds, for the next run's estimate
         self.jobs = os.environ.get("JOBS") or str(len(os.sched_getaffinity(0)))
+        self.ahead = Ahead(self.jobs)
         os.makedirs(LOGS, exist_ok=True)
 
     @property
@@ -112,6 +173,7 @@ class Run:
                 elapsed = time.monotonic() - begin
                 if ended:
                     return
+                self.ahead.poll()
                 if parser is None:
                     self.progress.update(min(elapsed / self.expected(step), 0.95), "")
                 self.progress.tick()
@@ -150,16 +212,20 @@ class Run:
             self.note(tail(output))
         self.note(f"FAILED: {name}: {text}")
 
-    def build(self, step, folder, options, targets=()):
+    def build(self, step, folder, options):
         """Configures with -Werror and compiles; returns whether it succeeded."""
-        goals = ["--target", *targets] if targets else []
-        script = 'scripts/configure.sh "$@"'
-        rc, output = self.command(
-            step + "-configure", ["bash", "-c", script, "bash", folder, "-DEPX_WERROR=ON", *options])
+        self.ahead.release(folder)
+        rc, output = self.command(step + "-configure", configuring(folder, options))
         if rc:
             self.fail(step + "-build", "CMake failed", output)
             return False
-        return self.check(step + "-build", ["cmake", "--build", folder, "-j" + self.jobs, *goals], parser=MakeParser())
+        done = self.check(step + "-build", building(folder, self.jobs), parser=MakeParser())
+        self.ahead.resume()
+        return done
+
+    def build_ahead(self):
+        """From now on, what later stages need is compiled in idle time."""
+        self.ahead.start(self.later)
 
     def ctest(self, step, folder, scale, options, env=None, prefix=()):
         """Runs tests and counts their cases."""

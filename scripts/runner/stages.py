@@ -106,6 +106,7 @@ def gcc(run):
     """gcc -Werror, all tests (EPX_TEST_SCALE=1)"""
     folder = gcc_folder()
     if run.build("gcc", folder, gcc_options(folder)):
+        run.build_ahead()
         run.ctest("gcc", folder, 1, [])
 
 
@@ -199,9 +200,38 @@ def python(run):
 # ---- Other compilers
 
 
+def cross_target():
+    return "x86_64" if platform.machine() == "aarch64" else "aarch64"
+
+
+def cross_tools():
+    return f"{cross_target()}-linux-gnu-gcc", f"qemu-{cross_target()}"
+
+
+def other_build(name):
+    """(folder, options of CMake) of a stage that compiles everything once more."""
+    compiler, emulator = cross_tools()
+    return {
+        "clang": ("build-clang", ["-DCMAKE_C_COMPILER=clang"]),
+        "address": ("build-asan", ["-DCMAKE_C_COMPILER=gcc", "-DEPX_SANITIZE=address"]),
+        "thread": ("build-tsan", ["-DCMAKE_C_COMPILER=gcc", "-DEPX_SANITIZE=thread"]),
+        "cross": ("build-cross", [
+            "-DCMAKE_SYSTEM_NAME=Linux", f"-DCMAKE_SYSTEM_PROCESSOR={cross_target()}",
+            f"-DCMAKE_C_COMPILER={compiler}",
+            f"-DCMAKE_CROSSCOMPILING_EMULATOR={emulator};-L;/usr/{cross_target()}-linux-gnu", "-DEPX_CUDA=OFF"]),
+    }[name]
+
+
+def ahead(names):
+    """What stages behind gcc compile: made while the tests of gcc and Python wait for clocks and other processes."""
+    if "gcc" not in names:
+        return []
+    return [other_build(name) for name in names[names.index("gcc"):] if name in ("clang", "address", "thread", "cross")]
+
+
 def clang(run):
     """clang -Werror, all tests but the slow ones (EPX_TEST_SCALE=0.1)"""
-    if run.build("clang", "build-clang", ["-DCMAKE_C_COMPILER=clang"]):
+    if run.build("clang", *other_build("clang")):
         run.ctest("clang", "build-clang", 0.1, ["-LE", "^slow$"])
 
 
@@ -231,7 +261,7 @@ def address(run):
     if leaks is not None and not process_leaks:
         run.note(f"address: LeakSanitizer takes {leaks:.0f} s per process here: "
                  "on in test programs, off in started ranks")
-    if not run.build("address", "build-asan", ["-DCMAKE_C_COMPILER=gcc", "-DEPX_SANITIZE=address"]):
+    if not run.build("address", *other_build("address")):
         return
     env = {"UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
            "LSAN_OPTIONS": f"suppressions={os.getcwd()}/scripts/lsan.supp:print_suppressions=0"}
@@ -251,19 +281,15 @@ def thread(run):
             run.skip("thread", "ThreadSanitizer cannot run here")
             return
     env = {"TSAN_OPTIONS": "halt_on_error=1:die_after_fork=0:second_deadlock_stack=1"}
-    if run.build("thread", "build-tsan", ["-DCMAKE_C_COMPILER=gcc", "-DEPX_SANITIZE=thread"]):
+    if run.build("thread", *other_build("thread")):
         run.ctest("thread", "build-tsan", 0.1, ["-LE", "^(slow|notsan)$"], env, prefix)
 
 
 def cross(run):
     """the other architecture: everything compiled with -Werror, tests of arithmetic and formats under qemu-user"""
-    target = "x86_64" if platform.machine() == "aarch64" else "aarch64"
-    compiler, emulator = f"{target}-linux-gnu-gcc", f"qemu-{target}"
-    missing = [name for name in (compiler, emulator) if not shutil.which(name)]
+    missing = [name for name in cross_tools() if not shutil.which(name)]
     if missing:
         run.skip("cross", f"there is no {' and no '.join(missing)}")
         return
-    options = ["-DCMAKE_SYSTEM_NAME=Linux", f"-DCMAKE_SYSTEM_PROCESSOR={target}", f"-DCMAKE_C_COMPILER={compiler}",
-               f"-DCMAKE_CROSSCOMPILING_EMULATOR={emulator};-L;/usr/{target}-linux-gnu", "-DEPX_CUDA=OFF"]
-    if run.build("cross", "build-cross", options):
+    if run.build("cross", *other_build("cross")):
         run.ctest("cross", "build-cross", 0.1, ["-L", "^cross$"])
