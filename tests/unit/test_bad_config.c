@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* ctest: labels=leaks */
 /* Configurations of handles and groups that are refused, and ranks that disagree. */
 #include "tests/lib/unit_net.h"
 #include "tests/unit/misuse.h"

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* ctest: labels=leaks */
 /* The bootstrap over TCP and by the caller's all-gather. */
 #include "tests/unit/boot_fixture.h"
 

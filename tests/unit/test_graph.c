@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* ctest: labels=leaks */
 /* Graphs of the CPU device and of epx.h: what is recorded does not run, every launch runs all of it in order. */
 #include "device/device.h"
 #include "tests/lib/fixture.h"

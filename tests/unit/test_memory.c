@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* ctest: labels=leaks */
 /*
  * Memory: what the size query announces keeps to the promised factors over many configurations, the parts add up, and
  * the pages that a working group really occupies are not more than announced.
