@@ -71,7 +71,11 @@ struct sum_in {
     int n, weighted, hidden;
 };
 
-/* All rows 16-byte aligned and of whole vectors. `mine` is the lane's first channel. */
+/*
+ * All rows 16-byte aligned and of whole vectors. `mine` is the lane's first channel. `raw` begins as zeros: what no
+ * load fills would otherwise be kept from round to round, and the compiler would keep all of it in local memory,
+ * where the store behind each load waits for it. Loads of different rows would no longer be in flight together.
+ */
 template <int dtype, int wide, int rows>
 KFN void sum_piece(const struct sum_set &set, const struct sum_in &in, char *out, int mine)
 {
@@ -94,7 +98,7 @@ KFN void sum_piece(const struct sum_set &set, const struct sum_in &in, char *out
                            0.0f);
     }
     for (int r = 0; r < in.n; r += rows) {
-        struct raw8<dtype> raw[rows][wide];
+        struct raw8<dtype> raw[rows][wide] = {};
 #pragma unroll
         for (int k = 0; k < rows; k++) {
             if (r + k >= in.n)
@@ -301,7 +305,8 @@ KFN_STEP void sum_grouped(const char *data, struct sum_in in, uint32_t ends, cha
             if (in.bias[b] && n > 0)
                 floats_add(&total, raw_floats<dtype>(sum_load<dtype, odd>(in.bias[b], mine, n)), 0, 0.0f);
         for (int r = 0; r < in.n; r += rows) {
-            struct raw8<dtype> raw[rows];
+            struct raw8<dtype> raw[rows] = {
+            }; /* as in sum_piece() */
 #pragma unroll
             for (int k = 0; k < rows; k++) {
                 const char *from = sum_row(set, r + k < in.n ? r + k : 0);
