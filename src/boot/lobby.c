@@ -29,10 +29,11 @@ static uint64_t rank_of(const struct lobby *lobby, int i)
     return lobby->place[i].since_ns | (channel_is_silent(&lobby->place[i].channel) ? 0 : spoken);
 }
 
-/* A free place, or that of the longest waiting connection. */
-static int make_place(struct lobby *lobby)
+/* A free place, or that of the longest waiting connection if it has had its time, or -1. */
+static int find_place(const struct lobby *lobby)
 {
     int oldest = 0;
+    uint64_t least;
 
     for (int i = 0; i < LOBBY_PLACES; i++) {
         if (lobby->place[i].channel.fd < 0)
@@ -40,9 +41,13 @@ static int make_place(struct lobby *lobby)
         if (rank_of(lobby, i) < rank_of(lobby, oldest))
             oldest = i;
     }
-    lobby->strangers++;
-    channel_close(&lobby->place[oldest].channel);
-    return oldest;
+    least = channel_is_silent(&lobby->place[oldest].channel) ? LOBBY_SILENT_MS : LOBBY_SPOKEN_MS;
+    return clock_ns() - lobby->place[oldest].since_ns >= least * 1000000ull ? oldest : -1;
+}
+
+int lobby_has_room(const struct lobby *lobby)
+{
+    return find_place(lobby) >= 0;
 }
 
 static int has_any(const struct lobby *lobby)
@@ -69,12 +74,17 @@ static int accept_one(struct lobby *lobby, int listener)
 int lobby_accept(struct lobby *lobby, int listener)
 {
     for (int i = 0; i < ACCEPT_AT_ONCE; i++) {
-        const int fd = accept_one(lobby, listener);
-        int at;
+        const int at = find_place(lobby);
+        const int fd = at < 0 ? -1 : accept_one(lobby, listener);
 
+        if (at < 0)
+            return 0;
         if (fd < 0)
             return errno == EAGAIN || errno == EWOULDBLOCK ? 0 : -1;
-        at = make_place(lobby);
+        if (lobby->place[at].channel.fd >= 0) {
+            lobby->strangers++;
+            channel_close(&lobby->place[at].channel);
+        }
         lobby->place[at].since_ns = clock_ns();
         /* It most likely has spoken already: then it is no silent one when the next needs a place. */
         if (!channel_start(&lobby->place[at].channel, fd, lobby->key, lobby->purpose, 1) &&
@@ -95,7 +105,8 @@ int lobby_next(struct lobby *lobby, struct channel *out)
 {
     const uint64_t now = clock_ns();
 
-    for (int i = 0; i < LOBBY_PLACES; i++) {
+    while (lobby->next < LOBBY_PLACES) {
+        const int i = lobby->next++;
         struct channel *channel = &lobby->place[i].channel;
         const int state = channel->fd < 0 ? 0 : channel_handshake(channel);
 
@@ -107,6 +118,7 @@ int lobby_next(struct lobby *lobby, struct channel *out)
         if (state < 0 || (channel->fd >= 0 && now - lobby->place[i].since_ns > LOBBY_MS * 1000000ull))
             turn_away(lobby, channel);
     }
+    lobby->next = 0;
     return 0;
 }
 

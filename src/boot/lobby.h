@@ -3,14 +3,20 @@
  * Connections that were accepted and have not proved yet that they know the key. They are few, short and cheap: at most
  * LOBBY_PLACES, LOBBY_MS each, a few hundred bytes. When all places are taken a newcomer gets that of the longest
  * waiting one, of those that have not said a word first: however many strangers connect and stay, a rank that connects
- * is heard.
+ * is heard. But everybody has a moment to speak, and then to prove itself; newcomers wait in the listener's queue for
+ * so long. Without that, a hundred ranks that connect at once took each other's places until each had tried many times.
  */
 #ifndef EPX_BOOT_LOBBY_H
 #define EPX_BOOT_LOBBY_H
 
 #include "boot/channel.h"
 
-enum { LOBBY_PLACES = 64, LOBBY_MS = 2000 };
+enum {
+    LOBBY_PLACES = 64,
+    LOBBY_MS = 2000,
+    LOBBY_SILENT_MS = 20, /* a place is kept at least so long for one that has said nothing, */
+    LOBBY_SPOKEN_MS = 200 /* and so long for one that has */
+};
 
 struct lobby {
     const uint8_t *key; /* NULL = everybody is let in */
@@ -19,13 +25,16 @@ struct lobby {
         struct channel channel;
         uint64_t since_ns;
     } place[LOBBY_PLACES];
+    int next;           /* the place that lobby_next looks at next */
     unsigned strangers; /* connections that were closed because they did not know the key */
 };
 
 void lobby_open(struct lobby *lobby, const uint8_t *key, enum auth_purpose purpose);
-/* Accepts all connections that wait at `listener`. 0, or -1 with errno: the listener failed. */
+/* Accepts the connections that wait at `listener`, as far as there are places. 0, or -1 with errno: the listener failed. */
 int lobby_accept(struct lobby *lobby, int listener);
-/* Continues the handshakes. 1: `out` is a connection whose peer knows the key; 0: there is none now. */
+/* Whether lobby_accept could accept one now. */
+int lobby_has_room(const struct lobby *lobby);
+/* Continues the handshakes, one after the other until it returns 0. 1: `out` is a connection whose peer knows the key; 0: there is none now. */
 int lobby_next(struct lobby *lobby, struct channel *out);
 /* LOBBY_PLACES entries. */
 void lobby_polls(const struct lobby *lobby, struct pollfd *polls);

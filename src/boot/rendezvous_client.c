@@ -73,9 +73,11 @@ static int find_masters(struct client *client)
 
 /* ---- One port ----------------------------------------------------------------------------------------------- */
 
+/* Where there is one place to ask, there is nothing to hurry for: many ranks may ask rank 0 at once. */
 static uint64_t reply_deadline(const struct client *client)
 {
-    int most = client->round < 4 ? RENDEZVOUS_REPLY_MS << client->round : RENDEZVOUS_REPLY_MAX_MS;
+    const int only = client->config->ports == 1 && client->master_count == 1;
+    int most = client->round < 4 && !only ? RENDEZVOUS_REPLY_MS << client->round : RENDEZVOUS_REPLY_MAX_MS;
     uint64_t at = deadline_in(most < RENDEZVOUS_REPLY_MAX_MS ? most : RENDEZVOUS_REPLY_MAX_MS);
 
     return at < client->deadline ? at : client->deadline;
