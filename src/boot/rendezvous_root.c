@@ -20,9 +20,10 @@
 
 #include "boot/listen.h"
 #include "boot/lobby.h"
+#include "util/files.h"
 #include "util/status.h"
 
-enum { SPARE_PENDING = 32, TICK_MS = 50 };
+enum { SPARE_PENDING = 32, TICK_MS = 20 };
 
 enum pending_state { AWAIT_HELLO, HELD, AWAIT_ACK };
 
@@ -227,10 +228,11 @@ static epx_status recv_joined(const struct root *root, int rank)
 /* Order of `polls`: listeners, the lobby, pending connections, joined ranks (by rank; -1 where a rank is missing). */
 static size_t fill_polls(struct root *root)
 {
+    const int room = lobby_has_room(&root->lobby);
     size_t count = 0;
 
     for (int i = 0; i < root->listeners.count; i++)
-        root->polls[count++] = (struct pollfd){.fd = root->listeners.fds[i], .events = POLLIN};
+        root->polls[count++] = (struct pollfd){.fd = room ? root->listeners.fds[i] : -1, .events = POLLIN};
     lobby_polls(&root->lobby, root->polls + count);
     count += LOBBY_PLACES;
     for (int i = 0; i < root->pending_count; i++)
@@ -296,6 +298,15 @@ static void reject_pending(struct root *root, epx_status status)
         disconnect_all(root->channels, root->config->nranks, status, text);
 }
 
+/* One for each rank; poll() counts entries without a descriptor too. */
+static epx_status reserve_files(const struct root *root)
+{
+    char who[64];
+
+    snprintf(who, sizeof(who), "rank 0 of %d ranks", root->config->nranks);
+    return files_need(who, root->pending_limit + root->config->nranks + RENDEZVOUS_MAX_ADDRESSES + LOBBY_PLACES);
+}
+
 epx_status rendezvous_root(const struct rendezvous_config *config, struct channel *channels)
 {
     const size_t nranks = (size_t)config->nranks;
@@ -315,6 +326,9 @@ epx_status rendezvous_root(const struct rendezvous_config *config, struct channe
         goto free_all;
     }
     root.present[0] = 1;
+    status = reserve_files(&root);
+    if (status)
+        goto free_all;
     status = listeners_open(config, root.deadline, &root.listeners);
     if (status)
         goto free_all;

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "util/files.h"
 #include "util/log.h"
 #include "util/status.h"
 #include "util/text.h"
@@ -146,11 +147,25 @@ static int open_cq(struct ofi_net *n)
     return fi_cq_open(n->domain, &attr, &n->cq, NULL);
 }
 
+/* A provider over sockets has a connection for each peer, and reports nothing when it gets no descriptor for one. */
+static epx_status reserve_files(const struct ofi_net *n)
+{
+    char who[64];
+
+    if (n->info->addr_format != FI_SOCKADDR_IN && n->info->addr_format != FI_SOCKADDR_IN6)
+        return EPX_OK;
+    snprintf(who, sizeof(who), "ofi: rank %d of %d ranks", n->rank, n->nranks);
+    return files_need(who, n->nranks + 16);
+}
+
 static epx_status open_endpoint(struct ofi_net *n)
 {
     struct fi_av_attr attr = {.type = n->info->domain_attr->av_type, .count = (size_t)n->nranks};
+    epx_status status = reserve_files(n);
     int rc;
 
+    if (status)
+        return status;
     rc = n->lib->fabric(n->info->fabric_attr, &n->fabric, NULL);
     if (rc)
         return fail_ofi(n, rc, "open the fabric");
