@@ -155,6 +155,11 @@ short channel_events(const struct channel *channel)
     return channel->sealed && channel->sealed->out_bytes ? POLLOUT : POLLIN;
 }
 
+short channel_blocked_events(const struct channel *channel)
+{
+    return channel->state == CHANNEL_OPEN || channel->sealed->out_bytes ? POLLOUT : 0;
+}
+
 int channel_is_silent(const struct channel *channel)
 {
     return channel->sealed && channel->state == CHANNEL_GREETING && !channel->sealed->transfer.done;

@@ -29,6 +29,8 @@ void channel_close(struct channel *channel);
 int channel_handshake(struct channel *channel);
 /* What the handshake waits for: POLLIN or POLLOUT. */
 short channel_events(const struct channel *channel);
+/* What an unfinished channel_send waits for: POLLOUT, or 0 = the other end's part of the handshake. */
+short channel_blocked_events(const struct channel *channel);
 /* Nothing has been received yet. */
 int channel_is_silent(const struct channel *channel);
 

@@ -20,6 +20,8 @@ struct conn_port {
     const uint8_t *proof; /* key, or NULL */
     struct lobby lobby;
     struct channel **channels; /* by descriptor, which is what a connection is called outside */
+    uint8_t *blocked;          /* by descriptor: the last send could not send all */
+    struct pollfd *polls;      /* [room + places and listener] */
     int room;
 };
 
@@ -80,22 +82,29 @@ free_port:
     return status;
 }
 
+static int make_room(struct conn_port *port, int room)
+{
+    struct channel **channels = realloc(port->channels, (size_t)room * sizeof(*channels));
+    uint8_t *blocked = channels ? realloc(port->blocked, (size_t)room) : NULL;
+    struct pollfd *polls = blocked ? realloc(port->polls, ((size_t)room + LOBBY_PLACES + 1) * sizeof(*polls)) : NULL;
+
+    port->channels = channels ? channels : port->channels;
+    port->blocked = blocked ? blocked : port->blocked;
+    port->polls = polls ? polls : port->polls;
+    if (!polls)
+        return -1;
+    memset(channels + port->room, 0, (size_t)(room - port->room) * sizeof(*channels));
+    port->room = room;
+    return 0;
+}
+
 /* Gives the channel its number: that of its descriptor, or -errno. */
 static int keep(struct conn_port *port, const struct channel *channel)
 {
     const int fd = channel->fd;
     struct channel *kept = malloc(sizeof(*kept));
 
-    if (kept && fd >= port->room) {
-        const int room = 2 * fd + 16;
-        struct channel **larger = realloc(port->channels, (size_t)room * sizeof(*larger));
-        if (larger) {
-            memset(larger + port->room, 0, (size_t)(room - port->room) * sizeof(*larger));
-            port->channels = larger;
-            port->room = room;
-        }
-    }
-    if (!kept || fd >= port->room) {
+    if (!kept || (fd >= port->room && make_room(port, 2 * fd + 16))) {
         struct channel gone = *channel;
         channel_close(&gone);
         free(kept);
@@ -103,6 +112,7 @@ static int keep(struct conn_port *port, const struct channel *channel)
     }
     *kept = *channel;
     port->channels[fd] = kept;
+    port->blocked[fd] = 0;
     return fd;
 }
 
@@ -154,6 +164,7 @@ static int conn_send(struct conn_port *port, int conn, const void *data, size_t 
         state = channel_send(channel, &transfer);
     if (state < 0)
         return failure();
+    port->blocked[conn] = !state;
     return transfer.done ? (int)transfer.done : -EAGAIN;
 }
 
@@ -168,6 +179,26 @@ static int conn_recv(struct conn_port *port, int conn, void *data, size_t bytes)
     if (state < 0 && !transfer.done)
         return failure();
     return transfer.done ? (int)transfer.done : -EAGAIN;
+}
+
+/* A handshake that waits to send is in `blocked` too, or has the other end's turn. */
+static void conn_wait(struct conn_port *port, uint64_t ns)
+{
+    struct pollfd alone[LOBBY_PLACES + 1], *polls = port->polls ? port->polls : alone;
+    const int room = lobby_has_room(&port->lobby);
+    nfds_t count = LOBBY_PLACES + 1;
+
+    lobby_polls(&port->lobby, polls);
+    polls[LOBBY_PLACES] = (struct pollfd){.fd = room ? port->listener : -1, .events = POLLIN};
+    for (int fd = 0; fd < port->room; fd++) {
+        const struct channel *channel = port->channels[fd];
+
+        if (!channel)
+            continue;
+        polls[count++] = (struct pollfd){
+            .fd = fd, .events = (short)(POLLIN | (port->blocked[fd] ? channel_blocked_events(channel) : 0))};
+    }
+    (void)poll(polls, count, (int)((ns + 999999) / 1000000));
 }
 
 static void conn_close(struct conn_port *port, int conn)
@@ -185,6 +216,8 @@ static void port_close(struct conn_port *port)
     lobby_close(&port->lobby);
     close(port->listener);
     free(port->channels);
+    free(port->blocked);
+    free(port->polls);
     free(port);
 }
 
@@ -194,6 +227,7 @@ const struct conn_ops conn_socket_ops = {
     .accept = port_accept,
     .send = conn_send,
     .recv = conn_recv,
+    .wait = conn_wait,
     .close = conn_close,
     .port_close = port_close,
 };

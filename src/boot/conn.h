@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Connections between any two ranks, which need no third rank. Each rank has a port that accepts connections as long as
- * its group exists. The bytes of a connection arrive in order. No function blocks. Over TCP both ends prove that they
+ * its group exists. The bytes of a connection arrive in order. No function but wait blocks. Over TCP both ends prove that they
  * know the group's key before the first byte (channel.h). The functions are behind a table because the simulation has
  * its own implementation (sim/conn.c), which has no strangers.
  */
@@ -34,6 +34,8 @@ struct conn_ops {
      * belongs to somebody who does not know the key. Unsent data must be the first of the next send. */
     int (*send)(struct conn_port *port, int conn, const void *data, size_t bytes);
     int (*recv)(struct conn_port *port, int conn, void *data, size_t bytes);
+    /* Waits until one of the functions above may have something to do, at most `ns`. It may return early. */
+    void (*wait)(struct conn_port *port, uint64_t ns);
     void (*close)(struct conn_port *port, int conn);
     void (*port_close)(struct conn_port *port);
 };

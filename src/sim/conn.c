@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "sim/sched.h"
+#include "util/pause.h"
 #include "util/status.h"
 
 struct conn_port {
@@ -236,6 +237,14 @@ static int conn_recv(struct conn_port *port, int end, void *data, size_t bytes)
     return (int)n;
 }
 
+static void conn_wait(struct conn_port *port, uint64_t ns)
+{
+    const uint64_t most = 1000000;
+
+    (void)port;
+    pause_ns(ns < most ? ns : most);
+}
+
 static void conn_close(struct conn_port *port, int end)
 {
     struct sim_conn *conn = &all.conns[end / 2];
@@ -260,6 +269,7 @@ const struct conn_ops sim_conn_ops = {
     .accept = port_accept,
     .send = conn_send,
     .recv = conn_recv,
+    .wait = conn_wait,
     .close = conn_close,
     .port_close = port_close,
 };
