@@ -1,20 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Every rank connects to every other rank that is not excluded. A rank sends only on connections that it made and
- * receives only on connections that it accepted. So both ranks of a connection take part in the round, and a rank
- * detects a closed port when it connects to it.
+ * The coordinator is the lowest rank that is not excluded. It connects to every other rank, and every other rank to it.
+ * A rank sends only on connections that it made and receives only on connections that it accepted. So both ranks of a
+ * connection take part in the round, and a closed port is detected by whoever connects to it.
  *
- *   rank a                                               rank b
- *   connect to b    -- VIEW (purpose, ranks that a ------->  adds those ranks to its own set and sends its own view
- *                           excludes, views it has)          again if that changes it
- *                   <------------------------------ VIEW --
- *   ... until all ranks that are left have sent the same set, and that they have a's view: agreed
- *                   -- DATA 1 ---------------------------->
- *                   <---------------------------- DATA 1 --  one all-gather; and so on
+ *   rank r                                                    coordinator c
+ *   connect to c    -- VIEW (purpose, excluded ranks) ------>  adds those ranks to its own set
+ *                   <------ VIEW (the same, who has arrived) -  to all, whenever its own set has grown
+ *   adds them and sends its own view again if that changes it; if it excludes c now, it turns to the next rank
+ *                   <--------------------- COMMIT (excluded) -  once all that are left have sent the same set: agreed
+ *                   -- DATA 1 ------------------------------>
+ *                   <------------------------------- DATA 1 -  of all, once all have sent theirs; and so on
+ *                   <--------------- FAIL (status, message) -  instead of anything, when a rank is lost
  *   close
  *
- * The set of excluded ranks only grows, so the views converge. When a connection is closed before its rank has agreed,
- * that rank gave up the round: this rank connects again. When it is closed later, that rank failed during the round.
+ * The set of excluded ranks only grows, so the views converge. Ranks with different coordinators exclude different
+ * ranks; whoever hears of more turns to the higher one, which connects to all others and so tells them. Where both come
+ * to a result (two ranks that exclude each other), a rank takes part in the first that it hears of and closes its
+ * connection to the other coordinator, whose all-gather fails: an all-gather succeeds only if all ranks of the set have
+ * agreed to that set, with that coordinator. When a connection is closed before its rank has agreed, that rank gave up
+ * the round: this rank connects again. When it is closed later, that rank failed during the round.
+ *
+ * A round has 2 (n - 1) connections. Each rank connected to each other before: 128 ranks took 15 s.
  */
 #include "boot/membership_state.h"
 
@@ -23,11 +30,20 @@
 #include <string.h>
 
 #include "boot/rendezvous.h"
+#include "util/files.h"
 #include "util/pause.h"
 #include "util/runtime.h"
 #include "util/status.h"
+#include "util/text.h"
 
-enum { BACKOFF_MIN_NS = 20000, BACKOFF_MAX_NS = 1000000, LINGER_MS = 300, END_MS = 1000 };
+enum {
+    BACKOFF_MIN_NS = 20000,
+    BACKOFF_MAX_NS = 1000000,
+    WAIT_MAX_NS = 20000000,
+    LINGER_MS = 300,
+    END_MS = 1000,
+    NEWS_MS = 50
+};
 
 /* ---- Agreement ---------------------------------------------------------------------------------------------- */
 
@@ -55,11 +71,12 @@ static epx_status merge_views(struct membership *m)
     return EPX_OK;
 }
 
+/* The coordinator has the same view of all that are left. */
 static int all_agree(const struct membership *m)
 {
     for (int r = 0; r < m->nranks; r++)
         if (r != m->rank && !m->excluded[r] &&
-            (!m->peers[r].has_view || !m->peers[r].has[m->rank] ||
+            (!m->peers[r].has_view || m->peers[r].conn < 0 ||
              memcmp(m->peers[r].excluded, m->excluded, (size_t)m->nranks) != 0))
             return 0;
     return 1;
@@ -75,15 +92,15 @@ static epx_status progress(struct membership *m)
     for (int r = 0; r < m->nranks && status == EPX_OK; r++) {
         struct peer *peer = &m->peers[r];
 
-        if (r == m->rank || (m->excluded[r] && !peer->has_view)) /* an excluded rank that connects is told so */
-            continue;
-        if (!m->agreed)
+        if (is_in_touch(m, r) && (!m->agreed || m->excluded[r]))
             status = connect_peer(m, r);
-        if (flush_tx(m, peer) && !m->agreed) {
+        if (peer->conn >= 0 && flush_tx(m, peer) && !m->agreed) {
             m->excluded[r] = 1;
             m->progressed = 1;
         }
         recv_frames(m, peer);
+        if (!m->agreed)
+            m->coordinator = lowest_left(m);
     }
     return status;
 }
@@ -96,9 +113,13 @@ static epx_status too_late(const struct membership *m, int number)
 
     if (!there)
         return fail(EPX_ERR_MEMORY, "no memory for %d ranks", m->nranks);
-    for (int r = 0; r < m->nranks; r++)
-        there[r] = r == m->rank || m->excluded[r] ||
-                   (number ? m->peers[r].data[number & 1].number == number : m->peers[r].arrived);
+    for (int r = 0; r < m->nranks; r++) {
+        const int arrived = number ? m->peers[r].data[number & 1].number == number : m->peers[r].arrived;
+        /* Other ranks than the coordinator have only its word of the others, and none before it has come itself. */
+        const int heard = m->coordinator != m->rank && r != m->coordinator &&
+                          (number || m->heard[r] || !m->peers[m->coordinator].arrived);
+        there[r] = r == m->rank || m->excluded[r] || arrived || heard;
+    }
     if (absent_ranks(there, m->nranks, names, sizeof(names)))
         status =
             fail(EPX_ERR_TIMEOUT, "rank %d: %s did not join the recovery within %d ms", m->rank, names, m->timeout_ms);
@@ -109,30 +130,63 @@ static epx_status too_late(const struct membership *m, int number)
     return status;
 }
 
-/* Sleeps, twice as long each time, while there is no progress. */
+/* Waits, twice as long each time, while there is no progress. Whatever ends the waits early for nothing costs little. */
 static void backoff(const struct membership *m, uint64_t *ns)
 {
-    *ns = m->progressed ? BACKOFF_MIN_NS : 2 * *ns < BACKOFF_MAX_NS ? 2 * *ns : BACKOFF_MAX_NS;
-    if (!m->progressed)
-        pause_ns(*ns);
+    if (m->progressed) {
+        *ns = BACKOFF_MIN_NS;
+        return;
+    }
+    *ns = 2 * *ns < WAIT_MAX_NS ? 2 * *ns : WAIT_MAX_NS;
+    if (*ns == WAIT_MAX_NS)
+        pause_ns(BACKOFF_MAX_NS);
+    m->ops->wait(m->port, *ns);
 }
 
-/* Sends the view to all connected ranks if it has changed. */
+/* Sends the view to all connected ranks if it has changed. Who has arrived is not urgent: it is for messages only. */
 static epx_status send_view(struct membership *m)
 {
     const size_t n = (size_t)m->nranks;
+    const int grown = memcmp(m->view, m->excluded, n) != 0;
+    const int due = m->coordinator == m->rank && host_now_ns() - m->view_ns > (uint64_t)NEWS_MS * 1000000u;
     epx_status status = EPX_OK;
-    int changed = memcmp(m->view, m->excluded, n) != 0;
+    int changed = grown;
 
+    for (size_t r = 0; due && r < n; r++)
+        changed |= m->view[n + r] != m->peers[r].arrived;
+    if (!changed)
+        return EPX_OK;
     memcpy(m->view, m->excluded, n);
-    for (size_t r = 0; r < n; r++) {
-        changed |= m->view[n + r] != m->peers[r].has_view;
-        m->view[n + r] = (uint8_t)m->peers[r].has_view;
-    }
-    for (int r = 0; changed && r < m->nranks && status == EPX_OK; r++)
-        if (r != m->rank && !m->excluded[r] && m->peers[r].conn >= 0)
+    for (size_t r = 0; r < n; r++)
+        m->view[n + r] = (uint8_t)m->peers[r].arrived;
+    m->view_ns = host_now_ns();
+    for (int r = 0; r < m->nranks && status == EPX_OK; r++)
+        if (m->peers[r].conn >= 0)
             status = queue_frame(m, &m->peers[r], FRAME_VIEW, m->purpose, m->view, 2 * n);
     return status;
+}
+
+/* To all that are connected and have not been told. Without memory the others find out by the end of connections. */
+static void tell_failure(struct membership *m, epx_status status, const char *text)
+{
+    struct failure failure = {.status = status};
+
+    snprintf(failure.text, sizeof(failure.text), "%s", text);
+    for (int r = 0; r < m->nranks; r++)
+        if (m->peers[r].conn >= 0 && !m->peers[r].told && is_in_touch(m, r))
+            m->peers[r].told = queue_frame(m, &m->peers[r], FRAME_FAIL, m->number, &failure, sizeof(failure)) == EPX_OK;
+}
+
+/* What the coordinator has said, if it has. */
+static epx_status told_failure(const struct membership *m)
+{
+    char text[sizeof(m->failure.text)];
+
+    if (m->fail_from < 0)
+        return EPX_OK;
+    text_clean(text, sizeof(text), m->failure.text, sizeof(m->failure.text));
+    return fail(m->failure.status > EPX_OK && m->failure.status < 64 ? (epx_status)m->failure.status : EPX_ERR_PEER,
+                "%s", text);
 }
 
 /* After a mismatch: gives the other ranks time to receive this rank's view and to report the same. */
@@ -142,100 +196,192 @@ static epx_status linger(struct membership *m, epx_status status)
     char text[512];
 
     snprintf(text, sizeof(text), "%s", epx_last_error());
-    while (status == EPX_ERR_MISMATCH && host_now_ns() < until && progress(m) == EPX_OK)
-        pause_ns(BACKOFF_MAX_NS);
+    while (status == EPX_ERR_MISMATCH && host_now_ns() < until && progress(m) == EPX_OK) {
+        if (m->coordinator == m->rank)
+            tell_failure(m, status, text);
+        m->ops->wait(m->port, BACKOFF_MAX_NS);
+    }
     return fail(status, "%s", text);
+}
+
+/* All have the same set: tells them. */
+static epx_status commit(struct membership *m)
+{
+    epx_status status = EPX_OK;
+
+    for (int r = 0; r < m->nranks && status == EPX_OK; r++)
+        if (r != m->rank && !m->excluded[r])
+            status = queue_frame(m, &m->peers[r], FRAME_COMMIT, m->purpose, m->excluded, (size_t)m->nranks);
+    m->agreed = status == EPX_OK;
+    return status;
+}
+
+static void begin_round(struct membership *m, int purpose, const uint8_t *excluded, int timeout_ms)
+{
+    const size_t n = (size_t)m->nranks;
+
+    membership_end(m);
+    memcpy(m->excluded, excluded, n);
+    m->excluded[m->rank] = 0;
+    memset(m->view, 0, 2 * n);
+    memcpy(m->view, m->excluded, n);
+    memset(m->heard, 0, n);
+    m->view_ns = host_now_ns();
+    m->coordinator = lowest_left(m);
+    m->purpose = purpose;
+    m->timeout_ms = timeout_ms;
+    m->number = 0;
+    m->left_out_by = m->fail_from = -1;
+    m->failed = EPX_OK;
+    for (int r = 0; r < m->nranks; r++)
+        m->peers[r].arrived = m->peers[r].viewed = 0;
+}
+
+/* One step towards m->agreed. */
+static epx_status try_to_agree(struct membership *m)
+{
+    epx_status status = progress(m);
+
+    if (status == EPX_OK && !m->agreed)
+        status = told_failure(m);
+    if (status == EPX_OK && !m->agreed)
+        status = merge_views(m);
+    if (!m->agreed)
+        m->coordinator = lowest_left(m);
+    if (status == EPX_OK && !m->agreed)
+        status = send_view(m);
+    if (status == EPX_OK && !m->agreed && m->coordinator == m->rank && all_agree(m))
+        status = commit(m);
+    return status;
 }
 
 epx_status membership_agree(struct membership *m, int purpose, uint8_t *excluded, int timeout_ms)
 {
     const uint64_t deadline = host_now_ns() + (uint64_t)timeout_ms * 1000000u;
     uint64_t ns = BACKOFF_MIN_NS;
-    epx_status status = EPX_OK;
 
-    membership_end(m);
-    memcpy(m->excluded, excluded, (size_t)m->nranks);
-    m->excluded[m->rank] = 0;
-    memset(m->view, 0, 2 * (size_t)m->nranks);
-    memcpy(m->view, m->excluded, (size_t)m->nranks);
-    m->purpose = purpose;
-    m->timeout_ms = timeout_ms;
-    m->number = 0;
-    m->left_out_by = -1;
-    m->failed = EPX_OK;
-    for (int r = 0; r < m->nranks; r++)
-        m->peers[r].arrived = 0;
+    begin_round(m, purpose, excluded, timeout_ms);
     for (;;) {
-        status = progress(m);
-        if (status == EPX_OK)
-            status = merge_views(m);
-        if (status == EPX_OK)
-            status = send_view(m);
+        const epx_status status = try_to_agree(m);
+
         if (status != EPX_OK)
             return linger(m, status);
-        if (all_agree(m))
+        if (m->agreed)
             break;
         if (host_now_ns() >= deadline)
             return too_late(m, 0);
         backoff(m, &ns);
     }
-    m->agreed = 1;
+    for (int r = 0; r < m->nranks; r++)
+        if (m->peers[r].conn >= 0 && !is_in_touch(m, r))
+            close_tx(m, &m->peers[r]); /* it is told by that, should it wait for this rank */
+    memcpy(m->view, m->excluded, (size_t)m->nranks);
     memcpy(excluded, m->excluded, (size_t)m->nranks);
     return EPX_OK;
 }
 
 /* ---- All-gather --------------------------------------------------------------------------------------------- */
 
-/* *all: the data of all ranks has arrived. Fails when the data of a rank cannot arrive any more. */
-static epx_status check_arrivals(const struct membership *m, int number, size_t bytes, int *all)
+static const char *data_of(const struct membership *m, int rank, int number)
 {
-    *all = 1;
-    for (int r = 0; r < m->nranks; r++) {
-        const struct peer *peer = &m->peers[r];
-        const int there = peer->data[number & 1].number == number && peer->data[number & 1].data;
+    return m->peers[rank].data[number & 1].number == number ? m->peers[rank].data[number & 1].data : NULL;
+}
 
-        if (r == m->rank || m->excluded[r])
-            continue;
-        if (there && peer->data[number & 1].bytes != bytes)
-            return fail(EPX_ERR_MISMATCH, "rank %d sends %zu bytes to an all-gather, rank %d %zu", m->rank, bytes, r,
-                        peer->data[number & 1].bytes);
-        if (!there && peer->rx.conn < 0)
-            return fail(EPX_ERR_PEER, "rank %d ended or gave up during the recovery", r);
-        *all &= there;
-    }
+/* *there: `expected` bytes of the rank have arrived. Fails when they cannot arrive any more. */
+static epx_status check_arrival(const struct membership *m, int rank, size_t expected, int *there)
+{
+    const struct peer *peer = &m->peers[rank];
+    const size_t bytes = peer->data[m->number & 1].bytes;
+
+    *there = data_of(m, rank, m->number) != NULL;
+    if (*there && bytes != expected)
+        return fail(EPX_ERR_MISMATCH, "rank %d sends %zu bytes to an all-gather, rank %d expected %zu", rank, bytes,
+                    m->rank, expected);
+    if (!*there && peer->rx.conn < 0)
+        return fail(EPX_ERR_PEER, "rank %d ended or gave up during the recovery", rank);
     return EPX_OK;
+}
+
+/* *all: what this rank waits for has arrived: the parts of all, or the result from the coordinator. */
+static epx_status check_arrivals(const struct membership *m, size_t bytes, int *all)
+{
+    epx_status status = told_failure(m);
+    int there;
+
+    *all = 1;
+    if (m->coordinator != m->rank)
+        return status == EPX_OK ? check_arrival(m, m->coordinator, bytes * (size_t)m->nranks, all) : status;
+    for (int r = 0; r < m->nranks && status == EPX_OK; r++)
+        if (r != m->rank && !m->excluded[r]) {
+            status = check_arrival(m, r, bytes, &there);
+            *all &= there;
+        }
+    return status;
+}
+
+static epx_status await_data(struct membership *m, size_t bytes)
+{
+    const uint64_t deadline = host_now_ns() + (uint64_t)m->timeout_ms * 1000000u;
+    uint64_t ns = BACKOFF_MIN_NS;
+    int all = 0;
+
+    for (;;) {
+        epx_status status = progress(m);
+
+        if (status == EPX_OK)
+            status = check_arrivals(m, bytes, &all);
+        if (all || status != EPX_OK)
+            return status;
+        if (host_now_ns() >= deadline)
+            return too_late(m, m->number);
+        backoff(m, &ns);
+    }
+}
+
+/* Once all parts have arrived, all ranks have the result before: its memory is free. */
+static epx_status send_result(struct membership *m, const void *send, size_t bytes)
+{
+    const size_t total = bytes * (size_t)m->nranks;
+    char **result = &m->result[m->number & 1];
+    epx_status status = EPX_OK;
+
+    free(*result);
+    *result = calloc(1, total + 1);
+    if (!*result)
+        return fail(EPX_ERR_MEMORY, "no memory for an all-gather of %zu bytes", total);
+    for (int r = 0; r < m->nranks; r++)
+        if (!m->excluded[r] && bytes)
+            memcpy(*result + (size_t)r * bytes, r == m->rank ? send : data_of(m, r, m->number), bytes);
+    for (int r = 0; r < m->nranks && status == EPX_OK; r++)
+        if (r != m->rank && !m->excluded[r])
+            status = queue_result(m, &m->peers[r], m->number, *result, total);
+    return status;
 }
 
 static epx_status gather(struct membership *m, const void *send, void *recv, size_t bytes)
 {
-    const uint64_t deadline = host_now_ns() + (uint64_t)m->timeout_ms * 1000000u;
-    const int number = ++m->number;
-    uint64_t ns = BACKOFF_MIN_NS;
+    const int leads = m->coordinator == m->rank;
     epx_status status = EPX_OK;
-    int all = 0;
 
-    for (int r = 0; r < m->nranks && status == EPX_OK; r++)
-        if (r != m->rank && !m->excluded[r])
-            status = queue_frame(m, &m->peers[r], FRAME_DATA, number, send, bytes);
-    while (status == EPX_OK) {
-        status = progress(m);
-        if (status == EPX_OK)
-            status = check_arrivals(m, number, bytes, &all);
-        if (all || status != EPX_OK)
-            break;
-        if (host_now_ns() >= deadline)
-            return too_late(m, number);
-        backoff(m, &ns);
+    m->number++;
+    if (!leads)
+        status = queue_frame(m, &m->peers[m->coordinator], FRAME_DATA, m->number, send, bytes);
+    if (status == EPX_OK)
+        status = await_data(m, bytes);
+    if (status == EPX_OK && leads)
+        status = send_result(m, send, bytes);
+    if (status != EPX_OK) {
+        char text[512];
+        snprintf(text, sizeof(text), "%s", epx_last_error());
+        if (leads)
+            tell_failure(m, status, text);
+        return fail(status, "%s", text);
     }
-    if (status != EPX_OK)
-        return status;
-    for (int r = 0; r < m->nranks; r++) {
-        char *to = (char *)recv + (size_t)r * bytes;
-        if (m->excluded[r])
-            memset(to, 0, bytes);
-        else
-            memmove(to, r == m->rank ? send : m->peers[r].data[number & 1].data, bytes);
-    }
+    if (bytes)
+        memcpy(recv, leads ? m->result[m->number & 1] : data_of(m, m->coordinator, m->number),
+               bytes * (size_t)m->nranks);
+    if (leads)
+        (void)progress(m); /* the first bytes leave now: the caller may be long until the next call */
     return EPX_OK;
 }
 
@@ -253,7 +399,7 @@ epx_status membership_allgather(struct membership *m, const void *send, void *re
 static int all_sent(const struct membership *m)
 {
     for (int r = 0; r < m->nranks; r++)
-        if (m->peers[r].conn >= 0 && m->peers[r].sent < m->peers[r].length)
+        if (!is_sent(&m->peers[r]))
             return 0;
     return 1;
 }
@@ -267,7 +413,7 @@ void membership_end(struct membership *m)
         for (int r = 0; r < m->nranks; r++)
             flush_tx(m, &m->peers[r]);
         if (!all_sent(m))
-            pause_ns(BACKOFF_MIN_NS);
+            m->ops->wait(m->port, BACKOFF_MIN_NS);
     }
     m->agreed = 0;
     for (int r = 0; r < m->nranks; r++) {
@@ -283,6 +429,17 @@ void membership_set_peers(struct membership *m, const struct conn_address *all, 
 {
     memcpy(m->addresses, all, (size_t)m->nranks * sizeof(*all));
     m->token = token;
+}
+
+/* Any rank may have to be the coordinator. */
+static epx_status reserve_files(const struct membership *m)
+{
+    char who[80];
+
+    if (m->ops != &conn_socket_ops)
+        return EPX_OK;
+    snprintf(who, sizeof(who), "rank %d of %d ranks with enable_mask", m->rank, m->nranks);
+    return files_need(who, 2 * m->nranks + MAX_PENDING);
 }
 
 epx_status membership_open(int rank, int nranks, int one_host, const uint8_t *key, struct conn_address *own,
@@ -302,17 +459,18 @@ epx_status membership_open(int rank, int nranks, int one_host, const uint8_t *ke
         m->pending[i].conn = -1;
     m->addresses = calloc(n, sizeof(*m->addresses));
     m->peers = calloc(n, sizeof(*m->peers));
-    m->excluded = calloc(3 + 2 * n, n); /* excluded, view, then excluded and has of every peer */
+    m->excluded = calloc(4 + n, n); /* excluded, view, heard, then those of every peer */
     m->view = m->excluded ? m->excluded + n : NULL;
-    for (size_t r = 0; m->peers && m->excluded && r < n; r++) {
-        m->peers[r].excluded = m->excluded + (3 + 2 * r) * n;
-        m->peers[r].has = m->excluded + (4 + 2 * r) * n;
-    }
+    m->heard = m->excluded ? m->excluded + 3 * n : NULL;
+    for (size_t r = 0; m->peers && m->excluded && r < n; r++)
+        m->peers[r].excluded = m->excluded + (4 + r) * n;
     for (int r = 0; m->peers && r < nranks; r++)
         m->peers[r].conn = m->peers[r].rx.conn = -1;
     if (!m->addresses || !m->peers || !m->excluded)
         status = fail(EPX_ERR_MEMORY, "no memory for the membership of %d ranks", nranks);
     else
+        status = reserve_files(m);
+    if (status == EPX_OK)
         status = m->ops->port_open(rank, one_host, key, own, &m->port);
     if (status != EPX_OK) {
         membership_close(m);
@@ -332,6 +490,8 @@ void membership_close(struct membership *m)
     }
     for (int r = 0; m->peers && r < m->nranks; r++)
         free(m->peers[r].tx);
+    for (int i = 0; i < 2; i++)
+        free(m->result[i]);
     free(m->peers);
     free(m->addresses);
     free(m->excluded);

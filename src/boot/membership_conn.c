@@ -18,12 +18,33 @@ enum {
 
 /* ---- Sending ------------------------------------------------------------------------------------------------ */
 
-epx_status queue_frame(struct membership *m, struct peer *peer, enum frame_kind kind, int number, const void *data,
-                       size_t bytes)
+int lowest_left(const struct membership *m)
 {
-    const struct frame frame = {
-        .magic = FRAME_MAGIC, .kind = kind, .token = m->token, .rank = m->rank, .number = number, .bytes = bytes};
-    const size_t need = peer->length + sizeof(frame) + bytes;
+    int r = 0;
+
+    while (r < m->rank && m->excluded[r])
+        r++;
+    return r;
+}
+
+/* An excluded rank that connects is told so. */
+int is_in_touch(const struct membership *m, int rank)
+{
+    if (rank == m->rank)
+        return 0;
+    if (m->excluded[rank])
+        return m->peers[rank].has_view;
+    return rank == m->coordinator || m->coordinator == m->rank;
+}
+
+int is_sent(const struct peer *peer)
+{
+    return peer->conn < 0 || (peer->sent == peer->length && !peer->result);
+}
+
+static epx_status queue_bytes(struct peer *peer, const struct frame *frame, const void *data, size_t bytes)
+{
+    const size_t need = peer->length + sizeof(*frame) + bytes;
 
     if (need > peer->room) {
         char *larger = realloc(peer->tx, 2 * need);
@@ -32,11 +53,35 @@ epx_status queue_frame(struct membership *m, struct peer *peer, enum frame_kind 
         peer->tx = larger;
         peer->room = 2 * need;
     }
-    memcpy(peer->tx + peer->length, &frame, sizeof(frame));
+    memcpy(peer->tx + peer->length, frame, sizeof(*frame));
     if (bytes)
-        memcpy(peer->tx + peer->length + sizeof(frame), data, bytes);
+        memcpy(peer->tx + peer->length + sizeof(*frame), data, bytes);
     peer->length = need;
     return EPX_OK;
+}
+
+static struct frame make_frame(const struct membership *m, enum frame_kind kind, int number, size_t bytes)
+{
+    return (struct frame){
+        .magic = FRAME_MAGIC, .kind = kind, .token = m->token, .rank = m->rank, .number = number, .bytes = bytes};
+}
+
+epx_status queue_frame(struct membership *m, struct peer *peer, enum frame_kind kind, int number, const void *data,
+                       size_t bytes)
+{
+    const struct frame frame = make_frame(m, kind, number, bytes);
+
+    return queue_bytes(peer, &frame, data, bytes);
+}
+
+epx_status queue_result(struct membership *m, struct peer *peer, int number, const char *data, size_t bytes)
+{
+    const struct frame frame = make_frame(m, FRAME_DATA, number, bytes);
+
+    peer->result = bytes ? data : NULL;
+    peer->result_sent = 0;
+    peer->result_bytes = bytes;
+    return queue_bytes(peer, &frame, NULL, 0);
 }
 
 void close_tx(struct membership *m, struct peer *peer)
@@ -45,22 +90,39 @@ void close_tx(struct membership *m, struct peer *peer)
         m->ops->close(m->port, peer->conn);
     peer->conn = -1;
     peer->sent = peer->length = 0;
+    peer->result = NULL;
+    peer->told = 0;
     peer->retry_ns = host_now_ns() + RETRY_NS;
+}
+
+/* Sends data[*done, bytes): the last result of the connection's send. */
+static int send_from(struct membership *m, int conn, const char *data, size_t *done, size_t bytes)
+{
+    int n = 1;
+
+    while (n > 0 && *done < bytes) {
+        n = m->ops->send(m->port, conn, data + *done, bytes - *done);
+        if (n > 0) {
+            *done += (size_t)n;
+            m->progressed = 1;
+        }
+    }
+    return n;
 }
 
 int flush_tx(struct membership *m, struct peer *peer)
 {
     int n = -EAGAIN;
 
-    while (peer->conn >= 0 && peer->sent < peer->length) {
-        n = m->ops->send(m->port, peer->conn, peer->tx + peer->sent, peer->length - peer->sent);
-        if (n <= 0)
-            break;
-        peer->sent += (size_t)n;
-        m->progressed = 1;
-    }
+    if (peer->conn >= 0 && peer->sent < peer->length)
+        n = send_from(m, peer->conn, peer->tx, &peer->sent, peer->length);
     if (peer->sent == peer->length)
         peer->sent = peer->length = 0;
+    if (peer->conn >= 0 && !peer->length && peer->result) {
+        n = send_from(m, peer->conn, peer->result, &peer->result_sent, peer->result_bytes);
+        if (peer->result_sent == peer->result_bytes)
+            peer->result = NULL;
+    }
     if (peer->conn >= 0 && (n >= 0 || n == -EAGAIN)) { /* the peer never sends here, but it may close */
         char nothing;
         n = m->ops->recv(m->port, peer->conn, &nothing, 1);
@@ -93,6 +155,7 @@ epx_status connect_peer(struct membership *m, int rank)
         return EPX_OK;
     }
     peer->conn = conn;
+    peer->viewed = 1;
     m->progressed = 1;
     return queue_frame(m, peer, FRAME_VIEW, m->purpose, m->view, 2 * (size_t)m->nranks);
 }
@@ -112,7 +175,16 @@ int frame_is_valid(const struct frame *f, uint64_t token, int rank, int nranks)
 {
     if (f->magic != FRAME_MAGIC || f->token != token || f->rank < 0 || f->rank >= nranks || f->rank == rank)
         return 0;
-    return f->kind == FRAME_VIEW ? f->bytes == 2 * (uint64_t)nranks : f->kind == FRAME_DATA && f->bytes <= PAYLOAD_MAX;
+    switch (f->kind) {
+    case FRAME_VIEW:
+        return f->bytes == 2 * (uint64_t)nranks;
+    case FRAME_COMMIT:
+        return f->bytes == (uint64_t)nranks;
+    case FRAME_FAIL:
+        return f->bytes == sizeof(struct failure);
+    default:
+        return f->kind == FRAME_DATA && f->bytes <= PAYLOAD_MAX;
+    }
 }
 
 /* 1: a whole frame was received; 0: not yet; -1: close the connection. */
@@ -140,26 +212,68 @@ static int recv_frame(struct membership *m, struct rx *rx)
     }
 }
 
+static void take_view(struct membership *m, struct peer *peer)
+{
+    const struct rx *rx = &peer->rx;
+
+    peer->has_view = peer->arrived = 1;
+    peer->purpose = rx->frame.number;
+    memcpy(peer->excluded, rx->payload, (size_t)m->nranks);
+    if (rx->frame.rank == m->coordinator)
+        memcpy(m->heard, rx->payload + m->nranks, (size_t)m->nranks);
+    if (peer->excluded[m->rank] && peer->purpose == m->purpose)
+        m->left_out_by = rx->frame.rank; /* even if it has finished and closed the connection since */
+}
+
+/* What this rank has learned since its last view does not count: it is the same for a rank that fails after all have
+ * agreed. Who waits for this rank in another round sees its connection end. */
+static void take_commit(struct membership *m, const struct peer *peer)
+{
+    const uint8_t *excluded = (const uint8_t *)peer->rx.payload;
+    const int from = peer->rx.frame.rank;
+
+    if (m->agreed || !peer->viewed || excluded[m->rank] || excluded[from])
+        return;
+    memcpy(m->excluded, excluded, (size_t)m->nranks);
+    m->coordinator = from;
+    m->agreed = 1;
+}
+
+static void take_data(struct peer *peer)
+{
+    struct rx *rx = &peer->rx;
+    const int slot = rx->frame.number & 1;
+
+    free(peer->data[slot].data);
+    peer->data[slot].data = rx->payload;
+    peer->data[slot].bytes = (size_t)rx->frame.bytes;
+    peer->data[slot].number = rx->frame.number;
+    rx->payload = NULL;
+}
+
 /* Processes the frame that was received from `peer`. */
 static void take_frame(struct membership *m, struct peer *peer)
 {
     struct rx *rx = &peer->rx;
 
-    if (rx->frame.kind == FRAME_VIEW) {
-        peer->has_view = peer->arrived = 1;
-        peer->purpose = rx->frame.number;
-        memcpy(peer->excluded, rx->payload, (size_t)m->nranks);
-        memcpy(peer->has, rx->payload + m->nranks, (size_t)m->nranks);
-        free(rx->payload);
-        if (peer->excluded[m->rank] && peer->purpose == m->purpose)
-            m->left_out_by = rx->frame.rank; /* even if it has finished and closed the connection since */
-    } else {
-        const int slot = rx->frame.number & 1;
-        free(peer->data[slot].data);
-        peer->data[slot].data = rx->payload;
-        peer->data[slot].bytes = (size_t)rx->frame.bytes;
-        peer->data[slot].number = rx->frame.number;
+    switch (rx->frame.kind) {
+    case FRAME_VIEW:
+        take_view(m, peer);
+        break;
+    case FRAME_COMMIT:
+        take_commit(m, peer);
+        break;
+    case FRAME_FAIL:
+        if (m->fail_from < 0 && !m->excluded[rx->frame.rank]) {
+            m->fail_from = rx->frame.rank;
+            memcpy(&m->failure, rx->payload, sizeof(m->failure));
+        }
+        break;
+    default:
+        take_data(peer);
+        break;
     }
+    free(rx->payload);
     rx->payload = NULL;
     rx->got = 0;
 }
@@ -194,8 +308,9 @@ static void adopt_pending(struct membership *m, struct rx *pending)
 {
     struct peer *peer = &m->peers[pending->frame.rank];
 
-    /* In the first case it starts the next round; it connects again when this round is over here, too. */
-    if (m->agreed || pending->frame.kind != FRAME_VIEW) {
+    /* In the first case it starts the next round; it connects again when this round is over here, too. One that the
+     * others go on without is told so at any time. */
+    if ((m->agreed && !m->excluded[pending->frame.rank]) || pending->frame.kind != FRAME_VIEW) {
         close_rx(m, pending);
         return;
     }
@@ -208,13 +323,16 @@ static void adopt_pending(struct membership *m, struct rx *pending)
 
 void accept_pending(struct membership *m)
 {
+    int more = 1; /* the port is asked until it has no other */
+
     for (int i = 0; i < MAX_PENDING; i++) {
         struct rx *pending = &m->pending[i];
         int state;
 
         if (pending->conn < 0) {
-            pending->conn = m->ops->accept(m->port);
+            pending->conn = more ? m->ops->accept(m->port) : -1;
             if (pending->conn < 0) {
+                more = 0;
                 pending->conn = -1;
                 continue;
             }

@@ -9,7 +9,18 @@
 
 enum { MAX_PENDING = 64 };
 
-enum frame_kind { FRAME_VIEW = 1, FRAME_DATA = 2 };
+enum frame_kind {
+    FRAME_VIEW = 1,   /* excluded[nranks], arrived[nranks] */
+    FRAME_DATA = 2,   /* to the coordinator: a rank's part; from it: the result */
+    FRAME_COMMIT = 3, /* excluded[nranks]: agreed */
+    FRAME_FAIL = 4    /* struct failure: the round is over */
+};
+
+struct failure {
+    int32_t status;
+    char text[252];
+};
+static_assert(sizeof(struct failure) == 256, "on the wire");
 
 struct frame {
     uint32_t magic;
@@ -33,12 +44,16 @@ struct rx {
 struct peer {
     int conn; /* to the peer, for sending; -1 = none */
     uint64_t retry_ns;
-    char *tx; /* still to be sent: [sent, length) */
+    char *tx; /* still to be sent: [sent, length), then result[result_sent, result_bytes) */
     size_t sent, length, room;
+    const char *result; /* of an all-gather, in membership.result; NULL = none */
+    size_t result_sent, result_bytes;
+    int told;   /* coordinator: a FAIL was sent */
+    int viewed; /* this rank has sent it a view in this round */
     struct rx rx;
     int arrived; /* it sent a view in this round, though it may have closed the connection since */
     int has_view, purpose;
-    uint8_t *excluded, *has; /* [nranks]: from its view */
+    uint8_t *excluded; /* [nranks]: from its view */
     struct {
         int number;
         size_t bytes;
@@ -55,8 +70,14 @@ struct membership {
     struct peer *peers;
     struct rx pending[MAX_PENDING]; /* accepted connections whose rank is not known yet */
     uint8_t *excluded;              /* [nranks] */
-    uint8_t *view;                  /* as sent last: excluded[nranks], has[nranks] */
+    uint8_t *view;                  /* as sent last: excluded[nranks], arrived[nranks] */
+    uint8_t *heard;                 /* [nranks]: ranks that have arrived, as the coordinator has said last */
+    uint64_t view_ns;               /* when `view` was sent last */
     int purpose, number, agreed;
+    int coordinator; /* of the round: the lowest rank that is not excluded; fixed once agreed */
+    char *result[2]; /* coordinator: of the last two all-gathers; ranks that still wait for one send nothing new */
+    int fail_from;   /* the rank that sent `failure`, or -1 */
+    struct failure failure;
     int left_out_by;   /* a rank that excludes this one, or -1 */
     int progressed;    /* the last progress() did something */
     epx_status failed; /* status of the first all-gather of this round that failed */
@@ -66,9 +87,15 @@ struct membership {
 
 /* For rank `rank` of a group: of this group, and of a possible size. */
 int frame_is_valid(const struct frame *frame, uint64_t token, int rank, int nranks);
+/* Whether this rank sends to `rank` in this round. */
+int is_in_touch(const struct membership *m, int rank);
+int lowest_left(const struct membership *m);
 epx_status queue_frame(struct membership *m, struct peer *peer, enum frame_kind kind, int number, const void *data,
                        size_t bytes);
 void close_tx(struct membership *m, struct peer *peer);
+/* Queues a frame whose data is sent from where it is: it must stay until it is sent or the connection closed. */
+epx_status queue_result(struct membership *m, struct peer *peer, int number, const char *data, size_t bytes);
+int is_sent(const struct peer *peer);
 /* Non-zero: the peer's port does not exist any more. */
 int flush_tx(struct membership *m, struct peer *peer);
 epx_status connect_peer(struct membership *m, int rank);
