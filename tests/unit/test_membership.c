@@ -11,6 +11,7 @@
 #include "boot/socket.h"
 #include "tests/lib/thread_boot.h"
 #include "util/clock.h"
+#include "util/runtime.h"
 #include "tests/lib/unit.h"
 
 enum { N = 5, GATHERS = 20, LARGE = 300000 };
@@ -21,16 +22,19 @@ static const uint8_t key[32] = {7, 7, 7};
 struct part {
     int stays_away;    /* it has a port, but does not take part */
     int closes;        /* its port is closed before the round begins */
+    int leaves;        /* it agrees, and then takes part in no all-gather */
     int purpose;       /* of membership_agree */
     uint8_t out[N];    /* ranks that it excludes */
     uint8_t agreed[N]; /* ranks that all exclude, if it succeeds */
     epx_status expected;
+    epx_status gathers;   /* the result of an all-gather after that, where it is not EPX_OK */
     const char *words[3]; /* of the message */
 };
 
 struct scenario {
     struct part part[N];
     int timeout_ms;
+    int one_round;
     void (*before)(const struct conn_address *all);        /* rank 0 does this first */
     void (*after_closing)(const struct conn_address *all); /* rank 0 does this once ports are closed */
 };
@@ -66,6 +70,31 @@ static int gather_often(struct membership *m, int rank, const uint8_t *out)
     return rc;
 }
 
+static int has_words(const struct part *p, int rank)
+{
+    int rc = 0;
+
+    for (int i = 0; i < 3 && p->words[i]; i++)
+        if (!strstr(epx_last_error(), p->words[i])) {
+            fprintf(stderr, "rank %d: no \"%s\" in: %s\n", rank, p->words[i], epx_last_error());
+            rc = -1;
+        }
+    return rc;
+}
+
+/* The all-gather fails, and quickly. */
+static int gather_in_vain(struct membership *m, const struct part *p, int rank)
+{
+    const uint64_t begin = clock_ns();
+    char mine = 0, all[N];
+    const epx_status status = membership_allgather(m, &mine, all, 1);
+
+    if (status == p->gathers && clock_ns() - begin < 10000000000u)
+        return has_words(p, rank);
+    fprintf(stderr, "rank %d: expected %s, got %s\n", rank, epx_strerror(p->gathers), epx_strerror(status));
+    return -1;
+}
+
 static int act(struct membership *m, const struct scenario *scenario, int rank)
 {
     const struct part *p = &scenario->part[rank];
@@ -80,16 +109,13 @@ static int act(struct membership *m, const struct scenario *scenario, int rank)
                 epx_last_error());
         rc = -1;
     }
-    for (int i = 0; status != EPX_OK && i < 3 && p->words[i]; i++)
-        if (!strstr(epx_last_error(), p->words[i])) {
-            fprintf(stderr, "rank %d: no \"%s\" in: %s\n", rank, p->words[i], epx_last_error());
-            rc = -1;
-        }
+    if (status != EPX_OK && has_words(p, rank))
+        rc = -1;
     if (status == EPX_OK && memcmp(out, p->agreed, N) != 0) {
         fprintf(stderr, "rank %d: other ranks are excluded than expected\n", rank);
         rc = -1;
     }
-    if (status == EPX_OK && gather_often(m, rank, out))
+    if (status == EPX_OK && !p->leaves && (p->gathers ? gather_in_vain(m, p, rank) : gather_often(m, rank, out)))
         rc = -1;
     membership_end(m);
     return rc;
@@ -121,7 +147,7 @@ static int run_rank(int rank, int n, epx_bootstrap *boot, void *arg)
         return -1;
     if (m && !scenario->part[rank].stays_away) {
         rc = act(m, scenario, rank);
-        if (!rc && scenario->part[rank].expected == EPX_OK)
+        if (!rc && scenario->part[rank].expected == EPX_OK && !scenario->one_round)
             rc = act(m, scenario, rank); /* nothing of the first round disturbs the next */
     }
     if (boot_gather(boot, &token, tokens, 1))
@@ -209,6 +235,82 @@ static void ranks_that_want_different_things_are_told(void **state)
     for (int r = 0; r < N; r++)
         scenario.part[r].purpose = r % 2;
     run_scenario(scenario);
+}
+
+static void run_leaving(int who, const char *name)
+{
+    struct scenario scenario = {.one_round = 1};
+
+    scenario.part[who].leaves = 1;
+    for (int r = 0; r < N; r++)
+        if (r != who) {
+            scenario.part[r].gathers = EPX_ERR_PEER;
+            scenario.part[r].words[0] = name;
+        }
+    run_scenario(scenario);
+}
+
+/* The coordinator sees it, and the others learn the name from there. */
+static void a_rank_that_leaves_is_named_by_all(void **state)
+{
+    (void)state;
+    run_leaving(3, "rank 3 ended or gave up");
+}
+
+static void the_coordinator_that_leaves_is_named_by_all(void **state)
+{
+    (void)state;
+    run_leaving(0, "rank 0 ended or gave up");
+}
+
+/* ---- Connections: few, whatever the number of ranks ---------------------------------------------------------- */
+
+enum { CROWD = 96 };
+static struct conn_ops counting;
+static int connects;
+
+static int counted_connect(struct conn_port *port, const struct conn_address *to)
+{
+    __atomic_add_fetch(&connects, 1, __ATOMIC_RELAXED);
+    return conn_socket_ops.connect(port, to);
+}
+
+static int crowd_rank(int rank, int n, epx_bootstrap *boot, void *arg)
+{
+    struct conn_address own, all[CROWD];
+    struct membership *m;
+    uint8_t out[CROWD] = {0};
+    int gathered[CROWD], rc = 0;
+
+    (void)arg;
+    if (membership_open(rank, n, 1, key, &own, &m) != EPX_OK || boot_gather(boot, &own, all, sizeof(own)))
+        return -1;
+    membership_set_peers(m, all, 0x5eed);
+    if (membership_agree(m, 0, out, 60000) != EPX_OK ||
+        membership_allgather(m, &rank, gathered, sizeof(rank)) != EPX_OK) {
+        fprintf(stderr, "rank %d: %s\n", rank, epx_last_error());
+        rc = -1;
+    }
+    for (int r = 0; r < n && !rc; r++)
+        rc = out[r] || gathered[r] != r ? -1 : 0;
+    membership_end(m);
+    if (boot_gather(boot, &rank, gathered, sizeof(rank)))
+        rc = -1;
+    membership_close(m);
+    return rc;
+}
+
+static void many_ranks_make_few_connections(void **state)
+{
+    struct runtime own = {.conns = &counting};
+
+    (void)state;
+    counting = conn_socket_ops;
+    counting.connect = counted_connect;
+    runtime_swap(&own);
+    assert_int_equal(run_ranks(CROWD, crowd_rank, NULL), 0);
+    runtime_swap(NULL);
+    assert_in_range(connects, 2 * (CROWD - 1), 2 * (CROWD - 1) + CROWD); /* some may have to try again */
 }
 
 /* Connects to every port and sends nothing, noise, or a valid magic number followed by noise. */
@@ -308,4 +410,7 @@ UNIT_MAIN(cmocka_unit_test(all_ranks_take_part), cmocka_unit_test(a_rank_that_en
           cmocka_unit_test(ranks_excluded_by_one_are_excluded_by_all), cmocka_unit_test(one_alone_is_enough),
           cmocka_unit_test(a_missing_rank_is_named), cmocka_unit_test(an_excluded_rank_is_told),
           cmocka_unit_test(ranks_that_want_different_things_are_told), cmocka_unit_test(unknown_clients_do_no_harm),
-          cmocka_unit_test(idle_connections_blame_nobody), cmocka_unit_test(a_port_that_somebody_else_holds_is_closed))
+          cmocka_unit_test(a_rank_that_leaves_is_named_by_all),
+          cmocka_unit_test(the_coordinator_that_leaves_is_named_by_all),
+          cmocka_unit_test(many_ranks_make_few_connections), cmocka_unit_test(idle_connections_blame_nobody),
+          cmocka_unit_test(a_port_that_somebody_else_holds_is_closed))

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the creation of a group takes: ranks are light processes that connect over TCP on loopback. Prints the time from
+ * the moment when all processes are there to the last return of epx_group_create, and the processor time of all ranks,
+ * which a busy machine changes less.
+ *
+ *     perf_meeting [ranks [ranks_per_node [mask [repeats]]]]        0 ranks per node: one node
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "tests/lib/child.h"
+#include "tests/lib/fixture.h"
+#include "util/clock.h"
+
+struct shared {
+    int ready, failed;
+    uint64_t begin, created; /* the last rank's */
+};
+
+static void at_most(uint64_t *word, uint64_t value)
+{
+    uint64_t seen = __atomic_load_n(word, __ATOMIC_RELAXED);
+
+    while (seen < value && !__atomic_compare_exchange_n(word, &seen, value, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        ;
+}
+
+static epx_group_config small_config(int ranks, int per_node, int mask)
+{
+    epx_group_config config = fixture_config(100000);
+
+    config.ranks_per_node = per_node;
+    config.num_experts = ranks;
+    config.num_agents = 1;
+    config.enable_mask = mask;
+    config.modes = EPX_LOW_LATENCY;
+    config.max_tokens_per_rank = 2;
+    snprintf(config.net, sizeof(config.net), "ofi:tcp");
+    return config;
+}
+
+static int be_rank(struct shared *shared, const epx_group_config *config, int ranks)
+{
+    epx_group *group;
+
+    if (__atomic_add_fetch(&shared->ready, 1, __ATOMIC_ACQ_REL) == ranks)
+        shared->begin = clock_ns();
+    while (__atomic_load_n(&shared->ready, __ATOMIC_ACQUIRE) < ranks)
+        usleep(1000);
+    if (epx_group_create(&group, NULL, config) != EPX_OK) {
+        fprintf(stderr, "%s\n", epx_last_error());
+        return 1;
+    }
+    at_most(&shared->created, clock_ns());
+    return epx_group_destroy(group) != EPX_OK;
+}
+
+static double processor_s(void)
+{
+    struct rusage used;
+
+    getrusage(RUSAGE_CHILDREN, &used);
+    return (double)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) +
+           (double)(used.ru_utime.tv_usec + used.ru_stime.tv_usec) * 1e-6;
+}
+
+static int meet(int ranks, int per_node, int mask)
+{
+    struct shared *shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    const epx_group_config config = small_config(ranks, per_node, mask);
+    const double before = processor_s();
+    pid_t *pids = calloc((size_t)ranks, sizeof(*pids));
+    uint64_t end;
+
+    setenv("EPX_SECRET", "0123456789abcdef0123456789abcdef", 1);
+    setenv("MASTER_ADDR", "127.0.0.1", 1);
+    child_set_int("MASTER_PORT", child_free_port());
+    child_set_int("WORLD_SIZE", ranks);
+    for (int r = 0; r < ranks; r++) {
+        child_set_int("RANK", r);
+        pids[r] = child_fork();
+        if (!pids[r])
+            _exit(be_rank(shared, &config, ranks));
+    }
+    for (int r = 0; r < ranks; r++)
+        shared->failed += !child_succeeded(pids[r]);
+    end = clock_ns();
+    printf("%4d ranks, %3d per node%s: created %8.3f s, ended %8.3f s, processor time %7.2f s (%.1f ms per rank)%s\n",
+           ranks, per_node, mask ? ", mask" : "", (double)(shared->created - shared->begin) * 1e-9,
+           (double)(end - shared->begin) * 1e-9, processor_s() - before, (processor_s() - before) * 1e3 / ranks,
+           shared->failed ? "  FAILED" : "");
+    fflush(stdout);
+    free(pids);
+    return shared->failed;
+}
+
+int main(int argc, char **argv)
+{
+    const int ranks = argc > 1 ? atoi(argv[1]) : 64, per_node = argc > 2 ? atoi(argv[2]) : 0,
+              mask = argc > 3 ? atoi(argv[3]) : 0, repeats = argc > 4 ? atoi(argv[4]) : 3;
+    int failed = 0;
+
+    for (int i = 0; i < repeats; i++)
+        failed += meet(ranks, per_node, mask);
+    return failed != 0;
+}
