@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Connections between any two ranks, which need no third rank. Each rank has a port that accepts connections as long as
- * its group exists. The bytes of a connection arrive in order. No function but wait blocks. Over TCP both ends prove that they
- * know the group's key before the first byte (channel.h). The functions are behind a table because the simulation has
- * its own implementation (sim/conn.c), which has no strangers.
+ * its group exists. The bytes of a connection arrive in order. No function but wait blocks. Over TCP both ends prove
+ * that they know the group's key before the first byte (channel.h). The functions are behind a table because the
+ * simulation has its own implementation (sim/conn.c), which has no strangers.
  */
 #ifndef EPX_BOOT_CONN_H
 #define EPX_BOOT_CONN_H

@@ -30,11 +30,13 @@ struct lobby {
 };
 
 void lobby_open(struct lobby *lobby, const uint8_t *key, enum auth_purpose purpose);
-/* Accepts the connections that wait at `listener`, as far as there are places. 0, or -1 with errno: the listener failed. */
+/* Accepts the connections that wait at `listener`, as far as there are places. 0, or -1 with errno: the listener
+ * failed. */
 int lobby_accept(struct lobby *lobby, int listener);
 /* Whether lobby_accept could accept one now. */
 int lobby_has_room(const struct lobby *lobby);
-/* Continues the handshakes, one after the other until it returns 0. 1: `out` is a connection whose peer knows the key; 0: there is none now. */
+/* Continues the handshakes, one after the other until it returns 0. 1: `out` is a connection whose peer knows the key;
+ * 0: there is none now. */
 int lobby_next(struct lobby *lobby, struct channel *out);
 /* LOBBY_PLACES entries. */
 void lobby_polls(const struct lobby *lobby, struct pollfd *polls);

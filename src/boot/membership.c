@@ -130,7 +130,7 @@ static epx_status too_late(const struct membership *m, int number)
     return status;
 }
 
-/* Waits, twice as long each time, while there is no progress. Whatever ends the waits early for nothing costs little. */
+/* Waits, twice as long each time, while there is no progress. What ends the waits early for nothing costs little. */
 static void backoff(const struct membership *m, uint64_t *ns)
 {
     if (m->progressed) {
