@@ -487,7 +487,19 @@ typedef struct epx_dispatch_inputs {
                                        most max_hidden_bytes / 128 scales, or fits in max_hidden_bytes with its token */
     const epx_tensor *topk_weights; /* [B, K] fp32, if outputs.topk_weights is set */
     const epx_tensor *topk_idx;     /* low latency, may be NULL: sets the routing first, as epx_handle_update does */
+    const epx_tensor *global_scale; /* nvfp4: fp32 [1], what every row is multiplied with; NULL = 1 */
 } epx_dispatch_inputs;
+
+/*
+ * NVFP4 (low latency, bf16 in, H in 64s): outputs.tokens are uint8 with H/2 columns, two e2m1 codes a byte, the even
+ * element in the low half. outputs.scales are int32 with H/64 columns, each four e4m3 scales of 16 elements. The cast
+ * is that of combine's nvfp4 with global_scale for every row: back, an element is code * scale / global_scale.
+ *  EPX_NVFP4_ROWS   scales have tokens' outer extents and any strides
+ *  EPX_NVFP4_TILES  scales are contiguous, with tokens' rows rounded up to 128s, in the order that matrix kernels read:
+ *                   [outer][rows / 128][H / 64][32][4], where row r of a tile is at [r % 32][r / 32]
+ */
+#define EPX_NVFP4_ROWS 1
+#define EPX_NVFP4_TILES 2
 
 /* Rows beyond those that were received are not written, except topk_idx (-1) in FLAT and RANK_MAJOR, and topk_weights
  * (0) in high throughput. */
@@ -515,6 +527,8 @@ typedef struct epx_dispatch_config {
     int32_t global_ids;    /* outputs.topk_idx counts experts from 0, and not from this rank's first */
     int32_t max_sms;       /* high throughput on a GPU: at most so many multiprocessors; 0 = the group's number */
     int32_t if_expected;   /* high throughput: see epx_layout_info.expected_rows */
+    int32_t nvfp4;         /* low latency: EPX_NVFP4_*; 0 = none */
+    uint32_t reserved;
 } epx_dispatch_config;
 
 #define EPX_DISPATCH_INPUTS_INIT                      \

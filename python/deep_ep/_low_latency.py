@@ -14,7 +14,7 @@ from epx._library import check
 from . import _checks as checks
 from ._checks import refused, wrong
 from ._engine import Engine
-from ._plans import CombinePlan, DispatchPlan
+from ._plans import Cast, CombinePlan, DispatchPlan, as_nvfp4
 from ._routing import ATTRIBUTE, Handle, Routing, find
 from ._streams import settle
 from .utils import EventOverlap
@@ -93,34 +93,46 @@ def _check_dispatch(engine: Engine, x: Any, topk_idx: Any, max_tokens: int, num_
     checks.optional("dispatch_wait_recv_cost_stats", wait, (torch.int64,), (engine.nranks,), device)
 
 
+def _check_nvfp4(x: torch.Tensor, cast: Cast, global_scale: Any) -> None:
+    if cast.use_nvfp4 and x.shape[1] % 64:
+        raise wrong("x", "a multiple of 64 channels with use_nvfp4", x.shape[1])
+    if global_scale is not None:
+        if not cast.use_nvfp4:
+            raise wrong("x_global_scale", "None without use_nvfp4", "a tensor")
+        if not isinstance(global_scale, torch.Tensor) or global_scale.numel() != 1:
+            raise wrong("x_global_scale", "a tensor of one float", repr(global_scale))
+        checks.tensor("x_global_scale", global_scale.view(1), (torch.float32,), (1,), x.device)
+
+
 def _dispatch_plan(engine: Engine, x: torch.Tensor, topk_idx: torch.Tensor, max_tokens: int, num_experts: int,
-                   casts: Tuple[bool, bool, bool], staged: bool) -> DispatchPlan:
+                   cast: Cast, staged: bool) -> DispatchPlan:
     """The plan for arguments that are already checked."""
     hidden, topk = x.shape[1], topk_idx.shape[1]
     pool = engine.low_latency(x.device, max_tokens, num_experts, 2 * hidden, topk)
     pool.used = True
-    key = (pool, hidden, topk, topk_idx.dtype, casts, staged)
+    key = (pool, hidden, topk, topk_idx.dtype, cast, staged)
     plan = engine.plans_of_pools.get(key)
     if plan is None:
-        plan = engine.plans_of_pools[key] = DispatchPlan(pool, hidden, topk, topk_idx.dtype, casts, max_tokens, staged)
+        plan = engine.plans_of_pools[key] = DispatchPlan(pool, hidden, topk, topk_idx.dtype, cast, max_tokens, staged)
     return plan
 
 
 def dispatch(engine: Engine, launch_on: Any, x: torch.Tensor, topk_idx: torch.Tensor, max_tokens: int,
              num_experts: int, stats: Optional[torch.Tensor], wait: Optional[torch.Tensor],
-             casts: Tuple[bool, bool, bool], staged: bool) -> Tuple[Any, ...]:
-    """Returns the result of Buffer.low_latency_dispatch(). `casts` are use_fp8, round_scale, use_ue8m0.
+             cast: Cast, global_scale: Optional[torch.Tensor], staged: bool) -> Tuple[Any, ...]:
+    """Returns the result of Buffer.low_latency_dispatch().
 
     The operation runs on the stream that `launch_on` chooses. Without `launch_on`, and always if it is staged, it runs
     on the current stream.
     """
     look = _look(x)
-    key = (look, _look(topk_idx), max_tokens, num_experts, casts, staged)
+    key = (look, _look(topk_idx), max_tokens, num_experts, cast, staged)
     plan = engine.plans.get(key)
-    if plan is None or stats is not None or wait is not None:
+    if plan is None or stats is not None or wait is not None or global_scale is not None:
         _check_dispatch(engine, x, topk_idx, max_tokens, num_experts, stats, wait)
+        _check_nvfp4(x, cast, global_scale)
         if plan is None:
-            plan = engine.plans[key] = _dispatch_plan(engine, x, topk_idx, max_tokens, num_experts, casts, staged)
+            plan = engine.plans[key] = _dispatch_plan(engine, x, topk_idx, max_tokens, num_experts, cast, staged)
     pool, tokens = plan.pool, look[0][0]
     capturing = pool.capturing()
     launch = launch_on(pool.group) if launch_on is not None else None
@@ -132,7 +144,7 @@ def dispatch(engine: Engine, launch_on: Any, x: torch.Tensor, topk_idx: torch.Te
         stream = launch.address
         with launch.context():
             rows, small = plan.receive_tensors(stream, capturing, launch.aside)
-    status = plan.run(routing.address, tokens, x, topk_idx, stats, wait, stream)
+    status = plan.run(routing.address, tokens, x, topk_idx, stats, wait, global_scale, stream)
     if status:
         check(status)
     src, counts, ranges = small
@@ -142,13 +154,14 @@ def dispatch(engine: Engine, launch_on: Any, x: torch.Tensor, topk_idx: torch.Te
     if staged:
         # The routing keeps alive what the receive half uses. It must not refer to src, because src refers to the
         # routing, but to another tensor with the memory of src.
-        routing.staged = (x, topk_idx, stats, wait, rows, counts, ranges, src.data)
+        routing.staged = (x, topk_idx, stats, wait, global_scale, rows, counts, ranges, src.data)
         hook = routing.receive
         if pool.on_cpu:
             settle(pool.group)  # the caller may change x after this returns
     elif launch is not None:
-        event = launch.finish((x, topk_idx, stats, wait), (*rows, *small))
-    return rows[0] if len(rows) == 1 else (rows[0], rows[1]), counts, handle, event, hook
+        event = launch.finish((x, topk_idx, stats, wait, global_scale), (*rows, *small))
+    received: Any = rows[0] if len(rows) == 1 else (rows[0], rows[1])
+    return as_nvfp4(*received) if cast.use_nvfp4 else received, counts, handle, event, hook
 
 
 def _check_combine(routing: LowLatencyRouting, plan: CombinePlan, x: Any, topk_idx: Any, topk_weights: Any, out: Any,

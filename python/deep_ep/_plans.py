@@ -3,7 +3,7 @@
 their data pointers, because host time is critical here."""
 
 import ctypes
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
 import epx
 import torch
@@ -16,6 +16,7 @@ from ._memory import Form, Part
 from ._results import Results, ResultSet
 
 _MOST_OUTS = 8  # the results of combine are kept for this many different numbers of tokens
+_NVFP4_TILES = 2  # EPX_NVFP4_TILES
 _DTYPES = {torch.bfloat16: epx.DType.BF16, torch.int64: epx.DType.INT64, torch.int32: epx.DType.INT32}
 
 
@@ -25,28 +26,60 @@ def _struct(dtype: int, shape: Tuple[int, ...], stride: Optional[Tuple[int, ...]
     return struct
 
 
+class Cast(NamedTuple):
+    """What a dispatch casts rows to."""
+
+    use_fp8: bool
+    round_scale: bool
+    use_ue8m0: bool
+    use_nvfp4: bool
+
+
+class _Rows:
+    """The received rows and their scales: their memory, and the structs that describe them to the C library."""
+
+    def __init__(self, cast: Cast, local: int, rows: int, hidden: int) -> None:
+        # Scales are column-major, as matrix kernels need them: the scales of consecutive rows are adjacent.
+        groups = -(-hidden // (512 if cast.use_ue8m0 else 128))
+        shape, stride = (local, rows, groups), (rows * groups, 1, rows)
+        dtype = torch.float8_e4m3fn if cast.use_fp8 else torch.bfloat16
+        self.parts: List[Part] = [((local, rows, hidden), dtype, None)]
+        self.structs = [_struct(epx.DType.FP8_E4M3 if cast.use_fp8 else epx.DType.BF16, (local, rows, hidden))]
+        if cast.use_fp8:
+            self.parts.append((shape, torch.int32 if cast.use_ue8m0 else torch.float32, stride))
+            self.structs.append(_struct(epx.DType.INT32 if cast.use_ue8m0 else epx.DType.FP32, shape, stride))
+        if cast.use_nvfp4:
+            tiles = -(-rows // 128)
+            self.parts = [((local, rows, hidden // 2), torch.uint8, None),
+                          ((local, tiles, hidden // 64, 512), torch.uint8, None)]
+            self.structs = [_struct(epx.DType.UINT8, (local, rows, hidden // 2)),
+                            _struct(epx.DType.INT32, (local, tiles * 128, hidden // 64))]
+
+
+def as_nvfp4(codes: torch.Tensor, scales: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+    """The same memory in the order of dimensions that NVFP4's matrix kernels take: u8 [N,H/2,El] and e4m3
+    [32,4,N/128,4,H/64,El]."""
+    local, tiles, columns, _bytes = scales.shape
+    return codes.permute(1, 2, 0), scales.view(torch.float8_e4m3fn).view(local, tiles, columns, 32, 4, 4).permute(
+        3, 4, 1, 5, 2, 0)
+
+
 class DispatchPlan:
     """The structs of one kind of dispatch."""
 
-    def __init__(self, pool: Pool, hidden: int, topk: int, idx_dtype: torch.dtype, casts: Tuple[bool, bool, bool],
-                 max_tokens: int, staged: bool) -> None:
-        use_fp8, round_scale, use_ue8m0 = casts
+    def __init__(self, pool: Pool, hidden: int, topk: int, idx_dtype: torch.dtype, cast: Cast, max_tokens: int,
+                 staged: bool) -> None:
         info = pool.group.info
         local, ranks = info.local_experts, info.nranks
         rows = ranks * max_tokens
         self.pool, self.hidden, self.max_tokens = pool, hidden, max_tokens
         self._topk, self._free = topk, pool.free_handles(topk, False)
-        # Scales are column-major, as matrix kernels need them: the scales of consecutive rows are adjacent.
-        groups = -(-hidden // (512 if use_ue8m0 else 128))
-        scale_shape, scale_stride = (local, rows, groups), (rows * groups, 1, rows)
+        self.cast, received = cast, _Rows(cast, local, rows, hidden)
         # In a staged dispatch the receiver copies the rows, so ordinary memory is sufficient. Otherwise the senders
         # write the rows into the heap.
-        large: List[Part] = [((local, rows, hidden), torch.float8_e4m3fn if use_fp8 else torch.bfloat16, None)]
-        if use_fp8:
-            large.append((scale_shape, torch.int32 if use_ue8m0 else torch.float32, scale_stride))
         source: Part = ((local, rows), torch.int32, None)
         small: List[Part] = [((local,), torch.int32, None), ((local, ranks), torch.int64, None)]
-        rows_form, device, heap = Form(*large), pool.device, pool.heap
+        rows_form, device, heap = Form(*received.parts), pool.device, pool.heap
         # The senders write the source tokens too, unless the receiver copies the rows.
         small_form, source_form = Form(source, *small) if staged else Form(*small), Form(source)
         self._rows = Results((lambda: rows_form.ordinary(device)) if staged else (lambda: heap.try_make(rows_form)),
@@ -59,29 +92,30 @@ class DispatchPlan:
         if not staged:
             heap.keepers.add(self._rows)
             heap.keepers.add(self._sources)
-            if use_fp8 and not pool.capturing():  # bf16 rows take what the heap has left when they are captured
+            if cast.use_fp8 and not pool.capturing():  # bf16 rows take what the heap has left when they are captured
                 heap.prepare_graphs(rows_form)
         self._pointed: Tuple[Any, ...] = ()
         self._topk_idx = _struct(_DTYPES[idx_dtype], (0, topk))
         self._tokens = _struct(epx.DType.BF16, (0, hidden))
-        self._out = _struct(epx.DType.FP8_E4M3 if use_fp8 else epx.DType.BF16, (local, rows, hidden))
-        self._scales = _struct(epx.DType.INT32 if use_ue8m0 else epx.DType.FP32, scale_shape, scale_stride)
+        self._global_scale = _struct(epx.DType.FP32, (1,))
         self._src_token = _struct(epx.DType.INT32, (local, rows))
         self._counts = _struct(epx.DType.INT32, (local,))
         self._ranges = _struct(epx.DType.INT64, (local, ranks))
         self._stats = _struct(epx.DType.INT32, (local,))
         self._wait = _struct(epx.DType.INT64, (ranks,))
-        self._row_structs = self._out, self._scales
+        self._row_structs = received.structs
         self._small_structs = self._src_token, self._counts, self._ranges
         pointer = ctypes.pointer
         inputs = _abi.DispatchInputsStruct(tokens=pointer(self._tokens), topk_idx=pointer(self._topk_idx))
-        outputs = _abi.DispatchOutputsStruct(tokens=pointer(self._out), src_token=pointer(self._src_token))
-        if use_fp8:
-            outputs.scales = pointer(self._scales)
+        outputs = _abi.DispatchOutputsStruct(tokens=pointer(received.structs[0]), src_token=pointer(self._src_token))
+        if len(received.structs) > 1:
+            outputs.scales = pointer(received.structs[1])
         self._info = _abi.LayoutInfoStruct(expert_counts=pointer(self._counts), layout_range=pointer(self._ranges))
-        config = _abi.DispatchConfigStruct(send_only=staged, round_scale=round_scale or use_ue8m0)
+        config = _abi.DispatchConfigStruct(send_only=staged, round_scale=cast.round_scale or cast.use_ue8m0,
+                                            nvfp4=_NVFP4_TILES if cast.use_nvfp4 else 0)
         self._has_stats = self._has_wait = False
         self._ntokens = 0
+        self._inputs = inputs
         self._keep = (inputs, outputs, config)
         self._dispatch = tuple(map(ctypes.addressof, (inputs, outputs, self._info, config)))
         self._lib = load()
@@ -123,12 +157,15 @@ class DispatchPlan:
         return (captured, None) if captured else results.take(stream, capturing)
 
     def run(self, address: int, ntokens: int, x: torch.Tensor, topk_idx: torch.Tensor, stats: Optional[torch.Tensor],
-            wait: Optional[torch.Tensor], stream: Optional[int]) -> int:
+            wait: Optional[torch.Tensor], global_scale: Optional[torch.Tensor], stream: Optional[int]) -> int:
         """Dispatches with the handle at `address`. Returns the status."""
         if ntokens != self._ntokens:
             self._ntokens = self._topk_idx.shape[0] = self._tokens.shape[0] = ntokens
         self._topk_idx.data = topk_idx.data_ptr()
         self._tokens.data = x.data_ptr()
+        if self.cast.use_nvfp4:
+            self._inputs.global_scale = None if global_scale is None else ctypes.pointer(self._global_scale)
+            self._global_scale.data = None if global_scale is None else global_scale.data_ptr()
         if stats is not None or wait is not None or self._has_stats or self._has_wait:
             self._point_to_counters(stats, wait)
         return self._lib.epx_dispatch(address, *self._dispatch, stream)

@@ -300,14 +300,21 @@ class Buffer:
                              num_experts: int, cumulative_local_expert_recv_stats: Optional[torch.Tensor] = None,
                              dispatch_wait_recv_cost_stats: Optional[torch.Tensor] = None, use_fp8: bool = True,
                              round_scale: bool = False, use_ue8m0: bool = False, async_finish: bool = False,
-                             return_recv_hook: bool = False) -> Tuple[
+                             return_recv_hook: bool = False, use_nvfp4: bool = False,
+                             x_global_scale: Optional[torch.Tensor] = None) -> Tuple[
                                  _Tokens, torch.Tensor, _Handle, EventOverlap, Optional[Callable[[], None]]]:
         """Sends tokens to their experts. Returns (recv_x [El,R*M,H] or (e4m3, scales), recv_count i32[El], handle,
         event, hook).
 
         With return_recv_hook, this call queues only the send half, on the current stream; the hook queues the receive
         half.
+
+        use_nvfp4 and x_global_scale are additions of SGLang's DeepEP: rows travel as NVFP4, and recv_x is (codes u8
+        [R*M,H/2,El], scales e4m3 [32,4,ceil(R*M/128),4,H/64,El]), both permuted views of what matrix kernels read. An
+        element is code * scale / x_global_scale. use_nvfp4 comes before use_fp8, whose default is True.
         """
+        if use_nvfp4:
+            use_fp8 = round_scale = use_ue8m0 = False
         if use_ue8m0 and not (use_fp8 and round_scale):
             raise wrong("use_ue8m0", "use_fp8 and round_scale with it",
                         "use_fp8=%r, round_scale=%r" % (use_fp8, round_scale))
@@ -318,8 +325,8 @@ class Buffer:
             self._mask_now()
         return _low_latency.dispatch(
             engine, launcher, x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts,
-            cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats, (use_fp8, round_scale, use_ue8m0),
-            return_recv_hook)
+            cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats,
+            _low_latency.Cast(use_fp8, round_scale, use_ue8m0, use_nvfp4), x_global_scale, return_recv_hook)
 
     def low_latency_combine(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, handle: _Handle,
                             use_logfmt: bool = False, zero_copy: bool = False, async_finish: bool = False,

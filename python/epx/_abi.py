@@ -166,7 +166,7 @@ class LayoutInfoStruct(Struct):
 class DispatchInputsStruct(Struct):
     _fields_ = [
         ("size", c_uint32), ("reserved", c_uint32), ("tokens", _TENSOR), ("scales", _TENSOR), ("topk_weights", _TENSOR),
-        ("topk_idx", _TENSOR),
+        ("topk_idx", _TENSOR), ("global_scale", _TENSOR),
     ]
 
 
@@ -181,6 +181,7 @@ class DispatchConfigStruct(Struct):
     _fields_ = [
         ("size", c_uint32), ("send_only", c_int32), ("round_scale", c_int32), ("direction", c_int32),
         ("source_stride", c_int32), ("global_ids", c_int32), ("max_sms", c_int32), ("if_expected", c_int32),
+        ("nvfp4", c_int32), ("reserved", c_uint32),
     ]
 
 

@@ -12,7 +12,8 @@ import torch.distributed as dist
 from deep_ep._low_latency import LowLatencyRouting
 from deep_ep._routing import find
 from ranks_high_throughput import exchange as exchange_high
-from reference import Work, calc_diff, cast_fp8, combine_weighted, expert_result, same_bits, uncast_fp8, unpack_ue8m0
+from reference import (Work, calc_diff, cast_fp8, cast_nvfp4, combine_weighted, expert_result, same_bits, uncast_fp8,
+                       uncast_nvfp4, unpack_ue8m0)
 from suite import World, environment
 
 
@@ -420,6 +421,58 @@ def test_masks(world: World) -> None:
         buffer.low_latency_clean_mask_buffer()
         check_one(world, buffer, work, 8)
         buffer.destroy()
+
+
+def check_nvfp4(world: World, buffer: deep_ep.Buffer, work: Work, most: int, global_scale: Optional[float],
+                **how: bool) -> None:
+    """A dispatch of NVFP4 rows, bit by bit, and the combine that follows."""
+    me, rows = buffer.rank, buffer.group_size * most
+    given = {} if global_scale is None else dict(x_global_scale=world.to(torch.tensor(global_scale)))
+    (codes, scales), counts, handle = dispatch(world, buffer, work, most, use_nvfp4=True, **given, **how)
+    tiles = -(-rows // 128)
+    assert codes.shape == (rows, work.hidden // 2, work.local) and codes.dtype == torch.uint8
+    assert scales.shape == (32, 4, tiles, 4, work.hidden // 64, work.local) and scales.dtype == torch.float8_e4m3fn
+    # What matrix kernels get is the memory in its own order.
+    assert codes.permute(2, 0, 1).is_contiguous() and scales.permute(5, 2, 4, 0, 1, 3).is_contiguous()
+    flat = scales.cpu().view(torch.uint8).permute(5, 2, 1, 0, 4, 3).reshape(work.local, tiles * 128, work.hidden // 16)
+    full = torch.zeros(work.local, rows, work.hidden, dtype=torch.bfloat16)
+    for expert, places in enumerate(work.by_expert(me)):
+        n = len(places)
+        assert int(counts[expert]) == n
+        if n:
+            sent = torch.stack([work.x[s][t] for s, t in places])
+            want_codes, want_scales = cast_nvfp4(sent, global_scale or 1.0)
+            assert same_bits(codes[:n, :, expert].cpu(), want_codes)
+            assert same_bits(flat[expert, :n], want_scales.view(torch.uint8))
+            again = uncast_nvfp4(want_codes, want_scales, global_scale or 1.0)
+            assert calc_diff(again, sent) < 0.02
+            full[expert, :n] = sent
+    out, event, hook = buffer.low_latency_combine(
+        world.to(results(work, me, full)), world.to(work.idx[me]), world.to(work.weights[me]), handle, **how)
+    wait_for(event, hook, how.get("async_finish", False), how.get("return_recv_hook", False))
+    assert calc_diff(out.cpu(), combine_weighted(work, me)) < 1e-5
+
+
+def test_nvfp4(world: World) -> None:
+    for buffer in world.buffers():
+        for tokens, hidden, most, scale in ((9, 64, 16, None), (20, 256, 33, 12.5), (3, 448, 8, 0.4)):
+            work = Work(world.nranks, tokens, hidden, 2 * world.nranks, 3, seed=200 + most)
+            check_nvfp4(world, buffer, work, most, scale)
+            check_nvfp4(world, buffer, work, most, scale, return_recv_hook=True)
+            check_nvfp4(world, buffer, work, most, scale, async_finish=True)
+        work = Work(world.nranks, 8, 7168, world.nranks, 2, seed=210)
+        check_nvfp4(world, buffer, work, 8, 448 * 6 / 4.5)
+    narrow = Work(world.nranks, 8, 96, world.nranks, 2, seed=211)
+    for what, given, options in (
+            ("x_global_scale", work, dict(x_global_scale=world.to(torch.tensor(1.0)))),
+            ("multiple of 64", narrow, dict(use_nvfp4=True)),
+            ("x_global_scale", work, dict(use_nvfp4=True, x_global_scale=world.to(torch.ones(2))))):
+        try:
+            dispatch(world, world.buffer(), given, 8, **options)
+        except ValueError as error:
+            assert what in str(error), error
+        else:
+            raise AssertionError("expected an error about " + what)
 
 
 def check_missing_from_the_start(world: World) -> None:

@@ -150,3 +150,27 @@ def unpack_ue8m0(packed: torch.Tensor, groups: int) -> torch.Tensor:
     parts = [(packed >> (8 * i)) & 0xFF for i in range(4)]
     exponents = torch.stack(parts, -1).flatten(-2)[..., :groups]
     return (exponents << 23).to(torch.int32).view(torch.float32)
+
+
+def cast_nvfp4(x: torch.Tensor, global_scale: float) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Per 16 channels: (u8 [T, H/2] of two e2m1 codes, the even channel in the low half; e4m3 scales [T, H/16])."""
+    rows, hidden = x.shape
+    blocks = x.float().view(rows, hidden // 16, 16)
+    scaled = blocks.abs().amax(2) * torch.tensor(1.0 / 6.0) * torch.tensor(global_scale)
+    scales = scaled.clamp(max=448).to(torch.float8_e4m3fn)
+    one = torch.ones_like(scaled)
+    inverse = torch.where(scaled == 0, 0.0, one / (scales.float() * (one / torch.tensor(global_scale))))
+    values = blocks * inverse.unsqueeze(2)
+    table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    distance = (values.abs().clamp(max=6).double().unsqueeze(-1) - table.double()).abs()
+    even_first = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])  # of two values as near, the one with the even code
+    codes = even_first[distance[..., even_first].argmin(-1)] | torch.where(values.signbit(), 8, 0)
+    codes = codes.view(rows, hidden // 2, 2).to(torch.uint8)
+    return codes[..., 0] | codes[..., 1] << 4, scales
+
+
+def uncast_nvfp4(codes: torch.Tensor, scales: torch.Tensor, global_scale: float) -> torch.Tensor:
+    """fp32 [T, H] again."""
+    table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+    values = torch.stack([table[(codes & 15).long()], table[(codes >> 4).long()]], -1).flatten(1)
+    return values * scales.float().repeat_interleave(16, 1) / global_scale

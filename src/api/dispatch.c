@@ -80,8 +80,10 @@ static epx_status check_out_tokens(struct epx_handle *handle, const struct exten
                                    struct dispatch_args *args)
 {
     const int in_dtype = args->tokens.dtype;
-    const unsigned dtypes = DTYPE_BIT(in_dtype) | (in_dtype != EPX_FP8_E4M3 ? DTYPE_BIT(EPX_FP8_E4M3) : 0u);
-    const struct want want = output_want(x, "outputs.tokens", dtypes, -1, args->tokens.shape[1], STRIDES_ROWS);
+    const unsigned cast = in_dtype != EPX_FP8_E4M3 ? DTYPE_BIT(EPX_FP8_E4M3) : 0u;
+    const unsigned dtypes = args->nvfp4 ? DTYPE_BIT(EPX_UINT8) : DTYPE_BIT(in_dtype) | cast;
+    const struct want want =
+        output_want(x, "outputs.tokens", dtypes, -1, args->tokens.shape[1] / (args->nvfp4 ? 2 : 1), STRIDES_ROWS);
     epx_status status = check_tensor(out->tokens, &want, &args->out_tokens);
 
     if (status != EPX_OK)
@@ -89,6 +91,38 @@ static epx_status check_out_tokens(struct epx_handle *handle, const struct exten
     args->cast = args->out_tokens.dtype == EPX_FP8_E4M3 && in_dtype != EPX_FP8_E4M3;
     (void)handle;
     return need_rows(call, want.name, args->out_tokens.shape[x->ndim - 1], x->rows, x->why);
+}
+
+/* NVFP4: what is asked for, the shape of the rows, and the scale of all. */
+static epx_status check_nvfp4_inputs(struct epx_handle *handle, const epx_dispatch_inputs *in,
+                                     const epx_dispatch_config *cfg, struct dispatch_args *args)
+{
+    const struct want want = {call, "inputs.global_scale", DTYPE_BIT(EPX_FP32), 1, {1}, STRIDES_NONE};
+
+    if (!cfg->nvfp4)
+        return in->global_scale
+                   ? fail(EPX_ERR_ARGUMENT, "%s: inputs.global_scale: expected NULL without config.nvfp4", call)
+                   : EPX_OK;
+    if (cfg->nvfp4 != EPX_NVFP4_ROWS && cfg->nvfp4 != EPX_NVFP4_TILES)
+        return fail(EPX_ERR_ARGUMENT, "%s: config.nvfp4: expected 0, 1 (rows) or 2 (tiles), got %d", call, cfg->nvfp4);
+    if (handle->config.mode != EPX_LOW_LATENCY)
+        return fail(EPX_ERR_USAGE, "%s: config.nvfp4: high throughput has no NVFP4", call);
+    if (args->tokens.dtype != EPX_BF16 || args->tokens.shape[1] % 64)
+        return fail(EPX_ERR_ARGUMENT, "%s: config.nvfp4: expected rows of a multiple of 64 bf16, got %" PRId64 " %s",
+                    call, args->tokens.shape[1], dtype_name(args->tokens.dtype));
+    args->nvfp4 = cfg->nvfp4;
+    return check_optional(in->global_scale, &want, &args->global_scale);
+}
+
+static epx_status check_nvfp4_scales(const struct extents *x, int64_t rows, const epx_dispatch_outputs *out,
+                                     struct dispatch_args *args)
+{
+    const int tiles = args->nvfp4 == EPX_NVFP4_TILES;
+    const struct want want =
+        output_want(x, "outputs.scales", DTYPE_BIT(EPX_INT32), tiles ? (rows + 127) / 128 * 128 : rows,
+                    args->tokens.shape[1] / 64, tiles ? STRIDES_NONE : STRIDES_ANY);
+
+    return check_tensor(out->scales, &want, &args->out_scales);
 }
 
 static epx_status check_out_scales(struct epx_handle *handle, const struct extents *x, int64_t rows,
@@ -100,6 +134,8 @@ static epx_status check_out_scales(struct epx_handle *handle, const struct exten
     int64_t columns;
     epx_status status;
 
+    if (args->nvfp4)
+        return check_nvfp4_scales(x, rows, out, args);
     if (args->out_tokens.dtype != EPX_FP8_E4M3) {
         if (out->scales)
             return fail(EPX_ERR_ARGUMENT, "%s: outputs.scales: expected NULL with %s tokens", call,
@@ -213,6 +249,8 @@ epx_status dispatch_args_check(struct epx_handle *handle, const epx_dispatch_inp
     args->max_sms = cfg.max_sms;
     args->if_expected = cfg.if_expected;
     status = check_inputs(handle, &in, &out, args);
+    if (status == EPX_OK)
+        status = check_nvfp4_inputs(handle, &in, &cfg, args);
     if (status == EPX_OK)
         status = check_out_tokens(handle, &x, &out, args);
     if (status != EPX_OK)

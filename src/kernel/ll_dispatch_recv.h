@@ -167,6 +167,16 @@ KFN void ll_name_row(const struct ll_dispatch_params *p, const struct ll_view *v
         p->src_token[place] = t;
 }
 
+/* Where the scales of row `row` of block `outer` begin. */
+KFN char *ll_scales_at(const struct ll_dispatch_params *p, int64_t outer, int64_t row)
+{
+    char *block = p->out.scales + outer * p->out.scale_outer_stride;
+
+    if (!p->scale_tiles)
+        return block + row * p->out.scale_row_stride;
+    return block + row / 128 * p->out.scale_row_stride + row % 32 * 16 + row % 128 / 32 * 4;
+}
+
 /* Row i of source s's list, to each of its local experts. */
 KFN_STEP void ll_expand(struct agent *ag, const struct ll_dispatch_params *p, const struct ll_view *v, int s, int i)
 {
@@ -203,8 +213,8 @@ KFN_STEP void ll_expand(struct agent *ag, const struct ll_dispatch_params *p, co
             continue;
         const int l = ids[k] - g->rank * L;
         const int64_t at = p->h->begin[l * R + s] + v->eidx[(size_t)t * K + k];
-        row_copy_scales(ag, p->out.scales + l * p->out.scale_outer_stride + at * p->out.scale_row_stride,
-                        p->out.scale_stride, row + row_scales_at(&p->signature), 4, p->signature.scale_bytes / 4);
+        row_copy_scales(ag, ll_scales_at(p, l, at), p->out.scale_stride, row + row_scales_at(&p->signature), 4,
+                        p->signature.scale_bytes / 4);
     }
 }
 
@@ -223,8 +233,8 @@ KFN_STEP void ll_place(struct agent *ag, const struct ll_dispatch_params *p, con
         ag_copy(ag, p->out.tokens + s * p->out.outer_stride + i * p->out.stride, row,
                 (size_t)p->signature.hidden_bytes);
         if (p->signature.scale_bytes)
-            row_copy_scales(ag, p->out.scales + s * p->out.scale_outer_stride + i * p->out.scale_row_stride,
-                            p->out.scale_stride, row + row_scales_at(&p->signature), 4, p->signature.scale_bytes / 4);
+            row_copy_scales(ag, ll_scales_at(p, s, i), p->out.scale_stride, row + row_scales_at(&p->signature), 4,
+                            p->signature.scale_bytes / 4);
     }
     row_put_topk(ag, ids, v->weights + (size_t)t * K, K, g->rank * L, g->rank * L + L, p->topk_form, &p->out_idx,
                  p->out_weights, place);

@@ -186,7 +186,9 @@ KFN_STEP void ll_fill_tables(struct agent *ag, const struct ll_dispatch_params *
 
 KFN uint64_t ll_row_stride(const struct ll_dispatch_params *p)
 {
-    return p->in_place ? (uint64_t)p->in.stride : row_scales_at(&p->signature) + up16((size_t)p->signature.scale_bytes);
+    const size_t scales = (size_t)p->signature.scale_bytes + (p->in.cast == CAST_NVFP4 ? sizeof(float) : 0);
+
+    return p->in_place ? (uint64_t)p->in.stride : row_scales_at(&p->signature) + up16(scales);
 }
 
 KFN void ll_write_desc(const struct ll_dispatch_params *p, uint64_t epoch, struct ll_desc *desc)
@@ -200,9 +202,9 @@ KFN void ll_write_desc(const struct ll_dispatch_params *p, uint64_t epoch, struc
     desc->row_stride = ll_row_stride(p);
     /* Not where ranks may be masked: a rank that is late rather than dead would write into a tensor that its receiver
      * uses for something else by then, and a rank that masked another counts fewer rows before its own than a receiver
-     * that did not. */
-    desc->open =
-        (p->steps & STEP_RECV) && !g->enable_mask && p->open_tokens && (p->open_scales || !p->signature.scale_bytes);
+     * that did not. Nor NVFP4 rows: senders encode them once, into their slot. */
+    desc->open = (p->steps & STEP_RECV) && !g->enable_mask && p->open_tokens &&
+                 (p->open_scales || !p->signature.scale_bytes) && p->in.cast != CAST_NVFP4;
     desc->written = 0;
     desc->tokens = p->open_tokens;
     desc->outer_stride = (uint64_t)p->out.outer_stride;

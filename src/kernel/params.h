@@ -431,6 +431,8 @@ struct route_in {
 
 enum { STEP_SEND = 1, STEP_RECV = 2 };
 
+enum { CAST_NONE = 0, CAST_FP8 = 1, CAST_NVFP4 = 2 };
+
 /* How a row of the caller's becomes a row on the wire. */
 struct row_in {
     const char *tokens;
@@ -439,8 +441,9 @@ struct row_in {
     int64_t scale_row_stride, scale_stride; /* bytes */
     int32_t hidden;                         /* elements */
     int32_t dtype;                          /* of tokens */
-    int32_t cast;                           /* 1: to fp8 */
+    int32_t cast;                           /* CAST_* */
     int32_t scale_ue8m0, round_scale, nscales;
+    const float *global_scale; /* CAST_NVFP4: of every row; NULL = 1 */
 };
 
 struct row_out {
@@ -463,6 +466,7 @@ struct ll_dispatch_params {
     uint64_t open_tokens, open_scales; /* heap offsets of what `out` has; 0 = not in the heap */
     uint64_t open_src_token;           /* likewise of src_token */
     struct row_out out;
+    int64_t scale_tiles; /* 1: scales are in tiles of 128 rows, and out.scale_row_stride is from tile to tile */
     float *out_weights;
     struct index_out out_idx;
     int32_t *src_rank, *src_token;

@@ -33,6 +33,10 @@ KFN_STEP void row_stage(struct agent *ag, char *to, const struct row_in *in, con
 {
     char *scales = to + row_scales_at(a);
 
+    if (in->cast == CAST_NVFP4) { /* scales follow the codes at once: H is a multiple of 64 */
+        ag_nvfp4_encode(ag, to, row_tokens(in, t), in->hidden, in->global_scale ? *in->global_scale : 1.0f);
+        return;
+    }
     if (in->cast) {
         ag_cast_fp8(ag, to, scales, in->scale_ue8m0, in->round_scale, row_tokens(in, t), in->dtype, in->hidden);
         return;

@@ -56,7 +56,8 @@ static uint64_t in_place_offset(const struct epx_handle *handle, const struct di
 {
     /* Rows for other nodes are staged in an order that merges. The rows of a staged operation are copied: otherwise its
      * completion would wait for its readers, and ranks that complete in different orders for each other. */
-    if (args->cast || args->scales.ndim || args->tokens.shape[0] == 0 || handle->group->nnodes > 1 || args->send_only)
+    if (args->cast || args->nvfp4 || args->scales.ndim || args->tokens.shape[0] == 0 || handle->group->nnodes > 1 ||
+        args->send_only)
         return 0;
     return tensor_heap_offset(handle->group, &args->tokens);
 }
@@ -85,6 +86,11 @@ epx_status ll_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
     p.weights = args->out_weights.ndim ? args->weights.data : NULL;
     p.in_place = in_place_offset(handle, args);
     p.out = make_row_out(&args->out_tokens, &args->out_scales);
+    if (args->nvfp4 == EPX_NVFP4_TILES) {
+        p.scale_tiles = 1;
+        p.out.scale_stride = 32 * 4 * 4;
+        p.out.scale_row_stride = args->out_scales.shape[args->out_scales.ndim - 1] * p.out.scale_stride;
+    }
     p.open_tokens = tensor_heap_offset(handle->group, &args->out_tokens);
     p.open_scales = tensor_heap_offset(handle->group, &args->out_scales);
     if (p.layout == LAYOUT_EXPERT_MAJOR && !args->src_rank.data)

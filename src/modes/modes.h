@@ -15,10 +15,11 @@ struct layout_tensors {
 
 /* Dispatch and combine, checked; strides are explicit; data NULL = not given. */
 struct dispatch_args {
-    epx_tensor tokens, scales, weights; /* in */
+    epx_tensor tokens, scales, weights, global_scale; /* in */
     epx_tensor out_tokens, out_scales, out_weights, out_idx, src_rank, src_token, source_map;
     struct layout_tensors info;
     int cast, round_scale, send_only, backward, source_stride, global_ids, max_sms, if_expected;
+    int nvfp4; /* EPX_NVFP4_* */
 };
 
 struct combine_args {

@@ -62,7 +62,8 @@ struct row_in make_row_in(const struct dispatch_args *args)
     in.stride = args->tokens.stride[0] * element_bytes(&args->tokens);
     in.hidden = (int32_t)args->tokens.shape[1];
     in.dtype = args->tokens.dtype;
-    in.cast = args->cast;
+    in.cast = args->nvfp4 ? CAST_NVFP4 : args->cast ? CAST_FP8 : CAST_NONE;
+    in.global_scale = args->global_scale.data;
     in.round_scale = args->round_scale;
     in.scale_ue8m0 = args->cast && args->out_scales.dtype == EPX_INT32;
     if (args->scales.ndim) {

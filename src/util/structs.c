@@ -20,6 +20,8 @@ static const struct {
     {"epx_dispatch_outputs", offsetof(epx_dispatch_outputs, source_map)},
     {"epx_dispatch_config", offsetof(epx_dispatch_config, source_stride)},
     {"epx_dispatch_config", offsetof(epx_dispatch_config, max_sms)},
+    {"epx_dispatch_config", offsetof(epx_dispatch_config, nvfp4)},
+    {"epx_dispatch_inputs", offsetof(epx_dispatch_inputs, global_scale)},
     {"epx_combine_config", offsetof(epx_combine_config, sum)},
     {"epx_combine_config", offsetof(epx_combine_config, nvfp4)},
     {"epx_combine_inputs", offsetof(epx_combine_inputs, row_scales)},

@@ -221,6 +221,98 @@ static void combine_gives_the_references_sums(void **state)
     assert_int_equal(fixture_run(3, NULL, combine_round, NULL), 0);
 }
 
-UNIT_MAIN(cmocka_unit_test(combine_gives_the_references_sums), cmocka_unit_test(codes_are_the_nearest),
-          cmocka_unit_test(rows_are_the_references), cmocka_unit_test(sums_are_the_references),
-          cmocka_unit_test(exact_values_come_back))
+/* ---- Dispatch: rows of the first 64 channels ------------------------------------------------------------------- */
+
+enum { SENT = 64 };
+
+struct received {
+    int form; /* EPX_NVFP4_* */
+    int64_t rows, scale_rows;
+    uint8_t *codes;
+    int32_t *scales, *src_rank, *src_token;
+};
+
+/* The word of scales of a row. */
+static int32_t scale_word(const struct received *r, int64_t expert, int64_t row)
+{
+    const int32_t *block = r->scales + expert * r->scale_rows;
+
+    return r->form == EPX_NVFP4_TILES ? block[row / 128 * 128 + row % 32 * 4 + row % 128 / 32] : block[row];
+}
+
+static int check_row(struct fixture *s, const struct received *r, int64_t expert, int64_t row, float scale)
+{
+    const int64_t at = expert * r->rows + row;
+    uint16_t x[FIXTURE_HIDDEN];
+    uint8_t expected[SENT];
+    int32_t word = scale_word(r, expert, row);
+
+    workload_token(&s->w, r->src_rank[at], r->src_token[at], x);
+    math_nvfp4_encode(expected, x, SENT, scale);
+    return memcmp(expected, r->codes + at * SENT / 2, SENT / 2) || memcmp(expected + SENT / 2, &word, 4);
+}
+
+static int dispatch_as(struct fixture *s, struct received *r, float *scale)
+{
+    const int64_t L = s->ll_rows.shape[0];
+    epx_dispatch_config config = EPX_DISPATCH_CONFIG_INIT;
+    epx_dispatch_inputs in = s->in;
+    epx_dispatch_outputs out = s->ll_out;
+    epx_tensor tokens = s->tokens, global = epx_tensor_make(scale, EPX_FP32, 1, 1, 0, 0, 0);
+    epx_tensor codes = epx_tensor_make(r->codes, EPX_UINT8, 3, L, r->rows, SENT / 2, 0);
+    epx_tensor scales = epx_tensor_make(r->scales, EPX_INT32, 3, L, r->scale_rows, 1, 0);
+    epx_tensor src_rank = epx_tensor_make(r->src_rank, EPX_INT32, 2, L, r->rows, 0, 0);
+    epx_tensor src_token = epx_tensor_make(r->src_token, EPX_INT32, 2, L, r->rows, 0, 0);
+
+    config.nvfp4 = r->form;
+    tokens.shape[1] = SENT;
+    tokens.stride[0] = FIXTURE_HIDDEN;
+    tokens.stride[1] = 1;
+    in.tokens = &tokens;
+    in.global_scale = *scale == 1.0f ? NULL : &global;
+    out.tokens = &codes;
+    out.scales = &scales;
+    out.src_rank = &src_rank;
+    out.src_token = &src_token;
+    fixture_refill(s);
+    if (epx_handle_update(s->ll, &s->idx, NULL, NULL) != EPX_OK ||
+        fixture_sync(s, epx_dispatch(s->ll, &in, &out, &s->ll_info, &config, NULL)) != EPX_OK)
+        return fixture_fail(s, "epx_dispatch");
+    for (int64_t e = 0; e < L; e++)
+        for (int64_t row = 0; row < ((const int32_t *)s->ll_counts.data)[e]; row++)
+            if (check_row(s, r, e, row, *scale))
+                return fixture_fail(s, "a row is not the reference's");
+    return 0;
+}
+
+static int dispatch_round(struct fixture *s)
+{
+    const int64_t L = s->ll_rows.shape[0], rows = s->ll_rows.shape[1];
+    float scale = s->nranks == 1 ? 1.0f : 700.0f;
+    int rc = 0;
+
+    for (int form = EPX_NVFP4_ROWS; !rc && form <= EPX_NVFP4_TILES; form++) {
+        struct received r = {form, rows, form == EPX_NVFP4_TILES ? (rows + 127) / 128 * 128 : rows, 0, 0, 0, 0};
+        r.codes = calloc((size_t)(L * rows), SENT / 2);
+        r.scales = calloc((size_t)(L * r.scale_rows), 4);
+        r.src_rank = calloc((size_t)(L * rows), 4);
+        r.src_token = calloc((size_t)(L * rows), 4);
+        rc = dispatch_as(s, &r, &scale);
+        free(r.codes);
+        free(r.scales);
+        free(r.src_rank);
+        free(r.src_token);
+    }
+    return rc;
+}
+
+static void dispatch_sends_the_references_rows(void **state)
+{
+    (void)state;
+    assert_int_equal(fixture_run(1, NULL, dispatch_round, NULL), 0);
+    assert_int_equal(fixture_run(3, NULL, dispatch_round, NULL), 0);
+}
+
+UNIT_MAIN(cmocka_unit_test(dispatch_sends_the_references_rows), cmocka_unit_test(combine_gives_the_references_sums),
+          cmocka_unit_test(codes_are_the_nearest), cmocka_unit_test(rows_are_the_references),
+          cmocka_unit_test(sums_are_the_references), cmocka_unit_test(exact_values_come_back))
