@@ -44,8 +44,8 @@ STEPS = {  # steps of each stage, where they are not the stage itself
     "cross": ["cross-configure", "cross-build", "cross"],
 }
 
-ALL = ["scripts", "commits", "format", "layers", "noexit", "gcc", "symbols", "cxx", "install", "demo", "docs", "python",
-       "tidy", "clang", "address", "thread", "cross"]
+ALL = ["scripts", "commits", "format", "layers", "noexit", "gcc", "symbols", "abi", "cxx", "install", "demo", "docs",
+       "python", "tidy", "clang", "address", "thread", "cross"]
 QUICK = ["scripts", "commits", "format", "layers", "noexit", "quick", "symbols", "cxx"]
 
 
@@ -123,6 +123,11 @@ def symbols(run):
     run.check("symbols", ["scripts/check_symbols.sh", folder])
     names = ["libepx.so", "libnccl_ep.so", "libepx_nccl.so", "libepx_cudart.so"]
     run.check("imports", ["scripts/check_no_exit.sh", *(f"{folder}/{name}" for name in names)])
+
+
+def abi(run):
+    """what epx.h and nccl_ep.h declare against the last release"""
+    run.check("abi", ["scripts/check_abi.py"])
 
 
 def cxx(run):
