@@ -7,6 +7,8 @@
 #   make blame      200 ranks killed, 200 stopped: do all others name the right one? (20 minutes)
 #   make test-rxe   verbs on Soft-RoCE in a virtual machine (docs/verbs.md)
 #   make install    into PREFIX (/usr/local), below DESTDIR
+#   make deb        Debian packages, in build-deb
+#   make packages   the same on bare Debian 12 and 13: built, checked, installed, used, purged (scripts/packages.sh)
 #   make tables     writes the tables of docs/ that the program prints
 #   make format     clang-format on all sources
 #   make hooks      git checks the message of each commit (CONTRIBUTING.md)
@@ -50,6 +52,12 @@ test-rxe: all
 install: all
 	@cmake --install $(BUILD) --prefix $(PREFIX)
 
+deb:
+	@scripts/deb.sh
+
+packages:
+	@scripts/packages.sh
+
 tables: all
 	@scripts/doc_tables.py --build $(BUILD)
 
@@ -66,4 +74,4 @@ clean:
 distclean: clean
 	rm -rf .venv-test .slurm-test
 
-.PHONY: all configure demo quick test blame test-rxe install tables format hooks clean distclean
+.PHONY: all configure demo quick test blame test-rxe install deb packages tables format hooks clean distclean

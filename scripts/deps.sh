@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# deps.sh build|quick|test [CMAKE_OPTION]...: makes sure that the packages are there. As root it installs what is
-# missing with apt-get; otherwise it names the packages and fails if nothing works without one of them. It looks for
-# what is used, not for package names, so that other distributions and installations by hand pass too. The package names
-# are those of Debian 12 and 13.
+# deps.sh build|quick|test|deb|lintian|abi|docs [CMAKE_OPTION]...: makes sure that the packages are there. As root it
+# installs what is missing with apt-get; otherwise it names the packages and fails if nothing works without one of them.
+# It looks for what is used, not for package names, so that other distributions and installations by hand pass too. The
+# package names are those of Debian 12 and 13.
 set -euo pipefail
 
 purpose=${1:-build}
@@ -65,6 +65,7 @@ find_test() {
     need clang-tidy clang-tidy --version
     need python3-venv python3 -c 'import ensurepip, venv'
     want hipcc tool hipcc
+    need abigail-tools tool abidiff # scripts/check_abi.py
     # The architecture that the stage cross compiles for: compiler and C library.
     case $(uname -m) in
     aarch64)
@@ -79,10 +80,31 @@ find_test() {
     need qemu-user sh -c 'qemu-x86_64 --version && qemu-aarch64 --version'
 }
 
+find_deb() {
+    need dpkg-dev dpkg-buildpackage --version
+    need debhelper tool dh
+    need dh-python tool dh_python3
+    need fakeroot tool fakeroot
+    need python3 python3 --version
+    need libopenmpi-dev mpicc --version
+    need libc6-dev has_libc cc
+}
+
 find_missing() {
     missing=() optional=()
-    find_build
-    [ "$purpose" = build ] || find_quick
+    case $purpose in
+    lintian) need lintian tool lintian ;;
+    abi) need abigail-tools tool abidiff ;;
+    docs)
+        need mkdocs tool mkdocs
+        need mandoc tool mandoc
+        ;;
+    *) find_build ;;
+    esac
+    case $purpose in
+    quick | test) find_quick ;;
+    deb) find_deb ;;
+    esac
     [ "$purpose" != test ] || find_test
     mapfile -t missing < <(printf '%s\n' ${missing[@]+"${missing[@]}"} | sed '/^$/d' | sort -u)
 }

@@ -9,6 +9,7 @@
 #   EPX_FRESH_ROOT=FOLDER    the Debian is made here, and kept; one that is there already is used as it is
 #   EPX_FRESH_CACHE=FOLDER   keeps the bare Debian and the downloads of apt and pip between runs
 #   EPX_FRESH_TMP=FOLDER     where a Debian that is not kept is made (/var/tmp)
+#   EPX_FRESH_FILES=FOLDER   its files are copied to /files there
 #
 # Of this machine it gets the package mirror, apt's settings for downloads, certificates, pip's settings and the proxy
 # variables; nothing else. Ends with a line for each command, and with the status of the last one that failed.
@@ -99,6 +100,7 @@ outside() {
     copy_settings
     rm -rf --one-file-system "$root/clone"
     git clone -q "$project" "$root/clone"
+    [ -z "${EPX_FRESH_FILES:-}" ] || cp -r "$EPX_FRESH_FILES" "$root/files"
     # unshare ignores signals but this one, which ends (--kill-child) all that runs inside.
     EPX_FRESH_INSIDE=$root unshare --mount --propagation private --pid --fork --kill-child --mount-proc \
         bash "$here/fresh.sh" "$suite" "$@" &
