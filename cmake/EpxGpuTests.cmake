@@ -34,4 +34,11 @@ if(TARGET epx_cuda)
     set_target_properties(epx_ep_bench_cuda PROPERTIES OUTPUT_NAME epx-ep-bench-cuda
         RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
     set_target_properties(nccl_ep_ranks_cuda PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
+
+    # An example, which needs a GPU to run.
+    add_executable(example_decode_graph_cuda ${PROJECT_SOURCE_DIR}/examples/decode_graph.cu)
+    set_target_properties(example_decode_graph_cuda PROPERTIES
+        OUTPUT_NAME decode_graph_cuda CUDA_STANDARD 17 CUDA_ARCHITECTURES "${epx_cuda_architectures}"
+        RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/examples)
+    target_link_libraries(example_decode_graph_cuda PRIVATE epx::epx)
 endif()

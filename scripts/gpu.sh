@@ -163,6 +163,7 @@ if step graph; then
     threads g4-ll-fp8-overlap 60 4 ll --tokens 24 --hidden 1024 --experts 32 --dtype fp8 --replays 300 --overlap $small
     threads g4-ll-staged 60 4 ll --tokens 24 --hidden 1024 --experts 32 --replays 300 --staged --overlap $small
     procs g8-ll-staged-procs 60 8 ll --tokens 24 --hidden 1024 --experts 32 --replays 200 --staged $small
+    [ $GPU != cuda ] || try decode-graph 60 "$build/epx" run -n 4 "$build/examples/decode_graph_cuda"
     threads g4-ht 60 4 ht --tokens 64 --hidden 1024 --experts 32 --replays 300 $small
     threads g4-ht-expert-overlap 60 4 ht --tokens 64 --hidden 1024 --experts 32 --layout expert --replays 200 \
         --overlap $small

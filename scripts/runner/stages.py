@@ -24,7 +24,7 @@ TIMES = {
     "format": 4, "scripts": 5,
     "tidy": 20,
     "python-env": 60, "python-wheel": 40, "python-nccl": 10, "python-worlds": 15,
-    "python-alone": 20, "python": 60, "python-hf": 15, "python-train": 15,
+    "python-alone": 20, "python": 60, "python-layer": 2, "python-hf": 15, "python-train": 15,
     "clang-build": 50, "clang": 40, "address-build": 60, "address": 60, "address-rest": 40,
     "thread-build": 50, "thread": 60, "cross-build": 50, "cross": 15,
 }
@@ -36,8 +36,7 @@ STEPS = {  # steps of each stage, where they are not the stage itself
     "format": ["format", "lines"],
     "docs": ["manual", "docs"],
     "python": ["python-env", "python-wheel", "python-nccl", "slurm", "python-worlds", "python-alone", "python",
-               "python-hf",
-               "python-train"],
+               "python-layer", "python-hf", "python-train"],
     "clang": ["clang-configure", "clang-build", "clang"],
     "address": ["address-configure", "address-build", "address", "address-rest"],
     "thread": ["thread-configure", "thread-build", "thread"],
@@ -197,6 +196,8 @@ def python(run):
                                 "EPX_BUILD_DIR=" + os.path.abspath(gcc_folder()), "tests/scripts/bench_world.sh"])
     python_alone(run)
     python_suite(run)
+    run.check("python-layer", ["timeout", "60", gcc_folder() + "/epx", "run", "-n", "4", VENV + "/bin/python",
+                               "examples/moe_layer.py"])
     run.check("python-hf", torchrun(2, "examples/hf_moe.py", "--model", "qwen3", "mixtral", "--prompts", "1",
                                     "--length", "16", "--decode", "3"))
     run.check("python-train", torchrun(4, "examples/train_moe.py", "--steps", "20", "--batch", "8", "--length", "32"))
