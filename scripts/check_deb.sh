@@ -5,7 +5,10 @@
 # Debian, and it refuses to run elsewhere.
 set -euo pipefail
 debs=$(realpath "$1")
-[ -n "${EPX_TEST_DISPOSABLE:-}" ] || { echo "check_deb: set EPX_TEST_DISPOSABLE=1 if this machine may be changed" && exit 2; }
+if [ -z "${EPX_TEST_DISPOSABLE:-}" ]; then
+    echo "check_deb: set EPX_TEST_DISPOSABLE=1 if this machine may be changed"
+    exit 2
+fi
 export DEBIAN_FRONTEND=noninteractive
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# packages.sh [SUITE]...: for Debian 12 and 13 (bookworm, trixie), or those named: builds the packages on a bare machine,
-# looks at them with lintian, compares the library's interface with the recorded one (scripts/check_abi.py), and
-# installs, uses and purges them on another bare machine. Variables as for scripts/fresh.sh. Exit 77: it cannot be done
-# here.
+# packages.sh [SUITE]...: for Debian 12 and 13 (bookworm, trixie), or those named: builds the packages on a bare
+# machine, looks at them with lintian, compares the library's interface with the recorded one (scripts/check_abi.py),
+# and installs, uses and purges them on another bare machine. Variables as for scripts/fresh.sh. Exit 77: it cannot be
+# done here.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [ $# -gt 0 ] || set -- bookworm trixie
