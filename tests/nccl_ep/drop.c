@@ -2,6 +2,7 @@
 /* overflow_policy DROP: which rows stay, what is counted, and what the others read as. Four ranks or more: the first
  * four send their tokens to the two experts of rank 0. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "small.h"
 
@@ -197,11 +198,40 @@ static int test_refused(void)
     return small_open(&s, &config, EXPERT_MAJOR, 1, 1, 0, PLAIN) || small_close(&s) ? -1 : 0;
 }
 
+/* TRAP, which is also what AUTO means: 16 rows for T = 8. NVIDIA's traps the device of the rank that has no room. Here
+ * its dispatch is refused with both numbers and writes nothing; the others end after their deadline and name it. */
+static int test_trap(ncclEpOverflowPolicy_t policy)
+{
+    ncclEpGroupConfig_t config = config_of(8, NCCL_EP_ZERO_COPY_AUTO);
+    const int ids[] = {0, 0, 1, 1};
+    ncclResult_t result;
+    struct small s;
+
+    config.overflow_policy = policy;
+    config.timeout_ns = 500000000;
+    if (small_open(&s, &config, FLAT, 1, 1, 8, PLAIN) || small_route(&s, ids, sends() ? 4 : 0) ||
+        tensor_pair_fill(&s.out, FILL))
+        return -1;
+    result = ncclEpDispatch(s.handle, &s.calls.in, &s.calls.out, &s.calls.info, &s.calls.config, world.stream);
+    if (world.rank == 0) {
+        CHECK(result == ncclInvalidArgument && strstr(ncclEpxGetLastError(), "16 rows are needed") &&
+              strstr(ncclEpxGetLastError(), "got 8"));
+        CHECK(!tensor_pair_get(&s.out) && small_row_is(&s.out, 0, FILL));
+        return small_close(&s);
+    }
+    CHECK(result == ncclSuccess);
+    TRY(cudaStreamSynchronize(world.stream));
+    CHECK(ncclEpUpdateHandle(s.handle, s.idx.tensor, NULL, world.stream) == ncclRemoteError);
+    CHECK(strstr(ncclEpxGetLastError(), "rank 0") != NULL);
+    return small_close(&s);
+}
+
 int test_drop(void)
 {
     CHECK(world.nranks >= SENDERS);
     return test_phantom_rows() || test_aligned() || test_windows() || test_flat() || test_flat_of_two() ||
-                   test_backward(FLAT) || test_backward(EXPERT_MAJOR) || test_refused()
+                   test_backward(FLAT) || test_backward(EXPERT_MAJOR) || test_refused() ||
+                   test_trap(NCCL_EP_OVERFLOW_AUTO) || test_trap(NCCL_EP_OVERFLOW_TRAP)
                ? -1
                : 0;
 }
