@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # The tests of python/tests on CUDA tensors: RANKS processes (default 8) share the GPUs there are, under MPS. Builds the
 # library as scripts/gpu.sh does (GPU, GPU_ARCH, GPU_BUILD: scripts/gpu_build.sh).
-#   usage: python/tests/run_gpu.sh [tests] [bench] [-- arguments of suite.py]     (default: tests and bench)
+#   usage: python/tests/run_gpu.sh [tests] [bench] [late] [curve] [-- arguments of suite.py] (default: tests and bench)
+#   late: products of matrices beside operations that wait for a late rank. curve: whole layers and low-latency pairs
+#   with 2, 4, 8, 16 and 32 SMs for each rank (EPX_NUM_AGENTS), where the GPU has as many for all.
 #   PYTHON=... names an interpreter with torch; the one of the path if not said. BENCH="--iterations 10 ..." goes to
 #   tools/python/deep_ep_bench.py. Logs go to $OUT (default: gpu-results).
 set -u
@@ -43,5 +45,21 @@ if [[ $steps == *bench* ]]; then
     timeout 200 "${launch[@]}" tools/python/deep_ep_bench.py --device "$EPX_TEST_DEVICE" ${BENCH:-} \
         >"$out/python-bench.txt" 2>&1 || failed=1
     grep -E '^(\||deep_ep)' "$out/python-bench.txt" || tail -40 "$out/python-bench.txt"
+fi
+if [[ $steps == *late* ]]; then
+    timeout 150 "${launch[@]}" tools/python/late_bench.py --device "$EPX_TEST_DEVICE" >"$out/python-late.txt" 2>&1 ||
+        failed=1
+    grep -E '^(\||deep_ep)' "$out/python-late.txt" || tail -40 "$out/python-late.txt"
+fi
+if [[ $steps == *curve* ]]; then
+    for sms in 2 4 8 16 32; do
+        [ $((sms * ranks)) -le "${GPU_SMS:-131}" ] || continue # all ranks run at the same time
+        for program in layer ll; do
+            EPX_NUM_AGENTS=$((16 * sms)) timeout 100 "${launch[@]}" "tools/python/${program}_bench.py" \
+                --device "$EPX_TEST_DEVICE" >"$out/python-curve-$program-$sms.txt" 2>&1 || failed=1
+            grep -E '^\|' "$out/python-curve-$program-$sms.txt" | sed "s/^/$sms SMs /" ||
+                tail -40 "$out/python-curve-$program-$sms.txt"
+        done
+    done
 fi
 exit $failed
