@@ -9,6 +9,7 @@
 #   make install    into PREFIX (/usr/local), below DESTDIR
 #   make deb        Debian packages, in build-deb
 #   make packages   the same on bare Debian 12 and 13: built, checked, installed, used, purged (scripts/packages.sh)
+#   make docs       the documentation as a site: build-docs/site/index.html
 #   make tables     writes the tables of docs/ that the program prints
 #   make format     clang-format on all sources
 #   make hooks      git checks the message of each commit (CONTRIBUTING.md)
@@ -58,6 +59,10 @@ deb:
 packages:
 	@scripts/packages.sh
 
+docs: all
+	@scripts/deps.sh docs
+	@scripts/docs/site.py $(BUILD) build-docs
+
 tables: all
 	@scripts/doc_tables.py --build $(BUILD)
 
@@ -74,4 +79,4 @@ clean:
 distclean: clean
 	rm -rf .venv-test .slurm-test
 
-.PHONY: all configure demo quick test blame test-rxe install deb packages tables format hooks clean distclean
+.PHONY: all configure demo quick test blame test-rxe install deb packages docs tables format hooks clean distclean

@@ -31,14 +31,14 @@ NOT_RUN = {"ci", "gpu", "cluster", "long", "change"}
 LIMIT_S = 120
 COMMAND = re.compile(r"^ {4,}(?:\$ )?(?:[A-Z_]+=\S+ )*(?:make|cmake|pip|python3?|torchrun|mpirun|srun|epx|bash|ctest|"
                      r"(?:build|scripts|tests|python)/\S+)(?: |$)")
-OPTION = re.compile(r"(?:^|[\s`/])epx (run|ep-bench|bench|sim|doctor|predict)\b([^`\n|#]*)")
+OPTION = re.compile(r"(?:^|[\s`/])epx ([a-z][a-z-]*)\b([^`\n|#]*)")
 
 
 def pages(names):
     if names:
         return names
     found = ["README.md", "CONTRIBUTING.md", "examples/README.md"]
-    for folder in ("docs", "docs/notes"):
+    for folder in ("docs", "docs/guides", "docs/notes"):
         path = os.path.join(ROOT, folder)
         if os.path.isdir(path):
             found += sorted(f"{folder}/{name}" for name in os.listdir(path) if name.endswith(".md"))
@@ -102,9 +102,13 @@ def run(script, build):
 
 
 def known_options(build):
-    """What each command's --help names."""
+    """What each command's --help names, of the commands that `epx help` lists."""
     options = {}
-    for command in ("run", "bench", "ep-bench", "sim", "doctor", "predict"):
+    listed = subprocess.run([os.path.join(build, "epx"), "help"], cwd=ROOT, capture_output=True, text=True,
+                            timeout=LIMIT_S, check=True).stdout.split("\nBegin with:")[0]
+    for command in re.findall(r"^  ([a-z][a-z-]*) ", listed, re.MULTILINE):
+        if command in ("help", "version"):
+            continue
         text = subprocess.run([os.path.join(build, "epx"), command, "--help"], cwd=ROOT, capture_output=True, text=True,
                               timeout=LIMIT_S, check=False)
         options[command] = set(re.findall(r"--[a-z][a-z-]*", text.stdout + text.stderr)) | {"--help"}
@@ -114,6 +118,8 @@ def known_options(build):
 def wrong_options(text, options):
     for number, line in enumerate(text.split("\n"), 1):
         for command, rest in OPTION.findall(line):
+            if command not in options:
+                continue
             rest = re.split(r"\s--\s|\s\./|\spython|\sbuild/", rest)[0]
             for option in re.findall(r"(?<=\s)--[a-z][a-z-]*", " " + rest):
                 if option not in options[command]:

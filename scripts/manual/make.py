@@ -108,10 +108,10 @@ def write_family(book, prefix, include, title, items, names):
     name = page_name(prefix, title)
     known = sorted({item.name() for item in functions} - {name})
     body = [".SH NAME", roff.escape(", ".join([name, *known])) + " \\- " + roff.escape(title[0].lower() + title[1:]),
-            ".SH SYNOPSIS", ".nf", f"\\fB#include {include}\\fR", ".fi"]
+            ".SH SYNOPSIS", ".nf", f"\\fB#include {include}\\fR", ""]
     for item in functions:
-        body += [".PP", *roff.prototype(item.code)]
-    body.append(".SH DESCRIPTION")
+        body += roff.prototype(item.code)[1:-1]
+    body += [".fi", ".SH DESCRIPTION"]
     for item in items:
         body += describe(item)
     body += see_also([(other, 3) for other in names if other != name] + [("epx", 7), ("epx_environment", 7)])
