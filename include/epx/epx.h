@@ -225,6 +225,23 @@ typedef struct epx_group_config {
 /* Collective. Ranks compare their configurations: a difference fails on all of them, and the message names rank and
  * field. */
 EPX_API epx_status epx_group_create(epx_group **group, const epx_bootstrap *bootstrap, const epx_group_config *config);
+/*
+ * A process takes the place of a rank that has ended; it has the same configuration. Both modes, on one node and on
+ * several; the group has enable_mask.
+ *   epx_group_ticket  any rank, any time: text for the new process, which finds the group by it as long as one of the
+ *                     ranks that were members then is there. It is a secret unless the job has one (docs/security.md).
+ *   epx_group_join    the new process: waits, at most timeout_ms (0 = the group's timeout), until the members admit
+ *                     it. They do so in their next collective epx_group_error_clear, epx_mask_clean or
+ *                     epx_mask_clean_active; then all go on from there. Handles need an update.
+ * EPX_ERR_MISMATCH: the members refuse it (another configuration or version, a place that was given to another process,
+ * a machine that cannot map the memory of its node). EPX_ERR_PEER: no member is there. EPX_ERR_TIMEOUT: not admitted in
+ * time; the message says why, as far as members have said it: the old process has to end first. None of this harms the
+ * members. Ranks that were left out when another was replaced cannot come back; their places can be taken too.
+ */
+#define EPX_TICKET_BYTES 8192
+EPX_API epx_status epx_group_ticket(epx_group *group, char *text, size_t bytes);
+EPX_API epx_status epx_group_join(epx_group **group, const char *ticket, int rank, const epx_group_config *config,
+                                  int timeout_ms);
 /* Local: waits for the group's queued work, which deadlines bound, then frees everything, including handles, events
  * and streams. EPX_ERR_TIMEOUT: the group is destroyed all the same, but a thread has not returned from the network's
  * library; memory that it may still use, including the heap, stays allocated until the process ends. */

@@ -228,6 +228,11 @@ const uint8_t *boot_key(const struct boot *boot)
     return boot->secret.off ? NULL : boot->secret.key;
 }
 
+int boot_own_secret(const struct boot *boot)
+{
+    return boot->over_tcp;
+}
+
 /* ---- All-gather --------------------------------------------------------------------------------------------- */
 
 static epx_status gather_over_tcp(struct boot *boot, const void *send, void *recv, size_t bytes)

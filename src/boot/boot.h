@@ -18,6 +18,8 @@ int boot_nranks(const struct boot *boot);
 /* 32 bytes, made from the secret that the ranks share (secret.h); zeros where the caller's all-gather is all there is;
  * NULL: EPX_SECRET=none. */
 const uint8_t *boot_key(const struct boot *boot);
+/* Whether the secret may be in this user's file (secret_read). */
+int boot_own_secret(const struct boot *boot);
 /* Every rank sends `bytes` and receives nranks * bytes in rank order, within timeout_ms. The message of a timeout names
  * the missing ranks. */
 epx_status boot_allgather(struct boot *boot, const void *send, void *recv, size_t bytes);

@@ -138,6 +138,11 @@ static int port_accept(struct conn_port *port)
     return lobby_next(&port->lobby, &channel) ? keep(port, &channel) : rc;
 }
 
+static int port_coming(const struct conn_port *port)
+{
+    return lobby_count(&port->lobby);
+}
+
 /* Over another process's port the handshake fails: a rank keeps its port as long as it is there. */
 static int failure(void)
 {
@@ -225,6 +230,7 @@ const struct conn_ops conn_socket_ops = {
     .port_open = port_open,
     .connect = port_connect,
     .accept = port_accept,
+    .coming = port_coming,
     .send = conn_send,
     .recv = conn_recv,
     .wait = conn_wait,

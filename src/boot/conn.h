@@ -29,6 +29,8 @@ struct conn_ops {
     int (*connect)(struct conn_port *port, const struct conn_address *to);
     /* A new incoming connection, whose other end knows the key; or -EAGAIN, or another -errno. */
     int (*accept)(struct conn_port *port);
+    /* How many connections have not proved yet that their other end knows the key; NULL = there are never any. */
+    int (*coming)(const struct conn_port *port);
     /* Number of bytes (> 0), or -errno: -EAGAIN when none can be transferred now, -ENOTCONN after the last byte when
      * the peer closed the connection or its process ended, -ECONNREFUSED when the port does not exist (any more), or
      * belongs to somebody who does not know the key. Unsent data must be the first of the next send. */

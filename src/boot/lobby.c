@@ -50,12 +50,13 @@ int lobby_has_room(const struct lobby *lobby)
     return find_place(lobby) >= 0;
 }
 
-static int has_any(const struct lobby *lobby)
+int lobby_count(const struct lobby *lobby)
 {
+    int count = 0;
+
     for (int i = 0; i < LOBBY_PLACES; i++)
-        if (lobby->place[i].channel.fd >= 0)
-            return 1;
-    return 0;
+        count += lobby->place[i].channel.fd >= 0;
+    return count;
 }
 
 /* Descriptors are taken from those who wait here rather than missed. */
@@ -63,7 +64,7 @@ static int accept_one(struct lobby *lobby, int listener)
 {
     int fd = socket_accept(listener);
 
-    if (fd < 0 && (errno == EMFILE || errno == ENFILE) && has_any(lobby)) {
+    if (fd < 0 && (errno == EMFILE || errno == ENFILE) && lobby_count(lobby)) {
         for (int i = 0; i < LOBBY_PLACES; i++)
             channel_close(&lobby->place[i].channel);
         fd = socket_accept(listener);

@@ -60,7 +60,7 @@ static epx_status merge_views(struct membership *m)
 
         if (r == m->rank || m->excluded[r] || !peer->has_view)
             continue;
-        if (peer->purpose != m->purpose)
+        if (!same_purpose(m, peer))
             return fail(EPX_ERR_MISMATCH,
                         "rank %d and rank %d call different functions to recover: one epx_group_error_clear, the other"
                         " epx_mask_clean",
@@ -457,7 +457,9 @@ epx_status membership_open(int rank, int nranks, int one_host, const uint8_t *ke
     m->nranks = nranks;
     for (int i = 0; i < MAX_PENDING; i++)
         m->pending[i].conn = -1;
+    join_open(m);
     m->addresses = calloc(n, sizeof(*m->addresses));
+    m->incarnations = calloc(n, sizeof(*m->incarnations));
     m->peers = calloc(n, sizeof(*m->peers));
     m->excluded = calloc(4 + n, n); /* excluded, view, heard, then those of every peer */
     m->view = m->excluded ? m->excluded + n : NULL;
@@ -466,7 +468,7 @@ epx_status membership_open(int rank, int nranks, int one_host, const uint8_t *ke
         m->peers[r].excluded = m->excluded + (4 + r) * n;
     for (int r = 0; m->peers && r < nranks; r++)
         m->peers[r].conn = m->peers[r].rx.conn = -1;
-    if (!m->addresses || !m->peers || !m->excluded)
+    if (!m->addresses || !m->incarnations || !m->peers || !m->excluded)
         status = fail(EPX_ERR_MEMORY, "no memory for the membership of %d ranks", nranks);
     else
         status = reserve_files(m);
@@ -486,6 +488,7 @@ void membership_close(struct membership *m)
         return;
     if (m->port) {
         membership_end(m);
+        join_close(m);
         m->ops->port_close(m->port);
     }
     for (int r = 0; m->peers && r < m->nranks; r++)
@@ -493,6 +496,7 @@ void membership_close(struct membership *m)
     for (int i = 0; i < 2; i++)
         free(m->result[i]);
     free(m->peers);
+    free(m->incarnations);
     free(m->addresses);
     free(m->excluded);
     free(m);

@@ -22,6 +22,8 @@ epx_status membership_open(int rank, int nranks, int one_host, const uint8_t *ke
                            struct membership **membership);
 /* The addresses of all ranks, and a random number that only ranks of this group know. */
 void membership_set_peers(struct membership *membership, const struct conn_address *all, uint64_t token);
+enum { MEMBERSHIP_ANY_PURPOSE = -2 }; /* of a process that joins: whatever the others recover for */
+
 /*
  * Collective over the ranks that are not excluded. excluded[nranks]: in, the ranks that this rank excludes; on success,
  * the ranks that any rank excludes, the same on every rank that succeeds. Ranks with different values of `purpose` all
@@ -34,5 +36,39 @@ epx_status membership_agree(struct membership *membership, int purpose, uint8_t 
 epx_status membership_allgather(struct membership *membership, const void *send, void *recv, size_t bytes);
 void membership_end(struct membership *membership);
 void membership_close(struct membership *membership);
+
+/* ---- A process takes the place of a rank that has ended: membership_join.c -------------------------------------- */
+
+struct membership_joiner {
+    int rank;             /* whose place it asks for */
+    uint64_t incarnation; /* a random number that it has chosen; never 0 */
+    struct conn_address address;
+    const void *request; /* the caller's */
+    size_t bytes;
+};
+
+enum membership_answer { ANSWER_WELCOME = 1, ANSWER_WAIT, ANSWER_REFUSED };
+
+/* The process that has the place of `rank`: 0 = the one that has created the group. */
+uint64_t membership_incarnation(const struct membership *membership, int rank);
+const struct conn_address *membership_address(const struct membership *membership, int rank);
+uint64_t membership_token(const struct membership *membership);
+/* `rank` is another process from now on. This rank itself: before its first round. */
+void membership_replace(struct membership *membership, int rank, uint64_t incarnation,
+                        const struct conn_address *address);
+/* Between agreement and the first all-gather: accepts processes that ask to join. Those that are about to prove
+ * themselves have `grace_ms`. */
+void membership_listen(struct membership *membership, int grace_ms);
+/* Those that wait, from i = 0 on; 0: there is no such number. */
+int membership_joiner(const struct membership *membership, int i, struct membership_joiner *joiner);
+/* To the joiner of this incarnation, which is forgotten unless it waits on. WAIT and REFUSED: a text. */
+void membership_answer(struct membership *membership, uint64_t incarnation, enum membership_answer answer,
+                       const void *data, size_t bytes);
+/* Whether the process that has the place of `rank` has ended: its port is closed, seen within wait_ms. */
+int membership_has_ended(struct membership *membership, int rank, int wait_ms);
+/* The joiner: asks at all addresses (those of 0 bytes are not known) until it is welcome. *welcome is the caller's to
+ * free. The status of a refusal is EPX_ERR_MISMATCH. deadline: of host_now_ns(). */
+epx_status membership_knock(struct membership *membership, const struct conn_address *doors, const void *request,
+                            size_t bytes, uint64_t deadline, void **welcome, size_t *welcome_bytes);
 
 #endif

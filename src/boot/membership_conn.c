@@ -62,8 +62,12 @@ static epx_status queue_bytes(struct peer *peer, const struct frame *frame, cons
 
 static struct frame make_frame(const struct membership *m, enum frame_kind kind, int number, size_t bytes)
 {
-    return (struct frame){
-        .magic = FRAME_MAGIC, .kind = kind, .token = m->token, .rank = m->rank, .number = number, .bytes = bytes};
+    return (struct frame){.magic = FRAME_MAGIC,
+                          .kind = kind,
+                          .token = frame_token(m, kind, m->rank),
+                          .rank = m->rank,
+                          .number = number,
+                          .bytes = bytes};
 }
 
 epx_status queue_frame(struct membership *m, struct peer *peer, enum frame_kind kind, int number, const void *data,
@@ -187,6 +191,15 @@ int frame_is_valid(const struct frame *f, uint64_t token, int rank, int nranks)
     }
 }
 
+/* From a process that has the place of its rank now. */
+static int is_from_member(const struct membership *m, const struct frame *f)
+{
+    if (f->kind >= FRAME_JOIN)
+        return f->magic == FRAME_MAGIC && join_frame_is_valid(m, f);
+    return f->rank >= 0 && f->rank < m->nranks &&
+           frame_is_valid(f, frame_token(m, f->kind, f->rank), m->rank, m->nranks);
+}
+
 /* 1: a whole frame was received; 0: not yet; -1: close the connection. */
 static int recv_frame(struct membership *m, struct rx *rx)
 {
@@ -206,8 +219,7 @@ static int recv_frame(struct membership *m, struct rx *rx)
         rx->got += (size_t)n;
         if (rx->got != head)
             continue;
-        if (!frame_is_valid(&rx->frame, m->token, m->rank, m->nranks) ||
-            !(rx->payload = malloc((size_t)rx->frame.bytes + 1)))
+        if (!is_from_member(m, &rx->frame) || !(rx->payload = malloc((size_t)rx->frame.bytes + 1)))
             return -1;
     }
 }
@@ -221,7 +233,7 @@ static void take_view(struct membership *m, struct peer *peer)
     memcpy(peer->excluded, rx->payload, (size_t)m->nranks);
     if (rx->frame.rank == m->coordinator)
         memcpy(m->heard, rx->payload + m->nranks, (size_t)m->nranks);
-    if (peer->excluded[m->rank] && peer->purpose == m->purpose)
+    if (peer->excluded[m->rank] && same_purpose(m, peer))
         m->left_out_by = rx->frame.rank; /* even if it has finished and closed the connection since */
 }
 
@@ -269,8 +281,10 @@ static void take_frame(struct membership *m, struct peer *peer)
             memcpy(&m->failure, rx->payload, sizeof(m->failure));
         }
         break;
-    default:
+    case FRAME_DATA:
         take_data(peer);
+        break;
+    default: /* not on this connection */
         break;
     }
     free(rx->payload);
@@ -306,8 +320,13 @@ void recv_frames(struct membership *m, struct peer *peer)
 /* The first frame of a pending connection has named its rank. */
 static void adopt_pending(struct membership *m, struct rx *pending)
 {
-    struct peer *peer = &m->peers[pending->frame.rank];
+    struct peer *peer;
 
+    if (pending->frame.kind >= FRAME_JOIN) {
+        join_take(m, pending);
+        return;
+    }
+    peer = &m->peers[pending->frame.rank];
     /* In the first case it starts the next round; it connects again when this round is over here, too. One that the
      * others go on without is told so at any time. */
     if ((m->agreed && !m->excluded[pending->frame.rank]) || pending->frame.kind != FRAME_VIEW) {

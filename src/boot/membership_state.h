@@ -13,7 +13,9 @@ enum frame_kind {
     FRAME_VIEW = 1,   /* excluded[nranks], arrived[nranks] */
     FRAME_DATA = 2,   /* to the coordinator: a rank's part; from it: the result */
     FRAME_COMMIT = 3, /* excluded[nranks]: agreed */
-    FRAME_FAIL = 4    /* struct failure: the round is over */
+    FRAME_FAIL = 4,   /* struct failure: the round is over */
+    FRAME_JOIN = 16,  /* from here on: frames of membership_join.c, which are no part of a round */
+    FRAME_ANSWER = 17
 };
 
 struct failure {
@@ -61,6 +63,15 @@ struct peer {
     } data[2]; /* of the last two all-gathers */
 };
 
+enum { MAX_JOINERS = 16 };
+
+/* A process that asks to take the place of a rank. Its connection stays open as long as it waits. */
+struct joiner {
+    struct rx rx;
+    struct membership_joiner who; /* `request` is in `payload` */
+    char *payload;
+};
+
 struct membership {
     const struct conn_ops *ops;
     struct conn_port *port;
@@ -78,9 +89,12 @@ struct membership {
     char *result[2]; /* coordinator: of the last two all-gathers; ranks that still wait for one send nothing new */
     int fail_from;   /* the rank that sent `failure`, or -1 */
     struct failure failure;
-    int left_out_by;   /* a rank that excludes this one, or -1 */
-    int progressed;    /* the last progress() did something */
-    epx_status failed; /* status of the first all-gather of this round that failed */
+    int left_out_by;        /* a rank that excludes this one, or -1 */
+    int progressed;         /* the last progress() did something */
+    epx_status failed;      /* status of the first all-gather of this round that failed */
+    uint64_t *incarnations; /* [nranks]: 0 = the process that has created the group */
+    struct joiner joiners[MAX_JOINERS];
+    struct rx answer; /* to this rank, which asks to join; payload NULL = none yet */
 };
 
 /* ---- Connections: membership_conn.c ---------------------------------------------------------------------------- */
@@ -104,5 +118,21 @@ void close_rx(struct membership *m, struct rx *rx);
 void reset_rx(struct membership *m, struct peer *peer);
 void recv_frames(struct membership *m, struct peer *peer);
 void accept_pending(struct membership *m);
+
+static inline int same_purpose(const struct membership *m, const struct peer *peer)
+{
+    return peer->purpose == m->purpose || peer->purpose == MEMBERSHIP_ANY_PURPOSE ||
+           m->purpose == MEMBERSHIP_ANY_PURPOSE;
+}
+
+/* ---- Joining: membership_join.c ------------------------------------------------------------------------------- */
+
+/* What the frames of a rank carry: processes that have taken the place of a rank differ from those before. */
+uint64_t frame_token(const struct membership *m, uint32_t kind, int rank);
+int join_frame_is_valid(const struct membership *m, const struct frame *frame);
+/* Takes the frame of a pending connection, and the connection if it is needed. */
+void join_take(struct membership *m, struct rx *pending);
+void join_open(struct membership *m);
+void join_close(struct membership *m);
 
 #endif

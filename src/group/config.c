@@ -2,6 +2,7 @@
 #include "group/config.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "util/structs.h"
@@ -192,4 +193,15 @@ epx_status settings_compare(const int64_t *all, int nranks, size_t stride)
         }
     }
     return EPX_OK;
+}
+
+int settings_difference(const int64_t *process, const int64_t *group, char *text, size_t bytes)
+{
+    for (int f = 0; f < SETTINGS_FIELDS; f++)
+        if (process[f] != group[f]) {
+            snprintf(text, bytes, "%s = %" PRId64 " where the group has %" PRId64, field_names[f], process[f],
+                     group[f]);
+            return 1;
+        }
+    return 0;
 }

@@ -16,5 +16,7 @@ epx_status settings_plan(const epx_group_config *config, int nranks, struct heap
 void settings_pack(const struct settings *set, int64_t fields[SETTINGS_FIELDS]);
 /* `all` holds every rank's fields. Fails naming the first rank that differs from rank 0, the field and both values. */
 epx_status settings_compare(const int64_t *all, int nranks, size_t stride);
+/* "max_topk = 4 where the group has 8": the first field in which a process differs from a group. 0: none. */
+int settings_difference(const int64_t *process, const int64_t *group, char *text, size_t bytes);
 
 #endif

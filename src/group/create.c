@@ -20,7 +20,7 @@
 #include "util/status.h"
 
 /* This rank's own part, once the nodes are known: heap with its control block, streams. */
-static epx_status open_own(struct epx_group *group)
+epx_status group_open_heap(struct epx_group *group)
 {
     struct control c;
     epx_status status;
@@ -52,16 +52,18 @@ static void close_memory(struct epx_group *group)
 
     group_device_destroy(group);
     for (int r = 0; group->bases && r < group->nranks; r++)
-        if (group->bases[r])
+        if (group->bases[r] && group->bases[r] != group->stand_in.base)
             ops->heap_close(group->device, &group->exports[r], group->bases[r]);
     if (group->round_rows)
         ops->mem_free(group->device, group->round_rows);
     if (group->heap.base)
         ops->heap_destroy(group->device, &group->heap);
+    if (group->stand_in.base)
+        ops->heap_destroy(group->device, &group->stand_in);
     ops->close(group->device);
 }
 
-static epx_status close_all(struct epx_group *group)
+epx_status group_free(struct epx_group *group)
 {
     const struct device_ops *ops = group->device ? group->device->ops : NULL;
     epx_status status = EPX_OK;
@@ -82,6 +84,9 @@ static epx_status close_all(struct epx_group *group)
         boot_close(group->boot);
     node_map_free(&group->map);
     free(group->masked_by_update);
+    free(group->identities);
+    free(group->mapped);
+    free(group->stale);
     free(group->remote);
     free(group->exports);
     if (group->kept) {
@@ -118,7 +123,7 @@ static size_t cast_row_bytes(const struct settings *set)
 }
 
 /* The local steps before the first collective one, once rank and number of ranks are known. */
-static epx_status prepare(struct epx_group *group, const epx_group_config *config)
+epx_status group_prepare(struct epx_group *group, const epx_group_config *config)
 {
     const size_t n = (size_t)group->nranks;
     epx_status status;
@@ -127,7 +132,11 @@ static epx_status prepare(struct epx_group *group, const epx_group_config *confi
     group->bases = calloc(n, sizeof(*group->bases));
     group->remote = calloc(n, sizeof(*group->remote));
     group->masked_by_update = calloc(n, sizeof(*group->masked_by_update));
-    if (!group->exports || !group->bases || !group->remote || !group->masked_by_update)
+    group->identities = calloc(n, sizeof(*group->identities));
+    group->mapped = calloc(n, sizeof(*group->mapped));
+    group->stale = calloc(n, sizeof(*group->stale));
+    if (!group->exports || !group->bases || !group->remote || !group->masked_by_update || !group->identities ||
+        !group->mapped || !group->stale)
         return fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %zu ranks", n);
     status = settings_make(config, group->nranks, &group->set);
     if (status == EPX_OK)
@@ -139,6 +148,15 @@ static epx_status prepare(struct epx_group *group, const epx_group_config *confi
     return status;
 }
 
+epx_status group_open_tables(struct epx_group *group)
+{
+    epx_status status;
+
+    choose_agents(group);
+    status = group->device->ops->rows_reserve(group->device, cast_row_bytes(&group->set), group->set.agents);
+    return status == EPX_OK ? group_device_create(group) : status;
+}
+
 /* Everything after the settings were compared. A rank that fails takes part in the next collective step and reports
  * it. */
 static epx_status build(struct epx_group *group)
@@ -146,13 +164,9 @@ static epx_status build(struct epx_group *group)
     epx_status status = heap_place_agree(group);
 
     if (status == EPX_OK)
-        status = handshake_heaps(group, open_own(group));
-    if (status == EPX_OK) {
-        choose_agents(group);
-        status = group->device->ops->rows_reserve(group->device, cast_row_bytes(&group->set), group->set.agents);
-        if (status == EPX_OK)
-            status = group_device_create(group);
-    }
+        status = handshake_heaps(group, group_open_heap(group));
+    if (status == EPX_OK)
+        status = group_open_tables(group);
     status = handshake_ready(group, status);
     if (status == EPX_OK && group->nnodes > 1) {
         status = group_net_open(group);
@@ -196,25 +210,33 @@ static void make_call_lock(struct epx_group *group)
     pthread_mutexattr_destroy(&attr);
 }
 
+epx_status group_new(struct epx_group **out)
+{
+    *out = calloc(1, sizeof(**out));
+    if (!*out)
+        return fail(EPX_ERR_MEMORY, "epx_group_create: out of memory");
+    make_call_lock(*out);
+    return EPX_OK;
+}
+
 epx_status group_create(const epx_bootstrap *bootstrap, const epx_group_config *config, struct epx_group **out)
 {
-    struct epx_group *group = calloc(1, sizeof(*group));
-    epx_status status;
+    struct epx_group *group;
+    epx_status status = group_new(&group);
 
-    if (!group)
-        return fail(EPX_ERR_MEMORY, "epx_group_create: out of memory");
-    make_call_lock(group);
+    if (status != EPX_OK)
+        return status;
     status = registry_usable("epx_group_create");
     if (status == EPX_OK)
         status = join(group, bootstrap, config);
     if (status == EPX_OK)
-        status = handshake_compare(group, prepare(group, config));
+        status = handshake_compare(group, group_prepare(group, config));
     if (status == EPX_OK)
         status = build(group);
     if (status == EPX_OK)
         status = registry_add(REGISTRY_GROUP, group, group);
     if (status != EPX_OK) {
-        (void)close_all(group); /* the message is that of the first failure */
+        (void)group_free(group); /* the message is that of the first failure */
         return status;
     }
     log_line(LOG_INFO, "group of %d ranks on %d nodes, %s, %d agents, heap %llu bytes", group->nranks, group->nnodes,
@@ -239,5 +261,5 @@ epx_status group_destroy(struct epx_group *group)
     events_destroy_all(group);
     graphs_destroy_all(group);
     heap_free_all(group);
-    return close_all(group);
+    return group_free(group);
 }

@@ -20,6 +20,7 @@
 
 #include "boot/auth.h"
 #include "group/config.h"
+#include "group/memory.h"
 #include "group/region.h"
 #include "util/crypto.h"
 #include "util/env.h"
@@ -104,6 +105,7 @@ static epx_status find_nodes(struct epx_group *group, const struct settings_mess
     if (!node_of)
         return fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d ranks", group->nranks);
     for (int r = 0; r < group->nranks; r++) {
+        memcpy(group->identities[r], all[r].identity, sizeof(all[r].identity));
         node_of[r] = -1;
         for (int s = 0; s < r && node_of[r] < 0; s++)
             if ((!per || r / per == s / per) && !memcmp(all[r].identity, all[s].identity, sizeof(all[r].identity)))
@@ -158,6 +160,7 @@ static epx_status check_proves(const struct epx_group *group, const struct setti
 /* The random numbers have come over the caller's all-gather, or sealed over the rendezvous. */
 static epx_status make_key(struct epx_group *group, const struct settings_message *all)
 {
+    static const uint8_t label[CRYPTO_KEY] = "EPX: random numbers of a group";
     const size_t n = (size_t)group->nranks;
     uint8_t *nonces = NULL;
     int rc = -1;
@@ -169,10 +172,18 @@ static epx_status make_key(struct epx_group *group, const struct settings_messag
     for (size_t r = 0; nonces && r < n; r++)
         memcpy(nonces + r * CRYPTO_KEY, all[r].nonce, CRYPTO_KEY);
     if (nonces)
-        rc = crypto()->hmac(boot_key(group->boot), nonces, n * CRYPTO_KEY, group->key);
+        rc = crypto()->hmac(label, nonces, n * CRYPTO_KEY, group->seed);
     free(nonces);
-    group->has_key = !rc;
-    return rc ? fail(EPX_ERR_SYSTEM, "epx_group_create: the key of %zu ranks cannot be computed", n) : EPX_OK;
+    if (rc)
+        return fail(EPX_ERR_SYSTEM, "epx_group_create: the key of %zu ranks cannot be computed", n);
+    group->own_secret = boot_own_secret(group->boot);
+    return handshake_make_key(group, boot_key(group->boot));
+}
+
+epx_status handshake_make_key(struct epx_group *group, const uint8_t *secret)
+{
+    group->has_key = !crypto()->hmac(secret, group->seed, sizeof(group->seed), group->key);
+    return group->has_key ? EPX_OK : fail(EPX_ERR_SYSTEM, "the key of the group cannot be computed");
 }
 
 const uint8_t *handshake_key(const struct epx_group *group)
@@ -217,6 +228,7 @@ epx_status handshake_compare(struct epx_group *group, epx_status mine)
         status = results_check(group, all, sizeof(*all));
     if (status == EPX_OK)
         status = settings_compare(all[0].fields, group->nranks, sizeof(*all));
+    memcpy(group->fields, own.fields, sizeof(own.fields));
     if (status == EPX_OK)
         status = find_nodes(group, all);
     if (status == EPX_OK)
@@ -225,25 +237,61 @@ epx_status handshake_compare(struct epx_group *group, epx_status mine)
     return status;
 }
 
+/* The heap of a rank of the node, in the place of what was mapped for that rank before. */
+static epx_status map_heap(struct epx_group *group, int r, const struct heap_export *export)
+{
+    const struct device_ops *ops = group->device->ops;
+    const struct control *c;
+    void *base;
+    epx_status status = ops->heap_open(group->device, export, &base);
+
+    if (status != EPX_OK)
+        return status;
+    c = base;
+    if (ops->caps & DEVICE_HOST_HEAP && (c->magic != CONTROL_MAGIC || c->rank != (uint32_t)r)) {
+        ops->heap_close(group->device, export, base);
+        return fail(EPX_ERR_MISMATCH, "epx_group_create: the heap of rank %d does not begin as expected", r);
+    }
+    if (group->bases[r] && group->bases[r] != group->stand_in.base)
+        ops->heap_close(group->device, &group->exports[r], group->bases[r]);
+    group->exports[r] = *export;
+    group->bases[r] = base;
+    return EPX_OK;
+}
+
 static epx_status map_heaps(struct epx_group *group, const struct heap_message *all)
 {
     for (int r = 0; r < group->nranks; r++) {
-        group->exports[r] = all[r].export;
-        if (group->remote[r])
-            continue;
-        epx_status status = group->device->ops->heap_open(group->device, &all[r].export, &group->bases[r]);
+        epx_status status = group->remote[r] ? EPX_OK : map_heap(group, r, &all[r].export);
         if (status != EPX_OK)
             return status;
-        const struct control *c = group->bases[r];
-        if (group->device->ops->caps & DEVICE_HOST_HEAP && (c->magic != CONTROL_MAGIC || c->rank != (uint32_t)r))
-            return fail(EPX_ERR_MISMATCH, "epx_group_create: the heap of rank %d does not begin as expected", r);
-        regions_add_peer(group, r, &all[r].directory);
+        if (!group->remote[r])
+            regions_add_peer(group, r, &all[r].directory);
     }
     regions_update_members(group);
     return EPX_OK;
 }
 
-epx_status handshake_heaps(struct epx_group *group, epx_status mine)
+static epx_status map_heaps_again(struct epx_group *group, const struct heap_message *all)
+{
+    for (int r = 0; r < group->nranks; r++) {
+        const uint64_t incarnation = membership_incarnation(group->membership, r);
+        epx_status status;
+
+        if (r == group->rank || !all[r].export.bytes || group->mapped[r] == incarnation)
+            continue; /* a rank that does not take part has sent nothing */
+        status = group->remote[r] ? EPX_OK : map_heap(group, r, &all[r].export);
+        if (status != EPX_OK)
+            return status;
+        if (!group->remote[r])
+            regions_replace_peer(group, r, &all[r].directory);
+        group->mapped[r] = incarnation;
+    }
+    return group_device_heaps(group);
+}
+
+static epx_status gather_heaps(struct epx_group *group, epx_status mine,
+                               epx_status (*map)(struct epx_group *group, const struct heap_message *all))
 {
     struct heap_message own, *all = calloc((size_t)group->nranks, sizeof(*all));
     epx_status status;
@@ -258,9 +306,19 @@ epx_status handshake_heaps(struct epx_group *group, epx_status mine)
     if (status == EPX_OK)
         status = results_check(group, all, sizeof(*all));
     if (status == EPX_OK)
-        status = map_heaps(group, all);
+        status = map(group, all);
     free(all);
     return status;
+}
+
+epx_status handshake_heaps(struct epx_group *group, epx_status mine)
+{
+    return gather_heaps(group, mine, map_heaps);
+}
+
+epx_status handshake_heaps_again(struct epx_group *group)
+{
+    return gather_heaps(group, EPX_OK, map_heaps_again);
 }
 
 epx_status handshake_any(struct epx_group *group, epx_status mine, int *flag)

@@ -16,6 +16,10 @@ epx_status handshake_any(struct epx_group *group, epx_status mine, int *flag);
 epx_status handshake_membership(struct epx_group *group);
 /* An all-gather of all ranks; during recovery, of the remaining ranks: the others' parts are zero. */
 epx_status handshake_allgather(struct epx_group *group, const void *send, void *recv, size_t bytes);
+/* Maps the memory of ranks whose process has changed since (group->mapped), also in the tables of kernels. */
+epx_status handshake_heaps_again(struct epx_group *group);
+/* The group's key, from group->seed and the secret of the job. */
+epx_status handshake_make_key(struct epx_group *group, const uint8_t *secret);
 /* 32 bytes that only the ranks of this group know; NULL: nobody proves anything. */
 const uint8_t *handshake_key(const struct epx_group *group);
 /* How long this rank may take between two steps: its peers must still be waiting when it reports why it failed. */

@@ -241,9 +241,7 @@ static epx_status copy_in(struct epx_group *group, const struct blocks *b)
         status = copy_node_ranks(group, b);
     if (status == EPX_OK)
         status = ops->copy(group->device, base, &group->shadow, sizeof(group->shadow));
-    if (status == EPX_OK)
-        status = ops->copy(group->device, base + b->heaps, group->bases, (size_t)group->nranks * sizeof(void *));
-    return status;
+    return status == EPX_OK ? group_device_heaps(group) : status;
 }
 
 static epx_status zero(struct epx_group *group, void *ptr, size_t bytes)
@@ -337,6 +335,14 @@ epx_status group_device_members(struct epx_group *group)
     if (status == EPX_OK && group->nnodes > 1) /* the relays' sources */
         status = ops->copy(group->device, base, &group->shadow, sizeof(group->shadow));
     return status;
+}
+
+epx_status group_device_heaps(struct epx_group *group)
+{
+    const struct blocks b = lay_out(group);
+
+    return group->device->ops->copy(group->device, (char *)group->device_memory + b.heaps, group->bases,
+                                    (size_t)group->nranks * sizeof(void *));
 }
 
 epx_status group_device_rings(struct epx_group *group)

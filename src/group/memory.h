@@ -13,6 +13,8 @@ epx_status group_device_create(struct epx_group *group);
 void group_device_destroy(struct epx_group *group);
 /* Writes mask, members and relays to device memory as group->map.out has them. */
 epx_status group_device_members(struct epx_group *group);
+/* Where the heaps of the node are mapped. */
+epx_status group_device_heaps(struct epx_group *group);
 /* After group_net_open: the rings, for kernels. */
 epx_status group_device_rings(struct epx_group *group);
 

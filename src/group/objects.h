@@ -24,6 +24,8 @@ struct epx_group {
     struct boot *boot;
     uint8_t key[32];               /* that only the ranks of this group know */
     int has_key;                   /* 0: EPX_SECRET=none, one rank, or a simulation */
+    uint8_t seed[32];              /* the key is made of it and the secret of the job */
+    int own_secret;                /* that secret may be in this user's file */
     struct membership *membership; /* NULL without enable_mask */
     int use_membership;            /* collective steps go through it during recovery */
     int masks_hidden;              /* queries show masked ranks as active: epx_mask_clean_active */
@@ -31,9 +33,15 @@ struct epx_group {
     uint8_t *masked_by_update;     /* [R]: which */
     int rank, nranks, node, nnodes;
     struct settings set;
-    int users;             /* calls that are inside; the registry's lock protects it */
-    pthread_mutex_t calls; /* held by a call that issues something; recursive, for calls that use others */
-    int ending;            /* epx_group_destroy waits for streams: nothing is issued meanwhile; `calls` protects it */
+    int64_t fields[16];        /* what ranks compared when the group was created: settings_pack() */
+    uint8_t (*identities)[64]; /* [R]: equal where ranks can map each other's memory */
+    uint64_t *mapped;          /* [R]: which process's memory is known; membership_incarnation() */
+    uint8_t *stale;            /* [R]: left out when another rank was replaced: only a replacement takes its place */
+    int joining;               /* not a member yet: group_join() */
+    struct heap stand_in;      /* for ranks of the node that were gone when this one joined */
+    int users;                 /* calls that are inside; the registry's lock protects it */
+    pthread_mutex_t calls;     /* held by a call that issues something; recursive, for calls that use others */
+    int ending; /* epx_group_destroy waits for streams: nothing is issued meanwhile; `calls` protects it */
     struct heap_plan plan;
     struct node_map map;
 

@@ -19,6 +19,7 @@
 #include "group/abort.h"
 #include "group/error.h"
 #include "group/handshake.h"
+#include "group/join.h"
 #include "group/memory.h"
 #include "group/net.h"
 #include "group/region.h"
@@ -162,7 +163,7 @@ static epx_status forget_operations(struct epx_group *group)
 }
 
 /* Collective over the ranks that handshake_allgather() reaches. */
-static epx_status restart(struct epx_group *group, const uint8_t *out)
+static epx_status restart(struct epx_group *group, const uint8_t *out, int replaced)
 {
     uint64_t epochs[OP_COUNT];
     epx_status status = gather_epochs(group, epochs);
@@ -170,6 +171,8 @@ static epx_status restart(struct epx_group *group, const uint8_t *out)
     if (status == EPX_OK) {
         /* Until all have closed theirs, a proxy of this node may set abort words. */
         status = handshake_ready(group, group_net_close(group));
+        if (status == EPX_OK && replaced)
+            status = handshake_ready(group, handshake_heaps_again(group));
         if (status == EPX_OK)
             status = set_members(group, out);
         if (status == EPX_OK)
@@ -185,6 +188,8 @@ static epx_status restart(struct epx_group *group, const uint8_t *out)
     }
     if (status == EPX_OK)
         status = forget_operations(group);
+    if (status == EPX_OK && replaced)
+        join_done(group, out);
     if (status != EPX_OK)
         group_abort_alone(group, status); /* half of it is done */
     return status;
@@ -200,7 +205,7 @@ static epx_status own_mask(struct epx_group *group, int unmask, uint8_t *out)
         status =
             group->device->ops->copy(group->device, mask, group->shadow.mask, (size_t)group->nranks * sizeof(*mask));
     for (int r = 0; status == EPX_OK && r < group->nranks; r++)
-        out[r] = !unmask && !mask[r];
+        out[r] = group->stale[r] || (!unmask && !mask[r]);
     free(mask);
     return status;
 }
@@ -214,26 +219,45 @@ static void log_members(const struct epx_group *group, const uint8_t *out)
     log_line(LOG_INFO, "rank %d continues with %d of %d ranks", group->rank, left, group->nranks);
 }
 
-/* A rank whose process ends during an attempt is left out of the next one. */
+/* One attempt. *again: the members have changed, or may have. */
+static epx_status attempt(struct epx_group *group, struct join_round *join, uint8_t *out, int *again)
+{
+    epx_status status = own_mask(group, join->unmask, out);
+
+    *again = 0;
+    if (status != EPX_OK)
+        return status;
+    join_mark(group, join, out);
+    /* A rank that arrives later may have just begun a wait of its own: hence twice the timeout. */
+    status = membership_agree(group->membership, group->joining ? MEMBERSHIP_ANY_PURPOSE : join->unmask, out,
+                              2 * group->set.timeout_ms);
+    if (status != EPX_OK) {
+        *again = status == EPX_ERR_TIMEOUT && join_give_up(group, join);
+        return status;
+    }
+    group->use_membership = 1;
+    status = join_roll_call(group, join, out);
+    if (status == EPX_OK && !join->admitted)
+        status = restart(group, out, join->replaced);
+    group->use_membership = 0;
+    *again = status == EPX_ERR_PEER || (status == EPX_OK && join->admitted);
+    if (!*again && status == EPX_OK)
+        log_members(group, out);
+    membership_end(group->membership);
+    return status;
+}
+
+/* A rank whose process ends during an attempt is left out of the next one. A process that takes the place of a rank
+ * takes part in the next one. */
 static epx_status recover_survivors(struct epx_group *group, int unmask, uint8_t *out)
 {
+    struct join_round join = {.unmask = unmask};
     epx_status status = EPX_OK;
+    int again = 1;
 
-    for (int attempt = 0; attempt < 4; attempt++) {
-        status = own_mask(group, unmask, out);
-        /* A rank that arrives later may have just begun a wait of its own: hence twice the timeout. */
-        if (status == EPX_OK)
-            status = membership_agree(group->membership, unmask, out, 2 * group->set.timeout_ms);
-        if (status != EPX_OK)
-            break;
-        group->use_membership = 1;
-        status = restart(group, out);
-        group->use_membership = 0;
-        if (status == EPX_OK)
-            log_members(group, out);
-        if (status != EPX_ERR_PEER)
-            break;
-        membership_end(group->membership);
+    for (int failures = 0, rounds = 0; again && failures < 4 && rounds < JOIN_ROUNDS; rounds++) {
+        status = attempt(group, &join, out, &again);
+        failures += status != EPX_OK;
     }
     membership_end(group->membership);
     return status;
@@ -252,7 +276,7 @@ epx_status group_recover(struct epx_group *group, int unmask)
     if (status == EPX_OK)
         status = group_net_responsive(group);
     if (status == EPX_OK)
-        status = group->membership ? recover_survivors(group, unmask, out) : restart(group, out);
+        status = group->membership ? recover_survivors(group, unmask, out) : restart(group, out, 0);
     free(out);
     return status;
 }

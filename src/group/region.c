@@ -166,21 +166,27 @@ struct heap_export regions_directory(const struct epx_group *group)
     return group->regions ? group->regions->memory.export : none;
 }
 
+static void open_directory(struct regions *regions, struct peer *peer, const struct heap_export *directory)
+{
+    void *base = NULL;
+
+    peer->export = *directory;
+    regions->same_process |= directory->bytes && directory->pid == (int64_t)getpid();
+    if (directory->bytes && cpu_device_ops.heap_open(NULL, directory, &base) != EPX_OK)
+        log_line(LOG_INFO, "regions are not shared with rank %d: %s", peer->rank, epx_last_error());
+    peer->directory = base;
+}
+
 void regions_add_peer(struct epx_group *group, int rank, const struct heap_export *directory)
 {
     struct regions *regions = group->regions;
     struct peer *peer;
-    void *base = NULL;
 
     if (!regions || rank == group->rank)
         return;
     peer = &regions->peers[regions->npeers++];
     peer->rank = rank;
-    peer->export = *directory;
-    regions->same_process |= directory->pid == (int64_t)getpid();
-    if (directory->bytes && cpu_device_ops.heap_open(NULL, directory, &base) != EPX_OK)
-        log_line(LOG_INFO, "regions are not shared with rank %d: %s", rank, epx_last_error());
-    peer->directory = base;
+    open_directory(regions, peer, directory);
 }
 
 void regions_update_members(struct epx_group *group)
@@ -214,6 +220,24 @@ static void release_import(struct epx_group *group, struct peer *peer, int e)
         group->device->ops->region_close(group->device, &import->region, import->base, !group->regions->same_process);
     import->open = 0;
     import->generation = 0;
+}
+
+void regions_replace_peer(struct epx_group *group, int rank, const struct heap_export *directory)
+{
+    struct regions *regions = group->regions;
+
+    for (int i = 0; regions && i < regions->npeers; i++) {
+        struct peer *peer = &regions->peers[i];
+
+        if (peer->rank != rank)
+            continue;
+        for (int e = 0; e < REGION_SLOTS; e++)
+            release_import(group, peer, e); /* also says to the new process that nothing of it is imported */
+        if (peer->directory)
+            cpu_device_ops.heap_close(NULL, &peer->export, peer->directory);
+        peer->changes = 0;
+        open_directory(regions, peer, directory);
+    }
 }
 
 /* 0: the slot is being changed; `changes` will differ again. */

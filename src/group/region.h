@@ -31,6 +31,8 @@ void regions_destroy(struct epx_group *group);
 struct heap_export regions_directory(const struct epx_group *group);
 /* Maps the directory of a rank of the node. If it cannot be mapped, this rank exports nothing. */
 void regions_add_peer(struct epx_group *group, int rank, const struct heap_export *directory);
+/* Another process has the place of a rank that was added: its directory takes the place of the old one. */
+void regions_replace_peer(struct epx_group *group, int rank, const struct heap_export *directory);
 /* Membership has changed: call it after regions_add_peer for all ranks, and whenever ranks are left out or come
  * back. */
 void regions_update_members(struct epx_group *group);
