@@ -126,10 +126,8 @@ static int open_handles(struct fixture *s, uint32_t modes)
     return 0;
 }
 
-int fixture_open(struct fixture *s, int rank, int nranks, const epx_bootstrap *boot, const epx_group_config *config)
+static int prepare(struct fixture *s, int rank, int nranks, const epx_bootstrap *boot)
 {
-    epx_group_config standard = fixture_config(20000);
-
     memset(s, 0, sizeof(*s));
     s->rank = rank;
     s->nranks = nranks;
@@ -148,9 +146,29 @@ int fixture_open(struct fixture *s, int rank, int nranks, const epx_bootstrap *b
         return complain(s, "no memory for the oracle");
     make_tensors(s);
     fixture_refill(s);
+    return 0;
+}
+
+int fixture_open(struct fixture *s, int rank, int nranks, const epx_bootstrap *boot, const epx_group_config *config)
+{
+    epx_group_config standard = fixture_config(20000);
+
+    if (prepare(s, rank, nranks, boot))
+        return -1;
     config = config ? config : &standard;
     s->ht_route.ranks_per_node = config->ranks_per_node;
     if (must(s, "epx_group_create", epx_group_create(&s->group, boot, config)))
+        return -1;
+    return open_handles(s, config->modes);
+}
+
+int fixture_join(struct fixture *s, const char *ticket, int rank, int nranks, const epx_group_config *config,
+                 int timeout_ms)
+{
+    if (prepare(s, rank, nranks, NULL))
+        return -1;
+    s->ht_route.ranks_per_node = config->ranks_per_node;
+    if (must(s, "epx_group_join", epx_group_join(&s->group, ticket, rank, config, timeout_ms)))
         return -1;
     return open_handles(s, config->modes);
 }

@@ -39,6 +39,9 @@ struct fixture {
 epx_group_config fixture_config(int timeout_ms);
 /* 0, or -1 with why filled; `config` may be NULL. */
 int fixture_open(struct fixture *s, int rank, int nranks, const epx_bootstrap *boot, const epx_group_config *config);
+/* The same by epx_group_join. */
+int fixture_join(struct fixture *s, const char *ticket, int rank, int nranks, const epx_group_config *config,
+                 int timeout_ms);
 void fixture_close(struct fixture *s);
 /* A barrier of all ranks, by the bootstrap's all-gather. 0 or -1. */
 int fixture_meet(struct fixture *s);
