@@ -218,3 +218,19 @@ def test_megatron_layer_of_real_size_on_a_shared_gpu(world: World) -> None:
     world.only("cuda")
     check_layer(world, hidden=2048, experts=8 * world.nranks, steps=6, scale=40)
     release()
+
+
+@without_gpu()
+def test_megatron_on_hybrid_ep(world: World) -> None:
+    """The same with --moe-flex-dispatcher-backend hybridep: Megatron permutes nothing itself."""
+    megatron(world)
+    from megatron.core.transformer.moe import fused_a2a
+    if getattr(fused_a2a, "hybrid_ep_dispatch", None) is None:
+        world.skip("this megatron-core has no HybridEP")
+    check_layer(world, hidden=128, experts=2 * world.nranks, steps=4, moe_flex_dispatcher_backend="hybridep")
+    args = (world, 128, 2 * world.nranks)
+    want = train(layer("alltoall", *args), world, 128, STEPS)
+    got = train(layer("flex", *args, moe_flex_dispatcher_backend="hybridep"), world, 128, STEPS)
+    worst = max(abs(a - b) / b for a, b in zip(got, want))
+    assert worst <= 0.01, "losses differ by %.4f: %s, %s" % (worst, got, want)
+    fused_a2a.reset_hybrid_ep_buffer()

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HybridEPBuffer against the reference: rows grouped by expert, padded, with probs; sums and gradients of probs."""
+
+from typing import Any, List, Optional
+
+import deep_ep
+import torch
+import torch.distributed as dist
+from reference import Work, same_bits
+from suite import World, environment
+
+
+def routing_map(work: Work, rank: int) -> torch.Tensor:
+    """bool [T, E]."""
+    idx = work.idx[rank]
+    spread = torch.zeros(idx.shape[0], work.experts + 1, dtype=torch.bool)
+    return spread.scatter_(1, torch.where(idx < 0, work.experts, idx), True)[:, :work.experts].contiguous()
+
+
+def probs_of(work: Work, rank: int) -> torch.Tensor:
+    """f32 [T, E]; 0 where a token does not go."""
+    rng = torch.Generator().manual_seed(77 + rank)
+    return torch.rand(work.idx[rank].shape[0], work.experts, generator=rng) * routing_map(work, rank)
+
+
+def expected(work: Work, me: int, pad: int) -> Any:
+    """(rows, probs, padded counts, (source, token, expert) of each row or None for padding)."""
+    rows: List[torch.Tensor] = []
+    probs: List[float] = []
+    counts: List[int] = []
+    places: List[Optional[Any]] = []
+    for local, sources in enumerate(work.by_expert(me)):
+        for s, t in sources:
+            rows.append(work.x[s][t])
+            probs.append(float(probs_of(work, s)[t, me * work.local + local]))
+            places.append((s, t, me * work.local + local))
+        missing = -len(sources) % pad
+        rows += [torch.zeros(work.hidden, dtype=torch.bfloat16)] * missing
+        probs += [0.0] * missing
+        places += [None] * missing
+        counts.append(len(sources) + missing)
+    data = torch.stack(rows) if rows else torch.zeros(0, work.hidden, dtype=torch.bfloat16)
+    return data, torch.tensor(probs), counts, places
+
+
+def check(world: World, buffer: deep_ep.HybridEPBuffer, work: Work, pad: int, by_index: bool, more: int) -> None:
+    """Dispatch, dispatch by handle, combine with and without probs."""
+    me = world.rank
+    rows, probs, counts, places = expected(work, me, pad)
+    total = len(places) + more
+    given: Any = dict(routing_map=world.to(routing_map(work, me)), probs=world.to(probs_of(work, me)))
+    if by_index:
+        idx = world.to(work.idx[me])
+        given = dict(topk_idx=idx, num_of_experts=work.experts, topk_weights=world.to(
+            torch.where(work.idx[me] < 0, 0.0, probs_of(work, me).gather(1, work.idx[me].clamp(min=0)))))
+    if more:
+        given.update(num_permuted_tokens=total, non_blocking=True)
+    got, got_probs, scales, per_expert, handle = buffer.dispatch_with_permute(
+        hidden=world.to(work.x[me]), pad_multiple=pad if pad > 1 else None, num_of_experts_per_rank=work.local, **given)
+    assert scales is None and per_expert.tolist() == counts and got.shape[0] == got_probs.shape[0] == total
+    assert same_bits(got[:len(places)], rows) and not got[len(places):].any()
+    assert torch.equal(got_probs[:len(places)].cpu(), probs)
+    again = buffer.dispatch_with_permute(hidden=world.to(work.x[me]), handle=handle)
+    assert same_bits(again[0], got) and again[4] is handle
+    combined, none = buffer.combine_with_unpermute(hidden=got, handle=handle, pad_multiple=pad)
+    assert none is None
+    # Every row returns as it was: a token times the number of its experts; and each prob to its place.
+    times = routing_map(work, me).sum(1, keepdim=True)
+    assert torch.allclose(combined.cpu().float(), work.x[me].float() * times, rtol=0.02, atol=0.02)
+    combined, back = buffer.combine_with_unpermute(hidden=got, probs=got_probs * 2, handle=handle)
+    assert back is not None and torch.equal(back.cpu(), probs_of(work, me) * 2)
+
+
+def test_hybrid(world: World) -> None:
+    for nodes in ("0", str(world.nranks // 2)):
+        with environment(**({} if nodes == "0" else {"EPX_RANKS_PER_NODE": nodes, "EPX_NET": "ofi:tcp"})):
+            if nodes != "0" and not world._nodes:
+                continue
+            work = Work(world.nranks, 20, 128, 3 * world.nranks, 4, seed=31)
+            buffer = deep_ep.HybridEPBuffer(dist.group.WORLD, 128, 4, 3)
+            for pad, by_index, more in ((1, False, 0), (16, False, 0), (8, True, 0), (1, False, 7)):
+                check(world, buffer, work, pad, by_index, more)
+            world.meet()
+            del buffer
+
+
+def test_hybrid_errors(world: World) -> None:
+    buffer = deep_ep.HybridEPBuffer(dist.group.WORLD, 128, 64, 8 * 40 // world.nranks)
+    x = world.to(torch.zeros(2, 128, dtype=torch.bfloat16))
+    for what, call in (
+            ("routing_map", lambda: buffer.dispatch_with_permute(hidden=x)),
+            ("num_of_experts", lambda: buffer.dispatch_with_permute(
+                hidden=x, topk_idx=world.to(torch.zeros(2, 1, dtype=torch.int64)))),
+            ("at most 32 experts", lambda: buffer.dispatch_with_permute(
+                hidden=x, routing_map=world.to(torch.ones(2, 8 * 40, dtype=torch.bool)))),
+            ("handle", lambda: buffer.combine_with_unpermute(hidden=x))):
+        try:
+            call()
+        except ValueError as error:
+            assert what in str(error), error
+        else:
+            raise AssertionError("expected an error about " + what)
