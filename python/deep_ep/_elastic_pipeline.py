@@ -19,6 +19,10 @@ from ._streams import HostEvent, StreamEvent
 
 _ROW = 16384
 _RECEIVER = 1  # its number in the group of two
+# Two multiprocessors of a GPU. The kernels of a send stay on the GPU until the receiver comes, those of both directions
+# and of every rank that shares the GPU at the same time: with as many as a group of two takes by itself, they would
+# leave no room for the receivers' kernels, and all would wait for good.
+_GPU_AGENTS = 32
 
 
 def _edges(ranks: int) -> List[Tuple[int, int]]:
@@ -49,7 +53,8 @@ class _Channel:
         group = engine._group(
             device, bootstrap=_pair_bootstrap(engine, name, edge), modes=epx.Mode.HIGH_THROUGHPUT, num_experts=2,
             max_tokens_per_rank=rows, max_hidden_bytes=_ROW, max_topk=1, max_recv_tokens=rows, alloc_bytes=1 << 20,
-            ranks_per_node=0, num_agents=0, timeout_ms=engine.settings.timeout_ms)
+            ranks_per_node=0, num_agents=0 if device.type == "cpu" else _GPU_AGENTS,
+            timeout_ms=engine.settings.timeout_ms)
         self.mover, self._device, self._inflight = Mover(group, device), device, inflight
         self._stream = None if device.type == "cpu" else torch.cuda.Stream(device=device)
         self._sent: Deque[Any] = collections.deque()
