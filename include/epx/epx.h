@@ -595,6 +595,10 @@ typedef struct epx_combine_inputs {
     const epx_tensor *topk_weights; /* LL EXPERT_MAJOR: fp32 [B,K]. HT: as dispatch's output weights, to be returned */
     const epx_tensor *bias[2];      /* [B, H], tokens' dtype */
     const epx_tensor *row_scales;   /* nvfp4: fp32, tokens' shape without H: 2688 / max|row|, 0 for a row of zeros */
+    /* LL EXPERT_MAJOR, may be NULL: int32 [L, S], written while the operation runs. Row r of local expert l is read
+     * and sent when signals[l][r / config.signal_rows] has reached config.signal_value. signal_rows = 0: all rows of l
+     * wait for signals[l][0]. Rows are sent in the order of experts. */
+    const epx_tensor *signals;
 } epx_combine_inputs;
 
 typedef struct epx_combine_outputs {
@@ -611,8 +615,10 @@ typedef struct epx_combine_config {
     int32_t direction;   /* high throughput: EPX_BACKWARD combines gradients of a dispatch (needs weights in and out) */
     epx_tensor *wait_ns; /* as in epx_layout_info */
     uint32_t sum;        /* high throughput: EPX_SUM_*, the same on all ranks; 0 = as described above */
-    int32_t max_sms;     /* as in epx_dispatch_config */
+    int32_t max_sms;     /* as in epx_dispatch_config; low latency: of a combine with signals */
     int32_t nvfp4;       /* low latency, bf16, H in 16s: rows travel as NVFP4, with inputs.row_scales */
+    int32_t signal_rows; /* with inputs.signals */
+    uint32_t signal_value;
     uint32_t reserved;
 } epx_combine_config;
 

@@ -5,7 +5,7 @@ Host time is critical here. Arguments are not checked again if an earlier call h
 the C library are prepared (see _plans.py).
 """
 
-from typing import Any, Optional, Tuple
+from typing import Any, NamedTuple, Optional, Tuple
 
 import epx
 import torch
@@ -14,7 +14,7 @@ from epx._library import check
 from . import _checks as checks
 from ._checks import refused, wrong
 from ._engine import Engine
-from ._plans import Cast, CombinePlan, DispatchPlan, as_nvfp4
+from ._plans import Cast, CombinePlan, DispatchPlan, Overlap, as_nvfp4
 from ._routing import ATTRIBUTE, Handle, Routing, find
 from ._streams import settle
 from .utils import EventOverlap
@@ -174,20 +174,55 @@ def _check_combine(routing: LowLatencyRouting, plan: CombinePlan, x: Any, topk_i
     checks.optional("combine_wait_recv_cost_stats", wait, (torch.int64,), (routing.pool.group.info.nranks,), device)
 
 
+class OverlapArgs(NamedTuple):
+    """The arguments of low_latency_combine() for overlap with the kernel that computes its rows."""
+
+    src_signals: Any
+    src_signal_expect_value: int
+    comp_signal: Any
+    block_m: int
+    threshold: int
+    num_sms: int
+
+
+def _overlap(given: OverlapArgs, local: int, rows: int) -> Tuple[Overlap, torch.Tensor]:
+    """How the rows become ready, and the signals."""
+    checks.positive("num_sms", given.num_sms, 0)
+    if (given.comp_signal is None) == (given.src_signals is None):
+        raise wrong("comp_signal, src_signals", "one of them with overlap",
+                    "neither" if given.src_signals is None else "both")
+    if given.comp_signal is None:
+        how = Overlap(1, 0, checks.positive("src_signal_expect_value", given.src_signal_expect_value), given.num_sms)
+        name, signals = "src_signals", given.src_signals
+    else:
+        block = checks.positive("block_m", given.block_m)
+        how = Overlap(-(-rows // block), block, checks.positive("threshold", given.threshold), given.num_sms)
+        name, signals = "comp_signal", given.comp_signal
+    if not isinstance(signals, torch.Tensor) or signals.element_size() != 4 or not signals.is_contiguous() or \
+            signals.numel() < local * how.per_expert:
+        raise wrong(name, "a contiguous int32 tensor of at least %d signals" % (local * how.per_expert),
+                    getattr(signals, "shape", type(signals).__name__))
+    return how, signals
+
+
 def combine(launch_on: Any, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor,
             handle: Handle, use_logfmt: bool, zero_copy: bool, staged: bool, out: Optional[torch.Tensor],
-            wait: Optional[torch.Tensor]) -> Tuple[Any, ...]:
+            wait: Optional[torch.Tensor], given: Optional[OverlapArgs]) -> Tuple[Any, ...]:
     """Returns the result of Buffer.low_latency_combine(). For `launch_on`, see dispatch()."""
     routing = getattr(handle[0], ATTRIBUTE, None) if type(handle) is tuple and handle else None
     if type(routing) is not LowLatencyRouting:
         routing = find(LowLatencyRouting, handle)
     pool, hidden, tokens = routing.pool, handle[3], routing.tokens
     pool.group.address  # raises if the buffer was destroyed
-    key = (hidden, routing.handle.topk, use_logfmt, staged)
+    overlap, signals = None, None
+    if given is not None:
+        info = pool.group.info
+        overlap, signals = _overlap(given, info.local_experts, info.nranks * routing.max_tokens)
+    key = (hidden, routing.handle.topk, use_logfmt, staged, overlap)
     plan = pool.combine_plans.get(key)
     if plan is None:
         plan = pool.combine_plans[key] = CombinePlan(
-            pool, hidden, routing.handle.topk, routing.max_tokens, use_logfmt, staged)
+            pool, hidden, routing.handle.topk, routing.max_tokens, use_logfmt, staged, overlap)
     looks = (tokens, _look(x), None if topk_idx is routing.topk_idx else _look(topk_idx), _look(topk_weights),
              None if out is None else _look(out))
     if looks not in plan.checked or wait is not None:
@@ -209,15 +244,15 @@ def combine(launch_on: Any, x: torch.Tensor, topk_idx: torch.Tensor, topk_weight
         else:
             with launch.context():
                 out = plan.new_out(tokens, stream, pool.capturing())
-    status = plan.run(routing.address, tokens, x, topk_weights, out, wait, stream)
+    status = plan.run(routing.address, tokens, x, topk_weights, out, wait, signals, stream)
     if status:
         check(status)
     if staged:
-        routing.staged = (x, topk_weights, wait, out)
-        if pool.on_cpu:
+        routing.staged = (x, topk_weights, wait, out, signals)
+        if pool.on_cpu and signals is None:  # with signals, the caller has yet to write the rows
             settle(pool.group)
         return out, EventOverlap(), routing.receive
-    event = launch.finish((x, topk_weights, wait), (out,)) if launch is not None else EventOverlap()
+    event = launch.finish((x, topk_weights, wait, signals), (out,)) if launch is not None else EventOverlap()
     return out, event, None
 
 

@@ -181,10 +181,20 @@ class DispatchPlan:
             self._wait.data = wait.data_ptr()
 
 
+class Overlap(NamedTuple):
+    """When rows of a combine are ready: each of an expert's signals is for so many rows (0: all) and has this value."""
+
+    per_expert: int
+    rows: int
+    value: int
+    num_sms: int
+
+
 class CombinePlan:
     """The structs of one kind of combine."""
 
-    def __init__(self, pool: Pool, hidden: int, topk: int, max_tokens: int, use_logfmt: bool, staged: bool) -> None:
+    def __init__(self, pool: Pool, hidden: int, topk: int, max_tokens: int, use_logfmt: bool, staged: bool,
+                 overlap: Optional[Overlap]) -> None:
         info = pool.group.info
         self.shape = (info.local_experts, info.nranks * max_tokens, hidden)
         self.checked: Set[Any] = set()  # the checked properties of arguments that were accepted
@@ -198,6 +208,11 @@ class CombinePlan:
         inputs = _abi.CombineInputsStruct(tokens=pointer(self._tokens), topk_weights=pointer(self._weights))
         outputs = _abi.CombineOutputsStruct(tokens=pointer(self._out))
         self._config = _abi.CombineConfigStruct(send_only=staged, logfmt=use_logfmt)
+        if overlap is not None:
+            self._signals = _struct(epx.DType.INT32, (info.local_experts, overlap.per_expert))
+            inputs.signals = pointer(self._signals)
+            self._config.signal_rows, self._config.signal_value = overlap.rows, overlap.value
+            self._config.max_sms = overlap.num_sms
         self._has_wait = False
         self._ntokens = 0
         self._keep = (inputs, outputs)
@@ -217,13 +232,15 @@ class CombinePlan:
         return results
 
     def run(self, address: int, ntokens: int, x: torch.Tensor, topk_weights: torch.Tensor, out: torch.Tensor,
-            wait: Optional[torch.Tensor], stream: Optional[int]) -> int:
+            wait: Optional[torch.Tensor], signals: Optional[torch.Tensor], stream: Optional[int]) -> int:
         """Combines with the handle at `address`. Returns the status."""
         if ntokens != self._ntokens:
             self._ntokens = self._weights.shape[0] = self._out.shape[0] = ntokens
         self._tokens.data = x.data_ptr()
         self._weights.data = topk_weights.data_ptr()
         self._out.data = out.data_ptr()
+        if signals is not None:
+            self._signals.data = signals.data_ptr()
         if wait is not None or self._has_wait:
             self._has_wait = wait is not None
             self._config.wait_ns = ctypes.pointer(self._wait) if wait is not None else None

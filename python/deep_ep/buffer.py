@@ -61,12 +61,13 @@ class Buffer:
                  low_latency_mode: bool = False,
                  num_qps_per_rank: int = 24, allow_nvlink_for_low_latency_mode: bool = True, allow_mnnvl: bool = False,
                  explicitly_destroy: bool = False, enable_shrink: bool = False, comm: Any = None,
-                 use_default_stream_as_comm_stream: bool = False) -> None:
+                 use_default_stream_as_comm_stream: bool = False, use_fabric: Optional[bool] = None) -> None:
         """`group` is a torch.distributed group of any backend (only all_gather_object is used). Without it, `comm` is
         an mpi4py communicator.
 
         num_nvl_bytes and num_rdma_bytes are hints for the memory to reserve on a GPU. num_qps_per_rank,
-        allow_nvlink_for_low_latency_mode and allow_mnnvl are accepted and have no effect.
+        allow_nvlink_for_low_latency_mode, allow_mnnvl and use_fabric (an addition of forks) are accepted and have no
+        effect: the ranks of one host share memory, and the GPUs of other hosts of a rack are reached by the network.
         use_default_stream_as_comm_stream is an addition of Primus-Turbo: operations run on the stream that is current
         when they are called.
         """
@@ -331,10 +332,20 @@ class Buffer:
     def low_latency_combine(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, handle: _Handle,
                             use_logfmt: bool = False, zero_copy: bool = False, async_finish: bool = False,
                             return_recv_hook: bool = False, out: Optional[torch.Tensor] = None,
-                            combine_wait_recv_cost_stats: Optional[torch.Tensor] = None) -> Tuple[
+                            combine_wait_recv_cost_stats: Optional[torch.Tensor] = None, overlap: bool = False,
+                            src_signals: Optional[torch.Tensor] = None, src_signal_expect_value: int = 0,
+                            packed_recv_count: Optional[torch.Tensor] = None,
+                            comp_signal: Optional[torch.Tensor] = None, block_m: int = 64, threshold: int = 0,
+                            num_sms: Optional[int] = None) -> Tuple[
                                 torch.Tensor, EventOverlap, Optional[Callable[[], None]]]:
         """Computes weighted sums of the experts' rows, in top-k order, in fp32, rounded once. Returns (combined_x
-        [T,H], event, hook)."""
+        [T,H], event, hook).
+
+        With `overlap`, an addition of SGLang's DeepEP, another kernel may still compute the rows: those of an expert
+        are sent, expert by expert, when its signal has reached a value. Either src_signals [El] and
+        src_signal_expect_value, or comp_signal [El*ceil(R*M/block_m)], one for each block_m rows, and threshold. The
+        call takes at most num_sms SMs. packed_recv_count is not needed. Without `overlap` all of these have no effect.
+        """
         engine, launcher = self._engine, None
         if engine.closed or async_finish or not return_recv_hook:
             launcher = self._low_latency_launcher(x, async_finish, return_recv_hook)
@@ -342,7 +353,8 @@ class Buffer:
             self._mask_now()
         return _low_latency.combine(
             launcher, x, topk_idx, topk_weights, handle, use_logfmt, zero_copy, return_recv_hook, out,
-            combine_wait_recv_cost_stats)
+            combine_wait_recv_cost_stats, None if not overlap else _low_latency.OverlapArgs(
+                src_signals, src_signal_expect_value, comp_signal, block_m, threshold, num_sms or 0))
 
     def get_next_low_latency_combine_buffer(self, handle: _Handle) -> torch.Tensor:
         """A bf16 tensor [El,R*M,H] that other ranks can read. Fill it, then combine with zero_copy=True."""

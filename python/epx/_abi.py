@@ -188,7 +188,7 @@ class DispatchConfigStruct(Struct):
 class CombineInputsStruct(Struct):
     _fields_ = [
         ("size", c_uint32), ("reserved", c_uint32), ("tokens", _TENSOR), ("topk_weights", _TENSOR),
-        ("bias", _TENSOR * 2), ("row_scales", _TENSOR),
+        ("bias", _TENSOR * 2), ("row_scales", _TENSOR), ("signals", _TENSOR),
     ]
 
 
@@ -199,7 +199,8 @@ class CombineOutputsStruct(Struct):
 class CombineConfigStruct(Struct):
     _fields_ = [
         ("size", c_uint32), ("send_only", c_int32), ("logfmt", c_int32), ("direction", c_int32), ("wait_ns", _TENSOR),
-        ("sum", c_uint32), ("max_sms", c_int32), ("nvfp4", c_int32), ("reserved", c_uint32),
+        ("sum", c_uint32), ("max_sms", c_int32), ("nvfp4", c_int32), ("signal_rows", c_int32),
+        ("signal_value", c_uint32), ("reserved", c_uint32),
     ]
 
 

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """deep_ep's low latency against the reference."""
 
+import contextlib
 import itertools
 import os
+import threading
+import time
 from typing import Any, Callable, List, Optional, Tuple
 
 import deep_ep
@@ -473,6 +476,100 @@ def test_nvfp4(world: World) -> None:
             assert what in str(error), error
         else:
             raise AssertionError("expected an error about " + what)
+
+
+def write_rows(world: World, x: torch.Tensor, rows: torch.Tensor, signals: torch.Tensor, per_expert: int,
+               threshold: int) -> None:
+    """What the down projection does: writes the rows of one expert after the other, block by block, and adds to the
+    signal of a block as often as `threshold` says."""
+    side = torch.cuda.Stream() if x.is_cuda else None
+    with torch.cuda.stream(side) if side else contextlib.nullcontext():
+        for expert in range(x.shape[0]):
+            block = -(-x.shape[1] // per_expert)
+            for i in range(per_expert):
+                x[expert, i * block:(i + 1) * block] = rows[expert, i * block:(i + 1) * block]
+                for _ in range(threshold):
+                    signals.view(-1)[expert * per_expert + i] += 1
+            time.sleep(0.002)
+    if side:
+        torch.cuda.current_stream().wait_stream(side)
+
+
+def check_overlap(world: World, buffer: deep_ep.Buffer, work: Work, most: int, block: int, how: str) -> None:
+    """A combine that is issued before its rows are written; rows that it reads too early are NaN."""
+    me, rows = buffer.rank, buffer.group_size * most
+    _recv, counts, handle = dispatch(world, buffer, work, most, use_fp8=False)
+    full = torch.zeros(work.local, rows, work.hidden, dtype=torch.bfloat16)
+    for expert, places in enumerate(work.by_expert(me)):
+        for n, (s, t) in enumerate(places):
+            full[expert, n] = work.x[s][t]
+    x, done = torch.full_like(world.to(full), float("nan")), world.to(results(work, me, full))
+    per_expert = -(-rows // block) if block else 1
+    signals = world.to(torch.zeros(work.local * per_expert, dtype=torch.int32))
+    given = dict(comp_signal=signals, block_m=block, threshold=3, packed_recv_count=counts) if block else \
+        dict(src_signals=signals, src_signal_expect_value=1)
+    if world.device.type == "cuda":
+        torch.cuda.synchronize()
+
+    def combine(**more: Any) -> Any:
+        return buffer.low_latency_combine(x, world.to(work.idx[me]), world.to(work.weights[me]), handle, overlap=True,
+                                          num_sms=2, **given, **more)
+    write = lambda: write_rows(world, x, done, signals, per_expert, 3 if block else 1)  # noqa: E731
+    if how == "thread":
+        writer = threading.Thread(target=write)
+        writer.start()
+        out, event, hook = combine()
+        writer.join()
+    else:
+        out, event, hook = combine(**{how: True})
+        write()
+    wait_for(event, hook, how == "async_finish", how == "return_recv_hook")
+    assert calc_diff(out.cpu(), combine_weighted(work, me)) < 1e-5
+
+
+def test_overlap(world: World) -> None:
+    """SGLang's single-batch overlap: rows are sent as the signals of the kernel that computes them arrive."""
+    for buffer in world.buffers():
+        for block in (0, 4, 64):
+            work = Work(world.nranks, 9, 256, 3 * world.nranks, 3, seed=220 + block)
+            for how in ("return_recv_hook", "async_finish", "thread"):
+                if how != "thread" or world.device.type == "cpu":
+                    check_overlap(world, buffer, work, 16, block, how)
+        check_one(world, buffer, work, 16)
+    for what, options in (("comp_signal", dict()), ("block_m", dict(comp_signal=torch.zeros(1), block_m=0)),
+                          ("src_signal_expect_value", dict(src_signals=torch.zeros(1))),
+                          ("src_signals", dict(src_signals=torch.zeros(1), src_signal_expect_value=1))):
+        _recv, _counts, handle = dispatch(world, world.buffer(), work, 16)
+        try:
+            world.buffer().low_latency_combine(
+                world.to(torch.zeros(3, 16 * world.nranks, 256, dtype=torch.bfloat16)), world.to(work.idx[world.rank]),
+                world.to(work.weights[world.rank]), handle, overlap=True, **options)  # type: ignore[arg-type]
+        except ValueError as error:
+            assert what in str(error), error
+        else:
+            raise AssertionError("expected an error about " + what)
+
+
+def test_overlap_has_a_deadline(world: World) -> None:
+    """A signal that never comes ends the combine on all ranks."""
+    with environment(EPX_TIMEOUT_MS="700"):
+        buffer = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True, explicitly_destroy=True)
+        work = Work(world.nranks, 8, 128, world.nranks, 2, seed=230)
+        _recv, _counts, handle = dispatch(world, buffer, work, 8, use_fp8=False)
+        x = world.to(torch.zeros(1, 8 * world.nranks, 128, dtype=torch.bfloat16))
+        signals = world.to(torch.zeros(1, dtype=torch.int32) + (world.rank > 0))
+        try:
+            buffer.low_latency_combine(x, world.to(work.idx[world.rank]), world.to(work.weights[world.rank]), handle,
+                                       overlap=True, src_signals=signals, src_signal_expect_value=1)
+            if world.device.type == "cuda":
+                torch.cuda.synchronize()
+                dispatch(world, buffer, work, 8)
+        except epx.EpxError as error:
+            assert isinstance(error, epx.TimeoutExpired) or world.rank, error
+        else:
+            raise AssertionError("expected the deadline to expire")
+        world.meet()
+        buffer.destroy()
 
 
 def check_missing_from_the_start(world: World) -> None:

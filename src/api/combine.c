@@ -35,6 +35,33 @@ static epx_status check_tokens(struct epx_handle *handle, const epx_combine_inpu
     return status;
 }
 
+/* Rows that are sent as they become ready. */
+static epx_status check_signals(struct epx_handle *handle, const epx_combine_inputs *in, const epx_combine_config *cfg,
+                                struct combine_args *args)
+{
+    const int64_t L = args->tokens.shape[0], rows = args->tokens.shape[1];
+    const struct want want = {call, "inputs.signals", DTYPE_BIT(EPX_INT32), 2, {L, -1}, STRIDES_NONE};
+    const int64_t per = cfg->signal_rows;
+    epx_status status;
+
+    if (!in->signals)
+        return cfg->signal_rows || cfg->signal_value
+                   ? fail(EPX_ERR_ARGUMENT, "%s: config.signal_rows, signal_value: expected 0 without inputs.signals",
+                          call)
+                   : EPX_OK;
+    if (handle->config.mode != EPX_LOW_LATENCY || handle->config.layout != EPX_EXPERT_MAJOR || cfg->logfmt)
+        return fail(EPX_ERR_USAGE, "%s: inputs.signals: expected low latency, EXPERT_MAJOR, without logfmt", call);
+    if (per < 0)
+        return fail(EPX_ERR_ARGUMENT, "%s: config.signal_rows: expected at least 0, got %" PRId64, call, per);
+    status = check_tensor(in->signals, &want, &args->signals);
+    if (status == EPX_OK && args->signals.shape[1] < (per ? (rows + per - 1) / per : 1))
+        status = fail(EPX_ERR_ARGUMENT, "%s: inputs.signals: expected %" PRId64 " for each expert, got %" PRId64, call,
+                      per ? (rows + per - 1) / per : 1, args->signals.shape[1]);
+    args->signal_rows = cfg->signal_rows;
+    args->signal_value = cfg->signal_value;
+    return status;
+}
+
 static epx_status check_nvfp4(const epx_combine_inputs *in, struct combine_args *args)
 {
     const epx_tensor *t = &args->tokens;
@@ -152,6 +179,8 @@ epx_status combine_args_check(struct epx_handle *handle, const epx_combine_input
                       dtype_name(args->tokens.dtype));
     if (status == EPX_OK)
         status = check_nvfp4(&in, args);
+    if (status == EPX_OK)
+        status = check_signals(handle, &in, &cfg, args);
     if (status == EPX_OK)
         status = check_weights(handle, &in, &out, args);
     if (status == EPX_OK)

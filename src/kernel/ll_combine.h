@@ -8,6 +8,8 @@
  *   all peers imported (group/region.h): describe where they are   (nothing moves)
  *   otherwise: write each row, LogFMT or plain, into
  *     s's receive slot, at ll_places()
+ *     (with signals: expert by expert, each row when
+ *     the caller's kernel has said that it is there)
  *   signal LC_DATA = v  ---------------------------->  wait LC_DATA[*] >= v
  *                                                      out[t] = sum over k of weight * row, read where d has it
  *                                                      or in the own receive slot
@@ -113,15 +115,39 @@ KFN uint32_t lc_write_row(struct agent *ag, const struct ll_combine_params *p, c
     return (uint32_t)p->signature.hidden_bytes;
 }
 
-/* Rows i, i + A, ... of a block, straight into the receive slot of a source of the node. */
-KFN void lc_push_block(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch, int s, int l, int i)
+#define LC_SIGNAL_PAUSE_NS 2000 /* between two looks at a signal of the caller's, which rings no bell */
+
+/* The row of expert l at `row` is there: the caller's kernel has said so. Non-zero: failed. */
+KFN_STEP int lc_wait_row(struct agent *ag, const struct ll_combine_params *p, int l, const char *row)
+{
+    const struct group_dev *g = p->g;
+    const uint64_t start = ag_now(ag);
+    const int64_t number = (row - p->tokens - l * p->outer_stride) / p->stride;
+    uint32_t *word = p->signals + l * p->signal_stride + (p->signal_rows ? number / p->signal_rows : 0), seen;
+
+    /* Acquires what the caller wrote before it set the word. */
+    while ((seen = ag_fetch_add(ag, word, 0)) < p->signal_value) {
+        const int ended = ag_wait_ge(ag, &g->state->barrier, UINT64_MAX, LC_SIGNAL_PAUSE_NS) == WAIT_ABORTED;
+        if (ended || ag_now(ag) - start > g->timeout_ns)
+            return wait_failed(ag, g, ended ? WAIT_ABORTED : WAIT_TIMEOUT, PHASE_LC_SIGNAL, -1, -1, p->signal_value,
+                               seen);
+    }
+    return 0;
+}
+
+/* Rows i, i + A, ... of a block, straight into the receive slot of a source of the node. Non-zero: failed. */
+KFN int lc_push_block(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch, int s, int l, int i)
 {
     const struct group_dev *g = p->g;
     const struct lc_block b = lc_block_at(p, s, l);
     char *recv_buf = lc_slot(g, s, epoch) + g->ll.crows;
 
-    for (; i < b.n; i += ag_count(ag))
+    for (; i < b.n; i += ag_count(ag)) {
+        if (p->signals && lc_wait_row(ag, p, l, b.rows + i * p->stride))
+            return 1;
         lc_write_row(ag, p, recv_buf + (b.place + (uint64_t)i) * lc_pitch(p), b.rows + i * p->stride);
+    }
+    return 0;
 }
 
 /* LogFMT rows differ in length. To another node they go one behind the other, so that their puts merge and only their
@@ -141,6 +167,7 @@ KFN uint32_t lc_pack_row(struct agent *ag, const struct ll_combine_params *p, ch
 struct lc_stage {
     uint64_t at, room, used;
     int parts;       /* agents that have one */
+    int any_rank;    /* rows of any rank that this agent serves may be in it at any time */
     int first, last; /* steps from this rank to the first and to the last rank whose rows are in it */
     struct put_batch batch;
 };
@@ -164,7 +191,8 @@ KFN_STEP int lc_wait_stage(struct agent *ag, const struct group_dev *g, struct l
             wait_word(ag, g, &g->sent[s], ag_load_acquire(&g->pushed[s]), PHASE_LC_SENT, s, start))
             return 1;
     }
-    stage->first = stage->last;
+    if (!stage->any_rank)
+        stage->first = stage->last;
     stage->used = 0;
     return 0;
 }
@@ -183,9 +211,9 @@ KFN int lc_short(const struct ll_combine_params *p, const struct lc_block *b)
     return p->layout == LAYOUT_EXPERT_MAJOR && (int64_t)b->n * p->signature.hidden_bytes < LC_SHORT_BYTES;
 }
 
-/* To a source of another node. */
-KFN_STEP int lc_push_remote(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch, int s,
-                            struct lc_stage *stage)
+/* Blocks `first` to end - 1 to a source of another node; the descriptor goes before the first of all. */
+KFN_STEP int lc_push_remote(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch, int s, int first,
+                            int end, struct lc_stage *stage)
 {
     const struct group_dev *g = p->g;
     const int slot = slot_of(g, epoch);
@@ -193,13 +221,16 @@ KFN_STEP int lc_push_remote(struct agent *ag, const struct ll_combine_params *p,
     const size_t pitch = lc_pitch(p);
     uint64_t rows = 0, packed = recv_buf + lc_block_at(p, s, 0).place * pitch; /* all blocks follow each other there */
 
-    put(ag, g, &stage->batch, s, COUNTER(SIG_LC_DATA, slot), lc_slot_offset(g, epoch),
-        lc_slot_offset(g, epoch) + g->ll.cdescs + (uint64_t)g->recv_index_at[s] * sizeof(struct lc_desc),
-        sizeof(struct lc_desc));
-    for (int l = 0; l < lc_blocks(p); l++) {
+    if (first == 0)
+        put(ag, g, &stage->batch, s, COUNTER(SIG_LC_DATA, slot), lc_slot_offset(g, epoch),
+            lc_slot_offset(g, epoch) + g->ll.cdescs + (uint64_t)g->recv_index_at[s] * sizeof(struct lc_desc),
+            sizeof(struct lc_desc));
+    for (int l = first; l < end; l++) {
         const struct lc_block b = lc_block_at(p, s, l);
         for (int i = 0; i < b.n; i++) {
             const char *row = b.rows + i * p->stride;
+            if (p->signals && lc_wait_row(ag, p, l, row))
+                return 1;
             const uint64_t target = LC_LOGFMT(p) ? packed : recv_buf + (b.place + (uint64_t)i) * pitch;
             uint64_t source = (uint64_t)(row - heap_at(g, g->rank, 0));
             uint32_t bytes = (uint32_t)p->signature.hidden_bytes;
@@ -226,6 +257,37 @@ KFN_STEP int lc_push_remote(struct agent *ag, const struct ll_combine_params *p,
     return 0;
 }
 
+KFN int lc_push_by_rank(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch, struct lc_stage *stage)
+{
+    const struct group_dev *g = p->g;
+
+    for (int j = 1; j < g->nranks; j++) {
+        if (!lc_serves(ag, g, stage, j))
+            continue;
+        stage->last = j;
+        if (lc_push_remote(ag, p, epoch, (g->rank + j) % g->nranks, 0, lc_blocks(p), stage))
+            return 1;
+    }
+    return 0;
+}
+
+/* Expert by expert, as they become ready. What is put is posted at once, not when a batch is full: the next signal may
+ * be far away. */
+KFN int lc_push_in_order(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch, struct lc_stage *stage)
+{
+    const struct group_dev *g = p->g;
+
+    stage->last = g->nranks - 1;
+    for (int l = 0; l < lc_blocks(p); l++) {
+        for (int j = 1; j < g->nranks; j++)
+            if (lc_serves(ag, g, stage, j) && lc_push_remote(ag, p, epoch, (g->rank + j) % g->nranks, l, l + 1, stage))
+                return 1;
+        if (put_flush(ag, g, &stage->batch))
+            return push_failed(ag, g);
+    }
+    return 0;
+}
+
 /* Each agent serves some of the sources elsewhere, with its own part of the stage. */
 KFN_STEP int lc_push_others(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
 {
@@ -240,35 +302,37 @@ KFN_STEP int lc_push_others(struct agent *ag, const struct ll_combine_params *p,
     stage.at = g->ll.stage + (uint64_t)ag_index(ag) * stage.room;
     stage.used = 0;
     stage.first = 1;
+    stage.any_rank = p->signals != NULL;
     put_begin(&stage.batch);
-    for (int j = 1; j < g->nranks; j++) {
-        if (!lc_serves(ag, g, &stage, j))
-            continue;
-        stage.last = j;
-        if (lc_push_remote(ag, p, epoch, (g->rank + j) % g->nranks, &stage))
-            return 1;
-    }
+    if (p->signals ? lc_push_in_order(ag, p, epoch, &stage) : lc_push_by_rank(ag, p, epoch, &stage))
+        return 1;
     if (put_flush(ag, g, &stage.batch))
         return push_failed(ag, g);
     return 0;
 }
 
-/* The rank that block q of all blocks is for, by rank: the next one first, so that not all ranks begin with rank 0. */
+/* The rank that block q of all blocks is for, by rank: the next one first, so that not all ranks begin with rank 0.
+ * With signals by expert: as they become ready. */
 KFN int lc_push_rank(const struct ll_combine_params *p, int q)
 {
-    return (p->g->rank + 1 + q / lc_blocks(p)) % p->g->nranks;
+    return (p->g->rank + 1 + (p->signals ? q % p->g->nranks : q / lc_blocks(p))) % p->g->nranks;
+}
+
+KFN int lc_push_expert(const struct ll_combine_params *p, int q)
+{
+    return p->signals ? q / p->g->nranks : q % lc_blocks(p);
 }
 
 KFN int lc_push_count(const struct ll_combine_params *p, int q)
 {
     const struct group_dev *g = p->g;
-    const int s = lc_push_rank(p, q), l = q % lc_blocks(p);
+    const int s = lc_push_rank(p, q), l = lc_push_expert(p, q);
 
     return is_local(g, s) && g->mask[s] ? p->h->count[l * g->nranks + s] : 0;
 }
 
 /* Rows for sources of the node, dealt out to the agents in one sequence. The lanes look at a block each. */
-KFN_STEP void lc_push_node(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
+KFN_STEP int lc_push_node(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
 {
     const uint32_t A = (uint32_t)ag_count(ag);
     const int blocks = p->g->nranks * lc_blocks(p);
@@ -289,12 +353,14 @@ KFN_STEP void lc_push_node(struct agent *ag, const struct ll_combine_params *p, 
         pair_set_settle(ag, &set);
         for (int k = 0; k < all; k++) {
             const struct int_pair one = pair_set_get(ag, &set, k);
-            lc_push_block(ag, p, epoch, lc_push_rank(p, one.a), one.a % lc_blocks(p), one.b);
+            if (lc_push_block(ag, p, epoch, lc_push_rank(p, one.a), lc_push_expert(p, one.a), one.b))
+                return 1;
         }
         before += (uint32_t)ag_sum(ag, n);
     }
     if (ag_index(ag) == 0 && ag_leader(ag))
         ag_add_stat(&p->g->stats->bytes_local, (uint64_t)before * (uint64_t)p->signature.hidden_bytes);
+    return 0;
 }
 
 KFN void lc_write_desc(const struct ll_combine_params *p, struct lc_desc *desc)
@@ -359,8 +425,8 @@ KFN_STEP int lc_push(struct agent *ag, const struct ll_combine_params *p, uint64
         ag_logfmt_begin(ag);
     if (p->nodes && lc_push_others(ag, p, epoch))
         return 1;
-    if (!p->pulled)
-        lc_push_node(ag, p, epoch);
+    if (!p->pulled && lc_push_node(ag, p, epoch))
+        return 1;
     if (sync_last(ag, g, 0))
         lc_publish(ag, p, epoch);
     return 0;

@@ -489,7 +489,10 @@ struct ll_combine_params {
     int32_t pulled;    /* 1: ranks of the node read the rows where they are */
     int32_t rows_in;   /* pulled: what in_place counts from, see struct lc_desc */
     int32_t nodes;     /* 1: the group has several */
-    int32_t reserved;
+    int32_t signal_rows;
+    uint32_t *signals; /* [L][signal_stride]: when rows may be read; NULL = at once */
+    int64_t signal_stride;
+    uint32_t signal_value, reserved;
     const float *weights;
     const char *bias[2];
     int64_t bias_stride[2];

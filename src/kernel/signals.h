@@ -84,7 +84,8 @@
     X(ROUTING, 0, "routing")                                                                                         \
     X(RING,    0, "push to the command ring")                                                                        \
     X(NET,     0, "network")                                                                                         \
-    X(MASKS,   0, "masks")
+    X(MASKS,   0, "masks")                                                                                           \
+    X(LC_SIGNAL, 0, "ll combine: wait for signal")
 /* clang-format on */
 
 enum operation { OP_NONE = -1, OP_LL_DISPATCH, OP_LL_COMBINE, OP_HT_NOTIFY, OP_HT_DISPATCH, OP_HT_COMBINE, OP_COUNT };

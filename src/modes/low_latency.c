@@ -31,15 +31,16 @@ static epx_status slot_check(struct epx_handle *handle, enum staged_kind kind, c
     return EPX_OK;
 }
 
-/* Launches; a staged operation keeps its receive half for ll_complete. */
+/* Launches on at most `sms` multiprocessors (0: the group's number). A staged operation keeps its receive half for
+ * ll_complete. */
 static epx_status launch_steps(struct epx_handle *handle, enum staged_kind kind, int send_only, enum kernel_id id,
-                               void *params, int32_t *steps, size_t bytes, struct device_stream *stream)
+                               void *params, int32_t *steps, size_t bytes, int sms, struct device_stream *stream)
 {
     struct epx_group *group = handle->group;
     epx_status status;
 
     *steps = send_only ? STEP_SEND : STEP_SEND | STEP_RECV;
-    status = launch_ordered(group, stream, id, params, bytes);
+    status = launch_sms(group, stream, id, params, bytes, sms);
     if (status != EPX_OK)
         return status;
     group->issued[kind]++;
@@ -106,7 +107,7 @@ epx_status ll_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
     p.expert_stats = args->info.expert_stats.data;
     p.wait_ns = args->info.wait_ns.data;
     status =
-        launch_steps(handle, STAGED_DISPATCH, args->send_only, KERNEL_LL_DISPATCH, &p, &p.steps, sizeof(p), stream);
+        launch_steps(handle, STAGED_DISPATCH, args->send_only, KERNEL_LL_DISPATCH, &p, &p.steps, sizeof(p), 0, stream);
     if (status == EPX_OK) {
         handle->dispatched = 1;
         handle->group->stats.ll_dispatches++;
@@ -155,8 +156,12 @@ epx_status ll_combine(struct epx_handle *handle, const struct combine_args *args
     p.outer_stride = args->tokens.stride[0] * element;
     p.stride = args->tokens.stride[1] * element;
     p.nodes = handle->group->nnodes > 1;
+    p.signals = args->signals.data;
+    p.signal_stride = args->signals.ndim ? args->signals.shape[1] : 0;
+    p.signal_rows = args->signal_rows;
+    p.signal_value = args->signal_value;
     regions_import(handle->group, stream);
-    if (!args->logfmt && !args->nvfp4)
+    if (!args->logfmt && !args->nvfp4 && !p.signals)
         rows_in_place(handle->group, &args->tokens, stream, &p);
     p.weights = args->weights.data;
     for (int i = 0; i < 2; i++) {
@@ -168,7 +173,8 @@ epx_status ll_combine(struct epx_handle *handle, const struct combine_args *args
     p.hidden = (int32_t)args->tokens.shape[2];
     p.dtype = args->tokens.dtype;
     p.wait_ns = args->wait_ns.data;
-    status = launch_steps(handle, STAGED_COMBINE, args->send_only, combine_kernel(&p), &p, &p.steps, sizeof(p), stream);
+    status = launch_steps(handle, STAGED_COMBINE, args->send_only, combine_kernel(&p), &p, &p.steps, sizeof(p),
+                          p.signals ? args->max_sms : 0, stream);
     if (status == EPX_OK)
         handle->group->stats.ll_combines++;
     return status;

@@ -23,11 +23,13 @@ struct dispatch_args {
 };
 
 struct combine_args {
-    epx_tensor tokens, weights, bias[2], row_scales;
+    epx_tensor tokens, weights, bias[2], row_scales, signals;
     epx_tensor out_tokens, out_weights, wait_ns;
     int logfmt, nvfp4, send_only, backward;
     unsigned sum; /* EPX_SUM_* */
     int max_sms;
+    int signal_rows;
+    uint32_t signal_value;
 };
 
 /* epx_dispatch_layout_outputs, checked; NULL = not asked for. */

@@ -193,10 +193,19 @@ static int combine_round(struct fixture *s)
     epx_combine_inputs in = s->ll_cin;
     float *scales = calloc((size_t)(L * rows), sizeof(float));
     epx_tensor t = epx_tensor_make(scales, EPX_FP32, 2, L, rows, 0, 0);
+    int32_t ready[FIXTURE_EXPERTS * 8]; /* rows may be read when these are 5: they are, in blocks of four rows */
+    epx_tensor signals = epx_tensor_make(ready, EPX_INT32, 2, L, 8, 0, 0);
     int rc = 0;
 
     config.nvfp4 = 1;
     in.row_scales = &t;
+    for (int i = 0; i < FIXTURE_EXPERTS * 8; i++)
+        ready[i] = 5;
+    if (s->nranks > 1) {
+        in.signals = &signals;
+        config.signal_rows = 4;
+        config.signal_value = 5;
+    }
     fixture_refill(s);
     if (!scales || epx_handle_update(s->ll, &s->idx, NULL, NULL) != EPX_OK ||
         fixture_sync(s, epx_dispatch(s->ll, &s->in, &s->ll_out, &s->ll_info, NULL, NULL)) != EPX_OK) {
