@@ -63,6 +63,12 @@ cmake -S "$scratch/cmake-nccl" -B "$scratch/cmake-nccl/build" -DCMAKE_PREFIX_PAT
 cmake --build "$scratch/cmake-nccl/build" >/dev/null
 "$scratch/cmake-nccl/build/by_cmake"
 
+if [ -d "$build/man" ]; then
+    for page in man1/epx.1 man1/epx-bench.1 man3/epx_group_create.3 man7/epx_environment.7; do
+        [ -s "$scratch/prefix/share/man/$page" ] || { echo "not installed: $page"; exit 1; }
+    done
+fi
+
 if [ -x "$scratch/prefix/bin/epx" ]; then
     # epx-ep-bench finds its libraries by where it is, and NCCL's name leads to the stand-in.
     "$scratch/prefix/bin/epx" ep-bench -n 2 --tokens 4 --hidden 256 --experts 4 --top-k 2 --iters 1 --warmup 0 \
