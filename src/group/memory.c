@@ -35,10 +35,10 @@ static size_t take(size_t *at, size_t bytes)
 }
 
 /* node_of[R], recv_index_at[R], recv_index_of[R], relay_rank[N], relay_slot[N], sources[relay_max], by_node[R],
- * node_start[N + 1], place_of[R], relay_of[R], relay_number[R]. */
+ * node_start[N + 1], place_of[R], relay_of[R], relay_number[R], routes[R]. */
 static size_t node_table_words(const struct epx_group *group)
 {
-    return 7 * (size_t)group->nranks + 3 * (size_t)group->nnodes + 1 + (size_t)group->set.relay_max;
+    return 8 * (size_t)group->nranks + 3 * (size_t)group->nnodes + 1 + (size_t)group->set.relay_max;
 }
 
 static void lay_out_nodes(const struct epx_group *group, struct blocks *b, size_t *at)
@@ -99,6 +99,7 @@ static void fill_node_ranks(const struct epx_group *group, int32_t *by_node, int
 {
     const struct node_map *map = &group->map;
     int32_t *relay_of = place_of + group->nranks, *relay_number = relay_of + group->nranks;
+    int32_t *routes = relay_number + group->nranks;
     int32_t at = 0;
 
     for (int n = 0; n < group->nnodes; n++) {
@@ -114,6 +115,7 @@ static void fill_node_ranks(const struct epx_group *group, int32_t *by_node, int
     for (int r = 0; r < group->nranks; r++) {
         relay_of[r] = map->node_of[r] == group->node ? -1 : node_relay(map, r, group->node);
         relay_number[r] = map->node_of[r] == group->node ? -1 : node_relay_number(map, r, group->node);
+        routes[r] = (int32_t)node_route(map, group->rank, r);
     }
 }
 
@@ -167,6 +169,7 @@ static void fill_nodes(struct epx_group *group, const struct blocks *b)
     g->place_of = g->node_start + N + 1;
     g->relay_of = g->place_of + R;
     g->relay_number = g->relay_of + R;
+    g->routes = g->relay_number + R;
     g->expected = (uint64_t *)(base + b->expected);
     g->pushed = (uint64_t *)(base + b->pushed);
     g->expected_all = (uint64_t *)(base + b->expected_all);

@@ -163,8 +163,19 @@ static uint8_t *relays_of(const struct epx_group *group)
     return relays;
 }
 
+/* [R]; NULL: no memory. */
+static uint32_t *routes_of(const struct epx_group *group)
+{
+    uint32_t *routes = calloc((size_t)group->nranks, sizeof(*routes));
+
+    for (int r = 0; routes && r < group->nranks; r++)
+        routes[r] = node_route(&group->map, group->rank, r);
+    return routes;
+}
+
 static epx_status open_proxies(struct epx_group *group, int *dmabuf)
 {
+    uint32_t *routes;
     uint8_t *relays;
     struct proxy_options o;
     epx_status status;
@@ -205,12 +216,15 @@ static epx_status open_proxies(struct epx_group *group, int *dmabuf)
     o.on_blocked = on_blocked;
     relays = relays_of(group);
     o.relays = relays;
+    routes = routes_of(group);
+    o.routes = routes;
     o.grace_ms = group->set.timeout_ms / 8 < LOSS_GRACE_MS ? group->set.timeout_ms / 8 : LOSS_GRACE_MS;
     o.context = group;
     group->net_name = o.net->name;
-    status = relays ? proxy_open(&o, &group->proxies)
-                    : fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d ranks", group->nranks);
+    status = relays && routes ? proxy_open(&o, &group->proxies)
+                              : fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d ranks", group->nranks);
     free(relays);
+    free(routes);
     return status;
 }
 

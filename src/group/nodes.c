@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernel/command.h"
 #include "util/status.h"
 
 static int node_size(const struct node_map *map, int node)
@@ -140,6 +141,20 @@ int node_relay_sources(const struct node_map *map, int relay, int *sources)
         n++;
     }
     return n;
+}
+
+/*
+ * Low latency sends to every rank elsewhere: the sum of both numbers spreads them. High throughput sends to relays
+ * only, whose numbers differ from this rank's by whole nodes: with two rings, all would be on one of them. For rounds
+ * of rows the nodes' numbers are added, and as there may be one other node only, each round uses the next ring.
+ */
+uint32_t node_route(const struct node_map *map, int a, int b)
+{
+    const int na = map->node_of[a], nb = map->node_of[b];
+
+    if (na != nb && (node_relay(map, a, nb) == b || node_relay(map, b, na) == a))
+        return (uint32_t)(a + b) | ROUTE_SPREAD | (uint32_t)(na + nb) << ROUTE_SHIFT;
+    return (uint32_t)(a + b);
 }
 
 /* The sources of a node are assigned to the members of another in turn: the first member gets the most. */

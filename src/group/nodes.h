@@ -36,6 +36,8 @@ int node_relay(const struct node_map *map, int source, int node);
 int node_relay_number(const struct node_map *map, int source, int node);
 /* Fills sources[] (room for relay_max) and returns how many rank `relay` has. */
 int node_relay_sources(const struct node_map *map, int relay, int *sources);
+/* How puts between two ranks are spread over proxies (ROUTE_RING in kernel/command.h); the same for (b, a). */
+uint32_t node_route(const struct node_map *map, int a, int b);
 /* The most sources that any rank relays for now. */
 int node_most_sources(const struct node_map *map);
 

@@ -99,7 +99,7 @@ enum { NO_ANSWER = 0, OWN_PROXY_STUCK = 1 }; /* instead of a word, whose beat is
 /* What the proxy of `rank`, of another node, says about its word. */
 KFN_STEP uint64_t ask_waits(struct agent *ag, const struct group_dev *g, int rank, int peer)
 {
-    const struct ring_dev *ring = &g->rings[(g->rank + rank) % g->nrings];
+    const struct ring_dev *ring = &g->rings[ROUTE_RING(g->routes[rank], COUNTER(SIG_ABORT, 0), g->nrings)];
     const uint64_t *answer = answer_word(g, rank);
     const uint64_t next = WAITS_WORD(WAITS_BEAT(ag_load_acquire(answer)) + 1, 0);
 

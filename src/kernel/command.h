@@ -82,6 +82,23 @@ enum { COUNTER_SLOT_BITS = 6, COUNTER_SLOTS = 1 << COUNTER_SLOT_BITS };
 #define COUNTER(kind, slot) ((uint32_t)(kind) << COUNTER_SLOT_BITS | (uint32_t)(slot))
 #define COUNTER_KIND(counter) ((counter) >> COUNTER_SLOT_BITS)
 #define COUNTER_SLOT(counter) ((counter) & (uint32_t)(COUNTER_SLOTS - 1))
+
+/*
+ * Which ring, and so which proxy thread of both ranks, carries a put: it depends on the pair of ranks and, where the
+ * pair has ROUTE_SPREAD and the slot of the counter is a round of rows, on the slot too. So each counter of each source
+ * has one writer. Both ranks of a pair compute the same route (group/nodes.c). All is modulo the number of rings.
+ *
+ *   0..15 the pair's ring | 16 ROUTE_SPREAD | 17.. what the ring of slot 0 is ahead of the pair's
+ */
+enum { ROUTE_SPREAD = 1 << 16, ROUTE_SHIFT = 17 };
+#define SPREAD_SIGNALS \
+    (1u << SIG_HD_ROWS | 1u << SIG_HD_BLOCK | 1u << SIG_HD_FREE | 1u << SIG_HC_BLOCK | 1u << SIG_HC_ROWS)
+#define ROUTE_IS_SPREAD(route, counter) ((route)&ROUTE_SPREAD && SPREAD_SIGNALS >> COUNTER_KIND(counter) & 1u)
+#define ROUTE_RING(route, counter, rings)                                                                          \
+    ((int)((((uint32_t)(route) & (uint32_t)(ROUTE_SPREAD - 1)) +                                                   \
+            (ROUTE_IS_SPREAD(route, counter) ? ((uint32_t)(route) >> ROUTE_SHIFT) + COUNTER_SLOT(counter) : 0u)) % \
+           (uint32_t)(rings)))
+EPX_STATIC_ASSERT(SIG_COUNT <= 32, "SPREAD_SIGNALS has a bit for each");
 EPX_STATIC_ASSERT(SIG_COUNT *COUNTER_SLOTS <= COMMAND_COUNTERS / 2, "every (kind, slot) is a counter, see notes");
 
 enum {

@@ -140,8 +140,9 @@ KFN_STEP void hd_stage_token(struct agent *ag, const struct ht_dispatch_params *
     }
 }
 
-/* Puts one copy of token t to each node that wants it. */
-KFN int hd_put_token(struct agent *ag, const struct ht_dispatch_params *p, struct put_batch *batch, int r, int64_t t)
+/* Puts one copy of token t to each node that wants it, through one ring: commands of one ring are pushed together. */
+KFN int hd_put_token(struct agent *ag, const struct ht_dispatch_params *p, struct put_batch *batch, int ring, int r,
+                     int64_t t)
 {
     const struct group_dev *g = p->g;
     const struct handle_dev *h = p->h;
@@ -152,7 +153,7 @@ KFN int hd_put_token(struct agent *ag, const struct ht_dispatch_params *p, struc
     for (int k = 0; k < K; k++) {
         const int32_t id = h->ids[t * K + k];
         const int n = id < 0 || h->nidx[t * K + k] < 0 ? -1 : g->node_of[id / g->local_experts];
-        if (n < 0 || !ht_sends_to(g, n))
+        if (n < 0 || !ht_sends_to(g, n) || ring_of(g, g->relay_rank[n], COUNTER(SIG_HD_ROWS, ht_slot(r))) != ring)
             continue;
         put(ag, g, batch, g->relay_rank[n], COUNTER(SIG_HD_ROWS, ht_slot(r)), hd_row_at(p, t),
             ht_relay_slot(g, g->relay_slot[n], r) + (uint64_t)(h->nidx[t * K + k] - ht_rows_before(g, h, r, n)) * bytes,
@@ -192,8 +193,9 @@ KFN_STEP int hd_send_round(struct agent *ag, const struct ht_dispatch_params *p,
     if (ag_index(ag) == 0 && ht_put_blocks(ag, g, p->h, SIG_HD_BLOCK, r, hd_record_bytes(p)))
         return 1;
     put_begin(&batch);
-    for (int64_t t = begin; t < end; t++)
-        rows += (uint64_t)hd_put_token(ag, p, &batch, r, t);
+    for (int ring = 0; ring < g->nrings; ring++)
+        for (int64_t t = begin; t < end; t++)
+            rows += (uint64_t)hd_put_token(ag, p, &batch, ring, r, t);
     if (ag_leader(ag))
         ag_add_stat(&g->stats->rows_remote, rows);
     return put_flush(ag, g, &batch) ? push_failed(ag, g) : 0;

@@ -624,7 +624,7 @@ KFN uint64_t lc_ring_rows(struct agent *ag, const struct ll_combine_params *p, u
 
     AG_EACH(ag, int, d, g->nranks)
     {
-        if (is_local(g, d) || ring_of(g, d) != ring)
+        if (is_local(g, d) || ring_of(g, d, COUNTER(SIG_LC_ROWS, 0)) != ring)
             continue;
         const uint64_t n = lc_rows_from(p, d);
         g->expected[signal_index(g, SIG_LC_ROWS, slot_of(g, epoch), d)] += n; /* see late_rows() */

@@ -357,7 +357,7 @@ KFN_STEP int ll_wait_all_rows(struct agent *ag, const struct group_dev *g, uint6
     for (int ring = 0; ring < g->nrings; ring++) {
         int64_t rows = 0;
         AG_EACH(ag, int, s, g->nranks)
-        if (!is_local(g, s) && ring_of(g, s) == ring)
+        if (!is_local(g, s) && ring_of(g, s, COUNTER(SIG_LL_ROWS, 0)) == ring)
             rows += ll_view_at(g, ll_rows_of(g, s, epoch), 0, 0).rcount[g->rank];
         rows = ag_sum(ag, rows);
         if (wait_ring_rows(ag, g, ring, (uint64_t)rows, SIG_LL_ROWS, slot_of(g, epoch), PHASE_LL_ROWS, start))

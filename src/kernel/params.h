@@ -335,7 +335,8 @@ struct group_dev {
     uint64_t *expected;           /* likewise: rows expected so far */
     uint64_t *sent;               /* [R]: puts to each rank whose source may be reused; counted by the proxies */
     uint64_t *pushed;             /* [R]: puts given to the rings so far */
-    const struct ring_dev *rings; /* [nrings]; the ring of a pair is (rank + peer) % nrings */
+    const struct ring_dev *rings; /* [nrings]; ring_of() says which */
+    const int32_t *routes;        /* [R]: of puts to and from each rank, see ROUTE_RING */
     /* One look instead of one per rank: what the proxy of each ring has of all its peers; host memory. */
     uint64_t *aggregates;   /* [nrings][SIG_COUNT][sig_slots]: the least counter; of rows, the sum of counters */
     uint64_t *sent_all;     /* [nrings]: the sum of `sent` */

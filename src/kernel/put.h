@@ -22,10 +22,10 @@ KFN char *heap_at(const struct group_dev *g, int rank, uint64_t offset)
     return g->heap[rank] + offset;
 }
 
-/* The ring, and so the proxy, of a rank of another node. */
-KFN int ring_of(const struct group_dev *g, int peer)
+/* The ring, and so the proxy, of puts with this counter to a rank of another node, and from it. */
+KFN int ring_of(const struct group_dev *g, int peer, uint32_t counter)
 {
-    return (g->rank + peer) % g->nrings;
+    return ROUTE_RING(g->routes[peer], counter, g->nrings);
 }
 
 KFN void put_begin(struct put_batch *batch)
@@ -48,7 +48,7 @@ KFN_STEP int put_flush(struct agent *ag, const struct group_dev *g, struct put_b
 KFN_STEP void put(struct agent *ag, const struct group_dev *g, struct put_batch *batch, int peer, uint32_t counter,
                   uint64_t source, uint64_t target, uint32_t bytes)
 {
-    const int ring = ring_of(g, peer);
+    const int ring = ring_of(g, peer, counter);
 
     if (batch->n == RING_MAX_PUSH || (batch->n && batch->ring != ring))
         put_flush(ag, g, batch);

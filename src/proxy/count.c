@@ -13,13 +13,15 @@
  *
  * Notes and questions (alarm.c) count nothing.
  *
- * A counter has one writer: the pair (this rank, source) always uses the same thread. It is never reset.
+ * A counter has one writer: the pair (this rank, source) always uses the same thread for it. It is never reset.
+ * `sent` of a peer may have several.
  *
  * Agents that wait for all peers look at one word of each thread instead of one per peer: the aggregate of the kind and
  * slot. Of signals it is the least counter: level L means that every peer has given L signals. `reached` counts the
  * peers above L; when it is all of them, L advances. So an arrival costs O(1), and one pass over the peers per level.
  * Of rows it is the sum, which agents compare with the sum of what they expect: no peer sends rows of a later operation
  * before this rank has said that it is done with this one, so the sum is complete only when every peer's rows are.
+ * (Nobody waits for aggregates of rounds, which are spread over threads: `members` are the peers of other counters.)
  */
 #include "proxy/internal.h"
 #include "util/log.h"
@@ -40,6 +42,19 @@ static uint64_t *aggregate_word(const struct proxy_thread *t, int kind, int slot
     return &o->aggregates[((size_t)t->index * (size_t)o->kinds + (size_t)kind) * (size_t)o->slots + (size_t)slot];
 }
 
+/* Whether this thread counts this counter of peer i. */
+static int counts_for(const struct proxy_thread *t, int i, int kind, int slot)
+{
+    return proxy_ring_of(t->group, t->peers[i].rank, COUNTER(kind, slot)) == t->index;
+}
+
+static int is_absent(const struct proxy_thread *t, int i)
+{
+    const struct proxy_options *o = &t->group->options;
+
+    return o->absent && o->absent[t->peers[i].rank];
+}
+
 /* Peers whose counter is above `level`, and the least counter of all. */
 static uint32_t count_above(const struct proxy_thread *t, int kind, int slot, uint64_t level, uint64_t *least)
 {
@@ -49,7 +64,7 @@ static uint32_t count_above(const struct proxy_thread *t, int kind, int slot, ui
     for (int i = 0; i < t->npeers; i++) {
         const uint64_t value = *counter_word(&t->group->options, kind, slot, t->peers[i].rank);
 
-        if (t->group->options.absent && t->group->options.absent[t->peers[i].rank])
+        if (is_absent(t, i) || !counts_for(t, i, kind, slot))
             continue;
         above += value > level;
         *least = value < *least ? value : *least;
@@ -63,7 +78,8 @@ static void begin_aggregate(struct proxy_thread *t, int kind, int slot)
     uint64_t least, sum = 0;
 
     for (int i = 0; i < t->npeers; i++)
-        sum += *counter_word(o, kind, slot, t->peers[i].rank);
+        if (counts_for(t, i, kind, slot))
+            sum += *counter_word(o, kind, slot, t->peers[i].rank);
     count_above(t, kind, slot, 0, &least);
     *aggregate_word(t, kind, slot) = o->sums[kind] ? sum : least;
     t->reached[kind * o->slots + slot] = count_above(t, kind, slot, least, &least);
@@ -79,7 +95,7 @@ epx_status count_begin(struct proxy_thread *t)
     if (!t->reached)
         return fail(EPX_ERR_MEMORY, "proxy %d: no memory for %d aggregates", t->index, o->kinds * o->slots);
     for (int i = 0; i < t->npeers; i++)
-        t->members += !o->absent || !o->absent[t->peers[i].rank];
+        t->members += !is_absent(t, i) && counts_for(t, i, SIG_ABORT, 0);
     for (int kind = 0; kind < o->kinds; kind++)
         for (int slot = 0; slot < o->slots; slot++)
             begin_aggregate(t, kind, slot);
@@ -146,11 +162,17 @@ void count_arrival(struct proxy_thread *t, const struct net_event *event)
         refuse(t, event, COUNTER(o->kinds, 0), counter, "an immediate arrived for a counter that does not exist");
         return;
     }
-    stat_add(&t->stats.arrivals, 1);
     if (is_alarm(o, counter)) {
+        stat_add(&t->stats.arrivals, 1);
         alarm_answer(t, (int)rank);
         return;
     }
+    if (proxy_ring_of(t->group, (int)rank, counter) != t->index) {
+        refuse(t, event, proxy_ring_of(t->group, (int)rank, counter), t->index,
+               "an immediate arrived for a counter of another endpoint");
+        return;
+    }
+    stat_add(&t->stats.arrivals, 1);
     word = counter_word(o, (int)COUNTER_KIND(counter), (int)COUNTER_SLOT(counter), (int)rank);
     before = *word;
     /* Release: pairs with the acquire of the agents that wait for it; the bytes came before. One writer: no add. */
@@ -167,9 +189,13 @@ void count_sent(struct proxy_thread *t, const struct peer *peer, uint64_t comman
 
     if (!sent || commands == 0)
         return;
-    /* Release: pairs with the acquire of agents that wait to use the bytes' memory again. One writer: no add. */
-    __atomic_store_n(&sent[peer->rank], sent[peer->rank] + commands, __ATOMIC_RELEASE);
-    if (all)
-        __atomic_store_n(&all[t->index], all[t->index] + commands, __ATOMIC_RELEASE); /* likewise */
+    /* Release: pairs with the acquire of agents that wait to use the bytes' memory again. A peer may have several
+     * threads, and each adds its own: an agent that sees the sum has seen the release of each of them. */
+    if (t->group->routes[peer->rank] & ROUTE_SPREAD && t->group->options.threads > 1)
+        __atomic_fetch_add(&sent[peer->rank], commands, __ATOMIC_RELEASE);
+    else
+        __atomic_store_n(&sent[peer->rank], sent[peer->rank] + commands, __ATOMIC_RELEASE);
+    if (all) /* likewise; one writer: no add */
+        __atomic_store_n(&all[t->index], all[t->index] + commands, __ATOMIC_RELEASE);
     t->ring_bell = 1;
 }

@@ -12,7 +12,8 @@
  *   stop.c     after this rank has failed: until the network no longer reads its memory
  *   ring.c     memory of the command rings; ring.h has the consumer's side
  *
- * A peer belongs to one thread of each rank. Everything here belongs to one thread, but for the words marked "shared".
+ * A peer belongs to one thread of each rank, or the rounds of high throughput are divided among threads.
+ * Everything here belongs to one thread, but for the words marked "shared".
  */
 #ifndef EPX_PROXY_INTERNAL_H
 #define EPX_PROXY_INTERNAL_H
@@ -163,7 +164,8 @@ struct budget {
 struct proxy_group {
     struct proxy_options options;
     const struct cpu_env *env;
-    uint8_t *remote; /* [2][nranks]: options.remote, and options.relays */
+    uint8_t *remote;  /* [2][nranks]: options.remote, and options.relays */
+    uint32_t *routes; /* [nranks]: options.routes */
     char provider[64];
     struct proxy_thread *threads;
     struct proxy_limits limits; /* options' or the environment's */
@@ -176,6 +178,12 @@ struct proxy_group {
     int connected;
     int leaked; /* on purpose: an abandoned thread may still use it */
 };
+
+/* Whose thread counts arrivals from `rank` for this counter, and posts puts with it. */
+static inline int proxy_ring_of(const struct proxy_group *g, int rank, uint32_t counter)
+{
+    return ROUTE_RING(g->routes[rank], counter, g->options.threads);
+}
 
 enum fault {
     FAULT_COMMAND,    /* version or operation */

@@ -182,6 +182,11 @@ static struct peer *check(struct proxy_thread *t, struct command c, struct pendi
         refuse(t, FAULT_COUNTER, peer->rank, COUNTER(o->kinds, 0), f.counter, "a command names an unknown counter");
         return NULL;
     }
+    if (proxy_ring_of(t->group, peer->rank, f.counter) != t->index) {
+        refuse(t, FAULT_RANK, peer->rank, proxy_ring_of(t->group, peer->rank, f.counter), t->index,
+               "a command is in another ring than its rank and counter belong to");
+        return NULL;
+    }
     if (f.units > heap_units || f.source > heap_units - f.units) {
         refuse(t, FAULT_RANGE, peer->rank, (int64_t)heap_units, (int64_t)(f.source + f.units),
                "a command reads beyond the end of the heap (units of 16 bytes)");

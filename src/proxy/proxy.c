@@ -89,6 +89,16 @@ static void read_environment(struct proxy_group *g)
         g->limits.max_messages[PROXY_NORMAL] = (uint32_t)env_int("EPX_IB_MAX_INFLIGHT_NORMAL", both, 0, 1 << 20);
 }
 
+/* A pair that is spread uses as many rings as there are slots, and its own. */
+static int serves(const struct proxy_thread *t, int rank)
+{
+    int is_one = proxy_ring_of(t->group, rank, COUNTER(SIG_ABORT, 0)) == t->index;
+
+    for (int slot = 0; slot < t->group->options.slots; slot++)
+        is_one |= proxy_ring_of(t->group, rank, COUNTER(SIG_HD_ROWS, slot)) == t->index;
+    return is_one;
+}
+
 /* The peers of a thread, and room for their pending and posted puts. */
 static epx_status open_peers(struct proxy_thread *t)
 {
@@ -103,7 +113,7 @@ static epx_status open_peers(struct proxy_thread *t)
     if (!t->by_rank || !t->busy || !t->peers)
         return fail(EPX_ERR_MEMORY, "proxy %d: no memory for %d ranks", t->index, o->nranks);
     for (rank = 0; rank < o->nranks; rank++) {
-        const int mine = g->remote[rank] && rank != o->rank && (o->rank + rank) % o->threads == t->index;
+        const int mine = g->remote[rank] && rank != o->rank && serves(t, rank);
 
         t->by_rank[rank] = mine ? t->npeers : -1;
         if (!mine)
@@ -205,7 +215,8 @@ epx_status proxy_open(const struct proxy_options *options, struct proxy_group **
     read_environment(g);
     g->threads = calloc((size_t)g->options.threads, sizeof(*g->threads));
     g->remote = calloc((size_t)options->nranks, 2);
-    if (!g->threads || !g->remote) {
+    g->routes = calloc((size_t)options->nranks, sizeof(*g->routes));
+    if (!g->threads || !g->remote || !g->routes) {
         status = fail(EPX_ERR_MEMORY, "proxies: no memory for %d threads", g->options.threads);
         goto close;
     }
@@ -215,6 +226,11 @@ epx_status proxy_open(const struct proxy_options *options, struct proxy_group **
         memcpy(g->remote + options->nranks, options->relays, (size_t)options->nranks);
         g->options.relays = g->remote + options->nranks;
     }
+    if (options->routes)
+        memcpy(g->routes, options->routes, (size_t)options->nranks * sizeof(*g->routes));
+    for (i = 0; !options->routes && i < options->nranks; i++)
+        g->routes[i] = (uint32_t)(options->rank + i);
+    g->options.routes = g->routes;
     for (i = 0; i < g->options.threads && status == EPX_OK; i++)
         status = open_thread(g, i);
     g->opening = budget_of(open_ms(g));
@@ -363,6 +379,7 @@ epx_status proxy_close(struct proxy_group *g)
         free_thread(&g->threads[i]);
     free(g->threads);
     free(g->remote);
+    free(g->routes);
     free(g);
     return EPX_OK;
 }
@@ -406,12 +423,17 @@ void proxy_alarm(struct proxy_group *g, uint32_t note)
 
 void proxy_stats_read(const struct proxy_group *g, struct proxy_stats *stats)
 {
+    proxy_ring_stats_read(g, -1, stats);
+}
+
+void proxy_ring_stats_read(const struct proxy_group *g, int index, struct proxy_stats *stats)
+{
     uint64_t *sum = (uint64_t *)stats;
     size_t word;
     int i;
 
     memset(stats, 0, sizeof(*stats));
-    for (i = 0; i < g->options.threads; i++) {
+    for (i = index < 0 ? 0 : index; i < (index < 0 ? g->options.threads : index + 1); i++) {
         const uint64_t *own = (const uint64_t *)&g->threads[i].stats;
 
         for (word = 0; word < sizeof(*stats) / sizeof(*sum); word++)

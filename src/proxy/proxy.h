@@ -32,11 +32,12 @@ struct proxy_options {
     int open_ms; /* for opening and registering together, and for connecting; 0 = timeout_ms */
     const struct net_ops *net;
     const char *provider;
-    void *world;           /* for the sim network */
-    const uint8_t *key;    /* of the group, 32 bytes, for the network; NULL = none */
-    const uint8_t *remote; /* [nranks]: 1 = reached through the network */
-    const uint8_t *absent; /* [nranks] or NULL: 1 = lost already: not connected, and its commands are dropped */
-    void *heap;            /* registered with every endpoint */
+    void *world;            /* for the sim network */
+    const uint8_t *key;     /* of the group, 32 bytes, for the network; NULL = none */
+    const uint8_t *remote;  /* [nranks]: 1 = reached through the network */
+    const uint32_t *routes; /* [nranks] or NULL: ROUTE_RING; NULL = the sum of both ranks' numbers */
+    const uint8_t *absent;  /* [nranks] or NULL: 1 = lost already: not connected, and its commands are dropped */
+    void *heap;             /* registered with every endpoint */
     uint64_t heap_bytes;
     int memory_kind, memory_index, dmabuf; /* of the heap, as in struct net_memory; memory_kind 0 = the host's */
     int device_kind;
@@ -94,13 +95,15 @@ epx_status proxy_open(const struct proxy_options *options, struct proxy_group **
 epx_status proxy_addresses(struct proxy_group *proxies, struct proxy_address *addresses);
 /* addresses[nranks][threads]. The threads run their loops from now on. */
 epx_status proxy_connect(struct proxy_group *proxies, const struct proxy_address *addresses);
-/* Rings of this rank, ring_count of them (= threads); the pair (rank, peer) always uses ring (rank + peer) % count. */
+/* Rings of this rank, ring_count of them (= threads); options.routes says who uses which. */
 int proxy_ring_count(const struct proxy_group *proxies);
 const struct ring_dev *proxy_ring(const struct proxy_group *proxies, int index);
 /* Wakes sleeping threads. For producers that cannot ring the doorbell (a GPU): called when a launch is queued. */
 void proxy_wake(struct proxy_group *proxies);
 /* Simulation: one iteration of thread `index`; non-zero if it did something. */
 int proxy_step(struct proxy_group *proxies, int index);
+/* Of one thread; index -1: of all together. */
+void proxy_ring_stats_read(const struct proxy_group *proxies, int index, struct proxy_stats *stats);
 void proxy_stats_read(const struct proxy_group *proxies, struct proxy_stats *stats);
 /* Waits until all pushed commands are posted and completed. EPX_ERR_TIMEOUT at the deadline; the message names the
  * peer. In a simulation: one iteration of each thread, and EPX_ERR_NOT_READY until nothing is left. */

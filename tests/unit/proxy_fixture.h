@@ -250,6 +250,7 @@ struct proxy_fixture {
     struct rank ranks[RANKS];
     struct proxy_options options; /* changed by a test before proxy_fixture_open */
     int threads, opened;
+    int spread; /* all pairs are those of ranks and their relays */
 };
 
 static inline void on_error(void *context, int status, int peer, int64_t expected, int64_t seen, const char *text)
@@ -310,10 +311,14 @@ static inline void open_rank(struct proxy_fixture *s, int r, int manual, struct 
     struct rank *rank = &s->ranks[r];
     struct proxy_options o = s->options;
     uint8_t remote[RANKS];
+    uint32_t routes[RANKS];
     int p;
 
-    for (p = 0; p < RANKS; p++)
+    for (p = 0; p < RANKS; p++) {
         remote[p] = (uint8_t)is_remote(r, p);
+        routes[p] = (uint32_t)(r + p) | ROUTE_SPREAD;
+    }
+    o.routes = s->spread ? routes : NULL;
     rank->heap = malloc(HEAP);
     assert_non_null(rank->heap);
     memset(rank->heap, 0, HEAP);

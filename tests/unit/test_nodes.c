@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "group/nodes.h"
+#include "kernel/command.h"
 #include "tests/lib/unit.h"
 
 enum { RANKS = 40, CASES = 400 };
@@ -99,6 +100,28 @@ static void relays_are_as_defined(void **unused)
     }
 }
 
+/* Both ends of a put choose the same ring; of each rank, rounds to its relays use all rings in turn, others one. */
+static void both_ends_choose_the_same_ring(void **unused)
+{
+    const int node_of[] = {0, 0, 0, 1, 1, 2, 2, 2, 2, 0};
+    const uint32_t row = COUNTER(SIG_HD_ROWS, 5), next = COUNTER(SIG_HD_ROWS, 6), data = COUNTER(SIG_LL_DATA, 1);
+    struct node_map map;
+
+    (void)unused;
+    assert_int_equal(node_map_make(&map, 10, node_of), EPX_OK);
+    for (int a = 0; a < 10; a++)
+        for (int b = 0; b < 10; b++) {
+            const uint32_t route = node_route(&map, a, b);
+            const int relays = node_of[a] != node_of[b] &&
+                               (node_relay(&map, a, node_of[b]) == b || node_relay(&map, b, node_of[a]) == a);
+
+            assert_int_equal(route, node_route(&map, b, a));
+            assert_int_equal(ROUTE_RING(route, data, 4), (a + b) % 4);
+            assert_int_equal((ROUTE_RING(route, next, 4) - ROUTE_RING(route, row, 4) + 4) % 4, relays);
+        }
+    node_map_free(&map);
+}
+
 /* As many as a command can name: nothing here may grow with their cube. */
 static void four_thousand_ranks_are_no_matter(void **unused)
 {
@@ -112,4 +135,5 @@ static void four_thousand_ranks_are_no_matter(void **unused)
     node_map_free(&map);
 }
 
-UNIT_MAIN(cmocka_unit_test(relays_are_as_defined), cmocka_unit_test(four_thousand_ranks_are_no_matter))
+UNIT_MAIN(cmocka_unit_test(relays_are_as_defined), cmocka_unit_test(both_ends_choose_the_same_ring),
+          cmocka_unit_test(four_thousand_ranks_are_no_matter))

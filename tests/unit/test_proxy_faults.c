@@ -64,6 +64,24 @@ static void a_rank_of_another_ring_is_refused(void **state)
     expect_refused(s, command_pack(3, 0, 0, 0, 16), "does not belong to this ring"); /* 0 + 3 is for ring 1 */
 }
 
+/* Rank 2 is connected on both rings, but this counter has one writer there: the thread of ring 0. */
+static void a_counter_of_another_ring_is_refused(void **state)
+{
+    struct proxy_fixture *s = *state;
+
+    s->options.threads = 2;
+    s->spread = 1;
+    proxy_fixture_open(s, RANKS, 1);
+    push_raw(s, 0, 1, command_pack(2, 0, 0, 0, 16));
+    steps(s, 5);
+    assert_int_equal(stats_of(s, 0).refused, 1);
+    assert_non_null(strstr(s->ranks[0].text, "another ring"));
+    assert_int_equal(counter_at(s, 2, 0, 0), 0);
+    push(s, 0, 2, 0, 0, 0, 16);
+    steps(s, 20);
+    assert_int_equal(counter_at(s, 2, 0, 0), 1);
+}
+
 static void a_source_outside_the_heap_is_refused(void **state)
 {
     struct proxy_fixture *s = open_chaos(state);
@@ -335,6 +353,7 @@ int main(void)
         TEST(a_rank_of_the_own_node_is_refused),
         TEST(the_own_rank_is_refused),
         TEST(a_rank_of_another_ring_is_refused),
+        TEST(a_counter_of_another_ring_is_refused),
         TEST(a_source_outside_the_heap_is_refused),
         TEST(a_target_outside_the_peer_s_heap_is_refused),
         TEST(the_farthest_offsets_are_refused),
