@@ -39,6 +39,8 @@ enum {
     DEVICE_GRAPHS = 16          /* graph_begin to graph_destroy work */
 };
 
+enum { DEVICE_PCI = 32 };
+
 struct device_ops {
     const char *name;
     int kind; /* epx_device */
@@ -52,6 +54,8 @@ struct device_ops {
     epx_status (*use)(struct device *device);
     /* 64 bytes that two ranks share exactly when they can map each other's heaps. */
     epx_status (*identity)(struct device *device, uint8_t id[64]);
+    /* Its PCI address, as "0000:1b:00.0", for the choice of a card near it; "" = none, or not known. */
+    void (*pci)(struct device *device, char text[DEVICE_PCI]);
     /* How many agents an operation should use when `local_ranks` ranks share this device. */
     int (*default_agents)(struct device *device, int local_ranks);
 

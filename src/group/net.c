@@ -198,6 +198,7 @@ static epx_status open_proxies(struct epx_group *group, int *dmabuf)
     o.remote = group->remote;
     o.absent = group->map.out;
     o.device_kind = group->device->ops->kind;
+    group->device->ops->pci(group->device, o.pci);
     o.device = group->device;
     o.counters = group->shadow.counters;
     o.sent = group->shadow.sent;

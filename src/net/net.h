@@ -59,6 +59,8 @@ struct net_options {
     const uint8_t *key;   /* 32 bytes that only the ranks of the group know; NULL: arrivals are not checked */
     /* net_memory.kind of what will be registered; where it cannot be, caps() lacks NET_DEVICE_MEMORY */
     int memory_kind;
+    const char *pci; /* address of the GPU whose data it moves; NULL or "" = the processor */
+    int gpu;         /* its number on this machine: GPUs that are equally near to some cards are spread over them */
 };
 
 struct net_put {

@@ -35,6 +35,7 @@ struct proxy_options {
     void *world;            /* for the sim network */
     const uint8_t *key;     /* of the group, 32 bytes, for the network; NULL = none */
     const uint8_t *remote;  /* [nranks]: 1 = reached through the network */
+    char pci[32];           /* of the GPU, for the choice of a card near it; "" = none */
     const uint32_t *routes; /* [nranks] or NULL: ROUTE_RING; NULL = the sum of both ranks' numbers */
     const uint8_t *absent;  /* [nranks] or NULL: 1 = lost already: not connected, and its commands are dropped */
     void *heap;             /* registered with every endpoint */

@@ -71,7 +71,9 @@ static epx_status open_endpoint(struct proxy_thread *t)
                                     .provider = t->group->provider,
                                     .world = o->world,
                                     .key = o->key,
-                                    .memory_kind = o->memory_kind};
+                                    .memory_kind = o->memory_kind,
+                                    .pci = o->pci,
+                                    .gpu = o->memory_index};
 
     set_state(t, STATE_OPEN);
     return t->ops->open(&net, &t->net);

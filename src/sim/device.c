@@ -563,6 +563,7 @@ const struct device_ops sim_device_ops = {
     .heap_close = sim_heap_close,
     .heap_dmabuf = cpu_heap_dmabuf,
     .arrivals = cpu_arrivals,
+    .pci = cpu_pci,
     .flush_arrivals = cpu_flush_arrivals,
     .use = cpu_use,
     .region_id = cpu_region_id,

@@ -39,6 +39,7 @@ epx_status cpu_rows_reserve(struct device *device, size_t row_bytes, int agents)
 epx_status cpu_heap_place(struct device *device, int host);
 epx_status cpu_heap_dmabuf(struct device *device, const struct heap *heap, int *fd);
 int cpu_arrivals(struct device *device);
+void cpu_pci(struct device *device, char text[DEVICE_PCI]);
 epx_status cpu_flush_arrivals(struct device *device);
 epx_status cpu_use(struct device *device);
 uint64_t cpu_region_id(struct device *device, const void *data);

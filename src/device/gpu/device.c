@@ -112,6 +112,14 @@ static epx_status cuda_host_identity(struct device *device, uint8_t id[64])
 
 /* All ranks that share the GPU must run at the same time. A rank alone needs no more SMs than move what its links
  * carry, and leaves the others to computation. */
+static void cuda_pci(struct device *device, char text[DEVICE_PCI])
+{
+    text[0] = 0;
+    if (cuda_check(cudaDeviceGetPCIBusId(text, DEVICE_PCI, ((struct cuda_device *)device)->index), "PCI address") !=
+        EPX_OK)
+        text[0] = 0;
+}
+
 static int cuda_default_agents(struct device *device, int local_ranks)
 {
     const int sms = ((struct cuda_device *)device)->sms / (local_ranks > 0 ? local_ranks : 1);
@@ -129,6 +137,7 @@ static const struct device_ops cuda_ops = {
     .open = cuda_open,
     .close = cuda_close,
     .identity = cuda_identity,
+    .pci = cuda_pci,
     .default_agents = cuda_default_agents,
     .agents_per_sm = LAUNCH_WARPS,
     .mem_alloc = cuda_mem_alloc,

@@ -29,6 +29,8 @@ int verbs_gid_rank(const uint8_t gid[16], uint32_t gid_type);
 /* All usable cards in the order of the devices. `filter` "" = EPX_IB_HCA. EPX_ERR_UNSUPPORTED when there is none: the
  * message says what was found instead. */
 epx_status verbs_cards_find(const struct verbs_lib *lib, const char *filter, struct verbs_card *cards, int *count);
+/* Which of them an endpoint uses: verbs.c says how. sysfs: "/sys", or a copy of it. */
+int verbs_card_choose(const char *sysfs, const struct net_options *options, const struct verbs_card *cards, int count);
 /* One line, as `epx doctor` shows it. */
 void verbs_card_describe(const struct verbs_card *card, char *text, size_t bytes);
 /* Opens the device of a card. */

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "net/topology.h"
 #include "util/env.h"
 #include "util/log.h"
 #include "util/status.h"
@@ -85,7 +86,25 @@ static epx_status verbs_probe(const char *provider, char *text, size_t bytes)
     return EPX_OK;
 }
 
-/* Endpoints of a rank, and ranks of a machine, are distributed over the cards. */
+/*
+ * A GPU uses the cards that are nearest to it, one for each endpoint; GPUs that have the same nearest cards begin with
+ * different ones. On machines that are alike, GPU g and endpoint i choose the same card everywhere: endpoint i is
+ * connected to endpoint i, so rows for a relay (the rank of the same place) stay on one rail. For the processor,
+ * endpoints of a rank and ranks of a machine are distributed over the cards.
+ */
+int verbs_card_choose(const char *sysfs, const struct net_options *options, const struct verbs_card *cards, int count)
+{
+    const char *names[VERBS_MAX_CARDS];
+    int order[VERBS_MAX_CARDS], nearest;
+
+    if (!options->pci || !options->pci[0])
+        return (options->rank + options->index) % count;
+    for (int i = 0; i < count; i++)
+        names[i] = cards[i].device;
+    nearest = topology_sort(sysfs, options->pci, names, count, order);
+    return order[(options->gpu + options->index) % nearest];
+}
+
 static epx_status choose_card(struct verbs_net *net, const struct net_options *options)
 {
     struct verbs_card cards[VERBS_MAX_CARDS];
@@ -94,7 +113,10 @@ static epx_status choose_card(struct verbs_net *net, const struct net_options *o
 
     if (status)
         return status;
-    net->card = cards[(options->rank + options->index) % count];
+    net->card = cards[verbs_card_choose(TOPOLOGY_SYSFS, options, cards, count)];
+    if (options->pci && options->pci[0])
+        log_line(LOG_INFO, "verbs: rank %d: endpoint %d of the GPU at %s uses %s", options->rank, options->index,
+                 options->pci, net->card.device);
     net->transport = net->card.transport == VERBS_SRD ? &verbs_srd : &verbs_rc;
     net->sl = (int)env_int("EPX_IB_SL", net->card.transport == VERBS_SRD ? 8 : 3, 0, 15);
     net->tc = (int)env_int("EPX_IB_TC", net->card.transport == VERBS_SRD ? 0 : 104, 0, 255);

@@ -46,6 +46,7 @@ hipError_t hip_launch_host_func(hipStream_t stream, hipHostFn_t fn, void *arg);
 
 #define cudaDeviceEnablePeerAccess hipDeviceEnablePeerAccess
 #define cudaDeviceGetAttribute hipDeviceGetAttribute
+#define cudaDeviceGetPCIBusId hipDeviceGetPCIBusId
 #define cudaEventCreateWithFlags hipEventCreateWithFlags
 #define cudaEventDestroy hipEventDestroy
 #define cudaEventQuery hipEventQuery
