@@ -308,6 +308,7 @@ static int meet(struct bench_shm_rank *self, uint64_t *ns)
 struct counted {
     struct bench_net net[BENCH_OPS];
     struct bench_event_times events[BENCH_EVENT_OPS];
+    struct bench_host_time host;
 };
 
 static void add_net(struct bench_net *to, const struct bench_net *from)
@@ -329,6 +330,7 @@ int bench_shm_collect(struct bench_shm_rank *self)
     memcpy(mine.net, shm->net, sizeof(mine.net));
     for (i = 0; i < BENCH_EVENT_OPS; i++)
         mine.events[i] = shm->event_times[i][self->rank];
+    mine.host = shm->host[self->rank];
     failed = all == NULL || gather(self, &mine, all, sizeof(mine)) != 0;
     memset(shm->net, 0, failed ? 0 : sizeof(shm->net));
     for (rank = 0; rank < shm->config.ranks && !failed; rank++) {
@@ -336,6 +338,7 @@ int bench_shm_collect(struct bench_shm_rank *self)
             add_net(&shm->net[i], &all[rank].net[i]);
         for (i = 0; i < BENCH_EVENT_OPS; i++)
             shm->event_times[i][rank] = all[rank].events[i];
+        shm->host[rank] = all[rank].host;
     }
     free(all);
     return failed ? -1 : 0;

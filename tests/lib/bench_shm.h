@@ -29,6 +29,9 @@
 enum bench_team_id { BENCH_EPX = 0, BENCH_MPI = 1, BENCH_TEAMS = 2 };
 enum bench_op { BENCH_UPDATE = 0, BENCH_DISPATCH = 1, BENCH_COMBINE = 2, BENCH_OPS = 3 };
 
+/* `epx bench layer` times whole layers, and no update by itself: their times are where an update's would be. */
+#define BENCH_WHOLE BENCH_UPDATE
+
 #define BENCH_VARIANTS 4
 #define BENCH_MAX_ITERS 10000
 #define BENCH_MAX_RANKS 1024
@@ -88,6 +91,11 @@ struct bench_event_times {
     double p50, p99, least; /* 0: not measured */
 };
 
+/* `epx bench layer`: what the host of one rank does in a layer, in microseconds. */
+struct bench_host_time {
+    double us, count_us; /* until the calls have returned; of it, waiting for the number of rows */
+};
+
 /* What EPX's ranks do just now, for the line of progress; rank 0 writes it. */
 enum bench_stage { BENCH_STARTING, BENCH_CHECKING, BENCH_CAPTURING, BENCH_MEASURING, BENCH_REPLAYING };
 
@@ -104,6 +112,7 @@ struct bench_shm {
     struct bench_net net[BENCH_OPS];
     uint32_t stage; /* enum bench_stage */
     struct bench_event_times event_times[BENCH_EVENT_OPS][BENCH_MAX_RANKS];
+    struct bench_host_time host[BENCH_MAX_RANKS];
     struct bench_team team[BENCH_TEAMS];
 };
 

@@ -253,6 +253,19 @@ static void fill_inputs(struct bench_work *work)
     }
 }
 
+void bench_work_routing(const struct bench_work *work, uint64_t seed, int32_t *idx, float *weights)
+{
+    const struct bench_config *c = work->config;
+    const struct workload w = make_workload(c, seed);
+    const size_t k = (size_t)c->topk;
+    int t;
+
+    for (t = 0; t < c->tokens; t++) {
+        workload_topk(&w, work->rank, t, idx + (size_t)t * k);
+        workload_weights(&w, work->rank, t, weights + (size_t)t * k);
+    }
+}
+
 int bench_work_seed(struct bench_work *work, uint64_t seed)
 {
     const struct bench_config *c = work->config;
@@ -339,6 +352,11 @@ int bench_work_check(struct bench_work *work, struct mismatch *m)
 epx_tensor *bench_work_idx(struct bench_work *work)
 {
     return given(work, &work->idx, PART_IDX);
+}
+
+epx_tensor *bench_work_weights(struct bench_work *work)
+{
+    return given(work, &work->weights, PART_WEIGHTS);
 }
 
 epx_dispatch_inputs bench_work_dispatch_inputs(struct bench_work *work)

@@ -74,8 +74,12 @@ void bench_work_corrupt(struct bench_work *work, int combine);
 /* Compares everything that was delivered with the oracle; 0 or -1 with `m` filled. */
 int bench_work_check(struct bench_work *work, struct mismatch *m);
 
+/* Routing of a seed alone, for this rank: int32 [B,K], fp32 [B,K] in the host's memory. */
+void bench_work_routing(const struct bench_work *work, uint64_t seed, int32_t *idx, float *weights);
+
 /* Descriptors as EPX's calls want them; the structs point into `work`. */
 epx_tensor *bench_work_idx(struct bench_work *work);
+epx_tensor *bench_work_weights(struct bench_work *work);
 epx_dispatch_inputs bench_work_dispatch_inputs(struct bench_work *work);
 epx_dispatch_outputs bench_work_dispatch_outputs(struct bench_work *work);
 epx_layout_info bench_work_layout_info(struct bench_work *work);

@@ -40,6 +40,18 @@ for shape in "${shapes[@]}"; do
         json "$shape: keys and numbers" "$keys <= set(o) and o['check'] == 'ok' and 0 < o['us_p50'] <= o['us_p99']"
 done
 
+# Whole layers: fresh routing, ordinary memory, host time.
+for shape in "layer" "layer ll" "layer --layout expert --dtype fp8" "layer --nodes 2"; do
+    # shellcheck disable=SC2086
+    set -- $shape
+    expect 0 "$shape is checked" "$@" "${small[@]}" --check --json &&
+        json "$shape: keys and numbers" "o['op'] == 'layer' and o['plain_memory'] and o['check'] == 'ok' and
+            0 < o['us_p50'] <= o['us_p99'] and 0 < o['host_us'] and o['host_count_us'] <= o['host_us']"
+done
+expect 0 "a table of layers" layer "${small[@]}" && says "with host time" "host"
+expect 2 "layers are not compared with MPI" layer --vs mpi && says "says why" "layer measures calls"
+EPX_BENCH_CORRUPT=2 expect 1 "a spoilt layer is found" layer "${small[@]}" --check
+
 expect 0 "table" ht "${small[@]}" --check && says "the table says that the check passed" "check    ok"
 expect 0 "no check unless asked" ll "${small[@]}" --json && json "check is off" "o['check'] == 'off'"
 expect 0 "low latency has two operations" ll "${small[@]}" --json &&

@@ -236,7 +236,7 @@ static int drive_all(struct driver *c)
     return o->check ? drive_check(c, o->config.seed + 1, 1) : 0;
 }
 
-/* --timing events and --replays: the ranks do everything by themselves. */
+/* --timing events, --replays and `layer`: the ranks do everything by themselves. */
 static int drive_events(struct driver *c)
 {
     const struct bench_command command = {.seed = c->options->config.seed};
@@ -246,7 +246,7 @@ static int drive_events(struct driver *c)
 
 static int is_events(const struct driver *c)
 {
-    return c->options->config.events || c->options->config.replays > 0;
+    return c->options->config.events || c->options->config.replays > 0 || c->options->config.layer;
 }
 
 static int start_teams(struct driver *c)
@@ -319,6 +319,10 @@ static void print_report(struct driver *c)
 {
     struct bench_report *r = &c->report;
 
+    if (c->options->config.layer) {
+        (c->options->json ? bench_layer_report_json : bench_layer_report_table)(r);
+        return;
+    }
     if (is_events(c)) {
         (c->options->json ? bench_event_report_json : bench_event_report_table)(r);
         return;

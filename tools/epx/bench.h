@@ -9,6 +9,7 @@
  *      bench_worker.c   one EPX rank, a process or a thread
  *      bench_ops.c      its operations
  *      bench_events.c   --timing events: time stamps of the device, graphs
+ *      bench_layer.c    `epx bench layer`: whole layers with fresh routing; bench_layer_report.c its report
  *      bench_replay.c   --replays: one graph with changing routing, checked
  *      bench_ofi.c      a loop around fi_write: the baseline of --vs ofi
  *      bench_stats.c    percentiles, bandwidths; bench_memcpy.c the ceiling
@@ -126,6 +127,17 @@ struct bench_report {
     int nrows;
     struct bench_row rows[BENCH_OPS];
 };
+
+struct bench_layer_row {
+    double us_p50, us_p99, host_us, count_us; /* per layer; 0: not measured */
+    double logical_GBps, wire_GBps;           /* dispatch and combine together */
+};
+
+#define BENCH_LAYERS_PER_ROUND 10
+int bench_layer_rounds(int layers);
+void bench_layer_fill(const struct bench_report *report, struct bench_layer_row *row);
+void bench_layer_report_table(const struct bench_report *report);
+void bench_layer_report_json(const struct bench_report *report);
 
 const char *bench_op_name(enum bench_op op);
 void bench_report_table(const struct bench_report *report);

@@ -36,7 +36,7 @@ static int is_ll(const struct bench_rank *rank)
     return rank->config->mode == EPX_LOW_LATENCY;
 }
 
-static void set_stage(struct bench_rank *rank, enum bench_stage stage)
+void bench_set_stage(struct bench_rank *rank, enum bench_stage stage)
 {
     if (rank->self.rank == 0)
         __atomic_store_n(&rank->self.shm->stage, (uint32_t)stage, __ATOMIC_RELAXED);
@@ -133,7 +133,7 @@ static int make_series(struct bench_rank *rank, struct measurement *m)
     struct device *device = bench_device(rank);
     int i;
 
-    set_stage(rank, BENCH_CAPTURING);
+    bench_set_stage(rank, BENCH_CAPTURING);
     if (bench_series_make(rank, &m->dispatch, bench_issue_dispatch) != 0 ||
         bench_series_make(rank, &m->combine, bench_issue_combine) != 0)
         return -1;
@@ -224,7 +224,7 @@ static int check_calls(struct bench_rank *rank)
     uint64_t copied = 0;
     int i;
 
-    set_stage(rank, BENCH_CHECKING);
+    bench_set_stage(rank, BENCH_CHECKING);
     for (i = 0; i < calls; i++)
         if (check(rank, rank->config->seed, NULL, &copied) != 0)
             return -1;
@@ -238,7 +238,7 @@ static int check_graphs(struct bench_rank *rank, const struct measurement *m)
 
     if (!rank->config->check)
         return 0;
-    set_stage(rank, BENCH_CHECKING);
+    bench_set_stage(rank, BENCH_CHECKING);
     if (is_ll(rank) && check(rank, seed + 1, m, &copied) != 0)
         return -1;
     return check(rank, seed, m, &copied) != 0 ? -1 : expect_zero_copy(rank, copied);
@@ -298,7 +298,7 @@ static int measure(struct bench_rank *rank, const struct measurement *m, uint64_
 {
     int i;
 
-    set_stage(rank, BENCH_MEASURING);
+    bench_set_stage(rank, BENCH_MEASURING);
     if (bench_series_run(rank, &m->rounds) != 0 || bench_sync_series(rank, "measured operations") != 0 ||
         store_intervals(rank, BENCH_EVENT_DISPATCH, 0, 2, 1, ns) != 0 ||
         store_intervals(rank, BENCH_EVENT_COMBINE, 1, 2, 1, ns) != 0)
@@ -331,7 +331,7 @@ static int run_replays(struct bench_rank *rank)
 {
     if (bench_shm_barrier(&rank->self) != 0 || check_calls(rank) != 0 || bench_shm_barrier(&rank->self) != 0)
         return -1;
-    set_stage(rank, BENCH_REPLAYING);
+    bench_set_stage(rank, BENCH_REPLAYING);
     return bench_replay_run(rank);
 }
 

@@ -104,7 +104,8 @@ static const struct option_spec specs[] = {
      .high = 1000000000},
     TITLE("What is done:"),
     FLAG("check", FIELD(check), "compare all results with the oracle; exit status 1 if one differs"),
-    INT("iters", "N", FIELD(iters), 0, BENCH_MAX_ITERS, "50", "timed iterations; 0 with --check: only check"),
+    INT("iters", "N", FIELD(iters), 0, BENCH_MAX_ITERS, "50, layer 100",
+        "timed iterations; 0 with --check: only check"),
     INT("warmup", "N", FIELD(warmup), 0, BENCH_MAX_ITERS, "2", "untimed iterations before each round"),
     CHOICE("timing", "HOW", FIELD(timing), timings, "wall; on a GPU events",
            "wall: from a barrier until the last rank has finished;\nevents: each rank by time stamps of its device, in "
@@ -127,9 +128,10 @@ static const struct option_spec specs[] = {
 
 static const struct option_table table = {
     .program = "epx bench",
-    .usage = "epx bench ll [options]    low latency: decoding, some hundred tokens per rank\n"
-             "epx bench ht [options]    high throughput: prefill and training, thousands of tokens\n"
-             "epx bench ring [options]  the way of commands from a device to its proxies",
+    .usage = "epx bench layer [ll] [options]  whole layers as a model calls them, with new routing each time\n"
+             "epx bench ll [options]          low latency: decoding, some hundred tokens per rank\n"
+             "epx bench ht [options]          high throughput: prefill and training, thousands of tokens\n"
+             "epx bench ring [options]        the way of commands from a device to its proxies",
     .about =
         "Starts ranks on this machine and measures dispatch (tokens to their experts) and combine (results back).\n"
         "With --check every result of every rank is compared with a reference computed beforehand. Started by\n"
@@ -137,6 +139,7 @@ static const struct option_table table = {
         "reports.",
     .notes =
         "Examples:\n"
+        "  epx bench layer --check                      what a model waits for in each of its layers\n"
         "  epx bench ll --check                         8 ranks, checked, a table\n"
         "  epx bench ht --tokens 4096 --dtype fp8 --json\n"
         "  epx bench ht --nodes 2 --net tcp --vs ofi    through proxies and TCP, beside plain libfabric\n"
@@ -210,7 +213,7 @@ static int set_mode(struct bench_options *o, const char *word)
     const int ll = strcmp(word, "ll") == 0;
 
     if (!ll && strcmp(word, "ht") != 0)
-        return options_complain(program, "the mode is '%s'; expected ll, ht or ring", word);
+        return options_complain(program, "the mode is '%s'; expected ll, ht, layer or ring", word);
     o->iters = 50;
     o->warmup = 2;
     o->config = (struct bench_config){.mode = ll ? EPX_LOW_LATENCY : EPX_HIGH_THROUGHPUT,
@@ -223,6 +226,20 @@ static int set_mode(struct bench_options *o, const char *word)
                                       .device = EPX_DEVICE_CPU,
                                       .seed = 1};
     return 0;
+}
+
+/* "ll", "ht", "layer", "layer ll" or "layer ht": returns the number of words, or -1 after a message. */
+static int take_mode(struct bench_options *o, int argc, char **argv)
+{
+    const int layer = strcmp(argv[1], "layer") == 0, second = layer && argc > 2 && argv[2][0] != '-';
+
+    if (set_mode(o, second ? argv[2] : layer ? "ht" : argv[1]) != 0)
+        return -1;
+    if (layer) {
+        o->iters = 100;
+        o->config.layer = o->config.plain_memory = 1;
+    }
+    return 1 + second;
 }
 
 /* ---- Combinations ----------------------------------------------------------------------------------------------- */
@@ -280,6 +297,10 @@ static int check_work(const struct bench_options *o)
 
     if (o->iters == 0 && !o->check && !c->replays)
         return options_complain(program, "--iters 0 measures nothing; expected --check as well");
+    if (c->layer && (c->replays || c->staged || o->vs_mpi || o->vs_ofi || o->timing != TIMING_AUTO ||
+                     c->fp8 == BENCH_FP8_INPUT || c->zero_copy))
+        return options_complain(program, "layer measures calls as a model makes them, by the clock; expected no "
+                                         "--replays, --staged, --vs, --timing, --expect-zero-copy or fp8-input");
     if (c->overlap && !c->replays)
         return options_complain(program, "--overlap belongs to --replays");
     if (c->fp8 == BENCH_FP8_INPUT && (o->check || c->replays))
@@ -305,6 +326,8 @@ static int settle_timing(struct bench_options *o)
 
     if (o->timing == TIMING_EVENTS && vs)
         return options_complain(program, "--vs compares times between barriers; expected --timing wall");
+    if (o->config.layer)
+        return 0;
     o->config.events = o->timing == TIMING_EVENTS || (o->timing == TIMING_AUTO && (gpu || o->joined) && !vs);
     return 0;
 }
@@ -383,20 +406,20 @@ int bench_options_parse(struct bench_options *o, int argc, char **argv)
 {
     const char *corrupt = getenv("EPX_BENCH_CORRUPT"); /* for the test of the check itself */
     enum option_result result;
-    int next;
+    int next, words = 0;
 
     memset(o, 0, sizeof(*o));
     if (argc < 2) {
         options_help(&table, stderr);
         return -1;
     }
-    if (argv[1][0] != '-' && set_mode(o, argv[1]) != 0)
+    if (argv[1][0] != '-' && (words = take_mode(o, argc, argv)) < 0)
         return -1;
-    result = options_parse(&table, o, argc, argv, argv[1][0] == '-' ? 1 : 2, &next);
+    result = options_parse(&table, o, argc, argv, 1 + words, &next);
     if (result != OPTIONS_OK)
         return result == OPTIONS_HELP ? 1 : -1;
     if (o->config.mode == 0)
-        return options_complain(program, "the mode is missing; expected epx bench ll, ht or ring");
+        return options_complain(program, "the mode is missing; expected epx bench layer, ll, ht or ring");
     o->config.corrupt = corrupt != NULL ? atoi(corrupt) : 0;
     return settle(o);
 }

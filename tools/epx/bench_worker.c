@@ -114,6 +114,16 @@ static void *tensor_alloc(void *context, size_t bytes)
     return bench_call(rank, "epx_alloc", epx_alloc(rank->group, bytes, &ptr)) == 0 ? ptr : NULL;
 }
 
+void *bench_tensor_alloc(struct bench_rank *rank, size_t bytes)
+{
+    return tensor_alloc(rank, bytes);
+}
+
+int bench_tensor_copy(struct bench_rank *rank, void *to, const void *from, size_t bytes)
+{
+    return tensor_copy(rank, to, from, bytes);
+}
+
 static int open_work(struct bench_rank *rank)
 {
     if (is_device_memory(rank))
@@ -194,6 +204,8 @@ static int run_commands(struct bench_rank *rank)
                                   .corrupt_dispatch = c->corrupt == 1,
                                   .corrupt_combine = c->corrupt == 2};
 
+    if (c->layer)
+        return bench_layer_run(rank);
     if (c->events || c->replays > 0)
         return bench_events_run(rank);
     return bench_runner_run(&runner, &rank->self, &rank->work);

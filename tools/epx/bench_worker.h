@@ -24,6 +24,9 @@ int bench_call(struct bench_rank *rank, const char *what, epx_status status);
 /* Stores an error of this rank in the shared memory; returns -1. */
 int bench_complain(struct bench_rank *rank, const char *format, ...) __attribute__((format(printf, 2, 3)));
 struct device *bench_device(const struct bench_rank *rank);
+/* Memory as the tensors have it; NULL after a message, or without memory. Copies into it: 0, or -1 after a message. */
+void *bench_tensor_alloc(struct bench_rank *rank, size_t bytes);
+int bench_tensor_copy(struct bench_rank *rank, void *to, const void *from, size_t bytes);
 
 /* ---- bench_ops.c; each returns 0, or -1 after bench_call */
 
@@ -51,9 +54,15 @@ int bench_series_make(struct bench_rank *rank, struct bench_series *series, int 
 int bench_series_run(struct bench_rank *rank, const struct bench_series *series);
 void bench_series_free(struct bench_rank *rank, struct bench_series *series);
 
+/* For the line of progress. */
+void bench_set_stage(struct bench_rank *rank, enum bench_stage stage);
 /* Waits for the driver's command, checks, measures by time stamps or replays (bench_replay.c). 0, or -1 after a
  * message. */
 int bench_events_run(struct bench_rank *rank);
+
+/* ---- bench_layer.c */
+
+int bench_layer_run(struct bench_rank *rank);
 
 /* ---- bench_replay.c */
 
