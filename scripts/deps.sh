@@ -66,6 +66,7 @@ find_test() {
     need python3-venv python3 -c 'import ensurepip, venv'
     want hipcc tool hipcc
     need abigail-tools tool abidiff # scripts/check_abi.py
+    want chromium sh -c 'chromium --version || chromium-browser --version' # tests/scripts/report.sh
     # The architecture that the stage cross compiles for: compiler and C library.
     case $(uname -m) in
     aarch64)

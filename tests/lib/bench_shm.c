@@ -55,6 +55,12 @@ close_fd:
     return NULL;
 }
 
+void bench_shm_destroy(struct bench_shm *shm, const char *path)
+{
+    close(atoi(strrchr(path, '/') + 1));
+    munmap(shm, sizeof(*shm));
+}
+
 int bench_shm_attach(struct bench_shm_rank *self, const char *path, enum bench_team_id team, int rank)
 {
     struct bench_shm *shm;

@@ -113,6 +113,8 @@ struct bench_shm {
     uint32_t stage; /* enum bench_stage */
     struct bench_event_times event_times[BENCH_EVENT_OPS][BENCH_MAX_RANKS];
     struct bench_host_time host[BENCH_MAX_RANKS];
+    uint64_t host_ns[BENCH_OPS],
+        host_calls[BENCH_OPS]; /* timed operations: until the calls have returned, of all ranks */
     struct bench_team team[BENCH_TEAMS];
 };
 
@@ -135,6 +137,8 @@ struct bench_shm_rank {
 
 /* Driver: makes the memory; `path` is what other processes open while this one lives. NULL with errno set. */
 struct bench_shm *bench_shm_create(const struct bench_config *config, char *path, int path_bytes);
+/* Driver: lets go of it; ranks that have mapped it keep it. */
+void bench_shm_destroy(struct bench_shm *shm, const char *path);
 /* Rank: maps it. 0 or -1 with errno set. */
 int bench_shm_attach(struct bench_shm_rank *self, const char *path, enum bench_team_id team, int rank);
 

@@ -41,9 +41,16 @@ for line in open(sys.argv[1]):
         assert abs(row[op]["error_percent"]) < 30, row
 PY
 
-"$epx" predict --machine h200-shared --mode ll --ranks 8 --tokens 16 --svg "$work/plot.svg" >/dev/null
+"$epx" predict --machine h200-shared --mode ll --ranks 8 --tokens 16 --report "$work/page.html" \
+    --svg "$work/plot.svg" >/dev/null
 python3 -c 'import sys, xml.dom.minidom; assert xml.dom.minidom.parse(sys.argv[1]).getElementsByTagName("circle")' \
     "$work/plot.svg" || fail "the plot is no SVG with points"
+python3 - "$work/page.html" <<'PY' || fail "the page has no points, or not the numbers"
+import json, re, sys
+page = open(sys.argv[1]).read()
+rows = json.loads(re.search(r'id="epx-numbers">(.*?)</script>', page, re.S).group(1))
+assert rows[0]['ranks'] == 8 and page.count('<circle') >= 4 and f'data-y="{rows[0]["dispatch"]["us_median"]:g}' in page
+PY
 
 # The oracle looks at what was predicted: a result that is spoilt is an error.
 EPX_BENCH_CORRUPT=1 "$epx" predict --machine h200-shared --mode ll --ranks 8 --tokens 16 >/dev/null 2>"$work/spoilt" &&

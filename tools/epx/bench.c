@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 #include "bench_ofi.h"
+#include "bench_session.h"
 #include "commands.h"
 #include "net/name.h"
 #include "progress.h"
@@ -35,6 +36,7 @@ struct driver {
     pid_t pid[BENCH_TEAMS]; /* 0 = not started */
     int mpi_log;            /* what mpirun said */
     struct bench_report report;
+    int quiet;     /* no table */
     char what[64]; /* what is done just now; "": the ranks know */
     int rounds_done;
 };
@@ -128,11 +130,17 @@ static int drive_check(struct driver *c, uint64_t seed, int teams)
     return 0;
 }
 
-static void measure_memcpy(struct bench_report *report)
+/* The bound writes a token to as many places as dispatch does on average. */
+static void measure_ceiling(struct bench_report *r)
 {
-    double GBps = bench_memcpy_ceiling(&report->memcpy_processes);
+    const struct bench_config *c = &r->options->config;
+    const double tokens = (double)c->ranks * c->tokens;
+    const double written = (double)(c->layout == EPX_EXPERT_MAJOR ? r->traffic.pairs : r->traffic.copies);
 
-    report->memcpy_GBps = GBps > report->memcpy_GBps ? GBps : report->memcpy_GBps;
+    r->ceiling.row_bytes = bench_row_bytes(c, BENCH_DISPATCH);
+    r->ceiling.places = (int)(written / tokens + 0.5);
+    r->ceiling.place_bytes = tokens * r->ceiling.row_bytes / (double)sysconf(_SC_NPROCESSORS_ONLN);
+    bench_ceiling_measure(&r->ceiling);
 }
 
 /* Of a network name that check_combination has accepted; "" = EPX_OFI_PROVIDER, or automatic. */
@@ -203,7 +211,7 @@ static int drive_round(struct driver *c, int round, int first, int iters)
 
     say(c, "round %d of %d, memcpy", round + 1, c->report.rounds);
     if (!o->joined) /* other ranks of this machine would measure at the same time */
-        measure_memcpy(&c->report);
+        measure_ceiling(&c->report);
     say(c, "round %d of %d, EPX", round + 1, c->report.rounds);
     command.verify = o->check && last;
     if (drive(c, BENCH_EPX, &command) != 0)
@@ -319,16 +327,17 @@ static void print_report(struct driver *c)
 {
     struct bench_report *r = &c->report;
 
-    if (c->options->config.layer) {
-        (c->options->json ? bench_layer_report_json : bench_layer_report_table)(r);
+    if (!is_events(c))
+        fill_rows(c);
+    (c->options->config.layer ? bench_layer_report_json
+     : is_events(c)           ? bench_event_report_json
+                              : bench_report_json)(r);
+    fflush(r->to);
+    if (c->quiet || c->options->json)
         return;
-    }
-    if (is_events(c)) {
-        (c->options->json ? bench_event_report_json : bench_event_report_table)(r);
-        return;
-    }
-    fill_rows(c);
-    (c->options->json ? bench_report_json : bench_report_table)(r);
+    (c->options->config.layer ? bench_layer_report_table
+     : is_events(c)           ? bench_event_report_table
+                              : bench_report_table)(r);
 }
 
 /* Prints what failed; the exit status. */
@@ -370,18 +379,34 @@ static int run(struct driver *c)
     return EXIT_OK;
 }
 
+/* Rows on stdout, too, where JSON is asked for and nobody else prints them. */
+int bench_run(const struct bench_options *options, FILE *rows, int quiet)
+{
+    struct driver driver = {.options = options, .mpi_log = -1, .quiet = quiet, .report = {.to = rows}};
+    char *text = NULL;
+    size_t bytes = 0;
+    int code;
+
+    driver.report.to = open_memstream(&text, &bytes);
+    if (driver.report.to == NULL)
+        return EXIT_FAILED;
+    code = run(&driver);
+    fclose(driver.report.to);
+    fwrite(text, 1, bytes, rows);
+    if (options->json && !quiet)
+        fwrite(text, 1, bytes, stdout);
+    fflush(stdout);
+    free(text);
+    if (driver.shm != NULL && !options->joined)
+        bench_shm_destroy(driver.shm, driver.shm_path);
+    return code;
+}
+
 int cmd_bench(int argc, char **argv)
 {
-    struct bench_options options;
-    struct driver driver = {.options = &options, .mpi_log = -1};
-    int parsed;
-
     if (argc > 1 && strcmp(argv[1], "ring") == 0)
         return bench_ring(argc - 1, argv + 1);
     if (argc == 4 && strcmp(argv[1], "--worker") == 0) /* started by bench_team.c */
         return bench_worker(argv[2], atoi(argv[3]));
-    parsed = bench_options_parse(&options, argc, argv);
-    if (parsed != 0)
-        return parsed > 0 ? EXIT_OK : EXIT_USAGE;
-    return run(&driver);
+    return bench_session(argc, argv);
 }

@@ -14,6 +14,7 @@
  *      bench_ofi.c      a loop around fi_write: the baseline of --vs ofi
  *      bench_stats.c    percentiles, bandwidths; bench_memcpy.c the ceiling
  *      bench_ring.c     `epx bench ring`, which has nothing to do with the others
+ *      bench_session.c  one run or several, and what is made of their rows: bench_session.h
  *      bench_report.c   the table and the JSON lines; bench_event_report.c those of --timing events
  *
  * The ranks' side of the measurement (shared memory, timed loop, data, check) is in tests/lib/, shared with the MPI
@@ -23,6 +24,7 @@
 #define EPX_TOOLS_BENCH_H
 
 #include <stdint.h>
+#include <stdio.h>
 #include <sys/types.h>
 
 #include "commands.h"
@@ -33,6 +35,12 @@ struct bench_options {
     struct bench_config config;
     int32_t iters, warmup, timing;
     int32_t check, json, vs_mpi, vs_ofi;
+    const char *report, *compare, *newer;
+    struct bench_list {
+        int count;
+        int32_t values[16];
+    } over_tokens, over_ranks;
+    int sweep, tokens_given, iters_given;
     int joined, rank; /* in a launcher's world */
 };
 
@@ -82,7 +90,9 @@ struct bench_row {
     double us_p50, us_p99;
     double logical_GBps, wire_GBps; /* 0 for an update */
     double copies_GBps;             /* one row per (token, destination rank): what `wire` is on one node */
-    double of_memcpy;               /* dispatch only */
+    double of_memcpy, of_bound;     /* dispatch only */
+    double us_low, us_high;         /* least and largest p50 of five parts of the run: the noise */
+    double host_us;                 /* until the calls have returned, mean of all ranks */
     double mpi_us_p50, vs_mpi;      /* the variant with MPI_Alltoallv; 0 without MPI */
     double mpi_best_us_p50, vs_mpi_best;
     double vs_ofi[2]; /* enum bench_ofi_size; 0 without */
@@ -90,6 +100,8 @@ struct bench_row {
     double mpi_variant_us_p50[BENCH_VARIANTS];
 };
 
+/* Least and largest median of five parts of n times, in the order in which they were measured. */
+void bench_noise(const uint64_t *values, int n, double *low, double *high);
 /* Nearest-rank percentile of n values, which it sorts. */
 double bench_percentile(uint64_t *values, int n, double percent);
 /* Likewise of speeds. */
@@ -100,8 +112,14 @@ void bench_row_fill(struct bench_row *row, struct bench_shm *shm, enum bench_op 
 /* Bytes of one row on its way: dispatch has scales with fp8, combine is bf16. */
 double bench_row_bytes(const struct bench_config *config, enum bench_op op);
 
-/* Plain memcpy by one process on every core at once, GB copied per second; 0 with errno set. */
-double bench_memcpy_ceiling(int *processes);
+/* What one process on every core writes at once, GB per second: by memcpy, and rows of row_bytes that are read once and
+ * written to `places` places. The best so far; 0 = not measured. */
+struct bench_ceiling {
+    double row_bytes, place_bytes; /* of a row; that one core writes to each of the places in one operation */
+    int places, processes;
+    double memcpy_GBps, bound_GBps;
+};
+void bench_ceiling_measure(struct bench_ceiling *ceiling);
 
 /* ---- Report */
 
@@ -119,8 +137,8 @@ struct bench_report {
     const struct bench_options *options;
     const struct bench_shm *shm;
     struct bench_traffic traffic;
-    double memcpy_GBps;
-    int memcpy_processes;
+    struct bench_ceiling ceiling;
+    FILE *to;                     /* of JSON */
     struct bench_ofi_rounds *ofi; /* NULL without --vs ofi */
     int rounds;
     int failed; /* the check found something */
@@ -130,7 +148,8 @@ struct bench_report {
 
 struct bench_layer_row {
     double us_p50, us_p99, host_us, count_us; /* per layer; 0: not measured */
-    double logical_GBps, wire_GBps;           /* dispatch and combine together */
+    double us_low, us_high;
+    double logical_GBps, wire_GBps; /* dispatch and combine together */
 };
 
 #define BENCH_LAYERS_PER_ROUND 10

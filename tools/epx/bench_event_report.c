@@ -59,12 +59,12 @@ static const char *check_name(const struct bench_report *r)
 
 /* ---- JSON */
 
-static void json_number(const char *name, int decimals, double value)
+static void json_number(FILE *to, const char *name, int decimals, double value)
 {
     if (value > 0)
-        printf(",\"%s\":%.*f", name, decimals, value);
+        fprintf(to, ",\"%s\":%.*f", name, decimals, value);
     else
-        printf(",\"%s\":null", name);
+        fprintf(to, ",\"%s\":null", name);
 }
 
 static void json_row(const struct bench_report *r, int op)
@@ -73,15 +73,15 @@ static void json_row(const struct bench_report *r, int op)
     struct event_row row;
 
     fill(r, op, &row);
-    printf("{\"op\":\"%s\",\"mode\":\"%s\",\"ranks\":%d,\"nodes\":%d", names[op], bench_mode_name(c), c->ranks,
-           c->nodes);
-    json_number("us_p50", 1, row.p50);
-    json_number("us_slowest_p50", 1, row.slowest_p50);
-    json_number("us_p99", 1, row.p99);
-    json_number("us_min", 1, row.least);
-    json_number("logical_GBps", 3, row.logical_GBps);
-    json_number("wire_GBps", 3, row.wire_GBps);
-    printf(",\"check\":\"%s\"", check_name(r));
+    fprintf(r->to, "{\"op\":\"%s\",\"mode\":\"%s\",\"ranks\":%d,\"nodes\":%d", names[op], bench_mode_name(c), c->ranks,
+            c->nodes);
+    json_number(r->to, "us_p50", 1, row.p50);
+    json_number(r->to, "us_slowest_p50", 1, row.slowest_p50);
+    json_number(r->to, "us_p99", 1, row.p99);
+    json_number(r->to, "us_min", 1, row.least);
+    json_number(r->to, "logical_GBps", 3, row.logical_GBps);
+    json_number(r->to, "wire_GBps", 3, row.wire_GBps);
+    fprintf(r->to, ",\"check\":\"%s\"", check_name(r));
     bench_report_json_shape(r);
 }
 
@@ -91,15 +91,15 @@ void bench_event_report_json(const struct bench_report *r)
     int op;
 
     if (c->replays > 0) {
-        printf("{\"op\":\"replays\",\"mode\":\"%s\",\"ranks\":%d,\"nodes\":%d,\"replays\":%d,\"overlap\":%s,\"check\":"
-               "\"%s\"",
-               bench_mode_name(c), c->ranks, c->nodes, c->replays, c->overlap ? "true" : "false", check_name(r));
+        fprintf(r->to,
+                "{\"op\":\"replays\",\"mode\":\"%s\",\"ranks\":%d,\"nodes\":%d,\"replays\":%d,\"overlap\":%s,\"check\":"
+                "\"%s\"",
+                bench_mode_name(c), c->ranks, c->nodes, c->replays, c->overlap ? "true" : "false", check_name(r));
         bench_report_json_shape(r);
     }
     for (op = 0; op < BENCH_EVENT_OPS && c->replays == 0; op++)
         if (is_shown(c, op))
             json_row(r, op);
-    fflush(stdout);
 }
 
 /* ---- Table */

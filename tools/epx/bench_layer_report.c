@@ -16,6 +16,9 @@ void bench_layer_fill(const struct bench_report *r, struct bench_layer_row *row)
     memset(row, 0, sizeof(*row));
     for (i = 0; i < n; i++)
         rounds[i] = r->shm->team[BENCH_EPX].times[BENCH_WHOLE][0][i];
+    bench_noise(rounds, n, &row->us_low, &row->us_high);
+    row->us_low /= BENCH_LAYERS_PER_ROUND;
+    row->us_high /= BENCH_LAYERS_PER_ROUND;
     row->us_p50 = bench_percentile(rounds, n, 50) / 1e3 / BENCH_LAYERS_PER_ROUND;
     row->us_p99 = bench_percentile(rounds, n, 99) / 1e3 / BENCH_LAYERS_PER_ROUND;
     for (i = 0; i < c->ranks; i++) {
@@ -32,12 +35,12 @@ void bench_layer_fill(const struct bench_report *r, struct bench_layer_row *row)
     }
 }
 
-static void json_number(const char *name, int decimals, double value, int measured)
+static void json_number(FILE *to, const char *name, int decimals, double value, int measured)
 {
     if (measured)
-        printf(",\"%s\":%.*f", name, decimals, value);
+        fprintf(to, ",\"%s\":%.*f", name, decimals, value);
     else
-        printf(",\"%s\":null", name);
+        fprintf(to, ",\"%s\":null", name);
 }
 
 void bench_layer_report_json(const struct bench_report *r)
@@ -48,16 +51,18 @@ void bench_layer_report_json(const struct bench_report *r)
 
     bench_layer_fill(r, &row);
     measured = row.us_p50 > 0;
-    printf("{\"op\":\"layer\",\"mode\":\"%s\",\"ranks\":%d,\"nodes\":%d", bench_mode_name(c), c->ranks, c->nodes);
-    json_number("us_p50", 1, row.us_p50, measured);
-    json_number("us_p99", 1, row.us_p99, measured);
-    json_number("host_us", 1, row.host_us, measured);
-    json_number("host_count_us", 1, row.count_us, measured);
-    json_number("logical_GBps", 3, row.logical_GBps, measured);
-    json_number("wire_GBps", 3, row.wire_GBps, measured);
-    printf(",\"check\":\"%s\"", !r->options->check ? "off" : r->failed ? "fail" : "ok");
+    fprintf(r->to, "{\"op\":\"layer\",\"mode\":\"%s\",\"ranks\":%d,\"nodes\":%d", bench_mode_name(c), c->ranks,
+            c->nodes);
+    json_number(r->to, "us_p50", 1, row.us_p50, measured);
+    json_number(r->to, "us_p99", 1, row.us_p99, measured);
+    json_number(r->to, "us_low", 1, row.us_low, measured);
+    json_number(r->to, "us_high", 1, row.us_high, measured);
+    json_number(r->to, "host_us", 1, row.host_us, measured);
+    json_number(r->to, "host_count_us", 1, row.count_us, measured);
+    json_number(r->to, "logical_GBps", 3, row.logical_GBps, measured);
+    json_number(r->to, "wire_GBps", 3, row.wire_GBps, measured);
+    fprintf(r->to, ",\"check\":\"%s\"", !r->options->check ? "off" : r->failed ? "fail" : "ok");
     bench_report_json_shape(r);
-    fflush(stdout);
 }
 
 void bench_layer_report_table(const struct bench_report *r)

@@ -7,6 +7,7 @@
 
 #include "bench.h"
 #include "bench_worker.h"
+#include "util/clock.h"
 
 static int is_ll(const struct bench_rank *rank)
 {
@@ -91,6 +92,19 @@ int bench_sync_series(struct bench_rank *rank, const char *what)
     return bench_call(rank, what, status) != 0 ? -1 : bench_sync(rank, what);
 }
 
+/* Issues an operation and counts how long that kept the host. */
+static int issue_timed(struct bench_rank *rank, enum bench_op op, int (*issue)(struct bench_rank *rank))
+{
+    struct bench_shm *shm = rank->self.shm;
+    const uint64_t start = clock_ns();
+
+    if (issue(rank) != 0)
+        return -1;
+    __atomic_fetch_add(&shm->host_ns[op], clock_ns() - start, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&shm->host_calls[op], 1, __ATOMIC_RELAXED);
+    return 0;
+}
+
 /* High throughput: the routing is exchanged by an update, and kept. */
 int bench_op_update(void *self)
 {
@@ -98,7 +112,7 @@ int bench_op_update(void *self)
     const struct bench_work *work = &rank->work;
     int64_t rows = -1;
 
-    if (bench_issue_update(rank) != 0 || bench_sync(rank, "update") != 0)
+    if (issue_timed(rank, BENCH_UPDATE, bench_issue_update) != 0 || bench_sync(rank, "update") != 0)
         return -1;
     if (bench_call(rank, "epx_handle_recv_count", epx_handle_recv_count(rank->handle, &rows, NULL)) != 0)
         return -1;
@@ -113,11 +127,11 @@ int bench_op_update(void *self)
 int bench_op_dispatch(void *self, int variant)
 {
     (void)variant;
-    return bench_issue_dispatch(self) != 0 ? -1 : bench_sync(self, "dispatch");
+    return issue_timed(self, BENCH_DISPATCH, bench_issue_dispatch) != 0 ? -1 : bench_sync(self, "dispatch");
 }
 
 int bench_op_combine(void *self, int variant)
 {
     (void)variant;
-    return bench_issue_combine(self) != 0 ? -1 : bench_sync(self, "combine");
+    return issue_timed(self, BENCH_COMBINE, bench_issue_combine) != 0 ? -1 : bench_sync(self, "combine");
 }

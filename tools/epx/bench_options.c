@@ -27,6 +27,8 @@ static const struct option_choice timings[] = {{"wall", TIMING_WALL}, {"events",
 
 static int set_net(void *target, const char *text);
 static int set_vs(void *target, const char *text);
+static int set_over_tokens(void *target, const char *text);
+static int set_over_ranks(void *target, const char *text);
 
 #define CONFIG(name) offsetof(struct bench_options, config.name)
 #define FIELD(name) offsetof(struct bench_options, name)
@@ -124,6 +126,34 @@ static const struct option_spec specs[] = {
          "with --plain-memory: fail if combine copies rows before\nother ranks read them"),
     TITLE("Output:"),
     FLAG("json", FIELD(json), "one JSON object per operation instead of a table"),
+    {.name = "report",
+     .kind = OPTION_TEXT,
+     .value = "FILE",
+     .help = "write a page with plots and all numbers, which any browser opens",
+     .offset = FIELD(report)},
+    {.name = "over-tokens",
+     .kind = OPTION_CALL,
+     .value = "LIST",
+     .help = "a run for each number of tokens, separated by commas; sweep:\nof ll, the others have 8 times as many",
+     .fallback = "sweep 1,8,32,128",
+     .call = set_over_tokens},
+    {.name = "over-ranks",
+     .kind = OPTION_CALL,
+     .value = "LIST",
+     .help = "a run for each number of ranks",
+     .fallback = "sweep 2,4,8",
+     .call = set_over_ranks},
+    {.name = "compare",
+     .kind = OPTION_TEXT,
+     .value = "FILE",
+     .help = "print what has changed beyond noise since FILE, the output of\n--json or a page; without a mode: measure "
+             "again what it has",
+     .offset = FIELD(compare)},
+    {.name = "new",
+     .kind = OPTION_TEXT,
+     .value = "FILE",
+     .help = "with --compare: measure nothing, compare with this file",
+     .offset = FIELD(newer)},
 };
 
 static const struct option_table table = {
@@ -131,6 +161,8 @@ static const struct option_table table = {
     .usage = "epx bench layer [ll] [options]  whole layers as a model calls them, with new routing each time\n"
              "epx bench ll [options]          low latency: decoding, some hundred tokens per rank\n"
              "epx bench ht [options]          high throughput: prefill and training, thousands of tokens\n"
+             "epx bench sweep [options]       all of these over tokens and over ranks, for --report\n"
+             "epx bench --compare FILE        what has changed since FILE was measured\n"
              "epx bench ring [options]        the way of commands from a device to its proxies",
     .about =
         "Starts ranks on this machine and measures dispatch (tokens to their experts) and combine (results back).\n"
@@ -143,6 +175,7 @@ static const struct option_table table = {
         "  epx bench ll --check                         8 ranks, checked, a table\n"
         "  epx bench ht --tokens 4096 --dtype fp8 --json\n"
         "  epx bench ht --nodes 2 --net tcp --vs ofi    through proxies and TCP, beside plain libfabric\n"
+        "  epx bench sweep --report out.html            curves, phases and ratios as a page\n"
         "  epx bench ll --device cuda --dtype fp8       kernel times on the GPUs of this machine\n"
         "\n"
         "Exit status: 0 success; 1 a check or an operation failed; 2 a wrong command line, or something that this\n"
@@ -207,13 +240,40 @@ static int set_vs(void *target, const char *text)
     return 0;
 }
 
+static int set_list(struct bench_list *list, const char *option, const char *text, long most)
+{
+    char *end;
+
+    list->count = 0;
+    for (const char *at = text;; at = end + 1) {
+        const long n = strtol(at, &end, 10);
+
+        if (end == at || (*end && *end != ',') || n < 1 || n > most || list->count == 16)
+            return options_complain(program, "--%s is '%s'; expected up to 16 numbers from 1 to %ld, with commas",
+                                    option, text, most);
+        list->values[list->count++] = (int32_t)n;
+        if (!*end)
+            return 0;
+    }
+}
+
+static int set_over_tokens(void *target, const char *text)
+{
+    return set_list(&((struct bench_options *)target)->over_tokens, "over-tokens", text, 1 << 20);
+}
+
+static int set_over_ranks(void *target, const char *text)
+{
+    return set_list(&((struct bench_options *)target)->over_ranks, "over-ranks", text, LAUNCH_MAX_RANKS);
+}
+
 /* The first word decides the defaults, so it is looked at first. */
 static int set_mode(struct bench_options *o, const char *word)
 {
     const int ll = strcmp(word, "ll") == 0;
 
     if (!ll && strcmp(word, "ht") != 0)
-        return options_complain(program, "the mode is '%s'; expected ll, ht, layer or ring", word);
+        return options_complain(program, "the mode is '%s'; expected layer, ll, ht, sweep or ring", word);
     o->iters = 50;
     o->warmup = 2;
     o->config = (struct bench_config){.mode = ll ? EPX_LOW_LATENCY : EPX_HIGH_THROUGHPUT,
@@ -231,7 +291,8 @@ static int set_mode(struct bench_options *o, const char *word)
 /* "ll", "ht", "layer", "layer ll" or "layer ht": returns the number of words, or -1 after a message. */
 static int take_mode(struct bench_options *o, int argc, char **argv)
 {
-    const int layer = strcmp(argv[1], "layer") == 0, second = layer && argc > 2 && argv[2][0] != '-';
+    const int sweep = strcmp(argv[1], "sweep") == 0, layer = sweep || strcmp(argv[1], "layer") == 0;
+    const int second = layer && !sweep && argc > 2 && argv[2][0] != '-';
 
     if (set_mode(o, second ? argv[2] : layer ? "ht" : argv[1]) != 0)
         return -1;
@@ -239,6 +300,7 @@ static int take_mode(struct bench_options *o, int argc, char **argv)
         o->iters = 100;
         o->config.layer = o->config.plain_memory = 1;
     }
+    o->sweep = sweep;
     return 1 + second;
 }
 
@@ -385,12 +447,27 @@ static int settle_world(struct bench_options *o)
     return 0;
 }
 
+static int settle_session(struct bench_options *o)
+{
+    const int lists = o->over_tokens.count > 0 || o->over_ranks.count > 0;
+
+    if (o->joined && (o->sweep || lists))
+        return options_complain(program, "sweep and --over start ranks of their own: not in a launcher's world");
+    if (o->sweep && !o->over_tokens.count && set_over_tokens(o, "1,8,32,128") != 0)
+        return -1;
+    if (o->sweep && !o->over_ranks.count && set_over_ranks(o, "2,4,8") != 0)
+        return -1;
+    return 0;
+}
+
 static int settle(struct bench_options *o)
 {
     struct bench_config *c = &o->config;
 
-    if (settle_world(o) != 0)
+    if (settle_world(o) != 0 || settle_session(o) != 0)
         return -1;
+    if (o->sweep) /* each of its runs is checked by itself */
+        return 0;
     if (check_shape(c) != 0 || check_mode(c) != 0 || settle_timing(o) != 0 || check_work(o) != 0 ||
         (o->vs_ofi && settle_ofi(o) != 0) || check_device(c) != 0)
         return -1;
@@ -400,6 +477,15 @@ static int settle(struct bench_options *o)
     c->check = o->check;
     c->iters = o->iters;
     return 0;
+}
+
+/* What was given on the command line, and what is a default. */
+static void take_given(struct bench_options *o)
+{
+    o->tokens_given = o->config.tokens > 0;
+    o->iters_given = o->iters >= 0;
+    o->config.tokens = abs(o->config.tokens);
+    o->iters = o->iters_given ? o->iters : -o->iters - 1;
 }
 
 int bench_options_parse(struct bench_options *o, int argc, char **argv)
@@ -415,9 +501,16 @@ int bench_options_parse(struct bench_options *o, int argc, char **argv)
     }
     if (argv[1][0] != '-' && (words = take_mode(o, argc, argv)) < 0)
         return -1;
+    o->config.tokens = -o->config.tokens; /* negative: not given */
+    o->iters = -o->iters - 1;
     result = options_parse(&table, o, argc, argv, 1 + words, &next);
     if (result != OPTIONS_OK)
         return result == OPTIONS_HELP ? 1 : -1;
+    take_given(o);
+    if (o->newer && !o->compare)
+        return options_complain(program, "--new belongs to --compare");
+    if (o->compare && (o->config.mode == 0 || o->newer))
+        return 0;
     if (o->config.mode == 0)
         return options_complain(program, "the mode is missing; expected epx bench layer, ll, ht or ring");
     o->config.corrupt = corrupt != NULL ? atoi(corrupt) : 0;

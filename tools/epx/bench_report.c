@@ -18,12 +18,12 @@ static const char *check_name(const struct bench_report *r)
 /* ---- JSON ----------------------------------------------------------------------------------------------------- */
 
 /* A number under its name; null when nothing was measured, as after a failed check. */
-static void json_number(const char *name, int decimals, double value, int measured)
+static void json_number(FILE *to, const char *name, int decimals, double value, int measured)
 {
     if (measured)
-        printf(",\"%s\":%.*f", name, decimals, value);
+        fprintf(to, ",\"%s\":%.*f", name, decimals, value);
     else
-        printf(",\"%s\":null", name);
+        fprintf(to, ",\"%s\":null", name);
 }
 
 static void json_mpi(const struct bench_report *r, const struct bench_row *row)
@@ -31,15 +31,16 @@ static void json_mpi(const struct bench_report *r, const struct bench_row *row)
     const struct bench_team *team = &r->shm->team[BENCH_MPI];
     int v, measured = row->mpi_us_p50 > 0;
 
-    json_number("mpi_us_p50", 1, row->mpi_us_p50, measured);
-    json_number("vs_mpi", 3, row->vs_mpi, measured);
-    json_number("mpi_best_us_p50", 1, row->mpi_best_us_p50, measured);
-    json_number("vs_mpi_best", 3, row->vs_mpi_best, measured);
-    printf(",\"mpi_variant\":\"%s\",\"mpi_best\":\"%s\",\"mpi_library\":\"%s\"",
-           row->mpi_variant != NULL ? row->mpi_variant : "", row->mpi_best != NULL ? row->mpi_best : "", team->library);
+    json_number(r->to, "mpi_us_p50", 1, row->mpi_us_p50, measured);
+    json_number(r->to, "vs_mpi", 3, row->vs_mpi, measured);
+    json_number(r->to, "mpi_best_us_p50", 1, row->mpi_best_us_p50, measured);
+    json_number(r->to, "vs_mpi_best", 3, row->vs_mpi_best, measured);
+    fprintf(r->to, ",\"mpi_variant\":\"%s\",\"mpi_best\":\"%s\",\"mpi_library\":\"%s\"",
+            row->mpi_variant != NULL ? row->mpi_variant : "", row->mpi_best != NULL ? row->mpi_best : "",
+            team->library);
     for (v = 0; measured && v < team->variants[row->op]; v++)
-        printf("%s\"%s\":%.1f%s", v == 0 ? ",\"mpi_variants\":{" : ",", team->variant_name[row->op][v],
-               row->mpi_variant_us_p50[v], v + 1 == team->variants[row->op] ? "}" : "");
+        fprintf(r->to, "%s\"%s\":%.1f%s", v == 0 ? ",\"mpi_variants\":{" : ",", team->variant_name[row->op][v],
+                row->mpi_variant_us_p50[v], v + 1 == team->variants[row->op] ? "}" : "");
 }
 
 /* Numbers of one operation of all ranks; the ratio per row, which is a (token, destination). */
@@ -49,25 +50,25 @@ static void json_net(const struct bench_report *r, const struct bench_row *row)
     const double ops = (double)net->ops / r->options->config.ranks;
     const int measured = row->us_p50 > 0 && net->ops > 0;
 
-    json_number("rows_remote", 1, (double)net->rows / ops, measured);
-    json_number("net_commands", 1, (double)net->commands / ops, measured);
-    json_number("net_puts", 1, (double)net->puts / ops, measured);
-    json_number("net_signals", 1, (double)net->signals / ops, measured);
-    json_number("net_bytes", 0, (double)net->bytes / ops, measured);
+    json_number(r->to, "rows_remote", 1, (double)net->rows / ops, measured);
+    json_number(r->to, "net_commands", 1, (double)net->commands / ops, measured);
+    json_number(r->to, "net_puts", 1, (double)net->puts / ops, measured);
+    json_number(r->to, "net_signals", 1, (double)net->signals / ops, measured);
+    json_number(r->to, "net_bytes", 0, (double)net->bytes / ops, measured);
     if (row->op != BENCH_UPDATE)
-        json_number("writes_per_row", 3, (double)net->puts / (double)net->rows, measured && net->rows > 0);
+        json_number(r->to, "writes_per_row", 3, (double)net->puts / (double)net->rows, measured && net->rows > 0);
 }
 
 static void json_ofi(const struct bench_report *r, const struct bench_row *row)
 {
     const double *GBps = r->ofi->p50;
 
-    json_number("ofi_GBps", 3, GBps[BENCH_OFI_ROWS], GBps[BENCH_OFI_ROWS] > 0);
-    json_number("vs_ofi", 3, row->vs_ofi[BENCH_OFI_ROWS], row->vs_ofi[BENCH_OFI_ROWS] > 0);
-    json_number("ofi_large_GBps", 3, GBps[BENCH_OFI_LARGE], GBps[BENCH_OFI_LARGE] > 0);
-    json_number("vs_ofi_large", 3, row->vs_ofi[BENCH_OFI_LARGE], row->vs_ofi[BENCH_OFI_LARGE] > 0);
-    printf(",\"ofi_threads\":%d,\"ofi_row_bytes\":%u,\"ofi_large_bytes\":%u", r->ofi->threads,
-           r->ofi->message_bytes[BENCH_OFI_ROWS], r->ofi->message_bytes[BENCH_OFI_LARGE]);
+    json_number(r->to, "ofi_GBps", 3, GBps[BENCH_OFI_ROWS], GBps[BENCH_OFI_ROWS] > 0);
+    json_number(r->to, "vs_ofi", 3, row->vs_ofi[BENCH_OFI_ROWS], row->vs_ofi[BENCH_OFI_ROWS] > 0);
+    json_number(r->to, "ofi_large_GBps", 3, GBps[BENCH_OFI_LARGE], GBps[BENCH_OFI_LARGE] > 0);
+    json_number(r->to, "vs_ofi_large", 3, row->vs_ofi[BENCH_OFI_LARGE], row->vs_ofi[BENCH_OFI_LARGE] > 0);
+    fprintf(r->to, ",\"ofi_threads\":%d,\"ofi_row_bytes\":%u,\"ofi_large_bytes\":%u", r->ofi->threads,
+            r->ofi->message_bytes[BENCH_OFI_ROWS], r->ofi->message_bytes[BENCH_OFI_LARGE]);
 }
 
 static void json_row(const struct bench_report *r, const struct bench_row *row)
@@ -75,23 +76,29 @@ static void json_row(const struct bench_report *r, const struct bench_row *row)
     const struct bench_config *c = &r->options->config;
     int measured = row->us_p50 > 0;
 
-    printf("{\"op\":\"%s\",\"mode\":\"%s\",\"ranks\":%d,\"nodes\":%d", bench_op_name(row->op), bench_mode_name(c),
-           c->ranks, c->nodes);
-    json_number("us_p50", 1, row->us_p50, measured);
-    json_number("us_p99", 1, row->us_p99, measured);
-    json_number("logical_GBps", 3, row->logical_GBps, measured);
-    json_number("wire_GBps", 3, row->wire_GBps, measured);
-    json_number("copies_GBps", 3, row->copies_GBps, measured);
-    printf(",\"check\":\"%s\"", check_name(r));
+    fprintf(r->to, "{\"op\":\"%s\",\"mode\":\"%s\",\"ranks\":%d,\"nodes\":%d", bench_op_name(row->op),
+            bench_mode_name(c), c->ranks, c->nodes);
+    json_number(r->to, "us_p50", 1, row->us_p50, measured);
+    json_number(r->to, "us_p99", 1, row->us_p99, measured);
+    json_number(r->to, "us_low", 1, row->us_low, measured);
+    json_number(r->to, "us_high", 1, row->us_high, measured);
+    json_number(r->to, "host_us", 1, row->host_us, measured);
+    json_number(r->to, "logical_GBps", 3, row->logical_GBps, measured);
+    json_number(r->to, "wire_GBps", 3, row->wire_GBps, measured);
+    json_number(r->to, "copies_GBps", 3, row->copies_GBps, measured);
+    fprintf(r->to, ",\"check\":\"%s\"", check_name(r));
     if (c->nodes > 1)
         json_net(r, row);
     if (r->ofi != NULL && row->op != BENCH_UPDATE)
         json_ofi(r, row);
     if (r->options->vs_mpi)
         json_mpi(r, row);
-    json_number("memcpy_GBps", 2, r->memcpy_GBps, r->memcpy_GBps > 0);
-    if (row->op == BENCH_DISPATCH)
-        json_number("of_memcpy", 3, row->of_memcpy, measured);
+    json_number(r->to, "memcpy_GBps", 2, r->ceiling.memcpy_GBps, r->ceiling.memcpy_GBps > 0);
+    json_number(r->to, "bound_GBps", 2, r->ceiling.bound_GBps, r->ceiling.bound_GBps > 0);
+    if (row->op == BENCH_DISPATCH) {
+        json_number(r->to, "of_memcpy", 3, row->of_memcpy, measured);
+        json_number(r->to, "of_bound", 3, row->of_bound, measured && row->of_bound > 0);
+    }
     bench_report_json_shape(r);
 }
 
@@ -99,13 +106,14 @@ void bench_report_json_shape(const struct bench_report *r)
 {
     const struct bench_config *c = &r->options->config;
 
-    printf(",\"tokens\":%d,\"hidden\":%d,\"topk\":%d,\"experts\":%d,\"dtype\":\"%s\",\"routing\":\"%s\","
-           "\"layout\":\"%s\",\"device\":\"%s\",\"net\":\"%s\",\"logfmt\":%s,\"plain_memory\":%s,\"iters\":%d,"
-           "\"agents\":%d,\"threads\":%s,\"staged\":%s,\"timing\":\"%s\",\"seed\":%llu}\n",
-           c->tokens, c->hidden, c->topk, c->experts, bench_dtype_name(c), bench_routing_name(c), bench_layout_name(c),
-           bench_device_name(c), c->net[0] != '\0' ? c->net : "auto", c->logfmt ? "true" : "false",
-           c->plain_memory ? "true" : "false", r->options->iters, c->agents, c->threads ? "true" : "false",
-           c->staged ? "true" : "false", c->events ? "events" : "wall", (unsigned long long)c->seed);
+    fprintf(r->to,
+            ",\"tokens\":%d,\"hidden\":%d,\"topk\":%d,\"experts\":%d,\"dtype\":\"%s\",\"routing\":\"%s\","
+            "\"layout\":\"%s\",\"device\":\"%s\",\"net\":\"%s\",\"logfmt\":%s,\"plain_memory\":%s,\"iters\":%d,"
+            "\"agents\":%d,\"threads\":%s,\"staged\":%s,\"timing\":\"%s\",\"seed\":%llu}\n",
+            c->tokens, c->hidden, c->topk, c->experts, bench_dtype_name(c), bench_routing_name(c), bench_layout_name(c),
+            bench_device_name(c), c->net[0] != '\0' ? c->net : "auto", c->logfmt ? "true" : "false",
+            c->plain_memory ? "true" : "false", r->options->iters, c->agents, c->threads ? "true" : "false",
+            c->staged ? "true" : "false", c->events ? "events" : "wall", (unsigned long long)c->seed);
 }
 
 void bench_report_json(const struct bench_report *report)
@@ -114,7 +122,6 @@ void bench_report_json(const struct bench_report *report)
 
     for (i = 0; i < report->nrows; i++)
         json_row(report, &report->rows[i]);
-    fflush(stdout);
 }
 
 /* ---- Table ---------------------------------------------------------------------------------------------------- */
@@ -150,7 +157,7 @@ static void print_rows(const struct bench_report *r)
 {
     int i, mpi = r->options->vs_mpi, ofi = r->ofi != NULL;
 
-    printf("%-10s%12s%12s%15s%12s%12s", "", "p50", "p99", "logical", "wire", "of memcpy");
+    printf("%-10s%12s%12s%15s%12s%12s", "", "p50", "p99", "logical", "wire", "of bound");
     if (mpi)
         printf("%14s%10s%10s", "MPI p50", "vs MPI", "vs best");
     printf(ofi ? "%10s\n" : "\n", "vs ofi");
@@ -162,7 +169,7 @@ static void print_rows(const struct bench_report *r)
         print_cell(12, 0, row->us_p99, " us");
         print_cell(15, 1, row->logical_GBps, " GB/s");
         print_cell(12, 1, row->wire_GBps, " GB/s");
-        print_cell(12, 0, row->of_memcpy * 100, " %");
+        print_cell(12, 0, row->of_bound * 100, " %");
         if (mpi) {
             print_cell(14, 0, row->mpi_us_p50, " us");
             print_cell(10, 2, row->vs_mpi, "x");
@@ -240,6 +247,20 @@ static void print_wire_note(const struct bench_report *r)
            c->layout == EPX_EXPERT_MAJOR ? "; combine returns pairs" : "");
 }
 
+static void print_ceiling_note(const struct bench_report *r)
+{
+    const struct bench_config *c = &r->options->config;
+    const struct bench_ceiling *ceiling = &r->ceiling;
+
+    printf(
+        "  bound    %.1f GB/s written by %d process%s at once, one per core, that read a row once and write it to %d "
+        "places;\n           compared with the %.1f MB of rows that dispatch writes. Plain memcpy: %.1f GB/s\n",
+        ceiling->bound_GBps, ceiling->processes, ceiling->processes == 1 ? "" : "es", ceiling->places,
+        (double)(c->layout == EPX_EXPERT_MAJOR ? r->traffic.pairs : r->traffic.copies) *
+            bench_row_bytes(c, BENCH_DISPATCH) / 1e6,
+        ceiling->memcpy_GBps);
+}
+
 static void print_notes(const struct bench_report *r)
 {
     const struct bench_config *c = &r->options->config;
@@ -248,12 +269,8 @@ static void print_notes(const struct bench_report *r)
     printf("  logical  as if each of the %lld (token, expert) pairs were moved: %.1f MB per dispatch\n",
            (long long)r->traffic.pairs, (double)r->traffic.pairs * bench_row_bytes(c, BENCH_DISPATCH) / 1e6);
     print_wire_note(r);
-    if (r->memcpy_processes > 0)
-        printf("  memcpy   %.1f GB/s copied by %d process%s at once, one per core; compared with the %.1f MB of rows "
-               "written\n",
-               r->memcpy_GBps, r->memcpy_processes, r->memcpy_processes == 1 ? "" : "es",
-               (double)(c->layout == EPX_EXPERT_MAJOR ? r->traffic.pairs : r->traffic.copies) *
-                   bench_row_bytes(c, BENCH_DISPATCH) / 1e6);
+    if (r->ceiling.processes > 0)
+        print_ceiling_note(r);
     if (c->nodes > 1)
         print_net_note(r);
     if (r->ofi != NULL)

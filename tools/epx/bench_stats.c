@@ -40,6 +40,25 @@ double bench_percentile_double(double *values, int n, double percent)
     return values[rank < 1 ? 0 : rank > n ? n - 1 : rank - 1];
 }
 
+void bench_noise(const uint64_t *values, int n, double *low, double *high)
+{
+    enum { PARTS = 5 };
+    const int parts = n < PARTS ? n : PARTS;
+    uint64_t part[BENCH_MAX_ITERS / PARTS + 1];
+    int i;
+
+    *low = *high = 0;
+    for (i = 0; i < parts; i++) {
+        const int from = n * i / parts, count = n * (i + 1) / parts - from;
+        double us;
+
+        memcpy(part, values + from, (size_t)count * sizeof(*part));
+        us = bench_percentile(part, count, 50) / 1e3;
+        *low = i == 0 || us < *low ? us : *low;
+        *high = us > *high ? us : *high;
+    }
+}
+
 double bench_row_bytes(const struct bench_config *c, enum bench_op op)
 {
     if (op == BENCH_DISPATCH && c->fp8)
@@ -90,7 +109,7 @@ void bench_row_moved(const struct bench_config *c, const struct bench_traffic *t
 
 /* Dispatch sends one copy to a rank; what it finally writes there is a row per pair in the expert-major layout. */
 static void fill_bandwidths(struct bench_row *row, const struct bench_config *c, const struct bench_traffic *traffic,
-                            double memcpy_GBps)
+                            const struct bench_ceiling *ceiling)
 {
     const double bytes = bench_row_bytes(c, row->op), ns = row->us_p50 * 1e3;
     const double written = (double)(c->layout == EPX_EXPERT_MAJOR ? traffic->pairs : traffic->copies);
@@ -102,8 +121,10 @@ static void fill_bandwidths(struct bench_row *row, const struct bench_config *c,
     row->logical_GBps = logical / ns;
     row->copies_GBps = copies_of(c, traffic, row->op) * bytes / ns;
     row->wire_GBps = wire / ns;
-    if (row->op == BENCH_DISPATCH && memcpy_GBps > 0)
-        row->of_memcpy = written * bytes / ns / memcpy_GBps;
+    if (row->op == BENCH_DISPATCH && ceiling->memcpy_GBps > 0)
+        row->of_memcpy = written * bytes / ns / ceiling->memcpy_GBps;
+    if (row->op == BENCH_DISPATCH && ceiling->bound_GBps > 0)
+        row->of_bound = written * bytes / ns / ceiling->bound_GBps;
 }
 
 static void fill_ofi(struct bench_row *row, const struct bench_ofi_rounds *ofi)
@@ -121,10 +142,12 @@ void bench_row_fill(struct bench_row *row, struct bench_shm *shm, enum bench_op 
 
     memset(row, 0, sizeof(*row));
     row->op = op;
+    bench_noise(times, iters, &row->us_low, &row->us_high);
+    row->host_us = shm->host_calls[op] > 0 ? (double)shm->host_ns[op] / 1e3 / (double)shm->host_calls[op] : 0;
     row->us_p50 = bench_percentile(times, iters, 50) / 1e3;
     row->us_p99 = bench_percentile(times, iters, 99) / 1e3;
     if (op != BENCH_UPDATE)
-        fill_bandwidths(row, &shm->config, &report->traffic, report->memcpy_GBps);
+        fill_bandwidths(row, &shm->config, &report->traffic, &report->ceiling);
     if (op != BENCH_UPDATE && report->ofi != NULL)
         fill_ofi(row, report->ofi);
     if (report->options->vs_mpi)

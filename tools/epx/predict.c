@@ -13,7 +13,7 @@ enum { MAX_POINTS = 64, LL_TOKENS = 128, HT_TOKENS = 4096, FEW_EXPERTS = 256, DE
 
 struct options {
     struct predict_point point;
-    const char *machine, *svg, *show;
+    const char *machine, *svg, *report, *show;
     int32_t ranks[MAX_POINTS], nranks;
     int32_t sms, nodes_from, json, machines, known, calibration;
     int32_t modes;
@@ -94,6 +94,11 @@ static const struct option_spec specs[] = {
     INT("agents", "N", point.agents, 1, 1024, "automatic",
         "agents per rank that are simulated; each stands for several"),
     {.name = "svg", .kind = OPTION_TEXT, .value = "FILE", .help = "write a plot", .offset = FIELD(svg)},
+    {.name = "report",
+     .kind = OPTION_TEXT,
+     .value = "FILE",
+     .help = "write a page with plots and all numbers, which any browser opens",
+     .offset = FIELD(report)},
     FLAG("json", json, "one JSON object per line instead of a table"),
     FLAG("machines", machines, "list the built-in machines"),
     {.name = "show",
@@ -159,10 +164,11 @@ static struct predict_point make_point(const struct options *o, int mode, int ra
     return p;
 }
 
-static int predict_all(const struct options *o)
+static int predict_all(const struct options *o, int argc, char **argv)
 {
     static struct predict_point points[2 * MAX_POINTS];
     static struct predict_result results[2 * MAX_POINTS];
+    const int total = o->nranks * (o->modes == (EPX_LOW_LATENCY | EPX_HIGH_THROUGHPUT) ? 2 : 1);
     int n = 0;
 
     if (!o->json)
@@ -170,7 +176,8 @@ static int predict_all(const struct options *o)
     for (int mode = EPX_LOW_LATENCY; mode <= EPX_HIGH_THROUGHPUT; mode <<= 1) {
         for (int i = 0; i < o->nranks && mode & o->modes; i++) {
             points[n] = make_point(o, mode, o->ranks[i]);
-            progress_show("epx predict", -1, "%s, %d ranks", mode == EPX_LOW_LATENCY ? "ll" : "ht", o->ranks[i]);
+            progress_show("epx predict", 100.0 * n / total, "%s, %d ranks", mode == EPX_LOW_LATENCY ? "ll" : "ht",
+                          o->ranks[i]);
             if (predict_run(&points[n], &results[n]) != 0) {
                 progress_end();
                 fprintf(stderr, "epx predict: %d ranks: %s\n", o->ranks[i], results[n].error);
@@ -178,13 +185,15 @@ static int predict_all(const struct options *o)
             }
             progress_end();
             if (o->json)
-                predict_json(&points[n], &results[n]);
+                predict_json(stdout, &points[n], &results[n]);
             else
                 predict_table_row(&points[n], &results[n]);
             n++;
         }
     }
     if (o->svg && plot_write(o->svg, points, results, n) != 0)
+        return EXIT_FAILED;
+    if (o->report && predict_page(o->report, points, results, n, argc, argv) != 0)
         return EXIT_FAILED;
     return EXIT_OK;
 }
@@ -211,5 +220,5 @@ int cmd_predict(int argc, char **argv)
         return predict_known(o.calibration, o.json, o.point.seed);
     if (machine_load(o.machine, &o.point.machine) != 0)
         return EXIT_USAGE;
-    return predict_all(&o);
+    return predict_all(&o, argc, argv);
 }

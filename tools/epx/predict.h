@@ -8,7 +8,7 @@
  *      predict_rank.c      one rank of it: group, tensors, operations, check by the oracle
  *      predict_known.c     measured and published figures beside predicted ones
  *      predict_report.c    tables and JSON
- *      predict_plot.c      the plot, SVG
+ *      predict_plot.c      the plot, SVG; predict_page.c the page
  */
 #ifndef EPX_TOOLS_PREDICT_H
 #define EPX_TOOLS_PREDICT_H
@@ -97,8 +97,11 @@ int predict_known(int calibration, int json, uint64_t seed);
 
 void predict_table_head(void);
 void predict_table_row(const struct predict_point *point, const struct predict_result *result);
-void predict_json(const struct predict_point *point, const struct predict_result *result);
+void predict_json(FILE *to, const struct predict_point *point, const struct predict_result *result);
 /* 0, or -1 after a message. */
+/* --report; argv: the command line without the program's name. */
+int predict_page(const char *path, const struct predict_point *points, const struct predict_result *results, int n,
+                 int argc, char **argv);
 int plot_write(const char *path, const struct predict_point *points, const struct predict_result *results, int n);
 
 #endif

@@ -32,27 +32,30 @@ void predict_table_row(const struct predict_point *p, const struct predict_resul
     fflush(stdout);
 }
 
-static void json_op(const struct predict_op_result *o, const char *name)
+static void json_op(FILE *to, const struct predict_op_result *o, const char *name)
 {
-    printf("\"%s\":{\"us_median\":%.2f,\"us_slowest\":%.2f,\"net_bytes\":%.0f,\"header_bytes\":%.0f,"
-           "\"messages\":%.1f,\"signals\":%.1f,\"link_bytes\":%.0f,\"commands\":%.1f,\"looks\":%.1f}",
-           name, o->us_median, o->us_slowest, o->bytes, o->header_bytes, o->messages, o->signals, o->link_bytes,
-           o->commands, o->looks);
+    fprintf(to,
+            "\"%s\":{\"us_median\":%.2f,\"us_slowest\":%.2f,\"net_bytes\":%.0f,\"header_bytes\":%.0f,"
+            "\"messages\":%.1f,\"signals\":%.1f,\"link_bytes\":%.0f,\"commands\":%.1f,\"looks\":%.1f}",
+            name, o->us_median, o->us_slowest, o->bytes, o->header_bytes, o->messages, o->signals, o->link_bytes,
+            o->commands, o->looks);
 }
 
-void predict_json(const struct predict_point *p, const struct predict_result *r)
+void predict_json(FILE *to, const struct predict_point *p, const struct predict_result *r)
 {
-    printf("{\"machine\":\"%s\",\"mode\":\"%s\",\"ranks\":%d,\"nodes\":%d,\"tokens\":%d,\"hidden\":%d,\"topk\":%d,"
-           "\"experts\":%d,\"dtype\":\"%s\",\"routing\":\"%s\",\"sms\":%" PRIu64 ",\"seed\":%" PRIu64 ",",
-           p->machine.name, mode_name(p), p->ranks, predict_nodes(p), p->tokens, p->hidden, p->topk, p->experts,
-           p->dtype == PREDICT_FP8 ? "fp8" : "bf16", option_choice_name(routing_choices, p->routing), p->machine.sms,
-           p->seed);
+    fprintf(to,
+            "{\"machine\":\"%s\",\"mode\":\"%s\",\"ranks\":%d,\"nodes\":%d,\"tokens\":%d,\"hidden\":%d,\"topk\":%d,"
+            "\"experts\":%d,\"dtype\":\"%s\",\"routing\":\"%s\",\"sms\":%" PRIu64 ",\"seed\":%" PRIu64 ",",
+            p->machine.name, mode_name(p), p->ranks, predict_nodes(p), p->tokens, p->hidden, p->topk, p->experts,
+            p->dtype == PREDICT_FP8 ? "fp8" : "bf16", option_choice_name(routing_choices, p->routing), p->machine.sms,
+            p->seed);
     for (int op = 0; op < PREDICT_OPS; op++) {
-        json_op(&r->op[op], op_names[op]);
-        printf(",");
+        json_op(to, &r->op[op], op_names[op]);
+        fprintf(to, ",");
     }
-    printf("\"update_us\":%.2f,\"memory_bytes\":%.0f,\"rows\":%.1f,\"node_rows\":%.1f,\"seconds\":%.2f,"
-           "\"peak_bytes\":%.0f,\"steps\":%" PRIu64 ",\"hash\":\"%016" PRIx64 "\"}\n",
-           r->update_us, r->memory_bytes, r->rows, r->node_rows, r->seconds, r->peak_bytes, r->steps, r->hash);
-    fflush(stdout);
+    fprintf(to,
+            "\"update_us\":%.2f,\"memory_bytes\":%.0f,\"rows\":%.1f,\"node_rows\":%.1f,\"seconds\":%.2f,"
+            "\"peak_bytes\":%.0f,\"steps\":%" PRIu64 ",\"hash\":\"%016" PRIx64 "\"}\n",
+            r->update_us, r->memory_bytes, r->rows, r->node_rows, r->seconds, r->peak_bytes, r->steps, r->hash);
+    fflush(to);
 }
