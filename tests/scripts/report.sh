@@ -40,7 +40,11 @@ browse() { # OUTPUT FILE OPTION...: opens the page
 }
 
 browse "$work/dom" "$page" --dump-dom || fail "Chromium opens the page"
-if grep -E "CONSOLE|Uncaught|ERR_" "$work/log"; then fail "the console is empty"; else echo "ok: the console is empty"; fi
+if grep -E "CONSOLE|Uncaught|ERR_" "$work/log"; then
+    fail "the console is empty"
+else
+    echo "ok: the console is empty"
+fi
 sed 's|</body>|<script>nothing();</script></body>|' "$page" >"$work/broken.html"
 browse "$work/broken.dom" "$work/broken.html" --dump-dom
 grep -q CONSOLE "$work/log" && echo "ok: an error would be seen" || fail "an error in a page is not seen"

@@ -91,7 +91,7 @@ int bench_compare(const char *old_path, const struct numbers *now)
     return code;
 }
 
-/* ---- Measuring a row again ---------------------------------------------------------------------------------------- */
+/* ---- Measuring a row again ------------------------------------------------------------ */
 
 struct words {
     char **argv;

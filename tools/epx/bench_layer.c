@@ -33,7 +33,7 @@ static int is_ll(const struct bench_rank *rank)
     return rank->config->mode == EPX_LOW_LATENCY;
 }
 
-/* ---- Routings ---------------------------------------------------------------------------------------------------- */
+/* ---- Routings ------------------------------------------------------------ */
 
 static int make_routing(struct layer_run *run, int i, int32_t *idx, float *weights)
 {
@@ -67,7 +67,7 @@ static int make_routings(struct layer_run *run)
     return failed ? -1 : 0;
 }
 
-/* ---- One layer --------------------------------------------------------------------------------------------------- */
+/* ---- One layer ------------------------------------------------------------ */
 
 static void set_rows(const epx_tensor *tensor, int64_t rows)
 {
@@ -143,7 +143,7 @@ static int issue_layer(struct layer_run *run, const epx_tensor *idx, const epx_t
                : 0;
 }
 
-/* ---- Check and measure ------------------------------------------------------------------------------------------- */
+/* ---- Check and measure ------------------------------------------------------------ */
 
 /* A layer of a seed that no timed layer has, compared with the oracle. */
 static int check_layer(struct layer_run *run, uint64_t seed)

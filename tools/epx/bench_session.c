@@ -54,7 +54,7 @@ static struct run *add_run(struct session *s)
     return s->runs && s->nruns < MOST_RUNS ? &s->runs[s->nruns++] : NULL;
 }
 
-/* ---- Which runs --------------------------------------------------------------------------------------------------- */
+/* ---- Which runs ------------------------------------------------------------ */
 
 /* The caller's words in another mode. Layers are not compared with baselines. */
 static void add_words(struct run *run, const struct mode_words *mode, int argc, char **argv, int first)
@@ -170,7 +170,7 @@ static int plan(struct session *s, int argc, char **argv)
     return bad;
 }
 
-/* ---- Running ------------------------------------------------------------------------------------------------------ */
+/* ---- Running ------------------------------------------------------------ */
 
 static void print_new_rows(const struct session *s, size_t from, int first)
 {

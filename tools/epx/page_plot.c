@@ -252,7 +252,7 @@ void page_plot(struct page *page, struct plot *plot)
     fputs("</figure>\n", page->to);
 }
 
-/* ---- Bars -------------------------------------------------------------------------------------------------------- */
+/* ---- Bars ------------------------------------------------------------ */
 
 enum { BAR_TOP = 6, BAR_LEFT = 178, BAR_RIGHT = 74, BAR_STEP = 25, BAR_THICK = 15 };
 
