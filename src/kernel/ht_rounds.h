@@ -2,7 +2,7 @@
 /*
  * High throughput between nodes: rows pass through slots of a fixed size, in rounds.
  *
- * A source cuts its tokens into rounds (ht_notify.h): consecutive tokens, of which at most C rows (ht.round_rows) go to
+ * A source cuts its tokens into rounds (ht_cut.h): consecutive tokens, of which at most C rows (ht.round_rows) go to
  * any one node. Every (source, relay) pair has HT_SLOTS slots of C rows each; round r uses slot r % HT_SLOTS.
  *
  *   dispatch   source                                     relay

@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* High-throughput notify: the blocks of counts that ranks exchange, where they are and who writes them (ht_notify.h). */
+#ifndef EPX_KERNEL_HT_COUNTS_H
+#define EPX_KERNEL_HT_COUNTS_H
+
+#include "kernel/ht_rounds.h"
+
+/* Opens a block. rcount[ranks of the node], ecount[their experts], rows[rounds] follow. */
+struct hn_desc {
+    struct signature signature;
+    int32_t ntokens;
+    union {
+        int32_t rounds;        /* between nodes */
+        int32_t expected_rows; /* in a group of one node; 0: it does not say */
+    };
+};
+EPX_STATIC_ASSERT(sizeof(struct hn_desc) == 32, "shared between ranks");
+
+/* Numbers 0 to nnodes - 1 are the own blocks, nnodes + j that of source number j. */
+KFN uint64_t hn_block_at(const struct group_dev *g, uint64_t epoch, int number)
+{
+    return g->ht.counts + ((epoch % 2) * (uint64_t)(g->nnodes + g->relay_max) + (uint64_t)number) * g->ht.counts_stride;
+}
+
+/* How many epochs up to this one have its slot. Two epochs are on their way at a time, and the later may land first:
+ * the network counts them separately. */
+KFN uint64_t hn_lap(uint64_t epoch)
+{
+    return (epoch + 1) / 2;
+}
+
+/* What `rank` says to this node. */
+KFN const struct hn_desc *hn_desc_of(const struct group_dev *g, int rank, uint64_t epoch)
+{
+    if (is_local(g, rank))
+        return (const struct hn_desc *)heap_at(g, rank, hn_block_at(g, epoch, g->node));
+    return (const struct hn_desc *)heap_at(g, g->relay_of[rank],
+                                           hn_block_at(g, epoch, g->nnodes + g->relay_number[rank]));
+}
+
+/* Rows of `rank` to the ranks of this node, and to each of their experts. */
+KFN const int32_t *hn_rcount(const struct group_dev *g, int rank, uint64_t epoch)
+{
+    return (const int32_t *)(hn_desc_of(g, rank, epoch) + 1);
+}
+
+KFN const int32_t *hn_ecount(const struct group_dev *g, int rank, uint64_t epoch)
+{
+    return hn_rcount(g, rank, epoch) + node_size(g, g->node);
+}
+
+KFN const int32_t *hn_rounds(const struct group_dev *g, int rank, uint64_t epoch)
+{
+    return hn_ecount(g, rank, epoch) + node_size(g, g->node) * g->local_experts;
+}
+
+/* All of its rows, by rank: in updates that drop FLAT rows. */
+KFN const int32_t *hn_all_rcount(const struct group_dev *g, int rank, uint64_t epoch)
+{
+    return hn_rounds(g, rank, epoch) + g->ht.rounds;
+}
+
+KFN void hn_write_block(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch, int n)
+{
+    const struct group_dev *g = p->g;
+    const struct handle_dev *h = p->h;
+    const int P = node_size(g, n), L = g->local_experts;
+    int32_t *counts = (int32_t *)((struct hn_desc *)heap_at(g, g->rank, hn_block_at(g, epoch, n)) + 1);
+
+    AG_EACH_ALL(ag, int, i, P) counts[i] = h->rcount[node_member(g, n, i)];
+    AG_EACH_ALL(ag, int, i, P *L)
+    {
+        const int e = node_member(g, n, i / L) * L + i % L;
+        counts[P + i] = e < g->experts ? h->ecount[e] : 0;
+    }
+    AG_EACH_ALL(ag, int, r, n == g->node ? 0 : h->state->rounds) counts[P + P * L + r] = ht_round_rows(g, h, r, n);
+    AG_EACH_ALL(ag, int, r, p->drop &DROP_FLAT ? g->nranks : 0) counts[P + P * L + g->ht.rounds + r] = h->rcount[r];
+}
+
+KFN_STEP void hn_put_blocks(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+    struct put_batch batch;
+
+    put_begin(&batch);
+    for (int n = 0; n < g->nnodes; n++) {
+        const int more = p->drop & DROP_FLAT ? g->ht.rounds + g->nranks : p->h->state->rounds;
+        const size_t words = (size_t)node_size(g, n) * (size_t)(1 + g->local_experts) + (size_t)more;
+        if (ht_sends_to(g, n))
+            put(ag, g, &batch, g->relay_rank[n], COUNTER(SIG_HN_DATA, epoch % 2), hn_block_at(g, epoch, n),
+                hn_block_at(g, epoch, g->nnodes + g->relay_slot[n]),
+                (uint32_t)up16(sizeof(struct hn_desc) + words * 4));
+    }
+    if (put_flush(ag, g, &batch))
+        push_failed(ag, g); /* as in signal_peers() */
+}
+
+KFN_STEP void hn_publish(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+
+    for (int n = 0; n < g->nnodes; n++)
+        hn_write_block(ag, p, epoch, n);
+    if (!sync_last(ag, g, 0))
+        return;
+    AG_EACH(ag, int, n, g->nnodes)
+    {
+        struct hn_desc *desc = (struct hn_desc *)heap_at(g, g->rank, hn_block_at(g, epoch, n));
+        desc->signature = p->signature;
+        desc->ntokens = p->route.ntokens;
+        desc->rounds = g->nnodes > 1 ? p->h->state->rounds : (int32_t)p->expected_rows;
+    }
+    if (ag_leader(ag)) {
+        p->h->state->key = 0; /* until hn_done() */
+        g->state->epoch[OP_HT_NOTIFY] = epoch;
+    }
+    ag_sync(ag);
+    if (g->nnodes > 1)
+        hn_put_blocks(ag, p, epoch);
+    signal_peers(ag, g, SCOPE_NODE, SIG_HN_DATA, 0, epoch);
+}
+
+#endif

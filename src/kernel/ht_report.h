@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* High-throughput notify: what an update reports to its caller and to the host (ht_notify.h). */
+#ifndef EPX_KERNEL_HT_REPORT_H
+#define EPX_KERNEL_HT_REPORT_H
+
+#include "kernel/ht_counts.h"
+
+/* Of so many rows of zones, those that are not dropped. */
+KFN int64_t hn_kept(const struct ht_notify_params *p, int64_t rows)
+{
+    return p->drop & DROP_ZONES && rows > p->drop_rows ? p->drop_rows : rows;
+}
+
+/* Padded and plain counts per local expert, by the lanes of one agent. Returns all rows, padding included. */
+KFN_STEP int64_t hn_report_experts(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+    struct handle_dev *h = p->h;
+    const int L = g->local_experts, align = p->alignment, flat = p->layout == LAYOUT_FLAT;
+    const int place = place_in_node(g, g->rank);
+    int64_t all = 0, ends = 0;
+
+    AG_ROUNDS(ag, int, l, L)
+    {
+        const int e = g->rank * L + l;
+        int64_t n = 0;
+        for (int s = 0; s < g->nranks && l < L && e < g->experts; s++)
+            n += g->mask[s] ? hn_ecount(g, s, epoch)[place * L + l] : 0;
+        const int64_t zone = (n + align - 1) / align * align, padded = flat ? n : zone;
+        const int64_t offset = all + ag_scan(ag, padded), before = ends + ag_scan(ag, zone);
+        all += ag_sum(ag, padded);
+        ends += ag_sum(ag, zone);
+        if (l >= L)
+            continue;
+        h->info->expert_counts[l] = n;
+        if (e >= g->experts && !flat) {
+            h->zone[l] = (int32_t)offset;
+            h->filled[l] = 0;
+        }
+        const int64_t start = hn_kept(p, offset), kept = hn_kept(p, offset + padded) - start;
+        h->padded[l] = (int32_t)kept;
+        if (p->expert_counts.data)
+            index_put(&p->expert_counts, l, kept);
+        if (p->expert_offsets.data)
+            index_put(&p->expert_offsets, l, start);
+        if (p->expert_rows.data)
+            index_put(&p->expert_rows, l, n);
+        if (p->expert_ends.data)
+            index_put(&p->expert_ends, l, before + (flat ? zone : n));
+        if (p->expert_stats)
+            p->expert_stats[l] += (int32_t)n;
+    }
+    return all;
+}
+
+/* Rows that carry tokens of rank s to this one. */
+KFN int64_t hn_rows_from(const struct ht_notify_params *p, int s, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+    const int L = g->local_experts, place = place_in_node(g, g->rank);
+    int64_t n = 0;
+
+    if (!g->mask[s])
+        return 0;
+    if (p->layout == LAYOUT_FLAT)
+        return hn_rcount(g, s, epoch)[place];
+    for (int l = 0; l < L; l++)
+        n += hn_ecount(g, s, epoch)[place * L + l];
+    return n;
+}
+
+/* Tokens with an expert here, and the inclusive sums that the caller asked for: by source rank modulo their number. */
+KFN_STEP int64_t hn_report_sources(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+    const int n = p->source_ends.data ? p->source_ends_n : g->nranks, place = place_in_node(g, g->rank);
+    int64_t all = 0;
+
+    AG_ROUNDS(ag, int, i, n)
+    {
+        int64_t mine = 0;
+        for (int s = i; s < g->nranks && i < n; s += n)
+            mine += g->mask[s] ? hn_rcount(g, s, epoch)[place] : 0;
+        const int64_t end = all + ag_scan(ag, mine) + mine;
+        all += ag_sum(ag, mine);
+        if (i < n && p->source_ends.data)
+            index_put(&p->source_ends, i, end);
+    }
+    return all;
+}
+
+/* Rounds that this rank has a part in. */
+KFN int hn_most_rounds(const struct ht_notify_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+    int most = g->nnodes > 1 ? p->h->state->rounds : 0;
+
+    for (int j = 0; g->nnodes > 1 && j < g->relay_count; j++) {
+        const int s = g->relay_sources[j], n = g->mask[s] ? hn_desc_of(g, s, epoch)->rounds : 0;
+        most = n > most ? n : most;
+    }
+    return most;
+}
+
+/* Rows that rank d receives from all ranks, padding included. */
+KFN int64_t hn_rows_at(const struct ht_notify_params *p, int d, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+    const int L = g->local_experts, align = p->alignment;
+    int64_t rows = 0;
+
+    for (int s = 0; s < g->nranks && p->layout == LAYOUT_FLAT; s++)
+        rows += g->mask[s] ? hn_rcount(g, s, epoch)[d] : 0;
+    for (int e = d * L; p->layout != LAYOUT_FLAT && e < d * L + L && e < g->experts; e++) {
+        int64_t n = 0;
+        for (int s = 0; s < g->nranks; s++)
+            n += g->mask[s] ? hn_ecount(g, s, epoch)[e] : 0;
+        rows += (n + align - 1) / align * align;
+    }
+    return rows;
+}
+
+/* Does any rank get more rows than it expected? All ranks of a node find the same: they read the same counts. Ranks of
+ * several nodes do not see them all: there nothing is as expected. */
+KFN_STEP int hn_unexpected(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+    int more = 0;
+
+    AG_EACH(ag, int, d, g->nnodes == 1 ? g->nranks : 0)
+    {
+        const int32_t expected = g->mask[d] ? hn_desc_of(g, d, epoch)->expected_rows : 0;
+        more |= expected > 0 && hn_rows_at(p, d, epoch) > expected;
+    }
+    return g->nnodes > 1 || ag_any(ag, more);
+}
+
+/* The caller's counters and what the host will ask for. One agent. */
+KFN_STEP void hn_report_counts(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+    struct handle_dev *h = p->h;
+    const int64_t padded = hn_report_experts(ag, p, epoch), tokens = hn_report_sources(ag, p, epoch);
+    const int unexpected = hn_unexpected(ag, p, epoch);
+    int64_t total = 0, mine = 0;
+
+    AG_EACH(ag, int, s, g->nranks)
+    {
+        const int64_t n = hn_rows_from(p, s, epoch);
+        if (p->rank_counts.data)
+            index_put(&p->rank_counts, s, n);
+        total += n;
+        mine += s == g->rank ? n : 0;
+    }
+    AG_EACH(ag, int, j, g->nnodes > 1 ? g->relay_count : 0) /* these this rank forwards to itself */
+    mine += hn_rows_from(p, g->relay_sources[j], epoch);
+    total = ag_sum(ag, total);
+    mine = ag_sum(ag, mine);
+    if (ag_leader(ag)) {
+        h->state->filled_rows = total;
+        h->state->peer_rows = total - mine;
+        h->state->recv_rows = p->layout == LAYOUT_FLAT ? total : hn_kept(p, padded);
+        h->state->tokens = h->info->tokens = tokens;
+        h->info->rows = h->state->recv_rows;
+        h->state->most_rounds = hn_most_rounds(p, epoch);
+        h->state->drop = p->drop;
+        h->state->drop_rows = p->drop_rows;
+        h->info->rounds = h->state->most_rounds;
+        h->info->unexpected = h->state->unexpected = unexpected;
+        if (p->total.data)
+            index_put(&p->total, 0, p->layout == LAYOUT_FLAT ? total : padded);
+    }
+    ag_sync(ag);
+    if (ag_leader(ag))
+        ag_store_release(&h->info->epoch, h->info->epoch + 1); /* pairs with the host's acquire, recv_count */
+}
+
+/* What every rank learns of all ranks: how many rows they send to its node. */
+KFN_STEP void hn_report_ranks(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+    const int R = g->nranks;
+
+    if (p->rank_matrix.data)
+        AG_EACH_ALL(ag, int, i, R *R)
+        {
+            const int s = i / R, d = i % R;
+            const int64_t n = !is_local(g, d) ? -1 : !g->mask[s] ? 0 : hn_rcount(g, s, epoch)[place_in_node(g, d)];
+            index_put(&p->rank_matrix, i, n);
+        }
+    if (p->rank_tokens.data)
+        AG_EACH_ALL(ag, int, s, R) index_put(&p->rank_tokens, s, g->mask[s] ? hn_desc_of(g, s, epoch)->ntokens : 0);
+}
+
+/* What passes through this rank. One lane of one agent, when all tables have been taken. */
+KFN void hn_report_relay(const struct ht_notify_params *p)
+{
+    const struct group_dev *g = p->g;
+
+    if (!p->relay_counts.data)
+        return;
+    for (int s = 0; s < g->nranks; s++)
+        index_put(&p->relay_counts, s, 0);
+    for (int j = 0; j < g->relay_count; j++)
+        index_put(&p->relay_counts, g->relay_sources[j], p->h->relay_n[j]);
+}
+
+#endif
