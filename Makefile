@@ -5,6 +5,7 @@
 #   make quick      the daily loop: compile, most tests, checks of the text (at most 3 minutes on 2 cores)
 #   make test       everything that CI checks (scripts/test.sh; at most 15 minutes on 2 cores)
 #   make blame      200 ranks killed, 200 stopped: do all others name the right one? (20 minutes)
+#   make bus        how often GPU kernels wait for a bus, on emulated lanes (1 minute)
 #   make test-rxe   verbs on Soft-RoCE in a virtual machine (docs/verbs.md)
 #   make install    into PREFIX (/usr/local), below DESTDIR
 #   make deb        Debian packages, in build-deb
@@ -43,6 +44,10 @@ quick:
 
 test:
 	@scripts/test.sh
+
+.PHONY: bus
+bus: all
+	@EPX_BUILD_DIR=$(BUILD) bash tests/scripts/lanes.sh bus
 
 blame: all
 	@EPX_TEST_EVENTS=50 $(BUILD)/tests/test_blame

@@ -12,7 +12,7 @@
 struct blocks {
     size_t state, stats, mask, members, heaps, tables, layout_counts, node_ranks;
     size_t nodes, expected, pushed, rings, order, lists, packed; /* several nodes */
-    size_t expected_all, pushed_all;
+    size_t expected_all, pushed_all, records, near_counts;
     size_t total;
 };
 
@@ -41,6 +41,12 @@ static size_t node_table_words(const struct epx_group *group)
     return 8 * (size_t)group->nranks + 3 * (size_t)group->nnodes + 1 + (size_t)group->set.relay_max;
 }
 
+/* Of the largest record; without high throughput none. */
+static size_t record_stride(const struct epx_group *group)
+{
+    return ((size_t)group->plan.ht.record + 63) / 64 * 64;
+}
+
 static void lay_out_nodes(const struct epx_group *group, struct blocks *b, size_t *at)
 {
     const size_t R = (size_t)group->nranks, M = (size_t)group->set.max_tokens;
@@ -54,6 +60,8 @@ static void lay_out_nodes(const struct epx_group *group, struct blocks *b, size_
     b->order = take(at, 2 * M * sizeof(int32_t));
     b->lists = take(at, group->set.modes & EPX_LOW_LATENCY ? (size_t)group->map.remotes * M * sizeof(int32_t) : 0);
     b->packed = take(at, M * (size_t)group->set.max_topk * sizeof(int32_t));
+    b->records = take(at, (size_t)group->set.agents * record_stride(group));
+    b->near_counts = take(at, R * group->plan.ht.counts_stride);
 }
 
 static struct blocks lay_out(const struct epx_group *group)
@@ -177,6 +185,9 @@ static void fill_nodes(struct epx_group *group, const struct blocks *b)
     g->order = (int32_t *)(base + b->order);
     g->lists = (int32_t *)(base + b->lists);
     g->packed_at = (int32_t *)(base + b->packed);
+    g->records = base + b->records;
+    g->record_stride = record_stride(group);
+    g->near_counts = base + b->near_counts;
 }
 
 static void fill_shadow(struct epx_group *group, const struct blocks *b)

@@ -429,18 +429,13 @@ KFN_STEP int hc_data(struct agent *ag, const struct ht_combine_params *p, uint64
         return 1;
     if (wait_peers(ag, g, SCOPE_NODE, SIG_HC_DATA, 0, epoch, PHASE_HC_DATA, NULL))
         return 1;
-    for (int d = 0; d < g->nranks; d++)
-        if (in_scope(g, SCOPE_NODE, d) &&
-            check_signature(ag, g, &p->signature, &hc_desc_of(g, d)->signature, PHASE_HC_DATA, d))
-            return 1;
-    return 0;
+    return check_node(ag, g, &p->signature, g->ht.combine_desc, PHASE_HC_DATA);
 }
 
 /* The own tokens [first, end), of round r. */
-KFN_STEP void hc_sum_tokens(struct agent *ag, const struct ht_combine_params *p, int r, int first, int end)
+KFN_STEP void hc_sum_tokens(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs, int r,
+                            int first, int end)
 {
-    const struct group_dev *g = p->g;
-    const struct hc_desc *descs = hc_descs(ag, g);
     uint64_t rows = 0;
 
     if (p->out_weights)
@@ -452,16 +447,16 @@ KFN_STEP void hc_sum_tokens(struct agent *ag, const struct ht_combine_params *p,
                            : p->sum  ? hc_sum_token_topk(ag, p, descs, r, t)
                                      : hc_sum_token(ag, p, descs, r, t));
     }
-    count_returned(ag, g, rows);
+    count_returned(ag, p->g, rows);
 }
 
 /* The own tokens of a turn. */
-KFN_STEP void hc_sum_turn(struct agent *ag, const struct ht_combine_params *p, int turn)
+KFN_STEP void hc_sum_turn(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs, int turn)
 {
     const struct group_dev *g = p->g;
 
     for (int r = turn * ht_turn(p->h); turn >= 0 && r < (turn + 1) * ht_turn(p->h) && r < p->h->state->rounds; r++)
-        hc_sum_tokens(ag, p, r, ht_round_token(g, p->h, r), ht_round_token(g, p->h, r + 1));
+        hc_sum_tokens(ag, p, descs, r, ht_round_token(g, p->h, r), ht_round_token(g, p->h, r + 1));
 }
 
 /* This rank has read all rows that it reads of others. */
@@ -483,11 +478,12 @@ KFN_STEP void hc_all_read(struct agent *ag, const struct ht_combine_params *p, u
 KFN_STEP int hc_turn(struct agent *ag, const struct ht_combine_params *p, int turn)
 {
     const struct group_dev *g = p->g;
+    const struct hc_desc *descs = hc_descs(ag, g);
 
-    if (hc_relay_turn(ag, p, turn))
+    if (hc_relay_turn(ag, p, descs, turn))
         return 1;
 #if AG_STAGED
-    hc_sum_turn(ag, p, turn - 1);
+    hc_sum_turn(ag, p, descs, turn - 1);
     return sync_last(ag, g, 2) && (hc_relay_done(ag, p, turn) || hc_ask_more(ag, p, turn - 1));
 #else
     if ((ag_index(ag) == 0 && hc_wait_back(ag, p, turn - 1)) || sync_barrier(ag, g))
@@ -495,7 +491,7 @@ KFN_STEP int hc_turn(struct agent *ag, const struct ht_combine_params *p, int tu
     /* Behind the barrier: all agents have read the rows of this turn, and summed those of two turns before. */
     if (ag_index(ag) == 0 && (hc_relay_done(ag, p, turn) || hc_ask_more(ag, p, turn - 2)))
         return 1;
-    hc_sum_turn(ag, p, turn - 1);
+    hc_sum_turn(ag, p, descs, turn - 1);
     return 0;
 #endif
 }
@@ -506,7 +502,7 @@ KFN int hc_sum(struct agent *ag, const struct ht_combine_params *p, uint64_t epo
     int last = 1;
 
     if (!p->nodes) {
-        hc_sum_tokens(ag, p, 0, 0, p->h->state->ntokens);
+        hc_sum_tokens(ag, p, hc_descs(ag, p->g), 0, 0, p->h->state->ntokens);
     } else {
 #if AG_STAGED
         last = stage_turn(ag) == p->turns;

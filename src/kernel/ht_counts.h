@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* High-throughput notify: the blocks of counts that ranks exchange, where they are and who writes them (ht_notify.h). */
+/* High-throughput notify (ht_notify.h): the blocks of counts that ranks exchange, where they are, who writes them. */
 #ifndef EPX_KERNEL_HT_COUNTS_H
 #define EPX_KERNEL_HT_COUNTS_H
 
@@ -29,13 +29,21 @@ KFN uint64_t hn_lap(uint64_t epoch)
     return (epoch + 1) / 2;
 }
 
-/* What `rank` says to this node. */
-KFN const struct hn_desc *hn_desc_of(const struct group_dev *g, int rank, uint64_t epoch)
+/* What `rank` says to this node, where it was written. */
+KFN const struct hn_desc *hn_desc_at(const struct group_dev *g, int rank, uint64_t epoch)
 {
     if (is_local(g, rank))
         return (const struct hn_desc *)heap_at(g, rank, hn_block_at(g, epoch, g->node));
     return (const struct hn_desc *)heap_at(g, g->relay_of[rank],
                                            hn_block_at(g, epoch, g->nnodes + g->relay_number[rank]));
+}
+
+/* The same for all who read it, once all counts are there (hn_fetch). */
+KFN const struct hn_desc *hn_desc_of(const struct group_dev *g, int rank, uint64_t epoch)
+{
+    if (AG_STAGED && g->nnodes > 1)
+        return (const struct hn_desc *)(g->near_counts + (size_t)rank * g->ht.counts_stride);
+    return hn_desc_at(g, rank, epoch);
 }
 
 /* Rows of `rank` to the ranks of this node, and to each of their experts. */
@@ -119,5 +127,49 @@ KFN_STEP void hn_publish(struct agent *ag, const struct ht_notify_params *p, uin
         hn_put_blocks(ag, p, epoch);
     signal_peers(ag, g, SCOPE_NODE, SIG_HN_DATA, 0, epoch);
 }
+
+#if AG_STAGED
+#define HN_BATCH 8 /* words of a lane that are on their way together */
+
+/* Words of 8 bytes of what `rank` says: its descriptor and counts; its rounds, to its relay; all of its rows. */
+KFN int hn_words(const struct ht_notify_params *p, int rank)
+{
+    const struct group_dev *g = p->g;
+    const int P = node_size(g, g->node), relayed = !is_local(g, rank) && g->relay_of[rank] == g->rank;
+    const int rounds = p->drop & DROP_FLAT ? g->ht.rounds + g->nranks : relayed ? g->ht.rounds : 0;
+
+    return ((int)sizeof(struct hn_desc) + (P + P * g->local_experts + rounds) * 4 + 7) / 8;
+}
+
+/* Copies the counts of all ranks to the device's memory: they are read many times, and each word that lies across a bus
+ * would be a trip of its own. One agent. */
+KFN_STEP void hn_fetch(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+
+    /* Ranks that this one relays for say more: they come by themselves, and the others as if they were one text. */
+    const int each = ((int)sizeof(struct hn_desc) + node_size(g, g->node) * (1 + g->local_experts) * 4 + 7) / 8;
+    for (int first = ag_lane(ag); first < g->nranks * each; first += HN_BATCH * AG_LANES) {
+        uint64_t words[HN_BATCH];
+        AG_UNROLL
+        for (int i = 0; i < HN_BATCH; i++) {
+            const int at = first + i * AG_LANES, s = at < g->nranks * each ? at / each : 0;
+            words[i] = at < g->nranks * each && g->mask[s] ? ((const uint64_t *)hn_desc_at(g, s, epoch))[at % each] : 0;
+        }
+        AG_UNROLL
+        for (int i = 0; i < HN_BATCH; i++) {
+            const int at = first + i * AG_LANES;
+            if (at < g->nranks * each)
+                ((uint64_t *)(g->near_counts + (size_t)(at / each) * g->ht.counts_stride))[at % each] = words[i];
+        }
+    }
+    ag_sync(ag);
+    for (int s = 0; s < g->nranks; s++)
+        if (g->mask[s] && hn_words(p, s) > each)
+            ag_copy(ag, g->near_counts + (size_t)s * g->ht.counts_stride, hn_desc_at(g, s, epoch),
+                    (size_t)hn_words(p, s) * 8);
+    ag_sync(ag);
+}
+#endif
 
 #endif

@@ -169,10 +169,19 @@ KFN_STEP int hd_wait_credits(struct agent *ag, const struct ht_dispatch_params *
     const struct group_dev *g = p->g;
     const uint64_t start = ag_now(ag);
 
-    for (int n = 0; n < g->nnodes && r >= HT_SLOTS; n++)
-        if (ht_sends_to(g, n) &&
-            ht_wait_counter(ag, g, SIG_HD_FREE, r, g->relay_rank[n], ht_laps(r), PHASE_HD_FREE, start))
+    while (r >= HT_SLOTS) {
+        int mine = -1;
+        AG_EACH(ag, int, n, g->nnodes)
+        {
+            if (mine < 0 && ht_sends_to(g, n) && !ht_there(g, SIG_HD_FREE, r, g->relay_rank[n], ht_laps(r)))
+                mine = n;
+        }
+        const int late = ht_missing(ag, mine);
+        if (late < 0)
+            break;
+        if (ht_wait_counter(ag, g, SIG_HD_FREE, r, g->relay_rank[late], ht_laps(r), PHASE_HD_FREE, start))
             return 1;
+    }
     return 0;
 }
 
@@ -211,11 +220,14 @@ KFN_STEP int hd_send_rounds(struct agent *ag, const struct ht_dispatch_params *p
 }
 
 /* Row i of round r of source number j, in its slot. */
-KFN int hd_forward_row(struct agent *ag, const struct ht_dispatch_params *p, int j, int r, int i)
+KFN int hd_forward_row(struct agent *ag, const struct ht_dispatch_params *p, const struct hd_desc *descs, int j, int r,
+                       int i)
 {
     const struct group_dev *g = p->g;
     const int K = p->h->state->topk, s = g->relay_sources[j];
-    char *record = heap_at(g, g->rank, ht_relay_block(g, j, r)) + HT_HEADER_BYTES + (size_t)i * hd_record_bytes(p);
+    const size_t bytes = hd_record_bytes(p);
+    char *record = ht_near_record(
+        ag, g, heap_at(g, g->rank, ht_relay_block(g, j, r)) + HT_HEADER_BYTES + (size_t)i * bytes, bytes);
     struct hd_row row;
 
     if (ht_resolve_route(ag, g, p->h, p->layout, j, record))
@@ -230,7 +242,7 @@ KFN int hd_forward_row(struct agent *ag, const struct ht_dispatch_params *p, int
     row.scales = hd_long_scales(p) ? row.data + row_scales_at(&p->signature) : record + hd_scales_at(p);
     row.scale_stride = 4;
     row.scratch = NULL;
-    row.descs = NULL;
+    row.descs = descs;
     hd_place_row(ag, p, &row);
     return 0;
 }
@@ -262,7 +274,8 @@ KFN_STEP int hd_wait_round(struct agent *ag, const struct ht_dispatch_params *p,
 
 /* Rows of round r of source number j, as they land. One launch for all stages: one agent, which gives the credit at
  * once. Else all agents, and hd_release_turn() gives it. */
-KFN_STEP int hd_forward_round(struct agent *ag, const struct ht_dispatch_params *p, int j, int r)
+KFN_STEP int hd_forward_round(struct agent *ag, const struct ht_dispatch_params *p, const struct hd_desc *descs, int j,
+                              int r)
 {
     const struct group_dev *g = p->g;
     const int n = p->h->relay_rows[(size_t)j * (size_t)g->ht.rounds + (size_t)r];
@@ -275,7 +288,7 @@ KFN_STEP int hd_forward_round(struct agent *ag, const struct ht_dispatch_params 
     if (INJECT_BUG(BUG_EARLY_CREDIT, p->h->relay_rounds[j] > HT_SLOTS, 0) && hd_credit_now(ag, g, j, r))
         return 1;
     for (int i = me; i < n; i += A)
-        if (hd_forward_row(ag, p, j, r, i))
+        if (hd_forward_row(ag, p, descs, j, r, i))
             return 1;
     if (AG_STAGED || INJECT_BUG(BUG_EARLY_CREDIT, 1, p->h->relay_rounds[j] <= HT_SLOTS))
         return 0;
@@ -284,19 +297,39 @@ KFN_STEP int hd_forward_round(struct agent *ag, const struct ht_dispatch_params 
 }
 
 #if AG_STAGED
+KFN int hd_round_there(const struct ht_dispatch_params *p, int j, int r)
+{
+    const struct group_dev *g = p->g;
+    const int s = g->relay_sources[j];
+
+    return ht_there(g, SIG_HD_BLOCK, r, s, ht_laps(r) + 1) &&
+           ht_there(g, SIG_HD_ROWS, r, s, ht_rows_expected(g, p->h, j, r));
+}
+
 /* Stage HD_LANDED: what this turn forwards has landed, and what it sends has slots. One agent. */
 KFN_STEP int hd_landed(struct agent *ag, const struct ht_dispatch_params *p, int turn)
 {
     const struct group_dev *g = p->g;
-    const int first = turn * ht_turn(p->h);
+    const int many = ht_turn(p->h), first = turn * many;
+    const uint64_t start = ag_now(ag);
 
-    for (int r = first; r < first + ht_turn(p->h); r++) {
-        const uint64_t start = ag_now(ag);
-        for (int j = 0; j < g->relay_count; j++)
-            if (ht_relays(g, p->h, j, r) && hd_wait_round(ag, p, j, r, start))
-                return 1;
+    for (;;) {
+        int mine = -1;
+        AG_EACH(ag, int, i, many * g->relay_count)
+        {
+            const int j = ht_item_source(g, i), r = ht_item_round(g, first, i);
+            if (mine < 0 && ht_relays(g, p->h, j, r) && !hd_round_there(p, j, r))
+                mine = i;
+        }
+        const int late = ht_missing(ag, mine);
+        if (late < 0)
+            break;
+        if (hd_wait_round(ag, p, ht_item_source(g, late), ht_item_round(g, first, late), start))
+            return 1;
     }
-    for (int r = first - ht_turn(p->h) + HT_SLOTS; turn > 0 && r < first + HT_SLOTS && r < p->h->state->rounds; r++)
+    if (ht_check_blocks(ag, g, p->h, first, first + many, &p->signature, PHASE_HD_ROWS))
+        return 1;
+    for (int r = first - many + HT_SLOTS; turn > 0 && r < first + HT_SLOTS && r < p->h->state->rounds; r++)
         if (hd_wait_credits(ag, p, r))
             return 1;
     return 0;
@@ -321,13 +354,14 @@ KFN_STEP int hd_release_turn(struct agent *ag, const struct ht_dispatch_params *
 KFN_STEP int hd_turn(struct agent *ag, const struct ht_dispatch_params *p, int turn)
 {
     const struct group_dev *g = p->g;
+    const struct hd_desc *descs = hd_descs(ag, g);
     const int first = turn * ht_turn(p->h);
 
     if (turn > 0 && hd_send_rounds(ag, p, first - ht_turn(p->h) + HT_SLOTS, first + HT_SLOTS))
         return 1;
     for (int r = first; r < first + ht_turn(p->h); r++)
         for (int j = 0; j < g->relay_count; j++)
-            if (ht_relays(g, p->h, j, r) && hd_forward_round(ag, p, j, r))
+            if (ht_relays(g, p->h, j, r) && hd_forward_round(ag, p, descs, j, r))
                 return 1;
 #if AG_STAGED
     if (sync_last(ag, g, 2))
@@ -531,11 +565,7 @@ KFN_STEP int hd_ready(struct agent *ag, const struct ht_dispatch_params *p, uint
         return 1;
     if (wait_peers(ag, g, SCOPE_NODE, SIG_HD_READY, 0, epoch, PHASE_HD_READY, NULL))
         return 1;
-    for (int d = 0; d < g->nranks; d++)
-        if (in_scope(g, SCOPE_NODE, d) &&
-            check_signature(ag, g, &p->signature, &hd_desc_of(g, d)->signature, PHASE_HD_READY, d))
-            return 1;
-    return 0;
+    return check_node(ag, g, &p->signature, g->ht.dispatch_desc, PHASE_HD_READY);
 }
 
 /* All rows that this rank writes into its node are written. */
@@ -594,7 +624,10 @@ KFN_STEP int hd_data(struct agent *ag, const struct ht_dispatch_params *p, uint6
         report(ag, g, KSTATUS_OVERFLOW, PHASE_HD_DATA, -1, p->h->state->recv_rows, p->desc.capacity, 0, 0);
     else if (p->desc.map && p->h->state->tokens > p->desc.map_lines)
         report(ag, g, KSTATUS_OVERFLOW, PHASE_HD_DATA, -1, p->h->state->tokens, p->desc.map_lines, 0, 0);
-    return p->in_place && ag_index(ag) == 0 ? wait_sent(ag, g, PHASE_HD_SENT) : 0;
+    if (!p->in_place || ag_index(ag) != 0)
+        return 0;
+    /* In one launch the agent that came last may still be giving credits (hd_rows_done). */
+    return AG_STAGED ? wait_all_sent(ag, g, PHASE_HD_SENT) : wait_sent(ag, g, PHASE_HD_SENT);
 }
 
 KFN int hd_run(struct agent *ag, const struct ht_dispatch_params *p, uint64_t epoch)

@@ -212,28 +212,26 @@ KFN_STEP int hn_check_rounds(struct agent *ag, const struct ht_notify_params *p,
 KFN_STEP int hn_relay_counts(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
+    const int slot = (int)(epoch % 2);
     const uint64_t start = ag_now(ag);
 
-    for (int j = 0; j < g->relay_count; j++) {
-        const int s = g->relay_sources[j];
-        if (g->mask[s] &&
-            wait_word(ag, g, signal_from(g, SIG_HN_DATA, (int)(epoch % 2), s), hn_lap(epoch), PHASE_HN_DATA, s, start))
+    for (;;) {
+        int mine = -1;
+        AG_EACH(ag, int, j, g->relay_count)
+        {
+            const int s = g->relay_sources[j];
+            if (mine < 0 && g->mask[s] &&
+                (int64_t)(ag_peek(&g->counters[signal_index(g, SIG_HN_DATA, slot, s)]) - hn_lap(epoch)) < 0)
+                mine = j;
+        }
+        const int late = ht_missing(ag, mine), s = late < 0 ? -1 : g->relay_sources[late];
+        if (late < 0)
+            break;
+        if (wait_word(ag, g, &g->counters[signal_index(g, SIG_HN_DATA, slot, s)], hn_lap(epoch), PHASE_HN_DATA, s,
+                      start))
             return 1;
     }
     signal_peers(ag, g, SCOPE_NODE, SIG_HN_TABLE, 0, epoch);
-    return 0;
-}
-
-/* Counts that came through the other relays of the node. One agent. */
-KFN_STEP int hn_wait_relays(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
-{
-    const struct group_dev *g = p->g;
-    const uint64_t start = ag_now(ag);
-
-    for (int q = 0; q < g->nranks; q++)
-        if (in_scope(g, SCOPE_NODE, q) &&
-            wait_word(ag, g, signal_from(g, SIG_HN_TABLE, 0, q), epoch, PHASE_HN_TABLE, q, start))
-            return 1;
     return 0;
 }
 
@@ -241,13 +239,18 @@ KFN_STEP int hn_wait_relays(struct agent *ag, const struct ht_notify_params *p, 
 KFN_STEP int hn_remote_counts(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
-    const int failed = ag_index(ag) == 0 && (hn_relay_counts(ag, p, epoch) || hn_wait_relays(ag, p, epoch));
+    const int failed =
+        ag_index(ag) == 0 &&
+        (hn_relay_counts(ag, p, epoch) || wait_each(ag, g, SCOPE_NODE, SIG_HN_TABLE, 0, epoch, PHASE_HN_TABLE, NULL));
 
     if (sync_barrier(ag, g) || failed)
         return 1;
     /* Where agent 0 has failed, the others know it by the abort word, which it set before they met. */
     if (ag_look(&control_of(g, g->rank)->abort_word))
         return wait_failed(ag, g, WAIT_ABORTED, PHASE_HN_TABLE, -1, -1, epoch, 0);
+#if AG_STAGED
+    hn_fetch(ag, p, epoch);
+#endif
     return hn_check_rounds(ag, p, epoch);
 }
 

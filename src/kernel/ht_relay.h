@@ -56,23 +56,25 @@ KFN int hc_is_read(const struct ht_combine_params *p, const int32_t *ids)
 }
 
 /* As a relay: the sum of this node for row i of (source number j, round r). */
-KFN_STEP int hc_relay_row(struct agent *ag, const struct ht_combine_params *p, struct put_batch *batch, int j, int r,
-                          int i)
+KFN_STEP int hc_relay_row(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs,
+                          struct put_batch *batch, int j, int r, int i)
 {
     const struct group_dev *g = p->g;
     const int K = p->h->state->topk, s = g->relay_sources[j];
     const size_t bytes = hc_wire_bytes(p);
     const uint64_t out = ht_relay_slot(g, j, r) + (uint64_t)i * bytes;
-    char *record = heap_at(g, g->rank, ht_relay_block(g, j, r)) + HT_HEADER_BYTES + (size_t)i * ht_route_bytes(p->h);
+    const size_t route = ht_route_bytes(p->h);
+    char *record = ht_near_record(
+        ag, g, heap_at(g, g->rank, ht_relay_block(g, j, r)) + HT_HEADER_BYTES + (size_t)i * route, route);
     const int32_t *ids = (const int32_t *)record + 1, *pos = ids + K;
     char *row = heap_at(g, g->rank, out);
 
     if (ht_resolve_route(ag, g, p->h, p->layout, j, record))
         return fail_all(ag, g, KSTATUS_MISMATCH, PHASE_HC_BLOCK, s, g->experts, -1);
-    hc_sum_node(ag, p, NULL, ids, pos, p->rounds ? p->round : -1, row, NULL, NULL);
+    hc_sum_node(ag, p, descs, ids, pos, p->rounds ? p->round : -1, row, NULL, NULL);
     if (p->signature.extra & SIGNATURE_WEIGHTS)
         AG_EACH(ag, int, k, K)
-    ((float *)(row + row_scales_at(&p->signature)))[k] = hc_weight(p, NULL, ids, pos, k);
+    ((float *)(row + row_scales_at(&p->signature)))[k] = hc_weight(p, descs, ids, pos, k);
     ag_sync(ag);
     put(ag, g, batch, s, COUNTER(SIG_HC_ROWS, ht_slot(r)), out,
         ht_back_slot(g, g->node_of[s], g->node, r) + (uint64_t)i * bytes,
@@ -81,7 +83,7 @@ KFN_STEP int hc_relay_row(struct agent *ag, const struct ht_combine_params *p, s
 }
 
 /* As a relay: the rows of a turn, shared out among the agents. */
-KFN_STEP int hc_relay_turn(struct agent *ag, const struct ht_combine_params *p, int turn)
+KFN_STEP int hc_relay_turn(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs, int turn)
 {
     const struct group_dev *g = p->g;
     const uint64_t start = ag_now(ag);
@@ -95,10 +97,11 @@ KFN_STEP int hc_relay_turn(struct agent *ag, const struct ht_combine_params *p, 
             const int64_t n = p->h->relay_rows[(size_t)j * (size_t)g->ht.rounds + (size_t)r];
             const int begin = (int)(n * ag_index(ag) / ag_count(ag)),
                       end = (int)(n * (ag_index(ag) + 1) / ag_count(ag));
-            if (ht_wait_block(ag, g, SIG_HC_BLOCK, PHASE_HC_BLOCK, j, r, &p->signature, start))
+            /* Where each stage is a launch, hc_landed() has waited. */
+            if (!AG_STAGED && ht_wait_block(ag, g, SIG_HC_BLOCK, PHASE_HC_BLOCK, j, r, &p->signature, start))
                 return 1;
             for (int i = begin; i < end; i++)
-                if (hc_relay_row(ag, p, &batch, j, r, i))
+                if (hc_relay_row(ag, p, descs, &batch, j, r, i))
                     return 1;
             if (ag_leader(ag))
                 ag_add_stat(&g->stats->rows_remote, (uint64_t)(end - begin));
@@ -140,14 +143,25 @@ KFN uint64_t hc_rows_expected(const struct ht_combine_params *p, int n, int roun
 KFN_STEP int hc_wait_back(struct agent *ag, const struct ht_combine_params *p, int turn)
 {
     const struct group_dev *g = p->g;
+    const int N = g->nnodes, first = turn * ht_turn(p->h), left = p->h->state->rounds - first;
+    const int rounds = turn < 0 || left < 0 ? 0 : left < ht_turn(p->h) ? left : ht_turn(p->h);
     const uint64_t start = ag_now(ag);
 
-    for (int r = turn * ht_turn(p->h); turn >= 0 && r < (turn + 1) * ht_turn(p->h) && r < p->h->state->rounds; r++)
-        for (int n = 0; n < g->nnodes; n++)
-            if (ht_sends_to(g, n) && ht_wait_counter(ag, g, SIG_HC_ROWS, r, g->relay_rank[n], hc_rows_expected(p, n, r),
-                                                     PHASE_HC_ROWS, start))
-                return 1;
-    return 0;
+    for (;;) {
+        int mine = -1;
+        AG_EACH(ag, int, i, rounds *N)
+        {
+            const int r = first + i / N, n = i % N;
+            if (mine < 0 && ht_sends_to(g, n) &&
+                !ht_there(g, SIG_HC_ROWS, r, g->relay_rank[n], hc_rows_expected(p, n, r)))
+                mine = i;
+        }
+        const int late = ht_missing(ag, mine), r = first + late / N, n = late % N;
+        if (late < 0)
+            return 0;
+        if (ht_wait_counter(ag, g, SIG_HC_ROWS, r, g->relay_rank[n], hc_rows_expected(p, n, r), PHASE_HC_ROWS, start))
+            return 1;
+    }
 }
 
 #if AG_STAGED
@@ -155,14 +169,27 @@ KFN_STEP int hc_wait_back(struct agent *ag, const struct ht_combine_params *p, i
 KFN_STEP int hc_landed(struct agent *ag, const struct ht_combine_params *p, int turn)
 {
     const struct group_dev *g = p->g;
+    const int many = ht_turn(p->h), first = turn * many;
     const uint64_t start = ag_now(ag);
 
-    for (int r = turn * ht_turn(p->h); r < (turn + 1) * ht_turn(p->h); r++)
-        for (int j = 0; j < g->relay_count; j++)
-            if (ht_relays(g, p->h, j, r) &&
-                ht_wait_block(ag, g, SIG_HC_BLOCK, PHASE_HC_BLOCK, j, r, &p->signature, start))
-                return 1;
-    return hc_wait_back(ag, p, turn - 1);
+    for (;;) {
+        int mine = -1;
+        AG_EACH(ag, int, i, many * g->relay_count)
+        {
+            const int j = ht_item_source(g, i), r = ht_item_round(g, first, i);
+            if (mine < 0 && ht_relays(g, p->h, j, r) &&
+                !ht_there(g, SIG_HC_BLOCK, r, g->relay_sources[j], ht_laps(r) + 1))
+                mine = i;
+        }
+        const int late = ht_missing(ag, mine);
+        if (late < 0)
+            break;
+        if (ht_wait_block(ag, g, SIG_HC_BLOCK, PHASE_HC_BLOCK, ht_item_source(g, late), ht_item_round(g, first, late),
+                          &p->signature, start))
+            return 1;
+    }
+    return ht_check_blocks(ag, g, p->h, first, first + many, &p->signature, PHASE_HC_BLOCK) ||
+           hc_wait_back(ag, p, turn - 1);
 }
 #endif
 

@@ -31,11 +31,12 @@
 #include "kernel/rows.h"
 #include "kernel/sync.h"
 
-/* Rounds that one turn takes: where each stage is a launch, half of what may be on its way. Else one, so that waits
- * overlap; or all, where none waits for a credit: every turn is a meeting of ranks, which may share a core. */
+/* Rounds that one turn takes: all, where none waits for a credit, because every turn is a meeting of ranks, which may
+ * share a core or a GPU. Else one, so that waits overlap; where each stage is a launch, half of what may be on its
+ * way. */
 KFN int ht_turn(const struct handle_dev *h)
 {
-    return AG_STAGED ? HT_TURN_STAGED : h->state->most_rounds <= HT_SLOTS ? HT_SLOTS : 1;
+    return h->state->most_rounds <= HT_SLOTS ? HT_SLOTS : AG_STAGED ? HT_TURN_STAGED : 1;
 }
 
 KFN int ht_slot(int round)
@@ -166,6 +167,37 @@ KFN void ht_drop_route(struct agent *ag, const struct group_dev *g, const struct
     ag_sync(ag);
 }
 
+#define HT_NEAR_BATCH 4 /* words of a lane that are on their way together */
+
+/* A record that an agent works on, close at hand: in a heap that a GPU has across a bus, every word would be a trip of
+ * its own. Not by ag_copy(), which would take registers from the sums of combine. */
+KFN_STEP char *ht_near_record(struct agent *ag, const struct group_dev *g, char *record, size_t bytes)
+{
+#if AG_STAGED
+    uint64_t *near = (uint64_t *)(g->records + (size_t)ag_index(ag) * g->record_stride);
+    const int words = (int)(bytes / 8);
+
+    ag_sync(ag); /* all lanes are through with the last one */
+    for (int first = ag_lane(ag); first < words; first += HT_NEAR_BATCH * AG_LANES) {
+        uint64_t word[HT_NEAR_BATCH];
+        AG_UNROLL
+        for (int i = 0; i < HT_NEAR_BATCH; i++)
+            word[i] = first + i * AG_LANES < words ? ((const uint64_t *)record)[first + i * AG_LANES] : 0;
+        AG_UNROLL
+        for (int i = 0; i < HT_NEAR_BATCH; i++)
+            if (first + i * AG_LANES < words)
+                near[first + i * AG_LANES] = word[i];
+    }
+    ag_sync(ag);
+    return (char *)near;
+#else
+    (void)ag;
+    (void)g;
+    (void)bytes;
+    return record;
+#endif
+}
+
 /* As a relay: numbers become rows of this node's ranks. A record from a network decides what this rank reads and
  * writes: every value is checked. Non-zero: one of them is wrong. */
 KFN int ht_resolve_route(struct agent *ag, const struct group_dev *g, const struct handle_dev *h, int layout, int j,
@@ -215,6 +247,25 @@ KFN uint64_t ht_rows_expected(const struct group_dev *g, const struct handle_dev
     return n;
 }
 
+/* Has this counter of `peer` come so far? Each lane. */
+KFN int ht_there(const struct group_dev *g, int kind, int round, int peer, uint64_t more)
+{
+    const size_t i = signal_index(g, kind, ht_slot(round), peer);
+    return (int64_t)(ag_peek(&g->counters[i]) - (g->expected[i] + more)) >= 0;
+}
+
+/* Every lane has looked at some words: the number of one that is missing (`mine`, else -1) of any lane; -1: all are
+ * there, and what they stand for is visible. So one look serves many words, and waits are for what is missing. */
+KFN_STEP int ht_missing(struct agent *ag, int mine)
+{
+    int before;
+
+    if (ag_vote(ag, mine >= 0, &before) > 0)
+        return (int)ag_sum(ag, mine >= 0 && before == 0 ? mine : 0);
+    ag_peeked(ag);
+    return -1;
+}
+
 KFN int ht_wait_counter(struct agent *ag, const struct group_dev *g, int kind, int round, int peer, uint64_t more,
                         int phase, uint64_t start)
 {
@@ -246,21 +297,35 @@ KFN int ht_sends_to(const struct group_dev *g, int n)
     return n != g->node && g->mask[g->relay_rank[n]];
 }
 
+/* What slot `slot` at the relay in node n has given back by all earlier operations. */
+KFN uint64_t ht_freed(const struct group_dev *g, int n, int slot)
+{
+    const uint64_t all = g->expected[signal_index(g, SIG_HD_FREE, slot, g->relay_rank[n])];
+    return INJECT_BUG(BUG_EPOCH, all ? all - 1 : 0, all);
+}
+
 /* All slots of this rank at its relays are free: they have forwarded all that earlier operations sent. One agent. */
 KFN_STEP int ht_wait_all_free(struct agent *ag, const struct group_dev *g)
 {
     const uint64_t start = ag_now(ag);
 
-    for (int n = 0; n < g->nnodes; n++) {
-        for (int slot = 0; slot < HT_SLOTS && ht_sends_to(g, n); slot++) {
-            const size_t i = signal_index(g, SIG_HD_FREE, slot, g->relay_rank[n]);
-            const uint64_t all = g->expected[i];
-            if (wait_word(ag, g, &g->counters[i], INJECT_BUG(BUG_EPOCH, all ? all - 1 : 0, all), PHASE_HD_FREE,
-                          g->relay_rank[n], start))
-                return 1;
+    for (;;) {
+        int mine = -1;
+        AG_EACH(ag, int, i, g->nnodes *HT_SLOTS)
+        {
+            const int n = i / HT_SLOTS, slot = i % HT_SLOTS;
+            if (mine >= 0 || !ht_sends_to(g, n))
+                continue;
+            const size_t at = signal_index(g, SIG_HD_FREE, slot, g->relay_rank[n]);
+            mine = (int64_t)(ag_peek(&g->counters[at]) - ht_freed(g, n, slot)) < 0 ? i : -1;
         }
+        const int late = ht_missing(ag, mine), n = late / HT_SLOTS, slot = late % HT_SLOTS;
+        if (late < 0)
+            return 0;
+        if (wait_word(ag, g, &g->counters[signal_index(g, SIG_HD_FREE, slot, g->relay_rank[n])], ht_freed(g, n, slot),
+                      PHASE_HD_FREE, g->relay_rank[n], start))
+            return 1;
     }
-    return 0;
 }
 
 /* The blocks of round r to all relays. One agent, when all agents have written them. */
@@ -307,6 +372,41 @@ KFN_STEP int ht_wait_block(struct agent *ag, const struct group_dev *g, int kind
 KFN int ht_relays(const struct group_dev *g, const struct handle_dev *h, int j, int r)
 {
     return g->mask[g->relay_sources[j]] && r < h->relay_rounds[j];
+}
+
+/* Whose round is item i of the rounds from `first` on: those of all sources, round by round. */
+KFN int ht_item_source(const struct group_dev *g, int i)
+{
+    return i % g->relay_count;
+}
+
+KFN int ht_item_round(const struct group_dev *g, int first, int i)
+{
+    return first + i / g->relay_count;
+}
+
+/* The blocks of rounds [first, end) are those of this operation: all signatures by one look. */
+KFN_STEP int ht_check_blocks(struct agent *ag, const struct group_dev *g, const struct handle_dev *h, int first,
+                             int end, const struct signature *mine, int phase)
+{
+    const int words = (int)(sizeof(*mine) / 4), items = (end - first) * g->relay_count;
+    int odd = 0;
+
+    AG_EACH(ag, int, i, items *words)
+    {
+        const int j = ht_item_source(g, i / words), r = ht_item_round(g, first, i / words);
+        if (ht_relays(g, h, j, r))
+            odd |= ((const int32_t *)heap_at(g, g->rank, ht_relay_block(g, j, r)))[i % words] !=
+                   ((const int32_t *)mine)[i % words];
+    }
+    for (int i = 0; ag_any(ag, odd) && i < items; i++) {
+        const int j = ht_item_source(g, i), r = ht_item_round(g, first, i);
+        if (ht_relays(g, h, j, r) &&
+            check_signature(ag, g, mine, (const struct signature *)heap_at(g, g->rank, ht_relay_block(g, j, r)), phase,
+                            g->relay_sources[j]))
+            return 1;
+    }
+    return 0;
 }
 
 #endif

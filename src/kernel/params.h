@@ -344,6 +344,10 @@ struct group_dev {
     uint64_t *expected_all; /* as aggregates: rows expected so far, of all ranks together */
     int32_t *order;         /* [2*M]: low-latency staging order, and the keys that it follows, see ll_order() */
     int32_t *lists;         /* [remotes][M]: tokens of each remote source that come here */
+    /* High throughput, where each stage is a launch: what kernels would else read word by word across a bus. */
+    char *records;          /* [max_agents]: the record that an agent works on, see ht_near_record() */
+    uint64_t record_stride; /* of that */
+    char *near_counts;      /* [R]: what each rank said in the last update, see hn_fetch() */
     int32_t *packed_at; /* [M*K]: where LogFMT rows of other nodes begin in the receive buffer, in units of 16 bytes */
 };
 

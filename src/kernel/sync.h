@@ -659,6 +659,27 @@ KFN_STEP int check_signature(struct agent *ag, const struct group_dev *g, const 
     return fail_all(ag, g, KSTATUS_MISMATCH, phase, peer, 0, 0);
 }
 
+/* The same for the descriptors of all ranks of the node, which open with a signature: one look by all lanes. */
+KFN_STEP int check_node(struct agent *ag, const struct group_dev *g, const struct signature *mine, uint64_t desc,
+                        int phase)
+{
+    const int words = (int)(sizeof(*mine) / 4);
+    int odd = 0;
+
+    AG_EACH(ag, int, i, g->node_size *words)
+    {
+        const int r = node_rank(g, i / words);
+        if (g->mask[r])
+            odd |= ((const int32_t *)heap_at(g, r, desc))[i % words] != ((const int32_t *)mine)[i % words];
+    }
+    for (int i = 0; ag_any(ag, odd) && i < g->node_size; i++) {
+        const int r = node_rank(g, i);
+        if (g->mask[r] && check_signature(ag, g, mine, (const struct signature *)heap_at(g, r, desc), phase, r))
+            return 1;
+    }
+    return 0;
+}
+
 enum { STOP_WAITS = 8 }; /* several: a process that was stopped meanwhile has lost one of them, not all */
 
 /* The proxies stop (proxy/stop.c): when this returns, the network reads no memory of this rank any more, unless a

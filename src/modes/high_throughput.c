@@ -195,7 +195,9 @@ static int turns_of(const struct epx_handle *handle, struct device_stream *strea
                       !group->device->ops->stream_captures(group->device, group_stream(group, stream));
     const int rounds = known ? (int)handle->info->rounds : group->plan.ht.rounds;
 
-    return group->nnodes == 1 ? 0 : (rounds + HT_TURN_STAGED - 1) / HT_TURN_STAGED;
+    if (group->nnodes == 1)
+        return 0;
+    return rounds <= HT_SLOTS ? 1 : (rounds + HT_TURN_STAGED - 1) / HT_TURN_STAGED; /* as ht_turn() */
 }
 
 static int signature_bits(int weights, int backward, int compact)

@@ -13,6 +13,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "bus.h"
 #include "lanes.h"
 
 #define __host__
@@ -144,9 +145,20 @@ KFN uint64_t word_acquire(const uint64_t *word)
     return __atomic_load_n(word, __ATOMIC_ACQUIRE);
 }
 
+/* Looks that are repeated until a word is there are not counted. */
+KFN uint64_t word_quiet(const uint64_t *word)
+{
+    uint64_t v;
+
+    bus_quiet(1);
+    v = word_relaxed(word);
+    bus_quiet(0);
+    return v;
+}
+
 KFN uint64_t word_peek(const uint64_t *word)
 {
-    return word_relaxed(word);
+    return word_quiet(word);
 }
 
 KFN void word_peeked(void)
@@ -157,7 +169,7 @@ KFN void word_peeked(void)
 KFN uint64_t word_poll(const uint64_t *word)
 {
     lanes_pause();
-    return word_relaxed(word);
+    return word_quiet(word);
 }
 
 KFN void fence_system(void)
@@ -319,7 +331,13 @@ KFN void ring_begin(char *)
 
 KFN uint4 vec_load(const void *from)
 {
-    return *(const uint4 *)__builtin_assume_aligned(from, 16);
+    uint4 v;
+
+    bus_quiet(1);
+    v = *(const uint4 *)__builtin_assume_aligned(from, 16);
+    bus_quiet(0);
+    bus_vector(from);
+    return v;
 }
 
 KFN void vec_store(void *to, uint4 v)

@@ -10,6 +10,7 @@
 #include "device/gpu/launch.h"
 #include "device/module.h"
 #include "kernel/stages.h"
+#include "bus.h"
 #include "lanes.h"
 
 #define SCRATCH_BYTES ((size_t)1 << 17) /* of an agent: one row and its scales */
@@ -72,14 +73,16 @@ static void (*entry_of(enum kernel_id id))(const void *, const void *)
 struct part {
     const struct lanes_launch *launch;
     unsigned block;
+    uint64_t chain; /* bus.h */
     pthread_t thread;
 };
 
 static void *run_part(void *arg)
 {
-    const struct part *part = arg;
+    struct part *part = arg;
 
     lanes_run_block(part->launch, part->block);
+    part->chain = bus_chain(part->launch->threads);
     return NULL;
 }
 
@@ -93,6 +96,7 @@ static void run_job(void *arg)
     const struct lanes_launch launch = {entry_of(job->id), job->params,          &info,
                                         LAUNCH_LANES,      warps * LAUNCH_LANES, blocks};
     struct part *parts = calloc(blocks, sizeof(*parts));
+    uint64_t chain = 0;
 
     info.scratch = malloc(SCRATCH_BYTES * blocks * warps);
     if (!parts || !info.scratch)
@@ -102,8 +106,11 @@ static void run_job(void *arg)
         if (pthread_create(&parts[b].thread, NULL, run_part, &parts[b]) != 0)
             abort();
     }
-    for (unsigned b = 0; b < blocks; b++)
+    for (unsigned b = 0; b < blocks; b++) {
         pthread_join(parts[b].thread, NULL);
+        chain = parts[b].chain > chain ? parts[b].chain : chain;
+    }
+    bus_launched((int)job->id, STAGE_NUMBER(job->stage), chain);
     free(info.scratch);
     free(parts);
     free(job);
@@ -145,6 +152,34 @@ static int default_agents(struct device *device, int local_ranks)
     return LAUNCH_WARPS + 1; /* two blocks, of which the second is not full */
 }
 
+/* As on a GPU whose heaps are in host memory: what is there, and what proxies write, is across a bus. */
+static epx_status host_alloc(struct device *device, size_t bytes, void **ptr)
+{
+    const epx_status status = host->cpu->host_alloc(device, bytes, ptr);
+
+    if (status == EPX_OK)
+        bus_add(*ptr, bytes);
+    return status;
+}
+
+static epx_status heap_create(struct device *device, uint64_t bytes, struct heap *heap)
+{
+    const epx_status status = host->cpu->heap_create(device, bytes, heap);
+
+    if (status == EPX_OK)
+        bus_add(heap->base, bytes);
+    return status;
+}
+
+static epx_status heap_open(struct device *device, const struct heap_export *peer, void **base)
+{
+    const epx_status status = host->cpu->heap_open(device, peer, base);
+
+    if (status == EPX_OK)
+        bus_add(*base, peer->bytes);
+    return status;
+}
+
 static epx_status open_device(int index, struct device **device)
 {
     const epx_status status = host->cpu->open(index, device);
@@ -172,6 +207,9 @@ const struct device_ops *epx_device_module(const struct device_host *given)
     ops.open = open_device;
     ops.default_agents = default_agents;
     ops.launch = launch;
+    ops.host_alloc = host_alloc;
+    ops.heap_create = heap_create;
+    ops.heap_open = heap_open;
     ops.caps &= ~(unsigned)DEVICE_GRAPHS; /* a job is freed when it has run: it cannot be launched again */
     return &ops;
 }
