@@ -463,6 +463,8 @@ EPX_API epx_status epx_dispatch_layout(epx_group *group, const epx_tensor *topk_
  * Sets the routing: topk_idx int32 or int64 [B, K], -1 = dropped.
  * High throughput: collective and asynchronous; ranks exchange counts; the handle keeps its own copy, so that any
  * number of dispatches and combines may follow. Low latency: local; the indices are read when each dispatch runs.
+ * High throughput, a rank with more tokens than max_tokens_per_rank: all ranks get EPX_ERR_OVERFLOW from
+ * epx_handle_recv_count, or from the dispatch, and the group can be used as before. A larger group takes the tokens.
  */
 EPX_API epx_status epx_handle_update(epx_handle *handle, const epx_tensor *topk_idx, const epx_layout_info *info,
                                      epx_stream stream);

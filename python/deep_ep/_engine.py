@@ -4,7 +4,8 @@
 A DeepEP buffer is created with a number of bytes. An EPX group is created with the numbers of experts and tokens, the
 hidden size and top-k. So a group is created in the first call, when these sizes are known, and is replaced by a larger
 one when a later call needs more. All ranks pass the same values in the same calls, so all ranks decide alike. Only the
-number of tokens differs between ranks; the ranks agree on it when a group is created.
+number of tokens differs between ranks. A rank that has more tokens than the group is for says so in the update, and all
+ranks then create a larger group together. A replaced group is destroyed with the last handle of its routings.
 
 If the bytes of a low-latency buffer are a hinted value, the sizes follow from them. That group is created with the
 buffer, so that a rank may be missing from the first operation on.
@@ -18,7 +19,7 @@ import epx
 import torch
 from epx._library import load
 
-from ._checks import refused, wrong
+from ._checks import refused
 from ._memory import CudaHeap, Heap
 from ._settings import LOW_LATENCY_TOPK, Settings, hinted_sizes
 
@@ -92,6 +93,10 @@ class Pool:
         self.fresh_plans.clear()
         self.heap.close()
         self.group.destroy()
+
+    def finish(self) -> None:
+        """Waits for all queued work."""
+        self.group.sync() if self.on_cpu else torch.cuda.synchronize(self.device)
 
     def leave_alone(self) -> None:
         """Called when the buffer is released. Handles that are still referenced work with another one, as in DeepEP."""
@@ -167,13 +172,19 @@ class Engine:
                         topk: int) -> Pool:
         """The pool for a dispatch of these sizes. It is created if needed, which is collective."""
         pool = self._high.get((device, num_experts))
-        if pool is not None and tokens > pool.max_tokens:
-            raise wrong("x", "at most %d tokens, the limit the ranks agreed on (EPX_DEEP_EP_MAX_TOKENS raises it)"
-                        % pool.max_tokens, tokens)
         if pool is None or not pool.fits(topk, hidden_bytes):
-            old = (pool.topk, pool.hidden_bytes) if pool else (8, 0)
-            pool = self._make_high(device, num_experts, tokens, max(hidden_bytes, old[1]), max(topk, old[0]))
-            self._high[(device, num_experts)] = pool
+            pool = self.grow_high_throughput(device, num_experts, tokens, hidden_bytes, topk)
+        return pool
+
+    def grow_high_throughput(self, device: torch.device, num_experts: int, tokens: int, hidden_bytes: int,
+                             topk: int) -> Pool:
+        """Replaces the pool by one for these sizes as well, and for the tokens of all ranks. Collective."""
+        old = self._high.get((device, num_experts))
+        had = (old.max_tokens, old.hidden_bytes, old.topk) if old is not None else (0, 0, 8)
+        pool = self._make_high(device, num_experts, max(tokens, had[0]), max(hidden_bytes, had[1]), max(topk, had[2]))
+        self._high[(device, num_experts)] = pool
+        if old is not None:
+            old.leave_alone()
         return pool
 
     def high_throughput_pool(self, device: torch.device, num_experts: int) -> Optional[Pool]:
@@ -182,7 +193,8 @@ class Engine:
 
     def _make_high(self, device: torch.device, num_experts: int, tokens: int, hidden_bytes: int, topk: int) -> Pool:
         most = max(struct.unpack("q", part)[0] for part in self.bootstrap.allgather(struct.pack("q", tokens)))
-        max_tokens = max(self.settings.max_tokens, most)
+        # A power of two: a caller whose batches grow slowly creates few groups.
+        max_tokens = max(self.settings.max_tokens, 1 << (most - 1).bit_length() if most else 0)
         rows, alloc = self.settings.high_throughput_memory(device, self.nranks, max_tokens, hidden_bytes)
         group = self._group(
             device, modes=epx.Mode.HIGH_THROUGHPUT, num_experts=num_experts, max_tokens_per_rank=max_tokens,
@@ -197,8 +209,11 @@ class Engine:
         if pool is None or not pool.fits(topk, hidden_bytes):
             old = (pool.topk, pool.hidden_bytes) if pool else (LOW_LATENCY_TOPK, 0)
             self._forget_plans()  # they may refer to the pool that is replaced
+            replaced = pool
             pool = self._low[key] = self._make_low(
                 device, max_tokens, num_experts, max(hidden_bytes, old[1]), max(topk, old[0]))
+            if replaced is not None:
+                replaced.leave_alone()
         return pool
 
     def _make_low(self, device: torch.device, max_tokens: int, num_experts: int, hidden_bytes: int, topk: int) -> Pool:

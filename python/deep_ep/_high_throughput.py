@@ -68,6 +68,21 @@ def dispatch(engine: Engine, launch_on: Any, request: DispatchRequest, channels:
         raise wrong("topk_idx", "1 to 32 experts per token", topk)
     hidden_bytes = tokens.shape[1] * max(2, tokens.element_size())
     pool = engine.high_throughput(request.device, request.experts, tokens.shape[0], hidden_bytes, topk)
+    try:
+        return _dispatch(engine, pool, launch_on, request, topk, channels, counts_as_tensor)
+    except epx.OverflowingError:
+        # A rank has more tokens than the group is for: all ranks have learnt it in the update. With num_worst_tokens
+        # no rank waits for the update, so they do not learn it at the same point.
+        if request.worst or pool.group.error() is not None:
+            raise
+        pool.finish()  # the update still uses tensors of the frame that failed
+    pool = engine.grow_high_throughput(request.device, request.experts, tokens.shape[0], hidden_bytes, topk)
+    return _dispatch(engine, pool, launch_on, request, topk, channels, counts_as_tensor)
+
+
+def _dispatch(engine: Engine, pool: Pool, launch_on: Any, request: DispatchRequest, topk: int, channels: int,
+              counts_as_tensor: bool) -> Tuple[Any, ...]:
+    tokens = request.tokens
     launch: Launch = launch_on(pool.group)
     with launch.context():
         idx = request.routing_indices(engine)

@@ -62,7 +62,7 @@ class Settings:
         self.num_nvl_bytes = num_nvl_bytes
         self.num_rdma_bytes = num_rdma_bytes
         self.enable_shrink = enable_shrink
-        self.max_tokens = _variable("EPX_DEEP_EP_MAX_TOKENS", 16384)
+        self.max_tokens = _variable("EPX_DEEP_EP_MAX_TOKENS", 4096)
         self.gpu_bytes = _variable("EPX_DEEP_EP_GPU_BYTES", 2 * _GIB)
 
     def high_throughput_memory(self, device: torch.device, nranks: int, max_tokens: int,

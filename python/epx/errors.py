@@ -51,7 +51,7 @@ class MismatchError(EpxError):
 
 
 class OverflowingError(EpxError):
-    """A receive tensor is too small for the rows that arrive."""
+    """A receive tensor is too small for the rows that arrive, or a rank has more tokens than the group is for."""
 
 
 class OutOfMemoryError(EpxError, MemoryError):

@@ -158,18 +158,23 @@ def test_low_latency(world: World) -> None:
 
 
 def test_too_many_tokens(world: World) -> None:
-    """More tokens than were agreed on when the ranks met: refused where it is seen, with the variable that raises
-    it."""
+    """num_worst_tokens, where no rank waits for counts, and more tokens than the ranks have agreed on: all ranks say
+    so."""
+    world.only("cpu")
     with environment(EPX_DEEP_EP_MAX_TOKENS="32"):
         buffer = deep_ep.Buffer(dist.group.WORLD, explicitly_destroy=True)
         small = Work(world.nranks, 40, 128, 2 * world.nranks, 2, seed=5, uneven=False)
-        large = Work(world.nranks, 41, 128, 2 * world.nranks, 2, seed=5, uneven=False)
-        exchange(world, buffer, small)  # the first call decides where it needs more
-        idx = world.to(large.idx[world.rank])
-        refused([(lambda: buffer.dispatch(
-            world.to(large.x[world.rank]), **layout(buffer, idx, large.experts), topk_idx=idx,
-            topk_weights=world.to(large.weights[world.rank])), "x|40|41|EPX_DEEP_EP_MAX_TOKENS")])
-        exchange(world, buffer, small)
+        large = Work(world.nranks, 65, 128, 2 * world.nranks, 2, seed=5, uneven=False)
+        exchange(world, buffer, small)  # 64: the first call decides where it needs more
+        work = large if world.rank == 1 else small
+        idx = work.idx[world.rank]
+        try:
+            buffer.dispatch(work.x[world.rank], **layout(buffer, idx, work.experts), topk_idx=idx,
+                            topk_weights=work.weights[world.rank], num_worst_tokens=65 * world.nranks)
+            raise AssertionError("a dispatch of 65 tokens succeeded where 64 were agreed on")
+        except epx.OverflowingError as error:
+            assert "65" in error.message and "64" in error.message, error
+        world.meet()
         buffer.destroy()
 
 

@@ -50,6 +50,11 @@ class World:
         self._abandoned: List[deep_ep.Buffer] = []
         self._nodes = os.environ.get("EPX_TEST_NODES", "1") != "0"
 
+    @property
+    def nodes(self) -> bool:
+        """True where tests use two nodes."""
+        return self._nodes
+
     def buffer(self) -> deep_ep.Buffer:
         """All ranks, one node."""
         return self._shared("one", {})

@@ -125,6 +125,11 @@ static void write_message(const struct epx_group *group, const struct error_reco
                  e->peer, signature_field(e->phase, e->detail[0]), e->seen, e->expected);
         break;
     case EPX_ERR_OVERFLOW:
+        if (e->phase == PHASE_HN_DATA) {
+            snprintf(text, bytes, "rank %d: a rank has %" PRId64 " tokens, more than max_tokens_per_rank = %" PRId64,
+                     group->rank, e->expected, e->seen);
+            break;
+        }
         snprintf(text, bytes,
                  "rank %d, %s: the tensors hold %" PRId64 " rows, %" PRId64
                  " are needed (tensors in ordinary memory also need max_recv_tokens)",

@@ -543,7 +543,7 @@ KFN void kernel_ht_combine(struct agent *ag, const struct ht_combine_params *p)
 {
     const uint64_t epoch = stage_epoch(ag, p->g, OP_HT_COMBINE, HC_DATA);
 
-    if (!kernel_begin_agreed(ag, p->g))
+    if (!kernel_begin_agreed(ag, p->g) && !ht_too_many(ag, p->g, p->h))
         hc_run(ag, p, epoch);
     kernel_end(ag, p->g);
 }

@@ -115,7 +115,7 @@ KFN_STEP void hn_publish(struct agent *ag, const struct ht_notify_params *p, uin
     {
         struct hn_desc *desc = (struct hn_desc *)heap_at(g, g->rank, hn_block_at(g, epoch, n));
         desc->signature = p->signature;
-        desc->ntokens = p->route.ntokens;
+        desc->ntokens = p->too_many ? (int32_t)p->too_many : p->route.ntokens;
         desc->rounds = g->nnodes > 1 ? p->h->state->rounds : (int32_t)p->expected_rows;
     }
     if (ag_leader(ag)) {

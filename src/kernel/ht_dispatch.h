@@ -660,7 +660,7 @@ KFN void kernel_ht_dispatch(struct agent *ag, const struct ht_dispatch_params *p
 {
     const uint64_t epoch = stage_epoch(ag, p->g, OP_HT_DISPATCH, HD_FORWARD);
 
-    if (!kernel_begin_agreed(ag, p->g) && !(p->if_expected && p->h->state->unexpected))
+    if (!kernel_begin_agreed(ag, p->g) && !(p->if_expected && p->h->state->unexpected) && !ht_too_many(ag, p->g, p->h))
         hd_run(ag, p, epoch);
     kernel_end(ag, p->g);
 }

@@ -186,7 +186,7 @@ KFN_STEP int hn_check_descs(struct agent *ag, const struct ht_notify_params *p, 
         const struct hn_desc *desc = hn_desc_of(g, s, epoch);
         if (check_signature(ag, g, &p->signature, &desc->signature, PHASE_HN_DATA, s))
             return 1;
-        if (desc->ntokens < 0 || desc->ntokens > g->max_tokens)
+        if (desc->ntokens < 0) /* more than max_tokens: hn_too_many() */
             return fail_all(ag, g, KSTATUS_MISMATCH, PHASE_HN_DATA, s, g->max_tokens, desc->ntokens);
     }
     return 0;
@@ -302,7 +302,7 @@ KFN void hn_done(struct agent *ag, const struct ht_notify_params *p, uint64_t ep
         return;
     if (ag_leader(ag)) {
         hn_report_relay(p);
-        p->h->state->key = p->key;
+        p->h->state->key = p->h->state->too_many ? 0 : p->key;
     }
     ag_sync(ag);
     signal_peers(ag, p->g, SCOPE_NODE, SIG_HN_DONE, 0, epoch);

@@ -20,6 +20,16 @@ KFN_STEP int ht_check_routing(struct agent *ag, const struct group_dev *g, const
     return h->state->ntokens != ntokens ? fail_all(ag, g, KSTATUS_USAGE, phase, -1, h->state->ntokens, ntokens) : 0;
 }
 
+/* A rank has more tokens than the group is for: all ranks know it since the update, and none of them begins. */
+KFN int ht_too_many(struct agent *ag, const struct group_dev *g, const struct handle_dev *h)
+{
+    if (!h->state->too_many)
+        return 0;
+    if (ag_index(ag) == 0)
+        report(ag, g, KSTATUS_OVERFLOW, PHASE_HN_DATA, -1, h->state->too_many, g->max_tokens, 0, 0);
+    return 1;
+}
+
 /* A row to be written to its places in this node: the own token, or one that came through this rank as a relay. */
 struct hd_row {
     const char *data, *scales;

@@ -135,13 +135,32 @@ KFN_STEP int hn_unexpected(struct agent *ag, const struct ht_notify_params *p, u
     return g->nnodes > 1 || ag_any(ag, more);
 }
 
+/* The most tokens of a rank, where these are more than max_tokens; else 0. All ranks find the same. */
+KFN_STEP int64_t hn_too_many(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch, int *rank)
+{
+    const struct group_dev *g = p->g;
+    int64_t most = g->max_tokens;
+
+    (void)ag;
+    *rank = -1;
+    for (int s = 0; s < g->nranks; s++) {
+        if (!g->mask[s] || hn_desc_of(g, s, epoch)->ntokens <= most)
+            continue;
+        most = hn_desc_of(g, s, epoch)->ntokens;
+        *rank = s;
+    }
+    return *rank < 0 ? 0 : most;
+}
+
 /* The caller's counters and what the host will ask for. One agent. */
 KFN_STEP void hn_report_counts(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
     struct handle_dev *h = p->h;
     const int64_t padded = hn_report_experts(ag, p, epoch), tokens = hn_report_sources(ag, p, epoch);
-    const int unexpected = hn_unexpected(ag, p, epoch);
+    int many_rank;
+    const int64_t too_many = hn_too_many(ag, p, epoch, &many_rank);
+    const int unexpected = hn_unexpected(ag, p, epoch) || too_many;
     int64_t total = 0, mine = 0;
 
     AG_EACH(ag, int, s, g->nranks)
@@ -167,6 +186,8 @@ KFN_STEP void hn_report_counts(struct agent *ag, const struct ht_notify_params *
         h->state->drop_rows = p->drop_rows;
         h->info->rounds = h->state->most_rounds;
         h->info->unexpected = h->state->unexpected = unexpected;
+        h->info->too_many = h->state->too_many = too_many;
+        h->info->too_many_rank = many_rank;
         if (p->total.data)
             index_put(&p->total, 0, p->layout == LAYOUT_FLAT ? total : padded);
     }

@@ -358,6 +358,8 @@ struct recv_info {
     int64_t tokens;           /* tokens that have an expert here */
     int64_t rounds;           /* between nodes: that this rank has a part in */
     int64_t unexpected;       /* as in struct handle_state */
+    int64_t too_many;         /* likewise */
+    int64_t too_many_rank;    /* whose tokens these are */
     int64_t expert_counts[1]; /* [L] */
 };
 
@@ -377,6 +379,7 @@ struct handle_state {
     int32_t reserved;
     int64_t drop_rows;
     int64_t unexpected; /* 1: a rank gets more rows than it expected (epx_layout_info.expected_rows) */
+    int64_t too_many;   /* 0, or the tokens of a rank that has more than max_tokens: nobody can use this routing */
 };
 
 /* A handle's tables. M and K are the group's limits here, so that a handle can be used with any number of tokens. */
@@ -517,6 +520,7 @@ struct ht_notify_params {
     int32_t drop;  /* DROP_* */
     int64_t drop_rows;
     int64_t expected_rows;
+    int64_t too_many; /* 0, or so many tokens of this rank are more than max_tokens: it routes none of them */
     uint64_t key;
     struct index_out expert_counts, expert_offsets, rank_counts, total, rank_matrix, rank_tokens, relay_counts;
     struct index_out expert_rows, expert_ends, source_ends;

@@ -99,6 +99,19 @@ static void update_pause(const struct epx_handle *handle, uint64_t waited_ns)
         pause_ns(20000);
 }
 
+epx_status handle_check_tokens(const struct epx_handle *handle, const char *call)
+{
+    const struct recv_info *info = handle->info;
+
+    /* Pairs with the release of the notify kernel (hn_report_counts). */
+    if (__atomic_load_n(&info->epoch, __ATOMIC_ACQUIRE) != handle->updates || !info->too_many)
+        return EPX_OK;
+    return fail(EPX_ERR_OVERFLOW,
+                "%s: rank %" PRId64 " has %" PRId64 " tokens, and the group was created with max_tokens_per_rank = %d: "
+                "no rank can use this routing, and a larger group is needed",
+                call, info->too_many_rank, info->too_many, handle->group->set.max_tokens);
+}
+
 epx_status handle_poll_update(struct epx_handle *handle, const char *call, uint64_t max_us)
 {
     const uint64_t start = host_now_ns(), deadline = 4ull * (uint64_t)handle->group->set.timeout_ms * 1000000u;
@@ -110,7 +123,7 @@ epx_status handle_poll_update(struct epx_handle *handle, const char *call, uint6
         for (int i = 0; i < UPDATE_LOOKS; i++)
             /* Pairs with the release of the notify kernel (hn_report_counts). */
             if (__atomic_load_n(&handle->info->epoch, __ATOMIC_ACQUIRE) >= handle->updates)
-                return EPX_OK;
+                return handle_check_tokens(handle, call);
         status = group_usable(handle->group);
         if (status != EPX_OK)
             return status;

@@ -14,6 +14,9 @@ void handle_set_routing(struct epx_handle *handle, const epx_tensor *topk);
 /* High throughput: until the last update has exchanged counts, or for max_us: EPX_ERR_NOT_READY. */
 epx_status handle_poll_update(struct epx_handle *handle, const char *call, uint64_t max_us);
 
+/* EPX_ERR_OVERFLOW: the last update has found a rank with more tokens than the group is for. On all ranks alike. */
+epx_status handle_check_tokens(const struct epx_handle *handle, const char *call);
+
 /* Device memory of a handle (handle_tables.c). */
 size_t handle_table_bytes(const struct settings *set, const struct ht_layout *ht, const epx_handle_config *config);
 epx_status handle_tables_create(struct epx_handle *handle);

@@ -34,6 +34,7 @@ static epx_status drop_flat(struct epx_handle *handle, struct ht_notify_params *
     first.nodes = p->nodes;
     first.drop = p->drop;
     first.drop_rows = p->drop_rows;
+    first.too_many = p->too_many;
     first.total = p->total;
     status = launch_ordered(handle->group, stream, KERNEL_HT_NOTIFY, &first, sizeof(first));
     if (status != EPX_OK)
@@ -57,6 +58,10 @@ epx_status ht_update(struct epx_handle *handle, const epx_tensor *topk, const st
     p.g = handle->group->dev;
     p.h = handle->dev;
     p.route = make_route(topk);
+    if (topk->shape[0] > handle->group->set.max_tokens) { /* no table has room for them */
+        p.too_many = topk->shape[0];
+        p.route.ntokens = 0;
+    }
     p.key = handle_key(handle);
     p.layout = handle->config.layout;
     p.alignment = handle->config.expert_alignment;
@@ -241,7 +246,9 @@ epx_status ht_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
         return fail(EPX_ERR_ARGUMENT,
                     "epx_dispatch: config.if_expected: expected room for expected_rows = %u rows, got %" PRId64,
                     handle->expected_rows, p.desc.capacity);
-    status = args->if_expected ? EPX_OK : recv_buf_check(handle, p.buffered, "epx_dispatch");
+    status = args->if_expected ? EPX_OK : handle_check_tokens(handle, "epx_dispatch");
+    if (status == EPX_OK && !args->if_expected)
+        status = recv_buf_check(handle, p.buffered, "epx_dispatch");
     if (status == EPX_OK)
         status = launch_sms(handle->group, stream, KERNEL_HT_DISPATCH, &p, sizeof(p), args->max_sms);
     if (status == EPX_OK)
@@ -366,7 +373,9 @@ epx_status ht_combine(struct epx_handle *handle, const struct combine_args *args
     p.ntokens = args->out_tokens.shape[0];
     p.hidden = (int32_t)args->tokens.shape[1];
     p.dtype = args->tokens.dtype;
-    status = recv_buf_check(handle, p.tokens || p.weights, "epx_combine");
+    status = handle_check_tokens(handle, "epx_combine");
+    if (status == EPX_OK)
+        status = recv_buf_check(handle, p.tokens || p.weights, "epx_combine");
     if (status == EPX_OK && p.nodes && p.sum && !(p.sum & SUM_ROUND_NODES))
         status = combine_in_rounds(handle, &p, args->max_sms, stream);
     else if (status == EPX_OK)

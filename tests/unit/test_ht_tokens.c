@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * High throughput: a rank has more tokens than the group is for. All ranks learn it in the update, whoever has them,
+ * and the group can be used as before.
+ */
+#include <stdlib.h>
+
+#include "tests/lib/fixture.h"
+#include "tests/lib/unit.h"
+
+enum { RANKS = 3, MANY = FIXTURE_M + 4 };
+
+static epx_status update(struct fixture *s, int many)
+{
+    int32_t *ids = calloc((size_t)MANY * FIXTURE_TOPK, sizeof(*ids));
+    const epx_tensor large = epx_tensor_make(ids, EPX_INT32, 2, MANY, FIXTURE_TOPK, 0, 0);
+    int64_t rows = -1;
+    epx_status status = epx_handle_update(s->ht, many ? &large : &s->idx, NULL, NULL);
+
+    if (status == EPX_OK)
+        status = epx_handle_recv_count(s->ht, &rows, NULL);
+    if (fixture_sync(s, EPX_OK) != EPX_OK) /* the kernel reads them */
+        status = EPX_ERR_PEER;
+    free(ids);
+    return status;
+}
+
+static int grows(struct fixture *s)
+{
+    const int who = *(const int *)s->arg;
+    const char *const words[] = {"tokens", "10", "max_tokens_per_rank = 6", who == 0 ? "rank 0" : "rank 2", NULL};
+
+    for (int i = 0; i < 2; i++) {
+        epx_dispatch_inputs in = s->in;
+        int fits = 1;
+
+        in.topk_weights = &s->weights;
+        if (fixture_ht(s) || fixture_expect(s, "update", update(s, s->rank == who), EPX_ERR_OVERFLOW, words) ||
+            fixture_expect(s, "fits", epx_handle_recv_fits(s->ht, &fits), EPX_ERR_OVERFLOW, words))
+            return -1;
+        if (s->rank != who && fixture_expect(s, "dispatch", epx_dispatch(s->ht, &in, &s->ht_out, NULL, NULL, NULL),
+                                             EPX_ERR_OVERFLOW, words))
+            return -1;
+    }
+    return fixture_ht(s);
+}
+
+static void run(int who, int per_node)
+{
+    epx_group_config config = fixture_config(20000);
+
+    config.num_agents = 2;
+    config.ranks_per_node = per_node;
+    assert_int_equal(fixture_run(RANKS, &config, grows, &who), 0);
+}
+
+static void test_in_a_node(void **state)
+{
+    (void)state;
+    run(0, 0);
+    run(2, 0);
+}
+
+static void test_between_nodes(void **state)
+{
+    (void)state;
+    run(0, 1);
+    run(2, 2);
+}
+
+/* Nobody asks for the count: the dispatch itself says it, on all ranks, and does nothing. */
+static int queued(struct fixture *s)
+{
+    int32_t ids[MANY * FIXTURE_TOPK] = {0};
+    const epx_tensor large = epx_tensor_make(ids, EPX_INT32, 2, MANY, FIXTURE_TOPK, 0, 0);
+    epx_tensor tokens = s->tokens, weights = s->weights;
+    epx_dispatch_inputs in = s->in;
+    const int many = s->rank == 1;
+    char *rows = calloc((size_t)MANY, FIXTURE_HIDDEN * 2 + FIXTURE_TOPK * 4);
+    epx_status status;
+
+    tokens.data = rows;
+    tokens.shape[0] = MANY;
+    weights.data = rows + (size_t)MANY * FIXTURE_HIDDEN * 2;
+    weights.shape[0] = MANY;
+    in.tokens = many ? &tokens : &s->tokens;
+    in.topk_weights = many ? &weights : &s->weights;
+    status = epx_handle_update(s->ht, many ? &large : &s->idx, NULL, NULL);
+    if (status == EPX_OK)
+        status = epx_dispatch(s->ht, &in, &s->ht_out, NULL, NULL, NULL);
+    status = fixture_sync(s, status);
+    free(rows);
+    if (status != EPX_ERR_OVERFLOW)
+        return fixture_fail(s, "a dispatch after an update with too many tokens");
+    return 0;
+}
+
+static void test_queued(void **state)
+{
+    epx_group_config config = fixture_config(20000);
+
+    (void)state;
+    assert_int_equal(fixture_run(RANKS, &config, queued, NULL), 0);
+    config.ranks_per_node = 1;
+    assert_int_equal(fixture_run(RANKS, &config, queued, NULL), 0);
+}
+
+UNIT_MAIN(cmocka_unit_test(test_in_a_node), cmocka_unit_test(test_between_nodes), cmocka_unit_test(test_queued))
