@@ -8,6 +8,7 @@ from typing import List
 
 MAX_NDIM = 4
 MAX_TOPK = 32
+TICKET_BYTES = 8192
 HANDLE_COMPACT_TOPK = 1
 HANDLE_SOURCE_MAP = 2
 SUM_TOPK_ORDER = 1
@@ -238,7 +239,8 @@ STRUCTS = {
 FUNCTIONS = {
     "epx_strerror": "i", "epx_last_error": "", "epx_version": "p", "epx_dtype_size": "i",
     "epx_world_query": "p",
-    "epx_group_create": "ppp", "epx_group_destroy": "p", "epx_group_query": "pp", "epx_group_memory": "pip",
+    "epx_group_create": "ppp", "epx_group_ticket": "ppz", "epx_group_join": "ppipi", "epx_group_destroy": "p",
+    "epx_group_query": "pp", "epx_group_memory": "pip",
     "epx_alloc": "pzp", "epx_free": "pp", "epx_register": "ppzpp",
     "epx_stream_create": "pp", "epx_stream_destroy": "pp", "epx_stream_sync": "pp", "epx_stream_query": "pp",
     "epx_stream_call": "pppp", "epx_event_create": "pp", "epx_event_destroy": "p", "epx_event_record": "pp",
@@ -261,7 +263,8 @@ _KINDS = {"p": c_void_p, "i": c_int, "z": c_size_t, "l": c_int64}
 # called with the lock held. Reason: memory is freed and events are destroyed in whichever thread drops the last
 # reference to a tensor, and no other thread may be inside the same group at that moment.
 WAITING = {
-    "epx_group_create", "epx_group_destroy", "epx_stream_destroy", "epx_stream_sync", "epx_event_sync",
+    "epx_group_create", "epx_group_join", "epx_group_destroy",
+    "epx_stream_destroy", "epx_stream_sync", "epx_event_sync",
     "epx_handle_destroy", "epx_handle_recv_count", "epx_handle_recv_poll", "epx_handle_recv_tokens",
     "epx_handle_recv_fits", "epx_mask_clean", "epx_mask_clean_active", "epx_group_error_clear",
 }

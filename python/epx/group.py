@@ -89,14 +89,34 @@ class Group(HandleOwner, HeapOwner):
     """
 
     def __init__(self, bootstrap: Optional[Bootstrap] = None, **config: Any) -> None:
-        super().__init__()
+        boot = ctypes.byref(bootstrap.struct) if bootstrap is not None else None
+        self._open(bootstrap, config, lambda out, struct: load().epx_group_create(out, boot, struct))
+
+    @classmethod
+    def join(cls, ticket: str, rank: int, timeout: float = 0.0, **config: Any) -> "Group":
+        """Takes the place of a rank that has ended, with the same configuration as the others. Waits, at most
+        `timeout` seconds (0: the group's timeout), until the members admit this process in their next error_clear()
+        or mask_clean()."""
+        group = cls.__new__(cls)
+        text = ctypes.create_string_buffer(ticket.encode())
+        milliseconds = min(int(timeout * 1000), 2**31 - 1)
+        group._open(None, config, lambda out, struct: load().epx_group_join(out, text, rank, struct, milliseconds))
+        return group
+
+    def ticket(self) -> str:
+        """Text by which another process can join(). It is a secret unless the job has one: docs/security.md."""
+        text = ctypes.create_string_buffer(_abi.TICKET_BYTES)
+        check(self._lib.epx_group_ticket(self.address, text, _abi.TICKET_BYTES))
+        return text.value.decode()
+
+    def _open(self, bootstrap: Optional[Bootstrap], config: Dict[str, Any], call: Callable[[Any, Any], int]) -> None:
+        HandleOwner.__init__(self)
         self._closing = False
         self.masks = bool(config.get("enable_mask"))  # True: ranks may be masked
         self._bootstrap = bootstrap  # the C library may call it until the group is destroyed
         struct = _make_config(config)
         out = ctypes.c_void_p()
-        boot = ctypes.byref(bootstrap.struct) if bootstrap is not None else None
-        self._check_collective(lambda: self._lib.epx_group_create(ctypes.byref(out), boot, ctypes.byref(struct)))
+        self._check_collective(lambda: call(ctypes.byref(out), ctypes.byref(struct)))
         self._address = out.value
         self._pid = os.getpid()
         self.info = self._query()

@@ -15,7 +15,7 @@ INCLUDE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "
 PREFIXES = {Status: "EPX_ERR_", DType: "EPX_", Device: "EPX_DEVICE_", Mode: "EPX_", Layout: "EPX_",
             RecvPart: "EPX_RECV_",
             Direction: "EPX_"}
-DEFINES = {"EPX_MAX_NDIM": _abi.MAX_NDIM, "EPX_MAX_TOPK": _abi.MAX_TOPK,
+DEFINES = {"EPX_MAX_NDIM": _abi.MAX_NDIM, "EPX_MAX_TOPK": _abi.MAX_TOPK, "EPX_TICKET_BYTES": _abi.TICKET_BYTES,
            "EPX_HANDLE_COMPACT_TOPK": _abi.HANDLE_COMPACT_TOPK, "EPX_HANDLE_SOURCE_MAP": _abi.HANDLE_SOURCE_MAP,
            "EPX_SUM_TOPK_ORDER": _abi.SUM_TOPK_ORDER, "EPX_SUM_ROUND_RANKS": _abi.SUM_ROUND_RANKS,
            "EPX_SUM_ROUND_NODES": _abi.SUM_ROUND_NODES}
