@@ -64,8 +64,9 @@ deb:
 packages:
 	@scripts/packages.sh
 
-docs: all
+docs:
 	@scripts/deps.sh docs
+	@$(MAKE) all
 	@scripts/docs/site.py $(BUILD) build-docs
 
 tables: all

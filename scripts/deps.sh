@@ -45,6 +45,7 @@ find_build() {
     need pkg-config pkg-config --version
     need libfabric-dev network OFI rdma/fabric.h
     need libibverbs-dev network VERBS infiniband/verbs.h
+    want python3 python3 --version            # the manual pages: cmake/EpxManual.cmake
     want libsodium23 has_library libsodium.so # opened at run time, else libcrypto: docs/security.md
     $for_tests libcmocka-dev pkg-config --exists cmocka
     $for_tests openmpi-bin mpirun --version
