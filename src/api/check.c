@@ -63,13 +63,14 @@ static epx_status check_shape(const epx_tensor *t, const struct want *want)
     return EPX_OK;
 }
 
+#define STRIDE_MOST (INT64_MAX / 16)
+
 /* Saturates where strides in bytes would not fit in 63 bits. */
 static int64_t stride_product(int64_t stride, int64_t extent)
 {
-    const int64_t most = INT64_MAX / 16;
     int64_t product;
 
-    return __builtin_mul_overflow(stride, extent, &product) || product > most ? most : product;
+    return __builtin_mul_overflow(stride, extent, &product) || product > STRIDE_MOST ? STRIDE_MOST : product;
 }
 
 /* Fills in contiguous strides where none were given, and where an extent of at most one element makes a stride
@@ -95,13 +96,14 @@ static int fill_strides(epx_tensor *t)
 }
 
 /* Bytes from the first to past the last element fit in 63 bits: later products of extents and strides cannot
- * overflow. */
+ * overflow. A saturated stride is less than the true one: elements would overlap. */
 static int span_fits(const epx_tensor *t)
 {
     int64_t last = 0, step;
 
     for (int i = 0; i < t->ndim; i++)
-        if (__builtin_mul_overflow(t->shape[i], t->stride[i], &step) || __builtin_add_overflow(last, step, &last))
+        if ((t->shape[i] > 1 && t->stride[i] >= STRIDE_MOST) ||
+            __builtin_mul_overflow(t->shape[i], t->stride[i], &step) || __builtin_add_overflow(last, step, &last))
             return 0;
     return last <= INT64_MAX / (int64_t)epx_dtype_size((epx_dtype)t->dtype);
 }
