@@ -198,6 +198,10 @@ static int test_descriptions(struct calls *c)
     REFUSED(BAD, c->args.config.pass_direction = (ncclEpPassDir_t)7, dispatch(c));
     REFUSED(BAD, c->args.cin.magic = 0, combine(c));
     REFUSED(BAD, c->args.cconfig.size = 0, combine(c));
+    REFUSED(BAD, c->args.cin.size = NCCL_EP_COMBINE_INPUTS_V1_SIZE + 4, combine(c)); /* half of a pointer */
+    SAYS("cuts scales");
+    REFUSED(BAD, c->args.config.size = NCCL_EP_DISPATCH_CONFIG_V1_SIZE + 1, dispatch(c));
+    SAYS("cuts a field");
     EXPECT(BAD, ncclEpDispatch(c->nc.handle, NULL, &c->args.out, NULL, NULL, world.stream));
     EXPECT(BAD, ncclEpDispatch(NULL, &c->args.in, &c->args.out, NULL, NULL, world.stream));
     EXPECT(BAD, ncclEpCombine(c->nc.handle, &c->args.cin, NULL, NULL, world.stream));
