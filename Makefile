@@ -6,6 +6,7 @@
 #   make test       everything that CI checks (scripts/test.sh; at most 15 minutes on 2 cores)
 #   make blame      200 ranks killed, 200 stopped: do all others name the right one? (20 minutes)
 #   make bus        how often GPU kernels wait for a bus, on emulated lanes (1 minute)
+#   make fuzz       libFuzzer on every decoder of what others send (FUZZ_SECONDS=3600 each; docs/fuzzing.md)
 #   make test-rxe   verbs on Soft-RoCE in a virtual machine (docs/verbs.md)
 #   make install    into PREFIX (/usr/local), below DESTDIR
 #   make deb        Debian packages, in build-deb
@@ -51,6 +52,11 @@ bus: all
 
 blame: all
 	@EPX_TEST_EVENTS=50 $(BUILD)/tests/test_blame
+
+.PHONY: fuzz
+fuzz:
+	@scripts/deps.sh fuzz
+	@scripts/fuzz.sh
 
 test-rxe: all
 	@scripts/rxe/run.sh $(BUILD)

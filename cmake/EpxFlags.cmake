@@ -27,6 +27,12 @@ elseif(EPX_SANITIZE STREQUAL address)
         -fsanitize=address,undefined -fno-sanitize-recover=all)
     list(APPEND epx_link_options -fsanitize=address,undefined)
     set(epx_timeout_factor 3)
+elseif(EPX_SANITIZE STREQUAL fuzz)
+    # clang's libFuzzer: tests/fuzz. Programs other than the harnesses are not meant to be built so.
+    list(APPEND epx_compile_options -g -O1 -fno-omit-frame-pointer
+        -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all)
+    list(APPEND epx_link_options -fsanitize=address,undefined)
+    set(epx_timeout_factor 3)
 elseif(EPX_SANITIZE STREQUAL thread)
     list(APPEND epx_compile_options -g -O1 -fno-omit-frame-pointer -fsanitize=thread)
     list(APPEND epx_link_options -fsanitize=thread)
@@ -36,7 +42,7 @@ elseif(EPX_SANITIZE STREQUAL thread)
     endif()
     set(epx_timeout_factor 5)
 else()
-    message(FATAL_ERROR "EPX_SANITIZE is '${EPX_SANITIZE}'; expected none, address or thread")
+    message(FATAL_ERROR "EPX_SANITIZE is '${EPX_SANITIZE}'; expected none, address, thread or fuzz")
 endif()
 
 # What every target of ours is compiled with, examples included.

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# deps.sh build|quick|test|deb|lintian|abi|docs [CMAKE_OPTION]...: makes sure that the packages are there. As root it
-# installs what is missing with apt-get; otherwise it names the packages and fails if nothing works without one of them.
-# It looks for what is used, not for package names, so that other distributions and installations by hand pass too. The
-# package names are those of Debian 12 and 13.
+# deps.sh build|quick|test|fuzz|deb|lintian|abi|docs [CMAKE_OPTION]...: makes sure that the packages are there. As root
+# it installs what is missing with apt-get; otherwise it names the packages and fails if nothing works without one of
+# them. It looks for what is used, not for package names, so that other distributions and installations by hand pass
+# too. The package names are those of Debian 12 and 13.
 set -euo pipefail
 
 purpose=${1:-build}
@@ -92,6 +92,20 @@ find_deb() {
     need libc6-dev has_libc cc
 }
 
+# clang's libFuzzer and sanitizers, in a package that carries clang's version in its name. clang itself may come first.
+has_fuzzer() {
+    printf '#include <stddef.h>\nint LLVMFuzzerTestOneInput(const unsigned char *d, size_t n) { return !d && n; }' |
+        clang -fsanitize=fuzzer,address -x c - -o /dev/null
+}
+
+find_fuzz() {
+    local version
+    want clang clang --version
+    version=$(clang -dumpversion 2>/dev/null || apt-cache show clang 2>/dev/null | sed -n 's/^Version: [0-9]*:\?//p')
+    version=${version%%.*}
+    [ -z "$version" ] || want "libclang-rt-$version-dev" has_fuzzer
+}
+
 find_missing() {
     missing=() optional=()
     case $purpose in
@@ -108,6 +122,7 @@ find_missing() {
     deb) find_deb ;;
     esac
     [ "$purpose" != test ] || find_test
+    [ "$purpose" != fuzz ] || find_fuzz
     mapfile -t missing < <(printf '%s\n' ${missing[@]+"${missing[@]}"} | sed '/^$/d' | sort -u)
 }
 
