@@ -7,6 +7,7 @@
 #   make blame      200 ranks killed, 200 stopped: do all others name the right one? (20 minutes)
 #   make bus        how often GPU kernels wait for a bus, on emulated lanes (1 minute)
 #   make fuzz       libFuzzer on every decoder of what others send (FUZZ_SECONDS=3600 each; docs/fuzzing.md)
+#   make chaos      bad things done to jobs, one after the other (CHAOS_SECONDS=600; docs/chaos.md)
 #   make test-rxe   verbs on Soft-RoCE in a virtual machine (docs/verbs.md)
 #   make install    into PREFIX (/usr/local), below DESTDIR
 #   make deb        Debian packages, in build-deb
@@ -52,6 +53,10 @@ bus: all
 
 blame: all
 	@EPX_TEST_EVENTS=50 $(BUILD)/tests/test_blame
+
+.PHONY: chaos
+chaos: all
+	@tests/chaos/chaos.sh --build $(BUILD) --seconds $(or $(CHAOS_SECONDS),600)
 
 .PHONY: fuzz
 fuzz:

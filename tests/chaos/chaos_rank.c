@@ -1,0 +1,223 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One rank of a job to which chaos.py does bad things (docs/testing.md), or one stranger.
+ *
+ *     chaos_rank TABLE MODE MASK TIMEOUT_MS       MODE: ll, ht; MASK: enable_mask
+ *     chaos_rank forge ADDRESS PORT...            writes of nothing with completion data, as ranks do for signals
+ *
+ *   rank                                                 chaos.py
+ *   "ready" after the first good round                   does something
+ *   rounds, each checked, until table.last;              sets table.last when nothing was to fail
+ *     or "fault STATUS PEER MS TEXT"             --->    judges it; mends what can be mended
+ *   waits for table.go                           <---    1: recover, -1: end
+ *   epx_group_error_clear, more rounds
+ *   "recovered RANKS"; "ok" or "failed TEXT" comes last
+ *
+ * chaos_rank.py is the same in Python.
+ */
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "net/ofi/ofi.h"
+#include "util/clock.h"
+#include "tests/lib/fixture.h"
+
+enum { MOST_RANKS = 16, AFTER_ROUNDS = 8, AFTER = 100000, GO_S = 60 };
+
+struct table { /* chaos.py has the same, as 64-bit numbers */
+    atomic_llong last, go, round[MOST_RANKS];
+};
+
+static void say(const char *format, ...) __attribute__((format(printf, 1, 2)));
+static void say(const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    vprintf(format, args);
+    va_end(args);
+    putchar('\n');
+    fflush(stdout);
+}
+
+/* Sockets and memory files: what a group must not leave behind. */
+static int count_descriptors(void)
+{
+    DIR *folder = opendir("/proc/self/fd");
+    const struct dirent *entry;
+    int count = 0;
+
+    while (folder && (entry = readdir(folder))) {
+        char link[64] = "";
+        const ssize_t n = readlinkat(dirfd(folder), entry->d_name, link, sizeof(link) - 1);
+        if (n > 0)
+            count += !strncmp(link, "socket:", 7) || !strncmp(link, "/memfd:", 7);
+    }
+    if (folder)
+        closedir(folder);
+    return count;
+}
+
+static int one_round(struct fixture *s, int low, uint64_t *ns)
+{
+    const uint64_t begin = clock_ns();
+    const int rc = low ? fixture_ll(s) : fixture_ht(s);
+
+    *ns = clock_ns() - begin;
+    return rc;
+}
+
+/* 0: as many rounds as were asked for; 1: an operation failed, and a status said so; -1: wrong. */
+static int rounds(struct fixture *s, int low, struct table *table)
+{
+    uint64_t ns = 0;
+
+    for (long long i = 0; i < atomic_load(&table->last); i++) {
+        epx_error_info info = EPX_ERROR_INFO_INIT;
+        epx_status status;
+
+        atomic_store(&table->round[s->rank], i);
+        if (!one_round(s, low, &ns)) {
+            if (i == 0)
+                say("ready");
+            continue;
+        }
+        status = epx_group_error(s->group, &info);
+        if (status == EPX_OK)
+            return -1; /* EPX called it good */
+        say("fault %d %d %llu %s", (int)status, info.peer, (unsigned long long)(ns / 1000000), info.message);
+        return 1;
+    }
+    return 0;
+}
+
+/* With those that are left. */
+static int recover(struct fixture *s, int low, int mask, const struct table *table)
+{
+    const uint64_t until = clock_ns() + GO_S * 1000000000ull;
+    int32_t active[MOST_RANKS];
+    char names[128] = "";
+    uint64_t ns;
+
+    while (!atomic_load(&table->go) && clock_ns() < until)
+        usleep(1000);
+    if (atomic_load(&table->go) != 1)
+        return 0;
+    if (epx_group_error_clear(s->group) != EPX_OK)
+        return fixture_fail(s, "epx_group_error_clear");
+    for (int r = 0; r < s->nranks; r++)
+        active[r] = 1;
+    if (mask && (epx_mask_query(s->group, active, NULL) != EPX_OK || epx_stream_sync(s->group, NULL) != EPX_OK))
+        return fixture_fail(s, "epx_mask_query");
+    for (int r = 0; r < s->nranks; r++) {
+        fixture_set_active(s, r, active[r]);
+        if (active[r])
+            snprintf(names + strlen(names), sizeof(names) - strlen(names), "%s%d", names[0] ? "," : "", r);
+    }
+    s->w.round = AFTER;
+    for (int i = 0; i < AFTER_ROUNDS; i++)
+        if (one_round(s, low, &ns))
+            return -1;
+    say("recovered %s", names);
+    return 0;
+}
+
+static int be_rank(char **argv)
+{
+    const int low = !strcmp(argv[2], "ll"), mask = atoi(argv[3]), fd = open(argv[1], O_RDWR);
+    epx_group_config config = fixture_config(atoi(argv[4]));
+    const int rank = atoi(getenv("RANK")), nranks = atoi(getenv("WORLD_SIZE")), before = count_descriptors();
+    struct table *table = mmap(NULL, sizeof(*table), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    struct fixture *s = calloc(1, sizeof(*s));
+    int rc, left;
+
+    if (table == MAP_FAILED || !s)
+        return 1;
+    config.modes = low ? EPX_LOW_LATENCY : EPX_HIGH_THROUGHPUT;
+    config.enable_mask = mask;
+    config.ranks_per_node = getenv("EPX_RANKS_PER_NODE") ? atoi(getenv("EPX_RANKS_PER_NODE")) : 0; /* for the oracle */
+    rc = fixture_open(s, rank, nranks, NULL, &config);
+    if (!rc)
+        rc = rounds(s, low, table);
+    if (rc > 0)
+        rc = recover(s, low, mask, table);
+    if (rc)
+        say("failed %s", s->why);
+    fixture_close(s);
+    /* Ranks stay connected with rank 0, for groups that the process may create later. */
+    left = count_descriptors() - before - (rank ? 1 : nranks - 1);
+    if (!rc && left > 0)
+        say("failed %d sockets and memory files are left", left);
+    else if (!rc)
+        say("ok");
+    free(s);
+    return rc != 0;
+}
+
+/* ---- A stranger -------------------------------------------------------------------------------------------------- */
+
+#if EPX_HAVE_OFI
+
+static int forge(int argc, char **argv)
+{
+    const struct net_options options = {.nranks = 1, .timeout_ms = 60000, .provider = "tcp"};
+    struct fi_cq_data_entry entry;
+    fi_addr_t to[MOST_RANKS * 2];
+    struct ofi_net *n;
+    struct net *net;
+    int count = 0;
+
+    if (net_ofi_ops.open(&options, &net) != EPX_OK)
+        return 1;
+    n = (struct ofi_net *)net;
+    for (int i = 3; i < argc && count < MOST_RANKS * 2; i++) {
+        struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)atoi(argv[i]))};
+        inet_pton(AF_INET, argv[2], &at.sin_addr);
+        if (fi_av_insert(n->av, &at, 1, &to[count++], 0, NULL) != 1)
+            return 1;
+    }
+    if (!count)
+        return 1;
+    for (uint32_t i = 0;; i++) { /* until it is killed */
+        struct fi_msg_rma message = {.addr = to[i % (uint32_t)count],
+                                     .data = 0x80000000u | i % 8 | (i / 8 % 4096) << 12,
+                                     .context = &n->ops[i % 64]};
+        (void)fi_writemsg(n->ep, &message, FI_REMOTE_CQ_DATA | FI_COMPLETION);
+        if (fi_cq_read(n->cq, &entry, 1) == -FI_EAVAIL) {
+            struct fi_cq_err_entry error = {0};
+            fi_cq_readerr(n->cq, &error, 0);
+        }
+        if (i % 64 == 0)
+            usleep(500);
+    }
+    return 0;
+}
+
+#else
+
+static int forge(int argc, char **argv)
+{
+    (void)argc;
+    (void)argv;
+    return 0;
+}
+
+#endif
+
+int main(int argc, char **argv)
+{
+    if (argc >= 3 && !strcmp(argv[1], "forge"))
+        return forge(argc, argv);
+    if (argc == 5 && getenv("RANK") && getenv("WORLD_SIZE"))
+        return be_rank(argv);
+    fprintf(stderr, "usage: chaos_rank TABLE ll|ht MASK TIMEOUT_MS, or chaos_rank forge ADDRESS PORT...\n");
+    return 2;
+}
