@@ -35,6 +35,7 @@ epx_status group_open_heap(struct epx_group *group)
     c.magic = CONTROL_MAGIC;
     c.rank = (uint32_t)group->rank;
     c.nranks = (uint32_t)group->nranks;
+    c.process = group->joining ? membership_incarnation(group->membership, group->rank) : 0;
     status = group->device->ops->copy(group->device, group->heap.base, &c, sizeof(c));
     if (status == EPX_OK)
         status = regions_create(group);

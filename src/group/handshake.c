@@ -22,6 +22,7 @@
 #include "group/config.h"
 #include "group/memory.h"
 #include "group/region.h"
+#include "kernel/inject_bug.h"
 #include "util/crypto.h"
 #include "util/env.h"
 #include "util/runtime.h"
@@ -238,7 +239,7 @@ epx_status handshake_compare(struct epx_group *group, epx_status mine)
 }
 
 /* The heap of a rank of the node, in the place of what was mapped for that rank before. */
-static epx_status map_heap(struct epx_group *group, int r, const struct heap_export *export)
+static epx_status map_heap(struct epx_group *group, int r, uint64_t process, const struct heap_export *export)
 {
     const struct device_ops *ops = group->device->ops;
     const struct control *c;
@@ -248,7 +249,8 @@ static epx_status map_heap(struct epx_group *group, int r, const struct heap_exp
     if (status != EPX_OK)
         return status;
     c = base;
-    if (ops->caps & DEVICE_HOST_HEAP && (c->magic != CONTROL_MAGIC || c->rank != (uint32_t)r)) {
+    if (ops->caps & DEVICE_HOST_HEAP &&
+        (c->magic != CONTROL_MAGIC || c->rank != (uint32_t)r || c->process != process)) {
         ops->heap_close(group->device, export, base);
         return fail(EPX_ERR_MISMATCH, "epx_group_create: the heap of rank %d does not begin as expected", r);
     }
@@ -262,7 +264,7 @@ static epx_status map_heap(struct epx_group *group, int r, const struct heap_exp
 static epx_status map_heaps(struct epx_group *group, const struct heap_message *all)
 {
     for (int r = 0; r < group->nranks; r++) {
-        epx_status status = group->remote[r] ? EPX_OK : map_heap(group, r, &all[r].export);
+        epx_status status = group->remote[r] ? EPX_OK : map_heap(group, r, 0, &all[r].export);
         if (status != EPX_OK)
             return status;
         if (!group->remote[r])
@@ -276,11 +278,12 @@ static epx_status map_heaps_again(struct epx_group *group, const struct heap_mes
 {
     for (int r = 0; r < group->nranks; r++) {
         const uint64_t incarnation = membership_incarnation(group->membership, r);
-        epx_status status;
+        epx_status status = EPX_OK;
 
         if (r == group->rank || !all[r].export.bytes || group->mapped[r] == incarnation)
             continue; /* a rank that does not take part has sent nothing */
-        status = group->remote[r] ? EPX_OK : map_heap(group, r, &all[r].export);
+        if (!group->remote[r] && !INJECT_BUG(BUG_OLD_HEAP, group->bases[r] != group->stand_in.base, 0))
+            status = map_heap(group, r, incarnation, &all[r].export);
         if (status != EPX_OK)
             return status;
         if (!group->remote[r])

@@ -15,7 +15,8 @@ enum injected_bug {
     BUG_NO_STOP = 6,      /* a rank that gives up does not wait for the network */
     BUG_EARLY_CREDIT = 7, /* a relay gives the credit for a slot before it has forwarded the rows in it */
     BUG_ROUND_TWICE = 8,  /* rows of a slot's earlier round are counted again for a later one */
-    BUG_AGGREGATE = 9     /* an aggregate misses a peer */
+    BUG_AGGREGATE = 9,    /* an aggregate misses a peer */
+    BUG_OLD_HEAP = 10     /* the heap of a process that was replaced stays mapped */
 };
 
 #ifdef EPX_INJECT_BUGS

@@ -59,7 +59,8 @@ struct control {
     uint64_t magic;
     uint32_t rank;
     uint32_t nranks;
-    uint8_t pad0[48];
+    uint64_t process; /* which one has this rank: 0 = the first, else its incarnation (group/join.h) */
+    uint8_t pad0[40];
     struct doorbell bell;
     uint64_t
         abort_word; /* 0, or who failed and how: set by ranks of the node, or by the own proxy for those elsewhere */

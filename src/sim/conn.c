@@ -106,13 +106,14 @@ static epx_status port_open(int rank, int one_host, const uint8_t *key, struct c
     struct conn_port *port = calloc(1, sizeof(*port));
     const int number = port ? new_port() : 0;
 
+    (void)rank;
     (void)one_host;
     (void)key;
     if (!number) {
         free(port);
         return fail(EPX_ERR_MEMORY, "no memory for a simulated port");
     }
-    port->rank = rank;
+    port->rank = sim_rank(); /* the process, which may have the place of another rank */
     port->number = number;
     memset(own, 0, sizeof(*own));
     own->bytes = sizeof(*port);

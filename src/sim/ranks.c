@@ -95,16 +95,16 @@ static void seat_main(void *arg)
     struct gather *m = task->gather;
 
     task->result = m->fn(task->rank, m->nranks, &task->boot, m->arg);
-    if (task->result)
+    if (task->result && task->rank < m->nranks)
         gather_fail(m); /* those that wait for it need not */
 }
 
-static int tasks_make(struct gather *m)
+static int tasks_make(struct gather *m, int count)
 {
-    m->tasks = calloc((size_t)m->nranks, sizeof(*m->tasks));
+    m->tasks = calloc((size_t)count, sizeof(*m->tasks));
     if (!m->tasks)
         return -1;
-    for (int r = 0; r < m->nranks; r++) {
+    for (int r = 0; r < count; r++) {
         struct rank_task *task = &m->tasks[r];
 
         task->gather = m;
@@ -112,7 +112,7 @@ static int tasks_make(struct gather *m)
         task->boot = (epx_bootstrap)EPX_BOOTSTRAP_INIT;
         task->boot.rank = r;
         task->boot.nranks = m->nranks;
-        task->boot.allgather = gather;
+        task->boot.allgather = r < m->nranks ? gather : NULL;
         task->boot.context = task;
         if (sim_spawn(SIM_PROGRAM, r, 0, seat_main, task) != 0)
             return -1;
@@ -145,6 +145,12 @@ static uint64_t net_clock(void *context)
     return sim_now();
 }
 
+static int net_seat(void *context)
+{
+    (void)context;
+    return sim_rank();
+}
+
 static void net_notify(void *context, int rank, int index)
 {
     (void)context;
@@ -169,13 +175,15 @@ static void net_rank_dies(void *self, int rank)
 static const struct sim_net_costs net_costs = {
     .put = cost_put, .events = cost_events, .depart = cost_depart, .land = cost_land};
 
-static struct sim_net *net_begin(const struct sim_net_options *given)
+static struct sim_net *net_begin(const struct sim_net_options *given, int spares)
 {
     struct sim_net_options options = *given;
     struct sim_source source = {.next_ns = net_next, .advance = net_advance, .rank_dies = net_rank_dies};
 
     options.clock = net_clock;
     options.notify = net_notify;
+    options.seat = net_seat;
+    options.nranks += spares;
     if (cost_model())
         options.costs = &net_costs;
     source.self = sim_net_create(&options);
@@ -218,6 +226,7 @@ int sim_run_ranks(const struct sim_setup *setup, int (*fn)(int rank, int n, epx_
     struct sim_net *world = NULL;
     int rc = -1;
 
+    sched.nranks += setup->spares;
     memset(outcome, 0, sizeof(*outcome));
     memset(naps, 0, sizeof(naps));
     sim_rules_begin();
@@ -234,15 +243,15 @@ int sim_run_ranks(const struct sim_setup *setup, int (*fn)(int rank, int n, epx_
         return -1;
     }
     if (setup->net)
-        world = net_begin(setup->net);
+        world = net_begin(setup->net, setup->spares);
     swap_runtime(world);
     sim_machines = setup->node_of;
     sim_conns_begin(setup->deaths_seen);
-    if ((!setup->net || world) && tasks_make(&m) == 0) {
+    if ((!setup->net || world) && tasks_make(&m, sched.nranks) == 0) {
         outcome->stuck[0] = 0;
         rc = sim_run(outcome->stuck, sizeof(outcome->stuck));
     }
-    for (int r = 0; m.tasks && r < m.nranks; r++)
+    for (int r = 0; m.tasks && r < sched.nranks; r++)
         outcome->failures += m.tasks[r].result != 0;
     sim_totals(&outcome->totals);
     runtime_swap(NULL);

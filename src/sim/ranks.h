@@ -17,6 +17,7 @@ struct sim_setup {
     uint64_t gather_ns;                /* how long one all-gather waits for the other ranks */
     const uint8_t *node_of;            /* [nranks]: which machine each rank is on; NULL = all on one */
     const struct cost_setup *cost;     /* NULL = virtual time means nothing; else see sim/cost.h */
+    int spares;                        /* processes behind the ranks, without a bootstrap: they may join */
     int deaths_seen;                   /* connections (boot/conn.h) of a dead rank are closed; else they hang */
 };
 
@@ -28,7 +29,8 @@ struct sim_outcome {
     char broken[240]; /* "" or how the rule of completion was broken (sim/rules.h) */
 };
 
-/* Runs fn(rank, n, boot, arg) for every rank. Returns 0 when all ranks have ended, whatever they returned. */
+/* Runs fn(rank, n, boot, arg) for every rank, and with rank = n and more for spares. Returns 0 when all have ended,
+ * whatever they returned. */
 int sim_run_ranks(const struct sim_setup *setup, int (*fn)(int rank, int n, epx_bootstrap *boot, void *arg), void *arg,
                   struct sim_outcome *outcome);
 

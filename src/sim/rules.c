@@ -2,6 +2,7 @@
 #include "sim/rules.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #include "sim/sched.h"
 
@@ -10,9 +11,30 @@ enum { ACTIVE = 0, GAVE_UP = 1, LEFT_OUT = 2 };
 
 static char broken[240];
 
+enum { MOST_JOINED = 16 };
+
+/* Processes whose place was taken. */
+static struct {
+    int rank;
+    uint64_t process;
+} gone[MOST_JOINED];
+static int ngone;
+static uint64_t holds[SIM_MAX_RANKS];
+
 void sim_rules_begin(void)
 {
     broken[0] = 0;
+    ngone = 0;
+    memset(holds, 0, sizeof(holds));
+}
+
+void sim_rule_joined(int rank, uint64_t process)
+{
+    if (ngone < MOST_JOINED) {
+        gone[ngone].rank = rank;
+        gone[ngone++].process = holds[rank];
+    }
+    holds[rank] = process;
 }
 
 const char *sim_rules_broken(void)
@@ -52,10 +74,23 @@ int sim_rule_gone(const struct group_dev *g)
     return -1;
 }
 
-void sim_rule_looked(const struct group_dev *g, int gone, int failed)
+static int was_replaced(const struct group_dev *g, int rank)
 {
-    if (gone >= 0 && !failed)
-        breach("an operation of rank %d ends as good although rank %d of its node has given up", g->rank, gone);
+    for (int i = 0; i < ngone; i++)
+        if (gone[i].rank == rank && control_at(g->heap[rank])->process == gone[i].process)
+            return 1;
+    return 0;
+}
+
+void sim_rule_looked(const struct group_dev *g, int gave_up, int failed)
+{
+    if (gave_up >= 0 && !failed)
+        breach("an operation of rank %d ends as good although rank %d of its node has given up", g->rank, gave_up);
+    /* A dead one that is raised in the end ends what it had begun with the processes of then. */
+    for (int i = 0; i < ngone && !failed && !sim_has_died(sim_rank()); i++)
+        if (g->heap[gone[i].rank] && g->mask[gone[i].rank] && was_replaced(g, gone[i].rank))
+            breach("an operation of rank %d ends as good with memory of a process of rank %d that was replaced",
+                   g->rank, gone[i].rank);
 }
 
 void sim_rule_reuse(int rank, int nranks, void *const *heaps)

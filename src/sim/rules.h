@@ -7,6 +7,8 @@
  *   a put reads its source        its rank has not given up (net/sim/world.c)
  *   a caller reuses memory        as for a kernel that ends as not good
  *
+ *   a process has joined          no kernel of a rank of its node ends as good with the memory of the process before
+ *
  * The first three are asked by the kernels (AG_LOOKED and AG_ENDS of kernel/agent.h) and the network, the last by the
  * test's program. A rank that has given up says so in its control block, where the ranks of its node and the network
  * see it.
@@ -27,6 +29,8 @@ void sim_rule_ends(const struct group_dev *g, uint64_t word);
 void sim_rule_reuse(int rank, int nranks, void *const *heaps);
 /* The network read `from`'s memory, for rank `to`, after it had given up. */
 void sim_rule_late_read(int from, int to);
+/* The process `process` (struct control) has the place of `rank` now; the one before is gone. */
+void sim_rule_joined(int rank, uint64_t process);
 /* "" or the first breach. */
 const char *sim_rules_broken(void);
 

@@ -64,6 +64,11 @@ void *sim_data(void)
     return sim.current ? sim.current->data : NULL;
 }
 
+int sim_has_died(int rank)
+{
+    return sim.rank[rank].dead;
+}
+
 int sim_is_dead(int rank)
 {
     return sim.rank[rank].dead && sim.rank[rank].thaw == SIM_NEVER;

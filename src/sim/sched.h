@@ -93,6 +93,8 @@ void sim_set_data(void *data);
 void *sim_data(void);
 /* By a fault, and not raised again. */
 int sim_is_dead(int rank);
+/* The same, though it may have been raised in the end. */
+int sim_has_died(int rank);
 
 /* ---- What a task calls ----------------------------------------------------------------------------------------- */
 

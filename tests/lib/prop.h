@@ -22,6 +22,7 @@
 #define PROP_MAX_GROUPS 2
 #define PROP_MAX_UPDATES 3
 #define PROP_MAX_RANKS 512
+#define PROP_MAX_SPARES 2
 
 struct prop_rng {
     uint64_t state;
@@ -68,7 +69,9 @@ struct prop_case {
     int timeout_ms; /* 0 = the tests' usual one */
     int may_fail;   /* ranks stall or die: a call may end with a status, but what is reported as good must be right */
     int recover; /* after such an end, ranks mask whom they blame, clear the error and go on with those that are left */
-    int late;    /* 1 + the rank that comes too late to an operation, by more than the deadline; 0 = none */
+    int spares;  /* processes that ask for the places of these ranks, some time after the group exists */
+    int replaces[PROP_MAX_SPARES];
+    int late;      /* 1 + the rank that comes too late to an operation, by more than the deadline; 0 = none */
     int late_from; /* its operation from which on that is so */
     char net[16];
     struct prop_handle handle[PROP_MAX_HANDLES];
@@ -89,6 +92,10 @@ int prop_run_case_on(const struct prop_case *c, int (*ranks)(int n, prop_rank_fn
 void prop_print_case(const struct prop_case *c);
 /* How many ranks have gone on after a failure, and how many checked rounds they have run since, in this process. */
 void prop_recoveries(uint64_t *ranks, uint64_t *rounds);
+/* How many processes have joined, and how many checked rounds they have run since. */
+void prop_joins(uint64_t *processes, uint64_t *rounds);
+/* NULL, or called when a process has joined. */
+extern void (*prop_joined)(epx_group *group);
 /* NULL, or called before a rank uses its tensors for something else, while its group exists. */
 extern void (*prop_reuses)(epx_group *group);
 /* NULL, or called when a rank was told of a failure that faults excuse: whom does it blame? */

@@ -24,7 +24,9 @@ struct shared {
     char *error;
     size_t error_bytes;
     int lock;
-    struct kept *kept; /* tensors that a late rank may still read */
+    char ticket[EPX_TICKET_BYTES]; /* of the group, once it exists */
+    int stage;                     /* 2: members have called epx_mask_clean */
+    struct kept *kept;             /* tensors that a late rank may still read */
 };
 
 struct kept {
@@ -89,5 +91,9 @@ int actors_update(struct actor *actors, const struct prop_case *c, int update);
 int actors_check_stats(struct actor *actors, const struct prop_case *c, int group);
 /* After a failure: 0, or -1 where this rank could not go on, or what followed went wrong. */
 int actors_recover(struct actor *actors, const struct prop_case *c);
+/* The same for a process that has joined, perhaps before the members' epx_mask_clean. */
+int actors_joined(struct actor *actors, const struct prop_case *c);
+/* Waits until there is a ticket, and some time more. 0, or -1: there is none. */
+int actors_await_ticket(struct shared *s, uint64_t draw);
 
 #endif

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "prop_actor.h"
+#include "util/pause.h"
 
 static int check_stat(struct actor *a, const char *name, uint64_t expected, uint64_t got)
 {
@@ -47,6 +48,10 @@ static struct {
     uint64_t ranks, rounds;
 } recovered;
 
+static struct {
+    uint64_t processes, rounds;
+} joined; /* only in simulations, on one thread */
+
 void prop_recoveries(uint64_t *ranks, uint64_t *rounds)
 {
     *ranks = __atomic_load_n(&recovered.ranks, __ATOMIC_RELAXED);
@@ -87,6 +92,45 @@ static int make_left_routes(struct actor *actors, const struct prop_case *c, con
     return 0;
 }
 
+/* Where processes join there is a second step, epx_mask_clean: a rank that is late, or was left out, may still be in
+ * the first. Then both are told so. */
+static int recovery_status(struct actor *a, const char *call, epx_status status)
+{
+    if (status == EPX_ERR_MISMATCH && a->shared->c->spares && strstr(epx_last_error(), "different functions"))
+        return -1;
+    return actor_status(a, call, status);
+}
+
+/* One update with those that are there. */
+static int go_on(struct actor *actors, const struct prop_case *c, int32_t *mask)
+{
+    struct actor *a = &actors[0];
+    int rc = actor_status(a, "epx_group_error", epx_group_error(a->group, NULL));
+
+    if (!rc)
+        rc = actor_status(a, "epx_mask_query", epx_mask_query(a->group, mask, NULL));
+    if (!rc)
+        rc = actor_status(a, "epx_stream_sync", epx_stream_sync(a->group, NULL));
+    if (!rc)
+        rc = make_left_routes(actors, c, mask);
+    if (!rc)
+        rc = actors_update(actors, c, PROP_MAX_UPDATES);
+    for (int i = 0; i < c->nhandles; i++)
+        oracle_route_free(&actors[i].left);
+    return rc;
+}
+
+/* Once more, when processes may have come that were late. */
+static int clean_and_go_on(struct actor *actors, const struct prop_case *c, int32_t *mask)
+{
+    struct actor *a = &actors[0];
+    int rc;
+
+    a->shared->stage = 2;
+    rc = recovery_status(a, "epx_mask_clean", epx_mask_clean(a->group, NULL));
+    return rc ? rc : go_on(actors, c, mask);
+}
+
 /* 0: this rank is through, or ended in a way that faults excuse. */
 int actors_recover(struct actor *actors, const struct prop_case *c)
 {
@@ -95,23 +139,51 @@ int actors_recover(struct actor *actors, const struct prop_case *c)
     int rc = mask ? mask_the_blamed(a, mask) : actor_failure(a, "no memory");
 
     if (!rc)
-        rc = actor_status(a, "epx_group_error_clear", epx_group_error_clear(a->group));
-    if (!rc)
-        rc = actor_status(a, "epx_group_error", epx_group_error(a->group, NULL));
-    if (!rc)
-        rc = actor_status(a, "epx_mask_query", epx_mask_query(a->group, mask, NULL));
-    if (!rc)
-        rc = actor_status(a, "epx_stream_sync", epx_stream_sync(a->group, NULL));
-    if (!rc)
-        rc = make_left_routes(actors, c, mask);
+        rc = recovery_status(a, "epx_group_error_clear", epx_group_error_clear(a->group));
     if (!rc) {
         __atomic_fetch_add(&recovered.ranks, 1, __ATOMIC_RELAXED);
-        rc = actors_update(actors, c, PROP_MAX_UPDATES);
+        rc = go_on(actors, c, mask);
     }
     if (!rc)
         __atomic_fetch_add(&recovered.rounds, (uint64_t)c->pairs, __ATOMIC_RELAXED);
-    for (int i = 0; i < c->nhandles; i++)
-        oracle_route_free(&actors[i].left);
+    if (!rc && c->spares)
+        rc = clean_and_go_on(actors, c, mask);
     tensor_memory_free(a->group, mask);
     return rc;
+}
+
+/* ---- A process that joins ---------------------------------------------------------------------------------------- */
+
+int actors_await_ticket(struct shared *s, uint64_t draw)
+{
+    const uint64_t step = (uint64_t)s->c->timeout_ms * 1000000u / 16;
+
+    for (int i = 0; i < 64 && !s->ticket[0]; i++)
+        pause_ns(step);
+    pause_ns(1 + step * (draw % 20));
+    return s->ticket[0] ? 0 : -1;
+}
+
+int actors_joined(struct actor *actors, const struct prop_case *c)
+{
+    struct actor *a = &actors[0];
+    const int early = a->shared->stage < 2; /* no member comes so far without this process */
+    int32_t *mask = tensor_memory(a->group, (size_t)c->nranks * sizeof(*mask));
+    int rc = mask ? 0 : actor_failure(a, "no memory");
+
+    joined.processes++;
+    if (!rc)
+        rc = go_on(actors, c, mask);
+    if (!rc)
+        joined.rounds += (uint64_t)c->pairs;
+    if (!rc && early)
+        rc = clean_and_go_on(actors, c, mask);
+    tensor_memory_free(a->group, mask);
+    return rc;
+}
+
+void prop_joins(uint64_t *processes, uint64_t *rounds)
+{
+    *processes = joined.processes;
+    *rounds = joined.rounds;
 }

@@ -135,13 +135,53 @@ static int meet(epx_bootstrap *boot, int n)
     return rc;
 }
 
+/* A process without a place: it asks for that of a rank. */
+static int run_spare(int spare, struct shared *s)
+{
+    const struct prop_case *c = s->c;
+    const int rank = c->replaces[spare];
+    struct actor *actors = calloc(PROP_MAX_HANDLES, sizeof(*actors));
+    epx_group_config config = group_config(s, 0);
+    epx_group *group = NULL;
+    int rc = actors ? actors_await_ticket(s, workload_hash(c->seed, 77 + (uint64_t)spare)) : -1;
+
+    if (!rc) {
+        const epx_status status = epx_group_join(&group, s->ticket, rank, &config, 24 * c->timeout_ms);
+
+        actors[0].shared = s;
+        actors[0].rank = rank;
+        /* Of two for one place, one is told. */
+        rc = status == EPX_ERR_MISMATCH && c->spares > 1 && strstr(epx_last_error(), "another process has taken")
+                 ? -1
+                 : actor_status(&actors[0], "epx_group_join", status);
+    }
+    if (!rc && prop_joined)
+        prop_joined(group);
+    for (int i = 0; !rc && i < c->nhandles; i++)
+        rc = open_actor(&actors[i], s, rank, i, group);
+    if (!rc)
+        rc = actors_joined(actors, c);
+    for (int i = 0; actors && i < c->nhandles; i++)
+        if (actors[i].group && close_actor(&actors[i], !rc))
+            rc = -1;
+    if (group && actor_status(&actors[0], "epx_group_destroy", epx_group_destroy(group)))
+        rc = -1;
+    free(actors);
+    return rc;
+}
+
 static int run_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 {
     struct shared *s = arg;
     const struct prop_case *c = s->c;
-    struct actor *actors = calloc(PROP_MAX_HANDLES, sizeof(*actors));
+    struct actor *actors;
     epx_group *groups[PROP_MAX_GROUPS] = {NULL};
-    int rc = actors ? 0 : -1;
+    int rc;
+
+    if (rank >= c->nranks)
+        return run_spare(rank - c->nranks, s);
+    actors = calloc(PROP_MAX_HANDLES, sizeof(*actors));
+    rc = actors ? 0 : -1;
 
     for (int g = 0; !rc && g < c->ngroups; g++) {
         epx_group_config config = group_config(s, g);
@@ -149,6 +189,8 @@ static int run_rank(int rank, int n, epx_bootstrap *boot, void *arg)
         actors[0].rank = rank;
         rc = actor_status(&actors[0], "epx_group_create", epx_group_create(&groups[g], boot, &config));
     }
+    if (!rc && c->spares)
+        rc = actor_status(&actors[0], "epx_group_ticket", epx_group_ticket(groups[0], s->ticket, sizeof(s->ticket)));
     for (int i = 0; !rc && i < c->nhandles; i++)
         rc = open_actor(&actors[i], s, rank, i, groups[i % c->ngroups]);
     if (!rc && test_device() != EPX_DEVICE_CPU)

@@ -144,6 +144,7 @@ static void spoil(struct shared *s, struct buffer *b)
 }
 
 void (*prop_reuses)(epx_group *group);
+void (*prop_joined)(epx_group *group);
 
 static void free_tensors(struct actor *a)
 {

@@ -172,7 +172,7 @@ static void draw_faults(struct sim_case *c, struct prop_rng *rng, unsigned allow
     struct sim_options *s = &c->setup.sched;
     const uint64_t timeout_ns = (uint64_t)c->prop.timeout_ms * 1000000u;
 
-    c->faults = allowed & (unsigned)(1 + prop_draw(rng, 3));
+    c->faults = allowed & (SIM_FAULT_DELAY | SIM_FAULT_DEATH) & (unsigned)(1 + prop_draw(rng, 3));
     if (c->faults & SIM_FAULT_DEATH) {
         const int n = prop_chance(rng, 80) ? 1 : 2;
         for (int i = 0; i < n; i++)
@@ -226,6 +226,23 @@ static void choose_recovery(struct sim_case *c)
     c->prop.recover = 1;
 }
 
+/* Others come for the places of those that die; now and then two for one place. */
+static void choose_spares(struct sim_case *c)
+{
+    const struct sim_options *s = &c->setup.sched;
+    struct prop_rng own = {workload_hash(c->seed, 0x10b)};
+
+    if (!c->prop.recover || !s->nfaults)
+        return;
+    c->prop.spares = 1 + prop_chance(&own, 30);
+    for (int i = 0; i < c->prop.spares; i++)
+        c->prop.replaces[i] = s->fault[prop_draw(&own, s->nfaults)].rank;
+    if (c->setup.deaths_seen || prop_chance(&own, 10))
+        return;
+    c->setup.deaths_seen = 1; /* else the old process may be alive: nobody is admitted */
+    c->net.death_ns = 1000u << prop_draw(&own, 16);
+}
+
 void sim_case_draw(struct sim_case *c, uint64_t seed, const struct sim_case_options *options)
 {
     struct prop_rng rng = {workload_hash(seed, 0x51b)};
@@ -240,6 +257,8 @@ void sim_case_draw(struct sim_case *c, uint64_t seed, const struct sim_case_opti
     draw_faults(c, &rng, options->faults);
     choose_mask(c);
     choose_recovery(c);
+    if (options->faults & SIM_FAULT_JOIN)
+        choose_spares(c);
 }
 
 /* ---- Running ------------------------------------------------------------------------------------------------ */
@@ -252,11 +271,17 @@ static struct {
 
 static int simulated_ranks(int n, prop_rank_fn fn, void *arg)
 {
+    static uint8_t machines[PROP_MAX_RANKS + PROP_MAX_SPARES];
     struct sim_setup setup = now.c->setup;
 
     (void)n;
     setup.net = &now.c->net;
-    setup.node_of = now.c->prop.uneven ? now.c->prop.node_of : NULL;
+    setup.spares = now.c->prop.spares;
+    for (int r = 0; r < now.c->prop.nranks; r++)
+        machines[r] = now.c->prop.node_of[r];
+    for (int i = 0; i < setup.spares; i++)
+        machines[now.c->prop.nranks + i] = machines[now.c->prop.replaces[i]];
+    setup.node_of = now.c->prop.uneven ? machines : NULL;
     if (sim_run_ranks(&setup, fn, arg, &now.report->outcome) != 0)
         return -1;
     return now.report->outcome.failures;
@@ -267,6 +292,11 @@ static void reuses(epx_group *group)
 {
     if (group->gave_up)
         sim_rule_reuse(group->rank, group->nranks, (void *const *)group->bases);
+}
+
+static void has_joined(epx_group *group)
+{
+    sim_rule_joined(group->rank, membership_incarnation(group->membership, group->rank));
 }
 
 /* Is it a fault of this rank that others see? A stall within a slice of a wait (kernel/sync.h) is none. */
@@ -319,9 +349,11 @@ int sim_case_run(const struct sim_case *c, struct sim_report *report)
     now.report = report;
     prop_reuses = reuses;
     prop_told = told;
+    prop_joined = has_joined;
     rc = prop_run_case_on(&c->prop, simulated_ranks, report->error, sizeof(report->error));
     prop_reuses = NULL;
     prop_told = NULL;
+    prop_joined = NULL;
     if (report->wrong_blame[0] && rc == 0) {
         snprintf(report->error, sizeof(report->error), "%s", report->wrong_blame);
         rc = -1;
@@ -353,6 +385,8 @@ void sim_case_print(const struct sim_case *c)
             (unsigned long long)c->net.message_ns, (unsigned long long)c->net.bytes_per_us, c->net.depth,
             c->net.ordered, c->net.torn_percent, c->net.refuse_percent, c->net.anonymous,
             (unsigned long long)c->net.lose_one_in);
+    for (int i = 0; i < c->prop.spares; i++)
+        fprintf(stderr, "  a process comes for the place of rank %d\n", c->prop.replaces[i]);
     for (int i = 0; i < s->nfaults; i++) {
         if (s->fault[i].ns == SIM_NEVER)
             fprintf(stderr, "  rank %d dies at step %llu\n", s->fault[i].rank, (unsigned long long)s->fault[i].at);

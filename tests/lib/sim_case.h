@@ -9,7 +9,8 @@
 #include "prop.h"
 #include "sim/ranks.h"
 
-enum { SIM_FAULT_DELAY = 1, SIM_FAULT_DEATH = 2 };
+/* JOIN: processes come for the places of ranks that die. */
+enum { SIM_FAULT_DELAY = 1, SIM_FAULT_DEATH = 2, SIM_FAULT_JOIN = 4 };
 
 struct sim_case_options {
     int ranks;       /* 0 = drawn */

@@ -82,7 +82,7 @@ static const struct option_spec specs[] = {
     {.name = "faults",
      .kind = OPTION_CALL,
      .value = "FAULTS",
-     .help = "none, delay (ranks stall), death (ranks end) or all",
+     .help = "none, delay (ranks stall), death (ranks end), join (and others take their places) or all",
      .fallback = "none",
      .call = set_faults},
     {.kind = OPTION_TITLE, .help = "How it is run and reported:"},
@@ -142,6 +142,7 @@ static int set_faults(void *target, const char *text)
     static const struct option_choice kinds[] = {{"none", 0},
                                                  {"delay", SIM_FAULT_DELAY},
                                                  {"death", SIM_FAULT_DEATH},
+                                                 {"join", SIM_FAULT_DEATH | SIM_FAULT_JOIN},
                                                  {"all", SIM_FAULT_DELAY | SIM_FAULT_DEATH},
                                                  {NULL, 0}};
     struct options *o = target;
@@ -235,9 +236,10 @@ static int run_seed(const struct options *o, uint64_t seed, struct sim_report *r
 
 static void print_tally(const struct options *o, const struct tally *t)
 {
-    uint64_t ranks, rounds;
+    uint64_t ranks, rounds, joined, joined_rounds;
 
     prop_recoveries(&ranks, &rounds);
+    prop_joins(&joined, &joined_rounds);
     if (o->json) {
         printf("{\"seeds\": %" PRIu64 ", \"from\": %" PRIu64 ", \"failed\": %" PRIu64 ", \"first_failure\": ", t->run,
                o->from, t->failed);
@@ -247,17 +249,18 @@ static void print_tally(const struct options *o, const struct tally *t)
             printf("null");
         printf(", \"mode\": \"%s\", \"faults\": \"%s\", \"stalls\": %" PRIu64 ", \"deaths\": %" PRIu64
                ", \"ended_by_faults\": %" PRIu64 ", \"blames\": %" PRIu64 ", \"misblamed\": %" PRIu64
-               ", \"ranks_gone_on\": %" PRIu64 ", \"rounds_since\": %" PRIu64 ", \"steps\": %" PRIu64
-               ", \"hash\": \"%016" PRIx64 "\", \"seconds\": %.3f}\n",
-               o->mode, o->faults, t->stalls, t->deaths, t->ended, t->blames, t->misblamed, ranks, rounds, t->steps,
-               t->hash, t->seconds);
+               ", \"ranks_gone_on\": %" PRIu64 ", \"rounds_since\": %" PRIu64 ", \"joined\": %" PRIu64
+               ", \"steps\": %" PRIu64 ", \"hash\": \"%016" PRIx64 "\", \"seconds\": %.3f}\n",
+               o->mode, o->faults, t->stalls, t->deaths, t->ended, t->blames, t->misblamed, ranks, rounds, joined,
+               t->steps, t->hash, t->seconds);
         return;
     }
     printf("%" PRIu64 " seeds from %" PRIu64 ", mode %s, faults %s: %" PRIu64 " failed; %" PRIu64 " steps, %" PRIu64
            " stalls, %" PRIu64 " deaths, %" PRIu64 " runs ended by them, %" PRIu64 " ranks told who it was, %" PRIu64
-           " of them wrongly, %" PRIu64 " ranks went on for %" PRIu64 " rounds; %.1f s, hash %016" PRIx64 "\n",
+           " of them wrongly, %" PRIu64 " ranks went on for %" PRIu64 " rounds, %" PRIu64
+           " processes joined for %" PRIu64 "; %.1f s, hash %016" PRIx64 "\n",
            t->run, o->from, o->mode, o->faults, t->failed, t->steps, t->stalls, t->deaths, t->ended, t->blames,
-           t->misblamed, ranks, rounds, t->seconds, t->hash);
+           t->misblamed, ranks, rounds, joined, joined_rounds, t->seconds, t->hash);
 }
 
 int cmd_sim(int argc, char **argv)

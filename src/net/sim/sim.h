@@ -42,8 +42,11 @@ struct sim_net_options {
     uint64_t death_ns;     /* after which the peers of a dead rank are told; SIM_NET_NEVER = never */
     const struct sim_net_costs *costs; /* or NULL */
     uint64_t (*clock)(void *context);  /* NULL = the world has its own, moved by sim_net_advance alone */
-    /* Endpoint `index` of `rank` has something to poll. May be NULL. */
-    void (*notify)(void *context, int rank, int index);
+    /* Which process opens an endpoint now, of 0..nranks-1; NULL = that of its rank. A process that takes the place of a
+     * rank has another number than the one before. */
+    int (*seat)(void *context);
+    /* Endpoint `index` of process `seat` has something to poll. May be NULL. */
+    void (*notify)(void *context, int seat, int index);
     void *context;
 };
 
@@ -63,8 +66,8 @@ void sim_net_destroy(struct sim_net *world);
 uint64_t sim_net_next(struct sim_net *world);
 /* Handles all events that are due at now_ns. */
 void sim_net_advance(struct sim_net *world, uint64_t now_ns);
-/* From now on nothing leaves this rank, and nothing reaches it. */
-void sim_net_kill(struct sim_net *world, int rank);
+/* From now on nothing leaves this process, and nothing reaches it. */
+void sim_net_kill(struct sim_net *world, int seat);
 void sim_net_totals(const struct sim_net *world, struct sim_net_totals *totals);
 
 #endif
