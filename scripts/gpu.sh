@@ -5,7 +5,7 @@
 #   usage: scripts/gpu.sh [STEP...]
 #     steps: smoke check measure ring nodes nccl-ep graph net prop sanitize python   (default: all of these, within 8
 #                                                                                    minutes)
-#            tune
+#            bus tune
 # GPU=cuda|hip, GPU_ARCH=90, GPU_BUILD=FOLDER, EPX_OFI_INCLUDE=FOLDER: as in scripts/gpu_build.sh. GPU_CASES: random
 # cases of each kind in the step prop. log.txt (everything that was printed, at most 2 MB), results.json and table.txt
 # go to $OUT (default: gpu-results). Each part has a time limit of its own.
@@ -195,6 +195,18 @@ if step nodes; then
                 --iters 20 --check --vs ofi --json --plain-memory
         done
     done
+fi
+if step bus; then
+    # High throughput between nodes, few ranks: what crossing the bus costs (make bus counts it without a GPU). With few
+    # slots, hence many turns; then without MPS, where processes take turns on the GPU and every meeting of ranks waits
+    # for a time slice of each.
+    two="--device $GPU --nodes 2 --ranks 4 --tokens 512 --net ofi:shm --iters 20 --check --json"
+    try bus-mps 60 "$build/epx" bench ht $two
+    EPX_HT_BUFFER_BYTES=8M try bus-mps-few-slots 60 "$build/epx" bench ht $two
+    mps_stop
+    try bus-slices 60 "$build/epx" bench ht $two
+    EPX_HT_BUFFER_BYTES=8M try bus-slices-few-slots 60 "$build/epx" bench ht $two
+    mps_start
 fi
 if step nccl-ep && [ $GPU = cuda ]; then
     # NCCL EP's interface: the tests of tests/scripts/nccl_ep.sh with GPU memory, on the stand-in for NCCL.
