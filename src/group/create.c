@@ -14,10 +14,12 @@
 #include "group/region.h"
 #include "group/registry.h"
 #include "group/streams.h"
+#include "group/align.h"
 #include "util/env.h"
 #include "util/leak.h"
 #include "util/log.h"
 #include "util/status.h"
+#include "util/trace.h"
 
 /* This rank's own part, once the nodes are known: heap with its control block, streams. */
 epx_status group_open_heap(struct epx_group *group)
@@ -177,6 +179,8 @@ static epx_status build(struct epx_group *group)
     }
     if (status == EPX_OK && group->set.enable_mask && group->nranks > 1)
         status = handshake_membership(group);
+    if (status == EPX_OK && group->all_trace)
+        status = align_clocks(group);
     return status;
 }
 
@@ -197,6 +201,7 @@ static epx_status join(struct epx_group *group, const epx_bootstrap *bootstrap, 
     group->rank = boot_rank(group->boot);
     group->nranks = boot_nranks(group->boot);
     log_set_rank(group->rank);
+    trace_open();
     env_warn_unknown();
     return EPX_OK;
 }
@@ -262,5 +267,6 @@ epx_status group_destroy(struct epx_group *group)
     events_destroy_all(group);
     graphs_destroy_all(group);
     heap_free_all(group);
+    trace_flush();
     return group_free(group);
 }

@@ -28,6 +28,7 @@
 #include "util/runtime.h"
 #include "util/status.h"
 #include "util/text.h"
+#include "util/trace.h"
 
 struct step_result {
     int32_t status;
@@ -40,6 +41,7 @@ struct settings_message {
     uint8_t identity[64];      /* equal where ranks can map each other's memory */
     uint8_t nonce[CRYPTO_KEY]; /* random */
     int64_t proves;            /* enum proves */
+    int64_t traces;            /* EPX_TRACE is set */
     uint8_t secret[8];         /* equal where ranks have the same secret, and of no use to learn it */
 };
 
@@ -224,6 +226,7 @@ epx_status handshake_compare(struct epx_group *group, epx_status mine)
         mine = describe_secret(group, &own);
     result_set(&own.result, mine);
     settings_pack(&group->set, own.fields);
+    own.traces = trace_on();
     status = handshake_allgather(group, &own, all, sizeof(own));
     if (status == EPX_OK)
         status = results_check(group, all, sizeof(*all));
@@ -234,6 +237,9 @@ epx_status handshake_compare(struct epx_group *group, epx_status mine)
         status = find_nodes(group, all);
     if (status == EPX_OK)
         status = make_key(group, all);
+    group->all_trace = status == EPX_OK;
+    for (int r = 0; status == EPX_OK && r < group->nranks; r++)
+        group->all_trace &= all[r].traces != 0;
     free(all);
     return status;
 }

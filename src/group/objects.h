@@ -72,6 +72,7 @@ struct epx_group {
     struct device_event *order_event;
     void *round_rows; /* high throughput: rows that rounds of a combine keep (modes/high_throughput.c) */
     uint64_t round_bytes;
+    int all_trace;                 /* EPX_TRACE is set on all ranks */
     uint64_t issued[STAGED_KINDS]; /* low-latency operations so far */
     struct epx_handle *handles;
     struct epx_event *events;

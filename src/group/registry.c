@@ -5,9 +5,11 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "group/nvtx.h"
 #include "group/streams.h"
 #include "util/clock.h"
 #include "util/status.h"
+#include "util/trace.h"
 
 struct entry {
     const void *object;
@@ -156,8 +158,34 @@ static void leave(struct epx_group *group)
     pthread_mutex_unlock(&lock);
 }
 
+/* The call as a span of the trace, and as a range of NVIDIA's profilers. */
+static void trace_enter(struct api_call *call, const char *function)
+{
+    nvtx_push(function);
+    call->function = function;
+    call->rank = call->group->rank;
+    call->began_ns = trace_on() ? clock_ns() : 0;
+}
+
+static void trace_leave(const struct api_call *call)
+{
+    const struct trace_event e = {.begin_ns = call->began_ns,
+                                  .end_ns = call->began_ns ? clock_ns() : 0,
+                                  .category = "call",
+                                  .name = call->function,
+                                  .rank = call->rank,
+                                  .peer = -1,
+                                  .kind = TRACE_SPAN};
+
+    nvtx_pop();
+    if (call->began_ns)
+        trace_add(&e);
+}
+
 void api_leave(struct api_call *call)
 {
+    if (call->function)
+        trace_leave(call);
     if (call->locked)
         pthread_mutex_unlock(&call->group->calls);
     if (call->group)
@@ -206,6 +234,7 @@ epx_status api_enter(struct api_call *call, enum registry_kind kind, const void 
         return EPX_OK;
     }
     call->group = group;
+    trace_enter(call, function);
     if (call->shared)
         return EPX_OK;
     if (pthread_mutex_trylock(&group->calls) != 0) {
@@ -237,7 +266,9 @@ static epx_status retire(struct api_call *call)
         return fail(EPX_ERR_USAGE, "epx_group_destroy: group: %d other threads are inside calls of this group",
                     users - 1);
     pthread_mutex_unlock(&call->group->calls);
-    *call = (struct api_call){.shared = 1}; /* nobody leaves what is freed */
+    call->group = call->other = NULL; /* nobody leaves what is freed */
+    call->locked = 0;
+    call->shared = 1;
     return EPX_OK;
 }
 

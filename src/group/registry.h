@@ -28,11 +28,14 @@ epx_status registry_usable(const char *function);
 struct api_call {
     struct epx_group *group, *other; /* entered; the second one by an event of another group */
     int shared, locked;
+    const char *function; /* of a call that is traced */
+    int rank;
+    uint64_t began_ns;
 };
 
 void api_leave(struct api_call *call);
-#define API_ISSUE struct api_call api_call __attribute__((cleanup(api_leave))) = {NULL, NULL, 0, 0}
-#define API_WAIT struct api_call api_call __attribute__((cleanup(api_leave))) = {NULL, NULL, 1, 0}
+#define API_ISSUE struct api_call api_call __attribute__((cleanup(api_leave))) = {.shared = 0}
+#define API_WAIT struct api_call api_call __attribute__((cleanup(api_leave))) = {.shared = 1}
 
 /* Look the object up and enter its group. They need API_ISSUE or API_WAIT before them in the function. */
 #define group_check(group, function) api_enter(&api_call, REGISTRY_GROUP, group, function)

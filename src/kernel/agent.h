@@ -41,7 +41,10 @@
  * o AG_PREFETCH(ptr)                 prefetches the first bytes of a row
  * b AG_LINE                          bytes of a cache line
  * b ag_fetch(ptr)                    prefetches one line; each lane
- * o AG_MARK(ag, name)                records a moment, where a device can show how a kernel spends its time
+ * o AG_MARK(ag, name)                the phase `name` ends here, where a device can show how a kernel spends its time
+ * o AG_WAITS(ag, phase, peer)        the next ag_wait_ge is for this peer (-1: none alone), for who looks from outside
+ * o AG_WAITS_SIGNAL(ag, kind, slot, value)   ... and for this signal, until that is -1, 0, 0
+ * o AG_SIGNALS(ag, g, kind, slot, value)     this signal is given to all peers now
  * o AG_GONE(ag, g)                   simulation: a rank of the node that has given up, or -1; behind the last read
  * o AG_LOOKED(ag, g, gone, failed)   simulation: this agent has looked whether its operation has failed
  * o AG_ENDS(ag, g, word)             simulation: this agent ends, and the caller may reuse the memory
@@ -146,6 +149,11 @@
 
 #include "kernel/params.h"
 
+#ifndef AG_WAITS
+#define AG_WAITS(ag, phase, peer) ((void)0)
+#define AG_WAITS_SIGNAL(ag, kind, slot, value) ((void)0)
+#define AG_SIGNALS(ag, g, kind, slot, value) ((void)0)
+#endif
 #ifndef AG_MARK
 #define AG_MARK(ag, name) ((void)0)
 #endif

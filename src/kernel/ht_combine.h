@@ -526,8 +526,10 @@ KFN int hc_run(struct agent *ag, const struct ht_combine_params *p, uint64_t epo
             return 1;
         hc_stage(ag, p);
     }
+    AG_MARK(ag, "stage");
     if (stage_runs(ag, HC_DATA) && hc_data(ag, p, epoch))
         return 1;
+    AG_MARK(ag, "data");
     if (p->nodes && stage_runs(ag, HC_ASK) && hc_ask(ag, p))
         return 1;
 #if AG_STAGED
@@ -536,7 +538,11 @@ KFN int hc_run(struct agent *ag, const struct ht_combine_params *p, uint64_t epo
 #endif
     if (stage_runs(ag, HC_SUM) && hc_sum(ag, p, epoch))
         return 1;
-    return stage_runs(ag, HC_DONE) && wait_peers(ag, p->g, SCOPE_NODE, SIG_HC_DONE, 0, epoch, PHASE_HC_DONE, NULL);
+    AG_MARK(ag, "sum");
+    if (stage_runs(ag, HC_DONE) && wait_peers(ag, p->g, SCOPE_NODE, SIG_HC_DONE, 0, epoch, PHASE_HC_DONE, NULL))
+        return 1;
+    AG_MARK(ag, "done");
+    return 0;
 }
 
 KFN void kernel_ht_combine(struct agent *ag, const struct ht_combine_params *p)

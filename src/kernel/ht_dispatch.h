@@ -518,8 +518,10 @@ KFN int hd_run(struct agent *ag, const struct ht_dispatch_params *p, uint64_t ep
 {
     if (stage_runs(ag, HD_READY) && hd_ready(ag, p, epoch))
         return 1;
+    AG_MARK(ag, "ready");
     if (stage_runs(ag, HD_ROWS) && hd_rows(ag, p))
         return 1;
+    AG_MARK(ag, "rows");
 #if AG_STAGED
     if (stage_runs(ag, HD_LANDED) && hd_landed(ag, p, stage_turn(ag)))
         return 1;
@@ -531,12 +533,15 @@ KFN int hd_run(struct agent *ag, const struct ht_dispatch_params *p, uint64_t ep
     for (int turn = 0; p->nodes && turn * ht_turn(p->h) < p->h->state->most_rounds; turn++)
         if (hd_turn(ag, p, turn))
             return 1;
+    AG_MARK(ag, "forward");
     hd_rows_done(ag, p, epoch);
 #endif
     if (stage_runs(ag, HD_DATA) && hd_data(ag, p, epoch))
         return 1;
+    AG_MARK(ag, "data");
     if (stage_runs(ag, HD_COPY_OUT) && p->buffered)
         hd_copy_recv_buf(ag, p);
+    AG_MARK(ag, "copy out");
     return 0;
 }
 

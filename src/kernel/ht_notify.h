@@ -312,13 +312,16 @@ KFN int hn_run(struct agent *ag, const struct ht_notify_params *p, uint64_t epoc
 {
     if (stage_runs(ag, HN_ROUTE) && (route_plan(ag, p->g, p->h, &p->route) || (p->nodes && hn_number(ag, p))))
         return 1;
+    AG_MARK(ag, "route");
     if (stage_runs(ag, HN_COUNTS) && hn_counts(ag, p, epoch))
         return 1;
+    AG_MARK(ag, "counts");
     if (stage_runs(ag, HN_PLACES)) {
         if (hn_places(ag, p, epoch))
             return 1;
         hn_done(ag, p, epoch);
     }
+    AG_MARK(ag, "places");
     return 0;
 }
 

@@ -192,7 +192,7 @@ KFN int block_decides(struct agent *ag, int v)
  * rank too: the operation must not be reported as done. */
 KFN int kernel_begin(struct agent *ag, const struct group_dev *g)
 {
-    AG_MARK(ag, "smem");
+    AG_MARK(ag, "begin");
     ag_begin(ag, g->timeout_ns, control_of(g, g->rank));
     /* Nothing is read behind it. */
     const int stops = block_decides(ag, ag_look(&control_of(g, g->rank)->abort_word) != 0);
@@ -283,6 +283,7 @@ KFN_STEP int sync_barrier(struct agent *ag, const struct group_dev *g)
         ag_sync(ag);
         return 0;
     }
+    AG_WAITS(ag, PHASE_AGENTS, -1);
     /* Agent 0 may be spending a whole deadline on a peer, and more on finding out why (wait_word()). */
     const enum wait_result why = ag_wait_ge(ag, &st->barrier, generation + 1, OWN_DEADLINES * g->timeout_ns);
     if (why == WAIT_OK)
@@ -370,6 +371,7 @@ KFN_STEP void signal_peers(struct agent *ag, const struct group_dev *g, enum sco
 {
     struct put_batch batch;
 
+    AG_SIGNALS(ag, g, kind, slot, value);
     AG_EACH(ag, int, i, g->node_size)
     {
         const int p = node_rank(g, i);
@@ -394,6 +396,7 @@ KFN_STEP int wait_word(struct agent *ag, const struct group_dev *g, const uint64
                        int peer, uint64_t start)
 {
     const uint64_t spent = ag_now(ag) - start;
+    AG_WAITS(ag, phase, peer);
     enum wait_result why = wait_aloud(ag, g, word, target, peer, spent < g->timeout_ns ? g->timeout_ns - spent : 0);
     int culprit = peer;
 
@@ -461,6 +464,7 @@ KFN_STEP int wait_remotes(struct agent *ag, const struct group_dev *g, int kind,
 
     for (int i = 0; i < g->nrings; i++) {
         int late;
+        AG_WAITS(ag, phase, -1);
         if (ag_wait_ge(ag, &g->aggregates[aggregate_index(g, i, kind, slot)], value, g->timeout_ns / AGGREGATE_PART) ==
             WAIT_OK)
             continue;
@@ -477,6 +481,7 @@ KFN_STEP int wait_own(struct agent *ag, const struct group_dev *g, int kind, int
 {
     const uint64_t *word = signal_at(g, g->rank, kind, slot, g->rank);
     const uint64_t before = wait_ns ? ag_now(ag) : 0;
+    AG_WAITS(ag, PHASE_AGENTS, -1);
     const enum wait_result why = ag_wait_ge(ag, word, value, OWN_DEADLINES * g->timeout_ns);
 
     if (wait_ns && ag_leader(ag))
@@ -501,7 +506,9 @@ KFN_STEP int wait_each(struct agent *ag, const struct group_dev *g, enum scope s
         if (p == g->rank || !in_scope(g, scope, p))
             continue;
         const uint64_t before = wait_ns ? ag_now(ag) : 0;
+        AG_WAITS_SIGNAL(ag, kind, slot, value);
         failed = wait_word(ag, g, signal_from(g, kind, slot, p), value, phase, p, start);
+        AG_WAITS_SIGNAL(ag, -1, 0, 0);
         if (wait_ns && ag_leader(ag))
             wait_ns[p] += (int64_t)(ag_now(ag) - before); /* not what earlier ranks took */
     }
@@ -573,6 +580,7 @@ KFN_STEP int wait_ring_rows(struct agent *ag, const struct group_dev *g, int rin
     ag_sync(ag);
     if (ag_leader(ag))
         g->expected_all[i] = target;
+    AG_WAITS(ag, phase, -1);
     if (ag_wait_ge(ag, &g->aggregates[i], target, g->timeout_ns / AGGREGATE_PART) == WAIT_OK)
         return 0;
     while ((late = late_rows(g, kind, slot)) >= 0)
@@ -595,6 +603,7 @@ KFN_STEP int wait_ring_sent(struct agent *ag, const struct group_dev *g, int rin
 {
     int late;
 
+    AG_WAITS(ag, phase, -1);
     if (ag_wait_ge(ag, &g->sent_all[ring], ag_load_acquire(&g->pushed_all[ring]), g->timeout_ns / AGGREGATE_PART) ==
         WAIT_OK)
         return 0;

@@ -23,6 +23,7 @@
 #include "device/cpu/agent.h"
 #include "proxy/proxy.h"
 #include "proxy/ring.h"
+#include "util/trace.h"
 
 /* A put that is not posted yet: commands are merged into it. */
 struct pending {
@@ -329,6 +330,12 @@ static inline int alarm_waits(const struct proxy_thread *t)
 {
     return (t->alarm_next < t->npeers && __atomic_load_n(t->ring.dev.alarm, __ATOMIC_ACQUIRE) != 0) ||
            __atomic_load_n(t->ring.dev.ask, __ATOMIC_ACQUIRE) != t->asked_word;
+}
+
+/* A simulation has another clock, and is not traced. */
+static inline int proxy_traces(const struct proxy_thread *t)
+{
+    return trace_on() && t->group->env == &cpu_thread_env;
 }
 
 /* Statistics have one writer each. */

@@ -18,6 +18,8 @@
 #include <string.h>
 
 #include "proxy/internal.h"
+#include "util/clock.h"
+#include "util/trace.h"
 
 #define MERGE_DEPTH 8
 
@@ -431,10 +433,27 @@ static void report_quiet(struct proxy_thread *t, uint64_t asked, int taken)
         __atomic_store_n(&t->quiet, asked, __ATOMIC_RELEASE); /* pairs with the acquire in proxy_quiet */
 }
 
+/* An iteration that did something, as a span of the trace. */
+static void trace_batch(const struct proxy_thread *t, uint64_t began, int taken, int posted)
+{
+    const struct trace_event e = {.begin_ns = began,
+                                  .end_ns = clock_ns(),
+                                  .category = "proxy",
+                                  .name = "proxy batch",
+                                  .label = {"commands", "puts"},
+                                  .value = {(uint64_t)taken, (uint64_t)posted},
+                                  .rank = t->group->options.rank,
+                                  .peer = -1,
+                                  .kind = TRACE_SPAN};
+
+    trace_add(&e);
+}
+
 int proxy_progress(struct proxy_thread *t)
 {
     /* Acquire: pairs with the add in proxy_quiet; commands pushed before it are then seen below. */
     const uint64_t asked = __atomic_load_n(&t->asked, __ATOMIC_ACQUIRE);
+    const uint64_t began = proxy_traces(t) ? clock_ns() : 0;
     int taken, posted;
 
     stat_add(&t->iterations, 1);
@@ -459,6 +478,8 @@ int proxy_progress(struct proxy_thread *t)
     }
     if (t->ring_bell && t->group->options.bell)
         cpu_env_ring(t->group->env, t->group->options.bell); /* C4 of kernel/ring.h, and for arrivals */
+    if (began && (t->events | taken | posted))
+        trace_batch(t, began, taken, posted);
     report_quiet(t, asked, taken);
     set_state(t, STATE_BETWEEN_CALLS);
     return t->events | taken | posted;

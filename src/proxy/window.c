@@ -71,6 +71,35 @@ static void adapt(struct window *w)
     w->messages_limit = w->messages_limit > w->messages_max ? w->messages_max : w->messages_limit;
 }
 
+static void trace_window(const struct proxy_thread *t, const struct peer *peer, uint64_t now)
+{
+    const struct trace_event e = {.begin_ns = now,
+                                  .category = "window",
+                                  .name = "window to rank",
+                                  .label = {"in flight", "limit"},
+                                  .value = {peer->window.bytes, peer->window.bytes_limit},
+                                  .rank = t->group->options.rank,
+                                  .peer = peer->rank,
+                                  .kind = TRACE_COUNTER};
+
+    trace_add(&e);
+}
+
+static void trace_put(const struct proxy_thread *t, const struct peer *peer, const struct posted *posted, uint64_t now)
+{
+    const struct trace_event e = {.begin_ns = posted->at_ns,
+                                  .end_ns = now,
+                                  .category = "put",
+                                  .name = posted->bytes ? "put" : "put without bytes",
+                                  .label = {"bytes", "commands"},
+                                  .value = {posted->bytes, posted->count},
+                                  .rank = t->group->options.rank,
+                                  .peer = peer->rank,
+                                  .kind = TRACE_PUT};
+
+    trace_add(&e);
+}
+
 static void end_round(struct window *w, uint64_t next, uint64_t now)
 {
     const uint64_t us = (now - w->round_ns) / 1000;
@@ -103,6 +132,8 @@ int window_completed(struct proxy_thread *t, struct peer *peer, uint64_t number,
         if (!posted->open)
             continue;
         posted->open = 0;
+        if (proxy_traces(t))
+            trace_put(t, peer, posted, loop_now(t));
         bytes += posted->bytes;
         commands += posted->count;
         by_flow[posted->flow]++;
@@ -123,6 +154,8 @@ int window_completed(struct proxy_thread *t, struct peer *peer, uint64_t number,
         peer->oldest++;
     if ((int64_t)(peer->oldest - w->round_end) >= 0)
         end_round(w, peer->next, loop_now(t));
+    if (proxy_traces(t))
+        trace_window(t, peer, loop_now(t));
     return completed == count ? 0 : -1;
 }
 

@@ -33,7 +33,7 @@ static int run_updates(const struct bench_runner *runner, struct bench_shm_rank 
     if (start(runner, self) != 0)
         return -1;
     for (i = 0; i < c->warmup + c->iters; i++)
-        if (runner->update(runner->self) != 0 || finish(runner, self, BENCH_UPDATE, 0, recorded(c, i)) != 0)
+        if (runner->update(runner->self) != 0 || finish(runner, self, BENCH_UPDATE, c->trace, recorded(c, i)) != 0)
             return -1;
     return 0;
 }
@@ -82,10 +82,14 @@ static int run_command(const struct bench_runner *runner, struct bench_shm_rank 
     }
     if (c->verify)
         bench_work_poison(work);
+    if (c->trace && runner->trace != NULL)
+        runner->trace(runner->self, 1);
     if (runner->update != NULL && run_updates(runner, self, c) != 0)
         return -1;
     if (run_exchanges(runner, self, c) != 0)
         return -1;
+    if (c->trace && runner->trace != NULL)
+        runner->trace(runner->self, 0);
     return c->verify ? verify(runner, self, work) : 0;
 }
 

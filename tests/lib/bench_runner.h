@@ -20,6 +20,8 @@ struct bench_runner {
     int (*combine)(void *self, int variant);
     /* All ranks have finished a timed operation, or (-1) something that does not count. NULL: no interest. */
     void (*finished)(void *self, int op);
+    /* Tracing begins (1) or has ended (0). NULL: there is none. */
+    void (*trace)(void *self, int on);
     int corrupt_dispatch, corrupt_combine; /* spoil this team's results before the check */
 };
 

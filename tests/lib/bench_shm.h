@@ -43,6 +43,7 @@ struct bench_command {
     int32_t warmup;  /* iterations before the timed ones */
     int32_t iters;
     int32_t first;  /* where in times[] the first iteration goes; -1 = nowhere */
+    int32_t trace;  /* with tracing on; times go to variant 1 */
     int32_t verify; /* compare the last iteration's results with the oracle */
 };
 
@@ -96,6 +97,13 @@ struct bench_host_time {
     double us, count_us; /* until the calls have returned; of it, waiting for the number of rows */
 };
 
+/* Where the time of an operation goes, by the marks of rank 0's first agent. */
+struct bench_phase {
+    char name[24];
+    uint64_t ns, count;
+};
+#define BENCH_PHASES 16
+
 /* What EPX's ranks do just now, for the line of progress; rank 0 writes it. */
 enum bench_stage { BENCH_STARTING, BENCH_CHECKING, BENCH_CAPTURING, BENCH_MEASURING, BENCH_REPLAYING };
 
@@ -110,6 +118,7 @@ struct bench_shm {
     char message[768];
     struct bench_config config;
     struct bench_net net[BENCH_OPS];
+    struct bench_phase phases[BENCH_OPS][BENCH_PHASES];
     uint32_t stage; /* enum bench_stage */
     struct bench_event_times event_times[BENCH_EVENT_OPS][BENCH_MAX_RANKS];
     struct bench_host_time host[BENCH_MAX_RANKS];

@@ -50,7 +50,7 @@ def check_dom(path):
             expect_values(title, body, wanted)
             seen += 1
     assert seen == 6, plots.keys()
-    for title in ('Host: until', 'Dispatch, share of the bound'):
+    for title in ('Time per phase', 'Host: until', 'Dispatch, share of the bound'):
         body = next((b for t, b in plots.items() if t.startswith(title)), None)
         assert body and body.count('<rect') >= 2, (title, plots.keys())
     assert dom.count('<tr><td>') == len(rows), 'the table has all rows'

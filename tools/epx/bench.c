@@ -203,6 +203,14 @@ static int drive_mpi_round(struct driver *c, int round, struct bench_command *co
     return 0;
 }
 
+/* The same with tracing on, in turns with the rounds without it: phases, and what tracing costs. */
+static int drive_traced(struct driver *c, struct bench_command command)
+{
+    command.trace = 1;
+    command.variant = 1;
+    return drive(c, BENCH_EPX, &command);
+}
+
 static int drive_round(struct driver *c, int round, int first, int iters)
 {
     const struct bench_options *o = c->options;
@@ -217,6 +225,8 @@ static int drive_round(struct driver *c, int round, int first, int iters)
     if (drive(c, BENCH_EPX, &command) != 0)
         return -1;
     command.verify = 0;
+    if (o->phases && drive_traced(c, command) != 0)
+        return -1;
     if (o->vs_mpi && drive_mpi_round(c, round, &command) != 0)
         return -1;
     if (!o->vs_ofi)

@@ -41,6 +41,7 @@ struct bench_options {
         int32_t values[16];
     } over_tokens, over_ranks;
     int sweep, tokens_given, iters_given;
+    int phases;       /* rounds with tracing, too */
     int joined, rank; /* in a launcher's world */
 };
 
@@ -92,6 +93,7 @@ struct bench_row {
     double copies_GBps;             /* one row per (token, destination rank): what `wire` is on one node */
     double of_memcpy, of_bound;     /* dispatch only */
     double us_low, us_high;         /* least and largest p50 of five parts of the run: the noise */
+    double trace_cost;              /* share of time that tracing adds; 0: not measured */
     double host_us;                 /* until the calls have returned, mean of all ranks */
     double mpi_us_p50, vs_mpi;      /* the variant with MPI_Alltoallv; 0 without MPI */
     double mpi_best_us_p50, vs_mpi_best;

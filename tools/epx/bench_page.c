@@ -138,8 +138,7 @@ static void bars_phases(struct page *page, const struct numbers *n)
     static struct bars bars;
     char label[64];
 
-    bars =
-        (struct bars){.title = "Time per phase, as the first agent of each rank sees it", .unit = "us", .by_part = 1};
+    bars = (struct bars){.title = "Time per phase, of rank 0's first agent", .unit = "us", .by_part = 1};
     for (int i = 0; i < n->count; i++) {
         const struct numbers_row *row = &n->rows[i];
         struct bar *bar = NULL;

@@ -71,6 +71,17 @@ static void json_ofi(const struct bench_report *r, const struct bench_row *row)
             r->ofi->message_bytes[BENCH_OFI_ROWS], r->ofi->message_bytes[BENCH_OFI_LARGE]);
 }
 
+static void json_phases(const struct bench_report *r, const struct bench_row *row)
+{
+    const struct bench_phase *p = r->shm->phases[row->op];
+
+    fprintf(r->to, ",\"trace_cost\":%.4f", row->trace_cost);
+    for (int i = 0; i < BENCH_PHASES && p[i].count > 0; i++)
+        fprintf(r->to, "%s\"%s\":%.2f", i == 0 ? ",\"phases\":{" : ",", p[i].name,
+                (double)p[i].ns / 1e3 / (double)p[i].count);
+    fputs(p[0].count > 0 ? "}" : "", r->to);
+}
+
 static void json_row(const struct bench_report *r, const struct bench_row *row)
 {
     const struct bench_config *c = &r->options->config;
@@ -99,6 +110,8 @@ static void json_row(const struct bench_report *r, const struct bench_row *row)
         json_number(r->to, "of_memcpy", 3, row->of_memcpy, measured);
         json_number(r->to, "of_bound", 3, row->of_bound, measured && row->of_bound > 0);
     }
+    if (r->options->phases)
+        json_phases(r, row);
     bench_report_json_shape(r);
 }
 

@@ -146,6 +146,8 @@ void bench_row_fill(struct bench_row *row, struct bench_shm *shm, enum bench_op 
     row->host_us = shm->host_calls[op] > 0 ? (double)shm->host_ns[op] / 1e3 / (double)shm->host_calls[op] : 0;
     row->us_p50 = bench_percentile(times, iters, 50) / 1e3;
     row->us_p99 = bench_percentile(times, iters, 99) / 1e3;
+    if (report->options->phases && row->us_p50 > 0)
+        row->trace_cost = bench_percentile(shm->team[BENCH_EPX].times[op][1], iters, 50) / 1e3 / row->us_p50 - 1;
     if (op != BENCH_UPDATE)
         fill_bandwidths(row, &shm->config, &report->traffic, &report->ceiling);
     if (op != BENCH_UPDATE && report->ofi != NULL)

@@ -15,6 +15,7 @@
 #include "bench.h"
 #include "tests/lib/bench_runner.h"
 #include "tests/lib/thread_boot.h"
+#include "util/trace.h"
 
 int bench_call(struct bench_rank *rank, const char *what, epx_status status)
 {
@@ -181,7 +182,7 @@ static void count_net(void *self, int op)
 
     if (bench_call(rank, "epx_group_stats", epx_group_stats(rank->group, &now)) != 0)
         return;
-    if (op >= 0) {
+    if (op >= 0 && !rank->traced) {
         __atomic_fetch_add(&net->ops, 1, __ATOMIC_RELAXED);
         __atomic_fetch_add(&net->rows, now.rows_remote - rank->before.rows_remote, __ATOMIC_RELAXED);
         __atomic_fetch_add(&net->commands, now.net_commands - rank->before.net_commands, __ATOMIC_RELAXED);
@@ -190,6 +191,50 @@ static void count_net(void *self, int op)
         __atomic_fetch_add(&net->bytes, now.net_bytes - rank->before.net_bytes, __ATOMIC_RELAXED);
     }
     rank->before = now;
+}
+
+static int phase_op(const char *operation)
+{
+    static const struct {
+        const char *name;
+        enum bench_op op;
+    } ops[] = {{"ll dispatch", BENCH_DISPATCH},
+               {"ll combine", BENCH_COMBINE},
+               {"ht update", BENCH_UPDATE},
+               {"ht dispatch", BENCH_DISPATCH},
+               {"ht combine", BENCH_COMBINE}};
+
+    for (size_t i = 0; i < sizeof(ops) / sizeof(ops[0]); i++)
+        if (strcmp(operation, ops[i].name) == 0)
+            return (int)ops[i].op;
+    return -1;
+}
+
+static void store_phase(void *self, const char *operation, const char *phase, uint64_t ns, uint64_t n)
+{
+    struct bench_rank *rank = self;
+    const int op = phase_op(operation);
+    struct bench_phase *p = op >= 0 ? rank->self.shm->phases[op] : NULL;
+
+    for (int i = 0; p != NULL && i < BENCH_PHASES; i++, p++) {
+        if (p->name[0] != '\0' && strcmp(p->name, phase) != 0)
+            continue;
+        snprintf(p->name, sizeof(p->name), "%s", phase);
+        p->ns = ns;
+        p->count = n;
+        return;
+    }
+}
+
+/* Ranks that are threads would switch each other's tracing: they all do at the same time. */
+static void switch_trace(void *self, int on)
+{
+    struct bench_rank *rank = self;
+
+    rank->traced = on;
+    trace_switch(on);
+    if (!on && rank->self.rank == 0)
+        trace_phases(0, store_phase, rank);
 }
 
 static int run_commands(struct bench_rank *rank)
@@ -201,6 +246,7 @@ static int run_commands(struct bench_rank *rank)
                                   .dispatch = bench_op_dispatch,
                                   .combine = bench_op_combine,
                                   .finished = c->nodes > 1 ? count_net : NULL,
+                                  .trace = switch_trace,
                                   .corrupt_dispatch = c->corrupt == 1,
                                   .corrupt_combine = c->corrupt == 2};
 

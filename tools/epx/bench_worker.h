@@ -15,6 +15,7 @@ struct bench_rank {
     epx_handle *handle;
     epx_stream stream; /* NULL: the group's own */
     epx_stats before;  /* at the end of the last operation */
+    int traced;        /* tracing is on: what is counted otherwise is not counted now */
 
     epx_tensor fp8_tokens, fp8_scales; /* BENCH_FP8_INPUT: what dispatch is given */
 };

@@ -29,6 +29,11 @@ struct agent {
     void *scratch; /* agent_scratch() */
     size_t scratch_bytes;
     uint64_t waits, wait_ns; /* statistics, collected by the kernel's epilogue */
+    /* Tracing (util/trace.h); `traced` NULL: off, and nothing else of this counts. */
+    const char *traced; /* the kernel */
+    uint64_t mark_ns;   /* when its last phase ended */
+    int rank, wait_phase, wait_peer;
+    uint64_t wait_what; /* TRACE_WHAT */
 };
 
 extern const struct cpu_env cpu_thread_env;
@@ -49,6 +54,10 @@ void cpu_ring_bell(struct agent *agent, struct doorbell *bell);
 void cpu_env_ring(const struct cpu_env *env, struct doorbell *bell);
 /* Per-agent memory of at least `bytes`, 64-byte aligned, content undefined, kept between launches; NULL if none. */
 void *agent_scratch(struct agent *agent, size_t bytes);
+
+/* Tracing: a phase of the kernel ended just now; ranks signal each other (cpu/marks.c). */
+void cpu_mark(struct agent *agent, const char *phase);
+void cpu_trace_signal(const struct agent *agent, int nranks, int kind, int slot, uint64_t value);
 
 /* The kernels, by kernel_id (kernels.c). */
 typedef void (*cpu_kernel_fn)(struct agent *agent, const void *params);

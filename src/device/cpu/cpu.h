@@ -76,6 +76,10 @@ struct mark;
 /* Queues "this mark is reached". The queue takes over one reference on success. */
 epx_status stream_queue_mark(struct device_stream *stream, struct mark *mark);
 /* Does the calling thread run a task of this stream just now? Then waiting for the stream would never end. */
+/* Tracing of one agent's kernel (marks.c): the time at which it began, or 0 where nothing is traced. */
+uint64_t cpu_trace_begin(struct agent *agent, const char *kernel, int rank);
+void cpu_trace_end(struct agent *agent, uint64_t began);
+void cpu_trace_wait(const struct agent *agent, uint64_t began, uint64_t now);
 int stream_runs_here(const struct device_stream *stream);
 
 /* ---- event.c ------------------------------------------------------------------------------------------------ */

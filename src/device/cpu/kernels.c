@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The kernels, compiled for the CPU. */
+#include "device/cpu/cpu.h"
 #include "device/cpu/prims.h"
 
 #include "kernel/ht_combine.h"
@@ -11,20 +12,24 @@
 #include "kernel/mask.h"
 #include "kernel/ring_bench.h"
 
-#define CPU_KERNEL(name)                                            \
+#define CPU_KERNEL(name, title, rank)                               \
     static void run_##name(struct agent *agent, const void *params) \
     {                                                               \
-        kernel_##name(agent, (const struct name##_params *)params); \
+        const struct name##_params *p = params;                     \
+        const uint64_t began = cpu_trace_begin(agent, title, rank); \
+                                                                    \
+        kernel_##name(agent, p);                                    \
+        cpu_trace_end(agent, began);                                \
     }
 
-CPU_KERNEL(ll_dispatch)
-CPU_KERNEL(ll_combine)
-CPU_KERNEL(ht_notify)
-CPU_KERNEL(ht_dispatch)
-CPU_KERNEL(ht_combine)
-CPU_KERNEL(mask)
-CPU_KERNEL(layout_count)
-CPU_KERNEL(ring_bench)
+CPU_KERNEL(ll_dispatch, "ll dispatch", p->g->rank)
+CPU_KERNEL(ll_combine, "ll combine", p->g->rank)
+CPU_KERNEL(ht_notify, "ht update", p->g->rank)
+CPU_KERNEL(ht_dispatch, "ht dispatch", p->g->rank)
+CPU_KERNEL(ht_combine, "ht combine", p->g->rank)
+CPU_KERNEL(mask, "mask", p->g->rank)
+CPU_KERNEL(layout_count, "layout", p->g->rank)
+CPU_KERNEL(ring_bench, "ring bench", (int)p->control->rank)
 
 const cpu_kernel_fn cpu_kernels[KERNEL_COUNT] = {
     [KERNEL_LL_DISPATCH] = run_ll_dispatch,

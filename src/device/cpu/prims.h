@@ -8,6 +8,7 @@
 #include "device/cpu/agent.h"
 #include "device/cpu/math.h"
 #include "kernel/command.h"
+#include "util/trace.h"
 
 #include <string.h>
 
@@ -23,6 +24,13 @@
 #define AG_EACH_ALL(ag, type, i, n) for (type i = (type)(ag)->index; i < (type)(n); i += (type)(ag)->count)
 #define AG_EACH_BLOCK AG_EACH_ALL
 #define AG_BLOCKS 0
+
+/* Phases, waits and signals of a trace: what AG_MARK says, and for whom ag_wait_ge is about to wait. */
+#define AG_MARK(ag, name) ((ag)->traced ? cpu_mark(ag, name) : (void)0)
+#define AG_WAITS(ag, phase, peer) ((ag)->wait_phase = (phase), (ag)->wait_peer = (peer))
+#define AG_WAITS_SIGNAL(ag, kind, slot, value) ((ag)->wait_what = (ag)->traced ? TRACE_WHAT(kind, slot, value) : 0)
+#define AG_SIGNALS(ag, g, kind, slot, value) \
+    ((ag)->traced ? cpu_trace_signal(ag, (g)->nranks, kind, slot, value) : (void)0)
 
 /* The hardware follows a row once it has seen its beginning; this covers that. */
 #define PREFETCH_BYTES 512

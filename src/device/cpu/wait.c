@@ -142,7 +142,7 @@ enum wait_result cpu_wait_ge(struct agent *agent, const uint64_t *word, uint64_t
 {
     const struct cpu_env *env = agent->env;
     enum wait_result result;
-    uint64_t start;
+    uint64_t start, now;
 
     if (word_ready(word, target))
         return WAIT_OK;
@@ -152,7 +152,10 @@ enum wait_result cpu_wait_ge(struct agent *agent, const uint64_t *word, uint64_t
     start = env->now_ns(env->self);
     result = wait_asleep(agent, word, target, start, timeout_ns < UINT64_MAX - start ? start + timeout_ns : UINT64_MAX);
     agent->waits++;
-    agent->wait_ns += env->now_ns(env->self) - start;
+    now = env->now_ns(env->self);
+    agent->wait_ns += now - start;
+    if (agent->traced)
+        cpu_trace_wait(agent, start, now);
     return result;
 }
 

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* NVTX 3 is a header alone: it opens the profiler's library if the profiler has named one, and is linked with nothing.
+ * Where CUDA's headers are not there when EPX is built, there are no ranges. */
+#include "group/nvtx.h"
+
+#if defined(__has_include) && __has_include(<nvtx3/nvToolsExt.h>)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wpedantic"
+#include <nvtx3/nvToolsExt.h>
+#pragma GCC diagnostic pop
+
+void nvtx_push(const char *name)
+{
+    nvtxRangePushA(name);
+}
+
+void nvtx_pop(void)
+{
+    nvtxRangePop();
+}
+#else
+void nvtx_push(const char *name)
+{
+    (void)name;
+}
+
+void nvtx_pop(void)
+{
+}
+#endif

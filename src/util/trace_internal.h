@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What trace.c and trace_write.c share. */
+#ifndef EPX_UTIL_TRACE_INTERNAL_H
+#define EPX_UTIL_TRACE_INTERNAL_H
+
+#include <pthread.h>
+#include <time.h>
+
+#include "util/trace.h"
+
+enum { TRACE_CHUNK = 1024, TRACE_MOST_CHUNKS = 1024 }; /* about 100 bytes an event: at most 100 MB a process */
+
+struct trace_chunk {
+    struct trace_chunk *next;
+    uint32_t count; /* complete ones */
+    struct trace_event events[TRACE_CHUNK];
+};
+
+/* One thread appends, trace_flush() reads. */
+struct trace_buffer {
+    struct trace_buffer *next;
+    struct trace_chunk *chunk, *last;
+    int number, full;
+    uint64_t written; /* events; the lock protects it */
+    uint64_t named;   /* ranks below 64 under which this thread has its name in the file; likewise */
+    char thread[16];
+};
+
+struct trace_state {
+    pthread_mutex_t lock; /* the list of buffers, and the file */
+    int opened;
+    char *path;
+    struct timespec started;
+    struct trace_buffer *first;
+    int buffers;
+    uint64_t chunks, lost;
+    int64_t ahead_ns;
+    uint64_t error_ns;
+    int warned;
+};
+extern struct trace_state trace_state;
+
+uint64_t trace_each(const struct trace_buffer *b, uint64_t from,
+                    void (*fn)(void *context, const struct trace_buffer *b, const struct trace_event *e),
+                    void *context);
+
+#endif

@@ -1,0 +1,218 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The trace's file: one JSON object,
+ *
+ *      {"displayTimeUnit":"ns","traceEvents":[
+ *      {...}            the header
+ *      ,{...}           events of whoever wrote first
+ *      ,{...}           ... of whoever came next, over the brackets of the one before
+ *      ]}
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "util/log.h"
+#include "util/trace_internal.h"
+
+static const char header[] = "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n"
+                             "{\"name\":\"epx\",\"ph\":\"M\",\"pid\":0,\"tid\":0,\"args\":{\"version\":1}}";
+static const char footer[] = "\n]}\n";
+
+struct writer {
+    FILE *to;
+    struct trace_buffer *buffer;
+};
+
+/* Microseconds, as the format wants them, of rank 0's clock. */
+static void write_time(FILE *to, const char *name, uint64_t ns)
+{
+    const uint64_t aligned = ns - (uint64_t)trace_state.ahead_ns;
+
+    fprintf(to, ",\"%s\":%" PRIu64 ".%03" PRIu64, name, aligned / 1000, aligned % 1000);
+}
+
+static void begin_event(const struct writer *w, const struct trace_event *e, const char *phase, uint64_t ns)
+{
+    fprintf(w->to, ",\n{\"name\":\"%s", e->name);
+    if (e->kind == TRACE_COUNTER && e->peer >= 0)
+        fprintf(w->to, " %d", e->peer);
+    fprintf(w->to, "\",\"cat\":\"%s\",\"ph\":\"%s\",\"pid\":%d,\"tid\":%d", e->category, phase, e->rank,
+            w->buffer->number);
+    write_time(w->to, "ts", ns);
+}
+
+static void write_args(const struct writer *w, const struct trace_event *e)
+{
+    const char *comma = "";
+
+    fprintf(w->to, ",\"args\":{");
+    if (e->of)
+        fprintf(w->to, "\"of\":\"%s\"", e->of), comma = ",";
+    if (e->peer >= 0)
+        fprintf(w->to, "%s\"peer\":%d", comma, e->peer), comma = ",";
+    if (e->what)
+        fprintf(w->to, "%s\"what\":\"%" PRIx64 "\"", comma, e->what), comma = ",";
+    for (int i = 0; i < 2; i++)
+        if (e->label[i])
+            fprintf(w->to, "%s\"%s\":%" PRIu64, comma, e->label[i], e->value[i]), comma = ",";
+    fprintf(w->to, "}}");
+}
+
+/* An arrow from a signal to the wait that it ends: both ends have the same number. */
+static void write_arrow(const struct writer *w, const struct trace_event *e, const char *phase, uint64_t ns, int from,
+                        int to)
+{
+    const struct trace_event arrow = {.category = "signal", .name = "signal", .rank = e->rank, .peer = -1};
+
+    begin_event(w, &arrow, phase, ns);
+    fprintf(w->to, "%s,\"id\":\"%" PRIx64 ".%d.%d\"}", phase[0] == 'f' ? ",\"bp\":\"e\"" : "", e->what, from, to);
+}
+
+static void write_signal(const struct writer *w, const struct trace_event *e)
+{
+    enum { MOST_ARROWS = 32 }; /* more would hide everything else */
+
+    begin_event(w, e, "i", e->begin_ns);
+    fprintf(w->to, ",\"s\":\"t\"");
+    write_args(w, e);
+    for (int to = 0; to < e->ranks && e->ranks <= MOST_ARROWS; to++)
+        if (to != e->rank)
+            write_arrow(w, e, "s", e->begin_ns, e->rank, to);
+}
+
+static void write_span(const struct writer *w, const struct trace_event *e)
+{
+    begin_event(w, e, "X", e->begin_ns);
+    fprintf(w->to, ",\"dur\":%" PRIu64 ".%03" PRIu64, (e->end_ns - e->begin_ns) / 1000,
+            (e->end_ns - e->begin_ns) % 1000);
+    write_args(w, e);
+    if (e->what && e->peer >= 0)
+        write_arrow(w, e, "f", e->end_ns, e->peer, e->rank);
+}
+
+static void write_put(const struct writer *w, const struct trace_event *e)
+{
+    static uint64_t puts;
+    const uint64_t id = ((uint64_t)getpid() << 32) + puts++;
+
+    begin_event(w, e, "b", e->begin_ns);
+    fprintf(w->to, ",\"id\":\"%" PRIx64 "\"", id);
+    write_args(w, e);
+    begin_event(w, e, "e", e->end_ns);
+    fprintf(w->to, ",\"id\":\"%" PRIx64 "\"}", id);
+}
+
+static void write_counter(const struct writer *w, const struct trace_event *e)
+{
+    begin_event(w, e, "C", e->begin_ns);
+    fprintf(w->to, ",\"args\":{\"%s\":%" PRIu64 ",\"%s\":%" PRIu64 "}}", e->label[0], e->value[0], e->label[1],
+            e->value[1]);
+}
+
+/* Names of the rank and of the thread, before its first event there. */
+static void write_names(struct writer *w, const struct trace_event *e)
+{
+    struct trace_buffer *b = w->buffer;
+    const uint64_t bit = (uint64_t)1 << (e->rank & 63);
+
+    if (b->named & bit)
+        return;
+    b->named |= bit;
+    fprintf(w->to,
+            ",\n{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":0,\"args\":{\"name\":\"rank %d\"}}"
+            ",\n{\"name\":\"process_sort_index\",\"ph\":\"M\",\"pid\":%d,\"tid\":0,\"args\":{\"sort_index\":%d}}"
+            ",\n{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"%s\","
+            "\"clock_error_ns\":%" PRIu64 "}}",
+            e->rank, e->rank, e->rank, e->rank, e->rank, b->number, b->thread, trace_state.error_ns);
+}
+
+static void write_event(void *context, const struct trace_buffer *b, const struct trace_event *e)
+{
+    struct writer *w = context;
+
+    (void)b;
+    write_names(w, e);
+    if (e->kind == TRACE_SPAN)
+        write_span(w, e);
+    else if (e->kind == TRACE_SIGNAL)
+        write_signal(w, e);
+    else if (e->kind == TRACE_PUT)
+        write_put(w, e);
+    else
+        write_counter(w, e);
+}
+
+/* The file at the place where events go, locked; NULL with errno set. */
+static FILE *open_file(void)
+{
+    const int fd = open(trace_state.path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    struct stat st;
+    FILE *to = fd >= 0 ? fdopen(fd, "r+") : NULL;
+
+    if (!to || flock(fd, LOCK_EX) != 0 || fstat(fd, &st) != 0)
+        goto failed;
+    if (st.st_size > (off_t)sizeof(header) &&
+        (st.st_mtim.tv_sec > trace_state.started.tv_sec ||
+         (st.st_mtim.tv_sec == trace_state.started.tv_sec && st.st_mtim.tv_nsec >= trace_state.started.tv_nsec))) {
+        if (fseeko(to, st.st_size - (off_t)strlen(footer), SEEK_SET) == 0)
+            return to;
+        goto failed;
+    }
+    if (ftruncate(fd, 0) != 0)
+        goto failed;
+    fputs(header, to);
+    return to;
+failed:
+    if (to)
+        fclose(to);
+    else if (fd >= 0)
+        close(fd);
+    return NULL;
+}
+
+static void warn_lost(void)
+{
+    const uint64_t lost = __atomic_exchange_n(&trace_state.lost, 0, __ATOMIC_RELAXED);
+
+    if (lost)
+        log_line(LOG_WARN, "EPX_TRACE: %" PRIu64 " events did not fit into %d MB of memory", lost,
+                 (int)(TRACE_MOST_CHUNKS * sizeof(struct trace_chunk) >> 20));
+}
+
+void trace_flush(void)
+{
+    struct writer w;
+    int bad;
+
+    if (!trace_state.path)
+        return;
+    pthread_mutex_lock(&trace_state.lock);
+    w.to = open_file();
+    for (struct trace_buffer *b = w.to ? trace_state.first : NULL; b; b = b->next) {
+        w.buffer = b;
+        b->written = trace_each(b, b->written, write_event, &w);
+    }
+    if (w.to)
+        fputs(footer, w.to);
+    bad = !w.to || ferror(w.to);
+    if (w.to && fclose(w.to) != 0) /* which gives the lock back */
+        bad = 1;
+    if (bad && !trace_state.warned)
+        log_line(LOG_WARN, "EPX_TRACE: cannot write '%s': %s", trace_state.path, strerror(errno));
+    trace_state.warned |= bad;
+    pthread_mutex_unlock(&trace_state.lock);
+    warn_lost();
+}
+
+/* Programs need not destroy their groups. */
+__attribute__((destructor)) static void flush_at_exit(void)
+{
+    trace_flush();
+}

@@ -1,0 +1,71 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""trace_check.py FILE --ranks N --operations A,B [--nets] [--slack-us N]: spans of a thread nest, phases lie in their
+operations, and no wait ends before the signal that ends it was given."""
+import argparse
+import collections
+import json
+
+parser = argparse.ArgumentParser()
+parser.add_argument('file')
+parser.add_argument('--ranks', type=int)
+parser.add_argument('--operations')
+parser.add_argument('--nets', action='store_true')
+parser.add_argument('--slack-us', type=float, default=0)
+args = parser.parse_args()
+events = json.load(open(args.file, encoding='utf-8'))['traceEvents']
+TICK = 0.002  # microseconds have three decimals
+
+
+def check_nesting(spans):
+    """Of one thread: each span lies in the one that was open when it began, or behind it."""
+    stack = []
+    for e in sorted(spans, key=lambda e: (e['ts'], -e['dur'])):
+        while stack and stack[-1]['ts'] + stack[-1]['dur'] <= e['ts'] + TICK:
+            stack.pop()
+        if stack:
+            assert e['ts'] + e['dur'] <= stack[-1]['ts'] + stack[-1]['dur'] + TICK, (stack[-1], e)
+        if e['cat'] == 'phase':
+            assert any(o['cat'] == 'operation' and o['name'] == e['args']['of'] for o in stack), e
+        stack.append(e)
+
+
+threads = collections.defaultdict(list)
+for e in events:
+    if e['ph'] == 'X':
+        threads[e['pid'], e['tid']].append(e)
+for spans in threads.values():
+    check_nesting(spans)
+
+ranks = {pid for pid, _ in threads}
+assert ranks == set(range(args.ranks)), ranks
+operations = collections.Counter((e['pid'], e['name']) for e in events if e.get('cat') == 'operation')
+for name in args.operations.split(','):
+    assert all(operations[r, name] >= 3 for r in ranks), (name, operations)
+calls = {e['name'] for e in events if e.get('cat') == 'call'}
+assert {'epx_dispatch', 'epx_combine', 'epx_stream_sync'} <= calls, calls
+
+signals = {(e['pid'], e['args']['what']): e['ts'] for e in events if e['ph'] == 'i'}
+ended = 0
+for e in events:
+    if e.get('cat') != 'wait' or 'what' not in e.get('args', {}):
+        continue
+    given = signals.get((e['args']['peer'], e['args']['what']))
+    assert given is not None, ('a wait ended without its signal', e)
+    assert given <= e['ts'] + e['dur'] + TICK + args.slack_us, ('the signal came later', given, e)
+    ended += 1
+assert ended > 0, 'no wait was ended by a signal'
+arrows = [collections.Counter(e['id'] for e in events if e['ph'] == p) for p in 'sf']
+assert set(arrows[1]) <= set(arrows[0]), 'an arrow without a beginning'
+
+puts = collections.defaultdict(dict)
+for e in events:
+    if e.get('cat') == 'put':
+        puts[e['id']][e['ph']] = e['ts']
+assert all(p['b'] <= p['e'] + TICK for p in puts.values())
+if args.nets:
+    batches = [e for e in events if e['name'] == 'proxy batch']
+    windows = [e for e in events if e['ph'] == 'C']
+    assert puts and batches and windows and all(e['args']['limit'] > 0 for e in windows)
+    assert sum(e['args']['puts'] for e in batches) >= len(puts), 'more puts complete than batches post'
+print(f'ok: {len(events)} events of {len(ranks)} ranks, {ended} waits after their signals, {len(puts)} puts')
