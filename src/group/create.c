@@ -14,6 +14,7 @@
 #include "group/region.h"
 #include "group/registry.h"
 #include "group/streams.h"
+#include "group/watch.h"
 #include "group/align.h"
 #include "util/env.h"
 #include "util/leak.h"
@@ -82,6 +83,7 @@ epx_status group_free(struct epx_group *group)
         if (!group->kept)
             close_memory(group);
     }
+    watch_destroy(group);
     membership_close(group->membership);
     if (group->boot)
         boot_close(group->boot);
@@ -155,6 +157,7 @@ epx_status group_open_tables(struct epx_group *group)
 {
     epx_status status;
 
+    watch_create(group);
     choose_agents(group);
     status = group->device->ops->rows_reserve(group->device, cast_row_bytes(&group->set), group->set.agents);
     return status == EPX_OK ? group_device_create(group) : status;

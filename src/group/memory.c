@@ -6,6 +6,7 @@
 
 #include "group/region.h"
 #include "util/status.h"
+#include "util/watch.h"
 
 #define RINGS_MAX 64
 
@@ -215,6 +216,10 @@ static void fill_shadow(struct epx_group *group, const struct blocks *b)
     g->members = (int32_t *)(base + b->members);
     g->error = group->error;
     g->stats = (struct device_stats *)(base + b->stats);
+    if (group->watch && group->device->ops->caps & DEVICE_HOST_ACCESS) {
+        g->watch = group->watch;
+        g->stats = &group->watch->stats;
+    }
     g->tables = (int32_t *)(base + b->tables);
     g->layout_counts = (int32_t *)(base + b->layout_counts);
     g->max_agents = group->set.agents;

@@ -20,6 +20,7 @@
 #include "util/pause.h"
 #include "util/runtime.h"
 #include "util/status.h"
+#include "util/watch.h"
 #include "util/text.h"
 
 #define RING_SLOTS 4096
@@ -210,6 +211,7 @@ static epx_status open_proxies(struct epx_group *group, int *dmabuf)
     o.flows = signal_flows;
     if (group->device->ops->caps & DEVICE_HOST_HEAP)
         o.bell = &((struct control *)group->heap.base)->bell;
+    o.windows = group->watch ? watch_windows(group->watch) : NULL;
     o.on_error = on_error;
     o.alarm_kind = SIG_ABORT;
     o.on_alarm = on_alarm;

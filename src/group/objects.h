@@ -72,7 +72,10 @@ struct epx_group {
     struct device_event *order_event;
     void *round_rows; /* high throughput: rows that rounds of a combine keep (modes/high_throughput.c) */
     uint64_t round_bytes;
-    int all_trace;                 /* EPX_TRACE is set on all ranks */
+    int all_trace;       /* EPX_TRACE is set on all ranks */
+    struct watch *watch; /* for epx top (watch.c); NULL: none */
+    char watch_path[64];
+    int watch_fd;
     uint64_t issued[STAGED_KINDS]; /* low-latency operations so far */
     struct epx_handle *handles;
     struct epx_event *events;

@@ -2,6 +2,7 @@
 #include "group/registry.h"
 
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 
@@ -10,6 +11,7 @@
 #include "util/clock.h"
 #include "util/status.h"
 #include "util/trace.h"
+#include "util/watch.h"
 
 struct entry {
     const void *object;
@@ -161,7 +163,13 @@ static void leave(struct epx_group *group)
 /* The call as a span of the trace, and as a range of NVIDIA's profilers. */
 static void trace_enter(struct api_call *call, const char *function)
 {
+    struct watch *w = call->group->watch;
+
     nvtx_push(function);
+    if (w && !call->shared) {
+        snprintf(w->function, sizeof(w->function), "%s", function);
+        __atomic_fetch_add(&w->calls, 1, __ATOMIC_RELAXED);
+    }
     call->function = function;
     call->rank = call->group->rank;
     call->began_ns = trace_on() ? clock_ns() : 0;

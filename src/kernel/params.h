@@ -24,6 +24,7 @@
 #include "kernel/signals.h"
 
 struct ring_dev; /* kernel/command.h */
+struct watch;    /* util/watch.h */
 
 enum kernel_id {
     KERNEL_LL_DISPATCH,
@@ -304,6 +305,7 @@ struct group_dev {
     const int32_t *members; /* [R] likewise, as all ranks agreed last */
     struct error_record *error;
     struct device_stats *stats;
+    struct watch *watch;    /* what epx top sees; NULL on a GPU, and where there is none */
     int32_t *tables;        /* [agents][E + 2 * R]: counting, see route.h and layout.h */
     int32_t *layout_counts; /* [E + 2 * R + 1]: sums and a ticket, zero between launches, see layout.h */
     int32_t max_agents;

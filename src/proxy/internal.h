@@ -24,6 +24,7 @@
 #include "proxy/proxy.h"
 #include "proxy/ring.h"
 #include "util/trace.h"
+#include "util/watch.h"
 
 /* A put that is not posted yet: commands are merged into it. */
 struct pending {
@@ -330,6 +331,22 @@ static inline int alarm_waits(const struct proxy_thread *t)
 {
     return (t->alarm_next < t->npeers && __atomic_load_n(t->ring.dev.alarm, __ATOMIC_ACQUIRE) != 0) ||
            __atomic_load_n(t->ring.dev.ask, __ATOMIC_ACQUIRE) != t->asked_word;
+}
+
+/* For epx top. */
+static inline void show_window(const struct proxy_thread *t, const struct peer *peer, uint64_t posted)
+{
+    struct watch_window *w = t->group->options.windows ? &t->group->options.windows[peer->rank] : NULL;
+
+    if (!w)
+        return;
+    __atomic_store_n(&w->is_used, 1, __ATOMIC_RELAXED);
+    __atomic_store_n(&w->bytes, peer->window.bytes, __ATOMIC_RELAXED);
+    __atomic_store_n(&w->bytes_limit, peer->window.bytes_limit, __ATOMIC_RELAXED);
+    __atomic_store_n(&w->messages, peer->window.messages, __ATOMIC_RELAXED);
+    __atomic_store_n(&w->messages_limit, peer->window.messages_limit, __ATOMIC_RELAXED);
+    __atomic_store_n(&w->pending, peer->tail - peer->head, __ATOMIC_RELAXED);
+    __atomic_store_n(&w->sent_bytes, w->sent_bytes + posted, __ATOMIC_RELAXED);
 }
 
 /* A simulation has another clock, and is not traced. */

@@ -376,6 +376,7 @@ static int post_peer(struct proxy_thread *t, struct peer *peer)
     }
     if (peer->head == peer->tail)
         peer->stalled = 0;
+    show_window(t, peer, bytes);
     return n;
 }
 

@@ -21,6 +21,7 @@ struct proxy_limits {
 };
 
 struct cpu_env;
+struct watch_window; /* util/watch.h */
 
 struct proxy_options {
     int rank, nranks;
@@ -50,11 +51,12 @@ struct proxy_options {
     uint64_t *sent_all;    /* [threads] with aggregates: the sum of `sent` of its peers */
     const uint8_t *sums;   /* [kinds] with aggregates: 1 = the sum */
     int kinds, slots;
-    const uint8_t *flows;  /* [kinds]: enum proxy_flow of each; NULL = all PROXY_LOW_LATENCY */
-    int alarm_kind;        /* with on_alarm: this kind has no counters, but is a question (kernel/command.h) */
-    const uint8_t *relays; /* [nranks] or NULL: 1 = told of aborts that this rank has heard of from others */
-    int grace_ms;          /* a lost peer is reported so much later (alarm.c) */
-    struct doorbell *bell; /* rung after counters or a ring's tail advance: the rank's CPU agents sleep there */
+    const uint8_t *flows;         /* [kinds]: enum proxy_flow of each; NULL = all PROXY_LOW_LATENCY */
+    int alarm_kind;               /* with on_alarm: this kind has no counters, but is a question (kernel/command.h) */
+    const uint8_t *relays;        /* [nranks] or NULL: 1 = told of aborts that this rank has heard of from others */
+    int grace_ms;                 /* a lost peer is reported so much later (alarm.c) */
+    struct watch_window *windows; /* [nranks] or NULL: what epx top sees */
+    struct doorbell *bell;        /* rung after counters or a ring's tail advance: the rank's CPU agents sleep there */
     struct proxy_limits limits;
     const struct cpu_env
         *env;            /* clock, and how agents behind `bell` wake; NULL = threads. Simulations have their own */

@@ -154,6 +154,7 @@ int window_completed(struct proxy_thread *t, struct peer *peer, uint64_t number,
         peer->oldest++;
     if ((int64_t)(peer->oldest - w->round_end) >= 0)
         end_round(w, peer->next, loop_now(t));
+    show_window(t, peer, 0);
     if (proxy_traces(t))
         trace_window(t, peer, loop_now(t));
     return completed == count ? 0 : -1;

@@ -13,6 +13,7 @@
 static const struct env_entry entries[] = {
     {"EPX_LOG", "", "warn", "Least severe log lines shown on stderr: none, error, warn, info or debug"},
     {"EPX_TRACE", "", "none", "File for a trace of all operations, in the JSON of Perfetto and chrome://tracing"},
+    {"EPX_TOP", "", "1", "0: groups are not shown by epx top, and make no page in /dev/shm for it"},
     {"EPX_TIMEOUT_MS", "NCCL_EP_TIMEOUT_MS,UCCL_EP_CPU_TIMEOUT_SECS", "100000",
      "Deadline of every wait of a group, in milliseconds, where its configuration says 0"},
     {"EPX_BOOT_TIMEOUT_MS", "", "the group's timeout",

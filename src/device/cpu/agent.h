@@ -32,8 +32,12 @@ struct agent {
     /* Tracing (util/trace.h); `traced` NULL: off, and nothing else of this counts. */
     const char *traced; /* the kernel */
     uint64_t mark_ns;   /* when its last phase ended */
-    int rank, wait_phase, wait_peer;
+    int rank;
     uint64_t wait_what; /* TRACE_WHAT */
+    /* What this agent waits for, also for epx top. */
+    int wait_phase, wait_peer;
+    uint64_t wait_since_ns; /* 0: it does not */
+    struct watch *watch;
 };
 
 extern const struct cpu_env cpu_thread_env;

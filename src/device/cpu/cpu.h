@@ -75,11 +75,14 @@ epx_status cpu_launch(struct device *device, struct device_stream *stream, enum 
 struct mark;
 /* Queues "this mark is reached". The queue takes over one reference on success. */
 epx_status stream_queue_mark(struct device_stream *stream, struct mark *mark);
-/* Does the calling thread run a task of this stream just now? Then waiting for the stream would never end. */
-/* Tracing of one agent's kernel (marks.c): the time at which it began, or 0 where nothing is traced. */
-uint64_t cpu_trace_begin(struct agent *agent, const char *kernel, int rank);
-void cpu_trace_end(struct agent *agent, uint64_t began);
+/* One agent's kernel, for a trace and for epx top (marks.c). g NULL: a kernel without a group. Returns when it began,
+ * or 0 where nobody wants to know. */
+uint64_t cpu_kernel_begin(struct agent *agent, const struct group_dev *g, enum kernel_id id, const char *name);
+void cpu_kernel_end(struct agent *agent, const struct group_dev *g, enum kernel_id id, uint64_t began);
+/* This agent does not wait any more. */
+void cpu_watch_clear(struct agent *agent);
 void cpu_trace_wait(const struct agent *agent, uint64_t began, uint64_t now);
+/* Does the calling thread run a task of this stream just now? Then waiting for the stream would never end. */
 int stream_runs_here(const struct device_stream *stream);
 
 /* ---- event.c ------------------------------------------------------------------------------------------------ */

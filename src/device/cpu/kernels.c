@@ -12,24 +12,24 @@
 #include "kernel/mask.h"
 #include "kernel/ring_bench.h"
 
-#define CPU_KERNEL(name, title, rank)                               \
-    static void run_##name(struct agent *agent, const void *params) \
-    {                                                               \
-        const struct name##_params *p = params;                     \
-        const uint64_t began = cpu_trace_begin(agent, title, rank); \
-                                                                    \
-        kernel_##name(agent, p);                                    \
-        cpu_trace_end(agent, began);                                \
+#define CPU_KERNEL(name, id, title, group)                                \
+    static void run_##name(struct agent *agent, const void *params)       \
+    {                                                                     \
+        const struct name##_params *p = params;                           \
+        const uint64_t began = cpu_kernel_begin(agent, group, id, title); \
+                                                                          \
+        kernel_##name(agent, p);                                          \
+        cpu_kernel_end(agent, group, id, began);                          \
     }
 
-CPU_KERNEL(ll_dispatch, "ll dispatch", p->g->rank)
-CPU_KERNEL(ll_combine, "ll combine", p->g->rank)
-CPU_KERNEL(ht_notify, "ht update", p->g->rank)
-CPU_KERNEL(ht_dispatch, "ht dispatch", p->g->rank)
-CPU_KERNEL(ht_combine, "ht combine", p->g->rank)
-CPU_KERNEL(mask, "mask", p->g->rank)
-CPU_KERNEL(layout_count, "layout", p->g->rank)
-CPU_KERNEL(ring_bench, "ring bench", (int)p->control->rank)
+CPU_KERNEL(ll_dispatch, KERNEL_LL_DISPATCH, "ll dispatch", p->g)
+CPU_KERNEL(ll_combine, KERNEL_LL_COMBINE, "ll combine", p->g)
+CPU_KERNEL(ht_notify, KERNEL_HT_NOTIFY, "ht update", p->g)
+CPU_KERNEL(ht_dispatch, KERNEL_HT_DISPATCH, "ht dispatch", p->g)
+CPU_KERNEL(ht_combine, KERNEL_HT_COMBINE, "ht combine", p->g)
+CPU_KERNEL(mask, KERNEL_MASK, "mask", p->g)
+CPU_KERNEL(layout_count, KERNEL_LAYOUT, "layout", p->g)
+CPU_KERNEL(ring_bench, KERNEL_RING_BENCH, "ring bench", NULL)
 
 const cpu_kernel_fn cpu_kernels[KERNEL_COUNT] = {
     [KERNEL_LL_DISPATCH] = run_ll_dispatch,

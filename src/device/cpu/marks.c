@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What CPU agents add to a trace: operations, their phases, waits for peers, signals to peers. */
+/* What CPU agents add to a trace, and show to epx top: operations, their phases, waits for peers, signals to peers. */
 #include "device/cpu/cpu.h"
 #include "kernel/params.h"
 #include "util/clock.h"
 #include "util/trace.h"
+#include "util/watch.h"
 
 #define PHASE_TEXT(phase, maskable, text) [PHASE_##phase] = text,
 #define SIGNAL_TEXT(kind, operation, counts, flow, owed, maskable, text) [PHASE_##kind] = text,
@@ -27,14 +28,24 @@ static void add_span(const struct agent *agent, const char *category, const char
 }
 
 /* Agents that run in a simulation have another clock, and are not traced. */
-uint64_t cpu_trace_begin(struct agent *agent, const char *kernel, int rank)
+uint64_t cpu_kernel_begin(struct agent *agent, const struct group_dev *g, enum kernel_id id, const char *name)
 {
-    if (!trace_on() || agent->env != &cpu_thread_env)
+    const int traced = trace_on() && g && agent->env == &cpu_thread_env;
+    struct watch *w = g ? g->watch : NULL;
+    uint64_t now;
+
+    if (!traced && !w)
         return 0;
-    agent->traced = kernel;
-    agent->rank = rank;
-    agent->mark_ns = clock_ns();
-    return agent->mark_ns;
+    now = clock_ns();
+    agent->watch = w;
+    if (w && agent->index == 0) {
+        __atomic_store_n(&w->running, (uint32_t)id, __ATOMIC_RELAXED);
+        __atomic_store_n(&w->running_ns, now, __ATOMIC_RELAXED);
+    }
+    agent->traced = traced ? name : NULL;
+    agent->rank = g ? g->rank : 0;
+    agent->mark_ns = now;
+    return now;
 }
 
 void cpu_mark(struct agent *agent, const char *phase)
@@ -45,13 +56,41 @@ void cpu_mark(struct agent *agent, const char *phase)
     agent->mark_ns = now;
 }
 
-void cpu_trace_end(struct agent *agent, uint64_t began)
+void cpu_watch_clear(struct agent *agent)
 {
-    if (!agent->traced)
+    agent->wait_since_ns = 0;
+    if (agent->watch && agent->index < WATCH_AGENTS)
+        __atomic_store_n(&agent->watch->waits[agent->index].since_ns, 0, __ATOMIC_RELAXED);
+}
+
+/* By agent 0: one writer each. */
+static void count_operation(struct watch *w, const struct group_dev *g, enum kernel_id id, uint64_t ns)
+{
+    uint32_t *bucket = &w->times[id][watch_bucket(ns)];
+
+    __atomic_store_n(&w->running_ns, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&w->count[id], w->count[id] + 1, __ATOMIC_RELAXED);
+    __atomic_store_n(&w->total_ns[id], w->total_ns[id] + ns, __ATOMIC_RELAXED);
+    __atomic_store_n(bucket, *bucket + 1, __ATOMIC_RELAXED);
+    for (int r = 0; g->enable_mask && r < g->nranks; r++)
+        __atomic_store_n(&watch_mask(w)[r], g->mask[r], __ATOMIC_RELAXED);
+}
+
+void cpu_kernel_end(struct agent *agent, const struct group_dev *g, enum kernel_id id, uint64_t began)
+{
+    if (!began)
         return;
-    cpu_mark(agent, "end");
-    add_span(agent, "operation", agent->traced, NULL, began, agent->mark_ns);
-    agent->traced = NULL;
+    if (agent->traced) {
+        cpu_mark(agent, "end");
+        add_span(agent, "operation", agent->traced, NULL, began, agent->mark_ns);
+        agent->traced = NULL;
+    }
+    if (!agent->watch)
+        return;
+    cpu_watch_clear(agent);
+    if (agent->index == 0)
+        count_operation(agent->watch, g, id, clock_ns() - began);
+    agent->watch = NULL;
 }
 
 void cpu_trace_wait(const struct agent *agent, uint64_t began, uint64_t now)

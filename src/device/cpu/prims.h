@@ -27,7 +27,7 @@
 
 /* Phases, waits and signals of a trace: what AG_MARK says, and for whom ag_wait_ge is about to wait. */
 #define AG_MARK(ag, name) ((ag)->traced ? cpu_mark(ag, name) : (void)0)
-#define AG_WAITS(ag, phase, peer) ((ag)->wait_phase = (phase), (ag)->wait_peer = (peer))
+#define AG_WAITS(ag, phase, peer) cpu_waits(ag, phase, peer)
 #define AG_WAITS_SIGNAL(ag, kind, slot, value) ((ag)->wait_what = (ag)->traced ? TRACE_WHAT(kind, slot, value) : 0)
 #define AG_SIGNALS(ag, g, kind, slot, value) \
     ((ag)->traced ? cpu_trace_signal(ag, (g)->nranks, kind, slot, value) : (void)0)
@@ -35,6 +35,15 @@
 /* The hardware follows a row once it has seen its beginning; this covers that. */
 #define PREFETCH_BYTES 512
 #define AG_PREFETCH(ptr) cpu_prefetch(ptr)
+
+/* A wait that only learns whom it is for has begun before. */
+KFN void cpu_waits(struct agent *ag, int phase, int peer)
+{
+    if (ag->wait_phase != phase)
+        ag->wait_since_ns = 0;
+    ag->wait_phase = phase;
+    ag->wait_peer = peer;
+}
 
 KFN void cpu_prefetch(const void *row)
 {

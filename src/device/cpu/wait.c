@@ -32,6 +32,7 @@
 #include "device/cpu/cpu.h"
 #include "util/clock.h"
 #include "util/runtime.h"
+#include "util/watch.h"
 
 #define SLEEP_MAX_NS 20000000u
 /* Some hundred nanoseconds: enough for a peer that runs just now on another core, little to lose when none does. */
@@ -138,6 +139,20 @@ static enum wait_result wait_asleep(struct agent *agent, const uint64_t *word, u
     }
 }
 
+/* For epx top; slices of one wait count as one (kernel/blame.h). */
+static void show_wait(struct agent *agent, uint64_t now)
+{
+    struct watch_wait *wait;
+
+    if (!agent->watch || agent->index >= WATCH_AGENTS)
+        return;
+    wait = &agent->watch->waits[agent->index];
+    agent->wait_since_ns = agent->wait_since_ns ? agent->wait_since_ns : now;
+    __atomic_store_n(&wait->peer, agent->wait_peer, __ATOMIC_RELAXED);
+    __atomic_store_n(&wait->phase, agent->wait_phase, __ATOMIC_RELAXED);
+    __atomic_store_n(&wait->since_ns, agent->wait_since_ns, __ATOMIC_RELAXED);
+}
+
 enum wait_result cpu_wait_ge(struct agent *agent, const uint64_t *word, uint64_t target, uint64_t timeout_ns)
 {
     const struct cpu_env *env = agent->env;
@@ -150,7 +165,10 @@ enum wait_result cpu_wait_ge(struct agent *agent, const uint64_t *word, uint64_t
     if (env == &cpu_thread_env && spin(word, target))
         return WAIT_OK;
     start = env->now_ns(env->self);
+    show_wait(agent, start);
     result = wait_asleep(agent, word, target, start, timeout_ns < UINT64_MAX - start ? start + timeout_ns : UINT64_MAX);
+    if (result == WAIT_OK)
+        cpu_watch_clear(agent);
     agent->waits++;
     now = env->now_ns(env->self);
     agent->wait_ns += now - start;

@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * `epx top`: the groups of this user on this machine, from the pages that their ranks have in shared memory
+ * (util/watch.h). Nothing is asked of the ranks: it works while a group hangs, which is when it is needed.
+ *
+ *      top.c         the command: looks twice, prints, again and again
+ *      top_pages.c   finding and mapping pages; what became of their processes
+ *      top_print.c   text and JSON
+ */
+#include "top.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "commands.h"
+#include "options.h"
+#include "util/clock.h"
+
+enum { ONCE_MS = 200 };
+
+struct options {
+    int32_t json, once, interval_ms;
+};
+
+#define FIELD(name) offsetof(struct options, name)
+
+static const struct option_spec specs[] = {
+    {.kind = OPTION_TITLE, .help = "Options:"},
+    {.name = "interval",
+     .kind = OPTION_SECONDS,
+     .value = "SECONDS",
+     .help = "time between two looks",
+     .fallback = "1",
+     .offset = FIELD(interval_ms),
+     .low = 50,
+     .high = 3600000},
+    {.name = "once",
+     .kind = OPTION_FLAG,
+     .help = "print once and end; so it does without a terminal",
+     .offset = FIELD(once)},
+    {.name = "json", .kind = OPTION_FLAG, .help = "one JSON object, once", .offset = FIELD(json)},
+};
+
+static const struct option_table table = {
+    .program = "epx top",
+    .usage = "epx top [options]",
+    .about =
+        "Shows the running groups of this user on this machine: operations and bytes per second, p50 and p99, who\n"
+        "waits for whom and since when, windows to other nodes, masked ranks. It reads shared memory and asks\n"
+        "nothing of the ranks, so that it also shows a group that hangs.",
+    .notes = "Exit status: 0 when there are groups, 1 when there are none, 2 for a wrong command line.\n",
+    .specs = specs,
+    .count = (int)(sizeof(specs) / sizeof(specs[0])),
+};
+
+/* What the counters were at the first look. */
+static void remember(struct top *top)
+{
+    for (int i = 0; i < top->count; i++) {
+        struct top_page *p = &top->pages[i];
+
+        memcpy(p->before, p->page->count, sizeof(p->before));
+        p->bytes_before = top_bytes(p->page);
+    }
+    top->before_ns = clock_ns();
+}
+
+/* One view: pages that come and go meanwhile are seen next time. */
+static int look(const struct options *o, int ms, int clear)
+{
+    struct top top = {0};
+    int count;
+
+    top_open(&top);
+    remember(&top);
+    usleep((useconds_t)ms * 1000);
+    top.now_ns = clock_ns();
+    if (clear)
+        fputs("\033[H\033[J", stdout);
+    if (o->json)
+        top_print_json(&top);
+    else
+        top_print(&top);
+    fflush(stdout);
+    count = top.count;
+    top_close(&top);
+    return count;
+}
+
+int cmd_top(int argc, char **argv)
+{
+    struct options o = {.interval_ms = 1000};
+    int next, terminal = isatty(STDOUT_FILENO), count;
+    const enum option_result parsed = options_parse(&table, &o, argc, argv, 1, &next);
+
+    if (parsed != OPTIONS_OK)
+        return parsed == OPTIONS_HELP ? EXIT_OK : EXIT_USAGE;
+    if (o.json || o.once || !terminal)
+        return look(&o, ONCE_MS, 0) > 0 ? EXIT_OK : EXIT_FAILED;
+    do
+        count = look(&o, o.interval_ms, 1);
+    while (count > 0 || terminal);
+    return EXIT_OK;
+}

@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef EPX_TOOLS_TOP_H
+#define EPX_TOOLS_TOP_H
+
+#include "util/watch.h"
+
+/* What /proc says of a process: R running, S asleep, T stopped, Z or X ended, ? not known. */
+struct top_page {
+    const struct watch *page; /* mapped, read only; it changes while it is read */
+    size_t bytes;
+    char state;
+    uint64_t before[WATCH_KERNELS], bytes_before;
+};
+
+struct top {
+    struct top_page *pages; /* by group, then by rank */
+    int count;
+    uint64_t before_ns, now_ns;
+};
+
+void top_open(struct top *top);
+void top_close(struct top *top);
+
+/* Bytes that the rank has moved so far: to ranks of its node and to other nodes. */
+uint64_t top_bytes(const struct watch *w);
+/* The wait of one of its agents that has lasted longest; NULL: none waits for a peer. */
+const struct watch_wait *top_longest_wait(const struct watch *w);
+/* What the rank that others wait for is doing: index of the page that keeps the group waiting; -1: nobody does. */
+int top_culprit(const struct top *top, int first, int end);
+double top_percentile_us(const struct watch *w, int kernel, double percent);
+
+void top_print(const struct top *top);
+void top_print_json(const struct top *top);
+
+#endif

@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "group/watch.h"
+#include "top.h"
+
+/* A page whose process is gone has no lock any more: it is removed. */
+static int is_alive(int fd, int folder, const char *name)
+{
+    struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET};
+
+    if (fcntl(fd, F_GETLK, &lock) != 0 || lock.l_type != F_UNLCK)
+        return 1;
+    unlinkat(folder, name, 0);
+    return 0;
+}
+
+static int is_page(const struct watch *w, size_t bytes)
+{
+    /* Acquire: pairs with the release of group/watch.c. */
+    return bytes >= sizeof(*w) && __atomic_load_n(&w->magic, __ATOMIC_ACQUIRE) == WATCH_MAGIC &&
+           w->version == WATCH_VERSION && w->bytes <= bytes && w->nranks > 0 && w->rank >= 0 && w->rank < w->nranks &&
+           sizeof(*w) + (size_t)w->nranks * (sizeof(struct watch_window) + sizeof(int32_t)) <= bytes;
+}
+
+static char process_state(int pid)
+{
+    char path[32], line[256] = "", *end;
+    FILE *file;
+
+    snprintf(path, sizeof(path), "/proc/%d/stat", pid);
+    file = fopen(path, "re");
+    if (!file)
+        return 'X';
+    if (!fgets(line, sizeof(line), file))
+        line[0] = 0;
+    fclose(file);
+    end = strrchr(line, ')'); /* "4711 (name) T ..." */
+    return end && end[1] ? end[2] : '?';
+}
+
+static void add_page(struct top *top, const struct watch *w, size_t bytes)
+{
+    struct top_page *pages = realloc(top->pages, (size_t)(top->count + 1) * sizeof(*pages));
+
+    if (!pages) {
+        munmap((void *)(uintptr_t)w, bytes);
+        return;
+    }
+    top->pages = pages;
+    pages[top->count++] = (struct top_page){.page = w, .bytes = bytes, .state = process_state(w->pid)};
+}
+
+static void open_page(struct top *top, int folder, const char *name)
+{
+    const int fd = openat(folder, name, O_RDWR | O_NOFOLLOW | O_CLOEXEC); /* a lock is asked for by who could write */
+    struct stat st;
+    const struct watch *w = MAP_FAILED;
+
+    if (fd < 0)
+        return;
+    if (fstat(fd, &st) == 0 && st.st_uid == getuid() && S_ISREG(st.st_mode) && is_alive(fd, folder, name) &&
+        st.st_size >= (off_t)sizeof(*w))
+        w = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, fd, 0);
+    close(fd);
+    if (w == MAP_FAILED)
+        return;
+    if (is_page(w, (size_t)st.st_size))
+        add_page(top, w, (size_t)st.st_size);
+    else
+        munmap((void *)(uintptr_t)w, (size_t)st.st_size);
+}
+
+static int by_group(const void *a, const void *b)
+{
+    const struct watch *x = ((const struct top_page *)a)->page, *y = ((const struct top_page *)b)->page;
+
+    if (x->group != y->group)
+        return x->group < y->group ? -1 : 1;
+    return x->rank - y->rank;
+}
+
+void top_open(struct top *top)
+{
+    DIR *dir = opendir(WATCH_FOLDER);
+    const struct dirent *entry;
+    char mine[40];
+
+    snprintf(mine, sizeof(mine), "epx-top-%ld-", (long)getuid());
+    while (dir && (entry = readdir(dir)))
+        if (strncmp(entry->d_name, mine, strlen(mine)) == 0)
+            open_page(top, dirfd(dir), entry->d_name);
+    if (dir)
+        closedir(dir);
+    if (top->count > 0)
+        qsort(top->pages, (size_t)top->count, sizeof(*top->pages), by_group);
+}
+
+void top_close(struct top *top)
+{
+    for (int i = 0; i < top->count; i++)
+        munmap((void *)(uintptr_t)top->pages[i].page, top->pages[i].bytes);
+    free(top->pages);
+    memset(top, 0, sizeof(*top));
+}
+
+uint64_t top_bytes(const struct watch *w)
+{
+    uint64_t sum = __atomic_load_n(&w->stats.bytes_peer, __ATOMIC_RELAXED);
+
+    for (int r = 0; r < w->nranks; r++)
+        sum += __atomic_load_n(&watch_windows(w)[r].sent_bytes, __ATOMIC_RELAXED);
+    return sum;
+}
+
+const struct watch_wait *top_longest_wait(const struct watch *w)
+{
+    const struct watch_wait *longest = NULL;
+
+    for (int i = 0; i < WATCH_AGENTS; i++) {
+        const struct watch_wait *wait = &w->waits[i];
+        const uint64_t since = __atomic_load_n(&wait->since_ns, __ATOMIC_RELAXED);
+
+        if (since && wait->phase != PHASE_AGENTS && (!longest || since < longest->since_ns))
+            longest = wait;
+    }
+    return longest;
+}
+
+static int page_of(const struct top *top, int first, int end, int rank)
+{
+    for (int i = first; i < end; i++)
+        if (top->pages[i].page->rank == rank)
+            return i;
+    return -1;
+}
+
+/* From the rank that has waited longest on: whom it waits for, whom that one waits for, until one does not run or does
+ * not wait. */
+int top_culprit(const struct top *top, int first, int end)
+{
+    const struct watch_wait *longest = NULL;
+    int at = -1;
+
+    for (int i = first; i < end; i++) {
+        const struct watch_wait *wait = top_longest_wait(top->pages[i].page);
+
+        if (wait && wait->peer >= 0 && (!longest || wait->since_ns < longest->since_ns)) {
+            longest = wait;
+            at = page_of(top, first, end, wait->peer);
+        }
+    }
+    for (int hops = 0; at >= 0 && hops < end - first; hops++) {
+        const struct watch_wait *wait = top_longest_wait(top->pages[at].page);
+        const int next = wait && wait->peer >= 0 ? page_of(top, first, end, wait->peer) : -1;
+
+        if (next < 0 || strchr("TtZX", top->pages[at].state))
+            break;
+        at = next;
+    }
+    return at;
+}
+
+double top_percentile_us(const struct watch *w, int kernel, double percent)
+{
+    uint64_t all = 0, seen = 0;
+
+    for (int i = 0; i < WATCH_BUCKETS; i++)
+        all += w->times[kernel][i];
+    for (int i = 0; i < WATCH_BUCKETS && all; i++) {
+        seen += w->times[kernel][i];
+        if ((double)seen >= percent / 100 * (double)all)
+            return watch_bucket_ns(i) / 1e3;
+    }
+    return 0;
+}

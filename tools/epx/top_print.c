@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdio.h>
+#include <string.h>
+
+#include "top.h"
+
+static const char *const kernels[WATCH_KERNELS] = {[KERNEL_LL_DISPATCH] = "ll dispatch",
+                                                   [KERNEL_LL_COMBINE] = "ll combine",
+                                                   [KERNEL_LL_COMBINE_LOGFMT] = "ll combine",
+                                                   [KERNEL_HT_NOTIFY] = "ht update",
+                                                   [KERNEL_HT_DISPATCH] = "ht dispatch",
+                                                   [KERNEL_HT_COMBINE] = "ht combine",
+                                                   [KERNEL_MASK] = "mask",
+                                                   [KERNEL_LAYOUT] = "layout",
+                                                   [KERNEL_RING_BENCH] = "ring bench"};
+
+#define PHASE_TEXT(phase, maskable, text) [PHASE_##phase] = text,
+#define SIGNAL_TEXT(kind, operation, counts, flow, owed, maskable, text) [PHASE_##kind] = text,
+static const char *const phases[PHASE_COUNT] = {OTHER_PHASES(PHASE_TEXT) SIGNALS(SIGNAL_TEXT)};
+
+static const char *kernel_name(uint32_t id)
+{
+    return id < WATCH_KERNELS && kernels[id] ? kernels[id] : "?";
+}
+
+static const char *phase_text(int phase)
+{
+    return phase >= 0 && phase < PHASE_COUNT ? phases[phase] : "?";
+}
+
+static const char *state_text(char state)
+{
+    return strchr("Tt", state) ? "stopped" : strchr("ZX", state) ? "gone" : state == 'R' ? "running" : "asleep";
+}
+
+static double seconds_since(const struct top *top, uint64_t ns)
+{
+    return ns && top->now_ns > ns ? (double)(top->now_ns - ns) / 1e9 : 0;
+}
+
+static double per_second(const struct top *top, uint64_t before, uint64_t now)
+{
+    return now > before ? (double)(now - before) * 1e9 / (double)(top->now_ns - top->before_ns) : 0;
+}
+
+static double operations_per_second(const struct top *top, const struct top_page *p)
+{
+    double sum = 0;
+
+    for (int k = 0; k < WATCH_KERNELS; k++)
+        sum += per_second(top, p->before[k], p->page->count[k]);
+    return sum;
+}
+
+static int group_end(const struct top *top, int first)
+{
+    int end = first;
+
+    while (end < top->count && top->pages[end].page->group == top->pages[first].page->group)
+        end++;
+    return end;
+}
+
+/* ---- Text */
+
+static void print_rank(const struct top *top, const struct top_page *p)
+{
+    const struct watch *w = p->page;
+    const struct watch_wait *wait = top_longest_wait(w);
+    const uint64_t running_ns = w->running_ns;
+
+    printf("  %4d %7d %-8s %-12s %9.0f %9.1f", w->rank, w->pid, state_text(p->state),
+           running_ns ? kernel_name(w->running) : "-", operations_per_second(top, p),
+           per_second(top, p->bytes_before, top_bytes(w)) / 1e6);
+    if (wait && wait->peer >= 0)
+        printf("  rank %d for %.1f s (%s)", wait->peer, seconds_since(top, wait->since_ns), phase_text(wait->phase));
+    else if (wait)
+        printf("  ranks of other nodes for %.1f s (%s)", seconds_since(top, wait->since_ns), phase_text(wait->phase));
+    else
+        printf("  -");
+    printf("\n");
+}
+
+static void print_operations(const struct top *top, int first, int end)
+{
+    for (int k = 0; k < WATCH_KERNELS; k++) {
+        double p50 = 0, p99 = 0, rate = 0;
+        uint64_t count = 0;
+
+        for (int i = first; i < end; i++) {
+            const struct watch *w = top->pages[i].page;
+            const double mine = top_percentile_us(w, k, 99);
+
+            count += w->count[k];
+            rate += per_second(top, top->pages[i].before[k], w->count[k]) / (end - first);
+            p50 = top_percentile_us(w, k, 50) > p50 ? top_percentile_us(w, k, 50) : p50;
+            p99 = mine > p99 ? mine : p99;
+        }
+        if (count > 0)
+            printf("  %-12s %9.0f/s  p50 %9.0f us  p99 %9.0f us  (slowest rank, since the group was made)\n",
+                   kernel_name((uint32_t)k), rate, p50, p99);
+    }
+}
+
+static void print_net(const struct watch *w)
+{
+    for (int r = 0; r < w->nranks; r++) {
+        const struct watch_window *n = &watch_windows(w)[r];
+
+        if (n->is_used && (n->bytes > 0 || n->pending > 0))
+            printf("  window       rank %d to %d: %.1f of %.1f KB and %u of %u puts in flight, %u wait\n", w->rank, r,
+                   (double)n->bytes / 1e3, (double)n->bytes_limit / 1e3, n->messages, n->messages_limit, n->pending);
+        if (!watch_mask(w)[r])
+            printf("  masked       rank %d has masked rank %d\n", w->rank, r);
+    }
+}
+
+static void print_verdict(const struct top *top, int first, int end)
+{
+    const int at = top_culprit(top, first, end);
+    const struct watch *w = at >= 0 ? top->pages[at].page : NULL;
+    double longest = 0;
+
+    for (int i = first; i < end; i++) {
+        const struct watch_wait *wait = top_longest_wait(top->pages[i].page);
+        const double s = wait ? seconds_since(top, wait->since_ns) : 0;
+
+        longest = s > longest ? s : longest;
+    }
+    if (w && longest >= 0.5)
+        printf("  HANGS?       others wait for rank %d (process %d is %s), up to %.1f s; the deadline is %.1f s\n",
+               w->rank, w->pid, state_text(top->pages[at].state), longest, w->timeout_ms / 1e3);
+}
+
+static void print_group(const struct top *top, int first, int end)
+{
+    const struct watch *w = top->pages[first].page;
+
+    printf("group %016llx: %d of %d ranks here, %d node%s, %s, for %.0f s\n", (unsigned long long)w->group, end - first,
+           w->nranks, w->nnodes, w->nnodes == 1 ? "" : "s", w->device, seconds_since(top, w->created_ns));
+    print_verdict(top, first, end);
+    print_operations(top, first, end);
+    printf("  %4s %7s %-8s %-12s %9s %9s  %s\n", "rank", "process", "state", "runs", "op/s", "MB/s", "waits for");
+    for (int i = first; i < end; i++)
+        print_rank(top, &top->pages[i]);
+    for (int i = first; i < end; i++)
+        print_net(top->pages[i].page);
+    printf("\n");
+}
+
+void top_print(const struct top *top)
+{
+    if (top->count == 0)
+        printf("epx top: no group of this user runs on this machine\n");
+    for (int first = 0; first < top->count; first = group_end(top, first))
+        print_group(top, first, group_end(top, first));
+}
+
+/* ---- JSON */
+
+static void json_operations(const struct top *top, const struct top_page *p)
+{
+    const char *comma = "";
+
+    printf(",\"operations\":{");
+    for (int k = 0; k < WATCH_KERNELS; k++) {
+        if (!p->page->count[k])
+            continue;
+        printf("%s\"%s\":{\"count\":%llu,\"per_second\":%.1f,\"p50_us\":%.1f,\"p99_us\":%.1f}", comma,
+               kernel_name((uint32_t)k), (unsigned long long)p->page->count[k],
+               per_second(top, p->before[k], p->page->count[k]), top_percentile_us(p->page, k, 50),
+               top_percentile_us(p->page, k, 99));
+        comma = ",";
+    }
+    printf("}");
+}
+
+static void json_net(const struct watch *w)
+{
+    const char *comma = "";
+
+    printf(",\"windows\":[");
+    for (int r = 0; r < w->nranks; r++) {
+        const struct watch_window *n = &watch_windows(w)[r];
+
+        if (!n->is_used)
+            continue;
+        printf("%s{\"peer\":%d,\"bytes\":%llu,\"bytes_limit\":%llu,\"puts\":%u,\"puts_limit\":%u,\"pending\":%u}",
+               comma, r, (unsigned long long)n->bytes, (unsigned long long)n->bytes_limit, n->messages,
+               n->messages_limit, n->pending);
+        comma = ",";
+    }
+    printf("],\"masked\":[");
+    comma = "";
+    for (int r = 0; r < w->nranks; r++)
+        if (!watch_mask(w)[r])
+            printf("%s%d", comma, r), comma = ",";
+    printf("]");
+}
+
+static void json_rank(const struct top *top, const struct top_page *p)
+{
+    const struct watch *w = p->page;
+    const struct watch_wait *wait = top_longest_wait(w);
+    const uint64_t running_ns = w->running_ns;
+
+    printf("{\"rank\":%d,\"pid\":%d,\"state\":\"%s\",\"calls\":%llu,\"last_call\":\"%.39s\"", w->rank, w->pid,
+           state_text(p->state), (unsigned long long)w->calls, w->function);
+    printf(",\"operations_per_second\":%.1f,\"bytes_per_second\":%.0f", operations_per_second(top, p),
+           per_second(top, p->bytes_before, top_bytes(w)));
+    if (running_ns)
+        printf(",\"runs\":\"%s\",\"runs_seconds\":%.3f", kernel_name(w->running), seconds_since(top, running_ns));
+    if (wait)
+        printf(",\"waits\":{\"peer\":%d,\"phase\":\"%s\",\"seconds\":%.3f}", wait->peer, phase_text(wait->phase),
+               seconds_since(top, wait->since_ns));
+    json_operations(top, p);
+    json_net(w);
+    printf("}");
+}
+
+void top_print_json(const struct top *top)
+{
+    printf("{\"groups\":[");
+    for (int first = 0; first < top->count; first = group_end(top, first)) {
+        const struct watch *w = top->pages[first].page;
+        const int end = group_end(top, first), culprit = top_culprit(top, first, end);
+
+        printf(
+            "%s{\"group\":\"%016llx\",\"ranks\":%d,\"nodes\":%d,\"device\":\"%s\",\"seconds\":%.1f,\"deadline_seconds\""
+            ":%.3f,",
+            first ? "," : "", (unsigned long long)w->group, w->nranks, w->nnodes, w->device,
+            seconds_since(top, w->created_ns), w->timeout_ms / 1e3);
+        if (culprit >= 0)
+            printf("\"waiting_for\":%d,", top->pages[culprit].page->rank);
+        printf("\"here\":[");
+        for (int i = first; i < end; i++) {
+            printf("%s", i > first ? "," : "");
+            json_rank(top, &top->pages[i]);
+        }
+        printf("]}");
+    }
+    printf("]}\n");
+}
