@@ -185,7 +185,8 @@ static epx_status told_failure(const struct membership *m)
     if (m->fail_from < 0)
         return EPX_OK;
     text_clean(text, sizeof(text), m->failure.text, sizeof(m->failure.text));
-    return fail(m->failure.status > EPX_OK && m->failure.status < 64 ? (epx_status)m->failure.status : EPX_ERR_PEER,
+    return fail(m->failure.status > EPX_OK && m->failure.status <= EPX_ERR_INTERNAL ? (epx_status)m->failure.status
+                                                                                    : EPX_ERR_PEER,
                 "%s", text);
 }
 
