@@ -15,13 +15,21 @@
 #include "boot/membership_state.h"
 #include "util/runtime.h"
 
-enum { RANKS = 4, OWN = 1, CONNS = 64, TIMEOUT_MS = 50, TOKEN = 0x1234, MAGIC = 0x4d585045 };
+enum {
+    RANKS = 4,
+    OWN = 1,
+    CONNS = 64,
+    PAYLOAD = sizeof(struct failure),
+    TIMEOUT_MS = 50,
+    TOKEN = 0x1234,
+    MAGIC = 0x4d585045
+};
 
 static struct fuzz input;
 static uint64_t clock_now;
 static int conns;
 static struct {
-    uint8_t bytes[sizeof(struct frame) + 64];
+    uint8_t bytes[sizeof(struct frame) + PAYLOAD];
     size_t have, taken;
     int ended;
 } received[CONNS];
@@ -110,6 +118,9 @@ static void make_frame(int conn)
         frame.kind = FRAME_DATA;
         frame.number = (int32_t)fuzz_below(&input, 4);
         frame.bytes = fuzz_below(&input, 48);
+    } else if (fuzz_below(&input, 3) == 0) {
+        frame.kind = fuzz_below(&input, 2) ? FRAME_COMMIT : FRAME_FAIL;
+        frame.bytes = frame.kind == FRAME_COMMIT ? RANKS : sizeof(struct failure);
     }
     frame.magic ^= wrong == 1 ? (uint32_t)fuzz_int(&input, 4) : 0;
     frame.kind ^= wrong == 2 ? (uint32_t)fuzz_int(&input, 4) : 0;
@@ -118,9 +129,10 @@ static void make_frame(int conn)
     frame.number = wrong == 5 ? (int32_t)fuzz_int(&input, 4) : frame.number;
     frame.bytes = wrong == 6 ? fuzz_int(&input, 8) : frame.bytes;
     memcpy(at, &frame, sizeof(frame));
-    payload = frame.bytes < 64 ? (size_t)frame.bytes : 64;
+    payload = frame.bytes < PAYLOAD ? (size_t)frame.bytes : PAYLOAD;
     fuzz_fill(&input, at + sizeof(frame), payload);
-    for (size_t i = 0; frame.kind == FRAME_VIEW && i < payload; i++) /* mostly: nobody is excluded, all have sent */
+    for (size_t i = 0; frame.kind != FRAME_DATA && frame.kind != FRAME_FAIL && i < payload;
+         i++) /* mostly: nobody is excluded, all have sent */
         at[sizeof(frame) + i] = at[sizeof(frame) + i] > 240 ? at[sizeof(frame) + i] : i >= RANKS;
     received[conn].have = sizeof(frame) + payload;
 }
@@ -142,7 +154,7 @@ static int conn_recv(struct conn_port *port, int conn, void *data, size_t bytes)
             make_frame(conn);
             break;
         case 3:
-            received[conn].have = 1 + fuzz_below(&input, sizeof(received[conn].bytes));
+            received[conn].have = 1 + fuzz_below(&input, 255);
             fuzz_fill(&input, received[conn].bytes, received[conn].have);
             break;
         case 4:
@@ -157,6 +169,12 @@ static int conn_recv(struct conn_port *port, int conn, void *data, size_t bytes)
     memcpy(data, received[conn].bytes + received[conn].taken, n);
     received[conn].taken += n;
     return (int)n;
+}
+
+static void conn_wait(struct conn_port *port, uint64_t ns)
+{
+    (void)port;
+    clock_now += ns;
 }
 
 static void conn_close(struct conn_port *port, int conn)
@@ -176,6 +194,7 @@ static const struct conn_ops ops = {.port_open = port_open,
                                     .accept = conn_accept,
                                     .send = conn_send,
                                     .recv = conn_recv,
+                                    .wait = conn_wait,
                                     .close = conn_close,
                                     .port_close = port_close};
 
