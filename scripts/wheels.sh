@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# wheels.sh [--cpu] [--cuda] [OUT]: wheels of epx, deep_ep and nccl.ep into OUT/cpu and OUT/cuda (default: build-wheels;
+# --cuda only where nvcc is). One wheel of epx serves every Python from 3.9 on; it needs nothing but the C library:
+# networks and GPUs are found at run time. Each is installed into an environment of its own and tried.
+# PYTHON=... names the interpreter; it needs scikit-build-core and ninja, or pip downloads them.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+kinds= out=build-wheels
+for argument in "$@"; do
+    case $argument in
+    --cpu | --cuda) kinds="$kinds ${argument#--}" ;;
+    -*) echo "usage: scripts/wheels.sh [--cpu] [--cuda] [OUT]" && exit 2 ;;
+    *) out=$argument ;;
+    esac
+done
+python=${PYTHON:-python3}
+if [ -z "$kinds" ]; then
+    kinds=cpu
+    ! command -v nvcc >/dev/null || kinds="cpu cuda"
+fi
+isolation=
+! "$python" -c 'import scikit_build_core, ninja' 2>/dev/null || isolation=--no-build-isolation
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+mkdir -p "$out"
+out=$(realpath "$out")
+
+pip_wheel() { # FOLDER SOURCE OPTION...
+    "$python" -m pip --quiet --disable-pip-version-check wheel $isolation --no-deps -w "$@"
+}
+
+# Libraries that a plain Debian has: those of libc and gcc.
+needs_only_libc() {
+    local file needed
+    while read -r file; do
+        needed=$(readelf -d "$file" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' |
+            grep -vE '^(libc|libm|libdl|librt|libpthread|libgcc_s|ld-linux-[a-z0-9_-]+)\.so' || true)
+        [ -z "$needed" ] || { echo "$file needs $needed, which a plain Debian does not have" && return 1; }
+    done
+}
+
+# In an environment without torch, NumPy and a GPU.
+try_wheel() { # FOLDER
+    local venv=$scratch/try
+    rm -rf "$venv" && "$python" -m venv "$venv"
+    "$venv/bin/python" -m pip --quiet --disable-pip-version-check install --no-deps "$1"/epx-*.whl "$1"/deep_ep-*.whl
+    find "$venv"/lib/python*/site-packages/epx -name '*.so*' -o -path '*/epx/bin/*' -type f |
+        grep -v 'libepx_cuda' | needs_only_libc
+    (cd "$scratch" && env -u PYTHONPATH -u EPX_LIBRARY "$venv/bin/epx" doctor >doctor.txt) ||
+        { cat "$scratch/doctor.txt" && return 1; }
+    (cd "$scratch" && env -u PYTHONPATH -u EPX_LIBRARY "$venv/bin/python" -c '
+import importlib.util, epx
+print("epx", epx.__version__, "and deep_ep at", importlib.util.find_spec("deep_ep").origin.split("site-packages/")[1])')
+}
+
+for kind in $kinds; do
+    mkdir -p "$out/$kind" && rm -f "$out/$kind"/*.whl
+    define=OFF && [ "$kind" = cpu ] || define=ON
+    pip_wheel "$out/$kind" --config-settings cmake.define.EPX_CUDA=$define \
+        --config-settings build-dir="$out/build-$kind" .
+    pip_wheel "$out/$kind" ./python
+    pip_wheel "$out/$kind" ./python/nccl
+    try_wheel "$out/$kind"
+    (cd "$out" && ls -l "$kind"/*.whl | awk '{ print $NF, $5 " bytes" }')
+done
