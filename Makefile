@@ -8,6 +8,7 @@
 #   make bus        how often GPU kernels wait for a bus, on emulated lanes (1 minute)
 #   make fuzz       libFuzzer on every decoder of what others send (FUZZ_SECONDS=3600 each; docs/fuzzing.md)
 #   make chaos      bad things done to jobs, one after the other (CHAOS_SECONDS=600; docs/chaos.md)
+#   make frameworks Megatron-LM's and SGLang's own modules on deep_ep, and deep_ep beside others (minutes; downloads)
 #   make test-rxe   verbs on Soft-RoCE in a virtual machine (docs/verbs.md)
 #   make install    into PREFIX (/usr/local), below DESTDIR
 #   make deb        Debian packages, in build-deb
@@ -63,6 +64,9 @@ fuzz:
 	@scripts/deps.sh fuzz
 	@scripts/fuzz.sh
 
+frameworks: all
+	@EPX_LIBRARY=$(abspath $(BUILD))/libepx.so scripts/frameworks.sh
+
 test-rxe: all
 	@scripts/rxe/run.sh $(BUILD)
 
@@ -96,4 +100,5 @@ clean:
 distclean: clean
 	rm -rf .venv-test .slurm-test
 
-.PHONY: all configure demo quick test blame test-rxe install deb packages docs tables format hooks clean distclean
+.PHONY: all configure demo quick test blame frameworks test-rxe install deb packages \
+	docs tables format hooks clean distclean

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# check_beside.sh VENV [WHEELS]: deep_ep beside other distributions, with their real wheels from PyPI: sgl-deep-ep, which
-# has a deep_ep too, and uccl (together 17 MB). Whatever is installed or removed first, every file of the others is as it
-# was. WHEELS has the wheels of epx and deep_ep (default: they are built). Exit 77 where nothing can be downloaded.
+# check_beside.sh VENV [WHEELS]: deep_ep beside other distributions, with their real wheels from PyPI: sgl-deep-ep,
+# which has a deep_ep too, and uccl (together 17 MB). Whatever is installed or removed first, every file of the others
+# is as it was. WHEELS has the wheel of deep_ep (default: it is built). Exit 77 where nothing can be downloaded.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$(realpath -s "$1/bin/python")
@@ -63,4 +63,5 @@ expect deep_ep "$(found)"
 expect epx_deep_ep "$(EPX_DEEP_EP=1 found)"
 pip uninstall -y deep_ep sgl-deep-ep uccl
 expect none "$(found)"
-echo "deep_ep beside $(cd others && ls | sed -E 's/^([^-]*-[^-]*)-.*/\1/' | paste -sd' '): no file of one is changed by another"
+names=$(cd others && ls | sed -E 's/^([^-]*-[^-]*)-.*/\1/' | paste -sd' ')
+echo "deep_ep beside $names: no file of one is changed by another"

@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # The tests of python/tests on CUDA tensors: RANKS processes (default 8) share the GPUs there are, under MPS. Builds the
 # library as scripts/gpu.sh does (GPU, GPU_ARCH, GPU_BUILD: scripts/gpu_build.sh).
-#   usage: python/tests/run_gpu.sh [tests] [bench] [late] [curve] [-- arguments of suite.py] (default: tests and bench)
+#   usage: python/tests/run_gpu.sh [tests] [bench] [late] [curve] [frameworks] [-- arguments of suite.py]
+#   (default: tests and bench)
+#   frameworks: Megatron-LM's own modules, and SGLang's if EPX_SGLANG is set (scripts/frameworks.sh unpacks them).
 #   late: products of matrices beside operations that wait for a late rank. curve: whole layers and low-latency pairs
 #   with 2, 4, 8, 16 and 32 SMs for each rank (EPX_NUM_AGENTS), where the GPU has as many for all.
 #   PYTHON=... names an interpreter with torch; the one of the path if not said. BENCH="--iterations 10 ..." goes to
@@ -40,6 +42,13 @@ if [[ $steps == *tests* ]]; then
         timeout 300 "${launch[@]}" python/tests/suite.py "$@" >"$out/python-tests.txt" 2>&1 || failed=1
     grep -E '^(ok|skipped|on [0-9]+ ranks|[0-9]+ passed)' "$out/python-tests.txt" || tail -40 "$out/python-tests.txt"
     [ $failed = 0 ] || grep -A25 -m1 'FAILED' "$out/python-tests.txt"
+fi
+if [[ $steps == *frameworks* ]]; then
+    EPX_DEEP_EP_GPU_BYTES=${EPX_DEEP_EP_GPU_BYTES:-128M} EPX_TIMEOUT_MS=${EPX_TIMEOUT_MS:-20000} \
+        timeout 400 "${launch[@]}" python/tests/suite.py ranks_megatron ranks_hybrid ranks_frameworks \
+        ranks_elastic_frameworks sglang_modules >"$out/python-frameworks.txt" 2>&1 || failed=1
+    grep -E '^(ok|skipped|on [0-9]+ ranks|[0-9]+ passed)' "$out/python-frameworks.txt" ||
+        tail -40 "$out/python-frameworks.txt"
 fi
 if [[ $steps == *bench* ]]; then
     timeout 200 "${launch[@]}" tools/python/deep_ep_bench.py --device "$EPX_TEST_DEVICE" ${BENCH:-} \

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SGLang's own DeepEP dispatchers on deep_ep (make frameworks). EPX_SGLANG is the folder of its unpacked wheel.
+
+The wheel's files token_dispatcher/deepep.py and base.py and moe/utils.py run as they are. What they import beside them
+needs compiled kernels and a server; here it is objects that do nothing, but for the few settings that are given.
+"""
+
+import contextlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import types
+from typing import Any, Dict, Iterator
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from reference import Work, calc_diff, combine_weighted, same_bits, uncast_nvfp4
+from suite import World
+
+MOST, HIDDEN, TOPK = 16, 256, 3
+_MOE = "sglang.srt.layers.moe."
+REAL = (_MOE + "token_dispatcher.base", _MOE + "token_dispatcher.deepep", _MOE + "utils")
+
+
+class Nothing:
+    """Any function, object or setting: it is false, and whatever is asked of it gives itself."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return args[0] if len(args) == 1 and callable(args[0]) and not kwargs else self  # as a decorator, too
+
+    def __getattr__(self, name: str) -> "Nothing":
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __getitem__(self, key: Any) -> "Nothing":
+        return self
+
+    def __bool__(self) -> bool:
+        return False
+
+
+class Setting:
+    """A variable of sglang.srt.environ."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def get(self) -> Any:
+        return self._value
+
+
+class Settings:
+    """Variables; those that are not given are off."""
+
+    SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK = Setting(MOST)
+
+    def __getattr__(self, name: str) -> Setting:
+        return Setting(False)
+
+
+GIVEN: Dict[str, Dict[str, Any]] = {
+    "sglang.srt.environ": {"envs": Settings()},
+    "sglang.srt.layers": {"deep_gemm_wrapper": types.SimpleNamespace(
+        ENABLE_JIT_DEEPGEMM=True, DEEPGEMM_BLACKWELL=False, DEEPGEMM_SCALE_UE8M0=False)},
+    "sglang.srt.runtime_context": {"get_resources": lambda: RESOURCES},
+    "sglang.srt.utils": {"is_blackwell": lambda: BLACKWELL[0]},
+}
+RESOURCES = types.SimpleNamespace(buffers={})
+BLACKWELL = [False]
+
+
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """SGLang's modules: the files of REAL, and empty modules for all others."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name.split(".")[0] != "sglang":
+            return None
+        if name in REAL:
+            return importlib.util.spec_from_file_location(
+                name, os.path.join(os.environ["EPX_SGLANG"], *name.split(".")) + ".py")
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec: Any) -> Any:
+        module = types.ModuleType(spec.name)
+        module.__path__ = []  # type: ignore[attr-defined]
+        module.__dict__.update(GIVEN.get(spec.name, {}))
+        module.__getattr__ = lambda name: Nothing()  # type: ignore[method-assign]
+        return module
+
+    def exec_module(self, module: Any) -> None:
+        pass
+
+
+def sglang(world: World) -> Any:
+    """SGLang's module deepep."""
+    if not os.path.isdir(os.environ.get("EPX_SGLANG", "")):
+        world.skip("EPX_SGLANG: no unpacked wheel of sglang")
+    if not any(isinstance(finder, Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, Finder())
+    return importlib.import_module(_MOE + "token_dispatcher.deepep")
+
+
+@contextlib.contextmanager
+def without_gpu() -> Iterator[None]:
+    """SGLang asks for properties of the GPU, and for streams, without asking whether there is one."""
+    with contextlib.ExitStack() as stack:
+        if not torch.cuda.is_available():
+            properties = mock.Mock(return_value=mock.Mock(multi_processor_count=132))
+            stack.enter_context(mock.patch.object(torch.cuda, "get_device_properties", properties))
+            stack.enter_context(mock.patch.object(torch.cuda, "stream", lambda stream: contextlib.nullcontext()))
+        yield
+
+
+def make(world: World, deepep: Any, which: str, dtype: str, **how: bool) -> Any:
+    """One of SGLang's dispatchers, with a buffer of its own."""
+    RESOURCES.buffers.clear()
+    utils: Any = sys.modules[_MOE + "utils"]
+    output = getattr(utils.DispatcherOutputDtype, dtype)
+    experts = 2 * world.nranks
+    with mock.patch.object(deepep, "get_deepep_output_dtype", lambda dispatcher: output):
+        return getattr(deepep, which)(
+            group=dist.group.WORLD, router_topk=TOPK, permute_fusion=True, num_experts=experts, num_local_experts=2,
+            hidden_size=HIDDEN, params_dtype=torch.bfloat16, deepep_mode=utils.DeepEPMode.AUTO, **how)
+
+
+def topk_of(world: World, work: Work) -> Any:
+    """What SGLang's router gives."""
+    me = world.rank
+    return types.SimpleNamespace(topk_weights=world.to(work.weights[me]), topk_ids=world.to(work.idx[me]))
+
+
+def expert_rows(work: Work, me: int, rows: int) -> torch.Tensor:
+    """Results of the local experts for the rows that they received."""
+    full = torch.zeros(work.local, rows, work.hidden, dtype=torch.bfloat16)
+    for expert, places in enumerate(work.by_expert(me)):
+        for n, (s, t) in enumerate(places):
+            full[expert, n] = (work.x[s][t].float() * (1 + (me * work.local + expert) / 16.0)).bfloat16()
+    return full
+
+
+@without_gpu()
+def test_sglang_normal(world: World) -> None:
+    """_DeepEPDispatcherImplNormal: layout, dispatch, combine, with events."""
+    deepep = sglang(world)
+    for asynchronous in (False, True):
+        work = Work(world.nranks, 20, HIDDEN, 2 * world.nranks, TOPK, seed=61)
+        dispatcher = make(world, deepep, "_DeepEPDispatcherImplNormal", "BF16", async_finish=asynchronous)
+        out = dispatcher.dispatch_b(*dispatcher.dispatch_a(world.to(work.x[world.rank]), topk_of(world, work)))
+        assert same_bits(out.hidden_states, work.flat(world.rank)[2])
+        assert out.num_recv_tokens_per_expert == [-(-n // 128) * 128 for n in work.expert_counts(world.rank)]
+        combined = dispatcher.combine_b(*dispatcher.combine_a(out.hidden_states, out.topk_ids, out.topk_weights))
+        times = work.ranks_of(world.rank).sum(1, keepdim=True)
+        assert torch.allclose(combined.cpu().float(), work.x[world.rank].float() * times, rtol=0.02, atol=0.02)
+        world.meet()
+
+
+def check_low_latency(world: World, deepep: Any, dtype: str, overlap: str, **how: bool) -> None:
+    work = Work(world.nranks, 12, HIDDEN, 2 * world.nranks, TOPK, seed=62)
+    dispatcher = make(world, deepep, "_DeepEPDispatcherImplLowLatency", dtype, **how)
+    scale = world.to(torch.tensor(300.0))
+    dispatcher.quant_config = {"input_global_scale": scale} if dtype == "NVFP4" else {}
+    out = dispatcher.dispatch_b(*dispatcher.dispatch_a(world.to(work.x[world.rank]), topk_of(world, work)))
+    assert out.masked_m.tolist() == [len(places) for places in work.by_expert(world.rank)]
+    rows = world.nranks * MOST
+    if dtype == "NVFP4":
+        assert out.hidden_states.shape == (rows, HIDDEN // 2, 2) and out.hidden_states_scale.dim() == 6
+        places = work.by_expert(world.rank)[0]
+        flat = out.hidden_states_scale.cpu().view(torch.uint8).permute(5, 2, 1, 0, 4, 3).reshape(2, -1, HIDDEN // 16)
+        if places:
+            sent = torch.stack([work.x[s][t] for s, t in places])
+            got = uncast_nvfp4(out.hidden_states[:len(places), :, 0].cpu(),
+                               flat[0, :len(places)].view(torch.float8_e4m3fn), 300.0)
+            assert calc_diff(got, sent) < 0.02
+    results = world.to(expert_rows(work, world.rank, rows))
+    if overlap:  # the signals are there already: the order in which they come is tested in ranks_low_latency
+        BLACKWELL[0] = overlap == "src_signals"
+        per_expert = 1 if BLACKWELL[0] else -(-rows // 64)
+        stream = mock.Mock() if world.device.type == "cpu" else torch.cuda.current_stream()
+        dispatcher.set_overlap_args(
+            types.SimpleNamespace(overlap=True, stream=stream, wait_event=mock.Mock(), num_sms=3, threshold=7,
+                                  signal=world.to(torch.full((2 * per_expert,), 7, dtype=torch.int32))),
+            dict(block_m=64, threshold=7))
+    hidden, event, hook = dispatcher._combine_core(results, out.topk_ids, out.topk_weights)
+    hook() if how["return_recv_hook"] else event.current_stream_wait()
+    assert calc_diff(hidden.cpu(), combine_weighted(work, world.rank)) < 1e-5
+    world.meet()
+
+
+@without_gpu()
+def test_sglang_low_latency(world: World) -> None:
+    """_DeepEPDispatcherImplLowLatency: BF16, FP8 and NVFP4 dispatch, hooks and events, single-batch overlap."""
+    deepep = sglang(world)
+    for dtype in ("BF16", "FP8", "NVFP4"):
+        for hook in (False, True):
+            check_low_latency(world, deepep, dtype, "", return_recv_hook=hook)
+    check_low_latency(world, deepep, "BF16", "comp_signal", return_recv_hook=True)
+    check_low_latency(world, deepep, "NVFP4", "src_signals", return_recv_hook=False)
+    RESOURCES.buffers.clear()
