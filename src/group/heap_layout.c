@@ -48,8 +48,8 @@ void settings_nodes(struct settings *set, const struct node_map *map)
     }
 }
 
-/* Descriptor and tables before the rows, in the layout of ll_view_at() in kernel/ll_dispatch_send.h. */
-static uint64_t head_bytes(const struct settings *set)
+/* Descriptor and tables before the rows, in the layout of ll_view_at() in kernel/ll_slot.h. */
+static uint64_t table_bytes(const struct settings *set)
 {
     const uint64_t M = (uint64_t)set->max_tokens, pairs = up(M * (uint64_t)set->max_topk * 4, 16);
 
@@ -63,8 +63,15 @@ static void plan_ll_dispatch(const struct settings *set, struct ll_layout *ll)
     const uint64_t R = (uint64_t)set->nranks, M = (uint64_t)set->max_tokens;
 
     ll->pitch = up((uint64_t)set->max_hidden_bytes, 16) + scale_bytes(set);
-    ll->head = head_bytes(set);
-    ll->rows = up(R * M * 4, 64) + ll->head;
+    ll->headers = up(R * M * 4, 64);
+    ll->rows = ll->headers + table_bytes(set);
+    if (set->nnodes > 1) {
+        /* Records and headers of kernel/ll_far.h. */
+        const uint64_t header = up(sizeof(struct ll_header) + (uint64_t)set->local_experts * 4, 16);
+        ll->pitch += up(4 + (uint64_t)set->max_topk * 12, 16);
+        ll->head = up(header, 64);
+        ll->rows += up(R * header, 64);
+    }
     ll->slot_stride = up(ll->rows + M * ll->pitch, 64);
     ll->recv_stride = up(ll->head + M * ll->pitch, 64);
 }
@@ -114,7 +121,8 @@ static void plan_ll(const struct settings *set, struct heap_plan *plan, uint64_t
     ll->stage = take(at, ll->stage_rows * ll->cpitch);
     plan->ll_bytes = *at - start;
     /* Rows and their tables: the most that a rank reads of each of its peers. */
-    plan->ll_receive_bytes = (uint64_t)set->nranks * (ll->head + (uint64_t)set->max_tokens * (4 + ll->pitch)) +
+    plan->ll_receive_bytes = (uint64_t)set->largest_node * (table_bytes(set) + (uint64_t)set->max_tokens * 4) +
+                             (uint64_t)set->nranks * (ll->head + (uint64_t)set->max_tokens * ll->pitch) +
                              (uint64_t)set->max_tokens * (uint64_t)set->max_topk * ll->cpitch;
 }
 

@@ -12,7 +12,7 @@
 
 struct blocks {
     size_t state, stats, mask, members, heaps, tables, layout_counts, node_ranks;
-    size_t nodes, expected, pushed, rings, order, lists, packed; /* several nodes */
+    size_t nodes, expected, pushed, rings, order, packed; /* several nodes */
     size_t expected_all, pushed_all, records, near_counts;
     size_t total;
 };
@@ -59,7 +59,6 @@ static void lay_out_nodes(const struct epx_group *group, struct blocks *b, size_
     b->pushed_all = take(at, RINGS_MAX * sizeof(uint64_t));
     b->rings = take(at, RINGS_MAX * sizeof(struct ring_dev));
     b->order = take(at, 2 * M * sizeof(int32_t));
-    b->lists = take(at, group->set.modes & EPX_LOW_LATENCY ? (size_t)group->map.remotes * M * sizeof(int32_t) : 0);
     b->packed = take(at, M * (size_t)group->set.max_topk * sizeof(int32_t));
     b->records = take(at, (size_t)group->set.agents * record_stride(group));
     b->near_counts = take(at, R * group->plan.ht.counts_stride);
@@ -184,7 +183,6 @@ static void fill_nodes(struct epx_group *group, const struct blocks *b)
     g->expected_all = (uint64_t *)(base + b->expected_all);
     g->pushed_all = (uint64_t *)(base + b->pushed_all);
     g->order = (int32_t *)(base + b->order);
-    g->lists = (int32_t *)(base + b->lists);
     g->packed_at = (int32_t *)(base + b->packed);
     g->records = base + b->records;
     g->record_stride = record_stride(group);

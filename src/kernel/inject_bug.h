@@ -16,7 +16,9 @@ enum injected_bug {
     BUG_EARLY_CREDIT = 7, /* a relay gives the credit for a slot before it has forwarded the rows in it */
     BUG_ROUND_TWICE = 8,  /* rows of a slot's earlier round are counted again for a later one */
     BUG_AGGREGATE = 9,    /* an aggregate misses a peer */
-    BUG_OLD_HEAP = 10     /* the heap of a process that was replaced stays mapped */
+    BUG_OLD_HEAP = 10,    /* the heap of a process that was replaced stays mapped */
+    BUG_ROW_PLACE = 11,   /* rows for another node land by their number in the stage, with gaps */
+    BUG_HEADER_PLACE = 12 /* a header says where another rank's rows return to */
 };
 
 #ifdef EPX_INJECT_BUGS

@@ -1,167 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Low-latency dispatch: the layout of a slot, and the send half. The protocol is drawn in ll_dispatch.h. */
+/* Low-latency dispatch: the send half. The protocol is drawn in ll_dispatch.h. */
 #ifndef EPX_KERNEL_LL_DISPATCH_SEND_H
 #define EPX_KERNEL_LL_DISPATCH_SEND_H
 
-#include "kernel/route.h"
-#include "kernel/rows.h"
-
-/*
- * A source's tables as this rank sees them. They end where the rows begin, so that they travel as one piece with them:
- *   ids[B*K] eidx[B*K] weights[B*K] pos[B] ecount[E] rcount[R] desc | rows
- * The address of the counts does not depend on the descriptor: both can be loaded at once.
- */
-struct ll_view {
-    char *start;
-    struct ll_desc *desc;
-    int32_t *ecount, *rcount, *ids, *eidx, *pos;
-    float *weights;
-    const int32_t *list; /* tokens for this rank */
-    const char *rows;
-};
-
-KFN struct ll_view ll_view_at(const struct group_dev *g, char *rows, int ntokens, int topk)
-{
-    const size_t pairs = up16((size_t)ntokens * (size_t)topk * 4);
-    struct ll_view v;
-    char *at = rows - sizeof(struct ll_desc);
-
-    v.desc = (struct ll_desc *)at;
-    v.rcount = (int32_t *)(at -= up16((size_t)g->nranks * 4));
-    v.ecount = (int32_t *)(at -= up16((size_t)g->experts * 4));
-    v.pos = (int32_t *)(at -= up16((size_t)ntokens * 4));
-    v.weights = (float *)(at -= pairs);
-    v.eidx = (int32_t *)(at -= pairs);
-    v.ids = (int32_t *)(at -= pairs);
-    v.start = at;
-    v.rows = rows;
-    v.list = NULL;
-    return v;
-}
-
-KFN_STEP uint64_t ll_slot_offset(const struct group_dev *g, uint64_t epoch)
-{
-    return g->ll.slots + (uint64_t)slot_of(g, epoch) * g->ll.slot_stride;
-}
-
-/* Offset of the rows of source number `number` in the receive buffer of its receiver. */
-KFN uint64_t ll_recv_rows(const struct group_dev *g, uint64_t epoch, int number)
-{
-    const uint64_t piece = (uint64_t)slot_of(g, epoch) * (uint64_t)g->remotes + (uint64_t)number;
-    return g->ll.recv_buf + piece * g->ll.recv_stride + g->ll.head;
-}
-
-KFN_STEP char *ll_rows_of(const struct group_dev *g, int rank, uint64_t epoch)
-{
-    if (is_local(g, rank))
-        return heap_at(g, rank, ll_slot_offset(g, epoch) + g->ll.rows);
-    return heap_at(g, g->rank, ll_recv_rows(g, epoch, g->recv_index_of[rank]));
-}
-
-KFN_STEP const struct ll_desc *ll_desc_of(const struct group_dev *g, int rank, uint64_t epoch)
-{
-    return (const struct ll_desc *)(ll_rows_of(g, rank, epoch) - sizeof(struct ll_desc));
-}
-
-/* Where the counts per expert are in the heap of each rank of the node. */
-KFN uint64_t ll_counts_offset(const struct group_dev *g, uint64_t epoch)
-{
-    return ll_slot_offset(g, epoch) + g->ll.rows - sizeof(struct ll_desc) - up16((size_t)g->nranks * 4) -
-           up16((size_t)g->experts * 4);
-}
-
-KFN_STEP const int32_t *ll_counts_from_afar(const struct group_dev *g, int rank, uint64_t epoch)
-{
-    return ll_view_at(g, ll_rows_of(g, rank, epoch), 0, 0).ecount;
-}
-
-/* How many rows a rank has for each expert, once its LL_DATA has arrived. `offset` is ll_counts_offset(). */
-KFN const int32_t *ll_counts_of(const struct group_dev *g, int rank, uint64_t epoch, uint64_t offset)
-{
-    return is_local(g, rank) ? (const int32_t *)heap_at(g, rank, offset) : ll_counts_from_afar(g, rank, epoch);
-}
-
-/* The tables of any rank, once its LL_DATA has arrived. */
-KFN struct ll_view ll_open(const struct group_dev *g, int rank, uint64_t epoch)
-{
-    const struct ll_desc *desc = ll_desc_of(g, rank, epoch);
-    struct ll_view v = ll_view_at(g, ll_rows_of(g, rank, epoch), desc->ntokens, desc->signature.topk);
-
-    if (is_local(g, rank)) {
-        v.rows = heap_at(g, rank, desc->rows);
-        v.list = (const int32_t *)heap_at(g, rank, ll_slot_offset(g, epoch)) + (size_t)g->rank * (size_t)g->max_tokens;
-    } else {
-        v.list = g->lists + (size_t)g->recv_index_of[rank] * (size_t)g->max_tokens;
-    }
-    return v;
-}
-
-/* Does token t of `ids` go to `rank`? */
-KFN int ll_goes_to(const struct group_dev *g, const int32_t *ids, int K, int t, int rank)
-{
-    for (int k = 0; k < K; k++) {
-        const int32_t id = ids[(size_t)t * (size_t)K + (size_t)k];
-        if (id >= 0 && id / g->local_experts == rank)
-            return 1;
-    }
-    return 0;
-}
-
-/* ---- Send ----------------------------------------------------------------------------------------------------- */
-
-#define LL_ORDER_BITS 10
-
-/* Which of the next ranks of other nodes a token goes to, as its place in a Gray sequence: from one place to the next
- * one destination changes, so that tokens sorted by it form long runs for every destination. */
-KFN int ll_order_key(const struct group_dev *g, const int32_t *ids, int K, int t)
-{
-    int code = 0, bits = 0;
-
-    for (int j = 1; j < g->nranks && bits < LL_ORDER_BITS; j++) {
-        const int r = (g->rank + j) % g->nranks;
-        if (is_local(g, r))
-            continue;
-        code |= ll_goes_to(g, ids, K, t, r) << bits++;
-    }
-    for (int shift = 1; shift < LL_ORDER_BITS; shift <<= 1)
-        code ^= code >> shift;
-    return code;
-}
-
-/* order[i] = token of row i, pos[t] = row of token t: tokens sorted by their keys, and by number where keys are equal.
- * One agent. Each of several lanes finds the rows of some tokens by comparing all keys; a single one counts. */
-KFN_STEP void ll_order(struct agent *ag, const struct ll_dispatch_params *p, int32_t *pos)
-{
-    const struct group_dev *g = p->g;
-    const int B = p->route.ntokens, K = p->route.topk_n;
-    int32_t *order = g->order, *keys = g->order + g->max_tokens;
-
-    AG_EACH(ag, int, t, B) keys[t] = ll_order_key(g, p->h->ids, K, t);
-    ag_sync(ag);
-#if AG_ONE_LANE
-    int32_t next[(1 << LL_ORDER_BITS) + 1] = {0}; /* row of the next token with this key */
-
-    for (int t = 0; t < B; t++)
-        next[keys[t] + 1]++;
-    for (int key = 0; key < 1 << LL_ORDER_BITS; key++)
-        next[key + 1] += next[key];
-    for (int t = 0; t < B; t++) {
-        pos[t] = next[keys[t]]++;
-        order[pos[t]] = t;
-    }
-#else
-    AG_EACH(ag, int, t, B)
-    {
-        const int32_t key = keys[t];
-        int row = 0;
-        for (int u = 0; u < B; u++)
-            row += keys[u] < key || (keys[u] == key && u < t);
-        order[row] = t;
-        pos[t] = row;
-    }
-    ag_sync(ag);
-#endif
-}
+#include "kernel/ll_far.h"
 
 KFN_STEP void ll_fill_tables(struct agent *ag, const struct ll_dispatch_params *p, const struct ll_view *v,
                              int32_t *list)
@@ -178,17 +20,10 @@ KFN_STEP void ll_fill_tables(struct agent *ag, const struct ll_dispatch_params *
         v->eidx[i] = h->eidx[i];
         if (p->weights)
             v->weights[i] = p->weights[i];
-        if (h->ridx[i] >= 0)
-            list[(size_t)(h->ids[i] / g->local_experts) * (size_t)g->max_tokens + (size_t)h->ridx[i]] =
-                (int32_t)(i / K);
+        const int r = h->ridx[i] < 0 ? -1 : h->ids[i] / g->local_experts;
+        if (r >= 0 && is_local(g, r)) /* of others: ll_list_far() */
+            list[(size_t)r * (size_t)g->max_tokens + (size_t)h->ridx[i]] = (int32_t)(i / K);
     }
-}
-
-KFN uint64_t ll_row_stride(const struct ll_dispatch_params *p)
-{
-    const size_t scales = (size_t)p->signature.scale_bytes + (p->in.cast == CAST_NVFP4 ? sizeof(float) : 0);
-
-    return p->in_place ? (uint64_t)p->in.stride : row_scales_at(&p->signature) + up16(scales);
 }
 
 KFN void ll_write_desc(const struct ll_dispatch_params *p, uint64_t epoch, struct ll_desc *desc)
@@ -217,44 +52,6 @@ KFN void ll_write_desc(const struct ll_dispatch_params *p, uint64_t epoch, struc
     desc->outer_rows = (uint64_t)p->outer_rows;
 }
 
-/* Tables and rows to one rank of another node. */
-KFN_STEP void ll_put_to(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch, const struct ll_view *v,
-                        int d, struct put_batch *batch)
-{
-    const struct group_dev *g = p->g;
-    const uint64_t source = ll_slot_offset(g, epoch) + g->ll.rows;
-    const uint64_t target = ll_recv_rows(g, epoch, g->recv_index_at[d]);
-    const uint64_t stride = ll_row_stride(p), head = (uint64_t)(v->rows - v->start);
-    const int K = p->route.topk_n, slot = slot_of(g, epoch);
-
-    put(ag, g, batch, d, COUNTER(SIG_LL_DATA, slot), source - head, target - head, (uint32_t)head);
-    for (int i = 0; i < p->route.ntokens; i++)
-        if (ll_goes_to(g, p->h->ids, K, g->order[i], d))
-            put(ag, g, batch, d, COUNTER(SIG_LL_ROWS, slot), source + (uint64_t)i * stride,
-                target + (uint64_t)i * stride, (uint32_t)stride);
-}
-
-/* All rows are staged: each agent serves some of the destinations, beginning with the next rank. */
-KFN_STEP int ll_put_remote(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch,
-                           const struct ll_view *v)
-{
-    const struct group_dev *g = p->g;
-    struct put_batch batch;
-    int nth = 0;
-
-    put_begin(&batch);
-    for (int j = 1; j < g->nranks; j++) {
-        const int d = (g->rank + j) % g->nranks;
-        if (is_local(g, d) || !g->mask[d])
-            continue;
-        if (nth++ % ag_count(ag) == ag_index(ag))
-            ll_put_to(ag, p, epoch, v, d, &batch);
-    }
-    if (put_flush(ag, g, &batch))
-        return push_failed(ag, g);
-    return 0;
-}
-
 /* Statistics of what goes out. One agent. */
 KFN void ll_count_sent(struct agent *ag, const struct group_dev *g, const struct handle_dev *h)
 {
@@ -272,12 +69,6 @@ KFN void ll_count_sent(struct agent *ag, const struct group_dev *g, const struct
     ag_add_stat(&g->stats->rows_sent, (uint64_t)all);
     if (remote)
         ag_add_stat(&g->stats->rows_remote, (uint64_t)remote);
-}
-
-KFN struct ll_view ll_own_view(const struct ll_dispatch_params *p, uint64_t epoch)
-{
-    const struct group_dev *g = p->g;
-    return ll_view_at(g, heap_at(g, g->rank, ll_slot_offset(g, epoch) + g->ll.rows), p->route.ntokens, p->route.topk_n);
 }
 
 /* The last agent: tables and descriptor are written. */
@@ -300,6 +91,7 @@ KFN_STEP int ll_send_tables(struct agent *ag, const struct ll_dispatch_params *p
 {
     const struct group_dev *g = p->g;
     const struct ll_view v = ll_own_view(p, epoch);
+    int32_t *list = (int32_t *)heap_at(g, g->rank, ll_slot_offset(g, epoch));
 
     if (INJECT_BUG(
             BUG_SLOT, 0,
@@ -309,10 +101,12 @@ KFN_STEP int ll_send_tables(struct agent *ag, const struct ll_dispatch_params *p
     if (route_plan(ag, g, p->h, &p->route))
         return 1;
     AG_MARK(ag, "route");
-    ll_fill_tables(ag, p, &v, (int32_t *)heap_at(g, g->rank, ll_slot_offset(g, epoch)));
+    ll_fill_tables(ag, p, &v, list);
     if (g->nnodes > 1) {
         if (ag_index(ag) == 0) {
             ll_order(ag, p, v.pos);
+            ll_list_all_far(ag, p, list);
+            ll_places(ag, p);
             if (ag_leader(ag))
                 ll_write_desc(p, epoch, v.desc);
         }
@@ -334,9 +128,13 @@ KFN_STEP int ll_stage_rows(struct agent *ag, const struct ll_dispatch_params *p,
     const uint64_t stride = ll_row_stride(p);
     const int spread = g->nnodes > 1;
 
-    for (int t = ag_index(ag); t < p->route.ntokens && !p->in_place; t += ag_count(ag))
-        row_stage(ag, rows + (size_t)(spread ? v.pos[t] : t) * stride, &p->in, &p->signature, t);
-    if (spread && (sync_barrier(ag, g) || ll_put_remote(ag, p, epoch, &v)))
+    for (int t = ag_index(ag); t < p->route.ntokens && !p->in_place; t += ag_count(ag)) {
+        char *row = rows + (size_t)(spread ? v.pos[t] : t) * stride;
+        row_stage(ag, row, &p->in, &p->signature, t);
+        if (spread)
+            ll_write_record(ag, p, row, t);
+    }
+    if (spread && (sync_barrier(ag, g) || ll_put_remote(ag, p, epoch)))
         return 1;
     if (!sync_last(ag, g, 1))
         return 0;
@@ -363,15 +161,15 @@ KFN int ll_all_open(struct agent *ag, const struct group_dev *g, uint64_t epoch)
 
 #define LL_COUNTS 8 /* loads in flight before the first result is used */
 
-/* Rows of earlier ranks at expert e's rank: where this rank's begin there. `offset` is ll_counts_offset(). */
-KFN int32_t ll_first_row(const struct group_dev *g, uint64_t epoch, uint64_t offset, int e)
+/* Rows of earlier ranks at expert e's rank: where this rank's begin there. `offset` is ll_counts_offset(). One node. */
+KFN int32_t ll_first_row(const struct group_dev *g, uint64_t offset, int e)
 {
     int32_t run = 0, n[LL_COUNTS];
 
     for (int s = 0; s < g->rank; s += LL_COUNTS) {
         AG_UNROLL
         for (int j = 0; j < LL_COUNTS; j++)
-            n[j] = s + j < g->rank && g->mask[s + j] ? ll_counts_of(g, s + j, epoch, offset)[e] : 0;
+            n[j] = s + j < g->rank && g->mask[s + j] ? ((const int32_t *)heap_at(g, s + j, offset))[e] : 0;
         AG_UNROLL
         for (int j = 0; j < LL_COUNTS; j++)
             run += n[j];
@@ -384,7 +182,7 @@ KFN_STEP void ll_first_rows(struct agent *ag, const struct ll_dispatch_params *p
 {
     const uint64_t offset = ll_counts_offset(p->g, epoch);
 
-    AG_EACH_BLOCK(ag, int, e, p->g->experts) p->h->first[e] = ll_first_row(p->g, epoch, offset, e);
+    AG_EACH_BLOCK(ag, int, e, p->g->experts) p->h->first[e] = ll_first_row(p->g, offset, e);
 }
 
 /* Does (t, k) have a place of its own, EXPERT_MAJOR by expert, RANK_MAJOR by this rank? */

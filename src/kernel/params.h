@@ -168,7 +168,18 @@ struct signature {
 };
 EPX_STATIC_ASSERT(sizeof(struct signature) == 24, "shared between ranks");
 
-/* Right before the rows of a low-latency dispatch slot, and behind the tables (ll_view in ll_dispatch_send.h). */
+/* Opens what a source puts to a rank of another node in a low-latency dispatch (ll_far.h). count[L] follows: its rows
+ * for each expert of that rank. The first fields are those of struct signature. */
+struct ll_header {
+    int32_t hidden_bytes, scale_bytes;
+    uint8_t dtype, topk, layout, extra;
+    int32_t rows;  /* that come with it */
+    int32_t place; /* where the first of them returns to: `back` of the source */
+};
+EPX_STATIC_ASSERT(sizeof(struct ll_header) == 20, "shared between ranks");
+EPX_STATIC_ASSERT(KERNEL_MAX_TOPK <= 255, "a header has a byte for it");
+
+/* Right before the rows of a low-latency dispatch slot, and behind the tables (ll_view in ll_slot.h). */
 struct ll_desc {
     struct signature signature;
     int32_t ntokens;
@@ -227,11 +238,11 @@ EPX_STATIC_ASSERT(sizeof(struct hc_desc) == 64, "shared between ranks");
 
 /* Offsets inside a heap, computed once from the configuration. */
 struct ll_layout {
-    uint64_t slots, slot_stride;    /* dispatch: list[R][M], tables, descriptor, rows[M] */
-    uint64_t rows;                  /* from a slot's start */
-    uint64_t pitch;                 /* most bytes of a row: payload, then scales */
-    uint64_t recv_buf, recv_stride; /* [W][remote ranks]: tables, descriptor, rows[M] from each */
-    uint64_t head;                  /* from a receive buffer's start to its rows: room for descriptor and tables */
+    uint64_t slots, slot_stride;    /* dispatch: list[R][M], headers[R], tables, descriptor, rows[M] */
+    uint64_t headers, rows;         /* from a slot's start; headers between nodes only */
+    uint64_t pitch;                 /* most bytes of a row: payload, then scales, then (between nodes) a record */
+    uint64_t recv_buf, recv_stride; /* [W][remote ranks]: header, rows[M] from each */
+    uint64_t head;                  /* from a receive buffer's start to its rows: room for the header */
     uint64_t cslots, cslot_stride;  /* combine */
     uint64_t begin, cdescs,
         crows;       /* from a combine slot's start: begin[L][R], descriptors of remote ranks, receive rows */
@@ -346,7 +357,6 @@ struct group_dev {
     uint64_t *pushed_all;   /* [nrings]: puts given to each ring so far */
     uint64_t *expected_all; /* as aggregates: rows expected so far, of all ranks together */
     int32_t *order;         /* [2*M]: low-latency staging order, and the keys that it follows, see ll_order() */
-    int32_t *lists;         /* [remotes][M]: tokens of each remote source that come here */
     /* High throughput, where each stage is a launch: what kernels would else read word by word across a bus. */
     char *records;          /* [max_agents]: the record that an agent works on, see ht_near_record() */
     uint64_t record_stride; /* of that */

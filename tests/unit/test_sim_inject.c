@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Does the simulation find bugs? Kernels and proxies are compiled for this program with ten of them, each behind a
+ * Does the simulation find bugs? Kernels and proxies are compiled for this program with twelve of them, each behind a
  * switch (kernel/inject_bug.h): a wait for a slot's readers left out, a counter compared with the epoch before, a field
  * of the immediate one bit too narrow; a credit given too early and a round counted twice; an aggregate that misses a
- * peer; the heap of a process that was replaced, still mapped; and the three steps of the rule of completion
- * (docs/design.md), each left out.
+ * peer; the heap of a process that was replaced, still mapped; rows and headers between nodes in wrong places; and the
+ * three steps of the rule of completion (docs/design.md), each left out.
  * Every one must be found within 1,000 seeds. One thread: nothing for ThreadSanitizer. ctest: timeout=180 labels=notsan
  */
 #include <stdio.h>
@@ -85,6 +85,18 @@ static void a_heap_that_is_not_mapped_again_is_found(void **state)
     is_found(BUG_OLD_HEAP, SIM_FAULT_DEATH | SIM_FAULT_JOIN, "that was replaced");
 }
 
+static void rows_that_land_with_gaps_are_found(void **state)
+{
+    (void)state;
+    is_found(BUG_ROW_PLACE, 0, "");
+}
+
+static void rows_that_return_to_a_wrong_place_are_found(void **state)
+{
+    (void)state;
+    is_found(BUG_HEADER_PLACE, 0, "");
+}
+
 static void a_field_one_bit_too_narrow_is_found(void **state)
 {
     (void)state;
@@ -133,6 +145,8 @@ int main(void)
         cmocka_unit_test(a_round_counted_twice_is_found),
         cmocka_unit_test(an_aggregate_that_misses_a_peer_is_found),
         cmocka_unit_test(a_heap_that_is_not_mapped_again_is_found),
+        cmocka_unit_test(rows_that_land_with_gaps_are_found),
+        cmocka_unit_test(rows_that_return_to_a_wrong_place_are_found),
         cmocka_unit_test(a_rank_that_gives_up_in_silence_is_found),
         cmocka_unit_test(a_missing_look_at_the_abort_word_is_found),
         cmocka_unit_test(memory_reused_before_the_network_has_read_it_is_found),

@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What low-latency dispatch hands to the network besides rows does not grow with the number of ranks: a destination
+ * gets a header and a record with each of its rows (kernel/ll_far.h). The simulation counts the bytes of whole
+ * dispatches at 8 ranks per node. Rows are short here, and the bytes that do not belong to them are compared with rows
+ * of 7168 channels in FP8, with their scales. Rank-major with weights has the longest records.
+ * One thread: nothing for ThreadSanitizer. ctest: timeout=180 labels=noasan,notsan
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "sim/ranks.h"
+#include "tests/lib/compare.h"
+#include "tests/lib/unit.h"
+#include "tests/lib/workload.h"
+
+enum { NODE = 8, TOKENS = 8, TOPK = 8, HIDDEN = 16, ROW = 7168 + 7168 / 128 * 4, PERCENT = 5 };
+
+/* Of all ranks; they run on one thread. */
+struct counted {
+    uint64_t rows, bytes;
+};
+
+struct run {
+    epx_group *group;
+    epx_handle *handle;
+    epx_tensor idx, tokens, weights, out, out_idx, out_weights;
+};
+
+static void make(epx_tensor *t, epx_dtype dtype, int ndim, int64_t d0, int64_t d1, int64_t d2)
+{
+    const int64_t n = d0 * d1 * (ndim > 2 ? d2 : 1);
+
+    *t = epx_tensor_make(calloc((size_t)n, tensor_element_size(dtype)), dtype, ndim, d0, d1, d2, 0);
+}
+
+static void fill(struct run *r, int rank, int ranks, int experts)
+{
+    const struct workload w = {.seed = 3, .nranks = ranks, .experts = experts, .topk = TOPK, .hidden = HIDDEN};
+
+    make(&r->idx, EPX_INT32, 2, TOKENS, TOPK, 0);
+    make(&r->tokens, EPX_BF16, 2, TOKENS, HIDDEN, 0);
+    make(&r->weights, EPX_FP32, 2, TOKENS, TOPK, 0);
+    make(&r->out, EPX_BF16, 3, ranks, TOKENS, HIDDEN);
+    make(&r->out_idx, EPX_INT32, 3, ranks, TOKENS, TOPK);
+    make(&r->out_weights, EPX_FP32, 3, ranks, TOKENS, TOPK);
+    for (int t = 0; t < TOKENS; t++)
+        workload_topk(&w, rank, t, tensor_row(&r->idx, t));
+}
+
+static epx_status open_group(struct run *r, int experts, epx_bootstrap *boot)
+{
+    epx_group_config config = EPX_GROUP_CONFIG_INIT;
+    epx_handle_config handle = EPX_HANDLE_CONFIG_INIT;
+    epx_status status;
+
+    config.device = EPX_DEVICE_CPU;
+    config.num_experts = experts;
+    config.max_tokens_per_rank = TOKENS;
+    config.max_hidden_bytes = HIDDEN * 2;
+    config.max_topk = TOPK;
+    config.num_agents = 1;
+    config.max_inflight = 1;
+    config.timeout_ms = 200000;
+    config.alloc_bytes = 1 << 12;
+    config.modes = EPX_LOW_LATENCY;
+    config.ranks_per_node = NODE;
+    snprintf(config.net, sizeof(config.net), "sim");
+    handle.topk = TOPK;
+    handle.mode = EPX_LOW_LATENCY;
+    handle.layout = EPX_RANK_MAJOR;
+    status = epx_group_create(&r->group, boot, &config);
+    return status != EPX_OK ? status : epx_handle_create(&r->handle, r->group, &handle);
+}
+
+static int dispatch(struct run *r)
+{
+    epx_dispatch_inputs in = EPX_DISPATCH_INPUTS_INIT;
+    epx_dispatch_outputs out = EPX_DISPATCH_OUTPUTS_INIT;
+
+    in.tokens = &r->tokens;
+    in.topk_weights = &r->weights;
+    out.tokens = &r->out;
+    out.topk_idx = &r->out_idx;
+    out.topk_weights = &r->out_weights;
+    return epx_handle_update(r->handle, &r->idx, NULL, NULL) != EPX_OK ||
+           epx_dispatch(r->handle, &in, &out, NULL, NULL, NULL) != EPX_OK || epx_stream_sync(r->group, NULL) != EPX_OK;
+}
+
+/* All ranks have received, so all has been handed over. */
+static int count(struct run *r, epx_bootstrap *boot, int ranks, struct counted *c)
+{
+    epx_stats stats = EPX_STATS_INIT;
+    char mine = 0, *all = malloc((size_t)ranks);
+    const int met = all && !boot->allgather(boot->context, &mine, all, 1);
+
+    free(all);
+    if (!met || epx_group_stats(r->group, &stats) != EPX_OK)
+        return 1;
+    c->rows += stats.rows_remote;
+    c->bytes += stats.net_bytes;
+    return 0;
+}
+
+static int rank_main(int rank, int ranks, epx_bootstrap *boot, void *arg)
+{
+    const int experts = ranks > 256 ? ranks : 256;
+    struct run r;
+    int rc;
+
+    memset(&r, 0, sizeof(r));
+    fill(&r, rank, ranks, experts);
+    rc = open_group(&r, experts, boot) != EPX_OK || dispatch(&r) || count(&r, boot, ranks, arg);
+    if (rc)
+        print_message("rank %d: %s\n", rank, epx_last_error());
+    if (r.group)
+        epx_group_destroy(r.group);
+    epx_tensor *tensors[] = {&r.idx, &r.tokens, &r.weights, &r.out, &r.out_idx, &r.out_weights};
+    for (size_t i = 0; i < sizeof(tensors) / sizeof(*tensors); i++)
+        free(tensors[i]->data);
+    return rc ? -1 : 0;
+}
+
+/* Bytes that do not belong to rows, in per cent of rows of 7168 channels. */
+static double headers(int ranks)
+{
+    const struct sim_net_options net = {
+        .seed = 1, .nranks = ranks, .latency_ns = 2000, .jitter_ns = 4000, .depth = 64, .death_ns = SIM_NET_NEVER};
+    const struct sim_setup setup = {
+        .sched = {.seed = 1, .nranks = ranks, .point_every = 64, .step_ns = 100, .max_steps = 200000000},
+        .net = &net,
+        .gather_ns = 800000000000u};
+    struct sim_outcome *outcome = calloc(1, sizeof(*outcome));
+    struct counted c = {0, 0};
+    double part;
+
+    assert_non_null(outcome);
+    assert_int_equal(sim_run_ranks(&setup, rank_main, &c, outcome), 0);
+    assert_string_equal(outcome->stuck, "");
+    assert_int_equal(outcome->failures, 0);
+    assert_true(c.rows > 0 && c.bytes > c.rows * HIDDEN * 2);
+    part = 100.0 * (double)(c.bytes - c.rows * HIDDEN * 2) / ((double)c.rows * ROW);
+    print_message("%d ranks: %llu rows, %.1f bytes besides each, %.2f %% of a row\n", ranks, (unsigned long long)c.rows,
+                  part * ROW / 100, part);
+    free(outcome);
+    return part;
+}
+
+static void headers_are_a_small_part_at_any_number_of_ranks(void **state)
+{
+    (void)state;
+    assert_true(headers(2 * NODE) < PERCENT);
+    assert_true(headers(8 * NODE) < PERCENT);
+    assert_true(headers(64 * NODE) < PERCENT);
+}
+
+UNIT_MAIN(cmocka_unit_test(headers_are_a_small_part_at_any_number_of_ranks))
