@@ -100,6 +100,7 @@ for device in cuda hip; do
         try "$device: two nodes, $mode" "$build/epx" bench $mode "${small[@]}" --nodes 2 --ranks 4 --hidden 1024
     done
     try "$device: zones, source maps, sums in top-k order" "$build/tests/test_expand"
+    EPX_DEVICE=$device try "$device: more tokens than the group is for" "$build/tests/test_ht_tokens"
     EPX_DEVICE=$device try "$device: NVFP4" "$build/tests/test_nvfp4"
     EPX_DEVICE=$device try "$device: counts of epx_dispatch_layout" "$build/tests/test_layout"
     try "$device: commands to the proxies" "$build/epx" bench ring --device $device --rings 2 --agents 3 --ms 20

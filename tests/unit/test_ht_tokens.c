@@ -45,12 +45,21 @@ static int grows(struct fixture *s)
     return fixture_ht(s);
 }
 
-static void run(int who, int per_node)
+/* Tensors are in memory of the host: on the CPU, or on lanes that it emulates (EPX_DEVICE, tests/scripts/lanes.sh). */
+static epx_group_config config_of(int per_node)
 {
     epx_group_config config = fixture_config(20000);
 
-    config.num_agents = 2;
+    config.device = EPX_DEVICE_AUTO;
     config.ranks_per_node = per_node;
+    return config;
+}
+
+static void run(int who, int per_node)
+{
+    epx_group_config config = config_of(per_node);
+
+    config.num_agents = 2;
     assert_int_equal(fixture_run(RANKS, &config, grows, &who), 0);
 }
 
@@ -97,12 +106,11 @@ static int queued(struct fixture *s)
 
 static void test_queued(void **state)
 {
-    epx_group_config config = fixture_config(20000);
-
     (void)state;
-    assert_int_equal(fixture_run(RANKS, &config, queued, NULL), 0);
-    config.ranks_per_node = 1;
-    assert_int_equal(fixture_run(RANKS, &config, queued, NULL), 0);
+    for (int per_node = 0; per_node < 2; per_node++) {
+        const epx_group_config config = config_of(per_node);
+        assert_int_equal(fixture_run(RANKS, &config, queued, NULL), 0);
+    }
 }
 
 UNIT_MAIN(cmocka_unit_test(test_in_a_node), cmocka_unit_test(test_between_nodes), cmocka_unit_test(test_queued))
