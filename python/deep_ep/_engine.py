@@ -149,6 +149,14 @@ class Engine:
             pools.clear()
         self._bootstrap = None
 
+    def recover(self) -> None:
+        """Destroys the groups; the next calls create new ones."""
+        self._forget_plans()
+        for pools in (self._high, self._low):
+            for pool in pools.values():
+                pool.close()
+            pools.clear()
+
     def _forget_plans(self) -> None:
         self.plans.clear()
         self.plans_of_pools.clear()

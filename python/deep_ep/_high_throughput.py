@@ -14,7 +14,7 @@ from ._fresh import FreshDispatch, fresh_plan
 from ._layout import NVL_PEERS, in_nodes, nodes_on, receive_field, send_fields, source_meta
 from ._memory import Reserved
 from ._routing import Handle, HighThroughputRouting, attach, find
-from ._streams import CudaLaunch, HostLaunch
+from ._streams import CudaLaunch, HostLaunch, hinted
 
 Launch = Union[HostLaunch, CudaLaunch]
 _PAYLOADS = (torch.bfloat16, torch.float16, torch.float32)
@@ -70,11 +70,11 @@ def dispatch(engine: Engine, launch_on: Any, request: DispatchRequest, channels:
     pool = engine.high_throughput(request.device, request.experts, tokens.shape[0], hidden_bytes, topk)
     try:
         return _dispatch(engine, pool, launch_on, request, topk, channels, counts_as_tensor)
-    except epx.OverflowingError:
+    except epx.OverflowingError as failure:
         # A rank has more tokens than the group is for: all ranks have learnt it in the update. With num_worst_tokens
         # no rank waits for the update, so they do not learn it at the same point.
         if request.worst or pool.group.error() is not None:
-            raise
+            raise hinted(failure) from None
         pool.finish()  # the update still uses tensors of the frame that failed
     pool = engine.grow_high_throughput(request.device, request.experts, tokens.shape[0], hidden_bytes, topk)
     return _dispatch(engine, pool, launch_on, request, topk, channels, counts_as_tensor)

@@ -18,6 +18,14 @@ import torch
 from .utils import EventHandle, EventOverlap
 
 
+_HINT = "; Buffer.recover() on all ranks makes the buffer usable again"
+
+
+def hinted(failure: epx.EpxError) -> epx.EpxError:
+    """The same failure, which says how the buffer can be used again."""
+    return failure if _HINT in failure.message else type(failure)(failure.status, failure.message + _HINT)
+
+
 def settle(group: epx.Group, event: Optional[epx.Event] = None) -> None:
     """Waits for the work on CPU tensors, all of it or up to an event.
 
@@ -26,11 +34,11 @@ def settle(group: epx.Group, event: Optional[epx.Event] = None) -> None:
     """
     try:
         event.sync() if event is not None else group.sync()
-    except (epx.TimeoutExpired, epx.PeerError):
+    except epx.EpxError as failure:
         error = group.error()
         lost = error is not None and group.masks and (error.status, error.phase) == (epx.Status.PEER, "network")
         if error is None or not (lost or error.message.endswith("it is masked now")):
-            raise
+            raise hinted(failure) from None
         group.error_clear()
 
 

@@ -24,15 +24,18 @@ class Status(enum.IntEnum):
 
 
 class EpxError(RuntimeError):
-    """A call failed. ``status`` is the kind of failure, ``message`` is the message of the C library."""
+    """A call failed. ``status`` is the kind of failure, ``message`` the message of the C library, in Python's names."""
 
     def __init__(self, status: int, message: str) -> None:
         try:
             self.status = Status(status)
         except ValueError:
             self.status = Status.INTERNAL
-        self.message = message
-        super().__init__("%s: %s" % (self.status.name, message))
+        # In Python's words: the C library's name what its callers can call.
+        self.message = message.replace(
+            "(epx_group_error_clear on all ranks recovers it)",
+            "(Group.error_clear(), or deep_ep's Buffer.recover(), on all ranks recovers it)")
+        super().__init__("%s: %s" % (self.status.name, self.message))
 
     def __reduce__(self):
         return (type(self), (int(self.status), self.message))

@@ -101,6 +101,34 @@ def test_indices_out_of_range(world: World) -> None:
     check_one(world, buffer, work, 8)
 
 
+def test_recovery(world: World) -> None:
+    """Too few num_worst_tokens fail the operation on all ranks; after recover() on all of them the buffer works.
+
+    A rank that finds out before it has sent anything leaves the others to their deadline: a short one here."""
+    world.only("cpu")
+    work = Work(world.nranks, 12, 128, 2 * world.nranks, 2, seed=4, uneven=False)
+    with environment(EPX_TIMEOUT_MS="3000"):
+        buffer = deep_ep.Buffer(dist.group.WORLD, 1 << 26, 0, explicitly_destroy=True)
+        fail_and_recover(world, buffer, work)
+    exchange(world, buffer, work)
+    buffer.destroy()
+
+
+def fail_and_recover(world: World, buffer: deep_ep.Buffer, work: Work) -> None:
+    me = world.rank
+    idx = world.to(work.idx[me])
+    parts = layout(buffer, idx, work.experts)
+    try:
+        buffer.dispatch(world.to(work.x[me]), **parts, topk_idx=idx, topk_weights=world.to(work.weights[me]),
+                        num_worst_tokens=1)
+    except epx.EpxError as error:
+        assert "Buffer.recover()" in str(error) and "epx_group_error_clear" not in str(error), error
+    else:
+        raise AssertionError("too few num_worst_tokens were accepted")
+    dist.barrier()
+    buffer.recover()
+
+
 def test_layout_of_experts_that_do_not_exist(world: World) -> None:
     """The first id past the last expert was once counted for nobody, in silence. On a GPU, dispatch reports it."""
     world.only("cpu")
