@@ -119,8 +119,9 @@ class Ahead:
             self.folder = self.current[0]
             words = ['"$@" && exec nice -n 19 ' + " ".join(building(self.folder, self.jobs))]
             quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            # A process group and not a session: the kernel may give every session the same share.
             self.process = subprocess.Popen(["bash", "-c", *words, "bash", *configuring(*self.current)],
-                                            start_new_session=True, **quiet)
+                                            preexec_fn=os.setpgrp, **quiet)
 
 
 class Run:
