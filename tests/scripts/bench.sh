@@ -113,7 +113,7 @@ refused() {
     expect 2 "refused: $*" "$@" && says "with the reason" "epx bench: $text" &&
         says "and where to read more" "; see epx bench --help"
 }
-refused "the mode is 'sideways'; expected ll, ht or ring" sideways
+refused "the mode is 'sideways'; expected layer, ll, ht, sweep or ring" sideways
 refused "the mode is missing" --check
 refused "--ranks is '0'; expected a number from 1 to 1024" ll --ranks 0
 refused "--dtype is 'int3'; expected bf16, fp8 or fp8-input" ll --dtype int3
