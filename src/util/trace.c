@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "util/env.h"
 #include "util/log.h"
@@ -25,6 +26,7 @@ void trace_open(void)
     if (path) {
         clock_gettime(CLOCK_REALTIME_COARSE, &trace_state.started); /* the clock of files' times */
         trace_state.path = strdup(path);
+        trace_state.pid = getpid();
         __atomic_store_n(&trace_enabled, trace_state.path != NULL, __ATOMIC_RELAXED);
     }
     pthread_mutex_unlock(&trace_state.lock);

@@ -4,6 +4,7 @@
 #define EPX_UTIL_TRACE_INTERNAL_H
 
 #include <pthread.h>
+#include <sys/types.h>
 #include <time.h>
 
 #include "util/trace.h"
@@ -29,6 +30,7 @@ struct trace_buffer {
 struct trace_state {
     pthread_mutex_t lock; /* the list of buffers, and the file */
     int opened;
+    pid_t pid; /* of who opened it: a child of fork() has its parent's events, and does not write them again */
     char *path;
     struct timespec started;
     struct trace_buffer *first;

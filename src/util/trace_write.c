@@ -191,7 +191,7 @@ void trace_flush(void)
     struct writer w;
     int bad;
 
-    if (!trace_state.path)
+    if (!trace_state.path || trace_state.pid != getpid())
         return;
     pthread_mutex_lock(&trace_state.lock);
     w.to = open_file();

@@ -8,7 +8,7 @@ set -uo pipefail
 
 . "$(dirname "$0")/../lib/bench_cli.sh"
 here=$(cd "$(dirname "$0")" && pwd)
-small=(--tokens 16 --hidden 512 --experts 16 --topk 4 --iters 3 --warmup 1)
+small=(--tokens 16 --hidden 512 --experts 16 --topk 4 --iters 1 --warmup 1)
 check() { python3 "$here/trace_check.py" "$@" || fail "the trace: $*"; }
 
 EPX_TRACE=$work/ht.json expect 0 "two nodes, high throughput" ht "${small[@]}" --ranks 4 --nodes 2
@@ -21,6 +21,36 @@ EPX_TRACE=$work/no/such/folder expect 0 "a file that cannot be written" ll "${sm
     says "is a warning" "EPX_TRACE: cannot write"
 expect 0 "without the variable" ll "${small[@]}" --ranks 2
 [ "$(find "$work" -name '*.json' | wc -l)" = 2 ] && echo "ok: there is no file" || fail "there is a file"
+
+# A child of fork() has its parent's events, and does not write them again.
+cat >"$work/forks.c" <<'C'
+#include <epx/epx.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+int main(void)
+{
+    epx_group_config config = EPX_GROUP_CONFIG_INIT;
+    epx_handle_config handle_config = EPX_HANDLE_CONFIG_INIT;
+    epx_handle *handle;
+    epx_group *group;
+    config.num_experts = handle_config.topk = 1;
+    config.max_tokens_per_rank = 4;
+    config.max_hidden_bytes = 256;
+    handle_config.mode = EPX_LOW_LATENCY;
+    handle_config.layout = EPX_EXPERT_MAJOR;
+    if (epx_group_create(&group, NULL, &config) || epx_handle_create(&handle, group, &handle_config))
+        return 1;
+    if (fork() == 0)
+        exit(0);
+    return wait(NULL) < 0;
+}
+C
+build=$(dirname "$epx")
+cc -I"$here/../../include" "$work/forks.c" -L"$build" -lepx -Wl,-rpath,"$(cd "$build" && pwd)" -o "$work/forks" &&
+    RANK=0 WORLD_SIZE=1 EPX_TRACE=$work/forks.trace "$work/forks" || fail "a program that forks"
+[ "$(grep -c '"name":"epx_handle_create"' "$work/forks.trace")" = 1 ] && echo "ok: a child writes nothing again" ||
+    fail "events are there twice"
 
 # Another machine's clock: rank 1 lives 1000 s later.
 if unshare -T --monotonic 1000 --fork true 2>/dev/null; then
