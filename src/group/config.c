@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "proxy/proxy.h"
 #include "util/structs.h"
 #include "util/env.h"
 #include "util/status.h"
@@ -119,6 +120,7 @@ epx_status settings_make(const epx_group_config *config, int nranks, struct sett
     set->max_topk = c.max_topk ? c.max_topk : 8;
     set->max_recv_given = c.max_recv_tokens != 0;
     set->max_recv_tokens = c.max_recv_tokens ? c.max_recv_tokens : worst_rows(set, c.layouts);
+    set->proxy_threads = proxy_threads_asked();
     set->inflight = c.max_inflight ? c.max_inflight : 2;
     set->agents = (int)(c.num_agents ? c.num_agents : env_int("EPX_NUM_AGENTS", 0, 1, 1024));
     set->ranks_per_node =
@@ -159,7 +161,8 @@ epx_status settings_plan(const epx_group_config *config, int nranks, struct heap
 static const char *const field_names[SETTINGS_FIELDS] = {
     "version",          "device",     "modes",           "num_experts",     "max_tokens_per_rank",
     "max_hidden_bytes", "max_topk",   "max_recv_tokens", "max_inflight",    "ranks_per_node",
-    "enable_mask",      "timeout_ms", "alloc_bytes",     "ht_buffer_bytes", "(number of ranks)"};
+    "enable_mask",      "timeout_ms", "alloc_bytes",     "ht_buffer_bytes", "(number of ranks)",
+    "EPX_PROXY_THREADS"};
 
 void settings_pack(const struct settings *set, int64_t fields[SETTINGS_FIELDS])
 {
@@ -177,7 +180,8 @@ void settings_pack(const struct settings *set, int64_t fields[SETTINGS_FIELDS])
                                              set->timeout_ms,
                                              (int64_t)set->alloc_bytes,
                                              (int64_t)set->ht_buffer_bytes,
-                                             set->nranks};
+                                             set->nranks,
+                                             set->proxy_threads};
     memcpy(fields, values, sizeof(values));
 }
 

@@ -153,35 +153,65 @@ epx_status group_prepare(struct epx_group *group, const epx_group_config *config
     return status;
 }
 
-epx_status group_open_tables(struct epx_group *group)
+static epx_status alloc_tables(struct epx_group *group)
 {
     epx_status status;
 
     watch_create(group);
     choose_agents(group);
     status = group->device->ops->rows_reserve(group->device, cast_row_bytes(&group->set), group->set.agents);
-    return status == EPX_OK ? group_device_create(group) : status;
+    return status == EPX_OK ? group_device_alloc(group) : status;
+}
+
+epx_status group_open_tables(struct epx_group *group)
+{
+    const epx_status status = alloc_tables(group);
+
+    return status == EPX_OK ? group_device_fill(group) : status;
+}
+
+/* What this rank needs of no other: what the others must know of it is in the exchange then. */
+static epx_status open_own_side(struct epx_group *group, struct exchange *exchange)
+{
+    epx_status status = group_open_heap(group);
+
+    if (status == EPX_OK)
+        status = alloc_tables(group);
+    if (status == EPX_OK && group->nnodes > 1)
+        status = group_net_prepare(group, exchange->net);
+    if (status == EPX_OK)
+        status = handshake_open_membership(group, exchange);
+    return status;
+}
+
+/* Once all is known of the others. */
+static epx_status connect_sides(struct epx_group *group, const struct exchange *exchange)
+{
+    epx_status status = handshake_map(group, exchange);
+
+    if (status == EPX_OK)
+        status = group_device_fill(group);
+    if (status == EPX_OK && group->nnodes > 1)
+        status = group_net_connect(group, exchange->all_net, exchange->net_bytes);
+    if (status == EPX_OK && group->nnodes > 1)
+        status = group_device_rings(group);
+    return status;
 }
 
 /* Everything after the settings were compared. A rank that fails takes part in the next collective step and reports
  * it. */
 static epx_status build(struct epx_group *group)
 {
+    struct exchange exchange = {0};
     epx_status status = heap_place_agree(group);
 
     if (status == EPX_OK)
-        status = handshake_heaps(group, group_open_heap(group));
+        status = exchange_alloc(group, &exchange, group_net_message_bytes(group));
     if (status == EPX_OK)
-        status = group_open_tables(group);
-    status = handshake_ready(group, status);
-    if (status == EPX_OK && group->nnodes > 1) {
-        status = group_net_open(group);
-        if (status == EPX_OK)
-            status = group_device_rings(group);
-        status = handshake_ready(group, status);
-    }
-    if (status == EPX_OK && group->set.enable_mask && group->nranks > 1)
-        status = handshake_membership(group);
+        status = handshake_exchange(group, &exchange, open_own_side(group, &exchange));
+    if (status == EPX_OK)
+        status = handshake_connected(group, connect_sides(group, &exchange));
+    exchange_free(&exchange);
     if (status == EPX_OK && group->all_trace)
         status = align_clocks(group);
     return status;

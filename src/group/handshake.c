@@ -6,14 +6,14 @@
  *   1. compare      settings of all ranks: equal, or EPX_ERR_MISMATCH on all; which ranks share memory: the nodes;
  *                   random numbers of all ranks, which make the group's key together with the secret of the job
  *   2. place        with several nodes and a GPU: heaps in GPU memory or in host memory (heap.c)
- *   3. heaps        each rank maps the heaps of its node, and their region directories (region.h)
- *   4. addresses    with several nodes: addresses of the proxies, which connect (net.c)
- *   5. ready        all have mapped and connected: from here on signals may be sent
- *   6. membership   with enable_mask: the ranks connect to each other once, as they do after one has failed, so that
- *                   it is known to work
+ *   3. exchange     each rank has opened its heap, its region directory (region.h), with several nodes its proxies
+ *                   (net.c), with enable_mask its port; then it maps the heaps of its node and connects its proxies
+ *   4. connected    all have done so: from here on signals may be sent. With enable_mask this round goes over the
+ *                   connections that ranks make after one has failed, so that they are known to work
  */
 #include "group/handshake.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -299,35 +299,119 @@ static epx_status map_heaps_again(struct epx_group *group, const struct heap_mes
     return group_device_heaps(group);
 }
 
-static epx_status gather_heaps(struct epx_group *group, epx_status mine,
-                               epx_status (*map)(struct epx_group *group, const struct heap_message *all))
+static void describe_heap(struct epx_group *group, struct heap_message *own, epx_status mine)
+{
+    memset(own, 0, sizeof(*own));
+    result_set(&own->result, mine);
+    own->export = group->heap.export;
+    own->directory = regions_directory(group);
+}
+
+epx_status handshake_heaps_again(struct epx_group *group)
 {
     struct heap_message own, *all = calloc((size_t)group->nranks, sizeof(*all));
     epx_status status;
 
     if (!all)
         return fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d ranks", group->nranks);
-    memset(&own, 0, sizeof(own));
-    result_set(&own.result, mine);
-    own.export = group->heap.export;
-    own.directory = regions_directory(group);
+    describe_heap(group, &own, EPX_OK);
     status = handshake_allgather(group, &own, all, sizeof(own));
     if (status == EPX_OK)
         status = results_check(group, all, sizeof(*all));
     if (status == EPX_OK)
-        status = map(group, all);
+        status = map_heaps_again(group, all);
     free(all);
     return status;
 }
 
-epx_status handshake_heaps(struct epx_group *group, epx_status mine)
+/* ---- The exchange ------------------------------------------------------------------------------------------------ */
+
+/* Then what the network tells. */
+struct exchange_message {
+    struct heap_message heap;
+    struct conn_address address;
+    uint64_t token; /* rank 0's is taken */
+};
+
+epx_status exchange_alloc(struct epx_group *group, struct exchange *x, size_t net_bytes)
 {
-    return gather_heaps(group, mine, map_heaps);
+    const size_t n = (size_t)group->nranks;
+
+    x->net_bytes = net_bytes;
+    x->net = calloc(1, net_bytes + 1);
+    x->all_net = calloc(n, net_bytes + 1);
+    x->heaps = calloc(n, sizeof(*x->heaps));
+    return x->net && x->all_net && x->heaps ? EPX_OK
+                                            : fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %zu ranks", n);
 }
 
-epx_status handshake_heaps_again(struct epx_group *group)
+void exchange_free(struct exchange *x)
 {
-    return gather_heaps(group, EPX_OK, map_heaps_again);
+    free(x->net);
+    free(x->all_net);
+    free(x->heaps);
+}
+
+epx_status handshake_open_membership(struct epx_group *group, struct exchange *x)
+{
+    epx_status status;
+
+    if (!group->set.enable_mask || group->nranks == 1)
+        return EPX_OK;
+    status = membership_open(group->rank, group->nranks, group->nnodes == 1, handshake_key(group), &x->address,
+                             &group->membership);
+    if (status == EPX_OK && getrandom(&x->token, sizeof(x->token), 0) != (ssize_t)sizeof(x->token))
+        status = fail_errno(EPX_ERR_SYSTEM, "epx_group_create: getrandom");
+    return status;
+}
+
+static epx_status take_exchange(struct epx_group *group, struct exchange *x, const char *all, size_t stride)
+{
+    struct conn_address *addresses = calloc((size_t)group->nranks, sizeof(*addresses));
+
+    if (!addresses)
+        return fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d ranks", group->nranks);
+    for (int r = 0; r < group->nranks; r++) {
+        const struct exchange_message *m = (const struct exchange_message *)(all + (size_t)r * stride);
+
+        x->heaps[r] = m->heap;
+        addresses[r] = m->address;
+        memcpy(x->all_net + (size_t)r * x->net_bytes, m + 1, x->net_bytes);
+    }
+    if (group->membership)
+        membership_set_peers(group->membership, addresses, ((const struct exchange_message *)all)->token);
+    free(addresses);
+    return EPX_OK;
+}
+
+epx_status handshake_exchange(struct epx_group *group, struct exchange *x, epx_status mine)
+{
+    const size_t stride = (sizeof(struct exchange_message) + x->net_bytes + 7) / 8 * 8;
+    char *own = calloc(1, stride), *all = calloc((size_t)group->nranks, stride);
+    epx_status status;
+
+    if (!own || !all) {
+        status = fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d ranks", group->nranks);
+    } else {
+        struct exchange_message *m = (struct exchange_message *)own;
+        describe_heap(group, &m->heap, mine);
+        m->address = x->address;
+        m->token = x->token;
+        memcpy(m + 1, x->net, x->net_bytes);
+        status = handshake_allgather(group, own, all, stride);
+    }
+    if (status == EPX_OK)
+        status = results_check(group, all, stride);
+    if (status == EPX_OK)
+        status = take_exchange(group, x, all, stride);
+    free(own);
+    free(all);
+    return status;
+}
+
+epx_status handshake_map(struct epx_group *group, const struct exchange *x)
+{
+    return map_heaps(group, x->heaps);
 }
 
 epx_status handshake_any(struct epx_group *group, epx_status mine, int *flag)
@@ -356,59 +440,38 @@ epx_status handshake_ready(struct epx_group *group, epx_status mine)
     return handshake_any(group, mine, &none);
 }
 
-struct membership_message {
-    struct step_result result;
-    struct conn_address address;
-    uint64_t token; /* rank 0's is taken */
-};
-
-static epx_status connect_all(struct epx_group *group)
+/* A rank that cannot be reached is left out of the round, and all others fail. */
+static epx_status check_reached(const struct epx_group *group, const uint8_t *out)
 {
-    uint8_t *out = calloc((size_t)group->nranks, 2), *tokens = out ? out + group->nranks : NULL, token = 0;
-    epx_status status;
-
-    if (!out)
-        return fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d ranks", group->nranks);
-    status = membership_agree(group->membership, -1, out, group->set.timeout_ms);
-    if (status == EPX_OK)
-        status = membership_allgather(group->membership, &token, tokens, 1);
-    for (int r = 0; status == EPX_OK && r < group->nranks; r++)
+    for (int r = 0; r < group->nranks; r++)
         if (out[r])
-            status =
-                fail(EPX_ERR_SYSTEM,
-                     "epx_group_create: rank %d cannot be reached over TCP: groups with enable_mask need connections "
-                     "between all ranks (EPX_SOCKET_IFNAME picks the interfaces)",
-                     r);
-    membership_end(group->membership);
-    free(out);
-    return status;
+            return fail(
+                EPX_ERR_SYSTEM,
+                "epx_group_create: rank %d cannot be reached over TCP: groups with enable_mask need connections "
+                "between all ranks (EPX_SOCKET_IFNAME picks the interfaces)",
+                r);
+    return EPX_OK;
 }
 
-epx_status handshake_membership(struct epx_group *group)
+epx_status handshake_connected(struct epx_group *group, epx_status mine)
 {
-    struct membership_message own, *all = calloc((size_t)group->nranks, sizeof(*all));
-    struct conn_address *addresses = calloc((size_t)group->nranks, sizeof(*addresses));
-    epx_status status = EPX_OK, mine;
+    uint8_t *out;
+    char text[512];
+    epx_status status;
 
-    memset(&own, 0, sizeof(own));
-    mine = membership_open(group->rank, group->nranks, group->nnodes == 1, handshake_key(group), &own.address,
-                           &group->membership);
-    if (mine == EPX_OK && getrandom(&own.token, sizeof(own.token), 0) != (ssize_t)sizeof(own.token))
-        mine = fail_errno(EPX_ERR_SYSTEM, "epx_group_create: getrandom");
-    result_set(&own.result, mine);
-    if (!all || !addresses)
-        status = fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d ranks", group->nranks);
-    if (status == EPX_OK)
-        status = handshake_allgather(group, &own, all, sizeof(own));
-    if (status == EPX_OK)
-        status = results_check(group, all, sizeof(*all));
+    if (!group->membership)
+        return handshake_ready(group, mine);
+    snprintf(text, sizeof(text), "%s", mine == EPX_OK ? "" : epx_last_error());
+    out = calloc((size_t)group->nranks, 1);
+    status = out ? membership_agree(group->membership, -1, out, group->set.timeout_ms)
+                 : fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d ranks", group->nranks);
     if (status == EPX_OK) {
-        for (int r = 0; r < group->nranks; r++)
-            addresses[r] = all[r].address;
-        membership_set_peers(group->membership, addresses, all[0].token);
-        status = handshake_ready(group, connect_all(group));
+        mine = mine == EPX_OK ? check_reached(group, out) : fail(mine, "%s", text);
+        group->use_membership = 1;
+        status = handshake_ready(group, mine);
+        group->use_membership = 0;
     }
-    free(addresses);
-    free(all);
+    membership_end(group->membership);
+    free(out);
     return status;
 }

@@ -8,12 +8,31 @@
 
 /* Also finds the nodes, and makes the group's key. */
 epx_status handshake_compare(struct epx_group *group, epx_status mine);
-epx_status handshake_heaps(struct epx_group *group, epx_status mine);
+
+/* All that ranks tell each other once they have opened their own side: one round. */
+struct heap_message;
+struct exchange {
+    void *net;        /* what the network tells of this rank, `net_bytes` (net.h) */
+    uint8_t *all_net; /* afterwards: of all ranks, one after the other */
+    size_t net_bytes;
+    struct conn_address address; /* with enable_mask: of the port where ranks find each other when some have ended */
+    uint64_t token;
+    struct heap_message *heaps; /* afterwards: of all ranks */
+};
+epx_status exchange_alloc(struct epx_group *group, struct exchange *exchange, size_t net_bytes);
+void exchange_free(struct exchange *exchange);
+/* With enable_mask. */
+epx_status handshake_open_membership(struct epx_group *group, struct exchange *exchange);
+/* `mine`: how far this rank has come. All ranks fail if one does. */
+epx_status handshake_exchange(struct epx_group *group, struct exchange *exchange, epx_status mine);
+/* Maps the heaps of the node. This rank's part alone. */
+epx_status handshake_map(struct epx_group *group, const struct exchange *exchange);
+/* The last round: all have connected. With enable_mask it goes over the connections that ranks make when one has
+ * failed, so that these are known to work. */
+epx_status handshake_connected(struct epx_group *group, epx_status mine);
 epx_status handshake_ready(struct epx_group *group, epx_status mine);
 /* *flag is 1 afterwards if it was on any rank. */
 epx_status handshake_any(struct epx_group *group, epx_status mine, int *flag);
-/* With enable_mask: prepares how ranks find each other later, when some have ended. */
-epx_status handshake_membership(struct epx_group *group);
 /* An all-gather of all ranks; during recovery, of the remaining ranks: the others' parts are zero. */
 epx_status handshake_allgather(struct epx_group *group, const void *send, void *recv, size_t bytes);
 /* Maps the memory of ranks whose process has changed since (group->mapped), also in the tables of kernels. */

@@ -194,7 +194,6 @@ static void fill_shadow(struct epx_group *group, const struct blocks *b)
     char *base = group->device_memory;
     struct group_dev *g = &group->shadow;
 
-    memset(g, 0, sizeof(*g));
     g->rank = group->rank;
     g->nranks = group->nranks;
     g->experts = group->set.experts;
@@ -304,7 +303,7 @@ void group_mem_free(struct epx_group *group, void *ptr)
         (void)group->set.device_free(ptr, group->set.device_context);
 }
 
-epx_status group_device_create(struct epx_group *group)
+epx_status group_device_alloc(struct epx_group *group)
 {
     const struct device_ops *ops = group->device->ops;
     const struct blocks b = lay_out(group);
@@ -319,7 +318,6 @@ epx_status group_device_create(struct epx_group *group)
         group->device_memory = NULL;
         return status;
     }
-    fill_shadow(group, &b);
     group->dev = group->device_memory;
     if (group->nnodes > 1) {
         group->shadow.counters = (uint64_t *)((char *)group->host_memory + hb.counters);
@@ -327,6 +325,14 @@ epx_status group_device_create(struct epx_group *group)
         group->shadow.aggregates = (uint64_t *)((char *)group->host_memory + hb.aggregates);
         group->shadow.sent_all = (uint64_t *)((char *)group->host_memory + hb.sent_all);
     }
+    return EPX_OK;
+}
+
+epx_status group_device_fill(struct epx_group *group)
+{
+    const struct blocks b = lay_out(group);
+
+    fill_shadow(group, &b);
     return copy_in(group, &b);
 }
 

@@ -9,7 +9,9 @@
 epx_status group_mem_alloc(struct epx_group *group, size_t bytes, void **ptr);
 void group_mem_free(struct epx_group *group, void *ptr);
 
-epx_status group_device_create(struct epx_group *group);
+epx_status group_device_alloc(struct epx_group *group);
+/* Once the heaps of the node are mapped. */
+epx_status group_device_fill(struct epx_group *group);
 void group_device_destroy(struct epx_group *group);
 /* Writes mask, members and relays to device memory as group->map.out has them. */
 epx_status group_device_members(struct epx_group *group);

@@ -194,6 +194,7 @@ static epx_status open_proxies(struct epx_group *group, int *dmabuf)
     o.ring_slots = RING_SLOTS;
     o.timeout_ms = group->set.timeout_ms;
     o.open_ms = handshake_step_ms(group);
+    o.threads = group->set.proxy_threads;
     o.world = runtime()->net_world;
     o.key = handshake_key(group);
     o.remote = group->remote;
@@ -233,32 +234,32 @@ static epx_status open_proxies(struct epx_group *group, int *dmabuf)
 
 enum { NET_NAME = (int)sizeof(((epx_group_info *)0)->net_name) };
 
+/* What a rank tells the others of its network: its name, then the addresses of all threads, sealed or not. */
+struct net_message {
+    char name[NET_NAME];
+    uint8_t addresses[];
+};
+
 /* All ranks must have chosen the same network: addresses of one mean nothing to another. */
-static epx_status compare_nets(struct epx_group *group)
+static epx_status compare_nets(const struct epx_group *group, const char *all, size_t stride)
 {
-    char own[NET_NAME] = "", *all = calloc((size_t)group->nranks, NET_NAME);
-    epx_status status = all ? EPX_OK : fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d ranks", group->nranks);
     int first = -1;
 
-    snprintf(own, sizeof(own), "%s", group->net_name);
-    if (status == EPX_OK)
-        status = handshake_allgather(group, own, all, sizeof(own));
-    for (int r = 0; r < group->nranks && status == EPX_OK; r++) {
-        const char *theirs = all + (size_t)r * NET_NAME;
+    for (int r = 0; r < group->nranks; r++) {
+        const char *theirs = all + (size_t)r * stride;
         char a[NET_NAME], b[NET_NAME];
 
         if (group->map.out[r])
             continue;
         first = first < 0 ? r : first;
-        if (strncmp(theirs, all + (size_t)first * NET_NAME, NET_NAME) != 0)
-            status = fail(EPX_ERR_MISMATCH,
-                          "epx_group_create: rank %d has net = %s where rank %d has %s (epx_group_config.net, EPX_NET, "
-                          "or what each machine has)",
-                          r, text_clean(a, sizeof(a), theirs, NET_NAME), first,
-                          text_clean(b, sizeof(b), all + (size_t)first * NET_NAME, NET_NAME));
+        if (strncmp(theirs, all + (size_t)first * stride, NET_NAME) != 0)
+            return fail(EPX_ERR_MISMATCH,
+                        "epx_group_create: rank %d has net = %s where rank %d has %s (epx_group_config.net, EPX_NET, "
+                        "or what each machine has)",
+                        r, text_clean(a, sizeof(a), theirs, NET_NAME), first,
+                        text_clean(b, sizeof(b), all + (size_t)first * stride, NET_NAME));
     }
-    free(all);
-    return status;
+    return EPX_OK;
 }
 
 /* ---- Addresses: sealed by the group's key, for a caller's all-gather may travel in clear text -------------- */
@@ -282,79 +283,106 @@ static int unseal_addresses(const uint8_t *key, int rank, const uint8_t *sealed,
     return crypto()->unseal(key, sealed, &from, sizeof(from), sealed + CRYPTO_NONCE, bytes, out);
 }
 
-static epx_status unseal_all(const struct epx_group *group, const uint8_t *key, const uint8_t *sealed, size_t bytes,
-                             void *all)
+static size_t address_bytes(const struct epx_group *group)
 {
-    for (int r = 0; r < group->nranks; r++)
-        if (!group->map.out[r] &&
-            unseal_addresses(key, r, sealed + (size_t)r * (bytes + SEAL_BYTES), bytes, (char *)all + (size_t)r * bytes))
-            return fail(
-                EPX_ERR_MISMATCH,
-                "epx_group_create: the addresses of rank %d were changed on their way, or sealed by another key", r);
-    return EPX_OK;
+    return (size_t)group->set.proxy_threads * sizeof(struct proxy_address);
 }
 
-static epx_status gather_sealed(struct epx_group *group, const void *own, void *all, size_t bytes)
+size_t group_net_message_bytes(const struct epx_group *group)
 {
-    const size_t wire = bytes + SEAL_BYTES;
-    uint8_t key[CRYPTO_KEY], *mine, *theirs;
-    epx_status status;
+    if (group->nnodes == 1)
+        return 0;
+    return sizeof(struct net_message) + address_bytes(group) + (handshake_key(group) ? SEAL_BYTES : 0);
+}
 
-    if (!handshake_key(group))
-        return handshake_allgather(group, own, all, bytes);
-    mine = calloc(1, wire);
-    theirs = calloc((size_t)group->nranks, wire);
-    if (!mine || !theirs)
-        status = fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d network addresses", group->nranks);
-    else if (auth_derive(handshake_key(group), "addresses of endpoints", NULL, 0, key) ||
-             seal_addresses(key, group->rank, own, bytes, mine))
+static epx_status describe_net(struct epx_group *group, struct net_message *m)
+{
+    struct proxy_address *own = calloc((size_t)group->set.proxy_threads, sizeof(*own));
+    uint8_t key[CRYPTO_KEY];
+    epx_status status = own ? proxy_addresses(group->proxies, own)
+                            : fail(EPX_ERR_MEMORY, "epx_group_create: no memory for network addresses");
+
+    snprintf(m->name, sizeof(m->name), "%s", group->net_name);
+    if (status == EPX_OK && !handshake_key(group))
+        memcpy(m->addresses, own, address_bytes(group));
+    else if (status == EPX_OK && (auth_derive(handshake_key(group), "addresses of endpoints", NULL, 0, key) ||
+                                  seal_addresses(key, group->rank, own, address_bytes(group), m->addresses)))
         status = fail(EPX_ERR_SYSTEM, "epx_group_create: rank %d cannot seal its addresses", group->rank);
-    else
-        status = handshake_allgather(group, mine, theirs, wire);
-    if (status == EPX_OK)
-        status = unseal_all(group, key, theirs, bytes, all);
-    free(mine);
-    free(theirs);
+    free(own);
     return status;
 }
 
-/* Each rank's addresses, one per thread, to all. */
-static epx_status exchange_addresses(struct epx_group *group, epx_status mine, struct proxy_address **all)
+epx_status group_net_prepare(struct epx_group *group, void *message)
 {
-    const size_t threads = group->proxies ? (size_t)proxy_ring_count(group->proxies) : 1;
-    const size_t bytes = threads * sizeof(struct proxy_address);
-    struct proxy_address *own = calloc(threads, sizeof(*own));
-    epx_status status;
+    int dmabuf = -1;
+    epx_status status = open_proxies(group, &dmabuf);
 
-    *all = calloc((size_t)group->nranks * threads, sizeof(**all));
-    if (!own || !*all)
-        mine = fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d network addresses", group->nranks);
-    if (mine == EPX_OK)
-        mine = proxy_addresses(group->proxies, own);
-    status = handshake_ready(group, mine);
     if (status == EPX_OK)
-        status = compare_nets(group);
+        status = describe_net(group, message);
+    if (dmabuf >= 0 && status != EPX_ERR_TIMEOUT)
+        close(dmabuf); /* registered by now, or not needed any more; a blocked thread may still use it */
+    return status;
+}
+
+/* The addresses of all ranks that are there. */
+static epx_status unseal_all(const struct epx_group *group, const char *all, size_t stride, struct proxy_address *out)
+{
+    const size_t bytes = address_bytes(group);
+    uint8_t key[CRYPTO_KEY];
+
+    if (handshake_key(group) && auth_derive(handshake_key(group), "addresses of endpoints", NULL, 0, key))
+        return fail(EPX_ERR_SYSTEM, "epx_group_create: rank %d cannot unseal addresses", group->rank);
+    for (int r = 0; r < group->nranks; r++) {
+        const struct net_message *m = (const struct net_message *)(all + (size_t)r * stride);
+        struct proxy_address *to = out + (size_t)r * (size_t)group->set.proxy_threads;
+
+        if (group->map.out[r])
+            continue;
+        if (!handshake_key(group))
+            memcpy(to, m->addresses, bytes);
+        else if (unseal_addresses(key, r, m->addresses, bytes, to))
+            return fail(
+                EPX_ERR_MISMATCH,
+                "epx_group_create: the addresses of rank %d were changed on their way, or sealed by another key", r);
+    }
+    return EPX_OK;
+}
+
+epx_status group_net_connect(struct epx_group *group, const void *all, size_t stride)
+{
+    struct proxy_address *addresses =
+        calloc((size_t)group->nranks * (size_t)group->set.proxy_threads, sizeof(*addresses));
+    epx_status status =
+        addresses ? compare_nets(group, all, stride)
+                  : fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d network addresses", group->nranks);
+
     if (status == EPX_OK)
-        status = gather_sealed(group, own, *all, bytes);
-    free(own);
+        status = unseal_all(group, all, stride, addresses);
+    if (status == EPX_OK)
+        status = proxy_connect(group->proxies, addresses);
+    free(addresses);
     return status;
 }
 
 epx_status group_net_open(struct epx_group *group)
 {
-    struct proxy_address *addresses = NULL;
-    int dmabuf = -1;
+    const size_t bytes = group_net_message_bytes(group);
+    char *own, *all;
     epx_status status;
 
     if (group->nnodes == 1)
         return EPX_OK;
-    status = open_proxies(group, &dmabuf);
-    status = exchange_addresses(group, status, &addresses);
-    if (dmabuf >= 0 && status != EPX_ERR_TIMEOUT)
-        close(dmabuf); /* registered by now, or not needed any more; a blocked thread may still use it */
+    own = calloc(1, bytes);
+    all = calloc((size_t)group->nranks, bytes);
+    status = own && all ? group_net_prepare(group, own)
+                        : fail(EPX_ERR_MEMORY, "no memory for %d network addresses", group->nranks);
+    status = handshake_ready(group, status);
     if (status == EPX_OK)
-        status = proxy_connect(group->proxies, addresses);
-    free(addresses);
+        status = handshake_allgather(group, own, all, bytes);
+    if (status == EPX_OK)
+        status = group_net_connect(group, all, bytes);
+    free(own);
+    free(all);
     return status;
 }
 

@@ -65,6 +65,11 @@ static int64_t gpu_spin_us(void)
     return adaptive < 0 ? 100000 : adaptive ? 120000000 : INT64_MAX / 1000000;
 }
 
+int proxy_threads_asked(void)
+{
+    return (int)env_int("EPX_PROXY_THREADS", 1, 1, THREADS_MAX);
+}
+
 static void read_environment(struct proxy_group *g)
 {
     struct proxy_options *o = &g->options;
@@ -74,7 +79,7 @@ static void read_environment(struct proxy_group *g)
     const int64_t spin_us = o->device_kind != EPX_DEVICE_CPU ? gpu_spin_us() : cores < 8 ? 5 : 50;
 
     if (o->threads == 0)
-        o->threads = (int)env_int("EPX_PROXY_THREADS", 1, 1, THREADS_MAX);
+        o->threads = proxy_threads_asked();
     /* Agents on the CPU use all cores: a pinned proxy would often wait for them. */
     o->pin = (int)env_int("EPX_PROXY_PIN", o->pin || o->device_kind != EPX_DEVICE_CPU, 0, 1);
     g->spin_ns = (uint64_t)env_int("EPX_PROXY_SLEEP_US", spin_us, 0, 1000000000) * 1000;

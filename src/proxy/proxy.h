@@ -98,6 +98,8 @@ epx_status proxy_open(const struct proxy_options *options, struct proxy_group **
 epx_status proxy_addresses(struct proxy_group *proxies, struct proxy_address *addresses);
 /* addresses[nranks][threads]. The threads run their loops from now on. */
 epx_status proxy_connect(struct proxy_group *proxies, const struct proxy_address *addresses);
+/* EPX_PROXY_THREADS, or 1. */
+int proxy_threads_asked(void);
 /* Rings of this rank, ring_count of them (= threads); options.routes says who uses which. */
 int proxy_ring_count(const struct proxy_group *proxies);
 const struct ring_dev *proxy_ring(const struct proxy_group *proxies, int index);
