@@ -30,12 +30,12 @@ pip_wheel() { # FOLDER SOURCE OPTION...
     "$python" -m pip --quiet --disable-pip-version-check wheel $isolation --no-deps -w "$@"
 }
 
-# Libraries that a plain Debian has: those of libc and gcc.
+# Libraries that a plain Debian has, those of libc and gcc, or the wheel itself.
 needs_only_libc() {
     local file needed
     while read -r file; do
         needed=$(readelf -d "$file" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' |
-            grep -vE '^(libc|libm|libdl|librt|libpthread|libgcc_s|ld-linux-[a-z0-9_-]+)\.so' || true)
+            grep -vE '^(libepx|libc|libm|libdl|librt|libpthread|libgcc_s|ld-linux-[a-z0-9_-]+)\.so' || true)
         [ -z "$needed" ] || { echo "$file needs $needed, which a plain Debian does not have" && return 1; }
     done
 }
