@@ -208,6 +208,7 @@ static int knock_with_version(const char *text, int rank, uint32_t version)
     for (int d = 0; d < ticket.ndoors; d++)
         doors[ticket.door[d].rank] = ticket.door[d].address;
     status = membership_knock(m, doors, request, sizeof(request), clock_ns() + 20000000000u, &welcome, &bytes);
+    membership_close(m);
     if (status == EPX_ERR_MISMATCH && strstr(epx_last_error(), "it has version 7 of EPX"))
         return 0;
     fprintf(stderr, "another version: status %d: %s\n", status, epx_last_error());
