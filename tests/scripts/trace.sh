@@ -67,7 +67,7 @@ fi
 
 nvtx=$(sed -n 's/^EPX_NVTX_INCLUDE:PATH=//p' "${EPX_BUILD_DIR:-build}/CMakeCache.txt" 2>/dev/null)
 if [ -e "$nvtx/nvtx3/nvToolsExt.h" ]; then
-    cc -shared -fPIC -I"$nvtx" "$here/../lib/nvtx_injected.c" -o "$work/injected.so" || fail "the injected library"
+    cc -shared -fPIC -I"$nvtx" "$here/../unit/nvtx_injected.c" -o "$work/injected.so" || fail "the injected library"
     NVTX_INJECTION64_PATH=$work/injected.so expect 0 "under a profiler" ll "${small[@]}" --ranks 2
     grep -q "^nvtx epx_dispatch$" "$work/err" && echo "ok: ranges" || fail "no range epx_dispatch"
     [ "$(grep -c '^nvtx ' "$work/err")" = "$(grep -c '^nvtx-pop' "$work/err")" ] && echo "ok: and their ends" ||
