@@ -245,10 +245,9 @@ epx_status heap_plan_check(const struct settings *set, const struct heap_plan *p
                     " bytes; between nodes at most %" PRIu64 " travel as one",
                     set->max_hidden_bytes, plan->row_put, most);
     if (plan->table_put > most)
-        return fail(
-            EPX_ERR_ARGUMENT,
-            "epx_group_config: max_tokens_per_rank = %d, max_topk = %d and num_experts = %d make tables of %" PRIu64
-            " bytes; between nodes at most %" PRIu64 " travel as one",
-            set->max_tokens, set->max_topk, set->experts, plan->table_put, most);
+        return fail(EPX_ERR_ARGUMENT,
+                    "epx_group_config.num_experts: %d make tables of %" PRIu64 " bytes; between nodes at most %" PRIu64
+                    " travel as one",
+                    set->experts, plan->table_put, most);
     return EPX_OK;
 }

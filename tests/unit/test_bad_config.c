@@ -161,11 +161,7 @@ static void what_no_message_holds_is_refused_across_nodes(void **state)
     assert_non_null(strstr(epx_last_error(), "max_hidden_bytes"));
     config = fixture_config(2000);
     config.ranks_per_node = 2;
-    config.max_tokens_per_rank = 1 << 20;
-    assert_int_equal(epx_group_memory(&config, 4, &info), EPX_ERR_ARGUMENT);
-    assert_non_null(strstr(epx_last_error(), "max_tokens_per_rank"));
-    config.modes = EPX_HIGH_THROUGHPUT;
-    config.max_topk = 1;
+    config.max_tokens_per_rank = 1 << 20; /* what describes them travels with the rows, or in pieces */
     assert_int_equal(epx_group_memory(&config, 4, &info), EPX_OK);
 }
 
