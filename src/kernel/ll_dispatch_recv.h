@@ -337,9 +337,9 @@ KFN_STEP int ll_check_descs(struct agent *ag, const struct ll_dispatch_params *p
     int odd = 0;
 
     AG_EACH(ag, int, s, g->nranks)
-    {
+    if (g->mask[s]) { /* the heap of a masked rank may be gone */
         const struct signature theirs = ll_signature_of(g, s, epoch, &rows);
-        odd |= g->mask[s] && (signature_differs(&p->signature, &theirs) || rows < 0 || rows > g->max_tokens);
+        odd |= signature_differs(&p->signature, &theirs) || rows < 0 || rows > g->max_tokens;
     }
     if (!ag_any(ag, odd))
         return 0;
