@@ -163,16 +163,21 @@ static void leave(struct epx_group *group)
 /* The call as a span of the trace, and as a range of NVIDIA's profilers. */
 static void trace_enter(struct api_call *call, const char *function)
 {
-    struct watch *w = call->group->watch;
-
     nvtx_push(function);
-    if (w && !call->shared) {
-        snprintf(w->function, sizeof(w->function), "%s", function);
-        __atomic_fetch_add(&w->calls, 1, __ATOMIC_RELAXED);
-    }
     call->function = function;
     call->rank = call->group->rank;
     call->began_ns = trace_on() ? clock_ns() : 0;
+}
+
+/* For epx top: the call that has the group. With its lock: one writer. */
+static void show_call(const struct epx_group *group, const char *function)
+{
+    struct watch *w = group->watch;
+
+    if (!w)
+        return;
+    snprintf(w->function, sizeof(w->function), "%s", function);
+    __atomic_fetch_add(&w->calls, 1, __ATOMIC_RELAXED);
 }
 
 static void trace_leave(const struct api_call *call)
@@ -255,6 +260,8 @@ epx_status api_enter(struct api_call *call, enum registry_kind kind, const void 
         status = complain(found, kind, object, function);
     if (status == EPX_OK && group->ending)
         status = fail(EPX_ERR_USAGE, "%s: the group is being destroyed", function);
+    if (status == EPX_OK)
+        show_call(group, function);
     return status;
 }
 

@@ -73,7 +73,7 @@ static void count_operation(struct watch *w, const struct group_dev *g, enum ker
     __atomic_store_n(&w->total_ns[id], w->total_ns[id] + ns, __ATOMIC_RELAXED);
     __atomic_store_n(bucket, *bucket + 1, __ATOMIC_RELAXED);
     for (int r = 0; g->enable_mask && r < g->nranks; r++)
-        __atomic_store_n(&watch_mask(w)[r], g->mask[r], __ATOMIC_RELAXED);
+        __atomic_store_n(&watch_mask(w)[r], __atomic_load_n(&g->mask[r], __ATOMIC_RELAXED), __ATOMIC_RELAXED);
 }
 
 void cpu_kernel_end(struct agent *agent, const struct group_dev *g, enum kernel_id id, uint64_t began)
