@@ -72,6 +72,7 @@ epx_status group_free(struct epx_group *group)
     const struct device_ops *ops = group->device ? group->device->ops : NULL;
     epx_status status = EPX_OK;
 
+    watch_clean_up(group);
     if (ops) {
         if (group->order_event)
             ops->event_destroy(group->device, group->order_event);
