@@ -168,6 +168,7 @@ epx_status group_open_tables(struct epx_group *group)
 {
     const epx_status status = alloc_tables(group);
 
+    watch_show(group);
     return status == EPX_OK ? group_device_fill(group) : status;
 }
 
@@ -190,6 +191,7 @@ static epx_status connect_sides(struct epx_group *group, const struct exchange *
 {
     epx_status status = handshake_map(group, exchange);
 
+    watch_show(group);
     if (status == EPX_OK)
         status = group_device_fill(group);
     if (status == EPX_OK && group->nnodes > 1)

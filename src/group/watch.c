@@ -39,12 +39,18 @@ static void fill(const struct epx_group *group, struct watch *w, size_t bytes)
     w->node = group->node;
     w->nnodes = group->nnodes;
     w->timeout_ms = group->set.timeout_ms;
-    w->group = group_number(group);
     w->created_ns = clock_ns();
     snprintf(w->device, sizeof(w->device), "%s", group->device->ops->name);
     for (int r = 0; r < group->nranks; r++)
         watch_mask(w)[r] = 1;
-    __atomic_store_n(&w->magic, WATCH_MAGIC, __ATOMIC_RELEASE); /* pairs with the acquire in epx top */
+}
+
+void watch_show(struct epx_group *group)
+{
+    if (!group->watch)
+        return;
+    group->watch->group = group_number(group);
+    __atomic_store_n(&group->watch->magic, WATCH_MAGIC, __ATOMIC_RELEASE); /* pairs with the acquire in epx top */
 }
 
 /* The lock ends with the process, however it ends: whoever finds a page without one may remove it. So a page has its

@@ -36,6 +36,19 @@ for page in /dev/shm/epx-top-"$(id -u)"-*; do
 done
 echo "ok: pages are the user's alone"
 
+"$epx" bench ll --ranks 3 --tokens 8 --hidden 512 --experts 16 --topk 4 --iters 10000 --timing events --timeout 60 \
+    >/dev/null 2>&1 &
+beside=$!
+for _ in $(seq 100); do
+    "$epx" top --json >"$work/top.json"
+    [ "$(grep -o '"device":' "$work/top.json" | wc -l)" -lt 2 ] || break
+    sleep 0.1
+done
+[ "$(grep -o '"device":' "$work/top.json" | wc -l)" -ge 2 ] || fail "two jobs are two groups"
+kill "$beside"
+wait "$beside" 2>/dev/null
+echo "ok: two jobs are two groups"
+
 pid=$(look "len(r) == 3" "r[1]['pid']") || fail "rank 1's process"
 kill -STOP "$pid"
 look "r[1]['state'] == 'stopped' and g.get('waiting_for') == 1 and r[0]['waits']['peer'] == 1 and
