@@ -4,13 +4,15 @@
     torchrun --nproc-per-node 8 suite.py [MODULE...] [-k PART] [--leave-out PART]
 
 Prints a line per test and "N passed, M failed, K skipped, L not run" at the end; goes on after a failure, with other
-buffers, until there are three. EPX_TEST_DEVICE=cuda runs them on CUDA
-tensors, all ranks on one GPU unless there are more; EPX_TEST_NODES=0 leaves out two nodes, which need libfabric.
+buffers, until there are three. EPX_TEST_DEVICE=cuda runs them on CUDA tensors, all ranks on one GPU unless there are
+more; EPX_TEST_NODES=0 leaves out two nodes, which need libfabric; EPX_TEST_STACKS_S=8 prints the Python stacks of every
+rank whose test takes longer than 8 s.
 """
 
 import argparse
 import contextlib
 import datetime
+import faulthandler
 import importlib
 import os
 import sys
@@ -146,6 +148,9 @@ def run_one(world: World, name: str, test: Callable[[World], None]) -> str:
     for key in ("EPX_RANKS_PER_NODE", "EPX_NET"):
         os.environ.pop(key, None)
     why = skipped = ""
+    late = float(os.environ.get("EPX_TEST_STACKS_S", "0"))
+    if late > 0:
+        faulthandler.dump_traceback_later(late)
     try:
         test(world)
     except Stopped:
@@ -155,6 +160,7 @@ def run_one(world: World, name: str, test: Callable[[World], None]) -> str:
     except BaseException:
         why = "FAILED %s\n%s" % (name, traceback.format_exc())
     world.meet(why)
+    faulthandler.cancel_dump_traceback_later()
     return skipped
 
 
