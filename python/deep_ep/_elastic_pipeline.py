@@ -1,13 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pipeline-parallel ring of ElasticBuffer: tensors to and from the neighbours.
 
-Each directed pair of neighbours has an EPX group of two ranks, the sender and the receiver. A send copies its tensor
-and queues the transfer on a stream of the pair, where it waits for the receiver; the caller's stream goes on, until
-the copies of `inflight` tensors are still on their way.
+Each directed pair of neighbours has an EPX group of two ranks, the sender and the receiver, with a low-latency slot for
+each tensor in flight.
+
+    sender, send n                                      receiver, recv n
+    complete operation n - inflight, which waits
+      until the receiver has received it
+    send half of operation n: tensor to slot  ------->  operation n without rows of its own: wait for the slot, take
+      n % inflight of its own heap, or to the             its rows to the landing, copy them to the tensor
+      receiver's over the network
+                            <-------------------------  the slot may be used again
+
+Everything runs on the caller's current stream. A send waits for nobody while fewer than `inflight` tensors are not
+received, so ranks may all send first, and no kernel of a send stays on a GPU that the receiver's kernels need.
 """
 
-import collections
-from typing import Any, Deque, Dict, List, Tuple
+from typing import Any, Dict, List, Tuple
 
 import epx
 import torch
@@ -15,14 +24,10 @@ import torch
 from ._checks import wrong
 from ._elastic_engine import ElasticEngine
 from ._elastic_move import Mover, as_rows, current_stream
-from ._streams import HostEvent, StreamEvent
 
-_ROW = 16384
+_ROW = 2048  # divides most activations: other tensors pass through a copy whose end is padded
 _RECEIVER = 1  # its number in the group of two
-# Two multiprocessors of a GPU. The kernels of a send stay on the GPU until the receiver comes, those of both directions
-# and of every rank that shares the GPU at the same time: with as many as a group of two takes by itself, they would
-# leave no room for the receivers' kernels, and all would wait for good.
-_GPU_AGENTS = 32
+_GPU_AGENTS = 128  # eight multiprocessors: receivers that share a GPU wait there at the same time
 
 
 def _edges(ranks: int) -> List[Tuple[int, int]]:
@@ -48,48 +53,49 @@ def _pair_bootstrap(engine: ElasticEngine, name: str, edge: Tuple[int, int]) -> 
 class _Channel:
     """One directed pair."""
 
-    def __init__(self, engine: ElasticEngine, name: str, edge: Tuple[int, int], device: torch.device, rows: int,
+    def __init__(self, engine: ElasticEngine, name: str, edge: Tuple[int, int], landing: torch.Tensor,
                  inflight: int) -> None:
+        device, rows = landing.device, landing.shape[1] // 2
         group = engine._group(
-            device, bootstrap=_pair_bootstrap(engine, name, edge), modes=epx.Mode.HIGH_THROUGHPUT, num_experts=2,
-            max_tokens_per_rank=rows, max_hidden_bytes=_ROW, max_topk=1, max_recv_tokens=rows, alloc_bytes=1 << 20,
+            device, bootstrap=_pair_bootstrap(engine, name, edge), modes=epx.Mode.LOW_LATENCY, num_experts=2,
+            max_tokens_per_rank=rows, max_hidden_bytes=_ROW, max_topk=1, max_inflight=inflight, alloc_bytes=1 << 20,
             ranks_per_node=0, num_agents=0 if device.type == "cpu" else _GPU_AGENTS,
             timeout_ms=engine.settings.timeout_ms)
-        self.mover, self._device, self._inflight = Mover(group, device), device, inflight
-        self._stream = None if device.type == "cpu" else torch.cuda.Stream(device=device)
-        self._sent: Deque[Any] = collections.deque()
-        # Made here: an allocation on a GPU may wait for a kernel that waits for the peer, which may allocate too.
-        self._handle = group.handle(epx.Mode.HIGH_THROUGHPUT, epx.Layout.FLAT, 1)
+        self.mover, self._device, self._landing = Mover(group, device), device, landing
+        # Made here: an allocation on a GPU may wait for kernels that wait for the peer.
+        count = inflight if engine.rank == edge[0] else 1
+        self._handles = [group.handle(epx.Mode.LOW_LATENCY, epx.Layout.EXPERT_MAJOR, 1) for _ in range(count)]
         self._idx = torch.full((rows, 1), _RECEIVER, dtype=torch.int32, device=device)
+        self._sent = 0
 
-    def _transfer(self, rows: torch.Tensor, out: torch.Tensor, stream: Any) -> None:
-        self._handle.update(self._idx[:rows.shape[0]], stream=stream)
-        self._handle.dispatch(rows, out, stream=stream)
-
-    def _each_part(self, t: torch.Tensor) -> List[torch.Tensor]:
-        """The tensor as rows of _ROW bytes, and the rest as one row."""
+    def _rows(self, t: torch.Tensor) -> torch.Tensor:
+        """The tensor as rows of _ROW bytes."""
         flat = t.reshape(-1).view(torch.uint8)
-        whole = flat.numel() // _ROW * _ROW
-        parts = [as_rows(flat[:whole], _ROW)] if whole else []
-        return parts + ([as_rows(flat[whole:], flat.numel() - whole)] if whole < flat.numel() else [])
+        rows = -(-flat.numel() // _ROW)
+        if flat.numel() % _ROW or flat.data_ptr() % 16:
+            padded = torch.empty(rows * _ROW, dtype=torch.uint8, device=self._device)
+            padded[:flat.numel()] = flat
+            flat = padded
+        return as_rows(flat, _ROW)
 
     def send(self, t: torch.Tensor) -> None:
-        """Queues the transfer of a copy."""
-        if len(self._sent) >= self._inflight:
-            self._sent.popleft().current_stream_wait()
-        copy = t.clone()
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream(self._device))
-            copy.record_stream(self._stream)
-        for part in self._each_part(copy):
-            self._transfer(part, part[:0], self._stream)
-        self._sent.append(HostEvent(self.mover.group) if self._stream is None else StreamEvent(self._stream))
+        """Queues a send on the current stream."""
+        stream, rows = current_stream(self._device), self._rows(t)
+        handle = self._handles[self._sent % len(self._handles)]
+        handle.complete(stream)  # of the send that used the slot before
+        handle.update(self._idx[:rows.shape[0]])
+        handle.dispatch(rows, self._landing, send_only=True, stream=stream)
+        self._sent += 1
+        self.mover.settle()
 
     def recv(self, t: torch.Tensor) -> None:
         """Receives into a tensor, on the current stream."""
-        for part in self._each_part(t):
-            self._transfer(part[:0], part, current_stream(self._device))
+        stream, handle = current_stream(self._device), self._handles[0]
+        handle.update(self._idx[:0])
+        handle.dispatch(self._landing[0, :0], self._landing, stream=stream)
         self.mover.settle()
+        flat = t.view(-1).view(torch.uint8)
+        flat.copy_(self._landing.view(-1).view(torch.uint8)[:flat.numel()])
 
 
 class Pipeline:
@@ -99,9 +105,12 @@ class Pipeline:
                  inflight: int) -> None:
         self._rank, self._ranks, self._bytes = engine.rank, engine.nranks, tensor_bytes
         self._device = device
-        rows = tensor_bytes // _ROW + 1
+        rows = -(-tensor_bytes // _ROW)
+        # Low latency may receive the rows of both ranks. Senders name a landing too, into which nothing comes.
+        landings = [torch.empty(1, 2 * rows, _ROW // 2, dtype=torch.bfloat16, device=device) for _ in range(2)]
+        before = (self._rank - 1) % self._ranks
         self._channels: Dict[Tuple[int, int], _Channel] = {
-            edge: _Channel(engine, name, edge, device, rows, inflight)
+            edge: _Channel(engine, name, edge, landings[edge == (before, self._rank)], inflight)
             for edge in _edges(engine.nranks) if engine.rank in edge and edge[0] != edge[1]}
 
     def _check(self, t: Any, name: str, peer: int) -> None:

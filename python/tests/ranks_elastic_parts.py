@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from ranks_elastic import elastic, make_work, send
 from reference import same_bits
-from suite import World
+from suite import World, environment
 
 BIG = 64 << 20
 
@@ -236,8 +236,8 @@ def _check_engram(world: World, nodes: int) -> None:
                     assert not tma or count < 2 or scales.stride() == (1, -(-count // 4) * 4)
 
 
-def test_pipeline(world: World) -> None:
-    """[R] 6: first in, first out per directed pair; sends complete without the receiver up to the limit in flight."""
+def check_pipeline(world: World) -> None:
+    """First in, first out per directed pair; all ranks send as much as may be in flight before anyone receives."""
     with elastic(world, num_bytes=BIG) as buffer:
         buffer.pp_set_config(1 << 16, 3)
         after, before = (world.rank + 1) % world.nranks, (world.rank - 1) % world.nranks
@@ -247,15 +247,33 @@ def test_pipeline(world: World) -> None:
             rng = torch.Generator().manual_seed(1000 * source + 100 * to_next + i)
             return torch.randn(shapes[i % len(shapes)], generator=rng).bfloat16()
         for start in (0, 3):
-            for i in range(start, start + 3):  # as many as may be in flight, before anyone receives
-                buffer.pp_send(world.to(tensor(world.rank, True, i)), after)
-                buffer.pp_send(world.to(tensor(world.rank, False, i)), before)
+            for i in range(start, start + 3):
+                sent = [(world.to(tensor(world.rank, to_next, i)), after if to_next else before)
+                        for to_next in (True, False)]
+                for t, peer in sent:
+                    buffer.pp_send(t, peer)
+                    t.zero_()  # a send has its own copy
+            if world.device.type == "cuda":
+                torch.cuda.synchronize()  # the sends are complete, not queued behind their receivers
             dist.barrier()
             for i in range(start, start + 3):
                 for source, to_next in ((before, True), (after, False)):
                     got = world.to(torch.zeros(shapes[i % len(shapes)]).bfloat16())
                     buffer.pp_recv(got, source)
                     assert same_bits(got, tensor(source, to_next, i)), (i, source)
+
+
+def test_pipeline(world: World) -> None:
+    """[R] 6: inside a node."""
+    check_pipeline(world)
+
+
+def test_pipeline_between_nodes(world: World) -> None:
+    """[R] 6: every rank is a node."""
+    if not world.nodes:
+        world.skip("EPX_TEST_NODES=0")
+    with environment(EPX_RANKS_PER_NODE="1", EPX_NET="ofi:tcp"):
+        check_pipeline(world)
 
 
 def test_all_gather(world: World) -> None:
