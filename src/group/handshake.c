@@ -365,6 +365,17 @@ epx_status handshake_open_membership(struct epx_group *group, struct exchange *x
     return status;
 }
 
+/* FNV-1a over the heaps of all ranks, of which no two groups have the same: for epx top. */
+static uint64_t number_of(const struct heap_message *heaps, int n)
+{
+    uint64_t hash = 0xcbf29ce484222325u;
+
+    for (int r = 0; r < n; r++)
+        for (size_t i = 0; i < sizeof(heaps[r].export); i++)
+            hash = (hash ^ ((const uint8_t *)&heaps[r].export)[i]) * 0x100000001b3u;
+    return hash;
+}
+
 static epx_status take_exchange(struct epx_group *group, struct exchange *x, const char *all, size_t stride)
 {
     struct conn_address *addresses = calloc((size_t)group->nranks, sizeof(*addresses));
@@ -380,6 +391,7 @@ static epx_status take_exchange(struct epx_group *group, struct exchange *x, con
     }
     if (group->membership)
         membership_set_peers(group->membership, addresses, ((const struct exchange_message *)all)->token);
+    group->number = number_of(x->heaps, group->nranks);
     free(addresses);
     return EPX_OK;
 }

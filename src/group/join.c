@@ -211,6 +211,7 @@ static void welcome(struct epx_group *group, const struct join_round *join, cons
         return; /* others that were asked say it */
     head->unmask = join->unmask;
     head->nranks = group->nranks;
+    head->number = group->number;
     head->host_heap = (group->device->ops->caps & DEVICE_HOST_HEAP) != 0;
     for (int r = 0; r < group->nranks; r++) {
         ranks[r].incarnation = membership_incarnation(group->membership, r);

@@ -55,6 +55,7 @@ struct join_request {
 /* Followed by a join_rank for each rank. */
 struct join_welcome {
     int32_t unmask, nranks, host_heap, reserved;
+    uint64_t number; /* of the group */
 };
 
 struct join_rank {

@@ -170,6 +170,7 @@ static epx_status build(struct epx_group *group, const struct join_welcome *welc
 {
     epx_status status = find_nodes(group, ranks_of(welcome));
 
+    group->number = welcome->number;
     if (status == EPX_OK && welcome->host_heap && !(group->device->ops->caps & DEVICE_HOST_HEAP))
         status = group->device->ops->heap_place(group->device, 1);
     if (status == EPX_OK)

@@ -73,6 +73,7 @@ struct epx_group {
     void *round_rows; /* high throughput: rows that rounds of a combine keep (modes/high_throughput.c) */
     uint64_t round_bytes;
     int all_trace;       /* EPX_TRACE is set on all ranks */
+    uint64_t number;     /* of the group, for epx top: the same on all ranks, also on those that have joined */
     struct watch *watch; /* for epx top (watch.c); NULL: none */
     char watch_path[64];
     int watch_fd;

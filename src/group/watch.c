@@ -17,18 +17,6 @@
 
 static int pages; /* made by this process so far */
 
-/* FNV-1a over what all ranks know of each other: the same number everywhere, and another for each group. */
-static uint64_t group_number(const struct epx_group *group)
-{
-    const uint8_t *at = (const uint8_t *)group->exports;
-    const size_t n = (size_t)group->nranks * sizeof(*group->exports);
-    uint64_t hash = 0xcbf29ce484222325u;
-
-    for (size_t i = 0; i < n; i++)
-        hash = (hash ^ at[i]) * 0x100000001b3u;
-    return hash;
-}
-
 static void fill(const struct epx_group *group, struct watch *w, size_t bytes)
 {
     w->version = WATCH_VERSION;
@@ -49,7 +37,7 @@ void watch_show(struct epx_group *group)
 {
     if (!group->watch)
         return;
-    group->watch->group = group_number(group);
+    group->watch->group = group->number;
     __atomic_store_n(&group->watch->magic, WATCH_MAGIC, __ATOMIC_RELEASE); /* pairs with the acquire in epx top */
 }
 

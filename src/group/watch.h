@@ -12,7 +12,7 @@
 
 /* Makes this rank's page, group->watch; without one (EPX_TOP=0, no shared memory) nothing else is different. */
 void watch_create(struct epx_group *group);
-/* Once the heaps of all ranks are known, which tell groups apart: from now on epx top shows it. */
+/* Once group->number is known: from now on epx top shows it. */
 void watch_show(struct epx_group *group);
 /* Before the heap goes: where ranks were lost, pages of processes that were killed are removed. */
 void watch_clean_up(struct epx_group *group);

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# `epx top`: rates of a group that runs; of one that hangs because a rank is stopped, which rank it is; pages are its
-# user's alone, and vanish with the groups, also those of killed ranks; EPX_TOP=0 makes none.
+# `epx top`: rates of a group that runs; of one that hangs because a rank is stopped or was killed, which rank it is;
+# ranks of several nodes are one group; pages are their user's alone, and vanish with the groups, also those of killed
+# ranks; EPX_TOP=0 makes none.
 # ctest: timeout=90 labels=slow
 set -uo pipefail
 
@@ -36,8 +37,8 @@ for page in /dev/shm/epx-top-"$(id -u)"-*; do
 done
 echo "ok: pages are the user's alone"
 
-"$epx" bench ll --ranks 3 --tokens 8 --hidden 512 --experts 16 --topk 4 --iters 10000 --timing events --timeout 60 \
-    >/dev/null 2>&1 &
+"$epx" bench ll --ranks 4 --nodes 2 --tokens 8 --hidden 512 --experts 16 --topk 4 --iters 10000 --timing events \
+    --timeout 60 >/dev/null 2>&1 &
 beside=$!
 for _ in $(seq 100); do
     "$epx" top --json >"$work/top.json"
@@ -45,9 +46,10 @@ for _ in $(seq 100); do
     sleep 0.1
 done
 [ "$(grep -o '"device":' "$work/top.json" | wc -l)" -ge 2 ] || fail "two jobs are two groups"
+python3 "$(dirname "$0")/top_look.py" "$epx" "$beside" "len(r) == 4 and g['nodes'] == 2" || fail "two nodes, one group"
 kill "$beside"
 wait "$beside" 2>/dev/null
-echo "ok: two jobs are two groups"
+echo "ok: two jobs are two groups; two nodes are one"
 
 pid=$(look "len(r) == 3" "r[1]['pid']") || fail "rank 1's process"
 kill -STOP "$pid"
@@ -55,9 +57,11 @@ look "r[1]['state'] == 'stopped' and g.get('waiting_for') == 1 and r[0]['waits']
     r[0]['waits']['seconds'] > 1.2 and 'wait for' in r[0]['waits']['phase']" || fail "the stopped rank is named"
 echo "ok: a group that hangs: the stopped rank is named, and since when others wait"
 "$epx" top --once | grep -q "others wait for rank 1 (process $pid is stopped)" || fail "the text names it"
-kill -CONT "$pid"
+kill -STOP "$bench" "$(awk '{ print $4 }' "/proc/$pid/stat")" # who would end the others
+kill -KILL "$pid"
+look "1 not in r and g.get('waiting_for') == 1" || fail "a rank that was killed is named"
+"$epx" top --once | grep -q "others wait for rank 1 (it has ended" || fail "the text names the rank that was killed"
 kill -KILL -- -"$bench" 2>/dev/null
-kill -KILL "$pid" 2>/dev/null
 for _ in $(seq 50); do
     "$epx" top --json >"$work/top.json"
     grep -q "\"pid\":$pid," "$work/top.json" || break

@@ -16,11 +16,13 @@
 #include "boot/membership.h"
 #include "boot/secret.h"
 #include "boot/ticket.h"
+#include "group/objects.h"
 #include "net/net.h"
 #include "tests/lib/child.h"
 #include "tests/lib/fixture.h"
 #include "tests/lib/unit.h"
 #include "util/clock.h"
+#include "util/watch.h"
 
 enum { RANKS = 4, LAST_ROUNDS = 6, DEADLINE_MS = 1500, JOIN_MS = 30000, LIMIT_MS = 60000, MAX_KILLS = 8 };
 
@@ -42,6 +44,7 @@ struct table {
     atomic_int kills; /* so far */
     atomic_int final; /* nobody is killed any more */
     atomic_int round[RANKS], since[RANKS] /* of which kill */, degraded[RANKS];
+    atomic_ullong number[RANKS]; /* by which epx top knows the group */
 };
 
 static struct table *table;
@@ -88,6 +91,7 @@ static int members(struct fixture *s, int kills)
         count += mask[r];
     }
     s->w.round = 1000 * kills;
+    atomic_store(&table->number[s->rank], s->group->watch ? s->group->watch->group : 0);
     atomic_store(&table->round[s->rank], 0);
     atomic_store(&table->degraded[s->rank], count < RANKS);
     atomic_store(&table->since[s->rank], kills);
@@ -352,6 +356,10 @@ static int play(const struct story *story)
     }
     for (int r = 0; r < RANKS; r++)
         failures += reap(pids[r], "rank", r);
+    for (int r = 0; r < RANKS && !failures; r++) { /* one group, also for epx top */
+        assert_true(table->number[r] != 0);
+        assert_true(table->number[r] == table->number[0]);
+    }
     for (int i = 0; i < count; i++)
         failures += reap(strangers[i], "stranger", i);
     return failures;

@@ -142,30 +142,38 @@ static int page_of(const struct top *top, int first, int end, int rank)
     return -1;
 }
 
-/* From the rank that has waited longest on: whom it waits for, whom that one waits for, until one does not run or does
- * not wait. */
-int top_culprit(const struct top *top, int first, int end)
+/* The rank that a rank waits for, -1: none. */
+static int waits_for(const struct top_page *page)
+{
+    const struct watch_wait *wait = top_longest_wait(page->page);
+
+    return wait ? wait->peer : -1;
+}
+
+/* From the rank that has waited longest on: whom it waits for, whom that one waits for, until one does not run, does
+ * not wait, or has no page. */
+int top_culprit(const struct top *top, int first, int end, int *page)
 {
     const struct watch_wait *longest = NULL;
-    int at = -1;
+    int rank = -1;
 
     for (int i = first; i < end; i++) {
         const struct watch_wait *wait = top_longest_wait(top->pages[i].page);
 
         if (wait && wait->peer >= 0 && (!longest || wait->since_ns < longest->since_ns)) {
             longest = wait;
-            at = page_of(top, first, end, wait->peer);
+            rank = wait->peer;
         }
     }
-    for (int hops = 0; at >= 0 && hops < end - first; hops++) {
-        const struct watch_wait *wait = top_longest_wait(top->pages[at].page);
-        const int next = wait && wait->peer >= 0 ? page_of(top, first, end, wait->peer) : -1;
+    for (int hops = 0; hops < end - first; hops++) {
+        const int at = page_of(top, first, end, rank);
 
-        if (next < 0 || strchr("TtZX", top->pages[at].state))
+        if (at < 0 || strchr("TtZX", top->pages[at].state) || waits_for(&top->pages[at]) < 0)
             break;
-        at = next;
+        rank = waits_for(&top->pages[at]);
     }
-    return at;
+    *page = page_of(top, first, end, rank);
+    return rank;
 }
 
 double top_percentile_us(const struct watch *w, int kernel, double percent)

@@ -110,15 +110,35 @@ static void print_net(const struct watch *w)
         if (n->is_used && (n->bytes > 0 || n->pending > 0))
             printf("  window       rank %d to %d: %.1f of %.1f KB and %u of %u puts in flight, %u wait\n", w->rank, r,
                    (double)n->bytes / 1e3, (double)n->bytes_limit / 1e3, n->messages, n->messages_limit, n->pending);
-        if (!watch_mask(w)[r])
-            printf("  masked       rank %d has masked rank %d\n", w->rank, r);
+    }
+}
+
+/* One line for each rank that is masked. */
+static void print_masks(const struct top *top, int first, int end)
+{
+    for (int r = 0; r < top->pages[first].page->nranks; r++) {
+        int by = 0, others = 0, one = -1;
+
+        for (int i = first; i < end; i++) {
+            const struct watch *w = top->pages[i].page;
+
+            others += w->rank != r;
+            by += !watch_mask(w)[r];
+            one = watch_mask(w)[r] ? one : w->rank;
+        }
+        if (by == 1 && others > 1)
+            printf("  masked       rank %d, by rank %d\n", r, one);
+        else if (by > 0)
+            printf("  masked       rank %d, by %d of the %d other ranks here\n", r, by, others);
     }
 }
 
 static void print_verdict(const struct top *top, int first, int end)
 {
-    const int at = top_culprit(top, first, end);
-    const struct watch *w = at >= 0 ? top->pages[at].page : NULL;
+    int at;
+    const int culprit = top_culprit(top, first, end, &at);
+    const struct watch *w = top->pages[at >= 0 ? at : first].page;
+    char what[96];
     double longest = 0;
 
     for (int i = first; i < end; i++) {
@@ -127,9 +147,15 @@ static void print_verdict(const struct top *top, int first, int end)
 
         longest = s > longest ? s : longest;
     }
-    if (w && longest >= 0.5)
-        printf("  HANGS?       others wait for rank %d (process %d is %s), up to %.1f s; the deadline is %.1f s\n",
-               w->rank, w->pid, state_text(top->pages[at].state), longest, w->timeout_ms / 1e3);
+    if (culprit < 0 || longest < 0.5)
+        return;
+    if (at >= 0)
+        snprintf(what, sizeof(what), "process %d is %s", w->pid, state_text(top->pages[at].state));
+    else
+        snprintf(what, sizeof(what), "%s", w->nnodes > 1 ? "it has ended, or is on another machine"
+                                                         : "it has ended, or has EPX_TOP=0");
+    printf("  HANGS?       others wait for rank %d (%s), up to %.1f s; the deadline is %.1f s\n", culprit, what, longest,
+           w->timeout_ms / 1e3);
 }
 
 static void print_group(const struct top *top, int first, int end)
@@ -145,6 +171,7 @@ static void print_group(const struct top *top, int first, int end)
         print_rank(top, &top->pages[i]);
     for (int i = first; i < end; i++)
         print_net(top->pages[i].page);
+    print_masks(top, first, end);
     printf("\n");
 }
 
@@ -223,7 +250,8 @@ void top_print_json(const struct top *top)
     printf("{\"groups\":[");
     for (int first = 0; first < top->count; first = group_end(top, first)) {
         const struct watch *w = top->pages[first].page;
-        const int end = group_end(top, first), culprit = top_culprit(top, first, end);
+        int page;
+        const int end = group_end(top, first), culprit = top_culprit(top, first, end, &page);
 
         printf(
             "%s{\"group\":\"%016llx\",\"ranks\":%d,\"nodes\":%d,\"device\":\"%s\",\"seconds\":%.1f,\"deadline_seconds\""
@@ -231,7 +259,7 @@ void top_print_json(const struct top *top)
             first ? "," : "", (unsigned long long)w->group, w->nranks, w->nnodes, w->device,
             seconds_since(top, w->created_ns), w->timeout_ms / 1e3);
         if (culprit >= 0)
-            printf("\"waiting_for\":%d,", top->pages[culprit].page->rank);
+            printf("\"waiting_for\":%d,", culprit);
         printf("\"here\":[");
         for (int i = first; i < end; i++) {
             printf("%s", i > first ? "," : "");
