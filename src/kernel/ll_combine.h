@@ -127,8 +127,10 @@ KFN_STEP int lc_wait_row(struct agent *ag, const struct ll_combine_params *p, in
 
     /* Acquires what the caller wrote before it set the word. */
     while ((seen = ag_fetch_add(ag, word, 0)) < p->signal_value) {
-        const int ended = ag_wait_ge(ag, &g->state->barrier, UINT64_MAX, LC_SIGNAL_PAUSE_NS) == WAIT_ABORTED;
-        if (ended || ag_now(ag) - start > g->timeout_ns)
+        /* Waits compare words by their difference: this one ends by the pause or by the abort word. */
+        const uint64_t never = ag_load_acquire(&g->state->barrier) + INT64_MAX;
+        const int ended = ag_wait_ge(ag, &g->state->barrier, never, LC_SIGNAL_PAUSE_NS) == WAIT_ABORTED;
+        if (ag_any(ag, ended || ag_now(ag) - start > g->timeout_ns))
             return wait_failed(ag, g, ended ? WAIT_ABORTED : WAIT_TIMEOUT, PHASE_LC_SIGNAL, -1, -1, p->signal_value,
                                seen);
     }
