@@ -375,6 +375,38 @@ def test_graph(world: World) -> None:
         check_one(world, buffer, work, 16)  # between replays, with handles of its own
 
 
+def test_mask_query_beside_a_graph(world: World) -> None:
+    """The mask is asked for on one stream while a graph is replayed on another: neither disturbs the other."""
+    world.only("cuda")
+    buffer = deep_ep.Buffer(dist.group.WORLD, 0, 1 << 20, low_latency_mode=True, enable_shrink=True,
+                            explicitly_destroy=True)
+    work = Work(world.nranks, 12, 256, 2 * world.nranks, 3, seed=90, uneven=False)
+    x, idx, weights = (world.to(t[world.rank]) for t in (work.x, work.idx, work.weights))
+
+    def both() -> torch.Tensor:
+        recv, _counts, handle, _event, _hook = buffer.low_latency_dispatch(x, idx, 16, work.experts, use_fp8=False)
+        return buffer.low_latency_combine(recv, idx, weights, handle)[0]
+
+    expected = both().clone()
+    torch.cuda.synchronize()
+    world.meet()
+    graph, aside = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.graph(graph):
+        combined = both()
+    world.meet()
+    statuses = [torch.full((world.nranks,), 9, dtype=torch.int32, device=world.device) for _ in range(20)]
+    torch.cuda.synchronize()
+    for status in statuses:
+        graph.replay()
+        with torch.cuda.stream(aside):
+            buffer.low_latency_query_mask_buffer(status)
+    torch.cuda.synchronize()
+    assert same_bits(combined, expected.cpu())
+    assert all(status.tolist() == [0] * world.nranks for status in statuses)
+    world.meet()
+    buffer.destroy()
+
+
 def go_on_without(world: World, buffer: deep_ep.Buffer, work: Work, missing: int) -> None:
     """Both operations without one rank, which is masked afterwards."""
     status = torch.full((world.nranks,), 9, dtype=torch.int32, device=world.device)

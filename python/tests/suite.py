@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the tests that need ranks: every function test_* of the modules named, on all ranks at once.
 
-    torchrun --nproc-per-node 8 suite.py [MODULE...] [-k PART] [--leave-out PART]
+    torchrun --nproc-per-node 8 suite.py [MODULE...] [-k PART[,PART...]] [--leave-out PART]
 
 Prints a line per test and "N passed, M failed, K skipped, L not run" at the end; goes on after a failure, with other
 buffers, until there are three. EPX_TEST_DEVICE=cuda runs them on CUDA tensors, all ranks on one GPU unless there are
@@ -138,7 +138,8 @@ def collect(names: List[str], part: str, leave_out: str) -> List[Tuple[str, Call
     for name in names:
         module = importlib.import_module(name)
         tests += [("%s.%s" % (name, attr), value) for attr, value in vars(module).items()
-                  if attr.startswith("test_") and callable(value) and part in attr
+                  if attr.startswith("test_") and callable(value)
+                  and any(one in "%s.%s" % (name, attr) for one in part.split(","))
                   and not (leave_out and leave_out in attr)]
     return tests
 
