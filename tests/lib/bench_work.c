@@ -90,7 +90,7 @@ size_t bench_work_bytes(const struct bench_config *config)
     return total;
 }
 
-static struct workload make_workload(const struct bench_config *c, uint64_t seed)
+struct workload bench_work_workload(const struct bench_config *c, uint64_t seed)
 {
     return (struct workload){.seed = seed,
                              .round = seed,
@@ -256,7 +256,7 @@ static void fill_inputs(struct bench_work *work)
 void bench_work_routing(const struct bench_work *work, uint64_t seed, int32_t *idx, float *weights)
 {
     const struct bench_config *c = work->config;
-    const struct workload w = make_workload(c, seed);
+    const struct workload w = bench_work_workload(c, seed);
     const size_t k = (size_t)c->topk;
     int t;
 
@@ -273,7 +273,7 @@ int bench_work_seed(struct bench_work *work, uint64_t seed)
     if (work->routed && work->workload.seed == seed)
         return 0;
     free_routing(work);
-    work->workload = make_workload(c, seed);
+    work->workload = bench_work_workload(c, seed);
     if (oracle_route_from_workload(&work->route, &work->workload, 0, c->mode, c->layout, 0, c->alignment) != 0)
         return -1;
     work->route.ranks_per_node = work->ranks_per_node;
@@ -439,7 +439,7 @@ static void count_token(const struct bench_config *c, int rank, const int32_t *i
 
 void bench_work_traffic(const struct bench_config *c, uint64_t seed, struct bench_traffic *traffic)
 {
-    struct workload w = make_workload(c, seed);
+    struct workload w = bench_work_workload(c, seed);
     int32_t idx[EPX_MAX_TOPK];
     int r, t;
 

@@ -74,6 +74,9 @@ void bench_work_corrupt(struct bench_work *work, int combine);
 /* Compares everything that was delivered with the oracle; 0 or -1 with `m` filled. */
 int bench_work_check(struct bench_work *work, struct mismatch *m);
 
+/* The routing of a seed, for any rank. */
+struct workload bench_work_workload(const struct bench_config *config, uint64_t seed);
+
 /* Routing of a seed alone, for this rank: int32 [B,K], fp32 [B,K] in the host's memory. */
 void bench_work_routing(const struct bench_work *work, uint64_t seed, int32_t *idx, float *weights);
 

@@ -54,7 +54,7 @@ if ! command -v script >/dev/null; then
     echo "skipped: progress on a terminal: no script(1)"
 else
     script -qec "$epx bench ll --ranks 2 --iters 3000 --tokens 64" "$work/typescript" >/dev/null
-    grep -qE 'epx bench: [0-9]+ %, round [0-9] of 5, (EPX|memcpy)' "$work/typescript" &&
+    grep -qE 'epx bench: [0-9]+ %, round [0-9] of 5, (EPX|memcpy|bound)' "$work/typescript" &&
         echo "ok: progress on a terminal" ||
         { cp "$work/typescript" "$work/err"; fail "no progress on a terminal"; }
     "$epx" bench ll --ranks 2 --iters 3000 --tokens 64 >"$work/out" 2>"$work/err"

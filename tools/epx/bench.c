@@ -130,19 +130,6 @@ static int drive_check(struct driver *c, uint64_t seed, int teams)
     return 0;
 }
 
-/* The bound writes a token to as many places as dispatch does on average. */
-static void measure_ceiling(struct bench_report *r)
-{
-    const struct bench_config *c = &r->options->config;
-    const double tokens = (double)c->ranks * c->tokens;
-    const double written = (double)(c->layout == EPX_EXPERT_MAJOR ? r->traffic.pairs : r->traffic.copies);
-
-    r->ceiling.row_bytes = bench_row_bytes(c, BENCH_DISPATCH);
-    r->ceiling.places = (int)(written / tokens + 0.5);
-    r->ceiling.place_bytes = tokens * r->ceiling.row_bytes / (double)sysconf(_SC_NPROCESSORS_ONLN);
-    bench_ceiling_measure(&r->ceiling);
-}
-
 /* Of a network name that check_combination has accepted; "" = EPX_OFI_PROVIDER, or automatic. */
 static const char *ofi_provider(const struct bench_config *config)
 {
@@ -211,15 +198,22 @@ static int drive_traced(struct driver *c, struct bench_command command)
     return drive(c, BENCH_EPX, &command);
 }
 
+static void measure_ceilings(struct driver *c, int round)
+{
+    say(c, "round %d of %d, memcpy", round + 1, c->report.rounds);
+    bench_memcpy_measure(&c->report.ceiling);
+    say(c, "round %d of %d, bound", round + 1, c->report.rounds);
+    bench_bound_measure(&c->report.ceiling, &c->report);
+}
+
 static int drive_round(struct driver *c, int round, int first, int iters)
 {
     const struct bench_options *o = c->options;
     struct bench_command command = {.seed = o->config.seed, .warmup = o->warmup, .iters = iters, .first = first};
     int last = first + iters == o->iters;
 
-    say(c, "round %d of %d, memcpy", round + 1, c->report.rounds);
     if (!o->joined) /* other ranks of this machine would measure at the same time */
-        measure_ceiling(&c->report);
+        measure_ceilings(c, round);
     say(c, "round %d of %d, EPX", round + 1, c->report.rounds);
     command.verify = o->check && last;
     if (drive(c, BENCH_EPX, &command) != 0)

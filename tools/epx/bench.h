@@ -12,7 +12,7 @@
  *      bench_layer.c    `epx bench layer`: whole layers with fresh routing; bench_layer_report.c its report
  *      bench_replay.c   --replays: one graph with changing routing, checked
  *      bench_ofi.c      a loop around fi_write: the baseline of --vs ofi
- *      bench_stats.c    percentiles, bandwidths; bench_memcpy.c the ceiling
+ *      bench_stats.c    percentiles, bandwidths; bench_bound.c what bounds a dispatch, bench_memcpy.c memcpy
  *      bench_ring.c     `epx bench ring`, which has nothing to do with the others
  *      bench_session.c  one run or several, and what is made of their rows: bench_session.h
  *      bench_report.c   the table and the JSON lines; bench_event_report.c those of --timing events
@@ -114,14 +114,14 @@ void bench_row_fill(struct bench_row *row, struct bench_shm *shm, enum bench_op 
 /* Bytes of one row on its way: dispatch has scales with fp8, combine is bf16. */
 double bench_row_bytes(const struct bench_config *config, enum bench_op op);
 
-/* What one process on every core writes at once, GB per second: by memcpy, and rows of row_bytes that are read once and
- * written to `places` places. The best so far; 0 = not measured. */
+/* Ceilings, GB per second written; the best so far, 0 = not measured. */
 struct bench_ceiling {
-    double row_bytes, place_bytes; /* of a row; that one core writes to each of the places in one operation */
-    int places, processes;
-    double memcpy_GBps, bound_GBps;
+    double memcpy_GBps; /* one process on every core, which copies */
+    double bound_GBps;  /* as many processes as ranks have agents, which do nothing but write the rows of a dispatch */
+    int processes, bound_processes;
 };
-void bench_ceiling_measure(struct bench_ceiling *ceiling);
+void bench_memcpy_measure(struct bench_ceiling *ceiling);
+void bench_bound_measure(struct bench_ceiling *ceiling, const struct bench_report *report);
 
 /* ---- Report */
 

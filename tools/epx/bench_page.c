@@ -280,9 +280,10 @@ static void write_plots(struct page *page, const struct numbers *n)
     bars_host(page, n);
     page_plots_end(page);
     page_section(page, "Ratios",
-                 "The bound is what bounds a dispatch: every core of this machine reads rows once and writes each to "
-                 "as many places as dispatch does. Plain memcpy is no ceiling, because it reads every byte that it "
-                 "writes; dispatch may pass it. Baselines are there when they were measured in the same run (--vs "
+                 "The bound is what dispatch could do if exchanging cost nothing: as many processes as the ranks have "
+                 "agents, at once, read the rows of the same routing once and write them to their places, in memory "
+                 "that is shared as that of the ranks. Plain memcpy is no ceiling, because it reads every byte that "
+                 "it writes; dispatch may pass it. Baselines are there when they were measured in the same run (--vs "
                  "mpi, --vs ofi): above 1, EPX is faster.");
     page_plots_begin(page);
     bars_ratio(page, n, "of_bound", "Dispatch, share of the bound (read once, write many)", "%", 100, 100);

@@ -152,10 +152,10 @@ static void print_verdict(const struct top *top, int first, int end)
     if (at >= 0)
         snprintf(what, sizeof(what), "process %d is %s", w->pid, state_text(top->pages[at].state));
     else
-        snprintf(what, sizeof(what), "%s", w->nnodes > 1 ? "it has ended, or is on another machine"
-                                                         : "it has ended, or has EPX_TOP=0");
-    printf("  HANGS?       others wait for rank %d (%s), up to %.1f s; the deadline is %.1f s\n", culprit, what, longest,
-           w->timeout_ms / 1e3);
+        snprintf(what, sizeof(what), "%s",
+                 w->nnodes > 1 ? "it has ended, or is on another machine" : "it has ended, or has EPX_TOP=0");
+    printf("  HANGS?       others wait for rank %d (%s), up to %.1f s; the deadline is %.1f s\n", culprit, what,
+           longest, w->timeout_ms / 1e3);
 }
 
 static void print_group(const struct top *top, int first, int end)
