@@ -35,6 +35,10 @@ static const struct env_entry entries[] = {
      "Any text that the ranks of one job share and other jobs do not: distinguishes jobs on neighbouring ports"},
     {"EPX_RANKS_PER_NODE", "", "what the machines say", "Ranks that count as one node"},
     {"EPX_NUM_AGENTS", "", "automatic", "Agents (CPU threads, GPU warps) per operation"},
+    {"EPX_CPU_LEVEL", "", "the highest of the machine",
+     "Vector instructions of the CPU device: base, avx2, avx512 or avx512bf16; on aarch64 base or bf16. Results are "
+     "the "
+     "same"},
     {"EPX_ALLOC_BYTES", "", "4G", "Address space per rank from which epx_alloc serves"},
     {"EPX_HT_BUFFER_BYTES", "", "400M",
      "High throughput: most bytes of the slots for rows between nodes, per rank, where the group's configuration says "

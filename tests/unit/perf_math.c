@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * perf_math [ROW_BYTES]: how fast the CPU's bulk primitives are next to memcpy in the same run, on one core, with rows
- * out of a pool larger than the caches. Not a test; build with `cc -O3 -ffp-contract=off -Iinclude -Isrc
- * tests/unit/perf_math.c src/device/cpu/math_*.c`.
+ * out of a pool larger than the caches. Not a test; EPX_CPU_LEVEL chooses the instructions.
  */
 #include <stdint.h>
 #include <stdio.h>

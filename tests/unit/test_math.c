@@ -5,14 +5,11 @@
 #include <string.h>
 
 #include "device/cpu/math.h"
+#include "device/cpu/math_levels.h"
 #include "epx/epx.h"
 #include "util/numeric.h"
 #include "tests/lib/unit.h"
 #include "tests/lib/xorshift.h"
-
-/* The sums once more, as they are where the machine has no instructions for them. */
-#define REDUCE_NAME reduce_without_more
-#include "device/cpu/math_reduce.c"
 
 #define MAX_HIDDEN 16384
 #define MAX_ROWS 33
@@ -522,34 +519,122 @@ static void test_reduce_every_pattern(void **state)
     free(out);
 }
 
-/* Any patterns, NaN, infinities and denormal numbers included: the machine's own instructions give the same bits, and
- * leave the thread's arithmetic as it was. */
-static void test_reduce_of_any_patterns(void **state)
+/* ---- levels ------------------------------------------------------------------------------------------------------ */
+
+#define ANY_HIDDEN (4096 + 8 + 3)
+#define ANY_ROWS 11 /* of them two biases */
+
+struct any_rows {
+    uint8_t row[ANY_ROWS][ANY_HIDDEN * 4];
+    uint8_t out[2][ANY_HIDDEN * 4];
+    _Alignas(16) uint8_t coded[2][ANY_HIDDEN * 2 + 256];
+};
+
+/* Any bits: NaN, infinities and denormal numbers are among them. `tiny`: small 16-bit numbers. */
+static struct any_rows *draw_any_rows(int tiny)
 {
-    const int hidden = 4096 + 8 + 3;
-    uint16_t *x = malloc((size_t)hidden * 2 * 11), *out = malloc((size_t)hidden * 2),
-             *same = malloc((size_t)hidden * 2);
-    struct reduce_row rows[9];
-    (void)state;
-    for (int round = 0; round < 60; round++) {
-        const int n = round % 10, weighted = round / 10 % 2, biases = round % 3, tiny = round % 4 == 3;
-        for (int i = 0; i < hidden * 11; i++)
-            x[i] = (uint16_t)(tiny ? random_u32() & 0x81ff : random_u32());
-        for (int r = 0; r < n; r++)
-            rows[r] = (struct reduce_row){x + r * hidden, r % 3 ? random_value() : 1.0f, ROW_PLAIN};
-        const uint16_t *bias0 = biases > 0 ? x + 9 * hidden : NULL, *bias1 = biases > 1 ? x + 10 * hidden : NULL;
-        math_reduce(out, EPX_BF16, hidden, rows, n, weighted, bias0, bias1);
-        reduce_without_more(same, EPX_BF16, hidden, rows, n, weighted, bias0, bias1);
-        assert_memory_equal(out, same, (size_t)hidden * 2);
+    struct any_rows *any = aligned_alloc(16, (sizeof(*any) + 15) / 16 * 16);
+    assert_non_null(any);
+    for (size_t i = 0; i < sizeof(any->row) / 2; i++) {
+        const uint16_t bits = (uint16_t)(tiny ? random_u32() & 0x81ff : random_u32());
+        memcpy((uint8_t *)any->row + 2 * i, &bits, 2);
     }
-    volatile float nan;
+    return any;
+}
+
+static void compare_sums(const struct math_ops *level, int round)
+{
+    struct any_rows *any = draw_any_rows(round % 4 == 3);
+    const int n = round % 10, weighted = round / 10 % 2, dtype = dtypes[round % COUNT(dtypes)];
+    const int hidden = ANY_HIDDEN - round % 7 * 37;
+    const void *bias0 = round % 3 > 0 ? any->row[9] : NULL, *bias1 = round % 3 > 1 ? any->row[10] : NULL;
+    struct reduce_row rows[9];
+    for (int r = 0; r < n; r++)
+        rows[r] = (struct reduce_row){any->row[r], r % 3 ? random_value() : 1.0f, ROW_PLAIN};
+    math_level_base->reduce(any->out[0], dtype, hidden, rows, n, weighted, bias0, bias1);
+    level->reduce(any->out[1], dtype, hidden, rows, n, weighted, bias0, bias1);
+    assert_memory_equal(any->out[0], any->out[1], (size_t)hidden * element_bytes(dtype));
+    free(any);
+}
+
+static void compare_casts(const struct math_ops *level, int round)
+{
+    struct any_rows *any = draw_any_rows(round % 4 == 3);
+    const enum scale_kind kind = round % 2 ? SCALE_UE8M0 : SCALE_FLOAT;
+    const int dtype = dtypes[round % COUNT(dtypes)], hidden = ANY_HIDDEN - round % 7 * 37,
+              blocks = (hidden + 127) / 128;
+    uint8_t *scales[2] = {any->out[0] + ANY_HIDDEN + 1, any->out[1] + ANY_HIDDEN + 1};
+    math_level_base->cast_fp8(any->out[0], scales[0], kind, round / 2 % 2, any->row[0], dtype, hidden);
+    level->cast_fp8(any->out[1], scales[1], kind, round / 2 % 2, any->row[0], dtype, hidden);
+    assert_memory_equal(any->out[0], any->out[1], (size_t)hidden);
+    assert_memory_equal(scales[0], scales[1], kind == SCALE_FLOAT ? (size_t)blocks * 4 : (size_t)blocks);
+    free(any);
+}
+
+/* Coded rows: of values below 1, most of them; LogFMT and NVFP4, there and back, and sums of them. */
+static void compare_codes(const struct math_ops *level, int round)
+{
+    struct any_rows *any = draw_any_rows(0);
+    const int hidden = (ANY_HIDDEN - round % 7 * 144) / 16 * 16, n = (int)math_level_base->logfmt_bound(hidden);
+    uint16_t *x = (uint16_t *)any->row[0];
+    struct reduce_row rows[3];
+    for (int i = 0; i < hidden && round % 5; i++)
+        x[i] &= 0xbf7f >> (round % 5 == 4 ? 3 : 0) | 0x8000;
+    assert_int_equal(level->logfmt_bound(hidden), n);
+    const size_t bytes = math_level_base->logfmt_encode(any->coded[0], x, hidden);
+    assert_int_equal(level->logfmt_encode(any->coded[1], x, hidden), bytes);
+    assert_memory_equal(any->coded[0], any->coded[1], bytes);
+    math_level_base->logfmt_decode((float *)any->out[0], any->coded[0], hidden);
+    level->logfmt_decode((float *)any->out[1], any->coded[0], hidden);
+    assert_memory_equal(any->out[0], any->out[1], (size_t)hidden * 4);
+    const size_t row = math_level_base->nvfp4_encode(any->row[1], x, hidden, 5.5f);
+    assert_int_equal(level->nvfp4_encode(any->row[2], x, hidden, 5.5f), row);
+    assert_memory_equal(any->row[1], any->row[2], (size_t)hidden / 2 + (size_t)hidden / 16 + 4);
+    rows[0] = (struct reduce_row){any->coded[0], 0.75f, ROW_LOGFMT};
+    rows[1] = (struct reduce_row){any->row[1], random_value(), ROW_NVFP4};
+    rows[2] = (struct reduce_row){any->row[3], random_value(), ROW_PLAIN};
+    math_level_base->reduce(any->out[0], EPX_BF16, hidden, rows, 3, 1, NULL, any->row[4]);
+    level->reduce(any->out[1], EPX_BF16, hidden, rows, 3, 1, NULL, any->row[4]);
+    assert_memory_equal(any->out[0], any->out[1], (size_t)hidden * 2);
+    free(any);
+}
+
+/* Every level of the machine gives the bits of the lowest one, and leaves the thread's arithmetic as it was. */
+static void test_levels_give_the_same_bits(void **state)
+{
     const uint32_t odd = 0x7fc01234u;
+    const struct math_ops *level;
+    volatile float nan;
+    (void)state;
     memcpy((void *)&nan, &odd, 4);
-    const float sum = nan + 1.0f;
-    assert_memory_equal(&sum, &odd, 4);
-    free(x);
-    free(out);
-    free(same);
+    for (int i = 1; (level = math_level(i)); i++) {
+        print_message("level %s\n", level->name);
+        for (int round = 0; round < 60; round++) {
+            compare_sums(level, round);
+            compare_casts(level, round);
+            compare_codes(level, round);
+        }
+        const float sum = nan + 1.0f;
+        assert_memory_equal(&sum, &odd, 4);
+    }
+}
+
+static void test_level_is_what_the_environment_says(void **state)
+{
+    const struct math_ops *level, *highest = NULL;
+    (void)state;
+    for (int i = 0; (level = math_level(i)); i++) {
+        setenv("EPX_CPU_LEVEL", level->name, 1);
+        math_level_use(NULL);
+        assert_ptr_equal(math_level_used(), level);
+        highest = level;
+    }
+    setenv("EPX_CPU_LEVEL", "mmx", 1);
+    math_level_use(NULL);
+    assert_ptr_equal(math_level_used(), highest);
+    unsetenv("EPX_CPU_LEVEL");
+    math_level_use(NULL);
+    assert_ptr_equal(math_level_used(), highest);
 }
 
 /* Rounding of sums at 16 bits: a bf16 or fp16 bias plus a small second row lands on ties and their neighbours. */
@@ -572,4 +657,5 @@ UNIT_MAIN(cmocka_unit_test(test_copy_many_writes_all), cmocka_unit_test(test_cop
           cmocka_unit_test(test_logfmt_zero_keeps_largest), cmocka_unit_test(test_logfmt_same_input_same_bytes),
           cmocka_unit_test(test_reduce_is_exact), cmocka_unit_test(test_reduce_of_logfmt_rows),
           cmocka_unit_test(test_reduce_largest_hidden), cmocka_unit_test(test_reduce_every_pattern),
-          cmocka_unit_test(test_reduce_of_any_patterns), cmocka_unit_test(test_reduce_rounds_to_nearest_even))
+          cmocka_unit_test(test_reduce_rounds_to_nearest_even), cmocka_unit_test(test_levels_give_the_same_bits),
+          cmocka_unit_test(test_level_is_what_the_environment_says))

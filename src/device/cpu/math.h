@@ -54,10 +54,4 @@ void math_reduce(void *out, int dtype, int hidden, const struct reduce_row *rows
 void math_reduce_groups(void *out, int dtype, int hidden, const struct reduce_row *rows, int n, uint32_t ends,
                         const void *bias0, const void *bias1);
 
-/* math_reduce, compiled for machines with more instructions (math_reduce_more.c); has_more says whether this build has
- * it. */
-extern const int math_reduce_has_more;
-void math_reduce_more(void *out, int dtype, int hidden, const struct reduce_row *rows, int n, int weighted,
-                      const void *bias0, const void *bias1);
-
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * LogFMT-10 rows by a warp; docs/formats.md has the bytes. As in fp8.cuh sixteen lanes hold a block of 128 channels,
- * eight each. The arithmetic is that of device/cpu/math_logfmt.c, operation by operation.
+ * eight each. The arithmetic is that of device/cpu/math_logfmt.h, operation by operation.
  */
 #ifndef EPX_DEVICE_GPU_LOGFMT_CUH
 #define EPX_DEVICE_GPU_LOGFMT_CUH

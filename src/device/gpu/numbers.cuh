@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Eight channels of a row in one lane, as floats. Conversions give the bits of util/numeric.h, sums those of
- * device/cpu/math_reduce.c: weighted by fused multiply-add, otherwise by addition.
+ * device/cpu/math_reduce.h: weighted by fused multiply-add, otherwise by addition.
  */
 #ifndef EPX_DEVICE_GPU_NUMBERS_CUH
 #define EPX_DEVICE_GPU_NUMBERS_CUH

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Sums of rows by a warp. Each lane has eight channels of a step; the order of the additions is that of
- * device/cpu/math_reduce.c, so that the bits are the same.
+ * device/cpu/math_reduce.h, so that the bits are the same.
  */
 #ifndef EPX_DEVICE_GPU_REDUCE_CUH
 #define EPX_DEVICE_GPU_REDUCE_CUH

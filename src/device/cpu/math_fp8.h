@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Block-scaled cast to e4m3; docs/formats.md has the definition. */
-#include "device/cpu/math.h"
+#ifndef EPX_DEVICE_CPU_MATH_FP8_H
+#define EPX_DEVICE_CPU_MATH_FP8_H
 
 #include <float.h>
 
+#include "device/cpu/math.h"
 #include "device/cpu/math_vec.h"
 
 #define FP8_BLOCK 128
@@ -36,32 +38,29 @@ static struct fp8_scale fp8_scale_of(float amax, int power_of_two)
 /* Largest |x| of a block as float bits. NaN and infinity show as values from FLOAT_INF_BITS on. */
 VEC_INLINE uint32_t fp8_block_max(const char *x, int dtype)
 {
-    u32x4 max = vec_u32(0);
-    uint32_t bits = 0;
+    vu32 max = vec_u32(0);
     if (dtype == EPX_BF16) {
-        i16x8 max16 = {0};
-        for (int i = 0; i < FP8_BLOCK; i += 8)
+        vi16 max16 = {0};
+        for (int i = 0; i < FP8_BLOCK; i += VEC_WIDE)
             max16 = vec_max16(max16, vec_load_abs16(x + (size_t)i * 2));
-        max = vec_max(vec_widen_lo((u16x8)max16, 1), vec_widen_hi((u16x8)max16, 1));
+        max = vec_max(vec_widen_lo((vu16)max16, 1), vec_widen_hi((vu16)max16, 1));
     } else {
-        for (int i = 0; i < FP8_BLOCK; i += 8) {
-            struct f32x8 v = vec_load8(x + (size_t)i * vec_element_bytes(dtype), dtype);
-            max = vec_max(max, (u32x4)v.a & FLOAT_ABS_MASK);
-            max = vec_max(max, (u32x4)v.b & FLOAT_ABS_MASK);
+        for (int i = 0; i < FP8_BLOCK; i += VEC_WIDE) {
+            struct wide v = vec_load_wide(x + (size_t)i * vec_element_bytes(dtype), dtype);
+            max = vec_max(max, (vu32)v.a & FLOAT_ABS_MASK);
+            max = vec_max(max, (vu32)v.b & FLOAT_ABS_MASK);
         }
     }
-    for (int i = 0; i < 4; i++)
-        bits = max[i] > bits ? max[i] : bits;
-    return bits;
+    return vec_max_lane(max);
 }
 
 /* The rare block with NaN or infinity: NaN does not count, infinity counts as the largest float. */
 static float fp8_finite_amax(const char *x, int dtype)
 {
     float amax = 0.0f;
-    for (int i = 0; i < FP8_BLOCK; i += 8) {
-        struct f32x8 v = vec_load8(x + (size_t)i * vec_element_bytes(dtype), dtype);
-        for (int j = 0; j < 4; j++) {
+    for (int i = 0; i < FP8_BLOCK; i += VEC_WIDE) {
+        struct wide v = vec_load_wide(x + (size_t)i * vec_element_bytes(dtype), dtype);
+        for (int j = 0; j < VEC_LANES; j++) {
             float a = float_from_bits(float_bits(v.a[j]) & FLOAT_ABS_MASK);
             float b = float_from_bits(float_bits(v.b[j]) & FLOAT_ABS_MASK);
             amax = a > amax ? a : amax; /* false for NaN */
@@ -71,9 +70,9 @@ static float fp8_finite_amax(const char *x, int dtype)
     return amax < FLT_MAX ? amax : FLT_MAX;
 }
 
-VEC_INLINE u16x8 fp8_cast8(const char *x, int dtype, float mul, int finite)
+VEC_INLINE vu16 fp8_cast_wide(const char *x, int dtype, float mul, int finite)
 {
-    struct f32x8 v = vec_load8(x, dtype);
+    struct wide v = vec_load_wide(x, dtype);
     if (finite)
         return vec_narrow_u32(vec_to_e4m3_finite(v.a * mul), vec_to_e4m3_finite(v.b * mul));
     return vec_narrow_u32(vec_to_e4m3(v.a * mul), vec_to_e4m3(v.b * mul));
@@ -81,10 +80,10 @@ VEC_INLINE u16x8 fp8_cast8(const char *x, int dtype, float mul, int finite)
 
 VEC_INLINE void fp8_cast_values(uint8_t *q, const char *x, int dtype, float mul, int finite)
 {
-    size_t half = 8 * vec_element_bytes(dtype);
-    for (int i = 0; i < FP8_BLOCK; i += 16, x += 2 * half) {
-        u16x8 low = fp8_cast8(x, dtype, mul, finite), high = fp8_cast8(x + half, dtype, mul, finite);
-        vec_store(q + i, (u32x4)vec_narrow_u16(low, high));
+    size_t half = VEC_WIDE * vec_element_bytes(dtype);
+    for (int i = 0; i < FP8_BLOCK; i += 2 * VEC_WIDE, x += 2 * half) {
+        vu16 low = fp8_cast_wide(x, dtype, mul, finite), high = fp8_cast_wide(x + half, dtype, mul, finite);
+        vec_store(q + i, (vu32)vec_narrow_u16(low, high));
     }
 }
 
@@ -158,8 +157,8 @@ VEC_INLINE void fp8_cast_row(uint8_t *q, void *scales, enum scale_kind kind, int
             ((uint8_t *)scales)[b] = 0;
 }
 
-void math_cast_fp8(uint8_t *q, void *scales, enum scale_kind kind, int round_scale, const void *x, int dtype,
-                   int hidden)
+static void cast_fp8(uint8_t *q, void *scales, enum scale_kind kind, int round_scale, const void *x, int dtype,
+                     int hidden)
 {
     int power_of_two = round_scale || kind == SCALE_UE8M0;
     if (dtype == EPX_BF16)
@@ -169,3 +168,5 @@ void math_cast_fp8(uint8_t *q, void *scales, enum scale_kind kind, int round_sca
     else
         fp8_cast_row(q, scales, kind, power_of_two, x, EPX_FP32, hidden);
 }
+
+#endif

@@ -13,7 +13,8 @@
  *     14336, 8                      26.7            34.4
  *     65536, 8                      33.5            48.5
  */
-#include "device/cpu/math.h"
+#ifndef EPX_DEVICE_CPU_MATH_COPY_H
+#define EPX_DEVICE_CPU_MATH_COPY_H
 
 #include "device/cpu/math_vec.h"
 
@@ -21,26 +22,15 @@
 #define COPY_TURNS_FROM ((size_t)2048) /* shorter rows go destination by destination */
 #define COPY_PREFETCH 1024
 
-void math_copy(void *to, const void *from, size_t bytes)
-{
-    if (bytes)
-        memcpy(to, from, bytes);
-}
-
 static void copy_line_many(void *const *to, int n, const char *from, size_t at)
 {
-    u32x4 a = vec_load_u32(from + at), b = vec_load_u32(from + at + 16);
-    u32x4 c = vec_load_u32(from + at + 32), d = vec_load_u32(from + at + 48);
-    for (int i = 0; i < n; i++) {
-        char *line = (char *)to[i] + at;
-        vec_store(line, a);
-        vec_store(line + 16, b);
-        vec_store(line + 32, c);
-        vec_store(line + 48, d);
-    }
+    vu32 part[64 / VEC_BYTES];
+    memcpy(part, from + at, sizeof(part));
+    for (int i = 0; i < n; i++)
+        memcpy((char *)to[i] + at, part, sizeof(part));
 }
 
-void math_copy_many(void *const *to, int n, const void *from, size_t bytes)
+static void copy_many(void *const *to, int n, const void *from, size_t bytes)
 {
     size_t at = 0;
     if (n > 1 && bytes >= COPY_TURNS_FROM) {
@@ -49,12 +39,8 @@ void math_copy_many(void *const *to, int n, const void *from, size_t bytes)
             copy_line_many(to, n, from, at);
         }
     }
-    for (int i = 0; i < n; i++)
-        math_copy((char *)to[i] + at, (const char *)from + at, bytes - at);
+    for (int i = 0; i < n && at < bytes; i++)
+        memcpy((char *)to[i] + at, (const char *)from + at, bytes - at);
 }
 
-void math_fill_zero(void *to, size_t bytes)
-{
-    if (bytes)
-        memset(to, 0, bytes);
-}
+#endif

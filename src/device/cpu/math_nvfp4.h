@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "device/cpu/math.h"
+/* NVFP4 rows; the definition of a block is in util/nvfp4.h. */
+#ifndef EPX_DEVICE_CPU_MATH_NVFP4_H
+#define EPX_DEVICE_CPU_MATH_NVFP4_H
 
 #include "util/nvfp4.h"
 
-size_t math_nvfp4_encode(void *to, const uint16_t *x, int hidden, float row_scale)
+static size_t nvfp4_encode(void *to, const uint16_t *x, int hidden, float row_scale)
 {
     uint8_t *codes = to, *scales = codes + hidden / 2;
 
@@ -13,7 +15,7 @@ size_t math_nvfp4_encode(void *to, const uint16_t *x, int hidden, float row_scal
     return nvfp4_row_bytes(hidden);
 }
 
-void math_nvfp4_add(float *sum, const void *row, int hidden, int at, int n, float weight)
+static void nvfp4_add(float *sum, const void *row, int hidden, int at, int n, float weight)
 {
     const uint8_t *codes = (const uint8_t *)row + at / 2;
 
@@ -23,3 +25,5 @@ void math_nvfp4_add(float *sum, const void *row, int hidden, int at, int n, floa
             sum[i] = __builtin_fmaf(e2m1_to_float((uint8_t)(codes[i / 2] >> i % 2 * 4 & 15)), factor, sum[i]);
     }
 }
+
+#endif
