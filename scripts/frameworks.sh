@@ -1,28 +1,24 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # frameworks.sh [VENV]: the frameworks' own code on deep_ep, with CPU tensors (make frameworks; some minutes).
-# megatron-core is in VENV (scripts/python_env.sh). Of SGLang's wheel (38 MB, kept in build-frameworks) three Python
-# files are used. RANKS="4 8" says with how many ranks. python/tests/run_gpu.sh frameworks runs the same on a GPU.
+# megatron-core is in VENV (scripts/python_env.sh). Of the wheels of SGLang and vLLM three and seven Python files are
+# used, kept in build-frameworks. RANKS="4 8" says with how many ranks. python/tests/run_gpu.sh frameworks runs the same
+# on a GPU.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-venv=$(realpath -s "${1:-.venv-test}") kept=$PWD/build-frameworks sglang=0.5.23
+venv=$(realpath -s "${1:-.venv-test}") kept=$PWD/build-frameworks sglang=0.5.23 vllm=0.32.0
 failures=0 out=$(mktemp)
 trap 'rm -f "$out"' EXIT
 scripts/python_env.sh "$venv" || exit
 mkdir -p "$kept"
 
-# Three files of the wheel, which has compiled parts for other uses.
-unpack_sglang() {
-    [ -d "$kept/sglang-$sglang" ] && return
-    timeout 300 "$venv/bin/python" -m pip --quiet --disable-pip-version-check download --no-deps \
-        --only-binary :all: -d "$kept" "sglang==$sglang" || return
-    "$venv/bin/python" - "$kept" "$sglang" <<'EOF'
-import glob, os, sys, zipfile
-kept, version = sys.argv[1:]
-with zipfile.ZipFile(glob.glob(os.path.join(kept, "sglang-%s-*.whl" % version))[0]) as wheel:
-    for name in ("token_dispatcher/base.py", "token_dispatcher/deepep.py", "utils.py"):
-        wheel.extract("sglang/srt/layers/moe/" + name, os.path.join(kept, "sglang-" + version))
-EOF
+# Single files: the wheels have compiled parts, of hundreds of megabytes.
+files_of() { # NAME VERSION FILE...
+    local name=$1 version=$2
+    shift 2
+    [ -d "$kept/$name-$version" ] && return
+    rm -rf "$kept/new" && timeout 300 "$venv/bin/python" scripts/wheel_files.py "$name==$version" "$kept/new" "$@" &&
+        mv "$kept/new" "$kept/$name-$version"
 }
 
 try() { # NAME COMMAND...
@@ -40,11 +36,21 @@ try() { # NAME COMMAND...
 export PYTHONPATH=$PWD/python OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1
 export EPX_LIBRARY=${EPX_LIBRARY:-$PWD/build/libepx.so}
 modules="ranks_megatron ranks_hybrid ranks_frameworks ranks_elastic_frameworks"
-if unpack_sglang; then
-    export EPX_SGLANG=$kept/sglang-$sglang
+moe=sglang/srt/layers/moe
+if files_of sglang "$sglang" $moe/token_dispatcher/base.py $moe/token_dispatcher/deepep.py $moe/utils.py; then
+    export EPX_TEST_SGLANG=$kept/sglang-$sglang
     modules="$modules sglang_modules"
 else
     echo "sglang $sglang cannot be downloaded here: its modules are left out"
+fi
+moe=vllm/model_executor/layers/fused_moe comm=vllm/distributed/device_communicators
+if files_of vllm "$vllm" $moe/modular_kernel.py $moe/topk_weight_and_reduce.py $moe/prepare_finalize/deepep_ht.py \
+    $moe/prepare_finalize/deepep_ll.py $moe/prepare_finalize/deepep_v2.py $comm/all2all.py \
+    $comm/base_device_communicator.py; then
+    export EPX_TEST_VLLM=$kept/vllm-$vllm
+    modules="$modules vllm_modules"
+else
+    echo "vllm $vllm cannot be downloaded here: its modules are left out"
 fi
 for ranks in ${RANKS:-4 8}; do
     for module in $modules; do

@@ -455,7 +455,24 @@ def test_masks(world: World) -> None:
         world.meet()
         buffer.low_latency_clean_mask_buffer()
         check_one(world, buffer, work, 8)
+        world.meet()
+        if world.rank == 0:
+            clean_alone(buffer)
+        world.meet()
+        buffer.low_latency_clean_mask_buffer()
+        check_one(world, buffer, work, 8)
         buffer.destroy()
+
+
+def clean_alone(buffer: deep_ep.Buffer) -> None:
+    """A clean that the other ranks do not call ends by its deadline, names one of them, and can be repeated."""
+    begin = time.monotonic()
+    try:
+        buffer.low_latency_clean_mask_buffer()
+        raise AssertionError("a clean by one rank alone came back")
+    except epx.TimeoutExpired as error:
+        assert "rank" in str(error), error
+    assert time.monotonic() - begin < 5, time.monotonic() - begin
 
 
 def check_nvfp4(world: World, buffer: deep_ep.Buffer, work: Work, most: int, global_scale: Optional[float],

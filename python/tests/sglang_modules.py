@@ -1,46 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang's own DeepEP dispatchers on deep_ep (make frameworks). EPX_SGLANG is the folder of its unpacked wheel.
+"""SGLang's own DeepEP dispatchers on deep_ep (make frameworks). EPX_TEST_SGLANG is the folder of its unpacked wheel.
 
 The wheel's files token_dispatcher/deepep.py and base.py and moe/utils.py run as they are. What they import beside them
 needs compiled kernels and a server; here it is objects that do nothing, but for the few settings that are given.
 """
 
-import contextlib
-import importlib.abc
-import importlib.machinery
-import importlib.util
+import importlib
 import os
 import sys
 import types
-from typing import Any, Dict, Iterator
+from typing import Any, Dict
 from unittest import mock
 
 import torch
 import torch.distributed as dist
+from foreign import Finder, without_gpu
 from reference import Work, calc_diff, combine_weighted, same_bits, uncast_nvfp4
 from suite import World
 
 MOST, HIDDEN, TOPK = 16, 256, 3
 _MOE = "sglang.srt.layers.moe."
 REAL = (_MOE + "token_dispatcher.base", _MOE + "token_dispatcher.deepep", _MOE + "utils")
-
-
-class Nothing:
-    """Any function, object or setting: it is false, and whatever is asked of it gives itself."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return args[0] if len(args) == 1 and callable(args[0]) and not kwargs else self  # as a decorator, too
-
-    def __getattr__(self, name: str) -> "Nothing":
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self
-
-    def __getitem__(self, key: Any) -> "Nothing":
-        return self
-
-    def __bool__(self) -> bool:
-        return False
 
 
 class Setting:
@@ -73,46 +53,12 @@ RESOURCES = types.SimpleNamespace(buffers={})
 BLACKWELL = [False]
 
 
-class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """SGLang's modules: the files of REAL, and empty modules for all others."""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name.split(".")[0] != "sglang":
-            return None
-        if name in REAL:
-            return importlib.util.spec_from_file_location(
-                name, os.path.join(os.environ["EPX_SGLANG"], *name.split(".")) + ".py")
-        return importlib.machinery.ModuleSpec(name, self, is_package=True)
-
-    def create_module(self, spec: Any) -> Any:
-        module = types.ModuleType(spec.name)
-        module.__path__ = []  # type: ignore[attr-defined]
-        module.__dict__.update(GIVEN.get(spec.name, {}))
-        module.__getattr__ = lambda name: Nothing()  # type: ignore[method-assign]
-        return module
-
-    def exec_module(self, module: Any) -> None:
-        pass
-
-
 def sglang(world: World) -> Any:
     """SGLang's module deepep."""
-    if not os.path.isdir(os.environ.get("EPX_SGLANG", "")):
-        world.skip("EPX_SGLANG: no unpacked wheel of sglang")
-    if not any(isinstance(finder, Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, Finder())
+    if not os.path.isdir(os.environ.get("EPX_TEST_SGLANG", "")):
+        world.skip("EPX_TEST_SGLANG: no unpacked wheel of sglang")
+    Finder("sglang", os.environ["EPX_TEST_SGLANG"], REAL, GIVEN).install()
     return importlib.import_module(_MOE + "token_dispatcher.deepep")
-
-
-@contextlib.contextmanager
-def without_gpu() -> Iterator[None]:
-    """SGLang asks for properties of the GPU, and for streams, without asking whether there is one."""
-    with contextlib.ExitStack() as stack:
-        if not torch.cuda.is_available():
-            properties = mock.Mock(return_value=mock.Mock(multi_processor_count=132))
-            stack.enter_context(mock.patch.object(torch.cuda, "get_device_properties", properties))
-            stack.enter_context(mock.patch.object(torch.cuda, "stream", lambda stream: contextlib.nullcontext()))
-        yield
 
 
 def make(world: World, deepep: Any, which: str, dtype: str, **how: bool) -> Any:
