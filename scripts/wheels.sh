@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # wheels.sh [--cpu] [--cuda] [OUT]: wheels of epx, deep_ep and nccl.ep into OUT/cpu and OUT/cuda (default: build-wheels;
 # --cuda only where nvcc is). One wheel of epx serves every Python from 3.9 on; it needs nothing but the C library:
-# networks and GPUs are found at run time. Each is installed into an environment of its own and tried.
+# networks and GPUs are found at run time. Each is installed into an environment of its own and tried, and
+# scripts/audit_wheel.sh says which manylinux it could be.
 # PYTHON=... names the interpreter; it needs scikit-build-core and ninja, or pip downloads them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -62,5 +63,6 @@ for kind in $kinds; do
     pip_wheel "$out/$kind" ./python
     pip_wheel "$out/$kind" ./python/nccl
     try_wheel "$out/$kind"
+    scripts/audit_wheel.sh "$out/$kind"/epx-*.whl
     (cd "$out" && ls -l "$kind"/*.whl | awk '{ print $NF, $5 " bytes" }')
 done
