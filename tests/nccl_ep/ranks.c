@@ -65,7 +65,7 @@ int main(int argc, char **argv)
 #ifndef EPX_REAL_NCCL /* scripts/gpu_nccl.sh compiles this program for NCCL itself */
         {"layouts", test_layouts}, {"misuse", test_misuse}, {"masks", test_masks},     {"standin", test_standin},
         {"rules", test_rules},     {"drop", test_drop},     {"recipes", test_recipes}, {"eager", test_eager},
-        {"memory", test_memory},   {"nvfp4", test_nvfp4},   {"elastic", test_elastic},
+        {"memory", test_memory},   {"nvfp4", test_nvfp4},   {"elastic", test_elastic}, {"pinned", test_pinned},
 #endif
         {"runtime", test_runtime}};
 
@@ -80,7 +80,7 @@ int main(int argc, char **argv)
             fprintf(
                 stderr,
                 "nccl_ep: no part \"%s\"; there are layouts, misuse, masks, standin, runtime, rules, drop, recipes, "
-                "eager, memory, nvfp4, elastic\n",
+                "eager, memory, nvfp4, elastic, pinned\n",
                 argv[i]);
             return 2;
         }

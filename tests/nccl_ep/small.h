@@ -52,5 +52,6 @@ int test_eager(void);
 int test_memory(void);
 int test_nvfp4(void);
 int test_elastic(void);
+int test_pinned(void);
 
 #endif

@@ -112,8 +112,12 @@ int test_standin(void)
     TRY(ncclGetUniqueId(&id)); /* of NCCL_COMM_ID: the same on all ranks */
     if (test_scalable(&id) || second_communicator(&comm) || gather_in_turn(world.comm, comm) || test_refused(comm))
         return -1;
+    EXPECT(ncclInvalidArgument, ncclGetVersion(NULL));
+    TRY(ncclGetVersion(&number));
+    CHECK(number == NCCL_VERSION_CODE);
     TRY(ncclCommFinalize(comm));
-    TRY(ncclCommDestroy(comm));
+    TRY(ncclCommAbort(comm));
+    EXPECT(ncclInvalidArgument, ncclCommAbort(comm));
     EXPECT(ncclInvalidArgument, ncclCommCount(comm, &number));
     return 0;
 }

@@ -22,9 +22,18 @@ check() { # name, ranks, arguments...
 
 check "one node" 8 standin runtime layouts misuse masks
 EPX_STANDIN_CAPABILITY=9.0 check "without NVFP4" 2 nvfp4
-check "four ranks" 4 rules drop recipes eager memory nvfp4 elastic
-EPX_RANKS_PER_NODE=2 check "two nodes of two" 4 rules drop recipes eager memory nvfp4 elastic
+check "four ranks" 4 rules drop recipes eager memory nvfp4 elastic pinned
+EPX_RANKS_PER_NODE=2 check "two nodes of two" 4 rules drop recipes eager memory nvfp4 elastic pinned
 EPX_RANKS_PER_NODE=4 check "two nodes" 8 layouts runtime
-ASAN_OPTIONS=$leak_checked check "one rank" 1 standin runtime layouts misuse
+said=$(mktemp)
+ASAN_OPTIONS=$leak_checked NCCL_EP_DEBUG=1 NCCL_EP_ENV_VERBOSE=1 NVCC=none \
+    check "one rank" 1 standin runtime layouts misuse 2>"$said"
+# NCCL_EP_DEBUG: a banner, and of each call why its rows are moved in place or not; _ENV_VERBOSE: all variables.
+for words in "NCCL EP version" "rank 0: ncclEpDispatch: outputs.tokens: zero-copy: memory of ncclEpxMemAlloc" \
+    "ncclEpDispatch: outputs.tokens (in a window): no zero-copy" "rank 0: ncclEpCombine: inputs.tokens: no zero-copy" \
+    "NVCC=none (no effect: nothing is compiled at run time)"; do
+    grep -qF "$words" "$said" || { echo "FAILED one rank does not say: $words" && failures=$((failures + 1)); }
+done
+rm -f "$said"
 "$EPX_BUILD_DIR/tests/nccl_ep_comm" || failures=$((failures + 1))
 [ $failures -eq 0 ]

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The bound of a dispatch: the same rows, by as many processes as the ranks have agents, to the same places, and nothing
- * else. No counts, no signals, no waits: what dispatch could do if exchanging cost nothing.
+ * The bound of a dispatch: the same rows, by as many processes as the ranks have agents, to the same places, and
+ * nothing else. No counts, no signals, no waits: what dispatch could do if exchanging cost nothing.
  *
  *      sources of all ranks    landings of all ranks (one row behind the other, in order of source and token)
  *      [rank 0][rank 1]...     [rank 0            ][rank 1            ]...
@@ -29,9 +29,9 @@ enum {
     START_NS = 1000000000, /* time for all to be ready, times 20 */
     CHILD_MS = 60000       /* a process that is stopped does not hang the benchmark */
 };
-#define SPAN_BYTES 256e6  /* at least so much is written in a span */
-#define MOST_BYTES 1.5e9  /* of the mapping: larger operations are bounded by their first tokens */
-#define ROW_START 512     /* of the next row, fetched while one is written */
+#define SPAN_BYTES 256e6 /* at least so much is written in a span */
+#define MOST_BYTES 1.5e9 /* of the mapping: larger operations are bounded by their first tokens */
+#define ROW_START 512    /* of the next row, fetched while one is written */
 
 struct spans {
     uint32_t ready[SPANS], done[SPANS];
@@ -41,11 +41,11 @@ struct spans {
 /* One operation: where the rows of every token go. */
 struct bound_plan {
     int ranks, tokens, passes, processes;
-    size_t row, stride;  /* bytes of a row; of a row with its padding */
-    int32_t *count;      /* [ranks * tokens]: places */
-    uint64_t *places;    /* [ranks * tokens * EPX_MAX_TOPK]: offsets */
-    double bytes;        /* written in one pass */
-    size_t total;        /* of the mapping */
+    size_t row, stride; /* bytes of a row; of a row with its padding */
+    int32_t *count;     /* [ranks * tokens]: places */
+    uint64_t *places;   /* [ranks * tokens * EPX_MAX_TOPK]: offsets */
+    double bytes;       /* written in one pass */
+    size_t total;       /* of the mapping */
     char *memory;
     struct spans *spans;
 };

@@ -137,6 +137,11 @@ void streams_forget(struct ncclEpGroup *group);
 /* NULL is fine and stays NULL. */
 ncclResult_t compat_tensor(const struct ncclEpGroup *group, const char *call, const char *name,
                            const ncclEpTensor_t *given, struct compat_tensor *out);
+/* With NCCL_EP_DEBUG (zero_copy.c): why rows of this tensor are moved in place or not. */
+void zero_copy_say(const struct ncclEpGroup *group, const char *call, const char *name, const struct compat_tensor *t);
+/* Memory of ncclEpxMemAlloc, and its end; NULL: all of the group. */
+void zero_copy_add(const struct ncclEpGroup *group, const void *start, size_t bytes);
+void zero_copy_forget(const struct ncclEpGroup *group, const void *start);
 int64_t tensor_row_bytes(const struct compat_tensor *t);
 /* Sets of types: bits of ncclDataType_t. */
 #define TYPE_BIT(type) (1u << (unsigned int)(type))

@@ -289,6 +289,7 @@ ncclResult_t ncclEpGroupDestroy(ncclEpGroup_t ep_group)
         free(handle);
     }
     streams_forget(ep_group);
+    zero_copy_forget(ep_group, NULL);
     free(ep_group);
     return ncclSuccess;
 }
@@ -443,12 +444,20 @@ ncclResult_t ncclEpxMemAlloc(ncclEpGroup_t ep_group, size_t bytes, void **ptr)
 {
     ncclResult_t result = group_need(ep_group, "ncclEpxMemAlloc");
 
-    return result == ncclSuccess ? compat_result(epx_alloc(ep_group->group, bytes, ptr), "ncclEpxMemAlloc") : result;
+    if (result == ncclSuccess)
+        result = compat_result(epx_alloc(ep_group->group, bytes, ptr), "ncclEpxMemAlloc");
+    if (result == ncclSuccess)
+        zero_copy_add(ep_group, *ptr, bytes);
+    return result;
 }
 
 ncclResult_t ncclEpxMemFree(ncclEpGroup_t ep_group, void *ptr)
 {
     ncclResult_t result = group_need(ep_group, "ncclEpxMemFree");
 
-    return result == ncclSuccess ? compat_result(epx_free(ep_group->group, ptr), "ncclEpxMemFree") : result;
+    if (result == ncclSuccess)
+        result = compat_result(epx_free(ep_group->group, ptr), "ncclEpxMemFree");
+    if (result == ncclSuccess && ptr)
+        zero_copy_forget(ep_group, ptr);
+    return result;
 }
