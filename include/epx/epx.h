@@ -209,8 +209,11 @@ typedef struct epx_group_config {
     void *device_context;
     /* High throughput: most bytes of the slots through which rows between nodes pass, per rank; 0 =
      * EPX_HT_BUFFER_BYTES, or 400 MiB. Rows that do not fit wait for those before them; one row per slot is the least.
-     * The buffer for tensors in ordinary memory is another: max_recv_tokens bounds it. */
+     * The buffer for tensors in ordinary memory is another: ht_node_bytes or max_recv_tokens bound it. */
     uint64_t ht_buffer_bytes;
+    /* High throughput on one node, max_recv_tokens = 0: most bytes of the buffers through which rows of tensors in
+     * ordinary memory pass, per rank; 0 = EPX_HT_NODE_BYTES, or 512 MiB. More rows than fit pass in turns. */
+    uint64_t ht_node_bytes;
 } epx_group_config;
 
 /* Worst cases: FLAT has one row per (token, rank): R*M. EXPERT_MAJOR has up to R*M*min(K, L) rows, and 127 rows of

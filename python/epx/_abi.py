@@ -116,7 +116,7 @@ class GroupConfigStruct(Struct):
         ("max_topk", c_int32), ("max_recv_tokens", c_int32), ("layouts", c_uint32), ("max_inflight", c_int32),
         ("num_agents", c_int32), ("ranks_per_node", c_int32), ("enable_mask", c_int32), ("timeout_ms", c_int32),
         ("alloc_bytes", c_uint64), ("net", c_char * 16), ("device_alloc", c_void_p), ("device_free", c_void_p),
-        ("device_context", c_void_p), ("ht_buffer_bytes", c_uint64),
+        ("device_context", c_void_p), ("ht_buffer_bytes", c_uint64), ("ht_node_bytes", c_uint64),
     ]
 
 

@@ -63,6 +63,9 @@ static epx_status check_ranges(const epx_group_config *c)
     if (c->ht_buffer_bytes > MAX_ALLOC_BYTES)
         return fail(EPX_ERR_ARGUMENT, "epx_group_config.ht_buffer_bytes: expected at most %" PRIu64 ", got %" PRIu64,
                     MAX_ALLOC_BYTES, c->ht_buffer_bytes);
+    if (c->ht_node_bytes > MAX_ALLOC_BYTES)
+        return fail(EPX_ERR_ARGUMENT, "epx_group_config.ht_node_bytes: expected at most %" PRIu64 ", got %" PRIu64,
+                    MAX_ALLOC_BYTES, c->ht_node_bytes);
     if (c->layouts & ~(EPX_LAYOUT_BIT(EPX_FLAT) | EPX_LAYOUT_BIT(EPX_EXPERT_MAJOR)))
         return fail(EPX_ERR_ARGUMENT, "epx_group_config.layouts: expected bits of FLAT and EXPERT_MAJOR, got 0x%x",
                     c->layouts);
@@ -134,6 +137,7 @@ epx_status settings_make(const epx_group_config *config, int nranks, struct sett
     set->device_context = c.device_context;
     set->ht_buffer_bytes =
         (uint64_t)pick((int64_t)c.ht_buffer_bytes, "EPX_HT_BUFFER_BYTES", 0, (int64_t)MAX_ALLOC_BYTES);
+    set->ht_node_bytes = (uint64_t)pick((int64_t)c.ht_node_bytes, "EPX_HT_NODE_BYTES", 0, (int64_t)MAX_ALLOC_BYTES);
     memcpy(set->net, c.net, sizeof(set->net));
     set->net[sizeof(set->net) - 1] = 0;
     set->nnodes = 1;
@@ -159,10 +163,9 @@ epx_status settings_plan(const epx_group_config *config, int nranks, struct heap
 }
 
 static const char *const field_names[SETTINGS_FIELDS] = {
-    "version",          "device",     "modes",           "num_experts",     "max_tokens_per_rank",
-    "max_hidden_bytes", "max_topk",   "max_recv_tokens", "max_inflight",    "ranks_per_node",
-    "enable_mask",      "timeout_ms", "alloc_bytes",     "ht_buffer_bytes", "(number of ranks)",
-    "EPX_PROXY_THREADS"};
+    "version",     "device",          "modes",         "num_experts",       "max_tokens_per_rank", "max_hidden_bytes",
+    "max_topk",    "max_recv_tokens", "max_inflight",  "ranks_per_node",    "enable_mask",         "timeout_ms",
+    "alloc_bytes", "ht_buffer_bytes", "ht_node_bytes", "(number of ranks)", "EPX_PROXY_THREADS"};
 
 void settings_pack(const struct settings *set, int64_t fields[SETTINGS_FIELDS])
 {
@@ -180,6 +183,7 @@ void settings_pack(const struct settings *set, int64_t fields[SETTINGS_FIELDS])
                                              set->timeout_ms,
                                              (int64_t)set->alloc_bytes,
                                              (int64_t)set->ht_buffer_bytes,
+                                             (int64_t)set->ht_node_bytes,
                                              set->nranks,
                                              set->proxy_threads};
     memcpy(fields, values, sizeof(values));

@@ -12,7 +12,7 @@ epx_status settings_make(const epx_group_config *config, int nranks, struct sett
 epx_status settings_plan(const epx_group_config *config, int nranks, struct heap_plan *plan);
 
 /* What ranks must have in common, as numbers in a fixed order. */
-#define SETTINGS_FIELDS 16
+#define SETTINGS_FIELDS 17
 void settings_pack(const struct settings *set, int64_t fields[SETTINGS_FIELDS]);
 /* `all` holds every rank's fields. Fails naming the first rank that differs from rank 0, the field and both values. */
 epx_status settings_compare(const int64_t *all, int nranks, size_t stride);

@@ -175,15 +175,44 @@ static void plan_ht_relay(const struct settings *set, struct ht_layout *ht, uint
 }
 
 #define HT_RELAY_BYTES ((uint64_t)400 << 20) /* for rows between nodes, where the configuration says nothing */
+#define HT_NODE_BYTES ((uint64_t)512 << 20)  /* for rows inside a node, likewise */
+
+/* What the receive buffer has for one row. */
+static uint64_t recv_row_bytes(const struct ht_layout *ht, uint64_t K)
+{
+    return ht->pitch + ht->scale_pitch + K * 4 + K * 8 + 8 + (K + 2) * 4;
+}
+
+/* Rows of the receive buffer, and the windows for those that are more (kernel/ht_window.h). Who says how many rows there
+ * are at most (max_recv_tokens) gets room for them, and no windows. */
+static void plan_ht_node(const struct settings *set, struct ht_layout *ht)
+{
+    const uint64_t M = (uint64_t)set->max_tokens, K = (uint64_t)set->max_topk, row = recv_row_bytes(ht, K);
+    const uint64_t bytes = set->ht_node_bytes ? set->ht_node_bytes : HT_NODE_BYTES;
+    const uint64_t taken = up(ht->pitch + ht->scale_pitch, 16) + up(2 * K * 4, 16), routes = 2 * K * 4;
+    const uint64_t head = up(M * routes, 16) + 64; /* a half is never without room for all routes */
+    const uint64_t least = taken > K * ht->cpitch ? taken : K * ht->cpitch;
+    uint64_t take_tokens, sum_tokens;
+
+    ht->rows = set->max_recv_tokens;
+    if (set->max_recv_given || set->nnodes > 1 || (uint64_t)set->max_recv_tokens <= bytes / row)
+        return;
+    ht->half = up(head + (bytes / 8 > least ? bytes / 8 : least), 64);
+    take_tokens = (ht->half - head) / taken;
+    sum_tokens = ht->half / (K * ht->cpitch);
+    ht->window_row = taken;
+    ht->take_tokens = (int32_t)(take_tokens < M ? take_tokens : M);
+    ht->sum_tokens = (int32_t)(sum_tokens < M ? sum_tokens : M);
+    ht->rows = bytes > 2 * ht->half + row ? (int64_t)((bytes - 2 * ht->half) / row) : 1;
+}
 
 static void plan_ht(const struct settings *set, struct heap_plan *plan, uint64_t *at)
 {
-    const uint64_t N = (uint64_t)set->max_recv_tokens, K = (uint64_t)set->max_topk;
+    const uint64_t K = (uint64_t)set->max_topk;
     const uint64_t start = up(*at, 4096);
     struct ht_layout *ht = &plan->ht;
 
     *at = start;
-    ht->rows = set->max_recv_tokens;
     ht->pitch = up((uint64_t)set->max_hidden_bytes, 16);
     ht->scale_pitch = 2 * scale_bytes(set); /* the caller's: rows of fp8 beside bf16 may have one per 32 channels */
     ht->cpitch = ht->pitch + up(K * 4, 16);
@@ -191,6 +220,8 @@ static void plan_ht(const struct settings *set, struct heap_plan *plan, uint64_t
     if (set->nnodes > 1)
         plan_ht_rounds(set, ht, set->ht_buffer_bytes ? set->ht_buffer_bytes : HT_RELAY_BYTES);
     plan_ht_tables(set, ht, at);
+    plan_ht_node(set, ht);
+    const uint64_t N = (uint64_t)ht->rows;
     ht->scales = take(at, N * ht->scale_pitch);
     ht->weights = take(at, N * K * 4);
     ht->topk_idx = take(at, N * K * 8);
@@ -199,6 +230,10 @@ static void plan_ht(const struct settings *set, struct heap_plan *plan, uint64_t
     ht->map = take(at, N * (K + 2) * 4);
     *at = up(*at, 4096);
     ht->tokens = take(at, N * ht->pitch);
+    if (ht->half) {
+        ht->window_routes = take(at, 64 + 2 * (uint64_t)set->max_tokens * K * 4);
+        ht->window = take(at, 2 * ht->half);
+    }
     plan->ht_receive_bytes = N * (ht->pitch + ht->scale_pitch + K * 16 + 16);
     if (set->nnodes > 1)
         plan_ht_relay(set, ht, at);

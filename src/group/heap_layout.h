@@ -27,6 +27,7 @@ struct settings {
     epx_device_free_fn device_free;
     void *device_context;
     uint64_t ht_buffer_bytes; /* 0 = the default for so many nodes */
+    uint64_t ht_node_bytes;   /* 0 = the default */
 };
 
 struct heap_plan {

@@ -46,9 +46,9 @@ epx_status group_join(const char *ticket, int rank, const epx_group_config *conf
 /* ---- What the two sides say ------------------------------------------------------------------------------------ */
 
 struct join_request {
-    uint32_t version; /* EPX_VERSION_CODE */
-    uint32_t bytes;   /* of this struct */
-    int64_t fields[16];
+    uint32_t version;   /* EPX_VERSION_CODE */
+    uint32_t bytes;     /* of this struct */
+    int64_t fields[20]; /* settings_pack() */
     uint8_t identity[64];
 };
 

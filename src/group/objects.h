@@ -33,7 +33,7 @@ struct epx_group {
     uint8_t *masked_by_update;     /* [R]: which */
     int rank, nranks, node, nnodes;
     struct settings set;
-    int64_t fields[16];        /* what ranks compared when the group was created: settings_pack() */
+    int64_t fields[20];        /* what ranks compared when the group was created: settings_pack() */
     uint8_t (*identities)[64]; /* [R]: equal where ranks can map each other's memory */
     uint64_t *mapped;          /* [R]: which process's memory is known; membership_incarnation() */
     uint8_t *stale;            /* [R]: left out when another rank was replaced: only a replacement takes its place */

@@ -16,7 +16,7 @@ static const char *const phase_texts[PHASE_COUNT] = {OTHER_PHASES(PHASE_TEXT) SI
 #define SIGNAL_FLOW(kind, operation, counts, flow, owed, maskable, text) [SIG_##kind] = PROXY_##flow,
 const uint8_t signal_flows[SIG_COUNT] = {SIGNALS(SIGNAL_FLOW)};
 
-enum signal_counts { COUNTS_LAPS, COUNTS_EPOCHS, COUNTS_PARITY, COUNTS_ROWS, COUNTS_STATUS };
+enum signal_counts { COUNTS_LAPS, COUNTS_EPOCHS, COUNTS_PARITY, COUNTS_ROWS, COUNTS_STEPS, COUNTS_STATUS };
 enum signal_owed { OWED_BY_NOBODY, OWED_BY_ALL, OWED_BY_RELAY };
 
 static const struct {
@@ -56,7 +56,7 @@ uint64_t signal_after(const struct epx_group *group, const uint64_t *epochs, int
     case COUNTS_EPOCHS:
     case COUNTS_PARITY:
         return slot == 0 ? epochs[rows[kind].operation] : 0;
-    default: /* rows start over, and what is expected with them */
+    default: /* rows start over, and what is expected with them; steps are compared with their operation's */
         return 0;
     }
 }

@@ -5,7 +5,7 @@
  *   expert rank d                                     source s of the node
  *   rows in epx_alloc memory, or in a region that
  *   all peers imported (group/region.h): describe where they are
- *   otherwise copy them to the own receive buffer first
+ *   otherwise copy them to the own receive buffer first (more than it holds: windows, ht_window.h)
  *   signal HC_DATA = e  ---------------------------->  wait HC_DATA[node] >= e
  *                                                      out[t] = bias + sum of its rows, read where they are
  *   wait HC_DONE[node] >= e  <-----------------------  signal HC_DONE = e
@@ -32,6 +32,10 @@ KFN_STEP void hc_stage(struct agent *ag, const struct ht_combine_params *p)
     const int64_t rows = p->h->state->recv_rows < p->desc.rows ? p->h->state->recv_rows : p->desc.rows;
     const int K = p->layout == LAYOUT_FLAT ? p->h->state->topk : 1;
 
+    if (p->h->state->windowed) {
+        hc_show_routes(ag, p);
+        return;
+    }
     if (p->tokens) {
         for (int64_t row = ag_index(ag); row < rows; row += ag_count(ag))
             ag_copy(ag, heap + p->desc.tokens + (uint64_t)row * p->desc.token_stride, p->tokens + row * p->stride,
@@ -114,16 +118,16 @@ KFN float hc_row_weight(const struct ht_combine_params *p, const struct hc_desc 
                         struct int_pair holder)
 {
     const struct hc_desc *desc = hc_desc_for(p->g, descs, holder.a);
-    const float *w = (const float *)hc_at(p->g, holder.a, desc->weights_in, desc->weights);
+    const float *w = hc_weights_at(p, holder.a, desc, holder.b);
     const int K = p->h->state->topk, L = p->g->local_experts;
 
     if (p->layout == LAYOUT_EXPERT_MAJOR)
-        return w[holder.b];
+        return w[0];
     if (!p->compact)
-        return w[(int64_t)holder.b * K + k];
+        return w[k];
     if (ids[k] < 0 || ids[k] / L != holder.a)
         return 0.0f;
-    return w[(int64_t)holder.b * K + hc_compact_place(ids, K, k, L)];
+    return w[hc_compact_place(ids, K, k, L)];
 }
 
 /* The holders of several tokens, each token's by ascending rank from place (its number) * K on: as hc_holders, with a
@@ -139,9 +143,8 @@ KFN void hc_weight_holders(struct agent *ag, const struct ht_combine_params *p, 
     AG_EACH(ag, int, i, items)
     {
         int d = -1;
-        if (!hc_row_desc(p->g, descs, ids, pos, i, &d))
-            d = -1;
-        pair_set_offer(all, i, d, pos[i]);
+        const struct hc_desc *desc = hc_row_desc(p->g, descs, ids, pos, i, &d);
+        pair_set_offer(all, i, desc ? d : -1, desc ? hc_row_number(p, desc, ids, pos, i) : -1);
     }
     pair_set_settle(ag, all);
     AG_ROUNDS(ag, int, i, items)
@@ -239,7 +242,7 @@ KFN void hc_look_ahead(const struct ht_combine_params *p, int64_t t)
         int d = 0;
         const struct hc_desc *desc = hc_row_desc(g, NULL, ids, pos, k, &d);
         if (desc)
-            AG_PREFETCH(hc_row_at(g, d, desc, pos[k]));
+            AG_PREFETCH(hc_row_at(g, d, desc, hc_row_number(p, desc, ids, pos, k)));
     }
 }
 
@@ -348,7 +351,7 @@ KFN int hc_put_place(struct agent *ag, const struct ht_combine_params *p, const 
             continue;
         const struct hc_desc *desc = hc_row_desc(g, descs, ids, pos, k, &d);
         if (desc)
-            sum_set_put(ag, set, n++, hc_row_at(g, d, desc, pos[k]), 1.0f, 0);
+            sum_set_put(ag, set, n++, hc_row_at(g, d, desc, hc_row_number(p, desc, ids, pos, k)), 1.0f, 0);
     }
     return n;
 }
@@ -387,7 +390,10 @@ KFN_STEP int hc_publish(struct agent *ag, const struct ht_combine_params *p, uin
     const struct group_dev *g = p->g;
 
     if (ag_leader(ag)) {
-        *(struct hc_desc *)heap_at(g, g->rank, g->ht.combine_desc) = p->desc;
+        struct hc_desc *desc = (struct hc_desc *)heap_at(g, g->rank, g->ht.combine_desc);
+        *desc = p->desc;
+        if (p->h->state->windowed && (p->tokens || p->weights))
+            desc->tokens_in = desc->weights_in = IN_WINDOW;
         g->state->epoch[OP_HT_COMBINE] = epoch;
     }
     ag_sync(ag);
@@ -496,16 +502,75 @@ KFN_STEP int hc_turn(struct agent *ag, const struct ht_combine_params *p, int tu
 #endif
 }
 
-/* Stage HC_SUM: the own tokens; between nodes turn by turn. */
+/* Stage HC_SUM of windows: step k. */
+KFN_STEP void hc_step(struct agent *ag, const struct ht_combine_params *p, int k)
+{
+    const int each = p->g->ht.sum_tokens, windows = hw_windows(p->h, each), ntokens = p->h->state->ntokens;
+    const int first = (k - 1) * each, end = first + each < ntokens ? first + each : ntokens;
+
+    if (k < windows)
+        hc_push_window(ag, p, k);
+    if (k > 0 && k <= windows)
+        hc_sum_tokens(ag, p, hc_descs(ag, p->g), 0, first < end ? first : end, end);
+}
+
+/* All steps of a launch. */
+KFN int hc_windows(struct agent *ag, const struct ht_combine_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+    const int windows = hw_windows(p->h, g->ht.sum_tokens);
+
+    for (int k = 0; k <= windows; k++) {
+        if (hw_wait(ag, g, SIG_HC_STEP, epoch, k, PHASE_HC_STEP))
+            return 1;
+        if (INJECT_BUG(BUG_EARLY_WINDOW, ag_index(ag) == 0 && k < windows, 0))
+            hw_signal(ag, g, SIG_HC_STEP, epoch, k);
+        hc_step(ag, p, k);
+        if (k == windows)
+            break;
+        if (sync_barrier(ag, g))
+            return 1;
+        if (INJECT_BUG(BUG_EARLY_WINDOW, 0, ag_index(ag) == 0))
+            hw_signal(ag, g, SIG_HC_STEP, epoch, k);
+    }
+    return 0;
+}
+
+#if AG_STAGED
+/* Stage HC_LANDED of windows. One agent. */
+KFN int hc_step_gate(struct agent *ag, const struct ht_combine_params *p, uint64_t epoch, int k)
+{
+    return p->h->state->windowed && k <= hw_windows(p->h, p->g->ht.sum_tokens) &&
+           hw_wait(ag, p->g, SIG_HC_STEP, epoch, k, PHASE_HC_STEP);
+}
+
+KFN void hc_step_work(struct agent *ag, const struct ht_combine_params *p, uint64_t epoch, int k)
+{
+    hc_step(ag, p, k);
+    if (sync_last(ag, p->g, 2) && k < hw_windows(p->h, p->g->ht.sum_tokens))
+        hw_signal(ag, p->g, SIG_HC_STEP, epoch, k);
+}
+#endif
+
+/* Stage HC_SUM: the own tokens; between nodes turn by turn, through windows step by step. */
 KFN int hc_sum(struct agent *ag, const struct ht_combine_params *p, uint64_t epoch)
 {
     int last = 1;
 
-    if (!p->nodes) {
-        hc_sum_tokens(ag, p, hc_descs(ag, p->g), 0, 0, p->h->state->ntokens);
+#if AG_STAGED
+    last = stage_turn(ag) == p->turns;
+#endif
+    if (!p->nodes && p->h->state->windowed) {
+#if AG_STAGED
+        hc_step_work(ag, p, epoch, stage_turn(ag));
+#else
+        if (hc_windows(ag, p, epoch))
+            return 1;
+#endif
+    } else if (!p->nodes) {
+        hc_sum_tokens(ag, p, hc_descs(ag, p->g), 0, 0, last ? p->h->state->ntokens : 0);
     } else {
 #if AG_STAGED
-        last = stage_turn(ag) == p->turns;
         if (hc_turn(ag, p, stage_turn(ag)))
             return 1;
 #else
@@ -533,7 +598,8 @@ KFN int hc_run(struct agent *ag, const struct ht_combine_params *p, uint64_t epo
     if (p->nodes && stage_runs(ag, HC_ASK) && hc_ask(ag, p))
         return 1;
 #if AG_STAGED
-    if (stage_runs(ag, HC_LANDED) && hc_landed(ag, p, stage_turn(ag)))
+    if (stage_runs(ag, HC_LANDED) &&
+        (p->nodes ? hc_landed(ag, p, stage_turn(ag)) : hc_step_gate(ag, p, epoch, stage_turn(ag))))
         return 1;
 #endif
     if (stage_runs(ag, HC_SUM) && hc_sum(ag, p, epoch))

@@ -14,6 +14,9 @@
  * record of where it goes. The relay writes it straight to its places in its node, as if it were its own row; its
  * HD_DATA = e to the node covers what it forwarded.
  *
+ * Where a rank of the node gets more rows than a receive buffer holds, those of tensors in ordinary memory pass through
+ * windows instead (ht_window.h).
+ *
  * A receiver's next descriptor comes only after this epoch's HD_DATA of all: no row can land in the wrong epoch.
  */
 #ifndef EPX_KERNEL_HT_DISPATCH_H
@@ -22,6 +25,7 @@
 #include "kernel/ht_place.h"
 #include "kernel/ht_receive.h"
 #include "kernel/ht_rounds.h"
+#include "kernel/ht_take.h"
 
 KFN void hd_send_token(struct agent *ag, const struct ht_dispatch_params *p, int t, char *scratch,
                        const struct hd_desc *descs)
@@ -40,6 +44,7 @@ KFN void hd_send_token(struct agent *ag, const struct ht_dispatch_params *p, int
     r.scale_stride = p->in.scale_stride;
     r.scratch = scratch;
     r.descs = descs;
+    r.near = NULL;
     hd_place_row(ag, p, &r);
 }
 
@@ -244,6 +249,7 @@ KFN int hd_forward_row(struct agent *ag, const struct ht_dispatch_params *p, con
     row.scale_stride = 4;
     row.scratch = NULL;
     row.descs = descs;
+    row.near = NULL;
     hd_place_row(ag, p, &row);
     return 0;
 }
@@ -431,8 +437,11 @@ KFN_STEP int hd_open(struct agent *ag, const struct ht_dispatch_params *p, uint6
 
     if (g->nnodes > 1 && ht_wait_all_free(ag, g))
         return 1;
-    if (ag_leader(ag))
-        *(struct hd_desc *)heap_at(g, g->rank, g->ht.dispatch_desc) = p->desc;
+    if (ag_leader(ag)) {
+        struct hd_desc *desc = (struct hd_desc *)heap_at(g, g->rank, g->ht.dispatch_desc);
+        *desc = p->desc;
+        desc->pulls = p->buffered && p->h->state->windowed;
+    }
     ag_sync(ag);
     signal_peers(ag, g, SCOPE_NODE, SIG_HD_READY, 0, epoch);
     return 0;
@@ -504,10 +513,11 @@ KFN_STEP int hd_data(struct agent *ag, const struct ht_dispatch_params *p, uint6
 
     if (wait_peers(ag, g, SCOPE_NODE, SIG_HD_DATA, 0, epoch, PHASE_HD_DATA, NULL))
         return 1;
-    if (p->h->state->recv_rows > p->desc.capacity)
-        report(ag, g, KSTATUS_OVERFLOW, PHASE_HD_DATA, -1, p->h->state->recv_rows, p->desc.capacity, 0, 0);
-    else if (p->desc.map && p->h->state->tokens > p->desc.map_lines)
-        report(ag, g, KSTATUS_OVERFLOW, PHASE_HD_DATA, -1, p->h->state->tokens, p->desc.map_lines, 0, 0);
+    const int64_t lines = p->h->state->windowed ? p->near.map_lines : p->desc.map_lines;
+    if (p->h->state->recv_rows > hd_capacity(p))
+        report(ag, g, KSTATUS_OVERFLOW, PHASE_HD_DATA, -1, p->h->state->recv_rows, hd_capacity(p), 0, 0);
+    else if (p->desc.map && p->h->state->tokens > lines)
+        report(ag, g, KSTATUS_OVERFLOW, PHASE_HD_DATA, -1, p->h->state->tokens, lines, 0, 0);
     if (!p->in_place || ag_index(ag) != 0)
         return 0;
     /* In one launch the agent that came last may still be giving credits (hd_rows_done). */
@@ -523,23 +533,28 @@ KFN int hd_run(struct agent *ag, const struct ht_dispatch_params *p, uint64_t ep
         return 1;
     AG_MARK(ag, "rows");
 #if AG_STAGED
-    if (stage_runs(ag, HD_LANDED) && hd_landed(ag, p, stage_turn(ag)))
+    if (stage_runs(ag, HD_LANDED) &&
+        (p->nodes ? hd_landed(ag, p, stage_turn(ag)) : hd_step_gate(ag, p, epoch, stage_turn(ag))))
         return 1;
-    if (stage_runs(ag, HD_FORWARD) && hd_turn(ag, p, stage_turn(ag)))
+    if (stage_runs(ag, HD_FORWARD) && p->nodes && hd_turn(ag, p, stage_turn(ag)))
         return 1;
-    if (p->nodes ? stage_runs(ag, HD_FORWARD) && stage_turn(ag) == p->turns - 1 : stage_runs(ag, HD_ROWS))
+    if (stage_runs(ag, HD_FORWARD) && !p->nodes)
+        hd_step_work(ag, p, epoch, stage_turn(ag));
+    if (p->turns ? stage_runs(ag, HD_FORWARD) && stage_turn(ag) == p->turns - 1 : stage_runs(ag, HD_ROWS))
         hd_rows_done(ag, p, epoch);
 #else
     for (int turn = 0; p->nodes && turn * ht_turn(p->h) < p->h->state->most_rounds; turn++)
         if (hd_turn(ag, p, turn))
             return 1;
+    if (p->h->state->windowed && hd_windows(ag, p, epoch))
+        return 1;
     AG_MARK(ag, "forward");
     hd_rows_done(ag, p, epoch);
 #endif
     if (stage_runs(ag, HD_DATA) && hd_data(ag, p, epoch))
         return 1;
     AG_MARK(ag, "data");
-    if (stage_runs(ag, HD_COPY_OUT) && p->buffered)
+    if (stage_runs(ag, HD_COPY_OUT) && p->buffered && !p->h->state->windowed)
         hd_copy_recv_buf(ag, p);
     AG_MARK(ag, "copy out");
     return 0;

@@ -7,6 +7,7 @@
 #define EPX_KERNEL_HT_HOLDERS_H
 
 #include "kernel/ht_dispatch.h"
+#include "kernel/ht_sum_window.h"
 
 KFN const struct hc_desc *hc_desc_of(const struct group_dev *g, int rank)
 {
@@ -51,7 +52,26 @@ KFN const char *hc_at(const struct group_dev *g, int rank, int32_t in, uint64_t 
 
 KFN const char *hc_row_at(const struct group_dev *g, int rank, const struct hc_desc *desc, int32_t row)
 {
+    if (desc->tokens_in == IN_WINDOW)
+        return hc_window_row(g, g->rank, row);
     return hc_at(g, rank, desc->tokens_in, desc->tokens + (uint64_t)row * desc->token_stride);
+}
+
+/* The number of the row of entry k of an own token: at its rank, or in the own window. */
+KFN int32_t hc_row_number(const struct ht_combine_params *p, const struct hc_desc *desc, const int32_t *ids,
+                          const int32_t *pos, int k)
+{
+    return desc->tokens_in == IN_WINDOW ? (int32_t)hc_window_number(p->g, p->h, ids - p->h->ids + k) : pos[k];
+}
+
+/* The weights of that row: one, or (FLAT) K. */
+KFN const float *hc_weights_at(const struct ht_combine_params *p, int rank, const struct hc_desc *desc, int32_t row)
+{
+    const int n = p->layout == LAYOUT_EXPERT_MAJOR ? 1 : p->h->state->topk;
+
+    if (desc->tokens_in == IN_WINDOW)
+        return (const float *)(hc_window_row(p->g, p->g->rank, row) + row_scales_at(&p->signature));
+    return (const float *)hc_at(p->g, rank, desc->weights_in, desc->weights) + (int64_t)row * n;
 }
 
 /* In a compact top-k row of rank d, the place of this token's k-th id. */
@@ -101,13 +121,13 @@ KFN_STEP float hc_node_weight(const struct ht_combine_params *p, const struct hc
         if (next < 0)
             return sum;
         const struct hc_desc *desc = hc_desc_for(g, descs, next);
-        const float *w = (const float *)hc_at(g, next, desc->weights_in, desc->weights);
+        const float *w = hc_weights_at(p, next, desc, hc_row_number(p, desc, ids, pos, at));
         if (p->layout == LAYOUT_EXPERT_MAJOR)
-            return w[pos[k]];
+            return w[0];
         if (!p->compact)
-            sum += w[(int64_t)pos[at] * K + k];
+            sum += w[k];
         else if (ids[k] >= 0 && ids[k] / L == next)
-            sum += w[(int64_t)pos[at] * K + hc_compact_place(ids, K, k, L)];
+            sum += w[hc_compact_place(ids, K, k, L)];
         last = next;
     }
 }
@@ -126,10 +146,10 @@ KFN float hc_owner_weight(const struct ht_combine_params *p, const struct hc_des
         const struct hc_desc *desc = hc_row_desc(g, descs, ids, pos, j, &d);
         if (!desc)
             continue;
-        const float *w = (const float *)hc_at(g, d, desc->weights_in, desc->weights);
+        const float *w = hc_weights_at(p, d, desc, hc_row_number(p, desc, ids, pos, j));
         if (p->layout == LAYOUT_EXPERT_MAJOR)
-            return w[pos[k]];
-        return w[(int64_t)pos[j] * K + (p->compact ? hc_compact_place(ids, K, k, L) : k)];
+            return w[0];
+        return w[p->compact ? hc_compact_place(ids, K, k, L) : k];
     }
     return 0.0f;
 }
@@ -192,7 +212,7 @@ KFN_STEP int hc_holders_topk(struct agent *ag, const struct ht_combine_params *p
         }
         n += ag_vote(ag, k < K && mine.a >= 0, &before);
         if (k < K && mine.a >= 0) {
-            pair_set_offer(holders, place, mine.b, pos[k]);
+            pair_set_offer(holders, place, mine.b, hc_row_number(p, hc_desc_for(p->g, descs, mine.b), ids, pos, k));
             last_rows |= mine.a == k * KERNEL_MAX_TOPK + k ? (int64_t)1 << place : 0;
         }
     }
@@ -215,9 +235,8 @@ KFN_STEP int hc_holders(struct agent *ag, const struct ht_combine_params *p, con
     AG_EACH(ag, int, k, K)
     {
         int d = -1;
-        if (!hc_row_desc(p->g, descs, ids, pos, k, &d))
-            d = -1;
-        pair_set_offer(&all, k, d, pos[k]);
+        const struct hc_desc *desc = hc_row_desc(p->g, descs, ids, pos, k, &d);
+        pair_set_offer(&all, k, desc ? d : -1, desc ? hc_row_number(p, desc, ids, pos, k) : -1);
     }
     pair_set_settle(ag, &all);
     AG_ROUNDS(ag, int, k, K)

@@ -40,11 +40,20 @@ struct hd_row {
     const int32_t *line;      /* [K] or NULL: EXPERT_MAJOR, the token's lines in source maps */
     int src_rank, src_token;
     const struct hd_desc *descs; /* [R]: the node's descriptors close at hand, or NULL */
+    const struct hd_desc *near;  /* not NULL: this rank takes the row from a window, into these tensors; nobody else */
 };
 
 KFN const struct hd_desc *hd_desc_for(const struct group_dev *g, const struct hd_row *r, int rank)
 {
-    return r->descs ? &r->descs[rank] : hd_desc_of(g, rank);
+    return r->near ? r->near : r->descs ? &r->descs[rank] : hd_desc_of(g, rank);
+}
+
+/* Is the row written to rank d here? */
+KFN int hd_writes_to(const struct group_dev *g, const struct hd_row *r, int d)
+{
+    if (r->near)
+        return d == g->rank;
+    return is_local(g, d) && g->mask[d] && !hd_desc_for(g, r, d)->pulls;
 }
 
 /* The rank of this node that takes the row for entry k, or -1. */
@@ -52,7 +61,7 @@ KFN int hd_taker(const struct group_dev *g, const struct hd_row *r, int k)
 {
     const int d = r->ids[k] < 0 || r->pos[k] < 0 ? -1 : r->ids[k] / g->local_experts;
 
-    if (d < 0 || !is_local(g, d) || !g->mask[d])
+    if (d < 0 || !hd_writes_to(g, r, d))
         return -1;
     return r->pos[k] < hd_desc_for(g, r, d)->capacity ? d : -1; /* the receiver reports the overflow */
 }
@@ -134,8 +143,8 @@ KFN_STEP void hd_put_lines(struct agent *ag, const struct ht_dispatch_params *p,
     AG_ROUNDS(ag, int, k, K)
     {
         int d = k < K && r->line[k] >= 0 && r->ids[k] >= 0 ? r->ids[k] / g->local_experts : -1, before;
-        if (d >= 0 && (!is_local(g, d) || !g->mask[d] || !hd_desc_for(g, r, d)->map ||
-                       r->line[k] >= hd_desc_for(g, r, d)->map_lines))
+        if (d >= 0 &&
+            (!hd_writes_to(g, r, d) || !hd_desc_for(g, r, d)->map || r->line[k] >= hd_desc_for(g, r, d)->map_lines))
             d = -1;
         const int all = ag_vote(ag, d >= 0, &before);
         if (d >= 0)
@@ -159,7 +168,7 @@ KFN_STEP void hd_place_zeros(struct agent *ag, const struct ht_dispatch_params *
     for (int k = 0; k < p->h->state->topk; k++) {
         const int d = r->ids[k] < 0 || r->pos[k] >= -1 ? -1 : r->ids[k] / g->local_experts;
         const int64_t row = PHANTOM((int64_t)r->pos[k]);
-        if (d < 0 || !is_local(g, d) || !g->mask[d] || row >= hd_desc_for(g, r, d)->capacity)
+        if (d < 0 || !hd_writes_to(g, r, d) || row >= hd_desc_for(g, r, d)->capacity)
             continue;
         const struct hd_desc *desc = hd_desc_for(g, r, d);
         char *scales = heap_at(g, d, desc->scales + (uint64_t)row * desc->scale_row_stride);

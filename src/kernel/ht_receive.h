@@ -6,6 +6,12 @@
 #include "kernel/rows.h"
 #include "kernel/sync.h"
 
+/* Rows that the tensors of this rank have room for, or the receive buffer in their place. */
+KFN int64_t hd_capacity(const struct ht_dispatch_params *p)
+{
+    return p->h->state->windowed ? p->near.capacity : p->desc.capacity;
+}
+
 KFN void hd_zero_row(struct agent *ag, const struct ht_dispatch_params *p, int64_t row)
 {
     ag_zero(ag, p->final.tokens + row * p->final.stride, (size_t)p->signature.hidden_bytes);
@@ -32,7 +38,7 @@ KFN_STEP void hd_zero_padding(struct agent *ag, const struct ht_dispatch_params 
     hd_zero_tail(ag, p);
     for (int l = ag_index(ag); l < p->g->local_experts; l += ag_count(ag)) {
         for (int64_t row = h->zone[l] + h->filled[l]; row < h->zone[l] + h->padded[l]; row++) {
-            if (row >= p->desc.capacity)
+            if (row >= hd_capacity(p))
                 break;
             hd_zero_row(ag, p, row);
             if (!ag_leader(ag))

@@ -135,6 +135,32 @@ KFN_STEP int hn_unexpected(struct agent *ag, const struct ht_notify_params *p, u
     return g->nnodes > 1 || ag_any(ag, more);
 }
 
+/* Does a rank of the node get more rows than a receive buffer holds? All ranks of the node find the same, for they read
+ * the same counts. */
+KFN_STEP int hn_windowed(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+    int more = 0;
+
+    AG_EACH(ag, int, d, g->ht.window ? g->nranks : 0)
+    more |= g->mask[d] && hn_rows_at(p, d, epoch) > g->ht.rows;
+    return ag_any(ag, more);
+}
+
+/* The most tokens of a rank of the node. */
+KFN int64_t hn_most_tokens(const struct ht_notify_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+    int64_t most = 0;
+
+    for (int i = 0; i < g->node_size; i++) {
+        const int s = node_rank(g, i);
+        const int64_t n = g->mask[s] ? hn_desc_of(g, s, epoch)->ntokens : 0;
+        most = n > most ? n : most;
+    }
+    return most;
+}
+
 /* The most tokens of a rank, where these are more than max_tokens; else 0. All ranks find the same. */
 KFN_STEP int64_t hn_too_many(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch, int *rank)
 {
@@ -161,6 +187,7 @@ KFN_STEP void hn_report_counts(struct agent *ag, const struct ht_notify_params *
     int many_rank;
     const int64_t too_many = hn_too_many(ag, p, epoch, &many_rank);
     const int unexpected = hn_unexpected(ag, p, epoch) || too_many;
+    const int windowed = hn_windowed(ag, p, epoch);
     int64_t total = 0, mine = 0;
 
     AG_EACH(ag, int, s, g->nranks)
@@ -182,6 +209,8 @@ KFN_STEP void hn_report_counts(struct agent *ag, const struct ht_notify_params *
         h->state->tokens = h->info->tokens = tokens;
         h->info->rows = h->state->recv_rows;
         h->state->most_rounds = hn_most_rounds(p, epoch);
+        h->info->windowed = h->state->windowed = windowed;
+        h->info->most_tokens = h->state->most_tokens = hn_most_tokens(p, epoch);
         h->state->drop = p->drop;
         h->state->drop_rows = p->drop_rows;
         h->info->rounds = h->state->most_rounds;

@@ -10,15 +10,16 @@ enum injected_bug {
     BUG_SLOT = 1,
     BUG_EPOCH = 2,
     BUG_IMMEDIATE = 3,
-    BUG_NO_TELL = 4,      /* a rank that gives up does not tell its node */
-    BUG_NO_RECHECK = 5,   /* the abort word is not looked at behind the last read */
-    BUG_NO_STOP = 6,      /* a rank that gives up does not wait for the network */
-    BUG_EARLY_CREDIT = 7, /* a relay gives the credit for a slot before it has forwarded the rows in it */
-    BUG_ROUND_TWICE = 8,  /* rows of a slot's earlier round are counted again for a later one */
-    BUG_AGGREGATE = 9,    /* an aggregate misses a peer */
-    BUG_OLD_HEAP = 10,    /* the heap of a process that was replaced stays mapped */
-    BUG_ROW_PLACE = 11,   /* rows for another node land by their number in the stage, with gaps */
-    BUG_HEADER_PLACE = 12 /* a header says where another rank's rows return to */
+    BUG_NO_TELL = 4,       /* a rank that gives up does not tell its node */
+    BUG_NO_RECHECK = 5,    /* the abort word is not looked at behind the last read */
+    BUG_NO_STOP = 6,       /* a rank that gives up does not wait for the network */
+    BUG_EARLY_CREDIT = 7,  /* a relay gives the credit for a slot before it has forwarded the rows in it */
+    BUG_ROUND_TWICE = 8,   /* rows of a slot's earlier round are counted again for a later one */
+    BUG_AGGREGATE = 9,     /* an aggregate misses a peer */
+    BUG_OLD_HEAP = 10,     /* the heap of a process that was replaced stays mapped */
+    BUG_ROW_PLACE = 11,    /* rows for another node land by their number in the stage, with gaps */
+    BUG_EARLY_WINDOW = 13, /* a rank gives the credit for a window of its node before it has summed the rows there */
+    BUG_HEADER_PLACE = 12  /* a header says where another rank's rows return to */
 };
 
 #ifdef EPX_INJECT_BUGS

@@ -210,8 +210,8 @@ EPX_STATIC_ASSERT(sizeof(struct lc_desc) == 64, "shared between ranks");
 /* High-throughput dispatch: where this rank wants its rows. Offsets into its heap; 0 = not asked for. */
 struct hd_desc {
     struct signature signature;
-    int32_t idx; /* IDX_* */
-    int32_t reserved;
+    int32_t idx;      /* IDX_* */
+    int32_t pulls;    /* 1: nobody writes there; this rank takes its rows from windows (ht_window.h) */
     int64_t capacity; /* rows */
     uint64_t tokens, token_stride;
     uint64_t scales, scale_row_stride, scale_stride;
@@ -232,8 +232,10 @@ struct hc_desc {
     uint64_t tokens, token_stride;
     uint64_t weights;
     int32_t tokens_in,
-        weights_in; /* what the offsets count from: 0 = this rank's heap, n = the region in its slot n - 1 */
+        weights_in; /* what the offsets count from: 0 = this rank's heap, n = the region in its slot n - 1; IN_WINDOW */
 };
+/* struct hc_desc.tokens_in: this rank writes its rows into their readers' windows (ht_window.h). */
+enum { IN_WINDOW = -1 };
 EPX_STATIC_ASSERT(sizeof(struct hc_desc) == 64, "shared between ranks");
 
 /* Offsets inside a heap, computed once from the configuration. */
@@ -256,6 +258,12 @@ struct ht_layout {
     uint64_t tokens, scales, weights, topk_idx, src_rank, src_token, map; /* receive buffer of the node */
     uint64_t pitch, scale_pitch;
     int64_t rows; /* of the receive buffer */
+    /* Where rows of a node may be more than that (ht_window.h); 0: they are never. */
+    uint64_t window, half;  /* two halves of `half` bytes */
+    uint64_t window_row;    /* dispatch: a token's row, lines and weights in a window */
+    uint64_t window_routes; /* combine: the tokens of this rank, ids[M][K], rows[M][K] */
+    int32_t take_tokens;    /* dispatch: tokens of a window */
+    int32_t sum_tokens;     /* combine: likewise */
     /* Between nodes */
     int32_t round_rows;           /* C: most rows of a round to one node */
     int32_t block_tokens;         /* a round is a number of blocks of so many tokens */
@@ -370,6 +378,8 @@ struct recv_info {
     int64_t rows;             /* padding included */
     int64_t tokens;           /* tokens that have an expert here */
     int64_t rounds;           /* between nodes: that this rank has a part in */
+    int64_t windowed;         /* as in struct handle_state */
+    int64_t most_tokens;      /* likewise */
     int64_t unexpected;       /* as in struct handle_state */
     int64_t too_many;         /* likewise */
     int64_t too_many_rank;    /* whose tokens these are */
@@ -389,7 +399,8 @@ struct handle_state {
     int32_t rounds; /* between nodes: of the own tokens */
     int32_t most_rounds; /* of those and of all sources of this relay */
     int32_t drop;        /* DROP_*, of the last update */
-    int32_t reserved;
+    int32_t windowed;    /* 1: a rank of the node gets more rows than a receive buffer holds (ht_window.h) */
+    int64_t most_tokens; /* of a rank of the node */
     int64_t drop_rows;
     int64_t unexpected; /* 1: a rank gets more rows than it expected (epx_layout_info.expected_rows) */
     int64_t too_many;   /* 0, or the tokens of a rank that has more than max_tokens: nobody can use this routing */
@@ -561,10 +572,11 @@ struct ht_dispatch_params {
     const float *weights;
     uint64_t in_place;   /* heap offset of tokens, where rows for other nodes are put from there */
     struct hd_desc desc; /* where senders write */
+    struct hd_desc near; /* what this rank writes where it takes its rows from windows: its tensors */
     int32_t buffered;    /* BUFFERED_* */
     int32_t nodes;       /* 1: the group has several */
     int32_t drop;        /* DROP_* */
-    int32_t turns;       /* between nodes, where each stage is a launch: how many */
+    int32_t turns;       /* between nodes, or of windows, where each stage is a launch: how many */
     uint64_t key;        /* the routing must be for this handle, and for so many tokens */
     int64_t ntokens;
     /* The caller's tensors. */
@@ -584,7 +596,9 @@ struct ht_combine_params {
     struct signature signature;
     const char *tokens; /* to be copied to the receive buffer; NULL = in place */
     int64_t stride;
-    const float *weights; /* likewise */
+    const float *weights;   /* likewise */
+    const char *own_tokens; /* the caller's, wherever they are */
+    const float *own_weights;
     struct hc_desc desc;
     const char *bias[2];
     int64_t bias_stride[2];

@@ -19,7 +19,7 @@ struct put_batch {
 
 KFN char *heap_at(const struct group_dev *g, int rank, uint64_t offset)
 {
-    return g->heap[rank] + offset;
+    return (char *)((uintptr_t)g->heap[rank] + offset); /* of struct hd_desc.near: anywhere */
 }
 
 /* The ring, and so the proxy, of puts with this counter to a rank of another node, and from it. */

@@ -11,6 +11,7 @@
  *                 EPOCHS  operations, in slot 0
  *                 PARITY  inside a node operations, in slot 0; between nodes operations of each parity, in slots 0, 1
  *                 ROWS    between nodes rows, so that what is expected adds up from operation to operation
+ *                 STEPS   operations and the windows of each (ht_window.h), in slot 0
  *                 STATUS  nothing: a question, which the proxy answers (kernel/blame.h)
  *   flow        PROXY_<flow>: which limit of messages its puts are under (proxy/proxy.h)
  *   owed        whose signal may still be on its way when this rank's operations have completed: NOBODY, ALL, its RELAY
@@ -48,6 +49,9 @@
     X(HD_READY, HT_DISPATCH, EPOCHS, LOW_LATENCY, NOBODY, 0, "ht dispatch: wait for receiver")                       \
     /* Inside a node: the peer has written all its rows here. */                                                     \
     X(HD_DATA,  HT_DISPATCH, EPOCHS, LOW_LATENCY, NOBODY, 0, "ht dispatch: wait for data")                           \
+    /* Inside a node: the peer is through with a window. */                                                          \
+    X(HD_STEP,  HT_DISPATCH, STEPS,  LOW_LATENCY, NOBODY, 0, "ht dispatch: wait for window")                         \
+    X(HC_STEP,  HT_COMBINE,  STEPS,  LOW_LATENCY, NOBODY, 0, "ht combine: wait for window")                          \
     /* The peer's rows may be read. */                                                                               \
     X(HC_DATA,  HT_COMBINE,  EPOCHS, LOW_LATENCY, NOBODY, 0, "ht combine: wait for data")                            \
     /* The peer has read this rank's rows. */                                                                        \

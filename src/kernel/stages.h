@@ -18,8 +18,8 @@
  *   Low-latency operations are one launch each: a combine in three took 83 instead of 69 us in a graph of the H200, and
  *   a pair 350 instead of 160 us without one, under MPS, where every launch of eight processes takes its time.
  *
- *   * between nodes only   + only where a tensor lies in memory that peers do not reach
- *   [ ] between nodes as often as there are turns (ht_rounds.h): a launch that waits for rows never has SMs that move
+ *   * between nodes, or through windows (ht_window.h), only   + only where a tensor lies in memory that peers do not reach
+ *   [ ] as often as there are turns (ht_rounds.h) or steps (ht_window.h): a launch that waits for rows never has SMs that move
  *   rows, and the number of launches is bounded by that of rounds, which the host knows or can bound
  */
 #ifndef EPX_KERNEL_STAGES_H
@@ -98,22 +98,22 @@ static inline struct stage_list dispatch_stages(const struct ht_dispatch_params 
 {
     const uint32_t nodes = STAGE_BIT(HD_LANDED) | STAGE_BIT(HD_FORWARD);
     const struct stage_list list = stages_make(STAGE_BIT(HD_READY) | STAGE_BIT(HD_ROWS) | STAGE_BIT(HD_DATA) |
-                                                   (p->nodes ? nodes : 0) | (p->buffered ? STAGE_BIT(HD_COPY_OUT) : 0),
+                                                   (p->turns ? nodes : 0) | (p->buffered ? STAGE_BIT(HD_COPY_OUT) : 0),
                                                STAGE_BIT(HD_READY) | STAGE_BIT(HD_LANDED) | STAGE_BIT(HD_DATA));
 
-    return p->nodes ? stages_repeat(list, HD_LANDED, p->turns) : list;
+    return p->turns ? stages_repeat(list, HD_LANDED, p->turns) : list;
 }
 
 static inline struct stage_list combine_stages(const struct ht_combine_params *p)
 {
-    const uint32_t nodes = STAGE_BIT(HC_ASK) | STAGE_BIT(HC_LANDED);
+    const uint32_t turns = STAGE_BIT(HC_LANDED) | (p->nodes ? STAGE_BIT(HC_ASK) : 0);
     const struct stage_list list =
-        stages_make(STAGE_BIT(HC_DATA) | STAGE_BIT(HC_SUM) | STAGE_BIT(HC_DONE) | (p->nodes ? nodes : 0) |
-                        (p->tokens || p->weights ? STAGE_BIT(HC_STAGE) : 0),
+        stages_make(STAGE_BIT(HC_DATA) | STAGE_BIT(HC_SUM) | STAGE_BIT(HC_DONE) | (p->turns ? turns : 0) |
+                        (p->tokens || p->weights || (p->turns && !p->nodes) ? STAGE_BIT(HC_STAGE) : 0),
                     STAGE_BIT(HC_DATA) | STAGE_BIT(HC_LANDED) | STAGE_BIT(HC_DONE));
 
     /* The own sums of a turn are computed in the one after it. */
-    return p->nodes ? stages_repeat(list, HC_LANDED, p->turns + 1) : list;
+    return p->turns ? stages_repeat(list, HC_LANDED, p->turns + 1) : list;
 }
 
 /* For a device that runs each stage in a launch of its own. One stage and no gate: kernels that are not divided. */

@@ -93,6 +93,7 @@ uint64_t handle_key(const struct epx_handle *handle)
                               set->max_tokens,
                               set->relay_max,
                               (int64_t)set->ht_buffer_bytes,
+                              (int64_t)set->ht_node_bytes,
                               c->mode,
                               c->layout,
                               c->topk,

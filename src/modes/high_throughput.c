@@ -118,10 +118,11 @@ static uint64_t receive_at(const struct epx_group *group, const epx_tensor *t, u
  * known; otherwise the kernel says the same. */
 static epx_status recv_buf_check(const struct epx_handle *handle, int buffered, const char *call)
 {
-    const int64_t room = handle->group->plan.ht.rows;
+    const struct ht_layout *ht = &handle->group->plan.ht;
+    const int64_t room = ht->rows;
 
     /* Pairs with the release at the end of the notify kernel. */
-    if (!buffered || __atomic_load_n(&handle->info->epoch, __ATOMIC_ACQUIRE) != handle->updates ||
+    if (!buffered || ht->window || __atomic_load_n(&handle->info->epoch, __ATOMIC_ACQUIRE) != handle->updates ||
         handle->info->rows <= room)
         return EPX_OK;
     return fail(EPX_ERR_OVERFLOW,
@@ -150,6 +151,33 @@ static void place_scales(const struct epx_group *group, const struct dispatch_ar
     }
 }
 
+/* Offsets of struct hd_desc count from this rank's heap; with 64 bits they reach everything. */
+static uint64_t offset_of(const struct epx_group *group, const epx_tensor *t)
+{
+    return t->data ? (uint64_t)((uintptr_t)t->data - (uintptr_t)group->bases[group->rank]) : 0;
+}
+
+/* Where rows are taken from windows: all tensors are the caller's own. */
+static void make_near(const struct epx_group *group, const struct dispatch_args *args, struct ht_dispatch_params *p)
+{
+    struct hd_desc *near = &p->near;
+
+    near->signature = p->signature;
+    near->idx = p->desc.idx;
+    near->tokens = offset_of(group, &args->out_tokens);
+    near->token_stride = (uint64_t)p->final.stride;
+    near->scales = offset_of(group, &args->out_scales);
+    near->scale_row_stride = (uint64_t)p->final.scale_row_stride;
+    near->scale_stride = (uint64_t)p->final.scale_stride;
+    near->weights = offset_of(group, &args->out_weights);
+    near->topk_idx = offset_of(group, &args->out_idx);
+    near->src_rank = offset_of(group, &args->src_rank);
+    near->src_token = offset_of(group, &args->src_token);
+    near->map = offset_of(group, &args->source_map);
+    near->map_lines = args->source_map.shape[0];
+    near->capacity = args->out_tokens.shape[0];
+}
+
 static void make_desc(const struct epx_handle *handle, const struct dispatch_args *args, struct ht_dispatch_params *p)
 {
     const struct epx_group *group = handle->group;
@@ -174,6 +202,7 @@ static void make_desc(const struct epx_handle *handle, const struct dispatch_arg
     if (buffered & BUFFERED_MAP && desc->map_lines > ht->rows)
         desc->map_lines = ht->rows;
     p->buffered = buffered;
+    make_near(group, args, p);
 }
 
 /* Rows that are in the heap in the format of the wire are put to other nodes from there. */
@@ -189,19 +218,23 @@ static uint64_t in_place_offset(const struct epx_handle *handle, const struct di
     return (offset | (uint64_t)p->in.stride | (uint64_t)p->signature.hidden_bytes) % COMMAND_UNIT ? 0 : offset;
 }
 
-/* Between nodes, where each stage is a launch: turns of rounds. What the update has found, or the most that there can
+/* Where each stage is a launch: between nodes turns of rounds; on one node windows of so many tokens. What the update has found, or the most that there can
  * be: the update has not run, or may run again before a graph does, or was another handle's
  * (epx_handle_config.memory). */
-static int turns_of(const struct epx_handle *handle, struct device_stream *stream)
+static int turns_of(const struct epx_handle *handle, struct device_stream *stream, int window)
 {
     const struct epx_group *group = handle->group;
+    const int64_t most = group->set.max_tokens;
     /* Pairs with the release of the notify kernel (hn_report_counts). */
     const int known = __atomic_load_n(&handle->info->epoch, __ATOMIC_ACQUIRE) == handle->updates && handle->updates &&
                       !group->device->ops->stream_captures(group->device, group_stream(group, stream));
     const int rounds = known ? (int)handle->info->rounds : group->plan.ht.rounds;
 
-    if (group->nnodes == 1)
-        return 0;
+    if (group->nnodes == 1) {
+        if (!group->plan.ht.window || (known && !handle->info->windowed))
+            return 0;
+        return (int)(((known ? handle->info->most_tokens : most) + window - 1) / window);
+    }
     return rounds <= HT_SLOTS ? 1 : (rounds + HT_TURN_STAGED - 1) / HT_TURN_STAGED; /* as ht_turn() */
 }
 
@@ -240,12 +273,15 @@ epx_status ht_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
     p.ntokens = args->tokens.shape[0];
     make_desc(handle, args, &p);
     p.in_place = in_place_offset(handle, args, &p);
-    p.turns = turns_of(handle, stream);
+    p.turns = turns_of(handle, stream, handle->group->plan.ht.take_tokens);
+    if (p.turns && !p.nodes)
+        p.turns++; /* a window is taken in the step after it */
     regions_import(handle->group, stream);
-    if (args->if_expected && p.desc.capacity < (int64_t)handle->expected_rows)
+    const int64_t room = handle->group->plan.ht.window ? p.near.capacity : p.desc.capacity;
+    if (args->if_expected && room < (int64_t)handle->expected_rows)
         return fail(EPX_ERR_ARGUMENT,
                     "epx_dispatch: config.if_expected: expected room for expected_rows = %u rows, got %" PRId64,
-                    handle->expected_rows, p.desc.capacity);
+                    handle->expected_rows, room);
     status = args->if_expected ? EPX_OK : handle_check_tokens(handle, "epx_dispatch");
     if (status == EPX_OK && !args->if_expected)
         status = recv_buf_check(handle, p.buffered, "epx_dispatch");
@@ -291,8 +327,10 @@ static void make_combine_desc(struct epx_handle *handle, const struct combine_ar
         source_at(group, &args->weights, stream, ht->weights, BUFFERED_WEIGHTS, &buffered, &desc->weights_in);
     p->tokens = buffered & BUFFERED_TOKENS ? args->tokens.data : NULL;
     p->weights = buffered & BUFFERED_WEIGHTS ? args->weights.data : NULL;
-    if (buffered && desc->rows > ht->rows)
+    if (buffered && desc->rows > ht->rows && !ht->window)
         desc->rows = ht->rows;
+    p->own_tokens = args->tokens.data;
+    p->own_weights = args->weights.data;
 }
 
 /* Memory for the rows of other nodes, as much as any call of the group has wanted. */
@@ -358,7 +396,7 @@ epx_status ht_combine(struct epx_handle *handle, const struct combine_args *args
         make_signature(handle, &args->tokens, 0,
                        signature_bits(args->out_weights.ndim, args->backward, p.compact) | p.sum << SIGNATURE_SUM_AT);
     p.nodes = handle->group->nnodes > 1;
-    p.turns = turns_of(handle, stream);
+    p.turns = turns_of(handle, stream, handle->group->plan.ht.sum_tokens);
     p.stride = args->tokens.stride[0] * element;
     regions_import(handle->group, stream);
     make_combine_desc(handle, args, stream, &p);

@@ -43,6 +43,10 @@ static const struct env_entry entries[] = {
     {"EPX_HT_BUFFER_BYTES", "", "400M",
      "High throughput: most bytes of the slots for rows between nodes, per rank, where the group's configuration says "
      "0"},
+    {"EPX_HT_NODE_BYTES", "", "512M",
+     "High throughput on one node: most bytes of the buffers for rows of tensors in ordinary memory, per rank, where "
+     "the "
+     "group's configuration says 0"},
     {"EPX_DEVICE", "", "cpu", "Device of groups whose configuration leaves it open: cpu, cuda or hip"},
     {"EPX_GPU_HEAP", "", "auto",
      "Where the heaps of GPU groups lie: device, host, or auto: host where the network between nodes does not reach "

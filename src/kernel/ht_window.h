@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * High throughput inside a node, where a rank gets more rows than a receive buffer holds: rows pass through windows of
+ * a fixed size, whatever the number of ranks. Only rows of tensors that peers do not reach do; the others go straight
+ * from and to their places as always. Whether an operation has windows is known to all ranks of the node since the
+ * update (struct handle_state.windowed).
+ *
+ * Every rank has a window of two halves. Window k is a run of consecutive tokens of each rank, in half k % 2.
+ *
+ *   dispatch   source                                  receiver whose tensors are not in reach
+ *   step k     its tokens of window k: ids, places,
+ *              and the rows that such a receiver wants
+ *              take window k - 1 of every rank         (all ranks do both)
+ *              HD_STEP = k + 1  --------------------->  wait HD_STEP[node] >= k before step k
+ *
+ *   combine    owner of such rows                      source
+ *   step k     for each source: read its ids and rows
+ *              of window k, write the rows into its    sum the own tokens of window k - 1 there
+ *              window, each at its (token, k)
+ *              HC_STEP = k + 1  --------------------->  wait HC_STEP[node] >= k before step k
+ *
+ * The credit: HD_STEP = k and HC_STEP = k of all ranks mean that window k - 1 is there, and that nobody needs window
+ * k - 2 any more, whose half has window k. A step is a gate and a work stage. All ranks of a node have the same number
+ * of steps. What step k waits for, the others have given at the end of their step k - 1: the rank that is furthest
+ * behind can always go on.
+ *
+ * Between operations: a rank signals HD_DATA when it has taken all its rows, and HC_DONE when it has read its window;
+ * an operation ends when all have. So windows are free when the next one begins, of either kind.
+ *
+ * A signal's value is epoch << HW_STEP_BITS | steps: a later operation's is larger, and nothing is reset.
+ */
+#ifndef EPX_KERNEL_HT_WINDOW_H
+#define EPX_KERNEL_HT_WINDOW_H
+
+#include "kernel/rows.h"
+#include "kernel/sync.h"
+
+#define HW_STEP_BITS 24
+#define HW_HEADER_BYTES 64 /* opens a half (dispatch) and the table of tokens (combine): how many tokens there are */
+#define HW_ENTRIES 32      /* (token, k) that an agent looks at together: the places of a pair_set */
+
+KFN uint64_t hw_value(uint64_t epoch, int steps)
+{
+    return (epoch << HW_STEP_BITS) + (uint64_t)steps;
+}
+
+/* Windows of `each` tokens that the node needs. */
+KFN int hw_windows(const struct handle_dev *h, int each)
+{
+    return (int)((h->state->most_tokens + each - 1) / each);
+}
+
+/* Rank number i of the node, from this one on: not all ranks begin with the same. */
+KFN int hw_rank(const struct group_dev *g, int i)
+{
+    int own = 0;
+
+    while (node_rank(g, own) != g->rank)
+        own++;
+    return node_rank(g, (own + i) % g->node_size);
+}
+
+/* Before step k: all ranks have done step k - 1. All agents; one, where each stage is a launch. */
+KFN int hw_wait(struct agent *ag, const struct group_dev *g, int kind, uint64_t epoch, int k, int phase)
+{
+    return k > 0 && wait_peers(ag, g, SCOPE_NODE, kind, 0, hw_value(epoch, k), phase, NULL);
+}
+
+/* After step k. One agent, when all are through. */
+KFN void hw_signal(struct agent *ag, const struct group_dev *g, int kind, uint64_t epoch, int k)
+{
+    signal_peers(ag, g, SCOPE_NODE, kind, 0, hw_value(epoch, k + 1));
+}
+
+#endif
