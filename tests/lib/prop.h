@@ -59,7 +59,7 @@ struct prop_case {
     int num_agents, max_inflight;
     int spare_tokens; /* max_tokens_per_rank of the group beyond the workloads' */
     int bounded;      /* max_recv_tokens = what is really needed */
-    uint64_t ht_buffer_bytes;
+    uint64_t ht_buffer_bytes, ht_node_bytes;
     int enable_mask;
     int registered;     /* EPX_REGISTER: ranks read tensors in each other's ordinary memory in place */
     uint32_t modes;     /* of the groups */

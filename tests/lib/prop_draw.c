@@ -140,11 +140,15 @@ static void draw_case(struct prop_case *c, uint64_t seed, int modes, int ranks, 
     /* Often the least, now and then some more; of numbers of their own, as above. */
     const uint64_t least = workload_hash(seed, 0xb0f) % 8;
     c->ht_buffer_bytes = least < 3 ? 1 : least < 6 ? (uint64_t)1 << (12 + workload_hash(seed, 0xb0e) % 10) : 0;
+    const uint64_t node = workload_hash(seed, 0xb0d) % 8;
+    c->ht_node_bytes = node < 3 ? 1 : node < 6 ? (uint64_t)1 << (12 + workload_hash(seed, 0xb0c) % 8) : 0;
     c->modes = prop_chance(&rng, 50) ? (uint32_t)modes : 0;
     experts = prop_chance(&rng, 50) ? c->nranks * (1 + prop_draw(&rng, 8)) : 1 + prop_draw(&rng, 8 * c->nranks);
     for (int i = 0; i < c->nhandles; i++) {
         int mode = modes == (EPX_LOW_LATENCY | EPX_HIGH_THROUGHPUT) ? 1 << prop_draw(&rng, 2) : modes;
         draw_handle(&c->handle[i], &rng, c, mode, experts);
+        if (c->handle[i].recv_tensor) /* the receive buffer has room for it */
+            c->ht_node_bytes = 0;
     }
     prop_shrink(c);
 }

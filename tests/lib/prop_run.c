@@ -52,6 +52,7 @@ static epx_group_config group_config(const struct shared *s, int group)
     config.alloc_bytes = config.device == EPX_DEVICE_CPU ? 256u << 20 : 64u << 20; /* a GPU's heap is there at once */
     config.layouts = EPX_LAYOUT_BIT(EPX_FLAT) | EPX_LAYOUT_BIT(EPX_EXPERT_MAJOR);
     config.ht_buffer_bytes = c->ht_buffer_bytes;
+    config.ht_node_bytes = c->ht_node_bytes;
     config.max_recv_tokens = c->bounded ? s->max_recv[group] : 0;
     for (int i = group; i < c->nhandles; i += c->ngroups) {
         const struct prop_handle *h = &c->handle[i];
@@ -301,11 +302,13 @@ void prop_print_case(const struct prop_case *c)
     char text[400];
 
     fprintf(stderr,
-            "  ranks %d groups %d updates %d pairs %d agents %d inflight %d spare %d bounded %d ht_buffer %llu mask %d "
+            "  ranks %d groups %d updates %d pairs %d agents %d inflight %d spare %d bounded %d ht_buffer %llu/%llu "
+            "mask %d "
             "registered %d "
             "modes %u\n",
             c->nranks, c->ngroups, c->updates, c->pairs, c->num_agents, c->max_inflight, c->spare_tokens, c->bounded,
-            (unsigned long long)c->ht_buffer_bytes, c->enable_mask, c->registered, c->modes);
+            (unsigned long long)c->ht_buffer_bytes, (unsigned long long)c->ht_node_bytes, c->enable_mask, c->registered,
+            c->modes);
     if (c->late)
         fprintf(stderr, "  rank %d comes late to operation %d of each handle, deadline %d ms\n", c->late - 1,
                 c->late_from, c->timeout_ms);

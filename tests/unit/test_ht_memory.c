@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * High throughput: EPX's own memory does not grow with the number of ranks. 4096 tokens, hidden 7168 BF16, top-8, nodes
- * of 8 ranks, 8 to 1024 ranks; receive tensors in reach (max_recv_tokens says that none passes through a buffer).
+ * High throughput: EPX's own memory does not grow with the number of ranks. 4096 tokens, hidden 7168 BF16, top-8, 8 to
+ * 1024 ranks: in nodes of 8 ranks with receive tensors in reach (max_recv_tokens says that none passes through a buffer),
+ * and on one node with tensors in any memory.
  */
 #include <inttypes.h>
 
@@ -57,17 +58,45 @@ static void the_heap_is_below_a_gigabyte(void **state)
     }
 }
 
-/* In a node of eight also where tensors are in ordinary memory. */
-static void the_receive_buffer_of_one_node_is_below_its_bar(void **state)
+/* On one node also where tensors are in ordinary memory, of either layout. */
+static void one_node_is_below_its_bar_with_ordinary_memory(void **state)
 {
-    epx_group_config config = config_of(PER_NODE);
-    struct settings set;
-    struct heap_plan plan;
-
     (void)state;
-    config.max_recv_tokens = 0;
-    plan_of(&config, PER_NODE, &set, &plan);
-    assert_true((double)plan.total <= 0.6e9);
+    for (size_t i = 0; i < UNIT_COUNT(sizes); i++) {
+        for (int layout = EPX_EXPERT_MAJOR; layout <= EPX_FLAT; layout += EPX_FLAT - EPX_EXPERT_MAJOR) {
+            epx_group_config config = config_of(sizes[i]);
+            struct settings set;
+            struct heap_plan plan;
+
+            config.ranks_per_node = sizes[i];
+            config.max_recv_tokens = 0;
+            config.layouts = EPX_LAYOUT_BIT(layout);
+            plan_of(&config, sizes[i], &set, &plan);
+            print_message("%4d ranks on one node, %s: heap %4" PRIu64 " MB, %" PRId64
+                          " rows at once, windows of %d and %d tokens\n",
+                          sizes[i], layout == EPX_FLAT ? "FLAT" : "EXPERT_MAJOR", plan.total / 1000000, plan.ht.rows,
+                          plan.ht.take_tokens, plan.ht.sum_tokens);
+            assert_true((double)plan.total <= 0.6e9);
+        }
+    }
+}
+
+/* ht_node_bytes: rows and windows, and beside them tables of the own tokens and of ranks. */
+static void what_the_caller_gives_for_one_node_is_kept(void **state)
+{
+    (void)state;
+    for (uint64_t bytes = 1; bytes <= (uint64_t)1 << 30; bytes = bytes * 4 + (1 << 20)) {
+        epx_group_config config = config_of(64);
+        struct settings set;
+        struct heap_plan plan;
+
+        config.ranks_per_node = 64;
+        config.max_recv_tokens = 0;
+        config.ht_node_bytes = bytes;
+        plan_of(&config, 64, &set, &plan);
+        assert_true(plan.ht.take_tokens >= 1 && plan.ht.sum_tokens >= 1 && plan.ht.rows >= 1);
+        assert_true(plan.total <= bytes + 4000000);
+    }
 }
 
 static void handles_are_below_8_megabytes(void **state)
@@ -122,6 +151,6 @@ static void the_least_has_one_row_in_a_slot(void **state)
 }
 
 UNIT_MAIN(cmocka_unit_test(the_heap_is_below_a_gigabyte),
-          cmocka_unit_test(the_receive_buffer_of_one_node_is_below_its_bar),
-          cmocka_unit_test(handles_are_below_8_megabytes), cmocka_unit_test(what_the_caller_gives_is_kept),
-          cmocka_unit_test(the_least_has_one_row_in_a_slot))
+          cmocka_unit_test(one_node_is_below_its_bar_with_ordinary_memory),
+          cmocka_unit_test(what_the_caller_gives_for_one_node_is_kept), cmocka_unit_test(handles_are_below_8_megabytes),
+          cmocka_unit_test(what_the_caller_gives_is_kept), cmocka_unit_test(the_least_has_one_row_in_a_slot))

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Does the simulation find bugs? Kernels and proxies are compiled for this program with twelve of them, each behind a
+ * Does the simulation find bugs? Kernels and proxies are compiled for this program with thirteen of them, each behind a
  * switch (kernel/inject_bug.h): a wait for a slot's readers left out, a counter compared with the epoch before, a field
- * of the immediate one bit too narrow; a credit given too early and a round counted twice; an aggregate that misses a
- * peer; the heap of a process that was replaced, still mapped; rows and headers between nodes in wrong places; and the
+ * of the immediate one bit too narrow; a credit given too early, between nodes and in a node, and a round counted
+ * twice; an aggregate that misses a peer; the heap of a process that was replaced, still mapped; rows and headers between nodes in wrong places; and the
  * three steps of the rule of completion (docs/design.md), each left out.
  * Every one must be found within 1,000 seeds. One thread: nothing for ThreadSanitizer. ctest: timeout=180 labels=notsan
  */
@@ -109,6 +109,12 @@ static void a_credit_given_too_early_is_found(void **state)
     is_found(BUG_EARLY_CREDIT, 0, "");
 }
 
+static void a_window_given_back_too_early_is_found(void **state)
+{
+    (void)state;
+    is_found(BUG_EARLY_WINDOW, 0, "");
+}
+
 static void a_round_counted_twice_is_found(void **state)
 {
     (void)state;
@@ -142,6 +148,7 @@ int main(void)
         cmocka_unit_test(a_counter_compared_with_the_wrong_epoch_is_found),
         cmocka_unit_test(a_field_one_bit_too_narrow_is_found),
         cmocka_unit_test(a_credit_given_too_early_is_found),
+        cmocka_unit_test(a_window_given_back_too_early_is_found),
         cmocka_unit_test(a_round_counted_twice_is_found),
         cmocka_unit_test(an_aggregate_that_misses_a_peer_is_found),
         cmocka_unit_test(a_heap_that_is_not_mapped_again_is_found),
