@@ -22,12 +22,22 @@
 #define COPY_TURNS_FROM ((size_t)2048) /* shorter rows go destination by destination */
 #define COPY_PREFETCH 1024
 
+/* One to four vectors, by name: gcc keeps an array of them in memory, at two thirds of the speed. */
 static void copy_line_many(void *const *to, int n, const char *from, size_t at)
 {
-    vu32 part[64 / VEC_BYTES];
-    memcpy(part, from + at, sizeof(part));
-    for (int i = 0; i < n; i++)
-        memcpy((char *)to[i] + at, part, sizeof(part));
+    const size_t second = VEC_BYTES < 64 ? VEC_BYTES : 0, third = VEC_BYTES < 32 ? 32 : 0, fourth = third ? 48 : 0;
+    vu32 a = vec_load_u32(from + at), b = vec_load_u32(from + at + second);
+    vu32 c = vec_load_u32(from + at + third), d = vec_load_u32(from + at + fourth);
+    for (int i = 0; i < n; i++) {
+        char *line = (char *)to[i] + at;
+        vec_store(line, a);
+        if (second)
+            vec_store(line + second, b);
+        if (third)
+            vec_store(line + third, c);
+        if (fourth)
+            vec_store(line + fourth, d);
+    }
 }
 
 static void copy_many(void *const *to, int n, const void *from, size_t bytes)

@@ -213,9 +213,12 @@ VEC_INLINE struct wide logfmt_values_wide(vu16 code, vu16 sign, struct logfmt_ra
 static void logfmt_decode_coded(struct wide *to, const uint8_t *from, struct logfmt_range r)
 {
     vu16 ninth = logfmt_load_bits(from + 128), sign = logfmt_load_bits(from + 144);
-    for (int k = 0; k < 16; k += LOGFMT_GROUPS) {
-        vu16 code = vec_load_bytes(from + 8 * k) | (ninth >> k & 1) << 8;
-        *to++ = logfmt_values_wide(code, sign >> k << 15, r);
+    for (int k = 0; k < 16; k += 2 * LOGFMT_GROUPS, to += 2) {
+        vu16 low = vec_load_bytes(from + 8 * k), high = vec_load_bytes(from + 8 * k + VEC_WIDE);
+        low |= (ninth >> k & 1) << 8;
+        high |= (ninth >> (k + LOGFMT_GROUPS) & 1) << 8;
+        to[0] = logfmt_values_wide(low, sign >> k << 15, r);
+        to[1] = logfmt_values_wide(high, sign >> (k + LOGFMT_GROUPS) << 15, r);
     }
 }
 
