@@ -102,6 +102,7 @@ class Routed(NamedTuple):
     alignment: int
     cpu_sync: bool
     copy: bool
+    rows: Optional[int] = None  # of the results, without CPU sync; None: the worst case
 
 
 def routed(engine: ElasticEngine, request: Request, topk_idx: Any, stats: Any, num_experts: Any, max_tokens: int,
@@ -134,6 +135,8 @@ class Sizes(NamedTuple):
 def _worst(engine: ElasticEngine, request: Request, how: Routed) -> Sizes:
     local, align = how.num_experts // engine.nranks, how.alignment
     tokens = engine.nranks * how.max_tokens
+    if how.rows is not None:  # if there are more, the operation fails on the device
+        return Sizes(how.rows, tokens, how.rows, [])
     rows = tokens * min(how.topk_idx.shape[1], local) + (align - 1) * local
     expanded = -(-rows // align) * align
     return Sizes(expanded if request.expand else tokens, tokens, expanded, [])

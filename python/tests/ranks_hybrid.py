@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """HybridEPBuffer against the reference: rows grouped by expert, padded, with probs; sums and gradients of probs."""
 
-from typing import Any, List, Optional
+import contextlib
+from typing import Any, Iterator, List, Optional
 
 import deep_ep
 import torch
@@ -43,6 +44,18 @@ def expected(work: Work, me: int, pad: int) -> Any:
     return data, torch.tensor(probs), counts, places
 
 
+@contextlib.contextmanager
+def no_sync(world: World) -> Iterator[None]:
+    """Calls of torch that wait for the GPU on the host raise an error."""
+    if world.device.type == "cuda":
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        if world.device.type == "cuda":
+            torch.cuda.set_sync_debug_mode("default")
+
+
 def check(world: World, buffer: deep_ep.HybridEPBuffer, work: Work, pad: int, by_index: bool, more: int) -> None:
     """Dispatch, dispatch by handle, combine with and without probs."""
     me = world.rank
@@ -55,8 +68,10 @@ def check(world: World, buffer: deep_ep.HybridEPBuffer, work: Work, pad: int, by
             torch.where(work.idx[me] < 0, 0.0, probs_of(work, me).gather(1, work.idx[me].clamp(min=0)))))
     if more:
         given.update(num_permuted_tokens=total, non_blocking=True)
-    got, got_probs, scales, per_expert, handle = buffer.dispatch_with_permute(
-        hidden=world.to(work.x[me]), pad_multiple=pad if pad > 1 else None, num_of_experts_per_rank=work.local, **given)
+    x = world.to(work.x[me])
+    with no_sync(world) if more else contextlib.nullcontext():
+        got, got_probs, scales, per_expert, handle = buffer.dispatch_with_permute(
+            hidden=x, pad_multiple=pad if pad > 1 else None, num_of_experts_per_rank=work.local, **given)
     assert scales is None and per_expert.tolist() == counts and got.shape[0] == got_probs.shape[0] == total
     assert same_bits(got[:len(places)], rows) and not got[len(places):].any()
     assert torch.equal(got_probs[:len(places)].cpu(), probs)
@@ -71,6 +86,28 @@ def check(world: World, buffer: deep_ep.HybridEPBuffer, work: Work, pad: int, by
     assert back is not None and torch.equal(back.cpu(), probs_of(work, me) * 2)
 
 
+def check_flat(world: World, buffer: deep_ep.HybridEPBuffer, work: Work, waits: bool) -> None:
+    """Without permutation: one row per (token, rank), probs of the experts of the node."""
+    me, per_node = world.rank, world.nranks // buffer.num_of_nodes
+    sources, tokens, rows = work.flat(me)[:3]
+    first = me % per_node * work.local
+    given: Any = dict(routing_map=world.to(routing_map(work, me)), probs=world.to(probs_of(work, me)))
+    if not waits:
+        given["num_dispatched_tokens"] = rows.shape[0]
+    got, got_probs, scales, handle = buffer.dispatch(world.to(work.x[me]), **given)
+    assert scales is None and same_bits(got, rows) and got_probs.shape == (rows.shape[0], per_node * work.local)
+    want = torch.zeros(got_probs.shape)
+    for i, (s, t) in enumerate(zip(sources.tolist(), tokens.tolist())):
+        want[i, first:first + work.local] = probs_of(work, s)[t, me * work.local:(me + 1) * work.local]
+    assert torch.equal(got_probs.cpu(), want)
+    again = buffer.dispatch(world.to(work.x[me]), probs=given["probs"], handle=handle)
+    assert same_bits(again[0], rows) and torch.equal(again[1].cpu(), want) and again[3] is handle
+    combined, back = buffer.combine(got, got_probs * 2, handle)
+    times = work.ranks_of(me).sum(1, keepdim=True)
+    assert torch.allclose(combined.cpu().float(), work.x[me].float() * times, rtol=0.02, atol=0.02)
+    assert torch.equal(back.cpu(), probs_of(work, me) * 2)
+
+
 def test_hybrid(world: World) -> None:
     for nodes in ("0", str(world.nranks // 2)):
         with environment(**({} if nodes == "0" else {"EPX_RANKS_PER_NODE": nodes, "EPX_NET": "ofi:tcp"})):
@@ -80,6 +117,8 @@ def test_hybrid(world: World) -> None:
             buffer = deep_ep.HybridEPBuffer(dist.group.WORLD, 128, 4, 3)
             for pad, by_index, more in ((1, False, 0), (16, False, 0), (8, True, 0), (1, False, 7)):
                 check(world, buffer, work, pad, by_index, more)
+            for waits in (True, False):
+                check_flat(world, buffer, work, waits)
             world.meet()
             del buffer
 
@@ -93,6 +132,9 @@ def test_hybrid_errors(world: World) -> None:
                 hidden=x, topk_idx=world.to(torch.zeros(2, 1, dtype=torch.int64)))),
             ("at most 32 experts", lambda: buffer.dispatch_with_permute(
                 hidden=x, routing_map=world.to(torch.ones(2, 8 * 40, dtype=torch.bool)))),
+            ("num_permuted_tokens", lambda: buffer.dispatch_with_permute(
+                hidden=x, routing_map=world.to(torch.ones(2, 8, dtype=torch.bool)), non_blocking=True)),
+            ("handle", lambda: buffer.combine(x)),
             ("handle", lambda: buffer.combine_with_unpermute(hidden=x))):
         try:
             call()
