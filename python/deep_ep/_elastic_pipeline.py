@@ -92,7 +92,8 @@ class _Channel:
         """Receives into a tensor, on the current stream."""
         stream, handle = current_stream(self._device), self._handles[0]
         handle.update(self._idx[:0])
-        handle.dispatch(self._landing[0, :0], self._landing, stream=stream)
+        handle.dispatch(self._landing[0, :0], self._landing, send_only=True, stream=stream)
+        handle.complete(stream)
         self.mover.settle()
         flat = t.view(-1).view(torch.uint8)
         flat.copy_(self._landing.view(-1).view(torch.uint8)[:flat.numel()])

@@ -250,6 +250,10 @@ class Engine:
         if not gpu or self.settings.enable_shrink:
             self.low_latency(torch.device("cpu"), max_tokens, num_experts, 2 * hidden, 1)
 
+    def pools(self, low_latency: bool) -> List[Pool]:
+        """The pools of a mode that exist."""
+        return list((self._low if low_latency else self._high).values())
+
     def low_latency_pools(self) -> List[Pool]:
         """The low-latency pools that exist."""
         return list(self._low.values())

@@ -3,15 +3,17 @@
 
 import atexit
 import weakref
-from typing import Any, Callable, List, Optional, Set, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple, Union
 
 import epx
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from . import _checks as checks
 from . import _high_throughput, _low_latency
 from ._checks import refused, wrong
 from ._engine import Engine, Pool
+from ._fabric import say_unused
 from ._layout import LayoutPlan, check_experts, dispatch_layout
 from ._settings import Settings, low_latency_hint
 from ._streams import CudaLaunch, HostLaunch, settle
@@ -68,6 +70,7 @@ class Buffer:
         num_nvl_bytes and num_rdma_bytes are hints for the memory to reserve on a GPU. num_qps_per_rank,
         allow_nvlink_for_low_latency_mode, allow_mnnvl and use_fabric (an addition of forks) are accepted and have no
         effect: the ranks of one host share memory, and the GPUs of other hosts of a rack are reached by the network.
+        Where there are several hosts, the log says so for the last two.
         use_default_stream_as_comm_stream is an addition of Primus-Turbo: operations run on the stream that is current
         when they are called.
         """
@@ -88,8 +91,10 @@ class Buffer:
         self.runtime: Optional[Runtime] = Runtime(self._engine)
         self._comm_stream: Any = None
         self._on_current_stream = use_default_stream_as_comm_stream
-        self._local: dict = {}
+        self._local: Dict[bool, StorageWeakRef] = {}
         self._to_mask: Set[int] = set()  # ranks to mask before the next low-latency operation
+        if allow_mnnvl or use_fabric:
+            say_unused(self.rank, self._engine.nnodes)
         if low_latency_mode:
             self._engine.prepare_low_latency()
         _living.add(self)
@@ -170,12 +175,10 @@ class Buffer:
     def get_local_buffer_tensor(self, dtype: torch.dtype, size: Optional[torch.Size] = None, offset: int = 0,
                                 use_rdma_buffer: bool = False) -> torch.Tensor:
         """Scratch memory of num_nvl_bytes (or num_rdma_bytes) bytes, from byte `offset` on. Only the caller uses it.
-        EPX stores its own state elsewhere, so clearing this memory is harmless and not necessary."""
+        EPX stores its own state elsewhere, so clearing this memory is harmless and not necessary. It is taken from the
+        heap of the buffer if there is room, and returns there with the last tensor of it."""
         nbytes = self.num_rdma_bytes if use_rdma_buffer else self.num_nvl_bytes
-        flat = self._local.get(use_rdma_buffer)
-        if flat is None:
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-            flat = self._local[use_rdma_buffer] = torch.empty(nbytes, dtype=torch.uint8, device=device)
+        flat = self._scratch(use_rdma_buffer, nbytes)
         checks.positive("offset", offset, 0)
         usable = max(nbytes - offset, 0) // dtype.itemsize * dtype.itemsize
         tensor = flat[offset:offset + usable].view(dtype)
@@ -184,6 +187,19 @@ class Buffer:
         if torch.Size(size).numel() > tensor.numel():
             raise wrong("size", "at most %d elements" % tensor.numel(), list(size))
         return tensor[:torch.Size(size).numel()].view(size)
+
+    def _scratch(self, rdma: bool, nbytes: int) -> torch.Tensor:
+        """uint8 [nbytes]: the memory of tensors that the caller still has, or new memory."""
+        device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+        kept = self._local.get(rdma)
+        storage = None if kept is None or kept.expired() else torch.UntypedStorage._new_with_weak_ptr(kept.cdata)
+        if storage is not None:
+            return torch.empty(0, dtype=torch.uint8, device=device).set_(storage, 0, (nbytes,), (1,))
+        pools = [pool for pool in self._open().pools(rdma) if pool.device == device]
+        flat = pools[0].heap.empty((nbytes,), torch.uint8) if pools else torch.empty(
+            nbytes, dtype=torch.uint8, device=device)
+        self._local[rdma] = StorageWeakRef(flat.untyped_storage())
+        return flat
 
     # ---- High throughput
 
@@ -425,7 +441,9 @@ class Buffer:
             mask_status[rank] = 1
 
     def low_latency_clean_mask_buffer(self) -> None:
-        """Makes all ranks active again. Collective over the active ranks and those that return."""
+        """Makes all ranks active again. Collective over the active ranks and those that return: a masked rank has
+        missed operations, and they must agree where it goes on. DeepEP's is local. A rank that calls it alone gets a
+        timeout that names a rank it waited for, and may call it again."""
         self._to_mask.clear()
         for pool in self._mask_pools():
             pool.group.mask_clean(stream=_stream(pool.device))

@@ -2,13 +2,14 @@
 """deep_ep's high throughput against the reference."""
 
 import itertools
+import logging
 from typing import Any, Dict, List, Optional, Tuple
 
 import deep_ep
 import torch
 import torch.distributed as dist
 from reference import Work, calc_diff, cast_fp8, combine_flat, expert_result, same_bits, uncast_fp8
-from suite import World
+from suite import World, environment
 
 
 def layout(buffer: deep_ep.Buffer, idx: torch.Tensor, experts: int, **options: Any) -> Dict[str, Any]:
@@ -310,6 +311,23 @@ def test_calls_for_between_nodes(world: World) -> None:
         assert torch.equal(sums, buffer.combine(recv, handle, bias=(x, x))[0])
 
 
+def test_fabric_handles_are_not_used(world: World) -> None:
+    """Where ranks are on several hosts, the log of rank 0 says once that allow_mnnvl and use_fabric have no effect."""
+    lines: List[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("deep_ep").addHandler(handler)
+    for nodes in (1, 2, 2):
+        if nodes == 2 and not world.nodes:
+            continue
+        with environment(**({} if nodes == 1 else {"EPX_RANKS_PER_NODE": str(world.nranks // 2)})):
+            deep_ep.Buffer(dist.group.WORLD, allow_mnnvl=True, use_fabric=True, explicitly_destroy=True).destroy()
+        assert nodes == 2 or not lines
+    logging.getLogger("deep_ep").removeHandler(handler)
+    assert len(lines) == (world.rank == 0 and world.nodes), lines
+    assert not lines or "no effect" in lines[0]
+
+
 def test_what_a_buffer_tells(world: World) -> None:
     """Its memory, as tensors; its nodes; its stream."""
     group = dist.group.WORLD
@@ -323,6 +341,8 @@ def test_what_a_buffer_tells(world: World) -> None:
     part = buffer.get_local_buffer_tensor(torch.int32, torch.Size((3, 5)), 16)
     part.fill_(-1)
     assert part.shape == (3, 5) and whole[16:76].eq(255).all() and part.data_ptr() == whole.data_ptr() + 16
+    del whole
+    assert buffer.get_local_buffer_tensor(torch.uint8)[16:76].eq(255).all()  # a view keeps the memory
     if torch.cuda.is_available():
         assert isinstance(buffer.get_comm_stream(), torch.cuda.Stream)
         return

@@ -378,5 +378,7 @@ def test_interrupt_while_counts_are_exchanged(world: World) -> None:
             assert 0.2 < time.monotonic() - begin < 1.3, time.monotonic() - begin
         timer.join()
     world.meet()
-    # Rank 0 has told its counts and gave up on the rows: so does everybody.
+    # Rank 0 has told its counts and gave up on the rows: so does everybody. All of them recover.
+    buffer.recover()
+    exchange(world, buffer, work)
     buffer.destroy()
