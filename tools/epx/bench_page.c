@@ -133,6 +133,35 @@ static int is_largest(const struct numbers *n, int i)
     return 1;
 }
 
+/* Phases of less than 2 % of an operation are one part: they have no room for a colour. */
+static void add_phases(struct bar *bar, const struct numbers_row *row)
+{
+    double sum = 0, rest = 0;
+
+    for (int small = 0; small < 2; small++)
+        for (int f = 0; f < row->count; f++) {
+            const double us = row->fields[f].value;
+
+            if (strncmp(row->fields[f].name, "phases.", 7) != 0)
+                continue;
+            if (!small)
+                sum += us;
+            else if (us < 0.02 * sum)
+                rest += us;
+            else
+                bar_part(bar, row->fields[f].name + 7, us);
+        }
+    bar_part(bar, "other", rest);
+}
+
+static int has_phases(const struct numbers_row *row)
+{
+    for (int f = 0; f < row->count; f++)
+        if (strncmp(row->fields[f].name, "phases.", 7) == 0 && row->fields[f].value > 0)
+            return 1;
+    return 0;
+}
+
 static void bars_phases(struct page *page, const struct numbers *n)
 {
     static struct bars bars;
@@ -141,15 +170,11 @@ static void bars_phases(struct page *page, const struct numbers *n)
     bars = (struct bars){.title = "Time per phase, of rank 0's first agent", .unit = "us", .by_part = 1};
     for (int i = 0; i < n->count; i++) {
         const struct numbers_row *row = &n->rows[i];
-        struct bar *bar = NULL;
 
-        for (int f = 0; f < row->count && is_largest(n, i); f++) {
-            if (strncmp(row->fields[f].name, "phases.", 7) != 0)
-                continue;
-            row_label(row, label, sizeof(label));
-            bar = bar ? bar : bars_add(&bars, label);
-            bar_part(bar, row->fields[f].name + 7, row->fields[f].value);
-        }
+        if (!is_largest(n, i) || !has_phases(row))
+            continue;
+        row_label(row, label, sizeof(label));
+        add_phases(bars_add(&bars, label), row);
     }
     page_bars(page, &bars);
 }
@@ -159,12 +184,14 @@ static void bars_host(struct page *page, const struct numbers *n)
     static struct bars bars;
     char label[64];
 
-    bars = (struct bars){.title = "Host: until the calls have returned", .unit = "us"};
+    bars = (struct bars){.title = "Host: until the calls have returned, without the wait for counts", .unit = "us"};
     for (int i = 0; i < n->count; i++) {
-        if (!is_largest(n, i) || row_number(&n->rows[i], "host_us") <= 0)
+        const double us = row_number(&n->rows[i], "host_us") - fmax(0, row_number(&n->rows[i], "host_count_us"));
+
+        if (!is_largest(n, i) || us <= 0)
             continue;
         row_label(&n->rows[i], label, sizeof(label));
-        bar_part(bars_add(&bars, label), "host", row_number(&n->rows[i], "host_us"));
+        bar_part(bars_add(&bars, label), "host", us);
     }
     page_bars(page, &bars);
 }

@@ -37,12 +37,14 @@ static const char style[] =
     "text-align:left;vertical-align:top}th{font-weight:600;color:var(--soft)}td.n,th.n{text-align:right}"
     ".wide{overflow-x:auto}.wide td,.wide th{border-bottom:1px solid var(--line);white-space:nowrap}\n"
     "@media print{body{padding:0;max-width:none;font-size:11px}figure,.facts,pre{break-inside:avoid}"
-    "h2{break-after:avoid}.grid{grid-template-columns:1fr 1fr}a{color:inherit}}\n";
+    "h2{break-after:avoid;margin-top:22px}h3{font-size:11px}.legend{font-size:9px;gap:2px 10px}.sub{font-size:12px}"
+    "td,th{font-size:9px;padding-right:8px}.grid{grid-template-columns:1fr 1fr}a{color:inherit}}\n";
 
 static const char colours[] = ".s0{--s:var(--c0)}.s1{--s:var(--c1)}.s2{--s:var(--c2)}.s3{--s:var(--c3)}"
                               ".s4{--s:var(--c4)}.s5{--s:var(--c5)}.s6{--s:var(--c6)}.s7{--s:var(--c7)}"
                               "path.s,line.s{stroke:var(--s);fill:none;stroke-width:2}path.dash,line.dash{"
-                              "stroke-dasharray:5 4}circle.s,rect.s{fill:var(--s)}\n";
+                              "stroke-dasharray:5 4}circle.s,rect.s{fill:var(--s)}rect.pale{fill-opacity:.4}svg "
+                              ".in{fill:var(--card);font-size:11px}\n";
 
 void page_text(struct page *page, const char *text)
 {
@@ -175,6 +177,36 @@ static void find_value(const char *path, const char *key, char *value, size_t by
         fclose(file);
 }
 
+/* 64-bit ARM says numbers only: those of servers. */
+static const char *arm_name(const char *part)
+{
+    static const struct {
+        const char *part, *name;
+    } names[] = {{"0xd08", "Cortex-A72"},  {"0xd0c", "Neoverse N1"}, {"0xd40", "Neoverse V1"},
+                 {"0xd49", "Neoverse N2"}, {"0xd4f", "Neoverse V2"}, {"0xd83", "Neoverse V3"},
+                 {"0xd84", "Neoverse V3"}, {"0xd8e", "Neoverse N3"}};
+
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        if (!strcmp(part, names[i].part))
+            return names[i].name;
+    return NULL;
+}
+
+static void find_cpu(char *cpu, size_t bytes)
+{
+    char maker[16], part[16];
+
+    find_value("/proc/cpuinfo", "model name", cpu, bytes);
+    if (cpu[0])
+        return;
+    find_value("/proc/cpuinfo", "CPU implementer", maker, sizeof(maker));
+    find_value("/proc/cpuinfo", "CPU part", part, sizeof(part));
+    if (!strcmp(maker, "0x41") && arm_name(part))
+        snprintf(cpu, bytes, "%s", arm_name(part));
+    else
+        snprintf(cpu, bytes, "maker %s, part %s", maker, part);
+}
+
 void page_machine(struct page *page, const char *title)
 {
     struct utsname system;
@@ -183,14 +215,12 @@ void page_machine(struct page *page, const char *title)
     struct tm utc;
 
     uname(&system);
-    find_value("/proc/cpuinfo", "model name", cpu, sizeof(cpu));
-    if (!cpu[0])
-        find_value("/proc/cpuinfo", "CPU part", cpu, sizeof(cpu));
+    find_cpu(cpu, sizeof(cpu));
     find_value("/proc/meminfo", "MemTotal", memory, sizeof(memory));
     gmtime_r(&now, &utc);
     strftime(when, sizeof(when), "%Y-%m-%d %H:%M UTC", &utc);
     page_facts_begin(page, title);
-    page_fact(page, "CPU", "%s%s, %s", strstr(cpu, "0x") == cpu ? "part " : "", cpu, system.machine);
+    page_fact(page, "CPU", "%s, %s", cpu, system.machine);
     page_fact(page, "cores", "%ld", sysconf(_SC_NPROCESSORS_ONLN));
     page_fact(page, "memory", "%.1f GB", strtod(memory, NULL) * 1024 / 1e9);
     page_fact(page, "system", "%s %s", system.sysname, system.release);

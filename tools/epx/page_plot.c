@@ -55,9 +55,11 @@ static double at(const struct axis *a, double value)
 
 static void print_number(FILE *to, double v)
 {
+    const int round = fmod(v, 500) == 0; /* 5k, but 1024 tokens */
+
     if (v >= 1e6)
         fprintf(to, "%gM", v / 1e6);
-    else if (v >= 1e4)
+    else if (v >= 1e4 || (v >= 1e3 && round))
         fprintf(to, "%gk", v / 1e3);
     else
         fprintf(to, "%g", v);
@@ -254,7 +256,7 @@ void page_plot(struct page *page, struct plot *plot)
 
 /* ---- Bars ------------------------------------------------------------ */
 
-enum { BAR_TOP = 6, BAR_LEFT = 178, BAR_RIGHT = 74, BAR_STEP = 25, BAR_THICK = 15 };
+enum { BAR_TOP = 6, BAR_MARK = 16, LETTER = 7, BAR_LEFT = 178, BAR_RIGHT = 74, BAR_STEP = 25, BAR_THICK = 15 };
 
 struct bar *bars_add(struct bars *bars, const char *label)
 {
@@ -296,7 +298,29 @@ static int part_colour(const struct bars *bars, const char *label, char seen[][4
         i++;
     if (i == *count && *count < BAR_PARTS)
         snprintf(seen[(*count)++], 40, "%s", label);
-    return i % 8;
+    return i;
+}
+
+/* Eight colours, then the same ones paler. */
+static void print_colour(FILE *to, int colour)
+{
+    fprintf(to, "s s%d%s", colour % 8, colour >= 8 ? " pale" : "");
+}
+
+/* The name of a part, where it has room. */
+static void draw_name(struct page *page, const struct bar_part *p, int colour, double x, double y, double width)
+{
+    if (width < LETTER * (double)strlen(p->label) + 6)
+        return;
+    fprintf(page->to, "<text class=\"%s\" x=\"%.1f\" y=\"%.1f\">", colour >= 8 ? "ends" : "in", x + 4,
+            y + BAR_THICK - 4);
+    page_text(page, p->label);
+    fputs("</text>\n", page->to);
+}
+
+static int decimals(double value, const char *unit)
+{
+    return value >= 10 ? 0 : unit[0] == 'x' ? 2 : 1;
 }
 
 static void draw_bar(struct page *page, const struct bars *bars, const struct bar *bar, double y, double scale,
@@ -312,24 +336,29 @@ static void draw_bar(struct page *page, const struct bars *bars, const struct ba
         const struct bar_part *p = &bar->parts[i];
         const int c = part_colour(bars, p->label, seen, count);
 
-        fprintf(to, "<rect class=\"s s%d\" x=\"%.1f\" y=\"%.1f\" width=\"%.2f\" height=\"%d\" data-y=\"%.6g\"><title>",
-                c, x, y, p->value * scale > 1.5 ? p->value * scale - 1 : p->value * scale, BAR_THICK, p->value);
+        fputs("<rect class=\"", to);
+        print_colour(to, c);
+        fprintf(to, "\" x=\"%.1f\" y=\"%.1f\" width=\"%.2f\" height=\"%d\" data-y=\"%.6g\"><title>", x, y,
+                p->value * scale > 1.5 ? p->value * scale - 1 : p->value * scale, BAR_THICK, p->value);
         page_text(page, bar->label);
         fputs(", ", to);
         page_text(page, p->label);
         fprintf(to, ": %.4g %s</title></rect>\n", p->value, bars->unit);
+        if (bars->by_part)
+            draw_name(page, p, c, x, y, p->value * scale);
         x += p->value * scale;
     }
     fprintf(to, "<text class=\"ends\" x=\"%.1f\" y=\"%.1f\">%.*f %s</text>\n", x + 5, y + BAR_THICK - 3,
-            bar_sum(bar) < 10 ? 2 : 0, bar_sum(bar), bars->unit);
+            decimals(bar_sum(bar), bars->unit), bar_sum(bar), bars->unit);
 }
 
 static void draw_part_legend(struct page *page, char seen[][40], int count)
 {
     fputs("<ul class=\"legend\">", page->to);
     for (int i = 0; i < count; i++) {
-        fprintf(page->to, "<li><svg viewBox=\"0 0 26 10\"><rect class=\"s s%d\" width=\"26\" height=\"10\"/></svg>",
-                i % 8);
+        fputs("<li><svg viewBox=\"0 0 26 10\"><rect class=\"", page->to);
+        print_colour(page->to, i);
+        fputs("\" width=\"26\" height=\"10\"/></svg>", page->to);
         page_text(page, seen[i]);
         fputs("</li>", page->to);
     }
@@ -339,7 +368,7 @@ static void draw_part_legend(struct page *page, char seen[][40], int count)
 void page_bars(struct page *page, const struct bars *bars)
 {
     char seen[BAR_PARTS][40];
-    const int height = BAR_TOP + bars->count * BAR_STEP + 4;
+    const int top = BAR_TOP + (bars->mark > 0 ? BAR_MARK : 0), height = top + bars->count * BAR_STEP + 4;
     double most = bars->mark, scale;
     int count = 0;
 
@@ -353,10 +382,13 @@ void page_bars(struct page *page, const struct bars *bars)
     page_text(page, bars->title);
     fputs("\">\n", page->to);
     for (int i = 0; i < bars->count; i++)
-        draw_bar(page, bars, &bars->bars[i], BAR_TOP + i * BAR_STEP, scale, seen, &count);
+        draw_bar(page, bars, &bars->bars[i], top + i * BAR_STEP, scale, seen, &count);
     if (bars->mark > 0)
-        fprintf(page->to, "<line class=\"mark\" x1=\"%.1f\" x2=\"%.1f\" y1=\"2\" y2=\"%d\"/>\n",
-                BAR_LEFT + bars->mark * scale, BAR_LEFT + bars->mark * scale, height - 2);
+        fprintf(page->to,
+                "<line class=\"mark\" x1=\"%.1f\" x2=\"%.1f\" y1=\"%d\" y2=\"%d\"/><text class=\"ends\" x=\"%.1f\" "
+                "y=\"14\" text-anchor=\"middle\">%g %s</text>\n",
+                BAR_LEFT + bars->mark * scale, BAR_LEFT + bars->mark * scale, BAR_MARK + 2, height - 2,
+                BAR_LEFT + bars->mark * scale, bars->mark, bars->unit);
     fputs("</svg>\n", page->to);
     if (bars->by_part)
         draw_part_legend(page, seen, count);

@@ -47,7 +47,10 @@ static void draw(struct page *page, const char *title, const char *unit, enum qu
 
     plot = (struct plot){.title = title, .x_label = "ranks", .y_label = unit, .ticks_at_points = 1};
     for (int line = 0; line < LINES; line++) {
-        struct plot_series *s = plot_series(&plot, lines[line].label, lines[line].colour, lines[line].dashed);
+        const char *label = what != MEMORY                        ? lines[line].label
+                            : lines[line].mode == EPX_LOW_LATENCY ? "low latency"
+                                                                  : "high throughput"; /* of both operations */
+        struct plot_series *s = plot_series(&plot, label, lines[line].colour, lines[line].dashed);
 
         for (int i = 0; i < n; i++)
             if (points[i].mode == lines[line].mode)
