@@ -4,7 +4,13 @@
 #include "device/cpu/agent.h"
 #include "group/error.h"
 #include "util/log.h"
+#include "util/pause.h"
 #include "util/status.h"
+
+enum {
+    PORT_MS = 100, /* for a port of this machine to refuse */
+    PAUSE_NS = 200000
+};
 
 /* A word of the control block of a rank of this node. */
 static uint64_t read_word(struct epx_group *group, const void *heap, size_t offset)
@@ -111,6 +117,32 @@ void group_abort_left_out(struct epx_group *group, int rank)
     if (group->bases[rank])
         store_abort_word(group, group->bases[rank],
                          ABORT_BLAMES(EPX_ERR_TIMEOUT, PHASE_MASKS, group->rank, rank) | ABORT_LEFT_OUT);
+}
+
+static int writes(struct epx_group *group, int rank)
+{
+    return read_word(group, group->bases[rank], offsetof(struct control, writes_ended)) !=
+           read_word(group, group->bases[rank], offsetof(struct control, writes_begun));
+}
+
+epx_status group_await_writers(struct epx_group *group, const uint8_t *out)
+{
+    const uint64_t deadline = host_now_ns() + (uint64_t)group->set.timeout_ms * 1000000u;
+
+    __atomic_thread_fence(__ATOMIC_SEQ_CST); /* the abort words before: pairs with the fence in writes_begin() */
+    for (int r = 0; r < group->nranks; r++) {
+        while (out[r] && r != group->rank && group->bases[r] && writes(group, r)) {
+            if (membership_has_ended(group->membership, r, PORT_MS))
+                break;
+            if (host_now_ns() >= deadline)
+                return fail(EPX_ERR_TIMEOUT,
+                            "rank %d: rank %d, which is left out, stopped while it wrote rows for the ranks of its "
+                            "node, and would go on when it wakes up: end its process, then recover again",
+                            group->rank, r);
+            pause_ns(PAUSE_NS);
+        }
+    }
+    return EPX_OK;
 }
 
 uint64_t group_give_up(struct epx_group *group)

@@ -29,6 +29,9 @@ uint64_t group_give_up(struct epx_group *group);
 /* The group continues without that rank of the node. If it is late rather than dead, it must not take data that it
  * finds from now on for data of its own operation. */
 void group_abort_left_out(struct epx_group *group, int rank);
+/* Ranks of the node in `out` have been told so: waits until none of them is in the midst of writing rows into memory of
+ * the others (writes_begin() in kernel/sync.h), or its process has ended. */
+epx_status group_await_writers(struct epx_group *group, const uint8_t *out);
 /* EPX_OK unless the group has failed: then its error is returned again, with its message. */
 epx_status group_usable(struct epx_group *group);
 

@@ -88,7 +88,8 @@ static void plan_ll_combine(const struct settings *set, struct ll_layout *ll)
         ll->cpitch = logfmt;
     ll->begin = take(&at, (uint64_t)set->local_experts * (uint64_t)set->nranks * 4);
     ll->cdescs = take(&at, (uint64_t)set->remotes * sizeof(struct lc_desc));
-    ll->crows = take(&at, M * K * ll->cpitch);
+    ll->halves = set->nnodes > 1 && set->enable_mask ? 2 : 1;
+    ll->crows = take(&at, ll->halves * M * K * ll->cpitch);
     ll->cslot_stride = up(at, 64);
 }
 

@@ -59,7 +59,7 @@ static void lay_out_nodes(const struct epx_group *group, struct blocks *b, size_
     b->pushed_all = take(at, RINGS_MAX * sizeof(uint64_t));
     b->rings = take(at, RINGS_MAX * sizeof(struct ring_dev));
     b->order = take(at, 2 * M * sizeof(int32_t));
-    b->packed = take(at, M * (size_t)group->set.max_topk * sizeof(int32_t));
+    b->packed = take(at, (size_t)group->plan.ll.halves * M * (size_t)group->set.max_topk * sizeof(int32_t));
     b->records = take(at, (size_t)group->set.agents * record_stride(group));
     b->near_counts = take(at, R * group->plan.ht.counts_stride);
 }

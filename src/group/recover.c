@@ -176,6 +176,8 @@ static epx_status restart(struct epx_group *group, const uint8_t *out, int repla
         if (status == EPX_OK)
             status = set_members(group, out);
         if (status == EPX_OK)
+            status = group_await_writers(group, out);
+        if (status == EPX_OK)
             status = reset_device(group, epochs);
         status = handshake_ready(group, status);
     }

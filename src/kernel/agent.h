@@ -48,6 +48,10 @@
  * o AG_GONE(ag, g)                   simulation: a rank of the node that has given up, or -1; behind the last read
  * o AG_LOOKED(ag, g, gone, failed)   simulation: this agent has looked whether its operation has failed
  * o AG_ENDS(ag, g, word)             simulation: this agent ends, and the caller may reuse the memory
+ * o AG_GOES_ON(ag, g, peer)          simulation: this rank goes on without a peer from here on
+ * o AG_WRITES(ag, g, to)             simulation: this agent writes into memory of rank `to` of its node
+ * o AG_WROTE(ag, g, to, row, bytes)  simulation: it has written a row there
+ * o AG_SUMS(ag, g, from, row, bytes)  simulation: it reads a row that `from` has written into the own heap
  *
  * Words that other agents, ranks or the host read and write (64 bits unless the name says 32)
  *   ag_load_acquire(word)            acquire, system scope
@@ -61,6 +65,7 @@
  *   ag_peeked(ag)                    acquires what the lanes' peeks have seen
  *   ag_fetch_add(ag, word, n)        32 bits, acquire and release, device scope; once per agent; old value to all lanes
  *   ag_fetch_add64(ag, word, n)      the same for 64 bits
+ *   ag_add_fenced(ag, word, n)       add, then a full fence, system scope; once per agent
  *   ag_claim(word, from, to)         32 bits, compare and swap, system scope; true if it was `from`; each lane
  *   ag_table_add(word, n)            32 bits, relaxed add in memory of the agent or its block; each lane
  *   ag_add_device(word, n)           32 bits, relaxed add, device scope; each lane
@@ -163,6 +168,10 @@
 #define AG_GONE(ag, g) (-1)
 #define AG_LOOKED(ag, g, gone, failed) ((void)(gone), (void)(failed))
 #define AG_ENDS(ag, g, word) ((void)0)
+#define AG_GOES_ON(ag, g, peer) ((void)0)
+#define AG_WRITES(ag, g, to) ((void)0)
+#define AG_WROTE(ag, g, to, row, bytes) ((void)(row), (void)(bytes))
+#define AG_SUMS(ag, g, from, row, bytes) ((void)(row))
 #endif
 
 #ifndef AG_PREFETCH

@@ -294,9 +294,14 @@ KFN_STEP int hd_forward_round(struct agent *ag, const struct ht_dispatch_params 
         return 1;
     if (INJECT_BUG(BUG_EARLY_CREDIT, p->h->relay_rounds[j] > HT_SLOTS, 0) && hd_credit_now(ag, g, j, r))
         return 1;
-    for (int i = me; i < n; i += A)
-        if (hd_forward_row(ag, p, descs, j, r, i))
-            return 1;
+    if (writes_begin(ag, g, PHASE_HD_ROWS))
+        return 1;
+    int odd = 0;
+    for (int i = me; i < n && !odd; i += A)
+        odd = hd_forward_row(ag, p, descs, j, r, i);
+    writes_end(ag, g);
+    if (odd)
+        return 1;
     if (AG_STAGED || INJECT_BUG(BUG_EARLY_CREDIT, 1, p->h->relay_rounds[j] <= HT_SLOTS))
         return 0;
     ag_sync(ag);
@@ -500,8 +505,11 @@ KFN int hd_rows(struct agent *ag, const struct ht_dispatch_params *p)
         if (hd_send_rounds(ag, p, 0, HT_SLOTS))
             return 1;
     }
+    if (writes_begin(ag, g, PHASE_HD_DATA))
+        return 1;
     for (int t = ag_index(ag); t < p->h->state->ntokens; t += ag_count(ag))
         hd_send_token(ag, p, t, scratch, descs);
+    writes_end(ag, g);
     return 0;
 }
 

@@ -207,6 +207,7 @@ KFN_STEP void hd_place_row(struct agent *ag, const struct ht_dispatch_params *p,
         const int all = ag_vote(ag, d >= 0, &before);
         if (d >= 0) {
             const struct hd_desc *desc = hd_desc_for(g, r, d);
+            AG_WRITES(ag, g, d);
             pair_set_offer(&takers, n + before, d, r->pos[k]);
             copy_set_offer(&set, n + before, heap_at(g, d, desc->tokens + (uint64_t)r->pos[k] * desc->token_stride));
             word_set_offer(&words, n + before,

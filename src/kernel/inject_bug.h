@@ -18,8 +18,10 @@ enum injected_bug {
     BUG_AGGREGATE = 9,     /* an aggregate misses a peer */
     BUG_OLD_HEAP = 10,     /* the heap of a process that was replaced stays mapped */
     BUG_ROW_PLACE = 11,    /* rows for another node land by their number in the stage, with gaps */
+    BUG_HEADER_PLACE = 12, /* a header says where another rank's rows return to */
     BUG_EARLY_WINDOW = 13, /* a rank gives the credit for a window of its node before it has summed the rows there */
-    BUG_HEADER_PLACE = 12  /* a header says where another rank's rows return to */
+    BUG_LATE_WRITES = 14,  /* a rank that wakes up writes rows without a look at its abort word */
+    BUG_LANDING = 15       /* rows return to where a rank that was masked may still put some */
 };
 
 #ifdef EPX_INJECT_BUGS

@@ -27,6 +27,7 @@
 #ifndef EPX_KERNEL_LL_COMBINE_H
 #define EPX_KERNEL_LL_COMBINE_H
 
+#include "kernel/ll_landing.h"
 #include "kernel/rows.h"
 #include "kernel/sync.h"
 
@@ -145,9 +146,14 @@ KFN int lc_push_block(struct agent *ag, const struct ll_combine_params *p, uint6
     char *recv_buf = lc_slot(g, s, epoch) + g->ll.crows;
 
     for (; i < b.n; i += ag_count(ag)) {
-        if (p->signals && lc_wait_row(ag, p, l, b.rows + i * p->stride))
+        if (p->signals && (lc_wait_row(ag, p, l, b.rows + i * p->stride) || writes_begin(ag, g, PHASE_LC_DATA)))
             return 1;
-        lc_write_row(ag, p, recv_buf + (b.place + (uint64_t)i) * lc_pitch(p), b.rows + i * p->stride);
+        AG_WRITES(ag, g, s);
+        char *to = recv_buf + (b.place + (uint64_t)i) * lc_pitch(p);
+        const uint32_t bytes = lc_write_row(ag, p, to, b.rows + i * p->stride);
+        AG_WROTE(ag, g, s, to, bytes);
+        if (p->signals)
+            writes_end(ag, g);
     }
     return 0;
 }
@@ -400,7 +406,8 @@ KFN_STEP int lc_take_slot(struct agent *ag, const struct ll_combine_params *p, u
     const struct group_dev *g = p->g;
     char *slot = lc_slot(g, g->rank, epoch);
 
-    if (wait_peers(ag, g, SCOPE_ALL, SIG_LC_DONE, slot_of(g, epoch), lap_of(g, epoch) - 1, PHASE_LC_SLOT, NULL))
+    if (ll_check_landing(ag, g, p->h->state, slot_of(g, epoch)) ||
+        wait_peers(ag, g, SCOPE_ALL, SIG_LC_DONE, slot_of(g, epoch), lap_of(g, epoch) - 1, PHASE_LC_SLOT, NULL))
         return 1;
     AG_MARK(ag, "slot");
     if (ag_index(ag) == 0 && ag_leader(ag))
@@ -427,8 +434,11 @@ KFN_STEP int lc_push(struct agent *ag, const struct ll_combine_params *p, uint64
         ag_logfmt_begin(ag);
     if (p->nodes && lc_push_others(ag, p, epoch))
         return 1;
-    if (!p->pulled && lc_push_node(ag, p, epoch))
+    /* With signals each row is a write of its own: the next one may be far away. */
+    if (!p->pulled && ((!p->signals && writes_begin(ag, g, PHASE_LC_DATA)) || lc_push_node(ag, p, epoch)))
         return 1;
+    if (!p->pulled && !p->signals)
+        writes_end(ag, g);
     if (sync_last(ag, g, 0))
         lc_publish(ag, p, epoch);
     return 0;
@@ -525,6 +535,8 @@ KFN_STEP int lc_sum_token(struct agent *ag, const struct ll_combine_params *p, u
         if (returns) {
             const int d = p->h->ids[i] / L;
             const char *row = lc_row(p, epoch, lc_desc_of(g, d, epoch), d, i);
+            if (!is_local(g, d) || !lc_desc_of(g, d, epoch)->pulled)
+                AG_SUMS(ag, g, d, row, LC_LOGFMT(p) ? 16 : lc_pitch(p));
             sum_set_offer(&set, n + before, LC_LOGFMT(p) ? row : row + at, weighted ? p->weights[i] : 1.0f,
                           p->nvfp4 ? ROWS_NVFP4 : LC_LOGFMT(p));
         }
@@ -703,6 +715,7 @@ KFN_STEP int lc_sum(struct agent *ag, const struct ll_combine_params *p, uint64_
     count_returned(ag, g, lc_sum_tokens(ag, p, epoch));
     AG_MARK(ag, "sum");
     if (sync_last(ag, g, 1)) {
+        ll_note_landing(ag, g, p->h->state, slot_of(g, epoch));
         signal_peers(ag, g, SCOPE_ALL, SIG_LC_DONE, slot_of(g, epoch), lap_of(g, epoch));
         report_returned(ag, g);
         lc_count_peer(ag, p);

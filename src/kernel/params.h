@@ -68,7 +68,9 @@ struct control {
     uint64_t abort_told; /* the abort word that this rank's kernels have passed on to other nodes */
     uint64_t gave_up;    /* simulation only (sim/rules.c): 1 = this rank's memory may be reused, whoever reads it */
     uint64_t waits;      /* WAITS_WORD: whom this rank's kernels wait for; stored again and again as long as they do */
-    uint8_t pad1[32];
+    uint64_t writes_begun; /* with masks: how often agents began to write rows into memory of others of the node ... */
+    uint64_t writes_ended; /* ... and have ended to (writes_begin() in kernel/sync.h) */
+    uint8_t pad1[16];
 };
 EPX_STATIC_ASSERT(sizeof(struct control) == 192, "three cache lines");
 
@@ -183,7 +185,8 @@ EPX_STATIC_ASSERT(KERNEL_MAX_TOPK <= 255, "a header has a byte for it");
 struct ll_desc {
     struct signature signature;
     int32_t ntokens;
-    int32_t ordered;     /* 1: row pos[t] is token t's; 0: row t */
+    int16_t ordered;     /* 1: row pos[t] is token t's; 0: row t */
+    int16_t landing;     /* which half of its receive rows those of this dispatch return to (ll_landing.h) */
     uint64_t rows;       /* heap offset of row 0 for readers of the node: in the slot, or the caller's tensor */
     uint64_t row_stride; /* bytes */
     /* Where this rank's receive tensors are, if they are in its heap and it receives in this very operation. */
@@ -249,6 +252,7 @@ struct ll_layout {
     uint64_t begin, cdescs,
         crows;       /* from a combine slot's start: begin[L][R], descriptors of remote ranks, receive rows */
     uint64_t cpitch; /* most bytes of a receive row */
+    uint64_t halves; /* of the receive rows, each of M*K: 2 between nodes with masks (ll_landing.h), else 1 */
     uint64_t stage, stage_rows; /* combine: rows on their way to other nodes, when they are not in the heap */
 };
 
@@ -287,6 +291,8 @@ struct group_state {
     uint32_t ticket[4];       /* agents past a point of the running kernel, see sync_last() */
     uint64_t returned;        /* rows that the running combine has summed */
     uint32_t reported;        /* 1: an agent of this rank has the error record; not there: a bus may lack atomics */
+    int32_t lost, landing;    /* low latency: see ll_landing.h */
+    uint64_t dirty;           /* likewise, a bit per slot */
 };
 
 enum error_state { ERROR_NONE = 0, ERROR_WRITING = 1, ERROR_SET = 2 };
@@ -369,7 +375,7 @@ struct group_dev {
     char *records;          /* [max_agents]: the record that an agent works on, see ht_near_record() */
     uint64_t record_stride; /* of that */
     char *near_counts;      /* [R]: what each rank said in the last update, see hn_fetch() */
-    int32_t *packed_at; /* [M*K]: where LogFMT rows of other nodes begin in the receive buffer, in units of 16 bytes */
+    int32_t *packed_at;     /* [halves*M*K]: where LogFMT rows of other nodes begin, in units of 16 bytes */
 };
 
 /* What the host reads after a high-throughput notify. */
@@ -401,6 +407,8 @@ struct handle_state {
     int32_t drop;        /* DROP_*, of the last update */
     int32_t windowed;    /* 1: a rank of the node gets more rows than a receive buffer holds (ht_window.h) */
     int64_t most_tokens; /* of a rank of the node */
+    int32_t lost;        /* low latency: masked ranks elsewhere that were told of this dispatch (ll_landing.h) */
+    int32_t reserved;
     int64_t drop_rows;
     int64_t unexpected; /* 1: a rank gets more rows than it expected (epx_layout_info.expected_rows) */
     int64_t too_many;   /* 0, or the tokens of a rank that has more than max_tokens: nobody can use this routing */

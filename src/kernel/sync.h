@@ -220,34 +220,96 @@ KFN_STEP int kernel_begin_agreed(struct agent *ag, const struct group_dev *g)
     return 1;
 }
 
+/*
+ * Rows that are written into memory of other ranks of the node, where ranks may be masked (docs/design.md, "Masks"):
+ *
+ *   this rank                                       whoever goes on without it
+ *   writes_begun += 1; full fence                   sets this rank's abort word; full fence
+ *   abort word 0? rows                              writes_ended >= writes_begun? it goes on
+ *   writes_ended += 1
+ *
+ * One of the two sees what the other did first. So a rank that the others go on without, and that wakes up later,
+ * writes nothing any more. Nothing between begin and end waits for anybody. Non-zero: the group has failed.
+ */
+KFN_STEP int writes_begin(struct agent *ag, const struct group_dev *g, int phase)
+{
+    struct control *own = control_of(g, g->rank);
+
+    if (!g->enable_mask)
+        return 0;
+    ag_add_fenced(ag, &own->writes_begun, 1); /* pairs with the fences in still_writes() and group_await_writers() */
+    const uint64_t word = INJECT_BUG(BUG_LATE_WRITES, 0, ag_look(&own->abort_word));
+    if (!word)
+        return 0;
+    ag_add_fenced(ag, &own->writes_ended, 1);
+    report_abort(ag, g, phase, 0, 0, word);
+    return 1;
+}
+
+KFN_STEP void writes_end(struct agent *ag, const struct group_dev *g)
+{
+    struct control *own = control_of(g, g->rank);
+
+    if (!g->enable_mask)
+        return;
+    ag_add_fenced(ag, &own->writes_ended, 1); /* release: pairs with the acquire of the wait in still_writes() */
+    if (!AG_BELLS || !ag_look(&own->abort_word))
+        return;
+    AG_EACH(ag, int, i, g->node_size)
+    if (node_rank(g, i) != g->rank)
+        ag_ring(ag, &control_of(g, node_rank(g, i))->bell);
+}
+
+/* `peer`, of the node, has its abort word: does it still write into memory of others, a whole deadline later? */
+KFN_STEP enum wait_result still_writes(struct agent *ag, const struct group_dev *g, int peer)
+{
+    struct control *theirs = control_of(g, peer);
+
+    ag_add_fenced(ag, &control_of(g, g->rank)->writes_ended, 0); /* pairs with the fence in writes_begin() */
+    const uint64_t begun = ag_load_acquire(&theirs->writes_begun);
+    return ag_wait_ge(ag, &theirs->writes_ended, begun, g->timeout_ns);
+}
+
 /* May a wait in this phase end by masking the peer? */
 KFN int phase_masks(int phase)
 {
     return (int)(MASKABLE_PHASES >> phase & 1);
 }
 
+KFN_STEP int wait_failed_by_word(struct agent *ag, const struct group_dev *g, int phase, uint64_t target, uint64_t seen)
+{
+    report_abort(ag, g, phase, (int64_t)target, (int64_t)seen, ag_load_acquire(&control_of(g, g->rank)->abort_word));
+    return 1; /* kernel_end() tells the others */
+}
+
 /* A wait that ended without its word. `culprit` keeps `peer` from answering; most often it is `peer` itself. */
 KFN_STEP int wait_failed(struct agent *ag, const struct group_dev *g, enum wait_result why, int phase, int peer,
                          int culprit, uint64_t target, uint64_t seen)
 {
-    if (why == WAIT_ABORTED) {
-        report_abort(ag, g, phase, (int64_t)target, (int64_t)seen,
-                     ag_load_acquire(&control_of(g, g->rank)->abort_word));
-        return 1; /* kernel_end() tells the others */
-    }
+    if (why == WAIT_ABORTED)
+        return wait_failed_by_word(ag, g, phase, target, seen);
     if (ag_leader(ag))
         ag_add_stat(&g->stats->timeouts, 1);
     if (g->enable_mask && peer >= 0 && culprit >= 0 && phase_masks(phase)) {
-        report(ag, g, KSTATUS_TIMEOUT, phase, peer, (int64_t)target, (int64_t)seen, 1, 0);
-        if (ag_leader(ag))
-            ag_store_release32((uint32_t *)&g->mask[peer], 0); /* a proxy thread may read it: pairs with mask_read() */
+        enum wait_result ended = WAIT_OK;
         if (is_local(g, peer)) {
             /* If it is late rather than dead, what it reads from now on may belong to a later operation. */
             if (ag_leader(ag))
                 set_abort_word(ag, g, peer, ABORT_BLAMES(KSTATUS_TIMEOUT, phase, g->rank, peer) | ABORT_LEFT_OUT);
+            ag_sync(ag);
+            ended = still_writes(ag, g, peer);
         }
-        ag_sync(ag);
-        return 0;
+        if (ended == WAIT_ABORTED)
+            return wait_failed_by_word(ag, g, phase, target, seen);
+        if (ended == WAIT_OK) {
+            report(ag, g, KSTATUS_TIMEOUT, phase, peer, (int64_t)target, (int64_t)seen, 1, 0);
+            if (ag_leader(ag)) /* a proxy thread may read it: pairs with mask_read() */
+                ag_store_release32((uint32_t *)&g->mask[peer], 0);
+            AG_GOES_ON(ag, g, peer);
+            ag_sync(ag);
+            return 0;
+        }
+        culprit = peer; /* it stopped, or ended, while it wrote rows: nobody can go on without a recovery */
     }
     report(ag, g, KSTATUS_TIMEOUT, phase, culprit, (int64_t)target, (int64_t)seen, 0, peer);
     return fail_all(ag, g, KSTATUS_TIMEOUT, phase, culprit, (int64_t)target, (int64_t)seen);

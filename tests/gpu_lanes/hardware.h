@@ -177,6 +177,11 @@ KFN void fence_system(void)
     __atomic_thread_fence(__ATOMIC_ACQ_REL);
 }
 
+KFN void fence_full(void)
+{
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+
 KFN void pair_store(void *to, uint64_t a, uint64_t b)
 {
     __atomic_store_n((uint64_t *)to + 1, b, __ATOMIC_RELAXED);

@@ -153,6 +153,13 @@ KFN uint64_t ag_fetch_add64(struct agent *ag, uint64_t *word, uint64_t n)
     return __atomic_fetch_add(word, n, __ATOMIC_ACQ_REL);
 }
 
+KFN void ag_add_fenced(struct agent *ag, uint64_t *word, uint64_t n)
+{
+    (void)ag;
+    __atomic_fetch_add(word, n, __ATOMIC_RELEASE);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+
 KFN uint64_t ag_claim_slots(struct agent *ag, const struct ring_dev *ring, uint64_t n, uint64_t *seen)
 {
     (void)ag;

@@ -272,6 +272,16 @@ KFN uint64_t ag_fetch_add64(struct agent *ag, uint64_t *word, uint64_t n)
     return __shfl_sync(ALL_LANES, old, 0);
 }
 
+KFN void ag_add_fenced(struct agent *ag, uint64_t *word, uint64_t n)
+{
+    (void)ag;
+    __syncwarp(); /* the leader's release covers what the other lanes wrote */
+    if (lane_id() == 0)
+        word_add_device64(word, n);
+    fence_full();
+    __syncwarp();
+}
+
 /*
  * The two words are asked for and the fence is begun before the first answer is there: each takes as long as the
  * others. Release: the barrier hands the lanes' stores to each of them, and the fence of each passes them on with what

@@ -11,6 +11,7 @@
  *   word_poll                            load for polling, by one lane that acquires afterwards
  *   word_release[32]                     stores, system scope; word_release_device: device scope
  *   fence_system                         acquire and release, system scope
+ *   fence_full                           sequentially consistent, system scope
  *   pair_store                           two words, by one store if there is one
  *   word_add, word_claim                 system scope: relaxed; compare and swap, acquire and release
  *   word_add_device[64]                  acquire and release, device scope
@@ -88,6 +89,11 @@ KFN uint64_t word_poll(const uint64_t *word)
 KFN void fence_system(void)
 {
     asm volatile("fence.acq_rel.sys;" ::: "memory");
+}
+
+KFN void fence_full(void)
+{
+    asm volatile("fence.sc.sys;" ::: "memory");
 }
 
 KFN void pair_store(void *to, uint64_t a, uint64_t b)

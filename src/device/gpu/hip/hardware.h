@@ -123,6 +123,11 @@ KFN void fence_system(void)
     __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "");
 }
 
+KFN void fence_full(void)
+{
+    __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "");
+}
+
 KFN void pair_store(void *to, uint64_t a, uint64_t b)
 {
     __hip_atomic_store((uint64_t *)to + 1, b, __ATOMIC_RELAXED, SYSTEM);
