@@ -13,6 +13,10 @@
 #define AG_GONE(ag, g) sim_rule_gone(g)
 #define AG_LOOKED(ag, g, gone, failed) sim_rule_looked(g, gone, failed)
 #define AG_ENDS(ag, g, word) sim_rule_ends(g, word)
+#define AG_GOES_ON(ag, g, peer) sim_rule_goes_on((g)->rank, peer)
+#define AG_WROTE(ag, g, to, row, bytes) sim_rule_landed((g)->rank, to, (uint64_t)((row) - (g)->heap[to]), bytes)
+#define AG_SUMS(ag, g, from, row, bytes) sim_rule_sums((g)->rank, from, (uint64_t)((row) - (g)->heap[(g)->rank]), bytes)
+#define AG_WRITES(ag, g, to) (sim_point(), sim_rule_writes((g)->rank, to))
 
 /* A macro is not expanded inside itself: these call the functions of the same name. */
 #define ag_sync(ag) (sim_point(), ag_sync(ag))
@@ -25,6 +29,7 @@
 #define ag_store_release32(word, value) (sim_point(), ag_store_release32(word, value))
 #define ag_fetch_add(ag, word, n) (sim_point(), ag_fetch_add(ag, word, n))
 #define ag_fetch_add64(ag, word, n) (sim_point(), ag_fetch_add64(ag, word, n))
+#define ag_add_fenced(ag, word, n) (sim_point(), ag_add_fenced(ag, word, n))
 #define ag_claim_slots(ag, ring, n, seen) (sim_point(), ag_claim_slots(ag, ring, n, seen))
 #define ag_look(word) (sim_point(), ag_look(word))
 #define ag_look_behind(word) (sim_point(), ag_look_behind(word))

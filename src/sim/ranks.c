@@ -157,6 +157,12 @@ static void net_notify(void *context, int rank, int index)
     sim_proxy_notify(rank, index);
 }
 
+static void net_landed(void *context, int from, int to, uint64_t at, uint32_t bytes)
+{
+    (void)context;
+    sim_rule_landed(from, to, at, bytes);
+}
+
 static uint64_t net_next(void *self)
 {
     return sim_net_next(self);
@@ -183,6 +189,7 @@ static struct sim_net *net_begin(const struct sim_net_options *given, int spares
     options.clock = net_clock;
     options.notify = net_notify;
     options.seat = net_seat;
+    options.landed = net_landed;
     options.nranks += spares;
     if (cost_model())
         options.costs = &net_costs;
@@ -229,7 +236,7 @@ int sim_run_ranks(const struct sim_setup *setup, int (*fn)(int rank, int n, epx_
     sched.nranks += setup->spares;
     memset(outcome, 0, sizeof(*outcome));
     memset(naps, 0, sizeof(naps));
-    sim_rules_begin();
+    sim_rules_begin(setup->watch_rows);
     snprintf(outcome->stuck, sizeof(outcome->stuck), "no memory for the simulation");
     if (setup->cost) {
         if (cost_begin(setup->cost) != 0)
@@ -257,6 +264,7 @@ int sim_run_ranks(const struct sim_setup *setup, int (*fn)(int rank, int n, epx_
     runtime_swap(NULL);
     net_end(world, outcome);
     snprintf(outcome->broken, sizeof(outcome->broken), "%s", sim_rules_broken());
+    sim_rules_end();
     sim_conns_end();
     sim_machines = NULL;
     sim_end();

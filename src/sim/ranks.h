@@ -15,6 +15,7 @@ struct sim_setup {
     struct sim_options sched;
     const struct sim_net_options *net; /* NULL = none */
     uint64_t gather_ns;                /* how long one all-gather waits for the other ranks */
+    int watch_rows;                    /* of combine: by whom they were written (sim/rules.h) */
     const uint8_t *node_of;            /* [nranks]: which machine each rank is on; NULL = all on one */
     const struct cost_setup *cost;     /* NULL = virtual time means nothing; else see sim/cost.h */
     int spares;                        /* processes behind the ranks, without a bootstrap: they may join */

@@ -2,6 +2,7 @@
 #include "sim/rules.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "sim/sched.h"
@@ -21,11 +22,32 @@ static struct {
 static int ngone;
 static uint64_t holds[SIM_MAX_RANKS];
 
-void sim_rules_begin(void)
+/* without[d][r]: d goes on without r. Of the ranks of small cases: larger ones have no masks. */
+enum { MOST_MASKED = 64 };
+static uint8_t without[MOST_MASKED][MOST_MASKED];
+
+/* Of each rank's heap, for every 16 bytes that rows were written to: 1 + who wrote last. */
+enum { UNIT = 16 };
+static struct {
+    uint8_t *who;
+    size_t units;
+} rows_of[MOST_MASKED];
+static int watches_rows;
+
+void sim_rules_end(void)
 {
+    for (int r = 0; r < MOST_MASKED; r++)
+        free(rows_of[r].who);
+    memset(rows_of, 0, sizeof(rows_of));
+}
+
+void sim_rules_begin(int watch_rows)
+{
+    watches_rows = watch_rows;
     broken[0] = 0;
     ngone = 0;
     memset(holds, 0, sizeof(holds));
+    memset(without, 0, sizeof(without));
 }
 
 void sim_rule_joined(int rank, uint64_t process)
@@ -114,4 +136,57 @@ void sim_rule_ends(const struct group_dev *g, uint64_t word)
 void sim_rule_late_read(int from, int to)
 {
     breach("the network read memory of rank %d, which had given up, for rank %d", from, to);
+}
+
+void sim_rule_goes_on(int rank, int peer)
+{
+    if (rank < MOST_MASKED && peer < MOST_MASKED)
+        without[rank][peer] = 1;
+    /* Most often it wakes up soon, in the midst of what the others do without it. */
+    if (watches_rows && sim_draw(4))
+        sim_rouse(peer, sim_draw(1000u << sim_draw(15)));
+}
+
+void sim_rule_members(int rank, int nranks, const uint8_t *out)
+{
+    for (int r = 0; r < nranks && r < MOST_MASKED && rank < MOST_MASKED; r++)
+        without[rank][r] = out[r];
+}
+
+void sim_rule_writes(int from, int to)
+{
+    /* A dead one that is raised in the end writes into memory of those that ended before. */
+    if (from < MOST_MASKED && to < MOST_MASKED && without[to][from] && !sim_has_died(sim_rank()))
+        breach("rank %d writes rows into memory of rank %d, which goes on without it", from, to);
+}
+
+static int watch(int rank, uint64_t end)
+{
+    const size_t units = (size_t)(end / UNIT) + 1;
+    uint8_t *more;
+
+    if (units <= rows_of[rank].units)
+        return 1;
+    more = realloc(rows_of[rank].who, 2 * units);
+    if (!more)
+        return 0;
+    memset(more + rows_of[rank].units, 0, 2 * units - rows_of[rank].units);
+    rows_of[rank].who = more;
+    rows_of[rank].units = 2 * units;
+    return 1;
+}
+
+void sim_rule_landed(int from, int to, uint64_t at, uint64_t bytes)
+{
+    if (watches_rows && from < MOST_MASKED && to < MOST_MASKED && watch(to, at + bytes))
+        memset(rows_of[to].who + at / UNIT, 1 + from, (size_t)((bytes + UNIT - 1) / UNIT));
+}
+
+void sim_rule_sums(int rank, int from, uint64_t at, uint64_t bytes)
+{
+    if (!watches_rows || rank >= MOST_MASKED || !watch(rank, at + bytes))
+        return;
+    for (uint64_t unit = at / UNIT; unit * UNIT < at + bytes; unit++)
+        if (rows_of[rank].who[unit] != 1 + from)
+            breach("rank %d sums a row that was written last by rank %d", rank, rows_of[rank].who[unit] - 1);
 }

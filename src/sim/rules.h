@@ -9,6 +9,9 @@
  *
  *   a process has joined          no kernel of a rank of its node ends as good with the memory of the process before
  *
+ *   a row is written              its reader has not gone on without the writer ("Masks")
+ *   a row is summed               nobody has written there since the rank of which it is expected
+ *
  * The first three are asked by the kernels (AG_LOOKED and AG_ENDS of kernel/agent.h) and the network, the last by the
  * test's program. A rank that has given up says so in its control block, where the ranks of its node and the network
  * see it.
@@ -18,7 +21,9 @@
 
 #include "kernel/params.h"
 
-void sim_rules_begin(void);
+/* watch_rows: who wrote the rows that combine sums. */
+void sim_rules_begin(int watch_rows);
+void sim_rules_end(void);
 /* An agent of rank g->rank has done its last read: a rank of its node that has given up by now, or -1. */
 int sim_rule_gone(const struct group_dev *g);
 /* It has looked since then whether its operation has failed. */
@@ -31,6 +36,15 @@ void sim_rule_reuse(int rank, int nranks, void *const *heaps);
 void sim_rule_late_read(int from, int to);
 /* The process `process` (struct control) has the place of `rank` now; the one before is gone. */
 void sim_rule_joined(int rank, uint64_t process);
+/* `rank` goes on without `peer`: it has masked it in an operation. */
+void sim_rule_goes_on(int rank, int peer);
+/* `rank` has recovered; out[r]: without r. */
+void sim_rule_members(int rank, int nranks, const uint8_t *out);
+/* A kernel of rank `from` is about to write into memory of rank `to`, of its node. */
+void sim_rule_writes(int from, int to);
+/* Bytes of `from` are in the heap of `to` now; `rank` is about to sum a row of `from` there. */
+void sim_rule_landed(int from, int to, uint64_t at, uint64_t bytes);
+void sim_rule_sums(int rank, int from, uint64_t at, uint64_t bytes);
 /* "" or the first breach. */
 const char *sim_rules_broken(void);
 

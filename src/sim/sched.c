@@ -203,6 +203,17 @@ static void rank_thaw(int rank)
             task_make_runnable(sim.all[i]);
 }
 
+void sim_rouse(int rank, uint64_t ns)
+{
+    const uint64_t then = sim.now + ns;
+
+    if (rank >= sim.o.nranks || !sim.rank[rank].thaw || sim.rank[rank].thaw <= then || sim.rank[rank].dead)
+        return;
+    sim.rank[rank].thaw = then;
+    if (then < sim.next_timer)
+        sim.next_timer = then;
+}
+
 static void rank_freeze(const struct sim_fault *fault)
 {
     struct rank_state *r = &sim.rank[fault->rank];

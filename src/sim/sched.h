@@ -91,6 +91,8 @@ const void *sim_task_id(void);
 /* Whatever the running task keeps for itself; NULL at first. */
 void sim_set_data(void *data);
 void *sim_data(void);
+/* A rank that stalls wakes up after `ns`, unless it would earlier. */
+void sim_rouse(int rank, uint64_t ns);
 /* By a fault, and not raised again. */
 int sim_is_dead(int rank);
 /* The same, though it may have been raised in the end. */

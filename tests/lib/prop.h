@@ -69,6 +69,7 @@ struct prop_case {
     int timeout_ms; /* 0 = the tests' usual one */
     int may_fail;   /* ranks stall or die: a call may end with a status, but what is reported as good must be right */
     int recover; /* after such an end, ranks mask whom they blame, clear the error and go on with those that are left */
+    int goes_on; /* low latency: ranks that mask another go on without a recovery; results are not compared then */
     int spares;  /* processes that ask for the places of these ranks, some time after the group exists */
     int replaces[PROP_MAX_SPARES];
     int late;      /* 1 + the rank that comes too late to an operation, by more than the deadline; 0 = none */
@@ -96,6 +97,8 @@ void prop_recoveries(uint64_t *ranks, uint64_t *rounds);
 void prop_joins(uint64_t *processes, uint64_t *rounds);
 /* NULL, or called when a process has joined. */
 extern void (*prop_joined)(epx_group *group);
+/* NULL, or called when a rank has recovered: what its group says of members is new. */
+extern void (*prop_recovered)(epx_group *group);
 /* NULL, or called before a rank uses its tensors for something else, while its group exists. */
 extern void (*prop_reuses)(epx_group *group);
 /* NULL, or called when a rank was told of a failure that faults excuse: whom does it blame? */

@@ -25,6 +25,7 @@ struct shared {
     size_t error_bytes;
     int lock;
     char ticket[EPX_TICKET_BYTES]; /* of the group, once it exists */
+    int masked;                    /* goes_on: a rank was masked, and nothing is compared until a recovery */
     int stage;                     /* 2: members have called epx_mask_clean */
     struct kept *kept;             /* tensors that a late rank may still read */
 };
@@ -56,6 +57,7 @@ struct actor {
     struct prop_rng rng; /* this rank's own choices */
     struct workload w;
     const struct oracle_route *route;
+    int masked;               /* goes_on: this rank has masked another */
     struct oracle_route left; /* after a recovery: without those that are out */
     struct oracle_recv recv;
     struct buffer buffer[PROP_MAX_BUFFERS];

@@ -44,6 +44,8 @@ int actors_check_stats(struct actor *actors, const struct prop_case *c, int grou
 
 /* ---- Going on without some --------------------------------------------------------------------------------------- */
 
+void (*prop_recovered)(epx_group *group);
+
 static struct {
     uint64_t ranks, rounds;
 } recovered;
@@ -128,6 +130,8 @@ static int clean_and_go_on(struct actor *actors, const struct prop_case *c, int3
 
     a->shared->stage = 2;
     rc = recovery_status(a, "epx_mask_clean", epx_mask_clean(a->group, NULL));
+    if (!rc && prop_recovered)
+        prop_recovered(a->group);
     return rc ? rc : go_on(actors, c, mask);
 }
 
@@ -140,6 +144,8 @@ int actors_recover(struct actor *actors, const struct prop_case *c)
 
     if (!rc)
         rc = recovery_status(a, "epx_group_error_clear", epx_group_error_clear(a->group));
+    if (!rc && prop_recovered)
+        prop_recovered(a->group);
     if (!rc) {
         __atomic_fetch_add(&recovered.ranks, 1, __ATOMIC_RELAXED);
         rc = go_on(actors, c, mask);

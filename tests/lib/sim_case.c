@@ -226,6 +226,34 @@ static void choose_recovery(struct sim_case *c)
     c->prop.recover = 1;
 }
 
+/* Ranks that are masked, or left out, while they are only late: they sleep for one to five deadlines, and most wake up
+ * while the others go on. Those go on by themselves in low latency, and by a recovery in both modes. */
+static void choose_late(struct sim_case *c)
+{
+    struct sim_options *s = &c->setup.sched;
+    const uint64_t timeout_ns = (uint64_t)c->prop.timeout_ms * 1000000u;
+    struct prop_rng own = {workload_hash(c->seed, 0x1a7e)};
+    int high = 0;
+
+    c->faults = SIM_FAULT_LATE;
+    c->setup.watch_rows = 1;
+    c->prop.may_fail = 1;
+    c->prop.enable_mask = 1;
+    c->prop.recover = 1;
+    c->prop.ngroups = 1;
+    for (int i = 0; i < c->prop.nhandles; i++) {
+        c->prop.handle[i].async = 0;
+        high |= c->prop.handle[i].mode == EPX_HIGH_THROUGHPUT;
+    }
+    c->prop.goes_on = !high;
+    c->prop.pairs += high ? 0 : 2; /* operations that meet slots of those before the mask */
+    s->nfaults = 1 + prop_chance(&own, 20);
+    for (int i = 0; i < s->nfaults; i++)
+        s->fault[i] = (struct sim_fault){.at = draw_moment(&own),
+                                         .ns = timeout_ns + timeout_ns / 16 * (uint64_t)prop_draw(&own, 64),
+                                         .rank = prop_draw(&own, s->nranks)};
+}
+
 /* Others come for the places of those that die; now and then two for one place. */
 static void choose_spares(struct sim_case *c)
 {
@@ -259,6 +287,8 @@ void sim_case_draw(struct sim_case *c, uint64_t seed, const struct sim_case_opti
     choose_recovery(c);
     if (options->faults & SIM_FAULT_JOIN)
         choose_spares(c);
+    if (options->faults & SIM_FAULT_LATE)
+        choose_late(c);
 }
 
 /* ---- Running ------------------------------------------------------------------------------------------------ */
@@ -297,6 +327,11 @@ static void reuses(epx_group *group)
 static void has_joined(epx_group *group)
 {
     sim_rule_joined(group->rank, membership_incarnation(group->membership, group->rank));
+}
+
+static void has_recovered(epx_group *group)
+{
+    sim_rule_members(group->rank, group->nranks, group->map.out);
 }
 
 /* Is it a fault of this rank that others see? A stall within a slice of a wait (kernel/sync.h) is none. */
@@ -350,10 +385,12 @@ int sim_case_run(const struct sim_case *c, struct sim_report *report)
     prop_reuses = reuses;
     prop_told = told;
     prop_joined = has_joined;
+    prop_recovered = has_recovered;
     rc = prop_run_case_on(&c->prop, simulated_ranks, report->error, sizeof(report->error));
     prop_reuses = NULL;
     prop_told = NULL;
     prop_joined = NULL;
+    prop_recovered = NULL;
     if (report->wrong_blame[0] && rc == 0) {
         snprintf(report->error, sizeof(report->error), "%s", report->wrong_blame);
         rc = -1;

@@ -10,7 +10,8 @@
 #include "sim/ranks.h"
 
 /* JOIN: processes come for the places of ranks that die. */
-enum { SIM_FAULT_DELAY = 1, SIM_FAULT_DEATH = 2, SIM_FAULT_JOIN = 4 };
+/* LATE: stalls beyond the deadline, in groups with masks: the others go on, and the rank wakes up among them. */
+enum { SIM_FAULT_DELAY = 1, SIM_FAULT_DEATH = 2, SIM_FAULT_JOIN = 4, SIM_FAULT_LATE = 8 };
 
 struct sim_case_options {
     int ranks;       /* 0 = drawn */

@@ -59,6 +59,7 @@ static void without_a_bug_nothing_is_found(void **state)
     assert_int_equal(find(0, 0, 100, error, sizeof(error)), 0);
     assert_int_equal(find(0, FAULTS, 100, error, sizeof(error)), 0);
     assert_int_equal(find(0, SIM_FAULT_DEATH | SIM_FAULT_JOIN, 100, error, sizeof(error)), 0);
+    assert_int_equal(find(0, SIM_FAULT_LATE, 100, error, sizeof(error)), 0);
 }
 
 static void a_missing_wait_for_slot_reuse_is_found(void **state)
@@ -140,6 +141,19 @@ static void memory_reused_before_the_network_has_read_it_is_found(void **state)
     is_found(BUG_NO_STOP, FAULTS, "the network read memory of rank");
 }
 
+static void a_late_rank_that_writes_into_reused_memory_is_found(void **state)
+{
+    (void)state;
+    is_found(BUG_LATE_WRITES, SIM_FAULT_LATE, "which goes on without it");
+}
+
+/* Between nodes. Found by who wrote the rows that are summed. */
+static void rows_that_return_to_where_a_masked_rank_puts_some_are_found(void **state)
+{
+    (void)state;
+    is_found(BUG_LANDING, SIM_FAULT_LATE, "written last by rank");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -157,6 +171,8 @@ int main(void)
         cmocka_unit_test(a_rank_that_gives_up_in_silence_is_found),
         cmocka_unit_test(a_missing_look_at_the_abort_word_is_found),
         cmocka_unit_test(memory_reused_before_the_network_has_read_it_is_found),
+        cmocka_unit_test(a_late_rank_that_writes_into_reused_memory_is_found),
+        cmocka_unit_test(rows_that_return_to_where_a_masked_rank_puts_some_are_found),
     };
 
     setenv("EPX_LOG", "none", 0);

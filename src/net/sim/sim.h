@@ -47,6 +47,8 @@ struct sim_net_options {
     int (*seat)(void *context);
     /* Endpoint `index` of process `seat` has something to poll. May be NULL. */
     void (*notify)(void *context, int seat, int index);
+    /* Bytes of rank `from` have been written `at` bytes into the heap of rank `to`. May be NULL. */
+    void (*landed)(void *context, int from, int to, uint64_t at, uint32_t bytes);
     void *context;
 };
 

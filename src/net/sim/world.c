@@ -267,6 +267,8 @@ static void copy_bytes(struct sim_net *w, const struct sim_endpoint *from, const
     }
     if (bytes)
         memcpy(to->heap + put->target + offset, from->heap + put->source + offset, bytes);
+    if (bytes && w->o.landed)
+        w->o.landed(w->o.context, from->rank, to->rank, put->target + offset, bytes);
 }
 
 /* The receiver's card handles one after the other, in the order of arrival. */
