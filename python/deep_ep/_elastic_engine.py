@@ -124,11 +124,19 @@ class ElasticEngine(Engine):
                 max_hidden_bytes=16, max_topk=1, alloc_bytes=4096, num_agents=1, timeout_ms=self.settings.timeout_ms)
         return group
 
-    def close(self, handles_too: bool) -> None:
-        """Destroys the groups. Local."""
+    def _close_small(self) -> None:
         small, self._small = self._small, {}
         for group in small.values():
             group.destroy()
+
+    def recover(self) -> None:
+        """Destroys the groups; the next calls create new ones."""
+        self._close_small()
+        super().recover()
+
+    def close(self, handles_too: bool) -> None:
+        """Destroys the groups. Local."""
+        self._close_small()
         super().close(handles_too)
 
 

@@ -32,5 +32,5 @@ def say_unused(rank: int, nnodes: int) -> None:
     _said = True
     offered = {None: "no GPU here", True: "the driver offers fabric handles", False: "the driver offers none"}
     logging.getLogger("deep_ep").warning(
-        "allow_mnnvl, use_fabric: no effect: EPX maps memory of GPUs of one host and reaches the %d nodes of this group "
-        "by the network (%s)", nnodes, offered[fabric_supported()])
+        "allow_mnnvl, use_fabric: no effect: EPX maps memory of GPUs of one host and reaches the %d nodes of this "
+        "group by the network (%s)", nnodes, offered[fabric_supported()])

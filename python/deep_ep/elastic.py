@@ -109,13 +109,24 @@ class ElasticBuffer:
             raise refused("destroy: expected a buffer created with explicitly_destroy=True")
         self._close(True)
 
+    def recover(self) -> None:
+        """After a failure: the buffer can be used again. All ranks call it before the next operation. Handles from
+        before are not valid any more; Engram, pipeline and all-gather are to be configured again. An addition to
+        DeepEP's interface."""
+        self._open()
+        self._close_parts()
+        self._engine.recover()
+
+    def _close_parts(self) -> None:
+        for part in getattr(self, "_parts", {}).values():
+            part.close()
+        self._parts = {}
+        self._barriers.close()
+
     def _close(self, handles_too: bool) -> None:
         engine = getattr(self, "_engine", None)
         if engine is not None and not engine.closed:
-            for part in getattr(self, "_parts", {}).values():
-                part.close()
-            self._parts = {}
-            self._barriers.close()
+            self._close_parts()
             engine.close(handles_too)
         self.runtime = None
 

@@ -90,6 +90,11 @@ class HybridEPBuffer:
         self.max_num_of_tokens_per_rank = max(engine.settings.max_tokens, *given)
         self.num_of_nodes = self._elastic.num_rdma_ranks
 
+    def recover(self) -> None:
+        """After a failure: the buffer can be used again. All ranks call it before the next operation. Handles from
+        before are not valid any more. An addition to DeepEP's interface."""
+        self._elastic.recover()
+
     def _routing(self, hidden: torch.Tensor, routing_map: Any, probs: Any, topk_idx: Any, topk_weights: Any,
                  experts: Any, on_device: bool) -> Tuple[torch.Tensor, Optional[torch.Tensor], int]:
         """(indices, weights or None, experts) of either form of a routing. `on_device`: where a token has too many

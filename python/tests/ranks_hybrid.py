@@ -5,6 +5,7 @@ import contextlib
 from typing import Any, Iterator, List, Optional
 
 import deep_ep
+import epx
 import torch
 import torch.distributed as dist
 from reference import Work, same_bits
@@ -142,3 +143,21 @@ def test_hybrid_errors(world: World) -> None:
             assert what in str(error), error
         else:
             raise AssertionError("expected an error about " + what)
+
+
+def test_hybrid_recovers(world: World) -> None:
+    """More rows than num_permuted_tokens end the operation on all ranks; after recover() the buffer works."""
+    world.only("cpu")
+    with environment(EPX_TIMEOUT_MS="3000"):
+        work = Work(world.nranks, 20, 128, 3 * world.nranks, 4, seed=32, uneven=False)
+        buffer = deep_ep.HybridEPBuffer(dist.group.WORLD, 128, 20, 3)
+        try:
+            buffer.dispatch_with_permute(hidden=work.x[world.rank], routing_map=routing_map(work, world.rank),
+                                         num_permuted_tokens=2, non_blocking=True)
+            raise AssertionError("too few num_permuted_tokens were accepted")
+        except epx.EpxError as error:
+            assert "recover()" in str(error), error
+    world.meet()
+    buffer.recover()
+    check(world, buffer, work, 1, False, 7)
+    world.meet()
