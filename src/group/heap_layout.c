@@ -184,8 +184,8 @@ static uint64_t recv_row_bytes(const struct ht_layout *ht, uint64_t K)
     return ht->pitch + ht->scale_pitch + K * 4 + K * 8 + 8 + (K + 2) * 4;
 }
 
-/* Rows of the receive buffer, and the windows for those that are more (kernel/ht_window.h). Who says how many rows there
- * are at most (max_recv_tokens) gets room for them, and no windows. */
+/* Rows of the receive buffer, and the windows for those that are more (kernel/ht_window.h). Who says how many rows
+ * there are at most (max_recv_tokens) gets room for them, and no windows. */
 static void plan_ht_node(const struct settings *set, struct ht_layout *ht)
 {
     const uint64_t M = (uint64_t)set->max_tokens, K = (uint64_t)set->max_topk, row = recv_row_bytes(ht, K);

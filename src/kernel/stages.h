@@ -18,9 +18,10 @@
  *   Low-latency operations are one launch each: a combine in three took 83 instead of 69 us in a graph of the H200, and
  *   a pair 350 instead of 160 us without one, under MPS, where every launch of eight processes takes its time.
  *
- *   * between nodes, or through windows (ht_window.h), only   + only where a tensor lies in memory that peers do not reach
- *   [ ] as often as there are turns (ht_rounds.h) or steps (ht_window.h): a launch that waits for rows never has SMs that move
- *   rows, and the number of launches is bounded by that of rounds, which the host knows or can bound
+ *   * between nodes only, but for gates of windows   + only where a tensor lies in memory that peers do not reach
+ *   [ ] as often as there are turns (ht_rounds.h) or steps (ht_window.h): a launch that waits for rows never has SMs
+ *   that move rows, and the number of launches is bounded by that of rounds or windows, which the host knows or can
+ *   bound
  */
 #ifndef EPX_KERNEL_STAGES_H
 #define EPX_KERNEL_STAGES_H

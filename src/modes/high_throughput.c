@@ -218,9 +218,9 @@ static uint64_t in_place_offset(const struct epx_handle *handle, const struct di
     return (offset | (uint64_t)p->in.stride | (uint64_t)p->signature.hidden_bytes) % COMMAND_UNIT ? 0 : offset;
 }
 
-/* Where each stage is a launch: between nodes turns of rounds; on one node windows of so many tokens. What the update has found, or the most that there can
- * be: the update has not run, or may run again before a graph does, or was another handle's
- * (epx_handle_config.memory). */
+/* Where each stage is a launch: between nodes turns of rounds; on one node windows of so many tokens. What the update
+ * has found, or the most that there can be: the update has not run, or may run again before a graph does, or was
+ * another handle's (epx_handle_config.memory). */
 static int turns_of(const struct epx_handle *handle, struct device_stream *stream, int window)
 {
     const struct epx_group *group = handle->group;

@@ -91,8 +91,7 @@ for device in cuda hip; do
     try "$device: low latency, FP8" "$build/epx" bench ll "${small[@]}" --hidden 1408 --dtype fp8
     try "$device: low latency, LogFMT" "$build/epx" bench ll "${small[@]}" --hidden 1536 --logfmt
     try "$device: high throughput" "$build/epx" bench ht "${small[@]}" --hidden 1400
-    EPX_HT_NODE_BYTES=1 try "$device: high throughput through windows" "$build/epx" bench ht "${small[@]}" --hidden 1024 \
-        --plain-memory
+    EPX_HT_NODE_BYTES=1 try "$device: windows" "$build/epx" bench ht "${small[@]}" --hidden 1024 --plain-memory
     try "$device: high throughput by the clock" "$build/epx" bench ht "${small[@]}" --hidden 1024 --timing wall
     try "$device: ranks as threads, fp8 input" "$build/epx" bench ht --device $device --ranks 2 --tokens 9 \
         --experts 12 --hidden 1024 --iters 2 --threads --dtype fp8-input

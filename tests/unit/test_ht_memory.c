@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * High throughput: EPX's own memory does not grow with the number of ranks. 4096 tokens, hidden 7168 BF16, top-8, 8 to
- * 1024 ranks: in nodes of 8 ranks with receive tensors in reach (max_recv_tokens says that none passes through a buffer),
- * and on one node with tensors in any memory.
+ * 1024 ranks: in nodes of 8 ranks with receive tensors in reach (max_recv_tokens says that none passes through a
+ * buffer), and on one node with tensors in any memory.
  */
 #include <inttypes.h>
 

@@ -3,8 +3,8 @@
  * Does the simulation find bugs? Kernels and proxies are compiled for this program with thirteen of them, each behind a
  * switch (kernel/inject_bug.h): a wait for a slot's readers left out, a counter compared with the epoch before, a field
  * of the immediate one bit too narrow; a credit given too early, between nodes and in a node, and a round counted
- * twice; an aggregate that misses a peer; the heap of a process that was replaced, still mapped; rows and headers between nodes in wrong places; and the
- * three steps of the rule of completion (docs/design.md), each left out.
+ * twice; an aggregate that misses a peer; the heap of a process that was replaced, still mapped; rows and headers
+ * between nodes in wrong places; and the three steps of the rule of completion (docs/design.md), each left out.
  * Every one must be found within 1,000 seeds. One thread: nothing for ThreadSanitizer. ctest: timeout=180 labels=notsan
  */
 #include <stdio.h>
