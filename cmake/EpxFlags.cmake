@@ -23,18 +23,18 @@ if(EPX_SANITIZE STREQUAL none)
     list(APPEND epx_compile_options $<$<CONFIG:Release>:-O3>)
     set(epx_timeout_factor 1)
 elseif(EPX_SANITIZE STREQUAL address)
-    list(APPEND epx_compile_options -g -O1 -fno-omit-frame-pointer
+    list(APPEND epx_compile_options -g1 -O1 -fno-omit-frame-pointer
         -fsanitize=address,undefined -fno-sanitize-recover=all)
     list(APPEND epx_link_options -fsanitize=address,undefined)
     set(epx_timeout_factor 3)
 elseif(EPX_SANITIZE STREQUAL fuzz)
     # clang's libFuzzer: tests/fuzz. Programs other than the harnesses are not meant to be built so.
-    list(APPEND epx_compile_options -g -O1 -fno-omit-frame-pointer
+    list(APPEND epx_compile_options -g1 -O1 -fno-omit-frame-pointer
         -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all)
     list(APPEND epx_link_options -fsanitize=address,undefined)
     set(epx_timeout_factor 3)
 elseif(EPX_SANITIZE STREQUAL thread)
-    list(APPEND epx_compile_options -g -O1 -fno-omit-frame-pointer -fsanitize=thread)
+    list(APPEND epx_compile_options -g1 -O1 -fno-omit-frame-pointer -fsanitize=thread)
     list(APPEND epx_link_options -fsanitize=thread)
     if(CMAKE_C_COMPILER_ID STREQUAL GNU)
         # gcc warns that ThreadSanitizer does not follow stand-alone fences; say it, do not stop on it.

@@ -228,12 +228,12 @@ class Run:
         """From now on, what later stages need is compiled in idle time."""
         self.ahead.start(self.later)
 
-    def ctest(self, step, folder, scale, options, env=None, prefix=()):
-        """Runs tests and counts their cases."""
+    def ctest(self, step, folder, scale, options, env=None, prefix=(), crowd=2):
+        """Runs tests and counts their cases. A test takes two places (one, if it sleeps) of crowd * cores + 1."""
         report, parser = os.path.abspath(os.path.join(LOGS, step + ".xml")), CtestParser()
         if os.path.exists(report):
             os.remove(report)
-        argv = [*prefix, "ctest", "--test-dir", folder, "-j" + str(2 * int(self.jobs) + 1), "--no-tests=error",
+        argv = [*prefix, "ctest", "--test-dir", folder, "-j" + str(crowd * int(self.jobs) + 1), "--no-tests=error",
                 "--output-on-failure", "--test-output-size-passed", "1000000", "--test-output-size-failed", "1000000",
                 "--output-junit", report, *options]
         rc, output = self.command(step, argv, env={"EPX_TEST_SCALE": str(scale), **(env or {})}, parser=parser)

@@ -218,7 +218,9 @@ def other_build(name):
     """(folder, options of CMake) of a stage that compiles everything once more."""
     compiler, emulator = cross_tools()
     return {
-        "clang": ("build-clang", ["-DCMAKE_C_COMPILER=clang"]),
+        # Its warnings do not depend on the optimisation, unlike gcc's.
+        "clang": ("build-clang", ["-DCMAKE_C_COMPILER=clang", "-DCMAKE_BUILD_TYPE=RelWithDebInfo",
+                                  "-DCMAKE_C_FLAGS_RELWITHDEBINFO=-O1 -DNDEBUG"]),
         "address": ("build-asan", ["-DCMAKE_C_COMPILER=gcc", "-DEPX_SANITIZE=address"]),
         "thread": ("build-tsan", ["-DCMAKE_C_COMPILER=gcc", "-DEPX_SANITIZE=thread"]),
         "cross": ("build-cross", [
@@ -272,9 +274,9 @@ def address(run):
     env = {"UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
            "LSAN_OPTIONS": f"suppressions={os.getcwd()}/scripts/lsan.supp:print_suppressions=0"}
     env["ASAN_OPTIONS"] = f"detect_leaks={int(leaks is not None)}"
-    run.ctest("address", "build-asan", 0.12, ["-L", "^(ranks|leaks)$", "-LE", "^(slow|noasan)$"], env)
+    run.ctest("address", "build-asan", 0.12, ["-L", "^(ranks|leaks)$", "-LE", "^(slow|noasan)$"], env, crowd=3)
     env["ASAN_OPTIONS"] = f"detect_leaks={int(quick)}"
-    run.ctest("address-rest", "build-asan", 0.12, ["-LE", "^(slow|noasan|ranks|leaks)$"], env)
+    run.ctest("address-rest", "build-asan", 0.12, ["-LE", "^(slow|noasan|ranks|leaks)$"], env, crowd=3)
 
 
 def thread(run):
@@ -288,7 +290,7 @@ def thread(run):
             return
     env = {"TSAN_OPTIONS": "halt_on_error=1:die_after_fork=0:second_deadlock_stack=1"}
     if run.build("thread", *other_build("thread")):
-        run.ctest("thread", "build-tsan", 0.1, ["-LE", "^(slow|notsan)$"], env, prefix)
+        run.ctest("thread", "build-tsan", 0.1, ["-LE", "^(slow|notsan)$"], env, prefix, crowd=3)
 
 
 def cross(run):

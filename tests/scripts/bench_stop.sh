@@ -45,7 +45,7 @@ stop_one "a rank that is stopped between barriers, ht" 1.5 ht --check
 stop_one "a rank that is stopped in a measurement by events" 1 ll --timing events
 
 # Ranks that work longer than the deadline without a barrier are not late.
-"$epx" bench ll --ranks 2 --tokens 64 --hidden 2048 --experts 16 --timing events --iters 4000 --timeout 2 --json \
+"$epx" bench ll --ranks 2 --tokens 64 --hidden 1024 --experts 16 --timing events --iters 3000 --timeout 1 --json \
     >"$work/out" 2>"$work/err" && echo "ok: a series that takes longer than --timeout" ||
         fail "a series that takes longer than --timeout"
 

@@ -87,9 +87,9 @@ wait $first && wait $second || { echo "FAILED: the modules do not compile"; exit
 
 for device in cuda hip; do
     export EPX_MODULE_DIR=$work/$device EPX_TEST_DEVICE=$device
-    small=(--device $device --ranks 3 --tokens 9 --experts 12 --iters 2 --warmup 1 --check)
+    small=(--device $device --ranks 3 --tokens 9 --experts 12 --iters 1 --warmup 0 --check)
     try "$device: low latency, FP8" "$build/epx" bench ll "${small[@]}" --hidden 1408 --dtype fp8
-    try "$device: low latency, LogFMT" "$build/epx" bench ll "${small[@]}" --hidden 1536 --logfmt
+    try "$device: low latency, LogFMT" "$build/epx" bench ll "${small[@]}" --tokens 4 --hidden 1536 --logfmt
     try "$device: high throughput" "$build/epx" bench ht "${small[@]}" --hidden 1400
     EPX_HT_NODE_BYTES=1 try "$device: windows" "$build/epx" bench ht "${small[@]}" --hidden 1024 --plain-memory
     try "$device: high throughput by the clock" "$build/epx" bench ht "${small[@]}" --hidden 1024 --timing wall
@@ -104,7 +104,7 @@ for device in cuda hip; do
     EPX_DEVICE=$device try "$device: more tokens than the group is for" "$build/tests/test_ht_tokens"
     EPX_DEVICE=$device try "$device: NVFP4" "$build/tests/test_nvfp4"
     EPX_DEVICE=$device try "$device: counts of epx_dispatch_layout" "$build/tests/test_layout"
-    try "$device: commands to the proxies" "$build/epx" bench ring --device $device --rings 2 --agents 3 --ms 20
+    try "$device: commands to the proxies" "$build/epx" bench ring --device $device --rings 2 --agents 3 --ms 5
     modes=mixed
     [ $device = cuda ] && modes="ll ht" # what is different with 64 lanes is few lines: one kind of random case will do
     for mode in $modes; do
