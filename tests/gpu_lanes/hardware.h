@@ -372,6 +372,16 @@ KFN uint32_t max_u16x2(uint32_t a, uint32_t b)
     return high << 16 | low;
 }
 
+KFN uint32_t max_s16x2(uint32_t a, uint32_t b)
+{
+    return max_u16x2(a ^ 0x80008000u, b ^ 0x80008000u) ^ 0x80008000u;
+}
+
+KFN uint32_t rotate_left(uint32_t v, int n)
+{
+    return v << n | v >> (32 - n);
+}
+
 KFN uint32_t umax(uint32_t a, uint32_t b)
 {
     return a > b ? a : b;
@@ -405,6 +415,7 @@ KFN uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector)
 #define __fsub_rn(a, b) ((float)(a) - (float)(b))
 #define __fmul_rn(a, b) ((float)(a) * (float)(b))
 #define __fdiv_rn(a, b) ((float)(a) / (float)(b))
+#define __frcp_rn(a) (1.0f / (float)(a))
 #define __fmaf_rn fmaf
 #define __ushort_as_half(h) (h)
 #define __half2float fp16_to_float

@@ -356,8 +356,9 @@ KFN void ag_reduce_groups(struct agent *ag, void *out, int dtype, int hidden, co
 
 /* ---- LogFMT rows ------------------------------------------------------------------------------------------------ */
 
-#define LOGFMT_AHEAD 3                       /* rows whose loads are in flight */
-#define LOGFMT_RANGES (WARP / LOGFMT_GROUPS) /* rows whose ranges the lanes compute together */
+#ifndef LOGFMT_ROWS
+#define LOGFMT_ROWS 8 /* whose loads are in flight, and whose ranges the lanes compute together; even */
+#endif
 
 /* Where a lane's row is: lane r follows row r from block to block. */
 struct logfmt_place {
@@ -400,47 +401,76 @@ KFN struct logfmt_range logfmt_ranges(const struct logfmt_place &at, const struc
     return logfmt_range_of(range & 0xffffu, range >> 16);
 }
 
-/* What a lane loads of row r, if there is one. */
-KFN struct logfmt_raw logfmt_load_row(const struct logfmt_place &at, const struct sum_in &in, int r, int block, int n,
-                                      int *coded)
+KFN struct logfmt_range logfmt_range_from(const struct logfmt_range &own, int lane)
+{
+    struct logfmt_range r;
+
+    r.log_amin = __shfl_sync(ALL_LANES, own.log_amin, lane);
+    r.step = __shfl_sync(ALL_LANES, own.step, lane);
+    return r;
+}
+
+/* The lane's block of row r, if there is one. */
+KFN const char *logfmt_block_of(const struct logfmt_place &at, int r, int block, int *coded)
 {
     const int group = lane_id() / 16;
     const uint32_t bits = __shfl_sync(ALL_LANES, at.word, r % WARP) >> block % 32;
     const char *from = (const char *)__shfl_sync(ALL_LANES, (unsigned long long)at.block, r % WARP);
 
     *coded = (int)(bits >> group & 1);
-    return logfmt_load(from + logfmt_bytes(bits, group), *coded, r < in.n ? n : 0);
+    return from + logfmt_bytes(bits, group);
 }
 
-/* Adds rows first to first + LOGFMT_RANGES - 1 of a step to the lane's eight channels; n of these are in the row. The
- * loop is not unrolled: the code of a row fits the cache of instructions, and loads run ahead of it. */
+/* One of two rows, whose block may be raw or have codes that need more care. */
+KFN void logfmt_add_row(struct float8 *sum, const struct logfmt_place &at, const struct sum_in &in, int r, int block,
+                        int n, uint2 low, uint32_t bits, const struct logfmt_range &range, float weight)
+{
+    int coded;
+    const char *from = logfmt_block_of(at, r, block, &coded);
+
+    if (r < in.n)
+        floats_add(sum, coded ? logfmt_values<0>(low, bits, range) : logfmt_uncoded(from, low, n), 1, weight);
+}
+
+/* Adds rows first to first + LOGFMT_ROWS - 1 of a step to the lane's eight channels; n of these are in the row. The
+ * loop is not unrolled: the code of two rows fits the cache of instructions. */
 KFN void logfmt_add_rows(struct float8 *sum, const struct logfmt_place &at, float weights, const struct sum_in &in,
                          int first, int block, int n)
 {
-    const int end = in.n < first + LOGFMT_RANGES ? in.n : first + LOGFMT_RANGES;
-    struct logfmt_raw raw[LOGFMT_AHEAD];
-    int coded[LOGFMT_AHEAD];
+    const int end = in.n < first + LOGFMT_ROWS ? in.n : first + LOGFMT_ROWS;
+    const lanes_t two = ((lanes_t)1 << 2 * LOGFMT_GROUPS) - 1; /* rows' ranges */
+    struct logfmt_raw raw[LOGFMT_ROWS];
 
 #pragma unroll
-    for (int k = 0; k < LOGFMT_AHEAD; k++)
-        raw[k] = logfmt_load_row(at, in, first + k, block, n, &coded[k]);
+    for (int k = 0; k < LOGFMT_ROWS; k++) {
+        int coded;
+        const char *from = logfmt_block_of(at, first + k, block, &coded);
+        raw[k] = logfmt_load(from, coded, first + k < in.n ? n : 0);
+    }
     const struct logfmt_range ranges = logfmt_ranges(at, in, first, block);
+    const int short_step = __any_sync(ALL_LANES, n < 8);
+    const lanes_t plain = __ballot_sync(ALL_LANES, ranges.plain || lane_id() >= (end - first) * LOGFMT_GROUPS);
     ROLLED
-    for (int r = first; r < end; r++) {
+    for (int r = first; r < end; r += 2) {
         const int lane = (r - first) * LOGFMT_GROUPS + lane_id() / 16;
-        struct logfmt_range range;
-        int next_coded;
-        const struct logfmt_raw next = logfmt_load_row(at, in, r + LOGFMT_AHEAD, block, n, &next_coded);
-        range.log_amin = __shfl_sync(ALL_LANES, ranges.log_amin, lane);
-        range.step = __shfl_sync(ALL_LANES, ranges.step, lane);
-        floats_add(sum, logfmt_floats(raw[0], range, coded[0]), in.weighted, __shfl_sync(ALL_LANES, weights, r));
-#pragma unroll
-        for (int k = 0; k + 1 < LOGFMT_AHEAD; k++) {
-            raw[k] = raw[k + 1];
-            coded[k] = coded[k + 1];
+        const struct logfmt_range even = logfmt_range_from(ranges, lane);
+        const struct logfmt_range odd = logfmt_range_from(ranges, lane + LOGFMT_GROUPS);
+        /* A product by 1 is exact: rows without weights take no other way. */
+        const float even_weight = in.weighted ? __shfl_sync(ALL_LANES, weights, r) : 1.0f;
+        const float odd_weight = in.weighted ? __shfl_sync(ALL_LANES, weights, (r + 1) % WARP) : 1.0f;
+        const uint32_t bits = logfmt_transpose(__byte_perm(raw[0].word, raw[1].word, 0x5410));
+        const uint32_t even_bits = logfmt_bits_of(bits, 0), odd_bits = logfmt_bits_of(bits, 1);
+        if (!short_step && (plain >> (r - first) * LOGFMT_GROUPS & two) == two) {
+            floats_add(sum, logfmt_values<1>(raw[0].low, even_bits, even), 1, even_weight);
+            if (r + 1 < end)
+                floats_add(sum, logfmt_values<1>(raw[1].low, odd_bits, odd), 1, odd_weight);
+        } else {
+            logfmt_add_row(sum, at, in, r, block, n, raw[0].low, even_bits, even, even_weight);
+            logfmt_add_row(sum, at, in, r + 1, block, n, raw[1].low, odd_bits, odd, odd_weight);
         }
-        raw[LOGFMT_AHEAD - 1] = next;
-        coded[LOGFMT_AHEAD - 1] = next_coded;
+#pragma unroll
+        for (int k = 0; k + 2 < LOGFMT_ROWS; k++)
+            raw[k] = raw[k + 2];
     }
 }
 
@@ -458,7 +488,7 @@ KFN_STEP void sum_logfmt(const char *data, float weights, struct sum_in in, char
             if (in.bias[b] && n > 0)
                 floats_add(&sum, raw_floats<DTYPE_BF16>(raw_load_odd<DTYPE_BF16>(in.bias[b] + (size_t)mine * 2, n)), 0,
                            0.0f);
-        for (int first = 0; first < in.n; first += LOGFMT_RANGES)
+        for (int first = 0; first < in.n; first += LOGFMT_ROWS)
             logfmt_add_rows(&sum, at, weights, in, first, block, n);
         if (at.row)
             at.block += logfmt_bytes(at.word >> block % 32, LOGFMT_GROUPS);

@@ -27,8 +27,9 @@
  *   ring_wait(ring, n)                   batch n is there
  *   ring_fence                           by all lanes, then a barrier: what they wrote is seen by batches begun later
  *   pack_bf16, pack_fp16                 two floats in one word
- *   max_u16x2                            the larger of 16-bit numbers, two at a time
- *   add_magic_down(v, magic)             v + magic, rounded down: 0 <= v < 2^22, magic is 1.5 * 2^23
+ *   max_u16x2, max_s16x2                 the larger of 16-bit numbers, two at a time
+ *   rotate_left(v, n)                    0 < n < 32
+ *   add_magic_down(v, magic)             v + magic, rounded down: |v| < 2^22, magic is 1.5 * 2^23
  *   fp8_pair                             where FP8_PAIR is defined: two floats as OCP e4m3; not NaN
  */
 #ifndef EPX_DEVICE_GPU_CUDA_HARDWARE_CUH
@@ -306,6 +307,16 @@ KFN uint32_t pack_fp16(float low, float high)
 KFN uint32_t max_u16x2(uint32_t a, uint32_t b)
 {
     return __vmaxu2(a, b);
+}
+
+KFN uint32_t max_s16x2(uint32_t a, uint32_t b)
+{
+    return __vmaxs2(a, b);
+}
+
+KFN uint32_t rotate_left(uint32_t v, int n)
+{
+    return __funnelshift_l(v, v, (unsigned)n);
 }
 
 KFN float add_magic_down(float v, float magic)

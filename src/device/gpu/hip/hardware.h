@@ -64,6 +64,16 @@ KFN uint32_t max_u16x2(uint32_t a, uint32_t b)
     return umax(a & 0xffff0000u, b & 0xffff0000u) | umax(a & 0xffffu, b & 0xffffu);
 }
 
+KFN uint32_t max_s16x2(uint32_t a, uint32_t b)
+{
+    return max_u16x2(a ^ 0x80008000u, b ^ 0x80008000u) ^ 0x80008000u;
+}
+
+KFN uint32_t rotate_left(uint32_t v, int n)
+{
+    return v << n | v >> (32 - n);
+}
+
 KFN float add_magic_down(float v, float magic)
 {
     const float sum = v + magic;
