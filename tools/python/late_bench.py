@@ -5,9 +5,11 @@
     torchrun --nproc-per-node 4 tools/python/late_bench.py --tokens 64 --hidden 512 --experts 16     (CPU tensors)
 
 Rank 0 queues its part of a layer --late milliseconds after the others. They have queued theirs on one stream and
-multiply matrices on another meanwhile. The table has the time of a product alone, and beside such a wait, per operation
-that waits: the median over the ranks and the slowest rank, in microseconds, and their ratio. On CPU tensors a call
-returns when its operation is done, so that nothing runs beside it: there the program shows only that it works.
+multiply matrices on another meanwhile: all of them, or with --computing N ranks 1 to N only. One rank for a whole GPU
+is two ranks, of which the late one has nothing there. The table has the time of a product alone, and beside such a
+wait, per operation that waits: the median over the ranks and the slowest rank, in microseconds, and their ratio. With
+hooks, low latency has sent before the products and receives behind them. On CPU tensors a call returns when its
+operation is done, so that nothing runs beside it: there the program shows only that it works.
 """
 
 import argparse
@@ -81,6 +83,12 @@ class Layer:
         """High throughput."""
         self.buffer.combine(self.recv, self.handle)
 
+    def halves(self) -> Callable[[], None]:
+        """Low latency with hooks: sends, and returns what receives."""
+        _recv, _counts, _handle, _event, hook = self.buffer.low_latency_dispatch(
+            self.x[:self.few], self.idx[:self.few], self.few, self.experts, use_fp8=False, return_recv_hook=True)
+        return hook
+
     def pair(self) -> None:
         """Low latency: dispatch and combine."""
         recv, _counts, handle, _event, _hook = self.buffer.low_latency_dispatch(
@@ -88,32 +96,40 @@ class Layer:
         self.buffer.low_latency_combine(recv, self.idx[:self.few], self.weights[:self.few], handle)
 
 
-def beside(operation: Callable[[], None], products: Products, late_ms: float, device: torch.device) -> float:
-    """The median product of this rank while rank 0 comes late to the operation."""
+def beside(operation: Callable[[], Any], products: Products, late_ms: float, device: torch.device,
+           computing: bool) -> float:
+    """The median product of this rank, if it computes, while rank 0 comes late to the operation."""
     if device.type == "cuda":
         torch.cuda.synchronize()
     dist.barrier()
     if dist.get_rank() == 0:
         time.sleep(late_ms * 1e-3)
-    operation()
-    products.queue()
-    median = products.median_us()
+    rest = operation()
+    if computing:
+        products.queue()
+    median = products.median_us() if computing else 0.0
+    if rest is not None:
+        rest()
     if device.type == "cuda":
         torch.cuda.synchronize()
     return median
 
 
 def measure(layer: Layer, products: Products, args: argparse.Namespace, device: torch.device) -> Dict[str, List[float]]:
-    """Case -> the median of each rank but the late one."""
-    cases: Dict[str, Callable[[], None]] = {
-        "alone": lambda: None, "dispatch": layer.dispatch, "combine": layer.combine, "low latency": layer.pair}
+    """Case -> the median of each rank that computes and is not late."""
+    computing = dist.get_rank() <= args.computing
+    cases: Dict[str, Callable[[], Any]] = {
+        "alone": lambda: None, "dispatch": layer.dispatch, "combine": layer.combine, "low latency": layer.pair,
+        "low latency, hooks": layer.halves}
     rows = {}
     for name, operation in cases.items():
-        operation()
-        times = sorted(beside(operation, products, args.late, device) for _ in range(args.rounds))
+        rest = operation()
+        if rest is not None:
+            rest()
+        times = sorted(beside(operation, products, args.late, device, computing) for _ in range(args.rounds))
         every: List[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(every, times[len(times) // 2])
-        rows[name] = every[1:]
+        rows[name] = every[1:args.computing + 1]
     return rows
 
 
@@ -124,8 +140,10 @@ def main() -> None:
                         ("products", 8), ("rounds", 7)):
         parser.add_argument("--" + name, type=int, default=value)
     parser.add_argument("--late", type=float, default=5.0, help="milliseconds")
+    parser.add_argument("--computing", type=int, help="ranks that multiply; default: all")
     args = parser.parse_args()
     dist.init_process_group("gloo")
+    args.computing = min(args.computing or dist.get_world_size(), dist.get_world_size() - 1)
     device = torch.device(args.device)
     if device.type == "cuda":
         device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
@@ -136,8 +154,8 @@ def main() -> None:
     rows = measure(layer, products, args, device)
     layer.buffer.destroy()
     if dist.get_rank() == 0:
-        print("deep_ep, %d ranks on %s, rank 0 comes %g ms late; a product of %d x %d beside it" % (
-            dist.get_world_size(), device.type, args.late, args.size, args.size))
+        print("deep_ep, %d ranks on %s, rank 0 comes %g ms late; products of %d x %d of %d ranks beside it" % (
+            dist.get_world_size(), device.type, args.late, args.size, args.size, args.computing))
         print("| waits | median | slowest | of alone |\n|---|---|---|---|")
         alone = sorted(rows["alone"])[len(rows["alone"]) // 2]
         for name, times in rows.items():
