@@ -16,7 +16,7 @@ from ._engine import Engine, Pool
 from ._fabric import say_unused
 from ._layout import LayoutPlan, check_experts, dispatch_layout
 from ._settings import Settings, low_latency_hint
-from ._streams import CudaLaunch, HostLaunch, settle
+from ._streams import CudaLaunch, HostLaunch, current_address, settle
 from .config import Config
 from .utils import EventHandle, EventOverlap
 
@@ -237,9 +237,11 @@ class Buffer:
             check_experts(topk_idx, num_experts)
             event = EventOverlap(EventHandle()) if async_finish else EventOverlap()
             return (*dispatch_layout(topk_idx, num_experts, self.group_size, self._engine.node_of), event)
+        plan = self._layout_plan(topk_idx, num_experts)
+        if plan is not None and previous_event is None and not async_finish:
+            return (*plan.run(topk_idx, current_address(device)), EventOverlap())
         launch = launcher(None)
         with launch.context():
-            plan = self._layout_plan(topk_idx, num_experts)
             layout = plan.run(topk_idx, launch.address) if plan else dispatch_layout(
                 topk_idx, num_experts, self.group_size, self._engine.node_of)
         return (*layout, launch.finish([topk_idx], layout))
