@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What NCCL EP's own tests and rules pin, and no other file here: descriptors however they were made, windows into memory
- * that is in reach, handles with different K that take turns, low latency's top-k in the caller's memory, and calls with
- * groups and handles that are none. */
+/* What NCCL EP's own tests and rules pin, and no other file here: descriptors however they were made, windows into
+ * memory that is in reach, handles with different K that take turns, low latency's top-k in the caller's memory, and
+ * calls with groups and handles that are none. */
 #include <stdlib.h>
 #include <string.h>
 

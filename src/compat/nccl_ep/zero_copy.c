@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* NCCL_EP_DEBUG: why rows of a call are moved in place or not. Memory of ncclEpxMemAlloc is in reach of all ranks of the
- * node; of a window EPX only knows where it begins, so that being in one decides nothing. */
+/* NCCL_EP_DEBUG: why rows of a call are moved in place or not. Memory of ncclEpxMemAlloc is in reach of all ranks of
+ * the node; of a window EPX only knows where it begins, so that being in one decides nothing. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
