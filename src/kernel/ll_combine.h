@@ -726,7 +726,9 @@ KFN_STEP int lc_sum(struct agent *ag, const struct ll_combine_params *p, uint64_
 KFN int lc_run(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
 {
     if (p->steps & STEP_SEND) {
-        if (lc_take_slot(ag, p, epoch) || (lc_moves(p) && lc_push(ag, p, epoch)))
+        const int failed = lc_take_slot(ag, p, epoch) || (lc_moves(p) && lc_push(ag, p, epoch));
+        /* An agent that has rows may fail alone: its signal or its ring. */
+        if (lc_moves(p) && p->steps & STEP_RECV ? block_decides(ag, failed) : failed)
             return 1;
     }
     if (!(p->steps & STEP_RECV))

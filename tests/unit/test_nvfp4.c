@@ -223,11 +223,54 @@ static int combine_round(struct fixture *s)
     return rc;
 }
 
+/* On the device of EPX_DEVICE: lanes.sh runs these on the GPU's kernels. */
+static epx_group_config on_device(int timeout_ms)
+{
+    epx_group_config config = fixture_config(timeout_ms);
+
+    config.device = EPX_DEVICE_AUTO;
+    config.num_agents = 8;
+    return config;
+}
+
 static void combine_gives_the_references_sums(void **state)
 {
+    const epx_group_config config = on_device(60000);
+
     (void)state;
-    assert_int_equal(fixture_run(1, NULL, combine_round, NULL), 0);
-    assert_int_equal(fixture_run(3, NULL, combine_round, NULL), 0);
+    assert_int_equal(fixture_run(1, &config, combine_round, NULL), 0);
+    assert_int_equal(fixture_run(3, &config, combine_round, NULL), 0);
+}
+
+/* The agents that have rows of one expert fail; those of their block that have none must not wait for them for good. */
+static int silent_round(struct fixture *s)
+{
+    const int64_t L = s->ll_rows.shape[0];
+    epx_combine_config config = EPX_COMBINE_CONFIG_INIT;
+    epx_combine_inputs in = s->ll_cin;
+    int32_t ready[FIXTURE_EXPERTS];
+    epx_tensor signals = epx_tensor_make(ready, EPX_INT32, 2, L, 1, 0, 0);
+
+    for (int i = 0; i < FIXTURE_EXPERTS; i++)
+        ready[i] = s->rank || i != *(const int *)s->arg;
+    in.signals = &signals;
+    config.signal_value = 1;
+    fixture_refill(s);
+    if (epx_handle_update(s->ll, &s->idx, NULL, NULL) != EPX_OK ||
+        fixture_sync(s, epx_dispatch(s->ll, &s->in, &s->ll_out, &s->ll_info, NULL, NULL)) != EPX_OK)
+        return fixture_fail(s, "epx_dispatch");
+    const epx_status status = fixture_sync(s, epx_combine(s->ll, &in, &s->cout, &config, NULL));
+    return status == (s->rank ? EPX_ERR_PEER : EPX_ERR_TIMEOUT) ? 0 : fixture_fail(s, "epx_combine");
+}
+
+static void a_signal_that_does_not_come_ends_the_combine(void **state)
+{
+    epx_group_config config = on_device(400);
+
+    (void)state;
+    config.num_agents = 16;
+    for (int expert = 0; expert < 2; expert++)
+        assert_int_equal(fixture_run(2, &config, silent_round, &expert), 0);
 }
 
 /* ---- Dispatch: rows of the first 64 channels ------------------------------------------------------------------- */
@@ -317,11 +360,14 @@ static int dispatch_round(struct fixture *s)
 
 static void dispatch_sends_the_references_rows(void **state)
 {
+    const epx_group_config config = on_device(60000);
+
     (void)state;
-    assert_int_equal(fixture_run(1, NULL, dispatch_round, NULL), 0);
-    assert_int_equal(fixture_run(3, NULL, dispatch_round, NULL), 0);
+    assert_int_equal(fixture_run(1, &config, dispatch_round, NULL), 0);
+    assert_int_equal(fixture_run(3, &config, dispatch_round, NULL), 0);
 }
 
 UNIT_MAIN(cmocka_unit_test(dispatch_sends_the_references_rows), cmocka_unit_test(combine_gives_the_references_sums),
-          cmocka_unit_test(codes_are_the_nearest), cmocka_unit_test(rows_are_the_references),
-          cmocka_unit_test(sums_are_the_references), cmocka_unit_test(exact_values_come_back))
+          cmocka_unit_test(a_signal_that_does_not_come_ends_the_combine), cmocka_unit_test(codes_are_the_nearest),
+          cmocka_unit_test(rows_are_the_references), cmocka_unit_test(sums_are_the_references),
+          cmocka_unit_test(exact_values_come_back))
