@@ -503,15 +503,16 @@ KFN_STEP int hc_turn(struct agent *ag, const struct ht_combine_params *p, int tu
 }
 
 /* Stage HC_SUM of windows: step k. */
-KFN_STEP void hc_step(struct agent *ag, const struct ht_combine_params *p, int k)
+KFN_STEP int hc_step(struct agent *ag, const struct ht_combine_params *p, int k)
 {
     const int each = p->g->ht.sum_tokens, windows = hw_windows(p->h, each), ntokens = p->h->state->ntokens;
     const int first = (k - 1) * each, end = first + each < ntokens ? first + each : ntokens;
 
-    if (k < windows)
-        hc_push_window(ag, p, k);
+    if (k < windows && hc_push_window(ag, p, k))
+        return 1;
     if (k > 0 && k <= windows)
         hc_sum_tokens(ag, p, hc_descs(ag, p->g), 0, first < end ? first : end, end);
+    return 0;
 }
 
 /* All steps of a launch. */
@@ -525,7 +526,8 @@ KFN int hc_windows(struct agent *ag, const struct ht_combine_params *p, uint64_t
             return 1;
         if (INJECT_BUG(BUG_EARLY_WINDOW, ag_index(ag) == 0 && k < windows, 0))
             hw_signal(ag, g, SIG_HC_STEP, epoch, k);
-        hc_step(ag, p, k);
+        if (hc_step(ag, p, k))
+            return 1;
         if (k == windows)
             break;
         if (sync_barrier(ag, g))
@@ -544,11 +546,13 @@ KFN int hc_step_gate(struct agent *ag, const struct ht_combine_params *p, uint64
            hw_wait(ag, p->g, SIG_HC_STEP, epoch, k, PHASE_HC_STEP);
 }
 
-KFN void hc_step_work(struct agent *ag, const struct ht_combine_params *p, uint64_t epoch, int k)
+KFN int hc_step_work(struct agent *ag, const struct ht_combine_params *p, uint64_t epoch, int k)
 {
-    hc_step(ag, p, k);
+    if (hc_step(ag, p, k))
+        return 1;
     if (sync_last(ag, p->g, 2) && k < hw_windows(p->h, p->g->ht.sum_tokens))
         hw_signal(ag, p->g, SIG_HC_STEP, epoch, k);
+    return 0;
 }
 #endif
 
@@ -562,7 +566,8 @@ KFN int hc_sum(struct agent *ag, const struct ht_combine_params *p, uint64_t epo
 #endif
     if (!p->nodes && p->h->state->windowed) {
 #if AG_STAGED
-        hc_step_work(ag, p, epoch, stage_turn(ag));
+        if (hc_step_work(ag, p, epoch, stage_turn(ag)))
+            return 1;
 #else
         if (hc_windows(ag, p, epoch))
             return 1;

@@ -50,6 +50,7 @@ KFN void hc_push_row(struct agent *ag, const struct ht_combine_params *p, int s,
     const int n = p->layout == LAYOUT_FLAT ? p->h->state->topk : 1;
     char *to = hc_window_row(p->g, s, hc_window_number(p->g, p->h, entry));
 
+    AG_WRITES(ag, p->g, s);
     ag_copy(ag, to, p->own_tokens + (int64_t)row * p->stride, (size_t)p->signature.hidden_bytes);
     if (p->signature.extra & SIGNATURE_WEIGHTS)
         AG_EACH(ag, int, i, n)
@@ -89,16 +90,23 @@ KFN_STEP void hc_push_to(struct agent *ag, const struct ht_combine_params *p, in
 }
 
 /* What this rank has for window k of every rank of the node, where it is in no reach of them. */
-KFN_STEP void hc_push_window(struct agent *ag, const struct ht_combine_params *p, int k)
+KFN_STEP int hc_push_window(struct agent *ag, const struct ht_combine_params *p, int k)
 {
     const struct group_dev *g = p->g;
     const int first = k * g->ht.sum_tokens;
+    int failed;
 
-    for (int i = 0; i < g->node_size && (p->tokens || p->weights); i++) {
+    if (!p->tokens && !p->weights)
+        return 0;
+    failed = writes_begin(ag, g, PHASE_HC_STEP);
+    for (int i = 0; i < g->node_size && !failed; i++) {
         const int s = hw_rank(g, i), n = g->mask[s] ? *hc_tokens_of(g, s) : 0;
         const int end = first + g->ht.sum_tokens < n ? first + g->ht.sum_tokens : n;
         hc_push_to(ag, p, s, first, end);
     }
+    if (!failed)
+        writes_end(ag, g);
+    return block_decides(ag, failed);
 }
 
 #endif
