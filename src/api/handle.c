@@ -314,8 +314,10 @@ epx_status epx_handle_recv_tensor(epx_handle *handle, epx_recv_part which, epx_d
         return fail(EPX_ERR_ARGUMENT, "%s: expected rows of 1 to %" PRIu64 " bytes, got %" PRId64 " %s", call, pitch,
                     columns, dtype_name(dtype));
     if (rows < 0 || rows > ht->rows)
-        return fail(EPX_ERR_OVERFLOW, "%s: rows: expected at most max_recv_tokens = %" PRId64 ", got %" PRId64, call,
-                    ht->rows, rows);
+        return fail(EPX_ERR_OVERFLOW,
+                    "%s: rows: expected at most %" PRId64 ", which the receive buffer holds, got %" PRId64
+                    ": raise max_recv_tokens or ht_node_bytes",
+                    call, ht->rows, rows);
     *tensor = epx_tensor_make((char *)handle->group->heap.base + (which == EPX_RECV_TOKENS ? ht->tokens : ht->scales),
                               dtype, 2, rows, columns, 0, 0);
     return EPX_OK;

@@ -147,8 +147,6 @@ static void draw_case(struct prop_case *c, uint64_t seed, int modes, int ranks, 
     for (int i = 0; i < c->nhandles; i++) {
         int mode = modes == (EPX_LOW_LATENCY | EPX_HIGH_THROUGHPUT) ? 1 << prop_draw(&rng, 2) : modes;
         draw_handle(&c->handle[i], &rng, c, mode, experts);
-        if (c->handle[i].recv_tensor) /* the receive buffer has room for it */
-            c->ht_node_bytes = 0;
     }
     prop_shrink(c);
 }

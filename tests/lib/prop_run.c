@@ -56,6 +56,8 @@ static epx_group_config group_config(const struct shared *s, int group)
     config.max_recv_tokens = c->bounded ? s->max_recv[group] : 0;
     for (int i = group; i < c->nhandles; i += c->ngroups) {
         const struct prop_handle *h = &c->handle[i];
+        if (h->recv_tensor) /* the receive buffer has room for it */
+            config.ht_node_bytes = 0;
         int in = h->w.hidden * (int)tensor_element_size(h->w.dtype);
         int back = h->w.hidden * (int)tensor_element_size(h->result_dtype);
         int most = in > back ? in : back;
