@@ -100,13 +100,13 @@ static void write_span(const struct writer *w, const struct trace_event *e)
 static void write_put(const struct writer *w, const struct trace_event *e)
 {
     static uint64_t puts;
-    const uint64_t id = ((uint64_t)getpid() << 32) + puts++;
+    const uint64_t id = ((uint64_t)getpid() << 32) + puts++; /* and the rank: other machines have this process too */
 
     begin_event(w, e, "b", e->begin_ns);
-    fprintf(w->to, ",\"id\":\"%" PRIx64 "\"", id);
+    fprintf(w->to, ",\"id\":\"%d.%" PRIx64 "\"", e->rank, id);
     write_args(w, e);
     begin_event(w, e, "e", e->end_ns);
-    fprintf(w->to, ",\"id\":\"%" PRIx64 "\"}", id);
+    fprintf(w->to, ",\"id\":\"%d.%" PRIx64 "\"}", e->rank, id);
 }
 
 static void write_counter(const struct writer *w, const struct trace_event *e)

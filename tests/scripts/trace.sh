@@ -52,14 +52,26 @@ cc -I"$here/../../include" "$work/forks.c" -L"$build" -lepx -Wl,-rpath,"$(cd "$b
 [ "$(grep -c '"name":"epx_handle_create"' "$work/forks.trace")" = 1 ] && echo "ok: a child writes nothing again" ||
     fail "events are there twice"
 
+# What cannot be merged: the same ranks twice, half of a file, none at all.
+"$epx" trace merge -o "$work/twice.json" "$work/forks.trace" "$work/forks.trace" 2>"$work/err" && fail "ranks twice"
+grep -q "rank 0 is in .*forks.trace and in" "$work/err" && echo "ok: the same rank twice is refused" ||
+    fail "its message"
+head -c 200 "$work/forks.trace" >"$work/half.json"
+"$epx" trace merge -o "$work/twice.json" "$work/half.json" 2>/dev/null && fail "half of a trace"
+[ -e "$work/twice.json" ] && fail "what failed leaves a file"
+"$epx" trace merge 2>/dev/null
+[ $? = 2 ] && echo "ok: no files is wrong usage" || fail "no files"
+
 # Another machine's clock: rank 1 lives 1000 s later.
 if unshare -T --monotonic 1000 --fork true 2>/dev/null; then
-    export EPX_TRACE=$work/clocks.json WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29719
+    export EPX_TRACE=$work/clocks0.json WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29719
     RANK=0 LOCAL_RANK=0 "$epx" bench ll "${small[@]}" --timing wall >"$work/out" 2>"$work/err" &
-    RANK=1 LOCAL_RANK=1 unshare -T --monotonic 1000 --fork \
+    EPX_TRACE=$work/clocks1.json RANK=1 LOCAL_RANK=1 unshare -T --monotonic 1000 --fork \
         "$epx" bench ll "${small[@]}" --timing wall >"$work/out1" 2>&1
     wait $! && echo "ok: two clocks" || fail "two clocks"
     unset EPX_TRACE WORLD_SIZE MASTER_ADDR MASTER_PORT
+    "$epx" trace merge -o "$work/clocks.json" "$work/clocks0.json" "$work/clocks1.json" >"$work/out" ||
+        fail "files of two machines are merged"
     check "$work/clocks.json" --ranks 2 --operations "ll dispatch,ll combine" --slack-us 2000
 else
     echo "no time namespaces here: clocks of two machines are not tried"

@@ -14,6 +14,7 @@ int cmd_bench(int argc, char **argv);
 int cmd_ep_bench(int argc, char **argv);
 int cmd_sim(int argc, char **argv);
 int cmd_top(int argc, char **argv);
+int cmd_trace(int argc, char **argv);
 int cmd_predict(int argc, char **argv);
 int cmd_doctor(int argc, char **argv);
 /* `epx help environment [--markdown]`; argv[0] is "environment". */

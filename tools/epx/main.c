@@ -20,6 +20,7 @@ static const struct command {
     {"bench", cmd_bench, "measure dispatch and combine on this machine, and check their results"},
     {"ep-bench", cmd_ep_bench, "NVIDIA's ep_bench for NCCL EP, on EPX: its options, its lines"},
     {"top", cmd_top, "show the running groups of this machine: rates, and who waits for whom"},
+    {"trace", cmd_trace, "merge traces (EPX_TRACE) of several machines"},
     {"run", cmd_run, "start ranks of a program on this machine"},
     {"sim", cmd_sim, "simulate many ranks on one thread, with faults, from seeds"},
     {"predict", cmd_predict, "predict dispatch and combine of many ranks on machines that are not here"},
