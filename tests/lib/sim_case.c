@@ -324,14 +324,15 @@ static void reuses(epx_group *group)
         sim_rule_reuse(group->rank, group->nranks, (void *const *)group->bases);
 }
 
-static void has_joined(epx_group *group)
-{
-    sim_rule_joined(group->rank, membership_incarnation(group->membership, group->rank));
-}
-
 static void has_recovered(epx_group *group)
 {
     sim_rule_members(group->rank, group->nranks, group->map.out);
+}
+
+static void has_joined(epx_group *group)
+{
+    sim_rule_joined(group->rank, membership_incarnation(group->membership, group->rank));
+    has_recovered(group); /* whom the process before went on without does not matter */
 }
 
 /* Is it a fault of this rank that others see? A stall within a slice of a wait (kernel/sync.h) is none. */
