@@ -253,8 +253,9 @@ KFN_STEP void writes_end(struct agent *ag, const struct group_dev *g)
     if (!g->enable_mask)
         return;
     ag_add_fenced(ag, &own->writes_ended, 1); /* release: pairs with the acquire of the wait in still_writes() */
-    if (!AG_BELLS || !ag_look(&own->abort_word))
+    if (!ag_look(&own->abort_word))
         return;
+    /* Somebody may wait for the end of it. */
     AG_EACH(ag, int, i, g->node_size)
     if (node_rank(g, i) != g->rank)
         ag_ring(ag, &control_of(g, node_rank(g, i))->bell);
