@@ -107,7 +107,8 @@ struct net_ops {
     /* Up to `max` events; the number, or -errno when the endpoint itself is broken. Makes progress. */
     int (*poll)(struct net *net, struct net_event *events, int max);
     /* A file descriptor that becomes readable when poll would find something, or -1. arm() is called before sleeping on
-     * it: 0 = safe to sleep, -EAGAIN = poll first. */
+     * it: 0 = safe to sleep, more = safe for that many nanoseconds, and connections are being made, which wakes without
+     * events; -EAGAIN = poll first. */
     int (*wait_fd)(struct net *net);
     int (*arm)(struct net *net);
     void (*close)(struct net *net);

@@ -139,6 +139,7 @@ struct proxy_thread {
     uint64_t sleep_ns;
     int events;                   /* reported by the network in the last iteration */
     int net_woke, spurious_wakes; /* the network's descriptor ended a sleep; so many times for nothing */
+    int connect_wakes;            /* wakes while the network connects */
     uint64_t asked;               /* shared: proxy_quiet counts up */
     uint64_t quiet;               /* shared: the last `asked` for which nothing was left */
     int waiting_for;              /* shared: a peer with puts in flight, or -1 */

@@ -37,6 +37,7 @@
 #define SLEEP_MAX_NS 1000000u
 #define SLEEP_IDLE_NS 100000000u
 #define SPURIOUS_MAX 8       /* spurious wake-ups in a row: partly received data also causes some */
+#define CONNECT_WAKES 16     /* per peer, not counted as spurious while the network connects */
 #define SPIN_NS 3000u        /* before it yields its core: agents on the CPU may need it */
 #define ALONE_ITERATIONS 256 /* likewise, where the agents are on a GPU and the thread has a core of its own */
 
@@ -71,10 +72,10 @@ static void sleep_on_fds(struct proxy_thread *t)
 {
     const int net_fd = t->broken || t->spurious_wakes >= SPURIOUS_MAX ? -1 : ask_fd(t);
     struct pollfd fds[2] = {{.fd = t->wake_fd, .events = POLLIN}, {.fd = net_fd, .events = POLLIN}};
-    const uint64_t ns = sleep_length(t, net_fd);
-    const struct timespec limit = {.tv_sec = 0, .tv_nsec = (long)ns};
+    struct timespec limit = {.tv_nsec = (long)sleep_length(t, net_fd)};
     struct command c;
     uint64_t count;
+    int safe = 0;
 
     /* S1: pairs with the exchange of cpu_env_ring, which producers call. */
     __atomic_exchange_n(&t->ring.dev.bell->waiters, 1, __ATOMIC_SEQ_CST);
@@ -84,13 +85,21 @@ static void sleep_on_fds(struct proxy_thread *t)
         return;
     if ((!t->blocked && ring_peek(&t->ring, &c)) || alarm_waits(t))
         return;
-    if (net_fd >= 0 && t->ops->arm(t->net) == -EAGAIN)
+    if (net_fd >= 0)
+        safe = t->ops->arm(t->net);
+    if (safe == -EAGAIN)
         return;
+    if (safe > 0 && safe < limit.tv_nsec)
+        limit.tv_nsec = safe;
     stat_add(&t->stats.sleeps, 1);
     set_state(t, STATE_SLEEP);
     if (ppoll(fds, 2, &limit, NULL) > 0)
         stat_add(&t->stats.wakes, 1);
     t->net_woke = fds[1].revents != 0;
+    if (safe > 0 && t->net_woke && t->connect_wakes < CONNECT_WAKES * t->group->options.nranks) {
+        t->connect_wakes++;
+        t->net_woke = 0;
+    }
     if ((fds[0].revents & POLLIN) && read(t->wake_fd, &count, sizeof(count)) < 0 && errno != EAGAIN)
         log_line(LOG_WARN, "proxy %d: cannot read its eventfd: errno %d", t->index, errno);
 }

@@ -169,10 +169,10 @@ static int sleep_on(struct suite_rank *self, int limit_ms, int *turns)
 
     for (*turns = 0; !self->arrived[0] && clock_ns() < deadline; ++*turns) {
         int rc = self->suite->ops->arm(self->net);
-        if (rc && rc != -EAGAIN)
+        if (rc < 0 && rc != -EAGAIN)
             return suite_fail(self, "arm: %s", strerror(-rc));
-        if (!rc)
-            poll(&fd, 1, (int)((deadline - clock_ns()) / 1000000u));
+        if (rc >= 0)
+            poll(&fd, 1, rc ? rc / 1000000 + 1 : (int)((deadline - clock_ns()) / 1000000u));
         SUITE_TRY(suite_step(self));
     }
     return self->arrived[0] ? 1 : 0;

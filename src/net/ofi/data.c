@@ -39,6 +39,12 @@
 #include "util/log.h"
 
 #define REACH_AFTER_NS 200000000u
+/* Hellos are tried to a few peers at a time, with pauses in between: each attempt makes libfabric look at its sockets,
+ * and an attempt for each of hundreds of peers in every poll took most of the processor time of creation. */
+#define HELLO_BATCH 32
+#define HELLO_PAUSE_MIN_NS 1000000u
+#define HELLO_PAUSE_MAX_NS 16000000u
+#define AWAIT_PAUSE_NS 100000000u
 
 static struct ofi_net *of(struct net *net)
 {
@@ -171,21 +177,52 @@ static void send_hello(struct ofi_net *n, int peer)
 
 static void send_hellos(struct ofi_net *n)
 {
-    for (int peer = 0; peer < n->nranks && n->hellos; peer++)
-        if (n->peers[peer].hello_pending)
-            send_hello(n, peer);
+    const uint64_t now = clock_ns();
+    const int before = n->hellos;
+
+    if (now < n->hello_at)
+        return;
+    for (int seen = 0, tried = 0; seen < n->nranks && tried < HELLO_BATCH; seen++) {
+        n->hello_next = n->hello_next + 1 < n->nranks ? n->hello_next + 1 : 0;
+        if (!n->peers[n->hello_next].hello_pending)
+            continue;
+        send_hello(n, n->hello_next);
+        tried++;
+    }
+    if (n->hellos < before || !n->hello_pause)
+        n->hello_pause = HELLO_PAUSE_MIN_NS;
+    else if (n->hello_pause < HELLO_PAUSE_MAX_NS)
+        n->hello_pause *= 2;
+    n->hello_at = now + n->hello_pause;
+}
+
+int ofi_hello_pause(const struct ofi_net *n)
+{
+    const uint64_t now = clock_ns();
+
+    if (!n->hellos)
+        return n->awaited ? (int)AWAIT_PAUSE_NS : 0;
+    return now < n->hello_at ? (int)(n->hello_at - now) : -EAGAIN;
+}
+
+/* Poll moves the door only when that changes something: it looks for the socket among all descriptors. */
+static void check_door(struct ofi_net *n)
+{
+    if (n->door != (n->awaited ? OFI_DOOR_OPEN : OFI_DOOR_CLOSED))
+        n->door = OFI_DOOR_UNKNOWN;
 }
 
 void ofi_start_connection(struct ofi_net *n, int peer)
 {
     if (!n->uses_hello || peer == n->rank)
         return;
-    n->door = OFI_DOOR_UNKNOWN;
     if (peer < n->rank) {
         n->peers[peer].hello_expected = !n->peers[peer].hello_received;
         n->awaited += n->peers[peer].hello_expected;
+        check_door(n);
         return;
     }
+    check_door(n);
     n->peers[peer].hello_pending = 1;
     n->hellos++;
     send_hello(n, peer);
@@ -200,7 +237,7 @@ static void recv_hello(struct ofi_net *n, int peer)
     p->hello_received = 1;
     p->hello_expected = 0;
     p->refused_ns = 0;
-    n->door = OFI_DOOR_UNKNOWN;
+    check_door(n);
 }
 
 /* ---- Puts */

@@ -152,6 +152,9 @@ struct ofi_net {
     struct ofi_peer *peers;
     int uses_hello;            /* the provider connects at first use: hellos are sent */
     int hellos;                /* to be sent */
+    int hello_next;            /* the peer that was tried last */
+    uint64_t hello_at;         /* when the next attempt is due */
+    uint32_t hello_pause;      /* between attempts */
     int awaited;               /* to be received */
     int door;                  /* enum ofi_door */
     struct ofi_tokens *tokens; /* NULL: arrivals are not checked */
@@ -166,6 +169,10 @@ struct ofi_net {
     uint32_t idle_polls;
     int warned;
 };
+
+/* While hellos are to be sent or received, for how many nanoseconds poll has nothing to do unless the descriptor says
+ * so; -EAGAIN: poll. 0: all are done. */
+int ofi_hello_pause(const struct ofi_net *n);
 
 /* Checks, without waiting, whether anybody listens at the peer's address: an errno value if not (ECONNREFUSED, ...), 0
  * if somebody does or it is not known yet. For socket addresses only; 0 for others. */

@@ -82,8 +82,9 @@ int ofi_arm(struct net *net)
     struct ofi_net *n = (struct ofi_net *)net;
     struct fid *fids[1] = {&n->cq->fid};
     struct epoll_event edge;
+    const int pause = ofi_hello_pause(n);
 
-    if (n->nheld || n->unreported || n->hellos)
+    if (n->nheld || n->unreported || pause < 0)
         return -EAGAIN;
     if (n->wait_fd < 0)
         return -ENOSYS;
@@ -91,7 +92,7 @@ int ofi_arm(struct net *net)
         return -ENOSYS;
     if (fi_trywait(n->fabric, fids, 1))
         return -EAGAIN;
-    return n->wait_fd != n->cq_fd && something_ready(n) ? -EAGAIN : 0;
+    return n->wait_fd != n->cq_fd && something_ready(n) ? -EAGAIN : pause;
 }
 
 #endif
