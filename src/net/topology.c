@@ -57,20 +57,41 @@ static int hops(const char *a, const char *b)
     return components(a + last) + components(b + last);
 }
 
-int topology_distance(const char *sysfs, const char *pci, const char *card)
+/* The place of the device at a PCI address, in either case. */
+static void pci_path(const char *sysfs, const char *pci, char path[PATH_MAX])
 {
-    char link[PATH_MAX], gpu[PATH_MAX], nic[PATH_MAX], lower[32];
+    char link[PATH_MAX], lower[32];
     size_t i = 0;
-    int n;
 
     for (; pci[i] && i + 1 < sizeof(lower); i++)
         lower[i] = (char)tolower((unsigned char)pci[i]);
     lower[i] = 0;
     snprintf(link, sizeof(link), "%s/bus/pci/devices/%s", sysfs, lower);
-    device_path(link, gpu);
+    path[0] = 0;
+    if (lower[0])
+        device_path(link, path);
+}
+
+static void card_path(const char *sysfs, const char *card, char path[PATH_MAX])
+{
+    char link[PATH_MAX];
+
+    if (strchr(card, ':')) {
+        pci_path(sysfs, card, path);
+        return;
+    }
     snprintf(link, sizeof(link), "%s/class/infiniband/%s/device", sysfs, card);
-    device_path(link, nic);
-    if (!lower[0] || !gpu[0] || !nic[0])
+    device_path(link, path);
+}
+
+int topology_distance(const char *sysfs, const char *pci, const char *card)
+{
+    char gpu[PATH_MAX], nic[PATH_MAX];
+    int n;
+
+    pci_path(sysfs, pci, gpu);
+    card_path(sysfs, card, nic);
+    if (!gpu[0] || !nic[0])
         return TOPOLOGY_UNKNOWN;
     n = hops(gpu, nic);
     if (n < TOPOLOGY_BRIDGE)

@@ -14,7 +14,8 @@ enum {
     TOPOLOGY_UNKNOWN = 1024 /* no PCI device, as Soft-RoCE's, or no such device */
 };
 
-/* `pci`: address of the GPU, as "0000:1b:00.0", in either case; `card`: name of an RDMA device, as "mlx5_0". */
+/* `pci`: address of the GPU, as "0000:1b:00.0", in either case; `card`: name of an RDMA device, as "mlx5_0",
+ * or its own address, which has colons. */
 int topology_distance(const char *sysfs, const char *pci, const char *card);
 /* Fills order[count] with the numbers of the cards, nearest first, equals as they were; returns how many are nearest:
  * all of them where nothing is known. */

@@ -281,12 +281,14 @@ static void *run_side(void *arg)
     struct side *side = arg;
     struct ofi_shm *shm = side->job->shm;
     const struct endpoint_info *other = &shm->endpoints[side->process ^ 1][side->thread];
+    const struct net_options options = {
+        .provider = side->job->provider, .index = side->thread, .memory_kind = EPX_DEVICE_CPU};
     const char *missing;
     int rc;
 
     side->peer = FI_ADDR_UNSPEC;
     side->lib = ofi_lib_get(&missing);
-    if (!side->lib || ofi_choose(side->lib, side->job->provider, side->thread, EPX_DEVICE_CPU, &side->info)) {
+    if (!side->lib || ofi_choose(side->lib, &options, &side->info)) {
         complain(side, -FI_ENODATA, side->lib ? epx_last_error() : missing);
         return NULL;
     }

@@ -15,8 +15,9 @@
  *      else one of an interface that EPX_SOCKET_IFNAME picks;
  *      else the address from which this machine reaches MASTER_ADDR;
  *      else (the caller has a bootstrap of its own) the first that is not loopback;
- * and among equals IPv4 before IPv6 before link-local ones. Other providers have an entry per card: endpoint i takes
- * the card i modulo their number.
+ * and among equals IPv4 before IPv6 before link-local ones. Other providers have an entry per card: the endpoints of a
+ * GPU take the nearest cards, by the PCI addresses that libfabric knows of them; without a GPU the endpoints of all
+ * ranks are distributed over the cards.
  */
 #include "net/ofi/ofi.h"
 
@@ -34,11 +35,12 @@
 #include "boot/launcher.h"
 #include "boot/rendezvous.h"
 #include "net/card_filter.h"
+#include "net/topology.h"
 #include "util/env.h"
 #include "util/log.h"
 #include "util/status.h"
 
-enum { RESOLVE_MS = 5000 };
+enum { RESOLVE_MS = 5000, OFI_MAX_CARDS = 16 };
 #define LAYER "ofi_rxm"
 
 static const char *const preferred[] = {"efa", "cxi", "verbs", "tcp"};
@@ -109,6 +111,7 @@ struct criteria {
     const char *cards;          /* EPX_IB_HCA, for verbs, or NULL */
     struct sockaddr_storage at; /* this address, where ss_family is set */
     int gpu;                    /* GPU memory is to be registered */
+    const struct net_options *options;
 };
 
 static void read_criteria(struct criteria *criteria)
@@ -172,16 +175,47 @@ static int same_card(const struct fi_info *a, const struct fi_info *b)
     return !strcmp(a->domain_attr->name, b->domain_attr->name);
 }
 
+/* The PCI address of an entry's card where libfabric knows it; else its domain, which is often named after the RDMA
+ * device: "rdmap0s6-rdm", "mlx5_0-xrc". */
+static void card_name(const struct fi_info *info, char *name, size_t bytes)
+{
+    const struct fi_bus_attr *bus = info->nic ? info->nic->bus_attr : NULL;
+
+    if (bus && bus->bus_type == FI_BUS_PCI) {
+        snprintf(name, bytes, "%04x:%02x:%02x.%x", bus->attr.pci.domain_id, bus->attr.pci.bus_id,
+                 bus->attr.pci.device_id, bus->attr.pci.function_id);
+        return;
+    }
+    snprintf(name, bytes, "%s", info->domain_attr->name);
+    name[strcspn(name, "-")] = 0;
+}
+
+int ofi_card_choose(const char *sysfs, const struct net_options *options, const struct fi_info *const *cards, int count)
+{
+    char text[OFI_MAX_CARDS][64];
+    const char *names[OFI_MAX_CARDS];
+    int order[OFI_MAX_CARDS], nearest;
+
+    if (!options->pci || !options->pci[0])
+        return (options->rank + options->index) % count;
+    for (int i = 0; i < count; i++) {
+        card_name(cards[i], text[i], sizeof(text[i]));
+        names[i] = text[i];
+    }
+    nearest = topology_sort(sysfs, options->pci, names, count, order);
+    return order[(options->gpu + options->index) % nearest];
+}
+
 /* Endpoints are spread over entries of equal score on different cards. Entries with IP addresses are not spread: the
  * peers would have to be reachable from every interface. */
-static const struct fi_info *spread(const struct fi_info *first, const struct criteria *criteria, int index)
+static const struct fi_info *spread(const struct fi_info *first, const struct criteria *criteria)
 {
-    const struct fi_info *cards[16];
+    const struct fi_info *cards[OFI_MAX_CARDS];
     int count = 0;
 
     if (info_sockaddr(first))
         return first;
-    for (const struct fi_info *at = first; at && count < 16; at = at->next) {
+    for (const struct fi_info *at = first; at && count < OFI_MAX_CARDS; at = at->next) {
         int seen = score(criteria, at) != score(criteria, first) ||
                    strcmp(at->fabric_attr->prov_name, first->fabric_attr->prov_name);
         for (int i = 0; i < count && !seen; i++)
@@ -189,17 +223,17 @@ static const struct fi_info *spread(const struct fi_info *first, const struct cr
         if (!seen)
             cards[count++] = at;
     }
-    return count ? cards[index % count] : first;
+    return count ? cards[ofi_card_choose(TOPOLOGY_SYSFS, criteria->options, cards, count)] : first;
 }
 
-static const struct fi_info *best(const struct fi_info *list, const struct criteria *criteria, int index)
+static const struct fi_info *best(const struct fi_info *list, const struct criteria *criteria)
 {
     const struct fi_info *taken = NULL;
 
     for (const struct fi_info *at = list; at; at = at->next)
         if (score(criteria, at) > (taken ? score(criteria, taken) : 0))
             taken = at;
-    return taken ? spread(taken, criteria, index) : NULL;
+    return taken ? spread(taken, criteria) : NULL;
 }
 
 /* ---- Providers */
@@ -233,8 +267,8 @@ static struct fi_info *make_hints(const struct ofi_lib *lib, const char *provide
 }
 
 /* 0, or what fi_getinfo said (-FI_ENODATA: no such provider, or nothing that it could run on). */
-static int try_memory(const struct ofi_lib *lib, const char *provider, const struct criteria *criteria, int index,
-                      int gpu, struct fi_info **info)
+static int try_memory(const struct ofi_lib *lib, const char *provider, const struct criteria *criteria, int gpu,
+                      struct fi_info **info)
 {
     struct fi_info *hints = make_hints(lib, provider, gpu), *list = NULL;
     const struct fi_info *taken;
@@ -246,30 +280,30 @@ static int try_memory(const struct ofi_lib *lib, const char *provider, const str
     lib->freeinfo(hints);
     if (rc)
         return rc;
-    taken = best(list, criteria, index);
+    taken = best(list, criteria);
     *info = taken ? lib->dupinfo(taken) : NULL;
     lib->freeinfo(list);
     return *info ? 0 : taken ? -FI_ENOMEM : -FI_ENODATA;
 }
 
 /* Asks for FI_HMEM where GPU memory is to be registered and the provider supports it; else for host memory. */
-static int try_provider(const struct ofi_lib *lib, const char *provider, const struct criteria *criteria, int index,
+static int try_provider(const struct ofi_lib *lib, const char *provider, const struct criteria *criteria,
                         struct fi_info **info)
 {
-    if (criteria->gpu && !try_memory(lib, provider, criteria, index, 1, info))
+    if (criteria->gpu && !try_memory(lib, provider, criteria, 1, info))
         return 0;
-    return try_memory(lib, provider, criteria, index, 0, info);
+    return try_memory(lib, provider, criteria, 0, info);
 }
 
 /* The same, with the meaning of "tcp" (above). */
-static int find_provider(const struct ofi_lib *lib, const char *provider, const struct criteria *criteria, int index,
+static int find_provider(const struct ofi_lib *lib, const char *provider, const struct criteria *criteria,
                          struct fi_info **info)
 {
     struct fi_info *plain;
-    int rc = try_provider(lib, provider, criteria, index, info);
+    int rc = try_provider(lib, provider, criteria, info);
 
     if (strcmp(provider, "tcp") || (!rc && !strstr((*info)->fabric_attr->prov_name, LAYER)) ||
-        try_provider(lib, "net", criteria, index, &plain))
+        try_provider(lib, "net", criteria, &plain))
         return rc;
     if (!rc)
         lib->freeinfo(*info);
@@ -319,9 +353,9 @@ static void warn_if_ignored(const char *provider)
                  provider);
 }
 
-epx_status ofi_choose(const struct ofi_lib *lib, const char *provider, int index, int memory_kind,
-                      struct fi_info **info)
+epx_status ofi_choose(const struct ofi_lib *lib, const struct net_options *options, struct fi_info **info)
 {
+    const char *provider = options->provider;
     const int from_env = !provider || !provider[0];
     const char *name = from_env ? env_string("EPX_OFI_PROVIDER") : provider;
     struct criteria criteria;
@@ -330,13 +364,14 @@ epx_status ofi_choose(const struct ofi_lib *lib, const char *provider, int index
     if (!from_env)
         warn_if_ignored(provider);
     read_criteria(&criteria);
-    criteria.gpu = net_memory_is_gpu(memory_kind);
+    criteria.gpu = net_memory_is_gpu(options->memory_kind);
+    criteria.options = options;
     if (name) {
-        rc = find_provider(lib, name, &criteria, index, info);
+        rc = find_provider(lib, name, &criteria, info);
         return rc ? fail_provider(lib, name, from_env, &criteria, rc) : EPX_OK;
     }
     for (size_t i = 0; i < sizeof(preferred) / sizeof(preferred[0]); i++) {
-        rc = find_provider(lib, preferred[i], &criteria, index, info);
+        rc = find_provider(lib, preferred[i], &criteria, info);
         if (!rc)
             return EPX_OK;
     }

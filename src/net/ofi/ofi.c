@@ -39,7 +39,7 @@ static epx_status probe(const char *provider, char *text, size_t bytes)
         snprintf(text, bytes, "%s", missing);
         return fail(EPX_ERR_UNSUPPORTED, "ofi: %s", missing);
     }
-    status = ofi_choose(lib, provider, 0, EPX_DEVICE_CPU, &info);
+    status = ofi_choose(lib, &(const struct net_options){.provider = provider, .memory_kind = EPX_DEVICE_CPU}, &info);
     if (status) {
         snprintf(text, bytes, "%s", epx_last_error());
         return status;
@@ -209,9 +209,12 @@ static epx_status net_open(const struct net_options *options, struct net **net)
     n->nranks = options->nranks;
     n->timeout_ns = (uint64_t)(options->timeout_ms > 0 ? options->timeout_ms : 100000) * 1000000u;
     n->cq_fd = n->wait_fd = -1;
-    status = ofi_choose(lib, options->provider, options->index, options->memory_kind, &n->info);
+    status = ofi_choose(lib, options, &n->info);
     if (status)
         goto close;
+    if (options->pci && options->pci[0])
+        log_line(LOG_INFO, "ofi: rank %d: endpoint %d of the GPU at %s uses %s", options->rank, options->index,
+                 options->pci, n->info->domain_attr->name);
     n->depth = n->info->tx_attr->size < OFI_MAX_DEPTH ? (uint32_t)n->info->tx_attr->size : OFI_MAX_DEPTH;
     /* A provider over sockets makes connections. Its CQ data must have room for more than an immediate. */
     n->uses_hello = (n->info->addr_format == FI_SOCKADDR_IN || n->info->addr_format == FI_SOCKADDR_IN6) &&

@@ -58,10 +58,12 @@ struct ofi_lib {
 const struct ofi_lib *ofi_lib_get(const char **text);
 
 /* Selects what an endpoint runs on: one info, to be freed by the caller. `provider` "" = EPX_OFI_PROVIDER, else the
- * best there is. `index` spreads the endpoints of a rank over the cards. `memory_kind` of a GPU: one with FI_HMEM, if
- * the provider has one. */
-epx_status ofi_choose(const struct ofi_lib *lib, const char *provider, int index, int memory_kind,
-                      struct fi_info **info);
+ * best there is. A GPU (`pci`) uses the nearest of the provider's cards. `memory_kind` of a GPU: an entry with FI_HMEM,
+ * if the provider has one. */
+epx_status ofi_choose(const struct ofi_lib *lib, const struct net_options *options, struct fi_info **info);
+/* Which of the cards an endpoint takes: as verbs_card_choose() in net/verbs/verbs.c. */
+int ofi_card_choose(const char *sysfs, const struct net_options *options, const struct fi_info *const *cards,
+                    int count);
 /* "tcp;ofi_rxm on lo (127.0.0.1)" */
 void ofi_describe(const struct fi_info *info, char *text, size_t bytes);
 /* 1 for an IP address that only this machine can reach; 0 for others and for other formats. */
