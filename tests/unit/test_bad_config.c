@@ -85,6 +85,7 @@ struct group_mistake {
 static const struct group_mistake group_mistakes[] = {
     MISTAKE(num_experts, 0),
     MISTAKE(num_experts, -4),
+    MISTAKE(num_experts, 1048577),
     MISTAKE(max_tokens_per_rank, 0),
     MISTAKE(max_tokens_per_rank, -1),
     MISTAKE(max_hidden_bytes, 0),
@@ -308,6 +309,81 @@ static void one_wrong_configuration_ends_all(void **state)
     assert_int_equal(run_ranks(3, one_wrong_rank, NULL), 0);
 }
 
+enum { MOST_EXPERTS = 1 << 20, EDGE_HIDDEN = 16 };
+
+/* Each rank sends a token to the first and the last expert of all; the last rank has rows of its last one only. */
+static int edge_rows(int rank, int n, epx_group *group, struct fixture *s)
+{
+    const int L = MOST_EXPERTS / n;
+    int32_t idx[2] = {0, MOST_EXPERTS - 1}, *counts = calloc((size_t)L, sizeof(*counts));
+    uint16_t x[EDGE_HIDDEN], y[EDGE_HIDDEN] = {0}, *rows = calloc((size_t)L * (size_t)n * EDGE_HIDDEN, sizeof(*rows));
+    float weights[2] = {0.5f, 0.5f};
+    epx_tensor ti = epx_tensor_make(idx, EPX_INT32, 2, 1, 2, 0, 0),
+               tx = epx_tensor_make(x, EPX_BF16, 2, 1, EDGE_HIDDEN, 0, 0),
+               tw = epx_tensor_make(weights, EPX_FP32, 2, 1, 2, 0, 0),
+               tr = epx_tensor_make(rows, EPX_BF16, 3, L, n, EDGE_HIDDEN, 0),
+               tc = epx_tensor_make(counts, EPX_INT32, 1, L, 0, 0, 0),
+               ty = epx_tensor_make(y, EPX_BF16, 2, 1, EDGE_HIDDEN, 0, 0);
+    epx_handle_config hc = {.size = sizeof(hc), .mode = EPX_LOW_LATENCY, .layout = EPX_EXPERT_MAJOR, .topk = 2};
+    epx_dispatch_inputs in = EPX_DISPATCH_INPUTS_INIT;
+    epx_dispatch_outputs out = EPX_DISPATCH_OUTPUTS_INIT;
+    epx_layout_info info = EPX_LAYOUT_INFO_INIT;
+    epx_combine_inputs cin = EPX_COMBINE_INPUTS_INIT;
+    epx_combine_outputs cout = EPX_COMBINE_OUTPUTS_INIT;
+    epx_handle *h = NULL;
+    const int own = rank ? L - 1 : 0;
+
+    for (int i = 0; i < EDGE_HIDDEN; i++)
+        x[i] = (uint16_t)(0x3f80 + rank + i);
+    in.tokens = &tx;
+    out.tokens = &tr;
+    info.expert_counts = &tc;
+    cin.tokens = &tr;
+    cin.topk_weights = &tw;
+    cout.tokens = &ty;
+    ACCEPTED(epx_handle_create(&h, group, &hc));
+    ACCEPTED(epx_handle_update(h, &ti, NULL, NULL));
+    ACCEPTED(epx_dispatch(h, &in, &out, &info, NULL, NULL));
+    ACCEPTED(epx_combine(h, &cin, &cout, NULL, NULL));
+    ACCEPTED(epx_stream_sync(group, NULL));
+    for (int e = 0; e < L; e++)
+        if (counts[e] != (e == own ? n : 0))
+            return fixture_fail(s, "counts of experts");
+    if (memcmp(x, y, sizeof(x)) != 0)
+        return fixture_fail(s, "the sum of both experts' halves");
+    free(rows);
+    free(counts);
+    return epx_handle_destroy(h);
+}
+
+static int most_experts_rank(int rank, int n, epx_bootstrap *boot, void *arg)
+{
+    epx_group_config config = fixture_config(20000);
+    struct fixture fixture = {.rank = rank, .nranks = n}, *s = &fixture;
+    epx_group *group;
+    int rc;
+
+    (void)arg;
+    config.num_experts = MOST_EXPERTS;
+    config.max_tokens_per_rank = 1;
+    config.max_hidden_bytes = 2 * EDGE_HIDDEN;
+    config.max_topk = 2;
+    config.num_agents = 1;
+    config.modes = EPX_LOW_LATENCY;
+    ACCEPTED(epx_group_create(&group, boot, &config));
+    rc = edge_rows(rank, n, group, s);
+    epx_group_destroy(group);
+    if (rc)
+        fprintf(stderr, "rank %d: %s\n", rank, s->why);
+    return rc;
+}
+
+static void a_million_experts_have_their_rows(void **state)
+{
+    (void)state;
+    assert_int_equal(run_ranks(2, most_experts_rank, NULL), 0);
+}
+
 UNIT_MAIN(MISUSE("wrong_handle_configurations_are_refused", 2, handle_configs),
           cmocka_unit_test(zones_beyond_all_rows_are_refused), cmocka_unit_test(wrong_group_configurations_are_refused),
           cmocka_unit_test(an_endless_alloc_heap_is_refused),
@@ -315,4 +391,4 @@ UNIT_MAIN(MISUSE("wrong_handle_configurations_are_refused", 2, handle_configs),
           cmocka_unit_test(wrong_bootstraps_are_refused), cmocka_unit_test(ranks_that_disagree_name_rank_and_field),
           cmocka_unit_test(ranks_of_different_networks_name_them),
           cmocka_unit_test(a_device_left_open_is_the_one_it_stands_for),
-          cmocka_unit_test(one_wrong_configuration_ends_all))
+          cmocka_unit_test(one_wrong_configuration_ends_all), cmocka_unit_test(a_million_experts_have_their_rows))
