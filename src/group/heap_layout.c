@@ -3,6 +3,7 @@
 
 #include "device/cpu/math.h"
 #include "kernel/command.h"
+#include "util/runtime.h"
 #include "util/status.h"
 
 #include <inttypes.h>
@@ -58,6 +59,13 @@ static uint64_t table_bytes(const struct settings *set)
               64);
 }
 
+static uint64_t far_rows(const struct settings *set)
+{
+    const int *most = runtime()->far_rows;
+
+    return most && *most > 0 && *most < set->max_tokens ? (uint64_t)*most : (uint64_t)set->max_tokens;
+}
+
 static void plan_ll_dispatch(const struct settings *set, struct ll_layout *ll)
 {
     const uint64_t R = (uint64_t)set->nranks, M = (uint64_t)set->max_tokens;
@@ -73,7 +81,7 @@ static void plan_ll_dispatch(const struct settings *set, struct ll_layout *ll)
         ll->rows += up(R * header, 64);
     }
     ll->slot_stride = up(ll->rows + M * ll->pitch, 64);
-    ll->recv_stride = up(ll->head + M * ll->pitch, 64);
+    ll->recv_stride = up(ll->head + far_rows(set) * ll->pitch, 64);
 }
 
 static void plan_ll_combine(const struct settings *set, struct ll_layout *ll)

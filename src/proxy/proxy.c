@@ -18,8 +18,8 @@
 
 #define THREADS_MAX 64
 /* Entries in the queues of all peers of a thread together, divided among the peers; and the limits of one peer. */
-#define PLACES (1u << 14)
-#define DEPTH_MIN 64u
+#define PLACES (1u << 13)
+#define DEPTH_MIN 8u
 #define DEPTH_MAX 1024u
 #define MERGE_BYTES (1 << 20)
 #define QUIET_POLL_NS 50000
@@ -263,7 +263,7 @@ epx_status proxy_addresses(struct proxy_group *g, struct proxy_address *addresse
     return status;
 }
 
-/* Keeps a copy of its peers' addresses for as long as the thread may need it. */
+/* A copy of its peers' addresses: a thread that is blocked in the network may need it after proxy_connect(). */
 static epx_status copy_addresses(struct proxy_thread *t, const struct proxy_address *addresses)
 {
     const struct proxy_options *o = &t->group->options;
@@ -292,6 +292,10 @@ epx_status proxy_connect(struct proxy_group *g, const struct proxy_address *addr
     if (status != EPX_OK)
         return status;
     g->connected = 1;
+    for (i = 0; i < g->options.threads; i++) { /* hundreds of bytes per peer */
+        free(g->threads[i].peer_addresses);
+        g->threads[i].peer_addresses = NULL;
+    }
     for (i = 0; runtime()->proxies && !g->options.manual && i < g->options.threads && status == EPX_OK; i++) {
         status = runtime()->proxies->start(g, i);
         g->threads[i].started = status == EPX_OK;

@@ -214,7 +214,7 @@ static void net_end(struct sim_net *world, struct sim_outcome *outcome)
 /* ---- The whole ---------------------------------------------------------------------------------------------- */
 
 /* Everything that host code and kernels run on is the simulation's from here to runtime_swap(NULL). */
-static void swap_runtime(struct sim_net *world)
+static void swap_runtime(struct sim_net *world, const int *far_rows)
 {
     runtime_swap(&(const struct runtime){.now_ns = sim_now,
                                          .pause_ns = nap,
@@ -222,7 +222,8 @@ static void swap_runtime(struct sim_net *world)
                                          .device = &sim_device_ops,
                                          .conns = &sim_conn_ops,
                                          .proxies = world ? &sim_proxy_driver : NULL,
-                                         .net_world = world});
+                                         .net_world = world,
+                                         .far_rows = far_rows});
 }
 
 int sim_run_ranks(const struct sim_setup *setup, int (*fn)(int rank, int n, epx_bootstrap *boot, void *arg), void *arg,
@@ -251,7 +252,7 @@ int sim_run_ranks(const struct sim_setup *setup, int (*fn)(int rank, int n, epx_
     }
     if (setup->net)
         world = net_begin(setup->net, setup->spares);
-    swap_runtime(world);
+    swap_runtime(world, setup->far_rows);
     sim_machines = setup->node_of;
     sim_conns_begin(setup->deaths_seen);
     if ((!setup->net || world) && tasks_make(&m, sched.nranks) == 0) {

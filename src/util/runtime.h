@@ -24,6 +24,9 @@ struct runtime {
     const struct proxy_driver *proxies; /* runs the turns of proxies; else a thread for each */
     void *net_world;                 /* what the endpoints of the network "sim" share; else there is no such network */
     const struct net_ops *net_guest; /* one more network, the first that is tried; else none */
+    /* Most rows that a rank sends to one rank of another node in low latency, where a simulation knows it: receive
+     * buffers are no larger, so that thousands of ranks fit into memory. NULL or 0: any number. */
+    const int *far_rows;
 };
 
 /* Never NULL, and now_ns and pause_ns are always set. */

@@ -110,13 +110,18 @@ static int create_group(struct rank *r, const epx_bootstrap *boot)
 static int measure_memory(struct rank *r)
 {
     epx_memory_info small = EPX_MEMORY_INFO_INIT, real = EPX_MEMORY_INFO_INIT;
+    const int far_rows = r->world->far_rows;
     epx_group_config config;
+    int rc;
 
     group_config(r, r->world->small_hidden, &config);
     if (call(r, "epx_group_memory", epx_group_memory(&config, r->p->ranks, &small)) != 0)
         return -1;
     config.max_hidden_bytes = 2 * r->p->hidden;
-    if (call(r, "epx_group_memory", epx_group_memory(&config, r->p->ranks, &real)) != 0)
+    r->world->far_rows = 0; /* receive buffers as they are outside the simulation */
+    rc = call(r, "epx_group_memory", epx_group_memory(&config, r->p->ranks, &real));
+    r->world->far_rows = far_rows;
+    if (rc != 0)
         return -1;
     r->world->memory_bytes = (double)cost_memory_used(r->rank) - (double)small.heap_bytes + (double)real.heap_bytes -
                              (double)config.alloc_bytes;

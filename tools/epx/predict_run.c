@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One point: the routing of all ranks, the simulation with costs, and what it says per rank. */
+#include <malloc.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -132,6 +133,29 @@ static double count_node_rows(const struct oracle_route *route, int per_node)
     return (double)n / route->nranks;
 }
 
+/* Most rows that one rank sends to one other. */
+static int count_far_rows(const struct oracle_route *route)
+{
+    int *rows = malloc((size_t)route->nranks * sizeof(*rows));
+    int most = rows ? 1 : 0;
+
+    for (int r = 0; rows && r < route->nranks; r++) {
+        memset(rows, 0, (size_t)route->nranks * sizeof(*rows));
+        for (int t = 0; t < route->tokens[r]; t++) {
+            const int32_t *idx = oracle_idx(route, r, t);
+            for (int k = 0; k < route->topk; k++) {
+                int j = 0;
+                while (j < k && (idx[j] < 0 || idx[j] / route->local_experts != idx[k] / route->local_experts))
+                    j++;
+                if (idx[k] >= 0 && j == k && ++rows[idx[k] / route->local_experts] > most)
+                    most = rows[idx[k] / route->local_experts];
+            }
+        }
+    }
+    free(rows);
+    return most;
+}
+
 static int make_route(const struct predict_point *p, struct predict_world *world, struct oracle_route *route)
 {
     const struct workload w = predict_workload(world);
@@ -145,6 +169,7 @@ static int make_route(const struct predict_point *p, struct predict_world *world
     for (int r = 0; r < p->ranks; r++)
         if (route->first[r + 1] - route->first[r] > world->most_rows)
             world->most_rows = route->first[r + 1] - route->first[r];
+    world->far_rows = count_far_rows(route);
     return 0;
 }
 
@@ -168,7 +193,8 @@ static void simulate(const struct predict_point *p, struct predict_world *world,
     const struct sim_setup setup = {.sched = {.seed = p->seed, .nranks = p->ranks, .max_steps = UINT64_MAX},
                                     .net = predict_nodes(p) > 1 ? &net : NULL,
                                     .gather_ns = (uint64_t)1 << 50,
-                                    .cost = &cost};
+                                    .cost = &cost,
+                                    .far_rows = &world->far_rows};
     struct sim_outcome outcome;
     int rc;
 
@@ -184,6 +210,16 @@ static void simulate(const struct predict_point *p, struct predict_world *world,
         snprintf(result->error, sizeof(result->error), "%d ranks failed", outcome.failures);
 }
 
+/*
+ * Ranks exchange tables that each of them frees at once; a thousand ranks have gigabytes of these. glibc would soon
+ * take them from its heap, between blocks that stay, and never return them to the system.
+ */
+static void return_large_blocks(void)
+{
+    (void)mallopt(M_MMAP_THRESHOLD, 64 << 10);
+    (void)mallopt(M_MMAP_MAX, 1 << 20);
+}
+
 int predict_run(const struct predict_point *p, struct predict_result *result)
 {
     struct predict_world world = {.point = p, .small_hidden = small_hidden(p), .agents = pick_agents(p)};
@@ -192,6 +228,7 @@ int predict_run(const struct predict_point *p, struct predict_result *result)
     struct rusage usage;
 
     memset(result, 0, sizeof(*result));
+    return_large_blocks();
     world.iters = p->iters;
     world.route = &route;
     world.times = calloc((size_t)p->ranks, sizeof(*world.times));
