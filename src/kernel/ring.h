@@ -9,7 +9,7 @@
  *   P2 room?  first + n - seen <= capacity
  *      no: wait until tail >= first + n - capacity    C4 ring the rank's bell
  *          tail_seen = tail
- *   P3 slots first .. first + n - 1: a and b, each    C1 slot at `taken`: a's parity is that of this lap, and b's
+ *   P3 slots first + n - 1 .. first: a and b, each    C1 slot at `taken`: a's parity is that of this lap, and b's
  *      with the parity of the lap (release)              too? (acquire)
  *   P4 ring the proxy's bell, which wakes it if it    C2 ... taken += 1
  *      sleeps                                         C3 tail = taken, now and then (release)

@@ -62,6 +62,8 @@ struct window {
     uint8_t refused; /* the network had no room in this round */
 };
 
+enum { MERGE_DEPTH = 8 }; /* so many pending puts are tried; a power of two */
+
 struct peer {
     int rank;
     uint8_t dead;
@@ -71,6 +73,9 @@ struct peer {
     int error;          /* errno of its loss */
     uint64_t lost_ns;
     uint32_t head, tail; /* of queue: pending[head .. tail) */
+    /* First and last unit, lower 32 bits, of the pending put with number i % MERGE_DEPTH, or of one that has left: they
+     * tell at once that a put touches none of the last MERGE_DEPTH. */
+    uint32_t first_unit[MERGE_DEPTH], end_unit[MERGE_DEPTH];
     struct pending *queue;
     struct posted *posted;
     uint64_t next, oldest; /* numbers of the next put and of the oldest one in flight */

@@ -21,8 +21,6 @@
 #include "util/clock.h"
 #include "util/trace.h"
 
-#define MERGE_DEPTH 8
-
 uint64_t loop_now(struct proxy_thread *t)
 {
     if (t->now_ns == 0)
@@ -162,11 +160,10 @@ static void refuse(struct proxy_thread *t, enum fault fault, int peer, int64_t e
     proxy_fault(t, fault, EPX_ERR_INTERNAL, peer, expected, seen, text);
 }
 
-/* Validates a command: returns its peer and fills the put; NULL: refused. */
-static struct peer *check(struct proxy_thread *t, struct command c, struct pending *put)
+/* Validates a command: returns its peer; NULL: refused. */
+static struct peer *check(struct proxy_thread *t, struct command c, struct command_fields f)
 {
     const struct proxy_options *o = &t->group->options;
-    const struct command_fields f = command_unpack(c);
     const uint64_t heap_units = o->heap_bytes / COMMAND_UNIT;
     struct peer *peer;
 
@@ -199,6 +196,11 @@ static struct peer *check(struct proxy_thread *t, struct command c, struct pendi
                "a command writes beyond the end of the peer's heap (units of 16 bytes)");
         return NULL;
     }
+    return peer;
+}
+
+static void fill_put(const struct proxy_options *o, struct command_fields f, struct pending *put)
+{
     put->source = f.units ? f.source * COMMAND_UNIT : 0;
     put->target = f.units ? f.target * COMMAND_UNIT : 0;
     put->end = put->source + (uint64_t)f.units * COMMAND_UNIT;
@@ -206,7 +208,6 @@ static struct peer *check(struct proxy_thread *t, struct command c, struct pendi
     put->count = 1;
     put->flow = o->flows ? o->flows[COUNTER_KIND(f.counter)] : PROXY_LOW_LATENCY;
     put->note = NOTE_NONE;
-    return peer;
 }
 
 /* Merges b into a if they have the same counter and are contiguous on both sides, or one of them has no bytes. */
@@ -236,6 +237,28 @@ static int merge(struct pending *a, const struct pending *b, uint64_t most)
     return 1;
 }
 
+/* Keeps in mind where pending put i begins and ends. */
+static void note_ends(struct peer *peer, uint32_t i, const struct pending *p)
+{
+    peer->first_unit[i % MERGE_DEPTH] = (uint32_t)(p->source / COMMAND_UNIT);
+    peer->end_unit[i % MERGE_DEPTH] = (uint32_t)(p->end / COMMAND_UNIT);
+}
+
+/* 0: the put touches none of the last MERGE_DEPTH pending ones. A loop without branches: compilers make vectors of
+ * it. */
+static int may_touch(const struct peer *peer, const struct pending *put)
+{
+    const uint32_t first = (uint32_t)(put->source / COMMAND_UNIT), end = (uint32_t)(put->end / COMMAND_UNIT);
+    uint32_t hits = 0;
+    int i;
+
+    if (peer->end_unit[(peer->tail - 1) % MERGE_DEPTH] == first) /* most that touch one touch the latest */
+        return 1;
+    for (i = 0; i < MERGE_DEPTH; i++)
+        hits |= (uint32_t)(peer->end_unit[i] == first) | (uint32_t)(peer->first_unit[i] == end);
+    return hits != 0;
+}
+
 /* A pending put that grew may now be contiguous with another one: the gap between the two was filled. */
 static void close_gap(struct proxy_thread *t, struct peer *peer, uint32_t at, uint32_t from)
 {
@@ -249,11 +272,13 @@ static void close_gap(struct proxy_thread *t, struct peer *peer, uint32_t at, ui
         if (i == at || (p->source != grown->end && p->end != grown->source) || !merge(grown, p, t->merge_bytes))
             continue;
         *p = peer->queue[--peer->tail & mask];
-        return;
+        note_ends(peer, i, p);
+        break;
     }
+    note_ends(peer, at, grown);
 }
 
-/* Tries the last few pending puts, the latest first. Most are not contiguous: two comparisons find that. */
+/* Tries the last few pending puts, the latest first. Most are not contiguous: that is found first. */
 static int merge_queued(struct proxy_thread *t, struct peer *peer, const struct pending *put)
 {
     const uint32_t mask = t->depth - 1, queued = peer->tail - peer->head;
@@ -261,6 +286,8 @@ static int merge_queued(struct proxy_thread *t, struct peer *peer, const struct 
     const int signal = put->end == put->source;
     uint32_t i;
 
+    if (!signal && !may_touch(peer, put))
+        return 0;
     for (i = peer->tail; i != from; i--) {
         struct pending *p = &peer->queue[(i - 1) & mask];
 
@@ -274,13 +301,20 @@ static int merge_queued(struct proxy_thread *t, struct peer *peer, const struct 
     return 0;
 }
 
-int put_enqueue(struct proxy_thread *t, struct peer *peer, const struct pending *put)
+/* Where the next put of the peer's queue is made, so that nothing is copied; NULL: the queue is full. */
+static struct pending *next_place(const struct proxy_thread *t, const struct peer *peer)
+{
+    return peer->tail - peer->head == t->depth ? NULL : &peer->queue[peer->tail & (t->depth - 1)];
+}
+
+/* The put lies in the peer's next place, or elsewhere if there is none. */
+static int enqueue(struct proxy_thread *t, struct peer *peer, const struct pending *put)
 {
     if (merge_queued(t, peer, put))
         return 1;
-    if (peer->tail - peer->head == t->depth)
+    if (put != next_place(t, peer))
         return 0;
-    peer->queue[peer->tail++ & (t->depth - 1)] = *put;
+    note_ends(peer, peer->tail++, put);
     if (!peer->listed) {
         peer->listed = 1;
         t->busy[t->nbusy++] = (int)(peer - t->peers);
@@ -288,19 +322,40 @@ int put_enqueue(struct proxy_thread *t, struct peer *peer, const struct pending 
     return 1;
 }
 
+int put_enqueue(struct proxy_thread *t, struct peer *peer, const struct pending *put)
+{
+    struct pending *place = next_place(t, peer);
+
+    if (!place)
+        return enqueue(t, peer, put);
+    *place = *put;
+    return enqueue(t, peer, place);
+}
+
+static int enqueue_command(struct proxy_thread *t, struct peer *peer, struct command_fields f)
+{
+    struct pending *place = next_place(t, peer), elsewhere;
+
+    if (!place)
+        place = &elsewhere;
+    fill_put(&t->group->options, f, place);
+    return enqueue(t, peer, place);
+}
+
 static int take_commands(struct proxy_thread *t)
 {
+    struct command_fields f;
     struct command c;
-    struct pending put;
     struct peer *peer;
     int n;
 
     t->blocked = 0;
     for (n = 0; n < TAKE_MAX && ring_peek(&t->ring, &c); n++) {
-        peer = check(t, c, &put);
+        f = command_unpack(c);
+        peer = check(t, c, f);
         if (peer && (peer->dead || t->stopping)) {
             commands_drop(t, peer, 1);
-        } else if (peer && (t->blocked = !put_enqueue(t, peer, &put))) {
+        } else if (peer && (t->blocked = !enqueue_command(t, peer, f))) {
             t->blocked_by = peer->rank;
             break;
         }

@@ -8,16 +8,17 @@
 
 #include "util/status.h"
 
-/* Producers share head and tail_seen, the consumer owns tail: each has cache lines of its own, two because cores fetch
- * pairs. */
+/* Producers share head and tail_seen, and write the bell with every push; the consumer owns tail, and reads the words
+ * from `stop` on in every iteration: each has cache lines of its own, two because cores fetch pairs. */
 struct ring_words {
     uint64_t tail;
     uint8_t pad0[120];
     struct doorbell bell;
+    uint8_t pad1[64];
     uint64_t stop, stopped, alarm, ask, asked, blocked;
-    uint8_t pad1[16];
+    uint8_t pad2[80];
 };
-EPX_STATIC_ASSERT(sizeof(struct ring_words) == 256, "whole pairs of cache lines");
+EPX_STATIC_ASSERT(sizeof(struct ring_words) == 384, "whole pairs of cache lines");
 
 struct ring_claims {
     uint64_t head, tail_seen;

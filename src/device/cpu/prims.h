@@ -473,15 +473,17 @@ KFN void ag_store_commands(struct agent *ag, const struct ring_dev *ring, uint64
                            int n)
 {
     (void)ag;
-    for (int i = 0; i < n; i++) {
+    /* The first one comes last: the proxy looks at nothing behind it, and so takes no cache line away from here that is
+     * still being written. */
+    for (int i = n - 1; i >= 0; i--) {
         const uint64_t index = first + (uint64_t)i;
         struct command *slot = &ring->slots[index & ring->mask];
         const uint64_t parity = ring_parity(ring->mask, index);
 
-        /* Release: pairs with the acquires of ring_peek (proxy/ring.h), which takes no command before both are
-         * there. */
+        /* Release: pairs with the acquires of ring_peek (proxy/ring.h), which takes no command before both are there,
+         * and those behind the first after it. */
         __atomic_store_n(&slot->b, cmds[i].b | parity, __ATOMIC_RELAXED);
-        __atomic_store_n(&slot->a, cmds[i].a | parity, __ATOMIC_RELEASE);
+        __atomic_store_n(&slot->a, cmds[i].a | parity, i ? __ATOMIC_RELAXED : __ATOMIC_RELEASE);
     }
 }
 
