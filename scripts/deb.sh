@@ -16,6 +16,7 @@ date=$(git log -1 --format=%cD 2>/dev/null || date -R)
 
 rm -rf "$folder"
 mkdir -p "$folder/epx-$version"
+folder=$(realpath "$folder")
 # The files of the tree as they are, without what was built in it.
 if git rev-parse --is-inside-work-tree >/dev/null 2>&1; then
     git ls-files -co --exclude-standard -z | tar --null -cf - --ignore-failed-read -T -
@@ -30,7 +31,7 @@ epx ($version) unstable; urgency=medium
 
  -- EPX maintainers <maintainers@epx.invalid>  $date
 CHANGES
-log=$PWD/$folder/build.log
+log=$folder/build.log
 (cd "$folder/epx-$version" && DEB_BUILD_OPTIONS="parallel=$jobs nocheck" dpkg-buildpackage -b -us -uc) >"$log" 2>&1 || {
     tail -40 "$log"
     echo "deb: dpkg-buildpackage failed; the whole log is $log"
