@@ -737,7 +737,7 @@ KFN int lc_run(struct agent *ag, const struct ll_combine_params *p, uint64_t epo
         return 1;
     /* The caller may change its tensor once this operation has completed: not before all have read it. */
     return p->pulled &&
-           wait_peers(ag, p->g, SCOPE_ALL, SIG_LC_DONE, slot_of(p->g, epoch), lap_of(p->g, epoch), PHASE_LC_DONE, NULL);
+           wait_peers_end(ag, p->g, SCOPE_ALL, SIG_LC_DONE, slot_of(p->g, epoch), lap_of(p->g, epoch), PHASE_LC_DONE);
 }
 
 KFN void kernel_ll_combine(struct agent *ag, const struct ll_combine_params *p)

@@ -371,16 +371,18 @@ KFN_STEP int ll_receive(struct agent *ag, const struct ll_dispatch_params *p, ui
     const int places = !written || p->src_rank || (p->src_token && !p->open_src_token);
     if (places && sync_barrier(ag, g))
         return 1;
-    if (wait_peers(ag, g, SCOPE_NODE, SIG_LL_ROWS, slot, lap, PHASE_LL_ROWS, NULL))
+    const int takes = places || p->layout == LAYOUT_RANK_MAJOR;
+    if (takes ? wait_peers(ag, g, SCOPE_NODE, SIG_LL_ROWS, slot, lap, PHASE_LL_ROWS, NULL)
+              : wait_peers_end(ag, g, SCOPE_NODE, SIG_LL_ROWS, slot, lap, PHASE_LL_ROWS))
         return 1;
     AG_MARK(ag, "written");
-    if ((places || p->layout == LAYOUT_RANK_MAJOR) && ll_take_rows(ag, p, epoch))
+    if (takes && ll_take_rows(ag, p, epoch))
         return 1;
     if (sync_last(ag, g, 2))
         signal_peers(ag, g, SCOPE_ALL, SIG_LL_DONE, slot, lap);
     /* The caller may change its tensor once this operation has completed, so all must have read it. */
     return p->in_place && !ll_own_view(p, epoch).desc->written
-               ? wait_peers(ag, g, SCOPE_ALL, SIG_LL_DONE, slot, lap, PHASE_LL_DONE, NULL)
+               ? wait_peers_end(ag, g, SCOPE_ALL, SIG_LL_DONE, slot, lap, PHASE_LL_DONE)
                : 0;
 }
 

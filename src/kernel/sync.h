@@ -601,6 +601,18 @@ KFN_STEP int wait_peers(struct agent *ag, const struct group_dev *g, enum scope 
     return ag_look(&control_of(g, g->rank)->abort_word) && wait_failed(ag, g, WAIT_ABORTED, phase, -1, -1, value, 0);
 }
 
+/* The same where no agent does anything behind it that needs the peers: the operation waits, and on a GPU one block of
+ * it. The others leave their SMs to whoever computes. */
+KFN int wait_peers_end(struct agent *ag, const struct group_dev *g, enum scope scope, int kind, int slot,
+                       uint64_t value, int phase)
+{
+#if AG_BLOCKS
+    if (!g->enable_mask && ag_block_number(ag) != 0)
+        return 0;
+#endif
+    return wait_peers(ag, g, scope, kind, slot, value, phase, NULL);
+}
+
 /* `n` more rows of a counter of rows. One agent per (kind, slot, peer); the others learn of it at the next barrier. */
 KFN_STEP int wait_rows(struct agent *ag, const struct group_dev *g, int kind, int slot, int peer, uint64_t n, int phase,
                        uint64_t start)
