@@ -278,6 +278,21 @@ static int captures(struct epx_group *group, struct device_stream *stream)
     return group->device->ops->stream_captures(group->device, group_stream(group, stream));
 }
 
+/* Slot e of a peer's directory. Zero: an import that a capture must not end is in the way. */
+static int follow_slot(struct epx_group *group, struct peer *peer, int e, int capture)
+{
+    const uint64_t generation = load_acquire(&peer->directory->slot[e].generation);
+
+    if (generation == peer->imported[e].generation)
+        return 1;
+    if (capture && peer->imported[e].open) /* unmapping may wait for the device */
+        return 0;
+    release_import(group, peer, e);
+    if (generation)
+        import_region(group, peer, e, generation);
+    return 1;
+}
+
 void regions_import(struct epx_group *group, struct device_stream *stream)
 {
     struct regions *regions = group->regions;
@@ -288,18 +303,12 @@ void regions_import(struct epx_group *group, struct device_stream *stream)
 
         if (changes == peer->changes)
             continue;
-        if (captures(group, stream)) /* mapping is not allowed now */
-            return;
-        peer->changes = changes;
-        for (int e = 0; e < REGION_SLOTS; e++) {
-            const uint64_t generation = load_acquire(&peer->directory->slot[e].generation);
-
-            if (generation == peer->imported[e].generation)
-                continue;
-            release_import(group, peer, e);
-            if (generation)
-                import_region(group, peer, e, generation);
-        }
+        const int capture = captures(group, stream);
+        int all = 1;
+        for (int e = 0; e < REGION_SLOTS; e++)
+            all &= follow_slot(group, peer, e, capture);
+        if (all)
+            peer->changes = changes;
     }
 }
 
@@ -366,8 +375,8 @@ static void begin_eviction(struct epx_group *group)
     regions->evicting_used = regions->exported[e].used;
 }
 
-/* A free slot, or -1: none now. */
-static int find_slot(struct epx_group *group)
+/* A free slot, or -1: none now. A capture evicts nothing: it could not ask whether its last use is over. */
+static int find_slot(struct epx_group *group, int capture)
 {
     struct regions *regions = group->regions;
     const int e = regions->evicting;
@@ -378,6 +387,8 @@ static int find_slot(struct epx_group *group)
     for (int i = 0; i < REGION_SLOTS; i++)
         if (!regions->exported[i].generation) /* refused */
             return i;
+    if (capture)
+        return -1;
     if (e < 0) {
         begin_eviction(group);
         return -1;
@@ -391,10 +402,10 @@ static int find_slot(struct epx_group *group)
     return e;
 }
 
-static void export_region(struct epx_group *group, const void *data, uint64_t id)
+static void export_region(struct epx_group *group, const void *data, uint64_t id, int capture)
 {
     struct regions *regions = group->regions;
-    const int e = find_slot(group);
+    const int e = find_slot(group, capture);
     struct heap_export region;
     epx_status status;
 
@@ -472,8 +483,7 @@ int regions_find(struct epx_group *group, const void *data, uint64_t bytes, stru
     while (e < REGION_SLOTS && regions->exported[e].id != id)
         e++;
     if (e == REGION_SLOTS) {
-        if (!capture)
-            export_region(group, data, id);
+        export_region(group, data, id, capture);
         return 0;
     }
     region = &regions->exported[e];

@@ -16,7 +16,9 @@
  *
  * Only its owner writes a directory. No rank waits: rows in a region are copied until the last peer has imported it.
  * An allocation that replaces a freed one at the same address has another id (device_ops.region_id), which is
- * compared in every call. A region whose rows a captured graph reads stays exported until its memory is freed.
+ * compared in every call. Memory that a framework allocates while it captures a graph is exported and imported during
+ * the capture: operations that are captured once all peers have imported it read it in place. A region whose rows a
+ * captured graph reads stays exported until its memory is freed.
  */
 #ifndef EPX_GROUP_REGION_H
 #define EPX_GROUP_REGION_H

@@ -48,6 +48,9 @@ epx_status cuda_mem_alloc_for(struct device *device, size_t bytes, int shared, v
 void cuda_mem_free(struct device *device, void *ptr);
 epx_status cuda_host_alloc(struct device *device, size_t bytes, void **ptr);
 void cuda_host_free(struct device *device, void *ptr);
+/* What a capture forbids is allowed to this thread until cuda_capture_restore() gets the result. */
+int cuda_capture_relax(void);
+void cuda_capture_restore(int mode);
 epx_status cuda_copy(struct device *device, void *to, const void *from, size_t bytes);
 
 /* heap.c */

@@ -124,14 +124,40 @@ void cuda_host_free(struct device *device, void *ptr)
         cuda_later(release_host, ptr, NULL);
 }
 
+/*
+ * Between the two calls the thread may do what a capture forbids because it might depend on captured work: allocate,
+ * map, and wait for other streams. What EPX does so depends on no captured work.
+ */
+int cuda_capture_relax(void)
+{
+#ifdef EPX_HIP
+    return 0;
+#else
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    return cudaThreadExchangeStreamCaptureMode(&mode) == cudaSuccess ? (int)mode : (int)cudaStreamCaptureModeRelaxed;
+#endif
+}
+
+void cuda_capture_restore(int mode)
+{
+#ifdef EPX_HIP
+    (void)mode;
+#else
+    enum cudaStreamCaptureMode before = (enum cudaStreamCaptureMode)mode;
+    (void)cudaThreadExchangeStreamCaptureMode(&before);
+#endif
+}
+
 epx_status cuda_copy(struct device *device, void *to, const void *from, size_t bytes)
 {
     struct cuda_device *cuda = (struct cuda_device *)device;
     epx_status status = bytes ? cuda_use(device) : EPX_OK;
+    const int mode = cuda_capture_relax();
 
     if (status == EPX_OK && bytes)
         status = cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, cuda->side), "cudaMemcpyAsync");
     if (status == EPX_OK && bytes)
         status = cuda_check(cudaStreamSynchronize(cuda->side), "copying memory");
+    cuda_capture_restore(mode);
     return status;
 }

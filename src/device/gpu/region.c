@@ -55,7 +55,7 @@ epx_status cuda_region_export(struct device *device, const void *data, struct he
     cudaIpcMemHandle_t handle;
     uint64_t base = 0;
     size_t bytes = 0;
-    int error;
+    int error, mode;
     epx_status status = cuda_use(device);
 
     if (status != EPX_OK)
@@ -67,7 +67,9 @@ epx_status cuda_region_export(struct device *device, const void *data, struct he
     if (bytes < REGION_LEAST)
         return fail(EPX_ERR_UNSUPPORTED, "device cuda: expected an allocation of at least %zu bytes to export, got %zu",
                     REGION_LEAST, bytes);
+    mode = cuda_capture_relax();
     status = cuda_check(cudaIpcGetMemHandle(&handle, (void *)(uintptr_t)base), "cudaIpcGetMemHandle");
+    cuda_capture_restore(mode);
     if (status != EPX_OK)
         return status;
     memset(region, 0, sizeof(*region));
@@ -82,7 +84,11 @@ epx_status cuda_region_export(struct device *device, const void *data, struct he
 /* Like a heap in GPU memory, even where the heaps are in host memory. */
 epx_status cuda_region_open(struct device *device, const struct heap_export *region, void **base)
 {
-    return cuda_heap_open(device, region, base);
+    const int mode = cuda_capture_relax();
+    const epx_status status = cuda_heap_open(device, region, base);
+
+    cuda_capture_restore(mode);
+    return status;
 }
 
 void cuda_region_close(struct device *device, const struct heap_export *region, void *base, int now)
