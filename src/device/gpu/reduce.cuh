@@ -357,7 +357,7 @@ KFN void ag_reduce_groups(struct agent *ag, void *out, int dtype, int hidden, co
 /* ---- LogFMT rows ------------------------------------------------------------------------------------------------ */
 
 #ifndef LOGFMT_ROWS
-#define LOGFMT_ROWS 8 /* whose loads are in flight, and whose ranges the lanes compute together; even */
+#define LOGFMT_ROWS 4 /* whose loads are in flight, and whose ranges the lanes compute together; even */
 #endif
 
 /* Where a lane's row is: lane r follows row r from block to block. */
