@@ -50,6 +50,20 @@ static inline void cpu_relax(void)
 #endif
 }
 
+/*
+ * A proxy that keeps up with its producers reads cache lines that they are about to write, and both wait for lines more
+ * than they work: on a Xeon such a ring stayed at 15 M commands per second, where one that had filled went on at 27 to
+ * 32. So a few commands are followed by a tenth of a microsecond in which nobody looks. One command alone is not: there
+ * its answer counts.
+ */
+static void let_ring_fill(const struct proxy_thread *t)
+{
+    if (t->taken <= 1 || t->taken >= 2 * RING_MAX_PUSH)
+        return;
+    cpu_relax();
+    cpu_relax();
+}
+
 /* ---- Sleeping ----------------------------------------------------------------------------------------------- */
 
 static uint64_t sleep_length(struct proxy_thread *t, int net_fd)
@@ -141,6 +155,8 @@ void thread_loop(struct proxy_thread *t)
             idle = 0;
             idle_since = 0;
             t->sleep_ns = 0;
+            if (!alone)
+                let_ring_fill(t);
             continue;
         }
         if (alone && idle++ < ALONE_ITERATIONS)
