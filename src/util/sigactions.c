@@ -125,7 +125,7 @@ static int is_function(const struct sigaction *a)
 /* Of a mask libc fills only what the kernel knows, a bit per signal. */
 static int same(const struct sigaction *a, const struct sigaction *b)
 {
-    return a->sa_handler == b->sa_handler && a->sa_flags == b->sa_flags &&
+    return a->sa_handler == b->sa_handler && ((a->sa_flags ^ b->sa_flags) & ~SIGACTIONS_RESTORER) == 0 &&
            !memcmp(&a->sa_mask, &b->sa_mask, SIGACTIONS_MAX / 8);
 }
 

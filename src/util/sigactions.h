@@ -26,6 +26,9 @@
 #include <stdint.h>
 
 enum { SIGACTIONS_MAX = 64, SIGACTIONS_OBJECTS = 512 };
+/* The kernel's SA_RESTORER: on x86_64 the C library sets it in every action that passes through it, so that one which
+ * was put back has it although it had no flags before. It means nothing to the application. */
+enum { SIGACTIONS_RESTORER = 0x04000000 };
 
 struct sigactions {
     struct sigaction before[SIGACTIONS_MAX + 1]; /* by signal number */

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "epx/epx.h"
+#include "util/sigactions.h"
 
 enum { SIGNALS = 64 };
 
@@ -38,8 +39,8 @@ static int differences(const char *when)
     for (int sig = 1; sig <= SIGNALS; sig++) {
         struct sigaction now;
 
-        if (sigaction(sig, NULL, &now) != 0 ||
-            (now.sa_handler == before[sig].sa_handler && now.sa_flags == before[sig].sa_flags))
+        if (sigaction(sig, NULL, &now) != 0 || (now.sa_handler == before[sig].sa_handler &&
+                                                ((now.sa_flags ^ before[sig].sa_flags) & ~SIGACTIONS_RESTORER) == 0))
             continue;
         fprintf(stderr, "%s: the handler of signal %d (%s) has changed\n", when, sig, strsignal(sig));
         count++;
