@@ -243,7 +243,7 @@ static void plan_ht(const struct settings *set, struct heap_plan *plan, uint64_t
         ht->window_routes = take(at, 64 + 2 * (uint64_t)set->max_tokens * K * 4);
         ht->window = take(at, 2 * ht->half);
     }
-    plan->ht_receive_bytes = N * (ht->pitch + ht->scale_pitch + K * 16 + 16);
+    plan->ht_receive_bytes = (uint64_t)set->max_recv_tokens * (ht->pitch + ht->scale_pitch + K * 16 + 16);
     if (set->nnodes > 1)
         plan_ht_relay(set, ht, at);
     plan->ht_bytes = *at - start;

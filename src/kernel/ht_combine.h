@@ -502,6 +502,20 @@ KFN_STEP int hc_turn(struct agent *ag, const struct ht_combine_params *p, int tu
 #endif
 }
 
+/* Does a rank of the node write rows into windows? As hd_any_pulls(). */
+KFN_STEP int hc_any_pushes(struct agent *ag, const struct ht_combine_params *p)
+{
+    const struct group_dev *g = p->g;
+    int pushes = 0;
+
+    AG_EACH(ag, int, i, p->h->state->windowed ? g->node_size : 0)
+    {
+        const int r = node_rank(g, i);
+        pushes |= g->mask[r] && hc_desc_of(g, r)->tokens_in == IN_WINDOW;
+    }
+    return ag_any(ag, pushes);
+}
+
 /* Stage HC_SUM of windows: step k. */
 KFN_STEP int hc_step(struct agent *ag, const struct ht_combine_params *p, int k)
 {
@@ -542,7 +556,7 @@ KFN int hc_windows(struct agent *ag, const struct ht_combine_params *p, uint64_t
 /* Stage HC_LANDED of windows. One agent. */
 KFN int hc_step_gate(struct agent *ag, const struct ht_combine_params *p, uint64_t epoch, int k)
 {
-    return p->h->state->windowed && k <= hw_windows(p->h, p->g->ht.sum_tokens) &&
+    return k <= hw_windows(p->h, p->g->ht.sum_tokens) && hc_any_pushes(ag, p) &&
            hw_wait(ag, p->g, SIG_HC_STEP, epoch, k, PHASE_HC_STEP);
 }
 
@@ -564,7 +578,7 @@ KFN int hc_sum(struct agent *ag, const struct ht_combine_params *p, uint64_t epo
 #if AG_STAGED
     last = stage_turn(ag) == p->turns;
 #endif
-    if (!p->nodes && p->h->state->windowed) {
+    if (!p->nodes && hc_any_pushes(ag, p)) {
 #if AG_STAGED
         if (hc_step_work(ag, p, epoch, stage_turn(ag)))
             return 1;

@@ -554,7 +554,7 @@ KFN int hd_run(struct agent *ag, const struct ht_dispatch_params *p, uint64_t ep
     for (int turn = 0; p->nodes && turn * ht_turn(p->h) < p->h->state->most_rounds; turn++)
         if (hd_turn(ag, p, turn))
             return 1;
-    if (p->h->state->windowed && hd_windows(ag, p, epoch))
+    if (hd_any_pulls(ag, p) && hd_windows(ag, p, epoch))
         return 1;
     AG_MARK(ag, "forward");
     hd_rows_done(ag, p, epoch);

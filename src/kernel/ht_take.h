@@ -117,6 +117,21 @@ KFN_STEP void hd_take_from(struct agent *ag, const struct ht_dispatch_params *p,
     }
 }
 
+/* Does a rank of the node take its rows from windows? All ranks of the node find the same, once descriptors are there:
+ * else there are no steps. */
+KFN_STEP int hd_any_pulls(struct agent *ag, const struct ht_dispatch_params *p)
+{
+    const struct group_dev *g = p->g;
+    int pulls = 0;
+
+    AG_EACH(ag, int, i, p->h->state->windowed ? g->node_size : 0)
+    {
+        const int r = node_rank(g, i);
+        pulls |= g->mask[r] && hd_desc_of(g, r)->pulls;
+    }
+    return ag_any(ag, pulls);
+}
+
 /* Stage HD_FORWARD of windows: step k. */
 KFN_STEP void hd_step(struct agent *ag, const struct ht_dispatch_params *p, int k)
 {
@@ -153,13 +168,13 @@ KFN int hd_windows(struct agent *ag, const struct ht_dispatch_params *p, uint64_
 /* Stage HD_LANDED of windows. One agent. */
 KFN int hd_step_gate(struct agent *ag, const struct ht_dispatch_params *p, uint64_t epoch, int k)
 {
-    return p->h->state->windowed && k <= hw_windows(p->h, p->g->ht.take_tokens) &&
+    return k <= hw_windows(p->h, p->g->ht.take_tokens) && hd_any_pulls(ag, p) &&
            hw_wait(ag, p->g, SIG_HD_STEP, epoch, k, PHASE_HD_STEP);
 }
 
 KFN void hd_step_work(struct agent *ag, const struct ht_dispatch_params *p, uint64_t epoch, int k)
 {
-    if (!p->h->state->windowed || k > hw_windows(p->h, p->g->ht.take_tokens))
+    if (k > hw_windows(p->h, p->g->ht.take_tokens) || !hd_any_pulls(ag, p))
         return;
     hd_step(ag, p, k);
     if (sync_last(ag, p->g, 2) && k < hw_windows(p->h, p->g->ht.take_tokens))
