@@ -694,15 +694,21 @@ KFN int lc_check_descs(struct agent *ag, const struct ll_combine_params *p, uint
     return 0;
 }
 
-/* All rows can be read. */
-KFN_STEP int lc_data(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
+/* All rows of this node can be read, and the descriptors of all ranks. */
+KFN_STEP int lc_wait(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
 
     if (wait_peers(ag, g, SCOPE_ALL, SIG_LC_DATA, slot_of(g, epoch), lap_of(g, epoch), PHASE_LC_DATA, p->wait_ns))
         return 1;
     AG_MARK(ag, "data");
-    return lc_check_descs(ag, p, epoch) || (p->nodes && lc_wait_remote(ag, p, epoch));
+    return lc_check_descs(ag, p, epoch);
+}
+
+/* All rows can be read. */
+KFN int lc_data(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
+{
+    return lc_wait(ag, p, epoch) || (p->nodes && lc_wait_remote(ag, p, epoch));
 }
 
 /* The own tokens. */
@@ -731,6 +737,8 @@ KFN int lc_run(struct agent *ag, const struct ll_combine_params *p, uint64_t epo
         if (lc_moves(p) && p->steps & STEP_RECV ? block_decides(ag, failed) : failed)
             return 1;
     }
+    if (p->steps == STEP_WAIT)
+        return lc_wait(ag, p, epoch);
     if (!(p->steps & STEP_RECV))
         return 0;
     if (lc_data(ag, p, epoch) || lc_sum(ag, p, epoch))

@@ -73,6 +73,8 @@ KFN void kernel_ll_dispatch(struct agent *ag, const struct ll_dispatch_params *p
             ll_dispatch_whole(ag, p, next);
         else if (p->steps == STEP_SEND)
             ll_dispatch_send(ag, p, next);
+        else if (p->steps == STEP_WAIT)
+            ll_dispatch_wait(ag, p, p->h->state->epoch);
         else
             ll_dispatch_recv(ag, p, p->h->state->epoch);
     }

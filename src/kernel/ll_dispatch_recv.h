@@ -395,6 +395,15 @@ KFN_STEP int ll_wait_tables(struct agent *ag, const struct ll_dispatch_params *p
            ll_check_descs(ag, p, epoch);
 }
 
+/* Waits for all that the receive half needs, but for rows from other nodes. */
+KFN_STEP int ll_dispatch_wait(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+
+    return ll_wait_tables(ag, p, epoch) ||
+           wait_peers(ag, g, SCOPE_NODE, SIG_LL_ROWS, slot_of(g, epoch), lap_of(g, epoch), PHASE_LL_ROWS, NULL);
+}
+
 KFN_STEP int ll_dispatch_recv(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
 {
     return ll_wait_tables(ag, p, epoch) || ll_receive(ag, p, epoch, 0);

@@ -469,7 +469,11 @@ struct route_in {
     int32_t shared; /* 1: entries of a token that name the same expert share a row */
 };
 
-enum { STEP_SEND = 1, STEP_RECV = 2 };
+enum {
+    STEP_SEND = 1,
+    STEP_RECV = 2,
+    STEP_WAIT = 4 /* alone: what STEP_RECV would wait for, by few agents. Nothing is received. */
+};
 
 enum { CAST_NONE = 0, CAST_FP8 = 1, CAST_NVFP4 = 2 };
 

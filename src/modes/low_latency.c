@@ -180,13 +180,33 @@ epx_status ll_combine(struct epx_handle *handle, const struct combine_args *args
     return status;
 }
 
+/*
+ * On a GPU, first a launch on one multiprocessor that waits for the peers: the receive half itself is wide, and while
+ * it waited it would keep computation, a late peer's perhaps, from its multiprocessors.
+ */
+static epx_status launch_wait(struct epx_handle *handle, enum kernel_id id, void *params, int32_t *steps, size_t bytes,
+                              struct device_stream *stream)
+{
+    epx_status status;
+
+    if (!handle->group->device->ops->agents_per_sm)
+        return EPX_OK;
+    *steps = STEP_WAIT;
+    status = launch_sms(handle->group, stream, id, params, bytes, 1);
+    *steps = STEP_RECV;
+    return status;
+}
+
 epx_status ll_complete(struct epx_handle *handle, struct device_stream *stream)
 {
     const int dispatch = handle->staged == STAGED_DISPATCH;
-    epx_status status =
-        launch_ordered(handle->group, stream, dispatch ? KERNEL_LL_DISPATCH : combine_kernel(&handle->pending.combine),
-                       &handle->pending, dispatch ? sizeof(handle->pending.dispatch) : sizeof(handle->pending.combine));
+    const enum kernel_id id = dispatch ? KERNEL_LL_DISPATCH : combine_kernel(&handle->pending.combine);
+    const size_t bytes = dispatch ? sizeof(handle->pending.dispatch) : sizeof(handle->pending.combine);
+    int32_t *steps = dispatch ? &handle->pending.dispatch.steps : &handle->pending.combine.steps;
+    epx_status status = launch_wait(handle, id, &handle->pending, steps, bytes, stream);
 
+    if (status == EPX_OK)
+        status = launch_ordered(handle->group, stream, id, &handle->pending, bytes);
     if (status == EPX_OK)
         handle->staged = STAGED_NONE;
     return status;
