@@ -91,6 +91,8 @@
  *   ag_block_index(ag)               number of this agent in its block
  *   ag_block_count(ag)               how many agents the block has
  * b ag_block_number(ag)              number of the block; agent 0 is in block 0
+ * b ag_block_last(ag)                true for the last agent of the block to call it, once per kernel; it sees what the
+ *                                    others did before
  * b ag_block_any(ag, v)              barrier of the block; true if v is for any lane of any of its agents
  * b AG_BLOCK_KEYS                    words that each agent has in ag_block_tables
  * b ag_block_tables(ag, keys)        shared memory: AG_BLOCK_KEYS words for each agent in turn; NULL if `keys` are more

@@ -194,11 +194,11 @@ KFN int kernel_begin(struct agent *ag, const struct group_dev *g)
 {
     AG_MARK(ag, "begin");
     ag_begin(ag, g->timeout_ns, control_of(g, g->rank));
-    /* Nothing is read behind it. */
-    const int stops = block_decides(ag, ag_look(&control_of(g, g->rank)->abort_word) != 0);
-    if (stops) {
+    /* Nothing is read behind it. One agent of a block looks for all: the word may lie across a bus. */
+    const int looks = !AG_BLOCKS || ag_block_index(ag) == 0;
+    const int stops = block_decides(ag, looks && ag_look(&control_of(g, g->rank)->abort_word) != 0);
+    if (stops && looks)
         report_abort(ag, g, PHASE_NONE, 0, 0, ag_load_acquire(&control_of(g, g->rank)->abort_word));
-    }
     return stops;
 }
 
@@ -835,8 +835,8 @@ KFN_STEP void give_up(struct agent *ag, const struct group_dev *g, uint64_t word
         network_stop(ag, g);
 }
 
-/* Last lines of every kernel. The word is looked at behind all that this agent has read of other ranks. */
-KFN void kernel_end(struct agent *ag, const struct group_dev *g)
+/* The last look of a kernel: behind all that this agent, and those for which it looks, have read of other ranks. */
+KFN void look_behind(struct agent *ag, const struct group_dev *g)
 {
     const int gone = AG_GONE(ag, g);
     const uint64_t word = INJECT_BUG(BUG_NO_RECHECK, 0, ag_look_behind(&control_of(g, g->rank)->abort_word));
@@ -847,6 +847,18 @@ KFN void kernel_end(struct agent *ag, const struct group_dev *g)
     if (word)
         give_up(ag, g, word);
     AG_ENDS(ag, g, word);
+}
+
+/* Last lines of every kernel. Where agents form blocks, the last one of each block looks for all of it: the word may
+ * lie across a bus, where hundreds of loads of one word come one after the other. */
+KFN void kernel_end(struct agent *ag, const struct group_dev *g)
+{
+#if AG_BLOCKS
+    if (ag_block_last(ag))
+        look_behind(ag, g);
+#else
+    look_behind(ag, g);
+#endif
     if (ag->waits && ag_leader(ag)) {
         ag_add_stat(&g->stats->waits, ag->waits);
         ag_add_stat(&g->stats->wait_ns, ag->wait_ns);

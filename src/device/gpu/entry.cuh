@@ -10,7 +10,7 @@
 /* What every step of a kernel reads, in shared memory. */
 template <typename params> struct smem_copy {
     struct agent agent[LAUNCH_WARPS];
-    uint32_t arrived[AG_POINTS];
+    uint32_t arrived[BLOCK_POINTS];
     params p;
     struct group_dev g;
     struct handle_dev h;
@@ -28,7 +28,7 @@ KFN void make_agent(struct agent *ag, const struct launch_info &info, uint32_t *
 {
     grid_wait(); /* what came before in the stream is done, and visible */
     words_begin(info.relaxed_words);
-    if (threadIdx.x < AG_POINTS)
+    if (threadIdx.x < BLOCK_POINTS)
         arrived[threadIdx.x] = 0;
     if (lane_id() == 0) {
         ag->index = (int)blockIdx.x + (int)(threadIdx.x / WARP) * (int)gridDim.x; /* neighbours on different SMs */
@@ -116,7 +116,7 @@ template <typename params> KFN void copy_to_smem(struct smem_copy<params> *smem,
     CUDA_ENTRY(epx, name, name)                            \
     {                                                      \
         __shared__ struct agent agents[LAUNCH_WARPS];      \
-        __shared__ uint32_t arrived[AG_POINTS];            \
+        __shared__ uint32_t arrived[BLOCK_POINTS];         \
         struct agent *agent = &agents[threadIdx.x / WARP]; \
         make_agent(agent, info, arrived, counts);          \
         if (agent->index < agent->count)                   \

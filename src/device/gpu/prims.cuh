@@ -40,6 +40,8 @@
 #include "util/numeric.h"
 
 #define AG_POINTS 5
+#define BLOCK_END AG_POINTS /* the point of ag_block_last */
+#define BLOCK_POINTS (AG_POINTS + 1)
 #define AG_GLANCES 64
 #define AG_BELLS 0
 #define AG_BLOCKS 1 /* the agents of a block */
@@ -53,7 +55,7 @@ struct agent {
     char *scratch; /* of this agent */
     size_t scratch_bytes;
     uint64_t waits, wait_ns;
-    uint32_t *arrived;     /* of the block, [AG_POINTS]: its agents that have come to each point */
+    uint32_t *arrived;     /* of the block, [BLOCK_POINTS]: its agents that have come to each point */
     uint32_t block_agents; /* agents of the block */
     int32_t *counts;    /* of the block: ROUTE_SMEM_KEYS words per agent for routing, or a table for LogFMT, or NULL */
     char *ring;         /* RING_BYTES of this agent, or NULL */
@@ -336,6 +338,17 @@ KFN_STEP int ag_last(struct agent *ag, uint32_t *word, int id)
     return __shfl_sync(ALL_LANES, last, 0);
 }
 
+KFN int ag_block_last(struct agent *ag)
+{
+    int last = 0;
+
+    __syncwarp(); /* as in ag_last */
+    if (lane_id() == 0)
+        last = word_add_block(&ag->arrived[BLOCK_END], 1) == ag->block_agents - 1;
+    __syncwarp();
+    return __shfl_sync(ALL_LANES, last, 0);
+}
+
 KFN uint64_t ag_timeout(const struct agent *ag)
 {
     return ag->timeout_ns;
@@ -413,11 +426,16 @@ KFN int ag_any(struct agent *ag, int v)
 
 /* Looks at the abort word and the clock now and then only: both cost as much as the word itself. */
 #define WAIT_LOOKS 16
+/* Agents but the first of a block mostly wait for agents of their own launch. The abort word may lie across a bus,
+ * where the looks of hundreds of agents come one after the other: these look first after so long, then a quarter
+ * later. */
+#define WAIT_ABORT_NS 200000u
 
 /* One lane. Polls relaxed: an acquire would throw the SM's first-level cache away with every look. */
-KFN int wait_slow(const uint64_t *word, uint64_t target, uint64_t timeout_ns, const uint64_t *abort_word)
+KFN int wait_slow(const uint64_t *word, uint64_t target, uint64_t timeout_ns, const uint64_t *abort_word, int often)
 {
     const uint64_t start = clock_global();
+    uint64_t look_after = often ? 0 : WAIT_ABORT_NS;
     unsigned pause = 0;
 
     for (;;) {
@@ -428,9 +446,12 @@ KFN int wait_slow(const uint64_t *word, uint64_t target, uint64_t timeout_ns, co
             if (pause)
                 nap(pause);
         }
-        if (word_relaxed(abort_word))
-            return WAIT_ABORTED;
         const uint64_t spent = clock_global() - start;
+        if (spent >= look_after || spent >= timeout_ns) {
+            if (word_relaxed(abort_word))
+                return WAIT_ABORTED;
+            look_after = often ? 0 : spent + spent / 4;
+        }
         if (spent >= timeout_ns)
             return (int64_t)(word_relaxed(word) - target) >= 0 ? WAIT_OK : WAIT_TIMEOUT;
         pause = spent > 100000 ? 1000 : spent > 10000 ? 100 : 20;
@@ -445,7 +466,7 @@ KFN_STEP enum wait_result ag_wait_ge(struct agent *ag, const uint64_t *word, uin
         /* Only agent 0 keeps count: the others mostly wait for it, and their counts would be so many more words to add
          * up across the bus. */
         const uint64_t start = ag->index == 0 ? clock_global() : 0;
-        result = wait_slow(word, target, timeout_ns, ag->abort_word);
+        result = wait_slow(word, target, timeout_ns, ag->abort_word, ag_block_index(ag) == 0);
         if (ag->index == 0) {
             ag->waits++;
             ag->wait_ns += clock_global() - start;
