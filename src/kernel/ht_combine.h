@@ -404,12 +404,13 @@ KFN_STEP int hc_publish(struct agent *ag, const struct ht_combine_params *p, uin
     return ht_wait_all_free(ag, g);
 }
 
-/* Rows that this rank has read of other ranks of its node: for its own tokens, and as a relay. One agent. */
+/* Rows that this rank has read of other ranks of its node, for its own tokens and as a relay, and sums that it has
+ * returned. One agent. */
 KFN_STEP void hc_count_peer(struct agent *ag, const struct ht_combine_params *p)
 {
     const struct group_dev *g = p->g;
     const struct handle_dev *h = p->h;
-    int64_t rows = 0;
+    int64_t rows = 0, relayed = 0;
 
     AG_EACH(ag, int, r, p->layout == LAYOUT_FLAT ? g->nranks : 0)
     rows += r != g->rank && is_local(g, r) && g->mask[r] ? h->rcount[r] : 0;
@@ -418,10 +419,18 @@ KFN_STEP void hc_count_peer(struct agent *ag, const struct ht_combine_params *p)
         const int r = e / g->local_experts;
         rows += r != g->rank && is_local(g, r) && g->mask[r] ? h->ecount[e] : 0;
     }
-    AG_EACH(ag, int, j, g->nnodes > 1 ? g->relay_count : 0) rows += h->relay_peer[j];
+    AG_EACH(ag, int, j, g->nnodes > 1 ? g->relay_count : 0)
+    {
+        rows += h->relay_peer[j];
+        relayed += h->relay_n[j];
+    }
     rows = ag_sum(ag, rows);
-    if (ag_leader(ag))
-        ag_add_stat(&g->stats->bytes_peer, (uint64_t)rows * (uint64_t)p->signature.hidden_bytes);
+    relayed = ag_sum(ag, relayed);
+    if (!ag_leader(ag))
+        return;
+    ag_add_stat(&g->stats->bytes_peer, (uint64_t)rows * (uint64_t)p->signature.hidden_bytes);
+    if (relayed)
+        ag_add_stat(&g->stats->rows_remote, (uint64_t)relayed);
 }
 
 /* Stage HC_DATA: the rows of the node can be read. */
@@ -438,15 +447,15 @@ KFN_STEP int hc_data(struct agent *ag, const struct ht_combine_params *p, uint64
     return check_node(ag, g, &p->signature, g->ht.combine_desc, PHASE_HC_DATA);
 }
 
-/* The own tokens [first, end), of round r. */
+/* The own tokens [first, end), of round r; `before` others of the turn are shared out already. */
 KFN_STEP void hc_sum_tokens(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs, int r,
-                            int first, int end)
+                            int first, int end, int before)
 {
     uint64_t rows = 0;
 
     if (p->out_weights)
         hc_return_weights(ag, p, descs, r, first, end);
-    for (int t = first + ag_index(ag); t < end; t += ag_count(ag)) {
+    for (int t = first + (int)ht_first_item(ag, before); t < end; t += ag_count(ag)) {
         if (AG_LOOK_AHEAD)
             hc_look_ahead(p, (int64_t)t + ag_count(ag));
         rows += (uint64_t)(p->rounds ? hc_sum_token_rounds(ag, p, descs, r, t)
@@ -462,7 +471,8 @@ KFN_STEP void hc_sum_turn(struct agent *ag, const struct ht_combine_params *p, c
     const struct group_dev *g = p->g;
 
     for (int r = turn * ht_turn(p->h); turn >= 0 && r < (turn + 1) * ht_turn(p->h) && r < p->h->state->rounds; r++)
-        hc_sum_tokens(ag, p, descs, r, ht_round_token(g, p->h, r), ht_round_token(g, p->h, r + 1));
+        hc_sum_tokens(ag, p, descs, r, ht_round_token(g, p->h, r), ht_round_token(g, p->h, r + 1),
+                      ht_round_token(g, p->h, r) - ht_round_token(g, p->h, turn * ht_turn(p->h)));
 }
 
 /* This rank has read all rows that it reads of others. */
@@ -525,7 +535,7 @@ KFN_STEP int hc_step(struct agent *ag, const struct ht_combine_params *p, int k)
     if (k < windows && hc_push_window(ag, p, k))
         return 1;
     if (k > 0 && k <= windows)
-        hc_sum_tokens(ag, p, hc_descs(ag, p->g), 0, first < end ? first : end, end);
+        hc_sum_tokens(ag, p, hc_descs(ag, p->g), 0, first < end ? first : end, end, 0);
     return 0;
 }
 
@@ -587,7 +597,7 @@ KFN int hc_sum(struct agent *ag, const struct ht_combine_params *p, uint64_t epo
             return 1;
 #endif
     } else if (!p->nodes) {
-        hc_sum_tokens(ag, p, hc_descs(ag, p->g), 0, 0, last ? p->h->state->ntokens : 0);
+        hc_sum_tokens(ag, p, hc_descs(ag, p->g), 0, 0, last ? p->h->state->ntokens : 0, 0);
     } else {
 #if AG_STAGED
         if (hc_turn(ag, p, stage_turn(ag)))

@@ -147,14 +147,13 @@ KFN_STEP void hd_stage_token(struct agent *ag, const struct ht_dispatch_params *
 }
 
 /* Puts one copy of token t to each node that wants it, through one ring: commands of one ring are pushed together. */
-KFN int hd_put_token(struct agent *ag, const struct ht_dispatch_params *p, struct put_batch *batch, int ring, int r,
-                     int64_t t)
+KFN void hd_put_token(struct agent *ag, const struct ht_dispatch_params *p, struct put_batch *batch, int ring, int r,
+                      int64_t t)
 {
     const struct group_dev *g = p->g;
     const struct handle_dev *h = p->h;
     const int K = h->state->topk;
     const size_t bytes = hd_row_bytes(p);
-    int rows = 0;
 
     for (int k = 0; k < K; k++) {
         const int32_t id = h->ids[t * K + k];
@@ -164,9 +163,7 @@ KFN int hd_put_token(struct agent *ag, const struct ht_dispatch_params *p, struc
         put(ag, g, batch, g->relay_rank[n], COUNTER(SIG_HD_ROWS, ht_slot(r)), hd_row_at(p, t),
             ht_relay_slot(g, g->relay_slot[n], r) + (uint64_t)(h->nidx[t * K + k] - ht_rows_before(g, h, r, n)) * bytes,
             (uint32_t)bytes);
-        rows++;
     }
-    return rows;
 }
 
 /* The slots of round r are free at all relays. One agent. */
@@ -191,36 +188,59 @@ KFN_STEP int hd_wait_credits(struct agent *ag, const struct ht_dispatch_params *
     return 0;
 }
 
-/* Round r of the own tokens to the relays. Each agent has a run of tokens. */
-KFN_STEP int hd_send_round(struct agent *ag, const struct ht_dispatch_params *p, int r)
+/* Puts the rows of tokens [begin, end), which begin in round r. */
+KFN_STEP int hd_put_tokens(struct agent *ag, const struct ht_dispatch_params *p, int r, int64_t begin, int64_t end)
 {
     const struct group_dev *g = p->g;
-    const int64_t first = ht_round_token(g, p->h, r), many = ht_round_token(g, p->h, r + 1) - first;
-    const int64_t begin = first + many * ag_index(ag) / ag_count(ag);
-    const int64_t end = first + many * (ag_index(ag) + 1) / ag_count(ag);
     struct put_batch batch;
-    uint64_t rows = 0;
 
-    for (int64_t t = begin; t < end; t++)
-        hd_stage_token(ag, p, r, t);
-    if ((ag_index(ag) == 0 && hd_wait_credits(ag, p, r)) || sync_barrier(ag, g))
-        return 1;
-    if (ag_index(ag) == 0 && ht_put_blocks(ag, g, p->h, SIG_HD_BLOCK, r, hd_record_bytes(p)))
-        return 1;
     put_begin(&batch);
-    for (int ring = 0; ring < g->nrings; ring++)
-        for (int64_t t = begin; t < end; t++)
-            rows += (uint64_t)hd_put_token(ag, p, &batch, ring, r, t);
-    if (ag_leader(ag))
-        ag_add_stat(&g->stats->rows_remote, rows);
+    for (int ring = 0; ring < g->nrings; ring++) {
+        int at = r;
+        for (int64_t t = begin; t < end; t++) {
+            while (t >= ht_round_token(g, p->h, at + 1))
+                at++;
+            hd_put_token(ag, p, &batch, ring, at, t);
+        }
+    }
     return put_flush(ag, g, &batch) ? push_failed(ag, g) : 0;
 }
 
-/* Rounds [first, end) of the own tokens, as far as there are so many. */
+#define HD_RUN 4 /* least tokens that an agent puts: the proxy merges neighbours */
+
+/* Rounds [first, end) of the own tokens to the relays: their records, one barrier, then commands. Each agent has a run
+ * of tokens. One agent waits for credits; where each stage is a launch, hd_landed() has waited. */
+KFN_STEP int hd_send_some(struct agent *ag, const struct ht_dispatch_params *p, int first, int end)
+{
+    const struct group_dev *g = p->g;
+    const int64_t from = ht_round_token(g, p->h, first), to = ht_round_token(g, p->h, end);
+    const int64_t each = (to - from + ag_count(ag) - 1) / ag_count(ag), run = each < HD_RUN ? HD_RUN : each;
+    const int64_t begin = from + run * ag_index(ag), stop = begin + run < to ? begin + run : to;
+    int r = first;
+
+    for (int64_t t = from + ag_index(ag); t < to; t += ag_count(ag)) {
+        while (t >= ht_round_token(g, p->h, r + 1))
+            r++;
+        hd_stage_token(ag, p, r, t);
+    }
+    for (r = first; r < end && !AG_STAGED && ag_index(ag) == 0; r++)
+        if (hd_wait_credits(ag, p, r))
+            return 1;
+    if (sync_barrier(ag, g))
+        return 1;
+    for (r = first; r < end && ag_index(ag) == ag_count(ag) - 1; r++)
+        if (ht_put_blocks(ag, g, p->h, SIG_HD_BLOCK, r, hd_record_bytes(p)))
+            return 1;
+    return begin < stop ? hd_put_tokens(ag, p, first, begin, stop) : 0;
+}
+
+/* The same for as many rounds as there are. On a CPU one by one: a relay forwards a round while the next one comes. */
 KFN_STEP int hd_send_rounds(struct agent *ag, const struct ht_dispatch_params *p, int first, int end)
 {
-    for (int r = first; r < end && r < p->h->state->rounds; r++)
-        if (hd_send_round(ag, p, r))
+    const int last = end < p->h->state->rounds ? end : p->h->state->rounds, step = AG_STAGED ? HT_SLOTS : 1;
+
+    for (int r = first; r < last; r += step)
+        if (hd_send_some(ag, p, r, r + step < last ? r + step : last))
             return 1;
     return 0;
 }
@@ -280,13 +300,13 @@ KFN_STEP int hd_wait_round(struct agent *ag, const struct ht_dispatch_params *p,
 }
 
 /* Rows of round r of source number j, as they land. One launch for all stages: one agent, which gives the credit at
- * once. Else all agents, and hd_release_turn() gives it. */
+ * once. Else all agents, and hd_release_turn() gives it; `before` rows of other rounds are shared out already. */
 KFN_STEP int hd_forward_round(struct agent *ag, const struct ht_dispatch_params *p, const struct hd_desc *descs, int j,
-                              int r)
+                              int r, int64_t before)
 {
     const struct group_dev *g = p->g;
     const int n = p->h->relay_rows[(size_t)j * (size_t)g->ht.rounds + (size_t)r];
-    const int A = AG_STAGED ? ag_count(ag) : 1, me = AG_STAGED ? ag_index(ag) : 0;
+    const int A = AG_STAGED ? ag_count(ag) : 1, me = AG_STAGED ? (int)ht_first_item(ag, before) : 0;
 
     if (!AG_STAGED && (r * g->relay_count + j) % ag_count(ag) != ag_index(ag))
         return 0;
@@ -368,13 +388,19 @@ KFN_STEP int hd_turn(struct agent *ag, const struct ht_dispatch_params *p, int t
     const struct group_dev *g = p->g;
     const struct hd_desc *descs = hd_descs(ag, g);
     const int first = turn * ht_turn(p->h);
+    int64_t before = 0;
 
     if (turn > 0 && hd_send_rounds(ag, p, first - ht_turn(p->h) + HT_SLOTS, first + HT_SLOTS))
         return 1;
-    for (int r = first; r < first + ht_turn(p->h); r++)
-        for (int j = 0; j < g->relay_count; j++)
-            if (ht_relays(g, p->h, j, r) && hd_forward_round(ag, p, descs, j, r))
+    for (int r = first; r < first + ht_turn(p->h); r++) {
+        for (int j = 0; j < g->relay_count; j++) {
+            if (!ht_relays(g, p->h, j, r))
+                continue;
+            if (hd_forward_round(ag, p, descs, j, r, before))
                 return 1;
+            before += p->h->relay_rows[(size_t)j * (size_t)g->ht.rounds + (size_t)r];
+        }
+    }
 #if AG_STAGED
     if (sync_last(ag, g, 2))
         return hd_release_turn(ag, p, turn);
@@ -422,8 +448,12 @@ KFN_STEP void hd_count(const struct ht_dispatch_params *p)
 {
     const struct group_dev *g = p->g;
     const struct handle_dev *h = p->h;
-    uint64_t all = 0;
+    uint64_t all = 0, remote = 0;
 
+    for (int n = 0; n < g->nnodes && g->nnodes > 1; n++)
+        remote += ht_sends_to(g, n) ? (uint64_t)ht_rows_before(g, h, h->state->rounds, n) : 0;
+    if (remote)
+        ag_add_stat(&g->stats->rows_remote, remote);
     for (int e = 0; e < g->experts && p->layout == LAYOUT_EXPERT_MAJOR; e++)
         all += (uint64_t)h->ecount[e];
     for (int r = 0; r < g->nranks && p->layout == LAYOUT_FLAT; r++)

@@ -82,11 +82,29 @@ KFN_STEP int hc_relay_row(struct agent *ag, const struct ht_combine_params *p, c
     return 0;
 }
 
-/* As a relay: the rows of a turn, shared out among the agents. */
+/* As a relay: how many rows a turn has. */
+KFN int64_t hc_turn_rows(const struct ht_combine_params *p, int turn)
+{
+    const struct group_dev *g = p->g;
+    int64_t rows = 0;
+
+    for (int r = turn * ht_turn(p->h); r < (turn + 1) * ht_turn(p->h); r++)
+        for (int j = 0; j < g->relay_count; j++)
+            rows += ht_relays(g, p->h, j, r) ? p->h->relay_rows[(size_t)j * (size_t)g->ht.rounds + (size_t)r] : 0;
+    return rows;
+}
+
+#define HC_RUN 4 /* least rows of an agent: the proxy merges neighbours */
+
+/* As a relay: the rows of a turn, shared out among the agents; where the launch waits for single rounds, round by
+ * round. */
 KFN_STEP int hc_relay_turn(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs, int turn)
 {
     const struct group_dev *g = p->g;
+    const int64_t all = AG_STAGED ? hc_turn_rows(p, turn) : 0, share = (all + ag_count(ag) - 1) / ag_count(ag);
+    const int64_t run = share < HC_RUN ? HC_RUN : share;
     const uint64_t start = ag_now(ag);
+    int64_t from = run * ag_index(ag); /* this agent's rows, counted from those of the round on */
     struct put_batch batch;
 
     put_begin(&batch);
@@ -95,16 +113,17 @@ KFN_STEP int hc_relay_turn(struct agent *ag, const struct ht_combine_params *p, 
             if (!ht_relays(g, p->h, j, r))
                 continue;
             const int64_t n = p->h->relay_rows[(size_t)j * (size_t)g->ht.rounds + (size_t)r];
-            const int begin = (int)(n * ag_index(ag) / ag_count(ag)),
-                      end = (int)(n * (ag_index(ag) + 1) / ag_count(ag));
-            /* Where each stage is a launch, hc_landed() has waited. */
-            if (!AG_STAGED && ht_wait_block(ag, g, SIG_HC_BLOCK, PHASE_HC_BLOCK, j, r, &p->signature, start))
-                return 1;
-            for (int i = begin; i < end; i++)
-                if (hc_relay_row(ag, p, descs, &batch, j, r, i))
+            int64_t begin = n * ag_index(ag) / ag_count(ag), end = n * (ag_index(ag) + 1) / ag_count(ag);
+            if (AG_STAGED) {
+                begin = from < 0 ? 0 : from;
+                end = from + run < n ? from + run : n;
+                from -= n;
+            } else if (ht_wait_block(ag, g, SIG_HC_BLOCK, PHASE_HC_BLOCK, j, r, &p->signature, start)) {
+                return 1; /* where each stage is a launch, hc_landed() has waited */
+            }
+            for (int64_t i = begin; i < end; i++)
+                if (hc_relay_row(ag, p, descs, &batch, j, r, (int)i))
                     return 1;
-            if (ag_leader(ag))
-                ag_add_stat(&g->stats->rows_remote, (uint64_t)(end - begin));
         }
     }
     return put_flush(ag, g, &batch) ? push_failed(ag, g) : 0;

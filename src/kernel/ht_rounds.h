@@ -81,6 +81,14 @@ KFN int ht_round_token(const struct group_dev *g, const struct handle_dev *h, in
     return t < h->state->ntokens ? t : h->state->ntokens;
 }
 
+/* Rounds are smaller than a launch: items are shared out over all rounds of a turn. The first item of this agent in a
+ * list that comes behind `before` others. */
+KFN int64_t ht_first_item(struct agent *ag, int64_t before)
+{
+    const int64_t A = ag_count(ag), at = before % A;
+    return ag_index(ag) >= at ? ag_index(ag) - at : ag_index(ag) - at + A;
+}
+
 /* ---- Where things are ----------------------------------------------------------------------------------------- */
 
 /* The slot of a round of source number j at its relay: rows, then a block. */
