@@ -32,6 +32,8 @@ epx_status group_open_heap(struct epx_group *group)
     status = heap_plan_check(&group->set, &group->plan);
     if (status == EPX_OK)
         status = group->device->ops->heap_create(group->device, group->plan.total, &group->heap);
+    if (status == EPX_OK && group->plan.net_bytes)
+        status = group->device->ops->host_alloc(group->device, group->plan.net_bytes, &group->net_memory);
     if (status != EPX_OK)
         return status;
     memset(&c, 0, sizeof(c));
@@ -60,6 +62,8 @@ static void close_memory(struct epx_group *group)
             ops->heap_close(group->device, &group->exports[r], group->bases[r]);
     if (group->round_rows)
         ops->mem_free(group->device, group->round_rows);
+    if (group->net_memory)
+        ops->host_free(group->device, group->net_memory);
     if (group->heap.base)
         ops->heap_destroy(group->device, &group->heap);
     if (group->stand_in.base)

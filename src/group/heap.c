@@ -3,6 +3,9 @@
  * Placement of a group's heaps: in the device's memory or in the host's (EPX_GPU_HEAP).
  *
  *   device, host   as requested; `device` fails at registration if the network cannot reach it
+ *   split          high throughput between nodes: the device's memory, and beside it some of the host's,
+ *                  through which all rows between nodes pass. Ranks of a node, whose rows are most of all, then
+ *                  never cross the bus to reach each other. Without effect in other groups
  *   auto           one node: the device's memory. Several nodes: the device's memory if, on every rank, the network
  *                  registers a piece of it and the device has a rule that makes a card's writes visible; otherwise
  *                  the host's memory, on all ranks
@@ -24,7 +27,7 @@
 
 #define PROBE_BYTES ((uint64_t)2 << 20)
 
-enum place { PLACE_AUTO, PLACE_DEVICE, PLACE_HOST };
+enum place { PLACE_AUTO, PLACE_DEVICE, PLACE_HOST, PLACE_SPLIT };
 
 static epx_status asked_place(enum place *place)
 {
@@ -33,9 +36,9 @@ static epx_status asked_place(enum place *place)
     *place = PLACE_AUTO;
     if (!value || strcasecmp(value, "auto") == 0)
         return EPX_OK;
-    *place = strcasecmp(value, "host") == 0 ? PLACE_HOST : PLACE_DEVICE;
+    *place = strcasecmp(value, "host") == 0 ? PLACE_HOST : strcasecmp(value, "split") == 0 ? PLACE_SPLIT : PLACE_DEVICE;
     if (*place == PLACE_DEVICE && strcasecmp(value, "device") != 0)
-        return fail(EPX_ERR_ARGUMENT, "EPX_GPU_HEAP: expected auto, device or host, got \"%s\"", value);
+        return fail(EPX_ERR_ARGUMENT, "EPX_GPU_HEAP: expected auto, device, host or split, got \"%s\"", value);
     return EPX_OK;
 }
 
@@ -125,16 +128,23 @@ static epx_status network_reaches(struct epx_group *group)
     return try_registering(group);
 }
 
+/* Low latency cannot: its rows lie where both the node and the network reach them. A process that joins would
+ * have to know of it. */
+static int may_split(const struct epx_group *group)
+{
+    return group->set.modes == EPX_HIGH_THROUGHPUT && !group->set.enable_mask;
+}
+
 epx_status heap_place_agree(struct epx_group *group)
 {
     enum place place = PLACE_DEVICE;
     int host = 0;
-    epx_status status;
+    epx_status status = asked_place(&place);
 
-    if (group->nnodes == 1 || heaps_are_host(group))
+    group->set.split = place == PLACE_SPLIT && group->nnodes > 1 && may_split(group);
+    if (group->nnodes == 1 || heaps_are_host(group) || group->set.split)
         return EPX_OK;
-    status = asked_place(&place);
-    if (status == EPX_OK && place == PLACE_AUTO && network_reaches(group) != EPX_OK) {
+    if (status == EPX_OK && place != PLACE_DEVICE && network_reaches(group) != EPX_OK) {
         host = 1;
         log_line(LOG_INFO, "heaps are placed in host memory: %s", epx_last_error());
     }

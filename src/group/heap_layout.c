@@ -135,7 +135,7 @@ static void plan_ll(const struct settings *set, struct heap_plan *plan, uint64_t
                              (uint64_t)set->max_tokens * (uint64_t)set->max_topk * ll->cpitch;
 }
 
-static void plan_ht_tables(const struct settings *set, struct ht_layout *ht, uint64_t *at)
+static void plan_ht_tables(const struct settings *set, struct ht_layout *ht, uint64_t *at, uint64_t *net)
 {
     const uint64_t P = (uint64_t)set->largest_node, L = (uint64_t)set->local_experts;
     const uint64_t received = set->nnodes > 1 ? (uint64_t)set->relay_max : 0;
@@ -143,6 +143,8 @@ static void plan_ht_tables(const struct settings *set, struct ht_layout *ht, uin
     ht->base_stride = (int32_t)(P * L + P); /* of experts or ranks, and of lines */
     ht->counts_stride = up(32 + (P + P * L + (uint64_t)ht->rounds + (uint64_t)set->nranks) * 4, 64);
     ht->counts = take(at, 2 * ((uint64_t)set->nnodes + received) * ht->counts_stride);
+    ht->split = set->split;
+    ht->net_counts = set->split ? take(net, 2 * ((uint64_t)set->nnodes + received) * ht->counts_stride) : ht->counts;
     ht->dispatch_desc = take(at, sizeof(struct hd_desc));
     ht->combine_desc = take(at, sizeof(struct hc_desc));
 }
@@ -228,7 +230,7 @@ static void plan_ht(const struct settings *set, struct heap_plan *plan, uint64_t
     ht->record = up(4 + K * 12, 16) + ht->scale_pitch + up(K * 4, 16);
     if (set->nnodes > 1)
         plan_ht_rounds(set, ht, set->ht_buffer_bytes ? set->ht_buffer_bytes : HT_RELAY_BYTES);
-    plan_ht_tables(set, ht, at);
+    plan_ht_tables(set, ht, at, &plan->net_bytes);
     plan_ht_node(set, ht);
     const uint64_t N = (uint64_t)ht->rows;
     ht->scales = take(at, N * ht->scale_pitch);
@@ -245,7 +247,7 @@ static void plan_ht(const struct settings *set, struct heap_plan *plan, uint64_t
     }
     plan->ht_receive_bytes = (uint64_t)set->max_recv_tokens * (ht->pitch + ht->scale_pitch + K * 16 + 16);
     if (set->nnodes > 1)
-        plan_ht_relay(set, ht, at);
+        plan_ht_relay(set, ht, set->split ? &plan->net_bytes : at);
     plan->ht_bytes = *at - start;
 }
 

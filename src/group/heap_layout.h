@@ -21,6 +21,7 @@ struct settings {
     char net[16];
     /* From the node map; one node until it is known. */
     int nnodes, remotes, relay_max, smallest_node, largest_node;
+    int split; /* rows between nodes pass through host memory of their own (group/heap.c) */
     int sig_slots;
     uint64_t alloc_bytes;
     epx_device_alloc_fn device_alloc; /* epx_group_config's */
@@ -38,6 +39,7 @@ struct heap_plan {
     uint64_t total;
     uint64_t control_bytes, ll_bytes, ht_bytes;
     uint64_t ll_receive_bytes, ht_receive_bytes;
+    uint64_t net_bytes; /* of memory for the network alone; 0: the network reads and writes the heap (group/heap.c) */
     uint64_t row_put, table_put; /* the largest puts between nodes; 0 on one */
 };
 

@@ -187,6 +187,7 @@ static void fill_nodes(struct epx_group *group, const struct blocks *b)
     g->records = base + b->records;
     g->record_stride = record_stride(group);
     g->near_counts = base + b->near_counts;
+    g->net = group->net_memory ? group->net_memory : group->heap.base;
 }
 
 static void fill_shadow(struct epx_group *group, const struct blocks *b)

@@ -99,11 +99,11 @@ static void on_blocked(void *context, int peer)
 static epx_status describe_heap(struct epx_group *group, struct proxy_options *o)
 {
     struct device *device = group->device;
-    const int rule = device->ops->arrivals(device);
+    const int rule = group->net_memory ? ARRIVALS_VISIBLE : device->ops->arrivals(device);
 
-    o->heap = group->heap.base;
-    o->heap_bytes = group->plan.total;
-    o->memory_kind = device->ops->caps & DEVICE_HOST_HEAP ? EPX_DEVICE_CPU : device->ops->kind;
+    o->heap = group->net_memory ? group->net_memory : group->heap.base;
+    o->heap_bytes = group->net_memory ? group->plan.net_bytes : group->plan.total;
+    o->memory_kind = group->net_memory || device->ops->caps & DEVICE_HOST_HEAP ? EPX_DEVICE_CPU : device->ops->kind;
     o->memory_index = group->set.device_index;
     o->dmabuf = -1;
     if (rule == ARRIVALS_NEVER)

@@ -46,6 +46,7 @@ struct epx_group {
     struct node_map map;
 
     struct heap heap;
+    void *net_memory;              /* plan.net_bytes bytes of host memory, or NULL */
     struct heap_export *exports;   /* [R] */
     void **bases;                  /* [R]: mapped heaps, own included; NULL = not mapped */
     struct regions *regions;       /* NULL: regions are not shared */

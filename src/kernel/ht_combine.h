@@ -62,8 +62,7 @@ KFN const char *hc_back_row(const struct ht_combine_params *p, int r, int64_t t,
     *n = g->node_of[h->ids[at] / g->local_experts];
     if (!ht_sends_to(g, *n))
         return NULL;
-    return heap_at(g, g->rank, ht_back_slot(g, g->node, *n, r)) +
-           (size_t)(i - ht_rows_before(g, h, r, *n)) * hc_wire_bytes(p);
+    return net_at(g, ht_back_slot(g, g->node, *n, r)) + (size_t)(i - ht_rows_before(g, h, r, *n)) * hc_wire_bytes(p);
 }
 
 /* What node n returned for token t, of round r, or NULL. */

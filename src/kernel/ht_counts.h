@@ -22,6 +22,19 @@ KFN uint64_t hn_block_at(const struct group_dev *g, uint64_t epoch, int number)
     return g->ht.counts + ((epoch % 2) * (uint64_t)(g->nnodes + g->relay_max) + (uint64_t)number) * g->ht.counts_stride;
 }
 
+/* The same where the network reads and writes it. */
+KFN uint64_t hn_net_block_at(const struct group_dev *g, uint64_t epoch, int number)
+{
+    return hn_block_at(g, epoch, number) - g->ht.counts + g->ht.net_counts;
+}
+
+/* The own block for node n. */
+KFN struct hn_desc *hn_own_block(const struct group_dev *g, uint64_t epoch, int n)
+{
+    return (struct hn_desc *)(n == g->node ? heap_at(g, g->rank, hn_block_at(g, epoch, n))
+                                           : net_at(g, hn_net_block_at(g, epoch, n)));
+}
+
 /* How many epochs up to this one have its slot. Two epochs are on their way at a time, and the later may land first:
  * the network counts them separately. */
 KFN uint64_t hn_lap(uint64_t epoch)
@@ -73,7 +86,7 @@ KFN void hn_write_block(struct agent *ag, const struct ht_notify_params *p, uint
     const struct group_dev *g = p->g;
     const struct handle_dev *h = p->h;
     const int P = node_size(g, n), L = g->local_experts;
-    int32_t *counts = (int32_t *)((struct hn_desc *)heap_at(g, g->rank, hn_block_at(g, epoch, n)) + 1);
+    int32_t *counts = (int32_t *)(hn_own_block(g, epoch, n) + 1);
 
     AG_EACH_ALL(ag, int, i, P) counts[i] = h->rcount[node_member(g, n, i)];
     AG_EACH_ALL(ag, int, i, P *L)
@@ -95,8 +108,8 @@ KFN_STEP void hn_put_blocks(struct agent *ag, const struct ht_notify_params *p, 
         const int more = p->drop & DROP_FLAT ? g->ht.rounds + g->nranks : p->h->state->rounds;
         const size_t words = (size_t)node_size(g, n) * (size_t)(1 + g->local_experts) + (size_t)more;
         if (ht_sends_to(g, n))
-            put(ag, g, &batch, g->relay_rank[n], COUNTER(SIG_HN_DATA, epoch % 2), hn_block_at(g, epoch, n),
-                hn_block_at(g, epoch, g->nnodes + g->relay_slot[n]),
+            put(ag, g, &batch, g->relay_rank[n], COUNTER(SIG_HN_DATA, epoch % 2), hn_net_block_at(g, epoch, n),
+                hn_net_block_at(g, epoch, g->nnodes + g->relay_slot[n]),
                 (uint32_t)up16(sizeof(struct hn_desc) + words * 4));
     }
     if (put_flush(ag, g, &batch))
@@ -113,7 +126,7 @@ KFN_STEP void hn_publish(struct agent *ag, const struct ht_notify_params *p, uin
         return;
     AG_EACH(ag, int, n, g->nnodes)
     {
-        struct hn_desc *desc = (struct hn_desc *)heap_at(g, g->rank, hn_block_at(g, epoch, n));
+        struct hn_desc *desc = hn_own_block(g, epoch, n);
         desc->signature = p->signature;
         desc->ntokens = p->too_many ? (int32_t)p->too_many : p->route.ntokens;
         desc->rounds = g->nnodes > 1 ? p->h->state->rounds : (int32_t)p->expected_rows;

@@ -110,7 +110,7 @@ KFN uint64_t hd_row_at(const struct ht_dispatch_params *p, int64_t t)
 KFN void hd_write_record(struct agent *ag, const struct ht_dispatch_params *p, char *to, int64_t t)
 {
     const int K = p->h->state->topk;
-    const char *staged = heap_at(p->g, p->g->rank, hd_row_at(p, t));
+    const char *staged = net_at(p->g, hd_row_at(p, t));
 
     ht_write_route(ag, p->h, p->layout, to, t);
     if (p->in.nscales && !hd_long_scales(p))
@@ -137,12 +137,11 @@ KFN_STEP void hd_stage_token(struct agent *ag, const struct ht_dispatch_params *
             continue;
         const int n = g->node_of[id / g->local_experts], i = h->nidx[t * K + k] - ht_rows_before(g, h, r, n);
         if (!staged) {
-            row_stage(ag, heap_at(g, g->rank, hd_row_at(p, t)), &p->in, &p->signature, t);
+            row_stage(ag, net_at(g, hd_row_at(p, t)), &p->in, &p->signature, t);
             ag_sync(ag);
         }
         staged = 1;
-        hd_write_record(
-            ag, p, heap_at(g, g->rank, ht_out_block(g, h, n, r, record)) + HT_HEADER_BYTES + (size_t)i * record, t);
+        hd_write_record(ag, p, net_at(g, ht_out_block(g, h, n, r, record)) + HT_HEADER_BYTES + (size_t)i * record, t);
     }
 }
 
@@ -252,8 +251,8 @@ KFN int hd_forward_row(struct agent *ag, const struct ht_dispatch_params *p, con
     const struct group_dev *g = p->g;
     const int K = p->h->state->topk, s = g->relay_sources[j];
     const size_t bytes = hd_record_bytes(p);
-    char *record = ht_near_record(
-        ag, g, heap_at(g, g->rank, ht_relay_block(g, j, r)) + HT_HEADER_BYTES + (size_t)i * bytes, bytes);
+    char *record =
+        ht_near_record(ag, g, net_at(g, ht_relay_block(g, j, r)) + HT_HEADER_BYTES + (size_t)i * bytes, bytes);
     struct hd_row row;
 
     if (ht_resolve_route(ag, g, p->h, p->layout, j, record))
@@ -264,7 +263,7 @@ KFN int hd_forward_row(struct agent *ag, const struct ht_dispatch_params *p, con
     row.line = p->desc.map && p->h->line ? row.pos + K : NULL;
     row.src_rank = s;
     row.src_token = *(const int32_t *)record;
-    row.data = heap_at(g, g->rank, ht_relay_slot(g, j, r)) + (size_t)i * hd_row_bytes(p);
+    row.data = net_at(g, ht_relay_slot(g, j, r)) + (size_t)i * hd_row_bytes(p);
     row.scales = hd_long_scales(p) ? row.data + row_scales_at(&p->signature) : record + hd_scales_at(p);
     row.scale_stride = 4;
     row.scratch = NULL;

@@ -231,6 +231,11 @@ KFN_STEP int hn_relay_counts(struct agent *ag, const struct ht_notify_params *p,
                       start))
             return 1;
     }
+    for (int j = 0; g->ht.split && j < g->relay_count; j++) /* to where the node can read it */
+        if (g->mask[g->relay_sources[j]])
+            ag_copy(ag, heap_at(g, g->rank, hn_block_at(g, epoch, g->nnodes + j)),
+                    net_at(g, hn_net_block_at(g, epoch, g->nnodes + j)), g->ht.counts_stride);
+    ag_sync(ag);
     signal_peers(ag, g, SCOPE_NODE, SIG_HN_TABLE, 0, epoch);
     return 0;
 }

@@ -32,7 +32,7 @@ KFN_STEP int hc_ask(struct agent *ag, const struct ht_combine_params *p)
                 const int n = i < 0 ? -1 : g->node_of[id / g->local_experts];
                 if (n >= 0)
                     ht_write_route(ag, h, p->layout,
-                                   heap_at(g, g->rank, ht_out_block(g, h, n, r, record)) + HT_HEADER_BYTES +
+                                   net_at(g, ht_out_block(g, h, n, r, record)) + HT_HEADER_BYTES +
                                        (size_t)(i - ht_rows_before(g, h, r, n)) * record,
                                    t);
             }
@@ -64,10 +64,10 @@ KFN_STEP int hc_relay_row(struct agent *ag, const struct ht_combine_params *p, c
     const size_t bytes = hc_wire_bytes(p);
     const uint64_t out = ht_relay_slot(g, j, r) + (uint64_t)i * bytes;
     const size_t route = ht_route_bytes(p->h);
-    char *record = ht_near_record(
-        ag, g, heap_at(g, g->rank, ht_relay_block(g, j, r)) + HT_HEADER_BYTES + (size_t)i * route, route);
+    char *record =
+        ht_near_record(ag, g, net_at(g, ht_relay_block(g, j, r)) + HT_HEADER_BYTES + (size_t)i * route, route);
     const int32_t *ids = (const int32_t *)record + 1, *pos = ids + K;
-    char *row = heap_at(g, g->rank, out);
+    char *row = net_at(g, out);
 
     if (ht_resolve_route(ag, g, p->h, p->layout, j, record))
         return fail_all(ag, g, KSTATUS_MISMATCH, PHASE_HC_BLOCK, s, g->experts, -1);

@@ -361,7 +361,7 @@ KFN void ht_write_headers(struct agent *ag, const struct group_dev *g, const str
 
     for (int i = ag_index(ag); i < g->nnodes * R; i += ag_count(ag))
         if (i / R != g->node)
-            ag_copy(ag, heap_at(g, g->rank, ht_out_block(g, h, i / R, i % R, record)), signature, sizeof(*signature));
+            ag_copy(ag, net_at(g, ht_out_block(g, h, i / R, i % R, record)), signature, sizeof(*signature));
 }
 
 /* Waits until the block of (source number j, round r) is there, and compares signatures. */
@@ -369,7 +369,7 @@ KFN_STEP int ht_wait_block(struct agent *ag, const struct group_dev *g, int kind
                            const struct signature *mine, uint64_t start)
 {
     const int s = g->relay_sources[j];
-    const struct signature *theirs = (const struct signature *)heap_at(g, g->rank, ht_relay_block(g, j, r));
+    const struct signature *theirs = (const struct signature *)net_at(g, ht_relay_block(g, j, r));
 
     if (ht_wait_counter(ag, g, kind, r, s, ht_laps(r) + 1, phase, start))
         return 1;
@@ -404,13 +404,13 @@ KFN_STEP int ht_check_blocks(struct agent *ag, const struct group_dev *g, const 
     {
         const int j = ht_item_source(g, i / words), r = ht_item_round(g, first, i / words);
         if (ht_relays(g, h, j, r))
-            odd |= ((const int32_t *)heap_at(g, g->rank, ht_relay_block(g, j, r)))[i % words] !=
-                   ((const int32_t *)mine)[i % words];
+            odd |=
+                ((const int32_t *)net_at(g, ht_relay_block(g, j, r)))[i % words] != ((const int32_t *)mine)[i % words];
     }
     for (int i = 0; ag_any(ag, odd) && i < items; i++) {
         const int j = ht_item_source(g, i), r = ht_item_round(g, first, i);
         if (ht_relays(g, h, j, r) &&
-            check_signature(ag, g, mine, (const struct signature *)heap_at(g, g->rank, ht_relay_block(g, j, r)), phase,
+            check_signature(ag, g, mine, (const struct signature *)net_at(g, ht_relay_block(g, j, r)), phase,
                             g->relay_sources[j]))
             return 1;
     }

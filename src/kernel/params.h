@@ -273,6 +273,8 @@ struct ht_layout {
     int32_t block_tokens;         /* a round is a number of blocks of so many tokens */
     int32_t rounds;               /* most that max_tokens tokens can have */
     int32_t base_stride;          /* of struct handle_dev.relay_base */
+    int32_t split;                /* 1: what follows is in group_dev.net alone, 0: in the heap (group/heap.c) */
+    uint64_t net_counts;          /* blocks as in `counts`, on their way out and where they land; split 0: `counts` */
     uint64_t relay, relay_stride; /* [sources of this relay][HT_SLOTS]: rows in (dispatch) or out (combine), a block */
     uint64_t relay_block;         /* from a slot's start to its block */
     uint64_t back, back_stride;   /* [other nodes][HT_SLOTS]: sums that come back (combine) */
@@ -374,6 +376,7 @@ struct group_dev {
     /* High throughput, where each stage is a launch: what kernels would else read word by word across a bus. */
     char *records;          /* [max_agents]: the record that an agent works on, see ht_near_record() */
     uint64_t record_stride; /* of that */
+    char *net;              /* the memory of this rank that the network reads and writes: its heap, or host memory */
     char *near_counts;      /* [R]: what each rank said in the last update, see hn_fetch() */
     int32_t *packed_at;     /* [halves*M*K]: where LogFMT rows of other nodes begin, in units of 16 bytes */
 };

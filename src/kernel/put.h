@@ -22,6 +22,12 @@ KFN char *heap_at(const struct group_dev *g, int rank, uint64_t offset)
     return (char *)((uintptr_t)g->heap[rank] + offset); /* of struct hd_desc.near: anywhere */
 }
 
+/* Where the network of this rank reads and writes. */
+KFN char *net_at(const struct group_dev *g, uint64_t offset)
+{
+    return g->net + offset;
+}
+
 /* The ring, and so the proxy, of puts with this counter to a rank of another node, and from it. */
 KFN int ring_of(const struct group_dev *g, int peer, uint32_t counter)
 {
@@ -44,7 +50,7 @@ KFN_STEP int put_flush(struct agent *ag, const struct group_dev *g, struct put_b
     return batch->failed;
 }
 
-/* Heap offsets and bytes are multiples of 16; target is in the peer's heap. The counter goes up by one there. */
+/* Offsets (net_at) and bytes are multiples of 16; target is in the peer's memory. The counter goes up by one there. */
 KFN_STEP void put(struct agent *ag, const struct group_dev *g, struct put_batch *batch, int peer, uint32_t counter,
                   uint64_t source, uint64_t target, uint32_t bytes)
 {

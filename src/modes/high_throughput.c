@@ -212,7 +212,8 @@ static uint64_t in_place_offset(const struct epx_handle *handle, const struct di
     const struct epx_group *group = handle->group;
     uint64_t offset;
 
-    if (group->nnodes == 1 || args->cast || (uint64_t)p->signature.scale_bytes > group->plan.ht.scale_pitch)
+    if (group->nnodes == 1 || group->net_memory || args->cast ||
+        (uint64_t)p->signature.scale_bytes > group->plan.ht.scale_pitch)
         return 0;
     offset = tensor_heap_offset(group, &args->tokens);
     return (offset | (uint64_t)p->in.stride | (uint64_t)p->signature.hidden_bytes) % COMMAND_UNIT ? 0 : offset;

@@ -49,8 +49,8 @@ static const struct env_entry entries[] = {
      "group's configuration says 0"},
     {"EPX_DEVICE", "", "cpu", "Device of groups whose configuration leaves it open: cpu, cuda or hip"},
     {"EPX_GPU_HEAP", "", "auto",
-     "Where the heaps of GPU groups lie: device, host, or auto: host where the network between nodes does not reach "
-     "GPU memory"},
+     "Where the heaps of GPU groups lie: device, host, split (high throughput between nodes: device, with host "
+     "memory for the network alone), or auto: host where the network between nodes does not reach GPU memory"},
     {"EPX_REGISTER", "", "between processes, with CUDA",
      "0: rows in a caller's own memory are copied before other ranks of the node read them; 1: other ranks read them "
      "in "
