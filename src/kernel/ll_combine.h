@@ -54,6 +54,40 @@ KFN_STEP const struct lc_desc *lc_desc_of(const struct group_dev *g, int d, uint
     return (const struct lc_desc *)(lc_slot(g, g->rank, epoch) + g->ll.cdescs) + g->recv_index_of[d];
 }
 
+#if AG_STAGED
+/* Between nodes the descriptors of the node are copied where every agent reads them: the tables of routing, which a
+ * combine does not need. In a heap that a GPU has across a bus, the loads of all agents would come one after the
+ * other. */
+KFN int lc_has_near(const struct ll_combine_params *p)
+{
+    return p->nodes && p->g->max_agents * (p->g->experts + 2 * p->g->nranks) * 4 >= p->g->nranks * 64;
+}
+
+/* One agent; a barrier follows. */
+KFN void lc_fetch_descs(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+    const int words = (int)(sizeof(struct lc_desc) / 8);
+
+    AG_EACH(ag, int, i, lc_has_near(p) ? g->nranks *words : 0)
+    {
+        if (is_local(g, i / words) && g->mask[i / words])
+            ((uint64_t *)g->tables)[i] = ((const uint64_t *)lc_desc_of(g, i / words, epoch))[i % words];
+    }
+    ag_sync(ag);
+}
+#endif
+
+/* The same once lc_data() has waited for it. */
+KFN const struct lc_desc *lc_desc_near(const struct ll_combine_params *p, int d, uint64_t epoch)
+{
+#if AG_STAGED
+    if (lc_has_near(p) && is_local(p->g, d))
+        return (const struct lc_desc *)p->g->tables + d;
+#endif
+    return lc_desc_of(p->g, d, epoch);
+}
+
 /* ---- Send ----------------------------------------------------------------------------------------------------- */
 
 /* A block: the rows of source s that are contiguous. EXPERT_MAJOR: one per local expert, RANK_MAJOR: one. */
@@ -174,7 +208,8 @@ KFN uint32_t lc_pack_row(struct agent *ag, const struct ll_combine_params *p, ch
 /* This agent's part of the stage, and how far it is filled. Bytes. */
 struct lc_stage {
     uint64_t at, room, used;
-    int parts;       /* agents that have one */
+    int parts;       /* agents that have one: `shares` for each rank that is served at the same time */
+    int shares;      /* agents that share out the blocks of a rank */
     int any_rank;    /* rows of any rank that this agent serves may be in it at any time */
     int first, last; /* steps from this rank to the first and to the last rank whose rows are in it */
     struct put_batch batch;
@@ -185,7 +220,14 @@ KFN int lc_serves(struct agent *ag, const struct group_dev *g, const struct lc_s
 {
     const int s = (g->rank + steps) % g->nranks;
 
-    return !is_local(g, s) && g->mask[s] && g->recv_index_of[s] % stage->parts == ag_index(ag);
+    return !is_local(g, s) && g->mask[s] && ag_index(ag) < stage->parts &&
+           g->recv_index_of[s] % (stage->parts / stage->shares) == ag_index(ag) / stage->shares;
+}
+
+/* The first block of a rank that share number n has. */
+KFN int lc_share_block(const struct ll_combine_params *p, const struct lc_stage *stage, int n)
+{
+    return lc_blocks(p) * n / stage->shares;
 }
 
 /* The network has read this agent's part of the stage: its puts to the ranks whose rows are there. */
@@ -206,8 +248,9 @@ KFN_STEP int lc_wait_stage(struct agent *ag, const struct group_dev *g, struct l
 }
 
 /* Rows in the heap can be put where they are. But a network's cost per message is that of copying some ten thousand
- * bytes: short blocks are copied to the stage, where all that go to one source become neighbours. */
-#define LC_SHORT_BYTES (256 << 10)
+ * bytes: short blocks are copied to the stage, where all that go to one source become neighbours. A GPU's agents would
+ * copy them across a bus, or take SMs from others: only the shortest. */
+#define LC_SHORT_BYTES (AG_ONE_LANE ? 256 << 10 : 16 << 10)
 
 KFN int lc_in_heap(const struct ll_combine_params *p)
 {
@@ -272,8 +315,10 @@ KFN int lc_push_by_rank(struct agent *ag, const struct ll_combine_params *p, uin
     for (int j = 1; j < g->nranks; j++) {
         if (!lc_serves(ag, g, stage, j))
             continue;
+        const int share = ag_index(ag) % stage->shares;
         stage->last = j;
-        if (lc_push_remote(ag, p, epoch, (g->rank + j) % g->nranks, 0, lc_blocks(p), stage))
+        if (lc_push_remote(ag, p, epoch, (g->rank + j) % g->nranks, lc_share_block(p, stage, share),
+                           lc_share_block(p, stage, share + 1), stage))
             return 1;
     }
     return 0;
@@ -296,6 +341,8 @@ KFN int lc_push_in_order(struct agent *ag, const struct ll_combine_params *p, ui
     return 0;
 }
 
+#define LC_SHARE_ROWS 4 /* least rows of the stage that an agent has */
+
 /* Each agent serves some of the sources elsewhere, with its own part of the stage. */
 KFN_STEP int lc_push_others(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
 {
@@ -303,9 +350,15 @@ KFN_STEP int lc_push_others(struct agent *ag, const struct ll_combine_params *p,
     const int A = ag_count(ag);
     struct lc_stage stage;
 
-    /* With fewer rows, or fewer ranks elsewhere, than agents only the first agents have a part. */
+    /* With fewer rows, or fewer ranks elsewhere, than agents only the first agents have a part. Where there are many
+     * more agents, several share the blocks of a rank; LogFMT rows are packed one behind the other, by one agent. */
     const int most = g->remotes < (int)g->ll.stage_rows ? g->remotes : (int)g->ll.stage_rows;
-    stage.parts = A < most ? A : most;
+    const int ranks = A < most ? A : most, by_agents = A / ranks;
+    const int by_rows = (int)(g->ll.stage_rows / (uint64_t)(ranks * LC_SHARE_ROWS));
+    stage.shares = by_agents < by_rows ? by_agents : by_rows;
+    stage.shares = stage.shares < lc_blocks(p) ? stage.shares : lc_blocks(p);
+    stage.shares = AG_ONE_LANE || LC_LOGFMT(p) || p->signals || stage.shares < 1 ? 1 : stage.shares;
+    stage.parts = ranks * stage.shares;
     stage.room = g->ll.stage_rows / (uint64_t)stage.parts * g->ll.cpitch;
     stage.at = g->ll.stage + (uint64_t)ag_index(ag) * stage.room;
     stage.used = 0;
@@ -534,8 +587,9 @@ KFN_STEP int lc_sum_token(struct agent *ag, const struct ll_combine_params *p, u
         const int all = ag_vote(ag, returns, &before);
         if (returns) {
             const int d = p->h->ids[i] / L;
-            const char *row = lc_row(p, epoch, lc_desc_of(g, d, epoch), d, i);
-            if (!is_local(g, d) || !lc_desc_of(g, d, epoch)->pulled)
+            const struct lc_desc *desc = lc_desc_near(p, d, epoch);
+            const char *row = lc_row(p, epoch, desc, d, i);
+            if (!is_local(g, d) || !desc->pulled)
                 AG_SUMS(ag, g, d, row, LC_LOGFMT(p) ? 16 : lc_pitch(p));
             sum_set_offer(&set, n + before, LC_LOGFMT(p) ? row : row + at, weighted ? p->weights[i] : 1.0f,
                           p->nvfp4 ? ROWS_NVFP4 : LC_LOGFMT(p));
@@ -702,13 +756,20 @@ KFN_STEP int lc_wait(struct agent *ag, const struct ll_combine_params *p, uint64
     if (wait_peers(ag, g, SCOPE_ALL, SIG_LC_DATA, slot_of(g, epoch), lap_of(g, epoch), PHASE_LC_DATA, p->wait_ns))
         return 1;
     AG_MARK(ag, "data");
-    return lc_check_descs(ag, p, epoch);
+    /* As in ll_wait_tables(): between nodes a barrier follows before rows are read (lc_wait_remote). */
+    return (!p->nodes || ag_index(ag) == 0) && lc_check_descs(ag, p, epoch);
 }
 
 /* All rows can be read. */
 KFN int lc_data(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
 {
-    return lc_wait(ag, p, epoch) || (p->nodes && lc_wait_remote(ag, p, epoch));
+    if (lc_wait(ag, p, epoch))
+        return 1;
+#if AG_STAGED
+    if (ag_index(ag) == 0)
+        lc_fetch_descs(ag, p, epoch);
+#endif
+    return p->nodes && lc_wait_remote(ag, p, epoch);
 }
 
 /* The own tokens. */
