@@ -100,11 +100,13 @@ KFN size_t hd_record_bytes(const struct ht_dispatch_params *p)
     return hd_weights_at(p) + (p->signature.extra & SIGNATURE_WEIGHTS ? up16((size_t)p->h->state->topk * 4) : 0);
 }
 
-/* Where the network reads row t: in the caller's tensor, or staged. */
+/* Where the network reads row t: in the caller's tensor, or staged. Staged rows touch where no scales lie between them,
+ * so that puts of neighbours merge. */
 KFN uint64_t hd_row_at(const struct ht_dispatch_params *p, int64_t t)
 {
-    return p->in_place ? p->in_place + (uint64_t)(t * p->in.stride)
-                       : p->g->ht.stage + (uint64_t)t * (p->g->ht.pitch + p->g->ht.scale_pitch);
+    return p->in_place
+               ? p->in_place + (uint64_t)(t * p->in.stride)
+               : p->g->ht.stage + (uint64_t)t * (row_scales_at(&p->signature) + up16((size_t)p->signature.scale_bytes));
 }
 
 KFN void hd_write_record(struct agent *ag, const struct ht_dispatch_params *p, char *to, int64_t t)
