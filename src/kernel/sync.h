@@ -188,6 +188,17 @@ KFN int block_decides(struct agent *ag, int v)
 #endif
 }
 
+/* Is this agent the first of its block? Where there are no blocks, each is. */
+KFN int block_first(struct agent *ag)
+{
+#if AG_BLOCKS
+    return ag_block_index(ag) == 0;
+#else
+    (void)ag;
+    return 1;
+#endif
+}
+
 /* First lines of every kernel: non-zero if the group has failed and the kernel must not run. That is an error of this
  * rank too: the operation must not be reported as done. */
 KFN int kernel_begin(struct agent *ag, const struct group_dev *g)
@@ -195,7 +206,7 @@ KFN int kernel_begin(struct agent *ag, const struct group_dev *g)
     AG_MARK(ag, "begin");
     ag_begin(ag, g->timeout_ns, control_of(g, g->rank));
     /* Nothing is read behind it. One agent of a block looks for all: the word may lie across a bus. */
-    const int looks = !AG_BLOCKS || ag_block_index(ag) == 0;
+    const int looks = block_first(ag);
     const int stops = block_decides(ag, looks && ag_look(&control_of(g, g->rank)->abort_word) != 0);
     if (stops && looks)
         report_abort(ag, g, PHASE_NONE, 0, 0, ag_load_acquire(&control_of(g, g->rank)->abort_word));
