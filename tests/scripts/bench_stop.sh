@@ -22,7 +22,7 @@ stop_one() { # NAME SECONDS_UNTIL_THE_STOP OPTIONS...
     "$epx" bench "$@" --ranks 4 --tokens 24 --hidden 512 --experts 16 --topk 4 --iters 10000 --warmup 0 --timeout 3 \
         >"$work/out" 2>"$work/err" &
     driver=$!
-    for i in $(seq 200); do # its process: the one of this driver's ranks that has RANK=2
+    for i in $(seq 1200); do # its process: the one of this driver's ranks that has RANK=2
         for pid in $(pgrep -f "bench --worker /proc/$driver/"); do
             grep -qz '^RANK=2$' "/proc/$pid/environ" 2>/dev/null && rank=$pid
         done

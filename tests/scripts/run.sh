@@ -36,7 +36,7 @@ left_over() { grep -lsz "EPX_RUN_TEST=$1" /proc/[0-9]*/environ 2>/dev/null | gre
 # gone PID: waits a little until the process has ended (a zombie that nobody reaps has).
 gone() {
     local i
-    for i in $(seq 50); do
+    for i in $(seq 600); do
         [ -e "/proc/$1" ] && ! grep -q '^State:.Z' "/proc/$1/status" 2>/dev/null || return 0
         sleep 0.1
     done
@@ -151,11 +151,12 @@ fi
 
 # Signals are passed on: the ranks end by them, and so does the run.
 for signal in INT TERM; do
+    : >"$work/out" # of the signal before: the loop below must not see it
     env --default-signal=INT "$epx" run -n 2 --grace 5 \
         bash -c "trap 'echo got $signal; exit 5' $signal; echo ready; while :; do sleep 0.05; done" \
         >"$work/out" 2>"$work/err" &
     runner=$!
-    for _ in $(seq 100); do
+    for _ in $(seq 1200); do
         [ "$(grep -c ready "$work/out")" = 2 ] && break
         sleep 0.05
     done
@@ -170,7 +171,7 @@ done
 # Nothing stays behind, neither of a run that was killed itself nor what a rank started.
 "$epx" run -n 2 sh -c "echo \$\$ >$work/pid.\$RANK; exec sleep 25" 2>"$work/err" &
 runner=$!
-for _ in $(seq 100); do
+for _ in $(seq 1200); do
     [ -s "$work/pid.0" ] && [ -s "$work/pid.1" ] && break
     sleep 0.05
 done

@@ -40,7 +40,7 @@ echo "ok: pages are the user's alone"
 "$epx" bench ll --ranks 4 --nodes 2 --tokens 8 --hidden 512 --experts 16 --topk 4 --iters 10000 --timing events \
     --timeout 60 >/dev/null 2>&1 &
 beside=$!
-for _ in $(seq 100); do
+for _ in $(seq 600); do
     "$epx" top --json >"$work/top.json"
     [ "$(grep -o '"device":' "$work/top.json" | wc -l)" -lt 2 ] || break
     sleep 0.1
@@ -62,7 +62,7 @@ kill -KILL "$pid"
 look "1 not in r and g.get('waiting_for') == 1" || fail "a rank that was killed is named"
 "$epx" top --once | grep -q "others wait for rank 1 (it has ended" || fail "the text names the rank that was killed"
 kill -KILL -- -"$bench" 2>/dev/null
-for _ in $(seq 50); do
+for _ in $(seq 300); do
     "$epx" top --json >"$work/top.json"
     grep -q "\"pid\":$pid," "$work/top.json" || break
     sleep 0.2
