@@ -3,6 +3,7 @@
 allocator. Started by torchrun (scripts/check_nccl_python.sh)."""
 
 import ctypes
+import faulthandler
 
 import torch
 import torch.distributed as dist
@@ -60,6 +61,7 @@ def layer(comm) -> None:
 
 
 def main() -> None:
+    faulthandler.dump_traceback_later(70)  # check_nccl_python.sh ends it after 100 s
     dist.init_process_group("gloo")
     comm = get_nccl_comm_from_group()
     assert (comm.rank, comm.nranks) == (dist.get_rank(), dist.get_world_size())
@@ -67,6 +69,7 @@ def main() -> None:
     if comm.rank == 0:
         print("nccl.ep with torch %s, %d ranks: ok" % (torch.__version__, comm.nranks))
     comm.destroy()
+    dist.barrier()
     dist.destroy_process_group()
 
 

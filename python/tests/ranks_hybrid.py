@@ -155,7 +155,9 @@ def test_hybrid_recovers(world: World) -> None:
             buffer.dispatch_with_permute(hidden=work.x[world.rank], routing_map=routing_map(work, world.rank),
                                          num_permuted_tokens=2, non_blocking=True)
             raise AssertionError("too few num_permuted_tokens were accepted")
-        except epx.EpxError as error:
+        except epx.OverflowingError as error:  # the counts of the update were there before the call
+            assert "rows are needed" in str(error) or "recover()" in str(error), error
+        except epx.EpxError as error:  # a kernel of this rank, or of another, found out
             assert "recover()" in str(error), error
     world.meet()
     buffer.recover()
