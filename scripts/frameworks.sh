@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # frameworks.sh [VENV]: the frameworks' own code on deep_ep, with CPU tensors (make frameworks; some minutes).
-# megatron-core is in VENV (scripts/python_env.sh). Of the wheels of SGLang and vLLM three and seven Python files are
+# megatron-core is in VENV (scripts/python_env.sh). Of the wheels of SGLang and vLLM three and eight Python files are
 # used, kept in build-frameworks. RANKS="4 8" says with how many ranks. python/tests/run_gpu.sh frameworks runs the same
 # on a GPU.
 set -uo pipefail
@@ -14,10 +14,12 @@ mkdir -p "$kept"
 
 # Single files: the wheels have compiled parts, of hundreds of megabytes.
 files_of() { # NAME VERSION FILE...
-    local name=$1 version=$2
+    local name=$1 version=$2 file missing=
     shift 2
-    [ -d "$kept/$name-$version" ] && return
-    rm -rf "$kept/new" && timeout 300 "$venv/bin/python" scripts/wheel_files.py "$name==$version" "$kept/new" "$@" &&
+    for file in "$@"; do [ -e "$kept/$name-$version/$file" ] || missing=yes; done
+    [ -n "$missing" ] || return 0
+    rm -rf "$kept/new" "$kept/$name-$version"
+    timeout 300 "$venv/bin/python" scripts/wheel_files.py "$name==$version" "$kept/new" "$@" &&
         mv "$kept/new" "$kept/$name-$version"
 }
 
@@ -46,7 +48,7 @@ fi
 moe=vllm/model_executor/layers/fused_moe comm=vllm/distributed/device_communicators
 if files_of vllm "$vllm" $moe/modular_kernel.py $moe/topk_weight_and_reduce.py $moe/prepare_finalize/deepep_ht.py \
     $moe/prepare_finalize/deepep_ll.py $moe/prepare_finalize/deepep_v2.py $comm/all2all.py \
-    $comm/base_device_communicator.py; then
+    $comm/base_device_communicator.py vllm/v1/worker/ubatching.py; then
     export EPX_TEST_VLLM=$kept/vllm-$vllm
     modules="$modules vllm_modules"
 else

@@ -5,11 +5,12 @@ Managers that make buffers (device_communicators/all2all.py), and prepare and fi
 they are. The kernels between them, of experts and of quantisation, are plain expressions of torch here.
 """
 
+import contextlib
 import importlib
 import os
-import sys
+import threading
 import types
-from typing import Any, Dict
+from typing import Any, Callable, Dict, Iterator, List
 from unittest import mock
 
 import deep_ep
@@ -23,7 +24,7 @@ HIDDEN, TOPK, MOST = 2048, 3, 16
 _MOE, _COMM = "vllm.model_executor.layers.fused_moe.", "vllm.distributed.device_communicators."
 REAL = (_MOE + "modular_kernel", _MOE + "topk_weight_and_reduce", _MOE + "prepare_finalize.deepep_ht",
         _MOE + "prepare_finalize.deepep_ll", _MOE + "prepare_finalize.deepep_v2", _COMM + "all2all",
-        _COMM + "base_device_communicator")
+        _COMM + "base_device_communicator", "vllm.v1.worker.ubatching")
 NO_QUANT = types.SimpleNamespace(
     is_block_quantized=False, quant_dtype=None, a1_scale=None, a2_scale=None, a1_gscale=None, block_shape=None,
     per_act_token_quant=False, is_scale_swizzled=False)
@@ -42,9 +43,24 @@ def _no_quant(x: torch.Tensor, scale: Any, *args: Any, **kwargs: Any) -> Any:
     return x, None
 
 
+class HostStream:
+    """In place of a stream, where there is no GPU: work on the CPU is done when its call returns."""
+
+    def wait_event(self, event: Any) -> None:
+        pass
+
+
+_current = threading.local()
+
+
+def current_stream() -> Any:
+    """vLLM's: the stream of this thread."""
+    return torch.cuda.current_stream() if torch.cuda.is_available() else getattr(_current, "stream", None)
+
+
 CONTEXT = types.SimpleNamespace(dp_metadata=types.SimpleNamespace())
 GIVEN: Dict[str, Dict[str, Any]] = {
-    "vllm": {"envs": ENVS},
+    "vllm": {"envs": ENVS, "forward_context": types.SimpleNamespace(_forward_context=None)},
     "vllm.envs": vars(ENVS),
     "vllm.config": {"get_current_vllm_config": lambda: types.SimpleNamespace(
         parallel_config=types.SimpleNamespace(enable_fault_tolerance=True))},
@@ -54,9 +70,7 @@ GIVEN: Dict[str, Dict[str, Any]] = {
     "vllm.forward_context": {"get_forward_context": lambda: CONTEXT},
     "vllm.utils.import_utils": {"has_deep_ep": lambda: True, "has_deep_ep_v2": lambda: True},
     "vllm.utils.math_utils": {"cdiv": lambda a, b: -(-a // b), "round_up": lambda a, b: -(-a // b) * b},
-    "vllm.utils.torch_utils": {"PIN_MEMORY": False},
-    "vllm.v1.worker.ubatching": {"dbo_current_ubatch_id": lambda: 0, "dbo_enabled": lambda: False,
-                                 "dbo_get_previous_event": lambda capture: None},
+    "vllm.utils.torch_utils": {"PIN_MEMORY": False, "current_stream": current_stream},
     _MOE + "utils": {"moe_kernel_quantize_input": _no_quant},
 }
 
@@ -185,5 +199,108 @@ def test_vllm_v2(world: World) -> None:
         out = torch.empty_like(x)
         module.finalize_async(out, done, row_weights, ids, False, reduce.TopKWeightAndReduceNoOP())()
         assert calc_diff(out.cpu(), combine_weighted(work, me)) < 1e-4
+    world.meet()
+    manager.destroy()
+
+
+# ---- Two micro-batches in two threads (--enable-dbo)
+
+
+@contextlib.contextmanager
+def host_streams() -> Iterator[None]:
+    """Streams and events of two threads, where there is no GPU."""
+    with contextlib.ExitStack() as stack:
+        for owner, name, value in () if torch.cuda.is_available() else (
+                (torch.cuda, "Stream", HostStream), (torch, "Event", Nothing),
+                (torch.cuda, "set_stream", lambda stream: setattr(_current, "stream", stream))):
+            stack.enter_context(mock.patch.object(owner, name, value))
+        yield
+
+
+def in_two_threads(world: World, layer: Callable[[int, Work], torch.Tensor], works: List[Work], rounds: int) -> None:
+    """vLLM's threads and contexts: they take turns, each at work while the rows of the other are on their way."""
+    ubatching = importlib.import_module("vllm.v1.worker.ubatching")
+    faults: List[BaseException] = []
+
+    def run(number: int) -> None:
+        try:
+            if world.device.type == "cuda":
+                torch.cuda.set_device(world.device)
+            with contexts[number]:
+                for _ in range(rounds):
+                    out = layer(number, works[number])
+                    assert calc_diff(out.cpu(), combine_weighted(works[number], world.rank)) < 1e-4
+        except BaseException as fault:
+            faults.append(fault)
+
+    with host_streams():
+        ready = threading.Barrier(3)
+        contexts = ubatching.make_ubatch_contexts(2, torch.cuda.Stream(), torch.cuda.Stream(), [CONTEXT] * 2, ready)
+        threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(2)]
+        for thread in threads:
+            thread.start()
+        ready.wait()
+        contexts[0].cpu_wait_event.set()  # the first one begins
+        for thread in threads:
+            thread.join(60)
+    for fault in faults:
+        raise fault
+    assert not any(thread.is_alive() for thread in threads), "a thread waits for the other one"
+
+
+@without_gpu()
+def test_vllm_dual_batch_high_throughput(world: World) -> None:
+    """DeepEPHTPrepareAndFinalize of two threads on one buffer: previous_event is of the stream that computes."""
+    all2all, ht, _ll, _v2, reduce = vllm(world)
+    works = [Work(world.nranks, 20 + 9 * i, HIDDEN, 2 * world.nranks, TOPK, seed=74 + i) for i in range(2)]
+    me, manager = world.rank, all2all.DeepEPHTAll2AllManager(dist.group.WORLD)
+    module = ht.DeepEPHTPrepareAndFinalize(manager.get_handle({}), world.nranks, world.nranks, me * works[0].local)
+
+    def layer(_number: int, work: Work) -> torch.Tensor:
+        x, idx, weights = (world.to(t[me]) for t in (work.x, work.idx, work.weights))
+        rows, _scale, _meta, ids, row_weights = module.prepare_async(
+            x, weights, idx, work.experts, None, False, NO_QUANT)()
+        done = world.to(local_sum(work, me, rows.cpu(), ids.cpu(), row_weights.cpu()))
+        out = torch.empty_like(x)
+        module.finalize_async(out, done, row_weights, ids, False, reduce.TopKWeightAndReduceNoOP())()
+        return out
+
+    in_two_threads(world, layer, works, 3)
+    world.meet()
+    manager.destroy()
+
+
+@without_gpu()
+def test_vllm_dual_batch_low_latency(world: World) -> None:
+    """DeepEPLLPrepareAndFinalize of two threads on one buffer: the hook of one is called by the other one."""
+    all2all, _ht, ll, _v2, reduce = vllm(world)
+    ubatching = importlib.import_module("vllm.v1.worker.ubatching")
+    works = [Work(world.nranks, 12 - 5 * i, HIDDEN, 2 * world.nranks, TOPK, seed=76 + i) for i in range(2)]
+    me, manager = world.rank, all2all.DeepEPLLAll2AllManager(dist.group.WORLD)
+    buffer = manager.get_handle(dict(
+        max_num_tokens_per_dp_rank=MOST, token_hidden_size=HIDDEN, num_ep_ranks=world.nranks,
+        num_global_experts=works[0].experts, num_local_experts=works[0].local))
+    module = ll.DeepEPLLPrepareAndFinalize(buffer, MOST, world.nranks)
+
+    def hand_over(hook: Callable[[], None], receiver: Callable[[], Any]) -> Any:
+        """As vLLM's modular kernel does."""
+        ubatching.dbo_register_recv_hook(hook)
+        ubatching.dbo_yield()
+        return receiver()
+
+    def layer(_number: int, work: Work) -> torch.Tensor:
+        x, idx, weights = (world.to(t[me]) for t in (work.x, work.idx, work.weights))
+        ubatching.dbo_maybe_run_recv_hook()
+        rows, _scale, _meta, _ids, _weights = hand_over(*module.prepare_async(
+            x, weights, idx, work.experts, None, False, NO_QUANT))
+        results = torch.zeros(rows.shape, dtype=torch.bfloat16)
+        for expert, places in enumerate(work.by_expert(me)):
+            results[expert, :len(places)] = expert_result(rows[expert, :len(places)].cpu(), me * work.local + expert)
+        out = torch.empty_like(x)
+        hand_over(*module.finalize_async(out, world.to(results), weights, idx, False,
+                                         reduce.TopKWeightAndReduceDelegate()))
+        return out
+
+    in_two_threads(world, layer, works, 3)
     world.meet()
     manager.destroy()
