@@ -41,7 +41,7 @@
  * o AG_PREFETCH(ptr)                 prefetches the first bytes of a row
  * b AG_LINE                          bytes of a cache line
  * b ag_fetch(ptr)                    prefetches one line; each lane
- * o AG_MARK(ag, name)                the phase `name` ends here, where a device can show how a kernel spends its time
+ * o AG_MARK(ag, name)                the phase `name` (kernel/marks.h) ends here, for a trace
  * o AG_WAITS(ag, phase, peer)        the next ag_wait_ge is for this peer (-1: none alone), for who looks from outside
  * o AG_WAITS_SIGNAL(ag, kind, slot, value)   ... and for this signal, until that is -1, 0, 0
  * o AG_SIGNALS(ag, g, kind, slot, value)     this signal is given to all peers now
@@ -154,6 +154,7 @@
 #ifndef EPX_KERNEL_AGENT_H
 #define EPX_KERNEL_AGENT_H
 
+#include "kernel/marks.h"
 #include "kernel/params.h"
 
 #ifndef AG_WAITS

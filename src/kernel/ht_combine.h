@@ -619,10 +619,10 @@ KFN int hc_run(struct agent *ag, const struct ht_combine_params *p, uint64_t epo
             return 1;
         hc_stage(ag, p);
     }
-    AG_MARK(ag, "stage");
+    AG_MARK(ag, MARK_STAGE);
     if (stage_runs(ag, HC_DATA) && hc_data(ag, p, epoch))
         return 1;
-    AG_MARK(ag, "data");
+    AG_MARK(ag, MARK_DATA);
     if (p->nodes && stage_runs(ag, HC_ASK) && hc_ask(ag, p))
         return 1;
 #if AG_STAGED
@@ -632,10 +632,10 @@ KFN int hc_run(struct agent *ag, const struct ht_combine_params *p, uint64_t epo
 #endif
     if (stage_runs(ag, HC_SUM) && hc_sum(ag, p, epoch))
         return 1;
-    AG_MARK(ag, "sum");
+    AG_MARK(ag, MARK_SUM);
     if (stage_runs(ag, HC_DONE) && wait_peers(ag, p->g, SCOPE_NODE, SIG_HC_DONE, 0, epoch, PHASE_HC_DONE, NULL))
         return 1;
-    AG_MARK(ag, "done");
+    AG_MARK(ag, MARK_DONE);
     return 0;
 }
 

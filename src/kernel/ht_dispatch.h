@@ -567,10 +567,10 @@ KFN int hd_run(struct agent *ag, const struct ht_dispatch_params *p, uint64_t ep
 {
     if (stage_runs(ag, HD_READY) && hd_ready(ag, p, epoch))
         return 1;
-    AG_MARK(ag, "ready");
+    AG_MARK(ag, MARK_READY);
     if (stage_runs(ag, HD_ROWS) && hd_rows(ag, p))
         return 1;
-    AG_MARK(ag, "rows");
+    AG_MARK(ag, MARK_ROWS);
 #if AG_STAGED
     if (stage_runs(ag, HD_LANDED) &&
         (p->nodes ? hd_landed(ag, p, stage_turn(ag)) : hd_step_gate(ag, p, epoch, stage_turn(ag))))
@@ -587,15 +587,15 @@ KFN int hd_run(struct agent *ag, const struct ht_dispatch_params *p, uint64_t ep
             return 1;
     if (hd_any_pulls(ag, p) && hd_windows(ag, p, epoch))
         return 1;
-    AG_MARK(ag, "forward");
+    AG_MARK(ag, MARK_FORWARD);
     hd_rows_done(ag, p, epoch);
 #endif
     if (stage_runs(ag, HD_DATA) && hd_data(ag, p, epoch))
         return 1;
-    AG_MARK(ag, "data");
+    AG_MARK(ag, MARK_DATA);
     if (stage_runs(ag, HD_COPY_OUT) && p->buffered && !p->h->state->windowed)
         hd_copy_recv_buf(ag, p);
-    AG_MARK(ag, "copy out");
+    AG_MARK(ag, MARK_COPY_OUT);
     return 0;
 }
 

@@ -317,16 +317,16 @@ KFN int hn_run(struct agent *ag, const struct ht_notify_params *p, uint64_t epoc
 {
     if (stage_runs(ag, HN_ROUTE) && (route_plan(ag, p->g, p->h, &p->route) || (p->nodes && hn_number(ag, p))))
         return 1;
-    AG_MARK(ag, "route");
+    AG_MARK(ag, MARK_ROUTE);
     if (stage_runs(ag, HN_COUNTS) && hn_counts(ag, p, epoch))
         return 1;
-    AG_MARK(ag, "counts");
+    AG_MARK(ag, MARK_COUNTS);
     if (stage_runs(ag, HN_PLACES)) {
         if (hn_places(ag, p, epoch))
             return 1;
         hn_done(ag, p, epoch);
     }
-    AG_MARK(ag, "places");
+    AG_MARK(ag, MARK_PLACES);
     return 0;
 }
 

@@ -93,7 +93,7 @@ KFN int ll_block_route(struct agent *ag, const struct ll_dispatch_params *p, uin
 
     AG_EACH_BLOCK(ag, int, i, (E + g->nranks) * words) masks[i] = 0;
     block_barrier(ag, g, 0);
-    AG_MARK(ag, "zero");
+    AG_MARK(ag, MARK_ZERO);
     if (ag_block_index(ag) == 0)
         ll_block_make_plan(ag, p, epoch, plan);
     if (ag_block_index(ag) == ag_block_count(ag) - 1)
@@ -109,7 +109,7 @@ KFN int ll_block_route(struct agent *ag, const struct ll_dispatch_params *p, uin
         ag_block_or(&masks[(int)id * words + word], bit);
         ag_block_or(&masks[(E + (int)id / L) * words + word], bit);
     }
-    AG_MARK(ag, "or");
+    AG_MARK(ag, MARK_OR);
     return block_barrier(ag, g, odd);
 }
 
@@ -318,19 +318,19 @@ KFN_STEP enum ll_block_result ll_dispatch_block(struct agent *ag, const struct l
         ll_block_prefetch(ag, p);
     if (ll_block_route(ag, p, epoch, plan))
         return LL_BLOCK_ELSEWHERE;
-    AG_MARK(ag, "route");
+    AG_MARK(ag, MARK_ROUTE);
     part = ll_part(p, item, plan->width, plan->slices);
     if (ag_block_number(ag) == 0)
         ll_block_publish(ag, p, epoch, plan);
-    AG_MARK(ag, "publish");
+    AG_MARK(ag, MARK_PUBLISH);
     ll_block_tables(ag, p, epoch, plan);
-    AG_MARK(ag, "tables");
+    AG_MARK(ag, MARK_TABLES);
     if (item < plan->items) {
         row = ll_block_row(ag, p, plan, part.t);
         if (p->in.cast)
             ll_block_cast(ag, p, &part, scratch);
     }
-    AG_MARK(ag, "cast");
+    AG_MARK(ag, MARK_CAST);
     if (ag_block_index(ag) == ag_block_count(ag) - 1)
         bad = wait_each(ag, g, SCOPE_NODE, SIG_LL_DATA, plan->slot, plan->lap, PHASE_LL_DATA,
                         ag_block_number(ag) == 0 ? p->wait_ns : NULL) ||
@@ -342,9 +342,9 @@ KFN_STEP enum ll_block_result ll_dispatch_block(struct agent *ag, const struct l
             ll_block_advance(ag, p, epoch);
         return LL_BLOCK_CLOSED;
     }
-    AG_MARK(ag, "data");
+    AG_MARK(ag, MARK_DATA);
     ll_block_goals(ag, p, plan, &part, row, &goals);
-    AG_MARK(ag, "places");
+    AG_MARK(ag, MARK_PLACES);
     while (item < plan->items) {
         ll_block_write(ag, p, plan, &part, &goals, scratch);
         item += ag_count(ag);
@@ -355,10 +355,10 @@ KFN_STEP enum ll_block_result ll_dispatch_block(struct agent *ag, const struct l
             ll_block_cast(ag, p, &part, scratch);
         ll_block_goals(ag, p, plan, &part, ll_block_row(ag, p, plan, part.t), &goals);
     }
-    AG_MARK(ag, "rows");
+    AG_MARK(ag, MARK_ROWS);
     if (ll_say_written(ag, p, epoch))
         ll_block_advance(ag, p, epoch);
-    AG_MARK(ag, "last");
+    AG_MARK(ag, MARK_LAST);
     return LL_BLOCK_WRITTEN;
 }
 

@@ -462,7 +462,7 @@ KFN_STEP int lc_take_slot(struct agent *ag, const struct ll_combine_params *p, u
     if (ll_check_landing(ag, g, p->h->state, slot_of(g, epoch)) ||
         wait_peers(ag, g, SCOPE_ALL, SIG_LC_DONE, slot_of(g, epoch), lap_of(g, epoch) - 1, PHASE_LC_SLOT, NULL))
         return 1;
-    AG_MARK(ag, "slot");
+    AG_MARK(ag, MARK_SLOT);
     if (ag_index(ag) == 0 && ag_leader(ag))
         lc_write_desc(p, (struct lc_desc *)slot);
     if (p->nodes && ag_index(ag) == 0 && wait_all_sent(ag, g, PHASE_LC_SENT))
@@ -755,7 +755,7 @@ KFN_STEP int lc_wait(struct agent *ag, const struct ll_combine_params *p, uint64
 
     if (wait_peers(ag, g, SCOPE_ALL, SIG_LC_DATA, slot_of(g, epoch), lap_of(g, epoch), PHASE_LC_DATA, p->wait_ns))
         return 1;
-    AG_MARK(ag, "data");
+    AG_MARK(ag, MARK_DATA);
     /* As in ll_wait_tables(): between nodes a barrier follows before rows are read (lc_wait_remote). */
     return (!p->nodes || ag_index(ag) == 0) && lc_check_descs(ag, p, epoch);
 }
@@ -780,7 +780,7 @@ KFN_STEP int lc_sum(struct agent *ag, const struct ll_combine_params *p, uint64_
     if (p->nodes && LC_LOGFMT(p) && lc_unpack_all(ag, p, epoch))
         return 1;
     count_returned(ag, g, lc_sum_tokens(ag, p, epoch));
-    AG_MARK(ag, "sum");
+    AG_MARK(ag, MARK_SUM);
     if (sync_last(ag, g, 1)) {
         ll_note_landing(ag, g, p->h->state, slot_of(g, epoch));
         signal_peers(ag, g, SCOPE_ALL, SIG_LC_DONE, slot_of(g, epoch), lap_of(g, epoch));

@@ -56,7 +56,7 @@ KFN int ll_dispatch_whole(struct agent *ag, const struct ll_dispatch_params *p, 
         return block_decides(ag, failed) || ll_dispatch_recv(ag, p, epoch);
     if (failed || ll_wait_tables(ag, p, epoch))
         return 1;
-    AG_MARK(ag, "data");
+    AG_MARK(ag, MARK_DATA);
     const int open = ll_all_open(ag, g, epoch);
     if (open ? ll_write_rows(ag, p, epoch) : ll_stage_rows(ag, p, epoch))
         return 1;

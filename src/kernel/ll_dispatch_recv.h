@@ -369,7 +369,7 @@ KFN_STEP int ll_receive(struct agent *ag, const struct ll_dispatch_params *p, ui
         return 1;
     if (ll_count(ag, p, epoch))
         return 1;
-    AG_MARK(ag, "count");
+    AG_MARK(ag, MARK_COUNT);
     /* Agents that compute places of rows read the counts of all agents. */
     const int places = !written || p->src_rank || (p->src_token && !p->open_src_token);
     if (places && sync_barrier(ag, g))
@@ -378,7 +378,7 @@ KFN_STEP int ll_receive(struct agent *ag, const struct ll_dispatch_params *p, ui
     if (takes ? wait_peers(ag, g, SCOPE_NODE, SIG_LL_ROWS, slot, lap, PHASE_LL_ROWS, NULL)
               : wait_peers_end(ag, g, SCOPE_NODE, SIG_LL_ROWS, slot, lap, PHASE_LL_ROWS))
         return 1;
-    AG_MARK(ag, "written");
+    AG_MARK(ag, MARK_WRITTEN);
     if (takes && ll_take_rows(ag, p, epoch))
         return 1;
     if (sync_last(ag, g, 2))

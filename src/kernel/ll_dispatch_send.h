@@ -98,10 +98,10 @@ KFN_STEP int ll_send_tables(struct agent *ag, const struct ll_dispatch_params *p
             BUG_SLOT, 0,
             wait_peers(ag, g, SCOPE_ALL, SIG_LL_DONE, slot_of(g, epoch), lap_of(g, epoch) - 1, PHASE_LL_SLOT, NULL)))
         return 1;
-    AG_MARK(ag, "slot");
+    AG_MARK(ag, MARK_SLOT);
     if (route_plan(ag, g, p->h, &p->route))
         return 1;
-    AG_MARK(ag, "route");
+    AG_MARK(ag, MARK_ROUTE);
     ll_fill_tables(ag, p, &v, list);
     if (g->nnodes > 1) {
         if (ag_index(ag) == 0) {
@@ -118,7 +118,7 @@ KFN_STEP int ll_send_tables(struct agent *ag, const struct ll_dispatch_params *p
     }
     if (sync_last(ag, g, 0))
         ll_publish(ag, p, epoch, &v);
-    AG_MARK(ag, "tables");
+    AG_MARK(ag, MARK_TABLES);
     return 0;
 }
 
@@ -388,14 +388,14 @@ KFN_STEP int ll_write_rows(struct agent *ag, const struct ll_dispatch_params *p,
         if (block_barrier(ag, g, 0))
             return 1;
     }
-    AG_MARK(ag, "places");
+    AG_MARK(ag, MARK_PLACES);
     for (int item = ag_index(ag); item < p->route.ntokens * slices; item += ag_count(ag)) {
         const struct ll_part part = ll_part(p, item, width, slices);
         ll_write_part(ag, p, epoch, &part, scratch);
     }
-    AG_MARK(ag, "rows");
+    AG_MARK(ag, MARK_ROWS);
     ll_say_written(ag, p, epoch);
-    AG_MARK(ag, "last");
+    AG_MARK(ag, MARK_LAST);
     return 0;
 }
 

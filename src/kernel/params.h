@@ -26,18 +26,21 @@
 struct ring_dev; /* kernel/command.h */
 struct watch;    /* util/watch.h */
 
-enum kernel_id {
-    KERNEL_LL_DISPATCH,
-    KERNEL_LL_COMBINE,
-    KERNEL_LL_COMBINE_LOGFMT, /* the same, of LogFMT rows */
-    KERNEL_HT_NOTIFY,
-    KERNEL_HT_DISPATCH,
-    KERNEL_HT_COMBINE,
-    KERNEL_MASK,
-    KERNEL_LAYOUT,
-    KERNEL_RING_BENCH,
-    KERNEL_COUNT
-};
+/* Kernels, and the operations that they are to a reader of traces. The third is the second, of LogFMT rows. */
+#define KERNELS(X)                     \
+    X(LL_DISPATCH, "ll dispatch")      \
+    X(LL_COMBINE, "ll combine")        \
+    X(LL_COMBINE_LOGFMT, "ll combine") \
+    X(HT_NOTIFY, "ht update")          \
+    X(HT_DISPATCH, "ht dispatch")      \
+    X(HT_COMBINE, "ht combine")        \
+    X(MASK, "mask")                    \
+    X(LAYOUT, "layout")                \
+    X(RING_BENCH, "ring bench")
+
+#define KERNEL_ENUM(name, text) KERNEL_##name,
+enum kernel_id { KERNELS(KERNEL_ENUM) KERNEL_COUNT };
+#undef KERNEL_ENUM
 
 #define KERNEL_PARAMS_MAX 1024
 #define KERNEL_MAX_TOPK 32

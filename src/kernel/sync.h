@@ -203,7 +203,7 @@ KFN int block_first(struct agent *ag)
  * rank too: the operation must not be reported as done. */
 KFN int kernel_begin(struct agent *ag, const struct group_dev *g)
 {
-    AG_MARK(ag, "begin");
+    AG_MARK(ag, MARK_BEGIN);
     ag_begin(ag, g->timeout_ns, control_of(g, g->rank));
     /* Nothing is read behind it. One agent of a block looks for all: the word may lie across a bus. */
     const int looks = block_first(ag);

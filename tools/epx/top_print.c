@@ -4,15 +4,8 @@
 
 #include "top.h"
 
-static const char *const kernels[WATCH_KERNELS] = {[KERNEL_LL_DISPATCH] = "ll dispatch",
-                                                   [KERNEL_LL_COMBINE] = "ll combine",
-                                                   [KERNEL_LL_COMBINE_LOGFMT] = "ll combine",
-                                                   [KERNEL_HT_NOTIFY] = "ht update",
-                                                   [KERNEL_HT_DISPATCH] = "ht dispatch",
-                                                   [KERNEL_HT_COMBINE] = "ht combine",
-                                                   [KERNEL_MASK] = "mask",
-                                                   [KERNEL_LAYOUT] = "layout",
-                                                   [KERNEL_RING_BENCH] = "ring bench"};
+#define KERNEL_TEXT(name, text) [KERNEL_##name] = text,
+static const char *const kernels[WATCH_KERNELS] = {KERNELS(KERNEL_TEXT)};
 
 #define PHASE_TEXT(phase, maskable, text) [PHASE_##phase] = text,
 #define SIGNAL_TEXT(kind, operation, counts, flow, owed, maskable, text) [PHASE_##kind] = text,

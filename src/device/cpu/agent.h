@@ -60,7 +60,7 @@ void cpu_env_ring(const struct cpu_env *env, struct doorbell *bell);
 void *agent_scratch(struct agent *agent, size_t bytes);
 
 /* Tracing: a phase of the kernel ended just now; ranks signal each other (cpu/marks.c). */
-void cpu_mark(struct agent *agent, const char *phase);
+void cpu_mark(struct agent *agent, int name); /* enum phase_mark */
 void cpu_trace_signal(const struct agent *agent, int nranks, int kind, int slot, uint64_t value);
 
 /* The kernels, by kernel_id (kernels.c). */

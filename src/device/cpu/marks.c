@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What CPU agents add to a trace, and show to epx top: operations, their phases, waits for peers, signals to peers. */
 #include "device/cpu/cpu.h"
+#include "kernel/marks.h"
 #include "kernel/params.h"
 #include "util/clock.h"
 #include "util/trace.h"
@@ -9,6 +10,9 @@
 #define PHASE_TEXT(phase, maskable, text) [PHASE_##phase] = text,
 #define SIGNAL_TEXT(kind, operation, counts, flow, owed, maskable, text) [PHASE_##kind] = text,
 static const char *const phase_texts[PHASE_COUNT] = {OTHER_PHASES(PHASE_TEXT) SIGNALS(SIGNAL_TEXT)};
+
+#define MARK_TEXT(name, text) [MARK_##name] = text,
+static const char *const mark_texts[PHASE_MARK_COUNT] = {PHASE_MARKS(MARK_TEXT)};
 
 static void add_span(const struct agent *agent, const char *category, const char *name, const char *of, uint64_t begin,
                      uint64_t end)
@@ -48,11 +52,11 @@ uint64_t cpu_kernel_begin(struct agent *agent, const struct group_dev *g, enum k
     return now;
 }
 
-void cpu_mark(struct agent *agent, const char *phase)
+void cpu_mark(struct agent *agent, int name)
 {
     const uint64_t now = clock_ns();
 
-    add_span(agent, "phase", phase, agent->traced, agent->mark_ns, now);
+    add_span(agent, "phase", mark_texts[name], agent->traced, agent->mark_ns, now);
     agent->mark_ns = now;
 }
 
@@ -81,7 +85,7 @@ void cpu_kernel_end(struct agent *agent, const struct group_dev *g, enum kernel_
     if (!began)
         return;
     if (agent->traced) {
-        cpu_mark(agent, "end");
+        cpu_mark(agent, MARK_END);
         add_span(agent, "operation", agent->traced, NULL, began, agent->mark_ns);
         agent->traced = NULL;
     }

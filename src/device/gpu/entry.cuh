@@ -43,10 +43,6 @@ KFN void make_agent(struct agent *ag, const struct launch_info &info, uint32_t *
         ag->ring_next = 0;
         if (ag->ring)
             ring_begin(ag->ring);
-#ifdef EPX_KERNEL_MARKS
-        ag->marks = 0;
-        mark(ag, "begin");
-#endif
     }
     __syncthreads();
 }
@@ -73,12 +69,6 @@ template <typename params> KFN void copy_to_smem(struct smem_copy<params> *smem,
     }
     __syncthreads();
 }
-
-#ifdef EPX_KERNEL_MARKS
-#define MARKS_PRINT(ag, kernel) (mark(ag, "end"), marks_print(ag, kernel))
-#else
-#define MARKS_PRINT(ag, kernel) ((void)0)
-#endif
 
 /*
  * A profile shows a kernel as epx_ll::dispatch, epx_ht::notify and so on: what reads profiles of DeepEP looks for
@@ -108,7 +98,6 @@ template <typename params> KFN void copy_to_smem(struct smem_copy<params> *smem,
         if (agent->index < agent->count)                        \
             kernel_##name(agent, &smem.p);                      \
         grid_next();                                            \
-        MARKS_PRINT(agent, #name);                              \
     }
 
 /* Of small kernels: the parameters stay where they are. `counts` as above. */

@@ -21,10 +21,6 @@
 #define COMMAND_FN static __host__ __device__ __forceinline__
 #define NUMERIC_FN static __device__ __forceinline__
 
-#ifdef EPX_KERNEL_MARKS
-#include <stdio.h>
-#endif
-
 #include "device/gpu/launch.h"
 
 #if defined(EPX_HARDWARE) /* tests: lanes that a CPU emulates */
@@ -60,11 +56,6 @@ struct agent {
     int32_t *counts;    /* of the block: ROUTE_SMEM_KEYS words per agent for routing, or a table for LogFMT, or NULL */
     char *ring;         /* RING_BYTES of this agent, or NULL */
     unsigned ring_next; /* the number of the next batch that is fetched to it */
-#ifdef EPX_KERNEL_MARKS
-    int marks;
-    uint64_t mark_ns[16];
-    const char *mark_name[16];
-#endif
 };
 
 KFN int lane_id(void)
@@ -103,10 +94,6 @@ enum wait_result { WAIT_OK = 0, WAIT_TIMEOUT = 1, WAIT_ABORTED = 2 };
     ROLLED                            \
     for (type i = (type)threadIdx.x, i##_end = (type)(n); i < i##_end; i += (type)(ag)->block_agents * WARP)
 
-#ifdef EPX_KERNEL_MARKS
-#define AG_MARK(ag, name) mark(ag, name)
-#endif
-
 /* ---- Words that others read and write -------------------------------------------------------------------------- */
 
 /* The value of the first of the lanes that are here. */
@@ -114,28 +101,6 @@ KFN uint64_t from_first(uint64_t v, lanes_t here)
 {
     return __shfl_sync(here, v, lanes_first(here));
 }
-
-#ifdef EPX_KERNEL_MARKS
-/* For a look at where time goes: build with -DEPX_KERNEL_MARKS=0; agent 0 (or another one) prints now and then what it
- * took from mark to mark, in nanoseconds (the clock ticks every 32 on most GPUs, every 1000 on some). */
-KFN void mark(struct agent *ag, const char *name)
-{
-    if (lane_id() || ag->index != EPX_KERNEL_MARKS || ag->marks == 16)
-        return;
-    ag->mark_name[ag->marks] = name;
-    ag->mark_ns[ag->marks++] = clock_global();
-}
-
-KFN void marks_print(struct agent *ag, const char *kernel)
-{
-    if (lane_id() || ag->index != EPX_KERNEL_MARKS || ag->mark_ns[0] >> 15 & 31)
-        return;
-    for (int i = 1; i < ag->marks; i++)
-        printf("mark %s %s %llu\n", kernel, ag->mark_name[i],
-               (unsigned long long)(ag->mark_ns[i] - ag->mark_ns[i - 1]));
-    printf("mark %s all %llu\n", kernel, (unsigned long long)(ag->mark_ns[ag->marks - 1] - ag->mark_ns[0]));
-}
-#endif
 
 KFN void ag_begin(struct agent *ag, uint64_t timeout_ns, struct control *own)
 {
