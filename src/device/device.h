@@ -36,7 +36,8 @@ enum {
     DEVICE_SPARSE_HEAP = 2,     /* untouched heap pages cost nothing */
     DEVICE_HOST_HEAP = 4,       /* the host can read and write heaps directly */
     DEVICE_EXPORTS_REGIONS = 8, /* callers' own memory is exported to the ranks of the node unless EPX_REGISTER=0 */
-    DEVICE_GRAPHS = 16          /* graph_begin to graph_destroy work */
+    DEVICE_GRAPHS = 16,         /* graph_begin to graph_destroy work */
+    DEVICE_MARKS = 32           /* launches keep marks in struct device.marks; else agents add to the trace at once */
 };
 
 enum { DEVICE_PCI = 32 };
@@ -67,6 +68,8 @@ struct device_ops {
     /* Memory for one row of so many bytes per agent of a launch, before any kernel runs: a kernel of this rank may
      * later have to start while those of others wait for it, and memory may not be had then. */
     epx_status (*rows_reserve)(struct device *device, size_t row_bytes, int agents);
+    /* How far the clock of kernels (ag_now) is ahead of CLOCK_MONOTONIC, give or take *error_ns. Takes a moment. */
+    epx_status (*clock)(struct device *device, int64_t *ahead_ns, uint64_t *error_ns);
     /* Synchronous copy between host and device memory, for set-up only. */
     epx_status (*copy)(struct device *device, void *to, const void *from, size_t bytes);
 
@@ -134,6 +137,7 @@ struct device_ops {
 
 struct device {
     const struct device_ops *ops;
+    struct kernel_marks *marks; /* of the next launch: where it keeps its marks, or NULL (kernel/marks.h) */
 };
 
 /* Finds and opens: AUTO follows EPX_DEVICE, else the CPU. */

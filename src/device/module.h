@@ -9,7 +9,7 @@
 #include "device/device.h"
 
 /* Goes up whenever this file, device.h or what a kernel shares with the host (kernel/params.h) changes its layout. */
-#define DEVICE_MODULE_VERSION 9
+#define DEVICE_MODULE_VERSION 10
 
 struct device_host {
     uint32_t version;

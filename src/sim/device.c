@@ -555,6 +555,7 @@ const struct device_ops sim_device_ops = {
     .host_alloc = sim_host_alloc,
     .host_free = sim_mem_free,
     .rows_reserve = cpu_rows_reserve,
+    .clock = cpu_clock,
     .copy = sim_copy,
     .heap_place = cpu_heap_place,
     .heap_create = sim_heap_create,

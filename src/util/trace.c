@@ -3,6 +3,7 @@
 #include "util/trace.h"
 
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -46,20 +47,41 @@ void trace_align(int64_t ns, uint64_t error_ns)
 }
 
 /* Buffers stay when their threads end: their events are still to be written. */
-static struct trace_buffer *make_buffer(void)
+struct trace_buffer *trace_track(const char *name)
 {
     struct trace_buffer *b = calloc(1, sizeof(*b));
 
     if (!b)
         return NULL;
-    if (pthread_getname_np(pthread_self(), b->thread, sizeof(b->thread)) != 0 || strncmp(b->thread, "epx-", 4) != 0)
-        strcpy(b->thread, "host");
+    snprintf(b->thread, sizeof(b->thread), "%s", name);
     pthread_mutex_lock(&trace_state.lock);
     b->number = ++trace_state.buffers;
     b->next = trace_state.first;
     trace_state.first = b;
     pthread_mutex_unlock(&trace_state.lock);
     return b;
+}
+
+static struct trace_buffer *make_buffer(void)
+{
+    char name[16];
+
+    if (pthread_getname_np(pthread_self(), name, sizeof(name)) != 0 || strncmp(name, "epx-", 4) != 0)
+        strcpy(name, "host");
+    return trace_track(name);
+}
+
+void trace_track_clock(struct trace_buffer *track, uint64_t at_ns, int64_t ahead_ns, uint64_t error_ns)
+{
+    const int last = track->clocks > 0;
+
+    pthread_mutex_lock(&trace_state.lock);
+    track->clock_at_ns[last] = at_ns;
+    track->clock_ahead_ns[last] = ahead_ns;
+    if (error_ns > track->clock_error_ns)
+        track->clock_error_ns = error_ns;
+    track->clocks = last + 1;
+    pthread_mutex_unlock(&trace_state.lock);
 }
 
 static struct trace_chunk *add_chunk(struct trace_buffer *b)
@@ -80,7 +102,11 @@ static struct trace_chunk *add_chunk(struct trace_buffer *b)
 
 void trace_add(const struct trace_event *event)
 {
-    struct trace_buffer *b = own ? own : (own = make_buffer());
+    trace_add_to(own ? own : (own = make_buffer()), event);
+}
+
+void trace_add_to(struct trace_buffer *b, const struct trace_event *event)
+{
     struct trace_chunk *chunk = b ? b->last : NULL;
 
     if (b && (!chunk || chunk->count == TRACE_CHUNK))

@@ -54,6 +54,12 @@ void trace_open(void);
 /* Records, or stops to; without EPX_TRACE in memory only, for trace_phases(). */
 void trace_switch(int on);
 void trace_add(const struct trace_event *event);
+/* Events of something that has no thread here, and a clock of its own. NULL: no memory. One thread adds at a time. */
+struct trace_buffer *trace_track(const char *name);
+void trace_add_to(struct trace_buffer *track, const struct trace_event *event);
+/* At `at_ns` of its clock, that is `ahead_ns` ahead of this process's, give or take `error_ns`. What lies between the
+ * first such time and the last is interpolated. */
+void trace_track_clock(struct trace_buffer *track, uint64_t at_ns, int64_t ahead_ns, uint64_t error_ns);
 /* This process's clock is `ns` ahead of rank 0's, give or take `error_ns`. */
 void trace_align(int64_t ns, uint64_t error_ns);
 /* Writes what is new. Warns once if it cannot. */

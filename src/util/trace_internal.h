@@ -25,6 +25,10 @@ struct trace_buffer {
     uint64_t written; /* events; the lock protects it */
     uint64_t named;   /* ranks below 64 under which this thread has its name in the file; likewise */
     char thread[16];
+    /* Of a track: its clock, at two times of it; the lock protects it. */
+    int clocks;
+    uint64_t clock_at_ns[2], clock_error_ns;
+    int64_t clock_ahead_ns[2];
 };
 
 struct trace_state {

@@ -130,14 +130,29 @@ static void write_names(struct writer *w, const struct trace_event *e)
             ",\n{\"name\":\"process_sort_index\",\"ph\":\"M\",\"pid\":%d,\"tid\":0,\"args\":{\"sort_index\":%d}}"
             ",\n{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"%s\","
             "\"clock_error_ns\":%" PRIu64 "}}",
-            e->rank, e->rank, e->rank, e->rank, e->rank, b->number, b->thread, trace_state.error_ns);
+            e->rank, e->rank, e->rank, e->rank, e->rank, b->number, b->thread,
+            trace_state.error_ns + b->clock_error_ns);
 }
 
-static void write_event(void *context, const struct trace_buffer *b, const struct trace_event *e)
+/* Of a track's clock, on this process's. */
+static uint64_t host_time(const struct trace_buffer *b, uint64_t ns)
+{
+    int64_t ahead = b->clock_ahead_ns[0];
+
+    if (b->clocks > 1 && b->clock_at_ns[1] > b->clock_at_ns[0])
+        ahead += (int64_t)((double)(b->clock_ahead_ns[1] - ahead) * (double)(int64_t)(ns - b->clock_at_ns[0]) /
+                           (double)(b->clock_at_ns[1] - b->clock_at_ns[0]));
+    return ns - (uint64_t)ahead;
+}
+
+static void write_event(void *context, const struct trace_buffer *b, const struct trace_event *event)
 {
     struct writer *w = context;
+    struct trace_event on_host = *event;
+    const struct trace_event *e = &on_host;
 
-    (void)b;
+    on_host.begin_ns = host_time(b, event->begin_ns);
+    on_host.end_ns = host_time(b, event->end_ns);
     write_names(w, e);
     if (e->kind == TRACE_SPAN)
         write_span(w, e);

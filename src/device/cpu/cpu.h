@@ -35,6 +35,7 @@ void cpu_heap_close(struct device *device, const struct heap_export *peer, void 
 
 /* ---- device.c ------------------------------------------------------------------------------------------------ */
 
+epx_status cpu_clock(struct device *device, int64_t *ahead_ns, uint64_t *error_ns);
 epx_status cpu_rows_reserve(struct device *device, size_t row_bytes, int agents);
 epx_status cpu_heap_place(struct device *device, int host);
 epx_status cpu_heap_dmabuf(struct device *device, const struct heap *heap, int *fd);

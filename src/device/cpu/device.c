@@ -196,6 +196,14 @@ static epx_status cpu_copy(struct device *device, void *to, const void *from, si
 }
 
 /* Its agents take what they need when they need it. */
+epx_status cpu_clock(struct device *device, int64_t *ahead_ns, uint64_t *error_ns)
+{
+    (void)device;
+    *ahead_ns = 0;
+    *error_ns = 0;
+    return EPX_OK;
+}
+
 epx_status cpu_rows_reserve(struct device *device, size_t row_bytes, int agents)
 {
     (void)device;
@@ -285,6 +293,7 @@ const struct device_ops cpu_device_ops = {
     .host_alloc = cpu_mem_alloc, /* host and device memory are one */
     .host_free = cpu_mem_free,
     .rows_reserve = cpu_rows_reserve,
+    .clock = cpu_clock,
     .copy = cpu_copy,
     .heap_place = cpu_heap_place,
     .heap_create = cpu_heap_create,

@@ -133,7 +133,7 @@ static epx_status cuda_heap_place(struct device *device, int host);
 static const struct device_ops cuda_ops = {
     .name = GPU_NAME,
     .kind = GPU_KIND,
-    .caps = GPU_EXPORTS_REGIONS | DEVICE_GRAPHS,
+    .caps = GPU_EXPORTS_REGIONS | DEVICE_GRAPHS | DEVICE_MARKS,
     .open = cuda_open,
     .close = cuda_close,
     .identity = cuda_identity,
@@ -145,6 +145,7 @@ static const struct device_ops cuda_ops = {
     .host_alloc = cuda_host_alloc,
     .host_free = cuda_host_free,
     .rows_reserve = cuda_rows_reserve,
+    .clock = cuda_clock,
     .copy = cuda_copy,
     .heap_place = cuda_heap_place,
     .heap_create = cuda_heap_create,

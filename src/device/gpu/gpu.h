@@ -104,6 +104,7 @@ void cuda_graph_destroy(struct device *device, struct device_graph *graph);
 epx_status cuda_kernels_load(struct cuda_device *cuda);
 /* A kernel that does nothing. */
 epx_status cuda_first_launch(cudaStream_t stream);
+epx_status cuda_clock(struct device *device, int64_t *ahead_ns, uint64_t *error_ns); /* clock.c */
 epx_status cuda_rows_reserve(struct device *device, size_t row_bytes, int agents);
 epx_status cuda_launch(struct device *device, struct device_stream *stream, enum kernel_id id, const void *params,
                        size_t bytes, int agents);
