@@ -9,6 +9,7 @@
 #include "group/config.h"
 #include "group/handshake.h"
 #include "group/heap.h"
+#include "group/marks.h"
 #include "group/memory.h"
 #include "group/net.h"
 #include "group/region.h"
@@ -56,6 +57,7 @@ static void close_memory(struct epx_group *group)
 {
     const struct device_ops *ops = group->device->ops;
 
+    group_marks_free(group);
     group_device_destroy(group);
     for (int r = 0; group->bases && r < group->nranks; r++)
         if (group->bases[r] && group->bases[r] != group->stand_in.base)
@@ -165,6 +167,8 @@ static epx_status alloc_tables(struct epx_group *group)
     watch_create(group);
     choose_agents(group);
     status = group->device->ops->rows_reserve(group->device, cast_row_bytes(&group->set), group->set.agents);
+    if (status == EPX_OK)
+        group_marks_open(group);
     return status == EPX_OK ? group_device_alloc(group) : status;
 }
 
@@ -307,6 +311,7 @@ epx_status group_destroy(struct epx_group *group)
     events_destroy_all(group);
     graphs_destroy_all(group);
     heap_free_all(group);
+    group_marks_end(group);
     trace_flush();
     return group_free(group);
 }

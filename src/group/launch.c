@@ -2,6 +2,8 @@
 /* Launching: one order for all operations of a group, whatever streams they are given. */
 #include "group/launch.h"
 
+#include "util/trace.h"
+
 epx_status launch_order(struct epx_group *group, struct device_stream **stream)
 {
     const struct device_ops *ops = group->device->ops;
@@ -32,6 +34,7 @@ epx_status launch_agents(struct epx_group *group, struct device_stream *stream, 
 
     if (status != EPX_OK)
         return status;
+    group->device->marks = trace_on() ? group->marks.device : NULL;
     return group->device->ops->launch(group->device, stream, id, params, bytes,
                                       most < group->set.agents ? most : group->set.agents);
 }

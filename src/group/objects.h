@@ -19,6 +19,18 @@ enum stuck_state { STUCK_UNKNOWN, STUCK_ASKING, STUCK_NO, STUCK_YES };
 
 enum staged_kind { STAGED_NONE, STAGED_DISPATCH, STAGED_COMBINE, STAGED_KINDS };
 
+/* Marks of kernels, for a trace (group/marks.c). */
+struct group_marks {
+    struct kernel_marks *device; /* NULL: none */
+    struct kernel_marks *copy;
+    struct trace_buffer *track, *waits;
+    uint64_t taken, lost; /* marks that are in the trace; those that never will be */
+    uint64_t signals_ns;  /* when the last signal was that is in the trace */
+    uint32_t signals;     /* that are kept */
+    int operation;        /* enum kernel_id of the one whose last launch has not come, since operation_ns; or -1 */
+    uint64_t operation_ns;
+};
+
 struct epx_group {
     struct device *device;
     struct boot *boot;
@@ -73,7 +85,8 @@ struct epx_group {
     struct device_event *order_event;
     void *round_rows; /* high throughput: rows that rounds of a combine keep (modes/high_throughput.c) */
     uint64_t round_bytes;
-    int all_trace;       /* EPX_TRACE is set on all ranks */
+    int all_trace; /* EPX_TRACE is set on all ranks */
+    struct group_marks marks;
     uint64_t number;     /* of the group, for epx top: the same on all ranks, also on those that have joined */
     struct watch *watch; /* for epx top (watch.c); NULL: none */
     char watch_path[64];

@@ -44,6 +44,9 @@
  * o AG_MARK(ag, name)                the phase `name` (kernel/marks.h) ends here, for a trace
  * o AG_WAITS(ag, phase, peer)        the next ag_wait_ge is for this peer (-1: none alone), for who looks from outside
  * o AG_WAITS_SIGNAL(ag, kind, slot, value)   ... and for this signal, until that is -1, 0, 0
+ * o AG_GLANCES_BEGIN(ag)             this agent begins to look at all peers at once
+ * o AG_GLANCED(ag, phase, last, kind, slot, value)   ... and has found this signal of all of them; each lane: whom it
+ *                                    missed last, or -1
  * o AG_SIGNALS(ag, g, kind, slot, value)     this signal is given to all peers now
  * o AG_GONE(ag, g)                   simulation: a rank of the node that has given up, or -1; behind the last read
  * o AG_LOOKED(ag, g, gone, failed)   simulation: this agent has looked whether its operation has failed
@@ -164,6 +167,10 @@
 #endif
 #ifndef AG_MARK
 #define AG_MARK(ag, name) ((void)0)
+#endif
+#ifndef AG_GLANCED
+#define AG_GLANCES_BEGIN(ag) ((void)0)
+#define AG_GLANCED(ag, phase, last, kind, slot, value) ((void)(last), (void)(phase))
 #endif
 
 /* For the simulation, which asserts the rule of completion (docs/design.md). */

@@ -619,23 +619,24 @@ KFN int hc_run(struct agent *ag, const struct ht_combine_params *p, uint64_t epo
             return 1;
         hc_stage(ag, p);
     }
-    AG_MARK(ag, MARK_STAGE);
+    STAGE_MARK(ag, HC_STAGE, MARK_STAGE);
     if (stage_runs(ag, HC_DATA) && hc_data(ag, p, epoch))
         return 1;
-    AG_MARK(ag, MARK_DATA);
+    STAGE_MARK(ag, HC_DATA, MARK_DATA);
     if (p->nodes && stage_runs(ag, HC_ASK) && hc_ask(ag, p))
         return 1;
 #if AG_STAGED
     if (stage_runs(ag, HC_LANDED) &&
         (p->nodes ? hc_landed(ag, p, stage_turn(ag)) : hc_step_gate(ag, p, epoch, stage_turn(ag))))
         return 1;
+    STAGE_MARK(ag, HC_LANDED, MARK_LANDED);
 #endif
     if (stage_runs(ag, HC_SUM) && hc_sum(ag, p, epoch))
         return 1;
-    AG_MARK(ag, MARK_SUM);
+    STAGE_MARK(ag, HC_SUM, MARK_SUM);
     if (stage_runs(ag, HC_DONE) && wait_peers(ag, p->g, SCOPE_NODE, SIG_HC_DONE, 0, epoch, PHASE_HC_DONE, NULL))
         return 1;
-    AG_MARK(ag, MARK_DONE);
+    STAGE_MARK(ag, HC_DONE, MARK_DONE);
     return 0;
 }
 

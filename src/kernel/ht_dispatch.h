@@ -567,18 +567,20 @@ KFN int hd_run(struct agent *ag, const struct ht_dispatch_params *p, uint64_t ep
 {
     if (stage_runs(ag, HD_READY) && hd_ready(ag, p, epoch))
         return 1;
-    AG_MARK(ag, MARK_READY);
+    STAGE_MARK(ag, HD_READY, MARK_READY);
     if (stage_runs(ag, HD_ROWS) && hd_rows(ag, p))
         return 1;
-    AG_MARK(ag, MARK_ROWS);
+    STAGE_MARK(ag, HD_ROWS, MARK_ROWS);
 #if AG_STAGED
     if (stage_runs(ag, HD_LANDED) &&
         (p->nodes ? hd_landed(ag, p, stage_turn(ag)) : hd_step_gate(ag, p, epoch, stage_turn(ag))))
         return 1;
+    STAGE_MARK(ag, HD_LANDED, MARK_LANDED);
     if (stage_runs(ag, HD_FORWARD) && p->nodes && hd_turn(ag, p, stage_turn(ag)))
         return 1;
     if (stage_runs(ag, HD_FORWARD) && !p->nodes)
         hd_step_work(ag, p, epoch, stage_turn(ag));
+    STAGE_MARK(ag, HD_FORWARD, MARK_FORWARD);
     if (p->turns ? stage_runs(ag, HD_FORWARD) && stage_turn(ag) == p->turns - 1 : stage_runs(ag, HD_ROWS))
         hd_rows_done(ag, p, epoch);
 #else
@@ -592,10 +594,10 @@ KFN int hd_run(struct agent *ag, const struct ht_dispatch_params *p, uint64_t ep
 #endif
     if (stage_runs(ag, HD_DATA) && hd_data(ag, p, epoch))
         return 1;
-    AG_MARK(ag, MARK_DATA);
+    STAGE_MARK(ag, HD_DATA, MARK_DATA);
     if (stage_runs(ag, HD_COPY_OUT) && p->buffered && !p->h->state->windowed)
         hd_copy_recv_buf(ag, p);
-    AG_MARK(ag, MARK_COPY_OUT);
+    STAGE_MARK(ag, HD_COPY_OUT, MARK_COPY_OUT);
     return 0;
 }
 

@@ -317,16 +317,16 @@ KFN int hn_run(struct agent *ag, const struct ht_notify_params *p, uint64_t epoc
 {
     if (stage_runs(ag, HN_ROUTE) && (route_plan(ag, p->g, p->h, &p->route) || (p->nodes && hn_number(ag, p))))
         return 1;
-    AG_MARK(ag, MARK_ROUTE);
+    STAGE_MARK(ag, HN_ROUTE, MARK_ROUTE);
     if (stage_runs(ag, HN_COUNTS) && hn_counts(ag, p, epoch))
         return 1;
-    AG_MARK(ag, MARK_COUNTS);
+    STAGE_MARK(ag, HN_COUNTS, MARK_COUNTS);
     if (stage_runs(ag, HN_PLACES)) {
         if (hn_places(ag, p, epoch))
             return 1;
         hn_done(ag, p, epoch);
     }
-    AG_MARK(ag, MARK_PLACES);
+    STAGE_MARK(ag, HN_PLACES, MARK_PLACES);
     return 0;
 }
 

@@ -26,6 +26,7 @@
 #ifndef EPX_KERNEL_STAGES_H
 #define EPX_KERNEL_STAGES_H
 
+#include "kernel/marks.h"
 #include "kernel/params.h"
 
 enum { HN_ROUTE, HN_COUNTS, HN_PLACES };
@@ -88,6 +89,12 @@ static inline int stage_launch(const struct stage_list *list, int i)
 static inline int stage_is_gate(const struct stage_list *list, int launched)
 {
     return (list->gates & STAGE_BIT(STAGE_NUMBER(launched))) != 0;
+}
+
+/* MARK_IS_*: is launch number i the first, the last? */
+static inline uint32_t stage_place(const struct stage_list *list, int i)
+{
+    return (i == 0 ? MARK_IS_FIRST : 0) | (i == stage_launches(list) - 1 ? MARK_IS_LAST : 0);
 }
 
 static inline struct stage_list notify_stages(void)

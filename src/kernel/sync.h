@@ -61,6 +61,9 @@ KFN int stage_runs(const struct agent *ag, int s)
 #endif
 }
 
+/* The phase that stage s is has ended, if this launch ran it. */
+#define STAGE_MARK(ag, s, name) (stage_runs(ag, s) ? AG_MARK(ag, name) : (void)0)
+
 #if AG_STAGED
 /* Which turn of a repeated stage this launch runs. */
 KFN int stage_turn(const struct agent *ag)
@@ -497,23 +500,31 @@ KFN int scope_has_rings(const struct group_dev *g, enum scope scope)
 }
 
 /* Are the signals of all peers there? Lanes look at the node's words and at the aggregates. */
-KFN int glance_peers(struct agent *ag, const struct group_dev *g, enum scope scope, int kind, int slot, uint64_t value)
+KFN int glance_peers(struct agent *ag, const struct group_dev *g, enum scope scope, int kind, int slot, uint64_t value,
+                     int phase)
 {
     const int near = scope == SCOPE_REMOTE ? 0 : g->node_size, far = scope_has_rings(g, scope) ? g->nrings : 0;
+    int last = -1; /* of the ranks that a lane missed */
 
+    AG_GLANCES_BEGIN(ag);
     for (int i = 0; i < AG_GLANCES; i++) {
-        int missing = 0;
+        int missing = 0, late = -1;
         AG_EACH(ag, int, n, near + far)
         {
             const int p = n < near ? node_rank(g, n) : -1;
             const uint64_t *word = n < near ? signal_at(g, g->rank, kind, slot, p)
                                             : &g->aggregates[aggregate_index(g, n - near, kind, slot)];
-            missing |= (p < 0 || g->mask[p]) && (int64_t)(ag_peek(word) - value) < 0;
+            if ((p < 0 || g->mask[p]) && (int64_t)(ag_peek(word) - value) < 0) {
+                missing = 1;
+                late = p;
+            }
         }
         if (!ag_any(ag, missing)) {
             ag_peeked(ag);
+            AG_GLANCED(ag, phase, last, kind, slot, value);
             return 1;
         }
+        last = late;
     }
     return 0;
 }
@@ -569,7 +580,7 @@ KFN_STEP int wait_each(struct agent *ag, const struct group_dev *g, enum scope s
 {
     int failed = 0;
 
-    if (!wait_ns && glance_peers(ag, g, scope, kind, slot, value))
+    if (!wait_ns && glance_peers(ag, g, scope, kind, slot, value, phase))
         return 0;
     if (in_scope(g, scope, g->rank) && wait_own(ag, g, kind, slot, value, wait_ns))
         return 1;

@@ -41,6 +41,8 @@ static struct device_ops ops;
 struct job {
     enum kernel_id id;
     int agents, stage;
+    struct kernel_marks *marks;
+    uint32_t mark_what;
     _Alignas(16) char params[KERNEL_PARAMS_MAX];
 };
 
@@ -92,6 +94,8 @@ static void run_job(void *arg)
     const unsigned blocks = (unsigned)(job->agents + LAUNCH_WARPS - 1) / LAUNCH_WARPS;
     const unsigned warps = ((unsigned)job->agents + blocks - 1) / blocks;
     struct launch_info info = {.agents = job->agents, .stage = job->stage, .scratch_stride = SCRATCH_BYTES};
+    info.marks = job->marks;
+    info.mark_what = job->mark_what;
     info.rings = RING_SLOTS && launch_has_rings(job->id, job->stage);
     const struct lanes_launch launch = {entry_of(job->id), job->params,          &info,
                                         LAUNCH_LANES,      warps * LAUNCH_LANES, blocks};
@@ -117,7 +121,7 @@ static void run_job(void *arg)
 }
 
 static epx_status launch_stage(struct device *device, struct device_stream *stream, enum kernel_id id,
-                               const void *params, size_t bytes, int agents, int stage)
+                               const void *params, size_t bytes, int agents, int stage, uint32_t place)
 {
     struct job *job = malloc(sizeof(*job));
 
@@ -128,6 +132,8 @@ static epx_status launch_stage(struct device *device, struct device_stream *stre
     job->id = id;
     job->agents = agents;
     job->stage = stage;
+    job->marks = device->marks;
+    job->mark_what = MARK_WHAT(MARK_LAUNCH, place, id);
     memcpy(job->params, params, bytes);
     return host->cpu->stream_call(device, stream, run_job, job);
 }
@@ -140,7 +146,8 @@ static epx_status launch(struct device *device, struct device_stream *stream, en
 
     for (int i = 0; i < stage_launches(&list) && status == EPX_OK; i++) {
         const int stage = stage_launch(&list, i);
-        status = launch_stage(device, stream, id, params, bytes, stage_is_gate(&list, stage) ? 1 : agents, stage);
+        status = launch_stage(device, stream, id, params, bytes, stage_is_gate(&list, stage) ? 1 : agents, stage,
+                              stage_place(&list, i));
     }
     return status;
 }
@@ -210,6 +217,7 @@ const struct device_ops *epx_device_module(const struct device_host *given)
     ops.host_alloc = host_alloc;
     ops.heap_create = heap_create;
     ops.heap_open = heap_open;
+    ops.caps |= DEVICE_MARKS;             /* by the CPU device's clock */
     ops.caps &= ~(unsigned)DEVICE_GRAPHS; /* a job is freed when it has run: it cannot be launched again */
     return &ops;
 }

@@ -16,6 +16,7 @@ template <typename params> struct smem_copy {
     struct handle_dev h;
     char *heap[SMEM_RANKS];
     int32_t mask[SMEM_RANKS];
+    struct launch_marks marks;
 };
 
 KFN void copy_words(void *to, const void *from, size_t bytes)
@@ -24,7 +25,9 @@ KFN void copy_words(void *to, const void *from, size_t bytes)
         ((uint32_t *)to)[i] = ((const uint32_t *)from)[i];
 }
 
-KFN void make_agent(struct agent *ag, const struct launch_info &info, uint32_t *arrived, int32_t *counts)
+/* `marks`: of the block, or NULL where a kernel has none. */
+KFN void make_agent(struct agent *ag, const struct launch_info &info, uint32_t *arrived, int32_t *counts,
+                    struct launch_marks *marks)
 {
     grid_wait(); /* what came before in the stream is done, and visible */
     words_begin(info.relaxed_words);
@@ -43,6 +46,10 @@ KFN void make_agent(struct agent *ag, const struct launch_info &info, uint32_t *
         ag->ring_next = 0;
         if (ag->ring)
             ring_begin(ag->ring);
+        ag->kept = marks ? info.marks : NULL;
+        ag->marks = NULL;
+        if (ag->kept)
+            marks_begin(ag, info, marks);
     }
     __syncthreads();
 }
@@ -88,16 +95,18 @@ template <typename params> KFN void copy_to_smem(struct smem_copy<params> *smem,
         space::verb(const __grid_constant__ struct name##_params params, const __grid_constant__ launch_info info)
 
 /* `counts`: a __shared__ array for the tables of routing or of LogFMT, or NULL where there is none. */
-#define CUDA_KERNEL(space, verb, name, counts)                  \
-    CUDA_ENTRY(space, verb, name)                               \
-    {                                                           \
-        __shared__ struct smem_copy<struct name##_params> smem; \
-        struct agent *agent = &smem.agent[threadIdx.x / WARP];  \
-        make_agent(agent, info, smem.arrived, counts);          \
-        copy_to_smem(&smem, params);                            \
-        if (agent->index < agent->count)                        \
-            kernel_##name(agent, &smem.p);                      \
-        grid_next();                                            \
+#define CUDA_KERNEL(space, verb, name, counts)                      \
+    CUDA_ENTRY(space, verb, name)                                   \
+    {                                                               \
+        __shared__ struct smem_copy<struct name##_params> smem;     \
+        struct agent *agent = &smem.agent[threadIdx.x / WARP];      \
+        make_agent(agent, info, smem.arrived, counts, &smem.marks); \
+        copy_to_smem(&smem, params);                                \
+        if (agent->index < agent->count)                            \
+            kernel_##name(agent, &smem.p);                          \
+        grid_next();                                                \
+        if (agent->marks)                                           \
+            marks_end(agent);                                       \
     }
 
 /* Of small kernels: the parameters stay where they are. `counts` as above. */
@@ -107,7 +116,7 @@ template <typename params> KFN void copy_to_smem(struct smem_copy<params> *smem,
         __shared__ struct agent agents[LAUNCH_WARPS];      \
         __shared__ uint32_t arrived[BLOCK_POINTS];         \
         struct agent *agent = &agents[threadIdx.x / WARP]; \
-        make_agent(agent, info, arrived, counts);          \
+        make_agent(agent, info, arrived, counts, NULL);    \
         if (agent->index < agent->count)                   \
             kernel_##name(agent, &params);                 \
     }

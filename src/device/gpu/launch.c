@@ -158,10 +158,14 @@ static cudaError_t launch_next(const struct cuda_device *cuda, const void *kerne
 }
 
 static epx_status launch_stage(struct device *device, struct device_stream *stream, enum kernel_id id,
-                               const void *params, int agents, int stage)
+                               const void *params, int agents, int stage, uint32_t place)
 {
     struct cuda_device *cuda = (struct cuda_device *)device;
-    struct launch_info info = {.agents = agents, .stage = stage, .relaxed_words = cuda_host->relaxed_atomics};
+    struct launch_info info = {.agents = agents,
+                               .stage = stage,
+                               .relaxed_words = cuda_host->relaxed_atomics,
+                               .marks = device->marks,
+                               .mark_what = MARK_WHAT(MARK_LAUNCH, place, id)};
     void *arguments[] = {(void *)(uintptr_t)params, &info};
     dim3 grid = {1, 1, 1}, block = {LAUNCH_LANES, 1, 1};
 
@@ -191,7 +195,8 @@ epx_status cuda_launch(struct device *device, struct device_stream *stream, enum
     (void)bytes;
     for (int i = 0; i < stage_launches(&list) && status == EPX_OK; i++) {
         const int stage = stage_launch(&list, i);
-        status = launch_stage(device, stream, id, params, stage_is_gate(&list, stage) ? 1 : agents, stage);
+        status = launch_stage(device, stream, id, params, stage_is_gate(&list, stage) ? 1 : agents, stage,
+                              stage_place(&list, i));
     }
     return status;
 }

@@ -5,6 +5,8 @@
 
 #include <stddef.h>
 
+#include "kernel/marks.h"
+
 /*
  * Warps of a block and lanes of a warp. With the registers that its kernels take a block fills an SM: agents /
  * LAUNCH_WARPS is the number of SMs that an operation takes, and no block of another rank shares them. AMD's compute
@@ -41,6 +43,8 @@ struct launch_info {
     int rings;         /* each warp has one */
     char *scratch;     /* agent i's piece begins at i * scratch_stride */
     size_t scratch_stride;
+    struct kernel_marks *marks; /* for a trace, or NULL */
+    uint32_t mark_what;         /* of MARK_LAUNCH */
 };
 
 #endif

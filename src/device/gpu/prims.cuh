@@ -56,6 +56,11 @@ struct agent {
     int32_t *counts;    /* of the block: ROUTE_SMEM_KEYS words per agent for routing, or a table for LogFMT, or NULL */
     char *ring;         /* RING_BYTES of this agent, or NULL */
     unsigned ring_next; /* the number of the next batch that is fetched to it */
+    /* Tracing (kernel/marks.h): */
+    struct launch_marks *marks; /* of the block that has agent 0; NULL in the others, and without tracing */
+    struct kernel_marks *kept;  /* in all blocks */
+    uint64_t wait_since_ns, wait_value;
+    int wait_phase, wait_peer, wait_kind, wait_slot;
 };
 
 KFN int lane_id(void)
@@ -101,6 +106,8 @@ KFN uint64_t from_first(uint64_t v, lanes_t here)
 {
     return __shfl_sync(here, v, lanes_first(here));
 }
+
+#include "device/gpu/marks.cuh"
 
 KFN void ag_begin(struct agent *ag, uint64_t timeout_ns, struct control *own)
 {
@@ -430,12 +437,14 @@ KFN_STEP enum wait_result ag_wait_ge(struct agent *ag, const uint64_t *word, uin
     if (lane_id() == 0 && (int64_t)(word_relaxed(word) - target) < 0) {
         /* Only agent 0 keeps count: the others mostly wait for it, and their counts would be so many more words to add
          * up across the bus. */
-        const uint64_t start = ag->index == 0 ? clock_global() : 0;
+        const uint64_t start = ag->index == 0 || ag->marks ? clock_global() : 0;
         result = wait_slow(word, target, timeout_ns, ag->abort_word, ag_block_index(ag) == 0);
         if (ag->index == 0) {
             ag->waits++;
             ag->wait_ns += clock_global() - start;
         }
+        if (ag->marks)
+            mark_waited(ag, start);
     }
     /* Acquire: pairs with the release of whoever advanced the word (also of the abort word, by its reader). */
     if (lane_id() == 0)
