@@ -30,6 +30,7 @@ struct bench_config {
     int32_t overlap;      /* with replays: copies on another stream meanwhile */
     int32_t zero_copy;    /* fail if combine copied rows before other ranks read them */
     int32_t layer;        /* `epx bench layer`: whole layers with fresh routing */
+    int32_t traced;       /* some rounds are traced */
     int32_t check, iters; /* with events and layer: as on the command line */
     uint64_t seed;
     char net[16];

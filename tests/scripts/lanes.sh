@@ -88,7 +88,8 @@ wait $first && wait $second || { echo "FAILED: the modules do not compile"; exit
 for device in cuda hip; do
     export EPX_MODULE_DIR=$work/$device EPX_TEST_DEVICE=$device
     small=(--device $device --ranks 3 --tokens 9 --experts 12 --iters 1 --warmup 0 --check)
-    try "$device: low latency, FP8" "$build/epx" bench ll "${small[@]}" --hidden 1408 --dtype fp8
+    EPX_TRACE=$work/ll.json try "$device: low latency, FP8" "$build/epx" bench ll "${small[@]}" --hidden 1408 \
+        --dtype fp8
     try "$device: low latency, LogFMT" "$build/epx" bench ll "${small[@]}" --tokens 4 --hidden 1536 --logfmt
     try "$device: high throughput" "$build/epx" bench ht "${small[@]}" --hidden 1400
     EPX_HT_NODE_BYTES=1 try "$device: windows" "$build/epx" bench ht "${small[@]}" --hidden 1024 --plain-memory
@@ -98,8 +99,13 @@ for device in cuda hip; do
     try "$device: replays, staged" "$build/epx" bench ll --device $device --ranks 2 --tokens 5 \
         --experts 12 --hidden 512 --replays 4 --staged --overlap
     for mode in ll ht; do
-        try "$device: two nodes, $mode" "$build/epx" bench $mode "${small[@]}" --nodes 2 --ranks 4 --hidden 1024
+        EPX_TRACE=$work/nodes.json try "$device: two nodes, $mode" "$build/epx" bench $mode "${small[@]}" --nodes 2 \
+            --ranks 4 --hidden 1024
     done
+    trace=("$root/tests/scripts/trace_check.py" --gpu)
+    try "$device: marks of low latency" "${trace[@]}" "$work/ll.json" --ranks 3 --operations "ll dispatch,ll combine"
+    try "$device: marks of two nodes" "${trace[@]}" "$work/nodes.json" --nets --ranks 4 \
+        --operations "ht update,ht dispatch,ht combine"
     EPX_GPU_HEAP=split EPX_HT_BUFFER_BYTES=100K try "$device: memory for the network" "$build/epx" bench ht \
         "${small[@]}" --nodes 2 --ranks 4 --hidden 1024 --tokens 40
     try "$device: zones, source maps, sums in top-k order" "$build/tests/test_expand"

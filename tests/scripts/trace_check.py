@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """trace_check.py FILE --ranks N --operations A,B [--nets] [--slack-us N]: spans of a thread nest, phases lie in their
-operations, and no wait ends before the signal that ends it was given."""
+operations, and no wait ends before the signal that ends it was given, as far as their clocks are known.
+--gpu: operations of kernels that keep marks, on a track of their own."""
 import argparse
 import collections
 import json
@@ -12,6 +13,7 @@ parser.add_argument('--ranks', type=int)
 parser.add_argument('--operations')
 parser.add_argument('--nets', action='store_true')
 parser.add_argument('--slack-us', type=float, default=0)
+parser.add_argument('--gpu', action='store_true')
 args = parser.parse_args()
 events = json.load(open(args.file, encoding='utf-8'))['traceEvents']
 TICK = 0.002  # microseconds have three decimals
@@ -30,6 +32,7 @@ def check_nesting(spans):
         stack.append(e)
 
 
+names = {(e['pid'], e['tid']): e['args'] for e in events if e['name'] == 'thread_name'}
 threads = collections.defaultdict(list)
 for e in events:
     if e['ph'] == 'X':
@@ -39,20 +42,30 @@ for spans in threads.values():
 
 ranks = {pid for pid, _ in threads}
 assert ranks == set(range(args.ranks)), ranks
-operations = collections.Counter((e['pid'], e['name']) for e in events if e.get('cat') == 'operation')
+kernels = [e for e in events if e['ph'] == 'X' and names[e['pid'], e['tid']]['name'].startswith('gpu')]
+operations = collections.Counter((e['pid'], e['name']) for e in (kernels if args.gpu else events)
+                                 if e.get('cat') == 'operation')
 for name in args.operations.split(','):
     assert all(operations[r, name] >= 3 for r in ranks), (name, operations)
 calls = {e['name'] for e in events if e.get('cat') == 'call'}
 assert {'epx_dispatch', 'epx_combine', 'epx_stream_sync'} <= calls, calls
 
-signals = {(e['pid'], e['args']['what']): e['ts'] for e in events if e['ph'] == 'i'}
-ended = 0
+def known_us(e):
+    """How exactly the clock of this event's track is known."""
+    return names[e['pid'], e['tid']]['clock_error_ns'] / 1000
+
+
+signals = {(e['pid'], e['args']['what']): e for e in events if e['ph'] == 'i'}
+ended, nearest = 0, None
 for e in events:
     if e.get('cat') != 'wait' or 'what' not in e.get('args', {}):
         continue
     given = signals.get((e['args']['peer'], e['args']['what']))
     assert given is not None, ('a wait ended without its signal', e)
-    assert given <= e['ts'] + e['dur'] + TICK + args.slack_us, ('the signal came later', given, e)
+    slack = TICK + args.slack_us + (known_us(e) + known_us(given) if args.gpu else 0)
+    after = e['ts'] + e['dur'] - given['ts']
+    assert after >= -slack, ('the signal came later', given, e)
+    nearest = after if nearest is None else min(after, nearest)
     ended += 1
 assert ended > 0, 'no wait was ended by a signal'
 arrows = [collections.Counter(e['id'] for e in events if e['ph'] == p) for p in 'sf']
@@ -69,3 +82,7 @@ if args.nets:
     assert puts and batches and windows and all(e['args']['limit'] > 0 for e in windows)
     assert sum(e['args']['puts'] for e in batches) >= len(puts), 'more puts complete than batches post'
 print(f'ok: {len(events)} events of {len(ranks)} ranks, {ended} waits after their signals, {len(puts)} puts')
+if args.gpu:
+    count = collections.Counter(e['cat'] for e in kernels)
+    print(f"ok: kernels: {count['operation']} operations, {count['phase']} phases, {count['wait']} waits; clocks to "
+          f"{max(known_us(e) for e in kernels):.1f} us; from a signal to the end of its wait at least {nearest:.1f} us")

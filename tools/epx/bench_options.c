@@ -471,7 +471,8 @@ static int settle(struct bench_options *o)
     if (check_shape(c) != 0 || check_mode(c) != 0 || settle_timing(o) != 0 || check_work(o) != 0 ||
         (o->vs_ofi && settle_ofi(o) != 0) || check_device(c) != 0)
         return -1;
-    o->phases = o->report != NULL && c->device == EPX_DEVICE_CPU;
+    o->phases = o->report != NULL && (c->device == EPX_DEVICE_CPU || !c->events);
+    c->traced = o->phases;
     c->alignment = c->alignment != 0 ? c->alignment : 1;
     c->group_timeout_ms = c->timeout_ms;
     c->timeout_ms = c->timeout_ms != 0 ? c->timeout_ms : DEFAULT_TIMEOUT_MS;

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "group/marks.h"
 #include "group/objects.h"
 #include "bench.h"
 #include "tests/lib/bench_runner.h"
@@ -72,7 +73,12 @@ static int create_group(struct bench_rank *rank, epx_bootstrap *boot)
     /* room for the tensors, and for what rounding takes */
     config.alloc_bytes = (c->plain_memory ? 0 : bench_work_bytes(c) + fp8_bytes(c)) + ((uint64_t)1 << 20);
     memcpy(config.net, c->net, sizeof(config.net));
-    return bench_call(rank, "epx_group_create", epx_group_create(&rank->group, boot, &config));
+    if (!c->traced || trace_on())
+        return bench_call(rank, "epx_group_create", epx_group_create(&rank->group, boot, &config));
+    trace_switch(1); /* the group has room for marks of kernels */
+    const int rc = bench_call(rank, "epx_group_create", epx_group_create(&rank->group, boot, &config));
+    trace_switch(0);
+    return rc;
 }
 
 static int create_handle(struct bench_rank *rank)
@@ -233,6 +239,8 @@ static void switch_trace(void *self, int on)
 
     rank->traced = on;
     trace_switch(on);
+    if (!on)
+        group_marks_take(rank->group);
     if (!on && rank->self.rank == 0)
         trace_phases(0, store_phase, rank);
 }
