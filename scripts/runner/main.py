@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/test.sh: runs stages, one after the other, and reports."""
+"""scripts/test.sh: runs stages, in two lanes side by side, and reports."""
 import json
 import os
-import resource
 import sys
+import threading
 import time
+import traceback
 
 import results
 import stages
 from progress import Progress
-from run import LOGS, Run
+from run import LOGS, Run, Stopped
 
 
 def expected_times():
@@ -32,31 +33,52 @@ def chosen(arguments):
     return names, None if arguments else int(os.environ.get("EPX_TEST_BUDGET_S", 900))
 
 
-def cpu_of_children():
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
-
-
 def run_stages(run, names):
+    """One lane."""
     for name in names:
         run.stages.append(results.Stage(name))
-        begin, cpu = time.monotonic(), cpu_of_children()
+        begin = time.monotonic()
         try:
             getattr(stages, name)(run)
+        except Stopped:
+            return
+        except Exception:  # a fault of this program, which must not end the other lane
+            run.fail(name, "the stage itself failed", traceback.format_exc())
         finally:
             run.stage.seconds = time.monotonic() - begin
-            run.stage.cpu_seconds = cpu_of_children() - cpu
 
 
-def report(run, elapsed, budget):
+def run_lanes(runs, lanes, stopping):
+    """All lanes, each in its thread; returns whether they were interrupted."""
+    threads = [threading.Thread(target=run_stages, args=pair) for pair in zip(runs, lanes)]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            thread.join()
+    except KeyboardInterrupt:
+        stopping.set()
+        for thread in threads:
+            thread.join()
+    return stopping.is_set()
+
+
+def save_times(times, runs):
+    for run in runs:
+        times.update(run.taken)
+    with open(os.path.join(LOGS, "times.json"), "w") as file:
+        json.dump(times, file, indent=1, sort_keys=True)
+
+
+def report(done, elapsed, budget):
     """Prints the table and the lists; returns the exit status."""
-    accepted = results.move_unreviewed(results.read_rules("scripts/skips.txt"), run.stages)
+    accepted = results.move_unreviewed(results.read_rules("scripts/skips.txt"), done)
     print()
-    print("\n".join(results.table(run.stages)))
+    print("\n".join(results.table(done, elapsed)))
     print()
     for line in results.group_skips(accepted):
         print(line)
-    failed = [(stage.name, item) for stage in run.stages for item in stage.failed]
+    failed = [(stage.name, item) for stage in done for item in stage.failed]
     for stage, item in failed:
         print(f"FAILED: {stage}: {item.name}: {item.text}")
     if failed:
@@ -64,7 +86,7 @@ def report(run, elapsed, budget):
     if budget:
         late = " OVER BUDGET: on 2 idle cores this must not happen." if elapsed > budget else ""
         print(f"took {elapsed:.0f} s of a budget of {budget} s.{late}")
-    passed, skipped = sum(stage.passed for stage in run.stages), len(accepted)
+    passed, skipped = sum(stage.passed for stage in done), len(accepted)
     print(f"{passed} passed, {len(failed)} failed, {skipped} skipped", flush=True)
     return 1 if failed else 0
 
@@ -78,19 +100,17 @@ def main():
     # Open MPI refuses to run as root, as CI does, unless told.
     os.environ.update(PYTHONDONTWRITEBYTECODE="1", OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
     times, begin = expected_times(), time.monotonic()
+    lanes = stages.lanes(names)
     steps = [step for name in names for step in stages.STEPS.get(name, [name])]
-    run = Run(Progress(sum(times.get(step, 3.0) for step in steps)), times, stages.ahead(names))
-    interrupted = False
-    try:
-        run_stages(run, names)
-    except KeyboardInterrupt:
-        interrupted = True
-        run.progress.message("interrupted")
-    finally:
-        run.ahead.stop()
-    run.progress.finish()
-    run.save_times()
-    status = report(run, time.monotonic() - begin, budget)
+    progress, stopping = Progress(sum(times.get(step, 3.0) for step in steps)), threading.Event()
+    runs = [Run(progress, times, lane, stopping) for lane in range(len(lanes))]
+    interrupted = run_lanes(runs, lanes, stopping)
+    if interrupted:
+        progress.message("interrupted")
+    progress.finish()
+    save_times(times, runs)
+    done = sorted((stage for run in runs for stage in run.stages), key=lambda stage: names.index(stage.name))
+    status = report(done, time.monotonic() - begin, budget)
     return 130 if interrupted else status
 
 

@@ -5,6 +5,7 @@ On a terminal it is one line that is rewritten; elsewhere a line when a step beg
 """
 import shutil
 import sys
+import threading
 import time
 
 EVERY_S = 20.0  # between two lines where there is no terminal
@@ -15,47 +16,67 @@ def duration(seconds):
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
+class Step:
+    """What a lane does now."""
+
+    def __init__(self, label, expected_s):
+        self.label, self.expected = label, expected_s
+        self.fraction, self.detail = 0.0, ""
+
+    def text(self):
+        return self.label + (f": {self.detail}" if self.detail else "")
+
+
 class Progress:
-    """Steps have expected seconds (on 2 idle cores); what is left is scaled by how this machine has done so far."""
+    """Steps have expected seconds (on 2 idle cores); what is left is scaled by how this machine has done so far.
+
+    Lanes run side by side, each with one step at a time; the line names the steps of all. Threads may call this.
+    """
 
     def __init__(self, expected_s, out=sys.stdout, clock=time.monotonic):
         self.out, self.clock = out, clock
         self.total = max(expected_s, 1.0)
         self.done = 0.0  # expected seconds of the steps that have ended
         self.begin = clock()
-        self.step_label, self.step_expected = "", 0.0
-        self.fraction, self.detail = 0.0, ""
+        self.steps = {}  # lane -> Step
         self.last_line = 0.0
         self.terminal = out.isatty()
         self.shown = False  # a line of ours is on the terminal
+        self.lock = threading.RLock()
 
-    def step(self, label, expected_s):
-        """A step begins; the one before has ended."""
-        self.end_step()
-        self.step_label, self.step_expected = label, expected_s
-        self.fraction, self.detail = 0.0, ""
-        self._show(force=True)
+    def step(self, label, expected_s, lane=0):
+        """A step begins; the one before in this lane has ended."""
+        with self.lock:
+            self.end_step(lane)
+            self.steps[lane] = Step(label, expected_s)
+            self._show(force=True)
 
-    def end_step(self):
-        self.done += self.step_expected
-        self.step_label, self.step_expected = "", 0.0
+    def end_step(self, lane=0):
+        with self.lock:
+            ended = self.steps.pop(lane, None)
+            self.done += ended.expected if ended else 0.0
 
-    def update(self, fraction, detail):
+    def update(self, fraction, detail, lane=0):
         """How much of the step is done (0 to 1), and what runs now."""
-        self.fraction, self.detail = min(max(fraction, self.fraction), 1.0), detail
-        self._show()
+        with self.lock:
+            step = self.steps[lane]
+            step.fraction, step.detail = min(max(fraction, step.fraction), 1.0), detail
+            self._show()
 
     def tick(self):
         """Called often: shows the line again when it is time."""
-        self._show()
+        with self.lock:
+            self._show()
 
     def message(self, text):
         """A line that stays."""
-        self._clear()
-        print(text, file=self.out, flush=True)
+        with self.lock:
+            self._clear()
+            print(text, file=self.out, flush=True)
 
     def finish(self):
-        self._clear()
+        with self.lock:
+            self._clear()
 
     def percent(self):
         return min(99, int(100 * self._reached() / self.total))
@@ -69,14 +90,14 @@ class Progress:
         return max(0.0, self.total - reached) * pace
 
     def line(self):
-        text = f"[{self.percent():2d} %, about {duration(self.left_s())} left] {self.step_label}"
-        return text + (f": {self.detail}" if self.detail else "")
+        text = " | ".join(self.steps[lane].text() for lane in sorted(self.steps))
+        return f"[{self.percent():2d} %, about {duration(self.left_s())} left] {text}"
 
     def _reached(self):
-        return self.done + self.fraction * self.step_expected
+        return self.done + sum(step.fraction * step.expected for step in self.steps.values())
 
     def _show(self, force=False):
-        if not self.step_label:
+        if not self.steps:
             return
         now = self.clock()
         if self.terminal:

@@ -153,10 +153,11 @@ def move_unreviewed(rules, stages):
 # ---- The end of a run
 
 
-def table(stages):
-    """Lines: a row per stage, and their sum."""
+def table(stages, elapsed):
+    """Lines: a row per stage, and one for all, whose time is less than the sum where stages ran side by side."""
     rows = [(s.name, s.passed, len(s.failed), len(s.skipped), s.seconds, s.cpu_seconds) for s in stages]
-    rows.append(("all", *(sum(column) for column in list(zip(*rows))[1:])))
+    passed, failed, skipped, _, cpu = (sum(column) for column in list(zip(*rows))[1:])
+    rows.append(("all", passed, failed, skipped, elapsed, cpu))
     width = max(len(row[0]) for row in rows) + 2
     lines = [f"{'stage':{width}}{'passed':>8}{'failed':>8}{'skipped':>9}{'time':>9}{'CPU time':>11}"]
     for name, passed, failed, skipped, seconds, cpu in rows:

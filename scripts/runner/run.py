@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs commands of a stage, follows their output for the progress line, and counts what came of them."""
-import json
 import os
 import re
-import signal
 import subprocess
+import threading
 import time
 
 import results
@@ -65,75 +64,20 @@ class SuiteParser:
         return 0.0, f"{self.count} tests"
 
 
-def configuring(folder, options):
-    """The command that configures a folder with -Werror."""
-    return ["bash", "scripts/configure.sh", folder, "-DEPX_WERROR=ON", *options]
-
-
-def building(folder, jobs):
-    return ["cmake", "--build", folder, "-j" + jobs]
-
-
-class Ahead:
-    """Compiles what later stages need, one folder after the other, in time that the tests leave idle.
-
-    It decides nothing: the stage configures and compiles its folder itself, and finds most of it done. What it prints
-    is thrown away, because the stage says it again.
-    """
-
-    def __init__(self, jobs):
-        self.jobs, self.queue, self.process, self.folder = jobs, [], None, None
-
-    def start(self, builds):
-        """builds: (folder, options) in the order in which they are needed."""
-        self.queue = list(builds)
-        self._next()
-
-    def poll(self):
-        """Goes on to the next folder where one is done."""
-        if self.process and self.process.poll() is not None:
-            self._next()
-
-    def release(self, folder):
-        """The caller compiles this folder now: whatever is under way stops."""
-        self.queue = [build for build in self.queue if build[0] != folder]
-        if self.process and self.folder != folder:
-            self.queue.insert(0, self.current)
-        self.stop()
-
-    def stop(self):
-        if self.process:
-            if self.process.poll() is None:
-                os.killpg(self.process.pid, signal.SIGTERM)
-            self.process.wait()
-        self.process = self.folder = None
-
-    def resume(self):
-        if not self.process:
-            self._next()
-
-    def _next(self):
-        self.process = self.folder = None
-        if self.queue:
-            self.current = self.queue.pop(0)
-            self.folder = self.current[0]
-            words = ['"$@" && exec nice -n 19 ' + " ".join(building(self.folder, self.jobs))]
-            quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-            # A process group and not a session: the kernel may give every session the same share.
-            self.process = subprocess.Popen(["bash", "-c", *words, "bash", *configuring(*self.current)],
-                                            preexec_fn=os.setpgrp, **quiet)
+class Stopped(Exception):
+    """Another lane was interrupted."""
 
 
 class Run:
-    """One run of some stages."""
+    """A lane: stages that run one after the other. Several lanes may run side by side, each in its thread."""
 
-    def __init__(self, progress, times, later=()):
-        """later: folders that stages behind the first tests will compile (stages.ahead)."""
-        self.progress, self.times, self.later = progress, times, later
+    def __init__(self, progress, times, lane=0, stopping=None):
+        """stopping: an event that ends the commands of all lanes."""
+        self.progress, self.times, self.lane = progress, times, lane
+        self.stopping = stopping or threading.Event()
         self.stages = []
         self.taken = {}  # step -> seconds, for the next run's estimate
         self.jobs = os.environ.get("JOBS") or str(len(os.sched_getaffinity(0)))
-        self.ahead = Ahead(self.jobs)
         os.makedirs(LOGS, exist_ok=True)
 
     @property
@@ -152,7 +96,7 @@ class Run:
         """Runs argv with its output in build-logs/STEP.log; returns (exit status, output)."""
         path = os.path.join(LOGS, step + ".log")
         begin = time.monotonic()
-        self.progress.step(step, self.expected(step))
+        self.progress.step(step, self.expected(step), self.lane)
         with open(path, "w") as log:
             process = subprocess.Popen(argv, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})})
         try:
@@ -161,24 +105,34 @@ class Run:
             process.terminate()
             process.wait()
             raise
-        self.progress.end_step()
+        self.progress.end_step(self.lane)
         self.taken[step] = time.monotonic() - begin
-        return process.returncode, open(path, errors="replace").read()
+        with open(path, errors="replace") as log:
+            return process.returncode, log.read()
+
+    def _ended(self, process):
+        """Whether it has ended. Adds its CPU time, and that of the processes it has waited for, to the stage."""
+        pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+        if not pid:
+            return False
+        process.returncode = os.waitstatus_to_exitcode(status)
+        self.stage.cpu_seconds += usage.ru_utime + usage.ru_stime
+        return True
 
     def _follow(self, process, path, step, parser):
         begin, rest = time.monotonic(), ""
         with open(path, errors="replace") as log:
             while True:
-                ended = process.poll() is not None
+                ended = self._ended(process)
                 rest = self._parse(rest + log.read(), parser)
                 elapsed = time.monotonic() - begin
                 if ended:
                     return
-                self.ahead.poll()
                 if parser is None:
-                    self.progress.update(min(elapsed / self.expected(step), 0.95), "")
+                    self.progress.update(min(elapsed / self.expected(step), 0.95), "", self.lane)
                 self.progress.tick()
-                time.sleep(POLL_S)
+                if self.stopping.wait(POLL_S):
+                    raise Stopped
 
     def _parse(self, text, parser):
         """Gives whole lines to the parser; returns what is left."""
@@ -186,7 +140,7 @@ class Run:
         for line in lines:
             found = parser(line) if parser else None
             if found:
-                self.progress.update(*found)
+                self.progress.update(*found, self.lane)
         return rest
 
     # ---- Checks
@@ -215,25 +169,19 @@ class Run:
 
     def build(self, step, folder, options):
         """Configures with -Werror and compiles; returns whether it succeeded."""
-        self.ahead.release(folder)
-        rc, output = self.command(step + "-configure", configuring(folder, options))
+        rc, output = self.command(step + "-configure",
+                                  ["bash", "scripts/configure.sh", folder, "-DEPX_WERROR=ON", *options])
         if rc:
             self.fail(step + "-build", "CMake failed", output)
             return False
-        done = self.check(step + "-build", building(folder, self.jobs), parser=MakeParser())
-        self.ahead.resume()
-        return done
+        return self.check(step + "-build", ["cmake", "--build", folder, "-j" + self.jobs], parser=MakeParser())
 
-    def build_ahead(self):
-        """From now on, what later stages need is compiled in idle time."""
-        self.ahead.start(self.later)
-
-    def ctest(self, step, folder, scale, options, env=None, prefix=(), crowd=2):
-        """Runs tests and counts their cases. A test takes two places (one, if it sleeps) of crowd * cores + 1."""
+    def ctest(self, step, folder, scale, options, env=None, prefix=()):
+        """Runs tests and counts their cases. A test takes two places (one, if it sleeps) of 2 * cores + 1."""
         report, parser = os.path.abspath(os.path.join(LOGS, step + ".xml")), CtestParser()
         if os.path.exists(report):
             os.remove(report)
-        argv = [*prefix, "ctest", "--test-dir", folder, "-j" + str(crowd * int(self.jobs) + 1), "--no-tests=error",
+        argv = [*prefix, "ctest", "--test-dir", folder, "-j" + str(2 * int(self.jobs) + 1), "--no-tests=error",
                 "--output-on-failure", "--test-output-size-passed", "1000000", "--test-output-size-failed", "1000000",
                 "--output-junit", report, *options]
         rc, output = self.command(step, argv, env={"EPX_TEST_SCALE": str(scale), **(env or {})}, parser=parser)
@@ -247,7 +195,3 @@ class Run:
             self.note(f"---- {item.name}\n{tail(item.text)}")
         self.stage.add(passed, [results.Item(f.name, "see above") for f in failed], skipped)
         self.note(f"{step}: {passed} passed, {len(failed)} failed, {len(skipped)} skipped; slowest: {parser.slowest()}")
-
-    def save_times(self):
-        with open(os.path.join(LOGS, "times.json"), "w") as file:
-            json.dump({**self.times, **self.taken}, file, indent=1, sort_keys=True)

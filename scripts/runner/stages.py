@@ -47,6 +47,16 @@ ALL = ["scripts", "commits", "format", "layers", "noexit", "gcc", "symbols", "ab
        "python", "tidy", "clang", "address", "thread", "cross"]
 QUICK = ["scripts", "commits", "format", "layers", "noexit", "quick", "symbols", "cxx"]
 
+# Stages of the first lane need gcc's build; the others run beside them. Each lane alone would leave a core idle while
+# tests wait for clocks, for other processes, or for the one long test at the end of a stage.
+BESIDE = ["scripts", "commits", "format", "layers", "noexit", "tidy", "clang", "address", "thread", "cross"]
+
+
+def lanes(names):
+    """These stages as one or two lists that run side by side."""
+    both = [name for name in names if name not in BESIDE], [name for name in names if name in BESIDE]
+    return [lane for lane in both if lane]
+
 
 def gcc_folder():
     """build/, where `make` compiles too, unless somebody has configured it for another compiler."""
@@ -105,7 +115,6 @@ def gcc(run):
     """gcc -Werror, all tests (EPX_TEST_SCALE=1)"""
     folder = gcc_folder()
     if run.build("gcc", folder, gcc_options(folder)):
-        run.build_ahead()
         run.ctest("gcc", folder, 1, [])
 
 
@@ -230,13 +239,6 @@ def other_build(name):
     }[name]
 
 
-def ahead(names):
-    """What stages behind gcc compile: made while the tests of gcc and Python wait for clocks and other processes."""
-    if "gcc" not in names:
-        return []
-    return [other_build(name) for name in names[names.index("gcc"):] if name in ("clang", "address", "thread", "cross")]
-
-
 def clang(run):
     """clang -Werror, all test programs but the slow ones (EPX_TEST_SCALE=0.1)"""
     if run.build("clang", *other_build("clang")):
@@ -274,9 +276,9 @@ def address(run):
     env = {"UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
            "LSAN_OPTIONS": f"suppressions={os.getcwd()}/scripts/lsan.supp:print_suppressions=0"}
     env["ASAN_OPTIONS"] = f"detect_leaks={int(leaks is not None)}"
-    run.ctest("address", "build-asan", 0.12, ["-L", "^(ranks|leaks)$", "-LE", "^(slow|noasan)$"], env, crowd=3)
+    run.ctest("address", "build-asan", 0.12, ["-L", "^(ranks|leaks)$", "-LE", "^(slow|noasan)$"], env)
     env["ASAN_OPTIONS"] = f"detect_leaks={int(quick)}"
-    run.ctest("address-rest", "build-asan", 0.12, ["-LE", "^(slow|noasan|ranks|leaks)$"], env, crowd=3)
+    run.ctest("address-rest", "build-asan", 0.12, ["-LE", "^(slow|noasan|ranks|leaks)$"], env)
 
 
 def thread(run):
@@ -290,7 +292,7 @@ def thread(run):
             return
     env = {"TSAN_OPTIONS": "halt_on_error=1:die_after_fork=0:second_deadlock_stack=1"}
     if run.build("thread", *other_build("thread")):
-        run.ctest("thread", "build-tsan", 0.1, ["-LE", "^(slow|notsan)$"], env, prefix, crowd=3)
+        run.ctest("thread", "build-tsan", 0.1, ["-LE", "^(slow|notsan)$"], env, prefix)
 
 
 def cross(run):

@@ -43,6 +43,17 @@ class ProgressTest(unittest.TestCase):
         self.assertAlmostEqual(progress.left_s(), 150)
         self.assertEqual(progress.percent(), 50)
 
+    def test_steps_of_two_lanes_are_in_one_line(self):
+        progress = self.make(io.StringIO())
+        progress.step("gcc", 60, 0)
+        progress.step("clang", 20, 1)
+        progress.update(0.5, "1 of 2 tests", 0)
+        self.now = 30
+        self.assertIn("[30 %, about 70 s left] gcc: 1 of 2 tests | clang", progress.line())
+        progress.end_step(0)
+        self.assertEqual(progress.percent(), 60)
+        self.assertTrue(progress.line().endswith("left] clang"))
+
     def test_messages_stay(self):
         out = Terminal()
         progress = self.make(out)

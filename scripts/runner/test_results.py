@@ -112,9 +112,9 @@ class Table(unittest.TestCase):
         stages[0].add(10, [Item("x", "")], [])
         stages[1].add(4, [], [Item("y", "why")])
         stages[0].seconds, stages[0].cpu_seconds = 3, 5
-        lines = results.table(stages)
+        lines = results.table(stages, 2)
         self.assertEqual(lines[1].split(), ["gcc", "10", "1", "0", "3", "s", "5", "s"])
-        self.assertEqual(lines[3].split(), ["all", "14", "1", "1", "3", "s", "5", "s"])
+        self.assertEqual(lines[3].split(), ["all", "14", "1", "1", "2", "s", "5", "s"])
 
     def test_skips_of_one_reason_are_one_line(self):
         accepted = [("gcc", Item(f"v.{i}", "no card"), "rxe") for i in range(3)]
