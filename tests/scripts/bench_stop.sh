@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # `epx bench` with a rank that is stopped (SIGSTOP): the run ends after --timeout, names the rank and leaves nothing
 # behind. And the line of progress, which is shown on a terminal only.
-# ctest: timeout=180 labels=slow,noasan,notsan sleeps
+# ctest: cost=60 labels=slow,noasan,notsan sleeps
 set -uo pipefail
 epx=${EPX_BUILD_DIR:-build}/epx
 work=$(mktemp -d)
@@ -45,7 +45,7 @@ stop_one "a rank that is stopped between barriers, ht" 1.5 ht --check
 stop_one "a rank that is stopped in a measurement by events" 1 ll --timing events
 
 # Ranks that work longer than the deadline without a barrier are not late.
-"$epx" bench ll --ranks 2 --tokens 64 --hidden 1024 --experts 16 --timing events --iters 3000 --timeout 1 --json \
+"$epx" bench ll --ranks 2 --tokens 64 --hidden 1024 --experts 16 --timing events --iters 1500 --timeout 1 --json \
     >"$work/out" 2>"$work/err" && echo "ok: a series that takes longer than --timeout" ||
         fail "a series that takes longer than --timeout"
 

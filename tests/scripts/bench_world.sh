@@ -7,7 +7,7 @@
 #        h0  eth0 10.79.0.1 ------------- eth0 10.79.0.2  h1
 #
 # Rank 0 alone reports; a check that fails on one rank fails the run. All of it lives in namespaces of its own.
-# ctest: timeout=150 labels=slow,processes,noasan,notsan serial
+# ctest: labels=slow,processes,noasan,notsan serial
 set -uo pipefail
 
 skip() {

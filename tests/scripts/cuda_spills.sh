@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # What moves rows on a GPU keeps its values in registers: the compiler's report, kept when the module was built, must
 # show no spill stores for it, but for one address or two (16 bytes) that a function may put aside before its loop.
-# ctest: timeout=60 labels=cuda,slow,noasan,notsan
+# ctest: labels=cuda,slow,noasan,notsan
 set -eu
 reports=${EPX_BUILD_DIR:-build}/ptxas
 if [ ! -d "$reports" ]; then

@@ -3,7 +3,6 @@
 # `epx doctor`: the verdict comes first (EPX can run here or not, what works, what does not, what to do), the details
 # after it; --json is one object that has every variable; misspelt, shadowed and useless variables are named; what
 # EPX_NET asks for in vain is a warning.
-# ctest: timeout=120
 set -uo pipefail
 
 root=$(cd "$(dirname "$0")/../.." && pwd)

@@ -5,8 +5,6 @@
 #     launcher        starts       examples/hello and a group in Python, which both compare rank and number of ranks
 #     --------        ------       with what the launcher has set
 #     mpirun          is the real one; the others are functions below, because CI has no Slurm and no MPICH
-#
-# ctest: timeout=240
 set -u
 hello=$EPX_BUILD_DIR/examples/hello
 root=$(cd "$(dirname "$0")/../.." && pwd)

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # NCCL EP's interface on 8 ranks of the CPU device, on the stand-ins for NCCL and CUDA: all layouts against the oracle,
-# what is refused, masks; on one node and on two. ctest: timeout=120 labels=processes
+# what is refused, masks; on one node and on two. ctest: cost=14 labels=processes
 set -u
 ranks=$EPX_BUILD_DIR/tests/nccl_ep_ranks
 leak_checked=${ASAN_OPTIONS:-} # at the end of one rank, not of eight: it takes seconds on some machines

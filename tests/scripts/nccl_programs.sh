@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Programs for NCCL EP on machines without GPUs: one in C++ with MPI, compiled here against the stand-ins as NVIDIA's
 # are against CUDA and NCCL; the example under mpirun, which finds its rank by the launcher; and epx ep-bench in its
-# layouts and recipes, whose check must be able to fail. ctest: timeout=120 labels=processes,noasan,notsan
+# layouts and recipes, whose check must be able to fail. ctest: labels=processes,noasan,notsan
 set -u
 root=$(cd "$(dirname "$0")/../.." && pwd)
 build=$EPX_BUILD_DIR

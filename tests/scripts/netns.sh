@@ -13,7 +13,7 @@
 # middle, after which every rank must name a peer in time, and go on once the link is back.
 #
 # Nothing outside is touched: all of it, processes included, lives in namespaces of its own that end with the script.
-# ctest: timeout=180 labels=slow serial
+# ctest: labels=slow serial
 set -uo pipefail
 
 skip() {

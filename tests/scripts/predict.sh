@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # epx predict: the same answer twice, slower cards give slower operations, results are checked, figures that were
-# measured come out near what was measured, and bad machine files are refused. ctest: timeout=300
+# measured come out near what was measured, and bad machine files are refused. ctest: cost=9
 set -eu
 epx=${EPX_BUILD_DIR:?}/epx
 if [ "${EPX_SANITIZE:-none}" != none ]; then

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # `epx bench sweep --report`: the page in headless Chromium. No console error, nothing is fetched, every plot has the
 # points that the numbers in the page have, dark and light have their colours, it prints; --compare reads it back.
-# ctest: timeout=240 labels=slow
+# ctest: cost=15 labels=slow
 set -uo pipefail
 
 . "$(dirname "$0")/../lib/bench_cli.sh"

@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# epx run: what ranks get, how failures are told, and that nothing is left behind. ctest: timeout=120
+# epx run: what ranks get, how failures are told, and that nothing is left behind. ctest: cost=12
 set -u
 epx=$EPX_BUILD_DIR/epx
 root=$(cd "$(dirname "$0")/../.." && pwd)

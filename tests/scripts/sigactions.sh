@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # EPX leaves the signal handling of its user's process as it was, in C and in Python: with the libfabric of this machine
 # over tcp and shm (whose endpoints install handlers), and with libraries that install handlers when they are loaded and
-# called (unit/fake_vendor.c) in place of libfabric and of libibverbs. ctest: timeout=180
+# called (unit/fake_vendor.c) in place of libfabric and of libibverbs.
 set -u
 build=${EPX_BUILD_DIR:-build}
 root=$(cd "$(dirname "$0")/../.." && pwd)

@@ -3,7 +3,7 @@
 # `epx top`: rates of a group that runs; of one that hangs because a rank is stopped or was killed, which rank it is;
 # ranks of several nodes are one group; pages are their user's alone, and vanish with the groups, also those of killed
 # ranks; EPX_TOP=0 makes none.
-# ctest: timeout=90 labels=slow
+# ctest: labels=slow
 set -uo pipefail
 
 epx=${EPX_BUILD_DIR:-build}/epx

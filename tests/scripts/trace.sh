@@ -3,7 +3,7 @@
 # EPX_TRACE: one file of all ranks that a JSON reader opens; spans nest, causes precede effects, clocks of other
 # machines (time namespaces) are aligned; a second run begins anew; without the variable there is no file. NVTX: a
 # profiler that is injected sees a range for each call.
-# ctest: timeout=120 labels=slow
+# ctest: labels=slow
 set -uo pipefail
 
 . "$(dirname "$0")/../lib/bench_cli.sh"

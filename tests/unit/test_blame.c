@@ -11,7 +11,7 @@
  *
  * EPX_TEST_EVENTS: how many of each kind (4 networks and modes x killed, stopped); `make blame` has 50: 200 kills and
  * 200 stops. An event is right if every survivor names the victim; the bar is 99 %, and no survivor says of a healthy
- * rank that it failed. ctest: timeout=240 labels=ranks,slow,noasan,notsan sleeps
+ * rank that it failed. ctest: cost=24 labels=ranks,slow,noasan,notsan sleeps
  */
 #include <signal.h>
 #include <stdatomic.h>

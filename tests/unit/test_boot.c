@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ctest: labels=leaks */
+/* ctest: cost=13 labels=leaks */
 /* The bootstrap over TCP and by the caller's all-gather. */
 #include "tests/unit/boot_fixture.h"
 

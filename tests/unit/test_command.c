@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ctest: timeout=30 */
 /* Commands and immediates: every field comes back as it was put in, whatever its neighbours hold. */
 #include "kernel/command.h"
 #include "tests/lib/unit.h"

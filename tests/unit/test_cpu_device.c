@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ctest: timeout=60 */
 /* The CPU device: opening, identity, memory, launches. */
 #include "tests/unit/cpu_fixture.h"
 

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ctest: timeout=60 */
 /* Heaps of the CPU device, shared between processes. */
 #include "tests/unit/cpu_fixture.h"
 

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ctest: timeout=60 */
 /* Streams and events of the CPU device. */
 #include "tests/unit/cpu_fixture.h"
 

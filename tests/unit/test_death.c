@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A rank that dies: its process is killed while the others work. They learn of it, go on without it in both modes, on
- * one node and on two, and nobody waits for it a second time. ctest: timeout=120 labels=ranks
+ * one node and on two, and nobody waits for it a second time. ctest: cost=34 labels=ranks
  */
 #include <stdatomic.h>
 #include <stdio.h>

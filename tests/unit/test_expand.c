@@ -3,7 +3,7 @@
  * High throughput as DeepEP V2 wants it: zones of any alignment, source maps, ends of zones and sources, and sums in
  * the order of top-k. Every rank computes what it must get with plain loops; results are compared bit by bit.
  *
- * ctest: timeout=180 labels=ranks
+ * ctest: labels=ranks
  */
 #include <stdio.h>
 #include <string.h>

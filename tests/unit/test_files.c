@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* RLIMIT_NOFILE: raised before it is met; where that is not allowed, rank 0 says so at once. ctest: timeout=60 */
+/* RLIMIT_NOFILE: raised before it is met; where that is not allowed, rank 0 says so at once. */
 #include <sys/resource.h>
 
 #include "tests/lib/child.h"

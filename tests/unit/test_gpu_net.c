@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ctest: timeout=60 */
 /*
  * What a GPU asks of rings, proxies and networks, with the CPU in a GPU's place: a device whose heaps the host is not
  * supposed to reach, and that keeps account of what is asked of it.

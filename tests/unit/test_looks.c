@@ -3,7 +3,7 @@
  * What agents look at while they wait does not grow with the number of ranks: the words of their node, and one
  * aggregate of each proxy (proxy/count.c). The simulation counts the looks of whole low-latency operations, at 8 ranks
  * per node.
- * One thread: nothing for ThreadSanitizer. ctest: timeout=180 labels=notsan
+ * One thread: nothing for ThreadSanitizer. ctest: labels=notsan
  */
 #include <stdio.h>
 #include <string.h>

@@ -2,7 +2,7 @@
 /*
  * The creation of a group takes at most three rounds, on one node and on several, with masks and without, and in all of
  * them what each rank gets of each other is small: 1024 ranks get at most 2 MB each. With masks the last round goes
- * over the ranks' own connections (boot/membership.h). ctest: timeout=60
+ * over the ranks' own connections (boot/membership.h).
  */
 #include <stdio.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Membership: ranks that ended or are excluded, what each rank reports, unknown clients.
- * ctest: timeout=60 labels=leaks */
+ * ctest: labels=leaks */
 #include <netinet/in.h>
 #include <pthread.h>
 #include <stdio.h>

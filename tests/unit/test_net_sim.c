@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The network suite over the simulated network, in worlds of several kinds. ctest: timeout=120 */
+/* The network suite over the simulated network, in worlds of several kinds. ctest: cost=15 */
 #include "tests/unit/net_suite_cmocka.h"
 
 #include "net/sim/sim.h"

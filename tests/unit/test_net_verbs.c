@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The network suite over verbs; skipped where no card can be used. ctest: timeout=300 */
+/* The network suite over verbs; skipped where no card can be used. */
 /* test_net_verbs [verbs|ofi [CASE...]]: `ofi` goes through libfabric's verbs provider; cases as the suite names them.
  * test_net_verbs --list: their names. */
 #include <setjmp.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* High throughput against the oracle, in random configurations. ctest: timeout=300 labels=ranks */
+/* High throughput against the oracle, in random configurations. ctest: cost=35 labels=ranks */
 #include "tests/unit/prop_cmocka.h"
 
 static void plain_bf16(struct prop_case *c, struct prop_rng *rng)

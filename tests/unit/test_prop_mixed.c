@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Both modes in one group, several handles and groups at a time, against the oracle. ctest: timeout=300 labels=ranks */
+/* Both modes in one group, several handles and groups at a time, against the oracle. ctest: cost=45 labels=ranks */
 #include "tests/unit/prop_cmocka.h"
 
 /* The drawn handle once more in each place, with other seeds. */

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ctest: timeout=60 */
 /* Proxies deliver and count every command once, whatever the order, and merge what touches. */
 #include "proxy_fixture.h"
 

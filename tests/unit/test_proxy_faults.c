@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ctest: timeout=60 labels=leaks */
+/* ctest: labels=leaks */
 /* What proxies do not believe, and what they do when a peer or the network fails: refuse, say so, live on. */
 #include "proxy_fixture.h"
 

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ctest: timeout=60 */
 /* Windows and limits; threads that sleep and wake. */
 #include "proxy_fixture.h"
 

@@ -5,7 +5,7 @@
  * are memory files that each peer maps at its own address, read-only: a mapping that outlives its region shows old
  * bytes, and one that was unmapped too early faults.
  *
- * ctest: timeout=180 labels=ranks
+ * ctest: labels=ranks
  */
 #include <pthread.h>
 #include <stdio.h>

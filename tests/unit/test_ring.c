@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ctest: timeout=60 */
+/* ctest: cost=14 */
 /* The command ring, producers and consumer as they are: order, wrap of every counter, a full ring, many producers. */
 #include <pthread.h>
 #include <string.h>

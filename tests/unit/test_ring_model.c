@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ctest: timeout=60 labels=notsan (a model on one thread) */
+/* ctest: labels=notsan (a model on one thread) */
 /*
  * The protocol of the command ring, explored exhaustively in small: a tiny ring, two or three producers, one consumer,
  * every interleaving of their single loads and stores (the steps P1..P3, C1..C3 of kernel/ring.h). In every state: no

@@ -2,7 +2,7 @@
 /*
  * Deterministic simulation: the scheduler itself, and 2,000 seeds (times EPX_TEST_SCALE) of exchanges on one node and
  * across nodes, with and without faults. `epx sim` runs more of the same. All of it on one thread:
- * ThreadSanitizer has nothing to find. ctest: timeout=300 labels=notsan
+ * ThreadSanitizer has nothing to find. ctest: cost=14 labels=notsan
  */
 #include <math.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The simulation's clocks and costs: the earliest task runs, what is charged takes its time, and a small row costs what
- * a large one does. All of it on one thread. ctest: timeout=60 labels=notsan
+ * a large one does. All of it on one thread. ctest: labels=notsan
  */
 #include <string.h>
 

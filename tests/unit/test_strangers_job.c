@@ -4,7 +4,7 @@
  * which they listen. One keeps 1500 connections open to each, one writes nothing with completion data through
  * libfabric, as ranks do for signals, one sends noise. Results stay right, and a recovery in the midst of it blames
  * nobody.
- * ctest: timeout=120 labels=processes
+ * ctest: cost=12 labels=processes
  */
 #include <arpa/inet.h>
 #include <dirent.h>

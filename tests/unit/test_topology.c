@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Which card a GPU uses, on PCI trees in the form of sysfs (tests/data/topology). The trees are written by hand after
- * what is published of such machines; none was recorded on one. ctest: timeout=30
+ * what is published of such machines; none was recorded on one.
  */
 #include <limits.h>
 #include <stdio.h>

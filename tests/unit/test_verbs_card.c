@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ctest: timeout=20 */
 /* Which cards a filter lets through, and which GID is chosen: needs no card. */
 #include <arpa/inet.h>
 #include <string.h>

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ctest: timeout=60 */
 /* How CPU agents wait and wake each other: results, deadlines, no lost wake-up between threads and processes. */
 #include <errno.h>
 #include <limits.h>
