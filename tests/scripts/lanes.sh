@@ -4,7 +4,7 @@
 # as a module that takes the place of libepx_cuda.so (32 lanes) and of libepx_hip.so (64 lanes, FNUZ casts). Every
 # result is compared with the oracle; lanes that do not come to the same meeting end the test.
 #   lanes.sh bus    instead: how often kernels of two nodes wait for a bus, with heaps in host memory (make bus)
-# ctest: timeout=1800 labels=slow,noasan,notsan
+# ctest: cost=95 timeout=1800 labels=slow,noasan,notsan
 set -uo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 build=${EPX_BUILD_DIR:-build} mode=${1:-}
@@ -112,9 +112,9 @@ for device in cuda hip; do
     EPX_DEVICE=$device try "$device: more tokens than the group is for" "$build/tests/test_ht_tokens"
     EPX_DEVICE=$device try "$device: NVFP4" "$build/tests/test_nvfp4"
     EPX_DEVICE=$device try "$device: counts of epx_dispatch_layout" "$build/tests/test_layout"
-    try "$device: commands to the proxies" "$build/epx" bench ring --device $device --rings 2 --agents 3 --ms 5
-    modes=mixed
-    [ $device = cuda ] && modes="ll ht" # what is different with 64 lanes is few lines: one kind of random case will do
+    modes=mixed rings=1
+    [ $device = cuda ] && modes="ll ht" rings=2 # with 64 lanes few lines are different: one kind of case will do
+    try "$device: commands to the proxies" "$build/epx" bench ring --device $device --rings $rings --agents 3 --ms 5
     for mode in $modes; do
         EPX_TEST_SCALE=$scale try "$device: random cases, $mode" "$build/tests/test_prop_$mode"
     done

@@ -28,7 +28,7 @@ enum {
     SPANS = 5,
     RING_SLOTS = 4096,
     TRIPS = 20000,     /* round trips of a series, */
-    TRIPS_LEAST = 400, /* fewer where one is slow: two threads that spin for each other on a busy machine */
+    TRIPS_LEAST = 200, /* fewer where one is slow: two threads that spin for each other on a busy machine */
     TRIPS_MS = 100,    /* how long a series should take at the most */
     TRIP_TIMEOUT_MS = 10000,
     PAUSE_MOST_NS = 1000,
