@@ -8,7 +8,8 @@ set(epx_system_libraries Threads::Threads m rt ${CMAKE_DL_LIBS})
 if(NOT CMAKE_C_COMPILER_LAUNCHER)
     find_program(EPX_CCACHE ccache)
     if(EPX_CCACHE)
-        set(CMAKE_C_COMPILER_LAUNCHER ${EPX_CCACHE})
+        # Depend mode: what is not in the cache is not preprocessed once more to see that.
+        set(CMAKE_C_COMPILER_LAUNCHER env CCACHE_DEPEND=1 ${EPX_CCACHE})
     endif()
 endif()
 

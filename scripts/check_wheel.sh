@@ -18,9 +18,9 @@ fail() {
 }
 
 # The CUDA module takes minutes to compile; scripts/gpu.sh tests it where a GPU is. (pip 23.0 of Debian 12 has no short
-# -C.)
+# -C.) EPX_WERROR as in the other builds: with the same flags ccache has most of the objects.
 pip wheel --no-build-isolation --no-deps -w "$scratch" --config-settings build-dir="$cmake_dir" \
-    --config-settings cmake.define.EPX_CUDA=OFF .
+    --config-settings cmake.define.EPX_CUDA=OFF --config-settings cmake.define.EPX_WERROR=ON .
 pip wheel --no-build-isolation --no-deps -w "$scratch" ./python
 pip uninstall -y epx deep_ep >/dev/null 2>&1
 pip install --no-deps "$scratch"/epx-*.whl
