@@ -41,6 +41,14 @@ def send(world: World, buffer: deep_ep.ElasticBuffer, work: Work, x: Any = None,
                                            num_experts=work.experts), **options})
 
 
+def crowded(work: Work) -> Work:
+    """All tokens go to the experts of rank 1: the others receive nothing."""
+    for idx in work.idx:
+        idx[:, 0] = torch.where(idx[:, 0] < 0, -1, idx[:, 0] % work.local + work.local)
+        idx[:, 1:] = -1
+    return work
+
+
 def check_counts(work: Work, me: int, handle: deep_ep.EPHandle, alignment: int, scaleup: int, sync: bool) -> None:
     """The counts of a handle, the same in both layouts but for the ends of experts."""
     ranks = work.flat(me)[0]
@@ -120,11 +128,11 @@ def test_dispatch_without_expansion(world: World) -> None:
 
 def test_dispatch_with_expansion(world: World) -> None:
     """[E] 4: a zone per expert at multiples of any alignment, zero padding, 1-D weights, K+2 columns of sources; exact
-    with CPU sync, the worst case without."""
+    with CPU sync, the worst case without; also where one rank receives everything."""
     for nodes in (1, 2):
         with elastic(world, nodes) as buffer:
-            for seed, sync, alignment in ((1, True, 16), (2, True, 3), (3, False, 128), (4, True, 1)):
-                work = make_work(world, seed)
+            for seed, sync, alignment in ((1, True, 16), (2, True, 3), (3, False, 128), (4, True, 1), (5, True, 3)):
+                work = make_work(world, seed) if seed < 5 else crowded(make_work(world, seed))
                 result = send(world, buffer, work, do_cpu_sync=sync, expert_alignment=alignment, do_expand=True,
                               do_zero_padding=True)
                 check_expanded(world, work, result, lambda x: x, alignment, sync)

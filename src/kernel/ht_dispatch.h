@@ -36,7 +36,7 @@ KFN void hd_send_token(struct agent *ag, const struct ht_dispatch_params *p, int
     r.ids = p->h->ids + (size_t)t * K;
     r.pos = p->h->pos + (size_t)t * K;
     r.weights = p->weights ? p->weights + (size_t)t * K : NULL;
-    r.line = p->desc.map && p->h->line ? p->h->line + (size_t)t * K : NULL;
+    r.line = p->signature.extra & SIGNATURE_MAP && p->h->line ? p->h->line + (size_t)t * K : NULL;
     r.src_rank = p->g->rank;
     r.src_token = t;
     r.data = row_tokens(&p->in, t);
@@ -262,7 +262,7 @@ KFN int hd_forward_row(struct agent *ag, const struct ht_dispatch_params *p, con
     row.ids = (const int32_t *)record + 1;
     row.pos = (const int32_t *)record + 1 + K;
     row.weights = p->signature.extra & SIGNATURE_WEIGHTS ? (const float *)(record + hd_weights_at(p)) : NULL;
-    row.line = p->desc.map && p->h->line ? row.pos + K : NULL;
+    row.line = p->signature.extra & SIGNATURE_MAP && p->h->line ? row.pos + K : NULL;
     row.src_rank = s;
     row.src_token = *(const int32_t *)record;
     row.data = net_at(g, ht_relay_slot(g, j, r)) + (size_t)i * hd_row_bytes(p);
@@ -555,7 +555,7 @@ KFN_STEP int hd_data(struct agent *ag, const struct ht_dispatch_params *p, uint6
     const int64_t lines = p->h->state->windowed ? p->near.map_lines : p->desc.map_lines;
     if (p->h->state->recv_rows > hd_capacity(p))
         report(ag, g, KSTATUS_OVERFLOW, PHASE_HD_DATA, -1, p->h->state->recv_rows, hd_capacity(p), 0, 0);
-    else if (p->desc.map && p->h->state->tokens > lines)
+    else if (p->signature.extra & SIGNATURE_MAP && p->h->state->tokens > lines)
         report(ag, g, KSTATUS_OVERFLOW, PHASE_HD_DATA, -1, p->h->state->tokens, lines, 0, 0);
     if (!p->in_place || ag_index(ag) != 0)
         return 0;
