@@ -50,7 +50,8 @@
  * o AG_SIGNALS(ag, g, kind, slot, value)     this signal is given to all peers now
  * o AG_GONE(ag, g)                   simulation: a rank of the node that has given up, or -1; behind the last read
  * o AG_LOOKED(ag, g, gone, failed)   simulation: this agent has looked whether its operation has failed
- * o AG_ENDS(ag, g, word)             simulation: this agent ends, and the caller may reuse the memory
+ * o AG_HEARD(ag, g, scope, kind, slot, value)   simulation: all active peers of this scope have given this signal
+ * o AG_ENDS(ag, g, word, failed)     simulation: this agent ends, and the caller may reuse the memory
  * o AG_GOES_ON(ag, g, peer)          simulation: this rank goes on without a peer from here on
  * o AG_WRITES(ag, g, to)             simulation: this agent writes into memory of rank `to` of its node
  * o AG_WROTE(ag, g, to, row, bytes)  simulation: it has written a row there
@@ -177,7 +178,8 @@
 #ifndef AG_LOOKED
 #define AG_GONE(ag, g) (-1)
 #define AG_LOOKED(ag, g, gone, failed) ((void)(gone), (void)(failed))
-#define AG_ENDS(ag, g, word) ((void)0)
+#define AG_HEARD(ag, g, scope, kind, slot, value) ((void)0)
+#define AG_ENDS(ag, g, word, failed) ((void)(failed))
 #define AG_GOES_ON(ag, g, peer) ((void)0)
 #define AG_WRITES(ag, g, to) ((void)0)
 #define AG_WROTE(ag, g, to, row, bytes) ((void)(row), (void)(bytes))

@@ -580,8 +580,10 @@ KFN_STEP int wait_each(struct agent *ag, const struct group_dev *g, enum scope s
 {
     int failed = 0;
 
-    if (!wait_ns && glance_peers(ag, g, scope, kind, slot, value, phase))
+    if (!wait_ns && glance_peers(ag, g, scope, kind, slot, value, phase)) {
+        AG_HEARD(ag, g, scope, kind, slot, value);
         return 0;
+    }
     if (in_scope(g, scope, g->rank) && wait_own(ag, g, kind, slot, value, wait_ns))
         return 1;
     const uint64_t start = ag_now(ag);
@@ -599,6 +601,8 @@ KFN_STEP int wait_each(struct agent *ag, const struct group_dev *g, enum scope s
     }
     if (!failed && !each && scope_has_rings(g, scope))
         failed = wait_remotes(ag, g, kind, slot, value, phase, start);
+    if (!failed)
+        AG_HEARD(ag, g, scope, kind, slot, value);
     return failed;
 }
 
@@ -822,23 +826,33 @@ KFN_STEP void tell_left_out(struct agent *ag, const struct group_dev *g)
 }
 
 /* With masks: has a rank of the node that this rank counts on been left out by others, and given up? Then what was
- * read of it may have been reused. Where the group has no masks nobody is left out. */
+ * read of it may have been reused. Where the group has no masks nobody is left out. The rank, or -1. */
 KFN int node_left(struct agent *ag, const struct group_dev *g)
 {
     int left = 0;
 
     if (!g->enable_mask)
-        return 0;
+        return -1;
     AG_EACH(ag, int, p, g->nranks)
     if (p != g->rank && in_scope(g, SCOPE_NODE, p) && ag_peek(signal_at(g, g->rank, SIG_ABORT, 0, p)))
         left = 1;
     if (!ag_any(ag, left))
-        return 0;
+        return -1;
     ag_peeked(ag);
     for (int p = 0; p < g->nranks; p++)
         if (p != g->rank && in_scope(g, SCOPE_NODE, p) && ag_load_acquire(signal_at(g, g->rank, SIG_ABORT, 0, p)))
-            report(ag, g, KSTATUS_PEER, PHASE_MASKS, p, 0, 0, KSTATUS_TIMEOUT, 0);
-    return 1;
+            return p;
+    return -1;
+}
+
+/* The others have gone on without `left`, and this rank has not: its operation is not good, theirs are. It cannot catch
+ * up with them by itself, for its caller stops here. So the operation ends on all ranks, and they recover together. */
+KFN_STEP uint64_t fail_left(struct agent *ag, const struct group_dev *g, int left)
+{
+    report_abort(ag, g, PHASE_MASKS, 0, 0, ABORT_BLAMES(KSTATUS_TIMEOUT, PHASE_MASKS, g->rank, left));
+    if (INJECT_BUG(BUG_FAILS_ALONE, 0, 1))
+        fail_all(ag, g, KSTATUS_TIMEOUT, PHASE_MASKS, left, 0, 0);
+    return ag_load_acquire(&control_of(g, g->rank)->abort_word);
 }
 
 /* This operation is not good: other ranks may have stopped waiting for this one, or reused what it has read. */
@@ -861,14 +875,15 @@ KFN_STEP void give_up(struct agent *ag, const struct group_dev *g, uint64_t word
 KFN void look_behind(struct agent *ag, const struct group_dev *g)
 {
     const int gone = AG_GONE(ag, g);
-    const uint64_t word = INJECT_BUG(BUG_NO_RECHECK, 0, ag_look_behind(&control_of(g, g->rank)->abort_word));
+    uint64_t word = INJECT_BUG(BUG_NO_RECHECK, 0, ag_look_behind(&control_of(g, g->rank)->abort_word));
+    const int left = word ? -1 : node_left(ag, g);
 
-    const int left = !word && node_left(ag, g);
-
-    AG_LOOKED(ag, g, gone, word != 0 || left);
+    AG_LOOKED(ag, g, gone, word != 0 || left >= 0);
+    if (left >= 0)
+        word = fail_left(ag, g, left);
     if (word)
         give_up(ag, g, word);
-    AG_ENDS(ag, g, word);
+    AG_ENDS(ag, g, word, word != 0 || left >= 0);
 }
 
 /* Last lines of every kernel. Where agents form blocks, the last one of each block looks for all of it: the word may

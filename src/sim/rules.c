@@ -25,6 +25,18 @@ static uint64_t holds[SIM_MAX_RANKS];
 /* without[d][r]: d goes on without r. Of the ranks of small cases: larger ones have no masks. */
 enum { MOST_MASKED = 64 };
 static uint8_t without[MOST_MASKED][MOST_MASKED];
+/* How often each rank has recovered, and when it last did; -1: a process that has joined, which counts as those do that
+ * it hears of first. The last signals of each rank. Times count signals and recoveries. */
+enum { MOST_SLOTS = 8, JOINED = -1 };
+static struct {
+    int count;
+    uint64_t time;
+} recoveries[MOST_MASKED];
+static struct {
+    uint64_t value, time;
+    int count;
+} given[MOST_MASKED][SIG_COUNT][MOST_SLOTS];
+static uint64_t times;
 
 /* Of each rank's heap, for every 16 bytes that rows were written to: 1 + who wrote last. */
 enum { UNIT = 16 };
@@ -48,6 +60,9 @@ void sim_rules_begin(int watch_rows)
     ngone = 0;
     memset(holds, 0, sizeof(holds));
     memset(without, 0, sizeof(without));
+    memset(recoveries, 0, sizeof(recoveries));
+    memset(given, 0, sizeof(given));
+    times = 0;
 }
 
 void sim_rule_joined(int rank, uint64_t process)
@@ -57,6 +72,8 @@ void sim_rule_joined(int rank, uint64_t process)
         gone[ngone++].process = holds[rank];
     }
     holds[rank] = process;
+    if (rank < MOST_MASKED)
+        recoveries[rank].count = JOINED;
 }
 
 const char *sim_rules_broken(void)
@@ -127,8 +144,10 @@ void sim_rule_reuse(int rank, int nranks, void *const *heaps)
     own->gave_up = own->abort_word & ABORT_LEFT_OUT ? LEFT_OUT : GAVE_UP;
 }
 
-void sim_rule_ends(const struct group_dev *g, uint64_t word)
+void sim_rule_ends(const struct group_dev *g, uint64_t word, int failed)
 {
+    if (failed && !word)
+        breach("an operation of rank %d has failed, and rank %d would recover alone", g->rank, g->rank);
     if (word)
         sim_rule_reuse(g->rank, g->nranks, (void *const *)g->heap);
 }
@@ -151,6 +170,38 @@ void sim_rule_members(int rank, int nranks, const uint8_t *out)
 {
     for (int r = 0; r < nranks && r < MOST_MASKED && rank < MOST_MASKED; r++)
         without[rank][r] = out[r];
+    if (rank >= MOST_MASKED)
+        return;
+    recoveries[rank].count += recoveries[rank].count != JOINED;
+    recoveries[rank].time = ++times;
+}
+
+void sim_rule_signals(int rank, int kind, int slot, uint64_t value)
+{
+    if (rank >= MOST_MASKED || slot >= MOST_SLOTS)
+        return;
+    given[rank][kind][slot].value = value;
+    given[rank][kind][slot].time = ++times;
+    given[rank][kind][slot].count = recoveries[rank].count;
+}
+
+/* A signal that was given since this rank has recovered comes from a rank that has recovered with it. One that went on
+ * without this rank does not count: this rank cannot know it at once. */
+void sim_rule_heard(const struct group_dev *g, int all, int kind, int slot, uint64_t value)
+{
+    const int me = g->rank;
+
+    if (me >= MOST_MASKED || slot >= MOST_SLOTS || sim_has_died(sim_rank()))
+        return;
+    for (int p = 0; p < g->nranks && p < MOST_MASKED; p++) {
+        if (p == me || !g->mask[p] || without[p][me] || !(all || g->heap[p]) || given[p][kind][slot].value != value ||
+            given[p][kind][slot].time < recoveries[me].time || given[p][kind][slot].count == JOINED)
+            continue;
+        if (recoveries[me].count == JOINED)
+            recoveries[me].count = given[p][kind][slot].count;
+        if (given[p][kind][slot].count != recoveries[me].count)
+            breach("rank %d counts on rank %d, which has not come through the same recoveries", me, p);
+    }
 }
 
 void sim_rule_writes(int from, int to)

@@ -7,6 +7,9 @@
  *   a put reads its source        its rank has not given up (net/sim/world.c)
  *   a caller reuses memory        as for a kernel that ends as not good
  *
+ *   a kernel ends as not good     its own abort word is set: it recovers with the others, not alone ("Recovery")
+ *   a kernel hears a signal       its rank has come through the same recoveries
+ *
  *   a process has joined          no kernel of a rank of its node ends as good with the memory of the process before
  *
  *   a row is written              its reader has not gone on without the writer ("Masks")
@@ -28,8 +31,8 @@ void sim_rules_end(void);
 int sim_rule_gone(const struct group_dev *g);
 /* It has looked since then whether its operation has failed. */
 void sim_rule_looked(const struct group_dev *g, int gone, int failed);
-/* It ends: from now on the rank's memory may be reused, as far as this agent is concerned. */
-void sim_rule_ends(const struct group_dev *g, uint64_t word);
+/* It ends: from now on the rank's memory may be reused, as far as this agent is concerned. word: its abort word. */
+void sim_rule_ends(const struct group_dev *g, uint64_t word, int failed);
 /* The caller of a group whose heaps (NULL: of other nodes) these are uses its tensors for something else. */
 void sim_rule_reuse(int rank, int nranks, void *const *heaps);
 /* The network read `from`'s memory, for rank `to`, after it had given up. */
@@ -40,6 +43,9 @@ void sim_rule_joined(int rank, uint64_t process);
 void sim_rule_goes_on(int rank, int peer);
 /* `rank` has recovered; out[r]: without r. */
 void sim_rule_members(int rank, int nranks, const uint8_t *out);
+/* `rank` gives a signal; g->rank has those of all that it counts on, of its node or all. */
+void sim_rule_signals(int rank, int kind, int slot, uint64_t value);
+void sim_rule_heard(const struct group_dev *g, int all, int kind, int slot, uint64_t value);
 /* A kernel of rank `from` is about to write into memory of rank `to`, of its node. */
 void sim_rule_writes(int from, int to);
 /* Bytes of `from` are in the heap of `to` now; `rank` is about to sum a row of `from` there. */

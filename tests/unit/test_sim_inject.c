@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Does the simulation find bugs? Kernels and proxies are compiled for this program with thirteen of them, each behind a
+ * Does the simulation find bugs? Kernels and proxies are compiled for this program with sixteen of them, each behind a
  * switch (kernel/inject_bug.h): a wait for a slot's readers left out, a counter compared with the epoch before, a field
  * of the immediate one bit too narrow; a credit given too early, between nodes and in a node, and a round counted
  * twice; an aggregate that misses a peer; the heap of a process that was replaced, still mapped; rows and headers
- * between nodes in wrong places; and the three steps of the rule of completion (docs/design.md), each left out.
+ * between nodes in wrong places; the three steps of the rule of completion (docs/design.md), each left out; and what
+ * late ranks may not do, nor those that have not noticed that the others went on without them.
  * Every one must be found within 1,000 seeds. One thread: nothing for ThreadSanitizer. ctest: cost=9 labels=notsan
  */
 #include <stdio.h>
@@ -154,6 +155,12 @@ static void rows_that_return_to_where_a_masked_rank_puts_some_are_found(void **s
     is_found(BUG_LANDING, SIM_FAULT_LATE, "written last by rank");
 }
 
+static void a_rank_that_recovers_alone_is_found(void **state)
+{
+    (void)state;
+    is_found(BUG_FAILS_ALONE, SIM_FAULT_LATE, "would recover alone");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -173,6 +180,7 @@ int main(void)
         cmocka_unit_test(memory_reused_before_the_network_has_read_it_is_found),
         cmocka_unit_test(a_late_rank_that_writes_into_reused_memory_is_found),
         cmocka_unit_test(rows_that_return_to_where_a_masked_rank_puts_some_are_found),
+        cmocka_unit_test(a_rank_that_recovers_alone_is_found),
     };
 
     setenv("EPX_LOG", "none", 0);
