@@ -29,16 +29,16 @@ ASAN_OPTIONS=detect_leaks=1 timeout 20 "$probe/probe" -runs=10 >/dev/null 2>&1 &
     leaks=0
 export ASAN_OPTIONS=detect_leaks=$leaks:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
 
+names=("$@")
+[ ${#names[@]} -ne 0 ] || mapfile -t names < <(cd tests/fuzz && ls fuzz_*.c | sed 's/^fuzz_//; s/\.c$//')
+
 mkdir -p "$logs"
 if ! { cmake -S . -B "$build" -DCMAKE_C_COMPILER=clang -DCMAKE_BUILD_TYPE=Release -DEPX_SANITIZE=fuzz -DEPX_CUDA=OFF \
-    -DEPX_WERROR=ON && cmake --build "$build" -j"$jobs" --target fuzz; } >"$logs/build.log" 2>&1; then
+    -DEPX_WERROR=ON && cmake --build "$build" -j"$jobs" --target "${names[@]/#/fuzz_}"; } >"$logs/build.log" 2>&1; then
     tail -30 "$logs/build.log"
     echo "fuzz: the harnesses do not build"
     exit 1
 fi
-
-names=("$@")
-[ ${#names[@]} -ne 0 ] || mapfile -t names < <(cd tests/fuzz && ls fuzz_*.c | sed 's/^fuzz_//; s/\.c$//')
 
 run_one() { # name
     local program=$build/tests/fuzz/fuzz_$1 seeds=tests/fuzz/corpus/$1 found=$build/corpus/$1

@@ -83,11 +83,15 @@ static epx_status results_check(const struct epx_group *group, const void *cards
     return EPX_OK;
 }
 
+/* How long a step of the creation may wait for other ranks. */
+static int creation_ms(const struct epx_group *group)
+{
+    return (int)env_int("EPX_BOOT_TIMEOUT_MS", group->set.timeout_ms, 1, INT32_MAX);
+}
+
 int handshake_step_ms(const struct epx_group *group)
 {
-    const int boot_ms = (int)env_int("EPX_BOOT_TIMEOUT_MS", 0, 1, INT32_MAX);
-
-    return (boot_ms ? boot_ms : group->set.timeout_ms) / 4 * 3;
+    return creation_ms(group) / 4 * 3;
 }
 
 epx_status handshake_allgather(struct epx_group *group, const void *send, void *recv, size_t bytes)
@@ -459,9 +463,10 @@ static epx_status check_reached(const struct epx_group *group, const uint8_t *ou
         if (out[r])
             return fail(
                 EPX_ERR_SYSTEM,
-                "epx_group_create: rank %d cannot be reached over TCP: groups with enable_mask need connections "
-                "between all ranks (EPX_SOCKET_IFNAME picks the interfaces)",
-                r);
+                "epx_group_create: rank %d cannot be reached over TCP, or it ended, or it gave up after %d ms because "
+                "others were late (EPX_BOOT_TIMEOUT_MS): groups with enable_mask need connections between all ranks "
+                "(EPX_SOCKET_IFNAME picks the interfaces)",
+                r, creation_ms(group));
     return EPX_OK;
 }
 
@@ -475,7 +480,7 @@ epx_status handshake_connected(struct epx_group *group, epx_status mine)
         return handshake_ready(group, mine);
     snprintf(text, sizeof(text), "%s", mine == EPX_OK ? "" : epx_last_error());
     out = calloc((size_t)group->nranks, 1);
-    status = out ? membership_agree(group->membership, -1, out, group->set.timeout_ms)
+    status = out ? membership_agree(group->membership, -1, out, creation_ms(group))
                  : fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d ranks", group->nranks);
     if (status == EPX_OK) {
         mine = mine == EPX_OK ? check_reached(group, out) : fail(mine, "%s", text);
