@@ -69,7 +69,7 @@ start() {
     for ((rank = 0; rank < n; rank++)); do
         (
             "$variables" "$rank" "$n"
-            exec timeout -k 1 90 "$@"
+            exec timeout -k 1 200 "$@"
         ) &
         pids+=($!)
     done
@@ -101,7 +101,10 @@ both_at_a_time() {
     wait "$pid" && cat "$work/first"
 }
 
-mpi() { timeout -k 1 90 mpirun --oversubscribe "$@"; }
+# A port that nobody uses now: another run of this script may be under way.
+free_port() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
+port=$(free_port)
+mpi() { timeout -k 1 200 mpirun --oversubscribe "$@"; }
 
 # ---- Open MPI ----------------------------------------------------------------------------------------------------
 
@@ -115,7 +118,7 @@ check "two mpiruns at a time" 0 both_at_a_time mpi -n 3 "$hello" -- mpi -n 2 "$h
 complete 2 "rank"
 complete 3 "rank"
 
-check "mpirun with MASTER_ADDR and MASTER_PORT" 0 mpi -n 2 -x MASTER_ADDR=localhost -x MASTER_PORT=23457 "$hello"
+check "mpirun with MASTER_ADDR and MASTER_PORT" 0 mpi -n 2 -x MASTER_ADDR=localhost -x MASTER_PORT="$port" "$hello"
 complete 2 "rank"
 
 if in_python "mpirun, Python"; then
@@ -139,16 +142,21 @@ shift
 exec unshare --uts -- sh -c 'hostname "$0" && exec sh -c "$*"' "$host" "$@"
 SHELL
 chmod +x "$work/agent"
+two_machines() {
+    mpi -n 4 --host node-a:2,node-b:2 --mca plm_rsh_agent "$work/agent" --mca oob_tcp_if_include lo "$@"
+}
 if ! mpirun --version 2>/dev/null | grep -q "(Open MPI) 4\."; then
     echo "not run: mpirun on two machines (only daemons of Open MPI 4 talk over the loopback)"
-elif unshare --uts true 2>/dev/null; then
-    EPX_LOG=info check "mpirun on two machines" 0 mpi -n 4 --host node-a:2,node-b:2 --mca plm_rsh_agent "$work/agent" \
-        --mca oob_tcp_if_include lo "$hello"
+elif ! unshare --uts true 2>/dev/null; then
+    echo "not run: mpirun on two machines (no right to give a host name)"
+elif [ -z "${CI:-}" ] && ! two_machines true >"$work/out" 2>&1 </dev/null; then
+    # Some installations and sandboxes have other rules for what counts as a free machine; that is not EPX's.
+    echo "not run: mpirun on two machines (it does not start even true): $(grep -m1 '[a-z]' "$work/out")"
+else
+    EPX_LOG=info check "mpirun on two machines" 0 two_machines "$hello"
     complete 4 "rank"
     has 4 "from Open MPI; rank 0 is at 127.0.0.1, port"
     has 4 "OMPI_MCA_orte_hnp_uri"
-else
-    echo "not run: mpirun on two machines (no right to give a host name)"
 fi
 
 # ---- srun --------------------------------------------------------------------------------------------------------
@@ -220,10 +228,10 @@ grep -qF "mpiexec -genv MASTER_ADDR HOST -genv MASTER_PORT PORT" "$work/out" || 
 # Inside srun, once per node: SLURM_PROCID is the node's then. Python's suite runs under the real torchrun.
 torchrun_in_srun() {
     slurm_one_node 0 1
-    export RANK=$1 WORLD_SIZE=$2 LOCAL_RANK=$1 LOCAL_WORLD_SIZE=$2 MASTER_ADDR=127.0.0.1 MASTER_PORT=23458
+    export RANK=$1 WORLD_SIZE=$2 LOCAL_RANK=$1 LOCAL_WORLD_SIZE=$2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port
     export TORCHELASTIC_RUN_ID=$$
 }
-by_hand() { export RANK=$1 WORLD_SIZE=$2 MASTER_ADDR=127.0.0.1 MASTER_PORT=23459 EPX_JOB_ID=$$; }
+by_hand() { export RANK=$1 WORLD_SIZE=$2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port EPX_JOB_ID=$$; }
 check "torchrun inside srun" 0 start 3 torchrun_in_srun "$hello"
 complete 3 "rank"
 check "by hand" 0 start 2 by_hand "$hello"
