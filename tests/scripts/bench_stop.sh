@@ -5,6 +5,7 @@
 # ctest: cost=60 labels=slow,noasan,notsan sleeps
 set -uo pipefail
 epx=${EPX_BUILD_DIR:-build}/epx
+. "$(dirname "$0")/../lib/slow.sh"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 failures=0
@@ -17,10 +18,11 @@ fail() {
 
 # A rank that is stopped, wherever it is, ends the run after the deadline, with its name.
 stop_one() { # NAME SECONDS_UNTIL_THE_STOP OPTIONS...
-    local name=$1 after=$2 start=$SECONDS driver rank="" i
+    local name=$1 after=$2 start=$SECONDS driver rank="" i most
     shift 2
-    "$epx" bench "$@" --ranks 4 --tokens 24 --hidden 512 --experts 16 --topk 4 --iters 10000 --warmup 0 --timeout 3 \
-        >"$work/out" 2>"$work/err" &
+    most=$(slow 60)
+    "$epx" bench "$@" --ranks 4 --tokens 24 --hidden 512 --experts 16 --topk 4 --iters 10000 --warmup 0 \
+        --timeout "$(slow 3)" >"$work/out" 2>"$work/err" &
     driver=$!
     for i in $(seq 1200); do # its process: the one of this driver's ranks that has RANK=2
         for pid in $(pgrep -f "bench --worker /proc/$driver/"); do
@@ -33,7 +35,7 @@ stop_one() { # NAME SECONDS_UNTIL_THE_STOP OPTIONS...
     kill -STOP "$rank"
     wait $driver
     i=$?
-    [ $i -eq 1 ] && grep -q "rank 2" "$work/err" && [ $((SECONDS - start)) -lt 60 ] &&
+    [ $i -eq 1 ] && grep -q "rank 2" "$work/err" && [ $((SECONDS - start)) -lt "$most" ] &&
         echo "ok: $name ($((SECONDS - start)) s)" ||
         fail "$name: exit status $i after $((SECONDS - start)) s; expected 1 and a message that names rank 2"
     ! grep -qE 'SIG(SEGV|BUS|ABRT|ILL)' "$work/err" || fail "$name: another rank crashed"
@@ -45,7 +47,8 @@ stop_one "a rank that is stopped between barriers, ht" 1.5 ht --check
 stop_one "a rank that is stopped in a measurement by events" 1 ll --timing events
 
 # Ranks that work longer than the deadline without a barrier are not late.
-"$epx" bench ll --ranks 2 --tokens 64 --hidden 1024 --experts 16 --timing events --iters 1500 --timeout 1 --json \
+"$epx" bench ll --ranks 2 --tokens 64 --hidden 1024 --experts 16 --timing events --iters 1500 \
+    --timeout "$(slow 1)" --json \
     >"$work/out" 2>"$work/err" && echo "ok: a series that takes longer than --timeout" ||
         fail "a series that takes longer than --timeout"
 

@@ -25,6 +25,7 @@
 #include "util/clock.h"
 #include "tests/lib/child.h"
 #include "tests/lib/fixture.h"
+#include "tests/lib/slow.h"
 #include "tests/lib/unit.h"
 
 enum { MOST_RANKS = 8, DEADLINE_MS = 1200, LIMIT_MS = 30000, MOST_ROUNDS = 100000 };
@@ -63,7 +64,7 @@ static void work_elsewhere(void)
 
 static void be_rank(const struct story *story, int rank, struct told *told)
 {
-    epx_group_config config = fixture_config(DEADLINE_MS);
+    epx_group_config config = fixture_config(slow_ms(DEADLINE_MS));
     struct fixture *s = calloc(1, sizeof(*s));
     epx_error_info info = EPX_ERROR_INFO_INIT;
 
@@ -110,7 +111,7 @@ static void start(const struct story *story, pid_t *pids, struct told *told)
 
 static void strike(const struct story *story, pid_t pid, const struct told *victim)
 {
-    const uint64_t deadline = clock_ns() + LIMIT_MS * (uint64_t)1000000;
+    const uint64_t deadline = clock_ns() + (uint64_t)slow_ms(LIMIT_MS) * 1000000;
     const int at = 3 + (int)draw(40);
 
     while (atomic_load(&victim->round) < at && !atomic_load(&victim->over) && clock_ns() < deadline)
@@ -175,7 +176,7 @@ static int play(const struct story *story, struct counts *c)
         told[r].peer = -1;
     start(story, pids, told);
     strike(story, pids[victim], &told[victim]);
-    deadline = clock_ns() + LIMIT_MS * (uint64_t)1000000;
+    deadline = clock_ns() + (uint64_t)slow_ms(LIMIT_MS) * 1000000;
     for (int r = 0; r < nranks; r++) {
         if (r == victim)
             continue;
@@ -185,7 +186,8 @@ static int play(const struct story *story, struct counts *c)
             judge(&told[r], r, victim, c);
     }
     kill(pids[victim], SIGCONT);
-    c->stuck += !await_end(pids[victim], clock_ns() + LIMIT_MS * (uint64_t)1000000) && story->signal == SIGSTOP;
+    c->stuck +=
+        !await_end(pids[victim], clock_ns() + (uint64_t)slow_ms(LIMIT_MS) * 1000000) && story->signal == SIGSTOP;
     c->selves += told[victim].peer == victim;
     c->events += made;
     c->right += made && c->named - before == nranks - 1;

@@ -20,6 +20,7 @@
 #include "net/net.h"
 #include "tests/lib/child.h"
 #include "tests/lib/fixture.h"
+#include "tests/lib/slow.h"
 #include "tests/lib/unit.h"
 #include "util/clock.h"
 #include "util/watch.h"
@@ -51,7 +52,7 @@ static struct table *table;
 
 static epx_group_config config_of(const struct story *story)
 {
-    epx_group_config config = fixture_config(story->net ? 2 * DEADLINE_MS : DEADLINE_MS);
+    epx_group_config config = fixture_config(slow_ms(story->net ? 2 * DEADLINE_MS : DEADLINE_MS));
 
     config.enable_mask = 1;
     config.ranks_per_node = story->net ? 2 : 0;
@@ -101,7 +102,7 @@ static int members(struct fixture *s, int kills)
 /* After a failure: until all places are taken again. */
 static int until_all_there(struct fixture *s, const struct story *story)
 {
-    const uint64_t limit = clock_ns() + (uint64_t)JOIN_MS * 1000000u;
+    const uint64_t limit = clock_ns() + (uint64_t)slow_ms(JOIN_MS) * 1000000u;
     const int kills = atomic_load(&table->kills);
     /* Ranks must call the same: one that dies while it joins may be missed by low latency here, and there by the
      * other mode. */
@@ -147,7 +148,7 @@ static int be_rank(const struct story *story, int rank, int joins)
 
     if (!s)
         return 1;
-    rc = joins ? fixture_join(s, table->ticket, rank, RANKS, &config, JOIN_MS)
+    rc = joins ? fixture_join(s, table->ticket, rank, RANKS, &config, slow_ms(JOIN_MS))
                : fixture_open(s, rank, RANKS, NULL, &config);
     if (rc)
         rc = give_up(s, joins ? "joining" : "creation");
@@ -227,20 +228,20 @@ static int be_stranger(const struct story *story, int kind, int victim, const ch
     switch (kind) {
     case 0: /* another configuration */
         config.max_tokens_per_rank++;
-        return expect(story, ticket, victim, &config, JOIN_MS, EPX_ERR_MISMATCH,
+        return expect(story, ticket, victim, &config, slow_ms(JOIN_MS), EPX_ERR_MISMATCH,
                       "it has max_tokens_per_rank = 7 where the group has 6");
     case 1: /* another secret */
         setenv("EPX_SECRET", "something else, sixteen or more", 1);
-        return expect(story, ticket, victim, &config, JOIN_MS, EPX_ERR_PEER, "another secret");
+        return expect(story, ticket, victim, &config, slow_ms(JOIN_MS), EPX_ERR_PEER, "another secret");
     case 2: /* another version */
         return knock_with_version(ticket, victim, 7);
     case 3: /* half of a ticket */
         snprintf(cut, sizeof(cut), "%.*s", (int)strlen(ticket) / 2, ticket);
-        return expect(story, cut, victim, &config, JOIN_MS, EPX_ERR_ARGUMENT, "cut or changed");
+        return expect(story, cut, victim, &config, slow_ms(JOIN_MS), EPX_ERR_ARGUMENT, "cut or changed");
     case 4: /* the place of a rank that is there */
         return expect(story, ticket, (victim + 1) % RANKS, &config, 6000, EPX_ERR_TIMEOUT, "is a member");
     default: /* no such rank */
-        return expect(story, ticket, RANKS, &config, JOIN_MS, EPX_ERR_ARGUMENT, "expected 0 to 3, got 4");
+        return expect(story, ticket, RANKS, &config, slow_ms(JOIN_MS), EPX_ERR_ARGUMENT, "expected 0 to 3, got 4");
     }
 }
 
@@ -261,7 +262,7 @@ static void bring_strangers(const struct story *story, int victim, const char *t
 
 static int all_reach(const atomic_int *words, int least, const struct story *story)
 {
-    const uint64_t deadline = clock_ns() + (uint64_t)LIMIT_MS * 1000000u;
+    const uint64_t deadline = clock_ns() + (uint64_t)slow_ms(LIMIT_MS) * 1000000u;
 
     (void)story;
     for (int r = 0; r < RANKS; r++)
@@ -281,7 +282,7 @@ static int all_work(const struct story *story, int kills)
 
 static int wait_degraded(int victim)
 {
-    const uint64_t deadline = clock_ns() + (uint64_t)LIMIT_MS * 1000000u;
+    const uint64_t deadline = clock_ns() + (uint64_t)slow_ms(LIMIT_MS) * 1000000u;
 
     for (int r = 0; r < RANKS; r++)
         while (r != victim && !atomic_load(&table->degraded[r])) {
@@ -294,7 +295,7 @@ static int wait_degraded(int victim)
 
 static int reap(pid_t pid, const char *who, int rank)
 {
-    const uint64_t deadline = clock_ns() + (uint64_t)LIMIT_MS * 1000000u;
+    const uint64_t deadline = clock_ns() + (uint64_t)slow_ms(LIMIT_MS) * 1000000u;
     int status = 0;
     pid_t ended = 0;
 

@@ -21,6 +21,7 @@
 #include "util/clock.h"
 #include "tests/lib/child.h"
 #include "tests/lib/fixture.h"
+#include "tests/lib/slow.h"
 #include "tests/lib/unit.h"
 
 /* A rank that starts over may wait four times for a membership round of twice the deadline; closing has two seconds. */
@@ -88,7 +89,7 @@ static enum outcome go_on(struct fixture *s, const struct story *story, struct t
 
 static int be_rank(const struct story *story, int rank, struct table *table)
 {
-    epx_group_config config = fixture_config(DEADLINE_MS);
+    epx_group_config config = fixture_config(slow_ms(DEADLINE_MS));
     struct fixture *s = calloc(1, sizeof(*s));
     enum outcome outcome = TOLD;
 
@@ -146,7 +147,7 @@ static void strike(const struct story *story, pid_t pid, const atomic_int *phase
     kill(pid, story->signal);
     if (story->signal == SIGKILL)
         return;
-    usleep((useconds_t)draw(4 * DEADLINE_MS) * 1000);
+    usleep((useconds_t)draw(slow_ms(4 * DEADLINE_MS)) * 1000);
     kill(pid, SIGCONT);
 }
 
@@ -174,7 +175,7 @@ static void sweep(pid_t pid)
 /* How many ranks did not end, or not well. */
 static int reap(const struct story *story, const pid_t *pids, int victim, struct table *table)
 {
-    const uint64_t deadline = clock_ns() + LIMIT_MS * (uint64_t)1000000;
+    const uint64_t deadline = clock_ns() + (uint64_t)slow_ms(LIMIT_MS) * 1000000;
     int failures = 0;
 
     for (int r = 0; r < RANKS; r++) {
@@ -198,7 +199,7 @@ static int reap(const struct story *story, const pid_t *pids, int victim, struct
         fprintf(stderr, "rank %d, %s, round %d: ", r, phases[atomic_load(&table->phase[r])],
                 atomic_load(&table->round[r]));
         if (ended == 0)
-            fprintf(stderr, "has not ended after %d ms\n", LIMIT_MS);
+            fprintf(stderr, "has not ended after %d ms\n", slow_ms(LIMIT_MS));
         else
             fprintf(stderr, "ended with status %#x\n", (unsigned)status);
         if (ended == 0 && kill(pids[r], SIGKILL) == 0)

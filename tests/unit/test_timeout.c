@@ -13,13 +13,14 @@
 #include "group/abort.h"
 #include "net/net.h"
 #include "tests/lib/fixture.h"
+#include "tests/lib/slow.h"
 #include "tests/lib/unit.h"
 #include "tests/lib/unit_net.h"
 
 enum { ONE_NODE_MS = 300, ACROSS_NODES_MS = 3000, SLACK_MS = 5000 };
 
 /* Of the running test; the deadline across nodes includes the time to connect. */
-static int deadline_ms = ONE_NODE_MS, ranks_per_node;
+static int deadline_ms, ranks_per_node;
 
 static double now_ms(void)
 {
@@ -112,7 +113,7 @@ static int check_error(struct fixture *s, const struct phase *phase, epx_status 
 
     if (status != EPX_ERR_TIMEOUT && status != EPX_ERR_PEER)
         return fixture_fail(s, "expected a timeout, or the word of a peer that had one");
-    if (took > deadline_ms + SLACK_MS)
+    if (took > deadline_ms + slow_ms(SLACK_MS))
         return fixture_fail(s, "it took too long");
     if (epx_group_error(s->group, &info) != status || info.status != (int)status)
         return fixture_fail(s, "epx_group_error has another status");
@@ -181,6 +182,13 @@ static int run_phase(struct fixture *s)
     if (fixture_ll(s) || fixture_ht(s))
         return -1;
     return run_phase_once(s, s->arg) || run_phase_once(s, s->arg) ? -1 : 0;
+}
+
+static int set_up(void **state)
+{
+    (void)state;
+    deadline_ms = slow_ms(ONE_NODE_MS);
+    return 0;
 }
 
 static epx_group_config config(int timeout_ms, int enable_mask)
@@ -367,7 +375,7 @@ static int late_rank_keeps_rows(struct fixture *s)
 
 static void a_late_rank_keeps_the_rows_it_had(void **state)
 {
-    epx_group_config config = fixture_config(ONE_NODE_MS);
+    epx_group_config config = fixture_config(slow_ms(ONE_NODE_MS));
 
     (void)state;
     config.num_agents = 4; /* one waits, the others learn of it */
@@ -398,7 +406,7 @@ static void ranks_that_may_be_masked_write_to_nobody(void **state)
 static void need_nodes(void)
 {
     unit_need_ofi("");
-    deadline_ms = ACROSS_NODES_MS;
+    deadline_ms = slow_ms(ACROSS_NODES_MS);
     ranks_per_node = 2;
 }
 
@@ -420,7 +428,7 @@ static int proxy_fails(struct fixture *s)
         nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
         if (s->rank == 0)
             group_abort(s->group, EPX_ERR_SYSTEM, -1);
-        if (epx_stream_sync(s->group, NULL) != EPX_ERR_PEER || now_ms() - start > 4 * ACROSS_NODES_MS)
+        if (epx_stream_sync(s->group, NULL) != EPX_ERR_PEER || now_ms() - start > slow_ms(4 * ACROSS_NODES_MS))
             rc = fixture_fail(s, "rank 0 failed, and this rank was not told");
     }
     return fixture_meet(s) || rc;
@@ -440,7 +448,7 @@ static int staged_end(struct fixture *s)
     start = now_ms();
     epx_group_destroy(s->group);
     s->group = NULL;
-    return now_ms() - start > 4 * ACROSS_NODES_MS ? fixture_fail(s, "epx_group_destroy took too long") : 0;
+    return now_ms() - start > slow_ms(4 * ACROSS_NODES_MS) ? fixture_fail(s, "epx_group_destroy took too long") : 0;
 }
 
 static void run_across_nodes(fixture_fn fn)
@@ -448,7 +456,7 @@ static void run_across_nodes(fixture_fn fn)
     epx_group_config c;
 
     need_nodes();
-    c = config(8 * ACROSS_NODES_MS, 0);
+    c = config(slow_ms(8 * ACROSS_NODES_MS), 0);
     assert_int_equal(fixture_run(4, &c, fn, NULL), 0);
 }
 
@@ -470,18 +478,18 @@ static void a_missing_rank_is_masked_across_nodes(void **state)
     a_missing_rank_is_masked_and_comes_back(state);
 }
 
-UNIT_MAIN(UNIT_CASE("low_latency_dispatch_times_out", times_out, &ll_dispatch_phase),
-          UNIT_CASE("low_latency_staged_dispatch_times_out", times_out, &ll_staged_phase),
-          UNIT_CASE("low_latency_combine_times_out", times_out, &ll_combine_phase),
-          UNIT_CASE("high_throughput_update_times_out", times_out, &ht_update_phase),
-          UNIT_CASE("waiting_for_the_count_times_out", times_out, &ht_counted_phase),
-          UNIT_CASE("high_throughput_dispatch_times_out", times_out, &ht_dispatch_phase),
-          UNIT_CASE("high_throughput_combine_times_out", times_out, &ht_combine_phase),
-          cmocka_unit_test(a_late_rank_keeps_the_rows_it_had),
-          cmocka_unit_test(a_missing_rank_is_masked_and_comes_back),
-          cmocka_unit_test(a_rank_masked_by_hand_is_left_out),
-          cmocka_unit_test(ranks_that_may_be_masked_write_to_nobody),
-          UNIT_CASE("low_latency_dispatch_times_out_across_nodes", times_out_across_nodes, &ll_dispatch_phase),
-          cmocka_unit_test(a_missing_rank_is_masked_across_nodes),
-          cmocka_unit_test(a_staged_operation_at_the_end_keeps_nobody_waiting),
-          cmocka_unit_test(a_failed_proxy_is_known_on_all_nodes))
+UNIT_MAIN_WITHIN(set_up, NULL, UNIT_CASE("low_latency_dispatch_times_out", times_out, &ll_dispatch_phase),
+                 UNIT_CASE("low_latency_staged_dispatch_times_out", times_out, &ll_staged_phase),
+                 UNIT_CASE("low_latency_combine_times_out", times_out, &ll_combine_phase),
+                 UNIT_CASE("high_throughput_update_times_out", times_out, &ht_update_phase),
+                 UNIT_CASE("waiting_for_the_count_times_out", times_out, &ht_counted_phase),
+                 UNIT_CASE("high_throughput_dispatch_times_out", times_out, &ht_dispatch_phase),
+                 UNIT_CASE("high_throughput_combine_times_out", times_out, &ht_combine_phase),
+                 cmocka_unit_test(a_late_rank_keeps_the_rows_it_had),
+                 cmocka_unit_test(a_missing_rank_is_masked_and_comes_back),
+                 cmocka_unit_test(a_rank_masked_by_hand_is_left_out),
+                 cmocka_unit_test(ranks_that_may_be_masked_write_to_nobody),
+                 UNIT_CASE("low_latency_dispatch_times_out_across_nodes", times_out_across_nodes, &ll_dispatch_phase),
+                 cmocka_unit_test(a_missing_rank_is_masked_across_nodes),
+                 cmocka_unit_test(a_staged_operation_at_the_end_keeps_nobody_waiting),
+                 cmocka_unit_test(a_failed_proxy_is_known_on_all_nodes))
