@@ -19,7 +19,7 @@ struct blocks {
 
 /* In memory that host and device share. */
 struct host_blocks {
-    size_t counters, sent, aggregates, sent_all, total;
+    size_t windows, counters, sent, aggregates, sent_all, total;
 };
 
 /* One for each (ring, kind, slot). */
@@ -92,6 +92,7 @@ static struct host_blocks lay_out_host(const struct epx_group *group)
     size_t at = sizeof(struct error_record);
 
     memset(&b, 0, sizeof(b));
+    b.windows = take(&at, sizeof(uint64_t));
     if (group->nnodes > 1) {
         b.counters = take(&at, (size_t)SIG_COUNT * (size_t)group->set.sig_slots * R * sizeof(uint64_t));
         b.sent = take(&at, R * sizeof(uint64_t));
@@ -314,6 +315,7 @@ epx_status group_device_alloc(struct epx_group *group)
     if (status != EPX_OK)
         return status;
     group->error = group->host_memory;
+    group->shadow.windows = (uint64_t *)((char *)group->host_memory + hb.windows);
     status = group_mem_alloc(group, b.total, &group->device_memory);
     if (status != EPX_OK) {
         group->device_memory = NULL;

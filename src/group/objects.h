@@ -65,7 +65,9 @@ struct epx_group {
     void *device_memory;           /* one block: group_dev, state, mask, heap table, route tables */
     struct group_dev *dev;         /* device memory */
     struct group_dev shadow;       /* the host's copy */
-    void *host_memory;             /* one block: error record, the proxies' counters */
+    void *host_memory;             /* one block: error record, count of windows, the proxies' counters */
+    uint64_t windows_seen;         /* what group_dev.windows was at the last high-throughput call */
+    int windows_quiet;             /* calls since it was another */
     struct error_record *error;    /* the kernels' */
     struct error_record net_error; /* the proxies' */
     struct proxy_group *proxies;   /* NULL on one node */

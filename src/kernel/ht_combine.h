@@ -32,10 +32,8 @@ KFN_STEP void hc_stage(struct agent *ag, const struct ht_combine_params *p)
     const int64_t rows = p->h->state->recv_rows < p->desc.rows ? p->h->state->recv_rows : p->desc.rows;
     const int K = p->layout == LAYOUT_FLAT ? p->h->state->topk : 1;
 
-    if (p->h->state->windowed) {
-        hc_show_routes(ag, p);
+    if (p->h->state->windowed)
         return;
-    }
     if (p->tokens) {
         for (int64_t row = ag_index(ag); row < rows; row += ag_count(ag))
             ag_copy(ag, heap + p->desc.tokens + (uint64_t)row * p->desc.token_stride, p->tokens + row * p->stride,
@@ -432,20 +430,6 @@ KFN_STEP void hc_count_peer(struct agent *ag, const struct ht_combine_params *p)
         ag_add_stat(&g->stats->rows_remote, (uint64_t)relayed);
 }
 
-/* Stage HC_DATA: the rows of the node can be read. */
-KFN_STEP int hc_data(struct agent *ag, const struct ht_combine_params *p, uint64_t epoch)
-{
-    const struct group_dev *g = p->g;
-
-    if (p->h->state->recv_rows > p->desc.rows)
-        report(ag, g, KSTATUS_OVERFLOW, PHASE_HC_DATA, -1, p->h->state->recv_rows, p->desc.rows, 0, 0);
-    if (sync_last(ag, g, 0) && hc_publish(ag, p, epoch))
-        return 1;
-    if (wait_peers(ag, g, SCOPE_NODE, SIG_HC_DATA, 0, epoch, PHASE_HC_DATA, NULL))
-        return 1;
-    return check_node(ag, g, &p->signature, g->ht.combine_desc, PHASE_HC_DATA);
-}
-
 /* The own tokens [first, end), of round r; `before` others of the turn are shared out already. */
 KFN_STEP void hc_sum_tokens(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs, int r,
                             int first, int end, int before)
@@ -525,39 +509,36 @@ KFN_STEP int hc_any_pushes(struct agent *ag, const struct ht_combine_params *p)
     return ag_any(ag, pushes);
 }
 
+/* Window k - 1 is written in step k, and summed in the one after it. */
+KFN struct hw_steps hc_steps(const struct ht_combine_params *p, uint64_t epoch)
+{
+    const struct hw_steps s = {epoch, SIG_HC_STEP, PHASE_HC_STEP, hw_windows(p->h, p->g->ht.sum_tokens) + 2};
+    return s;
+}
+
 /* Stage HC_SUM of windows: step k. */
 KFN_STEP int hc_step(struct agent *ag, const struct ht_combine_params *p, int k)
 {
     const int each = p->g->ht.sum_tokens, windows = hw_windows(p->h, each), ntokens = p->h->state->ntokens;
-    const int first = (k - 1) * each, end = first + each < ntokens ? first + each : ntokens;
+    const int first = (k - 2) * each, end = first + each < ntokens ? first + each : ntokens;
 
-    if (k < windows && hc_push_window(ag, p, k))
+    if (k == 0)
+        hc_show_routes(ag, p);
+    if (k > 0 && k <= windows && hc_push_window(ag, p, k - 1))
         return 1;
-    if (k > 0 && k <= windows)
+    if (k > 1)
         hc_sum_tokens(ag, p, hc_descs(ag, p->g), 0, first < end ? first : end, end, 0);
     return 0;
 }
 
-/* All steps of a launch. */
-KFN int hc_windows(struct agent *ag, const struct ht_combine_params *p, uint64_t epoch)
+/* All steps in one launch. */
+KFN_STEP int hc_windows(struct agent *ag, const struct ht_combine_params *p, uint64_t epoch)
 {
-    const struct group_dev *g = p->g;
-    const int windows = hw_windows(p->h, g->ht.sum_tokens);
+    const struct hw_steps s = hc_steps(p, epoch);
 
-    for (int k = 0; k <= windows; k++) {
-        if (hw_wait(ag, g, SIG_HC_STEP, epoch, k, PHASE_HC_STEP))
+    for (int k = 0; k < s.count; k++)
+        if (hw_begin(ag, p->g, &s, k) || hc_step(ag, p, k) || hw_end(ag, p->g, &s, k))
             return 1;
-        if (INJECT_BUG(BUG_EARLY_WINDOW, ag_index(ag) == 0 && k < windows, 0))
-            hw_signal(ag, g, SIG_HC_STEP, epoch, k);
-        if (hc_step(ag, p, k))
-            return 1;
-        if (k == windows)
-            break;
-        if (sync_barrier(ag, g))
-            return 1;
-        if (INJECT_BUG(BUG_EARLY_WINDOW, 0, ag_index(ag) == 0))
-            hw_signal(ag, g, SIG_HC_STEP, epoch, k);
-    }
     return 0;
 }
 
@@ -565,19 +546,38 @@ KFN int hc_windows(struct agent *ag, const struct ht_combine_params *p, uint64_t
 /* Stage HC_LANDED of windows. One agent. */
 KFN int hc_step_gate(struct agent *ag, const struct ht_combine_params *p, uint64_t epoch, int k)
 {
-    return k <= hw_windows(p->h, p->g->ht.sum_tokens) && hc_any_pushes(ag, p) &&
-           hw_wait(ag, p->g, SIG_HC_STEP, epoch, k, PHASE_HC_STEP);
+    const struct hw_steps s = hc_steps(p, epoch);
+    return k < s.count && hc_any_pushes(ag, p) && hw_begin(ag, p->g, &s, k);
 }
 
 KFN int hc_step_work(struct agent *ag, const struct ht_combine_params *p, uint64_t epoch, int k)
 {
+    const struct hw_steps s = hc_steps(p, epoch);
+
+    if (k >= s.count)
+        return 0;
     if (hc_step(ag, p, k))
         return 1;
-    if (sync_last(ag, p->g, 2) && k < hw_windows(p->h, p->g->ht.sum_tokens))
-        hw_signal(ag, p->g, SIG_HC_STEP, epoch, k);
+    if (sync_last(ag, p->g, 2))
+        hw_signal(ag, p->g, &s, k);
     return 0;
 }
 #endif
+
+/* Stage HC_DATA: the rows of the node can be read. */
+KFN_STEP int hc_data(struct agent *ag, const struct ht_combine_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+
+    if (p->h->state->recv_rows > p->desc.rows)
+        report(ag, g, KSTATUS_OVERFLOW, PHASE_HC_DATA, -1, p->h->state->recv_rows, p->desc.rows, 0, 0);
+    if (sync_last(ag, g, 0) && hc_publish(ag, p, epoch))
+        return 1;
+    if (wait_peers(ag, g, SCOPE_NODE, SIG_HC_DATA, 0, epoch, PHASE_HC_DATA, NULL) ||
+        check_node(ag, g, &p->signature, g->ht.combine_desc, PHASE_HC_DATA))
+        return 1;
+    return AG_STAGED && !p->turns && hc_any_pushes(ag, p) && hc_windows(ag, p, epoch);
+}
 
 /* Stage HC_SUM: the own tokens; between nodes turn by turn, through windows step by step. */
 KFN int hc_sum(struct agent *ag, const struct ht_combine_params *p, uint64_t epoch)
@@ -589,7 +589,8 @@ KFN int hc_sum(struct agent *ag, const struct ht_combine_params *p, uint64_t epo
 #endif
     if (!p->nodes && hc_any_pushes(ag, p)) {
 #if AG_STAGED
-        if (hc_step_work(ag, p, epoch, stage_turn(ag)))
+        /* Without turns hc_data() has taken all steps. */
+        if (p->turns && hc_step_work(ag, p, epoch, stage_turn(ag)))
             return 1;
 #else
         if (hc_windows(ag, p, epoch))

@@ -494,7 +494,9 @@ KFN_STEP int hd_ready(struct agent *ag, const struct ht_dispatch_params *p, uint
         return 1;
     if (wait_peers(ag, g, SCOPE_NODE, SIG_HD_READY, 0, epoch, PHASE_HD_READY, NULL))
         return 1;
-    return check_node(ag, g, &p->signature, g->ht.dispatch_desc, PHASE_HD_READY);
+    if (check_node(ag, g, &p->signature, g->ht.dispatch_desc, PHASE_HD_READY))
+        return 1;
+    return AG_STAGED && !p->turns && hd_any_pulls(ag, p) && hd_windows(ag, p, epoch);
 }
 
 /* All rows that this rank writes into its node are written. */
@@ -578,8 +580,8 @@ KFN int hd_run(struct agent *ag, const struct ht_dispatch_params *p, uint64_t ep
     STAGE_MARK(ag, HD_LANDED, MARK_LANDED);
     if (stage_runs(ag, HD_FORWARD) && p->nodes && hd_turn(ag, p, stage_turn(ag)))
         return 1;
-    if (stage_runs(ag, HD_FORWARD) && !p->nodes)
-        hd_step_work(ag, p, epoch, stage_turn(ag));
+    if (stage_runs(ag, HD_FORWARD) && !p->nodes && hd_step_work(ag, p, epoch, stage_turn(ag)))
+        return 1;
     STAGE_MARK(ag, HD_FORWARD, MARK_FORWARD);
     if (p->turns ? stage_runs(ag, HD_FORWARD) && stage_turn(ag) == p->turns - 1 : stage_runs(ag, HD_ROWS))
         hd_rows_done(ag, p, epoch);

@@ -27,7 +27,7 @@ KFN int64_t hc_window_number(const struct group_dev *g, const struct handle_dev 
     return entry % ((int64_t)2 * g->ht.sum_tokens * h->state->topk);
 }
 
-/* Stage HC_STAGE of windows: what owners of rows have to know of the own tokens. */
+/* Step 0: what owners of rows have to know of the own tokens. */
 KFN_STEP void hc_show_routes(struct agent *ag, const struct ht_combine_params *p)
 {
     const struct group_dev *g = p->g;

@@ -133,7 +133,7 @@ KFN_STEP int hd_any_pulls(struct agent *ag, const struct ht_dispatch_params *p)
 }
 
 /* Stage HD_FORWARD of windows: step k. */
-KFN_STEP void hd_step(struct agent *ag, const struct ht_dispatch_params *p, int k)
+KFN_STEP int hd_step(struct agent *ag, const struct ht_dispatch_params *p, int k)
 {
     const struct group_dev *g = p->g;
     const int windows = hw_windows(p->h, g->ht.take_tokens);
@@ -143,24 +143,24 @@ KFN_STEP void hd_step(struct agent *ag, const struct ht_dispatch_params *p, int 
     for (int i = 0; i < g->node_size && p->buffered && k > 0 && k <= windows; i++)
         if (g->mask[hw_rank(g, i)])
             hd_take_from(ag, p, hw_rank(g, i), k - 1);
+    return 0;
 }
 
-/* All steps of a launch. */
-KFN int hd_windows(struct agent *ag, const struct ht_dispatch_params *p, uint64_t epoch)
+/* A window is taken in the step after it. */
+KFN struct hw_steps hd_steps(const struct ht_dispatch_params *p, uint64_t epoch)
 {
-    const int windows = hw_windows(p->h, p->g->ht.take_tokens);
+    const struct hw_steps s = {epoch, SIG_HD_STEP, PHASE_HD_STEP, hw_windows(p->h, p->g->ht.take_tokens) + 1};
+    return s;
+}
 
-    for (int k = 0; k <= windows; k++) {
-        if (hw_wait(ag, p->g, SIG_HD_STEP, epoch, k, PHASE_HD_STEP))
+/* All steps in one launch. */
+KFN_STEP int hd_windows(struct agent *ag, const struct ht_dispatch_params *p, uint64_t epoch)
+{
+    const struct hw_steps s = hd_steps(p, epoch);
+
+    for (int k = 0; k < s.count; k++)
+        if (hw_begin(ag, p->g, &s, k) || hd_step(ag, p, k) || hw_end(ag, p->g, &s, k))
             return 1;
-        hd_step(ag, p, k);
-        if (k == windows)
-            break;
-        if (sync_barrier(ag, p->g))
-            return 1;
-        if (ag_index(ag) == 0)
-            hw_signal(ag, p->g, SIG_HD_STEP, epoch, k);
-    }
     return 0;
 }
 
@@ -168,17 +168,21 @@ KFN int hd_windows(struct agent *ag, const struct ht_dispatch_params *p, uint64_
 /* Stage HD_LANDED of windows. One agent. */
 KFN int hd_step_gate(struct agent *ag, const struct ht_dispatch_params *p, uint64_t epoch, int k)
 {
-    return k <= hw_windows(p->h, p->g->ht.take_tokens) && hd_any_pulls(ag, p) &&
-           hw_wait(ag, p->g, SIG_HD_STEP, epoch, k, PHASE_HD_STEP);
+    const struct hw_steps s = hd_steps(p, epoch);
+    return k < s.count && hd_any_pulls(ag, p) && hw_begin(ag, p->g, &s, k);
 }
 
-KFN void hd_step_work(struct agent *ag, const struct ht_dispatch_params *p, uint64_t epoch, int k)
+KFN int hd_step_work(struct agent *ag, const struct ht_dispatch_params *p, uint64_t epoch, int k)
 {
-    if (k > hw_windows(p->h, p->g->ht.take_tokens) || !hd_any_pulls(ag, p))
-        return;
-    hd_step(ag, p, k);
-    if (sync_last(ag, p->g, 2) && k < hw_windows(p->h, p->g->ht.take_tokens))
-        hw_signal(ag, p->g, SIG_HD_STEP, epoch, k);
+    const struct hw_steps s = hd_steps(p, epoch);
+
+    if (k >= s.count || !hd_any_pulls(ag, p))
+        return 0;
+    if (hd_step(ag, p, k))
+        return 1;
+    if (sync_last(ag, p->g, 2))
+        hw_signal(ag, p->g, &s, k);
+    return 0;
 }
 #endif
 

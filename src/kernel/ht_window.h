@@ -14,15 +14,20 @@
  *              HD_STEP = k + 1  --------------------->  wait HD_STEP[node] >= k before step k
  *
  *   combine    owner of such rows                      source
+ *   step 0                                             show ids and rows of all its tokens
  *   step k     for each source: read its ids and rows
- *              of window k, write the rows into its    sum the own tokens of window k - 1 there
- *              window, each at its (token, k)
+ *              of window k - 1, write the rows into    sum the own tokens of window k - 2 there
+ *              its window, each at its (token, k)
  *              HC_STEP = k + 1  --------------------->  wait HC_STEP[node] >= k before step k
  *
- * The credit: HD_STEP = k and HC_STEP = k of all ranks mean that window k - 1 is there, and that nobody needs window
- * k - 2 any more, whose half has window k. A step is a gate and a work stage. All ranks of a node have the same number
- * of steps. What step k waits for, the others have given at the end of their step k - 1: the rank that is furthest
- * behind can always go on.
+ * The credit: HD_STEP = k of all ranks means that window k - 1 is there, and that nobody needs window k - 2 any more,
+ * whose half has window k; HC_STEP = k the same of windows k - 2 and k - 3. All ranks of a node have the same number of
+ * steps. What step k waits for, the others have given at the end of their step k - 1: the rank that is furthest behind
+ * can always go on.
+ *
+ * Where each stage is a launch, a step is a gate and a work stage. The host launches no steps (`turns` is 0) where for
+ * a while no operation of the group had any (group_dev.windows): should there be some, one agent takes them all in the
+ * gate before them, which is slow and right.
  *
  * Between operations: a rank signals HD_DATA when it has taken all its rows, and HC_DONE when it has read its window;
  * an operation ends when all have. So windows are free when the next one begins, of either kind.
@@ -60,16 +65,41 @@ KFN int hw_rank(const struct group_dev *g, int i)
     return node_rank(g, (own + i) % g->node_size);
 }
 
-/* Before step k: all ranks have done step k - 1. All agents; one, where each stage is a launch. */
-KFN int hw_wait(struct agent *ag, const struct group_dev *g, int kind, uint64_t epoch, int k, int phase)
+/* The steps of one operation: the signal that counts them, and how many there are. */
+struct hw_steps {
+    uint64_t epoch;
+    int kind, phase, count;
+};
+
+/* After step k, when all agents are through. One agent. The operation's own signal follows the last step. */
+KFN void hw_signal(struct agent *ag, const struct group_dev *g, const struct hw_steps *s, int k)
 {
-    return k > 0 && wait_peers(ag, g, SCOPE_NODE, kind, 0, hw_value(epoch, k), phase, NULL);
+    if (k < s->count - 1)
+        signal_peers(ag, g, SCOPE_NODE, s->kind, 0, hw_value(s->epoch, k + 1));
 }
 
-/* After step k. One agent, when all are through. */
-KFN void hw_signal(struct agent *ag, const struct group_dev *g, int kind, uint64_t epoch, int k)
+/* Before step k: all ranks have done step k - 1. All agents; one, where each stage is a launch. */
+KFN int hw_begin(struct agent *ag, const struct group_dev *g, const struct hw_steps *s, int k)
 {
-    signal_peers(ag, g, SCOPE_NODE, kind, 0, hw_value(epoch, k + 1));
+    if (k == 0 && ag_index(ag) == 0 && ag_leader(ag))
+        ag_store_release(g->windows, *g->windows + 1); /* a hint: the host's look at it pairs with nothing */
+    if (k > 0 && wait_peers(ag, g, SCOPE_NODE, s->kind, 0, hw_value(s->epoch, k), s->phase, NULL))
+        return 1;
+    if (INJECT_BUG(BUG_EARLY_WINDOW, ag_index(ag) == 0, 0))
+        hw_signal(ag, g, s, k);
+    return 0;
+}
+
+/* After step k, where one launch takes all steps. */
+KFN_STEP int hw_end(struct agent *ag, const struct group_dev *g, const struct hw_steps *s, int k)
+{
+    if (k == s->count - 1)
+        return 0;
+    if (sync_barrier(ag, g))
+        return 1;
+    if (INJECT_BUG(BUG_EARLY_WINDOW, 0, ag_index(ag) == 0))
+        hw_signal(ag, g, s, k);
+    return 0;
 }
 
 #endif

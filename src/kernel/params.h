@@ -335,6 +335,7 @@ struct group_dev {
     const int32_t *members; /* [R] likewise, as all ranks agreed last */
     struct error_record *error;
     struct device_stats *stats;
+    uint64_t *windows;      /* operations whose rows passed through windows (ht_window.h); the host reads it */
     struct watch *watch;    /* what epx top sees; NULL on a GPU, and where there is none */
     int32_t *tables;        /* [agents][E + 2 * R]: counting, see route.h and layout.h */
     int32_t *layout_counts; /* [E + 2 * R + 1]: sums and a ticket, zero between launches, see layout.h */

@@ -117,7 +117,7 @@ static inline struct stage_list combine_stages(const struct ht_combine_params *p
     const uint32_t turns = STAGE_BIT(HC_LANDED) | (p->nodes ? STAGE_BIT(HC_ASK) : 0);
     const struct stage_list list =
         stages_make(STAGE_BIT(HC_DATA) | STAGE_BIT(HC_SUM) | STAGE_BIT(HC_DONE) | (p->turns ? turns : 0) |
-                        (p->tokens || p->weights || (p->turns && !p->nodes) ? STAGE_BIT(HC_STAGE) : 0),
+                        (p->tokens || p->weights ? STAGE_BIT(HC_STAGE) : 0),
                     STAGE_BIT(HC_DATA) | STAGE_BIT(HC_LANDED) | STAGE_BIT(HC_DONE));
 
     /* The own sums of a turn are computed in the one after it. */

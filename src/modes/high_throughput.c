@@ -219,20 +219,38 @@ static uint64_t in_place_offset(const struct epx_handle *handle, const struct di
     return (offset | (uint64_t)p->in.stride | (uint64_t)p->signature.hidden_bytes) % COMMAND_UNIT ? 0 : offset;
 }
 
+/* Calls without windows after which none are expected: the framework's tensors have been imported by then. */
+#define WINDOWS_QUIET 16
+
+/* For a while no operation of the group had rows that passed through windows. */
+static int windows_quiet(struct epx_group *group)
+{
+    /* A hint that kernels of earlier calls may still change: it decides how fast steps are, not whether they are. */
+    const uint64_t seen = __atomic_load_n(group->shadow.windows, __ATOMIC_RELAXED);
+
+    if (seen != group->windows_seen)
+        group->windows_quiet = 0;
+    else if (group->windows_quiet < WINDOWS_QUIET)
+        group->windows_quiet++;
+    group->windows_seen = seen;
+    return group->windows_quiet >= WINDOWS_QUIET;
+}
+
 /* Where each stage is a launch: between nodes turns of rounds; on one node windows of so many tokens. What the update
  * has found, or the most that there can be: the update has not run, or may run again before a graph does, or was
  * another handle's (epx_handle_config.memory). */
 static int turns_of(const struct epx_handle *handle, struct device_stream *stream, int window)
 {
-    const struct epx_group *group = handle->group;
+    struct epx_group *group = handle->group;
     const int64_t most = group->set.max_tokens;
+    const int captured = group->device->ops->stream_captures(group->device, group_stream(group, stream));
     /* Pairs with the release of the notify kernel (hn_report_counts). */
-    const int known = __atomic_load_n(&handle->info->epoch, __ATOMIC_ACQUIRE) == handle->updates && handle->updates &&
-                      !group->device->ops->stream_captures(group->device, group_stream(group, stream));
+    const int known =
+        __atomic_load_n(&handle->info->epoch, __ATOMIC_ACQUIRE) == handle->updates && handle->updates && !captured;
     const int rounds = known ? (int)handle->info->rounds : group->plan.ht.rounds;
 
     if (group->nnodes == 1) {
-        if (!group->plan.ht.window || (known && !handle->info->windowed))
+        if (!group->plan.ht.window || (known && !handle->info->windowed) || (windows_quiet(group) && !captured))
             return 0;
         return (int)(((known ? handle->info->most_tokens : most) + window - 1) / window);
     }
@@ -398,6 +416,8 @@ epx_status ht_combine(struct epx_handle *handle, const struct combine_args *args
                        signature_bits(args->out_weights.ndim, args->backward, p.compact) | p.sum << SIGNATURE_SUM_AT);
     p.nodes = handle->group->nnodes > 1;
     p.turns = turns_of(handle, stream, handle->group->plan.ht.sum_tokens);
+    if (p.turns && !p.nodes)
+        p.turns++; /* the first step shows what owners of rows have to know */
     p.stride = args->tokens.stride[0] * element;
     regions_import(handle->group, stream);
     make_combine_desc(handle, args, stream, &p);

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * High throughput: a rank has more tokens than the group is for. All ranks learn it in the update, whoever has them,
- * and the group can be used as before.
+ * and the group can be used as before. And rows pass through windows where the host expects none.
  */
 #include <stdlib.h>
 
+#include "group/objects.h"
 #include "tests/lib/fixture.h"
 #include "tests/lib/unit.h"
 
@@ -113,4 +114,31 @@ static void test_queued(void **state)
     }
 }
 
-UNIT_MAIN(cmocka_unit_test(test_in_a_node), cmocka_unit_test(test_between_nodes), cmocka_unit_test(test_queued))
+/* Rank 0 launches no steps, the others do. */
+static int is_quiet(struct fixture *s)
+{
+    for (int i = 0; i < 3; i++) {
+        const uint64_t before = *s->group->shadow.windows;
+
+        s->group->windows_seen = before;
+        s->group->windows_quiet = s->rank == 0 ? 1000 : 0;
+        if (fixture_ht(s))
+            return -1;
+        if (*s->group->shadow.windows == before)
+            return fixture_fail(s, "no rows passed through windows");
+    }
+    return 0;
+}
+
+static void test_windows_that_nobody_expects(void **state)
+{
+    epx_group_config config = config_of(0);
+
+    (void)state;
+    config.num_agents = 2;
+    config.ht_node_bytes = 1;
+    assert_int_equal(fixture_run(RANKS, &config, is_quiet, NULL), 0);
+}
+
+UNIT_MAIN(cmocka_unit_test(test_in_a_node), cmocka_unit_test(test_between_nodes), cmocka_unit_test(test_queued),
+          cmocka_unit_test(test_windows_that_nobody_expects))
