@@ -11,6 +11,29 @@ KFN const struct hd_desc *hd_desc_of(const struct group_dev *g, int rank)
     return (const struct hd_desc *)heap_at(g, rank, g->ht.dispatch_desc);
 }
 
+/* The descriptors of the node, which do not change any more, in memory of the block; NULL where it has none. */
+KFN const struct hd_desc *hd_descs(struct agent *ag, const struct group_dev *g)
+{
+#if AG_BLOCKS
+    const int words = (int)(sizeof(struct hd_desc) / 4);
+    int32_t *memory = ag_block_memory(ag, g->nranks * words);
+
+    if (!memory)
+        return NULL;
+    AG_EACH_BLOCK(ag, int, i, g->nranks *words)
+    {
+        if (is_local(g, i / words))
+            memory[i] = ((const int32_t *)hd_desc_of(g, i / words))[i % words];
+    }
+    ag_block_any(ag, 0);
+    return (const struct hd_desc *)memory;
+#else
+    (void)ag;
+    (void)g;
+    return NULL;
+#endif
+}
+
 /* The handle's memory has a routing for it and for these tensors: the caller may have given memory that has not. */
 KFN_STEP int ht_check_routing(struct agent *ag, const struct group_dev *g, const struct handle_dev *h, uint64_t key,
                               int64_t ntokens, int phase)
