@@ -211,8 +211,9 @@ typedef struct epx_group_config {
      * EPX_HT_BUFFER_BYTES, or 400 MiB. Rows that do not fit wait for those before them; one row per slot is the least.
      * The buffer for tensors in ordinary memory is another: ht_node_bytes or max_recv_tokens bound it. */
     uint64_t ht_buffer_bytes;
-    /* High throughput on one node, max_recv_tokens = 0: most bytes of the buffers through which rows of tensors in
-     * ordinary memory pass, per rank; 0 = EPX_HT_NODE_BYTES, or 512 MiB. More rows than fit pass in turns. */
+    /* High throughput, max_recv_tokens = 0: most bytes of the buffers through which rows of tensors in ordinary memory
+     * pass, per rank; 0 = EPX_HT_NODE_BYTES, or 512 MiB on one node and 450 MiB on several. More rows than fit pass in
+     * turns. */
     uint64_t ht_node_bytes;
 } epx_group_config;
 

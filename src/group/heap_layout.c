@@ -149,22 +149,63 @@ static void plan_ht_tables(const struct settings *set, struct ht_layout *ht, uin
     ht->combine_desc = take(at, sizeof(struct hc_desc));
 }
 
+static uint64_t larger(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+static uint64_t least(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+#define HT_RELAY_BYTES ((uint64_t)400 << 20) /* for rows between nodes, where the configuration says nothing */
+#define HT_NODE_BYTES ((uint64_t)512 << 20)  /* for tensors in ordinary memory on one node, likewise */
+#define HT_FAR_BYTES ((uint64_t)450 << 20)   /* the same on several */
+
+static uint64_t node_bytes(const struct settings *set)
+{
+    return set->ht_node_bytes ? set->ht_node_bytes : set->nnodes > 1 ? HT_FAR_BYTES : HT_NODE_BYTES;
+}
+
+/* What the receive buffer has for one row. */
+static uint64_t recv_row_bytes(const struct ht_layout *ht, uint64_t K)
+{
+    return ht->pitch + ht->scale_pitch + K * 4 + K * 8 + 8 + (K + 2) * 4;
+}
+
+/* May rows be more than the receive buffer has room for? Who says how many there are at most (max_recv_tokens) gets
+ * room for them. Memory for the network alone (split) is in no reach of the node. */
+static int has_windows(const struct settings *set, const struct ht_layout *ht)
+{
+    return !set->max_recv_given && !set->split &&
+           (uint64_t)set->max_recv_tokens > node_bytes(set) / recv_row_bytes(ht, (uint64_t)set->max_topk);
+}
+
 /* Rows that a round may send to one node: as many as the bytes for rows between nodes hold, and no more than the tokens
- * of a rank need. */
+ * of a rank need. Where rows may pass through windows, a window has room for all rows of a round, and for its own
+ * tokens. */
 static void plan_ht_rounds(const struct settings *set, struct ht_layout *ht, uint64_t bytes)
 {
     const uint64_t M = (uint64_t)set->max_tokens, relays = (uint64_t)set->relay_max, others = (uint64_t)set->nnodes - 1;
     const uint64_t row = relays * (ht->cpitch + ht->record) + others * ht->cpitch;
     const uint64_t one_put = ((uint64_t)COMMAND_MAX_UNITS * COMMAND_UNIT - HT_HEADER_BYTES) / ht->record;
-    uint64_t rows = bytes / (HT_SLOTS * row), blocks, per_round;
+    const uint64_t eighth = (M + HT_SLOTS - 1) / HT_SLOTS, place = 2 * (uint64_t)set->max_topk * ht->cpitch;
+    uint64_t rows = least(least(bytes / (HT_SLOTS * row), one_put), eighth), tokens = M, blocks, per_round;
 
-    rows = rows < one_put ? rows : one_put;
-    rows = rows < (M + HT_SLOTS - 1) / HT_SLOTS ? rows : (M + HT_SLOTS - 1) / HT_SLOTS;
+    if (has_windows(set, ht)) {
+        rows = least(rows, node_bytes(set) / 8 * 7 / (relays * place));
+        rows = rows > 1 ? rows : 1;
+        tokens = node_bytes(set) > rows * relays * place ? (node_bytes(set) - rows * relays * place) / place : 0;
+        tokens = least(tokens > 1 ? tokens : 1, eighth);
+        ht->sum_tokens = (int32_t)tokens;
+    }
     rows = rows > 1 ? rows : 1;
     ht->round_rows = (int32_t)rows;
-    ht->block_tokens = (int32_t)(rows >= 4 ? rows / 4 : 1);
+    ht->block_tokens = (int32_t)least(rows >= 4 ? rows / 4 : 1, tokens);
     blocks = (M + (uint64_t)ht->block_tokens - 1) / (uint64_t)ht->block_tokens;
-    per_round = rows / (uint64_t)ht->block_tokens; /* hn_cut_rounds() ends no round before it has so many */
+    /* hn_cut_rounds() ends no round before it has so many */
+    per_round = least(rows, tokens) / (uint64_t)ht->block_tokens;
     ht->rounds = (int32_t)((blocks + per_round - 1) / per_round);
 }
 
@@ -185,30 +226,40 @@ static void plan_ht_relay(const struct settings *set, struct ht_layout *ht, uint
     ht->blocks = take(at, M * copies * ht->record + (uint64_t)set->nnodes * (uint64_t)ht->rounds * HT_HEADER_BYTES);
 }
 
-#define HT_RELAY_BYTES ((uint64_t)400 << 20) /* for rows between nodes, where the configuration says nothing */
-#define HT_NODE_BYTES ((uint64_t)512 << 20)  /* for rows inside a node, likewise */
-
-/* What the receive buffer has for one row. */
-static uint64_t recv_row_bytes(const struct ht_layout *ht, uint64_t K)
+/* Between nodes: the windows of combine are known (plan_ht_rounds). Those of dispatch have the same memory, at least
+ * for one token. The receive buffer has the rest. */
+static void plan_ht_far(const struct settings *set, struct ht_layout *ht, uint64_t head, uint64_t taken)
 {
-    return ht->pitch + ht->scale_pitch + K * 4 + K * 8 + 8 + (K + 2) * 4;
+    const uint64_t M = (uint64_t)set->max_tokens, K = (uint64_t)set->max_topk, bytes = node_bytes(set);
+    const uint64_t relayed = 2 * (uint64_t)set->relay_max * (uint64_t)ht->round_rows * K * ht->cpitch;
+    const uint64_t own = (uint64_t)ht->sum_tokens * K * ht->cpitch;
+
+    ht->half = up(larger(own + relayed / 2, head + taken), 64);
+    ht->relay_window = up(2 * own, 64); /* from the window's start, for now */
+    ht->window_row = taken;
+    ht->take_tokens = (int32_t)least((ht->half - head) / taken, M);
+    ht->rows = bytes > 2 * ht->half ? (int64_t)((bytes - 2 * ht->half) / recv_row_bytes(ht, K)) : 1;
+    ht->rows = ht->rows > 1 ? ht->rows : 1;
+    ht->half = up(larger(ht->half, (ht->relay_window + relayed + 1) / 2), 64);
 }
 
-/* Rows of the receive buffer, and the windows for those that are more (kernel/ht_window.h). Who says how many rows
- * there are at most (max_recv_tokens) gets room for them, and no windows. */
+/* Rows of the receive buffer, and the windows for those that are more (kernel/ht_window.h). */
 static void plan_ht_node(const struct settings *set, struct ht_layout *ht)
 {
     const uint64_t M = (uint64_t)set->max_tokens, K = (uint64_t)set->max_topk, row = recv_row_bytes(ht, K);
-    const uint64_t bytes = set->ht_node_bytes ? set->ht_node_bytes : HT_NODE_BYTES;
+    const uint64_t bytes = node_bytes(set);
     const uint64_t taken = up(ht->pitch + ht->scale_pitch, 16) + up(2 * K * 4, 16), routes = 2 * K * 4;
     const uint64_t head = up(M * routes, 16) + 64; /* a half is never without room for all routes */
-    const uint64_t least = taken > K * ht->cpitch ? taken : K * ht->cpitch;
     uint64_t take_tokens, sum_tokens;
 
     ht->rows = set->max_recv_tokens;
-    if (set->max_recv_given || set->nnodes > 1 || (uint64_t)set->max_recv_tokens <= bytes / row)
+    if (!has_windows(set, ht))
         return;
-    ht->half = up(head + (bytes / 8 > least ? bytes / 8 : least), 64);
+    if (set->nnodes > 1) {
+        plan_ht_far(set, ht, head, taken);
+        return;
+    }
+    ht->half = up(head + larger(bytes / 8, larger(taken, K * ht->cpitch)), 64);
     take_tokens = (ht->half - head) / taken;
     sum_tokens = ht->half / (K * ht->cpitch);
     ht->window_row = taken;
@@ -242,18 +293,15 @@ static void plan_ht(const struct settings *set, struct heap_plan *plan, uint64_t
     *at = up(*at, 4096);
     ht->tokens = take(at, N * ht->pitch);
     if (ht->half) {
-        ht->window_routes = take(at, 64 + 2 * (uint64_t)set->max_tokens * K * 4);
+        ht->window_routes = take(at, 64 + 2 * (uint64_t)set->max_tokens * K * 4 + (uint64_t)(ht->rounds + 1) * 4);
+        ht->window_shown = take(at, 2 * (uint64_t)set->relay_max * 4);
         ht->window = take(at, 2 * ht->half);
+        ht->relay_window += ht->window;
     }
     plan->ht_receive_bytes = (uint64_t)set->max_recv_tokens * (ht->pitch + ht->scale_pitch + K * 16 + 16);
     if (set->nnodes > 1)
         plan_ht_relay(set, ht, set->split ? &plan->net_bytes : at);
     plan->ht_bytes = *at - start;
-}
-
-static uint64_t larger(uint64_t a, uint64_t b)
-{
-    return a > b ? a : b;
 }
 
 static void plan_puts(const struct settings *set, struct heap_plan *plan)

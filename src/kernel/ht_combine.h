@@ -448,14 +448,15 @@ KFN_STEP void hc_sum_tokens(struct agent *ag, const struct ht_combine_params *p,
     count_returned(ag, p->g, rows);
 }
 
-/* The own tokens of a turn. */
-KFN_STEP void hc_sum_turn(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs, int turn)
+/* The own tokens of `many` rounds. */
+KFN_STEP void hc_sum_turn(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs, int first,
+                          int many)
 {
     const struct group_dev *g = p->g;
 
-    for (int r = turn * ht_turn(p->h); turn >= 0 && r < (turn + 1) * ht_turn(p->h) && r < p->h->state->rounds; r++)
+    for (int r = first; first >= 0 && r < first + many && r < p->h->state->rounds; r++)
         hc_sum_tokens(ag, p, descs, r, ht_round_token(g, p->h, r), ht_round_token(g, p->h, r + 1),
-                      ht_round_token(g, p->h, r) - ht_round_token(g, p->h, turn * ht_turn(p->h)));
+                      ht_round_token(g, p->h, r) - ht_round_token(g, p->h, first));
 }
 
 /* This rank has read all rows that it reads of others. */
@@ -478,19 +479,20 @@ KFN_STEP int hc_turn(struct agent *ag, const struct ht_combine_params *p, int tu
 {
     const struct group_dev *g = p->g;
     const struct hc_desc *descs = hc_descs(ag, g);
+    const int many = ht_turn(p->h), first = turn * many;
 
-    if (hc_relay_turn(ag, p, descs, turn))
+    if (hc_relay_turn(ag, p, descs, first, first + many, 0))
         return 1;
 #if AG_STAGED
-    hc_sum_turn(ag, p, descs, turn - 1);
-    return sync_last(ag, g, 2) && (hc_relay_done(ag, p, turn) || hc_ask_more(ag, p, turn - 1));
+    hc_sum_turn(ag, p, descs, first - many, many);
+    return sync_last(ag, g, 2) && (hc_relay_done(ag, p, first, first + many) || hc_ask_more(ag, p, first - many, many));
 #else
-    if ((ag_index(ag) == 0 && hc_wait_back(ag, p, turn - 1)) || sync_barrier(ag, g))
+    if ((ag_index(ag) == 0 && hc_wait_back(ag, p, first - many, many)) || sync_barrier(ag, g))
         return 1;
     /* Behind the barrier: all agents have read the rows of this turn, and summed those of two turns before. */
-    if (ag_index(ag) == 0 && (hc_relay_done(ag, p, turn) || hc_ask_more(ag, p, turn - 2)))
+    if (ag_index(ag) == 0 && (hc_relay_done(ag, p, first, first + many) || hc_ask_more(ag, p, first - 2 * many, many)))
         return 1;
-    hc_sum_turn(ag, p, descs, turn - 1);
+    hc_sum_turn(ag, p, descs, first - many, many);
     return 0;
 #endif
 }
@@ -509,26 +511,69 @@ KFN_STEP int hc_any_pushes(struct agent *ag, const struct ht_combine_params *p)
     return ag_any(ag, pushes);
 }
 
-/* Window k - 1 is written in step k, and summed in the one after it. */
+/* Window k - 1 is written in step k, and summed in the one after it. Between nodes rounds are windows, and the own
+ * tokens of a round come a step later than what this rank sums as a relay: relays elsewhere do that first. */
 KFN struct hw_steps hc_steps(const struct ht_combine_params *p, uint64_t epoch)
 {
-    const struct hw_steps s = {epoch, SIG_HC_STEP, PHASE_HC_STEP, hw_windows(p->h, p->g->ht.sum_tokens) + 2};
+    const int windows = hw_windows(p->h, p->g->ht.sum_tokens);
+    const struct hw_steps s = {epoch, SIG_HC_STEP, PHASE_HC_STEP, p->nodes ? p->h->state->all_rounds + 3 : windows + 2};
     return s;
 }
 
-/* Stage HC_SUM of windows: step k. */
+/* Between nodes, as a relay: the requests of round k, for the node to look at. */
+KFN_STEP int hc_step_requests(struct agent *ag, const struct ht_combine_params *p, int k)
+{
+    const struct group_dev *g = p->g;
+    const uint64_t start = ag_now(ag);
+    int64_t before = 0;
+
+    hw_show_rounds(ag, g, p->h, k);
+    for (int j = 0; j < g->relay_count; j++) {
+        if (!ht_relays(g, p->h, j, k))
+            continue;
+        if (!AG_STAGED && ht_wait_block(ag, g, SIG_HC_BLOCK, PHASE_HC_BLOCK, j, k, &p->signature, start))
+            return 1;
+        if (hc_resolve_round(ag, p, j, k, before))
+            return 1;
+        before += p->h->relay_rows[(size_t)j * (size_t)g->ht.rounds + (size_t)k];
+    }
+    return 0;
+}
+
+/* Stage HC_SUM of windows: step k. Where one launch takes all steps, its agents meet before the own sums. */
 KFN_STEP int hc_step(struct agent *ag, const struct ht_combine_params *p, int k)
 {
-    const int each = p->g->ht.sum_tokens, windows = hw_windows(p->h, each), ntokens = p->h->state->ntokens;
-    const int first = (k - 2) * each, end = first + each < ntokens ? first + each : ntokens;
+    const struct group_dev *g = p->g;
+    const int each = g->ht.sum_tokens, ntokens = p->h->state->ntokens, first = (k - 2) * each;
+    const int end = first + each < ntokens ? first + each : ntokens;
+    const struct hc_desc *descs = hc_descs(ag, g);
 
     if (k == 0)
         hc_show_routes(ag, p);
-    if (k > 0 && k <= windows && hc_push_window(ag, p, k - 1))
+    if (p->nodes && hc_step_requests(ag, p, k))
         return 1;
-    if (k > 1)
-        hc_sum_tokens(ag, p, hc_descs(ag, p->g), 0, first < end ? first : end, end, 0);
+    if (k > 0 && hc_push(ag, p, k))
+        return 1;
+    if (!p->nodes) {
+        if (k > 1)
+            hc_sum_tokens(ag, p, descs, 0, first < end ? first : end, end, 0);
+        return 0;
+    }
+    if (hc_relay_turn(ag, p, descs, k - 2, k - 1, 1))
+        return 1;
+#if !AG_STAGED
+    if ((ag_index(ag) == 0 && hc_wait_back(ag, p, k - 3, 1)) || sync_barrier(ag, g))
+        return 1;
+#endif
+    hc_sum_turn(ag, p, descs, k - 3, 1);
     return 0;
+}
+
+/* After step k, between nodes: what this rank has returned as a relay, and the next request. One agent, when all are
+ * through. */
+KFN_STEP int hc_step_done(struct agent *ag, const struct ht_combine_params *p, int k)
+{
+    return p->nodes && (hc_relay_done(ag, p, k - 2, k - 1) || hc_ask_more(ag, p, k - 3, 1));
 }
 
 /* All steps in one launch. */
@@ -536,18 +581,29 @@ KFN_STEP int hc_windows(struct agent *ag, const struct ht_combine_params *p, uin
 {
     const struct hw_steps s = hc_steps(p, epoch);
 
-    for (int k = 0; k < s.count; k++)
-        if (hw_begin(ag, p->g, &s, k) || hc_step(ag, p, k) || hw_end(ag, p->g, &s, k))
+    for (int k = 0; k < s.count; k++) {
+        if (hw_begin(ag, p->g, &s, k) || hc_step(ag, p, k))
             return 1;
+        if (p->nodes && (sync_barrier(ag, p->g) || (ag_index(ag) == 0 && hc_step_done(ag, p, k))))
+            return 1;
+        if (hw_end(ag, p->g, &s, k))
+            return 1;
+    }
     return 0;
 }
 
 #if AG_STAGED
-/* Stage HC_LANDED of windows. One agent. */
-KFN int hc_step_gate(struct agent *ag, const struct ht_combine_params *p, uint64_t epoch, int k)
+/* Stage HC_LANDED: turns of rounds, or steps of windows. One agent. */
+KFN int hc_gate(struct agent *ag, const struct ht_combine_params *p, uint64_t epoch, int turn)
 {
     const struct hw_steps s = hc_steps(p, epoch);
-    return k < s.count && hc_any_pushes(ag, p) && hw_begin(ag, p->g, &s, k);
+    const int many = ht_turn(p->h);
+
+    if (!hc_any_pushes(ag, p))
+        return p->nodes && hc_landed(ag, p, turn * many, many, (turn - 1) * many);
+    if (turn >= s.count)
+        return 0;
+    return hw_begin(ag, p->g, &s, turn) || (p->nodes && hc_landed(ag, p, turn, 1, turn - 3));
 }
 
 KFN int hc_step_work(struct agent *ag, const struct ht_combine_params *p, uint64_t epoch, int k)
@@ -558,8 +614,11 @@ KFN int hc_step_work(struct agent *ag, const struct ht_combine_params *p, uint64
         return 0;
     if (hc_step(ag, p, k))
         return 1;
-    if (sync_last(ag, p->g, 2))
-        hw_signal(ag, p->g, &s, k);
+    if (!sync_last(ag, p->g, 2))
+        return 0;
+    if (hc_step_done(ag, p, k))
+        return 1;
+    hw_signal(ag, p->g, &s, k);
     return 0;
 }
 #endif
@@ -587,7 +646,7 @@ KFN int hc_sum(struct agent *ag, const struct ht_combine_params *p, uint64_t epo
 #if AG_STAGED
     last = stage_turn(ag) == p->turns;
 #endif
-    if (!p->nodes && hc_any_pushes(ag, p)) {
+    if (hc_any_pushes(ag, p)) {
 #if AG_STAGED
         /* Without turns hc_data() has taken all steps. */
         if (p->turns && hc_step_work(ag, p, epoch, stage_turn(ag)))
@@ -627,8 +686,7 @@ KFN int hc_run(struct agent *ag, const struct ht_combine_params *p, uint64_t epo
     if (p->nodes && stage_runs(ag, HC_ASK) && hc_ask(ag, p))
         return 1;
 #if AG_STAGED
-    if (stage_runs(ag, HC_LANDED) &&
-        (p->nodes ? hc_landed(ag, p, stage_turn(ag)) : hc_step_gate(ag, p, epoch, stage_turn(ag))))
+    if (stage_runs(ag, HC_LANDED) && hc_gate(ag, p, epoch, stage_turn(ag)))
         return 1;
     STAGE_MARK(ag, HC_LANDED, MARK_LANDED);
 #endif

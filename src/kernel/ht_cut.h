@@ -117,7 +117,7 @@ KFN_STEP void hn_number_all(struct agent *ag, const struct ht_notify_params *p)
     }
 }
 
-/* Blocks of tokens become rounds: as many as fit into a slot of every node. One agent. */
+/* Blocks of tokens become rounds: as many as fit into a slot of every node, and into a window. One agent. */
 KFN_STEP void hn_cut_rounds(struct agent *ag, const struct ht_notify_params *p)
 {
     const struct group_dev *g = p->g;
@@ -126,7 +126,7 @@ KFN_STEP void hn_cut_rounds(struct agent *ag, const struct ht_notify_params *p)
     int rounds = 0, first = 0, rows = 0;
 
     for (int b = 1; b < blocks; b++) {
-        int full = 0;
+        int full = g->ht.window && (b + 1 - first) * per > g->ht.sum_tokens;
         AG_EACH(ag, int, n, N)
         full |= h->block_start[(size_t)(b + 1) * (size_t)N + (size_t)n] -
                     h->block_start[(size_t)first * (size_t)N + (size_t)n] >

@@ -22,7 +22,6 @@
 #ifndef EPX_KERNEL_HT_DISPATCH_H
 #define EPX_KERNEL_HT_DISPATCH_H
 
-#include "kernel/ht_forward.h"
 #include "kernel/ht_receive.h"
 #include "kernel/ht_take.h"
 
@@ -114,8 +113,11 @@ KFN void hd_rows_done(struct agent *ag, const struct ht_dispatch_params *p, uint
     if (ag_leader(ag))
         g->state->epoch[OP_HT_DISPATCH] = epoch;
     ag_sync(ag);
+    const int pulled = hd_any_pulls(ag, p); /* not after the signal: descriptors may be those of the next operation */
+    if (ag_leader(ag))
+        g->state->pulled = pulled;
     signal_peers(ag, g, SCOPE_NODE, SIG_HD_DATA, 0, epoch);
-    if (g->nnodes > 1)
+    if (g->nnodes > 1 && !pulled)
         hd_release(ag, p);
     if (ag_leader(ag)) {
         if (g->nnodes > 1)
@@ -151,13 +153,25 @@ KFN int hd_rows(struct agent *ag, const struct ht_dispatch_params *p)
     return 0;
 }
 
+/* Rows were taken from slots of relays until all ranks of the node had them: the credits that hd_step_begin() has not
+ * given. One agent. */
+KFN_STEP int hd_release_pulled(struct agent *ag, const struct ht_dispatch_params *p)
+{
+    if (hd_release_rounds(ag, p, hd_steps(p, 0).count - 2, p->h->state->all_rounds))
+        return 1;
+    hd_release(ag, p);
+    return 0;
+}
+
 /* Stage HD_DATA: all rows of this rank are there, and the network has read those that it sends from the caller's
  * tensor. */
-KFN_STEP int hd_data(struct agent *ag, const struct ht_dispatch_params *p, uint64_t epoch)
+KFN_STEP int hd_data(struct agent *ag, const struct ht_dispatch_params *p, uint64_t epoch, int pulled)
 {
     const struct group_dev *g = p->g;
 
     if (wait_peers(ag, g, SCOPE_NODE, SIG_HD_DATA, 0, epoch, PHASE_HD_DATA, NULL))
+        return 1;
+    if (p->nodes && pulled && ag_index(ag) == 0 && hd_release_pulled(ag, p))
         return 1;
     const int64_t lines = p->h->state->windowed ? p->near.map_lines : p->desc.map_lines;
     if (p->h->state->recv_rows > hd_capacity(p))
@@ -170,6 +184,27 @@ KFN_STEP int hd_data(struct agent *ag, const struct ht_dispatch_params *p, uint6
     return AG_STAGED ? wait_all_sent(ag, g, PHASE_HD_SENT) : wait_sent(ag, g, PHASE_HD_SENT);
 }
 
+#if AG_STAGED
+/* Stage HD_LANDED: turns of rounds, or steps of windows. One agent. */
+KFN int hd_gate(struct agent *ag, const struct ht_dispatch_params *p, uint64_t epoch, int turn)
+{
+    const int many = ht_turn(p->h), first = turn * many;
+
+    if (hd_any_pulls(ag, p))
+        return hd_step_gate(ag, p, epoch, turn);
+    return p->nodes &&
+           hd_landed(ag, p, first, many, turn > 0 ? first - many + HT_SLOTS : first + HT_SLOTS, first + HT_SLOTS);
+}
+
+/* Stage HD_FORWARD, likewise. */
+KFN int hd_work(struct agent *ag, const struct ht_dispatch_params *p, uint64_t epoch, int turn)
+{
+    if (hd_any_pulls(ag, p))
+        return hd_step_work(ag, p, epoch, turn);
+    return p->nodes && hd_turn(ag, p, turn);
+}
+#endif
+
 KFN int hd_run(struct agent *ag, const struct ht_dispatch_params *p, uint64_t epoch)
 {
     if (stage_runs(ag, HD_READY) && hd_ready(ag, p, epoch))
@@ -179,27 +214,26 @@ KFN int hd_run(struct agent *ag, const struct ht_dispatch_params *p, uint64_t ep
         return 1;
     STAGE_MARK(ag, HD_ROWS, MARK_ROWS);
 #if AG_STAGED
-    if (stage_runs(ag, HD_LANDED) &&
-        (p->nodes ? hd_landed(ag, p, stage_turn(ag)) : hd_step_gate(ag, p, epoch, stage_turn(ag))))
+    const int pulled = p->g->state->pulled;
+    if (stage_runs(ag, HD_LANDED) && hd_gate(ag, p, epoch, stage_turn(ag)))
         return 1;
     STAGE_MARK(ag, HD_LANDED, MARK_LANDED);
-    if (stage_runs(ag, HD_FORWARD) && p->nodes && hd_turn(ag, p, stage_turn(ag)))
-        return 1;
-    if (stage_runs(ag, HD_FORWARD) && !p->nodes && hd_step_work(ag, p, epoch, stage_turn(ag)))
+    if (stage_runs(ag, HD_FORWARD) && hd_work(ag, p, epoch, stage_turn(ag)))
         return 1;
     STAGE_MARK(ag, HD_FORWARD, MARK_FORWARD);
     if (p->turns ? stage_runs(ag, HD_FORWARD) && stage_turn(ag) == p->turns - 1 : stage_runs(ag, HD_ROWS))
         hd_rows_done(ag, p, epoch);
 #else
-    for (int turn = 0; p->nodes && turn * ht_turn(p->h) < p->h->state->most_rounds; turn++)
+    const int pulled = hd_any_pulls(ag, p);
+    for (int turn = 0; p->nodes && !pulled && turn * ht_turn(p->h) < p->h->state->most_rounds; turn++)
         if (hd_turn(ag, p, turn))
             return 1;
-    if (hd_any_pulls(ag, p) && hd_windows(ag, p, epoch))
+    if (pulled && hd_windows(ag, p, epoch))
         return 1;
     AG_MARK(ag, MARK_FORWARD);
     hd_rows_done(ag, p, epoch);
 #endif
-    if (stage_runs(ag, HD_DATA) && hd_data(ag, p, epoch))
+    if (stage_runs(ag, HD_DATA) && hd_data(ag, p, epoch, pulled))
         return 1;
     STAGE_MARK(ag, HD_DATA, MARK_DATA);
     if (stage_runs(ag, HD_COPY_OUT) && p->buffered && !p->h->state->windowed)

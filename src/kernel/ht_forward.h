@@ -184,7 +184,7 @@ KFN_STEP int hd_send_rounds(struct agent *ag, const struct ht_dispatch_params *p
 
 /* Row i of round r of source number j, in its slot. */
 KFN int hd_forward_row(struct agent *ag, const struct ht_dispatch_params *p, const struct hd_desc *descs, int j, int r,
-                       int i)
+                       int i, int pulled)
 {
     const struct group_dev *g = p->g;
     const int K = p->h->state->topk, s = g->relay_sources[j];
@@ -195,6 +195,9 @@ KFN int hd_forward_row(struct agent *ag, const struct ht_dispatch_params *p, con
 
     if (ht_resolve_route(ag, g, p->h, p->layout, j, record))
         return fail_all(ag, g, KSTATUS_MISMATCH, PHASE_HD_ROWS, s, g->experts, -1);
+    if (pulled && AG_STAGED) /* for those that take the row from the slot */
+        ag_copy(ag, net_at(g, ht_relay_block(g, j, r)) + HT_HEADER_BYTES + (size_t)i * bytes, record,
+                ht_route_bytes(p->h));
     row.ids = (const int32_t *)record + 1;
     row.pos = (const int32_t *)record + 1 + K;
     row.weights = p->signature.extra & SIGNATURE_WEIGHTS ? (const float *)(record + hd_weights_at(p)) : NULL;
@@ -237,9 +240,10 @@ KFN_STEP int hd_wait_round(struct agent *ag, const struct ht_dispatch_params *p,
 }
 
 /* Rows of round r of source number j, as they land. One launch for all stages: one agent, which gives the credit at
- * once. Else all agents, and hd_release_turn() gives it; `before` rows of other rounds are shared out already. */
+ * once. Else all agents, and hd_release_rounds() gives it; `before` rows of other rounds are shared out already.
+ * `pulled`: others take rows from the slot, and hd_release_rounds() gives the credit. */
 KFN_STEP int hd_forward_round(struct agent *ag, const struct ht_dispatch_params *p, const struct hd_desc *descs, int j,
-                              int r, int64_t before)
+                              int r, int64_t before, int pulled)
 {
     const struct group_dev *g = p->g;
     const int n = p->h->relay_rows[(size_t)j * (size_t)g->ht.rounds + (size_t)r];
@@ -249,17 +253,17 @@ KFN_STEP int hd_forward_round(struct agent *ag, const struct ht_dispatch_params 
         return 0;
     if (!AG_STAGED && hd_wait_round(ag, p, j, r, ag_now(ag)))
         return 1;
-    if (INJECT_BUG(BUG_EARLY_CREDIT, p->h->relay_rounds[j] > HT_SLOTS, 0) && hd_credit_now(ag, g, j, r))
+    if (INJECT_BUG(BUG_EARLY_CREDIT, p->h->relay_rounds[j] > HT_SLOTS && !pulled, 0) && hd_credit_now(ag, g, j, r))
         return 1;
     if (writes_begin(ag, g, PHASE_HD_ROWS))
         return 1;
     int odd = 0;
     for (int i = me; i < n && !odd; i += A)
-        odd = hd_forward_row(ag, p, descs, j, r, i);
+        odd = hd_forward_row(ag, p, descs, j, r, i, pulled);
     writes_end(ag, g);
     if (odd)
         return 1;
-    if (AG_STAGED || INJECT_BUG(BUG_EARLY_CREDIT, 1, p->h->relay_rounds[j] <= HT_SLOTS))
+    if (AG_STAGED || pulled || INJECT_BUG(BUG_EARLY_CREDIT, 1, p->h->relay_rounds[j] <= HT_SLOTS))
         return 0;
     ag_sync(ag);
     return hd_credit_now(ag, g, j, r);
@@ -275,11 +279,11 @@ KFN int hd_round_there(const struct ht_dispatch_params *p, int j, int r)
            ht_there(g, SIG_HD_ROWS, r, s, ht_rows_expected(g, p->h, j, r));
 }
 
-/* Stage HD_LANDED: what this turn forwards has landed, and what it sends has slots. One agent. */
-KFN_STEP int hd_landed(struct agent *ag, const struct ht_dispatch_params *p, int turn)
+/* Stage HD_LANDED: `many` rounds to forward have landed, and rounds [from, to), which are sent next, have slots. One
+ * agent. */
+KFN_STEP int hd_landed(struct agent *ag, const struct ht_dispatch_params *p, int first, int many, int from, int to)
 {
     const struct group_dev *g = p->g;
-    const int many = ht_turn(p->h), first = turn * many;
     const uint64_t start = ag_now(ag);
 
     for (;;) {
@@ -298,26 +302,26 @@ KFN_STEP int hd_landed(struct agent *ag, const struct ht_dispatch_params *p, int
     }
     if (ht_check_blocks(ag, g, p->h, first, first + many, &p->signature, PHASE_HD_ROWS))
         return 1;
-    for (int r = first - many + HT_SLOTS; turn > 0 && r < first + HT_SLOTS && r < p->h->state->rounds; r++)
+    for (int r = from; r < to && r < p->h->state->rounds; r++)
         if (hd_wait_credits(ag, p, r))
             return 1;
     return 0;
 }
+#endif
 
-/* The slots that this turn has forwarded. One agent, when all are through. */
-KFN_STEP int hd_release_turn(struct agent *ag, const struct ht_dispatch_params *p, int turn)
+/* The slots of rounds [first, end), which are forwarded. One agent, when all are through. */
+KFN_STEP int hd_release_rounds(struct agent *ag, const struct ht_dispatch_params *p, int first, int end)
 {
     const struct group_dev *g = p->g;
     struct put_batch batch;
 
     put_begin(&batch);
-    for (int r = turn * ht_turn(p->h); r < (turn + 1) * ht_turn(p->h); r++)
+    for (int r = first < 0 ? 0 : first; r < end; r++)
         for (int j = 0; j < g->relay_count; j++)
             if (ht_relays(g, p->h, j, r) && p->h->relay_rounds[j] > HT_SLOTS)
                 hd_put_credit(ag, g, &batch, j, r);
     return put_flush(ag, g, &batch) ? push_failed(ag, g) : 0;
 }
-#endif
 
 /* Stage HD_FORWARD: the next own rounds, and, as a relay, rows of other nodes. */
 KFN_STEP int hd_turn(struct agent *ag, const struct ht_dispatch_params *p, int turn)
@@ -333,14 +337,14 @@ KFN_STEP int hd_turn(struct agent *ag, const struct ht_dispatch_params *p, int t
         for (int j = 0; j < g->relay_count; j++) {
             if (!ht_relays(g, p->h, j, r))
                 continue;
-            if (hd_forward_round(ag, p, descs, j, r, before))
+            if (hd_forward_round(ag, p, descs, j, r, before, 0))
                 return 1;
             before += p->h->relay_rows[(size_t)j * (size_t)g->ht.rounds + (size_t)r];
         }
     }
 #if AG_STAGED
     if (sync_last(ag, g, 2))
-        return hd_release_turn(ag, p, turn);
+        return hd_release_rounds(ag, p, first, first + ht_turn(p->h));
 #endif
     return 0;
 }

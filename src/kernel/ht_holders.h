@@ -57,11 +57,13 @@ KFN const char *hc_row_at(const struct group_dev *g, int rank, const struct hc_d
     return hc_at(g, rank, desc->tokens_in, desc->tokens + (uint64_t)row * desc->token_stride);
 }
 
-/* The number of the row of entry k of an own token: at its rank, or in the own window. */
+/* The number of the row of entry k: at its rank, or in the own window. */
 KFN int32_t hc_row_number(const struct ht_combine_params *p, const struct hc_desc *desc, const int32_t *ids,
                           const int32_t *pos, int k)
 {
-    return desc->tokens_in == IN_WINDOW ? (int32_t)hc_window_number(p->g, p->h, ids - p->h->ids + k) : pos[k];
+    if (desc->tokens_in != IN_WINDOW || pos[k] & HC_RELAYED)
+        return pos[k];
+    return (int32_t)hc_window_number(p->g, p->h, ids - p->h->ids + k);
 }
 
 /* The weights of that row: one, or (FLAT) K. */
@@ -97,7 +99,8 @@ KFN const struct hc_desc *hc_row_desc(const struct group_dev *g, const struct hc
         return NULL;
     const struct hc_desc *desc = hc_desc_for(g, descs, d);
     *rank = d;
-    return pos[k] < desc->rows ? desc : NULL; /* else rank d reports that it has too many rows */
+    /* Else rank d reports that it has too many rows. What a relay finds in its window has no row there. */
+    return pos[k] < desc->rows || pos[k] & HC_RELAYED ? desc : NULL;
 }
 
 /* The weight that returns to place k of a token from this node: FLAT in k-order sums over ranks, ascending. */

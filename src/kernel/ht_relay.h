@@ -55,9 +55,46 @@ KFN int hc_is_read(const struct ht_combine_params *p, const int32_t *ids)
     return d >= 0 && is_local(p->g, d) && hc_place(p, ids, d, p->round) == p->round;
 }
 
-/* As a relay: the sum of this node for row i of (source number j, round r). */
+/* As a relay, rows in windows: where the node finds what is asked for in round r of source number j. `before` rows of
+ * the round are shared out already. */
+KFN_STEP int hc_resolve_round(struct agent *ag, const struct ht_combine_params *p, int j, int r, int64_t before)
+{
+    const struct group_dev *g = p->g;
+    const size_t route = ht_route_bytes(p->h);
+    const int n = p->h->relay_rows[(size_t)j * (size_t)g->ht.rounds + (size_t)r];
+
+    for (int64_t i = ht_first_item(ag, before); i < n; i += ag_count(ag)) {
+        char *at = net_at(g, ht_relay_block(g, j, r)) + HT_HEADER_BYTES + (size_t)i * route;
+        char *record = ht_near_record(ag, g, at, route);
+        if (ht_resolve_route(ag, g, p->h, p->layout, j, record))
+            return fail_all(ag, g, KSTATUS_MISMATCH, PHASE_HC_BLOCK, g->relay_sources[j], g->experts, -1);
+        if (AG_STAGED)
+            ag_copy(ag, at, record, route);
+    }
+    return 0;
+}
+
+/* The same in the step where they are summed: rows that were written into this rank's window have their number
+ * there. */
+KFN_STEP void hc_window_route(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs,
+                              const int32_t *ids, int32_t *pos, int64_t number)
+{
+    AG_EACH(ag, int, k, p->h->state->topk)
+    {
+        int d = 0;
+        const struct hc_desc *desc = hc_row_desc(p->g, descs, ids, pos, k, &d);
+        if (!desc)
+            pos[k] = -1;
+        else if (desc->tokens_in == IN_WINDOW)
+            pos[k] = (int32_t)number + k;
+    }
+    ag_sync(ag);
+}
+
+/* As a relay: the sum of this node for row i of (source number j, round r); `pushed`: its rows are in the window, or in
+ * reach. */
 KFN_STEP int hc_relay_row(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs,
-                          struct put_batch *batch, int j, int r, int i)
+                          struct put_batch *batch, int j, int r, int i, int pushed)
 {
     const struct group_dev *g = p->g;
     const int K = p->h->state->topk, s = g->relay_sources[j];
@@ -69,7 +106,9 @@ KFN_STEP int hc_relay_row(struct agent *ag, const struct ht_combine_params *p, c
     const int32_t *ids = (const int32_t *)record + 1, *pos = ids + K;
     char *row = net_at(g, out);
 
-    if (ht_resolve_route(ag, g, p->h, p->layout, j, record))
+    if (pushed)
+        hc_window_route(ag, p, descs, ids, (int32_t *)record + 1 + K, hc_relayed_number(g, p->h, j, r, i));
+    else if (ht_resolve_route(ag, g, p->h, p->layout, j, record))
         return fail_all(ag, g, KSTATUS_MISMATCH, PHASE_HC_BLOCK, s, g->experts, -1);
     hc_sum_node(ag, p, descs, ids, pos, p->rounds ? p->round : -1, row, NULL, NULL);
     if (p->signature.extra & SIGNATURE_WEIGHTS)
@@ -82,13 +121,13 @@ KFN_STEP int hc_relay_row(struct agent *ag, const struct ht_combine_params *p, c
     return 0;
 }
 
-/* As a relay: how many rows a turn has. */
-KFN int64_t hc_turn_rows(const struct ht_combine_params *p, int turn)
+/* As a relay: how many rows rounds [first, end) have. */
+KFN int64_t hc_turn_rows(const struct ht_combine_params *p, int first, int end)
 {
     const struct group_dev *g = p->g;
     int64_t rows = 0;
 
-    for (int r = turn * ht_turn(p->h); r < (turn + 1) * ht_turn(p->h); r++)
+    for (int r = first; r < end; r++)
         for (int j = 0; j < g->relay_count; j++)
             rows += ht_relays(g, p->h, j, r) ? p->h->relay_rows[(size_t)j * (size_t)g->ht.rounds + (size_t)r] : 0;
     return rows;
@@ -96,19 +135,20 @@ KFN int64_t hc_turn_rows(const struct ht_combine_params *p, int turn)
 
 #define HC_RUN 4 /* least rows of an agent: the proxy merges neighbours */
 
-/* As a relay: the rows of a turn, shared out among the agents; where the launch waits for single rounds, round by
- * round. */
-KFN_STEP int hc_relay_turn(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs, int turn)
+/* As a relay: the rows of rounds [first, last), shared out among the agents; where the launch waits for single rounds,
+ * round by round. `pushed`: nothing is waited for, and rows may be in the window. */
+KFN_STEP int hc_relay_turn(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs, int first,
+                           int last, int pushed)
 {
     const struct group_dev *g = p->g;
-    const int64_t all = AG_STAGED ? hc_turn_rows(p, turn) : 0, share = (all + ag_count(ag) - 1) / ag_count(ag);
+    const int64_t all = AG_STAGED ? hc_turn_rows(p, first, last) : 0, share = (all + ag_count(ag) - 1) / ag_count(ag);
     const int64_t run = share < HC_RUN ? HC_RUN : share;
     const uint64_t start = ag_now(ag);
     int64_t from = run * ag_index(ag); /* this agent's rows, counted from those of the round on */
     struct put_batch batch;
 
     put_begin(&batch);
-    for (int r = turn * ht_turn(p->h); r < (turn + 1) * ht_turn(p->h); r++) {
+    for (int r = first < 0 ? 0 : first; r < last; r++) {
         for (int j = 0; j < g->relay_count; j++) {
             if (!ht_relays(g, p->h, j, r))
                 continue;
@@ -118,22 +158,22 @@ KFN_STEP int hc_relay_turn(struct agent *ag, const struct ht_combine_params *p, 
                 begin = from < 0 ? 0 : from;
                 end = from + run < n ? from + run : n;
                 from -= n;
-            } else if (ht_wait_block(ag, g, SIG_HC_BLOCK, PHASE_HC_BLOCK, j, r, &p->signature, start)) {
+            } else if (!pushed && ht_wait_block(ag, g, SIG_HC_BLOCK, PHASE_HC_BLOCK, j, r, &p->signature, start)) {
                 return 1; /* where each stage is a launch, hc_landed() has waited */
             }
             for (int64_t i = begin; i < end; i++)
-                if (hc_relay_row(ag, p, descs, &batch, j, r, (int)i))
+                if (hc_relay_row(ag, p, descs, &batch, j, r, (int)i, pushed))
                     return 1;
         }
     }
     return put_flush(ag, g, &batch) ? push_failed(ag, g) : 0;
 }
 
-/* One count more than rows, to every source of the turn: this relay is through, and whoever gets no row knows that too.
- * One agent, when all have read their rows. A rank of the node that has failed since may have used the memory of its
- * rows for something else, but not before it had set the abort words: then the sources, which may hear of it later,
- * must not take what they got. */
-KFN_STEP int hc_relay_done(struct agent *ag, const struct ht_combine_params *p, int turn)
+/* One count more than rows, to every source of rounds [first, end): this relay is through, and whoever gets no row
+ * knows that too. One agent, when all have read their rows. A rank of the node that has failed since may have used the
+ * memory of its rows for something else, but not before it had set the abort words: then the sources, which may hear of
+ * it later, must not take what they got. */
+KFN_STEP int hc_relay_done(struct agent *ag, const struct ht_combine_params *p, int first, int end)
 {
     const struct group_dev *g = p->g;
     struct put_batch batch;
@@ -141,7 +181,7 @@ KFN_STEP int hc_relay_done(struct agent *ag, const struct ht_combine_params *p, 
     if (ag_look_behind(&control_of(g, g->rank)->abort_word))
         return wait_failed(ag, g, WAIT_ABORTED, PHASE_HC_ROWS, -1, -1, 0, 0);
     put_begin(&batch);
-    for (int r = turn * ht_turn(p->h); r < (turn + 1) * ht_turn(p->h); r++)
+    for (int r = first < 0 ? 0 : first; r < end; r++)
         for (int j = 0; j < g->relay_count; j++)
             if (ht_relays(g, p->h, j, r))
                 put(ag, g, &batch, g->relay_sources[j], COUNTER(SIG_HC_ROWS, ht_slot(r)), 0, 0, 0);
@@ -158,12 +198,12 @@ KFN uint64_t hc_rows_expected(const struct ht_combine_params *p, int n, int roun
     return rows;
 }
 
-/* The sums that relays return to this rank in a turn. One agent. */
-KFN_STEP int hc_wait_back(struct agent *ag, const struct ht_combine_params *p, int turn)
+/* The sums that relays return to this rank in `many` rounds. One agent. */
+KFN_STEP int hc_wait_back(struct agent *ag, const struct ht_combine_params *p, int first, int many)
 {
     const struct group_dev *g = p->g;
-    const int N = g->nnodes, first = turn * ht_turn(p->h), left = p->h->state->rounds - first;
-    const int rounds = turn < 0 || left < 0 ? 0 : left < ht_turn(p->h) ? left : ht_turn(p->h);
+    const int N = g->nnodes, left = p->h->state->rounds - first;
+    const int rounds = first < 0 || left < 0 ? 0 : left < many ? left : many;
     const uint64_t start = ag_now(ag);
 
     for (;;) {
@@ -184,11 +224,11 @@ KFN_STEP int hc_wait_back(struct agent *ag, const struct ht_combine_params *p, i
 }
 
 #if AG_STAGED
-/* Stage HC_LANDED: the requests of this turn, and the sums of the turn before, are there. One agent. */
-KFN_STEP int hc_landed(struct agent *ag, const struct ht_combine_params *p, int turn)
+/* Stage HC_LANDED: the requests of `many` rounds, and the sums of as many from round `back` on, are there. One
+ * agent. */
+KFN_STEP int hc_landed(struct agent *ag, const struct ht_combine_params *p, int first, int many, int back)
 {
     const struct group_dev *g = p->g;
-    const int many = ht_turn(p->h), first = turn * many;
     const uint64_t start = ag_now(ag);
 
     for (;;) {
@@ -208,16 +248,16 @@ KFN_STEP int hc_landed(struct agent *ag, const struct ht_combine_params *p, int 
             return 1;
     }
     return ht_check_blocks(ag, g, p->h, first, first + many, &p->signature, PHASE_HC_BLOCK) ||
-           hc_wait_back(ag, p, turn - 1);
+           hc_wait_back(ag, p, back, many);
 }
 #endif
 
-/* Requests for the rounds whose slots a turn of sums has freed. One agent. */
-KFN_STEP int hc_ask_more(struct agent *ag, const struct ht_combine_params *p, int summed)
+/* Requests for the rounds whose slots the sums of `many` rounds have freed. One agent. */
+KFN_STEP int hc_ask_more(struct agent *ag, const struct ht_combine_params *p, int summed, int many)
 {
-    const int first = summed * ht_turn(p->h) + HT_SLOTS;
+    const int first = summed + HT_SLOTS;
 
-    for (int r = first; summed >= 0 && r < first + ht_turn(p->h) && r < p->h->state->rounds; r++)
+    for (int r = first; summed >= 0 && r < first + many && r < p->h->state->rounds; r++)
         if (ht_put_blocks(ag, p->g, p->h, SIG_HC_BLOCK, r, ht_route_bytes(p->h)))
             return 1;
     return 0;

@@ -102,19 +102,19 @@ KFN int hn_most_rounds(const struct ht_notify_params *p, uint64_t epoch)
     return most;
 }
 
-/* Rows that rank d receives from all ranks, padding included. */
+/* Rows that rank d of the node receives from all ranks, padding included. */
 KFN int64_t hn_rows_at(const struct ht_notify_params *p, int d, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
-    const int L = g->local_experts, align = p->alignment;
+    const int L = g->local_experts, align = p->alignment, place = place_in_node(g, d);
     int64_t rows = 0;
 
     for (int s = 0; s < g->nranks && p->layout == LAYOUT_FLAT; s++)
-        rows += g->mask[s] ? hn_rcount(g, s, epoch)[d] : 0;
-    for (int e = d * L; p->layout != LAYOUT_FLAT && e < d * L + L && e < g->experts; e++) {
+        rows += g->mask[s] ? hn_rcount(g, s, epoch)[place] : 0;
+    for (int l = 0; p->layout != LAYOUT_FLAT && l < L && d * L + l < g->experts; l++) {
         int64_t n = 0;
         for (int s = 0; s < g->nranks; s++)
-            n += g->mask[s] ? hn_ecount(g, s, epoch)[e] : 0;
+            n += g->mask[s] ? hn_ecount(g, s, epoch)[place * L + l] : 0;
         rows += (n + align - 1) / align * align;
     }
     return rows;
@@ -142,9 +142,26 @@ KFN_STEP int hn_windowed(struct agent *ag, const struct ht_notify_params *p, uin
     const struct group_dev *g = p->g;
     int more = 0;
 
-    AG_EACH(ag, int, d, g->ht.window ? g->nranks : 0)
-    more |= g->mask[d] && hn_rows_at(p, d, epoch) > g->ht.rows;
+    AG_EACH(ag, int, i, g->ht.window ? g->node_size : 0)
+    {
+        const int d = node_rank(g, i);
+        more |= g->mask[d] && hn_rows_at(p, d, epoch) > g->ht.rows;
+    }
     return ag_any(ag, more);
+}
+
+/* The most rounds of any rank. */
+KFN_STEP int hn_all_rounds(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+    int most = 0;
+
+    (void)ag;
+    for (int s = 0; s < g->nranks && g->nnodes > 1 && g->ht.window; s++) {
+        const int n = g->mask[s] ? hn_desc_of(g, s, epoch)->rounds : 0;
+        most = n > most ? n : most;
+    }
+    return most;
 }
 
 /* The most tokens of a rank of the node. */
@@ -187,7 +204,7 @@ KFN_STEP void hn_report_counts(struct agent *ag, const struct ht_notify_params *
     int many_rank;
     const int64_t too_many = hn_too_many(ag, p, epoch, &many_rank);
     const int unexpected = hn_unexpected(ag, p, epoch) || too_many;
-    const int windowed = hn_windowed(ag, p, epoch);
+    const int windowed = hn_windowed(ag, p, epoch), all_rounds = hn_all_rounds(ag, p, epoch);
     int64_t total = 0, mine = 0;
 
     AG_EACH(ag, int, s, g->nranks)
@@ -211,6 +228,7 @@ KFN_STEP void hn_report_counts(struct agent *ag, const struct ht_notify_params *
         h->state->most_rounds = hn_most_rounds(p, epoch);
         h->info->windowed = h->state->windowed = windowed;
         h->info->most_tokens = h->state->most_tokens = hn_most_tokens(p, epoch);
+        h->info->all_rounds = h->state->all_rounds = all_rounds;
         h->state->drop = p->drop;
         h->state->drop_rows = p->drop_rows;
         h->info->rounds = h->state->most_rounds;

@@ -3,7 +3,7 @@
 #ifndef EPX_KERNEL_HT_TAKE_H
 #define EPX_KERNEL_HT_TAKE_H
 
-#include "kernel/ht_place.h"
+#include "kernel/ht_forward.h"
 #include "kernel/ht_window.h"
 
 KFN uint64_t hd_half(const struct group_dev *g, int k)
@@ -132,25 +132,141 @@ KFN_STEP int hd_any_pulls(struct agent *ag, const struct ht_dispatch_params *p)
     return ag_any(ag, pulls);
 }
 
+/* ---- Rows of other nodes, in the slots of relays ---------------------------------------------------------------- */
+
+/* Rows of source number j of relay `rank` in round r. */
+KFN int32_t *hw_shown_rows(const struct group_dev *g, int rank, int r, int j)
+{
+    return (int32_t *)heap_at(g, rank, g->ht.window_shown) + (r % 2) * g->relay_max + j;
+}
+
+/* As a relay: how many rows of each source the node finds in round r. */
+KFN void hw_show_rounds(struct agent *ag, const struct group_dev *g, const struct handle_dev *h, int r)
+{
+    AG_EACH_ALL(ag, int, j, g->relay_count)
+    *hw_shown_rows(g, g->rank, r, j) =
+        ht_relays(g, h, j, r) ? h->relay_rows[(size_t)j * (size_t)g->ht.rounds + (size_t)r] : 0;
+}
+
+/* Row i of round r of rank s, in the slot of its relay, to its places in this rank's tensors. */
+KFN_STEP void hd_take_relayed(struct agent *ag, const struct ht_dispatch_params *p, int s, int r, int i)
+{
+    const struct group_dev *g = p->g;
+    const int relay = g->relay_of[s], j = g->relay_number[s], K = p->h->state->topk;
+    const char *record = heap_at(g, relay, ht_relay_block(g, j, r)) + HT_HEADER_BYTES + (size_t)i * hd_record_bytes(p);
+    struct hd_row row;
+
+    row.ids = (const int32_t *)record + 1;
+    row.pos = row.ids + K;
+    row.weights = p->signature.extra & SIGNATURE_WEIGHTS ? (const float *)(record + hd_weights_at(p)) : NULL;
+    row.line = p->near.map && p->h->line ? row.pos + K : NULL;
+    row.src_rank = s;
+    row.src_token = *(const int32_t *)record;
+    row.data = heap_at(g, relay, ht_relay_slot(g, j, r)) + (size_t)i * hd_row_bytes(p);
+    row.scales = hd_long_scales(p) ? row.data + row_scales_at(&p->signature) : record + hd_scales_at(p);
+    row.scale_stride = 4;
+    row.scratch = NULL;
+    row.descs = NULL;
+    row.near = &p->near;
+    hd_place_row(ag, p, &row);
+}
+
+/* What round r of rank s has for this one. `before` rows of the round are shared out already. */
+KFN_STEP void hd_take_round(struct agent *ag, const struct ht_dispatch_params *p, int s, int r, int64_t before)
+{
+    const struct group_dev *g = p->g;
+    const int K = p->h->state->topk, L = g->local_experts, n = *hw_shown_rows(g, g->relay_of[s], r, g->relay_number[s]);
+    const char *records = heap_at(g, g->relay_of[s], ht_relay_block(g, g->relay_number[s], r)) + HT_HEADER_BYTES;
+    const size_t bytes = hd_record_bytes(p);
+
+    for (int64_t i = ht_first_item(ag, before); i < n; i += ag_count(ag)) {
+        const int32_t *ids = (const int32_t *)(records + (size_t)i * bytes) + 1;
+        int mine = 0;
+        AG_EACH(ag, int, k, K) mine |= ids[k] >= 0 && ids[k] / L == g->rank;
+        if (ag_any(ag, mine))
+            hd_take_relayed(ag, p, s, r, (int)i);
+    }
+}
+
+/* What relays of the node have for this rank in round r. */
+KFN_STEP void hd_take_rounds(struct agent *ag, const struct ht_dispatch_params *p, int r)
+{
+    const struct group_dev *g = p->g;
+    int64_t before = 0;
+
+    for (int i = 0; i < g->nranks; i++) {
+        const int s = (g->rank + i) % g->nranks; /* not all ranks begin with the same */
+        if (is_local(g, s) || !g->mask[s])
+            continue;
+        hd_take_round(ag, p, s, r, before);
+        before += *hw_shown_rows(g, g->relay_of[s], r, g->relay_number[s]);
+    }
+}
+
+/* ---- Steps ------------------------------------------------------------------------------------------------------ */
+
+/* A window, and a round of other nodes, is taken in the step after it. */
+KFN struct hw_steps hd_steps(const struct ht_dispatch_params *p, uint64_t epoch)
+{
+    const int windows = hw_windows(p->h, p->g->ht.take_tokens), rounds = p->h->state->all_rounds;
+    const struct hw_steps s = {epoch, SIG_HD_STEP, PHASE_HD_STEP, (windows > rounds ? windows : rounds) + 1};
+    return s;
+}
+
+/* Rounds that are sent in step k: all relays have given their slots back in step k. */
+KFN int hd_step_sends(int k)
+{
+    return k < 2 ? HT_SLOTS : k - 2 + HT_SLOTS;
+}
+
+/* Before step k: all ranks of the node have taken round k - 2, whose slots are free again. Credits come before any wait
+ * for other nodes: these may wait for them. */
+KFN int hd_step_begin(struct agent *ag, const struct ht_dispatch_params *p, const struct hw_steps *s, int k)
+{
+    if (hw_begin(ag, p->g, s, k))
+        return 1;
+    return p->nodes && ag_index(ag) == 0 &&
+           hd_release_rounds(ag, p, INJECT_BUG(BUG_EARLY_PULL, k - 1, k - 2), INJECT_BUG(BUG_EARLY_PULL, k, k - 1));
+}
+
+/* As a relay round k, to those ranks whose tensors are in reach; and the next own round. */
+KFN_STEP int hd_step_rounds(struct agent *ag, const struct ht_dispatch_params *p, int k)
+{
+    const struct group_dev *g = p->g;
+    const struct hd_desc *descs = hd_descs(ag, g);
+    int64_t before = 0;
+
+    if (k > 1 && hd_send_rounds(ag, p, hd_step_sends(k), hd_step_sends(k) + 1))
+        return 1;
+    hw_show_rounds(ag, g, p->h, k);
+    for (int j = 0; j < g->relay_count; j++) {
+        if (!ht_relays(g, p->h, j, k))
+            continue;
+        if (hd_forward_round(ag, p, descs, j, k, before, 1))
+            return 1;
+        before += p->h->relay_rows[(size_t)j * (size_t)g->ht.rounds + (size_t)k];
+    }
+    return 0;
+}
+
 /* Stage HD_FORWARD of windows: step k. */
 KFN_STEP int hd_step(struct agent *ag, const struct ht_dispatch_params *p, int k)
 {
     const struct group_dev *g = p->g;
     const int windows = hw_windows(p->h, g->ht.take_tokens);
 
+    if (p->nodes && hd_step_rounds(ag, p, k))
+        return 1;
     if (k < windows)
         hd_show_window(ag, p, k);
-    for (int i = 0; i < g->node_size && p->buffered && k > 0 && k <= windows; i++)
+    if (!p->buffered || k == 0)
+        return 0;
+    for (int i = 0; i < g->node_size && k <= windows; i++)
         if (g->mask[hw_rank(g, i)])
             hd_take_from(ag, p, hw_rank(g, i), k - 1);
+    if (p->nodes)
+        hd_take_rounds(ag, p, k - 1);
     return 0;
-}
-
-/* A window is taken in the step after it. */
-KFN struct hw_steps hd_steps(const struct ht_dispatch_params *p, uint64_t epoch)
-{
-    const struct hw_steps s = {epoch, SIG_HD_STEP, PHASE_HD_STEP, hw_windows(p->h, p->g->ht.take_tokens) + 1};
-    return s;
 }
 
 /* All steps in one launch. */
@@ -159,7 +275,7 @@ KFN_STEP int hd_windows(struct agent *ag, const struct ht_dispatch_params *p, ui
     const struct hw_steps s = hd_steps(p, epoch);
 
     for (int k = 0; k < s.count; k++)
-        if (hw_begin(ag, p->g, &s, k) || hd_step(ag, p, k) || hw_end(ag, p->g, &s, k))
+        if (hd_step_begin(ag, p, &s, k) || hd_step(ag, p, k) || hw_end(ag, p->g, &s, k))
             return 1;
     return 0;
 }
@@ -169,14 +285,18 @@ KFN_STEP int hd_windows(struct agent *ag, const struct ht_dispatch_params *p, ui
 KFN int hd_step_gate(struct agent *ag, const struct ht_dispatch_params *p, uint64_t epoch, int k)
 {
     const struct hw_steps s = hd_steps(p, epoch);
-    return k < s.count && hd_any_pulls(ag, p) && hw_begin(ag, p->g, &s, k);
+
+    if (k >= s.count)
+        return 0;
+    return hd_step_begin(ag, p, &s, k) ||
+           (p->nodes && hd_landed(ag, p, k, 1, hd_step_sends(k), hd_step_sends(k) + (k > 1)));
 }
 
 KFN int hd_step_work(struct agent *ag, const struct ht_dispatch_params *p, uint64_t epoch, int k)
 {
     const struct hw_steps s = hd_steps(p, epoch);
 
-    if (k >= s.count || !hd_any_pulls(ag, p))
+    if (k >= s.count)
         return 0;
     if (hd_step(ag, p, k))
         return 1;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * High throughput inside a node, where a rank gets more rows than a receive buffer holds: rows pass through windows of
- * a fixed size, whatever the number of ranks. Only rows of tensors that peers do not reach do; the others go straight
- * from and to their places as always. Whether an operation has windows is known to all ranks of the node since the
- * update (struct handle_state.windowed).
+ * High throughput, where a rank gets more rows than a receive buffer holds: rows pass through windows of a fixed size,
+ * whatever the number of ranks. Only rows of tensors that peers do not reach do; the others go straight from and to
+ * their places as always. Whether an operation has windows is known to all ranks of the node since the update (struct
+ * handle_state.windowed), and to nobody elsewhere.
  *
  * Every rank has a window of two halves. Window k is a run of consecutive tokens of each rank, in half k % 2.
  *
@@ -25,9 +25,23 @@
  * steps. What step k waits for, the others have given at the end of their step k - 1: the rank that is furthest behind
  * can always go on.
  *
- * Where each stage is a launch, a step is a gate and a work stage. The host launches no steps (`turns` is 0) where for
- * a while no operation of the group had any (group_dev.windows): should there be some, one agent takes them all in the
- * gate before them, which is slow and right.
+ * Rows of other nodes are in the slots of relays (ht_rounds.h), which are windows too: one round per step.
+ *
+ *   dispatch, step k   relay: records of round k say where its rows go; those in reach are written there
+ *                      take round k - 1 from the slots of all relays of the node
+ *                      send the own round k + 6
+ *   before step k + 2  relay: credit for round k to its source; then wait for other nodes
+ *
+ *   combine, step k    relay: records of round k say whose rows are asked for
+ *                      owner: write the rows of round k - 1 into the relays' windows, each at its (source, row, k);
+ *                      those of round k - 2 of the node's own tokens into their windows
+ *                      relay: sum and return round k - 2
+ *                      sum the own tokens of round k - 3, whose sums of other nodes were returned in step k - 1 there
+ *                      ask for round k + 5
+ *
+ * Where each stage is a launch, a step is a gate and a work stage. On one node the host launches no steps (`turns` is
+ * 0) where for a while no operation of the group had any (group_dev.windows): should there be some, one agent takes
+ * them all in the gate before them, which is slow and right.
  *
  * Between operations: a rank signals HD_DATA when it has taken all its rows, and HC_DONE when it has read its window;
  * an operation ends when all have. So windows are free when the next one begins, of either kind.

@@ -268,9 +268,11 @@ struct ht_layout {
     /* Where rows of a node may be more than that (ht_window.h); 0: they are never. */
     uint64_t window, half;  /* two halves of `half` bytes */
     uint64_t window_row;    /* dispatch: a token's row, lines and weights in a window */
-    uint64_t window_routes; /* combine: the tokens of this rank, ids[M][K], rows[M][K] */
+    uint64_t window_routes; /* combine: the tokens of this rank, ids[M][K], rows[M][K]; between nodes round_token[] */
     int32_t take_tokens;    /* dispatch: tokens of a window */
-    int32_t sum_tokens;     /* combine: likewise */
+    int32_t sum_tokens;     /* combine: likewise; between nodes the most of a round */
+    uint64_t window_shown;  /* between nodes, [2][relay_max]: rows of each source in a round that the node looks at */
+    uint64_t relay_window;  /* combine, [2][relay_max][C][K]: rows that this rank sums as a relay */
     /* Between nodes */
     int32_t round_rows;           /* C: most rows of a round to one node */
     int32_t block_tokens;         /* a round is a number of blocks of so many tokens */
@@ -297,7 +299,9 @@ struct group_state {
     uint64_t returned;        /* rows that the running combine has summed */
     uint32_t reported;        /* 1: an agent of this rank has the error record; not there: a bus may lack atomics */
     int32_t lost, landing;    /* low latency: see ll_landing.h */
-    uint64_t dirty;           /* likewise, a bit per slot */
+    int32_t pulled;           /* the running dispatch has rows in windows (ht_take.h) */
+    int32_t reserved;
+    uint64_t dirty; /* likewise, a bit per slot */
 };
 
 enum error_state { ERROR_NONE = 0, ERROR_WRITING = 1, ERROR_SET = 2 };
@@ -393,6 +397,7 @@ struct recv_info {
     int64_t rounds;           /* between nodes: that this rank has a part in */
     int64_t windowed;         /* as in struct handle_state */
     int64_t most_tokens;      /* likewise */
+    int64_t all_rounds;       /* likewise */
     int64_t unexpected;       /* as in struct handle_state */
     int64_t too_many;         /* likewise */
     int64_t too_many_rank;    /* whose tokens these are */
@@ -415,7 +420,7 @@ struct handle_state {
     int32_t windowed;    /* 1: a rank of the node gets more rows than a receive buffer holds (ht_window.h) */
     int64_t most_tokens; /* of a rank of the node */
     int32_t lost;        /* low latency: masked ranks elsewhere that were told of this dispatch (ll_landing.h) */
-    int32_t reserved;
+    int32_t all_rounds;  /* between nodes: the most of any rank; all ranks know the same */
     int64_t drop_rows;
     int64_t unexpected; /* 1: a rank gets more rows than it expected (epx_layout_info.expected_rows) */
     int64_t too_many;   /* 0, or the tokens of a rank that has more than max_tokens: nobody can use this routing */

@@ -236,25 +236,28 @@ static int windows_quiet(struct epx_group *group)
     return group->windows_quiet >= WINDOWS_QUIET;
 }
 
-/* Where each stage is a launch: between nodes turns of rounds; on one node windows of so many tokens. What the update
- * has found, or the most that there can be: the update has not run, or may run again before a graph does, or was
- * another handle's (epx_handle_config.memory). */
-static int turns_of(const struct epx_handle *handle, struct device_stream *stream, int window)
+/* Where each stage is a launch: between nodes turns of rounds; steps of windows of so many tokens, and `more` steps
+ * behind them. What the update has found, or the most that there can be: the update has not run, or may run again
+ * before a graph does, or was another handle's (epx_handle_config.memory). */
+static int turns_of(const struct epx_handle *handle, struct device_stream *stream, int window, int more)
 {
     struct epx_group *group = handle->group;
-    const int64_t most = group->set.max_tokens;
     const int captured = group->device->ops->stream_captures(group->device, group_stream(group, stream));
     /* Pairs with the release of the notify kernel (hn_report_counts). */
     const int known =
         __atomic_load_n(&handle->info->epoch, __ATOMIC_ACQUIRE) == handle->updates && handle->updates && !captured;
     const int rounds = known ? (int)handle->info->rounds : group->plan.ht.rounds;
+    const int all_rounds = known ? (int)handle->info->all_rounds : group->plan.ht.rounds;
+    const int windowed = group->plan.ht.window && (!known || handle->info->windowed);
+    const int64_t tokens = known ? handle->info->most_tokens : group->set.max_tokens;
+    int windows = windowed ? (int)((tokens + window - 1) / window) + more : 0;
+    int turns = rounds <= HT_SLOTS ? 1 : (rounds + HT_TURN_STAGED - 1) / HT_TURN_STAGED; /* as ht_turn() */
 
-    if (group->nnodes == 1) {
-        if (!group->plan.ht.window || (known && !handle->info->windowed) || (windows_quiet(group) && !captured))
-            return 0;
-        return (int)(((known ? handle->info->most_tokens : most) + window - 1) / window);
-    }
-    return rounds <= HT_SLOTS ? 1 : (rounds + HT_TURN_STAGED - 1) / HT_TURN_STAGED; /* as ht_turn() */
+    if (group->nnodes == 1)
+        return windowed && windows_quiet(group) && !captured ? 0 : windows;
+    if (windowed && all_rounds + more > turns)
+        turns = all_rounds + more;
+    return windows > turns ? windows : turns;
 }
 
 static int signature_bits(int weights, int backward, int compact)
@@ -292,9 +295,7 @@ epx_status ht_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
     p.ntokens = args->tokens.shape[0];
     make_desc(handle, args, &p);
     p.in_place = in_place_offset(handle, args, &p);
-    p.turns = turns_of(handle, stream, handle->group->plan.ht.take_tokens);
-    if (p.turns && !p.nodes)
-        p.turns++; /* a window is taken in the step after it */
+    p.turns = turns_of(handle, stream, handle->group->plan.ht.take_tokens, 1); /* a window is taken in the next step */
     regions_import(handle->group, stream);
     const int64_t room = handle->group->plan.ht.window ? p.near.capacity : p.desc.capacity;
     if (args->if_expected && room < (int64_t)handle->expected_rows)
@@ -389,8 +390,9 @@ static epx_status combine_in_rounds(struct epx_handle *handle, struct ht_combine
     p->kept = group->round_rows;
     for (p->round = 0; p->round < p->rounds && status == EPX_OK; p->round++) {
         status = launch_sms(group, stream, KERNEL_HT_COMBINE, p, sizeof(*p), max_sms);
-        /* Staged rows stay where they are, and the weights have returned. */
-        p->tokens = NULL;
+        /* Staged rows stay where they are, but not in windows; and the weights have returned. */
+        if (!group->plan.ht.window)
+            p->tokens = NULL;
         p->weights = NULL;
         p->out_weights = NULL;
         p->signature.extra &= ~SIGNATURE_WEIGHTS;
@@ -415,9 +417,8 @@ epx_status ht_combine(struct epx_handle *handle, const struct combine_args *args
         make_signature(handle, &args->tokens, 0,
                        signature_bits(args->out_weights.ndim, args->backward, p.compact) | p.sum << SIGNATURE_SUM_AT);
     p.nodes = handle->group->nnodes > 1;
-    p.turns = turns_of(handle, stream, handle->group->plan.ht.sum_tokens);
-    if (p.turns && !p.nodes)
-        p.turns++; /* the first step shows what owners of rows have to know */
+    /* The first step shows what owners of rows have to know; see hc_steps(), and combine_stages() for one more. */
+    p.turns = turns_of(handle, stream, handle->group->plan.ht.sum_tokens, p.nodes ? 2 : 1);
     p.stride = args->tokens.stride[0] * element;
     regions_import(handle->group, stream);
     make_combine_desc(handle, args, stream, &p);

@@ -44,9 +44,8 @@ static const struct env_entry entries[] = {
      "High throughput: most bytes of the slots for rows between nodes, per rank, where the group's configuration says "
      "0"},
     {"EPX_HT_NODE_BYTES", "", "512M",
-     "High throughput on one node: most bytes of the buffers for rows of tensors in ordinary memory, per rank, where "
-     "the "
-     "group's configuration says 0"},
+     "High throughput: most bytes of the buffers for rows of tensors in ordinary memory, per rank, where the group's "
+     "configuration says 0; on several nodes the default is 450M"},
     {"EPX_DEVICE", "", "cpu", "Device of groups whose configuration leaves it open: cpu, cuda or hip"},
     {"EPX_GPU_HEAP", "", "auto",
      "Where the heaps of GPU groups lie: device, host, split (high throughput between nodes: device, with host "
