@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * High throughput: EPX's own memory does not grow with the number of ranks. 4096 tokens, hidden 7168 BF16, top-8, 8 to
- * 1024 ranks: in nodes of 8 ranks with receive tensors in reach (max_recv_tokens says that none passes through a
- * buffer), and on one node with tensors in any memory.
+ * 1024 ranks: in nodes of 8 ranks and on one, with receive tensors in reach (max_recv_tokens says that none passes
+ * through a buffer) and in any memory. And 16 and 32 ranks run with the least memory.
  */
 #include <inttypes.h>
 
 #include "group/config.h"
 #include "kernel/command.h"
 #include "modes/handle.h"
+#include "tests/lib/fixture.h"
 #include "tests/lib/unit.h"
 
 enum { TOKENS = 4096, HIDDEN_BYTES = 14336, TOPK = 8, PER_NODE = 8 };
@@ -78,6 +79,70 @@ static void one_node_is_below_its_bar_with_ordinary_memory(void **state)
                           plan.ht.take_tokens, plan.ht.sum_tokens);
             assert_true((double)plan.total <= 0.6e9);
         }
+    }
+}
+
+/* The same in nodes of 8. */
+static void several_nodes_are_below_their_bar_with_ordinary_memory(void **state)
+{
+    (void)state;
+    for (size_t i = 1; i < UNIT_COUNT(sizes); i++) {
+        for (int layout = EPX_EXPERT_MAJOR; layout <= EPX_FLAT; layout += EPX_FLAT - EPX_EXPERT_MAJOR) {
+            epx_group_config config = config_of(sizes[i]);
+            struct settings set;
+            struct heap_plan plan;
+
+            config.max_recv_tokens = 0;
+            config.layouts = EPX_LAYOUT_BIT(layout);
+            plan_of(&config, sizes[i], &set, &plan);
+            print_message("%4d ranks, %s: heap %4" PRIu64 " MB, %" PRId64
+                          " rows at once, %d rows in a slot, at most %d rounds of %d tokens\n",
+                          sizes[i], layout == EPX_FLAT ? "FLAT" : "EXPERT_MAJOR", plan.total / 1000000, plan.ht.rows,
+                          plan.ht.round_rows, plan.ht.rounds, plan.ht.sum_tokens);
+            assert_true((double)plan.total <= 1e9);
+        }
+    }
+}
+
+/* ht_node_bytes, beside what groups without ordinary memory have. */
+static void what_the_caller_gives_for_several_nodes_is_kept(void **state)
+{
+    (void)state;
+    for (uint64_t bytes = 1; bytes <= (uint64_t)1 << 30; bytes = bytes * 4 + (1 << 20)) {
+        epx_group_config config = config_of(64);
+        struct settings set;
+        struct heap_plan plan, without;
+
+        plan_of(&config, 64, &set, &without);
+        config.max_recv_tokens = 0;
+        config.ht_node_bytes = bytes;
+        plan_of(&config, 64, &set, &plan);
+        assert_true(plan.ht.take_tokens >= 1 && plan.ht.sum_tokens >= 1 && plan.ht.rows >= 1);
+        assert_true(plan.total <= without.total + bytes + 4000000);
+    }
+}
+
+static int exchanges(struct fixture *s)
+{
+    for (int i = 0; i < 3; i++)
+        if (fixture_ht(s))
+            return -1;
+    /* The experts are on the first ranks: other nodes have no rows, and no windows. */
+    if (s->rank == 0 && *s->group->shadow.windows == 0)
+        return fixture_fail(s, "no rows passed through windows");
+    return 0;
+}
+
+static void ranks_of_nodes_exchange_rows_in_the_least_memory(void **state)
+{
+    (void)state;
+    for (int ranks = 16; ranks <= 32; ranks *= 2) {
+        epx_group_config config = fixture_config(60000);
+
+        config.num_agents = 2;
+        config.ranks_per_node = 8;
+        config.ht_node_bytes = config.ht_buffer_bytes = 1;
+        assert_int_equal(fixture_run(ranks, &config, exchanges, NULL), 0);
     }
 }
 
@@ -152,5 +217,9 @@ static void the_least_has_one_row_in_a_slot(void **state)
 
 UNIT_MAIN(cmocka_unit_test(the_heap_is_below_a_gigabyte),
           cmocka_unit_test(one_node_is_below_its_bar_with_ordinary_memory),
-          cmocka_unit_test(what_the_caller_gives_for_one_node_is_kept), cmocka_unit_test(handles_are_below_8_megabytes),
-          cmocka_unit_test(what_the_caller_gives_is_kept), cmocka_unit_test(the_least_has_one_row_in_a_slot))
+          cmocka_unit_test(several_nodes_are_below_their_bar_with_ordinary_memory),
+          cmocka_unit_test(what_the_caller_gives_for_one_node_is_kept),
+          cmocka_unit_test(what_the_caller_gives_for_several_nodes_is_kept),
+          cmocka_unit_test(handles_are_below_8_megabytes), cmocka_unit_test(what_the_caller_gives_is_kept),
+          cmocka_unit_test(the_least_has_one_row_in_a_slot),
+          cmocka_unit_test(ranks_of_nodes_exchange_rows_in_the_least_memory))

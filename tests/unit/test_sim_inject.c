@@ -117,6 +117,12 @@ static void a_window_given_back_too_early_is_found(void **state)
     is_found(BUG_EARLY_WINDOW, 0, "");
 }
 
+static void a_slot_given_back_before_its_node_has_taken_it_is_found(void **state)
+{
+    (void)state;
+    is_found(BUG_EARLY_PULL, 0, "");
+}
+
 static void a_round_counted_twice_is_found(void **state)
 {
     (void)state;
@@ -170,6 +176,7 @@ int main(void)
         cmocka_unit_test(a_field_one_bit_too_narrow_is_found),
         cmocka_unit_test(a_credit_given_too_early_is_found),
         cmocka_unit_test(a_window_given_back_too_early_is_found),
+        cmocka_unit_test(a_slot_given_back_before_its_node_has_taken_it_is_found),
         cmocka_unit_test(a_round_counted_twice_is_found),
         cmocka_unit_test(an_aggregate_that_misses_a_peer_is_found),
         cmocka_unit_test(a_heap_that_is_not_mapped_again_is_found),
