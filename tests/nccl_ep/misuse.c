@@ -2,6 +2,7 @@
 /* What is refused, and how: nothing is sent, so that every rank does this by itself. */
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "nccl_case.h"
 
@@ -209,6 +210,61 @@ static int test_descriptions(struct calls *c)
     return 0;
 }
 
+/* Pointers that are none: no address, a page that cannot be read, and a struct that begins before one. */
+static int test_wild_pointers(struct calls *c)
+{
+    char *pages = mmap(NULL, 2 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *wild[3] = {(void *)(uintptr_t)0xdeadbee8, pages + 4096, pages + 4096 - 16};
+    ncclEpTensor_t good = *c->nc.tokens.tensor, t;
+    size_t bytes, sizes[2] = {good.sizes[0], good.sizes[1]};
+    ncclEpHandle_t handle;
+    ncclEpGroup_t group;
+
+    CHECK(pages != MAP_FAILED && mprotect(pages + 4096, 4096, PROT_NONE) == 0);
+    good.magic = NCCL_EP_TENSOR_MAGIC;
+    good.sizes = sizes;
+    for (int i = 0; i < 3; i++) {
+        void *at = wild[i];
+
+        if (i == 2) /* its size and magic are right */
+            memcpy(at, &c->args.in, 16);
+        EXPECT(BAD, ncclEpDispatch(c->nc.handle, at, &c->args.out, NULL, NULL, world.stream));
+        SAYS("inputs: expected a pointer to");
+        EXPECT(BAD, ncclEpDispatch(c->nc.handle, &c->args.in, at, NULL, NULL, world.stream));
+        EXPECT(BAD, ncclEpDispatch(c->nc.handle, &c->args.in, &c->args.out, at, NULL, world.stream));
+        EXPECT(BAD, ncclEpCombine(c->nc.handle, at, &c->args.cout, NULL, world.stream));
+        EXPECT(BAD, ncclEpCombine(c->nc.handle, &c->args.cin, at, NULL, world.stream));
+        EXPECT(BAD, ncclEpUpdateHandle(c->nc.handle, at, NULL, world.stream));
+        EXPECT(BAD, ncclEpUpdateHandle(c->nc.handle, c->nc.idx.tensor, at, world.stream));
+        EXPECT(BAD, ncclEpCreateHandle(&handle, c->nc.group, c->nc.spec->layout, at, NULL, NULL, world.stream));
+        EXPECT(BAD, ncclEpInitHandle(&handle, c->nc.group, c->nc.spec->layout, NULL, 2, at));
+        EXPECT(BAD, ncclEpCreateGroup(&group, world.comm, at));
+        EXPECT(BAD, ncclEpTensorDestroy(at));
+        BAD_TENSOR(t.sizes = (size_t *)((char *)at + 8));
+        if (i == 2)
+            continue; /* the others are shorter than what lies before the page, or written */
+        if (!on_gpu()) {
+            BAD_TENSOR(t.data = at);
+            SAYS("inputs.tokens.data: expected a pointer to");
+        }
+        EXPECT(BAD, ncclEpMaskUpdate(c->nc.group, at, world.stream));
+        EXPECT(BAD, ncclEpDispatch(c->nc.handle, &c->args.in, &c->args.out, NULL, at, world.stream));
+        EXPECT(BAD, ncclEpCombine(c->nc.handle, &c->args.cin, &c->args.cout, at, world.stream));
+        EXPECT(BAD, ncclEpComplete(c->nc.handle, at, world.stream));
+        EXPECT(BAD, ncclEpInitHandle(&handle, c->nc.group, c->nc.spec->layout, at, 2, NULL));
+        EXPECT(BAD, ncclEpInitHandle(at, c->nc.group, c->nc.spec->layout, NULL, 2, NULL));
+        EXPECT(BAD, ncclEpHandleMemSize(c->nc.group, c->nc.spec->layout, NULL, at, 2));
+        EXPECT(BAD, ncclEpHandleMemSize(c->nc.group, c->nc.spec->layout, at, &bytes, 2));
+        EXPECT(BAD, ncclEpCreateGroup(at, world.comm, NULL));
+        EXPECT(BAD, ncclEpTensorAlloc(at, 2, ncclFloat32, sizes, NULL));
+        EXPECT(BAD, ncclEpTensorAlloc(&c->args.in.tokens, 2, ncclFloat32, at, NULL));
+        EXPECT(BAD, ncclEpGetAsyncError(c->nc.group, at));
+        EXPECT(BAD, ncclEpGetVersion(at));
+        reset(c);
+    }
+    return munmap(pages, 2 * 4096);
+}
+
 static int open_calls(struct calls *c, const struct spec *spec, int routed)
 {
     ncclEpGroup_t group;
@@ -245,7 +301,7 @@ static int test_ll_expert(void)
 {
     struct calls c;
 
-    if (open_calls(&c, &ll_spec, 1) || test_descriptions(&c))
+    if (open_calls(&c, &ll_spec, 1) || test_descriptions(&c) || test_wild_pointers(&c))
         return -1;
     TRY(ncclEpUpdateHandle(c.nc.handle, c.nc.idx.tensor, &c.args.info, world.stream)); /* looks at no counter */
     REFUSED(BAD, c.args.info.expert_counters = NULL, dispatch(&c));

@@ -29,6 +29,13 @@ ncclResult_t struct_take(const char *call, const char *name, const void *given, 
 /* The same for one that may not be NULL. */
 ncclResult_t struct_need(const char *call, const char *name, const void *given, size_t first, void *own, size_t bytes);
 
+/* What the kernel says of the caller's pointers (pointers.c). A call begins with the first; handle_need() and
+ * group_need() call it. */
+void pointers_begin(void);
+int pointer_readable(const void *at, size_t bytes);
+/* InvalidArgument unless so many bytes can be read. */
+ncclResult_t pointer_need(const char *call, const char *name, const void *at, size_t bytes);
+
 struct ncclEpGroup;
 
 /* ---- Communicators (comm.c) ------------------------------------------------------------------------------------- */

@@ -63,10 +63,14 @@ ncclResult_t compat_result(epx_status status, const char *call)
 ncclResult_t struct_take(const char *call, const char *name, const void *given, size_t first, void *own, size_t bytes)
 {
     unsigned int head[2]; /* size, magic */
+    ncclResult_t result;
 
     memset(own, 0, bytes);
     if (!given)
         return ncclSuccess;
+    result = pointer_need(call, name, given, sizeof(head));
+    if (result != ncclSuccess)
+        return result;
     memcpy(head, given, sizeof(head));
     if (head[0] < first || head[1] != NCCL_EP_MAGIC)
         return compat_fail(
@@ -76,8 +80,12 @@ ncclResult_t struct_take(const char *call, const char *name, const void *given, 
     if (head[0] < bytes && (head[0] - first) % sizeof(head[0])) /* no field is shorter */
         return compat_fail(ncclInvalidArgument, "%s: %s: size %u cuts a field of it, expected %zu", call, name, head[0],
                            bytes);
-    memcpy(own, given, head[0] < bytes ? head[0] : bytes);
-    return ncclSuccess;
+    if (bytes > head[0])
+        bytes = head[0];
+    result = pointer_need(call, name, given, bytes);
+    if (result == ncclSuccess)
+        memcpy(own, given, bytes);
+    return result;
 }
 
 ncclResult_t struct_need(const char *call, const char *name, const void *given, size_t first, void *own, size_t bytes)
@@ -89,8 +97,11 @@ ncclResult_t struct_need(const char *call, const char *name, const void *given, 
 
 ncclResult_t ncclEpGetVersion(int *version)
 {
-    if (!version)
-        return compat_fail(ncclInvalidArgument, "ncclEpGetVersion: version: expected a pointer, got NULL");
-    *version = NCCL_EP_VERSION_CODE;
-    return ncclSuccess;
+    ncclResult_t result;
+
+    pointers_begin();
+    result = pointer_need("ncclEpGetVersion", "version", version, sizeof(*version));
+    if (result == ncclSuccess)
+        *version = NCCL_EP_VERSION_CODE;
+    return result;
 }

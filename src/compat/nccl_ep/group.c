@@ -240,8 +240,10 @@ ncclResult_t ncclEpCreateGroup(ncclEpGroup_t *ep_group, ncclComm_t comm, const n
     ncclEpGroupConfig_t own;
     ncclResult_t result;
 
-    if (!ep_group)
-        return compat_fail(ncclInvalidArgument, "%s: ep_group: expected a pointer, got NULL", create);
+    pointers_begin();
+    result = pointer_need(create, "ep_group", ep_group, sizeof(*ep_group));
+    if (result != ncclSuccess)
+        return result;
     *ep_group = NULL;
     result = struct_need(create, "config", config, NCCL_EP_GROUP_CONFIG_V1_SIZE, &own, sizeof(own));
     if (result == ncclSuccess)
@@ -304,6 +306,8 @@ ncclResult_t ncclEpMaskQuery(ncclEpGroup_t ep_group, int *mask_status, cudaStrea
 
     if (result == ncclSuccess)
         result = compat_stream(ep_group, stream, call, &own);
+    if (result == ncclSuccess && ep_group->is_cpu)
+        result = pointer_need(call, "mask_status", mask_status, (size_t)ep_group->comm.nranks * sizeof(*mask_status));
     return result == ncclSuccess ? compat_result(epx_mask_query(ep_group->group, mask_status, own), call) : result;
 }
 
@@ -315,6 +319,8 @@ ncclResult_t ncclEpMaskUpdate(ncclEpGroup_t ep_group, const int *mask, cudaStrea
 
     if (result == ncclSuccess)
         result = compat_stream(ep_group, stream, call, &own);
+    if (result == ncclSuccess)
+        result = pointer_need(call, "mask", mask, (size_t)ep_group->comm.nranks * sizeof(*mask));
     return result == ncclSuccess ? compat_result(epx_mask_update(ep_group->group, mask, own), call) : result;
 }
 
@@ -406,10 +412,10 @@ ncclResult_t ncclEpGetAsyncError(ncclEpGroup_t ep_group, int *error_out)
     ncclResult_t result = group_need(ep_group, call);
     epx_status status;
 
+    if (result == ncclSuccess)
+        result = pointer_need(call, "error_out", error_out, sizeof(*error_out));
     if (result != ncclSuccess)
         return result;
-    if (!error_out)
-        return compat_fail(ncclInvalidArgument, "%s: error_out: expected a pointer, got NULL", call);
     status = ep_group->rejoin && is_left_out(ep_group) ? EPX_OK : epx_group_error(ep_group->group, NULL);
     *error_out = ep_group->error_kept || status != EPX_OK;
     (void)compat_result(status, call); /* keeps the sentence */
@@ -444,6 +450,8 @@ ncclResult_t ncclEpxMemAlloc(ncclEpGroup_t ep_group, size_t bytes, void **ptr)
 {
     ncclResult_t result = group_need(ep_group, "ncclEpxMemAlloc");
 
+    if (result == ncclSuccess)
+        result = pointer_need("ncclEpxMemAlloc", "ptr", ptr, sizeof(*ptr));
     if (result == ncclSuccess)
         result = compat_result(epx_alloc(ep_group->group, bytes, ptr), "ncclEpxMemAlloc");
     if (result == ncclSuccess)

@@ -104,10 +104,10 @@ ncclResult_t ncclEpHandleMemSize(ncclEpGroup_t ep_group, ncclEpLayout_t layout, 
 
     if (result == ncclSuccess)
         result = make_config(ep_group, call, layout, config, num_topk, &c);
+    if (result == ncclSuccess)
+        result = pointer_need(call, "size_out", size_out, sizeof(*size_out));
     if (result != ncclSuccess)
         return result;
-    if (!size_out)
-        return compat_fail(ncclInvalidArgument, "%s: size_out: expected a pointer, got NULL", call);
     return compat_result(epx_handle_memory(ep_group->group, &c, size_out), call);
 }
 
@@ -141,8 +141,10 @@ static ncclResult_t init_handle(const char *call, ncclEpHandle_t *out, struct nc
     epx_handle_config c;
     ncclResult_t result;
 
-    if (!out)
-        return compat_fail(ncclInvalidArgument, "%s: handle: expected a pointer, got NULL", call);
+    pointers_begin();
+    result = pointer_need(call, "handle", out, sizeof(*out));
+    if (result != ncclSuccess)
+        return result;
     *out = NULL;
     result = group_need(group, call);
     if (result == ncclSuccess)
@@ -225,8 +227,10 @@ ncclResult_t ncclEpCreateHandle(ncclEpHandle_t *handle, ncclEpGroup_t ep_group, 
     struct compat_layout layout;
     ncclResult_t result;
 
-    if (!handle)
-        return compat_fail(ncclInvalidArgument, "%s: handle: expected a pointer, got NULL", call);
+    pointers_begin();
+    result = pointer_need(call, "handle", handle, sizeof(*handle));
+    if (result != ncclSuccess)
+        return result;
     *handle = NULL;
     result = group_need(ep_group, call);
     if (result == ncclSuccess)

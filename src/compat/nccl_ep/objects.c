@@ -63,6 +63,7 @@ ncclResult_t group_need(const struct ncclEpGroup *group, const char *call)
 {
     const struct ncclEpGroup *at;
 
+    pointers_begin();
     pthread_mutex_lock(&lock);
     for (at = groups; at && at != group;)
         at = at->next;
@@ -77,6 +78,7 @@ ncclResult_t handle_need(const struct ncclEpHandle *handle, const char *call)
 {
     const struct ncclEpHandle *found = NULL;
 
+    pointers_begin();
     pthread_mutex_lock(&lock);
     for (const struct ncclEpGroup *g = groups; g && !found; g = g->next)
         for (found = g->handles; found && found != handle;)

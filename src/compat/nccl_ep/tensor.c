@@ -22,16 +22,18 @@ ncclResult_t ncclEpTensorAlloc(ncclEpTensor_t **tensor, unsigned int ndim, ncclD
     struct heap_tensor *heap;
     ncclResult_t result;
 
-    if (tensor)
-        *tensor = NULL;
-    result = struct_take(call, "config", config, NCCL_EP_TENSOR_ALLOC_CONFIG_V1_SIZE, &c, sizeof(c));
+    pointers_begin();
+    result = pointer_need(call, "tensor", tensor, sizeof(*tensor));
     if (result != ncclSuccess)
         return result;
-    if (!tensor || !sizes)
-        return compat_fail(ncclInvalidArgument, "%s: %s: expected a pointer, got NULL", call,
-                           tensor ? "sizes" : "tensor");
-    if (ndim < 1)
+    *tensor = NULL;
+    result = struct_take(call, "config", config, NCCL_EP_TENSOR_ALLOC_CONFIG_V1_SIZE, &c, sizeof(c));
+    if (result == ncclSuccess && ndim < 1)
         return compat_fail(ncclInvalidArgument, "%s: ndim: expected 1 or more, got 0", call);
+    if (result == ncclSuccess)
+        result = pointer_need(call, "sizes", sizes, (size_t)ndim * sizeof(*sizes));
+    if (result != ncclSuccess)
+        return result;
     heap = calloc(1, sizeof(*heap) + (size_t)ndim * sizeof(*sizes));
     if (!heap)
         return compat_fail(ncclSystemError, "%s: no memory", call);
@@ -53,8 +55,14 @@ static int is_heap(const ncclEpTensor_t *tensor)
 
 ncclResult_t ncclEpTensorDestroy(ncclEpTensor_t *tensor)
 {
+    ncclResult_t result;
+
     if (!tensor)
         return ncclSuccess;
+    pointers_begin();
+    result = pointer_need("ncclEpTensorDestroy", "tensor", tensor, sizeof(*tensor));
+    if (result != ncclSuccess)
+        return result;
     if (!is_heap(tensor))
         return compat_fail(ncclInvalidArgument,
                            "ncclEpTensorDestroy: tensor: expected one of ncclEpTensorAlloc with its own sizes, got "
@@ -92,6 +100,10 @@ static int dtype_of(ncclDataType_t type)
 
 static ncclResult_t check_tensor(const char *call, const char *name, const ncclEpTensor_t *t)
 {
+    ncclResult_t result = pointer_need(call, name, t, sizeof(*t));
+
+    if (result != ncclSuccess)
+        return result;
     if (t->size < NCCL_EP_TENSOR_V1_SIZE || (t->magic != NCCL_EP_TENSOR_MAGIC && !is_heap(t)))
         return compat_fail(ncclInvalidArgument,
                            "%s: %s: expected size %u or more and magic 0x%x (NCCL_EP_TENSOR_INIT), or a tensor of "
@@ -100,6 +112,9 @@ static ncclResult_t check_tensor(const char *call, const char *name, const ncclE
     if (t->ndim < 1 || t->ndim > EPX_MAX_NDIM || !t->sizes)
         return compat_fail(ncclInvalidArgument, "%s: %s: expected 1 to %d dimensions and their sizes, got %u%s", call,
                            name, EPX_MAX_NDIM, t->ndim, t->sizes ? "" : " and NULL");
+    if (!pointer_readable(t->sizes, t->ndim * sizeof(*t->sizes)))
+        return compat_fail(ncclInvalidArgument, "%s: %s.sizes: expected a pointer to %u sizes, got %p", call, name,
+                           t->ndim, (const void *)t->sizes);
     if (!dtype_of(t->datatype))
         return compat_fail(ncclInvalidArgument,
                            "%s: %s.datatype: expected bfloat16, float16, float32, float8e4m3, float8e5m2, float4x2, "
@@ -110,6 +125,20 @@ static ncclResult_t check_tensor(const char *call, const char *name, const ncclE
             return compat_fail(ncclInvalidArgument, "%s: %s.sizes[%u]: expected at most %d, got %zu", call, name, i,
                                INT32_MAX, t->sizes[i]);
     return ncclSuccess;
+}
+
+/* CPU device: rows are read and written by threads of EPX, where a pointer that is not one would end the process. The
+ * first byte stands for the rest. */
+static ncclResult_t check_data(const char *call, const char *name, const epx_tensor *t)
+{
+    int64_t elements = 1;
+
+    for (int i = 0; i < t->ndim; i++)
+        elements = t->shape[i] ? elements : 0;
+    return !t->data || !elements || pointer_readable(t->data, 1)
+               ? ncclSuccess
+               : compat_fail(ncclInvalidArgument, "%s: %s.data: expected a pointer to memory, got %p", call, name,
+                             t->data);
 }
 
 ncclResult_t compat_tensor(const struct ncclEpGroup *group, const char *call, const char *name,
@@ -142,8 +171,10 @@ ncclResult_t compat_tensor(const struct ncclEpGroup *group, const char *call, co
     *t = epx_tensor_make(data, (epx_dtype)dtype_of(given->datatype), (int)given->ndim, 0, 0, 0, 0);
     for (unsigned int i = 0; i < given->ndim; i++)
         t->shape[i] = (int64_t)given->sizes[i];
-    out->at = t;
-    return ncclSuccess;
+    result = group->is_cpu ? check_data(call, name, t) : ncclSuccess;
+    if (result == ncclSuccess)
+        out->at = t;
+    return result;
 }
 
 int64_t tensor_row_bytes(const struct compat_tensor *t)
