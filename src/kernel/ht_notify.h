@@ -39,7 +39,33 @@ KFN int32_t *hn_base_of(const struct ht_notify_params *p, int s)
     return p->h->relay_base + (size_t)g->relay_number[s] * g->ht.base_stride;
 }
 
-/* Of FLAT rows, and of lines of source maps: those of earlier ranks at each destination of this node. */
+#if AG_ONE_LANE
+/* Of FLAT rows, and of lines of source maps: those of earlier ranks at each destination of this node. Rank by rank, for
+ * what a rank says lies together: from one base that this rank keeps to the next. */
+KFN_STEP void hn_base_flat(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+    const int P = node_size(g, g->node), first = p->layout == LAYOUT_FLAT ? 0 : ht_line_base(g);
+    const int begin = P * ag_index(ag) / ag_count(ag), end = P * (ag_index(ag) + 1) / ag_count(ag);
+    const int32_t *last = NULL;
+    int from = 0;
+
+    for (int s = 0; s < g->nranks && begin < end; s++) {
+        int32_t *base = g->mask[s] ? hn_base_of(p, s) : NULL;
+        if (!base)
+            continue;
+        for (int i = begin; i < end; i++)
+            base[first + i] = last ? last[i] : 0;
+        for (; from < s; from++) {
+            const int32_t *count = hn_rcount(g, from, epoch);
+            for (int i = begin; i < end && g->mask[from]; i++)
+                base[first + i] += count[i];
+        }
+        last = base + first;
+    }
+}
+#else
+/* The same by lanes that have a destination each. */
 KFN_STEP void hn_base_flat(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
@@ -56,6 +82,7 @@ KFN_STEP void hn_base_flat(struct agent *ag, const struct ht_notify_params *p, u
         }
     }
 }
+#endif
 
 /* EXPERT_MAJOR: zone start of each expert at its rank, plus rows of earlier ranks. */
 KFN_STEP void hn_base_zones(struct agent *ag, const struct ht_notify_params *p, uint64_t epoch)

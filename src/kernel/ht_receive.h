@@ -53,19 +53,31 @@ KFN_STEP void hd_zero_padding(struct agent *ag, const struct ht_dispatch_params 
     }
 }
 
-/* FLAT: rows past the last one carry no expert. */
+/* Words [first, end) of an array, by all agents: each has a run of its own where a lane is an agent. */
+KFN void fill_words(struct agent *ag, void *array, int64_t first, int64_t end, int32_t value)
+{
+    int32_t *to = (int32_t *)array;
+#if AG_ONE_LANE
+    const int64_t n = end > first ? end - first : 0;
+    const int64_t stop = first + n * (ag_index(ag) + 1) / ag_count(ag);
+
+    for (int64_t i = first + n * ag_index(ag) / ag_count(ag); i < stop; i++)
+        to[i] = value;
+#else
+    AG_EACH_ALL(ag, int64_t, i, end - first) to[first + i] = value;
+#endif
+}
+
+/* FLAT: rows past the last one carry no expert. A receive tensor may be much larger than what is received. */
 KFN_STEP void hd_mark_tail(struct agent *ag, const struct ht_dispatch_params *p)
 {
-    const int K = p->h->state->topk;
+    const int K = p->h->state->topk, words = p->final_idx.is64 ? 2 : 1;
     const int64_t first = p->h->state->recv_rows * K, end = p->final_rows * K;
 
-    AG_EACH_ALL(ag, int64_t, i, end - first)
-    {
-        if (p->final_idx.data)
-            index_put(&p->final_idx, first + i, -1);
-        if (p->final_weights)
-            p->final_weights[first + i] = 0.0f;
-    }
+    if (p->final_idx.data)
+        fill_words(ag, p->final_idx.data, first * words, end * words, -1);
+    if (p->final_weights)
+        fill_words(ag, p->final_weights, first, end, 0);
 }
 
 /* One received row from the receive buffer to the caller's tensors; what is already in place has no BUFFERED_ bit. */
