@@ -3,12 +3,12 @@
  * Placement of a group's heaps: in the device's memory or in the host's (EPX_GPU_HEAP).
  *
  *   device, host   as requested; `device` fails at registration if the network cannot reach it
- *   split          high throughput between nodes: the device's memory, and beside it some of the host's,
- *                  through which all rows between nodes pass. Ranks of a node, whose rows are most of all, then
- *                  never cross the bus to reach each other. Without effect in other groups
+ *   split          several nodes: the device's memory, and beside it some of the host's, through which all rows between
+ *                  nodes pass. Ranks of a node, whose rows are most of all, then never cross the bus to reach each
+ *                  other, and nothing but what the network touches is pinned. With masks: as host
  *   auto           one node: the device's memory. Several nodes: the device's memory if, on every rank, the network
  *                  registers a piece of it and the device has a rule that makes a card's writes visible; otherwise
- *                  the host's memory, on all ranks
+ *                  split, on all ranks
  *
  * A device whose memory is the host's (CPU) has only one place.
  */
@@ -128,11 +128,10 @@ static epx_status network_reaches(struct epx_group *group)
     return try_registering(group);
 }
 
-/* Low latency cannot: its rows lie where both the node and the network reach them. A process that joins would
- * have to know of it. */
+/* With masks a process may join, and would have to know of it. */
 static int may_split(const struct epx_group *group)
 {
-    return group->set.modes == EPX_HIGH_THROUGHPUT && !group->set.enable_mask;
+    return !group->set.enable_mask;
 }
 
 epx_status heap_place_agree(struct epx_group *group)
@@ -142,14 +141,16 @@ epx_status heap_place_agree(struct epx_group *group)
     epx_status status = asked_place(&place);
 
     group->set.split = place == PLACE_SPLIT && group->nnodes > 1 && may_split(group);
-    if (group->nnodes == 1 || heaps_are_host(group) || group->set.split)
+    if (group->nnodes == 1 || heaps_are_host(group))
         return EPX_OK;
-    if (status == EPX_OK && place != PLACE_DEVICE && network_reaches(group) != EPX_OK) {
+    if (status == EPX_OK && place == PLACE_AUTO && network_reaches(group) != EPX_OK) {
         host = 1;
-        log_line(LOG_INFO, "heaps are placed in host memory: %s", epx_last_error());
+        log_line(LOG_INFO, "rows between nodes pass through host memory: %s", epx_last_error());
     }
+    host |= place == PLACE_SPLIT;
     status = handshake_any(group, status, &host);
-    if (status == EPX_OK && host)
+    group->set.split = host && may_split(group);
+    if (status == EPX_OK && host && !group->set.split)
         status = group->device->ops->heap_place(group->device, 1);
     return status;
 }

@@ -101,23 +101,54 @@ static void plan_ll_combine(const struct settings *set, struct ll_layout *ll)
     ll->cslot_stride = up(at, 64);
 }
 
+#define LL_SPLIT_ROWS 2048 /* most rows of the stage where no row is put from the heap */
+
 /* Rows on their way out: half of what ranks that share memory save in receive buffers, or a few. More rows are sent
- * in turns. */
+ * in turns. Where none is put from the heap, twice the rows that evenly chosen experts on two nodes return. */
 static uint64_t stage_rows(const struct settings *set)
 {
-    const uint64_t M = (uint64_t)set->max_tokens;
+    const uint64_t M = (uint64_t)set->max_tokens, all = M * (uint64_t)set->max_topk;
     const uint64_t saved = (uint64_t)set->inflight * M * (uint64_t)(set->smallest_node - 1) / 2;
-    const uint64_t few = M < 64 ? M : 64;
+    const uint64_t few = !set->split ? (M < 64 ? M : 64) : all < LL_SPLIT_ROWS ? all : LL_SPLIT_ROWS;
 
     if (set->nnodes == 1)
         return 0;
     return saved > few ? saved : few;
 }
 
+/* What the network reads and writes, in memory of its own. */
+static void plan_ll_net(const struct settings *set, struct ll_layout *ll, uint64_t *net)
+{
+    const uint64_t W = (uint64_t)set->inflight;
+    uint64_t at = sizeof(struct lc_desc);
+
+    ll->net_headers = 0;
+    ll->net_rows = up((uint64_t)set->nranks * (ll->head), 64);
+    ll->net_slot_stride = up(ll->net_rows + (uint64_t)set->max_tokens * ll->pitch, 64);
+    ll->net_slots = take(net, W * ll->net_slot_stride);
+    ll->net_cdescs = take(&at, (uint64_t)set->remotes * sizeof(struct lc_desc));
+    ll->net_crows = take(&at, ll->halves * (uint64_t)set->max_tokens * (uint64_t)set->max_topk * ll->cpitch);
+    ll->net_cslot_stride = up(at, 64);
+    ll->net_cslots = take(net, W * ll->net_cslot_stride);
+}
+
+static void plan_ll_net_in_heap(struct ll_layout *ll)
+{
+    ll->net_slots = ll->slots;
+    ll->net_slot_stride = ll->slot_stride;
+    ll->net_headers = ll->headers;
+    ll->net_rows = ll->rows;
+    ll->net_cslots = ll->cslots;
+    ll->net_cslot_stride = ll->cslot_stride;
+    ll->net_cdescs = ll->cdescs;
+    ll->net_crows = ll->crows;
+}
+
 static void plan_ll(const struct settings *set, struct heap_plan *plan, uint64_t *at)
 {
     const uint64_t W = (uint64_t)set->inflight;
     const uint64_t start = up(*at, 4096);
+    uint64_t *net = set->split ? &plan->net_bytes : at;
     struct ll_layout *ll = &plan->ll;
 
     plan_ll_dispatch(set, ll);
@@ -125,9 +156,14 @@ static void plan_ll(const struct settings *set, struct heap_plan *plan, uint64_t
     *at = start;
     ll->slots = take(at, W * ll->slot_stride);
     ll->cslots = take(at, W * ll->cslot_stride);
-    ll->recv_buf = take(at, W * (uint64_t)set->remotes * ll->recv_stride);
+    ll->split = set->split;
+    if (ll->split)
+        plan_ll_net(set, ll, net);
+    else
+        plan_ll_net_in_heap(ll);
+    ll->recv_buf = take(net, W * (uint64_t)set->remotes * ll->recv_stride);
     ll->stage_rows = stage_rows(set);
-    ll->stage = take(at, ll->stage_rows * ll->cpitch);
+    ll->stage = take(net, ll->stage_rows * ll->cpitch);
     plan->ll_bytes = *at - start;
     /* Rows and their tables: the most that a rank reads of each of its peers. */
     plan->ll_receive_bytes = (uint64_t)set->largest_node * (table_bytes(set) + (uint64_t)set->max_tokens * 4) +

@@ -46,12 +46,23 @@ KFN_STEP char *lc_slot(const struct group_dev *g, int rank, uint64_t epoch)
     return heap_at(g, rank, lc_slot_offset(g, epoch));
 }
 
+/* The same of this rank where the network reads and writes: the descriptor, those of other nodes, their rows. */
+KFN_STEP uint64_t lc_net_slot(const struct group_dev *g, uint64_t epoch)
+{
+    return g->ll.net_cslots + (uint64_t)slot_of(g, epoch) * g->ll.net_cslot_stride;
+}
+
+KFN_STEP char *lc_net_rows(const struct group_dev *g, uint64_t epoch)
+{
+    return net_at(g, lc_net_slot(g, epoch) + g->ll.net_crows);
+}
+
 /* The descriptor of rank d: in its heap, or put here. */
 KFN_STEP const struct lc_desc *lc_desc_of(const struct group_dev *g, int d, uint64_t epoch)
 {
     if (is_local(g, d))
         return (const struct lc_desc *)lc_slot(g, d, epoch);
-    return (const struct lc_desc *)(lc_slot(g, g->rank, epoch) + g->ll.cdescs) + g->recv_index_of[d];
+    return (const struct lc_desc *)net_at(g, lc_net_slot(g, epoch) + g->ll.net_cdescs) + g->recv_index_of[d];
 }
 
 #if AG_STAGED
@@ -211,6 +222,7 @@ struct lc_stage {
     int parts;       /* agents that have one: `shares` for each rank that is served at the same time */
     int shares;      /* agents that share out the blocks of a rank */
     int any_rank;    /* rows of any rank that this agent serves may be in it at any time */
+    uint64_t fixed;  /* not 0: the stage has room for so many rows of every rank, in the order in which they land */
     int first, last; /* steps from this rank to the first and to the last rank whose rows are in it */
     struct put_batch batch;
 };
@@ -254,12 +266,36 @@ KFN_STEP int lc_wait_stage(struct agent *ag, const struct group_dev *g, struct l
 
 KFN int lc_in_heap(const struct ll_combine_params *p)
 {
-    return p->pulled && p->rows_in == 0;
+    return p->pulled && p->rows_in == 0 && !p->g->ll.split;
 }
 
 KFN int lc_short(const struct ll_combine_params *p, const struct lc_block *b)
 {
     return p->layout == LAYOUT_EXPERT_MAJOR && (int64_t)b->n * p->signature.hidden_bytes < LC_SHORT_BYTES;
+}
+
+#define LC_EARLY_ROWS 4 /* that are put before an agent goes on copying */
+
+/* A place in the stage for row i of block b of source s; used up: after those in it have left. Non-zero: failed. */
+KFN_STEP int lc_stage_place(struct agent *ag, const struct ll_combine_params *p, int s, const struct lc_block *b, int i,
+                            struct lc_stage *stage, uint64_t *place)
+{
+    const struct group_dev *g = p->g;
+    const size_t pitch = lc_pitch(p);
+
+    if (stage->fixed) {
+        const uint64_t row = b->place - lc_block_at(p, s, 0).place + (uint64_t)i;
+        *place = g->ll.stage + ((uint64_t)g->recv_index_of[s] * stage->fixed + row) * pitch;
+        return 0;
+    }
+    if (stage->used + pitch > stage->room) {
+        if (put_flush(ag, g, &stage->batch))
+            return push_failed(ag, g);
+        if (lc_wait_stage(ag, g, stage))
+            return 1;
+    }
+    *place = stage->at + stage->used;
+    return 0;
 }
 
 /* Blocks `first` to end - 1 to a source of another node; the descriptor goes before the first of all. */
@@ -268,13 +304,13 @@ KFN_STEP int lc_push_remote(struct agent *ag, const struct ll_combine_params *p,
 {
     const struct group_dev *g = p->g;
     const int slot = slot_of(g, epoch);
-    const uint64_t recv_buf = lc_slot_offset(g, epoch) + g->ll.crows;
+    const uint64_t recv_buf = lc_net_slot(g, epoch) + g->ll.net_crows;
     const size_t pitch = lc_pitch(p);
     uint64_t rows = 0, packed = recv_buf + lc_block_at(p, s, 0).place * pitch; /* all blocks follow each other there */
 
     if (first == 0)
-        put(ag, g, &stage->batch, s, COUNTER(SIG_LC_DATA, slot), lc_slot_offset(g, epoch),
-            lc_slot_offset(g, epoch) + g->ll.cdescs + (uint64_t)g->recv_index_at[s] * sizeof(struct lc_desc),
+        put(ag, g, &stage->batch, s, COUNTER(SIG_LC_DATA, slot), lc_net_slot(g, epoch),
+            lc_net_slot(g, epoch) + g->ll.net_cdescs + (uint64_t)g->recv_index_at[s] * sizeof(struct lc_desc),
             sizeof(struct lc_desc));
     for (int l = first; l < end; l++) {
         const struct lc_block b = lc_block_at(p, s, l);
@@ -286,21 +322,19 @@ KFN_STEP int lc_push_remote(struct agent *ag, const struct ll_combine_params *p,
             uint64_t source = (uint64_t)(row - heap_at(g, g->rank, 0));
             uint32_t bytes = (uint32_t)p->signature.hidden_bytes;
             if (!lc_in_heap(p) || (lc_short(p, &b) && stage->used + pitch <= stage->room)) {
-                if (stage->used + pitch > stage->room) {
-                    if (put_flush(ag, g, &stage->batch))
-                        return push_failed(ag, g);
-                    if (lc_wait_stage(ag, g, stage))
-                        return 1;
-                }
-                source = stage->at + stage->used;
-                bytes = LC_LOGFMT(p) ? lc_pack_row(ag, p, heap_at(g, g->rank, source), row)
-                                     : lc_write_row(ag, p, heap_at(g, g->rank, source), row);
+                if (lc_stage_place(ag, p, s, &b, i, stage, &source))
+                    return 1;
+                bytes = LC_LOGFMT(p) ? lc_pack_row(ag, p, net_at(g, source), row)
+                                     : lc_write_row(ag, p, net_at(g, source), row);
                 stage->used += LC_LOGFMT(p) ? bytes : pitch;
                 packed += bytes;
                 ag_sync(ag);
             }
             put(ag, g, &stage->batch, s, COUNTER(SIG_LC_ROWS, slot), source, target, bytes);
         }
+        /* The network has something to do while the other blocks are copied. */
+        if (stage->fixed && stage->batch.n >= LC_EARLY_ROWS && put_flush(ag, g, &stage->batch))
+            return push_failed(ag, g);
         rows += (uint64_t)b.n;
     }
     if (ag_leader(ag))
@@ -341,7 +375,27 @@ KFN int lc_push_in_order(struct agent *ag, const struct ll_combine_params *p, ui
     return 0;
 }
 
-#define LC_SHARE_ROWS 4 /* least rows of the stage that an agent has */
+#define LC_SHARE_ROWS 4   /* least rows of the stage that an agent has */
+#define LC_FIXED_SHARES 8 /* agents of a rank where rows lie as they land: few, so that each has rows that touch */
+
+/* Rows of each rank elsewhere for which the stage has room, where no rank has more; else 0. */
+KFN_STEP uint64_t lc_fixed_rows(struct agent *ag, const struct ll_combine_params *p)
+{
+    const struct group_dev *g = p->g;
+    const uint64_t each = g->remotes > 0 ? g->ll.stage_rows / (uint64_t)g->remotes : 0;
+    int odd = 0;
+
+    if (!g->ll.split || LC_LOGFMT(p) || p->signals)
+        return 0;
+    AG_EACH(ag, int, s, g->nranks)
+    {
+        uint64_t rows = 0;
+        for (int l = 0; l < lc_blocks(p) && !is_local(g, s); l++)
+            rows += (uint64_t)p->h->count[l * g->nranks + s];
+        odd |= rows > each;
+    }
+    return ag_any(ag, odd) ? 0 : each;
+}
 
 /* Each agent serves some of the sources elsewhere, with its own part of the stage. */
 KFN_STEP int lc_push_others(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
@@ -357,6 +411,9 @@ KFN_STEP int lc_push_others(struct agent *ag, const struct ll_combine_params *p,
     const int by_rows = (int)(g->ll.stage_rows / (uint64_t)(ranks * LC_SHARE_ROWS));
     stage.shares = by_agents < by_rows ? by_agents : by_rows;
     stage.shares = stage.shares < lc_blocks(p) ? stage.shares : lc_blocks(p);
+    stage.fixed = lc_fixed_rows(ag, p);
+    if (stage.fixed && stage.shares > LC_FIXED_SHARES)
+        stage.shares = LC_FIXED_SHARES;
     stage.shares = AG_ONE_LANE || LC_LOGFMT(p) || p->signals || stage.shares < 1 ? 1 : stage.shares;
     stage.parts = ranks * stage.shares;
     stage.room = g->ll.stage_rows / (uint64_t)stage.parts * g->ll.cpitch;
@@ -463,8 +520,11 @@ KFN_STEP int lc_take_slot(struct agent *ag, const struct ll_combine_params *p, u
         wait_peers(ag, g, SCOPE_ALL, SIG_LC_DONE, slot_of(g, epoch), lap_of(g, epoch) - 1, PHASE_LC_SLOT, NULL))
         return 1;
     AG_MARK(ag, MARK_SLOT);
-    if (ag_index(ag) == 0 && ag_leader(ag))
+    if (ag_index(ag) == 0 && ag_leader(ag)) {
         lc_write_desc(p, (struct lc_desc *)slot);
+        if (g->ll.split)
+            lc_write_desc(p, (struct lc_desc *)net_at(g, lc_net_slot(g, epoch)));
+    }
     if (p->nodes && ag_index(ag) == 0 && wait_all_sent(ag, g, PHASE_LC_SENT))
         return 1;
     if (p->pulled && p->layout == LAYOUT_EXPERT_MAJOR) {
@@ -523,9 +583,9 @@ KFN_STEP const char *lc_row(const struct ll_combine_params *p, uint64_t epoch, c
     const struct group_dev *g = p->g;
 
     if (LC_LOGFMT(p) && !is_local(g, d))
-        return lc_slot(g, g->rank, epoch) + g->ll.crows + (size_t)g->packed_at[lc_place(p, d, i)] * 16;
+        return lc_net_rows(g, epoch) + (size_t)g->packed_at[lc_place(p, d, i)] * 16;
     if (!is_local(g, d))
-        return lc_slot(g, g->rank, epoch) + g->ll.crows + (size_t)lc_place(p, d, i) * lc_pitch(p);
+        return lc_net_rows(g, epoch) + (size_t)lc_place(p, d, i) * lc_pitch(p);
     const int by_rank = p->layout == LAYOUT_RANK_MAJOR;
     const int l = by_rank ? 0 : p->h->ids[i] - d * g->local_experts;
     const int32_t *begin = (const int32_t *)(lc_slot(g, d, epoch) + g->ll.begin);
@@ -589,7 +649,7 @@ KFN_STEP int lc_sum_token(struct agent *ag, const struct ll_combine_params *p, u
             const int d = p->h->ids[i] / L;
             const struct lc_desc *desc = lc_desc_near(p, d, epoch);
             const char *row = lc_row(p, epoch, desc, d, i);
-            if (!is_local(g, d) || !desc->pulled)
+            if (is_local(g, d) ? !desc->pulled : !g->ll.split)
                 AG_SUMS(ag, g, d, row, LC_LOGFMT(p) ? 16 : lc_pitch(p));
             sum_set_offer(&set, n + before, LC_LOGFMT(p) ? row : row + at, weighted ? p->weights[i] : 1.0f,
                           p->nvfp4 ? ROWS_NVFP4 : LC_LOGFMT(p));
@@ -669,7 +729,7 @@ KFN_STEP int lc_unpack(struct agent *ag, const struct ll_combine_params *p, uint
     const struct group_dev *g = p->g;
     const uint64_t n = lc_rows_from(p, d), pitch = lc_pitch(p);
     const int64_t first = n ? p->h->back[p->layout == LAYOUT_EXPERT_MAJOR ? d * g->local_experts : d] : 0;
-    const char *rows = lc_slot(g, g->rank, epoch) + g->ll.crows;
+    const char *rows = lc_net_rows(g, epoch);
     uint64_t at = (uint64_t)first * pitch;
     const uint64_t end = at + n * pitch;
 

@@ -328,8 +328,8 @@ KFN struct signature ll_signature_of(const struct group_dev *g, int s, uint64_t 
         *rows = ll_desc_of(g, s, epoch)->ntokens;
         return ll_desc_of(g, s, epoch)->signature;
     }
-    *rows = ll_header_of(g, s, epoch)->rows;
-    return ll_header_signature(ll_header_of(g, s, epoch));
+    *rows = ll_header_there(g, s, epoch)->rows;
+    return ll_header_signature(ll_header_there(g, s, epoch));
 }
 
 /* The descriptors of peers match this rank's signature and are within the limits of the group. */

@@ -122,23 +122,33 @@ KFN_STEP int ll_send_tables(struct agent *ag, const struct ll_dispatch_params *p
     return 0;
 }
 
-/* Rows into the own slot, for receivers that read them there, and for the proxies. */
+/* Rows to `rows`, with records where they go to other nodes. */
+KFN void ll_copy_rows(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch, char *rows, int records)
+{
+    const struct ll_view v = ll_own_view(p, epoch);
+    const uint64_t stride = ll_row_stride(p);
+
+    for (int t = ag_index(ag); t < p->route.ntokens && !p->in_place; t += ag_count(ag)) {
+        char *row = rows + (size_t)(p->g->nnodes > 1 ? v.pos[t] : t) * stride;
+        row_stage(ag, row, &p->in, &p->signature, t);
+        if (records)
+            ll_write_record(ag, p, row, t);
+    }
+}
+
+/* Rows into the own slot, for receivers that read them there, and for the proxies; with ll.split these have copies of
+ * their own, which are on their way while those for the node are written. */
 KFN_STEP int ll_stage_rows(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
-    const struct ll_view v = ll_own_view(p, epoch);
-    char *rows = heap_at(g, g->rank, ll_slot_offset(g, epoch) + g->ll.rows);
-    const uint64_t stride = ll_row_stride(p);
     const int spread = g->nnodes > 1;
+    char *rows = heap_at(g, g->rank, ll_slot_offset(g, epoch) + g->ll.rows);
 
-    for (int t = ag_index(ag); t < p->route.ntokens && !p->in_place; t += ag_count(ag)) {
-        char *row = rows + (size_t)(spread ? v.pos[t] : t) * stride;
-        row_stage(ag, row, &p->in, &p->signature, t);
-        if (spread)
-            ll_write_record(ag, p, row, t);
-    }
+    ll_copy_rows(ag, p, epoch, g->ll.split ? net_at(g, ll_net_slot(g, epoch) + g->ll.net_rows) : rows, spread);
     if (spread && (sync_barrier(ag, g) || ll_put_remote(ag, p, epoch)))
         return 1;
+    if (g->ll.split)
+        ll_copy_rows(ag, p, epoch, rows, 0);
     if (!sync_last(ag, g, 1))
         return 0;
     if (ag_leader(ag) && !p->in_place)

@@ -6,6 +6,8 @@
  *   headers[R]   one of each destination   --- put --->   header: signature, rows, place, count[L]
  *   rows[B]      in the order of ll_order  --- puts -->   rows[0], rows[1], ... those for this rank, without gaps
  *
+ * All of it is where the network reads and writes (net_at): the heap, or, with ll.split, host memory of this rank.
+ *
  * A row is staged once, whatever the number of its destinations: payload, scales, record. The record has all that a
  * receiver must know of the row, for each of its K experts: ids, its number there, weights. The number is that among
  * the rows of this source at that expert (EXPERT_MAJOR), or at that rank (RANK_MAJOR), so that the place of a row does
@@ -69,7 +71,7 @@ KFN uint64_t ll_row_stride(const struct ll_dispatch_params *p)
     return p->g->nnodes > 1 ? ll_far_stride(p) : ll_record_at(p);
 }
 
-/* Offset of the receive buffer of source number `number` in the heap of its receiver. */
+/* Offset of the receive buffer of source number `number` where the network of its receiver writes. */
 KFN uint64_t ll_far_offset(const struct group_dev *g, uint64_t epoch, int number)
 {
     const uint64_t piece = (uint64_t)slot_of(g, epoch) * (uint64_t)g->remotes + (uint64_t)number;
@@ -77,9 +79,25 @@ KFN uint64_t ll_far_offset(const struct group_dev *g, uint64_t epoch, int number
 }
 
 /* What rank s of another node has put here, once its LL_DATA has arrived. */
+KFN_STEP const struct ll_header *ll_header_there(const struct group_dev *g, int s, uint64_t epoch)
+{
+    return (const struct ll_header *)net_at(g, ll_far_offset(g, epoch, g->recv_index_of[s]));
+}
+
+/* The same for all who read it, behind the barrier that follows ll_wait_remote(): across a bus, loads of one word by
+ * many agents would come one after the other. */
 KFN_STEP const struct ll_header *ll_header_of(const struct group_dev *g, int s, uint64_t epoch)
 {
-    return (const struct ll_header *)heap_at(g, g->rank, ll_far_offset(g, epoch, g->recv_index_of[s]));
+    if (!g->ll.split)
+        return ll_header_there(g, s, epoch);
+    return (const struct ll_header *)heap_at(
+        g, g->rank, ll_slot_offset(g, epoch) + g->ll.headers + (uint64_t)s * ll_header_bytes(g));
+}
+
+/* Offset of a slot's headers and rows on their way out. */
+KFN uint64_t ll_net_slot(const struct group_dev *g, uint64_t epoch)
+{
+    return g->ll.net_slots + (uint64_t)slot_of(g, epoch) * g->ll.net_slot_stride;
 }
 
 /* ---- Send ----------------------------------------------------------------------------------------------------- */
@@ -277,13 +295,13 @@ KFN_STEP void ll_put_to(struct agent *ag, const struct ll_dispatch_params *p, ui
                         struct put_batch *batch)
 {
     const struct group_dev *g = p->g;
-    const uint64_t from = ll_slot_offset(g, epoch), stride = ll_row_stride(p);
-    const uint64_t header = from + g->ll.headers + (uint64_t)d * ll_header_bytes(g), rows = from + g->ll.rows;
+    const uint64_t from = ll_net_slot(g, epoch), stride = ll_row_stride(p);
+    const uint64_t header = from + g->ll.net_headers + (uint64_t)d * ll_header_bytes(g), rows = from + g->ll.net_rows;
     const uint64_t target = ll_far_offset(g, epoch, g->recv_index_at[d]);
     const int n = p->h->rcount[d], slot = slot_of(g, epoch);
-    int32_t *list = (int32_t *)heap_at(g, g->rank, from) + (size_t)d * (size_t)g->max_tokens;
+    int32_t *list = (int32_t *)heap_at(g, g->rank, ll_slot_offset(g, epoch)) + (size_t)d * (size_t)g->max_tokens;
 
-    ll_write_header(ag, p, d, (struct ll_header *)heap_at(g, g->rank, header));
+    ll_write_header(ag, p, d, (struct ll_header *)net_at(g, header));
     put(ag, g, batch, d, COUNTER(SIG_LL_DATA, slot), header, target, (uint32_t)ll_header_bytes(g));
     ll_list_far(ag, p, d, list);
     for (int j = 0; j < n; j++) {
@@ -345,7 +363,7 @@ KFN_STEP int ll_wait_all_rows(struct agent *ag, const struct group_dev *g, uint6
         int64_t rows = 0;
         AG_EACH(ag, int, s, g->nranks)
         if (!is_local(g, s) && ring_of(g, s, COUNTER(SIG_LL_ROWS, 0)) == ring)
-            rows += ll_header_of(g, s, epoch)->rows;
+            rows += ll_header_there(g, s, epoch)->rows;
         rows = ag_sum(ag, rows);
         if (wait_ring_rows(ag, g, ring, (uint64_t)rows, SIG_LL_ROWS, slot_of(g, epoch), PHASE_LL_ROWS, start))
             return 1;
@@ -362,6 +380,10 @@ KFN_STEP int ll_wait_remote(struct agent *ag, const struct ll_dispatch_params *p
     for (int s = 0; s < g->nranks; s++) {
         if (is_local(g, s) || !g->mask[s] || g->recv_index_of[s] % ag_count(ag) != ag_index(ag))
             continue;
+        if (g->ll.split)
+            ag_copy(ag, (char *)(uintptr_t)ll_header_of(g, s, epoch), (const char *)ll_header_there(g, s, epoch),
+                    ll_header_bytes(g));
+        ag_sync(ag);
         const struct ll_header *header = ll_header_of(g, s, epoch);
         const uint64_t n = (uint64_t)header->rows;
         if (ll_header_unsound(ag, p, header))
@@ -387,7 +409,7 @@ KFN struct ll_row ll_far_row(const struct ll_dispatch_params *p, uint64_t epoch,
 {
     const struct group_dev *g = p->g;
     const int K = p->route.topk_n, first = g->rank * g->local_experts;
-    const char *rows = heap_at(g, g->rank, ll_far_offset(g, epoch, g->recv_index_of[s]) + g->ll.head);
+    const char *rows = net_at(g, ll_far_offset(g, epoch, g->recv_index_of[s]) + g->ll.head);
     struct ll_row row;
 
     row.data = rows + (size_t)i * ll_far_stride(p);

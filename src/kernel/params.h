@@ -257,6 +257,12 @@ struct ll_layout {
     uint64_t cpitch; /* most bytes of a receive row */
     uint64_t halves; /* of the receive rows, each of M*K: 2 between nodes with masks (ll_landing.h), else 1 */
     uint64_t stage, stage_rows; /* combine: rows on their way to other nodes, when they are not in the heap */
+    /* Where the network reads and writes: recv_buf, stage, and these. split 0: the same places of the heap. */
+    int32_t split, reserved;
+    uint64_t net_slots, net_slot_stride;   /* dispatch: headers[R], rows[M] on their way out */
+    uint64_t net_headers, net_rows;        /* from the start of one of these */
+    uint64_t net_cslots, net_cslot_stride; /* combine: the own descriptor */
+    uint64_t net_cdescs, net_crows;        /* from the start of one of these: what remote ranks have put */
 };
 
 struct ht_layout {

@@ -48,8 +48,8 @@ static const struct env_entry entries[] = {
      "configuration says 0; on several nodes the default is 450M"},
     {"EPX_DEVICE", "", "cpu", "Device of groups whose configuration leaves it open: cpu, cuda or hip"},
     {"EPX_GPU_HEAP", "", "auto",
-     "Where the heaps of GPU groups lie: device, host, split (high throughput between nodes: device, with host "
-     "memory for the network alone), or auto: host where the network between nodes does not reach GPU memory"},
+     "Where the heaps of GPU groups lie: device, host, split (several nodes, no masks: device, with host memory for "
+     "the network alone), or auto: device, or split where the network between nodes does not reach GPU memory"},
     {"EPX_REGISTER", "", "between processes, with CUDA",
      "0: rows in a caller's own memory are copied before other ranks of the node read them; 1: other ranks read them "
      "in "

@@ -108,6 +108,8 @@ for device in cuda hip; do
         --operations "ht update,ht dispatch,ht combine"
     EPX_GPU_HEAP=split EPX_HT_BUFFER_BYTES=100K try "$device: memory for the network" "$build/epx" bench ht \
         "${small[@]}" --nodes 2 --ranks 4 --hidden 1024 --tokens 40
+    EPX_GPU_HEAP=split try "$device: low latency, memory for the network" "$build/epx" bench ll "${small[@]}" \
+        --nodes 2 --ranks 4 --hidden 512
     try "$device: zones, source maps, sums in top-k order" "$build/tests/test_expand"
     EPX_DEVICE=$device try "$device: more tokens than the group is for" "$build/tests/test_ht_tokens"
     EPX_DEVICE=$device try "$device: NVFP4" "$build/tests/test_nvfp4"

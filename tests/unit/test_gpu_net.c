@@ -236,6 +236,8 @@ struct placed {
     const char *net, *device; /* expected name, or NULL: creation fails with `status` */
     epx_status status;
     int per_node;
+    int split; /* rows between nodes pass through host memory */
+    int masks;
 };
 
 static int create(int rank, int n, epx_bootstrap *boot, void *arg)
@@ -254,11 +256,13 @@ static int create(int rank, int n, epx_bootstrap *boot, void *arg)
     config.alloc_bytes = 1 << 20;
     config.timeout_ms = 20000;
     config.ranks_per_node = want->per_node;
+    config.enable_mask = want->masks;
     snprintf(config.net, sizeof(config.net), "%s", want->net);
     status = epx_group_create(&group, boot, &config);
     if (!want->device)
         return status != want->status;
-    wrong = status != EPX_OK || strcmp(group->device->ops->name, want->device) != 0;
+    wrong = status != EPX_OK || strcmp(group->device->ops->name, want->device) != 0 ||
+            group->set.split != want->split || (group->net_memory != NULL) != want->split;
     return (group && epx_group_destroy(group) != EPX_OK) || wrong;
 }
 
@@ -276,30 +280,32 @@ static void heaps_lie_where_the_network_reaches_them(void **state)
 {
     (void)state;
     /* One node: no network is asked. */
-    expect_place(NULL, ARRIVALS_NEVER, (struct placed){"null", "gpu", EPX_OK, 0});
-    expect_place("host", ARRIVALS_VISIBLE, (struct placed){"null", "host", EPX_OK, 0});
+    expect_place(NULL, ARRIVALS_NEVER, (struct placed){"null", "gpu", EPX_OK, 0, 0, 0});
+    expect_place("host", ARRIVALS_VISIBLE, (struct placed){"null", "host", EPX_OK, 0, 0, 0});
     /* The null network registers anything. */
-    expect_place(NULL, ARRIVALS_VISIBLE, (struct placed){"null", "gpu", EPX_OK, 1});
-    expect_place("auto", ARRIVALS_FLUSH, (struct placed){"null", "gpu", EPX_OK, 1});
-    expect_place("AUTO", ARRIVALS_NEVER, (struct placed){"null", "host", EPX_OK, 1});
-    expect_place("host", ARRIVALS_VISIBLE, (struct placed){"null", "host", EPX_OK, 1});
-    expect_place("device", ARRIVALS_FLUSH, (struct placed){"null", "gpu", EPX_OK, 1});
+    expect_place(NULL, ARRIVALS_VISIBLE, (struct placed){"null", "gpu", EPX_OK, 1, 0, 0});
+    expect_place("auto", ARRIVALS_FLUSH, (struct placed){"null", "gpu", EPX_OK, 1, 0, 0});
+    expect_place("AUTO", ARRIVALS_NEVER, (struct placed){"null", "gpu", EPX_OK, 1, 1, 0});
+    expect_place("AUTO", ARRIVALS_NEVER, (struct placed){"null", "host", EPX_OK, 1, 0, 1});
+    expect_place("split", ARRIVALS_VISIBLE, (struct placed){"null", "gpu", EPX_OK, 1, 1, 0});
+    expect_place("host", ARRIVALS_VISIBLE, (struct placed){"null", "host", EPX_OK, 1, 0, 0});
+    expect_place("device", ARRIVALS_FLUSH, (struct placed){"null", "gpu", EPX_OK, 1, 0, 0});
 }
 
 static void what_cannot_work_is_refused_with_the_reason(void **state)
 {
     (void)state;
-    expect_place("device", ARRIVALS_NEVER, (struct placed){"null", NULL, EPX_ERR_UNSUPPORTED, 1});
-    expect_place("gpu", ARRIVALS_VISIBLE, (struct placed){"null", NULL, EPX_ERR_ARGUMENT, 1});
+    expect_place("device", ARRIVALS_NEVER, (struct placed){"null", NULL, EPX_ERR_UNSUPPORTED, 1, 0, 0});
+    expect_place("gpu", ARRIVALS_VISIBLE, (struct placed){"null", NULL, EPX_ERR_ARGUMENT, 1, 0, 0});
 }
 
-/* tcp registers no GPU memory: auto goes to the host, and what was insisted on fails. */
-static void libfabric_over_tcp_takes_heaps_of_the_host(void **state)
+/* tcp registers no GPU memory: rows pass through the host's, and what was insisted on fails. */
+static void libfabric_over_tcp_has_host_memory_for_the_network(void **state)
 {
     (void)state;
     unit_need_ofi("tcp");
-    expect_place(NULL, ARRIVALS_VISIBLE, (struct placed){"ofi:tcp", "host", EPX_OK, 1});
-    expect_place("device", ARRIVALS_VISIBLE, (struct placed){"ofi:tcp", NULL, EPX_ERR_UNSUPPORTED, 1});
+    expect_place(NULL, ARRIVALS_VISIBLE, (struct placed){"ofi:tcp", "gpu", EPX_OK, 1, 1, 0});
+    expect_place("device", ARRIVALS_VISIBLE, (struct placed){"ofi:tcp", NULL, EPX_ERR_UNSUPPORTED, 1, 0, 0});
 }
 
 UNIT_MAIN(cmocka_unit_test(what_arrives_is_visible_flushed_or_refused_as_the_driver_says),
@@ -307,4 +313,4 @@ UNIT_MAIN(cmocka_unit_test(what_arrives_is_visible_flushed_or_refused_as_the_dri
           TEST(a_flush_that_fails_is_an_error_of_the_group), TEST(rings_lie_where_kernels_and_host_reach_them),
           cmocka_unit_test(heaps_lie_where_the_network_reaches_them),
           cmocka_unit_test(what_cannot_work_is_refused_with_the_reason),
-          cmocka_unit_test(libfabric_over_tcp_takes_heaps_of_the_host))
+          cmocka_unit_test(libfabric_over_tcp_has_host_memory_for_the_network))
