@@ -133,7 +133,8 @@ grep -q "RANK is 0 and WORLD_SIZE is 1, but Open MPI has set OMPI_COMM_WORLD_RAN
 check "epx run inside mpirun" 0 mpi -n 1 "$EPX_BUILD_DIR/epx" run -n 2 "$hello"
 complete 2 "rank"
 
-# Two machines: an agent in the place of ssh gives each a host name of its own. The ranks then know mpirun's address
+# Two machines: an agent in the place of ssh gives each a host name of its own (plm rsh: some containers set
+# OMPI_MCA_plm=isolated, with which mpirun calls all other machines filled). The ranks then know mpirun's address
 # only.
 cat >"$work/agent" <<'SHELL'
 #!/bin/sh
@@ -143,7 +144,7 @@ exec unshare --uts -- sh -c 'hostname "$0" && exec sh -c "$*"' "$host" "$@"
 SHELL
 chmod +x "$work/agent"
 two_machines() {
-    mpi -n 4 --host node-a:2,node-b:2 --mca plm_rsh_agent "$work/agent" --mca oob_tcp_if_include lo "$@"
+    mpi -n 4 --host node-a:2,node-b:2 --mca plm rsh --mca plm_rsh_agent "$work/agent" --mca oob_tcp_if_include lo "$@"
 }
 if ! mpirun --version 2>/dev/null | grep -q "(Open MPI) 4\."; then
     echo "not run: mpirun on two machines (only daemons of Open MPI 4 talk over the loopback)"
