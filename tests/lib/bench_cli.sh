@@ -14,7 +14,7 @@ fail() {
 expect() { # CODE NAME ARGUMENTS...: runs epx bench, keeps its output, compares the exit code
     local code=$1 name=$2 got
     shift 2
-    timeout 120 "$epx" bench "$@" >"$work/out" 2>"$work/err"
+    timeout 200 "$epx" bench "$@" >"$work/out" 2>"$work/err"
     got=$?
     if [ "$got" -eq "$code" ]; then
         echo "ok: $name"

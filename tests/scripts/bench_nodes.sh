@@ -19,7 +19,7 @@ for o in rows:
 PY
 }
 
-timeout 60 "$epx" bench ll "${small[@]}" --iters 1 >"$work/out" 2>"$work/err"
+timeout 200 "$epx" bench ll "${small[@]}" --iters 1 >"$work/out" 2>"$work/err"
 if [ $? -eq 2 ]; then
     echo "skipped: $(cat "$work/err")"
     exit 77
@@ -42,9 +42,10 @@ done
 expect 0 "rows that cross, low latency" ll "${small[@]}" --json &&
     json "each row once" "o['net_bytes'] >= o['rows_remote'] * 1024"
 
-# Neighbours merge: at most 0.35 writes per (token, destination) of low latency.
-expect 0 "128 tokens, 2 nodes of 4 ranks" ll --nodes 2 --ranks 8 --net tcp --hidden 1024 --iters 3 --json &&
-    json "writes per row" "o['writes_per_row'] <= 0.35"
+# Neighbours merge: at most 0.35 writes per (token, destination) of low latency. A figure, not for sanitizers.
+[ "${EPX_SANITIZE:-none}" != none ] ||
+    { expect 0 "128 tokens, 2 nodes of 4 ranks" ll --nodes 2 --ranks 8 --net tcp --hidden 1024 --iters 3 --json &&
+        json "writes per row" "o['writes_per_row'] <= 0.35"; }
 
 expect 0 "against fi_write" ht "${small[@]}" --vs ofi --json &&
     # What is printed is rounded, and ofi_GBps may be small on a busy machine.

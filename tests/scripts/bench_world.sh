@@ -45,7 +45,7 @@ failures=0
 check() {
     local name=$1 expected=$2 code since=$SECONDS
     shift 2
-    timeout 60 "$@" >"$work/out" 2>&1 </dev/null
+    timeout 200 "$@" >"$work/out" 2>&1 </dev/null
     code=$?
     [ "$expected" = bad ] && [ $code -ne 0 ] && expected=$code
     if [ $code -eq "$expected" ]; then

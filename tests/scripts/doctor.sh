@@ -24,7 +24,7 @@ fail() {
 expect() {
     local code=$1 name=$2 got
     shift 2
-    timeout 30 "$@" >"$work/out" 2>"$work/err"
+    timeout 200 "$@" >"$work/out" 2>"$work/err"
     got=$?
     [ "$got" -eq "$code" ] && echo "ok: $name" || fail "$name: exit code $got, expected $code"
 }

@@ -61,15 +61,15 @@ symbols=$(nm -D --defined-only "$module" | awk '{print $3}')
 if [ -e /dev/kfd ]; then
     echo "skipped: refusals: this machine may have an AMD GPU"
 else
-    EPX_MODULE_DIR=$work timeout 60 "$epx" bench ll --device hip --ranks 2 --tokens 4 >"$work/out" 2>&1
+    EPX_MODULE_DIR=$work timeout 200 "$epx" bench ll --device hip --ranks 2 --tokens 4 >"$work/out" 2>&1
     rc=$?
     [ $rc -eq 2 ] && grep -q "device hip: no GPU can be used" "$work/out" &&
         echo "ok: refused without a GPU" ||
         { cat "$work/out"; fail "without a GPU: exit code $rc, expected 2 and the reason"; }
-    EPX_MODULE_DIR=$work EPX_DEVICE=hip timeout 60 "$epx" doctor >"$work/out" 2>&1
+    EPX_MODULE_DIR=$work EPX_DEVICE=hip timeout 200 "$epx" doctor >"$work/out" 2>&1
     grep -q "libepx_hip.so can be opened" "$work/out" && echo "ok: doctor opens it" ||
         { cat "$work/out"; fail "doctor"; }
-    EPX_MODULE_DIR=$work/nowhere timeout 60 "$epx" bench ll --device hip --ranks 2 --tokens 4 >"$work/out" 2>&1
+    EPX_MODULE_DIR=$work/nowhere timeout 200 "$epx" bench ll --device hip --ranks 2 --tokens 4 >"$work/out" 2>&1
     rc=$?
     [ $rc -eq 2 ] && grep -q "no HIP device module here" "$work/out" &&
         echo "ok: refused without the module" ||

@@ -144,7 +144,8 @@ exec unshare --uts -- sh -c 'hostname "$0" && exec sh -c "$*"' "$host" "$@"
 SHELL
 chmod +x "$work/agent"
 two_machines() {
-    mpi -n 4 --host node-a:2,node-b:2 --mca plm rsh --mca plm_rsh_agent "$work/agent" --mca oob_tcp_if_include lo "$@"
+    mpi -n 4 --host node-a:2,node-b:2 --mca plm rsh --mca plm_rsh_agent "$work/agent" \
+        --mca oob_tcp_if_include lo "$@"
 }
 if ! mpirun --version 2>/dev/null | grep -q "(Open MPI) 4\."; then
     echo "not run: mpirun on two machines (only daemons of Open MPI 4 talk over the loopback)"

@@ -28,11 +28,11 @@ if command -v mpicxx >/dev/null && command -v mpirun >/dev/null; then
         -I"$include" -I"$include/standin/nccl" -I"$include/standin/cuda" "$root/tests/nccl_ep/program.cpp" \
         -L"$build" -lnccl_ep -lepx_nccl -lepx_cudart -Wl,-rpath,"$build" -o "$scratch/program"
     passed "C++20 with MPI, compiled" $?
-    timeout 60 "${mpi[@]}" -n 4 "$scratch/program"
+    timeout 200 "${mpi[@]}" -n 4 "$scratch/program"
     passed "C++20 with MPI, 4 ranks" $?
-    timeout 60 "${mpi[@]}" -n 3 "$build/examples/nccl_ep_hello"
+    timeout 200 "${mpi[@]}" -n 3 "$build/examples/nccl_ep_hello"
     passed "the example under mpirun" $?
-    timeout 60 "${mpi[@]}" -n 2 "$build/epx" ep-bench --tokens 8 --hidden 256 --experts 4 --top-k 2 --iters 2 \
+    timeout 200 "${mpi[@]}" -n 2 "$build/epx" ep-bench --tokens 8 --hidden 256 --experts 4 --top-k 2 --iters 2 \
         --warmup 1 --validate >"$scratch/mpi.txt" && grep -q "2 ranks" "$scratch/mpi.txt"
     passed "ep-bench joins mpirun's world" $?
 else
@@ -42,7 +42,7 @@ fi
 bench() { # expected status, expected text, options...
     local status=$1 text=$2
     shift 2
-    timeout 60 "$build/epx" ep-bench -n 4 --tokens 24 --hidden 512 --experts 16 --top-k 4 --warmup 1 --iters 2 "$@" \
+    timeout 200 "$build/epx" ep-bench -n 4 --tokens 24 --hidden 512 --experts 16 --top-k 4 --warmup 1 --iters 2 "$@" \
         >"$scratch/out.txt" 2>&1
     local got=$?
     [ $got -eq "$status" ] && grep -q -- "$text" "$scratch/out.txt"

@@ -28,7 +28,7 @@ hide() { # library
 expect() { # code, text, name, command...
     local code=$1 text=$2 name=$3 got
     shift 3
-    timeout 60 "$@" >"$work/out" 2>&1 </dev/null
+    timeout 200 "$@" >"$work/out" 2>&1 </dev/null
     got=$?
     if [ $got -ne "$code" ] || ! grep -qF -- "$text" "$work/out"; then
         echo "FAILED: $name: exit code $got, expected $code and \"$text\""

@@ -34,7 +34,7 @@ fi
 browse() { # OUTPUT FILE OPTION...: opens the page
     local out=$1 file=$2
     shift 2
-    timeout 60 "$chromium" --headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --hide-scrollbars \
+    timeout 200 "$chromium" --headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --hide-scrollbars \
         --user-data-dir="$work/profile" --window-size=1240,3600 --enable-logging=stderr "$@" "file://$file" \
         >"$out" 2>"$work/log"
 }
