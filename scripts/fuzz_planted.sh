@@ -33,7 +33,7 @@ while IFS= read -r line; do
     replace "$tree/$file" "$text" "$wrong" || { failed=$((failed + 1)) && continue; }
     (cd "$tree" && scripts/fuzz.sh "$name") >build-fuzz-planted/log 2>&1
     rc=$?
-    replace "$tree/$file" "$wrong" "$text" || cp "$file" "$tree/$file"
+    cp "$file" "$tree/$file"
     [ $rc -ne 77 ] || { tail -1 build-fuzz-planted/log && exit 77; }
     found=$(sed -n "s/^$name .* FAILED: //p" build-fuzz-planted/log)
     if [ -n "$found" ]; then

@@ -3,7 +3,8 @@
  * What ranks tell each other when a group is created: rank 0 of two creates one, and rank 1 says what rank 0 says, with
  * bytes changed by the input. Settings, results and messages of failures, identities, secrets, exports of heaps.
  *
- *     per all-gather: changes (1), then for each: where (2), xor (1)
+ *     per all-gather: changes (1), then for each: where (2), xor (1);
+ *                     or, for 15 changes: bytes (1), and these to xor its beginning, where results and messages are
  */
 #include "fuzz.h"
 
@@ -25,6 +26,12 @@ static int gather(void *context, const void *send, void *recv, size_t bytes)
     memcpy(recv, send, bytes);
     memcpy(peer, send, bytes);
     changes = fuzz_below(&input, 16);
+    if (changes == 15) {
+        const size_t run = (size_t)fuzz_int(&input, 1) % 65;
+        for (size_t i = 0; i < run && i < bytes; i++)
+            peer[i] ^= (uint8_t)fuzz_int(&input, 1);
+        return 0;
+    }
     for (unsigned i = 0; i < changes && bytes; i++) {
         const size_t at = (size_t)fuzz_int(&input, 2) % bytes;
         peer[at] ^= (uint8_t)fuzz_int(&input, 1);
