@@ -19,7 +19,7 @@ def is_ours(pid, ancestor):
 
 epx, ancestor, condition = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 seen = None
-for _ in range(60):
+for _ in range(300):  # about 100 seconds
     shown = json.loads(subprocess.run([epx, 'top', '--json'], stdout=subprocess.PIPE, check=False).stdout)
     for g in shown['groups']:
         if not is_ours(g['here'][0]['pid'], ancestor):
