@@ -18,7 +18,8 @@ from run import SuiteParser
 VENV = ".venv-test"  # survives `make clean`
 SLURM = ".slurm-test"  # likewise
 
-# Expected seconds of steps on 2 idle cores, another lane beside them; build-logs/times.json has those of the last run here.
+# Expected seconds of steps on 2 idle cores, another lane beside them; build-logs/times.json has those of the last run
+# here.
 TIMES = {
     "gcc-configure": 3, "gcc-build": 90, "gcc": 350, "quick": 60, "install": 6, "demo": 8, "manual": 3, "docs": 50,
     "cxx": 8,
