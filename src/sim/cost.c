@@ -126,9 +126,12 @@ static uint64_t serve(struct server *s, uint64_t now_ps, uint64_t bytes, uint64_
     return s->free_ps;
 }
 
-/* The same for bytes that stream through it and have all come by now_ps. */
+/* The same for bytes that stream through it and have all come by now_ps. Servers are asked in the order of time: one
+ * that were asked for a later time would make those wait that come before. */
 static uint64_t stream_through(struct server *s, uint64_t now_ps, uint64_t bytes, uint64_t rate)
 {
+    if (!rate)
+        return now_ps;
     s->free_ps = later(s->free_ps + bytes_ps(bytes, rate), now_ps);
     return s->free_ps;
 }
@@ -329,7 +332,8 @@ static uint64_t put_bytes(const struct net_put *put, uint64_t *header)
 uint64_t cost_depart(int from, int endpoint, int to, const struct net_put *put, uint64_t now_ns)
 {
     struct rank_cost *rank = &cost.ranks[from];
-    uint64_t header, at = now_ns * 1000;
+    const uint64_t now = now_ns * 1000;
+    uint64_t header, at = now;
     const uint64_t bytes = put_bytes(put, &header);
 
     (void)to;
@@ -341,21 +345,23 @@ uint64_t cost_depart(int from, int endpoint, int to, const struct net_put *put, 
         at = stream_through(&cost.gpus[gpu_of(from)].bus_out, at, bytes, cost.m.bus_rate);
     at = serve(&rank->card_out[endpoint % (int)cost.m.cards_per_rank], at, bytes, cost.m.card_rate);
     at = serve(&rank->card_out[endpoint % (int)cost.m.cards_per_rank], at, cost.m.message_ns, 1000);
-    at = stream_through(&cost.nodes[node_of(from)].up, at, bytes, cost.m.uplink_rate);
+    at = later(at, stream_through(&cost.nodes[node_of(from)].up, now, bytes, cost.m.uplink_rate));
     return at / 1000 + cost.m.wire_ns;
 }
 
 uint64_t cost_land(int from, int to, int endpoint, const struct net_put *put, uint64_t now_ns)
 {
     struct rank_cost *rank = &cost.ranks[to];
-    uint64_t header, at = now_ns * 1000;
+    struct server *card = &rank->card_in[endpoint % (int)cost.m.cards_per_rank];
+    const uint64_t now = now_ns * 1000;
+    uint64_t header, at;
     const uint64_t bytes = put_bytes(put, &header);
 
     (void)from;
-    at = stream_through(&cost.nodes[node_of(to)].down, at, bytes, cost.m.uplink_rate);
-    rank->card_in[endpoint % (int)cost.m.cards_per_rank].free_ps += cost.m.message_ns * 1000;
-    at = stream_through(&rank->card_in[endpoint % (int)cost.m.cards_per_rank], at, bytes, cost.m.card_rate);
+    at = stream_through(&cost.nodes[node_of(to)].down, now, bytes, cost.m.uplink_rate);
+    card->free_ps += cost.m.message_ns * 1000;
+    at = later(at, stream_through(card, now, bytes, cost.m.card_rate));
     if (bytes)
-        at = stream_through(&cost.gpus[gpu_of(to)].bus_in, at, bytes, cost.m.bus_rate);
+        at = later(at, stream_through(&cost.gpus[gpu_of(to)].bus_in, now, bytes, cost.m.bus_rate));
     return at / 1000;
 }

@@ -105,10 +105,10 @@ static const struct cost_machine machine = {.ranks_per_gpu = 1,
                                             .message_ns = 100,
                                             .wire_ns = 5000};
 
-static void costs_begin(void)
+static void costs_begin_on(const struct cost_machine *m)
 {
-    const struct cost_setup setup = {.machine = &machine,
-                                     .nranks = 2,
+    const struct cost_setup setup = {.machine = m,
+                                     .nranks = 4,
                                      .agents = 1,
                                      .hidden_small = 8,
                                      .hidden_large = 800,
@@ -116,6 +116,11 @@ static void costs_begin(void)
                                      .combine = {16, 1600}};
 
     assert_int_equal(cost_begin(&setup), 0);
+}
+
+static void costs_begin(void)
+{
+    costs_begin_on(&machine);
 }
 
 static struct net_put put_of(int kind, uint32_t count, uint32_t bytes)
@@ -150,6 +155,25 @@ static void two_senders_share_the_receivers_card(void **state)
     second = cost_land(0, 1, 0, &put, 1000000);
     assert_int_equal(first, 1000000);
     assert_int_equal(second, first + 4000 + 100);
+    cost_end();
+}
+
+/* A node without a limit of its own: a short put of one rank leaves and lands while a long one of another, or through
+ * another card, is still on its way. */
+static void a_long_put_delays_only_its_own_cards(void **state)
+{
+    const struct net_put large = put_of(SIG_LL_DATA, 1, 40000), small = put_of(SIG_LL_DATA, 1, 1000);
+    struct cost_machine node = machine;
+
+    (void)state;
+    node.gpus_per_node = node.cards_per_rank = 2;
+    costs_begin_on(&node);
+    cost_depart(0, 0, 2, &large, 1000000);
+    assert_int_equal(cost_depart(1, 0, 2, &small, 1000000), 1000000 + 1000 + 100 + 5000);
+    cost_land(0, 2, 0, &large, 1050000);
+    assert_int_equal(cost_land(3, 2, 0, &large, 1050000), 1050000 + 40000 + 100);
+    /* The bus has been given 81000 bytes by now, half of its time. */
+    assert_int_equal(cost_land(1, 2, 1, &small, 1060000), 1070500);
     cost_end();
 }
 
@@ -194,4 +218,5 @@ static void memory_knows_whose_it_is(void **state)
 UNIT_MAIN(cmocka_unit_test(the_earliest_runs), cmocka_unit_test(a_wake_up_takes_its_time),
           cmocka_unit_test(a_put_takes_bytes_over_rate_and_the_next_one_waits),
           cmocka_unit_test(two_senders_share_the_receivers_card),
+          cmocka_unit_test(a_long_put_delays_only_its_own_cards),
           cmocka_unit_test(small_rows_are_charged_as_large_ones), cmocka_unit_test(memory_knows_whose_it_is))
