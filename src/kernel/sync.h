@@ -460,10 +460,12 @@ KFN_STEP void signal_peers(struct agent *ag, const struct group_dev *g, enum sco
     }
     if (g->nnodes == 1 || scope == SCOPE_NODE)
         return;
+    /* Ring by ring: one push for up to 32 ranks, not one for each. */
     put_begin(&batch);
-    for (int p = 0; p < g->nranks; p++)
-        if (in_scope(g, scope, p) && !is_local(g, p))
-            put(ag, g, &batch, p, COUNTER(kind, slot), 0, 0, 0);
+    for (int ring = 0; ring < g->nrings; ring++)
+        for (int p = 0; p < g->nranks; p++)
+            if (!is_local(g, p) && ring_of(g, p, COUNTER(kind, slot)) == ring && in_scope(g, scope, p))
+                put(ag, g, &batch, p, COUNTER(kind, slot), 0, 0, 0);
     if (put_flush(ag, g, &batch))
         push_failed(ag, g); /* who waits for the signal is told */
 }
