@@ -49,6 +49,21 @@ def crowded(work: Work) -> Work:
     return work
 
 
+def at_home(work: Work) -> Work:
+    """Tokens stay with their rank, the first entry of each without an expert."""
+    for rank, idx in enumerate(work.idx):
+        idx[:] = rank * work.local + torch.arange(work.topk)
+        idx[:, 0] = -1
+    return work
+
+
+def nowhere(work: Work) -> Work:
+    """No token has an expert."""
+    for idx in work.idx:
+        idx.fill_(-1)
+    return work
+
+
 def check_counts(work: Work, me: int, handle: deep_ep.EPHandle, alignment: int, scaleup: int, sync: bool) -> None:
     """The counts of a handle, the same in both layouts but for the ends of experts."""
     ranks = work.flat(me)[0]
@@ -273,6 +288,22 @@ def test_combine_order_one_level(world: World) -> None:
             for seed, expand in ((1, False), (2, False), (3, True), (4, True)):
                 work = make_work(world, seed, topk=6, local=4)
                 check_combine(world, buffer, work, expand, seed != 4, seed % 3)
+
+
+def test_unusual_routings(world: World) -> None:
+    """[E] 4, 5: all tokens to one rank, to their own, or nowhere; top-k of 1 and 16: both layouts, and sums."""
+    with elastic(world, num_topk=16) as buffer:
+        for seed, (change, topk) in enumerate((
+                (crowded, 4), (at_home, 3), (nowhere, 2), (lambda work: work, 1), (lambda work: work, 16)), 20):
+            work = change(make_work(world, seed, topk=topk, local=4))
+            for expand in (False, True):
+                result = send(world, buffer, work, expert_alignment=4, do_expand=expand, do_zero_padding=expand)
+                if expand:
+                    check_expanded(world, work, result, lambda x: x, 4, True)
+                else:
+                    check_flat(world, work, result, lambda x: x, True)
+                check_counts(work, world.rank, result[3], 4, buffer.num_scaleup_ranks, True)
+                check_combine(world, buffer, work, expand, True, seed % 3)
 
 
 def test_combine_order_two_levels(world: World) -> None:
