@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # `epx bench` across nodes over libfabric's tcp: both modes are checked, the JSON has the numbers of the network,
 # neighbouring rows are merged, --vs ofi and --vs mpi give ratios, and --vs ofi says when it has nothing to compare.
-# ctest: serial
+# ctest: timeout=900 serial
 set -uo pipefail
 
 . "$(dirname "$0")/../lib/bench_cli.sh"
@@ -30,12 +30,14 @@ shapes=("ll" "ll --layout rank" "ll --dtype fp8" "ll --logfmt" "ll --plain-memor
 # As in bench.sh: processes start slowly under sanitizers, and the property tests try the shapes there.
 [ "${EPX_SANITIZE:-none}" = none ] || shapes=("ll --nodes 3 --ranks 5" "ht --layout expert")
 
+# A rate that rounds to 0 GB/s is one of a busy machine.
 for shape in "${shapes[@]}"; do
     # shellcheck disable=SC2086
     set -- $shape
     expect 0 "$shape is checked" "$1" "${small[@]}" "${@:2}" --check --json &&
-        json "$shape: numbers of the network" "o['check'] == 'ok' and o['wire_GBps'] > 0 and o['rows_remote'] > 0 and
-            o['net_puts'] > 0 and o['net_commands'] > 0 and o['net_bytes'] > 0 and o['writes_per_row'] > 0"
+        json "$shape: numbers of the network" "o['check'] == 'ok' and o['rows_remote'] > 0 and
+            (o['wire_GBps'] > 0 or o['net_bytes'] < 2 * o['us_p50']) and o['net_puts'] > 0 and
+            o['net_commands'] > 0 and o['net_bytes'] > 0 and o['writes_per_row'] > 0"
 done
 
 # What the analysis says crosses, crosses.
