@@ -73,6 +73,7 @@ struct actor {
     epx_combine_config combine_config;
     epx_stats expected; /* what this handle has added to the group's */
     int issued;         /* operations, for prop_case.late_from */
+    uint64_t issued_ns; /* when the last dispatch was */
     int failed;
 };
 
