@@ -10,7 +10,6 @@
 #include <string.h>
 
 #include "sim/sched.h"
-#include "util/pause.h"
 #include "util/status.h"
 
 struct conn_port {
@@ -32,6 +31,13 @@ struct port_state {
     int *waiting, count, room; /* connections that were not accepted when they were made; some may have ended */
 };
 
+/* What has happened to the connections of a process, and what it knew of that when it last waited. */
+struct waiter {
+    uint64_t events, seen, ns;
+};
+
+static struct waiter waiters[SIM_MAX_RANKS];
+
 static struct {
     int deaths_seen;
     struct port_state *ports; /* [1..nports] */
@@ -44,6 +50,7 @@ static struct {
 void sim_conns_begin(int deaths_seen)
 {
     memset(&all, 0, sizeof(all));
+    memset(waiters, 0, sizeof(waiters));
     all.deaths_seen = deaths_seen;
 }
 
@@ -61,6 +68,12 @@ void sim_conns_end(void)
 static int is_gone(int rank)
 {
     return all.deaths_seen && sim_is_dead(rank);
+}
+
+static void happened(int rank)
+{
+    waiters[rank].events++;
+    sim_wake(&waiters[rank]);
 }
 
 static int is_open(int number)
@@ -127,8 +140,10 @@ static void port_close(struct conn_port *port)
     struct port_state *state = &all.ports[port->number];
 
     for (int i = 0; i < all.count; i++)
-        if (all.conns[i].used && all.conns[i].port == port->number)
+        if (all.conns[i].used && all.conns[i].port == port->number) {
             all.conns[i].server_closed = 1;
+            happened(all.conns[i].from);
+        }
     free(state->waiting);
     *state = (struct port_state){.open = 0};
     free(port);
@@ -167,6 +182,7 @@ static int port_connect(struct conn_port *port, const struct conn_address *to)
     all.conns[at].to = server.rank;
     all.conns[at].port = is_open(server.number) ? server.number : 0;
     all.conns[at].server_closed = !all.conns[at].port;
+    happened(server.rank);
     return 2 * at;
 }
 
@@ -215,6 +231,7 @@ static int conn_send(struct conn_port *port, int end, const void *data, size_t b
     }
     memcpy(conn->data + conn->length, data, n);
     conn->length += n;
+    happened(conn->to);
     return (int)n;
 }
 
@@ -238,12 +255,22 @@ static int conn_recv(struct conn_port *port, int end, void *data, size_t bytes)
     return (int)n;
 }
 
+/* Ends when something happens, as poll() does. Who waits again and again waits longer and longer: as nap(). */
 static void conn_wait(struct conn_port *port, uint64_t ns)
 {
-    const uint64_t most = 1000000;
+    const uint64_t least = ns < 1000000 ? ns : 1000000, most = 50000000;
+    struct waiter *w = &waiters[sim_rank()];
 
     (void)port;
-    pause_ns(ns < most ? ns : most);
+    if (w->events == w->seen) {
+        w->ns = w->ns < most ? w->ns + w->ns / 16 : most;
+        w->ns = w->ns > least ? w->ns : least;
+        if (sim_park(w, sim_now() + w->ns, "waits for connections"))
+            w->ns = 0;
+    } else {
+        w->ns = 0;
+    }
+    w->seen = w->events;
 }
 
 static void conn_close(struct conn_port *port, int end)
@@ -255,6 +282,7 @@ static void conn_close(struct conn_port *port, int end)
         conn->server_closed = 1;
     else
         conn->client_closed = 1;
+    happened(end % 2 ? conn->from : conn->to);
     /* The server still receives all data of a connection that the client closed before it was accepted; no one receives
      * it when the port is closed. */
     if (!conn->client_closed || !conn->server_closed)

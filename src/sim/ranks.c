@@ -124,13 +124,15 @@ static struct {
     uint64_t end, ns;
 } naps[SIM_MAX_RANKS]; /* of this run */
 
-/* Whoever sleeps again and again sleeps longer and longer: the wait for a rank that never comes takes few steps. */
+/* Whoever sleeps again and again sleeps longer and longer, up to a point: the wait for a rank that never comes takes few
+ * steps. */
 static void nap(uint64_t ns)
 {
+    const uint64_t most = 50000000;
     const int rank = sim_rank();
     const int again = naps[rank].end <= sim_now() && sim_now() - naps[rank].end < 100000;
 
-    naps[rank].ns = again ? naps[rank].ns + naps[rank].ns / 16 : ns;
+    naps[rank].ns = again && naps[rank].ns < most ? naps[rank].ns + naps[rank].ns / 16 : again ? most : ns;
     if (naps[rank].ns < ns)
         naps[rank].ns = ns;
     sim_park(&naps[rank], sim_now() + naps[rank].ns, "sleeps");

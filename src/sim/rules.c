@@ -123,13 +123,13 @@ static int was_replaced(const struct group_dev *g, int rank)
 
 void sim_rule_looked(const struct group_dev *g, int gave_up, int failed)
 {
-    if (gave_up >= 0 && !failed)
-        breach("an operation of rank %d ends as good although rank %d of its node has given up", g->rank, gave_up);
     /* A dead one that is raised in the end ends what it had begun with the processes of then. */
     for (int i = 0; i < ngone && !failed && !sim_has_died(sim_rank()); i++)
         if (g->heap[gone[i].rank] && g->mask[gone[i].rank] && was_replaced(g, gone[i].rank))
             breach("an operation of rank %d ends as good with memory of a process of rank %d that was replaced",
                    g->rank, gone[i].rank);
+    if (gave_up >= 0 && !failed)
+        breach("an operation of rank %d ends as good although rank %d of its node has given up", g->rank, gave_up);
 }
 
 void sim_rule_reuse(int rank, int nranks, void *const *heaps)
