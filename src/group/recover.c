@@ -300,9 +300,24 @@ static void await_abort_word(struct epx_group *group)
         pause_ns(100000);
 }
 
+/*
+ * A rank that failed, or masked another, and now recovers does not answer any more: ranks that are in an operation would
+ * wait for it, and blame it. So it ends their operations first, and says whose fault it is. A rank without an error of
+ * its own recovers because its caller wants so, and lets the others end what they do.
+ */
+static void tell_culprit(struct epx_group *group)
+{
+    epx_error_info info;
+    const epx_status status = error_read(group, &info);
+
+    if (!abort_word(group) && group->mask_updated && (status == EPX_ERR_TIMEOUT || status == EPX_ERR_PEER))
+        group_abort(group, EPX_ERR_TIMEOUT, info.peer);
+}
+
 epx_status group_clear_error(struct epx_group *group)
 {
     await_abort_word(group);
+    tell_culprit(group);
     if (abort_word(group) || group->mask_updated)
         return group_recover(group, 0);
     return errors_clear(group);

@@ -103,6 +103,8 @@ extern void (*prop_recovered)(epx_group *group);
 extern void (*prop_reuses)(epx_group *group);
 /* NULL, or called when a rank was told of a failure that faults excuse: whom does it blame? */
 extern void (*prop_told)(epx_group *group, int rank);
+/* NULL, or called when `rank` masks `peer`, which it blames, before it recovers. */
+extern void (*prop_masks)(int rank, int peer);
 /* How often an operation ended in a way that faults excuse. */
 uint64_t prop_excused(void);
 

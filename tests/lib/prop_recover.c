@@ -45,6 +45,7 @@ int actors_check_stats(struct actor *actors, const struct prop_case *c, int grou
 /* ---- Going on without some --------------------------------------------------------------------------------------- */
 
 void (*prop_recovered)(epx_group *group);
+void (*prop_masks)(int rank, int peer);
 
 static struct {
     uint64_t ranks, rounds;
@@ -73,6 +74,8 @@ static int mask_the_blamed(struct actor *a, int32_t *mask)
     if ((status != EPX_ERR_TIMEOUT && strcmp(info.phase, "network") != 0) || info.peer < 0 || info.peer == a->rank)
         return 0;
     mask[info.peer] = 0;
+    if (prop_masks)
+        prop_masks(a->rank, info.peer);
     status = epx_mask_update(a->group, mask, NULL);
     return status == EPX_OK ? 0 : actor_failure(a, "epx_mask_update: %s", epx_last_error());
 }

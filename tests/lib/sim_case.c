@@ -376,6 +376,14 @@ static void told(epx_group *group, int rank)
     r->misblamed += wrong || info.peer < 0;
 }
 
+static void masks(int rank, int peer)
+{
+    if (is_faulty(now.c, rank) || now.c->net.lose_one_in)
+        return;
+    now.report->masks++;
+    now.report->masked_healthy += !is_faulty(now.c, peer);
+}
+
 int sim_case_run(const struct sim_case *c, struct sim_report *report)
 {
     int rc;
@@ -387,11 +395,13 @@ int sim_case_run(const struct sim_case *c, struct sim_report *report)
     prop_told = told;
     prop_joined = has_joined;
     prop_recovered = has_recovered;
+    prop_masks = masks;
     rc = prop_run_case_on(&c->prop, simulated_ranks, report->error, sizeof(report->error));
     prop_reuses = NULL;
     prop_told = NULL;
     prop_joined = NULL;
     prop_recovered = NULL;
+    prop_masks = NULL;
     if (report->wrong_blame[0] && rc == 0) {
         snprintf(report->error, sizeof(report->error), "%s", report->wrong_blame);
         rc = -1;

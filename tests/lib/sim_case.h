@@ -33,6 +33,7 @@ struct sim_report {
     char error[2000];      /* "" = good */
     char wrong_blame[300]; /* "" = none: who was blamed wrongly, see told() */
     int blames, misblamed; /* failures that healthy ranks were told of; those that do not name a rank with a fault */
+    int masks, masked_healthy; /* by ranks without a fault that recover; the latter: of such ranks too */
 };
 
 void sim_case_draw(struct sim_case *c, uint64_t seed, const struct sim_case_options *options);
