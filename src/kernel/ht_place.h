@@ -79,14 +79,15 @@ KFN int hd_writes_to(const struct group_dev *g, const struct hd_row *r, int d)
     return is_local(g, d) && g->mask[d] && !hd_desc_for(g, r, d)->pulls;
 }
 
-/* The rank of this node that takes the row for entry k, or -1. */
-KFN int hd_taker(const struct group_dev *g, const struct hd_row *r, int k)
+/* The rank of this node that takes the row for entry k, whose place is `pos`, or -1. The place is read once: in a window
+ * that is in use again it may change behind the comparison. */
+KFN int hd_taker(const struct group_dev *g, const struct hd_row *r, int k, int pos)
 {
-    const int d = r->ids[k] < 0 || r->pos[k] < 0 ? -1 : r->ids[k] / g->local_experts;
+    const int d = r->ids[k] < 0 || pos < 0 ? -1 : r->ids[k] / g->local_experts;
 
     if (d < 0 || !hd_writes_to(g, r, d))
         return -1;
-    return r->pos[k] < hd_desc_for(g, r, d)->capacity ? d : -1; /* the receiver reports the overflow */
+    return pos < hd_desc_for(g, r, d)->capacity ? d : -1; /* the receiver reports the overflow */
 }
 
 /* FLAT: entry k of the top-k row at row `pos` of rank d: as row_put_topk(). */
@@ -119,11 +120,10 @@ KFN void hd_put_topk(struct agent *ag, const struct ht_dispatch_params *p, const
 }
 
 /* Small outputs that go with the row of entry k at rank d. */
-KFN void hd_put_meta(const struct ht_dispatch_params *p, const struct hd_row *r, int d, int k)
+KFN void hd_put_meta(const struct ht_dispatch_params *p, const struct hd_row *r, int d, int k, int64_t pos)
 {
     const struct group_dev *g = p->g;
     const struct hd_desc *desc = hd_desc_for(g, r, d);
-    const int64_t pos = r->pos[k];
 
     /* A rank that the others have masked may read the descriptor of a later operation. */
     if (p->layout == LAYOUT_EXPERT_MAJOR && desc->weights && r->weights)
@@ -165,13 +165,13 @@ KFN_STEP void hd_put_lines(struct agent *ag, const struct ht_dispatch_params *p,
     pair_set_begin(&lines);
     AG_ROUNDS(ag, int, k, K)
     {
-        int d = k < K && r->line[k] >= 0 && r->ids[k] >= 0 ? r->ids[k] / g->local_experts : -1, before;
-        if (d >= 0 &&
-            (!hd_writes_to(g, r, d) || !hd_desc_for(g, r, d)->map || r->line[k] >= hd_desc_for(g, r, d)->map_lines))
+        const int at = k < K ? r->line[k] : -1;
+        int d = at >= 0 && r->ids[k] >= 0 ? r->ids[k] / g->local_experts : -1, before;
+        if (d >= 0 && (!hd_writes_to(g, r, d) || !hd_desc_for(g, r, d)->map || at >= hd_desc_for(g, r, d)->map_lines))
             d = -1;
         const int all = ag_vote(ag, d >= 0, &before);
         if (d >= 0)
-            pair_set_offer(&lines, n + before, d, r->line[k]);
+            pair_set_offer(&lines, n + before, d, at);
         n += all;
     }
     pair_set_settle(ag, &lines);
@@ -189,8 +189,8 @@ KFN_STEP void hd_place_zeros(struct agent *ag, const struct ht_dispatch_params *
     const struct group_dev *g = p->g;
 
     for (int k = 0; k < p->h->state->topk; k++) {
-        const int d = r->ids[k] < 0 || r->pos[k] >= -1 ? -1 : r->ids[k] / g->local_experts;
-        const int64_t row = PHANTOM((int64_t)r->pos[k]);
+        const int64_t pos = r->pos[k], row = PHANTOM(pos);
+        const int d = r->ids[k] < 0 || pos >= -1 ? -1 : r->ids[k] / g->local_experts;
         if (d < 0 || !hd_writes_to(g, r, d) || row >= hd_desc_for(g, r, d)->capacity)
             continue;
         const struct hd_desc *desc = hd_desc_for(g, r, d);
@@ -225,18 +225,17 @@ KFN_STEP void hd_place_row(struct agent *ag, const struct ht_dispatch_params *p,
     pair_set_begin(&takers);
     AG_ROUNDS(ag, int, k, K)
     {
-        const int d = k < K ? hd_taker(g, r, k) : -1;
+        const int pos = k < K ? r->pos[k] : -1, d = k < K ? hd_taker(g, r, k, pos) : -1;
         int before;
         const int all = ag_vote(ag, d >= 0, &before);
         if (d >= 0) {
             const struct hd_desc *desc = hd_desc_for(g, r, d);
             AG_WRITES(ag, g, d);
-            pair_set_offer(&takers, n + before, d, r->pos[k]);
-            copy_set_offer(&set, n + before, heap_at(g, d, desc->tokens + (uint64_t)r->pos[k] * desc->token_stride));
-            word_set_offer(&words, n + before,
-                           heap_at(g, d, desc->scales + (uint64_t)r->pos[k] * desc->scale_row_stride),
+            pair_set_offer(&takers, n + before, d, pos);
+            copy_set_offer(&set, n + before, heap_at(g, d, desc->tokens + (uint64_t)pos * desc->token_stride));
+            word_set_offer(&words, n + before, heap_at(g, d, desc->scales + (uint64_t)pos * desc->scale_row_stride),
                            (int64_t)desc->scale_stride);
-            hd_put_meta(p, r, d, k);
+            hd_put_meta(p, r, d, k, pos);
             topk |= desc->topk_idx || desc->weights;
         }
         n += all;

@@ -97,11 +97,13 @@ KFN_STEP void hd_take_token(struct agent *ag, const struct ht_dispatch_params *p
     hd_place_row(ag, p, &r);
 }
 
-/* What rank s has for this one in window k: an agent looks at several tokens together. */
+/* What rank s has for this one in window k: an agent looks at several tokens together. Where the others went on without
+ * this rank, the window may be in use again, and have anything in it. */
 KFN_STEP void hd_take_from(struct agent *ag, const struct ht_dispatch_params *p, int s, int k)
 {
     const struct group_dev *g = p->g;
-    const int K = p->h->state->topk, each = HW_ENTRIES / K, n = *hd_shown(g, s, k), L = g->local_experts;
+    const int K = p->h->state->topk, each = HW_ENTRIES / K, shown = *hd_shown(g, s, k), L = g->local_experts;
+    const int n = shown < g->ht.take_tokens ? shown : g->ht.take_tokens;
 
     for (int first = ag_index(ag) * each; first < n; first += ag_count(ag) * each) {
         const int many = first + each < n ? each : n - first;
