@@ -79,8 +79,8 @@ KFN int hd_writes_to(const struct group_dev *g, const struct hd_row *r, int d)
     return is_local(g, d) && g->mask[d] && !hd_desc_for(g, r, d)->pulls;
 }
 
-/* The rank of this node that takes the row for entry k, whose place is `pos`, or -1. The place is read once: in a window
- * that is in use again it may change behind the comparison. */
+/* The rank of this node that takes the row for entry k, whose place is `pos`, or -1. The place is read once: in a
+ * window that is in use again it may change behind the comparison. */
 KFN int hd_taker(const struct group_dev *g, const struct hd_row *r, int k, int pos)
 {
     const int d = r->ids[k] < 0 || pos < 0 ? -1 : r->ids[k] / g->local_experts;

@@ -124,8 +124,8 @@ static struct {
     uint64_t end, ns;
 } naps[SIM_MAX_RANKS]; /* of this run */
 
-/* Whoever sleeps again and again sleeps longer and longer, up to a point: the wait for a rank that never comes takes few
- * steps. */
+/* Whoever sleeps again and again sleeps longer and longer, up to a point: the wait for a rank that never comes takes
+ * few steps. */
 static void nap(uint64_t ns)
 {
     const uint64_t most = 50000000;
