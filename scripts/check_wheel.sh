@@ -18,7 +18,8 @@ fail() {
 }
 
 # The CUDA module takes minutes to compile; scripts/gpu.sh tests it where a GPU is. (pip 23.0 of Debian 12 has no short
-# -C.) EPX_WERROR as in the other builds: with the same flags ccache has most of the objects.
+# -C.) EPX_WERROR and the compiler's name as in the other builds (scripts/configure.sh): ccache then has the objects.
+[ -n "${CC:-}" ] || ! command -v gcc >/dev/null || export CC=gcc
 pip wheel --no-build-isolation --no-deps -w "$scratch" --config-settings build-dir="$cmake_dir" \
     --config-settings cmake.define.EPX_CUDA=OFF --config-settings cmake.define.EPX_WERROR=ON .
 pip wheel --no-build-isolation --no-deps -w "$scratch" ./python
