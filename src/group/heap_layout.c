@@ -230,7 +230,7 @@ static void plan_ht_rounds(const struct settings *set, struct ht_layout *ht, uin
     uint64_t rows = least(least(bytes / (HT_SLOTS * row), one_put), eighth), tokens = M, blocks, per_round;
 
     if (has_windows(set, ht)) {
-        rows = least(rows, node_bytes(set) / 8 * 7 / (relays * place));
+        rows = least(rows, node_bytes(set) / ((relays + 1) * place)); /* a token has one row to a node at most */
         rows = rows > 1 ? rows : 1;
         tokens = node_bytes(set) > rows * relays * place ? (node_bytes(set) - rows * relays * place) / place : 0;
         tokens = least(tokens > 1 ? tokens : 1, eighth);
