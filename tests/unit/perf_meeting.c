@@ -2,7 +2,7 @@
 /*
  * What the creation of a group takes: ranks are light processes that connect over TCP on loopback. Prints the time from
  * the moment when all processes are there to the last return of epx_group_create, and the processor time of all ranks,
- * which a busy machine changes less.
+ * which a busy machine changes less; and that of rank 0, to which all others talk, and of the last rank in it.
  *
  *     perf_meeting [ranks [ranks_per_node [mask [repeats]]]]        0 ranks per node: one node
  */
@@ -20,6 +20,7 @@
 struct shared {
     int ready, failed;
     uint64_t begin, created; /* the last rank's */
+    double used_s[2];        /* in epx_group_create: rank 0's, the last rank's */
 };
 
 static void at_most(uint64_t *word, uint64_t value)
@@ -44,36 +45,41 @@ static epx_group_config small_config(int ranks, int per_node, int mask)
     return config;
 }
 
-static int be_rank(struct shared *shared, const epx_group_config *config, int ranks)
+static double processor_s(int who)
+{
+    struct rusage used;
+
+    getrusage(who, &used);
+    return (double)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) +
+           (double)(used.ru_utime.tv_usec + used.ru_stime.tv_usec) * 1e-6;
+}
+
+static int be_rank(struct shared *shared, const epx_group_config *config, int rank, int ranks)
 {
     epx_group *group;
+    double before;
 
     if (__atomic_add_fetch(&shared->ready, 1, __ATOMIC_ACQ_REL) == ranks)
         shared->begin = clock_ns();
     while (__atomic_load_n(&shared->ready, __ATOMIC_ACQUIRE) < ranks)
         usleep(1000);
+    before = processor_s(RUSAGE_SELF);
     if (epx_group_create(&group, NULL, config) != EPX_OK) {
         fprintf(stderr, "%s\n", epx_last_error());
         return 1;
     }
     at_most(&shared->created, clock_ns());
+    if (rank == 0 || rank == ranks - 1)
+        shared->used_s[rank > 0] = processor_s(RUSAGE_SELF) - before;
     return epx_group_destroy(group) != EPX_OK;
-}
-
-static double processor_s(void)
-{
-    struct rusage used;
-
-    getrusage(RUSAGE_CHILDREN, &used);
-    return (double)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) +
-           (double)(used.ru_utime.tv_usec + used.ru_stime.tv_usec) * 1e-6;
 }
 
 static int meet(int ranks, int per_node, int mask)
 {
     struct shared *shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     const epx_group_config config = small_config(ranks, per_node, mask);
-    const double before = processor_s();
+    const double before = processor_s(RUSAGE_CHILDREN);
+    double used;
     pid_t *pids = calloc((size_t)ranks, sizeof(*pids));
     uint64_t end;
 
@@ -85,15 +91,17 @@ static int meet(int ranks, int per_node, int mask)
         child_set_int("RANK", r);
         pids[r] = child_fork();
         if (!pids[r])
-            _exit(be_rank(shared, &config, ranks));
+            _exit(be_rank(shared, &config, r, ranks));
     }
     for (int r = 0; r < ranks; r++)
         shared->failed += !child_succeeded(pids[r]);
     end = clock_ns();
-    printf("%4d ranks, %3d per node%s: created %8.3f s, ended %8.3f s, processor time %7.2f s (%.1f ms per rank)%s\n",
+    used = processor_s(RUSAGE_CHILDREN) - before;
+    printf("%4d ranks, %3d per node%s: created %8.3f s, ended %8.3f s, processor time %7.2f s (%.1f ms per rank), in "
+           "epx_group_create rank 0 %.0f ms, rank %d %.0f ms%s\n",
            ranks, per_node, mask ? ", mask" : "", (double)(shared->created - shared->begin) * 1e-9,
-           (double)(end - shared->begin) * 1e-9, processor_s() - before, (processor_s() - before) * 1e3 / ranks,
-           shared->failed ? "  FAILED" : "");
+           (double)(end - shared->begin) * 1e-9, used, used * 1e3 / ranks, shared->used_s[0] * 1e3, ranks - 1,
+           shared->used_s[1] * 1e3, shared->failed ? "  FAILED" : "");
     fflush(stdout);
     free(pids);
     return shared->failed;

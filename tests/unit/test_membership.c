@@ -265,7 +265,7 @@ static void the_coordinator_that_leaves_is_named_by_all(void **state)
 
 /* ---- Connections: few, whatever the number of ranks ---------------------------------------------------------- */
 
-enum { CROWD = 96 };
+enum { CROWD = 256 };
 static struct conn_ops counting;
 static int connects;
 
