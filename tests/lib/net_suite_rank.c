@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/lib/slow.h"
 #include "util/clock.h"
 
 enum { INDEX_BITS = 24, GUARD_BYTE = 0xa5, EVENTS = 32 };
@@ -256,7 +257,7 @@ uint32_t suite_share(uint32_t n)
 
 static uint64_t limit(void)
 {
-    return clock_ns() + (uint64_t)suite_time_scale() * SUITE_LIMIT_MS * 1000000u;
+    return clock_ns() + (uint64_t)suite_time_scale() * (uint64_t)slow_ms(SUITE_LIMIT_MS) * 1000000u;
 }
 
 /* ---- Waits */

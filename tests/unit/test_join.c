@@ -3,7 +3,7 @@
  * Replacements: one rank of four is killed (SIGKILL), and another process takes its place; the group goes on with right
  * results in both modes. On one node and on two, rank 0 too, several times in a row; the replacement is killed too; it
  * comes before the others have noticed, or long after; processes that must be refused come with it.
- * ctest: cost=55 labels=ranks,slow sleeps
+ * ctest: cost=55 timeout=900 labels=ranks,slow sleeps
  */
 #include <signal.h>
 #include <stdatomic.h>
