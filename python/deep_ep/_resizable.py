@@ -26,7 +26,7 @@ def _words(storage: torch.UntypedStorage) -> Tuple[int, ...]:
 def _candidates() -> List[Tuple[int, int, int]]:
     """Offsets of the flag and of the allocator that may be right, and the address of the CPU's allocator."""
     foreign = _words(torch.frombuffer(bytearray(96), dtype=torch.uint8).untyped_storage())
-    theirs = [torch.empty(count, dtype=torch.uint8).untyped_storage() for count in (96, 96, 160)]
+    theirs = [torch.empty(count, dtype=torch.uint8, device="cpu").untyped_storage() for count in (96, 96, 160)]
     own = [_words(storage) for storage in theirs]
     # The allocator is an address in torch's own storages, the same in all, and none in the other.
     allocators = [i for i in range(7, _WORDS) if foreign[i] == 0 and own[0][i] > 4096

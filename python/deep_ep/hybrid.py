@@ -154,7 +154,7 @@ class HybridEPBuffer:
             x, idx, weights, experts, max(pad_multiple or 1, 1), count, not non_blocking, True)
         if not non_blocking:
             _check_most(routing_map)
-            counts = torch.tensor(elastic.num_recv_tokens_per_expert_list, dtype=torch.int64)
+            counts = torch.tensor(elastic.num_recv_tokens_per_expert_list, dtype=torch.int64, device="cpu")
         else:
             align = elastic.expert_alignment
             counts = (elastic.num_unaligned_recv_tokens_per_expert.long() + align - 1) // align * align

@@ -5,11 +5,13 @@ Experts do nothing here: a row comes back as it was sent, once from every rank t
 give is known. The other modules compare everything else.
 """
 
-from typing import Any, NamedTuple, Optional, Tuple
+import contextlib
+from typing import Any, Iterator, NamedTuple, Optional, Tuple
 
 import deep_ep
 import torch
 import torch.distributed as dist
+from deep_ep import _resizable
 from deep_ep.utils import EventHandle, EventOverlap
 from reference import cast_fp8, same_bits
 from suite import World
@@ -276,3 +278,53 @@ def test_primus_turbo(world: World) -> None:
         assert same_bits(out, sent.returned(ranks))
         grad, grad_weights, _ = buffer.combine(rows.contiguous(), handle, topk_weights=row_weights.float())
         check_weights(grad_weights, sent)
+
+
+# ---- DeepEP's own tests
+
+
+@contextlib.contextmanager
+def other_defaults() -> Iterator[None]:
+    """As DeepEP's init_dist: bf16, a default device, inference_mode. On this device no memory can be read: a tensor of
+    EPX that goes by it is found out."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("meta"), torch.inference_mode():
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def test_other_defaults(world: World) -> None:
+    """What torch makes by default does not matter: the first dispatch once crashed in a process whose default device
+    was the GPU."""
+    sent, ranks = batch(world, 5), world.nranks
+    _resizable._place.cache_clear()  # as in a new process
+    _resizable._patches.clear()
+    with other_defaults():
+        buffer = deep_ep.Buffer(dist.group.WORLD, 1 << 24, 1 << 24, low_latency_mode=True)
+        elastic = deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=TOKENS, hidden=HIDDEN)
+        hybrid = deep_ep.HybridEPBuffer(dist.group.WORLD, HIDDEN, TOKENS, sent.experts // ranks)
+        per_rank, per_node, per_expert, in_rank, _event = buffer.get_dispatch_layout(sent.idx, sent.experts)
+        recv, _idx, weights, _counts, handle, _event = buffer.dispatch(
+            sent.x, num_tokens_per_rank=per_rank, num_tokens_per_rdma_rank=per_node, is_token_in_rank=in_rank,
+            num_tokens_per_expert=per_expert, topk_idx=sent.idx, topk_weights=sent.weights)
+        one, one_weights, _event = buffer.combine(recv, handle, topk_weights=weights)
+        assert len(list(handle)) == 6
+        recv, _idx, weights, handle, _event = elastic.dispatch(sent.x, sent.idx, sent.weights,
+                                                               num_experts=sent.experts)
+        two, two_weights, _event = elastic.combine(recv, handle, topk_weights=weights)
+        rows, _count, handle, _event, _hook = buffer.low_latency_dispatch(sent.x, sent.idx, TOKENS, sent.experts,
+                                                                          use_fp8=False)
+        three, _event, _hook = buffer.low_latency_combine(rows, sent.idx, sent.weights, handle)
+        recv, _probs, _scales, counts, handle = hybrid.dispatch_with_permute(
+            hidden=sent.x, topk_idx=sent.idx, topk_weights=sent.weights, num_of_experts=sent.experts)
+        four, _probs = hybrid.combine_with_unpermute(hidden=recv, handle=handle)
+    assert same_bits(one, sent.returned(ranks)) and same_bits(two, one)
+    check_weights(one_weights, sent)
+    check_weights(two_weights, sent)
+    total = torch.where(sent.idx >= 0, sent.weights, 0.0).sum(1, keepdim=True)
+    assert torch.allclose(three.float(), sent.x.float() * total, rtol=0.02, atol=0.02)
+    assert counts.device.type == "cpu" and int(counts.sum()) == recv.shape[0]
+    assert torch.allclose(four.float(), sent.x.float() * (sent.idx >= 0).sum(1, keepdim=True), rtol=0.02, atol=0.02)
