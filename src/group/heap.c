@@ -8,7 +8,7 @@
  *                  other, and nothing but what the network touches is pinned. With masks: as host
  *   auto           one node: the device's memory. Several nodes: the device's memory if, on every rank, the network
  *                  registers a piece of it and the device has a rule that makes a card's writes visible; otherwise
- *                  split, on all ranks
+ *                  split, on all ranks, or host where rows may need windows (heap_plan_splits)
  *
  * A device whose memory is the host's (CPU) has only one place.
  */
@@ -137,7 +137,7 @@ static int may_split(const struct epx_group *group)
 epx_status heap_place_agree(struct epx_group *group)
 {
     enum place place = PLACE_DEVICE;
-    int host = 0;
+    int host = 0, fits;
     epx_status status = asked_place(&place);
 
     group->set.split = place == PLACE_SPLIT && group->nnodes > 1 && may_split(group);
@@ -149,7 +149,8 @@ epx_status heap_place_agree(struct epx_group *group)
     }
     host |= place == PLACE_SPLIT;
     status = handshake_any(group, status, &host);
-    group->set.split = host && may_split(group);
+    fits = place == PLACE_SPLIT || heap_plan_splits(&group->set);
+    group->set.split = host && fits && may_split(group);
     if (status == EPX_OK && host && !group->set.split)
         status = group->device->ops->heap_place(group->device, 1);
     return status;

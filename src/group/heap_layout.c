@@ -365,6 +365,20 @@ void heap_plan_make(const struct settings *set, struct heap_plan *plan)
     plan_puts(set, plan);
 }
 
+#define HT_SPLIT_BYTES ((uint64_t)640 << 20) /* for tensors in ordinary memory, where the configuration says nothing */
+
+int heap_plan_splits(const struct settings *set)
+{
+    struct settings all = *set;
+    struct heap_plan plan;
+
+    all.split = 0;
+    if (!all.ht_node_bytes)
+        all.ht_node_bytes = HT_SPLIT_BYTES;
+    heap_plan_make(&all, &plan);
+    return plan.ht.window == 0;
+}
+
 epx_status heap_plan_check(const struct settings *set, const struct heap_plan *plan)
 {
     const uint64_t most = (uint64_t)COMMAND_MAX_UNITS * COMMAND_UNIT;

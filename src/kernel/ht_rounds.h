@@ -31,12 +31,30 @@
 #include "kernel/rows.h"
 #include "kernel/sync.h"
 
-/* Rounds that one turn takes: all, where none waits for a credit, because every turn is a meeting of ranks, which may
- * share a core or a GPU. Else one, so that waits overlap; where each stage is a launch, half of what may be on its
- * way. */
+/* Does no round wait for a credit? */
+KFN int ht_all_at_once(const struct handle_dev *h)
+{
+    return h->state->most_rounds <= HT_SLOTS;
+}
+
+/* Rounds that one turn takes. In one launch: all, where none waits for a credit, because every turn is a meeting of
+ * ranks, which may share a core; else one, so that waits overlap. Where each stage is a launch: half of what may be on
+ * its way, so that rows are read while others still come. */
 KFN int ht_turn(const struct handle_dev *h)
 {
-    return h->state->most_rounds <= HT_SLOTS ? HT_SLOTS : AG_STAGED ? HT_TURN_STAGED : 1;
+    return AG_STAGED ? HT_TURN_STAGED : ht_all_at_once(h) ? HT_SLOTS : 1;
+}
+
+/* Rows for the network are written in runs of consecutive ones, whose puts merge. Where agents are many, few of them
+ * write, one run after the other: the network has the first runs while the others are written. How many agents. */
+#define HT_RUN 4
+#define HT_RUNS 4     /* of an agent, if that leaves enough agents */
+#define HT_WRITERS 32 /* enough to fill a bus */
+
+KFN int ht_writers(struct agent *ag, int64_t rows)
+{
+    const int64_t some = rows / (HT_RUN * HT_RUNS), few = some < HT_WRITERS ? HT_WRITERS : some;
+    return few < ag_count(ag) ? (int)few : ag_count(ag);
 }
 
 KFN int ht_slot(int round)
