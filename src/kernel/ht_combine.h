@@ -480,17 +480,18 @@ KFN_STEP int hc_turn(struct agent *ag, const struct ht_combine_params *p, int tu
     const struct group_dev *g = p->g;
     const struct hc_desc *descs = hc_descs(ag, g);
     const int many = ht_turn(p->h), first = turn * many;
+    const int relayed = hc_relay_first(p, turn), end = hc_relay_end(p, turn);
 
-    if (hc_relay_turn(ag, p, descs, first, first + many, 0))
+    if (hc_relay_turn(ag, p, descs, relayed, end, 0))
         return 1;
 #if AG_STAGED
     hc_sum_turn(ag, p, descs, first - many, many);
-    return sync_last(ag, g, 2) && (hc_relay_done(ag, p, first, first + many) || hc_ask_more(ag, p, first - many, many));
+    return sync_last(ag, g, 2) && (hc_relay_done(ag, p, relayed, end) || hc_ask_more(ag, p, first - many, many));
 #else
     if ((ag_index(ag) == 0 && hc_wait_back(ag, p, first - many, many)) || sync_barrier(ag, g))
         return 1;
     /* Behind the barrier: all agents have read the rows of this turn, and summed those of two turns before. */
-    if (ag_index(ag) == 0 && (hc_relay_done(ag, p, first, first + many) || hc_ask_more(ag, p, first - 2 * many, many)))
+    if (ag_index(ag) == 0 && (hc_relay_done(ag, p, relayed, end) || hc_ask_more(ag, p, first - 2 * many, many)))
         return 1;
     hc_sum_turn(ag, p, descs, first - many, many);
     return 0;
@@ -600,10 +601,11 @@ KFN int hc_gate(struct agent *ag, const struct ht_combine_params *p, uint64_t ep
     const int many = ht_turn(p->h);
 
     if (!hc_any_pushes(ag, p))
-        return p->nodes && hc_landed(ag, p, turn * many, many, (turn - 1) * many);
+        return p->nodes && hc_landed(ag, p, hc_relay_first(p, turn), hc_relay_end(p, turn) - hc_relay_first(p, turn),
+                                     (turn - 1) * many, many);
     if (turn >= s.count)
         return 0;
-    return hw_begin(ag, p->g, &s, turn) || (p->nodes && hc_landed(ag, p, turn, 1, turn - 3));
+    return hw_begin(ag, p->g, &s, turn) || (p->nodes && hc_landed(ag, p, turn, 1, turn - 3, 1));
 }
 
 KFN int hc_step_work(struct agent *ag, const struct ht_combine_params *p, uint64_t epoch, int k)

@@ -145,8 +145,40 @@ KFN_STEP int hd_put_tokens(struct agent *ag, const struct ht_dispatch_params *p,
 
 #define HD_RUN 4 /* least tokens that an agent puts: the proxy merges neighbours */
 
+/* Where each stage is a launch: rows leave as soon as a run of them is written, and blocks when all records are.
+ * hd_landed() has waited for credits. */
+KFN_STEP int hd_send_runs(struct agent *ag, const struct ht_dispatch_params *p, int first, int end)
+{
+    const struct group_dev *g = p->g;
+    const int64_t from = ht_round_token(g, p->h, first), to = ht_round_token(g, p->h, end);
+    const int64_t step = (int64_t)ht_writers(ag, to - from) * HT_RUN;
+    int r = first;
+
+    for (int64_t begin = from + (int64_t)ag_index(ag) * HT_RUN; begin < to && ag_index(ag) * HT_RUN < step;
+         begin += step) {
+        const int64_t stop = begin + HT_RUN < to ? begin + HT_RUN : to;
+        while (begin >= ht_round_token(g, p->h, r + 1))
+            r++;
+        int at = r;
+        for (int64_t t = begin; t < stop; t++) {
+            while (t >= ht_round_token(g, p->h, at + 1))
+                at++;
+            hd_stage_token(ag, p, at, t);
+        }
+        ag_sync(ag);
+        if (hd_put_tokens(ag, p, r, begin, stop))
+            return 1;
+    }
+    if (!sync_last(ag, g, 3))
+        return 0;
+    for (r = first; r < end; r++)
+        if (ht_put_blocks(ag, g, p->h, SIG_HD_BLOCK, r, hd_record_bytes(p)))
+            return 1;
+    return 0;
+}
+
 /* Rounds [first, end) of the own tokens to the relays: their records, one barrier, then commands. Each agent has a run
- * of tokens. One agent waits for credits; where each stage is a launch, hd_landed() has waited. */
+ * of tokens. One agent waits for credits. */
 KFN_STEP int hd_send_some(struct agent *ag, const struct ht_dispatch_params *p, int first, int end)
 {
     const struct group_dev *g = p->g;
@@ -155,12 +187,14 @@ KFN_STEP int hd_send_some(struct agent *ag, const struct ht_dispatch_params *p, 
     const int64_t begin = from + run * ag_index(ag), stop = begin + run < to ? begin + run : to;
     int r = first;
 
+    if (AG_STAGED)
+        return hd_send_runs(ag, p, first, end);
     for (int64_t t = from + ag_index(ag); t < to; t += ag_count(ag)) {
         while (t >= ht_round_token(g, p->h, r + 1))
             r++;
         hd_stage_token(ag, p, r, t);
     }
-    for (r = first; r < end && !AG_STAGED && ag_index(ag) == 0; r++)
+    for (r = first; r < end && ag_index(ag) == 0; r++)
         if (hd_wait_credits(ag, p, r))
             return 1;
     if (sync_barrier(ag, g))

@@ -121,6 +121,20 @@ KFN_STEP int hc_relay_row(struct agent *ag, const struct ht_combine_params *p, c
     return 0;
 }
 
+/* As a relay: the rounds of a turn. Where none waits for a credit all are asked for at once, and summed in the first:
+ * the sums of its own tokens, turn by turn, then wait for nothing but the network. */
+KFN int hc_relay_first(const struct ht_combine_params *p, int turn)
+{
+    if (ht_all_at_once(p->h))
+        return turn > 0 ? HT_SLOTS : 0;
+    return turn * ht_turn(p->h);
+}
+
+KFN int hc_relay_end(const struct ht_combine_params *p, int turn)
+{
+    return ht_all_at_once(p->h) ? HT_SLOTS : (turn + 1) * ht_turn(p->h);
+}
+
 /* As a relay: how many rows rounds [first, end) have. */
 KFN int64_t hc_turn_rows(const struct ht_combine_params *p, int first, int end)
 {
@@ -133,40 +147,67 @@ KFN int64_t hc_turn_rows(const struct ht_combine_params *p, int first, int end)
     return rows;
 }
 
-#define HC_RUN 4 /* least rows of an agent: the proxy merges neighbours */
+/* As a relay: the runs of this agent among the rows of (source number j, round r), which come behind `before` others.
+ * Each leaves when it is written. `pushed`: rows may be in the window. */
+KFN_STEP int hc_relay_runs(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs, int j,
+                           int r, int64_t before, int64_t writers, int pushed)
+{
+    const int64_t n = p->h->relay_rows[(size_t)j * (size_t)p->g->ht.rounds + (size_t)r], first = before / HT_RUN;
+    struct put_batch batch;
 
-/* As a relay: the rows of rounds [first, last), shared out among the agents; where the launch waits for single rounds,
- * round by round. `pushed`: nothing is waited for, and rows may be in the window. */
+    if (ag_index(ag) >= writers)
+        return 0;
+    put_begin(&batch);
+    for (int64_t run = first + (ag_index(ag) - first % writers + writers) % writers; run * HT_RUN < before + n;
+         run += writers) {
+        const int64_t begin = run * HT_RUN - before, end = begin + HT_RUN < n ? begin + HT_RUN : n;
+        for (int64_t i = begin < 0 ? 0 : begin; i < end; i++)
+            if (hc_relay_row(ag, p, descs, &batch, j, r, (int)i, pushed))
+                return 1;
+        if (put_flush(ag, p->g, &batch))
+            return push_failed(ag, p->g);
+    }
+    return 0;
+}
+
+/* The same where the launch waits for single rounds: this agent's share. */
+KFN int hc_relay_share(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs, int j, int r,
+                       int pushed, uint64_t start)
+{
+    const int64_t n = p->h->relay_rows[(size_t)j * (size_t)p->g->ht.rounds + (size_t)r];
+    const int64_t end = n * (ag_index(ag) + 1) / ag_count(ag);
+    struct put_batch batch;
+
+    if (!pushed && ht_wait_block(ag, p->g, SIG_HC_BLOCK, PHASE_HC_BLOCK, j, r, &p->signature, start))
+        return 1;
+    put_begin(&batch);
+    for (int64_t i = n * ag_index(ag) / ag_count(ag); i < end; i++)
+        if (hc_relay_row(ag, p, descs, &batch, j, r, (int)i, pushed))
+            return 1;
+    return put_flush(ag, p->g, &batch) ? push_failed(ag, p->g) : 0;
+}
+
+/* As a relay: the rows of rounds [first, last), shared out among the agents. `pushed`: nothing is waited for, and rows
+ * may be in the window. */
 KFN_STEP int hc_relay_turn(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs, int first,
                            int last, int pushed)
 {
     const struct group_dev *g = p->g;
-    const int64_t all = AG_STAGED ? hc_turn_rows(p, first, last) : 0, share = (all + ag_count(ag) - 1) / ag_count(ag);
-    const int64_t run = share < HC_RUN ? HC_RUN : share;
+    const int64_t writers = AG_STAGED ? ht_writers(ag, hc_turn_rows(p, first < 0 ? 0 : first, last)) : 0;
     const uint64_t start = ag_now(ag);
-    int64_t from = run * ag_index(ag); /* this agent's rows, counted from those of the round on */
-    struct put_batch batch;
+    int64_t before = 0;
 
-    put_begin(&batch);
     for (int r = first < 0 ? 0 : first; r < last; r++) {
         for (int j = 0; j < g->relay_count; j++) {
             if (!ht_relays(g, p->h, j, r))
                 continue;
-            const int64_t n = p->h->relay_rows[(size_t)j * (size_t)g->ht.rounds + (size_t)r];
-            int64_t begin = n * ag_index(ag) / ag_count(ag), end = n * (ag_index(ag) + 1) / ag_count(ag);
-            if (AG_STAGED) {
-                begin = from < 0 ? 0 : from;
-                end = from + run < n ? from + run : n;
-                from -= n;
-            } else if (!pushed && ht_wait_block(ag, g, SIG_HC_BLOCK, PHASE_HC_BLOCK, j, r, &p->signature, start)) {
-                return 1; /* where each stage is a launch, hc_landed() has waited */
-            }
-            for (int64_t i = begin; i < end; i++)
-                if (hc_relay_row(ag, p, descs, &batch, j, r, (int)i, pushed))
-                    return 1;
+            if (AG_STAGED ? hc_relay_runs(ag, p, descs, j, r, before, writers, pushed)
+                          : hc_relay_share(ag, p, descs, j, r, pushed, start))
+                return 1;
+            before += p->h->relay_rows[(size_t)j * (size_t)g->ht.rounds + (size_t)r];
         }
     }
-    return put_flush(ag, g, &batch) ? push_failed(ag, g) : 0;
+    return 0;
 }
 
 /* One count more than rows, to every source of rounds [first, end): this relay is through, and whoever gets no row
@@ -224,9 +265,9 @@ KFN_STEP int hc_wait_back(struct agent *ag, const struct ht_combine_params *p, i
 }
 
 #if AG_STAGED
-/* Stage HC_LANDED: the requests of `many` rounds, and the sums of as many from round `back` on, are there. One
+/* Stage HC_LANDED: the requests of `many` rounds, and the sums of `sums` rounds from `back` on, are there. One
  * agent. */
-KFN_STEP int hc_landed(struct agent *ag, const struct ht_combine_params *p, int first, int many, int back)
+KFN_STEP int hc_landed(struct agent *ag, const struct ht_combine_params *p, int first, int many, int back, int sums)
 {
     const struct group_dev *g = p->g;
     const uint64_t start = ag_now(ag);
@@ -248,7 +289,7 @@ KFN_STEP int hc_landed(struct agent *ag, const struct ht_combine_params *p, int 
             return 1;
     }
     return ht_check_blocks(ag, g, p->h, first, first + many, &p->signature, PHASE_HC_BLOCK) ||
-           hc_wait_back(ag, p, back, many);
+           hc_wait_back(ag, p, back, sums);
 }
 #endif
 

@@ -251,7 +251,7 @@ static int turns_of(const struct epx_handle *handle, struct device_stream *strea
     const int windowed = group->plan.ht.window && (!known || handle->info->windowed);
     const int64_t tokens = known ? handle->info->most_tokens : group->set.max_tokens;
     int windows = windowed ? (int)((tokens + window - 1) / window) + more : 0;
-    int turns = rounds <= HT_SLOTS ? 1 : (rounds + HT_TURN_STAGED - 1) / HT_TURN_STAGED; /* as ht_turn() */
+    int turns = rounds <= HT_TURN_STAGED ? 1 : (rounds + HT_TURN_STAGED - 1) / HT_TURN_STAGED; /* as ht_turn() */
 
     if (group->nnodes == 1)
         return windowed && windows_quiet(group) && !captured ? 0 : windows;
