@@ -143,7 +143,6 @@ struct proxy_thread {
     int wake_fd;
     uint64_t sleep_ns;
     int events;                   /* reported by the network in the last iteration */
-    int taken;                    /* commands taken in it */
     int net_woke, spurious_wakes; /* the network's descriptor ended a sleep; so many times for nothing */
     int connect_wakes;            /* wakes while the network connects */
     uint64_t asked;               /* shared: proxy_quiet counts up */

@@ -361,7 +361,6 @@ static int take_commands(struct proxy_thread *t)
         }
         ring_take(&t->ring);
     }
-    t->taken = n;
     if (n > 0)
         stat_add(&t->stats.commands, (uint64_t)n);
     /* The tail is returned to waiting producers an eighth of the ring at a time, or when the ring is empty. */

@@ -50,24 +50,6 @@ static inline void cpu_relax(void)
 #endif
 }
 
-/*
- * A proxy that keeps up with its producers reads cache lines that they are about to write, and both wait for lines more
- * than they work: on a Xeon such a ring stayed at 15 M commands per second, where one that had filled went on at 27 to
- * 32. So a few commands are followed by a tenth of a microsecond in which nobody looks. One command alone is not: there
- * its answer counts. On aarch64 rings have no such state, and the pause would only be late.
- */
-static void let_ring_fill(const struct proxy_thread *t)
-{
-#if defined(__x86_64__)
-    if (t->taken <= 1 || t->taken >= 2 * RING_MAX_PUSH)
-        return;
-    cpu_relax();
-    cpu_relax();
-#else
-    (void)t;
-#endif
-}
-
 /* ---- Sleeping ----------------------------------------------------------------------------------------------- */
 
 static uint64_t sleep_length(struct proxy_thread *t, int net_fd)
@@ -159,8 +141,6 @@ void thread_loop(struct proxy_thread *t)
             idle = 0;
             idle_since = 0;
             t->sleep_ns = 0;
-            if (!alone)
-                let_ring_fill(t);
             continue;
         }
         if (alone && idle++ < ALONE_ITERATIONS)
