@@ -14,6 +14,7 @@
 #ifndef EPX_KERNEL_MARKS_H
 #define EPX_KERNEL_MARKS_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include "kernel/signals.h"
@@ -87,9 +88,12 @@ struct kernel_marks {
     uint64_t next;         /* marks so far */
     uint64_t lost;         /* those that a launch had too many of */
     uint32_t slots, depth; /* of signals: [SIG_COUNT][slots][depth], depth a power of two */
+    uint64_t reserved[5];
     struct mark_signal signals[MARK_SIGNALS_KEPT];
     struct mark ring[MARKS_KEPT];
 };
+
+EPX_STATIC_ASSERT(offsetof(struct kernel_marks, signals) % sizeof(struct mark_signal) == 0, "stored by pair_store");
 
 /* Of one launch, in memory of the block that has agent 0. */
 struct launch_marks {

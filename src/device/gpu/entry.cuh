@@ -47,7 +47,7 @@ KFN void make_agent(struct agent *ag, const struct launch_info &info, uint32_t *
         if (ag->ring)
             ring_begin(ag->ring);
         ag->kept = marks ? info.marks : NULL;
-        ag->marks = NULL;
+        ag->marks = ag->phases = NULL;
         if (ag->kept)
             marks_begin(ag, info, marks);
     }

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Marks of a GPU's kernels (kernel/marks.h). Each place is one look at a pointer in shared memory and one branch where
- * nothing is traced; what is behind the branch is not inlined.
+ * nothing is traced. Waits and signals are functions of their own; phases are not: a call, also one that is not made,
+ * takes registers from what is around it.
  */
 #ifndef EPX_DEVICE_GPU_MARKS_CUH
 #define EPX_DEVICE_GPU_MARKS_CUH
 
-#define AG_MARK(ag, name) ((ag)->marks ? mark_phase(ag, name) : (void)0)
+#define AG_MARK(ag, name) ((ag)->phases ? mark_phase(ag, name) : (void)0)
 #define AG_WAITS(ag, phase, peer) ((ag)->marks ? mark_waits(ag, phase, peer) : (void)0)
 #define AG_WAITS_SIGNAL(ag, kind, slot, value) ((ag)->marks ? mark_waits_signal(ag, kind, slot, value) : (void)0)
 #define AG_GLANCES_BEGIN(ag) ((ag)->marks ? mark_glances(ag) : (void)0)
@@ -26,9 +27,10 @@ KFN struct mark *marks_take(struct launch_marks *m, int n)
     return NULL;
 }
 
-KFN_STEP void mark_phase(struct agent *ag, int name)
+/* All lanes of the first agent. */
+KFN void mark_phase(struct agent *ag, int name)
 {
-    struct mark *mark = ag->index == 0 && lane_id() == 0 ? marks_take(ag->marks, 1) : NULL;
+    struct mark *mark = lane_id() == 0 ? marks_take(ag->phases, 1) : NULL;
 
     if (lane_id() == 0)
         ag->wait_since_ns = 0;
@@ -127,6 +129,7 @@ KFN void marks_begin(struct agent *ag, const struct launch_info &info, struct la
     ag->wait_slot = 0;
     if (ag->index != 0)
         return;
+    ag->phases = m;
     m->to = info.marks;
     m->next = info.marks->next;
     m->began_ns = clock_global();

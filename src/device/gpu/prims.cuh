@@ -57,8 +57,9 @@ struct agent {
     char *ring;         /* RING_BYTES of this agent, or NULL */
     unsigned ring_next; /* the number of the next batch that is fetched to it */
     /* Tracing (kernel/marks.h): */
-    struct launch_marks *marks; /* of the block that has agent 0; NULL in the others, and without tracing */
-    struct kernel_marks *kept;  /* in all blocks */
+    struct launch_marks *marks;  /* of the block that has agent 0; NULL in the others, and without tracing */
+    struct launch_marks *phases; /* the same, NULL for all agents but the first */
+    struct kernel_marks *kept;   /* in all blocks */
     uint64_t wait_since_ns, wait_value;
     int wait_phase, wait_peer, wait_kind, wait_slot;
 };
