@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import datetime
 import faulthandler
+import gc
 import importlib
 import os
 import sys
@@ -25,6 +26,7 @@ import torch.distributed as dist
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import deep_ep  # noqa: E402
+import epx  # noqa: E402
 
 MOST_FAILURES = 3
 MODULES = sorted(name[:-3] for name in os.listdir(os.path.dirname(os.path.abspath(__file__)))
@@ -144,6 +146,12 @@ def collect(names: List[str], part: str, leave_out: str) -> List[Tuple[str, Call
     return tests
 
 
+def errors_of_groups() -> str:
+    """On a GPU an operation that has failed shows as a wrong result; its group knows why."""
+    errors = [group.error() for group in gc.get_objects() if type(group) is epx.Group and group.alive]
+    return "".join("%s\n" % error.message for error in errors if error is not None)
+
+
 def run_one(world: World, name: str, test: Callable[[World], None]) -> str:
     """Runs a test: "", or why it was skipped. All ranks learn of a failure at their next meeting, and stop."""
     for key in ("EPX_RANKS_PER_NODE", "EPX_NET"):
@@ -159,7 +167,7 @@ def run_one(world: World, name: str, test: Callable[[World], None]) -> str:
     except Skipped as reason:
         skipped = str(reason)
     except BaseException:
-        why = "FAILED %s\n%s" % (name, traceback.format_exc())
+        why = "FAILED %s\n%s%s" % (name, traceback.format_exc(), errors_of_groups())
     world.meet(why)
     faulthandler.cancel_dump_traceback_later()
     return skipped
