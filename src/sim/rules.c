@@ -21,6 +21,7 @@ static struct {
 } gone[MOST_JOINED];
 static int ngone;
 static uint64_t holds[SIM_MAX_RANKS];
+static uint8_t left[SIM_MAX_RANKS]; /* the process that joined has ended its program */
 
 /* without[d][r]: d goes on without r. Of the ranks of small cases: larger ones have no masks. */
 enum { MOST_MASKED = 64 };
@@ -59,14 +60,35 @@ void sim_rules_begin(int watch_rows)
     broken[0] = 0;
     ngone = 0;
     memset(holds, 0, sizeof(holds));
+    memset(left, 0, sizeof(left));
     memset(without, 0, sizeof(without));
     memset(recoveries, 0, sizeof(recoveries));
     memset(given, 0, sizeof(given));
     times = 0;
 }
 
+static void breach(const char *format, int a, int b)
+{
+    char text[128];
+
+    if (broken[0])
+        return;
+    snprintf(text, sizeof(text), format, a, b);
+    snprintf(broken, sizeof(broken), "the rule of completion is broken at %llu us: %s",
+             (unsigned long long)sim_now() / 1000, text);
+}
+
+void sim_rule_left(int rank, uint64_t process)
+{
+    if (holds[rank] == process)
+        left[rank] = 1;
+}
+
 void sim_rule_joined(int rank, uint64_t process)
 {
+    if (holds[rank] && !left[rank])
+        breach("another process joins in the place of rank %d, which has one; %d have been replaced", rank, ngone);
+    left[rank] = 0;
     if (ngone < MOST_JOINED) {
         gone[ngone].rank = rank;
         gone[ngone++].process = holds[rank];
@@ -79,17 +101,6 @@ void sim_rule_joined(int rank, uint64_t process)
 const char *sim_rules_broken(void)
 {
     return broken;
-}
-
-static void breach(const char *format, int a, int b)
-{
-    char text[128];
-
-    if (broken[0])
-        return;
-    snprintf(text, sizeof(text), format, a, b);
-    snprintf(broken, sizeof(broken), "the rule of completion is broken at %llu us: %s",
-             (unsigned long long)sim_now() / 1000, text);
 }
 
 static struct control *control_at(void *heap)
@@ -123,9 +134,10 @@ static int was_replaced(const struct group_dev *g, int rank)
 
 void sim_rule_looked(const struct group_dev *g, int gave_up, int failed)
 {
-    /* A dead one that is raised in the end ends what it had begun with the processes of then. */
+    /* A dead one that is raised in the end ends what it had begun with the processes of then. A process that the others
+     * went on without, and replaced, may go on by itself. */
     for (int i = 0; i < ngone && !failed && !sim_has_died(sim_rank()); i++)
-        if (g->heap[gone[i].rank] && g->mask[gone[i].rank] && was_replaced(g, gone[i].rank))
+        if (gone[i].rank != g->rank && g->heap[gone[i].rank] && g->mask[gone[i].rank] && was_replaced(g, gone[i].rank))
             breach("an operation of rank %d ends as good with memory of a process of rank %d that was replaced",
                    g->rank, gone[i].rank);
     if (gave_up >= 0 && !failed)
@@ -204,11 +216,17 @@ void sim_rule_heard(const struct group_dev *g, int all, int kind, int slot, uint
     }
 }
 
-void sim_rule_writes(int from, int to)
+void sim_rule_writes(const struct group_dev *g, int to)
 {
+    const int from = g->rank;
+
     /* A dead one that is raised in the end writes into memory of those that ended before. */
-    if (from < MOST_MASKED && to < MOST_MASKED && without[to][from] && !sim_has_died(sim_rank()))
+    if (sim_has_died(sim_rank()))
+        return;
+    if (from < MOST_MASKED && to < MOST_MASKED && without[to][from])
         breach("rank %d writes rows into memory of rank %d, which goes on without it", from, to);
+    if (to != from && was_replaced(g, from))
+        breach("a process of rank %d that was replaced writes rows into memory of rank %d", from, to);
 }
 
 static int watch(int rank, uint64_t end)

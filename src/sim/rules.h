@@ -10,6 +10,7 @@
  *   a kernel ends as not good     its own abort word is set: it recovers with the others, not alone ("Recovery")
  *   a kernel hears a signal       its rank has come through the same recoveries
  *
+ *   a process has joined          the one that joined before, for this place, has ended its program
  *   a process has joined          no kernel of a rank of its node ends as good with the memory of the process before
  *
  *   a row is written              its reader has not gone on without the writer ("Masks")
@@ -39,6 +40,8 @@ void sim_rule_reuse(int rank, int nranks, void *const *heaps);
 void sim_rule_late_read(int from, int to);
 /* The process `process` (struct control) has the place of `rank` now; the one before is gone. */
 void sim_rule_joined(int rank, uint64_t process);
+/* That process ends its program: another one may have its place. */
+void sim_rule_left(int rank, uint64_t process);
 /* `rank` goes on without `peer`: it has masked it in an operation. */
 void sim_rule_goes_on(int rank, int peer);
 /* `rank` has recovered; out[r]: without r. */
@@ -46,8 +49,8 @@ void sim_rule_members(int rank, int nranks, const uint8_t *out);
 /* `rank` gives a signal; g->rank has those of all that it counts on, of its node or all. */
 void sim_rule_signals(int rank, int kind, int slot, uint64_t value);
 void sim_rule_heard(const struct group_dev *g, int all, int kind, int slot, uint64_t value);
-/* A kernel of rank `from` is about to write into memory of rank `to`, of its node. */
-void sim_rule_writes(int from, int to);
+/* A kernel of rank g->rank is about to write into memory of rank `to`, of its node. */
+void sim_rule_writes(const struct group_dev *g, int to);
 /* Bytes of `from` are in the heap of `to` now; `rank` is about to sum a row of `from` there. */
 void sim_rule_landed(int from, int to, uint64_t at, uint64_t bytes);
 void sim_rule_sums(int rank, int from, uint64_t at, uint64_t bytes);

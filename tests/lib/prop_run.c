@@ -164,6 +164,8 @@ static int run_spare(int spare, struct shared *s)
         rc = open_actor(&actors[i], s, rank, i, group);
     if (!rc)
         rc = actors_joined(actors, c);
+    if (group && prop_leaves)
+        prop_leaves(group);
     for (int i = 0; actors && i < c->nhandles; i++)
         if (actors[i].group && close_actor(&actors[i], !rc))
             rc = -1;

