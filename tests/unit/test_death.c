@@ -15,6 +15,7 @@
 #include "util/clock.h"
 #include "tests/lib/child.h"
 #include "tests/lib/fixture.h"
+#include "tests/lib/slow.h"
 #include "tests/lib/unit.h"
 
 enum { RANKS = 4, LAST = RANKS - 1, BLOCK = 8192, DEADLINE_MS = 3000 };
@@ -87,7 +88,7 @@ static int be_rank(struct story *story, int rank)
 {
     struct table_rank self = {rank};
     epx_bootstrap boot = EPX_BOOTSTRAP_INIT;
-    epx_group_config config = fixture_config(DEADLINE_MS);
+    epx_group_config config = fixture_config(slow_ms(DEADLINE_MS));
     int rc;
 
     boot.rank = rank;
@@ -156,7 +157,7 @@ static int start_over(struct fixture *s, epx_status (*call)(epx_group *group))
     if (call(s->group) != EPX_OK)
         return fixture_fail(s, "going on without the dead rank");
     /* Others may come a deadline later: they were waiting for it. */
-    if (clock_ns() - begin > 2 * (uint64_t)DEADLINE_MS * 1000000u)
+    if (clock_ns() - begin > 2 * (uint64_t)slow_ms(DEADLINE_MS) * 1000000u)
         return fixture_fail(s, "it was waited for");
     if (epx_group_error(s->group, NULL) != EPX_OK)
         return fixture_fail(s, "there is still an error");
@@ -173,7 +174,9 @@ static int go_on(struct fixture *s)
     for (int i = 0; i < 5; i++)
         if (fixture_ll(s) || fixture_ht(s))
             return -1;
-    return clock_ns() - begin < (uint64_t)DEADLINE_MS * 1000000u ? 0 : fixture_fail(s, "the dead rank is waited for");
+    return clock_ns() - begin < (uint64_t)slow_ms(DEADLINE_MS) * 1000000u
+               ? 0
+               : fixture_fail(s, "the dead rank is waited for");
 }
 
 static epx_status clean(epx_group *group)
