@@ -558,6 +558,8 @@ def check_overlap(world: World, buffer: deep_ep.Buffer, work: Work, most: int, b
     given = dict(comp_signal=signals, block_m=block, threshold=3, packed_recv_count=counts) if block else \
         dict(src_signals=signals, src_signal_expect_value=1)
     if world.device.type == "cuda":
+        # CUDA loads code at its first use, and waits for running kernels then, the combine among them.
+        write_rows(world, x.clone(), done, signals.clone(), per_expert, 1)
         torch.cuda.synchronize()
 
     def combine(**more: Any) -> Any:
