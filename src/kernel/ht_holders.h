@@ -190,19 +190,31 @@ KFN int hc_place(const struct ht_combine_params *p, const int32_t *ids, int d, i
 KFN_STEP int hc_holders_topk(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs,
                              const int32_t *ids, const int32_t *pos, int only, struct pair_set *holders, uint32_t *ends)
 {
-    const int K = p->h->state->topk;
-    struct pair_set all; /* the key that orders the entry, or -1; the rank of its row */
+    const int K = p->h->state->topk, by_rank = hc_by_rank(p);
+    struct pair_set ranks; /* does the entry have a row; its rank, or -1 */
+    struct pair_set all;   /* the key that orders the entry, or -1; the rank of its row */
     int64_t last_rows = 0;
     int n = 0;
 
+    pair_set_begin(&ranks);
     pair_set_begin(&all);
     pair_set_begin(holders);
     AG_EACH(ag, int, k, K)
     {
-        int d = -1, place = -1;
-        if (hc_row_desc(p->g, descs, ids, pos, k, &d))
-            place = hc_place(p, ids, d, k);
-        pair_set_offer(&all, k, place < 0 || (only >= 0 && place != only) ? -1 : place * KERNEL_MAX_TOPK + k, d);
+        int d = -1;
+        const int has = hc_row_desc(p->g, descs, ids, pos, k, &d) != NULL;
+        pair_set_offer(&ranks, k, has, ids[k] < 0 ? -1 : ids[k] / p->g->local_experts);
+    }
+    pair_set_settle(ag, &ranks);
+    /* The place of an entry is hc_place(): the lanes look at each other's ranks rather than at memory. */
+    AG_ROUNDS(ag, int, k, K)
+    {
+        const struct int_pair mine = pair_set_get(ag, &ranks, k < K ? k : 0);
+        int place = k;
+        for (int j = 0; j < K && by_rank; j++)
+            place = pair_set_get(ag, &ranks, j).b == mine.b && j > place ? j : place;
+        if (k < K)
+            pair_set_offer(&all, k, !mine.a || (only >= 0 && place != only) ? -1 : place * KERNEL_MAX_TOPK + k, mine.b);
     }
     pair_set_settle(ag, &all);
     AG_ROUNDS(ag, int, k, K)
