@@ -7,7 +7,7 @@ computed for callers that read them.
 
 import ctypes
 import functools
-from typing import Any, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import epx
 import torch
@@ -18,6 +18,7 @@ from epx.tensors import fill
 from ._checks import wrong
 from ._engine import Pool
 
+SPARE_LAYOUTS = 16  # whose counts are allocated together
 NVL_PEERS = 8  # ranks per node in DeepEP: the width of send_nvl_head
 
 
@@ -57,8 +58,11 @@ class LayoutPlan:
 
     def __init__(self, pool: Pool, topk: int, idx_dtype: torch.dtype) -> None:
         info = pool.group.info
-        self._pool, self._device, self._lib = pool, pool.device, load()
+        self._pool, self.device, self._lib = pool, pool.device, load()
         self._ranks, self._experts, self._nodes = info.nranks, info.num_experts, info.nnodes
+        self._topk, self._dtype = topk, idx_dtype
+        self._sizes = [self._ranks, self._experts, self._nodes]
+        self._spare: Dict[int, List[List[torch.Tensor]]] = {}
         self._idx, self._per_rank, self._per_node, self._per_expert, self._marks = (
             _abi.TensorStruct() for _ in range(5))
         fill(self._idx, 0, epx.DType.INT64 if idx_dtype is torch.int64 else epx.DType.INT32, (0, topk), None)
@@ -74,21 +78,40 @@ class LayoutPlan:
             self._outputs.tokens_per_node = pointer(self._per_node)
         self._addresses = ctypes.addressof(self._idx), ctypes.addressof(self._outputs)
 
-    def run(self, topk_idx: torch.Tensor, stream: Any) -> Tuple[
+    def fits(self, pool: Optional[Pool], topk_idx: Any, num_experts: int) -> bool:
+        """Is this the plan for such a call on this pool? All that the checks of a call would look at."""
+        if pool is not self._pool or num_experts != self._experts or type(topk_idx) is not torch.Tensor:
+            return False
+        shape = topk_idx.shape
+        return (topk_idx.dtype is self._dtype and len(shape) == 2 and shape[1] == self._topk and shape[0] > 0 and
+                topk_idx.get_device() == self.device.index and topk_idx.is_contiguous())
+
+    def _counts(self, stream: int) -> List[torch.Tensor]:
+        """Tensors for the counts by rank, expert and node. Each allocation and each view takes the host 3 us: many are
+        made at once, of one piece of memory for each stream. A graph keeps what is allocated during its capture."""
+        if torch._C._cuda_isCurrentStreamCapturing():
+            return [torch.empty(n, dtype=torch.int32, device=self.device) for n in self._sizes]
+        spare = self._spare.setdefault(stream, [])
+        if not spare:
+            with torch.inference_mode(False):
+                piece = torch.empty(SPARE_LAYOUTS * sum(self._sizes), dtype=torch.int32, device=self.device)
+                views = piece.split_with_sizes(self._sizes * SPARE_LAYOUTS)
+            spare.extend(list(views[i:i + 3]) for i in range(0, len(views), 3))
+        return spare.pop()
+
+    def run(self, topk_idx: torch.Tensor, stream: int) -> Tuple[
             torch.Tensor, Optional[torch.Tensor], torch.Tensor, torch.Tensor]:
         """Like dispatch_layout(), with one kernel."""
-        tokens, device = topk_idx.shape[0], self._device
-        per_rank = torch.empty(self._ranks, dtype=torch.int32, device=device)
-        per_expert = torch.empty(self._experts, dtype=torch.int32, device=device)
-        marks = torch.empty(tokens, self._ranks, dtype=torch.bool, device=device)
-        per_node = torch.empty(self._nodes, dtype=torch.int32, device=device) if self._nodes > 1 else None
+        tokens = topk_idx.shape[0]
+        per_rank, per_expert, per_node = self._counts(stream)
+        marks = torch.empty(tokens, self._ranks, dtype=torch.bool, device=self.device)
         self._idx.shape[0] = self._marks.shape[0] = tokens
         self._idx.data, self._marks.data = topk_idx.data_ptr(), marks.data_ptr()
         self._per_rank.data, self._per_expert.data = per_rank.data_ptr(), per_expert.data_ptr()
-        if per_node is not None:
+        if self._nodes > 1:
             self._per_node.data = per_node.data_ptr()
         check(self._lib.epx_dispatch_layout(self._pool.group.address, *self._addresses, stream))
-        return per_rank, per_node, per_expert, marks
+        return per_rank, per_node if self._nodes > 1 else None, per_expert, marks
 
 
 def _count(values: torch.Tensor, n: int) -> torch.Tensor:

@@ -90,6 +90,7 @@ class Buffer:
         self.enable_shrink = enable_shrink
         self.runtime: Optional[Runtime] = Runtime(self._engine)
         self._comm_stream: Any = None
+        self._last_layout: Callable[[], Optional[LayoutPlan]] = lambda: None
         self._on_current_stream = use_default_stream_as_comm_stream
         self._local: Dict[bool, StorageWeakRef] = {}
         self._to_mask: Set[int] = set()  # ranks to mask before the next low-latency operation
@@ -227,6 +228,11 @@ class Buffer:
         """The counts for dispatch: (num_tokens_per_rank i32[R], num_tokens_per_rdma_rank i32[nodes] or None inside a
         node, num_tokens_per_expert i32[E], is_token_in_rank bool[T,R], event). -1 in topk_idx means no expert. An id of
         num_experts or more raises an error: here on the CPU, in dispatch on a GPU."""
+        plan = self._last_layout()
+        if plan is not None and previous_event is None and not (async_finish or allocate_on_comm_stream):
+            self._open()
+            if plan.fits(self._engine.high_throughput_pool(plan.device, num_experts), topk_idx, num_experts):
+                return (*plan.run(topk_idx, current_address(plan.device)), EventOverlap())
         checks.tensor("topk_idx", topk_idx, (torch.int64, torch.int32), (None, None))
         checks.positive("num_experts", num_experts)
         device = checks.device_of("topk_idx", topk_idx)
@@ -238,6 +244,8 @@ class Buffer:
             event = EventOverlap(EventHandle()) if async_finish else EventOverlap()
             return (*dispatch_layout(topk_idx, num_experts, self.group_size, self._engine.node_of), event)
         plan = self._layout_plan(topk_idx, num_experts)
+        if plan is not None:
+            self._last_layout = weakref.ref(plan)
         if plan is not None and previous_event is None and not async_finish:
             return (*plan.run(topk_idx, current_address(device)), EventOverlap())
         launch = launcher(None)
