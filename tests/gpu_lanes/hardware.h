@@ -323,6 +323,28 @@ KFN void ring_wait(char *ring, unsigned n)
         memcpy(ring + n % RING_SLOTS * RING_SLOT_BYTES, slot->from, slot->bytes);
     slot->bytes = 0;
 }
+typedef const char *ring_address;
+
+KFN ring_address ring_at(const char *ring)
+{
+    return ring;
+}
+
+KFN uint32_t ring_u16(ring_address at)
+{
+    return *(const uint16_t *)at;
+}
+
+KFN uint2 ring_u64(ring_address at)
+{
+    return *(const uint2 *)at;
+}
+
+KFN uint4 ring_u128(ring_address at)
+{
+    return *(const uint4 *)at;
+}
+
 #else
 KFN char *ring_memory(void)
 {
@@ -377,6 +399,11 @@ KFN uint32_t max_s16x2(uint32_t a, uint32_t b)
     return max_u16x2(a ^ 0x80008000u, b ^ 0x80008000u) ^ 0x80008000u;
 }
 
+KFN uint32_t min_u16x2(uint32_t a, uint32_t b)
+{
+    return ~max_u16x2(~a, ~b);
+}
+
 KFN uint32_t rotate_left(uint32_t v, int n)
 {
     return v << n | v >> (32 - n);
@@ -390,6 +417,16 @@ KFN uint32_t umax(uint32_t a, uint32_t b)
 KFN uint32_t umin(uint32_t a, uint32_t b)
 {
     return a < b ? a : b;
+}
+
+KFN uint32_t choose_bits(uint32_t mask, uint32_t a, uint32_t b)
+{
+    return (mask & a) | (~mask & b);
+}
+
+KFN uint32_t opaque(uint32_t v)
+{
+    return v;
 }
 
 KFN float add_magic_down(float v, float magic)
@@ -408,7 +445,13 @@ KFN uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector)
     return result;
 }
 
+KFN uint32_t bytes_with_gap(uint32_t a, uint32_t b, int i, int j, int k)
+{
+    return __byte_perm(a, b, (uint32_t)(i | j << 4 | k << 12)) & 0xff00ffffu;
+}
+
 #define __popc __builtin_popcount
+#define __clz __builtin_clz
 #define __uint_as_float float_from_bits
 #define __float_as_uint float_bits
 #define __fadd_rn(a, b) ((float)(a) + (float)(b))

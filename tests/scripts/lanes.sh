@@ -38,7 +38,11 @@ module() {
     "$cc" -std=gnu11 -D_GNU_SOURCE= -shared "${flags[@]}" -o "$folder/libepx_$name.so" \
         "$root/tests/gpu_lanes/module.c" \
         "$root/tests/gpu_lanes/lanes.c" "$root/tests/gpu_lanes/bus.c" "$root/src/sim/fiber.c" "${objects[@]}" \
-        -lstdc++ -lm -lpthread
+        -lstdc++ -lm -lpthread || return
+    "$cxx" -x c++ -std=c++17 "${flags[@]}" -c "$root/tests/gpu_lanes/logfmt_bits.cu" -o "$folder/bits.o" || return
+    "$cc" -std=gnu11 -D_GNU_SOURCE= "${flags[@]}" -o "$folder/logfmt_bits" "$folder/bits.o" \
+        "$root/tests/gpu_lanes/lanes.c" "$root/tests/gpu_lanes/bus.c" "$root/src/sim/fiber.c" \
+        "$build/libepx_static.a" -lstdc++ -lm -lpthread -ldl
 }
 
 try() { # NAME COMMAND...
@@ -91,6 +95,7 @@ for device in cuda hip; do
     EPX_TRACE=$work/ll.json try "$device: low latency, FP8" "$build/epx" bench ll "${small[@]}" --hidden 1408 \
         --dtype fp8
     try "$device: low latency, LogFMT" "$build/epx" bench ll "${small[@]}" --tokens 4 --hidden 1536 --logfmt
+    try "$device: LogFMT, bit by bit" "$work/$device/logfmt_bits"
     try "$device: high throughput" "$build/epx" bench ht "${small[@]}" --hidden 1400
     EPX_HT_NODE_BYTES=1 try "$device: windows" "$build/epx" bench ht "${small[@]}" --hidden 1024 --plain-memory
     try "$device: high throughput by the clock" "$build/epx" bench ht "${small[@]}" --hidden 1024 --timing wall

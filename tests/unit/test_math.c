@@ -7,6 +7,7 @@
 #include "device/cpu/math.h"
 #include "device/cpu/math_levels.h"
 #include "epx/epx.h"
+#include "util/logfmt.h"
 #include "util/numeric.h"
 #include "tests/lib/unit.h"
 #include "tests/lib/xorshift.h"
@@ -395,6 +396,24 @@ static void test_logfmt_zero_keeps_largest(void **state)
     check_logfmt_errors(row, 128);
 }
 
+/* The decoder takes the exponent for granted. */
+static void test_logfmt_powers_lie_in_one_octave(void **state)
+{
+    static const float c[] = {LOGFMT_EXP0, LOGFMT_EXP1, LOGFMT_EXP2, LOGFMT_EXP3, LOGFMT_EXP4, LOGFMT_EXP5};
+    double worst = 0.0;
+    (void)state;
+    for (uint32_t i = 0; i < 1u << 23; i++) {
+        const float m = float_from_bits(0x3f800000u | i);
+        float p = c[5];
+        for (int k = 4; k >= 0; k--)
+            p = fmaf(p, m, c[k]);
+        assert_true(p >= 1.0f && p < 2.0f);
+        if (i % 1024 == 0)
+            worst = fmax(worst, fabs((double)p / exp2((double)m - 1.0) - 1.0));
+    }
+    assert_true(worst < 3e-7);
+}
+
 static void test_logfmt_same_input_same_bytes(void **state)
 {
     struct logfmt_row *one = &logfmt_rows[0], *two = &logfmt_rows[1];
@@ -654,8 +673,8 @@ UNIT_MAIN(cmocka_unit_test(test_copy_many_writes_all), cmocka_unit_test(test_cop
           cmocka_unit_test(test_cast_random_float_bits), cmocka_unit_test(test_cast_nan_and_infinity),
           cmocka_unit_test(test_cast_power_of_two_scale_is_exact_at_448), cmocka_unit_test(test_logfmt_error_bound),
           cmocka_unit_test(test_logfmt_any_pattern), cmocka_unit_test(test_logfmt_raw_blocks),
-          cmocka_unit_test(test_logfmt_zero_keeps_largest), cmocka_unit_test(test_logfmt_same_input_same_bytes),
-          cmocka_unit_test(test_reduce_is_exact), cmocka_unit_test(test_reduce_of_logfmt_rows),
-          cmocka_unit_test(test_reduce_largest_hidden), cmocka_unit_test(test_reduce_every_pattern),
-          cmocka_unit_test(test_reduce_rounds_to_nearest_even), cmocka_unit_test(test_levels_give_the_same_bits),
-          cmocka_unit_test(test_level_is_what_the_environment_says))
+          cmocka_unit_test(test_logfmt_zero_keeps_largest), cmocka_unit_test(test_logfmt_powers_lie_in_one_octave),
+          cmocka_unit_test(test_logfmt_same_input_same_bytes), cmocka_unit_test(test_reduce_is_exact),
+          cmocka_unit_test(test_reduce_of_logfmt_rows), cmocka_unit_test(test_reduce_largest_hidden),
+          cmocka_unit_test(test_reduce_every_pattern), cmocka_unit_test(test_reduce_rounds_to_nearest_even),
+          cmocka_unit_test(test_levels_give_the_same_bits), cmocka_unit_test(test_level_is_what_the_environment_says))

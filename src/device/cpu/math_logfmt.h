@@ -4,26 +4,21 @@
  *
  *     | bitmap: 1 bit per block | (amax, amin) per block | pad to 16 | blocks, coded 160 or raw 256 bytes |
  *
- * docs/formats.md has the exact bytes. log2 and 2^x are polynomials written here, good to about 1e-6, so that a machine
- * gives the same bits whatever its C library.
+ * docs/formats.md has the exact bytes, util/logfmt.h the numbers of log2 and 2^x: a machine gives the same bits
+ * whatever its C library.
  */
 #ifndef EPX_DEVICE_CPU_MATH_LOGFMT_H
 #define EPX_DEVICE_CPU_MATH_LOGFMT_H
 
 #include "device/cpu/math_vec.h"
+#include "util/logfmt.h"
 
-#define LOGFMT_BLOCK 128
-#define LOGFMT_RAW_BYTES 256   /* a full block as bf16 */
-#define LOGFMT_CODED_BYTES 160 /* 128 low code bytes, 16 bytes of ninth bits, 16 bytes of signs */
-#define LOGFMT_TOP_CODE 511
-#define LOGFMT_RANGE 32.0f /* powers of two below amax that codes reach */
-#define BF16_ONE 0x3f80
-/* 1.5 * 2^23: adding it to a small float leaves the nearest integer in the lowest bits, and the other way round. */
-#define MAGIC 12582912.0f
-#define MAGIC_BITS 0x4b400000u
-
+/* Logarithms of the codes, in units of 2^-25 from LOGFMT_BELOW below the exponent of amax. */
 struct logfmt_range {
-    float log_amin, step;
+    uint32_t step, base; /* code c stands for base + c * step */
+    int top;             /* the exponent of amax, biased; below 1 if it is subnormal */
+    int bottom;          /* that of amin, or of the range's end */
+    int lowest;          /* code of the smallest value: 0 if values may lie below the range */
 };
 
 static int logfmt_blocks(int hidden)
@@ -70,42 +65,43 @@ static int logfmt_rank(const void *row, int block)
     return count;
 }
 
-/*
- * log2 of x >= 0, x < 2^64, within 7e-7; 0 gives -191. Scaled first, because bf16 subnormals lack the leading bit. Sums
- * are paired (not Horner's) to shorten the chain, and small integers become floats by way of MAGIC.
- */
-VEC_INLINE vf32 logfmt_log2(vf32 x)
+/* Biased exponent and mantissa of a bf16 magnitude, as if there were no subnormal numbers. */
+struct logfmt_parts {
+    int exponent, mantissa;
+};
+
+static struct logfmt_parts logfmt_parts_of(uint16_t x)
 {
-    vu32 bits = (vu32)(x * 0x1p64f);
-    vi32 exponent = (vi32)(bits - 0x3f3504f3u) >> 23; /* so that the mantissa lies in [sqrt(1/2), sqrt(2)) */
-    vf32 t = (vf32)(bits - ((vu32)exponent << 23)) - 1.0f;
-    vf32 t2 = t * t;
-    vf32 p01 = 1.44269652f - t * 0.72136018f, p23 = 0.48061313f - t * 0.35952446f;
-    vf32 p46 = (0.29611956f - t * 0.26796387f) + t2 * 0.16818659f;
-    vf32 p = (p01 + p23 * t2) + p46 * (t2 * t2);
-    vf32 whole = (vf32)((vu32)exponent + MAGIC_BITS) - (MAGIC + 64.0f);
-    return whole + p * t;
+    struct logfmt_parts parts = {x >> 7, x & 127};
+
+    if (x >= BF16_NORMAL)
+        return parts;
+    const int bit = x ? 31 - __builtin_clz((unsigned)x) : -LOGFMT_RANGE * 2; /* 0 is below every range */
+    parts.exponent = bit - 6;
+    parts.mantissa = x ? (x << (7 - bit)) & 127 : 0;
+    return parts;
 }
 
-/* 2^y for -180 < y < 1 within 3e-7, subnormal and zero results included. */
-VEC_INLINE vf32 logfmt_exp2(vf32 y)
+static int32_t logfmt_fraction(int mantissa)
 {
-    vf32 shifted = y + MAGIC; /* the nearest integer, in the lowest bits */
-    vf32 f = y - (shifted - MAGIC);
-    vf32 f2 = f * f;
-    vf32 p01 = 1.00000008f + f * 0.69314719f, p23 = 0.24022107f + f * 0.055503571f;
-    vf32 p45 = 0.0096760319f + f * 0.0013390863f;
-    vf32 p = (p01 + p23 * f2) + p45 * (f2 * f2);
-    return p * (vf32)(((vu32)shifted + (127u + 64u)) << 23) * 0x1p-64f;
+    return (mantissa << (LOGFMT_FRACTION - 7)) + logfmt_bends[mantissa];
 }
 
+/* A step is odd: on GPUs, the sign of a value passes through its product with the code. */
 static struct logfmt_range logfmt_range_of(uint16_t amax, uint16_t amin)
 {
-    vf32 logs = logfmt_log2((vf32){bf16_to_float(amax), bf16_to_float(amin)});
-    struct logfmt_range r = {logs[1], 0.0f};
-    if (r.log_amin < logs[0] - LOGFMT_RANGE)
-        r.log_amin = logs[0] - LOGFMT_RANGE;
-    r.step = (logs[0] - r.log_amin) / (LOGFMT_TOP_CODE - 1);
+    const struct logfmt_parts high = logfmt_parts_of(amax), low = logfmt_parts_of(amin);
+    const int apart = high.exponent - low.exponent, powers = apart < LOGFMT_BELOW ? apart : LOGFMT_BELOW;
+    const int32_t all = powers * LOGFMT_ONE + logfmt_fraction(high.mantissa) - logfmt_fraction(low.mantissa);
+    const int clipped = all > LOGFMT_RANGE * LOGFMT_ONE;
+    const int32_t range = clipped ? LOGFMT_RANGE * LOGFMT_ONE : all;
+    struct logfmt_range r;
+
+    r.step = (uint32_t)(range / (LOGFMT_TOP_CODE - 1)) | 1;
+    r.base = (uint32_t)(LOGFMT_BELOW * LOGFMT_ONE + logfmt_fraction(high.mantissa)) - LOGFMT_TOP_CODE * r.step;
+    r.top = high.exponent;
+    r.bottom = high.exponent - (apart < LOGFMT_RANGE ? apart : LOGFMT_RANGE);
+    r.lowest = !clipped;
     return r;
 }
 
@@ -127,32 +123,70 @@ static void logfmt_extremes(const uint16_t *x, uint16_t *amax, uint16_t *amin)
     *amin = (uint16_t)low;
 }
 
+/* The code of a value: (logarithm - bottom) * per_step + offset, rounded down; bottom is an exponent. */
 struct logfmt_coder {
-    float log_amin, per_step, offset;
+    float per_step, offset;
+    int bottom, lowest;
 };
 
+/* The offset rounds to the nearer neighbour in the linear domain: 1/2 - log2((1 + 2^step) / 2) / step + 1/2 by its
+ * series; the next term is below 5e-7 for every step that occurs. */
 static struct logfmt_coder logfmt_coder_of(uint16_t amax, uint16_t amin)
 {
-    struct logfmt_range r = logfmt_range_of(amax, amin);
-    /* 2 - log2((1 + 2^step) / 2) / step by its series; the next term is below 5e-7 for every step that occurs. */
-    struct logfmt_coder c = {r.log_amin, 1.0f / r.step, 1.5f - r.step * 0.08664340f};
+    const struct logfmt_range r = logfmt_range_of(amax, amin);
+    const struct logfmt_parts high = logfmt_parts_of(amax);
+    const float step = (float)(int32_t)r.step, bend = (float)logfmt_bends[high.mantissa] * LOGFMT_UNIT;
+    struct logfmt_coder c;
+
+    c.bottom = r.bottom - 1;
+    c.lowest = r.lowest;
+    c.per_step = 1.0f / step * LOGFMT_ONE;
+    c.offset = LOGFMT_TOP - step * LOGFMT_UNIT * LOGFMT_MIDDLE;
+    c.offset =
+        __builtin_fmaf((float)((high.exponent - c.bottom) * 128 + high.mantissa) / -128.0f, c.per_step, c.offset);
+    c.offset = __builtin_fmaf(-bend, c.per_step, c.offset);
     return c;
 }
 
-/* Codes of magnitudes, before they are limited to 0 and 511. They fit 16 bits: values below the range occur only
- * where the range is 32 powers of two, 16 codes each. */
-VEC_INLINE vu32 logfmt_codes(vu32 x, struct logfmt_coder c)
+/* Are the magnitudes of a block their logarithms but for the bends? Its subnormals and zeros get code 0 if they are
+ * below the range. */
+static int logfmt_straight(uint16_t amax, uint16_t amin)
 {
-    vf32 code = (logfmt_log2((vf32)x) - c.log_amin) * c.per_step + c.offset;
+    return amin >= BF16_NORMAL || amax >= 67u << 7; /* 2^-60 */
+}
+
+/* Codes of logarithms, before they are limited. They fit 16 bits: values below the range occur only where the range is
+ * 32 powers of two, 16 codes each. `x`: exponent * 128 + mantissa. */
+VEC_INLINE vu32 logfmt_codes(vi32 x, const int32_t *bends, struct logfmt_coder c)
+{
+    const vf32 bend = __builtin_convertvector((vi32)vec_load_u32(bends), vf32) * LOGFMT_UNIT;
+    const vf32 log = __builtin_convertvector(x - c.bottom * 128, vf32) * (1.0f / 128.0f);
+    const vf32 code = vec_fma(bend, vec_f32(c.per_step), vec_fma(log, vec_f32(c.per_step), vec_f32(c.offset)));
     return (vu32) __builtin_convertvector(code, vi32);
 }
 
-VEC_INLINE vu16 logfmt_codes_wide(const uint16_t *x, struct logfmt_coder c)
+/* Of VEC_WIDE elements: exponents * 128 + mantissas, signed, and their bends. */
+VEC_INLINE vu16 logfmt_codes_wide(const int16_t *x, const int32_t *bends, struct logfmt_coder c)
 {
-    vu16 abs = (vu16)vec_load_abs16(x);
-    vi16 code = (vi16)vec_narrow_u32(logfmt_codes(vec_widen_lo(abs, 1), c), logfmt_codes(vec_widen_hi(abs, 1), c));
-    vi16 zero = {0};
-    return (vu16)vec_min16(vec_max16(code, zero), zero + LOGFMT_TOP_CODE);
+    const vu16 all = vec_load_u16(x), zero = {0};
+    const vi32 low = (vi32)vec_widen_lo(all, 1) >> 16, high = (vi32)vec_widen_hi(all, 1) >> 16;
+    const vi16 code = (vi16)vec_narrow_u32(logfmt_codes(low, bends, c), logfmt_codes(high, bends + VEC_LANES, c));
+
+    return (vu16)vec_min16(vec_max16(code, (vi16)zero + (int16_t)c.lowest), (vi16)zero + LOGFMT_TOP_CODE);
+}
+
+/* A block's magnitudes as such numbers, and their bends. */
+static void logfmt_logs(int16_t *logs, int32_t *bends, const uint16_t *x, int straight)
+{
+    for (int i = 0; i < LOGFMT_BLOCK; i++) {
+        logs[i] = (int16_t)(x[i] & 0x7fff);
+        bends[i] = logfmt_bends[x[i] & 127];
+    }
+    for (int i = 0; i < LOGFMT_BLOCK && !straight; i++) {
+        const struct logfmt_parts parts = logfmt_parts_of(x[i] & 0x7fff);
+        logs[i] = (int16_t)(parts.exponent * 128 + parts.mantissa);
+        bends[i] = logfmt_bends[parts.mantissa];
+    }
 }
 
 /*
@@ -184,10 +218,15 @@ static vu16 logfmt_load_bits(const uint8_t *from)
 
 static void logfmt_encode_block(uint8_t *to, const uint16_t *x, uint16_t amax, uint16_t amin)
 {
-    struct logfmt_coder c = logfmt_coder_of(amax, amin);
+    const struct logfmt_coder c = logfmt_coder_of(amax, amin);
+    int16_t all_logs[LOGFMT_BLOCK], *logs = all_logs;
+    int32_t all_bends[LOGFMT_BLOCK], *bends = all_bends;
     vu16 ninth = {0}, sign = {0};
-    for (int k = 0; k < 16; k += 2 * LOGFMT_GROUPS, x += 2 * VEC_WIDE) {
-        vu16 low = logfmt_codes_wide(x, c), high = logfmt_codes_wide(x + VEC_WIDE, c);
+
+    logfmt_logs(logs, bends, x, logfmt_straight(amax, amin));
+    for (int k = 0; k < 16; k += 2 * LOGFMT_GROUPS, x += 2 * VEC_WIDE, logs += 2 * VEC_WIDE, bends += 2 * VEC_WIDE) {
+        vu16 low = logfmt_codes_wide(logs, bends, c);
+        vu16 high = logfmt_codes_wide(logs + VEC_WIDE, bends + VEC_WIDE, c);
         ninth |= (low >> 8) << k | (high >> 8) << (k + LOGFMT_GROUPS);
         sign |= (vec_load_u16(x) >> 15) << k | (vec_load_u16(x + VEC_WIDE) >> 15) << (k + LOGFMT_GROUPS);
         vec_store(to + 8 * k, (vu32)vec_narrow_u16(low & 0xff, high & 0xff));
@@ -196,11 +235,20 @@ static void logfmt_encode_block(uint8_t *to, const uint16_t *x, uint16_t amax, u
     logfmt_store_bits(to + 144, sign);
 }
 
+/* Subnormal results come by the last product: exponents are larger by 64 before it. */
 VEC_INLINE vf32 logfmt_values(vu32 code, vu32 sign, struct logfmt_range r)
 {
-    vf32 y = ((vf32)(code | MAGIC_BITS) - (MAGIC + 1.0f)) * r.step + r.log_amin;
-    vu32 some = (vu32)(code != 0);
-    return (vf32)(((vu32)logfmt_exp2(y) & some) | sign);
+    const vu32 log = code * r.step + r.base, some = (vu32)(code != 0);
+    const vf32 m = (vf32)((log >> 2 & 0x7fffffu) | 0x3f800000u);
+    vf32 p = vec_fma(vec_f32(LOGFMT_EXP5), m, vec_f32(LOGFMT_EXP4));
+
+    p = vec_fma(p, m, vec_f32(LOGFMT_EXP3));
+    p = vec_fma(p, m, vec_f32(LOGFMT_EXP2));
+    p = vec_fma(p, m, vec_f32(LOGFMT_EXP1));
+    p = vec_fma(p, m, vec_f32(LOGFMT_EXP0));
+    const vu32 exponent = (log >> LOGFMT_FRACTION) + (uint32_t)(r.top - LOGFMT_BELOW + 64);
+    const vf32 value = (vf32)(((vu32)p & 0x7fffffu) | exponent << 23) * 0x1p-64f;
+    return (vf32)(((vu32)value & some) | sign);
 }
 
 VEC_INLINE struct wide logfmt_values_wide(vu16 code, vu16 sign, struct logfmt_range r)

@@ -94,7 +94,7 @@ template <typename params> KFN void copy_to_smem(struct smem_copy<params> *smem,
     __global__ void __launch_bounds__(LAUNCH_WARPS *WARP, 1)                  \
         space::verb(const __grid_constant__ struct name##_params params, const __grid_constant__ launch_info info)
 
-/* `counts`: a __shared__ array for the tables of routing or of LogFMT, or NULL where there is none. */
+/* `counts`: a __shared__ array for the tables of routing, or NULL where there is none. */
 #define CUDA_KERNEL(space, verb, name, counts)                      \
     CUDA_ENTRY(space, verb, name)                                   \
     {                                                               \

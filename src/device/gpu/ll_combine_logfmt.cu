@@ -8,6 +8,4 @@
 #define ll_combine_logfmt_params ll_combine_params
 #define kernel_ll_combine_logfmt kernel_ll_combine
 
-static __shared__ int32_t logfmt_logs[LOGFMT_LOGS]; /* ag_logfmt_begin() */
-
-CUDA_KERNEL(epx_ll, combine_logfmt, ll_combine_logfmt, logfmt_logs)
+CUDA_KERNEL(epx_ll, combine_logfmt, ll_combine_logfmt, NULL)

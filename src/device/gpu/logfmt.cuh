@@ -1,132 +1,79 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * LogFMT-10 rows by a warp; docs/formats.md has the bytes. As in fp8.cuh sixteen lanes hold a block of 128 channels,
- * eight each. The arithmetic is that of device/cpu/math_logfmt.h, operation by operation.
+ * LogFMT-10 rows by a warp; docs/formats.md has the bytes, util/logfmt.h the numbers. As in fp8.cuh sixteen lanes hold
+ * a block of 128 channels, eight each. The bits are those of device/cpu/math_logfmt.h.
+ *
+ * Whole-number arithmetic runs at half the rate of multiply-adds: what can be done by a choice of bytes, or by one
+ * operation on two 16-bit halves, is.
  */
 #ifndef EPX_DEVICE_GPU_LOGFMT_CUH
 #define EPX_DEVICE_GPU_LOGFMT_CUH
 
-#define LOGFMT_BLOCK 128
-#define LOGFMT_RAW_BYTES 256
-#define LOGFMT_CODED_BYTES 160
-#define LOGFMT_TOP_CODE 511
-#define LOGFMT_RANGE 32.0f
-#define LOGFMT_MAGIC 12582912.0f /* 1.5 * 2^23 */
-#define LOGFMT_MAGIC_BITS 0x4b400000u
-#define BF16_ONE 0x3f80u
-#define LOGFMT_LOGS 256           /* entries of the table for logfmt_log2_bf16x2() */
+#include "util/logfmt.h"
+
+#define LOGFMT_MAGIC 12582912.0f  /* 1.5 * 2^23 */
 #define LOGFMT_GROUPS (WARP / 16) /* blocks of a step */
 #define LOGFMT_BATCH 4            /* steps whose loads are in flight together */
 #define LOGFMT_BATCH_BLOCKS (LOGFMT_BATCH * LOGFMT_GROUPS)
 
-/* log2 of a number in [sqrt(1/2), sqrt(2)). */
-KFN float logfmt_log2_near_one(float x)
-{
-    const float t = __fadd_rn(x, -1.0f);
-    const float t2 = __fmul_rn(t, t);
-    const float p01 = __fsub_rn(1.44269652f, __fmul_rn(t, 0.72136018f));
-    const float p23 = __fsub_rn(0.48061313f, __fmul_rn(t, 0.35952446f));
-    const float p46 = __fadd_rn(__fsub_rn(0.29611956f, __fmul_rn(t, 0.26796387f)), __fmul_rn(t2, 0.16818659f));
-    const float p = __fadd_rn(__fadd_rn(p01, __fmul_rn(p23, t2)), __fmul_rn(p46, __fmul_rn(t2, t2)));
-    return __fmul_rn(p, t);
-}
-
-KFN float logfmt_log2(float x)
-{
-    const uint32_t bits = __float_as_uint(__fmul_rn(x, 18446744073709551616.0f));
-    const int32_t exponent = (int32_t)(bits - 0x3f3504f3u) >> 23;
-    const float whole = __fsub_rn(__uint_as_float((uint32_t)exponent + LOGFMT_MAGIC_BITS), LOGFMT_MAGIC + 64.0f);
-    return __fadd_rn(whole, logfmt_log2_near_one(__uint_as_float(bits - ((uint32_t)exponent << 23))));
-}
-
-/*
- * The same of two bf16 magnitudes in one word: `logs` has logfmt_log2_near_one() of the 128 mantissas, twice, in shared
- * memory: a byte of the word is the index. A subnormal or 0 gives about -127 instead of its logarithm: see
- * logfmt_table_serves(). With bit 15 of each half set, the difference does not borrow from the other half, and the
- * exponents are larger by 256.
- */
-struct logfmt_logs {
-    float low, high;
-};
-
-KFN struct logfmt_logs logfmt_log2_bf16x2(const float *logs, uint32_t w)
-{
-    const uint32_t exponents = (w | 0x80008000u) - 0x3f363f36u;
-    const float low = __uint_as_float((exponents >> 7 & 0x1ffu) | LOGFMT_MAGIC_BITS);
-    const float high = __uint_as_float((exponents >> 23) + LOGFMT_MAGIC_BITS);
-    struct logfmt_logs l;
-
-    l.low = __fadd_rn(__fsub_rn(low, LOGFMT_MAGIC + 256.0f), logs[w & 0xffu]);
-    l.high = __fadd_rn(__fsub_rn(high, LOGFMT_MAGIC + 256.0f), logs[__byte_perm(w, 0, 0x4442)]);
-    return l;
-}
-
-/* Does a block with these extremes get the same codes from the table? Its subnormals get code 0 either way if they are
- * below the range, which ends 32 powers of two below amax where amin is subnormal. */
-KFN int logfmt_table_serves(uint32_t amax, uint32_t amin)
-{
-    return amin >= 0x0080u || amax >= 67u << 7; /* 2^-60 */
-}
+/* The bends as floats, a column for each lane: no two lanes of a warp want the same bank. Byte 1 of an entry's offset
+ * is the mantissa, byte 0 is the lane's. */
+static __shared__ float logfmt_columns[128 * 64];
 
 /* All agents of the block, before ag_logfmt_encode(). */
 KFN void ag_logfmt_begin(struct agent *ag)
 {
-    AG_EACH_BLOCK(ag, int, i, LOGFMT_LOGS)
+    AG_EACH_BLOCK(ag, int, i, 128 * WARP)
     {
-        const uint32_t one = 0x3f800000u | ((uint32_t)i & 127u) << 16;
-        ((float *)ag->counts)[i] = logfmt_log2_near_one(__uint_as_float(one >= 0x3fb60000u ? one - (1u << 23) : one));
+        logfmt_columns[i / WARP * 64 + i % WARP] = __fmul_rn((float)logfmt_bends[i / WARP], LOGFMT_UNIT);
     }
     ag_block_any(ag, 0);
 }
 
-/* 2^f for -1/2 <= f <= 1/2. */
-KFN float logfmt_exp2_near_zero(float f)
-{
-    const float f2 = __fmul_rn(f, f);
-    const float p01 = __fadd_rn(1.00000008f, __fmul_rn(f, 0.69314719f));
-    const float p23 = __fadd_rn(0.24022107f, __fmul_rn(f, 0.055503571f));
-    const float p45 = __fadd_rn(0.0096760319f, __fmul_rn(f, 0.0013390863f));
-    return __fadd_rn(__fadd_rn(p01, __fmul_rn(p23, f2)), __fmul_rn(p45, __fmul_rn(f2, f2)));
-}
-
-KFN float logfmt_exp2(float y)
-{
-    const float shifted = __fadd_rn(y, LOGFMT_MAGIC); /* the nearest integer, in the lowest bits */
-    const float p = logfmt_exp2_near_zero(__fsub_rn(y, __fsub_rn(shifted, LOGFMT_MAGIC)));
-    const float power = __uint_as_float((__float_as_uint(shifted) + (127u + 64u)) << 23);
-    return __fmul_rn(__fmul_rn(p, power), 1.0f / 18446744073709551616.0f);
-}
-
-/* The same where the result is not subnormal: the integer goes straight to the exponent. */
-KFN float logfmt_exp2_normal(float y)
-{
-    const float shifted = __fadd_rn(y, LOGFMT_MAGIC);
-    const float p = logfmt_exp2_near_zero(__fsub_rn(y, __fsub_rn(shifted, LOGFMT_MAGIC)));
-    return __uint_as_float(__float_as_uint(p) + (__float_as_uint(shifted) << 23));
-}
-
-struct logfmt_range {
-    float log_amin, step;
-    int plain; /* a block with this range is coded, none of its codes is 0, and no decoded value subnormal */
+/* Biased exponent and mantissa of a bf16 magnitude, as if there were no subnormal numbers. */
+struct logfmt_parts {
+    int exponent, mantissa;
 };
 
-/* x / 510, rounded once: the quotient by the reciprocal, and what it lacks. For 2^-20 < x < 2^20. */
-KFN float logfmt_step(float x)
+KFN struct logfmt_parts logfmt_parts_of(uint32_t x)
 {
-    const float reciprocal = 1.0f / (LOGFMT_TOP_CODE - 1), q = __fmul_rn(x, reciprocal);
-    return __fmaf_rn(__fmaf_rn(q, -(float)(LOGFMT_TOP_CODE - 1), x), reciprocal, q);
+    struct logfmt_parts parts = {(int)(x >> 7), (int)(x & 127u)};
+
+    if (x < BF16_NORMAL) {
+        const int bit = x ? 31 - __clz((int)x) : -LOGFMT_RANGE * 2; /* 0 is below every range */
+        parts.exponent = bit - 6;
+        parts.mantissa = x ? (int)(x << (7 - bit) & 127u) : 0;
+    }
+    return parts;
 }
 
-/* amax and amin as bf16 bits. Codes are 0 only below the range, which ends at amin or above it. */
+KFN int32_t logfmt_fraction(int mantissa)
+{
+    return (mantissa << (LOGFMT_FRACTION - 7)) + logfmt_bends[mantissa];
+}
+
+/* Logarithms of the codes, in units of 2^-25 from LOGFMT_BELOW below the exponent of amax. */
+struct logfmt_range {
+    uint32_t step, base; /* code c stands for base + c * step; the step is odd */
+    int top, bottom;     /* exponents of amax, and of amin or the range's end */
+    int lowest;          /* code of the smallest value: 0 if values may lie below the range */
+};
+
+/* amax and amin as bf16 bits. */
 KFN struct logfmt_range logfmt_range_of(uint32_t amax, uint32_t amin)
 {
-    const float top = logfmt_log2(__uint_as_float(amax << 16)), low = logfmt_log2(__uint_as_float(amin << 16));
-    const float least = __fsub_rn(top, LOGFMT_RANGE);
+    const struct logfmt_parts high = logfmt_parts_of(amax), low = logfmt_parts_of(amin);
+    const int apart = high.exponent - low.exponent, powers = apart < LOGFMT_BELOW ? apart : LOGFMT_BELOW;
+    const int32_t top = logfmt_fraction(high.mantissa);
+    const int32_t all = powers * LOGFMT_ONE + top - logfmt_fraction(low.mantissa);
+    const int clipped = all > LOGFMT_RANGE * LOGFMT_ONE;
     struct logfmt_range r;
 
-    r.log_amin = fmaxf(low, least);
-    r.step = logfmt_step(__fsub_rn(top, r.log_amin));
-    r.plain = low >= least && low > -120.0f;
+    r.step = (uint32_t)(clipped ? LOGFMT_RANGE * LOGFMT_ONE : all) / (LOGFMT_TOP_CODE - 1) | 1;
+    r.base = (uint32_t)(LOGFMT_BELOW * LOGFMT_ONE + top) - LOGFMT_TOP_CODE * r.step;
+    r.top = high.exponent;
+    r.bottom = high.exponent - (apart < LOGFMT_RANGE ? apart : LOGFMT_RANGE);
+    r.lowest = !clipped;
     return r;
 }
 
@@ -145,64 +92,125 @@ KFN size_t logfmt_payload(int hidden)
     return (logfmt_table(hidden) + (size_t)logfmt_blocks(hidden) * 4 + 15) & ~(size_t)15;
 }
 
+/* What a lane keeps of its own in each step of a transposition, and by how much it turns what it gets. */
+struct logfmt_turns {
+    uint32_t own[4];
+    int by[4];
+};
+
+KFN struct logfmt_turns logfmt_turns_of_lane(void)
+{
+    const uint32_t keep[4] = {0x55555555u, 0x33333333u, 0x0f0f0f0fu, 0x00ff00ffu};
+    struct logfmt_turns t;
+
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int d = 1 << i, upper = lane_id() & d;
+        t.own[i] = opaque(upper ? ~keep[i] : keep[i]);
+        t.by[i] = upper ? 32 - d : d;
+    }
+    return t;
+}
+
+/* Lane p of sixteen has row p of two matrices of 16 x 16 bits, one in each half of v; it gets column p of both. What
+ * a shift takes across the middle is masked. */
+KFN uint32_t logfmt_transpose(uint32_t v, const struct logfmt_turns &t)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        v = choose_bits(t.own[i], v, rotate_left(__shfl_xor_sync(ALL_LANES, v, 1 << i), t.by[i]));
+    return v;
+}
+
 /* ---- Encode ----------------------------------------------------------------------------------------------------- */
 
 struct logfmt_coder {
-    float log_amin, per_step, offset;
+    float per_step, offset;
+    uint32_t bottom, lowest; /* twice: one less than the least exponent, times 128; the lowest code */
 };
 
 KFN struct logfmt_coder logfmt_coder_of(uint32_t amax, uint32_t amin)
 {
     const struct logfmt_range r = logfmt_range_of(amax, amin);
+    const struct logfmt_parts high = logfmt_parts_of(amax);
+    const int bottom = r.bottom - 1;
+    const float step = (float)(int)r.step, bend = __fmul_rn((float)logfmt_bends[high.mantissa], LOGFMT_UNIT);
+    const float top = __fmul_rn((float)((high.exponent - bottom) * 128 + high.mantissa), -1.0f / 128.0f);
     struct logfmt_coder c;
 
-    c.log_amin = r.log_amin;
-    c.per_step = __frcp_rn(r.step);
-    c.offset = __fsub_rn(1.5f, __fmul_rn(r.step, 0.08664340f));
+    c.per_step = __fmul_rn(__frcp_rn(step), (float)LOGFMT_ONE);
+    c.offset = __fsub_rn(LOGFMT_TOP, __fmul_rn(__fmul_rn(step, LOGFMT_UNIT), LOGFMT_MIDDLE));
+    c.offset = __fmaf_rn(-bend, c.per_step, __fmaf_rn(top, c.per_step, c.offset));
+    c.bottom = (uint32_t)bottom << 7 & 0xffffu;
+    c.bottom |= c.bottom << 16;
+    c.lowest = r.lowest ? 0x00010001u : 0;
     return c;
 }
 
-/* The code of a logarithm in the lower 16 bits, not larger than 511, negative below the range; the rest is not zero.
- * Adding the magic number, rounded down, is what the conversion to int does for numbers that are not negative. */
-KFN uint32_t logfmt_code(const struct logfmt_coder &c, float log)
+/* Are the magnitudes of a block their logarithms but for the bends? Its subnormals and zeros get code 0 if they are
+ * below the range. */
+KFN int logfmt_straight(uint32_t amax, uint32_t amin)
 {
-    const float code = __fadd_rn(__fmul_rn(__fsub_rn(log, c.log_amin), c.per_step), c.offset);
+    return amin >= BF16_NORMAL || amax >= 67u << 7; /* 2^-60 */
+}
+
+/* The code of a logarithm in the lower 16 bits, not larger than 511, negative below the range; the rest is not zero.
+ * `log` without its bend. Adding the magic number, rounded down, is what the conversion to int does for numbers that
+ * are not negative. */
+KFN uint32_t logfmt_code(const struct logfmt_coder &c, float log, float bend)
+{
+    const float code = __fmaf_rn(bend, c.per_step, __fmaf_rn(log, c.per_step, c.offset));
     return __float_as_uint(add_magic_down(code, LOGFMT_MAGIC));
 }
 
-/* Lane p of sixteen has row p of two matrices of 16 x 16 bits, one in each half of v; it gets column p of both. What
- * a shift takes across the middle is masked. */
-KFN uint32_t logfmt_transpose(uint32_t v)
+KFN float logfmt_bend(uint32_t offset)
 {
-    const uint32_t keep[4] = {0x55555555u, 0x33333333u, 0x0f0f0f0fu, 0x00ff00ffu};
+    return *(const float *)((const char *)logfmt_columns + offset);
+}
 
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const int d = 1 << i, upper = lane_id() & d;
-        const uint32_t own = upper ? ~keep[i] : keep[i], other = __shfl_xor_sync(ALL_LANES, v, d);
-        v = (v & own) | (rotate_left(other, upper ? 32 - d : d) & ~own);
-    }
-    return v;
+/* Codes of two bf16. With bit 15 of each half set, the difference does not borrow from the other half, and its bits are
+ * those of a float from 256 on; what is below the least exponent stays below it. */
+KFN uint32_t logfmt_codes(const struct logfmt_coder &c, uint32_t w)
+{
+    const uint32_t logs = (w | 0x80008000u) - c.bottom, mantissas = w & 0x007f007fu, lane = (uint32_t)lane_id() * 4;
+    const float low = __fadd_rn(__uint_as_float(__byte_perm(logs, 0x43, 0x4105)), -256.0f);
+    const float high = __fadd_rn(__uint_as_float(__byte_perm(logs, 0x43, 0x4325)), -256.0f);
+    const uint32_t first = logfmt_code(c, low, logfmt_bend(__byte_perm(mantissas, lane, 0x5504)));
+    const uint32_t second = logfmt_code(c, high, logfmt_bend(__byte_perm(mantissas, lane, 0x5524)));
+
+    return __byte_perm(first, second, 0x5410);
+}
+
+/* The same where the least exponent may be that of a subnormal number. */
+KFN uint32_t logfmt_code_exact(const struct logfmt_coder &c, uint32_t x)
+{
+    const struct logfmt_parts parts = logfmt_parts_of(x);
+    const int log = parts.exponent * 128 + parts.mantissa - (int)(int16_t)(c.bottom & 0xffffu);
+
+    return logfmt_code(c, __fmul_rn((float)log, 1.0f / 128.0f),
+                       logfmt_bend((uint32_t)parts.mantissa * 256 + (uint32_t)lane_id() * 4)) &
+           0xffffu;
 }
 
 /*
- * The bits of a lane's eight channels that do not go to its bytes, in the order in which they are cheapest: those of
- * channels 0, 2, 4, 6 and then 1, 3, 5, 7, ninth bits first, then signs. The word of sixteen lanes' bits that is number
- * i in this order is number logfmt_word(i) of the block.
+ * The bits of a lane's eight channels that do not go to its bytes, in the order in which they are cheapest: ninth bits
+ * at even places, signs at odd ones. The word of sixteen lanes' bits that is number i in this order is number
+ * logfmt_coded_word(i) of the block.
  */
-KFN int logfmt_word(int i)
+KFN int logfmt_coded_word(int i)
 {
-    return (i & 8) | (i << 1 & 6) | (i >> 2 & 1);
+    if (i % 2)
+        return 8 + (i > 8 ? 15 - i : 8 - i);
+    return i > 0 && i <= 8 ? 8 - i : (16 - i) % 16 + 1;
 }
 
 struct logfmt_coded {
     uint2 low;     /* eight bytes */
-    uint32_t bits; /* sixteen */
+    uint32_t bits; /* of channels 0, 2, 4, 6 in the lower half, of 1, 3, 5, 7 in the upper */
 };
 
-/* A lane's eight bf16 of a block. By the polynomial instead of the table: exact. */
-template <int exact>
-KFN struct logfmt_coded logfmt_encode8(uint4 words, const struct logfmt_coder &c, const float *logs)
+/* A lane's eight bf16 of a block. */
+template <int exact> KFN struct logfmt_coded logfmt_encode8(uint4 words, const struct logfmt_coder &c)
 {
     const uint32_t w[4] = {words.x, words.y, words.z, words.w};
     uint32_t pair[4], bits = 0;
@@ -210,25 +218,28 @@ KFN struct logfmt_coded logfmt_encode8(uint4 words, const struct logfmt_coder &c
 
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        struct logfmt_logs l;
-        if (exact) {
-            l.low = logfmt_log2(__uint_as_float(w[i] << 16 & 0x7fff0000u));
-            l.high = logfmt_log2(__uint_as_float(w[i] & 0x7fff0000u));
-        } else {
-            l = logfmt_log2_bf16x2(logs, w[i]);
-        }
-        pair[i] = max_s16x2(__byte_perm(logfmt_code(c, l.low), logfmt_code(c, l.high), 0x5410), 0);
-        bits |= (pair[i] >> (8 - i) & 0x00010001u << i) | (w[i] >> (7 - i) & 0x01000100u << i);
+        const uint32_t codes = exact ? logfmt_code_exact(c, w[i] & 0x7fffu) | logfmt_code_exact(c, w[i] >> 16 & 0x7fffu)
+                                                                                  << 16
+                                     : logfmt_codes(c, w[i]);
+        pair[i] = max_s16x2(codes, c.lowest);
+        bits |= ((pair[i] & 0x01000100u) | (w[i] & 0x80008000u)) >> 2 * i;
     }
     coded.low = make_uint2(__byte_perm(pair[0], pair[1], 0x6420), __byte_perm(pair[2], pair[3], 0x6420));
-    coded.bits = bits | bits >> 12;
+    coded.bits = bits;
     return coded;
 }
 
 /* Rare, and not in the way of the other. */
 KFN_STEP struct logfmt_coded logfmt_encode8_exact(uint4 words, struct logfmt_coder c)
 {
-    return logfmt_encode8<1>(words, c, NULL);
+    return logfmt_encode8<1>(words, c);
+}
+
+/* The bits of two blocks in the order of logfmt_coded_word(): the upper halves with their bytes exchanged fill the
+ * gaps of the lower ones. */
+KFN uint32_t logfmt_merge(uint32_t first, uint32_t second)
+{
+    return __byte_perm(first, second, 0x5410) | __byte_perm(first, second, 0x6723);
 }
 
 /* A block by sixteen lanes, but for its ninth bits and signs: they are `word`s of logfmt_store_word(). */
@@ -243,24 +254,58 @@ KFN void logfmt_store_low(char *to, uint2 low, uint4 words, int coded, int insid
 KFN void logfmt_store_word(char *to, uint32_t word, int coded)
 {
     if (coded)
-        ((uint16_t *)(to + LOGFMT_BLOCK))[logfmt_word(lane_id() % 16)] = (uint16_t)word;
+        ((uint16_t *)(to + LOGFMT_BLOCK))[logfmt_coded_word(lane_id() % 16)] = (uint16_t)word;
 }
 
-/* Largest magnitude of the lane's block in the lower half, 0x7fff less the smallest in the upper half. */
-KFN uint32_t logfmt_extremes(uint4 words)
+/* Largest magnitude of the lane's eight in the lower half, 0x7fff less the smallest in the upper half. */
+KFN uint32_t logfmt_extremes8(uint4 words)
 {
-    const uint32_t w[4] = {words.x, words.y, words.z, words.w};
-    uint32_t max = w[0] & 0x7fff7fffu, less = ~w[0] & 0x7fff7fffu;
+    const uint32_t w[4] = {words.x & 0x7fff7fffu, words.y & 0x7fff7fffu, words.z & 0x7fff7fffu, words.w & 0x7fff7fffu};
+    const uint32_t max = max_u16x2(max_u16x2(w[0], w[1]), max_u16x2(w[2], w[3]));
+    const uint32_t less = 0x7fff7fffu - min_u16x2(min_u16x2(w[0], w[1]), min_u16x2(w[2], w[3]));
+
+    return max_u16x2(__byte_perm(max, less, 0x5410), __byte_perm(max, less, 0x7632));
+}
+
+/* The lanes on one side keep `a`, those on the other side `b`, each with what the lane `d` away has of it. */
+KFN uint32_t logfmt_fold(uint32_t a, uint32_t b, int d)
+{
+    const int upper = lane_id() & d;
+    return max_u16x2(upper ? b : a, __shfl_xor_sync(ALL_LANES, upper ? a : b, d));
+}
+
+/* Of the blocks of a batch: four lanes get the same, those of step lane / 4 % 4 in the lane's group. */
+KFN uint32_t logfmt_extremes(const uint4 *words)
+{
+    uint32_t step[LOGFMT_BATCH];
 
 #pragma unroll
-    for (int i = 1; i < 4; i++) {
-        max = max_u16x2(max, w[i] & 0x7fff7fffu);
-        less = max_u16x2(less, ~w[i] & 0x7fff7fffu);
-    }
-    uint32_t both = max_u16x2(__byte_perm(max, less, 0x5410), __byte_perm(max, less, 0x7632));
-    for (int d = 8; d; d /= 2)
-        both = max_u16x2(both, __shfl_xor_sync(ALL_LANES, both, d));
-    return both;
+    for (int j = 0; j < LOGFMT_BATCH; j++)
+        step[j] = logfmt_extremes8(words[j]);
+    uint32_t both = logfmt_fold(logfmt_fold(step[0], step[2], 8), logfmt_fold(step[1], step[3], 8), 4);
+    both = max_u16x2(both, __shfl_xor_sync(ALL_LANES, both, 2));
+    return max_u16x2(both, __shfl_xor_sync(ALL_LANES, both, 1));
+}
+
+/* One vote for each block of a batch: bit 4 * step + group. */
+KFN uint32_t logfmt_votes(int coded)
+{
+    const lanes_t lanes = __ballot_sync(ALL_LANES, coded) & (lanes_t)0x1111111111111111ull;
+    uint32_t votes = 0;
+
+#pragma unroll
+    for (int g = 0; g < LOGFMT_GROUPS; g++)
+        votes |= (uint32_t)(lanes >> 16 * g & 0xffffu) << g;
+    return votes;
+}
+
+/* The same without gaps: bit q for block q. */
+KFN uint32_t logfmt_bitmap(uint32_t votes)
+{
+    if (LOGFMT_GROUPS == 4)
+        return votes;
+    const uint32_t pairs = (votes | votes >> 2) & 0x0f0fu;
+    return (pairs | pairs >> 4) & 0xffu;
 }
 
 /* The lane's eight channels of step j, zeros past the row's end. */
@@ -269,81 +314,95 @@ KFN uint4 logfmt_load8(const void *x, int hidden, int channel)
     const char *from = (const char *)x + (size_t)channel * 2;
     const int n = hidden - channel;
 
-    if (n <= 0)
-        return make_uint4(0, 0, 0, 0);
-    return aligned16(x) && n >= 8 ? vec_load(from) : raw_load_odd<DTYPE_BF16>(from, n).a;
+    return n > 0 ? raw_load_odd<DTYPE_BF16>(from, n).a : make_uint4(0, 0, 0, 0);
 }
 
-/* Where the blocks of a batch begin, and which are coded: bit q of `votes` for its block q. */
+/* Where the blocks of a batch begin, and which are coded: logfmt_votes(). */
 struct logfmt_batch {
     char *at;
-    lanes_t votes;
+    uint32_t votes;
 };
 
-KFN char *logfmt_block_at(const struct logfmt_batch &batch, int q)
+/* `q` blocks of the batch, whose votes are the first `places` bits, come before. */
+KFN char *logfmt_block_at(const struct logfmt_batch &batch, int q, int places)
 {
-    const int coded = lanes_count(batch.votes & (((lanes_t)1 << q) - 1));
-    return batch.at + coded * LOGFMT_CODED_BYTES + (q - coded) * LOGFMT_RAW_BYTES;
+    const int coded = __popc(batch.votes & ((1u << places) - 1));
+    return batch.at + q * LOGFMT_RAW_BYTES - coded * (LOGFMT_RAW_BYTES - LOGFMT_CODED_BYTES);
 }
 
-/* That of the batch's block q, which lane q has computed. */
-KFN struct logfmt_coder logfmt_coder_from(const struct logfmt_coder &own, int q)
+/* That of the lane's block of step j. */
+KFN struct logfmt_coder logfmt_coder_from(const struct logfmt_coder &own, int j)
 {
+    const int from = (lane_id() & ~15) + j * 4;
     struct logfmt_coder c;
 
-    c.log_amin = __shfl_sync(ALL_LANES, own.log_amin, q);
-    c.per_step = __shfl_sync(ALL_LANES, own.per_step, q);
-    c.offset = __shfl_sync(ALL_LANES, own.offset, q);
+    c.per_step = __shfl_sync(ALL_LANES, own.per_step, from);
+    c.offset = __shfl_sync(ALL_LANES, own.offset, from);
+    c.bottom = __shfl_sync(ALL_LANES, own.bottom, from);
+    c.lowest = __shfl_sync(ALL_LANES, own.lowest, from);
     return c;
 }
 
-KFN_STEP size_t logfmt_encode_row(void *to, const void *x, int hidden, const float *logs)
+/* Channels of the batch that begins with block b. `whole`: the row is of aligned vectors; lanes past its end load what
+ * nobody uses, for a load under a condition would be waited for at once. */
+template <int whole> KFN void logfmt_load_batch(uint4 *words, const void *x, int hidden, int b)
+{
+    const int channel = b * LOGFMT_BLOCK + lane_id() * 8;
+
+#pragma unroll
+    for (int j = 0; j < LOGFMT_BATCH; j++) {
+        const int at = channel + j * WARP * 8;
+        words[j] =
+            whole ? vec_load((const char *)x + (at < hidden ? (uint32_t)at * 2 : 0)) : logfmt_load8(x, hidden, at);
+    }
+}
+
+template <int whole> KFN_STEP size_t logfmt_encode_row(void *to, const void *x, int hidden)
 {
     char *row = (char *)to;
     const int blocks = logfmt_blocks(hidden), group = lane_id() / 16;
+    const struct logfmt_turns turns = logfmt_turns_of_lane();
     struct logfmt_batch batch = {row + logfmt_payload(hidden), 0};
     uint32_t bitmap = 0;
+    uint4 next[LOGFMT_BATCH];
 
+    logfmt_load_batch<whole>(next, x, hidden, 0);
     for (int b = 0; b < blocks; b += LOGFMT_BATCH_BLOCKS) {
         uint4 words[LOGFMT_BATCH];
-        uint32_t extremes = 0; /* of the batch's block `lane` */
 #pragma unroll
         for (int j = 0; j < LOGFMT_BATCH; j++)
-            words[j] = logfmt_load8(x, hidden, (b + j * LOGFMT_GROUPS) * LOGFMT_BLOCK + lane_id() * 8);
-#pragma unroll
-        for (int j = 0; j < LOGFMT_BATCH; j++) {
-            const uint32_t both = __shfl_sync(ALL_LANES, logfmt_extremes(words[j]), lane_id() % LOGFMT_GROUPS * 16);
-            if (lane_id() / LOGFMT_GROUPS == j)
-                extremes = both;
-        }
-        /* The first lanes decide about one block each. */
-        const int mine = b + lane_id(), here = lane_id() < LOGFMT_BATCH_BLOCKS && mine < blocks;
+            words[j] = next[j];
+        logfmt_load_batch<whole>(next, x, hidden, b + LOGFMT_BATCH_BLOCKS);
+        /* Each lane decides about one block. */
+        const uint32_t extremes = logfmt_extremes(words);
+        const int mine = b + lane_id() / 4 % LOGFMT_BATCH * LOGFMT_GROUPS + group, here = mine < blocks;
         const uint32_t amax = extremes & 0xffffu, amin = 0x7fffu - (extremes >> 16);
         const int full = (mine + 1) * LOGFMT_BLOCK <= hidden;
         const int coded = here && full && amax < BF16_ONE && amin < amax;
-        const struct logfmt_coder coder = logfmt_coder_of(amax, amin);
-        const int exact = __any_sync(ALL_LANES, coded && !logfmt_table_serves(amax, amin));
-        batch.votes = __ballot_sync(ALL_LANES, coded);
-        if (here)
+        const struct logfmt_coder coder = logfmt_coder_of(coded ? amax : 1, coded ? amin : 0);
+        const int exact = __any_sync(ALL_LANES, coded && !logfmt_straight(amax, amin));
+        batch.votes = logfmt_votes(coded);
+        if (here && lane_id() % 4 == 0)
             *(uint32_t *)(row + logfmt_table(hidden) + (size_t)mine * 4) = coded ? amax | amin << 16 : 0;
         /* Two steps at a time, not unrolled: the code fits the cache of instructions. The words move up. */
         ROLLED
         for (int j = 0; j < LOGFMT_BATCH; j += 2) {
-            const int q = j * LOGFMT_GROUPS + group, channel = b * LOGFMT_BLOCK + (j * WARP + lane_id()) * 8;
-            const int first_coded = (int)(batch.votes >> q & 1);
-            const int second_coded = (int)(batch.votes >> (q + LOGFMT_GROUPS) & 1);
-            char *first_at = logfmt_block_at(batch, q), *second_at = logfmt_block_at(batch, q + LOGFMT_GROUPS);
-            const struct logfmt_coder first_coder = logfmt_coder_from(coder, q);
-            const struct logfmt_coder second_coder = logfmt_coder_from(coder, q + LOGFMT_GROUPS);
+            const int channel = b * LOGFMT_BLOCK + (j * WARP + lane_id()) * 8, place = j * 4 + group;
+            const int first_coded = (int)(batch.votes >> place & 1),
+                      second_coded = (int)(batch.votes >> place >> 4 & 1);
+            char *first_at = logfmt_block_at(batch, j * LOGFMT_GROUPS + group, place);
+            char *second_at = logfmt_block_at(batch, (j + 1) * LOGFMT_GROUPS + group, place + 4);
+            const struct logfmt_coder first_coder = logfmt_coder_from(coder, j);
+            const struct logfmt_coder second_coder = logfmt_coder_from(coder, j + 1);
             struct logfmt_coded first, second;
             if (exact) {
                 first = logfmt_encode8_exact(words[0], first_coder);
                 second = logfmt_encode8_exact(words[1], second_coder);
             } else {
-                first = logfmt_encode8<0>(words[0], first_coder, logs);
-                second = logfmt_encode8<0>(words[1], second_coder, logs);
+                first = logfmt_encode8<0>(words[0], first_coder);
+                second = logfmt_encode8<0>(words[1], second_coder);
             }
-            const uint32_t bits = logfmt_transpose(__byte_perm(first.bits, second.bits, 0x5410));
+            const uint32_t bits = logfmt_transpose(logfmt_merge(first.bits, second.bits), turns);
             logfmt_store_low(first_at, first.low, words[0], first_coded, channel < hidden);
             logfmt_store_low(second_at, second.low, words[1], second_coded, channel + WARP * 8 < hidden);
             logfmt_store_word(first_at, bits, first_coded);
@@ -352,14 +411,14 @@ KFN_STEP size_t logfmt_encode_row(void *to, const void *x, int hidden, const flo
             for (int i = 0; i + 2 < LOGFMT_BATCH; i++)
                 words[i] = words[i + 2];
         }
-        bitmap |= (uint32_t)batch.votes << b % 32;
+        bitmap |= logfmt_bitmap(batch.votes) << b % 32;
         if ((b + LOGFMT_BATCH_BLOCKS) % 32 == 0 || b + LOGFMT_BATCH_BLOCKS >= blocks) {
             if (lane_id() == 0)
                 *(uint32_t *)(row + b / 32 * 4) = bitmap;
             bitmap = 0;
         }
         const int rest = blocks - b;
-        batch.at = logfmt_block_at(batch, rest < LOGFMT_BATCH_BLOCKS ? rest : LOGFMT_BATCH_BLOCKS);
+        batch.at = logfmt_block_at(batch, rest < LOGFMT_BATCH_BLOCKS ? rest : LOGFMT_BATCH_BLOCKS, LOGFMT_BATCH * 4);
     }
     /* The short last block is raw and counted as a full one. */
     size_t at = (size_t)(batch.at - row);
@@ -373,7 +432,10 @@ KFN_STEP size_t logfmt_encode_row(void *to, const void *x, int hidden, const flo
 
 KFN size_t ag_logfmt_encode(struct agent *ag, void *to, const void *x, int hidden)
 {
-    return logfmt_encode_row(to, x, hidden, (const float *)ag->counts);
+    (void)ag;
+    if (aligned16(x) && hidden % 8 == 0)
+        return logfmt_encode_row<1>(to, x, hidden);
+    return logfmt_encode_row<0>(to, x, hidden);
 }
 
 /* ---- Decode ----------------------------------------------------------------------------------------------------- */
@@ -385,42 +447,81 @@ struct logfmt_raw {
     uint32_t word;
 };
 
-KFN struct logfmt_raw logfmt_load(const char *block, int coded, int n)
+/*
+ * The order in which a lane's sixteen bits are cheapest to take apart: the word that is number i in it. Bits 2p + 1 and
+ * 2p + 9 are the ninth bits of channels 2p and 2p + 1, bits 2p + 8 and 2p their signs.
+ */
+KFN int logfmt_decoded_word(int i)
 {
-    const int place = lane_id() % 16;
-    struct logfmt_raw raw = {{0, 0}, 0};
-
-    if (n >= 8)
-        raw.low = *(const uint2 *)(block + place * (coded ? 8 : 16));
-    if (coded && n > 0)
-        raw.word = ((const uint16_t *)(block + LOGFMT_BLOCK))[logfmt_word(place)];
-    return raw;
+    return (i % 2 ? 0 : 8) + (i < 8 ? i % 8 ^ 1 : i % 8);
 }
 
-/* `bits` has the bits of channels 0, 2, 4, 6 in its lower and those of 1, 3, 5, 7 in its upper half: ninth bits from
- * bit 0 on, signs from bit 8 on. */
-template <int plain> KFN struct float8 logfmt_values(uint2 low, uint32_t bits, const struct logfmt_range &r)
+/* The value of a weight from which the powers of two that logfmt_values<1>() leaves out are taken. */
+KFN float logfmt_weight(float weight, int top)
 {
+    return __fmul_rn(weight, __uint_as_float((uint32_t)(top - LOGFMT_BELOW + 63) << 23));
+}
+
+/* Is the product above exact, and its product with a value? */
+KFN int logfmt_weight_serves(float weight)
+{
+    const uint32_t bits = __float_as_uint(weight) & 0x7fffffffu;
+    return bits == 0 || (bits >> 23) - 103u < 84u; /* 2^-24 to 2^60 */
+}
+
+/*
+ * `bits` has what logfmt_bits_of() gives. The sign is bit 31 of a code here, and of its product with an odd number. The
+ * power of two of a plain value is less by 63 than that of its logarithm counted from LOGFMT_BELOW: the weight has the
+ * rest. Plain values are not 0 and not subnormal. `mantissa` is 0x007fffff in a register: an operation takes one
+ * constant.
+ */
+template <int plain>
+KFN struct float8 logfmt_values(uint2 low, uint32_t bits, const struct logfmt_range &r, uint32_t mantissa)
+{
+    const float exp2[6] = {LOGFMT_EXP0, LOGFMT_EXP1, LOGFMT_EXP2, LOGFMT_EXP3, LOGFMT_EXP4, LOGFMT_EXP5};
     struct float8 f;
 
+    /* Four at a time: what one waits for, three others fill. */
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        /* The bytes of the magic number, and between them the ninth bits of channels i and i + 1. */
-        const uint32_t ninth = (bits << (8 - i / 2) & 0x01000100u) | 0x004b0040u;
-        const uint32_t count = __byte_perm(i < 4 ? low.x : low.y, ninth, (i % 2 ? 0x6470u : 0x6450u) + (uint32_t)i % 4);
-        const uint32_t negative = bits << (i % 2 ? 7 - i / 2 : 23 - i / 2) & 0x80000000u;
-        const float steps = __fsub_rn(__uint_as_float(count), LOGFMT_MAGIC + 1.0f);
-        const float y = __fadd_rn(__fmul_rn(steps, r.step), r.log_amin);
-        const uint32_t value = __float_as_uint(plain ? logfmt_exp2_normal(y) : logfmt_exp2(y));
-        f.v[i] = __uint_as_float((plain || count != LOGFMT_MAGIC_BITS ? value : 0) | negative);
+    for (int first = 0; first < 8; first += 4) {
+        uint32_t code[4], log[4];
+        float m[4], p[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const uint32_t pair = rotate_left(bits, 31 - (first + i) / 2 * 2) & 0x80018001u;
+            code[i] = bytes_with_gap(first ? low.y : low.x, pair, i, i % 2 ? 6 : 4, i % 2 ? 7 : 5);
+            log[i] = code[i] * r.step + r.base;
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            m[i] = __uint_as_float(choose_bits(mantissa, (uint32_t)((int32_t)log[i] >> 2), 0x3f800000u));
+            p[i] = exp2[5];
+        }
+#pragma unroll
+        for (int k = 4; k >= 0; k--)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                p[i] = __fmaf_rn(p[i], m[i], exp2[k]);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (plain) {
+                f.v[first + i] =
+                    __uint_as_float(choose_bits(0x9f800000u, (uint32_t)((int32_t)log[i] >> 2), __float_as_uint(p[i])));
+                continue;
+            }
+            const uint32_t exponent = (log[i] >> LOGFMT_FRACTION & 0x3fu) + (uint32_t)(r.top - LOGFMT_BELOW + 64);
+            const float value = __uint_as_float((__float_as_uint(p[i]) & 0x007fffffu) | exponent << 23);
+            const uint32_t some = __float_as_uint(__fmul_rn(value, 1.0f / 18446744073709551616.0f));
+            f.v[first + i] = __uint_as_float((code[i] & 0xffffu ? some : 0) | (log[i] & 0x80000000u));
+        }
     }
     return f;
 }
 
-/* Row `half` of two whose transposed words are in `bits`. */
+/* Row `half` of two whose transposed words are in `bits`: eight bits at the bottom, eight in the middle. */
 KFN uint32_t logfmt_bits_of(uint32_t bits, int half)
 {
-    return half ? __byte_perm(bits, bits >> 4, 0x7632) : __byte_perm(bits, bits << 12, 0x7610);
+    return half ? __byte_perm(bits, 0, 0x4342) : __byte_perm(bits, 0, 0x4140);
 }
 
 /* A block that is not coded: n of the lane's channels. `low` is its first half if it has all eight. */

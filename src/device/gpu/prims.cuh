@@ -20,6 +20,7 @@
 #define AG_LOOK_AHEAD 0 /* other warps have their loads in flight meanwhile */
 #define COMMAND_FN static __host__ __device__ __forceinline__
 #define NUMERIC_FN static __device__ __forceinline__
+#define NUMERIC_TABLE static __device__ const
 
 #include "device/gpu/launch.h"
 
@@ -53,9 +54,9 @@ struct agent {
     uint64_t waits, wait_ns;
     uint32_t *arrived;     /* of the block, [BLOCK_POINTS]: its agents that have come to each point */
     uint32_t block_agents; /* agents of the block */
-    int32_t *counts;    /* of the block: ROUTE_SMEM_KEYS words per agent for routing, or a table for LogFMT, or NULL */
-    char *ring;         /* RING_BYTES of this agent, or NULL */
-    unsigned ring_next; /* the number of the next batch that is fetched to it */
+    int32_t *counts;       /* of the block: ROUTE_SMEM_KEYS words per agent for routing, or NULL */
+    char *ring;            /* RING_BYTES of this agent, or NULL */
+    unsigned ring_next;    /* the number of the next batch that is fetched to it */
     /* Tracing (kernel/marks.h): */
     struct launch_marks *marks;  /* of the block that has agent 0; NULL in the others, and without tracing */
     struct launch_marks *phases; /* the same, NULL for all agents but the first */

@@ -25,10 +25,14 @@
  *   ring_memory, ring_begin              the rings of the block's warps (launch.h); by one lane of each warp, first
  *   ring_fetch(ring, n, from, bytes)     by one lane: begins batch n, 16-byte vectors that go to slot n % RING_SLOTS
  *   ring_wait(ring, n)                   batch n is there
+ *   ring_at, ring_u16, ring_u64, ring_u128   what is in a ring, by its address in shared memory
  *   ring_fence                           by all lanes, then a barrier: what they wrote is seen by batches begun later
  *   pack_bf16, pack_fp16                 two floats in one word
- *   max_u16x2, max_s16x2                 the larger of 16-bit numbers, two at a time
+ *   max_u16x2, max_s16x2, min_u16x2      the larger, or the smaller, of 16-bit numbers, two at a time
+ *   bytes_with_gap(a, b, i, j, k)        bytes i and j, a zero byte, byte k, of the eight of a and b; byte j is < 128
  *   rotate_left(v, n)                    0 < n < 32
+ *   choose_bits(mask, a, b)              bits of a where the mask has ones, of b elsewhere
+ *   opaque(v)                            v, which the compiler is not to know
  *   add_magic_down(v, magic)             v + magic, rounded down: |v| < 2^22, magic is 1.5 * 2^23
  *   fp8_pair                             where FP8_PAIR is defined: two floats as OCP e4m3; not NaN
  */
@@ -279,6 +283,36 @@ KFN void ring_wait(char *ring, unsigned n)
                      : "memory");
     while (!there);
 }
+typedef uint32_t ring_address;
+
+KFN ring_address ring_at(const char *ring)
+{
+    return (uint32_t)__cvta_generic_to_shared(ring);
+}
+
+KFN uint32_t ring_u16(ring_address at)
+{
+    uint16_t v;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(at) : "memory");
+    return v;
+}
+
+KFN uint2 ring_u64(ring_address at)
+{
+    uint2 v;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at) : "memory");
+    return v;
+}
+
+KFN uint4 ring_u128(ring_address at)
+{
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(at)
+                 : "memory");
+    return v;
+}
 #define RING 1
 #else
 KFN void ring_begin(char *)
@@ -314,9 +348,35 @@ KFN uint32_t max_s16x2(uint32_t a, uint32_t b)
     return __vmaxs2(a, b);
 }
 
+KFN uint32_t min_u16x2(uint32_t a, uint32_t b)
+{
+    return __vminu2(a, b);
+}
+
+/* A byte's highest bit, eight times, is the byte 0. */
+KFN uint32_t bytes_with_gap(uint32_t a, uint32_t b, int i, int j, int k)
+{
+    uint32_t v;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(v) : "r"(a), "r"(b), "r"(i | j << 4 | (j | 8) << 8 | k << 12));
+    return v;
+}
+
 KFN uint32_t rotate_left(uint32_t v, int n)
 {
     return __funnelshift_l(v, v, (unsigned)n);
+}
+
+KFN uint32_t choose_bits(uint32_t mask, uint32_t a, uint32_t b)
+{
+    uint32_t v;
+    asm("lop3.b32 %0, %1, %2, %3, 0xca;" : "=r"(v) : "r"(mask), "r"(a), "r"(b));
+    return v;
+}
+
+KFN uint32_t opaque(uint32_t v)
+{
+    asm volatile("" : "+r"(v));
+    return v;
 }
 
 KFN float add_magic_down(float v, float magic)

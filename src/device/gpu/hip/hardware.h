@@ -69,9 +69,29 @@ KFN uint32_t max_s16x2(uint32_t a, uint32_t b)
     return max_u16x2(a ^ 0x80008000u, b ^ 0x80008000u) ^ 0x80008000u;
 }
 
+KFN uint32_t min_u16x2(uint32_t a, uint32_t b)
+{
+    return ~max_u16x2(~a, ~b);
+}
+
+KFN uint32_t bytes_with_gap(uint32_t a, uint32_t b, int i, int j, int k)
+{
+    return __byte_perm(a, b, (uint32_t)(i | j << 4 | k << 12)) & 0xff00ffffu;
+}
+
 KFN uint32_t rotate_left(uint32_t v, int n)
 {
     return v << n | v >> (32 - n);
+}
+
+KFN uint32_t choose_bits(uint32_t mask, uint32_t a, uint32_t b)
+{
+    return (mask & a) | (~mask & b);
+}
+
+KFN uint32_t opaque(uint32_t v)
+{
+    return v;
 }
 
 KFN float add_magic_down(float v, float magic)
