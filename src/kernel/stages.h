@@ -142,7 +142,7 @@ static inline struct stage_list kernel_stages(enum kernel_id id, const void *par
 /* Does it sum many rows? Then warps get memory to fetch ahead into, where the device has it. */
 static inline int launch_has_rings(enum kernel_id id, int launched)
 {
-    return id == KERNEL_HT_COMBINE && STAGE_NUMBER(launched) == HC_SUM;
+    return id == KERNEL_LL_COMBINE_LOGFMT || (id == KERNEL_HT_COMBINE && STAGE_NUMBER(launched) == HC_SUM);
 }
 
 #endif

@@ -80,8 +80,8 @@ static uint16_t bf16_of(float f)
     return f == f ? (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16) : 0x7fc0;
 }
 
-/* Blocks of any patterns, large, with zeros, subnormal, far below 1, equal, of two neighbours, of narrow ranges; half of
- * them ordinary. */
+/* Blocks of any patterns, large, with zeros, subnormal, far below 1, equal, of two neighbours, of narrow ranges; half
+ * of them ordinary. */
 static uint16_t value_of(int kind, uint64_t noise, int i)
 {
     const float g = (float)((int)(noise >> 33 & 0xffff) + (int)(noise >> 49) - 49152) / 65536.0f;

@@ -36,7 +36,7 @@ static const void *entry_of(int id)
 static epx_status reserve_rings(const struct cudaFuncAttributes *attributes, enum kernel_id id)
 {
 #if RING_SLOTS
-    if (attributes->binaryVersion >= 90 && id == KERNEL_HT_COMBINE)
+    if (attributes->binaryVersion >= 90 && (id == KERNEL_HT_COMBINE || id == KERNEL_LL_COMBINE_LOGFMT))
         return cuda_check(
             cudaFuncSetAttribute(entry_of(id), cudaFuncAttributeMaxDynamicSharedMemorySize, LAUNCH_WARPS * RING_BYTES),
             "shared memory for rings");

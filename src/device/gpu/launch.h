@@ -26,7 +26,8 @@
 
 /*
  * A warp's ring in shared memory, where the GPU copies there by itself: rows to be summed are fetched so far ahead that
- * few SMs keep memory busy (reduce.cuh). One slot holds two vectors of every lane. Behind the slots, a word for each.
+ * few SMs keep memory busy (reduce.cuh). One slot holds two vectors of every lane. Behind the slots, a word for each,
+ * and room for what is computed of the rows' LogFMT ranges.
  */
 #ifdef EPX_HIP
 #define RING_SLOTS 0
@@ -34,7 +35,9 @@
 #define RING_SLOTS 6
 #endif
 #define RING_SLOT_BYTES (LAUNCH_LANES * 32)
-#define RING_BYTES (RING_SLOTS * RING_SLOT_BYTES + 128)
+#define RING_SCALES (RING_SLOTS * RING_SLOT_BYTES + 128)
+#define RING_SCALES_BYTES 2048
+#define RING_BYTES (RING_SCALES + RING_SCALES_BYTES)
 
 struct launch_info {
     int agents;

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sums of LogFMT rows by a warp (logfmt.cuh), in the order and with the bits of device/cpu/math_reduce.h. */
+/*
+ * Sums of LogFMT rows by a warp (logfmt.cuh), in the order and with the bits of device/cpu/math_reduce.h. Where there
+ * is a ring the rows come through it (sum_logfmt_ring), elsewhere lanes load them (sum_logfmt).
+ */
 #ifndef EPX_DEVICE_GPU_REDUCE_LOGFMT_CUH
 #define EPX_DEVICE_GPU_REDUCE_LOGFMT_CUH
 
@@ -231,13 +234,222 @@ KFN_STEP void sum_logfmt(const char *data, float weights, struct sum_in in, char
     }
 }
 
+#if RING
+/*
+ * The same by way of the ring (WARP is 32: two blocks a step). A batch is a row's next two steps: at most four blocks,
+ * which follow each other. The steps and weights of a chunk's blocks are computed by all lanes at once and kept behind
+ * the ring.
+ */
+#define LOGFMT_UNIT_BLOCKS 4
+
+/* Of one block of one row. */
+struct logfmt_entry {
+    uint32_t step, base;
+    float weight;
+    uint32_t care; /* 0: plain; the extremes of a coded block that is not, all ones of a raw one */
+};
+
+/* What a lane knows of its row. Bit i of a set: block i from here on is coded. */
+struct logfmt_ahead {
+    const char *from; /* what is fetched next */
+    uint32_t fetched;
+    int blocks;     /* that are still to be fetched */
+    int row;        /* of all: whose turn it is to be fetched */
+    unsigned batch; /* its number */
+};
+
+KFN void logfmt_fetch(struct logfmt_ahead *next, int rows, char *ring)
+{
+    if (lane_id() == next->row && next->blocks > 0) {
+        const int n = next->blocks < LOGFMT_UNIT_BLOCKS ? next->blocks : LOGFMT_UNIT_BLOCKS;
+        const unsigned bytes = (unsigned)(n * LOGFMT_RAW_BYTES) -
+                               __popc(next->fetched & ((1u << n) - 1)) * (LOGFMT_RAW_BYTES - LOGFMT_CODED_BYTES);
+        ring_fetch(ring, next->batch, next->from, bytes);
+        next->from += bytes;
+        next->fetched >>= LOGFMT_UNIT_BLOCKS;
+        next->blocks -= n;
+    }
+    next->batch++;
+    next->row = next->row + 1 < rows ? next->row + 1 : 0;
+}
+
+/* Bits of `n` blocks from `block` on, n <= 32. */
+KFN uint32_t logfmt_coded_bits(const char *row, int block, int n)
+{
+    const uint32_t *bitmap = (const uint32_t *)row;
+    const int shift = block % 32;
+    uint32_t bits = bitmap[block / 32] >> shift;
+
+    if (shift + n > 32)
+        bits |= bitmap[block / 32 + 1] << (32 - shift);
+    return n < 32 ? bits & ((1u << n) - 1) : bits;
+}
+
+/* Entry r * blocks + q is that of block q of row r. */
+KFN void logfmt_fill(struct logfmt_entry *entries, const char *data, uint32_t coded, float weights,
+                     const struct sum_in &in, int block, int blocks)
+{
+    for (int i = lane_id(); i - lane_id() < in.n * blocks; i += WARP) {
+        const int r = i / blocks < in.n ? i / blocks : in.n - 1, q = i % blocks;
+        const char *row = (const char *)__shfl_sync(ALL_LANES, (unsigned long long)data, r);
+        const uint32_t bits = __shfl_sync(ALL_LANES, coded, r);
+        const float weight = in.weighted ? __shfl_sync(ALL_LANES, weights, r) : 1.0f;
+        const uint32_t extremes = *(const uint32_t *)(row + logfmt_table(in.hidden) + (unsigned)(block + q) * 4);
+        const struct logfmt_range range = logfmt_range_of(extremes & 0xffffu, extremes >> 16);
+        const int plain = range.lowest && extremes >> 16 >= BF16_NORMAL && logfmt_weight_serves(weight);
+        const uint32_t care = !(bits >> q & 1) ? ~0u : plain ? 0 : extremes;
+        const struct logfmt_entry entry = {range.step, range.base, logfmt_weight(weight, range.top), care};
+        if (i < in.n * blocks)
+            *(uint4 *)&entries[i] = *(const uint4 *)&entry;
+    }
+    __syncwarp();
+}
+
+KFN struct logfmt_entry logfmt_entry_at(ring_address at)
+{
+    const uint4 v = ring_u128(at);
+    const struct logfmt_entry entry = {v.x, v.y, __uint_as_float(v.z), v.w};
+    return entry;
+}
+
+/* A lane's part of a block in the slot. */
+KFN struct logfmt_raw logfmt_raw_at(ring_address block, uint32_t coded)
+{
+    const uint32_t place = (uint32_t)lane_id() % 16;
+    struct logfmt_raw raw;
+
+    raw.low = ring_u64(block + (place << (4 - coded)));
+    raw.word = ring_u16(block + LOGFMT_BLOCK + (uint32_t)logfmt_decoded_word((int)place) * 2);
+    return raw;
+}
+
+KFN void logfmt_add_entry(struct float8 *sum, const struct logfmt_entry &entry, struct logfmt_raw raw, uint32_t bits,
+                          ring_address block, float weight)
+{
+    const struct logfmt_range own = {entry.step, entry.base, 0, 0, 0};
+
+    if (entry.care == 0) {
+        floats_add(sum, logfmt_values<1>(raw.low, bits, own, 0x007fffffu), 1, entry.weight);
+    } else if (entry.care == ~0u) {
+        const uint2 high = ring_u64(block + (uint32_t)lane_id() % 16 * 16 + 8);
+        struct raw8<DTYPE_BF16> values;
+        values.a = make_uint4(raw.low.x, raw.low.y, high.x, high.y);
+        floats_add(sum, raw_floats<DTYPE_BF16>(values), 1, weight);
+    } else {
+        const struct logfmt_range range = logfmt_range_of(entry.care & 0xffffu, entry.care >> 16);
+        floats_add(sum, logfmt_values<0>(raw.low, bits, range, 0x007fffffu), 1, weight);
+    }
+}
+
+#define LOGFMT_ENTRIES ((int)(RING_SCALES_BYTES / sizeof(struct logfmt_entry)))
+#define LOGFMT_SPAN_BLOCKS 32
+
+/* Whole steps, at most LOGFMT_SPAN_BLOCKS blocks; `out` and the biases have the first. */
+KFN_STEP void sum_logfmt_ring(const char *data, float weights, struct sum_in in, char *out, int begin, int end,
+                              char *ring, unsigned batch)
+{
+    const struct logfmt_turns turns = logfmt_turns_of_lane();
+    const int first = begin / LOGFMT_BLOCK, blocks = (end - begin) / LOGFMT_BLOCK;
+    const uint32_t group = (uint32_t)lane_id() / 16;
+    const int chunk = LOGFMT_ENTRIES / (in.n <= 8 ? 8 : in.n <= 16 ? 16 : 32); /* blocks with entries */
+    const struct logfmt_place at = logfmt_place_at(lane_id() < in.n ? data : NULL, in.hidden, first);
+    const uint32_t mantissa = opaque(0x007fffffu);
+    uint32_t coded = lane_id() < in.n ? logfmt_coded_bits(data, first, blocks) : 0;
+    struct logfmt_entry *entries = (struct logfmt_entry *)(ring + RING_SCALES);
+    struct logfmt_ahead next = {(const char *)(at.block & ~15ull), coded, blocks, 0, batch};
+
+    ring_fence();
+    __syncwarp();
+    for (int i = 0; i < RING_SLOTS; i++)
+        logfmt_fetch(&next, in.n, ring);
+    for (int b = 0; b < blocks; b += LOGFMT_UNIT_BLOCKS, coded >>= LOGFMT_UNIT_BLOCKS) {
+        const int left = blocks - b / chunk * chunk, width = left < chunk ? left : chunk;
+        const int mine = b * LOGFMT_BLOCK + lane_id() * 8, both = blocks - b > LOGFMT_GROUPS;
+        struct float8 sum[2] = {{{0, 0, 0, 0, 0, 0, 0, 0}}, {{0, 0, 0, 0, 0, 0, 0, 0}}};
+        if (b % chunk == 0)
+            logfmt_fill(entries, data, coded, weights, in, first + b, width);
+        for (int i = 0; i < 2; i++)
+#pragma unroll
+            for (int j = 0; j < 2; j++)
+                if (in.bias[i] && j < 1 + both)
+                    floats_add(
+                        &sum[j],
+                        raw_floats<DTYPE_BF16>(raw_load<DTYPE_BF16>(in.bias[i] + (size_t)(mine + j * SUM_STEP) * 2)), 0,
+                        0.0f);
+        ROLLED
+        for (int r = 0; r < in.n; r++, batch++) {
+            const ring_address slot = ring_at(ring) + batch % RING_SLOTS * RING_SLOT_BYTES;
+            const uint32_t bits = __shfl_sync(ALL_LANES, coded, r), later = bits >> LOGFMT_GROUPS, saved = 96;
+            const ring_address block = slot + group * LOGFMT_RAW_BYTES - (bits & group) * saved;
+            const ring_address second =
+                slot + (group + LOGFMT_GROUPS) * LOGFMT_RAW_BYTES - (__popc(bits & 3u) + (later & group)) * saved;
+            const ring_address entry = ring_at((char *)entries) + (uint32_t)(r * width + b % chunk + (int)group) * 16;
+            const struct logfmt_entry one = logfmt_entry_at(entry), other = logfmt_entry_at(entry + (both ? 32 : 0));
+            ring_wait(ring, batch);
+            const struct logfmt_raw low = logfmt_raw_at(block, bits >> group & 1);
+            const struct logfmt_raw high = logfmt_raw_at(second, later >> group & 1);
+            const uint32_t words = logfmt_transpose(__byte_perm(low.word, high.word, 0x5410), turns);
+            if (!__any_sync(ALL_LANES, (one.care | other.care) != 0)) {
+                const struct logfmt_range even = {one.step, one.base, 0, 0, 0}, odd = {other.step, other.base, 0, 0, 0};
+                floats_add(&sum[0], logfmt_values<1>(low.low, logfmt_bits_of(words, 0), even, mantissa), 1, one.weight);
+                floats_add(&sum[1], logfmt_values<1>(high.low, logfmt_bits_of(words, 1), odd, mantissa), 1,
+                           other.weight);
+            } else {
+                const float weight = in.weighted ? __shfl_sync(ALL_LANES, weights, r) : 1.0f;
+                logfmt_add_entry(&sum[0], one, low, logfmt_bits_of(words, 0), block, weight);
+                if (both)
+                    logfmt_add_entry(&sum[1], other, high, logfmt_bits_of(words, 1), second, weight);
+            }
+            __syncwarp(); /* all lanes have read the slot: it may be filled again */
+            logfmt_fetch(&next, in.n, ring);
+        }
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+            if (j == 0 || both)
+                raw_store<DTYPE_BF16>(out + (size_t)(mine + j * SUM_STEP) * 2, floats_raw<DTYPE_BF16>(sum[j]));
+    }
+}
+
+/* Returns the first channel that is left to sum_logfmt(). */
+KFN int sum_logfmt_by_ring(struct agent *ag, const struct sum_set &set, struct sum_in in, char *out, int begin, int end)
+{
+    const int odd = !aligned16(out) || !aligned16(in.bias[0]) || !aligned16(in.bias[1]);
+    const int span = LOGFMT_SPAN_BLOCKS * LOGFMT_BLOCK, whole = (end - begin) / SUM_STEP * SUM_STEP;
+    unsigned batch = ag->ring_next;
+
+    if (!ag->ring || in.n == 0 || odd)
+        return begin;
+    for (int at = 0; at < whole; at += span) {
+        const int n = whole - at < span ? whole - at : span;
+        struct sum_in here = in;
+        for (int i = 0; i < 2; i++)
+            here.bias[i] = in.bias[i] ? in.bias[i] + (size_t)at * 2 : NULL;
+        sum_logfmt_ring(set.data, set.weight, here, out + (size_t)at * 2, begin + at, begin + at + n, ag->ring, batch);
+        batch += (unsigned)((n / LOGFMT_BLOCK + LOGFMT_UNIT_BLOCKS - 1) / LOGFMT_UNIT_BLOCKS * in.n);
+        __syncwarp();
+    }
+    if (lane_id() == 0)
+        ag->ring_next = batch;
+    __syncwarp();
+    return begin + whole;
+}
+#else
+KFN int sum_logfmt_by_ring(struct agent *, const struct sum_set &, struct sum_in, char *, int begin, int)
+{
+    return begin;
+}
+#endif
+
 KFN void ag_reduce_logfmt(struct agent *ag, void *out, int hidden, int begin, int end, const struct sum_set *set, int n,
                           int weighted, const void *bias0, const void *bias1)
 {
-    const struct sum_in in = {{(const char *)bias0, (const char *)bias1}, n, weighted, hidden};
+    struct sum_in in = {{(const char *)bias0, (const char *)bias1}, n, weighted, hidden};
+    const int rest = sum_logfmt_by_ring(ag, *set, in, (char *)out, begin, end);
 
-    (void)ag;
-    sum_logfmt(set->data, set->weight, in, (char *)out, begin, end);
+    for (int i = 0; i < 2; i++)
+        in.bias[i] = in.bias[i] ? in.bias[i] + (size_t)(rest - begin) * 2 : NULL;
+    if (rest < end)
+        sum_logfmt(set->data, set->weight, in, (char *)out + (size_t)(rest - begin) * 2, rest, end);
 }
 
 #endif
