@@ -15,6 +15,7 @@
 
 #include "group/signals.h"
 #include "kernel/marks.h"
+#include "kernel/stages.h"
 #include "util/clock.h"
 #include "util/log.h"
 #include "util/trace.h"
@@ -25,6 +26,24 @@ static const char *const mark_texts[PHASE_MARK_COUNT] = {PHASE_MARKS(MARK_TEXT)}
 static const char *const kernel_texts[KERNEL_COUNT] = {KERNELS(KERNEL_TEXT)};
 
 enum { NO_OPERATION = -1 };
+
+/* What a launch that is a stage does until it ends (kernel/stages.h). */
+static int last_phase(int kernel, int stage)
+{
+    static const uint8_t notify[] = {[HN_ROUTE] = MARK_ROUTE, [HN_COUNTS] = MARK_COUNTS, [HN_PLACES] = MARK_PLACES};
+    static const uint8_t dispatch[] = {
+        [HD_READY] = MARK_READY,     [HD_ROWS] = MARK_ROWS, [HD_LANDED] = MARK_LANDED,
+        [HD_FORWARD] = MARK_FORWARD, [HD_DATA] = MARK_DATA, [HD_COPY_OUT] = MARK_COPY_OUT};
+    static const uint8_t combine[] = {[HC_STAGE] = MARK_STAGE,   [HC_DATA] = MARK_DATA, [HC_ASK] = MARK_ASK,
+                                      [HC_LANDED] = MARK_LANDED, [HC_SUM] = MARK_SUM,   [HC_DONE] = MARK_DONE};
+    const int s = STAGE_NUMBER(stage);
+
+    if (kernel == KERNEL_HT_NOTIFY && s <= HN_PLACES)
+        return notify[s];
+    if (kernel == KERNEL_HT_DISPATCH && s <= HD_COPY_OUT)
+        return dispatch[s];
+    return kernel == KERNEL_HT_COMBINE && s <= HC_DONE ? combine[s] : MARK_END;
+}
 
 /* Where the device's clock is now. Non-zero: not known. */
 static int compare_clocks(struct epx_group *group, const char *when)
@@ -143,7 +162,7 @@ static void take_launch(struct epx_group *group, uint64_t i, uint32_t n)
             add_wait(group, mark, mark_at(m, ++k));
         }
     }
-    add_phase(group, stage, MARK_END, at, end->ns);
+    add_phase(group, stage, last_phase(m->operation, stage), at, end->ns);
     if (!(MARK_A(launch->what) & MARK_IS_LAST))
         return;
     add(group, m->track,

@@ -20,6 +20,7 @@
 #include "kernel/signals.h"
 
 #define PHASE_MARKS(X)      \
+    X(ASK, "ask")           \
     X(BEGIN, "begin")       \
     X(CAST, "cast")         \
     X(COPY_OUT, "copy out") \
