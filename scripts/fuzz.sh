@@ -33,8 +33,16 @@ names=("$@")
 [ ${#names[@]} -ne 0 ] || mapfile -t names < <(cd tests/fuzz && ls fuzz_*.c | sed 's/^fuzz_//; s/\.c$//')
 
 mkdir -p "$logs"
-if ! { cmake -S . -B "$build" -DCMAKE_C_COMPILER=clang -DCMAKE_BUILD_TYPE=Release -DEPX_SANITIZE=fuzz -DEPX_CUDA=OFF \
-    -DEPX_WERROR=ON && cmake --build "$build" -j"$jobs" --target "${names[@]/#/fuzz_}"; } >"$logs/build.log" 2>&1; then
+# One target at a time: make would compile what they share once for each.
+compile() {
+    local target
+    cmake -S . -B "$build" -DCMAKE_C_COMPILER=clang -DCMAKE_BUILD_TYPE=Release -DEPX_SANITIZE=fuzz -DEPX_CUDA=OFF \
+        -DEPX_WERROR=ON || return
+    for target in "${names[@]/#/fuzz_}"; do
+        cmake --build "$build" -j"$jobs" --target "$target" || return
+    done
+}
+if ! compile >"$logs/build.log" 2>&1; then
     tail -30 "$logs/build.log"
     echo "fuzz: the harnesses do not build"
     exit 1
