@@ -97,6 +97,9 @@
  * b ag_block_number(ag)              number of the block; agent 0 is in block 0
  * b ag_block_last(ag)                true for the last agent of the block to call it, once per kernel; it sees what the
  *                                    others did before
+ * b ag_narrow(ag, blocks)            from now on the launch has only the agents of its first blocks, with new numbers
+ *                                    and a new count; all agents of a block; false for those of others, which leave
+ * b ag_is_narrow(ag)                 has that happened?
  * b ag_block_any(ag, v)              barrier of the block; true if v is for any lane of any of its agents
  * b AG_BLOCK_KEYS                    words that each agent has in ag_block_tables
  * b ag_block_tables(ag, keys)        shared memory: AG_BLOCK_KEYS words for each agent in turn; NULL if `keys` are more

@@ -18,6 +18,7 @@
 #define EPX_KERNEL_LL_BLOCK_H
 
 #include "kernel/ll_dispatch_recv.h"
+#include "kernel/ll_patience.h"
 
 #if AG_BLOCKS
 
@@ -299,9 +300,10 @@ KFN void ll_block_advance(struct agent *ag, const struct ll_dispatch_params *p, 
     ll_count_sent(ag, p->g, p->h);
 }
 
-/* Rows were written into the peers' tensors; some rank's tensors cannot be written; failed; nothing was signalled yet,
- * and ll_dispatch_whole() does the operation. */
-enum ll_block_result { LL_BLOCK_WRITTEN, LL_BLOCK_CLOSED, LL_BLOCK_FAILED, LL_BLOCK_ELSEWHERE };
+/* Rows were written into the peers' tensors; some rank's tensors cannot be written; failed, or this block leaves;
+ * nothing was signalled yet, and ll_dispatch_whole() does the operation; peers are late, and this block begins again
+ * with the few that stay (ll_patience.h): it signals once more what it has signalled. */
+enum ll_block_result { LL_BLOCK_WRITTEN, LL_BLOCK_CLOSED, LL_BLOCK_FAILED, LL_BLOCK_ELSEWHERE, LL_BLOCK_AGAIN };
 
 /* The send half, up to LL_ROWS. */
 KFN_STEP enum ll_block_result ll_dispatch_block(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch,
@@ -309,6 +311,8 @@ KFN_STEP enum ll_block_result ll_dispatch_block(struct agent *ag, const struct l
 {
     const struct group_dev *g = p->g;
     char *scratch = p->in.cast ? (char *)ag_scratch(ag, 0) : NULL;
+    const int patient = ll_patient(ag, &p->patience), waits = ag_block_index(ag) == ag_block_count(ag) - 1;
+    enum ll_waited waited = LL_ALL_GO_ON;
     int item = ag_index(ag), bad = 0;
     struct ll_block_row row = {-1, 0};
     struct ll_part part;
@@ -331,11 +335,18 @@ KFN_STEP enum ll_block_result ll_dispatch_block(struct agent *ag, const struct l
             ll_block_cast(ag, p, &part, scratch);
     }
     AG_MARK(ag, MARK_CAST);
-    if (ag_block_index(ag) == ag_block_count(ag) - 1)
-        bad = wait_each(ag, g, SCOPE_NODE, SIG_LL_DATA, plan->slot, plan->lap, PHASE_LL_DATA,
-                        ag_block_number(ag) == 0 ? p->wait_ns : NULL) ||
+    if (waits && patient)
+        waited = ll_wait_patient(ag, g, OP_LL_DISPATCH, SIG_LL_DATA, epoch, PHASE_LL_DATA, &p->patience);
+    if (waits)
+        bad = waited != LL_ALL_GO_ON ||
+              (!patient && wait_each(ag, g, SCOPE_NODE, SIG_LL_DATA, plan->slot, plan->lap, PHASE_LL_DATA,
+                                     ag_block_number(ag) == 0 ? p->wait_ns : NULL)) ||
               !ll_block_descs_fit(ag, p, plan);
     if (block_barrier(ag, g, bad)) { /* in all blocks, unless something has failed */
+        if (!ll_block_goes_on(ag, &p->patience, waited))
+            return LL_BLOCK_FAILED;
+        if (patient && ag_is_narrow(ag))
+            return LL_BLOCK_AGAIN;
         if (ll_wait_tables(ag, p, epoch))
             return LL_BLOCK_FAILED;
         if (sync_last(ag, g, 0))

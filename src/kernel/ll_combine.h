@@ -28,6 +28,7 @@
 #define EPX_KERNEL_LL_COMBINE_H
 
 #include "kernel/ll_landing.h"
+#include "kernel/ll_patience.h"
 #include "kernel/rows.h"
 #include "kernel/sync.h"
 
@@ -808,12 +809,32 @@ KFN int lc_check_descs(struct agent *ag, const struct ll_combine_params *p, uint
     return 0;
 }
 
+/* Few blocks wait for peers that are late. Non-zero: the block leaves the kernel. */
+KFN int lc_wait_patient(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
+{
+#if AG_BLOCKS
+    enum ll_waited waited = LL_ALL_GO_ON;
+
+    if (!ll_patient(ag, &p->patience))
+        return 0;
+    if (ag_block_index(ag) == 0)
+        waited = ll_wait_patient(ag, p->g, OP_LL_COMBINE, SIG_LC_DATA, epoch, PHASE_LC_DATA, &p->patience);
+    return !ll_block_goes_on(ag, &p->patience, waited);
+#else
+    (void)ag;
+    (void)p;
+    (void)epoch;
+    return 0;
+#endif
+}
+
 /* All rows of this node can be read, and the descriptors of all ranks. */
 KFN_STEP int lc_wait(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
 
-    if (wait_peers(ag, g, SCOPE_ALL, SIG_LC_DATA, slot_of(g, epoch), lap_of(g, epoch), PHASE_LC_DATA, p->wait_ns))
+    if (lc_wait_patient(ag, p, epoch) ||
+        wait_peers(ag, g, SCOPE_ALL, SIG_LC_DATA, slot_of(g, epoch), lap_of(g, epoch), PHASE_LC_DATA, p->wait_ns))
         return 1;
     AG_MARK(ag, MARK_DATA);
     /* As in ll_wait_tables(): between nodes a barrier follows before rows are read (lc_wait_remote). */

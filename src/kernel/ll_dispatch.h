@@ -45,7 +45,9 @@ KFN int ll_dispatch_whole(struct agent *ag, const struct ll_dispatch_params *p, 
     struct ll_block_plan *room = ll_block_memory(ag, p);
 
     if (room) {
-        const enum ll_block_result result = ll_dispatch_block(ag, p, epoch, room);
+        enum ll_block_result result = ll_dispatch_block(ag, p, epoch, room);
+        if (result == LL_BLOCK_AGAIN) /* with fewer agents */
+            result = ll_dispatch_block(ag, p, epoch, room);
         if (result != LL_BLOCK_ELSEWHERE)
             return result == LL_BLOCK_FAILED || (result == LL_BLOCK_CLOSED && ll_stage_rows(ag, p, epoch)) ||
                    ll_receive(ag, p, epoch, result == LL_BLOCK_WRITTEN);

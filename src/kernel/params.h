@@ -307,7 +307,8 @@ struct group_state {
     int32_t lost, landing;    /* low latency: see ll_landing.h */
     int32_t pulled;           /* the running dispatch has rows in windows (ht_take.h) */
     int32_t reserved;
-    uint64_t dirty; /* likewise, a bit per slot */
+    uint64_t dirty;                /* likewise, a bit per slot */
+    uint64_t asked[2], verdict[2]; /* of OP_LL_*: see ll_patience.h */
 };
 
 enum error_state { ERROR_NONE = 0, ERROR_WRITING = 1, ERROR_SET = 2 };
@@ -515,6 +516,12 @@ struct row_out {
     int64_t scale_outer_stride, scale_row_stride, scale_stride;
 };
 
+/* How long a launch waits for late peers with all its blocks, and with how many it waits then (ll_patience.h). */
+struct ll_patience {
+    int32_t us; /* 0: as long as it takes */
+    int32_t few_blocks;
+};
+
 struct ll_dispatch_params {
     const struct group_dev *g;
     struct handle_dev *h;
@@ -536,6 +543,7 @@ struct ll_dispatch_params {
     int64_t *layout_range;
     int32_t *expert_stats;
     int64_t *wait_ns;
+    struct ll_patience patience;
 };
 
 struct ll_combine_params {
@@ -562,6 +570,7 @@ struct ll_combine_params {
     int64_t out_stride;
     int32_t hidden, dtype;
     int64_t *wait_ns;
+    struct ll_patience patience;
 };
 
 struct ht_notify_params {

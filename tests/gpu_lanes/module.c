@@ -214,6 +214,7 @@ const struct device_ops *epx_device_module(const struct device_host *given)
     ops.open = open_device;
     ops.default_agents = default_agents;
     ops.launch = launch;
+    ops.agents_per_sm = LAUNCH_WARPS;
     ops.host_alloc = host_alloc;
     ops.heap_create = heap_create;
     ops.heap_open = heap_open;

@@ -8,8 +8,9 @@ Rank 0 queues its part of a layer --late milliseconds after the others. They hav
 multiply matrices on another meanwhile: all of them, or with --computing N ranks 1 to N only. One rank for a whole GPU
 is two ranks, of which the late one has nothing there. The table has the time of a product alone, and beside such a
 wait, per operation that waits: the median over the ranks and the slowest rank, in microseconds, and their ratio. With
-hooks, low latency has sent before the products and receives behind them. On CPU tensors a call returns when its
-operation is done, so that nothing runs beside it: there the program shows only that it works.
+hooks, low latency has sent before the products and receives behind them. The last line has what is left of a pair
+when the late rank comes. On CPU tensors a call returns when its operation is done, so that nothing runs beside it:
+there the program shows only that it works.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from typing import Any, Callable, Dict, List
 import deep_ep
 import torch
 import torch.distributed as dist
+from deep_ep_bench import gathered
 
 
 class Products:
@@ -117,6 +119,23 @@ def beside(operation: Callable[[], Any], products: Products, late_ms: float, dev
     return median
 
 
+def behind(operation: Callable[[], Any], late_ms: float, device: torch.device, rounds: int) -> float:
+    """Microseconds from when rank 0 comes to the end of the operation on this rank, the median."""
+    times = []
+    for _ in range(rounds):
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        dist.barrier()
+        begin = time.perf_counter()
+        while dist.get_rank() == 0 and time.perf_counter() - begin < late_ms * 1e-3:
+            pass
+        operation()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        times.append((time.perf_counter() - begin - late_ms * 1e-3) * 1e6)
+    return sorted(times)[rounds // 2]
+
+
 def measure(layer: Layer, products: Products, args: argparse.Namespace, device: torch.device) -> Dict[str, List[float]]:
     """Case -> the median of each rank that computes and is not late."""
     computing = dist.get_rank() <= args.computing
@@ -154,6 +173,7 @@ def main() -> None:
         args.size = min(args.size, 128)
     layer, products = Layer(args, device), Products(args.size, args.products, device)
     rows = measure(layer, products, args, device)
+    rest = gathered(behind(layer.pair, args.late, device, args.rounds))
     layer.buffer.destroy()
     if dist.get_rank() == 0:
         print("deep_ep, %d ranks on %s, rank 0 comes %g ms late; products of %d x %d of %d ranks beside it" % (
@@ -163,6 +183,7 @@ def main() -> None:
         for name, times in rows.items():
             median = sorted(times)[len(times) // 2]
             print("| %s | %.1f | %.1f | %.2f |" % (name, median, max(times), median / alone))
+        print("low latency: a pair ends %.0f us after the late rank has come" % rest[len(rest) // 2])
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)  # as in python/tests/suite.py

@@ -37,6 +37,7 @@ KFN void make_agent(struct agent *ag, const struct launch_info &info, uint32_t *
         ag->index = (int)blockIdx.x + (int)(threadIdx.x / WARP) * (int)gridDim.x; /* neighbours on different SMs */
         ag->count = info.agents;
         ag->stage = info.stage;
+        ag->narrow = 0;
         ag->scratch = info.scratch + (size_t)ag->index * info.scratch_stride;
         ag->scratch_bytes = info.scratch_stride;
         ag->arrived = arrived;

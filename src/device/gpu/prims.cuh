@@ -46,7 +46,7 @@
 
 /* One per warp, in shared memory: the same for all lanes, and written by lane 0. */
 struct agent {
-    int index, count, stage;
+    int index, count, stage, narrow;
     uint64_t timeout_ns;
     const uint64_t *abort_word;
     char *scratch; /* of this agent */
@@ -173,6 +173,31 @@ KFN int ag_block_count(const struct agent *ag)
 KFN int ag_block_any(struct agent *ag, int v)
 {
     return block_any(v, ag->block_agents * WARP);
+}
+
+KFN int ag_narrow(struct agent *ag, int blocks)
+{
+    const int all = ag->count, grid = (int)gridDim.x;
+    int before = 0, count = 0; /* agents of earlier blocks, of all that stay */
+
+    for (int b = 0; b < blocks && b < grid; b++) {
+        const int agents = (all - b + grid - 1) / grid; /* as make_agent() has it */
+        before += b < (int)blockIdx.x ? agents : 0;
+        count += agents;
+    }
+    __syncwarp();
+    if (lane_id() == 0) {
+        ag->index = before + (int)(threadIdx.x / WARP);
+        ag->count = count;
+        ag->narrow = 1;
+    }
+    __syncwarp();
+    return (int)blockIdx.x < blocks;
+}
+
+KFN int ag_is_narrow(const struct agent *ag)
+{
+    return ag->narrow;
 }
 
 KFN int ag_leader(const struct agent *ag)
