@@ -66,8 +66,8 @@ struct epx_group {
     struct group_dev *dev;         /* device memory */
     struct group_dev shadow;       /* the host's copy */
     void *host_memory;             /* one block: error record, count of windows, the proxies' counters */
-    uint64_t windows_seen;         /* what group_dev.windows was at the last high-throughput call */
-    int windows_quiet;             /* calls since it was another */
+    uint64_t windows_own;          /* calls of which this rank knew that rows would pass through windows */
+    int windows_quiet;             /* calls since group_dev.windows was more than that */
     struct error_record *error;    /* the kernels' */
     struct error_record net_error; /* the proxies' */
     struct proxy_group *proxies;   /* NULL on one node */

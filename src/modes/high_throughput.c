@@ -220,26 +220,32 @@ static uint64_t in_place_offset(const struct epx_handle *handle, const struct di
 }
 
 /* Calls without windows after which none are expected: the framework's tensors have been imported by then. */
-#define WINDOWS_QUIET 16
+#define WINDOWS_QUIET 8
 
-/* For a while no operation of the group had rows that passed through windows. */
-static int windows_quiet(struct epx_group *group)
+/* Are steps of windows to be expected? Where tensors of this rank are in no reach (`own`), they are; else where for a
+ * while no operation had any because of others, they are not. */
+static int windows_expected(struct epx_group *group, int own)
 {
     /* A hint that kernels of earlier calls may still change: it decides how fast steps are, not whether they are. */
     const uint64_t seen = __atomic_load_n(group->shadow.windows, __ATOMIC_RELAXED);
 
-    if (seen != group->windows_seen)
+    if (own) {
+        group->windows_own++;
+        return 1;
+    }
+    if (seen > group->windows_own) {
+        group->windows_own = seen;
         group->windows_quiet = 0;
-    else if (group->windows_quiet < WINDOWS_QUIET)
+    } else if (group->windows_quiet < WINDOWS_QUIET) {
         group->windows_quiet++;
-    group->windows_seen = seen;
-    return group->windows_quiet >= WINDOWS_QUIET;
+    }
+    return group->windows_quiet < WINDOWS_QUIET;
 }
 
 /* Where each stage is a launch: between nodes turns of rounds; steps of windows of so many tokens, and `more` steps
- * behind them. What the update has found, or the most that there can be: the update has not run, or may run again
- * before a graph does, or was another handle's (epx_handle_config.memory). */
-static int turns_of(const struct epx_handle *handle, struct device_stream *stream, int window, int more)
+ * behind them. `own`: tensors of this rank are in no reach. What the update has found, or the most that there can be:
+ * the update has not run, or may run again before a graph does, or was another handle's (epx_handle_config.memory). */
+static int turns_of(const struct epx_handle *handle, struct device_stream *stream, int window, int more, int own)
 {
     struct epx_group *group = handle->group;
     const int captured = group->device->ops->stream_captures(group->device, group_stream(group, stream));
@@ -254,7 +260,7 @@ static int turns_of(const struct epx_handle *handle, struct device_stream *strea
     int turns = rounds <= HT_TURN_STAGED ? 1 : (rounds + HT_TURN_STAGED - 1) / HT_TURN_STAGED; /* as ht_turn() */
 
     if (group->nnodes == 1)
-        return windowed && windows_quiet(group) && !captured ? 0 : windows;
+        return windowed && !windows_expected(group, own) && !captured ? 0 : windows;
     if (windowed && all_rounds + more > turns)
         turns = all_rounds + more;
     return windows > turns ? windows : turns;
@@ -295,7 +301,7 @@ epx_status ht_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
     p.ntokens = args->tokens.shape[0];
     make_desc(handle, args, &p);
     p.in_place = in_place_offset(handle, args, &p);
-    p.turns = turns_of(handle, stream, handle->group->plan.ht.take_tokens, 1); /* a window is taken in the next step */
+    p.turns = turns_of(handle, stream, handle->group->plan.ht.take_tokens, 1, p.buffered); /* taken in the next step */
     regions_import(handle->group, stream);
     const int64_t room = handle->group->plan.ht.window ? p.near.capacity : p.desc.capacity;
     if (args->if_expected && room < (int64_t)handle->expected_rows)
@@ -417,11 +423,11 @@ epx_status ht_combine(struct epx_handle *handle, const struct combine_args *args
         make_signature(handle, &args->tokens, 0,
                        signature_bits(args->out_weights.ndim, args->backward, p.compact) | p.sum << SIGNATURE_SUM_AT);
     p.nodes = handle->group->nnodes > 1;
-    /* The first step shows what owners of rows have to know; see hc_steps(), and combine_stages() for one more. */
-    p.turns = turns_of(handle, stream, handle->group->plan.ht.sum_tokens, p.nodes ? 2 : 1);
     p.stride = args->tokens.stride[0] * element;
     regions_import(handle->group, stream);
     make_combine_desc(handle, args, stream, &p);
+    /* The first step shows what owners of rows have to know; see hc_steps(), and combine_stages() for one more. */
+    p.turns = turns_of(handle, stream, handle->group->plan.ht.sum_tokens, p.nodes ? 2 : 1, p.tokens || p.weights);
     for (int i = 0; i < 2; i++) {
         p.bias[i] = args->bias[i].data;
         p.bias_stride[i] = args->bias[i].stride[0] * element;
