@@ -200,13 +200,16 @@ class Engine:
         return self._high.get((device, num_experts))
 
     def _make_high(self, device: torch.device, num_experts: int, tokens: int, hidden_bytes: int, topk: int) -> Pool:
-        most = max(struct.unpack("q", part)[0] for part in self.bootstrap.allgather(struct.pack("q", tokens)))
+        nbytes = self.settings.num_nvl_bytes + (self.settings.num_rdma_bytes if self.nnodes > 1 else 0)
+        parts = [struct.unpack("2q", part) for part in self.bootstrap.allgather(struct.pack("2q", tokens, nbytes))]
+        most = max(part[0] for part in parts)
         # A power of two: a caller whose batches grow slowly creates few groups.
         max_tokens = max(self.settings.max_tokens, 1 << (most - 1).bit_length() if most else 0)
-        rows, alloc = self.settings.high_throughput_memory(device, self.nranks, max_tokens, hidden_bytes)
-        group = self._group(
-            device, modes=epx.Mode.HIGH_THROUGHPUT, num_experts=num_experts, max_tokens_per_rank=max_tokens,
-            max_hidden_bytes=hidden_bytes, max_topk=topk, max_recv_tokens=rows, alloc_bytes=alloc)
+        config = dict(modes=epx.Mode.HIGH_THROUGHPUT, num_experts=num_experts, max_tokens_per_rank=max_tokens,
+                      max_hidden_bytes=hidden_bytes, max_topk=topk)
+        config.update(self.settings.high_throughput_memory(
+            device, min(part[1] for part in parts), self.nranks, self.nnodes, config))
+        group = self._group(device, **config)
         return Pool(group, device, max_tokens, topk, hidden_bytes)
 
     def low_latency(self, device: torch.device, max_tokens: int, num_experts: int, hidden_bytes: int,

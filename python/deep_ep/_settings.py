@@ -10,6 +10,9 @@ import epx
 import torch
 
 _GIB = 1 << 30
+_LEAST = 16 << 20  # bytes of a heap for tensors, and of a buffer for rows
+_MOST_ROWS = 512 << 20  # bytes of a buffer for rows
+_MOST_SLOTS = 400 << 20  # bytes of a buffer for rows between nodes
 _INFLIGHT = 4  # maximum number of low-latency operations with an outstanding receive half
 LOW_LATENCY_TOPK = 11  # initial top-k limit of a low-latency group: DeepEP's maximum
 
@@ -64,17 +67,29 @@ class Settings:
         self.enable_shrink = enable_shrink
         self.max_tokens = _variable("EPX_DEEP_EP_MAX_TOKENS", 4096)
         self.gpu_bytes = _variable("EPX_DEEP_EP_GPU_BYTES", 2 * _GIB)
+        self.gpu_bytes_set = "EPX_DEEP_EP_GPU_BYTES" in os.environ
 
-    def high_throughput_memory(self, device: torch.device, nranks: int, max_tokens: int,
-                               hidden_bytes: int) -> Tuple[int, int]:
-        """(rows that fit into EPX's receive buffer, bytes of the heap for tensors).
+    def high_throughput_memory(self, device: torch.device, given: int, nranks: int, nnodes: int,
+                               config: Dict[str, Any]) -> Dict[str, int]:
+        """What the configuration of a high-throughput group says of memory: of the heap for tensors, of EPX's buffer
+        for rows in torch's own memory, and of that for rows between nodes. On a GPU all are no more than `given`, or a
+        few MiB.
 
-        (0, 0) on the CPU: the worst case of rows and the default heap. Memory that is not touched costs nothing there.
+        Nothing on the CPU, where memory that is not touched costs nothing.
         """
         if device.type == "cpu":
-            return 0, 0
-        rows = max(self.num_nvl_bytes, self.gpu_bytes // 2) // hidden_bytes
-        return min(rows, nranks * max_tokens), max(self.num_nvl_bytes, self.gpu_bytes)
+            return {}
+        heap = given if given and not self.gpu_bytes_set else max(given, self.gpu_bytes)
+        if nnodes > 1:
+            least = epx.memory(nranks, device=epx.Device.CPU, ranks_per_node=-(-nranks // nnodes), ht_buffer_bytes=1,
+                               ht_node_bytes=1, alloc_bytes=4096, **config)["heap_bytes"]
+            part = max((heap - least) // 4, _LEAST)
+            rows, slots = min(part, _MOST_ROWS), min(part, _MOST_SLOTS)
+            return {"ht_node_bytes": rows, "ht_buffer_bytes": slots,
+                    "alloc_bytes": max(heap - least - rows - slots, _LEAST)}
+        # Results come first: of a small heap they need nearly all.
+        rows = min(max(heap // (4 if heap >= _GIB else 8), _LEAST), _MOST_ROWS)
+        return {"ht_node_bytes": rows, "alloc_bytes": max(heap - rows, _LEAST)}
 
     def low_latency_config(self, max_tokens: int, num_experts: int, hidden_bytes: int, topk: int,
                            nranks: int) -> Dict[str, Any]:

@@ -101,8 +101,8 @@ static const struct env_entry entries[] = {
     {"EPX_DEEP_EP_MAX_TOKENS", "", "4K",
      "Python, deep_ep: tokens of one rank in one high-throughput dispatch, where the first one has no more"},
     {"EPX_DEEP_EP_GPU_BYTES", "", "2G",
-     "Python, deep_ep on GPUs: memory of each rank for what high-throughput dispatches return, where num_nvl_bytes is "
-     "less"},
+     "Python, deep_ep on GPUs: least memory of each rank for high throughput, even if the buffer has fewer bytes; "
+     "unset: where these are 0"},
     {"EPX_STANDIN_CAPABILITY", "", "10.0",
      "Stand-in for CUDA: compute capability of the device that it plays; NCCL EP's NVFP4 combine wants 10.0 or more"},
 };
