@@ -13,12 +13,11 @@
 #define AG_GONE(ag, g) sim_rule_gone(g)
 #define AG_LOOKED(ag, g, gone, failed) sim_rule_looked(g, gone, failed)
 #undef AG_SIGNALS
-#define AG_SIGNALS(ag, g, kind, slot, value)         \
-    (sim_rule_signals((g)->rank, kind, slot, value), \
-     (ag)->traced ? cpu_trace_signal(ag, (g)->nranks, kind, slot, value) : (void)0)
+#define AG_SIGNALS(ag, g, kind, slot, value) \
+    (sim_rule_signals(kind, slot, value), (ag)->traced ? cpu_trace_signal(ag, (g)->nranks, kind, slot, value) : (void)0)
 #define AG_HEARD(ag, g, scope, kind, slot, value) sim_rule_heard(g, (scope) != SCOPE_NODE, kind, slot, value)
 #define AG_ENDS(ag, g, word, failed) sim_rule_ends(g, word, failed)
-#define AG_GOES_ON(ag, g, peer) sim_rule_goes_on((g)->rank, peer)
+#define AG_GOES_ON(ag, g, peer) sim_rule_goes_on(peer)
 #define AG_WROTE(ag, g, to, row, bytes) sim_rule_landed((g)->rank, to, (uint64_t)((row) - (g)->heap[to]), bytes)
 #define AG_SUMS(ag, g, from, row, bytes) sim_rule_sums((g)->rank, from, (uint64_t)((row) - (g)->heap[(g)->rank]), bytes)
 #define AG_WRITES(ag, g, to) (sim_point(), sim_rule_writes(g, to))

@@ -23,20 +23,23 @@ static int ngone;
 static uint64_t holds[SIM_MAX_RANKS];
 static uint8_t left[SIM_MAX_RANKS]; /* the process that joined has ended its program */
 
-/* without[d][r]: d goes on without r. Of the ranks of small cases: larger ones have no masks. */
-enum { MOST_MASKED = 64 };
-static uint8_t without[MOST_MASKED][MOST_MASKED];
-/* How often each rank has recovered, and when it last did; -1: a process that has joined, which counts as those do that
- * it hears of first. The last signals of each rank. Times count signals and recoveries. */
-enum { MOST_SLOTS = 8, JOINED = -1 };
+/* Of each process, as sim_rank() numbers them: a process whose place was taken may go on beside the one that took it.
+ *   rank, process  its place, and what its control block says of it
+ *   without[r]     it goes on without rank r
+ *   count, time    how often it has recovered, and when it last did; JOINED: it counts as those do that it hears
+ *                  of first
+ *   given          its last signals
+ * Times count signals and recoveries. Small cases only: larger ones have no masks. */
+enum { MOST_MASKED = 64, MOST_SLOTS = 8, JOINED = -1 };
 static struct {
-    int count;
-    uint64_t time;
-} recoveries[MOST_MASKED];
-static struct {
-    uint64_t value, time;
-    int count;
-} given[MOST_MASKED][SIG_COUNT][MOST_SLOTS];
+    int rank, count;
+    uint64_t process, time;
+    uint8_t without[MOST_MASKED];
+    struct {
+        uint64_t value, time;
+        int count;
+    } given[SIG_COUNT][MOST_SLOTS];
+} processes[MOST_MASKED];
 static uint64_t times;
 
 /* Of each rank's heap, for every 16 bytes that rows were written to: 1 + who wrote last. */
@@ -61,9 +64,9 @@ void sim_rules_begin(int watch_rows)
     ngone = 0;
     memset(holds, 0, sizeof(holds));
     memset(left, 0, sizeof(left));
-    memset(without, 0, sizeof(without));
-    memset(recoveries, 0, sizeof(recoveries));
-    memset(given, 0, sizeof(given));
+    memset(processes, 0, sizeof(processes));
+    for (int r = 0; r < MOST_MASKED; r++)
+        processes[r].rank = r;
     times = 0;
 }
 
@@ -94,8 +97,11 @@ void sim_rule_joined(int rank, uint64_t process)
         gone[ngone++].process = holds[rank];
     }
     holds[rank] = process;
-    if (rank < MOST_MASKED)
-        recoveries[rank].count = JOINED;
+    if (sim_rank() >= MOST_MASKED)
+        return;
+    processes[sim_rank()].rank = rank;
+    processes[sim_rank()].process = process;
+    processes[sim_rank()].count = JOINED;
 }
 
 const char *sim_rules_broken(void)
@@ -132,12 +138,23 @@ static int was_replaced(const struct group_dev *g, int rank)
     return 0;
 }
 
+/* Whether the process that has a rank's place now goes on without this one: two parts of a group that have lost each
+ * other each go on, and each with its own processes. */
+static int in_another_part(const struct group_dev *g, int rank)
+{
+    for (int q = 0; q < MOST_MASKED && g->rank < MOST_MASKED; q++)
+        if (processes[q].rank == rank && processes[q].process == holds[rank])
+            return processes[q].without[g->rank];
+    return 0;
+}
+
 void sim_rule_looked(const struct group_dev *g, int gave_up, int failed)
 {
     /* A dead one that is raised in the end ends what it had begun with the processes of then. A process that the others
      * went on without, and replaced, may go on by itself. */
     for (int i = 0; i < ngone && !failed && !sim_has_died(sim_rank()); i++)
-        if (gone[i].rank != g->rank && g->heap[gone[i].rank] && g->mask[gone[i].rank] && was_replaced(g, gone[i].rank))
+        if (gone[i].rank != g->rank && g->heap[gone[i].rank] && g->mask[gone[i].rank] &&
+            was_replaced(g, gone[i].rank) && !in_another_part(g, gone[i].rank))
             breach("an operation of rank %d ends as good with memory of a process of rank %d that was replaced",
                    g->rank, gone[i].rank);
     if (gave_up >= 0 && !failed)
@@ -169,51 +186,82 @@ void sim_rule_late_read(int from, int to)
     breach("the network read memory of rank %d, which had given up, for rank %d", from, to);
 }
 
-void sim_rule_goes_on(int rank, int peer)
+void sim_rule_goes_on(int peer)
 {
-    if (rank < MOST_MASKED && peer < MOST_MASKED)
-        without[rank][peer] = 1;
+    if (sim_rank() < MOST_MASKED && peer < MOST_MASKED)
+        processes[sim_rank()].without[peer] = 1;
     /* Most often it wakes up soon, in the midst of what the others do without it. */
     if (watches_rows && sim_draw(4))
         sim_rouse(peer, sim_draw(1000u << sim_draw(15)));
 }
 
-void sim_rule_members(int rank, int nranks, const uint8_t *out)
+void sim_rule_members(int nranks, const uint8_t *out)
 {
-    for (int r = 0; r < nranks && r < MOST_MASKED && rank < MOST_MASKED; r++)
-        without[rank][r] = out[r];
-    if (rank >= MOST_MASKED)
+    const int me = sim_rank();
+
+    if (me >= MOST_MASKED)
         return;
-    recoveries[rank].count += recoveries[rank].count != JOINED;
-    recoveries[rank].time = ++times;
+    for (int r = 0; r < nranks && r < MOST_MASKED; r++)
+        processes[me].without[r] = out[r];
+    processes[me].count += processes[me].count != JOINED;
+    processes[me].time = ++times;
 }
 
-void sim_rule_signals(int rank, int kind, int slot, uint64_t value)
+void sim_rule_signals(int kind, int slot, uint64_t value)
 {
-    if (rank >= MOST_MASKED || slot >= MOST_SLOTS)
+    const int me = sim_rank();
+
+    if (me >= MOST_MASKED || slot >= MOST_SLOTS)
         return;
-    given[rank][kind][slot].value = value;
-    given[rank][kind][slot].time = ++times;
-    given[rank][kind][slot].count = recoveries[rank].count;
+    processes[me].given[kind][slot].value = value;
+    processes[me].given[kind][slot].time = ++times;
+    processes[me].given[kind][slot].count = processes[me].count;
 }
 
-/* A signal that was given since this rank has recovered comes from a rank that has recovered with it. One that went on
- * without this rank does not count: this rank cannot know it at once. */
+/* Whether process q has given this signal since this process has recovered. If it went on without this rank it does not
+ * count: this rank cannot know it at once. */
+static int may_be_heard(int q, int rank, int kind, int slot, uint64_t value)
+{
+    return !processes[q].without[rank] && processes[q].given[kind][slot].value == value &&
+           processes[q].given[kind][slot].time >= processes[sim_rank()].time &&
+           processes[q].given[kind][slot].count != JOINED;
+}
+
+/* Of the processes that have had the place of rank p, one that recovered with this one has given the signal, if any
+ * has. */
+static int recovered_together(int rank, int p, int kind, int slot, uint64_t value)
+{
+    const int me = sim_rank();
+    int heard = 0;
+
+    for (int q = 0; q < MOST_MASKED; q++) {
+        if (q == me || processes[q].rank != p || !may_be_heard(q, rank, kind, slot, value))
+            continue;
+        if (processes[me].count == JOINED)
+            processes[me].count = processes[q].given[kind][slot].count;
+        if (processes[q].given[kind][slot].count == processes[me].count)
+            return 1;
+        heard = 1;
+    }
+    return !heard;
+}
+
 void sim_rule_heard(const struct group_dev *g, int all, int kind, int slot, uint64_t value)
 {
-    const int me = g->rank;
-
-    if (me >= MOST_MASKED || slot >= MOST_SLOTS || sim_has_died(sim_rank()))
+    if (sim_rank() >= MOST_MASKED || g->rank >= MOST_MASKED || slot >= MOST_SLOTS || sim_has_died(sim_rank()))
         return;
-    for (int p = 0; p < g->nranks && p < MOST_MASKED; p++) {
-        if (p == me || !g->mask[p] || without[p][me] || !(all || g->heap[p]) || given[p][kind][slot].value != value ||
-            given[p][kind][slot].time < recoveries[me].time || given[p][kind][slot].count == JOINED)
-            continue;
-        if (recoveries[me].count == JOINED)
-            recoveries[me].count = given[p][kind][slot].count;
-        if (given[p][kind][slot].count != recoveries[me].count)
-            breach("rank %d counts on rank %d, which has not come through the same recoveries", me, p);
-    }
+    for (int p = 0; p < g->nranks && p < MOST_MASKED; p++)
+        if (p != g->rank && g->mask[p] && (all || g->heap[p]) && !recovered_together(g->rank, p, kind, slot, value))
+            breach("rank %d counts on rank %d, which has not come through the same recoveries", g->rank, p);
+}
+
+/* Whether the process whose memory `to` is for this one goes on without it. */
+static int is_without(const struct group_dev *g, int to)
+{
+    for (int q = 0; q < MOST_MASKED && g->rank < MOST_MASKED; q++)
+        if (processes[q].rank == to && processes[q].process == control_at(g->heap[to])->process)
+            return processes[q].without[g->rank];
+    return 0;
 }
 
 void sim_rule_writes(const struct group_dev *g, int to)
@@ -223,7 +271,7 @@ void sim_rule_writes(const struct group_dev *g, int to)
     /* A dead one that is raised in the end writes into memory of those that ended before. */
     if (sim_has_died(sim_rank()))
         return;
-    if (from < MOST_MASKED && to < MOST_MASKED && without[to][from])
+    if (is_without(g, to))
         breach("rank %d writes rows into memory of rank %d, which goes on without it", from, to);
     if (to != from && was_replaced(g, from))
         breach("a process of rank %d that was replaced writes rows into memory of rank %d", from, to);

@@ -42,12 +42,12 @@ void sim_rule_late_read(int from, int to);
 void sim_rule_joined(int rank, uint64_t process);
 /* That process ends its program: another one may have its place. */
 void sim_rule_left(int rank, uint64_t process);
-/* `rank` goes on without `peer`: it has masked it in an operation. */
-void sim_rule_goes_on(int rank, int peer);
-/* `rank` has recovered; out[r]: without r. */
-void sim_rule_members(int rank, int nranks, const uint8_t *out);
-/* `rank` gives a signal; g->rank has those of all that it counts on, of its node or all. */
-void sim_rule_signals(int rank, int kind, int slot, uint64_t value);
+/* This process goes on without `peer`: it has masked it in an operation. */
+void sim_rule_goes_on(int peer);
+/* It has recovered; out[r]: without r. */
+void sim_rule_members(int nranks, const uint8_t *out);
+/* It gives a signal; it has those of all that it counts on, of its node or all. */
+void sim_rule_signals(int kind, int slot, uint64_t value);
 void sim_rule_heard(const struct group_dev *g, int all, int kind, int slot, uint64_t value);
 /* A kernel of rank g->rank is about to write into memory of rank `to`, of its node. */
 void sim_rule_writes(const struct group_dev *g, int to);

@@ -346,7 +346,7 @@ static void reuses(epx_group *group)
 
 static void has_recovered(epx_group *group)
 {
-    sim_rule_members(group->rank, group->nranks, group->map.out);
+    sim_rule_members(group->nranks, group->map.out);
 }
 
 static void leaves(epx_group *group)
