@@ -310,7 +310,8 @@ static void many_ranks_make_few_connections(void **state)
     runtime_swap(&own);
     assert_int_equal(run_ranks(CROWD, crowd_rank, NULL), 0);
     runtime_swap(NULL);
-    assert_in_range(connects, 2 * (CROWD - 1), 2 * (CROWD - 1) + CROWD); /* some may have to try again */
+    /* Some have to try again, the more the slower the machine is; each with each would be CROWD * (CROWD - 1). */
+    assert_in_range(connects, 2 * (CROWD - 1), 8 * CROWD);
 }
 
 /* Connects to every port and sends nothing, noise, or a valid magic number followed by noise. */
