@@ -179,7 +179,7 @@ KFN_STEP int hd_send_runs(struct agent *ag, const struct ht_dispatch_params *p, 
 
 /* Rounds [first, end) of the own tokens to the relays: their records, one barrier, then commands. Each agent has a run
  * of tokens. One agent waits for credits. */
-KFN_STEP int hd_send_some(struct agent *ag, const struct ht_dispatch_params *p, int first, int end)
+KFN_STEP int hd_send_at_once(struct agent *ag, const struct ht_dispatch_params *p, int first, int end)
 {
     const struct group_dev *g = p->g;
     const int64_t from = ht_round_token(g, p->h, first), to = ht_round_token(g, p->h, end);
@@ -187,8 +187,6 @@ KFN_STEP int hd_send_some(struct agent *ag, const struct ht_dispatch_params *p, 
     const int64_t begin = from + run * ag_index(ag), stop = begin + run < to ? begin + run : to;
     int r = first;
 
-    if (AG_STAGED)
-        return hd_send_runs(ag, p, first, end);
     for (int64_t t = from + ag_index(ag); t < to; t += ag_count(ag)) {
         while (t >= ht_round_token(g, p->h, r + 1))
             r++;
@@ -203,6 +201,11 @@ KFN_STEP int hd_send_some(struct agent *ag, const struct ht_dispatch_params *p, 
         if (ht_put_blocks(ag, g, p->h, SIG_HD_BLOCK, r, hd_record_bytes(p)))
             return 1;
     return begin < stop ? hd_put_tokens(ag, p, first, begin, stop) : 0;
+}
+
+KFN int hd_send_some(struct agent *ag, const struct ht_dispatch_params *p, int first, int end)
+{
+    return AG_STAGED ? hd_send_runs(ag, p, first, end) : hd_send_at_once(ag, p, first, end);
 }
 
 /* The same for as many rounds as there are. On a CPU one by one: a relay forwards a round while the next one comes. */

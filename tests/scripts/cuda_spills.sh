@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # What moves rows on a GPU keeps its values in registers: the compiler's report, kept when the module was built, must
 # show no spill stores for it, but for one address or two (16 bytes) that a function may put aside before its loop.
+# copy_row_many has 32 words of a lane in flight, and its callers need registers of their own: it saves up to eight of
+# theirs (32 bytes) when it begins, once per row.
 # ctest: labels=cuda,slow,noasan,notsan
 set -eu
 reports=${EPX_BUILD_DIR:-build}/ptxas
@@ -17,7 +19,7 @@ for kernel in ll_dispatch ll_combine ll_combine_logfmt ht_dispatch ht_combine ht
     grep -A1 'Function properties' "$reports/$kernel.cu.txt" | grep -v '^--' | paste - - >>"$work/functions"
 done
 grep -E "$hot" "$work/functions" >"$work/hot" || { echo "FAILED: the report names none of $hot"; exit 1; }
-if grep -vE ' (0|4|8|12|16) bytes spill stores' "$work/hot"; then
+if grep -vE ' (0|4|8|12|16) bytes spill stores|copy_row_many.* (20|24|28|32) bytes spill stores' "$work/hot"; then
     echo "FAILED: these functions spill registers"
     exit 1
 fi

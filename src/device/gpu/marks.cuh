@@ -115,6 +115,7 @@ KFN_STEP void mark_signal(struct agent *ag, int kind, int slot, uint64_t value)
 
     if (lane_id() == 0 && (uint32_t)slot < m->slots)
         pair_store(&m->signals[row * m->depth + (value & (m->depth - 1))], clock_global(), value);
+    __syncwarp(); /* the other lanes give the signal after this time */
 }
 
 /* Lane 0 of each agent. The place in the ring is asked for now, and there when the launch ends. */
