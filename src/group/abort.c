@@ -47,7 +47,7 @@ static void store_abort_word(struct epx_group *group, struct control *c, uint64_
     cpu_env_ring(cpu_env_current(), &c->bell);
 }
 
-/* As tell_node() in kernel/sync.h: the first word of each rank stays. */
+/* As tell_node() in kernel/abort.h: the first word of each rank stays. */
 static void tell_node(struct epx_group *group, uint64_t word)
 {
     for (int r = 0; r < group->nranks; r++)
@@ -55,7 +55,7 @@ static void tell_node(struct epx_group *group, uint64_t word)
             store_abort_word(group, group->bases[r], word);
 }
 
-/* As tell_left_out() in kernel/sync.h. */
+/* As tell_left_out() in kernel/begin_end.h. */
 static void tell_left_out(struct epx_group *group)
 {
     const size_t index =

@@ -15,7 +15,7 @@ uint64_t abort_word(struct epx_group *group);
  * proxies those of others, wait for. */
 void group_abort(struct epx_group *group, int status, int culprit);
 /* A rank of another node has failed: sets the own word only. Whoever acts on it, a kernel or a caller's thread, tells
- * the other ranks of the node first (give_up() in kernel/sync.h, group_give_up()). */
+ * the other ranks of the node first (give_up() in kernel/begin_end.h, group_give_up()). */
 void group_aborted_by(struct epx_group *group, uint64_t word);
 /* control.waits of this rank: whom its kernels wait for. */
 uint64_t group_waits_word(struct epx_group *group);
@@ -30,7 +30,7 @@ uint64_t group_give_up(struct epx_group *group);
  * finds from now on for data of its own operation. */
 void group_abort_left_out(struct epx_group *group, int rank);
 /* Ranks of the node in `out` have been told so: waits until none of them is in the midst of writing rows into memory of
- * the others (writes_begin() in kernel/sync.h), or its process has ended. */
+ * the others (writes_begin() in kernel/late_writes.h), or its process has ended. */
 epx_status group_await_writers(struct epx_group *group, const uint8_t *out);
 /* EPX_OK unless the group has failed: then its error is returned again, with its message. */
 epx_status group_usable(struct epx_group *group);

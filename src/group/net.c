@@ -59,7 +59,7 @@ static void on_error(void *context, int status, int peer, int64_t expected, int6
 }
 
 /* From a proxy thread: a rank of another node says who has failed (put_abort() in kernel/put.h), or whom it waits for:
- * the kernel that has asked waits for the next word (ask_waits() in kernel/sync.h). */
+ * the kernel that has asked waits for the next word (ask_waits() in kernel/blame.h). */
 static void on_alarm(void *context, int rank, uint32_t note)
 {
     struct epx_group *group = context;

@@ -72,7 +72,7 @@ struct control {
     uint64_t gave_up;    /* simulation only (sim/rules.c): 1 = this rank's memory may be reused, whoever reads it */
     uint64_t waits;      /* WAITS_WORD: whom this rank's kernels wait for; stored again and again as long as they do */
     uint64_t writes_begun; /* with masks: how often agents began to write rows into memory of others of the node ... */
-    uint64_t writes_ended; /* ... and have ended to (writes_begin() in kernel/sync.h) */
+    uint64_t writes_ended; /* ... and have ended to (writes_begin() in kernel/late_writes.h) */
     uint8_t pad1[16];
 };
 EPX_STATIC_ASSERT(sizeof(struct control) == 192, "three cache lines");

@@ -83,7 +83,7 @@ void report_blocked(struct proxy_thread *t)
     const struct proxy_options *o = &t->group->options;
     const uint64_t slice_ns = (uint64_t)o->timeout_ms * 1000000u / WAIT_SLICES;
 
-    /* Release: pairs with the acquire in push_failed() of kernel/sync.h. */
+    /* Release: pairs with the acquire in push_failed() of kernel/wait_word.h. */
     __atomic_store_n(t->ring.dev.blocked, t->blocked ? (uint64_t)t->blocked_by + 1 : 0, __ATOMIC_RELEASE);
     if (!t->blocked) {
         t->blocked_ns = 0;

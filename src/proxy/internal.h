@@ -264,7 +264,7 @@ void stop_progress(struct proxy_thread *t);
 
 static inline int stop_asked(const struct proxy_thread *t)
 {
-    /* Acquire: pairs with the release of network_stop() in kernel/sync.h, or of proxy_stop(). */
+    /* Acquire: pairs with the release of network_stop() in kernel/begin_end.h, or of proxy_stop(). */
     return __atomic_load_n(t->ring.dev.stop, __ATOMIC_ACQUIRE) != 0;
 }
 

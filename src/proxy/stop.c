@@ -4,7 +4,7 @@
  * operation for something else. Before that, the network must have stopped reading it: a put that reads it later would
  * deliver wrong rows, which the receiver counts as good.
  *
- *   kernel (kernel/sync.h) or host            this thread
+ *   kernel (kernel/begin_end.h) or host       this thread
  *   stop = 1, ring the ring's bell  ------->  drops pending puts, aborts excepted (alarm.c), and all commands to come
  *                                             waits until every posted put with bytes has completed, or its peer is
  *                                             lost; after a quarter of the deadline closes the endpoint
@@ -19,7 +19,7 @@
 
 enum {
     STOP_WAITS = 8
-}; /* as in kernel/sync.h: time in which the process was stopped is not held against its proxies */
+}; /* as in kernel/begin_end.h: time in which the process was stopped is not held against its proxies */
 
 /* Keeps the aborts among the pending puts of a peer. */
 static void drop_pending(struct proxy_thread *t, struct peer *peer)
@@ -79,7 +79,7 @@ void stop_progress(struct proxy_thread *t)
     if (t->bytes_in_flight > 0)
         return;
     t->stopping = 2;
-    /* Release: pairs with the acquires of network_stop() in kernel/sync.h and of proxy_stop(). */
+    /* Release: pairs with the acquires of network_stop() in kernel/begin_end.h and of proxy_stop(). */
     __atomic_store_n(t->ring.dev.stopped, 1, __ATOMIC_RELEASE);
     t->ring_bell = 1;
 }

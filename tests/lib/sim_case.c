@@ -360,7 +360,7 @@ static void has_joined(epx_group *group)
     has_recovered(group); /* whom the process before went on without does not matter */
 }
 
-/* Is it a fault of this rank that others see? A stall within a slice of a wait (kernel/sync.h) is none. */
+/* Is it a fault of this rank that others see? A stall within a slice of a wait (kernel/blame.h) is none. */
 static int is_faulty(const struct sim_case *c, int rank)
 {
     const struct sim_options *s = &c->setup.sched;

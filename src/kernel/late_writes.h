@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* With masks: a rank that the others go on without writes no more rows into their memory, however late it wakes up. */
+#ifndef EPX_KERNEL_LATE_WRITES_H
+#define EPX_KERNEL_LATE_WRITES_H
+
+#include "kernel/abort.h"
+
+/*
+ * Rows that are written into memory of other ranks of the node, where ranks may be masked (docs/design.md, "Masks"):
+ *
+ *   this rank                                       whoever goes on without it
+ *   writes_begun += 1; full fence                   sets this rank's abort word; full fence
+ *   abort word 0? rows                              writes_ended >= writes_begun? it goes on
+ *   writes_ended += 1
+ *
+ * One of the two sees what the other did first. So a rank that the others go on without, and that wakes up later,
+ * writes nothing any more. Nothing between begin and end waits for anybody. Non-zero: the group has failed.
+ */
+KFN_STEP int writes_begin(struct agent *ag, const struct group_dev *g, int phase)
+{
+    struct control *own = control_of(g, g->rank);
+
+    if (!g->enable_mask)
+        return 0;
+    ag_add_fenced(ag, &own->writes_begun, 1); /* pairs with the fences in still_writes() and group_await_writers() */
+    const uint64_t word = INJECT_BUG(BUG_LATE_WRITES, 0, ag_look(&own->abort_word));
+    if (!word)
+        return 0;
+    ag_add_fenced(ag, &own->writes_ended, 1);
+    report_abort(ag, g, phase, 0, 0, word);
+    return 1;
+}
+
+KFN_STEP void writes_end(struct agent *ag, const struct group_dev *g)
+{
+    struct control *own = control_of(g, g->rank);
+
+    if (!g->enable_mask)
+        return;
+    ag_add_fenced(ag, &own->writes_ended, 1); /* release: pairs with the acquire of the wait in still_writes() */
+    if (!ag_look(&own->abort_word))
+        return;
+    /* Somebody may wait for the end of it. */
+    AG_EACH(ag, int, i, g->node_size)
+    if (node_rank(g, i) != g->rank)
+        ag_ring(ag, &control_of(g, node_rank(g, i))->bell);
+}
+
+/* `peer`, of the node, has its abort word: does it still write into memory of others, a whole deadline later? */
+KFN_STEP enum wait_result still_writes(struct agent *ag, const struct group_dev *g, int peer)
+{
+    struct control *theirs = control_of(g, peer);
+
+    ag_add_fenced(ag, &control_of(g, g->rank)->writes_ended, 0); /* pairs with the fence in writes_begin() */
+    const uint64_t begun = ag_load_acquire(&theirs->writes_begun);
+    return ag_wait_ge(ag, &theirs->writes_ended, begun, g->timeout_ns);
+}
+
+#endif

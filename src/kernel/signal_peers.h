@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The writer's side of signals: this rank tells its peers that it has done what a kind of signal means. */
+#ifndef EPX_KERNEL_SIGNAL_PEERS_H
+#define EPX_KERNEL_SIGNAL_PEERS_H
+
+#include "kernel/wait_word.h"
+
+/* With masks: has `to`, of this node, the signals of all ranks of its node that are not masked? Of two ranks that
+ * signal at the same time at least one sees both (ag_store_signal and ag_peek are in one order). Ranks that do not
+ * agree on who is masked may all leave the wake-up to another: the sleeper then polls by itself. */
+KFN int signals_there(const struct group_dev *g, int to, int kind, int slot, uint64_t value)
+{
+    for (int i = 0; i < g->node_size; i++) {
+        const int r = node_rank(g, i);
+        if (r != g->rank && g->mask[r] && (int64_t)(ag_peek(signal_at(g, to, kind, slot, r)) - value) < 0)
+            return 0;
+    }
+    return 1;
+}
+
+/* Is the signal that this rank has just given to `to`, of its node, the last one of its (kind, slot)? A wait for a kind
+ * inside a node is for all of its ranks (wait_peers), and a wake-up before the last one is useless: eight ranks on two
+ * cores would spend a tenth of their time on those. All ranks add to one word, so that nobody looks at the others': no
+ * rank gives the next signal of a slot before it has those of all others of the last one. */
+KFN int signals_complete(struct agent *ag, const struct group_dev *g, int to, int kind, int slot, uint64_t value)
+{
+    struct signal *own = &((struct signal *)heap_at(g, to, g->signals))[signal_index(g, kind, slot, to)];
+
+    if (g->enable_mask)
+        return signals_there(g, to, kind, slot, value);
+    return (ag_fetch_add64(ag, &own->arrived, 1) + 1) % (uint64_t)g->node_size == 0;
+}
+
+/* Called by one agent, after sync_last: everything this rank did before is visible to whoever sees the signal. */
+KFN_STEP void signal_peers(struct agent *ag, const struct group_dev *g, enum scope scope, int kind, int slot,
+                           uint64_t value)
+{
+    struct put_batch batch;
+
+    AG_SIGNALS(ag, g, kind, slot, value);
+    AG_EACH(ag, int, i, g->node_size)
+    {
+        const int p = node_rank(g, i);
+        if (!in_scope(g, scope, p))
+            continue;
+        ag_store_signal(signal_at(g, p, kind, slot, g->rank), value); /* pairs with the acquire in wait_word */
+        if (AG_BELLS && signals_complete(ag, g, p, kind, slot, value))
+            ag_ring(ag, &control_of(g, p)->bell);
+    }
+    if (g->nnodes == 1 || scope == SCOPE_NODE)
+        return;
+    /* Ring by ring: one push for up to 32 ranks, not one for each. */
+    put_begin(&batch);
+    for (int ring = 0; ring < g->nrings; ring++)
+        for (int p = 0; p < g->nranks; p++)
+            if (!is_local(g, p) && ring_of(g, p, COUNTER(kind, slot)) == ring && in_scope(g, scope, p))
+                put(ag, g, &batch, p, COUNTER(kind, slot), 0, 0, 0);
+    if (put_flush(ag, g, &batch))
+        push_failed(ag, g); /* who waits for the signal is told */
+}
+
+#endif

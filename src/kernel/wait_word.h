@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The wait for one word of one peer, and what becomes of a wait that ends without it: the peer is masked if the group
+ * and the phase allow it, otherwise the operation fails on all ranks. blame.h finds who is the culprit.
+ */
+#ifndef EPX_KERNEL_WAIT_WORD_H
+#define EPX_KERNEL_WAIT_WORD_H
+
+#include "kernel/blame.h"
+#include "kernel/late_writes.h"
+
+/* May a wait in this phase end by masking the peer? */
+KFN int phase_masks(int phase)
+{
+    return (int)(MASKABLE_PHASES >> phase & 1);
+}
+
+KFN_STEP int wait_failed_by_word(struct agent *ag, const struct group_dev *g, int phase, uint64_t target, uint64_t seen)
+{
+    report_abort(ag, g, phase, (int64_t)target, (int64_t)seen, ag_load_acquire(&control_of(g, g->rank)->abort_word));
+    return 1; /* kernel_end() tells the others */
+}
+
+/* A wait that ended without its word. `culprit` keeps `peer` from answering; most often it is `peer` itself. */
+KFN_STEP int wait_failed(struct agent *ag, const struct group_dev *g, enum wait_result why, int phase, int peer,
+                         int culprit, uint64_t target, uint64_t seen)
+{
+    if (why == WAIT_ABORTED)
+        return wait_failed_by_word(ag, g, phase, target, seen);
+    if (ag_leader(ag))
+        ag_add_stat(&g->stats->timeouts, 1);
+    if (g->enable_mask && peer >= 0 && culprit >= 0 && phase_masks(phase)) {
+        enum wait_result ended = WAIT_OK;
+        if (is_local(g, peer)) {
+            /* If it is late rather than dead, what it reads from now on may belong to a later operation. */
+            if (ag_leader(ag))
+                set_abort_word(ag, g, peer, ABORT_BLAMES(KSTATUS_TIMEOUT, phase, g->rank, peer) | ABORT_LEFT_OUT);
+            ag_sync(ag);
+            ended = still_writes(ag, g, peer);
+        }
+        if (ended == WAIT_ABORTED)
+            return wait_failed_by_word(ag, g, phase, target, seen);
+        if (ended == WAIT_OK) {
+            report(ag, g, KSTATUS_TIMEOUT, phase, peer, (int64_t)target, (int64_t)seen, 1, 0);
+            if (ag_leader(ag)) /* a proxy thread may read it: pairs with mask_read() */
+                ag_store_release32((uint32_t *)&g->mask[peer], 0);
+            AG_GOES_ON(ag, g, peer);
+            ag_sync(ag);
+            return 0;
+        }
+        culprit = peer; /* it stopped, or ended, while it wrote rows: nobody can go on without a recovery */
+    }
+    report(ag, g, KSTATUS_TIMEOUT, phase, culprit, (int64_t)target, (int64_t)seen, 0, peer);
+    return fail_all(ag, g, KSTATUS_TIMEOUT, phase, culprit, (int64_t)target, (int64_t)seen);
+}
+
+/* A push that did not go through: its ring stayed full for a whole deadline, or the group has failed meanwhile. */
+KFN_STEP int push_failed(struct agent *ag, const struct group_dev *g)
+{
+    const int aborted = ag_load_acquire(&control_of(g, g->rank)->abort_word) != 0;
+    int peer = -1;
+
+    for (int i = 0; !aborted && i < g->nrings && peer < 0; i++)
+        peer = (int)ag_load_acquire(g->rings[i].blocked) - 1; /* pairs with the release in report_blocked() */
+    return wait_failed(ag, g, aborted ? WAIT_ABORTED : WAIT_TIMEOUT, PHASE_RING, peer,
+                       peer < 0 ? -1 : find_culprit(ag, g, peer), 0, 0);
+}
+
+/* One word of one peer; `start` is when the caller began to wait, for one deadline over many. Non-zero: failed. */
+KFN_STEP int wait_word(struct agent *ag, const struct group_dev *g, const uint64_t *word, uint64_t target, int phase,
+                       int peer, uint64_t start)
+{
+    const uint64_t spent = ag_now(ag) - start;
+    AG_WAITS(ag, phase, peer);
+    enum wait_result why = wait_aloud(ag, g, word, target, peer, spent < g->timeout_ns ? g->timeout_ns - spent : 0);
+    int culprit = peer;
+
+    /* One deadline for many: those of the last ones expire at once, and time for questions runs out too. */
+    if (why == WAIT_TIMEOUT && peer >= 0 && spent < g->timeout_ns + g->timeout_ns / 2) {
+        culprit = find_culprit(ag, g, peer);
+        /* It may have come meanwhile. A rank that waits for another one is not masked in its place: it is given time to
+         * mask that one. */
+        const int extended = culprit >= 0 && culprit != peer && g->enable_mask && phase_masks(phase);
+        why = wait_aloud(ag, g, word, target, peer, extended ? g->timeout_ns : 0);
+    }
+    return why == WAIT_OK ? 0 : wait_failed(ag, g, why, phase, peer, culprit, target, ag_load_acquire(word));
+}
+
+#endif
