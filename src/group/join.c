@@ -9,6 +9,7 @@
 #include "boot/ticket.h"
 #include "group/config.h"
 #include "group/handshake.h"
+#include "kernel/inject_bug.h"
 #include "util/log.h"
 #include "util/status.h"
 
@@ -37,8 +38,9 @@ struct roll {
 
 /* The second half, when all know the choice. */
 struct verdict {
-    int32_t unknown; /* this rank has not mapped all members */
-    int32_t reserved;
+    int32_t unknown;        /* this rank has not mapped all members */
+    int32_t count;          /* of what it has chosen */
+    uint64_t chosen;        /* a digest of that */
     uint8_t alive[CHOICES]; /* the process that would be replaced is still there */
 };
 
@@ -123,7 +125,9 @@ static void make_offers(struct epx_group *group, const uint8_t *out, struct offe
 static void choose(const struct epx_group *group, const struct roll *all, const uint8_t *out, struct choices *choices)
 {
     choices->count = 0;
-    for (int r = 0; r < group->nranks; r++)
+    for (int i = 0; i < group->nranks; i++) {
+        const int r = INJECT_BUG(BUG_OWN_CHOICE, (i + group->rank) % group->nranks, i);
+
         for (int o = 0; o < OFFERS && !out[r] && choices->count < CHOICES; o++) {
             const struct offer *offer = &all[r].offers[o];
             int taken = !offer->incarnation || offer->rank < 0 || offer->rank >= group->nranks || !out[offer->rank];
@@ -133,6 +137,16 @@ static void choose(const struct epx_group *group, const struct roll *all, const 
             if (!taken)
                 choices->list[choices->count++] = *offer;
         }
+    }
+}
+
+static uint64_t digest(const struct choices *choices)
+{
+    uint64_t all = 0;
+
+    for (int c = 0; c < choices->count; c++)
+        all = (all ^ choices->list[c].incarnation) * 0x9e3779b97f4a7c15u + (uint64_t)choices->list[c].rank;
+    return all;
 }
 
 /* ---- Roll call -------------------------------------------------------------------------------------------------- */
@@ -176,8 +190,8 @@ static void find_alive(struct epx_group *group, const struct choices *choices, s
     for (int c = 0; c < choices->count; c++) {
         const int rank = choices->list[c].rank;
 
-        own->alive[c] =
-            group->map.node_of[rank] == group->node && !membership_has_ended(group->membership, rank, ENDED_MS);
+        own->alive[c] = INJECT_BUG(BUG_STILL_THERE, 0, 1) && group->map.node_of[rank] == group->node &&
+                        !membership_has_ended(group->membership, rank, ENDED_MS);
     }
 }
 
@@ -191,6 +205,10 @@ static epx_status gather_verdicts(struct epx_group *group, const uint8_t *out, s
     for (int r = 0; status == EPX_OK && r < group->nranks; r++) {
         if (out[r])
             continue;
+        /* Verdicts are of choices by their numbers. */
+        if (all[r].count != own->count || all[r].chosen != own->chosen)
+            status =
+                fail(EPX_ERR_INTERNAL, "rank %d and rank %d have chosen different processes to join", group->rank, r);
         own->unknown |= all[r].unknown;
         for (int c = 0; c < CHOICES; c++)
             own->alive[c] |= all[r].alive[c];
@@ -305,6 +323,8 @@ epx_status join_roll_call(struct epx_group *group, struct join_round *join, cons
         status = gather_rolls(group, out, all);
     if (status == EPX_OK) {
         choose(group, all, out, &choices);
+        verdict.count = choices.count;
+        verdict.chosen = digest(&choices);
         verdict.unknown = learn(group, all, out);
         find_alive(group, &choices, &verdict);
         status = gather_verdicts(group, out, &verdict);

@@ -87,10 +87,20 @@ void sim_rule_left(int rank, uint64_t process)
         left[rank] = 1;
 }
 
-void sim_rule_joined(int rank, uint64_t process)
+/* The process that has a rank's place, as sim_rank() numbers it. */
+static int seat_of(int rank)
 {
-    if (holds[rank] && !left[rank])
-        breach("another process joins in the place of rank %d, which has one; %d have been replaced", rank, ngone);
+    for (int q = 0; q < MOST_MASKED && holds[rank]; q++)
+        if (processes[q].rank == rank && processes[q].process == holds[rank])
+            return q;
+    return rank;
+}
+
+void sim_rule_joined(int rank, uint64_t process, int seen)
+{
+    if (seen && !left[rank] && !sim_has_died(seat_of(rank)))
+        breach("another process joins in the place of rank %d, whose process has not ended; %d have been replaced",
+               rank, ngone);
     left[rank] = 0;
     if (ngone < MOST_JOINED) {
         gone[ngone].rank = rank;

@@ -10,7 +10,7 @@
  *   a kernel ends as not good     its own abort word is set: it recovers with the others, not alone ("Recovery")
  *   a kernel hears a signal       its rank has come through the same recoveries
  *
- *   a process has joined          the one that joined before, for this place, has ended its program
+ *   a process has joined          the one before, in this place, has died or ended its program
  *   a process has joined          no kernel of a rank of its node ends as good with the memory of the process before
  *
  *   a row is written              its reader has not gone on without the writer ("Masks")
@@ -38,9 +38,10 @@ void sim_rule_ends(const struct group_dev *g, uint64_t word, int failed);
 void sim_rule_reuse(int rank, int nranks, void *const *heaps);
 /* The network read `from`'s memory, for rank `to`, after it had given up. */
 void sim_rule_late_read(int from, int to);
-/* The process `process` (struct control) has the place of `rank` now; the one before is gone. */
-void sim_rule_joined(int rank, uint64_t process);
-/* That process ends its program: another one may have its place. */
+/* The process `process` (struct control) has the place of `rank` now; the one before is gone. seen: members of its node
+ * could look whether it was. */
+void sim_rule_joined(int rank, uint64_t process, int seen);
+/* That process, or the first of this rank (0), ends its program: another one may have its place. */
 void sim_rule_left(int rank, uint64_t process);
 /* This process goes on without `peer`: it has masked it in an operation. */
 void sim_rule_goes_on(int peer);

@@ -351,12 +351,24 @@ static void has_recovered(epx_group *group)
 
 static void leaves(epx_group *group)
 {
+    if (!group->membership)
+        return;
     sim_rule_left(group->rank, membership_incarnation(group->membership, group->rank));
+}
+
+/* A member of its node that was there when the process was admitted: not one that came with it. */
+static int has_old_neighbour(const epx_group *group)
+{
+    for (int r = 0; r < group->nranks; r++)
+        if (r != group->rank && !group->map.out[r] && group->map.node_of[r] == group->node &&
+            !membership_incarnation(group->membership, r))
+            return 1;
+    return 0;
 }
 
 static void has_joined(epx_group *group)
 {
-    sim_rule_joined(group->rank, membership_incarnation(group->membership, group->rank));
+    sim_rule_joined(group->rank, membership_incarnation(group->membership, group->rank), has_old_neighbour(group));
     has_recovered(group); /* whom the process before went on without does not matter */
 }
 

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Does the simulation find bugs? Kernels and proxies are compiled for this program with sixteen of them, each behind a
- * switch (kernel/inject_bug.h): a wait for a slot's readers left out, a counter compared with the epoch before, a field
- * of the immediate one bit too narrow; a credit given too early, between nodes and in a node, and a round counted
- * twice; an aggregate that misses a peer; the heap of a process that was replaced, still mapped; rows and headers
- * between nodes in wrong places; the three steps of the rule of completion (docs/design.md), each left out; and what
- * late ranks may not do, nor those that have not noticed that the others went on without them.
+ * Does the simulation find bugs? Kernels, proxies and joins are compiled for this program with nineteen of them, each
+ * behind a switch (kernel/inject_bug.h): a wait for a slot's readers left out, a counter compared with the wrong epoch,
+ * a field of the immediate one bit too narrow; a credit given too early, between nodes and in a node, and a round
+ * counted twice; an aggregate that misses a peer; the heap of a process that was replaced, still mapped; a place given
+ * too early, or to two; rows and headers between nodes in wrong places; the three steps of the rule of completion
+ * (docs/design.md), each left out; and what late ranks may not do, nor those that have not noticed that the others went
+ * on without them.
  * Every one must be found within 1,000 seeds. One thread: nothing for ThreadSanitizer. ctest: cost=9 labels=notsan
  */
 #include <stdio.h>
@@ -90,6 +91,18 @@ static void a_heap_that_is_not_mapped_again_is_found(void **state)
 {
     (void)state;
     is_found(BUG_OLD_HEAP, SIM_FAULT_DEATH | SIM_FAULT_JOIN, "");
+}
+
+static void a_place_given_while_its_process_is_there_is_found(void **state)
+{
+    (void)state;
+    is_found(BUG_STILL_THERE, SIM_FAULT_DEATH | SIM_FAULT_JOIN, "whose process has not ended");
+}
+
+static void members_that_choose_different_processes_are_found(void **state)
+{
+    (void)state;
+    is_found(BUG_OWN_CHOICE, SIM_FAULT_DEATH | SIM_FAULT_JOIN, "have chosen different processes");
 }
 
 static void rows_that_land_with_gaps_are_found(void **state)
@@ -185,6 +198,8 @@ int main(void)
         cmocka_unit_test(a_round_counted_twice_is_found),
         cmocka_unit_test(an_aggregate_that_misses_a_peer_is_found),
         cmocka_unit_test(a_heap_that_is_not_mapped_again_is_found),
+        cmocka_unit_test(a_place_given_while_its_process_is_there_is_found),
+        cmocka_unit_test(members_that_choose_different_processes_are_found),
         cmocka_unit_test(rows_that_land_with_gaps_are_found),
         cmocka_unit_test(rows_that_return_to_a_wrong_place_are_found),
         cmocka_unit_test(a_rank_that_gives_up_in_silence_is_found),
