@@ -259,14 +259,14 @@ static void write_row(struct page *page, const struct numbers *n, const struct n
 
 static void write_table(struct page *page, const struct numbers *n)
 {
-    fputs("<div class=\"wide\"><table id=\"all\"><tr><th>mode</th><th>operation</th>", page->to);
+    fputs("<div class=\"wide\"><table id=\"all\"><thead><tr><th>mode</th><th>operation</th>", page->to);
     for (int c = 0; c < COLUMNS; c++)
         if (has_column(n, c))
             fprintf(page->to, "<th class=\"n\">%s</th>", columns[c].title);
-    fputs("<th>check</th></tr>\n", page->to);
+    fputs("<th>check</th></tr></thead><tbody>\n", page->to);
     for (int i = 0; i < n->count; i++)
         write_row(page, n, &n->rows[i]);
-    fputs("</table></div>\n", page->to);
+    fputs("</tbody></table></div>\n", page->to);
 }
 
 static void write_configuration(struct page *page, const struct numbers_row *row)

@@ -36,8 +36,9 @@ static const char style[] =
     "table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums}th,td{padding:3px 12px 3px 0;"
     "text-align:left;vertical-align:top}th{font-weight:600;color:var(--soft)}td.n,th.n{text-align:right}"
     ".wide{overflow-x:auto}.wide td,.wide th{border-bottom:1px solid var(--line);white-space:nowrap}\n"
-    "@media print{body{padding:0;max-width:none;font-size:11px}figure,.facts,pre{break-inside:avoid}"
-    "h2{break-after:avoid;margin-top:22px}h3{font-size:11px}.legend{font-size:9px;gap:2px 10px}.sub{font-size:12px}"
+    "@media print{:root{--back:#fff}body{padding:0;max-width:none;font-size:11px}figure,.facts,pre{break-inside:avoid}"
+    "h2,h2+p{break-after:avoid}h2+p{break-inside:avoid}h2{margin-top:22px}.wide{overflow:visible}tr{break-inside:avoid}"
+    "h3{font-size:11px}.legend{font-size:9px;gap:2px 10px}.sub{font-size:12px}"
     "td,th{font-size:9px;padding-right:8px}.grid{grid-template-columns:1fr 1fr}a{color:inherit}}\n";
 
 static const char colours[] = ".s0{--s:var(--c0)}.s1{--s:var(--c1)}.s2{--s:var(--c2)}.s3{--s:var(--c3)}"

@@ -99,9 +99,9 @@ static void write_table(struct page *page, const struct predict_point *points, c
 
     page_section(page, "All numbers", "The page has them as JSON, too.");
     fputs(
-        "<div class=\"wide\"><table id=\"all\"><tr><th>mode</th><th>operation</th><th class=\"n\">ranks</th><th "
+        "<div class=\"wide\"><table id=\"all\"><thead><tr><th>mode</th><th>operation</th><th class=\"n\">ranks</th><th "
         "class=\"n\">nodes</th><th class=\"n\">tokens</th><th class=\"n\">median us</th><th class=\"n\">slowest us</th>"
-        "<th class=\"n\">net MB</th><th class=\"n\">links MB</th><th class=\"n\">messages</th></tr>\n",
+        "<th class=\"n\">net MB</th><th class=\"n\">links MB</th><th class=\"n\">messages</th></tr></thead><tbody>\n",
         page->to);
     for (int i = 0; i < n * PREDICT_OPS; i++) {
         const struct predict_point *p = &points[i / PREDICT_OPS];
@@ -114,7 +114,7 @@ static void write_table(struct page *page, const struct predict_point *points, c
                 p->mode == EPX_LOW_LATENCY ? "ll" : "ht", names[i % PREDICT_OPS], p->ranks, predict_nodes(p), p->tokens,
                 o->us_median, o->us_slowest, o->bytes / 1e6, o->link_bytes / 1e6, o->messages);
     }
-    fputs("</table></div>\n", page->to);
+    fputs("</tbody></table></div>\n", page->to);
 }
 
 int predict_page(const char *path, const struct predict_point *points, const struct predict_result *results, int n,
