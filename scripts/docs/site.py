@@ -100,6 +100,8 @@ def make_manual(build, tree):
         text = subprocess.run(["mandoc", "-T", "html", "-O", "fragment,man=%N.%S.html", path], check=True,
                               capture_output=True, text=True, cwd=os.path.join(build, "man")).stdout
         with open(os.path.join(tree, "man", name + ".md"), "w", encoding="utf-8") as page:
+            # mandoc 1.14 breaks the lines of a block twice.
+            text = re.sub(r"<pre>.*?</pre>", lambda block: block[0].replace("<br/>\n", ""), text, flags=re.S)
             page.write(f"# {name.replace('_', chr(92) + '_')}\n\n" + text)
         with open(path, encoding="utf-8") as source:
             if not source.read().startswith(".so "):
