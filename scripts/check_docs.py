@@ -16,10 +16,13 @@ first in PATH. The word behind `sh` says what is done with the block:
 
 Benchmarks are run with a few iterations and few tokens: nobody looks at their figures here.
 
-Every page is also checked for: shell commands in indented blocks (which would not be run), options of `epx` that its
---help does not know, and links to files or headings that do not exist.
+Every page is also checked for: shell commands in indented blocks (which would not be run), commands of `epx` that it
+does not have and options that its --help does not know, links to files or headings that do not exist, and in all code:
+targets of make, files of the tree, options of its scripts, variables EPX_*, functions epx_* and manual pages that do
+not exist.
 """
 import argparse
+import glob
 import os
 import re
 import subprocess
@@ -32,6 +35,9 @@ LIMIT_S = 300  # of a block that hangs: on a busy machine the longest takes a mi
 COMMAND = re.compile(r"^ {4,}(?:\$ )?(?:[A-Z_]+=\S+ )*(?:make|cmake|pip|python3?|torchrun|mpirun|srun|epx|bash|ctest|"
                      r"(?:build|scripts|tests|python)/\S+)(?: |$)")
 OPTION = re.compile(r"(?:^|[\s`/])epx ([a-z][a-z-]*)\b([^`\n|#]*)")
+EPX = re.compile(r"(?:^(?:\$ )?|[`/])epx ([a-z][a-z-]*)\b")  # in code: prose may say "epx and ..."
+SOURCES = ["cmake", "debian", "examples", "include", "python", "scripts", "src", "tests", "tools"]
+FILE = r"(?<![\w./-])((?:" + "|".join([*SOURCES, "docs"]) + r")/[\w./*-]+)"
 
 
 def pages(names):
@@ -120,6 +126,9 @@ def known_options(build):
 
 def wrong_options(text, options):
     for number, line in enumerate(text.split("\n"), 1):
+        for command in EPX.findall(line):
+            if command not in options and command not in ("help", "version"):
+                yield number, f"epx has no command {command}"
         for command, rest in OPTION.findall(line):
             if command not in options:
                 continue
@@ -127,6 +136,70 @@ def wrong_options(text, options):
             for option in re.findall(r"(?<=\s)--[a-z][a-z-]*", " " + rest):
                 if option not in options[command]:
                     yield number, f"epx {command} has no option {option}"
+
+
+def read(name):
+    with open(os.path.join(ROOT, name), encoding="utf-8", errors="replace") as file:
+        return file.read()
+
+
+def tree():
+    """{name: text} of all files but the documentation, and of what is generated from them."""
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True,
+                            check=False).stdout.split()
+    if not listed:  # not a checkout of git
+        listed = [os.path.relpath(os.path.join(folder, name), ROOT) for top in SOURCES
+                  for folder, _, names in os.walk(os.path.join(ROOT, top)) for name in names]
+        listed += ["Makefile", "CMakeLists.txt", "Dockerfile"]
+    return {name: read(name) for name in listed
+            if not re.search(r"\.(md|png|gz|tar|whl)$", name) and os.path.isfile(os.path.join(ROOT, name))}
+
+
+class Names:
+    """What code in the documentation may mention."""
+
+    def __init__(self, build):
+        self.files = tree()
+        text = "\n".join(self.files.values())
+        self.words = set(re.findall(r"\b(?:EPX_[A-Z0-9_]+|epx_[a-z0-9_]+)\b", text))
+        self.targets = set(re.findall(r"^([a-z][a-z-]*):", self.files.get("Makefile", ""), re.MULTILINE))
+        self.manual = {os.path.basename(path)[:-2] for path in glob.glob(os.path.join(build, "man", "man?", "*.?"))}
+
+    def wrong(self, code):
+        for target in re.findall(r"(?:^|[\s;&])make ([a-z][a-z-]*)(?![\w.=/])", code):
+            if target not in self.targets:
+                yield f"make has no target {target}"
+        for word in re.findall(r"\b(?:EPX_[A-Z0-9_]*[A-Z0-9]|epx_[a-z0-9_]*[a-z0-9])\b(?!\*|[_.]|-)", code):
+            if word not in self.words:
+                yield f"nothing in the tree is called {word}"
+        for page in re.findall(r"(?:^|\s)man (?:\d )?(epx\w*|nccl\w*)", code):
+            if self.manual and page not in self.manual:
+                yield f"there is no manual page {page}"
+        for path, rest in re.findall(FILE + r"([^|;&#\n]*)", code):
+            path = path.rstrip(".,").replace("NAME", "*")
+            if not glob.glob(os.path.join(ROOT, path)):
+                yield f"there is no {path}"
+            elif path in self.files and re.search(r"\.(py|sh)$", path):
+                for option in re.findall(r"(?<=\s)--[a-z][a-z-]*", re.split(r" -- |\sbuild/|\sepx ", rest)[0]):
+                    if not self.knows(path, option):
+                        yield f"{path} has no option {option}"
+
+    def knows(self, path, option):
+        """A script names its options itself, or a module beside it does."""
+        folder = os.path.dirname(path)
+        return any(re.search(rf"(?<![\w-]){option}(?![\w-])", text) for name, text in self.files.items()
+                   if name == path or (os.path.dirname(name) == folder and name.endswith(".py")))
+
+
+def wrong_names(text, names):
+    """In blocks of shell and C and in code spans: (line, fault)."""
+    fenced, plain = blocks(text)
+    lines = [(number + i, line) for number, info, block in fenced if info[:1] in (["sh"], ["console"], ["c"])
+             for i, line in enumerate(block)]
+    lines += [(number, span) for number, line in enumerate(plain, 1) for span in re.findall(r"`([^`]+)`", line)]
+    for number, code in lines:
+        for what in names.wrong(code):
+            yield number, what
 
 
 def anchors(path):
@@ -139,7 +212,7 @@ def anchors(path):
 def broken_links(page, plain):
     folder = os.path.dirname(os.path.join(ROOT, page))
     for number, line in enumerate(plain, 1):
-        for target in re.findall(r"\]\(([^)\s]+)\)", line):
+        for target in re.findall(r"\]\(([^)\s]+)\)", line) + re.findall(r"^ *\[[^]]+\]: +(\S+)", line):
             if re.match(r"[a-z]+:", target):
                 continue
             path, _, anchor = target.partition("#")
@@ -150,7 +223,7 @@ def broken_links(page, plain):
                 yield number, f"link to {target}: no such heading"
 
 
-def check_page(page, options, args, report):
+def check_page(page, options, names, args, report):
     with open(os.path.join(ROOT, page), encoding="utf-8") as file:
         text = file.read()
     fenced, plain = blocks(text)
@@ -158,7 +231,7 @@ def check_page(page, options, args, report):
         if COMMAND.match(line):
             report(page, number, f"a command in an indented block is not run; use a fence: {line.strip()}")
     if not page.startswith("docs/notes/"):  # notes are of their day
-        for number, what in list(wrong_options(text, options)) + list(broken_links(page, plain)):
+        for number, what in [*wrong_options(text, options), *wrong_names(text, names), *broken_links(page, plain)]:
             report(page, number, what)
     for number, info, lines in fenced:
         try:
@@ -197,9 +270,9 @@ def main():
 
     os.chdir(ROOT)
     options = known_options(args.build)
-    names = pages(args.page)
+    known, names = Names(args.build), pages(args.page)
     for page in names:
-        check_page(page, options, args, report)
+        check_page(page, options, known, args, report)
     for fault in faults:
         print(fault)
     print(f"{args.count} blocks of commands run, {len(names)} pages checked, {len(faults)} faults")
