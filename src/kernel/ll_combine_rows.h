@@ -4,6 +4,7 @@
 #define EPX_KERNEL_LL_COMBINE_ROWS_H
 
 #include "kernel/ll_combine_slot.h"
+#include "kernel/rows.h"
 
 /* A block: the rows of source s that are contiguous. EXPERT_MAJOR: one per local expert, RANK_MAJOR: one. */
 struct lc_block {
