@@ -4,7 +4,6 @@
 #define EPX_KERNEL_LL_COMBINE_SUM_H
 
 #include "kernel/ll_combine_rows.h"
-#include "kernel/rows.h"
 
 /* Where the row of (t, k) lands, for this rank as the source. */
 KFN int64_t lc_place(const struct ll_combine_params *p, int d, int64_t i)
