@@ -151,6 +151,7 @@ struct proxy_thread {
 
     /* Of request.c. The caller's, but for what `lock` protects. */
     pthread_t pthread;
+    int tid; /* shared: the kernel's id of the thread, once it runs */
     int begun, started;
     pthread_mutex_t lock;   /* protects what follows; never held during a call of the network */
     pthread_cond_t changed; /* request, abandoned */

@@ -17,10 +17,12 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "device/cpu/cpu.h"
 #include "proxy/internal.h"
 #include "util/clock.h"
+#include "util/core_wait.h"
 #include "util/leak.h"
 #include "util/log.h"
 #include "util/pause.h"
@@ -32,6 +34,7 @@
 #define WAIT_NS 20000000u  /* ... whether a request is done, should a wake-up be missing */
 #define SPEND_NS 50000000u /* most that one check may take from a budget */
 #define ENDING_MS 500
+#define TURNS_FOR_A_CORE 25 /* most that a wait is repeated for a thread that has had no core */
 
 static const char *const state_names[] = {
     [STATE_BETWEEN_CALLS] = "between two calls",
@@ -181,6 +184,7 @@ static void *thread_main(void *arg)
     struct proxy_thread *t = arg;
 
     log_set_rank(t->group->options.rank);
+    __atomic_store_n(&t->tid, (int)gettid(), __ATOMIC_RELAXED);
     if (t->group->options.pin)
         thread_pin(t);
     pthread_mutex_lock(&t->lock);
@@ -330,16 +334,26 @@ void request_free(struct proxy_thread *t)
 
 /* ---- Liveness ----------------------------------------------------------------------------------------------- */
 
-/* Does the thread begin another iteration within `ms`? */
+/* Does the thread begin another iteration within `ms`? A thread that could run and has hardly run since then is not
+ * blocked: other threads have the cores, and it is waited for again. */
 static int makes_progress(struct proxy_thread *t, int ms)
 {
     const uint64_t before = __atomic_load_n(&t->iterations, __ATOMIC_RELAXED);
-    struct budget budget = budget_of(ms);
+    const int tid = __atomic_load_n(&t->tid, __ATOMIC_RELAXED);
+    const uint64_t ran = thread_ran_ns(tid);
 
     thread_wake(t);
-    while (__atomic_load_n(&t->iterations, __ATOMIC_RELAXED) == before && spend(&budget))
-        pause_ns(CHECK_NS);
-    return __atomic_load_n(&t->iterations, __ATOMIC_RELAXED) != before;
+    for (int turn = 0; turn < TURNS_FOR_A_CORE; turn++) {
+        struct budget budget = budget_of(ms);
+
+        while (__atomic_load_n(&t->iterations, __ATOMIC_RELAXED) == before && spend(&budget))
+            pause_ns(CHECK_NS);
+        if (__atomic_load_n(&t->iterations, __ATOMIC_RELAXED) != before)
+            return 1;
+        if (!thread_is_runnable(tid) || (thread_ran_ns(tid) - ran) / 1000000u >= (uint64_t)ms / 2)
+            return 0;
+    }
+    return 0;
 }
 
 int proxy_responsive(struct proxy_group *g, int ms, char *text, size_t bytes)
