@@ -3,7 +3,7 @@
 # `epx bench` on small shapes: both modes and all layouts are checked, --json is JSON with the promised keys, --timing
 # events, --threads and --replays work, a spoilt result makes the exit status 1, a wrong command line or what this build
 # cannot do makes it 2, and --vs mpi gives a ratio.
-# ctest: timeout=900 labels=notsan serial
+# ctest: labels=notsan serial
 set -uo pipefail
 
 root=$(cd "$(dirname "$0")/../.." && pwd)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # `epx bench` across nodes over libfabric's tcp: both modes are checked, the JSON has the numbers of the network,
 # neighbouring rows are merged, --vs ofi and --vs mpi give ratios, and --vs ofi says when it has nothing to compare.
-# ctest: timeout=900 serial
+# ctest: serial
 set -uo pipefail
 
 . "$(dirname "$0")/../lib/bench_cli.sh"

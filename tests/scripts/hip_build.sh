@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # The HIP module compiles without a warning and links, for every architecture it is meant for; each kernel is in it for
 # each of them, and one symbol is all that it shows. The library opens it and, without an AMD GPU, refuses politely.
-# ctest: cost=90 timeout=1200 labels=hip,slow,noasan,notsan
+# ctest: cost=90 timeout=1800 labels=hip,slow,noasan,notsan
 set -uo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 epx=${EPX_BUILD_DIR:-build}/epx

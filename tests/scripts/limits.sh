@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # Ranks that may open too few files, start too few threads, have no shared memory left, or are interrupted all the time:
-# they work, or each says what it lacks, and nobody hangs or crashes. ctest: cost=80 timeout=600 labels=slow
+# they work, or each says what it lacks, and nobody hangs or crashes. ctest: cost=80 labels=slow
 set -u
 epx=$EPX_BUILD_DIR/epx exchange=$EPX_BUILD_DIR/tests/exchange
 work=$(mktemp -d)

@@ -3,7 +3,7 @@
  * Replacements: one rank of four is killed (SIGKILL), and another process takes its place; the group goes on with right
  * results in both modes. On one node and on two, rank 0 too, several times in a row; the replacement is killed too; it
  * comes before the others have noticed, or long after; processes that must be refused come with it.
- * ctest: cost=55 timeout=900 labels=ranks,slow sleeps
+ * ctest: cost=55 timeout=2400 labels=ranks,slow sleeps
  */
 #include <signal.h>
 #include <stdatomic.h>
@@ -238,24 +238,37 @@ static int be_stranger(const struct story *story, int kind, int victim, const ch
     case 3: /* half of a ticket */
         snprintf(cut, sizeof(cut), "%.*s", (int)strlen(ticket) / 2, ticket);
         return expect(story, cut, victim, &config, slow_ms(JOIN_MS), EPX_ERR_ARGUMENT, "cut or changed");
-    case 4: /* the place of a rank that is there */
-        return expect(story, ticket, (victim + 1) % RANKS, &config, 6000, EPX_ERR_TIMEOUT, "is a member");
+    case 4: /* the place of a rank that is there: it waits until the group has ended */
+        return expect(story, ticket, (victim + 1) % RANKS, &config, slow_ms(JOIN_MS), EPX_ERR_TIMEOUT, "is a member");
     default: /* no such rank */
         return expect(story, ticket, RANKS, &config, slow_ms(JOIN_MS), EPX_ERR_ARGUMENT, "expected 0 to 3, got 4");
     }
 }
 
+/* Strangers that are refused have ended before the one that is welcome comes. The one that waits (4) is there before
+ * them, and is told in the same recoveries. */
 static void bring_strangers(const struct story *story, int victim, const char *ticket, pid_t *pids, int *count)
 {
-    for (int kind = 0; kind < 6; kind++) {
+    static const int kinds[] = {4, 0, 1, 2, 3, 5};
+    const uint64_t deadline = clock_ns() + (uint64_t)slow_ms(LIMIT_MS) * 1000000u;
+    const int first = *count;
+
+    for (size_t i = 0; i < sizeof(kinds) / sizeof(*kinds); i++) {
         const pid_t pid = child_fork();
 
         assert_true(pid >= 0);
         if (pid == 0)
-            exit(be_stranger(story, kind, victim, ticket));
+            exit(be_stranger(story, kinds[i], victim, ticket));
         pids[(*count)++] = pid;
     }
-    usleep(300000); /* they are there before the one that is welcome */
+    for (int i = first + 1; i < *count; i++) {
+        siginfo_t info = {.si_pid = 0};
+
+        /* WNOWAIT: reap() looks at how they have ended. */
+        while (waitid(P_PID, (id_t)pids[i], &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == 0 &&
+               clock_ns() < deadline)
+            usleep(1000);
+    }
 }
 
 /* ---- The parent -------------------------------------------------------------------------------------------------- */

@@ -6,7 +6,7 @@
  * status, and within a bound that follows from their deadlines; nobody crashes, and who goes on gets what is right.
  *
  * Over shm a process that is killed may hold a lock of libfabric's, for which the others then spin for ever inside the
- * library: that must end as any failure does. ctest: cost=93 timeout=900 labels=ranks,slow sleeps
+ * library: that must end as any failure does. ctest: cost=93 timeout=2400 labels=ranks,slow sleeps
  */
 #include <glob.h>
 #include <signal.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The network suite over libfabric, and cases for networks over sockets. ctest: cost=75 timeout=600 labels=leaks */
+/* The network suite over libfabric, and cases for networks over sockets. ctest: cost=75 labels=leaks */
 #include "tests/unit/net_suite_cmocka.h"
 
 #include <arpa/inet.h>
