@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Ranks that are masked by hand, and ranks that come too late. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "nccl_case.h"
 
-#define TIMEOUT_TEXT "700"
+enum { TIMEOUT_MS = 700 };
 
 static const struct spec spec = {"masks", LL, EXPERT_MAJOR, EPX_BF16, EPX_BF16, EPX_INT32,
                                  1,       3,  128,          6,        16,       .memory = PLAIN};
@@ -59,13 +60,16 @@ static int mask_by_hand(ncclEpGroup_t group, struct nccl_case *nc, const int *al
 
 static int dispatch_times_out(ncclEpGroup_t group, struct nccl_case *nc, uint64_t round, const int *some)
 {
+    char within[32];
+
+    snprintf(within, sizeof(within), "within %d ms", deadline_ms(TIMEOUT_MS));
     if (nccl_case_dispatch(nc, round, 0, 0))
         return -1;
     TRY(cudaStreamSynchronize(world.stream));
     if (error_is(group, 1))
         return -1;
     CHECK(strstr(ncclEpxGetLastError(), "no response from rank ") != NULL &&
-          strstr(ncclEpxGetLastError(), "within " TIMEOUT_TEXT " ms") != NULL);
+          strstr(ncclEpxGetLastError(), within) != NULL);
     return mask_is(group, some) || nccl_case_expect_active(nc, some) || nccl_case_check_dispatch(nc, 0) ? -1 : 0;
 }
 
@@ -148,13 +152,15 @@ int test_masks(void)
     int all[16], some[16];
     ncclEpGroup_t group;
     struct nccl_case nc;
+    char timeout[16];
 
     CHECK(world.nranks > 1 && world.nranks <= 16);
     for (int r = 0; r < world.nranks; r++) {
         all[r] = 1;
         some[r] = r < world.nranks - 1;
     }
-    TRY(setenv("NCCL_EP_TIMEOUT_MS", TIMEOUT_TEXT, 1)); /* comes before the configuration's */
+    snprintf(timeout, sizeof(timeout), "%d", deadline_ms(TIMEOUT_MS));
+    TRY(setenv("NCCL_EP_TIMEOUT_MS", timeout, 1)); /* comes before the configuration's */
     if (group_open(&group, &spec, 1, 100000) || nccl_case_open(&nc, group, &spec) || nccl_case_route(&nc, 1) ||
         mask_is(group, all) || nccl_case_round(&nc, 1, 0))
         return -1;

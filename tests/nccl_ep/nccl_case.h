@@ -23,6 +23,8 @@ extern struct world world;
 
 /* Prints rank, file, line and the library's message unless `got` is `expected`; then returns non-zero. */
 int wrong_result(const char *file, int line, const char *call, int got, int expected);
+/* A short deadline, EPX_TEST_SLOW times as long: the same on all ranks. A rank without a core is not a missing one. */
+int deadline_ms(int ms);
 /* Both return -1 from the calling function. */
 #define TRY(call)                                                    \
     do {                                                             \

@@ -7,12 +7,15 @@ ranks=$EPX_BUILD_DIR/tests/nccl_ep_ranks
 leak_checked=${ASAN_OPTIONS:-} # at the end of one rank, not of eight: it takes seconds on some machines
 export ASAN_OPTIONS=${ASAN_OPTIONS:+$ASAN_OPTIONS:}detect_leaks=0
 export EPX_ALLOC_BYTES=64M # ThreadSanitizer leaves little room for addresses
+. "$(dirname "$0")/../lib/slow.sh"
+EPX_TEST_SLOW=$(slow 1)
+export EPX_TEST_SLOW
 failures=0
 
 check() { # name, ranks, arguments...
     local name=$1 n=$2
     shift 2
-    if "$EPX_BUILD_DIR/epx" run -n "$n" --timeout 100 -- "$ranks" "$@"; then
+    if "$EPX_BUILD_DIR/epx" run -n "$n" --timeout 800 -- "$ranks" "$@"; then
         echo "ok $name"
     else
         echo "FAILED $name"
