@@ -14,3 +14,5 @@ echo "Low latency: 8 ranks, a decode step"
 echo
 echo "High throughput: 8 ranks, a prefill step"
 "$epx" bench ht --ranks 8 --check
+echo
+echo "Next: $epx bench layer --report layer.html writes a page with plots for your browser"
