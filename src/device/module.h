@@ -8,7 +8,8 @@
 
 #include "device/device.h"
 
-/* Goes up whenever this file, device.h or what a kernel shares with the host (kernel/params.h) changes its layout. */
+/* Goes up whenever this file, device.h or what a kernel shares with the host (kernel/params.h, kernel/heap.h) changes
+ * its layout. */
 #define DEVICE_MODULE_VERSION 10
 
 struct device_host {

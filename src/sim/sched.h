@@ -112,7 +112,7 @@ void sim_yield(void);
 int sim_park(const void *key, uint64_t until_ns, const char *what);
 /* All that are parked on `key` may go on. Returns how many stay there, because they are not ready. */
 int sim_wake(const void *key);
-/* The same for a bell (kernel/params.h) that was last seen at `seen`. */
+/* The same for a bell (kernel/heap.h) that was last seen at `seen`. */
 struct doorbell;
 int sim_park_bell(struct doorbell *bell, uint32_t seen, uint64_t until_ns, const char *what);
 
