@@ -15,6 +15,7 @@ struct gather {
     size_t bytes;
 };
 
+struct wire_frame gather_frame(const struct gather *gather, enum wire_op op, uint64_t bytes);
 /* What rank 0 thinks of the frame with which `rank` begins. */
 epx_status gather_check_frame(const struct gather *gather, int rank, const struct wire_frame *frame);
 /* On failure all ranks have got the error and the connections are closed: they cannot be used again. */
