@@ -50,6 +50,9 @@ struct root {
     struct pollfd *polls;
     int pending_count, pending_limit;
     uint64_t deadline;
+    epx_status failed; /* the rendezvous has failed: those who come late are told why */
+    char reason[WIRE_TEXT];
+    int told;
 };
 
 /* ---- Pending connections ------------------------------------------------------------------------------------ */
@@ -107,6 +110,14 @@ static epx_status handle_hello(struct root *root, struct pending *pending)
         channel_close(&pending->channel);
         return EPX_OK;
     }
+    if (root->failed) {
+        send_error(&pending->channel, root->failed, root->reason, deadline_in(0));
+        shutdown(pending->channel.fd, SHUT_WR);
+        pending->state = AWAIT_ACK; /* until it has read that and closes */
+        pending->got = 0;
+        root->told++;
+        return EPX_OK;
+    }
     status = check_hello(hello, root->config->nranks, root->present);
     if (status)
         return reject(pending, status);
@@ -124,7 +135,7 @@ static epx_status handle_hello(struct root *root, struct pending *pending)
 
 static void join(struct root *root, struct pending *pending)
 {
-    if (pending->in.frame.magic != WIRE_FRAME_MAGIC || pending->in.frame.op != WIRE_ACK) {
+    if (root->failed || pending->in.frame.magic != WIRE_FRAME_MAGIC || pending->in.frame.op != WIRE_ACK) {
         channel_close(&pending->channel);
         return;
     }
@@ -294,8 +305,22 @@ static void reject_pending(struct root *root, epx_status status)
                 send_error(&root->pending[i].channel, status, text, deadline_in(0));
             channel_close(&root->pending[i].channel);
         }
+    root->pending_count = 0;
     if (status)
         disconnect_all(root->channels, root->config->nranks, status, text);
+}
+
+/* Ranks that connect a moment after the failure get its reason too, and not a closed port. */
+static void tell_late_ranks(struct root *root, epx_status status, const char *text)
+{
+    root->failed = status;
+    snprintf(root->reason, sizeof(root->reason), "%s", text);
+    root->deadline = deadline_in(RENDEZVOUS_CLOSE_MS);
+    while (root->joined + root->told < root->config->nranks - 1 && !deadline_passed(root->deadline))
+        if (progress(root))
+            break;
+    for (int i = 0; i < root->pending_count; i++)
+        channel_close(&root->pending[i].channel);
 }
 
 /* One for each rank; poll() counts entries without a descriptor too. */
@@ -311,6 +336,7 @@ epx_status rendezvous_root(const struct rendezvous_config *config, struct channe
 {
     const size_t nranks = (size_t)config->nranks;
     struct root root = {.config = config, .channels = channels, .pending_limit = config->nranks + SPARE_PENDING};
+    char text[WIRE_TEXT];
     epx_status status = EPX_ERR_MEMORY;
 
     for (int i = 0; i < config->nranks; i++)
@@ -333,9 +359,15 @@ epx_status rendezvous_root(const struct rendezvous_config *config, struct channe
     if (status)
         goto free_all;
     status = wait_for_ranks(&root);
+    if (status)
+        snprintf(text, sizeof(text), "%s", epx_last_error());
+    reject_pending(&root, status);
+    if (status == EPX_ERR_PEER || status == EPX_ERR_MISMATCH)
+        tell_late_ranks(&root, status, text);
     listeners_close(&root.listeners);
     lobby_close(&root.lobby);
-    reject_pending(&root, status);
+    if (status)
+        fail(status, "%s", text);
 
 free_all:
     free(root.polls);
