@@ -29,7 +29,7 @@ enum {
     AUTH_RECORD = 8192 /* most bytes of text in a record */
 };
 
-enum auth_purpose { AUTH_RENDEZVOUS = 1, AUTH_MEMBERSHIP = 2 };
+enum auth_purpose { AUTH_RENDEZVOUS = 1, AUTH_MEMBERSHIP = 2, AUTH_TREE = 3 };
 
 struct auth_greeting {
     uint32_t magic;

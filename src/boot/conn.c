@@ -26,7 +26,7 @@ struct conn_port {
 };
 
 /* Wire format of an IPv4 or IPv6 address. Both fit the 60 bytes of a conn_address. */
-static void address_put(struct conn_address *out, const struct endpoint *at)
+void conn_address_put(struct conn_address *out, const struct endpoint *at)
 {
     memset(out, 0, sizeof(*out));
     out->bytes = (uint32_t)at->length;
@@ -71,7 +71,7 @@ static epx_status port_open(int rank, int one_host, const uint8_t *key, struct c
         status = fail_errno(EPX_ERR_SYSTEM, "rank %d cannot listen on %s", rank, endpoint_text(&at, text));
         goto free_port;
     }
-    address_put(own, &at);
+    conn_address_put(own, &at);
     *out = port;
     return EPX_OK;
 

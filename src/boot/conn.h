@@ -47,5 +47,6 @@ extern const struct conn_ops conn_socket_ops;
 struct endpoint;
 /* The address of another rank's port over TCP: 0, or -EINVAL. */
 int conn_address_get(const struct conn_address *from, struct endpoint *at);
+void conn_address_put(struct conn_address *out, const struct endpoint *at);
 
 #endif

@@ -10,10 +10,10 @@
  *        | <------------------------------- WELCOME ------- | or OTHER_JOB: r tries the next port;
  *        | -- ACK -----------------------------------------> |   or ERROR: both fail
  *        |                                                   | ... until all have joined, or the deadline: ERROR to all
- *        | <-------------------------------- START --------- |
+ *        | <-------------------------------- START --------- | with the ranks of a block: they make a tree (tree.h)
  *        |                                                   |
  *        | -- GATHER n, bytes, data -----------------------> | receives from all ranks at once
- *        | <------------------------ RESULT n, all data ---- | sends to all ranks at once
+ *        | <------------------------ RESULT n, all data ---- | sends to all ranks at once, to many through the tree
  *        |                ...                                |
  *
  * ACK distinguishes a rank that has joined from one that stopped waiting for WELCOME and will connect again: only the
@@ -41,7 +41,11 @@ enum wire_op {
     WIRE_START = 4,
     WIRE_GATHER = 5,
     WIRE_RESULT = 6,
-    WIRE_ERROR = 7
+    WIRE_ERROR = 7,
+    WIRE_PORT = 8, /* to WIRE_GO: tree.h */
+    WIRE_PARENT = 9,
+    WIRE_READY = 10,
+    WIRE_GO = 11
 };
 
 /* The first three fields, struct wire_frame and struct wire_error keep their layout in all versions, so that a
@@ -59,7 +63,7 @@ static_assert(sizeof(struct wire_hello) == 32, "on the wire");
 struct wire_frame {
     uint32_t magic;
     uint32_t op;
-    uint64_t sequence; /* GATHER, RESULT: counts the all-gathers of the connection */
+    uint64_t sequence; /* GATHER, RESULT: counts the all-gathers of the connection; START: ranks of a block */
     uint64_t bytes;    /* GATHER: per rank; RESULT, ERROR: bytes that follow */
     uint32_t group;    /* GATHER, RESULT: number of the bootstrap in its process, in order of opening */
     uint32_t reserved;

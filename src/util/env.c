@@ -18,6 +18,9 @@ static const struct env_entry entries[] = {
      "Deadline of every wait of a group, in milliseconds, where its configuration says 0"},
     {"EPX_BOOT_TIMEOUT_MS", "", "the group's timeout",
      "Deadline of each step of the rendezvous over TCP, in milliseconds"},
+    {"EPX_BOOT_BLOCK", "", "the square root of the ranks, from 64 on",
+     "Ranks of a block, of which the first passes on to the others what rank 0 sends while groups are created; 0: rank "
+     "0 sends to every rank. The setting of rank 0 counts"},
     {"EPX_SOCKET_IFNAME", "UCCL_SOCKET_IFNAME,NCCL_SOCKET_IFNAME", "the one that faces MASTER_ADDR",
      "Interfaces for the rendezvous: prefixes separated by commas; a leading = means exact names, a leading ^ all but "
      "these"},
