@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One all-gather (wire.h). Rank 0 first receives from all ranks at once, directly into `recv`, then sends `recv` to all
- * ranks at once. A rank sends all its data before it receives, and rank 0 sends nothing before it has received from all
- * ranks. So no side sends while its peer does not receive, and full socket buffers cannot deadlock, whatever the size.
- * The one exception is an error from rank 0 while a rank still sends: a sending rank checks for it.
+ * One all-gather (wire.h). Rank 0 first receives from all ranks at once, directly into `recv`, then sends `recv` at
+ * once to all ranks that have no relay (tree.h). A rank sends all its data before it receives, and rank 0 sends nothing
+ * before it has received from all ranks. So no side sends while its peer does not receive, and full socket buffers
+ * cannot deadlock, whatever the size. The one exception is an error from rank 0 while a rank still sends: a sending
+ * rank checks for it.
  */
 #include "boot/allgather.h"
 
@@ -132,21 +133,46 @@ static epx_status recv_rank(struct root *root, int rank)
     }
 }
 
+/* A relay that is stopped keeps its children from the result before, and so from coming: where all of a block are
+ * absent, the relay is named. Returns how many are not named. */
+static int forgive_children(const struct gather *gather, unsigned char *present)
+{
+    const int block = gather->tree ? gather->tree->block : 0;
+    int forgiven = 0;
+
+    for (int relay = block; block && relay < gather->nranks; relay += block) {
+        const int end = relay + block < gather->nranks ? relay + block : gather->nranks;
+
+        if (memchr(present + relay, 1, (size_t)(end - relay)))
+            continue;
+        for (int r = relay + 1; r < end; r++)
+            if (gather->tree->served[r]) {
+                present[r] = 1;
+                forgiven++;
+            }
+    }
+    return forgiven;
+}
+
 static epx_status gather_timeout(const struct root *root)
 {
-    char absent[128];
-    unsigned char *present = calloc((size_t)root->gather->nranks, 1);
+    const struct gather *gather = root->gather;
+    char absent[128], more[80] = "";
+    unsigned char *present = calloc((size_t)gather->nranks, 1);
+    int forgiven;
 
     if (!present)
-        return fail(EPX_ERR_TIMEOUT, "%d ranks did not %s within %d ms", root->left, root->duty,
-                    root->gather->timeout_ms);
+        return fail(EPX_ERR_TIMEOUT, "%d ranks did not %s within %d ms", root->left, root->duty, gather->timeout_ms);
     present[0] = 1;
-    for (int i = 1; i < root->gather->nranks; i++)
+    for (int i = 1; i < gather->nranks; i++)
         present[i] = root->peers[i].stage == DONE;
-    absent_ranks(present, root->gather->nranks, absent, sizeof(absent));
+    forgiven = gather->sequence > 1 ? forgive_children(gather, present) : 0;
+    absent_ranks(present, gather->nranks, absent, sizeof(absent));
     free(present);
-    return fail(EPX_ERR_TIMEOUT, "%s did not %s within %d ms (all-gather %llu, %zu bytes per rank)", absent, root->duty,
-                root->gather->timeout_ms, (unsigned long long)root->gather->sequence, root->gather->bytes);
+    if (forgiven)
+        snprintf(more, sizeof(more), ", nor did %d ranks to which it passes on rank 0's data", forgiven);
+    return fail(EPX_ERR_TIMEOUT, "%s did not %s within %d ms (all-gather %llu, %zu bytes per rank)%s", absent,
+                root->duty, gather->timeout_ms, (unsigned long long)gather->sequence, gather->bytes, more);
 }
 
 static epx_status wait_for_peers(struct root *root)
@@ -209,15 +235,19 @@ static void send_result(struct root *root, int rank, epx_status *status)
 static epx_status distribute(struct root *root)
 {
     const struct gather *gather = root->gather;
+    const unsigned char *served = gather->tree ? gather->tree->served : NULL;
     uint64_t total = (uint64_t)gather->nranks * gather->bytes;
     epx_status status = EPX_OK;
 
+    root->left = 0;
     for (int i = 1; i < gather->nranks; i++) {
-        root->polls[i] = (struct pollfd){.fd = root->channels[i].fd, .events = POLLOUT};
+        root->polls[i] = (struct pollfd){.fd = served && served[i] ? -1 : root->channels[i].fd, .events = POLLOUT};
+        root->left += root->polls[i].fd >= 0;
+        if (root->polls[i].fd < 0)
+            continue;
         root->peers[i].frame = gather_frame(gather, WIRE_RESULT, total);
         expect(&root->peers[i], FRAME, &root->peers[i].frame, sizeof(root->peers[i].frame));
     }
-    root->left = gather->nranks - 1;
     root->duty = "receive the result";
     while (root->left) {
         epx_status waited = wait_for_peers(root);

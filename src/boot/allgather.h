@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The all-gather over the connections of all ranks to rank 0 (wire.h). */
+/* The all-gather: up over the connections of all ranks to rank 0 (wire.h), down through the tree (tree.h). */
 #ifndef EPX_BOOT_ALLGATHER_H
 #define EPX_BOOT_ALLGATHER_H
 
 #include "boot/rendezvous.h"
+#include "boot/tree.h"
 
 struct gather {
     int rank, nranks;
@@ -13,6 +14,7 @@ struct gather {
     const void *send;
     void *recv;
     size_t bytes;
+    struct tree *tree; /* NULL = all results come from rank 0 */
 };
 
 struct wire_frame gather_frame(const struct gather *gather, enum wire_op op, uint64_t bytes);

@@ -38,13 +38,14 @@ static struct {
     int rank, nranks;
     struct channel *channels; /* rank 0: one per rank; other ranks: [0] is the connection to rank 0 */
     int channel_count;
+    struct tree tree;
     int users;
     uint32_t groups;
     uint64_t sequence;
     pid_t pid;
     epx_status broken;
     char reason[512];
-} rendezvous = {.lock = PTHREAD_MUTEX_INITIALIZER};
+} rendezvous = {.lock = PTHREAD_MUTEX_INITIALIZER, .tree = {.parent = {.fd = -1}}};
 
 /* ---- The rendezvous; its lock is held in all ------------------------------------------------------------------ */
 
@@ -53,6 +54,7 @@ static void close_rendezvous(void)
     for (int i = 0; i < rendezvous.channel_count; i++)
         channel_close(&rendezvous.channels[i]);
     free(rendezvous.channels);
+    tree_close(&rendezvous.tree);
     rendezvous.channels = NULL;
     rendezvous.channel_count = 0;
     rendezvous.connected = 0;
@@ -74,11 +76,15 @@ static epx_status connect_ranks(const struct rendezvous_config *config)
 {
     int count = config->rank ? 1 : config->nranks;
     struct channel *channels = malloc((size_t)count * sizeof(*channels));
+    int block = config->block;
     epx_status status;
 
     if (!channels)
         return fail(EPX_ERR_MEMORY, "no memory for a rendezvous of %d ranks", config->nranks);
-    status = config->rank ? rendezvous_client(config, channels) : rendezvous_root(config, channels);
+    status = config->rank ? rendezvous_client(config, channels, &block) : rendezvous_root(config, channels);
+    if (!status)
+        status = config->rank ? tree_open_client(config, block, channels, &rendezvous.tree)
+                              : tree_open_root(config, block, channels, &rendezvous.tree);
     if (status) {
         free(channels);
         return status;
@@ -135,6 +141,7 @@ static epx_status open_from_environment(struct boot *boot)
     if (status)
         return status;
     rendezvous_from_launcher(&launcher, &boot->secret, boot->timeout_ms, &config);
+    config.block = tree_block(boot->nranks);
     pthread_mutex_lock(&rendezvous.lock);
     status = share_rendezvous(&config);
     if (!status) {
@@ -243,7 +250,8 @@ static epx_status gather_over_tcp(struct boot *boot, const void *send, void *rec
                             .group = boot->group,
                             .send = send,
                             .recv = recv,
-                            .bytes = bytes};
+                            .bytes = bytes,
+                            .tree = &rendezvous.tree};
     epx_status status;
 
     pthread_mutex_lock(&rendezvous.lock);

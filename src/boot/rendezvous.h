@@ -31,6 +31,7 @@ struct rendezvous_config {
     const char *key_from;   /* where it is from, for messages */
     uint64_t job;           /* differs between jobs that might use the same port */
     const char *interfaces; /* EPX_SOCKET_IFNAME, or NULL */
+    int block;              /* rank 0: what it tells the others of the tree (tree.h); 0 = there is none */
 };
 
 struct launcher;
@@ -50,8 +51,8 @@ int host_is_loopback(const char *host);
 
 /* Rank 0: waits for all other ranks; channels[r] is the connection of rank r, channels[0] is closed. */
 epx_status rendezvous_root(const struct rendezvous_config *config, struct channel *channels);
-/* Other ranks: connects to rank 0 and waits until all ranks have. */
-epx_status rendezvous_client(const struct rendezvous_config *config, struct channel *channel);
+/* Other ranks: connects to rank 0 and waits until all ranks have. *block: that of rank 0. */
+epx_status rendezvous_client(const struct rendezvous_config *config, struct channel *channel, int *block);
 
 /* What rank 0 thinks of a hello of its own job. present[nranks]: ranks that have joined. */
 epx_status check_hello(const struct wire_hello *hello, int nranks, const unsigned char *present);

@@ -224,7 +224,7 @@ static epx_status find_root(struct client *client, struct channel *channel)
 }
 
 /* Rank 0's deadline began before it replied, so START or an error arrives before this deadline. */
-static epx_status await_start(const struct rendezvous_config *config, struct channel *channel)
+static epx_status await_start(const struct rendezvous_config *config, struct channel *channel, int *block)
 {
     uint64_t deadline = deadline_in(config->timeout_ms + RENDEZVOUS_SLACK_MS);
     struct wire_frame frame;
@@ -235,14 +235,16 @@ static epx_status await_start(const struct rendezvous_config *config, struct cha
                         config->timeout_ms + RENDEZVOUS_SLACK_MS);
         return fail(EPX_ERR_PEER, "rank 0 ended before all ranks had connected");
     }
-    if (frame.magic == WIRE_FRAME_MAGIC && frame.op == WIRE_START)
+    if (frame.magic == WIRE_FRAME_MAGIC && frame.op == WIRE_START && frame.sequence < (uint64_t)config->nranks) {
+        *block = (int)frame.sequence;
         return EPX_OK;
+    }
     if (frame.magic == WIRE_FRAME_MAGIC && frame.op == WIRE_ERROR)
         return receive_error(channel, &frame, deadline_in(RENDEZVOUS_CLOSE_MS));
     return fail(EPX_ERR_MISMATCH, "invalid message %u from rank 0, expected START (%d)", frame.op, WIRE_START);
 }
 
-epx_status rendezvous_client(const struct rendezvous_config *config, struct channel *channel)
+epx_status rendezvous_client(const struct rendezvous_config *config, struct channel *channel, int *block)
 {
     struct client client = {.config = config, .last = "no attempt yet"};
     epx_status status = EPX_OK;
@@ -256,7 +258,7 @@ epx_status rendezvous_client(const struct rendezvous_config *config, struct chan
         status = find_root(&client, channel);
     if (status)
         return status;
-    status = await_start(config, channel);
+    status = await_start(config, channel, block);
     if (status)
         channel_close(channel);
     return status;

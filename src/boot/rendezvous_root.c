@@ -280,6 +280,8 @@ static epx_status progress(struct root *root)
 
 static epx_status wait_for_ranks(struct root *root)
 {
+    const struct wire_frame start = {
+        .magic = WIRE_FRAME_MAGIC, .op = WIRE_START, .sequence = (uint64_t)root->config->block};
     epx_status status = EPX_OK;
 
     while (!status && root->joined < root->config->nranks - 1) {
@@ -288,7 +290,7 @@ static epx_status wait_for_ranks(struct root *root)
             status = timed_out(root);
     }
     for (int i = 1; !status && i < root->config->nranks; i++)
-        if (send_frame(&root->channels[i], WIRE_START, root->deadline))
+        if (channel_send_all(&root->channels[i], &start, sizeof(start), root->deadline))
             status = fail_errno(EPX_ERR_PEER, "rank %d ended before all ranks had connected", i);
     return status;
 }

@@ -28,7 +28,7 @@
 #include <stdint.h>
 
 enum {
-    WIRE_VERSION = 2,
+    WIRE_VERSION = 3,
     WIRE_FRAME_MAGIC = 0x46585045, /* "EPXF" */
     WIRE_HELLO_MAGIC = 0x48585045, /* "EPXH" */
     WIRE_TEXT = 504

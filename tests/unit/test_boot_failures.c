@@ -248,7 +248,7 @@ static void another_version_is_refused(void **state)
     world_wait(&world);
     assert_int_equal(answer.frame.op, WIRE_ERROR);
     assert_non_null(strstr(answer.error.text, "version"));
-    expect_failure(&world, 0, EPX_ERR_MISMATCH, "a rank uses version 3 of the bootstrap protocol, rank 0 version 2");
+    expect_failure(&world, 0, EPX_ERR_MISMATCH, "a rank uses version 4 of the bootstrap protocol, rank 0 version 3");
     world_end(&world);
 }
 

@@ -189,6 +189,7 @@ static ncclResult_t connect_ranks(struct ncclComm *comm, const struct id *id)
                                              .job = id->job,
                                              .interfaces = env_string("EPX_SOCKET_IFNAME")};
     const int count = comm->rank ? 1 : comm->nranks;
+    int block;
 
     if (comm->nranks == 1)
         return ncclSuccess;
@@ -198,7 +199,8 @@ static ncclResult_t connect_ranks(struct ncclComm *comm, const struct id *id)
     for (int i = 0; i < count; i++)
         comm->channels[i] = CHANNEL_CLOSED;
     comm->channel_count = count;
-    if ((comm->rank ? rendezvous_client(&config, comm->channels) : rendezvous_root(&config, comm->channels)) != EPX_OK)
+    if ((comm->rank ? rendezvous_client(&config, comm->channels, &block) : rendezvous_root(&config, comm->channels)) !=
+        EPX_OK)
         return standin_fail(ncclRemoteError, "ncclCommInitRank: rank %d: %s", comm->rank, epx_last_error());
     return ncclSuccess;
 }
