@@ -57,6 +57,11 @@ static const struct env_entry entries[] = {
     {"EPX_GPU_HEAP", "", "auto",
      "Where the heaps of GPU groups lie: device, host, split (several nodes, no masks: device, with host memory for "
      "the network alone), or auto: device, or split where the network between nodes does not reach GPU memory"},
+    {"EPX_FABRIC", "", "epx_group_config.use_fabric",
+     "GPUs of several hosts as one node: 1: where the drivers of all ranks make fabric handles; 0: never; files: file "
+     "descriptors in the place of fabric handles, for tests on one machine"},
+    {"EPX_RANKS_PER_HOST", "", "all ranks of a machine",
+     "For tests: so many consecutive ranks of a machine look like a host of their own"},
     {"EPX_REGISTER", "", "between processes, with CUDA",
      "0: rows in a caller's own memory are copied before other ranks of the node read them; 1: other ranks read them "
      "in "
