@@ -42,6 +42,12 @@ enum {
 
 enum { DEVICE_PCI = 32 };
 
+enum heap_place {
+    HEAP_DEVICE, /* in the device's own memory */
+    HEAP_HOST,   /* in host memory that kernels reach */
+    HEAP_FABRIC  /* in the device's own memory, for devices of other hosts too */
+};
+
 struct device_ops {
     const char *name;
     int kind; /* epx_device */
@@ -55,6 +61,9 @@ struct device_ops {
     epx_status (*use)(struct device *device);
     /* 64 bytes that two ranks share exactly when they can map each other's heaps. */
     epx_status (*identity)(struct device *device, uint8_t id[64]);
+    /* The same for heaps at HEAP_FABRIC, which ranks of several hosts may be able to map. A failure says why there are
+     * none here. */
+    epx_status (*fabric)(struct device *device, uint8_t id[64]);
     /* Its PCI address, as "0000:1b:00.0", for the choice of a card near it; "" = none, or not known. */
     void (*pci)(struct device *device, char text[DEVICE_PCI]);
     /* How many agents an operation should use when `local_ranks` ranks share this device. */
@@ -73,9 +82,9 @@ struct device_ops {
     /* Synchronous copy between host and device memory, for set-up only. */
     epx_status (*copy)(struct device *device, void *to, const void *from, size_t bytes);
 
-    /* Where heaps lie from now on: 1 = in host memory that kernels reach, 0 = in the device's own, where that is
-     * another. May change `ops`. Before the first heap. */
-    epx_status (*heap_place)(struct device *device, int host);
+    /* Where heaps lie from now on; a device whose memory is the host's ignores the first two. May change `ops`. While
+     * there are no heaps. */
+    epx_status (*heap_place)(struct device *device, enum heap_place place);
     epx_status (*heap_create)(struct device *device, uint64_t bytes, struct heap *heap);
     void (*heap_destroy)(struct device *device, struct heap *heap);
     /* Maps a peer's heap; a peer in the same process (same pid) is used at its own address. */

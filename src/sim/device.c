@@ -549,6 +549,7 @@ const struct device_ops sim_device_ops = {
     .open = sim_open,
     .close = sim_close,
     .identity = sim_identity,
+    .fabric = cpu_fabric,
     .default_agents = sim_default_agents,
     .mem_alloc = sim_mem_alloc,
     .mem_free = sim_mem_free,

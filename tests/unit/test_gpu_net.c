@@ -196,9 +196,9 @@ static void rings_lie_where_kernels_and_host_reach_them(void **state)
 static struct device_ops gpu_ops, host_ops;
 static int gpu_rule;
 
-static epx_status place(struct device *device, int host)
+static epx_status place(struct device *device, enum heap_place place)
 {
-    device->ops = host ? &host_ops : &gpu_ops;
+    device->ops = place == HEAP_HOST ? &host_ops : &gpu_ops;
     return EPX_OK;
 }
 

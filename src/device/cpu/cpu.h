@@ -37,7 +37,8 @@ void cpu_heap_close(struct device *device, const struct heap_export *peer, void 
 
 epx_status cpu_clock(struct device *device, int64_t *ahead_ns, uint64_t *error_ns);
 epx_status cpu_rows_reserve(struct device *device, size_t row_bytes, int agents);
-epx_status cpu_heap_place(struct device *device, int host);
+epx_status cpu_heap_place(struct device *device, enum heap_place place);
+epx_status cpu_fabric(struct device *device, uint8_t id[64]);
 epx_status cpu_heap_dmabuf(struct device *device, const struct heap *heap, int *fd);
 int cpu_arrivals(struct device *device);
 void cpu_pci(struct device *device, char text[DEVICE_PCI]);

@@ -213,11 +213,18 @@ epx_status cpu_rows_reserve(struct device *device, size_t row_bytes, int agents)
 }
 
 /* Its memory is the host's: cards reach it as such, and it is where heaps lie in any case. */
-epx_status cpu_heap_place(struct device *device, int host)
+epx_status cpu_heap_place(struct device *device, enum heap_place place)
 {
     (void)device;
-    (void)host;
+    (void)place;
     return EPX_OK;
+}
+
+epx_status cpu_fabric(struct device *device, uint8_t id[64])
+{
+    (void)device;
+    (void)id;
+    return fail(EPX_ERR_UNSUPPORTED, "memory of a CPU has no fabric handles");
 }
 
 epx_status cpu_heap_dmabuf(struct device *device, const struct heap *heap, int *fd)
@@ -286,6 +293,7 @@ const struct device_ops cpu_device_ops = {
     .open = cpu_open,
     .close = cpu_close,
     .identity = cpu_identity,
+    .fabric = cpu_fabric,
     .pci = cpu_pci,
     .default_agents = cpu_default_agents,
     .mem_alloc = cpu_mem_alloc,

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A GPU as a device: its operations tables, one for heaps in its own memory and one for heaps in the host's. */
+/* A GPU as a device: its operations tables, for heaps in its own memory, in the host's, and in memory that GPUs of
+ * other hosts map. */
 #include "device/gpu/gpu.h"
 
 #include <pthread.h>
@@ -128,7 +129,7 @@ static int cuda_default_agents(struct device *device, int local_ranks)
 }
 
 static epx_status cuda_open(int index, struct device **device);
-static epx_status cuda_heap_place(struct device *device, int host);
+static epx_status cuda_heap_place(struct device *device, enum heap_place place);
 
 static const struct device_ops cuda_ops = {
     .name = GPU_NAME,
@@ -137,6 +138,7 @@ static const struct device_ops cuda_ops = {
     .open = cuda_open,
     .close = cuda_close,
     .identity = cuda_identity,
+    .fabric = cuda_fabric,
     .pci = cuda_pci,
     .default_agents = cuda_default_agents,
     .agents_per_sm = LAUNCH_WARPS,
@@ -184,11 +186,16 @@ static const struct device_ops cuda_ops = {
     .graph_destroy = cuda_graph_destroy,
 };
 
-/* The same with heaps in host memory; made of the other when the module is opened. */
-static struct device_ops cuda_host_ops;
+/* The same with heaps in host memory, and with heaps for other hosts; made of the other when the module is opened. */
+static struct device_ops cuda_host_ops, cuda_fabric_ops;
 
-static void make_host_ops(void)
+static void make_other_ops(void)
 {
+    cuda_fabric_ops = cuda_ops;
+    cuda_fabric_ops.heap_create = cuda_fabric_heap_create;
+    cuda_fabric_ops.heap_destroy = cuda_fabric_heap_destroy;
+    cuda_fabric_ops.heap_open = cuda_fabric_heap_open;
+    cuda_fabric_ops.heap_close = cuda_fabric_heap_close;
     cuda_host_ops = cuda_ops;
     cuda_host_ops.caps |= DEVICE_HOST_HEAP;
     cuda_host_ops.identity = cuda_host_identity;
@@ -203,9 +210,9 @@ static epx_status cuda_open(int index, struct device **device)
     return cuda_device_open(&cuda_ops, index, device);
 }
 
-static epx_status cuda_heap_place(struct device *device, int host)
+static epx_status cuda_heap_place(struct device *device, enum heap_place place)
 {
-    device->ops = host ? &cuda_host_ops : &cuda_ops;
+    device->ops = place == HEAP_HOST ? &cuda_host_ops : place == HEAP_FABRIC ? &cuda_fabric_ops : &cuda_ops;
     return EPX_OK;
 }
 
@@ -218,6 +225,6 @@ const struct device_ops *epx_device_module(const struct device_host *host)
         host->params_bytes != sizeof(struct group_dev) + sizeof(struct handle_dev))
         return NULL;
     cuda_host = host;
-    make_host_ops();
+    make_other_ops();
     return &cuda_ops;
 }

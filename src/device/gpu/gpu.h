@@ -63,6 +63,13 @@ void cuda_host_heap_destroy(struct device *device, struct heap *heap);
 epx_status cuda_host_heap_open(struct device *device, const struct heap_export *peer, void **base);
 void cuda_host_heap_close(struct device *device, const struct heap_export *peer, void *base);
 
+/* heap_fabric.c */
+epx_status cuda_fabric(struct device *device, uint8_t id[64]);
+epx_status cuda_fabric_heap_create(struct device *device, uint64_t bytes, struct heap *heap);
+void cuda_fabric_heap_destroy(struct device *device, struct heap *heap);
+epx_status cuda_fabric_heap_open(struct device *device, const struct heap_export *peer, void **base);
+void cuda_fabric_heap_close(struct device *device, const struct heap_export *peer, void *base);
+
 /* direct.c */
 epx_status cuda_heap_dmabuf(struct device *device, const struct heap *heap, int *fd);
 int cuda_arrivals(struct device *device);
