@@ -215,6 +215,11 @@ typedef struct epx_group_config {
      * pass, per rank; 0 = EPX_HT_NODE_BYTES, or 512 MiB on one node and 450 MiB on several. More rows than fit pass in
      * turns. */
     uint64_t ht_node_bytes;
+    /* 1: GPUs of several hosts whose NVLinks are one fabric, such as those of a rack, are one node: their heaps are
+     * exported by fabric handles. Where the driver of any rank refuses these, hosts are nodes as usual, and rank 0 logs
+     * why. 0 = EPX_FABRIC, or not. */
+    int32_t use_fabric;
+    int32_t reserved; /* 0 */
 } epx_group_config;
 
 /* Worst cases: FLAT has one row per (token, rank): R*M. EXPERT_MAJOR has up to R*M*min(K, L) rows, and 127 rows of

@@ -117,6 +117,7 @@ class GroupConfigStruct(Struct):
         ("num_agents", c_int32), ("ranks_per_node", c_int32), ("enable_mask", c_int32), ("timeout_ms", c_int32),
         ("alloc_bytes", c_uint64), ("net", c_char * 16), ("device_alloc", c_void_p), ("device_free", c_void_p),
         ("device_context", c_void_p), ("ht_buffer_bytes", c_uint64), ("ht_node_bytes", c_uint64),
+        ("use_fabric", c_int32), ("reserved", c_int32),
     ]
 
 

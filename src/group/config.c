@@ -44,6 +44,7 @@ static epx_status check_ranges(const epx_group_config *c)
         {"ranks_per_node", c->ranks_per_node, 0, KERNEL_MAX_RANKS},
         {"enable_mask", c->enable_mask, 0, 1},
         {"timeout_ms", c->timeout_ms, 0, INT32_MAX},
+        {"use_fabric", c->use_fabric, 0, 1},
     };
 
     for (size_t i = 0; i < sizeof(checks) / sizeof(checks[0]); i++) {
@@ -100,6 +101,14 @@ static epx_status check_products(const struct settings *set)
     return EPX_OK;
 }
 
+/* EPX_FABRIC: 0 overrides the configuration. */
+static int asks_for_fabric(const epx_group_config *c)
+{
+    const char *value = env_string("EPX_FABRIC");
+
+    return value ? strcmp(value, "0") != 0 : c->use_fabric;
+}
+
 epx_status settings_make(const epx_group_config *config, int nranks, struct settings *set)
 {
     epx_group_config c;
@@ -131,6 +140,7 @@ epx_status settings_make(const epx_group_config *config, int nranks, struct sett
     set->ranks_per_node =
         (int)(c.ranks_per_node ? c.ranks_per_node : env_int("EPX_RANKS_PER_NODE", 0, 1, KERNEL_MAX_RANKS));
     set->enable_mask = c.enable_mask;
+    set->use_fabric = asks_for_fabric(&c);
     set->timeout_ms = (int)pick(c.timeout_ms, "EPX_TIMEOUT_MS", DEFAULT_TIMEOUT_MS, INT32_MAX);
     set->alloc_bytes = (uint64_t)pick((int64_t)c.alloc_bytes, "EPX_ALLOC_BYTES", (int64_t)DEFAULT_ALLOC_BYTES,
                                       (int64_t)MAX_ALLOC_BYTES);

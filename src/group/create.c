@@ -7,6 +7,7 @@
 
 #include "group/alloc.h"
 #include "group/config.h"
+#include "group/fabric.h"
 #include "group/handshake.h"
 #include "group/heap.h"
 #include "group/marks.h"
@@ -97,6 +98,7 @@ epx_status group_free(struct epx_group *group)
     node_map_free(&group->map);
     free(group->masked_by_update);
     free(group->identities);
+    free(group->hosts);
     free(group->mapped);
     free(group->stale);
     free(group->remote);
@@ -113,10 +115,8 @@ epx_status group_free(struct epx_group *group)
 
 static void choose_agents(struct epx_group *group)
 {
-    int local = 0;
+    int local = fabric_host_ranks(group); /* they may share a GPU */
 
-    for (int r = 0; r < group->nranks; r++)
-        local += group->map.node_of[r] == group->node;
     /* Nodes simulated on one machine share its cores. */
     if (group->set.ranks_per_node)
         local = group->nranks;
@@ -145,10 +145,11 @@ epx_status group_prepare(struct epx_group *group, const epx_group_config *config
     group->remote = calloc(n, sizeof(*group->remote));
     group->masked_by_update = calloc(n, sizeof(*group->masked_by_update));
     group->identities = calloc(n, sizeof(*group->identities));
+    group->hosts = calloc(n, sizeof(*group->hosts));
     group->mapped = calloc(n, sizeof(*group->mapped));
     group->stale = calloc(n, sizeof(*group->stale));
     if (!group->exports || !group->bases || !group->remote || !group->masked_by_update || !group->identities ||
-        !group->mapped || !group->stale)
+        !group->hosts || !group->mapped || !group->stale)
         return fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %zu ranks", n);
     status = settings_make(config, group->nranks, &group->set);
     if (status == EPX_OK)

@@ -20,6 +20,7 @@
 
 #include "boot/auth.h"
 #include "group/config.h"
+#include "group/fabric.h"
 #include "group/memory.h"
 #include "group/region.h"
 #include "kernel/inject_bug.h"
@@ -38,7 +39,7 @@ struct step_result {
 struct settings_message {
     struct step_result result;
     int64_t fields[SETTINGS_FIELDS];
-    uint8_t identity[64];      /* equal where ranks can map each other's memory */
+    struct fabric_offer place; /* where ranks can map each other's memory */
     uint8_t nonce[CRYPTO_KEY]; /* random */
     int64_t proves;            /* enum proves */
     int64_t traces;            /* EPX_TRACE is set */
@@ -102,7 +103,7 @@ epx_status handshake_allgather(struct epx_group *group, const void *send, void *
 }
 
 /* Nodes: ranks of one identity, cut to ranks_per_node where that is set. Node numbers go by the lowest rank. */
-static epx_status find_nodes(struct epx_group *group, const struct settings_message *all)
+epx_status handshake_find_nodes(struct epx_group *group)
 {
     const int per = group->set.ranks_per_node;
     int *node_of = calloc((size_t)group->nranks, sizeof(*node_of));
@@ -112,10 +113,10 @@ static epx_status find_nodes(struct epx_group *group, const struct settings_mess
     if (!node_of)
         return fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d ranks", group->nranks);
     for (int r = 0; r < group->nranks; r++) {
-        memcpy(group->identities[r], all[r].identity, sizeof(all[r].identity));
         node_of[r] = -1;
         for (int s = 0; s < r && node_of[r] < 0; s++)
-            if ((!per || r / per == s / per) && !memcmp(all[r].identity, all[s].identity, sizeof(all[r].identity)))
+            if ((!per || r / per == s / per) &&
+                !memcmp(group->identities[r], group->identities[s], sizeof(group->identities[r])))
                 node_of[r] = node_of[s];
         if (node_of[r] < 0)
             node_of[r] = nodes++;
@@ -135,7 +136,7 @@ static epx_status find_nodes(struct epx_group *group, const struct settings_mess
 /* Only groups that make connections of their own need a key. */
 static int needs_key(const struct epx_group *group)
 {
-    return group->nranks > 1 && !runtime()->conns && (group->nnodes > 1 || group->set.enable_mask);
+    return group->nranks > 1 && !runtime()->conns && (group->nnodes > 1 || group->fabric || group->set.enable_mask);
 }
 
 /* All ranks come to the same result. */
@@ -225,7 +226,7 @@ epx_status handshake_compare(struct epx_group *group, epx_status mine)
         return fail(EPX_ERR_MEMORY, "epx_group_create: no memory to compare %d ranks", group->nranks);
     memset(&own, 0, sizeof(own));
     if (mine == EPX_OK)
-        mine = group->device->ops->identity(group->device, own.identity);
+        mine = fabric_describe(group, &own.place);
     if (mine == EPX_OK)
         mine = describe_secret(group, &own);
     result_set(&own.result, mine);
@@ -238,7 +239,9 @@ epx_status handshake_compare(struct epx_group *group, epx_status mine)
         status = settings_compare(all[0].fields, group->nranks, sizeof(*all));
     memcpy(group->fields, own.fields, sizeof(own.fields));
     if (status == EPX_OK)
-        status = find_nodes(group, all);
+        fabric_choose(group, &all[0].place, sizeof(*all));
+    if (status == EPX_OK)
+        status = handshake_find_nodes(group);
     if (status == EPX_OK)
         status = make_key(group, all);
     group->all_trace = status == EPX_OK;
@@ -362,8 +365,8 @@ epx_status handshake_open_membership(struct epx_group *group, struct exchange *x
 
     if (!group->set.enable_mask || group->nranks == 1)
         return EPX_OK;
-    status = membership_open(group->rank, group->nranks, group->nnodes == 1, handshake_key(group), &x->address,
-                             &group->membership);
+    status = membership_open(group->rank, group->nranks, group->nnodes == 1 && !group->fabric, handshake_key(group),
+                             &x->address, &group->membership);
     if (status == EPX_OK && getrandom(&x->token, sizeof(x->token), 0) != (ssize_t)sizeof(x->token))
         status = fail_errno(EPX_ERR_SYSTEM, "epx_group_create: getrandom");
     return status;

@@ -9,6 +9,9 @@
 /* Also finds the nodes, and makes the group's key. */
 epx_status handshake_compare(struct epx_group *group, epx_status mine);
 
+/* From group->identities. The map of before has been freed. */
+epx_status handshake_find_nodes(struct epx_group *group);
+
 /* All that ranks tell each other once they have opened their own side: one round. */
 struct heap_message;
 struct exchange {

@@ -18,6 +18,7 @@
 #include <strings.h>
 #include <unistd.h>
 
+#include "group/fabric.h"
 #include "group/handshake.h"
 #include "device/arrivals.h"
 #include "util/env.h"
@@ -42,6 +43,13 @@ static epx_status asked_place(enum place *place)
     return EPX_OK;
 }
 
+int heap_asked_for_host(void)
+{
+    enum place place;
+
+    return asked_place(&place) == EPX_OK && place == PLACE_HOST;
+}
+
 static int heaps_are_host(const struct epx_group *group)
 {
     return (group->device->ops->caps & DEVICE_HOST_HEAP) != 0;
@@ -54,7 +62,7 @@ epx_status heap_place(struct epx_group *group)
 
     if (status != EPX_OK || heaps_are_host(group))
         return status;
-    return group->device->ops->heap_place(group->device, place == PLACE_HOST);
+    return group->device->ops->heap_place(group->device, place == PLACE_HOST ? HEAP_HOST : HEAP_DEVICE);
 }
 
 /* An endpoint registers a piece of the device's memory. */
@@ -140,6 +148,11 @@ epx_status heap_place_agree(struct epx_group *group)
     int host = 0, fits;
     epx_status status = asked_place(&place);
 
+    if (group->fabric) {
+        status = fabric_try(group, status);
+        if (status != EPX_OK)
+            return status;
+    }
     group->set.split = place == PLACE_SPLIT && group->nnodes > 1 && may_split(group);
     if (group->nnodes == 1 || heaps_are_host(group))
         return EPX_OK;
@@ -151,8 +164,10 @@ epx_status heap_place_agree(struct epx_group *group)
     status = handshake_any(group, status, &host);
     fits = place == PLACE_SPLIT || heap_plan_splits(&group->set);
     group->set.split = host && fits && may_split(group);
+    if (status == EPX_OK && host && !group->set.split && group->fabric)
+        status = fabric_leave(group); /* other hosts map no heap in host memory */
     if (status == EPX_OK && host && !group->set.split)
-        status = group->device->ops->heap_place(group->device, 1);
+        status = group->device->ops->heap_place(group->device, HEAP_HOST);
     return status;
 }
 

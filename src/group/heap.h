@@ -4,6 +4,8 @@
 
 #include "group/objects.h"
 
+/* EPX_GPU_HEAP=host. */
+int heap_asked_for_host(void);
 /* Sets where heaps are placed, once the device is open. */
 epx_status heap_place(struct epx_group *group);
 /* Collective, once the nodes are known: all ranks place their heaps in host memory if one has to. */

@@ -26,7 +26,7 @@ struct offer {
     int32_t rank, reserved;
     uint64_t incarnation; /* 0 = none */
     struct conn_address address;
-    uint8_t identity[64];
+    uint8_t identity[64], host[64];
 };
 
 struct roll {
@@ -117,7 +117,8 @@ static void make_offers(struct epx_group *group, const uint8_t *out, struct offe
         offer->rank = at->rank;
         offer->incarnation = at->incarnation;
         offer->address = at->address;
-        memcpy(offer->identity, request.identity, sizeof(offer->identity));
+        memcpy(offer->identity, group->fabric ? request.place.fabric : request.place.host, sizeof(offer->identity));
+        memcpy(offer->host, request.place.host, sizeof(offer->host));
     }
 }
 
@@ -230,11 +231,12 @@ static void welcome(struct epx_group *group, const struct join_round *join, cons
     head->unmask = join->unmask;
     head->nranks = group->nranks;
     head->number = group->number;
-    head->host_heap = (group->device->ops->caps & DEVICE_HOST_HEAP) != 0;
+    head->place = group->fabric ? HEAP_FABRIC : group->device->ops->caps & DEVICE_HOST_HEAP ? HEAP_HOST : HEAP_DEVICE;
     for (int r = 0; r < group->nranks; r++) {
         ranks[r].incarnation = membership_incarnation(group->membership, r);
         ranks[r].address = *membership_address(group->membership, r);
         memcpy(ranks[r].identity, group->identities[r], sizeof(ranks[r].identity));
+        memcpy(ranks[r].host, group->hosts[r], sizeof(ranks[r].host));
         ranks[r].node = group->map.node_of[r];
         ranks[r].out = out[r] && !join->in[r];
     }
@@ -301,6 +303,7 @@ static void admit(struct epx_group *group, struct join_round *join, const uint8_
             continue;
         membership_replace(group->membership, offer->rank, offer->incarnation, &offer->address);
         memcpy(group->identities[offer->rank], offer->identity, sizeof(offer->identity));
+        memcpy(group->hosts[offer->rank], offer->host, sizeof(offer->host));
         group->stale[offer->rank] = 0;
         join->in[offer->rank] = 1;
         admitted.list[admitted.count++] = *offer;
@@ -385,7 +388,7 @@ epx_status group_ticket(struct epx_group *group, char *text, size_t bytes)
     if (!group->membership)
         return fail(EPX_ERR_USAGE, "epx_group_ticket: expected a group of several ranks with enable_mask = 1");
     ticket.flags = (group->has_key ? TICKET_PROVES : 0) | (group->own_secret ? TICKET_OWN_SECRET : 0) |
-                   (group->nnodes == 1 ? TICKET_ONE_HOST : 0);
+                   (group->nnodes == 1 && !group->fabric ? TICKET_ONE_HOST : 0);
     ticket.token = membership_token(group->membership);
     memcpy(ticket.seed, group->seed, sizeof(ticket.seed));
     add_doors(group, &ticket);

@@ -17,6 +17,7 @@
 #ifndef EPX_GROUP_JOIN_H
 #define EPX_GROUP_JOIN_H
 
+#include "group/fabric.h"
 #include "group/objects.h"
 
 enum { JOIN_ROUNDS = 16 }; /* of agreement in one recovery */
@@ -49,19 +50,20 @@ struct join_request {
     uint32_t version;   /* EPX_VERSION_CODE */
     uint32_t bytes;     /* of this struct */
     int64_t fields[20]; /* settings_pack() */
-    uint8_t identity[64];
+    struct fabric_offer place;
 };
 
 /* Followed by a join_rank for each rank. */
 struct join_welcome {
-    int32_t unmask, nranks, host_heap, reserved;
-    uint64_t number; /* of the group */
+    int32_t unmask, nranks;
+    int32_t place, reserved; /* enum heap_place: where heaps lie */
+    uint64_t number;         /* of the group */
 };
 
 struct join_rank {
     uint64_t incarnation;
     struct conn_address address;
-    uint8_t identity[64];
+    uint8_t identity[64], host[64];
     int32_t node, out;
 };
 

@@ -95,8 +95,9 @@ static epx_status make_request(struct epx_group *group, struct join_request *req
     request->bytes = sizeof(*request);
     settings_pack(&group->set, group->fields);
     memcpy(request->fields, group->fields, sizeof(request->fields));
-    status = group->device->ops->identity(group->device, request->identity);
-    memcpy(group->identities[group->rank], request->identity, sizeof(request->identity));
+    status = fabric_describe(group, &request->place);
+    memcpy(group->identities[group->rank], request->place.host, sizeof(request->place.host));
+    memcpy(group->hosts[group->rank], request->place.host, sizeof(request->place.host));
     return status;
 }
 
@@ -171,8 +172,11 @@ static epx_status build(struct epx_group *group, const struct join_welcome *welc
     epx_status status = find_nodes(group, ranks_of(welcome));
 
     group->number = welcome->number;
-    if (status == EPX_OK && welcome->host_heap && !(group->device->ops->caps & DEVICE_HOST_HEAP))
-        status = group->device->ops->heap_place(group->device, 1);
+    group->fabric = welcome->place == HEAP_FABRIC;
+    if (status == EPX_OK && group->fabric)
+        status = group->device->ops->heap_place(group->device, HEAP_FABRIC);
+    else if (status == EPX_OK && welcome->place == HEAP_HOST && !(group->device->ops->caps & DEVICE_HOST_HEAP))
+        status = group->device->ops->heap_place(group->device, HEAP_HOST);
     if (status == EPX_OK)
         status = group_open_heap(group);
     if (status == EPX_OK)
@@ -187,10 +191,11 @@ static void meet_members(struct epx_group *group, const struct join_rank *ranks,
 {
     for (int r = 0; r < group->nranks; r++) {
         out[r] = ranks[r].out && r != group->rank;
+        memcpy(group->identities[r], ranks[r].identity, sizeof(ranks[r].identity));
+        memcpy(group->hosts[r], ranks[r].host, sizeof(ranks[r].host));
         if (r == group->rank)
             continue;
         membership_replace(group->membership, r, ranks[r].incarnation, &ranks[r].address);
-        memcpy(group->identities[r], ranks[r].identity, sizeof(ranks[r].identity));
         group->stale[r] = out[r];
     }
 }

@@ -47,6 +47,8 @@ struct epx_group {
     struct settings set;
     int64_t fields[20];        /* what ranks compared when the group was created: settings_pack() */
     uint8_t (*identities)[64]; /* [R]: equal where ranks can map each other's memory */
+    uint8_t (*hosts)[64];      /* [R]: equal where ranks are on one host: the same, unless `fabric` */
+    int fabric;                /* nodes have ranks of several hosts (fabric.h) */
     uint64_t *mapped;          /* [R]: which process's memory is known; membership_incarnation() */
     uint8_t *stale;            /* [R]: left out when another rank was replaced: only a replacement takes its place */
     int joining;               /* not a member yet: group_join() */

@@ -107,8 +107,8 @@ epx_status regions_create(struct epx_group *group)
     void *table;
     epx_status status;
 
-    if (asked < 0 ? !(ops->caps & DEVICE_EXPORTS_REGIONS) : !asked)
-        return EPX_OK;
+    if (group->fabric || (asked < 0 ? !(ops->caps & DEVICE_EXPORTS_REGIONS) : !asked))
+        return EPX_OK; /* ranks of other hosts could not map the directory */
     regions = group->regions = calloc(1, sizeof(*regions));
     if (!regions)
         return fail(EPX_ERR_MEMORY, "epx_group_create: out of memory for the region directory");

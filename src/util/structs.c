@@ -30,6 +30,7 @@ static const struct {
     {"epx_stats", offsetof(epx_stats, net_stuck)},
     {"epx_group_config", offsetof(epx_group_config, device_alloc)},
     {"epx_group_config", offsetof(epx_group_config, ht_node_bytes)},
+    {"epx_group_config", offsetof(epx_group_config, use_fabric)},
     {"epx_handle_config", offsetof(epx_handle_config, memory)},
 };
 
