@@ -12,6 +12,7 @@ buffer, so that a rank may be missing from the first operation on.
 """
 
 import collections
+import os
 import struct
 from typing import Any, Callable, DefaultDict, Dict, List, Optional, Tuple
 
@@ -114,10 +115,22 @@ class Pool:
         return topk <= self.topk and hidden_bytes <= self.hidden_bytes
 
 
-def probe_nodes(bootstrap: epx.Bootstrap) -> Tuple[int, int, Tuple[int, ...]]:
-    """(node of this rank, nodes, node of each rank). Collective: creates the smallest possible group."""
-    probe = epx.Group(bootstrap, device=epx.Device.CPU, num_experts=1, max_tokens_per_rank=1, max_hidden_bytes=16,
-                      max_topk=1, modes=epx.Mode.HIGH_THROUGHPUT, alloc_bytes=4096, num_agents=1)
+def _probe_group(bootstrap: epx.Bootstrap, use_fabric: bool) -> epx.Group:
+    """The smallest possible group; on the GPU where GPUs of several hosts may be one node."""
+    config: Dict[str, Any] = dict(num_experts=1, max_tokens_per_rank=1, max_hidden_bytes=16, max_topk=1,
+                                  modes=epx.Mode.HIGH_THROUGHPUT, alloc_bytes=4096, num_agents=1,
+                                  use_fabric=int(use_fabric))
+    if (use_fabric or os.environ.get("EPX_FABRIC", "0") != "0") and torch.cuda.is_available():
+        try:
+            return epx.Group(bootstrap, device=epx.Device.CUDA, device_index=torch.cuda.current_device(), **config)
+        except epx.UnsupportedError:  # this build has no CUDA
+            pass
+    return epx.Group(bootstrap, device=epx.Device.CPU, **config)
+
+
+def probe_nodes(bootstrap: epx.Bootstrap, use_fabric: bool = False) -> Tuple[int, int, Tuple[int, ...]]:
+    """(node of this rank, nodes, node of each rank). Collective."""
+    probe = _probe_group(bootstrap, use_fabric)
     info = probe.info
     nodes = [struct.unpack("i", part)[0] for part in bootstrap.allgather(struct.pack("i", info.node))]
     probe.destroy()
@@ -137,7 +150,7 @@ class Engine:
         self._high: Dict[Tuple[torch.device, int], Pool] = {}
         self._low: Dict[Tuple[torch.device, int, int], Pool] = {}
         self.rank, self.nranks = bootstrap.rank, bootstrap.nranks
-        self.node, self.nnodes, self.node_of = probe_nodes(bootstrap)
+        self.node, self.nnodes, self.node_of = probe_nodes(bootstrap, settings.use_fabric)
 
     def close(self, handles_too: bool) -> None:
         """Destroys the groups. Without `handles_too`, a group with referenced handles lives until they are released."""
@@ -267,6 +280,7 @@ class Engine:
 
     def _group(self, device: torch.device, bootstrap: Optional[epx.Bootstrap] = None, **config: Any) -> epx.Group:
         kind = {"cpu": epx.Device.CPU, "cuda": epx.Device.CUDA}[device.type]
-        group = epx.Group(bootstrap or self.bootstrap, device=kind, device_index=device.index or 0, **config)
+        group = epx.Group(bootstrap or self.bootstrap, device=kind, device_index=device.index or 0,
+                          use_fabric=int(self.settings.use_fabric), **config)
         group.holds = device.type == "cpu"  # on a GPU, torch frees memory in stream order
         return group

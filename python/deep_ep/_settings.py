@@ -61,10 +61,12 @@ def hinted_sizes(nbytes: int, nranks: int) -> Optional[Tuple[int, int, int]]:
 class Settings:
     """The settings of a buffer."""
 
-    def __init__(self, num_nvl_bytes: int, num_rdma_bytes: int, enable_shrink: bool) -> None:
+    def __init__(self, num_nvl_bytes: int, num_rdma_bytes: int, enable_shrink: bool,
+                 use_fabric: bool = False) -> None:
         self.num_nvl_bytes = num_nvl_bytes
         self.num_rdma_bytes = num_rdma_bytes
         self.enable_shrink = enable_shrink
+        self.use_fabric = use_fabric  # GPUs of several hosts may be one node
         self.max_tokens = _variable("EPX_DEEP_EP_MAX_TOKENS", 4096)
         self.gpu_bytes = _variable("EPX_DEEP_EP_GPU_BYTES", 2 * _GIB)
         self.gpu_bytes_set = "EPX_DEEP_EP_GPU_BYTES" in os.environ

@@ -13,7 +13,6 @@ from . import _checks as checks
 from . import _high_throughput, _low_latency
 from ._checks import refused, wrong
 from ._engine import Engine, Pool
-from ._fabric import say_unused
 from ._layout import LayoutPlan, check_experts, dispatch_layout
 from ._settings import Settings, low_latency_hint
 from ._streams import CudaLaunch, HostLaunch, current_address, settle
@@ -67,10 +66,10 @@ class Buffer:
         """`group` is a torch.distributed group of any backend (only all_gather_object is used). Without it, `comm` is
         an mpi4py communicator.
 
-        num_nvl_bytes and num_rdma_bytes are hints for the memory to reserve on a GPU. num_qps_per_rank,
-        allow_nvlink_for_low_latency_mode, allow_mnnvl and use_fabric (an addition of forks) are accepted and have no
-        effect: the ranks of one host share memory, and the GPUs of other hosts of a rack are reached by the network.
-        Where there are several hosts, the log says so for the last two.
+        num_nvl_bytes and num_rdma_bytes are hints for the memory to reserve on a GPU. With allow_mnnvl or use_fabric
+        (an addition of forks), GPUs of several hosts whose NVLinks are one fabric are one node; where the driver of any
+        rank does not offer that, the log of rank 0 says why, and hosts are nodes. num_qps_per_rank and
+        allow_nvlink_for_low_latency_mode are accepted and have no effect.
         use_default_stream_as_comm_stream is an addition of Primus-Turbo: operations run on the stream that is current
         when they are called.
         """
@@ -79,7 +78,8 @@ class Buffer:
         if group is None and comm is None:
             raise wrong("group, comm", "one of them", "neither")
         bootstrap = epx.bootstrap.from_torch(group) if group is not None else epx.bootstrap.from_mpi(comm)
-        self._engine = Engine(bootstrap, Settings(num_nvl_bytes, num_rdma_bytes, enable_shrink))
+        self._engine = Engine(bootstrap, Settings(num_nvl_bytes, num_rdma_bytes, enable_shrink,
+                                                  bool(allow_mnnvl or use_fabric)))
         self.rank = bootstrap.rank
         self.group_size = bootstrap.nranks
         self.group = group if group is not None else comm
@@ -94,8 +94,6 @@ class Buffer:
         self._on_current_stream = use_default_stream_as_comm_stream
         self._local: Dict[bool, StorageWeakRef] = {}
         self._to_mask: Set[int] = set()  # ranks to mask before the next low-latency operation
-        if allow_mnnvl or use_fabric:
-            say_unused(self.rank, self._engine.nnodes)
         if low_latency_mode:
             self._engine.prepare_low_latency()
         _living.add(self)

@@ -2,8 +2,8 @@
 /*
  * libcuda.so.1 and libnvidia-ml.so.1 as far as src/device/gpu/fabric.c asks for them: memory is a memory file, a fabric
  * handle names the file (process, descriptor, inode), and a rack is this machine. Compiled once for each library.
- *   FAKE_DRIVER  what it refuses: attribute, create, export, import, map, nvml, state, cluster; clique: each process has
- *                another
+ *   FAKE_DRIVER  what it refuses: attribute, create, export, import, map, nvml, state, cluster; clique: each process
+ *                has another
  */
 #include <fcntl.h>
 #include <stdint.h>

@@ -47,7 +47,8 @@ try "not asked for" "group of 4 ranks on 2 nodes" EPX_FABRIC=0 -- ll "${four[@]}
 try "one host needs none" "group of 4 ranks on 1 nodes" EPX_RANKS_PER_HOST=4 FAKE_DRIVER=create -- ll "${four[@]}"
 # refused WHAT SENTENCE: said, and the usual way.
 refused() {
-    try "refused: $1" "use_fabric: no effect, hosts are reached by the network: .*$2" FAKE_DRIVER="$1" -- ll "${four[@]}"
+    try "refused: $1" "use_fabric: no effect, hosts are reached by the network: .*$2" FAKE_DRIVER="$1" -- \
+        ll "${four[@]}"
     grep -q "group of 4 ranks on 2 nodes" "$work/out" ||
         { echo "FAILED: refused: $1: expected two nodes" && failures=$((failures + 1)); }
 }
