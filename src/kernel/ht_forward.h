@@ -266,16 +266,6 @@ KFN int hd_credit_now(struct agent *ag, const struct group_dev *g, int j, int r)
     return put_flush(ag, g, &batch) ? push_failed(ag, g) : 0;
 }
 
-/* Block and rows of (source number j, round r) are there. One agent. */
-KFN_STEP int hd_wait_round(struct agent *ag, const struct ht_dispatch_params *p, int j, int r, uint64_t start)
-{
-    const struct group_dev *g = p->g;
-
-    return ht_wait_block(ag, g, SIG_HD_BLOCK, PHASE_HD_ROWS, j, r, &p->signature, start) ||
-           ht_wait_counter(ag, g, SIG_HD_ROWS, r, g->relay_sources[j], ht_rows_expected(g, p->h, j, r), PHASE_HD_ROWS,
-                           start);
-}
-
 /* Rows of round r of source number j, as they land. One launch for all stages: one agent, which gives the credit at
  * once. Else all agents, and hd_release_rounds() gives it; `before` rows of other rounds are shared out already.
  * `pulled`: others take rows from the slot, and hd_release_rounds() gives the credit. */
@@ -288,7 +278,7 @@ KFN_STEP int hd_forward_round(struct agent *ag, const struct ht_dispatch_params 
 
     if (!AG_STAGED && (r * g->relay_count + j) % ag_count(ag) != ag_index(ag))
         return 0;
-    if (!AG_STAGED && hd_wait_round(ag, p, j, r, ag_now(ag)))
+    if (!AG_STAGED && ht_wait_round(ag, g, p->h, SIG_HD_BLOCK, j, r, &p->signature, ag_now(ag)))
         return 1;
     if (INJECT_BUG(BUG_EARLY_CREDIT, p->h->relay_rounds[j] > HT_SLOTS && !pulled, 0) && hd_credit_now(ag, g, j, r))
         return 1;
@@ -307,37 +297,11 @@ KFN_STEP int hd_forward_round(struct agent *ag, const struct ht_dispatch_params 
 }
 
 #if AG_STAGED
-KFN int hd_round_there(const struct ht_dispatch_params *p, int j, int r)
-{
-    const struct group_dev *g = p->g;
-    const int s = g->relay_sources[j];
-
-    return ht_there(g, SIG_HD_BLOCK, r, s, ht_laps(r) + 1) &&
-           ht_there(g, SIG_HD_ROWS, r, s, ht_rows_expected(g, p->h, j, r));
-}
-
 /* Stage HD_LANDED: `many` rounds to forward have landed, and rounds [from, to), which are sent next, have slots. One
  * agent. */
 KFN_STEP int hd_landed(struct agent *ag, const struct ht_dispatch_params *p, int first, int many, int from, int to)
 {
-    const struct group_dev *g = p->g;
-    const uint64_t start = ag_now(ag);
-
-    for (;;) {
-        int mine = -1;
-        AG_EACH(ag, int, i, many * g->relay_count)
-        {
-            const int j = ht_item_source(g, i), r = ht_item_round(g, first, i);
-            if (mine < 0 && ht_relays(g, p->h, j, r) && !hd_round_there(p, j, r))
-                mine = i;
-        }
-        const int late = ht_missing(ag, mine);
-        if (late < 0)
-            break;
-        if (hd_wait_round(ag, p, ht_item_source(g, late), ht_item_round(g, first, late), start))
-            return 1;
-    }
-    if (ht_check_blocks(ag, g, p->h, first, first + many, &p->signature, PHASE_HD_ROWS))
+    if (ht_wait_rounds(ag, p->g, p->h, SIG_HD_BLOCK, first, many, &p->signature))
         return 1;
     for (int r = from; r < to && r < p->h->state->rounds; r++)
         if (hd_wait_credits(ag, p, r))

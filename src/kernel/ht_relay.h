@@ -269,27 +269,7 @@ KFN_STEP int hc_wait_back(struct agent *ag, const struct ht_combine_params *p, i
  * agent. */
 KFN_STEP int hc_landed(struct agent *ag, const struct ht_combine_params *p, int first, int many, int back, int sums)
 {
-    const struct group_dev *g = p->g;
-    const uint64_t start = ag_now(ag);
-
-    for (;;) {
-        int mine = -1;
-        AG_EACH(ag, int, i, many * g->relay_count)
-        {
-            const int j = ht_item_source(g, i), r = ht_item_round(g, first, i);
-            if (mine < 0 && ht_relays(g, p->h, j, r) &&
-                !ht_there(g, SIG_HC_BLOCK, r, g->relay_sources[j], ht_laps(r) + 1))
-                mine = i;
-        }
-        const int late = ht_missing(ag, mine);
-        if (late < 0)
-            break;
-        if (ht_wait_block(ag, g, SIG_HC_BLOCK, PHASE_HC_BLOCK, ht_item_source(g, late), ht_item_round(g, first, late),
-                          &p->signature, start))
-            return 1;
-    }
-    return ht_check_blocks(ag, g, p->h, first, first + many, &p->signature, PHASE_HC_BLOCK) ||
-           hc_wait_back(ag, p, back, sums);
+    return ht_wait_rounds(ag, p->g, p->h, SIG_HC_BLOCK, first, many, &p->signature) || hc_wait_back(ag, p, back, sums);
 }
 #endif
 

@@ -435,4 +435,53 @@ KFN_STEP int ht_check_blocks(struct agent *ag, const struct group_dev *g, const 
     return 0;
 }
 
+/* In which phase a relay waits for what the blocks of this kind announce. */
+KFN int ht_block_phase(int kind)
+{
+    return kind == SIG_HD_BLOCK ? PHASE_HD_ROWS : PHASE_HC_BLOCK;
+}
+
+/* The block of (source number j, round r) is there, and in a dispatch its rows. One agent. */
+KFN_STEP int ht_wait_round(struct agent *ag, const struct group_dev *g, const struct handle_dev *h, int kind, int j,
+                           int r, const struct signature *mine, uint64_t start)
+{
+    const int s = g->relay_sources[j], phase = ht_block_phase(kind);
+
+    return ht_wait_block(ag, g, kind, phase, j, r, mine, start) ||
+           (kind == SIG_HD_BLOCK &&
+            ht_wait_counter(ag, g, SIG_HD_ROWS, r, s, ht_rows_expected(g, h, j, r), phase, start));
+}
+
+#if AG_STAGED
+KFN int ht_round_there(const struct group_dev *g, const struct handle_dev *h, int kind, int j, int r)
+{
+    const int s = g->relay_sources[j];
+
+    return ht_there(g, kind, r, s, ht_laps(r) + 1) &&
+           (kind != SIG_HD_BLOCK || ht_there(g, SIG_HD_ROWS, r, s, ht_rows_expected(g, h, j, r)));
+}
+
+/* The same for `many` rounds of all sources: one look serves all of them, and waits are for what is missing. */
+KFN_STEP int ht_wait_rounds(struct agent *ag, const struct group_dev *g, const struct handle_dev *h, int kind,
+                            int first, int many, const struct signature *mine)
+{
+    const uint64_t start = ag_now(ag);
+
+    for (;;) {
+        int missing = -1;
+        AG_EACH(ag, int, i, many * g->relay_count)
+        {
+            const int j = ht_item_source(g, i), r = ht_item_round(g, first, i);
+            if (missing < 0 && ht_relays(g, h, j, r) && !ht_round_there(g, h, kind, j, r))
+                missing = i;
+        }
+        const int late = ht_missing(ag, missing);
+        if (late < 0)
+            return ht_check_blocks(ag, g, h, first, first + many, mine, ht_block_phase(kind));
+        if (ht_wait_round(ag, g, h, kind, ht_item_source(g, late), ht_item_round(g, first, late), mine, start))
+            return 1;
+    }
+}
+#endif
+
 #endif
