@@ -22,7 +22,7 @@ fail() {
 check() {
     local name=$1 expected=$2
     shift 2
-    timeout -k 1 30 "$@" >"$work/out" 2>"$work/err" </dev/null
+    timeout -k 1 240 "$@" >"$work/out" 2>"$work/err" </dev/null
     local code=$?
     [ $code -eq "$expected" ] || fail "$name: exit code $code, expected $expected"
     echo "ran: $name"
@@ -68,19 +68,19 @@ said 'rank 2 failed with exit code 7'
 
 start=$SECONDS
 check "a signal is named, the others ended after the grace" 139 "$epx" run -n 3 --grace 0.5 sh -c \
-    'if [ $RANK = 1 ]; then kill -SEGV $$; fi; sleep 25'
+    'if [ $RANK = 1 ]; then kill -SEGV $$; fi; sleep 250'
 said 'rank 1 was ended by SIGSEGV'
 said 'ending ranks 0 2, still running'
-[ "$(seconds_since $start)" -lt 10 ] || fail "the grace took $(seconds_since $start) s"
+[ "$(seconds_since $start)" -lt 120 ] || fail "the grace took $(seconds_since $start) s"
 
-check "within the grace others may finish" 3 "$epx" run -n 2 --grace 10 sh -c \
+check "within the grace others may finish" 3 "$epx" run -n 2 --grace 200 sh -c \
     'if [ $RANK = 1 ]; then exit 3; fi; sleep 0.5; echo finished'
 printed finished
 
 check "a rank that ignores SIGTERM is killed" 4 "$epx" run -n 2 --grace 0.1 bash -c \
     'if [ $RANK = 1 ]; then sleep 0.3; exit 4; fi; trap "" TERM; while :; do sleep 0.1; done'
 
-check "a limit in time" 124 "$epx" run -n 2 --timeout 0.3 sleep 25
+check "a limit in time" 124 "$epx" run -n 2 --timeout 0.3 sleep 250
 said 'not finished after 300 ms'
 
 check "a program that does not exist" 127 "$epx" run -n 2 /no/such/program
@@ -139,12 +139,21 @@ while IFS= read -r row; do
     grep -qxF -- "$row" "$root/docs/run.md" || fail "docs/run.md lacks: $row"
 done <"$work/out"
 
-# Progress: on a terminal, after two seconds, and never in a file.
+# Progress: on a terminal, after two seconds, and never in a file. The ranks end when it was seen on the terminal.
 if command -v script >/dev/null; then
-    check "progress on a terminal" 0 script -qec "$epx run -n 2 --tag sleep 3.5" "$work/typescript"
+    until_seen="until [ -e $work/seen ]; do sleep 0.1; done"
+    "$epx" run -n 2 --tag sh -c "$until_seen" >"$work/out" 2>"$work/err" & elsewhere=$!
+    script -qefc "$epx run -n 2 --tag sh -c '$until_seen'" "$work/typescript" >/dev/null 2>&1 & terminal=$!
+    for _ in $(seq 1000); do
+        ! grep -q 'epx run: 2 of 2 ranks running' "$work/typescript" 2>/dev/null || break
+        sleep 0.1
+    done
+    touch "$work/seen"
+    wait $terminal || fail "progress on a terminal: exit code $?"
     grep -q 'epx run: 2 of 2 ranks running' "$work/typescript" || fail "no progress on a terminal"
-    check "no progress elsewhere" 0 "$epx" run -n 2 --tag sleep 3.5
+    wait $elsewhere || fail "no progress elsewhere: exit code $?"
     [ ! -s "$work/err" ] || fail "progress was written to a file"
+    echo "ran: progress on a terminal, and none elsewhere"
 else
     echo "skipped: progress on a terminal: no script(1)"
 fi
@@ -152,12 +161,11 @@ fi
 # Signals are passed on: the ranks end by them, and so does the run.
 for signal in INT TERM; do
     : >"$work/out" # of the signal before: the loop below must not see it
-    env --default-signal=INT "$epx" run -n 2 --grace 5 \
+    env --default-signal=INT "$epx" run -n 2 --grace 200 \
         bash -c "trap 'echo got $signal; exit 5' $signal; echo ready; while :; do sleep 0.05; done" \
         >"$work/out" 2>"$work/err" &
     runner=$!
-    for _ in $(seq 1200); do
-        [ "$(grep -c ready "$work/out")" = 2 ] && break
+    while [ "$(grep -c ready "$work/out")" != 2 ] && kill -0 $runner 2>/dev/null; do
         sleep 0.05
     done
     kill -$signal $runner
@@ -169,10 +177,9 @@ for signal in INT TERM; do
 done
 
 # Nothing stays behind, neither of a run that was killed itself nor what a rank started.
-"$epx" run -n 2 sh -c "echo \$\$ >$work/pid.\$RANK; exec sleep 25" 2>"$work/err" &
+"$epx" run -n 2 sh -c "echo \$\$ >$work/pid.\$RANK; exec sleep 250" 2>"$work/err" &
 runner=$!
-for _ in $(seq 1200); do
-    [ -s "$work/pid.0" ] && [ -s "$work/pid.1" ] && break
+while [ ! -s "$work/pid.0" ] || [ ! -s "$work/pid.1" ] && kill -0 $runner 2>/dev/null; do
     sleep 0.05
 done
 kill -KILL $runner
@@ -184,8 +191,11 @@ echo "ran: ranks do not outlive epx run"
 
 marker=$$.$RANDOM
 EPX_RUN_TEST=$marker check "what ranks started is ended with them" 6 "$epx" run -n 2 --grace 0.1 sh -c \
-    'if [ $RANK = 1 ]; then sleep 0.3; exit 6; fi; sleep 25; true'
-sleep 0.2
+    'if [ $RANK = 1 ]; then sleep 0.3; exit 6; fi; sleep 250; true'
+for _ in $(seq 300); do
+    [ -n "$(left_over "$marker")" ] || break
+    sleep 0.1
+done
 [ -z "$(left_over "$marker")" ] || fail "a process of a rank is left: $(left_over "$marker")"
 
 echo "$failures failed"

@@ -21,6 +21,7 @@
 #include "util/clock.h"
 #include "tests/lib/thread_boot.h"
 #include "tests/lib/unit.h"
+#include "tests/lib/slow.h"
 
 enum { MAX_RANKS = 64, LIMIT_S = 60 };
 
@@ -105,8 +106,12 @@ static inline void be_rank(struct world *world, int rank)
 
 static inline struct world world_make(int nranks, int (*body)(const struct world *world, int rank))
 {
-    struct world world = {
-        .nranks = nranks, .port = some_port(), .timeout_ms = 20000, .host = "127.0.0.1", .body = body, .bytes = 64};
+    struct world world = {.nranks = nranks,
+                          .port = some_port(),
+                          .timeout_ms = slow_ms(20000),
+                          .host = "127.0.0.1",
+                          .body = body,
+                          .bytes = 64};
 
     world.outcomes =
         mmap(NULL, MAX_RANKS * sizeof(*world.outcomes), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -232,7 +237,7 @@ static inline int sleep_before_gather(const struct world *world, int rank)
     if (status)
         return status;
     if (rank == 2)
-        sleep(3);
+        usleep((useconds_t)world->timeout_ms * 6000); /* longer than the others wait */
     return gather_checked(boot, world->bytes, 0);
 }
 
@@ -315,7 +320,7 @@ static inline int listen_at(int port)
 static inline int connect_to(int port)
 {
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
-    uint64_t deadline = clock_ns() + 5000000000u;
+    uint64_t deadline = clock_ns() + 60000000000u;
 
     at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     while (clock_ns() < deadline) {

@@ -19,6 +19,7 @@
 
 #include "tests/lib/bench_work.h"
 #include "tests/lib/prop.h"
+#include "tests/lib/slow.h"
 #include "util/clock.h"
 
 enum { LANES = 4, BOTH = EPX_LOW_LATENCY | EPX_HIGH_THROUGHPUT };
@@ -263,7 +264,7 @@ static int check_fault(epx_status status, uint64_t ns)
         fprintf(stderr, "exchange: rank %d: the error names no peer (%d)\n", self.info.rank, error.peer);
         return -1;
     }
-    if (ms > 2 * self.options.timeout_ms + 1000) {
+    if (ms > slow_ms(2 * self.options.timeout_ms + 1000)) {
         fprintf(stderr, "exchange: rank %d: %lld ms passed, expected about %d\n", self.info.rank, ms,
                 self.options.timeout_ms);
         return -1;

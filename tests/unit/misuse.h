@@ -12,6 +12,7 @@
 #include "tests/lib/fixture.h"
 #include "tests/lib/thread_boot.h"
 #include "tests/lib/unit.h"
+#include "tests/lib/slow.h"
 
 #define WORDS(...) ((const char *const[]){__VA_ARGS__, NULL})
 /* In a function with a `struct fixture *s`: the call must fail with `status` and say all the words. */
@@ -45,7 +46,7 @@ static inline int misuse_rank(struct fixture *s)
 
 static inline void misuse_test(void **state)
 {
-    const epx_group_config config = fixture_config(DEADLINE_MS);
+    const epx_group_config config = fixture_config(slow_ms(DEADLINE_MS));
 
     assert_int_equal(fixture_run(((struct misuse *)*state)->nranks, &config, misuse_rank, *state), 0);
 }

@@ -3,6 +3,7 @@
 #include <time.h>
 
 #include "tests/unit/misuse.h"
+#include "tests/lib/slow.h"
 
 /* ---- Destroyed objects, wrong order ------------------------------------------------------------------------------ */
 
@@ -249,7 +250,7 @@ static int return_too_many(struct fixture *s, int known)
 
 static int return_too_many_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 {
-    epx_group_config config = fixture_config(DEADLINE_MS);
+    epx_group_config config = fixture_config(slow_ms(DEADLINE_MS));
     struct fixture s;
     int rc;
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Windows and limits; threads that sleep and wake. */
 #include "proxy_fixture.h"
+#include "tests/lib/slow.h"
 
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -214,16 +215,16 @@ static void pause_ms(int ms)
 
 static int wait_for(const struct proxy_fixture *s, uint64_t commands)
 {
-    const uint64_t deadline = clock_ns() + 5000 * MS;
+    const uint64_t deadline = clock_ns() + 60000 * MS;
 
     while (stats_of(s, 0).commands < commands && clock_ns() < deadline)
-        sched_yield();
+        pause_ms(1);
     return stats_of(s, 0).commands == commands;
 }
 
 static int wait_for_sleeps(const struct proxy_fixture *s, uint64_t sleeps)
 {
-    const uint64_t deadline = clock_ns() + 5000 * MS;
+    const uint64_t deadline = clock_ns() + 60000 * MS;
 
     while (stats_of(s, 0).sleeps < sleeps && clock_ns() < deadline)
         pause_ms(1);
@@ -342,7 +343,7 @@ static void quiet_ends_at_its_deadline_and_names_the_peer(void **state)
     struct proxy_fixture *s = *state;
 
     s->options.env = NULL;
-    s->options.timeout_ms = 1000; /* the thread must have looked before, on a busy machine too */
+    s->options.timeout_ms = slow_ms(1000); /* the thread must have looked before, on a busy machine too */
     s->chaos.hold = 1;
     proxy_fixture_open(s, 1, 0);
     push(s, 0, 3, 0, 0, 0, 16);

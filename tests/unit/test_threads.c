@@ -12,7 +12,7 @@
 #include "tests/lib/fixture.h"
 #include "tests/lib/unit.h"
 
-enum { THREADS = 4, ROUNDS = 40, DEADLINE_MS = 20000 };
+enum { THREADS = 4, ROUNDS = 40, DEADLINE_MS = 120000 };
 
 /* ---- Streams ----------------------------------------------------------------------------------------------------- */
 

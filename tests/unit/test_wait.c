@@ -60,7 +60,7 @@ static void deadline_ends_the_wait_and_is_counted(void **state)
     assert_int_equal(cpu_wait_ge(&agent, &word, 1, 50 * MS), WAIT_TIMEOUT);
     took = clock_ns() - start;
     assert_true(took >= 50 * MS);
-    assert_true(took < 2000 * MS);
+    assert_true(took < 30000 * MS);
     assert_int_equal(agent.waits, 1);
     assert_in_range(agent.wait_ns, 50 * MS, took);
 }
@@ -406,7 +406,7 @@ static void time_and_sleep_go_through_the_environment(void **state)
     assert_int_equal(cpu_wait_ge(&agent, &word, 1, 100000 * MS), WAIT_TIMEOUT);
     assert_int_equal(world.now, 1000 + 100000 * MS);
     assert_int_equal(agent.wait_ns, 100000 * MS);
-    assert_true(clock_ns() - start < 5000 * MS);
+    assert_true(clock_ns() - start < 50000 * MS); /* half of the time that was played */
 
     world.word = &word;
     world.at = world.now + 500 * MS;
