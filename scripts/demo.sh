@@ -15,4 +15,4 @@ echo
 echo "High throughput: 8 ranks, a prefill step"
 "$epx" bench ht --ranks 8 --check
 echo
-echo "Next: $epx bench layer --report layer.html writes a page with plots for your browser"
+echo "Next: $epx bench sweep --report report.html makes a page with plots for your browser"
