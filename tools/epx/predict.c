@@ -176,7 +176,7 @@ static int predict_all(const struct options *o, int argc, char **argv)
     for (int mode = EPX_LOW_LATENCY; mode <= EPX_HIGH_THROUGHPUT; mode <<= 1) {
         for (int i = 0; i < o->nranks && mode & o->modes; i++) {
             points[n] = make_point(o, mode, o->ranks[i]);
-            progress_show("epx predict", 100.0 * n / total, "%s, %d ranks", mode == EPX_LOW_LATENCY ? "ll" : "ht",
+            progress_wait("epx predict", 100.0 * n / total, "%s, %d ranks", mode == EPX_LOW_LATENCY ? "ll" : "ht",
                           o->ranks[i]);
             if (predict_run(&points[n], &results[n]) != 0) {
                 progress_end();

@@ -151,7 +151,7 @@ int predict_known(int calibration, int json, uint64_t seed)
         if (machine_load(list[i].machine, &machine) != 0)
             return EXIT_FAILED;
         point = point_of(&list[i], &machine, seed);
-        progress_show("epx predict", 100.0 * i / n, "%s, %d ranks", list[i].source, list[i].ranks);
+        progress_wait("epx predict", 100.0 * i / n, "%s, %d ranks", list[i].source, list[i].ranks);
         if (predict_run(&point, &result) != 0) {
             progress_end();
             fprintf(stderr, "epx predict: %s: %s\n", list[i].source, result.error);
