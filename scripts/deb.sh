@@ -6,6 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=${1:-build-deb}
 jobs=${JOBS:-$(nproc)}
+. scripts/wait_shown.sh
 
 scripts/deps.sh deb
 version=$(sed -nE 's/^#define EPX_VERSION_(MAJOR|MINOR|PATCH) ([0-9]+)$/\2/p' include/epx/epx.h | paste -sd.)
@@ -32,7 +33,10 @@ epx ($version) unstable; urgency=medium
  -- EPX maintainers <maintainers@epx.invalid>  $date
 CHANGES
 log=$folder/build.log
-(cd "$folder/epx-$version" && DEB_BUILD_OPTIONS="parallel=$jobs nocheck" dpkg-buildpackage -b -us -uc) >"$log" 2>&1 || {
+(cd "$folder/epx-$version" && DEB_BUILD_OPTIONS="parallel=$jobs nocheck" exec dpkg-buildpackage -b -us -uc) \
+    >"$log" 2>&1 &
+step() { grep -oE '^\[ *[0-9]+%\]|^ +dh_[a-z_]+' "$log"; }
+wait_shown $! "make deb" step || {
     tail -40 "$log"
     echo "deb: dpkg-buildpackage failed; the whole log is $log"
     exit 1

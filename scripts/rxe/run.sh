@@ -15,6 +15,7 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 build=$(cd "$root" && realpath -m "${1:-build}")
+. "$here/../wait_shown.sh"
 cache=${EPX_RXE_CACHE:-${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/epx-rxe}
 limit_s=${EPX_RXE_LIMIT_S:-1500}
 
@@ -101,7 +102,8 @@ timeout "$limit_s" "${command[@]}" </dev/null >"$work/console" 2>&1 &
 guest=$!
 trap 'kill "$guest" 2>/dev/null || true; rm -rf "$work"' EXIT
 trap 'exit 143' INT TERM # a wait is interrupted, a command in the foreground is not: the machine must not outlive us
-wait "$guest" || rc=$?
+ended() { tr -d '\r' <"$work/console" | grep -E '^(passed|FAILED|skipped): '; }
+wait_shown "$guest" Soft-RoCE ended || rc=$?
 tr -d '\r' <"$work/console" >"$work/log"
 result=$(sed -n 's/^EPX-RXE-RESULT \([0-9]*\) \([0-9]*\) \([0-9]*\)$/\1 \2 \3/p' "$work/log" | tail -1)
 if [ -z "$result" ]; then
