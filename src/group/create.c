@@ -63,8 +63,11 @@ static void close_memory(struct epx_group *group)
     for (int r = 0; group->bases && r < group->nranks; r++)
         if (group->bases[r] && group->bases[r] != group->stand_in.base)
             ops->heap_close(group->device, &group->exports[r], group->bases[r]);
-    if (group->round_rows)
-        ops->mem_free(group->device, group->round_rows);
+    for (struct kept_rows *kept = group->kept_rows, *next; kept; kept = next) {
+        next = kept->next;
+        ops->mem_free(group->device, kept->memory);
+        free(kept);
+    }
     if (group->net_memory)
         ops->host_free(group->device, group->net_memory);
     if (group->heap.base)

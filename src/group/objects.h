@@ -31,6 +31,14 @@ struct group_marks {
     uint64_t operation_ns;
 };
 
+/* High throughput: memory for the rows that rounds of a combine keep (modes/high_throughput.c). */
+struct kept_rows {
+    struct kept_rows *next;
+    void *memory;
+    uint64_t bytes;
+    int recorded; /* a graph may use it as long as the group lives */
+};
+
 struct epx_group {
     struct device *device;
     struct boot *boot;
@@ -87,9 +95,8 @@ struct epx_group {
     struct device_stream
         *last_stream; /* of the last operation; operations of a group run in the order of their calls */
     struct device_event *order_event;
-    void *round_rows; /* high throughput: rows that rounds of a combine keep (modes/high_throughput.c) */
-    uint64_t round_bytes;
-    int all_trace; /* EPX_TRACE is set on all ranks */
+    struct kept_rows *kept_rows; /* the largest first */
+    int all_trace;               /* EPX_TRACE is set on all ranks */
     struct group_marks marks;
     uint64_t number;     /* of the group, for epx top: the same on all ranks, also on those that have joined */
     struct watch *watch; /* for epx top (watch.c); NULL: none */

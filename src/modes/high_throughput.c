@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* High throughput on the host; the protocol is in kernel/ht_notify.h, ht_dispatch.h and ht_combine.h. */
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "group/region.h"
@@ -359,27 +360,51 @@ static void make_combine_desc(struct epx_handle *handle, const struct combine_ar
     p->own_weights = args->weights.data;
 }
 
-/* Memory for the rows of other nodes, as much as any call of the group has wanted. */
-static epx_status reserve_kept(struct epx_group *group, uint64_t bytes)
+/* The largest memory is too small, and no graph has it: a kernel in the queue may. */
+static epx_status free_kept(struct epx_group *group)
 {
     const struct device_ops *ops = group->device->ops;
-    void *memory = NULL;
-    epx_status status;
+    struct kept_rows *kept = group->kept_rows;
+    epx_status status = group->last_stream ? ops->stream_sync(group->device, group->last_stream) : EPX_OK;
 
-    if (bytes <= group->round_bytes)
-        return EPX_OK;
-    if (group->round_rows && group->last_stream) { /* a kernel in the queue may use it */
-        status = ops->stream_sync(group->device, group->last_stream);
-        if (status != EPX_OK)
-            return status;
-    }
-    status = ops->mem_alloc(group->device, bytes, &memory);
     if (status != EPX_OK)
         return status;
-    if (group->round_rows)
-        ops->mem_free(group->device, group->round_rows);
-    group->round_rows = memory;
-    group->round_bytes = bytes;
+    group->kept_rows = kept->next;
+    ops->mem_free(group->device, kept->memory);
+    free(kept);
+    return EPX_OK;
+}
+
+/* Memory for the rows of other nodes, as much as any call of the group has wanted. What a graph was recorded with stays
+ * until the group is destroyed; so does what a stream that is being recorded cannot be waited for. */
+static epx_status reserve_kept(struct epx_group *group, uint64_t bytes, struct device_stream *stream)
+{
+    const int captured = group->device->ops->stream_captures(group->device, group_stream(group, stream));
+    struct kept_rows *kept = group->kept_rows;
+    epx_status status = EPX_OK;
+
+    if (!bytes)
+        return EPX_OK;
+    if (kept && bytes <= kept->bytes) {
+        kept->recorded |= captured;
+        return EPX_OK;
+    }
+    if (kept && !kept->recorded && !captured)
+        status = free_kept(group);
+    if (status != EPX_OK)
+        return status;
+    kept = calloc(1, sizeof(*kept));
+    if (!kept)
+        return fail(EPX_ERR_MEMORY, "epx_combine: no memory");
+    status = group->device->ops->mem_alloc(group->device, bytes, &kept->memory);
+    if (status != EPX_OK) {
+        free(kept);
+        return status;
+    }
+    kept->bytes = bytes;
+    kept->recorded = captured;
+    kept->next = group->kept_rows;
+    group->kept_rows = kept;
     return EPX_OK;
 }
 
@@ -392,8 +417,8 @@ static epx_status combine_in_rounds(struct epx_handle *handle, struct ht_combine
 
     p->rounds = handle->config.topk;
     p->kept_stride = (p->signature.hidden_bytes + 15) / 16 * 16;
-    status = reserve_kept(group, (uint64_t)handle->ntokens * (uint64_t)p->rounds * (uint64_t)p->kept_stride);
-    p->kept = group->round_rows;
+    status = reserve_kept(group, (uint64_t)handle->ntokens * (uint64_t)p->rounds * (uint64_t)p->kept_stride, stream);
+    p->kept = group->kept_rows ? group->kept_rows->memory : NULL;
     for (p->round = 0; p->round < p->rounds && status == EPX_OK; p->round++) {
         status = launch_sms(group, stream, KERNEL_HT_COMBINE, p, sizeof(*p), max_sms);
         /* Staged rows stay where they are, but not in windows; and the weights have returned. */
