@@ -147,7 +147,7 @@ static uint64_t net_clock(void *context)
     return sim_now();
 }
 
-static int net_seat(void *context)
+static int net_process(void *context)
 {
     (void)context;
     return sim_rank();
@@ -190,7 +190,7 @@ static struct sim_net *net_begin(const struct sim_net_options *given, int spares
 
     options.clock = net_clock;
     options.notify = net_notify;
-    options.seat = net_seat;
+    options.process = net_process;
     options.landed = net_landed;
     options.nranks += spares;
     if (cost_model())

@@ -139,28 +139,28 @@ static int run_processes(struct run *run)
 
 /* ---- Threads */
 
-struct seat {
+struct rank_thread {
     struct run *run;
     int rank;
 };
 
 static void *thread_main(void *arg)
 {
-    struct seat *seat = arg;
+    struct rank_thread *self = arg;
 
-    be_rank(seat->run, seat->rank);
+    be_rank(self->run, self->rank);
     return NULL;
 }
 
 static int run_threads(struct run *run)
 {
     pthread_t threads[SUITE_RANKS];
-    struct seat seats[SUITE_RANKS];
+    struct rank_thread ranks[SUITE_RANKS];
     int started = 0;
 
     for (; started < run->what->nranks; started++) {
-        seats[started] = (struct seat){run, started};
-        if (pthread_create(&threads[started], NULL, thread_main, &seats[started]))
+        ranks[started] = (struct rank_thread){run, started};
+        if (pthread_create(&threads[started], NULL, thread_main, &ranks[started]))
             break;
     }
     if (started < run->what->nranks)

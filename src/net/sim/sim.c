@@ -43,7 +43,7 @@ static epx_status sim_open(const struct net_options *options, struct net **net)
     e->base.ops = &net_sim_ops;
     e->world = w;
     e->rank = options->rank;
-    e->seat = w->o.seat ? w->o.seat(w->o.context) : options->rank;
+    e->process = w->o.process ? w->o.process(w->o.context) : options->rank;
     e->index = options->index;
     e->nranks = options->nranks;
     e->peers = calloc((size_t)options->nranks, sizeof(*e->peers));
@@ -111,7 +111,7 @@ static int sim_put(struct net *net, const struct net_put *put)
     struct sim_net *w = e->world;
     struct sim_peer *peer;
 
-    if (w->dead[e->seat])
+    if (w->dead[e->process])
         return -ENETDOWN;
     if (put->peer < 0 || put->peer >= e->nranks || !e->peers[put->peer].endpoint)
         return -EINVAL;
@@ -140,7 +140,7 @@ static int sim_poll(struct net *net, struct net_event *events, int max)
     struct sim_endpoint *e = endpoint(net);
     int n = 0;
 
-    if (e->world->dead[e->seat])
+    if (e->world->dead[e->process])
         return -ENETDOWN;
     while (n < max && e->head) {
         struct queued_event *q = e->head;

@@ -44,9 +44,9 @@ struct sim_net_options {
     uint64_t (*clock)(void *context);  /* NULL = the world has its own, moved by sim_net_advance alone */
     /* Which process opens an endpoint now, of 0..nranks-1; NULL = that of its rank. A process that takes the place of a
      * rank has another number than the one before. */
-    int (*seat)(void *context);
-    /* Endpoint `index` of process `seat` has something to poll. May be NULL. */
-    void (*notify)(void *context, int seat, int index);
+    int (*process)(void *context);
+    /* Endpoint `index` of process `process` has something to poll. May be NULL. */
+    void (*notify)(void *context, int process, int index);
     /* Bytes of rank `from` have been written `at` bytes into the heap of rank `to`. May be NULL. */
     void (*landed)(void *context, int from, int to, uint64_t at, uint32_t bytes);
     void *context;
@@ -69,7 +69,7 @@ uint64_t sim_net_next(struct sim_net *world);
 /* Handles all events that are due at now_ns. */
 void sim_net_advance(struct sim_net *world, uint64_t now_ns);
 /* From now on nothing leaves this process, and nothing reaches it. */
-void sim_net_kill(struct sim_net *world, int seat);
+void sim_net_kill(struct sim_net *world, int process);
 void sim_net_totals(const struct sim_net *world, struct sim_net_totals *totals);
 
 #endif

@@ -123,7 +123,7 @@ static struct sim_endpoint *living(const struct sim_net *w, uint32_t id)
 {
     struct sim_endpoint *e = endpoint_at(w, id);
 
-    return e && !w->dead[e->seat] ? e : NULL;
+    return e && !w->dead[e->process] ? e : NULL;
 }
 
 static void flights_free(struct sim_net *w, struct flight *first)
@@ -161,7 +161,7 @@ static void tell(struct sim_net *w, struct sim_endpoint *e, struct net_event eve
     e->tail = q;
     w->totals.hash = mix(w->totals.hash * 31 + (w->now ^ (uint64_t)e->id << 48 ^ (uint64_t)event.kind << 40));
     if (w->o.notify)
-        w->o.notify(w->o.context, e->seat, e->index);
+        w->o.notify(w->o.context, e->process, e->index);
 }
 
 /* ---- Posting ------------------------------------------------------------------------------------------------ */
@@ -369,28 +369,28 @@ void sim_net_advance(struct sim_net *w, uint64_t now_ns)
 }
 
 /* The rank that this process has. */
-static int rank_of(const struct sim_net *w, int seat)
+static int rank_of(const struct sim_net *w, int process)
 {
     for (uint32_t i = 1; i < w->nendpoints; i++)
-        if (w->endpoints[i] && w->endpoints[i]->seat == seat)
+        if (w->endpoints[i] && w->endpoints[i]->process == process)
             return w->endpoints[i]->rank;
-    return seat;
+    return process;
 }
 
-void sim_net_kill(struct sim_net *w, int seat)
+void sim_net_kill(struct sim_net *w, int process)
 {
     const uint64_t now = world_now(w);
-    const int rank = rank_of(w, seat);
+    const int rank = rank_of(w, process);
 
-    if (seat < 0 || seat >= w->o.nranks || w->dead[seat])
+    if (process < 0 || process >= w->o.nranks || w->dead[process])
         return;
-    w->dead[seat] = 1;
+    w->dead[process] = 1;
     if (w->o.death_ns == SIM_NET_NEVER)
         return;
     for (uint32_t i = 1; i < w->nendpoints; i++) {
         struct sim_endpoint *e = w->endpoints[i];
 
-        if (!e || e->seat == seat || e->rank == rank || rank >= e->nranks || !e->peers[rank].endpoint ||
+        if (!e || e->process == process || e->rank == rank || rank >= e->nranks || !e->peers[rank].endpoint ||
             reserve(w, 1) != 0)
             continue;
         add_event(w, (struct sim_event){.at = now + w->o.death_ns + world_draw(w, w->o.death_ns + 1),

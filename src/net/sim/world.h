@@ -34,7 +34,7 @@ struct sim_endpoint {
     struct sim_net *world;
     uint32_t id;
     int rank, index, nranks;
-    int seat; /* whose process it is: struct sim_net_options */
+    int process; /* whose process it is: struct sim_net_options */
     int in_flight;
     uint64_t send_free, receive_free; /* when the card is */
     char *heap;
@@ -61,7 +61,7 @@ struct sim_net {
     int nevents, events_room;
     struct sim_endpoint **endpoints; /* by id; NULL = closed */
     uint32_t nendpoints, endpoints_room;
-    uint8_t *dead; /* [nranks]: by seat */
+    uint8_t *dead; /* [nranks]: by process */
     struct sim_net_totals totals;
 };
 
