@@ -36,10 +36,10 @@ KFN_STEP int kernel_begin_agreed(struct agent *ag, const struct group_dev *g)
 
     if (kernel_begin(ag, g))
         return 1;
-    for (int r = 0; g->enable_mask && r < g->nranks && odd < 0; r++)
+    for (int r = 0; has_masks(g) && r < g->nranks && odd < 0; r++)
         if (g->mask[r] != g->members[r])
             odd = r;
-    if (!g->enable_mask || !block_decides(ag, odd >= 0))
+    if (!has_masks(g) || !block_decides(ag, odd >= 0))
         return 0;
     if (ag_index(ag) == 0)
         fail_all(ag, g, KSTATUS_USAGE, PHASE_MASKS, odd, odd < 0 ? 0 : g->members[odd], odd < 0 ? 0 : g->mask[odd]);
@@ -87,7 +87,7 @@ KFN int node_left(struct agent *ag, const struct group_dev *g)
 {
     int left = 0;
 
-    if (!g->enable_mask)
+    if (!has_masks(g))
         return -1;
     AG_EACH(ag, int, p, g->nranks)
     if (p != g->rank && in_scope(g, SCOPE_NODE, p) && ag_peek(signal_at(g, g->rank, SIG_ABORT, 0, p)))
@@ -123,7 +123,7 @@ KFN_STEP void give_up(struct agent *ag, const struct group_dev *g, uint64_t word
         if (ag_load_acquire(&control_of(g, g->rank)->abort_told) != word)
             put_abort(ag, g, word);
     }
-    if (g->nnodes > 1)
+    if (has_nodes(g))
         network_stop(ag, g);
 }
 

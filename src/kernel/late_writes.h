@@ -20,7 +20,7 @@ KFN_STEP int writes_begin(struct agent *ag, const struct group_dev *g, int phase
 {
     struct control *own = control_of(g, g->rank);
 
-    if (!g->enable_mask)
+    if (!has_masks(g))
         return 0;
     ag_add_fenced(ag, &own->writes_begun, 1); /* pairs with the fences in still_writes() and group_await_writers() */
     const uint64_t word = INJECT_BUG(BUG_LATE_WRITES, 0, ag_look(&own->abort_word));
@@ -35,7 +35,7 @@ KFN_STEP void writes_end(struct agent *ag, const struct group_dev *g)
 {
     struct control *own = control_of(g, g->rank);
 
-    if (!g->enable_mask)
+    if (!has_masks(g))
         return;
     ag_add_fenced(ag, &own->writes_ended, 1); /* release: pairs with the acquire of the wait in still_writes() */
     if (!ag_look(&own->abort_word))

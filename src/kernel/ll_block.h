@@ -44,7 +44,7 @@ KFN struct ll_block_plan *ll_block_memory(struct agent *ag, const struct ll_disp
     const struct group_dev *g = p->g;
     const int words = (p->route.ntokens + 31) / 32 * (g->experts + g->nranks);
 
-    if (g->nnodes > 1 || g->enable_mask || p->layout != LAYOUT_EXPERT_MAJOR || p->in.cast == CAST_NVFP4)
+    if (has_nodes(g) || has_masks(g) || p->layout != LAYOUT_EXPERT_MAJOR || p->in.cast == CAST_NVFP4)
         return NULL;
     if (p->in.cast && !ag_scratch(ag, row_scales_at(&p->signature) + (size_t)p->signature.scale_bytes))
         return NULL;

@@ -34,7 +34,7 @@ KFN int lc_serves(struct agent *ag, const struct group_dev *g, const struct lc_s
 {
     const int s = (g->rank + steps) % g->nranks;
 
-    return !is_local(g, s) && g->mask[s] && ag_index(ag) < stage->parts &&
+    return !is_local(g, s) && is_active(g, s) && ag_index(ag) < stage->parts &&
            g->recv_index_of[s] % (stage->parts / stage->shares) == ag_index(ag) / stage->shares;
 }
 
@@ -68,7 +68,7 @@ KFN_STEP int lc_wait_stage(struct agent *ag, const struct group_dev *g, struct l
 
 KFN int lc_in_heap(const struct ll_combine_params *p)
 {
-    return p->pulled && p->rows_in == 0 && !p->g->ll.split;
+    return p->pulled && p->rows_in == 0 && !ll_split(p->g);
 }
 
 KFN int lc_short(const struct ll_combine_params *p, const struct lc_block *b)
@@ -187,7 +187,7 @@ KFN_STEP uint64_t lc_fixed_rows(struct agent *ag, const struct ll_combine_params
     const uint64_t each = g->remotes > 0 ? g->ll.stage_rows / (uint64_t)g->remotes : 0;
     int odd = 0;
 
-    if (!g->ll.split || LC_LOGFMT(p) || p->signals)
+    if (!ll_split(g) || LC_LOGFMT(p) || p->signals)
         return 0;
     AG_EACH(ag, int, s, g->nranks)
     {

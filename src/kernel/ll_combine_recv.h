@@ -29,7 +29,7 @@ KFN void lc_count_peer(struct agent *ag, const struct ll_combine_params *p)
     uint64_t rows = 0;
 
     AG_EACH(ag, int, d, g->nranks)
-    rows += d != g->rank && is_local(g, d) && g->mask[d] ? lc_rows_from(p, d) : 0;
+    rows += d != g->rank && is_local(g, d) && is_active(g, d) ? lc_rows_from(p, d) : 0;
     rows = (uint64_t)ag_sum(ag, (int64_t)rows);
     if (ag_leader(ag))
         ag_add_stat(&g->stats->bytes_peer, rows * (uint64_t)p->signature.hidden_bytes);
@@ -78,13 +78,13 @@ KFN_STEP int lc_wait_remote(struct agent *ag, const struct ll_combine_params *p,
     const struct group_dev *g = p->g;
     const uint64_t start = ag_now(ag);
 
-    for (int d = 0; d < g->nranks && g->enable_mask; d++) {
-        if (is_local(g, d) || !g->mask[d] || g->recv_index_of[d] % ag_count(ag) != ag_index(ag))
+    for (int d = 0; d < g->nranks && has_masks(g); d++) {
+        if (is_local(g, d) || !is_active(g, d) || g->recv_index_of[d] % ag_count(ag) != ag_index(ag))
             continue;
         if (wait_rows(ag, g, SIG_LC_ROWS, slot_of(g, epoch), d, lc_rows_from(p, d), PHASE_LC_ROWS, start))
             return 1;
     }
-    for (int ring = 0; ring < g->nrings && !g->enable_mask && ag_index(ag) == 0; ring++)
+    for (int ring = 0; ring < g->nrings && !has_masks(g) && ag_index(ag) == 0; ring++)
         if (wait_ring_rows(ag, g, ring, lc_ring_rows(ag, p, epoch, ring), SIG_LC_ROWS, slot_of(g, epoch), PHASE_LC_ROWS,
                            start))
             return 1;
@@ -97,7 +97,7 @@ KFN_STEP int lc_unpack_all(struct agent *ag, const struct ll_combine_params *p, 
     const struct group_dev *g = p->g;
 
     for (int d = 0; d < g->nranks; d++) {
-        if (is_local(g, d) || !g->mask[d] || g->recv_index_of[d] % ag_count(ag) != ag_index(ag))
+        if (is_local(g, d) || !is_active(g, d) || g->recv_index_of[d] % ag_count(ag) != ag_index(ag))
             continue;
         if (lc_unpack(ag, p, epoch, d))
             return 1;
@@ -111,11 +111,11 @@ KFN int lc_check_descs(struct agent *ag, const struct ll_combine_params *p, uint
     int odd = 0;
 
     AG_EACH(ag, int, d, g->nranks)
-    odd |= g->mask[d] && signature_differs(&p->signature, &lc_desc_of(g, d, epoch)->signature);
+    odd |= is_active(g, d) && signature_differs(&p->signature, &lc_desc_of(g, d, epoch)->signature);
     if (!ag_any(ag, odd))
         return 0;
     for (int d = 0; d < g->nranks; d++)
-        if (g->mask[d] && check_signature(ag, g, &p->signature, &lc_desc_of(g, d, epoch)->signature, PHASE_LC_DATA, d))
+        if (is_active(g, d) && check_signature(ag, g, &p->signature, &lc_desc_of(g, d, epoch)->signature, PHASE_LC_DATA, d))
             return 1;
     return 0;
 }
@@ -149,7 +149,7 @@ KFN_STEP int lc_wait(struct agent *ag, const struct ll_combine_params *p, uint64
         return 1;
     AG_MARK(ag, MARK_DATA);
     /* As in ll_wait_tables(): between nodes a barrier follows before rows are read (lc_wait_remote). */
-    return (!p->nodes || ag_index(ag) == 0) && lc_check_descs(ag, p, epoch);
+    return (!lc_nodes(p) || ag_index(ag) == 0) && lc_check_descs(ag, p, epoch);
 }
 
 /* All rows can be read. */
@@ -161,7 +161,7 @@ KFN int lc_data(struct agent *ag, const struct ll_combine_params *p, uint64_t ep
     if (ag_index(ag) == 0)
         lc_fetch_descs(ag, p, epoch);
 #endif
-    return p->nodes && lc_wait_remote(ag, p, epoch);
+    return lc_nodes(p) && lc_wait_remote(ag, p, epoch);
 }
 
 /* The own tokens. */
@@ -169,7 +169,7 @@ KFN_STEP int lc_sum(struct agent *ag, const struct ll_combine_params *p, uint64_
 {
     const struct group_dev *g = p->g;
 
-    if (p->nodes && LC_LOGFMT(p) && lc_unpack_all(ag, p, epoch))
+    if (lc_nodes(p) && LC_LOGFMT(p) && lc_unpack_all(ag, p, epoch))
         return 1;
     count_returned(ag, g, lc_sum_tokens(ag, p, epoch));
     AG_MARK(ag, MARK_SUM);

@@ -43,7 +43,7 @@ KFN int lc_push_count(const struct ll_combine_params *p, int q)
     const struct group_dev *g = p->g;
     const int s = lc_push_rank(p, q), l = lc_push_expert(p, q);
 
-    return is_local(g, s) && g->mask[s] ? p->h->count[l * g->nranks + s] : 0;
+    return is_local(g, s) && is_active(g, s) ? p->h->count[l * g->nranks + s] : 0;
 }
 
 /* Rows for sources of the node, dealt out to the agents in one sequence. The lanes look at a block each. */
@@ -91,7 +91,7 @@ KFN void lc_write_desc(const struct ll_combine_params *p, struct lc_desc *desc)
 /* Does this rank send rows, rather than only say where they are? */
 KFN int lc_moves(const struct ll_combine_params *p)
 {
-    return p->nodes || !p->pulled;
+    return lc_nodes(p) || !p->pulled;
 }
 
 /* All that this rank sends is in the slots of the node, or on its way: the last agent says so. */
@@ -119,10 +119,10 @@ KFN_STEP int lc_take_slot(struct agent *ag, const struct ll_combine_params *p, u
     AG_MARK(ag, MARK_SLOT);
     if (ag_index(ag) == 0 && ag_leader(ag)) {
         lc_write_desc(p, (struct lc_desc *)slot);
-        if (g->ll.split)
+        if (ll_split(g))
             lc_write_desc(p, (struct lc_desc *)net_at(g, lc_net_slot(g, epoch)));
     }
-    if (p->nodes && ag_index(ag) == 0 && wait_all_sent(ag, g, PHASE_LC_SENT))
+    if (lc_nodes(p) && ag_index(ag) == 0 && wait_all_sent(ag, g, PHASE_LC_SENT))
         return 1;
     if (p->pulled && p->layout == LAYOUT_EXPERT_MAJOR) {
         int32_t *begin = (int32_t *)(slot + g->ll.begin);
@@ -138,11 +138,11 @@ KFN_STEP int lc_push(struct agent *ag, const struct ll_combine_params *p, uint64
 {
     const struct group_dev *g = p->g;
 
-    if (p->nodes && sync_barrier(ag, g)) /* the descriptor is written, and the stage is free */
+    if (lc_nodes(p) && sync_barrier(ag, g)) /* the descriptor is written, and the stage is free */
         return 1;
     if (LC_LOGFMT(p))
         ag_logfmt_begin(ag);
-    if (p->nodes && lc_push_others(ag, p, epoch))
+    if (lc_nodes(p) && lc_push_others(ag, p, epoch))
         return 1;
     /* With signals each row is a write of its own: the next one may be far away. */
     if (!p->pulled && ((!p->signals && writes_begin(ag, g, PHASE_LC_DATA)) || lc_push_node(ag, p, epoch)))

@@ -10,6 +10,11 @@
 #define LC_LOGFMT(p) ((p)->logfmt)
 #endif
 
+KFN int lc_nodes(const struct ll_combine_params *p)
+{
+    return !FLAVOUR_NEAR && p->nodes;
+}
+
 KFN_STEP uint64_t lc_slot_offset(const struct group_dev *g, uint64_t epoch)
 {
     return g->ll.cslots + (uint64_t)slot_of(g, epoch) * g->ll.cslot_stride;
@@ -45,7 +50,7 @@ KFN_STEP const struct lc_desc *lc_desc_of(const struct group_dev *g, int d, uint
  * other. */
 KFN int lc_has_near(const struct ll_combine_params *p)
 {
-    return p->nodes && p->g->max_agents * (p->g->experts + 2 * p->g->nranks) * 4 >= p->g->nranks * 64;
+    return lc_nodes(p) && p->g->max_agents * (p->g->experts + 2 * p->g->nranks) * 4 >= p->g->nranks * 64;
 }
 
 /* One agent; a barrier follows. */
@@ -56,7 +61,7 @@ KFN void lc_fetch_descs(struct agent *ag, const struct ll_combine_params *p, uin
 
     AG_EACH(ag, int, i, lc_has_near(p) ? g->nranks *words : 0)
     {
-        if (is_local(g, i / words) && g->mask[i / words])
+        if (is_local(g, i / words) && is_active(g, i / words))
             ((uint64_t *)g->tables)[i] = ((const uint64_t *)lc_desc_of(g, i / words, epoch))[i % words];
     }
     ag_sync(ag);

@@ -49,7 +49,7 @@ KFN_STEP int lc_returns(const struct ll_combine_params *p, int64_t i)
 {
     const int32_t id = p->h->ids[i];
 
-    if (id < 0 || !p->g->mask[id / p->g->local_experts])
+    if (id < 0 || !is_active(p->g, id / p->g->local_experts))
         return 0;
     return p->layout == LAYOUT_EXPERT_MAJOR || p->h->rord[i] >= 0;
 }
@@ -95,7 +95,7 @@ KFN_STEP int lc_sum_token(struct agent *ag, const struct ll_combine_params *p, u
             const int d = p->h->ids[i] / L;
             const struct lc_desc *desc = lc_desc_near(p, d, epoch);
             const char *row = lc_row(p, epoch, desc, d, i);
-            if (is_local(g, d) ? !desc->pulled : !g->ll.split)
+            if (is_local(g, d) ? !desc->pulled : !ll_split(g))
                 AG_SUMS(ag, g, d, row, LC_LOGFMT(p) ? 16 : lc_pitch(p));
             sum_set_offer(&set, n + before, LC_LOGFMT(p) ? row : row + at, weighted ? p->weights[i] : 1.0f,
                           p->nvfp4 ? ROWS_NVFP4 : LC_LOGFMT(p));

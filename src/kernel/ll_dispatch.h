@@ -53,8 +53,8 @@ KFN int ll_dispatch_whole(struct agent *ag, const struct ll_dispatch_params *p, 
                    ll_receive(ag, p, epoch, result == LL_BLOCK_WRITTEN);
     }
 #endif
-    const int failed = ll_send_tables(ag, p, epoch) || (g->nnodes > 1 && ll_stage_rows(ag, p, epoch));
-    if (g->nnodes > 1) /* an agent whose ring stays full fails alone */
+    const int failed = ll_send_tables(ag, p, epoch) || (has_nodes(g) && ll_stage_rows(ag, p, epoch));
+    if (has_nodes(g)) /* an agent whose ring stays full fails alone */
         return block_decides(ag, failed) || ll_dispatch_recv(ag, p, epoch);
     if (failed || ll_wait_tables(ag, p, epoch))
         return 1;

@@ -34,9 +34,9 @@ KFN_STEP void ll_count_ranks(struct agent *ag, const struct ll_dispatch_params *
         return;
     AG_EACH(ag, int, s, R)
     {
-        const int rows = g->mask[s] ? ll_rows_from(g, s, epoch) : 0;
+        const int rows = is_active(g, s) ? ll_rows_from(g, s, epoch) : 0;
         int64_t n = p->layout == LAYOUT_RANK_MAJOR ? rows : 0;
-        for (int l = 0; l < n_experts && g->mask[s] && p->layout == LAYOUT_EXPERT_MAJOR; l++)
+        for (int l = 0; l < n_experts && is_active(g, s) && p->layout == LAYOUT_EXPERT_MAJOR; l++)
             n += ll_counts_from(g, s, epoch, offset)[l];
         if (p->rank_counts.data)
             index_put(&p->rank_counts, s, n);
@@ -79,10 +79,10 @@ KFN void ll_all_places(struct agent *ag, const struct ll_dispatch_params *p, uin
     const struct group_dev *g = p->g;
     const int A = ag_count(ag), me = A - 1 - ag_index(ag);
 
-    if (g->nranks % A == me && g->nnodes == 1) /* between nodes the headers have them: ll_send_tables() */
+    if (g->nranks % A == me && !has_nodes(g)) /* between nodes the headers have them: ll_send_tables() */
         ll_places(ag, p);
     for (int s = me; s < g->nranks; s += A)
-        if (g->mask[s])
+        if (is_active(g, s))
             ll_source_places(ag, p, epoch, s);
 }
 
@@ -103,7 +103,7 @@ KFN_STEP int ll_count_experts(struct agent *ag, const struct ll_dispatch_params 
         int64_t run = 0;
         AG_ROUNDS(ag, int, s, R)
         {
-            const int there = s < R && g->mask[s] && e < g->experts;
+            const int there = s < R && is_active(g, s) && e < g->experts;
             const int64_t n = there ? ll_counts_from(g, s, epoch, offset)[l] : 0, begin = run + ag_scan(ag, n);
             if (s < R) {
                 h->begin[l * R + s] = (int32_t)begin;
@@ -295,7 +295,7 @@ KFN void ll_take_near(struct agent *ag, const struct ll_dispatch_params *p, uint
 KFN int ll_take_source(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch, int s, int nth, int step)
 {
     const struct group_dev *g = p->g;
-    const int n = g->mask[s] ? ll_rows_from(g, s, epoch) : 0;
+    const int n = is_active(g, s) ? ll_rows_from(g, s, epoch) : 0;
 
     if (nth == 0 && ag_leader(ag) && p->layout == LAYOUT_RANK_MAJOR)
         p->h->count[s] = n;
@@ -340,14 +340,14 @@ KFN_STEP int ll_check_descs(struct agent *ag, const struct ll_dispatch_params *p
     int odd = 0;
 
     AG_EACH(ag, int, s, g->nranks)
-    if (g->mask[s]) { /* the heap of a masked rank may be gone */
+    if (is_active(g, s)) { /* the heap of a masked rank may be gone */
         const struct signature theirs = ll_signature_of(g, s, epoch, &rows);
         odd |= signature_differs(&p->signature, &theirs) || rows < 0 || rows > g->max_tokens;
     }
     if (!ag_any(ag, odd))
         return 0;
     for (int s = 0; s < g->nranks; s++) {
-        if (!g->mask[s])
+        if (!is_active(g, s))
             continue;
         const struct signature theirs = ll_signature_of(g, s, epoch, &rows);
         if (check_signature(ag, g, &p->signature, &theirs, PHASE_LL_DATA, s))
@@ -365,7 +365,7 @@ KFN_STEP int ll_receive(struct agent *ag, const struct ll_dispatch_params *p, ui
     const int slot = slot_of(g, epoch);
     const uint64_t lap = lap_of(g, epoch);
 
-    if (g->nnodes > 1 && (ll_wait_remote(ag, p, epoch) || sync_barrier(ag, g)))
+    if (has_nodes(g) && (ll_wait_remote(ag, p, epoch) || sync_barrier(ag, g)))
         return 1;
     if (ll_count(ag, p, epoch))
         return 1;
@@ -397,7 +397,7 @@ KFN_STEP int ll_wait_tables(struct agent *ag, const struct ll_dispatch_params *p
     const struct group_dev *g = p->g;
 
     return wait_peers(ag, g, SCOPE_ALL, SIG_LL_DATA, slot_of(g, epoch), lap_of(g, epoch), PHASE_LL_DATA, p->wait_ns) ||
-           ((g->nnodes == 1 || ag_index(ag) == 0) && ll_check_descs(ag, p, epoch));
+           ((!has_nodes(g) || ag_index(ag) == 0) && ll_check_descs(ag, p, epoch));
 }
 
 /* Waits for all that the receive half needs, but for rows from other nodes. */

@@ -32,14 +32,14 @@ KFN void ll_write_desc(const struct ll_dispatch_params *p, uint64_t epoch, struc
 
     desc->signature = p->signature;
     desc->ntokens = p->route.ntokens;
-    desc->ordered = g->nnodes > 1;
+    desc->ordered = has_nodes(g);
     desc->landing = (int16_t)g->state->landing;
     desc->rows = p->in_place ? p->in_place : ll_slot_offset(g, epoch) + g->ll.rows;
     desc->row_stride = ll_row_stride(p);
     /* Not where ranks may be masked: a rank that is late rather than dead would write into a tensor that its receiver
      * uses for something else by then, and a rank that masked another counts fewer rows before its own than a receiver
      * that did not. Nor NVFP4 rows: senders encode them once, into their slot. */
-    desc->open = (p->steps & STEP_RECV) && !g->enable_mask && p->open_tokens &&
+    desc->open = (p->steps & STEP_RECV) && !has_masks(g) && p->open_tokens &&
                  (p->open_scales || !p->signature.scale_bytes) && p->in.cast != CAST_NVFP4;
     desc->written = 0;
     desc->tokens = p->open_tokens;
@@ -78,7 +78,7 @@ KFN_STEP void ll_publish(struct agent *ag, const struct ll_dispatch_params *p, u
     const struct group_dev *g = p->g;
 
     if (ag_leader(ag)) {
-        if (g->nnodes == 1)
+        if (!has_nodes(g))
             ll_write_desc(p, epoch, v->desc);
         g->state->epoch[OP_LL_DISPATCH] = epoch;
         p->h->state->epoch = epoch;
@@ -103,7 +103,7 @@ KFN_STEP int ll_send_tables(struct agent *ag, const struct ll_dispatch_params *p
         return 1;
     AG_MARK(ag, MARK_ROUTE);
     ll_fill_tables(ag, p, &v, list);
-    if (g->nnodes > 1) {
+    if (has_nodes(g)) {
         if (ag_index(ag) == 0) {
             if (ll_choose_landing(ag, g, p->h->state))
                 return 1;
@@ -129,7 +129,7 @@ KFN void ll_copy_rows(struct agent *ag, const struct ll_dispatch_params *p, uint
     const uint64_t stride = ll_row_stride(p);
 
     for (int t = ag_index(ag); t < p->route.ntokens && !p->in_place; t += ag_count(ag)) {
-        char *row = rows + (size_t)(p->g->nnodes > 1 ? v.pos[t] : t) * stride;
+        char *row = rows + (size_t)(has_nodes(p->g) ? v.pos[t] : t) * stride;
         row_stage(ag, row, &p->in, &p->signature, t);
         if (records)
             ll_write_record(ag, p, row, t);
@@ -141,13 +141,13 @@ KFN void ll_copy_rows(struct agent *ag, const struct ll_dispatch_params *p, uint
 KFN_STEP int ll_stage_rows(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
-    const int spread = g->nnodes > 1;
+    const int spread = has_nodes(g);
     char *rows = heap_at(g, g->rank, ll_slot_offset(g, epoch) + g->ll.rows);
 
-    ll_copy_rows(ag, p, epoch, g->ll.split ? net_at(g, ll_net_slot(g, epoch) + g->ll.net_rows) : rows, spread);
+    ll_copy_rows(ag, p, epoch, ll_split(g) ? net_at(g, ll_net_slot(g, epoch) + g->ll.net_rows) : rows, spread);
     if (spread && (sync_barrier(ag, g) || ll_put_remote(ag, p, epoch)))
         return 1;
-    if (g->ll.split)
+    if (ll_split(g))
         ll_copy_rows(ag, p, epoch, rows, 0);
     if (!sync_last(ag, g, 1))
         return 0;
@@ -168,7 +168,7 @@ KFN int ll_all_open(struct agent *ag, const struct group_dev *g, uint64_t epoch)
 {
     int closed = 0;
 
-    AG_EACH(ag, int, s, g->nranks) closed |= !is_local(g, s) || (g->mask[s] && !ll_desc_of(g, s, epoch)->open);
+    AG_EACH(ag, int, s, g->nranks) closed |= !is_local(g, s) || (is_active(g, s) && !ll_desc_of(g, s, epoch)->open);
     return !ag_any(ag, closed);
 }
 
@@ -182,7 +182,7 @@ KFN int32_t ll_first_row(const struct group_dev *g, uint64_t offset, int e)
     for (int s = 0; s < g->rank; s += LL_COUNTS) {
         AG_UNROLL
         for (int j = 0; j < LL_COUNTS; j++)
-            n[j] = s + j < g->rank && g->mask[s + j] ? ((const int32_t *)heap_at(g, s + j, offset))[e] : 0;
+            n[j] = s + j < g->rank && is_active(g, s + j) ? ((const int32_t *)heap_at(g, s + j, offset))[e] : 0;
         AG_UNROLL
         for (int j = 0; j < LL_COUNTS; j++)
             run += n[j];
@@ -204,7 +204,7 @@ KFN_STEP int ll_has_target(const struct ll_dispatch_params *p, int64_t i)
     const struct group_dev *g = p->g;
     const int32_t id = p->h->ids[i];
 
-    if (id < 0 || !g->mask[id / g->local_experts])
+    if (id < 0 || !is_active(g, id / g->local_experts))
         return 0;
     if (p->layout == LAYOUT_RANK_MAJOR)
         return p->h->ridx[i] >= 0;

@@ -68,7 +68,7 @@ KFN uint64_t ll_row_stride(const struct ll_dispatch_params *p)
 {
     if (p->in_place)
         return (uint64_t)p->in.stride;
-    return p->g->nnodes > 1 ? ll_far_stride(p) : ll_record_at(p);
+    return has_nodes(p->g) ? ll_far_stride(p) : ll_record_at(p);
 }
 
 /* Offset of the receive buffer of source number `number` where the network of its receiver writes. */
@@ -88,7 +88,7 @@ KFN_STEP const struct ll_header *ll_header_there(const struct group_dev *g, int 
  * many agents would come one after the other. */
 KFN_STEP const struct ll_header *ll_header_of(const struct group_dev *g, int s, uint64_t epoch)
 {
-    if (!g->ll.split)
+    if (!ll_split(g))
         return ll_header_there(g, s, epoch);
     return (const struct ll_header *)heap_at(
         g, g->rank, ll_slot_offset(g, epoch) + g->ll.headers + (uint64_t)s * ll_header_bytes(g));
@@ -321,7 +321,7 @@ KFN_STEP int ll_put_remote(struct agent *ag, const struct ll_dispatch_params *p,
     put_begin(&batch);
     for (int j = 1; j < g->nranks; j++) {
         const int d = (g->rank + j) % g->nranks;
-        if (is_local(g, d) || !g->mask[d])
+        if (is_local(g, d) || !is_active(g, d))
             continue;
         if (nth++ % ag_count(ag) == ag_index(ag))
             ll_put_to(ag, p, epoch, d, &batch);
@@ -378,9 +378,9 @@ KFN_STEP int ll_wait_remote(struct agent *ag, const struct ll_dispatch_params *p
     const uint64_t start = ag_now(ag);
 
     for (int s = 0; s < g->nranks; s++) {
-        if (is_local(g, s) || !g->mask[s] || g->recv_index_of[s] % ag_count(ag) != ag_index(ag))
+        if (is_local(g, s) || !is_active(g, s) || g->recv_index_of[s] % ag_count(ag) != ag_index(ag))
             continue;
-        if (g->ll.split)
+        if (ll_split(g))
             ag_copy(ag, (char *)(uintptr_t)ll_header_of(g, s, epoch), (const char *)ll_header_there(g, s, epoch),
                     ll_header_bytes(g));
         ag_sync(ag);
@@ -388,12 +388,12 @@ KFN_STEP int ll_wait_remote(struct agent *ag, const struct ll_dispatch_params *p
         const uint64_t n = (uint64_t)header->rows;
         if (ll_header_unsound(ag, p, header))
             return fail_all(ag, g, KSTATUS_MISMATCH, PHASE_LL_ROWS, s, 0, 0);
-        if (!g->enable_mask)
+        if (!has_masks(g))
             expect_rows(ag, g, SIG_LL_ROWS, slot_of(g, epoch), s, n);
         else if (wait_rows(ag, g, SIG_LL_ROWS, slot_of(g, epoch), s, n, PHASE_LL_ROWS, start))
             return 1;
     }
-    return !g->enable_mask && ag_index(ag) == 0 && ll_wait_all_rows(ag, g, epoch, start);
+    return !has_masks(g) && ag_index(ag) == 0 && ll_wait_all_rows(ag, g, epoch, start);
 }
 
 /* A received row, wherever it is. */

@@ -21,12 +21,12 @@
 
 KFN int ll_has_halves(const struct group_dev *g)
 {
-    return g->ll.halves > 1;
+    return !FLAVOUR_NEAR && g->ll.halves > 1;
 }
 
 KFN int ll_is_lost(const struct group_dev *g, int rank)
 {
-    return !is_local(g, rank) && g->members[rank] && !g->mask[rank];
+    return !is_local(g, rank) && g->members[rank] && !is_active(g, rank);
 }
 
 /* How many ranks elsewhere were masked since the last recovery. */

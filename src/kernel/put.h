@@ -10,6 +10,7 @@
 
 #include "kernel/agent.h"
 #include "kernel/command.h"
+#include "kernel/flavour.h"
 #include "kernel/ring.h"
 
 struct put_batch {
@@ -77,7 +78,7 @@ KFN_STEP void put_abort(struct agent *ag, const struct group_dev *g, uint64_t wo
     struct control *own = (struct control *)g->heap[g->rank];
     const uint64_t alarm = ALARM_SET | (ABORT_RANK(word) == g->rank ? ALARM_ALL : 0) | note_of_abort(word);
 
-    if (g->nnodes == 1)
+    if (!has_nodes(g))
         return;
     if (ag_leader(ag))
         ag_store_release(&own->abort_told, word); /* pairs with the acquire in give_up(), of another agent */

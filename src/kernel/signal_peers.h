@@ -12,7 +12,7 @@ KFN int signals_there(const struct group_dev *g, int to, int kind, int slot, uin
 {
     for (int i = 0; i < g->node_size; i++) {
         const int r = node_rank(g, i);
-        if (r != g->rank && g->mask[r] && (int64_t)(ag_peek(signal_at(g, to, kind, slot, r)) - value) < 0)
+        if (r != g->rank && is_active(g, r) && (int64_t)(ag_peek(signal_at(g, to, kind, slot, r)) - value) < 0)
             return 0;
     }
     return 1;
@@ -26,7 +26,7 @@ KFN int signals_complete(struct agent *ag, const struct group_dev *g, int to, in
 {
     struct signal *own = &((struct signal *)heap_at(g, to, g->signals))[signal_index(g, kind, slot, to)];
 
-    if (g->enable_mask)
+    if (has_masks(g))
         return signals_there(g, to, kind, slot, value);
     return (ag_fetch_add64(ag, &own->arrived, 1) + 1) % (uint64_t)g->node_size == 0;
 }
@@ -47,7 +47,7 @@ KFN_STEP void signal_peers(struct agent *ag, const struct group_dev *g, enum sco
         if (AG_BELLS && signals_complete(ag, g, p, kind, slot, value))
             ag_ring(ag, &control_of(g, p)->bell);
     }
-    if (g->nnodes == 1 || scope == SCOPE_NODE)
+    if (!has_nodes(g) || scope == SCOPE_NODE)
         return;
     /* Ring by ring: one push for up to 32 ranks, not one for each. */
     put_begin(&batch);

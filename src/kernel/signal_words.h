@@ -9,7 +9,7 @@
 #ifndef EPX_KERNEL_SIGNAL_WORDS_H
 #define EPX_KERNEL_SIGNAL_WORDS_H
 
-#include "kernel/agent.h"
+#include "kernel/flavour.h"
 
 KFN struct control *control_of(const struct group_dev *g, int rank)
 {
@@ -18,25 +18,31 @@ KFN struct control *control_of(const struct group_dev *g, int rank)
 
 /* A low-latency epoch uses slot (e - 1) % W, and is that slot's ((e - 1) / W + 1)-th. High throughput has one operation
  * of a kind in flight at a time: slot 0, and the epoch itself. */
-KFN_STEP int slot_of(const struct group_dev *g, uint64_t epoch)
+KFN_STEP int slot_of_many(const struct group_dev *g, uint64_t epoch)
 {
     return (int)((epoch - 1) % (uint64_t)g->inflight);
 }
 
-KFN_STEP uint64_t lap_of(const struct group_dev *g, uint64_t epoch)
+KFN_STEP uint64_t lap_of_many(const struct group_dev *g, uint64_t epoch)
 {
     return (epoch - 1) / (uint64_t)g->inflight + 1;
 }
 
-KFN int is_local(const struct group_dev *g, int rank)
+/* Two slots are what most groups have, and a GPU's division of 64 bits is a hundred instructions. */
+KFN int slot_of(const struct group_dev *g, uint64_t epoch)
 {
-    return g->heap[rank] != NULL;
+    return g->inflight == 2 ? (int)((epoch - 1) & 1) : slot_of_many(g, epoch);
+}
+
+KFN uint64_t lap_of(const struct group_dev *g, uint64_t epoch)
+{
+    return g->inflight == 2 ? (epoch + 1) >> 1 : lap_of_many(g, epoch);
 }
 
 /* The i-th rank of this node. Where all ranks are, nothing is loaded to know it. */
 KFN int node_rank(const struct group_dev *g, int i)
 {
-    return g->nnodes == 1 ? i : g->node_ranks[i];
+    return !has_nodes(g) ? i : g->node_ranks[i];
 }
 
 KFN size_t signal_index(const struct group_dev *g, int kind, int slot, int from)
@@ -67,14 +73,14 @@ enum scope { SCOPE_ALL, SCOPE_NODE, SCOPE_REMOTE };
 
 KFN int in_scope(const struct group_dev *g, enum scope scope, int rank)
 {
-    if (!g->mask[rank])
+    if (!is_active(g, rank))
         return 0;
     return scope == SCOPE_ALL || (scope == SCOPE_NODE) == is_local(g, rank);
 }
 
 KFN int scope_has_rings(const struct group_dev *g, enum scope scope)
 {
-    return g->nnodes > 1 && scope != SCOPE_NODE;
+    return has_nodes(g) && scope != SCOPE_NODE;
 }
 
 #endif

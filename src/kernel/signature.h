@@ -44,12 +44,12 @@ KFN_STEP int check_node(struct agent *ag, const struct group_dev *g, const struc
     AG_EACH(ag, int, i, g->node_size *words)
     {
         const int r = node_rank(g, i / words);
-        if (g->mask[r])
+        if (is_active(g, r))
             odd |= ((const int32_t *)heap_at(g, r, desc))[i % words] != ((const int32_t *)mine)[i % words];
     }
     for (int i = 0; ag_any(ag, odd) && i < g->node_size; i++) {
         const int r = node_rank(g, i);
-        if (g->mask[r] && check_signature(ag, g, mine, (const struct signature *)heap_at(g, r, desc), phase, r))
+        if (is_active(g, r) && check_signature(ag, g, mine, (const struct signature *)heap_at(g, r, desc), phase, r))
             return 1;
     }
     return 0;

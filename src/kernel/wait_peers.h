@@ -26,7 +26,7 @@ KFN int glance_peers(struct agent *ag, const struct group_dev *g, enum scope sco
             const int p = n < near ? node_rank(g, n) : -1;
             const uint64_t *word = n < near ? signal_at(g, g->rank, kind, slot, p)
                                             : &g->aggregates[aggregate_index(g, n - near, kind, slot)];
-            if ((p < 0 || g->mask[p]) && (int64_t)(ag_peek(word) - value) < 0) {
+            if ((p < 0 || is_active(g, p)) && (int64_t)(ag_peek(word) - value) < 0) {
                 missing = 1;
                 late = p;
             }
@@ -45,7 +45,7 @@ KFN int glance_peers(struct agent *ag, const struct group_dev *g, enum scope sco
 KFN_STEP int late_peer(const struct group_dev *g, const uint64_t *counters, uint64_t value)
 {
     for (int p = 0; p < g->nranks; p++)
-        if (!is_local(g, p) && g->mask[p] && (int64_t)(ag_load_acquire(&counters[p]) - value) < 0)
+        if (!is_local(g, p) && is_active(g, p) && (int64_t)(ag_load_acquire(&counters[p]) - value) < 0)
             return p;
     return -1;
 }
@@ -99,7 +99,7 @@ KFN_STEP int wait_each(struct agent *ag, const struct group_dev *g, enum scope s
     if (in_scope(g, scope, g->rank) && wait_own(ag, g, kind, slot, value, wait_ns))
         return 1;
     const uint64_t start = ag_now(ag);
-    const int each = g->enable_mask || wait_ns; /* a wait of its own for each rank elsewhere */
+    const int each = has_masks(g) || wait_ns; /* a wait of its own for each rank elsewhere */
     for (int i = 0; i < (each ? g->nranks : g->node_size) && !failed; i++) {
         const int p = each ? i : node_rank(g, i);
         if (p == g->rank || !in_scope(g, scope, p))
@@ -125,7 +125,7 @@ KFN_STEP int wait_each(struct agent *ag, const struct group_dev *g, enum scope s
 KFN_STEP int wait_peers(struct agent *ag, const struct group_dev *g, enum scope scope, int kind, int slot,
                         uint64_t value, int phase, int64_t *wait_ns)
 {
-    const int one = g->enable_mask;
+    const int one = has_masks(g);
     int failed = 0;
 
     if ((one ? ag_index(ag) : ag_block_index(ag)) == 0)
@@ -145,7 +145,7 @@ KFN int wait_peers_end(struct agent *ag, const struct group_dev *g, enum scope s
                        uint64_t value, int phase)
 {
 #if AG_BLOCKS
-    if (!g->enable_mask && ag_block_number(ag) != 0)
+    if (!has_masks(g) && ag_block_number(ag) != 0)
         return 0;
 #endif
     return wait_peers(ag, g, scope, kind, slot, value, phase, NULL);

@@ -86,7 +86,7 @@ KFN_STEP int wait_sent(struct agent *ag, const struct group_dev *g, int phase)
     const uint64_t start = ag_now(ag);
 
     for (int r = 0; r < g->nranks; r++)
-        if (!is_local(g, r) && g->mask[r] &&
+        if (!is_local(g, r) && is_active(g, r) &&
             wait_word(ag, g, &g->sent[r], ag_load_acquire(&g->pushed[r]), phase, r, start))
             return 1;
     return 0;
@@ -98,7 +98,7 @@ KFN_STEP int wait_all_sent(struct agent *ag, const struct group_dev *g, int phas
 {
     const uint64_t start = ag_now(ag);
 
-    if (g->enable_mask)
+    if (has_masks(g))
         return wait_sent(ag, g, phase);
     for (int i = 0; i < g->nrings; i++)
         if (wait_ring_sent(ag, g, i, phase, start))

@@ -29,7 +29,7 @@ KFN_STEP int wait_failed(struct agent *ag, const struct group_dev *g, enum wait_
         return wait_failed_by_word(ag, g, phase, target, seen);
     if (ag_leader(ag))
         ag_add_stat(&g->stats->timeouts, 1);
-    if (g->enable_mask && peer >= 0 && culprit >= 0 && phase_masks(phase)) {
+    if (has_masks(g) && peer >= 0 && culprit >= 0 && phase_masks(phase)) {
         enum wait_result ended = WAIT_OK;
         if (is_local(g, peer)) {
             /* If it is late rather than dead, what it reads from now on may belong to a later operation. */
@@ -80,7 +80,7 @@ KFN_STEP int wait_word(struct agent *ag, const struct group_dev *g, const uint64
         culprit = find_culprit(ag, g, peer);
         /* It may have come meanwhile. A rank that waits for another one is not masked in its place: it is given time to
          * mask that one. */
-        const int extended = culprit >= 0 && culprit != peer && g->enable_mask && phase_masks(phase);
+        const int extended = culprit >= 0 && culprit != peer && has_masks(g) && phase_masks(phase);
         why = wait_aloud(ag, g, word, target, peer, extended ? g->timeout_ns : 0);
     }
     return why == WAIT_OK ? 0 : wait_failed(ag, g, why, phase, peer, culprit, target, ag_load_acquire(word));
