@@ -174,7 +174,7 @@
 #endif
 #ifndef AG_GLANCED
 #define AG_GLANCES_BEGIN(ag) ((void)0)
-#define AG_GLANCED(ag, phase, last, kind, slot, value) ((void)(last), (void)(phase))
+#define AG_GLANCED(ag, phase, last, kind, slot, value) ((void)((last) == (phase)))
 #endif
 
 /* For the simulation, which asserts the rule of completion (docs/design.md). */

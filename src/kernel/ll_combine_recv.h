@@ -115,7 +115,8 @@ KFN int lc_check_descs(struct agent *ag, const struct ll_combine_params *p, uint
     if (!ag_any(ag, odd))
         return 0;
     for (int d = 0; d < g->nranks; d++)
-        if (is_active(g, d) && check_signature(ag, g, &p->signature, &lc_desc_of(g, d, epoch)->signature, PHASE_LC_DATA, d))
+        if (is_active(g, d) &&
+            check_signature(ag, g, &p->signature, &lc_desc_of(g, d, epoch)->signature, PHASE_LC_DATA, d))
             return 1;
     return 0;
 }

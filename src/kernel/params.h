@@ -324,6 +324,7 @@ struct ll_dispatch_params {
     int32_t *expert_stats;
     int64_t *wait_ns;
     struct ll_patience patience;
+    int32_t near, reserved; /* 1: all ranks are in one node, and none is ever masked (flavour.h) */
 };
 
 struct ll_combine_params {
@@ -342,7 +343,8 @@ struct ll_combine_params {
     int32_t signal_rows;
     uint32_t *signals; /* [L][signal_stride]: when rows may be read; NULL = at once */
     int64_t signal_stride;
-    uint32_t signal_value, reserved;
+    uint32_t signal_value;
+    int32_t near; /* as in struct ll_dispatch_params */
     const float *weights;
     const char *bias[2];
     int64_t bias_stride[2];

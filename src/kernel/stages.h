@@ -139,6 +139,20 @@ static inline struct stage_list kernel_stages(enum kernel_id id, const void *par
     }
 }
 
+/* Does the flavour for one node without masks serve (flavour.h)? */
+static inline int launch_is_near(enum kernel_id id, const void *params)
+{
+    switch (id) {
+    case KERNEL_LL_DISPATCH:
+        return ((const struct ll_dispatch_params *)params)->near;
+    case KERNEL_LL_COMBINE:
+    case KERNEL_LL_COMBINE_LOGFMT:
+        return ((const struct ll_combine_params *)params)->near;
+    default:
+        return 0;
+    }
+}
+
 /* Does it sum many rows? Then warps get memory to fetch ahead into, where the device has it. */
 static inline int launch_has_rings(enum kernel_id id, int launched)
 {

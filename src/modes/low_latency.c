@@ -53,6 +53,12 @@ static epx_status launch_steps(struct epx_handle *handle, enum staged_kind kind,
     return EPX_OK;
 }
 
+/* Does the smaller flavour of the kernels serve (kernel/flavour.h)? */
+static int is_near(const struct epx_group *group)
+{
+    return group->nnodes == 1 && !group->set.enable_mask;
+}
+
 /* A launch waits for late peers with all its multiprocessors only for a while (kernel/ll_patience.h). */
 static struct ll_patience make_patience(const struct epx_group *group, int send_only, const int64_t *wait_ns)
 {
@@ -60,8 +66,7 @@ static struct ll_patience make_patience(const struct epx_group *group, int send_
     struct ll_patience patience = {0, group->set.ll_few_sms};
 
     /* Whoever asks how long each peer took gets all of it. */
-    if (!send_only && !wait_ns && per_sm && group->set.agents > per_sm * patience.few_blocks && group->nnodes == 1 &&
-        !group->set.enable_mask)
+    if (!send_only && !wait_ns && per_sm && group->set.agents > per_sm * patience.few_blocks && is_near(group))
         patience.us = group->set.ll_patience_us;
     return patience;
 }
@@ -120,6 +125,7 @@ epx_status ll_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
     p.expert_stats = args->info.expert_stats.data;
     p.wait_ns = args->info.wait_ns.data;
     p.patience = make_patience(handle->group, args->send_only, p.wait_ns);
+    p.near = is_near(handle->group);
     status =
         launch_steps(handle, STAGED_DISPATCH, args->send_only, KERNEL_LL_DISPATCH, &p, &p.steps, sizeof(p), 0, stream);
     if (status == EPX_OK) {
@@ -188,6 +194,7 @@ epx_status ll_combine(struct epx_handle *handle, const struct combine_args *args
     p.dtype = args->tokens.dtype;
     p.wait_ns = args->wait_ns.data;
     p.patience = make_patience(handle->group, args->send_only || p.signals, p.wait_ns);
+    p.near = is_near(handle->group);
     status = launch_steps(handle, STAGED_COMBINE, args->send_only, combine_kernel(&p), &p, &p.steps, sizeof(p),
                           p.signals ? args->max_sms : 0, stream);
     if (status == EPX_OK)

@@ -28,6 +28,12 @@ KERNEL(ll_dispatch)
 KERNEL(ll_combine)
 #define ll_combine_logfmt_params ll_combine_params
 KERNEL(ll_combine_logfmt)
+#define ll_dispatch_near_params ll_dispatch_params
+#define ll_combine_near_params ll_combine_params
+#define ll_combine_logfmt_near_params ll_combine_params
+KERNEL(ll_dispatch_near)
+KERNEL(ll_combine_near)
+KERNEL(ll_combine_logfmt_near)
 KERNEL(ht_notify)
 KERNEL(ht_dispatch)
 KERNEL(ht_combine)
@@ -40,21 +46,21 @@ static struct device_ops ops;
 
 struct job {
     enum kernel_id id;
-    int agents, stage;
+    int agents, stage, near;
     struct kernel_marks *marks;
     uint32_t mark_what;
     _Alignas(16) char params[KERNEL_PARAMS_MAX];
 };
 
-static void (*entry_of(enum kernel_id id))(const void *, const void *)
+static void (*entry_of(enum kernel_id id, int near))(const void *, const void *)
 {
     switch (id) {
     case KERNEL_LL_DISPATCH:
-        return run_ll_dispatch;
+        return near ? run_ll_dispatch_near : run_ll_dispatch;
     case KERNEL_LL_COMBINE:
-        return run_ll_combine;
+        return near ? run_ll_combine_near : run_ll_combine;
     case KERNEL_LL_COMBINE_LOGFMT:
-        return run_ll_combine_logfmt;
+        return near ? run_ll_combine_logfmt_near : run_ll_combine_logfmt;
     case KERNEL_HT_NOTIFY:
         return run_ht_notify;
     case KERNEL_HT_DISPATCH:
@@ -97,8 +103,8 @@ static void run_job(void *arg)
     info.marks = job->marks;
     info.mark_what = job->mark_what;
     info.rings = RING_SLOTS && launch_has_rings(job->id, job->stage);
-    const struct lanes_launch launch = {entry_of(job->id), job->params,          &info,
-                                        LAUNCH_LANES,      warps * LAUNCH_LANES, blocks};
+    const struct lanes_launch launch = {entry_of(job->id, job->near), job->params, &info, LAUNCH_LANES,
+                                        warps * LAUNCH_LANES,         blocks};
     struct part *parts = calloc(blocks, sizeof(*parts));
     uint64_t chain = 0;
 
@@ -125,13 +131,14 @@ static epx_status launch_stage(struct device *device, struct device_stream *stre
 {
     struct job *job = malloc(sizeof(*job));
 
-    if (!job || !entry_of(id) || bytes > sizeof(job->params)) {
+    if (!job || !entry_of(id, 0) || bytes > sizeof(job->params)) {
         free(job);
         return host->fail(EPX_ERR_UNSUPPORTED, "device %s: no kernel %d here", ops.name, (int)id);
     }
     job->id = id;
     job->agents = agents;
     job->stage = stage;
+    job->near = !device->marks && launch_is_near(id, params);
     job->marks = device->marks;
     job->mark_what = MARK_WHAT(MARK_LAUNCH, place, id);
     memcpy(job->params, params, bytes);

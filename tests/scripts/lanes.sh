@@ -27,8 +27,8 @@ module() {
         -fno-strict-aliasing -DLAUNCH_WARPS=2 "-DEPX_HARDWARE=\"hardware.h\"" -I"$root/include"
         -I"$root/src" -I"$root/tests/gpu_lanes" "$@")
     mkdir -p "$folder"
-    for file in ll_dispatch ll_combine ll_combine_logfmt ht_notify ht_dispatch ht_combine mask layout_count \
-        ring_bench; do
+    for file in ll_dispatch ll_combine ll_combine_logfmt ll_dispatch_near ll_combine_near ll_combine_logfmt_near \
+        ht_notify ht_dispatch ht_combine mask layout_count ring_bench; do
         local counted=() # bus.c; the sanitizer's instrumentation makes gcc warn of what it does not warn of otherwise
         case $mode:$file in bus:ht_*) counted=(-fsanitize=thread -w) ;; esac
         "$cxx" -x c++ -std=c++17 "${flags[@]}" ${counted[@]+"${counted[@]}"} -c "$root/src/device/gpu/$file.cu" \

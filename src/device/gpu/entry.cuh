@@ -4,6 +4,7 @@
 #define EPX_DEVICE_GPU_ENTRY_CUH
 
 #include "device/gpu/prims.cuh"
+#include "kernel/flavour.h"
 
 #define SMEM_RANKS 64 /* ranks whose heap addresses and masks are kept in shared memory */
 
@@ -16,8 +17,16 @@ template <typename params> struct smem_copy {
     struct handle_dev h;
     char *heap[SMEM_RANKS];
     int32_t mask[SMEM_RANKS];
+#if FLAVOUR_MARKS
     struct launch_marks marks;
+#endif
 };
+
+#if FLAVOUR_MARKS
+#define SMEM_MARKS(smem) (&(smem).marks)
+#else
+#define SMEM_MARKS(smem) NULL
+#endif
 
 KFN void copy_words(void *to, const void *from, size_t bytes)
 {
@@ -47,10 +56,14 @@ KFN void make_agent(struct agent *ag, const struct launch_info &info, uint32_t *
         ag->ring_next = 0;
         if (ag->ring)
             ring_begin(ag->ring);
+#if FLAVOUR_MARKS
         ag->kept = marks ? info.marks : NULL;
         ag->marks = ag->phases = NULL;
         if (ag->kept)
             marks_begin(ag, info, marks);
+#else
+        (void)marks;
+#endif
     }
     __syncthreads();
 }
@@ -64,13 +77,14 @@ template <typename params> KFN void copy_to_smem(struct smem_copy<params> *smem,
     const int fits = smem->g.nranks <= SMEM_RANKS;
     if (fits) {
         copy_words(smem->heap, smem->g.heap, (size_t)smem->g.nranks * sizeof(char *));
-        copy_words(smem->mask, smem->g.mask, (size_t)smem->g.nranks * sizeof(int32_t));
+        if (!FLAVOUR_NEAR)
+            copy_words(smem->mask, smem->g.mask, (size_t)smem->g.nranks * sizeof(int32_t));
     }
     __syncthreads();
     if (threadIdx.x == 0) {
         if (fits)
             smem->g.heap = smem->heap;
-        if (fits && !smem->g.enable_mask) /* else it may change while the kernel runs */
+        if (!FLAVOUR_NEAR && fits && !smem->g.enable_mask) /* else it may change while the kernel runs */
             smem->g.mask = smem->mask;
         smem->p.g = &smem->g;
         smem->p.h = &smem->h;
@@ -95,19 +109,24 @@ template <typename params> KFN void copy_to_smem(struct smem_copy<params> *smem,
     __global__ void __launch_bounds__(LAUNCH_WARPS *WARP, 1)                  \
         space::verb(const __grid_constant__ struct name##_params params, const __grid_constant__ launch_info info)
 
+#if FLAVOUR_MARKS
+#define KERNEL_MARKS_END(agent) ((agent)->marks ? marks_end(agent) : (void)0)
+#else
+#define KERNEL_MARKS_END(agent) ((void)0)
+#endif
+
 /* `counts`: a __shared__ array for the tables of routing, or NULL where there is none. */
-#define CUDA_KERNEL(space, verb, name, counts)                      \
-    CUDA_ENTRY(space, verb, name)                                   \
-    {                                                               \
-        __shared__ struct smem_copy<struct name##_params> smem;     \
-        struct agent *agent = &smem.agent[threadIdx.x / WARP];      \
-        make_agent(agent, info, smem.arrived, counts, &smem.marks); \
-        copy_to_smem(&smem, params);                                \
-        if (agent->index < agent->count)                            \
-            kernel_##name(agent, &smem.p);                          \
-        grid_next();                                                \
-        if (agent->marks)                                           \
-            marks_end(agent);                                       \
+#define CUDA_KERNEL(space, verb, name, counts)                           \
+    CUDA_ENTRY(space, verb, name)                                        \
+    {                                                                    \
+        __shared__ struct smem_copy<struct name##_params> smem;          \
+        struct agent *agent = &smem.agent[threadIdx.x / WARP];           \
+        make_agent(agent, info, smem.arrived, counts, SMEM_MARKS(smem)); \
+        copy_to_smem(&smem, params);                                     \
+        if (agent->index < agent->count)                                 \
+            kernel_##name(agent, &smem.p);                               \
+        grid_next();                                                     \
+        KERNEL_MARKS_END(agent);                                         \
     }
 
 /* Of small kernels: the parameters stay where they are. `counts` as above. */

@@ -11,6 +11,7 @@
 
 /* The address of a __global__ function is its name for the runtime (entry.cuh). */
 extern const void *const epx_ll_dispatch, *const epx_ll_combine, *const epx_ll_combine_logfmt;
+extern const void *const epx_ll_dispatch_near, *const epx_ll_combine_near, *const epx_ll_combine_logfmt_near;
 extern const void *const epx_ht_notify, *const epx_ht_dispatch, *const epx_ht_combine;
 extern const void *const epx_mask, *const epx_layout_count, *const epx_ring_bench;
 void epx_first(void); /* first.cu; its address too */
@@ -27,49 +28,68 @@ static const void *const *const kernels[KERNEL_COUNT] = {
     [KERNEL_RING_BENCH] = &epx_ring_bench,
 };
 
-static const void *entry_of(int id)
+/* The flavours for one node without masks, which make no marks (kernel/flavour.h). */
+static const void *const *const near_kernels[KERNEL_COUNT] = {
+    [KERNEL_LL_DISPATCH] = &epx_ll_dispatch_near,
+    [KERNEL_LL_COMBINE] = &epx_ll_combine_near,
+    [KERNEL_LL_COMBINE_LOGFMT] = &epx_ll_combine_logfmt_near,
+};
+
+static const void *entry_of(int id, int near)
 {
-    return *kernels[id];
+    return near && near_kernels[id] ? *near_kernels[id] : *kernels[id];
 }
 
 /* More shared memory than every kernel may have is asked for in advance. */
-static epx_status reserve_rings(const struct cudaFuncAttributes *attributes, enum kernel_id id)
+static epx_status reserve_rings(const struct cudaFuncAttributes *attributes, enum kernel_id id, const void *entry)
 {
 #if RING_SLOTS
     if (attributes->binaryVersion >= 90 && (id == KERNEL_HT_COMBINE || id == KERNEL_LL_COMBINE_LOGFMT))
         return cuda_check(
-            cudaFuncSetAttribute(entry_of(id), cudaFuncAttributeMaxDynamicSharedMemorySize, LAUNCH_WARPS * RING_BYTES),
+            cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize, LAUNCH_WARPS * RING_BYTES),
             "shared memory for rings");
 #endif
     (void)attributes;
     (void)id;
+    (void)entry;
     return EPX_OK;
 }
 
 /* Asking loads the code now: the first launch might otherwise have to, and wait for kernels that wait for it. */
+static epx_status kernel_load(struct cuda_device *cuda, enum kernel_id id, const void *entry)
+{
+    struct cudaFuncAttributes attributes;
+    int blocks = 0;
+    epx_status status = cuda_check(cudaFuncGetAttributes(&attributes, entry), "loading a kernel");
+
+    if (status == EPX_OK)
+        status = cuda_check(
+            cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, entry, LAUNCH_WARPS * LAUNCH_LANES, 0), "occupancy");
+    if (status == EPX_OK)
+        status = reserve_rings(&attributes, id, entry);
+    if (status != EPX_OK)
+        return status;
+    if (!cuda->resident[id] || blocks * cuda->sms < cuda->resident[id])
+        cuda->resident[id] = blocks * cuda->sms;
+    /* Code for older GPUs, also when it was compiled again for this one, does not wait for the launch before it
+     * (grid_wait). */
+    if (attributes.binaryVersion < 90 || attributes.ptxVersion < 90)
+        cuda->overlaps_launches = 0;
+    return EPX_OK;
+}
+
 epx_status cuda_kernels_load(struct cuda_device *cuda)
 {
-    cuda->overlaps_launches = 1;
-    for (int id = 0; id < KERNEL_COUNT; id++) {
-        struct cudaFuncAttributes attributes;
-        int blocks = 0;
-        epx_status status = cuda_check(cudaFuncGetAttributes(&attributes, entry_of(id)), "loading a kernel");
+    epx_status status = EPX_OK;
 
+    cuda->overlaps_launches = 1;
+    for (int id = 0; id < KERNEL_COUNT && status == EPX_OK; id++) {
+        cuda->resident[id] = 0;
+        status = kernel_load(cuda, id, entry_of(id, 0));
         if (status == EPX_OK)
-            status = cuda_check(
-                cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, entry_of(id), LAUNCH_WARPS * LAUNCH_LANES, 0),
-                "occupancy");
-        if (status == EPX_OK)
-            status = reserve_rings(&attributes, id);
-        if (status != EPX_OK)
-            return status;
-        cuda->resident[id] = blocks * cuda->sms;
-        /* Code for older GPUs, also when it was compiled again for this one, does not wait for the launch before it
-         * (grid_wait). */
-        if (attributes.binaryVersion < 90 || attributes.ptxVersion < 90)
-            cuda->overlaps_launches = 0;
+            status = kernel_load(cuda, id, entry_of(id, 1));
     }
-    return EPX_OK;
+    return status;
 }
 
 epx_status cuda_first_launch(cudaStream_t stream)
@@ -182,7 +202,8 @@ static epx_status launch_stage(struct device *device, struct device_stream *stre
     info.scratch = cuda->scratch;
     info.rings = RING_SLOTS && cuda->overlaps_launches && launch_has_rings(id, stage);
     const size_t rings = info.rings ? block.x / LAUNCH_LANES * (size_t)RING_BYTES : 0;
-    return cuda_check(launch_next(cuda, entry_of(id), grid, block, rings, arguments, (cudaStream_t)stream), "launch");
+    const void *entry = entry_of(id, !device->marks && launch_is_near(id, params));
+    return cuda_check(launch_next(cuda, entry, grid, block, rings, arguments, (cudaStream_t)stream), "launch");
 }
 
 /* A gate is one warp: what waits for peers leaves the GPU to others. */

@@ -18,6 +18,9 @@
 #define AG_ONE_LANE 0
 #define AG_STAGED 1     /* kernel/stages.h */
 #define AG_LOOK_AHEAD 0 /* other warps have their loads in flight meanwhile */
+#ifndef FLAVOUR_MARKS
+#define FLAVOUR_MARKS 1 /* kernel/flavour.h */
+#endif
 #define COMMAND_FN static __host__ __device__ __forceinline__
 #define NUMERIC_FN static __device__ __forceinline__
 #define NUMERIC_TABLE static __device__ const
@@ -52,17 +55,18 @@ struct agent {
     char *scratch; /* of this agent */
     size_t scratch_bytes;
     uint64_t waits, wait_ns;
-    uint32_t *arrived;     /* of the block, [BLOCK_POINTS]: its agents that have come to each point */
-    uint32_t block_agents; /* agents of the block */
-    int32_t *counts;       /* of the block: ROUTE_SMEM_KEYS words per agent for routing, or NULL */
-    char *ring;            /* RING_BYTES of this agent, or NULL */
-    unsigned ring_next;    /* the number of the next batch that is fetched to it */
-    /* Tracing (kernel/marks.h): */
+    uint32_t *arrived;           /* of the block, [BLOCK_POINTS]: its agents that have come to each point */
+    uint32_t block_agents;       /* agents of the block */
+    int32_t *counts;             /* of the block: ROUTE_SMEM_KEYS words per agent for routing, or NULL */
+    char *ring;                  /* RING_BYTES of this agent, or NULL */
+    unsigned ring_next;          /* the number of the next batch that is fetched to it */
+#if FLAVOUR_MARKS                /* kernel/marks.h */
     struct launch_marks *marks;  /* of the block that has agent 0; NULL in the others, and without tracing */
     struct launch_marks *phases; /* the same, NULL for all agents but the first */
     struct kernel_marks *kept;   /* in all blocks */
     uint64_t wait_since_ns, wait_value;
     int wait_phase, wait_peer, wait_kind, wait_slot;
+#endif
 };
 
 KFN int lane_id(void)
@@ -109,7 +113,13 @@ KFN uint64_t from_first(uint64_t v, lanes_t here)
     return __shfl_sync(here, v, lanes_first(here));
 }
 
+#if FLAVOUR_MARKS
 #include "device/gpu/marks.cuh"
+#define AGENT_MARKS(ag) ((ag)->marks)
+#else
+#define AGENT_MARKS(ag) ((struct launch_marks *)NULL)
+#define mark_waited(ag, start_ns) ((void)(start_ns))
+#endif
 
 KFN void ag_begin(struct agent *ag, uint64_t timeout_ns, struct control *own)
 {
@@ -464,13 +474,13 @@ KFN_STEP enum wait_result ag_wait_ge(struct agent *ag, const uint64_t *word, uin
     if (lane_id() == 0 && (int64_t)(word_relaxed(word) - target) < 0) {
         /* Only agent 0 keeps count: the others mostly wait for it, and their counts would be so many more words to add
          * up across the bus. */
-        const uint64_t start = ag->index == 0 || ag->marks ? clock_global() : 0;
+        const uint64_t start = ag->index == 0 || AGENT_MARKS(ag) ? clock_global() : 0;
         result = wait_slow(word, target, timeout_ns, ag->abort_word, ag_block_index(ag) == 0);
         if (ag->index == 0) {
             ag->waits++;
             ag->wait_ns += clock_global() - start;
         }
-        if (ag->marks)
+        if (AGENT_MARKS(ag))
             mark_waited(ag, start);
     }
     /* Acquire: pairs with the release of whoever advanced the word (also of the abort word, by its reader). */
