@@ -305,13 +305,30 @@ KFN void ll_block_advance(struct agent *ag, const struct ll_dispatch_params *p, 
  * with the few that stay (ll_patience.h): it signals once more what it has signalled. */
 enum ll_block_result { LL_BLOCK_WRITTEN, LL_BLOCK_CLOSED, LL_BLOCK_FAILED, LL_BLOCK_ELSEWHERE, LL_BLOCK_AGAIN };
 
+/* A block that cannot write its rows. `waited` as for ll_block_goes_on(). */
+KFN_STEP enum ll_block_result ll_block_stops(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch,
+                                             enum ll_waited waited)
+{
+    const int patient = ll_patient(ag, &p->patience);
+
+    if (!ll_block_goes_on(ag, &p->patience, waited))
+        return LL_BLOCK_FAILED;
+    if (patient && ag_is_narrow(ag))
+        return LL_BLOCK_AGAIN;
+    if (ll_wait_tables(ag, p, epoch))
+        return LL_BLOCK_FAILED;
+    if (sync_last(ag, p->g, 0))
+        ll_block_advance(ag, p, epoch);
+    return LL_BLOCK_CLOSED;
+}
+
 /* The send half, up to LL_ROWS. */
 KFN_STEP enum ll_block_result ll_dispatch_block(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch,
                                                 struct ll_block_plan *plan)
 {
     const struct group_dev *g = p->g;
     char *scratch = p->in.cast ? (char *)ag_scratch(ag, 0) : NULL;
-    const int patient = ll_patient(ag, &p->patience), waits = ag_block_index(ag) == ag_block_count(ag) - 1;
+    const int waits = ag_block_index(ag) == ag_block_count(ag) - 1;
     enum ll_waited waited = LL_ALL_GO_ON;
     int item = ag_index(ag), bad = 0;
     struct ll_block_row row = {-1, 0};
@@ -335,24 +352,13 @@ KFN_STEP enum ll_block_result ll_dispatch_block(struct agent *ag, const struct l
             ll_block_cast(ag, p, &part, scratch);
     }
     AG_MARK(ag, MARK_CAST);
-    if (waits && patient)
-        waited = ll_wait_patient(ag, g, OP_LL_DISPATCH, SIG_LL_DATA, epoch, PHASE_LL_DATA, &p->patience);
-    if (waits)
-        bad = waited != LL_ALL_GO_ON ||
-              (!patient && wait_each(ag, g, SCOPE_NODE, SIG_LL_DATA, plan->slot, plan->lap, PHASE_LL_DATA,
-                                     ag_block_number(ag) == 0 ? p->wait_ns : NULL)) ||
-              !ll_block_descs_fit(ag, p, plan);
-    if (block_barrier(ag, g, bad)) { /* in all blocks, unless something has failed */
-        if (!ll_block_goes_on(ag, &p->patience, waited))
-            return LL_BLOCK_FAILED;
-        if (patient && ag_is_narrow(ag))
-            return LL_BLOCK_AGAIN;
-        if (ll_wait_tables(ag, p, epoch))
-            return LL_BLOCK_FAILED;
-        if (sync_last(ag, g, 0))
-            ll_block_advance(ag, p, epoch);
-        return LL_BLOCK_CLOSED;
+    if (waits) {
+        waited = ll_wait(ag, g, OP_LL_DISPATCH, SIG_LL_DATA, epoch, PHASE_LL_DATA, &p->patience,
+                         ag_block_number(ag) == 0 ? p->wait_ns : NULL);
+        bad = waited != LL_ALL_GO_ON || !ll_block_descs_fit(ag, p, plan);
     }
+    if (block_barrier(ag, g, bad)) /* in all blocks, unless something has failed */
+        return ll_block_stops(ag, p, epoch, waited);
     AG_MARK(ag, MARK_DATA);
     ll_block_goals(ag, p, plan, &part, row, &goals);
     AG_MARK(ag, MARK_PLACES);

@@ -121,34 +121,46 @@ KFN int lc_check_descs(struct agent *ag, const struct ll_combine_params *p, uint
     return 0;
 }
 
-/* Few blocks wait for peers that are late. Non-zero: the block leaves the kernel. */
-KFN int lc_wait_patient(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
-{
 #if AG_BLOCKS
-    enum ll_waited waited = LL_ALL_GO_ON;
+/* A block in which the wait has not ended well. `waited` as for ll_block_goes_on(). */
+KFN_STEP int lc_wait_stops(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch, enum ll_waited waited)
+{
+    const struct group_dev *g = p->g;
 
-    if (!ll_patient(ag, &p->patience))
-        return 0;
-    if (ag_block_index(ag) == 0)
-        waited = ll_wait_patient(ag, p->g, OP_LL_COMBINE, SIG_LC_DATA, epoch, PHASE_LC_DATA, &p->patience);
-    return !ll_block_goes_on(ag, &p->patience, waited);
-#else
-    (void)ag;
-    (void)p;
-    (void)epoch;
-    return 0;
-#endif
+    if (!ll_block_goes_on(ag, &p->patience, waited) || !ag_is_narrow(ag))
+        return 1;
+    return wait_peers(ag, g, SCOPE_NODE, SIG_LC_DATA, slot_of(g, epoch), lap_of(g, epoch), PHASE_LC_DATA, NULL) ||
+           lc_check_descs(ag, p, epoch);
 }
 
-/* All rows of this node can be read, and the descriptors of all ranks. */
+/* One node, nobody masked: the first agent of each block waits and checks for all of it. Late peers: few blocks go on,
+ * the others leave (ll_patience.h). Non-zero: failed, or the block leaves. */
+KFN int lc_wait_node(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
+{
+    const struct group_dev *g = p->g;
+    enum ll_waited waited = LL_ALL_GO_ON;
+    int bad = 0;
+
+    if (ag_block_index(ag) == 0) {
+        waited = ll_wait(ag, g, OP_LL_COMBINE, SIG_LC_DATA, epoch, PHASE_LC_DATA, &p->patience,
+                         ag_index(ag) == 0 ? p->wait_ns : NULL);
+        bad = waited != LL_ALL_GO_ON || lc_check_descs(ag, p, epoch);
+    }
+    return block_barrier(ag, g, bad) && lc_wait_stops(ag, p, epoch, waited);
+}
+#endif
+
+/* The descriptors of all ranks are there, and all rows of this node. */
 KFN_STEP int lc_wait(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
 
-    if (lc_wait_patient(ag, p, epoch) ||
-        wait_peers(ag, g, SCOPE_ALL, SIG_LC_DATA, slot_of(g, epoch), lap_of(g, epoch), PHASE_LC_DATA, p->wait_ns))
+#if AG_BLOCKS
+    if (!lc_nodes(p) && !has_masks(g))
+        return lc_wait_node(ag, p, epoch);
+#endif
+    if (wait_peers(ag, g, SCOPE_ALL, SIG_LC_DATA, slot_of(g, epoch), lap_of(g, epoch), PHASE_LC_DATA, p->wait_ns))
         return 1;
-    AG_MARK(ag, MARK_DATA);
     /* As in ll_wait_tables(): between nodes a barrier follows before rows are read (lc_wait_remote). */
     return (!lc_nodes(p) || ag_index(ag) == 0) && lc_check_descs(ag, p, epoch);
 }
@@ -158,8 +170,9 @@ KFN int lc_data(struct agent *ag, const struct ll_combine_params *p, uint64_t ep
 {
     if (lc_wait(ag, p, epoch))
         return 1;
+    AG_MARK(ag, MARK_DATA);
 #if AG_STAGED
-    if (ag_index(ag) == 0)
+    if (lc_nodes(p) && ag_index(ag) == 0)
         lc_fetch_descs(ag, p, epoch);
 #endif
     return lc_nodes(p) && lc_wait_remote(ag, p, epoch);

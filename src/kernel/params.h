@@ -87,8 +87,8 @@ struct group_state {
     int32_t lost, landing;    /* low latency: see ll_landing.h */
     int32_t pulled;           /* the running dispatch has rows in windows (ht_take.h) */
     int32_t reserved;
-    uint64_t dirty;                /* likewise, a bit per slot */
-    uint64_t asked[2], verdict[2]; /* of OP_LL_*: see ll_patience.h */
+    uint64_t dirty;      /* likewise, a bit per slot */
+    uint64_t verdict[2]; /* of OP_LL_*: see ll_patience.h */
 };
 
 enum error_state { ERROR_NONE = 0, ERROR_WRITING = 1, ERROR_SET = 2 };

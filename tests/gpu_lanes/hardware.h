@@ -224,6 +224,20 @@ KFN uint64_t word_add_device64(uint64_t *word, uint64_t n)
     return __atomic_fetch_add(word, n, __ATOMIC_ACQ_REL);
 }
 
+KFN uint64_t word_max_device64(uint64_t *word, uint64_t v)
+{
+    uint64_t old = __atomic_load_n(word, __ATOMIC_RELAXED);
+    while (!__atomic_compare_exchange_n(word, &old, old > v ? old : v, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
+        continue;
+    return old;
+}
+
+KFN uint64_t word_claim_device64(uint64_t *word, uint64_t from, uint64_t to)
+{
+    __atomic_compare_exchange_n(word, &from, to, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+    return from;
+}
+
 KFN uint64_t word_number(uint64_t *word, uint64_t n)
 {
     return __atomic_fetch_add(word, n, __ATOMIC_RELAXED);

@@ -373,6 +373,16 @@ KFN int ag_claim(uint32_t *word, uint32_t from, uint32_t to)
     return word_claim(word, from, to) == from;
 }
 
+KFN uint64_t ag_max_device(uint64_t *word, uint64_t v)
+{
+    return word_max_device64(word, v);
+}
+
+KFN uint64_t ag_claim_device(uint64_t *word, uint64_t from, uint64_t to)
+{
+    return word_claim_device64(word, from, to);
+}
+
 /* Nobody sleeps on a GPU; CPU threads that wait for it poll. */
 KFN void ag_ring(struct agent *ag, struct doorbell *bell)
 {

@@ -14,6 +14,7 @@
  *   fence_full                           sequentially consistent, system scope
  *   pair_store                           two words, by one store if there is one
  *   word_add, word_claim                 system scope: relaxed; compare and swap, acquire and release
+ *   word_max_device64, word_claim_device64   the larger one; compare and swap: device scope, acquire and release
  *   word_add_device[64]                  acquire and release, device scope
  *   word_add_block                       acquire and release, in shared memory, among the agents of a block
  *   word_number                          relaxed add, device scope
@@ -144,6 +145,20 @@ KFN uint64_t word_add_device64(uint64_t *word, uint64_t n)
 {
     uint64_t old;
     asm volatile("atom.acq_rel.gpu.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(word), "l"(n) : "memory");
+    return old;
+}
+
+KFN uint64_t word_max_device64(uint64_t *word, uint64_t v)
+{
+    uint64_t old;
+    asm volatile("atom.acq_rel.gpu.max.u64 %0, [%1], %2;" : "=l"(old) : "l"(word), "l"(v) : "memory");
+    return old;
+}
+
+KFN uint64_t word_claim_device64(uint64_t *word, uint64_t from, uint64_t to)
+{
+    uint64_t old;
+    asm volatile("atom.acq_rel.gpu.cas.b64 %0, [%1], %2, %3;" : "=l"(old) : "l"(word), "l"(from), "l"(to) : "memory");
     return old;
 }
 

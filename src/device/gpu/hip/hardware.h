@@ -232,6 +232,29 @@ KFN uint64_t word_add_device64(uint64_t *word, uint64_t n)
     return old;
 }
 
+KFN uint64_t word_max_device64(uint64_t *word, uint64_t v)
+{
+    if (!relaxed_words)
+        return __hip_atomic_fetch_max(word, v, __ATOMIC_ACQ_REL, AGENT);
+    BEFORE_AGENT();
+    const uint64_t old = __hip_atomic_fetch_max(word, v, __ATOMIC_RELAXED, AGENT);
+    AFTER_AGENT();
+    return old;
+}
+
+KFN uint64_t word_claim_device64(uint64_t *word, uint64_t from, uint64_t to)
+{
+    uint64_t old = from;
+    if (!relaxed_words) {
+        (void)__hip_atomic_compare_exchange_strong(word, &old, to, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE, AGENT);
+        return old;
+    }
+    BEFORE_AGENT();
+    (void)__hip_atomic_compare_exchange_strong(word, &old, to, __ATOMIC_RELAXED, __ATOMIC_RELAXED, AGENT);
+    AFTER_AGENT();
+    return old;
+}
+
 KFN uint64_t word_number(uint64_t *word, uint64_t n)
 {
     return __hip_atomic_fetch_add(word, n, __ATOMIC_RELAXED, AGENT);
