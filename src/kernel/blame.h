@@ -69,16 +69,35 @@ enum {
     MOST_HOPS = 8
 };
 
-/* The next word that `rank`, of this node, stores while it waits, or 0: it does not wait, or does not run. In all that
- * follows `peer` is whom this rank waits for, and goes on saying so. */
-KFN_STEP uint64_t next_beat(struct agent *ag, const struct group_dev *g, int rank, uint64_t before, int peer)
+/* What this rank waits for, and goes on saying so, in all that follows. word NULL: nothing that can come. */
+struct awaited {
+    int peer;
+    const uint64_t *word;
+    uint64_t target;
+};
+
+/* The peer was only late, and may wait for this rank by now: nobody is to blame. */
+KFN int has_come(struct agent *ag, struct awaited own)
+{
+    return own.word && ag_any(ag, (int64_t)(ag_look(own.word) - own.target) >= 0);
+}
+
+/* The next word that `rank`, of this node, stores while it waits, or 0: it does not wait, or does not run. */
+KFN_STEP uint64_t next_beat(struct agent *ag, const struct group_dev *g, int rank, uint64_t before, struct awaited own)
 {
     const uint64_t *waits = &blame_control(g, rank)->waits;
     const uint64_t next = WAITS_WORD(WAITS_BEAT(before) + 1, 0);
 
-    if (wait_aloud(ag, g, waits, next, peer, BEAT_SLICES * wait_slice(g)) != WAIT_OK)
-        return 0;
-    return ag_load_acquire(waits); /* pairs with the release in say_waits() */
+    for (int i = 0; i < BEAT_SLICES && !has_come(ag, own); i++) {
+        const enum wait_result why = wait_aloud(ag, g, waits, next, own.peer, wait_slice(g));
+
+        say_waits(ag, g, own.peer);
+        if (why == WAIT_OK)
+            return ag_load_acquire(waits); /* pairs with the release in say_waits() */
+        if (why == WAIT_ABORTED)
+            break;
+    }
+    return 0;
 }
 
 /* Where this rank's proxy stores what the proxy of `rank` answers. */
@@ -97,7 +116,7 @@ KFN int question_taken(const struct ring_dev *ring, uint64_t word)
 enum { NO_ANSWER = 0, OWN_PROXY_STUCK = 1 }; /* instead of a word, whose beat is 1 or more */
 
 /* What the proxy of `rank`, of another node, says about its word. */
-KFN_STEP uint64_t ask_waits(struct agent *ag, const struct group_dev *g, int rank, int peer)
+KFN_STEP uint64_t ask_waits(struct agent *ag, const struct group_dev *g, int rank, struct awaited own)
 {
     const struct ring_dev *ring = &g->rings[ROUTE_RING(g->routes[rank], COUNTER(SIG_ABORT, 0), g->nrings)];
     const uint64_t *answer = answer_word(g, rank);
@@ -112,11 +131,11 @@ KFN_STEP uint64_t ask_waits(struct agent *ag, const struct group_dev *g, int ran
             ag_store_release(ring->ask, word); /* pairs with take_ask() */
         ag_sync(ag);
         ag_ring(ag, ring->bell);
-        const enum wait_result why = wait_aloud(ag, g, answer, next, peer, wait_slice(g));
-        say_waits(ag, g, peer);
+        const enum wait_result why = wait_aloud(ag, g, answer, next, own.peer, wait_slice(g));
+        say_waits(ag, g, own.peer);
         if (why == WAIT_OK)
             return ag_load_acquire(answer); /* pairs with the release in on_alarm() of group/net.c */
-        if (why == WAIT_ABORTED)
+        if (why == WAIT_ABORTED || has_come(ag, own))
             return NO_ANSWER;
         taken |= question_taken(ring, word);
     }
@@ -125,13 +144,14 @@ KFN_STEP uint64_t ask_waits(struct agent *ag, const struct group_dev *g, int ran
 
 /* As next_beat(), for a rank of another node. Its proxy answers although nothing has changed: it is asked again a slice
  * later. */
-KFN_STEP uint64_t next_answer(struct agent *ag, const struct group_dev *g, int rank, uint64_t before, int peer)
+KFN_STEP uint64_t next_answer(struct agent *ag, const struct group_dev *g, int rank, uint64_t before,
+                              struct awaited own)
 {
     for (int i = 0; WAITS_BEAT(before) && i < ASK_SLICES; i++) {
         /* Nobody answers for this rank: a pause, which the abort word ends. */
-        if (wait_aloud(ag, g, answer_word(g, g->rank), 1, peer, wait_slice(g)) == WAIT_ABORTED)
+        if (wait_aloud(ag, g, answer_word(g, g->rank), 1, own.peer, wait_slice(g)) == WAIT_ABORTED || has_come(ag, own))
             return NO_ANSWER;
-        const uint64_t next = ask_waits(ag, g, rank, peer);
+        const uint64_t next = ask_waits(ag, g, rank, own);
         if (!WAITS_BEAT(next) || NOTE_CAUSE((uint32_t)next) != NOTE_CAUSE((uint32_t)before))
             return next;
     }
@@ -140,15 +160,16 @@ KFN_STEP uint64_t next_answer(struct agent *ag, const struct group_dev *g, int r
 
 /* Whom `rank` waits for; -1: it does not wait, run or answer. *stuck: this rank cannot ask. Agents of a rank may wait
  * for different ranks: those that wait for this one, which waits itself, do not count as long as there are others. */
-KFN_STEP int waits_for(struct agent *ag, const struct group_dev *g, int rank, int peer, int *stuck)
+KFN_STEP int waits_for(struct agent *ag, const struct group_dev *g, int rank, struct awaited own, int *stuck)
 {
     const int local = g->heap[rank] != NULL;
-    uint64_t word = local ? ag_load_acquire(&blame_control(g, rank)->waits) : ask_waits(ag, g, rank, peer);
+    uint64_t word = local ? ag_load_acquire(&blame_control(g, rank)->waits) : ask_waits(ag, g, rank, own);
     int whom = -1;
 
-    for (int i = 0; i < BEAT_TRIES && (whom < 0 || whom == g->rank); i++) {
-        word = local ? next_beat(ag, g, rank, word, peer) : next_answer(ag, g, rank, word, peer);
-        if (!WAITS_BEAT(word))
+    /* ag_any: lanes that did not agree would part for good. */
+    for (int i = 0; i < BEAT_TRIES && ag_any(ag, whom < 0 || whom == g->rank); i++) {
+        word = local ? next_beat(ag, g, rank, word, own) : next_answer(ag, g, rank, word, own);
+        if (ag_any(ag, !WAITS_BEAT(word)))
             break;
         whom = local ? WAITS_PEER(word) : NOTE_CULPRIT((uint32_t)word);
         if (whom >= g->nranks) /* from another rank's memory, or from the network */
@@ -158,17 +179,17 @@ KFN_STEP int waits_for(struct agent *ag, const struct group_dev *g, int rank, in
     return whom;
 }
 
-/* The rank that keeps `peer` from answering: `peer` itself, if it waits for nobody else; -1: this rank, whose own proxy
- * is stuck. */
-KFN_STEP int find_culprit(struct agent *ag, const struct group_dev *g, int peer)
+/* The rank that keeps a peer from answering: the peer itself, if it waits for nobody else; -1: this rank, whose own
+ * proxy is stuck. Any rank if what is awaited has come. */
+KFN_STEP int find_culprit(struct agent *ag, const struct group_dev *g, struct awaited own)
 {
     const uint64_t start = ag_now(ag);
-    int at = peer, stuck = 0;
+    int at = own.peer, stuck = 0;
 
-    for (int i = 0; i < MOST_HOPS && ag_now(ag) - start < g->timeout_ns / 2; i++) {
-        const int next = waits_for(ag, g, at, peer, &stuck);
+    for (int i = 0; i < MOST_HOPS && ag_any(ag, ag_now(ag) - start < g->timeout_ns / 2); i++) {
+        const int next = waits_for(ag, g, at, own, &stuck);
 
-        if (next < 0 || next == g->rank || next == at)
+        if (ag_any(ag, next < 0 || next == g->rank || next == at))
             break;
         at = next;
     }

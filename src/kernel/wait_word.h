@@ -58,12 +58,12 @@ KFN_STEP int wait_failed(struct agent *ag, const struct group_dev *g, enum wait_
 KFN_STEP int push_failed(struct agent *ag, const struct group_dev *g)
 {
     const int aborted = ag_load_acquire(&control_of(g, g->rank)->abort_word) != 0;
-    int peer = -1;
+    struct awaited own = {-1, NULL, 0};
 
-    for (int i = 0; !aborted && i < g->nrings && peer < 0; i++)
-        peer = (int)ag_load_acquire(g->rings[i].blocked) - 1; /* pairs with the release in report_blocked() */
-    return wait_failed(ag, g, aborted ? WAIT_ABORTED : WAIT_TIMEOUT, PHASE_RING, peer,
-                       peer < 0 ? -1 : find_culprit(ag, g, peer), 0, 0);
+    for (int i = 0; !aborted && i < g->nrings && own.peer < 0; i++)
+        own.peer = (int)ag_load_acquire(g->rings[i].blocked) - 1; /* pairs with the release in report_blocked() */
+    return wait_failed(ag, g, aborted ? WAIT_ABORTED : WAIT_TIMEOUT, PHASE_RING, own.peer,
+                       own.peer < 0 ? -1 : find_culprit(ag, g, own), 0, 0);
 }
 
 /* One word of one peer; `start` is when the caller began to wait, for one deadline over many. Non-zero: failed. */
@@ -77,7 +77,9 @@ KFN_STEP int wait_word(struct agent *ag, const struct group_dev *g, const uint64
 
     /* One deadline for many: those of the last ones expire at once, and time for questions runs out too. */
     if (why == WAIT_TIMEOUT && peer >= 0 && spent < g->timeout_ns + g->timeout_ns / 2) {
-        culprit = find_culprit(ag, g, peer);
+        const struct awaited own = {peer, word, target};
+
+        culprit = find_culprit(ag, g, own);
         /* It may have come meanwhile. A rank that waits for another one is not masked in its place: it is given time to
          * mask that one. */
         const int extended = culprit >= 0 && culprit != peer && has_masks(g) && phase_masks(phase);
