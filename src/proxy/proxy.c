@@ -418,14 +418,16 @@ void proxy_wake(struct proxy_group *g)
         cpu_env_ring(g->env, g->threads[i].ring.dev.bell);
 }
 
-void proxy_alarm(struct proxy_group *g, uint32_t note)
+void proxy_alarm(struct proxy_group *g, uint32_t note, int to_all)
 {
+    const uint64_t alarm = ALARM_SET | (to_all ? ALARM_ALL : 0) | note;
+
     for (int i = 0; i < g->options.threads; i++) {
         uint64_t none = 0;
 
         /* Release: pairs with the acquire in alarm_waits(). */
-        if (__atomic_compare_exchange_n(g->threads[i].ring.dev.alarm, &none, ALARM_SET | ALARM_ALL | note, 0,
-                                        __ATOMIC_RELEASE, __ATOMIC_RELAXED))
+        if (__atomic_compare_exchange_n(g->threads[i].ring.dev.alarm, &none, alarm, 0, __ATOMIC_RELEASE,
+                                        __ATOMIC_RELAXED))
             thread_wake(&g->threads[i]);
     }
 }

@@ -313,8 +313,8 @@ static void a_host_s_alarm_reaches_every_peer_once(void **state)
     struct proxy_fixture *s = *state;
 
     open_with_alarms(s, 2);
-    proxy_alarm(s->ranks[2].proxies, NOTE(1, 3));
-    proxy_alarm(s->ranks[2].proxies, NOTE(0, 4)); /* the first one counts */
+    proxy_alarm(s->ranks[2].proxies, NOTE(1, 3), 1);
+    proxy_alarm(s->ranks[2].proxies, NOTE(0, 4), 1); /* the first one counts */
     steps(s, 50);
     assert_int_equal(alarm_heard.times, peers_of(2));
     assert_int_equal(alarm_heard.note, NOTE(1, 3));
