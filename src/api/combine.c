@@ -24,6 +24,7 @@ static epx_status check_tokens(struct epx_handle *handle, const epx_combine_inpu
         want.shape[0] = major ? set->local_experts : set->nranks;
         needed = major ? (int64_t)set->nranks * set->max_tokens : set->max_tokens;
     } else if (__atomic_load_n(&handle->info->epoch, __ATOMIC_ACQUIRE) == handle->updates) {
+        /* Pairs with the release of the notify kernel (hn_report_counts). */
         needed = handle->info->rows;
     }
     status = check_tensor(in->tokens, &want, &args->tokens);

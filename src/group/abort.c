@@ -161,7 +161,7 @@ uint64_t group_give_up(struct epx_group *group)
     }
     if (group->proxies && !proxy_stop(group->proxies))
         log_line(LOG_WARN, "rank %d: the network may still read memory of an operation that has failed", group->rank);
-    __atomic_store_n(&group->gave_up, 1, __ATOMIC_RELEASE);
+    __atomic_store_n(&group->gave_up, 1, __ATOMIC_RELEASE); /* pairs with the acquire above */
     return word;
 }
 

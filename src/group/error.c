@@ -157,6 +157,7 @@ static void add_stuck(const struct epx_group *group, char *text, size_t bytes)
 {
     const size_t used = strlen(text);
 
+    /* Pairs with the release in group_net_find_stuck(). */
     if (__atomic_load_n(&group->stuck_state, __ATOMIC_ACQUIRE) == STUCK_YES)
         snprintf(text + used, bytes - used, "%s", group->stuck_text);
 }
@@ -205,6 +206,7 @@ void error_record_net(struct epx_group *group, int status, int peer, int64_t exp
     struct error_record *e = &group->net_error;
     uint32_t none = ERROR_NONE;
 
+    /* Acquire: pairs with the release in errors_clear(). */
     if (!__atomic_compare_exchange_n(&e->state, &none, ERROR_WRITING, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
         return;
     e->status = status;

@@ -462,7 +462,7 @@ epx_status group_net_responsive(struct epx_group *group)
     return fail(EPX_ERR_TIMEOUT, "%s", text);
 }
 
-/* Once per failure, by the first caller. */
+/* Once per failure, by the first caller: the exchange decides who that is, and orders nothing else. */
 void group_net_find_stuck(struct epx_group *group)
 {
     int state = STUCK_UNKNOWN;
@@ -473,7 +473,7 @@ void group_net_find_stuck(struct epx_group *group)
     state = group_net_responsive(group) == EPX_OK ? STUCK_NO : STUCK_YES;
     if (state == STUCK_YES)
         snprintf(group->stuck_text, sizeof(group->stuck_text), "; %.120s", epx_last_error());
-    __atomic_store_n(&group->stuck_state, state, __ATOMIC_RELEASE); /* pairs with the acquire in error_read() */
+    __atomic_store_n(&group->stuck_state, state, __ATOMIC_RELEASE); /* pairs with the acquire in add_stuck() */
 }
 
 epx_status group_net_close(struct epx_group *group)

@@ -154,7 +154,7 @@ static epx_status forget_operations(struct epx_group *group)
     for (struct epx_handle *h = group->handles; h; h = h->next) {
         h->staged = STAGED_NONE;
         h->dispatched = 0;
-        h->updates = __atomic_load_n(&h->info->epoch, __ATOMIC_ACQUIRE);
+        h->updates = __atomic_load_n(&h->info->epoch, __ATOMIC_ACQUIRE); /* pairs with hn_report_counts() */
         h->ntokens = -1;
     }
     group->mask_updated = 0;

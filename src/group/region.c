@@ -78,7 +78,7 @@ static uint64_t load_acquire(const uint64_t *word)
     return __atomic_load_n(word, __ATOMIC_ACQUIRE);
 }
 
-/* Everything written before is visible to a reader of the new value. */
+/* Everything written before is visible to a reader of the new value: pairs with load_acquire(). */
 static void store_release(uint64_t *word, uint64_t value)
 {
     __atomic_store_n(word, value, __ATOMIC_RELEASE);

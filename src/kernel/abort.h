@@ -3,7 +3,7 @@
  * How an operation fails: the error record for the host, then the abort words, which wake all waiters.
  *
  *   rank that fails                                          others
- *   error record, release state = ERROR_SET  ------------->  acquire in group_error(), of the own host
+ *   error record, release state = ERROR_SET  ------------->  acquire in error_read(), of the own host
  *   release abort word of each rank of the node  --------->  acquires in ag_wait_ge and kernel_end()
  *   put_abort(): its proxies tell the other nodes  ------->  there a proxy stores the abort word
  */
@@ -26,7 +26,7 @@ KFN_STEP void report(struct agent *ag, const struct group_dev *g, int status, in
     g->error->seen = seen;
     g->error->detail[0] = detail0;
     g->error->detail[1] = detail1;
-    ag_store_release32(&g->error->state, ERROR_SET); /* pairs with the host's acquire in group_error() */
+    ag_store_release32(&g->error->state, ERROR_SET); /* pairs with the host's acquire in error_read() */
 }
 
 /* One rank of the node, this one included; its first word stays. By each lane for itself. */

@@ -40,7 +40,7 @@ enum { OWN_DEADLINES = 4 }; /* for agents of this rank: a wait for a peer, quest
 KFN_STEP int sync_barrier(struct agent *ag, const struct group_dev *g)
 {
     struct group_state *st = g->state;
-    const uint64_t generation = ag_load_acquire(&st->barrier);
+    const uint64_t generation = ag_load_acquire(&st->barrier); /* pairs with the release below, of the barrier before */
 
     ag_sync(ag);
     if (ag_count(ag) == 1)

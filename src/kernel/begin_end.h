@@ -66,7 +66,7 @@ KFN_STEP void network_stop(struct agent *ag, const struct group_dev *g)
             ag_wait_ge(ag, g->rings[i].stopped, 1, g->timeout_ns / (2 * STOP_WAITS));
         /* The stages that follow do not wait for it again. Should it stop just now, that costs a warning. */
         if (INJECT_BUG(BUG_NO_STOP, 0, 1) && ag_leader(ag) && !ag_peek(g->rings[i].stopped))
-            ag_store_release(g->rings[i].stopped, 2);
+            ag_store_release(g->rings[i].stopped, 2); /* pairs with the acquire in proxy_stop() */
     }
 }
 

@@ -240,7 +240,7 @@ KFN_STEP void hn_report_counts(struct agent *ag, const struct ht_notify_params *
     }
     ag_sync(ag);
     if (ag_leader(ag))
-        ag_store_release(&h->info->epoch, h->info->epoch + 1); /* pairs with the host's acquire, recv_count */
+        ag_store_release(&h->info->epoch, h->info->epoch + 1); /* pairs with handle_poll_update() */
 }
 
 /* What every rank learns of all ranks: how many rows they send to its node. */

@@ -13,7 +13,7 @@ KFN void kernel_mask(struct agent *ag, const struct mask_params *p)
     AG_EACH_ALL(ag, int, r, g->nranks)
     {
         if (p->update && !(p->bits[r / 8] >> (r % 8) & 1))
-            ag_store_release32((uint32_t *)&g->mask[r], 0);
+            ag_store_release32((uint32_t *)&g->mask[r], 0); /* pairs with mask_read() of the proxies */
         if (p->query)
             p->query[r] = p->hidden && !g->members[r] ? 1 : g->mask[r];
     }

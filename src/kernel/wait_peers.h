@@ -41,7 +41,8 @@ KFN int glance_peers(struct agent *ag, const struct group_dev *g, enum scope sco
     return 0;
 }
 
-/* The first rank elsewhere whose counter is below `value`; -1: none any more. */
+/* The first rank elsewhere whose counter is below `value`; -1: none any more. Acquire: pairs with the releases of the
+ * proxy that counts (proxy/count.c). */
 KFN_STEP int late_peer(const struct group_dev *g, const uint64_t *counters, uint64_t value)
 {
     for (int p = 0; p < g->nranks; p++)

@@ -56,7 +56,8 @@ KFN_STEP int wait_ring_rows(struct agent *ag, const struct group_dev *g, int rin
     return wait_word(ag, g, &g->aggregates[i], target, phase, -1, start);
 }
 
-/* The first rank elsewhere with puts that the network has not read; -1: none. */
+/* The first rank elsewhere with puts that the network has not read; -1: none. Acquire of `sent`: pairs with the
+ * releases in count_sent() of proxy/count.c. `pushed` is counted without order: who pushed has met this agent since. */
 KFN_STEP int late_sent(const struct group_dev *g)
 {
     for (int r = 0; r < g->nranks; r++)

@@ -100,7 +100,7 @@ epx_status proxy_addresses(struct proxy_group *proxies, struct proxy_address *ad
 epx_status proxy_connect(struct proxy_group *proxies, const struct proxy_address *addresses);
 /* EPX_PROXY_THREADS, or 1. */
 int proxy_threads_asked(void);
-/* Rings of this rank, ring_count of them (= threads); options.routes says who uses which. */
+/* Rings of this rank, one per thread; options.routes says who uses which. */
 int proxy_ring_count(const struct proxy_group *proxies);
 const struct ring_dev *proxy_ring(const struct proxy_group *proxies, int index);
 /* Wakes sleeping threads. For producers that cannot ring the doorbell (a GPU): called when a launch is queued. */

@@ -115,7 +115,7 @@ int proxy_stop(struct proxy_group *g)
         cpu_env_ring(g->env, g->threads[i].ring.dev.bell);
     }
     for (i = 0; i < g->options.threads; i++) {
-        /* 2: a kernel has waited for it already. */
+        /* 2: a kernel has waited for it already. Pairs with the release in network_stop(). */
         const int waits = __atomic_load_n(g->threads[i].ring.dev.stopped, __ATOMIC_ACQUIRE) == 2 ? 1 : STOP_WAITS;
 
         for (n = 0; n < waits && !wait_stopped(&g->threads[i]); n++)

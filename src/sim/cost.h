@@ -12,7 +12,7 @@
  * moves rows goes on when its own SMs and links are done with them, and waits for the other servers where it must: at
  * the next barrier or signal, which release its stores.
  *
- * Rows of the simulation are small; they are charged as if they had the bytes of the model's rows (struct cost_rows).
+ * Rows of the simulation are small; they are charged as if they had the bytes of the model's rows (struct cost_row).
  * Few agents of the simulation may stand for many of the GPU: each then charges one in so many of its steps in full,
  * so that the agents' time is that of the many.
  */
