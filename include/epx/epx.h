@@ -622,7 +622,7 @@ typedef struct epx_combine_outputs {
 typedef struct epx_combine_config {
     uint32_t size;
     int32_t send_only;
-    int32_t logfmt;      /* low latency, bf16: rows travel as LogFMT-10 */
+    int32_t logfmt;      /* low latency, bf16: rows travel as LogFMT-10, or are rounded to its values when read */
     int32_t direction;   /* high throughput: EPX_BACKWARD combines gradients of a dispatch (needs weights in and out) */
     epx_tensor *wait_ns; /* as in epx_layout_info */
     uint32_t sum;        /* high throughput: EPX_SUM_*, the same on all ranks; 0 = as described above */

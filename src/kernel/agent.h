@@ -135,7 +135,7 @@
  * Numerics (docs/formats.md); bit-identical on all devices
  *   ag_cast_fp8(ag, q, scales, ...)  one row to FP8 with a scale per 128 channels
  *   ag_cast_fp8_many(ag, set, words, n, scratch, ...)  the same to n destinations, with scales; may use the scratch
- *   ag_logfmt_begin(ag)              all agents of a block, before the first ag_logfmt_encode of a kernel
+ *   ag_logfmt_begin(ag)              all agents of a block, before the first ag_logfmt_encode or ag_reduce_logfmt
  *   ag_logfmt_encode(ag, to, x, hidden)  one row to LogFMT-10; returns its bytes, a multiple of 16
  *   ag_nvfp4_encode(ag, to, x, hidden, scale)  one row to NVFP4; returns its bytes, a multiple of 16
  *   struct sum_set                   rows to be summed
@@ -146,8 +146,9 @@
  *   ag_reduce(ag, out, dtype, hidden, set, n, weighted, bias0, bias1)  sum of n rows in fp32, in order, rounded once
  *   ag_reduce_groups(ag, out, dtype, hidden, set, n, ends, bias0, bias1)  the same of sums of rows, each rounded: bit i
  *                                    of ends says that row i is the last of such a sum; no weights, no LogFMT
- *   ag_reduce_logfmt(ag, out, hidden, begin, end, set, n, weighted, bias0, bias1)  the same of LogFMT rows, bf16:
- *                                    channels begin, a multiple of 256, to end; with AG_ONE_LANE all channels
+ *   ag_reduce_logfmt(ag, out, hidden, begin, end, set, n, weighted, bias0, bias1)  the same of LogFMT rows and
+ *                                    of rounded ones, bf16: channels begin, a multiple of 256, to end; with
+ *                                    AG_ONE_LANE all channels
  *   struct route_kept                what counting keeps for numbering, as a device likes
  *   ag_route_count(ag, g, in, t0, t1, table, kept)  adds the top-k indices of t0..t1-1 to counts per expert and rank
  *   ag_route_number(ag, g, h, in, t0, t1, table, kept, &bad)  numbers them into the handle, from a table of offsets

@@ -12,7 +12,7 @@
  *     the caller's kernel has said that it is there)
  *   signal LC_DATA = v  ---------------------------->  wait LC_DATA[*] >= v
  *                                                      out[t] = sum over k of weight * row, read where d has it
- *                                                      or in the own receive slot
+ *                                                      (LogFMT: rounded), or in the own receive slot
  *   (in place: wait LC_DONE[*] >= v)  <--------------  signal LC_DONE = v
  *
  *                                                     source s of another node
@@ -54,6 +54,8 @@ KFN void kernel_ll_combine(struct agent *ag, const struct ll_combine_params *p)
     const struct group_dev *g = p->g;
     const uint64_t next = g->state->epoch[OP_LL_COMBINE] + 1;
 
+    if (LC_LOGFMT(p))
+        ag_logfmt_begin(ag);
     if (!kernel_begin(ag, g))
         lc_run(ag, p, p->steps & STEP_SEND ? next : p->h->state->epoch);
     kernel_end(ag, g);

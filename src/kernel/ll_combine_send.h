@@ -140,8 +140,6 @@ KFN_STEP int lc_push(struct agent *ag, const struct ll_combine_params *p, uint64
 
     if (lc_nodes(p) && sync_barrier(ag, g)) /* the descriptor is written, and the stage is free */
         return 1;
-    if (LC_LOGFMT(p))
-        ag_logfmt_begin(ag);
     if (lc_nodes(p) && lc_push_others(ag, p, epoch))
         return 1;
     /* With signals each row is a write of its own: the next one may be far away. */

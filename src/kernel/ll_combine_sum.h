@@ -73,6 +73,14 @@ KFN const char *lc_bias(const struct ll_combine_params *p, int i, int t, int64_t
     return p->bias[i] ? p->bias[i] + t * p->bias_stride[i] + at : NULL;
 }
 
+/* How a row arrives. */
+KFN int lc_format(const struct ll_combine_params *p, int pulled)
+{
+    if (LC_LOGFMT(p))
+        return pulled ? ROWS_ROUNDED : ROWS_LOGFMT;
+    return p->nvfp4 ? ROWS_NVFP4 : ROWS_PLAIN;
+}
+
 /* Channels [begin, end) of token t. Returns how many rows there were. */
 KFN_STEP int lc_sum_token(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch, int t, int begin,
                           int end)
@@ -98,7 +106,7 @@ KFN_STEP int lc_sum_token(struct agent *ag, const struct ll_combine_params *p, u
             if (is_local(g, d) ? !desc->pulled : !ll_split(g))
                 AG_SUMS(ag, g, d, row, LC_LOGFMT(p) ? 16 : lc_pitch(p));
             sum_set_offer(&set, n + before, LC_LOGFMT(p) ? row : row + at, weighted ? p->weights[i] : 1.0f,
-                          p->nvfp4 ? ROWS_NVFP4 : LC_LOGFMT(p));
+                          lc_format(p, is_local(g, d) && desc->pulled));
         }
         n += all;
     }

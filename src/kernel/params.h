@@ -46,8 +46,8 @@ enum {                                                                    /* epx
        KSTATUS_LAST = 12
 };
 
-/* How a row to be summed is coded. */
-enum { ROWS_PLAIN = 0, ROWS_LOGFMT = 1, ROWS_NVFP4 = 2 };
+/* How a row to be summed is coded. ROWS_ROUNDED: bf16, whose values count as LogFMT would have carried them. */
+enum { ROWS_PLAIN = 0, ROWS_LOGFMT = 1, ROWS_NVFP4 = 2, ROWS_ROUNDED = 3 };
 /* How a received top-k row is written. */
 enum { TOPK_COMPACT = 1, TOPK_ALL_WEIGHTS = 2, TOPK_GLOBAL = 4 };
 /* What becomes of rows beyond drop_rows. */

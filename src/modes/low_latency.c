@@ -181,7 +181,8 @@ epx_status ll_combine(struct epx_handle *handle, const struct combine_args *args
     p.signal_rows = args->signal_rows;
     p.signal_value = args->signal_value;
     regions_import(handle->group, stream);
-    if (!args->logfmt && !args->nvfp4 && !p.signals)
+    /* LogFMT saves a network's bytes. Where there is none, a reader rounds what it reads. */
+    if (!(args->logfmt && p.nodes) && !args->nvfp4 && !p.signals)
         rows_in_place(handle->group, &args->tokens, stream, &p);
     p.weights = args->weights.data;
     for (int i = 0; i < 2; i++) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * LogFMT rows by emulated lanes against the CPU device, bit for bit: the bytes of encoded rows, and weighted sums of
- * rows whose blocks are of every kind. lanes.sh builds and runs it.
+ * rows whose blocks are of every kind, encoded or rounded when they are read. lanes.sh builds and runs it.
  */
 #include "device/gpu/prims.cuh"
 
@@ -19,8 +19,9 @@ enum { MOST_HIDDEN = 5000, MOST_ROWS = 36, PITCH = 2 * MOST_HIDDEN + 512 };
 
 static struct {
     int hidden, rows, topk, rings;
+    int rounded; /* one of so many rows is read as it is; 0: none */
 } now;
-static uint16_t given[MOST_ROWS * MOST_HIDDEN];
+alignas(64) static uint16_t given[MOST_ROWS * MOST_HIDDEN];
 alignas(64) static char coded[MOST_ROWS * PITCH], expected[MOST_ROWS * PITCH];
 alignas(64) static uint16_t sums[MOST_ROWS * MOST_HIDDEN];
 static float decoded[MOST_ROWS * MOST_HIDDEN];
@@ -43,8 +44,12 @@ static void sum_token(struct agent *ag, int t)
     struct sum_set set;
 
     sum_set_begin(&set);
-    if (lane_id() < now.topk)
-        sum_set_put(ag, &set, lane_id(), coded + ((size_t)t * now.topk + lane_id()) * PITCH, weight_of(lane_id()), 1);
+    if (lane_id() < now.topk) {
+        const int rounded = now.rounded && lane_id() % now.rounded == 0;
+        const size_t row = (size_t)t * now.topk + lane_id();
+        const char *data = rounded ? (const char *)(given + row * now.hidden) : coded + row * PITCH;
+        sum_set_put(ag, &set, lane_id(), data, weight_of(lane_id()), rounded ? ROWS_ROUNDED : ROWS_LOGFMT);
+    }
     ag_reduce_logfmt(ag, out, now.hidden, 0, first, &set, now.topk, weighted(t), NULL, NULL);
     if (first < now.hidden)
         ag_reduce_logfmt(ag, out + first * 2, now.hidden, first, now.hidden, &set, now.topk, weighted(t), NULL, NULL);
@@ -145,24 +150,24 @@ static int case_fails(void)
         bytes += coded[i] != expected[i];
     const int differ = sums_differ();
     if (bytes || differ)
-        printf("hidden %d, top-%d, ring %d: %d bytes of rows and %d sums differ from the CPU's\n", now.hidden, now.topk,
-               now.rings, bytes, differ);
+        printf("hidden %d, top-%d, ring %d, rounded %d: %d bytes of rows and %d sums differ from the CPU's\n",
+               now.hidden, now.topk, now.rings, now.rounded, bytes, differ);
     return bytes || differ;
 }
 
 int main(void)
 {
-    static const int hidden[] = {128, 1400, MOST_HIDDEN}, topk[] = {1, 8, 18};
+    static const int hidden[] = {128, 1400, MOST_HIDDEN, 515}, topk[] = {1, 8, 18};
     int failures = 0;
 
     for (now.rings = 0; now.rings <= (RING ? 1 : 0); now.rings++)
-        for (int h = 0; h < 3; h++)
-            for (int k = 0; k < 3; k++) {
-                now.hidden = hidden[h];
-                now.topk = topk[k];
-                now.rows = 2 * now.topk;
-                failures += case_fails();
-            }
+        for (int c = 0; c < 4 * 3 * 3; c++) {
+            now.hidden = hidden[c % 4];
+            now.topk = topk[c / 4 % 3];
+            now.rows = 2 * now.topk;
+            now.rounded = c / 12;
+            failures += case_fails();
+        }
     printf("%d failures\n", failures);
     return failures != 0;
 }

@@ -441,13 +441,14 @@ static float reference_sum(const struct reduce_case *c, const struct reduce_row 
     for (int b = 0; b < c->biases; b++)
         sum += element(bias[b], c->dtype, i);
     for (int r = 0; r < c->n; r++) {
-        const float x = rows[r].format == ROW_LOGFMT ? decoded[r][i] : element(plain[r], c->dtype, i);
+        const float x = decoded[r] ? decoded[r][i] : element(plain[r], c->dtype, i);
         sum = c->weighted ? fmaf(rows[r].weight, x, sum) : sum + x;
     }
     return sum;
 }
 
-static void logfmt_of_row(struct reduce_row *row, float **decoded, void **base, int hidden)
+/* Encoded, or left as it is for the sum to round. */
+static void logfmt_of_row(struct reduce_row *row, float **decoded, void **base, int hidden, int format)
 {
     void *coded = aligned_alloc(16, math_logfmt_bound(hidden));
     uint16_t *x = malloc((size_t)hidden * 2);
@@ -455,9 +456,13 @@ static void logfmt_of_row(struct reduce_row *row, float **decoded, void **base, 
     math_logfmt_encode(coded, x, hidden);
     *decoded = malloc((size_t)hidden * sizeof(float));
     math_logfmt_decode(*decoded, coded, hidden);
-    row->data = coded;
-    row->format = ROW_LOGFMT;
+    row->format = format;
     free(x);
+    if (format == ROW_ROUNDED) {
+        free(coded);
+        return;
+    }
+    row->data = coded;
     free(*base);
     *base = coded;
 }
@@ -476,7 +481,7 @@ static void check_reduce(struct reduce_case c)
         plain[r] = random_row(c.dtype, c.hidden, size * (size_t)(r % 5), &base[r]);
         rows[r] = (struct reduce_row){plain[r], random_value(), ROW_PLAIN};
         if (c.logfmt && r % 3 != 1)
-            logfmt_of_row(&rows[r], &decoded[r], &base[r], c.hidden);
+            logfmt_of_row(&rows[r], &decoded[r], &base[r], c.hidden, (r + c.n) % 2 ? ROW_LOGFMT : ROW_ROUNDED);
     }
     math_reduce(out, c.dtype, c.hidden, rows, c.n, c.weighted, bias[0], bias[1]);
     for (int i = 0; i < c.hidden; i++)

@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 enum scale_kind { SCALE_FLOAT = 0, SCALE_UE8M0 = 1 };
-enum row_format { ROW_PLAIN = 0, ROW_LOGFMT = 1, ROW_NVFP4 = 2 };
+enum row_format { ROW_PLAIN = 0, ROW_LOGFMT = 1, ROW_NVFP4 = 2, ROW_ROUNDED = 3 };
 
 /* dtype arguments are epx_dtype values. Pointers may have any alignment that their element type has. */
 
@@ -38,7 +38,7 @@ void math_nvfp4_add(float *sum, const void *row, int hidden, int at, int n, floa
 struct reduce_row {
     const void *data;
     float weight;
-    int format; /* enum row_format; ROW_LOGFMT decodes to bf16's values; ROW_NVFP4 is always weighted */
+    int format; /* enum row_format, as ROWS_* of kernel/params.h; ROW_NVFP4 is always weighted, the others may be */
 };
 
 /*

@@ -321,6 +321,20 @@ static size_t logfmt_encode(void *to, const uint16_t *x, int hidden)
     return end;
 }
 
+/* A full block as LogFMT would carry it: 128 floats. */
+static void logfmt_round_block(struct wide *to, const uint16_t *x)
+{
+    uint8_t coded[LOGFMT_CODED_BYTES];
+    uint16_t amax, amin;
+    logfmt_extremes(x, &amax, &amin);
+    if (amax >= BF16_ONE || amin >= amax) {
+        logfmt_decode_raw(to, (const uint8_t *)x, LOGFMT_BLOCK);
+        return;
+    }
+    logfmt_encode_block(coded, x, amax, amin);
+    logfmt_decode_coded(to, coded, logfmt_range_of(amax, amin));
+}
+
 /* Decodes one block into 128 floats; what a short last block lacks is 0. */
 static void logfmt_decode_block(struct wide *to, const void *row, int hidden, int block)
 {

@@ -151,6 +151,8 @@ static void reduce_add_block(struct wide *acc, const struct reduce_row *row, int
     }
     if (row->format == ROW_LOGFMT) {
         logfmt_decode_block(value, row->data, hidden, at / LOGFMT_BLOCK);
+    } else if (row->format == ROW_ROUNDED && n == LOGFMT_BLOCK) {
+        logfmt_round_block(value, (const uint16_t *)row->data + at);
     } else {
         uint16_t padded[LOGFMT_BLOCK] = {0};
         memcpy(padded, (const char *)row->data + (size_t)at * 2, (size_t)n * 2);
@@ -163,7 +165,7 @@ static void reduce_add_block(struct wide *acc, const struct reduce_row *row, int
     }
 }
 
-/* bf16 rows of which some are LogFMT or NVFP4: block after block, through floats in the L1 cache. */
+/* bf16 rows of which some are LogFMT, rounded or NVFP4: block after block, through floats in the L1 cache. */
 static void reduce_coded(char *out, const struct reduce_args *args, int hidden, int weighted)
 {
     for (int at = 0; at < hidden; at += LOGFMT_BLOCK) {

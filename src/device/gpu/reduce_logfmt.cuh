@@ -161,9 +161,10 @@ KFN void logfmt_add_rows(struct float8 *sum, const struct logfmt_place &at, floa
     }
 }
 
-/* The lane's n channels of a step that is not whole, or where `out` is not aligned. */
-KFN_STEP void sum_logfmt_odd(struct logfmt_place at, float weights, struct sum_in in, char *out, int block, int mine,
-                             int n)
+/* The lane's n channels of a step that is not whole, where `out` is not aligned, or of rows of which some are read as
+ * they are: bit r of `rounded`, lane r has such a row's address. */
+KFN_STEP void sum_logfmt_odd(struct logfmt_place at, const char *data, lanes_t rounded, float weights, struct sum_in in,
+                             char *out, int block, int mine, int n)
 {
     const struct logfmt_turns turns = logfmt_turns_of_lane();
     const int place = lane_id() % 16, group = lane_id() / 16;
@@ -174,12 +175,20 @@ KFN_STEP void sum_logfmt_odd(struct logfmt_place at, float weights, struct sum_i
             floats_add(&sum, raw_floats<DTYPE_BF16>(raw_load_odd<DTYPE_BF16>(in.bias[b] + (size_t)mine * 2, n)), 0,
                        0.0f);
     for (int r = 0; r < in.n; r++) {
-        const char *row = (const char *)__shfl_sync(ALL_LANES, (unsigned long long)at.row, r);
+        const char *row = (const char *)__shfl_sync(ALL_LANES, (unsigned long long)data, r);
         const float weight = in.weighted ? __shfl_sync(ALL_LANES, weights, r) : 1.0f;
         uint32_t range = 0, word = 0;
         uint2 low = make_uint2(0, 0);
         int coded;
         const char *from = logfmt_block_of(at, r, &coded);
+        if (rounded >> r & 1) {
+            const int first = block * LOGFMT_BLOCK + lane_id() * 8;
+            const uint4 words = logfmt_load8(row, n > 0 ? in.hidden : 0, first);
+            const uint32_t extremes =
+                logfmt_extremes_here(words, (first / LOGFMT_BLOCK + 1) * LOGFMT_BLOCK <= in.hidden);
+            logfmt_add_rounded(&sum, words, extremes, 1, weight);
+            continue;
+        }
         if (n > 0)
             range = *(const uint32_t *)(row + logfmt_table(in.hidden) + (size_t)(block + group) * 4);
         if (n >= 8)
@@ -195,12 +204,14 @@ KFN_STEP void sum_logfmt_odd(struct logfmt_place at, float weights, struct sum_i
 
 /* By value, as sum_fast. Channels begin to end, of which `out` and the biases have the first. The rows that come next
  * are loaded before those that are there are added. */
-KFN_STEP void sum_logfmt(const char *data, float weights, struct sum_in in, char *out, int begin, int end)
+KFN_STEP void sum_logfmt(const char *data, lanes_t rounded, float weights, struct sum_in in, char *out, int begin,
+                         int end)
 {
-    struct logfmt_place ahead = logfmt_place_at(lane_id() < in.n ? data : NULL, in.hidden, begin / LOGFMT_BLOCK);
+    const int coded = lane_id() < in.n && !(rounded >> lane_id() & 1);
+    struct logfmt_place ahead = logfmt_place_at(coded ? data : NULL, in.hidden, begin / LOGFMT_BLOCK);
     const struct logfmt_turns turns = logfmt_turns_of_lane();
     const int odd = __any_sync(ALL_LANES, !aligned16(out) || !aligned16(in.bias[0]) || !aligned16(in.bias[1]));
-    const int whole = odd || in.n == 0 ? begin : begin + (end - begin) / SUM_STEP * SUM_STEP;
+    const int whole = odd || rounded || in.n == 0 ? begin : begin + (end - begin) / SUM_STEP * SUM_STEP;
     struct logfmt_loaded next;
 
     if (begin < whole)
@@ -228,7 +239,7 @@ KFN_STEP void sum_logfmt(const char *data, float weights, struct sum_in in, char
     }
     for (int channel = whole; channel < end; channel += SUM_STEP) {
         const int mine = channel - begin + lane_id() * 8;
-        sum_logfmt_odd(ahead, weights, in, out, channel / LOGFMT_BLOCK, mine, end - begin - mine);
+        sum_logfmt_odd(ahead, data, rounded, weights, in, out, channel / LOGFMT_BLOCK, mine, end - begin - mine);
         if (channel + SUM_STEP < end)
             logfmt_place_next(&ahead, channel / LOGFMT_BLOCK + LOGFMT_GROUPS);
     }
@@ -440,16 +451,19 @@ KFN int sum_logfmt_by_ring(struct agent *, const struct sum_set &, struct sum_in
 }
 #endif
 
+/* Rows of ROWS_LOGFMT, of ROWS_ROUNDED, or of both. */
 KFN void ag_reduce_logfmt(struct agent *ag, void *out, int hidden, int begin, int end, const struct sum_set *set, int n,
                           int weighted, const void *bias0, const void *bias1)
 {
     struct sum_in in = {{(const char *)bias0, (const char *)bias1}, n, weighted, hidden};
-    const int rest = sum_logfmt_by_ring(ag, *set, in, (char *)out, begin, end);
+    const lanes_t rounded = __ballot_sync(ALL_LANES, lane_id() < n && set->format == ROWS_ROUNDED);
+    const int rest = rounded ? sum_all_rounded(ag, *set, in, (char *)out, begin, end)
+                             : sum_logfmt_by_ring(ag, *set, in, (char *)out, begin, end);
 
     for (int i = 0; i < 2; i++)
         in.bias[i] = in.bias[i] ? in.bias[i] + (size_t)(rest - begin) * 2 : NULL;
     if (rest < end)
-        sum_logfmt(set->data, set->weight, in, (char *)out + (size_t)(rest - begin) * 2, rest, end);
+        sum_logfmt(set->data, rounded, set->weight, in, (char *)out + (size_t)(rest - begin) * 2, rest, end);
 }
 
 #endif
