@@ -177,7 +177,8 @@ void sim_rule_reuse(int rank, int nranks, void *const *heaps)
 
     if (!own->abort_word)
         return;
-    for (int p = 0; p < nranks; p++)
+    /* A dead one that is raised in the end has told them before, and they have recovered since. */
+    for (int p = 0; p < nranks && !sim_has_died(sim_rank()); p++)
         if (!(own->abort_word & ABORT_LEFT_OUT) && heaps[p] && !control_at(heaps[p])->abort_word)
             breach("rank %d gives up and has not told rank %d of its node", rank, p);
     own->gave_up = own->abort_word & ABORT_LEFT_OUT ? LEFT_OUT : GAVE_UP;

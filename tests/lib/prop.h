@@ -97,8 +97,8 @@ void prop_recoveries(uint64_t *ranks, uint64_t *rounds);
 void prop_joins(uint64_t *processes, uint64_t *rounds);
 /* NULL, or called when a process has joined. */
 extern void (*prop_joined)(epx_group *group);
-/* NULL, or called when a process that has joined ends its program. */
-extern void (*prop_leaves)(epx_group *group);
+/* NULL, or called when a process ends its program; group NULL: it could not create one. */
+extern void (*prop_leaves)(int rank, epx_group *group);
 /* NULL, or called when a rank has recovered: what its group says of members is new. */
 extern void (*prop_recovered)(epx_group *group);
 /* NULL, or called before a rank uses its tensors for something else, while its group exists. */

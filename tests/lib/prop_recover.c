@@ -46,7 +46,7 @@ int actors_check_stats(struct actor *actors, const struct prop_case *c, int grou
 
 void (*prop_recovered)(epx_group *group);
 void (*prop_masks)(int rank, int peer);
-void (*prop_leaves)(epx_group *group);
+void (*prop_leaves)(int rank, epx_group *group);
 
 static struct {
     uint64_t ranks, rounds;

@@ -165,7 +165,7 @@ static int run_spare(int spare, struct shared *s)
     if (!rc)
         rc = actors_joined(actors, c);
     if (group && prop_leaves)
-        prop_leaves(group);
+        prop_leaves(rank, group);
     for (int i = 0; actors && i < c->nhandles; i++)
         if (actors[i].group && close_actor(&actors[i], !rc))
             rc = -1;
@@ -207,8 +207,8 @@ static int run_rank(int rank, int n, epx_bootstrap *boot, void *arg)
     }
     for (int g = 0; !rc && !c->may_fail && g < c->ngroups && g < c->nhandles; g++)
         rc = actors_check_stats(actors, c, g);
-    if (groups[0] && prop_leaves)
-        prop_leaves(groups[0]);
+    if (prop_leaves)
+        prop_leaves(rank, groups[0]);
     for (int i = 0; actors && i < c->nhandles; i++)
         if (actors[i].group && close_actor(&actors[i], !rc))
             rc = -1;

@@ -349,11 +349,10 @@ static void has_recovered(epx_group *group)
     sim_rule_members(group->nranks, group->map.out);
 }
 
-static void leaves(epx_group *group)
+/* group NULL: this rank could not create it. */
+static void leaves(int rank, epx_group *group)
 {
-    if (!group->membership)
-        return;
-    sim_rule_left(group->rank, membership_incarnation(group->membership, group->rank));
+    sim_rule_left(rank, group && group->membership ? membership_incarnation(group->membership, rank) : 0);
 }
 
 /* A member of its node that was there when the process was admitted: not one that came with it. */
