@@ -25,6 +25,8 @@ void top_close(struct top *top);
 uint64_t top_bytes(const struct watch *w);
 /* The wait of one of its agents that has lasted longest; NULL: none waits for a peer. */
 const struct watch_wait *top_longest_wait(const struct watch *w);
+/* Kernels of a GPU do not write pages: there are calls of the host, and no operations or waits. */
+int top_kernels_are_silent(const struct watch *w);
 /* The rank that keeps the group waiting, -1: nobody does; the index of its page, -1: it has none on this machine. */
 int top_culprit(const struct top *top, int first, int end, int *page);
 double top_percentile_us(const struct watch *w, int kernel, double percent);

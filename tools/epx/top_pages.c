@@ -150,6 +150,20 @@ static int waits_for(const struct top_page *page)
     return wait ? wait->peer : -1;
 }
 
+int top_kernels_are_silent(const struct watch *w)
+{
+    return strcmp(w->device, "cpu") != 0;
+}
+
+/* Where kernels do not tell for whom they wait: a rank whose process cannot go on. */
+static int first_stopped(const struct top *top, int first, int end)
+{
+    for (int i = first; i < end && top_kernels_are_silent(top->pages[first].page); i++)
+        if (strchr("TtZX", top->pages[i].state))
+            return top->pages[i].page->rank;
+    return -1;
+}
+
 /* From the rank that has waited longest on: whom it waits for, whom that one waits for, until one does not run, does
  * not wait, or has no page. */
 int top_culprit(const struct top *top, int first, int end, int *page)
@@ -165,6 +179,7 @@ int top_culprit(const struct top *top, int first, int end, int *page)
             rank = wait->peer;
         }
     }
+    rank = longest ? rank : first_stopped(top, first, end);
     for (int hops = 0; hops < end - first; hops++) {
         const int at = page_of(top, first, end, rank);
 

@@ -69,6 +69,11 @@ static void print_rank(const struct top *top, const struct top_page *p)
         printf("  rank %d for %.1f s (%s)", wait->peer, seconds_since(top, wait->since_ns), phase_text(wait->phase));
     else if (wait)
         printf("  ranks of other nodes for %.1f s (%s)", seconds_since(top, wait->since_ns), phase_text(wait->phase));
+    else if (top_kernels_are_silent(w) && w->inside_ns)
+        printf("  (in %.39s for %.1f s, call %llu)", w->function, seconds_since(top, w->inside_ns),
+               (unsigned long long)w->calls);
+    else if (top_kernels_are_silent(w))
+        printf("  (behind %.39s, call %llu)", w->function, (unsigned long long)w->calls);
     else
         printf("  -");
     printf("\n");
@@ -140,15 +145,19 @@ static void print_verdict(const struct top *top, int first, int end)
 
         longest = s > longest ? s : longest;
     }
-    if (culprit < 0 || longest < 0.5)
+    if (culprit < 0 || (longest < 0.5 && !top_kernels_are_silent(w)))
         return;
     if (at >= 0)
         snprintf(what, sizeof(what), "process %d is %s", w->pid, state_text(top->pages[at].state));
     else
         snprintf(what, sizeof(what), "%s",
                  w->nnodes > 1 ? "it has ended, or is on another machine" : "it has ended, or has EPX_TOP=0");
-    printf("  HANGS?       others wait for rank %d (%s), up to %.1f s; the deadline is %.1f s\n", culprit, what,
-           longest, w->timeout_ms / 1e3);
+    if (longest > 0)
+        printf("  HANGS?       others wait for rank %d (%s), up to %.1f s; the deadline is %.1f s\n", culprit, what,
+               longest, w->timeout_ms / 1e3);
+    else
+        printf("  HANGS?       rank %d cannot go on (%s); the deadline of the others is %.1f s\n", culprit, what,
+               w->timeout_ms / 1e3);
 }
 
 static void print_group(const struct top *top, int first, int end)
