@@ -45,8 +45,13 @@ KFN int lc_run(struct agent *ag, const struct ll_combine_params *p, uint64_t epo
     if (lc_data(ag, p, epoch) || lc_sum(ag, p, epoch))
         return 1;
     /* The caller may change its tensor once this operation has completed: not before all have read it. */
-    return p->pulled &&
-           wait_peers_end(ag, p->g, SCOPE_ALL, SIG_LC_DONE, slot_of(p->g, epoch), lap_of(p->g, epoch), PHASE_LC_DONE);
+    if (!p->pulled)
+        return 0;
+    if (wait_peers_end(ag, p->g, SCOPE_ALL, SIG_LC_DONE, slot_of(p->g, epoch), lap_of(p->g, epoch), PHASE_LC_DONE))
+        return 1;
+    if (ag_index(ag) == 0 && ag_leader(ag))
+        p->g->state->combined[epoch & 1] = epoch; /* read by lc_slot_known() in a later launch */
+    return 0;
 }
 
 KFN void kernel_ll_combine(struct agent *ag, const struct ll_combine_params *p)

@@ -107,6 +107,12 @@ KFN_STEP void lc_publish(struct agent *ag, const struct ll_combine_params *p, ui
     signal_peers(ag, g, SCOPE_NODE, SIG_LC_DATA, slot_of(g, epoch), lap_of(g, epoch));
 }
 
+/* Is the slot known to be free without a look? The combine that had it before waited for its readers (lc_run). */
+KFN int lc_slot_known(const struct group_dev *g, uint64_t epoch)
+{
+    return g->inflight == 2 && g->state->combined[epoch & 1] + 2 == epoch && !has_nodes(g) && !has_masks(g);
+}
+
 /* The slot is free and has the descriptor; the network has read the last combine's rows in the stage. */
 KFN_STEP int lc_take_slot(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
 {
@@ -114,7 +120,8 @@ KFN_STEP int lc_take_slot(struct agent *ag, const struct ll_combine_params *p, u
     char *slot = lc_slot(g, g->rank, epoch);
 
     if (ll_check_landing(ag, g, p->h->state, slot_of(g, epoch)) ||
-        wait_peers(ag, g, SCOPE_ALL, SIG_LC_DONE, slot_of(g, epoch), lap_of(g, epoch) - 1, PHASE_LC_SLOT, NULL))
+        (!lc_slot_known(g, epoch) &&
+         wait_peers(ag, g, SCOPE_ALL, SIG_LC_DONE, slot_of(g, epoch), lap_of(g, epoch) - 1, PHASE_LC_SLOT, NULL)))
         return 1;
     AG_MARK(ag, MARK_SLOT);
     if (ag_index(ag) == 0 && ag_leader(ag)) {

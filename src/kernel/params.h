@@ -79,6 +79,7 @@ enum { SUM_TOPK_ORDER = 1, SUM_ROUND_RANKS = 2, SUM_ROUND_NODES = 4 };
 
 struct group_state {
     uint64_t epoch[OP_COUNT]; /* the last one begun */
+    uint64_t combined[2];     /* low latency, by parity: the last combine that all ranks are known to have ended */
     uint64_t barrier;         /* generation */
     uint32_t arrived;         /* agents in the barrier */
     uint32_t ticket[4];       /* agents past a point of the running kernel, see sync_last() */
