@@ -61,7 +61,7 @@ try() { # NAME COMMAND...
 
 # Per operation of a rank: loads of the slowest lane of each launch, added up over the launches (bus.c). Update,
 # dispatch and combine took 81, 573 and 427 when every word of a record, of a descriptor and of the counts was a load of
-# its own, and 13 launches instead of 10.
+# its own.
 bus() {
     module "$work/cuda" cuda || return
     export EPX_MODULE_DIR=$work/cuda
