@@ -208,13 +208,6 @@ static int transfer_all(int fd, struct transfer *transfer, int (*step)(int, stru
     }
 }
 
-int receive_all(int fd, void *data, size_t bytes, uint64_t deadline)
-{
-    struct transfer transfer = {.data = data, .bytes = bytes};
-
-    return transfer_all(fd, &transfer, transfer_receive, POLLIN, deadline);
-}
-
 int send_all(int fd, const void *data, size_t bytes, uint64_t deadline)
 {
     struct transfer transfer = {.data = (void *)(uintptr_t)data, .bytes = bytes};

@@ -410,14 +410,6 @@ int proxy_step(struct proxy_group *g, int index)
     return proxy_progress(&g->threads[index]);
 }
 
-void proxy_wake(struct proxy_group *g)
-{
-    int i;
-
-    for (i = 0; i < g->options.threads; i++)
-        cpu_env_ring(g->env, g->threads[i].ring.dev.bell);
-}
-
 void proxy_alarm(struct proxy_group *g, uint32_t note, int to_all)
 {
     const uint64_t alarm = ALARM_SET | (to_all ? ALARM_ALL : 0) | note;

@@ -103,8 +103,6 @@ int proxy_threads_asked(void);
 /* Rings of this rank, one per thread; options.routes says who uses which. */
 int proxy_ring_count(const struct proxy_group *proxies);
 const struct ring_dev *proxy_ring(const struct proxy_group *proxies, int index);
-/* Wakes sleeping threads. For producers that cannot ring the doorbell (a GPU): called when a launch is queued. */
-void proxy_wake(struct proxy_group *proxies);
 /* Simulation: one iteration of thread `index`; non-zero if it did something. */
 int proxy_step(struct proxy_group *proxies, int index);
 /* Of one thread; index -1: of all together. */

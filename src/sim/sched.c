@@ -39,11 +39,6 @@ uint64_t sim_now(void)
     return sim.now;
 }
 
-int sim_active(void)
-{
-    return sim.active;
-}
-
 int sim_rank(void)
 {
     return sim.current ? sim.current->rank : -1;

@@ -77,8 +77,6 @@ int sim_run(char *why, size_t bytes);
 void sim_totals(struct sim_totals *totals);
 /* Tasks that have not ended lose what they hold. */
 void sim_end(void);
-/* 1 while there is a simulation. */
-int sim_active(void);
 
 /* ---- Tasks -------------------------------------------------------------------------------------------------- */
 

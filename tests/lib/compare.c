@@ -125,11 +125,6 @@ void tensor_set_int(const epx_tensor *t, int64_t i, int64_t value)
         memcpy(p, &narrow, sizeof(narrow));
 }
 
-float tensor_float(const epx_tensor *t, int64_t i)
-{
-    return oracle_to_float(t->dtype, element_at(t, i));
-}
-
 /* ---- Comparisons ------------------------------------------------------------------------------------------------- */
 
 static void print_element(char *buf, size_t bytes, int dtype, const unsigned char *p)

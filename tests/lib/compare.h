@@ -29,7 +29,6 @@ int64_t tensor_rows(const epx_tensor *t);
 /* Reads element i of a flat row-major count over all dimensions: any integer dtype. */
 int64_t tensor_int(const epx_tensor *t, int64_t i);
 void tensor_set_int(const epx_tensor *t, int64_t i, int64_t value);
-float tensor_float(const epx_tensor *t, int64_t i);
 
 /* Bit-exact comparison of n contiguous elements; 0 or -1. `what` and `row` only name the place. */
 int compare_bits(const char *what, int64_t row, int dtype, const void *expected, const void *got, int64_t n,

@@ -76,13 +76,6 @@ void thread_boot_destroy(struct thread_boot *boot)
     free(boot);
 }
 
-void thread_boot_set_timeout(struct thread_boot *boot, int timeout_ms)
-{
-    pthread_mutex_lock(&boot->lock);
-    boot->timeout_ms = timeout_ms;
-    pthread_mutex_unlock(&boot->lock);
-}
-
 /* With the lock held. */
 static void mark_failed(struct thread_boot *boot)
 {

@@ -13,9 +13,6 @@ struct thread_boot;
 struct thread_boot *thread_boot_create(int nranks);
 /* Only after the last all-gather has returned on every rank. */
 void thread_boot_destroy(struct thread_boot *boot);
-/* How long one all-gather waits for the other ranks. A wait that expires fails this and all later ones on every
- * rank. */
-void thread_boot_set_timeout(struct thread_boot *boot, int timeout_ms);
 /* What rank `rank` gives to epx_group_create; usable any number of times. */
 epx_bootstrap thread_boot_rank(struct thread_boot *boot, int rank);
 /* Fails the current and all later all-gathers: a rank that gives up calls it so that the others do not wait. */

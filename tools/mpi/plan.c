@@ -130,13 +130,6 @@ static void build_zones(struct plan *plan)
     }
 }
 
-int plan_total_rows(const struct plan *plan)
-{
-    int last = plan->local_experts - 1;
-
-    return expert_major(plan) ? plan->expert_offsets[last] + plan->expert_counts[last] : plan->copies.in.total;
-}
-
 /* Copies that this rank receives, and in the expert-major layout where each of them has to be expanded to. */
 static void build_copies_in(struct plan *plan, const int32_t *idx)
 {

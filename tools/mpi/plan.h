@@ -54,6 +54,5 @@ int plan_open(struct plan *plan, const struct bench_config *config, int rank);
 void plan_build(struct plan *plan, const int32_t *idx);
 /* Forgets the datatypes of the last routing. */
 void plan_drop_types(struct plan *plan);
-int plan_total_rows(const struct plan *plan);
 
 #endif

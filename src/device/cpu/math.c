@@ -158,11 +158,6 @@ size_t math_nvfp4_encode(void *to, const uint16_t *x, int hidden, float row_scal
     return math_level_used()->nvfp4_encode(to, x, hidden, row_scale);
 }
 
-void math_nvfp4_add(float *sum, const void *row, int hidden, int at, int n, float weight)
-{
-    math_level_used()->nvfp4_add(sum, row, hidden, at, n, weight);
-}
-
 void math_reduce(void *out, int dtype, int hidden, const struct reduce_row *rows, int n, int weighted,
                  const void *bias0, const void *bias1)
 {

@@ -30,10 +30,8 @@ size_t math_logfmt_bound(int hidden);
 size_t math_logfmt_encode(void *to, const uint16_t *x, int hidden);
 void math_logfmt_decode(float *to, const void *from, int hidden);
 
-/* NVFP4 (util/nvfp4.h): encodes a row of bf16, and returns its bytes; adds n values of a row from `at` on, both
- * multiples of 16. */
+/* NVFP4 (util/nvfp4.h): encodes a row of bf16, and returns its bytes. */
 size_t math_nvfp4_encode(void *to, const uint16_t *x, int hidden, float row_scale);
-void math_nvfp4_add(float *sum, const void *row, int hidden, int at, int n, float weight);
 
 struct reduce_row {
     const void *data;
