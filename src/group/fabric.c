@@ -18,9 +18,14 @@
 
 /* ---- Offer ------------------------------------------------------------------------------------------------------- */
 
+static int ranks_per_host(void)
+{
+    return (int)env_int("EPX_RANKS_PER_HOST", 0, 1, KERNEL_MAX_RANKS);
+}
+
 static void pretend_host(const struct epx_group *group, uint8_t host[64])
 {
-    const int per = (int)env_int("EPX_RANKS_PER_HOST", 0, 1, KERNEL_MAX_RANKS);
+    const int per = ranks_per_host();
     const uint32_t number = per ? (uint32_t)(group->rank / per) : 0;
 
     for (int i = 0; i < 4; i++)
@@ -118,10 +123,11 @@ void fabric_choose(struct epx_group *group, const struct fabric_offer *first, si
 
 int fabric_host_ranks(const struct epx_group *group)
 {
+    const int one = ranks_per_host() != 0; /* hosts that are played are one */
     int n = 0;
 
     for (int r = 0; r < group->nranks; r++)
-        n += group->map.node_of[r] == group->node && same(group->hosts[r], group->hosts[group->rank]);
+        n += one || (group->map.node_of[r] == group->node && same(group->hosts[r], group->hosts[group->rank]));
     return n;
 }
 
