@@ -658,8 +658,9 @@ EPX_API epx_status epx_complete(epx_handle *handle, epx_stream stream);
 
 /*
  * Masks: 1 = active, 0 = masked: no rank sends to it or waits for it. They need enable_mask. `mask` of query is
- * device int32 [R]. epx_mask_update masks more ranks, in stream order. A masked rank has missed operations: only
- * epx_mask_clean makes it active again (epx_mask_update returns EPX_ERR_USAGE). Low latency uses each rank's own
+ * device int32 [R]. epx_mask_update stores the array, in stream order: a rank that it masked becomes active again by
+ * 1, with a wait for the stream, if the caller has begun no operation since. Otherwise that rank has missed operations:
+ * only epx_mask_clean makes it active again (epx_mask_update returns EPX_ERR_USAGE). Low latency uses each rank's own
  * mask. High throughput needs a mask that all ranks agree on: after a rank was masked, its operations fail until
  * epx_group_error_clear. A rank that epx_mask_update masks must be dead or idle until epx_group_error_clear: if it
  * still runs, it may write into memory of its node. One that was masked by a deadline writes nothing any more.

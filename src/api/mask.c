@@ -28,27 +28,13 @@ epx_status epx_mask_query(epx_group *group, int32_t *mask, epx_stream stream)
     return mask_query(group, mask, stream);
 }
 
-/* A masked rank has missed operations: only a collective step brings it back. */
-static epx_status check_unmask(epx_group *group, int rank)
-{
-    int masked = 0;
-    epx_status status = mask_is_set(group, rank, &masked);
-
-    if (status == EPX_OK && masked)
-        status = fail(EPX_ERR_USAGE,
-                      "epx_mask_update: mask[%d]: expected 0, got 1: a masked rank becomes active again only by "
-                      "epx_mask_clean",
-                      rank);
-    return status;
-}
-
 static epx_status check_value(epx_group *group, int rank, int32_t value)
 {
     if (value != 0 && value != 1)
         return fail(EPX_ERR_ARGUMENT, "epx_mask_update: mask[%d]: expected 0 or 1, got %d", rank, value);
     if (rank == group->rank && !value)
         return fail(EPX_ERR_ARGUMENT, "epx_mask_update: mask[%d]: a rank cannot mask itself", rank);
-    return value ? check_unmask(group, rank) : EPX_OK;
+    return EPX_OK;
 }
 
 epx_status epx_mask_update(epx_group *group, const int32_t *mask, epx_stream stream)
@@ -62,6 +48,8 @@ epx_status epx_mask_update(epx_group *group, const int32_t *mask, epx_stream str
         return fail(EPX_ERR_ARGUMENT, "epx_mask_update: mask: expected a pointer, got NULL");
     for (int r = 0; r < group->nranks && status == EPX_OK; r++)
         status = check_value(group, r, mask[r]);
+    if (status == EPX_OK)
+        status = mask_restore(group, mask, stream);
     return status == EPX_OK ? mask_update(group, mask, stream) : status;
 }
 

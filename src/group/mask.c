@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "group/launch.h"
+#include "util/status.h"
 
 epx_status mask_read(const struct epx_group *group, int rank, int32_t *active)
 {
@@ -38,11 +39,29 @@ epx_status mask_query(struct epx_group *group, int32_t *device_mask, epx_stream 
     return launch_mask(group, &params, stream);
 }
 
+/* Before the first rank is masked: what this rank has begun so far. */
+static epx_status keep_epochs(struct epx_group *group, epx_stream stream)
+{
+    const struct device_ops *ops = group->device->ops;
+    struct device_stream *on = (struct device_stream *)stream;
+    epx_status status = launch_order(group, &on);
+
+    group->mask_epochs_known = 0;
+    if (status != EPX_OK || ops->stream_captures(group->device, on))
+        return status;
+    status = ops->stream_copy(group->device, on, group->mask_epochs, group->shadow.state->epoch,
+                              OP_COUNT * sizeof(uint64_t));
+    group->mask_epochs_known = status == EPX_OK;
+    return status;
+}
+
 epx_status mask_update(struct epx_group *group, const int32_t *host_mask, epx_stream stream)
 {
     struct mask_params params;
-    epx_status status;
+    epx_status status = group->mask_updated ? EPX_OK : keep_epochs(group, stream);
 
+    if (status != EPX_OK)
+        return status;
     memset(&params, 0, sizeof(params));
     params.g = group->dev;
     params.update = 1;
@@ -53,5 +72,60 @@ epx_status mask_update(struct epx_group *group, const int32_t *host_mask, epx_st
         group->mask_updated |= !host_mask[r] && !group->map.out[r];
         group->masked_by_update[r] |= !host_mask[r];
     }
+    return status;
+}
+
+/* Has this rank begun an operation since mask_update() masked the first rank? */
+static epx_status began_operations(struct epx_group *group, epx_stream stream, int *began)
+{
+    const struct device_ops *ops = group->device->ops;
+    uint64_t then[OP_COUNT], now[OP_COUNT];
+    struct device_stream *on = (struct device_stream *)stream;
+    epx_status status = launch_order(group, &on);
+
+    *began = 1;
+    if (status != EPX_OK || !group->mask_epochs_known || ops->stream_captures(group->device, on))
+        return status;
+    status = ops->stream_sync(group->device, on);
+    if (status == EPX_OK)
+        status = ops->copy(group->device, then, group->mask_epochs, sizeof(then));
+    if (status == EPX_OK)
+        status = ops->copy(group->device, now, group->shadow.state->epoch, sizeof(now));
+    *began = status != EPX_OK || memcmp(then, now, sizeof(then)) != 0;
+    return status;
+}
+
+static epx_status activate(struct epx_group *group, int rank)
+{
+    static const int32_t active = 1;
+
+    group->masked_by_update[rank] = 0;
+    return group->device->ops->copy(group->device, &group->shadow.mask[rank], &active, sizeof(active));
+}
+
+epx_status mask_restore(struct epx_group *group, const int32_t *host_mask, epx_stream stream)
+{
+    epx_status status = EPX_OK;
+    int began = 0, left = 0;
+
+    for (int r = 0; r < group->nranks && status == EPX_OK; r++) {
+        int masked = 0;
+
+        status = host_mask[r] ? mask_is_set(group, r, &masked) : EPX_OK;
+        if (status == EPX_OK && masked && !began)
+            status = began_operations(group, stream, &began);
+        if (status == EPX_OK && masked && (began || !group->masked_by_update[r] || group->map.out[r]))
+            status = fail(EPX_ERR_USAGE,
+                          "epx_mask_update: mask[%d]: expected 0, got 1: a masked rank that has missed operations "
+                          "becomes active again only by epx_mask_clean",
+                          r);
+    }
+    for (int r = 0; r < group->nranks && status == EPX_OK; r++) {
+        if (host_mask[r] && group->masked_by_update[r])
+            status = activate(group, r);
+        left |= group->masked_by_update[r] && !group->map.out[r];
+    }
+    if (status == EPX_OK)
+        group->mask_updated = left;
     return status;
 }

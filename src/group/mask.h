@@ -12,5 +12,8 @@ epx_status mask_is_set(const struct epx_group *group, int rank, int *masked);
 /* In stream order. */
 epx_status mask_query(struct epx_group *group, int32_t *device_mask, epx_stream stream);
 epx_status mask_update(struct epx_group *group, const int32_t *host_mask, epx_stream stream);
+/* Masked ranks whose entry is 1 are active again: those that mask_update() masked, if this rank has begun no operation
+ * since. Waits for the stream. EPX_ERR_USAGE: they have missed operations. */
+epx_status mask_restore(struct epx_group *group, const int32_t *host_mask, epx_stream stream);
 
 #endif

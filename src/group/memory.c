@@ -11,7 +11,7 @@
 #define RINGS_MAX 64
 
 struct blocks {
-    size_t state, stats, mask, members, heaps, tables, layout_counts, node_ranks;
+    size_t state, stats, mask, members, mask_epochs, heaps, tables, layout_counts, node_ranks;
     size_t nodes, expected, pushed, rings, order, packed; /* several nodes */
     size_t expected_all, pushed_all, records, near_counts;
     size_t total;
@@ -75,6 +75,7 @@ static struct blocks lay_out(const struct epx_group *group)
     b.stats = take(&at, sizeof(struct device_stats));
     b.mask = take(&at, R * sizeof(int32_t));
     b.members = take(&at, R * sizeof(int32_t));
+    b.mask_epochs = take(&at, OP_COUNT * sizeof(uint64_t));
     b.heaps = take(&at, R * sizeof(char *));
     b.node_ranks = take(&at, R * sizeof(int32_t));
     b.tables = take(&at, (size_t)group->set.agents * ((size_t)group->set.experts + 2 * R) * sizeof(int32_t));
@@ -213,6 +214,7 @@ static void fill_shadow(struct epx_group *group, const struct blocks *b)
     g->state = (struct group_state *)(base + b->state);
     g->mask = (int32_t *)(base + b->mask);
     g->members = (int32_t *)(base + b->members);
+    group->mask_epochs = (uint64_t *)(base + b->mask_epochs);
     g->error = group->error;
     g->stats = (struct device_stats *)(base + b->stats);
     if (group->watch && group->device->ops->caps & DEVICE_HOST_ACCESS) {

@@ -51,6 +51,8 @@ struct epx_group {
     int masks_hidden;              /* queries show masked ranks as active: epx_mask_clean_active */
     int mask_updated;              /* epx_mask_update has masked ranks since the ranks last agreed */
     uint8_t *masked_by_update;     /* [R]: which */
+    uint64_t *mask_epochs;         /* device: group_state.epoch when the first of them was masked */
+    int mask_epochs_known;         /* 0: nothing is there, for a graph masks ranks */
     int rank, nranks, node, nnodes;
     struct settings set;
     int64_t fields[20];        /* what ranks compared when the group was created: settings_pack() */

@@ -48,6 +48,20 @@ static int without_last(struct nccl_case *nc, uint64_t round, const int *active)
     return 0;
 }
 
+/* D: MaskUpdate stores the array, 0 -> 1 too, where the rank has missed nothing. */
+static int mask_and_unmask(ncclEpGroup_t group, struct nccl_case *nc, const int *all, const int *some)
+{
+    for (int i = 0; i < 2; i++) {
+        TRY(ncclEpMaskUpdate(group, some, world.stream));
+        if (mask_is(group, some))
+            return -1;
+        TRY(ncclEpMaskUpdate(group, all, world.stream));
+        if (mask_is(group, all))
+            return -1;
+    }
+    return nccl_case_round(nc, 7, 0) || error_is(group, 0) ? -1 : 0;
+}
+
 /* Meanwhile the last rank waits in ncclEpMaskClean. */
 static int mask_by_hand(ncclEpGroup_t group, struct nccl_case *nc, const int *all, const int *some)
 {
@@ -163,6 +177,8 @@ int test_masks(void)
     TRY(setenv("NCCL_EP_TIMEOUT_MS", timeout, 1)); /* comes before the configuration's */
     if (group_open(&group, &spec, 1, 100000) || nccl_case_open(&nc, group, &spec) || nccl_case_route(&nc, 1) ||
         mask_is(group, all) || nccl_case_round(&nc, 1, 0))
+        return -1;
+    if (mask_and_unmask(group, &nc, all, absent() ? all : some))
         return -1;
     if (!absent() && mask_by_hand(group, &nc, all, some))
         return -1;

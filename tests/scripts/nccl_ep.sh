@@ -26,7 +26,7 @@ check() { # name, ranks, arguments...
 check "one node" 8 standin runtime layouts misuse masks
 EPX_STANDIN_CAPABILITY=9.0 check "without NVFP4" 2 nvfp4
 check "four ranks" 4 rules drop recipes eager memory nvfp4 elastic pinned
-EPX_RANKS_PER_NODE=2 check "two nodes of two" 4 rules drop recipes eager memory nvfp4 elastic pinned
+EPX_RANKS_PER_NODE=2 check "two nodes of two" 4 rules drop recipes eager memory nvfp4 elastic pinned masks
 EPX_RANKS_PER_NODE=4 check "two nodes" 8 layouts runtime
 said=$(mktemp)
 ASAN_OPTIONS=$leak_checked NCCL_EP_DEBUG=1 NCCL_EP_ENV_VERBOSE=1 NVCC=none \

@@ -429,7 +429,7 @@ ncclResult_t ncclEpErrorClear(ncclEpGroup_t ep_group)
 
     if (result != ncclSuccess)
         return result;
-    if (is_left_out(ep_group)) {
+    if (is_left_out(ep_group) || ep_group->rejoin) {
         ep_group->error_kept = 0;
         ep_group->rejoin = 1; /* what is left to clear is cleared when all ranks meet */
         return ncclSuccess;
