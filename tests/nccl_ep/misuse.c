@@ -199,10 +199,14 @@ static int test_descriptions(struct calls *c)
     REFUSED(BAD, c->args.config.pass_direction = (ncclEpPassDir_t)7, dispatch(c));
     REFUSED(BAD, c->args.cin.magic = 0, combine(c));
     REFUSED(BAD, c->args.cconfig.size = 0, combine(c));
-    REFUSED(BAD, c->args.cin.size = NCCL_EP_COMBINE_INPUTS_V1_SIZE + 4, combine(c)); /* half of a pointer */
-    SAYS("cuts scales");
+    BAD_TENSOR(t.ndim = 1);
+    /* A size that ends inside a field: its first bytes are taken, here of a recipe that is none. */
+    c->args.config.quant_recipe = (ncclEpDispQuant_t)0x7f;
     REFUSED(BAD, c->args.config.size = NCCL_EP_DISPATCH_CONFIG_V1_SIZE + 1, dispatch(c));
-    SAYS("cuts a field");
+    SAYS("quant_recipe");
+    c->args.cin.scales = (ncclEpTensor_t *)(uintptr_t)0xdeadbee8;
+    REFUSED(BAD, c->args.cin.size = NCCL_EP_COMBINE_INPUTS_V1_SIZE + 4, combine(c));
+    SAYS("scales");
     EXPECT(BAD, ncclEpDispatch(c->nc.handle, NULL, &c->args.out, NULL, NULL, world.stream));
     EXPECT(BAD, ncclEpDispatch(NULL, &c->args.in, &c->args.out, NULL, NULL, world.stream));
     EXPECT(BAD, ncclEpCombine(c->nc.handle, &c->args.cin, NULL, NULL, world.stream));

@@ -28,9 +28,9 @@ static void describe(struct tensor_pair *pair, ncclDataType_t type, size_t bytes
     pair->tensor->sizes[pair->tensor->ndim - 1] = bytes / element(type);
 }
 
-static void reset(struct forward *f)
+static void reset_pass(struct forward *f, int backward)
 {
-    small_calls(&f->s, 0);
+    small_calls(&f->s, backward);
     describe(&f->tokens, f->type, TOKEN_BYTES);
     describe(&f->out, f->type, TOKEN_BYTES);
     describe(&f->scales, f->scale_type, SCALE_BYTES);
@@ -40,6 +40,11 @@ static void reset(struct forward *f)
     f->s.calls.out.tokens = f->out.tensor;
     f->s.calls.out.scales = f->out_scales.tensor;
     f->s.calls.config.quant_recipe = NCCL_EP_DISP_QUANT_FWD;
+}
+
+static void reset(struct forward *f)
+{
+    reset_pass(f, 0);
 }
 
 static unsigned char byte_of(int rank, int token, int i, int scale)
@@ -141,7 +146,7 @@ static int forward_round(struct forward *f)
     return tensor_pair_get(&f->out) || tensor_pair_get(&f->out_scales) || forward_check(f) ? -1 : 0;
 }
 
-/* Bytes of all types arrive as they were sent. */
+/* Bytes of all types arrive as they were sent, in high throughput's backward pass too. */
 static int test_bytes(ncclEpAlgorithm_t algorithm, ncclEpLayout_t layout, unsigned int rows)
 {
     static const ncclDataType_t scales[] = {ncclFloat32,    ncclFloat16,    ncclBfloat16,
@@ -157,6 +162,9 @@ static int test_bytes(ncclEpAlgorithm_t algorithm, ncclEpLayout_t layout, unsign
         f.scale_type = scales[(i + 3) % 6];
         reset(&f);
         if (forward_round(&f))
+            return -1;
+        reset_pass(&f, algorithm == HT);
+        if (algorithm == HT && forward_round(&f))
             return -1;
     }
     return forward_close(&f);
@@ -315,6 +323,33 @@ static int test_version_1(void)
                : 0;
 }
 
+/* F, low latency of version 1: bf16 with outputs.scales and no recipe is DS_FP8E3M4. */
+static int version_1_casts(void)
+{
+    ncclEpGroupConfig_t config = small_config(LL, 0);
+    const int ids[] = {0};
+    struct tensor_pair tokens = {0}, out = {0}, scales = {0};
+    struct small s;
+
+    config.version = 1;
+    config.max_token_bytes = 1024;
+    if (small_open(&s, &config, RANK_MAJOR, 1, 1, 0, PLAIN) || small_route(&s, ids, 1) ||
+        tensor_pair_open(&tokens, s.group, PLAIN, EPX_BF16, 2, 1, 512, 0) ||
+        tensor_pair_open(&out, s.group, PLAIN, EPX_FP8_E4M3, 3, world.nranks, SMALL_TOKENS, 512) ||
+        tensor_pair_open(&scales, s.group, PLAIN, EPX_FP32, 3, world.nranks, SMALL_TOKENS, 4) ||
+        tensor_pair_fill(&tokens, 0))
+        return -1;
+    s.calls.in.tokens = tokens.tensor;
+    s.calls.out.tokens = out.tensor;
+    s.calls.out.scales = scales.tensor;
+    TRY(ncclEpDispatch(s.handle, &s.calls.in, &s.calls.out, NULL, NULL, world.stream));
+    if (tensor_pair_get(&scales))
+        return -1;
+    CHECK(world.rank || ((float *)scales.view.data)[0] == 1e-4f * (1.0f / 448.0f));
+    return tensor_pair_close(&tokens) || tensor_pair_close(&out) || tensor_pair_close(&scales) || small_close(&s) ? -1
+                                                                                                                  : 0;
+}
+
 /* DS_FP8E3M4: low latency, rows in 512s, and exactly H/128 float scales. layouts.c compares what it casts. */
 static int test_fp8_refused(void)
 {
@@ -338,6 +373,9 @@ static int test_fp8_refused(void)
     EXPECT(BAD, ncclEpDispatch(s.handle, &s.calls.in, &s.calls.out, NULL, &s.calls.config, world.stream));
     s.calls.in.scales = NULL;
     tokens.tensor->sizes[1] = out.tensor->sizes[2] = 256;
+    EXPECT(BAD, ncclEpDispatch(s.handle, &s.calls.in, &s.calls.out, NULL, &s.calls.config, world.stream));
+    tokens.tensor->sizes[1] = out.tensor->sizes[2] = 1024; /* more than max_token_bytes, as it travels */
+    scales.tensor->sizes[2] = 8;
     EXPECT(BAD, ncclEpDispatch(s.handle, &s.calls.in, &s.calls.out, NULL, &s.calls.config, world.stream));
     tokens.tensor->sizes[1] = out.tensor->sizes[2] = 512;
     scales.tensor->sizes[2] = 3;
@@ -364,7 +402,7 @@ int test_recipes(void)
                    test_forward_refused(LL, EXPERT_MAJOR) || test_forward_refused(LL, RANK_MAJOR) ||
                    test_forward_refused(HT, FLAT) || test_forward_refused(HT, EXPERT_MAJOR) ||
                    test_none_refused(LL, EXPERT_MAJOR) || test_none_refused(HT, FLAT) || test_version_1() ||
-                   test_fp8_refused()
+                   version_1_casts() || test_fp8_refused()
                ? -1
                : 0;
 }

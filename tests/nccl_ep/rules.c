@@ -88,6 +88,11 @@ static int test_layout_info(void)
     s.calls.info.recv_topk_idx_kind = (ncclEpExpertIdKind_t)9;
     if (small_route(&s, ids, 1) || small_dispatch(&s, 0))
         return -1;
+    /* A size that ends inside a field: its first bytes are taken, here of the recipe NONE. */
+    s.calls.config.size = NCCL_EP_DISPATCH_CONFIG_V1_SIZE + 1;
+    s.calls.config.quant_recipe = (ncclEpDispQuant_t)0x100;
+    if (small_dispatch(&s, 0))
+        return -1;
     s.calls.info.size = NCCL_EP_LAYOUT_INFO_SIZE;
     EXPECT(BAD, ncclEpDispatch(s.handle, &s.calls.in, &s.calls.out, &s.calls.info, NULL, world.stream));
     return small_close(&s);

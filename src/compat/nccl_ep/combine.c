@@ -31,10 +31,6 @@ static ncclResult_t take_call(const struct ncclEpHandle *handle, const ncclEpCom
 {
     ncclResult_t result = struct_need(call, "inputs", inputs, NCCL_EP_COMBINE_INPUTS_V1_SIZE, &c->in, sizeof(c->in));
 
-    if (result == ncclSuccess && inputs->size > NCCL_EP_COMBINE_INPUTS_V1_SIZE &&
-        !NCCL_EP_HAS_FIELD(inputs, ncclEpCombineInputs_t, scales))
-        result = compat_fail(ncclInvalidArgument, "%s: inputs: size %u cuts scales, expected %zu", call, inputs->size,
-                             sizeof(*inputs));
     if (result == ncclSuccess)
         result = struct_need(call, "outputs", outputs, NCCL_EP_COMBINE_OUTPUTS_V1_SIZE, &c->out, sizeof(c->out));
     if (result == ncclSuccess)

@@ -23,7 +23,7 @@ ncclResult_t compat_fail(ncclResult_t result, const char *format, ...) __attribu
 /* Converts the status of an epx call. On failure it stores EPX's message with `call` before it. */
 ncclResult_t compat_result(epx_status status, const char *call);
 /* Takes a struct of any version over zeros: as many bytes as its caller and this library know. `name` is how the caller
- * knows it, `first` its size in version 1; less, one that cuts a field of 4 bytes, or another magic number is refused.
+ * knows it, `first` its size in version 1; less, or another magic number, is refused.
  * NULL leaves zeros. */
 ncclResult_t struct_take(const char *call, const char *name, const void *given, size_t first, void *own, size_t bytes);
 /* The same for one that may not be NULL. */
