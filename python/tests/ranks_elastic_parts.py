@@ -92,6 +92,38 @@ def test_attributes(world: World) -> None:
     assert buffer.runtime is None
 
 
+def test_events(world: World) -> None:
+    """[E] 4: EventOverlap: its hook runs once, after the first wait, and there is one only; calling the object sets
+    release_handle for the next `with`; without an event there is nothing to wait for."""
+    ran: List[int] = []
+    event = deep_ep.EventOverlap(deep_ep.EventHandle(), (torch.ones(1),))
+    event.register_hook_after_wait(lambda: ran.append(1))
+    try:
+        event.register_hook_after_wait(lambda: ran.append(2))
+    except AssertionError:
+        pass
+    else:
+        raise AssertionError("a second hook was taken")
+    event.current_stream_wait()
+    event.current_stream_wait()
+    assert ran == [1] and event.hook_after_wait is None and event.event is not None and len(event.extra_tensors) == 1
+    with event(release_handle=True) as same:
+        assert same is event or same is None
+    assert event.event is None and event.extra_tensors is None
+    with event:  # no event: nothing to wait for
+        pass
+
+
+def test_sizes_of_all_gathers(world: World) -> None:
+    """[R] 3: bytes of a session, each tensor rounded up to 32; of a buffer, to 2 MiB; [R] 1: the formula of _C."""
+    group, ranks = dist.group.WORLD, world.nranks
+    one = deep_ep.ElasticBuffer.get_agrs_num_max_session_bytes(group, (3, 5), torch.bfloat16)
+    assert one == -(-ranks * 30 // 32) * 32
+    assert deep_ep.ElasticBuffer.get_agrs_num_max_session_bytes(group, [(3, 5), (3, 5)], torch.bfloat16) == 2 * one
+    assert deep_ep.ElasticBuffer.get_agrs_buffer_size_hint(group, one) == 2 << 20
+    assert deep_ep._C.calculate_elastic_buffer_size(1, 8, True, 4096, 7168, 8) == 473956352
+
+
 def test_barrier(world: World) -> None:
     """[E] 3: nobody passes before the last rank has come; in all forms; with num_bytes alone."""
     with elastic(world, num_bytes=1 << 30, num_max_tokens_per_rank=0, hidden=0) as buffer:
