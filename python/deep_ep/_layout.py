@@ -17,8 +17,9 @@ from epx.tensors import fill
 
 from ._checks import wrong
 from ._engine import Pool
+from ._results import Results
 
-SPARE_LAYOUTS = 16  # whose counts are allocated together
+KEPT_SIZES = 8  # numbers of tokens whose results are kept for reuse
 NVL_PEERS = 8  # ranks per node in DeepEP: the width of send_nvl_head
 
 
@@ -62,7 +63,7 @@ class LayoutPlan:
         self._ranks, self._experts, self._nodes = info.nranks, info.num_experts, info.nnodes
         self._topk, self._dtype = topk, idx_dtype
         self._sizes = [self._ranks, self._experts, self._nodes]
-        self._spare: Dict[int, List[List[torch.Tensor]]] = {}
+        self._results: Dict[int, Results] = {}  # by the number of tokens
         self._idx, self._per_rank, self._per_node, self._per_expert, self._marks = (
             _abi.TensorStruct() for _ in range(5))
         fill(self._idx, 0, epx.DType.INT64 if idx_dtype is torch.int64 else epx.DType.INT32, (0, topk), None)
@@ -86,25 +87,25 @@ class LayoutPlan:
         return (topk_idx.dtype is self._dtype and len(shape) == 2 and shape[1] == self._topk and shape[0] > 0 and
                 topk_idx.get_device() == self.device.index and topk_idx.is_contiguous())
 
-    def _counts(self, stream: int) -> List[torch.Tensor]:
-        """Tensors for the counts by rank, expert and node. Each allocation and each view takes the host 3 us: many are
-        made at once, of one piece of memory for each stream. A graph keeps what is allocated during its capture."""
-        if torch._C._cuda_isCurrentStreamCapturing():
-            return [torch.empty(n, dtype=torch.int32, device=self.device) for n in self._sizes]
-        spare = self._spare.setdefault(stream, [])
-        if not spare:
-            with torch.inference_mode(False):
-                piece = torch.empty(SPARE_LAYOUTS * sum(self._sizes), dtype=torch.int32, device=self.device)
-                views = piece.split_with_sizes(self._sizes * SPARE_LAYOUTS)
-            spare.extend(list(views[i:i + 3]) for i in range(0, len(views), 3))
-        return spare.pop()
+    def _make(self, tokens: int) -> List[torch.Tensor]:
+        """New results: the counts by rank, expert and node, of one piece of memory, and the marks."""
+        counts = torch.empty(sum(self._sizes), dtype=torch.int32, device=self.device).split_with_sizes(self._sizes)
+        return [*counts, torch.empty(tokens, self._ranks, dtype=torch.bool, device=self.device)]
+
+    def _results_for(self, tokens: int) -> Results:
+        if len(self._results) >= KEPT_SIZES:
+            self._results.clear()
+        made = functools.partial(self._make, tokens)
+        results = self._results[tokens] = Results(made, made, self.device)
+        return results
 
     def run(self, topk_idx: torch.Tensor, stream: int) -> Tuple[
             torch.Tensor, Optional[torch.Tensor], torch.Tensor, torch.Tensor]:
-        """Like dispatch_layout(), with one kernel."""
+        """Like dispatch_layout(), with one kernel. Allocations took the host longer than the rest: see Results."""
         tokens = topk_idx.shape[0]
-        per_rank, per_expert, per_node = self._counts(stream)
-        marks = torch.empty(tokens, self._ranks, dtype=torch.bool, device=self.device)
+        results = self._results.get(tokens) or self._results_for(tokens)
+        tensors, _kept = results.take(stream, torch._C._cuda_isCurrentStreamCapturing())
+        per_rank, per_expert, per_node, marks = tensors
         self._idx.shape[0] = self._marks.shape[0] = tokens
         self._idx.data, self._marks.data = topk_idx.data_ptr(), marks.data_ptr()
         self._per_rank.data, self._per_expert.data = per_rank.data_ptr(), per_expert.data_ptr()
