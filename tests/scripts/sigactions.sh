@@ -9,14 +9,14 @@ root=$(cd "$(dirname "$0")/../.." && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 failures=0 ran=0
-export EPX_RANKS_PER_NODE=1 EPX_TIMEOUT_MS=20000
+export EPX_RANKS_PER_NODE=1 EPX_TIMEOUT_MS=120000
 export ASAN_OPTIONS=${ASAN_OPTIONS:+$ASAN_OPTIONS:}detect_leaks=0 # libfabric leaks; other tests look for leaks of ours
 
 expect() { # NAME COMMAND...: two ranks, each a node, end well
     local name=$1
     shift
     ran=$((ran + 1))
-    if timeout -s KILL 60 "$build/epx" run -n 2 "$@" >"$work/out" 2>&1; then
+    if timeout -s KILL 600 "$build/epx" run -n 2 "$@" >"$work/out" 2>&1; then
         echo "ok: $name"
     else
         echo "FAILED: $name: exit code $?"
