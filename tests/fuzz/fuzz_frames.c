@@ -52,7 +52,7 @@ static void say(int fd, struct fuzz *f, size_t bytes)
     f->left -= n;
 }
 
-static void hang_up(int fd)
+static void end_conn(int fd)
 {
     shutdown(fd, SHUT_WR);
 }
@@ -175,7 +175,7 @@ static void gather_root(struct fuzz *f)
             converse(f, WIRE_GATHER, GATHER, send_plain, &others[r]);
         else
             say(others[r], f, fuzz_int(f, 1));
-        hang_up(others[r]);
+        end_conn(others[r]);
     }
     if (allgather_root(&gather, channels) == EPX_OK)
         FUZZ_REQUIRE(!memcmp(recv, send, GATHER));
@@ -198,7 +198,7 @@ static void gather_client(struct fuzz *f)
         converse(f, WIRE_RESULT, RANKS * GATHER, send_plain, &other);
     else
         say(other, f, f->left);
-    hang_up(other);
+    end_conn(other);
     (void)allgather_client(&gather, &channel);
     channel_close(&channel);
     close(other);
@@ -219,7 +219,7 @@ static void stranger(struct fuzz *f, int server)
         (void)!write(other, &greeting, sizeof(greeting));
     while (f->left && channel_handshake(&channel) == 0)
         say(other, f, 1 + fuzz_int(f, 1));
-    hang_up(other);
+    end_conn(other);
     FUZZ_REQUIRE(channel_handshake_all(&channel, deadline_in(TIMEOUT_MS)) < 0); /* 2^-256 */
     channel_close(&channel);
     close(other);
@@ -251,7 +251,7 @@ static void raw_records(struct fuzz *f)
     FUZZ_REQUIRE(!channel_receive_all(&server, got, 1, deadline_in(TIMEOUT_MS)));
     say(client.fd, f, f->left);
     (void)!write(client.fd, rest, sizeof(rest));
-    hang_up(client.fd);
+    end_conn(client.fd);
     FUZZ_REQUIRE(channel_receive_all(&server, got, sizeof(got), deadline_in(TIMEOUT_MS)) < 0);
     channel_close(&server);
     channel_close(&client);
@@ -268,7 +268,7 @@ static void sealed_frames(struct fuzz *f)
         open_known(&channels[r], &others[r]);
         converse(f, WIRE_GATHER, GATHER, send_sealed, &others[r]);
         (void)channel_handshake(&channels[r]);
-        hang_up(others[r].fd);
+        end_conn(others[r].fd);
     }
     (void)allgather_root(&gather, channels);
     for (int r = 1; r < RANKS; r++) {
