@@ -96,6 +96,7 @@ def hurried(script):
         more = [word for word in ("--iters 4", "--tokens 64") if word.split()[0] not in match[1]]
         return " ".join([match[1], *more]) + match[2]
     script = re.sub(r"(epx bench sweep\b)(?!.*--over)", r"\1 --over-tokens 1,32 --over-ranks 2,4", script)
+    script = re.sub(r"(epx bench sweep\b)(?!.*--hidden)", r"\1 --hidden 512 --iters 4", script)
     return re.sub(r"((?:build/)?epx bench (?:layer|ll|ht)\b[^#\n]*?)(\s*(?:#.*)?)$", less, script, flags=re.MULTILINE)
 
 
