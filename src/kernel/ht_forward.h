@@ -146,8 +146,8 @@ KFN_STEP int hd_put_tokens(struct agent *ag, const struct ht_dispatch_params *p,
 #define HD_RUN 4 /* least tokens that an agent puts: the proxy merges neighbours */
 
 /* Where each stage is a launch: rows leave as soon as a run of them is written, and blocks when all records are.
- * hd_landed() has waited for credits. */
-KFN_STEP int hd_send_runs(struct agent *ag, const struct ht_dispatch_params *p, int first, int end)
+ * hd_landed() has waited for credits. point: of sync_last(), another one in each call of a launch. */
+KFN_STEP int hd_send_runs(struct agent *ag, const struct ht_dispatch_params *p, int first, int end, int point)
 {
     const struct group_dev *g = p->g;
     const int64_t from = ht_round_token(g, p->h, first), to = ht_round_token(g, p->h, end);
@@ -169,7 +169,7 @@ KFN_STEP int hd_send_runs(struct agent *ag, const struct ht_dispatch_params *p, 
         if (hd_put_tokens(ag, p, r, begin, stop))
             return 1;
     }
-    if (!sync_last(ag, g, 3))
+    if (!sync_last(ag, g, point))
         return 0;
     for (r = first; r < end; r++)
         if (ht_put_blocks(ag, g, p->h, SIG_HD_BLOCK, r, hd_record_bytes(p)))
@@ -203,19 +203,18 @@ KFN_STEP int hd_send_at_once(struct agent *ag, const struct ht_dispatch_params *
     return begin < stop ? hd_put_tokens(ag, p, first, begin, stop) : 0;
 }
 
-KFN int hd_send_some(struct agent *ag, const struct ht_dispatch_params *p, int first, int end)
-{
-    return AG_STAGED ? hd_send_runs(ag, p, first, end) : hd_send_at_once(ag, p, first, end);
-}
-
-/* The same for as many rounds as there are. On a CPU one by one: a relay forwards a round while the next one comes. */
+/* The same for as many rounds as there are, of at most HT_SLOTS. On a CPU one by one: a relay forwards a round while
+ * the next one comes. In launches a turn at a time, for the same reason: blocks that came after the rows of all slots
+ * would keep the relay from its first turn until the network has nothing left to send. */
 KFN_STEP int hd_send_rounds(struct agent *ag, const struct ht_dispatch_params *p, int first, int end)
 {
-    const int last = end < p->h->state->rounds ? end : p->h->state->rounds, step = AG_STAGED ? HT_SLOTS : 1;
+    const int last = end < p->h->state->rounds ? end : p->h->state->rounds, step = AG_STAGED ? HT_TURN_STAGED : 1;
 
-    for (int r = first; r < last; r += step)
-        if (hd_send_some(ag, p, r, r + step < last ? r + step : last))
+    for (int r = first; r < last; r += step) {
+        const int to = r + step < last ? r + step : last;
+        if (AG_STAGED ? hd_send_runs(ag, p, r, to, 3 - (r - first) / step) : hd_send_at_once(ag, p, r, to))
             return 1;
+    }
     return 0;
 }
 
