@@ -73,6 +73,21 @@ static size_t tensor_bytes(const struct rank *r)
     return rows * per_row + b * (5 * h + 8 * k + 8) + (size_t)r->p->experts * 4 + ((size_t)64 << 10);
 }
 
+/* What a row between nodes takes of the bytes for such rows (group/heap_layout.c): in a slot, and as a sum that comes
+ * back, each with weights, and in a record with ids, places, weights and scales. */
+static uint64_t far_row_bytes(const struct predict_point *p, int hidden)
+{
+    return 2 * (2 * (uint64_t)hidden + 4 * (uint64_t)p->topk) + 16 * (uint64_t)p->topk + 16 + (uint64_t)hidden / 16;
+}
+
+/* Rounds of high throughput have as many rows as they would have of the real size. */
+static uint64_t far_bytes(const struct predict_point *p, int hidden)
+{
+    const uint64_t usual = (uint64_t)400 << 20; /* EPX_HT_BUFFER_BYTES */
+
+    return hidden == p->hidden ? 0 : usual * far_row_bytes(p, hidden) / far_row_bytes(p, p->hidden);
+}
+
 static void group_config(const struct rank *r, int hidden, epx_group_config *config)
 {
     const struct predict_point *p = r->p;
@@ -86,6 +101,7 @@ static void group_config(const struct rank *r, int hidden, epx_group_config *con
     config->num_agents = r->world->agents;
     config->timeout_ms = 100000;
     config->alloc_bytes = tensor_bytes(r);
+    config->ht_buffer_bytes = far_bytes(p, hidden);
     if (predict_nodes(p) > 1) {
         config->ranks_per_node = (int32_t)(p->machine.ranks_per_gpu * p->machine.gpus_per_node);
         memcpy(config->net, "sim", 4);
@@ -118,6 +134,7 @@ static int measure_memory(struct rank *r)
     if (call(r, "epx_group_memory", epx_group_memory(&config, r->p->ranks, &small)) != 0)
         return -1;
     config.max_hidden_bytes = 2 * r->p->hidden;
+    config.ht_buffer_bytes = 0;
     r->world->far_rows = 0; /* receive buffers as they are outside the simulation */
     rc = call(r, "epx_group_memory", epx_group_memory(&config, r->p->ranks, &real));
     r->world->far_rows = far_rows;
