@@ -253,12 +253,12 @@ static void choose_late(struct sim_case *c)
                                          .ns = timeout_ns + timeout_ns / 16 * (uint64_t)prop_draw(&own, 64),
                                          .rank = prop_draw(&own, s->nranks)};
     /* Another one is slow at the same time: it wakes up about when the others go on without the first, and has not
-     * noticed that. */
+     * noticed that. They do so up to a deadline after the first one: whoever has come until then is not left out. */
     if (s->nfaults < SIM_MAX_FAULTS && prop_chance(&own, 40)) {
         const uint64_t at = s->fault[0].at + (uint64_t)prop_draw(&own, 200);
 
         s->fault[s->nfaults++] = (struct sim_fault){
-            .at = at, .ns = timeout_ns / 16 * (uint64_t)(8 + prop_draw(&own, 14)), .rank = prop_draw(&own, s->nranks)};
+            .at = at, .ns = timeout_ns / 16 * (uint64_t)(8 + prop_draw(&own, 24)), .rank = prop_draw(&own, s->nranks)};
     }
 }
 
