@@ -23,7 +23,7 @@ struct fabric_offer {
     uint8_t host[64];   /* equal where ranks can map each other's memory by any means */
     uint8_t fabric[64]; /* all zero: none */
     int64_t asked;      /* use_fabric */
-    char why[184];      /* there is no fabric */
+    char why[128];      /* there is no fabric; cut where it is longer: 1024 ranks read it of each other */
 };
 
 /* What this rank offers. EPX_RANKS_PER_HOST lets ranks of one machine look like those of several. */

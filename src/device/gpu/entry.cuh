@@ -4,7 +4,6 @@
 #define EPX_DEVICE_GPU_ENTRY_CUH
 
 #include "device/gpu/prims.cuh"
-#include "kernel/flavour.h"
 
 #define SMEM_RANKS 64 /* ranks whose heap addresses and masks are kept in shared memory */
 

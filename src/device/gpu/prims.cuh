@@ -18,8 +18,11 @@
 #define AG_ONE_LANE 0
 #define AG_STAGED 1     /* kernel/stages.h */
 #define AG_LOOK_AHEAD 0 /* other warps have their loads in flight meanwhile */
-#ifndef FLAVOUR_MARKS
-#define FLAVOUR_MARKS 1 /* kernel/flavour.h */
+#ifndef FLAVOUR_MARKS /* kernel/flavour.h */
+#define FLAVOUR_MARKS 1
+#endif
+#ifndef FLAVOUR_NEAR
+#define FLAVOUR_NEAR 0
 #endif
 #define COMMAND_FN static __host__ __device__ __forceinline__
 #define NUMERIC_FN static __device__ __forceinline__
