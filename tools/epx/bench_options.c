@@ -112,7 +112,7 @@ static const struct option_spec specs[] = {
     CHOICE("timing", "HOW", FIELD(timing), timings, "wall; on a GPU events",
            "wall: from a barrier until the last rank has finished;\nevents: each rank by time stamps of its device, in "
            "a graph"),
-    FLAG("logfmt", CONFIG(logfmt), "ll: rows of combine travel as LogFMT-10"),
+    FLAG("logfmt", CONFIG(logfmt), "ll: rows of combine travel as LogFMT-10, or are rounded to its values when read"),
     FLAG("staged", CONFIG(staged), "ll: send and receive halves apart (send_only, epx_complete)"),
     {.name = "vs",
      .kind = OPTION_CALL,

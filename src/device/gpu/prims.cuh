@@ -18,7 +18,7 @@
 #define AG_ONE_LANE 0
 #define AG_STAGED 1     /* kernel/stages.h */
 #define AG_LOOK_AHEAD 0 /* other warps have their loads in flight meanwhile */
-#ifndef FLAVOUR_MARKS /* kernel/flavour.h */
+#ifndef FLAVOUR_MARKS   /* kernel/flavour.h */
 #define FLAVOUR_MARKS 1
 #endif
 #ifndef FLAVOUR_NEAR
