@@ -47,9 +47,12 @@ enum {
 
 /* ---- Agreement ---------------------------------------------------------------------------------------------- */
 
-/* Adds what the other ranks exclude. */
+/* Adds what the other ranks exclude. A process that joins has no purpose of its own: as the coordinator it compares
+ * those of the others, which do not hear of each other. */
 static epx_status merge_views(struct membership *m)
 {
+    int purpose = m->purpose, whose = m->rank;
+
     if (m->left_out_by >= 0)
         return fail(
             EPX_ERR_PEER,
@@ -60,11 +63,15 @@ static epx_status merge_views(struct membership *m)
 
         if (r == m->rank || m->excluded[r] || !peer->has_view)
             continue;
-        if (!same_purpose(m, peer))
+        if (purpose == MEMBERSHIP_ANY_PURPOSE) {
+            purpose = peer->purpose;
+            whose = r;
+        }
+        if (!same_purpose(purpose, peer->purpose))
             return fail(EPX_ERR_MISMATCH,
                         "rank %d and rank %d call different functions to recover: one epx_group_error_clear, the other"
                         " epx_mask_clean",
-                        m->rank, r);
+                        whose, r);
         for (int i = 0; i < m->nranks; i++)
             m->excluded[i] |= peer->excluded[i];
     }

@@ -233,7 +233,7 @@ static void take_view(struct membership *m, struct peer *peer)
     memcpy(peer->excluded, rx->payload, (size_t)m->nranks);
     if (rx->frame.rank == m->coordinator)
         memcpy(m->heard, rx->payload + m->nranks, (size_t)m->nranks);
-    if (peer->excluded[m->rank] && same_purpose(m, peer))
+    if (peer->excluded[m->rank] && same_purpose(m->purpose, peer->purpose))
         m->left_out_by = rx->frame.rank; /* even if it has finished and closed the connection since */
 }
 

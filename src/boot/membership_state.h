@@ -119,10 +119,9 @@ void reset_rx(struct membership *m, struct peer *peer);
 void recv_frames(struct membership *m, struct peer *peer);
 void accept_pending(struct membership *m);
 
-static inline int same_purpose(const struct membership *m, const struct peer *peer)
+static inline int same_purpose(int a, int b)
 {
-    return peer->purpose == m->purpose || peer->purpose == MEMBERSHIP_ANY_PURPOSE ||
-           m->purpose == MEMBERSHIP_ANY_PURPOSE;
+    return a == b || a == MEMBERSHIP_ANY_PURPOSE || b == MEMBERSHIP_ANY_PURPOSE;
 }
 
 /* ---- Joining: membership_join.c ------------------------------------------------------------------------------- */

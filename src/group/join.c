@@ -334,6 +334,7 @@ epx_status join_roll_call(struct epx_group *group, struct join_round *join, cons
     }
     if (status == EPX_OK) {
         join->replaced = verdict.unknown;
+        memcpy(join->out, out, (size_t)group->nranks); /* one that comes back now would take others out with it */
         admit(group, join, out, &choices, &verdict);
     }
     free(all);
@@ -343,7 +344,7 @@ epx_status join_roll_call(struct epx_group *group, struct join_round *join, cons
 void join_mark(const struct epx_group *group, const struct join_round *join, uint8_t *out)
 {
     for (int r = 0; r < group->nranks; r++)
-        out[r] = join->failed[r] || (out[r] && !join->in[r]);
+        out[r] = join->failed[r] || ((out[r] || join->out[r]) && !join->in[r]);
 }
 
 int join_give_up(struct epx_group *group, struct join_round *join)

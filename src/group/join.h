@@ -28,9 +28,10 @@ struct join_round {
     int replaced;                     /* a member is another process than some member knows: heaps again */
     uint8_t in[KERNEL_MAX_RANKS];     /* admitted in this recovery */
     uint8_t failed[KERNEL_MAX_RANKS]; /* and did not come */
+    uint8_t out[KERNEL_MAX_RANKS];    /* left out by a roll call that all members have come through */
 };
 
-/* out[]: those that were admitted are in, those that did not come are out. */
+/* out[]: those that were admitted are in; those that did not come, or that a roll call has left out, are out. */
 void join_mark(const struct epx_group *group, const struct join_round *join, uint8_t *out);
 /* The members did not agree in time. 1: perhaps because of a process that was admitted; it is left out from now on. */
 int join_give_up(struct epx_group *group, struct join_round *join);

@@ -241,8 +241,9 @@ static epx_status become_member(struct epx_group *group, const struct ticket *ti
         for (int r = 0; r < group->nranks; r++)
             if (r != group->rank && membership_address(group->membership, r)->bytes)
                 doors[r] = *membership_address(group->membership, r);
-        if (status == EPX_ERR_TIMEOUT && host_now_ns() < deadline)
-            status = EPX_ERR_PEER; /* the members may have gone on without it */
+        /* The members may have gone on without it; those that called different functions may try again. */
+        if ((status == EPX_ERR_TIMEOUT || status == EPX_ERR_MISMATCH) && host_now_ns() < deadline)
+            status = EPX_ERR_PEER;
         if (status == EPX_ERR_PEER)
             pause_ns(AGAIN_NS);
     }
