@@ -26,6 +26,7 @@ static uint8_t left[SIM_MAX_RANKS]; /* the process that joined has ended its pro
 /* Of each process, as sim_rank() numbers them: a process whose place was taken may go on beside the one that took it.
  *   rank, process  its place, and what its control block says of it
  *   without[r]     it goes on without rank r
+ *   knows[r]       the process that has the place of rank r, for this one
  *   count, time    how often it has recovered, and when it last did; JOINED: it counts as those do that it hears
  *                  of first
  *   given          its last signals
@@ -35,6 +36,7 @@ static struct {
     int rank, count;
     uint64_t process, time;
     uint8_t without[MOST_MASKED];
+    uint64_t knows[MOST_MASKED];
     struct {
         uint64_t value, time;
         int count;
@@ -140,33 +142,48 @@ int sim_rule_gone(const struct group_dev *g)
     return -1;
 }
 
-static int was_replaced(const struct group_dev *g, int rank)
+/* The process whose memory a rank's is for this one. */
+static uint64_t process_at(const struct group_dev *g, int rank)
+{
+    return control_at(g->heap[rank])->process;
+}
+
+static int was_replaced(int rank, uint64_t process)
 {
     for (int i = 0; i < ngone; i++)
-        if (gone[i].rank == rank && control_at(g->heap[rank])->process == gone[i].process)
+        if (gone[i].rank == rank && gone[i].process == process)
             return 1;
     return 0;
 }
 
-/* Whether the process that has a rank's place now goes on without this one: two parts of a group that have lost each
- * other each go on, and each with its own processes. */
-static int in_another_part(const struct group_dev *g, int rank)
+/* Whether the process that has a place now goes on with this process of `rank`: two parts of a group that have lost
+ * each other each go on, and each with its own processes, which may be of the same ranks. */
+static int is_in_part_of(int place, int rank, uint64_t process)
 {
-    for (int q = 0; q < MOST_MASKED && g->rank < MOST_MASKED; q++)
-        if (processes[q].rank == rank && processes[q].process == holds[rank])
-            return processes[q].without[g->rank];
-    return 0;
+    const int q = seat_of(place);
+
+    return q < MOST_MASKED && rank < MOST_MASKED && !processes[q].without[rank] && processes[q].knows[rank] == process;
+}
+
+/* Whether it has mapped memory of rank p that is not of the process with which it goes on, or with which its part does.
+ */
+static int is_of_another(const struct group_dev *g, int p)
+{
+    const uint64_t process = process_at(g, p);
+
+    if (sim_rank() < MOST_MASKED && p < MOST_MASKED && processes[sim_rank()].knows[p] != process)
+        return 1;
+    return was_replaced(p, process) && is_in_part_of(p, g->rank, process_at(g, g->rank));
 }
 
 void sim_rule_looked(const struct group_dev *g, int gave_up, int failed)
 {
     /* A dead one that is raised in the end ends what it had begun with the processes of then. A process that the others
      * went on without, and replaced, may go on by itself. */
-    for (int i = 0; i < ngone && !failed && !sim_has_died(sim_rank()); i++)
-        if (gone[i].rank != g->rank && g->heap[gone[i].rank] && g->mask[gone[i].rank] &&
-            was_replaced(g, gone[i].rank) && !in_another_part(g, gone[i].rank))
+    for (int p = 0; p < g->nranks && ngone && !failed && !sim_has_died(sim_rank()); p++)
+        if (p != g->rank && g->heap[p] && g->mask[p] && is_of_another(g, p))
             breach("an operation of rank %d ends as good with memory of a process of rank %d that was replaced",
-                   g->rank, gone[i].rank);
+                   g->rank, p);
     if (gave_up >= 0 && !failed)
         breach("an operation of rank %d ends as good although rank %d of its node has given up", g->rank, gave_up);
 }
@@ -206,14 +223,16 @@ void sim_rule_goes_on(int peer)
         sim_rouse(peer, sim_draw(1000u << sim_draw(15)));
 }
 
-void sim_rule_members(int nranks, const uint8_t *out)
+void sim_rule_members(int nranks, const uint8_t *out, const uint64_t *who)
 {
     const int me = sim_rank();
 
     if (me >= MOST_MASKED)
         return;
-    for (int r = 0; r < nranks && r < MOST_MASKED; r++)
+    for (int r = 0; r < nranks && r < MOST_MASKED; r++) {
         processes[me].without[r] = out[r];
+        processes[me].knows[r] = who[r];
+    }
     processes[me].count += processes[me].count != JOINED;
     processes[me].time = ++times;
 }
@@ -266,25 +285,27 @@ void sim_rule_heard(const struct group_dev *g, int all, int kind, int slot, uint
             breach("rank %d counts on rank %d, which has not come through the same recoveries", g->rank, p);
 }
 
-/* Whether the process whose memory `to` is for this one goes on without it. */
-static int is_without(const struct group_dev *g, int to)
+/* The process whose memory `to` is for this one, as sim_rank() numbers it; -1: not known. */
+static int owner_of(const struct group_dev *g, int to)
 {
     for (int q = 0; q < MOST_MASKED && g->rank < MOST_MASKED; q++)
-        if (processes[q].rank == to && processes[q].process == control_at(g->heap[to])->process)
-            return processes[q].without[g->rank];
-    return 0;
+        if (processes[q].rank == to && processes[q].process == process_at(g, to))
+            return q;
+    return -1;
 }
 
 void sim_rule_writes(const struct group_dev *g, int to)
 {
-    const int from = g->rank;
+    const int from = g->rank, owner = owner_of(g, to);
+    const uint64_t own = process_at(g, from);
 
     /* A dead one that is raised in the end writes into memory of those that ended before. */
-    if (sim_has_died(sim_rank()))
+    if (to == from || owner < 0 || sim_has_died(sim_rank()))
         return;
-    if (is_without(g, to))
+    if (processes[owner].without[from])
         breach("rank %d writes rows into memory of rank %d, which goes on without it", from, to);
-    if (to != from && was_replaced(g, from))
+    else if (processes[owner].knows[from] != own ||
+             (was_replaced(from, own) && is_in_part_of(from, to, process_at(g, to))))
         breach("a process of rank %d that was replaced writes rows into memory of rank %d", from, to);
 }
 

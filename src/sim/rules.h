@@ -11,7 +11,8 @@
  *   a kernel hears a signal       its rank has come through the same recoveries
  *
  *   a process has joined          the one before, in this place, has died or ended its program
- *   a process has joined          no kernel of a rank of its node ends as good with the memory of the process before
+ *   a process has joined          no kernel of a rank of its node ends as good with the memory of the process before,
+ *                                 nor does that process write rows into memory of those that go on with the new one
  *
  *   a row is written              its reader has not gone on without the writer ("Masks")
  *   a row is summed               nobody has written there since the rank of which it is expected
@@ -45,8 +46,8 @@ void sim_rule_joined(int rank, uint64_t process, int seen);
 void sim_rule_left(int rank, uint64_t process);
 /* This process goes on without `peer`: it has masked it in an operation. */
 void sim_rule_goes_on(int peer);
-/* It has recovered; out[r]: without r. */
-void sim_rule_members(int nranks, const uint8_t *out);
+/* It has recovered; out[r]: without r; who[r]: with which process in the place of r. */
+void sim_rule_members(int nranks, const uint8_t *out, const uint64_t *who);
 /* It gives a signal; it has those of all that it counts on, of its node or all. */
 void sim_rule_signals(int kind, int slot, uint64_t value);
 void sim_rule_heard(const struct group_dev *g, int all, int kind, int slot, uint64_t value);

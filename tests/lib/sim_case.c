@@ -346,7 +346,11 @@ static void reuses(epx_group *group)
 
 static void has_recovered(epx_group *group)
 {
-    sim_rule_members(group->nranks, group->map.out);
+    uint64_t who[PROP_MAX_RANKS] = {0};
+
+    for (int r = 0; r < group->nranks && group->membership; r++)
+        who[r] = membership_incarnation(group->membership, r);
+    sim_rule_members(group->nranks, group->map.out, who);
 }
 
 /* group NULL: this rank could not create it. */
