@@ -18,6 +18,7 @@
 #ifndef EPX_KERNEL_LL_VERDICT_H
 #define EPX_KERNEL_LL_VERDICT_H
 
+#if AG_BLOCKS
 /* This block has all signals. Non-zero: only the first blocks go on. */
 KFN int verdict_with_signals(uint64_t *word, uint64_t epoch)
 {
@@ -37,5 +38,6 @@ KFN int verdict_without(uint64_t *word, uint64_t epoch)
     } while (seen != old);
     return 1;
 }
+#endif
 
 #endif

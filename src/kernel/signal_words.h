@@ -10,6 +10,7 @@
 #define EPX_KERNEL_SIGNAL_WORDS_H
 
 #include "kernel/flavour.h"
+#include "kernel/put.h"
 
 KFN struct control *control_of(const struct group_dev *g, int rank)
 {

@@ -50,6 +50,7 @@ static uint64_t ag_claim_device(uint64_t *word, uint64_t from, uint64_t to)
 }
 
 #define KFN static
+#define AG_BLOCKS 1
 #include "kernel/ll_verdict.h"
 
 enum { BLOCKS = 3, STEPS_MOST = 32, EPOCH = 7 };
