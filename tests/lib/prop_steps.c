@@ -552,6 +552,17 @@ static int repeat_combine(struct actor *a)
 
 /* ---- An update --------------------------------------------------------------------------------------------------- */
 
+/* A process that has slept may find the deadline of this call expired before its kernels have run again. Its group has
+ * not failed, so there is nothing to recover: it waits anew. */
+static epx_status recv_count(struct actor *a, int64_t *rows, int64_t *experts)
+{
+    epx_status status = epx_handle_recv_count(a->handle, rows, experts);
+
+    if (status == EPX_ERR_TIMEOUT && a->shared->c->may_fail && epx_group_error(a->group, NULL) == EPX_OK)
+        status = epx_handle_recv_count(a->handle, rows, experts);
+    return status;
+}
+
 static int update_routing(struct actor *a, int update)
 {
     struct mismatch m;
@@ -568,7 +579,7 @@ static int update_routing(struct actor *a, int update)
     TRY(a, epx_handle_update(a->handle, a->idx, low_latency(a) ? NULL : &a->info, a->stream[0]));
     if (low_latency(a))
         return 0;
-    TRY(a, epx_handle_recv_count(a->handle, &rows, experts));
+    TRY(a, recv_count(a, &rows, experts));
     TRY(a, epx_group_error(a->group, NULL)); /* a rank masked meanwhile has no rows */
     if (rows != a->recv.total)
         return actor_failure(a, "epx_handle_recv_count: expected %lld rows, got %lld", (long long)a->recv.total,
