@@ -5,8 +5,7 @@ A DeepEP buffer is created with a number of bytes. An EPX group is created with 
 hidden size and top-k. So a group is created in the first call, when these sizes are known, and is replaced by a larger
 one when a later call needs more. All ranks pass the same values in the same calls, so all ranks decide alike. Only the
 number of tokens differs between ranks. A rank that has more tokens than the group is for says so in the update, and all
-ranks then create a larger group together. A replaced group is destroyed before the larger one is created, or with the
-last handle of its routings.
+ranks then create a larger group together. A replaced group is destroyed with the last handle of its routings.
 
 If the bytes of a low-latency buffer are a hinted value, the sizes follow from them. That group is created with the
 buffer, so that a rank may be missing from the first operation on.
@@ -201,19 +200,13 @@ class Engine:
     def grow_high_throughput(self, device: torch.device, num_experts: int, tokens: int, hidden_bytes: int,
                              topk: int) -> Pool:
         """Replaces the pool by one for these sizes as well, and for the tokens of all ranks. Collective."""
-        old = self._replaced(self._high, (device, num_experts))
+        old = self._high.get((device, num_experts))
         had = (old.max_tokens, old.hidden_bytes, old.topk) if old is not None else (0, 0, 8)
         pool = self._make_high(device, num_experts, max(tokens, had[0]), max(hidden_bytes, had[1]), max(topk, had[2]))
         self._high[(device, num_experts)] = pool
-        return pool
-
-    def _replaced(self, pools: Dict[Any, Pool], key: Any) -> Optional[Pool]:
-        """Lets go of a pool before a larger one takes its place, so that the memory of both is not needed at once."""
-        old = pools.pop(key, None)
         if old is not None:
-            self._forget_plans()  # they may refer to it
             old.leave_alone()
-        return old
+        return pool
 
     def high_throughput_pool(self, device: torch.device, num_experts: int) -> Optional[Pool]:
         """The pool for these experts, or None if it does not exist yet."""
@@ -239,9 +232,12 @@ class Engine:
         pool = self._low.get(key)
         if pool is None or not pool.fits(topk, hidden_bytes):
             old = (pool.topk, pool.hidden_bytes) if pool else (LOW_LATENCY_TOPK, 0)
-            self._replaced(self._low, key)
+            self._forget_plans()  # they may refer to the pool that is replaced
+            replaced = pool
             pool = self._low[key] = self._make_low(
                 device, max_tokens, num_experts, max(hidden_bytes, old[1]), max(topk, old[0]))
+            if replaced is not None:
+                replaced.leave_alone()
         return pool
 
     def _make_low(self, device: torch.device, max_tokens: int, num_experts: int, hidden_bytes: int, topk: int) -> Pool:
