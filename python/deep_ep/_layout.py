@@ -99,12 +99,13 @@ class LayoutPlan:
         results = self._results[tokens] = Results(made, made, self.device)
         return results
 
-    def run(self, topk_idx: torch.Tensor, stream: int) -> Tuple[
+    def run(self, topk_idx: torch.Tensor, stream: int, reuse: bool = True) -> Tuple[
             torch.Tensor, Optional[torch.Tensor], torch.Tensor, torch.Tensor]:
-        """Like dispatch_layout(), with one kernel. Allocations took the host longer than the rest: see Results."""
+        """Like dispatch_layout(), with one kernel. Allocations took the host longer than the rest: see Results. Not
+        `reuse`: other streams read the results, and torch's allocator is told of them."""
         tokens = topk_idx.shape[0]
         results = self._results.get(tokens) or self._results_for(tokens)
-        tensors, _kept = results.take(stream, torch._C._cuda_isCurrentStreamCapturing())
+        tensors, _kept = results.take(stream, not reuse or torch._C._cuda_isCurrentStreamCapturing())
         per_rank, per_expert, per_node, marks = tensors
         self._idx.shape[0] = self._marks.shape[0] = tokens
         self._idx.data, self._marks.data = topk_idx.data_ptr(), marks.data_ptr()

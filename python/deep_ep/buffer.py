@@ -248,7 +248,7 @@ class Buffer:
             return (*plan.run(topk_idx, current_address(device)), EventOverlap())
         launch = launcher(None)
         with launch.context():
-            layout = plan.run(topk_idx, launch.address) if plan else dispatch_layout(
+            layout = plan.run(topk_idx, launch.address, reuse=False) if plan else dispatch_layout(
                 topk_idx, num_experts, self.group_size, self._engine.node_of)
         return (*layout, launch.finish([topk_idx], layout))
 
