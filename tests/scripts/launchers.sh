@@ -89,7 +89,7 @@ in_python() {
 
 # both_at_a_time COMMAND -- COMMAND: at the same time; succeeds when both do.
 both_at_a_time() {
-    local first=() pid
+    local first=() pid code=0
     while [ "$1" != -- ]; do
         first+=("$1")
         shift
@@ -97,14 +97,17 @@ both_at_a_time() {
     shift
     "${first[@]}" >"$work/first" 2>&1 &
     pid=$!
-    "$@" || return 1
-    wait "$pid" && cat "$work/first"
+    "$@" || code=$?
+    wait "$pid" || code=$?
+    cat "$work/first"
+    return $code
 }
 
 # A port that nobody uses now: another run of this script may be under way.
 free_port() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
 port=$(free_port)
-mpi() { timeout -k 1 200 mpirun --oversubscribe "$@"; }
+# A folder for each: mpirun removes that of all of a user's jobs when it ends, also while another one begins in it.
+mpi() { timeout -k 1 200 mpirun --oversubscribe --mca orte_tmpdir_base "$(mktemp -d "$work/ompi.XXXXXX")" "$@"; }
 
 # ---- Open MPI ----------------------------------------------------------------------------------------------------
 
