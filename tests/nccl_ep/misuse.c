@@ -214,11 +214,11 @@ static int test_descriptions(struct calls *c)
     return 0;
 }
 
-/* Pointers that are none: no address, a page that cannot be read, and a struct that begins before one. */
+/* Pointers that are none: no address, a page that cannot be read, a struct that begins before one, and page 0. */
 static int test_wild_pointers(struct calls *c)
 {
     char *pages = mmap(NULL, 2 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    void *wild[3] = {(void *)(uintptr_t)0xdeadbee8, pages + 4096, pages + 4096 - 16};
+    void *wild[] = {(void *)(uintptr_t)0xdeadbee8, pages + 4096, pages + 4096 - 16, (void *)(uintptr_t)0xd0};
     ncclEpTensor_t good = *c->nc.tokens.tensor, t;
     size_t bytes, sizes[2] = {good.sizes[0], good.sizes[1]};
     ncclEpHandle_t handle;
@@ -227,7 +227,7 @@ static int test_wild_pointers(struct calls *c)
     CHECK(pages != MAP_FAILED && mprotect(pages + 4096, 4096, PROT_NONE) == 0);
     good.magic = NCCL_EP_TENSOR_MAGIC;
     good.sizes = sizes;
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         void *at = wild[i];
 
         if (i == 2) /* its size and magic are right */

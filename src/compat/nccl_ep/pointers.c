@@ -33,9 +33,11 @@ static int page_readable(uintptr_t page)
     const int before = errno;
     int readable;
 
+    if (!page) /* NULL is no set to the kernel: it would not be read, and not be refused */
+        return 0;
     for (int i = 0; i < PAGES; i++)
         if (known[i] == page)
-            return page != 0;
+            return 1;
     readable = !(syscall(SYS_rt_sigprocmask, NO_SUCH_HOW, page, NULL, KERNEL_SIGSET_BYTES) && errno == EFAULT);
     errno = before;
     if (readable)
