@@ -69,7 +69,7 @@ static epx_status run_step(epx_group *group, epx_handle *handle)
     return status == EPX_OK ? epx_stream_sync(group, NULL) : status;
 }
 
-/* Who is gone, and everybody else's agreement to go on without. Collective over the ranks that live. */
+/* Who is gone, and everybody else's consent to go on without. Collective over the ranks that live. */
 static int recover(epx_group *group)
 {
     epx_error_info error = EPX_ERROR_INFO_INIT;

@@ -3,7 +3,7 @@
 
 The number of experts is known at the first dispatch only, so the group is created there, for the tokens, hidden size
 and top-k of the buffer. It is replaced by a larger one when a call needs more. All ranks pass the same values in the
-same calls, so all ranks decide alike, and a call within the limits needs no agreement.
+same calls, so all ranks decide alike, and a call within the limits asks nobody.
 """
 
 from typing import Any, Dict, List, Optional, Tuple

@@ -8,7 +8,7 @@ each tensor in flight.
     complete operation n - inflight, which waits
       until the receiver has received it
     send half of operation n: tensor to slot  ------->  operation n without rows of its own: wait for the slot, take
-      n % inflight of its own heap, or to the             its rows to the landing, copy them to the tensor
+      n % inflight of its own heap, or to the             its rows to recv, copy them to the tensor
       receiver's over the network
                             <-------------------------  the slot may be used again
 
@@ -53,15 +53,15 @@ def _pair_bootstrap(engine: ElasticEngine, name: str, edge: Tuple[int, int]) -> 
 class _Channel:
     """One directed pair."""
 
-    def __init__(self, engine: ElasticEngine, name: str, edge: Tuple[int, int], landing: torch.Tensor,
+    def __init__(self, engine: ElasticEngine, name: str, edge: Tuple[int, int], recv_rows: torch.Tensor,
                  inflight: int) -> None:
-        device, rows = landing.device, landing.shape[1] // 2
+        device, rows = recv_rows.device, recv_rows.shape[1] // 2
         group = engine._group(
             device, bootstrap=_pair_bootstrap(engine, name, edge), modes=epx.Mode.LOW_LATENCY, num_experts=2,
             max_tokens_per_rank=rows, max_hidden_bytes=_ROW, max_topk=1, max_inflight=inflight, alloc_bytes=1 << 20,
             ranks_per_node=0, num_agents=0 if device.type == "cpu" else _GPU_AGENTS,
             timeout_ms=engine.settings.timeout_ms)
-        self.mover, self._device, self._landing = Mover(group, device), device, landing
+        self.mover, self._device, self._recv_rows = Mover(group, device), device, recv_rows
         # Made here: an allocation on a GPU may wait for kernels that wait for the peer.
         count = inflight if engine.rank == edge[0] else 1
         self._handles = [group.handle(epx.Mode.LOW_LATENCY, epx.Layout.EXPERT_MAJOR, 1) for _ in range(count)]
@@ -84,7 +84,7 @@ class _Channel:
         handle = self._handles[self._sent % len(self._handles)]
         handle.complete(stream)  # of the send that used the slot before
         handle.update(self._idx[:rows.shape[0]])
-        handle.dispatch(rows, self._landing, send_only=True, stream=stream)
+        handle.dispatch(rows, self._recv_rows, send_only=True, stream=stream)
         self._sent += 1
         self.mover.settle()
 
@@ -92,11 +92,11 @@ class _Channel:
         """Receives into a tensor, on the current stream."""
         stream, handle = current_stream(self._device), self._handles[0]
         handle.update(self._idx[:0])
-        handle.dispatch(self._landing[0, :0], self._landing, send_only=True, stream=stream)
+        handle.dispatch(self._recv_rows[0, :0], self._recv_rows, send_only=True, stream=stream)
         handle.complete(stream)
         self.mover.settle()
         flat = t.view(-1).view(torch.uint8)
-        flat.copy_(self._landing.view(-1).view(torch.uint8)[:flat.numel()])
+        flat.copy_(self._recv_rows.view(-1).view(torch.uint8)[:flat.numel()])
 
 
 class Pipeline:
@@ -107,11 +107,11 @@ class Pipeline:
         self._rank, self._ranks, self._bytes = engine.rank, engine.nranks, tensor_bytes
         self._device = device
         rows = -(-tensor_bytes // _ROW)
-        # Low latency may receive the rows of both ranks. Senders name a landing too, into which nothing comes.
-        landings = [torch.empty(1, 2 * rows, _ROW // 2, dtype=torch.bfloat16, device=device) for _ in range(2)]
+        # Low latency may receive the rows of both ranks. Senders name receive rows too, into which nothing comes.
+        recv_rows = [torch.empty(1, 2 * rows, _ROW // 2, dtype=torch.bfloat16, device=device) for _ in range(2)]
         before = (self._rank - 1) % self._ranks
         self._channels: Dict[Tuple[int, int], _Channel] = {
-            edge: _Channel(engine, name, edge, landings[edge == (before, self._rank)], inflight)
+            edge: _Channel(engine, name, edge, recv_rows[edge == (before, self._rank)], inflight)
             for edge in _edges(engine.nranks) if engine.rank in edge and edge[0] != edge[1]}
 
     def _check(self, t: Any, name: str, peer: int) -> None:

@@ -45,7 +45,7 @@ enum {
     NEWS_MS = 50
 };
 
-/* ---- Agreement ---------------------------------------------------------------------------------------------- */
+/* ---- Consensus ---------------------------------------------------------------------------------------------- */
 
 /* Adds what the other ranks exclude. A process that joins has no purpose of its own: as the coordinator it compares
  * those of the others, which do not hear of each other. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Agreement on the ranks that are left, and an all-gather among them. The bootstrap needs all ranks; this does not.
+ * Consensus on the ranks that are left, and an all-gather among them. The bootstrap needs all ranks; this does not.
  *
  *   membership_open, all-gather of addresses by the bootstrap, membership_set_peers      when the group is created
  *   membership_agree                                                                     a round begins: who is
@@ -56,7 +56,7 @@ uint64_t membership_token(const struct membership *membership);
 /* `rank` is another process from now on. This rank itself: before its first round. */
 void membership_replace(struct membership *membership, int rank, uint64_t incarnation,
                         const struct conn_address *address);
-/* Between agreement and the first all-gather: accepts processes that ask to join. Those that are about to prove
+/* Between consensus and the first all-gather: accepts processes that ask to join. Those that are about to prove
  * themselves have `grace_ms`. */
 void membership_listen(struct membership *membership, int grace_ms);
 /* Those that wait, from i = 0 on; 0: there is no such number. */

@@ -76,7 +76,7 @@ static void tell_left_out(struct epx_group *group)
 
 void group_abort(struct epx_group *group, int status, int culprit)
 {
-    const uint64_t word = ABORT_BLAMES(status, PHASE_NET, group->rank, culprit < 0 ? group->rank : culprit);
+    const uint64_t word = ABORT_CAUSED(status, PHASE_NET, group->rank, culprit < 0 ? group->rank : culprit);
 
     tell_node(group, word);
     if (group->proxies)
@@ -116,7 +116,7 @@ void group_abort_left_out(struct epx_group *group, int rank)
 {
     if (group->bases[rank])
         store_abort_word(group, group->bases[rank],
-                         ABORT_BLAMES(EPX_ERR_TIMEOUT, PHASE_MASKS, group->rank, rank) | ABORT_LEFT_OUT);
+                         ABORT_CAUSED(EPX_ERR_TIMEOUT, PHASE_MASKS, group->rank, rank) | ABORT_LEFT_OUT);
 }
 
 static int writes(struct epx_group *group, int rank)

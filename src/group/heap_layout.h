@@ -17,9 +17,9 @@ struct settings {
     int64_t max_recv_tokens;
     int max_recv_given; /* 1: the caller set max_recv_tokens */
     int inflight, agents, ranks_per_node, enable_mask, timeout_ms;
-    int use_fabric;                 /* 1: asked for (fabric.h) */
-    int proxy_threads;              /* EPX_PROXY_THREADS */
-    int ll_patience_us, ll_few_sms; /* EPX_LL_PATIENCE_US, EPX_LL_FEW_SMS */
+    int use_fabric;                  /* 1: asked for (fabric.h) */
+    int proxy_threads;               /* EPX_PROXY_THREADS */
+    int ll_wide_wait_us, ll_few_sms; /* EPX_LL_WIDE_WAIT_US, EPX_LL_FEW_SMS */
     char net[16];
     /* From the node map; one node until it is known. */
     int nnodes, remotes, relay_max, smallest_node, largest_node;

@@ -20,7 +20,7 @@
 #include "group/fabric.h"
 #include "group/objects.h"
 
-enum { JOIN_ROUNDS = 16 }; /* of agreement in one recovery */
+enum { JOIN_ROUNDS = 16 }; /* of consensus in one recovery */
 
 struct join_round {
     int unmask;

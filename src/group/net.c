@@ -36,7 +36,7 @@ static int is_masked(const struct epx_group *group, int peer)
 }
 
 /* From a proxy thread: what kernels do in fail_all(). A peer that ends after a failure of which this rank has heard is
- * not to blame for it. */
+ * not the cause. */
 static void on_error(void *context, int status, int peer, int64_t expected, int64_t seen, const char *text)
 {
     struct epx_group *group = context;
@@ -59,7 +59,7 @@ static void on_error(void *context, int status, int peer, int64_t expected, int6
 }
 
 /* From a proxy thread: a rank of another node says who has failed (put_abort() in kernel/put.h), or whom it waits for:
- * the kernel that has asked waits for the next word (ask_waits() in kernel/blame.h). */
+ * the kernel that has asked waits for the next word (ask_waits() in kernel/waiting_for.h). */
 static void on_alarm(void *context, int rank, uint32_t note)
 {
     struct epx_group *group = context;
@@ -87,7 +87,7 @@ static uint32_t on_ask(void *context, int rank)
     return NOTE(WAITS_PEER(waits) & (KERNEL_MAX_RANKS - 1), NOTE_ANSWER + (int)(WAITS_BEAT(waits) % NOTE_BEATS));
 }
 
-/* From a proxy thread: as say_waits() in kernel/blame.h, for agents that wait for room in the ring. */
+/* From a proxy thread: as say_waits() in kernel/waiting_for.h, for agents that wait for room in the ring. */
 static void on_blocked(void *context, int peer)
 {
     struct epx_group *group = context;

@@ -302,7 +302,7 @@ static void await_abort_word(struct epx_group *group)
 
 /*
  * A rank that failed, or masked another, and now recovers does not answer any more: ranks that are in an operation
- * would wait for it, and blame it. So it ends their operations first, and says whose fault it is. A rank without an
+ * would wait for it, and name it. So it ends their operations first, and says whose fault it is. A rank without an
  * error of its own recovers because its caller wants so, and lets the others end what they do.
  */
 static void tell_culprit(struct epx_group *group)

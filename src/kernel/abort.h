@@ -48,7 +48,7 @@ KFN_STEP void tell_node(struct agent *ag, const struct group_dev *g, uint64_t wo
     ag_sync(ag);
 }
 
-/* This rank's operation ends because of its abort word, which says who is to blame: never this rank itself. */
+/* This rank's operation ends because of its abort word, which says who is the culprit: never this rank itself. */
 KFN_STEP void report_abort(struct agent *ag, const struct group_dev *g, int phase, int64_t expected, int64_t seen,
                            uint64_t word)
 {
@@ -64,7 +64,7 @@ KFN_STEP int fail_all(struct agent *ag, const struct group_dev *g, int status, i
                       int64_t seen)
 {
     const int others = peer >= 0 && (status == KSTATUS_TIMEOUT || status == KSTATUS_MISMATCH);
-    const uint64_t word = ABORT_BLAMES(status, phase, g->rank, others ? peer : g->rank);
+    const uint64_t word = ABORT_CAUSED(status, phase, g->rank, others ? peer : g->rank);
 
     /* -1: invalid data. check_signature() reports fields of signatures that differ before it comes here. */
     report(ag, g, status, phase, peer, expected, seen, status == KSTATUS_MISMATCH ? -1 : 0, 0);

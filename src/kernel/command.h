@@ -128,8 +128,8 @@ COMMAND_FN uint32_t note_of_abort(uint64_t word)
 COMMAND_FN uint64_t abort_of_note(int rank, uint32_t note)
 {
     const int cause = NOTE_CAUSE(note), culprit = NOTE_CULPRIT(note);
-    return cause < NOTE_STATUS ? ABORT_BLAMES(KSTATUS_TIMEOUT, cause, rank, culprit)
-                               : ABORT_BLAMES(cause - NOTE_STATUS, PHASE_NONE, rank, culprit);
+    return cause < NOTE_STATUS ? ABORT_CAUSED(KSTATUS_TIMEOUT, cause, rank, culprit)
+                               : ABORT_CAUSED(cause - NOTE_STATUS, PHASE_NONE, rank, culprit);
 }
 
 struct command_fields {

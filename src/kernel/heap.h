@@ -62,10 +62,10 @@ EPX_STATIC_ASSERT(sizeof(struct control) == 192, "three cache lines");
  * `rank` noticed first; `culprit` is gone, stuck or has failed: `rank` itself where it failed by itself. The phase is
  * that in which a wait expired (EPX_ERR_TIMEOUT), else PHASE_NONE. Everybody repeats what this word says.
  */
-#define ABORT_BLAMES(status, phase, rank, culprit)                                                                  \
+#define ABORT_CAUSED(status, phase, rank, culprit)                                                                  \
     ((uint64_t)1 << 63 | (uint64_t)(phase) << 40 | (uint64_t)(status) << 32 | (uint64_t)(uint16_t)(culprit) << 16 | \
      (uint64_t)(uint16_t)(rank))
-#define ABORT_WORD(status, rank) ABORT_BLAMES(status, PHASE_NONE, rank, rank)
+#define ABORT_WORD(status, rank) ABORT_CAUSED(status, PHASE_NONE, rank, rank)
 /* Set in the word of a rank that the others go on without (masked, or left out of a recovery). It ends this rank
  * alone, which must not pass it on. */
 #define ABORT_LEFT_OUT ((uint64_t)1 << 62)
@@ -124,7 +124,7 @@ struct ll_desc {
     struct signature signature;
     int32_t ntokens;
     int16_t ordered;     /* 1: row pos[t] is token t's; 0: row t */
-    int16_t landing;     /* which half of its receive rows those of this dispatch return to (ll_landing.h) */
+    int16_t recv_half;   /* which half of its receive rows those of this dispatch return to (ll_recv_half.h) */
     uint64_t rows;       /* heap offset of row 0 for readers of the node: in the slot, or the caller's tensor */
     uint64_t row_stride; /* bytes */
     /* Where this rank's receive tensors are, if they are in its heap and it receives in this very operation. */
@@ -190,7 +190,7 @@ struct ll_layout {
     uint64_t begin, cdescs,
         crows;       /* from a combine slot's start: begin[L][R], descriptors of remote ranks, receive rows */
     uint64_t cpitch; /* most bytes of a receive row */
-    uint64_t halves; /* of the receive rows, each of M*K: 2 between nodes with masks (ll_landing.h), else 1 */
+    uint64_t halves; /* of the receive rows, each of M*K: 2 between nodes with masks (ll_recv_half.h), else 1 */
     uint64_t stage, stage_rows; /* combine: rows on their way to other nodes, when they are not in the heap */
     /* Where the network reads and writes: recv_buf, stage, and these. split 0: the same places of the heap. */
     int32_t split, reserved;

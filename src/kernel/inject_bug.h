@@ -21,7 +21,7 @@ enum injected_bug {
     BUG_HEADER_PLACE = 12, /* a header says where another rank's rows return to */
     BUG_EARLY_WINDOW = 13, /* a rank gives the credit for a window of its node before it has summed the rows there */
     BUG_LATE_WRITES = 14,  /* a rank that wakes up writes rows without a look at its abort word */
-    BUG_LANDING = 15,      /* rows return to where a rank that was masked may still put some */
+    BUG_RECV_HALF = 15,    /* rows return to where a rank that was masked may still put some */
     BUG_FAILS_ALONE = 16,  /* a rank whose operation is not good tells nobody, and goes on by itself */
     BUG_EARLY_PULL = 17,   /* a relay gives the credit for a slot before its node has taken the rows in it */
     BUG_STILL_THERE = 18,  /* a place is given to another process before the one that has it has ended */

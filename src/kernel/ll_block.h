@@ -18,7 +18,7 @@
 #define EPX_KERNEL_LL_BLOCK_H
 
 #include "kernel/ll_dispatch_recv.h"
-#include "kernel/ll_patience.h"
+#include "kernel/ll_wide_wait.h"
 
 #if AG_BLOCKS
 
@@ -302,18 +302,18 @@ KFN void ll_block_advance(struct agent *ag, const struct ll_dispatch_params *p, 
 
 /* Rows were written into the peers' tensors; some rank's tensors cannot be written; failed, or this block leaves;
  * nothing was signalled yet, and ll_dispatch_whole() does the operation; peers are late, and this block begins again
- * with the few that stay (ll_patience.h): it signals once more what it has signalled. */
+ * with the few that stay (ll_wide_wait.h): it signals once more what it has signalled. */
 enum ll_block_result { LL_BLOCK_WRITTEN, LL_BLOCK_CLOSED, LL_BLOCK_FAILED, LL_BLOCK_ELSEWHERE, LL_BLOCK_AGAIN };
 
 /* A block that cannot write its rows. `waited` as for ll_block_goes_on(). */
 KFN_STEP enum ll_block_result ll_block_stops(struct agent *ag, const struct ll_dispatch_params *p, uint64_t epoch,
                                              enum ll_waited waited)
 {
-    const int patient = ll_patient(ag, &p->patience);
+    const int wide = ll_waits_wide(ag, &p->wide_wait);
 
-    if (!ll_block_goes_on(ag, &p->patience, waited))
+    if (!ll_block_goes_on(ag, &p->wide_wait, waited))
         return LL_BLOCK_FAILED;
-    if (patient && ag_is_narrow(ag))
+    if (wide && ag_is_narrow(ag))
         return LL_BLOCK_AGAIN;
     if (ll_wait_tables(ag, p, epoch))
         return LL_BLOCK_FAILED;
@@ -353,7 +353,7 @@ KFN_STEP enum ll_block_result ll_dispatch_block(struct agent *ag, const struct l
     }
     AG_MARK(ag, MARK_CAST);
     if (waits) {
-        waited = ll_wait(ag, g, OP_LL_DISPATCH, SIG_LL_DATA, epoch, PHASE_LL_DATA, &p->patience,
+        waited = ll_wait(ag, g, OP_LL_DISPATCH, SIG_LL_DATA, epoch, PHASE_LL_DATA, &p->wide_wait,
                          ag_block_number(ag) == 0 ? p->wait_ns : NULL);
         bad = waited != LL_ALL_GO_ON || !ll_block_descs_fit(ag, p, plan);
     }

@@ -5,8 +5,8 @@
 
 #include "kernel/ll_combine_far.h"
 #include "kernel/ll_combine_sum.h"
-#include "kernel/ll_landing.h"
-#include "kernel/ll_patience.h"
+#include "kernel/ll_recv_half.h"
+#include "kernel/ll_wide_wait.h"
 
 /* Rows that come back from rank d. */
 KFN uint64_t lc_rows_from(const struct ll_combine_params *p, int d)
@@ -127,14 +127,14 @@ KFN_STEP int lc_wait_stops(struct agent *ag, const struct ll_combine_params *p, 
 {
     const struct group_dev *g = p->g;
 
-    if (!ll_block_goes_on(ag, &p->patience, waited) || !ag_is_narrow(ag))
+    if (!ll_block_goes_on(ag, &p->wide_wait, waited) || !ag_is_narrow(ag))
         return 1;
     return wait_peers(ag, g, SCOPE_NODE, SIG_LC_DATA, slot_of(g, epoch), lap_of(g, epoch), PHASE_LC_DATA, NULL) ||
            lc_check_descs(ag, p, epoch);
 }
 
 /* One node, nobody masked: the first agent of each block waits and checks for all of it. Late peers: few blocks go on,
- * the others leave (ll_patience.h). Non-zero: failed, or the block leaves. */
+ * the others leave (ll_wide_wait.h). Non-zero: failed, or the block leaves. */
 KFN int lc_wait_node(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch)
 {
     const struct group_dev *g = p->g;
@@ -142,7 +142,7 @@ KFN int lc_wait_node(struct agent *ag, const struct ll_combine_params *p, uint64
     int bad = 0;
 
     if (ag_block_index(ag) == 0) {
-        waited = ll_wait(ag, g, OP_LL_COMBINE, SIG_LC_DATA, epoch, PHASE_LC_DATA, &p->patience,
+        waited = ll_wait(ag, g, OP_LL_COMBINE, SIG_LC_DATA, epoch, PHASE_LC_DATA, &p->wide_wait,
                          ag_index(ag) == 0 ? p->wait_ns : NULL);
         bad = waited != LL_ALL_GO_ON || lc_check_descs(ag, p, epoch);
     }
@@ -188,7 +188,7 @@ KFN_STEP int lc_sum(struct agent *ag, const struct ll_combine_params *p, uint64_
     count_returned(ag, g, lc_sum_tokens(ag, p, epoch));
     AG_MARK(ag, MARK_SUM);
     if (sync_last(ag, g, 1)) {
-        ll_note_landing(ag, g, p->h->state, slot_of(g, epoch));
+        ll_record_recv_half(ag, g, p->h->state, slot_of(g, epoch));
         signal_peers(ag, g, SCOPE_ALL, SIG_LC_DONE, slot_of(g, epoch), lap_of(g, epoch));
         report_returned(ag, g);
         lc_count_peer(ag, p);

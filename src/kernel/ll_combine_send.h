@@ -4,7 +4,7 @@
 #define EPX_KERNEL_LL_COMBINE_SEND_H
 
 #include "kernel/ll_combine_far.h"
-#include "kernel/ll_landing.h"
+#include "kernel/ll_recv_half.h"
 
 /* Rows i, i + A, ... of a block, straight into the receive slot of a source of the node. Non-zero: failed. */
 KFN int lc_push_block(struct agent *ag, const struct ll_combine_params *p, uint64_t epoch, int s, int l, int i)
@@ -119,7 +119,7 @@ KFN_STEP int lc_take_slot(struct agent *ag, const struct ll_combine_params *p, u
     const struct group_dev *g = p->g;
     char *slot = lc_slot(g, g->rank, epoch);
 
-    if (ll_check_landing(ag, g, p->h->state, slot_of(g, epoch)) ||
+    if (ll_check_recv_half(ag, g, p->h->state, slot_of(g, epoch)) ||
         (!lc_slot_known(g, epoch) &&
          wait_peers(ag, g, SCOPE_ALL, SIG_LC_DONE, slot_of(g, epoch), lap_of(g, epoch) - 1, PHASE_LC_SLOT, NULL)))
         return 1;

@@ -67,7 +67,7 @@ KFN_STEP void ll_source_places(struct agent *ag, const struct ll_dispatch_params
     int64_t run = 0;
 
     AG_EACH(ag, int, i, near ? first : 0) run += all[i];
-    run = near ? ag_sum(ag, run) + ll_landing_row(g, v.desc->landing) : header->place;
+    run = near ? ag_sum(ag, run) + ll_recv_half_row(g, v.desc->recv_half) : header->place;
     const int there = n < keys - first ? n : keys - first; /* the last rank may have fewer experts */
     ll_add_up(ag, count, there, run, p->h->source + s, R);
     AG_EACH(ag, int, l, n - there) p->h->source[(there + l) * R + s] = 0;

@@ -33,7 +33,7 @@ KFN void ll_write_desc(const struct ll_dispatch_params *p, uint64_t epoch, struc
     desc->signature = p->signature;
     desc->ntokens = p->route.ntokens;
     desc->ordered = has_nodes(g);
-    desc->landing = (int16_t)g->state->landing;
+    desc->recv_half = (int16_t)g->state->recv_half;
     desc->rows = p->in_place ? p->in_place : ll_slot_offset(g, epoch) + g->ll.rows;
     desc->row_stride = ll_row_stride(p);
     /* Not where ranks may be masked: a rank that is late rather than dead would write into a tensor that its receiver
@@ -105,7 +105,7 @@ KFN_STEP int ll_send_tables(struct agent *ag, const struct ll_dispatch_params *p
     ll_fill_tables(ag, p, &v, list);
     if (has_nodes(g)) {
         if (ag_index(ag) == 0) {
-            if (ll_choose_landing(ag, g, p->h->state))
+            if (ll_choose_recv_half(ag, g, p->h->state))
                 return 1;
             ll_order(ag, p, v.pos);
             ll_list_all_far(ag, p, list);

@@ -17,7 +17,7 @@
 #define EPX_KERNEL_LL_FAR_H
 
 #include "kernel/inject_bug.h"
-#include "kernel/ll_landing.h"
+#include "kernel/ll_recv_half.h"
 #include "kernel/ll_slot.h"
 
 /* ---- Headers and records -------------------------------------------------------------------------------------- */
@@ -190,7 +190,7 @@ KFN_STEP void ll_add_up(struct agent *ag, const int32_t *counts, int n, int64_t 
  */
 KFN_STEP void ll_places(struct agent *ag, const struct ll_dispatch_params *p)
 {
-    const int64_t first = ll_landing_row(p->g, p->g->state->landing);
+    const int64_t first = ll_recv_half_row(p->g, p->g->state->recv_half);
 
     if (p->layout == LAYOUT_EXPERT_MAJOR)
         ll_add_up(ag, p->h->ecount, p->g->experts, first, p->h->back, 1);
@@ -340,7 +340,7 @@ KFN_STEP int ll_header_unsound(struct agent *ag, const struct ll_dispatch_params
     const struct group_dev *g = p->g;
     const int L = g->local_experts, left = g->experts - g->rank * L;
     const int32_t *count = ll_header_counts(header);
-    const int64_t room = ll_landing_row(g, (int)g->ll.halves);
+    const int64_t room = ll_recv_half_row(g, (int)g->ll.halves);
     int64_t pairs = 0;
     int odd = header->rows < 0 || header->rows > g->max_tokens || header->place < 0;
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How the blocks of a launch agree whether all of them go on or only the first ones (ll_patience.h): the first block
+ * How the blocks of a launch agree whether all of them go on or only the first ones (ll_wide_wait.h): the first block
  * that knows decides, by one word of the rank.
  *
  *   block that has all signals                       block that has waited enough

@@ -85,11 +85,11 @@ struct group_state {
     uint32_t ticket[4];       /* agents past a point of the running kernel, see sync_last() */
     uint64_t returned;        /* rows that the running combine has summed */
     uint32_t reported;        /* 1: an agent of this rank has the error record; not there: a bus may lack atomics */
-    int32_t lost, landing;    /* low latency: see ll_landing.h */
+    int32_t lost, recv_half;  /* low latency: see ll_recv_half.h */
     int32_t pulled;           /* the running dispatch has rows in windows (ht_take.h) */
     int32_t reserved;
     uint64_t dirty;      /* likewise, a bit per slot */
-    uint64_t verdict[2]; /* of OP_LL_*: see ll_patience.h */
+    uint64_t verdict[2]; /* of OP_LL_*: see ll_wide_wait.h */
 };
 
 enum error_state { ERROR_NONE = 0, ERROR_WRITING = 1, ERROR_SET = 2 };
@@ -207,7 +207,7 @@ struct handle_state {
     int32_t drop;        /* DROP_*, of the last update */
     int32_t windowed;    /* 1: a rank of the node gets more rows than a receive buffer holds (ht_window.h) */
     int64_t most_tokens; /* of a rank of the node */
-    int32_t lost;        /* low latency: masked ranks elsewhere that were told of this dispatch (ll_landing.h) */
+    int32_t lost;        /* low latency: masked ranks elsewhere that were told of this dispatch (ll_recv_half.h) */
     int32_t all_rounds;  /* between nodes: the most of any rank; all ranks know the same */
     int64_t drop_rows;
     int64_t unexpected; /* 1: a rank gets more rows than it expected (epx_layout_info.expected_rows) */
@@ -297,8 +297,8 @@ struct row_out {
     int64_t scale_outer_stride, scale_row_stride, scale_stride;
 };
 
-/* How long a launch waits for late peers with all its blocks, and with how many it waits then (ll_patience.h). */
-struct ll_patience {
+/* How long a launch waits for late peers with all its blocks, and with how many it waits then (ll_wide_wait.h). */
+struct ll_wide_wait {
     int32_t us; /* 0: as long as it takes */
     int32_t few_blocks;
 };
@@ -324,7 +324,7 @@ struct ll_dispatch_params {
     int64_t *layout_range;
     int32_t *expert_stats;
     int64_t *wait_ns;
-    struct ll_patience patience;
+    struct ll_wide_wait wide_wait;
     int32_t near, reserved; /* 1: all ranks are in one node, and none is ever masked (flavour.h) */
 };
 
@@ -353,7 +353,7 @@ struct ll_combine_params {
     int64_t out_stride;
     int32_t hidden, dtype;
     int64_t *wait_ns;
-    struct ll_patience patience;
+    struct ll_wide_wait wide_wait;
 };
 
 struct ht_notify_params {

@@ -12,7 +12,7 @@
  *                 PARITY  inside a node operations, in slot 0; between nodes operations of each parity, in slots 0, 1
  *                 ROWS    between nodes rows, so that what is expected adds up from operation to operation
  *                 STEPS   operations and the windows of each (ht_window.h), in slot 0
- *                 STATUS  nothing: a question, which the proxy answers (kernel/blame.h)
+ *                 STATUS  nothing: a question, which the proxy answers (kernel/waiting_for.h)
  *   flow        PROXY_<flow>: which limit of messages its puts are under (proxy/proxy.h)
  *   owed        whose signal may still be on its way when this rank's operations have completed: NOBODY, ALL, its RELAY
  *   maskable    1: a wait for it may end by masking the peer. Low latency goes on without a rank. High throughput

@@ -20,7 +20,7 @@
 #include "kernel/abort.h"        /* how an operation fails: error record, abort words */
 #include "kernel/barrier.h"      /* between agents of this rank */
 #include "kernel/begin_end.h"    /* first and last lines of every kernel */
-#include "kernel/blame.h"        /* who keeps a rank from answering */
+#include "kernel/waiting_for.h"  /* who keeps a rank from answering */
 #include "kernel/late_writes.h"  /* masked ranks write nothing any more */
 #include "kernel/launch_stage.h" /* which part of an operation a launch runs */
 #include "kernel/signal_peers.h"

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The wait for one word of one peer, and what becomes of a wait that ends without it: the peer is masked if the group
- * and the phase allow it, otherwise the operation fails on all ranks. blame.h finds who is the culprit.
+ * and the phase allow it, otherwise the operation fails on all ranks. waiting_for.h finds who is the culprit.
  */
 #ifndef EPX_KERNEL_WAIT_WORD_H
 #define EPX_KERNEL_WAIT_WORD_H
 
-#include "kernel/blame.h"
+#include "kernel/waiting_for.h"
 #include "kernel/late_writes.h"
 
 /* May a wait in this phase end by masking the peer? */
@@ -34,7 +34,7 @@ KFN_STEP int wait_failed(struct agent *ag, const struct group_dev *g, enum wait_
         if (is_local(g, peer)) {
             /* If it is late rather than dead, what it reads from now on may belong to a later operation. */
             if (ag_leader(ag))
-                set_abort_word(ag, g, peer, ABORT_BLAMES(KSTATUS_TIMEOUT, phase, g->rank, peer) | ABORT_LEFT_OUT);
+                set_abort_word(ag, g, peer, ABORT_CAUSED(KSTATUS_TIMEOUT, phase, g->rank, peer) | ABORT_LEFT_OUT);
             ag_sync(ag);
             ended = still_writes(ag, g, peer);
         }

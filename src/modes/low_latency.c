@@ -59,16 +59,16 @@ static int is_near(const struct epx_group *group)
     return group->nnodes == 1 && !group->set.enable_mask;
 }
 
-/* A launch waits for late peers with all its multiprocessors only for a while (kernel/ll_patience.h). */
-static struct ll_patience make_patience(const struct epx_group *group, int send_only, const int64_t *wait_ns)
+/* A launch waits for late peers with all its multiprocessors only for a while (kernel/ll_wide_wait.h). */
+static struct ll_wide_wait make_wide_wait(const struct epx_group *group, int send_only, const int64_t *wait_ns)
 {
     const int per_sm = group->device->ops->agents_per_sm;
-    struct ll_patience patience = {0, group->set.ll_few_sms};
+    struct ll_wide_wait wide_wait = {0, group->set.ll_few_sms};
 
     /* Whoever asks how long each peer took gets all of it. */
-    if (!send_only && !wait_ns && per_sm && group->set.agents > per_sm * patience.few_blocks && is_near(group))
-        patience.us = group->set.ll_patience_us;
-    return patience;
+    if (!send_only && !wait_ns && per_sm && group->set.agents > per_sm * wide_wait.few_blocks && is_near(group))
+        wide_wait.us = group->set.ll_wide_wait_us;
+    return wide_wait;
 }
 
 static uint64_t in_place_offset(const struct epx_handle *handle, const struct dispatch_args *args)
@@ -124,7 +124,7 @@ epx_status ll_dispatch(struct epx_handle *handle, const struct dispatch_args *ar
     p.layout_range = args->info.layout_range.data;
     p.expert_stats = args->info.expert_stats.data;
     p.wait_ns = args->info.wait_ns.data;
-    p.patience = make_patience(handle->group, args->send_only, p.wait_ns);
+    p.wide_wait = make_wide_wait(handle->group, args->send_only, p.wait_ns);
     p.near = is_near(handle->group);
     status =
         launch_steps(handle, STAGED_DISPATCH, args->send_only, KERNEL_LL_DISPATCH, &p, &p.steps, sizeof(p), 0, stream);
@@ -194,7 +194,7 @@ epx_status ll_combine(struct epx_handle *handle, const struct combine_args *args
     p.hidden = (int32_t)args->tokens.shape[2];
     p.dtype = args->tokens.dtype;
     p.wait_ns = args->wait_ns.data;
-    p.patience = make_patience(handle->group, args->send_only || p.signals, p.wait_ns);
+    p.wide_wait = make_wide_wait(handle->group, args->send_only || p.signals, p.wait_ns);
     p.near = is_near(handle->group);
     status = launch_steps(handle, STAGED_COMBINE, args->send_only, combine_kernel(&p), &p, &p.steps, sizeof(p),
                           p.signals ? args->max_sms : 0, stream);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Aborts, questions and their answers, and what else says who is to blame (kernel/blame.h). A ring may be full, or wait
- * for a peer that is gone: what a failing rank has to say does not pass through it.
+ * Aborts, questions and their answers, and what else names the culprit (kernel/waiting_for.h). A ring may be full, or
+ * wait for a peer that is gone: what a failing rank has to say does not pass through it.
  *
  *   kernel, host                     this thread                                   peers' proxies
  *   ring.alarm = note  ----------->  the note to all peers, or to the relays --->  on_alarm: set the abort word
@@ -49,7 +49,7 @@ static int take_alarm(struct proxy_thread *t, uint64_t alarm)
 
 static int take_ask(struct proxy_thread *t)
 {
-    /* Acquire: pairs with the release in ask_waits() of kernel/blame.h. */
+    /* Acquire: pairs with the release in ask_waits() of kernel/waiting_for.h. */
     const uint64_t word = __atomic_load_n(t->ring.dev.ask, __ATOMIC_ACQUIRE);
     const uint32_t rank = (uint32_t)WAITS_PEER(word);
 

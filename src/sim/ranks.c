@@ -89,7 +89,7 @@ static int gather(void *context, const void *send, void *recv, size_t bytes)
     return 0;
 }
 
-static void seat_main(void *arg)
+static void rank_main(void *arg)
 {
     struct rank_task *task = arg;
     struct gather *m = task->gather;
@@ -114,7 +114,7 @@ static int tasks_make(struct gather *m, int count)
         task->boot.nranks = m->nranks;
         task->boot.allgather = r < m->nranks ? gather : NULL;
         task->boot.context = task;
-        if (sim_spawn(SIM_PROGRAM, r, 0, seat_main, task) != 0)
+        if (sim_spawn(SIM_PROGRAM, r, 0, rank_main, task) != 0)
             return -1;
     }
     return 0;

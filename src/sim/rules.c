@@ -90,7 +90,7 @@ void sim_rule_left(int rank, uint64_t process)
 }
 
 /* The process that has a rank's place, as sim_rank() numbers it. */
-static int seat_of(int rank)
+static int process_of(int rank)
 {
     for (int q = 0; q < MOST_MASKED && holds[rank]; q++)
         if (processes[q].rank == rank && processes[q].process == holds[rank])
@@ -100,7 +100,7 @@ static int seat_of(int rank)
 
 void sim_rule_joined(int rank, uint64_t process, int seen)
 {
-    if (seen && !left[rank] && !sim_has_died(seat_of(rank)))
+    if (seen && !left[rank] && !sim_has_died(process_of(rank)))
         breach("another process joins in the place of rank %d, whose process has not ended; %d have been replaced",
                rank, ngone);
     left[rank] = 0;
@@ -160,7 +160,7 @@ static int was_replaced(int rank, uint64_t process)
  * each other each go on, and each with its own processes, which may be of the same ranks. */
 static int is_in_part_of(int place, int rank, uint64_t process)
 {
-    const int q = seat_of(place);
+    const int q = process_of(place);
 
     return q < MOST_MASKED && rank < MOST_MASKED && !processes[q].without[rank] && processes[q].knows[rank] == process;
 }

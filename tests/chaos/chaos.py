@@ -193,9 +193,9 @@ class Job:
             if int(ms) > 2 * DEADLINE_MS + SLACK_MS:
                 raise Wrong(f"rank {rank.number}: {ms} ms passed until it was told")
             if int(peer) == rank.number:  # one that was late itself names nobody: -1
-                raise Wrong(f"rank {rank.number} blames itself: {text}")
+                raise Wrong(f"rank {rank.number} names itself: {text}")
             if int(peer) not in culprits and not re.search(r"\bmay\b", text):
-                raise Wrong(f"rank {rank.number} blames rank {peer}, expected one of {sorted(culprits)}: {text}")
+                raise Wrong(f"rank {rank.number} names rank {peer}, expected one of {sorted(culprits)}: {text}")
             right += int(peer) in culprits
         self.event.named += right
         self.event.told += len(ranks)
@@ -345,7 +345,7 @@ def event_stop(world, job):
     victim.process.send_signal(signal.SIGCONT)
     job.wait(lambda rank: rank.said("fault") is not None, END_S, [victim])
     if int(victim.said("fault").split()[1]) == victim.number:
-        raise Wrong(f"rank {victim.number} blames itself: {victim.said('fault')}")
+        raise Wrong(f"rank {victim.number} names itself: {victim.said('fault')}")
     job.recover(job.ranks, list(range(RANKS)))
 
 
@@ -407,7 +407,7 @@ def event_slow(world, job):
 
 
 def event_strangers(world, job):
-    """Strangers connect, stay, lie and forge arrivals: results are right, and nobody is blamed."""
+    """Strangers connect, stay, lie and forge arrivals: results are right, and nobody is accused."""
     ports = {host: [] for host in (0, 1)}
     for rank in job.ranks:
         ports[rank.host] = listening(rank)

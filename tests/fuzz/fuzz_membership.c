@@ -211,7 +211,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
     return 0;
 }
 
-/* A round: agreement, then all-gathers. */
+/* A round: consensus, then all-gathers. */
 static void round_of(struct membership *m)
 {
     uint8_t excluded[RANKS] = {0};

@@ -35,7 +35,7 @@ const char *net_suite_name(int index)
     return suite_cases[index].name;
 }
 
-/* Cases that wait for it to pass are patient only up to a point. */
+/* Cases that wait for it to pass wait only up to a point. */
 static int network_timeout(const struct suite_case *what)
 {
     const int times = suite_time_scale();

@@ -68,7 +68,7 @@ struct prop_case {
     uint8_t node_of[PROP_MAX_RANKS];
     int timeout_ms; /* 0 = the tests' usual one */
     int may_fail;   /* ranks stall or die: a call may end with a status, but what is reported as good must be right */
-    int recover; /* after such an end, ranks mask whom they blame, clear the error and go on with those that are left */
+    int recover; /* after such an end, ranks mask whom they name, clear the error and go on with those that are left */
     int goes_on; /* low latency: ranks that mask another go on without a recovery; results are not compared then */
     int spares;  /* processes that ask for the places of these ranks, some time after the group exists */
     int replaces[PROP_MAX_SPARES];
@@ -103,9 +103,9 @@ extern void (*prop_leaves)(int rank, epx_group *group);
 extern void (*prop_recovered)(epx_group *group);
 /* NULL, or called before a rank uses its tensors for something else, while its group exists. */
 extern void (*prop_reuses)(epx_group *group);
-/* NULL, or called when a rank was told of a failure that faults excuse: whom does it blame? */
+/* NULL, or called when a rank was told of a failure that faults excuse: whom does it name? */
 extern void (*prop_told)(epx_group *group, int rank);
-/* NULL, or called when `rank` masks `peer`, which it blames, before it recovers. */
+/* NULL, or called when `rank` masks `peer`, which it names, before it recovers. */
 extern void (*prop_masks)(int rank, int peer);
 /* How often an operation ended in a way that faults excuse. */
 uint64_t prop_excused(void);

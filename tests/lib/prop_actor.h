@@ -52,7 +52,7 @@ struct actor {
     epx_group *group;
     epx_handle *handle;
     epx_stream stream[2];
-    int borrowed[2]; /* the stream is another actor's */
+    int foreign[2]; /* the stream is another actor's */
     epx_event *event;
     struct prop_rng rng; /* this rank's own choices */
     struct workload w;

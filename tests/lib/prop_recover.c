@@ -63,7 +63,7 @@ void prop_recoveries(uint64_t *ranks, uint64_t *rounds)
 }
 
 /* Masks the rank that did not answer this one: the others learn of it in epx_group_error_clear. */
-static int mask_the_blamed(struct actor *a, int32_t *mask)
+static int mask_the_culprits(struct actor *a, int32_t *mask)
 {
     epx_error_info info = EPX_ERROR_INFO_INIT;
     epx_status status = epx_group_error(a->group, &info);
@@ -144,7 +144,7 @@ int actors_recover(struct actor *actors, const struct prop_case *c)
 {
     struct actor *a = &actors[0];
     int32_t *mask = tensor_memory(a->group, (size_t)c->nranks * sizeof(*mask)); /* written by a kernel */
-    int rc = mask ? mask_the_blamed(a, mask) : actor_failure(a, "no memory");
+    int rc = mask ? mask_the_culprits(a, mask) : actor_failure(a, "no memory");
 
     if (!rc)
         rc = recovery_status(a, "epx_group_error_clear", epx_group_error_clear(a->group));

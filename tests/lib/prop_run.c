@@ -78,7 +78,7 @@ static int open_streams(struct actor *a, int number)
         for (struct actor *b = a - number; b < a && test_device() != EPX_DEVICE_CPU && !a->stream[i]; b++)
             if (b->group == a->group)
                 a->stream[i] = b->stream[i];
-        a->borrowed[i] = a->stream[i] != NULL;
+        a->foreign[i] = a->stream[i] != NULL;
         if (!a->stream[i])
             TRY(a, epx_stream_create(a->group, &a->stream[i]));
     }
@@ -113,7 +113,7 @@ static int close_actor(struct actor *a, int ok)
 {
     /* After a failure too: streams belong to whoever made them. */
     for (int i = 0; i < 2; i++) {
-        const int own = a->stream[i] && !a->borrowed[i];
+        const int own = a->stream[i] && !a->foreign[i];
         const epx_status status = own ? epx_stream_destroy(a->group, a->stream[i]) : EPX_OK;
         if (ok)
             TRY(a, status);

@@ -375,7 +375,7 @@ static void has_joined(epx_group *group)
     has_recovered(group); /* whom the process before went on without does not matter */
 }
 
-/* Is it a fault of this rank that others see? A stall within a slice of a wait (kernel/blame.h) is none. */
+/* Is it a fault of this rank that others see? A stall within a slice of a wait (kernel/waiting_for.h) is none. */
 static int is_faulty(const struct sim_case *c, int rank)
 {
     const struct sim_options *s = &c->setup.sched;
@@ -394,8 +394,8 @@ static int others_may_be_late(const struct sim_case *c)
     return c->net.lose_one_in || c->net.depth <= 8 || c->prop.ngroups > 1 || c->prop.enable_mask;
 }
 
-/* Blame. Nobody blames itself. Nobody says of a rank without a fault that it failed: a wait that expired may name one,
- * with "may" in its message. That it does so rarely is counted. */
+/* Culprits. Nobody names itself. Nobody says of a rank without a fault that it failed: a wait that expired may name
+ * one, with "may" in its message. That it does so rarely is counted. */
 static void told(epx_group *group, int rank)
 {
     epx_error_info info = EPX_ERROR_INFO_INIT;
@@ -408,12 +408,12 @@ static void told(epx_group *group, int rank)
     /* "failed (...)" is what a rank says of itself. */
     wrong = info.peer >= 0 && !is_faulty(now.c, info.peer) && !strstr(info.message, "failed (");
     if (info.peer == rank || (wrong && !strstr(info.message, "may ") && !strstr(info.message, "masked")))
-        snprintf(r->wrong_blame, sizeof(r->wrong_blame), "%s blamed: %s",
+        snprintf(r->wrong_culprit, sizeof(r->wrong_culprit), "%s named: %s",
                  info.peer == rank ? "a rank that fails itself is" : "a healthy rank is", info.message);
     if (is_faulty(now.c, rank) || others_may_be_late(now.c))
         return;
-    r->blames++;
-    r->misblamed += wrong || info.peer < 0;
+    r->named++;
+    r->misnamed += wrong || info.peer < 0;
 }
 
 /* A network that loses messages, or whose whole queue the puts to a dead rank fill, keeps a healthy rank silent. */
@@ -445,8 +445,8 @@ int sim_case_run(const struct sim_case *c, struct sim_report *report)
     prop_recovered = NULL;
     prop_masks = NULL;
     prop_leaves = NULL;
-    if (report->wrong_blame[0] && rc == 0) {
-        snprintf(report->error, sizeof(report->error), "%s", report->wrong_blame);
+    if (report->wrong_culprit[0] && rc == 0) {
+        snprintf(report->error, sizeof(report->error), "%s", report->wrong_culprit);
         rc = -1;
     }
     if (report->outcome.broken[0]) {

@@ -30,9 +30,9 @@ struct sim_case {
 
 struct sim_report {
     struct sim_outcome outcome;
-    char error[2000];      /* "" = good */
-    char wrong_blame[300]; /* "" = none: who was blamed wrongly, see told() */
-    int blames, misblamed; /* failures that healthy ranks were told of; those that do not name a rank with a fault */
+    char error[2000];        /* "" = good */
+    char wrong_culprit[300]; /* "" = none: who was accused wrongly, see told() */
+    int named, misnamed;     /* failures that healthy ranks were told of; those that do not name a rank with a fault */
     int masks, masked_healthy; /* by ranks without a fault that recover; the latter: of such ranks too */
 };
 

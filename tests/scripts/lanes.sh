@@ -89,14 +89,14 @@ module "$work/cuda" cuda & first=$!
 module "$work/hip" hip -DEPX_HIP & second=$!
 wait $first && wait $second || { echo "FAILED: the modules do not compile"; exit 1; }
 
-# Lanes that a CPU emulates are late by more than any patience: all go on where a case does not say otherwise.
-export EPX_LL_PATIENCE_US=0 EPX_LL_FEW_SMS=1 # of two
+# Lanes that a CPU emulates are late by more than any limit: all go on where a case does not say otherwise.
+export EPX_LL_WIDE_WAIT_US=0 EPX_LL_FEW_SMS=1 # of two
 for device in cuda hip; do
     export EPX_MODULE_DIR=$work/$device EPX_TEST_DEVICE=$device
     small=(--device $device --ranks 3 --tokens 9 --experts 12 --iters 1 --warmup 0 --check)
     EPX_TRACE=$work/ll.json try "$device: low latency, FP8" "$build/epx" bench ll "${small[@]}" --hidden 1408 \
         --dtype fp8
-    EPX_LL_PATIENCE_US=1 try "$device: low latency, late peers" "$build/epx" bench ll "${small[@]}" --hidden 1408
+    EPX_LL_WIDE_WAIT_US=1 try "$device: low latency, late peers" "$build/epx" bench ll "${small[@]}" --hidden 1408
     try "$device: low latency, LogFMT" "$build/epx" bench ll "${small[@]}" --tokens 4 --hidden 1536 --logfmt
     try "$device: LogFMT, bit by bit" "$work/$device/logfmt_bits"
     try "$device: high throughput" "$build/epx" bench ht "${small[@]}" --hidden 1400
@@ -122,12 +122,12 @@ for device in cuda hip; do
     EPX_DEVICE=$device try "$device: more tokens than the group is for" "$build/tests/test_ht_tokens"
     EPX_DEVICE=$device try "$device: NVFP4" "$build/tests/test_nvfp4"
     EPX_DEVICE=$device try "$device: counts of epx_dispatch_layout" "$build/tests/test_layout"
-    modes=mixed rings=1 patience=1
+    modes=mixed rings=1 wide_wait=1
     # With 64 lanes few lines are different: one kind of case will do, in which peers are always late.
-    [ $device = cuda ] && modes="ll ht" rings=2 patience=0
+    [ $device = cuda ] && modes="ll ht" rings=2 wide_wait=0
     try "$device: commands to the proxies" "$build/epx" bench ring --device $device --rings $rings --agents 3 --ms 5
     for mode in $modes; do
-        EPX_TEST_SCALE=$scale EPX_LL_PATIENCE_US=$patience try "$device: random cases, $mode" \
+        EPX_TEST_SCALE=$scale EPX_LL_WIDE_WAIT_US=$wide_wait try "$device: random cases, $mode" \
             "$build/tests/test_prop_$mode"
     done
 done

@@ -139,12 +139,12 @@ static void an_abort_word_survives_its_note(void **state)
 {
     (void)state;
     for (int phase = 0; phase < PHASE_COUNT; phase++) {
-        const uint64_t word = ABORT_BLAMES(KSTATUS_TIMEOUT, phase, 7, 4095);
+        const uint64_t word = ABORT_CAUSED(KSTATUS_TIMEOUT, phase, 7, 4095);
 
         assert_int_equal(abort_of_note(7, note_of_abort(word)), word);
     }
     for (int status = 1; status <= KSTATUS_LAST; status++) {
-        const uint64_t word = abort_of_note(7, note_of_abort(ABORT_BLAMES(status, PHASE_NONE, 7, 3)));
+        const uint64_t word = abort_of_note(7, note_of_abort(ABORT_CAUSED(status, PHASE_NONE, 7, 3)));
 
         assert_int_equal(ABORT_STATUS(word), status);
         assert_int_equal(ABORT_CULPRIT(word), 3);

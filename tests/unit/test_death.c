@@ -213,7 +213,7 @@ static int is_masked_story(epx_status status)
     return status == EPX_OK || status == EPX_ERR_TIMEOUT || status == EPX_ERR_PEER;
 }
 
-/* It is missed by low latency, which masks it and goes on at once; high throughput asks for an agreement first. */
+/* It is missed by low latency, which masks it and goes on at once; high throughput asks for a consensus first. */
 static int missed_by_low_latency(struct fixture *s)
 {
     static const char *const words[] = {"is masked", "epx_group_error_clear", NULL};

@@ -55,7 +55,7 @@ static uint32_t draw(uint32_t below)
 
 /* ---- A rank ------------------------------------------------------------------------------------------------------ */
 
-/* With enable_mask low latency masks whom it misses, each rank by itself; an agreement on who is left follows only a
+/* With enable_mask low latency masks whom it misses, each rank by itself; a consensus on who is left follows only a
  * failure of high throughput. */
 static int rounds(struct fixture *s, const struct story *story, struct table *table)
 {

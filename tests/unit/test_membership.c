@@ -366,7 +366,7 @@ static void connect_idle_clients(const struct conn_address *all)
     }
 }
 
-static void idle_connections_blame_nobody(void **state)
+static void idle_connections_accuse_nobody(void **state)
 {
     const uint64_t begin = clock_ns();
 
@@ -423,5 +423,5 @@ UNIT_MAIN(cmocka_unit_test(all_ranks_take_part), cmocka_unit_test(a_rank_that_en
           cmocka_unit_test(ranks_that_want_different_things_are_told), cmocka_unit_test(unknown_clients_do_no_harm),
           cmocka_unit_test(a_rank_that_leaves_is_named_by_all),
           cmocka_unit_test(the_coordinator_that_leaves_is_named_by_all),
-          cmocka_unit_test(many_ranks_make_few_connections), cmocka_unit_test(idle_connections_blame_nobody),
+          cmocka_unit_test(many_ranks_make_few_connections), cmocka_unit_test(idle_connections_accuse_nobody),
           cmocka_unit_test(a_port_that_somebody_else_holds_is_closed))

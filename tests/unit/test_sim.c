@@ -167,16 +167,16 @@ static void the_living_do_not_wait_for_the_dead(void **state)
 
 /* Ranks that were told of a failure, and those of them that did not name a rank with a fault. The wrong ones of a seed
  * are not independent: the variance of their sum is that of the seeds, not of the ranks. */
-struct blames {
+struct named {
     int all, wrong;
     double variance;
 };
 
-static struct blames run_seeds(const char *name, uint64_t from, int seeds, struct sim_case_options options)
+static struct named run_seeds(const char *name, uint64_t from, int seeds, struct sim_case_options options)
 {
     struct sim_report *report = malloc(sizeof(*report));
     const int count = (int)(seeds * prop_scale()) > 0 ? (int)(seeds * prop_scale()) : 1;
-    struct blames sum = {0, 0, 0};
+    struct named sum = {0, 0, 0};
 
     assert_non_null(report);
     for (uint64_t seed = from; seed < from + (uint64_t)count; seed++) {
@@ -188,9 +188,9 @@ static struct blames run_seeds(const char *name, uint64_t from, int seeds, struc
             sim_case_print(&c);
             fail_msg("seed %llu failed", (unsigned long long)seed);
         }
-        sum.all += report->blames;
-        sum.wrong += report->misblamed;
-        sum.variance += (double)report->misblamed * report->misblamed;
+        sum.all += report->named;
+        sum.wrong += report->misnamed;
+        sum.variance += (double)report->misnamed * report->misnamed;
     }
     free(report);
     return sum;
@@ -223,14 +223,14 @@ static void anything_without_faults(void **state)
 
 static void anything_with_faults(void **state)
 {
-    const struct blames blames =
+    const struct named named =
         run_seeds("anything_with_faults", 40001, 600, (struct sim_case_options){.modes = BOTH, .faults = FAULTS});
-    const double most = 0.01 * blames.all; /* one of 100, in the mean of many more seeds than these */
+    const double most = 0.01 * named.all; /* one of 100, in the mean of many more seeds than these */
 
     (void)state;
-    print_message("%d of %d failures were told with a wrong rank, deviation %.1f\n", blames.wrong, blames.all,
-                  sqrt(blames.variance));
-    assert_true(blames.wrong <= most + 3 * sqrt(blames.variance > most ? blames.variance : most));
+    print_message("%d of %d failures were told with a wrong rank, deviation %.1f\n", named.wrong, named.all,
+                  sqrt(named.variance));
+    assert_true(named.wrong <= most + 3 * sqrt(named.variance > most ? named.variance : most));
 }
 
 static void many_ranks(void **state)

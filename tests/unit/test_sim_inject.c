@@ -176,7 +176,7 @@ static void a_late_rank_that_writes_into_reused_memory_is_found(void **state)
 static void rows_that_return_to_where_a_masked_rank_puts_some_are_found(void **state)
 {
     (void)state;
-    is_found_in(BUG_LANDING, EPX_LOW_LATENCY, SIM_FAULT_LATE, "written last by rank");
+    is_found_in(BUG_RECV_HALF, EPX_LOW_LATENCY, SIM_FAULT_LATE, "written last by rank");
 }
 
 static void a_rank_that_recovers_alone_is_found(void **state)

@@ -2,7 +2,7 @@
 /*
  * Others on this machine while a job works: four ranks on two nodes over TCP, and processes that know every port on
  * which they listen. One keeps 1500 connections open to each, one writes nothing with completion data through
- * libfabric, as ranks do for signals, one sends noise. Results stay right, and a recovery in the midst of it blames
+ * libfabric, as ranks do for signals, one sends noise. Results stay right, and a recovery in the midst of it names
  * nobody.
  * ctest: cost=12 labels=processes
  */

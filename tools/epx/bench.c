@@ -27,7 +27,7 @@
 #include "progress.h"
 #include "util/clock.h"
 
-enum { LATER_MS = 2000, END_PATIENCE_MS = 10000, FAILED_PATIENCE_MS = 1000 };
+enum { LATER_MS = 2000, END_LIMIT_MS = 10000, FAILED_LIMIT_MS = 1000 };
 
 struct driver {
     const struct bench_options *options;
@@ -292,12 +292,11 @@ static void end_teams(struct driver *c)
     for (team = 0; team < BENCH_TEAMS; team++)
         if (c->pid[team] > 0 || (c->options->joined && team == BENCH_EPX))
             bench_shm_order(c->shm, (enum bench_team_id)team, &quit);
-    if (c->options->joined && bench_join_end(bench_shm_stopped(c->shm) ? FAILED_PATIENCE_MS : END_PATIENCE_MS))
+    if (c->options->joined && bench_join_end(bench_shm_stopped(c->shm) ? FAILED_LIMIT_MS : END_LIMIT_MS))
         bench_shm_fail(c->shm, BENCH_ERROR, "rank %d was measured, but did not end", c->options->rank);
     for (team = 0; team < BENCH_TEAMS; team++) {
         const int failed = bench_shm_stopped(c->shm);
-        const int code =
-            c->pid[team] > 0 ? bench_team_end(c->pid[team], failed ? FAILED_PATIENCE_MS : END_PATIENCE_MS) : 0;
+        const int code = c->pid[team] > 0 ? bench_team_end(c->pid[team], failed ? FAILED_LIMIT_MS : END_LIMIT_MS) : 0;
 
         /* A rank that crashes while it ends makes the run a failure, too. */
         if (!failed && code != 0 && team == BENCH_EPX)

@@ -61,8 +61,8 @@ pid_t bench_team_start_epx(const struct bench_config *config, const char *shm_pa
 pid_t bench_team_start_mpi(const struct bench_config *config, const char *shm_path, int log_fd);
 /* Has it ended? Its exit code (128 + signal), or -1 while it runs. */
 int bench_team_poll(pid_t pid);
-/* Waits up to patience_ms, then sends SIGTERM, then SIGKILL. Its exit code, or -1 when that is not known. */
-int bench_team_end(pid_t pid, int patience_ms);
+/* Waits up to limit_ms, then sends SIGTERM, then SIGKILL. Its exit code, or -1 when that is not known. */
+int bench_team_end(pid_t pid, int limit_ms);
 /* Waits for a child up to limit_ms, then kills it. 0 when it returned 0, else -1. */
 int bench_wait_child(pid_t pid, int limit_ms);
 
@@ -77,9 +77,9 @@ int bench_worker_joined(const char *shm_path, int rank, const struct bench_link 
 /* Has a launcher started several ranks, of which this is one? Their number, 0 = none, -1 after a message.
  * `per_machine`: ranks here, 0 = not known. */
 int bench_join_world(int *rank, int *per_machine);
-/* Starts the rank; 0 or -1 after a message. Its end, within the patience: 0, or -1. */
+/* Starts the rank; 0 or -1 after a message. Its end, within the limit: 0, or -1. */
 int bench_join_start(const char *shm_path, int rank, int timeout_ms);
-int bench_join_end(int patience_ms);
+int bench_join_end(int limit_ms);
 
 /* `epx bench ring`; an exit code. */
 int bench_ring(int argc, char **argv);

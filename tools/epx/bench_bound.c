@@ -3,7 +3,7 @@
  * The bound of a dispatch: the same rows, by as many processes as the ranks have agents, to the same places, and
  * nothing else. No counts, no signals, no waits: what dispatch could do if exchanging cost nothing.
  *
- *      sources of all ranks    landings of all ranks (one row behind the other, in order of source and token)
+ *      sources of all ranks    receive rows of all ranks(one row behind the other, in order of source and token)
  *      [rank 0][rank 1]...     [rank 0            ][rank 1            ]...
  *          |                       ^                   ^
  *          +-- process of rank 0 --+-------------------+     each row is read once and written to all its places

@@ -84,13 +84,13 @@ int bench_join_start(const char *shm_path, int rank, int timeout_ms)
     return 0;
 }
 
-int bench_join_end(int patience_ms)
+int bench_join_end(int limit_ms)
 {
     struct timespec until;
 
     if (!joined.started)
         return 0;
     clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += patience_ms / 1000 + 1;
+    until.tv_sec += limit_ms / 1000 + 1;
     return pthread_timedjoin_np(joined.thread, NULL, &until) ? -1 : 0;
 }

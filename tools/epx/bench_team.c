@@ -201,17 +201,17 @@ int bench_team_poll(pid_t pid)
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-int bench_team_end(pid_t pid, int patience_ms)
+int bench_team_end(pid_t pid, int limit_ms)
 {
     enum { STEP_MS = 50, TERM_MS = 5000 };
     int waited, code;
 
-    for (waited = 0; waited < patience_ms + TERM_MS; waited += STEP_MS) {
+    for (waited = 0; waited < limit_ms + TERM_MS; waited += STEP_MS) {
         if ((code = bench_team_poll(pid)) >= 0)
             return code;
         if (errno == ECHILD)
             return -1;
-        if (waited >= patience_ms && waited < patience_ms + STEP_MS)
+        if (waited >= limit_ms && waited < limit_ms + STEP_MS)
             kill(pid, SIGTERM);
         usleep(STEP_MS * 1000);
     }

@@ -21,7 +21,7 @@ struct options {
 };
 
 struct tally {
-    uint64_t run, failed, stalls, deaths, ended, blames, misblamed, masks, masked_healthy, steps, hash;
+    uint64_t run, failed, stalls, deaths, ended, named, misnamed, masks, masked_healthy, steps, hash;
     uint64_t first_failure;
     double seconds;
 };
@@ -225,8 +225,8 @@ static int run_seed(const struct options *o, uint64_t seed, struct sim_report *r
     tally->stalls += (uint64_t)report->outcome.totals.stalls;
     tally->deaths += (uint64_t)report->outcome.totals.deaths;
     tally->ended += report->outcome.failures > 0 && rc == 0;
-    tally->blames += (uint64_t)report->blames;
-    tally->misblamed += (uint64_t)report->misblamed;
+    tally->named += (uint64_t)report->named;
+    tally->misnamed += (uint64_t)report->misnamed;
     tally->masks += (uint64_t)report->masks;
     tally->masked_healthy += (uint64_t)report->masked_healthy;
     tally->hash = tally->hash * 0x100000001b3u + report->outcome.totals.hash;
@@ -252,11 +252,11 @@ static void print_tally(const struct options *o, const struct tally *t)
         else
             printf("null");
         printf(", \"mode\": \"%s\", \"faults\": \"%s\", \"stalls\": %" PRIu64 ", \"deaths\": %" PRIu64
-               ", \"ended_by_faults\": %" PRIu64 ", \"blames\": %" PRIu64 ", \"misblamed\": %" PRIu64
+               ", \"ended_by_faults\": %" PRIu64 ", \"named\": %" PRIu64 ", \"misnamed\": %" PRIu64
                ", \"masks\": %" PRIu64 ", \"masked_healthy\": %" PRIu64 ", \"ranks_gone_on\": %" PRIu64
                ", \"rounds_since\": %" PRIu64 ", \"joined\": %" PRIu64 ", \"steps\": %" PRIu64
                ", \"hash\": \"%016" PRIx64 "\", \"seconds\": %.3f}\n",
-               o->mode, o->faults, t->stalls, t->deaths, t->ended, t->blames, t->misblamed, t->masks, t->masked_healthy,
+               o->mode, o->faults, t->stalls, t->deaths, t->ended, t->named, t->misnamed, t->masks, t->masked_healthy,
                ranks, rounds, joined, t->steps, t->hash, t->seconds);
         return;
     }
@@ -265,8 +265,8 @@ static void print_tally(const struct options *o, const struct tally *t)
            " of them wrongly, %" PRIu64 " masked others, %" PRIu64 " of them healthy ones, %" PRIu64
            " ranks went on for %" PRIu64 " rounds, %" PRIu64 " processes joined for %" PRIu64
            "; %.1f s, hash %016" PRIx64 "\n",
-           t->run, o->from, o->mode, o->faults, t->failed, t->steps, t->stalls, t->deaths, t->ended, t->blames,
-           t->misblamed, t->masks, t->masked_healthy, ranks, rounds, joined, joined_rounds, t->seconds, t->hash);
+           t->run, o->from, o->mode, o->faults, t->failed, t->steps, t->stalls, t->deaths, t->ended, t->named,
+           t->misnamed, t->masks, t->masked_healthy, ranks, rounds, joined, joined_rounds, t->seconds, t->hash);
 }
 
 int cmd_sim(int argc, char **argv)

@@ -139,7 +139,7 @@ static enum wait_result wait_asleep(struct agent *agent, const uint64_t *word, u
     }
 }
 
-/* For epx top; slices of one wait count as one (kernel/blame.h). */
+/* For epx top; slices of one wait count as one (kernel/waiting_for.h). */
 static void show_wait(struct agent *agent, uint64_t now)
 {
     struct watch_wait *wait;

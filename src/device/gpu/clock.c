@@ -13,7 +13,7 @@
 #include "util/clock.h"
 
 enum { ROUNDS = 32, FIRST_ANSWER = 8 /* words: another cache line than the question */ };
-#define PATIENCE_NS 200000000u
+#define LIMIT_NS 200000000u
 
 void epx_clock(const uint64_t *asked, uint64_t *answers, int rounds); /* clock.cu; its address */
 
@@ -27,7 +27,7 @@ static uint64_t ask(uint64_t *words, int round, uint64_t *before, uint64_t *afte
     do {
         answer = __atomic_load_n(&words[FIRST_ANSWER + round], __ATOMIC_ACQUIRE); /* pairs with the kernel's release */
         *after = clock_ns();
-    } while (answer == 0 && *after - *before < PATIENCE_NS);
+    } while (answer == 0 && *after - *before < LIMIT_NS);
     return answer;
 }
 

@@ -2,7 +2,7 @@
 /* Tells the host the time of this clock, as often as it asks (clock.c). */
 #include "device/gpu/prims.cuh"
 
-#define PATIENCE_NS 2000000u
+#define LIMIT_NS 2000000u
 
 extern "C" __global__ void __launch_bounds__(LAUNCH_LANES)
     epx_clock(const uint64_t *asked, uint64_t *answers, int rounds)
@@ -12,7 +12,7 @@ extern "C" __global__ void __launch_bounds__(LAUNCH_LANES)
     for (int i = 0; i < rounds; i++) {
         const uint64_t begin = clock_global();
         while (word_relaxed(asked) <= (uint64_t)i)
-            if (clock_global() - begin > PATIENCE_NS)
+            if (clock_global() - begin > LIMIT_NS)
                 return;
         word_release(&answers[i], clock_global());
     }

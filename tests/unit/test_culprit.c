@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Who is blamed: one rank is killed (SIGKILL), or stopped (SIGSTOP), at a random moment of an exchange, and all others
+ * Who is named: one rank is killed (SIGKILL), or stopped (SIGSTOP), at a random moment of an exchange, and all others
  * are asked who it was (epx_group_error: peer and message). Ranks end as soon as they have been told, as a program does
  * that gives up: who hears of it late sees healthy ranks end. One node and two, low latency and high throughput.
  *
  *   victim            parent                              survivors
  *   works         ->  kill or stop at a random moment
  *                     waits until all have ended      <-  a call fails: write down peer and message; end
- *                     a stopped one goes on           ->  it must not blame itself
+ *                     a stopped one goes on           ->  it must not name itself
  *
- * EPX_TEST_EVENTS: how many of each kind (4 networks and modes x killed, stopped); `make blame` has 50: 200 kills and
+ * EPX_TEST_EVENTS: how many of each kind (4 networks and modes x killed, stopped); `make culprit` has 50: 200 kills and
  * 200 stops. An event is right if every survivor names the victim; the bar is 99 %, and no survivor says of a healthy
  * rank that it failed. ctest: cost=24 labels=ranks,slow,noasan,notsan sleeps
  */
@@ -257,5 +257,5 @@ int main(int argc, char **argv)
     setenv("EPX_LOG", "error", 0);
     unsetenv("EPX_NET");
     unsetenv("EPX_RANKS_PER_NODE");
-    return unit_run("blame", tests, UNIT_COUNT(tests));
+    return unit_run("culprit", tests, UNIT_COUNT(tests));
 }

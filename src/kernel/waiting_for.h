@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Blame: who keeps a rank from answering. A rank that does not answer may itself be waiting for the rank that is gone.
+ * Who keeps a rank from answering? A rank that does not answer may itself be waiting for the rank that is gone.
  * So whoever waits long says for whom, again and again (say_waits()), and whoever's deadline expires follows these
  * words from rank to rank (find_culprit()): the culprit is the first rank that does not wait, or does not run.
  *
@@ -15,13 +15,13 @@
  *   ring.ask = (n, rank) -->  question     ---------------------->  reads control.waits, or the abort word
  *   counters[SIG_ABORT][rank] = (m, answer)  <--------------------  note (kernel/command.h)
  */
-#ifndef EPX_KERNEL_BLAME_H
-#define EPX_KERNEL_BLAME_H
+#ifndef EPX_KERNEL_WAITING_FOR_H
+#define EPX_KERNEL_WAITING_FOR_H
 
 #include "kernel/agent.h"
 #include "kernel/command.h"
 
-KFN struct control *blame_control(const struct group_dev *g, int rank)
+KFN struct control *waiting_control(const struct group_dev *g, int rank)
 {
     return (struct control *)g->heap[rank];
 }
@@ -29,7 +29,7 @@ KFN struct control *blame_control(const struct group_dev *g, int rank)
 /* Whoever waits for this rank, and does not get its word in time, finds here why. */
 KFN_STEP void say_waits(struct agent *ag, const struct group_dev *g, int peer)
 {
-    uint64_t *waits = &blame_control(g, g->rank)->waits;
+    uint64_t *waits = &waiting_control(g, g->rank)->waits;
 
     if (ag_leader(ag) && peer >= 0)
         ag_store_release(waits, WAITS_WORD(WAITS_BEAT(ag_peek(waits)) + 1, peer)); /* pairs with next_beat() */
@@ -45,7 +45,7 @@ KFN uint64_t wait_slice(const struct group_dev *g)
 }
 
 /* ag_wait_ge in slices: a wait that takes longer than one says for whom. Time in which the process was stopped counts
- * as one slice at most: who has slept itself does not blame others for it. */
+ * as one slice at most: who has slept itself does not name others for it. */
 KFN_STEP enum wait_result wait_aloud(struct agent *ag, const struct group_dev *g, const uint64_t *word, uint64_t target,
                                      int peer, uint64_t left)
 {
@@ -76,7 +76,7 @@ struct awaited {
     uint64_t target;
 };
 
-/* The peer was only late, and may wait for this rank by now: nobody is to blame. */
+/* The peer was only late, and may wait for this rank by now: nobody is at fault. */
 KFN int has_come(struct agent *ag, struct awaited own)
 {
     return own.word && ag_any(ag, (int64_t)(ag_look(own.word) - own.target) >= 0);
@@ -85,7 +85,7 @@ KFN int has_come(struct agent *ag, struct awaited own)
 /* The next word that `rank`, of this node, stores while it waits, or 0: it does not wait, or does not run. */
 KFN_STEP uint64_t next_beat(struct agent *ag, const struct group_dev *g, int rank, uint64_t before, struct awaited own)
 {
-    const uint64_t *waits = &blame_control(g, rank)->waits;
+    const uint64_t *waits = &waiting_control(g, rank)->waits;
     const uint64_t next = WAITS_WORD(WAITS_BEAT(before) + 1, 0);
 
     for (int i = 0; i < BEAT_SLICES && !has_come(ag, own); i++) {
@@ -163,7 +163,7 @@ KFN_STEP uint64_t next_answer(struct agent *ag, const struct group_dev *g, int r
 KFN_STEP int waits_for(struct agent *ag, const struct group_dev *g, int rank, struct awaited own, int *stuck)
 {
     const int local = g->heap[rank] != NULL;
-    uint64_t word = local ? ag_load_acquire(&blame_control(g, rank)->waits) : ask_waits(ag, g, rank, own);
+    uint64_t word = local ? ag_load_acquire(&waiting_control(g, rank)->waits) : ask_waits(ag, g, rank, own);
     int whom = -1;
 
     /* ag_any: lanes that did not agree would part for good. */

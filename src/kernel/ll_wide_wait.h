@@ -8,8 +8,8 @@
  * All blocks go on, or only the first ones do: ll_verdict.h. A block that finds all signals at once pays one atomic
  * operation for it.
  */
-#ifndef EPX_KERNEL_LL_PATIENCE_H
-#define EPX_KERNEL_LL_PATIENCE_H
+#ifndef EPX_KERNEL_LL_WIDE_WAIT_H
+#define EPX_KERNEL_LL_WIDE_WAIT_H
 
 #include "kernel/sync.h"
 
@@ -20,9 +20,9 @@
 enum ll_waited { LL_ALL_GO_ON, LL_FEW_GO_ON, LL_WAIT_FAILED };
 
 /* Does the launch still have blocks to give away? */
-KFN int ll_patient(const struct agent *ag, const struct ll_patience *patience)
+KFN int ll_waits_wide(const struct agent *ag, const struct ll_wide_wait *wide_wait)
 {
-    return patience->us && !ag_is_narrow(ag);
+    return wide_wait->us && !ag_is_narrow(ag);
 }
 
 /* What the blocks have agreed on; `has`: this one has all signals. */
@@ -38,7 +38,7 @@ KFN enum ll_waited ll_agree(struct agent *ag, const struct group_dev *g, int op,
 
 /* Peers are late. */
 KFN_STEP enum ll_waited ll_wait_late(struct agent *ag, const struct group_dev *g, int op, int kind, uint64_t epoch,
-                                     int phase, const struct ll_patience *patience)
+                                     int phase, const struct ll_wide_wait *wide_wait)
 {
     const uint64_t start = ag_now(ag);
 
@@ -48,7 +48,7 @@ KFN_STEP enum ll_waited ll_wait_late(struct agent *ag, const struct group_dev *g
             return LL_WAIT_FAILED;
         }
         const int decided = ag_look(&g->state->verdict[op]) > 2 * epoch;
-        if (!ag_any(ag, decided || ag_now(ag) - start > (uint64_t)patience->us * 1000))
+        if (!ag_any(ag, decided || ag_now(ag) - start > (uint64_t)wide_wait->us * 1000))
             continue;
         if (ll_agree(ag, g, op, epoch, 0) == LL_FEW_GO_ON)
             return LL_FEW_GO_ON;
@@ -59,24 +59,24 @@ KFN_STEP enum ll_waited ll_wait_late(struct agent *ag, const struct group_dev *g
     return ll_agree(ag, g, op, epoch, 1);
 }
 
-/* Waits for the signals of all peers, with patience. One agent of each block. */
+/* Waits for the signals of all peers, with all blocks for a while. One agent of each block. */
 KFN_STEP enum ll_waited ll_wait(struct agent *ag, const struct group_dev *g, int op, int kind, uint64_t epoch,
-                                int phase, const struct ll_patience *patience, int64_t *wait_ns)
+                                int phase, const struct ll_wide_wait *wide_wait, int64_t *wait_ns)
 {
-    if (!ll_patient(ag, patience))
+    if (!ll_waits_wide(ag, wide_wait))
         return wait_each(ag, g, SCOPE_NODE, kind, slot_of(g, epoch), lap_of(g, epoch), phase, wait_ns) ? LL_WAIT_FAILED
                                                                                                        : LL_ALL_GO_ON;
     if (glance_peers(ag, g, SCOPE_NODE, kind, slot_of(g, epoch), lap_of(g, epoch), phase))
         return ll_agree(ag, g, op, epoch, 1);
-    return ll_wait_late(ag, g, op, kind, epoch, phase, patience);
+    return ll_wait_late(ag, g, op, kind, epoch, phase, wide_wait);
 }
 
 /* For all agents of a block; the one that waited has `waited`, the others LL_ALL_GO_ON. False: the block leaves. */
-KFN int ll_block_goes_on(struct agent *ag, const struct ll_patience *patience, enum ll_waited waited)
+KFN int ll_block_goes_on(struct agent *ag, const struct ll_wide_wait *wide_wait, enum ll_waited waited)
 {
     if (!block_decides(ag, waited != LL_ALL_GO_ON))
         return 1;
-    return !block_decides(ag, waited == LL_WAIT_FAILED) && ag_narrow(ag, patience->few_blocks);
+    return !block_decides(ag, waited == LL_WAIT_FAILED) && ag_narrow(ag, wide_wait->few_blocks);
 }
 
 #endif

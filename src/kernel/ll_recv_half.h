@@ -13,8 +13,8 @@
  * A second loss would need a third part: from then on operations fail until a recovery, which closes the network and
  * so ends all puts. `lost` counts the ranks elsewhere that were masked since the last one.
  */
-#ifndef EPX_KERNEL_LL_LANDING_H
-#define EPX_KERNEL_LL_LANDING_H
+#ifndef EPX_KERNEL_LL_RECV_HALF_H
+#define EPX_KERNEL_LL_RECV_HALF_H
 
 #include "kernel/inject_bug.h"
 #include "kernel/sync.h"
@@ -38,7 +38,7 @@ KFN_STEP int ll_lost(struct agent *ag, const struct group_dev *g)
     return (int)ag_sum(ag, lost);
 }
 
-/* The operation cannot go on without a recovery; the first rank that was lost is to blame. */
+/* The operation cannot go on without a recovery; the first rank that was lost is the culprit. */
 KFN_STEP int ll_fail_lost(struct agent *ag, const struct group_dev *g, int phase)
 {
     int rank = 0;
@@ -49,19 +49,19 @@ KFN_STEP int ll_fail_lost(struct agent *ag, const struct group_dev *g, int phase
 }
 
 /* Chooses where the rows of this dispatch return to. One agent; non-zero: failed. */
-KFN_STEP int ll_choose_landing(struct agent *ag, const struct group_dev *g, struct handle_state *handle)
+KFN_STEP int ll_choose_recv_half(struct agent *ag, const struct group_dev *g, struct handle_state *handle)
 {
     struct group_state *st = g->state;
 
     if (!ll_has_halves(g))
         return 0;
     const int lost = ll_lost(ag, g), more = lost > st->lost;
-    if (more && st->landing && INJECT_BUG(BUG_LANDING, 0, 1))
+    if (more && st->recv_half && INJECT_BUG(BUG_RECV_HALF, 0, 1))
         return ll_fail_lost(ag, g, PHASE_LL_SLOT);
     ag_sync(ag);
     if (ag_leader(ag)) {
         st->lost = lost;
-        st->landing += INJECT_BUG(BUG_LANDING, 0, more);
+        st->recv_half += INJECT_BUG(BUG_RECV_HALF, 0, more);
         handle->lost = lost;
     }
     ag_sync(ag);
@@ -69,21 +69,23 @@ KFN_STEP int ll_choose_landing(struct agent *ag, const struct group_dev *g, stru
 }
 
 /* The first row of that. */
-KFN int64_t ll_landing_row(const struct group_dev *g, int landing)
+KFN int64_t ll_recv_half_row(const struct group_dev *g, int recv_half)
 {
-    return (int64_t)landing * g->max_tokens * g->max_topk;
+    return (int64_t)recv_half * g->max_tokens * g->max_topk;
 }
 
 /* May ranks that were lost since the dispatch put rows of an earlier combine into this slot? Non-zero: failed. */
-KFN_STEP int ll_check_landing(struct agent *ag, const struct group_dev *g, const struct handle_state *handle, int slot)
+KFN_STEP int ll_check_recv_half(struct agent *ag, const struct group_dev *g, const struct handle_state *handle,
+                                int slot)
 {
     if (!ll_has_halves(g) || !(g->state->dirty >> slot & 1) || ll_lost(ag, g) == handle->lost)
         return 0;
-    return INJECT_BUG(BUG_LANDING, 0, 1) ? ll_fail_lost(ag, g, PHASE_LC_SLOT) : 0;
+    return INJECT_BUG(BUG_RECV_HALF, 0, 1) ? ll_fail_lost(ag, g, PHASE_LC_SLOT) : 0;
 }
 
 /* This combine has all the rows that it waits for. One agent. */
-KFN_STEP void ll_note_landing(struct agent *ag, const struct group_dev *g, const struct handle_state *handle, int slot)
+KFN_STEP void ll_record_recv_half(struct agent *ag, const struct group_dev *g, const struct handle_state *handle,
+                                  int slot)
 {
     if (!ll_has_halves(g))
         return;
