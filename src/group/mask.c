@@ -39,7 +39,13 @@ epx_status mask_query(struct epx_group *group, int32_t *device_mask, epx_stream 
     return launch_mask(group, &params, stream);
 }
 
-/* Before the first rank is masked: what this rank has begun so far. */
+/* Behind the epochs: the mask as it was with them. */
+static int32_t *kept_mask(const struct epx_group *group)
+{
+    return (int32_t *)(group->mask_epochs + OP_COUNT);
+}
+
+/* Before the first rank is masked: what this rank has begun so far, and whom a deadline has masked. */
 static epx_status keep_epochs(struct epx_group *group, epx_stream stream)
 {
     const struct device_ops *ops = group->device->ops;
@@ -51,6 +57,9 @@ static epx_status keep_epochs(struct epx_group *group, epx_stream stream)
         return status;
     status = ops->stream_copy(group->device, on, group->mask_epochs, group->shadow.state->epoch,
                               OP_COUNT * sizeof(uint64_t));
+    if (status == EPX_OK)
+        status = ops->stream_copy(group->device, on, kept_mask(group), group->shadow.mask,
+                                  (size_t)group->nranks * sizeof(int32_t));
     group->mask_epochs_known = status == EPX_OK;
     return status;
 }
@@ -95,6 +104,18 @@ static epx_status began_operations(struct epx_group *group, epx_stream stream, i
     return status;
 }
 
+/* Has a masked rank missed operations? A rank that a deadline has masked has, also if it was masked by hand later. */
+static epx_status has_missed(struct epx_group *group, int rank, epx_stream stream, int *missed)
+{
+    int32_t active = 0;
+    epx_status status = began_operations(group, stream, missed);
+
+    if (status == EPX_OK && !*missed)
+        status = group->device->ops->copy(group->device, &active, &kept_mask(group)[rank], sizeof(active));
+    *missed |= !active || !group->masked_by_update[rank] || group->map.out[rank];
+    return status;
+}
+
 static epx_status activate(struct epx_group *group, int rank)
 {
     static const int32_t active = 1;
@@ -106,15 +127,15 @@ static epx_status activate(struct epx_group *group, int rank)
 epx_status mask_restore(struct epx_group *group, const int32_t *host_mask, epx_stream stream)
 {
     epx_status status = EPX_OK;
-    int began = 0, left = 0;
+    int left = 0;
 
     for (int r = 0; r < group->nranks && status == EPX_OK; r++) {
-        int masked = 0;
+        int masked = 0, missed = 0;
 
         status = host_mask[r] ? mask_is_set(group, r, &masked) : EPX_OK;
-        if (status == EPX_OK && masked && !began)
-            status = began_operations(group, stream, &began);
-        if (status == EPX_OK && masked && (began || !group->masked_by_update[r] || group->map.out[r]))
+        if (status == EPX_OK && masked)
+            status = has_missed(group, r, stream, &missed);
+        if (status == EPX_OK && missed)
             status = fail(EPX_ERR_USAGE,
                           "epx_mask_update: mask[%d]: expected 0, got 1: a masked rank that has missed operations "
                           "becomes active again only by epx_mask_clean",

@@ -75,7 +75,7 @@ static struct blocks lay_out(const struct epx_group *group)
     b.stats = take(&at, sizeof(struct device_stats));
     b.mask = take(&at, R * sizeof(int32_t));
     b.members = take(&at, R * sizeof(int32_t));
-    b.mask_epochs = take(&at, OP_COUNT * sizeof(uint64_t));
+    b.mask_epochs = take(&at, OP_COUNT * sizeof(uint64_t) + R * sizeof(int32_t));
     b.heaps = take(&at, R * sizeof(char *));
     b.node_ranks = take(&at, R * sizeof(int32_t));
     b.tables = take(&at, (size_t)group->set.agents * ((size_t)group->set.experts + 2 * R) * sizeof(int32_t));

@@ -51,7 +51,7 @@ struct epx_group {
     int masks_hidden;              /* queries show masked ranks as active: epx_mask_clean_active */
     int mask_updated;              /* epx_mask_update has masked ranks since the ranks last agreed */
     uint8_t *masked_by_update;     /* [R]: which */
-    uint64_t *mask_epochs;         /* device: group_state.epoch when the first of them was masked */
+    uint64_t *mask_epochs;         /* device: group_state.epoch, and the mask, when the first of them was masked */
     int mask_epochs_known;         /* 0: nothing is there, for a graph masks ranks */
     int rank, nranks, node, nnodes;
     struct settings set;

@@ -266,6 +266,20 @@ static int come_back(struct fixture *s)
     return fixture_ll(s);
 }
 
+/* A rank that a deadline has masked has missed operations, also when it is masked by hand behind that. */
+static int stays_masked(struct fixture *s)
+{
+    int32_t mask[8] = {1, 1, 1, 1, 1, 1, 1, 1};
+
+    mask[s->nranks - 1] = 0;
+    if (epx_mask_update(s->group, mask, NULL) != EPX_OK)
+        return fixture_fail(s, "epx_mask_update: a masked rank once more");
+    mask[s->nranks - 1] = 1;
+    if (epx_mask_update(s->group, mask, NULL) != EPX_ERR_USAGE || check_mask(s, 0))
+        return fixture_fail(s, "epx_mask_update: a rank that missed operations became active");
+    return 0;
+}
+
 static int mask_rounds(struct fixture *s)
 {
     int absent = s->rank == s->nranks - 1;
@@ -279,6 +293,8 @@ static int mask_rounds(struct fixture *s)
             return -1;
         if (epx_group_error_clear(s->group) != EPX_OK || check_mask(s, 0))
             return fixture_fail(s, "clear, or the mask");
+        if (stays_masked(s))
+            return -1;
         start = now_ms();
         if (fixture_ll(s) || fixture_ll(s))
             return -1;
