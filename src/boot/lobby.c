@@ -10,15 +10,9 @@ enum { ACCEPT_AT_ONCE = 1024 };
 
 void lobby_open(struct lobby *lobby, const uint8_t *key, enum auth_purpose purpose)
 {
-    *lobby = (struct lobby){.key = key, .purpose = purpose};
+    *lobby = (struct lobby){.key = key, .purpose = purpose, .last = "an unknown address"};
     for (int i = 0; i < LOBBY_PLACES; i++)
         lobby->place[i].channel = CHANNEL_CLOSED;
-}
-
-void lobby_close(struct lobby *lobby)
-{
-    for (int i = 0; i < LOBBY_PLACES; i++)
-        channel_close(&lobby->place[i].channel);
 }
 
 /* A silent one has waited longer than any that has spoken. */
@@ -72,6 +66,25 @@ static int accept_one(struct lobby *lobby, int listener)
     return fd;
 }
 
+static void turn_away(struct lobby *lobby, struct channel *channel)
+{
+    struct endpoint from = {.length = sizeof(from.address)};
+
+    if (!getpeername(channel->fd, (struct sockaddr *)&from.address, &from.length))
+        endpoint_text(&from, lobby->last);
+    if (!lobby->strangers++)
+        log_line(LOG_INFO, "a connection from %s was closed: it did not prove that it knows the secret of this job",
+                 lobby->last);
+    channel_close(channel);
+}
+
+void lobby_close(struct lobby *lobby)
+{
+    for (int i = 0; i < LOBBY_PLACES; i++)
+        if (lobby->place[i].channel.fd >= 0)
+            turn_away(lobby, &lobby->place[i].channel);
+}
+
 int lobby_accept(struct lobby *lobby, int listener)
 {
     for (int i = 0; i < ACCEPT_AT_ONCE; i++) {
@@ -82,24 +95,15 @@ int lobby_accept(struct lobby *lobby, int listener)
             return 0;
         if (fd < 0)
             return errno == EAGAIN || errno == EWOULDBLOCK ? 0 : -1;
-        if (lobby->place[at].channel.fd >= 0) {
-            lobby->strangers++;
-            channel_close(&lobby->place[at].channel);
-        }
+        if (lobby->place[at].channel.fd >= 0)
+            turn_away(lobby, &lobby->place[at].channel);
         lobby->place[at].since_ns = clock_ns();
         /* It most likely has spoken already: then it is no silent one when the next needs a place. */
         if (!channel_start(&lobby->place[at].channel, fd, lobby->key, lobby->purpose, 1) &&
             channel_handshake(&lobby->place[at].channel) < 0)
-            channel_close(&lobby->place[at].channel);
+            turn_away(lobby, &lobby->place[at].channel);
     }
     return 0;
-}
-
-static void turn_away(struct lobby *lobby, struct channel *channel)
-{
-    if (!lobby->strangers++)
-        log_line(LOG_INFO, "a connection was closed: its other end did not prove that it knows the secret of this job");
-    channel_close(channel);
 }
 
 int lobby_next(struct lobby *lobby, struct channel *out)

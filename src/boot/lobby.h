@@ -25,8 +25,9 @@ struct lobby {
         struct channel channel;
         uint64_t since_ns;
     } place[LOBBY_PLACES];
-    int next;           /* the place that lobby_next looks at next */
-    unsigned strangers; /* connections that were closed because they did not know the key */
+    int next;                 /* the place that lobby_next looks at next */
+    unsigned strangers;       /* connections that were closed because they did not know the key */
+    char last[ENDPOINT_TEXT]; /* where the last of them came from */
 };
 
 void lobby_open(struct lobby *lobby, const uint8_t *key, enum auth_purpose purpose);
@@ -42,6 +43,7 @@ int lobby_next(struct lobby *lobby, struct channel *out);
 int lobby_count(const struct lobby *lobby);
 /* LOBBY_PLACES entries. */
 void lobby_polls(const struct lobby *lobby, struct pollfd *polls);
+/* Whoever is left counts as a stranger. */
 void lobby_close(struct lobby *lobby);
 
 #endif

@@ -49,13 +49,14 @@ struct guest {
     uint64_t deadline;
 };
 
-enum { GUESTS = LOBBY_PLACES, POLLS = 2 + LOBBY_PLACES + GUESTS, TICK_MS = 20 };
+enum { GUESTS = LOBBY_PLACES, POLLS = 2 + LOBBY_PLACES + GUESTS, TICK_MS = 20, BACKLOG = 4096 };
 
 struct relay {
     const struct rendezvous_config *config;
     struct tree *tree;
     struct channel *root;
     int listener, expected;
+    unsigned refused; /* connections whose other end knows the secret and is no child of this rank */
     struct lobby lobby;
     struct guest guests[GUESTS];
     struct pollfd polls[POLLS];
@@ -87,6 +88,10 @@ static void take_guest(struct relay *relay, struct guest *guest)
         relay->tree->child_ranks[relay->tree->count] = guest->hello.rank;
         relay->tree->children[relay->tree->count++] = guest->channel;
         guest->channel = CHANNEL_CLOSED;
+    } else if (state > 0 && !relay->refused++) {
+        log_line(LOG_WARN, "a connection was refused that says it is rank %d of %d: this port is for ranks %d to %d",
+                 guest->hello.rank, guest->hello.nranks, relay->config->rank + 1,
+                 relay->config->rank + relay->expected);
     }
     channel_close(&guest->channel);
 }
@@ -146,7 +151,7 @@ static void send_port(struct relay *relay, uint64_t deadline)
 
     if (!own_address(relay->root, &at)) {
         endpoint_set_port(&at, 0);
-        relay->listener = socket_listen(&at, relay->expected + LOBBY_PLACES);
+        relay->listener = socket_listen(&at, BACKLOG);
     }
     at.length = sizeof(at.address);
     /* Without a listener the address is empty, and the children get results from rank 0. */
@@ -173,6 +178,12 @@ static epx_status be_relay(struct relay *relay, uint64_t deadline)
     for (int i = 0; i < GUESTS; i++)
         channel_close(&relay->guests[i].channel);
     lobby_close(&relay->lobby);
+    if (relay->lobby.strangers)
+        log_line(LOG_WARN,
+                 "%u connections to the port for ranks %d to %d were closed: they did not prove in time that they know "
+                 "the secret of this job; the last came from %s",
+                 relay->lobby.strangers, relay->config->rank + 1, relay->config->rank + relay->expected,
+                 relay->lobby.last);
     if (relay->listener >= 0)
         close(relay->listener);
     return status;

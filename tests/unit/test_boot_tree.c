@@ -1,14 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ctest: cost=5 labels=leaks */
 /* Results through relays (boot/tree.h): 8 ranks in blocks of 3, so that ranks 3 and 6 pass on to 4, 5 and 7. */
+#include <dirent.h>
+#include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/time.h>
 
+#include "boot/allgather.h"
+#include "boot/launcher.h"
+#include "boot/secret.h"
 #include "boot/tree.h"
 #include "tests/unit/boot_fixture.h"
 #include "util/crypto.h"
 
-enum { RANKS = 8, RELAY = 3, LARGE = 1 << 20 };
+enum { RANKS = 8, RELAY = 3, SLOW = 4, LARGE = 1 << 20, SILENT = 500 };
 
 /* A descriptor is there for the connection to rank 0 and none for the relay. */
 static int gather_without_relay(const struct world *world, int rank)
@@ -135,14 +140,280 @@ static void a_relay_that_hangs_is_named_by_all(void **state)
     world_end(&world);
 }
 
+/* ---- Strangers at a relay's port -------------------------------------------------------------------------------- */
+
+/* What the test and its ranks tell each other. */
+struct scene {
+    volatile int started, go; /* the slow rank has heard START; it may look for its relay */
+    uint64_t job;
+    int has_relay;
+    int log; /* what the relay says */
+};
+static struct scene *scene;
+
+static epx_status gather_by_hand(const struct rendezvous_config *config, struct channel *channel, struct tree *tree,
+                                 int round)
+{
+    unsigned char send[64], recv[RANKS * sizeof(send)];
+    const struct gather gather = {.rank = config->rank,
+                                  .nranks = config->nranks,
+                                  .timeout_ms = config->timeout_ms,
+                                  .sequence = (uint64_t)round + 1,
+                                  .group = 1,
+                                  .send = send,
+                                  .recv = recv,
+                                  .bytes = sizeof(send),
+                                  .tree = tree};
+    epx_status status;
+
+    for (size_t i = 0; i < sizeof(send); i++)
+        send[i] = pattern(config->rank, i, round);
+    status = allgather_client(&gather, channel);
+    for (size_t i = 0; !status && i < sizeof(recv); i++)
+        if (recv[i] != pattern((int)(i / sizeof(send)), i % sizeof(send), round))
+            return EPX_ERR_MISMATCH;
+    return status;
+}
+
+/* boot_open() in steps: the ports of relays stay open as long as this rank has not found its own. */
+static epx_status open_slowly(const struct world *world)
+{
+    struct launcher launcher;
+    struct secret secret;
+    struct rendezvous_config config;
+    struct channel channel;
+    struct tree tree;
+    int block = 0;
+    epx_status status = launcher_read(&launcher);
+
+    status = status ? status : secret_read(1, &secret);
+    if (status)
+        return status;
+    rendezvous_from_launcher(&launcher, &secret, world->timeout_ms, &config);
+    status = rendezvous_client(&config, &channel, &block);
+    scene->job = config.job;
+    scene->started = 1;
+    while (!scene->go)
+        usleep(1000);
+    status = status ? status : tree_open_client(&config, block, &channel, &tree);
+    if (status)
+        return status;
+    scene->has_relay = tree.parent.fd >= 0;
+    for (int round = 0; !status && round < 3; round++)
+        status = gather_by_hand(&config, &channel, &tree, round);
+    tree_close(&tree);
+    channel_close(&channel);
+    return status;
+}
+
+static int gather_among_strangers(const struct world *world, int rank)
+{
+    if (rank == RELAY)
+        dup2(scene->log, STDERR_FILENO);
+    return rank == SLOW ? (int)open_slowly(world) : open_and_gather(world, rank);
+}
+
+static int has_socket(pid_t pid, unsigned long inode)
+{
+    char folder[32], path[300], name[64], expected[64];
+    const struct dirent *entry;
+    int found = 0;
+    DIR *fds;
+
+    snprintf(folder, sizeof(folder), "/proc/%d/fd", (int)pid);
+    snprintf(expected, sizeof(expected), "socket:[%lu]", inode);
+    fds = opendir(folder);
+    while (fds && !found && (entry = readdir(fds))) {
+        snprintf(path, sizeof(path), "%s/%s", folder, entry->d_name);
+        const ssize_t n = readlink(path, name, sizeof(name) - 1);
+        found = n > 0 && (size_t)n == strlen(expected) && !memcmp(name, expected, (size_t)n);
+    }
+    if (fds)
+        closedir(fds);
+    return found;
+}
+
+/* As anybody on this machine finds it: the port at which a process listens, or 0. */
+static int port_of(pid_t pid)
+{
+    FILE *table = fopen("/proc/net/tcp", "r");
+    char line[256];
+    int found = 0;
+
+    while (table && !found && fgets(line, sizeof(line), table)) {
+        unsigned port, state;
+        unsigned long inode;
+        if (sscanf(line, " %*d: %*x:%x %*x:%*x %x %*x:%*x %*x:%*x %*x %*u %*u %lu", &port, &state, &inode) == 3 &&
+            state == 10 && has_socket(pid, inode))
+            found = (int)port;
+    }
+    if (table)
+        fclose(table);
+    return found;
+}
+
+static void expect_closed(int fd)
+{
+    const struct timeval limit = {.tv_sec = 20};
+    char byte;
+
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+    const ssize_t n = recv(fd, &byte, 1, 0);
+    assert_true(n == 0 || (n < 0 && errno == ECONNRESET));
+    close(fd);
+}
+
+/* The relay's challenge to a greeting. */
+static int challenge(int port, const struct auth_greeting *greeting, struct auth_reply *reply)
+{
+    const int fd = connect_to(port);
+
+    assert_int_equal(write(fd, greeting, sizeof(*greeting)), sizeof(*greeting));
+    assert_int_equal(recv(fd, reply, sizeof(*reply), MSG_WAITALL), sizeof(*reply));
+    return fd;
+}
+
+static void say(int fd, const void *data, size_t bytes)
+{
+    (void)!send(fd, data, bytes, MSG_NOSIGNAL);
+}
+
+static void strangers_with_words(int port)
+{
+    static const char web[] = "GET / HTTP/1.1\r\nHost: relay\r\n\r\n and more than a greeting has\r\n";
+    const struct auth_greeting greeting = {.magic = AUTH_MAGIC, .version = AUTH_VERSION, .purpose = AUTH_TREE};
+    const struct wire_hello hello = {.magic = WIRE_HELLO_MAGIC, .version = WIRE_VERSION, .rank = SLOW, .nranks = RANKS};
+    struct auth_reply reply;
+    int fd = connect_to(port);
+
+    say(fd, web, sizeof(web));
+    expect_closed(fd);
+    fd = connect_to(port);
+    say(fd, &hello, sizeof(hello)); /* a rank's, and not a word of the secret */
+    say(fd, &hello, sizeof(hello));
+    expect_closed(fd);
+    fd = challenge(port, &greeting, &reply);
+    say(fd, reply.proof, sizeof(reply.proof)); /* the relay's own proof */
+    say(fd, &hello, sizeof(hello));
+    expect_closed(fd);
+}
+
+/* What a rank has said, said again by somebody who has read it. */
+static void a_replay(int port, const uint8_t *key)
+{
+    struct auth auth;
+    struct auth_proof proof;
+    struct auth_reply reply, again;
+    int fd;
+
+    assert_int_equal(auth_start(&auth, key, AUTH_TREE, 0), 0);
+    fd = challenge(port, &auth.client_greeting, &reply);
+    assert_int_equal(auth_take_reply(&auth, &reply, &proof), AUTH_OK);
+    say(fd, &proof, sizeof(proof));
+    close(fd);
+    fd = challenge(port, &auth.client_greeting, &again);
+    assert_memory_not_equal(&again, &reply, sizeof(reply));
+    say(fd, &proof, sizeof(proof));
+    expect_closed(fd);
+}
+
+/* A process that knows the secret, and says that it is another rank than the relay may serve. */
+static void an_impostor(int port, const uint8_t *key, uint64_t job, int rank)
+{
+    const struct wire_hello hello = {
+        .magic = WIRE_HELLO_MAGIC, .version = WIRE_VERSION, .job = job, .rank = rank, .nranks = RANKS};
+    struct channel channel;
+    char byte;
+
+    assert_int_equal(channel_start(&channel, connect_to(port), key, AUTH_TREE, 0), 0);
+    fcntl(channel.fd, F_SETFL, O_NONBLOCK);
+    assert_int_equal(channel_handshake_all(&channel, deadline_in(20000)), 0);
+    assert_int_equal(channel_send_all(&channel, &hello, sizeof(hello), deadline_in(20000)), 0);
+    assert_int_equal(channel_receive_all(&channel, &byte, 1, deadline_in(20000)), -1);
+    assert_int_not_equal(errno, ETIMEDOUT);
+    channel_close(&channel);
+}
+
+static void silent_ones(int port, int *fds)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+
+    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    for (int i = 0; i < SILENT; i++) {
+        fds[i] = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+        (void)connect(fds[i], (struct sockaddr *)&at, sizeof(at));
+    }
+}
+
+static void expect_said(const char *words)
+{
+    char text[8192];
+    const ssize_t n = pread(scene->log, text, sizeof(text) - 1, 0);
+
+    assert_true(n >= 0);
+    text[n] = 0;
+    if (!strstr(text, words))
+        print_error("the relay said \"%s\", expected \"%s\"\n", text, words);
+    assert_non_null(strstr(text, words));
+}
+
+/* All attacks on the relay of a rank that has not come yet. Returns when that rank may. */
+static void attack(int port, int *silent)
+{
+    static const int claims[] = {0, RELAY, 2 * RELAY, 2 * RELAY + 1, RANKS, -1};
+    struct secret secret;
+
+    assert_int_equal(secret_read(1, &secret), EPX_OK);
+    strangers_with_words(port);
+    a_replay(port, secret.key);
+    for (size_t i = 0; i < UNIT_COUNT(claims); i++)
+        an_impostor(port, secret.key, scene->job, claims[i]);
+    an_impostor(port, secret.key, scene->job + 1, SLOW);
+    silent_ones(port, silent);
+}
+
+static void strangers_at_a_relay_do_no_harm(void **state)
+{
+    struct world world = world_make(RANKS, gather_among_strangers);
+    static int silent[SILENT];
+    uint64_t began;
+    int port = 0;
+
+    (void)state;
+    scene = mmap(NULL, sizeof(*scene), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_true(scene != MAP_FAILED);
+    scene->log = memfd_create("log", 0);
+    world_start(&world);
+    for (int i = 0; i < 60000 && !(scene->started && (port = port_of(world.pids[RELAY]))); i++)
+        usleep(1000);
+    assert_true(port > 0);
+    attack(port, silent);
+    began = clock_ns();
+    scene->go = 1;
+    world_wait(&world);
+    print_message("with %d silent connections: %.0f ms\n", SILENT, (double)(clock_ns() - began) * 1e-6);
+    assert_true(clock_ns() - began < (uint64_t)slow_ms(2000) * 1000000u); /* TREE_CONNECT_MS is not spent */
+    for (int i = 0; i < SILENT; i++)
+        close(silent[i]);
+    expect_all_ok(&world);
+    assert_true(scene->has_relay);
+    expect_said("a connection was refused that says it is rank 0 of 8: this port is for ranks 4 to 5");
+    expect_said("connections to the port for ranks 4 to 5 were closed: they did not prove in time that they know the "
+                "secret of this job; the last came from 127.0.0.1:");
+    close(scene->log);
+    munmap(scene, sizeof(*scene));
+    world_end(&world);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(blocks_are_the_root_of_many_ranks),     cmocka_unit_test(results_come_through_relays),
         cmocka_unit_test(a_child_without_its_relay_asks_rank_0), cmocka_unit_test(a_relay_that_ends_is_named_by_all),
-        cmocka_unit_test(a_relay_that_hangs_is_named_by_all),
+        cmocka_unit_test(a_relay_that_hangs_is_named_by_all),    cmocka_unit_test(strangers_at_a_relay_do_no_harm),
     };
 
     name_this_run();
+    setenv("EPX_BOOT_BLOCK", "3", 1);
     return unit_run("boot_tree", tests, UNIT_COUNT(tests));
 }
