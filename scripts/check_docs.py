@@ -17,9 +17,11 @@ first in PATH. The word behind `sh` says what is done with the block:
 Benchmarks are run with a few iterations and few tokens: nobody looks at their figures here.
 
 Every page is also checked for: shell commands in indented blocks (which would not be run), commands of `epx` that it
-does not have and options that its --help does not know, links to files or headings that do not exist, and in all code:
-targets of make, files of the tree, options of its scripts, variables EPX_*, functions epx_* and manual pages that do
-not exist.
+does not have and options that its --help does not list, links to files or headings that do not exist, variables EPX_*
+and functions epx_* that do not exist, and in all code: targets and variables of make, options of CMake, files of the
+tree, options of its scripts and of other projects' launchers, modes of commands, manual pages (docs_names.py); C that
+does not compile, and Python that python/ does not have (docs_code.py). Of programs in examples/ the opening comments
+are checked, of CHANGELOG.md the links.
 """
 import argparse
 import glob
@@ -29,21 +31,23 @@ import subprocess
 import sys
 import time
 
+import docs_code
+from docs_names import FILE, WORD, Names, read
+
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 NOT_RUN = {"ci", "gpu", "cluster", "long", "change"}
 LIMIT_S = 300  # of a block that hangs: on a busy machine the longest takes a minute or two
 COMMAND = re.compile(r"^ {4,}(?:\$ )?(?:[A-Z_]+=\S+ )*(?:make|cmake|pip|python3?|torchrun|mpirun|srun|epx|bash|ctest|"
                      r"(?:build|scripts|tests|python)/\S+)(?: |$)")
 OPTION = re.compile(r"(?:^|[\s`/])epx ([a-z][a-z-]*)\b([^`\n|#]*)")
-EPX = re.compile(r"(?:^(?:\$ )?|[`/])epx ([a-z][a-z-]*)\b")  # in code: prose may say "epx and ..."
-SOURCES = ["cmake", "debian", "examples", "include", "python", "scripts", "src", "tests", "tools"]
-FILE = r"(?<![\w./-])((?:" + "|".join([*SOURCES, "docs"]) + r")/[\w./*-]+)"
+EPX = re.compile(r"(?:^(?:\$ |#+ )?|[`/])epx ([a-z][a-z-]*)\b")  # in code: prose may say "epx and ..."
 
 
 def pages(names):
     if names:
         return names
-    found = ["README.md", "CONTRIBUTING.md", "examples/README.md"]
+    found = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md"]
+    found += sorted(os.path.relpath(path, ROOT) for path in glob.glob(os.path.join(ROOT, "examples", "*.*")))
     for folder in ("docs", "docs/guides", "docs/notes"):
         path = os.path.join(ROOT, folder)
         if os.path.isdir(path):
@@ -112,7 +116,7 @@ def run(script, build):
 
 
 def known_options(build):
-    """What each command's --help names, of the commands that `epx help` lists."""
+    """What each command's --help lists, of the commands that `epx help` lists: its options, and modes ("ll") of it."""
     options = {}
     listed = subprocess.run([os.path.join(build, "epx"), "help"], cwd=ROOT, capture_output=True, text=True,
                             timeout=LIMIT_S, check=True).stdout.split("\nBegin with:")[0]
@@ -121,7 +125,9 @@ def known_options(build):
             continue
         text = subprocess.run([os.path.join(build, "epx"), command, "--help"], cwd=ROOT, capture_output=True, text=True,
                               timeout=LIMIT_S, check=False)
-        options[command] = set(re.findall(r"--[a-z][a-z-]*", text.stdout + text.stderr)) | {"--help"}
+        text = text.stdout + text.stderr
+        options[command] = set(re.findall(r"^ +(?:-\w, )?(--[a-z][a-z0-9-]*)", text, re.MULTILINE)) | {"--help"}
+        options[command] |= set(re.findall(rf"^(?:usage:|      ) epx {command} ([a-z]+)\b", text, re.MULTILINE))
     return options
 
 
@@ -134,62 +140,13 @@ def wrong_options(text, options):
             if command not in options:
                 continue
             rest = re.split(r"\s--\s|\s\./|\spython|\sbuild/", rest)[0]
-            for option in re.findall(r"(?<=\s)--[a-z][a-z-]*", " " + rest):
+            for option in re.findall(r"(?<=\s)--[a-z][a-z0-9-]*", " " + rest):
                 if option not in options[command]:
                     yield number, f"epx {command} has no option {option}"
-
-
-def read(name):
-    with open(os.path.join(ROOT, name), encoding="utf-8", errors="replace") as file:
-        return file.read()
-
-
-def tree():
-    """{name: text} of all files but the documentation, and of what is generated from them."""
-    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True,
-                            check=False).stdout.split()
-    if not listed:  # not a checkout of git
-        listed = [os.path.relpath(os.path.join(folder, name), ROOT) for top in SOURCES
-                  for folder, _, names in os.walk(os.path.join(ROOT, top)) for name in names]
-        listed += ["Makefile", "CMakeLists.txt", "Dockerfile"]
-    return {name: read(name) for name in listed
-            if not re.search(r"\.(md|png|gz|tar|whl)$", name) and os.path.isfile(os.path.join(ROOT, name))}
-
-
-class Names:
-    """What code in the documentation may mention."""
-
-    def __init__(self, build):
-        self.files = tree()
-        text = "\n".join(self.files.values())
-        self.words = set(re.findall(r"\b(?:EPX_[A-Z0-9_]+|epx_[a-z0-9_]+)\b", text))
-        self.targets = set(re.findall(r"^([a-z][a-z-]*):", self.files.get("Makefile", ""), re.MULTILINE))
-        self.manual = {os.path.basename(path)[:-2] for path in glob.glob(os.path.join(build, "man", "man?", "*.?"))}
-
-    def wrong(self, code):
-        for target in re.findall(r"(?:^|[\s;&])make ([a-z][a-z-]*)(?![\w.=/])", code):
-            if target not in self.targets:
-                yield f"make has no target {target}"
-        for word in re.findall(r"\b(?:EPX_[A-Z0-9_]*[A-Z0-9]|epx_[a-z0-9_]*[a-z0-9])\b(?!\*|[_.]|-)", code):
-            if word not in self.words:
-                yield f"nothing in the tree is called {word}"
-        for page in re.findall(r"(?:^|\s)man (?:\d )?(epx\w*|nccl\w*)", code):
-            if self.manual and page not in self.manual:
-                yield f"there is no manual page {page}"
-        for path, rest in re.findall(FILE + r"([^|;&#\n]*)", code):
-            path = path.rstrip(".,").replace("NAME", "*")
-            if not glob.glob(os.path.join(ROOT, path)):
-                yield f"there is no {path}"
-            elif path in self.files and re.search(r"\.(py|sh)$", path):
-                for option in re.findall(r"(?<=\s)--[a-z][a-z-]*", re.split(r" -- |\sbuild/|\sepx ", rest)[0]):
-                    if not self.knows(path, option):
-                        yield f"{path} has no option {option}"
-
-    def knows(self, path, option):
-        """A script names its options itself, or a module beside it does."""
-        folder = os.path.dirname(path)
-        return any(re.search(rf"(?<![\w-]){option}(?![\w-])", text) for name, text in self.files.items()
-                   if name == path or (os.path.dirname(name) == folder and name.endswith(".py")))
+        for command, mode in re.findall(r"(?:^(?:\$ )?|[`/])epx ([a-z-]+) ([a-z]+)(?=[ `]|$)", line):
+            modes = {word for word in options.get(command, ()) if not word.startswith("-")}
+            if modes and mode not in modes:
+                yield number, f"epx {command} has no mode {mode}"
 
 
 def wrong_names(text, names):
@@ -197,10 +154,24 @@ def wrong_names(text, names):
     fenced, plain = blocks(text)
     lines = [(number + i, line) for number, info, block in fenced if info[:1] in (["sh"], ["console"], ["c"])
              for i, line in enumerate(block)]
-    lines += [(number, span) for number, line in enumerate(plain, 1) for span in re.findall(r"`([^`]+)`", line)]
+    spans = [(number, span) for number, line in enumerate(plain, 1) for span in re.findall(r"`([^`]+)`", line)]
+    lines += spans
     for number, code in lines:
         for what in names.wrong(code):
             yield number, what
+        for what in names.wrong_words(code, WORD + r"|\b[A-Z]+_[A-Z0-9_]+(?==)|\btest_[a-z0-9_]*[a-z0-9]\b(?![*.])"):
+            yield number, what
+    for number, line in enumerate(plain, 1):
+        for what in names.wrong_words(re.sub(r"`[^`]*`", "", line), WORD):
+            yield number, what
+
+
+def wrong_programs(fenced, python):
+    """In blocks of C and Python: (line, fault)."""
+    for number, info, lines in fenced:
+        found = docs_code.wrong_c(lines) if info == ["c"] else python.wrong(lines) if info == ["python"] else ()
+        for index, what in found:
+            yield number + index, what
 
 
 def anchors(path):
@@ -224,15 +195,38 @@ def broken_links(page, plain):
                 yield number, f"link to {target}: no such heading"
 
 
+def opening(text):
+    """The comment that a program begins with, its lines where they were, its indented ones as code."""
+    found = re.search(r'/\*\n.*?\*/|""".*?"""', text, re.DOTALL)
+    lines = [re.sub(r'^ \* ?|"""', "", line) for line in found[0].split("\n")] if found else []
+    return "\n" * text[:found.start()].count("\n") + "\n".join(
+        f"`{line.strip()}`" if line.startswith("    ") else line for line in lines) if found else ""
+
+
+def check_program(page, options, names, report):
+    """Of an example: the commands in its opening comment. CI runs it."""
+    text = opening(read(page))
+    for number, what in [*wrong_options(text, options), *wrong_names(text, names)]:
+        report(page, number, what)
+    for number, line in enumerate(text.split("\n"), 1):
+        for path in re.findall(FILE, line):
+            if not glob.glob(os.path.join(ROOT, path.rstrip(".,"))):
+                report(page, number, f"there is no {path}")
+
+
 def check_page(page, options, names, args, report):
-    with open(os.path.join(ROOT, page), encoding="utf-8") as file:
-        text = file.read()
+    text = read(page)
     fenced, plain = blocks(text)
+    if page == "CHANGELOG.md":  # it names what is gone too
+        for number, what in broken_links(page, plain):
+            report(page, number, what)
+        return
     for number, line in enumerate(plain, 1):
         if COMMAND.match(line):
             report(page, number, f"a command in an indented block is not run; use a fence: {line.strip()}")
     if not page.startswith("docs/notes/"):  # notes are of their day
-        for number, what in [*wrong_options(text, options), *wrong_names(text, names), *broken_links(page, plain)]:
+        for number, what in [*wrong_options(text, options), *wrong_names(text, names),
+                             *wrong_programs(fenced, names.python), *broken_links(page, plain)]:
             report(page, number, what)
     for number, info, lines in fenced:
         try:
@@ -272,8 +266,12 @@ def main():
     os.chdir(ROOT)
     options = known_options(args.build)
     known, names = Names(args.build), pages(args.page)
+    known.options |= set().union(*options.values())
     for page in names:
-        check_page(page, options, known, args, report)
+        if page.endswith(".md"):
+            check_page(page, options, known, args, report)
+        else:
+            check_program(page, options, known, report)
     for fault in faults:
         print(fault)
     print(f"{args.count} blocks of commands run, {len(names)} pages checked, {len(faults)} faults")

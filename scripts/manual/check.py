@@ -3,7 +3,8 @@
 """check.py BUILD: the manual pages of a build are whole.
 
 Every function that a library exports has a page, and so has every command of epx; references and links lead to pages
-that exist; options of epx that pages mention exist; mandoc, where it is there, finds no error in them.
+that exist; options of epx, functions, constants and variables that pages mention exist, and so do those that `epx help`
+mentions; mandoc, where it is there, finds no error in them.
 """
 import glob
 import os
@@ -14,6 +15,7 @@ import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 import check_docs  # noqa: E402
+import docs_names  # noqa: E402
 
 LIBRARIES = ("libepx.so", "libnccl_ep.so")
 REFERENCE = re.compile(r"\\fB([\w\\-]+)\\fR\((\d)\)")
@@ -39,10 +41,38 @@ def exported(build):
                 yield words[2].split("@")[0]
 
 
+def ask(build, *words):
+    return subprocess.run([os.path.join(build, "epx"), *words], check=True, capture_output=True, text=True).stdout
+
+
 def commands(build):
-    text = subprocess.run([os.path.join(build, "epx"), "help"], check=True, capture_output=True, text=True).stdout
-    names = re.findall(r"^  ([a-z][a-z-]*) ", text.split("\nBegin with:")[0], re.MULTILINE)
+    names = re.findall(r"^  ([a-z][a-z-]*) ", ask(build, "help").split("\nBegin with:")[0], re.MULTILINE)
     return [name for name in names if name not in ("help", "version")]
+
+
+def declared(build):
+    """Names that code has: not comments, which the pages repeat. And the variables, from their table."""
+    names = set(re.findall(r"^\| `(\w+)`", ask(build, "help", "environment", "--markdown"), re.MULTILINE))
+    sources = glob.glob(os.path.join(docs_names.ROOT, "include", "*", "*.h"))
+    sources += glob.glob(os.path.join(docs_names.ROOT, "src", "**", "*.[ch]"), recursive=True)
+    for path in sources:
+        with open(path, encoding="utf-8") as source:
+            names |= set(re.findall(r"\w+", re.sub(r"/\*.*?\*/", "", source.read(), flags=re.DOTALL)))
+    return names
+
+
+def plain(text):
+    """A page without roff's own words."""
+    return re.sub(r"\\f[BIR]", "", text.replace("\\-", "-").replace("\\_", "_").replace("\\(aq", "'"))
+
+
+def wrong_names(text, names, options):
+    for word in re.findall(docs_names.WORD, text):
+        if word not in names:
+            yield f"nothing is called {word}"
+    for option in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", text):
+        if option not in options:
+            yield f"there is no option {option}"
 
 
 def faults(build, pages):
@@ -52,7 +82,12 @@ def faults(build, pages):
     for name in commands(build):
         if (f"epx-{name}", 1) not in pages:
             yield f"epx-{name}(1): a command without a page"
-    options = check_docs.known_options(build)
+    options, names = check_docs.known_options(build), declared(build)
+    names |= {word for name, _ in pages for word in (name, name.upper())}
+    known = set().union({"--its-option"}, *options.values())  # of a program that epx run starts
+    begin = re.sub("^ +", "", ask(build, "help"), flags=re.MULTILINE)
+    for what in [*[what for _, what in check_docs.wrong_options(begin, options)], *wrong_names(begin, names, known)]:
+        yield f"epx help: {what}"
     for (name, section), text in sorted(pages.items()):
         link = re.match(r"\.so man(\d)/(\S+)\.\d$", text.strip())
         targets = [(link.group(2), int(link.group(1)))] if link else []
@@ -60,7 +95,8 @@ def faults(build, pages):
         for target in targets:
             if target not in pages:
                 yield f"{name}({section}): refers to {target[0]}({target[1]}), which does not exist"
-        for _, what in check_docs.wrong_options(text.replace("\\-", "-").replace("\\fR", ""), options):
+        text = plain(text)
+        for what in [*[what for _, what in check_docs.wrong_options(text, options)], *wrong_names(text, names, known)]:
             yield f"{name}({section}): {what}"
 
 

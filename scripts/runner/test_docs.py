@@ -6,17 +6,71 @@ import unittest
 
 SCRIPTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
 sys.path.insert(0, SCRIPTS)
+sys.path.insert(0, os.path.join(SCRIPTS, "manual"))
+import check as manual  # noqa: E402
 import check_docs  # noqa: E402
 
 RIGHT = """# A page
-Run `make demo`, then `epx bench ll --check`.
-`EPX_LOG=info` and `epx_group_create` are in [README](README.md#in-python).
+Run `make demo`, `make chaos CHAOS_SECONDS=9`, then `epx bench ll --check`, or that with `--nodes`: EPX_NET is read.
+`EPX_LOG=info` and `epx_group_create` are in [README](README.md#in-python), `ncclEpDispatch` and `epx_last_error()` too.
+Install `libepx-dev`; in CMake `find_package(epx)` and `epx::epx`. `kernel/abort.h` is tested by `test_ring`.
 ```sh
 EPX_LOG=info scripts/check_abi.py --record
 tests/chaos/chaos.sh --seed 7
+FUZZ_SECONDS=9 scripts/fuzz.sh
+```
+```sh cluster
+torchrun --nproc-per-node 2 tools/python/ll_bench.py --device cuda
+pip install . ./python
+cmake -B b -DEPX_CUDA=OFF
+```
+```c
+epx_handle *handle = NULL;
+epx_group_config config;
+config.num_experts = 8;
+TRY(epx_handle_update(handle, &topk_idx, NULL, stream));
+```
+```python
+from epx import autograd
+buffer = deep_ep.Buffer(group, num_nvl_bytes=1)
+y = autograd.moe(buffer, x)
 ```
 """
-OPTIONS = {"bench": {"--check", "--help"}}
+OPTIONS = {"bench": {"--check", "--help", "ll"}}
+
+FAULTS = (
+    ("--check`", "--chekc`", "epx bench has no option --chekc"),
+    ("`epx bench", "`epx bensh", "epx has no command bensh"),
+    ("bench ll", "bench lll", "epx bench has no mode lll"),
+    ("`--nodes`", "`--noodes`", "nothing in the tree has an option --noodes"),
+    ("make demo", "make dmo", "make has no target dmo"),
+    ("CHAOS_SECONDS", "CHAOS_SECOND", "make has no variable CHAOS_SECOND"),
+    ("FUZZ_SECONDS", "FUZZ_SECONS", "nothing in the tree is called FUZZ_SECONS"),
+    ("README.md#", "REDME.md#", "link to REDME.md#in-python: no such file"),
+    ("#in-python", "#in-pithon", "link to README.md#in-pithon: no such heading"),
+    ("`EPX_LOG", "`EPX_LOOG", "nothing in the tree is called EPX_LOOG"),
+    ("EPX_NET is", "EPX_NETT is", "nothing in the tree is called EPX_NETT"),
+    ("epx_group_create", "epx_group_creat", "nothing in the tree is called epx_group_creat"),
+    ("ncclEpDispatch", "ncclEpDispach", "nothing in the tree is called ncclEpDispach"),
+    ("epx_last_error()", "ep_last_errror()", "nothing in the tree is called ep_last_errror()"),
+    ("`test_ring", "`test_rng", "nothing in the tree is called test_rng"),
+    ("libepx-dev", "libepx-devel", "there is no package libepx-devel"),
+    ("find_package(epx)", "find_package(ep)", "CMake finds no package ep"),
+    ("epx::epx", "epx::ep", "CMake and kernels have no epx::ep"),
+    ("-DEPX_CUDA", "-DEPX_CUDDA", "CMake has no option EPX_CUDDA"),
+    ("kernel/abort.h", "kernl/abort.h", "there is no kernl/abort.h"),
+    ("chaos.sh", "chaoss.sh", "there is no tests/chaos/chaoss.sh"),
+    ("--record", "--recrod", "scripts/check_abi.py has no option --recrod"),
+    ("--nproc-per-node", "--nproc-per-nod", "torchrun has no option --nproc-per-nod"),
+    ("--device", "--devise", "tools/python/ll_bench.py has no option --devise"),
+    ("./python", "./pithon", "pip finds nothing to install in ./pithon"),
+    ("config.num_experts", "config.num_expert", "does not compile: "),
+    ("&topk_idx, NULL", "&topk_idx", "does not compile: "),
+    ("autograd.moe", "autograd.mooe", "nothing in python/ is called mooe"),
+    ("import autograd", "import autogrd", "nothing in python/ is called autogrd"),
+    ("num_nvl_bytes", "num_nvvl_bytes", "no function in python/ has a parameter num_nvvl_bytes"),
+    ("(buffer, x)", "(buffer, x", "is not Python: "),
+)
 
 
 class Planted(unittest.TestCase):
@@ -25,27 +79,35 @@ class Planted(unittest.TestCase):
     names = check_docs.Names("no such folder")
 
     def found(self, text):
+        fenced, plain = check_docs.blocks(text)
         faults = [*check_docs.wrong_options(text, OPTIONS), *check_docs.wrong_names(text, self.names),
-                  *check_docs.broken_links("README.md", check_docs.blocks(text)[1])]
+                  *check_docs.wrong_programs(fenced, self.names.python), *check_docs.broken_links("README.md", plain)]
         return [what for _, what in faults]
 
     def test_a_right_page(self):
         self.assertEqual(self.found(RIGHT), [])
 
     def test_faults(self):
-        for right, wrong, what in (
-                ("--check`", "--chekc`", "epx bench has no option --chekc"),
-                ("`epx bench", "`epx bensh", "epx has no command bensh"),
-                ("make demo", "make dmo", "make has no target dmo"),
-                ("README.md#", "REDME.md#", "link to REDME.md#in-python: no such file"),
-                ("#in-python", "#in-pithon", "link to README.md#in-pithon: no such heading"),
-                ("`EPX_LOG", "`EPX_" + "LOOG", "nothing in the tree is called EPX_" + "LOOG"),
-                ("epx_group_create", "epx_" + "group_creat", "nothing in the tree is called epx_" + "group_creat"),
-                ("chaos.sh", "chaoss.sh", "there is no tests/chaos/chaoss.sh"),
-                ("--record", "--recrod", "scripts/check_abi.py has no option --recrod")):
+        for right, wrong, what in FAULTS:
             with self.subTest(wrong):
                 self.assertIn(right, RIGHT)
-                self.assertEqual(self.found(RIGHT.replace(right, wrong)), [what])
+                found = set(self.found(RIGHT.replace(right, wrong, 1)))
+                self.assertTrue(any(fault.startswith(what) for fault in found), found)
+
+    def test_an_example(self):
+        text = check_docs.opening('#!/bin/x\n"""Says.\n\n    epx bensh ll\n"""\n')
+        self.assertEqual(list(check_docs.wrong_options(text, OPTIONS)), [(4, "epx has no command bensh")])
+
+
+class Manual(unittest.TestCase):
+    """What a comment of a header or a text of an option may have wrong."""
+
+    def test_faults(self):
+        right = "\\fBepx_group_create\\fR(3) with \\-\\-check, and EPX_OK"
+        for wrong in (None, "epx_group_creat", "--chekc", "EPX_OKK"):
+            text = right if not wrong else right + " " + wrong
+            found = list(manual.wrong_names(manual.plain(text), {"epx_group_create", "EPX_OK"}, {"--check"}))
+            self.assertEqual(len(found), 1 if wrong else 0, found)
 
 
 if __name__ == "__main__":
