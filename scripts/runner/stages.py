@@ -269,8 +269,8 @@ def address(run):
     if leaks is None:
         run.skip("LeakSanitizer", "LeakSanitizer cannot run here (it needs ptrace): leaks not checked")
     # On some machines (aarch64 with gcc 12) LeakSanitizer takes 4 s at the end of every process. There it looks at the
-    # programs that make groups and connections (labels ranks, leaks), and not at the others or at ranks that are
-    # processes of their own; machines where it is quick check them all.
+    # programs that make groups and connections (labels ranks, leaks; tests/lib_leaks makes it 1 s), and not at the
+    # others or at ranks that are processes of their own; machines where it is quick check them all.
     quick = leaks is not None and leaks < 2
     if leaks is not None and not quick:
         run.note(f"address: LeakSanitizer takes {leaks:.0f} s per process here: on in programs with groups only")
