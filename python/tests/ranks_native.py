@@ -184,6 +184,12 @@ def test_ranks_disagree(world: World) -> None:
         raise AssertionError("a difference went unnoticed")
     except epx.MismatchError as error:
         assert "max_topk" in error.message and "rank 1" in error.message and error.status == epx.Status.MISMATCH
+    with environment(EPX_GPU_HEAP="host" if world.rank == 1 else "device"):
+        try:
+            make_group(world)
+            raise AssertionError("a difference of places went unnoticed")
+        except epx.MismatchError as error:
+            assert "rank 1 has EPX_GPU_HEAP=host where rank 0 has device" in error.message, error.message
 
 
 def test_environment_bootstrap(world: World) -> None:

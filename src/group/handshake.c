@@ -21,6 +21,7 @@
 #include "boot/auth.h"
 #include "group/config.h"
 #include "group/fabric.h"
+#include "group/heap.h"
 #include "group/memory.h"
 #include "group/region.h"
 #include "kernel/inject_bug.h"
@@ -42,7 +43,8 @@ struct settings_message {
     struct fabric_offer place; /* where ranks can map each other's memory */
     uint8_t nonce[CRYPTO_KEY]; /* random */
     int64_t proves;            /* enum proves */
-    int64_t traces;            /* EPX_TRACE is set */
+    int32_t traces;            /* EPX_TRACE is set */
+    int32_t heap;              /* EPX_GPU_HEAP: heap_asked() */
     uint8_t secret[8];         /* equal where ranks have the same secret, and of no use to learn it */
 };
 
@@ -217,6 +219,17 @@ static epx_status describe_secret(const struct epx_group *group, struct settings
     return crypto_random(own->nonce, sizeof(own->nonce));
 }
 
+/* Ranks that ask for different places would lay out their heaps differently. */
+static epx_status check_heaps(const struct settings_message *all, int nranks)
+{
+    for (int r = 1; r < nranks; r++)
+        if (all[r].heap != all[0].heap)
+            return fail(EPX_ERR_MISMATCH,
+                        "epx_group_create: rank %d has EPX_GPU_HEAP=%s where rank 0 has %s: expected the same on all",
+                        r, heap_asked_word(all[r].heap), heap_asked_word(all[0].heap));
+    return EPX_OK;
+}
+
 epx_status handshake_compare(struct epx_group *group, epx_status mine)
 {
     struct settings_message own, *all = calloc((size_t)group->nranks, sizeof(*all));
@@ -232,11 +245,14 @@ epx_status handshake_compare(struct epx_group *group, epx_status mine)
     result_set(&own.result, mine);
     settings_pack(&group->set, own.fields);
     own.traces = trace_on();
+    own.heap = heap_asked();
     status = handshake_allgather(group, &own, all, sizeof(own));
     if (status == EPX_OK)
         status = results_check(group, all, sizeof(*all));
     if (status == EPX_OK)
         status = settings_compare(all[0].fields, group->nranks, sizeof(*all));
+    if (status == EPX_OK)
+        status = check_heaps(all, group->nranks);
     memcpy(group->fields, own.fields, sizeof(own.fields));
     if (status == EPX_OK)
         fabric_choose(group, &all[0].place, sizeof(*all));

@@ -50,6 +50,20 @@ int heap_asked_for_host(void)
     return asked_place(&place) == EPX_OK && place == PLACE_HOST;
 }
 
+int32_t heap_asked(void)
+{
+    enum place place;
+
+    return asked_place(&place) == EPX_OK ? (int32_t)place : -1;
+}
+
+const char *heap_asked_word(int32_t asked)
+{
+    static const char *const words[] = {"auto", "device", "host", "split"};
+
+    return asked >= 0 && asked <= PLACE_SPLIT ? words[asked] : "another word";
+}
+
 static int heaps_are_host(const struct epx_group *group)
 {
     return (group->device->ops->caps & DEVICE_HOST_HEAP) != 0;

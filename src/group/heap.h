@@ -6,6 +6,9 @@
 
 /* EPX_GPU_HEAP=host. */
 int heap_asked_for_host(void);
+/* EPX_GPU_HEAP as a number, which ranks compare, and its word. */
+int32_t heap_asked(void);
+const char *heap_asked_word(int32_t asked);
 /* Sets where heaps are placed, once the device is open. */
 epx_status heap_place(struct epx_group *group);
 /* Collective, once the nodes are known: all ranks place their heaps in host memory if one has to. */
