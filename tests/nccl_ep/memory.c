@@ -27,6 +27,25 @@ static int run_both_passes(struct small *s)
     return 0;
 }
 
+/* A group of other sizes does not take the routing: its rows and blocks may lie elsewhere. */
+static int refused_by_other_groups(ncclEpLayout_t layout, const struct tensor_pair *memory)
+{
+    ncclEpGroupConfig_t configs[] = {small_config(HT, 32), small_config(HT, 16)};
+    struct small s;
+
+    configs[0].max_token_bytes *= 2;
+    for (int i = 0; i < 2; i++) {
+        if (small_open(&s, &configs[i], layout, 1, 1, 32, PLAIN))
+            return -1;
+        TRY(ncclEpHandleDestroy(s.handle));
+        TRY(ncclEpInitHandle(&s.handle, s.group, layout, NULL, 1, memory->tensor));
+        EXPECT(ncclInvalidUsage, ncclEpDispatch(s.handle, &s.calls.in, &s.calls.out, NULL, NULL, world.stream));
+        if (small_close(&s))
+            return -1;
+    }
+    return 0;
+}
+
 /* A second handle over the same memory, and a third over a copy of its bytes, need no update; nor do they when the
  * first handle is gone. */
 static int test_routing_in_memory(ncclEpLayout_t layout)
@@ -60,7 +79,7 @@ static int test_routing_in_memory(ncclEpLayout_t layout)
     if (tensor_pair_fill(&memory, 0) || tensor_pair_put(&copy))
         return -1;
     TRY(ncclEpInitHandle(&s.handle, s.group, layout, NULL, 1, copy.tensor));
-    if (run_both_passes(&s))
+    if (run_both_passes(&s) || refused_by_other_groups(layout, &copy))
         return -1;
     TRY(ncclEpHandleDestroy(s.handle));
     s.handle = own;
