@@ -16,6 +16,7 @@ from .._checks import refused
 
 _seeds = {"local": 0, "global": 0}
 _local_rank: Optional[int] = None
+_CARDS = "/sys/class/infiniband"
 
 
 def init_seed(global_seed: int) -> None:
@@ -38,7 +39,8 @@ def get_global_seed() -> int:
 
 def dist_print(s: str = "", once_in_node: bool = False) -> None:
     """Prints on all ranks, or on the first of each node; then a barrier."""
-    if not once_in_node or not _local_rank:
+    local = int(os.environ.get("LOCAL_RANK", "0")) if _local_rank is None else _local_rank  # as torchrun sets it
+    if not once_in_node or local == 0:
         print(s, flush=True)
     dist.barrier()
 
@@ -105,10 +107,9 @@ def _card(nic_name: Optional[str]) -> str:
     return nic_name or os.environ.get("EP_NIC_NAME", "mlx5_0")
 
 
-@functools.lru_cache(maxsize=None)
 def get_rdma_gbs(nic_name: Optional[str] = None) -> float:
-    """GB/s of an RDMA card's port; 0 if there is no such card."""
-    for path in sorted(glob.glob("/sys/class/infiniband/%s/ports/*/rate" % _card(nic_name))):
+    """GB/s of an RDMA card's port; 0 if there is no such card. None: the card of EP_NIC_NAME, or mlx5_0."""
+    for path in sorted(glob.glob(os.path.join(_CARDS, _card(nic_name), "ports", "*", "rate"))):
         with open(path, encoding="ascii") as file:
             match = re.match(r"([\d.]+) Gb/sec", file.read())
         if match:
@@ -116,11 +117,10 @@ def get_rdma_gbs(nic_name: Optional[str] = None) -> float:
     return 0.0
 
 
-@functools.lru_cache(maxsize=None)
 def check_fast_rdma_atomic_support(nic_name: Optional[str] = None) -> bool:
     """True if the card is of the type MT4131."""
     try:
-        with open("/sys/class/infiniband/%s/hca_type" % _card(nic_name), encoding="ascii") as file:
+        with open(os.path.join(_CARDS, _card(nic_name), "hca_type"), encoding="ascii") as file:
             return file.read().strip() == "MT4131"
     except OSError:
         return False
