@@ -95,12 +95,14 @@ class ElasticEngine(Engine):
         """The pool for a dispatch of these sizes. It is created if needed, which is collective."""
         pool = self._high.get((device, num_experts))
         if pool is None or max_tokens > pool.max_tokens or not pool.fits(topk, hidden_bytes):
-            old = (pool.max_tokens, pool.hidden_bytes, pool.topk) if pool is not None else (0, 0, 0)
+            old, had = pool, (pool.max_tokens, pool.hidden_bytes, pool.topk) if pool is not None else (0, 0, 0)
             given = self.settings
             pool = self._make_elastic(
-                device, num_experts, max(max_tokens, given.elastic_tokens, old[0]),
-                max(hidden_bytes, 2 * given.hidden, old[1]), max(topk, given.topk or _DEFAULT_TOPK, old[2]))
+                device, num_experts, max(max_tokens, given.elastic_tokens, had[0]),
+                max(hidden_bytes, 2 * given.hidden, had[1]), max(topk, given.topk or _DEFAULT_TOPK, had[2]))
             self._high[(device, num_experts)] = pool
+            if old is not None:
+                old.leave_alone()
         assert isinstance(pool, ElasticPool)
         return pool
 

@@ -158,7 +158,10 @@ class Gathers:
                 self._mover.settle()
             return [place.gathered() for place in places]
         with torch.cuda.stream(stream):
-            return [place.gathered() for place in places]
+            results = [place.gathered() for place in places]
+        for result in results:  # one that is no view of the heap may be freed while the current stream uses it
+            result.record_stream(torch.cuda.current_stream(self._device))
+        return results
 
     def _handle(self, stream: Any) -> Callable[[], None]:
         session, current = self._session, current_stream(self._device)

@@ -339,8 +339,10 @@ def test_previous_event_and_async(world: World) -> None:
 
 
 def test_calls_of_other_sizes(world: World) -> None:
-    """[E] 2, 4: M belongs to the call (vLLM: another in every step); sizes of the buffer are no limits."""
+    """[E] 2, 4: M belongs to the call (vLLM: another in every step); sizes of the buffer are no limits. A group that
+    was replaced by a larger one ends with its last handle."""
     with elastic(world) as buffer:
+        groups, handle = [], None
         for tokens in (MAX, 4 * MAX, 2, MAX):
             work = Work(world.nranks, min(tokens, MAX), HIDDEN, 2 * world.nranks, 3, 2)
             for t in range(world.nranks):
@@ -352,6 +354,9 @@ def test_calls_of_other_sizes(world: World) -> None:
             assert recv.shape[0] == world.nranks * tokens and handle.num_max_tokens_per_rank == tokens
             assert same_bits(recv[:len(rows)], rows)
             assert torch.equal(handle.recv_src_metadata[:len(rows), 0].cpu().long(), ranks * tokens + sources)
+            groups.append(buffer._engine.high_throughput_pool(world.device, work.experts).group)
+            del recv, _idx, _weights
+        assert groups[0] is not groups[1] and groups[1] is groups[3] and groups[3].alive and not groups[0].alive
 
 
 def test_two_handles_live(world: World) -> None:

@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """ElasticBuffer beside dispatch and combine: sizes, names, barrier, lifetime, Engram, pipeline, all-gather."""
 
+import contextlib
 import gc
+import io
+import os
 import random
+import tempfile
 import time
 import warnings
 from typing import Any, List
+from unittest import mock
 
 import deep_ep
 import epx
 import torch
 import torch.distributed as dist
-from ranks_elastic import elastic, make_work, send
+from ranks_elastic import HIDDEN, elastic, make_work, send
 from reference import same_bits
 from suite import World, environment
 
@@ -78,6 +83,55 @@ def test_names(world: World) -> None:
     destroy_all_managed_nccl_comm()
     assert fresh.get() is None
     find_nccl_root(), find_nvshmem_root()
+
+
+def test_surroundings(world: World) -> None:
+    """[E] 1, 4, 8: dist_print, get_rdma_gbs, bench_kineto; EP_NIC_NAME, EP_OVERRIDE_RDMA_SL, EP_USE_NVIDIA_TOOLS;
+    torch's deterministic mode with fill_uninitialized_memory is refused."""
+    from deep_ep.utils import envs, testing
+
+    with tempfile.TemporaryDirectory() as cards, mock.patch.object(envs, "_CARDS", cards):
+        for name, rate, kind in (("mlx5_0", "100 Gb/sec", "MT4129"), ("card", "400 Gb/sec (4X NDR)", "MT4131")):
+            os.makedirs(os.path.join(cards, name, "ports", "1"))
+            for file, text in (("ports/1/rate", rate), ("hca_type", kind)):
+                with open(os.path.join(cards, name, file), "w", encoding="ascii") as out:
+                    out.write(text + "\n")
+        assert envs.get_rdma_gbs() == 12.5 and not envs.check_fast_rdma_atomic_support()
+        assert envs.get_rdma_gbs("card") == 50 and envs.get_rdma_gbs("none") == 0
+        with environment(EP_NIC_NAME="card"):
+            assert envs.get_rdma_gbs() == 50 and envs.check_fast_rdma_atomic_support()
+    for once, local, said in ((False, "3", "word\n"), (True, "0", "word\n"), (True, "3", "")):
+        with environment(LOCAL_RANK=local), contextlib.redirect_stdout(io.StringIO()) as printed:
+            envs.dist_print("word", once)
+        assert printed.getvalue() == said
+    with environment(EP_USE_NVIDIA_TOOLS="1"):
+        assert testing.bench_kineto(lambda: 1 // 0, "kernel") == 1
+        assert tuple(testing.bench_kineto(lambda: 1 // 0, ("a", "b"))) == (1, 1)
+    if world.device.type == "cuda":
+        x = torch.ones(1 << 20, device=world.device)
+        fill, nothing = testing.bench_kineto(x.zero_, ("FillFunctor", "no such kernel"), num_tests=3,
+                                             suppress_kineto_output=True)
+        assert 0 < fill < 1 and nothing == 0
+    work = make_work(world, 2)
+    with environment(EP_OVERRIDE_RDMA_SL="5"), elastic(world, sl_idx=1) as buffer:
+        assert buffer.sl_idx == 5
+        _x, _idx, _weights, handle, _event = send(world, buffer, work)
+        torch.use_deterministic_algorithms(True)
+        try:
+            for call in (lambda: send(world, buffer, work),
+                         lambda: buffer.combine(torch.empty(handle.num_recv_tokens, HIDDEN, dtype=torch.bfloat16,
+                                                            device=world.device), handle)):
+                try:
+                    call()
+                except AssertionError as failure:
+                    assert "fill_uninitialized_memory" in str(failure)
+                else:
+                    raise AssertionError("not refused")
+            torch.utils.deterministic.fill_uninitialized_memory = False
+            send(world, buffer, work)
+        finally:
+            torch.utils.deterministic.fill_uninitialized_memory = True
+            torch.use_deterministic_algorithms(False)
 
 
 def test_attributes(world: World) -> None:
@@ -332,6 +386,15 @@ def test_all_gather(world: World) -> None:
                     *got, done = buffer.all_gather(mine if len(mine) > 1 or rng.random() < 0.5 else mine[0])
                     want = [torch.stack([value(r, j) for r in range(ranks)]) for j in range(len(shapes))]
                     waits.append((done, got, want))
+                if not session:
+                    place = buffer.agrs_get_inplace_tensor((2, 8), dtype)
+                    assert place.shape == (2, 8) and place.dtype is dtype and place.device == world.device
+                    try:
+                        buffer.all_gather(torch.zeros(2, 8, dtype=dtype, device=world.device))
+                    except AssertionError as failure:
+                        assert "agrs_get_inplace_tensor" in str(failure)
+                    else:
+                        raise AssertionError("not refused: another tensor than that of agrs_get_inplace_tensor")
                 rng.shuffle(waits)
                 for done, got, want in waits:
                     done()
