@@ -126,6 +126,15 @@ else
     echo "skipped: without /proc: may not make namespaces here"
 fi
 
+# Lines end where the terminal does, between words; without one they have up to 110 columns.
+if command -v script >/dev/null; then
+    expect 0 "a terminal of 70 columns" script -qec "stty cols 70 && $epx doctor" "$work/typescript"
+    long=$(tr -d '\r' <"$work/out" | grep -vE '^Script |[^ ]{30}' | grep -E '.{71}')
+    [ -z "$long" ] && echo "ok: no longer lines" || fail "longer than 70 columns: $long"
+else
+    echo "skipped: a terminal of 70 columns: no script(1)"
+fi
+
 expect 2 "an unknown option" "$epx" doctor --jsno &&
     says "with a hint" "epx doctor: unknown option '--jsno' (did you mean '--json'?); see epx doctor --help"
 expect 0 "help" "$epx" help doctor && says "help is help" "usage: epx doctor"

@@ -89,7 +89,7 @@ static const struct option_table table = {
     .program = "epx ep-bench",
     .usage = "epx ep-bench [-n RANKS] [options]",
     .about = "NVIDIA's ep_bench for NCCL EP, on EPX through nccl_ep.h: the same options, timing and byte formulae.\n"
-             "Under mpirun, torchrun or srun it joins that world; else it starts RANKS ranks here (8).\n",
+             "Under mpirun, torchrun or srun it joins that world; else it starts RANKS ranks here (8).",
     .notes = "EPX_DEVICE=cuda measures on a GPU. Exit status: 0 success, 1 bad options or a failed call, 2 validation\n"
              "failed.\n",
     .specs = specs,

@@ -3,11 +3,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "doctor.h"
 #include "epx/epx.h"
+#include "terminal.h"
 
-enum { COLUMNS = 110, NAME_LEAST = 14, TEXT_MOST = 4000 };
+enum { COLUMNS_LEAST = 60, COLUMNS_MOST = 110, NAME_LEAST = 14, TEXT_MOST = 4000 };
 
 enum kind { ROW, WORKS, MISSING, WARNING, ADVICE };
 
@@ -144,10 +146,18 @@ int report_can_run(const struct report *report)
 
 /* ---- Text ----------------------------------------------------------------------------------------------------- */
 
+/* As wide as the terminal, within reason: long lines are hard to read. */
+static int text_columns(void)
+{
+    const int columns = terminal_columns(STDOUT_FILENO, COLUMNS_MOST);
+
+    return columns < COLUMNS_LEAST ? COLUMNS_LEAST : columns > COLUMNS_MOST ? COLUMNS_MOST : columns;
+}
+
 /* Breaks lines between words; those that follow start at `indent`, where the first does too. */
 static void print_wrapped(const char *text, int indent)
 {
-    const int deeper = (int)strspn(text, " ");
+    const int deeper = (int)strspn(text, " "), most = text_columns();
     int column;
 
     printf("%*s", deeper, "");
@@ -156,7 +166,7 @@ static void print_wrapped(const char *text, int indent)
     column = indent;
     while (*text) {
         int length = (int)strcspn(text, " \n");
-        if (column > indent && (text[-1] == '\n' || column + 1 + length > COLUMNS)) {
+        if (column > indent && (text[-1] == '\n' || column + 1 + length > most)) {
             printf("\n%*s", indent, "");
             column = indent;
         } else if (column > indent) {

@@ -194,9 +194,10 @@ static void print_option(FILE *to, const struct option_spec *spec)
         snprintf(letter, sizeof(letter), "-%c, ", spec->letter);
     snprintf(name, sizeof(name), "%s--%s%s%s", letter, spec->name, spec->value ? " " : "",
              spec->value ? spec->value : "");
-    fprintf(to, "  %-*s ", NAME_COLUMNS, name);
     if (strlen(name) > NAME_COLUMNS)
-        fprintf(to, "\n  %*s ", NAME_COLUMNS, "");
+        fprintf(to, "  %s\n  %*s ", name, NAME_COLUMNS, "");
+    else
+        fprintf(to, "  %-*s ", NAME_COLUMNS, name);
     print_indented(to, spec->help, NAME_COLUMNS + 3);
     if (spec->fallback)
         fprintf(to, " (default: %s)", spec->fallback);

@@ -6,8 +6,10 @@
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
+#include "terminal.h"
 #include "util/clock.h"
 
 #define QUIET_NS 2000000000u /* what ends sooner needs no progress */
@@ -32,21 +34,25 @@ static struct {
 void progress_show(const char *program, double percent, const char *format, ...)
 {
     const uint64_t now = clock_ns();
-    char text[160];
+    const int columns = terminal_columns(STDERR_FILENO, 80);
+    char text[200];
+    size_t used;
     va_list args;
 
     began_ns = began_ns ? began_ns : now;
     if (!isatty(STDERR_FILENO) || now - began_ns < QUIET_NS || now - shown_ns < STEP_NS)
         return;
+    if (percent >= 0)
+        snprintf(text, sizeof(text), "%s: %.0f %%, ", program, percent);
+    else
+        snprintf(text, sizeof(text), "%s: ", program);
+    used = strlen(text);
     va_start(args, format);
-    vsnprintf(text, sizeof(text), format, args);
+    vsnprintf(text + used, sizeof(text) - used, format, args);
     va_end(args);
     shown_ns = now;
     shown = 1;
-    fprintf(stderr, "\r\033[K%s: ", program);
-    if (percent >= 0)
-        fprintf(stderr, "%.0f %%, ", percent);
-    fprintf(stderr, "%s", text);
+    fprintf(stderr, "\r\033[K%.*s", columns - 1, text); /* one that wraps could not be removed */
     fflush(stderr);
 }
 
