@@ -37,9 +37,12 @@ static const char style[] =
     "text-align:left;vertical-align:top}th{font-weight:600;color:var(--soft)}td.n,th.n{text-align:right}"
     ".wide{overflow-x:auto}.wide td,.wide th{border-bottom:1px solid var(--line);white-space:nowrap}\n"
     "@media print{:root{--back:#fff}body{padding:0;max-width:none;font-size:11px}figure,.facts,pre{break-inside:avoid}"
-    "h2,h2+p{break-after:avoid}h2+p{break-inside:avoid}h2{margin-top:22px}.wide{overflow:visible}tr{break-inside:avoid}"
+    "h2,h2+p{break-after:avoid}h2+p,section{break-inside:avoid}section:last-of-type{break-inside:auto}"
+    "h2{margin-top:22px}.wide{overflow:visible}tr{break-inside:avoid}"
     "h3{font-size:11px}.legend{font-size:9px;gap:2px 10px}.sub{font-size:12px}"
-    "td,th{font-size:9px;padding-right:8px}.grid{grid-template-columns:1fr 1fr}a{color:inherit}}\n";
+    "td,th{font-size:9px;padding-right:8px}a{color:inherit}"
+    /* A grid would let pages end inside of its figures. */
+    ".grid{display:block}.grid>*{display:inline-block;vertical-align:top;width:calc(50% - 8px);margin:0 6px 8px 0}}\n";
 
 static const char colours[] = ".s0{--s:var(--c0)}.s1{--s:var(--c1)}.s2{--s:var(--c2)}.s3{--s:var(--c3)}"
                               ".s4{--s:var(--c4)}.s5{--s:var(--c5)}.s6{--s:var(--c6)}.s7{--s:var(--c7)}"
@@ -88,7 +91,8 @@ int page_end(struct page *page, const char *program, const char *rows)
 {
     int bad;
 
-    fputs("<script type=\"application/json\" id=\"epx-numbers\">\n[\n", page->to);
+    fprintf(page->to, "%s<script type=\"application/json\" id=\"epx-numbers\">\n[\n",
+            page->sections ? "</section>\n" : "");
     for (const char *at = rows; *at; at++) {
         if (*at == '\n' && at[1])
             fputs(",\n", page->to);
@@ -106,7 +110,7 @@ int page_end(struct page *page, const char *program, const char *rows)
 
 void page_section(struct page *page, const char *title, const char *text)
 {
-    fputs("<h2>", page->to);
+    fprintf(page->to, "%s<section>\n<h2>", page->sections++ ? "</section>\n" : "");
     page_text(page, title);
     fputs("</h2>\n<p>", page->to);
     page_text(page, text);

@@ -15,6 +15,7 @@
 struct page {
     FILE *to;
     int plots;
+    int sections;
     char path[512];
 };
 

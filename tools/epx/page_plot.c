@@ -122,15 +122,17 @@ static void draw_tick(FILE *to, const struct axis *a, int vertical, double v)
     fputs("</text>\n", to);
 }
 
-/* 1, 2 and 5 of every decade, or only some of them where that would be too many. */
+/* 1, 2 and 5 of every decade; only some of them where that would be too many, and more where it would be too few. */
 static void draw_log_ticks(FILE *to, const struct axis *a, int vertical)
 {
-    const double decades = a->to - a->from;
+    static const struct {
+        double multiple, decades; /* drawn where the axis has no more decades than these */
+    } ticks[] = {{1, 99}, {1.5, 1}, {2, 2.4}, {3, 1}, {4, 0.6}, {5, 3.2}, {7, 1}};
 
     for (int d = (int)floor(a->from); d <= (int)ceil(a->to); d++) {
-        for (int m = 1; m <= 5; m += m == 1 ? 1 : 3) {
-            const double v = m * pow(10, d);
-            if ((m != 1 && decades > 3.2) || (m == 2 && decades > 2.4))
+        for (size_t i = 0; i < sizeof(ticks) / sizeof(ticks[0]); i++) {
+            const double v = ticks[i].multiple * pow(10, d);
+            if (a->to - a->from > ticks[i].decades)
                 continue;
             if (log10(v) >= a->from && log10(v) <= a->to)
                 draw_tick(to, a, vertical, v);
