@@ -77,7 +77,7 @@ void bench_layer_report_table(const struct bench_report *r)
         printf("%-10s%9.0f us%9.0f us%9.0f us%10.1f GB/s%10.1f GB/s\n\n", "layer", row.us_p50, row.us_p99, row.host_us,
                row.logical_GBps, row.wire_GBps);
     }
-    printf("  layer    routing that is new each time, %sdispatch%s, combine%s; %d layers in rounds of %d\n",
+    printf("  layer    routing that is new each time, %sdispatch%s,\n           combine%s; %d layers in rounds of %d\n",
            c->mode == EPX_LOW_LATENCY ? "" : "update, number of rows, ",
            c->mode == EPX_LOW_LATENCY ? "" : " with weights and indices",
            c->mode == EPX_LOW_LATENCY && c->layout == EPX_RANK_MAJOR ? "" : " with weights",

@@ -260,13 +260,17 @@ static void print_tally(const struct options *o, const struct tally *t)
                ranks, rounds, joined, t->steps, t->hash, t->seconds);
         return;
     }
-    printf("%" PRIu64 " seeds from %" PRIu64 ", mode %s, faults %s: %" PRIu64 " failed; %" PRIu64 " steps, %" PRIu64
-           " stalls, %" PRIu64 " deaths, %" PRIu64 " runs ended by them, %" PRIu64 " ranks told who it was, %" PRIu64
-           " of them wrongly, %" PRIu64 " masked others, %" PRIu64 " of them healthy ones, %" PRIu64
-           " ranks went on for %" PRIu64 " rounds, %" PRIu64 " processes joined for %" PRIu64
-           "; %.1f s, hash %016" PRIx64 "\n",
-           t->run, o->from, o->mode, o->faults, t->failed, t->steps, t->stalls, t->deaths, t->ended, t->named,
-           t->misnamed, t->masks, t->masked_healthy, ranks, rounds, joined, joined_rounds, t->seconds, t->hash);
+    printf("%" PRIu64 " seeds from %" PRIu64 ", mode %s, faults %s: %" PRIu64 " failed\n", t->run, o->from, o->mode,
+           o->faults, t->failed);
+    printf("  work     %" PRIu64 " steps in %.1f s, hash %016" PRIx64 "\n", t->steps, t->seconds, t->hash);
+    if (t->stalls || t->deaths || joined)
+        printf("  faults   %" PRIu64 " stalls, %" PRIu64 " deaths; %" PRIu64 " runs ended by them\n"
+               "  culprit  %" PRIu64 " ranks told who it was, %" PRIu64 " of them wrongly; %" PRIu64
+               " masked others, %" PRIu64 " of them healthy ones\n"
+               "  after    %" PRIu64 " ranks went on for %" PRIu64 " rounds, %" PRIu64 " processes joined for %" PRIu64
+               "\n",
+               t->stalls, t->deaths, t->ended, t->named, t->misnamed, t->masks, t->masked_healthy, ranks, rounds,
+               joined, joined_rounds);
 }
 
 int cmd_sim(int argc, char **argv)
