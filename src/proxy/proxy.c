@@ -155,9 +155,6 @@ static epx_status open_thread(struct proxy_group *g, int index)
     epx_status status;
     int i;
 
-    t->group = g;
-    t->index = index;
-    t->ops = o->net;
     t->waiting_for = -1;
     t->merge_bytes = g->merge_bytes;
     t->bytes_max = UINT64_MAX;
@@ -221,6 +218,12 @@ epx_status proxy_open(const struct proxy_options *options, struct proxy_group **
     g->threads = calloc((size_t)g->options.threads, sizeof(*g->threads));
     g->remote = calloc((size_t)options->nranks, 2);
     g->routes = calloc((size_t)options->nranks, sizeof(*g->routes));
+    for (i = 0; g->threads && i < g->options.threads;
+         i++) { /* proxy_close() wants it of those that are not opened too */
+        g->threads[i].group = g;
+        g->threads[i].index = i;
+        g->threads[i].ops = options->net;
+    }
     if (!g->threads || !g->remote || !g->routes) {
         status = fail(EPX_ERR_MEMORY, "proxies: no memory for %d threads", g->options.threads);
         goto close;
