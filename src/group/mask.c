@@ -74,8 +74,11 @@ epx_status mask_update(struct epx_group *group, const int32_t *host_mask, epx_st
     memset(&params, 0, sizeof(params));
     params.g = group->dev;
     params.update = 1;
-    for (int r = 0; r < group->nranks; r++)
+    for (int r = 0; r < group->nranks; r++) {
         params.bits[r / 8] |= (uint8_t)(host_mask[r] << (r % 8));
+        if (!host_mask[r]) /* release: pairs with the acquire in goes_on_without() */
+            __atomic_store_n(&group->masked_by_hand, 1, __ATOMIC_RELEASE);
+    }
     status = launch_mask(group, &params, stream);
     for (int r = 0; status == EPX_OK && r < group->nranks; r++) {
         group->mask_updated |= !host_mask[r] && !group->map.out[r];

@@ -69,7 +69,9 @@ static void on_alarm(void *context, int rank, uint32_t note)
 
     if (__atomic_load_n(&group->closing, __ATOMIC_RELAXED))
         return;
-    if (NOTE_CAUSE(note) < NOTE_ANSWER)
+    if (NOTE_CAUSE(note) == PHASE_MASKS && NOTE_CULPRIT(note) == group->rank) /* as wait_failed() tells its node */
+        group_aborted_by(group, abort_of_note(rank, note) | ABORT_LEFT_OUT);
+    else if (NOTE_CAUSE(note) < NOTE_ANSWER)
         group_aborted_by(group, abort_of_note(rank, note));
     else /* pairs with the acquire in ask_waits(); one writer, the thread of this peer */
         __atomic_store_n(answer, WAITS_WORD(WAITS_BEAT(*answer) + 1, note), __ATOMIC_RELEASE);
@@ -85,6 +87,29 @@ static uint32_t on_ask(void *context, int rank)
     if (word && !(word & ABORT_LEFT_OUT))
         return note_of_abort(word);
     return NOTE(WAITS_PEER(waits) & (KERNEL_MAX_RANKS - 1), NOTE_ANSWER + (int)(WAITS_BEAT(waits) % NOTE_BEATS));
+}
+
+/* Whether a deadline has masked this rank. Where the mask is in GPU memory, what the kernel has told the host: that of
+ * the first such rank. */
+static int is_masked_by_deadline(const struct epx_group *group, int rank)
+{
+    const struct error_record *e = group->error;
+
+    if (group->device->ops->caps & DEVICE_HOST_ACCESS)
+        return is_masked(group, rank);
+    return __atomic_load_n(&e->state, __ATOMIC_ACQUIRE) == ERROR_SET && /* pairs with the release in report() */
+           e->status == EPX_ERR_TIMEOUT && e->detail[0] == 1 && e->peer == rank;
+}
+
+/* From a proxy thread: something came from `rank`. A rank that was masked by hand may become active again. One that has
+ * failed itself may have masked ranks that go on. */
+static int goes_on_without(void *context, int rank)
+{
+    struct epx_group *group = context;
+
+    return !__atomic_load_n(&group->closing, __ATOMIC_RELAXED) &&
+           !__atomic_load_n(&group->masked_by_hand, __ATOMIC_ACQUIRE) && /* pairs with mask_update() */
+           is_masked_by_deadline(group, rank) && !abort_word(group);
 }
 
 /* From a proxy thread: as say_waits() in kernel/waiting_for.h, for agents that wait for room in the ring. */
@@ -218,6 +243,7 @@ static epx_status open_proxies(struct epx_group *group, int *dmabuf)
     o.on_alarm = on_alarm;
     o.on_ask = on_ask;
     o.on_blocked = on_blocked;
+    o.goes_on_without = group->set.enable_mask ? goes_on_without : NULL;
     relays = relays_of(group);
     o.relays = relays;
     routes = routes_of(group);

@@ -158,6 +158,7 @@ static epx_status forget_operations(struct epx_group *group)
         h->ntokens = -1;
     }
     group->mask_updated = 0;
+    __atomic_store_n(&group->masked_by_hand, 0, __ATOMIC_RELEASE); /* pairs with goes_on_without() */
     memset(group->masked_by_update, 0, (size_t)group->nranks);
     return errors_clear(group);
 }

@@ -8,6 +8,8 @@
  *   ring.ask = rank    ----------->  a question to one peer  ------------------->  on_ask
  *   on_alarm: an answer  <-------------------------------------------------------  the note that on_ask returned
  *
+ * A rank that was masked while it was late, and goes on to send, is told so: a note with itself as the culprit.
+ *
  * An endpoint that is closed after a failure first waits until its aborts have left.
  *
  * The network loses a peer: it may have ended because of a failure of which this rank has not heard yet, so that is
@@ -75,6 +77,18 @@ void alarm_answer(struct proxy_thread *t, int rank)
 
     if (o->on_ask)
         send_alarm(t, &t->peers[t->by_rank[rank]], o->on_ask(o->context, rank));
+}
+
+/* Each bug, also that of rows which are on their way when the note comes, counts on a rank that is not told. */
+#define TELLS(right) INJECT_BUG(BUG_NOT_TOLD, 0, INJECT_BUG(BUG_RECV_HALF, 0, right))
+
+void alarm_left_out(struct proxy_thread *t, int rank)
+{
+    const struct proxy_options *o = &t->group->options;
+    struct peer *peer = &t->peers[t->by_rank[rank]];
+
+    if (o->goes_on_without && !peer->told_left && TELLS(o->goes_on_without(o->context, rank)))
+        peer->told_left = send_alarm(t, peer, NOTE(rank, PHASE_MASKS)) != 0;
 }
 
 /* Agents that wait for room in the ring wait for the peer whose queue is full. */

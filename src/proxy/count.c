@@ -158,6 +158,7 @@ void count_arrival(struct proxy_thread *t, const struct net_event *event)
         t->ring_bell = 1;
         return;
     }
+    alarm_left_out(t, (int)rank);
     if (note != NOTE_NONE || !counter_exists(o, counter)) {
         refuse(t, event, COUNTER(o->kinds, 0), counter, "an immediate arrived for a counter that does not exist");
         return;

@@ -70,6 +70,7 @@ struct peer {
     uint8_t listed;     /* in the thread's `busy` */
     uint8_t stalled;    /* its first pending put waits */
     uint8_t unreported; /* dead, but on_error waits for the grace period */
+    uint8_t told_left;  /* that this rank goes on without it */
     int error;          /* errno of its loss */
     uint64_t lost_ns;
     uint32_t head, tail; /* of queue: pending[head .. tail) */
@@ -245,10 +246,11 @@ int put_enqueue(struct proxy_thread *t, struct peer *peer, const struct pending 
 void commands_drop(struct proxy_thread *t, const struct peer *peer, uint64_t commands);
 
 /* ---- alarm.c */
-/* Steps of proxy_progress(): the words beside the ring, if alarm_waits(); a question of a peer; a ring that is blocked.
- * The first returns how much there was to do. */
+/* Steps of proxy_progress(): the words beside the ring, if alarm_waits(); a question of a peer; whatever a peer sends
+ * without which this rank goes on; a ring that is blocked. The first returns how much there was to do. */
 int alarm_progress(struct proxy_thread *t);
 void alarm_answer(struct proxy_thread *t, int rank);
+void alarm_left_out(struct proxy_thread *t, int rank);
 void report_blocked(struct proxy_thread *t);
 /* At the end of an iteration after a stop: have all aborts left? */
 void alarm_report(struct proxy_thread *t);

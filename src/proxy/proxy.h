@@ -67,6 +67,9 @@ struct proxy_options {
     void (*on_alarm)(void *context, int rank, uint32_t note);
     /* `rank` asks whom this rank waits for: the note to answer with. Likewise; needs on_alarm. */
     uint32_t (*on_ask)(void *context, int rank);
+    /* Something came from `rank`: whether this rank goes on without it, and it should be told so. Likewise, or NULL;
+     * needs on_alarm. */
+    int (*goes_on_without)(void *context, int rank);
     /* The ring has been waiting for room in the queue of `peer` for another slice of a deadline. Likewise, or NULL. */
     void (*on_blocked)(void *context, int peer);
     void *context;

@@ -317,6 +317,7 @@ void sim_case_draw(struct sim_case *c, uint64_t seed, const struct sim_case_opti
 static struct {
     const struct sim_case *c;
     struct sim_report *report;
+    uint8_t has_left[PROP_MAX_RANKS]; /* its group was not created: it is gone, and masked with reason */
 } now;
 
 static int simulated_ranks(int n, prop_rank_fn fn, void *arg)
@@ -356,6 +357,8 @@ static void has_recovered(epx_group *group)
 /* group NULL: this rank could not create it. */
 static void leaves(int rank, epx_group *group)
 {
+    if (!group)
+        now.has_left[rank] = 1;
     sim_rule_left(rank, group && group->membership ? membership_incarnation(group->membership, rank) : 0);
 }
 
@@ -416,13 +419,19 @@ static void told(epx_group *group, int rank)
     r->misnamed += wrong || info.peer < 0;
 }
 
-/* A network that loses messages, or whose whole queue the puts to a dead rank fill, keeps a healthy rank silent. */
+/* A network that loses messages, or whose whole queue the puts to a dead rank fill, keeps a healthy rank silent. Where
+ * ranks are only late, no healthy one masks another. */
 static void masks(int rank, int peer)
 {
+    const int healthy = !is_faulty(now.c, peer) && !now.has_left[peer];
+
     if (is_faulty(now.c, rank) || now.c->net.lose_one_in || now.c->net.depth <= 8)
         return;
     now.report->masks++;
-    now.report->masked_healthy += !is_faulty(now.c, peer);
+    now.report->masked_healthy += healthy;
+    if (healthy && now.c->faults == SIM_FAULT_LATE)
+        snprintf(now.report->wrong_culprit, sizeof(now.report->wrong_culprit),
+                 "rank %d masks rank %d, and neither was late", rank, peer);
 }
 
 int sim_case_run(const struct sim_case *c, struct sim_report *report)
@@ -432,6 +441,7 @@ int sim_case_run(const struct sim_case *c, struct sim_report *report)
     memset(report, 0, sizeof(*report));
     now.c = c;
     now.report = report;
+    memset(now.has_left, 0, sizeof(now.has_left));
     prop_reuses = reuses;
     prop_told = told;
     prop_joined = has_joined;
