@@ -32,10 +32,13 @@
 #include "util/text.h"
 #include "util/trace.h"
 
+/* Travels in every round, from each rank to each: no longer than what other ranks show of it. */
+enum { SHOWN_BYTES = 200 };
 struct step_result {
     int32_t status;
-    char message[252];
+    char message[SHOWN_BYTES + 4];
 };
+EPX_STATIC_ASSERT(sizeof(struct step_result) == 208, "sent by every rank");
 
 struct settings_message {
     struct step_result result;
@@ -69,6 +72,17 @@ static void result_set(struct step_result *result, epx_status mine)
         strncpy(result->message, epx_last_error(), sizeof(result->message) - 1);
 }
 
+/* The last error has the whole sentence, of which the others see the beginning. */
+static epx_status own_failure(const struct step_result *own)
+{
+    char text[512];
+
+    snprintf(text, sizeof(text), "%s", epx_last_error());
+    if (strncmp(text, own->message, strnlen(own->message, sizeof(own->message))))
+        text_clean(text, sizeof(own->message), own->message, sizeof(own->message));
+    return fail((epx_status)own->status, "%s", text);
+}
+
 /* All ranks fail if one does. A rank reports its own failure, otherwise that of the lowest rank that failed. */
 static epx_status results_check(const struct epx_group *group, const void *cards, size_t stride)
 {
@@ -76,12 +90,12 @@ static epx_status results_check(const struct epx_group *group, const void *cards
     char text[sizeof(own->message)];
 
     if (own->status != EPX_OK)
-        return fail((epx_status)own->status, "%s", text_clean(text, sizeof(text), own->message, sizeof(own->message)));
+        return own_failure(own);
     for (int r = 0; r < group->nranks; r++) {
         const struct step_result *result = (const struct step_result *)((const char *)cards + (size_t)r * stride);
         if (result->status != EPX_OK)
             return fail(EPX_ERR_PEER, "epx_group_create: rank %d failed: %s", r,
-                        text_clean(text, 201, result->message, sizeof(result->message)));
+                        text_clean(text, SHOWN_BYTES + 1, result->message, sizeof(result->message)));
     }
     return EPX_OK;
 }
@@ -401,7 +415,7 @@ static uint64_t number_of(const struct heap_message *heaps, int n)
 
 static epx_status take_exchange(struct epx_group *group, struct exchange *x, const char *all, size_t stride)
 {
-    struct conn_address *addresses = calloc((size_t)group->nranks, sizeof(*addresses));
+    struct conn_address *addresses = calloc((size_t)(uint32_t)group->nranks, sizeof(*addresses));
 
     if (!addresses)
         return fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d ranks", group->nranks);
