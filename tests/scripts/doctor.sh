@@ -91,6 +91,9 @@ EPX_NET=null expect 0 "a network by name" "$epx" doctor --json
 json "is chosen" "o['network'] == 'null' and 'EPX_NET is \"null\"' in o['sections']['network between nodes']['chosen']"
 EPX_NET="ofi:nowhere" expect 0 "a provider that is not there" "$epx" doctor --json
 json "is a warning" "any('EPX_NET is \"ofi:nowhere\", which cannot be used' in w for w in o['warnings'])"
+EPX_NET=tcp FI_PROVIDER=tcp expect 0 "TCP that FI_PROVIDER leaves" "$epx" doctor
+! grep -q '^  network between nodes .*ofi_rxm' "$work/out" || # with libfabric 1.18 and later there is no layer
+    says "is below a layer: what to set" "expected FI_PROVIDER=net,tcp, or none"
 EPX_NET=pigeons expect 0 "a network that does not exist" "$epx" doctor --json
 json "is a warning, too" "o['network'] is None and any('pigeons' in w for w in o['warnings'])"
 EPX_SOCKET_IFNAME="=nosuch" expect 0 "an interface that is not there" "$epx" doctor

@@ -295,6 +295,20 @@ static int try_provider(const struct ofi_lib *lib, const char *provider, const s
     return try_memory(lib, provider, criteria, 0, info);
 }
 
+/* Once, by rank 0: libfabric's own filter leaves only TCP below a layer that nobody has asked for. */
+static void warn_of_layer(const struct net_options *options)
+{
+    static atomic_flag warned = ATOMIC_FLAG_INIT;
+    const char *filter = getenv("FI_PROVIDER");
+
+    if (filter && options->rank == 0 && !atomic_flag_test_and_set(&warned))
+        log_line(LOG_WARN,
+                 "FI_PROVIDER is \"%s\", which hides the provider net of this libfabric: what is left, tcp below " LAYER
+                 ", takes three times the processor time to connect many ranks, and a peer that dies may end this "
+                 "process too; expected FI_PROVIDER=net,tcp, or none",
+                 filter);
+}
+
 /* The same, with the meaning of "tcp" (above). */
 static int find_provider(const struct ofi_lib *lib, const char *provider, const struct criteria *criteria,
                          struct fi_info **info)
@@ -302,9 +316,13 @@ static int find_provider(const struct ofi_lib *lib, const char *provider, const 
     struct fi_info *plain;
     int rc = try_provider(lib, provider, criteria, info);
 
-    if (strcmp(provider, "tcp") || (!rc && !strstr((*info)->fabric_attr->prov_name, LAYER)) ||
-        try_provider(lib, "net", criteria, &plain))
+    if (strcmp(provider, "tcp") || (!rc && !strstr((*info)->fabric_attr->prov_name, LAYER)))
         return rc;
+    if (try_provider(lib, "net", criteria, &plain)) {
+        if (!rc)
+            warn_of_layer(criteria->options);
+        return rc;
+    }
     if (!rc)
         lib->freeinfo(*info);
     *info = plain;
