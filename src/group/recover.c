@@ -85,7 +85,8 @@ static epx_status reset_device(struct epx_group *group, const uint64_t *epochs)
     memset(&state, 0, sizeof(state));
     memcpy(state.epoch, epochs, sizeof(state.epoch));
     for (size_t i = 0; i < words; i++)
-        signals[i].value = signal_after(group, epochs, (int)(i / per_kind), (int)(i % per_kind) / group->nranks);
+        signals[i].value = signals[i].all =
+            signal_after(group, epochs, (int)(i / per_kind), (int)(i % per_kind) / group->nranks);
     status = reset_counters(group, epochs);
     if (status == EPX_OK)
         status = ops->copy(group->device, group->shadow.state, &state, sizeof(state));

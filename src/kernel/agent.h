@@ -87,6 +87,9 @@
  *   ag_wait_ge(ag, word, target, ns)  until *word >= target (acquire), or ns have passed, or the own abort word is set
  *   ag_ring(ag, bell)                after a store to a word that an agent of another rank may sleep on
  *   AG_BELLS                         1 where agents sleep and must be woken; 0 where they poll (a GPU)
+ *   AG_NODE_WORD(g)                  1 where the ranks of a node add up their signals in one word; 0 where each stores
+ *                                    a word for each other (a GPU: it does not wait for its stores)
+ * o AG_TRACED(ag)                    a trace wants to know of each wait for which rank it is
  *   AG_GLANCES                       how often to look at all peers at once before waiting for one after the other
  *   AG_POINTS                        how many different ids ag_last takes
  *   ag_last(ag, word, id)            true for the last agent of the launch to reach *word, which is 0 again then; it
@@ -171,6 +174,9 @@
 #define AG_WAITS(ag, phase, peer) ((void)0)
 #define AG_WAITS_SIGNAL(ag, kind, slot, value) ((void)0)
 #define AG_SIGNALS(ag, g, kind, slot, value) ((void)0)
+#endif
+#ifndef AG_TRACED
+#define AG_TRACED(ag) 0
 #endif
 #ifndef AG_MARK
 #define AG_MARK(ag, name) ((void)0)

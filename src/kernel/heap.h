@@ -86,7 +86,8 @@ EPX_STATIC_ASSERT(sizeof(struct control) == 192, "three cache lines");
 struct signal {
     uint64_t value;
     uint64_t arrived; /* of a rank's own word, CPU only: signals of this (kind, slot) that ranks of the node gave it */
-    uint8_t pad[48];
+    uint64_t all;     /* of the first rank of a node, with AG_NODE_WORD: the last value that all ranks have given */
+    uint8_t pad[40];
 };
 EPX_STATIC_ASSERT(sizeof(struct signal) == 64, "one cache line");
 

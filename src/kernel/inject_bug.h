@@ -26,7 +26,8 @@ enum injected_bug {
     BUG_EARLY_PULL = 17,   /* a relay gives the credit for a slot before its node has taken the rows in it */
     BUG_STILL_THERE = 18,  /* a place is given to another process before the one that has it has ended */
     BUG_OWN_CHOICE = 19,   /* each member prefers, of two processes for one place, the one that itself has met */
-    BUG_NOT_TOLD = 20      /* a rank that was masked by ranks of other nodes is not told */
+    BUG_NOT_TOLD = 20,     /* a rank that was masked by ranks of other nodes is not told */
+    BUG_NODE_WORD = 21     /* the word of a node misses one of its ranks */
 };
 
 #ifdef EPX_INJECT_BUGS

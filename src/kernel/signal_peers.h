@@ -31,6 +31,23 @@ KFN int signals_complete(struct agent *ag, const struct group_dev *g, int to, in
     return (ag_fetch_add64(ag, &own->arrived, 1) + 1) % (uint64_t)g->node_size == 0;
 }
 
+/* With one word for the node (has_node_word): what a rank does for a signal does not depend on how many others there
+ * are. All add to one count, and the last one stores the value that all have given, and wakes them. The own word is for
+ * whoever waits long and asks who is missing. */
+KFN void signal_node(struct agent *ag, const struct group_dev *g, int kind, int slot, uint64_t value)
+{
+    struct signal *node = node_signal(g, kind, slot);
+    const uint64_t most = (uint64_t)g->node_size - INJECT_BUG(BUG_NODE_WORD, g->node_size > 2, 0);
+
+    ag_store_signal(signal_at(g, g->rank, kind, slot, g->rank), value); /* pairs with the acquire in wait_word */
+    /* Release and acquire: the last one has seen all that the others did before, and passes it on. As in
+     * signals_complete(), no rank adds for its next signal before it has the last one of all others. */
+    if (ag_fetch_add64(ag, &node->arrived, 1) % (uint64_t)g->node_size != most - 1)
+        return;
+    ag_store_signal(&node->all, value); /* pairs with the acquire in wait_node */
+    AG_EACH(ag, int, i, g->node_size) ag_ring(ag, &control_of(g, node_rank(g, i))->bell);
+}
+
 /* Called by one agent, after sync_last: everything this rank did before is visible to whoever sees the signal. */
 KFN_STEP void signal_peers(struct agent *ag, const struct group_dev *g, enum scope scope, int kind, int slot,
                            uint64_t value)
@@ -38,7 +55,9 @@ KFN_STEP void signal_peers(struct agent *ag, const struct group_dev *g, enum sco
     struct put_batch batch;
 
     AG_SIGNALS(ag, g, kind, slot, value);
-    AG_EACH(ag, int, i, g->node_size)
+    if (has_node_word(g) && scope != SCOPE_REMOTE)
+        signal_node(ag, g, kind, slot, value);
+    AG_EACH(ag, int, i, has_node_word(g) ? 0 : g->node_size)
     {
         const int p = node_rank(g, i);
         if (!in_scope(g, scope, p))

@@ -3,6 +3,8 @@
  * Where the words are through which ranks wait for each other: control blocks, signals, counters and aggregates.
  *
  *   signal of a rank of the node    the own heap: signals[kind][slot][from], stored by `from`
+ *   with AG_NODE_WORD               the heap of `from`: signals[kind][slot][from], stored by `from`
+ *   ... and of all of them          the heap of the node's first rank: signals[kind][slot][first].all, by the last one
  *   of a rank elsewhere             counters[kind][slot][from], counted by the own proxy (proxy/count.c)
  *   of all ranks of a ring          aggregates[ring][kind][slot], likewise: the least counter, or the sum of rows
  */
@@ -57,10 +59,23 @@ KFN_STEP uint64_t *signal_at(const struct group_dev *g, int owner, int kind, int
     return &((struct signal *)heap_at(g, owner, g->signals))[signal_index(g, kind, slot, from)].value;
 }
 
+/* Does one word say that all ranks of the node have given a signal? With masks each rank may count on others. */
+KFN int has_node_word(const struct group_dev *g)
+{
+    return AG_NODE_WORD(g) && !has_masks(g);
+}
+
+KFN struct signal *node_signal(const struct group_dev *g, int kind, int slot)
+{
+    const int first = node_rank(g, 0);
+
+    return &((struct signal *)heap_at(g, first, g->signals))[signal_index(g, kind, slot, first)];
+}
+
 /* Where this rank sees the signal of `from`, wherever that is. */
 KFN_STEP const uint64_t *signal_from(const struct group_dev *g, int kind, int slot, int from)
 {
-    return is_local(g, from) ? signal_at(g, g->rank, kind, slot, from)
+    return is_local(g, from) ? signal_at(g, has_node_word(g) ? from : g->rank, kind, slot, from)
                              : &g->counters[signal_index(g, kind, slot, from)];
 }
 

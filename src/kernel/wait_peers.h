@@ -15,7 +15,8 @@
 KFN int glance_peers(struct agent *ag, const struct group_dev *g, enum scope scope, int kind, int slot, uint64_t value,
                      int phase)
 {
-    const int near = scope == SCOPE_REMOTE ? 0 : g->node_size, far = scope_has_rings(g, scope) ? g->nrings : 0;
+    const int one = has_node_word(g), near = scope == SCOPE_REMOTE ? 0 : one ? 1 : g->node_size;
+    const int far = scope_has_rings(g, scope) ? g->nrings : 0;
     int last = -1; /* of the ranks that a lane missed */
 
     AG_GLANCES_BEGIN(ag);
@@ -23,9 +24,10 @@ KFN int glance_peers(struct agent *ag, const struct group_dev *g, enum scope sco
         int missing = 0, late = -1;
         AG_EACH(ag, int, n, near + far)
         {
-            const int p = n < near ? node_rank(g, n) : -1;
-            const uint64_t *word = n < near ? signal_at(g, g->rank, kind, slot, p)
-                                            : &g->aggregates[aggregate_index(g, n - near, kind, slot)];
+            const int p = n < near && !one ? node_rank(g, n) : -1;
+            const uint64_t *word = n >= near ? &g->aggregates[aggregate_index(g, n - near, kind, slot)]
+                                   : one     ? &node_signal(g, kind, slot)->all
+                                             : signal_at(g, g->rank, kind, slot, p);
             if ((p < 0 || is_active(g, p)) && (int64_t)(ag_peek(word) - value) < 0) {
                 missing = 1;
                 late = p;
@@ -87,6 +89,17 @@ KFN_STEP int wait_own(struct agent *ag, const struct group_dev *g, int kind, int
     return why == WAIT_OK ? 0 : wait_failed(ag, g, why, PHASE_AGENTS, -1, -1, value, ag_load_acquire(word));
 }
 
+/* The ranks of the node, by their one word, where there is one. Zero: not all are there after a slice of the deadline,
+ * or the group has failed: the caller asks rank by rank, who is late or what has happened. */
+KFN int wait_node(struct agent *ag, const struct group_dev *g, enum scope scope, int kind, int slot, uint64_t value,
+                  int phase)
+{
+    if (!has_node_word(g) || scope == SCOPE_REMOTE || AG_TRACED(ag))
+        return 0;
+    AG_WAITS(ag, phase, -1);
+    return ag_wait_ge(ag, &node_signal(g, kind, slot)->all, value, wait_slice(g)) == WAIT_OK;
+}
+
 /* Waits until every active peer's signal reaches `value`; one deadline for all of them. One agent. Non-zero: failed. */
 KFN_STEP int wait_each(struct agent *ag, const struct group_dev *g, enum scope scope, int kind, int slot,
                        uint64_t value, int phase, int64_t *wait_ns)
@@ -97,11 +110,12 @@ KFN_STEP int wait_each(struct agent *ag, const struct group_dev *g, enum scope s
         AG_HEARD(ag, g, scope, kind, slot, value);
         return 0;
     }
-    if (in_scope(g, scope, g->rank) && wait_own(ag, g, kind, slot, value, wait_ns))
-        return 1;
-    const uint64_t start = ag_now(ag);
     const int each = has_masks(g) || wait_ns; /* a wait of its own for each rank elsewhere */
-    for (int i = 0; i < (each ? g->nranks : g->node_size) && !failed; i++) {
+    const int near = !each && wait_node(ag, g, scope, kind, slot, value, phase);
+    if (!near && in_scope(g, scope, g->rank) && wait_own(ag, g, kind, slot, value, wait_ns))
+        return 1;
+    const uint64_t start = ag_now(ag); /* not before wait_node(), in which this process may have been stopped */
+    for (int i = 0; i < (each ? g->nranks : near ? 0 : g->node_size) && !failed; i++) {
         const int p = each ? i : node_rank(g, i);
         if (p == g->rank || !in_scope(g, scope, p))
             continue;

@@ -13,6 +13,8 @@
 
 #define COST(ag) (&sim_agent_of(ag)->cost)
 
+#undef AG_NODE_WORD
+#define AG_NODE_WORD(g) 0
 #undef AG_STAGED
 #define AG_STAGED 1
 #define ag_stage(ag) (sim_agent_of(ag)->stage)

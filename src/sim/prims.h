@@ -10,6 +10,10 @@
 #include "sim/rules.h"
 #include "sim/sched.h"
 
+/* Both ways of signals inside a node: a GPU's is the other one. */
+#undef AG_NODE_WORD
+#define AG_NODE_WORD(g) ((g)->nranks % 3 != 0)
+
 #define AG_GONE(ag, g) sim_rule_gone(g)
 #define AG_LOOKED(ag, g, gone, failed) sim_rule_looked(g, gone, failed)
 #undef AG_SIGNALS

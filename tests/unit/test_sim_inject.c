@@ -87,6 +87,12 @@ static void an_aggregate_that_misses_a_peer_is_found(void **state)
     is_found(BUG_AGGREGATE, 0, "");
 }
 
+static void a_word_of_a_node_that_misses_a_rank_is_found(void **state)
+{
+    (void)state;
+    is_found(BUG_NODE_WORD, 0, "");
+}
+
 static void a_heap_that_is_not_mapped_again_is_found(void **state)
 {
     (void)state;
@@ -203,6 +209,7 @@ int main(void)
         cmocka_unit_test(a_slot_given_back_before_its_node_has_taken_it_is_found),
         cmocka_unit_test(a_round_counted_twice_is_found),
         cmocka_unit_test(an_aggregate_that_misses_a_peer_is_found),
+        cmocka_unit_test(a_word_of_a_node_that_misses_a_rank_is_found),
         cmocka_unit_test(a_heap_that_is_not_mapped_again_is_found),
         cmocka_unit_test(a_place_given_while_its_process_is_there_is_found),
         cmocka_unit_test(members_that_choose_different_processes_are_found),

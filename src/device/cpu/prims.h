@@ -28,6 +28,7 @@
 /* Phases, waits and signals of a trace: what AG_MARK says, and for whom ag_wait_ge is about to wait. */
 #define AG_MARK(ag, name) ((ag)->traced ? cpu_mark(ag, name) : (void)0)
 #define AG_WAITS(ag, phase, peer) cpu_waits(ag, phase, peer)
+#define AG_TRACED(ag) ((ag)->traced != NULL)
 #define AG_WAITS_SIGNAL(ag, kind, slot, value) ((ag)->wait_what = (ag)->traced ? TRACE_WHAT(kind, slot, value) : 0)
 #define AG_SIGNALS(ag, g, kind, slot, value) \
     ((ag)->traced ? cpu_trace_signal(ag, (g)->nranks, kind, slot, value) : (void)0)
@@ -182,6 +183,7 @@ KFN uint64_t ag_look_behind(const uint64_t *word)
 #define AG_POINTS 5
 #define AG_GLANCES 1
 #define AG_BELLS 1
+#define AG_NODE_WORD(g) 1
 
 KFN int ag_last(struct agent *ag, uint32_t *word, int id)
 {

@@ -47,6 +47,7 @@
 #define BLOCK_POINTS (AG_POINTS + 1)
 #define AG_GLANCES 64
 #define AG_BELLS 0
+#define AG_NODE_WORD(g) 0
 #define AG_BLOCKS 1 /* the agents of a block */
 #define ag_store_signal ag_store_release
 
