@@ -217,7 +217,7 @@ int cmd_predict(int argc, char **argv)
     if (o.show)
         return show_machine(o.show);
     if (o.calibration || o.known)
-        return predict_known(o.calibration, o.json, o.point.seed);
+        return predict_known(o.calibration, o.modes, o.json, o.point.seed);
     if (machine_load(o.machine, &o.point.machine) != 0)
         return EXIT_USAGE;
     return predict_all(&o, argc, argv);

@@ -94,7 +94,7 @@ int predict_rank(int rank, int n, epx_bootstrap *boot, void *world);
 /* ---- Figures ---------------------------------------------------------------------------------------------------- */
 
 /* Measured on the H200 (calibration = 1), or published: predicted beside them. An exit status. */
-int predict_known(int calibration, int json, uint64_t seed);
+int predict_known(int calibration, int modes, int json, uint64_t seed);
 
 void predict_table_head(void);
 void predict_table_row(const struct predict_point *point, const struct predict_result *result);

@@ -136,7 +136,7 @@ static void print_json(const struct known *k, const struct predict_point *p, con
     fflush(stdout);
 }
 
-int predict_known(int calibration, int json, uint64_t seed)
+int predict_known(int calibration, int modes, int json, uint64_t seed)
 {
     const struct known *list = calibration ? measured : published;
     const int n = (int)(calibration ? sizeof(measured) : sizeof(published)) / (int)sizeof(*list);
@@ -148,6 +148,8 @@ int predict_known(int calibration, int json, uint64_t seed)
         struct predict_point point;
         struct cost_machine machine;
 
+        if (!(list[i].mode & modes))
+            continue;
         if (machine_load(list[i].machine, &machine) != 0)
             return EXIT_FAILED;
         point = point_of(&list[i], &machine, seed);
