@@ -1,15 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Read by scripts that test `epx bench`: runs it, keeps its output in $work, counts failures.
-epx=${EPX_BUILD_DIR:-build}/epx
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-failures=0
-
-fail() {
-    echo "FAILED: $1"
-    sed 's/^/    /' "$work/out" "$work/err" 2>/dev/null
-    failures=$((failures + 1))
-}
+. "$(dirname "${BASH_SOURCE[0]}")/script.sh"
 
 expect() { # CODE NAME ARGUMENTS...: runs epx bench, keeps its output, compares the exit code
     local code=$1 name=$2 got

@@ -4,17 +4,8 @@
 # behind. And the line of progress, which is shown on a terminal only.
 # ctest: cost=60 labels=slow,noasan,notsan sleeps
 set -uo pipefail
-epx=${EPX_BUILD_DIR:-build}/epx
+. "$(dirname "$0")/../lib/script.sh"
 . "$(dirname "$0")/../lib/slow.sh"
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-failures=0
-
-fail() {
-    echo "FAILED: $1"
-    sed 's/^/    /' "$work/out" "$work/err" 2>/dev/null
-    failures=$((failures + 1))
-}
 
 # The process of a driver's rank, once it is there. A driver that has ended has no rank.
 rank_of() { # DRIVER RANK
@@ -78,5 +69,4 @@ else
     wait
 fi
 
-echo "$failures failures"
-[ "$failures" -eq 0 ]
+finish

@@ -9,63 +9,16 @@
 # Rank 0 alone reports; a check that fails on one rank fails the run. All of it lives in namespaces of its own.
 # ctest: labels=slow,processes,noasan,notsan serial
 set -uo pipefail
+. "$(dirname "$0")/../lib/script.sh"
+. "$(dirname "$0")/../lib/namespaces.sh"
+in_namespaces "${1:-}" --uts
+. "$(dirname "$0")/../lib/launch.sh"
 
-skip() {
-    echo "skipped: $1"
-    exit 77
-}
-
-if [ "${1:-}" != inside ]; then
-    for tool in ip nsenter unshare; do
-        command -v $tool >/dev/null || PATH=$PATH:/usr/sbin:/sbin
-        command -v $tool >/dev/null || skip "there is no $tool"
-    done
-    mine=(unshare --net --mount --pid --uts --fork --kill-child --mount-proc)
-    [ "$(id -u)" -eq 0 ] || mine+=(--map-root-user)
-    why=$("${mine[@]}" ip link set lo up 2>&1) || skip "may not make namespaces here: ${why##*$'\n'}"
-    export PATH
-    exec "${mine[@]}" bash "$0" inside
-fi
-
-epx=${EPX_BUILD_DIR:-build}/epx
-hello=${EPX_BUILD_DIR:-build}/examples/hello
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-mount -t tmpfs none /run && mkdir -p /run/netns || skip "may not mount /run/netns"
+hello=$build/examples/hello
+own_run_folder
 ip link set lo up
-for name in RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT \
-    $(compgen -e | grep -E '^(SLURM|OMPI_COMM|PMI|PMIX)_'); do
-    unset "$name"
-done
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 EPX_BOOT_TIMEOUT_MS=30000
+export EPX_BOOT_TIMEOUT_MS=30000
 small=(--tokens 16 --hidden 512 --experts 8 --topk 2 --iters 3 --timeout 30)
-failures=0
-
-# check NAME EXPECTED COMMAND...: output in $work/out
-check() {
-    local name=$1 expected=$2 code since=$SECONDS
-    shift 2
-    timeout 200 "$@" >"$work/out" 2>&1 </dev/null
-    code=$?
-    [ "$expected" = bad ] && [ $code -ne 0 ] && expected=$code
-    if [ $code -eq "$expected" ]; then
-        echo "ok: $name ($((SECONDS - since)) s)"
-    else
-        echo "FAILED: $name: exit $code"
-        tail -20 "$work/out" | sed 's/^/    /'
-        failures=$((failures + 1))
-    fi
-}
-
-# has N TEXT
-has() {
-    local count
-    count=$(grep -c -- "$2" "$work/out")
-    [ "$count" -eq "$1" ] && return
-    echo "FAILED: $count lines with \"$2\", expected $1"
-    tail -20 "$work/out" | sed 's/^/    /'
-    failures=$((failures + 1))
-}
 
 # ---- Two hosts
 
@@ -105,10 +58,10 @@ has 1 "check    ok"
 check "two hosts by hand, high throughput, wall" 0 \
     bash -c 'by_hand 2 "$@"' - "$epx" bench ht "${small[@]}" --net tcp --check --timing wall --json
 has 3 '"check":"ok"'
-EPX_BENCH_CORRUPT=1 check "a check that fails" bad \
+EPX_BENCH_CORRUPT=1 check "a check that fails" any \
     bash -c 'by_hand 1 "$@"' - "$epx" bench ll "${small[@]}" --net tcp --check --timing wall
 has 1 "check failed"
-check "--ranks against the launcher" bad bash -c 'by_hand 1 "$@"' - "$epx" bench ll --ranks 4
+check "--ranks against the launcher" any bash -c 'by_hand 1 "$@"' - "$epx" bench ll --ranks 4
 has 2 "the launcher has started 2"
 check "epx run joins" 0 bash -c 'by_hand 2 "$@"' - "$epx" run "$hello"
 has 4 "of 4"
@@ -214,8 +167,7 @@ if [ -n "${DEBIAN_SLURM:-}" ]; then
             -n 4 --overcommit "$epx" run "$hello"
         has 4 "of 4"
     else
-        echo "FAILED: Slurm's daemons do not come up"
-        failures=$((failures + 1))
+        fail "Slurm's daemons do not come up"
     fi
 fi
-[ $failures -eq 0 ]
+finish

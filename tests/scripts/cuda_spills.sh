@@ -6,21 +6,16 @@
 # theirs (32 bytes) when it begins, once per row.
 # ctest: labels=cuda,slow,noasan,notsan
 set -eu
-reports=${EPX_BUILD_DIR:-build}/ptxas
-if [ ! -d "$reports" ]; then
-    echo "skipped: this build has no CUDA module"
-    exit 77
-fi
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+. "$(dirname "$0")/../lib/script.sh"
+reports=$build/ptxas
+[ -d "$reports" ] || skip "this build has no CUDA module"
 sums='sum_fastILi[123]E|sum_ringILi[12]E|sum_groupedILi[123]E|sum_logfmt'
 hot="copy_row_many|$sums|fp8_rowILi[12]E|fp8_row_manyILi[12]E|logfmt_encode_row|route_tokens"
 for kernel in ll_dispatch ll_combine ll_combine_logfmt ht_dispatch ht_combine ht_notify; do
     grep -A1 'Function properties' "$reports/$kernel.cu.txt" | grep -v '^--' | paste - - >>"$work/functions"
 done
-grep -E "$hot" "$work/functions" >"$work/hot" || { echo "FAILED: the report names none of $hot"; exit 1; }
+grep -E "$hot" "$work/functions" >"$work/hot" || die "the report names none of $hot"
 if grep -vE ' (0|4|8|12|16) bytes spill stores|copy_row_many.* (20|24|28|32) bytes spill stores' "$work/hot"; then
-    echo "FAILED: these functions spill registers"
-    exit 1
+    die "these functions spill registers"
 fi
 echo "$(wc -l <"$work/hot") hot functions, no spills"

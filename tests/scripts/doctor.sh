@@ -4,21 +4,10 @@
 # after it; --json is one object that has every variable; misspelt, shadowed and useless variables are named; what
 # EPX_NET asks for in vain is a warning.
 set -uo pipefail
-
-root=$(cd "$(dirname "$0")/../.." && pwd)
-epx=${EPX_BUILD_DIR:-build}/epx
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-failures=0
+. "$(dirname "$0")/../lib/script.sh"
 for name in $(compgen -e EPX_); do
     case $name in EPX_BUILD_DIR | EPX_SANITIZE | EPX_TEST_*) ;; *) unset "$name" ;; esac
 done
-
-fail() {
-    echo "FAILED: $1"
-    sed 's/^/    /' "$work/out" "$work/err"
-    failures=$((failures + 1))
-}
 
 # expect CODE NAME COMMAND...
 expect() {
@@ -142,5 +131,4 @@ expect 2 "an unknown option" "$epx" doctor --jsno &&
     says "with a hint" "epx doctor: unknown option '--jsno' (did you mean '--json'?); see epx doctor --help"
 expect 0 "help" "$epx" help doctor && says "help is help" "usage: epx doctor"
 
-echo "$failures failures"
-[ "$failures" -eq 0 ]
+finish

@@ -5,16 +5,13 @@
 # the benchmark compares with its oracle. Then everything that a driver may refuse: a sentence, and nodes of one host.
 # ctest: cost=8 labels=processes,noasan,notsan
 set -uo pipefail
-root=$(cd "$(dirname "$0")/../.." && pwd)
-build=${EPX_BUILD_DIR:-build} cc=${CC:-gcc}
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-failures=0
+. "$(dirname "$0")/../lib/script.sh"
+cc=${CC:-gcc}
 flags=(-std=gnu11 -D_GNU_SOURCE= -O1 -g1 -Wall -Wextra -Werror -fPIC -shared -I"$root/include" -I"$root/src")
 "$cc" "${flags[@]}" -o "$work/libcuda.so.1" "$root/tests/fabric/fake_driver.c" &&
     "$cc" "${flags[@]}" -DFAKE_NVML -o "$work/libnvidia-ml.so.1" "$root/tests/fabric/fake_driver.c" &&
     "$cc" "${flags[@]}" -fvisibility=hidden -o "$work/libepx_cuda.so" "$root/tests/fabric/module.c" \
-        "$root/src/device/gpu/fabric.c" -ldl -lpthread || { echo "FAILED: they do not compile"; exit 1; }
+        "$root/src/device/gpu/fabric.c" -ldl -lpthread || die "they do not compile"
 export EPX_MODULE_DIR=$work LD_LIBRARY_PATH=$work${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} EPX_LOG=info
 export EPX_FABRIC=1 EPX_RANKS_PER_HOST=2
 
@@ -26,13 +23,9 @@ try() {
     shift
     if ! env ${settings[@]+"${settings[@]}"} timeout 100 "$build/epx" bench "$@" --device cuda --tokens 12 \
         --experts 8 --hidden 512 --iters 1 --warmup 0 --check >"$work/out" 2>&1; then
-        tail -5 "$work/out"
-        echo "FAILED: $name"
-        failures=$((failures + 1))
+        fail "$name"
     elif ! grep -qE "$wanted" "$work/out"; then
-        grep -E "use_fabric|group of" "$work/out" | head -4
-        echo "FAILED: $name: expected a line like $wanted"
-        failures=$((failures + 1))
+        fail "$name: expected a line like $wanted"
     else
         echo "ok: $name"
     fi
@@ -50,7 +43,7 @@ refused() {
     try "refused: $1" "use_fabric: no effect, hosts are reached by the network: .*$2" FAKE_DRIVER="$1" -- \
         ll "${four[@]}"
     grep -q "group of 4 ranks on 2 nodes" "$work/out" ||
-        { echo "FAILED: refused: $1: expected two nodes" && failures=$((failures + 1)); }
+        fail "refused: $1: expected two nodes"
 }
 refused attribute "rank 0: the driver offers no fabric handles"
 refused create "cuMemCreate: CUDA_ERROR_NOT_PERMITTED .*IMEX channel"
@@ -62,5 +55,4 @@ refused state "has not registered with a fabric .NVML: state 2"
 refused cluster "GPU 0 is in no cluster"
 refused clique "no two of them are in one fabric"
 try "host heaps" "EPX_GPU_HEAP=host puts heaps into host memory" EPX_GPU_HEAP=host -- ll "${four[@]}"
-echo "$failures failures"
-[ "$failures" -eq 0 ]
+finish

@@ -4,25 +4,14 @@
 # each of them, and one symbol is all that it shows. The library opens it and, without an AMD GPU, refuses politely.
 # ctest: cost=90 timeout=1800 labels=hip,slow,noasan,notsan
 set -uo pipefail
-root=$(cd "$(dirname "$0")/../.." && pwd)
-epx=${EPX_BUILD_DIR:-build}/epx
-if ! command -v hipcc >/dev/null; then
-    echo "skipped: no hipcc"
-    exit 77
-fi
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-failures=0
-fail() {
-    echo "FAILED: $1"
-    failures=$((failures + 1))
-}
+. "$(dirname "$0")/../lib/script.sh"
+command -v hipcc >/dev/null || skip "no hipcc"
 
 began=$SECONDS
 { cmake -S "$root" -B "$work" -DCMAKE_BUILD_TYPE=Release -DEPX_WERROR=ON -DEPX_HIP=ON -DEPX_CUDA=OFF \
     -DEPX_BUILD_TESTS=OFF &&
     cmake --build "$work" -j2 --target epx_hip; } >"$work/log" 2>&1 ||
-    { tail -40 "$work/log"; echo "FAILED: the build"; exit 1; }
+    { tail -40 "$work/log"; die "the build"; }
 echo "ok: built in $((SECONDS - began)) s"
 module=$work/libepx_hip.so
 
@@ -67,15 +56,14 @@ else
     rc=$?
     [ $rc -eq 2 ] && grep -q "device hip: no GPU can be used" "$work/out" &&
         echo "ok: refused without a GPU" ||
-        { cat "$work/out"; fail "without a GPU: exit code $rc, expected 2 and the reason"; }
+        fail "without a GPU: exit code $rc, expected 2 and the reason"
     EPX_MODULE_DIR=$work EPX_DEVICE=hip timeout 200 "$epx" doctor >"$work/out" 2>&1
     grep -q "libepx_hip.so can be opened" "$work/out" && echo "ok: doctor opens it" ||
-        { cat "$work/out"; fail "doctor"; }
+        fail "doctor"
     EPX_MODULE_DIR=$work/nowhere timeout 200 "$epx" bench ll --device hip --ranks 2 --tokens 4 >"$work/out" 2>&1
     rc=$?
     [ $rc -eq 2 ] && grep -q "no HIP device module here" "$work/out" &&
         echo "ok: refused without the module" ||
-        { cat "$work/out"; fail "without the module: exit code $rc, expected 2 and the reason"; }
+        fail "without the module: exit code $rc, expected 2 and the reason"
 fi
-echo "$failures failures"
-[ "$failures" -eq 0 ]
+finish

@@ -6,16 +6,9 @@
 #   lanes.sh bus    instead: how often kernels of two nodes wait for a bus, with heaps in host memory (make bus)
 # ctest: cost=95 timeout=1800 labels=slow,noasan,notsan
 set -uo pipefail
-root=$(cd "$(dirname "$0")/../.." && pwd)
-build=${EPX_BUILD_DIR:-build} mode=${1:-}
-cc=${CC:-gcc} cxx=${CXX:-g++}
-if ! "$cxx" --version >/dev/null 2>&1; then
-    echo "skipped: no C++ compiler"
-    exit 77
-fi
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-failures=0
+. "$(dirname "$0")/../lib/script.sh"
+mode=${1:-} cc=${CC:-gcc} cxx=${CXX:-g++}
+"$cxx" --version >/dev/null 2>&1 || skip "no C++ compiler"
 # As many cases as the scale says; a launch here takes a thousand times as long as on a GPU.
 scale=$(awk "BEGIN { print 0.03 * ${EPX_TEST_SCALE:-1} }")
 
@@ -53,9 +46,7 @@ try() { # NAME COMMAND...
     if [ $rc -eq 0 ]; then
         echo "ok: $name"
     else
-        tail -25 "$work/out"
-        echo "FAILED: $name: exit code $rc"
-        failures=$((failures + 1))
+        fail "$name: exit code $rc"
     fi
 }
 
@@ -76,18 +67,17 @@ bus() {
                 bad += chain[k] / ops[k] > most[k - 2] || ops[k] == 0
             }
             exit bad
-        }' "$work/bus" || failures=$((failures + 1))
+        }' "$work/bus" || fail "loads across the bus"
 }
 
 if [ "$mode" = bus ]; then
     bus || exit 1
-    echo "$failures failures"
-    [ "$failures" -eq 0 ]
+    finish
     exit
 fi
 module "$work/cuda" cuda & first=$!
 module "$work/hip" hip -DEPX_HIP & second=$!
-wait $first && wait $second || { echo "FAILED: the modules do not compile"; exit 1; }
+wait $first && wait $second || die "the modules do not compile"
 
 # Lanes that a CPU emulates are late by more than any limit: all go on where a case does not say otherwise.
 export EPX_LL_WIDE_WAIT_US=0 EPX_LL_FEW_SMS=1 # of two
@@ -131,5 +121,4 @@ for device in cuda hip; do
             "$build/tests/test_prop_$mode"
     done
 done
-echo "$failures failures"
-[ "$failures" -eq 0 ]
+finish

@@ -6,18 +6,11 @@
 #     --------        ------       with what the launcher has set
 #     mpirun          is the real one; the others are functions below, because CI has no Slurm and no MPICH
 set -u
-hello=$EPX_BUILD_DIR/examples/hello
-root=$(cd "$(dirname "$0")/../.." && pwd)
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-failures=0
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-export EPX_BOOT_TIMEOUT_MS=60000 EPX_LIBRARY=$EPX_BUILD_DIR/libepx.so PYTHONPATH=$root/python
-export ASAN_OPTIONS=${ASAN_OPTIONS:+$ASAN_OPTIONS:}detect_leaks=0
-unset RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT EPX_MASTER_PORT EPX_JOB_ID TORCHELASTIC_RUN_ID
-for name in $(compgen -e | grep -E '^(SLURM|OMPI_COMM|PMI|PMIX)_'); do
-    unset "$name"
-done
+. "$(dirname "$0")/../lib/script.sh"
+. "$(dirname "$0")/../lib/launch.sh"
+hello=$build/examples/hello
+export EPX_BOOT_TIMEOUT_MS=60000 EPX_LIBRARY=$build/libepx.so PYTHONPATH=$root/python
+no_leak_checks
 if ! command -v mpirun >/dev/null; then
     echo "mpirun is not installed (Debian: openmpi-bin)"
     exit 77
@@ -29,30 +22,6 @@ import epx
 with epx.Group(num_experts=8, max_tokens_per_rank=4, max_hidden_bytes=64, max_topk=2) as group:
     print("python rank %d of %d: created" % (group.info.rank, group.info.nranks))
 PYTHON
-
-fail() {
-    echo "FAILED: $1"
-    sed 's/^/    /' "$work/out"
-    failures=$((failures + 1))
-}
-
-# check NAME EXPECTED_CODE COMMAND...: with a time limit; output in $work/out. A launcher may be a function.
-check() {
-    local name=$1 expected=$2 code
-    shift 2
-    "$@" >"$work/out" 2>&1 </dev/null
-    code=$?
-    [ "$expected" = any ] && [ $code -ne 0 ] && expected=$code
-    [ "$code" = "$expected" ] || fail "$name: exit code $code, expected $expected"
-    echo "ran: $name"
-}
-
-# has N TEXT: N lines of the output contain the text.
-has() {
-    local count
-    count=$(grep -cF -- "$2" "$work/out")
-    [ "$count" = "$1" ] || fail "$count lines with \"$2\", expected $1"
-}
 
 # complete N WORD: one line for each of N ranks.
 complete() {
@@ -244,5 +213,4 @@ complete 2 "rank"
 check "no launcher" any "$hello"
 has 1 "no launcher was found"
 
-echo "$failures failures"
-[ "$failures" -eq 0 ]
+finish

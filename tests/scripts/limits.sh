@@ -3,19 +3,15 @@
 # Ranks that may open too few files, start too few threads, have no shared memory left, or are interrupted all the time:
 # they work, or each says what it lacks, and nobody hangs or crashes. ctest: cost=80 labels=slow
 set -u
-epx=$EPX_BUILD_DIR/epx exchange=$EPX_BUILD_DIR/tests/exchange
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+. "$(dirname "$0")/../lib/script.sh"
+exchange=$build/tests/exchange
 chmod 755 "$work"
-failures=0 worked=0 refused=0
-export ASAN_OPTIONS=${ASAN_OPTIONS:+$ASAN_OPTIONS:}detect_leaks=0
+worked=0 refused=0
+no_leak_checks
 
 case ${EPX_SANITIZE:-} in
 '' | OFF | none) ;;
-*)
-    echo "skipped: sanitizers need files, threads and memory of their own"
-    exit 77
-    ;;
+*) skip "sanitizers need files, threads and memory of their own" ;;
 esac
 
 # judge NAME CODE: what ran said why it failed, or did not fail.
@@ -23,13 +19,9 @@ judge() {
     if [ "$2" -eq 0 ]; then
         worked=$((worked + 1))
     elif [ "$2" -ge 124 ] && [ "$2" -ne 126 ] || grep -qi 'signal' "$work/out"; then
-        echo "FAILED: $1: exit code $2"
-        sed 's/^/    /' "$work/out"
-        failures=$((failures + 1))
+        fail "$1: exit code $2"
     elif ! grep -qE 'epx_group_create|epx_|epx run: cannot start|Too many open files' "$work/out"; then
-        echo "FAILED: $1: no word of why"
-        sed 's/^/    /' "$work/out"
-        failures=$((failures + 1))
+        fail "$1: no word of why"
     else
         refused=$((refused + 1))
     fi
@@ -81,9 +73,7 @@ CODE
         four env LD_PRELOAD="$work/storm.so" >"$work/out" 2>&1
         judge "interrupted over $net" $?
         if [ "$worked" -eq "$before" ]; then
-            echo "FAILED: ranks that are interrupted do not work over $net"
-            sed 's/^/    /' "$work/out"
-            failures=$((failures + 1))
+            fail "ranks that are interrupted do not work over $net"
         fi
     fi
 done
@@ -97,9 +87,7 @@ done
 code=$?
 judge "small files" $code
 [ $code -ne 0 ] && grep -q 'ulimit -f' "$work/out" || {
-    echo "FAILED: small files: expected a message about ulimit -f, exit code $code"
-    sed 's/^/    /' "$work/out"
-    failures=$((failures + 1))
+    fail "small files: expected a message about ulimit -f, exit code $code"
 }
 
 if have shm && unshare -m true 2>/dev/null; then

@@ -3,23 +3,22 @@
 # NCCL EP's interface on 8 ranks of the CPU device, on the stand-ins for NCCL and CUDA: all layouts against the oracle,
 # what is refused, masks; on one node and on two. ctest: cost=14 labels=processes
 set -u
-ranks=$EPX_BUILD_DIR/tests/nccl_ep_ranks
+. "$(dirname "$0")/../lib/script.sh"
+ranks=$build/tests/nccl_ep_ranks
 leak_checked=${ASAN_OPTIONS:-} # at the end of one rank, not of eight: it takes seconds on some machines
-export ASAN_OPTIONS=${ASAN_OPTIONS:+$ASAN_OPTIONS:}detect_leaks=0
+no_leak_checks
 export EPX_ALLOC_BYTES=64M # ThreadSanitizer leaves little room for addresses
 . "$(dirname "$0")/../lib/slow.sh"
 EPX_TEST_SLOW=$(slow 1)
 export EPX_TEST_SLOW
-failures=0
 
 check() { # name, ranks, arguments...
     local name=$1 n=$2
     shift 2
-    if "$EPX_BUILD_DIR/epx" run -n "$n" --timeout 800 -- "$ranks" "$@"; then
+    if "$epx" run -n "$n" --timeout 800 -- "$ranks" "$@"; then
         echo "ok $name"
     else
-        echo "FAILED $name"
-        failures=$((failures + 1))
+        fail "$name"
     fi
 }
 
@@ -28,15 +27,14 @@ EPX_STANDIN_CAPABILITY=9.0 check "without NVFP4" 2 nvfp4
 check "four ranks" 4 rules drop recipes eager memory nvfp4 elastic pinned
 EPX_RANKS_PER_NODE=2 check "two nodes of two" 4 rules drop recipes eager memory nvfp4 elastic pinned masks
 EPX_RANKS_PER_NODE=4 check "two nodes" 8 layouts runtime
-said=$(mktemp)
+said=$work/said
 ASAN_OPTIONS=$leak_checked NCCL_EP_DEBUG=1 NCCL_EP_ENV_VERBOSE=1 NVCC=none \
     check "one rank" 1 standin runtime layouts misuse 2>"$said"
 # NCCL_EP_DEBUG: a banner, and of each call why its rows are moved in place or not; _ENV_VERBOSE: all variables.
 for words in "NCCL EP version" "rank 0: ncclEpDispatch: outputs.tokens: zero-copy: memory of ncclEpxMemAlloc" \
     "ncclEpDispatch: outputs.tokens (in a window): no zero-copy" "rank 0: ncclEpCombine: inputs.tokens: no zero-copy" \
     "NVCC=none (no effect: nothing is compiled at run time)"; do
-    grep -qF "$words" "$said" || { echo "FAILED one rank does not say: $words" && failures=$((failures + 1)); }
+    grep -qF "$words" "$said" || fail "one rank does not say: $words"
 done
-rm -f "$said"
-"$EPX_BUILD_DIR/tests/nccl_ep_comm" || failures=$((failures + 1))
-[ $failures -eq 0 ]
+"$build/tests/nccl_ep_comm" || fail "nccl_ep_comm"
+finish

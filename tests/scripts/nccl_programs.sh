@@ -4,19 +4,14 @@
 # are against CUDA and NCCL; the example under mpirun, which finds its rank by the launcher; and epx ep-bench in its
 # layouts and recipes, whose check must be able to fail. ctest: labels=processes,noasan,notsan
 set -u
-root=$(cd "$(dirname "$0")/../.." && pwd)
-build=$EPX_BUILD_DIR
-scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
+. "$(dirname "$0")/../lib/script.sh"
 export EPX_ALLOC_BYTES=16M
-failures=0
 
 passed() { # name, status
     if [ "$2" -eq 0 ]; then
         echo "ok $1"
     else
-        echo "FAILED $1 (exit $2)"
-        failures=$((failures + 1))
+        fail "$1 (exit $2)"
     fi
 }
 
@@ -26,14 +21,14 @@ if command -v mpicxx >/dev/null && command -v mpirun >/dev/null; then
     include=$root/include/nccl_ep
     mpicxx -std=c++20 -O1 -Wall -Wextra -Wno-missing-field-initializers -Wno-cast-function-type -Werror \
         -I"$include" -I"$include/standin/nccl" -I"$include/standin/cuda" "$root/tests/nccl_ep/program.cpp" \
-        -L"$build" -lnccl_ep -lepx_nccl -lepx_cudart -Wl,-rpath,"$build" -o "$scratch/program"
+        -L"$build" -lnccl_ep -lepx_nccl -lepx_cudart -Wl,-rpath,"$build" -o "$work/program"
     passed "C++20 with MPI, compiled" $?
-    timeout 200 "${mpi[@]}" -n 4 "$scratch/program"
+    timeout 200 "${mpi[@]}" -n 4 "$work/program"
     passed "C++20 with MPI, 4 ranks" $?
     timeout 200 "${mpi[@]}" -n 3 "$build/examples/nccl_ep_hello"
     passed "the example under mpirun" $?
-    timeout 200 "${mpi[@]}" -n 2 "$build/epx" ep-bench --tokens 8 --hidden 256 --experts 4 --top-k 2 --iters 2 \
-        --warmup 1 --validate >"$scratch/mpi.txt" && grep -q "2 ranks" "$scratch/mpi.txt"
+    timeout 200 "${mpi[@]}" -n 2 "$epx" ep-bench --tokens 8 --hidden 256 --experts 4 --top-k 2 --iters 2 \
+        --warmup 1 --validate >"$work/out" && grep -q "2 ranks" "$work/out"
     passed "ep-bench joins mpirun's world" $?
 else
     echo "no mpicxx or mpirun: the C++ program and mpirun are left out"
@@ -42,12 +37,11 @@ fi
 bench() { # expected status, expected text, options...
     local status=$1 text=$2
     shift 2
-    timeout 200 "$build/epx" ep-bench -n 4 --tokens 24 --hidden 512 --experts 16 --top-k 4 --warmup 1 --iters 2 "$@" \
-        >"$scratch/out.txt" 2>&1
+    timeout 200 "$epx" ep-bench -n 4 --tokens 24 --hidden 512 --experts 16 --top-k 4 --warmup 1 --iters 2 "$@" \
+        >"$work/out" 2>&1
     local got=$?
-    [ $got -eq "$status" ] && grep -q -- "$text" "$scratch/out.txt"
+    [ $got -eq "$status" ] && grep -q -- "$text" "$work/out"
     passed "ep-bench $*" $?
-    [ $got -eq "$status" ] || tail -5 "$scratch/out.txt"
 }
 
 bench 0 "Total (D+C)" --algorithm ll --validate
@@ -64,4 +58,4 @@ bench 1 "not supported" --dynamic-tokens
 bench 1 "ll's" --algorithm ht --layout rm
 EPX_BENCH_CORRUPT=1 bench 2 "Dispatch validation: FAILED" --algorithm ll --validate
 EPX_RANKS_PER_NODE=2 bench 0 "2 per LSA team" --algorithm ht --validate
-[ $failures -eq 0 ]
+finish

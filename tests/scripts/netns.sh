@@ -15,38 +15,15 @@
 # Nothing outside is touched: all of it, processes included, lives in namespaces of its own that end with the script.
 # ctest: labels=slow serial
 set -uo pipefail
+. "$(dirname "$0")/../lib/script.sh"
+. "$(dirname "$0")/../lib/namespaces.sh"
+in_namespaces "${1:-}"
 
-skip() {
-    echo "skipped: $1"
-    exit 77
-}
-
-if [ "${1:-}" != inside ]; then
-    for tool in ip nsenter unshare; do
-        command -v $tool >/dev/null || PATH=$PATH:/usr/sbin:/sbin
-        command -v $tool >/dev/null || skip "there is no $tool"
-    done
-    mine=(unshare --net --mount --pid --fork --kill-child --mount-proc)
-    [ "$(id -u)" -eq 0 ] || mine+=(--map-root-user)
-    why=$("${mine[@]}" ip link set lo up 2>&1) || skip "may not make namespaces here: ${why##*$'\n'}"
-    export PATH
-    exec "${mine[@]}" bash "$0" inside
-fi
-
-here=$(cd "$(dirname "$0")" && pwd)
-exchange=${EPX_BUILD_DIR:-build}/tests/exchange
-[ -x "$exchange" ] || { echo "FAILED: there is no $exchange" && exit 1; }
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-mount -t tmpfs none /run && mkdir -p /run/netns || skip "may not mount /run/netns"
-failures=0 begin=$SECONDS HANGS_S=200
+here=$root/tests/scripts exchange=$build/tests/exchange
+[ -x "$exchange" ] || die "there is no $exchange"
+own_run_folder
+begin=$SECONDS HANGS_S=200
 . "$(dirname "$0")/../lib/slow.sh"
-
-fail() {
-    echo "FAILED: $1"
-    sed 's/^/    /' "$work"/out.* 2>/dev/null
-    failures=$((failures + 1))
-}
 
 # ---- The network
 

@@ -4,19 +4,16 @@
 # library. With the one that is left ranks authenticate as before; with none they say what is missing and do not start;
 # EPX_SECRET=none starts them all the same (docs/security.md).
 set -u
-epx=$EPX_BUILD_DIR/epx hello=$EPX_BUILD_DIR/examples/hello
+. "$(dirname "$0")/../lib/script.sh"
+hello=$build/examples/hello
 if [ $# -eq 0 ]; then
     unshare -m true 2>/dev/null || { echo "may not make namespaces here: $(unshare -m true 2>&1)" && exit 77; }
-    work=$(mktemp -d)
-    trap 'rm -rf "$work"' EXIT
-    unshare -m bash "$0" "$work"
+    unshare -m bash "$0" inside
     exit
 fi
-work=$1
 unset EPX_SECRET EPX_SECRET_FILE
-export ASAN_OPTIONS=${ASAN_OPTIONS:+$ASAN_OPTIONS:}detect_leaks=0
+no_leak_checks
 touch "$work/empty"
-failures=0
 
 hide() { # library
     local file
@@ -31,9 +28,7 @@ expect() { # code, text, name, command...
     timeout 200 "$@" >"$work/out" 2>&1 </dev/null
     got=$?
     if [ $got -ne "$code" ] || ! grep -qF -- "$text" "$work/out"; then
-        echo "FAILED: $name: exit code $got, expected $code and \"$text\""
-        sed 's/^/    /' "$work/out"
-        failures=$((failures + 1))
+        fail "$name: exit code $got, expected $code and \"$text\""
         return
     fi
     echo "ok: $name"
@@ -46,4 +41,4 @@ hide libcrypto
 expect 1 "neither libsodium nor libcrypto" "without both ranks do not start" "$epx" run -n 2 "$hello"
 expect 0 "0 wrong values" "unless nobody proves anything" env EPX_SECRET=none "$epx" run -n 2 "$hello"
 expect 0 "install libsodium" "doctor says so" "$epx" doctor
-exit $((failures != 0))
+finish

@@ -3,14 +3,9 @@
 # epx predict: the same answer twice, slower cards give slower operations, results are checked, figures that were
 # measured come out near what was measured, and bad machine files are refused. ctest: cost=9
 set -eu
-epx=${EPX_BUILD_DIR:?}/epx
-if [ "${EPX_SANITIZE:-none}" != none ]; then
-    echo "skipped: fibers of hundreds of agents are slow under sanitizers; unit tests run there"
-    exit 77
-fi
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-fail() { echo "FAILED: $*"; exit 1; }
+. "$(dirname "$0")/../lib/script.sh"
+[ "${EPX_SANITIZE:-none}" = none ] ||
+    skip "fibers of hundreds of agents are slow under sanitizers; unit tests run there"
 
 # Whatever is not the time or memory of the prediction itself is the same on every machine.
 same() { sed -E 's/"(seconds|peak_bytes)":[0-9.]+,?//g' "$1"; }
@@ -18,12 +13,12 @@ for mode in ll ht; do
     for run in 1 2; do
         "$epx" predict --machine h800-cx7 --mode $mode --ranks 16 --tokens 64 --iters 2 --json >"$work/$mode.$run"
     done
-    [ "$(same "$work/$mode.1")" = "$(same "$work/$mode.2")" ] || fail "two predictions of $mode differ"
+    [ "$(same "$work/$mode.1")" = "$(same "$work/$mode.2")" ] || die "two predictions of $mode differ"
 done
 
 printf 'like h800-cx7\ncard_rate 4850\n' >"$work/slow.machine"
 "$epx" predict --machine "$work/slow.machine" --mode ll --ranks 16 --tokens 64 --iters 2 --json >"$work/slow"
-python3 - "$work/ll.1" "$work/slow" <<'PY' || fail "cards of a tenth of the speed do not show"
+python3 - "$work/ll.1" "$work/slow" <<'PY' || die "cards of a tenth of the speed do not show"
 import json, sys
 fast, slow = (json.load(open(f)) for f in sys.argv[1:])
 assert fast["dispatch"]["net_bytes"] == slow["dispatch"]["net_bytes"] > 0
@@ -33,7 +28,7 @@ for op in ("dispatch", "combine"):
 PY
 
 "$epx" predict --calibration --json >"$work/calibration"
-python3 - "$work/calibration" <<'PY' || fail "the calibration is off"
+python3 - "$work/calibration" <<'PY' || die "the calibration is off"
 import json, sys
 for line in open(sys.argv[1]):
     row = json.loads(line)
@@ -44,8 +39,8 @@ PY
 "$epx" predict --machine h200-shared --mode ll --ranks 8 --tokens 16 --report "$work/page.html" \
     --svg "$work/plot.svg" >/dev/null
 python3 -c 'import sys, xml.dom.minidom; assert xml.dom.minidom.parse(sys.argv[1]).getElementsByTagName("circle")' \
-    "$work/plot.svg" || fail "the plot is no SVG with points"
-python3 - "$work/page.html" <<'PY' || fail "the page has no points, or not the numbers"
+    "$work/plot.svg" || die "the plot is no SVG with points"
+python3 - "$work/page.html" <<'PY' || die "the page has no points, or not the numbers"
 import json, re, sys
 page = open(sys.argv[1]).read()
 rows = json.loads(re.search(r'id="epx-numbers">(.*?)</script>', page, re.S).group(1))
@@ -56,13 +51,13 @@ PY
 
 # The oracle looks at what was predicted: a result that is spoilt is an error.
 EPX_BENCH_CORRUPT=1 "$epx" predict --machine h200-shared --mode ll --ranks 8 --tokens 16 >/dev/null 2>"$work/spoilt" &&
-    fail "a wrong result was not found"
-grep -q "results are wrong" "$work/spoilt" || fail "a wrong result gave: $(cat "$work/spoilt")"
+    die "a wrong result was not found"
+grep -q "results are wrong" "$work/spoilt" || die "a wrong result gave: $(cat "$work/spoilt")"
 
 refused() { # text of a machine file, expected words
     printf '%b' "$1" >"$work/bad.machine"
-    if "$epx" predict --machine "$work/bad.machine" 2>"$work/message"; then fail "accepted: $1"; fi
-    grep -q "$2" "$work/message" || fail "$1 gave: $(cat "$work/message")"
+    if "$epx" predict --machine "$work/bad.machine" 2>"$work/message"; then die "accepted: $1"; fi
+    grep -q "$2" "$work/message" || die "$1 gave: $(cat "$work/message")"
 }
 refused 'sms 4\n' 'is missing'
 refused 'like h800-cx7\nsms many\n' 'expected a number'

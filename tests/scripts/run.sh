@@ -2,21 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # epx run: what ranks get, how failures are told, and that nothing is left behind. ctest: cost=12
 set -u
-epx=$EPX_BUILD_DIR/epx
-root=$(cd "$(dirname "$0")/../.." && pwd)
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-failures=0
+. "$(dirname "$0")/../lib/script.sh"
 # A leak check at every exit costs seconds on some machines: the run with tags, which uses the most, does it alone.
 leak_checked=${ASAN_OPTIONS:-}
-export ASAN_OPTIONS=${ASAN_OPTIONS:+$ASAN_OPTIONS:}detect_leaks=0
-
-fail() {
-    echo "FAILED: $1"
-    sed 's/^/    out: /' "$work/out"
-    sed 's/^/    err: /' "$work/err"
-    failures=$((failures + 1))
-}
+no_leak_checks
 
 # check NAME EXPECTED_CODE COMMAND...: runs it with a time limit; output in $work/out and $work/err.
 check() {
@@ -198,5 +187,4 @@ for _ in $(seq 300); do
 done
 [ -z "$(left_over "$marker")" ] || fail "a process of a rank is left: $(left_over "$marker")"
 
-echo "$failures failed"
-[ $failures -eq 0 ]
+finish

@@ -4,13 +4,10 @@
 # over tcp and shm (whose endpoints install handlers), and with libraries that install handlers when they are loaded and
 # called (unit/fake_vendor.c) in place of libfabric and of libibverbs.
 set -u
-build=${EPX_BUILD_DIR:-build}
-root=$(cd "$(dirname "$0")/../.." && pwd)
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-failures=0 ran=0
+. "$(dirname "$0")/../lib/script.sh"
+ran=0
 export EPX_RANKS_PER_NODE=1 EPX_TIMEOUT_MS=120000
-export ASAN_OPTIONS=${ASAN_OPTIONS:+$ASAN_OPTIONS:}detect_leaks=0 # libfabric leaks; other tests look for leaks of ours
+no_leak_checks # other tests look for leaks of ours
 
 expect() { # NAME COMMAND...: two ranks, each a node, end well
     local name=$1
@@ -19,9 +16,7 @@ expect() { # NAME COMMAND...: two ranks, each a node, end well
     if timeout -s KILL 600 "$build/epx" run -n 2 "$@" >"$work/out" 2>&1; then
         echo "ok: $name"
     else
-        echo "FAILED: $name: exit code $?"
-        sed 's/^/    /' "$work/out"
-        failures=$((failures + 1))
+        fail "$name: exit code $?"
     fi
 }
 
@@ -52,17 +47,15 @@ none | OFF) with_python=yes ;;
 *) echo "Python is left out: its interpreter is built without the sanitizer" ;;
 esac
 
-if ! "$build/epx" doctor 2>/dev/null | grep -qE '^ +(for EPX +)?tcp: libfabric '; then
-    echo "skipped: libfabric's tcp provider cannot be used here"
-    exit 77
-fi
+"$epx" doctor 2>/dev/null | grep -qE '^ +(for EPX +)?tcp: libfabric ' ||
+    skip "libfabric's tcp provider cannot be used here"
 real=$(python3 - <<'PY'
 import ctypes
 ctypes.CDLL("libfabric.so.1")
 print(next(line.split()[-1] for line in open("/proc/self/maps") if "libfabric.so" in line))
 PY
 )
-[ -n "$real" ] || { echo "FAILED: where libfabric.so.1 is cannot be found"; exit 1; }
+[ -n "$real" ] || die "where libfabric.so.1 is cannot be found"
 
 c "libfabric over tcp" EPX_NET=tcp --
 python "libfabric over tcp" EPX_NET=tcp --
@@ -88,8 +81,7 @@ try:
     os.kill(os.getpid(), signal.SIGINT)
 except KeyboardInterrupt:
     pass' 2>/dev/null; then
-    echo "FAILED: the fake library takes over no signals: this test proves nothing"
-    failures=$((failures + 1))
+    fail "the fake library takes over no signals: this test proves nothing"
 fi
 
 echo "$ran cases, $failures failed"

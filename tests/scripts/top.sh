@@ -6,8 +6,7 @@
 # ctest: labels=slow
 set -uo pipefail
 
-epx=${EPX_BUILD_DIR:-build}/epx
-work=$(mktemp -d)
+. "$(dirname "$0")/../lib/script.sh"
 bench=
 trap '[ -z "$bench" ] || kill -KILL -- -"$bench" 2>/dev/null; rm -rf "$work"' EXIT
 fail() {
