@@ -19,6 +19,7 @@
 #include "boot/interface.h"
 #include "boot/wire.h"
 #include "util/clock.h"
+#include "tests/lib/child.h"
 #include "tests/lib/thread_boot.h"
 #include "tests/lib/unit.h"
 #include "tests/lib/slow.h"
@@ -71,18 +72,10 @@ static inline int some_port(void)
     return (int)(12000 + next % 20000);
 }
 
-static inline void set_int(const char *name, int value)
-{
-    char text[16];
-
-    snprintf(text, sizeof(text), "%d", value);
-    setenv(name, text, 1);
-}
-
 /* Keeps ranks of several runs of this test apart, should they find the same port. */
 static inline void name_this_run(void)
 {
-    set_int("EPX_JOB_ID", (int)getpid());
+    child_set_int("EPX_JOB_ID", (int)getpid());
 }
 
 static int job_salt = 1;
@@ -94,9 +87,9 @@ static inline void be_rank(struct world *world, int rank)
 
     alarm(LIMIT_S);
     job_salt = world->port;
-    set_int("RANK", world->rank_as[rank] ? world->rank_as[rank] : rank);
-    set_int("WORLD_SIZE", world->world_as[rank] ? world->world_as[rank] : world->nranks);
-    set_int("MASTER_PORT", world->port);
+    child_set_int("RANK", world->rank_as[rank] ? world->rank_as[rank] : rank);
+    child_set_int("WORLD_SIZE", world->world_as[rank] ? world->world_as[rank] : world->nranks);
+    child_set_int("MASTER_PORT", world->port);
     setenv("MASTER_ADDR", world->host, 1);
     outcome->status = world->body(world, rank);
     snprintf(outcome->text, sizeof(outcome->text), "%s", epx_last_error());
@@ -160,6 +153,31 @@ static inline void expect_all_ok(const struct world *world)
     }
 }
 
+/* All of the world's ranks end well; it is gone then. */
+static inline void world_succeeds(struct world *world)
+{
+    world_run(world);
+    expect_all_ok(world);
+    world_end(world);
+}
+
+/* The same with a variable set. */
+static inline void world_succeeds_with(struct world *world, const char *name, const char *value)
+{
+    setenv(name, value, 1);
+    world_run(world);
+    unsetenv(name);
+    expect_all_ok(world);
+    world_end(world);
+}
+
+static inline void ranks_succeed(int nranks, int (*body)(const struct world *world, int rank))
+{
+    struct world world = world_make(nranks, body);
+
+    world_succeeds(&world);
+}
+
 static inline void expect_failure(const struct world *world, int rank, epx_status status, const char *words)
 {
     const struct outcome *outcome = &world->outcomes[rank];
@@ -169,6 +187,14 @@ static inline void expect_failure(const struct world *world, int rank, epx_statu
                     (int)status, words);
     assert_int_equal(outcome->status, status);
     assert_non_null(strstr(outcome->text, words));
+}
+
+/* Rank 0 says the words; ranks 1 and 3 repeat its message. */
+static inline void expect_told(const struct world *world, epx_status status, const char *words)
+{
+    expect_failure(world, 0, status, words);
+    expect_failure(world, 1, status, world->outcomes[0].text);
+    expect_failure(world, 3, status, world->outcomes[0].text);
 }
 
 /* ---- Bodies of ranks ----------------------------------------------------------------------------------------- */

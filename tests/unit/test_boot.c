@@ -8,22 +8,14 @@
 
 static void every_rank_gets_the_data_of_all(void **state)
 {
-    struct world world = world_make(4, open_and_gather);
-
     (void)state;
-    world_run(&world);
-    expect_all_ok(&world);
-    world_end(&world);
+    ranks_succeed(4, open_and_gather);
 }
 
 static void sixty_four_ranks_connect(void **state)
 {
-    struct world world = world_make(64, open_and_gather);
-
     (void)state;
-    world_run(&world);
-    expect_all_ok(&world);
-    world_end(&world);
+    ranks_succeed(64, open_and_gather);
 }
 
 static void megabytes_are_gathered(void **state)
@@ -32,9 +24,7 @@ static void megabytes_are_gathered(void **state)
 
     (void)state;
     world.bytes = 5000003;
-    world_run(&world);
-    expect_all_ok(&world);
-    world_end(&world);
+    world_succeeds(&world);
 }
 
 static void ranks_connect_over_ipv6(void **state)
@@ -53,9 +43,7 @@ static void ranks_connect_over_ipv6(void **state)
         skip();
     }
     world.host = "::1";
-    world_run(&world);
-    expect_all_ok(&world);
-    world_end(&world);
+    world_succeeds(&world);
 }
 
 static void ranks_connect_by_host_name(void **state)
@@ -64,9 +52,7 @@ static void ranks_connect_by_host_name(void **state)
 
     (void)state;
     world.host = "localhost";
-    world_run(&world);
-    expect_all_ok(&world);
-    world_end(&world);
+    world_succeeds(&world);
 }
 
 /* The address and name of an interface that is not the loopback, if there is one. */
@@ -104,11 +90,7 @@ static void ranks_connect_on_a_chosen_interface(void **state)
     }
     world = world_make(3, open_and_gather);
     world.host = host;
-    setenv("EPX_SOCKET_IFNAME", name, 1);
-    world_run(&world);
-    unsetenv("EPX_SOCKET_IFNAME");
-    expect_all_ok(&world);
-    world_end(&world);
+    world_succeeds_with(&world, "EPX_SOCKET_IFNAME", name);
 }
 
 static void an_unknown_interface_is_refused(void **state)
@@ -131,11 +113,7 @@ static void the_interface_does_not_matter_on_loopback(void **state)
     struct world world = world_make(2, open_and_gather);
 
     (void)state;
-    setenv("EPX_SOCKET_IFNAME", "=nosuch0", 1);
-    world_run(&world);
-    unsetenv("EPX_SOCKET_IFNAME");
-    expect_all_ok(&world);
-    world_end(&world);
+    world_succeeds_with(&world, "EPX_SOCKET_IFNAME", "=nosuch0");
 }
 
 static void interfaces_are_selected_as_by_nccl(void **state)
@@ -159,7 +137,7 @@ static void epx_master_port_overrides(void **state)
     pid_t junk = start_service(world.port, "");
 
     (void)state;
-    set_int("EPX_MASTER_PORT", some_port());
+    child_set_int("EPX_MASTER_PORT", some_port());
     world_run(&world);
     unsetenv("EPX_MASTER_PORT");
     stop_service(junk);
@@ -171,22 +149,14 @@ static void epx_master_port_overrides(void **state)
 
 static void one_rendezvous_serves_many_groups(void **state)
 {
-    struct world world = world_make(3, gather_twice_over);
-
     (void)state;
-    world_run(&world);
-    expect_all_ok(&world);
-    world_end(&world);
+    ranks_succeed(3, gather_twice_over);
 }
 
 static void ranks_connect_again_after_a_failure(void **state)
 {
-    struct world world = world_make(3, fail_then_connect_again);
-
     (void)state;
-    world_run(&world);
-    expect_all_ok(&world);
-    world_end(&world);
+    ranks_succeed(3, fail_then_connect_again);
 }
 
 static void one_rank_needs_no_port(void **state)
