@@ -13,5 +13,18 @@ int child_succeeded(pid_t pid);
 int child_free_port(void);
 /* setenv with a number. */
 void child_set_int(const char *name, int value);
+/* Zeroed memory that children share with their parent; NULL: none. child_unshare: the end of it. */
+void *child_share(size_t bytes);
+void child_unshare(void *memory, size_t bytes);
+
+/* The variables of a world of `ranks` on this machine, at a free port. Another run that finds the same port has another
+ * job id. */
+void child_world(int ranks);
+/* Removes settings of a group that the test's own environment may have. */
+void child_forget_settings(void);
+/* Starts ranks 0 to ranks - 1 of that world: a process exits with what `be` returns. 0, or -1: not all could start. */
+int child_start_ranks(pid_t *pids, int ranks, int (*be)(int rank, void *arg), void *arg);
+/* Waits for all; how many did not succeed. */
+int child_failures(const pid_t *pids, int count);
 
 #endif

@@ -12,7 +12,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -26,6 +25,7 @@ struct setting {
 };
 
 struct shared {
+    struct setting set;
     double total_us[1024];
     int switches[1024];
 };
@@ -127,8 +127,10 @@ static double own_us(int *switches)
     return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) * 1e6 + (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
 }
 
-static int be_rank(const struct setting *s, struct shared *shared, int rank)
+static int be_rank(int rank, void *arg)
 {
+    struct shared *shared = arg;
+    const struct setting *s = &shared->set;
     struct job j = {.set = s};
     double before = 0;
     int switched = 0, bad = make_group(&j) || make_tensors(&j, rank);
@@ -150,21 +152,16 @@ static int be_rank(const struct setting *s, struct shared *shared, int rank)
 /* Microseconds of a rank and round; -1: failed. */
 static double measure(const struct setting *s)
 {
-    struct shared *shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    struct shared *shared = child_share(sizeof(*shared));
     pid_t pids[1024];
     double sum = 0, switches = 0;
-    int failed = 0;
+    int failed;
 
-    child_set_int("MASTER_PORT", child_free_port());
-    child_set_int("WORLD_SIZE", s->ranks);
+    shared->set = *s;
+    child_world(s->ranks);
+    child_start_ranks(pids, s->ranks, be_rank, shared);
+    failed = child_failures(pids, s->ranks);
     for (int r = 0; r < s->ranks; r++) {
-        child_set_int("RANK", r);
-        pids[r] = child_fork();
-        if (!pids[r])
-            _exit(be_rank(s, shared, r));
-    }
-    for (int r = 0; r < s->ranks; r++) {
-        failed += !child_succeeded(pids[r]);
         sum += shared->total_us[r];
         switches += shared->switches[r];
     }
@@ -172,7 +169,7 @@ static double measure(const struct setting *s)
         "%s %4d ranks, %d per node, %d tokens of %d: %8.1f us of processor time, %.1f switches of a rank in a round%s",
         s->ht ? "ht" : "ll", s->ranks, s->per_node, s->tokens, s->hidden, sum / s->ranks / s->rounds,
         switches / s->ranks / s->rounds, failed ? "  FAILED" : "");
-    munmap(shared, sizeof(*shared));
+    child_unshare(shared, sizeof(*shared));
     return failed ? -1 : sum / s->ranks / s->rounds;
 }
 
@@ -188,7 +185,6 @@ int main(int argc, char **argv)
 
     snprintf(list, sizeof(list), "%s", argc > 2 ? argv[2] : "8,16,32,64,128");
     setenv("EPX_SECRET", "0123456789abcdef0123456789abcdef", 1);
-    setenv("MASTER_ADDR", "127.0.0.1", 1);
     for (char *save, *at = strtok_r(list, ",", &save); at; at = strtok_r(NULL, ",", &save)) {
         double us;
 

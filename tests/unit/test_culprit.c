@@ -17,16 +17,14 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "net/net.h"
 #include "util/clock.h"
 #include "tests/lib/child.h"
 #include "tests/lib/fixture.h"
 #include "tests/lib/slow.h"
-#include "tests/lib/unit.h"
+#include "tests/lib/unit_net.h"
 
 enum { MOST_RANKS = 8, DEADLINE_MS = 1200, LIMIT_MS = 30000, MOST_ROUNDS = 100000 };
 
@@ -62,14 +60,22 @@ static void work_elsewhere(void)
         usleep(draw(3000));
 }
 
-static void be_rank(const struct story *story, int rank, struct told *told)
+struct job {
+    const struct story *story;
+    struct told *told;
+};
+
+static int be_rank(int rank, void *arg)
 {
+    const struct story *story = ((struct job *)arg)->story;
+    struct told *told = &((struct job *)arg)->told[rank];
     epx_group_config config = fixture_config(slow_ms(DEADLINE_MS));
     struct fixture *s = calloc(1, sizeof(*s));
     epx_error_info info = EPX_ERROR_INFO_INIT;
 
     if (!s)
-        exit(1);
+        return 1;
+    random_state += (uint64_t)rank; /* ranks differ in where they are late */
     config.modes = (uint32_t)story->mode;
     config.ranks_per_node = story->net ? nranks / 2 : 0;
     snprintf(config.net, sizeof(config.net), "%s", story->net ? story->net : "");
@@ -88,25 +94,17 @@ static void be_rank(const struct story *story, int rank, struct told *told)
         snprintf(told->message, sizeof(told->message), "the group was not created: %.200s", s->why);
     }
     atomic_store(&told->over, 1);
-    exit(0); /* without a farewell */
+    return 0; /* without a farewell */
 }
 
 /* ---- The parent -------------------------------------------------------------------------------------------------- */
 
 static void start(const struct story *story, pid_t *pids, struct told *told)
 {
-    child_set_int("MASTER_PORT", child_free_port());
-    child_set_int("EPX_JOB_ID", (int)draw(1 << 30)); /* should another run find the same port */
-    child_set_int("WORLD_SIZE", nranks);
-    for (int r = 0; r < nranks; r++) {
-        random_state += (uint64_t)r;
-        pids[r] = child_fork();
-        assert_true(pids[r] >= 0);
-        if (pids[r] > 0)
-            continue;
-        child_set_int("RANK", r);
-        be_rank(story, r, &told[r]);
-    }
+    struct job job = {story, told};
+
+    child_world(nranks);
+    assert_int_equal(child_start_ranks(pids, nranks, be_rank, &job), 0);
 }
 
 static void strike(const struct story *story, pid_t pid, const struct told *victim)
@@ -165,13 +163,13 @@ static void judge(const struct told *told, int rank, int victim, struct counts *
 static int play(const struct story *story, struct counts *c)
 {
     const size_t bytes = sizeof(struct told) * MOST_RANKS;
-    struct told *told = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    struct told *told = child_share(bytes);
     const int victim = (int)draw((uint32_t)nranks), before = c->named;
     int made = 1;
     uint64_t deadline;
     pid_t pids[MOST_RANKS];
 
-    assert_true(told != MAP_FAILED);
+    assert_non_null(told);
     for (int r = 0; r < nranks; r++)
         told[r].peer = -1;
     start(story, pids, told);
@@ -191,19 +189,8 @@ static int play(const struct story *story, struct counts *c)
     c->selves += told[victim].peer == victim;
     c->events += made;
     c->right += made && c->named - before == nranks - 1;
-    munmap(told, bytes);
+    child_unshare(told, bytes);
     return made;
-}
-
-/* Asked by a process that ends: libraries that were opened before a fork need not work behind it. */
-static int sockets_are_here(void)
-{
-    char text[256];
-    const pid_t pid = fork();
-
-    if (pid == 0)
-        _exit(net_ofi_ops.probe("tcp", text, sizeof(text)) != EPX_OK);
-    return child_succeeded(pid);
 }
 
 static void survivors_name_the_victim(void **state)
@@ -212,10 +199,7 @@ static void survivors_name_the_victim(void **state)
     const int events = getenv("EPX_TEST_EVENTS") ? atoi(getenv("EPX_TEST_EVENTS")) : 1;
     struct counts c = {0};
 
-    if (story->net && !sockets_are_here()) {
-        print_message("not over %s: it cannot be used here\n", story->net);
-        skip();
-    }
+    unit_need_net(story->net);
     for (int tries = 0; c.events < events && tries < 2 * events + 5; tries++) {
         nranks = 4 + 2 * (int)draw(3);
         if (!play(story, &c))
@@ -252,10 +236,8 @@ int main(int argc, char **argv)
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
     random_state = getenv("EPX_TEST_SEED") ? strtoull(getenv("EPX_TEST_SEED"), NULL, 0) : clock_ns();
-    setenv("MASTER_ADDR", "127.0.0.1", 1);
+    child_forget_settings();
     setenv("EPX_BOOT_TIMEOUT_MS", "60000", 1); /* a busy machine */
     setenv("EPX_LOG", "error", 0);
-    unsetenv("EPX_NET");
-    unsetenv("EPX_RANKS_PER_NODE");
     return unit_run("culprit", tests, UNIT_COUNT(tests));
 }

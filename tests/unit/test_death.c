@@ -6,7 +6,6 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -109,8 +108,8 @@ static int run_story(struct story *story)
     pid_t pids[RANKS];
     int failures = 0;
 
-    table = mmap(NULL, sizeof(*table), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    assert_true(table != MAP_FAILED);
+    table = child_share(sizeof(*table));
+    assert_non_null(table);
     for (int r = 0; r < RANKS; r++) {
         pids[r] = child_fork();
         assert_true(pids[r] >= 0);
@@ -125,7 +124,7 @@ static int run_story(struct story *story)
         else
             failures += !WIFEXITED(status) || WEXITSTATUS(status) != 0;
     }
-    munmap(table, sizeof(*table));
+    child_unshare(table, sizeof(*table));
     return failures;
 }
 

@@ -9,7 +9,6 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -17,11 +16,10 @@
 #include "boot/secret.h"
 #include "boot/ticket.h"
 #include "group/objects.h"
-#include "net/net.h"
 #include "tests/lib/child.h"
 #include "tests/lib/fixture.h"
 #include "tests/lib/slow.h"
-#include "tests/lib/unit.h"
+#include "tests/lib/unit_net.h"
 #include "util/clock.h"
 #include "util/watch.h"
 
@@ -172,6 +170,14 @@ static pid_t start(const struct story *story, int rank, int joins)
         return pid;
     child_set_int("RANK", rank);
     exit(be_rank(story, rank, joins));
+}
+
+static void start_all(const struct story *story, pid_t pids[RANKS])
+{
+    memset(table, 0, sizeof(*table));
+    child_world(RANKS);
+    for (int r = 0; r < RANKS; r++)
+        pids[r] = start(story, r, 0);
 }
 
 /* ---- Processes that must be refused -------------------------------------------------------------------------- */
@@ -358,11 +364,7 @@ static int play(const struct story *story)
     pid_t pids[RANKS], strangers[16];
     int failures = 0, count = 0;
 
-    memset(table, 0, sizeof(*table));
-    child_set_int("MASTER_PORT", child_free_port());
-    child_set_int("EPX_JOB_ID", (int)(clock_ns() >> 8 & 0x3fffffff));
-    for (int r = 0; r < RANKS; r++)
-        pids[r] = start(story, r, 0);
+    start_all(story, pids);
     for (int k = 0; k < story->kills && !failures; k++) {
         failures += all_work(story, k) || replace(story, story->victim[k], pids, strangers, &count);
         if (failures)
@@ -379,25 +381,11 @@ static int play(const struct story *story)
     return failures;
 }
 
-static int net_is_here(const char *net)
-{
-    char text[256];
-    int status = 0;
-    const pid_t pid = fork();
-
-    if (pid == 0)
-        _exit(net_ofi_ops.probe(net + strlen("ofi:"), text, sizeof(text)) != EPX_OK);
-    return waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0;
-}
-
 static void plays(void **state)
 {
     const struct story *story = *state;
 
-    if (story->net && !net_is_here(story->net)) {
-        print_message("not over %s: it cannot be used here\n", story->net);
-        skip();
-    }
+    unit_need_net(story->net);
     assert_int_equal(play(story), 0);
 }
 
@@ -409,10 +397,7 @@ static void one_of_two(void **state)
     int status[2] = {0}, good;
 
     (void)state;
-    memset(table, 0, sizeof(*table));
-    child_set_int("MASTER_PORT", child_free_port());
-    for (int r = 0; r < RANKS; r++)
-        pids[r] = start(&story, r, 0);
+    start_all(&story, pids);
     assert_int_equal(all_work(&story, 0), 0);
     atomic_fetch_add(&table->kills, 1);
     end_now(pids[2]);
@@ -457,13 +442,9 @@ int main(int argc, char **argv)
 
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
-    table = mmap(NULL, sizeof(*table), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (table == MAP_FAILED)
+    table = child_share(sizeof(*table));
+    if (!table)
         return 1;
-    setenv("MASTER_ADDR", "127.0.0.1", 1);
-    child_set_int("WORLD_SIZE", RANKS);
-    unsetenv("EPX_NET");
-    unsetenv("EPX_BOOT_TIMEOUT_MS");
-    unsetenv("EPX_RANKS_PER_NODE");
+    child_forget_settings();
     return unit_run("join", tests, UNIT_COUNT(tests));
 }

@@ -13,16 +13,14 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "net/net.h"
 #include "util/clock.h"
 #include "tests/lib/child.h"
 #include "tests/lib/fixture.h"
 #include "tests/lib/slow.h"
-#include "tests/lib/unit.h"
+#include "tests/lib/unit_net.h"
 
 /* A rank that starts over may wait four times for a membership round of twice the deadline; closing has two seconds. */
 enum { RANKS = 4, ROUNDS = 150, DEADLINE_MS = 1500, LIMIT_MS = 40000 };
@@ -87,8 +85,15 @@ static enum outcome go_on(struct fixture *s, const struct story *story, struct t
     return rounds(s, story, table) == 0 ? WENT_ON : how_it_failed(s);
 }
 
-static int be_rank(const struct story *story, int rank, struct table *table)
+struct job {
+    const struct story *story;
+    struct table *table;
+};
+
+static int be_rank(int rank, void *arg)
 {
+    const struct story *story = ((struct job *)arg)->story;
+    struct table *table = ((struct job *)arg)->table;
     epx_group_config config = fixture_config(slow_ms(DEADLINE_MS));
     struct fixture *s = calloc(1, sizeof(*s));
     enum outcome outcome = TOLD;
@@ -120,17 +125,6 @@ static int be_rank(const struct story *story, int rank, struct table *table)
 }
 
 /* ---- The parent -------------------------------------------------------------------------------------------------- */
-
-static pid_t start(const struct story *story, int rank, struct table *table)
-{
-    const pid_t pid = child_fork();
-
-    assert_true(pid >= 0);
-    if (pid > 0)
-        return pid;
-    child_set_int("RANK", rank);
-    exit(be_rank(story, rank, table)); /* with what libraries do at exit */
-}
 
 /* At a random moment of the phase. */
 static void strike(const struct story *story, pid_t pid, const atomic_int *phase, const atomic_int *round)
@@ -214,36 +208,23 @@ static int reap(const struct story *story, const pid_t *pids, int victim, struct
 
 static int play(const struct story *story, int *counts)
 {
-    struct table *table = mmap(NULL, sizeof(*table), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    struct table *table = child_share(sizeof(*table));
+    struct job job = {story, table};
     const int victim = (int)draw(RANKS);
     pid_t pids[RANKS];
     int failures;
 
-    assert_true(table != MAP_FAILED);
-    child_set_int("MASTER_PORT", child_free_port());
-    child_set_int("EPX_JOB_ID", (int)draw(1 << 30)); /* should another run find the same port */
-    for (int r = 0; r < RANKS; r++)
-        pids[r] = start(story, r, table);
+    assert_non_null(table);
+    child_world(RANKS);
+    assert_int_equal(child_start_ranks(pids, RANKS, be_rank, &job), 0);
     strike(story, pids[victim], &table->phase[victim], &table->round[victim]);
     failures = reap(story, pids, victim, table);
     for (int r = 0; r < RANKS; r++)
         sweep(pids[r]);
     for (int r = 0; r < RANKS; r++)
         counts[r == victim && story->signal == SIGKILL ? UNKNOWN : atomic_load(&table->outcome[r])]++;
-    munmap(table, sizeof(*table));
+    child_unshare(table, sizeof(*table));
     return failures;
-}
-
-/* Asked by a process that ends: libraries that were opened before a fork need not work behind it. */
-static int net_is_here(const char *net)
-{
-    char text[256];
-    int status = 0;
-    const pid_t pid = fork();
-
-    if (pid == 0)
-        _exit(net_ofi_ops.probe(net + strlen("ofi:"), text, sizeof(text)) != EPX_OK);
-    return waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
 struct strike {
@@ -259,10 +240,7 @@ static void in_every_phase(void **state)
     const int times = getenv("EPX_TEST_KILLS") ? atoi(getenv("EPX_TEST_KILLS")) : 1;
     int failures = 0, counts[OUTCOMES] = {0};
 
-    if (net && !net_is_here(net)) {
-        print_message("not over %s: it cannot be used here\n", net);
-        skip();
-    }
+    unit_need_net(net);
     for (int i = 0; i < times; i++)
         for (int phase = PHASE_MAKES; phase <= PHASE_ENDS; phase++)
             for (int mask = 0; mask <= 1; mask++)
@@ -287,10 +265,6 @@ int main(int argc, char **argv)
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
     random_state = clock_ns();
-    setenv("MASTER_ADDR", "127.0.0.1", 1);
-    child_set_int("WORLD_SIZE", RANKS);
-    unsetenv("EPX_NET");
-    unsetenv("EPX_BOOT_TIMEOUT_MS");
-    unsetenv("EPX_RANKS_PER_NODE");
+    child_forget_settings();
     return unit_run("killed", tests, UNIT_COUNT(tests));
 }

@@ -14,7 +14,6 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -55,8 +54,9 @@ static int work(struct fixture *s, struct table *table)
     return 0;
 }
 
-static int be_rank(int rank, struct table *table)
+static int be_rank(int rank, void *arg)
 {
+    struct table *table = arg;
     epx_group_config config = fixture_config(15000);
     struct fixture *s = calloc(1, sizeof(*s));
     int rc;
@@ -208,30 +208,6 @@ static pid_t start_stranger(void (*be)(const int *ports, int count), const int *
 
 /* ---- The job ----------------------------------------------------------------------------------------------------- */
 
-static void set_int(const char *name, int value)
-{
-    char text[16];
-
-    snprintf(text, sizeof(text), "%d", value);
-    setenv(name, text, 1);
-}
-
-static void prepare_environment(void)
-{
-    struct sockaddr_in at = address_of(0);
-    socklen_t bytes = sizeof(at);
-    const int fd = socket(AF_INET, SOCK_STREAM, 0);
-
-    assert_int_equal(bind(fd, (struct sockaddr *)&at, bytes), 0);
-    assert_int_equal(getsockname(fd, (struct sockaddr *)&at, &bytes), 0);
-    close(fd);
-    setenv("MASTER_ADDR", "127.0.0.1", 1);
-    setenv("EPX_MASTER_PORTS", "17", 1);
-    set_int("MASTER_PORT", ntohs(at.sin_port));
-    set_int("WORLD_SIZE", RANKS);
-    set_int("EPX_JOB_ID", (int)getpid());
-}
-
 static int all_work(const struct table *table)
 {
     int count = 0;
@@ -254,21 +230,17 @@ static void a_job_among_strangers_is_right(void **state)
 {
     static void (*const strangers[])(const int *, int) = {stay_connected, send_noise, forge};
     enum { STRANGERS = (int)(sizeof(strangers) / sizeof(strangers[0])) };
-    struct table *table = mmap(NULL, sizeof(*table), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    struct table *table = child_share(sizeof(*table));
     const uint64_t deadline = clock_ns() + LIMIT_MS * (uint64_t)1000000;
     pid_t pids[RANKS], others[STRANGERS];
     int ports[PORTS], count, failed = 0;
 
     (void)state;
-    assert_true(table != MAP_FAILED);
+    assert_non_null(table);
     atomic_store(&table->last, INT_MAX);
-    prepare_environment();
-    for (int r = 0; r < RANKS; r++) {
-        set_int("RANK", r);
-        pids[r] = child_fork();
-        if (!pids[r])
-            exit(be_rank(r, table));
-    }
+    setenv("EPX_MASTER_PORTS", "17", 1);
+    child_world(RANKS);
+    assert_int_equal(child_start_ranks(pids, RANKS, be_rank, table), 0);
     while (!all_work(table) && clock_ns() < deadline)
         usleep(10000);
     count = find_ports(pids, ports);
@@ -287,7 +259,7 @@ static void a_job_among_strangers_is_right(void **state)
     }
     assert_int_equal(failed, 0);
     assert_int_equal(count, 2 * RANKS); /* a port for data and one for membership each */
-    munmap(table, sizeof(*table));
+    child_unshare(table, sizeof(*table));
 }
 
 UNIT_MAIN(cmocka_unit_test(a_job_among_strangers_is_right))
