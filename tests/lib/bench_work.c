@@ -408,6 +408,23 @@ epx_combine_outputs bench_work_combine_outputs(struct bench_work *work)
     return out;
 }
 
+epx_status bench_work_exchange(struct bench_work *work, epx_group *group, epx_handle *handle)
+{
+    const int low_latency = work->config->mode == EPX_LOW_LATENCY;
+    epx_dispatch_inputs in = bench_work_dispatch_inputs(work);
+    epx_dispatch_outputs out = bench_work_dispatch_outputs(work);
+    epx_combine_inputs cin = bench_work_combine_inputs(work);
+    epx_combine_outputs cout = bench_work_combine_outputs(work);
+    epx_layout_info info = bench_work_layout_info(work);
+    epx_status status = epx_handle_update(handle, &work->idx, low_latency ? NULL : &info, NULL);
+
+    if (status == EPX_OK)
+        status = epx_dispatch(handle, &in, &out, low_latency ? &info : NULL, NULL, NULL);
+    if (status == EPX_OK)
+        status = epx_combine(handle, &cin, &cout, NULL, NULL);
+    return status == EPX_OK ? epx_stream_sync(group, NULL) : status;
+}
+
 /* Does an entry before k go to the same unit of experts (those of a rank, of a node)? */
 static int seen_before(const int32_t *idx, int k, int experts)
 {

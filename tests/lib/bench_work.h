@@ -89,6 +89,9 @@ epx_layout_info bench_work_layout_info(struct bench_work *work);
 epx_combine_inputs bench_work_combine_inputs(struct bench_work *work);
 epx_combine_outputs bench_work_combine_outputs(struct bench_work *work);
 
+/* Routing, dispatch, combine, and the wait for them. EPX_OK or the first failure. */
+epx_status bench_work_exchange(struct bench_work *work, epx_group *group, epx_handle *handle);
+
 /* Rows of all ranks together, for bandwidths: of a routing, exactly. */
 struct bench_traffic {
     int64_t pairs;  /* (token, expert) */

@@ -190,27 +190,6 @@ static int open_lane(const char *name, epx_mode mode, epx_layout layout, int in_
     return 0;
 }
 
-/* Routing, dispatch, combine. EPX_OK or the first failure. */
-static epx_status exchange_once(struct lane *lane)
-{
-    struct bench_work *work = &lane->work;
-    const int low_latency = lane->config.mode == EPX_LOW_LATENCY;
-    epx_dispatch_inputs in = bench_work_dispatch_inputs(work);
-    epx_dispatch_outputs out = bench_work_dispatch_outputs(work);
-    epx_combine_inputs cin = bench_work_combine_inputs(work);
-    epx_combine_outputs cout = bench_work_combine_outputs(work);
-    epx_layout_info info = bench_work_layout_info(work);
-    epx_status status = epx_handle_update(lane->handle, &work->idx, low_latency ? NULL : &info, NULL);
-
-    if (status == EPX_OK)
-        status = epx_dispatch(lane->handle, &in, &out, low_latency ? &info : NULL, NULL, NULL);
-    if (status == EPX_OK)
-        status = epx_combine(lane->handle, &cin, &cout, NULL, NULL);
-    if (status == EPX_OK)
-        status = epx_stream_sync(self.group, NULL);
-    return status;
-}
-
 /* *status is what EPX said; what it called good must be right. */
 static int run_round(uint64_t round, epx_status *status)
 {
@@ -224,7 +203,7 @@ static int run_round(uint64_t round, epx_status *status)
             return -1;
         }
         bench_work_poison(&lane->work);
-        *status = exchange_once(lane);
+        *status = bench_work_exchange(&lane->work, self.group, lane->handle);
         if (*status != EPX_OK)
             return 0;
         if (bench_work_check(&lane->work, &m)) {
