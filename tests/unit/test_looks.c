@@ -6,55 +6,39 @@
  * One thread: nothing for ThreadSanitizer. ctest: labels=notsan
  */
 #include <stdio.h>
-#include <string.h>
 
-#include "sim/ranks.h"
 #include "tests/lib/fixture.h"
-#include "tests/lib/unit.h"
+#include "tests/lib/unit_sim.h"
 
 /* AGAIN: looks of an operation that has to look again, because what it waits for comes later among more ranks. */
 enum { ROUNDS = 3, NODE = 8, AGAIN = 4 };
 
-static int rounds(int rank, int n, epx_bootstrap *boot, void *arg)
+static int rounds(struct fixture *s)
 {
-    struct fixture *s = calloc(1, sizeof(*s));
-    epx_group_config config = fixture_config(200000);
-    int rc;
+    int rc = 0;
 
-    (void)arg;
-    if (!s)
-        return -1;
+    for (int i = 0; i < ROUNDS && !rc; i++)
+        rc = fixture_ll(s); /* checked against the oracle */
+    return rc;
+}
+
+static int rank_main(int rank, int n, epx_bootstrap *boot, void *arg)
+{
+    epx_group_config config = fixture_config(200000);
+
     config.modes = EPX_LOW_LATENCY;
     config.ranks_per_node = NODE;
     config.num_agents = 2;
     snprintf(config.net, sizeof(config.net), "sim");
-    rc = fixture_open(s, rank, n, boot, &config);
-    for (int i = 0; i < ROUNDS && !rc; i++)
-        rc = fixture_ll(s); /* checked against the oracle */
-    if (rc)
-        print_message("rank %d: %s\n", rank, s->why);
-    fixture_close(s);
-    free(s);
-    return rc;
+    return fixture_rank(rank, n, boot, &config, rounds, arg);
 }
 
 /* Looks of a rank in one operation. */
 static double looks(int ranks)
 {
-    const struct sim_net_options net = {
-        .seed = 1, .nranks = ranks, .latency_ns = 2000, .jitter_ns = 4000, .depth = 64, .death_ns = SIM_NET_NEVER};
-    const struct sim_setup setup = {
-        .sched = {.seed = 1, .nranks = ranks, .point_every = 64, .step_ns = 100, .max_steps = 200000000},
-        .net = &net,
-        .gather_ns = 800000000000u};
-    struct sim_outcome *outcome = calloc(1, sizeof(*outcome));
-    double each;
+    struct sim_outcome *outcome = unit_sim_ranks(ranks, rank_main, NULL);
+    const double each = (double)outcome->totals.looks / ranks / (2 * ROUNDS);
 
-    assert_non_null(outcome);
-    assert_int_equal(sim_run_ranks(&setup, rounds, NULL, outcome), 0);
-    assert_string_equal(outcome->stuck, "");
-    assert_int_equal(outcome->failures, 0);
-    each = (double)outcome->totals.looks / ranks / (2 * ROUNDS);
     print_message("%d ranks: %.1f looks of a rank in an operation\n", ranks, each);
     free(outcome);
     return each;

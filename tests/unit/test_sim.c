@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "tests/lib/sim_case.h"
-#include "tests/lib/unit.h"
+#include "tests/lib/unit_sim.h"
 
 enum { BOTH = EPX_LOW_LATENCY | EPX_HIGH_THROUGHPUT, FAULTS = SIM_FAULT_DELAY | SIM_FAULT_DEATH };
 
@@ -31,15 +31,11 @@ static void say(void *letter)
 static void two_speakers(uint64_t seed)
 {
     struct sim_options options = plain;
-    char a = 'a', b = 'b', why[400];
+    char a = 'a', b = 'b';
 
     options.seed = seed;
     norder = 0;
-    assert_int_equal(sim_begin(&options), 0);
-    assert_int_equal(sim_spawn(SIM_PROGRAM, 0, 0, say, &a), 0);
-    assert_int_equal(sim_spawn(SIM_PROGRAM, 1, 0, say, &b), 0);
-    assert_int_equal(sim_run(why, sizeof(why)), 0);
-    sim_end();
+    unit_sim_tasks(&options, say, &a, say, &b);
     order[norder] = 0;
     assert_int_equal(norder, 16);
 }

@@ -9,7 +9,7 @@
 #include "sim/cost.h"
 #include "sim/cost_memory.h"
 #include "sim/sched.h"
-#include "tests/lib/unit.h"
+#include "tests/lib/unit_sim.h"
 
 /* ---- Clocks ----------------------------------------------------------------------------------------------------- */
 
@@ -36,15 +36,10 @@ static void speak(void *arg)
 static void the_earliest_runs(void **state)
 {
     struct speaker slow = {'s', 100}, fast = {'f', 30};
-    char why[400];
 
     (void)state;
     norder = 0;
-    assert_int_equal(sim_begin(&clocks), 0);
-    assert_int_equal(sim_spawn(SIM_PROGRAM, 0, 0, speak, &slow), 0);
-    assert_int_equal(sim_spawn(SIM_PROGRAM, 1, 0, speak, &fast), 0);
-    assert_int_equal(sim_run(why, sizeof(why)), 0);
-    sim_end();
+    unit_sim_tasks(&clocks, speak, &slow, speak, &fast);
     order[norder] = 0;
     assert_string_equal(order, "fffsss"); /* at 30, 60, 90; 100, 200, 300 */
 }
@@ -77,15 +72,10 @@ static void waker(void *arg)
 static void a_wake_up_takes_its_time(void **state)
 {
     struct sim_options options = clocks;
-    char why[400];
 
     (void)state;
     options.wake_ns = half_a_microsecond;
-    assert_int_equal(sim_begin(&options), 0);
-    assert_int_equal(sim_spawn(SIM_PROGRAM, 0, 0, sleeper, NULL), 0);
-    assert_int_equal(sim_spawn(SIM_PROGRAM, 1, 0, waker, NULL), 0);
-    assert_int_equal(sim_run(why, sizeof(why)), 0);
-    sim_end();
+    unit_sim_tasks(&options, sleeper, NULL, waker, NULL);
     assert_int_equal(woken - slept, 2500);
 }
 
