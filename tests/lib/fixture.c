@@ -149,6 +149,11 @@ static int prepare(struct fixture *s, int rank, int nranks, const epx_bootstrap 
     return 0;
 }
 
+static int create(struct fixture *s, const epx_group_config *config)
+{
+    return must(s, "epx_group_create", epx_group_create(&s->group, s->boot, config));
+}
+
 int fixture_open(struct fixture *s, int rank, int nranks, const epx_bootstrap *boot, const epx_group_config *config)
 {
     epx_group_config standard = fixture_config(20000);
@@ -157,9 +162,7 @@ int fixture_open(struct fixture *s, int rank, int nranks, const epx_bootstrap *b
         return -1;
     config = config ? config : &standard;
     s->ht_route.ranks_per_node = config->ranks_per_node;
-    if (must(s, "epx_group_create", epx_group_create(&s->group, boot, config)))
-        return -1;
-    return open_handles(s, config->modes);
+    return create(s, config) ? -1 : open_handles(s, config->modes);
 }
 
 int fixture_join(struct fixture *s, const char *ticket, int rank, int nranks, const epx_group_config *config,
@@ -314,7 +317,39 @@ int fixture_rank(int rank, int nranks, const epx_bootstrap *boot, const epx_grou
     return rc ? -1 : 0;
 }
 
+int fixture_group(int rank, int nranks, const epx_bootstrap *boot, const epx_group_config *config, fixture_fn fn,
+                  void *arg)
+{
+    struct fixture s = {.rank = rank, .nranks = nranks, .boot = boot, .arg = arg};
+    int rc = create(&s, config) || (fn && fn(&s));
+
+    if (rc)
+        fprintf(stderr, "rank %d: %s\n", rank, s.why);
+    if (s.group && epx_group_destroy(s.group) != EPX_OK)
+        rc = -1;
+    return rc ? -1 : 0;
+}
+
+int fixture_refused(int rank, int nranks, const epx_bootstrap *boot, const epx_group_config *config, epx_status status,
+                    const char *const *words)
+{
+    struct fixture s = {.rank = rank, .nranks = nranks, .boot = boot};
+    epx_group *group = (epx_group *)&s; /* which must not stay */
+    const epx_status got = epx_group_create(&group, boot, config);
+    int rc = fixture_expect(&s, "epx_group_create", got, status, words);
+
+    if (!rc && group)
+        rc = complain(&s, "epx_group_create failed but left a pointer");
+    if (got == EPX_OK)
+        epx_group_destroy(group);
+    if (rc)
+        fprintf(stderr, "rank %d: %s\n", rank, s.why);
+    return rc;
+}
+
 struct fixture_job {
+    int (*run)(int rank, int nranks, const epx_bootstrap *boot, const epx_group_config *config, fixture_fn fn,
+               void *arg);
     const epx_group_config *config;
     fixture_fn fn;
     void *arg;
@@ -324,12 +359,19 @@ static int job_rank(int rank, int nranks, epx_bootstrap *boot, void *arg)
 {
     const struct fixture_job *job = arg;
 
-    return fixture_rank(rank, nranks, boot, job->config, job->fn, job->arg);
+    return job->run(rank, nranks, boot, job->config, job->fn, job->arg);
 }
 
 int fixture_run(int nranks, const epx_group_config *config, fixture_fn fn, void *arg)
 {
-    struct fixture_job job = {config, fn, arg};
+    struct fixture_job job = {fixture_rank, config, fn, arg};
+
+    return run_ranks(nranks, job_rank, &job);
+}
+
+int fixture_group_run(int nranks, const epx_group_config *config, fixture_fn fn, void *arg)
+{
+    struct fixture_job job = {fixture_group, config, fn, arg};
 
     return run_ranks(nranks, job_rank, &job);
 }

@@ -72,6 +72,17 @@ int fixture_rank(int rank, int nranks, const epx_bootstrap *boot, const epx_grou
 /* Ranks as threads; returns how many failed. */
 int fixture_run(int nranks, const epx_group_config *config, fixture_fn fn, void *arg);
 
+/*
+ * A group alone: the fixture has no handles, tensors and oracle. Creates it, runs `fn` (NULL: nothing), prints why it
+ * failed, destroys the group where fn has not. 0 or -1. fixture_group_run: with ranks as threads, how many failed.
+ */
+int fixture_group(int rank, int nranks, const epx_bootstrap *boot, const epx_group_config *config, fixture_fn fn,
+                  void *arg);
+int fixture_group_run(int nranks, const epx_group_config *config, fixture_fn fn, void *arg);
+/* Is creation refused with `status`, and does epx_last_error() contain all of the words? 0, or -1 and prints why. */
+int fixture_refused(int rank, int nranks, const epx_bootstrap *boot, const epx_group_config *config, epx_status status,
+                    const char *const *words);
+
 /* Did `call` return `status`, and does epx_last_error() contain all of the NULL-terminated words? */
 int fixture_expect(struct fixture *s, const char *call, epx_status got, epx_status expected, const char *const *words);
 

@@ -12,14 +12,11 @@
  * ends below it, missed when it begins above it, and otherwise open: more starts or rounds make it narrower. Exit 1: a
  * bar is missed.
  */
-#include <arpa/inet.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include "util/clock.h"
 #include "tests/lib/child.h"
@@ -78,26 +75,6 @@ static int judge(const char *what, const char *unit, double times[2][MOST], int 
 
 /* ---- Starts ------------------------------------------------------------------------------------------------------ */
 
-static void set_int(const char *name, int value)
-{
-    char text[16];
-
-    snprintf(text, sizeof(text), "%d", value);
-    setenv(name, text, 1);
-}
-
-static int free_port(void)
-{
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t bytes = sizeof(at);
-    const int fd = socket(AF_INET, SOCK_STREAM, 0);
-
-    if (bind(fd, (struct sockaddr *)&at, bytes) || getsockname(fd, (struct sockaddr *)&at, &bytes))
-        perror("bind");
-    close(fd);
-    return ntohs(at.sin_port);
-}
-
 static epx_group_config small_config(int ranks_per_node)
 {
     epx_group_config config = fixture_config(60000);
@@ -108,16 +85,11 @@ static epx_group_config small_config(int ranks_per_node)
     return config;
 }
 
-static int be_rank(int ranks_per_node)
+static int be_rank(int rank, void *ranks_per_node)
 {
-    const epx_group_config config = small_config(ranks_per_node);
-    epx_group *group;
+    const epx_group_config config = small_config(*(const int *)ranks_per_node);
 
-    if (epx_group_create(&group, NULL, &config) != EPX_OK) {
-        fprintf(stderr, "%s\n", epx_last_error());
-        return 1;
-    }
-    return epx_group_destroy(group) != EPX_OK;
+    return fixture_group(rank, RANKS, NULL, &config, NULL, NULL);
 }
 
 /* Of all ranks that have ended, in milliseconds. */
@@ -135,21 +107,13 @@ static double start_all(int on, int ranks_per_node)
 {
     const uint64_t begin = clock_ns();
     pid_t pids[RANKS];
-    int failed = 0;
+    int failed;
 
     setenv("EPX_SECRET", secrets[on], 1);
     setenv("EPX_MASTER_PORTS", "17", 1);
-    setenv("MASTER_ADDR", "127.0.0.1", 1);
-    set_int("MASTER_PORT", free_port());
-    set_int("WORLD_SIZE", RANKS);
-    for (int r = 0; r < RANKS; r++) {
-        set_int("RANK", r);
-        pids[r] = child_fork();
-        if (!pids[r])
-            _exit(be_rank(ranks_per_node));
-    }
-    for (int r = 0; r < RANKS; r++)
-        failed += !child_succeeded(pids[r]);
+    child_world(RANKS);
+    child_start_ranks(pids, RANKS, be_rank, &ranks_per_node);
+    failed = child_failures(pids, RANKS);
     if (failed)
         fprintf(stderr, "%d ranks failed\n", failed);
     return (double)(clock_ns() - begin) * 1e-6;

@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -18,7 +17,8 @@
 #include "util/clock.h"
 
 struct shared {
-    int ready, failed;
+    int ranks, ready, failed;
+    epx_group_config config;
     uint64_t begin, created; /* the last rank's */
     double used_s[2];        /* in epx_group_create: rank 0's, the last rank's */
 };
@@ -54,47 +54,44 @@ static double processor_s(int who)
            (double)(used.ru_utime.tv_usec + used.ru_stime.tv_usec) * 1e-6;
 }
 
-static int be_rank(struct shared *shared, const epx_group_config *config, int rank, int ranks)
+static int is_created(struct fixture *s)
 {
-    epx_group *group;
-    double before;
+    struct shared *shared = s->arg;
+
+    at_most(&shared->created, clock_ns());
+    if (s->rank == 0 || s->rank == s->nranks - 1)
+        shared->used_s[s->rank > 0] += processor_s(RUSAGE_SELF);
+    return 0;
+}
+
+static int be_rank(int rank, void *arg)
+{
+    struct shared *shared = arg;
+    const int ranks = shared->ranks;
 
     if (__atomic_add_fetch(&shared->ready, 1, __ATOMIC_ACQ_REL) == ranks)
         shared->begin = clock_ns();
     while (__atomic_load_n(&shared->ready, __ATOMIC_ACQUIRE) < ranks)
         usleep(1000);
-    before = processor_s(RUSAGE_SELF);
-    if (epx_group_create(&group, NULL, config) != EPX_OK) {
-        fprintf(stderr, "%s\n", epx_last_error());
-        return 1;
-    }
-    at_most(&shared->created, clock_ns());
     if (rank == 0 || rank == ranks - 1)
-        shared->used_s[rank > 0] = processor_s(RUSAGE_SELF) - before;
-    return epx_group_destroy(group) != EPX_OK;
+        shared->used_s[rank > 0] = -processor_s(RUSAGE_SELF);
+    return fixture_group(rank, ranks, NULL, &shared->config, is_created, shared);
 }
 
 static int meet(int ranks, int per_node, int mask)
 {
-    struct shared *shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    const epx_group_config config = small_config(ranks, per_node, mask);
+    struct shared *shared = child_share(sizeof(*shared));
     const double before = processor_s(RUSAGE_CHILDREN);
     double used;
     pid_t *pids = calloc((size_t)ranks, sizeof(*pids));
     uint64_t end;
 
     setenv("EPX_SECRET", "0123456789abcdef0123456789abcdef", 1);
-    setenv("MASTER_ADDR", "127.0.0.1", 1);
-    child_set_int("MASTER_PORT", child_free_port());
-    child_set_int("WORLD_SIZE", ranks);
-    for (int r = 0; r < ranks; r++) {
-        child_set_int("RANK", r);
-        pids[r] = child_fork();
-        if (!pids[r])
-            _exit(be_rank(shared, &config, r, ranks));
-    }
-    for (int r = 0; r < ranks; r++)
-        shared->failed += !child_succeeded(pids[r]);
+    shared->ranks = ranks;
+    shared->config = small_config(ranks, per_node, mask);
+    child_world(ranks);
+    child_start_ranks(pids, ranks, be_rank, shared);
+    shared->failed = child_failures(pids, ranks);
     end = clock_ns();
     used = processor_s(RUSAGE_CHILDREN) - before;
     printf("%4d ranks, %3d per node%s: created %8.3f s, ended %8.3f s, processor time %7.2f s (%.1f ms per rank), in "

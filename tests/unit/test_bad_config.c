@@ -37,38 +37,29 @@ static int handle_configs(struct fixture *s)
     return h ? -1 : 0;
 }
 
-static int wide_zones_rank(int rank, int n, epx_bootstrap *boot, void *arg)
+static int wide_zones(struct fixture *s)
 {
-    epx_group_config config = fixture_config(2000);
     epx_handle_config c = {.size = sizeof(c),
                            .mode = EPX_HIGH_THROUGHPUT,
                            .layout = EPX_EXPERT_MAJOR,
                            .topk = FIXTURE_TOPK,
                            .expert_alignment = 1 << 20};
-    struct fixture fixture = {.rank = rank, .nranks = n}, *s = &fixture;
-    epx_group *group;
     size_t bytes;
-    int rc;
 
-    (void)arg;
-    config.num_experts = 4096;
-    ACCEPTED(epx_group_create(&group, boot, &config));
-    rc = fixture_expect(s, "epx_handle_memory", epx_handle_memory(group, &c, &bytes), EPX_ERR_ARGUMENT,
-                        WORDS("expert_alignment", "1048576", "4096"));
+    REFUSED(epx_handle_memory(s->group, &c, &bytes), EPX_ERR_ARGUMENT, "expert_alignment", "1048576", "4096");
     c.expert_alignment = 1 << 18;
-    if (!rc)
-        rc = fixture_expect(s, "epx_handle_memory", epx_handle_memory(group, &c, &bytes), EPX_OK, NULL);
-    epx_group_destroy(group);
-    if (rc)
-        fprintf(stderr, "rank %d: %s\n", rank, s->why);
-    return rc;
+    ACCEPTED(epx_handle_memory(s->group, &c, &bytes));
+    return 0;
 }
 
 /* Rows are numbered with 32 bits: so many padded zones would begin again below zero. */
 static void zones_beyond_all_rows_are_refused(void **state)
 {
+    epx_group_config config = fixture_config(2000);
+
     (void)state;
-    assert_int_equal(run_ranks(1, wide_zones_rank, NULL), 0);
+    config.num_experts = 4096;
+    assert_int_equal(fixture_group_run(1, &config, wide_zones, NULL), 0);
 }
 
 struct group_mistake {
@@ -106,20 +97,13 @@ static int group_mistake_rank(int rank, int n, epx_bootstrap *boot, void *arg)
     const struct group_mistake *mistake = arg;
     epx_group_config config = fixture_config(2000);
     epx_memory_info info = EPX_MEMORY_INFO_INIT;
-    epx_group *group = (epx_group *)arg;
+    const char *const *words = WORDS(mistake->field, mistake->given);
     struct fixture s = {.rank = rank, .nranks = n};
     int rc;
 
     memcpy((char *)&config + mistake->offset, &mistake->value, sizeof(int32_t));
-    rc = fixture_expect(&s, "epx_group_memory", epx_group_memory(&config, n, &info), EPX_ERR_ARGUMENT,
-                        WORDS(mistake->field, mistake->given));
-    if (!rc)
-        rc = fixture_expect(&s, "epx_group_create", epx_group_create(&group, boot, &config), EPX_ERR_ARGUMENT,
-                            WORDS(mistake->field, mistake->given));
-    if (!rc && group) {
-        snprintf(s.why, sizeof(s.why), "epx_group_create failed but left a pointer");
-        rc = -1;
-    }
+    rc = fixture_expect(&s, "epx_group_memory", epx_group_memory(&config, n, &info), EPX_ERR_ARGUMENT, words) ||
+         fixture_refused(rank, n, boot, &config, EPX_ERR_ARGUMENT, words);
     if (rc)
         fprintf(stderr, "rank %d, %s = %s: %s\n", rank, mistake->field, mistake->given, s.why);
     return rc;
@@ -169,22 +153,17 @@ static void what_no_message_holds_is_refused_across_nodes(void **state)
 static int bootstrap_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 {
     epx_group_config config = fixture_config(2000);
-    epx_bootstrap bad = *boot;
-    epx_group *group;
+    epx_bootstrap far = *boot, empty = *boot, tiny = *boot;
     struct fixture fixture = {.rank = rank}, *s = &fixture;
 
-    (void)n;
     (void)arg;
     REFUSED(epx_group_create(NULL, boot, &config), EPX_ERR_ARGUMENT, "NULL");
-    bad.rank = 9;
-    REFUSED(epx_group_create(&group, &bad, &config), EPX_ERR_ARGUMENT, "rank", "9");
-    bad = *boot;
-    bad.nranks = 0;
-    REFUSED(epx_group_create(&group, &bad, &config), EPX_ERR_ARGUMENT, "nranks", "0");
-    bad = *boot;
-    bad.size = 1;
-    REFUSED(epx_group_create(&group, &bad, &config), EPX_ERR_ARGUMENT, "size");
-    return 0;
+    far.rank = 9;
+    empty.nranks = 0;
+    tiny.size = 1;
+    return fixture_refused(rank, n, &far, &config, EPX_ERR_ARGUMENT, WORDS("rank", "9")) ||
+           fixture_refused(rank, n, &empty, &config, EPX_ERR_ARGUMENT, WORDS("nranks", "0")) ||
+           fixture_refused(rank, n, &tiny, &config, EPX_ERR_ARGUMENT, WORDS("size"));
 }
 
 static int bootstrap_rank_told(int rank, int n, epx_bootstrap *boot, void *arg)
@@ -207,19 +186,10 @@ static int mismatch_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 {
     const struct group_mistake *mistake = arg;
     epx_group_config config = fixture_config(2000);
-    epx_group *group = NULL;
-    struct fixture s = {.rank = rank, .nranks = n};
-    int rc;
 
     if (rank == 2)
         memcpy((char *)&config + mistake->offset, &mistake->value, sizeof(int32_t));
-    rc = fixture_expect(&s, "epx_group_create", epx_group_create(&group, boot, &config), EPX_ERR_MISMATCH,
-                        WORDS("rank 2", mistake->field, mistake->given));
-    if (rc)
-        fprintf(stderr, "rank %d, %s = %s on rank 2: %s\n", rank, mistake->field, mistake->given, s.why);
-    if (group)
-        epx_group_destroy(group);
-    return rc;
+    return fixture_refused(rank, n, boot, &config, EPX_ERR_MISMATCH, WORDS("rank 2", mistake->field, mistake->given));
 }
 
 static void ranks_that_disagree_name_rank_and_field(void **state)
@@ -238,20 +208,11 @@ static void ranks_that_disagree_name_rank_and_field(void **state)
 static int other_net_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 {
     epx_group_config config = fixture_config(5000);
-    epx_group *group = NULL;
-    struct fixture s = {.rank = rank, .nranks = n};
-    int rc;
 
     (void)arg;
     config.ranks_per_node = 1;
     snprintf(config.net, sizeof(config.net), "%s", rank == 2 ? "null" : "ofi");
-    rc = fixture_expect(&s, "epx_group_create", epx_group_create(&group, boot, &config), EPX_ERR_MISMATCH,
-                        WORDS("rank 2", "net = null", "ofi"));
-    if (rc)
-        fprintf(stderr, "rank %d: %s\n", rank, s.why);
-    if (group)
-        epx_group_destroy(group);
-    return rc;
+    return fixture_refused(rank, n, boot, &config, EPX_ERR_MISMATCH, WORDS("rank 2", "net = null", "ofi"));
 }
 
 static void ranks_of_different_networks_name_them(void **state)
@@ -265,18 +226,10 @@ static void ranks_of_different_networks_name_them(void **state)
 static int open_device_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 {
     epx_group_config config = fixture_config(5000);
-    epx_group *group = NULL;
-    epx_status status;
 
-    (void)n;
     (void)arg;
     config.device = rank ? EPX_DEVICE_AUTO : EPX_DEVICE_CPU;
-    status = epx_group_create(&group, boot, &config);
-    if (status != EPX_OK)
-        fprintf(stderr, "rank %d: %s\n", rank, epx_last_error());
-    if (group)
-        epx_group_destroy(group);
-    return status != EPX_OK;
+    return fixture_group(rank, n, boot, &config, NULL, NULL);
 }
 
 static void a_device_left_open_is_the_one_it_stands_for(void **state)
@@ -289,18 +242,12 @@ static void a_device_left_open_is_the_one_it_stands_for(void **state)
 static int one_wrong_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 {
     epx_group_config config = fixture_config(2000);
-    epx_group *group = NULL;
-    struct fixture s = {.rank = rank, .nranks = n};
-    int rc;
 
     (void)arg;
     if (rank == 1)
         config.num_experts = -1;
-    rc = fixture_expect(&s, "epx_group_create", epx_group_create(&group, boot, &config),
-                        rank == 1 ? EPX_ERR_ARGUMENT : EPX_ERR_PEER, WORDS(rank == 1 ? "-1" : "rank 1", "num_experts"));
-    if (rc)
-        fprintf(stderr, "rank %d: %s\n", rank, s.why);
-    return rc;
+    return fixture_refused(rank, n, boot, &config, rank == 1 ? EPX_ERR_ARGUMENT : EPX_ERR_PEER,
+                           WORDS(rank == 1 ? "-1" : "rank 1", "num_experts"));
 }
 
 static void one_wrong_configuration_ends_all(void **state)
@@ -312,8 +259,9 @@ static void one_wrong_configuration_ends_all(void **state)
 enum { MOST_EXPERTS = 1 << 20, EDGE_HIDDEN = 16 };
 
 /* Each rank sends a token to the first and the last expert of all; the last rank has rows of its last one only. */
-static int edge_rows(int rank, int n, epx_group *group, struct fixture *s)
+static int edge_rows(struct fixture *s)
 {
+    const int rank = s->rank, n = s->nranks;
     const int L = MOST_EXPERTS / n;
     int32_t idx[2] = {0, MOST_EXPERTS - 1}, *counts = calloc((size_t)L, sizeof(*counts));
     uint16_t x[EDGE_HIDDEN], y[EDGE_HIDDEN] = {0}, *rows = calloc((size_t)L * (size_t)n * EDGE_HIDDEN, sizeof(*rows));
@@ -341,11 +289,11 @@ static int edge_rows(int rank, int n, epx_group *group, struct fixture *s)
     cin.tokens = &tr;
     cin.topk_weights = &tw;
     cout.tokens = &ty;
-    ACCEPTED(epx_handle_create(&h, group, &hc));
+    ACCEPTED(epx_handle_create(&h, s->group, &hc));
     ACCEPTED(epx_handle_update(h, &ti, NULL, NULL));
     ACCEPTED(epx_dispatch(h, &in, &out, &info, NULL, NULL));
     ACCEPTED(epx_combine(h, &cin, &cout, NULL, NULL));
-    ACCEPTED(epx_stream_sync(group, NULL));
+    ACCEPTED(epx_stream_sync(s->group, NULL));
     for (int e = 0; e < L; e++)
         if (counts[e] != (e == own ? n : 0))
             return fixture_fail(s, "counts of experts");
@@ -356,32 +304,18 @@ static int edge_rows(int rank, int n, epx_group *group, struct fixture *s)
     return epx_handle_destroy(h);
 }
 
-static int most_experts_rank(int rank, int n, epx_bootstrap *boot, void *arg)
+static void a_million_experts_have_their_rows(void **state)
 {
     epx_group_config config = fixture_config(20000);
-    struct fixture fixture = {.rank = rank, .nranks = n}, *s = &fixture;
-    epx_group *group;
-    int rc;
 
-    (void)arg;
+    (void)state;
     config.num_experts = MOST_EXPERTS;
     config.max_tokens_per_rank = 1;
     config.max_hidden_bytes = 2 * EDGE_HIDDEN;
     config.max_topk = 2;
     config.num_agents = 1;
     config.modes = EPX_LOW_LATENCY;
-    ACCEPTED(epx_group_create(&group, boot, &config));
-    rc = edge_rows(rank, n, group, s);
-    epx_group_destroy(group);
-    if (rc)
-        fprintf(stderr, "rank %d: %s\n", rank, s->why);
-    return rc;
-}
-
-static void a_million_experts_have_their_rows(void **state)
-{
-    (void)state;
-    assert_int_equal(run_ranks(2, most_experts_rank, NULL), 0);
+    assert_int_equal(fixture_group_run(2, &config, edge_rows, NULL), 0);
 }
 
 UNIT_MAIN(MISUSE("wrong_handle_configurations_are_refused", 2, handle_configs),

@@ -9,9 +9,8 @@
 #include <string.h>
 
 #include "epx/epx.h"
+#include "tests/lib/fixture.h"
 #include "tests/lib/tensor_memory.h"
-#include "tests/lib/thread_boot.h"
-#include "tests/lib/unit.h"
 #include "tests/lib/unit_net.h"
 #include "util/numeric.h"
 
@@ -84,9 +83,9 @@ static void *memory(struct state *s, size_t bytes)
     return tensor_memory(s->group, bytes);
 }
 
-static int open_rank(struct state *s, const epx_bootstrap *boot)
+static epx_group_config config_of(int nodes)
 {
-    epx_group_config config = EPX_GROUP_CONFIG_INIT;
+    epx_group_config config = fixture_config(30000);
 
     config.device = test_device();
     config.modes = EPX_HIGH_THROUGHPUT;
@@ -96,13 +95,14 @@ static int open_rank(struct state *s, const epx_bootstrap *boot)
     config.max_topk = TOPK;
     config.layouts = EPX_LAYOUT_BIT(EPX_FLAT) | EPX_LAYOUT_BIT(EPX_EXPERT_MAJOR);
     config.num_agents = 3;
-    config.timeout_ms = 30000;
-    config.ranks_per_node = RANKS / s->nodes;
-    config.alloc_bytes = 1 << 20;
-    if (s->nodes > 1)
+    config.ranks_per_node = RANKS / nodes;
+    if (nodes > 1)
         strcpy(config.net, "ofi:tcp");
-    if (epx_group_create(&s->group, boot, &config) != EPX_OK)
-        return wrong(s, "epx_group_create", 0, 1);
+    return config;
+}
+
+static void open_rank(struct state *s)
+{
     s->idx = memory(s, MOST * TOPK * sizeof(int64_t));
     s->weights = memory(s, MOST * TOPK * sizeof(float));
     s->back_weights = memory(s, MOST * TOPK * sizeof(float));
@@ -126,7 +126,6 @@ static int open_rank(struct state *s, const epx_bootstrap *boot)
             s->bias[t * HIDDEN + c] = bias_of(s->rank, t, c);
         }
     }
-    return 0;
 }
 
 static void close_rank(struct state *s)
@@ -134,10 +133,8 @@ static void close_rank(struct state *s)
     void *all[] = {s->idx,  s->weights, s->back_weights, s->recv_weights, s->x,     s->out,    s->bias,
                    s->rows, s->map,     s->ends,         s->real,         s->stats, s->sources};
 
-    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]) && s->group; i++)
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
         tensor_memory_free(s->group, all[i]);
-    if (s->group)
-        epx_group_destroy(s->group);
 }
 
 /* Row of (source, token, k) at its rank, by counting; -1 for dropped. */
@@ -470,31 +467,35 @@ static int dropped(struct state *s)
     return all_sums(s) || epx_handle_destroy(s->handle) != EPX_OK ? -1 : 0;
 }
 
-static int rank_main(int rank, int n, epx_bootstrap *boot, void *arg)
+static int all_layouts(struct fixture *fixture)
 {
-    struct state s = {.rank = rank, .nodes = *(int *)arg};
-    int failed = n != RANKS || open_rank(&s, boot) || graphs_keep_rows(&s) || one_layout(&s, 0) || one_layout(&s, 1) ||
-                 dropped(&s);
+    struct state s = {.rank = fixture->rank, .nodes = *(int *)fixture->arg, .group = fixture->group};
+    int failed;
 
+    open_rank(&s);
+    failed = graphs_keep_rows(&s) || one_layout(&s, 0) || one_layout(&s, 1) || dropped(&s);
     close_rank(&s);
     return failed;
 }
 
+static void run_nodes(int nodes)
+{
+    const epx_group_config config = config_of(nodes);
+
+    assert_int_equal(fixture_group_run(RANKS, &config, all_layouts, &nodes), 0);
+}
+
 static void test_one_node(void **unused)
 {
-    int nodes = 1;
-
     (void)unused;
-    assert_int_equal(run_ranks(RANKS, rank_main, &nodes), 0);
+    run_nodes(1);
 }
 
 static void test_two_nodes(void **unused)
 {
-    int nodes = 2;
-
     (void)unused;
     unit_need_ofi("tcp");
-    assert_int_equal(run_ranks(RANKS, rank_main, &nodes), 0);
+    run_nodes(2);
 }
 
 UNIT_MAIN(cmocka_unit_test(test_one_node), cmocka_unit_test(test_two_nodes))

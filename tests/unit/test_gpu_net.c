@@ -8,6 +8,7 @@
 #include "group/objects.h"
 #include "device/arrivals.h"
 #include "device/cpu/cpu.h"
+#include "tests/lib/fixture.h"
 #include "tests/lib/thread_boot.h"
 #include "tests/lib/unit.h"
 #include "tests/lib/unit_net.h"
@@ -240,30 +241,29 @@ struct placed {
     int masks;
 };
 
+static int is_placed(struct fixture *s)
+{
+    const struct placed *want = s->arg;
+    const epx_group *group = s->group;
+
+    if (!strcmp(group->device->ops->name, want->device) && group->set.split == want->split &&
+        (group->net_memory != NULL) == want->split)
+        return 0;
+    return fixture_fail(s, "memory of another place");
+}
+
 static int create(int rank, int n, epx_bootstrap *boot, void *arg)
 {
     const struct placed *want = arg;
-    epx_group_config config = EPX_GROUP_CONFIG_INIT;
-    epx_group *group = NULL;
-    epx_status status;
-    int wrong;
+    epx_group_config config = fixture_config(20000);
 
-    (void)rank;
-    (void)n;
-    config.num_experts = 4;
-    config.max_tokens_per_rank = 4;
-    config.max_hidden_bytes = 64;
-    config.alloc_bytes = 1 << 20;
-    config.timeout_ms = 20000;
+    config.device = EPX_DEVICE_AUTO;
     config.ranks_per_node = want->per_node;
     config.enable_mask = want->masks;
     snprintf(config.net, sizeof(config.net), "%s", want->net);
-    status = epx_group_create(&group, boot, &config);
     if (!want->device)
-        return status != want->status;
-    wrong = status != EPX_OK || strcmp(group->device->ops->name, want->device) != 0 ||
-            group->set.split != want->split || (group->net_memory != NULL) != want->split;
-    return (group && epx_group_destroy(group) != EPX_OK) || wrong;
+        return fixture_refused(rank, n, boot, &config, want->status, NULL);
+    return fixture_group(rank, n, boot, &config, is_placed, arg);
 }
 
 static void expect_place(const char *asked, int rule, struct placed want)

@@ -8,11 +8,10 @@
  */
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include "sim/ranks.h"
 #include "tests/lib/compare.h"
-#include "tests/lib/unit.h"
+#include "tests/lib/fixture.h"
+#include "tests/lib/unit_sim.h"
 #include "tests/lib/workload.h"
 
 enum { NODE = 8, TOKENS = 8, TOPK = 8, HIDDEN = 16, ROW = 7168 + 7168 / 128 * 4, PERCENT = 5 };
@@ -49,29 +48,32 @@ static void fill(struct run *r, int rank, int ranks, int experts)
         workload_topk(&w, rank, t, tensor_row(&r->idx, t));
 }
 
-static epx_status open_group(struct run *r, int experts, epx_bootstrap *boot)
+static epx_group_config config_of(int experts)
 {
-    epx_group_config config = EPX_GROUP_CONFIG_INIT;
-    epx_handle_config handle = EPX_HANDLE_CONFIG_INIT;
-    epx_status status;
+    epx_group_config config = fixture_config(200000);
 
-    config.device = EPX_DEVICE_CPU;
     config.num_experts = experts;
     config.max_tokens_per_rank = TOKENS;
     config.max_hidden_bytes = HIDDEN * 2;
     config.max_topk = TOPK;
     config.num_agents = 1;
     config.max_inflight = 1;
-    config.timeout_ms = 200000;
     config.alloc_bytes = 1 << 12;
     config.modes = EPX_LOW_LATENCY;
     config.ranks_per_node = NODE;
     snprintf(config.net, sizeof(config.net), "sim");
+    return config;
+}
+
+static int open_handle(struct run *r, epx_group *group)
+{
+    epx_handle_config handle = EPX_HANDLE_CONFIG_INIT;
+
     handle.topk = TOPK;
     handle.mode = EPX_LOW_LATENCY;
     handle.layout = EPX_RANK_MAJOR;
-    status = epx_group_create(&r->group, boot, &config);
-    return status != EPX_OK ? status : epx_handle_create(&r->handle, r->group, &handle);
+    r->group = group;
+    return epx_handle_create(&r->handle, group, &handle) != EPX_OK;
 }
 
 static int dispatch(struct run *r)
@@ -89,61 +91,56 @@ static int dispatch(struct run *r)
 }
 
 /* All ranks have received, so all has been handed over. */
-static int count(struct run *r, epx_bootstrap *boot, int ranks, struct counted *c)
+static int count(struct fixture *s)
 {
     epx_stats stats = EPX_STATS_INIT;
-    char mine = 0, *all = malloc((size_t)ranks);
-    const int met = all && !boot->allgather(boot->context, &mine, all, 1);
+    struct counted *c = s->arg;
 
-    free(all);
-    if (!met || epx_group_stats(r->group, &stats) != EPX_OK)
+    if (fixture_meet(s) || epx_group_stats(s->group, &stats) != EPX_OK)
         return 1;
     c->rows += stats.rows_remote;
     c->bytes += stats.net_bytes;
     return 0;
 }
 
-static int rank_main(int rank, int ranks, epx_bootstrap *boot, void *arg)
+static int experts_of(int ranks)
 {
-    const int experts = ranks > 256 ? ranks : 256;
-    struct run r;
+    return ranks > 256 ? ranks : 256;
+}
+
+static int dispatch_and_count(struct fixture *s)
+{
+    struct run r = {0};
     int rc;
 
-    memset(&r, 0, sizeof(r));
-    fill(&r, rank, ranks, experts);
-    rc = open_group(&r, experts, boot) != EPX_OK || dispatch(&r) || count(&r, boot, ranks, arg);
+    fill(&r, s->rank, s->nranks, experts_of(s->nranks));
+    rc = open_handle(&r, s->group) || dispatch(&r) || count(s);
     if (rc)
-        print_message("rank %d: %s\n", rank, epx_last_error());
-    if (r.group)
-        epx_group_destroy(r.group);
+        fixture_fail(s, "dispatch");
     epx_tensor *tensors[] = {&r.idx, &r.tokens, &r.weights, &r.out, &r.out_idx, &r.out_weights};
     for (size_t i = 0; i < sizeof(tensors) / sizeof(*tensors); i++)
         free(tensors[i]->data);
     return rc ? -1 : 0;
 }
 
+static int rank_main(int rank, int ranks, epx_bootstrap *boot, void *arg)
+{
+    const epx_group_config config = config_of(experts_of(ranks));
+
+    return fixture_group(rank, ranks, boot, &config, dispatch_and_count, arg);
+}
+
 /* Bytes that do not belong to rows, in per cent of rows of 7168 channels. */
 static double headers(int ranks)
 {
-    const struct sim_net_options net = {
-        .seed = 1, .nranks = ranks, .latency_ns = 2000, .jitter_ns = 4000, .depth = 64, .death_ns = SIM_NET_NEVER};
-    const struct sim_setup setup = {
-        .sched = {.seed = 1, .nranks = ranks, .point_every = 64, .step_ns = 100, .max_steps = 200000000},
-        .net = &net,
-        .gather_ns = 800000000000u};
-    struct sim_outcome *outcome = calloc(1, sizeof(*outcome));
     struct counted c = {0, 0};
     double part;
 
-    assert_non_null(outcome);
-    assert_int_equal(sim_run_ranks(&setup, rank_main, &c, outcome), 0);
-    assert_string_equal(outcome->stuck, "");
-    assert_int_equal(outcome->failures, 0);
+    free(unit_sim_ranks(ranks, rank_main, &c));
     assert_true(c.rows > 0 && c.bytes > c.rows * HIDDEN * 2);
     part = 100.0 * (double)(c.bytes - c.rows * HIDDEN * 2) / ((double)c.rows * ROW);
     print_message("%d ranks: %llu rows, %.1f bytes besides each, %.2f %% of a row\n", ranks, (unsigned long long)c.rows,
                   part * ROW / 100, part);
-    free(outcome);
     return part;
 }
 

@@ -37,9 +37,7 @@ static int create(int rank, int n, epx_bootstrap *boot, void *arg)
     struct meeting *meeting = arg;
     epx_group_config config = fixture_config(20000);
     epx_bootstrap mine = *boot;
-    epx_group *group;
 
-    (void)n;
     if (rank == 0) {
         counted.meeting = meeting;
         counted.boot = boot;
@@ -48,11 +46,7 @@ static int create(int rank, int n, epx_bootstrap *boot, void *arg)
     config.ranks_per_node = meeting->ranks_per_node;
     config.enable_mask = meeting->mask;
     snprintf(config.net, sizeof(config.net), "ofi:tcp");
-    if (epx_group_create(&group, &mine, &config) != EPX_OK) {
-        print_message("rank %d: %s\n", rank, epx_last_error());
-        return -1;
-    }
-    return epx_group_destroy(group) != EPX_OK;
+    return fixture_group(rank, n, &mine, &config, NULL, NULL);
 }
 
 static void ranks_meet_in_three_rounds(void **state)

@@ -10,7 +10,8 @@
 
 #include "group/objects.h"
 #include "tests/lib/bench_work.h"
-#include "tests/lib/thread_boot.h"
+#include "tests/lib/child.h"
+#include "tests/lib/fixture.h"
 #include "tests/lib/unit.h"
 
 enum { RANKS = 16, TOKENS = 128, HIDDEN = 256, TOPK = 4, EXPERTS = 32, ROUNDS = 4, MOST_RINGS = 8 };
@@ -25,23 +26,6 @@ static void *take(void *context, size_t bytes)
     void *ptr = NULL;
 
     return epx_alloc(context, bytes, &ptr) == EPX_OK ? ptr : NULL;
-}
-
-static epx_status exchange(epx_group *group, epx_handle *handle, struct bench_work *work)
-{
-    const int low_latency = work->config->mode == EPX_LOW_LATENCY;
-    epx_dispatch_inputs in = bench_work_dispatch_inputs(work);
-    epx_dispatch_outputs out = bench_work_dispatch_outputs(work);
-    epx_combine_inputs cin = bench_work_combine_inputs(work);
-    epx_combine_outputs cout = bench_work_combine_outputs(work);
-    epx_layout_info info = bench_work_layout_info(work);
-    epx_status status = epx_handle_update(handle, &work->idx, low_latency ? NULL : &info, NULL);
-
-    if (status == EPX_OK)
-        status = epx_dispatch(handle, &in, &out, low_latency ? &info : NULL, NULL, NULL);
-    if (status == EPX_OK)
-        status = epx_combine(handle, &cin, &cout, NULL, NULL);
-    return status == EPX_OK ? epx_stream_sync(group, NULL) : status;
 }
 
 static int is_balanced(const struct load_case *c, int rank, const epx_group *group)
@@ -90,7 +74,7 @@ static int run_rounds(const struct load_case *c, int rank, epx_group *group)
     for (int i = 0; i < ROUNDS; i++) {
         rc = bench_work_seed(work, 100 + (uint64_t)i);
         bench_work_poison(work);
-        if (rc || exchange(group, handle, work) != EPX_OK || bench_work_check(work, &m)) {
+        if (rc || bench_work_exchange(work, group, handle) != EPX_OK || bench_work_check(work, &m)) {
             print_message("rank %d, round %d: %s\n", rank, i, rc ? "no memory" : epx_last_error());
             rc = -1;
             break;
@@ -101,43 +85,36 @@ static int run_rounds(const struct load_case *c, int rank, epx_group *group)
     return rc;
 }
 
-static int carry(int rank, int n, epx_bootstrap *boot, void *arg)
+static int carry(struct fixture *s)
 {
-    const struct load_case *c = arg;
-    epx_group_config config = EPX_GROUP_CONFIG_INIT;
-    epx_group *group;
-    int rc;
+    const struct load_case *c = s->arg;
 
-    (void)n;
-    config.device = EPX_DEVICE_CPU;
+    return run_rounds(c, s->rank, s->group) || !is_balanced(c, s->rank, s->group);
+}
+
+static epx_group_config config_of(const struct load_case *c)
+{
+    epx_group_config config = fixture_config(60000);
+
     config.num_experts = EXPERTS;
     config.max_tokens_per_rank = TOKENS;
     config.max_hidden_bytes = HIDDEN * 2;
     config.max_topk = TOPK;
     config.num_agents = 1;
-    config.timeout_ms = 60000;
     config.ranks_per_node = c->ranks_per_node;
     config.modes = c->mode;
     config.alloc_bytes = 64 << 20;
     snprintf(config.net, sizeof(config.net), "ofi:tcp");
-    if (epx_group_create(&group, boot, &config) != EPX_OK) {
-        print_message("rank %d: %s\n", rank, epx_last_error());
-        return -1;
-    }
-    rc = run_rounds(c, rank, group);
-    if (!rc && !is_balanced(c, rank, group))
-        rc = -1;
-    return epx_group_destroy(group) != EPX_OK || rc;
+    return config;
 }
 
 static void all_rings_carry_load(void **state)
 {
     struct load_case *c = *state;
-    char text[8];
+    const epx_group_config config = config_of(c);
 
-    snprintf(text, sizeof(text), "%d", c->rings);
-    setenv("EPX_PROXY_THREADS", text, 1);
-    assert_int_equal(run_ranks(RANKS, carry, c), 0);
+    child_set_int("EPX_PROXY_THREADS", c->rings);
+    assert_int_equal(fixture_group_run(RANKS, &config, carry, c), 0);
     unsetenv("EPX_PROXY_THREADS");
 }
 

@@ -15,6 +15,7 @@
 #include "boot/secret.h"
 #include "net/net.h"
 #include "util/env.h"
+#include "tests/lib/fixture.h"
 #include "tests/lib/slow.h"
 
 enum { MANY = 500 };
@@ -333,24 +334,14 @@ static int create_with_secret(int rank, int n, epx_bootstrap *boot, void *arg)
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     const struct secrets *secrets = arg;
     struct turn turn = {.real = *boot, .lock = &lock, .taken = 1};
+    const epx_group_config config = fixture_config(0);
     epx_bootstrap mine = *boot;
-    epx_group_config config = EPX_GROUP_CONFIG_INIT;
-    epx_group *group;
-    epx_status status;
 
-    config.num_experts = n;
-    config.max_tokens_per_rank = 4;
-    config.max_hidden_bytes = 64;
-    config.max_topk = 1;
     mine.allgather = gather_after_turn;
     mine.context = &turn;
     pthread_mutex_lock(&lock);
     setenv("EPX_SECRET", secrets->of_rank[rank], 1);
-    status = epx_group_create(&group, &mine, &config);
-    if (status == EPX_ERR_MISMATCH && secrets->words && strstr(epx_last_error(), secrets->words))
-        return 0;
-    fprintf(stderr, "rank %d: %s: %s\n", rank, epx_strerror(status), epx_last_error());
-    return status != EPX_OK || epx_group_destroy(group) != EPX_OK || secrets->words;
+    return fixture_refused(rank, n, &mine, &config, EPX_ERR_MISMATCH, (const char *const[]){secrets->words, NULL});
 }
 
 static void secrets_that_differ_are_named(void **state)
@@ -388,21 +379,15 @@ static int gather_overheard(void *context, const void *send, void *recv, size_t 
 
 static int create_overheard(int rank, int n, epx_bootstrap *boot, void *arg)
 {
+    epx_group_config config = fixture_config(0);
     epx_bootstrap mine = *boot;
-    epx_group_config config = EPX_GROUP_CONFIG_INIT;
-    epx_group *group;
 
-    (void)rank;
     (void)arg;
-    config.num_experts = n;
-    config.max_tokens_per_rank = 4;
-    config.max_hidden_bytes = 64;
-    config.max_topk = 1;
     config.ranks_per_node = 1;
     snprintf(config.net, sizeof(config.net), "ofi:tcp");
     mine.allgather = gather_overheard;
     mine.context = boot;
-    return epx_group_create(&group, &mine, &config) != EPX_OK || epx_group_destroy(group) != EPX_OK;
+    return fixture_group(rank, n, &mine, &config, NULL, NULL);
 }
 
 /* Addresses of endpoints go with the keys of memory, in one structure, whose magic number cannot be overheard. */

@@ -24,16 +24,14 @@ static int refused(struct fixture *s, const char *call, epx_status status)
 }
 
 /* All calls of one group with a stream of another one, which is then destroyed. */
-static int uses_a_foreign_stream(struct fixture *s)
+static int refuses_a_stream_of(struct fixture *other)
 {
-    epx_group_config config = fixture_config(DEADLINE_MS);
-    epx_group *other = NULL;
+    struct fixture *s = other->arg;
     epx_stream stream = NULL;
     epx_event *event = NULL;
     int rc;
 
-    if (epx_group_create(&other, s->boot, &config) != EPX_OK || epx_stream_create(other, &stream) != EPX_OK ||
-        epx_event_create(s->group, &event) != EPX_OK)
+    if (epx_stream_create(other->group, &stream) != EPX_OK || epx_event_create(s->group, &event) != EPX_OK)
         return fixture_fail(s, "the other group");
     fixture_refill(s);
     rc = refused(s, "epx_stream_sync", epx_stream_sync(s->group, stream)) ||
@@ -45,11 +43,19 @@ static int uses_a_foreign_stream(struct fixture *s)
          epx_handle_update(s->ll, &s->idx, NULL, NULL) != EPX_OK ||
          refused(s, "epx_dispatch", epx_dispatch(s->ll, &s->in, &s->ll_out, &s->ll_info, NULL, stream)) ||
          refused(s, "epx_graph_begin", epx_graph_begin(s->group, stream));
-    if (!rc && (fixture_meet(s) || epx_group_destroy(other) != EPX_OK))
+    if (!rc && (fixture_meet(s) || epx_group_destroy(other->group) != EPX_OK))
         rc = fixture_fail(s, "the other group is destroyed");
+    other->group = NULL;
     if (!rc && epx_stream_sync(s->group, stream) != EPX_ERR_ARGUMENT)
         rc = fixture_fail(s, "a stream that was destroyed with its group is used");
     return rc || fixture_ll(s) || fixture_ht(s);
+}
+
+static int uses_a_foreign_stream(struct fixture *s)
+{
+    const epx_group_config config = fixture_config(DEADLINE_MS);
+
+    return fixture_group(s->rank, s->nranks, s->boot, &config, refuses_a_stream_of, s);
 }
 
 static void a_stream_of_another_group_is_refused(void **state)
