@@ -75,4 +75,14 @@ static inline void fuzz_quiet(void)
     setenv("EPX_LOG", "none", 1);
 }
 
+/* A harness names the function that is called once, before the first input. */
+#define FUZZ_BEGIN(function)                          \
+    int LLVMFuzzerInitialize(int *argc, char ***argv) \
+    {                                                 \
+        (void)argc;                                   \
+        (void)argv;                                   \
+        function();                                   \
+        return 0;                                     \
+    }
+
 #endif

@@ -318,13 +318,7 @@ static void one_thing(struct rank *rank, struct fuzz *f)
     }
 }
 
-int LLVMFuzzerInitialize(int *argc, char ***argv)
-{
-    (void)argc;
-    (void)argv;
-    fuzz_quiet();
-    return 0;
-}
+FUZZ_BEGIN(fuzz_quiet)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {

@@ -52,13 +52,7 @@ static const char *const launchers[] = {"RANK",
                                         "SLURM_NTASKS"};
 enum { LAUNCHERS = sizeof(launchers) / sizeof(launchers[0]), TEXT = 600, SET = 12 };
 
-int LLVMFuzzerInitialize(int *argc, char ***argv)
-{
-    (void)argc;
-    (void)argv;
-    fuzz_quiet();
-    return 0;
-}
+FUZZ_BEGIN(fuzz_quiet)
 
 /* A text from the input: what cannot be in a variable is left out. */
 static void draw_text(struct fuzz *f, char text[TEXT])

@@ -23,13 +23,7 @@ enum { RANKS = 3, TIMEOUT_MS = 2000, GATHER = 24, SEQUENCE = 5, GROUP = 1 };
 
 static const uint8_t key[CRYPTO_KEY] = "a key of the group, 32 bytes....";
 
-int LLVMFuzzerInitialize(int *argc, char ***argv)
-{
-    (void)argc;
-    (void)argv;
-    fuzz_quiet();
-    return 0;
-}
+FUZZ_BEGIN(fuzz_quiet)
 
 /* A channel of ours whose other end is the returned socket. */
 static int open_pair(struct channel *channel, const uint8_t *with, int server)

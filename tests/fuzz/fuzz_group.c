@@ -39,14 +39,13 @@ static int gather(void *context, const void *send, void *recv, size_t bytes)
     return 0;
 }
 
-int LLVMFuzzerInitialize(int *argc, char ***argv)
+static void begin(void)
 {
-    (void)argc;
-    (void)argv;
     fuzz_quiet();
     setenv("EPX_SECRET", "0123456789abcdef0123456789abcdef", 1);
-    return 0;
 }
+
+FUZZ_BEGIN(begin)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {

@@ -16,13 +16,7 @@ enum { RANKS = 4, OWN = 1, THINGS = 64 };
 
 static const uint8_t key[CRYPTO_KEY] = "a key of the group, 32 bytes....";
 
-int LLVMFuzzerInitialize(int *argc, char ***argv)
-{
-    (void)argc;
-    (void)argv;
-    fuzz_quiet();
-    return 0;
-}
+FUZZ_BEGIN(fuzz_quiet)
 
 /* ---- verbs ------------------------------------------------------------------------------------------------------- */
 

@@ -200,16 +200,15 @@ static const struct conn_ops ops = {.port_open = port_open,
 
 /* ------------------------------------------------------------------------------------------------------------------ */
 
-int LLVMFuzzerInitialize(int *argc, char ***argv)
+static void begin(void)
 {
     const struct runtime own = {.now_ns = now_ns, .pause_ns = pause_for, .conns = &ops};
 
-    (void)argc;
-    (void)argv;
     fuzz_quiet();
     runtime_swap(&own);
-    return 0;
 }
+
+FUZZ_BEGIN(begin)
 
 /* A round: consensus, then all-gathers. */
 static void round_of(struct membership *m)

@@ -12,13 +12,7 @@
 
 enum { TENSORS = 16, CALLS = 8, RANKS = 2, EXPERTS = 4, TOKENS = 6, BYTES = 1024 };
 
-int LLVMFuzzerInitialize(int *argc, char ***argv)
-{
-    (void)argc;
-    (void)argv;
-    fuzz_quiet();
-    return 0;
-}
+FUZZ_BEGIN(fuzz_quiet)
 
 /* ---- What reaches EPX -------------------------------------------------------------------------------------------- */
 

@@ -26,13 +26,7 @@ static const struct {
 };
 enum { MOST = 8192, COUNT = sizeof(structs) / sizeof(structs[0]) };
 
-int LLVMFuzzerInitialize(int *argc, char ***argv)
-{
-    (void)argc;
-    (void)argv;
-    fuzz_quiet();
-    return 0;
-}
+FUZZ_BEGIN(fuzz_quiet)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {

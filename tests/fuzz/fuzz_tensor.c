@@ -20,19 +20,18 @@ static int alone(void *context, const void *send, void *recv, size_t bytes)
     return 0;
 }
 
-int LLVMFuzzerInitialize(int *argc, char ***argv)
+static void begin(void)
 {
     static epx_bootstrap boot = EPX_BOOTSTRAP_INIT;
 
-    (void)argc;
-    (void)argv;
     fuzz_quiet();
     boot.nranks = 1;
     boot.allgather = alone;
     FUZZ_REQUIRE(fixture_open(&one, 0, 1, &boot, NULL) == 0);
     FUZZ_REQUIRE(fixture_ll(&one) == 0 && fixture_ht(&one) == 0); /* the handles have a routing */
-    return 0;
 }
+
+FUZZ_BEGIN(begin)
 
 static const int64_t extents[] = {
     0, 1, 2, 3, 5, 6, 16, 80, 128, INT32_MAX, INT32_MIN, 1ll << 31, INT64_MAX, INT64_MIN, INT64_MAX / 16};
