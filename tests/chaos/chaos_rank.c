@@ -26,9 +26,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "net/ofi/ofi.h"
 #include "util/clock.h"
 #include "tests/lib/fixture.h"
+#include "tests/lib/forge.h"
 
 enum { MOST_RANKS = 16, AFTER_ROUNDS = 8, AFTER = 100000, GO_S = 60 };
 
@@ -164,53 +164,19 @@ static int be_rank(char **argv)
 
 /* ---- A stranger -------------------------------------------------------------------------------------------------- */
 
-#if EPX_HAVE_OFI
-
+/* Returns only if it cannot. */
 static int forge(int argc, char **argv)
 {
-    const struct net_options options = {.nranks = 1, .timeout_ms = 60000, .provider = "tcp"};
-    struct fi_cq_data_entry entry;
-    fi_addr_t to[MOST_RANKS * 2];
-    struct ofi_net *n;
-    struct net *net;
+    struct sockaddr_in at[MOST_RANKS * 2];
     int count = 0;
 
-    if (net_ofi_ops.open(&options, &net) != EPX_OK)
-        return 1;
-    n = (struct ofi_net *)net;
-    for (int i = 3; i < argc && count < MOST_RANKS * 2; i++) {
-        struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)atoi(argv[i]))};
-        inet_pton(AF_INET, argv[2], &at.sin_addr);
-        if (fi_av_insert(n->av, &at, 1, &to[count++], 0, NULL) != 1)
-            return 1;
+    for (int i = 3; i < argc && count < MOST_RANKS * 2; i++, count++) {
+        at[count] = (struct sockaddr_in){.sin_family = AF_INET, .sin_port = htons((uint16_t)atoi(argv[i]))};
+        inet_pton(AF_INET, argv[2], &at[count].sin_addr);
     }
-    if (!count)
-        return 1;
-    for (uint32_t i = 0;; i++) { /* until it is killed */
-        struct fi_msg_rma message = {.addr = to[i % (uint32_t)count],
-                                     .data = 0x80000000u | i % 8 | (i / 8 % 4096) << 12,
-                                     .context = &n->ops[i % 64]};
-        (void)fi_writemsg(n->ep, &message, FI_REMOTE_CQ_DATA | FI_COMPLETION);
-        if (fi_cq_read(n->cq, &entry, 1) == -FI_EAVAIL) {
-            struct fi_cq_err_entry error = {0};
-            fi_cq_readerr(n->cq, &error, 0);
-        }
-        if (i % 64 == 0)
-            usleep(500);
-    }
-    return 0;
+    forge_signals(at, count, 8);
+    return EPX_HAVE_OFI;
 }
-
-#else
-
-static int forge(int argc, char **argv)
-{
-    (void)argc;
-    (void)argv;
-    return 0;
-}
-
-#endif
 
 int main(int argc, char **argv)
 {

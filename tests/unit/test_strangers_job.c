@@ -19,10 +19,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "net/ofi/ofi.h"
 #include "util/clock.h"
 #include "tests/lib/child.h"
 #include "tests/lib/fixture.h"
+#include "tests/lib/forge.h"
 #include "tests/lib/unit.h"
 
 #if EPX_HAVE_OFI
@@ -164,35 +164,13 @@ static void send_noise(const int *ports, int count)
     }
 }
 
-/* Writes of nothing that count as signals of every rank, for counters of every kind. */
 static void forge(const int *ports, int count)
 {
-    const struct net_options options = {.nranks = 1, .timeout_ms = 60000, .provider = "tcp"};
-    struct fi_cq_data_entry entry;
-    fi_addr_t to[PORTS];
-    struct ofi_net *n;
-    struct net *net;
+    struct sockaddr_in at[PORTS];
 
-    if (net_ofi_ops.open(&options, &net) != EPX_OK)
-        return;
-    n = (struct ofi_net *)net;
-    for (int i = 0; i < count; i++) {
-        const struct sockaddr_in at = address_of(ports[i]);
-        if (fi_av_insert(n->av, &at, 1, &to[i], 0, NULL) != 1)
-            return;
-    }
-    for (uint32_t i = 0;; i++) {
-        struct fi_msg_rma message = {.addr = to[i % (uint32_t)count],
-                                     .data = 0x80000000u | i % RANKS | (i / RANKS % 4096) << 12,
-                                     .context = &n->ops[i % 64]};
-        (void)fi_writemsg(n->ep, &message, FI_REMOTE_CQ_DATA | FI_COMPLETION);
-        if (fi_cq_read(n->cq, &entry, 1) == -FI_EAVAIL) {
-            struct fi_cq_err_entry error = {0};
-            fi_cq_readerr(n->cq, &error, 0);
-        }
-        if (i % 64 == 0)
-            usleep(500);
-    }
+    for (int i = 0; i < count; i++)
+        at[i] = address_of(ports[i]);
+    forge_signals(at, count, RANKS);
 }
 
 static pid_t start_stranger(void (*be)(const int *ports, int count), const int *ports, int count)
