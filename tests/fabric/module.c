@@ -5,15 +5,16 @@
  */
 #include <string.h>
 
+#include "../lib/device_module.h"
 #include "device/gpu/fabric.h"
 
-const struct device_host *cuda_host;
-static struct device_ops ops, fabric_ops;
+const struct device_host *cuda_host; /* fabric.c's */
+static struct device_ops fabric_ops;
 
 static epx_status fabric(struct device *device, uint8_t id[64])
 {
     uint8_t own[64];
-    const epx_status status = cuda_host->cpu->identity(device, own);
+    const epx_status status = host->cpu->identity(device, own);
 
     return status == EPX_OK ? fabric_identity(0, own, id) : status;
 }
@@ -51,26 +52,11 @@ static void heap_close(struct device *device, const struct heap_export *peer, vo
         fabric_heap_unmap(base, peer->bytes);
 }
 
-static epx_status open_device(int index, struct device **device)
-{
-    const epx_status status = cuda_host->cpu->open(index, device);
-
-    if (status == EPX_OK)
-        (*device)->ops = &ops;
-    return status;
-}
-
-__attribute__((visibility("default"))) const struct device_ops *epx_device_module(const struct device_host *given);
-
 const struct device_ops *epx_device_module(const struct device_host *given)
 {
-    if (given->version != DEVICE_MODULE_VERSION)
-        return NULL;
     cuda_host = given;
-    ops = *given->cpu;
-    ops.name = "cuda";
-    ops.kind = EPX_DEVICE_CUDA;
-    ops.open = open_device;
+    if (!make_ops(given, "cuda", EPX_DEVICE_CUDA))
+        return NULL;
     ops.fabric = fabric;
     ops.heap_place = heap_place;
     fabric_ops = ops;

@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../lib/device_module.h"
 #include "device/gpu/launch.h"
-#include "device/module.h"
 #include "kernel/stages.h"
 #include "bus.h"
 #include "lanes.h"
@@ -40,9 +40,6 @@ KERNEL(ht_combine)
 KERNEL(mask)
 KERNEL(layout_count)
 KERNEL(ring_bench)
-
-static const struct device_host *host;
-static struct device_ops ops;
 
 struct job {
     enum kernel_id id;
@@ -194,31 +191,14 @@ static epx_status heap_open(struct device *device, const struct heap_export *pee
     return status;
 }
 
-static epx_status open_device(int index, struct device **device)
-{
-    const epx_status status = host->cpu->open(index, device);
-
-    if (status == EPX_OK)
-        (*device)->ops = &ops;
-    return status;
-}
-
-__attribute__((visibility("default"))) const struct device_ops *epx_device_module(const struct device_host *given);
-
 const struct device_ops *epx_device_module(const struct device_host *given)
 {
-    if (given->version != DEVICE_MODULE_VERSION)
-        return NULL;
-    host = given;
-    ops = *given->cpu;
 #ifdef EPX_HIP
-    ops.name = "hip";
-    ops.kind = EPX_DEVICE_HIP;
+    if (!make_ops(given, "hip", EPX_DEVICE_HIP))
 #else
-    ops.name = "cuda";
-    ops.kind = EPX_DEVICE_CUDA;
+    if (!make_ops(given, "cuda", EPX_DEVICE_CUDA))
 #endif
-    ops.open = open_device;
+        return NULL;
     ops.default_agents = default_agents;
     ops.launch = launch;
     ops.agents_per_sm = LAUNCH_WARPS;
