@@ -191,6 +191,13 @@ static epx_status heap_open(struct device *device, const struct heap_export *pee
     return status;
 }
 
+static epx_status no_graph(struct device *device, struct device_stream *stream)
+{
+    (void)device;
+    (void)stream;
+    return host->fail(EPX_ERR_UNSUPPORTED, "device %s: emulated lanes have no graphs", ops.name);
+}
+
 const struct device_ops *epx_device_module(const struct device_host *given)
 {
 #ifdef EPX_HIP
@@ -207,5 +214,6 @@ const struct device_ops *epx_device_module(const struct device_host *given)
     ops.heap_open = heap_open;
     ops.caps |= DEVICE_MARKS;             /* by the CPU device's clock */
     ops.caps &= ~(unsigned)DEVICE_GRAPHS; /* a job is freed when it has run: it cannot be launched again */
+    ops.graph_begin = no_graph;
     return &ops;
 }
