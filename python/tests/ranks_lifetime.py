@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who keeps what alive: results after their buffer, inputs of queued work, handles, forked processes, Ctrl-C."""
 
+import contextlib
 import copy
 import gc
 import os
@@ -9,7 +10,7 @@ import signal
 import threading
 import time
 import weakref
-from typing import Any, ContextManager
+from typing import Any, ContextManager, Iterator
 
 import deep_ep
 import epx
@@ -327,6 +328,20 @@ def test_fork(world: World) -> None:
     exchange(world, buffer, work)
 
 
+@contextlib.contextmanager
+def interrupted() -> Iterator[None]:
+    """Ctrl-C comes 0.3 s later, and ends what is done within a second."""
+    begin = time.monotonic()
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    try:
+        yield
+        raise AssertionError("the wait was not interrupted")
+    except KeyboardInterrupt:
+        assert 0.2 < time.monotonic() - begin < 1.3, time.monotonic() - begin
+    timer.join()
+
+
 def test_interrupt(world: World) -> None:
     """Ctrl-C ends the wait for a rank that is late, within a second; the work itself goes on, and so does the
     buffer."""
@@ -342,15 +357,8 @@ def test_interrupt(world: World) -> None:
         got = dispatch_low(world, buffer, work, 8, use_fp8=False)
         check_received(buffer, work, 8, *got)
     elif world.rank == 0:
-        begin = time.monotonic()
-        timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
-        try:
+        with interrupted():
             dispatch_low(world, buffer, work, 8, use_fp8=False)
-            raise AssertionError("the wait was not interrupted")
-        except KeyboardInterrupt:
-            assert 0.2 < time.monotonic() - begin < 1.3, time.monotonic() - begin
-        timer.join()
     else:
         got = dispatch_low(world, buffer, work, 8, use_fp8=False)
         check_received(buffer, work, 8, *got)
@@ -368,15 +376,8 @@ def test_interrupt_while_counts_are_exchanged(world: World) -> None:
         exchange(world, buffer, work)
     world.meet()
     if world.rank == 0:
-        begin = time.monotonic()
-        timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
-        try:
+        with interrupted():
             dispatch(world, buffer, work)
-            raise AssertionError("the wait was not interrupted")
-        except KeyboardInterrupt:
-            assert 0.2 < time.monotonic() - begin < 1.3, time.monotonic() - begin
-        timer.join()
     world.meet()
     # Rank 0 has told its counts and gave up on the rows: so does everybody. All of them recover.
     buffer.recover()

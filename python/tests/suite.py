@@ -134,6 +134,17 @@ def environment(**values: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
+@contextlib.contextmanager
+def refused(what: str) -> Iterator[None]:
+    """What is done here ends with a ValueError whose text has `what`."""
+    try:
+        yield
+    except ValueError as error:
+        assert what in str(error), error
+    else:
+        raise AssertionError("expected an error about " + what)
+
+
 def collect(names: List[str], part: str, leave_out: str) -> List[Tuple[str, Callable[[World], None]]]:
     """The tests, in the order in which they stand."""
     tests = []

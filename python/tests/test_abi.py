@@ -5,10 +5,9 @@ import ctypes
 import os
 import re
 import shutil
-import subprocess
-import tempfile
 import unittest
 
+from c_program import printed_by
 from epx import Device, Direction, DType, Layout, Mode, RecvPart, Status, _abi
 
 INCLUDE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "include")
@@ -50,14 +49,7 @@ class Abi(unittest.TestCase):
         for name, value in DEFINES.items():
             lines.append('printf("%s %%d\\n", (int)%s);' % (name, name))
             expected[name] = value
-        source = "#include <epx/epx.h>\n#include <stdio.h>\nint main(void) {\n%s\nreturn 0; }\n" % "\n".join(lines)
-        with tempfile.TemporaryDirectory() as folder:
-            path = os.path.join(folder, "abi")
-            with open(path + ".c", "w", encoding="utf-8") as file:
-                file.write(source)
-            subprocess.run(["cc", "-I", INCLUDE, path + ".c", "-o", path], check=True)
-            output = subprocess.run([path], check=True, capture_output=True, text=True).stdout
-        got = {name: int(value) for name, value in (line.split() for line in output.splitlines())}
+        got = printed_by("epx/epx.h", lines, INCLUDE)
         self.assertEqual(got, expected)
 
     def test_nothing_of_the_header_is_missing(self) -> None:

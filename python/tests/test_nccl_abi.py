@@ -6,11 +6,11 @@ import importlib.util
 import os
 import re
 import shutil
-import subprocess
 import sys
-import tempfile
 import types
 import unittest
+
+from c_program import printed_by
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 INCLUDE = os.path.join(ROOT, "include", "nccl_ep")
@@ -42,15 +42,8 @@ class NcclAbi(unittest.TestCase):
             for field, *_ in struct._fields_:
                 lines.append('printf("%s.%s %%zu\\n", offsetof(%s, %s));' % (name, field, name, field))
                 expected["%s.%s" % (name, field)] = getattr(struct, field).offset
-        source = "#include <nccl_ep.h>\n#include <stdio.h>\nint main(void) {\n%s\nreturn 0; }\n" % "\n".join(lines)
-        with tempfile.TemporaryDirectory() as folder:
-            path = os.path.join(folder, "abi")
-            with open(path + ".c", "w", encoding="utf-8") as file:
-                file.write(source)
-            subprocess.run(["cc", "-I", INCLUDE, "-I", INCLUDE + "/standin/nccl", "-I", INCLUDE + "/standin/cuda",
-                            path + ".c", "-o", path], check=True)
-            output = subprocess.run([path], check=True, capture_output=True, text=True).stdout
-        self.assertEqual({key: int(value) for key, value in map(str.split, output.splitlines())}, expected)
+        got = printed_by("nccl_ep.h", lines, INCLUDE, INCLUDE + "/standin/nccl", INCLUDE + "/standin/cuda")
+        self.assertEqual(got, expected)
 
     @unittest.skipUnless(os.path.isdir(INCLUDE), "needs the header")
     def test_enums_are_those_of_the_header(self) -> None:
