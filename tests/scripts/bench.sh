@@ -9,16 +9,6 @@ set -uo pipefail
 . "$(dirname "$0")/../lib/bench_cli.sh"
 small=(--ranks 4 --tokens 24 --hidden 512 --experts 16 --topk 4 --iters 2 --warmup 1)
 
-json() { # NAME CONDITION: every line is an object o, for which the Python expression holds
-    python3 - "$work/out" "$2" <<'PY' && echo "ok: $1" || fail "$1"
-import json, sys
-rows = [json.loads(line) for line in open(sys.argv[1])]
-assert rows, "no lines"
-for o in rows:
-    assert eval('(' + sys.argv[2] + ')'), (sys.argv[2], o)
-PY
-}
-
 keys="{'op','mode','ranks','nodes','us_p50','us_p99','logical_GBps','wire_GBps','check','tokens','hidden','topk',"
 keys+="'experts','dtype','routing','device','memcpy_GBps'}"
 
