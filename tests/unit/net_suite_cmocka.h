@@ -3,15 +3,10 @@
 #ifndef EPX_TESTS_UNIT_NET_SUITE_CMOCKA_H
 #define EPX_TESTS_UNIT_NET_SUITE_CMOCKA_H
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-
 #include <stdio.h>
 
 #include "tests/lib/net_suite_rank.h"
+#include "tests/unit/net_suite_tell.h"
 
 enum { NET_SUITE_TESTS = 128 };
 
@@ -27,17 +22,9 @@ static void net_suite_test_run(void **state)
 {
     const struct net_suite_test *test = *state;
     char text[600];
+    const enum net_suite_outcome outcome = suite_run_case(test->suite, test->what, text, sizeof(text));
 
-    switch (suite_run_case(test->suite, test->what, text, sizeof(text))) {
-    case NET_SUITE_PASSED:
-        break;
-    case NET_SUITE_SKIPPED:
-        print_message("skipped: %s\n", text);
-        skip();
-        break;
-    case NET_SUITE_FAILED:
-        fail_msg("%s", text);
-    }
+    net_suite_tell(outcome, text);
 }
 
 /* Adds `ncases` cases over `suite` to tests[count...]; the new count. */

@@ -2,18 +2,12 @@
 /* The network suite over verbs; skipped where no card can be used. */
 /* test_net_verbs [verbs|ofi [CASE...]]: `ofi` goes through libfabric's verbs provider; cases as the suite names them.
  * test_net_verbs --list: their names. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "tests/lib/net_suite.h"
+#include "tests/unit/net_suite_tell.h"
 
 enum { MAX_TESTS = 64 };
 
@@ -25,17 +19,9 @@ static void run_case(void **state)
 {
     const int index = *(int *)*state;
     char text[600];
+    const enum net_suite_outcome outcome = net_suite_run(suite, index, text, sizeof(text));
 
-    switch (net_suite_run(suite, index, text, sizeof(text))) {
-    case NET_SUITE_PASSED:
-        break;
-    case NET_SUITE_SKIPPED:
-        print_message("skipped: %s\n", text);
-        skip();
-        break;
-    case NET_SUITE_FAILED:
-        fail_msg("%s", text);
-    }
+    net_suite_tell(outcome, text);
 }
 
 /* In a process of its own: the test program must not open a card before it forks. */
