@@ -55,6 +55,17 @@ epx_group_config fixture_config(int timeout_ms)
     return config;
 }
 
+epx_group_config fixture_config_of(int timeout_ms, int experts, int tokens, int hidden_bytes, int topk)
+{
+    epx_group_config config = fixture_config(timeout_ms);
+
+    config.num_experts = experts;
+    config.max_tokens_per_rank = tokens;
+    config.max_hidden_bytes = hidden_bytes;
+    config.max_topk = topk;
+    return config;
+}
+
 static void make(epx_tensor *t, epx_dtype dtype, int ndim, int64_t d0, int64_t d1, int64_t d2)
 {
     int64_t n = d0 * (ndim > 1 ? d1 : 1) * (ndim > 2 ? d2 : 1);

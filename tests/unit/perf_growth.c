@@ -50,16 +50,12 @@ static int make_group(struct job *j)
 {
     const struct setting *s = j->set;
     const size_t rows = (size_t)s->ranks * (size_t)s->tokens;
-    epx_group_config config = fixture_config(100000);
+    epx_group_config config = fixture_config_of(100000, s->ranks, s->tokens, s->hidden * 2, TOPK);
     epx_handle_config hc = EPX_HANDLE_CONFIG_INIT;
 
     config.ranks_per_node = s->per_node;
-    config.num_experts = s->ranks;
     config.num_agents = 1;
     config.modes = s->ht ? EPX_HIGH_THROUGHPUT : EPX_LOW_LATENCY;
-    config.max_tokens_per_rank = s->tokens;
-    config.max_hidden_bytes = s->hidden * 2;
-    config.max_topk = TOPK;
     config.alloc_bytes =
         rows * ((size_t)s->hidden * 2 + TOPK * 12) + ((size_t)s->tokens * (size_t)s->hidden * 4) + (4 << 20);
     snprintf(config.net, sizeof(config.net), "ofi:tcp");

@@ -306,13 +306,9 @@ static int edge_rows(struct fixture *s)
 
 static void a_million_experts_have_their_rows(void **state)
 {
-    epx_group_config config = fixture_config(20000);
+    epx_group_config config = fixture_config_of(20000, MOST_EXPERTS, 1, 2 * EDGE_HIDDEN, 2);
 
     (void)state;
-    config.num_experts = MOST_EXPERTS;
-    config.max_tokens_per_rank = 1;
-    config.max_hidden_bytes = 2 * EDGE_HIDDEN;
-    config.max_topk = 2;
     config.num_agents = 1;
     config.modes = EPX_LOW_LATENCY;
     assert_int_equal(fixture_group_run(2, &config, edge_rows, NULL), 0);

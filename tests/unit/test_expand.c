@@ -85,14 +85,10 @@ static void *memory(struct state *s, size_t bytes)
 
 static epx_group_config config_of(int nodes)
 {
-    epx_group_config config = fixture_config(30000);
+    epx_group_config config = fixture_config_of(30000, EXPERTS, MOST, HIDDEN * 2, TOPK);
 
     config.device = test_device();
     config.modes = EPX_HIGH_THROUGHPUT;
-    config.num_experts = EXPERTS;
-    config.max_tokens_per_rank = MOST;
-    config.max_hidden_bytes = HIDDEN * 2;
-    config.max_topk = TOPK;
     config.layouts = EPX_LAYOUT_BIT(EPX_FLAT) | EPX_LAYOUT_BIT(EPX_EXPERT_MAJOR);
     config.num_agents = 3;
     config.ranks_per_node = RANKS / nodes;

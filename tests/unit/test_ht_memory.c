@@ -43,6 +43,21 @@ static void plan_of(const epx_group_config *config, int ranks, struct settings *
     assert_int_equal(heap_plan_check(set, plan), EPX_OK);
 }
 
+/* Of a group whose tensors are in ordinary memory; layout 0: the default ones. */
+static struct heap_plan ordinary_plan(int ranks, int per_node, int layout, uint64_t node_bytes)
+{
+    epx_group_config config = config_of(ranks);
+    struct settings set;
+    struct heap_plan plan;
+
+    config.ranks_per_node = per_node;
+    config.max_recv_tokens = 0;
+    config.layouts = layout ? EPX_LAYOUT_BIT(layout) : config.layouts;
+    config.ht_node_bytes = node_bytes;
+    plan_of(&config, ranks, &set, &plan);
+    return plan;
+}
+
 static void the_heap_is_below_a_gigabyte(void **state)
 {
     (void)state;
@@ -65,14 +80,8 @@ static void one_node_is_below_its_bar_with_ordinary_memory(void **state)
     (void)state;
     for (size_t i = 0; i < UNIT_COUNT(sizes); i++) {
         for (int layout = EPX_EXPERT_MAJOR; layout <= EPX_FLAT; layout += EPX_FLAT - EPX_EXPERT_MAJOR) {
-            epx_group_config config = config_of(sizes[i]);
-            struct settings set;
-            struct heap_plan plan;
+            const struct heap_plan plan = ordinary_plan(sizes[i], sizes[i], layout, 0);
 
-            config.ranks_per_node = sizes[i];
-            config.max_recv_tokens = 0;
-            config.layouts = EPX_LAYOUT_BIT(layout);
-            plan_of(&config, sizes[i], &set, &plan);
             print_message("%4d ranks on one node, %s: heap %4" PRIu64 " MB, %" PRId64
                           " rows at once, windows of %d and %d tokens\n",
                           sizes[i], layout == EPX_FLAT ? "FLAT" : "EXPERT_MAJOR", plan.total / 1000000, plan.ht.rows,
@@ -88,13 +97,8 @@ static void several_nodes_are_below_their_bar_with_ordinary_memory(void **state)
     (void)state;
     for (size_t i = 1; i < UNIT_COUNT(sizes); i++) {
         for (int layout = EPX_EXPERT_MAJOR; layout <= EPX_FLAT; layout += EPX_FLAT - EPX_EXPERT_MAJOR) {
-            epx_group_config config = config_of(sizes[i]);
-            struct settings set;
-            struct heap_plan plan;
+            const struct heap_plan plan = ordinary_plan(sizes[i], PER_NODE, layout, 0);
 
-            config.max_recv_tokens = 0;
-            config.layouts = EPX_LAYOUT_BIT(layout);
-            plan_of(&config, sizes[i], &set, &plan);
             print_message("%4d ranks, %s: heap %4" PRIu64 " MB, %" PRId64
                           " rows at once, %d rows in a slot, at most %d rounds of %d tokens\n",
                           sizes[i], layout == EPX_FLAT ? "FLAT" : "EXPERT_MAJOR", plan.total / 1000000, plan.ht.rows,
@@ -104,21 +108,26 @@ static void several_nodes_are_below_their_bar_with_ordinary_memory(void **state)
     }
 }
 
+/* The heap of 64 ranks takes at most `bytes` beside `others`. */
+static void keeps_to(uint64_t bytes, int per_node, uint64_t others)
+{
+    const struct heap_plan plan = ordinary_plan(64, per_node, 0, bytes);
+
+    assert_true(plan.ht.take_tokens >= 1 && plan.ht.sum_tokens >= 1 && plan.ht.rows >= 1);
+    assert_true(plan.total <= others + bytes + 4000000);
+}
+
 /* ht_node_bytes, beside what groups without ordinary memory have. */
 static void what_the_caller_gives_for_several_nodes_is_kept(void **state)
 {
     (void)state;
     for (uint64_t bytes = 1; bytes <= (uint64_t)1 << 30; bytes = bytes * 4 + (1 << 20)) {
-        epx_group_config config = config_of(64);
+        const epx_group_config config = config_of(64);
         struct settings set;
-        struct heap_plan plan, without;
+        struct heap_plan without;
 
         plan_of(&config, 64, &set, &without);
-        config.max_recv_tokens = 0;
-        config.ht_node_bytes = bytes;
-        plan_of(&config, 64, &set, &plan);
-        assert_true(plan.ht.take_tokens >= 1 && plan.ht.sum_tokens >= 1 && plan.ht.rows >= 1);
-        assert_true(plan.total <= without.total + bytes + 4000000);
+        keeps_to(bytes, PER_NODE, without.total);
     }
 }
 
@@ -150,18 +159,8 @@ static void ranks_of_nodes_exchange_rows_in_the_least_memory(void **state)
 static void what_the_caller_gives_for_one_node_is_kept(void **state)
 {
     (void)state;
-    for (uint64_t bytes = 1; bytes <= (uint64_t)1 << 30; bytes = bytes * 4 + (1 << 20)) {
-        epx_group_config config = config_of(64);
-        struct settings set;
-        struct heap_plan plan;
-
-        config.ranks_per_node = 64;
-        config.max_recv_tokens = 0;
-        config.ht_node_bytes = bytes;
-        plan_of(&config, 64, &set, &plan);
-        assert_true(plan.ht.take_tokens >= 1 && plan.ht.sum_tokens >= 1 && plan.ht.rows >= 1);
-        assert_true(plan.total <= bytes + 4000000);
-    }
+    for (uint64_t bytes = 1; bytes <= (uint64_t)1 << 30; bytes = bytes * 4 + (1 << 20))
+        keeps_to(bytes, 64, 0);
 }
 
 static void handles_are_below_8_megabytes(void **state)

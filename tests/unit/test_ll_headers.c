@@ -50,12 +50,8 @@ static void fill(struct run *r, int rank, int ranks, int experts)
 
 static epx_group_config config_of(int experts)
 {
-    epx_group_config config = fixture_config(200000);
+    epx_group_config config = fixture_config_of(200000, experts, TOKENS, HIDDEN * 2, TOPK);
 
-    config.num_experts = experts;
-    config.max_tokens_per_rank = TOKENS;
-    config.max_hidden_bytes = HIDDEN * 2;
-    config.max_topk = TOPK;
     config.num_agents = 1;
     config.max_inflight = 1;
     config.alloc_bytes = 1 << 12;

@@ -168,14 +168,20 @@ static void all_ranks_take_part(void **state)
     run_scenario((struct scenario){.timeout_ms = 20000});
 }
 
+/* All others agree that rank 3 is excluded. */
+static void run_without_3(struct scenario scenario)
+{
+    for (int r = 0; r < N; r++)
+        scenario.part[r].agreed[3] = 1;
+    run_scenario(scenario);
+}
+
 static void a_rank_that_ended_is_excluded(void **state)
 {
     struct scenario scenario = {.part[3].closes = 1};
 
     (void)state;
-    for (int r = 0; r < N; r++)
-        scenario.part[r].agreed[3] = 1;
-    run_scenario(scenario);
+    run_without_3(scenario);
 }
 
 static void ranks_excluded_by_one_are_excluded_by_all(void **state)
@@ -409,9 +415,7 @@ static void a_port_that_somebody_else_holds_is_closed(void **state)
     struct scenario scenario = {.part[3].closes = 1, .after_closing = hold_port_of_rank_3};
 
     (void)state;
-    for (int r = 0; r < N; r++)
-        scenario.part[r].agreed[3] = 1;
-    run_scenario(scenario);
+    run_without_3(scenario);
     shutdown(squatter, SHUT_RDWR);
     pthread_join(squatter_thread, NULL);
     close(squatter);

@@ -119,6 +119,14 @@ static void commands_come_in_order_through_every_wrap(void **state)
     }
 }
 
+/* A ring of 64 commands, from number `start` on, that has no room. */
+static void create_full(struct agent *agent, struct ring *ring, uint64_t start)
+{
+    assert_int_equal(ring_create(ring, NULL, 64, start), EPX_OK);
+    push_numbers(agent, ring, 0, 32);
+    push_numbers(agent, ring, 32, 32);
+}
+
 static void a_full_ring_makes_a_push_wait_until_its_deadline(void **state)
 {
     struct doorbell bell = {0};
@@ -128,9 +136,7 @@ static void a_full_ring_makes_a_push_wait_until_its_deadline(void **state)
     uint64_t start = clock_ns();
 
     (void)state;
-    assert_int_equal(ring_create(&ring, NULL, 64, UINT64_MAX - 20), EPX_OK);
-    push_numbers(&agent, &ring, 0, 32);
-    push_numbers(&agent, &ring, 32, 32);
+    create_full(&agent, &ring, UINT64_MAX - 20);
     assert_int_equal(ag_push(&agent, &ring.dev, &c, 1), WAIT_TIMEOUT);
     assert_true(clock_ns() - start >= 30 * MS);
     take_numbers(&ring, 0, 64); /* nothing was overwritten */
@@ -147,9 +153,7 @@ static void the_abort_word_ends_the_wait_for_room(void **state)
 
     (void)state;
     agent.abort_word = &abort_word;
-    assert_int_equal(ring_create(&ring, NULL, 64, 0), EPX_OK);
-    push_numbers(&agent, &ring, 0, 32);
-    push_numbers(&agent, &ring, 32, 32);
+    create_full(&agent, &ring, 0);
     assert_int_equal(ag_push(&agent, &ring.dev, &c, 1), WAIT_ABORTED);
     ring_destroy(&ring);
 }
@@ -162,9 +166,7 @@ static void producers_remember_the_tail(void **state)
     struct ring ring;
 
     (void)state;
-    assert_int_equal(ring_create(&ring, NULL, 64, 0), EPX_OK);
-    push_numbers(&agent, &ring, 0, 32);
-    push_numbers(&agent, &ring, 32, 32);
+    create_full(&agent, &ring, 0);
     take_numbers(&ring, 0, 40);
     ring_return(&ring);
     assert_int_equal(*ring.dev.tail_seen, 0);

@@ -94,12 +94,8 @@ static int carry(struct fixture *s)
 
 static epx_group_config config_of(const struct load_case *c)
 {
-    epx_group_config config = fixture_config(60000);
+    epx_group_config config = fixture_config_of(60000, EXPERTS, TOKENS, HIDDEN * 2, TOPK);
 
-    config.num_experts = EXPERTS;
-    config.max_tokens_per_rank = TOKENS;
-    config.max_hidden_bytes = HIDDEN * 2;
-    config.max_topk = TOPK;
     config.num_agents = 1;
     config.ranks_per_node = c->ranks_per_node;
     config.modes = c->mode;

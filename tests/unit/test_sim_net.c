@@ -60,6 +60,13 @@ static int put(struct pair *p, int from, uint64_t at, uint32_t bytes, uint32_t i
     return net_sim_ops.put(p->net[from], &put);
 }
 
+/* Without bytes; their immediates are 0 to 99. */
+static void put_a_hundred(struct pair *p)
+{
+    for (uint32_t i = 0; i < 100; i++)
+        assert_int_equal(put(p, 0, 0, 0, i), 0);
+}
+
 /* The next event of a rank of this kind, and when it came. Others are dropped. */
 static uint64_t wait_for(struct pair *p, int rank, enum net_event_kind kind, struct net_event *event)
 {
@@ -95,8 +102,7 @@ static void a_card_sends_one_after_the_other(void **state)
     uint64_t last = 0;
 
     (void)state;
-    for (uint32_t i = 0; i < 100; i++)
-        assert_int_equal(put(p, 0, 0, 0, i), 0);
+    put_a_hundred(p);
     for (uint32_t i = 0; i < 100; i++) {
         const uint64_t now = wait_for(p, 1, NET_ARRIVED, &event);
         last = now ? now : last;
@@ -113,8 +119,7 @@ static void jitter_reorders(void **state)
     uint32_t most = 0;
 
     (void)state;
-    for (uint32_t i = 0; i < 100; i++)
-        assert_int_equal(put(p, 0, 0, 0, i), 0);
+    put_a_hundred(p);
     for (uint32_t i = 0; i < 100; i++) {
         wait_for(p, 1, NET_ARRIVED, &event);
         swapped += event.immediate < most;

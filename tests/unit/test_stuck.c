@@ -8,10 +8,8 @@
  * one. ctest: cost=45 labels=processes sleeps
  */
 #include <setjmp.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 
 #include "tests/unit/blocking_net.h"
@@ -20,6 +18,7 @@
 
 #include <cmocka.h>
 
+#include "tests/lib/child.h"
 #include "tests/lib/fixture.h"
 #include "tests/lib/slow.h"
 #include "tests/lib/thread_boot.h"
@@ -93,13 +92,31 @@ static const char *state_of(enum blocking_call call)
     }
 }
 
+static epx_status destroy(struct fixture *s)
+{
+    const epx_status status = epx_group_destroy(s->group);
+
+    s->group = NULL;
+    return status;
+}
+
+/* What epx_group_destroy has returned since `start` for a group whose network is stuck: in time, and with the cause. */
+static int end_says_why(struct fixture *s, const struct scenario *scenario, epx_status status, uint64_t start)
+{
+    if (status != EPX_ERR_TIMEOUT || !names_cause(epx_last_error()) ||
+        !strstr(epx_last_error(), state_of(scenario->call)))
+        return say(s, "epx_group_destroy");
+    if (ms_since(start) > slow_ms(END_MS) + slack_ms())
+        return say(s, "epx_group_destroy took too long");
+    return 0;
+}
+
 /* The last rank's network is stuck from here on. Its group can only be destroyed, and is. */
 static int end_stuck(struct fixture *s, const struct scenario *scenario)
 {
     epx_stats stats = EPX_STATS_INIT;
     epx_error_info info = EPX_ERROR_INFO_INIT;
     uint64_t start;
-    epx_status status;
 
     if (epx_group_error(s->group, &info) == EPX_OK || !names_cause(info.message) ||
         !strstr(info.message, state_of(scenario->call)))
@@ -112,14 +129,7 @@ static int end_stuck(struct fixture *s, const struct scenario *scenario)
     if (ms_since(start) > slack_ms())
         return say(s, "epx_group_error_clear took too long");
     start = clock_ns();
-    status = epx_group_destroy(s->group);
-    s->group = NULL;
-    if (status != EPX_ERR_TIMEOUT || !names_cause(epx_last_error()) ||
-        !strstr(epx_last_error(), state_of(scenario->call)))
-        return say(s, "epx_group_destroy");
-    if (ms_since(start) > slow_ms(END_MS) + slack_ms())
-        return say(s, "epx_group_destroy took too long");
-    return 0;
+    return end_says_why(s, scenario, destroy(s), start);
 }
 
 /* Updates need all ranks, but one that has what it needs may end well while others wait in vain. */
@@ -280,15 +290,11 @@ static int stuck_in_close(struct fixture *s, const struct scenario *scenario)
     if (block_last(s, scenario))
         return -1;
     start = clock_ns();
-    status = epx_group_destroy(s->group);
-    s->group = NULL;
+    status = destroy(s);
     if (s->rank != LAST)
         return status == EPX_OK ? 0 : say(s, "epx_group_destroy of a good rank");
-    if (status != EPX_ERR_TIMEOUT || !names_cause(epx_last_error()) ||
-        !strstr(epx_last_error(), state_of(scenario->call)))
-        return say(s, "epx_group_destroy");
-    if (ms_since(start) > slow_ms(END_MS) + slack_ms())
-        return say(s, "epx_group_destroy took too long");
+    if (end_says_why(s, scenario, status, start))
+        return -1;
     while (scenario->ms >= 0 && atomic_load(&blocking_trap.back) == 0)
         usleep(1000);
     usleep(50000); /* the thread ends */
@@ -346,17 +352,12 @@ static void leave(int status, int first)
 
 static pid_t begin(const struct scenario *scenario, int first)
 {
-    pid_t pid;
+    const pid_t pid = child_fork();
 
-    fflush(NULL);
-    pid = fork();
     assert_true(pid >= 0);
     if (pid > 0)
         return pid;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    for (int sig = SIGILL; sig <= SIGSEGV; sig++)
-        signal(sig, SIG_DFL); /* not the test framework's */
-    alarm(600);               /* waits for events have no other end */
+    alarm(600); /* waits for events have no other end */
     unsetenv("EPX_NET");
     runtime_swap(&(const struct runtime){.net_guest = &blocking_ops});
     if (scenario->at_once)
