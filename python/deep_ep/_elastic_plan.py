@@ -21,6 +21,8 @@ _DTYPES = {torch.bfloat16: epx.DType.BF16, torch.float16: epx.DType.FP16, torch.
 _MADE = (torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, torch.uint8)
 _SLICE_US = 50000
 
+_Forms = Tuple[Form, Optional[Form], Optional[Form]]  # of rows and scales, of indices and weights, of the source map
+
 
 class Kind(NamedTuple):
     """What the structs depend on."""
@@ -46,7 +48,7 @@ class Memory:
             if self._reserved is None:
                 self._tensors = form.ordinary(pool.device)
         else:
-            self._tensors = pool.heap.several(*form.parts)
+            self._tensors = pool.heap.try_make(form) or form.ordinary(pool.device)
 
     def addresses(self) -> List[int]:
         """Of the tensors."""
@@ -121,6 +123,7 @@ class DispatchPlan:
         self._dispatch = tuple(map(ctypes.addressof, (self._inputs, self._outputs))) + (
             None, ctypes.addressof(self._config))
         self._seen: List[int] = []  # the last counts, for a message
+        self._last: Tuple[Tuple[int, int], _Forms] = ((-1, -1), (Form(), None, None))
 
     def _make_structs(self, kind: Kind, sources: int, experts: int) -> None:
         # Rows are bytes on their way: those of a dtype that EPX does not know travel as bf16, those with scales as FP8.
@@ -172,7 +175,15 @@ class DispatchPlan:
         self._seen = list(counts)
         return rows.value, tokens.value, self._seen
 
-    def _forms(self, rows: int) -> Tuple[Form, Optional[Form]]:
+    def _forms(self, rows: int, lines: int) -> _Forms:
+        """Those of the last call, if it had as many rows: without CPU sync every call has."""
+        last, forms = self._last
+        if last != (rows, lines):
+            forms = self._make_forms(rows, lines)
+            self._last = ((rows, lines), forms)
+        return forms
+
+    def _make_forms(self, rows: int, lines: int) -> _Forms:
         kind = self._kind
         made = kind.dtype in _MADE
         large: List[Part] = [((rows, kind.columns) if made else (rows, kind.columns * kind.dtype.itemsize),
@@ -184,7 +195,8 @@ class DispatchPlan:
         small: List[Part] = [] if kind.expand else [((rows, kind.topk), kind.idx_dtype, None)]
         if kind.weighted:
             small.append(((rows,) if kind.expand else (rows, kind.topk), torch.float32, None))
-        return Form(*large), Form(*small) if small else None
+        source_map = Form(((lines, kind.topk + 2), torch.int32, None)) if kind.mapped else None
+        return Form(*large), Form(*small) if small else None, source_map
 
     def _point(self, names: List[str], memory: Memory, rows: int) -> None:
         for name, address in zip(names, memory.addresses()):
@@ -195,10 +207,10 @@ class DispatchPlan:
         """Dispatches with the handle at `address`. `sizes`: rows, lines of the source map, its stride. `max_sms`: 0 for
         EPX's own number."""
         kind, at, (rows, lines, stride) = self._kind, self._at, sizes
-        forms = self._forms(rows)
+        forms = self._forms(rows, lines)
         large = Memory(self._pool, forms[0])
         small = Memory(self._pool, forms[1]) if forms[1] is not None else None
-        source_map = Memory(self._pool, Form(((lines, kind.topk + 2), torch.int32, None))) if kind.mapped else None
+        source_map = Memory(self._pool, forms[2]) if forms[2] is not None else None
         at["tokens"].shape[0], at["tokens"].data = x.shape[0], x.data_ptr()
         self._point(["out", "out_scales"], large, rows)
         if scales is not None:
