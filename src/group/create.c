@@ -82,6 +82,7 @@ epx_status group_free(struct epx_group *group)
     const struct device_ops *ops = group->device ? group->device->ops : NULL;
     epx_status status = EPX_OK;
 
+    watch_sampler_stop(group);
     watch_clean_up(group);
     if (ops) {
         if (group->order_event)
@@ -178,10 +179,14 @@ static epx_status alloc_tables(struct epx_group *group)
 
 epx_status group_open_tables(struct epx_group *group)
 {
-    const epx_status status = alloc_tables(group);
+    epx_status status = alloc_tables(group);
 
     watch_show(group);
-    return status == EPX_OK ? group_device_fill(group) : status;
+    if (status == EPX_OK)
+        status = group_device_fill(group);
+    if (status == EPX_OK)
+        watch_sampler_start(group);
+    return status;
 }
 
 /* What this rank needs of no other: what the others must know of it is in the exchange then. */
@@ -229,6 +234,8 @@ static epx_status build(struct epx_group *group)
     exchange_free(&exchange);
     if (status == EPX_OK && group->all_trace)
         status = align_clocks(group);
+    if (status == EPX_OK)
+        watch_sampler_start(group);
     return status;
 }
 

@@ -88,7 +88,7 @@ struct epx_group {
     const char *net_name;
     uint8_t *remote; /* [R] */
     int closing;     /* errors of the network are ignored from now on */
-    int kept;        /* a thread is blocked in the network's library: memory that it may use is never freed */
+    int kept;        /* a thread is blocked in a library: memory that it may use is never freed */
     int gave_up;     /* since the last failure: the node is told and the network has stopped (abort.c) */
     int stuck_state; /* enum stuck_state: were own proxies found blocked after the last failure? */
     char stuck_text[128];
@@ -105,6 +105,8 @@ struct epx_group {
     struct watch *watch; /* for epx top (watch.c); NULL: none */
     char watch_path[64];
     int watch_fd;
+    pthread_t sampler; /* of watch_sample.c */
+    int sampler_state;
     uint64_t issued[STAGED_KINDS]; /* low-latency operations so far */
     struct epx_handle *handles;
     struct epx_event *events;

@@ -14,6 +14,9 @@
 void watch_create(struct epx_group *group);
 /* Once group->number is known: from now on epx top shows it. */
 void watch_show(struct epx_group *group);
+/* Once kernels can run: counters of devices whose kernels cannot write the page. Stopped before memory goes. */
+void watch_sampler_start(struct epx_group *group);
+void watch_sampler_stop(struct epx_group *group);
 /* Before the heap goes: where ranks were lost, pages of processes that were killed are removed. */
 void watch_clean_up(struct epx_group *group);
 void watch_destroy(struct epx_group *group);

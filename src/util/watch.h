@@ -2,7 +2,8 @@
 /*
  * What a rank of a group shows to `epx top`: a page of shared memory (group/watch.c) that only its user can read. Its
  * own agents, calls and proxies write it with plain stores, as they go; who looks reads it at any time, also when the
- * group hangs, and believes no single number too much.
+ * group hangs, and believes no single number too much. Where agents cannot write it, a thread does when asked
+ * (group/watch_sample.c).
  */
 #ifndef EPX_UTIL_WATCH_H
 #define EPX_UTIL_WATCH_H
@@ -10,7 +11,7 @@
 #include "kernel/params.h"
 
 #define WATCH_MAGIC 0x706f7478706500u
-enum { WATCH_VERSION = 1, WATCH_AGENTS = 64, WATCH_KERNELS = 16, WATCH_BUCKETS = 256 };
+enum { WATCH_VERSION = 2, WATCH_AGENTS = 64, WATCH_KERNELS = 16, WATCH_BUCKETS = 256 };
 
 /* An agent that waits. */
 struct watch_wait {
@@ -35,6 +36,10 @@ struct watch {
     uint64_t group; /* the same on all ranks */
     uint64_t created_ns;
     char device[16], net[32];
+    int32_t is_sampled; /* 1: counters are those of the last sample; ask for a new one by `looks` */
+    uint32_t looks;     /* whoever looks adds 1, and wakes who sleeps on it */
+    uint32_t sampled;   /* the value of `looks` when the last sample was asked for */
+    uint32_t reserved;
     /* The host's calls. */
     uint64_t calls;
     uint64_t inside_ns; /* since when a call runs; 0: none does */

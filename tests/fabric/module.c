@@ -3,6 +3,7 @@
  * A module that takes the place of libepx_cuda.so: the CPU device under the name of a GPU. Its heaps for other hosts
  * are made as on a GPU, by src/device/gpu/fabric.c and the driver of fake_driver.c.
  */
+#include <stdlib.h>
 #include <string.h>
 
 #include "../lib/device_module.h"
@@ -59,6 +60,8 @@ const struct device_ops *epx_device_module(const struct device_host *given)
         return NULL;
     ops.fabric = fabric;
     ops.heap_place = heap_place;
+    if (getenv("FAKE_FAR_MEMORY")) /* the host copies what kernels count, as on a GPU */
+        ops.caps &= ~(unsigned)DEVICE_HOST_ACCESS;
     fabric_ops = ops;
     fabric_ops.heap_create = heap_create;
     fabric_ops.heap_destroy = heap_destroy;

@@ -55,4 +55,24 @@ refused state "has not registered with a fabric .NVML: state 2"
 refused cluster "GPU 0 is in no cluster"
 refused clique "no two of them are in one fabric"
 try "host heaps" "EPX_GPU_HEAP=host puts heaps into host memory" EPX_GPU_HEAP=host -- ll "${four[@]}"
+
+# epx top shows rates of a device whose kernels cannot write its pages; a rank that is stopped does not answer.
+export FAKE_FAR_MEMORY=1
+"$build/epx" bench ll "${four[@]}" --device cuda --tokens 8 --experts 8 --hidden 512 --iters 10000 --timing events \
+    --timeout 60 >"$work/out" 2>&1 &
+bench=$!
+look() { # NAME CONDITION
+    python3 "$root/tests/scripts/top_look.py" "$build/epx" "$bench" "$2" && echo "ok: $1" || fail "$1"
+}
+look "epx top: rates of a device with memory of its own" "g['device'] == 'cuda' and len(r) == 4 and
+    all(h['operations_per_second'] > 0 and h['bytes_per_second'] > 0 and
+        h['operations']['ll combine']['per_second'] > 0 and 'p50_us' not in h['operations']['ll combine']
+        for h in r.values())"
+"$build/epx" top --once | grep -qE "ll dispatch +[1-9][0-9]*/s$" || fail "epx top: as text"
+rank=$(python3 "$root/tests/scripts/top_look.py" "$build/epx" "$bench" "len(r) == 4" "r[1]['pid']")
+kill -STOP "$rank"
+look "epx top: a stopped rank" "g.get('waiting_for') == 1 and r[1]['state'] == 'stopped'"
+kill -CONT "$rank"
+kill "$bench"
+wait "$bench" 2>/dev/null
 finish

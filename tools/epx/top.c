@@ -48,8 +48,8 @@ static const struct option_table table = {
     .usage = "epx top [options]",
     .about =
         "Shows the running groups of this user on this machine: operations and bytes per second, p50 and p99, who\n"
-        "waits for whom and since when, windows to other nodes, masked ranks. It reads shared memory and asks\n"
-        "nothing of the ranks, so that it also shows a group that hangs.",
+        "waits for whom and since when, windows to other nodes, masked ranks. It reads shared memory, and waits\n"
+        "for no rank, so that it also shows a group that hangs.",
     .notes = "Exit status: 0 when there are groups, 1 when there are none, 2 for a wrong command line.\n",
     .specs = specs,
     .count = (int)(sizeof(specs) / sizeof(specs[0])),
@@ -74,8 +74,10 @@ static int look(const struct options *o, int ms, int clear)
     int count;
 
     top_open(&top);
+    top_ask(&top);
     remember(&top);
     usleep((useconds_t)ms * 1000);
+    top_ask(&top);
     top.now_ns = clock_ns();
     if (clear)
         fputs("\033[H\033[J", stdout);

@@ -19,13 +19,15 @@ struct top {
 };
 
 void top_open(struct top *top);
+/* Asks ranks whose counters are sampled for new ones, and waits for them a moment. */
+void top_ask(const struct top *top);
 void top_close(struct top *top);
 
 /* Bytes that the rank has moved so far: to ranks of its node and to other nodes. */
 uint64_t top_bytes(const struct watch *w);
 /* The wait of one of its agents that has lasted longest; NULL: none waits for a peer. */
 const struct watch_wait *top_longest_wait(const struct watch *w);
-/* Kernels of a GPU do not write pages: there are calls of the host, and no operations or waits. */
+/* Kernels of a GPU do not write pages: operations and bytes are sampled, and there are no times and no waits. */
 int top_kernels_are_silent(const struct watch *w);
 /* The rank that keeps the group waiting, -1: nobody does; the index of its page, -1: it has none on this machine. */
 int top_culprit(const struct top *top, int first, int end, int *page);

@@ -4,12 +4,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <linux/futex.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "group/watch.h"
 #include "top.h"
+
+enum { ASK_MS = 200 };
 
 /* A page whose process is gone has no lock any more: it is removed. */
 static int is_alive(int fd, int folder, const char *name)
@@ -68,7 +72,7 @@ static void open_page(struct top *top, int folder, const char *name)
         return;
     if (fstat(fd, &st) == 0 && st.st_uid == getuid() && S_ISREG(st.st_mode) && is_alive(fd, folder, name) &&
         st.st_size >= (off_t)sizeof(*w))
-        w = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, fd, 0);
+        w = mmap(NULL, (size_t)st.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     close(fd);
     if (w == MAP_FAILED)
         return;
@@ -101,6 +105,40 @@ void top_open(struct top *top)
         closedir(dir);
     if (top->count > 0)
         qsort(top->pages, (size_t)top->count, sizeof(*top->pages), by_group);
+}
+
+static int is_asked(const struct top_page *p)
+{
+    /* Acquire: pairs with the release of group/watch_sample.c. */
+    return __atomic_load_n(&p->page->is_sampled, __ATOMIC_ACQUIRE) && !strchr("TtZX", p->state);
+}
+
+/* How many have not answered. */
+static int unanswered(const struct top *top)
+{
+    int count = 0;
+
+    for (int i = 0; i < top->count; i++) {
+        const struct watch *w = top->pages[i].page;
+
+        /* Acquire: pairs with the release of group/watch_sample.c. */
+        count += is_asked(&top->pages[i]) && __atomic_load_n(&w->sampled, __ATOMIC_ACQUIRE) != w->looks;
+    }
+    return count;
+}
+
+void top_ask(const struct top *top)
+{
+    for (int i = 0; i < top->count; i++) {
+        uint32_t *looks = (uint32_t *)(uintptr_t)&top->pages[i].page->looks;
+
+        if (!is_asked(&top->pages[i]))
+            continue;
+        __atomic_add_fetch(looks, 1, __ATOMIC_RELEASE); /* pairs with the acquire of group/watch_sample.c */
+        syscall(SYS_futex, looks, FUTEX_WAKE, 1, NULL, NULL, 0);
+    }
+    for (int ms = 0; ms < ASK_MS && unanswered(top) > 0; ms++)
+        usleep(1000);
 }
 
 void top_close(struct top *top)

@@ -94,7 +94,9 @@ static void print_operations(const struct top *top, int first, int end)
             p50 = top_percentile_us(w, k, 50) > p50 ? top_percentile_us(w, k, 50) : p50;
             p99 = mine > p99 ? mine : p99;
         }
-        if (count > 0)
+        if (count > 0 && p50 <= 0)
+            printf("  %-12s %9.0f/s\n", kernel_name((uint32_t)k), rate);
+        else if (count > 0)
             printf("  %-12s %9.0f/s  p50 %9.0f us  p99 %9.0f us  (slowest rank, since the group was made)\n",
                    kernel_name((uint32_t)k), rate, p50, p99);
     }
@@ -195,10 +197,12 @@ static void json_operations(const struct top *top, const struct top_page *p)
     for (int k = 0; k < WATCH_KERNELS; k++) {
         if (!p->page->count[k])
             continue;
-        printf("%s\"%s\":{\"count\":%llu,\"per_second\":%.1f,\"p50_us\":%.1f,\"p99_us\":%.1f}", comma,
-               kernel_name((uint32_t)k), (unsigned long long)p->page->count[k],
-               per_second(top, p->before[k], p->page->count[k]), top_percentile_us(p->page, k, 50),
-               top_percentile_us(p->page, k, 99));
+        printf("%s\"%s\":{\"count\":%llu,\"per_second\":%.1f", comma, kernel_name((uint32_t)k),
+               (unsigned long long)p->page->count[k], per_second(top, p->before[k], p->page->count[k]));
+        if (!top_kernels_are_silent(p->page))
+            printf(",\"p50_us\":%.1f,\"p99_us\":%.1f", top_percentile_us(p->page, k, 50),
+                   top_percentile_us(p->page, k, 99));
+        printf("}");
         comma = ",";
     }
     printf("}");

@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Counters for epx top where kernels cannot write the page, as on a GPU:
+ *
+ *   epx top                                      a thread of this rank
+ *   page.looks += 1, wakes it           ->       sleeps on page.looks: nothing is done where nobody looks
+ *   waits a moment for page.sampled     <-       copies what kernels count in device memory into the page
+ *
+ * The copy has a stream of its own in the device, as epx_group_stats: it needs no kernel and waits for none, so that
+ * graphs that are replayed and groups that hang are seen too.
+ */
+#include <errno.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "group/watch.h"
+#include "kernel/signals.h"
+#include "util/clock.h"
+#include "util/log.h"
+
+#define STOP_NS 2000000000u /* a copy that takes longer than this will not end */
+
+enum { SAMPLER_NONE, SAMPLER_RUNS, SAMPLER_STOPS, SAMPLER_ENDED };
+
+static const uint8_t kernel_of[OP_COUNT] = {[OP_LL_DISPATCH] = KERNEL_LL_DISPATCH,
+                                            [OP_LL_COMBINE] = KERNEL_LL_COMBINE,
+                                            [OP_HT_NOTIFY] = KERNEL_HT_NOTIFY,
+                                            [OP_HT_DISPATCH] = KERNEL_HT_DISPATCH,
+                                            [OP_HT_COMBINE] = KERNEL_HT_COMBINE};
+
+/* All ranks begin the same operations: their numbers count them, also those of graphs. */
+static void sample(const struct epx_group *group)
+{
+    const struct device_ops *ops = group->device->ops;
+    const struct group_dev *g = &group->shadow;
+    struct watch *w = group->watch;
+    uint64_t epochs[OP_COUNT], counted[sizeof(struct device_stats) / sizeof(uint64_t)];
+
+    if (ops->copy(group->device, epochs, g->state->epoch, sizeof(epochs)) != EPX_OK ||
+        ops->copy(group->device, counted, g->stats, sizeof(counted)) != EPX_OK)
+        return;
+    for (int op = 0; op < OP_COUNT; op++)
+        __atomic_store_n(&w->count[kernel_of[op]], epochs[op], __ATOMIC_RELAXED);
+    for (size_t i = 0; i < sizeof(counted) / sizeof(counted[0]); i++)
+        __atomic_store_n((uint64_t *)&w->stats + i, counted[i], __ATOMIC_RELAXED);
+    if (g->enable_mask)
+        ops->copy(group->device, watch_mask(w), g->mask, (size_t)g->nranks * sizeof(int32_t));
+}
+
+static void *run(void *arg)
+{
+    struct epx_group *group = arg;
+    struct watch *w = group->watch;
+    uint32_t seen = 0;
+
+    /* Acquire: pairs with the release of watch_sampler_stop. */
+    while (__atomic_load_n(&group->sampler_state, __ATOMIC_ACQUIRE) == SAMPLER_RUNS) {
+        const uint32_t looks = __atomic_load_n(&w->looks, __ATOMIC_ACQUIRE); /* pairs with the add of epx top */
+
+        if (looks == seen) {
+            syscall(SYS_futex, &w->looks, FUTEX_WAIT, seen, NULL, NULL, 0);
+            continue;
+        }
+        sample(group);
+        __atomic_store_n(&w->sampled, looks, __ATOMIC_RELEASE); /* pairs with the acquire of epx top */
+        seen = looks;
+    }
+    /* Release: pairs with the acquire of watch_sampler_stop. */
+    __atomic_store_n(&group->sampler_state, SAMPLER_ENDED, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+void watch_sampler_start(struct epx_group *group)
+{
+    sigset_t all, before;
+
+    if (!group->watch || group->device->ops->caps & DEVICE_HOST_ACCESS || group->sampler_state != SAMPLER_NONE)
+        return;
+    group->sampler_state = SAMPLER_RUNS;
+    sigfillset(&all); /* signals are the program's */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    if (pthread_create(&group->sampler, NULL, run, group) == 0)
+        __atomic_store_n(&group->watch->is_sampled, 1, __ATOMIC_RELEASE); /* pairs with the acquire of epx top */
+    else
+        group->sampler_state = SAMPLER_NONE;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+/* A device that does not end a copy keeps the thread, and what the thread uses. */
+void watch_sampler_stop(struct epx_group *group)
+{
+    const struct timespec pause = {.tv_nsec = 200000};
+    const uint64_t until = clock_ns() + STOP_NS;
+    int runs = SAMPLER_RUNS;
+
+    if (group->sampler_state == SAMPLER_NONE)
+        return;
+    __atomic_store_n(&group->watch->is_sampled, 0, __ATOMIC_RELEASE);
+    /* Fails only if it has ended. */
+    __atomic_compare_exchange_n(&group->sampler_state, &runs, SAMPLER_STOPS, 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED);
+    __atomic_add_fetch(&group->watch->looks, 1, __ATOMIC_RELEASE);
+    syscall(SYS_futex, &group->watch->looks, FUTEX_WAKE, 1, NULL, NULL, 0);
+    while (__atomic_load_n(&group->sampler_state, __ATOMIC_ACQUIRE) != SAMPLER_ENDED && clock_ns() < until)
+        nanosleep(&pause, NULL);
+    if (group->sampler_state == SAMPLER_ENDED) {
+        pthread_join(group->sampler, NULL);
+        group->sampler_state = SAMPLER_NONE;
+        return;
+    }
+    log_line(LOG_WARN, "rank %d: device %s does not end a copy for epx top; memory of the group is not freed",
+             group->rank, group->device->ops->name);
+    pthread_detach(group->sampler);
+    group->kept = 1;
+}
