@@ -469,6 +469,21 @@ KFN int logfmt_weight_serves(float weight)
     return bits == 0 || (bits >> 23) - 103u < 84u; /* 2^-24 to 2^60 */
 }
 
+/* The polynomial of util/logfmt.h for four at a time: what one waits for, three others fill. */
+KFN void logfmt_exp2(float (&p)[4], const float (&m)[4])
+{
+    const float exp2[6] = {LOGFMT_EXP0, LOGFMT_EXP1, LOGFMT_EXP2, LOGFMT_EXP3, LOGFMT_EXP4, LOGFMT_EXP5};
+
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        p[i] = exp2[5];
+#pragma unroll
+    for (int k = 4; k >= 0; k--)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            p[i] = __fmaf_rn(p[i], m[i], exp2[k]);
+}
+
 /*
  * `bits` has what logfmt_bits_of() gives. The sign is bit 31 of a code here, and of its product with an odd number. The
  * power of two of a plain value is less by 63 than that of its logarithm counted from LOGFMT_BELOW: the weight has the
@@ -478,7 +493,6 @@ KFN int logfmt_weight_serves(float weight)
 template <int plain>
 KFN struct float8 logfmt_values(uint2 low, uint32_t bits, const struct logfmt_range &r, uint32_t mantissa)
 {
-    const float exp2[6] = {LOGFMT_EXP0, LOGFMT_EXP1, LOGFMT_EXP2, LOGFMT_EXP3, LOGFMT_EXP4, LOGFMT_EXP5};
     struct float8 f;
 
     /* Four at a time: what one waits for, three others fill. */
@@ -493,15 +507,9 @@ KFN struct float8 logfmt_values(uint2 low, uint32_t bits, const struct logfmt_ra
             log[i] = code[i] * r.step + r.base;
         }
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
+        for (int i = 0; i < 4; i++)
             m[i] = __uint_as_float(choose_bits(mantissa, (uint32_t)((int32_t)log[i] >> 2), 0x3f800000u));
-            p[i] = exp2[5];
-        }
-#pragma unroll
-        for (int k = 4; k >= 0; k--)
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                p[i] = __fmaf_rn(p[i], m[i], exp2[k]);
+        logfmt_exp2(p, m);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             if (plain) {

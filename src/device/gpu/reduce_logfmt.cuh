@@ -379,14 +379,7 @@ KFN_STEP void sum_logfmt_ring(const char *data, float weights, struct sum_in in,
         struct float8 sum[2] = {{{0, 0, 0, 0, 0, 0, 0, 0}}, {{0, 0, 0, 0, 0, 0, 0, 0}}};
         if (b % chunk == 0)
             logfmt_fill(entries, data, coded, weights, in, first + b, width);
-        for (int i = 0; i < 2; i++)
-#pragma unroll
-            for (int j = 0; j < 2; j++)
-                if (in.bias[i] && j < 1 + both)
-                    floats_add(
-                        &sum[j],
-                        raw_floats<DTYPE_BF16>(raw_load<DTYPE_BF16>(in.bias[i] + (size_t)(mine + j * SUM_STEP) * 2)), 0,
-                        0.0f);
+        sum_biases(sum, in, mine, both);
         ROLLED
         for (int r = 0; r < in.n; r++, batch++) {
             const ring_address slot = ring_at(ring) + batch % RING_SLOTS * RING_SLOT_BYTES;

@@ -85,7 +85,6 @@ KFN uint32_t logfmt_extremes_here(uint4 words, int full)
 template <int zeros>
 KFN void logfmt_round8(struct float8 *sum, uint4 words, const struct logfmt_rounding &e, uint32_t mantissa)
 {
-    const float exp2[6] = {LOGFMT_EXP0, LOGFMT_EXP1, LOGFMT_EXP2, LOGFMT_EXP3, LOGFMT_EXP4, LOGFMT_EXP5};
     const uint32_t w[4] = {words.x, words.y, words.z, words.w}, lane = (uint32_t)lane_id() * 4;
 
 #pragma unroll
@@ -110,15 +109,9 @@ KFN void logfmt_round8(struct float8 *sum, uint4 words, const struct logfmt_roun
             t[i] = (uint32_t)((int32_t)t[i] >> 2);
         }
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
+        for (int i = 0; i < 4; i++)
             m[i] = __uint_as_float(choose_bits(mantissa, t[i], 0x3f800000u));
-            p[i] = exp2[5];
-        }
-#pragma unroll
-        for (int k = 4; k >= 0; k--)
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                p[i] = __fmaf_rn(p[i], m[i], exp2[k]);
+        logfmt_exp2(p, m);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             uint32_t value = choose_bits(0x9f800000u, t[i], __float_as_uint(p[i]));
@@ -282,6 +275,18 @@ KFN void round_load(uint4 *words, const struct sum_set &set, int r, int at, int 
     words[1] = vec_load(from + (both ? WARP * 16 : 0));
 }
 
+/* Adds the biases of one step or of two to what a lane sums: from channel `mine` on, and a step later. */
+KFN void sum_biases(struct float8 (&sum)[2], const struct sum_in &in, int mine, int both)
+{
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+            if (in.bias[i] && j < 1 + both)
+                floats_add(&sum[j],
+                           raw_floats<DTYPE_BF16>(raw_load<DTYPE_BF16>(in.bias[i] + (size_t)(mine + j * SUM_STEP) * 2)),
+                           0, 0.0f);
+}
+
 /* By value, as sum_fast; data, out and the biases begin with the first of in.hidden channels, which are whole steps. */
 template <int by_ring>
 KFN_STEP void sum_rounded(const char *data, float weights, struct sum_in in, char *out, char *ring, unsigned batch)
@@ -296,14 +301,7 @@ KFN_STEP void sum_rounded(const char *data, float weights, struct sum_in in, cha
     for (int at = 0; at < in.hidden; at += 2 * SUM_STEP) {
         const int mine = at + lane_id() * 8, both = in.hidden - at > SUM_STEP;
         struct float8 sum[2] = {{{0, 0, 0, 0, 0, 0, 0, 0}}, {{0, 0, 0, 0, 0, 0, 0, 0}}};
-        for (int i = 0; i < 2; i++)
-#pragma unroll
-            for (int j = 0; j < 2; j++)
-                if (in.bias[i] && j < 1 + both)
-                    floats_add(
-                        &sum[j],
-                        raw_floats<DTYPE_BF16>(raw_load<DTYPE_BF16>(in.bias[i] + (size_t)(mine + j * SUM_STEP) * 2)), 0,
-                        0.0f);
+        sum_biases(sum, in, mine, both);
         ROLLED
         for (int first = 0; first < in.n; first += ROUND_ROWS) {
             const int rows = in.n - first < ROUND_ROWS ? in.n - first : ROUND_ROWS;
