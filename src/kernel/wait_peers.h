@@ -94,6 +94,7 @@ KFN_STEP int wait_own(struct agent *ag, const struct group_dev *g, int kind, int
 KFN int wait_node(struct agent *ag, const struct group_dev *g, enum scope scope, int kind, int slot, uint64_t value,
                   int phase)
 {
+    (void)phase; /* where waits leave no marks */
     if (!has_node_word(g) || scope == SCOPE_REMOTE || AG_TRACED(ag))
         return 0;
     AG_WAITS(ag, phase, -1);
