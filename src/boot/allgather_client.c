@@ -231,6 +231,10 @@ static epx_status pass_on(const struct gather *gather, uint64_t deadline)
                 left--;
             }
     }
+    /* Those in the middle of the result would take an error for the rest of it: rank 0 tells them. */
+    for (int i = 0; status && left && passing && polls && i < tree->count; i++)
+        if (polls[i].fd >= 0)
+            channel_close(&tree->children[i]);
     free(polls);
     free(passing);
     return status;

@@ -3,6 +3,7 @@
 /* Results through relays (boot/tree.h): 8 ranks in blocks of 3, so that ranks 3 and 6 pass on to 4, 5 and 7. */
 #include <dirent.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/resource.h>
 #include <sys/time.h>
 
@@ -401,12 +402,96 @@ static void strangers_at_a_relay_do_no_harm(void **state)
     world_end(&world);
 }
 
+/* ---- A relay that gives up --------------------------------------------------------------------------------------- */
+
+enum { PART = 1 << 18, PARTS = 4, READ_FIRST = 1 << 16 };
+
+struct stall {
+    int root[2], child[2]; /* [0] are the relay's */
+    char *data, *got;      /* the result; what the child receives, and room for an error behind it */
+    size_t bytes;
+};
+
+static size_t read_some(int fd, char *to, size_t bytes)
+{
+    size_t done = 0;
+    ssize_t n;
+
+    while (done < bytes && (n = recv(fd, to + done, bytes - done, 0)) > 0)
+        done += (size_t)n;
+    return done;
+}
+
+/* Rank 0, as this relay sees it. */
+static void *give_result(void *arg)
+{
+    struct stall *stall = arg;
+    const struct wire_frame frame = {
+        .magic = WIRE_FRAME_MAGIC, .op = WIRE_RESULT, .sequence = 1, .bytes = (uint64_t)PARTS * PART};
+
+    (void)read_some(stall->root[1], stall->got, sizeof(frame) + PART);
+    (void)!send(stall->root[1], &frame, sizeof(frame), MSG_NOSIGNAL);
+    for (int i = 0; i < PARTS; i++)
+        (void)!send(stall->root[1], stall->data + (size_t)i * PART, PART, MSG_NOSIGNAL);
+    return NULL;
+}
+
+/* Reads so little that there is room for an error, and poll() does not say so; the rest after the deadline. */
+static void *read_slowly(void *arg)
+{
+    struct stall *stall = arg;
+
+    usleep(500000);
+    stall->bytes = read_some(stall->child[1], stall->got, READ_FIRST);
+    usleep(1000000);
+    stall->bytes += read_some(stall->child[1], stall->got + stall->bytes, (size_t)PARTS * PART);
+    return NULL;
+}
+
+static void an_error_is_never_taken_for_data(void **state)
+{
+    struct stall stall = {.data = malloc((size_t)PARTS * PART), .got = malloc((size_t)(PARTS + 1) * PART)};
+    struct tree tree = TREE_NONE;
+    struct gather gather = {.rank = 3, .nranks = PARTS, .timeout_ms = 1, .sequence = 1, .bytes = PART, .tree = &tree};
+    struct channel root;
+    pthread_t threads[2];
+
+    (void)state;
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, stall.root), 0);
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, stall.child), 0);
+    memset(stall.data, 7, (size_t)PARTS * PART);
+    gather.send = stall.data;
+    gather.recv = malloc((size_t)PARTS * PART);
+    tree.children = calloc(1, sizeof(*tree.children));
+    tree.child_ranks = calloc(1, sizeof(*tree.child_ranks));
+    tree.count = 1;
+    for (int i = 0; i < 2; i++)
+        fcntl(i ? stall.child[0] : stall.root[0], F_SETFL, O_NONBLOCK);
+    assert_int_equal(channel_start(&root, stall.root[0], NULL, AUTH_TREE, 0), 0);
+    assert_int_equal(channel_start(tree.children, stall.child[0], NULL, AUTH_TREE, 0), 0);
+    pthread_create(&threads[0], NULL, give_result, &stall);
+    pthread_create(&threads[1], NULL, read_slowly, &stall);
+    assert_int_not_equal(allgather_client(&gather, &root), EPX_OK);
+    for (int i = 0; i < 2; i++)
+        pthread_join(threads[i], NULL);
+    print_message("%zu bytes before the end\n", stall.bytes);
+    assert_true(stall.bytes > sizeof(struct wire_frame) + READ_FIRST && stall.bytes < PARTS * PART);
+    for (size_t i = sizeof(struct wire_frame); i < stall.bytes; i++)
+        assert_int_equal(stall.got[i], 7);
+    close(stall.root[1]);
+    close(stall.child[1]);
+    free((void *)gather.recv);
+    free(stall.data);
+    free(stall.got);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(blocks_are_the_root_of_many_ranks),     cmocka_unit_test(results_come_through_relays),
         cmocka_unit_test(a_child_without_its_relay_asks_rank_0), cmocka_unit_test(a_relay_that_ends_is_named_by_all),
         cmocka_unit_test(a_relay_that_hangs_is_named_by_all),    cmocka_unit_test(strangers_at_a_relay_do_no_harm),
+        cmocka_unit_test(an_error_is_never_taken_for_data),
     };
 
     name_this_run();
