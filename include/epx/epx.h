@@ -650,8 +650,9 @@ EPX_API epx_status epx_combine(epx_handle *handle, const epx_combine_inputs *inp
                                const epx_combine_config *config, epx_stream stream);
 
 /* Runs the receive half of the handle's staged (send_only) operation; does nothing if there is none. Ranks may
- * complete in different orders, except combines whose tokens are in epx_alloc memory: each waits until its rows have
- * been read. */
+ * complete in different orders, except combines whose tokens the ranks of the node read where they are: in epx_alloc
+ * memory, and on a GPU in any memory (EPX_REGISTER). Such a combine waits until its rows have been read, and the caller
+ * leaves them as they are until it has completed. */
 EPX_API epx_status epx_complete(epx_handle *handle, epx_stream stream);
 
 /* ---- Masks, errors, statistics ------------------------------------------------------------------------------- */

@@ -179,11 +179,12 @@ epx_status fabric_try(struct epx_group *group, epx_status mine)
     struct heap_export *all = calloc((size_t)group->nranks, sizeof(*all));
     const int other = farther_rank(group);
     struct heap heap = {0};
-    epx_status status, trial = make_trial(group, &heap);
+    epx_status status, trial;
     int refused;
 
     if (!all)
         return fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d ranks", group->nranks);
+    trial = make_trial(group, &heap);
     status = handshake_allgather(group, &heap.export, all, sizeof(*all));
     if (status == EPX_OK && trial == EPX_OK && other >= 0)
         trial = read_trial(group, other, &all[other]);
