@@ -140,13 +140,13 @@ static void a_relay_that_hangs_is_named_by_all(void **state)
 /* ---- Strangers at a relay's port -------------------------------------------------------------------------------- */
 
 /* What the test and its ranks tell each other. */
-struct scene {
+struct told {
     volatile int started, go; /* the slow rank has heard START; it may look for its relay */
     uint64_t job;
     int has_relay;
     int log; /* what the relay says */
 };
-static struct scene *scene;
+static struct told *told;
 
 static epx_status gather_by_hand(const struct rendezvous_config *config, struct channel *channel, struct tree *tree,
                                  int round)
@@ -188,14 +188,14 @@ static epx_status open_slowly(const struct world *world)
         return status;
     rendezvous_from_launcher(&launcher, &secret, world->timeout_ms, &config);
     status = rendezvous_client(&config, &channel, &block);
-    scene->job = config.job;
-    scene->started = 1;
-    while (!scene->go)
+    told->job = config.job;
+    told->started = 1;
+    while (!told->go)
         usleep(1000);
     status = status ? status : tree_open_client(&config, block, &channel, &tree);
     if (status)
         return status;
-    scene->has_relay = tree.parent.fd >= 0;
+    told->has_relay = tree.parent.fd >= 0;
     for (int round = 0; !status && round < 3; round++)
         status = gather_by_hand(&config, &channel, &tree, round);
     tree_close(&tree);
@@ -206,7 +206,7 @@ static epx_status open_slowly(const struct world *world)
 static int gather_among_strangers(const struct world *world, int rank)
 {
     if (rank == RELAY)
-        dup2(scene->log, STDERR_FILENO);
+        dup2(told->log, STDERR_FILENO);
     return rank == SLOW ? (int)open_slowly(world) : open_and_gather(world, rank);
 }
 
@@ -345,7 +345,7 @@ static void silent_ones(int port, int *fds)
 static void expect_said(const char *words)
 {
     char text[8192];
-    const ssize_t n = pread(scene->log, text, sizeof(text) - 1, 0);
+    const ssize_t n = pread(told->log, text, sizeof(text) - 1, 0);
 
     assert_true(n >= 0);
     text[n] = 0;
@@ -364,8 +364,8 @@ static void attack(int port, int *silent)
     strangers_with_words(port);
     a_replay(port, secret.key);
     for (size_t i = 0; i < UNIT_COUNT(claims); i++)
-        an_impostor(port, secret.key, scene->job, claims[i]);
-    an_impostor(port, secret.key, scene->job + 1, SLOW);
+        an_impostor(port, secret.key, told->job, claims[i]);
+    an_impostor(port, secret.key, told->job + 1, SLOW);
     silent_ones(port, silent);
 }
 
@@ -377,28 +377,28 @@ static void strangers_at_a_relay_do_no_harm(void **state)
     int port = 0;
 
     (void)state;
-    scene = mmap(NULL, sizeof(*scene), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    assert_true(scene != MAP_FAILED);
-    scene->log = memfd_create("log", 0);
+    told = mmap(NULL, sizeof(*told), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_true(told != MAP_FAILED);
+    told->log = memfd_create("log", 0);
     world_start(&world);
-    for (int i = 0; i < 60000 && !(scene->started && (port = port_of(world.pids[RELAY]))); i++)
+    for (int i = 0; i < 60000 && !(told->started && (port = port_of(world.pids[RELAY]))); i++)
         usleep(1000);
     assert_true(port > 0);
     attack(port, silent);
     began = clock_ns();
-    scene->go = 1;
+    told->go = 1;
     world_wait(&world);
     print_message("with %d silent connections: %.0f ms\n", SILENT, (double)(clock_ns() - began) * 1e-6);
     assert_true(clock_ns() - began < (uint64_t)slow_ms(2000) * 1000000u); /* TREE_CONNECT_MS is not spent */
     for (int i = 0; i < SILENT; i++)
         close(silent[i]);
     expect_all_ok(&world);
-    assert_true(scene->has_relay);
+    assert_true(told->has_relay);
     expect_said("a connection was refused that says it is rank 0 of 8: this port is for ranks 4 to 5");
     expect_said("connections to the port for ranks 4 to 5 were closed: they did not prove in time that they know the "
                 "secret of this job; the last came from 127.0.0.1:");
-    close(scene->log);
-    munmap(scene, sizeof(*scene));
+    close(told->log);
+    munmap(told, sizeof(*told));
     world_end(&world);
 }
 
