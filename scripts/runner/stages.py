@@ -52,7 +52,7 @@ QUICK = ["scripts", "commits", "format", "layers", "noexit", "quick", "symbols",
 # Stages of the first lane need gcc's build, or come behind those that do; the others run beside them. Each lane takes
 # about 800 s of CPU time. Alone it would leave a core idle while tests wait for clocks, for other processes, or for the
 # one long test at the end of a stage.
-BESIDE = ["scripts", "commits", "format", "layers", "noexit", "clang", "address", "thread"]
+BESIDE = ["scripts", "commits", "format", "layers", "noexit", "clang", "address", "thread", "cross"]
 
 
 def lanes(names):
