@@ -5,6 +5,9 @@
 set(EPX_HIP OFF CACHE STRING "Build the HIP module: ON (needs hipcc), OFF, or AUTO (where hipcc is)")
 set_property(CACHE EPX_HIP PROPERTY STRINGS OFF ON AUTO)
 set(EPX_HIP_ARCHITECTURES "gfx90a;gfx940" CACHE STRING "GPU architectures of the HIP module")
+set(EPX_HIP_NEAR_ARCHITECTURES "" CACHE STRING
+    "Those of them that get flavours of kernels (*_near.cu), without which the module does not run there; empty: all")
+mark_as_advanced(EPX_HIP_NEAR_ARCHITECTURES)
 if(NOT EPX_HIP MATCHES "^(ON|OFF|AUTO)$")
     message(FATAL_ERROR "EPX_HIP is '${EPX_HIP}'; expected ON, OFF or AUTO")
 endif()
@@ -31,19 +34,31 @@ set(epx_hip_flags -x hip --hipcc-func-supp -std=c++17 -O3 -DEPX_HIP -fPIC -fvisi
 if(EPX_WERROR)
     list(APPEND epx_hip_flags -Werror)
 endif()
-foreach(architecture ${EPX_HIP_ARCHITECTURES})
-    list(APPEND epx_hip_flags --offload-arch=${architecture})
-endforeach()
 
 file(GLOB epx_hip_kernels CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/device/gpu/*.cu)
 file(GLOB epx_hip_sources CONFIGURE_DEPENDS
     ${PROJECT_SOURCE_DIR}/src/device/gpu/*.c ${PROJECT_SOURCE_DIR}/src/device/gpu/hip/*.c)
+# Small kernels are one compilation: HIP's headers take 2 s of each, for all architectures and the host.
+set(epx_hip_small clock first layout_count mask ring_bench)
+set(small_text "")
+foreach(name ${epx_hip_small})
+    list(REMOVE_ITEM epx_hip_kernels ${PROJECT_SOURCE_DIR}/src/device/gpu/${name}.cu)
+    string(APPEND small_text "#include \"device/gpu/${name}.cu\"\n")
+endforeach()
+file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/hip/small.cu CONTENT "${small_text}" @ONLY)
+list(APPEND epx_hip_kernels ${CMAKE_CURRENT_BINARY_DIR}/hip/small.cu)
+
 foreach(file ${epx_hip_kernels})
     get_filename_component(name ${file} NAME_WE)
     set(object ${CMAKE_CURRENT_BINARY_DIR}/hip/${name}.o)
+    set(architectures ${EPX_HIP_ARCHITECTURES})
+    if(name MATCHES "_near$" AND EPX_HIP_NEAR_ARCHITECTURES)
+        set(architectures ${EPX_HIP_NEAR_ARCHITECTURES})
+    endif()
+    list(TRANSFORM architectures PREPEND --offload-arch=)
     add_custom_command(OUTPUT ${object}
         COMMAND ${CMAKE_COMMAND} -E make_directory ${CMAKE_CURRENT_BINARY_DIR}/hip
-        COMMAND ${EPX_HIPCC} ${epx_hip_flags} -MD -MF ${object}.d -c ${file} -o ${object}
+        COMMAND ${EPX_HIPCC} ${epx_hip_flags} ${architectures} -MD -MF ${object}.d -c ${file} -o ${object}
         DEPENDS ${file} DEPFILE ${object}.d COMMENT "Building HIP object hip/${name}.o" VERBATIM)
     list(APPEND epx_hip_objects ${object})
 endforeach()

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # The HIP module compiles without a warning and links, for every architecture it is meant for; each kernel is in it for
 # each of them, and one symbol is all that it shows. The library opens it and, without an AMD GPU, refuses politely.
+# Flavours of a kernel (kernel/flavour.h) are that kernel with less in it: one architecture will do for them.
 # ctest: cost=90 timeout=1800 labels=hip,slow,noasan,notsan
 set -uo pipefail
 . "$(dirname "$0")/../lib/script.sh"
@@ -9,7 +10,7 @@ command -v hipcc >/dev/null || skip "no hipcc"
 
 began=$SECONDS
 { cmake -S "$root" -B "$work" -DCMAKE_BUILD_TYPE=Release -DEPX_WERROR=ON -DEPX_HIP=ON -DEPX_CUDA=OFF \
-    -DEPX_BUILD_TESTS=OFF &&
+    -DEPX_HIP_NEAR_ARCHITECTURES=gfx940 -DEPX_BUILD_TESTS=OFF &&
     cmake --build "$work" -j2 --target epx_hip; } >"$work/log" 2>&1 ||
     { tail -40 "$work/log"; die "the build"; }
 echo "ok: built in $((SECONDS - began)) s"
@@ -36,14 +37,15 @@ while (at := data.find(magic, at)) >= 0:
 names = [pathlib.Path(file).stem for file in sys.argv[2:]]
 assert all(any(part in name for name in names) for part in ("dispatch", "combine", "notify")), names
 for gpu in ("gfx90a", "gfx940"):
-    for name in names:
+    here_names = [name for name in names if gpu == "gfx940" or not name.endswith("_near")]
+    for name in here_names:
         space, verb = (f"epx_{name[:2]}", name[3:]) if name[:3] in ("ll_", "ht_") else ("epx", name)
         if verb.endswith("_near"): # a flavour (kernel/flavour.h): the same name in a space of its own
             space, verb = space + "_near", verb.removesuffix("_near")
         symbol = f"epx_{name}" if name in ("first", "clock") else f"_ZN{len(space)}{space}{len(verb)}{verb}E\\w+"
         here = sum(bool(re.search(f"\0{symbol}\\.kd\0".encode(), code)) for code in found.get(gpu, []))
         assert here == 1, f"{gpu}: {space}::{verb} is there {here} times, expected once"
-    print(f"ok: {len(names)} kernels for {gpu}")
+    print(f"ok: {len(here_names)} kernels for {gpu}")
 PY
 
 symbols=$(nm -D --defined-only "$module" | awk '{print $3}')
