@@ -171,7 +171,7 @@
 #include "kernel/params.h"
 
 #ifndef AG_WAITS
-#define AG_WAITS(ag, phase, peer) ((void)0)
+#define AG_WAITS(ag, phase, peer) ((void)(ag), (void)(phase), (void)(peer))
 #define AG_WAITS_SIGNAL(ag, kind, slot, value) ((void)0)
 #define AG_SIGNALS(ag, g, kind, slot, value) ((void)0)
 #endif
