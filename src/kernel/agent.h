@@ -55,7 +55,7 @@
  * o AG_GOES_ON(ag, g, peer)          simulation: this rank goes on without a peer from here on
  * o AG_WRITES(ag, g, to)             simulation: this agent writes into memory of rank `to` of its node
  * o AG_WROTE(ag, g, to, row, bytes)  simulation: it has written a row there
- * o AG_SUMS(ag, g, from, row, bytes)  simulation: it reads a row that `from` has written into the own heap
+ * o AG_SUMS(ag, g, from, row, bytes)  simulation: it reads a row that `from` has written into the own memory
  *
  * Words that other agents, ranks or the host read and write (64 bits unless the name says 32)
  *   ag_load_acquire(word)            acquire, system scope

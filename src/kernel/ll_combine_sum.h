@@ -103,7 +103,7 @@ KFN_STEP int lc_sum_token(struct agent *ag, const struct ll_combine_params *p, u
             const int d = p->h->ids[i] / L;
             const struct lc_desc *desc = lc_desc_near(p, d, epoch);
             const char *row = lc_row(p, epoch, desc, d, i);
-            if (is_local(g, d) ? !desc->pulled : !ll_split(g))
+            if (!is_local(g, d) || !desc->pulled)
                 AG_SUMS(ag, g, d, row, LC_LOGFMT(p) ? 16 : lc_pitch(p));
             sum_set_offer(&set, n + before, LC_LOGFMT(p) ? row : row + at, weighted ? p->weights[i] : 1.0f,
                           lc_format(p, is_local(g, d) && desc->pulled));

@@ -22,8 +22,8 @@
 #define AG_HEARD(ag, g, scope, kind, slot, value) sim_rule_heard(g, (scope) != SCOPE_NODE, kind, slot, value)
 #define AG_ENDS(ag, g, word, failed) sim_rule_ends(g, word, failed)
 #define AG_GOES_ON(ag, g, peer) sim_rule_goes_on(peer)
-#define AG_WROTE(ag, g, to, row, bytes) sim_rule_landed((g)->rank, to, (uint64_t)((row) - (g)->heap[to]), bytes)
-#define AG_SUMS(ag, g, from, row, bytes) sim_rule_sums((g)->rank, from, (uint64_t)((row) - (g)->heap[(g)->rank]), bytes)
+#define AG_WROTE(ag, g, to, row, bytes) sim_rule_landed((g)->rank, to, 0, (uint64_t)((row) - (g)->heap[to]), bytes)
+#define AG_SUMS(ag, g, from, row, bytes) sim_rule_sums(g, from, row, bytes)
 #define AG_WRITES(ag, g, to) (sim_point(), sim_rule_writes(g, to))
 
 /* A macro is not expanded inside itself: these call the functions of the same name. */

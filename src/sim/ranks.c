@@ -159,10 +159,16 @@ static void net_notify(void *context, int rank, int index)
     sim_proxy_notify(rank, index);
 }
 
-static void net_landed(void *context, int from, int to, uint64_t at, uint32_t bytes)
+static void net_landed(void *context, int from, int to, int split, uint64_t at, uint32_t bytes)
 {
     (void)context;
-    sim_rule_landed(from, to, at, bytes);
+    sim_rule_landed(from, to, split, at, bytes);
+}
+
+static const struct control *net_control(void *context, const void *memory)
+{
+    (void)context;
+    return sim_rule_control(memory);
 }
 
 static uint64_t net_next(void *self)
@@ -192,6 +198,7 @@ static struct sim_net *net_begin(const struct sim_net_options *given, int spares
     options.notify = net_notify;
     options.process = net_process;
     options.landed = net_landed;
+    options.control = net_control;
     options.nranks += spares;
     if (cost_model())
         options.costs = &net_costs;
@@ -239,7 +246,7 @@ int sim_run_ranks(const struct sim_setup *setup, int (*fn)(int rank, int n, epx_
     sched.nranks += setup->spares;
     memset(outcome, 0, sizeof(*outcome));
     memset(naps, 0, sizeof(naps));
-    sim_rules_begin(setup->watch_rows);
+    sim_rules_begin(setup->watch_rows, setup->rouse);
     snprintf(outcome->stuck, sizeof(outcome->stuck), "no memory for the simulation");
     if (setup->cost) {
         if (cost_begin(setup->cost) != 0)

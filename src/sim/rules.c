@@ -44,24 +44,36 @@ static struct {
 } processes[MOST_MASKED];
 static uint64_t times;
 
-/* Of each rank's heap, for every 16 bytes that rows were written to: 1 + who wrote last. */
+/* Of each rank's heap, and of its memory for the network alone, for every 16 bytes that rows were written to: 1 + who
+ * wrote last. */
 enum { UNIT = 16 };
-static struct {
+static struct rows {
     uint8_t *who;
     size_t units;
-} rows_of[MOST_MASKED];
-static int watches_rows;
+} rows_of[MOST_MASKED][2];
+static int watches_rows, rouses;
+
+/* Whose memory for the network alone is whose. */
+enum { MOST_SPLIT = 64 };
+static struct {
+    const void *memory;
+    const struct control *control;
+} splits[MOST_SPLIT];
+static int nsplits;
 
 void sim_rules_end(void)
 {
     for (int r = 0; r < MOST_MASKED; r++)
-        free(rows_of[r].who);
+        for (int split = 0; split < 2; split++)
+            free(rows_of[r][split].who);
     memset(rows_of, 0, sizeof(rows_of));
 }
 
-void sim_rules_begin(int watch_rows)
+void sim_rules_begin(int watch_rows, int rouse)
 {
     watches_rows = watch_rows;
+    rouses = rouse;
+    nsplits = 0;
     broken[0] = 0;
     ngone = 0;
     memset(holds, 0, sizeof(holds));
@@ -201,8 +213,25 @@ void sim_rule_reuse(int rank, int nranks, void *const *heaps)
     own->gave_up = own->abort_word & ABORT_LEFT_OUT ? LEFT_OUT : GAVE_UP;
 }
 
+const struct control *sim_rule_control(const void *memory)
+{
+    for (int i = 0; i < nsplits; i++)
+        if (splits[i].memory == memory)
+            return splits[i].control;
+    return NULL;
+}
+
+static void note_split(const struct group_dev *g)
+{
+    if (g->net == g->heap[g->rank] || sim_rule_control(g->net) || nsplits == MOST_SPLIT)
+        return;
+    splits[nsplits].memory = g->net;
+    splits[nsplits++].control = control_at(g->heap[g->rank]);
+}
+
 void sim_rule_ends(const struct group_dev *g, uint64_t word, int failed)
 {
+    note_split(g);
     if (failed && !word)
         breach("an operation of rank %d has failed, and rank %d would recover alone", g->rank, g->rank);
     if (word)
@@ -219,7 +248,7 @@ void sim_rule_goes_on(int peer)
     if (sim_rank() < MOST_MASKED && peer < MOST_MASKED)
         processes[sim_rank()].without[peer] = 1;
     /* Most often it wakes up soon, in the midst of what the others do without it. */
-    if (watches_rows && sim_draw(4))
+    if (rouses && sim_draw(4))
         sim_rouse(peer, sim_draw(1000u << sim_draw(15)));
 }
 
@@ -309,33 +338,37 @@ void sim_rule_writes(const struct group_dev *g, int to)
         breach("a process of rank %d that was replaced writes rows into memory of rank %d", from, to);
 }
 
-static int watch(int rank, uint64_t end)
+static int watch(struct rows *rows, uint64_t end)
 {
     const size_t units = (size_t)(end / UNIT) + 1;
     uint8_t *more;
 
-    if (units <= rows_of[rank].units)
+    if (units <= rows->units)
         return 1;
-    more = realloc(rows_of[rank].who, 2 * units);
+    more = realloc(rows->who, 2 * units);
     if (!more)
         return 0;
-    memset(more + rows_of[rank].units, 0, 2 * units - rows_of[rank].units);
-    rows_of[rank].who = more;
-    rows_of[rank].units = 2 * units;
+    memset(more + rows->units, 0, 2 * units - rows->units);
+    rows->who = more;
+    rows->units = 2 * units;
     return 1;
 }
 
-void sim_rule_landed(int from, int to, uint64_t at, uint64_t bytes)
+void sim_rule_landed(int from, int to, int split, uint64_t at, uint64_t bytes)
 {
-    if (watches_rows && from < MOST_MASKED && to < MOST_MASKED && watch(to, at + bytes))
-        memset(rows_of[to].who + at / UNIT, 1 + from, (size_t)((bytes + UNIT - 1) / UNIT));
+    if (watches_rows && from < MOST_MASKED && to < MOST_MASKED && watch(&rows_of[to][split], at + bytes))
+        memset(rows_of[to][split].who + at / UNIT, 1 + from, (size_t)((bytes + UNIT - 1) / UNIT));
 }
 
-void sim_rule_sums(int rank, int from, uint64_t at, uint64_t bytes)
+void sim_rule_sums(const struct group_dev *g, int from, const char *row, uint64_t bytes)
 {
-    if (!watches_rows || rank >= MOST_MASKED || !watch(rank, at + bytes))
+    const int rank = g->rank, split = g->net != g->heap[rank] && !g->heap[from];
+    const uint64_t at = (uint64_t)(row - (split ? g->net : g->heap[rank]));
+
+    /* A dead one that is raised in the end sums what others have written since. */
+    if (!watches_rows || rank >= MOST_MASKED || sim_has_died(sim_rank()) || !watch(&rows_of[rank][split], at + bytes))
         return;
     for (uint64_t unit = at / UNIT; unit * UNIT < at + bytes; unit++)
-        if (rows_of[rank].who[unit] != 1 + from)
-            breach("rank %d sums a row that was written last by rank %d", rank, rows_of[rank].who[unit] - 1);
+        if (rows_of[rank][split].who[unit] != 1 + from)
+            breach("rank %d sums a row that was written last by rank %d", rank, rows_of[rank][split].who[unit] - 1);
 }

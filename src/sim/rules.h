@@ -26,8 +26,8 @@
 
 #include "kernel/params.h"
 
-/* watch_rows: who wrote the rows that combine sums. */
-void sim_rules_begin(int watch_rows);
+/* watch_rows: who wrote the rows that combine sums. rouse: who is masked most often wakes up soon. */
+void sim_rules_begin(int watch_rows, int rouse);
 void sim_rules_end(void);
 /* An agent of rank g->rank has done its last read: a rank of its node that has given up by now, or -1. */
 int sim_rule_gone(const struct group_dev *g);
@@ -53,9 +53,12 @@ void sim_rule_signals(int kind, int slot, uint64_t value);
 void sim_rule_heard(const struct group_dev *g, int all, int kind, int slot, uint64_t value);
 /* A kernel of rank g->rank is about to write into memory of rank `to`, of its node. */
 void sim_rule_writes(const struct group_dev *g, int to);
-/* Bytes of `from` are in the heap of `to` now; `rank` is about to sum a row of `from` there. */
-void sim_rule_landed(int from, int to, uint64_t at, uint64_t bytes);
-void sim_rule_sums(int rank, int from, uint64_t at, uint64_t bytes);
+/* Bytes of `from` are in the heap of `to` now, or, with `split`, in its memory for the network alone (group/heap.c);
+ * rank g->rank is about to sum a row of `from`, in its own memory. */
+void sim_rule_landed(int from, int to, int split, uint64_t at, uint64_t bytes);
+void sim_rule_sums(const struct group_dev *g, int from, const char *row, uint64_t bytes);
+/* The control block of the rank whose memory for the network alone this is; NULL: no kernel of it has ended yet. */
+const struct control *sim_rule_control(const void *memory);
 /* "" or the first breach. */
 const char *sim_rules_broken(void);
 

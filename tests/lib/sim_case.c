@@ -236,7 +236,7 @@ static void choose_late(struct sim_case *c)
     int high = 0;
 
     c->faults = SIM_FAULT_LATE;
-    c->setup.watch_rows = 1;
+    c->setup.rouse = 1;
     c->prop.may_fail = 1;
     c->prop.enable_mask = 1;
     c->prop.recover = 1;
@@ -309,6 +309,8 @@ void sim_case_draw(struct sim_case *c, uint64_t seed, const struct sim_case_opti
         choose_spares(c);
     if (options->faults & SIM_FAULT_LATE)
         choose_late(c);
+    /* Offsets are of one group, and ranks of one process each. */
+    c->setup.watch_rows = c->prop.ngroups == 1 && !c->prop.spares;
 }
 
 /* ---- Running ------------------------------------------------------------------------------------------------ */

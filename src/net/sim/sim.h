@@ -47,8 +47,11 @@ struct sim_net_options {
     int (*process)(void *context);
     /* Endpoint `index` of process `process` has something to poll. May be NULL. */
     void (*notify)(void *context, int process, int index);
-    /* Bytes of rank `from` have been written `at` bytes into the heap of rank `to`. May be NULL. */
-    void (*landed)(void *context, int from, int to, uint64_t at, uint32_t bytes);
+    /* Bytes of rank `from` have been written `at` bytes into the heap of rank `to`, or into other memory of it that its
+     * network has (split). May be NULL. */
+    void (*landed)(void *context, int from, int to, int split, uint64_t at, uint32_t bytes);
+    /* The control block of the rank whose other memory this is, or NULL. May be NULL. */
+    const struct control *(*control)(void *context, const void *memory);
     void *context;
 };
 

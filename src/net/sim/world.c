@@ -255,20 +255,34 @@ static int inside(const struct sim_endpoint *e, uint64_t at, uint32_t bytes)
     return bytes <= e->heap_bytes && at <= e->heap_bytes - bytes;
 }
 
+static int is_heap(const struct sim_endpoint *e)
+{
+    const struct control *c = (const struct control *)e->heap;
+
+    return e->heap_bytes >= sizeof(*c) && c->magic == CONTROL_MAGIC;
+}
+
+static int has_given_up(const struct sim_net *w, const struct sim_endpoint *e)
+{
+    const struct control *c = is_heap(e)     ? (const struct control *)e->heap
+                              : w->o.control ? w->o.control(w->o.context, e->heap)
+                                             : NULL;
+
+    return c && c->gave_up;
+}
+
 static void copy_bytes(struct sim_net *w, const struct sim_endpoint *from, const struct sim_endpoint *to,
                        const struct net_put *put, uint32_t offset, uint32_t bytes)
 {
-    const struct control *c = (const struct control *)from->heap;
-
     w->totals.pieces++;
-    if (bytes && from->heap_bytes >= sizeof(*c) && c->magic == CONTROL_MAGIC && c->gave_up && !w->totals.late_reads++) {
+    if (bytes && has_given_up(w, from) && !w->totals.late_reads++) {
         w->totals.late_from = from->rank;
         w->totals.late_to = to->rank;
     }
     if (bytes)
         memcpy(to->heap + put->target + offset, from->heap + put->source + offset, bytes);
     if (bytes && w->o.landed)
-        w->o.landed(w->o.context, from->rank, to->rank, put->target + offset, bytes);
+        w->o.landed(w->o.context, from->rank, to->rank, !is_heap(to), put->target + offset, bytes);
 }
 
 /* The receiver's card handles one after the other, in the order of arrival. */
