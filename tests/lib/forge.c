@@ -30,7 +30,9 @@ void forge_signals(const struct sockaddr_in *at, int count, uint32_t ranks)
     struct ofi_net *n = count > 0 && count <= MOST ? open_net(at, count, to) : NULL;
     struct fi_cq_data_entry entry;
 
-    for (uint32_t i = 0; n; i++) {
+    if (!n)
+        return;
+    for (uint32_t i = 0;; i++) {
         struct fi_msg_rma message = {.addr = to[i % (uint32_t)count],
                                      .data = 0x80000000u | i % ranks | (i / ranks % 4096) << 12,
                                      .context = &n->ops[i % 64]};
