@@ -27,7 +27,8 @@ enum injected_bug {
     BUG_STILL_THERE = 18,  /* a place is given to another process before the one that has it has ended */
     BUG_OWN_CHOICE = 19,   /* each member prefers, of two processes for one place, the one that itself has met */
     BUG_NOT_TOLD = 20,     /* a rank that was masked by ranks of other nodes is not told */
-    BUG_NODE_WORD = 21     /* the word of a node misses one of its ranks */
+    BUG_NODE_WORD = 21,    /* the word of a node misses one of its ranks */
+    BUG_WORD_FIRST = 22    /* a rank's own word is stored before it has added to the count of its node */
 };
 
 #ifdef EPX_INJECT_BUGS

@@ -33,16 +33,21 @@ KFN int signals_complete(struct agent *ag, const struct group_dev *g, int to, in
 
 /* With one word for the node (has_node_word): what a rank does for a signal does not depend on how many others there
  * are. All add to one count, and the last one stores the value that all have given, and wakes them. The own word is for
- * whoever waits long and asks who is missing. */
+ * whoever waits long and asks who is missing. It follows the addition: whoever goes on by the words of all, without the
+ * node's, must not add for the next signal before all have added for this one. */
 KFN void signal_node(struct agent *ag, const struct group_dev *g, int kind, int slot, uint64_t value)
 {
     struct signal *node = node_signal(g, kind, slot);
+    uint64_t *own = signal_at(g, g->rank, kind, slot, g->rank);
     const uint64_t most = (uint64_t)g->node_size - INJECT_BUG(BUG_NODE_WORD, g->node_size > 2, 0);
 
-    ag_store_signal(signal_at(g, g->rank, kind, slot, g->rank), value); /* pairs with the acquire in wait_word */
+    if (INJECT_BUG(BUG_WORD_FIRST, 1, 0))
+        ag_store_signal(own, value);
     /* Release and acquire: the last one has seen all that the others did before, and passes it on. As in
      * signals_complete(), no rank adds for its next signal before it has the last one of all others. */
-    if (ag_fetch_add64(ag, &node->arrived, 1) % (uint64_t)g->node_size != most - 1)
+    const int last = ag_fetch_add64(ag, &node->arrived, 1) % (uint64_t)g->node_size == most - 1;
+    ag_store_signal(own, value); /* pairs with the acquire in wait_word */
+    if (!last)
         return;
     ag_store_signal(&node->all, value); /* pairs with the acquire in wait_node */
     AG_EACH(ag, int, i, g->node_size) ag_ring(ag, &control_of(g, node_rank(g, i))->bell);

@@ -107,6 +107,15 @@ static void a_word_of_a_node_that_misses_a_rank_is_found(void **state)
     is_found(BUG_NODE_WORD, 0, "");
 }
 
+static void a_word_stored_before_the_count_of_its_node_is_found(void **state)
+{
+    /* A rank stops between the two for longer than a slice of the deadline. */
+    const struct sim_case_options options = {.ranks = 4, .nodes = 1, .modes = EPX_HIGH_THROUGHPUT, .faults = FAULTS};
+
+    (void)state;
+    is_found_with(BUG_WORD_FIRST, &options, "");
+}
+
 static void a_heap_that_is_not_mapped_again_is_found(void **state)
 {
     (void)state;
@@ -228,6 +237,7 @@ int main(void)
         cmocka_unit_test(a_round_counted_twice_is_found),
         cmocka_unit_test(an_aggregate_that_misses_a_peer_is_found),
         cmocka_unit_test(a_word_of_a_node_that_misses_a_rank_is_found),
+        cmocka_unit_test(a_word_stored_before_the_count_of_its_node_is_found),
         cmocka_unit_test(a_heap_that_is_not_mapped_again_is_found),
         cmocka_unit_test(a_place_given_while_its_process_is_there_is_found),
         cmocka_unit_test(members_that_choose_different_processes_are_found),
