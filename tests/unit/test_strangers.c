@@ -40,8 +40,8 @@ static void a_held_port_is_an_error(void **state)
 
 /* What a squatter has got, in memory that it shares with the test. */
 struct loot {
-    int connections;
-    size_t most; /* bytes of one connection */
+    volatile int connections;
+    volatile size_t most; /* bytes of one connection */
 };
 
 /* Takes everybody's bytes for a while. With `plays`, it answers as rank 0 does, as far as that needs no secret. */
@@ -62,10 +62,10 @@ static void squat(int listener, struct loot *loot, int plays)
         setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
         while (got < sizeof(bytes) && (n = recv(fd, bytes + got, sizeof(bytes) - got, 0)) > 0) {
             got += (size_t)n;
+            loot->most = got > loot->most ? got : loot->most;
             if (plays && send(fd, &reply, sizeof(reply), MSG_NOSIGNAL) < 0)
                 break;
         }
-        loot->most = got > loot->most ? got : loot->most;
         close(fd);
     }
 }
@@ -85,6 +85,8 @@ static void run_with_squatter(int plays)
     setenv("EPX_MASTER_PORTS", "17", 1);
     world_run(&world);
     unsetenv("EPX_MASTER_PORTS");
+    for (int i = 0; i < 10000 && !loot->most; i++) /* ranks may be through before it had time to read */
+        usleep(1000);
     stop_service(pid);
     expect_all_ok(&world);
     assert_true(loot->connections > 0);
