@@ -87,15 +87,12 @@ class Names:
             for setting in re.findall(r" (\w+)=", word):
                 if setting not in self.settings:
                     yield f"make has no variable {setting}"
-        for word in re.findall(r"-D(EPX_\w+)=", code):
-            if word not in self.cmake:
-                yield f"CMake has no option {word}"
-        for word in re.findall(r"\bfind_package\((\w+)", code):
-            if word not in self.packages:
-                yield f"CMake finds no package {word}"
-        for word in re.findall(r"\b([A-Za-z_]\w+)\(\)", code):
-            if word not in self.called:
-                yield f"nothing in the tree is called {word}()"
+        for pattern, known, fault in ((r"-D(EPX_\w+)=", self.cmake, "CMake has no option {}"),
+                                      (r"\bfind_package\((\w+)", self.packages, "CMake finds no package {}"),
+                                      (r"\b([A-Za-z_]\w+)\(\)", self.called, "nothing in the tree is called {}()")):
+            for word in re.findall(pattern, code):
+                if word not in known:
+                    yield fault.format(word)
         if re.fullmatch(r"epx::\w+", code) and not re.search(rf"\b{code}\b", self.cxx):
             yield f"CMake and kernels have no {code}"
         for path in re.findall(r"\bpip install(?: -\S+)*((?: \.\S*)+)", code):
