@@ -22,6 +22,14 @@ KFN const char *lc_rows_of(const struct group_dev *g, int d, int32_t in, uint64_
     return (const char *)(uintptr_t)(g->regions[d * REGION_SLOTS + in - 1] + at);
 }
 
+/* With masks: the others have gone on without this rank, which slept. What it has just read of them may be of a later
+ * operation, and no address follows from it. They set its abort word first, so this operation is not good. A kernel of
+ * a GPU does not sleep. */
+KFN int lc_is_stale(const struct group_dev *g)
+{
+    return AG_ONE_LANE && has_masks(g) && ag_look_behind(&control_of(g, g->rank)->abort_word) != 0;
+}
+
 /* Where the row of (t, k) is, for this rank as the source. What is in remote memory is loaded at once. */
 KFN_STEP const char *lc_row(const struct ll_combine_params *p, uint64_t epoch, const struct lc_desc *desc, int d,
                             int64_t i)
@@ -38,7 +46,7 @@ KFN_STEP const char *lc_row(const struct ll_combine_params *p, uint64_t epoch, c
     const int32_t first = by_rank ? 0 : begin[l * g->nranks + g->rank]; /* only with `pulled`: else not used */
     const int32_t number = by_rank ? p->h->ridx[i] : p->h->eidx[i];
     const struct lc_desc at = *desc;
-    if (!at.pulled)
+    if (!at.pulled || lc_is_stale(g))
         return lc_slot(g, g->rank, epoch) + g->ll.crows + (size_t)lc_place(p, d, i) * lc_pitch(p);
     return lc_rows_of(g, d, at.rows_in, at.rows) + (size_t)(by_rank ? g->rank : l) * at.outer_stride +
            (size_t)(first + number) * at.row_stride;

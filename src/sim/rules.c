@@ -365,8 +365,11 @@ void sim_rule_sums(const struct group_dev *g, int from, const char *row, uint64_
     const int rank = g->rank, split = g->net != g->heap[rank] && !g->heap[from];
     const uint64_t at = (uint64_t)(row - (split ? g->net : g->heap[rank]));
 
-    /* A dead one that is raised in the end sums what others have written since. */
-    if (!watches_rows || rank >= MOST_MASKED || sim_has_died(sim_rank()) || !watch(&rows_of[rank][split], at + bytes))
+    /* A dead one that is raised in the end sums what others have written since. One that was left out follows what it
+     * reads of others' later operations; look_behind() ends its own as not good. */
+    if (!watches_rows || rank >= MOST_MASKED || sim_has_died(sim_rank()) || control_at(g->heap[rank])->abort_word)
+        return;
+    if (!watch(&rows_of[rank][split], at + bytes))
         return;
     for (uint64_t unit = at / UNIT; unit * UNIT < at + bytes; unit++)
         if (rows_of[rank][split].who[unit] != 1 + from)
