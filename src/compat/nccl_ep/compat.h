@@ -96,6 +96,7 @@ struct ncclEpGroup {
     int eager;        /* high throughput without max_recv_tokens_per_rank: the host waits for counts */
     int error_kept;   /* MaskClean met an error that ErrorClear has not ended */
     int rejoin;       /* MaskClean was called: all ranks meet in the next operation, those that were masked too */
+    int self_masked;  /* MaskUpdate with 0 for this rank itself: it takes part again by MaskClean, or by 1 */
     int handles_made; /* so far */
     struct stream_pair *streams;
     struct ncclEpHandle *handles;

@@ -5,9 +5,11 @@
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <strings.h>
 #include <time.h>
 
+#include "compat/nccl_ep/driver.h"
 #include "util/clock.h"
 #include "util/env.h"
 #include "util/log.h"
@@ -298,6 +300,26 @@ ncclResult_t ncclEpGroupDestroy(ncclEpGroup_t ep_group)
 
 /* ---- Masks and errors -------------------------------------------------------------------------------------------- */
 
+/* The caller's own entry, behind the query. Waits for the stream: a store of the host's into memory of the device. */
+static ncclResult_t show_self_masked(struct ncclEpGroup *group, const char *call, int *mask_status, epx_stream stream)
+{
+    static const int masked = 0;
+    int *own = mask_status + group->comm.rank;
+    const struct driver *driver;
+    ncclResult_t result = compat_result(epx_stream_sync(group->group, stream), call);
+
+    if (result != ncclSuccess)
+        return result;
+    if (group->is_cpu) {
+        *own = masked;
+        return ncclSuccess;
+    }
+    driver = driver_open();
+    if (driver && driver->copy_in((driver_address)(uintptr_t)own, &masked, sizeof(masked)) == DRIVER_SUCCESS)
+        return ncclSuccess;
+    return compat_fail(ncclSystemError, "%s: the CUDA driver cannot write mask_status", call);
+}
+
 ncclResult_t ncclEpMaskQuery(ncclEpGroup_t ep_group, int *mask_status, cudaStream_t stream)
 {
     static const char call[] = "ncclEpMaskQuery";
@@ -308,7 +330,31 @@ ncclResult_t ncclEpMaskQuery(ncclEpGroup_t ep_group, int *mask_status, cudaStrea
         result = compat_stream(ep_group, stream, call, &own);
     if (result == ncclSuccess && ep_group->is_cpu)
         result = pointer_need(call, "mask_status", mask_status, (size_t)ep_group->comm.nranks * sizeof(*mask_status));
-    return result == ncclSuccess ? compat_result(epx_mask_query(ep_group->group, mask_status, own), call) : result;
+    if (result == ncclSuccess)
+        result = compat_result(epx_mask_query(ep_group->group, mask_status, own), call);
+    return result == ncclSuccess && ep_group->self_masked ? show_self_masked(ep_group, call, mask_status, own) : result;
+}
+
+/* Of a caller that masks itself, too: EPX has no such rank, so the caller's own entry is kept here. */
+static ncclResult_t update_masks(struct ncclEpGroup *group, const char *call, const int *mask, epx_stream stream)
+{
+    const size_t bytes = (size_t)group->comm.nranks * sizeof(*mask);
+    const int self = group->comm.rank, masks_self = mask[self] == 0;
+    int *others;
+    ncclResult_t result;
+
+    others = masks_self ? malloc(bytes) : NULL;
+    if (masks_self && !others)
+        return compat_fail(ncclSystemError, "%s: no memory", call);
+    if (masks_self) {
+        memcpy(others, mask, bytes);
+        others[self] = 1;
+    }
+    result = compat_result(epx_mask_update(group->group, masks_self ? others : mask, stream), call);
+    if (result == ncclSuccess)
+        group->self_masked = masks_self;
+    free(others);
+    return result;
 }
 
 ncclResult_t ncclEpMaskUpdate(ncclEpGroup_t ep_group, const int *mask, cudaStream_t stream)
@@ -321,7 +367,7 @@ ncclResult_t ncclEpMaskUpdate(ncclEpGroup_t ep_group, const int *mask, cudaStrea
         result = compat_stream(ep_group, stream, call, &own);
     if (result == ncclSuccess)
         result = pointer_need(call, "mask", mask, (size_t)ep_group->comm.nranks * sizeof(*mask));
-    return result == ncclSuccess ? compat_result(epx_mask_update(ep_group->group, mask, own), call) : result;
+    return result == ncclSuccess ? update_masks(ep_group, call, mask, own) : result;
 }
 
 static int is_left_out(struct ncclEpGroup *group)
@@ -347,8 +393,9 @@ ncclResult_t ncclEpMaskClean(ncclEpGroup_t ep_group, cudaStream_t stream)
         return result;
     if (ep_group->low_latency && ep_group->config.enable_mask && !ep_group->handles_made)
         return compat_fail(ncclInvalidUsage, "%s: expected a group that has had a handle", call);
-    if (is_left_out(ep_group)) {
+    if (is_left_out(ep_group) || (ep_group->low_latency && ep_group->self_masked)) {
         ep_group->rejoin = 1;
+        ep_group->self_masked = 0;
         return ncclSuccess;
     }
     failed = epx_group_error(ep_group->group, NULL) != EPX_OK;
@@ -358,6 +405,7 @@ ncclResult_t ncclEpMaskClean(ncclEpGroup_t ep_group, cudaStream_t stream)
         status = EPX_OK;
     result = compat_result(status, call);
     if (result == ncclSuccess) {
+        ep_group->self_masked = 0;
         ep_group->rejoin = ep_group->low_latency;
         ep_group->error_kept |= failed; /* the call clears it; in this interface only ncclEpErrorClear does */
     }
@@ -379,7 +427,8 @@ static ncclResult_t route_again(struct ncclEpGroup *group, const char *call, epx
 
 int group_waits_to_rejoin(struct ncclEpGroup *group)
 {
-    return group->config.enable_mask && group->low_latency && (group->rejoin || is_left_out(group));
+    return group->config.enable_mask && group->low_latency &&
+           (group->rejoin || group->self_masked || is_left_out(group));
 }
 
 ncclResult_t group_rejoin(struct ncclEpGroup *group, const char *call, cudaStream_t stream)
@@ -403,6 +452,7 @@ ncclResult_t group_rejoin(struct ncclEpGroup *group, const char *call, cudaStrea
     if (result != ncclSuccess)
         return result;
     group->rejoin = 0;
+    group->self_masked = 0;
     return route_again(group, call, own);
 }
 
