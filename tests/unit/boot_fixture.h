@@ -24,12 +24,14 @@
 #include "tests/lib/unit.h"
 #include "tests/lib/slow.h"
 
-enum { MAX_RANKS = 64, LIMIT_S = 60 };
+enum { MAX_RANKS = 64, LIMIT_MS = 120000 };
 
 /* ---- Ranks as processes -------------------------------------------------------------------------------------- */
 
+enum { RUNNING = -2 };
+
 struct outcome {
-    int status; /* epx_status; -1 = wrong data */
+    volatile int status; /* epx_status; -1 = wrong data */
     double seconds;
     char text[512];
 };
@@ -45,8 +47,15 @@ struct world {
     int rank_as[MAX_RANKS];  /* RANK given to a process, where it is not 0 */
     int world_as[MAX_RANKS]; /* WORLD_SIZE likewise */
     struct outcome *outcomes;
+    volatile int *last_may_come; /* shared with the ranks: last_comes_late waits for it */
     pid_t pids[MAX_RANKS];
 };
+
+/* So that a hanging process ends, on a busy machine too. */
+static inline void limit_time(void)
+{
+    alarm((unsigned)slow_ms(LIMIT_MS) / 1000);
+}
 
 static inline int port_is_free(int port)
 {
@@ -84,16 +93,18 @@ static inline void be_rank(struct world *world, int rank)
 {
     struct outcome *outcome = &world->outcomes[rank];
     uint64_t start = clock_ns();
+    int status;
 
-    alarm(LIMIT_S);
+    limit_time();
     job_salt = world->port;
     child_set_int("RANK", world->rank_as[rank] ? world->rank_as[rank] : rank);
     child_set_int("WORLD_SIZE", world->world_as[rank] ? world->world_as[rank] : world->nranks);
     child_set_int("MASTER_PORT", world->port);
     setenv("MASTER_ADDR", world->host, 1);
-    outcome->status = world->body(world, rank);
+    status = world->body(world, rank);
     snprintf(outcome->text, sizeof(outcome->text), "%s", epx_last_error());
     outcome->seconds = (double)(clock_ns() - start) * 1e-9;
+    outcome->status = status;
     _exit(0);
 }
 
@@ -106,18 +117,25 @@ static inline struct world world_make(int nranks, int (*body)(const struct world
                           .body = body,
                           .bytes = 64};
 
-    world.outcomes =
-        mmap(NULL, MAX_RANKS * sizeof(*world.outcomes), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    assert_true(world.outcomes != MAP_FAILED);
+    world.outcomes = child_share((MAX_RANKS + 1) * sizeof(*world.outcomes));
+    assert_non_null(world.outcomes);
+    world.last_may_come = &world.outcomes[MAX_RANKS].status;
     return world;
+}
+
+static inline int is_absent(const struct world *world, int rank)
+{
+    return rank && (rank == world->absent[0] || rank == world->absent[1]);
 }
 
 static inline void world_start(struct world *world)
 {
+    *world->last_may_come = 0;
+    for (int i = 0; i < world->nranks; i++)
+        world->outcomes[i].status = RUNNING;
     for (int i = 0; i < world->nranks; i++) {
-        world->outcomes[i].status = -2;
         world->pids[i] = -1;
-        if (i && (i == world->absent[0] || i == world->absent[1]))
+        if (is_absent(world, i))
             continue;
         world->pids[i] = fork();
         assert_true(world->pids[i] >= 0);
@@ -126,8 +144,10 @@ static inline void world_start(struct world *world)
     }
 }
 
+/* All ranks end; one that comes late has come by then. */
 static inline void world_wait(struct world *world)
 {
+    *world->last_may_come = 1;
     for (int i = 0; i < world->nranks; i++)
         if (world->pids[i] > 0)
             waitpid(world->pids[i], NULL, 0);
@@ -141,7 +161,7 @@ static inline void world_run(struct world *world)
 
 static inline void world_end(struct world *world)
 {
-    munmap(world->outcomes, MAX_RANKS * sizeof(*world->outcomes));
+    child_unshare(world->outcomes, (MAX_RANKS + 1) * sizeof(*world->outcomes));
 }
 
 static inline void expect_all_ok(const struct world *world)
@@ -255,7 +275,15 @@ static inline int die_before_gather(const struct world *world, int rank)
     return status ? status : gather_checked(boot, world->bytes, 1);
 }
 
-static inline int sleep_before_gather(const struct world *world, int rank)
+/* Until all other ranks have ended: it is late, however long they wait. */
+static inline void await_others(const struct world *world, int rank)
+{
+    for (int r = 0; r < world->nranks; r++)
+        while (r != rank && !is_absent(world, r) && world->outcomes[r].status == RUNNING)
+            usleep(1000);
+}
+
+static inline int miss_gather(const struct world *world, int rank)
 {
     struct boot *boot;
     int status = boot_open(NULL, world->timeout_ms, &boot);
@@ -263,7 +291,7 @@ static inline int sleep_before_gather(const struct world *world, int rank)
     if (status)
         return status;
     if (rank == 2)
-        usleep((useconds_t)world->timeout_ms * 6000); /* longer than the others wait */
+        await_others(world, rank);
     return gather_checked(boot, world->bytes, 0);
 }
 
@@ -321,10 +349,11 @@ static inline int gather_in_other_order(const struct world *world, int rank)
     return status ? status : gather_checked(rank == 1 ? first : second, 8, 0);
 }
 
+/* The last rank comes when the test waits for the ranks, and not before. */
 static inline int last_comes_late(const struct world *world, int rank)
 {
-    if (rank == world->nranks - 1)
-        usleep(500000);
+    while (rank == world->nranks - 1 && !*world->last_may_come)
+        usleep(1000);
     return open_and_gather(world, rank);
 }
 
@@ -367,7 +396,7 @@ static inline pid_t start_service(int port, const char *text)
 
     if (pid == 0) {
         signal(SIGPIPE, SIG_IGN);
-        alarm(LIMIT_S);
+        limit_time();
         for (;;) {
             int fd = accept(listener, NULL, NULL);
             if (fd < 0 || (text[0] && write(fd, text, strlen(text)) < 0) || close(fd))
