@@ -15,7 +15,7 @@
 #include "tests/lib/unit.h"
 
 #define MS 1000000ull
-#define LONG_NS (10000 * MS) /* never reached unless something is wrong */
+#define LONG_NS (120000 * MS) /* never reached unless something is wrong */
 
 static struct agent make_agent(struct doorbell *bell)
 {
@@ -141,7 +141,7 @@ static void word_without_bell_is_seen_all_the_same(void **state)
     __atomic_store_n(&word, 1, __ATOMIC_RELEASE);
     pthread_join(waiter.thread, NULL);
     assert_int_equal(waiter.result, WAIT_OK);
-    assert_true(waiter.agent.wait_ns < 2000 * MS);
+    assert_true(waiter.agent.wait_ns < LONG_NS / 2);
 }
 
 static void waiter_gives_up_the_core(void **state)
@@ -206,7 +206,7 @@ static uint64_t strict_now(void *self)
 
 static void strict_sleep(void *self, struct agent *agent, struct doorbell *bell, uint32_t seen, uint64_t until_ns)
 {
-    struct timespec limit = {.tv_sec = 5};
+    struct timespec limit = {.tv_sec = LONG_NS / 2 / (1000 * MS)};
 
     (void)self;
     (void)agent;
@@ -227,7 +227,7 @@ static const struct cpu_env strict_env = {.now_ns = strict_now, .sleep = strict_
  * Ranks in a circle: in each round, agent a of every rank sends to agent a of the next rank and waits for the one
  * before. Words so arrive just when their readers go to sleep, which is where wake-ups get lost.
  */
-enum { MAX_RANKS = 4, AGENTS = 2, SLOTS = 2 * MAX_RANKS };
+enum { MAX_RANKS = 4, AGENTS = 2, SLOTS = 2 * MAX_RANKS, LEAST_ROUNDS = 10 };
 
 struct rank_area {
     struct doorbell bell;
@@ -257,7 +257,8 @@ static void run_circle(struct circle_agent *self)
     uint64_t round;
 
     for (round = 1; round <= __atomic_load_n(last, __ATOMIC_ACQUIRE); round++) {
-        if (self->rank == 0 && clock_ns() > self->until_ns && __atomic_load_n(last, __ATOMIC_RELAXED) == UINT64_MAX)
+        if (self->rank == 0 && round > LEAST_ROUNDS && clock_ns() > self->until_ns &&
+            __atomic_load_n(last, __ATOMIC_RELAXED) == UINT64_MAX)
             __atomic_store_n(last, round + SLOTS, __ATOMIC_RELEASE);
         next->data[self->index][round % SLOTS] = round;
         advance(&agent, &next->word[self->index], round, &next->bell);
@@ -295,7 +296,7 @@ static void circle_of_threads(int ranks)
     for (i = 0; i < ranks * AGENTS; i++) {
         pthread_join(agents[i].thread, NULL);
         assert_int_equal(agents[i].failures, 0);
-        assert_true(agents[i].rounds > 10);
+        assert_true(agents[i].rounds > LEAST_ROUNDS);
     }
     assert_int_equal(lost_wakeups, 0);
     free(circle);
@@ -324,7 +325,7 @@ static void circle_child(const struct heap_export *export, int rank, uint64_t un
     self.circle = base;
     lost_wakeups = 0;
     run_circle(&self);
-    _exit(self.failures ? 3 : lost_wakeups ? 4 : self.rounds > 10 ? 0 : 5);
+    _exit(self.failures ? 3 : lost_wakeups ? 4 : self.rounds > LEAST_ROUNDS ? 0 : 5);
 }
 
 static void no_wakeup_is_lost_between_processes(void **state)
