@@ -14,6 +14,7 @@
 #include <ucontext.h>
 #include <unistd.h>
 
+#include "tests/lib/slow.h"
 #include "util/clock.h"
 
 enum { CASE_LIMIT_S = 600, FIBER_STACK = 256 << 10 };
@@ -40,7 +41,7 @@ static int network_timeout(const struct suite_case *what)
 {
     const int times = suite_time_scale();
 
-    return what->timeout_ms ? what->timeout_ms * (times < 3 ? times : 3) : SUITE_LIMIT_MS * times;
+    return slow_ms(what->timeout_ms ? what->timeout_ms * (times < 3 ? times : 3) : SUITE_LIMIT_MS * times);
 }
 
 static void be_rank(struct run *run, int rank)

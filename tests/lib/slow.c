@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <time.h>
 
-enum { SAMPLE_NS = 20000000, TOLERATED = 4, MOST = 20 };
+enum { SAMPLE_NS = 20000000, TOLERATED = 2, MOST = 10 };
 
 static double factor = 1;
 

@@ -6,7 +6,7 @@
 #ifndef EPX_TESTS_LIB_SLOW_H
 #define EPX_TESTS_LIB_SLOW_H
 
-/* As many milliseconds, times more where a busy thread got less than a quarter of a core when the program started. All
+/* As many milliseconds, times more where a busy thread got less than half of a core when the program started. All
  * processes that it forks have the same factor. */
 int slow_ms(int ms);
 

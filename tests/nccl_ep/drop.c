@@ -208,7 +208,7 @@ static int test_trap(ncclEpOverflowPolicy_t policy)
     struct small s;
 
     config.overflow_policy = policy;
-    config.timeout_ns = (uint64_t)deadline_ms(1000) * 1000000u;
+    config.timeout_ns = (uint64_t)deadline_ms(1500) * 1000000u;
     if (small_open(&s, &config, FLAT, 1, 1, 8, PLAIN) || small_route(&s, ids, sends() ? 4 : 0) ||
         tensor_pair_fill(&s.out, FILL))
         return -1;

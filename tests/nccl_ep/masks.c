@@ -6,7 +6,7 @@
 
 #include "nccl_case.h"
 
-enum { TIMEOUT_MS = 700 };
+enum { TIMEOUT_MS = 1500 };
 
 static const struct spec spec = {"masks", LL, EXPERT_MAJOR, EPX_BF16, EPX_BF16, EPX_INT32,
                                  1,       3,  128,          6,        16,       .memory = PLAIN};

@@ -26,7 +26,7 @@
 #include "tests/lib/slow.h"
 #include "tests/lib/unit_net.h"
 
-enum { MOST_RANKS = 8, DEADLINE_MS = 1200, LIMIT_MS = 30000, MOST_ROUNDS = 100000 };
+enum { MOST_RANKS = 8, DEADLINE_MS = 2000, LIMIT_MS = 30000, MOST_ROUNDS = 100000 };
 
 struct story {
     const char *net; /* NULL: one node */
