@@ -23,7 +23,7 @@ rank_of() { # DRIVER RANK
 stop_one() { # NAME SECONDS_UNTIL_THE_STOP OPTIONS...
     local name=$1 after=$2 driver rank since deadline code
     shift 2
-    deadline=$(slow 3)
+    deadline=$(slow 5)
     "$epx" bench "$@" --ranks 4 --tokens 24 --hidden 512 --experts 16 --topk 4 --iters 10000 --warmup 0 \
         --timeout "$deadline" >"$work/out" 2>"$work/err" &
     driver=$!
@@ -46,7 +46,7 @@ stop_one "a rank that is stopped in a measurement by events" 1 ll --timing event
 
 # Ranks that work longer than the deadline without a barrier are not late.
 "$epx" bench ll --ranks 2 --tokens 64 --hidden 1024 --experts 16 --timing events --iters 1500 \
-    --timeout "$(slow 1)" --json \
+    --timeout "$(slow 2)" --json \
     >"$work/out" 2>"$work/err" && echo "ok: a series that takes longer than --timeout" ||
         fail "a series that takes longer than --timeout"
 

@@ -8,6 +8,9 @@ exchange=$build/tests/exchange
 chmod 755 "$work"
 worked=0 refused=0
 no_leak_checks
+. "$(dirname "$0")/../lib/slow.sh"
+deadline=$(slow 10000)
+export deadline
 
 case ${EPX_SANITIZE:-} in
 '' | OFF | none) ;;
@@ -29,7 +32,7 @@ judge() {
 
 # four [COMMAND...]: four ranks on two nodes, each started by COMMAND.
 four() {
-    EPX_RANKS_PER_NODE=2 timeout -s KILL 120 "$epx" run -n 4 "$@" "$exchange" --rounds 2 --timeout-ms 10000
+    EPX_RANKS_PER_NODE=2 timeout -s KILL 400 "$epx" run -n 4 "$@" "$exchange" --rounds 2 --timeout-ms "$deadline"
 }
 
 have() { # can this network be used here?
@@ -81,7 +84,8 @@ done
 # A heap larger than the files that a process may make: a status, not SIGXFSZ.
 (
     ulimit -f 1000
-    EPX_NET="" timeout -s KILL 60 "$epx" run -n 2 "$exchange" --rounds 1 --timeout-ms 10000 2>&1 | head -c 100000
+    EPX_NET="" timeout -s KILL 400 "$epx" run -n 2 "$exchange" --rounds 1 --timeout-ms "$deadline" 2>&1 |
+        head -c 100000
     exit "${PIPESTATUS[0]}"
 ) >"$work/out"
 code=$?

@@ -68,7 +68,8 @@ wire_up() { # options of netns_wire.py
     done
     python3 "$here/netns_wire.py" "$@" "${ports[@]}" >"$work/wire" 2>&1 &
     wire=$!
-    for ((i = 0; i < 100; i++)); do
+    for ((i = 0; i < 1200; i++)); do
+        kill -0 $wire 2>/dev/null || break
         grep -qs ready "$work/wire" && return 0
         sleep 0.05
     done

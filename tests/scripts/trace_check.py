@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""trace_check.py FILE --ranks N --operations A,B [--nets] [--slack-us N]: spans of a thread nest, phases lie in their
+"""trace_check.py FILE --ranks N --operations A,B [--nets]: spans of a thread nest, phases lie in their
 operations, and no wait ends before the signal that ends it was given, as far as their clocks are known.
 --gpu: operations of kernels that keep marks, on a track of their own."""
 import argparse
@@ -12,7 +12,6 @@ parser.add_argument('file')
 parser.add_argument('--ranks', type=int)
 parser.add_argument('--operations')
 parser.add_argument('--nets', action='store_true')
-parser.add_argument('--slack-us', type=float, default=0)
 parser.add_argument('--gpu', action='store_true')
 args = parser.parse_args()
 events = json.load(open(args.file, encoding='utf-8'))['traceEvents']
@@ -62,7 +61,7 @@ for e in events:
         continue
     given = signals.get((e['args']['peer'], e['args']['what']))
     assert given is not None, ('a wait ended without its signal', e)
-    slack = TICK + args.slack_us + (known_us(e) + known_us(given) if args.gpu else 0)
+    slack = TICK + known_us(e) + known_us(given)
     after = e['ts'] + e['dur'] - given['ts']
     assert after >= -slack, ('the signal came later', given, e)
     nearest = after if nearest is None else min(after, nearest)
