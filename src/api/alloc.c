@@ -45,5 +45,6 @@ epx_status epx_register(epx_group *group, const void *data, size_t bytes, epx_st
     regions_import(group, (struct device_stream *)stream);
     *in_place =
         heap_offset(group, data, bytes) || regions_find(group, data, bytes, (struct device_stream *)stream, &offset);
+    regions_import_captured(group, (struct device_stream *)stream);
     return EPX_OK;
 }

@@ -7,13 +7,17 @@
 
 #include "util/env.h"
 #include "util/log.h"
+#include "util/pause.h"
 #include "util/status.h"
 
 enum {
     EXPORT_WORDS = (int)(sizeof(struct heap_export) / sizeof(uint64_t)),
     /* When all slots are used, a region is evicted once other regions were used this often since its last use:
      * importing costs far more than a copy. */
-    EVICT_AFTER_USES = 4 * REGION_SLOTS
+    EVICT_AFTER_USES = 4 * REGION_SLOTS,
+    /* How long, and how often, a capture looks whether all peers have imported a region. */
+    CAPTURE_WAIT_NS = 1000000000,
+    CAPTURE_POLL_NS = 50000
 };
 EPX_STATIC_ASSERT(sizeof(struct heap_export) % sizeof(uint64_t) == 0, "copied by words");
 
@@ -65,7 +69,8 @@ struct regions {
     int possible;     /* every member of the node has a directory */
     struct exported_region exported[REGION_SLOTS];
     uint64_t generations, clock;
-    int turn; /* the slot that is checked next for freed memory */
+    int turn;  /* the slot that is checked next for freed memory */
+    int alone; /* peers have not come while a capture waited for them */
     /* The slot that is being evicted: once `idle` has happened, no operation reads its region. */
     struct device_event *idle;
     int evicting;           /* -1 = none */
@@ -293,7 +298,8 @@ static int follow_slot(struct epx_group *group, struct peer *peer, int e, int ca
     return 1;
 }
 
-void regions_import(struct epx_group *group, struct device_stream *stream)
+/* Follows all peers, if the stream captures as `capture` says. */
+static void follow_peers(struct epx_group *group, struct device_stream *stream, int capture)
 {
     struct regions *regions = group->regions;
 
@@ -303,13 +309,24 @@ void regions_import(struct epx_group *group, struct device_stream *stream)
 
         if (changes == peer->changes)
             continue;
-        const int capture = captures(group, stream);
+        if (captures(group, stream) != capture)
+            return;
         int all = 1;
         for (int e = 0; e < REGION_SLOTS; e++)
             all &= follow_slot(group, peer, e, capture);
         if (all)
             peer->changes = changes;
     }
+}
+
+void regions_import(struct epx_group *group, struct device_stream *stream)
+{
+    follow_peers(group, stream, 0);
+}
+
+void regions_import_captured(struct epx_group *group, struct device_stream *stream)
+{
+    follow_peers(group, stream, 1);
 }
 
 /* ---- Export ---------------------------------------------------------------------------------------------------- */
@@ -402,7 +419,8 @@ static int find_slot(struct epx_group *group, int capture)
     return e;
 }
 
-static void export_region(struct epx_group *group, const void *data, uint64_t id, int capture)
+/* The slot that the region has got, or -1: none is free. */
+static int export_region(struct epx_group *group, const void *data, uint64_t id, int capture)
 {
     struct regions *regions = group->regions;
     const int e = find_slot(group, capture);
@@ -410,7 +428,7 @@ static void export_region(struct epx_group *group, const void *data, uint64_t id
     epx_status status;
 
     if (e < 0)
-        return;
+        return -1;
     withdraw_export(regions, e);
     regions->exported[e].id = id;
     regions->exported[e].used = regions->clock;
@@ -419,7 +437,7 @@ static void export_region(struct epx_group *group, const void *data, uint64_t id
         status = table_set(group, group->rank, e, region.address);
     if (status != EPX_OK) {
         log_line(LOG_INFO, "rows at %p are copied: %s", data, epx_last_error());
-        return;
+        return e;
     }
     /* Regions that overlap the new one have been freed. */
     for (int i = 0; i < REGION_SLOTS; i++)
@@ -430,6 +448,7 @@ static void export_region(struct epx_group *group, const void *data, uint64_t id
     regions->exported[e].bytes = region.bytes;
     regions->exported[e].generation = ++regions->generations;
     write_slot(regions, e, &region, regions->exported[e].generation);
+    return e;
 }
 
 /* One slot per call: peers do not keep freed memory mapped. */
@@ -461,6 +480,27 @@ static int imported_by_all(struct epx_group *group, int e)
     return 1;
 }
 
+/*
+ * A capture waits for the peers: what is captured as a copy is copied in every replay. All ranks capture the same
+ * operations, so the others come to this call, and import here what this rank waits for: not before they have exported
+ * their own, so that nobody leaves the call who has yet to import that. Peers that did not come once are not waited for
+ * again until they have: they do not capture, or do so later.
+ */
+static void wait_for_imports(struct epx_group *group, int e, struct device_stream *stream)
+{
+    struct regions *regions = group->regions;
+    const uint64_t start = host_now_ns();
+
+    while (regions->exported[e].generation && !imported_by_all(group, e)) {
+        if (regions->alone)
+            return;
+        regions_import_captured(group, stream);
+        pause_ns(CAPTURE_POLL_NS);
+        regions->alone = host_now_ns() - start > CAPTURE_WAIT_NS;
+    }
+    regions->alone = 0;
+}
+
 int regions_find(struct epx_group *group, const void *data, uint64_t bytes, struct device_stream *stream,
                  uint64_t *offset)
 {
@@ -483,9 +523,12 @@ int regions_find(struct epx_group *group, const void *data, uint64_t bytes, stru
     while (e < REGION_SLOTS && regions->exported[e].id != id)
         e++;
     if (e == REGION_SLOTS) {
-        export_region(group, data, id, capture);
-        return 0;
+        e = export_region(group, data, id, capture);
+        if (e < 0 || !capture)
+            return 0;
     }
+    if (capture)
+        wait_for_imports(group, e, stream);
     region = &regions->exported[e];
     region->used = regions->clock;
     if (!region->generation || at < region->base || at - region->base > region->bytes ||

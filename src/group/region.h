@@ -14,11 +14,12 @@
  *   the memory was freed, or all slots are
  *   used: withdraws the export  ----------->  slot[i].generation = 0    next call: unmaps it
  *
- * Only its owner writes a directory. No rank waits: rows in a region are copied until the last peer has imported it.
+ * Only its owner writes a directory. Rows in a region are copied until the last peer has imported it. No rank waits for
+ * that, but in a capture of a graph, and there not for long.
  * An allocation that replaces a freed one at the same address has another id (device_ops.region_id), which is
  * compared in every call. Memory that a framework allocates while it captures a graph is exported and imported during
- * the capture: operations that are captured once all peers have imported it read it in place. A region whose rows a
- * captured graph reads stays exported until its memory is freed.
+ * the capture, within the first call that is given it: all of the graph's operations read it in place. A region whose
+ * rows a captured graph reads stays exported until its memory is freed.
  */
 #ifndef EPX_GROUP_REGION_H
 #define EPX_GROUP_REGION_H
@@ -41,8 +42,10 @@ void regions_update_members(struct epx_group *group);
 /* The table for kernels: struct group_dev.regions. */
 const uint64_t *regions_table(const struct epx_group *group);
 
-/* In every call: imports what peers have exported, and unmaps what they have withdrawn. */
+/* In every call: imports what peers have exported, and unmaps what they have withdrawn. Does nothing in a capture. */
 void regions_import(struct epx_group *group, struct device_stream *stream);
+/* The same in a capture, and does nothing elsewhere: in calls with rows, after regions_find(). */
+void regions_import_captured(struct epx_group *group, struct device_stream *stream);
 /* If all peers have imported the region that holds [data, data + bytes): its slot + 1, and the offset in it.
  * Otherwise 0, and the region is exported. */
 int regions_find(struct epx_group *group, const void *data, uint64_t bytes, struct device_stream *stream,

@@ -451,6 +451,7 @@ epx_status ht_combine(struct epx_handle *handle, const struct combine_args *args
     p.stride = args->tokens.stride[0] * element;
     regions_import(handle->group, stream);
     make_combine_desc(handle, args, stream, &p);
+    regions_import_captured(handle->group, stream);
     /* The first step shows what owners of rows have to know; see hc_steps(), and combine_stages() for one more. */
     p.turns = turns_of(handle, stream, handle->group->plan.ht.sum_tokens, p.nodes ? 2 : 1, p.tokens || p.weights);
     for (int i = 0; i < 2; i++) {

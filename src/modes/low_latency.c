@@ -184,6 +184,7 @@ epx_status ll_combine(struct epx_handle *handle, const struct combine_args *args
     /* LogFMT saves a network's bytes. Where there is none, a reader rounds what it reads. */
     if (!(args->logfmt && p.nodes) && !args->nvfp4 && !p.signals)
         rows_in_place(handle->group, &args->tokens, stream, &p);
+    regions_import_captured(handle->group, stream);
     p.weights = args->weights.data;
     for (int i = 0; i < 2; i++) {
         p.bias[i] = args->bias[i].data;

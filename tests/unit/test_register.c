@@ -15,6 +15,7 @@
 
 #include "group/objects.h"
 #include "net/net.h"
+#include "util/clock.h"
 #include "util/runtime.h"
 #include "util/status.h"
 
@@ -32,6 +33,10 @@ static epx_status refuse(const void *data)
 #include "tests/lib/unit_net.h"
 
 /* ---- A device whose regions are files --------------------------------------------------------------------------- */
+
+/* This rank's calls are taken for captured ones. They run at once all the same. */
+static _Thread_local int pretend_capture;
+static _Thread_local int fast_clock; /* each of this rank's looks at the clock takes half a second */
 
 /* Address space in which each rank has PLENTY slots; a slot holds a region or nothing. */
 static struct {
@@ -120,6 +125,21 @@ static void region_close(struct device *device, const struct heap_export *region
     __atomic_fetch_add(&world.closed, 1, __ATOMIC_RELAXED);
 }
 
+static int stream_captures(struct device *device, struct device_stream *stream)
+{
+    (void)device;
+    (void)stream;
+    return pretend_capture;
+}
+
+static uint64_t now_ns(void)
+{
+    static _Thread_local uint64_t ahead;
+
+    ahead += fast_clock ? 500000001 : 0;
+    return clock_ns() + ahead;
+}
+
 static epx_status open_device(int index, struct device **device)
 {
     const epx_status status = cpu_device_ops.open(index, device);
@@ -138,9 +158,10 @@ static int files_begin(void **state)
     test_ops.region_export = region_export;
     test_ops.region_open = region_open;
     test_ops.region_close = region_close;
+    test_ops.stream_captures = stream_captures;
     world.base = mmap(NULL, (size_t)RANKS * PLENTY * SLOT, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     world.opened = world.closed = world.exported = world.refuse = 0;
-    runtime_swap(&(const struct runtime){.device = &test_ops});
+    runtime_swap(&(const struct runtime){.device = &test_ops, .now_ns = now_ns});
     setenv("EPX_REGISTER", "1", 1);
     return world.base == MAP_FAILED ? -1 : 0;
 }
@@ -232,6 +253,31 @@ static int ll_share(struct fixture *s)
             return say(s, "low latency still copies rows of a region that all have imported", (long long)copied);
     }
     return 0;
+}
+
+/* What is captured reads rows in place from the first call on: every rank waits for the others to import its region.
+ * Where they do not come, it goes on, and does not wait again before they have. */
+static int ll_share_captured(struct fixture *s)
+{
+    char *rows = region_make(s->rank * PLENTY), *more = region_make(s->rank * PLENTY + 1);
+    uint64_t copied = 1;
+    int in_place = 0, rc;
+
+    pretend_capture = 1;
+    rc = !rows || !more || ll_round_at(s, rows, 0, &copied);
+    if (!rc && copied)
+        rc = say(s, "a captured call copies its rows", (long long)copied);
+    for (int i = 0; i < 2 && !rc && s->rank == 0; i++) { /* waits for a second that soon passes, then not at all */
+        fast_clock = i == 0;
+        rc = epx_register(s->group, more, SLOT, NULL, &in_place) != EPX_OK || in_place;
+    }
+    fast_clock = pretend_capture = 0;
+    rc = rc || fixture_meet(s) || (s->rank && epx_register(s->group, more, SLOT, NULL, &in_place) != EPX_OK) ||
+         fixture_meet(s);
+    pretend_capture = s->rank == 0;
+    rc = rc || (s->rank == 0 && (epx_register(s->group, more, SLOT, NULL, &in_place) != EPX_OK || !in_place));
+    pretend_capture = 0;
+    return rc || fixture_meet(s);
 }
 
 static int ranks_per_node;
@@ -350,6 +396,12 @@ static void low_latency_reads_regions_too(void **state)
 {
     (void)state;
     assert_int_equal(run_fixtures(RANKS, ll_share, 0), 0);
+}
+
+static void captured_calls_wait_for_imports(void **state)
+{
+    (void)state;
+    assert_int_equal(run_fixtures(RANKS, ll_share_captured, 0), 0);
 }
 
 /* Rank 0 calls when the others have already queued the same operations: they have imported none of its regions. */
@@ -518,6 +570,7 @@ UNIT_MAIN(cmocka_unit_test(rows_in_ordinary_memory_are_read_there), cmocka_unit_
           cmocka_unit_test(nothing_is_shared_unless_asked),
           cmocka_unit_test_setup_teardown(freed_memory_is_not_read_and_not_kept, files_begin, files_end),
           cmocka_unit_test_setup_teardown(low_latency_reads_regions_too, files_begin, files_end),
+          cmocka_unit_test_setup_teardown(captured_calls_wait_for_imports, files_begin, files_end),
           cmocka_unit_test_setup_teardown(nothing_is_published_before_all_have_mapped_it, files_begin, files_end),
           cmocka_unit_test_setup_teardown(a_full_directory_keeps_what_is_used, files_begin, files_end),
           cmocka_unit_test_setup_teardown(what_cannot_be_exported_is_asked_for_once, files_begin, files_end),
