@@ -10,10 +10,21 @@ for cxx in g++ clang++; do
     command -v "$cxx" >/dev/null && compilers+=("$cxx")
 done
 
+# epx.h, with all its initial values.
+program=$(
+    echo '#include "epx/epx.h"'
+    echo 'uint32_t sum(void); uint32_t sum(void) { uint32_t n = 0;'
+    sed -n 's/^#define \(EPX_[A-Z_]*_INIT\) EPX_INITIAL_VALUE(\(.*\))$/{ \2 value = \1; n += value.size; }/p' \
+        include/epx/epx.h
+    echo 'return n; }'
+)
+[ "$(grep -c value.size <<<"$program")" -eq 17 ] || { echo "expected 17 EPX_*_INIT in epx.h, got" "$program"; exit 1; }
 for cxx in "${compilers[@]}"; do
-    "$cxx" -x c++ -std=c++11 -pedantic -Wall -Wextra -Werror -Iinclude -fsyntax-only - <<<'#include "epx/epx.h"'
+    for std in c++11 c++20; do
+        "$cxx" -x c++ -std=$std -pedantic -Wall -Wextra -Werror -Iinclude -fsyntax-only - <<<"$program"
+    done
 done
-cc -x c -std=c11 -pedantic -Wall -Wextra -Werror -Iinclude -fsyntax-only - <<<'#include "epx/epx.h"'
+cc -x c -std=c11 -pedantic -Wall -Wextra -Werror -Iinclude -fsyntax-only - <<<"$program"
 
 # nccl_ep.h, with all its initial values.
 standin="-Iinclude/nccl_ep -Iinclude/nccl_ep/standin/nccl -Iinclude/nccl_ep/standin/cuda"

@@ -34,8 +34,21 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* Zeros, and the size of the struct: what EPX_*_INIT are. */
 #ifdef __cplusplus
+template <typename T> inline T epx_initial_value()
+{
+    T value = T();
+    value.size = static_cast<uint32_t>(sizeof(T));
+    return value;
+}
+#define EPX_INITIAL_VALUE(type) epx_initial_value<type>()
 extern "C" {
+#else
+#define EPX_INITIAL_VALUE(type)        \
+    {                                  \
+        .size = (uint32_t)sizeof(type) \
+    }
 #endif
 
 #define EPX_VERSION_MAJOR 0
@@ -99,10 +112,7 @@ typedef struct epx_tensor {
     int64_t stride[EPX_MAX_NDIM]; /* in elements; all zero means contiguous, row-major */
 } epx_tensor;
 
-#define EPX_TENSOR_INIT                      \
-    {                                        \
-        .size = (uint32_t)sizeof(epx_tensor) \
-    }
+#define EPX_TENSOR_INIT EPX_INITIAL_VALUE(epx_tensor)
 
 /* Fills a contiguous descriptor. Only the first ndim of d0..d3 count. */
 static inline epx_tensor epx_tensor_make(void *data, epx_dtype dtype, int ndim, int64_t d0, int64_t d1, int64_t d2,
@@ -145,10 +155,7 @@ typedef struct epx_bootstrap {
     void *context;
 } epx_bootstrap;
 
-#define EPX_BOOTSTRAP_INIT                      \
-    {                                           \
-        .size = (uint32_t)sizeof(epx_bootstrap) \
-    }
+#define EPX_BOOTSTRAP_INIT EPX_INITIAL_VALUE(epx_bootstrap)
 
 /* What the launcher of this process says, without connecting to anybody; with none, one rank. A program that brings a
  * communicator of another library (nccl_ep.h, MPI) learns its place this way. */
@@ -161,10 +168,7 @@ typedef struct epx_world {
     char launcher[32];                /* "torchrun", "Open MPI", ...; "" = none */
 } epx_world;
 
-#define EPX_WORLD_INIT                      \
-    {                                       \
-        .size = (uint32_t)sizeof(epx_world) \
-    }
+#define EPX_WORLD_INIT EPX_INITIAL_VALUE(epx_world)
 EPX_API epx_status epx_world_query(epx_world *world);
 
 /* ---- Groups -------------------------------------------------------------------------------------------------- */
@@ -226,10 +230,7 @@ typedef struct epx_group_config {
  * padding per local expert. Only tensors in ordinary memory pass through these buffers. */
 #define EPX_LAYOUT_BIT(layout) (1u << (layout))
 
-#define EPX_GROUP_CONFIG_INIT                      \
-    {                                              \
-        .size = (uint32_t)sizeof(epx_group_config) \
-    }
+#define EPX_GROUP_CONFIG_INIT EPX_INITIAL_VALUE(epx_group_config)
 
 /* Collective. Ranks compare their configurations: a difference fails on all of them, and the message names rank and
  * field. */
@@ -270,10 +271,7 @@ typedef struct epx_group_info {
     char net_name[16];
 } epx_group_info;
 
-#define EPX_GROUP_INFO_INIT                      \
-    {                                            \
-        .size = (uint32_t)sizeof(epx_group_info) \
-    }
+#define EPX_GROUP_INFO_INIT EPX_INITIAL_VALUE(epx_group_info)
 EPX_API epx_status epx_group_query(const epx_group *group, epx_group_info *info);
 
 /* Memory that a group with this configuration would use on each rank. Local, before any group exists. */
@@ -289,10 +287,7 @@ typedef struct epx_memory_info {
     uint64_t ht_receive_bytes; /* worst-case bytes one high-throughput dispatch receives */
 } epx_memory_info;
 
-#define EPX_MEMORY_INFO_INIT                      \
-    {                                             \
-        .size = (uint32_t)sizeof(epx_memory_info) \
-    }
+#define EPX_MEMORY_INFO_INIT EPX_INITIAL_VALUE(epx_memory_info)
 EPX_API epx_status epx_group_memory(const epx_group_config *config, int nranks, epx_memory_info *info);
 
 /*
@@ -390,10 +385,7 @@ typedef struct epx_handle_config {
  *                zones. Rows in them that have lost their token are zero, as padding is; so is what is behind the zones
  */
 
-#define EPX_HANDLE_CONFIG_INIT                      \
-    {                                               \
-        .size = (uint32_t)sizeof(epx_handle_config) \
-    }
+#define EPX_HANDLE_CONFIG_INIT EPX_INITIAL_VALUE(epx_handle_config)
 
 /*
  * The routing of a high-throughput handle is whole in its memory. With `memory` given, a handle over memory that has a
@@ -442,10 +434,7 @@ typedef struct epx_layout_info {
         *source_ends; /* [n], n divides R: inclusive sums, by source rank modulo n, of tokens with experts here */
 } epx_layout_info;
 
-#define EPX_LAYOUT_INFO_INIT                      \
-    {                                             \
-        .size = (uint32_t)sizeof(epx_layout_info) \
-    }
+#define EPX_LAYOUT_INFO_INIT EPX_INITIAL_VALUE(epx_layout_info)
 
 /* Results of epx_dispatch_layout(): all optional. */
 typedef struct epx_dispatch_layout_outputs {
@@ -456,10 +445,7 @@ typedef struct epx_dispatch_layout_outputs {
     const epx_tensor *tokens_per_expert; /* int32 [E] */
     const epx_tensor *token_in_rank;     /* uint8 [B, R]: 1 = the token goes there */
 } epx_dispatch_layout_outputs;
-#define EPX_DISPATCH_LAYOUT_OUTPUTS_INIT                   \
-    {                                                      \
-        sizeof(epx_dispatch_layout_outputs), 0, 0, 0, 0, 0 \
-    }
+#define EPX_DISPATCH_LAYOUT_OUTPUTS_INIT EPX_INITIAL_VALUE(epx_dispatch_layout_outputs)
 
 /*
  * Where tokens would go: topk_idx int32 or int64 [B, K], -1 = dropped. Local and asynchronous: nothing is sent, and no
@@ -559,18 +545,9 @@ typedef struct epx_dispatch_config {
     uint32_t reserved;
 } epx_dispatch_config;
 
-#define EPX_DISPATCH_INPUTS_INIT                      \
-    {                                                 \
-        .size = (uint32_t)sizeof(epx_dispatch_inputs) \
-    }
-#define EPX_DISPATCH_OUTPUTS_INIT                      \
-    {                                                  \
-        .size = (uint32_t)sizeof(epx_dispatch_outputs) \
-    }
-#define EPX_DISPATCH_CONFIG_INIT                      \
-    {                                                 \
-        .size = (uint32_t)sizeof(epx_dispatch_config) \
-    }
+#define EPX_DISPATCH_INPUTS_INIT EPX_INITIAL_VALUE(epx_dispatch_inputs)
+#define EPX_DISPATCH_OUTPUTS_INIT EPX_INITIAL_VALUE(epx_dispatch_outputs)
+#define EPX_DISPATCH_CONFIG_INIT EPX_INITIAL_VALUE(epx_dispatch_config)
 
 /* Collective. `info` is for low latency; high throughput has it in epx_handle_update. config may be NULL. */
 EPX_API epx_status epx_dispatch(epx_handle *handle, const epx_dispatch_inputs *inputs,
@@ -633,18 +610,9 @@ typedef struct epx_combine_config {
     uint32_t reserved;
 } epx_combine_config;
 
-#define EPX_COMBINE_INPUTS_INIT                      \
-    {                                                \
-        .size = (uint32_t)sizeof(epx_combine_inputs) \
-    }
-#define EPX_COMBINE_OUTPUTS_INIT                      \
-    {                                                 \
-        .size = (uint32_t)sizeof(epx_combine_outputs) \
-    }
-#define EPX_COMBINE_CONFIG_INIT                      \
-    {                                                \
-        .size = (uint32_t)sizeof(epx_combine_config) \
-    }
+#define EPX_COMBINE_INPUTS_INIT EPX_INITIAL_VALUE(epx_combine_inputs)
+#define EPX_COMBINE_OUTPUTS_INIT EPX_INITIAL_VALUE(epx_combine_outputs)
+#define EPX_COMBINE_CONFIG_INIT EPX_INITIAL_VALUE(epx_combine_config)
 
 EPX_API epx_status epx_combine(epx_handle *handle, const epx_combine_inputs *inputs, const epx_combine_outputs *outputs,
                                const epx_combine_config *config, epx_stream stream);
@@ -687,10 +655,7 @@ typedef struct epx_error_info {
     char message[256];
 } epx_error_info;
 
-#define EPX_ERROR_INFO_INIT                      \
-    {                                            \
-        .size = (uint32_t)sizeof(epx_error_info) \
-    }
+#define EPX_ERROR_INFO_INIT EPX_INITIAL_VALUE(epx_error_info)
 /* The first error since the last clear. Never blocks. Returns its status; info may be NULL. */
 EPX_API epx_status epx_group_error(epx_group *group, epx_error_info *info);
 /*
@@ -725,10 +690,7 @@ typedef struct epx_stats {
     uint64_t net_stuck; /* proxy threads that were blocked in the network's library at the last check */
 } epx_stats;
 
-#define EPX_STATS_INIT                      \
-    {                                       \
-        .size = (uint32_t)sizeof(epx_stats) \
-    }
+#define EPX_STATS_INIT EPX_INITIAL_VALUE(epx_stats)
 EPX_API epx_status epx_group_stats(epx_group *group, epx_stats *stats);
 EPX_API epx_status epx_group_stats_reset(epx_group *group);
 
