@@ -101,8 +101,7 @@ class ElasticEngine(Engine):
                 device, num_experts, max(max_tokens, given.elastic_tokens, had[0]),
                 max(hidden_bytes, 2 * given.hidden, had[1]), max(topk, given.topk or _DEFAULT_TOPK, had[2]))
             self._high[(device, num_experts)] = pool
-            if old is not None:
-                old.leave_alone()
+            self._replaced(old)
         assert isinstance(pool, ElasticPool)
         return pool
 

@@ -5,7 +5,8 @@ A DeepEP buffer is created with a number of bytes. An EPX group is created with 
 hidden size and top-k. So a group is created in the first call, when these sizes are known, and is replaced by a larger
 one when a later call needs more. All ranks pass the same values in the same calls, so all ranks decide alike. Only the
 number of tokens differs between ranks. A rank that has more tokens than the group is for says so in the update, and all
-ranks then create a larger group together. A replaced group is destroyed with the last handle of its routings.
+ranks then create a larger group together. A replaced group is destroyed with the last handle of its routings, or with
+the buffer if an operation was captured into a graph.
 
 If the bytes of a low-latency buffer are a hinted value, the sizes follow from them. That group is created with the
 buffer, so that a rank may be missing from the first operation on.
@@ -50,6 +51,7 @@ class Pool:
         self.next_combine_buffer = 0
         self.used = False  # True after the first dispatch
         self.routings = 0  # number of routings that are referenced
+        self.captured = False  # True once an operation was captured into a graph
         self._left_alone = False
         # Free handles, by (top-k, used in graphs).
         self._handles: DefaultDict[Tuple[int, bool], List[epx.Handle]] = collections.defaultdict(list)
@@ -149,6 +151,7 @@ class Engine:
         self.closed = False
         self._high: Dict[Tuple[torch.device, int], Pool] = {}
         self._low: Dict[Tuple[torch.device, int, int], Pool] = {}
+        self._captured: List[Pool] = []  # replaced ones
         self.rank, self.nranks = bootstrap.rank, bootstrap.nranks
         self.node, self.nnodes, self.node_of = probe_nodes(bootstrap, settings.use_fabric)
 
@@ -156,19 +159,31 @@ class Engine:
         """Destroys the groups. Without `handles_too`, a group with referenced handles lives until they are released."""
         self.closed = True
         self._forget_plans()
-        for pools in (self._high, self._low):
-            for pool in pools.values():
-                pool.close() if handles_too else pool.leave_alone()
-            pools.clear()
+        for pool in self._take_pools():
+            pool.close() if handles_too else pool.leave_alone()
         self._bootstrap = None
 
     def recover(self) -> None:
         """Destroys the groups; the next calls create new ones."""
         self._forget_plans()
-        for pools in (self._high, self._low):
-            for pool in pools.values():
-                pool.close()
-            pools.clear()
+        for pool in self._take_pools():
+            pool.close()
+
+    def _take_pools(self) -> List[Pool]:
+        """All of them; the engine has none from now on."""
+        pools = [*self._high.values(), *self._low.values(), *self._captured]
+        self._high.clear()
+        self._low.clear()
+        self._captured.clear()
+        return pools
+
+    def _replaced(self, pool: Optional[Pool]) -> None:
+        """A larger pool has taken its place. Graphs that were captured with it may be replayed as long as the buffer
+        lives."""
+        if pool is not None and pool.captured:
+            self._captured.append(pool)
+        elif pool is not None:
+            pool.leave_alone()
 
     def _forget_plans(self) -> None:
         self.plans.clear()
@@ -204,8 +219,7 @@ class Engine:
         had = (old.max_tokens, old.hidden_bytes, old.topk) if old is not None else (0, 0, 8)
         pool = self._make_high(device, num_experts, max(tokens, had[0]), max(hidden_bytes, had[1]), max(topk, had[2]))
         self._high[(device, num_experts)] = pool
-        if old is not None:
-            old.leave_alone()
+        self._replaced(old)
         return pool
 
     def high_throughput_pool(self, device: torch.device, num_experts: int) -> Optional[Pool]:
@@ -236,8 +250,7 @@ class Engine:
             replaced = pool
             pool = self._low[key] = self._make_low(
                 device, max_tokens, num_experts, max(hidden_bytes, old[1]), max(topk, old[0]))
-            if replaced is not None:
-                replaced.leave_alone()
+            self._replaced(replaced)
         return pool
 
     def _make_low(self, device: torch.device, max_tokens: int, num_experts: int, hidden_bytes: int, topk: int) -> Pool:

@@ -23,6 +23,7 @@ class Routing:
     def __init__(self, pool: Pool, handle: epx.Handle, in_graph: bool) -> None:
         self.pool = pool
         pool.routings += 1
+        pool.captured |= in_graph
         self.handle = handle
         self.in_graph = in_graph
 

@@ -359,6 +359,20 @@ def test_calls_of_other_sizes(world: World) -> None:
         assert groups[0] is not groups[1] and groups[1] is groups[3] and groups[3].alive and not groups[0].alive
 
 
+def test_a_graph_keeps_its_group(world: World) -> None:
+    """A group that was captured into a graph and then replaced lives as long as the buffer."""
+    with elastic(world) as buffer:
+        work, groups = make_work(world, 2), []
+        for tokens in (MAX, 2 * MAX, 4 * MAX):
+            pool = buffer._engine.elastic_pool(world.device, work.experts, tokens, 2 * HIDDEN, work.topk)
+            captures, pool.capturing = pool.capturing, lambda tokens=tokens: tokens == MAX  # as in a capture
+            send(world, buffer, work, num_max_tokens_per_rank=tokens, do_cpu_sync=False)
+            pool.capturing = captures
+            groups.append(pool.group)
+        assert [group.alive for group in groups] == [True, False, True]
+    assert not any(group.alive for group in groups)
+
+
 def test_two_handles_live(world: World) -> None:
     """[E] 9: two handles live with micro-batches; a handle serves any number of combines and dispatches."""
     with elastic(world) as buffer:

@@ -341,15 +341,16 @@ def test_both_modes_on_one_buffer(world: World) -> None:
 
 
 def test_graph(world: World) -> None:
-    """A captured dispatch and combine, replayed with other tokens and other routing in the same tensors."""
+    """A captured dispatch and combine, replayed with other tokens and other routing in the same tensors, also after a
+    larger group has replaced that of the graph."""
     world.only("cuda")
-    buffer, me = world.buffer(), world.rank
+    buffer, me, most = world.buffer(), world.rank, 13  # of no other test: so the group is the graph's
     works = [Work(world.nranks, 12, 256, 2 * world.nranks, 3, seed=80 + i, uneven=False) for i in range(4)]
     x, idx, weights = (world.to(t[me].clone()) for t in (works[0].x, works[0].idx, works[0].weights))
 
     def both() -> torch.Tensor:
         recv, _counts, handle, _event, hook = buffer.low_latency_dispatch(
-            x, idx, 16, works[0].experts, use_fp8=False, return_recv_hook=True)
+            x, idx, most, works[0].experts, use_fp8=False, return_recv_hook=True)
         hook()
         combined, _event, hook = buffer.low_latency_combine(recv, idx, weights, handle, return_recv_hook=True)
         hook()
@@ -372,7 +373,8 @@ def test_graph(world: World) -> None:
             weight = torch.where(work.idx[me][:, k:k + 1] >= 0, work.weights[me][:, k:k + 1], 0.0)
             expected += weight * work.x[me].float()
         assert calc_diff(combined.cpu(), expected.bfloat16()) < 1e-5
-        check_one(world, buffer, work, 16)  # between replays, with handles of its own
+        check_one(world, buffer, work, most)  # between replays, with handles of its own
+        check_one(world, buffer, Work(world.nranks, 12, 1024, work.experts, 3, seed=84), most)
 
 
 def test_mask_query_beside_a_graph(world: World) -> None:
