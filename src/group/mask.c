@@ -6,9 +6,14 @@
 #include "group/launch.h"
 #include "util/status.h"
 
+static int has_host_access(const struct epx_group *group)
+{
+    return (group->device->ops->caps & DEVICE_HOST_ACCESS) != 0;
+}
+
 epx_status mask_read(const struct epx_group *group, int rank, int32_t *active)
 {
-    if (!(group->device->ops->caps & DEVICE_HOST_ACCESS))
+    if (!has_host_access(group))
         return group->device->ops->copy(group->device, active, &group->shadow.mask[rank], sizeof(*active));
     *active = __atomic_load_n(&group->shadow.mask[rank], __ATOMIC_ACQUIRE); /* pairs with wait_failed() in a kernel */
     return EPX_OK;
@@ -64,6 +69,31 @@ static epx_status keep_epochs(struct epx_group *group, epx_stream stream)
     return status;
 }
 
+/* Of masked_by_update. A rank is marked before the kernel masks it: a proxy would take it for masked by a deadline. */
+enum { NOT_BY_UPDATE, BY_UPDATE, ABOUT_TO_MASK };
+
+static void mark_by_update(struct epx_group *group, int rank, int mark)
+{
+    /* Release: pairs with the acquire in mask_by_deadline(). */
+    __atomic_store_n(&group->masked_by_update[rank], (uint8_t)mark, __ATOMIC_RELEASE);
+}
+
+void mask_forget_updates(struct epx_group *group)
+{
+    group->mask_updated = 0;
+    for (int r = 0; r < group->nranks; r++)
+        mark_by_update(group, r, NOT_BY_UPDATE);
+}
+
+int mask_by_deadline(const struct epx_group *group, int rank)
+{
+    /* Acquire: pairs with wait_failed() in a kernel, activate() and mark_by_update(). The mask once more: a rank whose
+     * mark is gone is active by then. */
+    return !__atomic_load_n(&group->shadow.mask[rank], __ATOMIC_ACQUIRE) &&
+           !__atomic_load_n(&group->masked_by_update[rank], __ATOMIC_ACQUIRE) &&
+           !__atomic_load_n(&group->shadow.mask[rank], __ATOMIC_ACQUIRE);
+}
+
 epx_status mask_update(struct epx_group *group, const int32_t *host_mask, epx_stream stream)
 {
     struct mask_params params;
@@ -76,13 +106,14 @@ epx_status mask_update(struct epx_group *group, const int32_t *host_mask, epx_st
     params.update = 1;
     for (int r = 0; r < group->nranks; r++) {
         params.bits[r / 8] |= (uint8_t)(host_mask[r] << (r % 8));
-        if (!host_mask[r]) /* release: pairs with the acquire in goes_on_without() */
-            __atomic_store_n(&group->masked_by_hand, 1, __ATOMIC_RELEASE);
+        if (!host_mask[r] && !group->masked_by_update[r] && !(has_host_access(group) && mask_by_deadline(group, r)))
+            mark_by_update(group, r, ABOUT_TO_MASK);
     }
     status = launch_mask(group, &params, stream);
-    for (int r = 0; status == EPX_OK && r < group->nranks; r++) {
-        group->mask_updated |= !host_mask[r] && !group->map.out[r];
-        group->masked_by_update[r] |= !host_mask[r];
+    for (int r = 0; r < group->nranks; r++) {
+        if (group->masked_by_update[r] == ABOUT_TO_MASK)
+            mark_by_update(group, r, status == EPX_OK ? BY_UPDATE : NOT_BY_UPDATE);
+        group->mask_updated |= status == EPX_OK && !host_mask[r] && !group->map.out[r];
     }
     return status;
 }
@@ -122,9 +153,15 @@ static epx_status has_missed(struct epx_group *group, int rank, epx_stream strea
 static epx_status activate(struct epx_group *group, int rank)
 {
     static const int32_t active = 1;
+    epx_status status = EPX_OK;
 
-    group->masked_by_update[rank] = 0;
-    return group->device->ops->copy(group->device, &group->shadow.mask[rank], &active, sizeof(active));
+    if (has_host_access(group))
+        __atomic_store_n(&group->shadow.mask[rank], active, __ATOMIC_RELEASE); /* pairs with mask_by_deadline() */
+    else
+        status = group->device->ops->copy(group->device, &group->shadow.mask[rank], &active, sizeof(active));
+    if (status == EPX_OK)
+        mark_by_update(group, rank, NOT_BY_UPDATE);
+    return status;
 }
 
 epx_status mask_restore(struct epx_group *group, const int32_t *host_mask, epx_stream stream)

@@ -91,12 +91,12 @@ static uint32_t on_ask(void *context, int rank)
 
 /* Whether a deadline has masked this rank. Where the mask is in GPU memory, what the kernel has told the host: that of
  * the first such rank. */
-static int is_masked_by_deadline(const struct epx_group *group, int rank)
+static int lost_by_deadline(const struct epx_group *group, int rank)
 {
     const struct error_record *e = group->error;
 
     if (group->device->ops->caps & DEVICE_HOST_ACCESS)
-        return is_masked(group, rank);
+        return mask_by_deadline(group, rank);
     return __atomic_load_n(&e->state, __ATOMIC_ACQUIRE) == ERROR_SET && /* pairs with the release in report() */
            e->status == EPX_ERR_TIMEOUT && e->detail[0] == 1 && e->peer == rank;
 }
@@ -107,9 +107,7 @@ static int goes_on_without(void *context, int rank)
 {
     struct epx_group *group = context;
 
-    return !__atomic_load_n(&group->closing, __ATOMIC_RELAXED) &&
-           !__atomic_load_n(&group->masked_by_hand, __ATOMIC_ACQUIRE) && /* pairs with mask_update() */
-           is_masked_by_deadline(group, rank) && !abort_word(group);
+    return !__atomic_load_n(&group->closing, __ATOMIC_RELAXED) && lost_by_deadline(group, rank) && !abort_word(group);
 }
 
 /* From a proxy thread: as say_waits() in kernel/waiting_for.h, for agents that wait for room in the ring. */

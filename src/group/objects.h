@@ -49,9 +49,8 @@ struct epx_group {
     struct membership *membership; /* NULL without enable_mask */
     int use_membership;            /* collective steps go through it during recovery */
     int masks_hidden;              /* queries show masked ranks as active: epx_mask_clean_active */
-    uint32_t masked_by_hand;       /* the same, for proxy threads: set before the first kernel that masks */
     int mask_updated;              /* epx_mask_update has masked ranks since the ranks last agreed */
-    uint8_t *masked_by_update;     /* [R]: which */
+    uint8_t *masked_by_update;     /* [R]: which; proxy threads read it (mask_by_deadline) */
     uint64_t *mask_epochs;         /* device: group_state.epoch, and the mask, when the first of them was masked */
     int mask_epochs_known;         /* 0: nothing is there, for a graph masks ranks */
     int rank, nranks, node, nnodes;

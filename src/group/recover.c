@@ -20,6 +20,7 @@
 #include "group/error.h"
 #include "group/handshake.h"
 #include "group/join.h"
+#include "group/mask.h"
 #include "group/memory.h"
 #include "group/net.h"
 #include "group/region.h"
@@ -158,9 +159,7 @@ static epx_status forget_operations(struct epx_group *group)
         h->updates = __atomic_load_n(&h->info->epoch, __ATOMIC_ACQUIRE); /* pairs with hn_report_counts() */
         h->ntokens = -1;
     }
-    group->mask_updated = 0;
-    __atomic_store_n(&group->masked_by_hand, 0, __ATOMIC_RELEASE); /* pairs with goes_on_without() */
-    memset(group->masked_by_update, 0, (size_t)group->nranks);
+    mask_forget_updates(group);
     return errors_clear(group);
 }
 

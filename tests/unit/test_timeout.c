@@ -494,6 +494,44 @@ static void a_missing_rank_is_masked_across_nodes(void **state)
     a_missing_rank_is_masked_and_comes_back(state);
 }
 
+/* Masked by hand and active again, then masked by a deadline: the last rank, alone on its node, hears of it when it
+ * comes to send. */
+static int late_rank_is_told(struct fixture *s)
+{
+    const int late = s->rank == s->nranks - 1;
+    int32_t mask[8] = {1, 1, 1, 1, 1, 1, 1, 1};
+    double until;
+    int told = 0;
+
+    if (fixture_ll(s))
+        return -1;
+    for (int active = 0; !late && active < 2; active++) {
+        mask[s->nranks - 1] = active;
+        if (epx_mask_update(s->group, mask, NULL) != EPX_OK || check_mask(s, active))
+            return fixture_fail(s, "epx_mask_update");
+    }
+    if (fixture_meet(s) || (!late && first_round_without(s)) || fixture_meet(s))
+        return -1;
+    if (late && ll_dispatched(s) == EPX_OK)
+        (void)ll_combine(s);
+    until = now_ms() + deadline_ms;
+    while (late && !told && now_ms() < until) {
+        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+        if (epx_mask_left_out(s->group, &told) != EPX_OK)
+            break;
+    }
+    if (late && !told)
+        (void)fixture_fail(s, "it was masked, and nobody told it");
+    return come_back(s) || told != late;
+}
+
+static void a_late_rank_of_another_node_is_told(void **state)
+{
+    (void)state;
+    need_nodes();
+    run_masked(3, late_rank_is_told);
+}
+
 UNIT_MAIN_WITHIN(set_up, NULL, UNIT_CASE("low_latency_dispatch_times_out", times_out, &ll_dispatch_phase),
                  UNIT_CASE("low_latency_staged_dispatch_times_out", times_out, &ll_staged_phase),
                  UNIT_CASE("low_latency_combine_times_out", times_out, &ll_combine_phase),
@@ -507,5 +545,6 @@ UNIT_MAIN_WITHIN(set_up, NULL, UNIT_CASE("low_latency_dispatch_times_out", times
                  cmocka_unit_test(ranks_that_may_be_masked_write_to_nobody),
                  UNIT_CASE("low_latency_dispatch_times_out_across_nodes", times_out_across_nodes, &ll_dispatch_phase),
                  cmocka_unit_test(a_missing_rank_is_masked_across_nodes),
+                 cmocka_unit_test(a_late_rank_of_another_node_is_told),
                  cmocka_unit_test(a_staged_operation_at_the_end_keeps_nobody_waiting),
                  cmocka_unit_test(a_failed_proxy_is_known_on_all_nodes))
