@@ -33,11 +33,17 @@ epx_status secret_make(char text[SECRET_TEXT])
     return status;
 }
 
+/* secret->from is set. */
 static epx_status make_key(struct secret *secret, const char *text, size_t bytes)
 {
     static const uint8_t label[CRYPTO_KEY] = "EPX: the key of a job";
     const struct crypto_ops *ops = crypto();
 
+    if (!bytes)
+        return fail(EPX_ERR_ARGUMENT, "the secret in %s: expected a text, got nothing but white space", secret->from);
+    if (bytes < SHORT)
+        log_line(LOG_WARN, "%s has %zu characters: others can guess it; expected %d random ones or more", secret->from,
+                 bytes, SHORT);
     if (!ops)
         return EPX_ERR_UNSUPPORTED;
     if (ops->hmac(label, text, bytes, secret->key))
@@ -167,9 +173,6 @@ epx_status secret_read(int own_file, struct secret *secret)
         return EPX_OK;
     }
     if (text) {
-        if (strlen(text) < SHORT)
-            log_line(LOG_WARN, "EPX_SECRET has %zu characters: others can guess it; expected %d random ones or more",
-                     strlen(text), SHORT);
         snprintf(secret->from, sizeof(secret->from), "EPX_SECRET");
         return make_key(secret, text, strlen(text));
     }

@@ -293,6 +293,9 @@ static void secrets_are_read_only_where_nobody_else_can(void **state)
     write_secret(path, "a secret", 0640);
     assert_int_equal(secret_read(1, &second), EPX_ERR_ARGUMENT);
     assert_non_null(strstr(epx_last_error(), "can be read by others"));
+    write_secret(path, " \n\n", 0600); /* what a shell writes that was given no secret */
+    assert_int_equal(secret_read(1, &second), EPX_ERR_ARGUMENT);
+    assert_non_null(strstr(epx_last_error(), "expected a text"));
     unlink(path);
     unsetenv("EPX_SECRET_FILE");
 
