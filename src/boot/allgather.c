@@ -273,7 +273,7 @@ epx_status allgather_root(const struct gather *gather, struct channel *channels)
     root.peers = calloc((size_t)gather->nranks, sizeof(*root.peers));
     root.polls = calloc((size_t)gather->nranks, sizeof(*root.polls));
     if (!root.peers || !root.polls) {
-        fail(EPX_ERR_MEMORY, "no memory for an all-gather among %d ranks", gather->nranks);
+        fail(EPX_ERR_MEMORY, "rank 0 has no memory for an all-gather among %d ranks", gather->nranks);
         goto free_all;
     }
     if (gather->bytes)

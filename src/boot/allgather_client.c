@@ -212,7 +212,8 @@ static epx_status pass_on(const struct gather *gather, uint64_t deadline)
     int left = tree->count;
 
     if (!passing || !polls)
-        status = fail(EPX_ERR_MEMORY, "no memory for an all-gather among %d ranks", gather->nranks);
+        status = fail(EPX_ERR_MEMORY, "rank %d has no memory for an all-gather among %d ranks", gather->rank,
+                      gather->nranks);
     for (int i = 0; !status && i < tree->count; i++) {
         polls[i] = (struct pollfd){.fd = tree->children[i].fd, .events = POLLOUT};
         passing[i].transfer = (struct transfer){.data = &frame, .bytes = sizeof(frame)};

@@ -292,3 +292,24 @@ epx_status boot_allgather(struct boot *boot, const void *send, void *recv, size_
                     boot->rank, bytes, boot->nranks, result);
     return EPX_OK;
 }
+
+epx_status boot_abandon(const struct boot *boot, epx_status status)
+{
+    char why[400], text[WIRE_TEXT];
+
+    if (boot && !boot->over_tcp)
+        return status;
+    snprintf(why, sizeof(why), "%.399s", epx_last_error());
+    pthread_mutex_lock(&rendezvous.lock);
+    if (rendezvous.connected && !rendezvous.broken && rendezvous.pid == getpid()) {
+        snprintf(text, sizeof(text), "rank %d failed: %s", rendezvous.rank, why);
+        if (rendezvous.rank)
+            send_error(rendezvous.channels, status, text, deadline_in(RENDEZVOUS_CLOSE_MS));
+        else
+            disconnect_all(rendezvous.channels, rendezvous.nranks, status, text);
+        rendezvous.broken = status;
+        snprintf(rendezvous.reason, sizeof(rendezvous.reason), "%s", text);
+    }
+    pthread_mutex_unlock(&rendezvous.lock);
+    return fail(status, "%s", why);
+}

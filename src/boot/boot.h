@@ -23,5 +23,9 @@ int boot_own_secret(const struct boot *boot);
 /* Every rank sends `bytes` and receives nranks * bytes in rank order, within timeout_ms. The message of a timeout names
  * the missing ranks. */
 epx_status boot_allgather(struct boot *boot, const void *send, void *recv, size_t bytes);
+/* This rank cannot take part in the next all-gather: the others fail with its last error, and the rendezvous is over. A
+ * caller's all-gather has no way to tell them. `boot` NULL: there is none yet; the ranks may have connected for an
+ * earlier one. Returns `status`, with the same last error. */
+epx_status boot_abandon(const struct boot *boot, epx_status status);
 
 #endif

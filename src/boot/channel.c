@@ -69,7 +69,8 @@ void channel_close(struct channel *channel)
 
 /* ---- Handshake ------------------------------------------------------------------------------------------------ */
 
-/* Room for records comes only now: whoever has not proved itself costs little. */
+/* Room for records comes only now: whoever has not proved itself costs little. Where there is none, it may be tried
+ * again. */
 static int open_records(struct channel *channel)
 {
     struct sealed *larger = realloc(channel->sealed, sizeof(*larger) + 2 * RECORD_MAX + AUTH_RECORD);
@@ -83,7 +84,7 @@ static int open_records(struct channel *channel)
     larger->rx.data = larger->buffers + RECORD_MAX;
     larger->rx.text = larger->buffers + 2 * (size_t)RECORD_MAX;
     channel->state = CHANNEL_OPEN;
-    return 1;
+    return 0;
 }
 
 static int refuse(enum auth_result result)
@@ -108,12 +109,12 @@ static int take_message(struct channel *channel)
         result = auth_take_reply(&s->auth, &s->in.reply, &s->out.proof);
         s->out_bytes = sizeof(s->out.proof);
         if (result == AUTH_OK)
-            return open_records(channel);
+            channel->state = CHANNEL_PROVED;
         break;
     default:
         result = auth_take_proof(&s->auth, &s->in.proof);
         if (result == AUTH_OK)
-            return open_records(channel);
+            channel->state = CHANNEL_PROVED;
         break;
     }
     return result == AUTH_OK ? 0 : refuse(result);
@@ -135,7 +136,10 @@ static int send_message(struct channel *channel)
 int channel_handshake(struct channel *channel)
 {
     while (channel->state != CHANNEL_OPEN) {
-        int state = send_message(channel);
+        int state;
+        if (channel->state == CHANNEL_PROVED)
+            return open_records(channel) ? -1 : 1;
+        state = send_message(channel);
         if (state <= 0)
             return state;
         if (channel->state == CHANNEL_SEND_GREETING)

@@ -9,7 +9,14 @@
 #include "boot/auth.h"
 #include "boot/socket.h"
 
-enum channel_state { CHANNEL_SEND_GREETING, CHANNEL_GREETING, CHANNEL_REPLY, CHANNEL_PROOF, CHANNEL_OPEN };
+enum channel_state {
+    CHANNEL_SEND_GREETING,
+    CHANNEL_GREETING,
+    CHANNEL_REPLY,
+    CHANNEL_PROOF,
+    CHANNEL_PROVED,
+    CHANNEL_OPEN
+};
 
 struct sealed; /* keys and buffers of a connection that is not plain */
 
@@ -25,7 +32,7 @@ struct channel {
 int channel_start(struct channel *channel, int fd, const uint8_t *key, enum auth_purpose purpose, int server);
 void channel_close(struct channel *channel);
 /* Continues the handshake: 1 = the peer knows the key; 0 = would block; -1 = errno. EACCES: it does not know the key;
- * EPROTO: it does not speak this protocol. */
+ * EPROTO: it does not speak this protocol; ENOMEM: it may be called again. */
 int channel_handshake(struct channel *channel);
 /* What the handshake waits for: POLLIN or POLLOUT. */
 short channel_events(const struct channel *channel);

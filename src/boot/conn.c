@@ -154,6 +154,8 @@ static int failure(void)
     case EACCES:
     case EPROTO:
         return -ECONNREFUSED;
+    case ENOMEM: /* another try may find some */
+        return -EAGAIN;
     default:
         return -errno;
     }

@@ -100,7 +100,7 @@ int lobby_accept(struct lobby *lobby, int listener)
         lobby->place[at].since_ns = clock_ns();
         /* It most likely has spoken already: then it is no silent one when the next needs a place. */
         if (!channel_start(&lobby->place[at].channel, fd, lobby->key, lobby->purpose, 1) &&
-            channel_handshake(&lobby->place[at].channel) < 0)
+            channel_handshake(&lobby->place[at].channel) < 0 && errno != ENOMEM)
             turn_away(lobby, &lobby->place[at].channel);
     }
     return 0;
@@ -120,7 +120,8 @@ int lobby_next(struct lobby *lobby, struct channel *out)
             *channel = CHANNEL_CLOSED;
             return 1;
         }
-        if (state < 0 || (channel->fd >= 0 && now - lobby->place[i].since_ns > LOBBY_MS * 1000000ull))
+        if ((state < 0 && errno != ENOMEM) ||
+            (channel->fd >= 0 && now - lobby->place[i].since_ns > LOBBY_MS * 1000000ull))
             turn_away(lobby, channel);
     }
     lobby->next = 0;

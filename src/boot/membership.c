@@ -356,7 +356,7 @@ static epx_status send_result(struct membership *m, const void *send, size_t byt
     free(*result);
     *result = calloc(1, total + 1);
     if (!*result)
-        return fail(EPX_ERR_MEMORY, "no memory for an all-gather of %zu bytes", total);
+        return fail(EPX_ERR_MEMORY, "rank %d has no memory for an all-gather of %zu bytes", m->rank, total);
     for (int r = 0; r < m->nranks; r++)
         if (!m->excluded[r] && bytes)
             memcpy(*result + (size_t)r * bytes, r == m->rank ? send : data_of(m, r, m->number), bytes);

@@ -200,16 +200,20 @@ static int is_from_member(const struct membership *m, const struct frame *f)
            frame_is_valid(f, frame_token(m, f->kind, f->rank), m->rank, m->nranks);
 }
 
-/* 1: a whole frame was received; 0: not yet; -1: close the connection. */
+/* 1: a whole frame was received; 0: not yet, also where there is no memory for the rest of it; -1: close the
+ * connection. */
 static int recv_frame(struct membership *m, struct rx *rx)
 {
     const size_t head = sizeof(rx->frame);
 
     for (;;) {
         const size_t want = rx->got < head ? head - rx->got : (size_t)rx->frame.bytes - (rx->got - head);
-        char *to = rx->got < head ? (char *)&rx->frame + rx->got : rx->payload + (rx->got - head);
+        char *to;
         int n;
 
+        if (rx->got >= head && !rx->payload && !(rx->payload = malloc((size_t)rx->frame.bytes + 1)))
+            return 0;
+        to = rx->got < head ? (char *)&rx->frame + rx->got : rx->payload + (rx->got - head);
         if (rx->got >= head && !want)
             return 1;
         n = m->ops->recv(m->port, rx->conn, to, want);
@@ -217,9 +221,7 @@ static int recv_frame(struct membership *m, struct rx *rx)
             return n == -EAGAIN ? 0 : -1;
         m->progressed = 1;
         rx->got += (size_t)n;
-        if (rx->got != head)
-            continue;
-        if (!is_from_member(m, &rx->frame) || !(rx->payload = malloc((size_t)rx->frame.bytes + 1)))
+        if (rx->got == head && !is_from_member(m, &rx->frame))
             return -1;
     }
 }

@@ -10,6 +10,7 @@
  */
 #include "group/align.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -74,13 +75,11 @@ epx_status align_clocks(struct epx_group *group)
 
     if (runtime()->env) /* a simulation has one clock */
         return EPX_OK;
-    all = calloc((size_t)group->nranks, sizeof(*all));
-    if (!all)
-        return fail(EPX_ERR_MEMORY, "epx_group_create: no memory for the clocks of %d ranks", group->nranks);
+    static_assert(sizeof(*all) <= HANDSHAKE_ROOM, "of one rank");
+    all = handshake_room(group);
     status = measure(group, all, &low, &high);
     describe_clock(machine, sizeof(machine));
     if (status == EPX_OK && strcmp(machine, all[0].machine) != 0)
         trace_align(low / 2 + high / 2, (uint64_t)(high - low) / 2);
-    free(all);
     return status;
 }

@@ -117,6 +117,16 @@ epx_status group_free(struct epx_group *group)
     return status;
 }
 
+void group_take_nodes(struct epx_group *group)
+{
+    node_map_fill(&group->map);
+    group->nnodes = group->map.nnodes;
+    group->node = group->map.node_of[group->rank];
+    for (int r = 0; r < group->nranks; r++)
+        group->remote[r] = group->map.node_of[r] != group->node;
+    settings_nodes(&group->set, &group->map);
+}
+
 static void choose_agents(struct epx_group *group)
 {
     int local = fabric_host_ranks(group); /* they may share a GPU */
@@ -156,6 +166,8 @@ epx_status group_prepare(struct epx_group *group, const epx_group_config *config
         !group->hosts || !group->mapped || !group->stale)
         return fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %zu ranks", n);
     status = settings_make(config, group->nranks, &group->set);
+    if (status == EPX_OK)
+        status = node_map_alloc(&group->map, group->nranks);
     if (status == EPX_OK)
         status = device_open((epx_device)group->set.device, group->set.device_index, &group->device);
     if (status == EPX_OK)
@@ -219,19 +231,15 @@ static epx_status connect_sides(struct epx_group *group, const struct exchange *
 }
 
 /* Everything after the settings were compared. A rank that fails takes part in the next collective step and reports
- * it. */
-static epx_status build(struct epx_group *group)
+ * it: what it needs for these steps it has since before the first one. */
+static epx_status build(struct epx_group *group, struct exchange *exchange)
 {
-    struct exchange exchange = {0};
     epx_status status = heap_place_agree(group);
 
     if (status == EPX_OK)
-        status = exchange_alloc(group, &exchange, group_net_message_bytes(group));
+        status = handshake_exchange(group, exchange, open_own_side(group, exchange));
     if (status == EPX_OK)
-        status = handshake_exchange(group, &exchange, open_own_side(group, &exchange));
-    if (status == EPX_OK)
-        status = handshake_connected(group, connect_sides(group, &exchange));
-    exchange_free(&exchange);
+        status = handshake_connected(group, exchange, connect_sides(group, exchange));
     if (status == EPX_OK && group->all_trace)
         status = align_clocks(group);
     if (status == EPX_OK)
@@ -280,23 +288,43 @@ epx_status group_new(struct epx_group **out)
     return EPX_OK;
 }
 
+/* The first collective step: do all have the same settings, and the memory for the steps that follow? A rank whose
+ * memory is not enough for this one cannot take part in a caller's all-gather. */
+static epx_status meet(struct epx_group *group, const epx_group_config *config, struct exchange *exchange)
+{
+    epx_status mine = group_prepare(group, config), status;
+
+    if (mine == EPX_OK)
+        mine = exchange_alloc(group, exchange);
+    if (mine == EPX_OK) /* after the last step it could fail on this rank alone */
+        mine = registry_add(REGISTRY_GROUP, group, group);
+    status = handshake_begin(group);
+    if (status != EPX_OK)
+        return boot_abandon(group->boot, status);
+    return handshake_compare(group, mine);
+}
+
 epx_status group_create(const epx_bootstrap *bootstrap, const epx_group_config *config, struct epx_group **out)
 {
+    struct exchange exchange = {0};
     struct epx_group *group;
     epx_status status = group_new(&group);
 
     if (status != EPX_OK)
-        return status;
+        return bootstrap ? status : boot_abandon(NULL, status);
     status = registry_usable("epx_group_create");
     if (status == EPX_OK)
         status = join(group, bootstrap, config);
+    if (status != EPX_OK && !bootstrap && !group->boot)
+        status = boot_abandon(NULL, status);
     if (status == EPX_OK)
-        status = handshake_compare(group, group_prepare(group, config));
+        status = meet(group, config, &exchange);
     if (status == EPX_OK)
-        status = build(group);
-    if (status == EPX_OK)
-        status = registry_add(REGISTRY_GROUP, group, group);
+        status = build(group, &exchange);
+    exchange_free(&exchange);
+    handshake_end(group);
     if (status != EPX_OK) {
+        registry_remove(REGISTRY_GROUP, group);
         (void)group_free(group); /* the message is that of the first failure */
         return status;
     }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "group/fabric.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -176,14 +177,13 @@ static epx_status make_trial(struct epx_group *group, struct heap *heap)
 
 epx_status fabric_try(struct epx_group *group, epx_status mine)
 {
-    struct heap_export *all = calloc((size_t)group->nranks, sizeof(*all));
+    struct heap_export *all = handshake_room(group);
     const int other = farther_rank(group);
     struct heap heap = {0};
     epx_status status, trial;
     int refused;
 
-    if (!all)
-        return fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d ranks", group->nranks);
+    static_assert(sizeof(*all) <= HANDSHAKE_ROOM, "of one rank");
     trial = make_trial(group, &heap);
     status = handshake_allgather(group, &heap.export, all, sizeof(*all));
     if (status == EPX_OK && trial == EPX_OK && other >= 0)
@@ -196,7 +196,6 @@ epx_status fabric_try(struct epx_group *group, epx_status mine)
         status = handshake_any(group, mine, &refused);
     if (heap.base)
         group->device->ops->heap_destroy(group->device, &heap);
-    free(all);
     return status == EPX_OK && refused ? fabric_leave(group) : status;
 }
 
@@ -206,6 +205,6 @@ epx_status fabric_leave(struct epx_group *group)
 
     group->fabric = 0;
     memcpy(group->identities, group->hosts, (size_t)group->nranks * sizeof(*group->hosts));
-    node_map_free(&group->map);
-    return status == EPX_OK ? handshake_find_nodes(group) : status;
+    handshake_find_nodes(group);
+    return status;
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Creation of a group. Each step is an all-gather that also carries every rank's result so far, so that a rank that
- * cannot continue says so and no other waits for it.
+ * cannot continue says so and no other waits for it. Memory for all steps is taken before the first: a rank that finds
+ * none there tells the others over the connection to rank 0 (boot_abandon), which a caller's all-gather does not have.
  *
  *   1. compare      settings of all ranks: equal, or EPX_ERR_MISMATCH on all; which ranks share memory: the nodes;
  *                   random numbers of all ranks, which make the group's key together with the secret of the job
@@ -13,16 +14,20 @@
  */
 #include "group/handshake.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 
 #include "boot/auth.h"
+#include "boot/boot.h"
 #include "group/config.h"
+#include "group/create.h"
 #include "group/fabric.h"
 #include "group/heap.h"
 #include "group/memory.h"
+#include "group/net.h"
 #include "group/region.h"
 #include "kernel/inject_bug.h"
 #include "util/crypto.h"
@@ -119,15 +124,11 @@ epx_status handshake_allgather(struct epx_group *group, const void *send, void *
 }
 
 /* Nodes: ranks of one identity, cut to ranks_per_node where that is set. Node numbers go by the lowest rank. */
-epx_status handshake_find_nodes(struct epx_group *group)
+void handshake_find_nodes(struct epx_group *group)
 {
     const int per = group->set.ranks_per_node;
-    int *node_of = calloc((size_t)group->nranks, sizeof(*node_of));
-    int nodes = 0;
-    epx_status status;
+    int *node_of = group->map.node_of, nodes = 0;
 
-    if (!node_of)
-        return fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d ranks", group->nranks);
     for (int r = 0; r < group->nranks; r++) {
         node_of[r] = -1;
         for (int s = 0; s < r && node_of[r] < 0; s++)
@@ -137,16 +138,7 @@ epx_status handshake_find_nodes(struct epx_group *group)
         if (node_of[r] < 0)
             node_of[r] = nodes++;
     }
-    status = node_map_make(&group->map, group->nranks, node_of);
-    free(node_of);
-    if (status != EPX_OK)
-        return status;
-    group->nnodes = nodes;
-    group->node = group->map.node_of[group->rank];
-    for (int r = 0; r < group->nranks; r++)
-        group->remote[r] = group->map.node_of[r] != group->node;
-    settings_nodes(&group->set, &group->map);
-    return EPX_OK;
+    group_take_nodes(group);
 }
 
 /* Only groups that make connections of their own need a key. */
@@ -181,27 +173,25 @@ static epx_status check_proves(const struct epx_group *group, const struct setti
     return EPX_OK;
 }
 
-/* The random numbers have come over the caller's all-gather, or sealed over the rendezvous. */
-static epx_status make_key(struct epx_group *group, const struct settings_message *all)
+/* The random numbers have come over the caller's all-gather, or sealed over the rendezvous. Their messages are gone
+ * afterwards. */
+static epx_status make_key(struct epx_group *group, struct settings_message *all)
 {
     static const uint8_t label[CRYPTO_KEY] = "EPX: random numbers of a group";
     const size_t n = (size_t)group->nranks;
-    uint8_t *nonces = NULL;
-    int rc = -1;
+    uint8_t *nonces = (uint8_t *)all;
     epx_status status = check_proves(group, all);
 
     if (status != EPX_OK || !all[0].proves || !needs_key(group))
         return status;
-    nonces = calloc(n, CRYPTO_KEY);
-    for (size_t r = 0; nonces && r < n; r++)
-        memcpy(nonces + r * CRYPTO_KEY, all[r].nonce, CRYPTO_KEY);
-    if (nonces)
-        rc = crypto()->hmac(label, nonces, n * CRYPTO_KEY, group->seed);
-    free(nonces);
-    if (rc)
-        return fail(EPX_ERR_SYSTEM, "epx_group_create: the key of %zu ranks cannot be computed", n);
+    for (size_t r = 0; r < n; r++)
+        memmove(nonces + r * CRYPTO_KEY, all[r].nonce, CRYPTO_KEY);
     group->own_secret = boot_own_secret(group->boot);
-    return handshake_make_key(group, boot_key(group->boot));
+    if (crypto()->hmac(label, nonces, n * CRYPTO_KEY, group->seed))
+        status = fail(EPX_ERR_SYSTEM, "epx_group_create: the key of %zu ranks cannot be computed", n);
+    if (status == EPX_OK)
+        status = handshake_make_key(group, boot_key(group->boot));
+    return status == EPX_OK ? EPX_OK : boot_abandon(group->boot, status); /* this rank alone */
 }
 
 epx_status handshake_make_key(struct epx_group *group, const uint8_t *secret)
@@ -246,11 +236,9 @@ static epx_status check_heaps(const struct settings_message *all, int nranks)
 
 epx_status handshake_compare(struct epx_group *group, epx_status mine)
 {
-    struct settings_message own, *all = calloc((size_t)group->nranks, sizeof(*all));
+    struct settings_message own, *all = handshake_room(group);
     epx_status status;
 
-    if (!all)
-        return fail(EPX_ERR_MEMORY, "epx_group_create: no memory to compare %d ranks", group->nranks);
     memset(&own, 0, sizeof(own));
     if (mine == EPX_OK)
         mine = fabric_describe(group, &own.place);
@@ -271,14 +259,11 @@ epx_status handshake_compare(struct epx_group *group, epx_status mine)
     if (status == EPX_OK)
         fabric_choose(group, &all[0].place, sizeof(*all));
     if (status == EPX_OK)
-        status = handshake_find_nodes(group);
-    if (status == EPX_OK)
-        status = make_key(group, all);
+        handshake_find_nodes(group);
     group->all_trace = status == EPX_OK;
     for (int r = 0; status == EPX_OK && r < group->nranks; r++)
         group->all_trace &= all[r].traces != 0;
-    free(all);
-    return status;
+    return status == EPX_OK ? make_key(group, all) : status;
 }
 
 /* The heap of a rank of the node, in the place of what was mapped for that rank before. */
@@ -286,11 +271,14 @@ static epx_status map_heap(struct epx_group *group, int r, uint64_t process, con
 {
     const struct device_ops *ops = group->device->ops;
     const struct control *c;
+    char text[400];
     void *base;
     epx_status status = ops->heap_open(group->device, export, &base);
 
-    if (status != EPX_OK)
-        return status;
+    if (status != EPX_OK) {
+        snprintf(text, sizeof(text), "%.399s", epx_last_error());
+        return fail(status, "epx_group_create: the memory of rank %d: %s", r, text);
+    }
     c = base;
     if (ops->caps & DEVICE_HOST_HEAP &&
         (c->magic != CONTROL_MAGIC || c->rank != (uint32_t)r || c->process != process)) {
@@ -346,18 +334,15 @@ static void describe_heap(struct epx_group *group, struct heap_message *own, epx
 
 epx_status handshake_heaps_again(struct epx_group *group)
 {
-    struct heap_message own, *all = calloc((size_t)group->nranks, sizeof(*all));
+    struct heap_message own, *all = handshake_room(group);
     epx_status status;
 
-    if (!all)
-        return fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d ranks", group->nranks);
     describe_heap(group, &own, EPX_OK);
     status = handshake_allgather(group, &own, all, sizeof(own));
     if (status == EPX_OK)
         status = results_check(group, all, sizeof(*all));
     if (status == EPX_OK)
         status = map_heaps_again(group, all);
-    free(all);
     return status;
 }
 
@@ -370,23 +355,54 @@ struct exchange_message {
     uint64_t token; /* rank 0's is taken */
 };
 
-epx_status exchange_alloc(struct epx_group *group, struct exchange *x, size_t net_bytes)
+static size_t exchange_stride(size_t net_bytes)
 {
-    const size_t n = (size_t)group->nranks;
+    return (sizeof(struct exchange_message) + net_bytes + 7) / 8 * 8;
+}
 
-    x->net_bytes = net_bytes;
-    x->net = calloc(1, net_bytes + 1);
-    x->all_net = calloc(n, net_bytes + 1);
+epx_status exchange_alloc(struct epx_group *group, struct exchange *x)
+{
+    const size_t n = (size_t)group->nranks, net = group_net_message_most(group);
+
+    x->own = calloc(1, exchange_stride(net));
+    x->net = calloc(1, net);
+    x->all_net = calloc(n, net);
     x->heaps = calloc(n, sizeof(*x->heaps));
-    return x->net && x->all_net && x->heaps ? EPX_OK
-                                            : fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %zu ranks", n);
+    x->addresses = calloc(n, sizeof(*x->addresses));
+    x->out = calloc(n, 1);
+    if (!x->own || !x->net || !x->all_net || !x->heaps || !x->addresses || !x->out)
+        return fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %zu ranks", n);
+    return EPX_OK;
 }
 
 void exchange_free(struct exchange *x)
 {
+    free(x->own);
     free(x->net);
     free(x->all_net);
     free(x->heaps);
+    free(x->addresses);
+    free(x->out);
+}
+
+epx_status handshake_begin(struct epx_group *group)
+{
+    const size_t n = (size_t)group->nranks, exchange = exchange_stride(group_net_message_most(group));
+
+    static_assert(sizeof(struct settings_message) >= HANDSHAKE_ROOM, "of one rank");
+    group->room = calloc(n, exchange > sizeof(struct settings_message) ? exchange : sizeof(struct settings_message));
+    return group->room ? EPX_OK : fail(EPX_ERR_MEMORY, "no memory to hear from %zu ranks", n);
+}
+
+void *handshake_room(struct epx_group *group)
+{
+    return group->room;
+}
+
+void handshake_end(struct epx_group *group)
+{
+    free(group->room);
+    group->room = NULL;
 }
 
 epx_status handshake_open_membership(struct epx_group *group, struct exchange *x)
@@ -413,48 +429,38 @@ static uint64_t number_of(const struct heap_message *heaps, int n)
     return hash;
 }
 
-static epx_status take_exchange(struct epx_group *group, struct exchange *x, const char *all, size_t stride)
+static void take_exchange(struct epx_group *group, struct exchange *x, const char *all, size_t stride)
 {
-    struct conn_address *addresses = calloc((size_t)(uint32_t)group->nranks, sizeof(*addresses));
-
-    if (!addresses)
-        return fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d ranks", group->nranks);
     for (int r = 0; r < group->nranks; r++) {
         const struct exchange_message *m = (const struct exchange_message *)(all + (size_t)r * stride);
 
         x->heaps[r] = m->heap;
-        addresses[r] = m->address;
+        x->addresses[r] = m->address;
         memcpy(x->all_net + (size_t)r * x->net_bytes, m + 1, x->net_bytes);
     }
     if (group->membership)
-        membership_set_peers(group->membership, addresses, ((const struct exchange_message *)all)->token);
+        membership_set_peers(group->membership, x->addresses, ((const struct exchange_message *)all)->token);
     group->number = number_of(x->heaps, group->nranks);
-    free(addresses);
-    return EPX_OK;
 }
 
 epx_status handshake_exchange(struct epx_group *group, struct exchange *x, epx_status mine)
 {
-    const size_t stride = (sizeof(struct exchange_message) + x->net_bytes + 7) / 8 * 8;
-    char *own = calloc(1, stride), *all = calloc((size_t)group->nranks, stride);
+    struct exchange_message *own = x->own;
+    char *all = handshake_room(group);
+    size_t stride;
     epx_status status;
 
-    if (!own || !all) {
-        status = fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d ranks", group->nranks);
-    } else {
-        struct exchange_message *m = (struct exchange_message *)own;
-        describe_heap(group, &m->heap, mine);
-        m->address = x->address;
-        m->token = x->token;
-        memcpy(m + 1, x->net, x->net_bytes);
-        status = handshake_allgather(group, own, all, stride);
-    }
+    x->net_bytes = group_net_message_bytes(group);
+    stride = exchange_stride(x->net_bytes);
+    describe_heap(group, &own->heap, mine);
+    own->address = x->address;
+    own->token = x->token;
+    memcpy(own + 1, x->net, x->net_bytes);
+    status = handshake_allgather(group, own, all, stride);
     if (status == EPX_OK)
         status = results_check(group, all, stride);
     if (status == EPX_OK)
-        status = take_exchange(group, x, all, stride);
-    free(own);
-    free(all);
+        take_exchange(group, x, all, stride);
     return status;
 }
 
@@ -465,11 +471,9 @@ epx_status handshake_map(struct epx_group *group, const struct exchange *x)
 
 epx_status handshake_any(struct epx_group *group, epx_status mine, int *flag)
 {
-    struct flag_message own, *all = calloc((size_t)group->nranks, sizeof(*all));
+    struct flag_message own, *all = handshake_room(group);
     epx_status status;
 
-    if (!all)
-        return fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d ranks", group->nranks);
     memset(&own, 0, sizeof(own));
     result_set(&own.result, mine);
     own.flag = *flag;
@@ -478,7 +482,6 @@ epx_status handshake_any(struct epx_group *group, epx_status mine, int *flag)
         status = results_check(group, all, sizeof(*all));
     for (int r = 0; r < group->nranks && status == EPX_OK; r++)
         *flag |= all[r].flag != 0;
-    free(all);
     return status;
 }
 
@@ -503,25 +506,21 @@ static epx_status check_reached(const struct epx_group *group, const uint8_t *ou
     return EPX_OK;
 }
 
-epx_status handshake_connected(struct epx_group *group, epx_status mine)
+epx_status handshake_connected(struct epx_group *group, struct exchange *x, epx_status mine)
 {
-    uint8_t *out;
     char text[512];
     epx_status status;
 
     if (!group->membership)
         return handshake_ready(group, mine);
     snprintf(text, sizeof(text), "%s", mine == EPX_OK ? "" : epx_last_error());
-    out = calloc((size_t)group->nranks, 1);
-    status = out ? membership_agree(group->membership, -1, out, creation_ms(group))
-                 : fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %d ranks", group->nranks);
+    status = membership_agree(group->membership, -1, x->out, creation_ms(group));
     if (status == EPX_OK) {
-        mine = mine == EPX_OK ? check_reached(group, out) : fail(mine, "%s", text);
+        mine = mine == EPX_OK ? check_reached(group, x->out) : fail(mine, "%s", text);
         group->use_membership = 1;
         status = handshake_ready(group, mine);
         group->use_membership = 0;
     }
     membership_end(group->membership);
-    free(out);
     return status;
 }

@@ -6,23 +6,35 @@
 
 #include "group/objects.h"
 
+/* Memory for what the steps receive, all of them: a rank that had none would leave the others waiting. Before the
+ * first, and after the last. */
+epx_status handshake_begin(struct epx_group *group);
+void handshake_end(struct epx_group *group);
+/* That memory, until the next step: HANDSHAKE_ROOM bytes of each rank at least. */
+enum { HANDSHAKE_ROOM = 512 };
+void *handshake_room(struct epx_group *group);
+
 /* Also finds the nodes, and makes the group's key. */
 epx_status handshake_compare(struct epx_group *group, epx_status mine);
 
-/* From group->identities. The map of before has been freed. */
-epx_status handshake_find_nodes(struct epx_group *group);
+/* From group->identities. */
+void handshake_find_nodes(struct epx_group *group);
 
 /* All that ranks tell each other once they have opened their own side: one round. */
 struct heap_message;
 struct exchange {
+    void *own;        /* this rank's message */
     void *net;        /* what the network tells of this rank, `net_bytes` (net.h) */
     uint8_t *all_net; /* afterwards: of all ranks, one after the other */
     size_t net_bytes;
     struct conn_address address; /* with enable_mask: of the port where ranks find each other when some have ended */
     uint64_t token;
-    struct heap_message *heaps; /* afterwards: of all ranks */
+    struct heap_message *heaps;     /* afterwards: of all ranks */
+    struct conn_address *addresses; /* the same */
+    uint8_t *out;                   /* ranks that cannot be reached */
 };
-epx_status exchange_alloc(struct epx_group *group, struct exchange *exchange, size_t net_bytes);
+/* All that the exchange needs, before the nodes are known: a rank that has no memory says so in the step before. */
+epx_status exchange_alloc(struct epx_group *group, struct exchange *exchange);
 void exchange_free(struct exchange *exchange);
 /* With enable_mask. */
 epx_status handshake_open_membership(struct epx_group *group, struct exchange *exchange);
@@ -32,7 +44,7 @@ epx_status handshake_exchange(struct epx_group *group, struct exchange *exchange
 epx_status handshake_map(struct epx_group *group, const struct exchange *exchange);
 /* The last round: all have connected. With enable_mask it goes over the connections that ranks make when one has
  * failed, so that these are known to work. */
-epx_status handshake_connected(struct epx_group *group, epx_status mine);
+epx_status handshake_connected(struct epx_group *group, struct exchange *exchange, epx_status mine);
 epx_status handshake_ready(struct epx_group *group, epx_status mine);
 /* *flag is 1 afterwards if it was on any rank. */
 epx_status handshake_any(struct epx_group *group, epx_status mine, int *flag);

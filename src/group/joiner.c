@@ -121,27 +121,6 @@ static epx_status check_welcome(const struct epx_group *group, const struct join
     return EPX_OK;
 }
 
-static epx_status find_nodes(struct epx_group *group, const struct join_rank *ranks)
-{
-    int *node_of = calloc((size_t)group->nranks, sizeof(*node_of));
-    epx_status status;
-
-    if (!node_of)
-        return fail(EPX_ERR_MEMORY, "epx_group_join: no memory for %d ranks", group->nranks);
-    for (int r = 0; r < group->nranks; r++)
-        node_of[r] = ranks[r].node;
-    status = node_map_make(&group->map, group->nranks, node_of);
-    free(node_of);
-    if (status != EPX_OK)
-        return status;
-    group->nnodes = group->map.nnodes;
-    group->node = group->map.node_of[group->rank];
-    for (int r = 0; r < group->nranks; r++)
-        group->remote[r] = group->map.node_of[r] != group->node;
-    settings_nodes(&group->set, &group->map);
-    return EPX_OK;
-}
-
 /* Kernels tell all ranks of the node of a failure, also those that are out: these have something to write to until
  * their place is taken. */
 static epx_status map_stand_ins(struct epx_group *group)
@@ -169,8 +148,11 @@ static epx_status map_stand_ins(struct epx_group *group)
 /* Everything of its own, once the nodes are known. */
 static epx_status build(struct epx_group *group, const struct join_welcome *welcome)
 {
-    epx_status status = find_nodes(group, ranks_of(welcome));
+    epx_status status = EPX_OK;
 
+    for (int r = 0; r < group->nranks; r++)
+        group->map.node_of[r] = ranks_of(welcome)[r].node;
+    group_take_nodes(group);
     group->number = welcome->number;
     group->fabric = welcome->place == HEAP_FABRIC;
     if (status == EPX_OK && group->fabric)
@@ -293,14 +275,15 @@ epx_status group_join(const char *text, int rank, const epx_group_config *config
     group->joining = 1;
     log_set_rank(rank);
     env_warn_unknown();
-    status = prepare(group, &ticket, config, &request);
+    status = registry_add(REGISTRY_GROUP, group, group); /* before the others count on this process */
+    if (status == EPX_OK)
+        status = prepare(group, &ticket, config, &request);
     if (status == EPX_OK)
         status = become_member(group, &ticket, &request,
                                start + (uint64_t)(timeout_ms ? timeout_ms : group->set.timeout_ms) * 1000000u);
     group->joining = 0;
-    if (status == EPX_OK)
-        status = registry_add(REGISTRY_GROUP, group, group);
     if (status != EPX_OK) {
+        registry_remove(REGISTRY_GROUP, group);
         (void)group_free(group); /* the message is that of the first failure */
         return status;
     }

@@ -319,6 +319,11 @@ size_t group_net_message_bytes(const struct epx_group *group)
     return sizeof(struct net_message) + address_bytes(group) + (handshake_key(group) ? SEAL_BYTES : 0);
 }
 
+size_t group_net_message_most(const struct epx_group *group)
+{
+    return sizeof(struct net_message) + address_bytes(group) + SEAL_BYTES;
+}
+
 static epx_status describe_net(struct epx_group *group, struct net_message *m)
 {
     struct proxy_address *own = calloc((size_t)group->set.proxy_threads, sizeof(*own));

@@ -10,6 +10,8 @@ epx_status group_net_open(struct epx_group *group);
 /* Its parts, for several nodes: opens the proxies and fills the message for the others; connects, given all ranks'
  * messages, one after the other. */
 size_t group_net_message_bytes(const struct epx_group *group);
+/* Before the nodes are known. */
+size_t group_net_message_most(const struct epx_group *group);
 epx_status group_net_prepare(struct epx_group *group, void *message);
 epx_status group_net_connect(struct epx_group *group, const void *all, size_t stride);
 /* EPX_ERR_TIMEOUT: a proxy has not returned from the network's library; `proxies` and what they use must stay. */

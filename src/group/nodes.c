@@ -50,16 +50,13 @@ static void find_extremes(struct node_map *map)
     map->relay_max = node_most_sources(map);
 }
 
-epx_status node_map_make(struct node_map *map, int nranks, const int *node_of)
+epx_status node_map_alloc(struct node_map *map, int nranks)
 {
     const size_t n = (size_t)nranks;
 
     memset(map, 0, sizeof(*map));
     map->nranks = nranks;
-    for (int r = 0; r < nranks; r++)
-        if (node_of[r] >= map->nnodes)
-            map->nnodes = node_of[r] + 1;
-    map->node_of = malloc((3 * n + (size_t)map->nnodes + 1) * sizeof(int));
+    map->node_of = calloc(4 * n + 1, sizeof(int));
     map->out = calloc(n, 1);
     if (!map->node_of || !map->out) {
         node_map_free(map);
@@ -68,9 +65,28 @@ epx_status node_map_make(struct node_map *map, int nranks, const int *node_of)
     map->place = map->node_of + n;
     map->members = map->place + n;
     map->start = map->members + n;
-    memcpy(map->node_of, node_of, n * sizeof(int));
+    return EPX_OK;
+}
+
+void node_map_fill(struct node_map *map)
+{
+    memset(map->out, 0, (size_t)map->nranks);
+    map->nnodes = 0;
+    for (int r = 0; r < map->nranks; r++)
+        if (map->node_of[r] >= map->nnodes)
+            map->nnodes = map->node_of[r] + 1;
     index_members(map);
     find_extremes(map);
+}
+
+epx_status node_map_make(struct node_map *map, int nranks, const int *node_of)
+{
+    epx_status status = node_map_alloc(map, nranks);
+
+    if (status != EPX_OK)
+        return status;
+    memcpy(map->node_of, node_of, (size_t)nranks * sizeof(int));
+    node_map_fill(map);
     return EPX_OK;
 }
 

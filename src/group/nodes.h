@@ -23,7 +23,10 @@ struct node_map {
         *start; /* of those that are not out: place in the node [nranks], members by node, from start[node] */
 };
 
-/* `node_of` is copied. */
+/* Memory for any number of nodes. The caller then fills node_of, and node_map_fill() the rest: nobody is out. */
+epx_status node_map_alloc(struct node_map *map, int nranks);
+void node_map_fill(struct node_map *map);
+/* Both; `node_of` is copied. */
 epx_status node_map_make(struct node_map *map, int nranks, const int *node_of);
 /* Nodes of ranks_per_node consecutive ranks; 0 = one node. */
 epx_status node_map_slice(struct node_map *map, int nranks, int ranks_per_node);

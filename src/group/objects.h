@@ -53,6 +53,7 @@ struct epx_group {
     uint8_t *masked_by_update;     /* [R]: which; proxy threads read it (mask_by_deadline) */
     uint64_t *mask_epochs;         /* device: group_state.epoch, and the mask, when the first of them was masked */
     int mask_epochs_known;         /* 0: nothing is there, for a graph masks ranks */
+    void *room;                    /* what a collective step receives: handshake_begin() */
     int rank, nranks, node, nnodes;
     struct settings set;
     int64_t fields[20];        /* what ranks compared when the group was created: settings_pack() */

@@ -13,6 +13,7 @@
  */
 #include "group/recover.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -111,11 +112,10 @@ out:
 static epx_status gather_epochs(struct epx_group *group, uint64_t *epochs)
 {
     struct group_state state;
-    uint64_t *all = calloc((size_t)group->nranks, sizeof(state.epoch));
-    epx_status status = all ? EPX_OK : fail(EPX_ERR_MEMORY, "no memory for the epochs of %d ranks", group->nranks);
+    uint64_t *all = handshake_room(group);
+    epx_status status = group->device->ops->copy(group->device, &state, group->shadow.state, sizeof(state));
 
-    if (status == EPX_OK)
-        status = group->device->ops->copy(group->device, &state, group->shadow.state, sizeof(state));
+    static_assert(sizeof(state.epoch) <= HANDSHAKE_ROOM, "of one rank");
     if (status == EPX_OK)
         status = handshake_allgather(group, state.epoch, all, sizeof(state.epoch));
     for (int i = 0; status == EPX_OK && i < OP_COUNT; i++) {
@@ -124,7 +124,6 @@ static epx_status gather_epochs(struct epx_group *group, uint64_t *epochs)
             if (all[r * OP_COUNT + i] > epochs[i])
                 epochs[i] = all[r * OP_COUNT + i];
     }
-    free(all);
     return status;
 }
 
@@ -269,7 +268,7 @@ static epx_status recover_survivors(struct epx_group *group, int unmask, uint8_t
 epx_status group_recover(struct epx_group *group, int unmask)
 {
     uint8_t *out = calloc((size_t)group->nranks, 1);
-    epx_status status = out ? EPX_OK : fail(EPX_ERR_MEMORY, "no memory for %d ranks", group->nranks);
+    epx_status status = out ? handshake_begin(group) : fail(EPX_ERR_MEMORY, "no memory for %d ranks", group->nranks);
 
     if (status == EPX_OK)
         status = group->device->ops->stream_sync(group->device, group->default_stream);
@@ -280,6 +279,7 @@ epx_status group_recover(struct epx_group *group, int unmask)
         status = group_net_responsive(group);
     if (status == EPX_OK)
         status = group->membership ? recover_survivors(group, unmask, out) : restart(group, out, 0);
+    handshake_end(group);
     free(out);
     return status;
 }
