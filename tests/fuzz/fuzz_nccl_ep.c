@@ -158,35 +158,42 @@ static void *draw_struct(struct fuzz *f, const void *good, size_t bytes)
 
 /* ---- Calls ------------------------------------------------------------------------------------------------------- */
 
+/* Draws a tensor, or none, for each of these pointers. */
+static void draw_tensors(struct fuzz *f, ncclEpTensor_t **const *pointers, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        *pointers[i] = draw_tensor(f);
+}
+#define DRAW_TENSORS(f, ...)                                    \
+    draw_tensors((f), (ncclEpTensor_t * *const[]){__VA_ARGS__}, \
+                 sizeof((ncclEpTensor_t **[]){__VA_ARGS__}) / sizeof(ncclEpTensor_t **))
+
+static void free_all(void *const *at, int count)
+{
+    for (int i = 0; i < count; i++)
+        free(at[i]);
+}
+
 static void call_dispatch(struct fuzz *f, struct ncclEpHandle *handle)
 {
-    ncclEpDispatchInputs_t in = NCCL_EP_DISPATCH_INPUTS_INIT, *in_at;
-    ncclEpDispatchOutputs_t out = NCCL_EP_DISPATCH_OUTPUTS_INIT, *out_at;
-    ncclEpDispatchConfig_t config = NCCL_EP_DISPATCH_CONFIG_INIT, *config_at;
-    ncclEpLayoutInfo_t info = NCCL_EP_LAYOUT_INFO_INIT, *info_at;
+    ncclEpDispatchInputs_t in = NCCL_EP_DISPATCH_INPUTS_INIT;
+    ncclEpDispatchOutputs_t out = NCCL_EP_DISPATCH_OUTPUTS_INIT;
+    ncclEpDispatchConfig_t config = NCCL_EP_DISPATCH_CONFIG_INIT;
+    ncclEpLayoutInfo_t info = NCCL_EP_LAYOUT_INFO_INIT;
+    void *at[4];
 
-    in.tokens = draw_tensor(f);
-    in.topk_weights = draw_tensor(f);
-    in.scales = draw_tensor(f);
-    out.tokens = draw_tensor(f);
-    out.topk_weights = draw_tensor(f);
-    out.scales = draw_tensor(f);
-    out.topk_idx = draw_tensor(f);
-    info.expert_counters = draw_tensor(f);
-    info.recv_total_counter = draw_tensor(f);
+    DRAW_TENSORS(f, &in.tokens, &in.topk_weights, &in.scales, &out.tokens, &out.topk_weights, &out.scales,
+                 &out.topk_idx, &info.expert_counters, &info.recv_total_counter);
     info.recv_topk_idx_kind = (ncclEpExpertIdKind_t)fuzz_below(f, 4);
     config.send_only = fuzz_below(f, 2);
     config.pass_direction = (ncclEpPassDir_t)fuzz_below(f, 3);
     config.quant_recipe = (ncclEpDispQuant_t)fuzz_below(f, 4);
-    in_at = draw_struct(f, &in, sizeof(in));
-    out_at = draw_struct(f, &out, sizeof(out));
-    config_at = draw_struct(f, &config, sizeof(config));
-    info_at = draw_struct(f, &info, sizeof(info));
-    (void)ncclEpDispatch(handle, in_at, out_at, info_at, config_at, NULL);
-    free(in_at);
-    free(out_at);
-    free(config_at);
-    free(info_at);
+    at[0] = draw_struct(f, &in, sizeof(in));
+    at[1] = draw_struct(f, &out, sizeof(out));
+    at[2] = draw_struct(f, &config, sizeof(config));
+    at[3] = draw_struct(f, &info, sizeof(info));
+    (void)ncclEpDispatch(handle, at[0], at[1], at[3], at[2], NULL);
+    free_all(at, 4);
 }
 
 static void call_combine(struct fuzz *f, struct ncclEpHandle *handle)
@@ -195,20 +202,14 @@ static void call_combine(struct fuzz *f, struct ncclEpHandle *handle)
     ncclEpCombineOutputs_t out = NCCL_EP_COMBINE_OUTPUTS_INIT, *out_at;
     ncclEpCombineConfig_t config = NCCL_EP_COMBINE_CONFIG_INIT, *config_at;
 
-    in.tokens = draw_tensor(f);
-    in.topk_weights = draw_tensor(f);
-    in.scales = draw_tensor(f);
-    out.tokens = draw_tensor(f);
-    out.topk_weights = draw_tensor(f);
+    DRAW_TENSORS(f, &in.tokens, &in.topk_weights, &in.scales, &out.tokens, &out.topk_weights);
     config.pass_direction = (ncclEpPassDir_t)fuzz_below(f, 3);
     config.quant_recipe = (ncclEpCombQuant_t)fuzz_below(f, 3);
     in_at = draw_struct(f, &in, sizeof(in));
     out_at = draw_struct(f, &out, sizeof(out));
     config_at = draw_struct(f, &config, sizeof(config));
     (void)ncclEpCombine(handle, in_at, out_at, config_at, NULL);
-    free(in_at);
-    free(out_at);
-    free(config_at);
+    free_all((void *[]){in_at, out_at, config_at}, 3);
 }
 
 static void call_update(struct fuzz *f, struct ncclEpHandle *handle)

@@ -110,12 +110,9 @@ static double native(int low, int combine)
     cin.tokens = &rows;
     cout.tokens = &y;
     info.expert_counts = &n;
-    if (low) {
-        cin.topk_weights = &w;
-    } else {
-        in.topk_weights = &w;
-        out.topk_weights = &rw;
-    }
+    cin.topk_weights = low ? &w : NULL;
+    in.topk_weights = low ? NULL : &w;
+    out.topk_weights = low ? NULL : &rw;
     start = now_us();
     MUST(combine ? epx_combine(handle, &cin, &cout, NULL, NULL)
                  : epx_dispatch(handle, &in, &out, low ? &info : NULL, NULL, NULL));

@@ -35,10 +35,8 @@ static int test_exact_rows(ncclEpLayout_t layout)
     s.out_weights.tensor->sizes[0]--;
     EXPECT(BAD, dispatch(&s)); /* each of the tensors */
     set_rows(&s, rows);
-    if (small_dispatch(&s, 0x5a) || small_combine(&s, 0))
+    if (small_there_and_back(&s))
         return -1;
-    for (int t = 0; t < 4; t++)
-        CHECK(small_row(&s.back, t) == small_value(world.rank, t));
     /* Tensors with more rows: nothing is written behind the last. */
     set_rows(&s, 16);
     if (small_dispatch(&s, 0x5a))

@@ -60,14 +60,6 @@ static cudaError_t no_free(void *ptr, void *context)
     return cudaSuccess;
 }
 
-/* `c` is `good` with one change, and creating a group of it fails. */
-#define BAD_GROUP(result, change)                                  \
-    do {                                                           \
-        c = good;                                                  \
-        change;                                                    \
-        EXPECT(result, ncclEpCreateGroup(&group, world.comm, &c)); \
-    } while (0)
-
 static int test_groups(void)
 {
     ncclEpGroupConfig_t good = NCCL_EP_GROUP_CONFIG_INIT, c;

@@ -226,12 +226,19 @@ static int check_counts(struct nccl_case *nc)
 
 /* ---- Operations -------------------------------------------------------------------------------------------------- */
 
+struct nccl_calls nccl_calls_none(void)
+{
+    return (struct nccl_calls){.in = NCCL_EP_DISPATCH_INPUTS_INIT,
+                               .out = NCCL_EP_DISPATCH_OUTPUTS_INIT,
+                               .config = NCCL_EP_DISPATCH_CONFIG_INIT,
+                               .cin = NCCL_EP_COMBINE_INPUTS_INIT,
+                               .cout = NCCL_EP_COMBINE_OUTPUTS_INIT,
+                               .cconfig = NCCL_EP_COMBINE_CONFIG_INIT,
+                               .info = NCCL_EP_LAYOUT_INFO_INIT};
+}
+
 static void dispatch_args(struct nccl_calls *c, struct nccl_case *nc, int backward)
 {
-    c->in = NCCL_EP_DISPATCH_INPUTS_INIT;
-    c->out = NCCL_EP_DISPATCH_OUTPUTS_INIT;
-    c->config = NCCL_EP_DISPATCH_CONFIG_INIT;
-    c->info = NCCL_EP_LAYOUT_INFO_INIT;
     c->in.tokens = nc->tokens.tensor;
     c->in.scales = nc->scales.tensor;
     c->out.tokens = nc->received.tensor;
@@ -255,9 +262,6 @@ static void dispatch_args(struct nccl_calls *c, struct nccl_case *nc, int backwa
 
 static void combine_args(struct nccl_calls *c, struct nccl_case *nc, int backward)
 {
-    c->cin = NCCL_EP_COMBINE_INPUTS_INIT;
-    c->cout = NCCL_EP_COMBINE_OUTPUTS_INIT;
-    c->cconfig = NCCL_EP_COMBINE_CONFIG_INIT;
     c->cin.tokens = nc->results.tensor;
     c->cout.tokens = nc->combined.tensor;
     if (low(nc) && major(nc))
@@ -271,6 +275,7 @@ static void combine_args(struct nccl_calls *c, struct nccl_case *nc, int backwar
 
 void nccl_calls_init(struct nccl_calls *c, struct nccl_case *nc, int backward)
 {
+    *c = nccl_calls_none();
     dispatch_args(c, nc, backward);
     combine_args(c, nc, backward);
 }

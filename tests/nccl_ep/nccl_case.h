@@ -43,6 +43,14 @@ int deadline_ms(int ms);
             return -1;                                                     \
     } while (0)
 
+/* `c` is `good` with one change, and creating a group of it fails. */
+#define BAD_GROUP(result, change)                                  \
+    do {                                                           \
+        c = good;                                                  \
+        change;                                                    \
+        EXPECT(result, ncclEpCreateGroup(&group, world.comm, &c)); \
+    } while (0)
+
 enum memory { PLAIN, WINDOW, SHARED }; /* of cudaMalloc; a window into memory of ncclMemAlloc; of ncclEpxMemAlloc */
 
 /* A tensor on the device and its shadow on the host. */
@@ -111,6 +119,7 @@ struct nccl_calls {
     ncclEpCombineConfig_t cconfig;
     ncclEpLayoutInfo_t info;
 };
+struct nccl_calls nccl_calls_none(void); /* no tensors, all settings their defaults */
 void nccl_calls_init(struct nccl_calls *c, struct nccl_case *nc, int backward);
 
 int64_t most_rows(const struct spec *spec); /* of high throughput's receive tensors */

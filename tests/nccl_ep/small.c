@@ -101,13 +101,7 @@ void small_calls(struct small *s, int backward)
     struct nccl_calls *c = &s->calls;
     const int low = s->algorithm == LL, major = s->layout == EXPERT_MAJOR;
 
-    c->in = NCCL_EP_DISPATCH_INPUTS_INIT;
-    c->out = NCCL_EP_DISPATCH_OUTPUTS_INIT;
-    c->config = NCCL_EP_DISPATCH_CONFIG_INIT;
-    c->cin = NCCL_EP_COMBINE_INPUTS_INIT;
-    c->cout = NCCL_EP_COMBINE_OUTPUTS_INIT;
-    c->cconfig = NCCL_EP_COMBINE_CONFIG_INIT;
-    c->info = NCCL_EP_LAYOUT_INFO_INIT;
+    *c = nccl_calls_none();
     c->in.tokens = s->tokens.tensor;
     c->out.tokens = s->out.tensor;
     c->cin.tokens = s->out.tensor;
@@ -182,6 +176,15 @@ int small_combine(struct small *s, int byte)
     TRY(ncclEpCombine(s->handle, &s->calls.cin, &s->calls.cout, &s->calls.cconfig, world.stream));
     TRY(ncclEpComplete(s->handle, NULL, world.stream));
     return tensor_pair_get(&s->back) || tensor_pair_get(&s->back_weights) ? -1 : 0;
+}
+
+int small_there_and_back(struct small *s)
+{
+    if (small_dispatch(s, 0x5a) || small_combine(s, 0))
+        return -1;
+    for (int t = 0; t < SMALL_TOKENS; t++)
+        CHECK(small_row(&s->back, t) == small_value(world.rank, t));
+    return 0;
 }
 
 float small_row(const struct tensor_pair *pair, int64_t row)

@@ -35,6 +35,8 @@ int small_route(struct small *s, const int *ids, int tokens);
 int small_dispatch(struct small *s, int byte);
 /* Sends back what is in `out`; `byte` is in `back` before. */
 int small_combine(struct small *s, int byte);
+/* Both, and every token of this rank comes back as it was. */
+int small_there_and_back(struct small *s);
 /* The value that row `row` of a bfloat16 tensor has in all its columns; -1: not the same in all. */
 float small_row(const struct tensor_pair *pair, int64_t row);
 int64_t small_count(const struct tensor_pair *pair, int64_t i);
