@@ -293,6 +293,13 @@ int suite_barrier(struct suite_rank *self)
     return 0;
 }
 
+int suite_finish(struct suite_rank *self)
+{
+    SUITE_TRY(suite_wait_completed(self));
+    SUITE_CHECK(self, suite_guards_hold(self));
+    return suite_barrier(self);
+}
+
 int suite_try_put(struct suite_rank *self, int peer, uint64_t source, uint64_t target, uint32_t bytes, int more)
 {
     const uint32_t index = self->posted[peer];

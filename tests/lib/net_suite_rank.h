@@ -108,6 +108,8 @@ void suite_fill(uint8_t *at, uint32_t bytes, int source, uint32_t index);
 int64_t suite_differs(const uint8_t *at, uint32_t bytes, int source, uint32_t index);
 /* Whether nothing was written outside the heap. */
 int suite_guards_hold(const struct suite_rank *self);
+/* The end of a case in which all puts complete: they have, and nothing was written outside the heap. */
+int suite_finish(struct suite_rank *self);
 /* Gives the processor, or the coroutine, to others. */
 void suite_yield(struct suite_rank *self);
 

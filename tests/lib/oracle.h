@@ -47,6 +47,13 @@ int oracle_route_from_workload(struct oracle_route *route, const struct workload
 /* Once the routing is final, where it is large. 0, or -1 without memory. */
 int oracle_route_index(struct oracle_route *route);
 void oracle_route_free(struct oracle_route *route);
+static inline int oracle_node_of(const struct oracle_route *route, int rank)
+{
+    if (route->node_of)
+        return route->node_of[rank];
+    return route->ranks_per_node ? rank / route->ranks_per_node : 0;
+}
+
 int32_t *oracle_idx(const struct oracle_route *route, int rank, int token);
 /* Does a token with these entries go to `rank`? */
 int oracle_names_rank(const struct oracle_route *route, const int32_t *idx, int rank);

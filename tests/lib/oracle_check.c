@@ -21,11 +21,7 @@ static int check_ints(const char *what, const epx_tensor *t, const int64_t *expe
 /* Low latency has no nodes: every row comes back by itself. */
 static int node_of(const struct oracle_route *route, int rank)
 {
-    if (route->mode != EPX_HIGH_THROUGHPUT)
-        return 0;
-    if (route->node_of)
-        return route->node_of[rank];
-    return route->ranks_per_node ? rank / route->ranks_per_node : 0;
+    return route->mode == EPX_HIGH_THROUGHPUT ? oracle_node_of(route, rank) : 0;
 }
 
 /* Tokens that rank i sends to rank r, and that rank i has. */

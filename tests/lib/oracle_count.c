@@ -2,16 +2,9 @@
 /* What the statistics of a group must say: counted from the routing alone, row by row. */
 #include "oracle.h"
 
-static int node_of(const struct oracle_route *route, int rank)
-{
-    if (route->node_of)
-        return route->node_of[rank];
-    return route->ranks_per_node ? rank / route->ranks_per_node : 0;
-}
-
 static int is_in(const struct oracle_route *route, int rank, int node)
 {
-    return route->active[rank] && node_of(route, rank) == node;
+    return route->active[rank] && oracle_node_of(route, rank) == node;
 }
 
 /* Who carries rows of `source` into `node`: itself, or the rank there of the same place in its node. */
@@ -19,10 +12,10 @@ static int carrier(const struct oracle_route *route, int source, int node)
 {
     int place = 0, size = 0;
 
-    if (node_of(route, source) == node)
+    if (oracle_node_of(route, source) == node)
         return source;
     for (int r = 0; r < source; r++)
-        place += is_in(route, r, node_of(route, source));
+        place += is_in(route, r, oracle_node_of(route, source));
     for (int r = 0; r < route->nranks; r++)
         size += is_in(route, r, node);
     if (!size)
@@ -78,11 +71,11 @@ void oracle_count_dispatch(const struct oracle_route *route, int rank, struct or
     const enum count travels = high ? by : BY_RANK; /* how rows travel */
 
     for (int r = 0; r < route->nranks; r++) {
-        const int from = high ? carrier(route, r, node_of(route, rank)) : r;
+        const int from = high ? carrier(route, r, oracle_node_of(route, rank)) : r;
 
         c->rows_sent += (uint64_t)rows_between(route, rank, r, travels);
         c->rows_received += (uint64_t)rows_between(route, r, rank, by);
-        if (from >= 0 && from != rank && node_of(route, from) == node_of(route, rank))
+        if (from >= 0 && from != rank && oracle_node_of(route, from) == oracle_node_of(route, rank))
             c->rows_peer += (uint64_t)rows_between(route, r, rank, travels);
     }
 }
@@ -92,7 +85,7 @@ static int entry_node(const struct oracle_route *route, const int32_t *idx, int 
 {
     const int owner = idx[k] >= 0 ? idx[k] / route->local_experts : -1;
 
-    return owner >= 0 && route->active[owner] ? node_of(route, owner) : -1;
+    return owner >= 0 && route->active[owner] ? oracle_node_of(route, owner) : -1;
 }
 
 /* On how many nodes other than its own does the token have rows? */
@@ -107,7 +100,7 @@ static int other_nodes(const struct oracle_route *route, int source, int token)
 
         while (before < k && entry_node(route, idx, before) != node)
             before++;
-        n += node >= 0 && node != node_of(route, source) && before == k;
+        n += node >= 0 && node != oracle_node_of(route, source) && before == k;
     }
     return n;
 }
@@ -116,22 +109,22 @@ void oracle_count_combine(const struct oracle_route *route, int rank, struct ora
 {
     const int expert_major = route->layout == EPX_EXPERT_MAJOR, high = route->mode == EPX_HIGH_THROUGHPUT;
     const enum count by = expert_major ? BY_EXPERT : BY_RANK, summed = expert_major ? BY_ENTRY : BY_RANK;
-    const int node = node_of(route, rank);
+    const int node = oracle_node_of(route, rank);
 
     for (int r = 0; r < route->nranks; r++) {
-        if (!high || node_of(route, r) == node)
+        if (!high || oracle_node_of(route, r) == node)
             c->rows_returned += (uint64_t)rows_between(route, rank, r, summed);
-        if (r != rank && node_of(route, r) == node)
+        if (r != rank && oracle_node_of(route, r) == node)
             c->rows_peer += (uint64_t)rows_between(route, rank, r, by);
     }
     /* Another node sends one sum per token, and whoever relays reads what others of its node hold. */
     for (int t = 0; high && t < route->tokens[rank]; t++)
         c->rows_returned += (uint64_t)other_nodes(route, rank, t);
     for (int s = 0; high && s < route->nranks; s++) {
-        if (node_of(route, s) == node || carrier(route, s, node) != rank)
+        if (oracle_node_of(route, s) == node || carrier(route, s, node) != rank)
             continue;
         for (int r = 0; r < route->nranks; r++)
-            if (r != rank && node_of(route, r) == node)
+            if (r != rank && oracle_node_of(route, r) == node)
                 c->rows_peer += (uint64_t)rows_between(route, s, r, by);
     }
 }

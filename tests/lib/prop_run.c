@@ -139,6 +139,15 @@ static int meet(epx_bootstrap *boot, int n)
 }
 
 /* A process without a place: it asks for that of a rank. */
+/* -1: one of them failed, or `rc` says that something has before. */
+static int close_actors(struct actor *actors, const struct prop_case *c, int rc)
+{
+    for (int i = 0; actors && i < c->nhandles; i++)
+        if (actors[i].group && close_actor(&actors[i], !rc))
+            rc = -1;
+    return rc;
+}
+
 static int run_spare(int spare, struct shared *s)
 {
     const struct prop_case *c = s->c;
@@ -166,9 +175,7 @@ static int run_spare(int spare, struct shared *s)
         rc = actors_joined(actors, c);
     if (group && prop_leaves)
         prop_leaves(rank, group);
-    for (int i = 0; actors && i < c->nhandles; i++)
-        if (actors[i].group && close_actor(&actors[i], !rc))
-            rc = -1;
+    rc = close_actors(actors, c, rc);
     if (group && actor_status(&actors[0], "epx_group_destroy", epx_group_destroy(group)))
         rc = -1;
     free(actors);
@@ -209,9 +216,7 @@ static int run_rank(int rank, int n, epx_bootstrap *boot, void *arg)
         rc = actors_check_stats(actors, c, g);
     if (prop_leaves)
         prop_leaves(rank, groups[0]);
-    for (int i = 0; actors && i < c->nhandles; i++)
-        if (actors[i].group && close_actor(&actors[i], !rc))
-            rc = -1;
+    rc = close_actors(actors, c, rc);
     for (int g = 0; g < c->ngroups; g++)
         if (groups[g] && actor_status(&actors[0], "epx_group_destroy", epx_group_destroy(groups[g])))
             rc = -1;
