@@ -144,6 +144,14 @@ static inline void world_start(struct world *world)
     }
 }
 
+/* Without a job id, so that others can say which job it is. */
+static inline void world_start_unnamed(struct world *world)
+{
+    unsetenv("EPX_JOB_ID");
+    world_start(world);
+    name_this_run();
+}
+
 /* All ranks end; one that comes late has come by then. */
 static inline void world_wait(struct world *world)
 {
@@ -265,10 +273,8 @@ static inline int die_before_gather(const struct world *world, int rank)
     struct boot *boot;
     int status = boot_open(NULL, world->timeout_ms, &boot);
 
-    if (status)
-        return status;
-    status = gather_checked(boot, 8, 0);
-    if (rank == 2) {
+    status = status ? status : gather_checked(boot, 8, 0);
+    if (!status && rank == 2) {
         usleep(100000);
         raise(SIGKILL);
     }
@@ -288,11 +294,9 @@ static inline int miss_gather(const struct world *world, int rank)
     struct boot *boot;
     int status = boot_open(NULL, world->timeout_ms, &boot);
 
-    if (status)
-        return status;
-    if (rank == 2)
+    if (!status && rank == 2)
         await_others(world, rank);
-    return gather_checked(boot, world->bytes, 0);
+    return status ? status : gather_checked(boot, world->bytes, 0);
 }
 
 static inline int gather_other_size(const struct world *world, int rank)
@@ -329,9 +333,7 @@ static inline int fail_then_connect_again(const struct world *world, int rank)
     struct boot *boot;
     int status = boot_open(NULL, world->timeout_ms, &boot);
 
-    if (status)
-        return status;
-    status = gather_checked(boot, rank == 1 ? 8 : 16, 0);
+    status = status ? status : gather_checked(boot, rank == 1 ? 8 : 16, 0);
     if (status != EPX_ERR_MISMATCH)
         return status ? status : -1;
     if (gather_checked(boot, 16, 0) != EPX_ERR_MISMATCH)

@@ -375,6 +375,15 @@ static inline struct proxy_fixture *open_chaos(void **state)
     return s;
 }
 
+/* Where rank 2 takes nothing until chaos.refuse[2] is 0. */
+static inline struct proxy_fixture *open_refusing(void **state)
+{
+    struct proxy_fixture *s = open_chaos(state);
+
+    s->chaos.refuse[2] = EAGAIN;
+    return s;
+}
+
 static inline void push_raw(struct proxy_fixture *s, int from, int ring, struct command c)
 {
     assert_int_equal(ag_push(&s->ranks[from].agent, proxy_ring(s->ranks[from].proxies, ring), &c, 1), WAIT_OK);
@@ -407,6 +416,14 @@ static inline void steps(struct proxy_fixture *s, int n)
 static inline uint64_t counter_at(const struct proxy_fixture *s, int owner, uint32_t counter, int from)
 {
     return s->ranks[owner].counters[(COUNTER_KIND(counter) * SLOTS + COUNTER_SLOT(counter)) * RANKS + (uint32_t)from];
+}
+
+/* Rank 0 sends rank 2 its first message, which arrives. */
+static inline void first_arrives(struct proxy_fixture *s, uint32_t bytes)
+{
+    push(s, 0, 2, 0, 0, 0, bytes);
+    steps(s, 20);
+    assert_int_equal(counter_at(s, 2, 0, 0), 1);
 }
 
 static inline struct proxy_stats stats_of(const struct proxy_fixture *s, int rank)

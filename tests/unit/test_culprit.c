@@ -25,6 +25,7 @@
 #include "tests/lib/fixture.h"
 #include "tests/lib/slow.h"
 #include "tests/lib/unit_net.h"
+#include "tests/lib/xorshift.h"
 
 enum { MOST_RANKS = 8, DEADLINE_MS = 2000, LIMIT_MS = 30000, MOST_ROUNDS = 100000 };
 
@@ -47,8 +48,7 @@ static int nranks = 4;
 
 static uint32_t draw(uint32_t below)
 {
-    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)(random_state >> 33) % below;
+    return xorshift(&random_state) % below;
 }
 
 /* ---- A rank ------------------------------------------------------------------------------------------------------ */

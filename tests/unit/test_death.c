@@ -130,10 +130,12 @@ static int run_story(struct story *story)
 
 /* ---- Words ------------------------------------------------------------------------------------------------------- */
 
-static void die_if_last(const struct fixture *s)
+/* What all ranks do next, but for the last, which dies. */
+static void refill_or_die(struct fixture *s)
 {
     if (s->rank == LAST)
         raise(SIGKILL);
+    fixture_refill(s);
 }
 
 static int expect_mask(struct fixture *s, int last)
@@ -190,8 +192,7 @@ static int update_without_last(struct fixture *s)
 {
     epx_status status;
 
-    die_if_last(s);
-    fixture_refill(s);
+    refill_or_die(s);
     status = fixture_sync(s, epx_handle_update(s->ht, &s->idx, NULL, NULL));
     if (status != EPX_ERR_TIMEOUT && status != EPX_ERR_PEER)
         return fixture_fail(s, "the update without the rank");
@@ -219,8 +220,7 @@ static int missed_by_low_latency(struct fixture *s)
     int32_t mask[RANKS] = {1, 1, 1, 1};
     epx_status status;
 
-    die_if_last(s);
-    fixture_refill(s);
+    refill_or_die(s);
     if (epx_handle_update(s->ll, &s->idx, NULL, NULL) != EPX_OK)
         return fixture_fail(s, "epx_handle_update");
     status = fixture_sync(s, epx_dispatch(s->ll, &s->in, &s->ll_out, &s->ll_info, NULL, NULL));

@@ -144,9 +144,7 @@ static void the_device_is_flushed_before_an_arrival_is_counted(void **state)
     struct fake f;
     struct proxy_fixture *s = open_flushing(state, &f, 1);
 
-    push(s, 0, 2, 0, 0, 0, 64);
-    steps(s, 20);
-    assert_int_equal(counter_at(s, 2, 0, 0), 1);
+    first_arrives(s, 64);
     assert_int_equal(f.flushes, 1); /* and neither for answers nor for nothing */
     expect_nothing_wrong(s);
     close_flushing(s, &f);
@@ -157,9 +155,7 @@ static void where_arrivals_are_visible_nothing_is_flushed(void **state)
     struct fake f;
     struct proxy_fixture *s = open_flushing(state, &f, 0);
 
-    push(s, 0, 2, 0, 0, 0, 64);
-    steps(s, 20);
-    assert_int_equal(counter_at(s, 2, 0, 0), 1);
+    first_arrives(s, 64);
     assert_int_equal(f.flushes, 0);
     close_flushing(s, &f);
 }

@@ -58,16 +58,24 @@ static struct heap_plan ordinary_plan(int ranks, int per_node, int layout, uint6
     return plan;
 }
 
+/* Of so many ranks; *set, unless NULL: their settings. */
+static struct heap_plan usual_plan(int ranks, struct settings *set)
+{
+    const epx_group_config config = config_of(ranks);
+    struct settings unused;
+    struct heap_plan plan;
+
+    plan_of(&config, ranks, set ? set : &unused, &plan);
+    return plan;
+}
+
 static void the_heap_is_below_a_gigabyte(void **state)
 {
     (void)state;
     for (size_t i = 0; i < UNIT_COUNT(sizes); i++) {
-        const epx_group_config config = config_of(sizes[i]);
+        const struct heap_plan plan = usual_plan(sizes[i], NULL);
         const double most = sizes[i] > PER_NODE ? 1e9 : 0.6e9;
-        struct settings set;
-        struct heap_plan plan;
 
-        plan_of(&config, sizes[i], &set, &plan);
         print_message("%4d ranks: heap %4" PRIu64 " MB, %d rows in a slot, at most %d rounds\n", sizes[i],
                       plan.total / 1000000, plan.ht.round_rows, plan.ht.rounds);
         assert_true((double)plan.total <= most);
@@ -167,12 +175,10 @@ static void handles_are_below_8_megabytes(void **state)
 {
     (void)state;
     for (size_t i = 0; i < UNIT_COUNT(sizes); i++) {
-        const epx_group_config config = config_of(sizes[i]);
         epx_handle_config handle = EPX_HANDLE_CONFIG_INIT;
         struct settings set;
-        struct heap_plan plan;
+        const struct heap_plan plan = usual_plan(sizes[i], &set);
 
-        plan_of(&config, sizes[i], &set, &plan);
         handle.mode = EPX_HIGH_THROUGHPUT;
         handle.layout = EPX_FLAT;
         handle.topk = TOPK;

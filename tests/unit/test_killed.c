@@ -21,6 +21,7 @@
 #include "tests/lib/fixture.h"
 #include "tests/lib/slow.h"
 #include "tests/lib/unit_net.h"
+#include "tests/lib/xorshift.h"
 
 /* A rank that starts over may wait four times for a membership round of twice the deadline; closing has two seconds. */
 enum { RANKS = 4, ROUNDS = 150, DEADLINE_MS = 1500, LIMIT_MS = 80000 };
@@ -48,8 +49,7 @@ static uint64_t random_state = 1;
 
 static uint32_t draw(uint32_t below)
 {
-    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)(random_state >> 33) % below;
+    return xorshift(&random_state) % below;
 }
 
 /* ---- A rank ------------------------------------------------------------------------------------------------------ */

@@ -181,10 +181,9 @@ static void signals_ride_on_what_is_there(void **state)
 
 static void what_waits_goes_on_merging(void **state)
 {
-    struct proxy_fixture *s = open_chaos(state);
+    struct proxy_fixture *s = open_refusing(state);
     int i;
 
-    s->chaos.refuse[2] = EAGAIN;
     for (i = 0; i < 20; i++) {
         push(s, 0, 2, 0, (uint64_t)i * 16, (uint64_t)i * 16, 16);
         step(s, 0);

@@ -77,9 +77,7 @@ static void a_counter_of_another_ring_is_refused(void **state)
     assert_int_equal(stats_of(s, 0).refused, 1);
     assert_non_null(strstr(s->ranks[0].text, "another ring"));
     assert_int_equal(counter_at(s, 2, 0, 0), 0);
-    push(s, 0, 2, 0, 0, 0, 16);
-    steps(s, 20);
-    assert_int_equal(counter_at(s, 2, 0, 0), 1);
+    first_arrives(s, 16);
 }
 
 static void a_source_outside_the_heap_is_refused(void **state)
@@ -178,9 +176,7 @@ static void a_completion_of_nothing_is_reported_and_changes_nothing(void **state
     tell(end, (struct net_event){.kind = NET_SENT, .peer = 1, .count = 1, .cookie = (uint64_t)1 << 48 | 7});
     step(s, 0);
     assert_int_equal(s->ranks[0].errors, 1);
-    push(s, 0, 2, 0, 0, 0, 16);
-    steps(s, 20);
-    assert_int_equal(counter_at(s, 2, 0, 0), 1);
+    first_arrives(s, 16);
     assert_int_equal(proxy_quiet(s->ranks[0].proxies), EPX_OK);
 }
 

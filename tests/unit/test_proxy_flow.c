@@ -9,10 +9,9 @@
 
 static void a_peer_that_takes_nothing_does_not_hold_up_the_others(void **state)
 {
-    struct proxy_fixture *s = open_chaos(state);
+    struct proxy_fixture *s = open_refusing(state);
     int i;
 
-    s->chaos.refuse[2] = EAGAIN;
     for (i = 0; i < 500; i++) {
         push(s, 0, 2, 0, 0, (uint64_t)i * 32, 16);
         push(s, 0, 3, 0, 0, (uint64_t)i * 32, 16);
@@ -28,10 +27,9 @@ static void a_peer_that_takes_nothing_does_not_hold_up_the_others(void **state)
 
 static void when_a_peer_s_queue_is_full_the_ring_waits_and_nothing_is_lost(void **state)
 {
-    struct proxy_fixture *s = open_chaos(state);
+    struct proxy_fixture *s = open_refusing(state);
     int i;
 
-    s->chaos.refuse[2] = EAGAIN;
     for (i = 0; i < 3000; i++)
         push(s, 0, 2, 0, 0, (uint64_t)(i % 1000) * 32, 16);
     steps(s, 100);
@@ -205,19 +203,12 @@ static struct proxy_fixture *open_null(void **state, int threads)
     return s;
 }
 
-static void pause_ms(int ms)
-{
-    struct timespec ts = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L};
-
-    nanosleep(&ts, NULL);
-}
-
 static int wait_for(const struct proxy_fixture *s, uint64_t commands)
 {
     const uint64_t deadline = clock_ns() + 60000 * MS;
 
     while (stats_of(s, 0).commands < commands && clock_ns() < deadline)
-        pause_ms(1);
+        usleep(1000);
     return stats_of(s, 0).commands == commands;
 }
 
@@ -226,7 +217,7 @@ static int wait_for_sleeps(const struct proxy_fixture *s, uint64_t sleeps)
     const uint64_t deadline = clock_ns() + 60000 * MS;
 
     while (stats_of(s, 0).sleeps < sleeps && clock_ns() < deadline)
-        pause_ms(1);
+        usleep(1000);
     return stats_of(s, 0).sleeps >= sleeps;
 }
 
@@ -276,7 +267,7 @@ static void expect_idle_costs_nothing(struct proxy_fixture *s, uint64_t most_ns)
 
     assert_true(wait_for_sleeps(s, 1));
     before = cpu_ns_of(thread);
-    pause_ms(300);
+    usleep(300000);
     assert_true(cpu_ns_of(thread) - before < most_ns);
 }
 
@@ -305,6 +296,13 @@ static void a_device_that_cannot_ring_is_served_by_short_sleeps(void **state)
     expect_idle_costs_nothing(s, 60 * MS);
 }
 
+static void is_idle_and_then_works(struct proxy_fixture *s)
+{
+    expect_idle_costs_nothing(s, 60 * MS);
+    push(s, 0, 2, 0, 0, 0, 16);
+    assert_true(wait_for(s, 1));
+}
+
 static void an_idle_thread_over_a_network_without_descriptor_sleeps_briefly(void **state)
 {
     struct proxy_fixture *s = *state;
@@ -312,9 +310,7 @@ static void an_idle_thread_over_a_network_without_descriptor_sleeps_briefly(void
     s->options.env = NULL;
     proxy_fixture_open(s, 1, 0);
     assert_true(wait_for_sleeps(s, 3));
-    expect_idle_costs_nothing(s, 60 * MS);
-    push(s, 0, 2, 0, 0, 0, 16);
-    assert_true(wait_for(s, 1));
+    is_idle_and_then_works(s);
 }
 
 /* Always readable, and nothing to report. */
@@ -328,9 +324,7 @@ static void a_descriptor_with_spurious_wakes_is_left_out(void **state)
     s->options.env = NULL;
     proxy_fixture_open(s, 1, 0);
     assert_true(wait_for_sleeps(s, 20));
-    expect_idle_costs_nothing(s, 60 * MS);
-    push(s, 0, 2, 0, 0, 0, 16);
-    assert_true(wait_for(s, 1));
+    is_idle_and_then_works(s);
     proxy_close(s->ranks[0].proxies);
     s->ranks[0].proxies = NULL;
     close(fd);
@@ -350,7 +344,7 @@ static void quiet_ends_at_its_deadline_and_names_the_peer(void **state)
     assert_int_equal(proxy_quiet(proxies), EPX_ERR_TIMEOUT);
     /* The thread may have had no core until then: once it has seen that it was asked, it knows the peer. */
     while (__atomic_load_n(&proxies->threads[0].waiting_for, __ATOMIC_RELAXED) != 3 && clock_ns() < limit)
-        pause_ms(1);
+        usleep(1000);
     assert_int_equal(proxy_quiet(proxies), EPX_ERR_TIMEOUT);
     assert_non_null(strstr(epx_last_error(), "rank 3"));
 }

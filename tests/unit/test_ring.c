@@ -65,16 +65,24 @@ static void take_numbers(struct ring *ring, uint64_t first, int n)
 
 /* ---- One thread --------------------------------------------------------------------------------------------- */
 
+/* Of 64 commands, from number `start` on. */
+static struct ring new_ring(uint64_t start)
+{
+    struct ring ring;
+
+    assert_int_equal(ring_create(&ring, NULL, 64, start), EPX_OK);
+    return ring;
+}
+
 static void an_empty_ring_has_no_command(void **state)
 {
     static const uint64_t starts[] = {0, 1, 63, 64, 65, 127, 128, UINT64_MAX, UINT64_MAX - 63, UINT64_MAX - 64};
-    struct command c;
-    struct ring ring;
-    size_t i;
 
     (void)state;
-    for (i = 0; i < sizeof(starts) / sizeof(starts[0]); i++) {
-        assert_int_equal(ring_create(&ring, NULL, 64, starts[i]), EPX_OK);
+    for (size_t i = 0; i < UNIT_COUNT(starts); i++) {
+        struct ring ring = new_ring(starts[i]);
+        struct command c;
+
         assert_false(ring_peek(&ring, &c));
         ring_destroy(&ring);
     }
@@ -84,10 +92,9 @@ static void bad_sizes_are_refused(void **state)
 {
     static const int sizes[] = {0, -64, 1, 16, 33, 96};
     struct ring ring;
-    size_t i;
 
     (void)state;
-    for (i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++)
+    for (size_t i = 0; i < UNIT_COUNT(sizes); i++)
         assert_int_equal(ring_create(&ring, NULL, sizes[i], 0), EPX_ERR_ARGUMENT);
 }
 
@@ -98,14 +105,13 @@ static void commands_come_in_order_through_every_wrap(void **state)
     struct doorbell bell = {0};
     struct agent agent = make_agent(&bell, 1000 * MS);
     struct command c;
-    struct ring ring;
     uint64_t pushed;
-    size_t i;
     int n;
 
     (void)state;
-    for (i = 0; i < sizeof(starts) / sizeof(starts[0]); i++) {
-        assert_int_equal(ring_create(&ring, NULL, 64, starts[i]), EPX_OK);
+    for (size_t i = 0; i < UNIT_COUNT(starts); i++) {
+        struct ring ring = new_ring(starts[i]);
+
         for (pushed = 0, n = 1; pushed < 4000; pushed += (uint64_t)n, n = n % RING_MAX_PUSH + 1) {
             push_numbers(&agent, &ring, pushed, n);
             take_numbers(&ring, pushed, n);
@@ -119,10 +125,10 @@ static void commands_come_in_order_through_every_wrap(void **state)
     }
 }
 
-/* A ring of 64 commands, from number `start` on, that has no room. */
+/* The same, without room. */
 static void create_full(struct agent *agent, struct ring *ring, uint64_t start)
 {
-    assert_int_equal(ring_create(ring, NULL, 64, start), EPX_OK);
+    *ring = new_ring(start);
     push_numbers(agent, ring, 0, 32);
     push_numbers(agent, ring, 32, 32);
 }
@@ -179,10 +185,9 @@ static void a_push_rings_a_sleeping_proxy(void **state)
 {
     struct doorbell bell = {0};
     struct agent agent = make_agent(&bell, 1000 * MS);
-    struct ring ring;
+    struct ring ring = new_ring(0);
 
     (void)state;
-    assert_int_equal(ring_create(&ring, NULL, 64, 0), EPX_OK);
     push_numbers(&agent, &ring, 0, 1);
     assert_int_equal(ring.dev.bell->seq, 0); /* nobody sleeps: no system call */
     ring.dev.bell->waiters = 1;

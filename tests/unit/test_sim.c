@@ -311,7 +311,5 @@ int main(void)
     };
 
     setenv("EPX_LOG", "error", 0);
-    if (getenv("EPX_TEST_ONLY"))
-        cmocka_set_test_filter(getenv("EPX_TEST_ONLY"));
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run("sim", tests, UNIT_COUNT(tests));
 }

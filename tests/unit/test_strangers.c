@@ -109,6 +109,15 @@ static void a_squatter_that_plays_rank_0_learns_nothing(void **state)
 
 /* ---- Hellos without the secret ---------------------------------------------------------------------------------- */
 
+/* The ranks have ended well while these connections were there. */
+static void succeeded_beside(struct world *world, const int *fds, int count)
+{
+    for (int i = 0; i < count; i++)
+        close(fds[i]);
+    expect_all_ok(world);
+    world_end(world);
+}
+
 /* Wrong version, rank, size, or right and never acknowledged. */
 static struct wire_hello make_hello(const struct world *world, int kind)
 {
@@ -146,16 +155,11 @@ static void hellos_without_the_secret_do_no_harm(void **state)
     int fds[8];
 
     (void)state;
-    unsetenv("EPX_JOB_ID");
-    world_start(&world);
-    name_this_run();
+    world_start_unnamed(&world);
     for (int i = 0; i < 8; i++)
         fds[i] = say_hello(&world, i / 2, i % 2);
     world_wait(&world);
-    for (int i = 0; i < 8; i++)
-        close(fds[i]);
-    expect_all_ok(&world);
-    world_end(&world);
+    succeeded_beside(&world, fds, 8);
 }
 
 static void ranks_with_another_secret_are_named(void **state)
@@ -195,10 +199,7 @@ static void idle_connections_do_not_delay_a_start(void **state)
     began = clock_ns(); /* the last rank comes now */
     world_wait(&world);
     assert_true(clock_ns() - began < (uint64_t)slow_ms(10000) * 1000000u);
-    for (int i = 0; i < MANY; i++)
-        close(fds[i]);
-    expect_all_ok(&world);
-    world_end(&world);
+    succeeded_beside(&world, fds, MANY);
 }
 
 /* One who connects behind hundreds that say nothing. */

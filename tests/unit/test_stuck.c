@@ -146,10 +146,11 @@ static epx_status until_it_fails(struct fixture *s)
     return status;
 }
 
-static int block_last(struct fixture *s, const struct scenario *scenario)
+/* Since when the last rank's network blocks, or will; 0: the ranks did not come so far. */
+static uint64_t block_last(struct fixture *s, const struct scenario *scenario)
 {
     if (fixture_ll(s) || fixture_ht(s) || fixture_meet(s))
-        return -1;
+        return 0;
     if (s->rank == LAST && !scenario->at_once) {
         const int idle =
             scenario->call == BLOCKING_POLL || scenario->call == BLOCKING_WAIT_FD || scenario->call == BLOCKING_ARM;
@@ -158,19 +159,15 @@ static int block_last(struct fixture *s, const struct scenario *scenario)
         while (idle && !atomic_load(&blocking_trap.blocked))
             usleep(1000); /* a thread without work comes there by itself */
     }
-    return fixture_meet(s);
+    return fixture_meet(s) ? 0 : clock_ns();
 }
 
 /* Updates fail on all ranks, and in time. */
 static int block_and_fail(struct fixture *s, const struct scenario *scenario)
 {
-    uint64_t start;
-    epx_status status;
+    const uint64_t start = block_last(s, scenario);
+    const epx_status status = start ? until_it_fails(s) : EPX_OK;
 
-    if (block_last(s, scenario))
-        return -1;
-    start = clock_ns();
-    status = until_it_fails(s);
     if (status != EPX_ERR_TIMEOUT && status != EPX_ERR_PEER)
         return say(s, "updates with a stuck network, or that miss a rank");
     if (ms_since(start) > slow_ms(DEADLINE_MS) + slack_ms())
@@ -212,7 +209,7 @@ static int only_slow(struct fixture *s, const struct scenario *scenario)
 {
     epx_stats stats = EPX_STATS_INIT;
 
-    if (block_last(s, scenario))
+    if (!block_last(s, scenario))
         return -1;
     for (int i = 0; i < 3; i++)
         if (fixture_ll(s) || fixture_ht(s))
@@ -227,7 +224,7 @@ static int back_late(struct fixture *s, const struct scenario *scenario)
 {
     epx_status status;
 
-    if (block_last(s, scenario))
+    if (!block_last(s, scenario))
         return -1;
     status = until_it_fails(s);
     if (status != EPX_ERR_TIMEOUT && status != EPX_ERR_PEER)
@@ -284,12 +281,11 @@ static int stuck_starting_over(struct fixture *s, const struct scenario *scenari
 
 static int stuck_in_close(struct fixture *s, const struct scenario *scenario)
 {
-    uint64_t start;
+    const uint64_t start = block_last(s, scenario);
     epx_status status;
 
-    if (block_last(s, scenario))
+    if (!start)
         return -1;
-    start = clock_ns();
     status = destroy(s);
     if (s->rank != LAST)
         return status == EPX_OK ? 0 : say(s, "epx_group_destroy of a good rank");

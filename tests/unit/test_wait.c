@@ -22,70 +22,67 @@ static struct agent make_agent(struct doorbell *bell)
     return (struct agent){.count = 1, .env = &cpu_thread_env, .bell = bell};
 }
 
+/* Of the running case, fresh in each: a rank's bell, an agent of the rank, and a word that somebody waits for. */
+static struct {
+    struct doorbell bell;
+    struct agent agent;
+    uint64_t word;
+} own;
+
+static int set_up(void **state)
+{
+    (void)state;
+    memset(&own, 0, sizeof(own));
+    own.agent = make_agent(&own.bell);
+    return 0;
+}
+
 static void advance(struct agent *agent, uint64_t *word, uint64_t value, struct doorbell *bell)
 {
     __atomic_store_n(word, value, __ATOMIC_RELEASE); /* pairs with cpu_wait_ge */
     cpu_ring_bell(agent, bell);
 }
 
-static void pause_ms(int ms)
-{
-    struct timespec ts = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L};
-
-    nanosleep(&ts, NULL);
-}
-
 /* ---- One waiter --------------------------------------------------------------------------------------------- */
 
 static void ready_word_returns_without_sleeping(void **state)
 {
-    struct doorbell bell = {0};
-    struct agent agent = make_agent(&bell);
-    uint64_t word = 7;
-
     (void)state;
-    assert_int_equal(cpu_wait_ge(&agent, &word, 7, 0), WAIT_OK);
-    assert_int_equal(cpu_wait_ge(&agent, &word, 6, 0), WAIT_OK);
-    assert_int_equal(agent.waits, 0);
-    assert_int_equal(agent.wait_ns, 0);
+    own.word = 7;
+    assert_int_equal(cpu_wait_ge(&own.agent, &own.word, 7, 0), WAIT_OK);
+    assert_int_equal(cpu_wait_ge(&own.agent, &own.word, 6, 0), WAIT_OK);
+    assert_int_equal(own.agent.waits, 0);
+    assert_int_equal(own.agent.wait_ns, 0);
 }
 
 static void deadline_ends_the_wait_and_is_counted(void **state)
 {
-    struct doorbell bell = {0};
-    struct agent agent = make_agent(&bell);
-    uint64_t word = 0, start = clock_ns(), took;
+    uint64_t start = clock_ns(), took;
 
     (void)state;
-    assert_int_equal(cpu_wait_ge(&agent, &word, 1, 50 * MS), WAIT_TIMEOUT);
+    assert_int_equal(cpu_wait_ge(&own.agent, &own.word, 1, 50 * MS), WAIT_TIMEOUT);
     took = clock_ns() - start;
     assert_true(took >= 50 * MS);
     assert_true(took < 30000 * MS);
-    assert_int_equal(agent.waits, 1);
-    assert_in_range(agent.wait_ns, 50 * MS, took);
+    assert_int_equal(own.agent.waits, 1);
+    assert_in_range(own.agent.wait_ns, 50 * MS, took);
 }
 
 static void zero_timeout_is_a_query(void **state)
 {
-    struct doorbell bell = {0};
-    struct agent agent = make_agent(&bell);
-    uint64_t word = 0;
-
     (void)state;
-    assert_int_equal(cpu_wait_ge(&agent, &word, 1, 0), WAIT_TIMEOUT);
+    assert_int_equal(cpu_wait_ge(&own.agent, &own.word, 1, 0), WAIT_TIMEOUT);
 }
 
 static void abort_word_ends_the_wait_unless_the_word_is_there(void **state)
 {
-    struct doorbell bell = {0};
-    struct agent agent = make_agent(&bell);
-    uint64_t word = 0, abort_word = ABORT_WORD(EPX_ERR_PEER, 3);
+    uint64_t abort_word = ABORT_WORD(EPX_ERR_PEER, 3);
 
     (void)state;
-    agent.abort_word = &abort_word;
-    assert_int_equal(cpu_wait_ge(&agent, &word, 1, LONG_NS), WAIT_ABORTED);
-    word = 1;
-    assert_int_equal(cpu_wait_ge(&agent, &word, 1, LONG_NS), WAIT_OK);
+    own.agent.abort_word = &abort_word;
+    assert_int_equal(cpu_wait_ge(&own.agent, &own.word, 1, LONG_NS), WAIT_ABORTED);
+    own.word = 1;
+    assert_int_equal(cpu_wait_ge(&own.agent, &own.word, 1, LONG_NS), WAIT_OK);
 }
 
 struct waiter {
@@ -107,38 +104,34 @@ static void *waiter_main(void *arg)
     return NULL;
 }
 
-static void start_waiter(struct waiter *waiter, struct doorbell *bell, const uint64_t *word, uint64_t timeout_ns)
+static void start_waiter(struct waiter *waiter, uint64_t timeout_ns)
 {
-    *waiter = (struct waiter){.agent = make_agent(bell), .word = word, .target = 1, .timeout_ns = timeout_ns};
+    *waiter = (struct waiter){.agent = make_agent(&own.bell), .word = &own.word, .target = 1, .timeout_ns = timeout_ns};
     assert_int_equal(pthread_create(&waiter->thread, NULL, waiter_main, waiter), 0);
 }
 
 static void sleeping_waiter_is_woken_by_an_abort(void **state)
 {
-    struct doorbell bell = {0};
-    struct agent self = make_agent(&bell);
-    uint64_t word = 0, abort_word = 0;
-    struct waiter waiter = {.agent = make_agent(&bell), .word = &word, .target = 1, .timeout_ns = LONG_NS};
+    uint64_t abort_word = 0;
+    struct waiter waiter = {.agent = make_agent(&own.bell), .word = &own.word, .target = 1, .timeout_ns = LONG_NS};
 
     (void)state;
     waiter.agent.abort_word = &abort_word;
     assert_int_equal(pthread_create(&waiter.thread, NULL, waiter_main, &waiter), 0);
-    pause_ms(30);
-    advance(&self, &abort_word, ABORT_WORD(EPX_ERR_TIMEOUT, 1), &bell);
+    usleep(30000);
+    advance(&own.agent, &abort_word, ABORT_WORD(EPX_ERR_TIMEOUT, 1), &own.bell);
     pthread_join(waiter.thread, NULL);
     assert_int_equal(waiter.result, WAIT_ABORTED);
 }
 
 static void word_without_bell_is_seen_all_the_same(void **state)
 {
-    struct doorbell bell = {0};
-    uint64_t word = 0;
     struct waiter waiter;
 
     (void)state;
-    start_waiter(&waiter, &bell, &word, LONG_NS);
-    pause_ms(30);
-    __atomic_store_n(&word, 1, __ATOMIC_RELEASE);
+    start_waiter(&waiter, LONG_NS);
+    usleep(30000);
+    __atomic_store_n(&own.word, 1, __ATOMIC_RELEASE);
     pthread_join(waiter.thread, NULL);
     assert_int_equal(waiter.result, WAIT_OK);
     assert_true(waiter.agent.wait_ns < LONG_NS / 2);
@@ -146,12 +139,10 @@ static void word_without_bell_is_seen_all_the_same(void **state)
 
 static void waiter_gives_up_the_core(void **state)
 {
-    struct doorbell bell = {0};
-    uint64_t word = 0;
     struct waiter waiter;
 
     (void)state;
-    start_waiter(&waiter, &bell, &word, 300 * MS);
+    start_waiter(&waiter, 300 * MS);
     pthread_join(waiter.thread, NULL);
     assert_int_equal(waiter.result, WAIT_TIMEOUT);
     assert_true(waiter.cpu_ns < 60 * MS);
@@ -160,17 +151,14 @@ static void waiter_gives_up_the_core(void **state)
 static void one_ring_wakes_every_agent_of_the_rank(void **state)
 {
     enum { N = 8 };
-    struct doorbell bell = {0};
-    struct agent self = make_agent(&bell);
-    uint64_t word = 0;
     struct waiter waiters[N];
     int i;
 
     (void)state;
     for (i = 0; i < N; i++)
-        start_waiter(&waiters[i], &bell, &word, LONG_NS);
-    pause_ms(30);
-    advance(&self, &word, 1, &bell);
+        start_waiter(&waiters[i], LONG_NS);
+    usleep(30000);
+    advance(&own.agent, &own.word, 1, &own.bell);
     for (i = 0; i < N; i++) {
         pthread_join(waiters[i].thread, NULL);
         assert_int_equal(waiters[i].result, WAIT_OK);
@@ -179,15 +167,12 @@ static void one_ring_wakes_every_agent_of_the_rank(void **state)
 
 static void endless_timeout_does_not_wrap(void **state)
 {
-    struct doorbell bell = {0};
-    struct agent self = make_agent(&bell);
-    uint64_t word = 0;
     struct waiter waiter;
 
     (void)state;
-    start_waiter(&waiter, &bell, &word, UINT64_MAX);
-    pause_ms(30);
-    advance(&self, &word, 1, &bell);
+    start_waiter(&waiter, UINT64_MAX);
+    usleep(30000);
+    advance(&own.agent, &own.word, 1, &own.bell);
     pthread_join(waiter.thread, NULL);
     assert_int_equal(waiter.result, WAIT_OK);
 }
@@ -354,13 +339,9 @@ static void no_wakeup_is_lost_between_processes(void **state)
 
 static void ring_without_sleepers_leaves_seq_alone(void **state)
 {
-    struct doorbell bell = {0};
-    struct agent agent = make_agent(&bell);
-    uint64_t word = 0;
-
     (void)state;
-    advance(&agent, &word, 1, &bell);
-    assert_int_equal(bell.seq, 0);
+    advance(&own.agent, &own.word, 1, &own.bell);
+    assert_int_equal(own.bell.seq, 0);
 }
 
 /* ---- The simulation's seam ---------------------------------------------------------------------------------- */
@@ -511,16 +492,14 @@ static void scratch_is_aligned_kept_and_grows(void **state)
     assert_null(agent.scratch);
 }
 
-UNIT_MAIN(cmocka_unit_test(ready_word_returns_without_sleeping),
-          cmocka_unit_test(deadline_ends_the_wait_and_is_counted), cmocka_unit_test(zero_timeout_is_a_query),
-          cmocka_unit_test(abort_word_ends_the_wait_unless_the_word_is_there),
-          cmocka_unit_test(sleeping_waiter_is_woken_by_an_abort),
-          cmocka_unit_test(word_without_bell_is_seen_all_the_same), cmocka_unit_test(waiter_gives_up_the_core),
-          cmocka_unit_test(one_ring_wakes_every_agent_of_the_rank), cmocka_unit_test(endless_timeout_does_not_wrap),
-          cmocka_unit_test(no_wakeup_is_lost_between_two_ranks),
+#define FRESH(name) cmocka_unit_test_setup(name, set_up)
+UNIT_MAIN(FRESH(ready_word_returns_without_sleeping), FRESH(deadline_ends_the_wait_and_is_counted),
+          FRESH(zero_timeout_is_a_query), FRESH(abort_word_ends_the_wait_unless_the_word_is_there),
+          FRESH(sleeping_waiter_is_woken_by_an_abort), FRESH(word_without_bell_is_seen_all_the_same),
+          FRESH(waiter_gives_up_the_core), FRESH(one_ring_wakes_every_agent_of_the_rank),
+          FRESH(endless_timeout_does_not_wrap), cmocka_unit_test(no_wakeup_is_lost_between_two_ranks),
           cmocka_unit_test(no_wakeup_is_lost_between_more_ranks_than_cores),
-          cmocka_unit_test(no_wakeup_is_lost_between_processes),
-          cmocka_unit_test(ring_without_sleepers_leaves_seq_alone),
+          cmocka_unit_test(no_wakeup_is_lost_between_processes), FRESH(ring_without_sleepers_leaves_seq_alone),
           cmocka_unit_test(time_and_sleep_go_through_the_environment),
           cmocka_unit_test(ring_before_the_waiter_is_announced_prevents_its_sleep),
           cmocka_unit_test(ring_between_last_look_and_sleep_ends_the_sleep),

@@ -66,18 +66,30 @@ static void a_row_is_a_prefix_of_a_longer_one(void **state)
         assert_int_equal(odd[i], 0xa5);
 }
 
-static void check_entries(const struct workload *w, int distinct)
+/* Calls `fn` for every token of every rank, with its entries. */
+static void for_each_token(const struct workload *w,
+                           void (*fn)(const struct workload *w, const int32_t *idx, void *arg), void *arg)
 {
     for (int r = 0; r < w->nranks; r++)
         for (int t = 0; t < w->max_tokens; t++) {
             int32_t idx[EPX_MAX_TOPK];
             workload_topk(w, r, t, idx);
-            for (int k = 0; k < w->topk; k++) {
-                assert_in_range(idx[k] + 1, 0, w->experts);
-                for (int j = 0; distinct && j < k; j++)
-                    assert_true(idx[k] < 0 || idx[j] != idx[k]);
-            }
+            fn(w, idx, arg);
         }
+}
+
+static void check_token(const struct workload *w, const int32_t *idx, void *distinct)
+{
+    for (int k = 0; k < w->topk; k++) {
+        assert_in_range(idx[k] + 1, 0, w->experts);
+        for (int j = 0; *(int *)distinct && j < k; j++)
+            assert_true(idx[k] < 0 || idx[j] != idx[k]);
+    }
+}
+
+static void check_entries(const struct workload *w, int distinct)
+{
+    for_each_token(w, check_token, &distinct);
 }
 
 static void entries_are_in_range_and_distinct(void **state)
@@ -112,59 +124,62 @@ static void all_experts_when_topk_is_their_number(void **state)
     assert_int_equal(seen, (1u << 17) - 1);
 }
 
+static void count_entries(const struct workload *w, const int32_t *idx, void *count)
+{
+    for (int k = 0; k < w->topk; k++)
+        if (idx[k] >= 0)
+            ((int *)count)[idx[k]]++;
+}
+
 /* Counts how often each expert is named. */
 static void histogram(const struct workload *w, int *count)
 {
     memset(count, 0, (size_t)w->experts * sizeof(*count));
-    for (int r = 0; r < w->nranks; r++)
-        for (int t = 0; t < w->max_tokens; t++) {
-            int32_t idx[EPX_MAX_TOPK];
-            workload_topk(w, r, t, idx);
-            for (int k = 0; k < w->topk; k++)
-                if (idx[k] >= 0)
-                    count[idx[k]]++;
-        }
+    for_each_token(w, count_entries, count);
 }
 
+struct extremes {
+    int least, most;
+};
+
 /* How often the least and the most popular of 64 experts are named. */
-static void extremes(const struct workload *w, int *least, int *most)
+static struct extremes extremes(enum workload_routing routing, int topk, int tokens)
 {
+    struct workload w = example();
+    struct extremes found;
     int count[64];
 
-    histogram(w, count);
-    *least = *most = count[0];
+    w.experts = 64;
+    w.topk = topk;
+    w.max_tokens = tokens;
+    w.routing = routing;
+    histogram(&w, count);
+    found = (struct extremes){count[0], count[0]};
     for (int i = 1; i < 64; i++) {
-        *least = count[i] < *least ? count[i] : *least;
-        *most = count[i] > *most ? count[i] : *most;
+        found.least = count[i] < found.least ? count[i] : found.least;
+        found.most = count[i] > found.most ? count[i] : found.most;
     }
+    return found;
 }
 
 static void uniform_routing_is_even(void **state)
 {
-    struct workload w = example();
-    int least, most;
+    /* 24000 entries: 375 each, standard deviation below 20 */
+    const struct extremes named = extremes(WORKLOAD_UNIFORM, example().topk, 1000);
 
     (void)state;
-    w.experts = 64;
-    w.max_tokens = 1000;
-    extremes(&w, &least, &most); /* 24000 entries: 375 each, standard deviation below 20 */
-    assert_in_range(least, 275, 375);
-    assert_in_range(most, 375, 475);
+    assert_in_range(named.least, 275, 375);
+    assert_in_range(named.most, 375, 475);
 }
 
 static void zipf_routing_has_a_favourite(void **state)
 {
-    struct workload w = example();
-    int least, most;
+    /* 16000 draws: ln 2 / ln 65 = 17 % to the first, 0.4 % to the last */
+    const struct extremes named = extremes(WORKLOAD_ZIPF, 1, 4000);
 
     (void)state;
-    w.experts = 64;
-    w.topk = 1;
-    w.max_tokens = 4000;
-    w.routing = WORKLOAD_ZIPF;
-    extremes(&w, &least, &most); /* 16000 draws: ln 2 / ln 65 = 17 % to the first, 0.4 % to the last */
-    assert_in_range(most, 2400, 2900);
-    assert_in_range(least, 20, 120);
+    assert_in_range(named.most, 2400, 2900);
+    assert_in_range(named.least, 20, 120);
 }
 
 static void hot_routing_names_only_the_hot(void **state)
