@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <net/if.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -286,7 +287,7 @@ static inline void await_others(const struct world *world, int rank)
 {
     for (int r = 0; r < world->nranks; r++)
         while (r != rank && !is_absent(world, r) && world->outcomes[r].status == RUNNING)
-            usleep(1000);
+            poll(NULL, 0, 1); /* also in a signal handler */
 }
 
 static inline int miss_gather(const struct world *world, int rank)
