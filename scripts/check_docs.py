@@ -19,9 +19,10 @@ Benchmarks are run with a few iterations and few tokens: nobody looks at their f
 Every page is also checked for: shell commands in indented blocks (which would not be run), commands of `epx` that it
 does not have and options that its --help does not list, links to files or headings that do not exist, variables EPX_*
 and functions epx_* that do not exist, and in all code: targets and variables of make, options of CMake, files of the
-tree, options of its scripts and of other projects' launchers, modes of commands, manual pages (docs_names.py); C that
-does not compile, and Python that python/ does not have (docs_code.py). Of programs in examples/ the opening comments
-are checked, of CHANGELOG.md the links.
+tree and below folders that are made, options of its scripts and of other projects' launchers, modes of commands, manual
+pages, and in blocks of text files and folders of the tree (docs_names.py); C that does not compile, and Python that
+python/ does not have (docs_code.py). Of programs in examples/ the opening comments are checked, of CHANGELOG.md the
+links.
 """
 import argparse
 import glob
@@ -160,6 +161,10 @@ def wrong_names(text, names):
         for what in names.wrong(code):
             yield number, what
         for what in names.wrong_words(code, WORD + r"|\b[A-Z]+_[A-Z0-9_]+(?==)|\btest_[a-z0-9_]*[a-z0-9]\b(?![*.])"):
+            yield number, what
+    for number, line in ((number + i, line) for number, info, block in fenced if info == ["text"]
+                         for i, line in enumerate(block)):
+        for what in names.wrong_folders(line):
             yield number, what
     for number, line in enumerate(plain, 1):
         for what in names.wrong_words(re.sub(r"`[^`]*`", "", line), WORD):

@@ -67,7 +67,7 @@ class Names:
         self.packages = {name[len("cmake/"):-len("-config.cmake.in")] for name in self.files
                          if name.endswith("-config.cmake.in")}
         self.debian = self.files.get("debian/control", "")
-        self.build = build
+        self.build, self.makers = build, {}
         self.manual = {os.path.basename(path)[:-2] for path in glob.glob(os.path.join(build, "man", "man?", "*.?"))}
 
     def without_tests(self):
@@ -122,6 +122,9 @@ class Names:
         for folder in re.findall(r"(?:^|\s)build/(\w+)/", code):
             if os.path.isdir(self.build) and not os.path.isdir(os.path.join(self.build, folder)):
                 yield f"there is no build/{folder}"
+        for path in re.findall(r"(?<![\w./~$<-])(build-[a-z]+/[\w./-]+)", code):
+            if not self.is_built(path.rstrip("./")):
+                yield f"nothing makes {path}"
         for path in re.findall(r"(?<![\w./~$<:-])((?!megatron/)(?:[\w-]+/)+[\w*-]+\.(?:py|sh|c|h|cu|cuh))\b", code):
             if not self.has_file(path.replace("NAME", "*")):
                 yield f"there is no {path}"
@@ -139,6 +142,24 @@ class Names:
         option = re.match(r"--[a-z][a-z0-9-]*", code)  # of a table, or "with `--check`"
         if option and option[0] not in self.options | OTHERS | set().union(*LAUNCHERS.values()):
             yield f"nothing in the tree has an option {option[0]}"
+
+    @staticmethod
+    def wrong_folders(line):
+        """Of a text block: files and folders of the tree, which a table of it may name."""
+        for path in re.findall(FILE, line) + re.findall(r"^([a-z]\w*/)(?=\s)", line):
+            if not glob.glob(os.path.join(ROOT, path.rstrip(".,").replace("NAME", "*"))):
+                yield f"there is no {path}"
+
+    def is_built(self, path):
+        """Below a folder that is made: whoever names the folder names all parts of the path too, or sources are called
+        so."""
+        folder, *parts = path.split("/")
+        if folder not in self.makers:
+            self.makers[folder] = "\n".join(text for text in self.files.values()
+                                            if re.search(rf"(?<![\w-]){folder}(?![\w-])", text))
+        return self.makers[folder] and all(
+            any(f"/{part}{end}" in name for name in self.files for end in ("/", ".c")) or
+            re.search(rf"(?<![\w-]){re.escape(part)}(?![\w-])", self.makers[folder]) for part in parts)
 
     def has_file(self, path):
         """A file may be named without the folders above it."""

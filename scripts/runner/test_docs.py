@@ -14,6 +14,12 @@ RIGHT = """# A page
 Run `make demo`, `make chaos CHAOS_SECONDS=9`, then `epx bench ll --check`, or that with `--nodes`: EPX_NET is read.
 `EPX_LOG=info` and `epx_group_create` are in [README](README.md#in-python), `ncclEpDispatch` and `epx_last_error()` too.
 Install `libepx-dev`; in CMake `find_package(epx)` and `epx::epx`. `kernel/abort.h` is tested by `test_ring`.
+`make docs` writes `build-docs/site/index.html`, `scripts/wheels.sh` writes `build-wheels/cuda`.
+```text
+include/epx/    the public header
+src/group       groups;  tests/chaos: bad things
+examples/       programs
+```
 ```sh
 EPX_LOG=info scripts/check_abi.py --record
 tests/chaos/chaos.sh --seed 7
@@ -54,6 +60,14 @@ FAULTS = (
     ("ncclEpDispatch", "ncclEpDispach", "nothing in the tree is called ncclEpDispach"),
     ("epx_last_error()", "ep_last_errror()", "nothing in the tree is called ep_last_errror()"),
     ("`test_ring", "`test_rng", "nothing in the tree is called test_rng"),
+    ("build-docs/site", "build-docs/sites", "nothing makes build-docs/sites/index.html"),
+    ("index.html", "indx.html", "nothing makes build-docs/site/indx.html"),
+    ("build-docs/", "build-doc/", "nothing makes build-doc/site/index.html"),
+    ("build-wheels/cuda", "build-wheels/cudda", "nothing makes build-wheels/cudda"),
+    ("src/group", "src/groop", "there is no src/groop"),
+    ("include/epx/", "include/ep/", "there is no include/ep/"),
+    ("tests/chaos:", "tests/caos:", "there is no tests/caos"),
+    ("examples/", "exampels/", "there is no exampels/"),
     ("libepx-dev", "libepx-devel", "there is no package libepx-devel"),
     ("find_package(epx)", "find_package(ep)", "CMake finds no package ep"),
     ("epx::epx", "epx::ep", "CMake and kernels have no epx::ep"),
