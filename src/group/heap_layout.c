@@ -181,8 +181,8 @@ static void plan_ht_tables(const struct settings *set, struct ht_layout *ht, uin
     ht->counts = take(at, 2 * ((uint64_t)set->nnodes + received) * ht->counts_stride);
     ht->split = set->split;
     ht->net_counts = set->split ? take(net, 2 * ((uint64_t)set->nnodes + received) * ht->counts_stride) : ht->counts;
-    ht->dispatch_desc = take(at, sizeof(struct hd_desc));
-    ht->combine_desc = take(at, sizeof(struct hc_desc));
+    ht->dispatch_descs = take(at, (uint64_t)set->nranks * sizeof(struct hd_desc));
+    ht->combine_descs = take(at, (uint64_t)set->nranks * sizeof(struct hc_desc));
 }
 
 static uint64_t larger(uint64_t a, uint64_t b)

@@ -203,7 +203,7 @@ struct ll_layout {
 
 struct ht_layout {
     uint64_t counts, counts_stride; /* [2 slots][own, one per node, then each source of this relay]: hn_desc, counts */
-    uint64_t dispatch_desc, combine_desc;
+    uint64_t dispatch_descs, combine_descs; /* [R] where the node has one word for signals, else the own alone */
     uint64_t tokens, scales, weights, topk_idx, src_rank, src_token, map; /* receive buffer of the node */
     uint64_t pitch, scale_pitch;
     int64_t rows; /* of the receive buffer */

@@ -51,7 +51,7 @@ KFN_STEP int hc_publish(struct agent *ag, const struct ht_combine_params *p, uin
     const struct group_dev *g = p->g;
 
     if (ag_leader(ag)) {
-        struct hc_desc *desc = (struct hc_desc *)heap_at(g, g->rank, g->ht.combine_desc);
+        struct hc_desc *desc = hc_desc_of(g, g->rank);
         *desc = p->desc;
         if (p->h->state->windowed && (p->tokens || p->weights))
             desc->tokens_in = desc->weights_in = IN_WINDOW;
@@ -175,7 +175,7 @@ KFN_STEP int hc_data(struct agent *ag, const struct ht_combine_params *p, uint64
     if (sync_last(ag, g, 0) && hc_publish(ag, p, epoch))
         return 1;
     if (wait_peers(ag, g, SCOPE_NODE, SIG_HC_DATA, 0, epoch, PHASE_HC_DATA, NULL) ||
-        check_node(ag, g, &p->signature, g->ht.combine_desc, PHASE_HC_DATA))
+        check_node(ag, g, &p->signature, g->ht.combine_descs, sizeof(struct hc_desc), PHASE_HC_DATA))
         return 1;
     return AG_STAGED && !p->turns && hc_any_pushes(ag, p) && hc_windows(ag, p, epoch);
 }

@@ -78,7 +78,7 @@ KFN_STEP int hd_open(struct agent *ag, const struct ht_dispatch_params *p, uint6
     if (g->nnodes > 1 && ht_wait_all_free(ag, g))
         return 1;
     if (ag_leader(ag)) {
-        struct hd_desc *desc = (struct hd_desc *)heap_at(g, g->rank, g->ht.dispatch_desc);
+        struct hd_desc *desc = hd_desc_of(g, g->rank);
         *desc = p->desc;
         desc->pulls = p->buffered && p->h->state->windowed;
     }
@@ -98,7 +98,7 @@ KFN_STEP int hd_ready(struct agent *ag, const struct ht_dispatch_params *p, uint
         return 1;
     if (wait_peers(ag, g, SCOPE_NODE, SIG_HD_READY, 0, epoch, PHASE_HD_READY, NULL))
         return 1;
-    if (check_node(ag, g, &p->signature, g->ht.dispatch_desc, PHASE_HD_READY))
+    if (check_node(ag, g, &p->signature, g->ht.dispatch_descs, sizeof(struct hd_desc), PHASE_HD_READY))
         return 1;
     return AG_STAGED && !p->turns && hd_any_pulls(ag, p) && hd_windows(ag, p, epoch);
 }

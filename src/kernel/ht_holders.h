@@ -9,9 +9,9 @@
 #include "kernel/ht_dispatch.h"
 #include "kernel/ht_sum_window.h"
 
-KFN const struct hc_desc *hc_desc_of(const struct group_dev *g, int rank)
+KFN struct hc_desc *hc_desc_of(const struct group_dev *g, int rank)
 {
-    return (const struct hc_desc *)heap_at(g, rank, g->ht.combine_desc);
+    return (struct hc_desc *)node_desc_at(g, rank, g->ht.combine_descs, sizeof(struct hc_desc));
 }
 
 /* The descriptors of the node, which do not change any more, in memory of the block; NULL where it has none. */

@@ -6,9 +6,9 @@
 #include "kernel/rows.h"
 #include "kernel/sync.h"
 
-KFN const struct hd_desc *hd_desc_of(const struct group_dev *g, int rank)
+KFN struct hd_desc *hd_desc_of(const struct group_dev *g, int rank)
 {
-    return (const struct hd_desc *)heap_at(g, rank, g->ht.dispatch_desc);
+    return (struct hd_desc *)node_desc_at(g, rank, g->ht.dispatch_descs, sizeof(struct hd_desc));
 }
 
 /* The descriptors of the node, which do not change any more, in memory of the block; NULL where it has none. */

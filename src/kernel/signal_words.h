@@ -72,6 +72,13 @@ KFN struct signal *node_signal(const struct group_dev *g, int kind, int slot)
     return &((struct signal *)heap_at(g, first, g->signals))[signal_index(g, kind, slot, first)];
 }
 
+/* Where `rank`, of this node, has its descriptor of so many bytes. With one word for the node all are in the heap of
+ * the first rank, one behind the other: whoever reads them all reads a few pages, not one of each rank. */
+KFN char *node_desc_at(const struct group_dev *g, int rank, uint64_t descs, size_t bytes)
+{
+    return has_node_word(g) ? heap_at(g, node_rank(g, 0), descs + (uint64_t)rank * bytes) : heap_at(g, rank, descs);
+}
+
 /* Where this rank sees the signal of `from`, wherever that is. */
 KFN_STEP const uint64_t *signal_from(const struct group_dev *g, int kind, int slot, int from)
 {

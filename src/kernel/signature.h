@@ -35,8 +35,8 @@ KFN_STEP int check_signature(struct agent *ag, const struct group_dev *g, const 
 }
 
 /* The same for the descriptors of all ranks of the node, which open with a signature: one look by all lanes. */
-KFN_STEP int check_node(struct agent *ag, const struct group_dev *g, const struct signature *mine, uint64_t desc,
-                        int phase)
+KFN_STEP int check_node(struct agent *ag, const struct group_dev *g, const struct signature *mine, uint64_t descs,
+                        size_t bytes, int phase)
 {
     const int words = (int)(sizeof(*mine) / 4);
     int odd = 0;
@@ -45,11 +45,12 @@ KFN_STEP int check_node(struct agent *ag, const struct group_dev *g, const struc
     {
         const int r = node_rank(g, i / words);
         if (is_active(g, r))
-            odd |= ((const int32_t *)heap_at(g, r, desc))[i % words] != ((const int32_t *)mine)[i % words];
+            odd |= ((const int32_t *)node_desc_at(g, r, descs, bytes))[i % words] != ((const int32_t *)mine)[i % words];
     }
     for (int i = 0; ag_any(ag, odd) && i < g->node_size; i++) {
         const int r = node_rank(g, i);
-        if (is_active(g, r) && check_signature(ag, g, mine, (const struct signature *)heap_at(g, r, desc), phase, r))
+        if (is_active(g, r) &&
+            check_signature(ag, g, mine, (const struct signature *)node_desc_at(g, r, descs, bytes), phase, r))
             return 1;
     }
     return 0;
