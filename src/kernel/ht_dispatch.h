@@ -25,8 +25,7 @@
 #include "kernel/ht_receive.h"
 #include "kernel/ht_take.h"
 
-KFN void hd_send_token(struct agent *ag, const struct ht_dispatch_params *p, int t, char *scratch,
-                       const struct hd_desc *descs)
+KFN struct hd_row hd_own_row(const struct ht_dispatch_params *p, int t, char *scratch, const struct hd_desc *descs)
 {
     const int K = p->h->state->topk;
     struct hd_row r;
@@ -43,7 +42,26 @@ KFN void hd_send_token(struct agent *ag, const struct ht_dispatch_params *p, int
     r.scratch = scratch;
     r.descs = descs;
     r.near = NULL;
-    hd_place_row(ag, p, &r);
+    r.bare = HD_EXTRAS_FIRST;
+    return r;
+}
+
+/* The own tokens to the ranks of this node. */
+KFN void hd_send_tokens(struct agent *ag, const struct ht_dispatch_params *p, char *scratch,
+                        const struct hd_desc *descs)
+{
+    const int n = p->h->state->ntokens;
+
+#if HD_EXTRAS_FIRST
+    for (int t = ag_index(ag); t < n; t += ag_count(ag)) {
+        const struct hd_row row = hd_own_row(p, t, scratch, descs);
+        hd_place_extras(ag, p, &row);
+    }
+#endif
+    for (int t = ag_index(ag); t < n; t += ag_count(ag)) {
+        const struct hd_row row = hd_own_row(p, t, scratch, descs);
+        hd_place_row(ag, p, &row);
+    }
 }
 
 /* ---- The operation ----------------------------------------------------------------------------------------------- */
@@ -147,8 +165,7 @@ KFN int hd_rows(struct agent *ag, const struct ht_dispatch_params *p)
     }
     if (writes_begin(ag, g, PHASE_HD_DATA))
         return 1;
-    for (int t = ag_index(ag); t < p->h->state->ntokens; t += ag_count(ag))
-        hd_send_token(ag, p, t, scratch, descs);
+    hd_send_tokens(ag, p, scratch, descs);
     writes_end(ag, g);
     return 0;
 }

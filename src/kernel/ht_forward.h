@@ -246,6 +246,7 @@ KFN int hd_forward_row(struct agent *ag, const struct ht_dispatch_params *p, con
     row.scratch = NULL;
     row.descs = descs;
     row.near = NULL;
+    row.bare = 0;
     hd_place_row(ag, p, &row);
     return 0;
 }

@@ -53,6 +53,10 @@ KFN int ht_too_many(struct agent *ag, const struct group_dev *g, const struct ha
     return 1;
 }
 
+/* On a CPU, what goes with the own rows is written for all of them, before the first: few pages are then written again
+ * and again, which rows in between would displace from caches and TLB. */
+#define HD_EXTRAS_FIRST (AG_ONE_LANE && !AG_STAGED)
+
 /* A row to be written to its places in this node: the own token, or one that came through this rank as a relay. */
 struct hd_row {
     const char *data, *scales;
@@ -64,6 +68,7 @@ struct hd_row {
     int src_rank, src_token;
     const struct hd_desc *descs; /* [R]: the node's descriptors close at hand, or NULL */
     const struct hd_desc *near;  /* not NULL: this rank takes the row from a window, into these tensors; nobody else */
+    int bare;                    /* 1: what goes with the row is written already (hd_place_extras) */
 };
 
 KFN const struct hd_desc *hd_desc_for(const struct group_dev *g, const struct hd_row *r, int rank)
@@ -210,6 +215,25 @@ KFN_STEP void hd_place_zeros(struct agent *ag, const struct ht_dispatch_params *
     }
 }
 
+#if HD_EXTRAS_FIRST
+/* What goes with the row, without the row itself. */
+KFN_STEP void hd_place_extras(struct agent *ag, const struct ht_dispatch_params *p, const struct hd_row *r)
+{
+    const int K = p->h->state->topk;
+
+    (void)ag; /* AG_WRITES names it in the simulation alone */
+    for (int k = 0; k < K; k++) {
+        const int pos = r->pos[k], d = hd_taker(p->g, r, k, pos);
+        if (d < 0)
+            continue;
+        AG_WRITES(ag, p->g, d);
+        hd_put_meta(p, r, d, k, pos);
+        for (int i = 0; i < K && p->layout == LAYOUT_FLAT; i++)
+            hd_put_entry(p, r, d, pos, i);
+    }
+}
+#endif
+
 /* Reads the row once, writes it to all its places in this node. */
 KFN_STEP void hd_place_row(struct agent *ag, const struct ht_dispatch_params *p, const struct hd_row *r)
 {
@@ -235,8 +259,10 @@ KFN_STEP void hd_place_row(struct agent *ag, const struct ht_dispatch_params *p,
             copy_set_offer(&set, n + before, heap_at(g, d, desc->tokens + (uint64_t)pos * desc->token_stride));
             word_set_offer(&words, n + before, heap_at(g, d, desc->scales + (uint64_t)pos * desc->scale_row_stride),
                            (int64_t)desc->scale_stride);
-            hd_put_meta(p, r, d, k, pos);
-            topk |= desc->topk_idx || desc->weights;
+            if (!HD_EXTRAS_FIRST || !r->bare) {
+                hd_put_meta(p, r, d, k, pos);
+                topk |= desc->topk_idx || desc->weights;
+            }
         }
         n += all;
     }

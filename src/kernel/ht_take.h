@@ -94,6 +94,7 @@ KFN_STEP void hd_take_token(struct agent *ag, const struct ht_dispatch_params *p
     r.scratch = NULL;
     r.descs = NULL;
     r.near = &p->near;
+    r.bare = 0;
     hd_place_row(ag, p, &r);
 }
 
@@ -170,6 +171,7 @@ KFN_STEP void hd_take_relayed(struct agent *ag, const struct ht_dispatch_params 
     row.scratch = NULL;
     row.descs = NULL;
     row.near = &p->near;
+    row.bare = 0;
     hd_place_row(ag, p, &row);
 }
 
