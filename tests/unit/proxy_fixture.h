@@ -24,7 +24,7 @@
 #include "util/clock.h"
 
 #define MS 1000000ull
-enum { RANKS = 5, THREADS_MOST = 2, KINDS = 4, SLOTS = 3, HEAP = 1 << 16, FLYING = 4096 };
+enum { RANKS = 5, THREADS_MOST = 64, KINDS = 4, SLOTS = 3, HEAP = 1 << 16, FLYING = 4096 };
 
 /* ---- The chaos network -------------------------------------------------------------------------------------- */
 

@@ -116,6 +116,66 @@ static void wrong_group_configurations_are_refused(void **state)
         assert_int_equal(run_ranks(2, group_mistake_rank, (void *)(uintptr_t)&group_mistakes[i]), 0);
 }
 
+/* The largest value of each field, and the next one. */
+static const struct edge {
+    const char *field;
+    size_t offset;
+    int32_t most, next;
+} edges[] = {
+    {"num_experts", offsetof(epx_group_config, num_experts), 1 << 20, (1 << 20) + 1},
+    {"max_tokens_per_rank", offsetof(epx_group_config, max_tokens_per_rank), 1 << 20, (1 << 20) + 1},
+    {"max_hidden_bytes", offsetof(epx_group_config, max_hidden_bytes), 1 << 24, (1 << 24) + 16},
+    {"max_topk", offsetof(epx_group_config, max_topk), EPX_MAX_TOPK, EPX_MAX_TOPK + 1},
+    {"max_inflight", offsetof(epx_group_config, max_inflight), 64, 65},
+    {"num_agents", offsetof(epx_group_config, num_agents), 1024, 1025},
+    {"ranks_per_node", offsetof(epx_group_config, ranks_per_node), 4096, 4097},
+};
+
+static epx_status memory_of(const struct edge *e, int32_t value)
+{
+    epx_group_config config = fixture_config(2000);
+    epx_memory_info info = EPX_MEMORY_INFO_INIT;
+
+    memcpy((char *)&config + e->offset, &value, sizeof(value));
+    return epx_group_memory(&config, 2, &info);
+}
+
+static void each_limit_is_taken_and_the_next_value_refused(void **state)
+{
+    char next[16];
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(edges) / sizeof(*edges); i++) {
+        assert_int_equal(memory_of(&edges[i], edges[i].most), EPX_OK);
+        assert_int_equal(memory_of(&edges[i], edges[i].next), EPX_ERR_ARGUMENT);
+        snprintf(next, sizeof(next), "%d", edges[i].next);
+        assert_non_null(strstr(epx_last_error(), edges[i].field));
+        assert_non_null(strstr(epx_last_error(), next));
+    }
+}
+
+static epx_status memory_of_ranks(int ranks, int per_node, int tokens)
+{
+    epx_group_config config = fixture_config_of(2000, ranks, tokens, 16, 1);
+    epx_memory_info info = EPX_MEMORY_INFO_INIT;
+
+    config.ranks_per_node = per_node;
+    return epx_group_memory(&config, ranks, &info);
+}
+
+/* Row numbers have 32 bits: no product of ranks and tokens comes nearer to 2^31 - 1 than the largest one here. */
+static void ranks_and_rows_have_their_limits(void **state)
+{
+    (void)state;
+    assert_int_equal(memory_of_ranks(4096, 0, 1), EPX_OK);
+    assert_int_equal(memory_of_ranks(4096, 1, 1), EPX_OK);
+    assert_int_equal(memory_of_ranks(4097, 0, 1), EPX_ERR_ARGUMENT);
+    assert_non_null(strstr(epx_last_error(), "4097"));
+    assert_int_equal(memory_of_ranks(2048, 0, (1 << 20) - 1), EPX_OK);
+    assert_int_equal(memory_of_ranks(2048, 0, 1 << 20), EPX_ERR_ARGUMENT);
+    assert_non_null(strstr(epx_last_error(), "2147483648"));
+}
+
 /* So much that the sum of all parts would begin again at zero, and nearly so much. */
 static void an_endless_alloc_heap_is_refused(void **state)
 {
@@ -316,7 +376,8 @@ static void a_million_experts_have_their_rows(void **state)
 
 UNIT_MAIN(MISUSE("wrong_handle_configurations_are_refused", 2, handle_configs),
           cmocka_unit_test(zones_beyond_all_rows_are_refused), cmocka_unit_test(wrong_group_configurations_are_refused),
-          cmocka_unit_test(an_endless_alloc_heap_is_refused),
+          cmocka_unit_test(each_limit_is_taken_and_the_next_value_refused),
+          cmocka_unit_test(ranks_and_rows_have_their_limits), cmocka_unit_test(an_endless_alloc_heap_is_refused),
           cmocka_unit_test(what_no_message_holds_is_refused_across_nodes),
           cmocka_unit_test(wrong_bootstraps_are_refused), cmocka_unit_test(ranks_that_disagree_name_rank_and_field),
           cmocka_unit_test(ranks_of_different_networks_name_them),

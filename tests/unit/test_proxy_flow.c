@@ -233,6 +233,18 @@ static void threads_take_what_is_pushed_and_are_quiet_afterwards(void **state)
     expect_nothing_wrong(s);
 }
 
+/* The most that there can be. The peers use some of them; the others open, sleep and close. */
+static void sixty_four_threads_take_what_is_pushed(void **state)
+{
+    struct proxy_fixture *s = open_null(state, 64);
+
+    for (int i = 0; i < 300; i++)
+        push(s, 0, 2 + i % 3, 0, (uint64_t)i * 64, 0, 32);
+    assert_int_equal(proxy_quiet(s->ranks[0].proxies), EPX_OK);
+    assert_int_equal(stats_of(s, 0).commands, 300);
+    expect_nothing_wrong(s);
+}
+
 /* The same small launch again and again, each when the proxy has fallen asleep: it wakes for each. */
 static void a_sleeping_thread_wakes_for_every_replay(void **state)
 {
@@ -369,6 +381,9 @@ static void bad_options_are_refused(void **state)
     o.threads = 2; /* the first one fails, and both are closed */
     assert_int_equal(proxy_open(&o, &proxies), EPX_ERR_ARGUMENT);
     o = good;
+    o.threads = 65;
+    assert_int_equal(proxy_open(&o, &proxies), EPX_ERR_ARGUMENT);
+    o = good;
     o.kinds = 65;
     assert_int_equal(proxy_open(&o, &proxies), EPX_ERR_ARGUMENT);
     o = good;
@@ -390,6 +405,7 @@ int main(void)
         TEST(late_completions_shrink_the_window),
         TEST(a_completion_may_stand_for_several_puts),
         TEST(threads_take_what_is_pushed_and_are_quiet_afterwards),
+        TEST(sixty_four_threads_take_what_is_pushed),
         TEST(a_sleeping_thread_wakes_for_every_replay),
         TEST(an_idle_thread_uses_no_core),
         TEST(a_device_that_cannot_ring_is_served_by_short_sleeps),
