@@ -267,7 +267,7 @@ static void ranks_that_disagree_name_rank_and_field(void **state)
 /* Each rank a node; rank 2 has another network than the others. */
 static int other_net_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 {
-    epx_group_config config = fixture_config(5000);
+    epx_group_config config = fixture_config(20000);
 
     (void)arg;
     config.ranks_per_node = 1;
@@ -285,7 +285,7 @@ static void ranks_of_different_networks_name_them(void **state)
 /* What one rank names and another leaves open may be the same. */
 static int open_device_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 {
-    epx_group_config config = fixture_config(5000);
+    epx_group_config config = fixture_config(20000);
 
     (void)arg;
     config.device = rank ? EPX_DEVICE_AUTO : EPX_DEVICE_CPU;
