@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A rank that dies: its process is killed while the others work. They learn of it, go on without it in both modes, on
- * one node and on two, and nobody waits for it a second time. ctest: cost=34 labels=ranks
+ * one node and on two, and nobody waits for it a second time. And one that is stopped until ranks of another node have
+ * masked it, and then goes on. ctest: cost=34 labels=ranks
  */
 #include <stdatomic.h>
 #include <stdio.h>
@@ -17,12 +18,13 @@
 #include "tests/lib/slow.h"
 #include "tests/lib/unit.h"
 
-enum { RANKS = 4, LAST = RANKS - 1, BLOCK = 8192, DEADLINE_MS = 3000 };
+enum { RANKS = 4, LAST = RANKS - 1, BLOCK = 8192, DEADLINE_MS = 3000, LATE_MS = 1500 };
 
 /* ---- Ranks as processes, which meet in shared memory ------------------------------------------------------------- */
 
 struct table {
-    atomic_int arrived, round, failed, survivors;
+    atomic_int arrived, round, failed, survivors, masked;
+    atomic_int stopped; /* the last rank's process, just before it stops */
     char data[2][RANKS][BLOCK];
 };
 
@@ -71,6 +73,7 @@ static int survivors_meet(void)
 struct story {
     fixture_fn run;
     int ranks_per_node;
+    int lives; /* the last rank */
 };
 
 static int run_rank(struct fixture *s)
@@ -87,7 +90,7 @@ static int be_rank(struct story *story, int rank)
 {
     struct table_rank self = {rank};
     epx_bootstrap boot = EPX_BOOTSTRAP_INIT;
-    epx_group_config config = fixture_config(slow_ms(DEADLINE_MS));
+    epx_group_config config = fixture_config(slow_ms(story->lives ? LATE_MS : DEADLINE_MS));
     int rc;
 
     boot.rank = rank;
@@ -119,7 +122,7 @@ static int run_story(struct story *story)
     for (int r = 0; r < RANKS; r++) {
         int status = 0;
         assert_int_equal(waitpid(pids[r], &status, 0), pids[r]);
-        if (r == LAST)
+        if (r == LAST && !story->lives)
             failures += !WIFSIGNALED(status) || WTERMSIG(status) != SIGKILL;
         else
             failures += !WIFEXITED(status) || WEXITSTATUS(status) != 0;
@@ -264,6 +267,81 @@ static int cleaned(struct fixture *s)
     return start_over(s, clean) || go_on(s);
 }
 
+/* ---- A late rank, masked by another node ------------------------------------------------------------------------- */
+
+/* Nobody masks a healthy rank. */
+static int expect_healthy(struct fixture *s)
+{
+    int32_t mask[RANKS];
+
+    if (epx_mask_query(s->group, mask, NULL) != EPX_OK)
+        return fixture_fail(s, "epx_mask_query");
+    (void)epx_stream_sync(s->group, NULL); /* the status of the operation before */
+    for (int r = 0; r < LAST; r++)
+        if (!mask[r])
+            return fixture_fail(s, "a healthy rank is masked");
+    return 0;
+}
+
+/* Wakes up when ranks 0 and 1 have masked it, and goes on with its operation. */
+static int wake_up_late(struct fixture *s)
+{
+    uint64_t deadline;
+    int told = 0;
+
+    atomic_store(&table->stopped, (int)getpid());
+    raise(SIGSTOP);
+    deadline = clock_ns() + (uint64_t)slow_ms(LATE_MS) * 1000000u;
+    if (!fixture_ll(s))
+        return fixture_fail(s, "what others have gone on without is good");
+    while (!told && clock_ns() < deadline && epx_mask_left_out(s->group, &told) == EPX_OK)
+        usleep(1000);
+    return told ? 0 : fixture_fail(s, "it was masked, and nobody told it");
+}
+
+/* Rank 2, of the same node, comes later: its own deadline has not expired when the last rank wakes up. */
+static int go_on_without_late(struct fixture *s)
+{
+    epx_status status;
+
+    if (s->rank == LAST - 1)
+        usleep((useconds_t)slow_ms(LATE_MS) * 500);
+    fixture_refill(s);
+    if (epx_handle_update(s->ll, &s->idx, NULL, NULL) != EPX_OK)
+        return fixture_fail(s, "epx_handle_update");
+    status = fixture_sync(s, epx_dispatch(s->ll, &s->in, &s->ll_out, &s->ll_info, NULL, NULL));
+    if (!is_masked_story(status))
+        return fixture_fail(s, "the dispatch without the late rank");
+    if (s->rank < LAST - 1 && atomic_fetch_add(&table->masked, 1) == 1)
+        kill((pid_t)atomic_load(&table->stopped), SIGCONT);
+    (void)fixture_sync(s, epx_combine(s->ll, &s->ll_cin, &s->cout, NULL, NULL));
+    return 0;
+}
+
+static int masked_while_stopped(struct fixture *s)
+{
+    if (s->rank == LAST ? wake_up_late(s) : go_on_without_late(s))
+        return -1;
+    if (expect_healthy(s) || fixture_meet(s))
+        return -1;
+    if (epx_mask_clean(s->group, NULL) != EPX_OK)
+        return fixture_fail(s, "epx_mask_clean");
+    s->w.round = 100;
+    return fixture_ll(s) || fixture_ht(s) ? -1 : 0;
+}
+
+static void a_rank_that_another_node_has_masked_is_told(void **state)
+{
+    char text[256];
+
+    (void)state;
+    if (net_ofi_ops.probe("tcp", text, sizeof(text)) != EPX_OK) {
+        print_message("skipped: %s\n", text);
+        skip();
+    }
+    assert_int_equal(run_story(&(struct story){masked_while_stopped, 2, 1}), 0);
+}
+
 /* ---- Tests ------------------------------------------------------------------------------------------------------- */
 
 static void both_ways(void **state)
@@ -271,11 +349,11 @@ static void both_ways(void **state)
     const fixture_fn run = (fixture_fn)(uintptr_t)*state;
     char text[256];
 
-    assert_int_equal(run_story(&(struct story){run, 0}), 0);
+    assert_int_equal(run_story(&(struct story){run, 0, 0}), 0);
     if (net_ofi_ops.probe("tcp", text, sizeof(text)) != EPX_OK)
         fprintf(stderr, "not across nodes: %s\n", text);
     else
-        assert_int_equal(run_story(&(struct story){run, 2}), 0);
+        assert_int_equal(run_story(&(struct story){run, 2, 0}), 0);
 }
 
 int main(void)
@@ -286,6 +364,7 @@ int main(void)
                   missed_by_low_latency),
         UNIT_CASE("what_one_rank_masks_all_leave_out", both_ways, masked_by_one),
         UNIT_CASE("cleaning_the_mask_does_not_wait_for_the_dead", both_ways, cleaned),
+        cmocka_unit_test(a_rank_that_another_node_has_masked_is_told),
     };
 
     setenv("EPX_NET", "ofi:tcp", 1);
