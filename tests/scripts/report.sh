@@ -8,18 +8,21 @@ set -uo pipefail
 . "$(dirname "$0")/../lib/bench_cli.sh"
 small=(--hidden 512 --experts 16 --topk 4 --iters 1 --warmup 0)
 
-expect 0 "a sweep writes a page" sweep "${small[@]}" --ranks 2 --tokens 8 --over-tokens 1,8 --over-ranks 2 \
+expect 0 "a sweep writes a page" sweep "${small[@]}" --ranks 2 --tokens 8 --over-tokens 1,8 --over-ranks 1,2 \
     --report "$work/page.html" &&
     says "and says where" "The report is in"
 page=$work/page.html
 
 # The numbers in the page are those of --json, and can be compared.
 expect 0 "a page is compared with itself" --compare "$page" --new "$page" &&
-    says "nothing has changed" "14 rows compared, 0 changed beyond noise"
+    says "nothing has changed" "21 rows compared, 0 changed beyond noise"
 sed -E 's/"us_(p50|low|high)":([0-9]+)/"us_\1":9\2/g' "$page" >"$work/slow.html"
 expect 0 "a slower one" --compare "$page" --new "$work/slow.html" && says "is found" "SLOWER"
 expect 0 "and the other way round" --compare "$work/slow.html" --new "$page" && says "too" "faster"
-expect 0 "numbers for a run" ll "${small[@]}" --ranks 2 --tokens 4 --json && cp "$work/out" "$work/old.json"
+expect 0 "numbers for a run" ll "${small[@]}" --ranks 2 --tokens 4 --json --report "$work/one.html" &&
+    cp "$work/out" "$work/old.json"
+grep -q "<h3>Time, low latency (2 ranks, 4 tokens per rank)" "$work/one.html" &&
+    ! grep -q "over tokens\|over ranks" "$work/one.html" && echo "ok: one run has bars" || fail "one run has no lines"
 expect 0 "which is measured again" --compare "$work/old.json" && says "by its own options" "2 rows compared"
 expect 2 "--new without --compare" ll --new x && says "is refused" "--new belongs to --compare"
 expect 2 "a file that is not there" --compare "$work/nothing.json" && says "is named" "nothing.json"

@@ -58,6 +58,23 @@ static double best_line(const struct numbers *n, const char *mode, const char *n
     return best;
 }
 
+/* A line needs two points. */
+static int has_line(const struct numbers *n, int mode, const char *over, const char *other)
+{
+    const char *name = modes[mode].mode;
+
+    return count_values(n, name, over, other, best_line(n, name, over, other)) > 1;
+}
+
+static int any_line(const struct numbers *n, const char *over, const char *other)
+{
+    int any = 0;
+
+    for (int mode = 0; mode < MODES; mode++)
+        any |= has_line(n, mode, over, other);
+    return any;
+}
+
 /* One plot over tokens or over ranks of one mode: p50 solid, p99 dashed. */
 static void plot_times(struct page *page, const struct numbers *n, int mode, const char *over, const char *other,
                        const char *title, int with_p99)
@@ -131,6 +148,46 @@ static int is_largest(const struct numbers *n, int i)
             return 0;
     }
     return 1;
+}
+
+/* Instead of lines with one point. */
+static void bars_times(struct page *page, const struct numbers *n, int mode)
+{
+    static const char *const fields[] = {"us_p50", "us_p99"};
+    static struct bars bars;
+    char title[128] = "", label[64];
+
+    bars = (struct bars){.title = title, .unit = "us"};
+    for (int i = 0; i < n->count; i++) {
+        const struct numbers_row *row = &n->rows[i];
+
+        if (strcmp(row_text(row, "mode"), modes[mode].mode) != 0 || !is_largest(n, i))
+            continue;
+        snprintf(title, sizeof(title), "Time, %s (%g ranks, %g tokens per rank)", modes[mode].name,
+                 row_number(row, "ranks"), row_number(row, "tokens"));
+        for (int f = 0; f < 2; f++) {
+            snprintf(label, sizeof(label), "%s %s", row_text(row, "op"), fields[f] + 3);
+            bar_part(bars_add(&bars, label), fields[f], row_number(row, fields[f]));
+        }
+    }
+    page_bars(page, &bars);
+}
+
+static void bars_bandwidth(struct page *page, const struct numbers *n, int mode)
+{
+    static struct bars bars;
+    char title[64];
+
+    snprintf(title, sizeof(title), "Bandwidth, %s", modes[mode].name);
+    bars = (struct bars){.title = title, .unit = "GB/s"};
+    for (int i = 0; i < n->count; i++) {
+        const struct numbers_row *row = &n->rows[i];
+
+        if (strcmp(row_text(row, "mode"), modes[mode].mode) == 0 && is_largest(n, i) &&
+            row_number(row, "wire_GBps") > 0)
+            bar_part(bars_add(&bars, row_text(row, "op")), "wire", row_number(row, "wire_GBps"));
+    }
+    page_bars(page, &bars);
 }
 
 /* Phases of less than 2 % of an operation are one part: they have no room for a colour. */
@@ -214,19 +271,19 @@ static void bars_ratio(struct page *page, const struct numbers *n, const char *f
 
 static const struct {
     const char *title, *field;
-    int decimals;
-} columns[] = {{"ranks", "ranks", 0},
-               {"nodes", "nodes", 0},
-               {"tokens", "tokens", 0},
-               {"p50 us", "us_p50", 1},
-               {"p99 us", "us_p99", 1},
-               {"host us", "host_us", 1},
-               {"logical GB/s", "logical_GBps", 1},
-               {"wire GB/s", "wire_GBps", 1},
-               {"of bound", "of_bound", 2},
-               {"of memcpy", "of_memcpy", 2},
-               {"vs MPI", "vs_mpi", 2},
-               {"vs fi_write", "vs_ofi", 2}};
+    int decimals, is_ratio;
+} columns[] = {{"ranks", "ranks", 0, 0},
+               {"nodes", "nodes", 0, 0},
+               {"tokens", "tokens", 0, 0},
+               {"p50 us", "us_p50", 1, 0},
+               {"p99 us", "us_p99", 1, 0},
+               {"host us", "host_us", 1, 0},
+               {"logical GB/s", "logical_GBps", 2, 0},
+               {"wire GB/s", "wire_GBps", 2, 0},
+               {"of bound", "of_bound", 2, 1},
+               {"of memcpy", "of_memcpy", 2, 1},
+               {"vs MPI", "vs_mpi", 2, 1},
+               {"vs fi_write", "vs_ofi", 2, 1}};
 enum { COLUMNS = (int)(sizeof(columns) / sizeof(columns[0])) };
 
 static int has_column(const struct numbers *n, int column)
@@ -282,30 +339,44 @@ static void write_configuration(struct page *page, const struct numbers_row *row
     page_facts_end(page);
 }
 
-static void write_plots(struct page *page, const struct numbers *n)
+#define TIME_TEXT                                                                                                      \
+    "From the moment all ranks may start until the last one has finished. A layer is what a model waits for: routing " \
+    "that is new each time, dispatch and combine, rows in ordinary memory. The other rows are parts of it in steady "  \
+    "state."
+
+static void write_times(struct page *page, const struct numbers *n)
 {
-    page_section(page, "Time over tokens",
-                 "From the moment all ranks may start until the last one has finished. A layer is what a model waits "
-                 "for: routing that is new each time, dispatch and combine, rows in ordinary memory. The other rows "
-                 "are parts of it in steady state. Solid: p50, dashed: p99.");
+    if (any_line(n, "tokens", "ranks"))
+        page_section(page, "Time over tokens", TIME_TEXT " Solid: p50, dashed: p99.");
+    else
+        page_section(page, "Time", TIME_TEXT);
     page_plots_begin(page);
     for (int mode = 0; mode < MODES; mode++)
-        plot_times(page, n, mode, "tokens", "ranks", "Time over tokens", 1);
+        if (has_line(n, mode, "tokens", "ranks"))
+            plot_times(page, n, mode, "tokens", "ranks", "Time over tokens", 1);
+        else
+            bars_times(page, n, mode);
     page_plots_end(page);
-    page_section(page, "Bandwidth over bytes",
+    page_section(page, any_line(n, "tokens", "ranks") ? "Bandwidth over bytes" : "Bandwidth",
                  "Bytes that are really sent: one row per (token, destination rank), between nodes one per (token, "
                  "node). A layer counts dispatch and combine together.");
     page_plots_begin(page);
     for (int mode = 0; mode < MODES; mode++)
-        plot_bandwidth(page, n, mode);
+        if (has_line(n, mode, "tokens", "ranks"))
+            plot_bandwidth(page, n, mode);
+        else
+            bars_bandwidth(page, n, mode);
     page_plots_end(page);
-    page_section(page, "Where the time goes",
-                 "Phases by the kernels' own marks, in a run of its own with tracing on, and the host's share. "
-                 "Label: mode, operation, ranks x tokens.");
-    page_plots_begin(page);
-    bars_phases(page, n);
-    bars_host(page, n);
-    page_plots_end(page);
+}
+
+static void write_ratios(struct page *page, const struct numbers *n)
+{
+    int any = 0;
+
+    for (int c = 0; c < COLUMNS; c++)
+        any |= columns[c].is_ratio && has_column(n, c);
+    if (!any)
+        return;
     page_section(page, "Ratios",
                  "The bound is what dispatch could do if exchanging cost nothing: as many processes as the ranks have "
                  "agents, at once, read the rows of the same routing once and write them to their places, in memory "
@@ -318,10 +389,26 @@ static void write_plots(struct page *page, const struct numbers *n)
     bars_ratio(page, n, "vs_mpi", "Times as fast as MPI (packed rows, MPI_Alltoallv)", "x", 1, 1);
     bars_ratio(page, n, "vs_ofi", "Bandwidth compared with a loop around fi_write", "x", 1, 1);
     page_plots_end(page);
+}
+
+static void write_plots(struct page *page, const struct numbers *n)
+{
+    write_times(page, n);
+    page_section(page, "Where the time goes",
+                 "Phases by the kernels' own marks, in a run of its own with tracing on, and the host's share. "
+                 "Label: mode, operation, ranks x tokens.");
+    page_plots_begin(page);
+    bars_phases(page, n);
+    bars_host(page, n);
+    page_plots_end(page);
+    write_ratios(page, n);
+    if (!any_line(n, "ranks", "tokens"))
+        return;
     page_section(page, "Scaling over ranks", "All ranks are on this machine, so that they share its cores and memory.");
     page_plots_begin(page);
     for (int mode = 0; mode < MODES; mode++)
-        plot_times(page, n, mode, "ranks", "tokens", "Time over ranks", 0);
+        if (has_line(n, mode, "ranks", "tokens"))
+            plot_times(page, n, mode, "ranks", "tokens", "Time over ranks", 0);
     page_plots_end(page);
 }
 
@@ -343,7 +430,8 @@ int bench_page_write(const char *path, const char *rows, int argc, char **argv)
     write_configuration(&page, &n.rows[n.count - 1]);
     page_plots_end(&page);
     write_plots(&page, &n);
-    snprintf(subtitle, sizeof(subtitle), "%d rows. The page has them as JSON: epx bench --compare reads it.", n.count);
+    snprintf(subtitle, sizeof(subtitle), "%d row%s. The page has them as JSON: epx bench --compare reads it.", n.count,
+             n.count == 1 ? "" : "s");
     page_section(&page, "All numbers", subtitle);
     write_table(&page, &n);
     numbers_free(&n);

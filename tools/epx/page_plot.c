@@ -322,7 +322,9 @@ static void draw_name(struct page *page, const struct bar_part *p, int colour, d
 
 static int decimals(double value, const char *unit)
 {
-    return value >= 10 ? 0 : unit[0] == 'x' ? 2 : 1;
+    if (value < 0.1)
+        return unit[0] == '%' ? 2 : 3;
+    return value >= 10 ? 0 : unit[0] == 'x' || value < 1 ? 2 : 1;
 }
 
 static void draw_bar(struct page *page, const struct bars *bars, const struct bar *bar, double y, double scale,
