@@ -289,8 +289,10 @@ static void plan_ht_node(const struct settings *set, struct ht_layout *ht)
     uint64_t take_tokens, sum_tokens;
 
     ht->rows = set->max_recv_tokens;
-    if (!has_windows(set, ht))
+    if (!has_windows(set, ht)) {
+        ht->take_tokens = ht->sum_tokens = (int32_t)M; /* all tokens are one window: kernels divide by these */
         return;
+    }
     if (set->nnodes > 1) {
         plan_ht_far(set, ht, head, taken);
         return;
