@@ -12,6 +12,7 @@
 /* The address of a __global__ function is its name for the runtime (entry.cuh). */
 extern const void *const epx_ll_dispatch, *const epx_ll_combine, *const epx_ll_combine_logfmt;
 extern const void *const epx_ll_dispatch_near, *const epx_ll_combine_near, *const epx_ll_combine_logfmt_near;
+extern const void *const epx_ll_dispatch_marks, *const epx_ll_combine_marks;
 extern const void *const epx_ht_notify, *const epx_ht_dispatch, *const epx_ht_combine;
 extern const void *const epx_mask, *const epx_layout_count, *const epx_ring_bench;
 void epx_first(void); /* first.cu; its address too */
@@ -35,9 +36,17 @@ static const void *const *const near_kernels[KERNEL_COUNT] = {
     [KERNEL_LL_COMBINE_LOGFMT] = &epx_ll_combine_logfmt_near,
 };
 
-static const void *entry_of(int id, int near)
+/* The same with marks, for a group that is traced. */
+static const void *const *const marks_kernels[KERNEL_COUNT] = {
+    [KERNEL_LL_DISPATCH] = &epx_ll_dispatch_marks,
+    [KERNEL_LL_COMBINE] = &epx_ll_combine_marks,
+};
+
+static const void *entry_of(int id, int near, int marks)
 {
-    return near && near_kernels[id] ? *near_kernels[id] : *kernels[id];
+    const void *const *const small = !near ? NULL : marks ? marks_kernels[id] : near_kernels[id];
+
+    return small ? *small : *kernels[id];
 }
 
 /* More shared memory than every kernel may have is asked for in advance. */
@@ -85,9 +94,8 @@ epx_status cuda_kernels_load(struct cuda_device *cuda)
     cuda->overlaps_launches = 1;
     for (int id = 0; id < KERNEL_COUNT && status == EPX_OK; id++) {
         cuda->resident[id] = 0;
-        status = kernel_load(cuda, id, entry_of(id, 0));
-        if (status == EPX_OK)
-            status = kernel_load(cuda, id, entry_of(id, 1));
+        for (int flavour = 0; flavour < 3 && status == EPX_OK; flavour++)
+            status = kernel_load(cuda, id, entry_of(id, flavour > 0, flavour > 1));
     }
     return status;
 }
@@ -202,7 +210,7 @@ static epx_status launch_stage(struct device *device, struct device_stream *stre
     info.scratch = cuda->scratch;
     info.rings = RING_SLOTS && cuda->overlaps_launches && launch_has_rings(id, stage);
     const size_t rings = info.rings ? block.x / LAUNCH_LANES * (size_t)RING_BYTES : 0;
-    const void *entry = entry_of(id, !device->marks && launch_is_near(id, params));
+    const void *entry = entry_of(id, launch_is_near(id, params), device->marks != NULL);
     return cuda_check(launch_next(cuda, entry, grid, block, rings, arguments, (cudaStream_t)stream), "launch");
 }
 
