@@ -28,13 +28,6 @@ class ElasticSettings(Settings):
         self.elastic_tokens, self.hidden, self.topk = max_tokens, hidden, topk
         self.timeout_ms = 0 if gpu_timeout_s == _DEFAULT_TIMEOUT_S else gpu_timeout_s * 1000
 
-    def elastic_memory(self, device: torch.device, worst_rows: int, hidden_bytes: int) -> Tuple[int, int]:
-        """(rows of EPX's receive buffer, bytes of the heap for tensors); zeros on the CPU: the worst case."""
-        if device.type == "cpu":
-            return 0, 0
-        rows = max(self.num_nvl_bytes, self.gpu_bytes // 2) // hidden_bytes
-        return min(rows, worst_rows), max(self.num_nvl_bytes, self.gpu_bytes)
-
 
 class ElasticPool(Pool):
     """A group, its heap, and free handles by layout, top-k and alignment."""
@@ -95,25 +88,25 @@ class ElasticEngine(Engine):
         """The pool for a dispatch of these sizes. It is created if needed, which is collective."""
         pool = self._high.get((device, num_experts))
         if pool is None or max_tokens > pool.max_tokens or not pool.fits(topk, hidden_bytes):
-            old, had = pool, (pool.max_tokens, pool.hidden_bytes, pool.topk) if pool is not None else (0, 0, 0)
+            had = (pool.max_tokens, pool.hidden_bytes, pool.topk) if pool is not None else (0, 0, 0)
+            self._replaced(self._high.pop((device, num_experts), None))  # first: the new one may need its memory
             given = self.settings
             pool = self._make_elastic(
                 device, num_experts, max(max_tokens, given.elastic_tokens, had[0]),
                 max(hidden_bytes, 2 * given.hidden, had[1]), max(topk, given.topk or _DEFAULT_TOPK, had[2]))
             self._high[(device, num_experts)] = pool
-            self._replaced(old)
         assert isinstance(pool, ElasticPool)
         return pool
 
     def _make_elastic(self, device: torch.device, num_experts: int, max_tokens: int, hidden_bytes: int,
                       topk: int) -> ElasticPool:
-        worst = self.nranks * max_tokens * min(topk, self.local_experts(num_experts))
-        worst += 128 * self.local_experts(num_experts)
-        rows, alloc = self.settings.elastic_memory(device, worst, hidden_bytes)
-        group = self._group(
-            device, modes=epx.Mode.HIGH_THROUGHPUT, num_experts=num_experts, max_tokens_per_rank=max_tokens,
-            max_hidden_bytes=hidden_bytes, max_topk=topk, max_recv_tokens=rows, alloc_bytes=alloc,
-            layouts=(1 << epx.Layout.FLAT) | (1 << epx.Layout.EXPERT_MAJOR), timeout_ms=self.settings.timeout_ms)
+        config = dict(
+            modes=epx.Mode.HIGH_THROUGHPUT, num_experts=num_experts, max_tokens_per_rank=max_tokens,
+            max_hidden_bytes=hidden_bytes, max_topk=topk,
+            layouts=(1 << epx.Layout.FLAT) | (1 << epx.Layout.EXPERT_MAJOR))
+        config.update(self.settings.high_throughput_memory(
+            device, self.settings.num_nvl_bytes, self.nranks, self.nnodes, config))
+        group = self._group(device, timeout_ms=self.settings.timeout_ms, **config)
         return ElasticPool(group, device, max_tokens, topk, hidden_bytes)
 
     def small_group(self, device: torch.device) -> epx.Group:
