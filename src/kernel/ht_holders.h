@@ -185,25 +185,28 @@ KFN int hc_place(const struct ht_combine_params *p, const int32_t *ids, int d, i
     return hc_by_rank(p) ? hc_last_entry(ids, p->h->state->topk, d, p->g->local_experts) : k;
 }
 
+#define HC_NO_ROW INT32_MIN
+
 /* SUM_TOPK_ORDER: as hc_holders(), in the order of top-k. `only`: a place, or -1 for all. Bit i of *ends: row i is the
  * last of a sum to be rounded. */
 KFN_STEP int hc_holders_topk(struct agent *ag, const struct ht_combine_params *p, const struct hc_desc *descs,
                              const int32_t *ids, const int32_t *pos, int only, struct pair_set *holders, uint32_t *ends)
 {
     const int K = p->h->state->topk, by_rank = hc_by_rank(p);
-    struct pair_set ranks; /* does the entry have a row; its rank, or -1 */
-    struct pair_set all;   /* the key that orders the entry, or -1; the rank of its row */
+    struct pair_set ranks; /* the entry's row, or HC_NO_ROW; its rank, or -1 */
+    struct pair_set keys;  /* what orders the entry, or -1 */
     int64_t last_rows = 0;
     int n = 0;
 
     pair_set_begin(&ranks);
-    pair_set_begin(&all);
+    pair_set_begin(&keys);
     pair_set_begin(holders);
     AG_EACH(ag, int, k, K)
     {
         int d = -1;
-        const int has = hc_row_desc(p->g, descs, ids, pos, k, &d) != NULL;
-        pair_set_offer(&ranks, k, has, ids[k] < 0 ? -1 : ids[k] / p->g->local_experts);
+        const struct hc_desc *desc = hc_row_desc(p->g, descs, ids, pos, k, &d);
+        pair_set_offer(&ranks, k, desc ? hc_row_number(p, desc, ids, pos, k) : HC_NO_ROW,
+                       ids[k] < 0 ? -1 : ids[k] / p->g->local_experts);
     }
     pair_set_settle(ag, &ranks);
     /* The place of an entry is hc_place(): the lanes look at each other's ranks rather than at memory. */
@@ -214,25 +217,27 @@ KFN_STEP int hc_holders_topk(struct agent *ag, const struct ht_combine_params *p
         for (int j = 0; j < K && by_rank; j++)
             place = pair_set_get(ag, &ranks, j).b == mine.b && j > place ? j : place;
         if (k < K)
-            pair_set_offer(&all, k, !mine.a || (only >= 0 && place != only) ? -1 : place * KERNEL_MAX_TOPK + k, mine.b);
+            pair_set_offer(&keys, k,
+                           mine.a == HC_NO_ROW || (only >= 0 && place != only) ? -1 : place * KERNEL_MAX_TOPK + k, 0);
     }
-    pair_set_settle(ag, &all);
+    pair_set_settle(ag, &keys);
     AG_ROUNDS(ag, int, k, K)
     {
-        const struct int_pair mine = pair_set_get(ag, &all, k < K ? k : 0);
+        const struct int_pair mine = pair_set_get(ag, &ranks, k < K ? k : 0);
+        const int own = pair_set_get(ag, &keys, k < K ? k : 0).a;
         int place = 0, before;
         for (int j = 0; j < K; j++) {
-            const int key = pair_set_get(ag, &all, j).a;
-            place += key >= 0 && key < mine.a;
+            const int key = pair_set_get(ag, &keys, j).a;
+            place += key >= 0 && key < own;
         }
-        n += ag_vote(ag, k < K && mine.a >= 0, &before);
-        if (k < K && mine.a >= 0) {
-            pair_set_offer(holders, place, mine.b, hc_row_number(p, hc_desc_for(p->g, descs, mine.b), ids, pos, k));
-            last_rows |= mine.a == k * KERNEL_MAX_TOPK + k ? (int64_t)1 << place : 0;
+        n += ag_vote(ag, k < K && own >= 0, &before);
+        if (k < K && own >= 0) {
+            pair_set_offer(holders, place, mine.b, mine.a);
+            last_rows |= own == k * KERNEL_MAX_TOPK + k ? (int64_t)1 << place : 0;
         }
     }
     pair_set_settle(ag, holders);
-    *ends = (uint32_t)ag_sum(ag, last_rows);
+    *ends = p->layout == LAYOUT_EXPERT_MAJOR ? (uint32_t)ag_sum(ag, last_rows) : 0; /* see hc_reduce() */
     return n;
 }
 
