@@ -8,8 +8,9 @@ A pair is an FP8 dispatch and a combine. The cases differ in where the rows of t
 
     buffer    in the tensor of get_next_low_latency_combine_buffer
     torch     in a tensor of torch's that exists before the graph
-    graph     in a tensor that torch allocates while the graph is captured (a graph only): the second graph of its
-              memory pool, as frameworks capture one graph per batch size; the first is "first graph"
+    graph     in a tensor that torch allocates while the graph is captured (a graph only), with a kernel of torch's
+              that writes into it: the second graph of its memory pool, as frameworks capture one graph per batch size;
+              the first is "first graph"
     LogFMT    as "torch", sent as LogFMT
 
 "graph" is one pair of a captured graph of 20, "eager" one of 20 pairs that are queued without a stop; "host" is the
