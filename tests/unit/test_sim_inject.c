@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Does the simulation find bugs? Kernels, proxies and joins are compiled for this program with twenty of them, each
+ * Does the simulation find bugs? Kernels, proxies and joins are compiled for this program with many of them, each
  * behind a switch (kernel/inject_bug.h): a wait for a slot's readers left out, a counter compared with the wrong epoch,
  * a field of the immediate one bit too narrow; a credit given too early, between nodes and in a node, and a round
- * counted twice; an aggregate that misses a peer; the heap of a process that was replaced, still mapped; a place given
- * too early, or to two; rows and headers between nodes in wrong places; the three steps of the rule of completion
- * (docs/design.md), each left out; and what late ranks may not do, nor those that have not noticed that the others went
- * on without them.
+ * counted twice; an aggregate that misses a peer; a word of a node that misses a rank, or counts it late; the heap of a
+ * process that was replaced, still mapped; a place given too early, or to two; rows and headers between nodes in
+ * wrong places; the three steps of the rule of completion (docs/design.md), each left out; and what late
+ * ranks may not do, nor those that have not noticed that the others went on without them.
  * Every one must be found within 1,000 seeds. One thread: nothing for ThreadSanitizer. ctest: cost=9 labels=notsan
  */
 #include <stdio.h>
