@@ -272,6 +272,9 @@ def test_references(world: World) -> None:
             assert torch.equal(out, refs.combine(mine, idx, 1, world.nranks, experts, None, True, False))
     assert m.calc_diff(x, x) < 1e-9 and m.ceil_div(7, 2) == 4 and m.align(7, 4) == 8 and m.safe_div(0, 0) == 0
     assert m.calc_diff(m.per_token_cast_back(*m.per_token_cast_to_fp8(x)), x) < 1e-3
+    assert [t.shape for t in m.per_token_cast_to_fp8(x[:0, :200])] == [(0, 200), (0, 2)]
+    ones = torch.ones(3, 512).to(torch.float8_e4m3fn)  # one column of four exponents, column-major: 2^1
+    assert m.per_token_cast_back(ones, torch.full((1, 3), 0x80808080 - 2**32, dtype=torch.int32).T).unique().item() == 2
     assert m.count_bytes(x, (x, None)) == 2 * x.numel() * 2 and m.hash_tensors(x, x) == 0
     pairs = torch.tensor([[1, 1, 0], [-1, 2, 2]])
     m.inplace_unique(pairs, 3)

@@ -32,7 +32,8 @@ def align(x: int, y: int) -> int:
 
 def _blocks(x: torch.Tensor) -> torch.Tensor:
     """[m, n] as [m, blocks, 128], zeros behind the last column."""
-    return torch.nn.functional.pad(x, (0, align(x.shape[1], _BLOCK) - x.shape[1])).view(x.shape[0], -1, _BLOCK)
+    blocks = ceil_div(x.shape[1], _BLOCK)
+    return torch.nn.functional.pad(x, (0, blocks * _BLOCK - x.shape[1])).view(x.shape[0], blocks, _BLOCK)
 
 
 def per_token_cast_to_fp8(x: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
@@ -50,7 +51,8 @@ def per_token_cast_back(x_fp8: torch.Tensor, x_scales: torch.Tensor) -> torch.Te
     blocks = _blocks(x_fp8.float())
     scales = x_scales
     if scales.dtype is torch.int32:
-        exponents = scales.contiguous().view(torch.uint8).view(x_fp8.shape[0], -1)[:, :blocks.shape[1]]
+        packed = scales.clone(memory_format=torch.contiguous_format)  # contiguous() keeps the stride of one column
+        exponents = packed.view(torch.uint8).view(x_fp8.shape[0], -1)[:, :blocks.shape[1]]
         scales = (exponents.to(torch.int32) << 23).view(torch.float32)
     return (blocks * scales.reshape(x_fp8.shape[0], -1, 1)).flatten(1)[:, :x_fp8.shape[1]].to(torch.bfloat16)
 
