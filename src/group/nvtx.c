@@ -9,8 +9,19 @@
 #include <nvtx3/nvToolsExt.h>
 #pragma GCC diagnostic pop
 
+#include <pthread.h>
+
+static void open_profiler(void)
+{
+    nvtxInitialize(NULL);
+}
+
+/* Once: in the header threads race at their first range. */
 void nvtx_push(const char *name)
 {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+    pthread_once(&once, open_profiler);
     nvtxRangePushA(name);
 }
 
