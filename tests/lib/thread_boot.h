@@ -5,7 +5,7 @@
 
 #include "epx/epx.h"
 
-enum { THREAD_BOOT_TIMEOUT_MS = 30000, THREAD_BOOT_MAX_RANKS = 1024 };
+enum { THREAD_BOOT_TIMEOUT_MS = 300000, THREAD_BOOT_MAX_RANKS = 1024 };
 
 struct thread_boot;
 

@@ -333,7 +333,7 @@ static inline void open_rank(struct proxy_fixture *s, int r, int manual, struct 
     o.context = rank;
     assert_int_equal(proxy_open(&o, &rank->proxies), EPX_OK);
     assert_int_equal(proxy_addresses(rank->proxies, &addresses[r * o.threads]), EPX_OK);
-    rank->agent = (struct agent){.count = 1, .env = &cpu_thread_env, .bell = &rank->bell, .timeout_ns = 5000 * MS};
+    rank->agent = (struct agent){.count = 1, .env = &cpu_thread_env, .bell = &rank->bell, .timeout_ns = 60000 * MS};
 }
 
 static inline void proxy_fixture_open(struct proxy_fixture *s, int ranks, int manual)

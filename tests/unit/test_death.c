@@ -37,7 +37,7 @@ struct table_rank {
 static int gather(void *context, const void *send, void *recv, size_t bytes)
 {
     const int rank = ((struct table_rank *)context)->rank, round = atomic_load(&table->round);
-    const uint64_t deadline = clock_ns() + 30000000000u;
+    const uint64_t deadline = clock_ns() + 300000000000u;
 
     if (bytes > BLOCK)
         return 1;
@@ -59,7 +59,7 @@ static int gather(void *context, const void *send, void *recv, size_t bytes)
 /* Those that live, once. */
 static int survivors_meet(void)
 {
-    const uint64_t deadline = clock_ns() + 30000000000u;
+    const uint64_t deadline = clock_ns() + 300000000000u;
 
     atomic_fetch_add(&table->survivors, 1);
     while (atomic_load(&table->survivors) < RANKS - 1) {

@@ -192,12 +192,19 @@ static void a_completion_may_stand_for_several_puts(void **state)
 
 /* ---- Threads ------------------------------------------------------------------------------------------------ */
 
+/* Threads of their own, which may have no core for a while: their deadlines do not pass. */
+static void use_threads(struct proxy_fixture *s)
+{
+    s->options.env = NULL;
+    s->options.timeout_ms = 60000;
+}
+
 static struct proxy_fixture *open_null(void **state, int threads)
 {
     struct proxy_fixture *s = *state;
 
+    use_threads(s);
     s->options.net = &net_null_ops;
-    s->options.env = NULL;
     s->options.threads = threads;
     proxy_fixture_open(s, 1, 0);
     return s;
@@ -319,7 +326,7 @@ static void an_idle_thread_over_a_network_without_descriptor_sleeps_briefly(void
 {
     struct proxy_fixture *s = *state;
 
-    s->options.env = NULL;
+    use_threads(s);
     proxy_fixture_open(s, 1, 0);
     assert_true(wait_for_sleeps(s, 3));
     is_idle_and_then_works(s);
@@ -333,7 +340,7 @@ static void a_descriptor_with_spurious_wakes_is_left_out(void **state)
 
     assert_true(fd >= 0);
     s->chaos.descriptor = fd + 1;
-    s->options.env = NULL;
+    use_threads(s);
     proxy_fixture_open(s, 1, 0);
     assert_true(wait_for_sleeps(s, 20));
     is_idle_and_then_works(s);
@@ -349,6 +356,7 @@ static void quiet_ends_at_its_deadline_and_names_the_peer(void **state)
     struct proxy_group *proxies;
 
     s->options.env = NULL;
+    s->options.open_ms = 60000;
     s->chaos.hold = 1;
     proxy_fixture_open(s, 1, 0);
     proxies = s->ranks[0].proxies;
