@@ -43,11 +43,14 @@ set_target_properties(epx_cuda PROPERTIES
 target_compile_definitions(epx_cuda PRIVATE $<$<COMPILE_LANGUAGE:C>:_GNU_SOURCE=>)
 target_compile_options(epx_cuda PRIVATE
     $<$<COMPILE_LANGUAGE:C>:${epx_compile_options}>
-    # One result for identical inputs, as everywhere: no fused multiply-add.
-    "$<$<COMPILE_LANGUAGE:CUDA>:-O3;-lineinfo;-fmad=false;-Xcompiler=-Wall,-Wextra;-Xptxas=-v>")
+    # One result for identical inputs, as everywhere: no fused multiply-add. The host's part is C but for what nvcc
+    # adds: it needs no C++ library.
+    "$<$<COMPILE_LANGUAGE:CUDA>:-O3;-lineinfo;-fmad=false;-Xptxas=-v>"
+    "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra,-fno-exceptions,-fno-threadsafe-statics>")
 set(epx_cuda_launcher
     ${PROJECT_SOURCE_DIR}/scripts/keep_report.sh ${CMAKE_BINARY_DIR}/ptxas ${CMAKE_CUDA_COMPILER_LAUNCHER})
 set_target_properties(epx_cuda PROPERTIES CUDA_COMPILER_LAUNCHER "${epx_cuda_launcher}")
 target_include_directories(epx_cuda PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
 target_link_libraries(epx_cuda PRIVATE CUDA::cudart_static)
+target_link_options(epx_cuda PRIVATE LINKER:--as-needed)
 install(TARGETS epx_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})

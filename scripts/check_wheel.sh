@@ -25,6 +25,8 @@ pip wheel --no-build-isolation --no-deps -w "$scratch" --config-settings build-d
 pip wheel --no-build-isolation --no-deps -w "$scratch" ./python
 pip uninstall -y epx deep_ep >/dev/null 2>&1
 pip install --no-deps "$scratch"/epx-*.whl
+find "$("$python" -c 'import sysconfig; print(sysconfig.get_path("platlib"))')/epx" \
+    \( -name '*.so*' -o -path '*/epx/bin/*' \) -type f -print0 | xargs -0 scripts/check_needed.sh
 
 cd "$scratch" # not the source tree: what is imported is what was installed
 if "$python" -c 'import deep_ep' 2>/dev/null; then

@@ -31,23 +31,16 @@ pip_wheel() { # FOLDER SOURCE OPTION...
     "$python" -m pip --quiet --disable-pip-version-check wheel $isolation --no-deps -w "$@"
 }
 
-# Libraries that a plain Debian has, those of libc and gcc, or the wheel itself.
-needs_only_libc() {
-    local file needed
-    while read -r file; do
-        needed=$(readelf -d "$file" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' |
-            grep -vE '^(libepx|libc|libm|libdl|librt|libpthread|libgcc_s|ld-linux-[a-z0-9_-]+)\.so' || true)
-        [ -z "$needed" ] || { echo "$file needs $needed, which a plain Debian does not have" && return 1; }
-    done
-}
-
 # In an environment without torch, NumPy and a GPU.
-try_wheel() { # FOLDER
+try_wheel() { # FOLDER KIND
     local venv=$scratch/try
     rm -rf "$venv" && "$python" -m venv "$venv"
     "$venv/bin/python" -m pip --quiet --disable-pip-version-check install --no-deps "$1"/epx-*.whl "$1"/deep_ep-*.whl
-    find "$venv"/lib/python*/site-packages/epx -name '*.so*' -o -path '*/epx/bin/*' -type f |
-        grep -v 'libepx_cuda' | needs_only_libc
+    # Debian 12 has libc 2.36.
+    find "$venv"/lib/python*/site-packages/epx \( -name '*.so*' -o -path '*/epx/bin/*' \) -type f -print0 |
+        xargs -0 scripts/check_needed.sh --libc 2.36
+    [ "$2" = cpu ] || find "$venv"/lib/python*/site-packages/epx -name libepx_cuda.so | grep -q . ||
+        { echo "the wheel with CUDA has no libepx_cuda.so" && return 1; }
     (cd "$scratch" && env -u PYTHONPATH -u EPX_LIBRARY "$venv/bin/epx" doctor >doctor.txt) ||
         { cat "$scratch/doctor.txt" && return 1; }
     (cd "$scratch" && env -u PYTHONPATH -u EPX_LIBRARY "$venv/bin/python" -c '
@@ -62,7 +55,7 @@ for kind in $kinds; do
         --config-settings build-dir="$out/build-$kind" .
     pip_wheel "$out/$kind" ./python
     pip_wheel "$out/$kind" ./python/nccl
-    try_wheel "$out/$kind"
+    try_wheel "$out/$kind" "$kind"
     scripts/audit_wheel.sh "$out/$kind"/epx-*.whl
     (cd "$out" && ls -l "$kind"/*.whl | awk '{ print $NF, $5 " bytes" }')
 done

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scripts that a newcomer meets: the commit-msg hook, and what CMake says when a header is missing."""
+"""Scripts that a newcomer meets: the commit-msg hook, what CMake says when a header is missing; what wheels need."""
 import os
 import shutil
 import subprocess
@@ -44,6 +44,32 @@ class CommitMessages(unittest.TestCase):
         self.refused("net: close it\n", "expected a body")
         self.refused("net: close it\n\nSigned-off-by: A <a@b>\n# comment\n", "expected a body")
         self.refused("net: close it\nBecause.\n", "expected an empty line")
+
+
+@unittest.skipUnless(shutil.which("cc"), "no compiler")
+class Needed(unittest.TestCase):
+    """Libraries that a file of a wheel may need."""
+
+    def check(self, *options, libc=()):
+        with tempfile.TemporaryDirectory() as folder:
+            file = os.path.join(folder, "a.so")
+            subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", file, "-Wl,--no-as-needed", *options],
+                           input="int puts(const char *); int f(void) { return puts(\"\"); }", text=True, check=True)
+            done = subprocess.run([os.path.join(ROOT, "scripts/check_needed.sh"), *libc, file], capture_output=True,
+                                  text=True)
+        return done.returncode, done.stdout
+
+    def test_libraries(self):
+        self.assertEqual(self.check("-lm"), (0, ""))
+        status, text = self.check("-l:libstdc++.so.6")
+        self.assertEqual(status, 1)
+        self.assertIn("got libstdc++.so.6", text)
+
+    def test_libc(self):
+        self.assertEqual(self.check(libc=("--libc", "2.36")), (0, ""))
+        status, text = self.check(libc=("--libc", "2.1"))
+        self.assertEqual(status, 1)
+        self.assertIn("expected libc 2.1 or older", text)
 
 
 @unittest.skipUnless(shutil.which("cmake"), "no cmake")
