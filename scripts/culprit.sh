@@ -10,7 +10,7 @@ began=$SECONDS
 
 run_case() {
     if EPX_TEST_EVENTS=${EVENTS:-50} "$1/tests/test_culprit" "$3" >"$2/$3" 2>&1; then
-        grep "events right" "$2/$3"
+        grep "events right" "$2/$3" || tail -n 3 "$2/$3"
     else
         { echo "FAILED: $3"; grep -v '^\[' "$2/$3"; } | tee "$2/$3.failed"
     fi
