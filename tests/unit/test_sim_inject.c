@@ -60,16 +60,11 @@ static void is_found_with(int bug, const struct sim_case_options *options, const
     assert_non_null(strstr(error, says));
 }
 
-static void is_found_in(int bug, int modes, unsigned faults, const char *says)
-{
-    const struct sim_case_options options = {.modes = modes, .faults = faults};
-
-    is_found_with(bug, &options, says);
-}
-
 static void is_found(int bug, unsigned faults, const char *says)
 {
-    is_found_in(bug, BOTH, faults, says);
+    const struct sim_case_options options = {.modes = BOTH, .faults = faults};
+
+    is_found_with(bug, &options, says);
 }
 
 static void without_a_bug_nothing_is_found(void **state)
@@ -204,8 +199,12 @@ static void a_late_rank_that_writes_into_reused_memory_is_found(void **state)
 /* Between nodes, in groups that go on by themselves: low latency alone. Found by who wrote the rows that are summed. */
 static void rows_that_return_to_where_a_masked_rank_puts_some_are_found(void **state)
 {
+    /* Of this shape the first seed that finds it is 174, of all shapes 720. */
+    const struct sim_case_options options = {
+        .ranks = 4, .nodes = 4, .modes = EPX_LOW_LATENCY, .faults = SIM_FAULT_LATE};
+
     (void)state;
-    is_found_in(BUG_RECV_HALF, EPX_LOW_LATENCY, SIM_FAULT_LATE, "written last by rank");
+    is_found_with(BUG_RECV_HALF, &options, "written last by rank");
 }
 
 static void a_rank_that_recovers_alone_is_found(void **state)
