@@ -8,15 +8,38 @@ call on another stream makes that stream wait for the earlier one.
 """
 
 import collections
+import ctypes
 from typing import Callable, Deque, List, Optional, Tuple
 
 import torch
 
 from ._memory import wait_for
 
-# The number of tensors that refer to a storage. Every torch for CUDA has this function, other builds from 2.7 on.
-# Without it no memory is reused.
+
+def _read_count(storage: int) -> int:
+    """The number of references to a storage, from its memory: the word behind the address of its functions."""
+    return ctypes.c_uint32.from_address(storage + ctypes.sizeof(ctypes.c_void_p)).value
+
+
+def _counts_references(count: Callable[[int], int]) -> bool:
+    """True if the function follows aliases, views and storages of a tensor as they come and go."""
+    tensor = torch.empty(2, device="cpu")
+    storage = tensor.untyped_storage()._cdata
+    held: List[object] = []
+    seen = [count(storage)]
+    for make in (lambda: tensor.data, lambda: tensor[1:], tensor.untyped_storage):
+        held.append(make())
+        seen.append(count(storage))
+    held.clear()
+    seen.append(count(storage))
+    return seen == [1, 2, 3, 4, 1]
+
+
+# The number of tensors that refer to a storage. Every torch for CUDA has this function, other builds from 2.7 on. An
+# older torch is read in its place if a trial shows that the word counts; otherwise no memory is reused.
 _use_count: Optional[Callable[[int], int]] = getattr(torch._C, "_storage_Use_Count", None)
+if _use_count is None and _counts_references(_read_count):
+    _use_count = _read_count
 _MOST = 4  # kept sets: as many as there may be outstanding operations
 
 

@@ -253,10 +253,9 @@ class Memory(Rules):
         self.assertEqual((scales.stride(), scales.shape), ((24, 1, 8), (2, 8, 3)))
         self.assertEqual(self.heap.empty((0, 7), torch.bfloat16).shape, (0, 7))
 
-    @unittest.skipUnless(hasattr(torch._C, "_storage_Use_Count"), "torch does not tell who refers to a storage")
     def test_results_use_memory_again(self) -> None:
         form = Form(((4, 8), torch.float8_e4m3fn, None), ((4, 2), torch.float32, (1, 4)))
-        results = Results(lambda: form.together(torch.device("cpu")), lambda: form.ordinary(torch.device("cpu")),
+        results = Results(lambda: form.ordinary(torch.device("cpu")), lambda: form.ordinary(torch.device("cpu")),
                           torch.device("cpu"))
         (rows, scales), first = results.take(0, False)
         self.assertEqual([(t.shape, t.dtype, t.stride()) for t in (rows, scales)],
@@ -277,13 +276,12 @@ class Memory(Rules):
         self.assertEqual(rows.is_leaf and not rows.requires_grad and rows._base is None, True)
         self.assertEqual(story, [])
 
-    @unittest.skipUnless(hasattr(torch._C, "_storage_Use_Count"), "torch does not tell who refers to a storage")
     def test_results_on_two_streams(self) -> None:
         used: List[str] = []
         form = Form(((4, 8), torch.float32, None))
 
         def make() -> List[torch.Tensor]:
-            return form.together(torch.device("cpu"))
+            return form.ordinary(torch.device("cpu"))
 
         results = Results(make, make, torch.device("cpu"))
         with mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: used.append(stream.name)):
@@ -307,11 +305,10 @@ class Memory(Rules):
             results.take(1, False)
             self.assertEqual(len(story), 3)
 
-    @unittest.skipUnless(hasattr(torch._C, "_storage_Use_Count"), "torch does not tell who refers to a storage")
     def test_results_that_are_changed(self) -> None:
         """What is done to a result is not seen in the next one."""
         form = Form(((4, 8), torch.int32, None), ((6,), torch.int64, None))
-        results = Results(lambda: form.together(torch.device("cpu")), lambda: form.ordinary(torch.device("cpu")),
+        results = Results(lambda: form.ordinary(torch.device("cpu")), lambda: form.ordinary(torch.device("cpu")),
                           torch.device("cpu"))
         (rows, other), first = results.take(None, False)
         address = rows.data_ptr()
@@ -330,7 +327,6 @@ class Memory(Rules):
             self.assertIsNot(again, first)
             self.assertNotEqual(rows.data_ptr(), moved)
 
-    @unittest.skipUnless(hasattr(torch._C, "_storage_Use_Count"), "torch does not tell who refers to a storage")
     def test_results_make_room_in_a_full_heap(self) -> None:
         form = Form(((30000,), torch.uint8, None))
         results = Results(lambda: self.heap.try_make(form), lambda: form.ordinary(torch.device("cpu")),
@@ -347,7 +343,6 @@ class Memory(Rules):
         self.assertEqual(story, ["current waits for side", "the host waits for current"])
         del results, second
 
-    @unittest.skipUnless(hasattr(torch._C, "_storage_Use_Count"), "torch does not tell who refers to a storage")
     def test_results_beyond_what_is_kept(self) -> None:
         results = Results(lambda: [torch.empty(8)], lambda: [torch.zeros(1)], torch.device("cpu"))
         taken = [results.take(None, False) for _ in range(6)]
