@@ -98,15 +98,13 @@ static int make_room(struct conn_port *port, int room)
     return 0;
 }
 
-/* Gives the channel its number: that of its descriptor, or -errno. */
+/* Gives the channel its number: that of its descriptor, or -ENOMEM. */
 static int keep(struct conn_port *port, const struct channel *channel)
 {
     const int fd = channel->fd;
     struct channel *kept = malloc(sizeof(*kept));
 
     if (!kept || (fd >= port->room && make_room(port, 2 * fd + 16))) {
-        struct channel gone = *channel;
-        channel_close(&gone);
         free(kept);
         return -ENOMEM;
     }
@@ -127,7 +125,10 @@ static int port_connect(struct conn_port *port, const struct conn_address *to)
     fd = socket_connect_start(&at);
     if (fd < 0 || channel_start(&channel, fd, port->proof, AUTH_MEMBERSHIP, 0))
         return -errno;
-    return keep(port, &channel);
+    rc = keep(port, &channel);
+    if (rc < 0)
+        channel_close(&channel);
+    return rc;
 }
 
 static int port_accept(struct conn_port *port)
@@ -135,7 +136,15 @@ static int port_accept(struct conn_port *port)
     struct channel channel;
     const int rc = lobby_accept(&port->lobby, port->listener) ? -errno : -EAGAIN;
 
-    return lobby_next(&port->lobby, &channel) ? keep(port, &channel) : rc;
+    int kept;
+
+    if (!lobby_next(&port->lobby, &channel))
+        return rc;
+    kept = keep(port, &channel);
+    if (kept >= 0)
+        return kept;
+    lobby_return(&port->lobby, &channel); /* another try may find memory; the other end counts on this connection */
+    return -EAGAIN;
 }
 
 static int port_coming(const struct conn_port *port)

@@ -128,6 +128,11 @@ int lobby_next(struct lobby *lobby, struct channel *out)
     return 0;
 }
 
+void lobby_return(struct lobby *lobby, const struct channel *channel)
+{
+    lobby->place[lobby->next - 1].channel = *channel;
+}
+
 void lobby_polls(const struct lobby *lobby, struct pollfd *polls)
 {
     for (int i = 0; i < LOBBY_PLACES; i++) {

@@ -39,6 +39,8 @@ int lobby_has_room(const struct lobby *lobby);
 /* Continues the handshakes, one after the other until it returns 0. 1: `out` is a connection whose peer knows the key;
  * 0: there is none now. */
 int lobby_next(struct lobby *lobby, struct channel *out);
+/* Right after lobby_next(): it keeps its place until the next call. */
+void lobby_return(struct lobby *lobby, const struct channel *channel);
 /* Connections that wait here. */
 int lobby_count(const struct lobby *lobby);
 /* LOBBY_PLACES entries. */
