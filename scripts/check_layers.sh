@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Includes under src/ point downwards only (docs/architecture.md). Everything may include epx/epx.h and
-# kernel/params.h, stages.h, marks.h and command.h, the words that host and kernels share. Kernels include kernel/
-# alone; a device's kernels.* and the files of a GPU's compiler (*.cu, *.hip) are where a device's compiler meets them,
-# so they may include them.
+# kernel/params.h, stages.h, marks.h, times.h and command.h, the words that host and kernels share. Kernels include
+# kernel/ alone; a device's kernels.* and the files of a GPU's compiler (*.cu, *.hip) are where a device's compiler
+# meets them, so they may include them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -34,7 +34,7 @@ check() { # file, included path
     local file=$1 path=$2 from=${1#src/} to=${2%%/*}
     from=${from%%/*}
     case $path in
-    epx/epx.h | kernel/params.h | kernel/command.h | kernel/stages.h | kernel/marks.h) return ;;
+    epx/epx.h | kernel/params.h | kernel/command.h | kernel/stages.h | kernel/marks.h | kernel/times.h) return ;;
     ../* | */../*) complain "$file" "$path" "write paths from src/ downwards, without .."; return ;;
     */*) ;;
     *)

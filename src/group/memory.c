@@ -11,7 +11,7 @@
 #define RINGS_MAX 64
 
 struct blocks {
-    size_t state, stats, mask, members, mask_epochs, heaps, tables, layout_counts, node_ranks;
+    size_t state, stats, times, mask, members, mask_epochs, heaps, tables, layout_counts, node_ranks;
     size_t nodes, expected, pushed, rings, order, packed; /* several nodes */
     size_t expected_all, pushed_all, records, near_counts;
     size_t total;
@@ -73,6 +73,8 @@ static struct blocks lay_out(const struct epx_group *group)
     memset(&b, 0, sizeof(b));
     b.state = take(&at, sizeof(struct group_state));
     b.stats = take(&at, sizeof(struct device_stats));
+    if (!(group->device->ops->caps & DEVICE_HOST_ACCESS))
+        b.times = take(&at, sizeof(struct kernel_times));
     b.mask = take(&at, R * sizeof(int32_t));
     b.members = take(&at, R * sizeof(int32_t));
     b.mask_epochs = take(&at, OP_COUNT * sizeof(uint64_t) + R * sizeof(int32_t));
@@ -221,6 +223,8 @@ static void fill_shadow(struct epx_group *group, const struct blocks *b)
         g->watch = group->watch;
         g->stats = &group->watch->stats;
     }
+    if (!(group->device->ops->caps & DEVICE_HOST_ACCESS))
+        g->times = (struct kernel_times *)(base + b->times);
     g->tables = (int32_t *)(base + b->tables);
     g->layout_counts = (int32_t *)(base + b->layout_counts);
     g->max_agents = group->set.agents;

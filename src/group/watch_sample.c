@@ -6,8 +6,9 @@
  *   page.looks += 1, wakes it           ->       sleeps on page.looks: nothing is done where nobody looks
  *   waits a moment for page.sampled     <-       copies what kernels count in device memory into the page
  *
- * The copy has a stream of its own in the device, as epx_group_stats: it needs no kernel and waits for none, so that
- * graphs that are replayed and groups that hang are seen too.
+ * From the first look on kernels also keep how long operations take (kernel/times.h), until nobody has looked for
+ * WATCHED_S. The copy has a stream of its own in the device, as epx_group_stats: it needs no kernel and waits for none,
+ * so that graphs that are replayed and groups that hang are seen too.
  */
 #include <errno.h>
 #include <linux/futex.h>
@@ -22,6 +23,7 @@
 #include "util/clock.h"
 #include "util/log.h"
 
+#define WATCHED_S 10
 #define STOP_NS 2000000000u /* a copy that takes longer than this will not end */
 
 enum { SAMPLER_NONE, SAMPLER_RUNS, SAMPLER_STOPS, SAMPLER_ENDED };
@@ -31,6 +33,40 @@ static const uint8_t kernel_of[OP_COUNT] = {[OP_LL_DISPATCH] = KERNEL_LL_DISPATC
                                             [OP_HT_NOTIFY] = KERNEL_HT_NOTIFY,
                                             [OP_HT_DISPATCH] = KERNEL_HT_DISPATCH,
                                             [OP_HT_COMBINE] = KERNEL_HT_COMBINE};
+
+/* Kernels keep times from now on. Each look says it again: epx_group_recover copies all of the group. */
+static epx_status watch_times(struct epx_group *group, int is_first)
+{
+    const struct device_ops *ops = group->device->ops;
+    const struct kernel_times none = {0};
+    const int32_t on = 1;
+    epx_status status = EPX_OK;
+
+    if (is_first)
+        status = ops->copy(group->device, group->shadow.times, &none, sizeof(none));
+    return status == EPX_OK ? ops->copy(group->device, &group->dev->is_watched, &on, sizeof(on)) : status;
+}
+
+static void unwatch_times(struct epx_group *group)
+{
+    const int32_t off = 0;
+
+    (void)group->device->ops->copy(group->device, &group->dev->is_watched, &off, sizeof(off));
+}
+
+/* Of operations that began since somebody looks. LogFMT's combine is a combine, as it is for the epochs. */
+static void sample_times(const struct epx_group *group)
+{
+    struct kernel_times t;
+
+    if (group->device->ops->copy(group->device, &t, group->shadow.times, sizeof(t)) != EPX_OK)
+        return;
+    for (int i = 0; i < TIME_BUCKETS; i++) {
+        t.count[KERNEL_LL_COMBINE][i] += t.count[KERNEL_LL_COMBINE_LOGFMT][i];
+        for (int op = 0; op < OP_COUNT; op++)
+            __atomic_store_n(&group->watch->times[kernel_of[op]][i], t.count[kernel_of[op]][i], __ATOMIC_RELAXED);
+    }
+}
 
 /* All ranks begin the same operations: their numbers count them, also those of graphs. */
 static void sample(const struct epx_group *group)
@@ -49,6 +85,16 @@ static void sample(const struct epx_group *group)
         __atomic_store_n((uint64_t *)&w->stats + i, counted[i], __ATOMIC_RELAXED);
     if (g->enable_mask)
         ops->copy(group->device, watch_mask(w), g->mask, (size_t)g->nranks * sizeof(int32_t));
+    sample_times(group);
+}
+
+/* Sleeps until somebody looks. Returns 0 if nobody has for so long that kernels need not keep times any more. */
+static int next_look(struct watch *w, uint32_t seen, int is_watched)
+{
+    const struct timespec limit = {.tv_sec = WATCHED_S};
+
+    return syscall(SYS_futex, &w->looks, FUTEX_WAIT, seen, is_watched ? &limit : NULL, NULL, 0) == 0 ||
+           errno != ETIMEDOUT;
 }
 
 static void *run(void *arg)
@@ -56,15 +102,20 @@ static void *run(void *arg)
     struct epx_group *group = arg;
     struct watch *w = group->watch;
     uint32_t seen = 0;
+    int is_watched = 0;
 
     /* Acquire: pairs with the release of watch_sampler_stop. */
     while (__atomic_load_n(&group->sampler_state, __ATOMIC_ACQUIRE) == SAMPLER_RUNS) {
         const uint32_t looks = __atomic_load_n(&w->looks, __ATOMIC_ACQUIRE); /* pairs with the add of epx top */
 
         if (looks == seen) {
-            syscall(SYS_futex, &w->looks, FUTEX_WAIT, seen, NULL, NULL, 0);
+            if (!next_look(w, seen, is_watched)) {
+                unwatch_times(group);
+                is_watched = 0;
+            }
             continue;
         }
+        is_watched = watch_times(group, !is_watched) == EPX_OK;
         sample(group);
         __atomic_store_n(&w->sampled, looks, __ATOMIC_RELEASE); /* pairs with the acquire of epx top */
         seen = looks;

@@ -13,6 +13,7 @@
 
 struct ring_dev; /* kernel/command.h */
 struct watch;    /* util/watch.h */
+struct kernel_times;
 
 /* Kernels, and the operations that they are to a reader of traces. The third is the second, of LogFMT rows. */
 #define KERNELS(X)                     \
@@ -112,7 +113,7 @@ struct device_stats {
     uint64_t waits, wait_ns, timeouts;
 };
 
-/* A group as kernels see it; constant after creation but for what the pointers lead to. */
+/* A group as kernels see it; constant after creation but for is_watched and what the pointers lead to. */
 struct group_dev {
     int32_t rank, nranks;
     int32_t experts, local_experts;
@@ -132,7 +133,8 @@ struct group_dev {
     int32_t *tables;        /* [agents][E + 2 * R]: counting, see route.h and layout.h */
     int32_t *layout_counts; /* [E + 2 * R + 1]: sums and a ticket, zero between launches, see layout.h */
     int32_t max_agents;
-    int32_t reserved;
+    int32_t is_watched;         /* 1: operations of a GPU keep times for epx top; changes while kernels run */
+    struct kernel_times *times; /* of a GPU */
     uint64_t signals;
     struct ll_layout ll;
     struct ht_layout ht;

@@ -9,9 +9,10 @@
 #define EPX_UTIL_WATCH_H
 
 #include "kernel/params.h"
+#include "kernel/times.h"
 
 #define WATCH_MAGIC 0x706f7478706500u
-enum { WATCH_VERSION = 2, WATCH_AGENTS = 64, WATCH_KERNELS = 16, WATCH_BUCKETS = 256 };
+enum { WATCH_VERSION = 2, WATCH_AGENTS = 64, WATCH_KERNELS = 16, WATCH_BUCKETS = TIME_BUCKETS };
 
 /* An agent that waits. */
 struct watch_wait {
@@ -49,24 +50,11 @@ struct watch {
     uint32_t running;    /* which */
     uint32_t failed;     /* 1: the group has an error */
     uint64_t count[WATCH_KERNELS], total_ns[WATCH_KERNELS];
-    uint32_t times[WATCH_KERNELS][WATCH_BUCKETS]; /* how many took so long: watch_bucket() */
+    uint32_t times[WATCH_KERNELS][WATCH_BUCKETS]; /* how many took so long: time_bucket() */
     struct device_stats stats;                    /* as in struct group_dev */
     struct watch_wait waits[WATCH_AGENTS];
     /* Behind it: struct watch_window [nranks], int32_t mask[nranks]. */
 };
-
-/* Eight buckets for each power of two of nanoseconds: 9 % apart. */
-static inline int watch_bucket(uint64_t ns)
-{
-    int power = 3;
-
-    if (ns < 8)
-        return (int)ns;
-    while (power < 34 && ns >> (power + 1))
-        power++;
-    ns = ns >> (power - 3) & 7;
-    return (power - 2) * 8 + (int)ns < WATCH_BUCKETS ? (power - 2) * 8 + (int)ns : WATCH_BUCKETS - 1;
-}
 
 /* The middle of a bucket. */
 static inline double watch_bucket_ns(int bucket)

@@ -212,6 +212,8 @@ const struct device_ops *epx_device_module(const struct device_host *given)
     ops.host_alloc = host_alloc;
     ops.heap_create = heap_create;
     ops.heap_open = heap_open;
+    if (getenv("FAKE_FAR_MEMORY")) /* the host copies what kernels count, as on a GPU */
+        ops.caps &= ~(unsigned)DEVICE_HOST_ACCESS;
     ops.caps |= DEVICE_MARKS;             /* by the CPU device's clock */
     ops.caps &= ~(unsigned)DEVICE_GRAPHS; /* a job is freed when it has run: it cannot be launched again */
     ops.graph_begin = no_graph;

@@ -83,6 +83,20 @@ wait $first && wait $second || die "the modules do not compile"
 
 # Lanes that a CPU emulates are late by more than any limit: all go on where a case does not say otherwise.
 export EPX_LL_WIDE_WAIT_US=0 EPX_LL_FEW_SMS=1 # of two
+# epx top: kernels keep times from the first look on; an operation of high throughput is several launches.
+top() {
+    FAKE_FAR_MEMORY=1 LD_PRELOAD=$work/cuda/libepx_cuda.so "$build/epx" bench ht --device cuda --ranks 2 --tokens 3 \
+        --experts 4 --topk 2 --hidden 512 --iters 10000 --timing wall >"$work/out" 2>&1 &
+    local bench=$! rc
+    python3 "$root/tests/scripts/top_look.py" "$build/epx" $bench "g['device'] == 'cuda' and len(r) == 2 and
+        all(1 < h['operations'][name]['p50_us'] <= h['operations'][name]['p99_us']
+            for h in r.values() for name in ('ht update', 'ht dispatch', 'ht combine'))"
+    rc=$?
+    kill $bench
+    wait $bench 2>/dev/null
+    [ $rc -eq 0 ] && echo "ok: epx top has times of kernels" || fail "epx top has no times of kernels"
+}
+EPX_MODULE_DIR=$work/cuda top
 for device in cuda hip; do
     export EPX_MODULE_DIR=$work/$device EPX_TEST_DEVICE=$device
     # By events a benchmark of low latency makes dozens of operations in a row, whatever --iters says. Three runs with

@@ -27,7 +27,8 @@ void top_close(struct top *top);
 uint64_t top_bytes(const struct watch *w);
 /* The wait of one of its agents that has lasted longest; NULL: none waits for a peer. */
 const struct watch_wait *top_longest_wait(const struct watch *w);
-/* Kernels of a GPU do not write pages: operations and bytes are sampled, and there are no times and no waits. */
+/* Kernels of a GPU do not write pages: what they count is sampled, times only while somebody looks, and waits are not
+ * known. */
 int top_kernels_are_silent(const struct watch *w);
 /* The rank that keeps the group waiting, -1: nobody does; the index of its page, -1: it has none on this machine. */
 int top_culprit(const struct top *top, int first, int end, int *page);

@@ -68,7 +68,8 @@ static void print_rank(const struct top *top, const struct top_page *p)
     if (wait && wait->peer >= 0)
         printf("  rank %d for %.1f s (%s)", wait->peer, seconds_since(top, wait->since_ns), phase_text(wait->phase));
     else if (wait)
-        printf("  ranks of other nodes for %.1f s (%s)", seconds_since(top, wait->since_ns), phase_text(wait->phase));
+        printf("  %s for %.1f s (%s)", w->nnodes > 1 ? "ranks of other nodes" : "several ranks",
+               seconds_since(top, wait->since_ns), phase_text(wait->phase));
     else if (top_kernels_are_silent(w) && w->inside_ns)
         printf("  (in %.39s for %.1f s, call %llu)", w->function, seconds_since(top, w->inside_ns),
                (unsigned long long)w->calls);
@@ -97,8 +98,9 @@ static void print_operations(const struct top *top, int first, int end)
         if (count > 0 && p50 <= 0)
             printf("  %-12s %9.0f/s\n", kernel_name((uint32_t)k), rate);
         else if (count > 0)
-            printf("  %-12s %9.0f/s  p50 %9.0f us  p99 %9.0f us  (slowest rank, since the group was made)\n",
-                   kernel_name((uint32_t)k), rate, p50, p99);
+            printf("  %-12s %9.0f/s  p50 %9.0f us  p99 %9.0f us  (slowest rank, since %s)\n", kernel_name((uint32_t)k),
+                   rate, p50, p99,
+                   top_kernels_are_silent(top->pages[first].page) ? "epx top looks" : "the group was made");
     }
 }
 
@@ -199,7 +201,7 @@ static void json_operations(const struct top *top, const struct top_page *p)
             continue;
         printf("%s\"%s\":{\"count\":%llu,\"per_second\":%.1f", comma, kernel_name((uint32_t)k),
                (unsigned long long)p->page->count[k], per_second(top, p->before[k], p->page->count[k]));
-        if (!top_kernels_are_silent(p->page))
+        if (top_percentile_us(p->page, k, 50) > 0)
             printf(",\"p50_us\":%.1f,\"p99_us\":%.1f", top_percentile_us(p->page, k, 50),
                    top_percentile_us(p->page, k, 99));
         printf("}");

@@ -70,7 +70,7 @@ void cpu_watch_clear(struct agent *agent)
 /* By agent 0: one writer each. */
 static void count_operation(struct watch *w, const struct group_dev *g, enum kernel_id id, uint64_t ns)
 {
-    uint32_t *bucket = &w->times[id][watch_bucket(ns)];
+    uint32_t *bucket = &w->times[id][time_bucket(ns)];
 
     __atomic_store_n(&w->running_ns, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&w->count[id], w->count[id] + 1, __ATOMIC_RELAXED);

@@ -4,6 +4,7 @@
 #define EPX_DEVICE_GPU_ENTRY_CUH
 
 #include "device/gpu/prims.cuh"
+#include "device/gpu/times.cuh"
 
 #define SMEM_RANKS 64 /* ranks whose heap addresses and masks are kept in shared memory */
 
@@ -67,7 +68,8 @@ KFN void make_agent(struct agent *ag, const struct launch_info &info, uint32_t *
     __syncthreads();
 }
 
-template <typename params> KFN void copy_to_smem(struct smem_copy<params> *smem, const params &given)
+template <typename params>
+KFN void copy_to_smem(struct smem_copy<params> *smem, const params &given, const struct launch_info &info)
 {
     copy_words(&smem->p, &given, sizeof(given));
     copy_words(&smem->g, given.g, sizeof(smem->g));
@@ -87,6 +89,8 @@ template <typename params> KFN void copy_to_smem(struct smem_copy<params> *smem,
             smem->g.mask = smem->mask;
         smem->p.g = &smem->g;
         smem->p.h = &smem->h;
+        if (smem->g.is_watched)
+            times_begin(smem->g.times, info.mark_what);
     }
     __syncthreads();
 }
@@ -121,11 +125,13 @@ template <typename params> KFN void copy_to_smem(struct smem_copy<params> *smem,
         __shared__ struct smem_copy<struct name##_params> smem;          \
         struct agent *agent = &smem.agent[threadIdx.x / WARP];           \
         make_agent(agent, info, smem.arrived, counts, SMEM_MARKS(smem)); \
-        copy_to_smem(&smem, params);                                     \
+        copy_to_smem(&smem, params, info);                               \
         if (agent->index < agent->count)                                 \
             kernel_##name(agent, &smem.p);                               \
         grid_next();                                                     \
         KERNEL_MARKS_END(agent);                                         \
+        if (threadIdx.x == 0 && smem.g.is_watched)                       \
+            times_end(smem.g.times, info.mark_what);                     \
     }
 
 /* Of small kernels: the parameters stay where they are. `counts` as above. */

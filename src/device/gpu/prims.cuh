@@ -25,6 +25,7 @@
 #define FLAVOUR_NEAR 0
 #endif
 #define COMMAND_FN static __host__ __device__ __forceinline__
+#define TIMES_FN static __device__ __forceinline__
 #define NUMERIC_FN static __device__ __forceinline__
 #define NUMERIC_TABLE static __device__ const
 
