@@ -157,6 +157,9 @@ def main():
     parser.add_argument("--length", type=int, default=48, help="of a prompt, default 48")
     parser.add_argument("--decode", type=int, default=8, help="tokens, default 8")
     args = parser.parse_args()
+    for name, least in (("prompts", 1), ("length", 2), ("decode", 1)):  # calls with one token each decode
+        if getattr(args, name) < least:
+            parser.error(f"--{name}: expected {least} or more, got {getattr(args, name)}")
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()

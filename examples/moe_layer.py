@@ -42,6 +42,8 @@ def moe(group, handle, x, idx, weights):
 
     first, begin = group.info.rank * group.info.local_experts, 0
     for e, count in enumerate(counts, first):  # rows are sorted by expert
+        if not count:  # always so of the last rank's places beyond the last expert, where ranks do not divide experts
+            continue
         mine = slice(begin, begin + count)
         received[mine] = expert(e, received[mine]) * row_weights[mine, None]
         begin += count

@@ -208,7 +208,7 @@ def python(run):
                                 "EPX_BUILD_DIR=" + os.path.abspath(gcc_folder()), "tests/scripts/bench_world.sh"])
     python_alone(run)
     python_suite(run)
-    run.check("python-layer", ["timeout", "60", gcc_folder() + "/epx", "run", "-n", "4", VENV + "/bin/python",
+    run.check("python-layer", ["timeout", "60", gcc_folder() + "/epx", "run", "-n", "3", VENV + "/bin/python",
                                "examples/moe_layer.py"])
     run.check("python-hf", torchrun(2, "examples/hf_moe.py", "--model", "qwen3", "mixtral", "--prompts", "1",
                                     "--length", "16", "--decode", "3"))
