@@ -83,7 +83,8 @@ uint64_t cpu_kernel_begin(struct agent *agent, const struct group_dev *g, enum k
 void cpu_kernel_end(struct agent *agent, const struct group_dev *g, enum kernel_id id, uint64_t began);
 /* This agent does not wait any more. */
 void cpu_watch_clear(struct agent *agent);
-void cpu_trace_wait(const struct agent *agent, uint64_t began, uint64_t now);
+/* `is_over`: the signal came. Else it is a slice of a wait that goes on, or was given up. */
+void cpu_trace_wait(const struct agent *agent, uint64_t began, uint64_t now, int is_over);
 /* Does the calling thread run a task of this stream just now? Then waiting for the stream would never end. */
 int stream_runs_here(const struct device_stream *stream);
 

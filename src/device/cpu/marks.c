@@ -97,7 +97,7 @@ void cpu_kernel_end(struct agent *agent, const struct group_dev *g, enum kernel_
     agent->watch = NULL;
 }
 
-void cpu_trace_wait(const struct agent *agent, uint64_t began, uint64_t now)
+void cpu_trace_wait(const struct agent *agent, uint64_t began, uint64_t now, int is_over)
 {
     const struct trace_event e = {.begin_ns = began,
                                   .end_ns = now,
@@ -106,7 +106,7 @@ void cpu_trace_wait(const struct agent *agent, uint64_t began, uint64_t now)
                                   .of = phase_texts[agent->wait_phase],
                                   .label = {"agent"},
                                   .value = {(uint64_t)agent->index},
-                                  .what = agent->wait_what,
+                                  .what = is_over ? agent->wait_what : 0,
                                   .rank = agent->rank,
                                   .peer = agent->wait_peer,
                                   .kind = TRACE_SPAN};

@@ -173,7 +173,7 @@ enum wait_result cpu_wait_ge(struct agent *agent, const uint64_t *word, uint64_t
     now = env->now_ns(env->self);
     agent->wait_ns += now - start;
     if (agent->traced)
-        cpu_trace_wait(agent, start, now);
+        cpu_trace_wait(agent, start, now, result == WAIT_OK);
     return result;
 }
 
