@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <ctype.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -233,14 +234,25 @@ static void json_net(const struct watch *w)
     printf("]");
 }
 
+/* The name of a function, as far as it is one: another process writes it, perhaps just now, perhaps of another
+ * build. */
+static int name_length(const char *name, int most)
+{
+    int n = 0;
+
+    while (n < most && (isalnum((unsigned char)name[n]) || name[n] == '_'))
+        n++;
+    return n;
+}
+
 static void json_rank(const struct top *top, const struct top_page *p)
 {
     const struct watch *w = p->page;
     const struct watch_wait *wait = top_longest_wait(w);
     const uint64_t running_ns = w->running_ns;
 
-    printf("{\"rank\":%d,\"pid\":%d,\"state\":\"%s\",\"calls\":%llu,\"last_call\":\"%.39s\"", w->rank, w->pid,
-           state_text(p->state), (unsigned long long)w->calls, w->function);
+    printf("{\"rank\":%d,\"pid\":%d,\"state\":\"%s\",\"calls\":%llu,\"last_call\":\"%.*s\"", w->rank, w->pid,
+           state_text(p->state), (unsigned long long)w->calls, name_length(w->function, 39), w->function);
     printf(",\"operations_per_second\":%.1f,\"bytes_per_second\":%.0f", operations_per_second(top, p),
            per_second(top, p->bytes_before, top_bytes(w)));
     if (running_ns)
