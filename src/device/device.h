@@ -147,7 +147,6 @@ struct device_ops {
 struct device {
     const struct device_ops *ops;
     struct kernel_marks *marks; /* of the next launch: where it keeps its marks, or NULL (kernel/marks.h) */
-    int crowded; /* another rank of the group is a thread of this process: nobody waits for all that the device runs */
 };
 
 /* Finds and opens: AUTO follows EPX_DEVICE, else the CPU. */

@@ -18,7 +18,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 #include <sys/random.h>
 
 #include "boot/auth.h"
@@ -293,18 +292,8 @@ static epx_status map_heap(struct epx_group *group, int r, uint64_t process, con
     return EPX_OK;
 }
 
-/* Before the first launch. */
-static void find_threads(struct epx_group *group, const struct heap_message *all)
-{
-    for (int r = 0; r < group->nranks; r++)
-        if (r != group->rank && all[r].export.pid == (int64_t)getpid() &&
-            memcmp(group->hosts[r], group->hosts[group->rank], sizeof(group->hosts[r])) == 0)
-            __atomic_store_n(&group->device->crowded, 1, __ATOMIC_RELAXED);
-}
-
 static epx_status map_heaps(struct epx_group *group, const struct heap_message *all)
 {
-    find_threads(group, all);
     for (int r = 0; r < group->nranks; r++) {
         epx_status status = group->remote[r] ? EPX_OK : map_heap(group, r, 0, &all[r].export);
         if (status != EPX_OK)
@@ -318,7 +307,6 @@ static epx_status map_heaps(struct epx_group *group, const struct heap_message *
 
 static epx_status map_heaps_again(struct epx_group *group, const struct heap_message *all)
 {
-    find_threads(group, all);
     for (int r = 0; r < group->nranks; r++) {
         const uint64_t incarnation = membership_incarnation(group->membership, r);
         epx_status status = EPX_OK;
