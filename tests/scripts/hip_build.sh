@@ -37,11 +37,12 @@ while (at := data.find(magic, at)) >= 0:
 names = [pathlib.Path(file).stem for file in sys.argv[2:]]
 assert all(any(part in name for name in names) for part in ("dispatch", "combine", "notify")), names
 for gpu in ("gfx90a", "gfx940"):
-    here_names = [name for name in names if gpu == "gfx940" or not name.endswith("_near")]
+    here_names = [name for name in names if gpu == "gfx940" or not name.endswith(("_near", "_marks"))]
     for name in here_names:
         space, verb = (f"epx_{name[:2]}", name[3:]) if name[:3] in ("ll_", "ht_") else ("epx", name)
-        if verb.endswith("_near"): # a flavour (kernel/flavour.h): the same name in a space of its own
-            space, verb = space + "_near", verb.removesuffix("_near")
+        for flavour in ("_near", "_marks"): # kernel/flavour.h: the same name in a space of its own
+            if verb.endswith(flavour):
+                space, verb = space + flavour, verb.removesuffix(flavour)
         symbol = f"epx_{name}" if name in ("first", "clock") else f"_ZN{len(space)}{space}{len(verb)}{verb}E\\w+"
         here = sum(bool(re.search(f"\0{symbol}\\.kd\0".encode(), code)) for code in found.get(gpu, []))
         assert here == 1, f"{gpu}: {space}::{verb} is there {here} times, expected once"
