@@ -339,7 +339,8 @@ ncclResult_t ncclEpMaskQuery(ncclEpGroup_t ep_group, int *mask_status, cudaStrea
 static ncclResult_t update_masks(struct ncclEpGroup *group, const char *call, const int *mask, epx_stream stream)
 {
     const size_t bytes = (size_t)group->comm.nranks * sizeof(*mask);
-    const int self = group->comm.rank, masks_self = mask[self] == 0;
+    /* A group without masks refuses the call, whatever is at `mask`. */
+    const int self = group->comm.rank, masks_self = group->config.enable_mask && mask[self] == 0;
     int *others;
     ncclResult_t result;
 
