@@ -23,8 +23,8 @@ KFN const char *lc_rows_of(const struct group_dev *g, int d, int32_t in, uint64_
 }
 
 /* With masks: the others have gone on without this rank, which slept. What it has just read of them may be of a later
- * operation, and no address follows from it. They set its abort word first, so this operation is not good. A kernel of
- * a GPU does not sleep. */
+ * operation, and no address follows from it. They set its abort word first, so this operation is not good. On a GPU,
+ * whose kernels only a debugger stops for a whole deadline, nobody looks: it would cost a load for each row. */
 KFN int lc_is_stale(const struct group_dev *g)
 {
     return AG_ONE_LANE && has_masks(g) && ag_look_behind(&control_of(g, g->rank)->abort_word) != 0;
