@@ -19,7 +19,8 @@
  * to a result (two ranks that exclude each other), a rank takes part in the first that it hears of and closes its
  * connection to the other coordinator, whose all-gather fails: an all-gather succeeds only if all ranks of the set have
  * agreed to that set, with that coordinator. When a connection is closed before its rank has agreed, that rank gave up
- * the round: this rank connects again. When it is closed later, that rank failed during the round.
+ * the round, or could not keep the connection: this rank connects again, and the coordinator repeats its COMMIT. When
+ * it is closed later, that rank failed during the round.
  *
  * A round has 2 (n - 1) connections. Each rank connected to each other before: 128 ranks took 15 s.
  */
@@ -89,6 +90,16 @@ static int all_agree(const struct membership *m)
     return 1;
 }
 
+/* The connection to a rank ended before that rank has shown, by data, that it knows the result: it may have closed the
+ * connection because it had no memory for it or too many others, unread. A rank that knows the result closes the next
+ * one, too. */
+static int may_lack_commit(const struct membership *m, int rank)
+{
+    const struct peer *peer = &m->peers[rank];
+
+    return m->coordinator == m->rank && peer->rx.conn >= 0 && !peer->data[1].number;
+}
+
 /* Everything that can be done without waiting. */
 static epx_status progress(struct membership *m)
 {
@@ -99,7 +110,7 @@ static epx_status progress(struct membership *m)
     for (int r = 0; r < m->nranks && status == EPX_OK; r++) {
         struct peer *peer = &m->peers[r];
 
-        if (is_in_touch(m, r) && (!m->agreed || m->excluded[r]))
+        if (is_in_touch(m, r) && (!m->agreed || m->excluded[r] || may_lack_commit(m, r)))
             status = connect_peer(m, r);
         if (peer->conn >= 0 && flush_tx(m, peer) && !m->agreed) {
             m->excluded[r] = 1;

@@ -140,12 +140,13 @@ int flush_tx(struct membership *m, struct peer *peer)
 epx_status connect_peer(struct membership *m, int rank)
 {
     struct peer *peer = &m->peers[rank];
+    epx_status status;
     int conn;
 
     if (peer->conn >= 0 || host_now_ns() < peer->retry_ns)
         return EPX_OK;
     conn = m->ops->connect(m->port, &m->addresses[rank]);
-    if (conn == -ECONNREFUSED) {
+    if (conn == -ECONNREFUSED && !m->agreed) {
         m->excluded[rank] = 1;
         m->progressed = 1;
         return EPX_OK;
@@ -161,7 +162,10 @@ epx_status connect_peer(struct membership *m, int rank)
     peer->conn = conn;
     peer->viewed = 1;
     m->progressed = 1;
-    return queue_frame(m, peer, FRAME_VIEW, m->purpose, m->view, 2 * (size_t)m->nranks);
+    status = queue_frame(m, peer, FRAME_VIEW, m->purpose, m->view, 2 * (size_t)m->nranks);
+    if (status == EPX_OK && m->agreed && !m->excluded[rank])
+        status = queue_frame(m, peer, FRAME_COMMIT, m->purpose, m->excluded, (size_t)m->nranks);
+    return status;
 }
 
 /* ---- Receiving ---------------------------------------------------------------------------------------------- */

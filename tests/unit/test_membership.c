@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Membership: ranks that ended or are excluded, what each rank reports, unknown clients.
  * ctest: labels=leaks */
+#include <errno.h>
 #include <netinet/in.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -331,6 +332,53 @@ static void many_ranks_make_few_connections(void **state)
     assert_in_range(connects, 2 * (CROWD - 1), slow_ms(8 * CROWD));
 }
 
+/* Rank 1 cannot keep the first connection to it, and closes it unread once the coordinator has committed. */
+static struct conn_ops forgetful;
+static _Atomic(struct conn_port *) forgetful_port;
+static uint64_t forget_at_ns;
+
+static epx_status forgetful_open(int rank, int one_host, const uint8_t *secret, struct conn_address *own,
+                                 struct conn_port **out)
+{
+    const epx_status status = conn_socket_ops.port_open(rank, one_host, secret, own, out);
+
+    if (rank == 1)
+        forgetful_port = *out;
+    return status;
+}
+
+static int forgetful_accept(struct conn_port *port)
+{
+    int conn;
+
+    if (port != forgetful_port)
+        return conn_socket_ops.accept(port);
+    if (!forget_at_ns)
+        forget_at_ns = clock_ns() + 100000000u;
+    if (clock_ns() < forget_at_ns)
+        return -EAGAIN;
+    conn = conn_socket_ops.accept(port);
+    if (conn < 0)
+        return conn;
+    conn_socket_ops.close(port, conn);
+    forgetful_port = NULL;
+    return -EAGAIN;
+}
+
+static void a_lost_result_is_sent_again(void **state)
+{
+    struct runtime own = {.conns = &forgetful};
+
+    (void)state;
+    forgetful = conn_socket_ops;
+    forgetful.port_open = forgetful_open;
+    forgetful.accept = forgetful_accept;
+    runtime_swap(&own);
+    run_scenario((struct scenario){.timeout_ms = slow_ms(5000)});
+    runtime_swap(NULL);
+    assert_null(forgetful_port);
+}
+
 /* Connects to every port and sends nothing, noise, or a valid magic number followed by noise. */
 static void connect_unknown_clients(const struct conn_address *all)
 {
@@ -428,5 +476,5 @@ UNIT_MAIN(cmocka_unit_test(all_ranks_take_part), cmocka_unit_test(a_rank_that_en
           cmocka_unit_test(ranks_that_want_different_things_are_told), cmocka_unit_test(unknown_clients_do_no_harm),
           cmocka_unit_test(a_rank_that_leaves_is_named_by_all),
           cmocka_unit_test(the_coordinator_that_leaves_is_named_by_all),
-          cmocka_unit_test(many_ranks_make_few_connections), cmocka_unit_test(idle_connections_accuse_nobody),
-          cmocka_unit_test(a_port_that_somebody_else_holds_is_closed))
+          cmocka_unit_test(many_ranks_make_few_connections), cmocka_unit_test(a_lost_result_is_sent_again),
+          cmocka_unit_test(idle_connections_accuse_nobody), cmocka_unit_test(a_port_that_somebody_else_holds_is_closed))
