@@ -19,11 +19,12 @@ rank_of() { # DRIVER RANK
 }
 
 # A rank that is stopped, wherever it is, ends the run after the deadline, with its name. Nothing else can end it, so
-# that how long it takes matters only if it is for ever.
+# that how long it takes matters only if it is for ever. Until then the other ranks poll: all of these run side by side,
+# so that they share the cores in which they would otherwise wait one after the other.
 stop_one() { # NAME SECONDS_UNTIL_THE_STOP OPTIONS...
-    local name=$1 after=$2 driver rank since deadline code
+    local name=$1 after=$2 driver rank since code
     shift 2
-    deadline=$(slow 5)
+    work=$(mktemp -d "$work/XXXXXX")
     "$epx" bench "$@" --ranks 4 --tokens 24 --hidden 512 --experts 16 --topk 4 --iters 10000 --warmup 0 \
         --timeout "$deadline" >"$work/out" 2>"$work/err" &
     driver=$!
@@ -38,11 +39,16 @@ stop_one() { # NAME SECONDS_UNTIL_THE_STOP OPTIONS...
         fail "$name: exit status $code after $since s; expected 1 and a message that names rank 2"
     ! grep -qE 'SIG(SEGV|BUS|ABRT|ILL)' "$work/err" || fail "$name: another rank crashed"
     [ ! -e "/proc/$rank" ] || fail "$name: the stopped rank is left behind"
+    return "$failures"
 }
-stop_one "a rank that is stopped while it starts" 0 ll
-stop_one "a rank that is stopped between barriers, ll" 1.1 ll --check
-stop_one "a rank that is stopped between barriers, ht" 1.5 ht --check
-stop_one "a rank that is stopped in a measurement by events" 1 ll --timing events
+deadline=$(slow 6) stops=()
+stop_one "a rank that is stopped while it starts" 0 ll & stops+=($!)
+stop_one "a rank that is stopped between barriers, ll" 1.1 ll --check & stops+=($!)
+stop_one "a rank that is stopped between barriers, ht" 1.5 ht --check & stops+=($!)
+stop_one "a rank that is stopped in a measurement by events" 1 ll --timing events & stops+=($!)
+for pid in "${stops[@]}"; do
+    wait "$pid" || failures=$((failures + 1))
+done
 
 # Ranks that work longer than the deadline without a barrier are not late.
 "$epx" bench ll --ranks 2 --tokens 64 --hidden 1024 --experts 16 --timing events --iters 1500 \
