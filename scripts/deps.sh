@@ -58,6 +58,7 @@ find_quick() {
     need build-essential sh -c 'gcc --version && g++ --version'
     need python3 python3 --version
     need git git --version
+    want ninja-build tool ninja              # compiles instead of make, and takes less time for itself
     want mandoc tool mandoc                  # looks at the manual pages: scripts/manual/check.py
     need iproute2 tool ip                    # network namespaces as hosts: tests/scripts/netns.sh
     want clang-format clang-format --version # only version 14 (Debian 12) is asked: scripts/format.sh

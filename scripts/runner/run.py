@@ -2,6 +2,7 @@
 """Runs commands of a stage, follows their output for the progress line, and counts what came of them."""
 import os
 import re
+import shutil
 import subprocess
 import threading
 import time
@@ -15,6 +16,12 @@ TAIL = 60  # lines shown of what failed
 
 def tail(text, lines=TAIL):
     return "\n".join(text.rstrip().splitlines()[-lines:])
+
+
+def generator(folder):
+    """CMake's options that choose what compiles a new folder: Ninja, where it is, takes less time for itself."""
+    known = os.path.exists(os.path.join(folder, "CMakeCache.txt"))
+    return ["-G", "Ninja"] if shutil.which("ninja") and not known else []
 
 
 class MakeParser:
@@ -169,12 +176,13 @@ class Run:
 
     def build(self, step, folder, options):
         """Configures with -Werror and compiles; returns whether it succeeded."""
-        rc, output = self.command(step + "-configure",
-                                  ["bash", "scripts/configure.sh", folder, "-DEPX_WERROR=ON", *options])
+        rc, output = self.command(step + "-configure", ["bash", "scripts/configure.sh", folder, "-DEPX_WERROR=ON",
+                                                        *generator(folder), *options])
         if rc:
             self.fail(step + "-build", "CMake failed", output)
             return False
-        return self.check(step + "-build", ["cmake", "--build", folder, "-j" + self.jobs], parser=MakeParser())
+        return self.check(step + "-build", ["cmake", "--build", folder, "-j" + self.jobs], parser=MakeParser(),
+                          env={"NINJA_STATUS": "[%p] "})
 
     def ctest(self, step, folder, scale, options, env=None, prefix=()):
         """Runs tests and counts their cases. A test takes two places (one, if it sleeps) of 2 * cores + 1."""

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The progress line: never silent for long, percent and time left."""
 import io
+import os
+import tempfile
 import unittest
 
 from progress import EVERY_S, Progress
-from run import CtestParser, MakeParser
+from run import CtestParser, MakeParser, generator
 
 
 class Terminal(io.StringIO):
@@ -66,6 +68,12 @@ class Parsers(unittest.TestCase):
     def test_make(self):
         self.assertEqual(MakeParser()("[ 42%] Building C object x.o"), (0.42, ""))
         self.assertIsNone(MakeParser()("warning"))
+
+    def test_a_folder_keeps_its_generator(self):
+        with tempfile.TemporaryDirectory() as folder:
+            self.assertIn(generator(folder), ([], ["-G", "Ninja"]))
+            open(os.path.join(folder, "CMakeCache.txt"), "w").close()
+            self.assertEqual(generator(folder), [])
 
     def test_ctest(self):
         parser = CtestParser()
