@@ -20,28 +20,24 @@ function(epx_nccl_library name map)
         INSTALL_RPATH "$ORIGIN")
 endfunction()
 
-# The log, the environment it reads, and the guard of signal handlers.
-set(epx_nccl_util ${PROJECT_SOURCE_DIR}/src/util/log.c ${PROJECT_SOURCE_DIR}/src/util/env.c
-    ${PROJECT_SOURCE_DIR}/src/util/sigactions.c)
-
 file(GLOB epx_nccl_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/compat/nccl_ep/*.c)
-add_library(nccl_ep SHARED ${epx_nccl_sources} ${epx_nccl_util})
+add_library(nccl_ep SHARED ${epx_nccl_sources} $<TARGET_OBJECTS:epx_log_objects>)
 epx_nccl_library(nccl_ep src/compat/nccl_ep/nccl_ep.map)
 target_link_libraries(nccl_ep PRIVATE epx)
 target_include_directories(nccl_ep INTERFACE
     $<BUILD_INTERFACE:${epx_nccl_include}> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/nccl_ep>)
 
-file(GLOB epx_standin_boot CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/boot/*.c ${PROJECT_SOURCE_DIR}/src/util/*.c)
 add_library(epx_nccl SHARED ${PROJECT_SOURCE_DIR}/src/compat/standin/nccl_comm.c
     ${PROJECT_SOURCE_DIR}/src/compat/standin/nccl_memory.c ${PROJECT_SOURCE_DIR}/src/compat/standin/nccl_team.c
-    ${PROJECT_SOURCE_DIR}/src/compat/nccl_ep/driver.c ${epx_standin_boot})
+    ${PROJECT_SOURCE_DIR}/src/compat/nccl_ep/driver.c
+    $<TARGET_OBJECTS:epx_boot_objects> $<TARGET_OBJECTS:epx_log_objects>)
 epx_nccl_library(epx_nccl src/compat/standin/standin.map)
 target_include_directories(epx_nccl INTERFACE
     $<BUILD_INTERFACE:${epx_standin_nccl_include}>
     $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/nccl_ep/standin/nccl>)
 
 file(GLOB epx_cudart_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/compat/standin/cudart*.c)
-add_library(epx_cudart SHARED ${epx_cudart_sources} ${epx_nccl_util})
+add_library(epx_cudart SHARED ${epx_cudart_sources} $<TARGET_OBJECTS:epx_log_objects>)
 epx_nccl_library(epx_cudart src/compat/standin/standin.map)
 target_include_directories(epx_cudart INTERFACE
     $<BUILD_INTERFACE:${epx_standin_cuda_include}>
