@@ -30,6 +30,8 @@ class LowLatencyRouting(Routing):
         self.handle, self.address = plan.take_handle(in_graph)
         self.pool = plan.pool
         self.pool.routings += 1
+        if in_graph:
+            self.pool.captured = True
         self.in_graph = in_graph
         self.max_tokens = plan.max_tokens
         self.topk_idx = topk_idx  # if combine gets the same tensor, it is not checked again
@@ -238,12 +240,15 @@ def combine(launch_on: Any, x: torch.Tensor, topk_idx: torch.Tensor, topk_weight
         topk_weights = torch.where(topk_idx < 0, 0.0, topk_weights)
     launch = launch_on(pool.group) if launch_on is not None else None
     stream = launch.address if launch is not None else pool.stream()
+    capturing = pool.capturing()
+    if capturing:
+        routing.note_capture()
     if out is None:
         if launch is None:
-            out = plan.new_out(tokens, stream, pool.capturing())
+            out = plan.new_out(tokens, stream, capturing)
         else:
             with launch.context():
-                out = plan.new_out(tokens, stream, pool.capturing())
+                out = plan.new_out(tokens, stream, capturing)
     status = plan.run(routing.address, tokens, x, topk_weights, out, wait, signals, stream)
     if status:
         check(status)

@@ -27,6 +27,12 @@ class Routing:
         self.handle = handle
         self.in_graph = in_graph
 
+    def note_capture(self) -> None:
+        """Called in each operation with a routing that exists already. A graph may be replayed when the caller has
+        dropped the routing: then only other graphs use its handle, and its group lives as long as the buffer."""
+        if self.pool.capturing():
+            self.in_graph = self.pool.captured = True
+
     def __del__(self) -> None:
         if self.pool.group.alive:
             self.pool.give(self.handle, self.in_graph)

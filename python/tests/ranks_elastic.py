@@ -360,16 +360,21 @@ def test_calls_of_other_sizes(world: World) -> None:
 
 
 def test_a_graph_keeps_its_group(world: World) -> None:
-    """A group that was captured into a graph and then replaced lives as long as the buffer."""
+    """A group that was captured into a graph and then replaced lives as long as the buffer, also if the graph has an
+    operation with an older handle alone."""
     with elastic(world) as buffer:
         work, groups = make_work(world, 2), []
-        for tokens in (MAX, 2 * MAX, 4 * MAX):
+        for turn, captured in enumerate(("dispatch", "combine", "", "")):
+            tokens = MAX << turn
             pool = buffer._engine.elastic_pool(world.device, work.experts, tokens, 2 * HIDDEN, work.topk)
-            captures, pool.capturing = pool.capturing, lambda tokens=tokens: tokens == MAX  # as in a capture
-            send(world, buffer, work, num_max_tokens_per_rank=tokens, do_cpu_sync=False)
+            captures, pool.capturing = pool.capturing, lambda: captured == "dispatch"  # as in a capture
+            sent = send(world, buffer, work, num_max_tokens_per_rank=tokens, do_cpu_sync=False)
+            pool.capturing = lambda: captured == "combine"
+            buffer.combine(sent[0], sent[3])
             pool.capturing = captures
             groups.append(pool.group)
-        assert [group.alive for group in groups] == [True, False, True]
+            del sent
+        assert [group.alive for group in groups] == [True, True, False, True]
     assert not any(group.alive for group in groups)
 
 

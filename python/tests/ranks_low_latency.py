@@ -377,6 +377,29 @@ def test_graph(world: World) -> None:
         check_one(world, buffer, Work(world.nranks, 12, 1024, work.experts, 3, seed=84), most)
 
 
+def test_a_graph_keeps_its_group(world: World) -> None:
+    """A group that was captured into a graph and then replaced lives as long as the buffer, and a handle that a graph
+    uses is no eager call's."""
+    groups: List[epx.Group] = []
+    kept: List[int] = []
+    buffer = deep_ep.Buffer(dist.group.WORLD, 0, 1 << 20, low_latency_mode=True, explicitly_destroy=True)
+    for hidden, captured in ((128, "dispatch"), (256, "combine"), (384, ""), (512, "")):
+        work = Work(world.nranks, 6, hidden, 2 * world.nranks, 2, seed=86)
+        pool = buffer._engine.low_latency(world.device, 8, work.experts, 2 * hidden, work.topk)
+        captures, pool.capturing = pool.capturing, lambda: captured == "dispatch"  # as in a capture
+        recv, _counts, handle = dispatch(world, buffer, work, 8, use_fp8=False)
+        pool.capturing = lambda: captured == "combine"
+        buffer.low_latency_combine(recv, world.to(work.idx[world.rank]), world.to(work.weights[world.rank]), handle)
+        pool.capturing = captures
+        groups.append(pool.group)
+        del recv, handle
+        kept.append(len(pool.free_handles(work.topk, True)))
+    assert [group.alive for group in groups] == [True, True, False, True] and kept == [1, 1, 0, 0], (groups, kept)
+    world.meet()
+    buffer.destroy()
+    assert not any(group.alive for group in groups)
+
+
 def test_mask_query_beside_a_graph(world: World) -> None:
     """The mask is asked for on one stream while a graph is replayed on another: neither disturbs the other."""
     world.only("cuda")
