@@ -668,6 +668,12 @@ EPX_API epx_status epx_group_error(epx_group *group, epx_error_info *info);
  * cannot recover: EPX_ERR_TIMEOUT, and the message says what the proxy is doing.
  */
 EPX_API epx_status epx_group_error_clear(epx_group *group);
+/*
+ * This rank cannot take part in what the others wait for: ends the group's operations on all ranks, at once. They get
+ * EPX_ERR_PEER, which names this rank and `why`, an error; this rank's next call gets it too. Local.
+ * epx_group_error_clear recovers the group.
+ */
+EPX_API epx_status epx_group_abort(epx_group *group, epx_status why);
 
 typedef struct epx_stats {
     uint32_t size;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* epx_group_error, epx_group_error_clear. */
+/* epx_group_error, epx_group_error_clear, epx_group_abort. */
 #include "group/abort.h"
 #include "group/error.h"
 #include "group/net.h"
@@ -39,4 +39,17 @@ epx_status epx_group_error_clear(epx_group *group)
     epx_status status = group_check(group, "epx_group_error_clear");
 
     return status == EPX_OK ? group_clear_error(group) : status;
+}
+
+epx_status epx_group_abort(epx_group *group, epx_status why)
+{
+    API_ISSUE;
+    epx_status status = group_check(group, "epx_group_abort");
+
+    if (status != EPX_OK)
+        return status;
+    if (why <= EPX_OK || why > EPX_ERR_INTERNAL)
+        return fail(EPX_ERR_ARGUMENT, "epx_group_abort: why: expected an error of epx_status, got %d", (int)why);
+    group_abort(group, why, -1);
+    return EPX_OK;
 }

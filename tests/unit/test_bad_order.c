@@ -219,6 +219,30 @@ static int overflow(struct fixture *s)
     return small_tensor(s, 0) || small_tensor(s, 1);
 }
 
+/* A rank that cannot take part says so: the others, which wait for it, do not wait until their deadline. */
+static int cannot_take_part(struct fixture *s)
+{
+    static const char *const words[] = {"rank 0 failed", "too small", NULL};
+    const time_t begin = time(NULL);
+    epx_status status = EPX_OK;
+
+    fixture_refill(s);
+    if (s->rank == 0)
+        ACCEPTED(epx_group_abort(s->group, EPX_ERR_OVERFLOW));
+    else
+        status = epx_handle_update(s->ht, &s->idx, NULL, NULL);
+    if (status == EPX_OK)
+        status = epx_stream_sync(s->group, NULL);
+    if (fixture_expect(s, "abort", status, EPX_ERR_PEER, s->rank ? words : WORDS("this rank failed")) ||
+        fixture_meet(s))
+        return -1;
+    if (time(NULL) - begin > 60)
+        return fixture_fail(s, "an abort that took a minute");
+    REFUSED(epx_handle_update(s->ht, &s->idx, NULL, NULL), EPX_ERR_PEER, "epx_group_error_clear");
+    ACCEPTED(epx_group_error_clear(s->group));
+    return fixture_ht(s);
+}
+
 /* Receives in memory from epx_alloc more rows than max_recv_tokens, which is allowed, and returns results from ordinary
  * memory, which is not: they pass through EPX's own rows. With `known` the update has finished and the call says so. */
 static int return_too_many(struct fixture *s, int known)
@@ -288,5 +312,6 @@ UNIT_MAIN(MISUSE("destroyed_objects_are_refused", 2, destroyed),
           cmocka_unit_test(a_group_ends_after_its_streams),
           MISUSE("handles_that_differ_are_found", 3, different_handles),
           MISUSE("too_small_receive_tensors_overflow_safely", 3, overflow),
+          MISUSE("a_rank_that_cannot_take_part_says_so", 3, cannot_take_part),
           cmocka_unit_test(more_rows_than_can_return_overflow),
           MISUSE("too_much_memory_is_refused", 2, too_much_memory))

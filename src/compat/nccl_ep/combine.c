@@ -121,7 +121,7 @@ ncclResult_t ncclEpCombine(ncclEpHandle_t handle, const ncclEpCombineInputs_t *i
     cfg.nvfp4 = c.config.quant_recipe == NCCL_EP_COMB_QUANT_NVFP4;
     in.row_scales = c.scales.at;
     zero_copy_say(handle->group, call, "inputs.tokens", &c.tokens);
-    return compat_result(epx_combine(handle->handle, &in, &out, &cfg, own), call);
+    return operation_result(handle, epx_combine(handle->handle, &in, &out, &cfg, own), call);
 }
 
 ncclResult_t ncclEpComplete(ncclEpHandle_t handle, const ncclEpCompleteConfig_t *config, cudaStream_t stream)

@@ -123,6 +123,11 @@ ncclResult_t eager_rows(const struct ncclEpHandle *handle, const char *call, cud
 /* Low latency, before an operation: where masks were cleaned, or the others go on without this rank, all ranks meet. */
 int group_waits_to_rejoin(struct ncclEpGroup *group);
 ncclResult_t group_rejoin(struct ncclEpGroup *group, const char *call, cudaStream_t stream);
+/* High throughput with a number of rows, and no leave to drop any. */
+int group_traps(const struct ncclEpGroup *group);
+/* What an operation returned. Where this rank has no room for its rows, and the policy is TRAP, the others are told, so
+ * that they do not wait for a rank that does not take part. */
+ncclResult_t operation_result(struct ncclEpHandle *handle, epx_status status, const char *call);
 /* Can a dispatch or combine of this direction begin with the handle? */
 ncclResult_t operation_check(const struct ncclEpHandle *handle, const char *call, ncclEpPassDir_t direction);
 

@@ -168,5 +168,5 @@ ncclResult_t ncclEpDispatch(ncclEpHandle_t handle, const ncclEpDispatchInputs_t 
     c.direction = backward ? EPX_BACKWARD : EPX_FORWARD;
     c.global_ids = d.layout.global_ids;
     zero_copy_say(handle->group, call, "outputs.tokens", &d.out_tokens);
-    return compat_result(epx_dispatch(handle->handle, &in, &out, d.layout.at, &c, own), call);
+    return operation_result(handle, epx_dispatch(handle->handle, &in, &out, d.layout.at, &c, own), call);
 }

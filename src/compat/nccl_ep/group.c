@@ -461,15 +461,20 @@ ncclResult_t ncclEpGetAsyncError(ncclEpGroup_t ep_group, int *error_out)
 {
     static const char call[] = "ncclEpGetAsyncError";
     ncclResult_t result = group_need(ep_group, call);
+    epx_error_info info = EPX_ERROR_INFO_INIT;
     epx_status status;
 
     if (result == ncclSuccess)
         result = pointer_need(call, "error_out", error_out, sizeof(*error_out));
     if (result != ncclSuccess)
         return result;
-    status = ep_group->rejoin && is_left_out(ep_group) ? EPX_OK : epx_group_error(ep_group->group, NULL);
+    status = ep_group->rejoin && is_left_out(ep_group) ? EPX_OK : epx_group_error(ep_group->group, &info);
     *error_out = ep_group->error_kept || status != EPX_OK;
     (void)compat_result(status, call); /* keeps the sentence */
+    /* As operation_result(): a kernel has found that the T rows of the tensors are too few. */
+    if (status == EPX_ERR_OVERFLOW && group_traps(ep_group) &&
+        info.seen == (int64_t)ep_group->config.max_recv_tokens_per_rank)
+        (void)epx_group_abort(ep_group->group, EPX_ERR_OVERFLOW);
     return ncclSuccess;
 }
 

@@ -259,6 +259,24 @@ ncclResult_t eager_rows(const struct ncclEpHandle *handle, const char *call, cud
     return compat_result(epx_handle_recv_count(handle->handle, rows, NULL), call);
 }
 
+int group_traps(const struct ncclEpGroup *group)
+{
+    return !group->low_latency && !group->eager && group->config.overflow_policy != NCCL_EP_OVERFLOW_DROP;
+}
+
+ncclResult_t operation_result(struct ncclEpHandle *handle, epx_status status, const char *call)
+{
+    const ncclResult_t result = compat_result(status, call);
+    int64_t rows = 0;
+
+    /* A tensor that is merely too small is the caller's to replace. The update has run: EPX knew the number of rows. */
+    if (status == EPX_ERR_OVERFLOW && group_traps(handle->group) &&
+        epx_handle_recv_count(handle->handle, &rows, NULL) == EPX_OK &&
+        rows > (int64_t)handle->group->config.max_recv_tokens_per_rank)
+        (void)epx_group_abort(handle->group->group, EPX_ERR_OVERFLOW);
+    return result;
+}
+
 ncclResult_t operation_check(const struct ncclEpHandle *handle, const char *call, ncclEpPassDir_t direction)
 {
     /* High throughput may find a routing in handle_mem: EPX looks. */
