@@ -23,8 +23,9 @@ _DEFAULT_TIMEOUT_S = 100  # DeepEP's and EPX's: EPX_TIMEOUT_MS counts where the 
 class ElasticSettings(Settings):
     """The sizes that the caller of ElasticBuffer gives; 0 = not given."""
 
-    def __init__(self, num_bytes: int, max_tokens: int, hidden: int, topk: int, gpu_timeout_s: int) -> None:
-        super().__init__(num_bytes, 0, False)
+    def __init__(self, num_bytes: int, max_tokens: int, hidden: int, topk: int, gpu_timeout_s: int,
+                 use_fabric: bool) -> None:
+        super().__init__(num_bytes, 0, False, use_fabric)
         self.elastic_tokens, self.hidden, self.topk = max_tokens, hidden, topk
         self.timeout_ms = 0 if gpu_timeout_s == _DEFAULT_TIMEOUT_S else gpu_timeout_s * 1000
 

@@ -11,6 +11,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from . import _checks as checks
 from . import _high_throughput, _low_latency
+from . import _unused as unused
 from ._checks import refused, wrong
 from ._engine import Engine, Pool
 from ._layout import LayoutPlan, check_experts, dispatch_layout
@@ -82,6 +83,9 @@ class Buffer:
                                                   bool(allow_mnnvl or use_fabric)))
         self.rank = bootstrap.rank
         self.group_size = bootstrap.nranks
+        unused.variables(self.rank)
+        unused.arguments(self.rank, "deep_ep.Buffer", num_qps_per_rank=(num_qps_per_rank, 24),
+                         allow_nvlink_for_low_latency_mode=(bool(allow_nvlink_for_low_latency_mode), True))
         self.group = group if group is not None else comm
         self.num_nvl_bytes = num_nvl_bytes
         self.num_rdma_bytes = num_rdma_bytes
@@ -90,6 +94,7 @@ class Buffer:
         self.enable_shrink = enable_shrink
         self.runtime: Optional[Runtime] = Runtime(self._engine)
         self._comm_stream: Any = None
+        self._last_config: Optional[Config] = None
         self._last_layout: Callable[[], Optional[LayoutPlan]] = lambda: None
         self._on_current_stream = use_default_stream_as_comm_stream
         self._local: Dict[bool, StorageWeakRef] = {}
@@ -219,6 +224,14 @@ class Buffer:
             return lambda group: HostLaunch(group, previous_event, async_finish)
         return lambda _group: CudaLaunch(self.get_comm_stream(), previous_event, async_finish)
 
+    def _check_config(self, config: Any) -> None:
+        if config is None or config is self._last_config:
+            return
+        if not isinstance(config, Config):
+            raise wrong("config", "a Config or None", type(config).__name__)
+        self._last_config = config
+        unused.arguments(self.rank, "deep_ep.Config", **config.unused())
+
     def get_dispatch_layout(self, topk_idx: torch.Tensor, num_experts: int,
                             previous_event: Optional[EventOverlap] = None, async_finish: bool = False,
                             allocate_on_comm_stream: bool = False) -> Tuple[
@@ -283,7 +296,7 @@ class Buffer:
         if handle is not None and (topk_idx is not None or topk_weights is not None):
             raise wrong("topk_idx, topk_weights", "None with a handle, which has the routing", "a tensor")
         tokens, _scales = checks.tokens(x)
-        _check_config(config)
+        self._check_config(config)
         launcher = self._launcher(tokens.device, previous_event, async_finish, allocate_on_comm_stream)
         if handle is not None:
             return _high_throughput.dispatch_again(self._engine, launcher, x, handle)
@@ -303,7 +316,7 @@ class Buffer:
         None, event). Sums are in fp32: first the bias, then the ranks in ascending order, rounded once."""
         if not isinstance(x, torch.Tensor):
             raise wrong("x", "a tensor", type(x).__name__)
-        _check_config(config)
+        self._check_config(config)
         launcher = self._launcher(x.device, previous_event, async_finish, allocate_on_comm_stream)
         return _high_throughput.combine(self._engine, launcher, x, handle, topk_weights, bias)
 
@@ -455,11 +468,6 @@ class Buffer:
         self._to_mask.clear()
         for pool in self._mask_pools():
             pool.group.mask_clean(stream=_stream(pool.device))
-
-
-def _check_config(config: Any) -> None:
-    if config is not None and not isinstance(config, Config):
-        raise wrong("config", "a Config or None", type(config).__name__)
 
 
 def _active(pool: Pool) -> torch.Tensor:

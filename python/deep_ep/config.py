@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Config: tuning parameters of DeepEP, and hints for the sizes of a buffer."""
 
+from typing import Dict, Tuple
+
 from ._checks import positive
 
+_CHUNKS = {"num_max_nvl_chunked_send_tokens": 6, "num_max_nvl_chunked_recv_tokens": 256,
+           "num_max_rdma_chunked_send_tokens": 6, "num_max_rdma_chunked_recv_tokens": 256}
 # Tokens per rank for which the hints are computed. A buffer accepts more: see docs/python.md.
 _HINT_TOKENS = 4096
 _RANKS_PER_NODE = 8
@@ -22,6 +26,10 @@ class Config:
         self.num_max_rdma_chunked_recv_tokens = num_max_rdma_chunked_recv_tokens
         for name, value in vars(self).items():
             positive("Config: " + name, value, 0 if name == "num_sms" else 1)
+
+    def unused(self) -> Dict[str, Tuple[int, int]]:
+        """The fields that have no effect, with their defaults."""
+        return {name: (getattr(self, name), default) for name, default in _CHUNKS.items()}
 
     def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
         """Bytes for `num_nvl_bytes`: the rows that a rank receives if every rank sends it 4096 tokens."""

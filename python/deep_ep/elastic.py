@@ -15,6 +15,7 @@ import torch
 from . import _checks as checks
 from . import _elastic_dispatch as operations
 from . import _elastic_sizes as sizes
+from . import _unused as unused
 from ._checks import refused, wrong
 from ._elastic_dispatch import Domains
 from ._elastic_engine import ElasticEngine, ElasticSettings, local_index
@@ -42,6 +43,8 @@ class ElasticBuffer:
 
     Creating a buffer is collective; releasing it is not. docs/python.md lists the differences from DeepEP.
     """
+
+    _use_fabric = False  # GPUs of several hosts may be one node: HybridEPBuffer's use_mnnvl
 
     def __init__(self, group: Any, num_bytes: Optional[int] = None, num_cpu_bytes: int = 0,
                  num_max_tokens_per_rank: int = 0, hidden: int = 0, num_topk: int = 0, use_fp8_dispatch: bool = False,
@@ -71,9 +74,11 @@ class ElasticBuffer:
         bootstrap = epx.bootstrap.from_torch(group)
         _check_bytes(num_bytes, num_cpu_bytes, num_max_tokens_per_rank, hidden)
         self._engine = ElasticEngine(bootstrap, ElasticSettings(
-            num_bytes or 0, num_max_tokens_per_rank, hidden, num_topk, num_gpu_timeout_secs))
+            num_bytes or 0, num_max_tokens_per_rank, hidden, num_topk, num_gpu_timeout_secs, self._use_fabric))
         self.group = group
         self.rank_idx, self.num_ranks = bootstrap.rank, bootstrap.nranks
+        unused.variables(self.rank_idx)
+        self._unused(sl_idx=(sl_idx, 3), num_allocated_qps=(num_allocated_qps, 0))
         self._set_domains()
         self.num_bytes = num_bytes if num_bytes is not None else sizes.buffer_bytes(
             self._domains, self.num_rdma_ranks == 1, num_max_tokens_per_rank, hidden, num_topk, use_fp8_dispatch,
@@ -99,6 +104,9 @@ class ElasticBuffer:
         self._domains = Domains(self.num_rdma_ranks, self.num_nvlink_ranks) if hybrid else Domains(1, self.num_ranks)
         self.num_scaleout_ranks, self.num_scaleup_ranks = self._domains
         self.scaleout_rank_idx, self.scaleup_rank_idx = divmod(self.rank_idx, self.num_scaleup_ranks)
+
+    def _unused(self, **given: Any) -> None:
+        unused.arguments(self.rank_idx, "deep_ep.ElasticBuffer", **given)
 
     # ---- Lifetime
 
@@ -225,6 +233,7 @@ class ElasticBuffer:
         """A barrier of all ranks on the communication stream, or on the current stream. CPU: when the call returns, all
         ranks have called it. `sequential` has no effect."""
         self._open()
+        self._unused(sequential=(bool(sequential), True))
         self._barriers.run(use_comm_stream, with_cpu_sync)
 
     # ---- Dispatch and combine
@@ -234,6 +243,8 @@ class ElasticBuffer:
         checks.positive("num_qps", num_qps, 0)
         if num_qps > self.num_allocated_qps:
             raise wrong("num_qps", "at most num_allocated_qps = %d" % self.num_allocated_qps, num_qps)
+        if num_qps:
+            self._unused(num_qps=(num_qps, 0))
         check_torch_deterministic()
 
     def dispatch(self, x: _Tokens, topk_idx: Optional[torch.Tensor] = None, topk_weights: Optional[torch.Tensor] = None,
@@ -313,6 +324,7 @@ class ElasticBuffer:
         (data [tokens, n * hidden], scales or None). Collective, unlike DeepEP's: all ranks call it, with any number of
         indices; it waits on the host for the number of rows that other ranks want."""
         part = self._part("engram", "engram_fetch", "engram_write")
+        self._unused(num_qps=(num_qps, 0))
         return part.fetch(indices, use_tma_aligned_col_major_sf)
 
     def pp_set_config(self, num_max_tensor_bytes: int, num_max_inflight_tensors: int) -> None:
@@ -329,11 +341,13 @@ class ElasticBuffer:
 
     def pp_send(self, t: torch.Tensor, dst_rank_idx: int, num_sms: int = 0) -> None:
         """Sends a tensor to the previous or the next rank, first in, first out; does not wait for the receiver, unless
-        num_max_inflight_tensors are on their way."""
+        num_max_inflight_tensors are on their way. num_sms has no effect."""
+        self._unused(num_sms=(num_sms, 0))
         self._part("pipeline", "pp_send", "pp_set_config").send(t, dst_rank_idx)
 
     def pp_recv(self, t: torch.Tensor, src_rank_idx: int, num_sms: int = 0) -> None:
-        """Receives a tensor from the previous or the next rank, on the current stream."""
+        """Receives a tensor from the previous or the next rank, on the current stream. num_sms has no effect."""
+        self._unused(num_sms=(num_sms, 0))
         self._part("pipeline", "pp_recv", "pp_set_config").recv(t, src_rank_idx)
 
     def agrs_set_config(self, num_max_session_bytes: int, num_max_all_gathers_per_session: int) -> None:

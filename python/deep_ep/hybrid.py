@@ -12,6 +12,7 @@ import torch
 
 from . import _checks as checks
 from . import _elastic_dispatch as operations
+from . import _unused as unused
 from ._checks import wrong
 from ._elastic_handle import EPHandle
 from ._elastic_streams import launcher
@@ -60,6 +61,10 @@ def _zero_behind(tensor: Optional[torch.Tensor], ends: torch.Tensor) -> None:
             behind.view(-1, *[1] * (tensor.dim() - 1)), 0)
 
 
+class _OverFabric(ElasticBuffer):
+    _use_fabric = True
+
+
 class HybridEPBuffer:
     """Dispatch with and without permutation to experts, and combine with its reverse. Creating one is collective."""
 
@@ -71,8 +76,8 @@ class HybridEPBuffer:
                  enable_custom_allgather: bool = True,
                  num_of_hybrid_ep_ranks_per_nvlink_domain: Optional[int] = None,
                  use_mnnvl: Optional[bool] = None) -> None:
-        """num_sms_dispatch_api and num_sms_combine_api limit the SMs of a call; the sizes are hints for memory. The
-        other arguments are accepted without effect."""
+        """num_sms_dispatch_api and num_sms_combine_api limit the SMs of a call; the sizes are hints for memory.
+        use_mnnvl is what allow_mnnvl is for Buffer. The other arguments are accepted without effect."""
         checks.positive("hidden_dim", hidden_dim)
         checks.positive("max_num_of_tokens_per_rank", max_num_of_tokens_per_rank, 0)
         checks.positive("num_local_experts", num_local_experts)
@@ -80,7 +85,7 @@ class HybridEPBuffer:
         self.hidden_dim, self.num_local_experts, self.use_fp8 = hidden_dim, num_local_experts, use_fp8
         self._sms = num_sms_dispatch_api or 0, num_sms_combine_api or 0
         experts = num_local_experts * self.group_size
-        self._elastic = ElasticBuffer(
+        self._elastic = (_OverFabric if use_mnnvl else ElasticBuffer)(
             group, num_max_tokens_per_rank=max(max_num_of_tokens_per_rank, 1), hidden=hidden_dim,
             num_topk=min(experts, _MOST_TOPK))
         engine = self._elastic._open()
@@ -89,6 +94,12 @@ class HybridEPBuffer:
         # Ranks may have any number of tokens up to this one, in any call.
         self.max_num_of_tokens_per_rank = max(engine.settings.max_tokens, *given)
         self.num_of_nodes = self._elastic.num_rdma_ranks
+        unused.arguments(
+            self.rank, "deep_ep.HybridEPBuffer", num_sms_preprocessing_api=(num_sms_preprocessing_api, None),
+            num_blocks_permute=(num_blocks_permute, None), num_blocks_unpermute=(num_blocks_unpermute, None),
+            load_cached_kernels=(load_cached_kernels, False), use_shared_buffer=(use_shared_buffer, True),
+            enable_custom_allgather=(enable_custom_allgather, True), num_of_hybrid_ep_ranks_per_nvlink_domain=(
+                num_of_hybrid_ep_ranks_per_nvlink_domain, None))
 
     def recover(self) -> None:
         """After a failure: the buffer can be used again. All ranks call it before the next operation. Handles from

@@ -23,6 +23,29 @@ from suite import World, environment
 BIG = 64 << 20
 
 
+def test_what_has_no_effect_is_said_once(world: World) -> None:
+    """Arguments that are accepted and do nothing, and variables: in the log of rank 0, once for each."""
+    from deep_ep import _unused
+
+    group = dist.group.WORLD
+    with environment(EPX_LOG="info", EP_REUSE_NCCL_COMM="0", EP_JIT_DEBUG="1", EP_NIC_NAME="card"), \
+            mock.patch.object(_unused, "_said", set()), contextlib.redirect_stderr(io.StringIO()) as printed:
+        for _ in range(2):
+            deep_ep.Buffer(group, num_qps_per_rank=12, allow_nvlink_for_low_latency_mode=False)
+            with elastic(world, sl_idx=0, num_allocated_qps=9) as buffer:
+                buffer.barrier(sequential=False)
+                buffer._check_resources(4, 5)
+        with environment(EPX_RANKS_PER_HOST="1"):
+            hybrid = deep_ep.HybridEPBuffer(group, 64, 8, 2, use_mnnvl=True, num_blocks_permute=3)
+        assert hybrid._elastic._engine.settings.use_fabric
+        config = deep_ep.Config(20, 8, 256)
+        deep_ep.Buffer(group)._check_config(config)
+    names = [line.split("info: ")[1].split("=")[0].split(": ")[-1] for line in printed.getvalue().splitlines()]
+    assert names == ([] if world.rank else [
+        "EP_JIT_DEBUG", "EP_REUSE_NCCL_COMM", "num_qps_per_rank", "allow_nvlink_for_low_latency_mode", "sl_idx",
+        "num_allocated_qps", "sequential", "num_qps", "num_blocks_permute", "num_max_nvl_chunked_send_tokens"]), names
+
+
 def test_sizes_agree_with_the_vectors(world: World) -> None:
     """[E] 2, 3: the size formula, and that hint and constructor agree."""
     from deep_ep._C import calculate_elastic_buffer_size as size
