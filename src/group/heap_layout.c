@@ -384,6 +384,7 @@ int heap_plan_splits(const struct settings *set)
 epx_status heap_plan_check(const struct settings *set, const struct heap_plan *plan)
 {
     const uint64_t most = (uint64_t)COMMAND_MAX_UNITS * COMMAND_UNIT;
+    const uint64_t reach = plan->net_bytes ? plan->net_bytes : plan->total;
 
     if (plan->row_put > most)
         return fail(EPX_ERR_ARGUMENT,
@@ -395,5 +396,10 @@ epx_status heap_plan_check(const struct settings *set, const struct heap_plan *p
                     "epx_group_config.num_experts: %d make tables of %" PRIu64 " bytes; between nodes at most %" PRIu64
                     " travel as one",
                     set->experts, plan->table_put, most);
+    if (set->nnodes > 1 && reach > COMMAND_MAX_OFFSET)
+        return fail(EPX_ERR_ARGUMENT,
+                    "epx_group_config.alloc_bytes: %" PRIu64 " make a heap of %" PRIu64
+                    " bytes; between nodes at most %" PRIu64 " can be addressed",
+                    set->alloc_bytes, reach, COMMAND_MAX_OFFSET);
     return EPX_OK;
 }

@@ -45,6 +45,7 @@ struct chaos_net {
 struct chaos_world {
     struct chaos_net *ends[RANKS][THREADS_MOST];
     char *heaps[RANKS];
+    uint64_t heap_bytes;
     struct flight flying[FLYING]; /* posted, neither landed nor completed */
     int nflying;
     uint32_t random;
@@ -107,6 +108,7 @@ static inline epx_status chaos_add_region(struct net *net, const struct net_memo
     struct chaos_net *end = (struct chaos_net *)net;
 
     end->world->heaps[end->rank] = memory->base;
+    end->world->heap_bytes = memory->bytes;
     region->bytes = memory->bytes;
     return EPX_OK;
 }
@@ -132,8 +134,8 @@ static inline int chaos_put(struct net *net, const struct net_put *put)
         return -w->refuse[put->peer];
     if ((w->room && w->nflying >= w->room) || w->nflying == FLYING)
         return -EAGAIN;
-    assert_true(put->source + put->bytes <= HEAP);
-    assert_true(put->target + put->bytes <= HEAP);
+    assert_true(put->source + put->bytes <= w->heap_bytes);
+    assert_true(put->target + put->bytes <= w->heap_bytes);
     w->flying[w->nflying++] = (struct flight){.put = *put, .from = end->rank, .index = end->index};
     w->puts++;
     w->last = *put;

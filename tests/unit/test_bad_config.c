@@ -210,6 +210,25 @@ static void what_no_message_holds_is_refused_across_nodes(void **state)
     assert_int_equal(epx_group_memory(&config, 4, &info), EPX_OK);
 }
 
+/* Commands have 36 bits for a place in the heap, in units of 16 bytes. */
+static void a_heap_between_nodes_ends_at_a_tebibyte(void **state)
+{
+    epx_group_config config = fixture_config(2000);
+    epx_memory_info info = EPX_MEMORY_INFO_INIT;
+
+    (void)state;
+    config.ranks_per_node = 2;
+    assert_int_equal(epx_group_memory(&config, 4, &info), EPX_OK);
+    config.alloc_bytes = ((uint64_t)1 << 40) - (info.heap_bytes - info.alloc_bytes);
+    assert_int_equal(epx_group_memory(&config, 4, &info), EPX_OK);
+    assert_int_equal(info.heap_bytes, (uint64_t)1 << 40);
+    config.alloc_bytes += 4096;
+    assert_int_equal(epx_group_memory(&config, 4, &info), EPX_ERR_ARGUMENT);
+    assert_non_null(strstr(epx_last_error(), "1099511631872"));
+    config.ranks_per_node = 0; /* in one node nobody counts in units */
+    assert_int_equal(epx_group_memory(&config, 4, &info), EPX_OK);
+}
+
 static int bootstrap_rank(int rank, int n, epx_bootstrap *boot, void *arg)
 {
     epx_group_config config = fixture_config(2000);
@@ -379,7 +398,8 @@ UNIT_MAIN(MISUSE("wrong_handle_configurations_are_refused", 2, handle_configs),
           cmocka_unit_test(each_limit_is_taken_and_the_next_value_refused),
           cmocka_unit_test(ranks_and_rows_have_their_limits), cmocka_unit_test(an_endless_alloc_heap_is_refused),
           cmocka_unit_test(what_no_message_holds_is_refused_across_nodes),
-          cmocka_unit_test(wrong_bootstraps_are_refused), cmocka_unit_test(ranks_that_disagree_name_rank_and_field),
+          cmocka_unit_test(a_heap_between_nodes_ends_at_a_tebibyte), cmocka_unit_test(wrong_bootstraps_are_refused),
+          cmocka_unit_test(ranks_that_disagree_name_rank_and_field),
           cmocka_unit_test(ranks_of_different_networks_name_them),
           cmocka_unit_test(a_device_left_open_is_the_one_it_stands_for),
           cmocka_unit_test(one_wrong_configuration_ends_all), cmocka_unit_test(a_million_experts_have_their_rows))

@@ -139,11 +139,45 @@ static void a_put_carries_no_more_than_its_immediate_can_count(void **state)
     struct proxy_fixture *s = open_chaos(state);
     int i;
 
-    for (i = 0; i < 200; i++)
+    for (i = 0; i < IMMEDIATE_MAX_COUNT; i++)
+        push(s, 0, 2, 0, (uint64_t)i * 16, (uint64_t)i * 16, 16);
+    step(s, 0);
+    assert_int_equal(s->chaos.puts, 1);
+    assert_int_equal(immediate_count(s->chaos.last.immediate), 128);
+    for (i = 0; i <= IMMEDIATE_MAX_COUNT; i++)
         push(s, 0, 2, 0, (uint64_t)i * 16, (uint64_t)i * 16, 16);
     steps(s, 50);
-    assert_int_equal(s->chaos.puts, 2);
-    assert_int_equal(counter_at(s, 2, 0, 0), 200);
+    assert_int_equal(s->chaos.puts, 3);
+    assert_int_equal(s->chaos.last.bytes, 16);
+    assert_int_equal(counter_at(s, 2, 0, 0), 257);
+}
+
+/* Nothing lands: the heap is not as large as the proxies believe. */
+static void the_largest_heap_has_the_largest_command_at_its_end(void **state)
+{
+    const uint32_t bytes = COMMAND_MAX_UNITS * COMMAND_UNIT;
+    const uint64_t last = COMMAND_MAX_OFFSET - bytes, far = (uint64_t)16 << 32;
+    struct proxy_fixture *s = *state;
+
+    s->options.heap_bytes = COMMAND_MAX_OFFSET;
+    s->chaos.hold = 1;
+    open_chaos(state);
+    push(s, 0, 2, 0, last, last, bytes);
+    step(s, 0);
+    assert_int_equal(s->chaos.puts, 1);
+    assert_int_equal(s->chaos.last.source, last);
+    assert_int_equal(s->chaos.last.target, last);
+    assert_int_equal(s->chaos.last.bytes, bytes);
+    push(s, 0, 3, 0, 0, 0, 16);
+    push(s, 0, 3, 0, far + 16, far + 16, 16); /* the same numbers of units in their lower 32 bits */
+    step(s, 0);
+    assert_int_equal(s->chaos.puts, 3);
+    expect_nothing_wrong(s);
+    push(s, 0, 2, 0, last + 16, 0, bytes);
+    step(s, 0);
+    assert_int_equal(s->ranks[0].errors, 1);
+    assert_int_equal(s->chaos.puts, 3);
+    s->chaos.nflying = 0;
 }
 
 static void a_put_grows_to_the_set_size_at_most(void **state)
@@ -332,6 +366,7 @@ int main(void)
         TEST(neighbours_in_any_order_merge_and_close_gaps),
         TEST(what_does_not_touch_on_both_sides_is_not_merged),
         TEST(a_put_carries_no_more_than_its_immediate_can_count),
+        TEST(the_largest_heap_has_the_largest_command_at_its_end),
         TEST(a_put_grows_to_the_set_size_at_most),
         TEST(signals_ride_on_what_is_there),
         TEST(what_waits_goes_on_merging),
