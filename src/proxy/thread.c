@@ -13,7 +13,8 @@
  * lost.
  *
  * A descriptor that wakes the thread again and again although the network has nothing to report (libfabric 1.17's over
- * tcp does, once data has moved) is not polled until the network reports something again.
+ * tcp does, once data has moved) is not polled until the network reports something again, or for LEFT_OUT_SLEEPS. A
+ * wake-up after SLEEP_MAX_NS is no reason for that: without the descriptor, sleeps would be shorter.
  *
  * How long a sleep may last: where producers cannot ring (a GPU), where the network has no descriptor, or while
  * something is in flight, SLEEP_MIN_NS, doubled up to SLEEP_MAX_NS; otherwise SLEEP_IDLE_NS, which only bounds the harm
@@ -29,6 +30,7 @@
 
 #include "device/cpu/cpu.h"
 #include "proxy/internal.h"
+#include "util/clock.h"
 #include "util/log.h"
 #include "util/runtime.h"
 #include "util/status.h"
@@ -37,6 +39,7 @@
 #define SLEEP_MAX_NS 1000000u
 #define SLEEP_IDLE_NS 100000000u
 #define SPURIOUS_MAX 8       /* spurious wake-ups in a row: partly received data also causes some */
+#define LEFT_OUT_SLEEPS 128  /* without the descriptor, before it is tried again */
 #define CONNECT_WAKES 16     /* per peer, not counted as spurious while the network connects */
 #define SPIN_NS 3000u        /* before it yields its core: agents on the CPU may need it */
 #define ALONE_ITERATIONS 256 /* likewise, where the agents are on a GPU and the thread has a core of its own */
@@ -74,7 +77,7 @@ static void sleep_on_fds(struct proxy_thread *t)
     struct pollfd fds[2] = {{.fd = t->wake_fd, .events = POLLIN}, {.fd = net_fd, .events = POLLIN}};
     struct timespec limit = {.tv_nsec = (long)sleep_length(t, net_fd)};
     struct command c;
-    uint64_t count;
+    uint64_t count, before;
     int safe = 0;
 
     /* S1: pairs with the exchange of cpu_env_ring, which producers call. */
@@ -93,9 +96,12 @@ static void sleep_on_fds(struct proxy_thread *t)
         limit.tv_nsec = safe;
     stat_add(&t->stats.sleeps, 1);
     set_state(t, STATE_SLEEP);
+    before = clock_ns();
     if (ppoll(fds, 2, &limit, NULL) > 0)
         stat_add(&t->stats.wakes, 1);
-    t->net_woke = fds[1].revents != 0;
+    t->net_woke = fds[1].revents && clock_ns() - before < SLEEP_MAX_NS;
+    if (t->spurious_wakes >= SPURIOUS_MAX && ++t->spurious_wakes >= SPURIOUS_MAX + LEFT_OUT_SLEEPS)
+        t->spurious_wakes = 0;
     if (safe > 0 && t->net_woke && t->connect_wakes < CONNECT_WAKES * t->group->options.nranks) {
         t->connect_wakes++;
         t->net_woke = 0;
