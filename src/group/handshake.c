@@ -123,20 +123,24 @@ epx_status handshake_allgather(struct epx_group *group, const void *send, void *
     return boot_allgather(group->boot, send, recv, bytes);
 }
 
-/* Nodes: ranks of one identity, cut to ranks_per_node where that is set. Node numbers go by the lowest rank. */
+/* Nodes: ranks of one identity, cut to ranks_per_node where that is set. Node numbers go by the lowest rank. A rank is
+ * compared with the first of each node, the latest first: most ranks follow one of their own node. */
 void handshake_find_nodes(struct epx_group *group)
 {
     const int per = group->set.ranks_per_node;
-    int *node_of = group->map.node_of, nodes = 0;
+    int *node_of = group->map.node_of, *first = group->map.members, nodes = 0;
 
     for (int r = 0; r < group->nranks; r++) {
-        node_of[r] = -1;
-        for (int s = 0; s < r && node_of[r] < 0; s++)
-            if ((!per || r / per == s / per) &&
-                !memcmp(group->identities[r], group->identities[s], sizeof(group->identities[r])))
-                node_of[r] = node_of[s];
-        if (node_of[r] < 0)
-            node_of[r] = nodes++;
+        int n = nodes - 1;
+
+        while (n >= 0 && ((per && r / per != first[n] / per) ||
+                          memcmp(group->identities[r], group->identities[first[n]], sizeof(group->identities[r]))))
+            n--;
+        if (n < 0) {
+            n = nodes++;
+            first[n] = r;
+        }
+        node_of[r] = n;
     }
     group_take_nodes(group);
 }

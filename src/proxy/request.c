@@ -31,7 +31,7 @@
 #include "util/status.h"
 
 #define CHECK_NS 200000u   /* between two checks whether a thread makes progress, or has ended */
-#define WAIT_NS 20000000u  /* ... whether a request is done, should a wake-up be missing */
+#define WAIT_NS 40000000u  /* ... whether a request is done, should a wake-up be missing */
 #define SPEND_NS 50000000u /* most that one check may take from a budget */
 #define ENDING_MS 500
 #define TURNS_FOR_A_CORE 25 /* most that a wait is repeated for a thread that has had no core */

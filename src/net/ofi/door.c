@@ -19,6 +19,8 @@
 
 #include "util/log.h"
 
+enum { LOW_DESCRIPTORS = 128 };
+
 static int port_of(const struct sockaddr_storage *at)
 {
     switch (at->ss_family) {
@@ -41,13 +43,18 @@ static int listens_at(int fd, int port)
            !getsockname(fd, (struct sockaddr *)&at, &length) && port_of(&at) == port;
 }
 
-/* The descriptor of this process that listens at `port`, or -1. */
+/* The descriptor of this process that listens at `port`, or -1. It is older than the connections, so most likely among
+ * the lowest; the folder takes as long as hundreds of these questions. */
 static int find_listener(int port)
 {
-    DIR *folder = opendir("/proc/self/fd");
     const struct dirent *entry;
+    DIR *folder;
     int found = -1;
 
+    for (int fd = 0; fd < LOW_DESCRIPTORS; fd++)
+        if (listens_at(fd, port))
+            return fd;
+    folder = opendir("/proc/self/fd");
     while (folder && found < 0 && (entry = readdir(folder))) {
         char *end;
         const long fd = strtol(entry->d_name, &end, 10);
