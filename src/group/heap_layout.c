@@ -40,13 +40,7 @@ void settings_nodes(struct settings *set, const struct node_map *map)
     set->sig_slots = set->inflight;
     if (set->nnodes > 1 && set->sig_slots < HT_SLOTS)
         set->sig_slots = HT_SLOTS;
-    set->largest_node = 1;
-    for (int n = 0; n < map->nnodes; n++) {
-        int ranks = 0;
-        for (int r = 0; r < map->nranks; r++)
-            ranks += map->node_of[r] == n;
-        set->largest_node = ranks > set->largest_node ? ranks : set->largest_node;
-    }
+    set->largest_node = map->largest;
 }
 
 /* Descriptor and tables before the rows, in the layout of ll_view_at() in kernel/ll_slot.h. */

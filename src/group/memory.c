@@ -106,57 +106,34 @@ static struct host_blocks lay_out_host(const struct epx_group *group)
     return b;
 }
 
-/* The ranks by node, and of each rank its relay in this rank's node. */
-static void fill_node_ranks(const struct epx_group *group, int32_t *by_node, int32_t *node_start, int32_t *place_of)
-{
-    const struct node_map *map = &group->map;
-    int32_t *relay_of = place_of + group->nranks, *relay_number = relay_of + group->nranks;
-    int32_t *routes = relay_number + group->nranks;
-    int32_t at = 0;
-
-    for (int n = 0; n < group->nnodes; n++) {
-        node_start[n] = at;
-        for (int r = 0; r < group->nranks; r++) {
-            if (map->node_of[r] != n)
-                continue;
-            place_of[r] = at - node_start[n];
-            by_node[at++] = r;
-        }
-    }
-    node_start[group->nnodes] = at;
-    for (int r = 0; r < group->nranks; r++) {
-        relay_of[r] = map->node_of[r] == group->node ? -1 : node_relay(map, r, group->node);
-        relay_number[r] = map->node_of[r] == group->node ? -1 : node_relay_number(map, r, group->node);
-        routes[r] = (int32_t)node_route(map, group->rank, r);
-    }
-}
-
 static epx_status copy_nodes(struct epx_group *group, const struct blocks *b)
 {
     const struct node_map *map = &group->map;
     const size_t R = (size_t)group->nranks, N = (size_t)group->nnodes;
-    const size_t bytes = node_table_words(group) * sizeof(int32_t),
-                 by_node = 3 * R + 2 * N + (size_t)group->set.relay_max;
-    int32_t *t = calloc(1, bytes);
+    const size_t words = node_table_words(group), by_node = 3 * R + 2 * N + (size_t)group->set.relay_max;
+    int32_t *t = calloc(words + R + N, sizeof(int32_t)), *place_of; /* R + N words to count in */
     epx_status status;
 
     if (!t)
         return fail(EPX_ERR_MEMORY, "epx_group_create: no memory for the tables of %zu nodes", N);
-    for (int r = 0; r < group->nranks; r++) {
+    place_of = t + by_node + R + N + 1;
+    node_recv_indices(map, group->rank, t + R, t + 2 * R, t + words);
+    for (size_t r = 0; r < R; r++) {
         t[r] = map->node_of[r];
-        t[R + (size_t)r] = group->remote[r] ? node_recv_index(map, group->rank, r) : -1;
-        t[2 * R + (size_t)r] = group->remote[r] ? node_recv_index(map, r, group->rank) : -1;
+        place_of[3 * R + r] = (int32_t)node_route(map, group->rank, (int)r);
     }
     for (int n = 0; n < group->nnodes; n++) {
         t[3 * R + (size_t)n] = node_relay(map, group->rank, n);
         t[3 * R + N + (size_t)n] = n == group->node ? -1 : node_relay_number(map, group->rank, n);
     }
+    node_order(map, t + by_node, t + by_node + R, place_of);
+    node_relays_in(map, group->node, place_of + R, place_of + 2 * R, t + words + N);
     /* Without high throughput there are no relays, and relay_max does not bound them when ranks are left out. */
     group->shadow.relay_count = 0;
     if (group->set.modes & EPX_HIGH_THROUGHPUT)
         group->shadow.relay_count = node_relay_sources(map, group->rank, t + 3 * R + 2 * N);
-    fill_node_ranks(group, t + by_node, t + by_node + R, t + by_node + R + N + 1);
-    status = group->device->ops->copy(group->device, (char *)group->device_memory + b->nodes, t, bytes);
+    status =
+        group->device->ops->copy(group->device, (char *)group->device_memory + b->nodes, t, words * sizeof(int32_t));
     free(t);
     return status;
 }

@@ -40,12 +40,15 @@ static void find_extremes(struct node_map *map)
 {
     map->remotes = 0;
     map->smallest = map->nranks;
+    map->largest = 1;
     for (int n = 0; n < map->nnodes; n++) {
         const int size = node_size(map, n);
         if (map->nranks - size > map->remotes)
             map->remotes = map->nranks - size;
         if (size < map->smallest)
             map->smallest = size;
+        if (size > map->largest)
+            map->largest = size;
     }
     map->relay_max = node_most_sources(map);
 }
@@ -118,12 +121,19 @@ void node_map_free(struct node_map *map)
     map->out = NULL;
 }
 
-int node_recv_index(const struct node_map *map, int source, int receiver)
+void node_recv_indices(const struct node_map *map, int rank, int32_t *at, int32_t *of, int32_t *zeros)
 {
-    int number = 0;
-    for (int r = 0; r < source; r++)
-        number += map->node_of[r] != map->node_of[receiver];
-    return number;
+    int32_t *below = zeros, near = 0; /* ranks before `rank` of each node; of its own node, before r */
+
+    for (int r = 0; r < rank; r++)
+        below[map->node_of[r]]++;
+    for (int r = 0; r < map->nranks; r++) {
+        const int own = map->node_of[r] == map->node_of[rank];
+
+        at[r] = own ? -1 : rank - below[map->node_of[r]];
+        of[r] = own ? -1 : r - near;
+        near += own;
+    }
 }
 
 int node_relay(const struct node_map *map, int source, int node)
@@ -143,6 +153,28 @@ int node_relay_number(const struct node_map *map, int source, int node)
     for (int r = 0; r < source && relay >= 0; r++)
         number += !map->out[r] && node_relay(map, r, node) == relay;
     return number;
+}
+
+void node_relays_in(const struct node_map *map, int node, int32_t *relays, int32_t *numbers, int32_t *zeros)
+{
+    for (int r = 0; r < map->nranks; r++) {
+        const int relay = node_relay(map, r, node);
+
+        relays[r] = relay;
+        numbers[r] = relay < 0 ? -1 : zeros[relay];
+        if (relay >= 0)
+            zeros[relay] += !map->out[r];
+    }
+}
+
+void node_order(const struct node_map *map, int32_t *by_node, int32_t *start, int32_t *place_of)
+{
+    for (int r = 0; r < map->nranks; r++)
+        place_of[r] = start[map->node_of[r] + 1]++;
+    for (int n = 0; n < map->nnodes; n++)
+        start[n + 1] += start[n];
+    for (int r = 0; r < map->nranks; r++)
+        by_node[start[map->node_of[r]] + place_of[r]] = r;
 }
 
 int node_relay_sources(const struct node_map *map, int relay, int *sources)

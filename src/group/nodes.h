@@ -17,8 +17,9 @@ struct node_map {
     int remotes;   /* most ranks of other nodes that any rank has */
     int relay_max; /* most sources that any rank relays for */
     int smallest;  /* ranks of the smallest node */
-    int *node_of;  /* [nranks] */
-    uint8_t *out;  /* [nranks]: 1 = left out: neither relay nor source. The numbers above count all ranks */
+    int largest;
+    int *node_of; /* [nranks] */
+    uint8_t *out; /* [nranks]: 1 = left out: neither relay nor source. The numbers above count all ranks */
     int *place, *members,
         *start; /* of those that are not out: place in the node [nranks], members by node, from start[node] */
 };
@@ -34,9 +35,16 @@ void node_map_free(struct node_map *map);
 /* Leaves out the ranks whose mark is set. */
 void node_map_leave_out(struct node_map *map, const uint8_t *out);
 
-int node_recv_index(const struct node_map *map, int source, int receiver);
+/* The receive indices of `rank` at each rank, and of each rank at `rank`; -1 on its own node. zeros[nnodes] is changed.
+ * This and the tables below take one pass: groups have thousands of ranks. */
+void node_recv_indices(const struct node_map *map, int rank, int32_t *at, int32_t *of, int32_t *zeros);
 int node_relay(const struct node_map *map, int source, int node);
 int node_relay_number(const struct node_map *map, int source, int node);
+/* Of every rank the relay in a node, and its number there; -1 for ranks of that node. zeros[nranks] are changed. */
+void node_relays_in(const struct node_map *map, int node, int32_t *relays, int32_t *numbers, int32_t *zeros);
+/* The ranks by node, from start[node] on, and the place of each, those that are left out included. start[nnodes + 1]:
+ * zeros at first. */
+void node_order(const struct node_map *map, int32_t *by_node, int32_t *start, int32_t *place_of);
 /* Fills sources[] (room for relay_max) and returns how many rank `relay` has. */
 int node_relay_sources(const struct node_map *map, int relay, int *sources);
 /* How puts between two ranks are spread over proxies (ROUTE_RING in kernel/command.h); the same for (b, a). */

@@ -53,9 +53,37 @@ static void check_sources(const struct node_map *map, int relay, int *most)
     *most = n > *most ? n : *most;
 }
 
+/* Tables of all ranks, made in one pass, against what they are of one rank. */
+static void check_tables(const struct node_map *map, int rank)
+{
+    int32_t at[RANKS], of[RANKS], relays[RANKS], numbers[RANKS], by_node[RANKS], start[RANKS + 1] = {0}, place[RANKS];
+    int32_t zeros[2][RANKS] = {{0}};
+    const int node = map->node_of[rank];
+
+    node_recv_indices(map, rank, at, of, zeros[0]);
+    node_relays_in(map, node, relays, numbers, zeros[1]);
+    node_order(map, by_node, start, place);
+    for (int r = 0; r < map->nranks; r++) {
+        int before_rank = 0, before_r = 0;
+
+        for (int q = 0; q < map->nranks; q++) {
+            before_rank += q < rank && map->node_of[q] != map->node_of[r];
+            before_r += q < r && map->node_of[q] != node;
+        }
+        assert_int_equal(at[r], map->node_of[r] == node ? -1 : before_rank);
+        assert_int_equal(of[r], map->node_of[r] == node ? -1 : before_r);
+        assert_int_equal(relays[r], node_relay(map, r, node));
+        assert_int_equal(numbers[r], map->node_of[r] == node ? -1 : node_relay_number(map, r, node));
+        assert_int_equal(by_node[start[map->node_of[r]] + place[r]], r);
+        assert_true(!place[r] || by_node[start[map->node_of[r]] + place[r] - 1] < r);
+    }
+}
+
 static void check(const struct node_map *map)
 {
     int most = 0;
+
+    check_tables(map, draw(map->nranks));
 
     for (int s = 0; s < map->nranks; s++)
         for (int n = 0; n < map->nnodes; n++) {
