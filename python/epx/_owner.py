@@ -37,11 +37,12 @@ class Owner:
     info: GroupInfo
     device: Device
     device_index: int
+    # Of the class, so that an object whose creation failed at its first line has them too.
+    _address: Optional[int] = None
+    _why = "was not created"
 
     def __init__(self) -> None:
         self._lib: ctypes.CDLL = load()
-        self._address: Optional[int] = None
-        self._why = "was not created"
 
     @property
     def address(self) -> int:

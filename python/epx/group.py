@@ -4,6 +4,7 @@
 import atexit
 import ctypes
 import os
+import sys
 import threading
 import time
 import weakref
@@ -14,7 +15,7 @@ from ._abi import Device, DType
 from ._library import check, load
 from ._owner import GroupInfo
 from .bootstrap import Bootstrap
-from .errors import ArgumentError, Status, make_error
+from .errors import ArgumentError, EpxError, Status, make_error
 from .handle import HandleOwner
 from .memory import HeapOwner
 from .streams import stream_address
@@ -145,7 +146,9 @@ class Group(HandleOwner, HeapOwner):
 
     def destroy(self) -> None:
         """Waits for queued work and frees the group. If memory of alloc() is still referenced, the heap is freed with
-        the last reference."""
+        the last reference. TimeoutExpired: the group is destroyed, but a thread has not returned from the
+        network's library. After any other error, such as UsageError while another thread is inside a call of the
+        group, the group is as it was."""
         if self._address is None or self._closing:
             return
         self._closing = True
@@ -163,11 +166,15 @@ class Group(HandleOwner, HeapOwner):
             return
         if self._lib.epx_group_error(address, None) == 0:
             self._wait(None)
-        self._events.clear()
-        self._held.clear()
         self._address, self._why = None, "was destroyed"
-        self._lib.epx_group_destroy(address)
-        self._bootstrap = None
+        status = self._lib.epx_group_destroy(address)
+        if status not in (Status.OK, Status.TIMEOUT):  # the group is as it was
+            self._address, self._closing = address, False
+        else:  # not before: work of other streams may have used what was held; its events went with the group
+            self._events.clear()
+            self._held.clear()
+            self._bootstrap = None
+        check(status)
 
     def _finish_at_exit(self) -> None:
         """Like _finish(), for a process that exits. Queued work that waits for other ranks gets one second; after that
@@ -188,7 +195,7 @@ class Group(HandleOwner, HeapOwner):
         self._events.clear()
 
     def __del__(self) -> None:
-        if getattr(self, "_address", None) is not None:
+        if self._address is not None:
             self._finish()
 
     def __enter__(self) -> "Group":
@@ -255,7 +262,10 @@ def _after_fork() -> None:
 def _at_exit() -> None:
     for group in list(_living):
         if group.alive:
-            group._finish_at_exit()
+            try:
+                group._finish_at_exit()
+            except EpxError as error:  # the other groups have to be finished too
+                print("epx: a group was not destroyed when Python exited: %s" % error, file=sys.stderr)
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One process: descriptors of tensors, waits that end, processes that end."""
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -109,6 +110,48 @@ class Exports(unittest.TestCase):
         group.alloc(1 << 15)  # there is room: it went back
         group.destroy()
         self.assertFalse(group.alive)
+
+
+class Lifetimes(unittest.TestCase):
+    """A group whose own stream is idle, with a stream that runs a function of the test."""
+
+    def setUp(self) -> None:
+        with mock.patch.dict(os.environ, RANK="0", WORLD_SIZE="1"):
+            self.group = epx.Group(num_experts=1, max_tokens_per_rank=1, max_hidden_bytes=16)
+        self.stream = self.group.stream()
+
+    def queue(self, function) -> None:
+        self.called = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: function())
+        self.assertEqual(0, self.group._lib.epx_stream_call(self.group.address, self.stream.address, self.called, None))
+
+    def test_a_group_in_use_is_not_destroyed(self) -> None:
+        errors = []
+
+        def end() -> None:
+            try:
+                self.group.destroy()
+            except epx.UsageError as error:
+                errors.append(error)
+
+        self.queue(end)
+        self.stream.sync()
+        self.assertEqual((len(errors), self.group.alive), (1, True))
+        self.group.destroy()
+        self.assertFalse(self.group.alive)
+
+    def test_tensors_live_until_all_streams_are_done(self) -> None:
+        held, seen = Owner(), []
+        alive = weakref.ref(held)
+        self.queue(lambda: (time.sleep(0.2), seen.append(alive() is not None)))
+        self.group.hold(held, self.stream)
+        del held
+        self.group.destroy()
+        self.assertEqual((seen, alive()), ([True], None))
+
+    def test_a_group_that_was_not_created(self) -> None:
+        group = epx.Group.__new__(epx.Group)
+        self.assertFalse(group.alive)
+        self.group.destroy()
 
 
 ALONE = dict(os.environ, RANK="0", WORLD_SIZE="1")
