@@ -255,16 +255,21 @@ void bench_shm_fail_late(struct bench_shm *shm, enum bench_team_id team, int wai
     bench_shm_fail(shm, BENCH_ERROR, "no progress for %d ms (--timeout); waiting for %s", waited_ms, late);
 }
 
-/* Waits for the barrier that was in phase `phase`; a late team is reported once. */
+/* Waits for the barrier that was in phase `phase`, as long as others make progress; a late team is reported once. */
 static int barrier_wait(struct bench_shm_rank *self, uint32_t phase)
 {
     struct bench_shm *shm = self->shm;
+    const enum bench_team_id team = (enum bench_team_id)(self->team - shm->team);
+    uint64_t seen;
     char late[512];
 
-    if (wait_change(shm, &self->team->phase, phase, shm->config.timeout_ms) == 0)
-        return 0;
-    if (bench_shm_stopped(shm))
-        return -1;
+    do {
+        seen = bench_shm_progress(shm, team);
+        if (wait_change(shm, &self->team->phase, phase, shm->config.timeout_ms) == 0)
+            return 0;
+        if (bench_shm_stopped(shm))
+            return -1;
+    } while (bench_shm_progress(shm, team) != seen);
     list_late(shm, self->team, 0, __atomic_load_n(&self->team->ranks[self->rank].barriers, __ATOMIC_RELAXED), late,
               sizeof(late));
     bench_shm_fail(shm, BENCH_ERROR, "rank %d waited %d ms (--timeout) at a barrier for %s", self->rank,

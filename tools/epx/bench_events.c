@@ -57,6 +57,7 @@ int bench_series_make(struct bench_rank *rank, struct bench_series *series, int 
         return -1;
     failed = issue(rank);
     status = device->ops->graph_end(device, rank->stream, &series->graph);
+    bench_shm_step(&rank->self); /* of a long series, this alone takes seconds */
     return failed ? -1 : bench_call(rank, "end of capture", status);
 }
 
@@ -90,10 +91,12 @@ static int issue_rounds(struct bench_rank *rank)
     const int rounds = rank->config->iters + WARM;
     int i;
 
-    for (i = 0; i < rounds; i++)
+    for (i = 0; i < rounds; i++) {
         if (stamp(rank, 2 * i) != 0 || bench_issue_dispatch(rank) != 0 || stamp(rank, 2 * i + 1) != 0 ||
             bench_issue_combine(rank) != 0)
             return -1;
+        bench_shm_step(&rank->self);
+    }
     return stamp(rank, 2 * rounds);
 }
 
@@ -105,10 +108,12 @@ static int issue_tenths(struct bench_rank *rank, int dispatch, int combine)
 
     if (stamp(rank, 0) != 0)
         return -1;
-    for (i = 1; i <= count; i++)
+    for (i = 1; i <= count; i++) {
         if ((dispatch && bench_issue_dispatch(rank) != 0) || (combine && bench_issue_combine(rank) != 0) ||
             (i % SERIES == 0 && stamp(rank, i / SERIES) != 0))
             return -1;
+        bench_shm_step(&rank->self);
+    }
     return 0;
 }
 
