@@ -119,7 +119,8 @@ struct bench_shm {
     struct bench_config config;
     struct bench_net net[BENCH_OPS];
     struct bench_phase phases[BENCH_OPS][BENCH_PHASES];
-    uint32_t stage; /* enum bench_stage */
+    uint32_t stage;   /* enum bench_stage */
+    char network[64]; /* the one between nodes, as rank 0 found it; "": there is none */
     struct bench_event_times event_times[BENCH_EVENT_OPS][BENCH_MAX_RANKS];
     struct bench_host_time host[BENCH_MAX_RANKS];
     uint64_t host_ns[BENCH_OPS],

@@ -31,13 +31,15 @@ for shape in "${shapes[@]}"; do
     expect 0 "$shape is checked" "$1" "${small[@]}" "${@:2}" --check --json &&
         json "$shape: numbers of the network" "o['check'] == 'ok' and o['rows_remote'] > 0 and
             (o['wire_GBps'] > 0 or o['net_bytes'] < 2 * o['us_p50']) and o['net_puts'] > 0 and
-            o['net_commands'] > 0 and o['net_bytes'] > 0 and o['writes_per_row'] > 0"
+            o['net_commands'] > 0 and o['net_bytes'] > 0 and o['writes_per_row'] > 0 and
+            o['network'].startswith(('ofi: libfabric', 'verbs: '))"
 done
 
 # Neighbours merge: at most 0.35 writes per (token, destination) of low latency. A figure, not for sanitizers.
 [ "${EPX_SANITIZE:-none}" != none ] ||
-    { expect 0 "128 tokens, 2 nodes of 4 ranks" ll --nodes 2 --ranks 8 --net tcp --hidden 1024 --iters 3 --json &&
-        json "writes per row" "o['writes_per_row'] <= 0.35"; }
+    { expect 0 "128 tokens, 2 nodes of 4 ranks" ll --nodes 2 --ranks 8 --net tcp --hidden 1024 --iters 3 --json \
+        --report "$work/page.html" && json "writes per row" "o['writes_per_row'] <= 0.35" &&
+        { grep -q 'network</th><td>ofi: libfabric' "$work/page.html" || fail "the page does not name the network"; }; }
 
 expect 0 "against fi_write" ht "${small[@]}" --vs ofi --json &&
     # What is printed is rounded, and ofi_GBps may be small on a busy machine.

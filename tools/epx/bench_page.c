@@ -326,6 +326,14 @@ static void write_table(struct page *page, const struct numbers *n)
     fputs("</tbody></table></div>\n", page->to);
 }
 
+/* The network that was used; files of older versions have what was asked for only. */
+static const char *network_of(const struct numbers_row *row)
+{
+    if (row_number(row, "nodes") < 2)
+        return "none: one node";
+    return row_text(row, "network")[0] != '\0' ? row_text(row, "network") : row_text(row, "net");
+}
+
 static void write_configuration(struct page *page, const struct numbers_row *row)
 {
     page_facts_begin(page, "Configuration");
@@ -334,7 +342,7 @@ static void write_configuration(struct page *page, const struct numbers_row *row
     page_fact(page, "experts", "top-%g of %g", row_number(row, "topk"), row_number(row, "experts"));
     page_fact(page, "rows of dispatch", "%s", row_text(row, "dtype"));
     page_fact(page, "routing", "%s, seed %g", row_text(row, "routing"), row_number(row, "seed"));
-    page_fact(page, "network", "%s", row_number(row, "nodes") > 1 ? row_text(row, "net") : "none: one node");
+    page_fact(page, "network", "%s", network_of(row));
     page_fact(page, "ranks are", "%s", row_number(row, "threads") > 0 ? "threads" : "processes");
     page_facts_end(page);
 }

@@ -122,11 +122,14 @@ void bench_report_json_shape(const struct bench_report *r)
     fprintf(r->to,
             ",\"tokens\":%d,\"hidden\":%d,\"topk\":%d,\"experts\":%d,\"dtype\":\"%s\",\"routing\":\"%s\","
             "\"layout\":\"%s\",\"device\":\"%s\",\"net\":\"%s\",\"logfmt\":%s,\"plain_memory\":%s,\"iters\":%d,"
-            "\"agents\":%d,\"threads\":%s,\"staged\":%s,\"timing\":\"%s\",\"seed\":%llu}\n",
+            "\"agents\":%d,\"threads\":%s,\"staged\":%s,\"timing\":\"%s\",\"seed\":%llu",
             c->tokens, c->hidden, c->topk, c->experts, bench_dtype_name(c), bench_routing_name(c), bench_layout_name(c),
             bench_device_name(c), c->net[0] != '\0' ? c->net : "auto", c->logfmt ? "true" : "false",
             c->plain_memory ? "true" : "false", r->options->iters, c->agents, c->threads ? "true" : "false",
             c->staged ? "true" : "false", c->events ? "events" : "wall", (unsigned long long)c->seed);
+    if (r->shm->network[0] != '\0')
+        fprintf(r->to, ",\"network\":\"%s\"", r->shm->network);
+    fputs("}\n", r->to);
 }
 
 void bench_report_json(const struct bench_report *report)
@@ -153,6 +156,8 @@ void bench_report_configuration(const struct bench_report *r)
            c->plain_memory ? "ordinary memory" : "epx_alloc memory", r->options->iters);
     if (r->rounds > 0)
         printf(" in %d rounds", r->rounds);
+    if (r->shm->network[0] != '\0')
+        printf("\nnetwork between nodes is %s", r->shm->network);
     printf("\n\n");
 }
 

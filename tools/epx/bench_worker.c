@@ -13,6 +13,7 @@
 
 #include "group/marks.h"
 #include "group/objects.h"
+#include "net/net.h"
 #include "bench.h"
 #include "tests/lib/bench_runner.h"
 #include "tests/lib/thread_boot.h"
@@ -79,6 +80,22 @@ static int create_group(struct bench_rank *rank, epx_bootstrap *boot)
     const int rc = bench_call(rank, "epx_group_create", epx_group_create(&rank->group, boot, &config));
     trace_switch(0);
     return rc;
+}
+
+/* Which network the group has: "ofi: libfabric 1.17, net on eth0". Its name alone where nothing more can be said. */
+static void describe_network(struct bench_rank *rank)
+{
+    char *text = rank->self.shm->network, found[sizeof(rank->self.shm->network) - 16] = "";
+    epx_group_info info = EPX_GROUP_INFO_INIT;
+    const struct net_ops *ops;
+    const char *provider;
+
+    if (rank->self.rank != 0 || rank->config->nodes < 2 || epx_group_query(rank->group, &info) != EPX_OK)
+        return;
+    if (net_find(rank->config->net, &ops, &provider) != EPX_OK || strcmp(ops->name, info.net_name) != 0 ||
+        ops->probe(provider, found, sizeof(found)) != EPX_OK)
+        found[0] = '\0';
+    snprintf(text, sizeof(rank->self.shm->network), "%s%s%s", info.net_name, found[0] != '\0' ? ": " : "", found);
 }
 
 static int create_handle(struct bench_rank *rank)
@@ -173,6 +190,7 @@ static int open_rank(struct bench_rank *rank, epx_bootstrap *boot)
         bench_shm_fail(rank->self.shm, BENCH_ERROR, "rank %d: no memory for its tensors", rank->self.rank);
         return -1;
     }
+    describe_network(rank);
     if (rank->config->nodes > 1)
         rank->work.ranks_per_node = bench_ranks_per_node(rank->config);
     rank->work.logfmt = rank->config->logfmt;
