@@ -52,6 +52,26 @@ cc -I"$here/../../include" "$work/forks.c" -L"$build" -lepx -Wl,-rpath,"$(cd "$b
 [ "$(grep -c '"name":"epx_handle_create"' "$work/forks.trace")" = 1 ] && echo "ok: a child writes nothing again" ||
     fail "events are there twice"
 
+# Rank 1 is late by more than a second: rank 0 waits in slices, and the signal belongs to the last one.
+cat >"$work/late.h" <<'C'
+#include <epx/epx.h>
+#include <stdlib.h>
+#include <time.h>
+static epx_status late(epx_handle *handle, const epx_dispatch_inputs *in, const epx_dispatch_outputs *out,
+                       const epx_layout_info *layout, const epx_dispatch_config *config, epx_stream stream)
+{
+    const struct timespec pause = {1, 200000000};
+    if (atoi(getenv("RANK")) == 1)
+        nanosleep(&pause, NULL);
+    return epx_dispatch(handle, in, out, layout, config, stream);
+}
+#define epx_dispatch late
+C
+cc -I"$here/../../include" -include "$work/late.h" "$root/examples/hello.c" -L"$build" -lepx \
+    -Wl,-rpath,"$(cd "$build" && pwd)" -o "$work/late" &&
+    EPX_TRACE=$work/late.trace "$epx" run -n 2 "$work/late" >/dev/null || fail "a rank that is late"
+check "$work/late.trace" --ranks 2 --slices --operations "ll dispatch,ll combine"
+
 # What cannot be merged: the same ranks twice, half of a file, none at all.
 "$epx" trace merge -o "$work/twice.json" "$work/forks.trace" "$work/forks.trace" 2>"$work/err" && fail "ranks twice"
 grep -q "rank 0 is in .*forks.trace and in" "$work/err" && echo "ok: the same rank twice is refused" ||

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """trace_check.py FILE --ranks N --operations A,B [--nets]: spans of a thread nest, phases lie in their
 operations, and no wait ends before the signal that ends it was given, as far as their clocks are known.
---gpu: operations of kernels that keep marks, on a track of their own."""
+--gpu: operations of kernels that keep marks, on a track of their own. --slices: a wait went on in slices of half a
+second, and no signal belongs to them."""
 import argparse
 import collections
 import json
@@ -13,6 +14,7 @@ parser.add_argument('--ranks', type=int)
 parser.add_argument('--operations')
 parser.add_argument('--nets', action='store_true')
 parser.add_argument('--gpu', action='store_true')
+parser.add_argument('--slices', action='store_true')
 args = parser.parse_args()
 events = json.load(open(args.file, encoding='utf-8'))['traceEvents']
 TICK = 0.002  # microseconds have three decimals
@@ -45,7 +47,7 @@ kernels = [e for e in events if e['ph'] == 'X' and names[e['pid'], e['tid']]['na
 operations = collections.Counter((e['pid'], e['name']) for e in (kernels if args.gpu else events)
                                  if e.get('cat') == 'operation')
 for name in args.operations.split(','):
-    assert all(operations[r, name] >= 3 for r in ranks), (name, operations)
+    assert all(operations[r, name] >= (1 if args.slices else 3) for r in ranks), (name, operations)
 calls = {e['name'] for e in events if e.get('cat') == 'call'}
 assert {'epx_dispatch', 'epx_combine', 'epx_stream_sync'} <= calls, calls
 
@@ -67,6 +69,7 @@ for e in events:
     nearest = after if nearest is None else min(after, nearest)
     ended += 1
 assert ended > 0, 'no wait was ended by a signal'
+assert not args.slices or any(e.get('cat') == 'wait' and e['dur'] > 400e3 and 'what' not in e['args'] for e in events)
 arrows = [collections.Counter(e['id'] for e in events if e['ph'] == p) for p in 'sf']
 assert set(arrows[1]) <= set(arrows[0]), 'an arrow without a beginning'
 
