@@ -36,7 +36,7 @@ for line in open(sys.argv[1]):
         assert abs(row[op]["error_percent"]) < 30, row
 PY
 
-"$epx" predict --machine h200-shared --mode ll --ranks 8 --tokens 16 --report "$work/page.html" \
+"$epx" predict --machine h200-shared --mode ll --ranks 8,4 --tokens 16 --report "$work/page.html" \
     --svg "$work/plot.svg" >/dev/null
 python3 -c 'import sys, xml.dom.minidom; assert xml.dom.minidom.parse(sys.argv[1]).getElementsByTagName("circle")' \
     "$work/plot.svg" || die "the plot is no SVG with points"
@@ -48,6 +48,11 @@ points = [float(y) for y in re.findall(r'data-y="([^"]*)"', page)]
 assert rows[0]['ranks'] == 8 and page.count('<circle') >= 4
 assert any(abs(y - rows[0]['dispatch']['us_median']) <= 0.01 for y in points)
 PY
+
+# One number of ranks has no lines: bars.
+"$epx" predict --machine h200-shared --mode ll --ranks 4 --tokens 4 --report "$work/bars.html" >/dev/null
+grep -q "<h3>Time of the median rank (4 ranks)" "$work/bars.html" &&
+    ! grep -q "<circle\|over ranks" "$work/bars.html" || die "one prediction has no bars, or lines"
 
 # The oracle looks at what was predicted: a result that is spoilt is an error.
 EPX_BENCH_CORRUPT=1 "$epx" predict --machine h200-shared --mode ll --ranks 8 --tokens 16 >/dev/null 2>"$work/spoilt" &&

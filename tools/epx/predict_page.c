@@ -40,17 +40,56 @@ static double value_of(const struct predict_result *r, enum quantity what, int o
     }
 }
 
+/* Lines over ranks need two numbers of ranks. */
+static int has_lines(const struct predict_point *points, int n)
+{
+    for (int i = 1; i < n; i++)
+        if (points[i].ranks != points[0].ranks)
+            return 1;
+    return 0;
+}
+
+static const char *label_of(int line, enum quantity what)
+{
+    if (what != MEMORY)
+        return lines[line].label;
+    return lines[line].mode == EPX_LOW_LATENCY ? "low latency" : "high throughput"; /* of both operations */
+}
+
+static void draw_bars(struct page *page, const char *title, enum quantity what, const struct predict_point *points,
+                      const struct predict_result *results, int n)
+{
+    static const char *const units[] = {"us", "us", "MB", "MB", "", "MB"}; /* short: they follow each number */
+    static struct bars bars;
+    char text[128];
+
+    snprintf(text, sizeof(text), "%s (%d ranks)", title, points[0].ranks);
+    bars = (struct bars){.title = text, .unit = units[what]};
+    for (int line = 0; line < LINES; line++)
+        for (int i = 0; i < n; i++) {
+            const double value = value_of(&results[i], what, lines[line].op);
+            struct bar *bar =
+                points[i].mode == lines[line].mode && value > 0 ? bars_add(&bars, label_of(line, what)) : NULL;
+
+            if (bar)
+                bar_part(bar, "", value);
+        }
+    if (bars.count > 0)
+        page_bars(page, &bars);
+}
+
 static void draw(struct page *page, const char *title, const char *unit, enum quantity what,
                  const struct predict_point *points, const struct predict_result *results, int n)
 {
     static struct plot plot;
 
+    if (!has_lines(points, n)) {
+        draw_bars(page, title, what, points, results, n);
+        return;
+    }
     plot = (struct plot){.title = title, .x_label = "ranks", .y_label = unit, .ticks_at_points = 1};
     for (int line = 0; line < LINES; line++) {
-        const char *label = what != MEMORY                        ? lines[line].label
-                            : lines[line].mode == EPX_LOW_LATENCY ? "low latency"
-                                                                  : "high throughput"; /* of both operations */
-        struct plot_series *s = plot_series(&plot, label, lines[line].colour, lines[line].dashed);
+        struct plot_series *s = plot_series(&plot, label_of(line, what), lines[line].colour, lines[line].dashed);
 
         for (int i = 0; i < n; i++)
             if (points[i].mode == lines[line].mode)
@@ -76,7 +115,7 @@ static void write_plots(struct page *page, const struct predict_point *points, c
                         int n)
 {
     page_section(
-        page, "Time over ranks",
+        page, has_lines(points, n) ? "Time over ranks" : "Time",
         "The real kernels, proxies and algorithms on a virtual clock with a cost for everything they do; every "
         "result was checked. docs/scale.md says what the model is and how good it is.");
     page_plots_begin(page);
