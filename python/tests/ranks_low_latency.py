@@ -501,8 +501,8 @@ def clean_alone(buffer: deep_ep.Buffer) -> None:
 
 
 def check_nvfp4(world: World, buffer: deep_ep.Buffer, work: Work, most: int, global_scale: Optional[float],
-                **how: bool) -> None:
-    """A dispatch of NVFP4 rows, bit by bit, and the combine that follows."""
+                usual: bool = True, **how: bool) -> None:
+    """A dispatch of NVFP4 rows, bit by bit, and the combine that follows (of zeros, if the values are not usual)."""
     me, rows = buffer.rank, buffer.group_size * most
     given = {} if global_scale is None else dict(x_global_scale=world.to(torch.tensor(global_scale)))
     (codes, scales), counts, handle = dispatch(world, buffer, work, most, use_nvfp4=True, **given, **how)
@@ -521,13 +521,33 @@ def check_nvfp4(world: World, buffer: deep_ep.Buffer, work: Work, most: int, glo
             want_codes, want_scales = cast_nvfp4(sent, global_scale or 1.0)
             assert same_bits(codes[:n, :, expert].cpu(), want_codes)
             assert same_bits(flat[expert, :n], want_scales.view(torch.uint8))
-            again = uncast_nvfp4(want_codes, want_scales, global_scale or 1.0)
-            assert calc_diff(again, sent) < 0.02
-            full[expert, :n] = sent
+            if usual:
+                again = uncast_nvfp4(want_codes, want_scales, global_scale or 1.0)
+                assert calc_diff(again, sent) < 0.02
+                full[expert, :n] = sent
     out, event, hook = buffer.low_latency_combine(
         world.to(results(work, me, full)), world.to(work.idx[me]), world.to(work.weights[me]), handle, **how)
     wait_for(event, hook, how.get("async_finish", False), how.get("return_recv_hook", False))
-    assert calc_diff(out.cpu(), combine_weighted(work, me)) < 1e-5
+    if usual:
+        assert calc_diff(out.cpu(), combine_weighted(work, me)) < 1e-5
+    else:
+        assert not out.any()
+
+
+def unusual(work: Work) -> Work:
+    """Rows of zeros, of values at the ends of the range, of infinities, of NaN, of ties between codes."""
+    ties = torch.tensor([6, .25, .75, 1.25, 1.75, 2.5, 3.5, 5, 0, -.25, -5, -2.5, -.75, -3.5, 4, -6])
+    ends = torch.tensor([3.3e38, -3.3e38, 1e-38, 1e-40, -9e-41, 0, 1, -1])
+    for x in work.x:
+        for t in range(len(x)):
+            x[t] *= (1, 0, -0.0, 2.0 ** 100, 2.0 ** -100, 1, 1, 1)[t % 8]
+            if t % 8 == 0:
+                x[t] = ties.repeat(len(x[t]) // 16)
+            elif t % 8 == 5:
+                x[t] = ends.repeat(len(x[t]) // 8)
+            elif t % 8 > 5:
+                x[t, ::37] = float("nan") if t % 8 == 6 else float("-inf")
+    return work
 
 
 def test_nvfp4(world: World) -> None:
@@ -537,6 +557,9 @@ def test_nvfp4(world: World) -> None:
             check_nvfp4(world, buffer, work, most, scale)
             check_nvfp4(world, buffer, work, most, scale, return_recv_hook=True)
             check_nvfp4(world, buffer, work, most, scale, async_finish=True)
+        strange = unusual(Work(world.nranks, 20, 192, 2 * world.nranks, 3, seed=212))
+        for scale in (None, 1e-39, 1e-20, 3e38, 448 * 6 / 5.0):
+            check_nvfp4(world, buffer, strange, 33, scale, False)
         work = Work(world.nranks, 8, 7168, world.nranks, 2, seed=210)
         check_nvfp4(world, buffer, work, 8, 448 * 6 / 4.5)
     narrow = Work(world.nranks, 8, 96, world.nranks, 2, seed=211)

@@ -152,19 +152,26 @@ def unpack_ue8m0(packed: torch.Tensor, groups: int) -> torch.Tensor:
     return (exponents << 23).to(torch.int32).view(torch.float32)
 
 
+def _flush(x: torch.Tensor) -> torch.Tensor:
+    """Subnormal values are 0."""
+    return torch.where(x.abs() < 2.0 ** -126, torch.zeros_like(x).copysign(x), x)
+
+
 def cast_nvfp4(x: torch.Tensor, global_scale: float) -> Tuple[torch.Tensor, torch.Tensor]:
     """Per 16 channels: (u8 [T, H/2] of two e2m1 codes, the even channel in the low half; e4m3 scales [T, H/16])."""
     rows, hidden = x.shape
     blocks = x.float().view(rows, hidden // 16, 16)
-    scaled = blocks.abs().amax(2) * torch.tensor(1.0 / 6.0) * torch.tensor(global_scale)
+    scaled = _flush(_flush(blocks.abs().amax(2) * torch.tensor(1.0 / 6.0)) * torch.tensor(global_scale))
     scales = scaled.clamp(max=448).to(torch.float8_e4m3fn)
     one = torch.ones_like(scaled)
-    inverse = torch.where(scaled == 0, 0.0, one / (scales.float() * (one / torch.tensor(global_scale))))
+    inverse = torch.where(scaled == 0, 0.0, _flush(
+        one / _flush(scales.float() * _flush(one / _flush(torch.tensor(global_scale))))))
     values = blocks * inverse.unsqueeze(2)
     table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
     distance = (values.abs().clamp(max=6).double().unsqueeze(-1) - table.double()).abs()
     even_first = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])  # of two values as near, the one with the even code
     codes = even_first[distance[..., even_first].argmin(-1)] | torch.where(values.signbit(), 8, 0)
+    codes = torch.where(values.isnan(), 7, codes)
     codes = codes.view(rows, hidden // 2, 2).to(torch.uint8)
     return codes[..., 0] | codes[..., 1] << 4, scales
 
