@@ -464,6 +464,8 @@ def test_masks(world: World) -> None:
         if world.rank != late:
             go_on_without(world, buffer, work, late)
         world.meet()
+        buffer.low_latency_query_mask_buffer(status)  # also on the rank that was left out
+        assert world.rank == late or status.tolist() == [0] * late + [1]
         buffer.low_latency_clean_mask_buffer()
         check_one(world, buffer, work, 8)
         for mask in (True, False, True):  # until an operation it can be taken back
