@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # frameworks.sh [VENV]: the frameworks' own code on deep_ep, with CPU tensors (make frameworks; some minutes).
-# megatron-core is in VENV (scripts/python_env.sh). Of the wheels of SGLang and vLLM three and eight Python files are
-# used, kept in build-frameworks. RANKS="4 8" says with how many ranks. python/tests/run_gpu.sh frameworks runs the same
-# on a GPU.
+# megatron-core is in VENV (scripts/python_env.sh). Of the wheels of SGLang, vLLM and torchtitan three, eight and two
+# Python files are used, kept in build-frameworks. RANKS="4 8" says with how many ranks; SGLANG=, VLLM= and TORCHTITAN=
+# say which versions. python/tests/run_gpu.sh frameworks runs the same on a GPU.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-venv=$(realpath -s "${1:-.venv-test}") kept=$PWD/build-frameworks sglang=0.5.23 vllm=0.32.0
+venv=$(realpath -s "${1:-.venv-test}") kept=$PWD/build-frameworks
+sglang=${SGLANG:-0.5.23} vllm=${VLLM:-0.32.0} torchtitan=${TORCHTITAN:-0.3.0}
 failures=0 out=$(mktemp)
 trap 'rm -f "$out"' EXIT
 scripts/python_env.sh "$venv" || exit
@@ -53,6 +54,13 @@ if files_of vllm "$vllm" $moe/modular_kernel.py $moe/topk_weight_and_reduce.py $
     modules="$modules vllm_modules"
 else
     echo "vllm $vllm cannot be downloaded here: its modules are left out"
+fi
+deepep=torchtitan/distributed/deepep
+if files_of torchtitan "$torchtitan" $deepep/deepep.py $deepep/hybridep.py; then
+    export EPX_TEST_TORCHTITAN=$kept/torchtitan-$torchtitan
+    modules="$modules torchtitan_modules"
+else
+    echo "torchtitan $torchtitan cannot be downloaded here: its modules are left out"
 fi
 for ranks in ${RANKS:-4 8}; do
     for module in $modules; do

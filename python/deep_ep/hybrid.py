@@ -46,7 +46,7 @@ def _weights_of(probs: torch.Tensor, topk_idx: torch.Tensor) -> torch.Tensor:
     return torch.where(topk_idx < 0, 0.0, probs.gather(1, topk_idx.clamp(min=0, max=probs.shape[1] - 1)))
 
 
-def _probs_of(weights: torch.Tensor, topk_idx: torch.Tensor, experts: int) -> torch.Tensor:
+def probs_of_weights(weights: torch.Tensor, topk_idx: torch.Tensor, experts: int) -> torch.Tensor:
     """f32 [T, E] of f32 [T, K]; 0 where there is no index."""
     spread = torch.zeros(weights.shape[0], experts + 1, dtype=weights.dtype, device=weights.device)
     spread.scatter_(1, torch.where(topk_idx < 0, experts, topk_idx).long(), weights)
@@ -63,6 +63,22 @@ def _zero_behind(tensor: Optional[torch.Tensor], ends: torch.Tensor) -> None:
 
 class _OverFabric(ElasticBuffer):
     _use_fabric = True
+
+
+class BufferConfig(NamedTuple):
+    """The sizes that a buffer was created with. Programs read them to see whether they need a larger one."""
+
+    hidden_dim: int
+    max_num_of_tokens_per_rank: int
+    num_of_experts_per_rank: int
+    num_of_ranks_per_node: int
+    num_of_nodes: int
+
+
+class _Configurer(NamedTuple):
+    """DeepEP's place of the sizes."""
+
+    buffer_config: BufferConfig
 
 
 class HybridEPBuffer:
@@ -100,6 +116,10 @@ class HybridEPBuffer:
             load_cached_kernels=(load_cached_kernels, False), use_shared_buffer=(use_shared_buffer, True),
             enable_custom_allgather=(enable_custom_allgather, True), num_of_hybrid_ep_ranks_per_nvlink_domain=(
                 num_of_hybrid_ep_ranks_per_nvlink_domain, None))
+        mates = [r for r, node in enumerate(engine.node_of) if node == engine.node]
+        self.local_rank, self.node_rank = mates.index(self.rank), engine.node
+        self.configurer = _Configurer(BufferConfig(hidden_dim, self.max_num_of_tokens_per_rank, num_local_experts,
+                                                   len(mates), self.num_of_nodes))
 
     def recover(self) -> None:
         """After a failure: the buffer can be used again. All ranks call it before the next operation. Handles from
@@ -223,7 +243,7 @@ class HybridEPBuffer:
         if weights is None:
             return None
         columns, first = self._columns()
-        return _probs_of(weights, torch.where(recv_idx < 0, -1, recv_idx + first), columns)
+        return probs_of_weights(weights, torch.where(recv_idx < 0, -1, recv_idx + first), columns)
 
     def combine(self, hidden: torch.Tensor, probs: Optional[torch.Tensor] = None,
                 handle: Optional[HybridEPHandle] = None) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
@@ -241,7 +261,7 @@ class HybridEPBuffer:
                  weights: Optional[torch.Tensor]) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
         combined, back, _event = self._elastic.combine(hidden.contiguous(), handle.elastic, weights,
                                                        num_sms=self._sms[1])
-        return combined, None if back is None else _probs_of(back, handle.topk_idx, handle.num_experts)
+        return combined, None if back is None else probs_of_weights(back, handle.topk_idx, handle.num_experts)
 
     def combine_with_unpermute(self, *, hidden: torch.Tensor, probs: Optional[torch.Tensor] = None,
                                handle: Optional[HybridEPHandle] = None, pad_multiple: Optional[int] = None,

@@ -55,7 +55,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         module = types.ModuleType(spec.name)
         module.__path__ = []  # type: ignore[attr-defined]
         module.__dict__.update(self._given.get(spec.name, {}))
-        module.__getattr__ = lambda name: Nothing()  # type: ignore[method-assign]
+        module.__getattr__ = Nothing().__getattr__  # type: ignore[method-assign]
         return module
 
     def exec_module(self, module: Any) -> None:

@@ -8,6 +8,7 @@ import deep_ep
 import epx
 import torch
 import torch.distributed as dist
+from deep_ep.hybrid_ep_buffer import indices_to_map
 from reference import Work, same_bits
 from suite import World, environment, refused
 
@@ -65,8 +66,10 @@ def check(world: World, buffer: deep_ep.HybridEPBuffer, work: Work, pad: int, by
     given: Any = dict(routing_map=world.to(routing_map(work, me)), probs=world.to(probs_of(work, me)))
     if by_index:
         idx = world.to(work.idx[me])
-        given = dict(topk_idx=idx, num_of_experts=work.experts, topk_weights=world.to(
-            torch.where(work.idx[me] < 0, 0.0, probs_of(work, me).gather(1, work.idx[me].clamp(min=0)))))
+        weights = world.to(torch.where(work.idx[me] < 0, 0.0, probs_of(work, me).gather(1, work.idx[me].clamp(min=0))))
+        for made, asked in zip(indices_to_map(idx, weights, len(idx), work.experts), given.values()):
+            assert torch.equal(made, asked)
+        given = dict(topk_idx=idx, num_of_experts=work.experts, topk_weights=weights)
     if more:
         given.update(num_permuted_tokens=total, non_blocking=True)
     x = world.to(work.x[me])
@@ -116,6 +119,9 @@ def test_hybrid(world: World) -> None:
                 continue
             work = Work(world.nranks, 20, 128, 3 * world.nranks, 4, seed=31)
             buffer = deep_ep.HybridEPBuffer(dist.group.WORLD, 128, 4, 3)
+            sizes = buffer.configurer.buffer_config  # torchtitan reads them before each step
+            assert sizes.hidden_dim == 128 and sizes.num_of_experts_per_rank == 3
+            assert sizes.max_num_of_tokens_per_rank >= 4 and sizes.num_of_nodes == (1 if nodes == "0" else 2)
             for pad, by_index, more in ((1, False, 0), (16, False, 0), (8, True, 0), (1, False, 7)):
                 check(world, buffer, work, pad, by_index, more)
             for waits in (True, False):
