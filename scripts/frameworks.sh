@@ -38,7 +38,7 @@ try() { # NAME COMMAND...
 
 export PYTHONPATH=$PWD/python OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1
 export EPX_LIBRARY=${EPX_LIBRARY:-$PWD/build/libepx.so}
-modules="ranks_megatron ranks_hybrid ranks_frameworks ranks_elastic_frameworks"
+modules="ranks_megatron ranks_hybrid ranks_frameworks ranks_elastic_frameworks torch_compile"
 moe=sglang/srt/layers/moe
 if files_of sglang "$sglang" $moe/token_dispatcher/base.py $moe/token_dispatcher/deepep.py $moe/utils.py; then
     export EPX_TEST_SGLANG=$kept/sglang-$sglang

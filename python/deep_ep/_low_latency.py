@@ -13,6 +13,7 @@ from epx._library import check
 
 from . import _checks as checks
 from ._checks import refused, wrong
+from ._eager import eager
 from ._engine import Engine
 from ._plans import Cast, CombinePlan, DispatchPlan, Overlap, as_nvfp4
 from ._routing import ATTRIBUTE, Handle, Routing, find
@@ -50,6 +51,7 @@ class LowLatencyRouting(Routing):
             pool.give(self.handle, self.in_graph)
         pool.routing_gone()
 
+    @eager
     def receive(self) -> None:
         """The hook of a staged operation. After it, the results are complete for the current stream."""
         held = self.staged

@@ -13,6 +13,7 @@ from . import _checks as checks
 from . import _high_throughput, _low_latency
 from . import _unused as unused
 from ._checks import refused, wrong
+from ._eager import eager_class
 from ._engine import Engine, Pool
 from ._layout import LayoutPlan, check_experts, dispatch_layout
 from ._settings import Settings, low_latency_hint
@@ -50,6 +51,7 @@ class Runtime:
         return torch.cuda.current_device() if torch.cuda.is_available() else -1
 
 
+@eager_class
 class Buffer:
     """Expert-parallel communication for a group of ranks: high throughput (dispatch, combine) and low latency
     (low_latency_dispatch, low_latency_combine), inside a node and between nodes, for CUDA and CPU tensors.

@@ -17,6 +17,7 @@ from . import _elastic_dispatch as operations
 from . import _elastic_sizes as sizes
 from . import _unused as unused
 from ._checks import refused, wrong
+from ._eager import eager_class
 from ._elastic_dispatch import Domains
 from ._elastic_engine import ElasticEngine, ElasticSettings, local_index
 from ._elastic_engram import Engram, check_storage
@@ -38,6 +39,7 @@ _WHOLE_GPU_SMS = 132  # where there is no GPU to ask
 _CPU_NVLINK_GBS = 430.0
 
 
+@eager_class
 class ElasticBuffer:
     """Expert-parallel communication for a group of ranks, inside a node and between nodes, for CUDA and CPU tensors.
 

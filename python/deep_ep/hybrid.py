@@ -14,6 +14,7 @@ from . import _checks as checks
 from . import _elastic_dispatch as operations
 from . import _unused as unused
 from ._checks import wrong
+from ._eager import eager_class
 from ._elastic_handle import EPHandle
 from ._elastic_streams import launcher
 from .elastic import ElasticBuffer
@@ -81,6 +82,7 @@ class _Configurer(NamedTuple):
     buffer_config: BufferConfig
 
 
+@eager_class
 class HybridEPBuffer:
     """Dispatch with and without permutation to experts, and combine with its reverse. Creating one is collective."""
 

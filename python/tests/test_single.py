@@ -2,6 +2,7 @@
 """One process: descriptors of tensors, waits that end, processes that end."""
 
 import ctypes
+import inspect
 import os
 import signal
 import subprocess
@@ -56,6 +57,19 @@ class Descriptors(unittest.TestCase):
             with self.assertRaisesRegex(epx.ArgumentError, "t: expected .*") as caught:
                 described(tensor)
             self.assertIn(words, str(caught.exception))
+
+
+class Compiled(unittest.TestCase):
+    def test_torch_compile_leaves_deep_ep_alone(self) -> None:
+        """torch.compile calls what is marked. Marking does not load torch.compile, which takes seconds."""
+        loaded = "torch._dynamo" in sys.modules
+        from deep_ep import Buffer, ElasticBuffer, HybridEPBuffer
+        self.assertEqual("torch._dynamo" in sys.modules, loaded)
+        for function in (Buffer.__init__, Buffer.dispatch, Buffer.get_low_latency_rdma_size_hint, ElasticBuffer.combine,
+                         HybridEPBuffer.dispatch_with_permute):
+            self.assertTrue(function._torchdynamo_disable, function)
+        # Megatron looks for this argument.
+        self.assertIn("fuse_permute_dispatch", inspect.signature(HybridEPBuffer.dispatch_with_permute).parameters)
 
 
 class Owner:

@@ -6,8 +6,10 @@ from typing import Any, Callable, Optional, Tuple
 import torch
 
 from .._checks import refused, wrong
+from .._eager import eager, eager_class
 
 
+@eager_class
 class EventHandle:
     """An event recorded on the current stream at creation. Without a GPU it is complete at once, because work is
     complete when a call returns. The events that operations return are complete when the operation is complete."""
@@ -47,6 +49,7 @@ class EventOverlap:
             raise refused("register_hook_after_wait: expected an event without a hook, got one that has a hook")
         self.hook_after_wait = hook
 
+    @eager
     def current_stream_wait(self, release_handle: bool = False) -> None:
         """Makes later work of the current stream wait for the event. `release_handle`: drops it afterwards."""
         if self.event is None:
