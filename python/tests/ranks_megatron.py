@@ -19,7 +19,7 @@ import torch.distributed as dist
 from suite import World, environment
 
 TOPK, STEPS = 2, 20
-TORCH_ALL_TO_ALL = dist.all_to_all_single
+TORCH_ALL_TO_ALL, TORCH_ZEROS = dist.all_to_all_single, torch.zeros
 # Each rank's tokens are another number: batch and length of the sequence.
 SHAPES = ((2, 24), (1, 17), (3, 8), (1, 40))
 
@@ -59,6 +59,11 @@ def all_to_all(output: Any, given: Any, output_split_sizes: Any = None, input_sp
     return TORCH_ALL_TO_ALL(output, given, *splits, **more)
 
 
+def zeros(*shape: Any, **more: Any) -> torch.Tensor:
+    """torch's, without a GPU: Megatron's HybridEP manager has a flag there since 0.18."""
+    return TORCH_ZEROS(*shape, **{key: value for key, value in more.items() if (key, value) != ("device", "cuda")})
+
+
 @contextlib.contextmanager
 def without_gpu() -> Iterator[None]:
     """Megatron asks for the current GPU and for streams without asking whether there is a GPU."""
@@ -66,6 +71,7 @@ def without_gpu() -> Iterator[None]:
         for owner, name, value in () if torch.cuda.is_available() else (
                 (torch.cuda, "current_device", lambda: torch.device("cpu")), (torch.cuda, "Stream", NoStream),
                 (torch.cuda, "current_stream", NoStream), (dist, "all_to_all_single", all_to_all),
+                (torch, "zeros", zeros),
                 (torch.cuda, "stream", lambda stream: contextlib.nullcontext())):
             stack.enter_context(mock.patch.object(owner, name, value))
         # Compiling what Megatron marks for it would take a minute.
@@ -80,7 +86,10 @@ def initialize(world: World) -> None:
 
 
 def config_for(dispatcher: str, world: World, hidden: int, experts: int, **more: Any) -> Any:
-    return megatron(world)[2].TransformerConfig(
+    config = megatron(world)[2].TransformerConfig
+    if not hasattr(config, "moe_flex_dispatcher_backend"):  # before 0.16
+        more["moe_enable_deepep"] = dispatcher == "flex"
+    return config(
         num_layers=1, hidden_size=hidden, ffn_hidden_size=2 * hidden, num_attention_heads=4, num_moe_experts=experts,
         moe_router_topk=TOPK, moe_router_dtype="fp32", moe_router_load_balancing_type="none",
         moe_token_dispatcher_type=dispatcher, moe_grouped_gemm=False, moe_permute_fusion=False,
