@@ -44,10 +44,10 @@ for host in a b; do # a link is usable a moment after it is up
     until ip -n $host link show eth0 | grep -q 'state UP'; do sleep 0.05; done
 done
 
-# All ranks have the same secret, by which they prove to each other who they are. EPX_SOCKET_IFNAME names the interface
-# that leads to the other host: without it ranks 0 and 1 reach MASTER_ADDR, their own host, over the loopback interface.
+# All ranks have the same secret, by which they prove to each other who they are. EPX_RANKS_PER_NODE says what two
+# machines would show by themselves: that ranks 0 and 1 share no memory with 2 and 3.
 export WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 EPX_RANKS_PER_NODE=2 MASTER_ADDR=10.79.0.1 MASTER_PORT=29500
-export EPX_NET=tcp EPX_SOCKET_IFNAME=eth0 EPX_SECRET
+export EPX_NET=tcp EPX_SECRET
 EPX_SECRET=$(head -c 16 /dev/urandom | od -An -tx1 | tr -d ' \n')
 pids=()
 for rank in 0 1 2 3; do
