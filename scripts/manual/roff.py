@@ -48,9 +48,10 @@ def text(source):
 
 
 def prototype(code):
-    """A function as several bold lines."""
-    lines = textwrap.wrap(code, 76, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
-    return [".nf", *(f"\\fB{escape(line)}\\fR" for line in lines), ".fi"]
+    """A function as several bold lines, which end behind commas."""
+    lines = textwrap.wrap(re.sub(r"(?<!,) ", "\0", code), 76, subsequent_indent="    ", break_long_words=False,
+                          break_on_hyphens=False)
+    return [".nf", *("\\fB%s\\fR" % escape(line.replace("\0", " ")) for line in lines), ".fi"]
 
 
 def page(name, section, version, body):
