@@ -19,8 +19,9 @@ expect 0 "a page is compared with itself" --compare "$page" --new "$page" &&
 sed -E 's/"us_(p50|low|high)":([0-9]+)/"us_\1":9\2/g' "$page" >"$work/slow.html"
 expect 0 "a slower one" --compare "$page" --new "$work/slow.html" && says "is found" "SLOWER"
 expect 0 "and the other way round" --compare "$work/slow.html" --new "$page" && says "too" "faster"
-expect 0 "numbers for a run" ll "${small[@]}" --ranks 2 --tokens 4 --json --report "$work/one.html" &&
-    cp "$work/out" "$work/old.json"
+expect 0 "numbers for a run" ll "${small[@]}" --ranks 2 --tokens 4 --json --report "$work/it's.html" &&
+    cp "$work/out" "$work/old.json" && mv "$work/it's.html" "$work/one.html"
+grep -qF "/it'\''s.html'</pre>" "$work/one.html" && echo "ok: its command can be pasted" || fail "a quoted file name"
 grep -q "<h3>Time, low latency (2 ranks, 4 tokens per rank)" "$work/one.html" &&
     ! grep -q "over tokens\|over ranks" "$work/one.html" && echo "ok: one run has bars" || fail "one run has no lines"
 expect 0 "which is measured again" --compare "$work/old.json" && says "by its own options" "2 rows compared"

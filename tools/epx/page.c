@@ -25,7 +25,8 @@ static const char style[] =
     "h1{font-size:26px;margin:0 0 2px}h2{font-size:19px;margin:36px 0 4px}h3{font-size:14px;margin:0 0 6px;"
     "font-weight:600}p{margin:4px 0 12px;max-width:82ch;color:var(--soft)}.sub{font-size:16px;margin:0 0 14px}\n"
     "pre{background:var(--card);border:1px solid var(--line);border-radius:6px;padding:10px 12px;overflow-x:auto;"
-    "white-space:pre-wrap;font:13px/1.45 ui-monospace,'DejaVu Sans Mono',Menlo,Consolas,monospace}\n"
+    "white-space:pre-wrap;font:13px/1.45 ui-monospace,'DejaVu Sans Mono',Menlo,Consolas,monospace}"
+    "pre span{white-space:nowrap}\n"
     ".grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,460px),1fr));gap:16px}\n"
     "figure,.facts{margin:0;background:var(--card);border:1px solid var(--line);border-radius:8px;padding:14px 14px "
     "10px}figure svg{display:block;width:100%;height:auto}\n"
@@ -123,15 +124,30 @@ static int is_plain_word(const char *word)
            strspn(word, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./,:=+@%") == strlen(word);
 }
 
+static void write_quoted(struct page *page, const char *word)
+{
+    char letter[2] = "";
+
+    fputc('\'', page->to);
+    for (; *word; word++) {
+        letter[0] = *word;
+        page_text(page, *word == '\'' ? "'\\''" : letter);
+    }
+    fputc('\'', page->to);
+}
+
 void page_command(struct page *page, int argc, char **argv)
 {
     fputs("<pre id=\"command\">epx", page->to);
     for (int i = 0; i < argc; i++) {
-        const int plain = is_plain_word(argv[i]);
+        const int option = argv[i][0] == '-'; /* not to be broken behind its hyphens */
 
-        fputs(plain ? " " : " '", page->to);
-        page_text(page, argv[i]);
-        fputs(plain ? "" : "'", page->to);
+        fputs(option ? " <span>" : " ", page->to);
+        if (is_plain_word(argv[i]))
+            page_text(page, argv[i]);
+        else
+            write_quoted(page, argv[i]);
+        fputs(option ? "</span>" : "", page->to);
     }
     fputs("</pre>\n", page->to);
 }
