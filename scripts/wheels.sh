@@ -4,7 +4,8 @@
 # --cuda only where nvcc is). One wheel of epx serves every Python from 3.9 on; it needs nothing but the C library:
 # networks and GPUs are found at run time. Each is installed into an environment of its own and tried, and
 # scripts/audit_wheel.sh says which manylinux it could be.
-# PYTHON=... names the interpreter; it needs scikit-build-core and ninja, or pip downloads them.
+# PYTHON=... names the interpreter; it needs scikit-build-core and ninja, or pip downloads them. CMAKE_ARGS reaches
+# CMake: -DEPX_CUDA_ARCHITECTURES=90 compiles for one kind of GPU only.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 kinds= out=build-wheels
