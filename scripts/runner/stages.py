@@ -238,13 +238,13 @@ def other_build(name):
                                    "-DEPX_SIM_OPTIONS=-fno-sanitize=undefined"]),
         # The simulation has one thread: its tests do not run here.
         "thread": ("build-tsan", ["-DCMAKE_C_COMPILER=gcc", "-DEPX_SANITIZE=thread",
-                                  "-DEPX_SIM_OPTIONS=-fno-sanitize=all"]),
+                                  "-DEPX_SIM_OPTIONS=-fno-sanitize=all;-O0"]),
         "cross": ("build-cross", [
             "-DCMAKE_SYSTEM_NAME=Linux", f"-DCMAKE_SYSTEM_PROCESSOR={cross_target()}",
             f"-DCMAKE_C_COMPILER={compiler}",
             f"-DCMAKE_CROSSCOMPILING_EMULATOR={emulator};-L;/usr/{cross_target()}-linux-gnu", "-DEPX_CUDA=OFF",
             # No test of this stage runs them. The CPU device has the same lines, with all warnings of -O3.
-            "-DEPX_SIM_OPTIONS=-O1"]),
+            "-DEPX_SIM_OPTIONS=-O0"]),
     }[name]
 
 
