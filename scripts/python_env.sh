@@ -51,7 +51,10 @@ install_cpu_torch
 pip_install -r "$requirements" || skip "pip could not install torch and the others within $limit_s s ($requirements)"
 # Only what is used gets compiled, by importing it once: that takes half the time of pip compiling everything.
 env -u PYTHONDONTWRITEBYTECODE "$venv/bin/python" -c '
-import numpy, torch, torch.distributed.run
-import transformers.models.qwen3_moe.modeling_qwen3_moe' || skip "torch was installed, but cannot be imported here"
+import contextlib, numpy, torch, torch.distributed.run
+import transformers.models.qwen3_moe.modeling_qwen3_moe
+with contextlib.suppress(ImportError): # the suite imports it on eight ranks, and says itself where it is not
+    import megatron.core.models.gpt.moe_module_specs
+    import megatron.core.transformer.moe.fused_a2a' || skip "torch was installed, but cannot be imported here"
 echo "$want" >"$venv/epx-env"
 echo "python environment: $venv, $("$venv/bin/python" -c 'import torch; print("torch", torch.__version__)')"
