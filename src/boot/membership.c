@@ -40,10 +40,13 @@
 enum {
     BACKOFF_MIN_NS = 20000,
     BACKOFF_MAX_NS = 1000000,
+    BACKOFF_GROWTH = 4,
     WAIT_MAX_NS = 20000000,
+    WAIT_CONNECTED_NS = 100000000,
     LINGER_MS = 300,
     END_MS = 1000,
-    NEWS_MS = 50
+    NEWS_MIN_MS = 50,
+    NEWS_MAX_MS = 1000
 };
 
 /* ---- Consensus ---------------------------------------------------------------------------------------------- */
@@ -60,7 +63,7 @@ static epx_status merge_views(struct membership *m)
             "rank %d continues without rank %d, which is masked: call epx_mask_clean on all ranks to restore it",
             m->left_out_by, m->rank);
     for (int r = 0; r < m->nranks; r++) {
-        const struct peer *peer = &m->peers[r];
+        struct peer *peer = &m->peers[r];
 
         if (r == m->rank || m->excluded[r] || !peer->has_view)
             continue;
@@ -73,19 +76,21 @@ static epx_status merge_views(struct membership *m)
                         "rank %d and rank %d call different functions to recover: one epx_group_error_clear, the other"
                         " epx_mask_clean",
                         whose, r);
-        for (int i = 0; i < m->nranks; i++)
+        for (int i = 0; i < m->nranks && peer->fresh; i++)
             m->excluded[i] |= peer->excluded[i];
+        peer->fresh = 0;
     }
     return EPX_OK;
 }
 
-/* The coordinator has the same view of all that are left. */
+/* The coordinator has the same view of all that are left. While some are missing, none is compared. */
 static int all_agree(const struct membership *m)
 {
     for (int r = 0; r < m->nranks; r++)
-        if (r != m->rank && !m->excluded[r] &&
-            (!m->peers[r].has_view || m->peers[r].conn < 0 ||
-             memcmp(m->peers[r].excluded, m->excluded, (size_t)m->nranks) != 0))
+        if (r != m->rank && !m->excluded[r] && (!m->peers[r].has_view || m->peers[r].conn < 0))
+            return 0;
+    for (int r = 0; r < m->nranks; r++)
+        if (r != m->rank && !m->excluded[r] && memcmp(m->peers[r].excluded, m->excluded, (size_t)m->nranks) != 0)
             return 0;
     return 1;
 }
@@ -148,25 +153,42 @@ static epx_status too_late(const struct membership *m, int number)
     return status;
 }
 
-/* Waits, twice as long each time, while there is no progress. What ends the waits early for nothing costs little. */
-static void backoff(const struct membership *m, uint64_t *ns)
+/* Only the coordinator, and who has no connection to it, does something by the clock. All else ends a wait. */
+static int is_connected(const struct membership *m)
 {
+    return m->coordinator != m->rank && m->peers[m->coordinator].conn >= 0;
+}
+
+/* Waits, longer each time, while there is no progress. What ends the waits early for nothing costs little. */
+static void backoff(const struct membership *m, uint64_t deadline, uint64_t *ns)
+{
+    const uint64_t most = is_connected(m) ? WAIT_CONNECTED_NS : WAIT_MAX_NS, now = host_now_ns();
+
     if (m->progressed) {
         *ns = BACKOFF_MIN_NS;
         return;
     }
-    *ns = 2 * *ns < WAIT_MAX_NS ? 2 * *ns : WAIT_MAX_NS;
-    if (*ns == WAIT_MAX_NS)
+    *ns = BACKOFF_GROWTH * *ns < most ? BACKOFF_GROWTH * *ns : most;
+    if (*ns == most)
         pause_ns(BACKOFF_MAX_NS);
-    m->ops->wait(m->port, *ns);
+    if (now < deadline)
+        m->ops->wait(m->port, *ns < deadline - now ? *ns : deadline - now);
 }
 
-/* Sends the view to all connected ranks if it has changed. Who has arrived is not urgent: it is for messages only. */
+/* Who has arrived is told to all others. They need it in the text of a timeout only, so before their deadlines. */
+static uint64_t news_ns(const struct membership *m)
+{
+    const int ms = m->timeout_ms / 16;
+
+    return (uint64_t)(ms < NEWS_MIN_MS ? NEWS_MIN_MS : ms > NEWS_MAX_MS ? NEWS_MAX_MS : ms) * 1000000u;
+}
+
+/* Sends the view to all connected ranks if it has changed. Who has arrived is not urgent. */
 static epx_status send_view(struct membership *m)
 {
     const size_t n = (size_t)m->nranks;
     const int grown = memcmp(m->view, m->excluded, n) != 0;
-    const int due = m->coordinator == m->rank && host_now_ns() - m->view_ns > (uint64_t)NEWS_MS * 1000000u;
+    const int due = m->coordinator == m->rank && host_now_ns() - m->view_ns > news_ns(m);
     epx_status status = EPX_OK;
     int changed = grown;
 
@@ -289,7 +311,7 @@ epx_status membership_agree(struct membership *m, int purpose, uint8_t *excluded
             break;
         if (host_now_ns() >= deadline)
             return too_late(m, 0);
-        backoff(m, &ns);
+        backoff(m, deadline, &ns);
     }
     for (int r = 0; r < m->nranks; r++)
         if (m->peers[r].conn >= 0 && !is_in_touch(m, r))
@@ -353,7 +375,7 @@ static epx_status await_data(struct membership *m, size_t bytes)
             return status;
         if (host_now_ns() >= deadline)
             return too_late(m, m->number);
-        backoff(m, &ns);
+        backoff(m, deadline, &ns);
     }
 }
 

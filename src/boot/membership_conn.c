@@ -234,7 +234,7 @@ static void take_view(struct membership *m, struct peer *peer)
 {
     const struct rx *rx = &peer->rx;
 
-    peer->has_view = peer->arrived = 1;
+    peer->has_view = peer->arrived = peer->fresh = 1;
     peer->purpose = rx->frame.number;
     memcpy(peer->excluded, rx->payload, (size_t)m->nranks);
     if (rx->frame.rank == m->coordinator)

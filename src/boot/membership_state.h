@@ -55,6 +55,7 @@ struct peer {
     struct rx rx;
     int arrived; /* it sent a view in this round, though it may have closed the connection since */
     int has_view, purpose;
+    int fresh;         /* its view is not merged yet */
     uint8_t *excluded; /* [nranks]: from its view */
     struct {
         int number;
