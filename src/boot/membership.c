@@ -135,7 +135,7 @@ static epx_status too_late(const struct membership *m, int number)
     epx_status status;
 
     if (!there)
-        return fail(EPX_ERR_MEMORY, "no memory for %d ranks", m->nranks);
+        return fail(EPX_ERR_TIMEOUT, "rank %d: not all ranks joined the recovery within %d ms", m->rank, m->timeout_ms);
     for (int r = 0; r < m->nranks; r++) {
         const int arrived = number ? m->peers[r].data[number & 1].number == number : m->peers[r].arrived;
         /* Other ranks than the coordinator have only its word of the others, and none before it has come itself. */

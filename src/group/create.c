@@ -105,6 +105,9 @@ epx_status group_free(struct epx_group *group)
     free(group->hosts);
     free(group->mapped);
     free(group->stale);
+    free(group->recovery_mask);
+    free(group->recovery_out);
+    handshake_end(group);
     free(group->remote);
     free(group->exports);
     if (group->kept) {
@@ -162,8 +165,10 @@ epx_status group_prepare(struct epx_group *group, const epx_group_config *config
     group->hosts = calloc(n, sizeof(*group->hosts));
     group->mapped = calloc(n, sizeof(*group->mapped));
     group->stale = calloc(n, sizeof(*group->stale));
+    group->recovery_mask = calloc(n, sizeof(*group->recovery_mask));
+    group->recovery_out = calloc(n, sizeof(*group->recovery_out));
     if (!group->exports || !group->bases || !group->remote || !group->masked_by_update || !group->identities ||
-        !group->hosts || !group->mapped || !group->stale)
+        !group->hosts || !group->mapped || !group->stale || !group->recovery_mask || !group->recovery_out)
         return fail(EPX_ERR_MEMORY, "epx_group_create: no memory for %zu ranks", n);
     status = settings_make(config, group->nranks, &group->set);
     if (status == EPX_OK)
@@ -322,7 +327,7 @@ epx_status group_create(const epx_bootstrap *bootstrap, const epx_group_config *
     if (status == EPX_OK)
         status = build(group, &exchange);
     exchange_free(&exchange);
-    handshake_end(group);
+    handshake_keep(group);
     if (status != EPX_OK) {
         registry_remove(REGISTRY_GROUP, group);
         (void)group_free(group); /* the message is that of the first failure */

@@ -403,6 +403,16 @@ void *handshake_room(struct epx_group *group)
     return group->room;
 }
 
+void handshake_keep(struct epx_group *group)
+{
+    void *smaller = group->room ? realloc(group->room, (size_t)group->nranks * HANDSHAKE_ROOM) : NULL;
+
+    static_assert(sizeof(struct flag_message) <= HANDSHAKE_ROOM && sizeof(struct heap_message) <= HANDSHAKE_ROOM,
+                  "what recoveries send");
+    if (smaller)
+        group->room = smaller;
+}
+
 void handshake_end(struct epx_group *group)
 {
     free(group->room);

@@ -7,8 +7,9 @@
 #include "group/objects.h"
 
 /* Memory for what the steps receive, all of them: a rank that had none would leave the others waiting. Before the
- * first, and after the last. */
+ * first step of a creation; the group keeps what recoveries need of it. */
 epx_status handshake_begin(struct epx_group *group);
+void handshake_keep(struct epx_group *group);
 void handshake_end(struct epx_group *group);
 /* That memory, until the next step: HANDSHAKE_ROOM bytes of each rank at least. */
 enum { HANDSHAKE_ROOM = 512 };

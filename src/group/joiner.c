@@ -244,6 +244,10 @@ static epx_status prepare(struct epx_group *group, const struct ticket *ticket, 
         status = make_request(group, request);
     if (status == EPX_OK) {
         face_the_group(ticket);
+        status = handshake_begin(group);
+    }
+    if (status == EPX_OK) {
+        handshake_keep(group);
         status = open_port(group, ticket);
     }
     for (int r = 0; status == EPX_OK && r < group->nranks; r++)

@@ -54,6 +54,8 @@ struct epx_group {
     uint64_t *mask_epochs;         /* device: group_state.epoch, and the mask, when the first of them was masked */
     int mask_epochs_known;         /* 0: nothing is there, for a graph masks ranks */
     void *room;                    /* what a collective step receives: handshake_begin() */
+    int32_t *recovery_mask;        /* [R]: for group_recover(), which has no other memory before the ranks meet */
+    uint8_t *recovery_out;         /* [R]: the same */
     int rank, nranks, node, nnodes;
     struct settings set;
     int64_t fields[20];        /* what ranks compared when the group was created: settings_pack() */

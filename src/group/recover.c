@@ -200,15 +200,12 @@ static epx_status restart(struct epx_group *group, const uint8_t *out, int repla
 /* The ranks that this rank alone leaves out. */
 static epx_status own_mask(struct epx_group *group, int unmask, uint8_t *out)
 {
-    int32_t *mask = calloc((size_t)group->nranks, sizeof(*mask));
-    epx_status status = mask ? EPX_OK : fail(EPX_ERR_MEMORY, "no memory for the mask of %d ranks", group->nranks);
+    int32_t *mask = group->recovery_mask;
+    epx_status status =
+        group->device->ops->copy(group->device, mask, group->shadow.mask, (size_t)group->nranks * sizeof(*mask));
 
-    if (status == EPX_OK)
-        status =
-            group->device->ops->copy(group->device, mask, group->shadow.mask, (size_t)group->nranks * sizeof(*mask));
     for (int r = 0; status == EPX_OK && r < group->nranks; r++)
         out[r] = group->stale[r] || (!unmask && !mask[r]);
-    free(mask);
     return status;
 }
 
@@ -234,7 +231,7 @@ static epx_status attempt(struct epx_group *group, struct join_round *join, uint
     status = membership_agree(group->membership, group->joining ? MEMBERSHIP_ANY_PURPOSE : join->unmask, out,
                               2 * group->set.timeout_ms);
     if (status != EPX_OK) {
-        *again = status == EPX_ERR_TIMEOUT && join_give_up(group, join);
+        *again = status == EPX_ERR_MEMORY || (status == EPX_ERR_TIMEOUT && join_give_up(group, join));
         return status;
     }
     group->use_membership = 1;
@@ -242,7 +239,8 @@ static epx_status attempt(struct epx_group *group, struct join_round *join, uint
     if (status == EPX_OK && !join->admitted)
         status = restart(group, out, join->replaced);
     group->use_membership = 0;
-    *again = status == EPX_ERR_PEER || (status == EPX_OK && join->admitted);
+    /* Without memory this rank is like one that has gone for the others: they meet it again. */
+    *again = status == EPX_ERR_PEER || status == EPX_ERR_MEMORY || (status == EPX_OK && join->admitted);
     if (!*again && status == EPX_OK)
         log_members(group, out);
     membership_end(group->membership);
@@ -267,11 +265,10 @@ static epx_status recover_survivors(struct epx_group *group, int unmask, uint8_t
 
 epx_status group_recover(struct epx_group *group, int unmask)
 {
-    uint8_t *out = calloc((size_t)group->nranks, 1);
-    epx_status status = out ? handshake_begin(group) : fail(EPX_ERR_MEMORY, "no memory for %d ranks", group->nranks);
+    uint8_t *out = group->recovery_out;
+    epx_status status = group->device->ops->stream_sync(group->device, group->default_stream);
 
-    if (status == EPX_OK)
-        status = group->device->ops->stream_sync(group->device, group->default_stream);
+    memset(out, 0, (size_t)group->nranks);
     if (status == EPX_OK && group->last_stream)
         status = group->device->ops->stream_sync(group->device, group->last_stream);
     /* A blocked proxy may return at any time and write arrivals into the heap: this rank cannot recover. */
@@ -279,8 +276,6 @@ epx_status group_recover(struct epx_group *group, int unmask)
         status = group_net_responsive(group);
     if (status == EPX_OK)
         status = group->membership ? recover_survivors(group, unmask, out) : restart(group, out, 0);
-    handshake_end(group);
-    free(out);
     return status;
 }
 
